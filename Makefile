@@ -1,0 +1,68 @@
+# flakit: `make lab` opens the notebooks, `make test` runs every test this machine can.
+# Nothing but Python 3.10+ with venv is needed; everything lands in .venv.
+
+PYTHON    ?= python3
+# Extra flags for JupyterLab, e.g. make lab LAB_FLAGS="--no-browser --port=8899"
+LAB_FLAGS ?=
+# Extra flags for pytest, e.g. make test TEST_FLAGS="-k rwkv6 -x"
+TEST_FLAGS ?=
+WORKERS   ?= auto
+
+VENV      := .venv
+PY        := $(VENV)/bin/python
+INSTALL   := $(PY) -m pip install --constraint constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help lab test test-all notebooks lint clean
+
+help:  ## list the targets
+	@echo "flakit: an interactive laboratory for the numerics of linear-attention kernels"
+	@echo
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+
+$(PY):
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) was not found: install Python 3.10 or newer, or name one: make lab PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	  echo "flakit needs Python 3.10 or newer and $(PYTHON) is $$($(PYTHON) -V 2>&1): name a newer one, e.g. make lab PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "$(PYTHON) has no venv module. On Debian and Ubuntu: apt-get install python3-venv (python3.12-venv for python3.12)"; exit 1; }
+	@echo "== making $(VENV) with $$($(PYTHON) -V)"
+	$(PYTHON) -m venv $(VENV)
+
+# pip runs again only when what it installs from has changed.
+$(VENV)/.lab: pyproject.toml constraints.txt | $(PY)
+	@echo "== installing flakit with JupyterLab (about 2 GB on disk; a minute or two)"
+	$(INSTALL) --editable ".[lab]"
+	@touch $@
+
+$(VENV)/.test: pyproject.toml constraints.txt | $(PY)
+	@echo "== installing flakit with JupyterLab and the test tools (about 2 GB on disk; a minute or two)"
+	$(INSTALL) --editable ".[test]"
+	@touch $(VENV)/.lab $@
+
+# Without a GPU, Triton kernels run in Triton's interpreter, which must be chosen before a kernel process starts.
+INTERPRET := $(PY) -c 'import torch; print(int(not torch.cuda.is_available()))'
+
+lab: $(VENV)/.lab  ## install what is missing, check it, open JupyterLab at the first notebook
+	@echo "== flakit doctor"
+	@export TRITON_INTERPRET=$${TRITON_INTERPRET:-$$($(INTERPRET))}; \
+	$(PY) -m flakit.cli doctor && \
+	echo "== JupyterLab: open the address with the token below if no browser opens; stop with Ctrl-C" && \
+	exec $(PY) -m jupyterlab --ip=127.0.0.1 $(LAB_FLAGS) notebooks/00_start_here.ipynb
+
+test: $(VENV)/.test  ## run every test this machine can
+	@tests/run.sh $(PY) $(WORKERS) $(TEST_FLAGS)
+
+test-all: $(VENV)/.test  ## the same, with every notebook twice and the solutions
+	@FLAKIT_TEST_ALL=1 tests/run.sh $(PY) $(WORKERS) $(TEST_FLAGS)
+
+notebooks: $(VENV)/.test  ## run all notebooks and store their outputs, small
+	TRITON_INTERPRET=1 $(PY) tests/notebooks/execute.py
+
+lint: $(VENV)/.test  ## check style in .py and .ipynb
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+clean:  ## remove .venv and caches
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
