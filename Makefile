@@ -6,7 +6,6 @@ PYTHON    ?= python3
 LAB_FLAGS ?=
 # Extra flags for pytest, e.g. make test TEST_FLAGS="-k rwkv6 -x"
 TEST_FLAGS ?=
-WORKERS   ?= auto
 
 VENV      := .venv
 PY        := $(VENV)/bin/python
@@ -51,13 +50,13 @@ lab: $(VENV)/.lab  ## install what is missing, check it, open JupyterLab at the 
 	exec $(PY) -m jupyterlab --ip=127.0.0.1 $(LAB_FLAGS) notebooks/00_start_here.ipynb
 
 test: $(VENV)/.test  ## run every test this machine can
-	@tests/run.sh $(PY) $(WORKERS) $(TEST_FLAGS)
+	@$(PY) tests/run.py $(TEST_FLAGS)
 
 test-all: $(VENV)/.test  ## the same, with every notebook twice and the solutions
-	@FLAKIT_TEST_ALL=1 tests/run.sh $(PY) $(WORKERS) $(TEST_FLAGS)
+	@$(PY) tests/run.py --all $(TEST_FLAGS)
 
-notebooks: $(VENV)/.test  ## run all notebooks and store their outputs, small
-	TRITON_INTERPRET=1 $(PY) tests/notebooks/execute.py
+notebooks: $(VENV)/.test  ## run all notebooks (or NOTEBOOKS="00 04") and store their outputs, small
+	TRITON_INTERPRET=1 $(PY) -m tests.notebooks.execute $(NOTEBOOKS)
 
 lint: $(VENV)/.test  ## check style in .py and .ipynb
 	$(PY) -m ruff check .

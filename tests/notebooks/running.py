@@ -1,0 +1,41 @@
+"""Where the notebooks are, and running one in a kernel of its own; the tests and `make notebooks` share it."""
+
+import copy
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+LESSONS = sorted(NOTEBOOKS.glob("*.ipynb"))
+SOLUTIONS = sorted((NOTEBOOKS / "solutions").glob("*.ipynb"))
+CELL_TIMEOUT = 120  # seconds; a whole notebook is meant to take 20
+MAX_BYTES = 400_000
+WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+
+
+def name(path):
+    return path.relative_to(NOTEBOOKS).with_suffix("").as_posix()
+
+
+def read(path):
+    return nbformat.read(path, as_version=4)
+
+
+def run(notebook, path, times=1):
+    """Run all cells of `notebook` top to bottom, `times` times in one kernel; returns a copy with the last outputs.
+
+    Raises nbclient's CellExecutionError, which shows the cell and its traceback.
+    """
+    done = copy.deepcopy(notebook)
+    done.cells = [copy.deepcopy(cell) for _ in range(times) for cell in notebook.cells]
+    client = NotebookClient(
+        done,
+        timeout=CELL_TIMEOUT,
+        kernel_name="python3",
+        record_timing=False,
+        resources={"metadata": {"path": str(path.parent)}},
+    )
+    client.execute()
+    done.cells = done.cells[-len(notebook.cells) :]
+    return done

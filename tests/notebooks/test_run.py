@@ -1,0 +1,23 @@
+"""Every notebook runs top to bottom; with --all-notebooks (`make test-all`) twice in one kernel, and the solutions."""
+
+import pytest
+import torch
+
+from tests.notebooks.running import LESSONS, SOLUTIONS, name, read, run
+
+pytestmark = pytest.mark.notebook
+
+
+@pytest.fixture(autouse=True)
+def kernels_interpreted_without_gpu(monkeypatch):
+    if not torch.cuda.is_available():
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+
+def pytest_generate_tests(metafunc):
+    everything = metafunc.config.getoption("--all-notebooks")
+    metafunc.parametrize("path", [pytest.param(p, id=name(p)) for p in LESSONS + SOLUTIONS * everything])
+
+
+def test_runs(path, pytestconfig):
+    run(read(path), path, times=2 if pytestconfig.getoption("--all-notebooks") else 1)

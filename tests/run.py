@@ -1,0 +1,70 @@
+"""`make test`: every test this machine can run, in the processes that each kind needs.
+
+Triton decides once, when it is imported, whether kernels are interpreted or compiled, so interpreted kernels cannot
+share a process with compiled ones; and the browser test measures time, so nothing may run beside it.
+Each step is one pytest call; arguments are passed on to all of them (`python tests/run.py -k rwkv6 -x`).
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+MAX_WORKERS = 8  # each one imports torch and, on a GPU, holds a CUDA context
+
+
+def steps(workers):
+    parallel = ["-n", str(workers)]
+    interpreted = {"TRITON_INTERPRET": "1"}
+    kernels_in_notebooks = {} if torch.cuda.is_available() else interpreted
+    yield (
+        "operators, instruments, panels; kernels compiled ahead of time; GPU where there is one",
+        {},
+        [*parallel, "-m", "not interpret and not notebook and not browser"],
+    )
+    yield "kernels, interpreted", interpreted, [*parallel, "-m", "interpret"]
+    yield "notebooks", kernels_in_notebooks, [*parallel, "--dist=worksteal", "-m", "notebook"]
+    yield "JupyterLab in a browser", kernels_in_notebooks, ["-m", "browser"]
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Run every test this machine can.")
+    parser.add_argument("--workers", type=int, default=min(len(os.sched_getaffinity(0)), MAX_WORKERS))
+    parser.add_argument("--all", action="store_true", help="each notebook twice, and the solutions")
+    own, pytest_args = parser.parse_known_args()
+
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    env.setdefault("OMP_NUM_THREADS", "1")
+    pytest_args += ["--all-notebooks"] * own.all
+    results = []
+    planned = list(steps(own.workers))
+    for number, (title, extra_env, args) in enumerate(planned, 1):
+        print(f"\n== {number}/{len(planned)} {title}", flush=True)
+        start = time.monotonic()
+        code = subprocess.call(
+            [sys.executable, "-m", "pytest", *args, *pytest_args],
+            cwd=ROOT,
+            env=env | extra_env,
+            stdin=subprocess.DEVNULL,
+        )
+        results.append((title, code, time.monotonic() - start))
+        if code == pytest.ExitCode.INTERRUPTED:
+            break
+
+    print("\n== summary")
+    for title, code, seconds in results:
+        verdict = {pytest.ExitCode.OK: "passed", pytest.ExitCode.NO_TESTS_COLLECTED: "no test selected"}
+        print(f"  {verdict.get(code, 'FAILED'):16} {seconds:5.0f} s  {title}")
+    failed = [code for _, code, _ in results if code not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)]
+    nothing_ran = all(code == pytest.ExitCode.NO_TESTS_COLLECTED for _, code, _ in results)
+    return 1 if failed or nothing_ran else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
