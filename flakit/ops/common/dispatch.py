@@ -1,0 +1,56 @@
+"""Which code runs: "triton" kernels, "torch" on any device, or the "reference" recurrence."""
+
+import importlib.util
+import os
+
+import torch
+from torch import Tensor
+
+BACKENDS = ("triton", "torch", "reference")
+
+
+def has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def interpreted() -> bool:
+    """Whether this process asked for Triton's interpreter, which runs kernels on CPU tensors."""
+    return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+def choose_backend(backend: str | None, x: Tensor) -> str:
+    """Default: triton on CUDA (float64 goes to torch), torch elsewhere. Refuses what cannot run, with the cure."""
+    if backend is None:
+        return "triton" if x.is_cuda and x.dtype != torch.float64 and has_triton() else "torch"
+    if backend not in BACKENDS:
+        raise ValueError(f"backend: expected one of {', '.join(BACKENDS)} or None, got {backend!r}")
+    if backend == "triton":
+        if not has_triton():
+            raise ValueError("backend: 'triton' is not installed here (it exists for Linux only), use 'torch'")
+        if x.dtype == torch.float64:
+            raise TypeError("backend: 'triton' computes in float32, got float64 inputs, use 'torch' or 'reference'")
+        if not x.is_cuda and not interpreted():
+            raise ValueError(
+                f"backend: 'triton' needs CUDA tensors, got a tensor on {x.device}; on a CPU start the process with "
+                f"TRITON_INTERPRET=1 or use 'torch'"
+            )
+    return backend
+
+
+def check_chunk_size(chunk_size: int | None, backend: str) -> int:
+    """Chunk length as a power of two; 0 stands for the backend's own choice."""
+    if chunk_size is None:
+        return 0
+    allowed = (16, 32, 64) if backend == "triton" else (1, 2, 4, 8, 16, 32, 64, 128, 256)
+    if isinstance(chunk_size, bool) or chunk_size not in allowed:
+        raise ValueError(f"chunk_size: expected one of {allowed} on backend {backend!r}, got {chunk_size!r}")
+    return chunk_size
+
+
+def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors in autocast's dtype where it is on for their device (float64 stays, as autocast itself leaves it)."""
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)

@@ -1,0 +1,102 @@
+"""RWKV6 in chunks of C tokens with plain PyTorch: the form the kernels compute, safe for every decay, on any device.
+
+Inside a chunk, token j reaches output i > j through A_ij = scale * sum_k r_i k_j exp(sum_{j<t<i} w_t), built level by
+level from dyadic blocks (`common.decay`); the diagonal holds the bonus u. Between chunks the state carries the rest:
+
+    o      = A v + (scale r e^{before}) S_in            before_i = sum of w over the chunk's rows before i
+    S_out  = diag(e^{total}) S_in + (k e^{after})^T v   after_j  = sum of w over the chunk's rows after j
+
+The gradient of the decay is the sum over everything that passes through it, so each term carries its e^{w} and a decay
+of -50 costs no digits. Widely used is a difference of two running sums instead; that cancels and leaves noise.
+"""
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor
+
+from ..common.decay import dyadic_levels, halves, sum_after, sum_before
+
+
+def _split(x: Tensor, C: int, dtype: torch.dtype) -> Tensor:
+    """[B, T, H, D] -> [B, H, N, C, D]; rows beyond T are zero: no decay, nothing read, nothing written."""
+    x = F.pad(x.to(dtype), (0, 0, 0, 0, 0, -x.shape[1] % C))
+    return rearrange(x, "b (n c) h d -> b h n c d", c=C)
+
+
+def _join(x: Tensor, T: int) -> Tensor:
+    return rearrange(x, "b h n c d -> b (n c) h d")[:, :T]
+
+
+def _states(decay: Tensor, written: Tensor, state: Tensor | None, reverse: bool = False) -> tuple[Tensor, Tensor]:
+    """The state entering each chunk (reverse: the gradient leaving it) and the one left at the end.
+
+    decay [B, H, N, K] and written [B, H, N, K, V] are each chunk's own; state [B, H, K, V] is where to begin.
+    """
+    N = written.shape[2]
+    state = torch.zeros_like(written[:, :, 0]) if state is None else state.to(written.dtype)
+    entering = torch.empty_like(written)
+    for n in reversed(range(N)) if reverse else range(N):
+        entering[:, :, n] = state
+        state = decay[:, :, n, :, None] * state + written[:, :, n]
+    return entering, state
+
+
+def _scores(q: Tensor, k: Tensor, w: Tensor, u: Tensor) -> Tensor:
+    """A [B, H, N, C, C], lower triangular; q is r times scale."""
+    C = q.shape[-2]
+    A = torch.diag_embed((q * u * k).sum(-1))
+    for s, log_weight in dyadic_levels(w):
+        weight = log_weight.exp()
+        block = halves(q * weight, s)[1] @ halves(k * weight, s)[0].mT  # [..., C/(2s), s, s]
+        A.unflatten(-1, (-1, 2, s)).unflatten(-4, (-1, 2, s))[..., 1, :, :, 0, :].diagonal(0, -4, -2).copy_(
+            block.movedim(-3, -1)
+        )
+    return A
+
+
+def forward(r, k, v, w, u, scale, initial_state, chunk_size) -> tuple[Tensor, Tensor]:
+    """o [B, T, H, V] and the final state [B, H, K, V], in float32 (float64 for float64 inputs)."""
+    T, dtype = r.shape[1], torch.promote_types(r.dtype, torch.float32)
+    r, k, v, w = (_split(x, chunk_size, dtype) for x in (r, k, v, w))
+    q, u = r * scale, u.to(dtype)[:, None, None]
+    written = (k * sum_after(w).exp()).mT @ v
+    S, final_state = _states(w.sum(-2).exp(), written, initial_state)
+    o = _scores(q, k, w, u) @ v + (q * sum_before(w).exp()) @ S
+    return _join(o, T), final_state
+
+
+def backward(r, k, v, w, u, scale, initial_state, do, dfinal_state, chunk_size) -> tuple[Tensor, ...]:
+    """dr, dk, dv, dw [B, T, H, *], du [H, K] and dinitial_state [B, H, K, V], in float32 or float64."""
+    T, dtype = r.shape[1], torch.promote_types(r.dtype, torch.float32)
+    r, k, v, w, do = (_split(x, chunk_size, dtype) for x in (r, k, v, w, do))
+    q, u = r * scale, u.to(dtype)[:, None, None]
+    before, after, total = sum_before(w).exp(), sum_after(w).exp(), w.sum(-2).exp()
+    S, _ = _states(total, (k * after).mT @ v, initial_state)
+    D, dinitial_state = _states(total, (q * before).mT @ do, dfinal_state, reverse=True)
+
+    dv = _scores(q, k, w, u).mT @ do + (k * after) @ D
+
+    # Between chunks. dq is the gradient of q = scale * r.
+    dq = (do @ S.mT) * before
+    dk = (v @ D.mT) * after
+    dw = (total * (S * D).sum(-1))[..., None, :] + sum_after(q * dq) + sum_before(k * dk)
+
+    # Inside: the diagonal carries no decay, every other pair belongs to one dyadic level.
+    dA = do @ v.mT
+    diagonal = dA.diagonal(0, -2, -1)[..., None]
+    dq = dq + diagonal * u * k
+    dk = dk + diagonal * u * q
+    du = (diagonal * q * k).sum((0, 2, 3))
+    for s, log_weight in dyadic_levels(w):
+        weight = log_weight.exp()
+        block = dA.unflatten(-1, (-1, 2, s)).unflatten(-4, (-1, 2, s))[..., 1, :, :, 0, :].diagonal(0, -4, -2)
+        block = block.movedim(-1, -3)  # [..., C/(2s), s, s]
+        dq_right = block @ halves(k * weight, s)[0] * halves(weight, s)[1]
+        dk_left = block.mT @ halves(q * weight, s)[1] * halves(weight, s)[0]
+        halves(dq, s)[1].add_(dq_right)
+        halves(dk, s)[0].add_(dk_left)
+        halves(dw, s)[1].add_(sum_after(halves(q, s)[1] * dq_right))
+        halves(dw, s)[0].add_(sum_before(halves(k, s)[0] * dk_left))
+
+    return _join(dq * scale, T), _join(dk, T), _join(dv, T), _join(dw, T), du, dinitial_state

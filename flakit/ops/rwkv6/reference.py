@@ -1,0 +1,126 @@
+"""RWKV6 as a recurrence: the text to read first, and the truth everything else is measured against.
+
+Equations (19)-(20) of "Eagle and Finch: RWKV with Matrix-Valued States and Dynamic Recurrence" (Peng et al., 2024,
+arXiv:2404.05892), with a scale on the read and the decay kept as a natural logarithm w <= 0:
+
+    o_t = scale * r_t^T (S_{t-1} + diag(u) k_t v_t^T)
+    S_t = diag(e^{w_t}) S_{t-1} + k_t v_t^T
+
+The output at t reads the state *before* token t is written; the token's own contribution passes through the bonus u.
+
+Symbols: B batch, T time, H heads, K rows of the state (keys), V columns (values). r, k, w are [B, T, H, K], v is
+[B, T, H, V], u is [H, K], a state is [B, H, K, V]. D_t is the gradient of the loss with respect to S_t.
+
+Nothing is checked here: a positive w makes the state grow, which is exactly what some lessons need.
+Arithmetic is float64 for float64 inputs and float32 for all others.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from einops import einsum
+from torch import Tensor
+
+
+class ForwardStep(NamedTuple):
+    """One time step of the forward pass; rows are [B, H, K] or [B, H, V], matrices [B, H, K, V]."""
+
+    t: int
+    r: Tensor
+    k: Tensor
+    v: Tensor
+    w: Tensor
+    decay: Tensor  # e^{w_t}, how much of each row survives
+    kv: Tensor  # k_t v_t^T, what is written
+    state_before: Tensor  # S_{t-1}
+    read: Tensor  # S_{t-1} + diag(u) k_t v_t^T, what r_t looks at
+    o: Tensor
+    state: Tensor  # S_t
+
+
+class BackwardStep(NamedTuple):
+    """One time step of the backward pass, visited from the last t to the first; shapes as in `ForwardStep`."""
+
+    t: int
+    do: Tensor
+    dstate: Tensor  # D_t, from everything after t
+    dstate_before: Tensor  # D_{t-1} = diag(e^{w_t}) D_t + scale r_t do_t^T
+    dr: Tensor
+    dk: Tensor
+    dv: Tensor
+    dw: Tensor
+    du: Tensor  # this step's share of du, [B, H, K]
+
+
+def steps(
+    r: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor,
+    u: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    do: Tensor | None = None,
+    dfinal_state: Tensor | None = None,
+) -> Iterator[ForwardStep | BackwardStep]:
+    """Yield every intermediate of the forward pass and, when `do` [B, T, H, V] is given, of the backward pass.
+
+    First T `ForwardStep`s with t = 0 … T-1, then T `BackwardStep`s with t = T-1 … 0.
+    scale defaults to K^-0.5; initial_state and dfinal_state are [B, H, K, V] and default to zero.
+
+    >>> for step in steps(r, k, v, w, u, do=torch.ones_like(v)):
+    ...     print(step.t, type(step).__name__)
+    """
+    dtype = torch.promote_types(r.dtype, torch.float32)
+    r, k, v, w, u = (x.to(dtype) for x in (r, k, v, w, u))
+    scale = r.shape[-1] ** -0.5 if scale is None else scale
+    B, T, H, K = r.shape
+    S = torch.zeros(B, H, K, v.shape[-1], dtype=dtype, device=r.device)
+    S = S if initial_state is None else S + initial_state
+
+    forward = []
+    for t in range(T):
+        decay = w[:, t].exp()
+        kv = einsum(k[:, t], v[:, t], "b h k, b h v -> b h k v")
+        read = S + u[..., None] * kv
+        o = scale * einsum(r[:, t], read, "b h k, b h k v -> b h v")
+        before, S = S, decay[..., None] * S + kv
+        step = ForwardStep(t, r[:, t], k[:, t], v[:, t], w[:, t], decay, kv, before, read, o, S)
+        if do is not None:
+            forward.append(step)
+        yield step
+
+    if do is None:
+        return
+    do = do.to(dtype)
+    D = torch.zeros_like(S) if dfinal_state is None else dfinal_state.to(dtype)
+    for f in reversed(forward):
+        do_t = do[:, f.t]
+        v_do = einsum(f.v, do_t, "b h v, b h v -> b h")[..., None]
+        dr = scale * einsum(f.read, do_t, "b h k v, b h v -> b h k")
+        dk = einsum(D, f.v, "b h k v, b h v -> b h k") + scale * f.r * u * v_do
+        dv = einsum(D, f.k, "b h k v, b h k -> b h v") + scale * (f.r * u * f.k).sum(-1, keepdim=True) * do_t
+        dw = f.decay * einsum(f.state_before, D, "b h k v, b h k v -> b h k")
+        du = scale * f.r * f.k * v_do
+        after, D = D, f.decay[..., None] * D + scale * einsum(f.r, do_t, "b h k, b h v -> b h k v")
+        yield BackwardStep(f.t, do_t, after, D, dr, dk, dv, dw, du)
+
+
+def forward(r, k, v, w, u, scale=None, initial_state=None) -> tuple[Tensor, Tensor]:
+    """The recurrence from left to right: o [B, T, H, V] and S_T [B, H, K, V], in float32 or float64."""
+    o = []
+    for step in steps(r, k, v, w, u, scale, initial_state):
+        o.append(step.o)
+    return torch.stack(o, 1), step.state
+
+
+def backward(r, k, v, w, u, scale, initial_state, do, dfinal_state) -> tuple[Tensor, ...]:
+    """The hand-written backward pass: dr, dk, dv, dw [B, T, H, *], du [H, K], dinitial_state [B, H, K, V].
+
+    dw_t = sum_v e^{w_t} S_{t-1} * D_t uses the states themselves: every term carries its decay, nothing is subtracted.
+    """
+    rows = [s for s in steps(r, k, v, w, u, scale, initial_state, do, dfinal_state) if isinstance(s, BackwardStep)]
+    rows.reverse()
+    dr, dk, dv, dw = (torch.stack([getattr(s, name) for s in rows], 1) for name in ("dr", "dk", "dv", "dw"))
+    return dr, dk, dv, dw, sum(s.du for s in rows).sum(0), rows[0].dstate_before
