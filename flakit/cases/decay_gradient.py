@@ -1,0 +1,136 @@
+"""Casebook 2c: the gradient of the decay as a difference of two running sums, and as a sum that does not cancel.
+
+Told: chunk and recurrent kernels give different dw because small differences are amplified along the sequence.
+Measured: with scale and inputs alike, one formula is to blame. RWKV6's decay gradient needs no state at all in the form
+
+    dw_t = sum_{s>t} r_s dr_s - sum_{s>=t} k_s dk_s            (the identity, bonus terms left out)
+
+and kernels like it, because dr and dk are there already. Nearly everything in the two sums is equal and cancels: what
+should remain is smaller by a factor that grows like e^|w|, and the rounding of every row after t remains with it. With
+dr and dk rounded to bfloat16 the relative error of dw is 4.2e-2, 8.2e-2, 1.7e-1 at T = 256, 1024, 4096 (logsigmoid
+decay). In float32 throughout it is good to 1e-5 there, but exceeds 1 from a constant decay of about -14, and from -5.5
+when dr and dk are as good as TF32 dots make them. The direct form,
+
+    dw_t = sum_v e^{w_t} S_{t-1} * D_t,
+
+carries the decay in every term, subtracts nothing, and keeps its error at rounding level for every T and w.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from ..ops.rwkv6 import chunk_rwkv6
+
+FORMULAS = {
+    "direct": "a sum over everything that passes through the decay; nothing is subtracted",
+    "identity": "running sums of r dr - k dk in float32",
+    "identity-rounded": "running sums of r dr - k dk, dr and dk first rounded as a kernel stores them",
+}
+
+ROUNDINGS = {"bfloat16": 8, "float16": 11, "tf32": 11, "float32": 24}
+"""Digits of the significand, the leading 1 included, of the formats dr and dk may be rounded to."""
+
+PUBLISHED = {
+    "chunk": {-8.0: 1.1, -20.0: 2e5, -50.0: 1.7e18},
+    "fused recurrent": {-8.0: 4e-3, -20.0: 550.0, -50.0: 6.6e15},
+}
+"""Relative error of dw at a constant log decay in flash-linear-attention 0.6.0, float32 inputs, T = 256, measured
+against float64 on an H200. Its chunk kernels multiply in TF32, its recurrent ones in float32."""
+
+
+def round_to(x: Tensor, rounding: str) -> Tensor:
+    """x rounded to a format of `ROUNDINGS` (nearest, ties to even) and back; tf32 is what a TF32 dot reads."""
+    if rounding not in ROUNDINGS:
+        raise ValueError(f"rounding: expected one of {', '.join(ROUNDINGS)}, got {rounding!r}")
+    if rounding != "tf32":
+        return x.to(getattr(torch, rounding)).to(x.dtype)
+    mantissa, exponent = torch.frexp(x)
+    return torch.ldexp((mantissa * 2 ** ROUNDINGS["tf32"]).round() / 2 ** ROUNDINGS["tf32"], exponent)
+
+
+def identity(r: Tensor, k: Tensor, dr: Tensor, dk: Tensor, at_end: Tensor | None = None) -> Tensor:
+    """dw [B, T, H, K] as sum_{s>t} r dr - sum_{s>=t} k dk, in the dtype of dr.
+
+    dr, dk: gradients without the bonus's part, which passes through no decay.
+    at_end: sum_v S_T * dS_T, [B, H, K]; needed when a gradient arrives at the final state.
+    """
+    read, written = (x.to(dr.dtype) * dx for x, dx in ((r, dr), (k, dk)))
+    dw = (read - written).flip(1).cumsum(1).flip(1) - read
+    return dw if at_end is None else dw + at_end[:, None]
+
+
+def dw_by_formula(
+    r: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor,
+    do: Tensor,
+    *,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    dfinal_state: Tensor | None = None,
+    rounding: str = "bfloat16",
+) -> dict[str, Tensor]:
+    """dw [B, T, H, K] of one forward and backward pass by each of `FORMULAS`, all from the same dr and dk.
+
+    r, k, w are [B, T, H, K], v and do [B, T, H, V]; the bonus u has no part in dw and is left out. Arithmetic is
+    float32 (float64 for float64 inputs).
+    """
+    dtype = torch.promote_types(r.dtype, torch.float32)
+    leaves = [x.detach().to(dtype).requires_grad_() for x in (r, k, v, w)]
+    no_bonus = r.new_zeros(r.shape[2:], dtype=dtype)
+    o, final_state = chunk_rwkv6(*leaves, no_bonus, scale, initial_state, output_final_state=True)
+    dfinal_state = torch.zeros_like(final_state) if dfinal_state is None else dfinal_state.to(final_state.dtype)
+    dr, dk, _, direct = torch.autograd.grad((o, final_state), leaves, (do.to(o.dtype), dfinal_state))
+    at_end = (final_state.detach() * dfinal_state).sum(-1)
+    return {
+        "direct": direct,
+        "identity": identity(r, k, dr, dk, at_end),
+        "identity-rounded": identity(r, k, round_to(dr, rounding), round_to(dk, rounding), at_end),
+    }
+
+
+def law(w: float, T: int, rounding: str = "bfloat16") -> float:
+    """Relative L2 error of the identity's dw for a constant log decay w < 0 and independent random r, k, v, do.
+
+    Every row of r dr and k dk carries the rounding of its format, 0.41 * 2^-digits (root mean square, spread evenly
+    over a binade); dw_t collects it from all rows after t, sqrt(T) of them over both sums and on average. The size of
+    r dr against that of dw is sqrt(e^{2|w|} - 1), from summing e^{2w} over pairs of tokens. Rounding of the running
+    sums themselves is left out: it is small beside bfloat16 and tf32 and about as large again in float32.
+    """
+    if not w < 0:
+        raise ValueError(f"w: expected a natural-log decay < 0, got {w}")
+    # The exponent of the product, so that e^{2|w|} alone cannot overflow.
+    log_ratio = 0.5 * math.log(-math.expm1(2 * w)) - w
+    amplification = torch.tensor(log_ratio, dtype=torch.float64).exp().item()  # inf where math.exp would raise
+    return 0.41 * 2.0 ** -ROUNDINGS[rounding] * math.sqrt(T) * amplification
+
+
+def _errors(T: int, decay: str | float, rounding: str, seed: int, H: int = 2, K: int = 64) -> dict[str, float]:
+    generator = torch.Generator().manual_seed(seed)
+    r, k, v, do, x = (torch.randn(1, T, H, K, generator=generator) for _ in range(5))
+    w = torch.nn.functional.logsigmoid(x) if decay == "logsigmoid" else torch.full_like(x, decay)
+    r, k, v, do = (round_to(x, rounding) for x in (r, k, v, do))
+    truth = dw_by_formula(*(x.double() for x in (r, k, v, w, do)))["direct"]
+    stored = "float32" if rounding == "tf32" else rounding
+    got = {name: round_to(dw, stored) for name, dw in dw_by_formula(r, k, v, w, do, rounding=rounding).items()}
+    return {name: ((dw - truth).norm() / truth.norm()).item() for name, dw in got.items()}
+
+
+def reproduce(seed: int = 0) -> list[dict]:
+    """The measured table: relative L2 error of dw per formula, by length in bfloat16 and by constant decay.
+
+    dw is stored in the inputs' format (float32 beside tf32), as a kernel would. Rows hold
+    T, decay, rounding, the error of each formula and, for a constant decay, the law's prediction.
+    """
+    settings = [(T, "logsigmoid", "bfloat16") for T in (256, 1024, 4096)]
+    settings += [(256, w, rounding) for rounding in ("tf32", "float32") for w in (-1.0, -8.0, -20.0, -50.0)]
+    rows = []
+    for T, decay, rounding in settings:
+        row = {"T": T, "decay": decay, "rounding": rounding, **_errors(T, decay, rounding, seed)}
+        if decay != "logsigmoid":
+            row["law"] = law(decay, T, rounding)
+        rows.append(row)
+    return rows
