@@ -56,7 +56,7 @@ test-all: $(VENV)/.test  ## the same, with every notebook twice and the solution
 	@$(PY) tests/run.py --all $(TEST_FLAGS)
 
 notebooks: $(VENV)/.test  ## run all notebooks (or NOTEBOOKS="00 04") and store their outputs, small
-	TRITON_INTERPRET=1 $(PY) -m tests.notebooks.execute $(NOTEBOOKS)
+	@$(PY) -m tests.notebooks.execute $(NOTEBOOKS)
 
 lint: $(VENV)/.test  ## check style in .py and .ipynb
 	$(PY) -m ruff check .

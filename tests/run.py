@@ -13,7 +13,6 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 
 ROOT = Path(__file__).parents[1]
 MAX_WORKERS = 8  # each one imports torch and, on a GPU, holds a CUDA context
@@ -21,16 +20,14 @@ MAX_WORKERS = 8  # each one imports torch and, on a GPU, holds a CUDA context
 
 def steps(workers):
     parallel = ["-n", str(workers)]
-    interpreted = {"TRITON_INTERPRET": "1"}
-    kernels_in_notebooks = {} if torch.cuda.is_available() else interpreted
     yield (
         "operators, instruments, panels; kernels compiled ahead of time; GPU where there is one",
         {},
         [*parallel, "-m", "not interpret and not notebook and not browser"],
     )
-    yield "kernels, interpreted", interpreted, [*parallel, "-m", "interpret"]
-    yield "notebooks", kernels_in_notebooks, [*parallel, "--dist=worksteal", "-m", "notebook"]
-    yield "JupyterLab in a browser", kernels_in_notebooks, ["-m", "browser"]
+    yield "kernels, interpreted", {"TRITON_INTERPRET": "1"}, [*parallel, "-m", "interpret"]
+    yield "notebooks", {}, [*parallel, "--dist=worksteal", "-m", "notebook"]
+    yield "JupyterLab in a browser", {}, ["-m", "browser"]
 
 
 def main():

@@ -1,9 +1,11 @@
 """Where the notebooks are, and running one in a kernel of its own; the tests and `make notebooks` share it."""
 
 import copy
+import os
 from pathlib import Path
 
 import nbformat
+import torch
 from nbclient import NotebookClient
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
@@ -22,6 +24,12 @@ def read(path):
     return nbformat.read(path, as_version=4)
 
 
+def kernel_environment():
+    """This process's environment, with Triton's interpreter, which a kernel needs from its start, if there is no GPU."""
+    env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    return env if torch.cuda.is_available() else {**env, "TRITON_INTERPRET": "1"}
+
+
 def run(notebook, path, times=1):
     """Run all cells of `notebook` top to bottom, `times` times in one kernel; returns a copy with the last outputs.
 
@@ -36,6 +44,6 @@ def run(notebook, path, times=1):
         record_timing=False,
         resources={"metadata": {"path": str(path.parent)}},
     )
-    client.execute()
+    client.execute(env=kernel_environment())
     done.cells = done.cells[-len(notebook.cells) :]
     return done

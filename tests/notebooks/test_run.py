@@ -1,17 +1,10 @@
 """Every notebook runs top to bottom; with --all-notebooks (`make test-all`) twice in one kernel, and the solutions."""
 
 import pytest
-import torch
 
 from tests.notebooks.running import LESSONS, SOLUTIONS, name, read, run
 
 pytestmark = pytest.mark.notebook
-
-
-@pytest.fixture(autouse=True)
-def kernels_interpreted_without_gpu(monkeypatch):
-    if not torch.cuda.is_available():
-        monkeypatch.setenv("TRITON_INTERPRET", "1")
 
 
 def pytest_generate_tests(metafunc):

@@ -1,0 +1,56 @@
+"""A chromium and a JupyterLab for the whole session, an open notebook for each test."""
+
+import os
+import shutil
+
+import pytest
+
+from tests.browser import lab
+from tests.notebooks.running import NOTEBOOKS, kernel_environment
+
+CHROMIUM = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
+
+
+@pytest.fixture(scope="session")
+def chromium():
+    if CHROMIUM is None:
+        pytest.skip("no chromium found: install Debian's chromium, or name one in CHROMIUM")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=lab.CHROMIUM_ARGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def jupyterlab(chromium, tmp_path_factory):
+    """Serves a copy of the notebooks, so that nothing a test does reaches the committed ones."""
+    folder = tmp_path_factory.mktemp("served") / "notebooks"
+    shutil.copytree(NOTEBOOKS, folder)
+    with lab.jupyterlab(folder, tmp_path_factory.mktemp("home"), kernel_environment()) as url:
+        yield url
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    page = item.funcargs.get("page")
+    if report.when == "call" and report.failed and page is not None:
+        picture = item.funcargs["tmp_path"] / "failed.png"
+        page.screenshot(path=picture)
+        report.sections.append(("screenshot", str(picture)))
+    return report
+
+
+@pytest.fixture
+def page(chromium, tmp_path):
+    page = chromium.new_page(viewport={"width": 1400, "height": 1000})
+    yield page
+    page.close()
+
+
+@pytest.fixture
+def open_notebook(jupyterlab, page, request):
+    """open_notebook("04_decay_blowup.ipynb") -> Notebook"""
+    return lambda name: lab.Notebook(page, jupyterlab, name, workspace=request.node.name)

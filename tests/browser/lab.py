@@ -1,0 +1,216 @@
+"""Driving a real JupyterLab: a server with folders of its own, and a notebook as a person at the keyboard sees it."""
+
+import base64
+import contextlib
+import io
+import socket
+import statistics
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+
+from PIL import Image
+
+CHROMIUM_ARGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+]
+
+# Notes when a key goes down and when a panel's new picture is decoded, that is, ready to be seen.
+WATCH = """
+window.flakit = {keys: [], redraws: []};
+const seen = image => image.decode().then(() => window.flakit.redraws.push(performance.now()), () => {});
+new MutationObserver(changes => {
+  for (const change of changes) if (change.target.matches('img.flakit-picture')) seen(change.target);
+}).observe(document, {subtree: true, attributes: true, attributeFilter: ['src']});
+document.addEventListener('keydown', () => window.flakit.keys.push(performance.now()), true);
+"""
+
+RUN_ALL = """() => {
+  window.flakit.run = 'running';
+  window.jupyterapp.commands.execute('notebook:run-all-cells').then(
+    () => {window.flakit.run = 'done'}, error => {window.flakit.run = String(error)});
+}"""
+
+ERRORS = """() => Array.from(window.jupyterapp.shell.currentWidget.content.model.cells).flatMap(
+  cell => cell.type === 'code' ? cell.toJSON().outputs.filter(o => o.output_type === 'error') : []
+).map(o => o.ename + ': ' + o.evalue)"""
+
+BLOB = """async image => {
+  const bytes = new Uint8Array(await (await fetch(image.src)).arrayBuffer());
+  return btoa(Array.from(bytes, byte => String.fromCharCode(byte)).join(''));
+}"""
+
+
+def _free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+@contextlib.contextmanager
+def jupyterlab(folder, home, env):
+    """Serve `folder` on 127.0.0.1 without a token (tests only); everything Jupyter writes goes under `home`."""
+    config = home / "config" / "labconfig"
+    config.mkdir(parents=True)
+    news = "@jupyterlab/apputils-extension:announcements"
+    (config / "page_config.json").write_text(f'{{"disabledExtensions": {{"{news}": true}}}}')
+    folders = {
+        "HOME": home,
+        "JUPYTER_CONFIG_DIR": home / "config",
+        "JUPYTER_DATA_DIR": home / "data",
+        "JUPYTER_RUNTIME_DIR": home / "runtime",
+        "IPYTHONDIR": home / "ipython",
+        "MPLCONFIGDIR": home / "matplotlib",
+    }
+    port = _free_port()
+    url = f"http://127.0.0.1:{port}"
+    options = [
+        "--no-browser",
+        "--ip=127.0.0.1",
+        f"--port={port}",
+        "--ServerApp.port_retries=0",
+        "--IdentityProvider.token=",
+        "--allow-root",
+        f"--ServerApp.root_dir={folder}",
+        "--expose-app-in-browser",
+        "--LabApp.news_url=",
+    ]
+    log = home / "jupyterlab.log"
+    with log.open("wb") as out:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "jupyterlab", *options],
+            env=env | {name: str(path) for name, path in folders.items()},
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            _wait_until_up(url, server, log)
+            yield url
+        finally:
+            server.terminate()
+            try:
+                server.wait(15)
+            except subprocess.TimeoutExpired:
+                server.kill()
+
+
+def _wait_until_up(url, server, log, seconds=90):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and server.poll() is None:
+        with contextlib.suppress(urllib.error.URLError, TimeoutError, ConnectionError):
+            urllib.request.urlopen(f"{url}/api", timeout=2)
+            return
+        time.sleep(0.2)
+    raise RuntimeError(f"JupyterLab did not start\n{log.read_text()[-4000:]}")
+
+
+class Notebook:
+    """One notebook, open in JupyterLab in a workspace of its own."""
+
+    def __init__(self, page, url, name, workspace):
+        self.page = page
+        page.add_init_script(WATCH)
+        page.goto(f"{url}/lab/workspaces/{workspace}/tree/{name}?reset")
+        page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=90_000)
+        page.wait_for_selector(".jp-Notebook-ExecutionIndicator[data-status=idle]", timeout=90_000, state="attached")
+        # The dialog may open after the kernel already says idle.
+        with contextlib.suppress(Exception):
+            page.get_by_role("button", name="Select Kernel").click(timeout=3_000)
+
+    def run_all(self, seconds=180):
+        """Run all cells as the menu does; fails with the errors the cells show."""
+        self.page.evaluate(RUN_ALL)
+        self.page.wait_for_function("() => window.flakit.run !== 'running'", timeout=seconds * 1000)
+        assert self.page.evaluate("() => window.flakit.run") == "done"
+        assert self.page.evaluate(ERRORS) == []
+
+    def panel(self, name):
+        """The first panel `flakit-<name>`, in view, its first picture drawn."""
+        panel = Panel(self.page, self.page.locator(f".jp-OutputArea .flakit-{name}").first)
+        panel.root.wait_for(timeout=30_000)
+        panel.root.scroll_into_view_if_needed()
+        panel.settle()
+        return panel
+
+
+class Panel:
+    """A panel by what a person has: its sliders' names, its readout, its picture."""
+
+    def __init__(self, page, root):
+        self.page = page
+        self.root = root
+
+    def focus(self, slider):
+        """Put the keyboard on the slider with this name."""
+        rows = self.root.locator(".widget-slider, .widget-hslider, .widget-vslider")
+        row = rows.filter(has=self.page.get_by_text(slider, exact=True))
+        assert row.count(), f"no slider named {slider!r} among {rows.all_inner_texts()}"
+        row.first.locator(".noUi-handle").first.focus()
+
+    def press(self, key, times=1, pause=450):
+        """Press a key `times` times, `pause` ms apart, and wait until the last redraw is over."""
+        for _ in range(times):
+            self.page.keyboard.press(key)
+            self.page.wait_for_timeout(pause)
+        self.settle()
+
+    def hold(self, key, seconds, repeat=33):
+        """Hold a key down as a keyboard repeats it; returns the ms between its release and the last redraw."""
+        self.forget()
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self.page.keyboard.down(key)
+            self.page.wait_for_timeout(repeat)
+        self.page.keyboard.up(key)
+        self.settle()
+        keys, redraws = self._times()
+        assert redraws, f"holding {key} redrew nothing"
+        return max(0.0, redraws[-1] - keys[-1])
+
+    def settle(self, quiet=600, seconds=30):
+        """Wait until no redraw has come for `quiet` ms."""
+        still = "quiet => performance.now() - Math.max(0, window.flakit.since || 0, ...window.flakit.redraws) > quiet"
+        self.page.evaluate("() => {window.flakit.since = performance.now()}")
+        self.page.wait_for_function(still, arg=quiet, timeout=seconds * 1000)
+
+    def readout(self):
+        return self.root.locator(".flakit-readout").first.inner_text()
+
+    def picture(self):
+        """The picture's PNG as a PIL image."""
+        encoded = self.root.locator("img.flakit-picture").first.evaluate(BLOB)
+        return Image.open(io.BytesIO(base64.b64decode(encoded))).convert("RGB")
+
+    def forget(self):
+        """Start counting keys and redraws anew."""
+        self.page.evaluate("() => {window.flakit.keys = []; window.flakit.redraws = []}")
+
+    def redraws(self):
+        return len(self._times()[1])
+
+    def latencies(self):
+        """For each key press that redrew: ms from the key to the last redraw before the next key."""
+        keys, redraws = self._times()
+        between = [[t for t in redraws if key < t < later] for key, later in zip(keys, keys[1:] + [1e18], strict=True)]
+        return [times[-1] - key for key, times in zip(keys, between, strict=True) if times]
+
+    def _times(self):
+        return self.page.evaluate("() => [window.flakit.keys, window.flakit.redraws]")
+
+
+def summary(latencies):
+    ordered = sorted(latencies)
+    return {
+        "steps": len(ordered),
+        "median_ms": round(statistics.median(ordered), 1),
+        "p90_ms": round(ordered[int(0.9 * (len(ordered) - 1))], 1),
+    }
