@@ -1,0 +1,108 @@
+"""Measurements recorded on a machine that is not here, kept in data/*.json with their provenance.
+
+One file is one table: `{"meta": {...}, "columns": [names], "rows": [[values], ...]}`. data/README.md lists the files
+and their columns. Non-finite numbers are written as the strings "inf", "-inf" and "nan": JSON has no words for them.
+"""
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+META = ("device", "date", "torch", "triton", "command")
+"""What every recording must say: the device, the day (YYYY-MM-DD), the versions, the command that remakes it."""
+
+_NON_FINITE = {"inf", "-inf", "nan"}
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A recorded table: `meta` and `rows`, one dict a row."""
+
+    meta: Mapping[str, str]
+    columns: tuple[str, ...]
+    rows: tuple[Mapping, ...]
+
+    @property
+    def label(self) -> str:
+        """Where and when, in one line: what a figure must show beside recorded numbers."""
+        meta = self.meta
+        return f"recorded on {meta['device']}, {meta['date']}, torch {meta['torch']}, triton {meta['triton']}"
+
+    def select(self, **fixed) -> list[Mapping]:
+        """The rows whose columns have the given values, e.g. `select(dtype="bfloat16", T=1024)`."""
+        self._check(fixed)
+        return [row for row in self.rows if all(row[name] == value for name, value in fixed.items())]
+
+    def values(self, column: str) -> list:
+        """The distinct values of a column, in the order recorded."""
+        self._check([column])
+        return list(dict.fromkeys(row[column] for row in self.rows))
+
+    def _check(self, names: Iterable[str]) -> None:
+        for name in names:
+            if name not in self.columns:
+                raise ValueError(f"column: expected one of {', '.join(self.columns)}, got {name!r}")
+
+
+def data_folder() -> Path:
+    """The repository's data/, or the folder named by FLAKIT_DATA where flakit was installed without its repository."""
+    return Path(os.environ.get("FLAKIT_DATA") or Path(__file__).parents[2] / "data")
+
+
+def read(name: str | Path, *, needs: Sequence[str] = ()) -> Recording:
+    """Read data/<name>.json, or any path ending in .json.
+
+    needs: columns the caller relies on.
+    Raises FileNotFoundError naming the folder and its recordings, ValueError saying what of the format is wrong.
+    """
+    path = Path(name) if str(name).endswith(".json") else data_folder() / f"{name}.json"
+    if not path.is_file():
+        there = ", ".join(sorted(p.stem for p in path.parent.glob("*.json"))) or "none"
+        raise FileNotFoundError(
+            f"no recording {path.name} in {path.parent} (there: {there}); FLAKIT_DATA names another"
+        )
+    try:
+        content = json.loads(path.read_text())
+        meta, columns, rows = (content[key] for key in ("meta", "columns", "rows"))
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ValueError(f"{path.name}: expected an object with meta, columns and rows, got {error!r}") from error
+    for what, wanted, got in (("meta", META, meta), ("columns", needs, columns)):
+        missing = [key for key in wanted if key not in got]
+        if missing:
+            raise ValueError(f"{path.name}: expected {what} to hold {', '.join(missing)}, got {', '.join(got)}")
+    for n, row in enumerate(rows):
+        if len(row) != len(columns):
+            raise ValueError(f"{path.name}: expected {len(columns)} values in row {n}, got {len(row)}")
+    read_rows = (dict(zip(columns, (float(x) if x in _NON_FINITE else x for x in row), strict=True)) for row in rows)
+    return Recording(meta, tuple(columns), tuple(read_rows))
+
+
+def write(path: str | Path, meta: Mapping[str, str], rows: Sequence[Mapping]) -> Path:
+    """Write one table, a row a line, and return its path. Every row must have the columns of the first.
+
+    meta: at least `META`; further keys (driver, commit, what a reader should know) are kept.
+    """
+    missing = [key for key in META if not meta.get(key)]
+    if missing:
+        raise ValueError(f"meta: expected {', '.join(META)}, got none for {', '.join(missing)}")
+    if not rows:
+        raise ValueError("rows: expected at least one row, got none")
+    columns = list(rows[0])
+    lines = []
+    for n, row in enumerate(rows):
+        if list(row) != columns:
+            raise ValueError(f"rows: expected columns {columns} in row {n}, got {list(row)}")
+        lines.append(json.dumps([_plain(x) for x in row.values()], allow_nan=False))
+    head = f'{{"meta": {json.dumps(dict(meta), indent=1)},\n"columns": {json.dumps(columns)},\n"rows": [\n'
+    path = Path(path)
+    path.write_text(head + ",\n".join(lines) + "\n]}\n")
+    return path
+
+
+def _plain(x):
+    if isinstance(x, float):
+        return float(f"{x:.4g}") if math.isfinite(x) else str(x)
+    return x
