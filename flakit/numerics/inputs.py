@@ -1,0 +1,141 @@
+"""Realistic inputs for notebooks, tests and scripts: `chunk_rwkv6(**flakit.inputs("rwkv6"))`.
+
+Numbers are drawn on the CPU in float64 from a private generator, rounded to the asked dtype and then moved, so that a
+CPU and a GPU see the same values. Each tensor has its own stream, drawn token after token: another decay leaves r, k, v
+and u untouched, and a longer T continues the same sequence.
+"""
+
+import math
+from collections.abc import Callable
+from numbers import Real
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .operators import Operator, operator
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    return np.exp(_logsigmoid(x))
+
+
+def _logsigmoid(x: np.ndarray) -> np.ndarray:
+    return -np.logaddexp(0.0, -x)
+
+
+def _rwkv6_init(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    # The model spreads x over its channels as -6 + 5 z^p, z in [0, 1]; p runs from 0.7 in the first layer to 2.0 in
+    # the last, here the middle. Its token-dependent part is zero at the start of training and of order 1 later.
+    channels = math.prod(shape[2:])
+    x = -6 + 5 * np.linspace(0, 1, channels).reshape(shape[2:]) ** 1.35
+    return -np.exp(x + 0.5 * rng.standard_normal(shape))
+
+
+def _spikes(value: float) -> Callable:
+    return lambda rng, shape: np.where(rng.random(shape) < 0.05, value, -0.01)
+
+
+_PROFILES: dict[str, tuple[str, Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]]] = {
+    "rwkv6-init": (
+        "-exp(x), x from -6 to -1 over the channels as in a fresh RWKV6, plus token noise",
+        _rwkv6_init,
+    ),
+    "rwkv6-wide": (
+        "-exp(x), x uniform in [-6, 2.5]: RWKV6 late in training, down to -12 per token",
+        lambda rng, shape: -np.exp(rng.uniform(-6, 2.5, shape)),
+    ),
+    "rwkv7": (
+        "-0.6065 sigmoid(x), x normal: RWKV7, bounded by -0.6065 per token",
+        lambda rng, shape: -math.exp(-0.5) * _sigmoid(rng.standard_normal(shape)),
+    ),
+    "gsa": ("logsigmoid(x) / 8, x normal: GSA", lambda rng, shape: _logsigmoid(rng.standard_normal(shape)) / 8),
+    "gla": ("logsigmoid(x) / 16, x normal: GLA", lambda rng, shape: _logsigmoid(rng.standard_normal(shape)) / 16),
+    "logsigmoid": ("logsigmoid(x), x normal: mean -0.81", lambda rng, shape: _logsigmoid(rng.standard_normal(shape))),
+    "uniform": (
+        "log-uniform in [-8, -1e-5]: slow and fast channels side by side",
+        lambda rng, shape: -np.exp(rng.uniform(math.log(1e-5), math.log(8), shape)),
+    ),
+    "none": ("0: nothing is ever forgotten", lambda rng, shape: np.zeros(shape)),
+    "spikes": ("-0.01 with 5% of -1e4: now and then a channel is wiped", _spikes(-1e4)),
+    "inf-spikes": ("-0.01 with 5% of -inf: now and then a channel is wiped exactly", _spikes(-math.inf)),
+    "forget": ("-inf: everything is forgotten at every token", lambda rng, shape: np.full(shape, -math.inf)),
+}
+
+DECAYS: dict[str, str] = {name: description for name, (description, _) in _PROFILES.items()}
+"""The decay profiles by name, with one line each; all are natural-log decays per token."""
+
+
+def inputs(
+    op: str | Operator = "rwkv6",
+    *,
+    B: int = 1,
+    T: int = 64,
+    H: int = 2,
+    K: int = 32,
+    V: int | None = None,
+    decay: str | float | Tensor = "rwkv6-init",
+    dtype: torch.dtype = torch.float32,
+    decay_dtype: torch.dtype | None = None,
+    device: str | torch.device = "cpu",
+    seed: int = 0,
+    initial_state: bool = False,
+    requires_grad: bool = False,
+) -> dict[str, Tensor]:
+    """Inputs of an operator by the names of its arguments, ready for `chunk_rwkv6(**inputs("rwkv6"))`.
+
+    B, T, H, K, V: batch, time, heads, rows (keys) and columns (values) of the state; V defaults to K.
+    decay: a profile of `DECAYS`, one natural-log decay <= 0 for all tokens, or a tensor of the decay's shape.
+    dtype: of every sequence tensor; decay_dtype: of the decay alone (default: dtype).
+    initial_state: add a random float32 (float64 for float64) initial state; without it the key is absent.
+    All but the decay are standard normal. Nothing here touches a global random state.
+    """
+    op = operator(op)
+    sizes = {"B": B, "T": T, "H": H, "K": K, "V": K if V is None else V}
+    for name, size in sizes.items():
+        if not isinstance(size, int) or size < 1:
+            raise ValueError(f"{name}: expected a whole number of at least 1, got {size!r}")
+    for name, wanted in (("dtype", dtype), ("decay_dtype", decay_dtype or dtype)):
+        if not isinstance(wanted, torch.dtype) or not wanted.is_floating_point:
+            raise ValueError(f"{name}: expected a floating-point torch.dtype, got {wanted!r}")
+
+    state_dtype = torch.promote_types(dtype, torch.float32)
+    names = op.tensors + (op.states if initial_state else ())
+    made = {}
+    for stream, name in enumerate(names):
+        axes = op.axes[name].split()
+        rng = np.random.default_rng([seed, stream])
+        if name == op.decay:
+            x, to = _decay(decay, rng, axes, sizes), decay_dtype or dtype
+        else:
+            x, to = _time_first(rng, axes, sizes, np.random.Generator.standard_normal), dtype
+        to = state_dtype if name in op.states else to
+        made[name] = x.to(to).to(device).requires_grad_(requires_grad)
+    return made
+
+
+def _time_first(rng, axes: list[str], sizes: dict[str, int], draw: Callable) -> Tensor:
+    """Draw with time as the slowest axis, so that a longer T continues a shorter one; returned in the order of axes."""
+    drawn = sorted(axes, key=lambda a: a != "T")
+    x = torch.from_numpy(np.asarray(draw(rng, tuple(sizes[a] for a in drawn)), dtype=np.float64))
+    return x.permute([drawn.index(a) for a in axes]).contiguous()
+
+
+def _decay(decay, rng, axes: list[str], sizes: dict[str, int]) -> Tensor:
+    shape = tuple(sizes[a] for a in axes)
+    if isinstance(decay, str):
+        if decay not in _PROFILES:
+            raise ValueError(f"decay: expected one of {', '.join(DECAYS)}, a number <= 0 or a tensor, got {decay!r}")
+        return _time_first(rng, axes, sizes, _PROFILES[decay][1])
+    if isinstance(decay, Tensor):
+        if tuple(decay.shape) != shape:
+            raise ValueError(f"decay: expected a tensor [{', '.join(axes)}] = {list(shape)}, got {list(decay.shape)}")
+        x = decay.detach().to("cpu", torch.float64).clone()
+    elif isinstance(decay, Real) and not isinstance(decay, bool):
+        x = torch.full(shape, float(decay), dtype=torch.float64)
+    else:
+        raise TypeError(f"decay: expected a profile name, a number <= 0 or a tensor, got {type(decay).__name__}")
+    if not (x <= 0).all():
+        worst = "NaN" if x.isnan().any() else f"{x.max().item():g}"
+        raise ValueError(f"decay: expected natural-log decays <= 0, got {worst}; a positive one makes the state grow")
+    return x
