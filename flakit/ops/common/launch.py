@@ -1,0 +1,47 @@
+"""Launch parameters of every kernel, in one place: no autotuning at run time, so a first call takes seconds.
+
+Keyed by kernel and by whether the inputs are 16-bit. Found on an H200 (sm_90); they also fit sm_80's shared memory.
+"""
+
+from typing import NamedTuple
+
+
+class Launch(NamedTuple):
+    BK: int
+    """Largest block of key channels a program holds; a smaller K takes the next power of two, at least 16."""
+    BV: int
+    num_warps: int
+    num_stages: int
+
+
+CHUNK_SIZE = {"16-bit": 64, "float32": 32}
+"""Tokens a chunk where the caller does not say."""
+
+CHECKPOINT = 32
+"""Tokens between the states a recurrent forward keeps for its backward."""
+
+TABLE = {
+    ("rwkv6.states", "16-bit"): Launch(64, 64, 4, 2),
+    ("rwkv6.states", "float32"): Launch(32, 32, 4, 2),
+    ("rwkv6.output", "16-bit"): Launch(64, 64, 4, 1),
+    ("rwkv6.output", "float32"): Launch(32, 32, 4, 1),
+    ("rwkv6.state_grads", "16-bit"): Launch(64, 64, 4, 2),
+    ("rwkv6.state_grads", "float32"): Launch(32, 32, 4, 2),
+    ("rwkv6.value_grads", "16-bit"): Launch(64, 64, 4, 1),
+    ("rwkv6.value_grads", "float32"): Launch(32, 32, 4, 1),
+    ("rwkv6.key_grads", "16-bit"): Launch(64, 64, 8, 1),
+    ("rwkv6.key_grads", "float32"): Launch(32, 32, 4, 1),
+    ("rwkv6.recurrent", "16-bit"): Launch(512, 16, 4, 1),
+    ("rwkv6.recurrent", "float32"): Launch(512, 16, 4, 1),
+    ("rwkv6.recurrent_grads", "16-bit"): Launch(512, 16, 4, 1),
+    ("rwkv6.recurrent_grads", "float32"): Launch(512, 16, 4, 1),
+}
+
+
+def width(itemsize: int) -> str:
+    return "16-bit" if itemsize == 2 else "float32"
+
+
+def block(size: int, limit: int) -> int:
+    """The block that covers an axis: the next power of two, at least 16 (what a tensor-core dot needs)."""
+    return min(max(16, 1 << (size - 1).bit_length()), limit)

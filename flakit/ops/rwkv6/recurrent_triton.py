@@ -1,0 +1,192 @@
+"""RWKV6 one token after another as Triton kernels: the state stays in registers, [K, BV] a program.
+
+The backward needs every S_{t-1}, and dividing by a decay to walk backwards is out of the question. So the forward keeps
+the state every CHECKPOINT tokens; the backward recomputes one such segment at a time into a scratch buffer and walks
+it in reverse. dw_t = sum_v e^{w_t} S_{t-1} D_t then comes from the states themselves and cancels nothing.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from ..common.launch import CHECKPOINT, TABLE, block, width
+from ..common.packed import chunk_offsets, max_chunks
+
+
+@triton.jit
+def _span(i_n, cu_seqlens, offsets, T, C: tl.constexpr, PACKED: tl.constexpr):
+    """Where sequence i_n begins and ends, and the number of its first checkpoint."""
+    if PACKED:
+        start = tl.load(cu_seqlens + i_n).to(tl.int64)
+        end = tl.minimum(tl.load(cu_seqlens + i_n + 1).to(tl.int64), T)
+        first = tl.load(offsets + i_n).to(tl.int64)
+    else:
+        start = i_n.to(tl.int64) * T
+        end = start + T
+        first = i_n.to(tl.int64) * tl.cdiv(T, C)
+    return start, end, first
+
+
+@triton.jit
+def recurrent_kernel(
+    r, k, v, w, u, initial_state, o, states, final_state, scale, cu_seqlens, offsets, T,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    HAS_INITIAL: tl.constexpr, WANTS_FINAL: tl.constexpr, KEEP: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """o_t = scale r_t^T (S + diag(u) k_t v_t^T), S <- diag(e^{w_t}) S + k_t v_t^T. In registers: S [BK, BV]."""
+    i_v, i_nh = tl.program_id(0), tl.program_id(1)
+    i_n, i_h = i_nh // H, i_nh % H
+    o_k, o_v = tl.arange(0, BK), i_v * BV + tl.arange(0, BV)
+    m_k, m_v = o_k < K, o_v < V
+    o_s, m_s = o_k[:, None] * V + o_v[None, :], m_k[:, None] & m_v[None, :]
+    start, end, first = _span(i_n, cu_seqlens, offsets, T, C, PACKED)
+
+    b_u = tl.load(u + i_h * K + o_k, mask=m_k, other=0.0).to(tl.float32)
+    b_S = tl.zeros([BK, BV], dtype=tl.float32)
+    if HAS_INITIAL:
+        b_S += tl.load(initial_state + i_nh.to(tl.int64) * K * V + o_s, mask=m_s, other=0.0)
+    length = (end - start).to(tl.int32)
+    for t in range(0, length):
+        if KEEP:
+            p_s = states + ((first + t // C) * H + i_h) * K * V + o_s
+            tl.store(p_s, b_S, mask=m_s & (t % C == 0))
+        row = (start + t) * H + i_h
+        b_r = tl.load(r + row * K + o_k, mask=m_k, other=0.0).to(tl.float32) * scale
+        b_k = tl.load(k + row * K + o_k, mask=m_k, other=0.0).to(tl.float32)
+        b_w = tl.load(w + row * K + o_k, mask=m_k, other=0.0).to(tl.float32)
+        b_v = tl.load(v + row * V + o_v, mask=m_v, other=0.0).to(tl.float32)
+        b_kv = b_k[:, None] * b_v[None, :]
+        b_o = tl.sum(b_r[:, None] * (b_S + b_u[:, None] * b_kv), 0)
+        tl.store(o + row * V + o_v, b_o.to(o.dtype.element_ty), mask=m_v)
+        b_S = tl.exp(b_w)[:, None] * b_S + b_kv
+    if WANTS_FINAL:
+        tl.store(final_state + i_nh.to(tl.int64) * K * V + o_s, b_S, mask=m_s)
+
+
+@triton.jit
+def recurrent_grads_kernel(
+    r, k, v, w, u, do, states, dfinal_state, scratch, dr, dk, dv, dw, du, dinitial_state, scale, cu_seqlens, offsets, T,
+    tokens, sequences,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    HAS_FINAL: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """Every gradient, from the last token: D <- diag(e^{w_t}) D + scale r_t do_t^T. In registers: S or D [BK, BV].
+
+    dr, dk, dw [NV, tokens, H, K] and du [NV, sequences, H, K] are this block of V's share.
+    """
+    i_v, i_nh = tl.program_id(0), tl.program_id(1)
+    i_n, i_h = i_nh // H, i_nh % H
+    o_k, o_v = tl.arange(0, BK), i_v * BV + tl.arange(0, BV)
+    m_k, m_v = o_k < K, o_v < V
+    o_s, m_s = o_k[:, None] * V + o_v[None, :], m_k[:, None] & m_v[None, :]
+    start, end, first = _span(i_n, cu_seqlens, offsets, T, C, PACKED)
+    p_scratch = scratch + (i_v * sequences * H + i_nh).to(tl.int64) * C * BK * BV
+    p_scratch += tl.arange(0, BK)[:, None] * BV + tl.arange(0, BV)[None, :]
+    share = i_v.to(tl.int64) * tokens * H
+
+    b_u = tl.load(u + i_h * K + o_k, mask=m_k, other=0.0).to(tl.float32)
+    b_du = tl.zeros([BK], dtype=tl.float32)
+    b_D = tl.zeros([BK, BV], dtype=tl.float32)
+    if HAS_FINAL:
+        b_D += tl.load(dfinal_state + i_nh.to(tl.int64) * K * V + o_s, mask=m_s, other=0.0)
+    segments = tl.cdiv(end - start, C).to(tl.int32)
+    for j in range(0, segments):
+        i = segments - 1 - j
+        begin = start + tl.cast(i, tl.int64) * C
+        length = tl.minimum(end - begin, C).to(tl.int32)
+        b_S = tl.load(states + ((first + i) * H + i_h) * K * V + o_s, mask=m_s, other=0.0)
+        for t in range(0, length):
+            tl.store(p_scratch + t * BK * BV, b_S)
+            row = (begin + t) * H + i_h
+            b_k = tl.load(k + row * K + o_k, mask=m_k, other=0.0).to(tl.float32)
+            b_w = tl.load(w + row * K + o_k, mask=m_k, other=0.0).to(tl.float32)
+            b_v = tl.load(v + row * V + o_v, mask=m_v, other=0.0).to(tl.float32)
+            b_S = tl.exp(b_w)[:, None] * b_S + b_k[:, None] * b_v[None, :]
+        tl.debug_barrier()
+        for s in range(0, length):
+            t = length - 1 - s
+            row = (begin + t) * H + i_h
+            b_S = tl.load(p_scratch + t * BK * BV)
+            b_q = tl.load(r + row * K + o_k, mask=m_k, other=0.0).to(tl.float32) * scale
+            b_k = tl.load(k + row * K + o_k, mask=m_k, other=0.0).to(tl.float32)
+            b_w = tl.load(w + row * K + o_k, mask=m_k, other=0.0).to(tl.float32)
+            b_v = tl.load(v + row * V + o_v, mask=m_v, other=0.0).to(tl.float32)
+            b_do = tl.load(do + row * V + o_v, mask=m_v, other=0.0).to(tl.float32)
+            v_do = tl.sum(b_v * b_do, 0)
+            decay = tl.exp(b_w)
+            b_dq = tl.sum(b_S * b_do[None, :], 1) + b_u * b_k * v_do
+            b_dk = tl.sum(b_D * b_v[None, :], 1) + b_u * b_q * v_do
+            b_dw = decay * tl.sum(b_S * b_D, 1)
+            b_dv = tl.sum(b_D * b_k[:, None], 0) + tl.sum(b_q * b_u * b_k, 0) * b_do
+            b_du += b_q * b_k * v_do
+            tl.store(dr + (share + row) * K + o_k, b_dq * scale, mask=m_k)
+            tl.store(dk + (share + row) * K + o_k, b_dk, mask=m_k)
+            tl.store(dw + (share + row) * K + o_k, b_dw, mask=m_k)
+            tl.store(dv + row * V + o_v, b_dv.to(dv.dtype.element_ty), mask=m_v)
+            b_D = decay[:, None] * b_D + b_q[:, None] * b_do[None, :]
+        # The next segment overwrites the scratch that this one still reads.
+        tl.debug_barrier()
+    tl.store(du + (i_v * sequences * H + i_nh) * K + o_k, b_du, mask=m_k)
+    tl.store(dinitial_state + i_nh.to(tl.int64) * K * V + o_s, b_D, mask=m_s)
+
+
+def _blocks(kernel: str, r, v):
+    launch = TABLE[f"rwkv6.{kernel}", width(r.element_size())]
+    BK, BV = block(r.shape[-1], launch.BK), block(v.shape[-1], launch.BV)
+    if r.shape[-1] > BK:
+        raise ValueError(f"r: expected K <= {BK} for the recurrent kernel, got K = {r.shape[-1]}")
+    return BK, BV, triton.cdiv(v.shape[-1], BV), dict(num_warps=launch.num_warps, num_stages=launch.num_stages)
+
+
+def checkpoint_shape(r, v, cu_seqlens, chunk_size) -> tuple[int, ...]:
+    """Shape of what `forward` keeps for `backward`: the state every CHECKPOINT tokens."""
+    T = r.shape[1]
+    if cu_seqlens is None:
+        kept = r.shape[0] * -(-T // CHECKPOINT)
+    else:
+        kept = max_chunks(T, cu_seqlens.shape[0] - 1, CHECKPOINT)
+    return kept, r.shape[2], r.shape[3], v.shape[3]
+
+
+def _sequences(r, cu_seqlens):
+    N = r.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
+    return N, None if cu_seqlens is None else chunk_offsets(cu_seqlens, CHECKPOINT)
+
+
+def forward(r, k, v, w, u, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep_states):
+    """o, the final state (empty unless asked for), the states every CHECKPOINT tokens (empty unless kept)."""
+    r, k, v, w, u = (x.contiguous() for x in (r, k, v, w, u))
+    initial_state = initial_state if initial_state is None else initial_state.contiguous()
+    _, T, H, K = r.shape
+    V = v.shape[-1]
+    N, offsets = _sequences(r, cu_seqlens)
+    BK, BV, NV, options = _blocks("recurrent", r, v)
+    new = r.new_empty(0, dtype=torch.float32).new_empty
+    o, final_state = torch.empty_like(v), new((N, H, K, V) if output_final_state else 0)
+    states = new(checkpoint_shape(r, v, cu_seqlens, 0) if keep_states else 0)
+    recurrent_kernel[NV, N * H](
+        r, k, v, w, u, initial_state, o, states, final_state, scale, cu_seqlens, offsets, T,
+        H=H, K=K, V=V, C=CHECKPOINT, BK=BK, BV=BV, HAS_INITIAL=initial_state is not None,
+        WANTS_FINAL=output_final_state, KEEP=keep_states, PACKED=cu_seqlens is not None, **options,
+    )  # fmt: skip
+    return o, final_state, states
+
+
+def backward(r, k, v, w, u, scale, initial_state, cu_seqlens, chunk_size, states, do, dfinal_state):
+    """dr, dk, dw, du, dinitial_state in float32 and dv in v's dtype."""
+    r, k, v, w, u, do = (x.contiguous() for x in (r, k, v, w, u, do))
+    dfinal_state = dfinal_state if dfinal_state is None else dfinal_state.contiguous()
+    B, T, H, K = r.shape
+    V = v.shape[-1]
+    N, offsets = _sequences(r, cu_seqlens)
+    BK, BV, NV, options = _blocks("recurrent_grads", r, v)
+    new = r.new_empty(0, dtype=torch.float32).new_empty
+    dr, dk, dw = (new(NV, B, T, H, K) for _ in range(3))
+    dv, du, dinitial_state = torch.empty_like(v), new(NV, N, H, K), new(N, H, K, V)
+    recurrent_grads_kernel[NV, N * H](
+        r, k, v, w, u, do, states, dfinal_state, new(NV * N * H, CHECKPOINT, BK, BV), dr, dk, dv, dw, du,
+        dinitial_state, scale, cu_seqlens, offsets, T, B * T, N,
+        H=H, K=K, V=V, C=CHECKPOINT, BK=BK, BV=BV, HAS_FINAL=dfinal_state is not None,
+        PACKED=cu_seqlens is not None, **options,
+    )  # fmt: skip
+    return dr.sum(0), dk.sum(0), dv, dw.sum(0), du.sum((0, 1)), dinitial_state
