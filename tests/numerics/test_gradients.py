@@ -1,0 +1,51 @@
+"""Rows of errors per tensor, and where along t an error sits."""
+
+import math
+
+import pytest
+import torch
+
+from flakit.numerics.evaluate import evaluate, truth
+from flakit.numerics.gradients import MEASURES, along_time, gradient_rows, measures
+from flakit.numerics.inputs import inputs
+
+
+def test_rows_hold_every_form_and_tensor_at_rounding_level():
+    rows = gradient_rows("rwkv6", T=33, H=1, K=8, V=5, decay=-8.0, initial_state=True)
+    assert {(row["form"], row["tensor"]) for row in rows} == {
+        (form, tensor)
+        for form in ("chunk", "recurrent")
+        for tensor in ("o", "final_state", "dr", "dk", "dv", "dw", "du", "dinitial_state")
+    }
+    for row in rows:
+        assert (row["op"], row["dtype"], row["T"], row["decay"], row["non_finite"]) == ("rwkv6", "float32", 33, -8.0, 0)
+        assert all(row[measure] < 1e-5 for measure in MEASURES), row
+
+
+def test_rows_are_those_of_evaluate_against_truth():
+    setting = dict(T=40, H=1, K=4, decay="logsigmoid", dtype=torch.bfloat16, seed=5)
+    (row,) = [row for row in gradient_rows("rwkv6", forms=["chunk"], **setting) if row["tensor"] == "dw"]
+    made = inputs("rwkv6", **setting)
+    assert row == row | measures(evaluate("rwkv6", made)["dw"], truth("rwkv6", made)["dw"])
+    assert 1e-4 < row["l2"] < 5e-3
+
+
+def test_the_decay_not_given_is_named():
+    assert gradient_rows("rwkv6", forms=["chunk"], T=2, H=1, K=2)[0]["decay"] == "rwkv6-init"
+
+
+def test_along_time_shows_the_step_that_is_wrong():
+    truth = torch.full((1, 6, 2, 3), 2.0)
+    got = truth.clone()
+    got[0, 2, 1, 0] += 6.0
+    got[0, 4, 0, 0] = math.nan
+    per_step = along_time(got, truth)
+    assert per_step.tolist() == pytest.approx([0, 0, 6 / 2 / math.sqrt(6), 0, math.inf, 0])
+
+
+def test_along_time_of_zeros_and_of_a_tensor_without_time():
+    zeros = torch.zeros(1, 3, 1, 2)
+    assert along_time(zeros, zeros).eq(0).all()
+    assert along_time(zeros + 1, zeros).isinf().all()
+    with pytest.raises(ValueError, match=r"got: expected \[B, T, H, D\], a tensor with a time axis, got \[2, 3\]"):
+        along_time(torch.zeros(2, 3), torch.zeros(2, 3))
