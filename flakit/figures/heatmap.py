@@ -1,0 +1,91 @@
+"""A matrix as coloured cells, redrawn in place; NaN and inf cells are hatched so that colour alone never tells."""
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colorbar import Colorbar
+from matplotlib.colors import Normalize, to_rgb
+from matplotlib.patches import PathPatch
+from matplotlib.path import Path
+
+from . import style
+from .canvas import Canvas
+
+
+class HeatMap:
+    """Cells of `ax`, row 0 on top, one unit a cell with its index at the centre.
+
+    values given to `update` are coloured between vmin and vmax; finite values beyond keep the end's colour.
+    """
+
+    def __init__(self, canvas: Canvas, ax: Axes, *, cmap: str = style.MAGNITUDE, vmin: float = 0.0, vmax: float = 1.0):
+        self.canvas, self.ax = canvas, ax
+        self.colours = ScalarMappable(Normalize(vmin, vmax), colormaps[cmap])
+        blank = np.zeros((1, 1, 3), np.uint8)
+        self._image = ax.imshow(blank, aspect="auto", interpolation="nearest", zorder=1)
+        self._hatched = {}
+        for kind, look in (("nan", style.NAN), ("inf", style.INF)):
+            patch = PathPatch(
+                Path(np.empty((0, 2))), facecolor="none", edgecolor=look["edgecolor"], hatch=look["hatch"], zorder=1.5
+            )
+            patch.set_linewidth(0)
+            self._hatched[kind] = ax.add_patch(patch)
+        canvas.moving(self._image, *self._hatched.values())
+
+    def colorbar(self, cax: Axes, label: str, **kwargs) -> Colorbar:
+        """A scale of the colours in axes of its own."""
+        return self.canvas.figure.colorbar(self.colours, cax=cax, label=label, **kwargs)
+
+    def update(self, values: np.ndarray, empty: np.ndarray | None = None) -> None:
+        """Show values [rows, columns]; cells where `empty` is true hold nothing.
+
+        A matrix with more cells than pixels is pooled: each pixel shows the largest value under it, and is hatched if
+        any cell under it is non-finite, so that a single bad row cannot be lost.
+        """
+        values = np.asarray(values)
+        rows, columns = values.shape
+        empty = np.zeros(values.shape, bool) if empty is None else np.asarray(empty)
+        nan, inf = np.isnan(values) & ~empty, np.isinf(values) & ~empty
+        finite = np.where(nan | inf | empty, self.colours.norm.vmin, values)
+        for axis, pixels in enumerate(self._cell_limit()):
+            finite = _pool(finite, axis, pixels)
+            nan, inf = _pool(nan, axis, pixels), _pool(inf, axis, pixels)
+            empty = ~_pool(~empty, axis, pixels)
+
+        picture = self.colours.to_rgba(finite, bytes=True, norm=True)[..., :3]
+        for mask, colour in ((empty, style.EMPTY), (inf, style.INF["facecolor"]), (nan, style.NAN["facecolor"])):
+            picture[mask] = np.round(np.array(to_rgb(colour)) * 255)
+        extent = (-0.5, columns - 0.5, rows - 0.5, -0.5)
+        self._image.set_data(picture)
+        if tuple(self._image.get_extent()) != extent:
+            self._image.set_extent(extent)
+            self.canvas.stale()
+        scale = np.array([columns / finite.shape[1], rows / finite.shape[0]])
+        for kind, mask in (("nan", nan), ("inf", inf & ~nan)):
+            self._hatched[kind].set_path(_outline(mask, scale))
+            self._hatched[kind].set_visible(bool(mask.any()))
+
+    def _cell_limit(self) -> tuple[int, int]:
+        box = self.ax.get_window_extent()
+        return max(1, int(box.height / 1.5)), max(1, int(box.width / 1.5))
+
+
+def _pool(x: np.ndarray, axis: int, most: int) -> np.ndarray:
+    """The largest of each run of cells along `axis`, so that at most `most` remain."""
+    if x.shape[axis] <= most:
+        return x
+    starts = np.unique(np.linspace(0, x.shape[axis], most, endpoint=False).astype(int))
+    return np.maximum.reduceat(x, starts, axis=axis)
+
+
+def _outline(mask: np.ndarray, scale: np.ndarray) -> Path:
+    """One path around the true cells, as a rectangle for each run along a row."""
+    edges = np.diff(np.pad(mask, ((0, 0), (1, 1))).astype(np.int8), axis=1)
+    row, start = np.nonzero(edges == 1)
+    _, stop = np.nonzero(edges == -1)
+    x = np.stack((start, stop, stop, start, start), -1)
+    y = np.stack((row, row, row + 1, row + 1, row), -1)
+    corners = np.stack((x, y), -1).reshape(-1, 2) * scale - 0.5
+    codes = np.tile([Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY], len(row))
+    return Path(corners, codes)

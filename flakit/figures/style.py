@@ -1,0 +1,66 @@
+"""The look every picture shares: colours that colour-blind readers can tell apart, never colour alone.
+
+Lines pair an Okabe-Ito colour with a dash style, magnitudes use cividis, non-finite cells are hatched.
+"""
+
+import matplotlib as mpl
+from matplotlib.patches import Patch
+
+BLACK = "#000000"
+ORANGE = "#E69F00"
+SKY = "#56B4E9"
+GREEN = "#009E73"
+YELLOW = "#F0E442"
+BLUE = "#0072B2"
+VERMILLION = "#D55E00"
+PURPLE = "#CC79A7"
+GREY = "#6B6B6B"
+
+LINES = (
+    {"color": BLUE, "linestyle": "-"},
+    {"color": VERMILLION, "linestyle": "--"},
+    {"color": GREEN, "linestyle": "-."},
+    {"color": PURPLE, "linestyle": (0, (1, 1.2))},
+    {"color": ORANGE, "linestyle": (0, (5, 1.5, 1, 1.5, 1, 1.5))},
+    {"color": BLACK, "linestyle": (0, (7, 3))},
+    {"color": SKY, "linestyle": (0, (3, 1, 1, 1))},
+)
+"""Colour and dash of the first, second, … line of a plot: `ax.plot(x, y, **LINES[0])`."""
+
+LAW = {"color": BLACK, "linestyle": (0, (4, 2)), "linewidth": 1.8}
+"""A prediction drawn over a measurement."""
+
+MAGNITUDE = "cividis"
+SIGNED = "PuOr"
+
+NAN = {"facecolor": "#F6D5C0", "hatch": "////", "edgecolor": VERMILLION}
+INF = {"facecolor": "#F1DDE8", "hatch": "xxxx", "edgecolor": "#8F3A66"}
+EMPTY = "#F2F2F2"
+"""Cells that hold nothing: above the diagonal, not yet computed."""
+
+_RC = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9.5,
+    "axes.titlesize": 10,
+    "axes.titlelocation": "left",
+    "axes.labelsize": 9,
+    "axes.linewidth": 0.8,
+    "xtick.labelsize": 8.5,
+    "ytick.labelsize": 8.5,
+    "legend.fontsize": 8.5,
+    "legend.frameon": False,
+    "lines.linewidth": 1.8,
+    "hatch.linewidth": 0.8,
+    "mathtext.default": "regular",
+    "figure.facecolor": "white",
+}
+
+
+def context():
+    """Use around the making of a figure: `with style.context(): …`."""
+    return mpl.rc_context(_RC)
+
+
+def non_finite_handles() -> list[Patch]:
+    """Legend entries for the two kinds of hatched cells."""
+    return [Patch(linewidth=0, label="NaN", **NAN), Patch(linewidth=0, label="inf", **INF)]

@@ -1,0 +1,8 @@
+"""Live panels for notebooks: knobs, a picture, and a readout in words.
+
+    from flakit.panels import decay_explorer
+    decay_explorer("rwkv6", decay=-1.5)
+
+Each factory returns a widget to show as the last line of a cell. It is live in JupyterLab and a plain picture wherever
+no kernel runs. `panel.set(decay=-2)` moves knobs from code, `panel.text` is the readout, `panel.as_python()` the script.
+"""
