@@ -42,12 +42,14 @@ def evaluate(
     chunk_size: int | None = None,
     grad_seed: int = 1,
     dfinal_state: bool = False,
+    arriving: tuple[Tensor, Tensor | None] | None = None,
 ) -> dict[str, Tensor]:
     """Run an operator forward and backward.
 
     inputs: as `flakit.inputs` makes them; further arguments of the operator (scale, cu_seqlens) may be among them.
     form: "chunk" or "recurrent"; backend and chunk_size as the operator takes them.
     dfinal_state: let a gradient arrive at the final state as well.
+    arriving: the gradients at o and (or None) at the final state, instead of `cotangents`.
     Returns o, final_state, the gradient of every input ("d" + its name) and dinitial_state where a state was given.
     """
     op = operator(op)
@@ -69,6 +71,7 @@ def truth(
     *,
     grad_seed: int = 1,
     dfinal_state: bool = False,
+    arriving: tuple[Tensor, Tensor | None] | None = None,
     recurrence: bool | None = None,
 ) -> dict[str, Tensor]:
     """What `evaluate` should give, in float64, on the inputs' device.
@@ -77,7 +80,7 @@ def truth(
     """
     op = operator(op)
     names = _leaves(op, inputs)
-    do, dstate = cotangents(op, inputs, grad_seed=grad_seed, dfinal_state=dfinal_state)
+    do, dstate = arriving or cotangents(op, inputs, grad_seed=grad_seed, dfinal_state=dfinal_state)
     exact = {name: inputs[name].detach().double() for name in names}
     scale = inputs.get("scale")
     scale = inputs["r"].shape[-1] ** -0.5 if scale is None else scale
