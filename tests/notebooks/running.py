@@ -25,7 +25,7 @@ def read(path):
 
 
 def kernel_environment():
-    """This process's environment, with Triton's interpreter, which a kernel needs from its start, if there is no GPU."""
+    """This process's environment; without a GPU, kernels start with Triton's interpreter (later is too late)."""
     env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     return env if torch.cuda.is_available() else {**env, "TRITON_INTERPRET": "1"}
 

@@ -1,0 +1,318 @@
+"""What works here: `flakit doctor` in a terminal, `flakit.doctor.examine()` in a notebook.
+
+Looks at Python, the versions that have to fit each other, Triton (GPU or interpreter), JupyterLab and its widgets, and
+runs every operator, forward and backward, against float64 on each backend that this machine has.
+"""
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+from packaging.version import Version
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.jupyter import JupyterMixin
+from rich.table import Table
+
+from .numerics.errors import compare
+from .numerics.evaluate import evaluate, truth
+from .numerics.inputs import inputs
+from .numerics.operators import OPERATORS
+from .ops.common.dispatch import interpreted
+
+OK, NOTE, WARNING, BROKEN = "ok", "note", "warning", "BROKEN"
+STYLES = {OK: "green", NOTE: "default", WARNING: "yellow", BROKEN: "bold red"}
+
+PACKAGES = (
+    "flakit torch triton numpy einops jupyterlab jupyterlab_widgets ipykernel ipywidgets matplotlib pillow".split()
+)
+PYTHON = "3.10"
+TRITON_OF_TORCH = {"2.10": "3.6", "2.11": "3.6", "2.13": "3.7"}
+"""The triton release line that each torch release is built with."""
+
+TOLERANCE = 1e-5
+"""Relative L2 error against float64 that a float32 operator may have."""
+
+WIDGETS_EXTENSION = "share/jupyter/labextensions/@jupyter-widgets/jupyterlab-manager"
+
+
+@dataclass(frozen=True)
+class Finding:
+    topic: str
+    level: str
+    says: str
+    cure: str = ""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One operator run forward and backward on one backend, against float64."""
+
+    operator: str
+    form: str
+    backend: str
+    error: float | None = None  # the largest relative L2 error over outputs and gradients
+    tensor: str = ""  # where it is
+    seconds: float = 0.0
+    failure: str = ""  # instead of an error: what was raised, or what is not finite
+
+    @property
+    def level(self) -> str:
+        return OK if self.error is not None and self.error <= TOLERANCE else BROKEN
+
+
+@dataclass(frozen=True)
+class Diagnosis(JupyterMixin):
+    """Everything found; shows itself as a table in a terminal and in a notebook."""
+
+    findings: tuple[Finding, ...]
+    checks: tuple[Check, ...] = ()
+    versions: Mapping[str, str | None] = field(default_factory=dict)
+
+    @property
+    def works(self) -> bool:
+        """Nothing essential is broken."""
+        return all(x.level != BROKEN for x in self.findings + self.checks)
+
+    def as_json(self) -> str:
+        checks = [{**asdict(check), "level": check.level} for check in self.checks]
+        found = {"works": self.works, "versions": self.versions, "findings": list(map(asdict, self.findings))}
+        return json.dumps({**found, "checks": checks}, indent=1)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        found = Table(box=None, pad_edge=False, show_header=False)
+        for x in self.findings:
+            found.add_row(_badge(x.level), x.topic, _literal(x.says))
+            if x.cure:
+                found.add_row("", "", f"[bold]-> {_literal(x.cure)}[/]")
+        yield found
+        ran = Table(
+            box=None, pad_edge=False, title="\nOperators, forward and backward, against float64", title_justify="left"
+        )
+        for heading in ("", "operator", "form", "backend", "largest error (relative L2)", "time"):
+            ran.add_column(heading, justify="right" if heading == "time" else "left")
+        for x in self.checks:
+            error = _literal(x.failure) if x.error is None else f"{x.error:.0e} in {x.tensor}"
+            time = f"{1000 * x.seconds:.0f} ms"
+            ran.add_row(_badge(x.level), OPERATORS[x.operator].label, x.form, x.backend, error, time)
+        yield ran
+        if not self.works:
+            yield "\n[bold red]Something essential is broken: see BROKEN above.[/]"
+
+
+def _badge(level: str) -> str:
+    return f"[{STYLES[level]}]{level}[/]"
+
+
+def _literal(text: str) -> str:
+    return text.replace("[", r"\[")
+
+
+def examine() -> Diagnosis:
+    """Look at everything; takes some seconds, most of them running the kernels."""
+    versions = installed()
+    findings = (
+        *python_and_packages(versions),
+        *mismatches(versions),
+        kernels(versions),
+        *lab(versions),
+    )
+    return Diagnosis(findings, tuple(check_operators()), versions)
+
+
+def installed() -> dict[str, str | None]:
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def python_and_packages(versions: Mapping[str, str | None]) -> Iterator[Finding]:
+    python = versions["python"]
+    if Version(python) < Version(PYTHON):
+        yield Finding("Python", BROKEN, f"{python}, flakit needs {PYTHON} or newer", "make lab PYTHON=python3.12")
+    else:
+        yield Finding("Python", OK, f"{python} on {platform.system()} {platform.machine()}")
+    for package in ("torch", "numpy"):
+        yield Finding(package, OK, str(versions[package]))
+
+
+def mismatches(versions: Mapping[str, str | None], system: str = sys.platform) -> Iterator[Finding]:
+    """Versions that do not fit each other, each with its cure."""
+    torch_, triton, numpy, widgets = (versions.get(name) for name in ("torch", "triton", "numpy", "ipywidgets"))
+    if triton is None and system == "linux":
+        yield Finding("triton", WARNING, "missing, so no kernel can run", "pip install -c constraints.txt triton")
+    built_with = TRITON_OF_TORCH.get(_line(torch_))
+    if triton and built_with and _line(triton) != built_with:
+        yield Finding(
+            "torch and triton",
+            WARNING,
+            f"torch {torch_} is built with triton {built_with}, here is {triton}",
+            f"pip install 'triton=={built_with}.*'",
+        )
+    if triton and numpy and Version(triton).release == (3, 6, 0) and Version(numpy) >= Version("2.4"):
+        yield Finding(
+            "triton and numpy",
+            WARNING,
+            f"triton 3.6.0 with numpy {numpy}: interpreted kernels fail on loops up to a run-time bound",
+            "pip install 'numpy<2.4'",
+        )
+    if widgets and Version(widgets) < Version("8"):
+        yield Finding("ipywidgets", BROKEN, f"{widgets}: the panels need 8 or newer", "pip install 'ipywidgets>=8.1'")
+
+
+def _line(version: str | None) -> str:
+    return ".".join(map(str, Version(version).release[:2])) if version else ""
+
+
+def interpreter_came_too_late() -> bool:
+    """Whether TRITON_INTERPRET=1 was set when triton had already decided to compile (its own functions show it)."""
+    language = sys.modules.get("triton.language")
+    return interpreted() and language is not None and type(language.sum).__name__ != "InterpretedFunction"
+
+
+def kernels(versions: Mapping[str, str | None]) -> Finding:
+    gpu = ""
+    if torch.cuda.is_available():
+        major, minor = torch.cuda.get_device_capability()
+        gpu = f"{torch.cuda.get_device_name()}, compute capability {major}.{minor}, CUDA {torch.version.cuda}"
+    here = f"triton {versions['triton']}, " if versions["triton"] else ""
+    if not here:
+        return Finding(
+            "kernels", NOTE, "no triton: the torch and reference backends do the work" + f", on {gpu}" * bool(gpu)
+        )
+    if interpreter_came_too_late():
+        says = here + "TRITON_INTERPRET=1 was set after triton was imported: reductions in kernels will fail"
+        return Finding(
+            "kernels", BROKEN, says, "set it before Python starts (`make lab` does), then restart the kernel"
+        )
+    if interpreted():
+        despite = f", although there is a GPU: {gpu}" if gpu else " on the CPU, without a GPU"
+        return Finding("kernels", NOTE if gpu else OK, f"{here}interpreted{despite}")
+    if gpu:
+        return Finding("kernels", OK, f"{here}compiled for {gpu}")
+    cpu = "no GPU" + (f" (torch is a CUDA {torch.version.cuda} build, which is fine)" if torch.version.cuda else "")
+    says = f"{here}{cpu}, interpreter off: the torch backend does the work"
+    return Finding("kernels", NOTE, says, "to run kernels on the CPU set TRITON_INTERPRET=1 before Python starts")
+
+
+def lab(versions: Mapping[str, str | None]) -> Iterator[Finding]:
+    """JupyterLab, the kernel and the widgets: in one environment, or sliders say "model not found"."""
+    missing = [name for name in ("jupyterlab", "ipykernel", "ipywidgets", "matplotlib", "pillow") if not versions[name]]
+    if missing:
+        yield Finding(
+            "notebooks", NOTE, f"not installed: {', '.join(missing)}", "pip install -c constraints.txt -e '.[lab]'"
+        )
+        return
+    here, server = Path(sys.executable).parent, serving_python()
+    if server and server != here:
+        yield Finding(
+            "notebooks",
+            BROKEN,
+            f"JupyterLab runs from {server}, this kernel from {here}: sliders may say 'model not found'",
+            "start JupyterLab from the kernel's environment: make lab, or python -m jupyterlab",
+        )
+    elif not (Path(sys.prefix) / WIDGETS_EXTENSION).is_dir():
+        yield Finding(
+            "notebooks",
+            BROKEN,
+            "JupyterLab's widget extension is not in this environment: sliders will say 'model not found'",
+            "pip install --force-reinstall jupyterlab_widgets",
+        )
+    else:
+        yield Finding(
+            "notebooks",
+            OK,
+            f"JupyterLab {versions['jupyterlab']} and ipywidgets {versions['ipywidgets']} in one environment, "
+            f"matplotlib {versions['matplotlib']}",
+        )
+    other = shutil.which("jupyter-lab")
+    if other and Path(other).parent != here:
+        says = f"the command `jupyter lab` belongs to another environment ({other})"
+        yield Finding("notebooks", NOTE, says, "use make lab, or python -m jupyterlab")
+
+
+def serving_python() -> Path | None:
+    """Inside a kernel: the folder of the Python that runs JupyterLab, where that can be told."""
+    if "JPY_PARENT_PID" not in os.environ:
+        return None
+    import psutil  # comes with ipykernel
+
+    try:
+        server = psutil.Process(os.getppid())
+        python = Path(os.path.normpath(Path(server.cwd(), server.cmdline()[0])))
+    except (psutil.Error, IndexError):
+        return None
+    return python.parent if python.name.startswith("python") and python.is_file() else None
+
+
+def check_operators() -> Iterator[Check]:
+    """Each operator and form on each backend, in the order reference, torch, triton; one Check at a time."""
+    devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    yield from check_on("reference", "cpu")
+    for device in devices:
+        yield from check_on("torch", device)
+    if installed()["triton"] is None:
+        return
+    if "cuda" in devices and not interpreted():
+        yield from check_on("triton", "cuda")
+    if not interpreted():
+        yield from _interpreted_elsewhere()
+    elif not interpreter_came_too_late():
+        yield from check_on("triton", "cpu")
+
+
+def check_on(backend: str, device: str) -> Iterator[Check]:
+    label = f"{backend} on {device}" + ", interpreted" * (backend == "triton" and device == "cpu")
+    for name, op in OPERATORS.items():
+        given = inputs(op, T=20, H=1, K=16, V=24, initial_state=True, device=device)
+        exact = truth(op, given, dfinal_state=True)
+        for form in op.forms:
+            start = time.perf_counter()
+            try:
+                found = evaluate(op, given, form=form, backend=backend, dfinal_state=True)
+            except Exception as error:  # whatever it is, it is what the doctor has to tell
+                yield Check(name, form, label, failure=f"{type(error).__name__}: {error}")
+                continue
+            errors = {tensor: compare(found[tensor], exact[tensor]) for tensor in exact}
+            worst = max(errors, key=lambda tensor: errors[tensor].l2)
+            seconds = time.perf_counter() - start
+            if errors[worst].finite:
+                yield Check(name, form, label, errors[worst].l2, worst, seconds)
+            else:
+                yield Check(name, form, label, None, worst, seconds, f"{worst}: {errors[worst]}")
+
+
+def _interpreted_elsewhere() -> Iterator[Check]:
+    """The interpreter has to be on before Python starts, so it gets a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", "from flakit import doctor; doctor._print_interpreted()"],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
+    if done.returncode:
+        message = (done.stderr.strip().splitlines() or ["it ended without a word"])[-1]
+        yield from (
+            Check(name, form, "triton on cpu, interpreted", failure=message)
+            for name, op in OPERATORS.items()
+            for form in op.forms
+        )
+    else:
+        yield from (Check(**check) for check in json.loads(done.stdout.splitlines()[-1]))
+
+
+def _print_interpreted() -> None:
+    print(json.dumps([asdict(check) for check in check_on("triton", "cpu")]))

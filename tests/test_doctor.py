@@ -1,0 +1,119 @@
+import json
+import subprocess
+import sys
+import types
+
+import pytest
+
+from flakit import doctor
+from flakit.numerics.operators import OPERATORS
+
+TESTED = {"torch": "2.13.0+cpu", "triton": "3.7.1", "numpy": "2.4.6", "ipywidgets": "8.1.9"}
+ON_THE_GPU_OF_RECORD = {"torch": "2.11.0+cu130", "triton": "3.6.0", "numpy": "2.3.5", "ipywidgets": None}
+
+
+def mismatches(system="linux", **changed):
+    return list(doctor.mismatches({**TESTED, **changed}, system))
+
+
+@pytest.mark.parametrize("versions", [TESTED, ON_THE_GPU_OF_RECORD], ids=["tested set", "GPU of record"])
+def test_good_versions_pass(versions):
+    assert mismatches(**versions) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "level", "names", "cure"),
+    [
+        ({"triton": "3.9.0"}, doctor.WARNING, ["2.13.0", "3.7", "3.9.0"], "triton==3.7.*"),
+        ({"torch": "2.11.0+cu130"}, doctor.WARNING, ["2.11.0", "3.6", "3.7.1"], "triton==3.6.*"),
+        ({"torch": "2.11.0", "triton": "3.6.0"}, doctor.WARNING, ["3.6.0", "numpy 2.4.6"], "numpy<2.4"),
+        ({"triton": None}, doctor.WARNING, ["missing"], "pip install -c constraints.txt triton"),
+        ({"ipywidgets": "7.8.5"}, doctor.BROKEN, ["7.8.5"], "ipywidgets>=8.1"),
+    ],
+    ids=["newer triton", "older torch", "triton 3.6.0 with new numpy", "no triton", "ipywidgets 7"],
+)
+def test_bad_pair_is_named_with_its_cure(changed, level, names, cure):
+    (found,) = mismatches(**changed)
+    assert found.level == level
+    assert all(name in found.says for name in names)
+    assert cure in found.cure
+
+
+def test_triton_is_not_missed_where_it_does_not_exist():
+    assert mismatches(system="darwin", triton=None) == []
+
+
+def test_old_python_is_broken():
+    found, *_ = doctor.python_and_packages({**doctor.installed(), "python": "3.9.18"})
+    assert (found.level, "3.10" in found.says) == (doctor.BROKEN, True)
+
+
+def test_missing_lab_is_a_note_with_the_extra_to_install():
+    (found,) = doctor.lab({**doctor.installed(), "ipywidgets": None})
+    assert (found.level, "ipywidgets" in found.says, "[lab]" in found.cure) == (doctor.NOTE, True, True)
+
+
+def test_lab_of_another_environment_is_found(monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor, "serving_python", lambda: tmp_path)
+    found, *_ = doctor.lab(doctor.installed())
+    assert (found.level, str(tmp_path) in found.says, "model not found" in found.says) == (doctor.BROKEN, True, True)
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["in time", "too late"])
+def test_interpreter_set_too_late_is_found(monkeypatch, late):
+    decided = type("JITFunction" if late else "InterpretedFunction", (), {})()
+    monkeypatch.setitem(sys.modules, "triton.language", types.SimpleNamespace(sum=decided))
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    found = doctor.kernels(TESTED)
+    assert (found.level == doctor.BROKEN) == late
+    assert ("restart" in found.cure) == late
+
+
+def test_wrong_numbers_and_failures_are_broken():
+    assert doctor.Check("rwkv6", "chunk", "torch on cpu", 2e-7, "dw").level == doctor.OK
+    assert doctor.Check("rwkv6", "chunk", "torch on cpu", 2e-3, "dw").level == doctor.BROKEN
+    assert doctor.Check("rwkv6", "chunk", "torch on cpu", failure="dw: non-finite").level == doctor.BROKEN
+
+
+def test_non_finite_operator_is_reported(monkeypatch):
+    def poisoned(*args, evaluate=doctor.evaluate, **kwargs):
+        found = evaluate(*args, **kwargs)
+        found["dk"][0, 3] = float("nan")
+        return found
+
+    monkeypatch.setattr(doctor, "evaluate", poisoned)
+    check, *_ = doctor.check_on("torch", "cpu")
+    assert (check.level, check.error, check.tensor) == (doctor.BROKEN, None, "dk")
+    assert "NaN" in check.failure
+
+
+def test_raising_operator_is_reported(monkeypatch):
+    monkeypatch.setattr(doctor, "evaluate", lambda *args, **kwargs: 1 / 0)
+    check, *_ = doctor.check_on("torch", "cpu")
+    assert (check.level, check.failure) == (doctor.BROKEN, "ZeroDivisionError: division by zero")
+
+
+def test_diagnosis_shows_in_a_notebook_and_as_json():
+    finding = doctor.Finding("notebooks", doctor.NOTE, "not installed", "pip install -e '.[lab]'")
+    failed = doctor.Check("rwkv6", "chunk", "torch on cpu", failure="ValueError: [1, 2]")
+    diagnosis = doctor.Diagnosis((finding,), (failed,), TESTED)
+    shown = diagnosis._repr_mimebundle_(include=[], exclude=[])
+    assert "[lab]" in shown["text/plain"] and "[1, 2]" in shown["text/plain"] and "text/html" in shown
+    said = json.loads(diagnosis.as_json())
+    assert (said["works"], said["checks"][0]["level"]) == (False, doctor.BROKEN)
+
+
+def test_command_runs_every_operator_on_every_backend(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "flakit.cli", "doctor", "--json"],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
+    said = json.loads(done.stdout)
+    assert (done.returncode, said["works"]) == (0, True), done.stdout
+    backends = {check["backend"].split()[0] for check in said["checks"]}
+    assert backends == {"reference", "torch"} | ({"triton"} if said["versions"]["triton"] else set())
+    for backend in backends:
+        ran = {(c["operator"], c["form"]) for c in said["checks"] if c["backend"].startswith(backend)}
+        assert ran == {(name, form) for name, op in OPERATORS.items() for form in op.forms}

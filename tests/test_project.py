@@ -1,0 +1,182 @@
+"""What holds the project together: what is installed, who imports whom, and what a bare import needs."""
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+
+
+def direct_requirements():
+    lines = PROJECT["dependencies"] + [line for extra in EXTRAS.values() for line in extra]
+    return {r.name: r for r in map(Requirement, lines) if r.name != PROJECT["name"]}
+
+
+def constraints():
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    return {r.name: r for r in (Requirement(line) for line in lines if line and not line.startswith("#"))}
+
+
+def pinned(requirement):
+    (pin,) = requirement.specifier
+    assert pin.operator == "=="
+    return pin.version
+
+
+def test_pyproject_keeps_lower_bounds_only():
+    assert {name: str(r.specifier) for name, r in direct_requirements().items() if "<" in str(r.specifier)} == {}
+    assert {name for name, r in direct_requirements().items() if [s.operator for s in r.specifier] != [">="]} == set()
+
+
+def test_constraints_pin_every_direct_dependency_and_nothing_else():
+    needed = {
+        name for name, r in direct_requirements().items() if r.marker is None or "python_version" not in str(r.marker)
+    }
+    assert set(constraints()) == needed
+
+
+@pytest.mark.parametrize("name", sorted(constraints()))
+def test_constraint_meets_its_lower_bound(name):
+    assert direct_requirements()[name].specifier.contains(pinned(constraints()[name]))
+
+
+def test_test_extra_brings_the_lab():
+    assert "flakit[lab]" in EXTRAS["test"]
+
+
+def test_conda_environment_installs_what_make_lab_does():
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text())
+    *conda, pip = environment["dependencies"]
+    assert environment["name"] == PROJECT["name"]
+    assert pip == {"pip": ["-c constraints.txt", "-e .[lab]"]}
+    assert "pip" in conda
+    (python,) = [line for line in conda if line.startswith("python=")]
+    assert Requirement(f"python{PROJECT['requires-python']}").specifier.contains(python.removeprefix("python="))
+    assert "--constraint constraints.txt" in (ROOT / "Makefile").read_text()
+
+
+# --- who imports whom ---------------------------------------------------------------------------------------------
+
+LAYERS = ["ops", "numerics", "cases", "figures", "panels"]
+BESIDE = {"models": ["ops"], "bench": ["ops"]}
+ONLY_IN = {
+    "triton": r"(ops|cases)/.*_triton\.py|numerics/trace.*\.py",
+    "ipywidgets": r"panels/.*\.py",
+    "matplotlib": r"(figures|panels)/.*\.py",
+}
+MODULES = {p.relative_to(ROOT / "flakit").as_posix(): p for p in sorted((ROOT / "flakit").rglob("*.py"))}
+
+
+def imported(path):
+    """Absolute names of everything a module imports, inside functions too."""
+    package = ["flakit", *path.relative_to(ROOT / "flakit").parts[:-1]]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def rooms(path):
+    """The rooms of flakit that a module enters: "ops", "numerics", …, or a module at the top such as "doctor"."""
+    return {name.split(".")[1] for name in imported(path) if name.startswith("flakit.")}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_point_one_way(module):
+    room = module.split("/")[0]
+    if room in LAYERS:
+        allowed = LAYERS[: LAYERS.index(room) + 1]
+    elif room in BESIDE:
+        allowed = [*BESIDE[room], room]
+    else:
+        return  # flakit/__init__, cli and doctor stand above the rooms
+    assert rooms(MODULES[module]) - set(allowed) == set()
+
+
+def test_no_implementation_imports_another():
+    entered = {
+        module: {name.split(".")[2] for name in imported(path) if re.match(r"flakit\.ops\.\w+", name)} - {"common"}
+        for module, path in MODULES.items()
+        if module.startswith("ops/")
+    }
+    assert {module: seen for module, seen in entered.items() if seen - {module.split("/")[1]}} == {}
+
+
+@pytest.mark.parametrize("library", ONLY_IN)
+def test_library_is_imported_only_where_it_belongs(library):
+    users = {m for m, path in MODULES.items() if any(name.split(".")[0] == library for name in imported(path))}
+    assert {m for m in users if not re.fullmatch(ONLY_IN[library], m)} == set()
+
+
+def test_import_needs_none_of_the_optional_parts():
+    code = (
+        "import sys\n"
+        "for name in ('triton', 'ipywidgets', 'matplotlib', 'PIL', 'IPython', 'jupyterlab'): sys.modules[name] = None\n"
+        "import flakit, flakit.numerics, flakit.cli, flakit.doctor, torch\n"
+        "r, k, v, w = (-torch.rand(1, 5, 1, 4, requires_grad=True) for _ in range(4))\n"
+        "for operator in (flakit.chunk_rwkv6, flakit.fused_recurrent_rwkv6):\n"
+        "    operator(r, k, v, w, torch.ones(1, 4)).o.sum().backward()\n"
+        "print(flakit.__version__)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"\d+\.\d+\.\d+", done.stdout.strip())
+
+
+# --- the commands of the README -----------------------------------------------------------------------------------
+
+
+def make(*arguments, folder=ROOT):
+    done = subprocess.run(["make", *arguments], cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_make_alone_lists_every_target():
+    code, said = make()
+    phony = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.M).group(1).split()
+    assert (code, [target for target in phony if not re.search(rf"^  make {target}\s+\S", said, re.M)]) == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("python", "says"),
+    [
+        (None, "was not found: install Python 3.10 or newer"),
+        ('case "$*" in *version_info*) exit 1;; -V) echo Python 3.8.1;; esac', "is Python 3.8.1: name a newer one"),
+        ('case "$*" in *ensurepip*) exit 1;; esac', "apt-get install python3-venv"),
+    ],
+    ids=["no python", "old python", "no venv"],
+)
+def test_make_lab_says_what_is_missing(tmp_path, python, says):
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    script = tmp_path / "python3"
+    if python is not None:
+        script.write_text(f"#!/bin/sh\n{python}\n")
+        script.chmod(0o755)
+    code, said = make("lab", f"PYTHON={script}", folder=tmp_path)
+    assert code != 0
+    assert says in said
+
+
+def test_links_of_the_readme_lead_somewhere():
+    for text in ("README.md", "CONTRIBUTING.md"):
+        links = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", (ROOT / text).read_text())
+        links += re.findall(r'src="(?!https?:)([^"]+)"', (ROOT / text).read_text())
+        assert [link for link in links if not (ROOT / link).exists()] == []
