@@ -46,8 +46,9 @@ def _locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C: tl.constexpr, PAC
 
 
 @triton.jit
-def _tile(p, start, end, i_h, i_d, shift: tl.constexpr, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
-    """Rows start + shift … of one head of x [*, H, D] as float32 [C, BD]; zero outside the chunk and the sequence."""
+def _tile(p, start, end, i_h, i_d, shift: tl.constexpr, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr,
+          BD: tl.constexpr):  # fmt: skip
+    """Rows start + shift … of one head of x [*, H, D], [C, BD]; zero outside the chunk and the sequence."""
     o_c = tl.arange(0, C) + shift
     o_d = i_d * BD + tl.arange(0, BD)
     m = ((o_c >= 0) & (o_c < C) & (start + o_c < end))[:, None] & (o_d < D)[None, :]
@@ -71,28 +72,86 @@ def _state_pointers(p, i, i_k, i_v, K: tl.constexpr, V: tl.constexpr, BK: tl.con
 
 
 @triton.jit
+def _is_mild(b_w):
+    """Whether a tile's whole decay fits float32 on both sides of its middle row."""
+    return (tl.min(tl.sum(b_w, 0), 0) > MILD_TOTAL) & (tl.min(tl.min(b_w, 0), 0) > MILD_TOKEN)
+
+
+@triton.jit
+def _about_middle(before, b_w, C: tl.constexpr):
+    """Decay of reads and of keys about the middle row; their product is the decay between the two. [C, BK] each."""
+    mid = row_at(before, C // 2, C)[None, :]
+    return tl.exp(before - mid), tl.exp(mid - before - b_w)
+
+
+@triton.jit
+def _dyadic_scores(b_q, b_k, b_prev, b_next, C: tl.constexpr, BK: tl.constexpr, LEVELS: tl.constexpr,
+                   PRECISION: tl.constexpr):  # fmt: skip
+    b_A = tl.zeros([C, C], dtype=tl.float32)
+    for level in tl.static_range(LEVELS):
+        right = ((tl.arange(0, C) // (1 << level)) % 2 == 1)[:, None]
+        b_p = tl.where(right, b_q, b_k)
+        if level > 0:
+            b_p *= level_weights(b_prev, b_next, 1 << level, C, BK)
+        b_A += tl.where(level_pairs(1 << level, C), dot(b_p, tl.trans(b_p), PRECISION), 0.0)
+    return b_A
+
+
+@triton.jit
 def _scores(b_q, b_k, p_w, start, end, i_h, i_k, H: tl.constexpr, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
-            LEVELS: tl.constexpr, MILD: tl.constexpr, PRECISION: tl.constexpr):
-    """sum over a block of k of q_i k_j e^{decay strictly between j and i}; right for i > j, anything elsewhere. [C, C]"""
+            LEVELS: tl.constexpr, MILD: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """sum over a block of k of q_i k_j e^{decay strictly between j and i}; right for i > j, anything elsewhere, [C, C]"""
     b_prev = _tile(p_w, start, end, i_h, i_k, -1, H, K, C, BK).to(tl.float32)
-    mild = False
+    b_next = _tile(p_w, start, end, i_h, i_k, 1, H, K, C, BK).to(tl.float32)
     if MILD:
         b_w = _tile(p_w, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
-        mild = (tl.min(tl.sum(b_w, 0), 0) > MILD_TOTAL) & (tl.min(tl.min(b_w, 0), 0) > MILD_TOKEN)
-    if mild:
-        before = decay_before(b_prev)
-        mid = row_at(before, C // 2, C)[None, :]
-        b_A = dot(b_q * tl.exp(before - mid), tl.trans(b_k * tl.exp(mid - before - b_w)), PRECISION)
+        if _is_mild(b_w):
+            read, key = _about_middle(decay_before(b_prev), b_w, C)
+            b_A = dot(b_q * read, tl.trans(b_k * key), PRECISION)
+        else:
+            b_A = _dyadic_scores(b_q, b_k, b_prev, b_next, C, BK, LEVELS, PRECISION)
     else:
-        b_next = _tile(p_w, start, end, i_h, i_k, 1, H, K, C, BK).to(tl.float32)
-        right = ((tl.arange(0, C) % 2) == 1)[:, None]
-        b_p = tl.where(right, b_q, b_k)
-        b_A = tl.where(level_pairs(1, C), dot(b_p, tl.trans(b_p), PRECISION), 0.0)
-        for level in tl.static_range(1, LEVELS):
-            right = ((tl.arange(0, C) // (1 << level)) % 2 == 1)[:, None]
-            b_p = tl.where(right, b_q, b_k) * level_weights(b_prev, b_next, 1 << level, C, BK)
-            b_A += tl.where(level_pairs(1 << level, C), dot(b_p, tl.trans(b_p), PRECISION), 0.0)
+        b_A = _dyadic_scores(b_q, b_k, b_prev, b_next, C, BK, LEVELS, PRECISION)
     return b_A
+
+
+@triton.jit
+def _mild_pairs(b_q, b_k, b_w, before, b_dA, b_dq, b_dk, C: tl.constexpr, PRECISION: tl.constexpr):
+    """What the pairs of a mild chunk add to dq and dk, and dw without its e^{total} term; dq, dk hold the states' part."""
+    read, key = _about_middle(before, b_w, C)
+    b_qm, b_km = to_operand(b_q * read, PRECISION), to_operand(b_k * key, PRECISION)
+    g_q = tl.dot(b_dA, b_km, input_precision=PRECISION)
+    g_k = tl.dot(tl.trans(b_dA), b_qm, input_precision=PRECISION)
+    reads, keys = b_q * b_dq + b_qm * g_q, b_k * b_dk
+    b_dw = tl.cumsum(reads - b_km * g_k, axis=0, reverse=True) - reads + tl.cumsum(keys, axis=0) - keys
+    return b_dq + g_q * read, b_dk + g_k * key, b_dw
+
+
+@triton.jit
+def _dyadic_pairs(b_q, b_k, b_prev, b_next, b_dA, b_dq, b_dk, C: tl.constexpr, BK: tl.constexpr, LEVELS: tl.constexpr,
+                  PRECISION: tl.constexpr):  # fmt: skip
+    """The same for any decay."""
+    o_c = tl.arange(0, C)
+    later, earlier = o_c[:, None] < o_c[None, :], o_c[:, None] > o_c[None, :]
+    b_dw = dot(later.to(tl.float32), b_q * b_dq, PRECISION) + dot(earlier.to(tl.float32), b_k * b_dk, PRECISION)
+    pairs = b_dA + tl.trans(b_dA)
+    for level in tl.static_range(LEVELS):
+        right = ((o_c // (1 << level)) % 2 == 1)[:, None]
+        half = o_c // (1 << level)
+        # Rows of right halves meet those of left halves and the other way round: one product serves dq and dk.
+        meet = tl.where((half[:, None] ^ half[None, :]) == 1, pairs, 0.0)
+        b_p = tl.where(right, b_q, b_k)
+        if level == 0:
+            b_g = dot(meet, b_p, PRECISION)
+        else:
+            weight = level_weights(b_prev, b_next, 1 << level, C, BK)
+            b_g = dot(meet, b_p * weight, PRECISION) * weight
+            # The decay at t is passed by the reads after t in its right half, by the keys before t in its left half.
+            passes = (half[:, None] == half[None, :]) & ((right & later) | ((~right) & earlier))
+            b_dw += dot(passes.to(tl.float32), b_p * b_g, PRECISION)
+        b_dq += tl.where(right, b_g, 0.0)
+        b_dk += tl.where(right, 0.0, b_g)
+    return b_dq, b_dk, b_dw
 
 
 @triton.jit
@@ -170,7 +229,7 @@ def state_grads_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     HAS_FINAL: tl.constexpr, WANTS_INITIAL: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """D <- diag(e^{sum of w over the chunk}) D + (scale r e^{before})^T do, from the last chunk. In registers: D [BK, BV]."""
+    """D <- diag(e^{sum of w over the chunk}) D + (scale r e^{before})^T do, last chunk first. In registers: D [BK, BV]."""
     i_v, i_k, i_nh = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     i_n, i_h = i_nh // H, i_nh % H
     if PACKED:
@@ -281,42 +340,13 @@ def key_grads_kernel(
 
     diagonal = tl.sum(tl.where(o_c[:, None] == o_c[None, :], b_dA, 0.0), 1)[:, None]
     b_dA = to_operand(tl.where(o_c[:, None] > o_c[None, :], b_dA, 0.0), PRECISION)
-    mild = False
     if MILD:
-        mild = (tl.min(total, 0) > MILD_TOTAL) & (tl.min(tl.min(b_w, 0), 0) > MILD_TOKEN)
-    if mild:
-        mid = row_at(before, C // 2, C)[None, :]
-        read, key = tl.exp(before - mid), tl.exp(mid - before - b_w)
-        b_qm, b_km = to_operand(b_q * read, PRECISION), to_operand(b_k * key, PRECISION)
-        g_q = tl.dot(b_dA, b_km, input_precision=PRECISION)
-        g_k = tl.dot(tl.trans(b_dA), b_qm, input_precision=PRECISION)
-        reads = b_q * b_dq + b_qm * g_q
-        keys = b_k * b_dk
-        b_dw = tl.cumsum(reads - b_km * g_k, axis=0, reverse=True) - reads + tl.cumsum(keys, axis=0) - keys
-        b_dq += g_q * read
-        b_dk += g_k * key
+        if _is_mild(b_w):
+            b_dq, b_dk, b_dw = _mild_pairs(b_q, b_k, b_w, before, b_dA, b_dq, b_dk, C, PRECISION)
+        else:
+            b_dq, b_dk, b_dw = _dyadic_pairs(b_q, b_k, b_prev, b_next, b_dA, b_dq, b_dk, C, BK, LEVELS, PRECISION)
     else:
-        later = (o_c[:, None] < o_c[None, :]).to(tl.float32)
-        earlier = (o_c[:, None] > o_c[None, :]).to(tl.float32)
-        b_dw = dot(later, b_q * b_dq, PRECISION) + dot(earlier, b_k * b_dk, PRECISION)
-        pairs = b_dA + tl.trans(b_dA)
-        for level in tl.static_range(0, LEVELS):
-            right = ((o_c // (1 << level)) % 2 == 1)[:, None]
-            b_p = tl.where(right, b_q, b_k)
-            # Rows of right halves meet those of left halves and the other way round: one product serves dq and dk.
-            meet = level_pairs(1 << level, C)
-            both = tl.where(meet | tl.trans(meet), pairs, 0.0)
-            if level == 0:
-                b_g = dot(both, b_p, PRECISION)
-            else:
-                weight = level_weights(b_prev, b_next, 1 << level, C, BK)
-                b_g = dot(both, b_p * weight, PRECISION) * weight
-                # A decay at t is passed by the reads after t in its right half, by the keys before t in its left half.
-                same = (o_c // (1 << level))[:, None] == (o_c // (1 << level))[None, :]
-                passes = tl.where(right, o_c[:, None] < o_c[None, :], o_c[:, None] > o_c[None, :])
-                b_dw += dot((same & passes).to(tl.float32), b_p * b_g, PRECISION)
-            b_dq += tl.where(right, b_g, 0.0)
-            b_dk += tl.where(right, 0.0, b_g)
+        b_dq, b_dk, b_dw = _dyadic_pairs(b_q, b_k, b_prev, b_next, b_dA, b_dq, b_dk, C, BK, LEVELS, PRECISION)
 
     b_dw += (tl.exp(total) * b_SD)[None, :]
     b_u = tl.load(u + i_h * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)[None, :]
