@@ -58,9 +58,9 @@ def evaluate(
     given = {name: x for name, x in (("backend", backend), ("chunk_size", chunk_size)) if x is not None}
     leaves = {name: inputs[name].detach().requires_grad_() for name in _leaves(op, inputs)}
     out = op.forms[form](**{**inputs, **leaves}, output_final_state=True, **given)
-    do, dstate = cotangents(op, inputs, grad_seed=grad_seed, dfinal_state=dfinal_state)
-    reached, arriving = ((out.o, out.final_state), (do, dstate)) if dfinal_state else ((out.o,), (do,))
-    grads = torch.autograd.grad(reached, tuple(leaves.values()), arriving)
+    do, dstate = arriving or cotangents(op, inputs, grad_seed=grad_seed, dfinal_state=dfinal_state)
+    reached, arrives = ((out.o,), (do,)) if dstate is None else ((out.o, out.final_state), (do, dstate))
+    grads = torch.autograd.grad(reached, tuple(leaves.values()), arrives)
     found = {"o": out.o.detach(), "final_state": out.final_state.detach()}
     return found | {f"d{name}": grad for name, grad in zip(leaves, grads, strict=True)}
 
@@ -92,10 +92,10 @@ def truth(
         state = exact["initial_state"][which] if "initial_state" in exact else None
         walk = r.shape[1] <= LONGEST_RECURRENCE if recurrence is None else recurrence
         module, extra = (op.reference, ()) if walk and r.shape[1] else (op.chunked, (64,))
-        arriving = do[:, time], None if dstate is None else dstate[which].double()
+        arrives = do[:, time], None if dstate is None else dstate[which].double()
         parts.append(
             module.forward(r, k, v, w, u, scale, state, *extra)
-            + module.backward(r, k, v, w, u, scale, state, *arriving, *extra)
+            + module.backward(r, k, v, w, u, scale, state, *arrives, *extra)
         )
 
     o, final_state, dr, dk, dv, dw, du, dinitial = zip(*parts, strict=True)

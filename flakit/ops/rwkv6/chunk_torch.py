@@ -33,8 +33,8 @@ def _states(decay: Tensor, written: Tensor, state: Tensor | None, reverse: bool 
 
     decay [B, H, N, K] and written [B, H, N, K, V] are each chunk's own; state [B, H, K, V] is where to begin.
     """
-    N = written.shape[2]
-    state = torch.zeros_like(written[:, :, 0]) if state is None else state.to(written.dtype)
+    B, H, N, K, V = written.shape
+    state = written.new_zeros(B, H, K, V) if state is None else state.to(written.dtype)
     entering = torch.empty_like(written)
     for n in reversed(range(N)) if reverse else range(N):
         entering[:, :, n] = state
