@@ -57,7 +57,8 @@ class Canvas:
     def rgba(self) -> np.ndarray:
         """The picture as [height, width, 4] bytes, valid until the next call."""
         if self._background is None:
-            self._agg.draw()
+            with style.context():  # ticks made while drawing take their look from it
+                self._agg.draw()
             self._background = self._agg.copy_from_bbox(self.figure.bbox)
         self._agg.restore_region(self._background)
         for artist in self._moving:

@@ -4,5 +4,5 @@
     decay_explorer("rwkv6", decay=-1.5)
 
 Each factory returns a widget to show as the last line of a cell. It is live in JupyterLab and a plain picture wherever
-no kernel runs. `panel.set(decay=-2)` moves knobs from code, `panel.text` is the readout, `panel.as_python()` the script.
+no kernel runs. `panel.set(decay=-2)` moves knobs from code, `panel.text` is the readout, `panel.as_python()` a script.
 """

@@ -106,7 +106,7 @@ class Panel(widgets.VBox):
         for knob in self.knobs.values():
             knob.observe(self._changed, "value")
         self._held = False
-        self.redraw()
+        self._render()
 
     def compute(self, **setting):
         raise NotImplementedError
@@ -164,18 +164,21 @@ class Panel(widgets.VBox):
         return self.script(**self.setting)
 
     def redraw(self) -> None:
-        """Compute and draw the present setting, whatever happened to earlier ones."""
+        """Compute and draw the present setting; an error is shown in the readout."""
+        try:
+            self._render()
+        except Exception as error:
+            self.fail(error)
+
+    def _render(self) -> None:
         with self._lock:
             self._cancel_timer()
             start = time.perf_counter()
             setting = self.setting
-            try:
-                self.result = self.compute(**setting)
-                self.draw(self.result, **setting)
-                self._picture.value = self.canvas.png()
-                self.say(self.describe(self.result, **setting))
-            except Exception as error:
-                self.fail(error)
+            self.result = self.compute(**setting)
+            self.draw(self.result, **setting)
+            self._picture.value = self.canvas.png()
+            self.say(self.describe(self.result, **setting))
             self._cost = time.perf_counter() - start
 
     def say(self, text: str) -> None:
@@ -186,13 +189,17 @@ class Panel(widgets.VBox):
     def fail(self, error: Exception) -> None:
         """Show an error in the readout; the picture remains that of the last setting that worked."""
         self._text = f"{type(error).__name__}: {error}"
-        self.readout.value = f'<div class="flakit-error">{html.escape(self._text)}<br>The picture shows the last setting that worked.</div>'
+        shown = html.escape(self._text) + "<br>The picture shows the last setting that worked."
+        self.readout.value = f'<div class="flakit-error">{shown}</div>'
 
     def _changed(self, _) -> None:
         if self._held:
             return
-        loop = asyncio._get_running_loop() if self._cost > DEBOUNCE else None
-        if loop is None:
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:  # a script or a test: nothing would ever fire the timer
+            loop = None
+        if loop is None or self._cost <= DEBOUNCE:
             self.redraw()
         elif self._timer is None:
             # Not restarted by further changes: a held key must still redraw, with the newest value at that time.
