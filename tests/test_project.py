@@ -1,10 +1,15 @@
 """What holds the project together: what is installed, who imports whom, and what a bare import needs."""
 
 import ast
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -173,6 +178,35 @@ def test_make_lab_says_what_is_missing(tmp_path, python, says):
     code, said = make("lab", f"PYTHON={script}", folder=tmp_path)
     assert code != 0
     assert says in said
+
+
+@pytest.mark.skipif(not (Path(sys.prefix) / ".lab").exists(), reason="this environment was not made by make")
+def test_make_lab_serves_the_first_notebook_on_this_machine_with_a_token(tmp_path):
+    log = tmp_path / "log"
+    with log.open("wb") as out:
+        lab = subprocess.Popen(
+            ["make", "lab", f"VENV={sys.prefix}", "LAB_FLAGS=--no-browser --port=0"],
+            cwd=ROOT,
+            env={**os.environ, "HOME": str(tmp_path)},
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        end, address = time.monotonic() + 90, None
+        while not address and time.monotonic() < end and lab.poll() is None:
+            time.sleep(0.3)
+            address = re.search(r"(http://127\.0\.0\.1:\d+)(/lab/tree/\S+)\?token=(\w+)", log.read_text())
+        assert address, log.read_text()[-3000:]
+        server, page, token = address.groups()
+        assert page == "/lab/tree/notebooks/00_start_here.ipynb"
+        assert urllib.request.urlopen(f"{server}{page}?token={token}", timeout=20).status == 200
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(f"{server}/api/contents", timeout=20)
+    finally:
+        os.killpg(lab.pid, signal.SIGTERM)
+        lab.wait(20)
 
 
 def test_links_of_the_readme_lead_somewhere():

@@ -25,8 +25,8 @@ def without_live_parts(notebook):
         if cell.cell_type != "code":
             continue
         for output in cell.outputs:
-            if output.get("data", {}).pop(WIDGET_VIEW, None):
-                output.data.pop("text/plain", None)  # the widget's repr, all that is left when it has no picture
+            if output.get("data", {}).pop(WIDGET_VIEW, None) and "image/png" not in output.data:
+                output.data.clear()  # a widget without a picture leaves its repr, which tells a reader nothing
         cell.outputs = [output for output in cell.outputs if output.get("data", True)]
     return notebook
 
