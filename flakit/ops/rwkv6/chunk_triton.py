@@ -1,19 +1,21 @@
-"""RWKV6 in chunks as Triton kernels: a light stream over the states, everything else parallel over chunks.
+"""RWKV6 in chunks as Triton kernels: everything is parallel over chunks but a light scan over their states.
 
-Forward:  `states_kernel`       walks T and stores the state entering every chunk
-          `output_kernel`       every chunk at once: o from the chunk's tokens and its entering state
-Backward: `state_grads_kernel`  walks T backwards and stores the gradient of the state leaving every chunk
-          `value_grads_kernel`  every chunk at once: dv
-          `key_grads_kernel`    every chunk at once: dr, dk, dw and each chunk's share of du
+Forward:  `written_kernel`  what each chunk writes into the state, how it decays, and whether its decay is mild
+          `scan_kernel`     from those, in place, the state entering each chunk
+          `output_kernel`   o from a chunk's tokens and its entering state
+Backward: `written_kernel`, `scan_kernel` in reverse: the gradient of the state leaving each chunk
+          `value_grads_kernel`, `key_grads_kernel`  dv; dr, dk, dw and each chunk's share of du
 
-Formulas as in `chunk_torch`. Two ways through a chunk, chosen per tile of [C, BK] decays:
-- mild (16-bit inputs; its whole decay fits float32): one product about the middle row, e^{before_i - mid} e^{mid - upto_j};
+Formulas as in `chunk_torch`. There are two ways through a chunk, compiled apart so that the common one stays small; both
+are launched and each leaves the other's chunks alone:
+- mild (16-bit inputs; the chunk's whole decay fits float32): one product about the middle row, e^{before_i - mid} and
+  e^{mid - upto_j}, from one running sum;
 - any other: log2(C) dyadic products whose factors are all in [0, 1] (`common.decay`), which no w <= 0 can break.
 
 The decay's gradient. On the dyadic path it is summed level by level from terms that each carry their decay. On the mild
-path it is the difference of two running sums that others form from rounded gradients; here both sums are formed from
-the *same rounded operands*, q* (dA k*) and k* (dA^T q*), so that the same products are added and taken away and only
-float32 accumulation is left to disagree.
+path it is a difference of two running sums, which is noise where the two are formed from gradients rounded apart. Here
+both are formed from the *same rounded operands*, q* (dA k*) and k* (dA^T q*): the same products are added and taken away
+and only float32 accumulation is left to disagree.
 """
 
 import torch
@@ -25,7 +27,7 @@ from ..common.launch import CHUNK_SIZE, TABLE, block, width
 from ..common.packed import chunk_offsets, max_chunks
 
 MILD_TOTAL = tl.constexpr(-110.0)
-"""A tile is mild if no channel decays more than this over the chunk: half of it on each side of the middle, e^55."""
+"""A chunk is mild if no channel decays more than this over it: half of it on each side of the middle, e^55."""
 MILD_TOKEN = tl.constexpr(-4.0)
 """… and no token more than this: the mild path's decay gradient loses a factor e^{-w} of float32's digits."""
 
@@ -72,16 +74,22 @@ def _state_pointers(p, i, i_k, i_v, K: tl.constexpr, V: tl.constexpr, BK: tl.con
 
 
 @triton.jit
-def _is_mild(b_w):
-    """Whether a tile's whole decay fits float32 on both sides of its middle row."""
-    return (tl.min(tl.sum(b_w, 0), 0) > MILD_TOTAL) & (tl.min(tl.min(b_w, 0), 0) > MILD_TOKEN)
+def _takes(mild, i, NK: tl.constexpr, MILD: tl.constexpr):
+    """Whether chunk-and-head i is this launch's: mild everywhere for the mild one, anything else for the other."""
+    o = tl.arange(0, triton.next_power_of_2(NK))
+    return tl.min(tl.load(mild + i * NK + o, mask=o < NK, other=1), 0) == MILD
 
 
 @triton.jit
-def _about_middle(before, b_w, C: tl.constexpr):
-    """Decay of reads and of keys about the middle row; their product is the decay between the two. [C, BK] each."""
+def _about_middle(b_w, C: tl.constexpr):
+    """Mild decays from one running sum: before each row, of reads and of keys about the middle row. [C, BK] each.
+
+    read_i key_j is the decay strictly between j and i.
+    """
+    upto = tl.cumsum(b_w, 0)
+    before = upto - b_w
     mid = row_at(before, C // 2, C)[None, :]
-    return tl.exp(before - mid), tl.exp(mid - before - b_w)
+    return before, tl.exp(before - mid), tl.exp(mid - upto)
 
 
 @triton.jit
@@ -100,25 +108,35 @@ def _dyadic_scores(b_q, b_k, b_prev, b_next, C: tl.constexpr, BK: tl.constexpr, 
 @triton.jit
 def _scores(b_q, b_k, p_w, start, end, i_h, i_k, H: tl.constexpr, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
             LEVELS: tl.constexpr, MILD: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """sum over a block of k of q_i k_j e^{decay strictly between j and i}; right for i > j, anything elsewhere, [C, C]"""
-    b_prev = _tile(p_w, start, end, i_h, i_k, -1, H, K, C, BK).to(tl.float32)
-    b_next = _tile(p_w, start, end, i_h, i_k, 1, H, K, C, BK).to(tl.float32)
+    """sum over a block of k of q_i k_j e^{decay strictly between j and i}, right for i > j and anything elsewhere [C, C];
+    log decay before and after each row [C, BK]."""
     if MILD:
         b_w = _tile(p_w, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
-        if _is_mild(b_w):
-            read, key = _about_middle(decay_before(b_prev), b_w, C)
-            b_A = dot(b_q * read, tl.trans(b_k * key), PRECISION)
-        else:
-            b_A = _dyadic_scores(b_q, b_k, b_prev, b_next, C, BK, LEVELS, PRECISION)
+        before, read, key = _about_middle(b_w, C)
+        b_A = dot(b_q * read, tl.trans(b_k * key), PRECISION)
+        after = tl.sum(b_w, 0)[None, :] - before - b_w
     else:
+        b_prev = _tile(p_w, start, end, i_h, i_k, -1, H, K, C, BK).to(tl.float32)
+        b_next = _tile(p_w, start, end, i_h, i_k, 1, H, K, C, BK).to(tl.float32)
         b_A = _dyadic_scores(b_q, b_k, b_prev, b_next, C, BK, LEVELS, PRECISION)
-    return b_A
+        before, after = decay_before(b_prev), decay_after(b_next)
+    return b_A, before, after
 
 
 @triton.jit
-def _mild_pairs(b_q, b_k, b_w, before, b_dA, b_dq, b_dk, C: tl.constexpr, PRECISION: tl.constexpr):
-    """What the pairs of a mild chunk add to dq and dk, and dw without its e^{total} term; dq, dk hold the states' part."""
-    read, key = _about_middle(before, b_w, C)
+def _add_scores(b_A, b_a, b_q, b_k, b_u, C: tl.constexpr):
+    """b_A plus b_a below the diagonal and the bonus on it."""
+    o_c = tl.arange(0, C)
+    b_d = tl.sum(b_q * b_k * b_u[None, :], 1)
+    return b_A + tl.where(o_c[:, None] > o_c[None, :], b_a, tl.where(o_c[:, None] == o_c[None, :], b_d[:, None], 0.0))
+
+
+@triton.jit
+def _mild_pairs(b_q, b_k, b_w, b_dA, b_dq, b_dk, C: tl.constexpr, PRECISION: tl.constexpr):
+    """dq, dk and dw without its e^{total} term; b_dq, b_dk come as do S^T and v D^T, before their decay."""
+    before, read, key = _about_middle(b_w, C)
+    b_dq *= tl.exp(before)
+    b_dk *= tl.exp(tl.sum(b_w, 0)[None, :] - before - b_w)
     b_qm, b_km = to_operand(b_q * read, PRECISION), to_operand(b_k * key, PRECISION)
     g_q = tl.dot(b_dA, b_km, input_precision=PRECISION)
     g_k = tl.dot(tl.trans(b_dA), b_qm, input_precision=PRECISION)
@@ -130,8 +148,10 @@ def _mild_pairs(b_q, b_k, b_w, before, b_dA, b_dq, b_dk, C: tl.constexpr, PRECIS
 @triton.jit
 def _dyadic_pairs(b_q, b_k, b_prev, b_next, b_dA, b_dq, b_dk, C: tl.constexpr, BK: tl.constexpr, LEVELS: tl.constexpr,
                   PRECISION: tl.constexpr):  # fmt: skip
-    """The same for any decay."""
+    """The same for any decay: nothing is subtracted."""
     o_c = tl.arange(0, C)
+    b_dq *= tl.exp(decay_before(b_prev))
+    b_dk *= tl.exp(decay_after(b_next))
     later, earlier = o_c[:, None] < o_c[None, :], o_c[:, None] > o_c[None, :]
     b_dw = dot(later.to(tl.float32), b_q * b_dq, PRECISION) + dot(earlier.to(tl.float32), b_k * b_dk, PRECISION)
     pairs = b_dA + tl.trans(b_dA)
@@ -155,55 +175,82 @@ def _dyadic_pairs(b_q, b_k, b_prev, b_next, b_dA, b_dq, b_dk, C: tl.constexpr, B
 
 
 @triton.jit
-def states_kernel(
-    k, v, w, initial_state, states, final_state, cu_seqlens, offsets, T,
+def written_kernel(
+    x, y, w, written, decay, mild, scale, sequence_of_chunk, cu_seqlens, offsets, T,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    HAS_INITIAL: tl.constexpr, WANTS_FINAL: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
+    REVERSE: tl.constexpr, MAY_BE_MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """S <- diag(e^{sum of w over the chunk}) S + (k e^{after})^T v, chunk after chunk. In registers: S [BK, BV]."""
-    i_v, i_k, i_nh = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    """What one chunk adds to the state, (k e^{after})^T v, or in reverse to its gradient, (scale r e^{before})^T do.
+
+    Also e^{total}, by which it decays the state, and whether every decay in it is mild. In registers: written [BK, BV].
+    """
+    i = tl.program_id(0)
+    NK: tl.constexpr = (K + BK - 1) // BK
+    NV: tl.constexpr = (V + BV - 1) // BV
+    i_h, i_k, i_v, i_c = i % H, (i // H) % NK, (i // (H * NK)) % NV, i // (H * NK * NV)
+    start, end = _locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
+    b_x = _tile(x, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32) * scale
+    b_y = _tile(y, start, end, i_h, i_v, 0, H, V, C, BV).to(tl.float32)
+    b_w = _tile(w, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
+    if REVERSE:
+        b_x *= tl.exp(decay_before(_tile(w, start, end, i_h, i_k, -1, H, K, C, BK).to(tl.float32)))
+    else:
+        b_x *= tl.exp(decay_after(_tile(w, start, end, i_h, i_k, 1, H, K, C, BK).to(tl.float32)))
+    p, m = _state_pointers(written, i_c * H + i_h, i_k, i_v, K, V, BK, BV)
+    tl.store(p, dot(tl.trans(b_x), b_y, PRECISION), mask=m)
+    total = tl.sum(b_w, 0)
+    o_k = i_k * BK + tl.arange(0, BK)
+    tl.store(decay + (i_c.to(tl.int64) * H + i_h) * K + o_k, tl.exp(total), mask=(o_k < K) & (i_v == 0))
+    is_mild = MAY_BE_MILD & (tl.min(total, 0) > MILD_TOTAL) & (tl.min(tl.min(b_w, 0), 0) > MILD_TOKEN)
+    tl.store(mild + (i_c * H + i_h) * NK + i_k, is_mild.to(tl.int32), mask=i_v == 0)
+
+
+@triton.jit
+def scan_kernel(
+    written, decay, first, last, cu_seqlens, offsets, T,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BE: tl.constexpr,
+    REVERSE: tl.constexpr, HAS_FIRST: tl.constexpr, WANTS_LAST: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """Replace what each chunk writes by the state before it: S <- e^{total} S + written. In registers: BE elements of S."""
+    i_e, i_nh = tl.program_id(0), tl.program_id(1)
     i_n, i_h = i_nh // H, i_nh % H
     if PACKED:
-        start = tl.load(cu_seqlens + i_n).to(tl.int64)
-        end = tl.minimum(tl.load(cu_seqlens + i_n + 1).to(tl.int64), T)
         first_chunk = tl.load(offsets + i_n)
+        chunks = tl.load(offsets + i_n + 1) - first_chunk
     else:
-        start = i_n.to(tl.int64) * T
-        end = start + T
-        first_chunk = i_n * tl.cdiv(T, C)
-    chunks = tl.cdiv(end - start, C).to(tl.int32)
-
-    b_S = tl.zeros([BK, BV], dtype=tl.float32)
-    if HAS_INITIAL:
-        p_S, m_S = _state_pointers(initial_state, i_nh, i_k, i_v, K, V, BK, BV)
-        b_S += tl.load(p_S, mask=m_S, other=0.0)
-    for i in range(0, chunks):
-        p_S, m_S = _state_pointers(states, (first_chunk + i) * H + i_h, i_k, i_v, K, V, BK, BV)
-        tl.store(p_S, b_S, mask=m_S)
-        row = start + tl.cast(i, tl.int64) * C
-        b_k = _tile(k, row, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
-        b_v = _tile(v, row, end, i_h, i_v, 0, H, V, C, BV).to(tl.float32)
-        b_w = _tile(w, row, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
-        b_next = _tile(w, row, end, i_h, i_k, 1, H, K, C, BK).to(tl.float32)
-        b_kd = b_k * tl.exp(decay_after(b_next))
-        b_S = b_S * tl.exp(tl.sum(b_w, 0))[:, None] + dot(tl.trans(b_kd), b_v, PRECISION)
-    if WANTS_FINAL:
-        p_S, m_S = _state_pointers(final_state, i_nh, i_k, i_v, K, V, BK, BV)
-        tl.store(p_S, b_S, mask=m_S)
+        chunks = tl.cdiv(T, C)
+        first_chunk = i_n * chunks
+    o_e = i_e * BE + tl.arange(0, BE)
+    m_e = o_e < K * V
+    b_S = tl.zeros([BE], dtype=tl.float32)
+    if HAS_FIRST:
+        b_S += tl.load(first + i_nh.to(tl.int64) * K * V + o_e, mask=m_e, other=0.0)
+    for j in tl.range(0, chunks, num_stages=4):
+        if REVERSE:
+            i = (first_chunk + chunks - 1 - j).to(tl.int64) * H + i_h
+        else:
+            i = (first_chunk + j).to(tl.int64) * H + i_h
+        b_written = tl.load(written + i * K * V + o_e, mask=m_e, other=0.0)
+        b_decay = tl.load(decay + i * K + o_e // V, mask=m_e, other=0.0)
+        tl.store(written + i * K * V + o_e, b_S, mask=m_e)
+        b_S = b_decay * b_S + b_written
+    if WANTS_LAST:
+        tl.store(last + i_nh.to(tl.int64) * K * V + o_e, b_S, mask=m_e)
 
 
 @triton.jit
 def output_kernel(
-    r, k, v, w, u, states, o, scale, sequence_of_chunk, cu_seqlens, offsets, T,
+    r, k, v, w, u, states, mild, o, scale, sequence_of_chunk, cu_seqlens, offsets, T,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
+    NK: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """o = A v + (scale r e^{before}) S for one chunk and block of V. In registers: A [C, C], o [C, BV]."""
     i = tl.program_id(0)
     NV: tl.constexpr = (V + BV - 1) // BV
     i_h, i_v, i_c = i % H, (i // H) % NV, i // (H * NV)
+    if _takes(mild, i_c * H + i_h, NK, MILD) == 0:
+        return
     start, end = _locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
-    o_c = tl.arange(0, C)
     b_A = tl.zeros([C, C], dtype=tl.float32)
     b_o = tl.zeros([C, BV], dtype=tl.float32)
     for i_k in range(0, (K + BK - 1) // BK):
@@ -211,69 +258,29 @@ def output_kernel(
         b_q = _tile(r, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32) * scale
         b_k = _tile(k, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
         b_u = tl.load(u + i_h * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)
-        b_a = _scores(b_q, b_k, w, start, end, i_h, i_k, H, K, C, BK, LEVELS, MILD, PRECISION)
-        b_d = tl.sum(b_q * b_k * b_u[None, :], 1)
-        b_A += tl.where(o_c[:, None] > o_c[None, :], b_a, tl.where(o_c[:, None] == o_c[None, :], b_d[:, None], 0.0))
-        b_prev = _tile(w, start, end, i_h, i_k, -1, H, K, C, BK).to(tl.float32)
         p_S, m_S = _state_pointers(states, i_c * H + i_h, i_k, i_v, K, V, BK, BV)
         b_S = tl.load(p_S, mask=m_S & (start < end), other=0.0)
-        b_o += dot(b_q * tl.exp(decay_before(b_prev)), b_S, PRECISION)
+        b_a, before, _ = _scores(b_q, b_k, w, start, end, i_h, i_k, H, K, C, BK, LEVELS, MILD, PRECISION)
+        b_A = _add_scores(b_A, b_a, b_q, b_k, b_u, C)
+        b_o += dot(b_q * tl.exp(before), b_S, PRECISION)
     b_v = _tile(v, start, end, i_h, i_v, 0, H, V, C, BV).to(tl.float32)
     b_o += dot(b_A, b_v, PRECISION)
     _store_tile(o, b_o, start, end, i_h, i_v, H, V, C, BV)
 
 
 @triton.jit
-def state_grads_kernel(
-    r, do, w, dfinal_state, dstates, dinitial_state, scale, cu_seqlens, offsets, T,
-    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    HAS_FINAL: tl.constexpr, WANTS_INITIAL: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """D <- diag(e^{sum of w over the chunk}) D + (scale r e^{before})^T do, last chunk first. In registers: D [BK, BV]."""
-    i_v, i_k, i_nh = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    i_n, i_h = i_nh // H, i_nh % H
-    if PACKED:
-        start = tl.load(cu_seqlens + i_n).to(tl.int64)
-        end = tl.minimum(tl.load(cu_seqlens + i_n + 1).to(tl.int64), T)
-        first_chunk = tl.load(offsets + i_n)
-    else:
-        start = i_n.to(tl.int64) * T
-        end = start + T
-        first_chunk = i_n * tl.cdiv(T, C)
-    chunks = tl.cdiv(end - start, C).to(tl.int32)
-
-    b_D = tl.zeros([BK, BV], dtype=tl.float32)
-    if HAS_FINAL:
-        p_D, m_D = _state_pointers(dfinal_state, i_nh, i_k, i_v, K, V, BK, BV)
-        b_D += tl.load(p_D, mask=m_D, other=0.0)
-    for j in range(0, chunks):
-        i = chunks - 1 - j
-        p_D, m_D = _state_pointers(dstates, (first_chunk + i) * H + i_h, i_k, i_v, K, V, BK, BV)
-        tl.store(p_D, b_D, mask=m_D)
-        row = start + tl.cast(i, tl.int64) * C
-        b_q = _tile(r, row, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32) * scale
-        b_do = _tile(do, row, end, i_h, i_v, 0, H, V, C, BV).to(tl.float32)
-        b_w = _tile(w, row, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
-        b_prev = _tile(w, row, end, i_h, i_k, -1, H, K, C, BK).to(tl.float32)
-        b_qd = b_q * tl.exp(decay_before(b_prev))
-        b_D = b_D * tl.exp(tl.sum(b_w, 0))[:, None] + dot(tl.trans(b_qd), b_do, PRECISION)
-    if WANTS_INITIAL:
-        p_D, m_D = _state_pointers(dinitial_state, i_nh, i_k, i_v, K, V, BK, BV)
-        tl.store(p_D, b_D, mask=m_D)
-
-
-@triton.jit
 def value_grads_kernel(
-    r, k, w, u, do, dstates, dv, scale, sequence_of_chunk, cu_seqlens, offsets, T,
+    r, k, w, u, do, dstates, mild, dv, scale, sequence_of_chunk, cu_seqlens, offsets, T,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
+    NK: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dv = A^T do + (k e^{after}) D for one chunk and block of V. In registers: A [C, C], dv [C, BV]."""
     i = tl.program_id(0)
     NV: tl.constexpr = (V + BV - 1) // BV
     i_h, i_v, i_c = i % H, (i // H) % NV, i // (H * NV)
+    if _takes(mild, i_c * H + i_h, NK, MILD) == 0:
+        return
     start, end = _locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
-    o_c = tl.arange(0, C)
     b_A = tl.zeros([C, C], dtype=tl.float32)
     b_dv = tl.zeros([C, BV], dtype=tl.float32)
     for i_k in range(0, (K + BK - 1) // BK):
@@ -281,13 +288,11 @@ def value_grads_kernel(
         b_q = _tile(r, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32) * scale
         b_k = _tile(k, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
         b_u = tl.load(u + i_h * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)
-        b_a = _scores(b_q, b_k, w, start, end, i_h, i_k, H, K, C, BK, LEVELS, MILD, PRECISION)
-        b_d = tl.sum(b_q * b_k * b_u[None, :], 1)
-        b_A += tl.where(o_c[:, None] > o_c[None, :], b_a, tl.where(o_c[:, None] == o_c[None, :], b_d[:, None], 0.0))
-        b_next = _tile(w, start, end, i_h, i_k, 1, H, K, C, BK).to(tl.float32)
         p_D, m_D = _state_pointers(dstates, i_c * H + i_h, i_k, i_v, K, V, BK, BV)
         b_D = tl.load(p_D, mask=m_D & (start < end), other=0.0)
-        b_dv += dot(b_k * tl.exp(decay_after(b_next)), b_D, PRECISION)
+        b_a, _, after = _scores(b_q, b_k, w, start, end, i_h, i_k, H, K, C, BK, LEVELS, MILD, PRECISION)
+        b_A = _add_scores(b_A, b_a, b_q, b_k, b_u, C)
+        b_dv += dot(b_k * tl.exp(after), b_D, PRECISION)
     b_do = _tile(do, start, end, i_h, i_v, 0, H, V, C, BV).to(tl.float32)
     b_dv += dot(tl.trans(b_A), b_do, PRECISION)
     _store_tile(dv, b_dv, start, end, i_h, i_v, H, V, C, BV)
@@ -295,9 +300,9 @@ def value_grads_kernel(
 
 @triton.jit
 def key_grads_kernel(
-    r, k, v, w, u, do, states, dstates, dr, dk, dw, du, scale, sequence_of_chunk, cu_seqlens, offsets, T,
+    r, k, v, w, u, do, states, dstates, mild, dr, dk, dw, du, scale, sequence_of_chunk, cu_seqlens, offsets, T,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
+    NK: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dr, dk, dw and the chunk's share of du for one chunk and block of K. In registers: dA [C, C], dq, dk, dw [C, BK].
 
@@ -305,13 +310,13 @@ def key_grads_kernel(
     dw_t = e^{total} sum_v S D + sum_{i>t} q_i dq_i^S + sum_{j<t} k_j dk_j^D + pairs j < t < i
     """
     i = tl.program_id(0)
-    NK: tl.constexpr = (K + BK - 1) // BK
     i_h, i_k, i_c = i % H, (i // H) % NK, i // (H * NK)
+    if _takes(mild, i_c * H + i_h, NK, MILD) == 0:
+        return
     start, end = _locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
     o_c = tl.arange(0, C)
     o_k = i_k * BK + tl.arange(0, BK)
 
-    # 16-bit values are TF32 values: their products need no rounding first.
     b_dA = tl.zeros([C, C], dtype=tl.float32)
     b_dq = tl.zeros([C, BK], dtype=tl.float32)
     b_dk = tl.zeros([C, BK], dtype=tl.float32)
@@ -323,6 +328,7 @@ def key_grads_kernel(
         p_D, m_D = _state_pointers(dstates, i_c * H + i_h, i_k, i_v, K, V, BK, BV)
         b_S = tl.load(p_S, mask=m_S & (start < end), other=0.0)
         b_D = tl.load(p_D, mask=m_D & (start < end), other=0.0)
+        # 16-bit values are TF32 values: their products need no rounding first.
         b_dA += tl.dot(b_do, tl.trans(b_v), input_precision=PRECISION)
         b_dq += dot(b_do, tl.trans(b_S), PRECISION)
         b_dk += dot(b_v, tl.trans(b_D), PRECISION)
@@ -331,24 +337,16 @@ def key_grads_kernel(
     b_q = _tile(r, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32) * scale
     b_k = _tile(k, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
     b_w = _tile(w, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
-    b_prev = _tile(w, start, end, i_h, i_k, -1, H, K, C, BK).to(tl.float32)
-    b_next = _tile(w, start, end, i_h, i_k, 1, H, K, C, BK).to(tl.float32)
-    before = decay_before(b_prev)
-    b_dq *= tl.exp(before)
-    b_dk *= tl.exp(decay_after(b_next))
-    total = tl.sum(b_w, 0)
-
     diagonal = tl.sum(tl.where(o_c[:, None] == o_c[None, :], b_dA, 0.0), 1)[:, None]
     b_dA = to_operand(tl.where(o_c[:, None] > o_c[None, :], b_dA, 0.0), PRECISION)
     if MILD:
-        if _is_mild(b_w):
-            b_dq, b_dk, b_dw = _mild_pairs(b_q, b_k, b_w, before, b_dA, b_dq, b_dk, C, PRECISION)
-        else:
-            b_dq, b_dk, b_dw = _dyadic_pairs(b_q, b_k, b_prev, b_next, b_dA, b_dq, b_dk, C, BK, LEVELS, PRECISION)
+        b_dq, b_dk, b_dw = _mild_pairs(b_q, b_k, b_w, b_dA, b_dq, b_dk, C, PRECISION)
     else:
+        b_prev = _tile(w, start, end, i_h, i_k, -1, H, K, C, BK).to(tl.float32)
+        b_next = _tile(w, start, end, i_h, i_k, 1, H, K, C, BK).to(tl.float32)
         b_dq, b_dk, b_dw = _dyadic_pairs(b_q, b_k, b_prev, b_next, b_dA, b_dq, b_dk, C, BK, LEVELS, PRECISION)
 
-    b_dw += (tl.exp(total) * b_SD)[None, :]
+    b_dw += (tl.exp(tl.sum(b_w, 0)) * b_SD)[None, :]
     b_u = tl.load(u + i_h * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)[None, :]
     b_du = tl.sum(diagonal * b_q * b_k, 0)
     b_dq += diagonal * b_u * b_k
@@ -360,7 +358,7 @@ def key_grads_kernel(
 
 
 class _Plan:
-    """Everything the launches share: sizes, the chunks' whereabouts, precision."""
+    """What all launches of a call share: sizes, where the chunks are, precision, and the launch table's word."""
 
     def __init__(self, r, v, cu_seqlens, chunk_size):
         (B, self.T, self.H, self.K), self.V = r.shape, v.shape[-1]
@@ -376,6 +374,10 @@ class _Plan:
             order = torch.arange(self.chunks, device=r.device, dtype=torch.int32)
             found = torch.searchsorted(self.offsets[1:], order, right=True)
             self.sequence_of_chunk = found.clamp_(max=self.N - 1).to(torch.int32)
+        self.empty = r.new_empty(0, dtype=torch.float32).new_empty
+        self.where = (self.sequence_of_chunk, cu_seqlens, self.offsets, self.T)
+        # The guard looks at blocks of K as `written_kernel` cuts them.
+        self.NK = triton.cdiv(self.K, block(self.K, TABLE["rwkv6.written", self.width].BK))
 
     def sizes(self, kernel: str) -> tuple[dict, int, int]:
         """Keyword arguments every kernel takes, and the numbers of blocks along K and V."""
@@ -388,12 +390,31 @@ class _Plan:
         )  # fmt: skip
         return common, triton.cdiv(self.K, BK), triton.cdiv(self.V, BV)
 
-    def inside(self) -> dict:
-        """Keyword arguments of the kernels that work inside a chunk."""
-        return dict(LEVELS=self.C.bit_length() - 1, MILD=self.width == "16-bit")
+    def ways(self, kernel: str):
+        """The launches of a kernel that works inside chunks: (keyword arguments, blocks along K, along V)."""
+        for way in ("mild", "dyadic") if self.width == "16-bit" else ("dyadic",):
+            common, NK, NV = self.sizes(f"{kernel}.{way}")
+            yield common | dict(NK=self.NK, LEVELS=self.C.bit_length() - 1, MILD=int(way == "mild")), NK, NV
 
-    def states(self, x):
-        return torch.empty(self.chunks, self.H, self.K, self.V, dtype=torch.float32, device=x.device)
+    def state_shape(self) -> tuple[int, int, int, int]:
+        return self.N, self.H, self.K, self.V
+
+    def states(self, x, y, w, scale, first, last, reverse):
+        """The state entering each chunk (reverse: the gradient leaving it) [chunks, H, K, V], and which are mild."""
+        states, decay = self.empty(self.chunks, self.H, self.K, self.V), self.empty(self.chunks, self.H, self.K)
+        mild = self.empty(self.chunks, self.H, self.NK, dtype=torch.int32)
+        common, NK, NV = self.sizes("written")
+        written_kernel[(self.chunks * NV * NK * self.H,)](
+            x, y, w, states, decay, mild, scale, *self.where,
+            REVERSE=reverse, MAY_BE_MILD=self.width == "16-bit", **common,
+        )  # fmt: skip
+        launch = TABLE["rwkv6.scan", self.width]
+        scan_kernel[triton.cdiv(self.K * self.V, launch.BV), self.N * self.H](
+            states, decay, first, last, *self.where[1:], H=self.H, K=self.K, V=self.V, C=self.C, BE=launch.BV,
+            REVERSE=reverse, HAS_FIRST=first is not None, WANTS_LAST=last is not None,
+            PACKED=self.cu_seqlens is not None, num_warps=launch.num_warps, num_stages=launch.num_stages,
+        )  # fmt: skip
+        return states, mild
 
 
 def checkpoint_shape(r, v, cu_seqlens, chunk_size) -> tuple[int, ...]:
@@ -404,29 +425,16 @@ def checkpoint_shape(r, v, cu_seqlens, chunk_size) -> tuple[int, ...]:
     return chunks, r.shape[2], r.shape[3], v.shape[3]
 
 
-def _final_state(plan, x):
-    return torch.empty(plan.N, plan.H, plan.K, plan.V, dtype=torch.float32, device=x.device)
-
-
 def forward(r, k, v, w, u, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep_states):
     """o, the final state (empty unless asked for), the states entering every chunk (empty unless kept)."""
     r, k, v, w, u = (x.contiguous() for x in (r, k, v, w, u))
     initial_state = initial_state if initial_state is None else initial_state.contiguous()
     plan = _Plan(r, v, cu_seqlens, chunk_size)
-    o, states, empty = torch.empty_like(v), plan.states(r), torch.empty(0, dtype=torch.float32, device=r.device)
-    final_state = _final_state(plan, r) if output_final_state else empty
-
-    common, NK, NV = plan.sizes("states")
-    states_kernel[NV, NK, plan.N * plan.H](
-        k, v, w, initial_state, states, final_state, plan.cu_seqlens, plan.offsets, plan.T,
-        HAS_INITIAL=initial_state is not None, WANTS_FINAL=output_final_state, **common,
-    )  # fmt: skip
-    common, _, NV = plan.sizes("output")
-    output_kernel[(plan.chunks * NV * plan.H,)](
-        r, k, v, w, u, states, o, scale, plan.sequence_of_chunk, plan.cu_seqlens, plan.offsets, plan.T,
-        **plan.inside(), **common,
-    )  # fmt: skip
-    return o, final_state, states if keep_states else empty.clone()
+    o, final_state = torch.empty_like(v), plan.empty(plan.state_shape()) if output_final_state else None
+    states, mild = plan.states(k, v, w, 1.0, initial_state, final_state, reverse=False)
+    for options, _, NV in plan.ways("output"):
+        output_kernel[(plan.chunks * NV * plan.H,)](r, k, v, w, u, states, mild, o, scale, *plan.where, **options)
+    return o, plan.empty(0) if final_state is None else final_state, states if keep_states else plan.empty(0)
 
 
 def backward(r, k, v, w, u, scale, initial_state, cu_seqlens, chunk_size, states, do, dfinal_state):
@@ -435,21 +443,14 @@ def backward(r, k, v, w, u, scale, initial_state, cu_seqlens, chunk_size, states
     dfinal_state = dfinal_state if dfinal_state is None else dfinal_state.contiguous()
     plan = _Plan(r, v, cu_seqlens, chunk_size)
     dr, dk, dv, dw = (torch.empty_like(x) for x in (r, k, v, w))
-    dstates, dinitial_state = plan.states(r), _final_state(plan, r)
-    du = torch.empty(plan.chunks, plan.H, plan.K, dtype=torch.float32, device=r.device)
-    where = (plan.sequence_of_chunk, plan.cu_seqlens, plan.offsets, plan.T)
-
-    common, NK, NV = plan.sizes("state_grads")
-    state_grads_kernel[NV, NK, plan.N * plan.H](
-        r, do, w, dfinal_state, dstates, dinitial_state, scale, plan.cu_seqlens, plan.offsets, plan.T,
-        HAS_FINAL=dfinal_state is not None, WANTS_INITIAL=initial_state is not None, **common,
-    )  # fmt: skip
-    common, _, NV = plan.sizes("value_grads")
-    value_grads_kernel[(plan.chunks * NV * plan.H,)](
-        r, k, w, u, do, dstates, dv, scale, *where, **plan.inside(), **common
-    )
-    common, NK, _ = plan.sizes("key_grads")
-    key_grads_kernel[(plan.chunks * NK * plan.H,)](
-        r, k, v, w, u, do, states, dstates, dr, dk, dw, du, scale, *where, **plan.inside(), **common
-    )
+    dinitial_state, du = plan.empty(plan.state_shape()), plan.empty(plan.chunks, plan.H, plan.K)
+    dstates, mild = plan.states(r, do, w, scale, dfinal_state, dinitial_state, reverse=True)
+    for options, _, NV in plan.ways("value_grads"):
+        value_grads_kernel[(plan.chunks * NV * plan.H,)](
+            r, k, w, u, do, dstates, mild, dv, scale, *plan.where, **options
+        )
+    for options, NK, _ in plan.ways("key_grads"):
+        key_grads_kernel[(plan.chunks * NK * plan.H,)](
+            r, k, v, w, u, do, states, dstates, mild, dr, dk, dw, du, scale, *plan.where, **options
+        )
     return dr, dk, dv, dw, du.sum(0), dinitial_state
