@@ -31,18 +31,8 @@ from ..numerics.inputs import inputs as make_inputs
 from ..ops.common.decay import dyadic_levels, sum_after, sum_before
 from ..ops.rwkv6 import chunk_torch
 from ..ops.rwkv6.chunk_torch import _join, _split, _states
-from .table import Row
-
-LN_MAX = {dtype: math.log(torch.finfo(dtype).max) for dtype in (torch.float32, torch.bfloat16, torch.float16)}
-"""The largest x for which e^x is finite: 88.7228, 88.7189 and 11.0899."""
-
-MASKS = {
-    "none": "none: outputs see the future",
-    "multiply": "multiply by 0",
-    "where": "where, after exp",
-    "before": "-inf, before exp",
-}
-"""How pairs j >= i are kept out of the scores. "before" needs one exponent a pair, so only exact tiles have it."""
+from .laws import LN_MAX, Row, search
+from .masking import mask_mode
 
 TENSORS = ("o", "dr", "dk", "dv", "dw", "du", "final_state")
 
@@ -138,11 +128,8 @@ def _scheme(scheme: str | Scheme) -> Scheme:
 def _mask_mode(scheme: Scheme, mask: str | None) -> str | None:
     if mask is None:
         return scheme.masks[0] if scheme.masks else None
-    if mask not in MASKS:
-        raise ValueError(f"mask: expected one of {', '.join(MASKS)}, got {mask!r}")
-    if scheme.masks and mask not in scheme.masks:
-        raise ValueError(f"mask: expected one of {', '.join(scheme.masks)} with scheme {scheme.name!r}, got {mask!r}")
-    return mask if scheme.masks else None
+    mask_mode(mask)
+    return mask_mode(mask, scheme.masks) if scheme.masks else None
 
 
 @dataclass(frozen=True)
@@ -470,20 +457,10 @@ def onset(
     """
 
     def finite(factor: float) -> dict[str, bool]:
-        return run({**inputs, "w": inputs["w"].detach() * factor}, scheme, **knobs).finite
+        found = run({**inputs, "w": inputs["w"].detach() * factor}, scheme, **knobs).finite
+        return {name: found[name] for name in TENSORS}
 
-    low, high = ({name: end for name in TENSORS} for end in (highest * 1e-6, math.inf))
-    factor = highest
-    while True:
-        for name, ok in finite(factor).items():
-            if name in low and ok:
-                low[name] = max(low[name], factor)
-            elif name in low:
-                high[name] = min(high[name], factor)
-        open_ones = [name for name in low if high[name] < math.inf and high[name] > low[name] * (1 + tolerance)]
-        if not open_ones:
-            return high
-        factor = math.sqrt(low[open_ones[0]] * high[open_ones[0]])
+    return search(finite, tolerance=tolerance, highest=highest)
 
 
 def reproduce() -> list[Row]:

@@ -1,0 +1,115 @@
+"""A mask that comes after the exponential: the forward pass is finite, the gradient is NaN.
+
+The decay between two tokens of a chunk is exp(g_i - g_j), g the cumulative log decay. For j <= i the exponent is <= 0;
+for the pairs the mask will remove it is positive, up to C - 1 tokens of decay, and overflows at |w| = 88.72 / (C - 1).
+
+As told (transformers issue #48455, and many like it): a gated linear attention trains until its loss turns NaN.
+As measured: `exp(x).masked_fill(...)` replaces the infinities, so the output is right. But the derivative of exp is exp
+itself: automatic differentiation multiplies the mask's zero by the infinity underneath, and the decay's gradient is
+NaN. At C = 32 that begins at a uniform w of -2.862; masking with -inf *before* the exponential has no onset at all.
+"""
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from ..numerics.inputs import inputs as make_inputs
+from ..ops.common.decay import sum_before
+from .laws import LN_MAX, Row, search
+
+MASKS = {
+    "none": "none: outputs see the future",
+    "multiply": "multiply by 0",
+    "where": "where, after exp",
+    "before": "-inf, before exp",
+}
+"""How pairs from the future are kept out; only "before" is right."""
+
+TENSORS = ("o", "dr", "dk", "dv", "dw")
+
+
+def mask_mode(mask: str, allowed: tuple[str, ...] = tuple(MASKS)) -> str:
+    """The mask mode, or a ValueError that lists the allowed ones."""
+    if mask not in allowed:
+        raise ValueError(f"mask: expected one of {', '.join(allowed)}, got {mask!r}")
+    return mask
+
+
+def weights(w: Tensor, mask: str = "where", *, exclusive: bool = False) -> Tensor:
+    """exp(g_i - g_j) for every pair of one chunk, w [..., C, K] -> [..., C, C, K], the future masked as `mask` says.
+
+    exclusive: the output reads before it decays, exp(ge_i - gi_j) for j < i, as in RWKV6; the removed exponents then
+    reach C tokens instead of C - 1.
+    """
+    mask_mode(mask)
+    C = w.shape[-2]
+    past = torch.ones(C, C, dtype=torch.bool, device=w.device).tril(-1 if exclusive else 0)[..., None]
+    gi = w.cumsum(-2)
+    exponent = (sum_before(w) if exclusive else gi)[..., :, None, :] - gi[..., None, :, :]
+    if mask == "before":
+        return exponent.masked_fill(~past, -torch.inf).exp()
+    if mask == "where":
+        return torch.where(past, exponent.exp(), 0.0)
+    return exponent.exp() * past if mask == "multiply" else exponent.exp()
+
+
+def run(inputs: Mapping[str, Tensor], mask: str = "where", *, exclusive: bool = False) -> dict[str, Tensor]:
+    """One chunk of linear attention with decay and its gradients by automatic differentiation.
+
+    inputs: r, k, w [B, C, H, K] and v [B, C, H, V] as `flakit.inputs("rwkv6", T=C)` makes them; no bonus, scale 1.
+    Returns o [B, C, H, V] and the gradients of o.sum(): dr, dk, dv, dw.
+    """
+    leaves = {name: inputs[name].detach().transpose(1, 2).requires_grad_() for name in "rkvw"}
+    r, k, v, w = leaves.values()
+    A = torch.einsum("bhik,bhjk,bhijk->bhij", r, k, weights(w, mask, exclusive=exclusive))
+    o = A @ v
+    grads = torch.autograd.grad(o.sum(), tuple(leaves.values()))
+    found = {"o": o.detach()} | {f"d{name}": grad for name, grad in zip(leaves, grads, strict=True)}
+    return {name: x.transpose(1, 2) for name, x in found.items()}
+
+
+def law(
+    mask: str = "where",
+    *,
+    tensor: str = "dw",
+    chunk: int = 32,
+    exclusive: bool = False,
+    dtype: torch.dtype = torch.float32,
+) -> float:
+    """The largest uniform |w| per token at which `tensor` is finite: ln(max) / n, inf where nothing can fail.
+
+    n = chunk - 1 tokens between the first output and the last key, chunk when the output reads before it decays.
+    "where" loses dw alone; "multiply" and "none" lose everything (for "none", operands of order 1).
+    """
+    if tensor not in TENSORS:
+        raise ValueError(f"tensor: expected one of {', '.join(TENSORS)}, got {tensor!r}")
+    safe = {"before": TENSORS, "where": ("o", "dr", "dk", "dv")}.get(mask_mode(mask), ())
+    return math.inf if tensor in safe else LN_MAX[dtype] / (chunk if exclusive else chunk - 1)
+
+
+def onset(
+    mask: str = "where", *, chunk: int = 32, exclusive: bool = False, tolerance: float = 1e-3
+) -> dict[str, float]:
+    """The measured counterpart of `law` for every tensor, operands of size 1, float32."""
+    x = make_inputs("rwkv6", T=chunk, H=1, K=1, decay=-1.0)
+    x |= {name: x[name].sign() for name in "rkv"}
+
+    def finite(size: float) -> dict[str, bool]:
+        found = run({**x, "w": x["w"] * size}, mask, exclusive=exclusive)
+        return {name: bool(y.isfinite().all()) for name, y in found.items()}
+
+    return search(finite, tolerance=tolerance)
+
+
+def reproduce() -> list[Row]:
+    """The |w| per token at which NaN begins, predicted and measured, by mask and tensor."""
+    recorded = {"where": {"dw": 88.72 / 31}, "before": {"dw": math.inf}}
+    rows = []
+    for mask in MASKS:
+        measured = onset(mask)
+        for tensor in ("o", "dw"):
+            told = recorded.get(mask, {}).get(tensor, math.nan)
+            rows.append(Row(f"C = 32, {MASKS[mask]}: {tensor}", told, law(mask, tensor=tensor), measured[tensor]))
+    return rows
