@@ -6,3 +6,7 @@
 Each factory returns a widget to show as the last line of a cell. It is live in JupyterLab and a plain picture wherever
 no kernel runs. `panel.set(decay=-2)` moves knobs from code, `panel.text` is the readout, `panel.as_python()` a script.
 """
+
+from .state_stepper import state_stepper
+
+__all__ = ["state_stepper"]

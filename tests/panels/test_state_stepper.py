@@ -1,0 +1,125 @@
+"""The state stepper: moving through time, what it says, and the script that remakes it."""
+
+import contextlib
+import io
+import math
+import re
+import statistics
+import time
+
+import numpy as np
+import pytest
+
+from flakit.panels import state_stepper
+
+
+def outputs(script: str) -> dict[str, tuple[float, bool]]:
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(script, {})
+    lines = re.findall(r"^(\w+) RMS (\S+) finite (\w+)$", printed.getvalue(), re.M)
+    return {name: (float(rms), finite == "True") for name, rms, finite in lines}
+
+
+def test_starts_with_everything_finite_and_a_picture():
+    panel = state_stepper(t=5)
+    assert panel.text.startswith("forward, t = 5 of 0 … 15")
+    assert "Everything is finite" in panel.text
+    assert panel.png.startswith(b"\x89PNG")
+    assert "image/png" in panel._repr_mimebundle_()
+
+
+def test_steps_go_forward_then_backward_and_stop():
+    panel = state_stepper(T=8)
+    seen = []
+    for _ in range(17):
+        seen.append((panel.setting["direction"], panel.setting["t"]))
+        panel.step()
+    forward = [("forward", t) for t in range(8)]
+    assert seen == [*forward, *(("backward", t) for t in reversed(range(8))), ("backward", 0)]
+    panel.step(-1)
+    assert (panel.setting["direction"], panel.setting["t"]) == ("backward", 1)
+
+
+def test_play_moves_the_slider_and_the_slider_moves_play():
+    panel = state_stepper(T=8)
+    panel._play.value = 11
+    assert (panel.setting["direction"], panel.setting["t"]) == ("backward", 4)
+    assert panel.text.startswith("backward, t = 4")
+    panel.knobs["t"].value = 6
+    assert panel._play.value == 9
+    panel.set(T=32, t=30, direction="forward")
+    assert panel._play.max == 63 and panel._play.value == 30
+    panel.set(T=16)
+    assert panel.setting["t"] == 15
+    with pytest.raises(ValueError, match="t: expected a whole number from 0 to 15, got 16"):
+        panel.set(t=16)
+
+
+def test_a_growing_state_is_told_where_it_ends():
+    panel = state_stepper(profile="growing", decay=-4, T=32, K=8, V=8, t=22)
+    first = int(re.search(r"S at t = (\d+) … 31", panel.text).group(1))
+    predicted = int(re.search(r"after about (\d+) steps", panel.text).group(1))
+    assert predicted == round(88.72 / 4) and abs(first - predicted) <= 1
+    assert "dw at t = 0 … 31" in panel.text  # 0 * inf, even where D is still zero
+    panel.set(dtype="float64")
+    assert "Everything is finite" in panel.text
+
+
+@pytest.mark.parametrize("decay", [0.0, -math.inf, -1e-3])
+@pytest.mark.parametrize("colours", ["value", "size"])
+def test_any_decay_shows(decay, colours):
+    panel = state_stepper(profile="constant", decay=decay, colours=colours, t=3)
+    assert f"between {math.exp(decay):.3g} and {math.exp(decay):.3g} of each row" in panel.text
+    assert "Everything is finite" in panel.text
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        dict(profile="logsigmoid", K=4, V=16, t=7, seed=3),
+        dict(profile="constant", decay=-math.inf, T=8, direction="backward", t=2),
+        dict(profile="spikes", scale=1.0, dtype="float64", direction="backward", t=0),
+        dict(profile="growing", decay=-20, T=16, direction="backward", t=9),
+    ],
+    ids=["profile", "forget", "scale 1", "growing"],
+)
+def test_the_copied_script_reproduces_the_step(setting):
+    panel = state_stepper(**setting)
+    direction, t = panel.setting["direction"], panel.setting["t"]
+    found = outputs(panel.as_python())
+    assert set(found) == ({"o", "state"} if direction == "forward" else {"dr", "dw", "dk", "dv", "dstate"})
+    for name, (rms, finite) in found.items():
+        values = panel.result[direction][t][name].astype(np.float64)
+        assert finite == np.isfinite(values).all()
+        with np.errstate(all="ignore"):
+            assert rms == pytest.approx(np.sqrt(np.mean(values**2)), rel=1e-6, nan_ok=True)
+
+
+def test_reset_and_wrong_settings():
+    panel = state_stepper(t=3)
+    start = panel.png
+    panel.set(profile="constant", decay=-2, direction="backward")
+    assert panel.png != start
+    panel.reset()
+    assert panel.png == start
+    with pytest.raises(ValueError, match="profile: expected one of constant"):
+        state_stepper(profile="fast")
+    with pytest.raises(TypeError, match="no knob named speed"):
+        state_stepper(speed=3)
+
+
+def test_redraws_are_quick():
+    panel = state_stepper(T=16)
+    panel.set(direction="backward")
+
+    def median(settings):
+        taken = []
+        for setting in settings:
+            start = time.perf_counter()
+            panel.set(**setting)
+            taken.append(time.perf_counter() - start)
+        return statistics.median(taken)
+
+    assert median([{"t": t} for t in range(12)]) < 0.1
+    assert median([{"profile": "constant", "decay": -0.1 * n} for n in range(12)]) < 0.1
