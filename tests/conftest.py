@@ -1,15 +1,16 @@
-"""What every test directory shares: the markers, and which of them can run in this process."""
-
-import os
+"""What every test directory shares: which markers can run in this process, and showing what tests measured."""
 
 import pytest
 import torch
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+from flakit.ops.common.dispatch import has_triton, interpreted
 
-WHY_NOT_HERE = {
-    "gpu": None if torch.cuda.is_available() and not INTERPRETED else "needs a CUDA device and no TRITON_INTERPRET",
-    "interpret": None if INTERPRETED else "needs TRITON_INTERPRET=1 pytest -m interpret (make test runs both kinds)",
+RUNS_HERE = {
+    "gpu": (torch.cuda.is_available() and not interpreted(), "needs a CUDA device and no TRITON_INTERPRET"),
+    "interpret": (
+        has_triton() and interpreted(),
+        "needs Triton, in a process with TRITON_INTERPRET=1: pytest -m interpret (make test runs both kinds)",
+    ),
 }
 
 
@@ -19,6 +20,16 @@ def pytest_addoption(parser):
 
 def pytest_collection_modifyitems(items):
     for item in items:
-        for marker, reason in WHY_NOT_HERE.items():
-            if reason and item.get_closest_marker(marker):
+        for marker, (runs, reason) in RUNS_HERE.items():
+            if not runs and item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_terminal_summary(terminalreporter):
+    """`record_property` alone would be seen in a JUnit file only."""
+    reports = [report for report in terminalreporter.getreports("passed") if report.user_properties]
+    if reports:
+        terminalreporter.section("measured")
+    for report in reports:
+        for name, value in report.user_properties:
+            terminalreporter.line(f"{report.nodeid}  {name}: {value}")

@@ -30,9 +30,14 @@ def steps(workers):
     yield "JupyterLab in a browser", {}, ["-m", "browser"]
 
 
+def cores():
+    """Those this process may use, which in a container are fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
 def main():
     parser = argparse.ArgumentParser(description="Run every test this machine can.")
-    parser.add_argument("--workers", type=int, default=min(len(os.sched_getaffinity(0)), MAX_WORKERS))
+    parser.add_argument("--workers", type=int, default=min(cores(), MAX_WORKERS))
     parser.add_argument("--all", action="store_true", help="each notebook twice, and the solutions")
     own, pytest_args = parser.parse_known_args()
 
