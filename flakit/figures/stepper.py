@@ -177,7 +177,6 @@ _WIDTH, _HEIGHT = 9.0, 5.9
 _LEFT, _SLOT, _MATRIX, _STRIP, _GAP = 0.42, 2.08, 1.42, 0.14, 0.05
 _ROW_TOPS = (5.85, 3.2)
 _TIMELINE, _TIMELINE_WIDTH = 7.08, 1.78
-_DECADES = 6  # shown of a magnitude
 
 
 class Stepper:
@@ -298,12 +297,12 @@ class Stepper:
             self.canvas.stale()
         self.run, self._magnitude = run, magnitude
         for label, names in self._groups().items():
-            limits = self._set_colours([heat for name in names for heat in self._matrices[name]], _largest(run, names))
+            limits = self._set_colours([heat for name in names for heat in self._matrices[name]], names)
             for text, value in zip(self._ends[label], np.linspace(*limits, 3), strict=True):
                 text.set_text(f"$10^{{{value:.1f}}}$" if magnitude else f"{value:.2g}")
         for name, heats in self._vectors.items():
             if name != self.scene.decay:
-                self._set_colours([heat for heat, _ in heats], _largest(run, [name]))
+                self._set_colours([heat for heat, _ in heats], [name])
 
         self._decay.update(np.stack([frame[self.scene.decay] for frame in run], 1))
         name, _ = self.scene.followed[self.which]
@@ -331,9 +330,9 @@ class Stepper:
             cursor.set_xdata([t, t])
         self._here.set_data([t], [self._size[t]])
 
-    def _set_colours(self, heats: Iterable[HeatMap], largest: float) -> tuple[float, float]:
-        top = np.log10(largest)
-        limits = (top - _DECADES, top) if self._magnitude else (-largest, largest)
+    def _set_colours(self, heats: Iterable[HeatMap], names: Iterable[str]) -> tuple[float, float]:
+        smallest, largest = _range(self.run, names)
+        limits = (np.log10(smallest), np.log10(largest)) if self._magnitude else (-largest, largest)
         for heat in heats:
             heat.colours.set_cmap(style.MAGNITUDE if self._magnitude else style.SIGNED)
             heat.colours.set_clim(*limits)
@@ -347,16 +346,17 @@ class Stepper:
         return np.log10(np.where(x == 0, np.finfo(np.float64).tiny, x))  # -inf would be hatched as non-finite
 
 
-def _largest(run: Sequence[Frame], names: Iterable[str]) -> float:
-    """What colours reach up to: nearly the largest finite magnitude of these arrays over the run, 1 where all is zero.
+def _range(run: Sequence[Frame], names: Iterable[str]) -> tuple[float, float]:
+    """What colours reach from and to: the magnitudes of these arrays over the run, at least two decades of them.
 
-    The last percent is left to the colour at the end, or a single large cell would leave the others pale.
+    The last percent at each end is left to the colour there, or a single large cell would leave the others pale.
     """
     x = np.abs(np.concatenate([np.ravel(frame[name]) for frame in run for name in names]), dtype=np.float64)
-    x = x[np.isfinite(x)]
-    if not x.any():
-        return 1.0
-    return float(np.quantile(x, 0.99)) or float(x.max())
+    x = x[np.isfinite(x) & (x > 0)]
+    if not x.size:
+        return 1e-2, 1.0
+    smallest, largest = np.quantile(x, (0.01, 0.99))
+    return min(smallest, largest / 100), largest
 
 
 def _log_rms(x: np.ndarray) -> float:
