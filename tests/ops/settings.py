@@ -1,0 +1,199 @@
+"""The covering sets: the settings that every backend of every operator is run on, in settings/*.csv.
+
+`full` has about 80 rows; `small` has few and tiny ones, for Triton's interpreter (which has no bfloat16).
+Pairwise over the factors below. Lengths and decays are paired by kind, since every length with every decay alone would
+be 200 rows; each single value occurs, and extremes are a kind of their own. `python -m tests.ops.settings` remakes the
+files; a test checks that what is committed still covers everything.
+"""
+
+import csv
+from collections import Counter
+from dataclasses import asdict, dataclass, fields
+from itertools import accumulate
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from flakit.numerics.evaluate import cotangents
+from flakit.numerics.inputs import inputs
+from tests.ops.pairwise import Row, covering_rows
+
+LENGTHS = {
+    "one": (1,),
+    "short": (15, 16, 17),
+    "chunk": (63, 64, 65),
+    "odd": (100, 37),
+    "few chunks": (128, 257),
+    "long": (1000,),
+    "longest": (4096,),
+}
+DECAYS = {
+    "nothing": ("none",),
+    "slow": ("-1e-5", "-1e-4", "-1e-2"),
+    "early": ("rwkv6-init",),
+    "late": ("rwkv6-wide", "uniform"),
+    "-1.7": ("-1.7",),
+    "-8": ("-8",),
+    "strong": ("-20", "-50", "-80"),
+    "spikes": ("spikes",),
+    "inf-spikes": ("inf-spikes",),
+    "everything": ("forget",),
+}
+FULL = {
+    "T": LENGTHS,
+    "K": (16, 24, 40, 64, 100, 128, 256),
+    "V": (16, 32, 40, 64, 120, 128, 256),
+    "decay": DECAYS,
+    "dtype": ("float32", "bfloat16", "float16"),
+    "decay_dtype": ("same", "float32"),
+    "states": ("none", "initial", "final", "both"),
+    "packing": ("none", "packed", "ragged"),
+    "layout": ("contiguous", "strided", "expanded"),
+    "scale": ("default", "1", "0.05"),
+    "chunk_size": ("default", "16", "32", "64"),
+    "H": (1, 2, 3),
+    "B": (1, 2, 3),
+}
+SMALL = FULL | {
+    "T": {"one": (1,), "below a chunk": (5, 15), "chunks and one": (17, 33), "chunks": (32,)},
+    "K": (16, 24, 40),
+    "V": (16, 40),
+    "dtype": ("float32", "float16"),
+    "scale": ("default", "0.05"),
+    "chunk_size": ("default", "16"),
+    "H": (1, 2),
+    "B": (1, 2),
+}
+SETS = {"full": FULL, "small": SMALL}
+LARGEST = 2**28  # B * T * H * K * V: the longest sequence with the largest state, once
+
+
+def path(name: str) -> Path:
+    return Path(__file__).with_name("settings") / f"{name}.csv"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One row. Everything a run needs is in it: `make(setting)`."""
+
+    T: int
+    K: int
+    V: int
+    decay: str  # a profile of flakit.numerics.inputs.DECAYS, or a constant log decay
+    dtype: str = "float32"
+    decay_dtype: str = "same"
+    states: str = "none"  # an initial state, a gradient arriving at the final state, or both
+    packing: str = "none"  # "packed": three sequences; "ragged": also empty ones and one of length 1
+    layout: str = (
+        "contiguous"  # of all inputs and the gradient of o; "expanded": that gradient has stride 0 along B and T
+    )
+    scale: str = "default"
+    chunk_size: str = "default"
+    H: int = 2
+    B: int = 1
+
+    def __str__(self) -> str:
+        short = {"float64": "f64", "float32": "f32", "bfloat16": "bf16", "float16": "f16"}
+        parts = [f"T{self.T}", f"K{self.K}", f"V{self.V}", f"H{self.H}", f"B{self.B}", self.decay, short[self.dtype]]
+        parts += ["wf32"] * (self.decay_dtype == "float32" != self.dtype)
+        parts += [f"{self.states}-states"] * (self.states != "none")
+        parts += [x for x in (self.packing, self.layout) if x not in ("none", "contiguous")]
+        parts += [f"scale{self.scale}"] * (self.scale != "default")
+        parts += [f"C{self.chunk_size}"] * (self.chunk_size != "default")
+        return "-".join(parts)
+
+    @property
+    def elements(self) -> int:
+        """State elements visited, over all steps: what a run costs."""
+        return self.B * self.T * self.H * self.K * self.V
+
+    @property
+    def lengths(self) -> list[int]:
+        """Lengths of the packed sequences; empty where nothing is packed."""
+        third = (self.T - 1) // 3
+        return {
+            "none": [],
+            "packed": [self.T // 2, self.T // 3, self.T - self.T // 2 - self.T // 3],
+            "ragged": [0, 1, 0, 0, third, self.T - 1 - third, 0],
+        }[self.packing]
+
+
+def make(setting: Setting, device="cpu") -> tuple[dict[str, Tensor], tuple[Tensor, Tensor | None]]:
+    """The operator's tensors and scale, and the gradients arriving at o and (or None) at the final state."""
+    dtype = getattr(torch, setting.dtype)
+    decay_dtype = None if setting.decay_dtype == "same" else getattr(torch, setting.decay_dtype)
+    decay = float(setting.decay) if setting.decay[0] == "-" else setting.decay
+    sizes = dict(H=setting.H, K=setting.K, V=setting.V, dtype=dtype, device=device)
+    made = inputs("rwkv6", B=setting.B, T=setting.T, decay=decay, decay_dtype=decay_dtype, **sizes)
+    if setting.lengths:
+        offsets = list(accumulate(setting.lengths, initial=0))
+        made["cu_seqlens"] = torch.tensor(offsets, dtype=torch.int32, device=device)
+    if setting.states in ("initial", "both"):
+        sequences = len(setting.lengths) or setting.B
+        made["initial_state"] = inputs("rwkv6", B=sequences, T=1, initial_state=True, **sizes)["initial_state"]
+    if setting.scale != "default":
+        made["scale"] = float(setting.scale)
+
+    do, dstate = cotangents("rwkv6", made, dfinal_state=setting.states in ("final", "both"))
+    if setting.layout == "expanded":  # all ones, as from o.sum(), would leave few values: their rounding is no average
+        do = do[:1, :1].expand_as(do)
+        dstate = None if dstate is None else dstate[:1].expand_as(dstate)
+    if setting.layout == "strided":
+        made = {name: strided(x) if isinstance(x, Tensor) and x.ndim > 1 else x for name, x in made.items()}
+        do, dstate = strided(do), None if dstate is None else strided(dstate)
+    return made, (do, dstate)
+
+
+def strided(x: Tensor) -> Tensor:
+    """The same values with no axis contiguous: the axes in reverse order in memory, with a gap after each element."""
+    gapped = torch.full((*reversed(x.shape), 2), torch.nan, dtype=x.dtype, device=x.device)
+    gapped[..., 0] = x.permute(*reversed(range(x.ndim)))
+    return gapped[..., 0].permute(*reversed(range(x.ndim)))
+
+
+def load(name: str) -> list[Setting]:
+    with path(name).open(newline="") as file:
+        return [Setting(**{f.name: f.type(row[f.name]) for f in fields(Setting)}) for row in csv.DictReader(file)]
+
+
+def kinds(name: str) -> dict[str, tuple]:
+    """What is paired: each factor's values, or the kinds that they are grouped into."""
+    return {factor: tuple(values) for factor, values in SETS[name].items()}
+
+
+def allowed(row: Row) -> bool:
+    """Whether a partial row, of values or kinds, can be completed: a packed batch is one, and no run is enormous."""
+    if row.get("packing", "none") != "none" and row.get("B", 1) != 1:
+        return False
+    T = row.get("T", 1)
+    cost = T if isinstance(T, int) else max({**LENGTHS, **SMALL["T"]}[T])
+    for name, smallest in (("B", 1), ("H", 1), ("K", 16), ("V", 16)):
+        cost *= row.get(name, smallest)
+    return cost <= LARGEST
+
+
+def generate(name: str) -> list[Setting]:
+    """The rows by kind, then for each row the value of its kind that has been used least often."""
+    used = Counter()
+    rows = []
+    for row in covering_rows(kinds(name), allowed):
+        for factor, values in SETS[name].items():
+            if isinstance(values, dict):
+                row[factor] = min(values[row[factor]], key=lambda x: used[x])
+                used[row[factor]] += 1
+        rows.append(Setting(**row))
+    return sorted(rows, key=lambda s: (s.T, s.K, s.V, s.decay, s.dtype))
+
+
+def write() -> None:
+    for name in SETS:
+        path(name).parent.mkdir(exist_ok=True)
+        with path(name).open("w", newline="") as file:
+            table = csv.DictWriter(file, [f.name for f in fields(Setting)], lineterminator="\n")
+            table.writeheader()
+            table.writerows(map(asdict, generate(name)))
+
+
+if __name__ == "__main__":
+    write()
