@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Mapping
 
 import ipywidgets as widgets
+import traitlets
 
 from ..figures.canvas import Canvas
 from .knobs import assign
@@ -34,6 +35,11 @@ _CSS = """<style>
 .flakit-readout .flakit-error {border-left: 4px solid #D55E00; padding-left: 8px}
 .flakit-script textarea {font-family: monospace; font-size: 12px}
 </style>"""
+
+
+class _Picture(widgets.Image):
+    # The browser's side of ipywidgets 8.1 asks a widget with a tooltip for its description, and fails on those without.
+    description = traitlets.Unicode("").tag(sync=True)
 
 
 class Panel(widgets.VBox):
@@ -71,7 +77,7 @@ class Panel(widgets.VBox):
         copy.on_click(lambda _: self._copy())
 
         width, height = canvas.pixels
-        self._picture = widgets.Image(
+        self._picture = _Picture(
             format="png", tooltip=alt, layout={"width": "100%", "max_width": f"{width}px", "height": f"{height}px"}
         )
         self._picture.layout.object_fit, self._picture.layout.object_position = "contain", "left top"
