@@ -14,8 +14,8 @@ cumulative sum had just restarted, and failed at 88.72 / 64 per token instead.
 `SCHEMES` holds the anchors of the field, from none to the dyadic form flakit's own operator uses; `run` computes RWKV6
 with one of them, `limits` and `law` predict the decay it survives, `onset` measures it.
 
-All but "dyadic" take dw from the running sum of r dr - k dk, as published kernels do: finite where dr and dk are, but
-at strong decay a difference of large numbers that leaves noise.
+All but "dyadic" take dw from running sums of r dr - k dk, as published kernels do: finite where dr and dk are, but at
+strong decay a difference of large numbers that leaves noise (see `decay_gradient`).
 """
 
 import math
@@ -31,6 +31,7 @@ from ..numerics.inputs import inputs as make_inputs
 from ..ops.common.decay import dyadic_levels, sum_after, sum_before
 from ..ops.rwkv6 import chunk_torch
 from ..ops.rwkv6.chunk_torch import _join, _split, _states
+from .decay_gradient import identity
 from .laws import LN_MAX, Row, search
 from .masking import mask_mode
 
@@ -193,10 +194,10 @@ def run(
     diagonal = dA.diagonal(0, -2, -1)[..., None]
 
     inside = _Inside(w, chunk, mask, dtype, scheme.across)
-    A, dq, dk = torch.diag_embed((q * u * k).sum(-1)), torch.zeros_like(r), torch.zeros_like(k)
+    A, dr, dk = torch.diag_embed((q * u * k).sum(-1)), torch.zeros_like(r), torch.zeros_like(k)
     for tile in tiles(scheme, chunk, block, row):
         A[..., tile.rows, tile.keys] += inside.scores(tile, q, k)
-        dq[..., tile.rows, :] += inside.dq(tile, dA, k)
+        dr[..., tile.rows, :] += inside.dr(tile, dA, k)
     for tile in key_tiles(scheme, chunk, block, row):
         dk[..., tile.keys, :] += inside.dk(tile, dA, r)
 
@@ -206,16 +207,12 @@ def run(
     D, dinitial_state = _states(total, (q * before).mT @ do, None, reverse=True)
     o = A @ v + (q * before) @ S
     dv = A.mT @ do + (k * after) @ D
-    dk_state = (v @ D.mT) * after
-    dq = dq + scale * (do @ S.mT) * before
-    dk = dk + dk_state
+    dr = dr + scale * (do @ S.mT) * before
+    dk = dk + (v @ D.mT) * after
 
-    change = r * dq - k * dk
-    leaving = total * (S * D).sum(-1) + (k * dk_state).sum(-2)
-    dw = change - change.cumsum(-2) + change.sum(-2, keepdim=True) + leaving[..., None, :] - r * dq
-
-    dr, dk, du = dq + diagonal * u * k, dk + diagonal * u * r, (diagonal * r * k).sum((0, 2, 3))
-    grads = (*(_join(x, T) for x in (dr, dk, dv, dw)), du, dinitial_state)
+    dw = identity(*(_join(x, T) for x in (r, k, dr, dk)))
+    dr, dk, du = dr + diagonal * u * k, dk + diagonal * u * r, (diagonal * r * k).sum((0, 2, 3))
+    grads = (*(_join(x, T) for x in (dr, dk, dv)), dw, du, dinitial_state)
     return _collect(scheme, A, _join(o, T), final_state, grads, state)
 
 
@@ -258,7 +255,7 @@ class _Inside:
             found = self._stored(q * query.exp()) @ self._stored(k * key.exp()).mT
         return self._masked(found, tile)
 
-    def dq(self, tile: Tile, dA: Tensor, k: Tensor) -> Tensor:
+    def dr(self, tile: Tile, dA: Tensor, k: Tensor) -> Tensor:
         dA, k = self._masked(dA[..., tile.rows, tile.keys], tile), k[..., tile.keys, :]
         if tile.anchor is None:
             return (dA[..., None, :] @ (self._weights(tile) * k[..., None, :, :]))[..., 0, :]
@@ -460,7 +457,9 @@ def onset(
         found = run({**inputs, "w": inputs["w"].detach() * factor}, scheme, **knobs).finite
         return {name: found[name] for name in TENSORS}
 
-    return search(finite, tolerance=tolerance, highest=highest)
+    geometry = {name: knob for name, knob in knobs.items() if name != "grad_seed"}
+    near = set(limits(scheme, inputs, **geometry).values())
+    return search(finite, near=near, tolerance=tolerance, highest=highest)
 
 
 def reproduce() -> list[Row]:

@@ -169,9 +169,9 @@ def _measurements(name: str, x) -> tuple[dict[str, float], tuple[int, ...] | Non
         found = {"finite": 1 - x.share, "l2": x.l2, "worst": x.worst, "worst_row": x.worst_row}
         return {f"{name}.{key}": number for key, number in found.items()}, None if x.finite else x.worst_index
     if isinstance(x, Tensor):
-        bad = ~x.detach().isfinite()
-        share = 1 - bad.double().mean().item() if x.numel() else 1.0
-        index = tuple(int(i) for i in torch.unravel_index(bad.double().argmax(), bad.shape)) if share < 1 else None
+        finite = x.detach().isfinite()
+        share = finite.double().mean().item() if x.numel() else 1.0
+        index = tuple(int(i) for i in torch.unravel_index(finite.double().argmin(), x.shape)) if share < 1 else None
         return {f"{name}.finite": share}, index
     return {name: float(x)}, None
 

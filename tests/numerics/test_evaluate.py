@@ -1,0 +1,97 @@
+"""evaluate and truth: the same problem, twice, by ways that share no arithmetic."""
+
+import pytest
+import torch
+
+from flakit.numerics.errors import compare
+from flakit.numerics.evaluate import LONGEST_RECURRENCE, cotangents, evaluate, truth
+from flakit.numerics.inputs import DECAYS, inputs
+
+NAMES = {"o", "final_state", "dr", "dk", "dv", "dw", "du"}
+
+
+def worst(got, exact):
+    assert got.keys() == exact.keys()
+    return max(compare(got[name], exact[name]).l2 for name in exact)
+
+
+@pytest.mark.parametrize("decay", [*DECAYS, -20.0], ids=str)
+def test_both_ways_to_the_truth_agree(decay):
+    x = inputs("rwkv6", T=LONGEST_RECURRENCE + 37, H=1, K=8, V=5, decay=decay, initial_state=True)
+    walked, chunked = (truth("rwkv6", x, dfinal_state=True, recurrence=way) for way in (True, False))
+    assert worst(chunked, walked) < 5e-15
+    assert worst(truth("rwkv6", x, dfinal_state=True), chunked) == 0  # long ones come from the chunks
+
+
+def test_truth_is_what_automatic_differentiation_of_the_definition_gives():
+    x = inputs("rwkv6", B=2, T=9, K=4, V=3, initial_state=True, dtype=torch.float64, requires_grad=True)
+    do, dstate = cotangents("rwkv6", x, dfinal_state=True)
+    S, outputs = x["initial_state"], []
+    for t in range(9):
+        r, k, v, w = (x[name][:, t] for name in "rkvw")
+        kv = k[..., :, None] * v[..., None, :]
+        outputs.append(0.5 * (r[..., None] * (S + x["u"][..., None] * kv)).sum(-2))
+        S = w.exp()[..., None] * S + kv
+    grads = torch.autograd.grad((torch.stack(outputs, 1), S), tuple(x.values()), (do, dstate))
+    exact = truth("rwkv6", x, dfinal_state=True)
+    assert set(exact) == NAMES | {"dinitial_state"}
+    for name, grad in zip(x, grads, strict=True):
+        assert compare(exact[f"d{name}"], grad).l2 < 1e-15
+
+
+@pytest.mark.parametrize("form", ["chunk", "recurrent"])
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-14), (torch.float32, 1e-6), (torch.bfloat16, 2.5e-3)])
+def test_evaluate_agrees_with_truth(form, dtype, tolerance):
+    x = inputs("rwkv6", B=2, T=65, K=16, V=24, decay="logsigmoid", dtype=dtype, initial_state=True)
+    got = evaluate("rwkv6", x, form=form, dfinal_state=True)
+    assert worst(got, truth("rwkv6", x, dfinal_state=True)) < tolerance
+    assert {name: y.dtype for name, y in got.items() if name[1:] in x} == {f"d{name}": x[name].dtype for name in x}
+
+
+def test_the_state_gradient_arrives_only_on_request():
+    x = inputs("rwkv6", T=20, K=8, initial_state=True)
+    without, with_state = (evaluate("rwkv6", x, dfinal_state=asked) for asked in (False, True))
+    assert compare(without["dv"], with_state["dv"]).l2 > 0.1
+    assert worst(without, truth("rwkv6", x)) < 1e-6
+
+
+def test_scale_chunk_size_backend_and_seed_are_passed_on():
+    x = inputs("rwkv6", T=40, K=8) | {"scale": 0.3}
+    exact = truth("rwkv6", x)
+    assert worst(evaluate("rwkv6", x, chunk_size=16), exact) < 1e-6
+    assert worst(evaluate("rwkv6", x, backend="reference"), exact) < 1e-6
+    assert compare(truth("rwkv6", {**x, "scale": 0.6})["o"], exact["o"]).l2 == pytest.approx(1.0)
+    assert compare(truth("rwkv6", x, grad_seed=2)["dv"], exact["dv"]).l2 > 0.5
+
+
+@pytest.mark.parametrize("offsets", [[0, 1, 30, 94], [0, 40, 40, 94]], ids=["uneven", "one empty"])
+def test_packed_sequences_are_their_parts(offsets):
+    x = inputs("rwkv6", T=94, H=2, K=8, V=5)
+    state = inputs("rwkv6", B=3, T=1, H=2, K=8, V=5, initial_state=True)["initial_state"]
+    packed = x | {"initial_state": state, "cu_seqlens": torch.tensor(offsets)}
+    exact = truth("rwkv6", packed, dfinal_state=True)
+    for form in ("chunk", "recurrent"):
+        assert worst(evaluate("rwkv6", packed, form=form, dfinal_state=True), exact) < 1e-6
+    do, dstate = cotangents("rwkv6", packed, dfinal_state=True)
+    start, end = offsets[-2:]
+    last = {name: x[name][:, start:end] for name in "rkvw"} | {"u": x["u"], "initial_state": state[2:]}
+    alone = truth("rwkv6", last, arriving=(do[:, start:end], dstate[2:]))
+    assert compare(exact["dw"][:, start:end], alone["dw"]).l2 < 1e-14
+    assert compare(exact["dinitial_state"][2:], alone["dinitial_state"]).l2 < 1e-14
+
+
+def test_inputs_are_left_alone():
+    x = inputs("rwkv6", T=20, K=8, requires_grad=True)
+    copies = {name: t.detach().clone() for name, t in x.items()}
+    evaluate("rwkv6", x)
+    assert all(t.grad is None and torch.equal(t.detach(), copies[name]) for name, t in x.items())
+
+
+def test_wrong_arguments_are_named():
+    x = inputs("rwkv6", T=4, K=4)
+    with pytest.raises(ValueError, match="form: expected one of chunk, recurrent, got 'parallel'"):
+        evaluate("rwkv6", x, form="parallel")
+    with pytest.raises(ValueError, match="inputs: expected r, k, v, w, u, got none for w"):
+        truth("rwkv6", {name: t for name, t in x.items() if name != "w"})
+    with pytest.raises(ValueError, match="op: expected one of rwkv6, got 'gla'"):
+        truth("gla", x)
