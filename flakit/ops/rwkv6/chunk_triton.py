@@ -53,16 +53,16 @@ def _tile(p, start, end, i_h, i_d, shift: tl.constexpr, H: tl.constexpr, D: tl.c
     """Rows start + shift … of one head of x [*, H, D], [C, BD]; zero outside the chunk and the sequence."""
     o_c = tl.arange(0, C) + shift
     o_d = i_d * BD + tl.arange(0, BD)
-    m = ((o_c >= 0) & (o_c < C) & (start + o_c < end))[:, None] & (o_d < D)[None, :]
-    return tl.load(p + ((start + o_c) * H + i_h)[:, None] * D + o_d[None, :], mask=m, other=0.0)
+    m = ((o_c >= 0) & (o_c < C) & (o_c < end - start))[:, None] & (o_d < D)[None, :]
+    return tl.load(p + (start * H + i_h) * D + o_c[:, None] * (H * D) + o_d[None, :], mask=m, other=0.0)
 
 
 @triton.jit
 def _store_tile(p, x, start, end, i_h, i_d, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
     o_c = tl.arange(0, C)
     o_d = i_d * BD + tl.arange(0, BD)
-    m = (start + o_c < end)[:, None] & (o_d < D)[None, :]
-    tl.store(p + ((start + o_c) * H + i_h)[:, None] * D + o_d[None, :], x.to(p.dtype.element_ty), mask=m)
+    m = (o_c < end - start)[:, None] & (o_d < D)[None, :]
+    tl.store(p + (start * H + i_h) * D + o_c[:, None] * (H * D) + o_d[None, :], x.to(p.dtype.element_ty), mask=m)
 
 
 @triton.jit
@@ -74,10 +74,10 @@ def _state_pointers(p, i, i_k, i_v, K: tl.constexpr, V: tl.constexpr, BK: tl.con
 
 
 @triton.jit
-def _takes(mild, i, NK: tl.constexpr, MILD: tl.constexpr):
+def _takes(mild, i, FLAGS: tl.constexpr, MILD: tl.constexpr):
     """Whether chunk-and-head i is this launch's: mild everywhere for the mild one, anything else for the other."""
-    o = tl.arange(0, triton.next_power_of_2(NK))
-    return tl.min(tl.load(mild + i * NK + o, mask=o < NK, other=1), 0) == MILD
+    o = tl.arange(0, triton.next_power_of_2(FLAGS))
+    return tl.min(tl.load(mild + i * FLAGS + o, mask=o < FLAGS, other=1), 0) == MILD
 
 
 @triton.jit
@@ -197,7 +197,7 @@ def written_kernel(
     else:
         b_x *= tl.exp(decay_after(_tile(w, start, end, i_h, i_k, 1, H, K, C, BK).to(tl.float32)))
     p, m = _state_pointers(written, i_c * H + i_h, i_k, i_v, K, V, BK, BV)
-    tl.store(p, dot(tl.trans(b_x), b_y, PRECISION), mask=m)
+    tl.store(p, tl.dot(to_operand(tl.trans(b_x), PRECISION), b_y, input_precision=PRECISION), mask=m)
     total = tl.sum(b_w, 0)
     o_k = i_k * BK + tl.arange(0, BK)
     tl.store(decay + (i_c.to(tl.int64) * H + i_h) * K + o_k, tl.exp(total), mask=(o_k < K) & (i_v == 0))
@@ -242,13 +242,13 @@ def scan_kernel(
 def output_kernel(
     r, k, v, w, u, states, mild, o, scale, sequence_of_chunk, cu_seqlens, offsets, T,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    NK: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
+    FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """o = A v + (scale r e^{before}) S for one chunk and block of V. In registers: A [C, C], o [C, BV]."""
     i = tl.program_id(0)
     NV: tl.constexpr = (V + BV - 1) // BV
     i_h, i_v, i_c = i % H, (i // H) % NV, i // (H * NV)
-    if _takes(mild, i_c * H + i_h, NK, MILD) == 0:
+    if _takes(mild, i_c * H + i_h, FLAGS, MILD) == 0:
         return
     start, end = _locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
     b_A = tl.zeros([C, C], dtype=tl.float32)
@@ -264,7 +264,7 @@ def output_kernel(
         b_A = _add_scores(b_A, b_a, b_q, b_k, b_u, C)
         b_o += dot(b_q * tl.exp(before), b_S, PRECISION)
     b_v = _tile(v, start, end, i_h, i_v, 0, H, V, C, BV).to(tl.float32)
-    b_o += dot(b_A, b_v, PRECISION)
+    b_o += tl.dot(to_operand(b_A, PRECISION), b_v, input_precision=PRECISION)
     _store_tile(o, b_o, start, end, i_h, i_v, H, V, C, BV)
 
 
@@ -272,13 +272,13 @@ def output_kernel(
 def value_grads_kernel(
     r, k, w, u, do, dstates, mild, dv, scale, sequence_of_chunk, cu_seqlens, offsets, T,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    NK: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
+    FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dv = A^T do + (k e^{after}) D for one chunk and block of V. In registers: A [C, C], dv [C, BV]."""
     i = tl.program_id(0)
     NV: tl.constexpr = (V + BV - 1) // BV
     i_h, i_v, i_c = i % H, (i // H) % NV, i // (H * NV)
-    if _takes(mild, i_c * H + i_h, NK, MILD) == 0:
+    if _takes(mild, i_c * H + i_h, FLAGS, MILD) == 0:
         return
     start, end = _locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
     b_A = tl.zeros([C, C], dtype=tl.float32)
@@ -294,7 +294,7 @@ def value_grads_kernel(
         b_A = _add_scores(b_A, b_a, b_q, b_k, b_u, C)
         b_dv += dot(b_k * tl.exp(after), b_D, PRECISION)
     b_do = _tile(do, start, end, i_h, i_v, 0, H, V, C, BV).to(tl.float32)
-    b_dv += dot(tl.trans(b_A), b_do, PRECISION)
+    b_dv += tl.dot(to_operand(tl.trans(b_A), PRECISION), b_do, input_precision=PRECISION)
     _store_tile(dv, b_dv, start, end, i_h, i_v, H, V, C, BV)
 
 
@@ -302,7 +302,7 @@ def value_grads_kernel(
 def key_grads_kernel(
     r, k, v, w, u, do, states, dstates, mild, dr, dk, dw, du, scale, sequence_of_chunk, cu_seqlens, offsets, T,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    NK: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
+    FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dr, dk, dw and the chunk's share of du for one chunk and block of K. In registers: dA [C, C], dq, dk, dw [C, BK].
 
@@ -310,8 +310,9 @@ def key_grads_kernel(
     dw_t = e^{total} sum_v S D + sum_{i>t} q_i dq_i^S + sum_{j<t} k_j dk_j^D + pairs j < t < i
     """
     i = tl.program_id(0)
+    NK: tl.constexpr = (K + BK - 1) // BK
     i_h, i_k, i_c = i % H, (i // H) % NK, i // (H * NK)
-    if _takes(mild, i_c * H + i_h, NK, MILD) == 0:
+    if _takes(mild, i_c * H + i_h, FLAGS, MILD) == 0:
         return
     start, end = _locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
     o_c = tl.arange(0, C)
@@ -322,16 +323,15 @@ def key_grads_kernel(
     b_dk = tl.zeros([C, BK], dtype=tl.float32)
     b_SD = tl.zeros([BK], dtype=tl.float32)
     for i_v in range(0, (V + BV - 1) // BV):
-        b_v = _tile(v, start, end, i_h, i_v, 0, H, V, C, BV).to(tl.float32)
-        b_do = _tile(do, start, end, i_h, i_v, 0, H, V, C, BV).to(tl.float32)
+        b_v = _tile(v, start, end, i_h, i_v, 0, H, V, C, BV)
+        b_do = _tile(do, start, end, i_h, i_v, 0, H, V, C, BV)
         p_S, m_S = _state_pointers(states, i_c * H + i_h, i_k, i_v, K, V, BK, BV)
         p_D, m_D = _state_pointers(dstates, i_c * H + i_h, i_k, i_v, K, V, BK, BV)
         b_S = tl.load(p_S, mask=m_S & (start < end), other=0.0)
         b_D = tl.load(p_D, mask=m_D & (start < end), other=0.0)
-        # 16-bit values are TF32 values: their products need no rounding first.
         b_dA += tl.dot(b_do, tl.trans(b_v), input_precision=PRECISION)
-        b_dq += dot(b_do, tl.trans(b_S), PRECISION)
-        b_dk += dot(b_v, tl.trans(b_D), PRECISION)
+        b_dq += tl.dot(b_do.to(tl.float32), to_operand(tl.trans(b_S), PRECISION), input_precision=PRECISION)
+        b_dk += tl.dot(b_v.to(tl.float32), to_operand(tl.trans(b_D), PRECISION), input_precision=PRECISION)
         b_SD += tl.sum(b_S * b_D, 1)
 
     b_q = _tile(r, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32) * scale
@@ -377,7 +377,7 @@ class _Plan:
         self.empty = r.new_empty(0, dtype=torch.float32).new_empty
         self.where = (self.sequence_of_chunk, cu_seqlens, self.offsets, self.T)
         # The guard looks at blocks of K as `written_kernel` cuts them.
-        self.NK = triton.cdiv(self.K, block(self.K, TABLE["rwkv6.written", self.width].BK))
+        self.flags = triton.cdiv(self.K, block(self.K, TABLE["rwkv6.written", self.width].BK))
 
     def sizes(self, kernel: str) -> tuple[dict, int, int]:
         """Keyword arguments every kernel takes, and the numbers of blocks along K and V."""
@@ -394,7 +394,7 @@ class _Plan:
         """The launches of a kernel that works inside chunks: (keyword arguments, blocks along K, along V)."""
         for way in ("mild", "dyadic") if self.width == "16-bit" else ("dyadic",):
             common, NK, NV = self.sizes(f"{kernel}.{way}")
-            yield common | dict(NK=self.NK, LEVELS=self.C.bit_length() - 1, MILD=int(way == "mild")), NK, NV
+            yield common | dict(FLAGS=self.flags, LEVELS=self.C.bit_length() - 1, MILD=int(way == "mild")), NK, NV
 
     def state_shape(self) -> tuple[int, int, int, int]:
         return self.N, self.H, self.K, self.V
@@ -402,7 +402,7 @@ class _Plan:
     def states(self, x, y, w, scale, first, last, reverse):
         """The state entering each chunk (reverse: the gradient leaving it) [chunks, H, K, V], and which are mild."""
         states, decay = self.empty(self.chunks, self.H, self.K, self.V), self.empty(self.chunks, self.H, self.K)
-        mild = self.empty(self.chunks, self.H, self.NK, dtype=torch.int32)
+        mild = self.empty(self.chunks, self.H, self.flags, dtype=torch.int32)
         common, NK, NV = self.sizes("written")
         written_kernel[(self.chunks * NV * NK * self.H,)](
             x, y, w, states, decay, mild, scale, *self.where,
