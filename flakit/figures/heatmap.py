@@ -17,10 +17,20 @@ class HeatMap:
     """Cells of `ax`, row 0 on top, one unit a cell with its index at the centre.
 
     values given to `update` are coloured between vmin and vmax; finite values beyond keep the end's colour.
+    rows_vary: draw the row axis at every redraw, so that another number of rows costs no full one.
     """
 
-    def __init__(self, canvas: Canvas, ax: Axes, *, cmap: str = style.MAGNITUDE, vmin: float = 0.0, vmax: float = 1.0):
-        self.canvas, self.ax = canvas, ax
+    def __init__(
+        self,
+        canvas: Canvas,
+        ax: Axes,
+        *,
+        cmap: str = style.MAGNITUDE,
+        vmin: float = 0.0,
+        vmax: float = 1.0,
+        rows_vary: bool = False,
+    ):
+        self.canvas, self.ax, self.rows_vary = canvas, ax, rows_vary
         self.colours = ScalarMappable(Normalize(vmin, vmax), colormaps[cmap])
         blank = np.zeros((1, 1, 3), np.uint8)
         self._image = ax.imshow(blank, aspect="auto", interpolation="nearest", zorder=1)
@@ -32,36 +42,42 @@ class HeatMap:
             patch.set_linewidth(0)
             self._hatched[kind] = ax.add_patch(patch)
         canvas.moving(self._image, *self._hatched.values())
+        if rows_vary:
+            canvas.moving(ax.yaxis)
 
     def colorbar(self, cax: Axes, label: str, **kwargs) -> Colorbar:
         """A scale of the colours in axes of its own."""
         return self.canvas.figure.colorbar(self.colours, cax=cax, label=label, **kwargs)
 
-    def update(self, values: np.ndarray, empty: np.ndarray | None = None) -> None:
-        """Show values [rows, columns]; cells where `empty` is true hold nothing.
+    def update(self, values: np.ndarray, empty: np.ndarray | None = None, finite: np.ndarray | None = None) -> None:
+        """Show values [rows, columns]; cells where `empty` is true hold nothing, where `finite`: a number unknown.
 
         A matrix with more cells than pixels is pooled: each pixel shows the largest value under it, and is hatched if
         any cell under it is non-finite, so that a single bad row cannot be lost.
         """
         values = np.asarray(values)
         rows, columns = values.shape
-        empty = np.zeros(values.shape, bool) if empty is None else np.asarray(empty)
-        nan, inf = np.isnan(values) & ~empty, np.isinf(values) & ~empty
-        finite = np.where(nan | inf | empty, self.colours.norm.vmin, values)
+        empty, finite = (np.zeros(values.shape, bool) if mask is None else np.asarray(mask) for mask in (empty, finite))
+        nan, inf = (kind(values) & ~empty & ~finite for kind in (np.isnan, np.isinf))
+        shown = np.where(nan | inf | empty | finite, self.colours.norm.vmin, values)
         for axis, pixels in enumerate(self._cell_limit()):
-            finite = _pool(finite, axis, pixels)
-            nan, inf = _pool(nan, axis, pixels), _pool(inf, axis, pixels)
+            shown, nan, inf, finite = (_pool(x, axis, pixels) for x in (shown, nan, inf, finite))
             empty = ~_pool(~empty, axis, pixels)
 
-        picture = self.colours.to_rgba(finite, bytes=True, norm=True)[..., :3]
-        for mask, colour in ((empty, style.EMPTY), (inf, style.INF["facecolor"]), (nan, style.NAN["facecolor"])):
+        picture = self.colours.to_rgba(shown, bytes=True, norm=True)[..., :3]
+        for mask, colour in (
+            (empty, style.EMPTY),
+            (finite, style.FINITE),
+            (inf, style.INF["facecolor"]),
+            (nan, style.NAN["facecolor"]),
+        ):
             picture[mask] = np.round(np.array(to_rgb(colour)) * 255)
-        extent = (-0.5, columns - 0.5, rows - 0.5, -0.5)
+        _, right, bottom, _ = self._image.get_extent()
         self._image.set_data(picture)
-        if tuple(self._image.get_extent()) != extent:
-            self._image.set_extent(extent)
+        self._image.set_extent((-0.5, columns - 0.5, rows - 0.5, -0.5))
+        if right != columns - 0.5 or (bottom != rows - 0.5 and not self.rows_vary):
             self.canvas.stale()
-        scale = np.array([columns / finite.shape[1], rows / finite.shape[0]])
+        scale = np.array([columns / shown.shape[1], rows / shown.shape[0]])
         for kind, mask in (("nan", nan), ("inf", inf & ~nan)):
             self._hatched[kind].set_path(_outline(mask, scale))
             self._hatched[kind].set_visible(bool(mask.any()))

@@ -35,7 +35,9 @@ SIGNED = "PuOr"
 
 NAN = {"facecolor": "#F6D5C0", "hatch": "////", "edgecolor": VERMILLION}
 INF = {"facecolor": "#F1DDE8", "hatch": "xxxx", "edgecolor": "#8F3A66"}
-EMPTY = "#F2F2F2"
+FINITE = "#DCEBF4"
+"""Cells known to be finite and nothing else."""
+EMPTY = "#DCDCDC"
 """Cells that hold nothing: above the diagonal, not yet computed."""
 
 _RC = {

@@ -47,6 +47,7 @@ class Panel(widgets.VBox):
 
     name: str
     readout_lines = 3
+    _held = True  # no redraw: several knobs are being moved
 
     def __init__(
         self,
@@ -65,7 +66,7 @@ class Panel(widgets.VBox):
         self.knobs.setdefault("seed", widgets.BoundedIntText(0, 0, 2**31 - 1))
         self.result = None
         self._lock = threading.RLock()
-        self._held, self._timer, self._cost = False, None, 0.0
+        self._timer, self._cost = None, 0.0
 
         seed = self.knobs["seed"]
         seed.description, seed.style, seed.layout = "seed", {"description_width": "34px"}, {"width": "130px"}
@@ -106,7 +107,6 @@ class Panel(widgets.VBox):
         )
         self.add_class("flakit-panel")
         self.add_class(f"flakit-{self.name}")
-        self._held = True
         self.set(**(settings or {}))
         self._start = self.setting
         for knob in self.knobs.values():
@@ -142,14 +142,17 @@ class Panel(widgets.VBox):
         return bytes(self._picture.value)
 
     def set(self, **values) -> "Panel":
-        """Move several knobs at once and redraw once; returns the panel. Unknown names are a TypeError."""
+        """Move several knobs at once, in the panel's order, and redraw once; returns the panel.
+
+        An unknown name is a TypeError, a bad value a ValueError that leaves every knob where it was.
+        """
         unknown = [name for name in values if name not in self.knobs]
         if unknown:
             raise TypeError(f"{self.name}: no knob named {', '.join(unknown)}; expected {', '.join(self.knobs)}")
         before, was_held, self._held = self.setting, self._held, True
         try:
-            for name, value in values.items():
-                assign(self.knobs[name], name, value)
+            for name in filter(values.__contains__, self.knobs):
+                assign(self.knobs[name], name, values[name])
         except ValueError:
             for name, value in before.items():
                 assign(self.knobs[name], name, value)

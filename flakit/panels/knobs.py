@@ -2,10 +2,14 @@
 
 import math
 from collections.abc import Iterable, Mapping
+from numbers import Real
 
 import ipywidgets as widgets
+from traitlets import TraitError
 
 from ..numerics.operators import OPERATORS
+
+NONE = "none"
 
 _ROW = {"width": "430px"}
 _STYLE = {"description_width": "76px"}
@@ -18,30 +22,37 @@ class DecayKnob(widgets.SelectionSlider):
     """A slider over natural-log decays from 0 to -inf, logarithmic in |w| between, both ends exact.
 
     Any decay <= 0 can be assigned with `accept`; one between two stops becomes a stop.
+    stops: others than the even ones; optional: begin with a stop "none", whose value is that word.
     """
 
-    def __init__(self, value: float, description: str = "decay", stops: Iterable[float] | None = None, **kwargs):
+    def __init__(
+        self,
+        value: float | str,
+        description: str = "decay",
+        *,
+        stops: Iterable[float] | None = None,
+        optional: bool = False,
+    ):
         if stops is None:
             steps = range(_WEAKEST * _STOPS_PER_DECADE, _STRONGEST * _STOPS_PER_DECADE + 1)
             stops = {-float(f"{10 ** (i / _STOPS_PER_DECADE):.3g}") for i in steps}
-        stops = sorted({*stops, 0.0, -math.inf}, reverse=True)
-        super().__init__(
-            options=_labelled(stops), value=0.0, description=description, style=_STYLE, layout=_ROW, **kwargs
-        )
+        self._first = [(NONE, NONE)] if optional else []
+        options = self._labelled({*stops, 0.0, -math.inf})
+        super().__init__(options=options, value=options[0][1], description=description, style=_STYLE, layout=_ROW)
         self.accept(value)
 
-    def accept(self, value: float) -> None:
-        value = float(value) + 0.0  # -0.0 becomes 0.0
-        if not value <= 0:
-            raise ValueError(f"expected a natural-log decay <= 0, got {value:g}")
-        stops = [stop for _, stop in self.options]
+    def accept(self, value: float | str) -> None:
+        stops = {stop for _, stop in self.options}
         if value not in stops:
-            self.options = _labelled(sorted([*stops, value], reverse=True))
+            if not isinstance(value, Real) or not value <= 0:
+                also = f" or {NONE!r}" if self._first else ""
+                raise ValueError(f"expected a natural-log decay <= 0{also}, got {value!r}")
+            value = float(value)
+            self.options = self._labelled({*stops, value} - {NONE})
         self.value = value
 
-
-def _labelled(stops: Iterable[float]) -> list[tuple[str, float]]:
-    return [(f"{stop:.5g}", stop) for stop in stops]
+    def _labelled(self, stops: Iterable[float]) -> list[tuple[str, float | str]]:
+        return self._first + [(f"{stop:.5g}", stop) for stop in sorted(stops, reverse=True)]
 
 
 def choice(value, options: Mapping | Iterable, description: str) -> widgets.Dropdown:
@@ -85,5 +96,5 @@ def assign(knob: widgets.Widget, name: str, value) -> None:
             knob.value = value
         else:
             knob.value = value
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, TraitError) as error:
         raise ValueError(f"{name}: {error}") from None
