@@ -134,9 +134,9 @@ class Notebook:
         assert self.page.evaluate(ERRORS) == []
 
     def panel(self, name):
-        """The first panel `flakit-<name>`, in view, its first picture drawn."""
+        """The first panel of class `flakit-<name>` ("panel": of any), in view, its picture drawn."""
         panel = Panel(self.page, self.page.locator(f".jp-OutputArea .flakit-{name}").first)
-        panel.root.wait_for(timeout=30_000)
+        panel.root.locator("img.flakit-picture").first.wait_for(timeout=30_000)
         panel.root.scroll_into_view_if_needed()
         panel.settle()
         return panel
@@ -149,12 +149,16 @@ class Panel:
         self.page = page
         self.root = root
 
-    def focus(self, slider):
-        """Put the keyboard on the slider with this name."""
-        rows = self.root.locator(".widget-slider, .widget-hslider, .widget-vslider")
-        row = rows.filter(has=self.page.get_by_text(slider, exact=True))
-        assert row.count(), f"no slider named {slider!r} among {rows.all_inner_texts()}"
-        row.first.locator(".noUi-handle").first.focus()
+    def sliders(self):
+        return self.root.locator(".widget-hslider")
+
+    def focus(self, slider=None):
+        """Put the keyboard on the slider with this name, or on the first one."""
+        rows = self.sliders()
+        if slider is not None:
+            rows = rows.filter(has=self.page.get_by_text(slider, exact=True))
+        assert rows.count(), f"no slider named {slider!r} among {self.sliders().all_inner_texts()}"
+        rows.first.locator(".noUi-handle").focus()
 
     def press(self, key, times=1, pause=450):
         """Press a key `times` times, `pause` ms apart, and wait until the last redraw is over."""
