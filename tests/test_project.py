@@ -214,3 +214,13 @@ def test_links_of_the_readme_lead_somewhere():
         links = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", (ROOT / text).read_text())
         links += re.findall(r'src="(?!https?:)([^"]+)"', (ROOT / text).read_text())
         assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_scripts_of_the_readme_run():
+    scripts = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    assert len(scripts) >= 2
+    for script in scripts:
+        done = subprocess.run(
+            [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL
+        )
+        assert done.returncode == 0, f"{script}\n{done.stderr}"

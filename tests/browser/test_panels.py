@@ -9,7 +9,7 @@ from tests.browser import lab
 
 pytestmark = pytest.mark.browser
 
-# The promise, under 100 ms on two idle cores, is recorded rather than asserted: a machine that runs tests is seldom idle.
+# The promise, under 100 ms on two idle cores, is recorded, not asserted: a machine that runs tests is seldom idle.
 # Beyond this a slider is not live any more, whatever the machine.
 NOT_LIVE_MS = 1000
 
