@@ -1,0 +1,81 @@
+"""A table for notebooks and terminals: rows of dicts or named tuples, numbers short enough to compare."""
+
+import html
+from collections.abc import Mapping, Sequence
+from numbers import Real
+
+import torch
+
+
+class Table:
+    """Rows under one head; shown as HTML in a notebook and as aligned text elsewhere.
+
+    rows: mappings, or named tuples such as `flakit.cases.laws.Row`; a value missing from a row leaves its cell empty.
+    columns: which to show and in which order, as names or as {name: words in the head}; default: every one.
+    digits: significant digits of numbers that are not whole.
+
+    >>> print(Table([{"T": 64, "error": 1.234e-7}]))
+     T    error
+    64  1.2e-07
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[Mapping | tuple],
+        columns: Sequence[str] | Mapping[str, str] | None = None,
+        *,
+        digits: int = 2,
+        caption: str = "",
+    ):
+        rows = [row._asdict() if hasattr(row, "_asdict") else row for row in rows]
+        known = list(dict.fromkeys(name for row in rows for name in row))
+        unknown = [name for name in columns or () if name not in known]
+        if unknown:
+            raise ValueError(f"columns: expected some of {', '.join(known)}, got {', '.join(unknown)}")
+        heads = columns if isinstance(columns, Mapping) else {name: name for name in columns or known}
+        self.heads = list(heads.values())
+        self.cells = [[_text(row.get(name, ""), digits) for name in heads] for row in rows]
+        self._numbers = [all(_is_number(row.get(name)) for row in rows) for name in heads]
+        self.caption = caption
+
+    def __str__(self) -> str:
+        widths = [max(map(len, column)) for column in zip(self.heads, *self.cells, strict=True)]
+        lines = [
+            "  ".join(
+                text.rjust(width) if number else text.ljust(width)
+                for text, width, number in zip(line, widths, self._numbers, strict=True)
+            ).rstrip()
+            for line in (self.heads, *self.cells)
+        ]
+        return "\n".join([self.caption, *lines] if self.caption else lines)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        def line(tag: str, texts: Sequence[str]) -> str:
+            sides = ("right" if number else "left" for number in self._numbers)
+            cells = (
+                f'<{tag} style="text-align: {side}">{html.escape(text)}</{tag}>'
+                for side, text in zip(sides, texts, strict=True)
+            )
+            return f"<tr>{''.join(cells)}</tr>"
+
+        caption = f'<caption style="text-align: left">{html.escape(self.caption)}</caption>' if self.caption else ""
+        body = "\n".join(line("td", cells) for cells in self.cells)
+        return f"<table>{caption}<thead>{line('th', self.heads)}</thead><tbody>\n{body}\n</tbody></table>"
+
+
+def _is_number(x) -> bool:
+    return isinstance(x, Real) and not isinstance(x, bool)
+
+
+def _text(x, digits: int) -> str:
+    if isinstance(x, bool):
+        return "yes" if x else "no"
+    if isinstance(x, torch.dtype):
+        return str(x).removeprefix("torch.")
+    if isinstance(x, (tuple, list)):
+        return ", ".join(_text(part, digits) for part in x)
+    if not _is_number(x):
+        return "" if x is None else str(x)
+    return f"{x:.{digits}g}" if x != x or x in (float("inf"), float("-inf")) or x != int(x) else f"{x:.15g}"

@@ -1,0 +1,80 @@
+"""Still pictures: what they refuse, and that what they show is what they were given."""
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import flakit
+from flakit.cases import anchor
+from flakit.figures import chunks, plots, style
+
+
+def pixels(picture):
+    return np.asarray(Image.open(io.BytesIO(picture.png())).convert("RGB")).astype(int)
+
+
+def area(picture, colour):
+    rgb = np.array([int(colour[n : n + 2], 16) for n in (1, 3, 5)])
+    return int((np.abs(pixels(picture) - rgb).sum(-1) < 6).sum())
+
+
+def has_colour(picture, colour):
+    return area(picture, colour) > 0
+
+
+@pytest.mark.parametrize("chunk", [2, 16, 64])
+def test_pair_levels_are_those_of_the_operator(chunk):
+    """At a decay of -1 the exponents count tokens: from the halves' boundary to i, and from j to the boundary."""
+    read, key = anchor.exponents(flakit.inputs(T=chunk, H=1, K=1, decay=-1.0), "dyadic", chunk=chunk)
+    s = chunks.pair_levels(chunk)
+    i, j = np.nonzero(s)
+    assert len(i) == chunk * (chunk - 1) // 2
+    boundary = i - i % s[i, j]
+    assert np.array_equal(read.numpy()[i, j], boundary - i)
+    assert np.array_equal(key.numpy()[i, j], j + 1 - boundary)
+
+
+def test_chunk_pictures():
+    small, large = chunks.paths(16, 2), chunks.paths(16, 8)
+    assert area(small, style.YELLOW) > area(large, style.YELLOW)  # the smaller the chunks, the more goes by the state
+    assert area(small, style.SKY) < area(large, style.SKY)
+    assert chunks.levels(8).pixels == chunks.levels(16).pixels
+    with pytest.raises(ValueError, match="chunk: expected a divisor of T = 10, got 4"):
+        chunks.paths(10, 4)
+    with pytest.raises(ValueError, match="chunk: expected a power of two from 2, got 12"):
+        chunks.levels(12)
+
+
+def test_matrices_hatch_what_is_not_finite():
+    x = torch.randn(8, 8, generator=torch.Generator().manual_seed(0))
+    whole = plots.matrices({"A": x, "B": x.abs()}, signed=True, label="size")
+    assert not has_colour(whole, style.NAN["facecolor"]) and "A, B" in repr(whole)
+    x[2, 3] = torch.nan
+    assert has_colour(plots.matrices({"A": x}, log=True), style.NAN["facecolor"])
+    assert not has_colour(plots.matrices({"A": x}, empty=x.isnan()), style.NAN["facecolor"])
+    with pytest.raises(ValueError, match=r"panels\['A'\]: expected a matrix, got shape \[8\]"):
+        plots.matrices({"A": x[0]})
+    with pytest.raises(ValueError, match="panels: expected at least one matrix, got none"):
+        plots.matrices({})
+
+
+def test_curves_draw_lines_laws_and_levels():
+    t = np.arange(1, 20)
+    plain = plots.curves(t, {"a": t}, xlabel="t", ylabel="y")
+    assert has_colour(plain, style.BLUE) and not has_colour(plain, style.VERMILLION)
+    full = plots.curves(
+        t, {"a": t, "b": t**2}, laws={"law": t**1.5}, levels={"ln max": 88.7}, xlabel="t", ylabel="y", log="xy"
+    )
+    assert has_colour(full, style.VERMILLION) and "law over t" in repr(full)
+    gap = plots.curves(t, {"a": np.full(19, np.inf)}, xlabel="t", ylabel="y")
+    assert (pixels(gap) != pixels(plain)).any()
+    with pytest.raises(ValueError, match=r"lines\['a'\]: expected 19 values like x, got 18"):
+        plots.curves(t, {"a": t[1:]}, xlabel="t", ylabel="y")
+
+
+def test_ranges():
+    shown = plots.ranges({"a": (0.1, 0.2, 1.0), "b": (1, 2, 3)}, xlabel="|w|", limits={"none": 1.386}, title="where")
+    assert has_colour(shown, style.SKY) and has_colour(shown, style.VERMILLION) and "where" in repr(shown)

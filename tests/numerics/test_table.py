@@ -1,0 +1,48 @@
+"""Tables: heads, alignment, short numbers, and the same cells as text and as HTML."""
+
+import math
+
+import pytest
+import torch
+
+from flakit.cases.laws import Row
+from flakit.numerics.table import Table
+
+ROWS = [
+    {"what": "o", "limit": 1.38629, "T": 64, "finite": True},
+    {"what": "d<w>", "limit": math.inf, "T": 128, "finite": False},
+]
+
+
+def test_text_is_aligned():
+    assert str(Table(ROWS, digits=3)).splitlines() == [
+        "what  limit    T  finite",
+        "o      1.39   64  yes",
+        "d<w>    inf  128  no",
+    ]
+
+
+def test_html_escapes_and_aligns():
+    shown = Table(ROWS, {"what": "tensor", "T": "tokens"}, caption="a & b")._repr_html_()
+    assert "a &amp; b</caption>" in shown and '<td style="text-align: left">d&lt;w&gt;</td>' in shown
+    assert '<th style="text-align: right">tokens</th>' in shown and "limit" not in shown
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0, "0"), (-8.0, "-8"), (1234.5678, "1.2e+03"), (math.nan, "nan"), (-math.inf, "-inf"), (None, ""),
+     (torch.bfloat16, "bfloat16"), ((0, 15, 1), "0, 15, 1"), (True, "yes"), (1e16, "1e+16")],
+)  # fmt: skip
+def test_values(value, text):
+    assert Table([{"x": value}]).cells == [[text]]
+
+
+def test_named_tuples_and_missing_cells():
+    table = Table([Row("o", 1.0, 2.0, 3.0), {"what": "dr", "extra": 1}])
+    assert table.heads == ["what", "recorded", "law", "measured", "extra"]
+    assert table.cells[1] == ["dr", "", "", "", "1"]
+
+
+def test_unknown_column():
+    with pytest.raises(ValueError, match="columns: expected some of what, limit, T, finite, got error"):
+        Table(ROWS, ["error"])
