@@ -34,14 +34,22 @@ GRADIENTS = ("dr", "dk", "dv", "dw", "du")
 
 
 def inputs(
-    fed: str = "sigmoid", *, B: int = 2, T: int = 256, H: int = 4, K: int = 64, V: int | None = None, seed: int = 0
+    fed: str = "sigmoid",
+    *,
+    bias: float = 0.0,
+    B: int = 2,
+    T: int = 256,
+    H: int = 4,
+    K: int = 64,
+    V: int | None = None,
+    seed: int = 0,
 ) -> dict[str, Tensor]:
-    """The inputs of the story in float32: everything standard normal, w made from x by `FED[fed]`."""
+    """The inputs of the story in float32: everything standard normal, w made from x + bias by `FED[fed]`."""
     if fed not in FED:
         raise ValueError(f"fed: expected one of {', '.join(FED)}, got {fed!r}")
     made = make_inputs("rwkv6", B=B, T=T, H=H, K=K, V=V, decay=0.0, seed=seed)
     x = torch.from_numpy(np.random.default_rng([seed, 1000]).standard_normal((T, B, H, K))).transpose(0, 1)
-    return made | {"w": FED[fed](x).float().contiguous()}
+    return made | {"w": FED[fed](x + bias).float().contiguous()}
 
 
 @dataclass(frozen=True)

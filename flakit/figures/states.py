@@ -1,0 +1,50 @@
+"""States side by side in time: the state of a recurrence as a row of pictures under one colour scale."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from . import style
+from .heatmap import HeatMap
+from .plots import WIDTH, Picture
+
+# Where things are, in inches.
+_LEFT, _RIGHT, _GAP, _TOP, _BOTTOM = 0.75, 0.75, 0.12, 0.55, 0.3
+
+
+def filmstrip(states: Sequence, titles: Sequence[str], rows: Sequence[str], *, title: str) -> Picture:
+    """A picture of each state [K, V] from left to right, non-finite cells hatched.
+
+    titles: words above each picture; rows: the name of each of the K rows; title: words above all.
+    """
+    states = [np.asarray(state, dtype=np.float64) for state in states]
+    if len(titles) != len(states):
+        raise ValueError(f"titles: expected {len(states)}, one a state, got {len(titles)}")
+    if len(rows) != len(states[0]):
+        raise ValueError(f"rows: expected {len(states[0])} names, one a row of a state, got {len(rows)}")
+    sizes = np.abs(np.stack(states))
+    largest = sizes[np.isfinite(sizes)].max(initial=0.0) or 1.0
+
+    size = (WIDTH - _LEFT - _RIGHT + _GAP) / len(states) - _GAP
+    height = _TOP + size + _BOTTOM
+    picture = Picture(height, f"{title}: heat maps of the state, {', '.join(titles)}")
+
+    def axes(left: float, width: float):
+        return picture.figure.add_axes((left / WIDTH, _BOTTOM / height, width / WIDTH, size / height))
+
+    with style.context():
+        for n, (state, name) in enumerate(zip(states, titles, strict=True)):
+            ax = axes(_LEFT + n * (size + _GAP), size)
+            heat = HeatMap(picture, ax, cmap=style.SIGNED, vmin=-largest, vmax=largest)
+            heat.update(state)
+            ax.set_title(name, loc="center", pad=4)
+            ax.set(xticks=[], yticks=[])
+            if n == 0:
+                ax.set_yticks(range(len(rows)), rows)
+                ax.tick_params(axis="y", length=0)
+        bar = heat.colorbar(axes(WIDTH - _RIGHT + 0.12, 0.1), "")
+        bar.set_ticks([-largest, 0, largest], labels=[f"{-largest:.2g}", "0", f"{largest:.2g}"])
+        picture.figure.text(0.008, 1 - 0.12 / height, title, va="center", fontsize=10, fontweight="bold")
+        middle = (_LEFT + WIDTH - _RIGHT) / 2 / WIDTH
+        picture.figure.text(middle, 0.13 / height, "columns: the values", ha="center", va="center", fontsize=8.5)
+    return picture

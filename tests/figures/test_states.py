@@ -1,0 +1,71 @@
+"""The film strip of states, and the picture of a growing one."""
+
+import numpy as np
+import pytest
+
+from flakit.figures import style
+from flakit.figures.growth import GrowthFigure, percent
+from flakit.figures.states import filmstrip
+from tests.figures.test_plots import has_colour
+
+STATES = [np.eye(3) * n for n in range(4)]
+
+
+def test_filmstrip_has_one_colour_scale():
+    strip = filmstrip(STATES, "abcd", ["0", "1", "2"], title="states")
+    first, *_, last, bar = strip.figure.axes
+    cells = [ax.images[0].get_array() for ax in (first, last)]
+    assert (cells[0] == cells[0][0, 0]).all()  # all zero: one colour
+    assert (cells[0][0, 0] == cells[1][0, 1]).all()  # zero is the same colour everywhere
+    assert (cells[1][0, 0] != cells[1][0, 1]).any()
+    assert [text.get_text() for text in bar.get_yticklabels()] == ["-3", "0", "3"]
+    assert repr(strip) == "states: heat maps of the state, a, b, c, d"
+
+
+def test_filmstrip_hatches_what_is_not_finite():
+    assert not has_colour(filmstrip(STATES, "abcd", "012", title=""), style.INF["facecolor"])
+    grown = [*STATES[:3], np.where(np.eye(3) > 0, np.inf, 0.0)]
+    assert has_colour(filmstrip(grown, "abcd", "012", title=""), style.INF["facecolor"])
+
+
+def test_filmstrip_of_zeros():
+    assert filmstrip([np.zeros((2, 5))], ["a"], "01", title="").png().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("titles", "rows", "says"), [("abc", "012", "titles: expected 4"), ("abcd", "01", "rows: exp")]
+)
+def test_filmstrip_refuses_wrong_names(titles, rows, says):
+    with pytest.raises(ValueError, match=says):
+        filmstrip(STATES, titles, rows, title="")
+
+
+@pytest.mark.parametrize(
+    ("share", "words"), [(0.0, "0%"), (1e-9, "<1%"), (0.5, "50%"), (1 - 1e-9, ">99%"), (1.0, "100%")]
+)
+def test_percent_never_rounds_to_nothing_or_everything(share, words):
+    assert percent(share) == words
+
+
+def growth(onset=None, law=None, T=100, end=("float32", 3.4e38)):
+    figure = GrowthFigure(("o", "du"))
+    size = np.exp(np.arange(T, dtype=float))
+    if onset is not None:
+        size[onset:] = np.inf
+    figure.update(title="t", size=size, onset=onset, law=law, end=end, finite={"o": 0.25, "du": 1.0})
+    return figure
+
+
+def test_growth_marks_onset_and_law():
+    quiet, ended = growth(), growth(onset=60, law=58)
+    assert not quiet._gone.get_visible() and not quiet._law.get_visible()
+    assert ended._gone.get_visible() and ended._gone.get_x() == 59.5 and ended._law.get_xdata()[0] == 58
+    assert np.isfinite(ended._line.get_ydata()[:60]).all() and np.isnan(ended._line.get_ydata()[60:]).all()
+    assert [bar.get_width() for bar in ended._finite] == [0.25, 1.0]
+    assert quiet.canvas.png() != ended.canvas.png()
+
+
+def test_growth_follows_length_and_format():
+    figure = growth(T=50, end=("float64", 1.79e308))
+    assert figure._ax.get_xlim() == (-0.5, 49.5) and figure._ax.get_ylim()[1] > 308
+    assert "float64" in figure._end_words.get_text()
