@@ -223,6 +223,12 @@ def _collect(scheme, A, o, final_state, grads, state) -> Run:
     return Run(scheme, {"o": o, **tensors, "final_state": final_state}, A)
 
 
+def _masked(x: Tensor, low: Tensor, mask: str) -> Tensor:
+    if mask == "multiply":
+        return x * low
+    return x if mask == "none" else torch.where(low, x, 0.0)
+
+
 class _Inside:
     """The decays inside every chunk, and what a tile makes of them. Tensors are [B, H, N, C, *]."""
 
@@ -279,10 +285,7 @@ class _Inside:
         return self.weights[tile.rows.start]
 
     def _masked(self, x: Tensor, tile: Tile) -> Tensor:
-        low = self.low[tile.rows, tile.keys]
-        if self.mask == "multiply":
-            return x * low
-        return x if self.mask == "none" else torch.where(low, x, 0.0)
+        return _masked(x, self.low[tile.rows, tile.keys], self.mask)
 
     def _stored(self, x: Tensor) -> Tensor:
         return x.to(self.dtype).float()
@@ -342,6 +345,7 @@ def limits(
     row: int | None = None,
     mask: str | None = None,
     dtype: torch.dtype = torch.float32,
+    grad_seed: int = 1,
     T: int | None = None,
 ) -> dict[str, float]:
     """The law: for each tensor, how far the decay may grow before its first non-finite value; inf means for ever.
@@ -354,10 +358,12 @@ def limits(
     |w| = (ln max - max(0, ln |operand|)) / n. Which n and which operand a tensor meets:
     o and dv  both factors of every pair their scores need;
     dr        its own query factor bare, and every key of the tile, masked ones too: a zero times inf is NaN in a sum;
+              there a key that is used is multiplied by its score's gradient as well;
     dk        its own key factor bare, and every query of the tile likewise;
     dw        what dr and dk meet; du and the final state: nothing.
-    No sums are formed here and no exponential is taken. With mask "none" the future adds up in every sum, which may
-    overflow a few percent sooner.
+    No exponential is taken here and no sum is formed; a sum of several large terms can overflow within a percent
+    sooner. Where the mask comes too late for it ("multiply", "none"), pairs of the future count with both factors
+    multiplied, and the sums over them make the law good to a few percent only.
     """
     scheme = _scheme(scheme)
     mask = _mask_mode(scheme, mask)
@@ -367,21 +373,28 @@ def limits(
     if scheme.dyadic:
         return found
     if inputs is None:
-        ones = torch.ones(1, 2 * chunk if T is None else T, 1, 1)
-        inputs, scale = {"r": ones, "k": ones, "w": -ones}, 1.0
+        do = torch.ones(1, 2 * chunk if T is None else T, 1, 1)
+        inputs, scale = {"r": do, "k": do, "v": do, "w": -do}, 1.0
     else:
+        do, _ = cotangents("rwkv6", inputs, grad_seed=grad_seed)
         scale = inputs["r"].shape[-1] ** -0.5 if inputs.get("scale") is None else inputs["scale"]
     T = inputs["r"].shape[1]
-    r, k, w = (_split(inputs[name].detach(), chunk, torch.float64) for name in "rkw")
+    r, k, v, w = (_split(inputs[name].detach(), chunk, torch.float64) for name in "rkvw")
+    dA = scale * (_split(do, chunk, torch.float64) @ v.mT).abs()
     r, k = r.abs(), k.abs()
     real = (torch.arange(w.shape[2] * chunk, device=w.device) < T).view(-1, chunk)  # [N, C]
     inside = _Inside(w, chunk, mask, dtype, scheme.across)
 
-    def limit(exponent: Tensor, operand: Tensor | float) -> Tensor:
+    def limit(exponent: Tensor, operand: Tensor | float, dtype: torch.dtype = torch.float32) -> Tensor:
         operand = torch.as_tensor(operand, dtype=torch.float64, device=w.device)
         room = (LN_MAX[dtype] - operand.log()).clamp(max=LN_MAX[torch.float32])
         # inf - inf is the NaN of an exponent that is a difference: nothing is left to grow.
         return torch.where(exponent.isnan(), 0.0, torch.where(exponent > 0, room / exponent, torch.inf))
+
+    def multiplied(query: Tensor, key: Tensor, operands: Tensor) -> Tensor:
+        # Both factors finite, their product not: here a small operand helps, whatever the exponentials are.
+        exponent = query[..., :, None, :] + key[..., None, :, :]
+        return torch.where(exponent > 0, (LN_MAX[torch.float32] - operands.log()) / exponent, torch.inf).amin(-1)
 
     def lower(name: str, limit: Tensor, used: Tensor) -> None:
         found[name] = min(found[name], torch.where(used, limit, torch.inf).amin().item() if used.any() else math.inf)
@@ -390,6 +403,7 @@ def limits(
         low = inside.low[tile.rows, tile.keys]
         rows, keys = real[:, tile.rows], real[:, tile.keys]  # [N, rows], [N, keys]
         seen = low if mask in ("where", "before") else torch.ones_like(low)
+        arriving = _masked(dA[..., tile.rows, tile.keys], low, mask)
         pairs = seen & rows[:, :, None]  # [N, rows, keys]: scores that o sums; dv sums over padded rows too
         both = seen & keys[:, None, :]
         if tile.anchor is None:
@@ -402,24 +416,34 @@ def limits(
             lower("dk", limit(exponent, 0.0).amin(-1), taken & keys[:, None, :])
         else:
             query, key = inside.exponents(tile)
-            query_limit = limit(query, scale * r[..., tile.rows, :]).amin(-1)
-            key_limit = limit(key, k[..., tile.keys, :]).amin(-1)
+            q_tile, k_tile = scale * r[..., tile.rows, :], k[..., tile.keys, :]
+            query_limit, key_limit = limit(query, q_tile, dtype).amin(-1), limit(key, k_tile, dtype).amin(-1)
             for name, needed in (("o", pairs), ("dv", both)):
                 lower(name, query_limit, needed.any(-1))
                 lower(name, key_limit, needed.any(-2))
-            if mask in ("multiply", "none"):
-                product = (scale * r[..., tile.rows, None, :] * k[..., None, tile.keys, :]).amax(-1)
-                future = limit((query[..., None, :] + key[..., None, :, :]).amax(-1), product)
-                lower("o", future, pairs)
-                lower("dv", future, both)
+                if mask in ("multiply", "none"):
+                    operands = q_tile[..., :, None, :] * k_tile[..., None, :, :]
+                    lower(name, multiplied(query, key, operands), needed)
             lower("dr", limit(query, 0.0).amin(-1), rows)
-            lower("dr", key_limit, rows.any(-1, keepdim=True).expand_as(keys))
+            summed = torch.minimum(key_limit, limit(key, k_tile * arriving.amax(-2)[..., None]).amin(-1))
+            lower("dr", summed, rows.any(-1, keepdim=True).expand_as(keys))
+            if mask == "none":
+                operands = arriving[..., None] * k_tile[..., None, :, :]
+                lower("dr", multiplied(query, key, operands), pairs)
     for tile in key_tiles(scheme, chunk, block, row):
         if tile.anchor is not None:
             rows, keys = real[:, tile.rows], real[:, tile.keys]
             query, key = inside.exponents(tile)
+            r_tile = r[..., tile.rows, :]
+            arriving = _masked(dA[..., tile.rows, tile.keys], inside.low[tile.rows, tile.keys], mask)
+            pairs = (rows[:, :, None] & keys[:, None, :]).expand(arriving.shape)
             lower("dk", limit(key, 0.0).amin(-1), keys)
-            lower("dk", limit(query, r[..., tile.rows, :]).amin(-1), keys.any(-1, keepdim=True).expand_as(rows))
+            used = r_tile * arriving.amax(-1)[..., None]
+            summed = torch.minimum(limit(query, r_tile, dtype), limit(query, used)).amin(-1)
+            lower("dk", summed, keys.any(-1, keepdim=True).expand_as(rows))
+            if mask == "none":
+                operands = arriving[..., None] * r_tile[..., :, None, :]
+                lower("dk", multiplied(query, key, operands), pairs)
     found["dw"] = min(found["dr"], found["dk"])
     return found
 
@@ -457,8 +481,7 @@ def onset(
         found = run({**inputs, "w": inputs["w"].detach() * factor}, scheme, **knobs).finite
         return {name: found[name] for name in TENSORS}
 
-    geometry = {name: knob for name, knob in knobs.items() if name != "grad_seed"}
-    near = set(limits(scheme, inputs, **geometry).values())
+    near = set(limits(scheme, inputs, **knobs).values())
     return search(finite, near=near, tolerance=tolerance, highest=highest)
 
 

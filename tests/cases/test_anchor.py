@@ -1,0 +1,299 @@
+"""Every anchor scheme against float64 where it is finite, and its law against the measured onset where it ends."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from flakit.cases import anchor
+from flakit.cases.anchor import SCHEMES, exponents, law, limits, onset, run
+from flakit.cases.laws import LN_MAX
+from flakit.cases.masking import MASKS
+from flakit.numerics.errors import compare
+from flakit.numerics.evaluate import truth
+from flakit.numerics.inputs import inputs
+from flakit.numerics.sweep import sweep
+
+ALL = list(SCHEMES)
+ANCHORED = [name for name in ALL if name != "dyadic"]
+FLOAT32 = 1e-6
+
+
+def errors(x, scheme, **knobs):
+    exact = truth("rwkv6", x)
+    found = run(x, scheme, **knobs).tensors
+    assert found.keys() == exact.keys()
+    return {name: compare(found[name], exact[name]).l2 for name in exact}
+
+
+# --- right where it is finite ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("T", [1, 15, 64, 65, 100])
+@pytest.mark.parametrize("scheme", ALL)
+def test_all_schemes_agree_with_float64_at_mild_decay(scheme, T):
+    x = inputs("rwkv6", B=2, T=T, H=1, K=8, V=12, initial_state=True)
+    assert max(errors(x, scheme).values()) < FLOAT32
+    assert max(errors(x | {"scale": 1.0}, scheme, chunk=32, block=8).values()) < FLOAT32
+
+
+@pytest.mark.parametrize("decay", [-8.0, -50.0, "spikes", "inf-spikes", "forget"], ids=str)
+def test_dyadic_is_right_for_every_decay(decay):
+    assert max(errors(inputs("rwkv6", T=100, H=1, K=16, decay=decay), "dyadic").values()) < FLOAT32
+
+
+@pytest.mark.parametrize("scheme", ["previous-row", "pairwise"])
+def test_right_anchors_are_finite_at_every_uniform_decay_but_their_dw_is_noise(scheme):
+    found = errors(inputs("rwkv6", T=100, H=1, K=16, decay=-50.0), scheme)
+    assert max(found[name] for name in ("o", "dr", "dk", "dv", "du")) < FLOAT32
+    assert 1e6 < found["dw"] < math.inf
+
+
+@pytest.mark.parametrize("scheme", ANCHORED)
+def test_differences_of_cumulative_sums_do_not_survive_minus_infinity(scheme):
+    x = inputs("rwkv6", T=64, H=1, K=16, decay="inf-spikes")
+    assert not run(x, scheme).finite["o"] and limits(scheme, x)["o"] == 0.0
+
+
+def test_differences_of_large_sums_lose_digits_that_local_products_keep():
+    x = inputs("rwkv6", T=64, H=1, K=16, decay="spikes")
+    assert 1e-5 < errors(x, "pairwise")["o"] < 1e-1
+    assert errors(x, "dyadic")["o"] < FLOAT32
+
+
+# --- bug A and its first repair -------------------------------------------------------------------------------------
+
+
+def one_token(T, row, value, channel=slice(None)):
+    x = inputs("rwkv6", T=T, H=1, K=64, decay=-0.01)
+    x["w"][:, row, :, channel] = value
+    return x
+
+
+def test_bug_a_just_below_its_limit():
+    assert all(run(one_token(64, 16, -88.7), "first-row").finite.values())
+
+
+def test_bug_a_just_above_its_limit():
+    found = run(one_token(64, 16, -88.8, channel=0), "first-row")
+    assert {name for name, ok in found.finite.items() if not ok} == {"o", "dr", "dv", "dw"}
+    assert found.tensors["o"][:, 16].isnan().all() and found.tensors["o"][:, 17:].isfinite().all()
+    assert found.non_finite["o"].nonzero()[:, 1].unique().tolist() == [16]
+    assert found.tensors["dr"].isinf().nonzero().tolist() == [[0, 16, 0, 0]] and not found.tensors["dr"].isnan().any()
+    assert found.non_finite["dv"].nonzero()[:, 1].unique().tolist() == list(range(16))
+    assert not found.tensors["dv"].isnan().any()
+    assert found.tensors["dw"][0, 16, 0, 0].isnan()
+
+
+@pytest.mark.parametrize("T, row", [(64, 17), (64, 15), (64, 0), (128, 64)])
+def test_bug_a_minds_no_other_row(T, row):
+    assert all(run(one_token(T, row, -500.0), "first-row").finite.values())
+
+
+@pytest.mark.parametrize("row", [16, 32, 48, 80])
+def test_bug_a_minds_the_first_row_of_every_block_but_a_chunks_first(row):
+    assert run(one_token(128, row, -88.8), "first-row").non_finite["o"].nonzero()[:, 1].unique().tolist() == [row]
+
+
+@pytest.mark.parametrize("scheme", ["previous-row", "pairwise", "dyadic"])
+def test_the_right_anchor_survives_what_bug_a_does_not(scheme):
+    assert all(run(one_token(64, 16, -500.0), scheme).finite.values())
+
+
+def test_the_first_repair_failed_across_chunks_and_only_in_the_backward_pass():
+    fine, broken = (run(inputs("rwkv6", T=128, H=1, K=64, decay=w), "previous-row-across") for w in (-1.38, -1.40))
+    assert all(fine.finite.values())
+    assert {name for name, ok in broken.finite.items() if not ok} == {"dr", "dw"}
+    assert broken.tensors["dr"][:, 64].isnan().all()
+    assert all(run(inputs("rwkv6", T=64, H=1, K=64, decay=-1.40), "previous-row-across").finite.values())
+
+
+# --- the law against the measurement --------------------------------------------------------------------------------
+
+STEP = 0.01  # of |w|, in units of the interval that is swept
+
+SWEPT = {  # setting: (scheme, knobs, T, the interval of |w| that is swept)
+    "no anchor": ("none", {}, 64, (1.2, 1.6)),
+    "no anchor, T = 100": ("none", {}, 100, (1.2, 1.6)),
+    "no anchor, T = 40": ("none", {}, 40, (2.0, 2.4)),
+    "no anchor, C = 32": ("none", {"chunk": 32}, 64, (2.5, 3.0)),
+    "no anchor, bfloat16": ("none", {"dtype": torch.bfloat16}, 64, (1.2, 1.6)),
+    "no anchor, float16": ("none", {"dtype": torch.float16}, 64, (0.14, 0.20)),
+    "no anchor, multiply": ("none", {"mask": "multiply"}, 64, (1.2, 1.6)),
+    "bug A": ("first-row", {}, 64, (88.0, 89.0)),
+    "bad repair": ("previous-row-across", {}, 128, (1.2, 1.6)),
+    "bad repair, C = 32": ("previous-row-across", {"chunk": 32}, 64, (2.5, 3.0)),
+    "first row on the diagonal": ("block-start", {}, 64, (5.4, 6.6)),
+    "first row on the diagonal, 8 rows": ("block-start", {"block": 8}, 64, (11.5, 16.0)),
+    "first row on the diagonal, float16": ("block-start", {"dtype": torch.float16}, 64, (0.6, 0.8)),
+    "middle": ("middle", {}, 64, (9.4, 11.4)),
+    "middle, row 7": ("middle", {"row": 7}, 64, (10.6, 13.0)),
+    "middle, row 12": ("middle", {"row": 12}, 64, (6.0, 8.0)),
+    "pairwise, masked after exp": ("pairwise", {"mask": "where"}, 64, (1.2, 1.6)),
+    "pairwise, multiplied": ("pairwise", {"mask": "multiply"}, 64, (1.2, 1.6)),
+    "row before, masked after exp": ("previous-row", {"mask": "where"}, 64, (5.2, 5.8)),
+}
+
+
+def agree(predicted: float, measured: float, step: float) -> bool:
+    """The first bad point of a sweep lies at the law or at most one step beyond it."""
+    return (
+        predicted == measured if math.inf in (predicted, measured) else 0 <= measured - predicted + 1e-4 <= step + 2e-4
+    )
+
+
+def measure(scheme, knobs, T, low, high):
+    x = inputs("rwkv6", T=T, H=1, K=16, decay=-1.0)
+    step = STEP * (high - low)
+    found = sweep(lambda w: run(x | {"w": w * x["w"]}, scheme, **knobs).tensors, over={"w": np.arange(low, high, step)})
+    return x, step, {name: float(np.nan_to_num(found.onset("w", name), nan=math.inf)) for name in found.tensors}
+
+
+@pytest.mark.parametrize("setting", SWEPT)
+def test_law_predicts_every_tensors_onset_to_one_step(setting):
+    scheme, knobs, T, (low, high) = SWEPT[setting]
+    x, step, measured = measure(scheme, knobs, T, low, high)
+    predicted = {name: limit if limit < high else math.inf for name, limit in limits(scheme, x, **knobs).items()}
+    assert any(limit < math.inf for limit in predicted.values())
+    for name in predicted:
+        assert agree(predicted[name], measured[name], step), (name, predicted[name], measured[name])
+
+
+@pytest.mark.parametrize("planted", ["87.34 for 88.72", "one token too few", "one token too many", "no operand"])
+def test_a_law_with_a_wrong_constant_is_rejected(planted, monkeypatch):
+    x, step, measured = measure("middle", {}, 64, 9.4, 11.4)
+    assert agree(law("middle", x, tensor="dr"), measured["dr"], step)
+    tensor, scheme = "dr", "middle"
+    if planted == "87.34 for 88.72":  # where exp begins to be subnormal, not where it overflows
+        monkeypatch.setitem(LN_MAX, torch.float32, 87.34)
+    elif planted == "no operand":
+        x, tensor = {**x, "r": x["r"].sign(), "k": x["k"].sign()}, "dk"
+    else:
+        scheme = replace(SCHEMES["middle"], diagonal=7 if planted == "one token too few" else 9)
+    assert not agree(law(scheme, x, tensor=tensor), measured[tensor], step)
+
+
+@pytest.mark.parametrize("decay", ["rwkv6-wide", "logsigmoid", "uniform"])
+@pytest.mark.parametrize("scheme", ["none", "first-row", "block-start", "middle"])
+def test_law_predicts_the_onset_of_any_decay(scheme, decay):
+    for seed in range(3):
+        x = inputs("rwkv6", T=100, H=2, K=16, decay=decay, seed=seed)
+        predicted, measured = limits(scheme, x), onset(x, scheme)
+        for name, limit in predicted.items():
+            assert measured[name] == limit == math.inf or 0.99 < measured[name] / limit < 1.002, (name, seed)
+
+
+@pytest.mark.parametrize("mask", ["multiply", "none"])
+def test_law_is_good_to_a_few_percent_where_the_future_is_multiplied(mask):
+    x = inputs("rwkv6", T=100, H=2, K=16, decay=-1.0)
+    predicted, measured = limits("middle", x, mask=mask), onset(x, "middle", mask=mask)
+    assert predicted["o"] < 0.6 * limits("middle", x)["o"]
+    assert measured == pytest.approx(predicted, rel=0.03)
+
+
+def test_laws_in_numbers():
+    """The table of the definitions: ln(max) over the longest run of tokens in one exponent, operands of order 1."""
+    assert law("none", tensor="dk") == pytest.approx(88.7228 / 64, abs=1e-3)
+    assert law("none", tensor="o") == pytest.approx(88.7228 / 63, abs=1e-3)
+    assert law("block-start") == pytest.approx(88.7228 / 15, abs=1e-3)
+    assert law("middle", row=7) == pytest.approx(88.7228 / 8, abs=1e-3)
+    assert law("middle", row=8, tensor="dr") == pytest.approx(88.7228 / 9, abs=1e-3)
+    assert law("middle", row=8, tensor="o") == pytest.approx(88.7228 / 8, abs=1e-3)
+    assert law("first-row") == pytest.approx(88.7228, abs=1e-3)
+    assert law("block-start", dtype=torch.float16) == pytest.approx(11.0899 / 15, abs=1e-3)
+    assert law("previous-row-across", tensor="dr") == pytest.approx(88.7228 / 64, abs=1e-3)
+    assert law("pairwise") == law("dyadic") == law("previous-row") == math.inf
+    assert law("none", T=40, tensor="o") == pytest.approx(88.7228 / 39, abs=1e-3)
+    assert law("none", tensor="du") == law("none", tensor="final_state") == math.inf
+
+
+def test_reproduce_agrees_with_its_law_and_with_the_case_file():
+    for row in anchor.reproduce():
+        assert row.measured == pytest.approx(row.law, rel=2e-3), row
+        assert row.measured == pytest.approx(row.recorded, rel=5e-3), row  # operands differ with seed and size
+
+
+# --- masks ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "scheme, mask",
+    [
+        (scheme, mask)
+        for scheme in ("none", "middle", "pairwise", "previous-row")
+        for mask in SCHEMES[scheme].masks
+        if mask != "none"
+    ],
+)
+def test_masks_agree_where_all_is_finite(scheme, mask):
+    assert max(errors(inputs("rwkv6", T=50, H=1, K=8), scheme, mask=mask).values()) < FLOAT32
+
+
+def test_without_a_mask_the_future_is_seen():
+    x = inputs("rwkv6", T=64, H=1, K=8)
+    changed = x | {"v": torch.cat((x["v"][:, :40], -x["v"][:, 40:]), 1)}
+    for mask, sees in (("none", True), ("where", False)):
+        past, other = (run(y, "none", mask=mask).tensors["o"][:, :40] for y in (x, changed))
+        assert (not torch.equal(past, other)) is sees
+
+
+def test_masked_after_exp_only_the_gradients_are_lost():
+    found = run(inputs("rwkv6", T=64, H=1, K=8, decay=-3.0), "pairwise", mask="where")
+    assert {name for name, ok in found.finite.items() if not ok} == {"dr", "dk", "dw"}
+    assert all(run(inputs("rwkv6", T=64, H=1, K=8, decay=-3.0), "pairwise", mask="before").finite.values())
+
+
+# --- the pictures ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", ALL)
+def test_the_two_exponents_of_a_pair_add_up_to_its_decay(scheme):
+    x = inputs("rwkv6", T=100, H=2, K=4)
+    query, key = exponents(x, scheme, head=1, index=1, channel=2)
+    w = torch.nn.functional.pad(x["w"][0, 64:, 1, 2], (0, 28)).double()
+    for i in range(64):
+        for j in range(i):
+            assert (query[i, j] + key[i, j]).item() == pytest.approx(w[j + 1 : i].sum().item(), abs=1e-5)
+
+
+def test_what_the_exponents_show():
+    x = inputs("rwkv6", T=64, H=1, K=4, decay=-2.0)
+    query, key = exponents(x, "first-row")
+    assert query[16, 0] == query[48, 40] == 2.0  # one token's decay, the wrong way round
+    assert query[17, 0] == 0.0 and (key.nan_to_num(-1.0) <= 0).all()
+    assert query[0:16, 16:].isnan().all() and query[3, 5].isnan()  # blocks of the future are never computed
+    query, key = exponents(x, "none")
+    assert key[0, 63] == 128.0 and query.max() == 0.0
+    for scheme in ("previous-row", "pairwise", "dyadic"):
+        assert all((picture.nan_to_num(0.0) <= 0).all() for picture in exponents(x, scheme))
+    assert exponents(x, "pairwise", mask="where")[0][0, 63] == 128.0
+
+
+# --- wrong arguments ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda x: run(x, "last-row"), "scheme: expected one of none, first-row, .*, got 'last-row'"),
+        (lambda x: run(x, "none", chunk=48), "chunk: expected a power of two, got 48"),
+        (lambda x: run(x, "middle", block=0), "block: expected a power of two, got 0"),
+        (lambda x: run(x, "middle", row=16), "row: expected 0 … 15 with scheme 'middle', got 16"),
+        (lambda x: run(x, "none", row=3), "row: expected .* with scheme 'middle', got 3 with 'none'"),
+        (lambda x: run(x, "none", mask="after"), "mask: expected one of none, multiply, where, before, got 'after'"),
+        (lambda x: run(x, "none", mask="before"), "mask: expected one of where, multiply, none, got 'before'"),
+        (lambda x: law("none", tensor="dq"), "tensor: expected one of o, dr, .*, got 'dq'"),
+        (lambda x: law("none", dtype=torch.float64), "dtype: expected one of torch.float32, .*, got torch.float64"),
+        (lambda x: exponents(x, "none", index=2), "index: expected a chunk 0 … 1, got 2"),
+    ],
+    ids=lambda x: x[:40] if isinstance(x, str) else "",
+)
+def test_wrong_arguments_are_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(inputs("rwkv6", T=70, H=1, K=4))
+
+
+def test_every_mask_is_offered_somewhere():
+    assert {mask for scheme in SCHEMES.values() for mask in scheme.masks} == set(MASKS)

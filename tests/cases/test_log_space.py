@@ -1,0 +1,101 @@
+"""A decay fed as a number between 0 and 1: growth, its onset, and which tensors survive."""
+
+import math
+
+import pytest
+import torch
+
+from flakit import chunk_rwkv6
+from flakit.cases import log_space
+from flakit.cases.log_space import FED, GRADIENTS, inputs, law, run
+
+SMALL = dict(T=190, V=8)  # the onset is a matter of rows, so that few columns do
+
+
+@pytest.fixture(scope="module")
+def grown():
+    """Six seeds of the story, (law, run)."""
+    made = [inputs("sigmoid", seed=seed, **SMALL) for seed in range(6)]
+    return [(law(x["w"]), run(x)) for x in made]
+
+
+def agree(predicted, measured):
+    return abs(predicted - measured) <= 3
+
+
+def test_law_predicts_the_onset_to_three_tokens(grown):
+    for predicted, found in grown:
+        assert agree(predicted, found.onset)
+        assert 157 <= found.onset <= 164
+
+
+def test_a_law_with_a_wrong_constant_is_rejected(grown):
+    for (_, found), seed in zip(grown, range(6), strict=True):
+        w = inputs("sigmoid", seed=seed, **SMALL)["w"]
+        assert not agree(88.72 / w.mean().item(), found.onset)  # the mean row instead of the largest
+        assert not agree(law(w * 88.72 / 80), found.onset)  # overflow at e^80
+        assert not agree(law(w[..., :1]), found.onset)  # one row instead of all
+
+
+def test_only_the_bonus_has_a_sane_gradient():
+    found = run(inputs("sigmoid", T=256, V=8))
+    assert found.finite["du"] == 1.0 and found.nan["dw"] == 1.0
+    assert all(0.5 < found.finite[name] < 0.9 for name in ("o", "dr", "dk", "dv"))
+    assert not found.state[found.onset :].isfinite().any() and found.state[: found.onset].isfinite().all()
+
+
+def test_sizes_of_the_story():
+    found = run(inputs("sigmoid", T=151))
+    for t, size in ((50, 1e12), (100, 8e23), (150, 2e35)):
+        assert found.output[t].log10().item() == pytest.approx(math.log10(size), abs=0.5)
+
+
+def test_float64_only_postpones_it():
+    x = inputs("sigmoid", T=256, B=1, H=2, V=8)
+    found = run(x, torch.float64)
+    assert found.onset is None and law(x["w"], torch.float64) is None
+    assert all(share == 1.0 for share in found.finite.values())
+    assert 58 < found.state[-1].log10() < 64
+    assert 1200 < law(x["w"].repeat(1, 8, 1, 1), torch.float64) < 1420
+
+
+@pytest.mark.parametrize("fed", ["logsigmoid", "-exp"])
+def test_the_cures_stay_finite(fed):
+    x = inputs(fed, T=256, B=1, H=2, V=8)
+    found = run(x)
+    assert law(x["w"]) is None and found.onset is None
+    assert set(found.finite.values()) == {1.0} and found.state.max() < 100
+    assert chunk_rwkv6(**x).o.isfinite().all()
+
+
+def test_the_operator_refuses_the_fault():
+    with pytest.raises(ValueError, match="w: "):
+        chunk_rwkv6(**inputs("sigmoid", T=8, B=1, H=1, K=8))
+
+
+def test_reproduce():
+    rows = {row.what: row for row in log_space.reproduce()}
+    state = rows["first t with a non-finite state"]
+    assert abs(state.measured - state.law) <= 3 and abs(state.measured - state.recorded) <= 3
+    late = rows["the same, from the mean of w"]
+    assert late.law == pytest.approx(late.recorded, abs=1) and 1.07 < late.law / late.measured < 1.13
+    assert rows["share of dw that is NaN"].measured >= 0.996
+    assert rows["share of du that is finite"].measured == 1.0
+    assert all(rows[f"first t, fed {fed}"].measured == math.inf for fed in FED if fed != "sigmoid")
+
+
+def test_inputs():
+    x = inputs("-exp", B=1, T=5, H=2, K=3, V=4)
+    assert {name: tuple(t.shape) for name, t in x.items()} == {
+        "r": (1, 5, 2, 3),
+        "k": (1, 5, 2, 3),
+        "v": (1, 5, 2, 4),
+        "w": (1, 5, 2, 3),
+        "u": (2, 3),
+    }
+    other = inputs("logsigmoid", B=1, T=5, H=2, K=3, V=4)
+    assert torch.equal(x["r"], other["r"])
+    assert torch.allclose(other["w"], torch.nn.functional.logsigmoid((-x["w"]).log()), atol=1e-5)
+    assert set(run(x).finite) == {"o", *GRADIENTS}
+    with pytest.raises(ValueError, match="fed: expected one of sigmoid, logsigmoid, -exp, got 'exp'"):
+        inputs("exp")
