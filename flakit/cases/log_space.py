@@ -107,7 +107,7 @@ def reproduce(seed: int = 0) -> list[Row]:
             Row(f"log10 of the largest |o| at t = {t}", math.log10(told), math.nan, single.output[t].log10().item())
             for t, told in ((50, 1e12), (100, 8e23), (150, 2e35))
         ),
-        # The kernel of the story summed dw over later tokens, so that its last row, 1 / 256 of all, was an empty sum.
+        # 0.996 is 255 / 256: one row of the story's dw was finite, as an empty sum at the last token would be.
         Row("share of dw that is NaN", 0.996, math.nan, single.nan["dw"]),
         Row("share of du that is finite", 1.0, 1.0, single.finite["du"]),
         Row("log10 of the largest |S_T| in float64", 54, math.nan, double.state[-1].log10().item()),

@@ -39,7 +39,7 @@ def test_a_law_with_a_wrong_constant_is_rejected(grown):
 
 def test_only_the_bonus_has_a_sane_gradient():
     found = run(inputs("sigmoid", T=256, V=8))
-    assert found.finite["du"] == 1.0 and found.nan["dw"] == 1.0
+    assert found.finite["du"] == 1.0 and found.nan["dw"] > 0.99
     assert all(0.5 < found.finite[name] < 0.9 for name in ("o", "dr", "dk", "dv"))
     assert not found.state[found.onset :].isfinite().any() and found.state[: found.onset].isfinite().all()
 
