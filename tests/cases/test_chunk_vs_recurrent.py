@@ -1,0 +1,81 @@
+"""Casebook 2: the three causes and the story, each by what tells it from the others."""
+
+import math
+
+import pytest
+import torch
+
+import flakit
+from flakit.cases import chunk_vs_recurrent as case
+from flakit.cases import log_space
+
+SMALL = {"B": 1, "T": 96, "H": 2, "K": 25, "V": 8}
+
+
+@pytest.fixture(scope="module")
+def small():
+    return case.inputs(**SMALL)
+
+
+@pytest.fixture(scope="module")
+def story():
+    return dict(zip(case.REPORTED, case.reproduce(), strict=True))
+
+
+@pytest.mark.parametrize("name", case.REPORTED)
+def test_the_scale_alone_gives_every_reported_difference(story, name):
+    row = story[name]
+    assert row.what.endswith(name)
+    assert row.measured == pytest.approx(row.recorded, rel=0.35)  # extreme values: seeds differ by that much
+    assert row.measured == pytest.approx(row.law, rel=0.01)
+    assert row.measured != pytest.approx(2 * row.law, rel=0.35)
+
+
+@pytest.mark.parametrize("name", case.REPORTED)
+def test_ratio_tells_a_scale_from_other_causes(small, name):
+    one, default = (case.run(small, scale=scale)[name] for scale in (1.0, None))
+    found = case.ratio(one, default)
+    assert found.factor == pytest.approx(5, rel=1e-3)
+    assert found.unexplained < 4e-3  # two roundings to bfloat16
+    assert case.ratio(one, one.roll(1, 0).roll(1, -1)).unexplained > 0.2
+
+
+def test_with_one_scale_the_forms_agree_to_rounding(small):
+    chunk, recurrent = (case.run(small, form=form) for form in ("chunk", "recurrent"))
+    for name in case.REPORTED:
+        found = case.ratio(chunk[name], recurrent[name])
+        assert found.factor == pytest.approx(1, abs=1e-4) and found.unexplained < 1e-3, name
+
+
+def test_ratio_refuses_what_has_none():
+    with pytest.raises(ValueError, match=r"got: expected \[3\] like other, got \[2\]"):
+        case.ratio(torch.ones(2), torch.ones(3))
+    with pytest.raises(ValueError, match="expected values other than zero"):
+        case.ratio(torch.ones(2), torch.zeros(2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_overwriting_spoils_the_next_call_unseen(dtype):
+    x = flakit.inputs("rwkv6", T=100, H=2, K=16, decay="logsigmoid", dtype=dtype)
+    kept = x["w"].clone()
+    right = flakit.fused_recurrent_rwkv6(**x).o
+    with_clone = case.overwriting_chunk(**{**x, "w": x["w"].clone()}).o
+    assert x["w"].equal(kept)
+    first = case.overwriting_chunk(**x).o
+    assert first.equal(with_clone) and case.ratio(first, right).unexplained < 4e-3  # the faulty call itself is right
+    assert x["w"]._version == 0 and not x["w"].equal(kept)
+    assert x["w"][:, :64].float().allclose(kept[:, :64].float().cumsum(1), rtol=1e-2)
+    assert case.ratio(flakit.fused_recurrent_rwkv6(**x).o, right).unexplained > 0.2
+
+
+@pytest.mark.parametrize("decay", ["logsigmoid", "rwkv6-wide", "none", "forget"])
+def test_a_difference_of_states_never_grows(decay):
+    measured, predicted = case.perturbed(flakit.inputs("rwkv6", T=48, H=2, K=8, decay=decay))
+    assert (measured[1:] <= measured[:-1] * (1 + 1e-12) + 1e-12).all()  # plus rounding of the states themselves
+    torch.testing.assert_close(measured, predicted, rtol=1e-6, atol=1e-9)
+
+
+def test_a_positive_decay_makes_it_grow():
+    measured, predicted = case.perturbed(log_space.inputs("sigmoid", B=1, T=48, H=1, K=8))
+    torch.testing.assert_close(measured, predicted, rtol=1e-6, atol=0)
+    assert math.log(measured[-1]) == pytest.approx(48 * 0.5, rel=0.3)
