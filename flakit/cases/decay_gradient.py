@@ -17,6 +17,7 @@ carries the decay in every term, subtracts nothing, and keeps its error at round
 """
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -29,7 +30,7 @@ FORMULAS = {
     "identity-rounded": "running sums of r dr - k dk, dr and dk first rounded as a kernel stores them",
 }
 
-ROUNDINGS = {"bfloat16": 8, "float16": 11, "tf32": 11, "float32": 24}
+ROUNDINGS = {"bfloat16": 8, "float16": 11, "tf32": 11, "float32": 24, "float64": 53}
 """Digits of the significand, the leading 1 included, of the formats dr and dk may be rounded to."""
 
 PUBLISHED = {
@@ -92,11 +93,22 @@ def dw_by_formula(
     }
 
 
+def running_sums(inputs: Mapping[str, Tensor], do: Tensor) -> dict[str, Tensor]:
+    """{"dw": what a kernel would return that stores dr and dk in the inputs' dtype and sums them up}, in w's dtype.
+
+    inputs: r, k, v, w and maybe initial_state, as `flakit.inputs` makes them; do: the gradient arriving at o.
+    """
+    r, k, v, w = (inputs[name] for name in ("r", "k", "v", "w"))
+    rounding = str(r.dtype).removeprefix("torch.")
+    made = dw_by_formula(r, k, v, w, do, initial_state=inputs.get("initial_state"), rounding=rounding)
+    return {"dw": made["identity-rounded"].to(w.dtype)}
+
+
 def law(w: float, T: int, rounding: str = "bfloat16") -> float:
     """Relative L2 error of the identity's dw for a constant log decay w < 0 and independent random r, k, v, do.
 
-    Every row of r dr and k dk carries the rounding of its format, 0.41 * 2^-digits (root mean square, spread evenly
-    over a binade); dw_t collects it from all rows after t, sqrt(T) of them over both sums and on average. The size of
+    Every row of r dr and k dk carries the rounding of its format, 2^-digits / sqrt(6) (root mean square, values
+    spread evenly over a binade); dw_t collects it from all rows after t, sqrt(T) of them over both sums and on average. The size of
     r dr against that of dw is sqrt(e^{2|w|} - 1), from summing e^{2w} over pairs of tokens. Rounding of the running
     sums themselves is left out: it is small beside bfloat16 and tf32 and about as large again in float32.
     """
@@ -105,7 +117,7 @@ def law(w: float, T: int, rounding: str = "bfloat16") -> float:
     # The exponent of the product, so that e^{2|w|} alone cannot overflow.
     log_ratio = 0.5 * math.log(-math.expm1(2 * w)) - w
     amplification = torch.tensor(log_ratio, dtype=torch.float64).exp().item()  # inf where math.exp would raise
-    return 0.41 * 2.0 ** -ROUNDINGS[rounding] * math.sqrt(T) * amplification
+    return 2.0 ** -ROUNDINGS[rounding] * math.sqrt(T / 6) * amplification
 
 
 def _errors(T: int, decay: str | float, rounding: str, seed: int, H: int = 2, K: int = 64) -> dict[str, float]:

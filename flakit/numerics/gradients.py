@@ -1,13 +1,14 @@
 """Errors of outputs and gradients as rows of a table: what the gradient comparer draws and data/ records."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable, Mapping
 from inspect import signature
 
 import torch
 from torch import Tensor
 
 from .errors import compare
-from .evaluate import evaluate, truth
+from .evaluate import cotangents, evaluate, truth
 from .inputs import inputs as make_inputs
 from .operators import Operator, operator
 
@@ -30,6 +31,11 @@ def measures(got: Tensor, truth: Tensor) -> dict[str, float]:
     }
 
 
+def rounding_error(dtype: torch.dtype) -> float:
+    """Relative L2 error of storing exact values in a dtype: rounding to nearest, values spread evenly over a binade."""
+    return torch.finfo(dtype).eps / 2 / math.sqrt(6)
+
+
 def along_time(got: Tensor, truth: Tensor) -> Tensor:
     """Where along t the error sits: [B, T, H, D] -> [T], float64.
 
@@ -49,25 +55,41 @@ def gradient_rows(
     op: str | Operator,
     *,
     forms: Iterable[str] | None = None,
+    others: Mapping[str, Callable[[Mapping[str, Tensor], Tensor], Mapping[str, Tensor]]] | None = None,
     backend: str | None = None,
     grad_seed: int = 1,
+    recurrence: bool | None = None,
+    over_time: bool = False,
     **setting,
 ) -> list[dict]:
     """One row per form and tensor at one setting: op, form, dtype, T, decay, tensor and the columns of `measures`.
 
     setting: arguments of `flakit.inputs`. forms: default every form of the operator. backend: as the operator takes it.
-    Inputs, float64 truth and cotangents are the same for all forms.
+    others: further makers of some of the tensors, by the name their rows have as form; each is given the inputs and the
+    gradient arriving at o and returns tensors by name.
+    recurrence: how the truth is computed, as `truth` takes it.
+    over_time: add `along_time`, a list over t, None for a tensor without a time axis.
+    Inputs, float64 truth and cotangents are the same for all.
 
     >>> rows = gradient_rows("rwkv6", T=256, decay=-8.0, dtype=torch.bfloat16)
     """
     op = operator(op)
     made = make_inputs(op, **setting)
-    true = truth(op, made, grad_seed=grad_seed)
+    true = truth(op, made, grad_seed=grad_seed, recurrence=recurrence)
+    found = {}
+    for form in op.forms if forms is None else forms:
+        found[form] = evaluate(op, made, form=form, backend=backend, grad_seed=grad_seed)
+    for name, make in (others or {}).items():
+        found[name] = make(made, cotangents(op, made, grad_seed=grad_seed)[0])
+
     r, decay = made[op.tensors[0]], setting.get("decay", signature(make_inputs).parameters["decay"].default)
     shown = {"dtype": str(r.dtype).removeprefix("torch."), "T": r.shape[1], "decay": decay}
     rows = []
-    for form in op.forms if forms is None else forms:
-        got = evaluate(op, made, form=form, backend=backend, grad_seed=grad_seed)
-        for tensor, x in got.items():
-            rows.append({"op": op.name, "form": form, **shown, "tensor": tensor, **measures(x, true[tensor])})
+    for form, tensors in found.items():
+        for tensor, x in tensors.items():
+            row = {"op": op.name, "form": form, **shown, "tensor": tensor, **measures(x, true[tensor])}
+            if over_time:
+                has_time = "T" in op.axes.get(tensor.removeprefix("d"), "") or tensor == "o"
+                row["along_time"] = along_time(x, true[tensor]).tolist() if has_time else None
+            rows.append(row)
     return rows

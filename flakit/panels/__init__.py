@@ -7,6 +7,8 @@ Each factory returns a widget to show as the last line of a cell. It is live in 
 no kernel runs. `panel.set(decay=-2)` moves knobs from code, `panel.text` is the readout, `panel.as_python()` a script.
 """
 
+from .gradient_comparer import gradient_comparer
+from .log_space import log_space
 from .state_stepper import state_stepper
 
-__all__ = ["state_stepper"]
+__all__ = ["gradient_comparer", "log_space", "state_stepper"]

@@ -12,6 +12,7 @@ from ..numerics.inputs import DECAYS, inputs
 from ..numerics.operators import OPERATORS
 from . import knobs
 from .base import Panel
+from .scripts import literal
 
 CONSTANT, GROWING = "constant", "growing"
 MILLISECONDS = 450  # a step while playing
@@ -27,8 +28,9 @@ class StateStepper(Panel):
         self._steppers: dict[tuple[str, str], Stepper] = {}
         self._made_for = self._run = self._loaded = None
         profiles = {CONSTANT: CONSTANT, **{name: name for name in DECAYS}, "growing: w = +|decay|": GROWING}
+        first = next(iter(SCENES))
         made = {
-            "op": knobs.operator_choice(op, SCENES),
+            "op": knobs.operator_choice(first, SCENES),
             "profile": knobs.choice("rwkv6-wide", profiles, "decays"),
             "decay": knobs.DecayKnob(-0.5),
             "T": knobs.steps(16, (8, 16, 32, 64), "length T"),
@@ -49,8 +51,8 @@ class StateStepper(Panel):
         made["T"].observe(lambda change: self._lengthen(change.new), "value")
         super().__init__(
             made,
-            self._stepper(op, "forward").canvas,
-            settings,
+            self._stepper(first, "forward").canvas,
+            {"op": op, **settings},
             alt="Heat maps of one time step: the state, what is read from it, what is kept and what is written; beside "
             "them the decays and the size of the state over time",
             runs=(widgets.HBox([self._play, *buttons, widgets.Label("forward to the end, then backward")]),),
@@ -80,10 +82,6 @@ class StateStepper(Panel):
 
     def _lengthen(self, T: int) -> None:
         self.knobs["t"].max, self._play.max = T - 1, 2 * T - 1
-
-    def set(self, **values) -> "StateStepper":
-        # T first: it decides which t there are.
-        return super().set(**dict(sorted(values.items(), key=lambda item: item[0] != "T")))
 
     # What a panel does.
 
@@ -144,7 +142,7 @@ from flakit.numerics.evaluate import cotangents
 from flakit.numerics.inputs import inputs
 from {OPERATORS[op].reference.__package__} import reference
 
-x = inputs({op!r}, T={T}, H=1, K={K}, V={V}, decay={_literal(_decay(profile, decay))}, dtype=torch.{dtype}, seed={seed})
+x = inputs({op!r}, T={T}, H=1, K={K}, V={V}, decay={literal(_decay(profile, decay))}, dtype=torch.{dtype}, seed={seed})
 {grow}do, _ = cotangents({op!r}, x)
 steps = list(reference.steps(**x, scale={scale}, do=do))  # {T} forward from t = 0, then {T} backward from t = {T - 1}
 
@@ -163,10 +161,6 @@ for name in {names!r}:
 
 def _decay(profile: str, decay: float) -> str | float:
     return decay if profile in (CONSTANT, GROWING) else profile
-
-
-def _literal(decay: str | float) -> str:
-    return 'float("-inf")' if decay == -math.inf else repr(decay)
 
 
 def _rms(x: np.ndarray) -> float:

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from flakit.cases import decay_gradient
-from flakit.cases.decay_gradient import dw_by_formula, law, reproduce, round_to
+from flakit.cases.decay_gradient import dw_by_formula, law, reproduce, round_to, running_sums
+from flakit.numerics.gradients import gradient_rows
 from flakit.ops.rwkv6 import reference
 
 
@@ -82,5 +83,14 @@ def test_round_to_tf32_keeps_eleven_digits():
     expected[3] = round_to(x, "tf32")[3]
     assert round_to(x, "tf32").equal(expected)
     assert abs(round_to(x, "tf32")[3] / x[3] - 1) < 2**-11
-    with pytest.raises(ValueError, match="rounding: expected one of bfloat16, float16, tf32, float32, got 'int8'"):
+    with pytest.raises(ValueError, match="rounding: expected one of bfloat16, float16, tf32, float32, float64, got 'int8'"):
         round_to(x, "int8")
+
+
+def test_running_sums_beside_the_operators_own_dw():
+    rows = gradient_rows(
+        "rwkv6", others={"running sums": running_sums}, T=256, H=1, K=32, decay=-4.0, dtype=torch.bfloat16
+    )
+    errors = {row["form"]: row["l2"] for row in rows if row["tensor"] == "dw"}
+    assert errors["chunk"] < 2.5e-3 and errors["recurrent"] < 2.5e-3
+    assert errors["running sums"] == pytest.approx(law(-4.0, 256), rel=0.3)

@@ -49,3 +49,15 @@ def test_along_time_of_zeros_and_of_a_tensor_without_time():
     assert along_time(zeros + 1, zeros).isinf().all()
     with pytest.raises(ValueError, match=r"got: expected \[B, T, H, D\], a tensor with a time axis, got \[2, 3\]"):
         along_time(torch.zeros(2, 3), torch.zeros(2, 3))
+
+
+def test_other_makers_of_a_tensor_have_rows_of_their_own():
+    def zeros(made, do):
+        assert do.shape == made["v"].shape and do.dtype == made["v"].dtype
+        return {"dw": torch.zeros_like(made["w"])}
+
+    rows = gradient_rows("rwkv6", forms=["chunk"], others={"zeros": zeros}, T=8, H=1, K=4, over_time=True)
+    (row,) = [row for row in rows if row["form"] == "zeros"]
+    assert (row["tensor"], row["l2"], len(row["along_time"])) == ("dw", 1.0, 8)
+    timeless = {row["tensor"] for row in rows if row["along_time"] is None}
+    assert timeless == {"final_state", "du"}

@@ -1,0 +1,190 @@
+"""The gradient comparer: what is measured here, what was recorded, and that it says which."""
+
+import contextlib
+import io
+import math
+import re
+import threading
+import time
+from importlib import import_module
+
+import pytest
+
+from flakit.cases.decay_gradient import law
+from flakit.numerics import recorded
+from flakit.numerics.gradients import MEASURES
+from flakit.panels import gradient_comparer
+
+META = {"device": "NVIDIA H200", "date": "2026-11-20", "torch": "2.11.0", "triton": "3.6.0", "command": "remake"}
+MODULE = import_module("flakit.panels.gradient_comparer")
+TENSORS = ("o", "final_state", "dr", "dk", "dv", "dw", "du")
+
+
+@pytest.fixture(autouse=True)
+def no_recording(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLAKIT_DATA", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def recording(no_recording):
+    rows = []
+    for dtype, unit in (("float32", 1e-7), ("bfloat16", 1e-3)):
+        for T in (64, 1024):
+            for decay in ("logsigmoid", -1.0, -8.0):
+                for n, tensor in enumerate(TENSORS):
+                    error = unit * (n + 1) * T
+                    rows.append(
+                        {"op": "rwkv6", "form": "chunk", "backend": "triton", "dtype": dtype, "T": T, "decay": decay}
+                        | {"tensor": tensor, "l2": error, "worst_element": 3 * error, "worst_row": 2 * error}
+                        | {"non_finite": 0}
+                    )
+    return recorded.write(no_recording / "h200_rwkv6_gradients.json", META, rows)
+
+
+def error(panel, form, tensor, measure="l2"):
+    (row,) = [row for row in panel.result if (row["form"], row["tensor"]) == (form, tensor)]
+    return row[measure]
+
+
+def printed(script: str) -> dict[tuple[str, str], tuple[float, ...]]:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec(script, {})
+    found = re.findall(r"^(\w+) +(\w[\w ]*?) +l2 (\S+)  worst_element (\S+)  worst_row (\S+)", out.getvalue(), re.M)
+    return {(form, tensor): tuple(map(float, errors)) for tensor, form, *errors in found}
+
+
+def test_the_operators_own_gradients_are_at_rounding_level():
+    panel = gradient_comparer(T=64)
+    for form in ("chunk", "recurrent"):
+        assert all(error(panel, form, tensor) < 2.5e-3 for tensor in TENSORS)
+    assert "All finite" in panel.text and "Ran here on" in panel.text
+    assert panel.png.startswith(b"\x89PNG")
+
+
+def test_the_widely_used_dw_is_as_wrong_as_its_law_says():
+    panel = gradient_comparer(T=256, dtype="float32", profile="constant", decay=-20)
+    assert error(panel, "chunk", "dw") < 1e-6
+    assert 1 < error(panel, "running sums", "dw") / law(-20, 256, "float32") < 4
+    panel.set(decay=-math.inf)
+    assert error(panel, "chunk", "dw") == 0
+    assert "running sums infinite (not 0 where the truth is)" in panel.text and "chunk 0 (exact)" in panel.text
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        dict(dtype="bfloat16", profile="logsigmoid", T=128, seed=4),
+        dict(dtype="float32", profile="constant", decay=-8.0, T=32, K=16),
+        dict(dtype="float16", profile="constant", decay=-math.inf, T=16, K=16),
+    ],
+    ids=["bfloat16", "float32", "forget"],
+)
+def test_the_copied_script_reproduces_the_errors(setting):
+    panel = gradient_comparer(**setting)
+    found = printed(panel.as_python())
+    assert len(found) == len(panel.result) == 15
+    for row in panel.result:
+        assert found[row["form"], row["tensor"]] == tuple(pytest.approx(row[m], rel=1e-3) for m in MEASURES)
+
+
+def test_without_a_recording_there_is_nothing_recorded_to_choose():
+    panel = gradient_comparer(T=16)
+    with pytest.raises(ValueError, match="source: expected one of here, got 'recorded'"):
+        panel.set(source="recorded")
+    assert panel._figure("rwkv6")._plots[1]._note.get_text() == "press “measure along”"
+
+
+def test_recorded_numbers_are_shown_as_recorded(recording):
+    panel = gradient_comparer(source="recorded", dtype="bfloat16", T=64, profile="constant", decay=-8)
+    assert panel.text.startswith("Recorded on NVIDIA H200, 2026-11-20, torch 2.11.0, triton 3.6.0.")
+    assert "Nearest" not in panel.text
+    assert error(panel, "chunk", "dr") == pytest.approx(3e-3 * 64)
+    shown = panel._figure("rwkv6")
+    assert shown._where.get_text() == recorded.read(recording).label
+    lengths, decays = shown._plots
+    assert list(lengths._lines["chunk"].get_xdata()) == [64, 1024]
+    assert list(decays._lines["chunk"].get_xdata()) == [1, 8]
+    found = printed(panel.as_python())
+    assert found["chunk", "dr"] == pytest.approx((0.192, 0.576, 0.384), rel=1e-3)
+
+
+def test_the_nearest_recorded_setting_is_named(recording):
+    panel = gradient_comparer(source="recorded", T=512, profile="constant", decay=-5)
+    assert "Nearest recorded setting: T = 1024, decay -8." in panel.text
+    panel.set(profile="rwkv6-wide", T=16)
+    assert "Nearest recorded setting: T = 64, decay logsigmoid." in panel.text
+    panel.set(dtype="float16")
+    assert "dtype: expected one of float32, bfloat16 in the recording, got float16" in panel.text
+
+
+def test_without_a_gpu_the_recording_stands_beside_what_is_measured(recording):
+    panel = gradient_comparer(T=16)
+    if panel.device != "cpu":
+        pytest.skip("this machine measures for itself")
+    assert panel._figure("rwkv6")._plots[1]._title.get_text().endswith("recorded, NVIDIA H200")
+
+
+@pytest.mark.parametrize("along", ["T", "decay", "dtype"])
+def test_the_button_measures_along_a_knob(along, monkeypatch):
+    panel = gradient_comparer(T=16, K=16, along=along, dtype="float32")
+    few = {"T": (8, 16, 32), "decay": (-1.0, -8.0), "dtype": ("float32", "bfloat16")}
+    monkeypatch.setattr(MODULE, "_ALONG", few)
+    before = panel.png
+    panel.sweep.start()
+    panel.sweep.wait(60)
+    assert panel.sweep.status.value.startswith("done") and panel.sweep.bar.value == len(few[along])
+    plot = panel._figure("rwkv6")._plots[1]
+    assert len(plot._lines["chunk"].get_xdata()) == len(few[along])
+    assert "measured here" in plot._title.get_text()
+    assert panel.png != before
+
+
+def test_a_cancelled_run_keeps_what_it_has(monkeypatch):
+    panel = gradient_comparer(T=16, K=16, along="T")
+    monkeypatch.setattr(MODULE, "_ALONG", {"T": (8, 16, 32)})
+    started, go_on = threading.Event(), threading.Event()
+    measure = panel._measure
+
+    def slow(**setting):
+        started.set()
+        go_on.wait(30)
+        return measure(**setting)
+
+    monkeypatch.setattr(panel, "_measure", slow)
+    panel.sweep.start()
+    started.wait(30)
+    panel.sweep.cancel()
+    go_on.set()
+    panel.sweep.wait(60)
+    assert panel.sweep.status.value == "cancelled"
+    assert len(panel._swept["rows"]) == 15
+
+
+def test_a_tensor_without_time_says_so():
+    panel = gradient_comparer(T=16, tensor="du")
+    assert panel._figure("rwkv6")._plots[0]._note.get_text() == "du has no time axis"
+
+
+def test_reset_and_wrong_settings():
+    panel = gradient_comparer(T=16)
+    start = panel.png
+    panel.set(dtype="float32", tensor="dr", profile="none")
+    assert panel.png != start
+    panel.reset()
+    assert panel.png == start
+    with pytest.raises(ValueError, match="dtype: expected one of float32, float16, bfloat16, got 'int8'"):
+        gradient_comparer(dtype="int8")
+    with pytest.raises(ValueError, match="op: expected one of rwkv6, got 'rwkv5'"):
+        gradient_comparer("rwkv5")
+
+
+def test_redraws_are_quick():
+    panel = gradient_comparer(profile="constant")
+    taken = []
+    for n in range(11):
+        start = time.process_time()
+        panel.set(decay=-0.1 * (n + 1))
+        taken.append(time.process_time() - start)
+    assert min(taken) < 0.1  # the least of many: other tests share these cores
