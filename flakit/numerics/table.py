@@ -30,7 +30,7 @@ class Table:
         rows = [row._asdict() if hasattr(row, "_asdict") else row for row in rows]
         known = list(dict.fromkeys(name for row in rows for name in row))
         unknown = [name for name in columns or () if name not in known]
-        if unknown:
+        if unknown and rows:
             raise ValueError(f"columns: expected some of {', '.join(known)}, got {', '.join(unknown)}")
         heads = columns if isinstance(columns, Mapping) else {name: name for name in columns or known}
         self.heads = list(heads.values())
@@ -63,6 +63,24 @@ class Table:
         caption = f'<caption style="text-align: left">{html.escape(self.caption)}</caption>' if self.caption else ""
         body = "\n".join(line("td", cells) for cells in self.cells)
         return f"<table>{caption}<thead>{line('th', self.heads)}</thead><tbody>\n{body}\n</tbody></table>"
+
+
+def pivot(rows: Sequence[Mapping], index: str, columns: Sequence[str], value: str) -> list[dict]:
+    """One row for each value of `index`, with a column for each combination of the values of `columns`.
+
+    Rows and columns come in the order in which they first appear; a combination that occurs twice is an error.
+
+    >>> pivot([{"T": 64, "form": "chunk", "l2": 0.1}, {"T": 64, "form": "recurrent", "l2": 0.2}], "T", ["form"], "l2")
+    [{'T': 64, 'chunk': 0.1, 'recurrent': 0.2}]
+    """
+    made: dict = {}
+    for row in rows:
+        line = made.setdefault(row[index], {index: row[index]})
+        name = ", ".join(_text(row[column], 3) for column in columns)
+        if name in line:
+            raise ValueError(f"columns: expected one row for {index} {row[index]}, {name}, got two")
+        line[name] = row[value]
+    return list(made.values())
 
 
 def _is_number(x) -> bool:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from flakit.cases.laws import Row
-from flakit.numerics.table import Table
+from flakit.numerics.table import Table, pivot
 
 ROWS = [
     {"what": "o", "limit": 1.38629, "T": 64, "finite": True},
@@ -46,3 +46,22 @@ def test_named_tuples_and_missing_cells():
 def test_unknown_column():
     with pytest.raises(ValueError, match="columns: expected some of what, limit, T, finite, got error"):
         Table(ROWS, ["error"])
+
+
+def test_a_table_of_nothing_still_says_what_it_would_hold():
+    assert str(Table([], ["T", "l2"], caption="no recording here")).splitlines() == ["no recording here", "T  l2"]
+
+
+def test_pivot():
+    rows = [
+        {"decay": decay, "form": form, "dtype": dtype, "l2": len(form) * decay}
+        for decay in (-8.0, -1.0)
+        for form in ("chunk", "recurrent")
+        for dtype in (torch.float32, "bfloat16")
+    ]
+    made = pivot(rows, "decay", ["form", "dtype"], "l2")
+    names = ["chunk, float32", "chunk, bfloat16", "recurrent, float32", "recurrent, bfloat16"]
+    assert [list(row) for row in made] == [["decay", *names]] * 2
+    assert [row["recurrent, bfloat16"] for row in made] == [-72.0, -9.0]
+    with pytest.raises(ValueError, match="columns: expected one row for decay -8.0, chunk, got two"):
+        pivot(rows, "decay", ["form"], "l2")

@@ -1,0 +1,57 @@
+"""Gradient errors of the GPU kernels: measured here where there is a GPU, else recorded ones, always saying which."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+
+from . import recorded
+from .gradients import gradient_rows
+
+RECORDING = "h200_rwkv6_gradients"
+SIZES = {"H": 4, "K": 64}
+"""Heads and state size of the recording, used here too."""
+
+
+class OnGPU(NamedTuple):
+    """label: what a table or figure made from `rows` must say; rows: as from `gradient_rows`, none without a source."""
+
+    label: str
+    rows: list[Mapping]
+
+
+def gradients_on_gpu(
+    *,
+    dtype: Iterable[str] = ("float32", "bfloat16", "float16"),
+    T: Iterable[int] = (256,),
+    decay: Iterable[float | str] = (-1.0,),
+    forms: Sequence[str] = ("chunk", "recurrent"),
+    op: str = "rwkv6",
+) -> OnGPU:
+    """Errors of an operator's kernels for every combination of dtype, T and decay, in that order.
+
+    Without a GPU these are rows of data/h200_rwkv6_gradients.json; a combination it does not hold is a ValueError.
+    Where there is neither, the label says so and how to make the recording.
+    """
+    settings = [(name, length, w) for name in dtype for length in T for w in decay]
+    if torch.cuda.is_available():
+        rows = []
+        for name, length, w in settings:
+            x = {"dtype": getattr(torch, name), "T": length, "decay": w, **SIZES}
+            rows += gradient_rows(op, forms=forms, backend="triton", device="cuda", **x)
+        return OnGPU(f"measured here, on {torch.cuda.get_device_name()}, torch {torch.__version__}", rows)
+    try:
+        recording = recorded.read(RECORDING, needs=("op", "form", "dtype", "T", "decay", "tensor", "l2", "non_finite"))
+    except FileNotFoundError:
+        return OnGPU(
+            f"No GPU here and no recording data/{RECORDING}.json: nothing to show. On a GPU, "
+            "`python data/record_gradients.py` makes it.",
+            [],
+        )
+    rows = []
+    for name, length, w in settings:
+        found = [row for row in recording.select(op=op, dtype=name, T=length, decay=w) if row["form"] in forms]
+        if not found:
+            raise ValueError(f"{RECORDING}: holds no dtype {name}, T {length}, decay {w}")
+        rows += found
+    return OnGPU(recording.label, rows)
