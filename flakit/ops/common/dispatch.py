@@ -42,7 +42,7 @@ def check_chunk_size(chunk_size: int | None, backend: str) -> int:
     if chunk_size is None:
         return 0
     allowed = (16, 32, 64) if backend == "triton" else (1, 2, 4, 8, 16, 32, 64, 128, 256)
-    if isinstance(chunk_size, bool) or chunk_size not in allowed:
+    if type(chunk_size) is not int or chunk_size not in allowed:
         raise ValueError(f"chunk_size: expected one of {allowed} on backend {backend!r}, got {chunk_size!r}")
     return chunk_size
 

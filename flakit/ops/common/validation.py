@@ -45,11 +45,10 @@ def check_tensor(name: str, x: object, shape: Mapping[str, int | None], like: st
         raise TypeError(f"{name}: expected float64, float32, bfloat16 or float16, got {_name(x.dtype)}")
 
 
-def check_dtype(name: str, x: Tensor, allowed: tuple[torch.dtype, ...], why: str) -> None:
+def check_dtype(name: str, x: Tensor, allowed: tuple[torch.dtype, ...], r: Tensor) -> None:
     if x.dtype not in allowed:
-        raise TypeError(
-            f"{name}: expected {' or '.join(dict.fromkeys(map(_name, allowed)))} {why}, got {_name(x.dtype)}"
-        )
+        expected = " or ".join(dict.fromkeys(map(_name, allowed)))
+        raise TypeError(f"{name}: expected {expected} beside {_name(r.dtype)} r, got {_name(x.dtype)}")
 
 
 def check_device(name: str, x: Tensor, device: torch.device) -> None:
@@ -68,11 +67,10 @@ def check_scale(scale: object, default: float) -> float:
 
 
 def check_decay(name: str, w: Tensor) -> None:
-    if looks_at_values(w) and (w > 0).any():
-        at = int(w.detach().flatten().argmax())
-        where = [int(i) for i in torch.unravel_index(torch.tensor(at), w.shape)]
+    if looks_at_values(w) and not (w <= 0).all():
+        at = torch.unravel_index(w.detach().argmax(), w.shape)  # the first NaN, if there is one
         raise ValueError(
-            f"{name}: expected a natural-log decay <= 0, got {w.max().item():.4g} at {where}. "
+            f"{name}: expected a natural-log decay <= 0, got {w[at].item():.4g} at {[int(i) for i in at]}. "
             f"A factor in (0, 1) has to become its logarithm: logsigmoid(x) or -exp(x)"
         )
 

@@ -123,9 +123,9 @@ def _call(
     r, k, v = autocast(r, k, v)
     wide = torch.float64 if r.dtype == torch.float64 else torch.float32
     for name, x in (("k", k), ("v", v)):
-        check.check_dtype(name, x, (r.dtype,), "like r")
+        check.check_dtype(name, x, (r.dtype,), r)
     for name, x in (("w", w), ("u", u)):
-        check.check_dtype(name, x, (r.dtype, torch.float32), f"beside {r.dtype} r")
+        check.check_dtype(name, x, (r.dtype, torch.float32), r)
     for name, x in (("k", k), ("v", v), ("w", w), ("u", u)):
         check.check_device(name, x, r.device)
 
@@ -139,7 +139,7 @@ def _call(
     if initial_state is not None:
         sequences = f" (N = {N} {'packed sequences' if cu_seqlens is not None else 'like B'})"
         check.check_tensor("initial_state", initial_state, dict(N=N, H=H, K=K, V=V), sequences)
-        check.check_dtype("initial_state", initial_state, (wide,), f"beside {r.dtype} r")
+        check.check_dtype("initial_state", initial_state, (wide,), r)
         check.check_device("initial_state", initial_state, r.device)
     if not isinstance(output_final_state, bool):
         raise TypeError(f"output_final_state: expected True or False, got {type(output_final_state).__name__}")

@@ -1,0 +1,46 @@
+"""Where an operator can run. A test over `PLACES` states a property once, for all of them."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from flakit.numerics.evaluate import evaluate
+from tests.ops.checking import check, true_values
+from tests.ops.settings import make
+
+
+@dataclass(frozen=True)
+class Place:
+    backend: str
+    device: str
+    chunk_sizes: tuple[int, ...]
+    dtypes: tuple[torch.dtype, ...]  # 16-bit kernels may take another way through a chunk
+    T: int = 37
+    H: int = 2
+
+    def make(self, setting, **changed):
+        """The setting's tensors here, at this place's size unless said otherwise."""
+        return make(replace(setting, **{"T": self.T, "H": self.H, **changed}), self.device)
+
+    def run(self, made, arriving, form, op="rwkv6", **more):
+        """Forward and backward here, without a check."""
+        more = {"chunk_size": self.chunk_sizes[0], **more} if form == "chunk" else more
+        return evaluate(op, made, form=form, backend=self.backend, arriving=arriving, **more)
+
+    def check(self, made, arriving, form, op="rwkv6", **more):
+        """The same, held against float64."""
+        found = self.run(made, arriving, form, op, **more)
+        check(found, true_values(made, arriving), made)
+        return found
+
+
+TORCH = Place("torch", "cpu", (16, 1, 2, 4, 8, 32, 64, 128, 256), (torch.float32, torch.bfloat16))
+INTERPRETED = Place("triton", "cpu", (16, 32, 64), (torch.float32, torch.float16), T=21, H=1)  # 1 ms a token and head
+GPU = Place("triton", "cuda", (16, 32, 64), (torch.float32, torch.bfloat16, torch.float16))
+
+PLACES = [
+    pytest.param(TORCH, id="torch"),
+    pytest.param(INTERPRETED, id="interpreted", marks=pytest.mark.interpret),
+    pytest.param(GPU, id="gpu", marks=pytest.mark.gpu),
+]

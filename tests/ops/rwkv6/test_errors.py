@@ -1,0 +1,270 @@
+"""Wrong arguments: each is refused by name, with what was expected and what came. The text is what is tested."""
+
+import re
+
+import pytest
+import torch
+
+from flakit.numerics.inputs import inputs
+from flakit.ops.common.dispatch import interpreted
+from flakit.ops.rwkv6 import chunk_rwkv6, fused_recurrent_rwkv6
+
+FORMS = pytest.mark.parametrize("op", [chunk_rwkv6, fused_recurrent_rwkv6])
+
+
+def given(**changed):
+    made = inputs("rwkv6", B=2, T=6, H=3, K=4, V=5, initial_state=True)
+    made |= {name: change(made[name]) if callable(change) else change for name, change in changed.items()}
+    return {name: x for name, x in made.items() if name != "initial_state" or "initial_state" in changed}
+
+
+def packed(offsets, **changed):
+    """B = 1, T = 6 and, unless changed, these offsets."""
+    made = inputs("rwkv6", B=1, T=6, H=3, K=4, V=5)
+    return {**made, "cu_seqlens": torch.tensor(offsets) if isinstance(offsets, list) else offsets, **changed}
+
+
+half = lambda x: x.to(torch.bfloat16)  # noqa: E731
+double = lambda x: x.double()  # noqa: E731
+state = torch.zeros
+
+WRONG = {
+    "r with three axes": (
+        given(r=lambda x: x[0]),
+        ValueError,
+        "r: expected [B, T, H, K], got [6, 3, 4]",
+    ),
+    "r is no tensor": (given(r=[1.0]), TypeError, "r: expected a tensor, got list"),
+    "r of integers": (
+        given(r=lambda x: x.int()),
+        TypeError,
+        "r: expected float64, float32, bfloat16 or float16, got int32",
+    ),
+    "complex r": (
+        given(r=lambda x: x.cfloat()),
+        TypeError,
+        "r: expected float64, float32, bfloat16 or float16, got complex64",
+    ),
+    "T = 0": (
+        {name: x[:, :0] if x.ndim == 4 else x for name, x in given().items()},
+        ValueError,
+        "r: expected every axis of [B, T, H, K] to be at least 1, got [2, 0, 3, 4]",
+    ),
+    "K = 0": (
+        {name: x[..., :0] for name, x in given().items()},
+        ValueError,
+        "r: expected every axis of [B, T, H, K] to be at least 1, got [2, 6, 3, 0]",
+    ),
+    "V = 0": (
+        given(v=lambda x: x[..., :0]),
+        ValueError,
+        "v: expected every axis of [2, 6, 3, V] to be at least 1, got [2, 6, 3, 0]",
+    ),
+    "k with another K": (
+        given(k=lambda x: x[..., :3]),
+        ValueError,
+        "k: expected [2, 6, 3, 4] like r, got [2, 6, 3, 3]",
+    ),
+    "k of another length": (
+        given(k=lambda x: x[:, 1:]),
+        ValueError,
+        "k: expected [2, 6, 3, 4] like r, got [2, 5, 3, 4]",
+    ),
+    "v with other heads": (given(v=lambda x: x[:, :, :2]), ValueError, "v: expected [2, 6, 3, V], got [2, 6, 2, 5]"),
+    "v with three axes": (given(v=lambda x: x[:, :, 0]), ValueError, "v: expected [2, 6, 3, V], got [2, 6, 5]"),
+    "w per head": (given(w=lambda x: x[..., 0]), ValueError, "w: expected [2, 6, 3, 4] like r, got [2, 6, 3]"),
+    "w of another batch": (given(w=lambda x: x[:1]), ValueError, "w: expected [2, 6, 3, 4] like r, got [1, 6, 3, 4]"),
+    "w missing": (given(w=None), TypeError, "w: expected a tensor, got NoneType"),
+    "u per token": (given(u=lambda x: x[None]), ValueError, "u: expected [3, 4], got [1, 3, 4]"),
+    "u of other heads": (given(u=lambda x: x[:2]), ValueError, "u: expected [3, 4], got [2, 4]"),
+    "k in another dtype": (given(k=half), TypeError, "k: expected float32 beside float32 r, got bfloat16"),
+    "v in another dtype": (given(v=half), TypeError, "v: expected float32 beside float32 r, got bfloat16"),
+    "float64 v": (given(v=double), TypeError, "v: expected float32 beside float32 r, got float64"),
+    "w wider than float32": (given(w=double), TypeError, "w: expected float32 beside float32 r, got float64"),
+    "w in bfloat16 beside float32": (given(w=half), TypeError, "w: expected float32 beside float32 r, got bfloat16"),
+    "w in bfloat16 beside float16": (
+        given(r=lambda x: x.half(), k=lambda x: x.half(), v=lambda x: x.half(), w=half),
+        TypeError,
+        "w: expected float16 or float32 beside float16 r, got bfloat16",
+    ),
+    "u in bfloat16 beside float32": (given(u=half), TypeError, "u: expected float32 beside float32 r, got bfloat16"),
+    "u on another device": (given(u=lambda x: x.to("meta")), ValueError, "u: expected device cpu like r, got meta"),
+    "positive decay": (
+        given(w=lambda x: x.index_fill(1, torch.tensor([2]), 0.25)),
+        ValueError,
+        "w: expected a natural-log decay <= 0, got 0.25 at [0, 2, 0, 0]. "
+        "A factor in (0, 1) has to become its logarithm: logsigmoid(x) or -exp(x)",
+    ),
+    "infinite positive decay": (
+        given(w=lambda x: x.clone().fill_(torch.inf)),
+        ValueError,
+        "w: expected a natural-log decay <= 0, got inf at [0, 0, 0, 0]",
+    ),
+    "NaN decay": (
+        given(w=lambda x: x.index_fill(3, torch.tensor([1]), torch.nan)),
+        ValueError,
+        "w: expected a natural-log decay <= 0, got nan at [0, 0, 0, 1]",
+    ),
+    "state of another batch": (
+        given(initial_state=state(1, 3, 4, 5)),
+        ValueError,
+        "initial_state: expected [2, 3, 4, 5] (N = 2 like B), got [1, 3, 4, 5]",
+    ),
+    "state of one sequence too few": (
+        packed([0, 2, 6], initial_state=state(1, 3, 4, 5)),
+        ValueError,
+        "initial_state: expected [2, 3, 4, 5] (N = 2 packed sequences), got [1, 3, 4, 5]",
+    ),
+    "state transposed": (
+        given(initial_state=state(2, 3, 5, 4)),
+        ValueError,
+        "initial_state: expected [2, 3, 4, 5] (N = 2 like B), got [2, 3, 5, 4]",
+    ),
+    "state in bfloat16": (
+        given(initial_state=state(2, 3, 4, 5).bfloat16()),
+        TypeError,
+        "initial_state: expected float32 beside float32 r, got bfloat16",
+    ),
+    "float64 state": (
+        given(initial_state=state(2, 3, 4, 5).double()),
+        TypeError,
+        "initial_state: expected float32 beside float32 r, got float64",
+    ),
+    "float32 state beside float64": (
+        {name: x.double() for name, x in given().items()} | {"initial_state": state(2, 3, 4, 5)},
+        TypeError,
+        "initial_state: expected float64 beside float64 r, got float32",
+    ),
+    "state is no tensor": (given(initial_state=0), TypeError, "initial_state: expected a tensor, got int"),
+    "scale is text": (given(scale="1"), TypeError, "scale: expected a number or None, got str"),
+    "scale is a tensor": (given(scale=torch.ones(1)), TypeError, "scale: expected a number or None, got Tensor"),
+    "scale is NaN": (given(scale=float("nan")), ValueError, "scale: expected a finite number, got nan"),
+    "output_final_state is a number": (
+        given(output_final_state=1),
+        TypeError,
+        "output_final_state: expected True or False, got int",
+    ),
+    "offsets are a list": (given(cu_seqlens=[0, 6]), TypeError, "cu_seqlens: expected an integer tensor, got list"),
+    "offsets are floats": (packed([0.0, 6.0]), TypeError, "cu_seqlens: expected int32 or int64, got float32"),
+    "offsets of two axes": (packed([[0, 6]]), ValueError, "cu_seqlens: expected [N + 1] with N >= 1, got [1, 2]"),
+    "one offset": (packed([0]), ValueError, "cu_seqlens: expected [N + 1] with N >= 1, got [1]"),
+    "packed with a batch": (
+        given(cu_seqlens=torch.tensor([0, 6])),
+        ValueError,
+        "cu_seqlens: expected a batch of 1 with packed sequences, got B = 2",
+    ),
+    "offsets that start late": (
+        packed([1, 6]),
+        ValueError,
+        "cu_seqlens: expected to start at 0 and end at T = 6, got 1 … 6",
+    ),
+    "offsets that end early": (
+        packed([0, 5]),
+        ValueError,
+        "cu_seqlens: expected to start at 0 and end at T = 6, got 0 … 5",
+    ),
+    "offsets that go back": (
+        packed([0, 4, 3, 6]),
+        ValueError,
+        "cu_seqlens: expected non-decreasing offsets, got 4 then 3 at index 2",
+    ),
+    "offsets on another device": (
+        packed(torch.tensor([0, 6], device="meta")),
+        ValueError,
+        "cu_seqlens: expected device cpu like r, got meta",
+    ),
+    "unknown backend": (
+        given(backend="cuda"),
+        ValueError,
+        "backend: expected one of triton, torch, reference or None, got 'cuda'",
+    ),
+    "float64 on triton": (
+        {name: x.double() for name, x in given().items()} | {"backend": "triton"},
+        TypeError,
+        "backend: 'triton' computes in float32, got float64 inputs, use 'torch' or 'reference'",
+    ),
+}
+
+
+@FORMS
+@pytest.mark.parametrize("arguments, error, text", WRONG.values(), ids=WRONG)
+def test_wrong_argument(op, arguments, error, text):
+    with pytest.raises(error, match=re.escape(text)):
+        op(**arguments)
+
+
+def test_given_arguments_are_right_to_begin_with():
+    for op in (chunk_rwkv6, fused_recurrent_rwkv6):
+        assert op(**given()).o.isfinite().all()
+        assert op(**given(initial_state=state(2, 3, 4, 5))).o.isfinite().all()
+        assert op(**packed([0, 0, 2, 6])).o.isfinite().all()
+
+
+@pytest.mark.skipif(interpreted(), reason="the interpreter runs kernels on CPU tensors")
+@FORMS
+def test_triton_on_cpu_tensors(op):
+    text = (
+        "backend: 'triton' needs CUDA tensors, got a tensor on cpu; on a CPU start the process with TRITON_INTERPRET=1"
+    )
+    with pytest.raises(ValueError, match=re.escape(text)):
+        op(**given(), backend="triton")
+
+
+@pytest.mark.parametrize("missing", ["triton"])
+def test_triton_not_installed(missing, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *_: None)
+    with pytest.raises(ValueError, match="backend: 'triton' is not installed here"):
+        chunk_rwkv6(**given(), backend=missing)
+
+
+@pytest.mark.parametrize("size", [0, 24, 512, -16, 16.0, True, "16"], ids=repr)
+def test_chunk_size(size):
+    text = f"chunk_size: expected one of (1, 2, 4, 8, 16, 32, 64, 128, 256) on backend 'torch', got {size!r}"
+    with pytest.raises(ValueError, match=re.escape(text)):
+        chunk_rwkv6(**given(), chunk_size=size)
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("size", [8, 128], ids=repr)
+def test_chunk_size_of_kernels(size):
+    text = f"chunk_size: expected one of (16, 32, 64) on backend 'triton', got {size}"
+    with pytest.raises(ValueError, match=re.escape(text)):
+        chunk_rwkv6(**given(), chunk_size=size, backend="triton")
+
+
+@pytest.mark.parametrize("op, word", [(chunk_rwkv6, "chunksize"), (fused_recurrent_rwkv6, "chunk_size")])
+def test_unknown_keyword(op, word):
+    with pytest.raises(TypeError, match=rf"{op.__name__}\(\) got an unexpected keyword argument '{word}'"):
+        op(**given(), **{word: 16})
+
+
+def test_our_own_keywords_are_not_positional():
+    made = given()
+    with pytest.raises(TypeError, match="positional"):
+        chunk_rwkv6(*made.values(), None, None, False, None, None, 16)
+
+
+@FORMS
+def test_reverse_is_refused_with_a_way_out(op):
+    # Only the recurrent form has the keyword elsewhere; the chunked one must not swallow it.
+    error, text = (
+        (TypeError, "reverse") if op is chunk_rwkv6 else (ValueError, "reverse: expected False, got True; flip")
+    )
+    with pytest.raises(error, match=text):
+        op(**given(), reverse=True)
+
+
+def test_reverse_false_is_accepted():
+    assert torch.equal(fused_recurrent_rwkv6(**given(), reverse=False).o, fused_recurrent_rwkv6(**given()).o)
+
+
+def test_cu_seqlens_cpu_is_checked_and_changes_nothing():
+    plain = chunk_rwkv6(**packed([0, 2, 6])).o
+    assert torch.equal(chunk_rwkv6(**packed([0, 2, 6], cu_seqlens_cpu=torch.tensor([0, 2, 6]))).o, plain)
+    with pytest.raises(ValueError, match="cu_seqlens"):
+        chunk_rwkv6(**packed([0, 2, 6], cu_seqlens_cpu=torch.tensor([0, 2, 5])))
+
+
+def test_negative_zero_and_minus_infinity_are_decays():
+    for w in (-0.0, 0.0, -torch.inf):
+        assert chunk_rwkv6(**given(w=lambda x, w=w: x.clone().fill_(w))).o.isfinite().all()
