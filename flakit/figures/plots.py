@@ -164,10 +164,11 @@ def ranges(
 
     limits: named vertical lines, such as the decay at which something breaks.
     """
-    picture = Picture(0.33 * len(spans) + 1.75, f"{title or xlabel}: ranges of {', '.join(spans)}")
+    above = 1.08 if limits else 0.3
+    picture = Picture(0.33 * len(spans) + 0.67 + above, f"{title or xlabel}: ranges of {', '.join(spans)}")
     height = picture.figure.get_figheight()
     with style.context():
-        ax = picture.figure.add_axes((0.17, 0.52 / height, 0.8, 1 - (0.52 + 1.08) / height))
+        ax = picture.figure.add_axes((0.17, 0.52 / height, 0.8, 1 - (0.52 + above) / height))
         ax.spines[["top", "right", "left"]].set_visible(False)
         for row, (low, middle, high) in enumerate(spans.values()):
             ax.barh(row, high - low, left=low, height=0.5, color=style.SKY, zorder=2)
@@ -177,6 +178,7 @@ def ranges(
         ax.set(xscale="log", ylim=(len(spans) - 0.4, -0.6), xlabel=xlabel)
         for (name, at), look in zip((limits or {}).items(), style.LINES[1:], strict=False):
             ax.axvline(at, **look, label=f"{name}: {at:.4g}", zorder=1)
-        picture.figure.legend(loc="upper left", bbox_to_anchor=(0.16, 1 - 0.3 / height), ncols=2, handlelength=3)
+        if limits:
+            picture.figure.legend(loc="upper left", bbox_to_anchor=(0.16, 1 - 0.3 / height), ncols=2, handlelength=3)
         picture.figure.text(0.012, 1 - 0.06 / height, title, va="top", fontsize=10)
     return picture
