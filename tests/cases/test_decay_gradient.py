@@ -5,46 +5,50 @@ import math
 import pytest
 import torch
 
-from flakit.cases import decay_gradient
-from flakit.cases.decay_gradient import dw_by_formula, law, reproduce, round_to, running_sums
+from flakit.cases.decay_gradient import dw_by_formula, errors, law, reproduce, round_to, running_sums
 from flakit.numerics.gradients import gradient_rows
 from flakit.ops.rwkv6 import reference
 
 
 @pytest.fixture(scope="module")
-def table():
-    return {(row["T"], row["decay"], row["rounding"]): row for row in reproduce(seed=3)}
+def rows():
+    return {row.what: row for row in reproduce()}
 
 
-@pytest.mark.parametrize("T, measured", [(256, 3.5e-2), (1024, 7.7e-2), (4096, 1.6e-1)])
-def test_rounded_identity_gets_worse_with_length_and_direct_does_not(table, T, measured):
-    row = table[T, "logsigmoid", "bfloat16"]
-    assert row["identity-rounded"] == pytest.approx(measured, rel=0.35)  # seeds differ by that much
-    assert row["direct"] == pytest.approx(1.7e-3, rel=0.1)  # the rounding of dw itself
-    assert row["identity"] < 1.1 * row["direct"]  # unrounded dr and dk would have done, at this decay
+@pytest.mark.parametrize("T", [256, 1024, 4096])
+def test_rounded_identity_gets_worse_with_length_and_direct_does_not(rows, T):
+    rounded = rows[f"bfloat16, logsigmoid decay, T = {T}: dr, dk rounded"]
+    assert rounded.measured == pytest.approx(rounded.recorded, rel=0.35)  # seeds differ by that much
+    direct = rows[f"bfloat16, logsigmoid decay, T = {T}: direct"]
+    assert direct.measured == pytest.approx(direct.law, rel=0.05)
+    assert direct.measured == pytest.approx(direct.recorded, rel=0.05)
 
 
-@pytest.mark.parametrize("w", [-1.0, -8.0, -20.0, -50.0])
-def test_law_predicts_the_noise(table, w):
-    row = table[256, w, "tf32"]
-    assert row["identity-rounded"] == pytest.approx(row["law"], rel=0.3)
-    assert row["identity-rounded"] != pytest.approx(2 * row["law"], rel=0.3)  # one digit off would be seen
-    float32 = table[256, w, "float32"]
-    assert 1 < float32["identity"] / float32["law"] < 4  # the running sums round too
-    assert row["direct"] < 1e-6 and float32["direct"] < 1e-6
+def test_unrounded_dr_and_dk_would_have_done_at_mild_decay():
+    found = errors(T=1024)
+    assert found["identity"] < 1.05 * found["direct"] < found["identity-rounded"] / 10
+
+
+@pytest.mark.parametrize("w", [-8.0, -20.0, -50.0])
+def test_law_predicts_the_noise_at_constant_decay(rows, w):
+    tf32, float32 = (rows[f"float32, decay {w:g}, T = 256: dr, dk in {name}"] for name in ("tf32", "float32"))
+    assert tf32.measured == pytest.approx(tf32.law, rel=0.35)
+    assert tf32.measured != pytest.approx(2 * tf32.law, rel=0.35)  # one digit off would be seen
+    assert 1 < float32.measured / float32.law < 4  # the running sums round too
+    # Published recurrent kernels are as noisy as float32 makes them, published chunk kernels lie between.
+    assert 0.5 < float32.recorded / float32.measured < 2
+    assert float32.measured < tf32.recorded < tf32.measured
 
 
 @pytest.mark.parametrize("w, T", [(-0.05, 128), (-0.5, 512), (-3.0, 128)])
 def test_law_predicts_bfloat16(w, T):
-    measured = decay_gradient._errors(T, w, "bfloat16", seed=1)["identity-rounded"]
-    assert measured == pytest.approx(math.hypot(law(w, T), 1.7e-3), rel=0.35)
+    measured = errors(T=T, decay=w, seed=1)["identity-rounded"]
+    assert measured == pytest.approx(math.hypot(law(w, T), 1.6e-3), rel=0.35)
 
 
-def test_published_kernels_lie_between_float32_and_tf32_noise(table):
-    for w in (-8.0, -20.0, -50.0):
-        float32, tf32 = table[256, w, "float32"]["identity"], table[256, w, "tf32"]["identity-rounded"]
-        assert float32 < decay_gradient.PUBLISHED["chunk"][w] < tf32
-        assert decay_gradient.PUBLISHED["fused recurrent"][w] == pytest.approx(float32, rel=0.75)
+@pytest.mark.parametrize("w", [-8.0, -20.0, -50.0])
+def test_direct_loses_nothing(w):
+    assert errors(decay=w, rounding="float32")["direct"] < 1e-6
 
 
 def test_law_at_the_edges():
@@ -83,7 +87,9 @@ def test_round_to_tf32_keeps_eleven_digits():
     expected[3] = round_to(x, "tf32")[3]
     assert round_to(x, "tf32").equal(expected)
     assert abs(round_to(x, "tf32")[3] / x[3] - 1) < 2**-11
-    with pytest.raises(ValueError, match="rounding: expected one of bfloat16, float16, tf32, float32, float64, got 'int8'"):
+    with pytest.raises(
+        ValueError, match="rounding: expected one of bfloat16, float16, tf32, float32, float64, got 'int8'"
+    ):
         round_to(x, "int8")
 
 
