@@ -76,6 +76,7 @@ def truth(
 ) -> dict[str, Tensor]:
     """What `evaluate` should give, in float64, on the inputs' device.
 
+    inputs, grad_seed, dfinal_state, arriving: as for `evaluate`; nothing is validated, so that w may be positive.
     recurrence: walk the recurrence (True), use the chunked form in float64 (False), or choose by length (None).
     """
     op = operator(op)
