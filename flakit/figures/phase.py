@@ -96,7 +96,7 @@ class PhaseFigure:
         low, high = (np.log10(measured.decay[end]) for end in (0, -1))
         decades = np.arange(np.ceil(low), np.floor(high) + 1)
         self.ax.set_xticks(place(10**decades), [f"{10**decade:g}" for decade in decades])
-        every = -(-rows // 20)
+        every = -(-rows // 24)
         self.ax.set_yticks(np.arange(rows - 1, -1, -1)[::every], [str(row) for row in measured.rows][::every])
         self.ax.set(xlabel=across, ylabel=up)
         self.canvas.stale()
@@ -104,4 +104,4 @@ class PhaseFigure:
 
 def _log10(x: np.ndarray) -> np.ndarray:
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.maximum(np.log10(x), _ERRORS[0])
+        return np.clip(np.log10(x), *_ERRORS)

@@ -7,8 +7,10 @@ Each factory returns a widget to show as the last line of a cell. It is live in 
 no kernel runs. `panel.set(decay=-2)` moves knobs from code, `panel.text` is the readout, `panel.as_python()` a script.
 """
 
+from .decay_explorer import decay_explorer
 from .gradient_comparer import gradient_comparer
 from .log_space import log_space
+from .phase_diagram import phase_diagram
 from .state_stepper import state_stepper
 
-__all__ = ["gradient_comparer", "log_space", "state_stepper"]
+__all__ = ["decay_explorer", "gradient_comparer", "log_space", "phase_diagram", "state_stepper"]

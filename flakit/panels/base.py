@@ -289,12 +289,16 @@ class ButtonRun(widgets.HBox):
             self._thread.join(seconds)
 
     def _progress(self, done: int, total: int) -> None:
+        now = time.perf_counter()
+        if done < total and now - self._told < 0.1:  # a message to the browser costs as much as a small setting
+            return
+        self._told = now
         self.bar.max, self.bar.value = total, done
         if not self._stop.is_set():
             self.status.value = f"{done} of {total}"
 
     def _run(self) -> None:
-        start = time.perf_counter()
+        start = self._told = time.perf_counter()
         try:
             result = self._work(self._progress, self._stop.is_set)
             self._done(result)

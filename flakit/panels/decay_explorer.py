@@ -5,7 +5,7 @@ import math
 
 import torch
 
-from ..cases import anchor, masking
+from ..cases.laws import LN_MAX
 from ..figures.decay import TENSORS, DecayFigure, Onset
 from ..numerics.errors import compare
 from ..numerics.evaluate import truth
@@ -13,15 +13,13 @@ from ..numerics.inputs import inputs
 from ..numerics.operators import OPERATORS
 from . import knobs
 from .base import Panel
+from .chunked import CASES, in_words, scheme_knobs
 from .knobs import NONE
-
-CASES = {"rwkv6": anchor}
-"""The anchors of each operator that has any."""
+from .scripts import literal
 
 H, K = 1, 32
 _SPIKES = (-1, -3, -10, -30, -60, -80, -85, -87, -88, -88.5, -88.7, -88.8, -89, -90, -95, -100, -150, -500, -1e4)
 _TOLERANCE = 5e-4  # of a measured onset
-_RIGHT = "right one of the scheme"
 
 
 class DecayExplorer(Panel):
@@ -32,21 +30,15 @@ class DecayExplorer(Panel):
 
     def __init__(self, op: str = "rwkv6", **settings):
         self._figure = DecayFigure()
-        schemes = {scheme.label: scheme.name for scheme in anchor.SCHEMES.values()}
         made = {
             "op": knobs.operator_choice("rwkv6", CASES),
             "decay": knobs.DecayKnob(-1.0),
             "T": knobs.integer(128, 1, 256, "length T"),
-            "scheme": knobs.choice("none", schemes, "anchor"),
-            "chunk": knobs.steps(64, (16, 32, 64, 128), "chunk"),
-            "mask": knobs.choice(None, {_RIGHT: None}, "mask"),
+            "chunk": knobs.choice(64, (16, 32, 64, 128), "chunk"),
+            **scheme_knobs(),
             "spike": knobs.DecayKnob(NONE, "spike", stops=_SPIKES, optional=True),
             "at": knobs.integer(16, 0, 255, "at token"),
-            "dtype": knobs.choice("float32", [_name(dtype) for dtype in anchor.LN_MAX], "dtype"),
         }
-        self._masks = made["mask"]
-        made["scheme"].observe(lambda change: self._offer_masks(change.new), "value")
-        self._offer_masks(made["scheme"].value)
         super().__init__(
             made,
             self._figure.canvas,
@@ -55,15 +47,6 @@ class DecayExplorer(Panel):
             "gradient over time, NaN and inf hatched; beside them the decay at which each tensor turns non-finite, "
             "by the law and as measured",
         )
-
-    def _offer_masks(self, scheme: str) -> None:
-        """Only the mask modes that mean something with this scheme."""
-        kept, allowed = self._masks.value, anchor.SCHEMES[scheme].masks
-        options = {_RIGHT: None} | {label: name for name, label in masking.MASKS.items() if name in allowed}
-        was_held, self._held = self._held, True
-        self._masks.options = list(options.items())
-        self._masks.value = kept if kept in allowed else None
-        self._held = was_held
 
     def compute(self, op, decay, T, scheme, chunk, mask, spike, at, dtype, seed):
         case, x = CASES[op], _inputs(op, decay, T, spike, at, dtype, seed)
@@ -76,22 +59,21 @@ class DecayExplorer(Panel):
             "tensors": tensors,
             "index": index,
             "A": run.A[0, 0, index],
-            "exponents": case.exponents(x, scheme, chunk=chunk, mask=mask, index=index),
+            "exponents": [e.numpy() for e in case.exponents(x, scheme, chunk=chunk, mask=mask, index=index)],
             "errors": {name: compare(got, exact[name]) for name, got in tensors.items()},
             "onsets": _onsets(op, T, scheme, chunk, mask, None if spike == NONE else at, dtype, seed),
         }
 
     def draw(self, result, *, op, decay, T, scheme, chunk, mask, spike, at, dtype, **_):
-        first = result["index"] * chunk
+        first, anchors = result["index"] * chunk, CASES[op].SCHEMES[scheme]
         title = f"{OPERATORS[op].label} in chunks, log decay {decay:.5g} per token"
-        masked = "" if mask is None else f" · mask: {masking.MASKS[mask]}"
         self._figure.update(
             title=title if spike == NONE else f"{title}, {spike:.5g} at token {at}",
-            subtitle=f"T {T} · chunk {chunk} · anchor: {anchor.SCHEMES[scheme].label}{masked} · {dtype} · "
+            subtitle=f"T {T} · chunk {chunk} · {in_words(scheme, mask, dtype)} · "
             f"upper maps: tokens {first} to {first + chunk - 1}",
-            paired=anchor.SCHEMES[scheme].whole and anchor.SCHEMES[scheme].diagonal is None,
-            exponents=tuple(x.numpy() for x in result["exponents"]),
-            limit=anchor.LN_MAX[getattr(torch, dtype)],
+            paired=anchors.whole and anchors.diagonal is None,
+            exponents=result["exponents"],
+            limit=LN_MAX[getattr(torch, dtype)],
             A=result["A"].numpy(),
             tensors={name: (x[0, :, 0] if x.dim() == 4 else x).numpy() for name, x in result["tensors"].items()},
             onsets=result["onsets"],
@@ -118,7 +100,7 @@ class DecayExplorer(Panel):
     def script(self, *, op, decay, T, scheme, chunk, mask, spike, at, dtype, seed):
         how = f"chunk={chunk}, mask={mask!r}, dtype=torch.{dtype}"
         made = f"T={T}, H={H}, K={K}, dtype=torch.{dtype}, decay_dtype=torch.float32, seed={seed}"
-        spiked = "" if spike == NONE else f'x["w"][:, {at}] = {_python(spike)}\n'
+        spiked = "" if spike == NONE else f'x["w"][:, {at}] = {literal(spike)}\n'
         ray = "1.0" if spike == NONE else "0.0"
         one = "" if spike == NONE else f'ray["w"][:, {at}] = -1.0\n'
         along = "per token" if spike == NONE else f"of token {at}"
@@ -127,7 +109,7 @@ class DecayExplorer(Panel):
 import flakit
 from flakit.cases import {CASES[op].__name__.rpartition(".")[2]} as case
 
-x = flakit.inputs({op!r}, decay={_python(decay)}, {made})
+x = flakit.inputs({op!r}, decay={literal(decay)}, {made})
 {spiked}run = case.run(x, {scheme!r}, {how})
 for name in {TENSORS!r}:
     bad = run.non_finite[name]
@@ -140,14 +122,6 @@ measured = case.onset(ray, {scheme!r}, tolerance={_TOLERANCE}, {how})
 for name in {TENSORS!r}:
     print(f"{{name:3}} law {{law[name]:.4g}}, measured {{measured[name]:.4g}}")
 """
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _python(decay: float) -> str:
-    return repr(decay) if math.isfinite(decay) else 'float("-inf")'
 
 
 def _inputs(op, decay, T, spike, at, dtype, seed):

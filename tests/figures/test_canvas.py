@@ -1,0 +1,55 @@
+"""The persistent canvas: a blitted redraw shows what a fresh figure would."""
+
+import io
+
+import numpy as np
+from PIL import Image
+
+from flakit.figures import style
+from flakit.figures.canvas import Canvas
+
+
+def line(y, title=""):
+    canvas = Canvas(3, 2)
+    with style.context():
+        ax = canvas.figure.add_axes((0.2, 0.2, 0.7, 0.6))
+        ax.set(xlim=(0, 2), ylim=(0, 10))
+        (artist,) = ax.plot([0, 1, 2], y)
+        name = ax.set_title(title)
+    canvas.moving(artist, name)
+    return canvas, artist, name
+
+
+def test_a_blitted_redraw_equals_a_fresh_figure():
+    canvas, artist, name = line([1, 2, 3], "before")
+    before = canvas.rgba().copy()
+    artist.set_ydata([9, 5, 1])
+    name.set_text("after")
+    fresh = line([9, 5, 1], "after")[0].rgba()
+    assert (canvas.rgba() == fresh).all()
+    assert (before != fresh).any()
+
+
+def test_what_does_not_move_is_drawn_anew_only_when_stale():
+    canvas, artist, _ = line([1, 2, 3])
+    before = canvas.rgba().copy()
+    artist.axes.set_ylabel("size")
+    assert (canvas.rgba() == before).all()
+    canvas.stale()
+    assert (canvas.rgba() != before).any()
+
+
+def test_png_holds_the_pixels():
+    canvas, *_ = line([1, 2, 3])
+    picture = Image.open(io.BytesIO(canvas.png()))
+    assert picture.size == canvas.pixels == (300, 200)
+    assert (np.asarray(picture) == canvas.rgba()[..., :3]).all()
+
+
+def test_ticks_made_while_drawing_share_the_style():
+    canvas, artist, _ = line([1, 2, 3])
+    artist.axes.set_xlim(0, 1000)
+    canvas.stale()
+    canvas.rgba()
+    sizes = {label.get_fontsize() for label in artist.axes.get_xticklabels()}
+    assert sizes == {8.5}
