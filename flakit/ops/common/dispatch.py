@@ -34,6 +34,8 @@ def choose_backend(backend: str | None, x: Tensor) -> str:
                 f"backend: 'triton' needs CUDA tensors, got a tensor on {x.device}; on a CPU start the process with "
                 f"TRITON_INTERPRET=1 or use 'torch'"
             )
+        if not x.is_cuda and x.dtype == torch.bfloat16:
+            raise TypeError("backend: Triton's interpreter computes wrongly with bfloat16, use float32 inputs or 'torch'")
     return backend
 
 

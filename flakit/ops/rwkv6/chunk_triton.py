@@ -304,57 +304,61 @@ def key_grads_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dr, dk, dw and the chunk's share of du for one chunk and block of K. In registers: dA [C, C], dq, dk, dw [C, BK].
+    """dr, dk, dw and the chunk's share of du for one chunk. In registers: dA [C, C], then dq, dk, dw [C, BK] in turn.
 
     dq = (do S^T) e^{before} + pairs,  dk = (v D^T) e^{after} + pairs,  dr = scale dq,  q = scale r
     dw_t = e^{total} sum_v S D + sum_{i>t} q_i dq_i^S + sum_{j<t} k_j dk_j^D + pairs j < t < i
     """
     i = tl.program_id(0)
-    NK: tl.constexpr = (K + BK - 1) // BK
-    i_h, i_k, i_c = i % H, (i // H) % NK, i // (H * NK)
+    i_h, i_c = i % H, i // H
     if _takes(mild, i_c * H + i_h, FLAGS, MILD) == 0:
         return
     start, end = _locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
     o_c = tl.arange(0, C)
-    o_k = i_k * BK + tl.arange(0, BK)
 
     b_dA = tl.zeros([C, C], dtype=tl.float32)
-    b_dq = tl.zeros([C, BK], dtype=tl.float32)
-    b_dk = tl.zeros([C, BK], dtype=tl.float32)
-    b_SD = tl.zeros([BK], dtype=tl.float32)
     for i_v in range(0, (V + BV - 1) // BV):
         b_v = _tile(v, start, end, i_h, i_v, 0, H, V, C, BV)
         b_do = _tile(do, start, end, i_h, i_v, 0, H, V, C, BV)
-        p_S, m_S = _state_pointers(states, i_c * H + i_h, i_k, i_v, K, V, BK, BV)
-        p_D, m_D = _state_pointers(dstates, i_c * H + i_h, i_k, i_v, K, V, BK, BV)
-        b_S = tl.load(p_S, mask=m_S & (start < end), other=0.0)
-        b_D = tl.load(p_D, mask=m_D & (start < end), other=0.0)
         b_dA += tl.dot(b_do, tl.trans(b_v), input_precision=PRECISION)
-        b_dq += tl.dot(b_do.to(tl.float32), to_operand(tl.trans(b_S), PRECISION), input_precision=PRECISION)
-        b_dk += tl.dot(b_v.to(tl.float32), to_operand(tl.trans(b_D), PRECISION), input_precision=PRECISION)
-        b_SD += tl.sum(b_S * b_D, 1)
-
-    b_q = _tile(r, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32) * scale
-    b_k = _tile(k, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
-    b_w = _tile(w, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
     diagonal = tl.sum(tl.where(o_c[:, None] == o_c[None, :], b_dA, 0.0), 1)[:, None]
     b_dA = to_operand(tl.where(o_c[:, None] > o_c[None, :], b_dA, 0.0), PRECISION)
-    if MILD:
-        b_dq, b_dk, b_dw = _mild_pairs(b_q, b_k, b_w, b_dA, b_dq, b_dk, C, PRECISION)
-    else:
-        b_prev = _tile(w, start, end, i_h, i_k, -1, H, K, C, BK).to(tl.float32)
-        b_next = _tile(w, start, end, i_h, i_k, 1, H, K, C, BK).to(tl.float32)
-        b_dq, b_dk, b_dw = _dyadic_pairs(b_q, b_k, b_prev, b_next, b_dA, b_dq, b_dk, C, BK, LEVELS, PRECISION)
 
-    b_dw += (tl.exp(tl.sum(b_w, 0)) * b_SD)[None, :]
-    b_u = tl.load(u + i_h * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)[None, :]
-    b_du = tl.sum(diagonal * b_q * b_k, 0)
-    b_dq += diagonal * b_u * b_k
-    b_dk += diagonal * b_u * b_q
-    _store_tile(dr, b_dq * scale, start, end, i_h, i_k, H, K, C, BK)
-    _store_tile(dk, b_dk, start, end, i_h, i_k, H, K, C, BK)
-    _store_tile(dw, b_dw, start, end, i_h, i_k, H, K, C, BK)
-    tl.store(du + (i_c.to(tl.int64) * H + i_h) * K + o_k, b_du, mask=o_k < K)
+    for i_k in range(0, (K + BK - 1) // BK):
+        o_k = i_k * BK + tl.arange(0, BK)
+        b_dq = tl.zeros([C, BK], dtype=tl.float32)
+        b_dk = tl.zeros([C, BK], dtype=tl.float32)
+        b_SD = tl.zeros([BK], dtype=tl.float32)
+        for i_v in range(0, (V + BV - 1) // BV):
+            p_D, m_D = _state_pointers(dstates, i_c * H + i_h, i_k, i_v, K, V, BK, BV)
+            b_D = tl.load(p_D, mask=m_D & (start < end), other=0.0)
+            b_v = _tile(v, start, end, i_h, i_v, 0, H, V, C, BV).to(tl.float32)
+            b_dk += tl.dot(b_v, to_operand(tl.trans(b_D), PRECISION), input_precision=PRECISION)
+            p_S, m_S = _state_pointers(states, i_c * H + i_h, i_k, i_v, K, V, BK, BV)
+            b_S = tl.load(p_S, mask=m_S & (start < end), other=0.0)
+            b_SD += tl.sum(b_S * b_D, 1)
+            b_do = _tile(do, start, end, i_h, i_v, 0, H, V, C, BV).to(tl.float32)
+            b_dq += tl.dot(b_do, to_operand(tl.trans(b_S), PRECISION), input_precision=PRECISION)
+
+        b_q = _tile(r, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32) * scale
+        b_k = _tile(k, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
+        b_w = _tile(w, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
+        if MILD:
+            b_dq, b_dk, b_dw = _mild_pairs(b_q, b_k, b_w, b_dA, b_dq, b_dk, C, PRECISION)
+        else:
+            b_prev = _tile(w, start, end, i_h, i_k, -1, H, K, C, BK).to(tl.float32)
+            b_next = _tile(w, start, end, i_h, i_k, 1, H, K, C, BK).to(tl.float32)
+            b_dq, b_dk, b_dw = _dyadic_pairs(b_q, b_k, b_prev, b_next, b_dA, b_dq, b_dk, C, BK, LEVELS, PRECISION)
+
+        b_dw += (tl.exp(tl.sum(b_w, 0)) * b_SD)[None, :]
+        b_u = tl.load(u + i_h * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)[None, :]
+        b_du = tl.sum(diagonal * b_q * b_k, 0)
+        b_dq += diagonal * b_u * b_k
+        b_dk += diagonal * b_u * b_q
+        _store_tile(dr, b_dq * scale, start, end, i_h, i_k, H, K, C, BK)
+        _store_tile(dk, b_dk, start, end, i_h, i_k, H, K, C, BK)
+        _store_tile(dw, b_dw, start, end, i_h, i_k, H, K, C, BK)
+        tl.store(du + (i_c.to(tl.int64) * H + i_h) * K + o_k, b_du, mask=o_k < K)
 
 
 class _Plan:
@@ -391,10 +395,10 @@ class _Plan:
         return common, triton.cdiv(self.K, BK), triton.cdiv(self.V, BV)
 
     def ways(self, kernel: str):
-        """The launches of a kernel that works inside chunks: (keyword arguments, blocks along K, along V)."""
+        """The launches of a kernel that works inside chunks: (keyword arguments, blocks along V)."""
         for way in ("mild", "dyadic") if self.width == "16-bit" else ("dyadic",):
-            common, NK, NV = self.sizes(f"{kernel}.{way}")
-            yield common | dict(FLAGS=self.flags, LEVELS=self.C.bit_length() - 1, MILD=int(way == "mild")), NK, NV
+            common, _, NV = self.sizes(f"{kernel}.{way}")
+            yield common | dict(FLAGS=self.flags, LEVELS=self.C.bit_length() - 1, MILD=int(way == "mild")), NV
 
     def state_shape(self) -> tuple[int, int, int, int]:
         return self.N, self.H, self.K, self.V
@@ -432,7 +436,7 @@ def forward(r, k, v, w, u, scale, initial_state, output_final_state, cu_seqlens,
     plan = _Plan(r, v, cu_seqlens, chunk_size)
     o, final_state = torch.empty_like(v), plan.empty(plan.state_shape()) if output_final_state else None
     states, mild = plan.states(k, v, w, 1.0, initial_state, final_state, reverse=False)
-    for options, _, NV in plan.ways("output"):
+    for options, NV in plan.ways("output"):
         output_kernel[(plan.chunks * NV * plan.H,)](r, k, v, w, u, states, mild, o, scale, *plan.where, **options)
     return o, plan.empty(0) if final_state is None else final_state, states if keep_states else plan.empty(0)
 
@@ -445,12 +449,12 @@ def backward(r, k, v, w, u, scale, initial_state, cu_seqlens, chunk_size, states
     dr, dk, dv, dw = (torch.empty_like(x) for x in (r, k, v, w))
     dinitial_state, du = plan.empty(plan.state_shape()), plan.empty(plan.chunks, plan.H, plan.K)
     dstates, mild = plan.states(r, do, w, scale, dfinal_state, dinitial_state, reverse=True)
-    for options, _, NV in plan.ways("value_grads"):
+    for options, NV in plan.ways("value_grads"):
         value_grads_kernel[(plan.chunks * NV * plan.H,)](
             r, k, w, u, do, dstates, mild, dv, scale, *plan.where, **options
         )
-    for options, NK, _ in plan.ways("key_grads"):
-        key_grads_kernel[(plan.chunks * NK * plan.H,)](
+    for options, _ in plan.ways("key_grads"):
+        key_grads_kernel[(plan.chunks * plan.H,)](
             r, k, v, w, u, do, states, dstates, mild, dr, dk, dw, du, scale, *plan.where, **options
         )
     return dr, dk, dv, dw, du.sum(0), dinitial_state
