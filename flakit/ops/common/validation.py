@@ -36,11 +36,10 @@ def check_tensor(name: str, x: object, shape: Mapping[str, int | None], like: st
     """x is a floating tensor of `shape`, an ordered mapping of axis names to sizes (None: any size of at least 1)."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
-    expected = "[" + ", ".join(axis if size is None else str(size) for axis, size in shape.items()) + "]" + like
     if x.ndim != len(shape) or any(size not in (None, got) for size, got in zip(shape.values(), x.shape, strict=True)):
-        raise ValueError(f"{name}: expected {expected}, got {list(x.shape)}")
+        raise ValueError(f"{name}: expected {_axes(shape)}{like}, got {list(x.shape)}")
     if 0 in x.shape:
-        raise ValueError(f"{name}: expected every axis of {expected} to be at least 1, got {list(x.shape)}")
+        raise ValueError(f"{name}: expected every axis of {_axes(shape)}{like} to be at least 1, got {list(x.shape)}")
     if x.dtype not in FLOATS:
         raise TypeError(f"{name}: expected float64, float32, bfloat16 or float16, got {_name(x.dtype)}")
 
@@ -106,6 +105,10 @@ def refuse_forward_mode(**tensors: Tensor | None) -> None:
     for name, x in tensors.items():
         if isinstance(x, Tensor) and torch.autograd.forward_ad.unpack_dual(x).tangent is not None:
             raise NotImplementedError(f"{name}: forward-mode differentiation is not supported, use reverse mode")
+
+
+def _axes(shape: Mapping[str, int | None]) -> str:
+    return "[" + ", ".join(axis if size is None else str(size) for axis, size in shape.items()) + "]"
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -194,12 +194,13 @@ def _forward_op(
             r, k, v, w, u, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep_states
         )
     module, exact_r, extra = _plain(form, backend, chunk_size, r)
-    if cu_seqlens is None:
-        o, final_state = module.forward(exact_r, k, v, w, u, scale, initial_state, *extra)
-    else:
-        batched = (to_batch(x, cu_seqlens) for x in (exact_r, k, v, w))
-        o, final_state = module.forward(*batched, u, scale, initial_state, *extra)
-        o = from_batch(o, cu_seqlens)
+    with torch.autocast(r.device.type, enabled=False):
+        if cu_seqlens is None:
+            o, final_state = module.forward(exact_r, k, v, w, u, scale, initial_state, *extra)
+        else:
+            batched = (to_batch(x, cu_seqlens) for x in (exact_r, k, v, w))
+            o, final_state = module.forward(*batched, u, scale, initial_state, *extra)
+            o = from_batch(o, cu_seqlens)
     final_state = final_state.to(torch.promote_types(r.dtype, torch.float32)).contiguous()
     empty = final_state.new_empty(0)
     return o.to(r.dtype).contiguous(), final_state if output_final_state else empty, empty.clone()
@@ -229,12 +230,13 @@ def _backward_op(
         )
     else:
         module, exact_r, extra = _plain(form, backend, chunk_size, r)
-        if cu_seqlens is None:
-            grads = module.backward(exact_r, k, v, w, u, scale, initial_state, do, dfinal_state, *extra)
-        else:
-            *batched, do = (to_batch(x, cu_seqlens) for x in (exact_r, k, v, w, do))
-            *rows, du, dstate = module.backward(*batched, u, scale, initial_state, do, dfinal_state, *extra)
-            grads = (*(from_batch(x, cu_seqlens) for x in rows), du, dstate)
+        with torch.autocast(r.device.type, enabled=False):
+            if cu_seqlens is None:
+                grads = module.backward(exact_r, k, v, w, u, scale, initial_state, do, dfinal_state, *extra)
+            else:
+                *batched, do = (to_batch(x, cu_seqlens) for x in (exact_r, k, v, w, do))
+                *rows, du, dstate = module.backward(*batched, u, scale, initial_state, do, dfinal_state, *extra)
+                grads = (*(from_batch(x, cu_seqlens) for x in rows), du, dstate)
     dtypes = (*(x.dtype for x in (r, k, v, w, u)), torch.promote_types(r.dtype, torch.float32))
     *grads, dstate = (g.to(dtype).contiguous() for g, dtype in zip(grads, dtypes, strict=True))
     return (*grads, dstate if initial_state is not None else dstate.new_empty(0))
@@ -271,8 +273,9 @@ def _save(ctx, inputs, output):
 
 def _differentiate(ctx, do, dfinal_state, _):
     dfinal_state = dfinal_state if ctx.asked_for_state else None
-    *grads, dstate = _backward_op(*ctx.saved_tensors, do, dfinal_state, *ctx.settings)
-    has_state = ctx.saved_tensors[5] is not None
+    saved = ctx.saved_tensors  # activation checkpointing allows one look
+    *grads, dstate = _backward_op(*saved, do, dfinal_state, *ctx.settings)
+    has_state = saved[5] is not None
     return (*grads, dstate if has_state else None, *(None,) * 7)
 
 
