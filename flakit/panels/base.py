@@ -31,7 +31,8 @@ DEBOUNCE = 0.06
 _CSS = """<style>
 .flakit-panel {max-width: 920px; padding: 4px 0}
 .flakit-knobs {gap: 2px 12px}
-.flakit-readout {white-space: pre-line; line-height: 1.45; overflow-y: auto}
+.flakit-readout {overflow-y: auto}
+.flakit-readout.widget-html > .widget-html-content {white-space: pre-line; line-height: 1.45}
 .flakit-readout .flakit-error {border-left: 4px solid #D55E00; padding-left: 8px}
 .flakit-script textarea {font-family: monospace; font-size: 12px}
 </style>"""

@@ -1,6 +1,5 @@
 """A chromium and a JupyterLab for the whole session, an open notebook for each test."""
 
-import os
 import shutil
 
 import pytest
@@ -8,19 +7,13 @@ import pytest
 from tests.browser import lab
 from tests.notebooks.running import NOTEBOOKS, kernel_environment
 
-CHROMIUM = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
-
 
 @pytest.fixture(scope="session")
 def chromium():
-    if CHROMIUM is None:
+    if lab.CHROMIUM is None:
         pytest.skip("no chromium found: install Debian's chromium, or name one in CHROMIUM")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=lab.CHROMIUM_ARGS)
+    with lab.chromium() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="session")

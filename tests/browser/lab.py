@@ -3,6 +3,8 @@
 import base64
 import contextlib
 import io
+import os
+import shutil
 import socket
 import statistics
 import subprocess
@@ -12,7 +14,9 @@ import urllib.error
 import urllib.request
 
 from PIL import Image
+from playwright.sync_api import sync_playwright
 
+CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 CHROMIUM_ARGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -47,6 +51,14 @@ BLOB = """async image => {
   const bytes = new Uint8Array(await (await fetch(image.src)).arrayBuffer());
   return btoa(Array.from(bytes, byte => String.fromCharCode(byte)).join(''));
 }"""
+
+
+@contextlib.contextmanager
+def chromium():
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_ARGS)
+        yield browser
+        browser.close()
 
 
 def _free_port():
