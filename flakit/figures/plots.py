@@ -79,6 +79,8 @@ def matrices(
             ax.yaxis.set_major_locator(MaxNLocator(6, integer=True))
             if n == 0:
                 ax.set_ylabel(rows)
+            elif len(x) == len(next(iter(arrays.values()))):
+                ax.tick_params(labelleft=False)
         bar = heatmap.colorbar(picture.figure.add_subplot(grid[-1]), label)
         if log:
             bar.locator = MaxNLocator(5, integer=True)

@@ -1,6 +1,7 @@
 """A table for notebooks and terminals: rows of dicts or named tuples, numbers short enough to compare."""
 
 import html
+import math
 from collections.abc import Mapping, Sequence
 from numbers import Real
 
@@ -96,4 +97,6 @@ def _text(x, digits: int) -> str:
         return ", ".join(_text(part, digits) for part in x)
     if not _is_number(x):
         return "" if x is None else str(x)
-    return f"{x:.{digits}g}" if x != x or x in (float("inf"), float("-inf")) or x != int(x) else f"{x:.15g}"
+    if math.isfinite(x) and (x == int(x) or 10**digits <= abs(x) < 1e6):
+        return f"{x:.0f}" if abs(x) < 1e15 else f"{x:g}"
+    return f"{x:.{digits}g}"
