@@ -34,7 +34,7 @@ def operator_arguments(made, place, form):
 @EVERYWHERE
 @FORMS
 @pytest.mark.parametrize("setting", VARIANTS, ids=str)
-def test_registered_operator(place, form, setting):
+def test_registered_operator(place, form, setting, poisoned_memory):
     # The schema, undeclared mutation, fake tensors with their strides, autograd registration, dynamic shapes.
     if setting.dtype == "bfloat16" and place.T == 21:
         setting = replace(setting, dtype="float16")  # the interpreter has no bfloat16
