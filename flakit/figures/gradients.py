@@ -109,10 +109,11 @@ class GradientFigure:
 
 
 class _Plot:
-    """Errors of every series along one axis. Everything moves: scales follow what is shown."""
+    """Errors of every series along one axis, whose scales follow what is shown."""
 
     def __init__(self, canvas: Canvas, ax, series: Sequence[str]):
-        self.ax, self.series = ax, series
+        self.canvas, self.ax, self.series = canvas, ax, series
+        self._scales = None
         ax.spines[["top", "right"]].set_visible(False)
         self._title = ax.set_title("", fontsize=9.5)
         self._note = ax.text(0.5, 0.5, "", transform=ax.transAxes, ha="center", va="center", color=style.GREY)
@@ -125,31 +126,36 @@ class _Plot:
                 [], [], color=look["color"], marker="x", linestyle="none", markersize=6, markeredgewidth=1.6, zorder=4
             )
         canvas.moving(
-            ax.xaxis, ax.yaxis, self._title, self._note, self._bad, self._now,
+            self._title, self._note, self._bad, self._now,
             *self._lines.values(), *self._marks.values(),
         )  # fmt: skip
 
     def update(self, shown: Curves) -> None:
         self._title.set_text(shown.title)
         self._note.set_text(shown.note)
-        self.ax.set_xlabel(shown.xlabel)
         names = bool(len(shown.x)) and isinstance(shown.x[0], str)
         x = np.arange(len(shown.x)) if names else np.asarray(shown.x, dtype=float)
-        self._scale_x(x, shown, names)
-        low, high = self._scale_y([e for errors in shown.errors.values() for e in errors])
+        low, high, exact = _decades([e for errors in shown.errors.values() for e in errors])
+        scales = (shown.xlabel, shown.log, tuple(shown.x), low, high, exact)
+        if scales != self._scales:
+            # Seldom: whole decades, and the same steps along x. Axes that moved would double the cost of every redraw.
+            self._scale_x(x, shown, names)
+            self._scale_y(low, high, exact)
+            self._scales = scales
+            self.canvas.stale()
         any_bad = False
         for name in self.series:
             errors = np.asarray(shown.errors.get(name, ()), dtype=float)
             at = x[: len(errors)]
-            bad, exact = ~np.isfinite(errors), errors == 0
+            bad, zero = ~np.isfinite(errors), errors == 0
             any_bad |= bool(bad.any())
             # Exact steps are a gap in a line that is not exact; a line of them lies on the lower edge.
-            gaps = bad | (exact & (not exact.all()))
-            height = np.log10(np.where(gaps | exact, 1.0, errors))
-            height = np.where(exact, low, np.clip(height, low, None))
+            gaps = bad | (zero & (not zero.all()))
+            height = np.log10(np.where(gaps | zero, 1.0, errors))
+            height = np.where(zero, low, np.clip(height, low, None))
             self._lines[name].set_data(at, np.where(gaps, np.nan, height))
             self._lines[name].set_markersize(5 if len(at) <= 24 else 0)
-            self._marks[name].set_data(at[bad], np.full(bad.sum(), high))
+            self._marks[name].set_data(at[bad], np.full(bad.sum(), high + (high - low) / 11))
         self._bad.set_visible(any_bad)
         self._now.set_visible(shown.now is not None)
         if shown.now is not None:
@@ -157,6 +163,7 @@ class _Plot:
 
     def _scale_x(self, x: np.ndarray, shown: Curves, names: bool) -> None:
         axis = self.ax.xaxis
+        self.ax.set_xlabel(shown.xlabel)
         if not x.size:
             axis.set_major_locator(NullLocator())
             return
@@ -175,20 +182,22 @@ class _Plot:
             axis.set_major_locator(FixedLocator(x) if names else MaxNLocator(6, integer=True))
             axis.set_major_formatter((lambda value, _: shown.x[round(value)]) if names else "{x:g}")
 
-    def _scale_y(self, errors: Sequence[float]) -> tuple[float, float]:
-        """Whole decades around what is finite; returns the lower edge and the middle of the band for what is not."""
-        logs = np.log10([e for e in errors if 0 < e < np.inf])
-        # A single step that happens to be right does not set the scale.
-        low, high = (np.floor(np.quantile(logs, 0.02)), np.ceil(logs.max())) if logs.size else (0.0, 1.0)
-        high = max(high, low + 1)
+    def _scale_y(self, low: float, high: float, exact: bool) -> None:
+        """The decades, and above them a band for what is not finite."""
         self.ax.set_ylim(low - 0.04 * (high - low), high + (high - low) / 6)
-        ticks = np.arange(low, high + 0.5, np.ceil((high - low) / 6))
-        names = [f"$10^{{{n:.0f}}}$" for n in ticks]
-        if not logs.size:
-            ticks, names = ([low], ["exact"]) if len(errors) else ([], [])
+        ticks = [low] if exact else np.arange(low, high + 0.5, np.ceil((high - low) / 6))
         self.ax.yaxis.set_major_locator(FixedLocator(ticks))
-        self.ax.yaxis.set_major_formatter(FixedFormatter(names))
-        return low, high + (high - low) / 11
+        self.ax.yaxis.set_major_formatter(FixedFormatter(["exact"] if exact else [f"$10^{{{n:.0f}}}$" for n in ticks]))
+
+
+def _decades(errors: Sequence[float]) -> tuple[float, float, bool]:
+    """Whole decades around what is finite, and whether there is nothing but exact and infinite errors."""
+    logs = np.log10([e for e in errors if 0 < e < np.inf])
+    if not logs.size:
+        return 0.0, 1.0, bool(len(errors))
+    # A single step that happens to be right does not set the scale.
+    low, high = np.floor(np.quantile(logs, 0.02)), np.ceil(logs.max())
+    return low, max(high, low + 1), False
 
 
 def _place(error: float) -> float:

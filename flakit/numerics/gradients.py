@@ -21,13 +21,17 @@ MEASURES = {
 
 
 def measures(got: Tensor, truth: Tensor) -> dict[str, float]:
-    """The error columns of one tensor, and `non_finite`, the count of values that should be finite and are not."""
+    """The error columns of one tensor, `non_finite`, the count of values that should be finite and are not, and `rms`.
+
+    rms is the truth's root mean square: what the errors are relative to.
+    """
     errors = compare(got, truth)
     return {
         "l2": errors.l2,
         "worst_element": errors.worst,
         "worst_row": errors.worst_row,
         "non_finite": errors.non_finite,
+        "rms": truth.double().square().mean().sqrt().item(),
     }
 
 

@@ -26,6 +26,7 @@ _LABELS = {SUMS: "dw from running sums, as widely done"}
 RECORDINGS = {"rwkv6": "h200_rwkv6_gradients"}
 """By operator: the recording in data/ that is shown beside what is measured here."""
 
+_COLUMNS = ("op", "form", "dtype", "T", "decay", "tensor", *MEASURES, "non_finite", "rms")
 _DTYPES = ("float32", "float16", "bfloat16")
 _LENGTHS = (16, 32, 64, 128, 256, 512)
 _LONG = (1024, 2048, 4096)  # more than a slider should ask of a CPU
@@ -192,10 +193,14 @@ class GradientComparer(Panel):
             words = f"Ran here on {self.device}: {how}, torch {torch.__version__}. Truth: the same inputs in float64."
         lines = [words]
         shown = ", ".join(f"{row['form']} {_number(row, measure)}" for row in rows if row["tensor"] == tensor)
-        lines.append(
-            f"{tensor}, {MEASURES[measure]}: {shown}; storing the exact result in {at['dtype']} would cost "
-            f"{rounding_error(getattr(torch, at['dtype'])):.1e} (L2)."
-        )
+        size = next(row["rms"] for row in rows if row["tensor"] == tensor)
+        words = f"{tensor}, {MEASURES[measure]}: {shown}"
+        limits = torch.finfo(getattr(torch, at["dtype"]))
+        if 0 < size < limits.smallest_normal:
+            words += (
+                f"; its true size, {size:.1e}, is below what {at['dtype']} holds in full ({limits.smallest_normal:.1e})"
+            )
+        lines.append(f"{words}.")
         bad = [f"{row['tensor']} ({row['form']}, {row['non_finite']} values)" for row in rows if row["non_finite"]]
         worst = max((row for row in rows if row["form"] in OPERATORS[op].forms), key=lambda row: row[measure])
         lines.append(
@@ -243,7 +248,7 @@ def _recording(op: str) -> recorded.Recording | None:
     """None where there is none; a recording that cannot be read is an error to see."""
     if op not in RECORDINGS or not (recorded.data_folder() / f"{RECORDINGS[op]}.json").is_file():
         return None
-    return recorded.read(RECORDINGS[op], needs=("op", "form", "dtype", "T", "decay", "tensor", *MEASURES, "non_finite"))
+    return recorded.read(RECORDINGS[op], needs=_COLUMNS)
 
 
 def _nearest(recording: recorded.Recording, *, op: str, dtype: str, T: int, decay: str | float) -> list[Mapping]:

@@ -11,7 +11,7 @@ from ..numerics.operators import OPERATORS
 
 NONE = "none"
 
-_ROW = {"width": "430px"}
+_ROW = {"width": "400px"}  # two of them beside each other in a notebook on a small laptop
 _STYLE = {"description_width": "76px"}
 
 _STOPS_PER_DECADE = 40

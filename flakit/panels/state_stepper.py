@@ -15,6 +15,7 @@ from .base import Panel
 from .scripts import literal
 
 CONSTANT, GROWING = "constant", "growing"
+ROOT = "K^-0.5"
 MILLISECONDS = 450  # a step while playing
 
 
@@ -36,7 +37,7 @@ class StateStepper(Panel):
             "T": knobs.steps(16, (8, 16, 32, 64), "length T"),
             "K": knobs.steps(8, (2, 4, 8, 16), "rows K"),
             "V": knobs.steps(8, (2, 4, 8, 16), "columns V"),
-            "scale": knobs.choice(None, {"K^-0.5": None, "1": 1.0}, "scale"),
+            "scale": knobs.choice(ROOT, {ROOT: ROOT, "1": 1.0}, "scale"),
             "dtype": knobs.choice("float32", ("float32", "float64"), "dtype"),
             "colours": knobs.choice("value", {"signed value": "value", "log10 of the size": "size"}, "colours"),
             "direction": widgets.ToggleButtons(options=["forward", "backward"], style={"button_width": "96px"}),
@@ -92,8 +93,10 @@ class StateStepper(Panel):
             if profile == GROWING:
                 x["w"] = -x["w"]
             do, _ = cotangents(op, x)
-            steps = OPERATORS[op].reference.steps(**x, scale=scale, do=do)
-            self._run = frames(SCENES[op], steps, u=x["u"], scale=K**-0.5 if scale is None else scale)
+            scale = K**-0.5 if scale == ROOT else scale
+            self._run = frames(
+                SCENES[op], OPERATORS[op].reference.steps(**x, scale=scale, do=do), u=x["u"], scale=scale
+            )
             self._made_for = made_for
         return self._run
 
@@ -144,7 +147,8 @@ from {OPERATORS[op].reference.__package__} import reference
 
 x = inputs({op!r}, T={T}, H=1, K={K}, V={V}, decay={literal(_decay(profile, decay))}, dtype=torch.{dtype}, seed={seed})
 {grow}do, _ = cotangents({op!r}, x)
-steps = list(reference.steps(**x, scale={scale}, do=do))  # {T} forward from t = 0, then {T} backward from t = {T - 1}
+# {T} forward from t = 0, then {T} backward from t = {T - 1}
+steps = list(reference.steps(**x, scale={f"{K}**-0.5" if scale == ROOT else scale}, do=do))
 
 step = steps[{step}]  # {direction}, t = {t}
 for name in {names!r}:

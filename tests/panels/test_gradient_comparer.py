@@ -37,7 +37,7 @@ def recording(no_recording):
                     rows.append(
                         {"op": "rwkv6", "form": "chunk", "backend": "triton", "dtype": dtype, "T": T, "decay": decay}
                         | {"tensor": tensor, "l2": error, "worst_element": 3 * error, "worst_row": 2 * error}
-                        | {"non_finite": 0}
+                        | {"non_finite": 0, "rms": 1.0}
                     )
     return recorded.write(no_recording / "h200_rwkv6_gradients.json", META, rows)
 
@@ -70,6 +70,13 @@ def test_the_widely_used_dw_is_as_wrong_as_its_law_says():
     panel.set(decay=-math.inf)
     assert error(panel, "chunk", "dw") == 0
     assert "running sums infinite (not 0 where the truth is)" in panel.text and "chunk 0 (exact)" in panel.text
+
+
+def test_a_gradient_too_small_for_its_dtype_is_told():
+    panel = gradient_comparer(T=16, dtype="float16", profile="constant", decay=-20)
+    assert "below what float16 holds in full (6.1e-05)" in panel.text
+    panel.set(dtype="float32")
+    assert "below what" not in panel.text
 
 
 @pytest.mark.parametrize(
