@@ -11,9 +11,10 @@ import io
 
 import numpy as np
 from matplotlib.artist import Artist
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.image import AxesImage
+from matplotlib.transforms import Bbox
 from PIL import Image
 
 from . import style
@@ -22,8 +23,8 @@ from . import style
 class Canvas:
     """A persistent figure of width x height inches with its moving artists.
 
-    Build axes on `.figure` inside `style.context()`. Artists given to `moving` are drawn at every `png()`; all others
-    only after `stale()`, which must be called when one of them changed (a tick, a label, a limit of an axis).
+    Build axes on `.figure` inside `style.context()`. Artists given to `moving` are drawn at every `png()`, those given
+    to `labels` when they have changed; all others only after `stale()`, which must be called when one of them changed.
     """
 
     def __init__(self, width: float, height: float, *, dpi: int = 100):
@@ -31,6 +32,7 @@ class Canvas:
             self.figure = Figure(figsize=(width, height), dpi=dpi)
         self._agg = FigureCanvasAgg(self.figure)
         self._moving: list[Artist] = []
+        self._labels: dict[Artist, object] = {}  # with the pixels each one covers, None before it is drawn
         self._background = None
 
     @property
@@ -43,10 +45,18 @@ class Canvas:
         for artist in artists:
             artist.set_animated(True)
             self._moving.append(artist)
-            if isinstance(artist, AxesImage):
-                # Drawn later than the background, an image would cover half of its own frame.
-                self.moving(*(s for s in artist.axes.spines.values() if s not in self._moving))
         self._moving.sort(key=lambda artist: artist.get_zorder())
+        self.stale()
+        return artists
+
+    def labels(self, *artists: Artist) -> tuple[Artist, ...]:
+        """Texts and axes (`ax.yaxis`) that change now and then, beside everything that moves; returns them.
+
+        Text is the slowest thing to draw: one that has not changed is put back as pixels.
+        """
+        for artist in artists:
+            artist.set_animated(True)
+            self._labels[artist] = None
         self.stale()
         return artists
 
@@ -56,14 +66,28 @@ class Canvas:
 
     def rgba(self) -> np.ndarray:
         """The picture as [height, width, 4] bytes, valid until the next call."""
-        if self._background is None:
-            with style.context():  # ticks made while drawing take their look from it
+        with style.context():  # ticks made while drawing take their look from it
+            if self._background is None:
                 self._agg.draw()
-            self._background = self._agg.copy_from_bbox(self.figure.bbox)
-        self._agg.restore_region(self._background)
-        for artist in self._moving:
-            self.figure.draw_artist(artist)
+                self._background = self._agg.copy_from_bbox(self.figure.bbox)
+                self._labels = dict.fromkeys(self._labels)
+            self._agg.restore_region(self._background)
+            for artist, pixels in self._labels.items():
+                if pixels is not None and not artist.stale:
+                    self._agg.restore_region(pixels)
+                else:
+                    self._labels[artist] = self._drawn(artist)
+            for artist in self._moving:
+                self.figure.draw_artist(artist)
         return np.asarray(self._agg.buffer_rgba())
+
+    def _drawn(self, artist: Artist):
+        """Draw a label; its pixels, or None where it has none."""
+        self.figure.draw_artist(artist)
+        box = artist.get_tightbbox(self._agg.get_renderer())
+        ticks = 12 if isinstance(artist, Axis) else 2  # which its box leaves out
+        box = box and Bbox.intersection(box.padded(ticks, 2), self.figure.bbox)
+        return box and self._agg.copy_from_bbox(box)
 
     def png(self) -> bytes:
         """The picture as PNG; quick rather than small."""

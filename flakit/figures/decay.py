@@ -37,7 +37,7 @@ class DecayFigure:
             self._chunk(figure)
             self._onset(figure)
             self._tensors(figure)
-        self.canvas.moving(self._title, self._subtitle)
+        self.canvas.labels(self._title, self._subtitle)
 
     def _chunk(self, figure) -> None:
         bottom, height, width = 0.56, 0.27, 0.155
@@ -73,8 +73,8 @@ class DecayFigure:
             (2.07, "\u25cf measured", style.VERMILLION),
         ):
             ax.text(x, -1, words, **{**beside, "color": colour})
-        numbers = (text for pair in self._numbers for text in pair)
-        self.canvas.moving(*self._broken, self._law, self._measured, *numbers, self._now, *ax.spines.values())
+        self.canvas.labels(*(text for pair in self._numbers for text in pair))
+        self.canvas.moving(*self._broken, self._law, self._measured, self._now, *ax.spines.values())
 
     def _tensors(self, figure) -> None:
         bottom, height = 0.085, 0.315
@@ -88,7 +88,7 @@ class DecayFigure:
                 ax.set_ylabel("token t")
             else:
                 ax.yaxis.set_visible(False)
-        self.canvas.moving(*self._titles.values())
+        self.canvas.labels(*self._titles.values())
         bar = self._A.colorbar(figure.add_axes((0.93, bottom, 0.01, height)), "magnitude")
         ticks = range(_DECADES[0], _DECADES[1] + 1, 2)
         bar.set_ticks(ticks, labels=[f"$10^{{{tick}}}$" for tick in ticks])
@@ -142,8 +142,9 @@ class DecayFigure:
         self._measured.set_data(*_points([onset.measured for onset in found]))
         for bar, texts, onset in zip(self._broken, self._numbers, found, strict=True):
             for text, value in zip(texts, onset, strict=True):
-                text.set_text("never" if value is None else f"{value:.4g}")
-                text.set_color(style.GREY if value is None else style.BLACK)
+                said = "never" if value is None else f"{value:.4g}"
+                if text.get_text() != said:
+                    text.set(text=said, color=style.GREY if value is None else style.BLACK)
             bar.set_visible(onset.measured is not None)
             if onset.measured is not None:
                 bar.set_x(onset.measured)

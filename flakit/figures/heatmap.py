@@ -17,7 +17,7 @@ class HeatMap:
     """Cells of `ax`, row 0 on top, one unit a cell with its index at the centre.
 
     values given to `update` are coloured between vmin and vmax; finite values beyond keep the end's colour.
-    rows_vary: draw the row axis at every redraw, so that another number of rows costs no full one.
+    rows_vary: another number of rows redraws the row axis alone, not the whole figure.
     """
 
     def __init__(
@@ -34,6 +34,8 @@ class HeatMap:
         self.colours = ScalarMappable(Normalize(vmin, vmax), colormaps[cmap])
         blank = np.zeros((1, 1, 3), np.uint8)
         self._image = ax.imshow(blank, aspect="auto", interpolation="nearest", zorder=1)
+        # The image is drawn over the inner half of its frame: what remains is a line of the usual width.
+        ax.spines[:].set_linewidth(2 * ax.spines["left"].get_linewidth())
         self._hatched = {}
         for kind, look in (("nan", style.NAN), ("inf", style.INF)):
             patch = PathPatch(
@@ -43,7 +45,7 @@ class HeatMap:
             self._hatched[kind] = ax.add_patch(patch)
         canvas.moving(self._image, *self._hatched.values())
         if rows_vary:
-            canvas.moving(ax.yaxis)
+            canvas.labels(ax.yaxis)
 
     def colorbar(self, cax: Axes, label: str, **kwargs) -> Colorbar:
         """A scale of the colours in axes of its own."""
@@ -72,11 +74,12 @@ class HeatMap:
             (nan, style.NAN["facecolor"]),
         ):
             picture[mask] = np.round(np.array(to_rgb(colour)) * 255)
-        _, right, bottom, _ = self._image.get_extent()
         self._image.set_data(picture)
-        self._image.set_extent((-0.5, columns - 0.5, rows - 0.5, -0.5))
-        if right != columns - 0.5 or (bottom != rows - 0.5 and not self.rows_vary):
-            self.canvas.stale()
+        _, right, bottom, _ = self._image.get_extent()
+        if (right, bottom) != (columns - 0.5, rows - 0.5):
+            self._image.set_extent((-0.5, columns - 0.5, rows - 0.5, -0.5))
+            if right != columns - 0.5 or not self.rows_vary:
+                self.canvas.stale()
         scale = np.array([columns / shown.shape[1], rows / shown.shape[0]])
         for kind, mask in (("nan", nan), ("inf", inf & ~nan)):
             self._hatched[kind].set_path(_outline(mask, scale))

@@ -65,7 +65,8 @@ class PhaseFigure:
                 ],
                 loc="upper left", bbox_to_anchor=(0.795, 0.85), borderaxespad=0, handlelength=2.4, labelspacing=0.7,
             )  # fmt: skip
-        self.canvas.moving(self._title, self._subtitle, self._law)
+        self.canvas.labels(self._title, self._subtitle)
+        self.canvas.moving(self._law)
 
     def update(self, *, title: str, subtitle: str, across: str, up: str, measured: Map) -> None:
         """across, up: what the two axes are, with units."""
