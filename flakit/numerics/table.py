@@ -36,7 +36,7 @@ class Table:
         heads = columns if isinstance(columns, Mapping) else {name: name for name in columns or known}
         self.heads = list(heads.values())
         self.cells = [[_text(row.get(name, ""), digits) for name in heads] for row in rows]
-        self._numbers = [all(_is_number(row.get(name)) for row in rows) for name in heads]
+        self._numbers = [all(_is_number(row[name]) for row in rows if row.get(name) is not None) for name in heads]
         self.caption = caption
 
     def __str__(self) -> str:

@@ -41,6 +41,7 @@ def test_named_tuples_and_missing_cells():
     table = Table([Row("o", 1.0, 2.0, 3.0), {"what": "dr", "extra": 1}])
     assert table.heads == ["what", "recorded", "law", "measured", "extra"]
     assert table.cells[1] == ["dr", "", "", "", "1"]
+    assert str(table).splitlines()[2].endswith("      1")  # a column with gaps is still one of numbers
 
 
 def test_unknown_column():
