@@ -26,10 +26,10 @@ from ..figures.canvas import Canvas
 from .knobs import assign
 
 DEBOUNCE = 0.06
-"""Seconds. A redraw that takes longer waits this long for the newest value, so that a held key builds no backlog."""
+"""Seconds. A redraw that takes longer waits this long after the one before it, then jumps to the newest value."""
 
 _CSS = """<style>
-.flakit-panel {max-width: 920px; padding: 4px 0}
+.flakit-panel {max-width: 940px; padding: 4px 0}
 .flakit-knobs {gap: 2px 12px}
 .flakit-readout {overflow-y: auto}
 .flakit-readout.widget-html > .widget-html-content {white-space: pre-line; line-height: 1.45}
@@ -67,7 +67,7 @@ class Panel(widgets.VBox):
         self.knobs.setdefault("seed", widgets.BoundedIntText(0, 0, 2**31 - 1))
         self.result = None
         self._lock = threading.RLock()
-        self._timer, self._cost = None, 0.0
+        self._timer, self._cost, self._drawn = None, 0.0, 0.0
 
         seed = self.knobs["seed"]
         seed.description, seed.style, seed.layout = "seed", {"description_width": "34px"}, {"width": "130px"}
@@ -189,7 +189,8 @@ class Panel(widgets.VBox):
             self.draw(self.result, **setting)
             self._picture.value = self.canvas.png()
             self.say(self.describe(self.result, **setting))
-            self._cost = time.perf_counter() - start
+            self._drawn = time.perf_counter()
+            self._cost = self._drawn - start
 
     def say(self, text: str) -> None:
         """Show text in the readout."""
@@ -209,11 +210,12 @@ class Panel(widgets.VBox):
             loop = asyncio.get_running_loop()
         except RuntimeError:  # a script or a test: nothing would ever fire the timer
             loop = None
-        if loop is None or self._cost <= DEBOUNCE:
+        pause = time.perf_counter() - self._drawn
+        if loop is None or self._cost <= DEBOUNCE or pause >= DEBOUNCE:
             self.redraw()
         elif self._timer is None:
             # Not restarted by further changes: a held key must still redraw, with the newest value at that time.
-            self._timer = loop.call_later(DEBOUNCE, self.redraw)
+            self._timer = loop.call_later(DEBOUNCE - pause, self.redraw)
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:

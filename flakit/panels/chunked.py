@@ -8,7 +8,8 @@ from . import knobs
 CASES = {"rwkv6": anchor}
 """The module of anchor schemes of each operator that has one."""
 
-_RIGHT = "right one of the scheme"
+RIGHT = "right"
+_MASKS = {"the right one of the scheme": RIGHT} | {label: name for name, label in masking.MASKS.items()}
 
 
 def scheme_knobs(scheme: str = "none") -> dict[str, widgets.Widget]:
@@ -16,24 +17,29 @@ def scheme_knobs(scheme: str = "none") -> dict[str, widgets.Widget]:
     schemes = {each.label: each.name for each in anchor.SCHEMES.values()}
     made = {
         "scheme": knobs.choice(scheme, schemes, "anchor"),
-        "mask": knobs.choice(None, {_RIGHT: None}, "mask"),
+        "mask": knobs.choice(RIGHT, _MASKS, "mask"),
         "dtype": knobs.choice("float32", [str(dtype).removeprefix("torch.") for dtype in anchor.LN_MAX], "dtype"),
     }
 
     def offer(scheme: str) -> None:
-        mask, allowed = made["mask"], anchor.SCHEMES[scheme].masks
-        options = [(_RIGHT, None), *((label, name) for name, label in masking.MASKS.items() if name in allowed)]
-        if list(mask.options) != options:
+        mask, allowed = made["mask"], (RIGHT, *anchor.SCHEMES[scheme].masks)
+        options = tuple((label, name) for label, name in _MASKS.items() if name in allowed)
+        if mask.options != options:
             kept = mask.value
             mask.options = options
-            mask.value = kept if kept in allowed else None
+            mask.value = kept if kept in allowed else RIGHT
 
     made["scheme"].observe(lambda change: offer(change.new), "value")
     offer(scheme)
     return made
 
 
-def in_words(scheme: str, mask: str | None, dtype: str) -> str:
+def mode(mask: str) -> str | None:
+    """The mask argument of a case's functions."""
+    return None if mask == RIGHT else mask
+
+
+def in_words(scheme: str, mask: str, dtype: str) -> str:
     """The three knobs for a picture's subtitle."""
-    masked = "" if mask is None else f" · mask: {masking.MASKS[mask]}"
+    masked = "" if mask == RIGHT else f" · mask: {masking.MASKS[mask]}"
     return f"anchor: {anchor.SCHEMES[scheme].label}{masked} · {dtype}"

@@ -13,7 +13,7 @@ from ..numerics.inputs import inputs
 from ..numerics.operators import OPERATORS
 from . import knobs
 from .base import Panel
-from .chunked import CASES, in_words, scheme_knobs
+from .chunked import CASES, in_words, mode, scheme_knobs
 from .knobs import NONE
 from .scripts import literal
 
@@ -31,13 +31,13 @@ class DecayExplorer(Panel):
     def __init__(self, op: str = "rwkv6", **settings):
         self._figure = DecayFigure()
         made = {
-            "op": knobs.operator_choice("rwkv6", CASES),
             "decay": knobs.DecayKnob(-1.0),
             "T": knobs.integer(128, 1, 256, "length T"),
-            "chunk": knobs.choice(64, (16, 32, 64, 128), "chunk"),
-            **scheme_knobs(),
             "spike": knobs.DecayKnob(NONE, "spike", stops=_SPIKES, optional=True),
             "at": knobs.integer(16, 0, 255, "at token"),
+            **scheme_knobs(),
+            "chunk": knobs.choice(64, (16, 32, 64, 128), "chunk"),
+            "op": knobs.operator_choice("rwkv6", CASES),
         }
         super().__init__(
             made,
@@ -51,7 +51,7 @@ class DecayExplorer(Panel):
     def compute(self, op, decay, T, scheme, chunk, mask, spike, at, dtype, seed):
         case, x = CASES[op], _inputs(op, decay, T, spike, at, dtype, seed)
         number_format = getattr(torch, dtype)
-        run = case.run(x, scheme, chunk=chunk, mask=mask, dtype=number_format)
+        run = case.run(x, scheme, chunk=chunk, mask=mode(mask), dtype=number_format)
         tensors = {name: run.tensors[name] for name in TENSORS}
         index = _chunk_shown(tensors, chunk, at if spike != NONE else 0)
         exact = truth(op, x, recurrence=False)
@@ -59,7 +59,7 @@ class DecayExplorer(Panel):
             "tensors": tensors,
             "index": index,
             "A": run.A[0, 0, index],
-            "exponents": [e.numpy() for e in case.exponents(x, scheme, chunk=chunk, mask=mask, index=index)],
+            "exponents": [e.numpy() for e in case.exponents(x, scheme, chunk=chunk, mask=mode(mask), index=index)],
             "errors": {name: compare(got, exact[name]) for name, got in tensors.items()},
             "onsets": _onsets(op, T, scheme, chunk, mask, None if spike == NONE else at, dtype, seed),
         }
@@ -98,7 +98,7 @@ class DecayExplorer(Panel):
         return "\n".join([*lines, f"Law: {law}. Measured onset: {measured}."])
 
     def script(self, *, op, decay, T, scheme, chunk, mask, spike, at, dtype, seed):
-        how = f"chunk={chunk}, mask={mask!r}, dtype=torch.{dtype}"
+        how = f"chunk={chunk}, mask={mode(mask)!r}, dtype=torch.{dtype}"
         made = f"T={T}, H={H}, K={K}, dtype=torch.{dtype}, decay_dtype=torch.float32, seed={seed}"
         spiked = "" if spike == NONE else f'x["w"][:, {at}] = {literal(spike)}\n'
         ray = "1.0" if spike == NONE else "0.0"
@@ -137,7 +137,7 @@ def _inputs(op, decay, T, spike, at, dtype, seed):
 def _onsets(op, T, scheme, chunk, mask, at, dtype, seed) -> dict[str, Onset]:
     """Along uniform decay, or along the decay of token `at` alone."""
     x = _inputs(op, -1.0 if at is None else 0.0, T, NONE if at is None else -1.0, at, dtype, seed)
-    how = {"chunk": chunk, "mask": mask, "dtype": getattr(torch, dtype)}
+    how = {"chunk": chunk, "mask": mode(mask), "dtype": getattr(torch, dtype)}
     law, measured = CASES[op].limits(scheme, x, **how), CASES[op].onset(x, scheme, tolerance=_TOLERANCE, **how)
     return {name: Onset(_or_none(law[name]), _or_none(measured[name])) for name in TENSORS}
 
@@ -178,7 +178,7 @@ def decay_explorer(op: str = "rwkv6", **settings) -> DecayExplorer:
     op: an operator of `CASES`. settings: starting values of the knobs:
         decay: natural-log decay <= 0 of every token, 0 and -inf included.
         T: tokens, 1 … 256. chunk: tokens a chunk, 16 … 128.
-        scheme: one of `flakit.cases.anchor.SCHEMES`. mask: one of its `masks`, or None for the right one.
+        scheme: one of `flakit.cases.anchor.SCHEMES`. mask: one of its `masks`, or "right".
         spike: natural-log decay of token `at` alone, or "none".
         dtype: "float32", "bfloat16" or "float16", of the inputs and of the stored factors. seed: of the inputs.
 

@@ -56,7 +56,7 @@ class DecayKnob(widgets.SelectionSlider):
 
 
 def choice(value, options: Mapping | Iterable, description: str) -> widgets.Dropdown:
-    """One of a few named options (a mapping gives label: value)."""
+    """One of a few named options (a mapping gives label: value). A value None would show as a blank."""
     options = list(options.items()) if isinstance(options, Mapping) else list(options)
     return widgets.Dropdown(options=options, value=value, description=description, style=_STYLE, layout=_ROW)
 

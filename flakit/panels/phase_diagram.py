@@ -14,7 +14,7 @@ from ..numerics.operators import OPERATORS
 from ..numerics.sweep import Sweep, sweep
 from . import knobs
 from .base import ButtonRun, Panel
-from .chunked import CASES, in_words, scheme_knobs
+from .chunked import CASES, in_words, mode, scheme_knobs
 
 H, K = 1, 16
 AGAINST = {"length T": "T", "chunk": "chunk", "token of the only decay": "at"}
@@ -46,12 +46,12 @@ class PhaseDiagram(Panel):
     def __init__(self, op: str = "rwkv6", **settings):
         self._figure, self._fine = PhaseFigure(), {}
         made = {
-            "op": knobs.operator_choice("rwkv6", CASES),
             "against": knobs.choice("T", AGAINST, "against"),
-            **scheme_knobs(),
             "tensor": knobs.choice("any", ("any", *TENSORS), "tensor"),
-            "T": knobs.steps(128, (16, 32, 48, 64, 100, 128, 192, 256), "length T"),
+            **scheme_knobs(),
             "chunk": knobs.choice(64, (16, 32, 64, 128), "chunk"),
+            "T": knobs.choice(128, (16, 32, 48, 64, 100, 128, 192, 256), "length T"),
+            "op": knobs.operator_choice("rwkv6", CASES),
         }
         made["against"].observe(lambda _: self._disable(), "value")
         self.run = ButtonRun("measure finely", self._measure_finely, done=self._keep, failed=self.fail)
@@ -136,7 +136,7 @@ def setting(decay, {against}):
         {op!r}, decay={"0.0" if against == "at" else "-decay"}, T={length}, H={H}, K={K},
         dtype={number_format}, decay_dtype=torch.float32, seed={seed},
     )
-{spiked}    return x, dict(chunk={size}, mask={mask!r}, dtype={number_format})
+{spiked}    return x, dict(chunk={size}, mask={mode(mask)!r}, dtype={number_format})
 
 
 def measure(decay, {against}):
@@ -194,7 +194,7 @@ def _measure(key, how, progress=None, cancelled=None) -> tuple[Sweep, list[dict[
         )  # fmt: skip
         if "at" in row:
             x["w"][:, row["at"]] = -decay
-        return x, {"chunk": row.get("chunk", chunk), "mask": mask, "dtype": number_format}
+        return x, {"chunk": row.get("chunk", chunk), "mask": mode(mask), "dtype": number_format}
 
     def measure(decay, **row):
         x, knobs = setting(decay, **row)
@@ -230,7 +230,7 @@ def phase_diagram(op: str = "rwkv6", **settings) -> PhaseDiagram:
 
     op: an operator of `CASES`. settings: starting values of the knobs:
         against: the vertical axis, "T", "chunk" or "at": the token that has a decay where all others have none.
-        scheme: one of `flakit.cases.anchor.SCHEMES`. mask: one of its `masks`, or None for the right one.
+        scheme: one of `flakit.cases.anchor.SCHEMES`. mask: one of its `masks`, or "right".
         dtype: "float32", "bfloat16" or "float16", of the inputs and of the stored factors. seed: of the inputs.
         tensor: "any", or one of o, dr, dk, dv, dw, du.
         T, chunk: length and tokens a chunk, where they are not an axis.

@@ -171,12 +171,14 @@ def test_a_slow_panel_jumps_to_the_newest_value():
     assert panel.text.startswith("x is 59")
 
 
-def test_a_quick_panel_does_not_wait():
+@pytest.mark.parametrize("seconds", [0.0, 0.1], ids=["quick", "slow"])
+def test_a_single_move_does_not_wait(seconds):
     async def move(panel):
+        await asyncio.sleep(2 * DEBOUNCE)
         panel.knobs["x"].value = 77
         return panel.drawn[-1]
 
-    assert asyncio.run(move(Bars())) == 77
+    assert asyncio.run(move(Bars(seconds))) == 77
 
 
 def run_of(work):

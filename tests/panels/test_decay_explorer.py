@@ -88,13 +88,14 @@ def test_only_masks_that_mean_something_are_offered(panel):
         panel.set(scheme=scheme)
         offered[scheme] = [value for _, value in panel.knobs["mask"].options]
     assert offered == {
-        "none": [None, "none", "multiply", "where"],
-        "pairwise": [None, "none", "multiply", "where", "before"],
-        "dyadic": [None],
+        "none": ["right", "none", "multiply", "where"],
+        "pairwise": ["right", "none", "multiply", "where", "before"],
+        "dyadic": ["right"],
     }
     panel.set(scheme="pairwise", mask="before")
     panel.set(scheme="middle")
-    assert panel.setting["mask"] is None
+    assert panel.setting["mask"] == "right"
+    assert panel.knobs["mask"].label == "the right one of the scheme"
     panel.set(scheme="pairwise", mask="where", decay=-2)
     assert panel.text.startswith("Not finite: dr ")
     panel.set(mask="before")
