@@ -185,7 +185,8 @@ class _Plot:
     def _scale_y(self, low: float, high: float, exact: bool) -> None:
         """The decades, and above them a band for what is not finite."""
         self.ax.set_ylim(low - 0.04 * (high - low), high + (high - low) / 6)
-        ticks = [low] if exact else np.arange(low, high + 0.5, np.ceil((high - low) / 6))
+        step = next(n for n in (1, 2, 3, 5, 10, 20, 50, 100) if (high - low) / n <= 6 or n == 100)
+        ticks = [low] if exact else np.arange(np.ceil(low / step) * step, high + 0.5, step)
         self.ax.yaxis.set_major_locator(FixedLocator(ticks))
         self.ax.yaxis.set_major_formatter(FixedFormatter(["exact"] if exact else [f"$10^{{{n:.0f}}}$" for n in ticks]))
 

@@ -9,14 +9,14 @@ from ..cases.decay_gradient import running_sums
 from ..figures.gradients import Curves, GradientFigure
 from ..numerics import recorded
 from ..numerics.gradients import MEASURES, gradient_rows, rounding_error
-from ..numerics.inputs import DECAYS
 from ..numerics.operators import OPERATORS
 from ..ops.common.dispatch import choose_backend
 from . import knobs
 from .base import ButtonRun, Panel
+from .decays import CONSTANT, chosen, decay_knobs
 from .scripts import literal
 
-CONSTANT, HERE, RECORDED = "constant", "here", "recorded"
+HERE, RECORDED = "here", "recorded"
 
 SUMS = "running sums"
 OTHERS = {"rwkv6": {SUMS: running_sums}}
@@ -59,9 +59,8 @@ class GradientComparer(Panel):
             "op": knobs.operator_choice(first),
             "source": knobs.choice(HERE, sources, "numbers"),
             "dtype": knobs.choice("bfloat16", _DTYPES, "dtype"),
-            "profile": knobs.choice("logsigmoid", (CONSTANT, *DECAYS), "decays"),
-            "decay": knobs.DecayKnob(-8.0),
-            "T": knobs.steps(128, _LENGTHS + (_LONG if self.device == "cuda" else ()), "length T"),
+            **decay_knobs(self, "logsigmoid", -8.0),
+            "T": knobs.steps(64, _LENGTHS + (_LONG if self.device == "cuda" else ()), "length T"),
             "K": knobs.steps(32, (16, 32, 64), "K = V"),
             "tensor": knobs.choice("dw", _tensors(first), "below"),
             "measure": knobs.choice("l2", {words: name for name, words in MEASURES.items()}, "its"),
@@ -96,7 +95,7 @@ class GradientComparer(Panel):
 
     def compute(self, op, source, dtype, profile, decay, T, K, seed, **_) -> list[Mapping]:
         """The rows of `gradient_rows` at the knobs' setting, or the nearest recorded ones."""
-        decay = decay if profile == CONSTANT else profile
+        decay = chosen(profile, decay)
         if source == RECORDED:
             return _nearest(self._recording(op), op=op, dtype=dtype, T=T, decay=decay)
         setting = {"op": op, "dtype": dtype, "T": T, "decay": decay, "K": K, "seed": seed}
@@ -117,7 +116,7 @@ class GradientComparer(Panel):
     def _sweep(self, progress: Callable[[int, int], None], cancelled: Callable[[], bool]) -> dict:
         """Everything as the knobs say, but for the one that is run through."""
         at = self.setting
-        along, decay = at["along"], at["decay"] if at["profile"] == CONSTANT else at["profile"]
+        along, decay = at["along"], chosen(at["profile"], at["decay"])
         setting = {"op": at["op"], "dtype": at["dtype"], "T": at["T"], "decay": decay, "K": at["K"], "seed": at["seed"]}
         rows, values = [], _ALONG[along]
         for n, value in enumerate(values):
@@ -185,7 +184,7 @@ class GradientComparer(Panel):
         at = rows[0]
         if source == RECORDED:
             words = f"R{self.recordings[op].label[1:]}."
-            if (at["T"], at["decay"]) != (T, decay if profile == CONSTANT else profile):
+            if (at["T"], at["decay"]) != (T, chosen(profile, decay)):
                 words += f" Nearest recorded setting: T = {at['T']}, decay {_decay_words(at['decay'])}."
         else:
             kernels = choose_backend(None, torch.empty(0, device=self.device)) == "triton"
@@ -212,7 +211,7 @@ class GradientComparer(Panel):
         return "\n".join(lines)
 
     def script(self, *, op, source, dtype, profile, decay, T, K, seed, **_) -> str:
-        decay = decay if profile == CONSTANT else profile
+        decay = chosen(profile, decay)
         show = """for row in rows:
     errors = "  ".join(f"{name} {row[name]:.3e}" for name in ("l2", "worst_element", "worst_row"))
     print(f"{row['tensor']:12} {row['form']:13} {errors}  non-finite {row['non_finite']}")

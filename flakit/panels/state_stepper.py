@@ -8,13 +8,14 @@ import torch
 
 from ..figures.stepper import SCENES, Frame, Stepper, frames
 from ..numerics.evaluate import cotangents
-from ..numerics.inputs import DECAYS, inputs
+from ..numerics.inputs import inputs
 from ..numerics.operators import OPERATORS
 from . import knobs
 from .base import Panel
+from .decays import chosen, decay_knobs
 from .scripts import literal
 
-CONSTANT, GROWING = "constant", "growing"
+GROWING = "growing"
 ROOT = "K^-0.5"
 MILLISECONDS = 450  # a step while playing
 
@@ -28,12 +29,10 @@ class StateStepper(Panel):
     def __init__(self, op: str = "rwkv6", **settings):
         self._steppers: dict[tuple[str, str], Stepper] = {}
         self._made_for = self._run = self._loaded = None
-        profiles = {CONSTANT: CONSTANT, **{name: name for name in DECAYS}, "growing: w = +|decay|": GROWING}
         first = next(iter(SCENES))
         made = {
             "op": knobs.operator_choice(first, SCENES),
-            "profile": knobs.choice("rwkv6-wide", profiles, "decays"),
-            "decay": knobs.DecayKnob(-0.5),
+            **decay_knobs(self, "rwkv6-wide", -0.5, {"growing: w = +|decay|": GROWING}),
             "T": knobs.steps(16, (8, 16, 32, 64), "length T"),
             "K": knobs.steps(8, (2, 4, 8, 16), "rows K"),
             "V": knobs.steps(8, (2, 4, 8, 16), "columns V"),
@@ -89,7 +88,7 @@ class StateStepper(Panel):
     def compute(self, op, profile, decay, T, K, V, scale, dtype, seed, **_) -> dict[str, list[Frame]]:
         made_for = (op, profile, decay, T, K, V, scale, dtype, seed)
         if made_for != self._made_for:
-            x = inputs(op, T=T, H=1, K=K, V=V, decay=_decay(profile, decay), dtype=getattr(torch, dtype), seed=seed)
+            x = inputs(op, T=T, H=1, K=K, V=V, decay=chosen(profile, decay), dtype=getattr(torch, dtype), seed=seed)
             if profile == GROWING:
                 x["w"] = -x["w"]
             do, _ = cotangents(op, x)
@@ -145,7 +144,7 @@ from flakit.numerics.evaluate import cotangents
 from flakit.numerics.inputs import inputs
 from {OPERATORS[op].reference.__package__} import reference
 
-x = inputs({op!r}, T={T}, H=1, K={K}, V={V}, decay={literal(_decay(profile, decay))}, dtype=torch.{dtype}, seed={seed})
+x = inputs({op!r}, T={T}, H=1, K={K}, V={V}, decay={literal(chosen(profile, decay))}, dtype=torch.{dtype}, seed={seed})
 {grow}do, _ = cotangents({op!r}, x)
 # {T} forward from t = 0, then {T} backward from t = {T - 1}
 steps = list(reference.steps(**x, scale={f"{K}**-0.5" if scale == ROOT else scale}, do=do))
@@ -161,10 +160,6 @@ for name in {names!r}:
         if (op, direction) not in self._steppers:
             self._steppers[op, direction] = Stepper(SCENES[op], direction)
         return self._steppers[op, direction]
-
-
-def _decay(profile: str, decay: float) -> str | float:
-    return decay if profile in (CONSTANT, GROWING) else profile
 
 
 def _rms(x: np.ndarray) -> float:

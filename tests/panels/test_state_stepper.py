@@ -124,3 +124,14 @@ def test_redraws_are_quick():
 
     assert seconds([{"t": t} for t in range(12)]) < 0.1
     assert seconds([{"profile": "constant", "decay": -0.1 * n} for n in range(12)]) < 0.1
+
+
+def test_moving_the_decay_means_a_constant_decay():
+    panel = state_stepper(profile="logsigmoid", decay=-1)
+    panel.knobs["decay"].accept(-2)
+    assert panel.setting["profile"] == "constant" and "between 0.135 and 0.135" in panel.text
+    panel.set(profile="growing")
+    panel.knobs["decay"].accept(-3)
+    assert panel.setting["profile"] == "growing" and "e^3" in panel.text
+    panel.set(profile="logsigmoid", decay=-4)
+    assert panel.setting["profile"] == "logsigmoid"
