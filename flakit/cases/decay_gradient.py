@@ -14,6 +14,10 @@ when dr and dk are as good as TF32 dots make them. The direct form,
     dw_t = sum_v e^{w_t} S_{t-1} * D_t,
 
 carries the decay in every term, subtracts nothing, and keeps its error at rounding level for every T and w.
+
+The identity is not lost at mild decay, though. What does not cancel is the *difference* of two roundings: if both sums
+are formed from the same rounded operands, the very products that one adds the other takes away, and the error neither
+grows with T nor with |w| (`in_chunks`; flakit's kernels do so where a chunk decays little).
 """
 
 import math
@@ -26,13 +30,16 @@ from ..numerics.errors import relative_l2
 from ..numerics.evaluate import cotangents
 from ..numerics.gradients import rounding_error
 from ..numerics.inputs import inputs as make_inputs
+from ..ops.common.decay import sum_after, sum_before
 from ..ops.rwkv6 import chunk_rwkv6
+from ..ops.rwkv6.chunk_torch import _join, _split, _states
 from .laws import Row
 
 FORMULAS = {
     "direct": "a sum over everything that passes through the decay; nothing is subtracted",
     "identity": "running sums of r dr - k dk in float32",
     "identity-rounded": "running sums of r dr - k dk, dr and dk first rounded as a kernel stores them",
+    "identity-same-operands": "the same inside each chunk, both sums from the same rounded operands; mild decays only",
 }
 
 ROUNDINGS = {"bfloat16": 8, "float16": 11, "tf32": 11, "float32": 24, "float64": 53}
@@ -79,7 +86,7 @@ def dw_by_formula(
     dfinal_state: Tensor | None = None,
     rounding: str = "bfloat16",
 ) -> dict[str, Tensor]:
-    """dw [B, T, H, K] of one forward and backward pass by each of `FORMULAS`, all from the same dr and dk.
+    """dw [B, T, H, K] of one forward and backward pass by the first three `FORMULAS`, all from the same dr and dk.
 
     r, k, w are [B, T, H, K], v and do [B, T, H, V]; the bonus u has no part in dw and is left out. Arithmetic is
     float32 (float64 for float64 inputs).
@@ -96,6 +103,49 @@ def dw_by_formula(
         "identity": identity(r, k, dr, dk, at_end),
         "identity-rounded": identity(r, k, round_to(dr, rounding), round_to(dk, rounding), at_end),
     }
+
+
+def in_chunks(
+    r: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor,
+    do: Tensor,
+    *,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    dfinal_state: Tensor | None = None,
+    rounding: str = "tf32",
+    same: bool = True,
+    chunk: int = 64,
+) -> Tensor:
+    """dw [B, T, H, K] with the identity inside each chunk, its products' operands rounded; shapes as `dw_by_formula`.
+
+    With q* and k* the read and key of each row times their decay from and to the chunk's middle, rounded, and dA the
+    gradient of the scores, a chunk's pairs give sum_{s>t} q_s (dA k*)_s - sum_{s>=t} k_s (dA^T q*)_s.
+    same: the factors in front are q* and k* too, so that every product of the one sum is in the other. False: they are
+        the unrounded ones, and the two sums differ by the rounding of every row.
+    What crosses a chunk's border is summed directly. Finite while no chunk decays by more than about 170.
+    """
+    T, scale = r.shape[1], r.shape[-1] ** -0.5 if scale is None else scale
+    dtype = torch.promote_types(r.dtype, torch.float32)
+    r, k, v, w, do = (_split(x, chunk, dtype) for x in (r, k, v, w, do))
+
+    def rounded(x: Tensor) -> Tensor:
+        return round_to(x, rounding)
+
+    q, before, after, total = r * scale, sum_before(w).exp(), sum_after(w).exp(), w.sum(-2).exp()
+    S, _ = _states(total, rounded(k * after).mT @ rounded(v), initial_state)
+    D, _ = _states(total, rounded(q * before).mT @ rounded(do), dfinal_state, reverse=True)
+    dq, dk = (rounded(do) @ rounded(S).mT) * before, (rounded(v) @ rounded(D).mT) * after
+    dw = (total * (S * D).sum(-1))[..., None, :] + sum_after(q * dq) + sum_before(k * dk)
+
+    middle = sum_before(w)[..., chunk // 2, None, :]
+    read, key = q * (sum_before(w) - middle).exp(), k * (middle - w.cumsum(-2)).exp()
+    dA = rounded((rounded(do) @ rounded(v).mT).tril(-1))
+    reads, keys = dA @ rounded(key), dA.mT @ rounded(read)
+    reads, keys = (rounded(read) * reads, rounded(key) * keys) if same else (read * reads, key * keys)
+    return _join(dw + sum_after(reads - keys) - keys, T)
 
 
 def running_sums(inputs: Mapping[str, Tensor], do: Tensor) -> dict[str, Tensor]:
@@ -138,13 +188,15 @@ def errors(
     """Relative L2 error of dw by each of `FORMULAS`, against float64 from the same rounded inputs.
 
     decay: a profile of `flakit.inputs`, or one natural-log decay. rounding: what inputs, dr, dk and dw are stored in;
-    beside tf32, which only dots read, dw stays float32.
+    beside tf32, which only dots read, dw stays float32. "identity-same-operands" is inf where a chunk of 64 decays too
+    much for it.
     """
     made = make_inputs("rwkv6", T=T, H=H, K=K, decay=decay, seed=seed)
     r, k, v, do = (round_to(x, rounding) for x in (made["r"], made["k"], made["v"], cotangents("rwkv6", made)[0]))
     truth = dw_by_formula(*(x.double() for x in (r, k, v, made["w"], do)))["direct"]
     stored = "float32" if rounding == "tf32" else rounding
     found = dw_by_formula(r, k, v, made["w"], do, rounding=rounding)
+    found["identity-same-operands"] = in_chunks(r, k, v, made["w"], do, rounding=rounding)
     return {name: relative_l2(round_to(dw, stored), truth) for name, dw in found.items()}
 
 

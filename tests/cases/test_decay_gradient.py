@@ -1,11 +1,23 @@
-"""Casebook 2c: dw by three formulas against float64, and the law of what the identity loses."""
+"""Casebook 2c: dw by four formulas against float64, and the law of what the identity loses."""
 
 import math
 
 import pytest
 import torch
 
-from flakit.cases.decay_gradient import dw_by_formula, errors, law, reproduce, round_to, running_sums
+import flakit
+from flakit.cases.decay_gradient import (
+    FORMULAS,
+    dw_by_formula,
+    errors,
+    in_chunks,
+    law,
+    reproduce,
+    round_to,
+    running_sums,
+)
+from flakit.numerics.errors import relative_l2
+from flakit.numerics.evaluate import cotangents
 from flakit.numerics.gradients import gradient_rows
 from flakit.ops.rwkv6 import reference
 
@@ -46,6 +58,31 @@ def test_law_predicts_bfloat16(w, T):
     assert measured == pytest.approx(math.hypot(law(w, T), 1.6e-3), rel=0.35)
 
 
+@pytest.mark.parametrize("T", [256, 2048])
+@pytest.mark.parametrize("w", [-0.1, -1.0, -2.5])
+def test_the_same_rounded_operands_cancel_exactly(w, T):
+    found = errors(T=T, decay=w, rounding="tf32")
+    assert list(found) == list(FORMULAS)
+    assert found["identity-same-operands"] < 2 * 2.0**-11  # one rounding of each operand, whatever T and w
+    assert found["identity-rounded"] == pytest.approx(law(w, T, "tf32"), rel=0.35)
+    assert found["identity-rounded"] > 3 * found["identity-same-operands"]
+
+
+def test_operands_rounded_apart_do_not_cancel():
+    x = flakit.inputs("rwkv6", T=256, K=64, decay=-2.5)
+    do = cotangents("rwkv6", x)[0]
+    r, k, v, w = (x[name] for name in "rkvw")
+    exact = dw_by_formula(*(y.double() for y in (r, k, v, w, do)))["direct"]
+    same, apart = (relative_l2(in_chunks(r, k, v, w, do, same=same), exact) for same in (True, False))
+    assert same < 1e-3 and apart > 10 * same
+    # What is left to disagree is float32 accumulation, a few roundings of it amplified by e^|w|.
+    assert relative_l2(in_chunks(r, k, v, w, do, rounding="float32"), exact) < 16 * math.exp(2.5) * 2.0**-24
+
+
+def test_the_same_operands_are_for_mild_decay_only():
+    assert errors(decay=-8.0, rounding="tf32")["identity-same-operands"] == math.inf
+
+
 @pytest.mark.parametrize("w", [-8.0, -20.0, -50.0])
 def test_direct_loses_nothing(w):
     assert errors(decay=w, rounding="float32")["direct"] < 1e-6
@@ -71,6 +108,9 @@ def test_all_formulas_are_the_same_in_exact_arithmetic(state):
     dw = reference.backward(r, k, v, w, torch.randn(H, K, dtype=torch.float64), None, S0, do, dS)[3]
     torch.testing.assert_close(got["direct"], dw)
     torch.testing.assert_close(got["identity"], dw)
+    for chunk in (8, 64):
+        how = {"initial_state": S0, "dfinal_state": dS, "rounding": "float64", "chunk": chunk}
+        torch.testing.assert_close(in_chunks(r, k, v, w, do, **how), dw)
     torch.testing.assert_close(got["identity-rounded"], dw, rtol=1e-3, atol=1e-4)
 
 
