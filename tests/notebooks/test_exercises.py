@@ -1,0 +1,34 @@
+"""Every exercise of a lesson is open in the lesson and solved, under the same name, in its solutions."""
+
+import re
+
+import pytest
+
+from tests.notebooks.running import LESSONS, NOTEBOOKS, name, read
+
+pytestmark = pytest.mark.notebook
+
+
+def verdicts(path):
+    """What the checks of an executed notebook printed: [(exercise, "right" or "not yet"), …]."""
+    outputs = [output for cell in read(path).cells if cell.cell_type == "code" for output in cell.outputs]
+    text = "".join(output.text for output in outputs if output.output_type == "stream")
+    return re.findall(r"^(\S.*): (right|not yet)$", text, re.M)
+
+
+@pytest.mark.parametrize("path", LESSONS, ids=name)
+def test_exercises_are_open_in_the_lesson_and_solved_in_its_solutions(path):
+    open_ones, solved = verdicts(path), verdicts(NOTEBOOKS / "solutions" / path.name)
+    assert len(open_ones) >= 2
+    assert {verdict for _, verdict in open_ones} == {"not yet"}
+    assert {verdict for _, verdict in solved} == {"right"}
+    assert {exercise for exercise, _ in open_ones} <= {exercise for exercise, _ in solved}
+
+
+@pytest.mark.parametrize("path", LESSONS, ids=name)
+def test_a_wrong_solution_would_fail_its_cell(path):
+    cells = read(NOTEBOOKS / "solutions" / path.name).cells
+    checks = [
+        line for cell in cells if cell.cell_type == "code" for line in cell.source.splitlines() if "check(" in line
+    ]
+    assert checks and all(re.match(r"\s*assert check\(", line) for line in checks), "write: assert check(…)"
