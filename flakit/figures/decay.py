@@ -89,7 +89,7 @@ class DecayFigure:
             else:
                 ax.yaxis.set_visible(False)
         self.canvas.labels(*self._titles.values())
-        bar = self._A.colorbar(figure.add_axes((0.93, bottom, 0.01, height)), "magnitude")
+        bar = self._A.colorbar(figure.add_axes((0.925, bottom, 0.01, height)), "magnitude")
         ticks = range(_DECADES[0], _DECADES[1] + 1, 2)
         bar.set_ticks(ticks, labels=[f"$10^{{{tick}}}$" for tick in ticks])
 
@@ -120,7 +120,7 @@ class DecayFigure:
         if norm.vmax != limit:
             for heatmap in self._exponents:
                 heatmap.colours.set_clim(-limit, limit)
-            self._exponent_bar.set_ticks([-limit, 0, limit], labels=[f"{-limit:.1f}", "0", f"{limit:.1f}"])
+            self._exponent_bar.set_ticks([-limit, 0, limit], labels=[f"{-limit:.1f}", "0", f"{limit:.1f}\nln max"])
             self.canvas.stale()
         for heatmap, exponent in zip(self._exponents, exponents, strict=True):
             heatmap.update(np.where(exponent > limit, np.inf, exponent), empty=np.isnan(exponent))

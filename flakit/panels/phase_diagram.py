@@ -214,9 +214,9 @@ def _measure(key, how, progress=None, cancelled=None) -> tuple[Sweep, list[dict[
 
 def _agreement(result: Map, known: np.ndarray) -> str:
     wrong = known & (result.predicted != result.broken)
-    said = f"The law foretells {known.sum() - wrong.sum()} of them"
     if not wrong.any():
-        return said + "."
+        return "The law foretells every one of them."
+    said = f"The law foretells {known.sum() - wrong.sum()} of them"
     step = math.log(result.decay[1] / result.decay[0])
     with np.errstate(divide="ignore", invalid="ignore"):
         distance = np.abs(np.log(result.decay / result.law[:, None])) / step
