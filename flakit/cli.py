@@ -49,9 +49,11 @@ def doctor(json: Annotated[bool, typer.Option("--json", help="Print everything f
 @app.command()
 def bench(
     out: Annotated[Path | None, typer.Option(help="Also write the table as a recording, a .json.")] = None,
-    first_calls: Annotated[bool, typer.Option(help="Time first calls too, in fresh processes.")] = True,
+    peers: Annotated[bool, typer.Option(help="Time flash-linear-attention too, where it is installed.")] = True,
+    first_calls: Annotated[bool, typer.Option(help="Time first calls too, in fresh processes.")] = False,
+    only: Annotated[str, typer.Option(help='Cases whose description holds this, e.g. "chunk" or "T=32768".')] = "",
 ):
-    """Time the operators on this machine's GPU, beside flash-linear-attention where it is installed."""
+    """Time the operators on this machine's GPU. A peer that tunes itself at run time takes minutes per shape."""
     import torch
 
     from .bench.speed import CASES, provenance, rows
@@ -65,16 +67,16 @@ def bench(
         raise typer.Exit(1)
     table = Table("operator", "form", "dtype", "B, T, H, K, V", "decay", "who", "forward ms", "both ms", "GiB", "error")
     found = []
-    for case in track(CASES, "timing", console=console):
-        for row in rows([case], first_calls=first_calls):
+    for case in track([case for case in CASES if only in str(case)], "timing", console=console):
+        for row in rows([case], peers=peers, first_calls=first_calls):
             found.append(row)
+            if out is not None:  # after every row: a table cut short is still a table
+                write(out, provenance("flakit bench --out data/h200_rwkv6_speed.json"), found)
             sizes = ", ".join(str(row[axis]) for axis in "BTHKV")
             times = f"{row['forward_ms']:.2f}", f"{row['both_ms']:.2f}"
             what = row["op"], row["form"], row["dtype"], sizes, str(row["decay"]), row["who"]
             table.add_row(*what, *times, f"{row['extra_gib']:.2f}", f"{row['error']:.1e}")
     console.print(table)
-    if out is not None:
-        console.print(f"wrote {write(out, provenance('flakit bench --out data/h200_rwkv6_speed.json'), found)}")
 
 
 if __name__ == "__main__":

@@ -70,11 +70,11 @@ def provenance(command: str) -> dict:
     return found
 
 
-def competitors(case: Case) -> dict[str, Callable]:
+def competitors(case: Case, peers: bool = True) -> dict[str, Callable]:
     """The functions to time, by name: ours, and flash-linear-attention's where it is installed."""
     ours = operator(case.op).forms[case.form]
     found = {"flakit": ours}
-    if importlib.util.find_spec("fla"):
+    if peers and importlib.util.find_spec("fla"):
         peers = importlib.import_module(f"fla.ops.{case.op}")
         peer = getattr(peers, ours.__name__, None)
         if peer:
@@ -99,8 +99,8 @@ def _calls(function: Callable, case: Case, made: dict) -> tuple[Callable, Callab
 
 
 def _error(function: Callable, case: Case) -> float:
-    """Worst relative L2 error over o and every gradient, on a small batch of the same kind."""
-    op, made = operator(case.op), case.inputs(B=1, T=512, H=4)
+    """Worst relative L2 error over o and every gradient, on a short sequence of the same kind."""
+    op, made = operator(case.op), case.inputs(B=1, T=512)
     leaves = [made[name] for name in op.tensors]
     o, *_ = function(*leaves)
     do, _ = cotangents(op, made)
@@ -138,15 +138,15 @@ def _time_first_call(case: Case, who: str) -> None:
     print(*times)
 
 
-def rows(cases: list[Case] | None = None, *, first_calls: bool = True) -> Iterator[dict]:
-    """One row per case and competitor; needs a GPU."""
+def rows(cases: list[Case] | None = None, *, peers: bool = True, first_calls: bool = True) -> Iterator[dict]:
+    """One row per case and competitor; needs a GPU. A peer that tunes itself takes minutes per shape."""
     from triton.testing import do_bench
 
     if not torch.cuda.is_available():
         raise RuntimeError("flakit bench: expected a CUDA GPU, found none")
     for case in CASES if cases is None else cases:
         made = case.inputs()
-        calls = {who: _calls(function, case, made) for who, function in competitors(case).items()}
+        calls = {who: _calls(function, case, made) for who, function in competitors(case, peers).items()}
         timed: dict[tuple[str, str], list[float]] = {}
         for _ in range(2):  # A B A B: a clock that drifts drifts for both
             for who, pair in calls.items():
