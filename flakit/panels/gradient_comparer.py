@@ -13,7 +13,7 @@ from ..numerics.operators import OPERATORS
 from ..ops.common.dispatch import choose_backend
 from . import knobs
 from .base import ButtonRun, Panel
-from .decays import CONSTANT, chosen, decay_knobs
+from .decays import chosen, decay_knobs
 from .scripts import literal
 
 HERE, RECORDED = "here", "recorded"
@@ -135,15 +135,14 @@ class GradientComparer(Panel):
 
     # The picture.
 
-    def draw(self, rows, *, op, source, tensor, measure, along, dtype, T, profile, decay, **_) -> None:
+    def draw(self, rows, *, op, source, tensor, measure, along, **_) -> None:
         figure = self._figure(op)
         self.canvas = figure.canvas
         at = rows[0]
         setting = f"{at['dtype']}, T = {at['T']}, decay {_decay_words(at['decay'])}"
         where = self.recordings[op].label if source == RECORDED else f"measured here on {self.device}"
-        now = {"T": T, "decay": -decay if profile == CONSTANT and -math.inf < decay < 0 else None, "dtype": None}
+        now = {"T": at["T"], "decay": _size(at["decay"]), "dtype": None}
         if source == RECORDED:
-            now = {"T": at["T"], "decay": abs(at["decay"]) if not isinstance(at["decay"], str) else None}
             curves = [self._recorded_curve(axis, at, tensor, measure, now[axis]) for axis in ("T", "decay")]
         else:
             curves = [self._along_time(rows, tensor), self._along_knob(at, along, tensor, measure, now[along])]
@@ -175,7 +174,7 @@ class GradientComparer(Panel):
         recording = self.recordings[at["op"]]
         near = _nearest(recording, **{name: at[name] for name in ("op", "dtype", "T", "decay")})[0]
         fixed = {name: near[name] for name in ("op", "dtype", "T", "decay") if name != along}
-        rows = [row for row in recording.select(**fixed) if along != "decay" or not isinstance(row["decay"], str)]
+        rows = recording.select(**fixed)
         return _curve(rows, along, fixed, tensor, measure, now, f"recorded, {recording.meta['device']}")
 
     # Words.
@@ -279,10 +278,10 @@ def _closest(wanted: str | float, recorded_values: Iterable[str | float]) -> str
 def _curve(rows, along, fixed, tensor, measure, now, where) -> Curves:
     """One tensor's error along a knob."""
     of_tensor = [row for row in rows if row["tensor"] == tensor]
-    values = list(dict.fromkeys(row[along] for row in of_tensor))
-    values.sort(key=_DTYPES.index if along == "dtype" else abs)
+    values = dict.fromkeys(row[along] for row in of_tensor)
     if along == "decay":
-        values = [value for value in values if -math.inf < value < 0]
+        values = [value for value in values if _size(value) is not None]
+    values = sorted(values, key=_DTYPES.index if along == "dtype" else abs)
     errors = {}
     for form in dict.fromkeys(row["form"] for row in of_tensor):
         found = {row[along]: row[measure] for row in of_tensor if row["form"] == form}
@@ -295,6 +294,11 @@ def _curve(rows, along, fixed, tensor, measure, now, where) -> Curves:
     title = f"{tensor} along {_WORDS[along]} ({', '.join(filter(None, setting))})\n{where}"
     x = values if along == "dtype" else [abs(value) for value in values]
     return Curves(title, _XLABELS[along], x, errors, log=along != "dtype", now=now)
+
+
+def _size(decay: str | float) -> float | None:
+    """|decay| where a logarithmic axis has a place for it."""
+    return None if isinstance(decay, str) or decay in (0, -math.inf) else -decay
 
 
 def _decay_words(decay: str | float) -> str:

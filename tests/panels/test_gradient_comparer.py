@@ -31,7 +31,7 @@ def recording(no_recording):
     rows = []
     for dtype, unit in (("float32", 1e-7), ("bfloat16", 1e-3)):
         for T in (64, 1024):
-            for decay in ("logsigmoid", -1.0, -8.0):
+            for decay in ("logsigmoid", 0.0, -1.0, -8.0, -math.inf):
                 for n, tensor in enumerate(TENSORS):
                     error = unit * (n + 1) * T
                     rows.append(
