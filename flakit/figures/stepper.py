@@ -274,14 +274,17 @@ class Stepper:
         ax.set(xlabel="t", ylabel="log10 of RMS")
         ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
         ax.yaxis.set_major_locator(MaxNLocator(4))
-        self._gone = ax.add_patch(Rectangle((0, 0), 0, 1, transform=ax.get_xaxis_transform(), linewidth=0, **style.NAN))
+        self._gone = {
+            kind: ax.add_patch(Rectangle((0, 0), 0, 1, transform=ax.get_xaxis_transform(), linewidth=0, **look))
+            for kind, look in (("inf", style.INF), ("nan", style.NAN))
+        }
         (self._line,) = ax.plot([], [], **style.LINES[0], marker="o", markersize=2.5, zorder=3)
         (self._here,) = ax.plot([], [], "o", color=style.VERMILLION, markersize=6, zorder=5)
         self._cursors = [
             axes.axvline(0, color=style.BLACK, linestyle=(0, (2, 1)), linewidth=1.6, zorder=4)
             for axes in (self._decay.ax, ax)
         ]
-        self.canvas.moving(ax.yaxis, self._gone, self._line, *self._cursors, self._here)
+        self.canvas.moving(ax.yaxis, *self._gone.values(), self._line, *self._cursors, self._here)
         self.canvas.figure.legend(
             handles=style.non_finite_handles(), loc="lower left", bbox_to_anchor=(left / _WIDTH, 0.03), ncols=2
         )
@@ -308,10 +311,11 @@ class Stepper:
         name, _ = self.scene.followed[self.which]
         self._size = np.array([_log_rms(frame[name]) for frame in run])
         self._line.set_data(np.arange(len(run)), self._size)
-        bad = [t for t, frame in enumerate(run) if not np.isfinite(frame[name]).all()]
-        self._gone.set_visible(bool(bad))
-        if bad:
-            self._gone.set_bounds(bad[0] - 0.5, 0, len(bad), 1)
+        for kind, test in (("inf", np.isinf), ("nan", np.isnan)):
+            bad = [t for t, frame in enumerate(run) if test(frame[name]).any()]
+            self._gone[kind].set_visible(bool(bad))
+            if bad:
+                self._gone[kind].set_bounds(bad[0] - 0.5, 0, bad[-1] - bad[0] + 1, 1)
         seen = self._size[np.isfinite(self._size)]
         low, high = (seen.min(), seen.max()) if seen.size else (0.0, 0.0)
         self._line_ax.set(xlim=(-0.5, len(run) - 0.5), ylim=(np.floor(low - 0.2), np.ceil(high + 0.2)))

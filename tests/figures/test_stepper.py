@@ -102,10 +102,10 @@ def test_non_finite_cells_are_hatched(magnitude):
         hatched.append(stepper._matrices["state"][0]._hatched["inf"].get_visible())
     assert hatched == [not np.isfinite(frame["state"]).all() for frame in found]
     assert hatched == [False, False, False, True, True, True]
-    assert stepper._gone.get_visible() and stepper._gone.get_x() == 2.5
+    assert stepper._gone["inf"].get_visible() and stepper._gone["inf"].get_x() == 2.5
     stepper.load(run()["forward"])
     stepper.show(0)
-    assert not stepper._gone.get_visible()
+    assert not any(patch.get_visible() for patch in stepper._gone.values())
 
 
 def test_zeros_and_emptied_states_are_finite_colours():
