@@ -42,12 +42,15 @@ $(VENV)/.test: pyproject.toml constraints.txt | $(PY)
 # Without a GPU, Triton kernels run in Triton's interpreter, which must be chosen before a kernel process starts.
 INTERPRET := $(PY) -c 'import torch; print(int(not torch.cuda.is_available()))'
 
+# A kernel shares the cores with a browser: OpenMP threads that spin while they wait make small tensors ten times slower.
+WAIT := OMP_WAIT_POLICY=$${OMP_WAIT_POLICY:-PASSIVE}
+
 # In a container one often is root, which JupyterLab refuses unless told.
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 lab: $(VENV)/.lab  ## install what is missing, check it, open JupyterLab at the first notebook
 	@echo "== flakit doctor"
-	@export TRITON_INTERPRET=$${TRITON_INTERPRET:-$$($(INTERPRET))}; \
+	@export TRITON_INTERPRET=$${TRITON_INTERPRET:-$$($(INTERPRET))} $(WAIT); \
 	$(PY) -m flakit.cli doctor && \
 	echo "== JupyterLab: open the address with the token below if no browser opens; stop with Ctrl-C" && \
 	exec $(PY) -m jupyterlab --ip=127.0.0.1 --ServerApp.root_dir=. \

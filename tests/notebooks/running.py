@@ -25,8 +25,9 @@ def read(path):
 
 
 def kernel_environment():
-    """This process's environment; without a GPU, kernels start with Triton's interpreter (later is too late)."""
+    """What `make lab` gives: without a GPU, kernels start with Triton's interpreter (later is too late)."""
     env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    env.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     return env if torch.cuda.is_available() else {**env, "TRITON_INTERPRET": "1"}
 
 
