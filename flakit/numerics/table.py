@@ -1,7 +1,6 @@
 """A table for notebooks and terminals: rows of dicts or named tuples, numbers short enough to compare."""
 
 import html
-import math
 from collections.abc import Mapping, Sequence
 from numbers import Real
 
@@ -97,6 +96,7 @@ def _text(x, digits: int) -> str:
         return ", ".join(_text(part, digits) for part in x)
     if not _is_number(x):
         return "" if x is None else str(x)
-    if math.isfinite(x) and (x == int(x) or 10**digits <= abs(x) < 1e6):
-        return f"{x:.0f}" if abs(x) < 1e15 else f"{x:g}"
-    return f"{x:.{digits}g}"
+    if isinstance(x, int):
+        return str(x)
+    plain = abs(x) < 1e6 and (x == int(x) or abs(x) >= 10**digits)
+    return f"{x:.0f}" if plain else f"{x:.{digits}g}"
