@@ -107,8 +107,9 @@ class DecayFigure:
         knob: str,
         now: float,
     ) -> None:
-        """exponents, A: [C, C] of a chunk; an exponent is NaN where no product is formed and overflows above `limit`.
+        """exponents, A: [C, C] of a chunk; an exponent is NaN where no product is formed, inf where e^x overflows.
 
+        limit: ln of the largest number, the end of the exponents' scale.
         paired: every pair has a single exponent, in the first picture.
         tensors: o, dr, dk, dv, dw [T, K or V] and du [1, K]. onsets: by tensor. knob: what the onset axis measures;
         now: where it stands.
@@ -123,7 +124,7 @@ class DecayFigure:
             self._exponent_bar.set_ticks([-limit, 0, limit], labels=[f"{-limit:.1f}", "0", f"{limit:.1f}\nln max"])
             self.canvas.stale()
         for heatmap, exponent in zip(self._exponents, exponents, strict=True):
-            heatmap.update(np.where(exponent > limit, np.inf, exponent), empty=np.isnan(exponent))
+            heatmap.update(exponent, empty=np.isnan(exponent))
         names = ("one exponent a pair", "no second one") if paired else ("exponent on $r_i$", "exponent on $k_j$")
         for text, name in zip(self._factors, names, strict=True):
             if text.get_text() != name:

@@ -3,6 +3,7 @@
 import functools
 import math
 
+import numpy as np
 import torch
 
 from ..cases.laws import LN_MAX
@@ -59,21 +60,22 @@ class DecayExplorer(Panel):
             "tensors": tensors,
             "index": index,
             "A": run.A[0, 0, index],
-            "exponents": [e.numpy() for e in case.exponents(x, scheme, chunk=chunk, mask=mode(mask), index=index)],
+            "exponents": _exponents(case, x, scheme, chunk, mask, number_format, index),
             "errors": {name: compare(got, exact[name]) for name, got in tensors.items()},
             "onsets": _onsets(op, T, scheme, chunk, mask, None if spike == NONE else at, dtype, seed),
         }
 
     def draw(self, result, *, op, decay, T, scheme, chunk, mask, spike, at, dtype, **_):
         first, anchors = result["index"] * chunk, CASES[op].SCHEMES[scheme]
+        paired = anchors.whole and anchors.diagonal is None
         title = f"{OPERATORS[op].label} in chunks, log decay {decay:.5g} per token"
         self._figure.update(
             title=title if spike == NONE else f"{title}, {spike:.5g} at token {at}",
             subtitle=f"T {T} · chunk {chunk} · {in_words(scheme, mask, dtype)} · "
             f"upper maps: tokens {first} to {first + chunk - 1}",
-            paired=anchors.whole and anchors.diagonal is None,
+            paired=paired,
             exponents=result["exponents"],
-            limit=LN_MAX[getattr(torch, dtype)],
+            limit=LN_MAX[torch.float32 if paired else getattr(torch, dtype)],
             A=result["A"].numpy(),
             tensors={name: (x[0, :, 0] if x.dim() == 4 else x).numpy() for name, x in result["tensors"].items()},
             onsets=result["onsets"],
@@ -144,6 +146,16 @@ def _onsets(op, T, scheme, chunk, mask, at, dtype, seed) -> dict[str, Onset]:
 
 def _or_none(x: float) -> float | None:
     return x if x < math.inf else None
+
+
+def _exponents(case, x, scheme, chunk, mask, number_format, index) -> list[np.ndarray]:
+    """Both exponents of every pair, inf where e^x overflows. Exact tiles store no factor: their format is float32."""
+    limit = np.full((chunk, chunk), LN_MAX[torch.float32])
+    for tile in case.tiles(scheme, chunk):
+        if tile.anchor is not None:
+            limit[tile.rows, tile.keys] = LN_MAX[number_format]
+    pair = case.exponents(x, scheme, chunk=chunk, mask=mode(mask), index=index)
+    return [np.where(each.numpy() > limit, np.inf, each.numpy()) for each in pair]
 
 
 def _weakest(found: dict[str, float | None]) -> tuple[str, float] | None:

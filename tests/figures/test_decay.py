@@ -13,7 +13,7 @@ def arguments(bad=False, C=16, T=40, **changed):
     A = np.tril(rng.random((C, C)))
     onsets = {name: Onset(1.0, 1.1) for name in TENSORS} | {"du": Onset(None, None)}
     if bad:
-        exponents[0, 3, :2], A[3, :2], tensors["dw"][:4] = 100.0, np.nan, np.inf
+        exponents[0, 3, :2], A[3, :2], tensors["dw"][:4] = np.inf, np.nan, np.inf
     return {
         "title": "title", "subtitle": "subtitle", "paired": False, "exponents": exponents, "limit": 88.7, "A": A,
         "tensors": tensors, "onsets": onsets, "knob": "|log decay|", "now": 2.0, **changed,

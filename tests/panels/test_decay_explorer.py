@@ -7,6 +7,7 @@ import re
 import statistics
 import time
 
+import numpy as np
 import pytest
 
 from flakit.cases import anchor
@@ -107,6 +108,14 @@ def test_a_spike_beyond_the_end_is_an_error_in_words(panel):
     assert panel.text == "ValueError: at: expected a token 0 … 15 for the spike, got 16"
     panel.set(T=17)
     assert panel.text.startswith("Finite")
+
+
+@pytest.mark.parametrize(("scheme", "least"), [("middle", 11.09 / 9), ("pairwise", 88.72 / 64)])
+def test_an_exponent_is_hatched_from_where_its_format_overflows(panel, scheme, least):
+    """Exact differences stay in float32 whatever the factors are stored in."""
+    for side, overflows in ((0.97, False), (1.03, True)):
+        panel.set(scheme=scheme, mask="where", dtype="float16", decay=-least * side)
+        assert any(np.isinf(each).any() for each in panel.result["exponents"]) == overflows
 
 
 def test_shows_the_chunk_that_breaks(panel):
