@@ -136,8 +136,8 @@ def curves(
         for name, at in (levels or {}).items():
             ax.axhline(at, color=style.GREY, linewidth=1)
             ax.annotate(
-                name, (1, at), xycoords=("axes fraction", "data"), xytext=(5, 0), textcoords="offset points",
-                va="center", fontsize=8.5, color=style.GREY,
+                name, (0, at), xycoords=("axes fraction", "data"), xytext=(6, 2), textcoords="offset points",
+                va="bottom", fontsize=8.5, color=style.GREY,
             )  # fmt: skip
         ax.set(xlabel=xlabel, ylabel=ylabel, title=title)
         if "x" in log:

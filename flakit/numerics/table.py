@@ -60,7 +60,8 @@ class Table:
             )
             return f"<tr>{''.join(cells)}</tr>"
 
-        caption = f'<caption style="text-align: left">{html.escape(self.caption)}</caption>' if self.caption else ""
+        said = html.escape(self.caption)
+        caption = f'<caption style="text-align: left; white-space: nowrap">{said}</caption>' if said else ""
         body = "\n".join(line("td", cells) for cells in self.cells)
         return f"<table>{caption}<thead>{line('th', self.heads)}</thead><tbody>\n{body}\n</tbody></table>"
 
