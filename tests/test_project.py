@@ -218,7 +218,7 @@ def test_links_of_the_readme_lead_somewhere():
 
 def test_scripts_of_the_readme_run():
     scripts = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-    assert len(scripts) >= 2
+    assert len(scripts) >= 3
     for script in scripts:
         done = subprocess.run(
             [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL

@@ -138,7 +138,7 @@ class Notebook:
         with contextlib.suppress(Exception):
             page.get_by_role("button", name="Select Kernel").click(timeout=3_000)
 
-    def run_all(self, seconds=180):
+    def run_all(self, seconds=300):
         """Run all cells as the menu does; fails with the errors the cells show."""
         self.page.evaluate(RUN_ALL)
         self.page.wait_for_function("() => window.flakit.run !== 'running'", timeout=seconds * 1000)
