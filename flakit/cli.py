@@ -71,7 +71,11 @@ def bench(
         for row in rows([case], peers=peers, first_calls=first_calls):
             found.append(row)
             if out is not None:  # after every row: a table cut short is still a table
-                write(out, provenance("flakit bench --out data/h200_rwkv6_speed.json"), found)
+                write(
+                    out,
+                    provenance("flakit bench --first-calls --out data/h200_rwkv6_speed.json") | {"flakit": __version__},
+                    found,
+                )
             sizes = ", ".join(str(row[axis]) for axis in "BTHKV")
             times = f"{row['forward_ms']:.2f}", f"{row['both_ms']:.2f}"
             what = row["op"], row["form"], row["dtype"], sizes, str(row["decay"]), row["who"]

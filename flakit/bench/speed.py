@@ -19,7 +19,6 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from .. import __version__
 from ..numerics.evaluate import cotangents, truth
 from ..numerics.gradients import measures
 from ..numerics.inputs import inputs
@@ -62,7 +61,6 @@ def provenance(command: str) -> dict:
         "date": datetime.date.today().isoformat(),
         "torch": torch.__version__,
         "triton": triton.__version__,
-        "flakit": __version__,
         "command": command,
     }
     if importlib.util.find_spec("fla"):

@@ -30,7 +30,7 @@ from ..numerics.evaluate import cotangents
 from ..numerics.inputs import inputs as make_inputs
 from ..ops.common.decay import dyadic_levels, sum_after, sum_before
 from ..ops.rwkv6 import chunk_torch
-from ..ops.rwkv6.chunk_torch import _join, _split, _states
+from ..ops.rwkv6.chunk_torch import carry_states, join_chunks, split_chunks
 from .decay_gradient import identity
 from .laws import LN_MAX, Row, search
 from .masking import mask_mode
@@ -184,11 +184,11 @@ def run(
     if scheme.dyadic:
         o, final_state = chunk_torch.forward(r, k, v, w, u, scale, state, chunk)
         grads = chunk_torch.backward(r, k, v, w, u, scale, state, do, None, chunk)
-        split = [_split(x, chunk, torch.float32) for x in (r, k, w)]
-        A = chunk_torch._scores(split[0] * scale, *split[1:], u.float()[:, None, None])
+        split = [split_chunks(x, chunk, torch.float32) for x in (r, k, w)]
+        A = chunk_torch.scores(split[0] * scale, *split[1:], u.float()[:, None, None])
         return _collect(scheme, A, o, final_state, grads, state)
 
-    r, k, v, w, do = (_split(x, chunk, torch.float32) for x in (r, k, v, w, do))
+    r, k, v, w, do = (split_chunks(x, chunk, torch.float32) for x in (r, k, v, w, do))
     u, q = u.float()[:, None, None], r * scale
     dA = scale * (do @ v.mT)
     diagonal = dA.diagonal(0, -2, -1)[..., None]
@@ -203,17 +203,17 @@ def run(
 
     # Between chunks nothing is anchored: every exponent is a sum of decays.
     before, after, total = inside.ge.exp(), sum_after(w).exp(), w.sum(-2).exp()
-    S, final_state = _states(total, (k * after).mT @ v, state)
-    D, dinitial_state = _states(total, (q * before).mT @ do, None, reverse=True)
+    S, final_state = carry_states(total, (k * after).mT @ v, state)
+    D, dinitial_state = carry_states(total, (q * before).mT @ do, None, reverse=True)
     o = A @ v + (q * before) @ S
     dv = A.mT @ do + (k * after) @ D
     dr = dr + scale * (do @ S.mT) * before
     dk = dk + (v @ D.mT) * after
 
-    dw = identity(*(_join(x, T) for x in (r, k, dr, dk)))
+    dw = identity(*(join_chunks(x, T) for x in (r, k, dr, dk)))
     dr, dk, du = dr + diagonal * u * k, dk + diagonal * u * r, (diagonal * r * k).sum((0, 2, 3))
-    grads = (*(_join(x, T) for x in (dr, dk, dv)), dw, du, dinitial_state)
-    return _collect(scheme, A, _join(o, T), final_state, grads, state)
+    grads = (*(join_chunks(x, T) for x in (dr, dk, dv)), dw, du, dinitial_state)
+    return _collect(scheme, A, join_chunks(o, T), final_state, grads, state)
 
 
 def _collect(scheme, A, o, final_state, grads, state) -> Run:
@@ -311,7 +311,7 @@ def exponents(
     tile has one exponent, in the first picture, and 0 in the second.
     """
     scheme = _scheme(scheme)
-    w = _split(inputs["w"].detach()[batch : batch + 1, :, head : head + 1], chunk, torch.float32)
+    w = split_chunks(inputs["w"].detach()[batch : batch + 1, :, head : head + 1], chunk, torch.float32)
     if not 0 <= index < w.shape[2]:
         raise ValueError(f"index: expected a chunk 0 … {w.shape[2] - 1}, got {index}")
     inside = _Inside(w, chunk, _mask_mode(scheme, mask), torch.float32, scheme.across)
@@ -379,8 +379,8 @@ def limits(
         do, _ = cotangents("rwkv6", inputs, grad_seed=grad_seed)
         scale = inputs["r"].shape[-1] ** -0.5 if inputs.get("scale") is None else inputs["scale"]
     T = inputs["r"].shape[1]
-    r, k, v, w = (_split(inputs[name].detach(), chunk, torch.float64) for name in "rkvw")
-    dA = scale * (_split(do, chunk, torch.float64) @ v.mT).abs()
+    r, k, v, w = (split_chunks(inputs[name].detach(), chunk, torch.float64) for name in "rkvw")
+    dA = scale * (split_chunks(do, chunk, torch.float64) @ v.mT).abs()
     r, k = r.abs(), k.abs()
     real = (torch.arange(w.shape[2] * chunk, device=w.device) < T).view(-1, chunk)  # [N, C]
     inside = _Inside(w, chunk, mask, dtype, scheme.across)

@@ -22,7 +22,7 @@ from torch import Tensor
 from ..numerics.evaluate import evaluate
 from ..numerics.inputs import inputs as make_inputs
 from ..ops.rwkv6 import RWKV6Output, chunk_rwkv6, reference
-from ..ops.rwkv6.chunk_torch import _join, _split
+from ..ops.rwkv6.chunk_torch import join_chunks, split_chunks
 from .laws import Row
 
 REPORTED = {"o": 145.0, "dr": 202.0, "dk": 198.0, "dv": 57.25, "dw": 163.0, "du": 1392.0}
@@ -70,7 +70,7 @@ def overwriting_chunk(r: Tensor, k: Tensor, v: Tensor, w: Tensor, u: Tensor, *, 
     Written behind autograd's back, as a kernel does: `w._version` does not move.
     """
     made = chunk_rwkv6(r, k, v, w.clone(), u, **how)
-    running = _join(_split(w, chunk, torch.float32).cumsum(-2), w.shape[1]).to(w.dtype)
+    running = join_chunks(split_chunks(w, chunk, torch.float32).cumsum(-2), w.shape[1]).to(w.dtype)
     w.detach().view(torch.uint8).numpy()[...] = running.contiguous().view(torch.uint8).numpy()
     return made
 

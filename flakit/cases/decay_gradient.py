@@ -32,7 +32,7 @@ from ..numerics.gradients import rounding_error
 from ..numerics.inputs import inputs as make_inputs
 from ..ops.common.decay import sum_after, sum_before
 from ..ops.rwkv6 import chunk_rwkv6
-from ..ops.rwkv6.chunk_torch import _join, _split, _states
+from ..ops.rwkv6.chunk_torch import carry_states, join_chunks, split_chunks
 from .laws import Row
 
 FORMULAS = {
@@ -129,14 +129,14 @@ def in_chunks(
     """
     T, scale = r.shape[1], r.shape[-1] ** -0.5 if scale is None else scale
     dtype = torch.promote_types(r.dtype, torch.float32)
-    r, k, v, w, do = (_split(x, chunk, dtype) for x in (r, k, v, w, do))
+    r, k, v, w, do = (split_chunks(x, chunk, dtype) for x in (r, k, v, w, do))
 
     def rounded(x: Tensor) -> Tensor:
         return round_to(x, rounding)
 
     q, before, after, total = r * scale, sum_before(w).exp(), sum_after(w).exp(), w.sum(-2).exp()
-    S, _ = _states(total, rounded(k * after).mT @ rounded(v), initial_state)
-    D, _ = _states(total, rounded(q * before).mT @ rounded(do), dfinal_state, reverse=True)
+    S, _ = carry_states(total, rounded(k * after).mT @ rounded(v), initial_state)
+    D, _ = carry_states(total, rounded(q * before).mT @ rounded(do), dfinal_state, reverse=True)
     dq, dk = (rounded(do) @ rounded(S).mT) * before, (rounded(v) @ rounded(D).mT) * after
     dw = (total * (S * D).sum(-1))[..., None, :] + sum_after(q * dq) + sum_before(k * dk)
 
@@ -145,7 +145,7 @@ def in_chunks(
     dA = rounded((rounded(do) @ rounded(v).mT).tril(-1))
     reads, keys = dA @ rounded(key), dA.mT @ rounded(read)
     reads, keys = (rounded(read) * reads, rounded(key) * keys) if same else (read * reads, key * keys)
-    return _join(dw + sum_after(reads - keys) - keys, T)
+    return join_chunks(dw + sum_after(reads - keys) - keys, T)
 
 
 def running_sums(inputs: Mapping[str, Tensor], do: Tensor) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Pieces of kernels that any operator with a decay per channel uses: safe decay weights inside a chunk, TF32 rounding."""
+"""Pieces of kernels for any operator with a decay per channel: safe decay weights inside a chunk, TF32 rounding."""
 
 import triton
 import triton.language as tl
@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def to_operand(x, PRECISION: tl.constexpr):
-    """x as a tensor core will see it: rounded to nearest TF32, which the hardware alone would truncate; else unchanged."""
+    """x as a tensor core will see it: rounded to nearest TF32, where the hardware alone truncates; else unchanged."""
     if PRECISION == "tf32":
         x = ((x.to(tl.int32, bitcast=True) + 0x1000) & -8192).to(tl.float32, bitcast=True)
     return x

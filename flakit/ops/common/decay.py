@@ -1,6 +1,6 @@
 """Decay products inside a chunk, built so that nothing can overflow or cancel.
 
-Every pair i > j of a chunk meets in exactly one *dyadic level*: the largest s = C/2, …, 2, 1 at which j lies in the left
+Every pair i > j of a chunk meets in exactly one *dyadic level* s = C/2, …, 2, 1: the one at which j lies in the left
 and i in the right half of one block of 2s rows. There the decay between them factors at the halves' boundary,
 
     exp(sum between j and i) = exp(sum from the boundary up to i) * exp(sum from j to the boundary),

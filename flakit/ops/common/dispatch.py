@@ -35,7 +35,9 @@ def choose_backend(backend: str | None, x: Tensor) -> str:
                 f"TRITON_INTERPRET=1 or use 'torch'"
             )
         if not x.is_cuda and x.dtype == torch.bfloat16:
-            raise TypeError("backend: Triton's interpreter computes wrongly with bfloat16, use float32 inputs or 'torch'")
+            raise TypeError(
+                "backend: Triton's interpreter computes wrongly with bfloat16, use float32 inputs or 'torch'"
+            )
     return backend
 
 

@@ -1,7 +1,7 @@
 """What every operator asks of its arguments. Each error names the argument, what was expected and what came.
 
-Shapes and dtypes are always checked, they cost nothing. Values (a decay above zero, disordered offsets) are checked on CPU;
-on a GPU looking means waiting for it, so there they are checked under `checked()` or with FLAKIT_CHECK=1.
+Shapes and dtypes are always checked, they cost nothing. Values (a decay above zero, disordered offsets) are checked on
+CPU; on a GPU looking means waiting for it, so there they are checked under `checked()` or with FLAKIT_CHECK=1.
 """
 
 import math

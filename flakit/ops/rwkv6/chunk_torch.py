@@ -18,17 +18,17 @@ from torch import Tensor
 from ..common.decay import dyadic_levels, halves, sum_after, sum_before
 
 
-def _split(x: Tensor, C: int, dtype: torch.dtype) -> Tensor:
+def split_chunks(x: Tensor, C: int, dtype: torch.dtype) -> Tensor:
     """[B, T, H, D] -> [B, H, N, C, D]; rows beyond T are zero: no decay, nothing read, nothing written."""
     x = F.pad(x.to(dtype), (0, 0, 0, 0, 0, -x.shape[1] % C))
     return rearrange(x, "b (n c) h d -> b h n c d", c=C)
 
 
-def _join(x: Tensor, T: int) -> Tensor:
+def join_chunks(x: Tensor, T: int) -> Tensor:
     return rearrange(x, "b h n c d -> b (n c) h d")[:, :T]
 
 
-def _states(decay: Tensor, written: Tensor, state: Tensor | None, reverse: bool = False) -> tuple[Tensor, Tensor]:
+def carry_states(decay: Tensor, written: Tensor, state: Tensor | None, reverse: bool = False) -> tuple[Tensor, Tensor]:
     """The state entering each chunk (reverse: the gradient leaving it) and the one left at the end.
 
     decay [B, H, N, K] and written [B, H, N, K, V] are each chunk's own; state [B, H, K, V] is where to begin.
@@ -42,9 +42,8 @@ def _states(decay: Tensor, written: Tensor, state: Tensor | None, reverse: bool 
     return entering, state
 
 
-def _scores(q: Tensor, k: Tensor, w: Tensor, u: Tensor) -> Tensor:
+def scores(q: Tensor, k: Tensor, w: Tensor, u: Tensor) -> Tensor:
     """A [B, H, N, C, C], lower triangular; q is r times scale."""
-    C = q.shape[-2]
     A = torch.diag_embed((q * u * k).sum(-1))
     for s, log_weight in dyadic_levels(w):
         weight = log_weight.exp()
@@ -58,24 +57,24 @@ def _scores(q: Tensor, k: Tensor, w: Tensor, u: Tensor) -> Tensor:
 def forward(r, k, v, w, u, scale, initial_state, chunk_size) -> tuple[Tensor, Tensor]:
     """o [B, T, H, V] and the final state [B, H, K, V], in float32 (float64 for float64 inputs)."""
     T, dtype = r.shape[1], torch.promote_types(r.dtype, torch.float32)
-    r, k, v, w = (_split(x, chunk_size, dtype) for x in (r, k, v, w))
+    r, k, v, w = (split_chunks(x, chunk_size, dtype) for x in (r, k, v, w))
     q, u = r * scale, u.to(dtype)[:, None, None]
     written = (k * sum_after(w).exp()).mT @ v
-    S, final_state = _states(w.sum(-2).exp(), written, initial_state)
-    o = _scores(q, k, w, u) @ v + (q * sum_before(w).exp()) @ S
-    return _join(o, T), final_state
+    S, final_state = carry_states(w.sum(-2).exp(), written, initial_state)
+    o = scores(q, k, w, u) @ v + (q * sum_before(w).exp()) @ S
+    return join_chunks(o, T), final_state
 
 
 def backward(r, k, v, w, u, scale, initial_state, do, dfinal_state, chunk_size) -> tuple[Tensor, ...]:
     """dr, dk, dv, dw [B, T, H, *], du [H, K] and dinitial_state [B, H, K, V], in float32 or float64."""
     T, dtype = r.shape[1], torch.promote_types(r.dtype, torch.float32)
-    r, k, v, w, do = (_split(x, chunk_size, dtype) for x in (r, k, v, w, do))
+    r, k, v, w, do = (split_chunks(x, chunk_size, dtype) for x in (r, k, v, w, do))
     q, u = r * scale, u.to(dtype)[:, None, None]
     before, after, total = sum_before(w).exp(), sum_after(w).exp(), w.sum(-2).exp()
-    S, _ = _states(total, (k * after).mT @ v, initial_state)
-    D, dinitial_state = _states(total, (q * before).mT @ do, dfinal_state, reverse=True)
+    S, _ = carry_states(total, (k * after).mT @ v, initial_state)
+    D, dinitial_state = carry_states(total, (q * before).mT @ do, dfinal_state, reverse=True)
 
-    dv = _scores(q, k, w, u).mT @ do + (k * after) @ D
+    dv = scores(q, k, w, u).mT @ do + (k * after) @ D
 
     # Between chunks. dq is the gradient of q = scale * r.
     dq = (do @ S.mT) * before
@@ -99,4 +98,4 @@ def backward(r, k, v, w, u, scale, initial_state, do, dfinal_state, chunk_size) 
         halves(dw, s)[1].add_(sum_after(halves(q, s)[1] * dq_right))
         halves(dw, s)[0].add_(sum_before(halves(k, s)[0] * dk_left))
 
-    return _join(dq * scale, T), _join(dk, T), _join(dv, T), _join(dw, T), du, dinitial_state
+    return join_chunks(dq * scale, T), join_chunks(dk, T), join_chunks(dv, T), join_chunks(dw, T), du, dinitial_state

@@ -6,16 +6,16 @@ Forward:  `written_kernel`  what each chunk writes into the state, how it decays
 Backward: `written_kernel`, `scan_kernel` in reverse: the gradient of the state leaving each chunk
           `value_grads_kernel`, `key_grads_kernel`  dv; dr, dk, dw and each chunk's share of du
 
-Formulas as in `chunk_torch`. There are two ways through a chunk, compiled apart so that the common one stays small; both
-are launched and each leaves the other's chunks alone:
+Formulas as in `chunk_torch`. There are two ways through a chunk, compiled apart so that the common one stays small;
+both are launched and each leaves the other's chunks alone:
 - mild (16-bit inputs; the chunk's whole decay fits float32): one product about the middle row, e^{before_i - mid} and
   e^{mid - upto_j}, from one running sum;
 - any other: log2(C) dyadic products whose factors are all in [0, 1] (`common.decay`), which no w <= 0 can break.
 
-The decay's gradient. On the dyadic path it is summed level by level from terms that each carry their decay. On the mild
-path it is a difference of two running sums, which is noise where the two are formed from gradients rounded apart. Here
-both are formed from the *same rounded operands*, q* (dA k*) and k* (dA^T q*): the same products are added and taken away
-and only float32 accumulation is left to disagree.
+The decay's gradient. On the dyadic path it is summed level by level from terms that each carry their decay. On the
+mild path it is a difference of two running sums, which is noise where the two are formed from gradients rounded apart.
+Here both are formed from the *same rounded operands*, q* (dA k*) and k* (dA^T q*): the same products are added and
+taken away and only float32 accumulation is left to disagree.
 """
 
 import torch
@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 
 from ..common.blocks_triton import decay_after, decay_before, dot, level_pairs, level_weights, row_at, to_operand
-from ..common.launch import CHUNK_SIZE, TABLE, block, width
+from ..common.launch import CHUNK_SIZE, TABLE, block, elements, width
 from ..common.packed import chunk_offsets, max_chunks
 
 MILD_TOTAL = tl.constexpr(-110.0)
@@ -108,8 +108,8 @@ def _dyadic_scores(b_q, b_k, b_prev, b_next, C: tl.constexpr, BK: tl.constexpr, 
 @triton.jit
 def _scores(b_q, b_k, p_w, start, end, i_h, i_k, H: tl.constexpr, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
             LEVELS: tl.constexpr, MILD: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """sum over a block of k of q_i k_j e^{decay strictly between j and i}, right for i > j and anything elsewhere [C, C];
-    log decay before and after each row [C, BK]."""
+    """sum over a block of k of q_i k_j e^{decay strictly between j and i}, right for i > j only, [C, C]; and the log
+    decay before and after each row, [C, BK]."""
     if MILD:
         b_w = _tile(p_w, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
         before, read, key = _about_middle(b_w, C)
@@ -211,7 +211,7 @@ def scan_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BE: tl.constexpr,
     REVERSE: tl.constexpr, HAS_FIRST: tl.constexpr, WANTS_LAST: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """Replace what each chunk writes by the state before it: S <- e^{total} S + written. In registers: BE elements of S."""
+    """Put the state before each chunk where its writing was: S <- e^{total} S + written. In registers: BE elements."""
     i_e, i_nh = tl.program_id(0), tl.program_id(1)
     i_n, i_h = i_nh // H, i_nh % H
     if PACKED:
@@ -413,8 +413,9 @@ class _Plan:
             REVERSE=reverse, MAY_BE_MILD=self.width == "16-bit", **common,
         )  # fmt: skip
         launch = TABLE["rwkv6.scan", self.width]
-        scan_kernel[triton.cdiv(self.K * self.V, launch.BV), self.N * self.H](
-            states, decay, first, last, *self.where[1:], H=self.H, K=self.K, V=self.V, C=self.C, BE=launch.BV,
+        BE = elements(self.K * self.V, self.N * self.H, launch.BV)
+        scan_kernel[triton.cdiv(self.K * self.V, BE), self.N * self.H](
+            states, decay, first, last, *self.where[1:], H=self.H, K=self.K, V=self.V, C=self.C, BE=BE,
             REVERSE=reverse, HAS_FIRST=first is not None, WANTS_LAST=last is not None,
             PACKED=self.cu_seqlens is not None, num_warps=launch.num_warps, num_stages=launch.num_stages,
         )  # fmt: skip
