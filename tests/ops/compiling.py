@@ -1,0 +1,95 @@
+"""Compile kernels for GPUs that are not here, exactly as their own launch code would, and read what they need.
+
+Triton asks its driver which device is active and compiles for that. A driver that names another chip, and a launch that
+stops after compiling, leave everything else as it is: the launch table, specialisation of arguments, options.
+"""
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+SHARED_MEMORY = {80: 166912, 90: 232448}
+"""Bytes of shared memory a block can have on A100 and H100/H200, by compute capability."""
+
+
+class _AbsentDevice:
+    def __init__(self, capability: int):
+        self.capability = capability
+
+    def get_current_device(self) -> int:
+        return self.capability
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.capability, 32)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of a kernel with its arguments, not carried out."""
+
+    kernel: JITFunction
+    args: tuple
+    options: dict
+
+    @property
+    def name(self) -> str:
+        """The kernel's name and the switches it was launched with."""
+        switches = [name for name, value in self.options.items() if value is True or (name == "MILD" and value)]
+        return "+".join([self.kernel.fn.__name__, *switches])
+
+
+@contextmanager
+def _instead_of_running(run: Callable) -> Iterator[None]:
+    original = JITFunction.run
+    JITFunction.run = run
+    try:
+        yield
+    finally:
+        JITFunction.run = original
+
+
+def launches(code: Callable[[], object]) -> list[Launch]:
+    """What `code` launches, on CPU tensors; nothing is computed."""
+    recorded = []
+
+    def record(kernel, *args, grid, warmup, **options):
+        recorded.append(Launch(kernel, args, options))
+
+    with _instead_of_running(record):
+        code()
+    return recorded
+
+
+@dataclass(frozen=True)
+class Resources:
+    registers: int
+    spilled: int  # bytes a thread keeps in local memory
+    shared: int  # bytes a block
+
+
+def compile_for(launch: Launch, capability: int) -> Resources:
+    """Compile one launch to machine code for a compute capability (80: A100, 90: H100 and H200)."""
+    here = driver._active
+    driver.set_active(_AbsentDevice(capability))
+    try:
+        compiled = launch.kernel.run(*launch.args, grid=(1,), warmup=True, **launch.options)
+    finally:
+        driver._active = here
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    registers, stack = (int(re.search(rf"{what}:(\d+)", usage)[1]) for what in ("REG", "STACK"))
+    return Resources(registers, stack, compiled.metadata.shared)
