@@ -1,5 +1,7 @@
 """What every test directory shares: which markers can run in this process, and showing what tests measured."""
 
+import os
+
 import pytest
 import torch
 
@@ -16,6 +18,11 @@ RUNS_HERE = {
 
 def pytest_addoption(parser):
     parser.addoption("--all-notebooks", action="store_true", help="run each notebook twice, and the solutions too")
+
+
+def pytest_configure(config):
+    if os.environ.get("FLAKIT_REPORT"):
+        config.pluginmanager.import_plugin("tests.gpu.report")
 
 
 def pytest_collection_modifyitems(items):

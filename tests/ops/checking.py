@@ -64,6 +64,13 @@ def true_values(made: dict, arriving: tuple[Tensor, Tensor | None], recurrence: 
 
 def check(found: dict[str, Tensor], expected: Truth, made: dict) -> dict[str, Errors]:
     """Raise an AssertionError that names every tensor that is wrong and how; return the measured errors."""
+    errors, wrong = measure(found, expected, made)
+    assert not wrong, "\n".join(wrong)
+    return errors
+
+
+def measure(found: dict[str, Tensor], expected: Truth, made: dict) -> tuple[dict[str, Errors], list[str]]:
+    """The errors of every tensor, and one line for each that is not within its budget."""
     dtype = made["r"].dtype
     budget, noise = BUDGETS[dtype], 2.0**-16 if dtype.itemsize == 2 else 0.0
     assert found.keys() == expected.values.keys()
@@ -92,8 +99,7 @@ def check(found: dict[str, Tensor], expected: Truth, made: dict) -> dict[str, Er
             wrong.append(f"{name}: at {[int(i) for i in at]} {got[at]:.3e}, truth {true[at]:.3e}, unit {unit[at]:.1e}")
     if found["dw"][made["w"] == -torch.inf].any():
         wrong.append("dw: expected exactly 0 where w is -inf")
-    assert not wrong, "\n".join(wrong)
-    return errors
+    return errors, wrong
 
 
 def _dtype(name: str, made: dict) -> torch.dtype:
@@ -105,10 +111,12 @@ def _dtype(name: str, made: dict) -> torch.dtype:
     return made[name[1:]].dtype
 
 
-def run(setting: Setting, form: str, backend: str | None = None, device: str = "cpu") -> dict[str, Errors]:
-    """One setting forward and backward on one backend, checked."""
+def measured(
+    setting: Setting, form: str, backend: str | None = None, device: str = "cpu"
+) -> tuple[dict[str, Errors], list[str]]:
+    """`measure` one setting, forward and backward, on one backend."""
     made, arriving = make(setting, device)
     chunk_size = None if setting.chunk_size == "default" or form == "recurrent" else int(setting.chunk_size)
     found = evaluate("rwkv6", made, form=form, backend=backend, chunk_size=chunk_size, arriving=arriving)
     recurrence = walks(setting) and setting.T <= LONGEST_RECURRENCE
-    return check(found, true_values(made, arriving, recurrence), made)
+    return measure(found, true_values(made, arriving, recurrence), made)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.ops.checking import run, walks
+from tests.ops.checking import measured, walks
 from tests.ops.settings import load
 
 FULL = load("full")
@@ -10,16 +10,19 @@ FULL = load("full")
 
 @pytest.mark.parametrize("setting", FULL, ids=str)
 def test_torch_chunk(setting):
-    run(setting, "chunk", "torch")
+    _, wrong = measured(setting, "chunk", "torch")
+    assert not wrong
 
 
 @pytest.mark.parametrize("setting", [s for s in FULL if walks(s)], ids=str)
 def test_torch_recurrent(setting):
-    run(setting, "recurrent", "torch")
+    _, wrong = measured(setting, "recurrent", "torch")
+    assert not wrong
 
 
 @pytest.mark.interpret
 @pytest.mark.parametrize("form", ["chunk", "recurrent"])
 @pytest.mark.parametrize("setting", load("small"), ids=str)
 def test_interpreted_kernels(setting, form, poisoned_memory):
-    run(setting, form, "triton")
+    _, wrong = measured(setting, form, "triton")
+    assert not wrong
