@@ -10,9 +10,10 @@ A budget b per dtype of the inputs, and these demands on every output and gradie
   than 6 b of its unit and 2 b of itself. Where no term arrives at all only 0 is right;
 - dw is exactly 0 where w is -inf.
 
-Two allowances. One spacing of the stored dtype's subnormal numbers: where the true value is below a dtype's range
-(float16: e^-20 and less) no relative error can be asked for. And for 16-bit inputs 2^-16 RMS on an element's own size:
-there a kernel may take dw as a difference of float32 sums where no decay is below e^-4, which leaves about 4 e^4 2^-24.
+Two allowances. The range of a dtype: no value is asked to be right to better than one spacing of its stored dtype's
+subnormal numbers (float16: e^-17), nor than float32's smallest normal number, 1e-38, below which tensor cores drop the
+parts that a float32 product is split into. And for 16-bit inputs 2^-16 RMS on an element's own size: there a kernel may
+take dw as a difference of float32 sums where no decay is below e^-4, which leaves about 4 e^4 2^-24.
 """
 
 from dataclasses import dataclass
@@ -81,8 +82,8 @@ def measure(found: dict[str, Tensor], expected: Truth, made: dict) -> tuple[dict
         wanted = _dtype(name, made)
         assert got.dtype == wanted, f"{name}: expected {wanted}, got {got.dtype}"
 
-        limits = torch.finfo(got.dtype)
-        near = (got.double() - true).abs() <= limits.smallest_normal * limits.eps
+        limits, computed = torch.finfo(got.dtype), torch.finfo(torch.promote_types(got.dtype, torch.float32))
+        near = (got.double() - true).abs() <= max(limits.smallest_normal * limits.eps, computed.smallest_normal)
         got = torch.where(near, true, got.double())
         measured = errors[name] = compare(got, true)
         rms, largest = true.square().mean().sqrt(), true.abs().max()

@@ -9,8 +9,11 @@ from torch import Tensor
 BACKENDS = ("triton", "torch", "reference")
 
 
+_HAS_TRITON = importlib.util.find_spec("triton") is not None  # looked up once: torch.compile cannot trace the search
+
+
 def has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
+    return _HAS_TRITON
 
 
 def interpreted() -> bool:
