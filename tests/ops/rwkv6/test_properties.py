@@ -266,7 +266,7 @@ CONSTANTS = [-8.0, -20.0, -50.0, -80.0]
 @pytest.mark.parametrize("w", CONSTANTS)
 def test_dw_at_strong_constant_decay(place, form, w):
     for dtype in place.dtypes:
-        for decay_dtype in {dtype, torch.float32}:
+        for decay_dtype in dict.fromkeys((dtype, torch.float32)):
             if torch.tensor(w).double().exp() < torch.finfo(decay_dtype).smallest_normal:
                 continue  # e^w, and so dw, lies below the range of float16
             names = {"dtype": dtype, "decay_dtype": decay_dtype}
