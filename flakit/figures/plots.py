@@ -101,7 +101,7 @@ def _limits(values: np.ndarray, signed: bool) -> tuple[float, float]:
 
 
 def curves(
-    x: Sequence,
+    x: Sequence | Mapping[str, Sequence],
     lines: Mapping[str, Sequence],
     *,
     xlabel: str,
@@ -116,13 +116,14 @@ def curves(
 ) -> Picture:
     """Lines over x, told apart by colour and dash. NaN and inf leave gaps.
 
-    log: which axes are logarithmic, "x", "y" or "xy". laws: predictions, drawn dashed in black over the lines.
-    levels: named horizontal lines. markers: dots at every value, for a few measured ones.
+    x: the same for all lines and laws, or one for each by name. laws: predictions, drawn dashed in black on the lines.
+    log: which axes are logarithmic, "x", "y" or "xy". levels: named horizontal lines. markers: dots at every value.
     """
     both = {**lines, **(laws or {})}
+    along = x if isinstance(x, Mapping) else dict.fromkeys(both, x)
     for name, y in both.items():
-        if len(y) != len(x):
-            raise ValueError(f"lines[{name!r}]: expected {len(x)} values like x, got {len(y)}")
+        if len(y) != len(along[name]):
+            raise ValueError(f"lines[{name!r}]: expected {len(along[name])} values like x, got {len(y)}")
     if len(lines) > len(style.LINES):
         raise ValueError(f"lines: expected at most {len(style.LINES)}, got {len(lines)}")
     picture = Picture(height, f"{title or ylabel}: {', '.join(both)} over {xlabel}")
@@ -130,9 +131,11 @@ def curves(
         ax = picture.figure.add_axes((0.095, 0.165, 0.6, 0.835 - 0.07 * bool(title) - 0.02))
         ax.spines[["top", "right"]].set_visible(False)
         for (name, y), look in zip(lines.items(), style.LINES, strict=False):
-            ax.plot(x, _finite(y), **look, label=name, marker="o" if markers else None, markersize=4.5)
+            ax.plot(along[name], _finite(y), **look, label=name, marker="o" if markers else None, markersize=4.5)
         for n, (name, y) in enumerate((laws or {}).items()):
-            ax.plot(x, _finite(y), **style.LAW | {"linestyle": ((0, (4, 2)), (0, (1, 1.5)))[n % 2]}, label=name)
+            ax.plot(
+                along[name], _finite(y), **style.LAW | {"linestyle": ((0, (4, 2)), (0, (1, 1.5)))[n % 2]}, label=name
+            )
         for name, at in (levels or {}).items():
             ax.axhline(at, color=style.GREY, linewidth=1)
             ax.annotate(

@@ -1,12 +1,13 @@
 """Gradient errors of the GPU kernels: measured here where there is a GPU, else recorded ones, always saying which."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import torch
 
 from . import recorded
 from .gradients import gradient_rows
+from .operators import operator
 
 RECORDING = "h200_rwkv6_gradients"
 SIZES = {"H": 4, "K": 64}
@@ -25,20 +26,23 @@ def gradients_on_gpu(
     dtype: Iterable[str] = ("float32", "bfloat16", "float16"),
     T: Iterable[int] = (256,),
     decay: Iterable[float | str] = (-1.0,),
-    forms: Sequence[str] = ("chunk", "recurrent"),
+    forms: Iterable[str] | None = None,
+    others: Mapping[str, Callable] | None = None,
     op: str = "rwkv6",
 ) -> OnGPU:
     """Errors of an operator's kernels for every combination of dtype, T and decay, in that order.
 
+    forms and others as in `gradient_rows`; the recording knows others by their names.
     Without a GPU these are rows of data/h200_rwkv6_gradients.json; a combination it does not hold is a ValueError.
     Where there is neither, the label says so and how to make the recording.
     """
+    forms, others = tuple(operator(op).forms if forms is None else forms), others or {}
     settings = [(name, length, w) for name in dtype for length in T for w in decay]
     if torch.cuda.is_available():
         rows = []
         for name, length, w in settings:
             x = {"dtype": getattr(torch, name), "T": length, "decay": w, **SIZES}
-            rows += gradient_rows(op, forms=forms, backend="triton", device="cuda", **x)
+            rows += gradient_rows(op, forms=forms, others=others, backend="triton", device="cuda", **x)
         return OnGPU(f"measured here, on {torch.cuda.get_device_name()}, torch {torch.__version__}", rows)
     try:
         recording = recorded.read(RECORDING, needs=("op", "form", "dtype", "T", "decay", "tensor", "l2", "non_finite"))
@@ -50,7 +54,9 @@ def gradients_on_gpu(
         )
     rows = []
     for name, length, w in settings:
-        found = [row for row in recording.select(op=op, dtype=name, T=length, decay=w) if row["form"] in forms]
+        found = [
+            row for row in recording.select(op=op, dtype=name, T=length, decay=w) if row["form"] in (*forms, *others)
+        ]
         if not found:
             raise ValueError(f"{RECORDING}: holds no dtype {name}, T {length}, decay {w}")
         rows += found

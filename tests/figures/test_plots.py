@@ -71,6 +71,8 @@ def test_curves_draw_lines_laws_and_levels():
     assert has_colour(full, style.VERMILLION) and "law over t" in repr(full)
     gap = plots.curves(t, {"a": np.full(19, np.inf)}, xlabel="t", ylabel="y")
     assert (pixels(gap) != pixels(plain)).any()
+    apart = plots.curves({"a": t, "b": t[:5]}, {"a": t, "b": t[:5]}, xlabel="t", ylabel="y")
+    assert has_colour(apart, style.BLUE) and has_colour(apart, style.VERMILLION)
     with pytest.raises(ValueError, match=r"lines\['a'\]: expected 19 values like x, got 18"):
         plots.curves(t, {"a": t[1:]}, xlabel="t", ylabel="y")
 
