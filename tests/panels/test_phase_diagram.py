@@ -36,7 +36,8 @@ def test_the_border_of_no_anchor_against_length(panel):
     assert shown.law == pytest.approx([88.7 / min(T - 1, 64) if T < 64 else 88.7 / 64 for T in shown.rows], rel=0.08)
     assert (shown.predicted == shown.broken).all()
     assert 0.3 < shown.broken.mean() < 0.8
-    assert re.match(r"66 of 6 x 11 settings measured: \d+% not finite. The law foretells every one of them.", panel.text)
+    foretold = r"66 of 6 x 11 settings measured: \d+% not finite. The law foretells every one of them."
+    assert re.match(foretold, panel.text)
 
 
 @pytest.mark.parametrize("against", ["T", "chunk", "at"])
