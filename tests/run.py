@@ -19,15 +19,17 @@ MAX_WORKERS = 8  # each one imports torch and, on a GPU, holds a CUDA context
 
 
 def steps(workers):
+    """(title, markers, environment, options of pytest)"""
     parallel = ["-n", str(workers)]
     yield (
         "operators, instruments, panels; kernels compiled ahead of time; GPU where there is one",
+        "not interpret and not notebook and not browser",
         {},
-        [*parallel, "-m", "not interpret and not notebook and not browser"],
+        parallel,
     )
-    yield "kernels, interpreted", {"TRITON_INTERPRET": "1"}, [*parallel, "-m", "interpret"]
-    yield "notebooks", {}, [*parallel, "--dist=worksteal", "-m", "notebook"]
-    yield "JupyterLab in a browser", {}, ["-m", "browser"]
+    yield "kernels, interpreted", "interpret", {"TRITON_INTERPRET": "1"}, parallel
+    yield "notebooks", "notebook", {}, [*parallel, "--dist=worksteal"]
+    yield "JupyterLab in a browser", "browser", {}, []
 
 
 def cores():
@@ -39,6 +41,7 @@ def main():
     parser = argparse.ArgumentParser(description="Run every test this machine can.")
     parser.add_argument("--workers", type=int, default=min(cores(), MAX_WORKERS))
     parser.add_argument("--all", action="store_true", help="each notebook twice, and the solutions")
+    parser.add_argument("-m", dest="markers", help="narrows the selection of each step, as pytest's own")
     own, pytest_args = parser.parse_known_args()
 
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
@@ -46,11 +49,12 @@ def main():
     pytest_args += ["--all-notebooks"] * own.all
     results = []
     planned = list(steps(own.workers))
-    for number, (title, extra_env, args) in enumerate(planned, 1):
+    for number, (title, markers, extra_env, options) in enumerate(planned, 1):
         print(f"\n== {number}/{len(planned)} {title}", flush=True)
         start = time.monotonic()
+        selection = f"({markers}) and ({own.markers})" if own.markers else markers
         code = subprocess.call(
-            [sys.executable, "-m", "pytest", *args, *pytest_args],
+            [sys.executable, "-m", "pytest", "-m", selection, *options, *pytest_args],
             cwd=ROOT,
             env=env | extra_env,
             stdin=subprocess.DEVNULL,
