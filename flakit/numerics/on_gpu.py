@@ -9,7 +9,8 @@ from . import recorded
 from .gradients import gradient_rows
 from .operators import operator
 
-RECORDING = "h200_rwkv6_gradients"
+RECORDINGS = {"rwkv6": "h200_rwkv6_gradients"}
+"""The recorded gradient errors of each operator, data/<name>.json."""
 SIZES = {"H": 4, "K": 64}
 """Heads and state size of the recording, used here too."""
 
@@ -33,7 +34,7 @@ def gradients_on_gpu(
     """Errors of an operator's kernels for every combination of dtype, T and decay, in that order.
 
     forms and others as in `gradient_rows`; the recording knows others by their names.
-    Without a GPU these are rows of data/h200_rwkv6_gradients.json; a combination it does not hold is a ValueError.
+    Without a GPU these are rows of the operator's recording; a combination it does not hold is a ValueError.
     Where there is neither, the label says so and how to make the recording.
     """
     forms, others = tuple(operator(op).forms if forms is None else forms), others or {}
@@ -45,10 +46,12 @@ def gradients_on_gpu(
             rows += gradient_rows(op, forms=forms, others=others, backend="triton", device="cuda", **x)
         return OnGPU(f"measured here, on {torch.cuda.get_device_name()}, torch {torch.__version__}", rows)
     try:
-        recording = recorded.read(RECORDING, needs=("op", "form", "dtype", "T", "decay", "tensor", "l2", "non_finite"))
+        recording = recorded.read(
+            RECORDINGS[op], needs=("op", "form", "dtype", "T", "decay", "tensor", "l2", "non_finite")
+        )
     except FileNotFoundError:
         return OnGPU(
-            f"No GPU here and no recording data/{RECORDING}.json: nothing to show. On a GPU, "
+            f"No GPU here and no recording data/{RECORDINGS[op]}.json: nothing to show. On a GPU, "
             "`python data/record_gradients.py` makes it.",
             [],
         )
@@ -58,6 +61,6 @@ def gradients_on_gpu(
             row for row in recording.select(op=op, dtype=name, T=length, decay=w) if row["form"] in (*forms, *others)
         ]
         if not found:
-            raise ValueError(f"{RECORDING}: holds no dtype {name}, T {length}, decay {w}")
+            raise ValueError(f"{RECORDINGS[op]}: holds no dtype {name}, T {length}, decay {w}")
         rows += found
     return OnGPU(recording.label, rows)

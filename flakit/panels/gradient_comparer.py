@@ -9,6 +9,7 @@ from ..cases.decay_gradient import running_sums
 from ..figures.gradients import Curves, GradientFigure
 from ..numerics import recorded
 from ..numerics.gradients import MEASURES, gradient_rows, rounding_error
+from ..numerics.on_gpu import RECORDINGS
 from ..numerics.operators import OPERATORS
 from ..ops.common.dispatch import choose_backend
 from . import knobs
@@ -22,9 +23,6 @@ SUMS = "running sums"
 OTHERS = {"rwkv6": {SUMS: running_sums}}
 """By operator: further ways to make some of its tensors that are worth comparing."""
 _LABELS = {SUMS: "dw from running sums, as widely done"}
-
-RECORDINGS = {"rwkv6": "h200_rwkv6_gradients"}
-"""By operator: the recording in data/ that is shown beside what is measured here."""
 
 _COLUMNS = ("op", "form", "dtype", "T", "decay", "tensor", *MEASURES, "non_finite", "rms")
 _DTYPES = ("float32", "float16", "bfloat16")

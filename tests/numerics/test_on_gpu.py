@@ -6,8 +6,9 @@ import torch
 from flakit.cases.decay_gradient import running_sums
 from flakit.numerics import recorded
 from flakit.numerics.gradients import gradient_rows
-from flakit.numerics.on_gpu import RECORDING, gradients_on_gpu
+from flakit.numerics.on_gpu import RECORDINGS, gradients_on_gpu
 
+RECORDING = RECORDINGS["rwkv6"]
 META = {"device": "NVIDIA H200", "date": "2026-11-20", "torch": "2.11.0", "triton": "3.6.0", "command": "python record"}
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="measures instead of reading")
