@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -63,10 +63,13 @@ class Check:
     tensor: str = ""  # where it is
     seconds: float = 0.0
     failure: str = ""  # instead of an error: what was raised, or what is not finite
+    essential: bool = True  # False: something else does its work here, as a GPU does the interpreter's
 
     @property
     def level(self) -> str:
-        return OK if self.error is not None and self.error <= TOLERANCE else BROKEN
+        if self.error is not None and self.error <= TOLERANCE:
+            return OK
+        return BROKEN if self.essential else WARNING
 
 
 @dataclass(frozen=True)
@@ -268,7 +271,7 @@ def check_operators() -> Iterator[Check]:
     if "cuda" in devices and not interpreted():
         yield from check_on("triton", "cuda")
     if not interpreted():
-        yield from _interpreted_elsewhere()
+        yield from (replace(check, essential="cuda" not in devices) for check in _interpreted_elsewhere())
     elif not interpreter_came_too_late():
         yield from check_on("triton", "cpu")
 

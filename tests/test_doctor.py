@@ -73,6 +73,7 @@ def test_wrong_numbers_and_failures_are_broken():
     assert doctor.Check("rwkv6", "chunk", "torch on cpu", 2e-7, "dw").level == doctor.OK
     assert doctor.Check("rwkv6", "chunk", "torch on cpu", 2e-3, "dw").level == doctor.BROKEN
     assert doctor.Check("rwkv6", "chunk", "torch on cpu", failure="dw: non-finite").level == doctor.BROKEN
+    assert doctor.Check("rwkv6", "chunk", "interpreted", failure="x", essential=False).level == doctor.WARNING
 
 
 def test_non_finite_operator_is_reported(monkeypatch):
