@@ -55,7 +55,7 @@ class GradientFigure:
             figure.legend(handles, words, loc="upper left", bbox_to_anchor=(0.075, 0.935), ncols=len(handles))
             below = figure.add_gridspec(1, 2, left=0.085, right=0.985, top=0.38, bottom=0.085, wspace=0.2)
             self._plots = [_Plot(self.canvas, ax, self.series) for ax in below.subplots()]
-        self.canvas.moving(self._title, self._where)
+        self.canvas.labels(self._title, self._where)
 
     def _draw_measure(self, ax, measure: str, words: str) -> None:
         rows = np.arange(len(self.tensors))
@@ -113,7 +113,7 @@ class _Plot:
 
     def __init__(self, canvas: Canvas, ax, series: Sequence[str]):
         self.canvas, self.ax, self.series = canvas, ax, series
-        self._scales = None
+        self._scales = self._decades = None
         ax.spines[["top", "right"]].set_visible(False)
         self._title = ax.set_title("", fontsize=9.5)
         self._note = ax.text(0.5, 0.5, "", transform=ax.transAxes, ha="center", va="center", color=style.GREY)
@@ -125,10 +125,8 @@ class _Plot:
             (self._marks[name],) = ax.plot(
                 [], [], color=look["color"], marker="x", linestyle="none", markersize=6, markeredgewidth=1.6, zorder=4
             )
-        canvas.moving(
-            self._title, self._note, self._bad, self._now,
-            *self._lines.values(), *self._marks.values(),
-        )  # fmt: skip
+        canvas.labels(self._title, ax.yaxis)
+        canvas.moving(self._note, self._bad, self._now, *self._lines.values(), *self._marks.values())
 
     def update(self, shown: Curves) -> None:
         self._title.set_text(shown.title)
@@ -136,13 +134,14 @@ class _Plot:
         names = bool(len(shown.x)) and isinstance(shown.x[0], str)
         x = np.arange(len(shown.x)) if names else np.asarray(shown.x, dtype=float)
         low, high, exact = _decades([e for errors in shown.errors.values() for e in errors])
-        scales = (shown.xlabel, shown.log, tuple(shown.x), low, high, exact)
-        if scales != self._scales:
-            # Seldom: whole decades, and the same steps along x. Axes that moved would double the cost of every redraw.
+        scales = (shown.xlabel, shown.log, tuple(shown.x))
+        if scales != self._scales:  # seldom: the same steps along x
             self._scale_x(x, shown, names)
-            self._scale_y(low, high, exact)
             self._scales = scales
             self.canvas.stale()
+        if (low, high, exact) != self._decades:
+            self._scale_y(low, high, exact)
+            self._decades = (low, high, exact)
         any_bad = False
         for name in self.series:
             errors = np.asarray(shown.errors.get(name, ()), dtype=float)

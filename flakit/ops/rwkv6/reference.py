@@ -11,6 +11,8 @@ The output at t reads the state *before* token t is written; the token's own con
 Symbols: B batch, T time, H heads, K rows of the state (keys), V columns (values). r, k, w are [B, T, H, K], v is
 [B, T, H, V], u is [H, K], a state is [B, H, K, V]. D_t is the gradient of the loss with respect to S_t.
 
+A row of keys becomes a column, x[..., None], before it meets a matrix; a row of values stays a row, x[..., None, :].
+
 Nothing is checked here: a positive w makes the state grow, which is exactly what some lessons need.
 Arithmetic is float64 for float64 inputs and float32 for all others.
 """
@@ -19,7 +21,6 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
-from einops import einsum
 from torch import Tensor
 
 
@@ -82,9 +83,9 @@ def steps(
     forward = []
     for t in range(T):
         decay = w[:, t].exp()
-        kv = einsum(k[:, t], v[:, t], "b h k, b h v -> b h k v")
+        kv = k[:, t, :, :, None] * v[:, t, :, None, :]
         read = S + u[..., None] * kv
-        o = scale * einsum(r[:, t], read, "b h k, b h k v -> b h v")
+        o = scale * (r[:, t, :, :, None] * read).sum(-2)
         before, S = S, decay[..., None] * S + kv
         step = ForwardStep(t, r[:, t], k[:, t], v[:, t], w[:, t], decay, kv, before, read, o, S)
         if do is not None:
@@ -97,13 +98,13 @@ def steps(
     D = torch.zeros_like(S) if dfinal_state is None else dfinal_state.to(dtype)
     for f in reversed(forward):
         do_t = do[:, f.t]
-        v_do = einsum(f.v, do_t, "b h v, b h v -> b h")[..., None]
-        dr = scale * einsum(f.read, do_t, "b h k v, b h v -> b h k")
-        dk = einsum(D, f.v, "b h k v, b h v -> b h k") + scale * f.r * u * v_do
-        dv = einsum(D, f.k, "b h k v, b h k -> b h v") + scale * (f.r * u * f.k).sum(-1, keepdim=True) * do_t
-        dw = f.decay * einsum(f.state_before, D, "b h k v, b h k v -> b h k")
+        v_do = (f.v * do_t).sum(-1, keepdim=True)
+        dr = scale * (f.read * do_t[..., None, :]).sum(-1)
+        dk = (D * f.v[..., None, :]).sum(-1) + scale * f.r * u * v_do
+        dv = (D * f.k[..., None]).sum(-2) + scale * (f.r * u * f.k).sum(-1, keepdim=True) * do_t
+        dw = f.decay * (f.state_before * D).sum(-1)
         du = scale * f.r * f.k * v_do
-        after, D = D, f.decay[..., None] * D + scale * einsum(f.r, do_t, "b h k, b h v -> b h k v")
+        after, D = D, f.decay[..., None] * D + scale * f.r[..., None] * do_t[..., None, :]
         yield BackwardStep(f.t, do_t, after, D, dr, dk, dv, dw, du)
 
 
