@@ -187,7 +187,8 @@ class _Plot:
         step = next(n for n in (1, 2, 3, 5, 10, 20, 50, 100) if (high - low) / n <= 6 or n == 100)
         ticks = [low] if exact else np.arange(np.ceil(low / step) * step, high + 0.5, step)
         self.ax.yaxis.set_major_locator(FixedLocator(ticks))
-        self.ax.yaxis.set_major_formatter(FixedFormatter(["exact"] if exact else [f"$10^{{{n:.0f}}}$" for n in ticks]))
+        words = ["exact"] if exact else [f"$10^{{{n + 0:.0f}}}$" for n in ticks]  # + 0: no minus before a zero
+        self.ax.yaxis.set_major_formatter(FixedFormatter(words))
 
 
 def _decades(errors: Sequence[float]) -> tuple[float, float, bool]:

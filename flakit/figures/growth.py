@@ -22,7 +22,7 @@ class GrowthFigure:
             self._title = figure.text(0.012, 0.975, "", va="top", fontsize=10.5, fontweight="bold")
             self._draw_size(figure.add_axes((0.07, 0.145, 0.52, 0.66)))
             self._draw_shares(figure.add_axes((0.66, 0.145, 0.25, 0.66)))
-        self.canvas.moving(self._title)
+        self.canvas.labels(self._title)
 
     def _draw_size(self, ax) -> None:
         self._ax = ax
@@ -49,7 +49,8 @@ class GrowthFigure:
         lost = ax.barh(rows, np.ones(len(rows)), height=0.62, linewidth=0, zorder=1, **style.NAN)
         self._finite = ax.barh(rows, np.ones(len(rows)), height=0.62, color=style.SKY, zorder=2)
         self._percents = [ax.text(1.03, row, "", va="center", fontsize=8.5) for row in rows]
-        self.canvas.moving(*lost, *self._finite, *self._percents, *ax.spines.values())
+        self.canvas.labels(*self._percents)
+        self.canvas.moving(*lost, *self._finite, *ax.spines.values())
 
     def update(
         self,

@@ -284,7 +284,8 @@ class Stepper:
             axes.axvline(0, color=style.BLACK, linestyle=(0, (2, 1)), linewidth=1.6, zorder=4)
             for axes in (self._decay.ax, ax)
         ]
-        self.canvas.moving(ax.yaxis, *self._gone.values(), self._line, *self._cursors, self._here)
+        self.canvas.labels(ax.yaxis)
+        self.canvas.moving(*self._gone.values(), self._line, *self._cursors, self._here)
         self.canvas.figure.legend(
             handles=style.non_finite_handles(), loc="lower left", bbox_to_anchor=(left / _WIDTH, 0.03), ncols=2
         )

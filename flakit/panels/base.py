@@ -17,9 +17,11 @@ import html
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import ipywidgets as widgets
+import torch
 import traitlets
 
 from ..figures.canvas import Canvas
@@ -36,6 +38,17 @@ _CSS = """<style>
 .flakit-readout .flakit-error {border-left: 4px solid #D55E00; padding-left: 8px}
 .flakit-script textarea {font-family: monospace; font-size: 12px}
 </style>"""
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """A slider's tensors are small: a second thread brings them nothing and takes a core from the browser."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 class _Picture(widgets.Image):
@@ -185,7 +198,8 @@ class Panel(widgets.VBox):
             self._cancel_timer()
             start = time.perf_counter()
             setting = self.setting
-            self.result = self.compute(**setting)
+            with _one_thread():
+                self.result = self.compute(**setting)
             self.draw(self.result, **setting)
             self._picture.value = self.canvas.png()
             self.say(self.describe(self.result, **setting))
