@@ -1,5 +1,6 @@
 """A chromium and a JupyterLab for the whole session, an open notebook for each test."""
 
+import re
 import shutil
 
 import pytest
@@ -46,4 +47,4 @@ def page(chromium, tmp_path):
 @pytest.fixture
 def open_notebook(jupyterlab, page, request):
     """open_notebook("04_decay_blowup.ipynb") -> Notebook"""
-    return lambda name: lab.Notebook(page, jupyterlab, name, workspace=request.node.name)
+    return lambda name: lab.Notebook(page, jupyterlab, name, workspace=re.sub(r"\W+", "-", request.node.name))
