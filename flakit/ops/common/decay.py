@@ -20,6 +20,12 @@ def halves(x: Tensor, s: int) -> tuple[Tensor, Tensor]:
     return x.unflatten(-2, (-1, 2, s)).unbind(-3)
 
 
+def level_blocks(A: Tensor, s: int, row: int = 1, column: int = 0) -> Tensor:
+    """The (row, column) quarter of each diagonal block of 2s rows, a view: [..., C, C] -> [..., C/(2s), s, s]."""
+    blocks = A.unflatten(-1, (-1, 2, s)).unflatten(-4, (-1, 2, s))
+    return blocks[..., row, :, :, column, :].diagonal(0, -4, -2).movedim(-1, -3)
+
+
 def dyadic_levels(w: Tensor) -> Iterator[tuple[int, Tensor]]:
     """Yield (s, log weight [..., C, K]) for s = 1, 2, 4, … C/2, C a power of two.
 

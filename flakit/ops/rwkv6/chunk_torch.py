@@ -11,35 +11,10 @@ of -50 costs no digits. Widely used is a difference of two running sums instead;
 """
 
 import torch
-import torch.nn.functional as F
-from einops import rearrange
 from torch import Tensor
 
-from ..common.decay import dyadic_levels, halves, sum_after, sum_before
-
-
-def split_chunks(x: Tensor, C: int, dtype: torch.dtype) -> Tensor:
-    """[B, T, H, D] -> [B, H, N, C, D]; rows beyond T are zero: no decay, nothing read, nothing written."""
-    x = F.pad(x.to(dtype), (0, 0, 0, 0, 0, -x.shape[1] % C))
-    return rearrange(x, "b (n c) h d -> b h n c d", c=C)
-
-
-def join_chunks(x: Tensor, T: int) -> Tensor:
-    return rearrange(x, "b h n c d -> b (n c) h d")[:, :T]
-
-
-def carry_states(decay: Tensor, written: Tensor, state: Tensor | None, reverse: bool = False) -> tuple[Tensor, Tensor]:
-    """The state entering each chunk (reverse: the gradient leaving it) and the one left at the end.
-
-    decay [B, H, N, K] and written [B, H, N, K, V] are each chunk's own; state [B, H, K, V] is where to begin.
-    """
-    B, H, N, K, V = written.shape
-    state = written.new_zeros(B, H, K, V) if state is None else state.to(written.dtype)
-    entering = torch.empty_like(written)
-    for n in reversed(range(N)) if reverse else range(N):
-        entering[:, :, n] = state
-        state = decay[:, :, n, :, None] * state + written[:, :, n]
-    return entering, state
+from ..common.chunks import carry_states, join_chunks, split_chunks
+from ..common.decay import dyadic_levels, halves, level_blocks, sum_after, sum_before
 
 
 def scores(q: Tensor, k: Tensor, w: Tensor, u: Tensor) -> Tensor:
@@ -47,10 +22,7 @@ def scores(q: Tensor, k: Tensor, w: Tensor, u: Tensor) -> Tensor:
     A = torch.diag_embed((q * u * k).sum(-1))
     for s, log_weight in dyadic_levels(w):
         weight = log_weight.exp()
-        block = halves(q * weight, s)[1] @ halves(k * weight, s)[0].mT  # [..., C/(2s), s, s]
-        A.unflatten(-1, (-1, 2, s)).unflatten(-4, (-1, 2, s))[..., 1, :, :, 0, :].diagonal(0, -4, -2).copy_(
-            block.movedim(-3, -1)
-        )
+        level_blocks(A, s).copy_(halves(q * weight, s)[1] @ halves(k * weight, s)[0].mT)
     return A
 
 
@@ -89,8 +61,7 @@ def backward(r, k, v, w, u, scale, initial_state, do, dfinal_state, chunk_size) 
     du = (diagonal * q * k).sum((0, 2, 3))
     for s, log_weight in dyadic_levels(w):
         weight = log_weight.exp()
-        block = dA.unflatten(-1, (-1, 2, s)).unflatten(-4, (-1, 2, s))[..., 1, :, :, 0, :].diagonal(0, -4, -2)
-        block = block.movedim(-1, -3)  # [..., C/(2s), s, s]
+        block = level_blocks(dA, s)
         dq_right = block @ halves(k * weight, s)[0] * halves(weight, s)[1]
         dk_left = block.mT @ halves(q * weight, s)[1] * halves(weight, s)[0]
         halves(dq, s)[1].add_(dq_right)

@@ -1,0 +1,140 @@
+"""RWKV7 as a recurrence: the text to read first, and the truth everything else is measured against.
+
+The generalised delta rule of "RWKV-7 'Goose' with Expressive Dynamic State Evolution" (Peng et al., 2025,
+arXiv:2503.14456), with a scale on the read and the decay kept as a natural logarithm w <= 0:
+
+    S_t = diag(e^{w_t}) S_{t-1} + b_t (a_t^T S_{t-1}) + k_t v_t^T
+    o_t = scale * r_t^T S_t
+
+The state is a memory of values v under keys k, and a token edits it: a_t looks up what the memory holds *before* it
+decays (`removed`), and b_t takes that away or puts it elsewhere (`edit`), before the token's own value is written.
+In the model a = -κ̂ and b = κ̂ * sigmoid(·), κ̂ of length one a head: a part of what stands under κ̂ is erased.
+The output at t reads the state *after* token t is written.
+
+Symbols: B batch, T time, H heads, K rows of the state (keys), V columns (values). r, w, k, a, b are [B, T, H, K], v is
+[B, T, H, V], a state is [B, H, K, V]. D_t is the gradient of the loss with respect to S_t.
+
+A row of keys becomes a column, x[..., None], before it meets a matrix; a row of values stays a row, x[..., None, :].
+
+Nothing is checked here: where |1 + a·b| > 1 or w > 0 the state grows, which is exactly what some lessons need.
+Arithmetic is float64 for float64 inputs and float32 for all others.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class ForwardStep(NamedTuple):
+    """One time step of the forward pass; rows are [B, H, K] or [B, H, V], matrices [B, H, K, V]."""
+
+    t: int
+    r: Tensor
+    w: Tensor
+    k: Tensor
+    v: Tensor
+    a: Tensor
+    b: Tensor
+    decay: Tensor  # e^{w_t}, how much of each row survives
+    removed: Tensor  # a_t^T S_{t-1}, what a_t finds in the memory
+    edit: Tensor  # b_t removed^T, the change this makes
+    kv: Tensor  # k_t v_t^T, what is written
+    state_before: Tensor  # S_{t-1}
+    o: Tensor
+    state: Tensor  # S_t
+
+
+class BackwardStep(NamedTuple):
+    """One time step of the backward pass, visited from the last t to the first; shapes as in `ForwardStep`."""
+
+    t: int
+    do: Tensor
+    dstate: Tensor  # D_t, from the read at t and everything after it
+    dstate_before: Tensor  # what reaches S_{t-1}: diag(e^{w_t}) D_t + a_t (b_t^T D_t)
+    dr: Tensor
+    dw: Tensor
+    dk: Tensor
+    dv: Tensor
+    da: Tensor
+    db: Tensor
+
+
+def steps(
+    r: Tensor,
+    w: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    do: Tensor | None = None,
+    dfinal_state: Tensor | None = None,
+) -> Iterator[ForwardStep | BackwardStep]:
+    """Yield every intermediate of the forward pass and, when `do` [B, T, H, V] is given, of the backward pass.
+
+    First T `ForwardStep`s with t = 0 … T-1, then T `BackwardStep`s with t = T-1 … 0.
+    scale defaults to 1; initial_state and dfinal_state are [B, H, K, V] and default to zero.
+
+    >>> for step in steps(r, w, k, v, a, b, do=torch.ones_like(v)):
+    ...     print(step.t, type(step).__name__)
+    """
+    dtype = torch.promote_types(r.dtype, torch.float32)
+    r, w, k, v, a, b = (x.to(dtype) for x in (r, w, k, v, a, b))
+    scale = 1.0 if scale is None else scale
+    B, T, H, K = r.shape
+    S = torch.zeros(B, H, K, v.shape[-1], dtype=dtype, device=r.device)
+    S = S if initial_state is None else S + initial_state
+
+    forward = []
+    for t in range(T):
+        decay = w[:, t].exp()
+        removed = (a[:, t, :, :, None] * S).sum(-2)
+        edit = b[:, t, :, :, None] * removed[..., None, :]
+        kv = k[:, t, :, :, None] * v[:, t, :, None, :]
+        before, S = S, decay[..., None] * S + edit + kv
+        o = scale * (r[:, t, :, :, None] * S).sum(-2)
+        rows = (x[:, t] for x in (r, w, k, v, a, b))
+        step = ForwardStep(t, *rows, decay, removed, edit, kv, before, o, S)
+        if do is not None:
+            forward.append(step)
+        yield step
+
+    if do is None:
+        return
+    do = do.to(dtype)
+    D = torch.zeros_like(S) if dfinal_state is None else dfinal_state.to(dtype)
+    for f in reversed(forward):
+        do_t = do[:, f.t]
+        dr = scale * (f.state * do_t[..., None, :]).sum(-1)
+        D = D + scale * f.r[..., None] * do_t[..., None, :]
+        dremoved = (D * f.b[..., None]).sum(-2)
+        dk = (D * f.v[..., None, :]).sum(-1)
+        dv = (D * f.k[..., None]).sum(-2)
+        da = (f.state_before * dremoved[..., None, :]).sum(-1)
+        db = (D * f.removed[..., None, :]).sum(-1)
+        dw = f.decay * (f.state_before * D).sum(-1)
+        at_t, D = D, f.decay[..., None] * D + f.a[..., None] * dremoved[..., None, :]
+        yield BackwardStep(f.t, do_t, at_t, D, dr, dw, dk, dv, da, db)
+
+
+def forward(r, w, k, v, a, b, scale=None, initial_state=None) -> tuple[Tensor, Tensor]:
+    """The recurrence from left to right: o [B, T, H, V] and S_T [B, H, K, V], in float32 or float64."""
+    o = []
+    for step in steps(r, w, k, v, a, b, scale, initial_state):
+        o.append(step.o)
+    return torch.stack(o, 1), step.state
+
+
+def backward(r, w, k, v, a, b, scale, initial_state, do, dfinal_state) -> tuple[Tensor, ...]:
+    """The hand-written backward pass: dr, dw, dk, dv, da, db [B, T, H, *] and dinitial_state [B, H, K, V].
+
+    dw_t = sum_v e^{w_t} S_{t-1} * D_t uses the states themselves: every term carries its decay, nothing is subtracted.
+    """
+    told = steps(r, w, k, v, a, b, scale, initial_state, do, dfinal_state)
+    rows = [step for step in told if isinstance(step, BackwardStep)]
+    rows.reverse()
+    grads = (torch.stack([getattr(step, f"d{name}") for step in rows], 1) for name in ("r", "w", "k", "v", "a", "b"))
+    return (*grads, rows[0].dstate_before)
