@@ -69,11 +69,15 @@ class _Chunks:
         self.q_in, self.a_in = self.reads * self.before
         self.k_out, self.b_out = self.keys * self.after
 
+    def no_state(self) -> Tensor:
+        B, H, _, _, K = self.w.shape
+        return self.w.new_zeros(B, H, K, self.v.shape[-1])
+
     def states(self, initial_state) -> tuple[Tensor, Tensor, Tensor]:
         """The state entering each chunk [B, H, N, K, V], what a finds [B, H, N, C, V], and the final state."""
         found, transfer = self.U @ (self.A_ak @ self.v), self.U @ self.a_in
         written = self.k_out.mT @ self.v
-        S = torch.zeros_like(written[:, :, 0]) if initial_state is None else initial_state.to(written.dtype)
+        S = self.no_state() if initial_state is None else initial_state.to(written.dtype)
         entering, v2 = torch.empty_like(written), torch.empty_like(self.v)
         for n in range(written.shape[2]):
             entering[:, :, n] = S
@@ -85,7 +89,7 @@ class _Chunks:
         """The gradient leaving each chunk [B, H, N, K, V], of what a looks up [B, H, N, C, V], and dinitial_state."""
         found, transfer = self.U.mT @ (self.A_rb.mT @ do), self.U.mT @ self.b_out
         written = self.q_in.mT @ do
-        D = torch.zeros_like(written[:, :, 0]) if dfinal_state is None else dfinal_state.to(written.dtype)
+        D = self.no_state() if dfinal_state is None else dfinal_state.to(written.dtype)
         leaving, y = torch.empty_like(written), torch.empty_like(do)
         for n in reversed(range(written.shape[2])):
             leaving[:, :, n] = D

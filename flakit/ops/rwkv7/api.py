@@ -1,0 +1,366 @@
+"""RWKV7's public functions: check the arguments, choose the code that runs, register it with PyTorch. No maths here."""
+
+from importlib import import_module
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..common import validation as check
+from ..common.dispatch import autocast, check_chunk_size, choose_backend
+from ..common.packed import from_batch, to_batch
+
+TORCH_CHUNK_SIZE = 64
+
+
+class RWKV7Output(NamedTuple):
+    o: Tensor
+    """[B, T, H, V], in the dtype of r."""
+    final_state: Tensor | None
+    """[N, H, K, V], float32 (float64 for float64 inputs); None unless asked for."""
+
+
+def chunk_rwkv7(
+    r: Tensor,
+    w: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    scale: float | None = 1.0,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    safe_gate: bool = False,
+    *,
+    chunk_size: int | None = None,
+    disable_recompute: bool = False,
+    cp_context: None = None,
+    lower_bound: float | None = None,
+    backend: str | None = None,
+) -> RWKV7Output:
+    """RWKV7 computed in chunks: parallel over T but a light stream of states. Finite and accurate for every w <= 0.
+
+        S_t = diag(e^{w_t}) S_{t-1} + b_t (a_t^T S_{t-1}) + k_t v_t^T
+        o_t = scale * r_t^T S_t
+
+    The generalised delta rule of arXiv:2503.14456. Every tensor argument has a gradient, the states included. The state
+    stays bounded where |1 + a·b| <= 1, as in the model, whose a = -κ̂ and b = κ̂ * sigmoid(·) with κ̂ of length one a
+    head; beyond that it may grow, and errors with it.
+
+    Args:
+        r: receptance (query), [B, T, H, K]; float64, float32, bfloat16 or float16.
+        w: natural-log decay per token and channel, [B, T, H, K], <= 0; 0 keeps everything, -inf forgets everything.
+            Dtype of r, or float32 (float64 beside float64).
+        k: key, [B, T, H, K], dtype of r.
+        v: value, [B, T, H, V], dtype of r.
+        a: what is looked up in the state before it decays, [B, T, H, K]; dtypes as w.
+        b: where what a finds is added, [B, T, H, K]; dtypes as w.
+        scale: factor on the read, default 1.
+        initial_state: [N, H, K, V], float32 (float64 for float64 inputs); N is B, or the number of packed sequences.
+        output_final_state: return S_T too.
+        cu_seqlens: offsets [N + 1] of sequences packed along T in a batch of one, int32 or int64. A sequence of length
+            zero hands its initial state on.
+        cu_seqlens_cpu: accepted for compatibility; changes nothing except that its values are checked without waiting.
+        safe_gate, disable_recompute, lower_bound: accepted for compatibility; they change nothing, any w <= 0 is safe.
+        chunk_size: tokens a chunk, a power of two; default chosen by the backend.
+        cp_context: accepted as None only.
+        backend: "triton" (default on CUDA; on CPU under TRITON_INTERPRET=1), "torch" (default elsewhere) or
+            "reference" (the recurrence, step by step).
+
+    Returns:
+        RWKV7Output(o, final_state).
+
+    Raises:
+        TypeError, ValueError: naming the argument, what was expected and what came. Values on a GPU are looked at
+            only under `flakit.checked()`.
+
+    >>> o, state = chunk_rwkv7(r, -0.6065 * torch.sigmoid(x), k, v, -kk, kk * a, output_final_state=True)
+    """
+    if cp_context is not None:
+        raise ValueError(f"cp_context: expected None, got {type(cp_context).__name__}; a sequence cannot be split here")
+    return _call(
+        "chunk",
+        r,
+        w,
+        k,
+        v,
+        a,
+        b,
+        scale,
+        initial_state,
+        output_final_state,
+        cu_seqlens,
+        cu_seqlens_cpu,
+        chunk_size,
+        backend,
+    )
+
+
+def fused_recurrent_rwkv7(
+    r: Tensor,
+    w: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    scale: float | None = 1.0,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+    *,
+    backend: str | None = None,
+) -> RWKV7Output:
+    """RWKV7 one token after another: the form for decoding and for checking the chunked one.
+
+    Formula, arguments, result and errors as in `chunk_rwkv7`. The "torch" and "reference" backends are the same
+    step-by-step recurrence here; "triton" keeps the state in registers.
+    """
+    return _call(
+        "recurrent",
+        r,
+        w,
+        k,
+        v,
+        a,
+        b,
+        scale,
+        initial_state,
+        output_final_state,
+        cu_seqlens,
+        None,
+        None,
+        backend,
+    )
+
+
+def fused_mul_recurrent_rwkv7(
+    r: Tensor,
+    w: Tensor,
+    k: Tensor,
+    v: Tensor,
+    kk: Tensor,
+    a: Tensor,
+    scale: float | None = 1.0,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    reverse: bool = False,
+    cu_seqlens: Tensor | None = None,
+    *,
+    backend: str | None = None,
+) -> RWKV7Output:
+    """`fused_recurrent_rwkv7` with a_t = -kk_t and b_t = kk_t * a_t, as the model has them.
+
+    The product is formed in float32 (float64 for float64 inputs), so that 16-bit inputs lose nothing by it.
+
+    Args:
+        kk: the key whose memory is edited, of length one a head in the model, [B, T, H, K]; dtypes as w.
+        a: how much of what stands under kk is removed, [B, T, H, K], in (0, 1) in the model; dtypes as w.
+        reverse: accepted as False only.
+
+    All other arguments, the result and the errors are those of `chunk_rwkv7`.
+    """
+    if reverse:
+        raise ValueError("reverse: expected False, got True; flip the inputs along T and the output back instead")
+    check.check_tensor("r", r, dict(B=None, T=None, H=None, K=None))
+    (computed,) = autocast(r)
+    for name, x in (("kk", kk), ("a", a)):
+        check.check_tensor(name, x, dict(zip("BTHK", r.shape, strict=True)), " like r")
+        check.check_dtype(name, x, (computed.dtype, torch.float32), computed)
+        check.check_device(name, x, r.device)
+    check.refuse_forward_mode(kk=kk, a=a)
+    wide = torch.promote_types(computed.dtype, torch.float32)
+    return fused_recurrent_rwkv7(
+        r,
+        w,
+        k,
+        v,
+        -kk,
+        kk.to(wide) * a.to(wide),
+        scale,
+        initial_state,
+        output_final_state,
+        cu_seqlens,
+        backend=backend,
+    )
+
+
+def _call(
+    form, r, w, k, v, a, b, scale, initial_state, output_final_state, cu_seqlens, cu_seqlens_cpu, chunk_size, backend
+) -> RWKV7Output:
+    check.check_tensor("r", r, dict(B=None, T=None, H=None, K=None))
+    B, T, H, K = r.shape
+    for name, x in (("w", w), ("k", k), ("a", a), ("b", b)):
+        check.check_tensor(name, x, dict(B=B, T=T, H=H, K=K), " like r")
+    check.check_tensor("v", v, dict(B=B, T=T, H=H, V=None))
+    V = v.shape[-1]
+
+    r, k, v = autocast(r, k, v)
+    wide = torch.promote_types(r.dtype, torch.float32)
+    for name, x in (("k", k), ("v", v)):
+        check.check_dtype(name, x, (r.dtype,), r)
+    for name, x in (("w", w), ("a", a), ("b", b)):
+        check.check_dtype(name, x, (r.dtype, torch.float32), r)
+    for name, x in (("w", w), ("k", k), ("v", v), ("a", a), ("b", b)):
+        check.check_device(name, x, r.device)
+
+    N = B
+    if cu_seqlens is not None:
+        check.check_cu_seqlens(cu_seqlens, B, r.device)
+        N = len(cu_seqlens) - 1
+    if cu_seqlens_cpu is not None:
+        check.check_cu_seqlens(cu_seqlens_cpu, B, torch.device("cpu"))
+        check.check_offsets(cu_seqlens_cpu, T)
+    if initial_state is not None:
+        sequences = f" (N = {N} {'packed sequences' if cu_seqlens is not None else 'like B'})"
+        check.check_tensor("initial_state", initial_state, dict(N=N, H=H, K=K, V=V), sequences)
+        check.check_dtype("initial_state", initial_state, (wide,), r)
+        check.check_device("initial_state", initial_state, r.device)
+    if not isinstance(output_final_state, bool):
+        raise TypeError(f"output_final_state: expected True or False, got {type(output_final_state).__name__}")
+    check.refuse_forward_mode(r=r, w=w, k=k, v=v, a=a, b=b, initial_state=initial_state)
+
+    scale = check.check_scale(scale, 1.0)
+    backend = choose_backend(backend, r)
+    chunk_size = check_chunk_size(chunk_size, backend)
+    differentiable = (r, w, k, v, a, b) if initial_state is None else (r, w, k, v, a, b, initial_state)
+    keep_states = torch.is_grad_enabled() and any(x.requires_grad for x in differentiable)
+    o, final_state, *_ = _forward_op(
+        r, w, k, v, a, b, initial_state, cu_seqlens, scale, output_final_state, form, backend, chunk_size, keep_states
+    )
+    return RWKV7Output(o, final_state if output_final_state else None)
+
+
+def _kernels(form: str):
+    # Imported on first use: `import flakit` works where Triton does not exist.
+    return import_module(f".{form}_triton", __package__)
+
+
+def _plain(form: str, backend: str, chunk_size: int, r: Tensor):
+    """The PyTorch implementation, as (module, r in the dtype it is to compute in, extra arguments)."""
+    if form == "chunk" and backend == "torch":
+        return import_module(".chunk_torch", __package__), r, (chunk_size or TORCH_CHUNK_SIZE,)
+    # Thousands of products with the same rounded e^w add its error up: 2e-5 at w = -1e-4, T = 4096 in float32.
+    return import_module(".reference", __package__), r.double(), ()
+
+
+@torch.library.custom_op("flakit::rwkv7", mutates_args=())
+def _forward_op(
+    r: Tensor,
+    w: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    scale: float,
+    output_final_state: bool,
+    form: str,
+    backend: str,
+    chunk_size: int,
+    keep_states: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """o, the final state (empty unless asked for), and what the kernels keep for the backward: states and `found`."""
+    check.check_decay("w", w)
+    if cu_seqlens is not None:
+        check.check_offsets(cu_seqlens, r.shape[1])
+    if backend == "triton":
+        return _kernels(form).forward(
+            r, w, k, v, a, b, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep_states
+        )
+    module, exact_r, extra = _plain(form, backend, chunk_size, r)
+    with torch.autocast(r.device.type, enabled=False):
+        if cu_seqlens is None:
+            o, final_state = module.forward(exact_r, w, k, v, a, b, scale, initial_state, *extra)
+        else:
+            batched = (to_batch(x, cu_seqlens) for x in (exact_r, w, k, v, a, b))
+            o, final_state = module.forward(*batched, scale, initial_state, *extra)
+            o = from_batch(o, cu_seqlens)
+    final_state = final_state.to(torch.promote_types(r.dtype, torch.float32)).contiguous()
+    final_state = final_state if output_final_state else final_state.new_empty(0)
+    return o.to(r.dtype).contiguous(), final_state, final_state.new_empty(0), final_state.new_empty(0)
+
+
+@torch.library.custom_op("flakit::rwkv7_backward", mutates_args=())
+def _backward_op(
+    r: Tensor,
+    w: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    states: Tensor,
+    found: Tensor,
+    do: Tensor,
+    dfinal_state: Tensor | None,
+    scale: float,
+    form: str,
+    backend: str,
+    chunk_size: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """dr, dw, dk, dv, da, db and dinitial_state (empty without an initial state), each in its input's dtype."""
+    if backend == "triton":
+        grads = _kernels(form).backward(
+            r, w, k, v, a, b, scale, initial_state, cu_seqlens, chunk_size, states, found, do, dfinal_state
+        )
+    else:
+        module, exact_r, extra = _plain(form, backend, chunk_size, r)
+        with torch.autocast(r.device.type, enabled=False):
+            if cu_seqlens is None:
+                grads = module.backward(exact_r, w, k, v, a, b, scale, initial_state, do, dfinal_state, *extra)
+            else:
+                *batched, do = (to_batch(x, cu_seqlens) for x in (exact_r, w, k, v, a, b, do))
+                *rows, dstate = module.backward(*batched, scale, initial_state, do, dfinal_state, *extra)
+                grads = (*(from_batch(x, cu_seqlens) for x in rows), dstate)
+    dtypes = (*(x.dtype for x in (r, w, k, v, a, b)), torch.promote_types(r.dtype, torch.float32))
+    *grads, dstate = (g.to(dtype).contiguous() for g, dtype in zip(grads, dtypes, strict=True))
+    return (*grads, dstate if initial_state is not None else dstate.new_empty(0))
+
+
+def _states_shape(r: Tensor, v: Tensor, cu_seqlens: Tensor | None) -> tuple[int, int, int, int]:
+    N = r.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    return N, r.shape[2], r.shape[3], v.shape[3]
+
+
+@_forward_op.register_fake
+def _(r, w, k, v, a, b, initial_state, cu_seqlens, scale, output_final_state, form, backend, chunk_size, keep_states):
+    wide = torch.promote_types(r.dtype, torch.float32)
+    o = torch.empty_like(v, memory_format=torch.contiguous_format)
+    final_state = r.new_empty(_states_shape(r, v, cu_seqlens) if output_final_state else (0,), dtype=wide)
+    states, found = (0,), (0,)
+    if backend == "triton" and keep_states:
+        states, found = _kernels(form).kept_shapes(r, v, cu_seqlens, chunk_size)
+    return o, final_state, r.new_empty(states, dtype=wide), r.new_empty(found, dtype=wide)
+
+
+@_backward_op.register_fake
+def _(r, w, k, v, a, b, initial_state, cu_seqlens, states, found, do, dfinal_state, scale, form, backend, chunk_size):
+    wide = torch.promote_types(r.dtype, torch.float32)
+    grads = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (r, w, k, v, a, b))
+    return (*grads, r.new_empty(_states_shape(r, v, cu_seqlens) if initial_state is not None else (0,), dtype=wide))
+
+
+def _save(ctx, inputs, output):
+    *tensors, scale, output_final_state, form, backend, chunk_size, _ = inputs
+    ctx.save_for_backward(*tensors, *output[2:])
+    ctx.asked_for_state, ctx.settings = output_final_state, (scale, form, backend, chunk_size)
+
+
+def _differentiate(ctx, do, dfinal_state, *_):
+    dfinal_state = dfinal_state if ctx.asked_for_state else None
+    saved = ctx.saved_tensors  # activation checkpointing allows one look
+    *grads, dstate = _backward_op(*saved, do, dfinal_state, *ctx.settings)
+    has_state = saved[6] is not None
+    return (*grads, dstate if has_state else None, *(None,) * 7)
+
+
+def _refuse_double_backward(ctx, *_):
+    raise RuntimeError("flakit::rwkv7: double backward is not supported; its gradient is not differentiable again")
+
+
+_forward_op.register_autograd(_differentiate, setup_context=_save)
+_backward_op.register_autograd(_refuse_double_backward)
