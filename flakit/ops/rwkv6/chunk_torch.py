@@ -13,17 +13,13 @@ of -50 costs no digits. Widely used is a difference of two running sums instead;
 import torch
 from torch import Tensor
 
-from ..common.chunks import carry_states, join_chunks, split_chunks
-from ..common.decay import dyadic_levels, halves, level_blocks, sum_after, sum_before
+from ..common.chunks import carry_states, join_chunks, pair_grads, pair_scores, split_chunks
+from ..common.decay import sum_after, sum_before
 
 
 def scores(q: Tensor, k: Tensor, w: Tensor, u: Tensor) -> Tensor:
     """A [B, H, N, C, C], lower triangular; q is r times scale."""
-    A = torch.diag_embed((q * u * k).sum(-1))
-    for s, log_weight in dyadic_levels(w):
-        weight = log_weight.exp()
-        level_blocks(A, s).copy_(halves(q * weight, s)[1] @ halves(k * weight, s)[0].mT)
-    return A
+    return pair_scores(q, k, w) + torch.diag_embed((q * u * k).sum(-1))
 
 
 def forward(r, k, v, w, u, scale, initial_state, chunk_size) -> tuple[Tensor, Tensor]:
@@ -53,20 +49,13 @@ def backward(r, k, v, w, u, scale, initial_state, do, dfinal_state, chunk_size) 
     dk = (v @ D.mT) * after
     dw = (total * (S * D).sum(-1))[..., None, :] + sum_after(q * dq) + sum_before(k * dk)
 
-    # Inside: the diagonal carries no decay, every other pair belongs to one dyadic level.
+    # Inside. The diagonal carries no decay.
     dA = do @ v.mT
     diagonal = dA.diagonal(0, -2, -1)[..., None]
-    dq = dq + diagonal * u * k
-    dk = dk + diagonal * u * q
+    dq_pairs, dk_pairs, dw_pairs = pair_grads(dA, q, k, w)
+    dq = dq + dq_pairs + diagonal * u * k
+    dk = dk + dk_pairs + diagonal * u * q
+    dw = dw + dw_pairs
     du = (diagonal * q * k).sum((0, 2, 3))
-    for s, log_weight in dyadic_levels(w):
-        weight = log_weight.exp()
-        block = level_blocks(dA, s)
-        dq_right = block @ halves(k * weight, s)[0] * halves(weight, s)[1]
-        dk_left = block.mT @ halves(q * weight, s)[1] * halves(weight, s)[0]
-        halves(dq, s)[1].add_(dq_right)
-        halves(dk, s)[0].add_(dk_left)
-        halves(dw, s)[1].add_(sum_after(halves(q, s)[1] * dq_right))
-        halves(dw, s)[0].add_(sum_before(halves(k, s)[0] * dk_left))
 
     return join_chunks(dq * scale, T), join_chunks(dk, T), join_chunks(dv, T), join_chunks(dw, T), du, dinitial_state

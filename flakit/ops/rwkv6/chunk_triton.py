@@ -22,105 +22,19 @@ import torch
 import triton
 import triton.language as tl
 
-from ..common.blocks_triton import decay_after, decay_before, dot, level_pairs, level_weights, row_at, to_operand
-from ..common.launch import CHUNK_SIZE, TABLE, block, elements, width
-from ..common.packed import chunk_offsets, max_chunks
-
-MILD_TOTAL = tl.constexpr(-110.0)
-"""A chunk is mild if no channel decays more than this over it: half of it on each side of the middle, e^55."""
-MILD_TOKEN = tl.constexpr(-4.0)
-"""… and no token more than this: the mild path's decay gradient loses a factor e^{-w} of float32's digits."""
-
-
-@triton.jit
-def _locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C: tl.constexpr, PACKED: tl.constexpr):
-    """First row of chunk i_c and the end of its sequence. A surplus chunk of a packed batch starts beyond its end."""
-    if PACKED:
-        i_n = tl.load(sequence_of_chunk + i_c)
-        start = tl.load(cu_seqlens + i_n).to(tl.int64) + (i_c - tl.load(offsets + i_n)) * C
-        end = tl.minimum(tl.load(cu_seqlens + i_n + 1).to(tl.int64), T)
-    else:
-        NT = tl.cdiv(T, C)
-        first = (i_c // NT).to(tl.int64) * T
-        start = first + (i_c % NT) * C
-        end = first + T
-    return start, end
-
-
-@triton.jit
-def _tile(p, start, end, i_h, i_d, shift: tl.constexpr, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr,
-          BD: tl.constexpr):  # fmt: skip
-    """Rows start + shift … of one head of x [*, H, D], [C, BD]; zero outside the chunk and the sequence."""
-    o_c = tl.arange(0, C) + shift
-    o_d = i_d * BD + tl.arange(0, BD)
-    m = ((o_c >= 0) & (o_c < C) & (o_c < end - start))[:, None] & (o_d < D)[None, :]
-    return tl.load(p + (start * H + i_h) * D + o_c[:, None] * (H * D) + o_d[None, :], mask=m, other=0.0)
-
-
-@triton.jit
-def _store_tile(p, x, start, end, i_h, i_d, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
-    o_c = tl.arange(0, C)
-    o_d = i_d * BD + tl.arange(0, BD)
-    m = (o_c < end - start)[:, None] & (o_d < D)[None, :]
-    tl.store(p + (start * H + i_h) * D + o_c[:, None] * (H * D) + o_d[None, :], x.to(p.dtype.element_ty), mask=m)
-
-
-@triton.jit
-def _state_pointers(p, i, i_k, i_v, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr):
-    """Pointers and mask of a [BK, BV] tile of state number i."""
-    o_k = i_k * BK + tl.arange(0, BK)
-    o_v = i_v * BV + tl.arange(0, BV)
-    return p + i.to(tl.int64) * K * V + o_k[:, None] * V + o_v[None, :], (o_k < K)[:, None] & (o_v < V)[None, :]
-
-
-@triton.jit
-def _takes(mild, i, FLAGS: tl.constexpr, MILD: tl.constexpr):
-    """Whether chunk-and-head i is this launch's: mild everywhere for the mild one, anything else for the other."""
-    o = tl.arange(0, triton.next_power_of_2(FLAGS))
-    return tl.min(tl.load(mild + i * FLAGS + o, mask=o < FLAGS, other=1), 0) == MILD
-
-
-@triton.jit
-def _about_middle(b_w, C: tl.constexpr):
-    """Mild decays from one running sum: before each row, of reads and of keys about the middle row. [C, BK] each.
-
-    read_i key_j is the decay strictly between j and i.
-    """
-    upto = tl.cumsum(b_w, 0)
-    before = upto - b_w
-    mid = row_at(before, C // 2, C)[None, :]
-    return before, tl.exp(before - mid), tl.exp(mid - upto)
-
-
-@triton.jit
-def _dyadic_scores(b_q, b_k, b_prev, b_next, C: tl.constexpr, BK: tl.constexpr, LEVELS: tl.constexpr,
-                   PRECISION: tl.constexpr):  # fmt: skip
-    b_A = tl.zeros([C, C], dtype=tl.float32)
-    for level in tl.static_range(LEVELS):
-        right = ((tl.arange(0, C) // (1 << level)) % 2 == 1)[:, None]
-        b_p = tl.where(right, b_q, b_k)
-        if level > 0:
-            b_p *= level_weights(b_prev, b_next, 1 << level, C, BK)
-        b_A += tl.where(level_pairs(1 << level, C), dot(b_p, tl.trans(b_p), PRECISION), 0.0)
-    return b_A
-
-
-@triton.jit
-def _scores(b_q, b_k, p_w, start, end, i_h, i_k, H: tl.constexpr, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
-            LEVELS: tl.constexpr, MILD: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """sum over a block of k of q_i k_j e^{decay strictly between j and i}, right for i > j only, [C, C]; and the log
-    decay before and after each row, [C, BK]."""
-    if MILD:
-        b_w = _tile(p_w, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
-        before, read, key = _about_middle(b_w, C)
-        b_A = dot(b_q * read, tl.trans(b_k * key), PRECISION)
-        after = tl.sum(b_w, 0)[None, :] - before - b_w
-    else:
-        b_prev = _tile(p_w, start, end, i_h, i_k, -1, H, K, C, BK).to(tl.float32)
-        b_next = _tile(p_w, start, end, i_h, i_k, 1, H, K, C, BK).to(tl.float32)
-        b_A = _dyadic_scores(b_q, b_k, b_prev, b_next, C, BK, LEVELS, PRECISION)
-        before, after = decay_before(b_prev), decay_after(b_next)
-    return b_A, before, after
+from ..common.blocks_triton import dot, to_operand
+from ..common.chunks_triton import (
+    ChunkPlan,
+    dyadic_pairs,
+    kept_states_shape,
+    load_tile,
+    locate,
+    mild_pairs,
+    scores,
+    state_pointers,
+    store_tile,
+    takes,
+)
 
 
 @triton.jit
@@ -129,113 +43,6 @@ def _add_scores(b_A, b_a, b_q, b_k, b_u, C: tl.constexpr):
     o_c = tl.arange(0, C)
     b_d = tl.sum(b_q * b_k * b_u[None, :], 1)
     return b_A + tl.where(o_c[:, None] > o_c[None, :], b_a, tl.where(o_c[:, None] == o_c[None, :], b_d[:, None], 0.0))
-
-
-@triton.jit
-def _mild_pairs(b_q, b_k, b_w, b_dA, b_dq, b_dk, C: tl.constexpr, PRECISION: tl.constexpr):
-    """dq, dk and dw without its e^{total} term; b_dq, b_dk come as do S^T and v D^T, before their decay."""
-    before, read, key = _about_middle(b_w, C)
-    b_dq *= tl.exp(before)
-    b_dk *= tl.exp(tl.sum(b_w, 0)[None, :] - before - b_w)
-    b_qm, b_km = to_operand(b_q * read, PRECISION), to_operand(b_k * key, PRECISION)
-    g_q = tl.dot(b_dA, b_km, input_precision=PRECISION)
-    g_k = tl.dot(tl.trans(b_dA), b_qm, input_precision=PRECISION)
-    reads, keys = b_q * b_dq + b_qm * g_q, b_k * b_dk
-    b_dw = tl.cumsum(reads - b_km * g_k, axis=0, reverse=True) - reads + tl.cumsum(keys, axis=0) - keys
-    return b_dq + g_q * read, b_dk + g_k * key, b_dw
-
-
-@triton.jit
-def _dyadic_pairs(b_q, b_k, b_prev, b_next, b_dA, b_dq, b_dk, C: tl.constexpr, BK: tl.constexpr, LEVELS: tl.constexpr,
-                  PRECISION: tl.constexpr):  # fmt: skip
-    """The same for any decay: nothing is subtracted."""
-    o_c = tl.arange(0, C)
-    b_dq *= tl.exp(decay_before(b_prev))
-    b_dk *= tl.exp(decay_after(b_next))
-    later, earlier = o_c[:, None] < o_c[None, :], o_c[:, None] > o_c[None, :]
-    b_dw = dot(later.to(tl.float32), b_q * b_dq, PRECISION) + dot(earlier.to(tl.float32), b_k * b_dk, PRECISION)
-    pairs = b_dA + tl.trans(b_dA)
-    for level in tl.static_range(LEVELS):
-        right = ((o_c // (1 << level)) % 2 == 1)[:, None]
-        half = o_c // (1 << level)
-        # Rows of right halves meet those of left halves and the other way round: one product serves dq and dk.
-        meet = tl.where((half[:, None] ^ half[None, :]) == 1, pairs, 0.0)
-        b_p = tl.where(right, b_q, b_k)
-        if level == 0:
-            b_g = dot(meet, b_p, PRECISION)
-        else:
-            weight = level_weights(b_prev, b_next, 1 << level, C, BK)
-            b_g = dot(meet, b_p * weight, PRECISION) * weight
-            # The decay at t is passed by the reads after t in its right half, by the keys before t in its left half.
-            passes = (half[:, None] == half[None, :]) & ((right & later) | ((~right) & earlier))
-            b_dw += dot(passes.to(tl.float32), b_p * b_g, PRECISION)
-        b_dq += tl.where(right, b_g, 0.0)
-        b_dk += tl.where(right, 0.0, b_g)
-    return b_dq, b_dk, b_dw
-
-
-@triton.jit
-def written_kernel(
-    x, y, w, written, decay, mild, scale, sequence_of_chunk, cu_seqlens, offsets, T,
-    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    REVERSE: tl.constexpr, MAY_BE_MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """What one chunk adds to the state, (k e^{after})^T v, or in reverse to its gradient, (scale r e^{before})^T do.
-
-    Also e^{total}, by which it decays the state, and whether every decay in it is mild. In registers: written [BK, BV].
-    """
-    i = tl.program_id(0)
-    NK: tl.constexpr = (K + BK - 1) // BK
-    NV: tl.constexpr = (V + BV - 1) // BV
-    i_h, i_k, i_v, i_c = i % H, (i // H) % NK, (i // (H * NK)) % NV, i // (H * NK * NV)
-    start, end = _locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
-    b_x = _tile(x, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32) * scale
-    b_y = _tile(y, start, end, i_h, i_v, 0, H, V, C, BV).to(tl.float32)
-    b_w = _tile(w, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
-    if REVERSE:
-        b_x *= tl.exp(decay_before(_tile(w, start, end, i_h, i_k, -1, H, K, C, BK).to(tl.float32)))
-    else:
-        b_x *= tl.exp(decay_after(_tile(w, start, end, i_h, i_k, 1, H, K, C, BK).to(tl.float32)))
-    p, m = _state_pointers(written, i_c * H + i_h, i_k, i_v, K, V, BK, BV)
-    tl.store(p, tl.dot(to_operand(tl.trans(b_x), PRECISION), b_y, input_precision=PRECISION), mask=m)
-    total = tl.sum(b_w, 0)
-    o_k = i_k * BK + tl.arange(0, BK)
-    tl.store(decay + (i_c.to(tl.int64) * H + i_h) * K + o_k, tl.exp(total), mask=(o_k < K) & (i_v == 0))
-    is_mild = MAY_BE_MILD & (tl.min(total, 0) > MILD_TOTAL) & (tl.min(tl.min(b_w, 0), 0) > MILD_TOKEN)
-    tl.store(mild + (i_c * H + i_h) * NK + i_k, is_mild.to(tl.int32), mask=i_v == 0)
-
-
-@triton.jit
-def scan_kernel(
-    written, decay, first, last, cu_seqlens, offsets, T,
-    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BE: tl.constexpr,
-    REVERSE: tl.constexpr, HAS_FIRST: tl.constexpr, WANTS_LAST: tl.constexpr, PACKED: tl.constexpr,
-):  # fmt: skip
-    """Put the state before each chunk where its writing was: S <- e^{total} S + written. In registers: BE elements."""
-    i_e, i_nh = tl.program_id(0), tl.program_id(1)
-    i_n, i_h = i_nh // H, i_nh % H
-    if PACKED:
-        first_chunk = tl.load(offsets + i_n)
-        chunks = tl.load(offsets + i_n + 1) - first_chunk
-    else:
-        chunks = tl.cdiv(T, C)
-        first_chunk = i_n * chunks
-    o_e = i_e * BE + tl.arange(0, BE)
-    m_e = o_e < K * V
-    b_S = tl.zeros([BE], dtype=tl.float32)
-    if HAS_FIRST:
-        b_S += tl.load(first + i_nh.to(tl.int64) * K * V + o_e, mask=m_e, other=0.0)
-    for j in tl.range(0, chunks, num_stages=4):
-        if REVERSE:
-            i = (first_chunk + chunks - 1 - j).to(tl.int64) * H + i_h
-        else:
-            i = (first_chunk + j).to(tl.int64) * H + i_h
-        b_written = tl.load(written + i * K * V + o_e, mask=m_e, other=0.0)
-        b_decay = tl.load(decay + i * K + o_e // V, mask=m_e, other=0.0)
-        tl.store(written + i * K * V + o_e, b_S, mask=m_e)
-        b_S = b_decay * b_S + b_written
-    if WANTS_LAST:
-        tl.store(last + i_nh.to(tl.int64) * K * V + o_e, b_S, mask=m_e)
 
 
 @triton.jit
@@ -248,24 +55,24 @@ def output_kernel(
     i = tl.program_id(0)
     NV: tl.constexpr = (V + BV - 1) // BV
     i_h, i_v, i_c = i % H, (i // H) % NV, i // (H * NV)
-    if _takes(mild, i_c * H + i_h, FLAGS, MILD) == 0:
+    if takes(mild, i_c * H + i_h, FLAGS, MILD) == 0:
         return
-    start, end = _locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
+    start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
     b_A = tl.zeros([C, C], dtype=tl.float32)
     b_o = tl.zeros([C, BV], dtype=tl.float32)
     for i_k in range(0, (K + BK - 1) // BK):
         o_k = i_k * BK + tl.arange(0, BK)
-        b_q = _tile(r, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32) * scale
-        b_k = _tile(k, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
+        b_q = load_tile(r, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32) * scale
+        b_k = load_tile(k, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
         b_u = tl.load(u + i_h * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)
-        p_S, m_S = _state_pointers(states, i_c * H + i_h, i_k, i_v, K, V, BK, BV)
+        p_S, m_S = state_pointers(states, i_c * H + i_h, i_k, i_v, K, V, BK, BV)
         b_S = tl.load(p_S, mask=m_S & (start < end), other=0.0)
-        b_a, before, _ = _scores(b_q, b_k, w, start, end, i_h, i_k, H, K, C, BK, LEVELS, MILD, PRECISION)
+        b_a, before, _ = scores(b_q, b_k, w, start, end, i_h, i_k, H, K, C, BK, LEVELS, MILD, PRECISION)
         b_A = _add_scores(b_A, b_a, b_q, b_k, b_u, C)
         b_o += dot(b_q * tl.exp(before), b_S, PRECISION)
-    b_v = _tile(v, start, end, i_h, i_v, 0, H, V, C, BV).to(tl.float32)
+    b_v = load_tile(v, start, end, i_h, i_v, 0, H, V, C, BV).to(tl.float32)
     b_o += tl.dot(to_operand(b_A, PRECISION), b_v, input_precision=PRECISION)
-    _store_tile(o, b_o, start, end, i_h, i_v, H, V, C, BV)
+    store_tile(o, b_o, start, end, i_h, i_v, H, V, C, BV)
 
 
 @triton.jit
@@ -278,24 +85,24 @@ def value_grads_kernel(
     i = tl.program_id(0)
     NV: tl.constexpr = (V + BV - 1) // BV
     i_h, i_v, i_c = i % H, (i // H) % NV, i // (H * NV)
-    if _takes(mild, i_c * H + i_h, FLAGS, MILD) == 0:
+    if takes(mild, i_c * H + i_h, FLAGS, MILD) == 0:
         return
-    start, end = _locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
+    start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
     b_A = tl.zeros([C, C], dtype=tl.float32)
     b_dv = tl.zeros([C, BV], dtype=tl.float32)
     for i_k in range(0, (K + BK - 1) // BK):
         o_k = i_k * BK + tl.arange(0, BK)
-        b_q = _tile(r, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32) * scale
-        b_k = _tile(k, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
+        b_q = load_tile(r, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32) * scale
+        b_k = load_tile(k, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
         b_u = tl.load(u + i_h * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)
-        p_D, m_D = _state_pointers(dstates, i_c * H + i_h, i_k, i_v, K, V, BK, BV)
+        p_D, m_D = state_pointers(dstates, i_c * H + i_h, i_k, i_v, K, V, BK, BV)
         b_D = tl.load(p_D, mask=m_D & (start < end), other=0.0)
-        b_a, _, after = _scores(b_q, b_k, w, start, end, i_h, i_k, H, K, C, BK, LEVELS, MILD, PRECISION)
+        b_a, _, after = scores(b_q, b_k, w, start, end, i_h, i_k, H, K, C, BK, LEVELS, MILD, PRECISION)
         b_A = _add_scores(b_A, b_a, b_q, b_k, b_u, C)
         b_dv += dot(b_k * tl.exp(after), b_D, PRECISION)
-    b_do = _tile(do, start, end, i_h, i_v, 0, H, V, C, BV).to(tl.float32)
+    b_do = load_tile(do, start, end, i_h, i_v, 0, H, V, C, BV).to(tl.float32)
     b_dv += tl.dot(to_operand(tl.trans(b_A), PRECISION), b_do, input_precision=PRECISION)
-    _store_tile(dv, b_dv, start, end, i_h, i_v, H, V, C, BV)
+    store_tile(dv, b_dv, start, end, i_h, i_v, H, V, C, BV)
 
 
 @triton.jit
@@ -311,15 +118,15 @@ def key_grads_kernel(
     """
     i = tl.program_id(0)
     i_h, i_c = i % H, i // H
-    if _takes(mild, i_c * H + i_h, FLAGS, MILD) == 0:
+    if takes(mild, i_c * H + i_h, FLAGS, MILD) == 0:
         return
-    start, end = _locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
+    start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
     o_c = tl.arange(0, C)
 
     b_dA = tl.zeros([C, C], dtype=tl.float32)
     for i_v in range(0, (V + BV - 1) // BV):
-        b_v = _tile(v, start, end, i_h, i_v, 0, H, V, C, BV)
-        b_do = _tile(do, start, end, i_h, i_v, 0, H, V, C, BV)
+        b_v = load_tile(v, start, end, i_h, i_v, 0, H, V, C, BV)
+        b_do = load_tile(do, start, end, i_h, i_v, 0, H, V, C, BV)
         b_dA += tl.dot(b_do, tl.trans(b_v), input_precision=PRECISION)
     diagonal = tl.sum(tl.where(o_c[:, None] == o_c[None, :], b_dA, 0.0), 1)[:, None]
     b_dA = to_operand(tl.where(o_c[:, None] > o_c[None, :], b_dA, 0.0), PRECISION)
@@ -330,111 +137,47 @@ def key_grads_kernel(
         b_dk = tl.zeros([C, BK], dtype=tl.float32)
         b_SD = tl.zeros([BK], dtype=tl.float32)
         for i_v in range(0, (V + BV - 1) // BV):
-            p_D, m_D = _state_pointers(dstates, i_c * H + i_h, i_k, i_v, K, V, BK, BV)
+            p_D, m_D = state_pointers(dstates, i_c * H + i_h, i_k, i_v, K, V, BK, BV)
             b_D = tl.load(p_D, mask=m_D & (start < end), other=0.0)
-            b_v = _tile(v, start, end, i_h, i_v, 0, H, V, C, BV).to(tl.float32)
+            b_v = load_tile(v, start, end, i_h, i_v, 0, H, V, C, BV).to(tl.float32)
             b_dk += tl.dot(b_v, to_operand(tl.trans(b_D), PRECISION), input_precision=PRECISION)
-            p_S, m_S = _state_pointers(states, i_c * H + i_h, i_k, i_v, K, V, BK, BV)
+            p_S, m_S = state_pointers(states, i_c * H + i_h, i_k, i_v, K, V, BK, BV)
             b_S = tl.load(p_S, mask=m_S & (start < end), other=0.0)
             b_SD += tl.sum(b_S * b_D, 1)
-            b_do = _tile(do, start, end, i_h, i_v, 0, H, V, C, BV).to(tl.float32)
+            b_do = load_tile(do, start, end, i_h, i_v, 0, H, V, C, BV).to(tl.float32)
             b_dq += tl.dot(b_do, to_operand(tl.trans(b_S), PRECISION), input_precision=PRECISION)
 
-        b_q = _tile(r, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32) * scale
-        b_k = _tile(k, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
-        b_w = _tile(w, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
+        b_q = load_tile(r, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32) * scale
+        b_k = load_tile(k, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
+        b_w = load_tile(w, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
         if MILD:
-            b_dq, b_dk, b_dw = _mild_pairs(b_q, b_k, b_w, b_dA, b_dq, b_dk, C, PRECISION)
+            b_dq, b_dk, b_dw = mild_pairs(b_q, b_k, b_w, b_dA, b_dq, b_dk, C, PRECISION)
         else:
-            b_prev = _tile(w, start, end, i_h, i_k, -1, H, K, C, BK).to(tl.float32)
-            b_next = _tile(w, start, end, i_h, i_k, 1, H, K, C, BK).to(tl.float32)
-            b_dq, b_dk, b_dw = _dyadic_pairs(b_q, b_k, b_prev, b_next, b_dA, b_dq, b_dk, C, BK, LEVELS, PRECISION)
+            b_prev = load_tile(w, start, end, i_h, i_k, -1, H, K, C, BK).to(tl.float32)
+            b_next = load_tile(w, start, end, i_h, i_k, 1, H, K, C, BK).to(tl.float32)
+            b_dq, b_dk, b_dw = dyadic_pairs(b_q, b_k, b_prev, b_next, b_dA, b_dq, b_dk, C, BK, LEVELS, PRECISION)
 
         b_dw += (tl.exp(tl.sum(b_w, 0)) * b_SD)[None, :]
         b_u = tl.load(u + i_h * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)[None, :]
         b_du = tl.sum(diagonal * b_q * b_k, 0)
         b_dq += diagonal * b_u * b_k
         b_dk += diagonal * b_u * b_q
-        _store_tile(dr, b_dq * scale, start, end, i_h, i_k, H, K, C, BK)
-        _store_tile(dk, b_dk, start, end, i_h, i_k, H, K, C, BK)
-        _store_tile(dw, b_dw, start, end, i_h, i_k, H, K, C, BK)
+        store_tile(dr, b_dq * scale, start, end, i_h, i_k, H, K, C, BK)
+        store_tile(dk, b_dk, start, end, i_h, i_k, H, K, C, BK)
+        store_tile(dw, b_dw, start, end, i_h, i_k, H, K, C, BK)
         tl.store(du + (i_c.to(tl.int64) * H + i_h) * K + o_k, b_du, mask=o_k < K)
-
-
-class _Plan:
-    """What all launches of a call share: sizes, where the chunks are, precision, and the launch table's word."""
-
-    def __init__(self, r, v, cu_seqlens, chunk_size):
-        (B, self.T, self.H, self.K), self.V = r.shape, v.shape[-1]
-        self.width = width(r.element_size())
-        self.C = chunk_size or CHUNK_SIZE[self.width]
-        self.cu_seqlens, self.offsets, self.sequence_of_chunk = cu_seqlens, None, None
-        if cu_seqlens is None:
-            self.N, self.chunks = B, B * triton.cdiv(self.T, self.C)
-        else:
-            self.N = len(cu_seqlens) - 1
-            self.chunks = max_chunks(self.T, self.N, self.C)
-            self.offsets = chunk_offsets(cu_seqlens, self.C)
-            order = torch.arange(self.chunks, device=r.device, dtype=torch.int32)
-            found = torch.searchsorted(self.offsets[1:], order, right=True)
-            self.sequence_of_chunk = found.clamp_(max=self.N - 1).to(torch.int32)
-        self.empty = r.new_empty(0, dtype=torch.float32).new_empty
-        self.where = (self.sequence_of_chunk, cu_seqlens, self.offsets, self.T)
-        # The guard looks at blocks of K as `written_kernel` cuts them.
-        self.flags = triton.cdiv(self.K, block(self.K, TABLE["rwkv6.written", self.width].BK))
-
-    def sizes(self, kernel: str) -> tuple[dict, int, int]:
-        """Keyword arguments every kernel takes, and the numbers of blocks along K and V."""
-        launch = TABLE[f"rwkv6.{kernel}", self.width]
-        BK, BV = block(self.K, launch.BK), block(self.V, launch.BV)
-        common = dict(
-            H=self.H, K=self.K, V=self.V, C=self.C, BK=BK, BV=BV, PACKED=self.cu_seqlens is not None,
-            PRECISION="tf32" if self.width == "16-bit" else "tf32x3",
-            num_warps=launch.num_warps, num_stages=launch.num_stages,
-        )  # fmt: skip
-        return common, triton.cdiv(self.K, BK), triton.cdiv(self.V, BV)
-
-    def ways(self, kernel: str):
-        """The launches of a kernel that works inside chunks: (keyword arguments, blocks along V)."""
-        for way in ("mild", "dyadic") if self.width == "16-bit" else ("dyadic",):
-            common, _, NV = self.sizes(f"{kernel}.{way}")
-            yield common | dict(FLAGS=self.flags, LEVELS=self.C.bit_length() - 1, MILD=int(way == "mild")), NV
-
-    def state_shape(self) -> tuple[int, int, int, int]:
-        return self.N, self.H, self.K, self.V
-
-    def states(self, x, y, w, scale, first, last, reverse):
-        """The state entering each chunk (reverse: the gradient leaving it) [chunks, H, K, V], and which are mild."""
-        states, decay = self.empty(self.chunks, self.H, self.K, self.V), self.empty(self.chunks, self.H, self.K)
-        mild = self.empty(self.chunks, self.H, self.flags, dtype=torch.int32)
-        common, NK, NV = self.sizes("written")
-        written_kernel[(self.chunks * NV * NK * self.H,)](
-            x, y, w, states, decay, mild, scale, *self.where,
-            REVERSE=reverse, MAY_BE_MILD=self.width == "16-bit", **common,
-        )  # fmt: skip
-        launch = TABLE["rwkv6.scan", self.width]
-        BE = elements(self.K * self.V, self.N * self.H, launch.BV)
-        scan_kernel[triton.cdiv(self.K * self.V, BE), self.N * self.H](
-            states, decay, first, last, *self.where[1:], H=self.H, K=self.K, V=self.V, C=self.C, BE=BE,
-            REVERSE=reverse, HAS_FIRST=first is not None, WANTS_LAST=last is not None,
-            PACKED=self.cu_seqlens is not None, num_warps=launch.num_warps, num_stages=launch.num_stages,
-        )  # fmt: skip
-        return states, mild
 
 
 def checkpoint_shape(r, v, cu_seqlens, chunk_size) -> tuple[int, ...]:
     """Shape of what `forward` keeps for `backward`: the state entering every chunk."""
-    C = chunk_size or CHUNK_SIZE[width(r.element_size())]
-    T = r.shape[1]
-    chunks = r.shape[0] * -(-T // C) if cu_seqlens is None else max_chunks(T, cu_seqlens.shape[0] - 1, C)
-    return chunks, r.shape[2], r.shape[3], v.shape[3]
+    return kept_states_shape(r, v.shape[-1], cu_seqlens, chunk_size)
 
 
 def forward(r, k, v, w, u, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep_states):
     """o, the final state (empty unless asked for), the states entering every chunk (empty unless kept)."""
     r, k, v, w, u = (x.contiguous() for x in (r, k, v, w, u))
     initial_state = initial_state if initial_state is None else initial_state.contiguous()
-    plan = _Plan(r, v, cu_seqlens, chunk_size)
+    plan = ChunkPlan("rwkv6", r, v.shape[-1], cu_seqlens, chunk_size)
     o, final_state = torch.empty_like(v), plan.empty(plan.state_shape()) if output_final_state else None
     states, mild = plan.states(k, v, w, 1.0, initial_state, final_state, reverse=False)
     for options, NV in plan.ways("output"):
@@ -446,7 +189,7 @@ def backward(r, k, v, w, u, scale, initial_state, cu_seqlens, chunk_size, states
     """dr, dk, dv, dw in their inputs' dtypes, du [H, K] and dinitial_state [N, H, K, V] in float32."""
     r, k, v, w, u, do = (x.contiguous() for x in (r, k, v, w, u, do))
     dfinal_state = dfinal_state if dfinal_state is None else dfinal_state.contiguous()
-    plan = _Plan(r, v, cu_seqlens, chunk_size)
+    plan = ChunkPlan("rwkv6", r, v.shape[-1], cu_seqlens, chunk_size)
     dr, dk, dv, dw = (torch.empty_like(x) for x in (r, k, v, w))
     dinitial_state, du = plan.empty(plan.state_shape()), plan.empty(plan.chunks, plan.H, plan.K)
     dstates, mild = plan.states(r, do, w, scale, dfinal_state, dinitial_state, reverse=True)

@@ -1,0 +1,297 @@
+"""What every chunked operator's kernels share: where a chunk lies, its tiles, and the states between chunks.
+
+A state S [K, V] per head decays along K between chunks and each chunk writes into it: S <- e^{total} S + written.
+`written_kernel` forms each chunk's writing, `scan_kernel` turns these, in place, into the state entering each chunk.
+`ChunkPlan` holds what all launches of a call have in common.
+
+A chunk is *mild* where its whole decay provably fits float32 about the middle row; kernels that work inside chunks are
+compiled for mild chunks and for any other apart, so that the common way stays small.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from .blocks_triton import decay_after, decay_before, dot, level_pairs, level_weights, row_at, to_operand
+from .launch import CHUNK_SIZE, TABLE, block, elements, width
+from .packed import chunk_offsets, max_chunks
+
+MILD_TOTAL = tl.constexpr(-110.0)
+"""A chunk is mild if no channel decays more than this over it: half of it on each side of the middle, e^55."""
+MILD_TOKEN = tl.constexpr(-4.0)
+"""… and no token more than this: the mild path's decay gradient loses a factor e^{-w} of float32's digits."""
+
+
+@triton.jit
+def locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C: tl.constexpr, PACKED: tl.constexpr):
+    """First row of chunk i_c and the end of its sequence. A surplus chunk of a packed batch starts beyond its end."""
+    if PACKED:
+        i_n = tl.load(sequence_of_chunk + i_c)
+        start = tl.load(cu_seqlens + i_n).to(tl.int64) + (i_c - tl.load(offsets + i_n)) * C
+        end = tl.minimum(tl.load(cu_seqlens + i_n + 1).to(tl.int64), T)
+    else:
+        NT = tl.cdiv(T, C)
+        first = (i_c // NT).to(tl.int64) * T
+        start = first + (i_c % NT) * C
+        end = first + T
+    return start, end
+
+
+@triton.jit
+def load_tile(p, start, end, i_h, i_d, shift: tl.constexpr, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr,
+          BD: tl.constexpr):  # fmt: skip
+    """Rows start + shift … of one head of x [*, H, D], [C, BD]; zero outside the chunk and the sequence."""
+    o_c = tl.arange(0, C) + shift
+    o_d = i_d * BD + tl.arange(0, BD)
+    m = ((o_c >= 0) & (o_c < C) & (o_c < end - start))[:, None] & (o_d < D)[None, :]
+    return tl.load(p + (start * H + i_h) * D + o_c[:, None] * (H * D) + o_d[None, :], mask=m, other=0.0)
+
+
+@triton.jit
+def store_tile(p, x, start, end, i_h, i_d, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
+    o_c = tl.arange(0, C)
+    o_d = i_d * BD + tl.arange(0, BD)
+    m = (o_c < end - start)[:, None] & (o_d < D)[None, :]
+    tl.store(p + (start * H + i_h) * D + o_c[:, None] * (H * D) + o_d[None, :], x.to(p.dtype.element_ty), mask=m)
+
+
+@triton.jit
+def state_pointers(p, i, i_k, i_v, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr):
+    """Pointers and mask of a [BK, BV] tile of state number i."""
+    o_k = i_k * BK + tl.arange(0, BK)
+    o_v = i_v * BV + tl.arange(0, BV)
+    return p + i.to(tl.int64) * K * V + o_k[:, None] * V + o_v[None, :], (o_k < K)[:, None] & (o_v < V)[None, :]
+
+
+@triton.jit
+def takes(mild, i, FLAGS: tl.constexpr, MILD: tl.constexpr):
+    """Whether chunk-and-head i is this launch's: mild everywhere for the mild one, anything else for the other."""
+    o = tl.arange(0, triton.next_power_of_2(FLAGS))
+    return tl.min(tl.load(mild + i * FLAGS + o, mask=o < FLAGS, other=1), 0) == MILD
+
+
+@triton.jit
+def about_middle(b_w, C: tl.constexpr):
+    """Mild decays from one running sum: before each row, of reads and of keys about the middle row. [C, BK] each.
+
+    read_i key_j is the decay strictly between j and i.
+    """
+    upto = tl.cumsum(b_w, 0)
+    before = upto - b_w
+    mid = row_at(before, C // 2, C)[None, :]
+    return before, tl.exp(before - mid), tl.exp(mid - upto)
+
+
+@triton.jit
+def dyadic_scores(b_q, b_k, b_prev, b_next, C: tl.constexpr, BK: tl.constexpr, LEVELS: tl.constexpr,
+                   PRECISION: tl.constexpr):  # fmt: skip
+    b_A = tl.zeros([C, C], dtype=tl.float32)
+    for level in tl.static_range(LEVELS):
+        right = ((tl.arange(0, C) // (1 << level)) % 2 == 1)[:, None]
+        b_p = tl.where(right, b_q, b_k)
+        if level > 0:
+            b_p *= level_weights(b_prev, b_next, 1 << level, C, BK)
+        b_A += tl.where(level_pairs(1 << level, C), dot(b_p, tl.trans(b_p), PRECISION), 0.0)
+    return b_A
+
+
+@triton.jit
+def scores(b_q, b_k, p_w, start, end, i_h, i_k, H: tl.constexpr, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
+            LEVELS: tl.constexpr, MILD: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """sum over a block of k of q_i k_j e^{decay strictly between j and i}, right for i > j only, [C, C]; and the log
+    decay before and after each row, [C, BK]."""
+    if MILD:
+        b_w = load_tile(p_w, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
+        before, read, key = about_middle(b_w, C)
+        b_A = dot(b_q * read, tl.trans(b_k * key), PRECISION)
+        after = tl.sum(b_w, 0)[None, :] - before - b_w
+    else:
+        b_prev = load_tile(p_w, start, end, i_h, i_k, -1, H, K, C, BK).to(tl.float32)
+        b_next = load_tile(p_w, start, end, i_h, i_k, 1, H, K, C, BK).to(tl.float32)
+        b_A = dyadic_scores(b_q, b_k, b_prev, b_next, C, BK, LEVELS, PRECISION)
+        before, after = decay_before(b_prev), decay_after(b_next)
+    return b_A, before, after
+
+
+@triton.jit
+def mild_pairs(b_q, b_k, b_w, b_dA, b_dq, b_dk, C: tl.constexpr, PRECISION: tl.constexpr):
+    """dq, dk and dw without its e^{total} term; b_dq, b_dk come as do S^T and v D^T, before their decay."""
+    before, read, key = about_middle(b_w, C)
+    b_dq *= tl.exp(before)
+    b_dk *= tl.exp(tl.sum(b_w, 0)[None, :] - before - b_w)
+    b_qm, b_km = to_operand(b_q * read, PRECISION), to_operand(b_k * key, PRECISION)
+    g_q = tl.dot(b_dA, b_km, input_precision=PRECISION)
+    g_k = tl.dot(tl.trans(b_dA), b_qm, input_precision=PRECISION)
+    reads, keys = b_q * b_dq + b_qm * g_q, b_k * b_dk
+    b_dw = tl.cumsum(reads - b_km * g_k, axis=0, reverse=True) - reads + tl.cumsum(keys, axis=0) - keys
+    return b_dq + g_q * read, b_dk + g_k * key, b_dw
+
+
+@triton.jit
+def dyadic_pairs(b_q, b_k, b_prev, b_next, b_dA, b_dq, b_dk, C: tl.constexpr, BK: tl.constexpr, LEVELS: tl.constexpr,
+                  PRECISION: tl.constexpr):  # fmt: skip
+    """The same for any decay: nothing is subtracted."""
+    o_c = tl.arange(0, C)
+    b_dq *= tl.exp(decay_before(b_prev))
+    b_dk *= tl.exp(decay_after(b_next))
+    later, earlier = o_c[:, None] < o_c[None, :], o_c[:, None] > o_c[None, :]
+    b_dw = dot(later.to(tl.float32), b_q * b_dq, PRECISION) + dot(earlier.to(tl.float32), b_k * b_dk, PRECISION)
+    pairs = b_dA + tl.trans(b_dA)
+    for level in tl.static_range(LEVELS):
+        right = ((o_c // (1 << level)) % 2 == 1)[:, None]
+        half = o_c // (1 << level)
+        # Rows of right halves meet those of left halves and the other way round: one product serves dq and dk.
+        meet = tl.where((half[:, None] ^ half[None, :]) == 1, pairs, 0.0)
+        b_p = tl.where(right, b_q, b_k)
+        if level == 0:
+            b_g = dot(meet, b_p, PRECISION)
+        else:
+            weight = level_weights(b_prev, b_next, 1 << level, C, BK)
+            b_g = dot(meet, b_p * weight, PRECISION) * weight
+            # The decay at t is passed by the reads after t in its right half, by the keys before t in its left half.
+            passes = (half[:, None] == half[None, :]) & ((right & later) | ((~right) & earlier))
+            b_dw += dot(passes.to(tl.float32), b_p * b_g, PRECISION)
+        b_dq += tl.where(right, b_g, 0.0)
+        b_dk += tl.where(right, 0.0, b_g)
+    return b_dq, b_dk, b_dw
+
+
+@triton.jit
+def written_kernel(
+    x, y, w, written, decay, mild, scale, sequence_of_chunk, cu_seqlens, offsets, T,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    REVERSE: tl.constexpr, MAY_BE_MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """What one chunk adds to the state, (k e^{after})^T v, or in reverse to its gradient, (scale r e^{before})^T do.
+
+    Also e^{total}, by which it decays the state, and whether every decay in it is mild. In registers: written [BK, BV].
+    """
+    i = tl.program_id(0)
+    NK: tl.constexpr = (K + BK - 1) // BK
+    NV: tl.constexpr = (V + BV - 1) // BV
+    i_h, i_k, i_v, i_c = i % H, (i // H) % NK, (i // (H * NK)) % NV, i // (H * NK * NV)
+    start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
+    b_x = load_tile(x, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32) * scale
+    b_y = load_tile(y, start, end, i_h, i_v, 0, H, V, C, BV).to(tl.float32)
+    b_w = load_tile(w, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
+    if REVERSE:
+        b_x *= tl.exp(decay_before(load_tile(w, start, end, i_h, i_k, -1, H, K, C, BK).to(tl.float32)))
+    else:
+        b_x *= tl.exp(decay_after(load_tile(w, start, end, i_h, i_k, 1, H, K, C, BK).to(tl.float32)))
+    p, m = state_pointers(written, i_c * H + i_h, i_k, i_v, K, V, BK, BV)
+    tl.store(p, tl.dot(to_operand(tl.trans(b_x), PRECISION), b_y, input_precision=PRECISION), mask=m)
+    total = tl.sum(b_w, 0)
+    o_k = i_k * BK + tl.arange(0, BK)
+    tl.store(decay + (i_c.to(tl.int64) * H + i_h) * K + o_k, tl.exp(total), mask=(o_k < K) & (i_v == 0))
+    is_mild = MAY_BE_MILD & (tl.min(total, 0) > MILD_TOTAL) & (tl.min(tl.min(b_w, 0), 0) > MILD_TOKEN)
+    tl.store(mild + (i_c * H + i_h) * NK + i_k, is_mild.to(tl.int32), mask=i_v == 0)
+
+
+@triton.jit
+def scan_kernel(
+    written, decay, first, last, cu_seqlens, offsets, T,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BE: tl.constexpr,
+    REVERSE: tl.constexpr, HAS_FIRST: tl.constexpr, WANTS_LAST: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """Put the state before each chunk where its writing was: S <- e^{total} S + written. In registers: BE elements."""
+    i_e, i_nh = tl.program_id(0), tl.program_id(1)
+    i_n, i_h = i_nh // H, i_nh % H
+    if PACKED:
+        first_chunk = tl.load(offsets + i_n)
+        chunks = tl.load(offsets + i_n + 1) - first_chunk
+    else:
+        chunks = tl.cdiv(T, C)
+        first_chunk = i_n * chunks
+    o_e = i_e * BE + tl.arange(0, BE)
+    m_e = o_e < K * V
+    b_S = tl.zeros([BE], dtype=tl.float32)
+    if HAS_FIRST:
+        b_S += tl.load(first + i_nh.to(tl.int64) * K * V + o_e, mask=m_e, other=0.0)
+    for j in tl.range(0, chunks, num_stages=4):
+        if REVERSE:
+            i = (first_chunk + chunks - 1 - j).to(tl.int64) * H + i_h
+        else:
+            i = (first_chunk + j).to(tl.int64) * H + i_h
+        b_written = tl.load(written + i * K * V + o_e, mask=m_e, other=0.0)
+        b_decay = tl.load(decay + i * K + o_e // V, mask=m_e, other=0.0)
+        tl.store(written + i * K * V + o_e, b_S, mask=m_e)
+        b_S = b_decay * b_S + b_written
+    if WANTS_LAST:
+        tl.store(last + i_nh.to(tl.int64) * K * V + o_e, b_S, mask=m_e)
+
+
+class ChunkPlan:
+    """What all launches of a call share: sizes, where the chunks are, precision, and the launch table's word.
+
+    op: prefix of its rows in the launch table; x: a sequence with the rows of the state, [B, T, H, K]; V: its columns.
+    """
+
+    def __init__(self, op: str, x: torch.Tensor, V: int, cu_seqlens: torch.Tensor | None, chunk_size: int):
+        (B, self.T, self.H, self.K), self.V = x.shape, V
+        self.op, self.width = op, width(x.element_size())
+        self.C = chunk_size or CHUNK_SIZE[self.width]
+        self.precision = "tf32" if self.width == "16-bit" else "tf32x3"
+        self.cu_seqlens, self.offsets, self.sequence_of_chunk = cu_seqlens, None, None
+        if cu_seqlens is None:
+            self.N, self.chunks = B, B * triton.cdiv(self.T, self.C)
+        else:
+            self.N = len(cu_seqlens) - 1
+            self.chunks = max_chunks(self.T, self.N, self.C)
+            self.offsets = chunk_offsets(cu_seqlens, self.C)
+            order = torch.arange(self.chunks, device=x.device, dtype=torch.int32)
+            found = torch.searchsorted(self.offsets[1:], order, right=True)
+            self.sequence_of_chunk = found.clamp_(max=self.N - 1).to(torch.int32)
+        self.empty = x.new_empty(0, dtype=torch.float32).new_empty
+        self.where = (self.sequence_of_chunk, cu_seqlens, self.offsets, self.T)
+        # The guard looks at blocks of K as `written_kernel` cuts them.
+        self.flags = triton.cdiv(self.K, block(self.K, TABLE[f"{op}.written", self.width].BK))
+
+    def sizes(self, kernel: str, V: int | None = None) -> tuple[dict, int, int]:
+        """Keyword arguments every kernel takes, and the numbers of blocks along K and V (default: the state's)."""
+        launch, V = TABLE[f"{self.op}.{kernel}", self.width], self.V if V is None else V
+        BK, BV = block(self.K, launch.BK), block(V, launch.BV)
+        common = dict(
+            H=self.H, K=self.K, V=V, C=self.C, BK=BK, BV=BV, PACKED=self.cu_seqlens is not None,
+            PRECISION=self.precision, num_warps=launch.num_warps, num_stages=launch.num_stages,
+        )  # fmt: skip
+        return common, triton.cdiv(self.K, BK), triton.cdiv(V, BV)
+
+    def ways(self, kernel: str):
+        """The launches of a kernel that works inside chunks: (keyword arguments, blocks along V)."""
+        for way in ("mild", "dyadic") if self.width == "16-bit" else ("dyadic",):
+            common, _, NV = self.sizes(f"{kernel}.{way}")
+            yield common | dict(FLAGS=self.flags, LEVELS=self.C.bit_length() - 1, MILD=int(way == "mild")), NV
+
+    def state_shape(self) -> tuple[int, int, int, int]:
+        return self.N, self.H, self.K, self.V
+
+    def states(self, x, y, w, scale, first, last, reverse):
+        """The state entering each chunk (reverse: the gradient leaving it) [chunks, H, K, V], and which are mild.
+
+        x [B, T, H, K] and y [B, T, H, V] make each chunk's writing; V is y's own, whatever the plan's is.
+        first and last [N, H, K, V]: where to begin, and where to leave the end; None: zeros, nowhere.
+        """
+        V = y.shape[-1]
+        states, decay = self.empty(self.chunks, self.H, self.K, V), self.empty(self.chunks, self.H, self.K)
+        mild = self.empty(self.chunks, self.H, self.flags, dtype=torch.int32)
+        common, NK, NV = self.sizes("written", V)
+        written_kernel[(self.chunks * NV * NK * self.H,)](
+            x, y, w, states, decay, mild, scale, *self.where,
+            REVERSE=reverse, MAY_BE_MILD=self.width == "16-bit", **common,
+        )  # fmt: skip
+        launch = TABLE[f"{self.op}.scan", self.width]
+        BE = elements(self.K * V, self.N * self.H, launch.BV)
+        scan_kernel[triton.cdiv(self.K * V, BE), self.N * self.H](
+            states, decay, first, last, *self.where[1:], H=self.H, K=self.K, V=V, C=self.C, BE=BE,
+            REVERSE=reverse, HAS_FIRST=first is not None, WANTS_LAST=last is not None,
+            PACKED=self.cu_seqlens is not None, num_warps=launch.num_warps, num_stages=launch.num_stages,
+        )  # fmt: skip
+        return states, mild
+
+
+def kept_states_shape(x, V, cu_seqlens, chunk_size) -> tuple[int, ...]:
+    """Shape of the state entering every chunk, known without the offsets' values; arguments as of `ChunkPlan`."""
+    C = chunk_size or CHUNK_SIZE[width(x.element_size())]
+    B, T, H, K = x.shape
+    chunks = B * -(-T // C) if cu_seqlens is None else max_chunks(T, cu_seqlens.shape[0] - 1, C)
+    return chunks, H, K, V
