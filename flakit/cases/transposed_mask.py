@@ -1,0 +1,203 @@
+"""A mask that is the transpose of its tile: a compile error if you are lucky, wrong numbers if you are not.
+
+The backward of a recurrent kernel walks forward once more to rebuild the states, from the initial state if there is
+one. It holds them as a tile [BV, BK], and guards the edges of K and V with a mask. The faulty kernel builds the mask as
+[BK, BV].
+
+As told (flash-linear-attention issue #18): "Cannot broadcast ... [16, 64], [64, 16]" on `loss.backward()`; a matter of
+GPU and Triton version. As measured: a shape error on any GPU, found by compiling alone, with none. The line is compiled
+only where an initial state is given, so no test without one ever saw it. And the error was luck: with a square tile the
+two shapes are one, the kernel compiles, and the mask cuts off the mirror image of what it should. Entries of the state
+that lie in a tile cut off by an edge are never loaded; as many others are loaded from beyond the edge, where padding
+makes them harmless as long as they are finite.
+
+`law` counts the wrong entries, `wrong` maps them. Both are 0 where K and V are multiples of the tile, and where
+K = V fits into one tile: tests with square powers of two never see this fault.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..numerics.evaluate import cotangents
+from ..numerics.inputs import inputs as make_inputs
+from ..ops.common.dispatch import has_triton, interpreted
+from ..ops.rwkv6 import reference
+from .laws import Row
+
+STORY = {(64, 64): 0, (100, 120): 992, (40, 64): 384}
+"""Wrong entries of the state by (K, V), in tiles of 32 x 32, as the case file has them."""
+
+RECORDED = {
+    "triton": "3.7.1",
+    "error": "Cannot make_shape_compatible: incompatible dimensions at index 0: 64 and 16",
+    "line": "b_S = tl.load(initial_state + i_bh * K * V + o_s, mask=m_load, other=0.0)",
+}
+"""What the compiler says of the faulty kernel with BK = 16, BV = 64, for machines without Triton."""
+
+
+def inputs(K: int = 100, V: int = 120, *, T: int = 8, B: int = 1, H: int = 1, seed: int = 0) -> dict[str, Tensor]:
+    """RWKV6 inputs with an initial state, and no bonus: it adds to dr what no state has to do with."""
+    made = make_inputs("rwkv6", B=B, T=T, H=H, K=K, V=V, decay="logsigmoid", initial_state=True, seed=seed)
+    return made | {"u": torch.zeros_like(made["u"])}
+
+
+class Run(NamedTuple):
+    """What the kernel took from memory as the initial state, and the gradient it made of it."""
+
+    seen: Tensor  # [B, H, K, V]
+    dr: Tensor  # [B, T, H, K]
+
+
+def run(
+    inputs: Mapping[str, Tensor], BK: int = 32, BV: int = 32, *, transposed: bool = True, backend: str | None = None
+) -> Run:
+    """dr of RWKV6, its initial state loaded in tiles [BV, BK] under the right mask or the transposed one.
+
+    inputs: as `inputs` makes them; the bonus is left out. The gradient that arrives at o is that of
+    `numerics.evaluate`. backend: "torch", the default, or "triton", the kernel itself: on CUDA tensors, or interpreted.
+    Rectangular tiles with the transposed mask raise the compiler's own error, a ValueError in its place with "torch".
+    """
+    if backend not in (None, "torch", "triton"):
+        raise ValueError(f"backend: expected 'torch' or 'triton', got {backend!r}")
+    x = {name: inputs[name].detach().float() for name in ("r", "k", "v", "w", "u", "initial_state")}
+    do, scale = cotangents("rwkv6", inputs)[0].float(), x["k"].shape[-1] ** -0.5
+    if backend == "triton":
+        return _run_kernel(x, do, scale, BK, BV, transposed)
+    state = x["initial_state"]
+    seen = torch.where(loaded(*state.shape[-2:], BK, BV, transposed=transposed).to(state.device), state, 0.0)
+    dr, *_ = reference.backward(**{**x, "initial_state": seen}, scale=scale, do=do, dfinal_state=None)
+    return Run(seen, dr)
+
+
+def _run_kernel(x: Mapping[str, Tensor], do: Tensor, scale: float, BK: int, BV: int, transposed: bool) -> Run:
+    if not has_triton():
+        raise ValueError("backend: 'triton' is not installed here (it exists for Linux only), use 'torch'")
+    if not (x["k"].is_cuda or interpreted()):
+        raise ValueError(
+            "backend: 'triton' needs CUDA tensors, got tensors on cpu; start the process with TRITON_INTERPRET=1 or "
+            "use 'torch'"
+        )
+    from .transposed_mask_triton import read_grads
+
+    B, H = x["initial_state"].shape[:2]
+    heads = [y.transpose(1, 2).flatten(0, 1) for y in (x["k"], x["v"], x["w"], do)]
+    dr, seen = read_grads(*heads, x["initial_state"].flatten(0, 1), scale, BK, BV, transposed)
+    return Run(seen.unflatten(0, (B, H)), dr.unflatten(0, (B, H)).transpose(1, 2))
+
+
+def loaded(K: int, V: int, BK: int = 32, BV: int = 32, *, transposed: bool = True) -> Tensor:
+    """Which entries of a state the mask lets through, tile by tile as the kernel forms it: boolean [K, V]."""
+    return tiles(K, V, BK, BV, transposed=transposed)[:K, :V]
+
+
+def tiles(K: int, V: int, BK: int = 32, BV: int = 32, *, transposed: bool = True) -> Tensor:
+    """The same for all tiles side by side, what lies beyond K and V included: [K, V], rounded up to whole tiles."""
+    if _check_tile(BK, BV) is None and transposed:
+        raise ValueError(
+            f"BK, BV: expected a square tile with the transposed mask, got a mask [{BK}, {BV}] for a tile [{BV}, {BK}]"
+        )
+    NK, NV = -(-K // BK), -(-V // BV)
+    m_k = (torch.arange(NK * BK) < K).view(NK, 1, BK)
+    m_v = (torch.arange(NV * BV) < V).view(1, NV, BV)
+    if transposed:
+        mask = m_k[..., :, None] & m_v[..., None, :]  # [NK, NV, BK, BV]
+    else:
+        mask = m_v[..., :, None] & m_k[..., None, :]  # [NK, NV, BV, BK]
+    return mask.permute(0, 3, 1, 2).reshape(NK * BK, NV * BV)
+
+
+def wrong(K: int, V: int, BK: int = 32, BV: int = 32) -> Tensor:
+    """The law's map: which entries of the state are read as zero, boolean [K, V].
+
+    Entry (k, v) sits in column y = k mod B, row x = v mod B of its tile. The transposed mask asks whether the entry at
+    the mirrored place, (k - y + x, v - x + y), lies inside the state.
+    """
+    if _check_tile(BK, BV) is None:
+        raise ValueError(f"BK, BV: expected a square tile, got {BK} x {BV}, with which the kernel does not compile")
+    k, v = torch.arange(K)[:, None], torch.arange(V)[None, :]
+    y, x = k % BK, v % BV
+    return (k - y + x >= K) | (v - x + y >= V)
+
+
+def law(K: int | Tensor, V: int | Tensor, BK: int = 32, BV: int = 32) -> int | Tensor | None:
+    """How many entries of a state [K, V] are wrong; None where the faulty kernel does not compile.
+
+    With n whole tiles and r entries in the cut one along each axis: a whole tile beside a cut one misses r (B - r), the
+    tile in the corner min(r_K, r_V) |r_K - r_V|. K and V may be tensors that broadcast.
+
+    >>> law(100, 120), law(40, 64), law(64, 64), law(100, 120, 16, 64)
+    (992, 384, 0, None)
+    """
+    B = _check_tile(BK, BV)
+    if B is None:
+        return None
+    sizes = torch.as_tensor(K), torch.as_tensor(V)
+    (n_K, r_K), (n_V, r_V) = ((size // B, size % B) for size in sizes)
+    count = n_K * r_V * (B - r_V) + n_V * r_K * (B - r_K) + torch.minimum(r_K, r_V) * (r_K - r_V).abs()
+    return count if isinstance(K, Tensor) or isinstance(V, Tensor) else int(count)
+
+
+def _check_tile(BK: int, BV: int) -> int | None:
+    """The side of a square tile, None for a rectangular one."""
+    for name, size in (("BK", BK), ("BV", BV)):
+        if not isinstance(size, int) or size < 1 or size & (size - 1):
+            raise ValueError(f"{name}: expected a power of two, got {size!r}")
+    return BK if BK == BV else None
+
+
+def compile_table(tiles: Sequence[tuple[int, int]] = ((32, 32), (16, 64))) -> tuple[str, list[dict]]:
+    """Compile the faulty and the right kernel for GPUs that need not be here: where the numbers come from, and rows.
+
+    tiles: (BK, BV) of each. A row holds tile, mask, sm_80 and sm_90 ("compiles" or the compiler's last line), and
+    "line", the source line it points at. In a process of its own, about 3 s and a second for each tile; where there is
+    no Triton, the recorded verdict on (32, 32) and (16, 64).
+    """
+    if not has_triton():
+        label = f"recorded with Triton {RECORDED['triton']}"
+        rows = [_row((32, 32), False), _row((32, 32), True), _row((16, 64), False)]
+        return label, [*rows, _row((16, 64), True, RECORDED["error"], RECORDED["line"])]
+    for tile in tiles:
+        _check_tile(*tile)
+    done = subprocess.run(
+        [sys.executable, "-m", "flakit.cases.transposed_mask_triton", *(f"{BK}x{BV}" for BK, BV in tiles)],
+        env={name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"},
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
+    if done.returncode:
+        raise RuntimeError(f"compiling without a GPU failed:\n{done.stderr[-2000:]}")
+    found = json.loads(done.stdout)
+    rows: dict = {}
+    for each in found["rows"]:
+        key = (each["BK"], each["BV"]), each["transposed"]
+        lines = (each["error"] or "").strip().splitlines()
+        if key not in rows:
+            # The compiler quotes the source up to the line it means, a caret below it, and then says why.
+            carets = [n for n, line in enumerate(lines) if line.strip() == "^"]
+            rows[key] = _row(*key, lines[-1] if lines else None, lines[carets[0] - 1].strip() if carets else "")
+        rows[key][f"sm_{each['sm']}"] = lines[-1] if lines else "compiles"
+    return f"compiled here with Triton {found['triton']}", list(rows.values())
+
+
+def _row(tile: tuple[int, int], transposed: bool, error: str | None = None, line: str = "") -> dict:
+    verdict = error or "compiles"
+    mask = "transposed" if transposed else "right"
+    return {"tile": f"{tile[0]} x {tile[1]}", "mask": mask, "sm_80": verdict, "sm_90": verdict, "line": line}
+
+
+def reproduce(backend: str | None = None) -> list[Row]:
+    """Wrong entries of the state by K and V, tiles of 32 x 32; the rest of the story is in `compile_table`."""
+    rows = []
+    for (K, V), told in STORY.items():
+        x = inputs(K, V, T=1)
+        seen = run(x, backend=backend).seen
+        rows.append(Row(f"K, V = {K}, {V}: wrong entries", told, law(K, V), int((seen != x["initial_state"]).sum())))
+    return rows

@@ -1,0 +1,161 @@
+"""A transposed mask: the count and the map of wrong entries against the kernel, and the compiler that finds it."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from flakit.cases import transposed_mask as case
+from flakit.numerics.errors import relative_l2
+from flakit.numerics.evaluate import truth
+from flakit.ops.common.dispatch import has_triton, interpreted
+
+BACKENDS = ["torch", pytest.param("triton", marks=pytest.mark.interpret)]
+SIZES = [(64, 64), (100, 120), (40, 64), (40, 40), (20, 20), (33, 31), (1, 1), (15, 65)]
+
+
+def measured(K, V, B, backend="torch"):
+    x = case.inputs(K, V, T=1)
+    return (case.run(x, B, B, backend=backend).seen != x["initial_state"])[0, 0]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("B", [16, 32])
+@pytest.mark.parametrize(("K", "V"), SIZES)
+def test_law_counts_and_maps_the_wrong_entries(K, V, B, backend):
+    found = measured(K, V, B, backend)
+    assert torch.equal(found, case.wrong(K, V, B, B))
+    assert found.sum() == case.law(K, V, B, B)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_numbers_of_the_story(backend):
+    rows = case.reproduce(backend)
+    assert [row.recorded for row in rows] == [0, 992, 384]
+    assert all(row.recorded == row.law == row.measured for row in rows)
+
+
+WRONG_LAWS = {
+    "without the corner": lambda K, V, B: (K // B) * (V % B) * (B - V % B) + (V // B) * (K % B) * (B - K % B),
+    "another tile": lambda K, V, B: case.law(K, V, 2 * B, 2 * B),
+    "K and V alike": lambda K, V, B: case.law(K, K, B, B),
+    "all of every cut tile": lambda K, V, B: K * V - (K // B) * (V // B) * B * B,
+}
+
+
+@pytest.mark.parametrize("planted", WRONG_LAWS)
+def test_a_wrong_law_is_rejected(planted):
+    agree = [WRONG_LAWS[planted](K, V, 32) == measured(K, V, 32).sum() for K, V in case.STORY]
+    assert not all(agree)
+    assert not torch.equal(measured(100, 120, 32), case.wrong(100, 120, 16, 16))
+
+
+def test_law_over_every_size_of_one_tile_and_two():
+    K, V = torch.arange(1, 17)[:, None], torch.arange(1, 17)[None, :]
+    counted = torch.tensor([[int(case.wrong(int(k), int(v), 8, 8).sum()) for v in V[0]] for k in K[:, 0]])
+    assert torch.equal(case.law(K, V, 8, 8), counted)
+
+
+def test_sizes_that_hide_it():
+    assert case.law(128, 64) == case.law(20, 20) == case.law(16, 16) == 0
+    assert min(case.law(40, 40), case.law(20, 21), case.law(64, 65)) > 0
+
+
+@pytest.mark.parametrize(("K", "V"), SIZES)
+def test_as_many_entries_are_loaded_from_outside_as_are_missing(K, V):
+    mask = case.tiles(K, V)
+    outside = mask.clone()
+    outside[:K, :V] = False
+    assert outside.sum() == case.law(K, V)
+    right = case.tiles(K, V, transposed=False)
+    assert right[:K, :V].all() and right.sum() == K * V
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("BK", "BV"), [(32, 32), (16, 64)])
+def test_the_right_mask_is_right_in_any_tile(BK, BV, backend):
+    x = case.inputs(100, 40, B=2, H=2)
+    found = case.run(x, BK, BV, transposed=False, backend=backend)
+    assert torch.equal(found.seen, x["initial_state"])
+    assert relative_l2(found.dr, truth("rwkv6", x)["dr"]) < 1e-6
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_gradient_of_r_is_wrong_too(backend):
+    x = case.inputs(100, 120, H=2)
+    found = case.run(x, backend=backend)
+    assert found.dr.isfinite().all() and 0.05 < relative_l2(found.dr, truth("rwkv6", x)["dr"]) < 0.3
+    hidden = case.inputs(64, 64, H=2)
+    assert relative_l2(case.run(hidden, backend=backend).dr, truth("rwkv6", hidden)["dr"]) < 1e-6
+
+
+@pytest.mark.interpret
+def test_kernel_and_twin_agree():
+    x = case.inputs(40, 20, B=2, H=2)
+    twin, kernel = (case.run(x, 16, 16, backend=backend) for backend in ("torch", "triton"))
+    assert torch.equal(twin.seen, kernel.seen)
+    torch.testing.assert_close(twin.dr, kernel.dr)
+
+
+@pytest.mark.interpret
+def test_the_interpreter_refuses_a_rectangular_tile():
+    with pytest.raises(Exception, match="incompatible dimensions at index 0: 64 and 16"):
+        case.run(case.inputs(100, 120, T=1), 16, 64, backend="triton")
+
+
+@pytest.mark.skipif(not has_triton(), reason="needs Triton")
+def test_compiled_without_a_gpu():
+    label, rows = case.compile_table([(16, 16), (64, 16)])
+    assert label.startswith("compiled here with Triton")
+    verdicts = {(row["tile"], row["mask"]): (row["sm_80"], row["sm_90"]) for row in rows}
+    refused = verdicts.pop(("64 x 16", "transposed"))
+    assert refused[0] == refused[1] and refused[0].endswith("incompatible dimensions at index 0: 16 and 64")
+    assert len(verdicts) == 3 and set(verdicts.values()) == {("compiles", "compiles")}
+    assert rows[-1]["line"] == case.RECORDED["line"]
+
+
+def test_the_recorded_verdict_stands_in_where_there_is_no_triton(monkeypatch):
+    monkeypatch.setattr(case, "has_triton", lambda: False)
+    label, rows = case.compile_table()
+    assert label == "recorded with Triton 3.7.1"
+    assert [row["sm_90"] for row in rows] == ["compiles"] * 3 + [case.RECORDED["error"]]
+    with pytest.raises(ValueError, match="backend: 'triton' is not installed here"):
+        case.run(case.inputs(8, 8, T=1), backend="triton")
+
+
+@pytest.mark.skipif(interpreted(), reason="the interpreter runs kernels on CPU tensors")
+@pytest.mark.skipif(not has_triton(), reason="without Triton another error comes first")
+def test_the_kernel_needs_a_gpu_or_the_interpreter():
+    with pytest.raises(ValueError, match="backend: 'triton' needs CUDA tensors.*TRITON_INTERPRET=1"):
+        case.run(case.inputs(8, 8, T=1), backend="triton")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("K", "V"), [(64, 64), (100, 120), (40, 64)])
+def test_on_a_gpu(K, V):
+    x = {name: tensor.cuda() for name, tensor in case.inputs(K, V, B=2, H=2).items()}
+    twin, kernel = (case.run(x, backend=backend) for backend in ("torch", "triton"))
+    assert torch.equal(twin.seen, kernel.seen)
+    torch.testing.assert_close(twin.dr, kernel.dr, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: case.law(8, 8, 12, 12), "BK: expected a power of two, got 12"),
+        (lambda: case.wrong(8, 8, 16, 32), "BK, BV: expected a square tile, got 16 x 32"),
+        (lambda: case.run(case.inputs(8, 8), 16, 64), r"got a mask \[16, 64\] for a tile \[64, 16\]"),
+        (lambda: case.run(case.inputs(8, 8), backend="cuda"), "backend: expected 'torch' or 'triton', got 'cuda'"),
+    ],
+    ids=["tile", "rectangular map", "rectangular run", "backend"],
+)
+def test_errors_name_the_argument(call, says):
+    with pytest.raises(ValueError, match=says):
+        call()
+
+
+@pytest.mark.skipif(not has_triton(), reason="needs Triton")
+def test_the_case_imports_without_triton():
+    code = "import sys; sys.modules['triton'] = None; from flakit.cases import transposed_mask as m; m.reproduce()"
+    assert subprocess.run([sys.executable, "-c", code], stdin=subprocess.DEVNULL).returncode == 0
