@@ -51,7 +51,7 @@ def pair_scores(read: Tensor, key: Tensor, w: Tensor) -> Tensor:
 
 
 def read_sums(dA: Tensor, key: Tensor, w: Tensor) -> Tensor:
-    """Gradient of the read, sum_j dA_ij y_j exp(sum_{j<t<i} w_t), [..., C, K]; of dA only what is below the diagonal."""
+    """Gradient of the read, sum_{j<i} dA_ij y_j exp(sum_{j<t<i} w_t), [..., C, K]."""
     dread = dA.new_zeros(*dA.shape[:-1], key.shape[-1])
     for s, log_weight in dyadic_levels(w):
         weight = log_weight.exp()
