@@ -3,46 +3,14 @@
 The backward needs every S_{t-1}, and dividing by a decay to walk backwards is out of the question. So the forward keeps
 the state every CHECKPOINT tokens; the backward recomputes one such segment at a time into a scratch buffer and walks
 it in reverse. dw_t = sum_v e^{w_t} S_{t-1} D_t then comes from the states themselves and cancels nothing.
-
-A slow decay multiplies a state thousands of times by nearly the same number, so that its rounding error adds up instead
-of averaging out (2e-5 at w = -1e-4 over 4096 tokens). Near 1 the factor is therefore kept as a sum of two float32.
 """
 
 import torch
 import triton
 import triton.language as tl
 
-from ..common.launch import CHECKPOINT, TABLE, block, width
-from ..common.packed import chunk_offsets, max_chunks
-
-
-@triton.jit
-def _span(i_n, cu_seqlens, offsets, T, C: tl.constexpr, PACKED: tl.constexpr):
-    """Where sequence i_n begins and ends, and the number of its first checkpoint."""
-    if PACKED:
-        start = tl.load(cu_seqlens + i_n).to(tl.int64)
-        end = tl.minimum(tl.load(cu_seqlens + i_n + 1).to(tl.int64), T)
-        first = tl.load(offsets + i_n).to(tl.int64)
-    else:
-        start = i_n.to(tl.int64) * T
-        end = start + T
-        first = i_n.to(tl.int64) * tl.cdiv(T, C)
-    return start, end, first
-
-
-@triton.jit
-def _decay(b_w):
-    """e^w as high + low, low being what float32 loses of it where w > -1/2 and 0 elsewhere."""
-    w = tl.maximum(b_w, -0.5)
-    # e^w - 1 by Taylor's series; the last term is below 1e-9 of the whole.
-    minus_one = 1.0 + w / 9.0
-    for n in tl.static_range(2, 9):
-        minus_one = 1.0 + w / (10 - n) * minus_one
-    minus_one = w * minus_one
-    high = 1.0 + minus_one
-    low = minus_one - (high - 1.0)
-    slow = b_w > -0.5
-    return tl.where(slow, high, tl.exp(b_w)), tl.where(slow, low, 0.0)
+from ..common.launch import CHECKPOINT
+from ..common.recurrence_triton import checkpoints_shape, cut, sequences, span, split_decay
 
 
 @triton.jit
@@ -57,7 +25,7 @@ def recurrent_kernel(
     o_k, o_v = tl.arange(0, BK), i_v * BV + tl.arange(0, BV)
     m_k, m_v = o_k < K, o_v < V
     o_s, m_s = o_k[:, None] * V + o_v[None, :], m_k[:, None] & m_v[None, :]
-    start, end, first = _span(i_n, cu_seqlens, offsets, T, C, PACKED)
+    start, end, first = span(i_n, cu_seqlens, offsets, T, C, PACKED)
 
     b_u = tl.load(u + i_h * K + o_k, mask=m_k, other=0.0).to(tl.float32)
     b_S = tl.zeros([BK, BV], dtype=tl.float32)
@@ -76,7 +44,7 @@ def recurrent_kernel(
         b_kv = b_k[:, None] * b_v[None, :]
         b_o = tl.sum(b_r[:, None] * (b_S + b_u[:, None] * b_kv), 0)
         tl.store(o + row * V + o_v, b_o.to(o.dtype.element_ty), mask=m_v)
-        high, low = _decay(b_w)
+        high, low = split_decay(b_w)
         b_S = high[:, None] * b_S + (low[:, None] * b_S + b_kv)
     if WANTS_FINAL:
         tl.store(final_state + i_nh.to(tl.int64) * K * V + o_s, b_S, mask=m_s)
@@ -85,21 +53,21 @@ def recurrent_kernel(
 @triton.jit
 def recurrent_grads_kernel(
     r, k, v, w, u, do, states, dfinal_state, scratch, dr, dk, dv, dw, du, dinitial_state, scale, cu_seqlens, offsets, T,
-    tokens, sequences,
+    tokens, N,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     HAS_FINAL: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """Every gradient, from the last token: D <- diag(e^{w_t}) D + scale r_t do_t^T. In registers: S or D [BK, BV].
 
-    dr, dk, dw [NV, tokens, H, K] and du [NV, sequences, H, K] are this block of V's share.
+    dr, dk, dw [NV, tokens, H, K] and du [NV, N, H, K] are this block of V's share.
     """
     i_v, i_nh = tl.program_id(0), tl.program_id(1)
     i_n, i_h = i_nh // H, i_nh % H
     o_k, o_v = tl.arange(0, BK), i_v * BV + tl.arange(0, BV)
     m_k, m_v = o_k < K, o_v < V
     o_s, m_s = o_k[:, None] * V + o_v[None, :], m_k[:, None] & m_v[None, :]
-    start, end, first = _span(i_n, cu_seqlens, offsets, T, C, PACKED)
-    p_scratch = scratch + (i_v * sequences * H + i_nh).to(tl.int64) * C * BK * BV
+    start, end, first = span(i_n, cu_seqlens, offsets, T, C, PACKED)
+    p_scratch = scratch + (i_v * N * H + i_nh).to(tl.int64) * C * BK * BV
     p_scratch += tl.arange(0, BK)[:, None] * BV + tl.arange(0, BV)[None, :]
     share = i_v.to(tl.int64) * tokens * H
 
@@ -120,7 +88,7 @@ def recurrent_grads_kernel(
             b_k = tl.load(k + row * K + o_k, mask=m_k, other=0.0).to(tl.float32)
             b_w = tl.load(w + row * K + o_k, mask=m_k, other=0.0).to(tl.float32)
             b_v = tl.load(v + row * V + o_v, mask=m_v, other=0.0).to(tl.float32)
-            high, low = _decay(b_w)
+            high, low = split_decay(b_w)
             b_S = high[:, None] * b_S + (low[:, None] * b_S + b_k[:, None] * b_v[None, :])
         tl.debug_barrier()
         for s in range(0, length):
@@ -133,7 +101,7 @@ def recurrent_grads_kernel(
             b_v = tl.load(v + row * V + o_v, mask=m_v, other=0.0).to(tl.float32)
             b_do = tl.load(do + row * V + o_v, mask=m_v, other=0.0).to(tl.float32)
             v_do = tl.sum(b_v * b_do, 0)
-            high, low = _decay(b_w)
+            high, low = split_decay(b_w)
             b_dq = tl.sum(b_S * b_do[None, :], 1) + b_u * b_k * v_do
             b_dk = tl.sum(b_D * b_v[None, :], 1) + b_u * b_q * v_do
             b_dw = high * tl.sum(b_S * b_D, 1)
@@ -146,31 +114,13 @@ def recurrent_grads_kernel(
             b_D = high[:, None] * b_D + (low[:, None] * b_D + b_q[:, None] * b_do[None, :])
         # The next segment overwrites the scratch that this one still reads.
         tl.debug_barrier()
-    tl.store(du + (i_v * sequences * H + i_nh) * K + o_k, b_du, mask=m_k)
+    tl.store(du + (i_v * N * H + i_nh) * K + o_k, b_du, mask=m_k)
     tl.store(dinitial_state + i_nh.to(tl.int64) * K * V + o_s, b_D, mask=m_s)
-
-
-def _blocks(kernel: str, r, v):
-    launch = TABLE[f"rwkv6.{kernel}", width(r.element_size())]
-    BK, BV = block(r.shape[-1], launch.BK), block(v.shape[-1], launch.BV)
-    if r.shape[-1] > BK:
-        raise ValueError(f"r: expected K <= {BK} for the recurrent kernel, got K = {r.shape[-1]}")
-    return BK, BV, triton.cdiv(v.shape[-1], BV), dict(num_warps=launch.num_warps, num_stages=launch.num_stages)
 
 
 def checkpoint_shape(r, v, cu_seqlens, chunk_size) -> tuple[int, ...]:
     """Shape of what `forward` keeps for `backward`: the state every CHECKPOINT tokens."""
-    T = r.shape[1]
-    if cu_seqlens is None:
-        kept = r.shape[0] * -(-T // CHECKPOINT)
-    else:
-        kept = max_chunks(T, cu_seqlens.shape[0] - 1, CHECKPOINT)
-    return kept, r.shape[2], r.shape[3], v.shape[3]
-
-
-def _sequences(r, cu_seqlens):
-    N = r.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
-    return N, None if cu_seqlens is None else chunk_offsets(cu_seqlens, CHECKPOINT)
+    return checkpoints_shape(r, v.shape[-1], cu_seqlens)
 
 
 def forward(r, k, v, w, u, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep_states):
@@ -179,8 +129,8 @@ def forward(r, k, v, w, u, scale, initial_state, output_final_state, cu_seqlens,
     initial_state = initial_state if initial_state is None else initial_state.contiguous()
     _, T, H, K = r.shape
     V = v.shape[-1]
-    N, offsets = _sequences(r, cu_seqlens)
-    BK, BV, NV, options = _blocks("recurrent", r, v)
+    N, offsets = sequences(r, cu_seqlens)
+    BK, BV, NV, options = cut("rwkv6.recurrent", r, V)
     new = r.new_empty(0, dtype=torch.float32).new_empty
     o, final_state = torch.empty_like(v), new((N, H, K, V) if output_final_state else 0)
     # A packed batch has room for more than it fills, and an operator's output may not be left to chance.
@@ -201,8 +151,8 @@ def backward(r, k, v, w, u, scale, initial_state, cu_seqlens, chunk_size, states
     dfinal_state = dfinal_state if dfinal_state is None else dfinal_state.contiguous()
     B, T, H, K = r.shape
     V = v.shape[-1]
-    N, offsets = _sequences(r, cu_seqlens)
-    BK, BV, NV, options = _blocks("recurrent_grads", r, v)
+    N, offsets = sequences(r, cu_seqlens)
+    BK, BV, NV, options = cut("rwkv6.recurrent_grads", r, V)
     new = r.new_empty(0, dtype=torch.float32).new_empty
     dr, dk, dw = (new(NV, B, T, H, K) for _ in range(3))
     dv, du, dinitial_state = torch.empty_like(v), new(NV, N, H, K), new(N, H, K, V)

@@ -1,0 +1,66 @@
+"""What every operator's step-by-step kernels share: the tokens of a sequence, an exact decay, the cuts of a state.
+
+A program carries a state's [BK, BV] block over one sequence. Its backward needs the states again and cannot divide by a
+decay to walk back, so the forward keeps one every CHECKPOINT tokens.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from .launch import CHECKPOINT, TABLE, block, width
+from .packed import chunk_offsets, max_chunks
+
+
+@triton.jit
+def span(i_n, cu_seqlens, offsets, T, C: tl.constexpr, PACKED: tl.constexpr):
+    """Where sequence i_n begins and ends, and the number of its first checkpoint."""
+    if PACKED:
+        start = tl.load(cu_seqlens + i_n).to(tl.int64)
+        end = tl.minimum(tl.load(cu_seqlens + i_n + 1).to(tl.int64), T)
+        first = tl.load(offsets + i_n).to(tl.int64)
+    else:
+        start = i_n.to(tl.int64) * T
+        end = start + T
+        first = i_n.to(tl.int64) * tl.cdiv(T, C)
+    return start, end, first
+
+
+@triton.jit
+def split_decay(b_w):
+    """e^w as high + low, low being what float32 loses of it where w > -1/2 and 0 elsewhere.
+
+    A slow decay multiplies a state thousands of times by nearly the same number, so that the number's rounding error
+    adds up instead of averaging out: 2e-5 at w = -1e-4 over 4096 tokens with e^w in one float32.
+    """
+    w = tl.maximum(b_w, -0.5)
+    # e^w - 1 by Taylor's series; the last term is below 1e-9 of the whole.
+    minus_one = 1.0 + w / 9.0
+    for n in tl.static_range(2, 9):
+        minus_one = 1.0 + w / (10 - n) * minus_one
+    minus_one = w * minus_one
+    high = 1.0 + minus_one
+    low = minus_one - (high - 1.0)
+    slow = b_w > -0.5
+    return tl.where(slow, high, tl.exp(b_w)), tl.where(slow, low, 0.0)
+
+
+def cut(kernel: str, x: torch.Tensor, V: int) -> tuple[int, int, int, dict]:
+    """Block of K (all of it), block of V, blocks along V, and launch options; x: a sequence with the state's rows."""
+    launch = TABLE[kernel, width(x.element_size())]
+    BK, BV = block(x.shape[-1], launch.BK), block(V, launch.BV)
+    if x.shape[-1] > BK:
+        raise ValueError(f"r: expected K <= {BK} for the recurrent kernel, got K = {x.shape[-1]}")
+    return BK, BV, triton.cdiv(V, BV), dict(num_warps=launch.num_warps, num_stages=launch.num_stages)
+
+
+def checkpoints_shape(x: torch.Tensor, V: int, cu_seqlens: torch.Tensor | None) -> tuple[int, int, int, int]:
+    """Shape of the states kept every CHECKPOINT tokens, known without the offsets' values."""
+    B, T, H, K = x.shape
+    kept = B * -(-T // CHECKPOINT) if cu_seqlens is None else max_chunks(T, cu_seqlens.shape[0] - 1, CHECKPOINT)
+    return kept, H, K, V
+
+
+def sequences(x: torch.Tensor, cu_seqlens: torch.Tensor | None) -> tuple[int, torch.Tensor | None]:
+    """The number of sequences, and of checkpoints before each where they are packed."""
+    return (x.shape[0], None) if cu_seqlens is None else (len(cu_seqlens) - 1, chunk_offsets(cu_seqlens, CHECKPOINT))
