@@ -15,7 +15,7 @@ if not has_triton() or interpreted():
 import triton
 import triton.language as tl
 
-from flakit.ops.common import chunks_triton
+from flakit.ops.common import chunks_triton, recurrence_triton
 from flakit.ops.rwkv6 import chunk_triton, recurrent_triton
 from tests.ops.compiling import SHARED_MEMORY, Launch, compile_for, launches
 
@@ -100,7 +100,7 @@ def test_every_row_of_the_launch_table_is_compiled(monkeypatch):
             looked_up.add(key)
             return super().__getitem__(key)
 
-    for module in (chunks_triton, recurrent_triton):
+    for module in (chunks_triton, recurrence_triton):
         monkeypatch.setattr(module, "TABLE", Watched(TABLE))
     for configuration, _ in CONFIGURATIONS.values():
         launches(configuration.run)
