@@ -39,6 +39,10 @@ TABLE = {
     ("rwkv6.recurrent", "float32"): Launch(512, 16, 4, 1),
     ("rwkv6.recurrent_grads", "16-bit"): Launch(512, 16, 4, 1),
     ("rwkv6.recurrent_grads", "float32"): Launch(512, 16, 4, 1),
+    ("rwkv7.recurrent", "16-bit"): Launch(512, 16, 4, 1),
+    ("rwkv7.recurrent", "float32"): Launch(512, 16, 4, 1),
+    ("rwkv7.recurrent_grads", "16-bit"): Launch(512, 16, 4, 1),
+    ("rwkv7.recurrent_grads", "float32"): Launch(512, 16, 4, 1),
 }
 
 

@@ -1,0 +1,172 @@
+"""RWKV7 one token after another as Triton kernels: the state stays in registers, [K, BV] a program.
+
+What a looks up is a sum over K, so the columns of the state never meet: each block of V is a program of its own.
+The backward needs every S_{t-1}, and dividing by a decay to walk backwards is out of the question. So the forward keeps
+the state every CHECKPOINT tokens; the backward recomputes one such segment at a time into a scratch buffer and walks
+it in reverse. dw_t = sum_v e^{w_t} S_{t-1} D_t then comes from the states themselves and cancels nothing.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from ..common.launch import CHECKPOINT
+from ..common.recurrence_triton import checkpoints_shape, cut, sequences, span, split_decay
+
+
+@triton.jit
+def _row(p, row, o_d, m_d, D: tl.constexpr):
+    return tl.load(p + row * D + o_d, mask=m_d, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _step(b_S, b_w, b_k, b_v, b_a, b_b):
+    """S_t = diag(e^w) S_{t-1} + b (a^T S_{t-1}) + k v^T, and what a found, a^T S_{t-1}."""
+    removed = tl.sum(b_a[:, None] * b_S, 0)
+    high, low = split_decay(b_w)
+    added = b_b[:, None] * removed[None, :] + b_k[:, None] * b_v[None, :]
+    return high[:, None] * b_S + (low[:, None] * b_S + added), removed
+
+
+@triton.jit
+def recurrent_kernel(
+    r, w, k, v, a, b, initial_state, o, states, final_state, scale, cu_seqlens, offsets, T,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    HAS_INITIAL: tl.constexpr, WANTS_FINAL: tl.constexpr, KEEP: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """S <- diag(e^{w_t}) S + b_t (a_t^T S) + k_t v_t^T, o_t = scale r_t^T S. In registers: S [BK, BV]."""
+    i_v, i_nh = tl.program_id(0), tl.program_id(1)
+    i_n, i_h = i_nh // H, i_nh % H
+    o_k, o_v = tl.arange(0, BK), i_v * BV + tl.arange(0, BV)
+    m_k, m_v = o_k < K, o_v < V
+    o_s, m_s = o_k[:, None] * V + o_v[None, :], m_k[:, None] & m_v[None, :]
+    start, end, first = span(i_n, cu_seqlens, offsets, T, C, PACKED)
+
+    b_S = tl.zeros([BK, BV], dtype=tl.float32)
+    if HAS_INITIAL:
+        b_S += tl.load(initial_state + i_nh.to(tl.int64) * K * V + o_s, mask=m_s, other=0.0)
+    length = (end - start).to(tl.int32)
+    for t in range(0, length):
+        if KEEP:
+            p_s = states + ((first + t // C) * H + i_h) * K * V + o_s
+            tl.store(p_s, b_S, mask=m_s & (t % C == 0))
+        row = (start + t) * H + i_h
+        b_r, b_w = _row(r, row, o_k, m_k, K) * scale, _row(w, row, o_k, m_k, K)
+        b_k, b_v = _row(k, row, o_k, m_k, K), _row(v, row, o_v, m_v, V)
+        b_a, b_b = _row(a, row, o_k, m_k, K), _row(b, row, o_k, m_k, K)
+        b_S, _ = _step(b_S, b_w, b_k, b_v, b_a, b_b)
+        b_o = tl.sum(b_r[:, None] * b_S, 0)
+        tl.store(o + row * V + o_v, b_o.to(o.dtype.element_ty), mask=m_v)
+    if WANTS_FINAL:
+        tl.store(final_state + i_nh.to(tl.int64) * K * V + o_s, b_S, mask=m_s)
+
+
+@triton.jit
+def recurrent_grads_kernel(
+    r, w, k, v, a, b, do, states, dfinal_state, scratch, dr, dw, dk, dv, da, db, dinitial_state, scale,
+    cu_seqlens, offsets, T, tokens, N,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    HAS_FINAL: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """Every gradient, from the last token: D <- D + scale r_t do_t^T, then D <- diag(e^{w_t}) D + a_t (b_t^T D).
+
+    dr, dw, dk, da, db [NV, tokens, H, K] are this block of V's share. In registers: S and D [BK, BV].
+    """
+    i_v, i_nh = tl.program_id(0), tl.program_id(1)
+    i_n, i_h = i_nh // H, i_nh % H
+    o_k, o_v = tl.arange(0, BK), i_v * BV + tl.arange(0, BV)
+    m_k, m_v = o_k < K, o_v < V
+    o_s, m_s = o_k[:, None] * V + o_v[None, :], m_k[:, None] & m_v[None, :]
+    start, end, first = span(i_n, cu_seqlens, offsets, T, C, PACKED)
+    p_scratch = scratch + (i_v * N * H + i_nh).to(tl.int64) * C * BK * BV
+    p_scratch += tl.arange(0, BK)[:, None] * BV + tl.arange(0, BV)[None, :]
+    share = i_v.to(tl.int64) * tokens * H
+
+    b_D = tl.zeros([BK, BV], dtype=tl.float32)
+    if HAS_FINAL:
+        b_D += tl.load(dfinal_state + i_nh.to(tl.int64) * K * V + o_s, mask=m_s, other=0.0)
+    segments = tl.cdiv(end - start, C).to(tl.int32)
+    for j in range(0, segments):
+        i = segments - 1 - j
+        begin = start + tl.cast(i, tl.int64) * C
+        length = tl.minimum(end - begin, C).to(tl.int32)
+        b_S = tl.load(states + ((first + i) * H + i_h) * K * V + o_s, mask=m_s, other=0.0)
+        for t in range(0, length):
+            tl.store(p_scratch + t * BK * BV, b_S)
+            row = (begin + t) * H + i_h
+            b_w, b_v = _row(w, row, o_k, m_k, K), _row(v, row, o_v, m_v, V)
+            b_k, b_a, b_b = _row(k, row, o_k, m_k, K), _row(a, row, o_k, m_k, K), _row(b, row, o_k, m_k, K)
+            b_S, _ = _step(b_S, b_w, b_k, b_v, b_a, b_b)
+        tl.debug_barrier()
+        for s in range(0, length):
+            t = length - 1 - s
+            row = (begin + t) * H + i_h
+            b_S = tl.load(p_scratch + t * BK * BV)
+            b_q, b_w = _row(r, row, o_k, m_k, K) * scale, _row(w, row, o_k, m_k, K)
+            b_k, b_v = _row(k, row, o_k, m_k, K), _row(v, row, o_v, m_v, V)
+            b_a, b_b = _row(a, row, o_k, m_k, K), _row(b, row, o_k, m_k, K)
+            b_do = _row(do, row, o_v, m_v, V)
+            after, removed = _step(b_S, b_w, b_k, b_v, b_a, b_b)
+            high, low = split_decay(b_w)
+
+            at = share + row
+            tl.store(dr + at * K + o_k, tl.sum(after * b_do[None, :], 1) * scale, mask=m_k)
+            b_D += b_q[:, None] * b_do[None, :]
+            dremoved = tl.sum(b_D * b_b[:, None], 0)
+            tl.store(dw + at * K + o_k, high * tl.sum(b_S * b_D, 1), mask=m_k)
+            tl.store(dk + at * K + o_k, tl.sum(b_D * b_v[None, :], 1), mask=m_k)
+            tl.store(db + at * K + o_k, tl.sum(b_D * removed[None, :], 1), mask=m_k)
+            tl.store(da + at * K + o_k, tl.sum(b_S * dremoved[None, :], 1), mask=m_k)
+            b_dv = tl.sum(b_D * b_k[:, None], 0)
+            tl.store(dv + row * V + o_v, b_dv.to(dv.dtype.element_ty), mask=m_v)
+            b_D = high[:, None] * b_D + (low[:, None] * b_D + b_a[:, None] * dremoved[None, :])
+        # The next segment overwrites the scratch that this one still reads.
+        tl.debug_barrier()
+    tl.store(dinitial_state + i_nh.to(tl.int64) * K * V + o_s, b_D, mask=m_s)
+
+
+def kept_shapes(r, v, cu_seqlens, chunk_size) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shapes of what `forward` keeps for `backward`: the state every CHECKPOINT tokens, and nothing more."""
+    return checkpoints_shape(r, v.shape[-1], cu_seqlens), (0,)
+
+
+def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep_states):
+    """o, the final state (empty unless asked for), the states every CHECKPOINT tokens (empty unless kept), nothing."""
+    r, w, k, v, a, b = (x.contiguous() for x in (r, w, k, v, a, b))
+    initial_state = initial_state if initial_state is None else initial_state.contiguous()
+    _, T, H, K = r.shape
+    V = v.shape[-1]
+    N, offsets = sequences(r, cu_seqlens)
+    BK, BV, NV, options = cut("rwkv7.recurrent", r, V)
+    new = r.new_empty(0, dtype=torch.float32).new_empty
+    o, final_state = torch.empty_like(v), new((N, H, K, V) if output_final_state else 0)
+    # A packed batch has room for more than it fills, and an operator's output may not be left to chance.
+    states = (new if cu_seqlens is None else r.new_empty(0, dtype=torch.float32).new_zeros)(
+        checkpoints_shape(r, V, cu_seqlens) if keep_states else 0
+    )
+    recurrent_kernel[NV, N * H](
+        r, w, k, v, a, b, initial_state, o, states, final_state, scale, cu_seqlens, offsets, T,
+        H=H, K=K, V=V, C=CHECKPOINT, BK=BK, BV=BV, HAS_INITIAL=initial_state is not None,
+        WANTS_FINAL=output_final_state, KEEP=keep_states, PACKED=cu_seqlens is not None, **options,
+    )  # fmt: skip
+    return o, final_state, states, new(0)
+
+
+def backward(r, w, k, v, a, b, scale, initial_state, cu_seqlens, chunk_size, states, _, do, dfinal_state):
+    """dr, dw, dk, da, db, dinitial_state in float32 and dv in v's dtype."""
+    r, w, k, v, a, b, do = (x.contiguous() for x in (r, w, k, v, a, b, do))
+    dfinal_state = dfinal_state if dfinal_state is None else dfinal_state.contiguous()
+    B, T, H, K = r.shape
+    V = v.shape[-1]
+    N, offsets = sequences(r, cu_seqlens)
+    BK, BV, NV, options = cut("rwkv7.recurrent_grads", r, V)
+    new = r.new_empty(0, dtype=torch.float32).new_empty
+    dr, dw, dk, da, db = (new(NV, B, T, H, K) for _ in range(5))
+    dv, dinitial_state = torch.empty_like(v), new(N, H, K, V)
+    recurrent_grads_kernel[NV, N * H](
+        r, w, k, v, a, b, do, states, dfinal_state, new(NV * N * H, CHECKPOINT, BK, BV), dr, dw, dk, dv, da, db,
+        dinitial_state, scale, cu_seqlens, offsets, T, B * T, N,
+        H=H, K=K, V=V, C=CHECKPOINT, BK=BK, BV=BV, HAS_FINAL=dfinal_state is not None,
+        PACKED=cu_seqlens is not None, **options,
+    )  # fmt: skip
+    return (*(x.sum(0) for x in (dr, dw, dk)), dv, da.sum(0), db.sum(0), dinitial_state)
