@@ -1,0 +1,281 @@
+"""RWKV6, RWKV7 and GSA in chunks, from the products of `anchor_schemes` alone, so that one scheme serves all of them.
+
+They differ in what their reads have decayed by, and that decides which anchors break:
+
+    RWKV6   r reads before its token decays anything: exclusive
+    RWKV7   r reads after it: inclusive; a looks the state up before it: exclusive
+    GSA     both passes read after their token's gate: inclusive
+
+All take the gradient of the decay from running sums (read times its gradient minus key times its own), as published
+kernels do: finite where those are finite, but at strong decay a difference of large numbers that leaves noise.
+Between chunks nothing is anchored: every exponent there is a sum of decays.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..ops.common.chunks import carry_states, join_chunks, split_chunks
+from ..ops.common.decay import sum_after, sum_before
+from ..ops.gsa import chunk_torch as gsa_chunk_torch
+from ..ops.rwkv6 import chunk_torch as rwkv6_chunk_torch
+from ..ops.rwkv7 import chunk_torch as rwkv7_chunk_torch
+from .anchor_schemes import Products
+
+Reads = Callable[[Tensor, bool], Products]
+"""Makes a chunk's products from the decays [B, H, N, C, K] and whether the reads are inclusive."""
+
+
+class Meeting(NamedTuple):
+    """The sizes of a read and a key that meet with decay between them: what a law must know of `Products`.
+
+    scaled, query, key: [B, H, N, C, K], the query as it is in the scores and as it is in the key's gradient.
+    arriving: [B, H, N, C, C], the matrix that `read` and `written` multiply.
+    """
+
+    scaled: Tensor
+    query: Tensor
+    key: Tensor
+    arriving: Tensor
+
+
+class Reach(NamedTuple):
+    """How far the decay may grow before a meeting's products turn non-finite: the scores as their rows and as their
+    columns are summed, `read` and `written`."""
+
+    rows: float
+    columns: float
+    read: float
+    written: float
+
+
+def _split(x: Mapping[str, Tensor], names: str, chunk: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    return [split_chunks(x[name].detach(), chunk, dtype) for name in names]
+
+
+def scale(of: type, x: Mapping[str, Tensor]) -> float:
+    """The scale among the inputs, or the operator's default."""
+    return x["k"].shape[-1] ** of.scale_power if x.get("scale") is None else x["scale"]
+
+
+def _from_here_on(x: Tensor, T: int) -> Tensor:
+    """Sums over t and everything after it, [B, H, N, C, K] -> [B, T, H, K]."""
+    return join_chunks(x, T).flip(1).cumsum(1).flip(1)
+
+
+def _diagonal(A: Tensor) -> Tensor:
+    return A.diagonal(0, -2, -1)[..., None]
+
+
+class RWKV6:
+    """`forward` on construction: o and final_state in `made`, the scores in A; then `backward`.
+
+    names: the arguments in the operator's order; finals: the states at the end; chunked: flakit's own form;
+    scale_power: the default scale is K to this power.
+    reads: what reads with decay, and whether inclusively; meets: the same for each of `meetings`.
+    """
+
+    names, finals, decay = "rkvwu", ("final_state",), "w"
+    chunked, scale_power = rwkv6_chunk_torch, -0.5
+    reads = {"r": False}
+    meets = (False,)
+
+    def __init__(self, x: Mapping[str, Tensor], reads: Reads, chunk: int):
+        self.T = x["r"].shape[1]
+        self.r, self.k, self.v, w = _split(x, "rkvw", chunk)
+        self.u, self.scale = x["u"].detach().float()[:, None, None], scale(RWKV6, x)
+        self.products, self.q = reads(w, False), self.r * self.scale
+        self.A = torch.diag_embed((self.q * self.u * self.k).sum(-1)) + self.products.scores(self.q, self.k)
+        self.before, self.after, self.total = sum_before(w).exp(), sum_after(w).exp(), w.sum(-2).exp()
+        self.S, last = carry_states(self.total, (self.k * self.after).mT @ self.v, x.get("initial_state"))
+        o = self.A @ self.v + (self.q * self.before) @ self.S
+        self.made = {"o": join_chunks(o, self.T), "final_state": last}
+
+    def backward(self, do: Tensor) -> dict[str, Tensor]:
+        r, k, u, T = self.r, self.k, self.u, self.T
+        D, dinitial_state = carry_states(self.total, (self.q * self.before).mT @ do, None, reverse=True)
+        dA = self.scale * (do @ self.v.mT)
+        dr = self.products.read(dA, k) + self.scale * (do @ self.S.mT) * self.before
+        dk = self.products.written(dA, r) + (self.v @ D.mT) * self.after
+        dv = self.A.mT @ do + (k * self.after) @ D
+        dw = _from_here_on(r * dr - k * dk, T) - join_chunks(r * dr, T)
+        own = _diagonal(dA)
+        dr, dk, du = dr + own * u * k, dk + own * u * r, (own * r * k).sum((0, 2, 3))
+        rows = {name: join_chunks(y, T) for name, y in (("dr", dr), ("dk", dk), ("dv", dv))}
+        return rows | {"dw": dw, "du": du, "dinitial_state": dinitial_state}
+
+    @staticmethod
+    def meetings(x: Mapping[str, Tensor], do: Tensor, chunk: int) -> list[Meeting]:
+        r, k, v = _split(x, "rkv", chunk, torch.float64)
+        factor = scale(RWKV6, x)
+        return [Meeting(factor * r, r, k, factor * (do @ v.mT))]
+
+    @staticmethod
+    def reached(found: Sequence[Reach]) -> dict[str, float]:
+        """The limit of every tensor from those of the meetings; a tensor left out has none."""
+        (m,) = found
+        return {"o": m.rows, "dv": m.columns, "dr": m.read, "dk": m.written, "dw": min(m.read, m.written)}
+
+
+class RWKV7:
+    """As `RWKV6`. v2 is what a finds, y the gradient of what it looks for; both solve a triangular system."""
+
+    names, finals, decay = "rwkvab", ("final_state",), "w"
+    chunked, scale_power = rwkv7_chunk_torch, 0.0
+    reads = {"r": True, "a": False}
+    meets = (True, True, False, False)
+
+    def __init__(self, x: Mapping[str, Tensor], reads: Reads, chunk: int):
+        self.T = x["r"].shape[1]
+        self.r, w, k, self.v, self.a, b = _split(x, "rwkvab", chunk)
+        self.scale, self.keys = scale(RWKV7, x), torch.stack((k, b))
+        self.by_r, self.by_a = reads(w, True), reads(w, False)
+        self.A_rk, self.A_rb = self.by_r.scores(self.r * self.scale, self.keys)
+        self.A_ak, A_ab = self.by_a.scores(self.a, self.keys)
+        self.A, self.U = self.A_rk, rwkv7_chunk_torch.inverse(A_ab)
+        self.before, self.through, self.after = sum_before(w).exp(), w.cumsum(-2).exp(), sum_after(w).exp()
+        self.q_in, self.a_in = self.r * self.scale * self.through, self.a * self.before
+        self.k_out, self.b_out = self.keys * self.after
+        self.total = w.sum(-2).exp()[..., None]
+
+        found, transfer = self.U @ (self.A_ak @ self.v), self.U @ self.a_in
+        written = self.k_out.mT @ self.v
+        S = x.get("initial_state")
+        S = torch.zeros_like(written[:, :, 0]) if S is None else S.detach().float()
+        self.S, self.v2 = torch.empty_like(written), torch.empty_like(self.v)
+        for n in range(written.shape[2]):
+            self.S[:, :, n], self.v2[:, :, n] = S, found[:, :, n] + transfer[:, :, n] @ S
+            S = self.total[:, :, n] * S + written[:, :, n] + self.b_out[:, :, n].mT @ self.v2[:, :, n]
+        o = self.A_rk @ self.v + self.A_rb @ self.v2 + self.q_in @ self.S
+        self.made = {"o": join_chunks(o, self.T), "final_state": S}
+
+    def backward(self, do: Tensor) -> dict[str, Tensor]:
+        found, transfer = self.U.mT @ (self.A_rb.mT @ do), self.U.mT @ self.b_out
+        read = self.q_in.mT @ do
+        D, leaving, y = torch.zeros_like(self.S[:, :, 0]), torch.empty_like(self.S), torch.empty_like(do)
+        for n in reversed(range(self.S.shape[2])):
+            leaving[:, :, n], y[:, :, n] = D, found[:, :, n] + transfer[:, :, n] @ D
+            D = self.total[:, :, n] * D + read[:, :, n] + self.a_in[:, :, n].mT @ y[:, :, n]
+
+        written = torch.stack((self.v, self.v2)).mT
+        dA_r, dA_a = self.scale * (do @ written), y @ written
+        dr = self.by_r.read(dA_r, self.keys).sum(0) + self.scale * (do @ self.S.mT) * self.through
+        da = self.by_a.read(dA_a, self.keys).sum(0) + (y @ self.S.mT) * self.before
+        dkeys = self.by_r.written(dA_r, self.r) + self.by_a.written(dA_a, self.a)
+        dkeys = dkeys + (written.mT @ leaving.mT) * self.after
+        dv = self.A_rk.mT @ do + self.A_ak.mT @ y + self.k_out @ leaving
+        T, reads_a = self.T, self.a * da
+        dw = _from_here_on(self.r * dr + reads_a - (self.keys * dkeys).sum(0), T) - join_chunks(reads_a, T)
+        rows = zip(("dr", "dk", "dv", "da", "db"), (dr, dkeys[0], dv, da, dkeys[1]), strict=True)
+        return {name: join_chunks(x, T) for name, x in rows} | {"dw": dw, "dinitial_state": D}
+
+    @staticmethod
+    def meetings(x: Mapping[str, Tensor], do: Tensor, chunk: int) -> list[Meeting]:
+        r, k, v, a, b = _split(x, "rkvab", chunk, torch.float64)
+        scaled, N = scale(RWKV7, x), r.shape[2]
+        # At strong decay a finds the token before its own and nothing else, and is looked for by the one after it.
+        ak, ab = (torch.einsum("bhtk,bhtk->bht", a.flatten(2, 3)[:, :, 1:], y.flatten(2, 3)[:, :, :-1]) for y in (k, b))
+        v2, y = torch.zeros_like(v).flatten(2, 3), scaled * ((r * b).sum(-1, keepdim=True) * do).flatten(2, 3)
+        values = v.flatten(2, 3)
+        for t in range(1, v2.shape[2]):
+            v2[:, :, t] = ak[:, :, t - 1, None] * values[:, :, t - 1] + ab[:, :, t - 1, None] * v2[:, :, t - 1]
+        for t in reversed(range(v2.shape[2] - 1)):
+            y[:, :, t] += ab[:, :, t, None] * y[:, :, t + 1]
+        v2, y = (z.unflatten(2, (N, chunk)) for z in (v2, y))
+        return [
+            Meeting(factor * read, read, key, factor * (at @ written.mT))
+            for read, at, factor in ((r, do, scaled), (a, y, 1.0))
+            for key, written in ((k, v), (b, v2))
+        ]
+
+    @staticmethod
+    def reached(found: Sequence[Reach]) -> dict[str, float]:
+        rk, rb, ak, ab = found
+        v2 = min(ak.rows, ak.columns, ab.rows, ab.columns)
+        y = min(rb.columns, ab.rows, ab.columns)
+        grads = {
+            "dr": min(rk.read, rb.read, v2),
+            "dk": min(rk.written, ak.written, y),
+            "da": min(ak.read, ab.read, v2, y),
+            "db": min(rb.written, ab.written, v2, y),
+        }
+        dw, dv, o = min(grads.values()), min(rk.columns, ak.columns, y), min(rk.rows, rb.rows, v2)
+        return grads | {"dw": dw, "dv": dv, "o": o, "final_state": v2}
+
+
+class GSA:
+    """As `RWKV6`; A are the scores of the second pass. In the first q k^T carries no decay, its sums over s do."""
+
+    names, finals, decay = "qkvsg", ("final_hk", "final_hv"), "g"
+    chunked, scale_power = gsa_chunk_torch, -0.5
+    reads = {"q": True}
+    meets = (True, True)
+
+    def __init__(self, x: Mapping[str, Tensor], reads: Reads, chunk: int):
+        if x["q"].shape[2] != x["k"].shape[2]:
+            raise ValueError(f"q: expected {x['k'].shape[2]} heads like k, got {x['q'].shape[2]}")
+        self.T = x["q"].shape[1]
+        q, self.k, self.v, self.s, g = _split(x, "qkvsg", chunk)
+        self.scale = scale(GSA, x)
+        self.products, self.q = reads(g, True), q * self.scale
+        self.through, self.after, self.total = g.cumsum(-2).exp(), sum_after(g).exp(), g.sum(-2).exp()
+        hk, hv = (None, None) if x.get("initial_state") is None else x["initial_state"]
+        self.s_out = self.s * self.after
+        self.hk, hk = carry_states(self.total, self.s_out.mT @ self.k, None if hk is None else hk.mT)
+        self.hv, hv = carry_states(self.total, self.s_out.mT @ self.v, hv)
+
+        self.qk = self.q @ self.k.mT
+        self.scores = self.products.read(self.qk, self.s) + (self.q @ self.hk.mT) * self.through
+        self.p = self.scores.softmax(-1)
+        self.A = self.products.scores(self.p, self.s)
+        o = self.A @ self.v + (self.p * self.through) @ self.hv
+        self.made = {"o": join_chunks(o, self.T), "final_hk": hk.mT, "final_hv": hv}
+
+    def backward(self, do: Tensor) -> dict[str, Tensor]:
+        s, p, T = self.s, self.p, self.T
+        dhv, dhv_0 = carry_states(self.total, (p * self.through).mT @ do, None, reverse=True)
+        dA = do @ self.v.mT
+        dp = self.products.read(dA, s) + (do @ self.hv.mT) * self.through
+        dscores = p * (dp - (p * dp).sum(-1, keepdim=True))
+        dhk, dhk_0 = carry_states(self.total, (dscores * self.through).mT @ self.q, None, reverse=True)
+
+        dqk = self.products.scores(dscores, s)
+        dq = self.scale * (dqk @ self.k + (dscores * self.through) @ self.hk)
+        dk = dqk.mT @ self.q + self.s_out @ dhk
+        dv = self.A.mT @ do + self.s_out @ dhv
+        ds = self.products.written(dA, p) + self.products.written(self.qk, dscores)
+        ds = ds + (self.v @ dhv.mT + self.k @ dhk.mT) * self.after
+        dg = _from_here_on(p * dp + self.scores * dscores - s * ds, T)
+        rows = zip(("dq", "dk", "dv", "ds"), (dq, dk, dv, ds), strict=True)
+        return {name: join_chunks(x, T) for name, x in rows} | {"dg": dg, "dinitial_hk": dhk_0.mT, "dinitial_hv": dhv_0}
+
+    @staticmethod
+    def meetings(x: Mapping[str, Tensor], do: Tensor, chunk: int) -> list[Meeting]:
+        q, k, v, s = _split(x, "qkvs", chunk, torch.float64)
+        qk, dA = scale(GSA, x) * (q @ k.mT), do @ v.mT
+        # At strong decay a token finds itself and nothing else.
+        p, dp = (_diagonal(qk) * s).softmax(-1), _diagonal(dA) * s
+        dscores = p * (dp - (p * dp).sum(-1, keepdim=True))
+        return [Meeting(dscores, dscores, s, qk), Meeting(p, p, s, dA)]
+
+    @staticmethod
+    def reached(found: Sequence[Reach]) -> dict[str, float]:
+        first, second = found
+        dscores = min(first.read, second.read)
+        ds = min(dscores, first.written, second.written)
+        return {
+            "o": min(first.read, second.rows),
+            "dv": min(first.read, second.columns),
+            "dq": min(dscores, first.rows),
+            "dk": min(dscores, first.columns),
+            "ds": ds,
+            "dg": ds,
+        }
+
+
+OPERATORS = {"rwkv6": RWKV6, "rwkv7": RWKV7, "gsa": GSA}
+
+TENSORS = {op: ("o", *(f"d{name}" for name in of.names), *of.finals) for op, of in OPERATORS.items()}
+"""What a run makes of each operator, the gradients in the order of its arguments."""

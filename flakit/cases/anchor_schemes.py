@@ -1,0 +1,227 @@
+"""The anchors of the field, and the products of a chunk whose decay is anchored by one of them.
+
+`SCHEMES` lists the anchors, `tiles` and `key_tiles` say which rectangle of the score matrix uses which, and `Products`
+computes with them. What an operator makes of these products is in `anchor_operators`.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..ops.common.chunks import pair_scores, read_sums
+from ..ops.common.decay import sum_before
+from .masking import mask_mode
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """Which anchor each tile of the score matrix uses. Rows are counted from the block's first row."""
+
+    name: str
+    label: str
+    whole: bool = False  # the chunk is one block
+    left: int = -1  # anchor of the tiles left of the diagonal
+    diagonal: int | str | None = None  # anchor of the diagonal tile; "middle"; None: exact differences, pair by pair
+    across: bool = False  # the row before the chunk's first one is read, from the chunk before
+    dyadic: bool = False
+
+    @property
+    def masks(self) -> tuple[str, ...]:
+        """The mask modes that mean something here, the right one first."""
+        if self.dyadic:
+            return ()
+        return ("before", "where", "multiply", "none") if self.diagonal is None else ("where", "multiply", "none")
+
+
+SCHEMES: dict[str, Scheme] = {
+    scheme.name: scheme
+    for scheme in (
+        Scheme("none", "none: the chunk's start", whole=True, diagonal=-1),
+        Scheme("first-row", "the block's first row (bug A)", left=0),
+        Scheme("previous-row-across", "the row before, even across chunks (bad repair)", across=True),
+        Scheme("previous-row", "the row before the block", left=-1),
+        Scheme("block-start", "diagonal tile: its first row", diagonal=0),
+        Scheme("middle", "diagonal tile: its middle row", diagonal="middle"),
+        Scheme("pairwise", "exact differences, pair by pair", whole=True),
+        Scheme("dyadic", "dyadic local products", dyadic=True),
+    )
+}
+
+
+class Tile(NamedTuple):
+    """A rectangle of the score matrix and its anchor: a row of gi, -1 for what precedes the chunk, None for exact."""
+
+    rows: slice
+    keys: slice
+    anchor: int | None
+
+
+def tiles(scheme: str | Scheme, chunk: int = 64, block: int = 16, row: int | None = None) -> list[Tile]:
+    """The tiles of A, and of dr; together with what lies right of the diagonal they cover [chunk, chunk]."""
+    scheme, block, inside = _geometry(scheme, chunk, block, row)
+    found = []
+    for p in range(0, chunk, block):
+        if p or scheme.across:
+            found.append(Tile(slice(p, p + block), slice(0, p), p + scheme.left))
+        found.append(Tile(slice(p, p + block), slice(p, p + block), None if inside is None else p + inside))
+    return found
+
+
+def key_tiles(scheme: str | Scheme, chunk: int = 64, block: int = 16, row: int | None = None) -> list[Tile]:
+    """The tiles of dk: below the diagonal they are anchored at the key block's last row, which is always safe."""
+    scheme, block, inside = _geometry(scheme, chunk, block, row)
+    found = []
+    for p in range(0, chunk, block):
+        end = p + block
+        found.append(Tile(slice(p, end), slice(p, end), None if inside is None else p + inside))
+        if end < chunk:
+            found.append(Tile(slice(end, chunk), slice(p, end), end - 1))
+    return found
+
+
+def _geometry(scheme: str | Scheme, chunk: int, block: int, row: int | None):
+    scheme = find_scheme(scheme)
+    for name, size in (("chunk", chunk), ("block", block)):
+        if not isinstance(size, int) or size < 1 or size & (size - 1):
+            raise ValueError(f"{name}: expected a power of two, got {size!r}")
+    block = chunk if scheme.whole else min(block, chunk)
+    if row is not None and (scheme.diagonal != "middle" or not 0 <= row < block):
+        raise ValueError(f"row: expected 0 … {block - 1} with scheme 'middle', got {row!r} with {scheme.name!r}")
+    inside = scheme.diagonal
+    if inside == "middle":
+        inside = block // 2 if row is None else row
+    return scheme, block, inside
+
+
+def find_scheme(scheme: str | Scheme) -> Scheme:
+    """Look a scheme up by name; a `Scheme` is returned as it is."""
+    if isinstance(scheme, Scheme):
+        return scheme
+    if scheme not in SCHEMES:
+        raise ValueError(f"scheme: expected one of {', '.join(SCHEMES)}, got {scheme!r}")
+    return SCHEMES[scheme]
+
+
+def find_mask(scheme: Scheme, mask: str | None) -> str | None:
+    """The mask mode, by default the right one of the scheme; None where a scheme has no use for a mask."""
+    if mask is None:
+        return scheme.masks[0] if scheme.masks else None
+    mask_mode(mask)
+    return mask_mode(mask, scheme.masks) if scheme.masks else None
+
+
+def masked(x: Tensor, low: Tensor, mask: str) -> Tensor:
+    """x with the pairs outside `low` removed after the exponential, as the mode says."""
+    if mask == "multiply":
+        return x * low
+    return x if mask == "none" else torch.where(low, x, 0.0)
+
+
+class Products:
+    """The three products of a chunk that carry decay, each in the tiles of a scheme.
+
+    With the weight W_ij = exp(sum of w over the tokens after j and before i; inclusive: i's own too), channel by
+    channel, and 0 for keys the row must not see:
+
+        scores(query, key)_ij  = sum_channel query_i W_ij key_j
+        read(A, key)_i         = sum_j A_ij W_ij key_j          the query's gradient if A is that of the scores
+        written(A, query)_j    = sum_i A_ij W_ij query_i        the key's gradient likewise
+
+    Everything is [..., N chunks, C, *], w [B, H, N, C, K] in natural-log decay. dtype: what the two operands of each
+    product are stored in; exponentials and sums are in w's dtype.
+    """
+
+    def __init__(
+        self,
+        w: Tensor,
+        scheme: str | Scheme,
+        *,
+        inclusive: bool,
+        chunk: int = 64,
+        block: int = 16,
+        row: int | None = None,
+        mask: str | None = None,
+        dtype: torch.dtype = torch.float32,
+    ):
+        self.scheme, self.w, self.inclusive, self.dtype = find_scheme(scheme), w, inclusive, dtype
+        self.mask = find_mask(self.scheme, mask)
+        self.tiles = tiles(self.scheme, chunk, block, row)
+        self.key_tiles = key_tiles(self.scheme, chunk, block, row)
+        self.gi = w.cumsum(-2)
+        self.seen = self.gi if inclusive else sum_before(w)  # what the reads have decayed by
+        self.low = torch.ones(chunk, chunk, dtype=torch.bool, device=w.device).tril(0 if inclusive else -1)
+        self._weights = {}
+
+    def scores(self, query: Tensor, key: Tensor) -> Tensor:
+        if self.scheme.dyadic:
+            query = query.expand(torch.broadcast_shapes(query.shape, key.shape))
+            if not self.inclusive:
+                return pair_scores(query, key, self.w)
+            return pair_scores(query * self.w.exp(), key, self.w) + torch.diag_embed((query * key).sum(-1))
+        C = len(self.low)
+        A = query.new_zeros(*torch.broadcast_shapes(query.shape[:-2], key.shape[:-2]), C, C)
+        for tile in self.tiles:
+            q, k = query[..., tile.rows, :], key[..., tile.keys, :]
+            if tile.anchor is None:
+                found = ((self.weights(tile) * k[..., None, :, :]) @ q[..., None])[..., 0]
+            else:
+                on_query, on_key = self.exponents(tile)
+                found = self._stored(q * on_query.exp()) @ self._stored(k * on_key.exp()).mT
+            A[..., tile.rows, tile.keys] += self._masked(found, tile)
+        return A
+
+    def read(self, A: Tensor, key: Tensor) -> Tensor:
+        if self.scheme.dyadic:
+            earlier = read_sums(A, key, self.w)
+            return earlier * self.w.exp() + A.diagonal(0, -2, -1)[..., None] * key if self.inclusive else earlier
+        out = key.new_zeros(*torch.broadcast_shapes(A.shape[:-2], key.shape[:-2]), *key.shape[-2:])
+        for tile in self.tiles:
+            a, k = self._masked(A[..., tile.rows, tile.keys], tile), key[..., tile.keys, :]
+            if tile.anchor is None:
+                out[..., tile.rows, :] += (a[..., None, :] @ (self.weights(tile) * k[..., None, :, :]))[..., 0, :]
+            else:
+                on_query, on_key = self.exponents(tile)
+                out[..., tile.rows, :] += on_query.exp() * (a @ self._stored(k * on_key.exp()))
+        return out
+
+    def written(self, A: Tensor, query: Tensor) -> Tensor:
+        out = query.new_zeros(*torch.broadcast_shapes(A.shape[:-2], query.shape[:-2]), *query.shape[-2:])
+        for tile in self.key_tiles:
+            a, q = self._masked(A[..., tile.rows, tile.keys], tile), query[..., tile.rows, :]
+            if tile.anchor is None:
+                out[..., tile.keys, :] += (a[..., None] * self.weights(tile) * q[..., None, :]).sum(-3)
+            else:
+                on_query, on_key = self.exponents(tile)
+                out[..., tile.keys, :] += on_key.exp() * (a.mT @ self._stored(q * on_query.exp()))
+        return out
+
+    def exponents(self, tile: Tile) -> tuple[Tensor, Tensor]:
+        """Of the query factor [..., rows, K] and of the key factor [..., keys, K]."""
+        if tile.anchor >= 0:
+            n = self.gi[..., tile.anchor : tile.anchor + 1, :]
+        else:
+            n = torch.zeros_like(self.gi[..., :1, :])
+            if self.scheme.across:
+                n[..., 1:, :, :] = self.gi[..., :-1, -1:, :]
+        return self.seen[..., tile.rows, :] - n, n - self.gi[..., tile.keys, :]
+
+    def pairs(self, tile: Tile) -> Tensor:
+        """The one exponent of every pair of an exact tile: [..., rows, keys, K]."""
+        return self.seen[..., tile.rows, None, :] - self.gi[..., None, tile.keys, :]
+
+    def weights(self, tile: Tile) -> Tensor:
+        """The exponentials of `pairs`; they are what an exact tile costs, so they are taken once."""
+        if tile.rows.start not in self._weights:
+            exponents = self.pairs(tile)
+            if self.mask == "before":
+                exponents.masked_fill_(~self.low[tile.rows, tile.keys, None], -torch.inf)
+            self._weights[tile.rows.start] = exponents.exp_()
+        return self._weights[tile.rows.start]
+
+    def _masked(self, x: Tensor, tile: Tile) -> Tensor:
+        return masked(x, self.low[tile.rows, tile.keys], self.mask)
+
+    def _stored(self, x: Tensor) -> Tensor:
+        return x.to(self.dtype).to(self.w.dtype)
