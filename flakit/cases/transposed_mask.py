@@ -27,7 +27,7 @@ from torch import Tensor
 
 from ..numerics.evaluate import cotangents
 from ..numerics.inputs import inputs as make_inputs
-from ..ops.common.dispatch import has_triton, interpreted
+from ..ops.common.dispatch import choose_backend, has_triton
 from ..ops.rwkv6 import reference
 from .laws import Row
 
@@ -61,14 +61,12 @@ def run(
     """dr of RWKV6, its initial state loaded in tiles [BV, BK] under the right mask or the transposed one.
 
     inputs: as `inputs` makes them; the bonus is left out. The gradient that arrives at o is that of
-    `numerics.evaluate`. backend: "torch", the default, or "triton", the kernel itself: on CUDA tensors, or interpreted.
-    Rectangular tiles with the transposed mask raise the compiler's own error, a ValueError in its place with "torch".
+    `numerics.evaluate`. backend: as the operators take it: "triton" is the kernel itself, "torch" its fast twin.
+    Rectangular tiles with the transposed mask raise the compiler's own error, with "torch" a ValueError in its place.
     """
-    if backend not in (None, "torch", "triton"):
-        raise ValueError(f"backend: expected 'torch' or 'triton', got {backend!r}")
     x = {name: inputs[name].detach().float() for name in ("r", "k", "v", "w", "u", "initial_state")}
     do, scale = cotangents("rwkv6", inputs)[0].float(), x["k"].shape[-1] ** -0.5
-    if backend == "triton":
+    if choose_backend(backend, x["k"]) == "triton":
         return _run_kernel(x, do, scale, BK, BV, transposed)
     state = x["initial_state"]
     seen = torch.where(loaded(*state.shape[-2:], BK, BV, transposed=transposed).to(state.device), state, 0.0)
@@ -77,13 +75,6 @@ def run(
 
 
 def _run_kernel(x: Mapping[str, Tensor], do: Tensor, scale: float, BK: int, BV: int, transposed: bool) -> Run:
-    if not has_triton():
-        raise ValueError("backend: 'triton' is not installed here (it exists for Linux only), use 'torch'")
-    if not (x["k"].is_cuda or interpreted()):
-        raise ValueError(
-            "backend: 'triton' needs CUDA tensors, got tensors on cpu; start the process with TRITON_INTERPRET=1 or "
-            "use 'torch'"
-        )
     from .transposed_mask_triton import read_grads
 
     B, H = x["initial_state"].shape[:2]
