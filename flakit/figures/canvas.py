@@ -7,7 +7,8 @@
 Drawing axes, ticks and labels costs most of a redraw; blitting leaves them out and a redraw takes a few milliseconds.
 """
 
-import io
+import struct
+import zlib
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -15,7 +16,6 @@ from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
-from PIL import Image
 
 from . import style
 
@@ -91,9 +91,25 @@ class Canvas:
 
     def png(self) -> bytes:
         """The picture as PNG; quick rather than small."""
-        out = io.BytesIO()
-        Image.fromarray(self.rgba()[..., :3]).save(out, "PNG", compress_level=1)
-        return out.getvalue()
+        return _png(self.rgba())
 
     def _repr_png_(self) -> bytes:
         return self.png()
+
+
+def _png(rgba: np.ndarray) -> bytes:
+    """PNG of [height, width, 4] bytes, without alpha and with unfiltered rows.
+
+    Libraries choose a filter for every row, which takes three times as long, to write and to read, and gains nothing
+    for figures: most of one is the same colour as its neighbour.
+    """
+    height, width, _ = rgba.shape
+    rows = np.zeros((height, 1 + 3 * width), np.uint8)
+    for channel in range(3):
+        rows[:, 1 + channel :: 3] = rgba[..., channel]
+
+    def part(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + part(b"IHDR", header) + part(b"IDAT", zlib.compress(rows, 1)) + part(b"IEND", b"")

@@ -2,15 +2,31 @@
 
 import numpy as np
 from matplotlib import colormaps
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colorbar import Colorbar
-from matplotlib.colors import Normalize, to_rgb
+from matplotlib.colors import Normalize, to_rgba_array
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 
 from . import style
 from .canvas import Canvas
+
+
+class _Cells(Artist):
+    """Bytes [rows, columns, 4] that fill their axes, a flat rectangle a cell: `imshow`, but in a tenth of its time."""
+
+    picture = np.zeros((1, 1, 4), np.uint8)
+
+    def draw(self, renderer) -> None:
+        left, bottom, right, top = np.round(self.axes.bbox.extents).astype(int)
+        rows, columns = self.picture.shape[:2]
+        # Pixels count from below, rows from above.
+        row = (np.arange(top - bottom)[::-1] + 0.5) * rows / (top - bottom)
+        column = (np.arange(right - left) + 0.5) * columns / (right - left)
+        pixels = self.picture[row.astype(int)[:, None], column.astype(int)]
+        renderer.draw_image(renderer.new_gc(), left, bottom, pixels)
 
 
 class HeatMap:
@@ -32,8 +48,7 @@ class HeatMap:
     ):
         self.canvas, self.ax, self.rows_vary = canvas, ax, rows_vary
         self.colours = ScalarMappable(Normalize(vmin, vmax), colormaps[cmap])
-        blank = np.zeros((1, 1, 3), np.uint8)
-        self._image = ax.imshow(blank, aspect="auto", interpolation="nearest", zorder=1)
+        self._cells = ax.add_artist(_Cells())
         # The image is drawn over the inner half of its frame: what remains is a line of the usual width.
         ax.spines[:].set_linewidth(2 * ax.spines["left"].get_linewidth())
         self._hatched = {}
@@ -43,7 +58,8 @@ class HeatMap:
             )
             patch.set_linewidth(0)
             self._hatched[kind] = ax.add_patch(patch)
-        canvas.moving(self._image, *self._hatched.values())
+        self._shape = 0, 0
+        canvas.moving(self._cells, *self._hatched.values())
         if rows_vary:
             canvas.labels(ax.yaxis)
 
@@ -66,24 +82,33 @@ class HeatMap:
             shown, nan, inf, finite = (_pool(x, axis, pixels) for x in (shown, nan, inf, finite))
             empty = ~_pool(~empty, axis, pixels)
 
-        picture = self.colours.to_rgba(shown, bytes=True, norm=True)[..., :3]
+        picture = self._coloured(shown)
         for mask, colour in (
             (empty, style.EMPTY),
             (finite, style.FINITE),
             (inf, style.INF["facecolor"]),
             (nan, style.NAN["facecolor"]),
         ):
-            picture[mask] = np.round(np.array(to_rgb(colour)) * 255)
-        self._image.set_data(picture)
-        _, right, bottom, _ = self._image.get_extent()
-        if (right, bottom) != (columns - 0.5, rows - 0.5):
-            self._image.set_extent((-0.5, columns - 0.5, rows - 0.5, -0.5))
-            if right != columns - 0.5 or not self.rows_vary:
+            if mask.any():
+                picture[mask] = to_rgba_array(colour)[0] * 255 + 0.5
+        self._cells.picture = picture
+        if self._shape != (rows, columns):
+            if self._shape[1] != columns or not self.rows_vary:
                 self.canvas.stale()
+            self.ax.set(xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5))
+            self._shape = rows, columns
         scale = np.array([columns / shown.shape[1], rows / shown.shape[0]])
         for kind, mask in (("nan", nan), ("inf", inf & ~nan)):
-            self._hatched[kind].set_path(_outline(mask, scale))
             self._hatched[kind].set_visible(bool(mask.any()))
+            if mask.any():
+                self._hatched[kind].set_path(_outline(mask, scale))
+
+    def _coloured(self, values: np.ndarray) -> np.ndarray:
+        """Finite values as [rows, columns, 4] bytes."""
+        low, high = self.colours.get_clim()
+        with np.errstate(over="ignore"):  # of a value far beyond the scale
+            place = (values - low) / (high - low)
+        return self.colours.cmap(np.clip(256 * place, 0, 255).astype(np.int16), bytes=True)
 
     def _cell_limit(self) -> tuple[int, int]:
         box = self.ax.get_window_extent()

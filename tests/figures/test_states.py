@@ -14,7 +14,7 @@ STATES = [np.eye(3) * n for n in range(4)]
 def test_filmstrip_has_one_colour_scale():
     strip = filmstrip(STATES, "abcd", ["0", "1", "2"], title="states")
     first, *_, last, bar = strip.figure.axes
-    cells = [ax.images[0].get_array() for ax in (first, last)]
+    cells = [next(x.picture for x in ax.get_children() if hasattr(x, "picture")) for ax in (first, last)]
     assert (cells[0] == cells[0][0, 0]).all()  # all zero: one colour
     assert (cells[0][0, 0] == cells[1][0, 1]).all()  # zero is the same colour everywhere
     assert (cells[1][0, 0] != cells[1][0, 1]).any()

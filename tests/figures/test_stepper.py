@@ -58,7 +58,7 @@ def test_every_array_of_a_scene_exists_and_is_drawn(which):
 
 def cells(stepper, name):
     """The colours of a matrix, [rows, columns, 3]."""
-    return stepper._matrices[name][0]._image.get_array()
+    return stepper._matrices[name][0]._cells.picture[..., :3]
 
 
 @pytest.mark.parametrize("which", ["forward", "backward"])
