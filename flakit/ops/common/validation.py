@@ -44,15 +44,15 @@ def check_tensor(name: str, x: object, shape: Mapping[str, int | None], like: st
         raise TypeError(f"{name}: expected float64, float32, bfloat16 or float16, got {_name(x.dtype)}")
 
 
-def check_dtype(name: str, x: Tensor, allowed: tuple[torch.dtype, ...], r: Tensor) -> None:
+def check_dtype(name: str, x: Tensor, allowed: tuple[torch.dtype, ...], r: Tensor, like: str = "r") -> None:
     if x.dtype not in allowed:
         expected = " or ".join(dict.fromkeys(map(_name, allowed)))
-        raise TypeError(f"{name}: expected {expected} beside {_name(r.dtype)} r, got {_name(x.dtype)}")
+        raise TypeError(f"{name}: expected {expected} beside {_name(r.dtype)} {like}, got {_name(x.dtype)}")
 
 
-def check_device(name: str, x: Tensor, device: torch.device) -> None:
+def check_device(name: str, x: Tensor, device: torch.device, like: str = "r") -> None:
     if x.device != device:
-        raise ValueError(f"{name}: expected device {device} like r, got {x.device}")
+        raise ValueError(f"{name}: expected device {device} like {like}, got {x.device}")
 
 
 def check_scale(scale: object, default: float) -> float:
@@ -74,7 +74,7 @@ def check_decay(name: str, w: Tensor) -> None:
         )
 
 
-def check_cu_seqlens(cu_seqlens: object, B: int, device: torch.device) -> None:
+def check_cu_seqlens(cu_seqlens: object, B: int, device: torch.device, like: str = "r") -> None:
     """Shape and kind of the offsets of packed sequences; `check_offsets` looks at their values."""
     if not isinstance(cu_seqlens, Tensor):
         raise TypeError(f"cu_seqlens: expected an integer tensor, got {type(cu_seqlens).__name__}")
@@ -84,7 +84,7 @@ def check_cu_seqlens(cu_seqlens: object, B: int, device: torch.device) -> None:
         raise ValueError(f"cu_seqlens: expected [N + 1] with N >= 1, got {list(cu_seqlens.shape)}")
     if B != 1:
         raise ValueError(f"cu_seqlens: expected a batch of 1 with packed sequences, got B = {B}")
-    check_device("cu_seqlens", cu_seqlens, device)
+    check_device("cu_seqlens", cu_seqlens, device, like)
 
 
 def check_offsets(cu_seqlens: Tensor, T: int) -> None:
