@@ -101,7 +101,7 @@ class HeatMap:
         for kind, mask in (("nan", nan), ("inf", inf & ~nan)):
             self._hatched[kind].set_visible(bool(mask.any()))
             if mask.any():
-                self._hatched[kind].set_path(_outline(mask, scale))
+                self._hatched[kind].set_path(outline(mask, scale))
 
     def _coloured(self, values: np.ndarray) -> np.ndarray:
         """Finite values as [rows, columns, 4] bytes."""
@@ -123,7 +123,7 @@ def _pool(x: np.ndarray, axis: int, most: int) -> np.ndarray:
     return np.maximum.reduceat(x, starts, axis=axis)
 
 
-def _outline(mask: np.ndarray, scale: np.ndarray) -> Path:
+def outline(mask: np.ndarray, scale: np.ndarray) -> Path:
     """One path around the true cells, as a rectangle for each run along a row."""
     edges = np.diff(np.pad(mask, ((0, 0), (1, 1))).astype(np.int8), axis=1)
     row, start = np.nonzero(edges == 1)
