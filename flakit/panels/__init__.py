@@ -12,5 +12,6 @@ from .gradient_comparer import gradient_comparer
 from .log_space import log_space
 from .phase_diagram import phase_diagram
 from .state_stepper import state_stepper
+from .transposed_mask import transposed_mask
 
-__all__ = ["decay_explorer", "gradient_comparer", "log_space", "phase_diagram", "state_stepper"]
+__all__ = ["decay_explorer", "gradient_comparer", "log_space", "phase_diagram", "state_stepper", "transposed_mask"]
