@@ -161,25 +161,34 @@ def written_kernel(
     x, y, w, written, decay, mild, scale, sequence_of_chunk, cu_seqlens, offsets, T,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     REVERSE: tl.constexpr, MAY_BE_MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
+    GROUP: tl.constexpr = 1, AFTER: tl.constexpr = False,
 ):  # fmt: skip
     """What one chunk adds to the state, (k e^{after})^T v, or in reverse to its gradient, (scale r e^{before})^T do.
 
-    Also e^{total}, by which it decays the state, and whether every decay in it is mild. In registers: written [BK, BV].
+    x and y may have GROUP heads for each of the state's: their writings are summed. AFTER: a read comes after its own
+    token's decay. Also e^{total}, by which the chunk decays the state, and whether every decay in it is mild.
+    In registers: written [BK, BV].
     """
     i = tl.program_id(0)
     NK: tl.constexpr = (K + BK - 1) // BK
     NV: tl.constexpr = (V + BV - 1) // BV
     i_h, i_k, i_v, i_c = i % H, (i // H) % NK, (i // (H * NK)) % NV, i // (H * NK * NV)
     start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
-    b_x = load_tile(x, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32) * scale
-    b_y = load_tile(y, start, end, i_h, i_v, 0, H, V, C, BV).to(tl.float32)
     b_w = load_tile(w, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
     if REVERSE:
-        b_x *= tl.exp(decay_before(load_tile(w, start, end, i_h, i_k, -1, H, K, C, BK).to(tl.float32)))
+        passed = decay_before(load_tile(w, start, end, i_h, i_k, -1, H, K, C, BK).to(tl.float32))
+        if AFTER:
+            passed += b_w
     else:
-        b_x *= tl.exp(decay_after(load_tile(w, start, end, i_h, i_k, 1, H, K, C, BK).to(tl.float32)))
+        passed = decay_after(load_tile(w, start, end, i_h, i_k, 1, H, K, C, BK).to(tl.float32))
+    factor = tl.exp(passed) * scale
+    b_written = tl.zeros([BK, BV], dtype=tl.float32)
+    for i_g in range(GROUP):
+        b_x = load_tile(x, start, end, i_h * GROUP + i_g, i_k, 0, H * GROUP, K, C, BK).to(tl.float32) * factor
+        b_y = load_tile(y, start, end, i_h * GROUP + i_g, i_v, 0, H * GROUP, V, C, BV).to(tl.float32)
+        b_written += tl.dot(to_operand(tl.trans(b_x), PRECISION), b_y, input_precision=PRECISION)
     p, m = state_pointers(written, i_c * H + i_h, i_k, i_v, K, V, BK, BV)
-    tl.store(p, tl.dot(to_operand(tl.trans(b_x), PRECISION), b_y, input_precision=PRECISION), mask=m)
+    tl.store(p, b_written, mask=m)
     total = tl.sum(b_w, 0)
     o_k = i_k * BK + tl.arange(0, BK)
     tl.store(decay + (i_c.to(tl.int64) * H + i_h) * K + o_k, tl.exp(total), mask=(o_k < K) & (i_v == 0))
@@ -226,7 +235,9 @@ class ChunkPlan:
     op: prefix of its rows in the launch table; x: a sequence with the rows of the state, [B, T, H, K]; V: its columns.
     """
 
-    def __init__(self, op: str, x: torch.Tensor, V: int, cu_seqlens: torch.Tensor | None, chunk_size: int):
+    def __init__(
+        self, op: str, x: torch.Tensor, V: int, cu_seqlens: torch.Tensor | None, chunk_size: int, flags: int = 0
+    ):
         (B, self.T, self.H, self.K), self.V = x.shape, V
         self.op, self.width = op, width(x.element_size())
         self.C = chunk_size or CHUNK_SIZE[self.width]
@@ -243,8 +254,8 @@ class ChunkPlan:
             self.sequence_of_chunk = found.clamp_(max=self.N - 1).to(torch.int32)
         self.empty = x.new_empty(0, dtype=torch.float32).new_empty
         self.where = (self.sequence_of_chunk, cu_seqlens, self.offsets, self.T)
-        # The guard looks at blocks of K as `written_kernel` cuts them.
-        self.flags = triton.cdiv(self.K, block(self.K, TABLE[f"{op}.written", self.width].BK))
+        # The guard looks at blocks of K as `written_kernel` cuts them, unless the operator says otherwise.
+        self.flags = flags or triton.cdiv(self.K, block(self.K, TABLE[f"{op}.written", self.width].BK))
 
     def sizes(self, kernel: str, V: int | None = None) -> tuple[dict, int, int]:
         """Keyword arguments every kernel takes, and the numbers of blocks along K and V (default: the state's)."""
@@ -265,10 +276,11 @@ class ChunkPlan:
     def state_shape(self) -> tuple[int, int, int, int]:
         return self.N, self.H, self.K, self.V
 
-    def states(self, x, y, w, scale, first, last, reverse):
+    def states(self, x, y, w, scale, first, last, reverse, after=False):
         """The state entering each chunk (reverse: the gradient leaving it) [chunks, H, K, V], and which are mild.
 
-        x [B, T, H, K] and y [B, T, H, V] make each chunk's writing; V is y's own, whatever the plan's is.
+        x [B, T, H, K] and y [B, T, H, V] make each chunk's writing; V is y's own, whatever the plan's is. Both may have
+        several heads for each of the state's. after: a read (in reverse) passes its own token's decay too.
         first and last [N, H, K, V]: where to begin, and where to leave the end; None: zeros, nowhere.
         """
         V = y.shape[-1]
@@ -277,7 +289,7 @@ class ChunkPlan:
         common, NK, NV = self.sizes("written", V)
         written_kernel[(self.chunks * NV * NK * self.H,)](
             x, y, w, states, decay, mild, scale, *self.where,
-            REVERSE=reverse, MAY_BE_MILD=self.width == "16-bit", **common,
+            REVERSE=reverse, MAY_BE_MILD=self.width == "16-bit", GROUP=x.shape[2] // self.H, AFTER=after, **common,
         )  # fmt: skip
         launch = TABLE[f"{self.op}.scan", self.width]
         BE = elements(self.K * V, self.N * self.H, launch.BV)

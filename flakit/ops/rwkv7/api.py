@@ -261,8 +261,8 @@ def _forward_op(
     backend: str,
     chunk_size: int,
     keep_states: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """o, the final state (empty unless asked for), and what the kernels keep for the backward: states and `found`."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """o, the final state (empty unless asked for), and what the kernels keep for the backward (`kept_shapes`)."""
     check.check_decay("w", w)
     if cu_seqlens is not None:
         check.check_offsets(cu_seqlens, r.shape[1])
@@ -280,7 +280,7 @@ def _forward_op(
             o = from_batch(o, cu_seqlens)
     final_state = final_state.to(torch.promote_types(r.dtype, torch.float32)).contiguous()
     final_state = final_state if output_final_state else final_state.new_empty(0)
-    return o.to(r.dtype).contiguous(), final_state, final_state.new_empty(0), final_state.new_empty(0)
+    return o.to(r.dtype).contiguous(), final_state, *(final_state.new_empty(0) for _ in range(3))
 
 
 @torch.library.custom_op("flakit::rwkv7_backward", mutates_args=())
@@ -295,6 +295,7 @@ def _backward_op(
     cu_seqlens: Tensor | None,
     states: Tensor,
     found: Tensor,
+    inverse: Tensor,
     do: Tensor,
     dfinal_state: Tensor | None,
     scale: float,
@@ -305,7 +306,7 @@ def _backward_op(
     """dr, dw, dk, dv, da, db and dinitial_state (empty without an initial state), each in its input's dtype."""
     if backend == "triton":
         grads = _kernels(form).backward(
-            r, w, k, v, a, b, scale, initial_state, cu_seqlens, chunk_size, states, found, do, dfinal_state
+            r, w, k, v, a, b, scale, initial_state, cu_seqlens, chunk_size, states, found, inverse, do, dfinal_state
         )
     else:
         module, exact_r, extra = _plain(form, backend, chunk_size, r)
@@ -331,14 +332,14 @@ def _(r, w, k, v, a, b, initial_state, cu_seqlens, scale, output_final_state, fo
     wide = torch.promote_types(r.dtype, torch.float32)
     o = torch.empty_like(v, memory_format=torch.contiguous_format)
     final_state = r.new_empty(_states_shape(r, v, cu_seqlens) if output_final_state else (0,), dtype=wide)
-    states, found = (0,), (0,)
+    shapes = ((0,),) * 3
     if backend == "triton" and keep_states:
-        states, found = _kernels(form).kept_shapes(r, v, cu_seqlens, chunk_size)
-    return o, final_state, r.new_empty(states, dtype=wide), r.new_empty(found, dtype=wide)
+        shapes = _kernels(form).kept_shapes(r, v, cu_seqlens, chunk_size)
+    return o, final_state, *(r.new_empty(shape, dtype=wide) for shape in shapes)
 
 
 @_backward_op.register_fake
-def _(r, w, k, v, a, b, initial_state, cu_seqlens, states, found, do, dfinal_state, scale, form, backend, chunk_size):
+def _(r, w, k, v, a, b, initial_state, cu_seqlens, *_):
     wide = torch.promote_types(r.dtype, torch.float32)
     grads = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (r, w, k, v, a, b))
     return (*grads, r.new_empty(_states_shape(r, v, cu_seqlens) if initial_state is not None else (0,), dtype=wide))

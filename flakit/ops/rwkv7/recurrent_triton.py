@@ -125,9 +125,9 @@ def recurrent_grads_kernel(
     tl.store(dinitial_state + i_nh.to(tl.int64) * K * V + o_s, b_D, mask=m_s)
 
 
-def kept_shapes(r, v, cu_seqlens, chunk_size) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def kept_shapes(r, v, cu_seqlens, chunk_size) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """Shapes of what `forward` keeps for `backward`: the state every CHECKPOINT tokens, and nothing more."""
-    return checkpoints_shape(r, v.shape[-1], cu_seqlens), (0,)
+    return checkpoints_shape(r, v.shape[-1], cu_seqlens), (0,), (0,)
 
 
 def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep_states):
@@ -149,10 +149,12 @@ def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, cu_seqle
         H=H, K=K, V=V, C=CHECKPOINT, BK=BK, BV=BV, HAS_INITIAL=initial_state is not None,
         WANTS_FINAL=output_final_state, KEEP=keep_states, PACKED=cu_seqlens is not None, **options,
     )  # fmt: skip
-    return o, final_state, states, new(0)
+    return o, final_state, states, new(0), new(0)
 
 
-def backward(r, w, k, v, a, b, scale, initial_state, cu_seqlens, chunk_size, states, _, do, dfinal_state):
+def backward(
+    r, w, k, v, a, b, scale, initial_state, cu_seqlens, chunk_size, states, _found, _inverse, do, dfinal_state
+):
     """dr, dw, dk, da, db, dinitial_state in float32 and dv in v's dtype."""
     r, w, k, v, a, b, do = (x.contiguous() for x in (r, w, k, v, a, b, do))
     dfinal_state = dfinal_state if dfinal_state is None else dfinal_state.contiguous()

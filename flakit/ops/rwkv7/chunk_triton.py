@@ -1,0 +1,563 @@
+"""RWKV7 in chunks as Triton kernels: everything is parallel over chunks but a light stream of states.
+
+Forward:  `prepare_kernel`        what a chunk finds and how it edits, before its state is known: U, U A_ak v, U a~
+          `stream_kernel`         chunk after chunk: v2 = U A_ak v + (U a~) S, then the state S itself
+          `output_kernel`         o from a chunk's tokens, its v2 and its entering state
+Backward: `prepare_grads_kernel`  the same transposed: U^T A_rb^T do, U^T b^
+          `stream_kernel`         in reverse: y = U^T A_rb^T do + (U^T b^) D, then the gradient D of the state
+          `value_grads_kernel`, `key_grads_kernel`  dv; dr, dw, dk, da, db
+
+Formulas as in `chunk_torch`; a~ = a e^{before} reads the entering state, b^ = b e^{after} writes the leaving one. There
+are two ways through a chunk, mild and dyadic (`common.chunks_triton`), compiled apart; `prepare_kernel` decides.
+
+The inverse U = (I - A_ab)^{-1} grows by recursive 2 x 2 blocks, as full-size products under a mask. Never by the
+powers of A_ab, which are huge and cancel where tokens repeat. TF32 is enough for 16-bit inputs (measured: the errors of
+o and of every gradient are those of an exact inverse), three TF32 products for float32.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from ..common.blocks_triton import decay_after, decay_before, dot, level_pairs, level_weights, to_operand
+from ..common.chunks_triton import (
+    MILD_TOKEN,
+    MILD_TOTAL,
+    ChunkPlan,
+    about_middle,
+    kept_states_shape,
+    load_tile,
+    locate,
+    scores,
+    state_pointers,
+    store_tile,
+    takes,
+)
+from ..common.launch import CHUNK_SIZE, TABLE, block, width
+
+
+@triton.jit
+def _decides(mild, i, w, start, end, i_h, H: tl.constexpr, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
+             MILD: tl.constexpr):  # fmt: skip
+    """Whether chunk-and-head i is this launch's, where it is the first: the mild one looks and leaves a flag."""
+    if MILD:
+        is_mild = 1
+        for i_k in range(0, (K + BK - 1) // BK):
+            b_w = load_tile(w, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
+            fits = (tl.min(tl.sum(b_w, 0), 0) > MILD_TOTAL) & (tl.min(tl.min(b_w, 0), 0) > MILD_TOKEN)
+            is_mild = tl.minimum(is_mild, fits.to(tl.int32))
+        tl.store(mild + i, is_mild)
+        mine = is_mild == 1
+    else:
+        mine = takes(mild, i, 1, MILD)
+    return mine
+
+
+@triton.jit
+def _two_scores(b_x, b_y, b_p, b_q, p_w, start, end, i_h, i_k, H: tl.constexpr, K: tl.constexpr, C: tl.constexpr,
+                BK: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """Over a block of K, reads x with keys y and reads p with keys q through the decay strictly between, two [C, C]
+    right for i > j only; and the log decay before and after each row, [C, BK]."""
+    if MILD:
+        b_w = load_tile(p_w, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
+        before, read, key = about_middle(b_w, C)
+        b_A = dot(b_x * read, tl.trans(b_y * key), PRECISION)
+        b_B = dot(b_p * read, tl.trans(b_q * key), PRECISION)
+        after = tl.sum(b_w, 0)[None, :] - before - b_w
+    else:
+        b_prev = load_tile(p_w, start, end, i_h, i_k, -1, H, K, C, BK).to(tl.float32)
+        b_next = load_tile(p_w, start, end, i_h, i_k, 1, H, K, C, BK).to(tl.float32)
+        b_A = tl.zeros([C, C], dtype=tl.float32)
+        b_B = tl.zeros([C, C], dtype=tl.float32)
+        for level in tl.static_range(LEVELS):
+            right = ((tl.arange(0, C) // (1 << level)) % 2 == 1)[:, None]
+            b_xy, b_pq = tl.where(right, b_x, b_y), tl.where(right, b_p, b_q)
+            if level > 0:
+                weight = level_weights(b_prev, b_next, 1 << level, C, BK)
+                b_xy *= weight
+                b_pq *= weight
+            pairs = level_pairs(1 << level, C)
+            b_A += tl.where(pairs, dot(b_xy, tl.trans(b_xy), PRECISION), 0.0)
+            b_B += tl.where(pairs, dot(b_pq, tl.trans(b_pq), PRECISION), 0.0)
+        before, after = decay_before(b_prev), decay_after(b_next)
+    return b_A, b_B, before, after
+
+
+@triton.jit
+def _below(b_A, C: tl.constexpr):
+    o_c = tl.arange(0, C)
+    return tl.where(o_c[:, None] > o_c[None, :], b_A, 0.0)
+
+
+@triton.jit
+def _with_diagonal(b_A, b_d, C: tl.constexpr):
+    """b_A below the diagonal, b_d on it."""
+    o_c = tl.arange(0, C)
+    return _below(b_A, C) + tl.where(o_c[:, None] == o_c[None, :], b_d[:, None], 0.0)
+
+
+@triton.jit
+def _diagonal(b_A, C: tl.constexpr):
+    o_c = tl.arange(0, C)
+    return tl.sum(tl.where(o_c[:, None] == o_c[None, :], b_A, 0.0), 1)[:, None]
+
+
+@triton.jit
+def _inverse(b_A, C: tl.constexpr, LEVELS: tl.constexpr, PRECISION: tl.constexpr):
+    """(I - A)^{-1}, A strictly lower triangular [C, C]: at each level the lower left blocks join two inverses."""
+    o_c = tl.arange(0, C)
+    b_U = tl.where(o_c[:, None] == o_c[None, :], 1.0, tl.where(level_pairs(1, C), b_A, 0.0))
+    for level in tl.static_range(1, LEVELS):
+        b_block = tl.where(level_pairs(1 << level, C), b_A, 0.0)
+        b_U += dot(b_U, dot(b_block, b_U, PRECISION), PRECISION)
+    return b_U
+
+
+@triton.jit
+def _square(p, i, C: tl.constexpr):
+    """Pointers of the [C, C] matrix number i."""
+    o_c = tl.arange(0, C)
+    return p + i.to(tl.int64) * C * C + o_c[:, None] * C + o_c[None, :]
+
+
+@triton.jit
+def prepare_kernel(
+    w, k, v, a, b, transfer, found, inverse, mild, sequence_of_chunk, cu_seqlens, offsets, T,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """U = (I - A_ab)^{-1}, found = U A_ak v, transfer = U a~ for one chunk. In registers: A_ab, A_ak, U [C, C]."""
+    i = tl.program_id(0)
+    i_h, i_c = i % H, i // H
+    start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
+    if _decides(mild, i, w, start, end, i_h, H, K, C, BK, MILD) == 0:
+        return
+    b_ab = tl.zeros([C, C], dtype=tl.float32)
+    b_ak = tl.zeros([C, C], dtype=tl.float32)
+    for i_k in range(0, (K + BK - 1) // BK):
+        b_a = load_tile(a, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
+        b_b = load_tile(b, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
+        b_k = load_tile(k, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
+        b_A, b_B, before, _ = _two_scores(
+            b_a, b_b, b_a, b_k, w, start, end, i_h, i_k, H, K, C, BK, LEVELS, MILD, PRECISION
+        )
+        b_ab += b_A
+        b_ak += b_B
+    b_U = _inverse(_below(b_ab, C), C, LEVELS, PRECISION)
+    tl.store(_square(inverse, i, C), b_U)
+    b_U, b_ak = to_operand(b_U, PRECISION), to_operand(_below(b_ak, C), PRECISION)
+    for i_k in range(0, (K + BK - 1) // BK):
+        b_a = load_tile(a, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
+        b_prev = load_tile(w, start, end, i_h, i_k, -1, H, K, C, BK).to(tl.float32)
+        b_W = dot(b_U, b_a * tl.exp(decay_before(b_prev)), PRECISION)
+        store_tile(transfer, b_W, start, end, i_h, i_k, H, K, C, BK)
+    for i_v in range(0, (V + BV - 1) // BV):
+        b_v = load_tile(v, start, end, i_h, i_v, 0, H, V, C, BV).to(tl.float32)
+        b_f = dot(b_U, tl.dot(b_ak, b_v, input_precision=PRECISION), PRECISION)
+        store_tile(found, b_f, start, end, i_h, i_v, H, V, C, BV)
+
+
+@triton.jit
+def stream_kernel(
+    x, y, z, w, transfer, found, states, first, last, scale, cu_seqlens, offsets, T,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    REVERSE: tl.constexpr, HAS_FIRST: tl.constexpr, WANTS_LAST: tl.constexpr, PACKED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """found += transfer S, then S <- e^{total} S + x^T y + z^T found, chunk after chunk. In registers: S [BK, BV].
+
+    x, y, z: k e^{after}, v, b e^{after}; in reverse, where S is its gradient, scale r e^w e^{before}, do, a e^{before}.
+    The state before each chunk is stored.
+    """
+    i_v, i_nh = tl.program_id(0), tl.program_id(1)
+    i_n, i_h = i_nh // H, i_nh % H
+    if PACKED:
+        first_chunk = tl.load(offsets + i_n)
+        chunks = tl.load(offsets + i_n + 1) - first_chunk
+        begin = tl.load(cu_seqlens + i_n).to(tl.int64)
+        end = tl.minimum(tl.load(cu_seqlens + i_n + 1).to(tl.int64), T)
+    else:
+        chunks = tl.cdiv(T, C)
+        first_chunk = i_n * chunks
+        begin = i_n.to(tl.int64) * T
+        end = begin + T
+    b_S = tl.zeros([BK, BV], dtype=tl.float32)
+    if HAS_FIRST:
+        p_S, m_S = state_pointers(first, i_nh, 0, i_v, K, V, BK, BV)
+        b_S += tl.load(p_S, mask=m_S, other=0.0)
+    for j in range(0, chunks):
+        if REVERSE:
+            i_c = chunks - 1 - j
+        else:
+            i_c = j
+        start = begin + tl.cast(i_c, tl.int64) * C
+        p_S, m_S = state_pointers(states, (first_chunk + i_c) * H + i_h, 0, i_v, K, V, BK, BV)
+        tl.store(p_S, b_S, mask=m_S)
+        b_W = load_tile(transfer, start, end, i_h, 0, 0, H, K, C, BK)
+        b_f = load_tile(found, start, end, i_h, i_v, 0, H, V, C, BV)
+        b_x = load_tile(x, start, end, i_h, 0, 0, H, K, C, BK).to(tl.float32)
+        b_z = load_tile(z, start, end, i_h, 0, 0, H, K, C, BK).to(tl.float32)
+        b_y = load_tile(y, start, end, i_h, i_v, 0, H, V, C, BV).to(tl.float32)
+        b_w = load_tile(w, start, end, i_h, 0, 0, H, K, C, BK).to(tl.float32)
+        if REVERSE:
+            b_decay = tl.exp(decay_before(load_tile(w, start, end, i_h, 0, -1, H, K, C, BK).to(tl.float32)))
+            b_x *= scale * tl.exp(b_w)
+        else:
+            b_decay = tl.exp(decay_after(load_tile(w, start, end, i_h, 0, 1, H, K, C, BK).to(tl.float32)))
+        b_x = to_operand(b_x * b_decay, PRECISION)
+        b_f += dot(b_W, b_S, PRECISION)
+        store_tile(found, b_f, start, end, i_h, i_v, H, V, C, BV)
+        b_S = tl.exp(tl.sum(b_w, 0))[:, None] * b_S + tl.dot(tl.trans(b_x), b_y, input_precision=PRECISION)
+        b_S += dot(tl.trans(b_z * b_decay), b_f, PRECISION)
+    if WANTS_LAST:
+        p_S, m_S = state_pointers(last, i_nh, 0, i_v, K, V, BK, BV)
+        tl.store(p_S, b_S, mask=m_S)
+
+
+@triton.jit
+def output_kernel(
+    r, w, k, v, b, found, states, mild, o, scale, sequence_of_chunk, cu_seqlens, offsets, T,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """o = A_rk v + A_rb v2 + (q e^{before}) S for one chunk and block of V. In registers: A_rk, A_rb [C, C]."""
+    i = tl.program_id(0)
+    NV: tl.constexpr = (V + BV - 1) // BV
+    i_h, i_v, i_c = i % H, (i // H) % NV, i // (H * NV)
+    if takes(mild, i_c * H + i_h, FLAGS, MILD) == 0:
+        return
+    start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
+    b_rk = tl.zeros([C, C], dtype=tl.float32)
+    b_rb = tl.zeros([C, C], dtype=tl.float32)
+    d_rk = tl.zeros([C], dtype=tl.float32)
+    d_rb = tl.zeros([C], dtype=tl.float32)
+    b_o = tl.zeros([C, BV], dtype=tl.float32)
+    for i_k in range(0, (K + BK - 1) // BK):
+        b_r = load_tile(r, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32) * scale
+        b_k = load_tile(k, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
+        b_b = load_tile(b, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
+        b_q = b_r * tl.exp(load_tile(w, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32))
+        p_S, m_S = state_pointers(states, i_c * H + i_h, i_k, i_v, K, V, BK, BV)
+        b_S = tl.load(p_S, mask=m_S & (start < end), other=0.0)
+        b_A, b_B, before, _ = _two_scores(
+            b_q, b_k, b_q, b_b, w, start, end, i_h, i_k, H, K, C, BK, LEVELS, MILD, PRECISION
+        )
+        b_rk += b_A
+        b_rb += b_B
+        d_rk += tl.sum(b_r * b_k, 1)
+        d_rb += tl.sum(b_r * b_b, 1)
+        b_o += dot(b_q * tl.exp(before), b_S, PRECISION)
+    b_v = load_tile(v, start, end, i_h, i_v, 0, H, V, C, BV).to(tl.float32)
+    b_f = load_tile(found, start, end, i_h, i_v, 0, H, V, C, BV)
+    b_o += tl.dot(to_operand(_with_diagonal(b_rk, d_rk, C), PRECISION), b_v, input_precision=PRECISION)
+    b_o += dot(_with_diagonal(b_rb, d_rb, C), b_f, PRECISION)
+    store_tile(o, b_o, start, end, i_h, i_v, H, V, C, BV)
+
+
+@triton.jit
+def prepare_grads_kernel(
+    r, w, b, do, inverse, mild, transfer, found, scale, sequence_of_chunk, cu_seqlens, offsets, T,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """transfer = U^T b^, found = U^T A_rb^T do for one chunk. In registers: U, A_rb [C, C]."""
+    i = tl.program_id(0)
+    i_h, i_c = i % H, i // H
+    start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
+    if _decides(mild, i, w, start, end, i_h, H, K, C, BK, MILD) == 0:
+        return
+    b_Ut = to_operand(tl.trans(tl.load(_square(inverse, i, C))), PRECISION)
+    b_rb = tl.zeros([C, C], dtype=tl.float32)
+    d_rb = tl.zeros([C], dtype=tl.float32)
+    for i_k in range(0, (K + BK - 1) // BK):
+        b_r = load_tile(r, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32) * scale
+        b_b = load_tile(b, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
+        b_q = b_r * tl.exp(load_tile(w, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32))
+        b_A, _, after = scores(b_q, b_b, w, start, end, i_h, i_k, H, K, C, BK, LEVELS, MILD, PRECISION)
+        b_rb += b_A
+        d_rb += tl.sum(b_r * b_b, 1)
+        b_P = dot(b_Ut, b_b * tl.exp(after), PRECISION)
+        store_tile(transfer, b_P, start, end, i_h, i_k, H, K, C, BK)
+    b_rb = to_operand(tl.trans(_with_diagonal(b_rb, d_rb, C)), PRECISION)
+    for i_v in range(0, (V + BV - 1) // BV):
+        b_do = load_tile(do, start, end, i_h, i_v, 0, H, V, C, BV).to(tl.float32)
+        b_f = dot(b_Ut, tl.dot(b_rb, b_do, input_precision=PRECISION), PRECISION)
+        store_tile(found, b_f, start, end, i_h, i_v, H, V, C, BV)
+
+
+@triton.jit
+def value_grads_kernel(
+    r, w, k, a, do, y, dstates, mild, dv, scale, sequence_of_chunk, cu_seqlens, offsets, T,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dv = A_rk^T do + A_ak^T y + (k e^{after}) D for one chunk and block of V. In registers: A_rk, A_ak [C, C]."""
+    i = tl.program_id(0)
+    NV: tl.constexpr = (V + BV - 1) // BV
+    i_h, i_v, i_c = i % H, (i // H) % NV, i // (H * NV)
+    if takes(mild, i_c * H + i_h, FLAGS, MILD) == 0:
+        return
+    start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
+    b_rk = tl.zeros([C, C], dtype=tl.float32)
+    b_ak = tl.zeros([C, C], dtype=tl.float32)
+    d_rk = tl.zeros([C], dtype=tl.float32)
+    b_dv = tl.zeros([C, BV], dtype=tl.float32)
+    for i_k in range(0, (K + BK - 1) // BK):
+        b_r = load_tile(r, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32) * scale
+        b_k = load_tile(k, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
+        b_a = load_tile(a, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
+        b_q = b_r * tl.exp(load_tile(w, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32))
+        p_D, m_D = state_pointers(dstates, i_c * H + i_h, i_k, i_v, K, V, BK, BV)
+        b_D = tl.load(p_D, mask=m_D & (start < end), other=0.0)
+        b_A, b_B, _, after = _two_scores(
+            b_q, b_k, b_a, b_k, w, start, end, i_h, i_k, H, K, C, BK, LEVELS, MILD, PRECISION
+        )
+        b_rk += b_A
+        b_ak += b_B
+        d_rk += tl.sum(b_r * b_k, 1)
+        b_dv += dot(b_k * tl.exp(after), b_D, PRECISION)
+    b_do = load_tile(do, start, end, i_h, i_v, 0, H, V, C, BV).to(tl.float32)
+    b_y = load_tile(y, start, end, i_h, i_v, 0, H, V, C, BV)
+    b_dv += tl.dot(to_operand(tl.trans(_with_diagonal(b_rk, d_rk, C)), PRECISION), b_do, input_precision=PRECISION)
+    b_dv += dot(tl.trans(_below(b_ak, C)), b_y, PRECISION)
+    store_tile(dv, b_dv, start, end, i_h, i_v, H, V, C, BV)
+
+
+@triton.jit
+def _mild_grads(b_q, b_a, b_k, b_b, b_w, b_qk, b_qb, b_ak, b_ab, b_dq, b_da, b_dk, b_db,
+                C: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """dq, da, dk, db, and dw of what passes by a token; b_qk … b_ab are the gradients of the scores.
+
+    b_dq … b_db come as what the states make of them, before their decay. dw is a difference of two running sums of the
+    *same rounded products*, so that only float32 accumulation is left to disagree.
+    """
+    before, read, key = about_middle(b_w, C)
+    after = tl.exp(tl.sum(b_w, 0)[None, :] - before - b_w)
+    before = tl.exp(before)
+    b_dq *= before
+    b_da *= before
+    b_dk *= after
+    b_db *= after
+    b_qm, b_am = to_operand(b_q * read, PRECISION), to_operand(b_a * read, PRECISION)
+    b_km, b_bm = to_operand(b_k * key, PRECISION), to_operand(b_b * key, PRECISION)
+    g_q = tl.dot(b_qb, b_bm, tl.dot(b_qk, b_km, input_precision=PRECISION), input_precision=PRECISION)
+    g_a = tl.dot(b_ab, b_bm, tl.dot(b_ak, b_km, input_precision=PRECISION), input_precision=PRECISION)
+    reads = b_q * b_dq + b_a * b_da + b_qm * g_q + b_am * g_a
+    b_dq += g_q * read
+    b_da += g_a * read
+    keys = b_k * b_dk + b_b * b_db
+    g_k = tl.dot(tl.trans(b_qk), b_qm, input_precision=PRECISION)
+    g_k = tl.dot(tl.trans(b_ak), b_am, g_k, input_precision=PRECISION)
+    g_b = tl.dot(tl.trans(b_qb), b_qm, input_precision=PRECISION)
+    g_b = tl.dot(tl.trans(b_ab), b_am, g_b, input_precision=PRECISION)
+    b_dw = tl.cumsum(reads - b_km * g_k - b_bm * g_b, axis=0, reverse=True) - reads + tl.cumsum(keys, axis=0) - keys
+    return b_dq, b_da, b_dk + g_k * key, b_db + g_b * key, b_dw
+
+
+@triton.jit
+def _dyadic_grads(b_q, b_a, b_k, b_b, b_prev, b_next, b_qk, b_qb, b_ak, b_ab, b_dq, b_da, b_dk, b_db,
+                  C: tl.constexpr, BK: tl.constexpr, LEVELS: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """The same for any decay: nothing is subtracted.
+
+    At each level rows of right halves are reads and rows of left halves keys, so one product serves both: x holds q or
+    k, y holds a or b, and each meets what was of the other kind in the other half.
+    """
+    o_c = tl.arange(0, C)
+    before, after = tl.exp(decay_before(b_prev)), tl.exp(decay_after(b_next))
+    b_dq *= before
+    b_da *= before
+    b_dk *= after
+    b_db *= after
+    later, earlier = o_c[:, None] < o_c[None, :], o_c[:, None] > o_c[None, :]
+    b_dw = dot(later.to(tl.float32), b_q * b_dq + b_a * b_da, PRECISION)
+    b_dw += dot(earlier.to(tl.float32), b_k * b_dk + b_b * b_db, PRECISION)
+    b_xx, b_yy = b_qk + tl.trans(b_qk), b_ab + tl.trans(b_ab)
+    b_xy = b_qb + tl.trans(b_ak)
+    for level in tl.static_range(LEVELS):
+        half = o_c // (1 << level)
+        right = (half % 2 == 1)[:, None]
+        meet = (half[:, None] ^ half[None, :]) == 1
+        m_xx, m_yy, m_xy = tl.where(meet, b_xx, 0.0), tl.where(meet, b_yy, 0.0), tl.where(meet, b_xy, 0.0)
+        b_x, b_y = tl.where(right, b_q, b_k), tl.where(right, b_a, b_b)
+        if level == 0:
+            g_x = dot(m_xx, b_x, PRECISION) + dot(m_xy, b_y, PRECISION)
+            g_y = dot(tl.trans(m_xy), b_x, PRECISION) + dot(m_yy, b_y, PRECISION)
+        else:
+            weight = level_weights(b_prev, b_next, 1 << level, C, BK)
+            x, y = b_x * weight, b_y * weight
+            g_x = (dot(m_xx, x, PRECISION) + dot(m_xy, y, PRECISION)) * weight
+            g_y = (dot(tl.trans(m_xy), x, PRECISION) + dot(m_yy, y, PRECISION)) * weight
+            # The decay at t is passed by the reads after t in its right half, by the keys before t in its left half.
+            passes = (half[:, None] == half[None, :]) & ((right & later) | ((~right) & earlier))
+            b_dw += dot(passes.to(tl.float32), b_x * g_x + b_y * g_y, PRECISION)
+        b_dq += tl.where(right, g_x, 0.0)
+        b_dk += tl.where(right, 0.0, g_x)
+        b_da += tl.where(right, g_y, 0.0)
+        b_db += tl.where(right, 0.0, g_y)
+    return b_dq, b_da, b_dk, b_db, b_dw
+
+
+@triton.jit
+def key_grads_kernel(
+    r, w, k, v, a, b, found, do, y, states, dstates, mild, dr, dw, dk, da, db, scale,
+    sequence_of_chunk, cu_seqlens, offsets, T,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dr, dw, dk, da, db for one chunk. In registers: the gradients of four scores [C, C], then five rows [C, BK].
+
+    dq = (do S^T) e^{before} + pairs, da = (y S^T) e^{before} + pairs, dk = (v D^T) e^{after} + pairs, db likewise of v2
+    dr = scale (e^w dq + diagonal), as q = scale r e^w meets every key but its own token's
+    dw_t = e^{total} sum_v S D + q_t dq_t + what passes by t
+    """
+    i = tl.program_id(0)
+    i_h, i_c = i % H, i // H
+    if takes(mild, i_c * H + i_h, FLAGS, MILD) == 0:
+        return
+    start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
+
+    b_qk = tl.zeros([C, C], dtype=tl.float32)
+    b_qb = tl.zeros([C, C], dtype=tl.float32)
+    b_ak = tl.zeros([C, C], dtype=tl.float32)
+    b_ab = tl.zeros([C, C], dtype=tl.float32)
+    for i_v in range(0, (V + BV - 1) // BV):
+        b_v = load_tile(v, start, end, i_h, i_v, 0, H, V, C, BV).to(tl.float32)
+        b_f = to_operand(load_tile(found, start, end, i_h, i_v, 0, H, V, C, BV), PRECISION)
+        b_do = load_tile(do, start, end, i_h, i_v, 0, H, V, C, BV).to(tl.float32)
+        b_y = to_operand(load_tile(y, start, end, i_h, i_v, 0, H, V, C, BV), PRECISION)
+        b_qk += tl.dot(b_do, tl.trans(b_v), input_precision=PRECISION)
+        b_qb += tl.dot(b_do, tl.trans(b_f), input_precision=PRECISION)
+        b_ak += tl.dot(b_y, tl.trans(b_v), input_precision=PRECISION)
+        b_ab += tl.dot(b_y, tl.trans(b_f), input_precision=PRECISION)
+    d_k, d_b = _diagonal(b_qk, C), _diagonal(b_qb, C)
+    b_qk, b_qb = to_operand(_below(b_qk, C), PRECISION), to_operand(_below(b_qb, C), PRECISION)
+    b_ak, b_ab = to_operand(_below(b_ak, C), PRECISION), to_operand(_below(b_ab, C), PRECISION)
+
+    for i_k in range(0, (K + BK - 1) // BK):
+        b_dq = tl.zeros([C, BK], dtype=tl.float32)
+        b_da = tl.zeros([C, BK], dtype=tl.float32)
+        b_dk = tl.zeros([C, BK], dtype=tl.float32)
+        b_db = tl.zeros([C, BK], dtype=tl.float32)
+        b_SD = tl.zeros([BK], dtype=tl.float32)
+        for i_v in range(0, (V + BV - 1) // BV):
+            p_D, m_D = state_pointers(dstates, i_c * H + i_h, i_k, i_v, K, V, BK, BV)
+            b_D = tl.load(p_D, mask=m_D & (start < end), other=0.0)
+            p_S, m_S = state_pointers(states, i_c * H + i_h, i_k, i_v, K, V, BK, BV)
+            b_S = tl.load(p_S, mask=m_S & (start < end), other=0.0)
+            b_SD += tl.sum(b_S * b_D, 1)
+            b_D, b_S = to_operand(tl.trans(b_D), PRECISION), to_operand(tl.trans(b_S), PRECISION)
+            b_v = load_tile(v, start, end, i_h, i_v, 0, H, V, C, BV).to(tl.float32)
+            b_dk += tl.dot(b_v, b_D, input_precision=PRECISION)
+            b_f = to_operand(load_tile(found, start, end, i_h, i_v, 0, H, V, C, BV), PRECISION)
+            b_db += tl.dot(b_f, b_D, input_precision=PRECISION)
+            b_do = load_tile(do, start, end, i_h, i_v, 0, H, V, C, BV).to(tl.float32)
+            b_dq += tl.dot(b_do, b_S, input_precision=PRECISION)
+            b_y = to_operand(load_tile(y, start, end, i_h, i_v, 0, H, V, C, BV), PRECISION)
+            b_da += tl.dot(b_y, b_S, input_precision=PRECISION)
+
+        b_w = load_tile(w, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
+        b_r = load_tile(r, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32) * scale
+        b_k = load_tile(k, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
+        b_a = load_tile(a, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
+        b_b = load_tile(b, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
+        own = tl.exp(b_w)
+        b_q = b_r * own
+        if MILD:
+            b_dq, b_da, b_dk, b_db, b_dw = _mild_grads(
+                b_q, b_a, b_k, b_b, b_w, b_qk, b_qb, b_ak, b_ab, b_dq, b_da, b_dk, b_db, C, PRECISION
+            )
+        else:
+            b_prev = load_tile(w, start, end, i_h, i_k, -1, H, K, C, BK).to(tl.float32)
+            b_next = load_tile(w, start, end, i_h, i_k, 1, H, K, C, BK).to(tl.float32)
+            b_dq, b_da, b_dk, b_db, b_dw = _dyadic_grads(
+                b_q, b_a, b_k, b_b, b_prev, b_next, b_qk, b_qb, b_ak, b_ab, b_dq, b_da, b_dk, b_db,
+                C, BK, LEVELS, PRECISION,
+            )  # fmt: skip
+        b_dw += (tl.exp(tl.sum(b_w, 0)) * b_SD)[None, :] + b_q * b_dq
+        b_dr = own * b_dq + d_k * b_k + d_b * b_b
+        store_tile(dr, b_dr * scale, start, end, i_h, i_k, H, K, C, BK)
+        store_tile(dw, b_dw, start, end, i_h, i_k, H, K, C, BK)
+        store_tile(dk, b_dk + d_k * b_r, start, end, i_h, i_k, H, K, C, BK)
+        store_tile(da, b_da, start, end, i_h, i_k, H, K, C, BK)
+        store_tile(db, b_db + d_b * b_r, start, end, i_h, i_k, H, K, C, BK)
+
+
+class _Plan(ChunkPlan):
+    """RWKV7's launches: here the states come of a stream, since what a chunk writes depends on what it finds."""
+
+    def __init__(self, r, v, cu_seqlens, chunk_size):
+        super().__init__("rwkv7", r, v.shape[-1], cu_seqlens, chunk_size, flags=1)
+
+    def no_flags(self):
+        """Which chunks are mild, to be found out; where there is one way only, none."""
+        return torch.zeros_like(self.empty(self.chunks, self.H, 1, dtype=torch.int32))
+
+    def stream(self, x, y, z, w, transfer, found, first, last, scale, reverse):
+        """The state entering each chunk (reverse: the gradient leaving it), [chunks, H, K, V]; `found` is completed."""
+        launch = TABLE["rwkv7.stream", self.width]
+        BK = block(self.K, launch.BK)
+        if self.K > BK:
+            raise ValueError(f"r: expected K <= {BK} for the chunk kernels, got K = {self.K}")
+        BV = block(self.V, max(16, launch.BV * 64 // BK))  # the state's registers, whatever its shape
+        states = self.empty(self.chunks, self.H, self.K, self.V)
+        if self.cu_seqlens is not None:
+            # A packed batch has room for more than it fills, and an operator's output may not be left to chance.
+            states.zero_()
+        common, _, _ = self.sizes("stream")
+        stream_kernel[triton.cdiv(self.V, BV), self.N * self.H](
+            x, y, z, w, transfer, found, states, first, last, scale, *self.where[1:], REVERSE=reverse,
+            HAS_FIRST=first is not None, WANTS_LAST=last is not None, **common | dict(BV=BV),
+        )  # fmt: skip
+        return states
+
+
+def kept_shapes(r, v, cu_seqlens, chunk_size) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Shapes of what `forward` keeps for `backward`: the state entering every chunk, v2, and each chunk's U."""
+    chunks, H, K, V = kept_states_shape(r, v.shape[-1], cu_seqlens, chunk_size)
+    C = chunk_size or CHUNK_SIZE[width(r.element_size())]
+    return (chunks, H, K, V), tuple(v.shape), (chunks, H, C, C)
+
+
+def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep_states):
+    """o, the final state (empty unless asked for), and as in `kept_shapes` (empty unless kept)."""
+    r, w, k, v, a, b = (x.contiguous() for x in (r, w, k, v, a, b))
+    initial_state = initial_state if initial_state is None else initial_state.contiguous()
+    plan = _Plan(r, v, cu_seqlens, chunk_size)
+    o, final_state = torch.empty_like(v), plan.empty(plan.state_shape()) if output_final_state else None
+    transfer, found = plan.empty(r.shape), plan.empty(v.shape)
+    inverse, mild = plan.empty(plan.chunks, plan.H, plan.C, plan.C), plan.no_flags()
+    for options, _ in plan.ways("prepare"):
+        prepare_kernel[(plan.chunks * plan.H,)](w, k, v, a, b, transfer, found, inverse, mild, *plan.where, **options)
+    states = plan.stream(k, v, b, w, transfer, found, initial_state, final_state, 1.0, reverse=False)
+    for options, NV in plan.ways("output"):
+        output_kernel[(plan.chunks * NV * plan.H,)](
+            r, w, k, v, b, found, states, mild, o, scale, *plan.where, **options
+        )
+    kept = (states, found, inverse) if keep_states else (plan.empty(0) for _ in range(3))
+    return o, plan.empty(0) if final_state is None else final_state, *kept
+
+
+def backward(r, w, k, v, a, b, scale, initial_state, cu_seqlens, chunk_size, states, found, inverse, do, dfinal_state):
+    """dr, dw, dk, dv, da, db in their inputs' dtypes and dinitial_state [N, H, K, V] in float32."""
+    r, w, k, v, a, b, do = (x.contiguous() for x in (r, w, k, v, a, b, do))
+    dfinal_state = dfinal_state if dfinal_state is None else dfinal_state.contiguous()
+    plan = _Plan(r, v, cu_seqlens, chunk_size)
+    dr, dw, dk, dv, da, db = (torch.empty_like(x) for x in (r, w, k, v, a, b))
+    dinitial_state = plan.empty(plan.state_shape())
+    transfer, y, mild = plan.empty(r.shape), plan.empty(v.shape), plan.no_flags()
+    for options, _ in plan.ways("prepare_grads"):
+        prepare_grads_kernel[(plan.chunks * plan.H,)](
+            r, w, b, do, inverse, mild, transfer, y, scale, *plan.where, **options
+        )
+    dstates = plan.stream(r, do, a, w, transfer, y, dfinal_state, dinitial_state, scale, reverse=True)
+    for options, NV in plan.ways("value_grads"):
+        value_grads_kernel[(plan.chunks * NV * plan.H,)](
+            r, w, k, a, do, y, dstates, mild, dv, scale, *plan.where, **options
+        )
+    for options, _ in plan.ways("key_grads"):
+        # The mild path takes a product away from a sum that holds it: a fused multiply-add would not take the same one.
+        key_grads_kernel[(plan.chunks * plan.H,)](
+            r, w, k, v, a, b, found, do, y, states, dstates, mild, dr, dw, dk, da, db, scale, *plan.where, **options,
+            enable_fp_fusion=False,
+        )  # fmt: skip
+    return dr, dw, dk, dv, da, db, dinitial_state
