@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from inspect import signature
 
 import torch
 from torch import Tensor
@@ -86,14 +85,15 @@ def gradient_rows(
     for name, make in (others or {}).items():
         found[name] = make(made, cotangents(op, made, grad_seed=grad_seed)[0])
 
-    r, decay = made[op.tensors[0]], setting.get("decay", signature(make_inputs).parameters["decay"].default)
-    shown = {"dtype": str(r.dtype).removeprefix("torch."), "T": r.shape[1], "decay": decay}
+    first, decay = made[op.tensors[0]], setting.get("decay")
+    shown = {"dtype": str(first.dtype).removeprefix("torch."), "T": first.shape[1]}
+    shown["decay"] = op.profile if decay is None else decay
     rows = []
     for form, tensors in found.items():
         for tensor, x in tensors.items():
             row = {"op": op.name, "form": form, **shown, "tensor": tensor, **measures(x, true[tensor])}
             if over_time:
-                has_time = "T" in op.axes.get(tensor.removeprefix("d"), "") or tensor == "o"
+                has_time = tensor == "o" or tensor.removeprefix("d") in op.sequences
                 row["along_time"] = along_time(x, true[tensor]).tolist() if has_time else None
             rows.append(row)
     return rows

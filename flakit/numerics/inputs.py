@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .operators import Operator, operator
+from .operators import Operator, operator, state_dtype
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:
@@ -35,6 +35,29 @@ def _rwkv6_init(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
 def _spikes(value: float) -> Callable:
     return lambda rng, shape: np.where(rng.random(shape) < 0.05, value, -0.01)
 
+
+def _removal_key(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    x = rng.standard_normal(shape)
+    return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+
+def _written_back(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    (gate,) = rng.spawn(1)  # a stream of its own, or a longer T would not continue a shorter one
+    return _removal_key(rng, shape) * _sigmoid(gate.standard_normal(shape))
+
+
+def _over_slots(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    x = np.exp(rng.standard_normal(shape))
+    return x / x.sum(-1, keepdims=True)
+
+
+_AS_IN_THE_MODEL: dict[tuple[str, str], tuple[Callable, int]] = {
+    # a and b draw from one stream: they share their key.
+    ("rwkv7", "a"): (lambda rng, shape: -_removal_key(rng, shape), 4),
+    ("rwkv7", "b"): (_written_back, 4),
+    ("gsa", "s"): (_over_slots, 3),
+}
+"""What a model does not draw as standard normal: how, and from which stream."""
 
 _PROFILES: dict[str, tuple[str, Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]]] = {
     "rwkv6-init": (
@@ -74,7 +97,9 @@ def inputs(
     H: int = 2,
     K: int = 32,
     V: int | None = None,
-    decay: str | float | Tensor = "rwkv6-init",
+    M: int | None = None,
+    HQ: int | None = None,
+    decay: str | float | Tensor | None = None,
     dtype: torch.dtype = torch.float32,
     decay_dtype: torch.dtype | None = None,
     device: str | torch.device = "cpu",
@@ -85,33 +110,44 @@ def inputs(
     """Inputs of an operator by the names of its arguments, ready for `chunk_rwkv6(**inputs("rwkv6"))`.
 
     B, T, H, K, V: batch, time, heads, rows (keys) and columns (values) of the state; V defaults to K.
-    decay: a profile of `DECAYS`, one natural-log decay <= 0 for all tokens, or a tensor of the decay's shape.
+    M, HQ: of GSA only: memory slots, default 32; query heads, a multiple of H, default H.
+    decay: a profile of `DECAYS`, one natural-log decay <= 0 for all tokens, or a tensor of the decay's shape. Default:
+        what the operator's model has ("rwkv6-init", "rwkv7", "gsa").
     dtype: of every sequence tensor; decay_dtype: of the decay alone (default: dtype).
-    initial_state: add a random float32 (float64 for float64) initial state; without it the key is absent.
-    All but the decay are standard normal. Nothing here touches a global random state.
+    initial_state: add a random float32 (float64 for float64) initial state, for GSA a pair (hk, hv); without it the key
+        is absent.
+    All but the decay are standard normal, but for what a model makes otherwise: RWKV7's a = -κ̂ and b = κ̂ sigmoid(x)
+    with κ̂ of length 1 in each head, GSA's s = softmax over the slots of a normal. Nothing here touches a global random
+    state.
     """
     op = operator(op)
     sizes = {"B": B, "T": T, "H": H, "K": K, "V": K if V is None else V}
+    for name, size, default in (("M", M, 32), ("HQ", HQ, H)):
+        if name in op.sizes:
+            sizes[name] = default if size is None else size
+        elif size is not None:
+            raise ValueError(f"{name}: expected None, {op.label} has no such axis, got {size!r}")
     for name, size in sizes.items():
         if not isinstance(size, int) or size < 1:
             raise ValueError(f"{name}: expected a whole number of at least 1, got {size!r}")
+    if sizes.get("HQ", H) % H:
+        raise ValueError(f"HQ: expected a multiple of H = {H}, got {HQ}")
     for name, wanted in (("dtype", dtype), ("decay_dtype", decay_dtype or dtype)):
         if not isinstance(wanted, torch.dtype) or not wanted.is_floating_point:
             raise ValueError(f"{name}: expected a floating-point torch.dtype, got {wanted!r}")
 
-    state_dtype = torch.promote_types(dtype, torch.float32)
-    names = op.tensors + (op.states if initial_state else ())
     made = {}
-    for stream, name in enumerate(names):
+    for stream, name in enumerate(op.tensors + (op.states if initial_state else ())):
         axes = op.axes[name].split()
-        rng = np.random.default_rng([seed, stream])
         if name == op.decay:
-            x, to = _decay(decay, rng, axes, sizes), decay_dtype or dtype
+            rng = np.random.default_rng([seed, stream])
+            x = _decay(op.profile if decay is None else decay, rng, axes, sizes)
         else:
-            x, to = _time_first(rng, axes, sizes, np.random.Generator.standard_normal), dtype
-        to = state_dtype if name in op.states else to
+            how, stream = _AS_IN_THE_MODEL.get((op.name, name), (np.random.Generator.standard_normal, stream))
+            x = _time_first(np.random.default_rng([seed, stream]), axes, sizes, how)
+        to = state_dtype(dtype) if name in op.states else (decay_dtype or dtype) if name == op.decay else dtype
         made[name] = x.to(to).to(device).requires_grad_(requires_grad)
-    return made
+    return op.arguments(made)
 
 
 def _time_first(rng, axes: list[str], sizes: dict[str, int], draw: Callable) -> Tensor:

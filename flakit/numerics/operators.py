@@ -1,19 +1,34 @@
 """The operators, described once: everything that works "for any operator" looks here and nowhere else."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
-from ..ops.rwkv6 import chunk_rwkv6, chunk_torch, fused_recurrent_rwkv6
+import torch
+from torch import Tensor
+
+from ..ops.gsa import chunk_gsa, fused_recurrent_gsa
+from ..ops.gsa import chunk_torch as gsa_chunked
+from ..ops.gsa import reference as gsa_reference
+from ..ops.rwkv6 import chunk_rwkv6, fused_recurrent_rwkv6
+from ..ops.rwkv6 import chunk_torch as rwkv6_chunked
 from ..ops.rwkv6 import reference as rwkv6_reference
+from ..ops.rwkv7 import chunk_rwkv7, fused_recurrent_rwkv7
+from ..ops.rwkv7 import chunk_torch as rwkv7_chunked
+from ..ops.rwkv7 import reference as rwkv7_reference
 
 
 @dataclass(frozen=True)
 class Operator:
     """What an instrument or a panel must know to drive an operator.
 
-    axes: the axes of every input by name, states included ("B T H K"); B batch, T time, H heads, K keys, V values.
+    tensors: the arguments with a gradient, in the order that `reference` and `chunked` take them; o's dtype is the
+    first one's. states: the state's parts by name; several go in and out of the operator as a tuple.
+    axes: of every tensor, state and of o, by name ("B T H K"): B batch, T time, H heads, K keys, V values; GSA also HQ
+    query heads, M slots.
     reference: module with `forward`, `backward` and `steps`; chunked: the same maths in chunks, `forward`, `backward`.
+    decay: the argument that holds the natural-log decay; profile: the decay of `flakit.inputs` unless said otherwise.
+    scale_exponent: the scale is K to this power where none is given.
     """
 
     name: str
@@ -24,29 +39,109 @@ class Operator:
     axes: Mapping[str, str]
     tensors: tuple[str, ...]
     decay: str
+    profile: str
+    scale_exponent: float = -0.5
     states: tuple[str, ...] = ("initial_state",)
     outputs: tuple[str, ...] = ("o", "final_state")
 
+    @property
+    def sequences(self) -> tuple[str, ...]:
+        """The tensors that have a time axis."""
+        return tuple(name for name in self.tensors if "T" in self.axes[name].split())
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """The axes whose sizes describe a problem, in the order B, T, H, then the operator's own."""
+        return tuple(dict.fromkeys(axis for name in (*self.tensors, "o") for axis in self.axes[name].split()))
+
+    def leaves(self, inputs: Mapping[str, object]) -> dict[str, Tensor]:
+        """The tensors and, where an initial state is given, its parts, by name."""
+        missing = [name for name in self.tensors if inputs.get(name) is None]
+        if missing:
+            raise ValueError(f"inputs: expected {', '.join(self.tensors)}, got none for {', '.join(missing)}")
+        parts = zip(self.states, self.parts(inputs.get("initial_state")), strict=False)
+        return {name: inputs[name] for name in self.tensors} | dict(parts)
+
+    def arguments(self, leaves: Mapping[str, object], inputs: Mapping[str, object] = ()) -> dict:
+        """The operator's arguments: `inputs` with `leaves` in the place of what they are named after."""
+        found = {**dict(inputs), **{name: x for name, x in leaves.items() if name not in self.states}}
+        state = self.state([leaves[name] for name in self.states if name in leaves])
+        return found if state is None else found | {"initial_state": state}
+
+    def state(self, parts: Sequence[Tensor]) -> Tensor | tuple[Tensor, ...] | None:
+        """A state as the operator takes it: its one part, or a tuple of them; None for no parts."""
+        return None if not parts else parts[0] if len(self.states) == 1 else tuple(parts)
+
+    def parts(self, state: Tensor | tuple[Tensor, ...] | None) -> tuple[Tensor, ...]:
+        """The parts of a state, the inverse of `state`."""
+        return () if state is None else (state,) if isinstance(state, Tensor) else tuple(state)
+
+    def size(self, leaves: Mapping[str, Tensor]) -> dict[str, int]:
+        """The size of every axis."""
+        return {
+            axis: size
+            for name in self.tensors
+            for axis, size in zip(self.axes[name].split(), leaves[name].shape, strict=True)
+        }
+
+    def scale(self, inputs: Mapping[str, object]) -> float:
+        """The scale among the inputs, or the default one."""
+        given = inputs.get("scale")
+        return inputs[self.tensors[0]].shape[-1] ** self.scale_exponent if given is None else given
+
+
+_ROWS, _STATE = "B T H K", "B H K V"
 
 OPERATORS: dict[str, Operator] = {
-    "rwkv6": Operator(
-        name="rwkv6",
-        label="RWKV6",
-        forms={"chunk": chunk_rwkv6, "recurrent": fused_recurrent_rwkv6},
-        reference=rwkv6_reference,
-        chunked=chunk_torch,
-        axes={
-            "r": "B T H K",
-            "k": "B T H K",
-            "v": "B T H V",
-            "w": "B T H K",
-            "u": "H K",
-            "initial_state": "B H K V",
-        },
-        tensors=("r", "k", "v", "w", "u"),
-        decay="w",
-    ),
+    op.name: op
+    for op in (
+        Operator(
+            name="rwkv6",
+            label="RWKV6",
+            forms={"chunk": chunk_rwkv6, "recurrent": fused_recurrent_rwkv6},
+            reference=rwkv6_reference,
+            chunked=rwkv6_chunked,
+            tensors=("r", "k", "v", "w", "u"),
+            axes=dict.fromkeys("rkw", _ROWS)
+            | {"v": "B T H V", "u": "H K", "initial_state": _STATE, "final_state": _STATE, "o": "B T H V"},
+            decay="w",
+            profile="rwkv6-init",
+        ),
+        Operator(
+            name="rwkv7",
+            label="RWKV7",
+            forms={"chunk": chunk_rwkv7, "recurrent": fused_recurrent_rwkv7},
+            reference=rwkv7_reference,
+            chunked=rwkv7_chunked,
+            tensors=("r", "w", "k", "v", "a", "b"),
+            axes=dict.fromkeys("rwkab", _ROWS)
+            | {"v": "B T H V", "initial_state": _STATE, "final_state": _STATE, "o": "B T H V"},
+            decay="w",
+            profile="rwkv7",
+            scale_exponent=0.0,
+        ),
+        Operator(
+            name="gsa",
+            label="GSA",
+            forms={"chunk": chunk_gsa, "recurrent": fused_recurrent_gsa},
+            reference=gsa_reference,
+            chunked=gsa_chunked,
+            tensors=("q", "k", "v", "s", "g"),
+            axes={"q": "B T HQ K", "k": _ROWS, "v": "B T H V", "s": "B T H M", "g": "B T H M", "o": "B T HQ V"}
+            | dict.fromkeys(("initial_hk", "final_hk"), "B H K M")
+            | dict.fromkeys(("initial_hv", "final_hv"), "B H M V"),
+            decay="g",
+            profile="gsa",
+            states=("initial_hk", "initial_hv"),
+            outputs=("o", "final_hk", "final_hv"),
+        ),
+    )
 }
+
+
+def state_dtype(dtype: torch.dtype) -> torch.dtype:
+    """States are float32, and float64 beside float64."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 def operator(op: str | Operator) -> Operator:

@@ -1,8 +1,8 @@
 """A pytest plugin that sums up what the GPU suite measured: `FLAKIT_REPORT=errors.json python -m pytest -m gpu -n 16`.
 
-Loaded by tests/conftest.py where FLAKIT_REPORT is set. One row for each form, dtype and output: the worst figure over
-the covering set by each measure of error, and the setting that gave it. Failed tests count too. The file is a recorded
-table, read by `flakit.numerics.recorded`.
+Loaded by tests/conftest.py where FLAKIT_REPORT is set. One row for each operator, form, dtype and output: the worst
+figure over the covering set by each measure of error, and the setting that gave it. Failed tests count too. The file is
+a recorded table, read by `flakit.numerics.recorded`.
 """
 
 import datetime
@@ -30,7 +30,7 @@ def pytest_sessionfinish(session):
         return
     grouped = defaultdict(list)
     for row in rows:
-        grouped[row["form"], row["dtype"], row["output"]].append(row)
+        grouped[row["op"], row["form"], row["dtype"], row["output"]].append(row)
     meta = {
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
         "date": datetime.date.today().isoformat(),
@@ -45,7 +45,7 @@ def pytest_sessionfinish(session):
 
 def _worst(group: list[dict]) -> dict:
     worst = {name: max(group, key=lambda row: row[name]) for name in ("l2", "worst", "worst_row")}
-    summary = {name: group[0][name] for name in ("form", "dtype", "output")} | {"settings": len(group)}
+    summary = {name: group[0][name] for name in ("op", "form", "dtype", "output")} | {"settings": len(group)}
     for name, row in worst.items():
         summary |= {name: row[name], f"{name}_at": row["setting"]}
     return summary

@@ -24,14 +24,14 @@ class Place:
         return make(replace(setting, **{"T": self.T, "H": self.H, **changed}), self.device)
 
     def run(self, made, arriving, form, op="rwkv6", **more):
-        """Forward and backward here, without a check."""
+        """Forward and backward here, without a check. op: a name, or an operator with other forms."""
         more = {"chunk_size": self.chunk_sizes[0], **more} if form == "chunk" else more
         return evaluate(op, made, form=form, backend=self.backend, arriving=arriving, **more)
 
     def check(self, made, arriving, form, op="rwkv6", **more):
         """The same, held against float64."""
         found = self.run(made, arriving, form, op, **more)
-        check(found, true_values(made, arriving), made)
+        check(found, true_values(made, arriving, op=op), made)
         return found
 
 

@@ -1,6 +1,7 @@
 """The covering sets: the settings that every backend of every operator is run on, in settings/*.csv.
 
-`full` has about 80 rows; `small` has few and tiny ones, for Triton's interpreter (which has no bfloat16).
+`full` has about 80 rows; `small` has few and tiny ones, for Triton's interpreter (which has no bfloat16). RWKV6 and
+RWKV7 share theirs; GSA has its own, since it has slots and groups of query heads as well.
 Pairwise over the factors below. Lengths and decays are paired by kind, since every length with every decay alone would
 be 200 rows; each single value occurs, and extremes are a kind of their own. `python -m tests.ops.settings` remakes the
 files; a test checks that what is committed still covers everything.
@@ -8,15 +9,16 @@ files; a test checks that what is committed still covers everything.
 
 import csv
 from collections import Counter
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import accumulate
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from flakit.numerics.evaluate import cotangents
+from flakit.numerics.evaluate import Arriving, cotangents
 from flakit.numerics.inputs import inputs
+from flakit.numerics.operators import operator
 from tests.ops.pairwise import Row, covering_rows
 
 LENGTHS = {
@@ -31,7 +33,7 @@ LENGTHS = {
 DECAYS = {
     "nothing": ("none",),
     "slow": ("-1e-5", "-1e-4", "-1e-2"),
-    "early": ("rwkv6-init",),
+    "model": ("model",),
     "late": ("rwkv6-wide", "uniform"),
     "-1.7": ("-1.7",),
     "-8": ("-8",),
@@ -65,7 +67,13 @@ SMALL = FULL | {
     "H": (1, 2),
     "B": (1, 2),
 }
-SETS = {"full": FULL, "small": SMALL}
+GSA = {"M": (16, 24, 64, 100, 128), "group": (1, 2, 4)}
+SETS = {
+    "full": FULL,
+    "small": SMALL,
+    "gsa_full": FULL | {"K": (16, 24, 64, 100, 128, 512), "V": (16, 40, 64, 120, 128, 512)} | GSA,
+    "gsa_small": SMALL | {"M": (16, 24), "group": (1, 2)},
+}
 LARGEST = 2**28  # B * T * H * K * V: the longest sequence with the largest state, once
 
 
@@ -80,7 +88,7 @@ class Setting:
     T: int
     K: int
     V: int
-    decay: str  # a profile of flakit.numerics.inputs.DECAYS, or a constant log decay
+    decay: str  # a profile of flakit.numerics.inputs.DECAYS, "model" for the operator's own, or a constant log decay
     dtype: str = "float32"
     decay_dtype: str = "same"
     states: str = "none"  # an initial state, a gradient arriving at the final state, or both
@@ -92,10 +100,16 @@ class Setting:
     chunk_size: str = "default"
     H: int = 2
     B: int = 1
+    op: str = "rwkv6"
+    M: int = 0  # slots, and query heads a head: of GSA only
+    group: int = 1
 
     def __str__(self) -> str:
         short = {"float64": "f64", "float32": "f32", "bfloat16": "bf16", "float16": "f16"}
-        parts = [f"T{self.T}", f"K{self.K}", f"V{self.V}", f"H{self.H}", f"B{self.B}", self.decay, short[self.dtype]]
+        decay = operator(self.op).profile if self.decay == "model" else self.decay
+        sizes = {"T": self.T, "K": self.K, "V": self.V, "M": self.M, "H": self.H, "G": self.group, "B": self.B}
+        parts = [f"{axis}{size}" for axis, size in sizes.items() if self.M or axis not in "MG"]
+        parts += [decay, short[self.dtype]]
         parts += ["wf32"] * (self.decay_dtype == "float32" != self.dtype)
         parts += [f"{self.states}-states"] * (self.states != "none")
         parts += [x for x in (self.packing, self.layout) if x not in ("none", "contiguous")]
@@ -106,7 +120,8 @@ class Setting:
     @property
     def elements(self) -> int:
         """State elements visited, over all steps: what a run costs."""
-        return self.B * self.T * self.H * self.K * self.V
+        each = self.M * (self.K + self.V) * self.group if self.M else self.K * self.V
+        return self.B * self.T * self.H * each
 
     @property
     def lengths(self) -> list[int]:
@@ -119,30 +134,34 @@ class Setting:
         }[self.packing]
 
 
-def make(setting: Setting, device="cpu") -> tuple[dict[str, Tensor], tuple[Tensor, Tensor | None]]:
+def make(setting: Setting, device="cpu") -> tuple[dict[str, object], Arriving]:
     """The operator's tensors and scale, and the gradients arriving at o and (or None) at the final state."""
-    dtype = getattr(torch, setting.dtype)
+    op, dtype = operator(setting.op), getattr(torch, setting.dtype)
     decay_dtype = None if setting.decay_dtype == "same" else getattr(torch, setting.decay_dtype)
-    decay = float(setting.decay) if setting.decay[0] == "-" else setting.decay
+    decay = float(setting.decay) if setting.decay[0] == "-" else None if setting.decay == "model" else setting.decay
     sizes = dict(H=setting.H, K=setting.K, V=setting.V, dtype=dtype, device=device)
-    made = inputs("rwkv6", B=setting.B, T=setting.T, decay=decay, decay_dtype=decay_dtype, **sizes)
+    if "M" in op.sizes:
+        sizes |= dict(M=setting.M, HQ=setting.H * setting.group)
+    made = inputs(op, B=setting.B, T=setting.T, decay=decay, decay_dtype=decay_dtype, **sizes)
     if setting.lengths:
         offsets = list(accumulate(setting.lengths, initial=0))
         made["cu_seqlens"] = torch.tensor(offsets, dtype=torch.int32, device=device)
     if setting.states in ("initial", "both"):
         sequences = len(setting.lengths) or setting.B
-        made["initial_state"] = inputs("rwkv6", B=sequences, T=1, initial_state=True, **sizes)["initial_state"]
+        made["initial_state"] = inputs(op, B=sequences, T=1, initial_state=True, **sizes)["initial_state"]
     if setting.scale != "default":
         made["scale"] = float(setting.scale)
 
-    do, dstate = cotangents("rwkv6", made, dfinal_state=setting.states in ("final", "both"))
+    do, dstate = cotangents(op, made, dfinal_state=setting.states in ("final", "both"))
+    dparts = op.parts(dstate)
     if setting.layout == "expanded":  # all ones, as from o.sum(), would leave few values: their rounding is no average
         do = do[:1, :1].expand_as(do)
-        dstate = None if dstate is None else dstate[:1].expand_as(dstate)
+        dparts = [x[:1].expand_as(x) for x in dparts]
     if setting.layout == "strided":
-        made = {name: strided(x) if isinstance(x, Tensor) and x.ndim > 1 else x for name, x in made.items()}
-        do, dstate = strided(do), None if dstate is None else strided(dstate)
-    return made, (do, dstate)
+        leaves = op.leaves(made)
+        made = op.arguments({name: strided(x) for name, x in leaves.items()}, made)
+        do, dparts = strided(do), [strided(x) for x in dparts]
+    return made, (do, op.state(dparts))
 
 
 def strided(x: Tensor) -> Tensor:
@@ -153,8 +172,16 @@ def strided(x: Tensor) -> Tensor:
 
 
 def load(name: str) -> list[Setting]:
+    """The rows of a set of `SETS`, for the first operator that it serves."""
     with path(name).open(newline="") as file:
-        return [Setting(**{f.name: f.type(row[f.name]) for f in fields(Setting)}) for row in csv.DictReader(file)]
+        rows = list(csv.DictReader(file))
+    first, types = "gsa" if "M" in SETS[name] else "rwkv6", {f.name: f.type for f in fields(Setting)}
+    return [Setting(op=first, **{column: types[column](x) for column, x in row.items()}) for row in rows]
+
+
+def covering_set(op: str, size: str) -> list[Setting]:
+    """The settings of an operator, "full" or "small"."""
+    return [replace(setting, op=op) for setting in load(f"gsa_{size}" if op == "gsa" else size)]
 
 
 def kinds(name: str) -> dict[str, tuple]:
@@ -168,7 +195,7 @@ def allowed(row: Row) -> bool:
         return False
     T = row.get("T", 1)
     cost = T if isinstance(T, int) else max({**LENGTHS, **SMALL["T"]}[T])
-    for name, smallest in (("B", 1), ("H", 1), ("K", 16), ("V", 16)):
+    for name, smallest in (("B", 1), ("H", 1), ("group", 1), ("K", 16), ("V", 16)):
         cost *= row.get(name, smallest)
     return cost <= LARGEST
 
@@ -182,7 +209,7 @@ def generate(name: str) -> list[Setting]:
             if isinstance(values, dict):
                 row[factor] = min(values[row[factor]], key=lambda x: used[x])
                 used[row[factor]] += 1
-        rows.append(Setting(**row))
+        rows.append(Setting(op="gsa" if "M" in row else "rwkv6", **row))
     return sorted(rows, key=lambda s: (s.T, s.K, s.V, s.decay, s.dtype))
 
 
@@ -190,7 +217,7 @@ def write() -> None:
     for name in SETS:
         path(name).parent.mkdir(exist_ok=True)
         with path(name).open("w", newline="") as file:
-            table = csv.DictWriter(file, [f.name for f in fields(Setting)], lineterminator="\n")
+            table = csv.DictWriter(file, list(SETS[name]), extrasaction="ignore", lineterminator="\n")
             table.writeheader()
             table.writerows(map(asdict, generate(name)))
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from flakit.numerics.operators import operator
 from tests.ops.pairwise import covering_rows, feasible_pairs, pairs_of
 from tests.ops.settings import SETS, allowed, generate, kinds, load, make, strided
 
@@ -34,12 +35,13 @@ def test_every_value_occurs_alone(name):
         assert {getattr(setting, factor) for setting in rows} == set(listed), factor
 
 
-def test_full_set_holds_the_extremes():
-    rows = load("full")
+@pytest.mark.parametrize("name, largest", [("full", 256), ("gsa_full", 512)])
+def test_full_set_holds_the_extremes(name, largest):
+    rows = load(name)
     assert 70 <= len(rows) <= 90
     assert {min(s.T for s in rows), max(s.T for s in rows)} == {1, 4096}
     for size in ("K", "V"):
-        assert {min(getattr(s, size) for s in rows), max(getattr(s, size) for s in rows)} == {16, 256}
+        assert {min(getattr(s, size) for s in rows), max(getattr(s, size) for s in rows)} == {16, largest}
     assert {"none", "forget"} <= {s.decay for s in rows if s.T == 4096}
     assert sum(s.K != s.V for s in rows) > 0.8 * len(rows)
     assert any(0 in s.lengths and 1 in s.lengths for s in rows)
@@ -68,15 +70,17 @@ def test_generator_covers_and_respects_constraints():
     assert rows == covering_rows(SMALL_FACTORS, together)
 
 
+@pytest.mark.parametrize("name", ["full", "gsa_full"])
 @pytest.mark.parametrize("layout", ["strided", "expanded"])
-def test_layouts_are_what_they_say(layout):
-    setting = next(s for s in load("full") if s.layout == layout and s.states == "both" and s.T > 1 and s.H > 1)
+def test_layouts_are_what_they_say(layout, name):
+    setting = next(s for s in load(name) if s.layout == layout and s.states == "both" and s.T > 1 and s.H > 1)
     made, arriving = make(setting)
     if layout == "expanded":
-        assert arriving[0].stride()[:2] == (0, 0) and arriving[1].stride()[0] == 0
+        states = operator(setting.op).parts(arriving[1])
+        assert arriving[0].stride()[:2] == (0, 0) and all(x.stride()[0] == 0 for x in states)
     else:
-        tensors = [x for name, x in made.items() if isinstance(x, torch.Tensor) and name != "cu_seqlens"]
-        assert all(1 not in x.stride() for x in (*tensors, *arriving))
+        op = operator(setting.op)
+        assert all(1 not in x.stride() for x in (*op.leaves(made).values(), arriving[0], *op.parts(arriving[1])))
 
 
 def test_strided_keeps_values():

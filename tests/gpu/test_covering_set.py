@@ -1,19 +1,21 @@
-"""Both forms of RWKV6 over the whole covering set on a GPU. Properties on a GPU are in tests/ops with all others."""
+"""Every operator over its whole covering set on a GPU. Properties on a GPU are in tests/ops with all others."""
 
 import pytest
 
+from flakit.numerics.operators import OPERATORS
 from tests.ops.checking import measured
-from tests.ops.settings import load
+from tests.ops.settings import covering_set
+from tests.ops.test_covering_set import named
 
 pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.filterwarnings("ignore:.*deterministic")
 @pytest.mark.parametrize("form", ["chunk", "recurrent"])
-@pytest.mark.parametrize("setting", load("full"), ids=str)
+@pytest.mark.parametrize("setting", [setting for op in OPERATORS for setting in covering_set(op, "full")], ids=named)
 def test_covering_set(setting, form, report, poisoned_memory):
     errors, wrong = measured(setting, form, device="cuda")
-    same = {"form": form, "dtype": setting.dtype, "setting": str(setting)}
+    same = {"op": setting.op, "form": form, "dtype": setting.dtype, "setting": str(setting)}
     report(
         {**same, "output": name, "l2": e.l2, "worst": e.worst, "worst_row": e.worst_row} for name, e in errors.items()
     )

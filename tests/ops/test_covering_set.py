@@ -1,0 +1,34 @@
+"""Every operator over its covering set, forward, every gradient and finiteness together. On a GPU: tests/gpu."""
+
+import pytest
+
+from flakit.numerics.operators import OPERATORS
+from tests.ops.checking import measured, walks
+from tests.ops.settings import covering_set
+
+FULL = [setting for op in OPERATORS for setting in covering_set(op, "full")]
+SMALL = [setting for op in OPERATORS for setting in covering_set(op, "small")]
+
+
+def named(setting):
+    return f"{setting.op}-{setting}"
+
+
+@pytest.mark.parametrize("setting", FULL, ids=named)
+def test_torch_chunk(setting):
+    _, wrong = measured(setting, "chunk", "torch")
+    assert not wrong
+
+
+@pytest.mark.parametrize("setting", [s for s in FULL if walks(s)], ids=named)
+def test_torch_recurrent(setting):
+    _, wrong = measured(setting, "recurrent", "torch")
+    assert not wrong
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("form", ["chunk", "recurrent"])
+@pytest.mark.parametrize("setting", SMALL, ids=named)
+def test_interpreted_kernels(setting, form, poisoned_memory):
+    _, wrong = measured(setting, form, "triton")
+    assert not wrong
