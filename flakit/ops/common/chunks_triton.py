@@ -64,6 +64,12 @@ def state_pointers(p, i, i_k, i_v, K: tl.constexpr, V: tl.constexpr, BK: tl.cons
 
 
 @triton.jit
+def is_mild(b_w):
+    """Whether every decay of a chunk's rows b_w [C, BK] is mild, 1 or 0."""
+    return ((tl.min(tl.sum(b_w, 0), 0) > MILD_TOTAL) & (tl.min(tl.min(b_w, 0), 0) > MILD_TOKEN)).to(tl.int32)
+
+
+@triton.jit
 def takes(mild, i, FLAGS: tl.constexpr, MILD: tl.constexpr):
     """Whether chunk-and-head i is this launch's: mild everywhere for the mild one, anything else for the other."""
     o = tl.arange(0, triton.next_power_of_2(FLAGS))
@@ -192,8 +198,7 @@ def written_kernel(
     total = tl.sum(b_w, 0)
     o_k = i_k * BK + tl.arange(0, BK)
     tl.store(decay + (i_c.to(tl.int64) * H + i_h) * K + o_k, tl.exp(total), mask=(o_k < K) & (i_v == 0))
-    is_mild = MAY_BE_MILD & (tl.min(total, 0) > MILD_TOTAL) & (tl.min(tl.min(b_w, 0), 0) > MILD_TOKEN)
-    tl.store(mild + (i_c * H + i_h) * NK + i_k, is_mild.to(tl.int32), mask=i_v == 0)
+    tl.store(mild + (i_c * H + i_h) * NK + i_k, is_mild(b_w) * MAY_BE_MILD, mask=i_v == 0)
 
 
 @triton.jit
