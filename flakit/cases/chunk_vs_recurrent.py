@@ -22,7 +22,7 @@ from torch import Tensor
 from ..numerics.evaluate import evaluate
 from ..numerics.inputs import inputs as make_inputs
 from ..ops.rwkv6 import RWKV6Output, chunk_rwkv6, reference
-from ..ops.rwkv6.chunk_torch import join_chunks, split_chunks
+from .aliasing import overwrite
 from .laws import Row
 
 REPORTED = {"o": 145.0, "dr": 202.0, "dk": 198.0, "dv": 57.25, "dw": 163.0, "du": 1392.0}
@@ -65,13 +65,9 @@ def ratio(got: Tensor, other: Tensor) -> Ratio:
 
 
 def overwriting_chunk(r: Tensor, k: Tensor, v: Tensor, w: Tensor, u: Tensor, *, chunk: int = 64, **how) -> RWKV6Output:
-    """The constructed fault: `chunk_rwkv6`, and then w (on the CPU) holds its own running sum in each chunk.
-
-    Written behind autograd's back, as a kernel does: `w._version` does not move.
-    """
+    """The constructed fault: `chunk_rwkv6`, and then w holds its own running sum in each chunk (see `aliasing`)."""
     made = chunk_rwkv6(r, k, v, w.clone(), u, **how)
-    running = join_chunks(split_chunks(w, chunk, torch.float32).cumsum(-2), w.shape[1]).to(w.dtype)
-    w.detach().view(torch.uint8).numpy()[...] = running.contiguous().view(torch.uint8).numpy()
+    overwrite(w, chunk, backend="torch")
     return made
 
 
