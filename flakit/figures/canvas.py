@@ -12,7 +12,6 @@ import zlib
 
 import numpy as np
 from matplotlib.artist import Artist
-from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
@@ -50,7 +49,7 @@ class Canvas:
         return artists
 
     def labels(self, *artists: Artist) -> tuple[Artist, ...]:
-        """Texts and axes (`ax.yaxis`) that change now and then, beside everything that moves; returns them.
+        """Texts and axes (`ax.xaxis`, `ax.yaxis`) that change now and then, beside everything that moves; returns them.
 
         Text is the slowest thing to draw: one that has not changed is put back as pixels.
         """
@@ -85,8 +84,8 @@ class Canvas:
         """Draw a label; its pixels, or None where it has none."""
         self.figure.draw_artist(artist)
         box = artist.get_tightbbox(self._agg.get_renderer())
-        ticks = 12 if isinstance(artist, Axis) else 2  # which its box leaves out
-        box = box and Bbox.intersection(box.padded(ticks, 2), self.figure.bbox)
+        across, along = {"x": (2, 12), "y": (12, 2)}.get(getattr(artist, "axis_name", None), (2, 2))  # ticks are not in it
+        box = box and Bbox.intersection(box.padded(across, along), self.figure.bbox)
         return box and self._agg.copy_from_bbox(box)
 
     def png(self) -> bytes:

@@ -125,7 +125,7 @@ class _Plot:
             (self._marks[name],) = ax.plot(
                 [], [], color=look["color"], marker="x", linestyle="none", markersize=6, markeredgewidth=1.6, zorder=4
             )
-        canvas.labels(self._title, ax.yaxis)
+        canvas.labels(self._title, ax.xaxis, ax.yaxis)
         canvas.moving(self._note, self._bad, self._now, *self._lines.values(), *self._marks.values())
 
     def update(self, shown: Curves) -> None:
@@ -135,10 +135,9 @@ class _Plot:
         x = np.arange(len(shown.x)) if names else np.asarray(shown.x, dtype=float)
         low, high, exact = _decades([e for errors in shown.errors.values() for e in errors])
         scales = (shown.xlabel, shown.log, tuple(shown.x))
-        if scales != self._scales:  # seldom: the same steps along x
+        if scales != self._scales:
             self._scale_x(x, shown, names)
             self._scales = scales
-            self.canvas.stale()
         if (low, high, exact) != self._decades:
             self._scale_y(low, high, exact)
             self._decades = (low, high, exact)
