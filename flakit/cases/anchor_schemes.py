@@ -4,6 +4,7 @@
 computes with them. What an operator makes of these products is in `anchor_operators`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -186,9 +187,10 @@ class Products:
                 out[..., tile.rows, :] += on_query.exp() * (a @ self._stored(k * on_key.exp()))
         return out
 
-    def written(self, A: Tensor, query: Tensor) -> Tensor:
+    def written(self, A: Tensor, query: Tensor, among: Sequence[Tile] | None = None) -> Tensor:
+        """among: the tiles to sum over, default all."""
         out = query.new_zeros(*torch.broadcast_shapes(A.shape[:-2], query.shape[:-2]), *query.shape[-2:])
-        for tile in self.key_tiles:
+        for tile in self.key_tiles if among is None else among:
             a, q = self._masked(A[..., tile.rows, tile.keys], tile), query[..., tile.rows, :]
             if tile.anchor is None:
                 out[..., tile.keys, :] += (a[..., None] * self.weights(tile) * q[..., None, :]).sum(-3)

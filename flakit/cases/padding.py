@@ -1,0 +1,303 @@
+"""Casebook 3B: a block that reaches beyond the sequence, and the NaN that its empty rows send back into it.
+
+As told (flash-linear-attention issue #77): GSA's gradients turn NaN as training goes on, rarely at first, output 3 of
+the backward pass before all others; re-initialising the forget gate's projection cures it, and the exclusive sums of
+RWKV6 are to blame, GLA and GSA being inclusive and hence immune.
+As measured: that is another bug (`anchor`), which GSA indeed cannot have. This one is in the *padding*. The gradient
+of the key of token j gathers later rows i of its chunk as sum_i A_ij (x_i e^{gi_i - n}) e^{n - gi_j}, n the cumulative
+gate at the last row of j's block. Rows beyond the end T of the sequence are loaded as zeros: x_i = 0, A_ij = 0, and
+gi_i = 0, as if nothing had ever been forgotten. Then
+
+    x_i e^{gi_i - n} = 0 * e^{0 - n} = 0 * inf = NaN      as soon as n < -88.72,
+
+and since i is summed over, NaN reaches real rows. The forward pass has the same e^{0 - n} in the same rows, but there
+they are outputs, and nobody stores a row beyond T: it stays finite.
+
+The law: with R = T mod 64 tokens in the last chunk, the farthest anchor that has a later block is at min(R, 48) tokens,
+so a uniform gate survives up to |g| = 88.72 / min(R, 48); if R is 0 there is no padding and no limit. At R <= 16 that
+is 5.5 or more: a search up to there finds such lengths immune, and they are not (nor are they in the kernel itself:
+fla-core 0.4.0 interpreted, T = 76, is finite at -7.3 and NaN at -7.5). In a loop that ends at the last block that holds
+tokens ("blocks", as in the key gradients of GLA and RWKV6), R <= 16 and multiples of 16 are immune indeed, and the
+other lengths have 16 (ceil(R / 16) - 1) in place of R.
+
+The cure is to make the empty rows forget everything, e^{-inf - n} = 0, or to mask them. A clamp is none: |f| < 20
+bounds g = logsigmoid(f) / 8 at -2.5, |w| < 12 bounds RWKV6's w at -12, and neither is above -88.72 / 48.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..numerics.errors import relative_l2
+from ..numerics.evaluate import cotangents, truth
+from ..numerics.inputs import inputs as make_inputs
+from ..ops.common.chunks import split_chunks
+from ..ops.common.dispatch import choose_backend
+from .anchor_operators import OPERATORS, TENSORS
+from .anchor_schemes import Products
+from .laws import LN_MAX, search
+
+FORMS = {
+    "chunk": "padding loaded as 0, every later block of the chunk visited: GSA",
+    "blocks": "padding loaded as 0, blocks without a token skipped: GLA, RWKV6",
+    "right": "padding forgets everything: e^-inf = 0",
+}
+"""How rows beyond the sequence enter a key's gradient: two faulty loops, and the right one."""
+
+KEY_GRADIENT = {"gsa": "ds", "rwkv6": "dk"}
+"""The tensor that the fault strikes first; the gate's gradient, made from it, follows."""
+
+SCHEME = "previous-row"
+"""The anchors all forms share: right ones, so that nothing else can break."""
+
+
+class _Padded(Products):
+    """`Products` whose rows beyond T hold what a kernel loads there. w: [B, H, N, C, K]."""
+
+    def __init__(self, w: Tensor, *, inclusive: bool, T: int, form: str, backend: str, **how):
+        super().__init__(w, SCHEME, inclusive=inclusive, **how)
+        self.T, self.form, self.backend, self.block = T, form, backend, self.tiles[0].rows.stop
+        N, C = w.shape[2], w.shape[3]
+        tokens = torch.arange(N * C, device=w.device).view(N, C, 1)
+        self.real = tokens < T
+        self.visited = tokens // self.block * self.block < T if form == "blocks" else torch.ones_like(self.real)
+
+    def exponents(self, tile):
+        on_query, on_key = super().exponents(tile)
+        n = self.gi[..., tile.anchor : tile.anchor + 1, :]
+        empty = torch.where(self.visited[:, tile.rows] & (self.form != "right"), 0.0, -torch.inf)
+        return torch.where(self.real[:, tile.rows], on_query, empty - n), on_key
+
+    # A kernel does not store what it computes beyond T.
+
+    def scores(self, query: Tensor, key: Tensor) -> Tensor:
+        return torch.where(self.real, super().scores(query, key), 0.0)
+
+    def read(self, A: Tensor, key: Tensor) -> Tensor:
+        return torch.where(self.real, super().read(A, key), 0.0)
+
+    def written(self, A: Tensor, query: Tensor) -> Tensor:
+        if self.backend == "torch":
+            return torch.where(self.real, super().written(A, query), 0.0)
+        from .padding_triton import key_grads
+
+        own = super().written(A, query, [tile for tile in self.key_tiles if tile.anchor is None])
+        later = key_grads(A, query, self.seen, self.gi, self.T, self.block, self.form)
+        return torch.where(self.real, own, 0.0) + later
+
+
+def _check(op: str, form: str) -> None:
+    for name, allowed, got in (("op", KEY_GRADIENT, op), ("form", FORMS, form)):
+        if got not in allowed:
+            raise ValueError(f"{name}: expected one of {', '.join(allowed)}, got {got!r}")
+
+
+def run(
+    inputs: Mapping[str, Tensor],
+    form: str = "chunk",
+    *,
+    op: str = "gsa",
+    chunk: int = 64,
+    block: int = 16,
+    backend: str = "torch",
+    grad_seed: int = 1,
+) -> dict[str, Tensor]:
+    """GSA or RWKV6 forward and backward in float32, with the padding of the last chunk treated as `FORMS` says.
+
+    inputs: as `flakit.inputs(op, ...)` makes them. backend: "torch", or "triton" for the key gradients' own kernel,
+    interpreted on a CPU when the process runs under TRITON_INTERPRET=1.
+    Returns `TENSORS[op]` of the `anchor` case; `truth(op, inputs)` is the truth. The gate's gradient is summed over the
+    whole sequence here, so that a NaN in it reaches back to the first token; published kernels sum inside each chunk.
+    """
+    _check(op, form)
+    of, T = OPERATORS[op], inputs["k"].shape[1]
+    backend = choose_backend(backend, inputs["k"])
+    how = {"T": T, "form": form, "backend": backend, "chunk": chunk, "block": block}
+    chunked = of(inputs, lambda w, inclusive: _Padded(w, inclusive=inclusive, **how), chunk)
+    do, _ = cotangents(op, inputs, grad_seed=grad_seed)
+    tensors = chunked.made | chunked.backward(split_chunks(do, chunk, torch.float32))
+    return {name: tensors[name] for name in TENSORS[op]}
+
+
+class Anchor(NamedTuple):
+    """A key block of the last chunk whose anchor meets padding."""
+
+    rows: range
+    """The tokens of the block: what turns NaN."""
+    tokens: int
+    """Gates summed up to its anchor, its own last token's among them."""
+
+
+def anchors(T: int, form: str = "chunk", *, chunk: int = 64, block: int = 16) -> list[Anchor]:
+    """The key blocks that empty rows can reach, from the one with the most tokens in its exponent down."""
+    _check("gsa", form)
+    if type(T) is not int or T < 1:
+        raise ValueError(f"T: expected a whole number of at least 1, got {T!r}")
+    R = T % chunk
+    if R == 0 or form == "right":
+        return []
+    loaded = chunk if form == "chunk" else min(chunk, -(-R // block) * block)
+    found = []
+    for p in range(0, min(R, loaded - block), block):
+        tokens = min(p + block, R)
+        if loaded > max(R, p + block):  # a later row that is visited and holds no token
+            found.append(Anchor(range(T - R + p, T - R + tokens), tokens))
+    return found[::-1]
+
+
+def law(T: int, form: str = "chunk", *, chunk: int = 64, block: int = 16, dtype: torch.dtype = torch.float32) -> float:
+    """The largest uniform |g| (natural log, per token) without a NaN over T tokens: ln(max) / n; inf for ever.
+
+    n = min(T mod chunk, chunk - block) with form "chunk": 88.72 / 48 at T = 3000.
+
+    >>> round(law(3000), 3), round(law(12000), 3), law(3072), law(24000, "right")
+    (1.848, 2.773, inf, inf)
+    """
+    return min(
+        (LN_MAX[dtype] / anchor.tokens for anchor in anchors(T, form, chunk=chunk, block=block)), default=math.inf
+    )
+
+
+def predicted(
+    inputs: Mapping[str, Tensor], form: str = "chunk", *, op: str = "gsa", chunk: int = 64, block: int = 16
+) -> Tensor:
+    """The law for gates of any kind: which elements of the key's gradient will be NaN, boolean [B, T, H, K or M].
+
+    A channel is lost in a block whose anchor it has reached with gates that sum to less than -ln(max).
+    """
+    _check(op, form)
+    w = inputs[OPERATORS[op].decay].detach()
+    T = w.shape[1]
+    start = T - T % chunk
+    lost = torch.zeros_like(w, dtype=torch.bool)
+    for anchor in anchors(T, form, chunk=chunk, block=block):
+        n = w[:, start : start + anchor.tokens].float().cumsum(1)[:, -1:]
+        lost[:, anchor.rows.start : anchor.rows.stop] = -n > LN_MAX[torch.float32]
+    return lost
+
+
+def inputs(
+    T: int,
+    gate: float = -1.0,
+    *,
+    uneven: float = 1.0,
+    op: str = "gsa",
+    H: int = 1,
+    K: int = 16,
+    M: int = 16,
+    seed: int = 0,
+) -> dict[str, Tensor]:
+    """Inputs of GSA (or RWKV6, whose state has K rows) over T tokens, one gate for all.
+
+    gate: natural log, <= 0. uneven: the share of the slots that have it, at least one; the others keep -0.01.
+    """
+    if not 0 < uneven <= 1:
+        raise ValueError(f"uneven: expected a share above 0 and up to 1, got {uneven!r}")
+    sizes = {"M": M} if op == "gsa" else {}
+    x = make_inputs(op, T=T, H=H, K=K, **sizes, decay=float(gate), seed=seed)
+    w = x[OPERATORS[op].decay]
+    w[..., max(1, round(uneven * w.shape[-1])) :] = -0.01
+    return x
+
+
+def onset(
+    T: int, form: str = "chunk", *, op: str = "gsa", tolerance: float = 1e-3, highest: float = 100.0, **how
+) -> float:
+    """The measured counterpart of `law`: the uniform |g| at which the key's gradient turns non-finite."""
+    x = inputs(T, -1.0, op=op, K=4, M=4)
+    decay, name = OPERATORS[op].decay, KEY_GRADIENT[op]
+
+    def finite(size: float) -> dict[str, bool]:
+        return {name: bool(run({**x, decay: x[decay] * size}, form, op=op, **how)[name].isfinite().all())}
+
+    return search(finite, near=[law(T, form, **how)], tolerance=tolerance, highest=highest)[name]
+
+
+def lost_rows(lost: Tensor) -> list[range]:
+    """The tokens at which any element of a boolean tensor [B, T, H, *] is set, as runs."""
+    bad = lost.flatten(2).any(-1).any(0).nonzero()[:, 0].tolist()
+    runs = []
+    for t in bad:
+        if runs and runs[-1].stop == t:
+            runs[-1] = range(runs[-1].start, t + 1)
+        else:
+            runs.append(range(t, t + 1))
+    return runs
+
+
+class Clamp(NamedTuple):
+    """What a lower bound on the log decay does at one gate."""
+
+    bound: float
+    kept: float
+    """Of a slot after one token at the bound: e^bound, where the gate may have asked for nothing."""
+    error: float
+    """Relative L2 error of o, against what the unclamped gates give in float64."""
+    finite: bool
+    """Whether the faulty form's key gradient survives."""
+
+
+CLAMPS = {"gsa": -20.0, "rwkv6": -12.0}
+"""The stop-gaps of the thread: |f| < 20 on GSA's projection (g = logsigmoid(f) / 8), |w| < 12 on RWKV6's log decay."""
+
+
+def bound(op: str = "gsa") -> float:
+    """The log decay that the thread's clamp allows: -2.5 for GSA, -12 for RWKV6."""
+    at = torch.tensor(CLAMPS[op], dtype=torch.float64)
+    return (torch.nn.functional.logsigmoid(at) / 8).item() if op == "gsa" else at.item()
+
+
+def clamped(inputs: Mapping[str, Tensor], at: float, form: str = "chunk", *, op: str = "gsa", **how) -> Clamp:
+    """Clamp the log decays at `at` (<= 0) and see what that costs and whether it helps."""
+    decay = OPERATORS[op].decay
+    found = run({**inputs, decay: inputs[decay].clamp(min=at)}, form, op=op, **how)
+    exact = truth(op, inputs)["o"]
+    finite = bool(found[KEY_GRADIENT[op]].isfinite().all())
+    return Clamp(at, math.exp(at), relative_l2(found["o"], exact), finite)
+
+
+class Measured(NamedTuple):
+    """One length and gate of the story: the tokens at which the key's gradient is lost."""
+
+    T: int
+    gate: float
+    told: str
+    law: list[range]
+    measured: list[range]
+    forward: bool
+    """Whether o is finite."""
+
+    def __str__(self) -> str:
+        law, measured = (", ".join(f"{r.start} … {r.stop - 1}" for r in rows) or "none" for rows in self[3:5])
+        o = "finite" if self.forward else "lost"
+        return (
+            f"T = {self.T:5}, g = {self.gate:6g}: told {self.told:>13}, law {law:>13}, measured {measured:>13}; o {o}"
+        )
+
+
+TOLD = {
+    3000: {-1.84: "none", -1.86: "2976 … 2991", -2.8: "2960 … 2991", -5.6: "2944 … 2991"},
+    64: {-50.0: "none"},
+    128: {-50.0: "none"},
+    3072: {-50.0: "none"},
+    12000: {-2.76: "NaN", -2.78: "NaN"},
+    24000: {-50.0: "NaN"},
+}
+"""By length and gate: rows that the case file records, "NaN" for lengths that the thread names without a gate.
+
+24000 is a multiple of 64: this fault explains a run at "24K" only if its real length was not."""
+
+
+def reproduce(form: str = "chunk", op: str = "gsa") -> list[Measured]:
+    """The story's lengths and gates: which tokens are lost, and that the forward pass never is."""
+    rows = []
+    for T, gates in TOLD.items():
+        for gate, told in gates.items():
+            x = inputs(T, gate, op=op, K=4, M=4)
+            found = run(x, form, op=op)
+            law, measured = lost_rows(predicted(x, form, op=op)), lost_rows(~found[KEY_GRADIENT[op]].isfinite())
+            rows.append(Measured(T, gate, told, law, measured, bool(found["o"].isfinite().all())))
+    return rows
