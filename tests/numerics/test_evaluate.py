@@ -6,7 +6,9 @@ import torch
 from flakit.numerics.errors import compare
 from flakit.numerics.evaluate import LONGEST_RECURRENCE, cotangents, evaluate, truth
 from flakit.numerics.inputs import DECAYS, inputs
+from flakit.numerics.operators import OPERATORS
 
+OPS = pytest.mark.parametrize("op", OPERATORS)
 NAMES = {"o", "final_state", "dr", "dk", "dv", "dw", "du"}
 
 
@@ -15,12 +17,26 @@ def worst(got, exact):
     return max(compare(got[name], exact[name]).l2 for name in exact)
 
 
+@OPS
 @pytest.mark.parametrize("decay", [*DECAYS, -20.0], ids=str)
-def test_both_ways_to_the_truth_agree(decay):
-    x = inputs("rwkv6", T=LONGEST_RECURRENCE + 37, H=1, K=8, V=5, decay=decay, initial_state=True)
-    walked, chunked = (truth("rwkv6", x, dfinal_state=True, recurrence=way) for way in (True, False))
-    assert worst(chunked, walked) < 5e-15
-    assert worst(truth("rwkv6", x, dfinal_state=True), chunked) == 0  # long ones come from the chunks
+def test_both_ways_to_the_truth_agree(op, decay):
+    x = inputs(op, T=LONGEST_RECURRENCE + 37, H=1, K=8, V=5, decay=decay, initial_state=True)
+    walked, chunked = (truth(op, x, dfinal_state=True, recurrence=way) for way in (True, False))
+    assert worst(chunked, walked) < 2e-14
+    assert worst(truth(op, x, dfinal_state=True), chunked) == 0  # long ones come from the chunks
+
+
+@OPS
+def test_outputs_and_gradients_of_every_operator(op):
+    x = inputs(op, B=2, T=33, K=8, V=5, initial_state=True)
+    described = OPERATORS[op]
+    found, exact = evaluate(op, x, dfinal_state=True), truth(op, x, dfinal_state=True)
+    assert set(exact) == {*described.outputs, *(f"d{name}" for name in (*described.tensors, *described.states))}
+    assert worst(found, exact) < 1e-6
+    axes, size = described.axes, described.size(described.leaves(x))
+    for name, got in found.items():
+        axis = axes[name] if name in described.outputs else axes[name[1:]]
+        assert got.shape == tuple(size[a] for a in axis.split()), name
 
 
 def test_truth_is_what_automatic_differentiation_of_the_definition_gives():

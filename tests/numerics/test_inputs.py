@@ -84,6 +84,34 @@ def test_another_decay_changes_the_decay_alone_and_a_longer_t_continues():
     assert torch.equal(short["u"], long["u"]) and not torch.equal(short["w"], long["w"][:, :13])
 
 
+def test_rwkv7_removes_and_writes_along_one_key_as_its_model_does():
+    x = inputs("rwkv7", T=200, K=16)
+    assert x["a"].norm(dim=-1).sub(1).abs().max() < 1e-6
+    gate = -x["b"] / x["a"]
+    assert 0 < gate.min() and gate.max() < 1
+    product = (x["a"] * x["b"]).sum(-1)
+    assert -1 < product.min() and product.max() < 0  # so |1 + a b| <= 1: the recurrence is stable
+    longer = inputs("rwkv7", T=300, K=16)
+    assert all(torch.equal(x[name], longer[name][:, :200]) for name in x)
+
+
+def test_gsa_has_slots_query_heads_and_a_pair_of_states():
+    x = inputs("gsa", B=2, T=5, H=2, K=4, V=7, M=6, HQ=4, initial_state=True, dtype=torch.bfloat16)
+    states = dict(zip(("hk", "hv"), x.pop("initial_state"), strict=True))
+    assert {name: tuple(t.shape) for name, t in (x | states).items()} == {
+        "q": (2, 5, 4, 4),
+        "k": (2, 5, 2, 4),
+        "v": (2, 5, 2, 7),
+        "s": (2, 5, 2, 6),
+        "g": (2, 5, 2, 6),
+        "hk": (2, 2, 4, 6),
+        "hv": (2, 2, 6, 7),
+    }
+    assert {name for name, t in (x | states).items() if t.dtype == torch.float32} == {"hk", "hv"}
+    s = inputs("gsa", T=50)["s"]
+    assert (s > 0).all() and s.sum(-1).sub(1).abs().max() < 1e-6
+
+
 def test_a_tensor_is_taken_as_decay():
     w = -torch.rand(1, 6, 2, 8)
     assert torch.equal(inputs("rwkv6", T=6, K=8, decay=w)["w"], w)
@@ -96,7 +124,7 @@ def test_gradients_on_request():
 @pytest.mark.parametrize(
     "wrong, kind, message",
     [
-        (dict(op="rwkv9"), ValueError, "op: expected one of rwkv6, got 'rwkv9'"),
+        (dict(op="rwkv9"), ValueError, "op: expected one of rwkv6, rwkv7, gsa, got 'rwkv9'"),
         (
             dict(decay="rwkv"),
             ValueError,
@@ -112,6 +140,9 @@ def test_gradients_on_request():
         ),
         (dict(T=0), ValueError, "T: expected a whole number of at least 1, got 0"),
         (dict(K=2.0), ValueError, r"K: expected a whole number of at least 1, got 2\.0"),
+        (dict(M=8), ValueError, "M: expected None, RWKV6 has no such axis, got 8"),
+        (dict(op="gsa", H=2, HQ=3), ValueError, "HQ: expected a multiple of H = 2, got 3"),
+        (dict(op="gsa", M=0), ValueError, "M: expected a whole number of at least 1, got 0"),
         (dict(dtype=torch.int32), ValueError, "dtype: expected a floating-point torch.dtype, got torch.int32"),
         (dict(decay_dtype="float32"), ValueError, "decay_dtype: expected a floating-point torch.dtype, got 'float32'"),
     ],

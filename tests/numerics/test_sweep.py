@@ -78,7 +78,7 @@ def test_rows_and_dict_are_plain():
     "subject, over, kind, message",
     [
         ("rwkv6", {"decy": [-1.0]}, ValueError, "over: expected settings among B, T, .*, got decy"),
-        ("rwkv9", {"T": [1]}, ValueError, "op: expected one of rwkv6, got 'rwkv9'"),
+        ("rwkv9", {"T": [1]}, ValueError, "op: expected one of rwkv6, rwkv7, gsa, got 'rwkv9'"),
         (overflow, {"T": [1], "decoy": [2]}, ValueError, "over: expected settings among decay, T, got decoy"),
         (overflow, {}, ValueError, "over: expected a dict of axis names"),
         (overflow, {"T": []}, ValueError, r"over\['T'\]: expected a list of at least one value, got \[\]"),

@@ -136,9 +136,9 @@ def backward(r, w, k, v, a, b, scale, initial_state, do, dfinal_state, chunk_siz
         halves(dw, s)[0].add_(sum_before((halves(keys, s)[0] * dleft).sum(0)))
 
     # q = r e^{w} passes its own token's decay too; r meets its own token's keys without any.
-    dq, da = dreads
+    dq, da = (x.clone() for x in dreads)  # what an operator returns may not share memory
     dw = dw + reads[0] * dq
     diagonal = dA[0].diagonal(0, -2, -1)[..., None]
     dr = (dq * w.exp() + (diagonal * keys).sum(0)) * scale
-    dk, db = dkeys + diagonal * chunks.r
+    dk, db = (x.clone() for x in dkeys + diagonal * chunks.r)
     return (*(join_chunks(x, T) for x in (dr, dw, dk, dv, da, db)), dinitial_state)
