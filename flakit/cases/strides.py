@@ -1,0 +1,91 @@
+"""Tensors whose memory is not laid out as their shape says: a kernel that does not ask reads other elements.
+
+A kernel gets an address and computes offsets from shapes: element (n, c) at n C + c. A transposed view, a slice of a
+fused projection or an expanded gradient has other strides. Two public cases, neither in the operators of this kit:
+activation functions that took their inputs for contiguous (flash-linear-attention issue #759), and the initial state's
+gradient of a convolution, wrong where the arriving gradient has strides of its own (#1138): plain `y.sum().backward()`
+sends one number with stride 0 in every direction, and the kernel read the memory behind it. Nothing has to crash. The
+cure is one `.contiguous()`, or strides as arguments.
+
+`blind` reads as such a kernel does; the `law` says which share of the elements is another one.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from .laws import Row
+
+
+def _heads_first(x: Tensor) -> Tensor:
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def _slice(x: Tensor) -> Tensor:
+    return torch.cat((x, x, x), -1)[..., : x.shape[-1]]
+
+
+def _expanded(x: Tensor) -> Tensor:
+    return x.flatten()[:1].clone().view(1, 1, 1, 1).expand(x.shape)
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "contiguous": lambda x: x.contiguous(),
+    "heads first, transposed": _heads_first,
+    "slice of a fused projection": _slice,
+    "expanded, stride 0": _expanded,
+}
+"""Ways in which a tensor [B, T, H, D] of some values lies in memory; the last has one value everywhere."""
+
+
+def layout(x: Tensor, name: str) -> Tensor:
+    """x laid out as one of `LAYOUTS`."""
+    if name not in LAYOUTS:
+        raise ValueError(f"layout: expected one of {', '.join(LAYOUTS)}, got {name!r}")
+    return LAYOUTS[name](x)
+
+
+def blind(x: Tensor) -> Tensor:
+    """What a kernel reads that takes x for contiguous: x's own memory from its first element on, NaN beyond its end.
+
+    What really lies beyond belongs to another tensor; NaN makes it visible.
+    """
+    size, storage = x.numel(), x.untyped_storage()
+    memory = torch.tensor([], dtype=x.dtype, device=x.device).set_(storage)[x.storage_offset() :][:size]
+    return torch.cat((memory, memory.new_full((size - memory.numel(),), math.nan))).view(x.shape)
+
+
+def law(name: str, shape: tuple[int, int, int, int]) -> float:
+    """The share of elements [B, T, H, D] that a blind kernel gets wrong, all values being different.
+
+    Transposing a T x H matrix in place leaves gcd(T - 1, H - 1) + 1 of its rows where they were, in every batch entry.
+    Of a slice that holds a third of each row, the first row alone is right; of an expanded value, the first element.
+    """
+    layout(torch.empty(1, 1, 1, 1), name)
+    B, T, H, D = shape
+    if name == "contiguous":
+        return 0.0
+    if name == "heads first, transposed":
+        return 1 - (math.gcd(T - 1, H - 1) + 1) / (T * H) if T > 1 and H > 1 else 0.0
+    return 1 - 1 / (B * T * H if name.startswith("slice") else B * T * H * D)
+
+
+def measured(name: str, shape: tuple[int, int, int, int]) -> float:
+    """The measured counterpart of `law`."""
+    x = layout(torch.arange(math.prod(shape), dtype=torch.float64).view(shape), name)
+    return (blind(x) != x).double().mean().item()
+
+
+def read_blindly(inputs: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:
+    """The inputs as a blind kernel would take them: those in `names` laid out as said there, and misread."""
+    return {**inputs, **{name: blind(layout(inputs[name].detach(), how)) for name, how in names.items()}}
+
+
+def reproduce() -> list[Row]:
+    """The share of elements misread, by layout, of a tensor [2, 100, 4, 64]."""
+    shape = (2, 100, 4, 64)
+    return [
+        Row(f"{name}, {list(shape)}: misread", math.nan, law(name, shape), measured(name, shape)) for name in LAYOUTS
+    ]

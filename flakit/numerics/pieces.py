@@ -1,0 +1,55 @@
+"""A sequence in pieces: every piece starts from the state in which the one before ended.
+
+The state is all that the past can say to the future, so pieces must give what the whole gives: outputs, final state,
+and every gradient, which travels back through the states.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .operators import Operator, operator
+
+HANDED = ("state", "detached", "nothing")
+
+
+class Output(NamedTuple):
+    o: Tensor
+    final_state: Tensor | tuple[Tensor, ...]
+
+
+def in_pieces(op: str | Operator, cuts: Sequence[int], *, handed: str = "state") -> Operator:
+    """The operator with every form computed in pieces; `evaluate(in_pieces("rwkv6", [30]), inputs)` runs it.
+
+    cuts: where a new piece begins, 0 < t < T, ascending; every piece has a token.
+    handed: what goes from one piece to the next: the "state"; the state "detached", so that no gradient comes back, as
+    in truncated backpropagation; or "nothing", and every piece but the first starts from zeros.
+    """
+    op = operator(op)
+    if handed not in HANDED:
+        raise ValueError(f"handed: expected one of {', '.join(HANDED)}, got {handed!r}")
+    cuts = list(cuts)
+    if sorted(set(cuts)) != cuts or (cuts and cuts[0] < 1):
+        raise ValueError(f"cuts: expected ascending numbers of tokens from 1, got {cuts}")
+    return dataclasses.replace(op, forms={name: _pieces(op, form, cuts, handed) for name, form in op.forms.items()})
+
+
+def _pieces(op: Operator, form: Callable, cuts: list[int], handed: str) -> Callable:
+    def call(*, initial_state=None, output_final_state: bool = True, **given) -> Output:
+        rows = {name: given.pop(name) for name in op.sequences}
+        T = rows[op.sequences[0]].shape[1]
+        if cuts and cuts[-1] >= T:
+            raise ValueError(f"cuts: expected cuts below T = {T}, got {cuts}")
+        outputs, state = [], initial_state
+        for start, end in zip([0, *cuts], [*cuts, T], strict=True):
+            if start and handed != "state":
+                state = None if handed == "nothing" else op.state([part.detach() for part in op.parts(state)])
+            piece = {name: x[:, start:end] for name, x in rows.items()}
+            o, state = form(**piece, **given, initial_state=state, output_final_state=True)
+            outputs.append(o)
+        return Output(torch.cat(outputs, 1), state)
+
+    return call

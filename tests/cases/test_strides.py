@@ -1,0 +1,71 @@
+"""Strides a kernel does not ask for: the share misread against its law, and what our operators make of the layouts."""
+
+import math
+
+import pytest
+import torch
+
+from flakit import inputs
+from flakit.cases import strides as case
+from flakit.numerics.errors import relative_l2
+from flakit.numerics.evaluate import evaluate, truth
+from flakit.numerics.operators import OPERATORS
+
+SHAPES = [(2, 100, 4, 8), (1, 7, 3, 5), (3, 9, 5, 2), (1, 1, 4, 3), (2, 6, 1, 3), (1, 16, 16, 2)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", case.LAYOUTS)
+def test_law_predicts_the_misread_share(name, shape):
+    assert case.measured(name, shape) == pytest.approx(case.law(name, shape), abs=1e-12)
+
+
+def test_a_wrong_law_is_rejected():
+    name = "heads first, transposed"
+    agree = [1 - 2 / (T * H) == pytest.approx(case.measured(name, (B, T, H, D))) for B, T, H, D in SHAPES]
+    assert not all(agree)  # the first and the last row alone
+    agree = [1 - 1 / (T * H) == pytest.approx(case.measured(name, (B, T, H, D))) for B, T, H, D in SHAPES]
+    assert not any(agree)
+
+
+def test_layouts_hold_the_same_values():
+    x = torch.randn(2, 5, 3, 4)
+    for name in case.LAYOUTS:
+        y = case.layout(x, name)
+        assert y.shape == x.shape and y.is_contiguous() == (name == "contiguous")
+        assert name.startswith("expanded") or torch.equal(x, y)
+
+
+def test_beyond_the_memory_is_nan():
+    seen = case.blind(torch.ones(1, 1, 1, 1).expand(1, 2, 2, 2))
+    assert seen.flatten()[0] == 1 and seen.isnan().sum() == 7
+
+
+@pytest.mark.parametrize("name", list(case.LAYOUTS)[1:3])
+def test_a_blind_kernel_is_wrong_and_ours_are_not(name):
+    x = inputs("rwkv6", T=20, H=3, K=8)
+    exact = truth("rwkv6", x)
+    laid_out = {**x, "k": case.layout(x["k"], name)}
+    assert relative_l2(evaluate("rwkv6", laid_out)["o"], exact["o"]) < 1e-6
+    misread = evaluate("rwkv6", case.read_blindly(x, {"k": name}))
+    assert relative_l2(misread["o"], exact["o"]) > 0.1 and misread["o"].isfinite().all()
+
+
+@pytest.mark.parametrize("op", OPERATORS)
+def test_an_expanded_gradient(op):
+    x = inputs(op, T=20, K=8)
+    do = case.layout(torch.ones_like(evaluate(op, x)["o"]), "expanded, stride 0")
+    found, exact = (compute(op, x, arriving=(do, None)) for compute in (evaluate, truth))
+    assert max(relative_l2(found[name], exact[name]) for name in exact) < 2e-6
+    assert case.blind(do).isnan().any()
+
+
+def test_reproduce():
+    rows = case.reproduce()
+    assert len(rows) == 4 and all(row.law == pytest.approx(row.measured) for row in rows)
+    assert rows[1].law == 1 - (math.gcd(99, 3) + 1) / 400
+
+
+def test_errors_name_the_argument():
+    with pytest.raises(ValueError, match="layout: expected one of contiguous, .* got 'column major'"):
+        case.law("column major", (1, 1, 1, 1))
