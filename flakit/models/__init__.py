@@ -1,0 +1,27 @@
+"""Small language models on the operators, data that needs no download, and a training loop.
+
+from flakit.models import LanguageModel, Permutations, train
+
+model = LanguageModel(vocab=6, dim=32, layers=1, mixer="rwkv7", head_size=8, edit=2.0)
+run = train(model, Permutations(items=3).batch, steps=200, T=16)
+"""
+
+from .corpus import Corpus, standard_library
+from .language_model import IGNORED, MIXERS, LanguageModel, loss
+from .tasks import Copying, Permutations, Recall
+from .training import Run, accuracy, train
+
+__all__ = [
+    "IGNORED",
+    "MIXERS",
+    "Copying",
+    "Corpus",
+    "LanguageModel",
+    "Permutations",
+    "Recall",
+    "Run",
+    "accuracy",
+    "loss",
+    "standard_library",
+    "train",
+]

@@ -1,0 +1,47 @@
+"""A corpus that needs no download: the source of the running Python's own standard library, as bytes.
+
+corpus = standard_library()
+tokens, targets = corpus.batch(8, T=128, generator=torch.Generator().manual_seed(0))
+"""
+
+import sysconfig
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Generator, Tensor
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """text: all bytes in one row, [n], uint8. A token is a byte, and the target the byte that follows it."""
+
+    text: Tensor
+    vocab = 256
+
+    def batch(self, size: int, T: int, generator: Generator) -> tuple[Tensor, Tensor]:
+        """`size` pieces from anywhere: tokens and targets, each [size, T] int64."""
+        if not 1 <= T < len(self.text):
+            raise ValueError(f"T: expected 1 to {len(self.text) - 1}, the bytes of the corpus less one, got {T}")
+        start = torch.randint(len(self.text) - T, (size, 1), generator=generator)
+        pieces = self.text[start + torch.arange(T + 1)].long()
+        return pieces[:, :-1], pieces[:, 1:]
+
+    def split(self, share: float = 0.1) -> tuple["Corpus", "Corpus"]:
+        """All but the last `share` of the text, for training, and that share."""
+        at = round(len(self.text) * (1 - share))
+        return Corpus(self.text[:at]), Corpus(self.text[at:])
+
+
+@lru_cache
+def standard_library(modules: int | None = None) -> Corpus:
+    """The standard library's modules in alphabetical order, packages left out: some 5 MB that every Python brings.
+
+    modules: only the first so many. Another version of Python brings another text.
+    """
+    files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))[:modules]
+    if not files:
+        raise FileNotFoundError(f"no *.py in {sysconfig.get_paths()['stdlib']}: this Python came without its source")
+    return Corpus(torch.from_numpy(np.frombuffer(b"".join(f.read_bytes() for f in files), dtype=np.uint8).copy()))

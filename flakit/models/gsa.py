@@ -1,0 +1,42 @@
+"""GSA's time mix: a softmax over a fixed number of slots, each with its own decay (arXiv:2409.07146, section 3)."""
+
+from collections.abc import Callable
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..ops.gsa import chunk_gsa
+from .layers import linear
+
+
+class GSA(nn.Module):
+    """One layer's mixing along time.
+
+    slots: how many slots a head has. f_proj makes the forget gates, g = logsigmoid(f_proj x) / softening.
+    operator: what computes the recurrence: `chunk_gsa`, or anything that is called and answers like it.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        layer: int,
+        layers: int,
+        *,
+        head_size: int = 32,
+        slots: int = 16,
+        softening: float = 8.0,
+        operator: Callable = chunk_gsa,
+    ):
+        super().__init__()
+        self.head_size, self.slots, self.softening, self.operator = head_size, slots, softening, operator
+        self.query, self.key, self.value = (linear(dim, dim, 0.5) for _ in range(3))
+        self.f_proj = linear(dim, dim // head_size * slots, 0.5)
+        self.norm = nn.RMSNorm(dim)
+        self.output = linear(dim, dim, 0.0)
+
+    def forward(self, x: Tensor, first_value: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """x [B, T, dim] to this layer's contribution; first_value is RWKV7's alone and handed on."""
+        q, k, v = (F.silu(make(x)).unflatten(-1, (-1, self.head_size)) for make in (self.query, self.key, self.value))
+        g = F.logsigmoid(self.f_proj(x).unflatten(-1, (-1, self.slots))) / self.softening
+        o = self.operator(q, k, v, 1 - g.exp(), g).o
+        return self.output(self.norm(F.silu(o.flatten(2)))), first_value

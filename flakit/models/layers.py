@@ -1,0 +1,66 @@
+"""What several mixers use: the token before, matrices of low rank, a norm per head, the squared-ReLU channel mix."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def shift(x: Tensor) -> Tensor:
+    """The token before, [B, T, D]; zeros before the first."""
+    return F.pad(x, (0, 0, 1, -1))
+
+
+def ramp(dim: int) -> Tensor:
+    """The channels' places from 0 to 1, [dim]."""
+    return torch.arange(dim) / dim
+
+
+def blends(dim: int, **powers: float) -> nn.ParameterDict:
+    """How much of the token before each use of x takes, per channel: 1 - ramp^power, as RWKV starts it."""
+    return nn.ParameterDict({name: nn.Parameter(1 - ramp(dim) ** power) for name, power in powers.items()})
+
+
+def linear(inputs: int, outputs: int, size: float) -> nn.Linear:
+    """A matrix without a bias, uniform in ±size / sqrt(inputs); size 0 makes it zero."""
+    made = nn.Linear(inputs, outputs, bias=False)
+    nn.init.uniform_(made.weight, -size / inputs**0.5, size / inputs**0.5)
+    return made
+
+
+class LowRank(nn.Module):
+    """bias + f(x A) B with A [dim, rank] and B [rank, outputs]; A starts at zero, so that the bias decides at first."""
+
+    def __init__(self, dim: int, rank: int, bias: Tensor | None = None, f=nn.Identity, outputs: int | None = None):
+        super().__init__()
+        self.f = f()
+        self.A = nn.Parameter(torch.zeros(dim, rank))
+        self.B = nn.Parameter(nn.init.orthogonal_(torch.empty(rank, outputs or dim), gain=0.1))
+        self.bias = None if bias is None else nn.Parameter(bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.f(x @ self.A) @ self.B
+        return y if self.bias is None else y + self.bias
+
+
+class HeadNorm(nn.GroupNorm):
+    """Each head of [B, T, H, V] to mean 0 and variance 1, then a gain and an offset per channel: [B, T, H V]."""
+
+    def __init__(self, heads: int, dim: int):
+        super().__init__(heads, dim, eps=1e-5 * dim / heads)
+
+    def forward(self, o: Tensor) -> Tensor:
+        B, T = o.shape[:2]
+        return super().forward(o.reshape(B * T, -1)).view(B, T, -1)
+
+
+class ChannelMix(nn.Module):
+    """V relu(K x')^2 with x' a blend of the token and the one before: RWKV7's, used in every model here."""
+
+    def __init__(self, dim: int, layer: int, layers: int, *, widen: int = 4):
+        super().__init__()
+        self.blend = nn.Parameter(1 - ramp(dim) ** ((1 - layer / layers) ** 4))
+        self.key = linear(dim, widen * dim, 0.5)
+        self.value = linear(widen * dim, dim, 0.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.value(self.key(torch.lerp(x, shift(x), self.blend)).relu().square())

@@ -1,0 +1,55 @@
+"""RWKV6's time mix: a decay per channel that depends on the token (arXiv:2404.05892, section 4)."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..ops.rwkv6 import chunk_rwkv6
+from .layers import HeadNorm, LowRank, blends, linear, shift
+
+
+class RWKV6(nn.Module):
+    """One layer's mixing along time.
+
+    w_rank: rank of the matrix behind the decay; blend_rank: of those that choose how much of the token before is taken.
+    operator: what computes the recurrence: `chunk_rwkv6`, or anything that is called and answers like it.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        layer: int,
+        layers: int,
+        *,
+        head_size: int = 32,
+        w_rank: int = 16,
+        blend_rank: int = 16,
+        operator: Callable = chunk_rwkv6,
+    ):
+        super().__init__()
+        self.head_size, self.operator = head_size, operator
+        early, depth, place = 1 - layer / layers, layer / max(1, layers - 1), torch.linspace(0, 1, dim)
+        self.blend_all = blends(dim, x=early)["x"]
+        self.blend = blends(dim, w=early, k=early, v=early, r=0.5 * early, g=0.5 * early)
+        self.blend_by_token = nn.ModuleDict({name: LowRank(dim, blend_rank, f=nn.Tanh) for name in self.blend})
+        self.w = LowRank(dim, w_rank, -6 + 5 * place ** (0.7 + 1.3 * depth), nn.Tanh)
+        self.u = nn.Parameter(depth * (1 - place) + 0.1 * ((torch.arange(dim) + 1) % 3 - 1))
+        self.receptance, self.key, self.value = (linear(dim, dim, 0.5) for _ in range(3))
+        self.gate = linear(dim, dim, 0.5)
+        self.norm = HeadNorm(dim // head_size, dim)
+        self.output = linear(dim, dim, 0.0)
+
+    def forward(self, x: Tensor, first_value: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """x [B, T, dim] to this layer's contribution; first_value is RWKV7's alone and handed on."""
+        before = shift(x)
+        blended = torch.lerp(x, before, self.blend_all)
+        by_token = {name: blend + self.blend_by_token[name](blended) for name, blend in self.blend.items()}
+        x = {name: torch.lerp(x, before, blend) for name, blend in by_token.items()}
+        made = self.receptance(x["r"]), self.key(x["k"]), self.value(x["v"]), -self.w(x["w"]).exp()
+        o = self.operator(*(self._heads(y) for y in made), self._heads(self.u)).o
+        return self.output(self.norm(o) * F.silu(self.gate(x["g"]))), first_value
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (-1, self.head_size))

@@ -1,0 +1,109 @@
+"""Training: seeded, with a progress bar, the loss curve as data, and every step accounted for that was not finite.
+
+run = train(model, Permutations(items=3).batch, steps=200, size=64, T=32)
+run.losses, run.grad_norms, run.skipped
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Generator, Tensor, nn
+
+from .language_model import IGNORED, loss
+
+Batch = Callable[..., tuple[Tensor, Tensor]]
+"""batch(size, T, generator) -> tokens and targets, each [size, T]: what tasks and corpora offer."""
+
+
+@dataclass
+class Run:
+    """What a training was. losses, grad_norms: one a step, the norm before clipping; NaN and inf stay what they are."""
+
+    losses: list[float] = field(default_factory=list)
+    grad_norms: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def skipped(self) -> list[int]:
+        """The steps whose loss or gradient was not finite: counted, and not taken."""
+        both = zip(self.losses, self.grad_norms, strict=True)
+        return [n for n, (a, b) in enumerate(both) if not (math.isfinite(a) and math.isfinite(b))]
+
+
+def train(
+    model: nn.Module,
+    batch: Batch,
+    *,
+    steps: int,
+    size: int = 64,
+    T: int | Callable[[int], int] = 32,
+    lr: float = 3e-3,
+    warmup: float = 0.1,
+    weight_decay: float = 0.01,
+    clip: float | None = 1.0,
+    seed: int = 0,
+    progress: bool = True,
+    label: str = "training",
+) -> Run:
+    """Train a model in place with AdamW and return what happened.
+
+    T: tokens a sequence, or a function from the step to it. lr: reached after a share `warmup` of the steps, then
+    falling to zero along a cosine. clip: largest gradient norm, None for none. seed: of the data.
+    A step that is not finite leaves the model and the optimizer as they were; `Run.skipped` names it.
+    """
+    device = next(model.parameters()).device
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    vectors = [p for p in model.parameters() if p.ndim <= 1]
+    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.98))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: _share_of_lr(n, steps, warmup))
+    generator, run, start = Generator().manual_seed(seed), Run(), time.perf_counter()
+    model.train()
+    with _bar(label, steps, progress) as tell:
+        for step in range(steps):
+            tokens, targets = batch(size, T(step) if callable(T) else T, generator)
+            optimizer.zero_grad(set_to_none=True)
+            step_loss = loss(model(tokens.to(device)), targets.to(device))
+            step_loss.backward()
+            norm = nn.utils.clip_grad_norm_(model.parameters(), math.inf if clip is None else clip)
+            run.losses.append(step_loss.item())
+            run.grad_norms.append(norm.item())
+            if math.isfinite(run.losses[-1]) and math.isfinite(run.grad_norms[-1]):
+                optimizer.step()
+            schedule.step()
+            tell(run)
+    run.seconds = time.perf_counter() - start
+    return run
+
+
+def _share_of_lr(step: int, steps: int, warmup: float) -> float:
+    rising = (step + 1) / max(1.0, warmup * steps)
+    return min(rising, 0.5 * (1 + math.cos(math.pi * step / steps)))
+
+
+@contextmanager
+def _bar(label: str, steps: int, shown: bool) -> Iterator[Callable[[Run], None]]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, TextColumn("{task.fields[said]}"), disable=not shown) as bar:
+        task = bar.add_task(label, total=steps, said="")
+
+        def tell(run: Run) -> None:
+            bar.update(task, advance=1, said=f"loss {run.losses[-1]:.3f}")
+
+        yield tell
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, batch: Batch, T: int, *, size: int = 64, seed: int = 1) -> Tensor:
+    """Share of right answers at each position, [T]; NaN where nothing is asked."""
+    tokens, targets = batch(size, T, Generator().manual_seed(seed))
+    device = next(model.parameters()).device
+    model.eval()
+    right = (model(tokens.to(device)).argmax(-1).cpu() == targets).double()
+    asked = (targets != IGNORED).double()
+    return (right * asked).sum(0) / asked.sum(0)

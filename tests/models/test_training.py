@@ -1,0 +1,100 @@
+"""Training: what is learnt, that a seed repeats it, and that a step that is not finite is counted and not taken."""
+
+import math
+
+import pytest
+import torch
+
+from flakit.models import MIXERS, Copying, LanguageModel, Permutations, accuracy, standard_library, train
+
+TASK = Permutations(items=3)
+
+
+def trained(mixer="rwkv7", batch=TASK.batch, steps=30, seed=0, model=None, **settings):
+    model = model or LanguageModel(TASK.vocab, dim=16, layers=1, mixer=mixer, head_size=8, seed=seed)
+    how = {"size": 16, "T": 4, "lr": 1e-2, "seed": seed, "progress": False}
+    return model, train(model, batch, steps=steps, **how | settings)
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_the_loss_falls(mixer):
+    _, run = trained(mixer, steps=60)
+    assert run.losses[0] > 1.4  # ln 6 = 1.79, and the first answer of four is easy
+    assert sum(run.losses[-5:]) / 5 < 0.6 * run.losses[0]
+    assert run.skipped == [] and len(run.grad_norms) == 60
+
+
+def test_the_loss_of_the_corpus_falls():
+    corpus = standard_library(modules=20)
+    model = LanguageModel(corpus.vocab, dim=16, layers=1, mixer="rwkv6", head_size=8)
+    run = train(model, corpus.batch, steps=30, size=8, T=32, lr=1e-2, progress=False)
+    assert run.losses[0] == pytest.approx(math.log(256), abs=0.3)
+    assert run.losses[-1] < 4
+
+
+def test_a_seed_repeats_a_run():
+    (one, run), (same, again), (_, other) = (trained(steps=5, seed=seed) for seed in (1, 1, 2))
+    assert (run.losses, run.grad_norms) == (again.losses, again.grad_norms)
+    assert run.losses != other.losses
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), same.parameters(), strict=True))
+
+
+def test_the_length_can_follow_the_step():
+    lengths = []
+
+    def batch(size, T, generator):
+        lengths.append(T)
+        return TASK.batch(size, T, generator)
+
+    trained(batch=batch, steps=4, T=lambda step: 3 + step)
+    assert lengths == [3, 4, 5, 6]
+
+
+class Failing(torch.nn.Module):
+    """A model whose forward (or only its gradient) is not finite at some of its calls."""
+
+    def __init__(self, at, where):
+        super().__init__()
+        self.inner = LanguageModel(TASK.vocab, dim=16, layers=1, mixer="attention", head_size=8)
+        self.at, self.where, self.calls, self.before = at, where, 0, None
+
+    def forward(self, tokens):
+        logits = self.inner(tokens)
+        if self.calls in self.at:
+            self.before = [p.clone() for p in self.parameters()]
+            if self.where == "loss":
+                logits = logits * math.nan
+            else:
+                logits.register_hook(lambda grad: grad * math.inf)
+        elif self.before:
+            assert all(torch.equal(a, b) for a, b in zip(self.before, self.parameters(), strict=True))
+            self.before = None
+        self.calls += 1
+        return logits
+
+
+@pytest.mark.parametrize("where", ["loss", "gradient"])
+def test_a_step_that_is_not_finite_is_counted_and_not_taken(where):
+    model, run = trained(model=Failing({3, 5}, where), steps=8)
+    assert run.skipped == [3, 5]
+    assert len(run.losses) == 8 and model.calls == 8
+    assert all(p.isfinite().all() for p in model.parameters())
+    assert math.isfinite(run.losses[3]) == (where == "gradient")
+
+
+def test_clipping_is_no_cure_for_a_nan():
+    runs = [trained(model=Failing({1}, "gradient"), steps=3, clip=clip)[1] for clip in (None, 1.0)]
+    assert [run.skipped for run in runs] == [[1], [1]]
+
+
+def test_accuracy_is_by_position_and_nan_where_nothing_is_asked():
+    copying = Copying(symbols=3)
+    model = LanguageModel(copying.vocab, dim=16, layers=1, mixer="attention", head_size=8)
+    found = accuracy(model, copying.batch, 10, size=200)
+    assert found[:5].isnan().all()
+    assert ((found[5:] > 0) & (found[5:] < 0.6)).all()
+
+
+def test_progress_is_shown(capsys):
+    trained(steps=2, progress=True, label="three items")
+    assert "three items" in capsys.readouterr().out
