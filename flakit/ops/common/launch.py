@@ -73,6 +73,10 @@ TABLE = {
     ("gsa.grads.mild", "16-bit"): Launch(64, 64, 4, 1),
     ("gsa.grads.dyadic", "16-bit"): Launch(64, 64, 4, 1),
     ("gsa.grads.dyadic", "float32"): Launch(32, 32, 4, 1),
+    ("gsa.recurrent", "16-bit"): Launch(128, 16, 4, 1),
+    ("gsa.recurrent", "float32"): Launch(128, 16, 4, 1),
+    ("gsa.recurrent_grads", "16-bit"): Launch(128, 16, 4, 1),
+    ("gsa.recurrent_grads", "float32"): Launch(128, 16, 4, 1),
 }
 
 
