@@ -354,13 +354,15 @@ def reproduce() -> list[Row]:
     def row(what: str, recorded: float, scheme: str, tensor: str, x: Mapping[str, Tensor], **knobs) -> Row:
         return Row(what, recorded, law(scheme, x, tensor=tensor, **knobs), onset(x, scheme, **knobs)[tensor])
 
-    def spike(T: int, at: int) -> dict[str, Tensor]:
-        x = make_inputs("rwkv6", T=T, H=1, K=64, decay=0.0)
-        x["w"][:, at] = -1.0
+    def spike(T: int, at: int, op: str = "rwkv6") -> dict[str, Tensor]:
+        x = make_inputs(op, T=T, H=1, K=64, decay=0.0)
+        x[OPERATORS[op].decay][:, at] = -1.0
         return x
 
     uniform = {T: make_inputs("rwkv6", T=T, H=2, K=64, decay=-1.0) for T in (64, 128)}
     rows = [row("bug A, w[16] alone: o", 88.72, "first-row", "o", spike(64, 16))]
+    rows += [row("RWKV7, bug A, w[16] alone: o", 88.72, "first-row", "o", spike(64, 16, "rwkv7"), op="rwkv7")]
+    rows += [row("GSA, bug A, g[16] alone: o", math.inf, "first-row", "o", spike(64, 16, "gsa"), op="gsa")]
     rows += [row(f"bug A, w[{at}] alone: o", math.inf, "first-row", "o", spike(128, at)) for at in (0, 15, 17, 64)]
     rows += [
         row(f"{what}: {tensor}", recorded, scheme, tensor, uniform[T], **knobs)

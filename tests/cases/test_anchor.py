@@ -215,6 +215,79 @@ def test_reproduce_agrees_with_its_law_and_with_the_case_file():
         assert row.measured == pytest.approx(row.recorded, rel=5e-3), row  # operands differ with seed and size
 
 
+# --- RWKV7 and GSA --------------------------------------------------------------------------------------------------
+
+OTHERS = ["rwkv7", "gsa"]
+UNREACHED = {"rwkv7": set(), "gsa": {"final_hk", "final_hv"}}
+
+
+@pytest.mark.parametrize("op", OTHERS)
+@pytest.mark.parametrize("scheme", ALL)
+def test_all_schemes_serve_all_operators(scheme, op):
+    for T in (15, 100):
+        x = inputs(op, T=T, H=2, K=8, V=12, initial_state=True)
+        exact, found = truth(op, x), run(x, scheme, op=op).tensors
+        assert found.keys() == exact.keys()
+        assert max(compare(found[name], exact[name]).l2 for name in exact) < 2 * FLOAT32
+
+
+@pytest.mark.parametrize("op", OTHERS)
+@pytest.mark.parametrize("scheme", ANCHORED)
+def test_law_predicts_their_onsets(scheme, op):
+    for T, dtype in ((64, torch.float32), (100, torch.float32), (40, torch.float16)):
+        x = inputs(op, T=T, H=2, K=16, decay=-1.0)
+        for mask in {SCHEMES[scheme].masks[0], "where"}:
+            how = {"op": op, "mask": mask, "dtype": dtype}
+            predicted, measured = limits(scheme, x, **how), onset(x, scheme, **how)
+            assert predicted.keys() == measured.keys()
+            for name, limit in predicted.items():
+                same = measured[name] == limit == math.inf or 0.993 < measured[name] / limit < 1.002
+                assert same, (T, dtype, mask, name, limit, measured[name])
+            if scheme == "none":
+                assert {name for name, limit in predicted.items() if limit == math.inf} == UNREACHED[op]
+
+
+@pytest.mark.parametrize(("op", "scheme", "tensor"), [("rwkv7", "none", "o"), ("gsa", "pairwise", "dq")])
+def test_a_law_that_takes_their_reads_for_the_other_kind_is_rejected(op, scheme, tensor, monkeypatch):
+    x = inputs(op, T=64, H=1, K=16, decay=-1.0)
+    how = {"op": op, "mask": "where"}
+    measured = onset(x, scheme, tolerance=1e-4, **how)[tensor]
+    assert measured == pytest.approx(law(scheme, x, tensor=tensor, **how), rel=2e-3)
+    monkeypatch.setattr(anchor.OPERATORS[op], "meets", (False,) * len(anchor.OPERATORS[op].meets))
+    assert measured != pytest.approx(law(scheme, x, tensor=tensor, **how), rel=2e-3)
+
+
+@pytest.mark.parametrize("row", [16, 48])
+def test_bug_a_by_what_reads(row):
+    """GSA's reads are inclusive and immune; RWKV7's r is, its a is not, and what a finds goes into everything."""
+    lost = {}
+    for op, decay in (("rwkv7", "w"), ("gsa", "g")):
+        x = inputs(op, T=64, H=1, K=16, decay=-0.01)
+        x[decay][:, row] = -88.7
+        assert all(run(x, "first-row", op=op).finite.values())
+        x[decay][:, row] = -89.0
+        lost[op] = {name for name, ok in run(x, "first-row", op=op).finite.items() if not ok}
+        x[decay][:, row] = -500.0
+        assert all(run(x, "previous-row", op=op).finite.values())
+    assert lost["gsa"] == set() and {"o", "final_state", "da", "db"} <= lost["rwkv7"]
+    x = inputs("rwkv7", T=64, H=1, K=4, decay=-0.01)
+    x["w"][:, row] = -500.0
+    largest = {query: exponents(x, "first-row", op="rwkv7", query=query)[0].nan_to_num(0.0).max() for query in "ra"}
+    assert largest["r"] <= 0 and largest["a"] == 500.0
+
+
+def test_a_bounded_decay_is_safe_in_float32_and_overflows_float16_after_18_tokens():
+    bound = -0.6065306597
+    for scheme in ALL:
+        x = inputs("rwkv7", T=100, H=1, K=16, decay=bound)
+        assert all(run(x, scheme, op="rwkv7").finite.values()) and law(scheme, x, op="rwkv7") > 2.2
+    for T, fits in ((18, True), (19, False)):
+        x = inputs("rwkv7", T=T, H=1, K=16, decay=bound)
+        x |= {name: x[name].sign() for name in "rk"}
+        assert run(x, "none", op="rwkv7", dtype=torch.float16).finite["o"] is fits
+        assert (law("none", x, op="rwkv7", dtype=torch.float16) > 1) is fits
+
+
 # --- masks ----------------------------------------------------------------------------------------------------------
 
 
@@ -287,6 +360,8 @@ def test_what_the_exponents_show():
         (lambda x: law("none", tensor="dq"), "tensor: expected one of o, dr, .*, got 'dq'"),
         (lambda x: law("none", dtype=torch.float64), "dtype: expected one of torch.float32, .*, got torch.float64"),
         (lambda x: exponents(x, "none", index=2), "index: expected a chunk 0 … 1, got 2"),
+        (lambda x: exponents(x, "none", query="a"), "query: expected one of r for rwkv6, got 'a'"),
+        (lambda x: run(x, "none", op="gla"), "op: expected one of rwkv6, rwkv7, gsa, got 'gla'"),
     ],
     ids=lambda x: x[:40] if isinstance(x, str) else "",
 )
