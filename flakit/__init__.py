@@ -3,8 +3,21 @@
 from .numerics.inputs import inputs
 from .numerics.sweep import sweep
 from .ops.common.validation import checked
+from .ops.gsa import chunk_gsa, fused_recurrent_gsa
 from .ops.rwkv6 import chunk_rwkv6, fused_recurrent_rwkv6
+from .ops.rwkv7 import chunk_rwkv7, fused_mul_recurrent_rwkv7, fused_recurrent_rwkv7
 
 __version__ = "0.1.0"
 
-__all__ = ["checked", "chunk_rwkv6", "fused_recurrent_rwkv6", "inputs", "sweep"]
+__all__ = [
+    "checked",
+    "chunk_gsa",
+    "chunk_rwkv6",
+    "chunk_rwkv7",
+    "fused_mul_recurrent_rwkv7",
+    "fused_recurrent_gsa",
+    "fused_recurrent_rwkv6",
+    "fused_recurrent_rwkv7",
+    "inputs",
+    "sweep",
+]

@@ -62,7 +62,7 @@ def bench(
     console = Console()
     if not torch.cuda.is_available():
         console.print(
-            "flakit bench: expected a CUDA GPU, found none; data/h200_rwkv6_speed.json holds recorded figures"
+            "flakit bench: expected a CUDA GPU, found none; data/h200_speed.json holds recorded figures"
         )
         raise typer.Exit(1)
     table = Table("operator", "form", "dtype", "B, T, H, K, V", "decay", "who", "forward ms", "both ms", "GiB", "error")
@@ -73,7 +73,7 @@ def bench(
             if out is not None:  # after every row: a table cut short is still a table
                 write(
                     out,
-                    provenance("flakit bench --first-calls --out data/h200_rwkv6_speed.json") | {"flakit": __version__},
+                    provenance("flakit bench --first-calls --out data/h200_speed.json") | {"flakit": __version__},
                     found,
                 )
             sizes = ", ".join(str(row[axis]) for axis in "BTHKV")

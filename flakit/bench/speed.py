@@ -38,6 +38,7 @@ class Case:
     V: int
     decay: str | float
     dtype: str = "bfloat16"
+    M: int | None = None
 
     def inputs(self, **smaller) -> dict:
         made = {key: value for key, value in asdict(self).items() if key not in ("op", "form")} | smaller
@@ -49,6 +50,14 @@ CASES = [
     Case("rwkv6", "chunk", 1, 32768, 32, 64, 64, "rwkv6-init"),
     Case("rwkv6", "chunk", 8, 4096, 32, 64, 64, "rwkv6-init", "float32"),
     Case("rwkv6", "recurrent", 8, 4096, 32, 64, 64, "rwkv6-init"),
+    *(Case("rwkv7", "chunk", 8, 4096, 32, 64, 64, decay) for decay in ("rwkv7", -5.0)),
+    Case("rwkv7", "chunk", 1, 32768, 32, 64, 64, "rwkv7"),
+    Case("rwkv7", "chunk", 8, 4096, 32, 64, 64, "rwkv7", "float32"),
+    Case("rwkv7", "recurrent", 8, 4096, 32, 64, 64, "rwkv7"),
+    *(Case("gsa", "chunk", 8, 4096, 16, 128, 128, decay, M=64) for decay in ("gsa", -5.0)),
+    Case("gsa", "chunk", 1, 32768, 16, 128, 128, "gsa", M=64),
+    Case("gsa", "chunk", 8, 4096, 16, 128, 128, "gsa", "float32", M=64),
+    Case("gsa", "recurrent", 8, 4096, 16, 128, 128, "gsa", M=64),
 ]
 
 
@@ -76,7 +85,9 @@ def competitors(case: Case, peers: bool = True) -> dict[str, Callable]:
         peers = importlib.import_module(f"fla.ops.{case.op}")
         peer = getattr(peers, ours.__name__, None)
         if peer:
-            scale = case.K**-0.5  # said aloud: the peer's two forms differ in their default
+            scale = (
+                case.K ** operator(case.op).scale_exponent
+            )  # said aloud: the peer's two forms differ in their default
             found["fla"] = lambda *args, **named: peer(*args, scale=scale, **named)
     return found
 

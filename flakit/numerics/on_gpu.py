@@ -7,12 +7,12 @@ import torch
 
 from . import recorded
 from .gradients import gradient_rows
-from .operators import operator
+from .operators import OPERATORS, operator
 
-RECORDINGS = {"rwkv6": "h200_rwkv6_gradients"}
+RECORDINGS = {op: f"h200_{op}_gradients" for op in OPERATORS}
 """The recorded gradient errors of each operator, data/<name>.json."""
-SIZES = {"H": 4, "K": 64}
-"""Heads and state size of the recording, used here too."""
+SIZES = {op: {"B": 1, "H": 4, "K": 64, "V": 64} | ({"M": 64} if "M" in OPERATORS[op].sizes else {}) for op in OPERATORS}
+"""The sizes of each recording, used here too."""
 
 
 class OnGPU(NamedTuple):
@@ -42,7 +42,7 @@ def gradients_on_gpu(
     if torch.cuda.is_available():
         rows = []
         for name, length, w in settings:
-            x = {"dtype": getattr(torch, name), "T": length, "decay": w, **SIZES}
+            x = {"dtype": getattr(torch, name), "T": length, "decay": w, **SIZES[op]}
             rows += gradient_rows(op, forms=forms, others=others, backend="triton", device="cuda", **x)
         return OnGPU(f"measured here, on {torch.cuda.get_device_name()}, torch {torch.__version__}", rows)
     try:
@@ -52,7 +52,7 @@ def gradients_on_gpu(
     except FileNotFoundError:
         return OnGPU(
             f"No GPU here and no recording data/{RECORDINGS[op]}.json: nothing to show. On a GPU, "
-            "`python data/record_gradients.py` makes it.",
+            f"`python data/record_gradients.py {op}` makes it.",
             [],
         )
     rows = []

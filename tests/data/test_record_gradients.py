@@ -4,22 +4,27 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from flakit.numerics import recorded
+from flakit.numerics.operators import OPERATORS
 from flakit.panels import gradient_comparer
 
 SCRIPT = Path(__file__).parents[2] / "data" / "record_gradients.py"
 
 
-def test_the_recording_is_shown_by_the_panel(tmp_path, monkeypatch):
-    out = tmp_path / "h200_rwkv6_gradients.json"
-    command = [sys.executable, SCRIPT, "--quick", "--device", "cpu", "--out", out]
+@pytest.mark.parametrize("op", OPERATORS.values(), ids=OPERATORS)
+def test_the_recording_is_shown_by_the_panel(op, tmp_path, monkeypatch):
+    out = tmp_path / f"h200_{op.name}_gradients.json"
+    command = [sys.executable, SCRIPT, op.name, "--quick", "--device", "cpu", "--out", out]
     subprocess.run(command, check=True, capture_output=True, timeout=300)
     run = recorded.read(out)
     settings = len(run.values("dtype")) * len(run.values("T")) * len(run.values("decay"))
-    assert len(run.rows) == settings * 15  # seven tensors of each form, and dw from running sums
+    tensors = len(op.outputs) + len(op.tensors)
+    assert len(run.rows) == settings * (2 * tensors + (op.name == "rwkv6"))  # each form, and dw from running sums
     assert {row["backend"] for row in run.rows} == {"torch"}
     assert all(row["l2"] < 1e-5 for row in run.select(dtype="float32") if row["form"] != "running sums")
 
     monkeypatch.setenv("FLAKIT_DATA", str(tmp_path))
-    panel = gradient_comparer(source="recorded", dtype="float32", T=64)
+    panel = gradient_comparer(op=op.name, source="recorded", dtype="float32", T=64)
     assert "Recorded on" in panel.text and "All finite" in panel.text
