@@ -24,7 +24,7 @@ from ..numerics.mutation import Touched, touched
 from ..ops.common.chunks import join_chunks, split_chunks
 from ..ops.common.dispatch import choose_backend
 from ..ops.gsa import reference
-from .laws import Row
+from .laws import Row, kernel_place
 
 CHUNK = 64
 
@@ -47,9 +47,9 @@ def overwritten(T: int, chunk: int = CHUNK) -> float:
     return (T - -(-T // chunk)) / T
 
 
-def inputs(*, B: int = 1, H: int = 2, K: int = 16, V: int = 16, M: int = 8, seed: int = 0) -> dict:
+def inputs(*, B: int = 1, H: int = 2, K: int = 16, V: int = 16, M: int = 8, device: str = "cpu", seed: int = 0) -> dict:
     """One token of GSA and the state it continues from, a pair (hk [B, H, K, M], hv [B, H, M, V])."""
-    return make_inputs("gsa", B=B, T=1, H=H, K=K, V=V, M=M, initial_state=True, seed=seed)
+    return make_inputs("gsa", B=B, T=1, H=H, K=K, V=V, M=M, initial_state=True, device=device, seed=seed)
 
 
 def decode(
@@ -115,11 +115,15 @@ def law(inputs: Mapping, calls: int = 3, *, in_place: bool = True) -> Tensor:
 
 
 def reproduce(backend: str | None = None) -> list[Row]:
-    """Before and after: what a faulty and a right call change, what PyTorch counts, and what the next call returns."""
-    nan = float("nan")
+    """Before and after: what a faulty and a right call change, what PyTorch counts, and what the next call returns.
+
+    backend: default the kernel where this process can run it, else its twin.
+    """
+    device, able = kernel_place()
+    backend, nan = backend or able, float("nan")
+    x = inputs(device=device)
     rows = []
     for words, in_place in (("as it was", True), ("right", False)):
-        x = inputs()
         found, predicted = repeated(x, in_place=in_place, backend=backend), law(x, in_place=in_place)
         state = found.touched["initial_state[0]"]
         off, law_off = (((o[-1] - o[0]).norm() / o[0].norm()).item() for o in (found.o, predicted))
@@ -129,7 +133,7 @@ def reproduce(backend: str | None = None) -> list[Row]:
             Row(f"GSA, one token, {words}: third equal call, o off by", nan, law_off, off),
         ]
     T = 100
-    w = make_inputs("rwkv6", T=T, H=1, K=16, decay="logsigmoid")["w"]
+    w = make_inputs("rwkv6", T=T, H=1, K=16, decay="logsigmoid", device=device)["w"]
     (seen,) = touched(lambda w: overwrite(w, backend=backend), {"w": w})
     return [
         *rows,

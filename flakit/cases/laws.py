@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import torch
 
+from ..ops.common.dispatch import has_triton, interpreted
+
 LN_MAX = {dtype: math.log(torch.finfo(dtype).max) for dtype in (torch.float32, torch.bfloat16, torch.float16)}
 """The largest x for which e^x is finite: 88.7228, 88.7189 and 11.0899."""
 
@@ -17,6 +19,14 @@ class Row(NamedTuple):
     recorded: float
     law: float
     measured: float
+
+
+def kernel_place() -> tuple[str, str]:
+    """Where this process can run a case's Triton kernel, as (device, backend): on a GPU, interpreted on the CPU, or
+    nowhere, and then its twin in PyTorch stands in: "torch"."""
+    if has_triton() and torch.cuda.is_available() and not interpreted():
+        return "cuda", "triton"
+    return "cpu", "triton" if has_triton() and interpreted() else "torch"
 
 
 def search(

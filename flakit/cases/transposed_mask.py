@@ -29,7 +29,7 @@ from ..numerics.evaluate import cotangents
 from ..numerics.inputs import inputs as make_inputs
 from ..ops.common.dispatch import choose_backend, has_triton
 from ..ops.rwkv6 import reference
-from .laws import Row
+from .laws import Row, kernel_place
 
 STORY = {(64, 64): 0, (100, 120): 992, (40, 64): 384}
 """Wrong entries of the state by (K, V), in tiles of 32 x 32, as the case file has them."""
@@ -42,9 +42,12 @@ RECORDED = {
 """What the compiler says of the faulty kernel with BK = 16, BV = 64, for machines without Triton."""
 
 
-def inputs(K: int = 100, V: int = 120, *, T: int = 8, B: int = 1, H: int = 1, seed: int = 0) -> dict[str, Tensor]:
+def inputs(
+    K: int = 100, V: int = 120, *, T: int = 8, B: int = 1, H: int = 1, device: str = "cpu", seed: int = 0
+) -> dict[str, Tensor]:
     """RWKV6 inputs with an initial state, and no bonus: it adds to dr what no state has to do with."""
-    made = make_inputs("rwkv6", B=B, T=T, H=H, K=K, V=V, decay="logsigmoid", initial_state=True, seed=seed)
+    sizes = {"B": B, "T": T, "H": H, "K": K, "V": V}
+    made = make_inputs("rwkv6", **sizes, decay="logsigmoid", initial_state=True, device=device, seed=seed)
     return made | {"u": torch.zeros_like(made["u"])}
 
 
@@ -185,10 +188,14 @@ def _row(tile: tuple[int, int], transposed: bool, error: str | None = None, line
 
 
 def reproduce(backend: str | None = None) -> list[Row]:
-    """Wrong entries of the state by K and V, tiles of 32 x 32; the rest of the story is in `compile_table`."""
+    """Wrong entries of the state by K and V, tiles of 32 x 32; the rest of the story is in `compile_table`.
+
+    backend: default the kernel where this process can run it, else its twin.
+    """
+    device, able = kernel_place()
     rows = []
     for (K, V), told in STORY.items():
-        x = inputs(K, V, T=1)
-        seen = run(x, backend=backend).seen
+        x = inputs(K, V, T=1, device=device)
+        seen = run(x, backend=backend or able).seen
         rows.append(Row(f"K, V = {K}, {V}: wrong entries", told, law(K, V), int((seen != x["initial_state"]).sum())))
     return rows
