@@ -70,10 +70,7 @@ def test_reproduce(backend):
 
 @pytest.mark.gpu
 def test_on_a_gpu():
-    x = {
-        name: y.cuda() if isinstance(y, torch.Tensor) else tuple(z.cuda() for z in y)
-        for name, y in case.inputs().items()
-    }
+    x = case.inputs(device="cuda")
     found = case.repeated(x)
     torch.testing.assert_close(found.o, case.law(x), rtol=1e-4, atol=1e-5)
     assert found.touched["initial_state[0]"].version == 0

@@ -128,7 +128,7 @@ def test_the_recorded_verdict_stands_in_where_there_is_no_triton(monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.parametrize(("K", "V"), [(64, 64), (100, 120), (40, 64)])
 def test_on_a_gpu(K, V):
-    x = {name: tensor.cuda() for name, tensor in case.inputs(K, V, B=2, H=2).items()}
+    x = case.inputs(K, V, B=2, H=2, device="cuda")
     twin, kernel = (case.run(x, backend=backend) for backend in ("torch", "triton"))
     assert torch.equal(twin.seen, kernel.seen)
     torch.testing.assert_close(twin.dr, kernel.dr, rtol=1e-4, atol=1e-4)
