@@ -124,6 +124,7 @@ class RWKV7:
 
     names, finals, decay = "rwkvab", ("final_state",), "w"
     chunked, scale_power = rwkv7_chunk_torch, 0.0
+    inverse = staticmethod(rwkv7_chunk_torch.inverse)
     reads = {"r": True, "a": False}
     meets = (True, True, False, False)
 
@@ -134,7 +135,7 @@ class RWKV7:
         self.by_r, self.by_a = reads(w, True), reads(w, False)
         self.A_rk, self.A_rb = self.by_r.scores(self.r * self.scale, self.keys)
         self.A_ak, A_ab = self.by_a.scores(self.a, self.keys)
-        self.A, self.U = self.A_rk, rwkv7_chunk_torch.inverse(A_ab)
+        self.A, self.U = self.A_rk, self.inverse(A_ab)
         self.before, self.through, self.after = sum_before(w).exp(), w.cumsum(-2).exp(), sum_after(w).exp()
         self.q_in, self.a_in = self.r * self.scale * self.through, self.a * self.before
         self.k_out, self.b_out = self.keys * self.after

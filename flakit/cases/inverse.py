@@ -1,0 +1,207 @@
+"""The inverse of RWKV7's chunk form: three ways that are equal in algebra, and only in algebra.
+
+Inside a chunk of C tokens what a finds depends on what it found before, v2 = (I - L)^-1 (...), L = A_ab strictly lower
+triangular with L_ij = a_i . (b_j e^{sum of w between j and i}). L is nilpotent, L^C = 0, so with squarings alone
+
+    product       (I - L)^-1 = (I + L)(I + L^2)(I + L^4) ... (I + L^{C/2}) = sum of all powers of L
+
+which is nothing but matrix products, just what a tensor core likes, and right to rounding where keys differ or decay is
+strong. With repeated tokens, and the model's a = -k, b = alpha k (|k| = 1), L is about -alpha everywhere below the
+diagonal: its n-th power has elements (-alpha)^n times a binomial coefficient, up to alpha^8 * 3432 at C = 16, while the
+inverse itself has none above max(1, alpha). The powers, of alternating sign, cancel, and their rounding remains:
+
+    error of the product = u * (largest |L^n|) / |(I - L)^-1|         u half a unit in the last place, norms Frobenius
+
+to within a factor of 10 over twenty orders of magnitude. A format with little range ends before: in float16 L^8 is an
+infinity above alpha = (65504 / 3432)^{1/8} = 1.446 (C = 16, no decay), and the next product makes it NaN.
+
+    blocks        the inverse of [[P, 0], [-Q, R]] is [[P', 0], [R' Q P', R']], from 1 x 1 up
+    substitution  row i of the inverse = e_i + sum_{j<i} L_ij row j
+
+only ever multiply parts of the inverse and of L: nothing large appears that is not in the result. flakit's RWKV7 uses
+the blocks, in float32.
+"""
+
+import math
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..numerics.errors import compare
+from ..numerics.evaluate import cotangents
+from ..numerics.inputs import inputs as make_inputs
+from ..ops.common.chunks import split_chunks
+from ..ops.common.decay import level_blocks
+from .anchor_operators import RWKV7, TENSORS
+from .anchor_schemes import Products
+from .decay_gradient import ROUNDINGS, round_to
+from .laws import Row, search
+
+FORMS = {
+    "product": "(I + L)(I + L²)(I + L⁴)…",
+    "blocks": "2 x 2 blocks, recursively",
+    "substitution": "forward substitution, row by row",
+}
+
+LARGEST = {"float16": torch.finfo(torch.float16).max, "bfloat16": torch.finfo(torch.bfloat16).max}
+LARGEST |= {"tf32": torch.finfo(torch.float32).max, "float32": torch.finfo(torch.float32).max}
+"""The largest number of each format an operand may be rounded to."""
+
+
+def keys(C: int = 16, spread: float = 0.0, *, K: int = 64, seed: int = 0) -> Tensor:
+    """C keys of length 1, [C, K] float64: one direction, plus a random one of length `spread` each.
+
+    0: the same token C times. 1: about 60 degrees between two tokens.
+    """
+    if not spread >= 0:
+        raise ValueError(f"spread: expected 0 or more, got {spread!r}")
+    generator = torch.Generator().manual_seed(seed)
+    common, own = (F.normalize(torch.randn(n, K, generator=generator, dtype=torch.float64), dim=-1) for n in (1, C))
+    return F.normalize(common + spread * own, dim=-1)
+
+
+def matrix(
+    alpha: float = 0.9, w: float = -1e-3, spread: float = 0.0, *, C: int = 16, K: int = 64, seed: int = 0
+) -> Tensor:
+    """L [C, C] float64 of C tokens with a = -k, b = alpha k and one natural-log decay w <= 0 for all.
+
+    alpha: 0 … 1 in the model (a sigmoid), up to 2 where negative eigenvalues are allowed.
+    """
+    if not 0 <= alpha <= 2:
+        raise ValueError(f"alpha: expected 0 … 2, got {alpha!r}")
+    if not w <= 0:
+        raise ValueError(f"w: expected a natural-log decay <= 0, got {w!r}")
+    if type(C) is not int or C < 2 or C & (C - 1):
+        raise ValueError(f"C: expected a power of two from 2, got {C!r}")
+    k, t = keys(C, spread, K=K, seed=seed), torch.arange(C)
+    between = (t[:, None] - t[None, :] - 1).clamp(min=0)
+    decay = torch.where(between > 0, (between * w).exp(), 1.0)  # 0 * -inf tokens are none
+    return -(alpha * (k @ k.mT) * decay).tril(-1)
+
+
+def invert(L: Tensor, form: str = "product", rounding: str = "float32") -> Tensor:
+    """(I - L)^-1 for L strictly lower triangular [..., C, C], C a power of two; float32, or float64 for float64.
+
+    rounding: what both operands of every product are rounded to first, one of `ROUNDINGS`; sums are exact to L's dtype.
+    """
+    if form not in FORMS:
+        raise ValueError(f"form: expected one of {', '.join(FORMS)}, got {form!r}")
+    L = L.to(torch.promote_types(L.dtype, torch.float32))
+    C = L.shape[-1]
+    identity = torch.eye(C, dtype=L.dtype, device=L.device).expand_as(L)
+
+    def dot(a: Tensor, b: Tensor) -> Tensor:
+        return round_to(a, rounding) @ round_to(b, rounding)
+
+    if form == "product":
+        found, power, n = identity + L, L, 2
+        while n < C:
+            power = dot(power, power)
+            found = found + dot(found, power)
+            n *= 2
+        return found
+    found = identity.contiguous()
+    if form == "substitution":
+        for i in range(1, C):
+            found[..., i : i + 1, :] += dot(L[..., i : i + 1, :i], found[..., :i, :])
+        return found
+    s = 1
+    while s < C:
+        left, right = level_blocks(found, s, 0, 0), level_blocks(found, s, 1, 1)
+        level_blocks(found, s).copy_(dot(dot(right, level_blocks(L, s)), left))
+        s *= 2
+    return found
+
+
+def powers(L: Tensor) -> Tensor:
+    """L, L^2, … L^{C-1} in float64, [C - 1, C, C]."""
+    L = L.double()
+    found = [L]
+    for _ in range(L.shape[-1] - 2):
+        found.append(found[-1] @ L)
+    return torch.stack(found)
+
+
+def law(L: Tensor, rounding: str = "float32") -> float:
+    """Relative L2 error of the product form: u times the largest power's size over the inverse's, u = 2^-digits."""
+    largest = powers(L).flatten(1).norm(dim=1).max()
+    return (2.0 ** -ROUNDINGS[rounding] * largest / invert(L.double(), "blocks", "float64").norm()).item()
+
+
+def law_of_range(C: int = 16, w: float = 0.0, rounding: str = "float16") -> float:
+    """The largest alpha with C equal tokens at which no power that the product form multiplies leaves the format.
+
+    (-L)^n has elements alpha^n binomial(d - 1, n - 1) e^{(d - n) w} at distance d; n = 1, 2, 4, … C/2 are multiplied.
+
+    >>> round(law_of_range(), 3), round(law_of_range(32), 3), round(law_of_range(64), 3)
+    (1.446, 0.615, 0.268)
+    """
+    ends = []
+    for n in (1 << m for m in range(C.bit_length() - 1)):
+        largest = max(math.log(math.comb(d - 1, n - 1)) + (d - n) * w for d in range(n, C))
+        ends.append(math.exp((math.log(LARGEST[rounding]) - largest) / n))
+    return min(ends)
+
+
+def onset(C: int = 16, w: float = 0.0, rounding: str = "float16", *, tolerance: float = 1e-3) -> float:
+    """The measured counterpart of `law_of_range`: the alpha, up to 2, at which the product form turns non-finite."""
+
+    def finite(alpha: float) -> dict[str, bool]:
+        return {"product": bool(invert(matrix(alpha, w, C=C).float(), "product", rounding).isfinite().all())}
+
+    return search(finite, near=[law_of_range(C, w, rounding)], tolerance=tolerance, highest=2.0)["product"]
+
+
+def errors(L: Tensor, rounding: str = "float32") -> dict[str, float]:
+    """Relative L2 error of every form against float64, from the float32 L; inf where it is not finite."""
+    truth = invert(L.double(), "blocks", "float64")
+    return {form: compare(invert(L.float(), form, rounding), truth).l2 for form in FORMS}
+
+
+def inputs(
+    alpha: float = 0.9, w: float = -1e-3, spread: float = 0.0, *, T: int = 64, K: int = 32, seed: int = 0
+) -> dict[str, Tensor]:
+    """RWKV7 inputs of T tokens whose keys repeat: a = -k, b = alpha k as the model makes them, k from `keys`."""
+    x = make_inputs("rwkv7", T=T, H=1, K=K, decay=float(w), seed=seed)
+    direction = keys(T, spread, K=K, seed=seed).float()[None, :, None]
+    return x | {"a": -direction, "b": alpha * direction}
+
+
+def run(
+    inputs: Mapping[str, Tensor], form: str = "product", rounding: str = "float32", *, chunk: int = 16
+) -> dict[str, Tensor]:
+    """RWKV7 forward and backward in chunks whose inverse is taken this way and everything else in float32.
+
+    inputs: as `flakit.inputs("rwkv7", ...)` makes them. Returns `TENSORS["rwkv7"]`; `truth("rwkv7", inputs)` is right.
+    """
+
+    class WithInverse(RWKV7):
+        inverse = staticmethod(lambda A: invert(A, form, rounding))
+
+    made = WithInverse(inputs, lambda w, inclusive: Products(w, "pairwise", inclusive=inclusive, chunk=chunk), chunk)
+    do, _ = cotangents("rwkv7", inputs)
+    tensors = made.made | made.backward(split_chunks(do, chunk, torch.float32))
+    return {name: tensors[name] for name in TENSORS["rwkv7"]}
+
+
+RECORDED = {
+    "float32": {"product": 4e-5, "blocks": 8e-8},
+    "tf32": {"product": 7e-2, "blocks": 5e-4},
+    "float16": {"product": 7e-2, "blocks": 5e-4},
+    "bfloat16": {"product": 0.8, "blocks": 4e-3},
+}
+"""Relative errors at 16 equal tokens, alpha = 0.9, w = -1e-3."""
+
+
+def reproduce() -> list[Row]:
+    """The recorded errors again: of the product with its law, of the blocks with the rounding of their operands."""
+    L, rows = matrix(), []
+    for rounding, told in RECORDED.items():
+        found = errors(L, rounding)
+        rows.append(Row(f"{rounding}: product", told["product"], law(L, rounding), found["product"]))
+        rows.append(Row(f"{rounding}: blocks", told["blocks"], 2.0 ** -ROUNDINGS[rounding], found["blocks"]))
+    rows.append(Row("alpha = 1.9, float16: product", math.inf, math.inf, errors(matrix(1.9), "float16")["product"]))
+    rows.append(Row("float16: alpha at which it ends", math.nan, law_of_range(), onset()))
+    return rows
