@@ -1,0 +1,79 @@
+"""Eigenvalues of RWKV7's transition diag(e^w) + b a^T: where it forgets, where it turns round, where it grows.
+
+along_kappa(w, ab, eigenvalues)   over decay and a . b, for one decay in all channels
+spectra(ab, eigenvalues)          all K of a transition, while a . b falls from 0
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.patches import Patch, Rectangle
+
+from . import style
+from .plots import Picture
+
+GROWS = {"facecolor": "none", "hatch": "\\\\\\\\", "edgecolor": style.BLACK, "linewidth": 0.0}
+STRONGEST = -0.6065306597
+"""The strongest log decay of RWKV7; the weakest is 0."""
+
+
+def along_kappa(w: Sequence, ab: Sequence, eigenvalues: Sequence, *, height: float = 3.3) -> Picture:
+    """The one eigenvalue that is not the decay itself, [len(ab), len(w)], where all channels decay alike.
+
+    w: natural-log decays; ab: a . b, from 0 (nothing is edited) to -2. Hatched where its size is above 1 and the state
+    grows; the frame is what the published model can make, a . b from -1 to 0.
+    """
+    w, ab, z = (np.asarray(x, dtype=np.float64) for x in (w, ab, eigenvalues))
+    if z.shape != (len(ab), len(w)):
+        raise ValueError(f"eigenvalues: expected [{len(ab)}, {len(w)}] like ab and w, got {list(z.shape)}")
+    picture = Picture(height, "Map of the eigenvalue along kappa over the log decay w and a . b; hatched below -1")
+    with style.context():
+        ax = picture.figure.add_axes((0.085, 0.145, 0.5, 0.82))
+        shown = ax.pcolormesh(w, ab, z, cmap=style.SIGNED, vmin=-1.5, vmax=1.5, shading="gouraud", rasterized=True)
+        lines = ax.contour(w, ab, z, levels=[-1, -0.5, 0, 0.5], colors=style.BLACK, linewidths=[1.8, 0.7, 1.2, 0.7])
+        ax.clabel(lines, fmt=lambda x: f"{x:g}", fontsize=8.5, inline_spacing=3)
+        grows = ax.contourf(w, ab, z, levels=[-10, -1], colors="none", hatches=[GROWS["hatch"]])
+        grows.set(edgecolor=GROWS["edgecolor"], linewidth=0)
+        frame = Rectangle((STRONGEST, -1), -STRONGEST, 1, fill=False, edgecolor=style.BLUE, linewidth=2.2)
+        frame.set_clip_on(False)
+        ax.add_patch(frame)
+        ax.set(xlabel="log decay w, the same in every channel", ylabel="a · b", xlim=(w.min(), w.max()))
+        ax.set_ylim(ab.min(), ab.max())
+        bar = picture.figure.colorbar(shown, cax=picture.figure.add_axes((0.61, 0.145, 0.016, 0.82)))
+        bar.set_label("eigenvalue along κ̂: $e^w$ + a · b")
+        picture.figure.legend(
+            handles=[
+                Patch(fill=False, edgecolor=style.BLUE, linewidth=2.2, label="published RWKV7:\nw > −0.607, a · b > −1"),
+                Patch(label="below −1: the state grows", **GROWS),
+            ],
+            loc="upper left", bbox_to_anchor=(0.71, 0.98), handlelength=2.4, labelspacing=1.0,
+        )  # fmt: skip
+    return picture
+
+
+def spectra(ab: Sequence, eigenvalues: Sequence, *, height: float = 3.0) -> Picture:
+    """All real eigenvalues [len(ab), K] of one token's transition, over a . b."""
+    ab, z = np.asarray(ab, dtype=np.float64), np.sort(np.asarray(eigenvalues, dtype=np.float64), -1)
+    if z.ndim != 2 or len(z) != len(ab):
+        raise ValueError(f"eigenvalues: expected [{len(ab)}, K] like ab, got {list(z.shape)}")
+    picture = Picture(height, f"The {z.shape[1]} eigenvalues of a transition over a . b")
+    with style.context():
+        ax = picture.figure.add_axes((0.095, 0.165, 0.6, 0.815))
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.axhspan(min(-1.5, z.min()) - 0.1, -1, **GROWS)
+        for at, words in ((0.0, "0: forgotten"), (-1.0, "−1: turned round")):
+            ax.axhline(at, color=style.GREY, linewidth=1)
+            ax.annotate(
+                words, (0, at), xycoords=("axes fraction", "data"), xytext=(6, 3), textcoords="offset points",
+                fontsize=8.5, color=style.GREY,
+            )  # fmt: skip
+        (others, *_) = ax.plot(ab, z[:, 1:], color=style.BLUE, linewidth=1.1)
+        (lowest,) = ax.plot(ab, z[:, 0], **style.LINES[1] | {"linewidth": 2.2})
+        ax.set(xlabel="a · b", ylabel="eigenvalue", xlim=(ab.max(), ab.min()))
+        ax.set_ylim(min(-1.5, z.min()) - 0.1, 1.1)
+        picture.figure.legend(
+            [lowest, others, Patch(**GROWS)],
+            ["the lowest", f"the other {z.shape[1] - 1}", "below −1: the state grows"],
+            loc="upper left", bbox_to_anchor=(0.71, 0.98), handlelength=3,
+        )  # fmt: skip
+    return picture
