@@ -41,9 +41,10 @@ def along_kappa(w: Sequence, ab: Sequence, eigenvalues: Sequence, *, height: flo
         ax.set_ylim(ab.min(), ab.max())
         bar = picture.figure.colorbar(shown, cax=picture.figure.add_axes((0.61, 0.145, 0.016, 0.82)))
         bar.set_label("eigenvalue along κ̂: $e^w$ + a · b")
+        published = "published RWKV7:\nw > −0.607, a · b > −1"
         picture.figure.legend(
             handles=[
-                Patch(fill=False, edgecolor=style.BLUE, linewidth=2.2, label="published RWKV7:\nw > −0.607, a · b > −1"),
+                Patch(fill=False, edgecolor=style.BLUE, linewidth=2.2, label=published),
                 Patch(label="below −1: the state grows", **GROWS),
             ],
             loc="upper left", bbox_to_anchor=(0.71, 0.98), handlelength=2.4, labelspacing=1.0,
