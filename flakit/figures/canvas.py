@@ -84,7 +84,8 @@ class Canvas:
         """Draw a label; its pixels, or None where it has none."""
         self.figure.draw_artist(artist)
         box = artist.get_tightbbox(self._agg.get_renderer())
-        across, along = {"x": (2, 12), "y": (12, 2)}.get(getattr(artist, "axis_name", None), (2, 2))  # ticks are not in it
+        # The box of an axis leaves out its ticks.
+        across, along = {"x": (2, 12), "y": (12, 2)}.get(getattr(artist, "axis_name", None), (2, 2))
         box = box and Bbox.intersection(box.padded(across, along), self.figure.bbox)
         return box and self._agg.copy_from_bbox(box)
 

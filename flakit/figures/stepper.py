@@ -1,11 +1,9 @@
 """One time step of a recurrence as a picture: what is read, what is kept, what is written, and where in time this is.
 
-A `Scene` says what to draw for an operator; another operator is another scene. Its names are the fields of the steps
-that the operator's `reference.steps` yields, so the picture shows the very numbers of the text a learner reads.
+A `Scene` says what to draw for an operator.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from matplotlib.patches import Rectangle
@@ -14,142 +12,10 @@ from matplotlib.ticker import MaxNLocator
 from . import style
 from .canvas import Canvas
 from .heatmap import HeatMap
+from .scenes import Row, Scene
 
 Frame = Mapping[str, np.ndarray]
 """The arrays of one time step by name: matrices [rows, columns], vectors [rows] or [columns]."""
-
-
-@dataclass(frozen=True)
-class Block:
-    """A matrix and the vectors beside it: `left` and `top` go in, `right` and `bottom` come out."""
-
-    matrix: str
-    title: str
-    sign: str = ""  # what joins it to the block before
-    left: str | None = None
-    top: str | None = None
-    right: str | None = None
-    bottom: str | None = None
-
-
-@dataclass(frozen=True)
-class Row:
-    """One equation, drawn as a row of blocks."""
-
-    words: str
-    equation: str
-    blocks: tuple[Block, ...]
-
-
-@dataclass(frozen=True)
-class Scene:
-    """What the stepper draws for one operator.
-
-    forward, backward: the equations of each pass.
-    derived: per pass, arrays that the steps do not hold, made in this order from those they do.
-    groups: matrices that share a colour scale, by the scale's label.
-    decay: the vector of what survives a step.
-    followed: per pass, the matrix whose size is followed along time, and the words above it.
-    labels: how a vector is written where it is not its name with an index t.
-    words: how a readout writes a name where the name does not say it.
-    """
-
-    forward: tuple[Row, ...]
-    backward: tuple[Row, ...]
-    derived: Mapping[str, Mapping[str, Callable[[dict], np.ndarray]]]
-    groups: Mapping[str, tuple[str, ...]]
-    decay: str
-    followed: Mapping[str, tuple[str, str]]
-    labels: Mapping[str, str] = field(default_factory=dict)
-    words: Mapping[str, str] = field(default_factory=dict)
-
-    def label(self, name: str) -> str:
-        return self.labels.get(name, f"${name}_t$")
-
-    def word(self, name: str) -> str:
-        return self.words.get(name, name)
-
-    def outputs(self, which: str) -> tuple[str, ...]:
-        """The vectors that come out of a pass."""
-        blocks = [block for row in getattr(self, which) for block in row.blocks]
-        return tuple(name for block in blocks for name in (block.right, block.bottom) if name)
-
-
-SCENES: dict[str, Scene] = {
-    "rwkv6": Scene(
-        forward=(
-            Row(
-                "Read, before the token is written",
-                r"$o_t = scale \cdot r_t^\top\,(S_{t-1} + diag(u)\,k_t v_t^\top)$",
-                (
-                    Block("state_before", r"state so far $S_{t-1}$"),
-                    Block("bonus", r"bonus $(u\,k_t)\,v_t^\top$", "+", left="uk", top="v"),
-                    Block("read", r"what $r_t$ reads", "=", left="r", bottom="o"),
-                ),
-            ),
-            Row(
-                "Write",
-                r"$S_t = diag(e^{w_t})\,S_{t-1} + k_t v_t^\top$",
-                (
-                    Block("kept", r"kept $e^{w_t} S_{t-1}$", left="decay"),
-                    Block("kv", r"written $k_t v_t^\top$", "+", left="k", top="v"),
-                    Block("state", r"new state $S_t$", "="),
-                ),
-            ),
-        ),
-        backward=(
-            Row(
-                "Gradients at t",
-                r"$R_t = S_{t-1} + diag(u)\,k_t v_t^\top$,   $D_t = dL/dS_t$, from all after $t$",
-                (
-                    Block("read", r"$dr_t = scale \cdot R_t\,do_t$", top="do", right="dr"),
-                    Block("passed", r"$dw_t$: rows of $e^{w_t} S_{t-1}{\odot}D_t$", right="dw"),
-                    Block(
-                        "dstate",
-                        r"$dk_t{=}D_t v_t$, $dv_t{=}D_t^\top k_t$ + bonus",
-                        left="k",
-                        top="v",
-                        right="dk",
-                        bottom="dv",
-                    ),
-                ),
-            ),
-            Row(
-                "One step back",
-                r"$D_{t-1} = diag(e^{w_t})\,D_t + scale \cdot r_t\,do_t^\top$",
-                (
-                    Block("dkept", r"kept $e^{w_t} D_t$", left="decay"),
-                    Block("dread", r"from the read", "+", left="r", top="do"),
-                    Block("dstate_before", r"handed on $D_{t-1}$", "="),
-                ),
-            ),
-        ),
-        derived={
-            "forward": {
-                "uk": lambda f: f["u"] * f["k"],
-                "bonus": lambda f: f["uk"][:, None] * f["v"],
-                "kept": lambda f: f["decay"][:, None] * f["state_before"],
-            },
-            "backward": {
-                "passed": lambda f: f["kept"] * f["dstate"],
-                "dkept": lambda f: f["decay"][:, None] * f["dstate"],
-                "dread": lambda f: f["scale"] * f["r"][:, None] * f["do"],
-            },
-        },
-        groups={
-            "colours: S, read, kept, written": ("state_before", "bonus", "read", "kept", "kv", "state"),
-            r"colours: $e^{w_t} S_{t-1} \odot D_t$": ("passed",),
-            "colours: D, kept, from the read": ("dstate", "dkept", "dread", "dstate_before"),
-        },
-        decay="decay",
-        followed={
-            "forward": ("state", "Size of the state $S_t$"),
-            "backward": ("dstate", "Size of $D_t$, walked from\nright to left"),
-        },
-        labels={"decay": "$e^{w_t}$", "uk": r"$u\,k_t$"},
-        words={"state": "S", "dstate": "D"},
-    )
-}
 
 
 def frames(scene: Scene, steps: Iterable, **constants) -> dict[str, list[Frame]]:
@@ -248,7 +114,7 @@ class Stepper:
 
     def _draw_scale(self, n: int, label: str) -> list:
         """A colour scale; the numbers at its ends move, so that new limits do not cost a full redraw."""
-        left, bottom = _LEFT + n * _SLOT, 0.4
+        left, bottom = _LEFT + n * _SLOT, 0.34
         ax = self._axes(left, bottom, _MATRIX, 0.1)
         bar = self._matrices[self._groups()[label][0]][0].colorbar(ax, "", orientation="horizontal")
         bar.set_ticks([])
@@ -263,7 +129,7 @@ class Stepper:
         ax.set_title(
             f"What survives a step, {self.scene.label(self.scene.decay)}\n(dark 0, bright 1 or more)", fontsize=9.5
         )
-        ax.set(xlabel="t", ylabel="row of the state")
+        ax.set(xlabel="t", ylabel=self.scene.decays)
         for axis in (ax.xaxis, ax.yaxis):
             axis.set_major_locator(MaxNLocator(4, integer=True))
         self._decay = HeatMap(self.canvas, ax)

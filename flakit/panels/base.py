@@ -140,6 +140,21 @@ class Panel(widgets.VBox):
     def script(self, **setting) -> str:
         raise NotImplementedError
 
+    def when(self, knob: widgets.Widget, react: Callable[[object, object], None]) -> None:
+        """Call react(old, new) when a knob has moved; other knobs that it moves add no redraw of their own.
+
+        For use before `super().__init__`, or it would come after the redraw.
+        """
+
+        def held(change) -> None:
+            was_held, self._held = self._held, True
+            try:
+                react(change.old, change.new)
+            finally:
+                self._held = was_held
+
+        knob.observe(held, "value")
+
     @property
     def setting(self) -> dict:
         """Every knob's value by name."""

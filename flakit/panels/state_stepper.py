@@ -6,18 +6,22 @@ import ipywidgets as widgets
 import numpy as np
 import torch
 
-from ..figures.stepper import SCENES, Frame, Stepper, frames
+from ..figures.scenes import SCENES
+from ..figures.stepper import Frame, Stepper, frames
 from ..numerics.evaluate import cotangents
 from ..numerics.inputs import inputs
 from ..numerics.operators import OPERATORS
 from . import knobs
 from .base import Panel
+from .by_operator import only_for, own_default
 from .decays import chosen, decay_knobs
 from .scripts import literal
 
 GROWING = "growing"
 ROOT = "K^-0.5"
 MILLISECONDS = 450  # a step while playing
+_PROFILES = {name: {"rwkv6": "rwkv6-wide"}.get(name, op.profile) for name, op in OPERATORS.items()}
+_SCALES = {name: ROOT if op.scale_exponent else 1.0 for name, op in OPERATORS.items()}
 
 
 class StateStepper(Panel):
@@ -32,16 +36,20 @@ class StateStepper(Panel):
         first = next(iter(SCENES))
         made = {
             "op": knobs.operator_choice(first, SCENES),
-            **decay_knobs(self, "rwkv6-wide", -0.5, {"growing: w = +|decay|": GROWING}),
+            **decay_knobs(self, _PROFILES[first], -0.5, {"growing: +|decay|": GROWING}),
             "T": knobs.steps(16, (8, 16, 32, 64), "length T"),
             "K": knobs.steps(8, (2, 4, 8, 16), "rows K"),
             "V": knobs.steps(8, (2, 4, 8, 16), "columns V"),
-            "scale": knobs.choice(ROOT, {ROOT: ROOT, "1": 1.0}, "scale"),
+            "M": knobs.steps(8, (2, 4, 8, 16), "slots M"),
+            "scale": knobs.choice(_SCALES[first], {ROOT: ROOT, "1": 1.0}, "scale"),
             "dtype": knobs.choice("float32", ("float32", "float64"), "dtype"),
             "colours": knobs.choice("value", {"signed value": "value", "log10 of the size": "size"}, "colours"),
             "direction": widgets.ToggleButtons(options=["forward", "backward"], style={"button_width": "96px"}),
             "t": knobs.integer(0, 0, 15, "time t"),
         }
+        own_default(self, made["op"], made["profile"], _PROFILES)
+        own_default(self, made["op"], made["scale"], _SCALES)
+        only_for(self, made["op"], made["M"], [name for name, each in OPERATORS.items() if "M" in each.sizes])
         self._play = widgets.Play(0, 0, 31, interval=MILLISECONDS)
         buttons = []
         for by, icon, words in ((-1, "step-backward", "one step back"), (1, "step-forward", "one step on")):
@@ -85,17 +93,18 @@ class StateStepper(Panel):
 
     # What a panel does.
 
-    def compute(self, op, profile, decay, T, K, V, scale, dtype, seed, **_) -> dict[str, list[Frame]]:
-        made_for = (op, profile, decay, T, K, V, scale, dtype, seed)
+    def compute(self, op, profile, decay, T, K, V, M, scale, dtype, seed, **_) -> dict[str, list[Frame]]:
+        made_for = (op, profile, decay, T, K, V, M, scale, dtype, seed)
         if made_for != self._made_for:
-            x = inputs(op, T=T, H=1, K=K, V=V, decay=chosen(profile, decay), dtype=getattr(torch, dtype), seed=seed)
+            of = OPERATORS[op]
+            decays = chosen(profile, decay)
+            x = inputs(op, T=T, H=1, K=K, V=V, **_slots(op, M), decay=decays, dtype=getattr(torch, dtype), seed=seed)
             if profile == GROWING:
-                x["w"] = -x["w"]
+                x[of.decay] = -x[of.decay]
             do, _ = cotangents(op, x)
             scale = K**-0.5 if scale == ROOT else scale
-            self._run = frames(
-                SCENES[op], OPERATORS[op].reference.steps(**x, scale=scale, do=do), u=x["u"], scale=scale
-            )
+            still = {name: x[name] for name in of.tensors if name not in of.sequences}
+            self._run = frames(SCENES[op], of.reference.steps(**x, scale=scale, do=do), scale=scale, **still)
             self._made_for = made_for
         return self._run
 
@@ -115,8 +124,8 @@ class StateStepper(Panel):
         followed, _ = scene.followed[direction]
         sizes = (f"{scene.word(name)} {_rms(frame[name]):.3g}" for name in (*scene.outputs(direction), followed))
         lines = [
-            f"{direction}, t = {t} of 0 … {T - 1}: between {survives.min():.3g} and {survives.max():.3g} of each row "
-            "of the state survives the step.",
+            f"{direction}, t = {t} of 0 … {T - 1}: between {survives.min():.3g} and {survives.max():.3g} of each "
+            f"{scene.decays} survives the step.",
             f"Size (RMS): {', '.join(sizes)}.",
         ]
         bad = []
@@ -128,23 +137,29 @@ class StateStepper(Panel):
         lines.append(f"Not finite: {'; '.join(bad)}." if bad else "Everything is finite, forward and backward.")
         if profile == GROWING and decay < 0:
             limit = math.log(torch.finfo(getattr(torch, dtype)).max)
+            memory = "state" if len(OPERATORS[op].states) == 1 else "slots"
             lines.append(
-                f"Each step multiplies the state by e^{-decay:g}; {dtype} ends at e^{limit:.1f}, after about "
+                f"Each step multiplies the {memory} by e^{-decay:g}; {dtype} ends at e^{limit:.1f}, after about "
                 f"{limit / -decay:.0f} steps."
             )
         return "\n".join(lines)
 
-    def script(self, op, profile, decay, T, K, V, scale, dtype, direction, t, seed, **_) -> str:
-        scene = SCENES[op]
+    def script(self, op, profile, decay, T, K, V, M, scale, dtype, direction, t, seed, **_) -> str:
+        scene, which = SCENES[op], OPERATORS[op].decay
+        derived = [name for each in scene.derived.values() for name in each]
         names = [*scene.outputs(direction), scene.followed[direction][0]]
-        grow = 'x["w"] = -x["w"]  # a decay must not be positive: this is casebook 1\n' if profile == GROWING else ""
+        names = [name for name in names if name not in derived]
+        grow = f"x[{which!r}] = -x[{which!r}]  # a decay must not be positive: this is casebook 1\n"
+        grow = grow if profile == GROWING else ""
+        sizes = {"T": T, "H": 1, "K": K, "V": V, **_slots(op, M)}
+        sizes = ", ".join(f"{name}={size}" for name, size in sizes.items())
         step = t if direction == "forward" else 2 * T - 1 - t
         return f"""import torch
 from flakit.numerics.evaluate import cotangents
 from flakit.numerics.inputs import inputs
 from {OPERATORS[op].reference.__package__} import reference
 
-x = inputs({op!r}, T={T}, H=1, K={K}, V={V}, decay={literal(chosen(profile, decay))}, dtype=torch.{dtype}, seed={seed})
+x = inputs({op!r}, {sizes}, decay={literal(chosen(profile, decay))}, dtype=torch.{dtype}, seed={seed})
 {grow}do, _ = cotangents({op!r}, x)
 # {T} forward from t = 0, then {T} backward from t = {T - 1}
 steps = list(reference.steps(**x, scale={f"{K}**-0.5" if scale == ROOT else scale}, do=do))
@@ -160,6 +175,11 @@ for name in {names!r}:
         if (op, direction) not in self._steppers:
             self._steppers[op, direction] = Stepper(SCENES[op], direction)
         return self._steppers[op, direction]
+
+
+def _slots(op: str, M: int) -> dict[str, int]:
+    """The size that only some operators have."""
+    return {"M": M} if "M" in OPERATORS[op].sizes else {}
 
 
 def _rms(x: np.ndarray) -> float:
@@ -181,8 +201,10 @@ def _ranges(steps: list[int]) -> str:
 def state_stepper(op: str = "rwkv6", **settings) -> StateStepper:
     """A panel that steps through an operator's recurrence, forward and backward.
 
+    op: an operator of `flakit.numerics.operators.OPERATORS`.
     settings: any of its knobs: profile ("constant", "growing" or one of `flakit.numerics.inputs.DECAYS`), decay (the
-    natural-log decay of "constant"), T, K, V, scale, dtype, colours ("value" or "size"), direction, t, seed.
+    natural-log decay of "constant"), T, K, V, M (GSA's slots), scale, dtype, colours ("value" or "size"), direction,
+    t, seed.
 
     >>> state_stepper(profile="constant", decay=-0.1, T=32, t=5)
     """

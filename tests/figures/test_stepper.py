@@ -4,40 +4,98 @@ import numpy as np
 import pytest
 import torch
 
-from flakit.figures.stepper import SCENES, Stepper, frames
+from flakit.figures.scenes import SCENES
+from flakit.figures.stepper import Stepper, frames
 from flakit.numerics.inputs import inputs
 from flakit.numerics.operators import OPERATORS
-from flakit.ops.rwkv6 import reference
 
 SCENE = SCENES["rwkv6"]
+SIZES = {"K": 4, "V": 3, "M": 5}
+every_operator = pytest.mark.parametrize("op", SCENES)
+both_passes = pytest.mark.parametrize("which", ["forward", "backward"])
 
 
-def run(decay="logsigmoid", T=6, K=4, V=3, grow=False, do=True):
-    x = inputs("rwkv6", T=T, H=1, K=K, V=V, decay=decay)
-    x["w"] = -x["w"] if grow else x["w"]
-    do = torch.randn(1, T, 1, V, generator=torch.Generator().manual_seed(1)) if do else None
-    return frames(SCENE, reference.steps(**x, do=do), u=x["u"], scale=K**-0.5)
+def run(op="rwkv6", *, decay="logsigmoid", T=6, grow=False, do=True, **sizes):
+    of, sizes = OPERATORS[op], SIZES | sizes
+    x = inputs(op, T=T, H=1, decay=decay, **{name: size for name, size in sizes.items() if name in of.sizes})
+    x[of.decay] = -x[of.decay] if grow else x[of.decay]
+    do = torch.randn(1, T, 1, sizes["V"], generator=torch.Generator().manual_seed(1)) if do else None
+    still = {name: x[name] for name in of.tensors if name not in of.sequences}
+    return frames(SCENES[op], of.reference.steps(**x, do=do), scale=of.scale(x), **still)
+
+
+def equal(a, b):
+    np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
 def test_every_operator_with_steps_has_a_scene():
     assert {name for name, op in OPERATORS.items() if hasattr(op.reference, "steps")} == set(SCENES)
 
 
-def test_the_equations_of_every_row_hold():
-    found = run()
+EQUATIONS = {
+    "rwkv6": lambda f, b: [
+        (f["state_before"] + f["bonus"], f["read"]),
+        (f["kept"] + f["kv"], f["state"]),
+        (f["scale"] * f["r"] @ f["read"], f["o"]),
+        (b["dkept"] + b["dread"], b["dstate_before"]),
+        (b["passed"].sum(1), b["dw"]),
+        (b["scale"] * b["read"] @ b["do"], b["dr"]),
+    ],
+    "rwkv7": lambda f, b: [
+        (f["a"] @ f["state_before"], f["removed"]),
+        (np.outer(f["b"], f["removed"]), f["edit"]),
+        (f["kept"] + f["edit"] + f["kv"], f["state"]),
+        (f["state"] - f["state_before"], f["change"]),
+        (f["scale"] * f["r"] @ f["state"], f["o"]),
+        (b["scale"] * b["state"] @ b["do"], b["dr"]),
+        (b["passed"].sum(1), b["dw"]),
+        (b["dstate"] @ b["v"], b["dk"]),
+        (b["k"] @ b["dstate"], b["dv"]),
+        (b["dstate"] @ b["removed"], b["db"]),
+        (b["state_before"] @ b["dremoved"], b["da"]),
+        (b["decay"][:, None] * b["dstate"] + np.outer(b["a"], b["dremoved"]), b["dstate_before"]),
+    ],
+    "gsa": lambda f, b: [
+        (f["hk_kept"] + f["ks"], f["hk"]),
+        (f["hv_kept"] + f["sv"], f["hv"]),
+        (f["scale"] * f["q"] @ f["hk"], f["scores"]),
+        (np.exp(f["scores"]) / np.exp(f["scores"]).sum(), f["p"]),
+        (f["p"] @ f["hv"], f["o"]),
+        (b["hv"] @ b["do"], b["dp"]),
+        (b["p"] * (b["dp"] - b["p"] @ b["dp"]), b["dscores"]),
+        (b["scale"] * b["hk"] @ b["dscores"], b["dq"]),
+        (b["dhk"] @ b["s"], b["dk"]),
+        (b["s"] @ b["dhv"], b["dv"]),
+        (b["dhv"] @ b["v"] + b["k"] @ b["dhk"], b["ds"]),
+        (b["passed"].sum(1), b["dg"]),
+        (b["dhk"] * b["decay"], b["dhk_before"]),
+    ],
+}
+"""What the words and equations of each scene claim, from the arrays it shows."""
+
+CHAINS = {"rwkv6": ["state"], "rwkv7": ["state"], "gsa": ["hk", "hv"]}
+
+
+@every_operator
+def test_the_equations_of_every_row_hold(op):
+    found = run(op)
     assert len(found["forward"]) == len(found["backward"]) == 6
-    for f in found["forward"]:
-        np.testing.assert_allclose(f["state_before"] + f["bonus"], f["read"], rtol=1e-6)
-        np.testing.assert_allclose(f["kept"] + f["kv"], f["state"], rtol=1e-6)
-        np.testing.assert_allclose(f["scale"] * f["r"] @ f["read"], f["o"], rtol=1e-5, atol=1e-7)
-    for b in found["backward"]:
-        np.testing.assert_allclose(b["dkept"] + b["dread"], b["dstate_before"], rtol=1e-5, atol=1e-7)
-        np.testing.assert_allclose(b["passed"].sum(1), b["dw"], rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(b["scale"] * b["read"] @ b["do"], b["dr"], rtol=1e-5, atol=1e-6)
+    for f, b in zip(found["forward"], found["backward"], strict=True):
+        for shown, claimed in EQUATIONS[op](f, b):
+            equal(shown, claimed)
     for earlier, later in zip(found["forward"], found["forward"][1:], strict=False):
-        np.testing.assert_array_equal(earlier["state"], later["state_before"])
-    for earlier, later in zip(found["backward"], found["backward"][1:], strict=False):
-        np.testing.assert_array_equal(earlier["dstate"], later["dstate_before"])
+        for name in CHAINS[op]:
+            np.testing.assert_array_equal(earlier[name], later[f"{name}_before"])
+
+
+@pytest.mark.parametrize("op, name, read", [("rwkv6", "dstate", None), ("rwkv7", "dstate", "r"), ("gsa", "dhv", "p")])
+def test_what_is_handed_on_arrives_one_step_earlier(op, name, read):
+    found = run(op)["backward"]
+    for earlier, later in zip(found, found[1:], strict=False):
+        at_t = (
+            0.0 if read is None else (1 if op == "gsa" else earlier["scale"]) * np.outer(earlier[read], earlier["do"])
+        )
+        equal(later[f"{name}_before"] + at_t, earlier[name])
 
 
 def test_without_a_backward_pass_there_are_no_backward_frames():
@@ -45,15 +103,24 @@ def test_without_a_backward_pass_there_are_no_backward_frames():
     assert len(found["forward"]) == 6 and found["backward"] == []
 
 
-@pytest.mark.parametrize("which", ["forward", "backward"])
-def test_every_array_of_a_scene_exists_and_is_drawn(which):
-    frame = run(K=4, V=3)[which][0]
-    for row in getattr(SCENE, which):
+@every_operator
+@both_passes
+def test_every_array_of_a_scene_exists_and_is_drawn(op, which):
+    scene, frame = SCENES[op], run(op)[which][0]
+    assert {row.words for row in scene.forward}.isdisjoint(row.words for row in scene.backward)
+    for row in getattr(scene, which):
         for block in row.blocks:
-            assert frame[block.matrix].shape == (4, 3)
-            assert all(frame[name].shape == (4,) for name in (block.left, block.right) if name)
-            assert all(frame[name].shape == (3,) for name in (block.top, block.bottom) if name)
-            assert sum(block.matrix in names for names in SCENE.groups.values()) == 1
+            rows, columns = frame[block.matrix].shape
+            assert all(frame[name].shape == (rows,) for name in (block.left, block.right) if name)
+            assert all(frame[name].shape == (columns,) for name in (block.top, block.bottom) if name)
+            assert sum(block.matrix in names for names in scene.groups.values()) == 1
+
+
+@every_operator
+def test_every_gradient_comes_out_of_the_backward_pass(op):
+    gradients = {f"d{name}" for name in OPERATORS[op].sequences}
+    assert gradients <= set(SCENES[op].outputs("backward"))
+    assert "o" in SCENES[op].outputs("forward")
 
 
 def cells(stepper, name):
@@ -61,10 +128,11 @@ def cells(stepper, name):
     return stepper._matrices[name][0]._cells.picture[..., :3]
 
 
-@pytest.mark.parametrize("which", ["forward", "backward"])
-def test_a_step_changes_the_picture_and_back_restores_it(which):
-    stepper = Stepper(SCENE, which)
-    stepper.load(run()[which])
+@every_operator
+@both_passes
+def test_a_step_changes_the_picture_and_back_restores_it(op, which):
+    stepper = Stepper(SCENES[op], which)
+    stepper.load(run(op)[which])
     pictures = []
     for t in (1, 4, 1):
         stepper.show(t)

@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 
+from flakit.numerics.operators import OPERATORS
 from flakit.panels import state_stepper
 
 
@@ -20,8 +21,12 @@ def outputs(script: str) -> dict[str, tuple[float, bool]]:
     return {name: (float(rms), finite == "True") for name, rms, finite in lines}
 
 
-def test_starts_with_everything_finite_and_a_picture():
-    panel = state_stepper(t=5)
+every_operator = pytest.mark.parametrize("op", OPERATORS)
+
+
+@every_operator
+def test_starts_with_everything_finite_and_a_picture(op):
+    panel = state_stepper(op, t=5)
     assert panel.text.startswith("forward, t = 5 of 0 … 15")
     assert "Everything is finite" in panel.text
     assert panel.png.startswith(b"\x89PNG")
@@ -65,11 +70,13 @@ def test_a_growing_state_is_told_where_it_ends():
     assert "Everything is finite" in panel.text
 
 
+@every_operator
 @pytest.mark.parametrize("decay", [0.0, -math.inf, -1e-3])
 @pytest.mark.parametrize("colours", ["value", "size"])
-def test_any_decay_shows(decay, colours):
-    panel = state_stepper(profile="constant", decay=decay, colours=colours, t=3)
-    assert f"between {math.exp(decay):.3g} and {math.exp(decay):.3g} of each row" in panel.text
+def test_any_decay_shows(op, decay, colours):
+    panel = state_stepper(op, profile="constant", decay=decay, colours=colours, t=3)
+    row = "slot" if op == "gsa" else "row of the state"
+    assert f"between {math.exp(decay):.3g} and {math.exp(decay):.3g} of each {row}" in panel.text
     assert "Everything is finite" in panel.text
 
 
@@ -80,14 +87,19 @@ def test_any_decay_shows(decay, colours):
         dict(profile="constant", decay=-math.inf, T=8, direction="backward", t=2),
         dict(profile="spikes", scale=1.0, dtype="float64", direction="backward", t=0),
         dict(profile="growing", decay=-20, T=16, direction="backward", t=9),
+        dict(op="rwkv7", K=4, t=7, seed=3),
+        dict(op="rwkv7", profile="growing", decay=-20, T=16, direction="backward", t=9),
+        dict(op="gsa", K=4, V=16, M=2, t=7),
+        dict(op="gsa", profile="growing", decay=-20, T=16, scale=1.0, direction="backward", t=9),
     ],
-    ids=["profile", "forget", "scale 1", "growing"],
+    ids=["profile", "forget", "scale 1", "growing", "rwkv7", "rwkv7 growing", "gsa", "gsa growing"],
 )
 def test_the_copied_script_reproduces_the_step(setting):
     panel = state_stepper(**setting)
     direction, t = panel.setting["direction"], panel.setting["t"]
     found = outputs(panel.as_python())
-    assert set(found) == ({"o", "state"} if direction == "forward" else {"dr", "dw", "dk", "dv", "dstate"})
+    of, memory = OPERATORS[panel.setting["op"]], {"gsa": "hv"}.get(panel.setting["op"], "state")
+    assert set(found) >= ({"o", memory} if direction == "forward" else {f"d{x}" for x in (*of.sequences, memory)})
     for name, (rms, finite) in found.items():
         values = panel.result[direction][t][name].astype(np.float64)
         assert finite == np.isfinite(values).all()
@@ -106,7 +118,7 @@ def test_reset_and_wrong_settings():
         state_stepper(profile="fast")
     with pytest.raises(TypeError, match="no knob named speed"):
         state_stepper(speed=3)
-    with pytest.raises(ValueError, match="op: expected one of rwkv6, got 'rwkv5'"):
+    with pytest.raises(ValueError, match="op: expected one of rwkv6, rwkv7, gsa, got 'rwkv5'"):
         state_stepper("rwkv5")
 
 
@@ -135,3 +147,34 @@ def test_moving_the_decay_means_a_constant_decay():
     assert panel.setting["profile"] == "growing" and "e^3" in panel.text
     panel.set(profile="logsigmoid", decay=-4)
     assert panel.setting["profile"] == "logsigmoid"
+
+
+def test_an_operator_brings_its_own_knobs_and_defaults():
+    panel = state_stepper()
+    slots = panel.knobs["M"].layout
+    assert slots.display == "none" and (panel.setting["profile"], panel.setting["scale"]) == ("rwkv6-wide", "K^-0.5")
+    panel.knobs["op"].value = "rwkv7"
+    assert slots.display == "none" and (panel.setting["profile"], panel.setting["scale"]) == ("rwkv7", 1.0)
+    panel.knobs["op"].value = "gsa"
+    assert slots.display == "" and (panel.setting["profile"], panel.setting["scale"]) == ("gsa", "K^-0.5")
+    panel.set(profile="spikes")
+    panel.set(op="rwkv6")
+    assert panel.setting["profile"] == "spikes", "what a person chose stays"
+    panel.reset()
+    assert panel.setting["profile"] == "rwkv6-wide"
+
+
+def test_another_operator_is_one_redraw(monkeypatch):
+    panel, drawn = state_stepper(), []
+    monkeypatch.setattr(panel, "draw", lambda *_, **__: drawn.append(1))
+    panel.knobs["op"].value = "rwkv7"
+    assert len(drawn) == 1
+
+
+def test_the_delta_rule_takes_away_a_part_of_what_stands_under_its_key():
+    """Nothing fades: what a finds after the edit is 1 + a.b of what it found, between none and all of it."""
+    frame = state_stepper("rwkv7", profile="none", t=9).result["forward"][9]
+    share = 1 + frame["a"] @ frame["b"]
+    assert 0 < share < 1
+    after = frame["a"] @ (frame["kept"] + frame["edit"])
+    np.testing.assert_allclose(after, share * frame["removed"], rtol=1e-4, atol=1e-6)

@@ -1,0 +1,290 @@
+"""What the stepper draws for each operator: its equations as rows of matrices, forward and backward.
+
+The names are the fields of the steps that the operator's `reference.steps` yields, so the picture shows the very
+numbers of the text a learner reads.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Block:
+    """A matrix and the vectors beside it: `left` and `top` go in, `right` and `bottom` come out."""
+
+    matrix: str
+    title: str
+    sign: str = ""  # what joins it to the block before
+    left: str | None = None
+    top: str | None = None
+    right: str | None = None
+    bottom: str | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One equation, drawn as a row of blocks."""
+
+    words: str
+    equation: str
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What the stepper draws for one operator.
+
+    forward, backward: the equations of each pass.
+    derived: per pass, arrays that the steps do not hold, made in this order from those they do.
+    groups: matrices that share a colour scale, by the scale's label.
+    decay: the vector of what survives a step; decays: what each of its entries belongs to.
+    followed: per pass, the matrix whose size is followed along time, and the words above it.
+    labels: how a vector is written where it is not its name with an index t.
+    words: how a readout writes a name where the name does not say it.
+    """
+
+    forward: tuple[Row, ...]
+    backward: tuple[Row, ...]
+    derived: Mapping[str, Mapping[str, Callable[[dict], np.ndarray]]]
+    groups: Mapping[str, tuple[str, ...]]
+    decay: str
+    followed: Mapping[str, tuple[str, str]]
+    decays: str = "row of the state"
+    labels: Mapping[str, str] = field(default_factory=dict)
+    words: Mapping[str, str] = field(default_factory=dict)
+
+    def label(self, name: str) -> str:
+        return self.labels.get(name, f"${name}_t$")
+
+    def word(self, name: str) -> str:
+        return self.words.get(name, name)
+
+    def outputs(self, which: str) -> tuple[str, ...]:
+        """The vectors that come out of a pass."""
+        blocks = [block for row in getattr(self, which) for block in row.blocks]
+        return tuple(name for block in blocks for name in (block.right, block.bottom) if name)
+
+
+SCENES: dict[str, Scene] = {
+    "rwkv6": Scene(
+        forward=(
+            Row(
+                "Read, before the token is written",
+                r"$o_t = scale \cdot r_t^\top\,(S_{t-1} + diag(u)\,k_t v_t^\top)$",
+                (
+                    Block("state_before", r"state so far $S_{t-1}$"),
+                    Block("bonus", r"bonus $(u\,k_t)\,v_t^\top$", "+", left="uk", top="v"),
+                    Block("read", r"what $r_t$ reads", "=", left="r", bottom="o"),
+                ),
+            ),
+            Row(
+                "Write",
+                r"$S_t = diag(e^{w_t})\,S_{t-1} + k_t v_t^\top$",
+                (
+                    Block("kept", r"kept $e^{w_t} S_{t-1}$", left="decay"),
+                    Block("kv", r"written $k_t v_t^\top$", "+", left="k", top="v"),
+                    Block("state", r"new state $S_t$", "="),
+                ),
+            ),
+        ),
+        backward=(
+            Row(
+                "Gradients at t",
+                r"$R_t = S_{t-1} + diag(u)\,k_t v_t^\top$,   $D_t = dL/dS_t$, from all after $t$",
+                (
+                    Block("read", r"$dr_t = scale \cdot R_t\,do_t$", top="do", right="dr"),
+                    Block("passed", r"$dw_t$: rows of $e^{w_t} S_{t-1}{\odot}D_t$", right="dw"),
+                    Block(
+                        "dstate",
+                        r"$dk_t{=}D_t v_t$, $dv_t{=}D_t^\top k_t$ + bonus",
+                        left="k",
+                        top="v",
+                        right="dk",
+                        bottom="dv",
+                    ),
+                ),
+            ),
+            Row(
+                "One step back",
+                r"$D_{t-1} = diag(e^{w_t})\,D_t + scale \cdot r_t\,do_t^\top$",
+                (
+                    Block("dkept", r"kept $e^{w_t} D_t$", left="decay"),
+                    Block("dread", r"from the read", "+", left="r", top="do"),
+                    Block("dstate_before", r"handed on $D_{t-1}$", "="),
+                ),
+            ),
+        ),
+        derived={
+            "forward": {
+                "uk": lambda f: f["u"] * f["k"],
+                "bonus": lambda f: f["uk"][:, None] * f["v"],
+                "kept": lambda f: f["decay"][:, None] * f["state_before"],
+            },
+            "backward": {
+                "passed": lambda f: f["kept"] * f["dstate"],
+                "dkept": lambda f: f["decay"][:, None] * f["dstate"],
+                "dread": lambda f: f["scale"] * f["r"][:, None] * f["do"],
+            },
+        },
+        groups={
+            "colours: S, read, kept, written": ("state_before", "bonus", "read", "kept", "kv", "state"),
+            r"colours: $e^{w_t} S_{t-1} \odot D_t$": ("passed",),
+            "colours: D, kept, from the read": ("dstate", "dkept", "dread", "dstate_before"),
+        },
+        decay="decay",
+        followed={
+            "forward": ("state", "Size of the state $S_t$"),
+            "backward": ("dstate", "Size of $D_t$, walked from\nright to left"),
+        },
+        labels={"decay": "$e^{w_t}$", "uk": r"$u\,k_t$"},
+        words={"state": "S", "dstate": "D"},
+    ),
+    "rwkv7": Scene(
+        forward=(
+            Row(
+                "Look up, fade, edit",
+                r"$f_t = a_t^\top S_{t-1}$,   $S_t = diag(e^{w_t})\,S_{t-1} + b_t f_t^\top + k_t v_t^\top$",
+                (
+                    Block("state_before", r"$a_t$ looks up $S_{t-1}$, finds $f_t$", left="a", bottom="removed"),
+                    Block("kept", r"kept $e^{w_t} S_{t-1}$", left="decay"),
+                    Block("edit", r"edit $b_t f_t^\top$", "+", left="b", top="removed"),
+                ),
+            ),
+            Row(
+                "Write, then read",
+                r"$o_t = scale \cdot r_t^\top S_t$",
+                (
+                    Block("kv", r"+ written $k_t v_t^\top$", left="k", top="v"),
+                    Block("state", r"$r_t$ reads the new $S_t$", "=", left="r", bottom="o"),
+                    Block("change", r"in all: $S_t - S_{t-1}$"),
+                ),
+            ),
+        ),
+        backward=(
+            Row(
+                "Gradients at t",
+                r"$D_t = dL/dS_t$, the read at $t$ included",
+                (
+                    Block("state", r"$dr_t = scale \cdot S_t\,do_t$", top="do", right="dr"),
+                    Block("passed", r"$dw_t$: rows of $e^{w_t} S_{t-1}{\odot}D_t$", right="dw"),
+                    Block(
+                        "dstate", r"$dk_t = D_t v_t$, $dv_t = D_t^\top k_t$", left="k", top="v", right="dk", bottom="dv"
+                    ),
+                ),
+            ),
+            Row(
+                "Through the edit, one step back",
+                r"$D_{t-1} = diag(e^{w_t})\,D_t + a_t\,df_t^\top$",
+                (
+                    Block(
+                        "dstate",
+                        r"$db_t = D_t f_t$, $df_t = D_t^\top b_t$",
+                        left="b",
+                        top="removed",
+                        right="db",
+                        bottom="dremoved",
+                    ),
+                    Block("state_before", r"$da_t = S_{t-1}\,df_t$", top="dremoved", right="da"),
+                    Block("dstate_before", r"handed on $D_{t-1}$", left="a", top="dremoved"),
+                ),
+            ),
+        ),
+        derived={
+            "forward": {
+                "kept": lambda f: f["decay"][:, None] * f["state_before"],
+                "change": lambda f: f["state"] - f["state_before"],
+            },
+            "backward": {
+                "passed": lambda f: f["kept"] * f["dstate"],
+                "dremoved": lambda f: f["b"] @ f["dstate"],
+            },
+        },
+        groups={
+            "colours: S, kept, written": ("state_before", "kept", "kv", "state", "change"),
+            "colours: the edit": ("edit",),
+            r"colours: $e^{w_t} S_{t-1} \odot D_t$": ("passed",),
+            "colours: D": ("dstate", "dstate_before"),
+        },
+        decay="decay",
+        followed={
+            "forward": ("state", "Size of the state $S_t$"),
+            "backward": ("dstate", "Size of $D_t$, walked from\nright to left"),
+        },
+        labels={"decay": "$e^{w_t}$", "removed": "$f_t$", "dremoved": "$df_t$"},
+        words={"state": "S", "dstate": "D", "removed": "f", "dremoved": "df"},
+    ),
+    "gsa": Scene(
+        forward=(
+            Row(
+                "First pass: which slots does the query ask for?",
+                r"$z_t = scale \cdot q_t^\top hk_t$",
+                (
+                    Block("hk_kept", r"kept $hk_{t-1}\,diag(e^{g_t})$", top="decay"),
+                    Block("ks", r"written $k_t s_t^\top$", "+", left="k", top="s"),
+                    Block("hk", r"$q_t$ asks the slots' keys $hk_t$", "=", left="q", bottom="scores"),
+                ),
+            ),
+            Row(
+                "Second pass: what do they hold?",
+                r"$p_t = softmax(z_t)$,   $o_t = p_t^\top hv_t$",
+                (
+                    Block("hv_kept", r"kept $diag(e^{g_t})\,hv_{t-1}$", left="decay"),
+                    Block("sv", r"written $s_t v_t^\top$", "+", left="s", top="v"),
+                    Block("hv", r"$p_t$ mixes their values $hv_t$", "=", left="p", bottom="o"),
+                ),
+            ),
+        ),
+        backward=(
+            Row(
+                "Second pass, and the gate",
+                r"$Dv_t = dL/dhv_t$, $Dk_t = dL/dhk_t$, the reads at $t$ included",
+                (
+                    Block("hv", r"$dp_t = hv_t\,do_t$", top="do", right="dp"),
+                    Block(
+                        "dhv",
+                        r"$dv_t$; $ds_t = Dv_t v_t + Dk_t^\top k_t$",
+                        left="s",
+                        top="v",
+                        right="ds",
+                        bottom="dv",
+                    ),
+                    Block("passed", r"$dg_t$: rows of $e^{g_t} h_{t-1}{\odot}D_t$", right="dg"),
+                ),
+            ),
+            Row(
+                "First pass, one step back",
+                r"$dz_t = p_t\,(dp_t - p_t^\top dp_t)$",
+                (
+                    Block("hk", r"$dq_t = scale \cdot hk_t\,dz_t$", top="dscores", right="dq"),
+                    Block("dhk", r"$dk_t = Dk_t\,s_t$", top="s", right="dk"),
+                    Block("dhk_before", r"handed on $Dk_t\,diag(e^{g_t})$", top="decay"),
+                ),
+            ),
+        ),
+        derived={
+            "forward": {
+                "hk_kept": lambda f: f["decay"] * f["hk_before"],
+                "hv_kept": lambda f: f["decay"][:, None] * f["hv_before"],
+            },
+            "backward": {
+                # One row a slot: its values beside its keys.
+                "passed": lambda f: np.concatenate((f["hv_kept"] * f["dhv"], (f["hk_kept"] * f["dhk"]).T), 1),
+            },
+        },
+        groups={
+            "colours: hk, hv": ("hk_kept", "ks", "hk", "hv_kept", "sv", "hv"),
+            r"colours: $e^{g_t} h_{t-1} \odot D_t$": ("passed",),
+            "colours: Dk, Dv": ("dhk", "dhk_before", "dhv"),
+        },
+        decay="decay",
+        decays="slot",
+        followed={
+            "forward": ("hv", "Size of the slots' values $hv_t$"),
+            "backward": ("dhv", "Size of $Dv_t$, walked from\nright to left"),
+        },
+        labels={"decay": "$e^{g_t}$", "scores": "$z_t$", "dscores": "$dz_t$"},
+        words={"scores": "z", "dhv": "Dv"},
+    ),
+}
