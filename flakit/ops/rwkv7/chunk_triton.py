@@ -39,18 +39,20 @@ from ..common.launch import CHUNK_SIZE, TABLE, block, width
 @triton.jit
 def _decides(mild, i, w, start, end, i_h, H: tl.constexpr, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
              MILD: tl.constexpr):  # fmt: skip
-    """Whether chunk-and-head i is this launch's, where it is the first: the mild one looks and leaves a flag."""
+    """Whether chunk-and-head i is this launch's, where it is the first: the mild one looks and leaves a flag.
+
+    No token below 1 / C of what a chunk may decay: stricter than the sum, and the model's bounded w passes anyway.
+    """
     if MILD:
-        is_mild = 1
+        lowest = 0.0
         for i_k in range(0, (K + BK - 1) // BK):
             b_w = load_tile(w, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
-            fits = (tl.min(tl.sum(b_w, 0), 0) > MILD_TOTAL) & (tl.min(tl.min(b_w, 0), 0) > MILD_TOKEN)
-            is_mild = tl.minimum(is_mild, fits.to(tl.int32))
-        tl.store(mild + i, is_mild)
-        mine = is_mild == 1
+            lowest = tl.minimum(lowest, tl.min(b_w))
+        is_mild = (lowest > MILD_TOTAL / C) & (lowest > MILD_TOKEN)
+        tl.store(mild + i, is_mild.to(tl.int32))
     else:
-        mine = takes(mild, i, 1, MILD)
-    return mine
+        is_mild = takes(mild, i, 1, MILD)
+    return is_mild
 
 
 @triton.jit
@@ -134,6 +136,8 @@ def prepare_kernel(
         return
     b_ab = tl.zeros([C, C], dtype=tl.float32)
     b_ak = tl.zeros([C, C], dtype=tl.float32)
+    b_a = tl.zeros([C, BK], dtype=tl.float32)
+    before = b_a
     for i_k in range(0, (K + BK - 1) // BK):
         b_a = load_tile(a, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
         b_b = load_tile(b, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
@@ -146,15 +150,47 @@ def prepare_kernel(
     b_U = _inverse(_below(b_ab, C), C, LEVELS, PRECISION)
     tl.store(_square(inverse, i, C), b_U)
     b_U, b_ak = to_operand(b_U, PRECISION), to_operand(_below(b_ak, C), PRECISION)
-    for i_k in range(0, (K + BK - 1) // BK):
-        b_a = load_tile(a, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
-        b_prev = load_tile(w, start, end, i_h, i_k, -1, H, K, C, BK).to(tl.float32)
-        b_W = dot(b_U, b_a * tl.exp(decay_before(b_prev)), PRECISION)
-        store_tile(transfer, b_W, start, end, i_h, i_k, H, K, C, BK)
+    if K <= BK:
+        store_tile(transfer, dot(b_U, b_a * tl.exp(before), PRECISION), start, end, i_h, 0, H, K, C, BK)
+    else:
+        for i_k in range(0, (K + BK - 1) // BK):
+            b_a = load_tile(a, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
+            b_prev = load_tile(w, start, end, i_h, i_k, -1, H, K, C, BK).to(tl.float32)
+            b_W = dot(b_U, b_a * tl.exp(decay_before(b_prev)), PRECISION)
+            store_tile(transfer, b_W, start, end, i_h, i_k, H, K, C, BK)
     for i_v in range(0, (V + BV - 1) // BV):
         b_v = load_tile(v, start, end, i_h, i_v, 0, H, V, C, BV).to(tl.float32)
         b_f = dot(b_U, tl.dot(b_ak, b_v, input_precision=PRECISION), PRECISION)
         store_tile(found, b_f, start, end, i_h, i_v, H, V, C, BV)
+
+
+@triton.jit
+def _stream_loads(x, y, z, w, transfer, found, start, end, i_h, i_v, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+                  C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, REVERSE: tl.constexpr):  # fmt: skip
+    b_W = load_tile(transfer, start, end, i_h, 0, 0, H, K, C, BK)
+    b_f = load_tile(found, start, end, i_h, i_v, 0, H, V, C, BV)
+    b_x = load_tile(x, start, end, i_h, 0, 0, H, K, C, BK)
+    b_y = load_tile(y, start, end, i_h, i_v, 0, H, V, C, BV)
+    b_z = load_tile(z, start, end, i_h, 0, 0, H, K, C, BK)
+    b_w = load_tile(w, start, end, i_h, 0, 0, H, K, C, BK)
+    if REVERSE:
+        b_next = load_tile(w, start, end, i_h, 0, -1, H, K, C, BK)
+    else:
+        b_next = load_tile(w, start, end, i_h, 0, 1, H, K, C, BK)
+    return b_W, b_f, b_x, b_y, b_z, b_w, b_next
+
+
+@triton.jit
+def _stream_operands(b_W, b_x, b_y, b_z, b_w, b_next, scale, REVERSE: tl.constexpr, PRECISION: tl.constexpr):
+    """Operands of a chunk's step, [C, BK] twice, and e^{total} [BK]; b_next is w shifted by a row."""
+    b_x, b_w, b_next = b_x.to(tl.float32), b_w.to(tl.float32), b_next.to(tl.float32)
+    if REVERSE:
+        decay = tl.exp(decay_before(b_next))
+        b_x *= scale * tl.exp(b_w)
+    else:
+        decay = tl.exp(decay_after(b_next))
+    b_x, b_z = to_operand(b_x * decay, PRECISION), to_operand(b_z.to(tl.float32) * decay, PRECISION)
+    return to_operand(b_W, PRECISION), tl.trans(b_x), b_y.to(tl.float32), tl.trans(b_z), tl.exp(tl.sum(b_w, 0))
 
 
 @triton.jit
@@ -167,7 +203,7 @@ def stream_kernel(
     """found += transfer S, then S <- e^{total} S + x^T y + z^T found, chunk after chunk. In registers: S [BK, BV].
 
     x, y, z: k e^{after}, v, b e^{after}; in reverse, where S is its gradient, scale r e^w e^{before}, do, a e^{before}.
-    The state before each chunk is stored.
+    The state before each chunk is stored. A chunk's loads are under way while the chunk before it is computed.
     """
     i_v, i_nh = tl.program_id(0), tl.program_id(1)
     i_n, i_h = i_nh // H, i_nh % H
@@ -185,30 +221,34 @@ def stream_kernel(
     if HAS_FIRST:
         p_S, m_S = state_pointers(first, i_nh, 0, i_v, K, V, BK, BV)
         b_S += tl.load(p_S, mask=m_S, other=0.0)
-    for j in range(0, chunks):
-        if REVERSE:
-            i_c = chunks - 1 - j
-        else:
-            i_c = j
-        start = begin + tl.cast(i_c, tl.int64) * C
+    if REVERSE:
+        i_c = chunks - 1
+        step = -1
+    else:
+        i_c = chunks * 0
+        step = 1
+    start = begin + tl.cast(i_c, tl.int64) * C
+    b_W, b_f, b_x, b_y, b_z, b_w, b_next = _stream_loads(
+        x, y, z, w, transfer, found, start, end, i_h, i_v, H, K, V, C, BK, BV, REVERSE
+    )
+    b_W, b_x, b_y, b_z, total = _stream_operands(b_W, b_x, b_y, b_z, b_w, b_next, scale, REVERSE, PRECISION)
+    for _ in range(0, chunks):
+        # Beyond the sequence nothing is loaded: its end is put at the chunk's start.
+        later = start + step * C
+        inside = (later >= begin) & (later < end)
+        n_W, n_f, n_x, n_y, n_z, n_w, n_next = _stream_loads(
+            x, y, z, w, transfer, found, later, tl.where(inside, end, later), i_h, i_v, H, K, V, C, BK, BV, REVERSE
+        )
         p_S, m_S = state_pointers(states, (first_chunk + i_c) * H + i_h, 0, i_v, K, V, BK, BV)
         tl.store(p_S, b_S, mask=m_S)
-        b_W = load_tile(transfer, start, end, i_h, 0, 0, H, K, C, BK)
-        b_f = load_tile(found, start, end, i_h, i_v, 0, H, V, C, BV)
-        b_x = load_tile(x, start, end, i_h, 0, 0, H, K, C, BK).to(tl.float32)
-        b_z = load_tile(z, start, end, i_h, 0, 0, H, K, C, BK).to(tl.float32)
-        b_y = load_tile(y, start, end, i_h, i_v, 0, H, V, C, BV).to(tl.float32)
-        b_w = load_tile(w, start, end, i_h, 0, 0, H, K, C, BK).to(tl.float32)
-        if REVERSE:
-            b_decay = tl.exp(decay_before(load_tile(w, start, end, i_h, 0, -1, H, K, C, BK).to(tl.float32)))
-            b_x *= scale * tl.exp(b_w)
-        else:
-            b_decay = tl.exp(decay_after(load_tile(w, start, end, i_h, 0, 1, H, K, C, BK).to(tl.float32)))
-        b_x = to_operand(b_x * b_decay, PRECISION)
-        b_f += dot(b_W, b_S, PRECISION)
+        b_f += tl.dot(b_W, to_operand(b_S, PRECISION), input_precision=PRECISION)
         store_tile(found, b_f, start, end, i_h, i_v, H, V, C, BV)
-        b_S = tl.exp(tl.sum(b_w, 0))[:, None] * b_S + tl.dot(tl.trans(b_x), b_y, input_precision=PRECISION)
-        b_S += dot(tl.trans(b_z * b_decay), b_f, PRECISION)
+        b_S = total[:, None] * b_S + tl.dot(b_x, b_y, input_precision=PRECISION)
+        b_S += tl.dot(b_z, to_operand(b_f, PRECISION), input_precision=PRECISION)
+        b_W, b_x, b_y, b_z, total = _stream_operands(n_W, n_x, n_y, n_z, n_w, n_next, scale, REVERSE, PRECISION)
+        b_f = n_f
+        start = later
+        i_c += step
     if WANTS_LAST:
         p_S, m_S = state_pointers(last, i_nh, 0, i_v, K, V, BK, BV)
         tl.store(p_S, b_S, mask=m_S)
@@ -324,41 +364,61 @@ def value_grads_kernel(
 
 
 @triton.jit
-def _mild_grads(b_q, b_a, b_k, b_b, b_w, b_qk, b_qb, b_ak, b_ab, b_dq, b_da, b_dk, b_db,
-                C: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """dq, da, dk, db, and dw of what passes by a token; b_qk … b_ab are the gradients of the scores.
+def _meet_states(x, y, states, start, end, i, i_h, i_k, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+                 C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """x S^T and y S^T for one chunk, [C, BK] each."""
+    b_xS = tl.zeros([C, BK], dtype=tl.float32)
+    b_yS = tl.zeros([C, BK], dtype=tl.float32)
+    for i_v in range(0, (V + BV - 1) // BV):
+        p_S, m_S = state_pointers(states, i, i_k, i_v, K, V, BK, BV)
+        b_S = to_operand(tl.trans(tl.load(p_S, mask=m_S & (start < end), other=0.0)), PRECISION)
+        b_x = load_tile(x, start, end, i_h, i_v, 0, H, V, C, BV).to(tl.float32)
+        b_y = load_tile(y, start, end, i_h, i_v, 0, H, V, C, BV)
+        b_xS += tl.dot(b_x, b_S, input_precision=PRECISION)
+        b_yS += tl.dot(to_operand(b_y, PRECISION), b_S, input_precision=PRECISION)
+    return b_xS, b_yS
 
-    b_dq … b_db come as what the states make of them, before their decay. dw is a difference of two running sums of the
-    *same rounded products*, so that only float32 accumulation is left to disagree.
+
+@triton.jit
+def _mild_reads(b_q, b_a, b_km, b_bm, b_qk, b_qb, b_ak, b_ab, b_dq, b_da, before, read, PRECISION: tl.constexpr):
+    """dq, da, and the sum of read times gradient; b_dq, b_da come as do S^T, y S^T, before their decay.
+
+    b_qk … b_ab are the gradients of the scores.
     """
-    before, read, key = about_middle(b_w, C)
-    after = tl.exp(tl.sum(b_w, 0)[None, :] - before - b_w)
-    before = tl.exp(before)
-    b_dq *= before
-    b_da *= before
-    b_dk *= after
-    b_db *= after
     b_qm, b_am = to_operand(b_q * read, PRECISION), to_operand(b_a * read, PRECISION)
-    b_km, b_bm = to_operand(b_k * key, PRECISION), to_operand(b_b * key, PRECISION)
     g_q = tl.dot(b_qb, b_bm, tl.dot(b_qk, b_km, input_precision=PRECISION), input_precision=PRECISION)
     g_a = tl.dot(b_ab, b_bm, tl.dot(b_ak, b_km, input_precision=PRECISION), input_precision=PRECISION)
+    b_dq *= before
+    b_da *= before
     reads = b_q * b_dq + b_a * b_da + b_qm * g_q + b_am * g_a
-    b_dq += g_q * read
-    b_da += g_a * read
-    keys = b_k * b_dk + b_b * b_db
+    return b_dq + g_q * read, b_da + g_a * read, reads
+
+
+@triton.jit
+def _mild_keys(b_qm, b_am, b_k, b_b, b_km, b_bm, b_qk, b_qb, b_ak, b_ab, b_dk, b_db, reads, after, key,
+               PRECISION: tl.constexpr):  # fmt: skip
+    """dk, db, and dw of what passes by a token; b_dk, b_db come as v D^T, v2 D^T, before their decay.
+
+    dw is a difference of two running sums of the *same rounded products*, so that only float32 accumulation is left to
+    disagree.
+    """
     g_k = tl.dot(tl.trans(b_qk), b_qm, input_precision=PRECISION)
     g_k = tl.dot(tl.trans(b_ak), b_am, g_k, input_precision=PRECISION)
     g_b = tl.dot(tl.trans(b_qb), b_qm, input_precision=PRECISION)
     g_b = tl.dot(tl.trans(b_ab), b_am, g_b, input_precision=PRECISION)
+    b_dk *= after
+    b_db *= after
+    keys = b_k * b_dk + b_b * b_db
     b_dw = tl.cumsum(reads - b_km * g_k - b_bm * g_b, axis=0, reverse=True) - reads + tl.cumsum(keys, axis=0) - keys
-    return b_dq, b_da, b_dk + g_k * key, b_db + g_b * key, b_dw
+    return b_dk + g_k * key, b_db + g_b * key, b_dw
 
 
 @triton.jit
 def _dyadic_grads(b_q, b_a, b_k, b_b, b_prev, b_next, b_qk, b_qb, b_ak, b_ab, b_dq, b_da, b_dk, b_db,
                   C: tl.constexpr, BK: tl.constexpr, LEVELS: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """The same for any decay: nothing is subtracted.
+    """dq, da, dk, db and dw of what passes by a token, for any decay: nothing is subtracted.
 
+    b_qk … b_ab are the gradients of the scores; b_dq … b_db come as what the states make of them, before their decay.
     At each level rows of right halves are reads and rows of left halves keys, so one product serves both: x holds q or
     k, y holds a or b, and each meets what was of the other kind in the other half.
     """
@@ -434,27 +494,12 @@ def key_grads_kernel(
     b_ak, b_ab = to_operand(_below(b_ak, C), PRECISION), to_operand(_below(b_ab, C), PRECISION)
 
     for i_k in range(0, (K + BK - 1) // BK):
-        b_dq = tl.zeros([C, BK], dtype=tl.float32)
-        b_da = tl.zeros([C, BK], dtype=tl.float32)
-        b_dk = tl.zeros([C, BK], dtype=tl.float32)
-        b_db = tl.zeros([C, BK], dtype=tl.float32)
         b_SD = tl.zeros([BK], dtype=tl.float32)
         for i_v in range(0, (V + BV - 1) // BV):
             p_D, m_D = state_pointers(dstates, i_c * H + i_h, i_k, i_v, K, V, BK, BV)
-            b_D = tl.load(p_D, mask=m_D & (start < end), other=0.0)
             p_S, m_S = state_pointers(states, i_c * H + i_h, i_k, i_v, K, V, BK, BV)
-            b_S = tl.load(p_S, mask=m_S & (start < end), other=0.0)
-            b_SD += tl.sum(b_S * b_D, 1)
-            b_D, b_S = to_operand(tl.trans(b_D), PRECISION), to_operand(tl.trans(b_S), PRECISION)
-            b_v = load_tile(v, start, end, i_h, i_v, 0, H, V, C, BV).to(tl.float32)
-            b_dk += tl.dot(b_v, b_D, input_precision=PRECISION)
-            b_f = to_operand(load_tile(found, start, end, i_h, i_v, 0, H, V, C, BV), PRECISION)
-            b_db += tl.dot(b_f, b_D, input_precision=PRECISION)
-            b_do = load_tile(do, start, end, i_h, i_v, 0, H, V, C, BV).to(tl.float32)
-            b_dq += tl.dot(b_do, b_S, input_precision=PRECISION)
-            b_y = to_operand(load_tile(y, start, end, i_h, i_v, 0, H, V, C, BV), PRECISION)
-            b_da += tl.dot(b_y, b_S, input_precision=PRECISION)
-
+            b_D = tl.load(p_D, mask=m_D & (start < end), other=0.0)
+            b_SD += tl.sum(tl.load(p_S, mask=m_S & (start < end), other=0.0) * b_D, 1)
         b_w = load_tile(w, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
         b_r = load_tile(r, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32) * scale
         b_k = load_tile(k, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
@@ -462,23 +507,38 @@ def key_grads_kernel(
         b_b = load_tile(b, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
         own = tl.exp(b_w)
         b_q = b_r * own
+        b_dq, b_da = _meet_states(do, y, states, start, end, i, i_h, i_k, H, K, V, C, BK, BV, PRECISION)
         if MILD:
-            b_dq, b_da, b_dk, b_db, b_dw = _mild_grads(
-                b_q, b_a, b_k, b_b, b_w, b_qk, b_qb, b_ak, b_ab, b_dq, b_da, b_dk, b_db, C, PRECISION
+            before, read, key = about_middle(b_w, C)
+            after = tl.exp(tl.sum(b_w, 0)[None, :] - before - b_w)
+            b_km, b_bm = to_operand(b_k * key, PRECISION), to_operand(b_b * key, PRECISION)
+            b_dq, b_da, reads = _mild_reads(
+                b_q, b_a, b_km, b_bm, b_qk, b_qb, b_ak, b_ab, b_dq, b_da, tl.exp(before), read, PRECISION
             )
+            # Stored at once: what a program holds until the end is what it spills.
+            own_dw = b_q * b_dq
+            store_tile(dr, (own * b_dq + d_k * b_k + d_b * b_b) * scale, start, end, i_h, i_k, H, K, C, BK)
+            store_tile(da, b_da, start, end, i_h, i_k, H, K, C, BK)
+            b_qm, b_am = to_operand(b_q * read, PRECISION), to_operand(b_a * read, PRECISION)
+            b_dk, b_db = _meet_states(v, found, dstates, start, end, i, i_h, i_k, H, K, V, C, BK, BV, PRECISION)
+            b_dk, b_db, b_dw = _mild_keys(
+                b_qm, b_am, b_k, b_b, b_km, b_bm, b_qk, b_qb, b_ak, b_ab, b_dk, b_db, reads, after, key, PRECISION
+            )
+            b_dw += own_dw
         else:
             b_prev = load_tile(w, start, end, i_h, i_k, -1, H, K, C, BK).to(tl.float32)
             b_next = load_tile(w, start, end, i_h, i_k, 1, H, K, C, BK).to(tl.float32)
+            b_dk, b_db = _meet_states(v, found, dstates, start, end, i, i_h, i_k, H, K, V, C, BK, BV, PRECISION)
             b_dq, b_da, b_dk, b_db, b_dw = _dyadic_grads(
                 b_q, b_a, b_k, b_b, b_prev, b_next, b_qk, b_qb, b_ak, b_ab, b_dq, b_da, b_dk, b_db,
                 C, BK, LEVELS, PRECISION,
             )  # fmt: skip
-        b_dw += (tl.exp(tl.sum(b_w, 0)) * b_SD)[None, :] + b_q * b_dq
-        b_dr = own * b_dq + d_k * b_k + d_b * b_b
-        store_tile(dr, b_dr * scale, start, end, i_h, i_k, H, K, C, BK)
+            b_dw += b_q * b_dq
+            store_tile(dr, (own * b_dq + d_k * b_k + d_b * b_b) * scale, start, end, i_h, i_k, H, K, C, BK)
+            store_tile(da, b_da, start, end, i_h, i_k, H, K, C, BK)
+        b_dw += (tl.exp(tl.sum(b_w, 0)) * b_SD)[None, :]
         store_tile(dw, b_dw, start, end, i_h, i_k, H, K, C, BK)
         store_tile(dk, b_dk + d_k * b_r, start, end, i_h, i_k, H, K, C, BK)
-        store_tile(da, b_da, start, end, i_h, i_k, H, K, C, BK)
         store_tile(db, b_db + d_b * b_r, start, end, i_h, i_k, H, K, C, BK)
 
 
