@@ -165,30 +165,43 @@ def prepare_kernel(
 
 
 @triton.jit
+def _rows(start, end, i_h, i_d, shift: tl.constexpr, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr,
+          BD: tl.constexpr, FLIP: tl.constexpr):  # fmt: skip
+    """Offsets and mask of a chunk's rows, those after (shift = 1) or before them, from the last if FLIP; [C, BD]."""
+    o_c = tl.arange(0, C)
+    if FLIP:
+        o_c = C - 1 - o_c
+    o_c += shift
+    o_d = i_d * BD + tl.arange(0, BD)
+    m = ((o_c >= 0) & (o_c < C) & (o_c < end - start))[:, None] & (o_d < D)[None, :]
+    return (start * H + i_h) * D + o_c[:, None] * (H * D) + o_d[None, :], m
+
+
+@triton.jit
 def _stream_loads(x, y, z, w, transfer, found, start, end, i_h, i_v, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
                   C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, REVERSE: tl.constexpr):  # fmt: skip
-    b_W = load_tile(transfer, start, end, i_h, 0, 0, H, K, C, BK)
-    b_f = load_tile(found, start, end, i_h, i_v, 0, H, V, C, BV)
-    b_x = load_tile(x, start, end, i_h, 0, 0, H, K, C, BK)
-    b_y = load_tile(y, start, end, i_h, i_v, 0, H, V, C, BV)
-    b_z = load_tile(z, start, end, i_h, 0, 0, H, K, C, BK)
-    b_w = load_tile(w, start, end, i_h, 0, 0, H, K, C, BK)
-    if REVERSE:
-        b_next = load_tile(w, start, end, i_h, 0, -1, H, K, C, BK)
-    else:
-        b_next = load_tile(w, start, end, i_h, 0, 1, H, K, C, BK)
-    return b_W, b_f, b_x, b_y, b_z, b_w, b_next
+    o_k, m_k = _rows(start, end, i_h, 0, 0, H, K, C, BK, not REVERSE)
+    o_v, m_v = _rows(start, end, i_h, i_v, 0, H, V, C, BV, not REVERSE)
+    o_w, m_w = _rows(start, end, i_h, 0, -1 if REVERSE else 1, H, K, C, BK, not REVERSE)
+    b_W = tl.load(transfer + o_k, mask=m_k, other=0.0)
+    b_f = tl.load(found + o_v, mask=m_v, other=0.0)
+    b_x = tl.load(x + o_k, mask=m_k, other=0.0)
+    b_y = tl.load(y + o_v, mask=m_v, other=0.0)
+    b_z = tl.load(z + o_k, mask=m_k, other=0.0)
+    b_w = tl.load(w + o_k, mask=m_k, other=0.0)
+    return b_W, b_f, b_x, b_y, b_z, b_w, tl.load(w + o_w, mask=m_w, other=0.0)
 
 
 @triton.jit
 def _stream_operands(b_W, b_x, b_y, b_z, b_w, b_next, scale, REVERSE: tl.constexpr, PRECISION: tl.constexpr):
-    """Operands of a chunk's step, [C, BK] twice, and e^{total} [BK]; b_next is w shifted by a row."""
+    """Operands of a chunk's step, [C, BK] twice, and e^{total} [BK]; b_next is w shifted by a row.
+
+    The running sum goes over the rows before each in reverse and, rows being flipped, over those after it otherwise.
+    """
     b_x, b_w, b_next = b_x.to(tl.float32), b_w.to(tl.float32), b_next.to(tl.float32)
+    decay = tl.exp(tl.cumsum(b_next, axis=0))
     if REVERSE:
-        decay = tl.exp(decay_before(b_next))
         b_x *= scale * tl.exp(b_w)
-    else:
-        decay = tl.exp(decay_after(b_next))
     b_x, b_z = to_operand(b_x * decay, PRECISION), to_operand(b_z.to(tl.float32) * decay, PRECISION)
     return to_operand(b_W, PRECISION), tl.trans(b_x), b_y.to(tl.float32), tl.trans(b_z), tl.exp(tl.sum(b_w, 0))
 
@@ -203,7 +216,9 @@ def stream_kernel(
     """found += transfer S, then S <- e^{total} S + x^T y + z^T found, chunk after chunk. In registers: S [BK, BV].
 
     x, y, z: k e^{after}, v, b e^{after}; in reverse, where S is its gradient, scale r e^w e^{before}, do, a e^{before}.
-    The state before each chunk is stored. A chunk's loads are under way while the chunk before it is computed.
+    The state before each chunk is stored. A chunk's loads are under way while the chunk before it is computed. Forward,
+    its rows are read from the last to the first: their order is nobody's concern, and the decay after a row becomes a
+    running sum from the first.
     """
     i_v, i_nh = tl.program_id(0), tl.program_id(1)
     i_n, i_h = i_nh // H, i_nh % H
@@ -242,7 +257,8 @@ def stream_kernel(
         p_S, m_S = state_pointers(states, (first_chunk + i_c) * H + i_h, 0, i_v, K, V, BK, BV)
         tl.store(p_S, b_S, mask=m_S)
         b_f += tl.dot(b_W, to_operand(b_S, PRECISION), input_precision=PRECISION)
-        store_tile(found, b_f, start, end, i_h, i_v, H, V, C, BV)
+        o_v, m_v = _rows(start, end, i_h, i_v, 0, H, V, C, BV, not REVERSE)
+        tl.store(found + o_v, b_f, mask=m_v)
         b_S = total[:, None] * b_S + tl.dot(b_x, b_y, input_precision=PRECISION)
         b_S += tl.dot(b_z, to_operand(b_f, PRECISION), input_precision=PRECISION)
         b_W, b_x, b_y, b_z, total = _stream_operands(n_W, n_x, n_y, n_z, n_w, n_next, scale, REVERSE, PRECISION)
@@ -399,8 +415,9 @@ def _mild_keys(b_qm, b_am, b_k, b_b, b_km, b_bm, b_qk, b_qb, b_ak, b_ab, b_dk, b
                PRECISION: tl.constexpr):  # fmt: skip
     """dk, db, and dw of what passes by a token; b_dk, b_db come as v D^T, v2 D^T, before their decay.
 
-    dw is a difference of two running sums of the *same rounded products*, so that only float32 accumulation is left to
-    disagree.
+    dw_t is sum_{i>t} of the reads less sum_{j>=t} of the pairs' keys, plus sum_{j<t} of the keys that leave the chunk:
+    a difference of two running sums of the *same rounded products*, so that only float32 accumulation is left to
+    disagree. One running sum serves for all: what comes after t is all less what comes up to t.
     """
     g_k = tl.dot(tl.trans(b_qk), b_qm, input_precision=PRECISION)
     g_k = tl.dot(tl.trans(b_ak), b_am, g_k, input_precision=PRECISION)
@@ -409,7 +426,9 @@ def _mild_keys(b_qm, b_am, b_k, b_b, b_km, b_bm, b_qk, b_qb, b_ak, b_ab, b_dk, b
     b_dk *= after
     b_db *= after
     keys = b_k * b_dk + b_b * b_db
-    b_dw = tl.cumsum(reads - b_km * g_k - b_bm * g_b, axis=0, reverse=True) - reads + tl.cumsum(keys, axis=0) - keys
+    pairs = b_km * g_k + b_bm * g_b
+    net = reads - pairs
+    b_dw = tl.sum(net, 0)[None, :] - tl.cumsum(net - keys, axis=0) - pairs - keys
     return b_dk + g_k * key, b_db + g_b * key, b_dw
 
 
