@@ -192,10 +192,13 @@ def inputs(
 ) -> dict[str, Tensor]:
     """Inputs of GSA (or RWKV6, whose state has K rows) over T tokens, one gate for all.
 
-    gate: natural log, <= 0. uneven: the share of the slots that have it, at least one; the others keep -0.01.
+    gate: natural log, <= 0 and finite: differences of running sums have no value at -inf.
+    uneven: the share of the slots that have it, at least one; the others keep -0.01.
     """
     if not 0 < uneven <= 1:
         raise ValueError(f"uneven: expected a share above 0 and up to 1, got {uneven!r}")
+    if not -math.inf < gate <= 0:
+        raise ValueError(f"gate: expected a finite natural-log decay <= 0, got {gate!r}; inf - inf is another fault")
     sizes = {"M": M} if op == "gsa" else {}
     x = make_inputs(op, T=T, H=H, K=K, **sizes, decay=float(gate), seed=seed)
     w = x[OPERATORS[op].decay]
@@ -226,6 +229,33 @@ def lost_rows(lost: Tensor) -> list[range]:
         else:
             runs.append(range(t, t + 1))
     return runs
+
+
+def exponents(
+    inputs: Mapping[str, Tensor],
+    form: str = "chunk",
+    *,
+    op: str = "gsa",
+    chunk: int = 64,
+    block: int = 16,
+    batch: int = 0,
+    head: int = 0,
+) -> Tensor:
+    """The exponent gi_i - n that each row i of the last chunk meets at each key block's anchor, [chunk, chunk / block].
+
+    The largest over the channels; above `LN_MAX` its exponential is an infinity. NaN where no product is formed: rows
+    that are not later than the block, and blocks without a token. -inf: a row that has forgotten everything.
+    """
+    _check(op, form)
+    w = inputs[OPERATORS[op].decay].detach()[batch : batch + 1, :, head : head + 1]
+    T = w.shape[1]
+    w, inclusive = split_chunks(w, chunk, torch.float32), next(iter(OPERATORS[op].reads.values()))
+    products = _Padded(w, inclusive=inclusive, T=T, form=form, backend="torch", chunk=chunk, block=block)
+    picture = torch.full((chunk, chunk // block), torch.nan)
+    for tile in products.key_tiles:
+        if tile.anchor is not None and products.real[-1, tile.keys.start]:
+            picture[tile.rows, tile.keys.start // block] = products.exponents(tile)[0][0, 0, -1].amax(-1)
+    return picture
 
 
 class Clamp(NamedTuple):

@@ -166,7 +166,7 @@ def test_kernel_and_twin_agree_number_for_number(T, op, form):
         (lambda: case.run(case.inputs(20), op="rwkv7"), "op: expected one of gsa, rwkv6, got 'rwkv7'"),
         (lambda: case.law(0), "T: expected a whole number of at least 1, got 0"),
         (lambda: case.inputs(20, uneven=0.0), "uneven: expected a share above 0 and up to 1, got 0.0"),
-        (lambda: case.inputs(20, 1.0), "decay: expected natural-log decays <= 0, got 1"),
+        (lambda: case.inputs(20, 1.0), "gate: expected a finite natural-log decay <= 0, got 1.0"),
     ],
     ids=["form", "op", "length", "share", "sign"],
 )
