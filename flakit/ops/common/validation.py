@@ -60,7 +60,7 @@ def check_scale(scale: object, default: float) -> float:
         return default
     if isinstance(scale, bool) or not isinstance(scale, (int, float)):
         raise TypeError(f"scale: expected a number or None, got {type(scale).__name__}")
-    if not math.isfinite(scale):
+    if not -math.inf < scale < math.inf:  # NaN too; math.isfinite cannot be traced by torch.compile
         raise ValueError(f"scale: expected a finite number, got {scale}")
     return float(scale)
 

@@ -1,0 +1,210 @@
+"""Every operator as a citizen of PyTorch: registered operator, torch.compile, autocast, modes of autograd it refuses."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+from torch.utils.checkpoint import checkpoint
+
+from flakit.numerics.operators import OPERATORS
+from tests.ops.checking import check, true_values
+from tests.ops.places import PLACES, TORCH
+from tests.ops.settings import Setting
+from tests.ops.test_properties import Output, of
+
+OPS = pytest.mark.parametrize("op", OPERATORS)
+FORMS = pytest.mark.parametrize("form", ["chunk", "recurrent"])
+EVERYWHERE = pytest.mark.parametrize("place", PLACES)
+SETTING = Setting(T=18, K=16, V=24, H=1, decay="rwkv6-wide", states="both")  # of GSA: M and groups by `of`
+VARIANTS = [
+    replace(SETTING, states="none"),
+    replace(SETTING, layout="strided"),
+    replace(SETTING, packing="ragged"),
+    replace(SETTING, dtype="bfloat16", decay_dtype="float32"),
+]
+
+
+def with_form(op, form, call):
+    return replace(OPERATORS[op], forms={form: call})
+
+
+def registered_arguments(op, made, place, form):
+    """What the registered operator takes, in order."""
+    op = OPERATORS[op]
+    leaves = {name: x.clone().requires_grad_() for name, x in op.leaves(made).items()}
+    tensors = [leaves.get(name) for name in (*op.tensors, *op.states)] + [made.get("cu_seqlens")]
+    return (*tensors, 0.25, True, form, place.backend, 16 if form == "chunk" else 0, True)
+
+
+@EVERYWHERE
+@OPS
+@FORMS
+@pytest.mark.parametrize("setting", VARIANTS, ids=str)
+def test_registered_operator(place, op, form, setting, poisoned_memory):
+    # The schema, undeclared mutation, fake tensors with their strides, autograd registration, dynamic shapes.
+    if setting.dtype == "bfloat16" and place.T == 21:
+        setting = replace(setting, dtype="float16")  # the interpreter has no bfloat16
+    made, _ = place.make(of(op, setting), T=setting.T, H=setting.H)
+    registered = getattr(torch.ops.flakit, op).default
+    torch.library.opcheck(registered, registered_arguments(op, made, place, form))
+
+
+@EVERYWHERE
+@OPS
+@FORMS
+def test_registered_backward(place, op, form):
+    made, (do, dstate) = place.make(of(op, SETTING), T=18)
+    given = [x.detach() if isinstance(x, torch.Tensor) else x for x in registered_arguments(op, made, place, form)]
+    forward, backward = (getattr(torch.ops.flakit, name) for name in (op, f"{op}_backward"))
+    states = OPERATORS[op].states
+    *tensors, scale, _, form, backend, size, _ = given
+    kept = forward(*given)[1 + len(states) :]
+    given = (*tensors, *kept, do, *OPERATORS[op].parts(dstate), scale, form, backend, size)
+    torch.library.opcheck(backward.default, given, test_utils=("test_schema", "test_faketensor"))
+
+
+@OPS
+@FORMS
+@pytest.mark.parametrize("options", [dict(backend="aot_eager"), dict(backend="aot_eager", dynamic=True)], ids=str)
+@pytest.mark.parametrize("setting", VARIANTS[:3], ids=str)
+def test_compiled_without_graph_break(op, form, setting, options):
+    made, arriving = TORCH.make(of(op, setting))
+    call, decay, first = OPERATORS[op].forms[form], OPERATORS[op].decay, OPERATORS[op].tensors[0]
+    made[decay] = made[decay].clamp(max=-1e-6).neg().log()
+
+    def eager(**given):
+        o, state = call(**{**given, first: given[first] * 2, decay: -torch.exp(given[decay])})
+        return Output(o * 3, state)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(eager, fullgraph=True, **options)
+    expected, found = (TORCH.run(made, arriving, form, with_form(op, form, way)) for way in (eager, compiled))
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-5, atol=1e-5, msg=lambda t, n=name: f"{n}: {t}")
+
+
+@pytest.mark.parametrize("place", [p for p in PLACES if p.id != "interpreted"])
+@OPS
+def test_compiled_by_inductor(place, op):
+    made, arriving = place.make(of(op, SETTING))
+    torch._dynamo.reset()
+    compiled = torch.compile(OPERATORS[op].forms["chunk"], fullgraph=True)
+    place.check(made, arriving, "chunk", with_form(op, "chunk", compiled))
+
+
+NOT_CAST = {"rwkv6": ("w", "u"), "rwkv7": ("w",), "gsa": ("g",)}
+
+
+@EVERYWHERE
+@OPS
+@FORMS
+def test_autocast(place, op, form):
+    made, (do, dstate) = place.make(of(op, SETTING))
+    dtype, described = place.dtypes[-1], OPERATORS[op]
+    leaves = {name: x.clone().requires_grad_() for name, x in described.leaves(made).items()}
+    given = described.arguments(leaves, made)
+    with torch.autocast(place.device, dtype):
+        o, state = described.forms[form](**given, output_final_state=True, backend=place.backend)
+    states = described.parts(state)
+    assert o.dtype == dtype and {x.dtype for x in states} == {torch.float32}
+    arrives = (do.to(dtype), *described.parts(dstate))
+    grads = torch.autograd.grad((o, *states), list(leaves.values()), arrives)
+
+    # As if all but the decay had been given in that dtype; each gradient is its input's.
+    cast = [name for name in described.tensors if name not in NOT_CAST[op]]
+    rounded = {name: x.to(dtype) if name in cast else x for name, x in made.items()}
+    expected = true_values(rounded, (do.to(dtype), dstate), op=op)
+    found = {f"d{name}": x for name, x in zip(leaves, grads, strict=True)}
+    assert {x.dtype for x in found.values()} == {torch.float32}
+    found |= {f"d{name}": found[f"d{name}"].to(dtype) for name in cast}
+    outputs = {name: x.detach() for name, x in zip(described.outputs, (o, *states), strict=True)}
+    check(outputs | found, expected, rounded)
+
+
+@OPS
+@FORMS
+def test_autocast_leaves_float64_alone(op, form):
+    made, _ = TORCH.make(of(op, SETTING), dtype="float64")
+    with torch.autocast("cpu", torch.bfloat16):
+        assert OPERATORS[op].forms[form](**made).o.dtype == torch.float64
+
+
+@EVERYWHERE
+@OPS
+@FORMS
+def test_double_backward_is_refused(place, op, form):
+    made, (do, _) = place.make(of(op, SETTING), T=5)
+    leaves = {name: x.clone().requires_grad_() for name, x in OPERATORS[op].leaves(made).items()}
+    o = OPERATORS[op].forms[form](**OPERATORS[op].arguments(leaves, made), backend=place.backend).o
+    (dv,) = torch.autograd.grad(o, leaves["v"], do, create_graph=True)
+    with pytest.raises(RuntimeError, match="double backward is not supported"):
+        dv.sum().backward()
+
+
+@OPS
+@FORMS
+def test_forward_mode_is_refused(op, form):
+    made, _ = TORCH.make(of(op, SETTING), T=5)
+    described = OPERATORS[op]
+    for name, x in described.leaves(made).items():
+        with forward_ad.dual_level():
+            leaves = described.leaves(made) | {name: forward_ad.make_dual(x, torch.ones_like(x))}
+            shown = "initial_state" if name in described.states else name
+            with pytest.raises(NotImplementedError, match=f"{shown}.*: forward-mode differentiation is not supported"):
+                described.forms[form](**described.arguments(leaves, made))
+
+
+@OPS
+def test_jvp_and_hessian_are_refused(op):
+    made, _ = TORCH.make(of(op, SETTING), T=5)
+    v = made.pop("v")
+
+    def loss(v):
+        return OPERATORS[op].forms["chunk"](v=v, **made).o.sum()
+
+    with pytest.raises(NotImplementedError, match="v: forward-mode"):
+        torch.func.jvp(loss, (v,), (torch.ones_like(v),))
+    with pytest.raises(RuntimeError, match="double backward is not supported"):
+        torch.autograd.functional.hessian(loss, v)
+
+
+@EVERYWHERE
+@OPS
+@FORMS
+def test_activation_checkpointing(place, op, form):
+    def checkpointed(**given):
+        names = list(given)
+        return checkpoint(lambda *x: call(**dict(zip(names, x, strict=True))), *given.values(), use_reentrant=False)
+
+    call = OPERATORS[op].forms[form]
+    made, arriving = place.make(of(op, SETTING))
+    plain = place.run(made, arriving, form, op)
+    found = place.run(made, arriving, form, with_form(op, form, checkpointed))
+    for name in plain:
+        assert torch.equal(found[name], plain[name]), name
+
+
+@OPS
+@FORMS
+def test_result_is_a_named_pair(op, form):
+    made, _ = TORCH.make(of(op, SETTING))
+    described, call = OPERATORS[op], OPERATORS[op].forms[form]
+    out = call(**made)
+    assert isinstance(out, tuple) and out._fields == ("o", "final_state")
+    assert out.final_state == described.state([None] * len(described.states))
+    o, state = call(**made, output_final_state=True)
+    assert torch.equal(o, out.o) and o.is_contiguous()
+    assert all(x.dtype == torch.float32 and x.is_contiguous() for x in described.parts(state))
+
+
+@OPS
+@FORMS
+def test_arguments_in_the_order_users_know(op, form):
+    made, _ = TORCH.make(of(op, SETTING))
+    described, call = OPERATORS[op], OPERATORS[op].forms[form]
+    by_name = call(**made, scale=0.5, output_final_state=True)
+    by_place = call(*(made[name] for name in described.tensors), 0.5, made["initial_state"], True)
+    for one, other in zip(described.parts(by_name.final_state), described.parts(by_place.final_state), strict=True):
+        assert torch.equal(one, other)
+    assert torch.equal(by_name.o, by_place.o)
