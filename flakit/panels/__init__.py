@@ -9,9 +9,20 @@ no kernel runs. `panel.set(decay=-2)` moves knobs from code, `panel.text` is the
 
 from .decay_explorer import decay_explorer
 from .gradient_comparer import gradient_comparer
+from .inverse import inverse
 from .log_space import log_space
+from .padding import padding
 from .phase_diagram import phase_diagram
 from .state_stepper import state_stepper
 from .transposed_mask import transposed_mask
 
-__all__ = ["decay_explorer", "gradient_comparer", "log_space", "phase_diagram", "state_stepper", "transposed_mask"]
+__all__ = [
+    "decay_explorer",
+    "gradient_comparer",
+    "inverse",
+    "log_space",
+    "padding",
+    "phase_diagram",
+    "state_stepper",
+    "transposed_mask",
+]

@@ -1,4 +1,4 @@
-"""Three inverses equal in algebra: each against float64, the product's lost digits and its overflow against the laws."""
+"""Three inverses equal in algebra: each against float64, and the product's lost digits and range against their laws."""
 
 import math
 from itertools import product
