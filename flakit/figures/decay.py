@@ -9,7 +9,6 @@ from . import style
 from .canvas import Canvas
 from .heatmap import HeatMap
 
-TENSORS = ("o", "dr", "dk", "dv", "dw", "du")
 _DECADES = (-4, 2)
 _WEAKEST, _STRONGEST = 0.05, 500.0  # |w| on the onset axis
 
@@ -22,9 +21,13 @@ class Onset(NamedTuple):
 
 
 class DecayFigure:
-    """Heat maps of one chunk above, of whole tensors below; `update` redraws in place."""
+    """Heat maps of one chunk above, of whole tensors below; `update` redraws in place.
 
-    def __init__(self):
+    tensors: their names, the output first, with words for what their columns are. scores: what A is, in words.
+    """
+
+    def __init__(self, tensors: Mapping[str, str], scores: str = "scores |A|"):
+        self.tensors = dict(tensors)
         self.canvas = Canvas(9.2, 6.4)
         with style.context():
             figure = self.canvas.figure
@@ -34,17 +37,17 @@ class DecayFigure:
                 handles=style.non_finite_handles(), loc="upper right", bbox_to_anchor=(0.995, 0.995), ncols=2,
                 handlelength=2, columnspacing=1.2, borderaxespad=0,
             )  # fmt: skip
-            self._chunk(figure)
+            self._chunk(figure, scores)
             self._onset(figure)
             self._tensors(figure)
         self.canvas.labels(self._title, self._subtitle)
 
-    def _chunk(self, figure) -> None:
+    def _chunk(self, figure, words: str) -> None:
         bottom, height, width = 0.56, 0.27, 0.155
         read, key, scores = (figure.add_axes((left, bottom, width, height)) for left in (0.06, 0.232, 0.482))
         self._exponents = [HeatMap(self.canvas, ax, cmap=style.SIGNED) for ax in (read, key)]
         self._A = HeatMap(self.canvas, scores, vmin=_DECADES[0], vmax=_DECADES[1])
-        scores.set_title("scores |A|")
+        scores.set_title(words)
         self._factors = [ax.set_title("") for ax in (read, key)]
         for ax in (read, key, scores):
             ax.set_xlabel("token j of chunk")
@@ -54,9 +57,9 @@ class DecayFigure:
 
     def _onset(self, figure) -> None:
         self._scale = ax = figure.add_axes((0.68, 0.56, 0.15, 0.27))
-        rows = np.arange(len(TENSORS))
-        ax.set(xscale="log", xlim=(_WEAKEST, _STRONGEST), ylim=(len(TENSORS) - 0.4, -0.6))
-        ax.set_yticks(rows, TENSORS)
+        rows = np.arange(len(self.tensors))
+        ax.set(xscale="log", xlim=(_WEAKEST, _STRONGEST), ylim=(len(rows) - 0.4, -0.6))
+        ax.set_yticks(rows, self.tensors)
         ax.tick_params(axis="y", length=0)
         ax.minorticks_off()
         ax.xaxis.set_major_formatter("{x:g}")
@@ -72,18 +75,19 @@ class DecayFigure:
             (1.43, "\u2503 law", style.BLACK),
             (2.07, "\u25cf measured", style.VERMILLION),
         ):
-            ax.text(x, -1, words, **{**beside, "color": colour})
+            ax.text(x, -1 - 0.1 * (len(rows) - 6), words, **{**beside, "color": colour})
         self.canvas.labels(*(text for pair in self._numbers for text in pair))
         self.canvas.moving(*self._broken, self._law, self._measured, self._now, *ax.spines.values())
 
     def _tensors(self, figure) -> None:
         bottom, height = 0.085, 0.315
         self._maps, self._titles = {}, {}
-        for column, name in enumerate(TENSORS):
-            ax = figure.add_axes((0.06 + 0.144 * column, bottom, 0.13, height))
+        slot = 0.864 / len(self.tensors)
+        for column, (name, columns) in enumerate(self.tensors.items()):
+            ax = figure.add_axes((0.06 + slot * column, bottom, slot - 0.014, height))
             self._maps[name] = HeatMap(self.canvas, ax, vmin=_DECADES[0], vmax=_DECADES[1], rows_vary=True)
-            self._titles[name] = ax.set_title("")
-            ax.set_xlabel("column of v" if name in ("o", "dv") else "channel of k")
+            self._titles[name] = ax.set_title("", fontsize=9)
+            ax.set_xlabel(columns)
             if column == 0:
                 ax.set_ylabel("token t")
             else:
@@ -98,7 +102,7 @@ class DecayFigure:
         *,
         title: str,
         subtitle: str,
-        paired: bool,
+        factors: tuple[str, str],
         exponents: tuple[np.ndarray, np.ndarray],
         limit: float,
         A: np.ndarray,
@@ -109,10 +113,9 @@ class DecayFigure:
     ) -> None:
         """exponents, A: [C, C] of a chunk; an exponent is NaN where no product is formed, inf where e^x overflows.
 
-        limit: ln of the largest number, the end of the exponents' scale.
-        paired: every pair has a single exponent, in the first picture.
-        tensors: o, dr, dk, dv, dw [T, K or V] and du [1, K]. onsets: by tensor. knob: what the onset axis measures;
-        now: where it stands.
+        factors: words above the two exponents. limit: ln of the largest number, the end of their scale.
+        tensors: [T, columns], or [1, columns] without a time axis. onsets: by tensor. knob: what the onset axis
+        measures; now: where it stands.
         """
         self._title.set_text(title)
         self._subtitle.set_text(subtitle)
@@ -125,8 +128,7 @@ class DecayFigure:
             self.canvas.stale()
         for heatmap, exponent in zip(self._exponents, exponents, strict=True):
             heatmap.update(exponent, empty=np.isnan(exponent))
-        names = ("one exponent a pair", "no second one") if paired else ("exponent on $r_i$", "exponent on $k_j$")
-        for text, name in zip(self._factors, names, strict=True):
+        for text, name in zip(self._factors, factors, strict=True):
             if text.get_text() != name:
                 text.set_text(name)
                 self.canvas.stale()
@@ -138,7 +140,7 @@ class DecayFigure:
         self._show_onsets(onsets, knob, now)
 
     def _show_onsets(self, onsets: Mapping[str, Onset], knob: str, now: float) -> None:
-        found = [onsets[name] for name in TENSORS]
+        found = [onsets[name] for name in self.tensors]
         self._law.set_data(*_points([onset.law for onset in found]))
         self._measured.set_data(*_points([onset.measured for onset in found]))
         for bar, texts, onset in zip(self._broken, self._numbers, found, strict=True):

@@ -3,12 +3,14 @@
 import ipywidgets as widgets
 
 from ..cases import anchor, masking
+from ..numerics.operators import OPERATORS
 from . import knobs
 
-CASES = {"rwkv6": anchor}
-"""The module of anchor schemes of each operator that has one."""
+QUERIES = {"rwkv6": ("r",), "rwkv7": ("r", "a"), "gsa": ("p",)}
+"""What reads with decay between it and the key, the symbol of the paper; RWKV7 has two such reads."""
 
 RIGHT = "right"
+_COLUMNS = {"K": "channel of k", "V": "column of v", "M": "slot"}
 _MASKS = {"the right one of the scheme": RIGHT} | {label: name for name, label in masking.MASKS.items()}
 
 
@@ -32,6 +34,13 @@ def scheme_knobs(scheme: str = "none") -> dict[str, widgets.Widget]:
     made["scheme"].observe(lambda change: offer(change.new), "value")
     offer(scheme)
     return made
+
+
+def tensors(op: str) -> dict[str, str]:
+    """The output and every gradient an anchor scheme makes of an operator, with words for their columns."""
+    of = OPERATORS[op]
+    names = [name for name in anchor.TENSORS[op] if name not in of.outputs or name == "o"]
+    return {name: _COLUMNS[of.axes[name if name == "o" else name[1:]].split()[-1]] for name in names}
 
 
 def mode(mask: str) -> str | None:

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import torch
 
-from ..figures.decay import TENSORS
+from ..cases import anchor
 from ..figures.phase import Map, PhaseFigure
 from ..numerics.evaluate import truth
 from ..numerics.inputs import inputs
@@ -14,12 +14,14 @@ from ..numerics.operators import OPERATORS
 from ..numerics.sweep import Sweep, sweep
 from . import knobs
 from .base import ButtonRun, Panel
-from .chunked import CASES, in_words, mode, scheme_knobs
+from .by_operator import own_options
+from .chunked import in_words, mode, scheme_knobs, tensors
 
 H, K = 1, 16
 AGAINST = {"length T": "T", "chunk": "chunk", "token of the only decay": "at"}
 """What the vertical axis is. With "at", the decay is that of one token; with the others, that of every token."""
 
+ANY = "any"
 _UP = {"T": "length T (tokens)", "chunk": "chunk (tokens)", "at": "token t that decays"}
 _ROWS = {
     "coarse": {
@@ -45,14 +47,16 @@ class PhaseDiagram(Panel):
 
     def __init__(self, op: str = "rwkv6", **settings):
         self._figure, self._fine = PhaseFigure(), {}
+        first = next(iter(OPERATORS))
         made = {
+            "op": knobs.operator_choice(first),
             "against": knobs.choice("T", AGAINST, "against"),
-            "tensor": knobs.choice("any", ("any", *TENSORS), "tensor"),
+            "tensor": knobs.choice(ANY, _offered(first), "tensor"),
             **scheme_knobs(),
             "chunk": knobs.choice(64, (16, 32, 64, 128), "chunk"),
             "T": knobs.choice(128, (16, 32, 48, 64, 100, 128, 192, 256), "length T"),
-            "op": knobs.operator_choice("rwkv6", CASES),
         }
+        own_options(self, made["op"], made["tensor"], _offered)
         made["against"].observe(lambda _: self._disable(), "value")
         self.run = ButtonRun("measure finely", self._measure_finely, done=self._keep, failed=self.fail)
         super().__init__(
@@ -70,11 +74,11 @@ class PhaseDiagram(Panel):
         for name in ("T", "chunk"):
             self.knobs[name].disabled = self.knobs["against"].value == name
 
-    def compute(self, tensor, **setting) -> Map:
-        key = _key(**setting)
+    def compute(self, op, tensor, **setting) -> Map:
+        key = _key(op=op, **setting)
         fine = self._fine.get(key)
         found, law = fine or _coarse(key)
-        names = TENSORS if tensor == "any" else (tensor,)
+        names = tensors(op) if tensor == ANY else (tensor,)
         rows, decay = found.axes.values()
         return Map(
             rows=rows,
@@ -85,7 +89,7 @@ class PhaseDiagram(Panel):
         )
 
     def draw(self, result, *, op, against, scheme, mask, dtype, tensor, T, chunk, **_):
-        what = "every tensor" if tensor == "any" else tensor
+        what = "every tensor" if tensor == ANY else tensor
         fixed = {"T": f"chunk {chunk}", "chunk": f"T {T}", "at": f"T {T} · chunk {chunk}"}[against]
         self._figure.update(
             title=f"Where {what} of {OPERATORS[op].label} in chunks is finite",
@@ -95,7 +99,7 @@ class PhaseDiagram(Panel):
             measured=result,
         )
 
-    def describe(self, result, *, against, **_) -> str:
+    def describe(self, result, *, op, against, **_) -> str:
         known = ~np.isnan(result.share)
         rows, columns = result.share.shape
         lines = [
@@ -109,7 +113,7 @@ class PhaseDiagram(Panel):
             row, column = np.unravel_index(np.where(whole, result.error, -1).argmax(), whole.shape)
             lines.append(
                 f"Largest error where all is finite: {result.error[row, column]:.1e}, at {against} = "
-                f"{result.rows[row]}, |w| = {result.decay[column]:.3g}."
+                f"{result.rows[row]}, |{OPERATORS[op].decay}| = {result.decay[column]:.3g}."
             )
         return "\n".join(lines)
 
@@ -121,14 +125,17 @@ class PhaseDiagram(Panel):
         rows, _ = _grid(key, how)
         decays, number_format = f"np.geomspace({_LOWEST}, {_HIGHEST}, {_DECAYS[how]}).round(6)", f"torch.{dtype}"
         length, size = ("T" if against == "T" else T), ("chunk" if against == "chunk" else chunk)
-        spiked = '    x["w"][:, at] = -decay\n' if against == "at" else ""
+        which, names = OPERATORS[op].decay, tuple(tensors(op)) if tensor == ANY else (tensor,)
+        spiked = f"    x[{which!r}][:, at] = -decay\n" if against == "at" else ""
         return f"""import numpy as np
 import torch
 
 import flakit
-from flakit.cases import {CASES[op].__name__.rpartition(".")[2]} as case
+from flakit.cases import anchor
 from flakit.numerics.evaluate import truth
 from flakit.numerics.sweep import sweep
+
+names = {names!r}
 
 
 def setting(decay, {against}):
@@ -136,21 +143,22 @@ def setting(decay, {against}):
         {op!r}, decay={"0.0" if against == "at" else "-decay"}, T={length}, H={H}, K={K},
         dtype={number_format}, decay_dtype=torch.float32, seed={seed},
     )
-{spiked}    return x, dict(chunk={size}, mask={mode(mask)!r}, dtype={number_format})
+{spiked}    return x, dict(op={op!r}, chunk={size}, mask={mode(mask)!r}, dtype={number_format})
 
 
 def measure(decay, {against}):
     x, how = setting(decay, {against})
-    found, exact = case.run(x, {scheme!r}, **how).tensors, truth({op!r}, x, recurrence=False)
-    return {{name: (found[name], exact[name]) for name in {TENSORS!r}}}
+    found, exact = anchor.run(x, {scheme!r}, **how).tensors, truth({op!r}, x, recurrence=False)
+    return {{name: (found[name], exact[name]) for name in names}}
 
 
 {against}s = {rows}
 measured = sweep(measure, {{{against!r}: {against}s, "decay": {decays}}})
-for {against}, onset in zip({against}s, measured.onset("decay"{"" if tensor == "any" else f", {tensor!r}"})):
+for {against}, onset in zip({against}s, measured.onset("decay")):
     x, how = setting(1.0, {against})
-    law = case.law({scheme!r}, x{"" if tensor == "any" else f", tensor={tensor!r}"}, **how)
-    print(f"{against} = {{{against}:3}}: law |w| <= {{law:.4g}}, first non-finite setting at {{onset:.4g}}")
+    limits = anchor.limits({scheme!r}, x, **how)
+    law = min(limits[name] for name in names)
+    print(f"{against} = {{{against}:3}}: law |{which}| <= {{law:.4g}}, first non-finite setting at {{onset:.4g}}")
 """
 
     def _measure_finely(self, progress, cancelled):
@@ -163,6 +171,10 @@ for {against}, onset in zip({against}s, measured.onset("decay"{"" if tensor == "
         key, measured = found
         self._fine[key] = measured
         self.redraw()
+
+
+def _offered(op: str) -> tuple[str, ...]:
+    return ANY, *tensors(op)
 
 
 def _key(*, op, against, scheme, mask, dtype, T, chunk, seed) -> tuple:
@@ -184,7 +196,7 @@ def _coarse(key) -> tuple[Sweep, list[dict[str, float]]]:
 def _measure(key, how, progress=None, cancelled=None) -> tuple[Sweep, list[dict[str, float]]]:
     """The sweep, and the law's limits for each row."""
     op, against, scheme, mask, dtype, T, chunk, seed = key
-    case, number_format = CASES[op], getattr(torch, dtype)
+    names, number_format = tensors(op), getattr(torch, dtype)
     rows, decays = _grid(key, how)
 
     def setting(decay, **row):
@@ -193,21 +205,21 @@ def _measure(key, how, progress=None, cancelled=None) -> tuple[Sweep, list[dict[
             decay_dtype=torch.float32, seed=seed,
         )  # fmt: skip
         if "at" in row:
-            x["w"][:, row["at"]] = -decay
-        return x, {"chunk": row.get("chunk", chunk), "mask": mode(mask), "dtype": number_format}
+            x[OPERATORS[op].decay][:, row["at"]] = -decay
+        return x, {"op": op, "chunk": row.get("chunk", chunk), "mask": mode(mask), "dtype": number_format}
 
     def measure(decay, **row):
         x, knobs = setting(decay, **row)
-        found = case.run(x, scheme, **knobs).tensors
+        found = anchor.run(x, scheme, **knobs).tensors
         if how == "coarse":
-            return {name: found[name] for name in TENSORS}
+            return {name: found[name] for name in names}
         exact = truth(op, x, recurrence=False)
-        return {name: (found[name], exact[name]) for name in TENSORS}
+        return {name: (found[name], exact[name]) for name in names}
 
     law = []
     for row in rows:
         x, knobs = setting(1.0, **{against: row})
-        law.append(case.limits(scheme, x, **knobs))
+        law.append(anchor.limits(scheme, x, **knobs))
     found = sweep(measure, {against: rows, "decay": decays}, progress=progress, cancelled=cancelled)
     return found, law
 
@@ -228,11 +240,11 @@ def phase_diagram(op: str = "rwkv6", **settings) -> PhaseDiagram:
 
     A coarse map comes at once; the button "measure finely" takes some seconds and adds the error against float64.
 
-    op: an operator of `CASES`. settings: starting values of the knobs:
+    op: an operator of `flakit.numerics.operators.OPERATORS`. settings: starting values of the knobs:
         against: the vertical axis, "T", "chunk" or "at": the token that has a decay where all others have none.
         scheme: one of `flakit.cases.anchor.SCHEMES`. mask: one of its `masks`, or "right".
         dtype: "float32", "bfloat16" or "float16", of the inputs and of the stored factors. seed: of the inputs.
-        tensor: "any", or one of o, dr, dk, dv, dw, du.
+        tensor: "any", "o" or the gradient of one of the operator's inputs, such as "dw".
         T, chunk: length and tokens a chunk, where they are not an axis.
 
     >>> phase_diagram(scheme="first-row", against="at")

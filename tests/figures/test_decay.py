@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
-from flakit.figures.decay import TENSORS, DecayFigure, Onset
+from flakit.figures.decay import DecayFigure, Onset
+
+TENSORS = {"o": "column of v", "dr": "channel", "dk": "channel", "dv": "column of v", "dw": "channel", "du": "channel"}
 
 
 def arguments(bad=False, C=16, T=40, **changed):
@@ -15,13 +17,13 @@ def arguments(bad=False, C=16, T=40, **changed):
     if bad:
         exponents[0, 3, :2], A[3, :2], tensors["dw"][:4] = np.inf, np.nan, np.inf
     return {
-        "title": "title", "subtitle": "subtitle", "paired": False, "exponents": exponents, "limit": 88.7, "A": A,
-        "tensors": tensors, "onsets": onsets, "knob": "|log decay|", "now": 2.0, **changed,
+        "title": "title", "subtitle": "subtitle", "factors": ("read", "key"), "exponents": exponents, "limit": 88.7,
+        "A": A, "tensors": tensors, "onsets": onsets, "knob": "|log decay|", "now": 2.0, **changed,
     }  # fmt: skip
 
 
 def fresh(**kwargs):
-    figure = DecayFigure()
+    figure = DecayFigure(TENSORS)
     figure.update(**arguments(**kwargs))
     return figure.canvas.rgba().copy()
 
@@ -35,14 +37,14 @@ def fresh(**kwargs):
         {"limit": 11.09},
         {"C": 32},
         {"T": 13},
-        {"paired": True},
+        {"factors": ("one exponent", "none")},
         {"knob": "|log decay| of token 3"},
         {"onsets": {name: Onset(300.0, 301.0) for name in TENSORS}},
     ],
     ids=lambda changed: ", ".join(changed),
 )
 def test_a_redraw_equals_a_fresh_figure(changed):
-    figure = DecayFigure()
+    figure = DecayFigure(TENSORS)
     figure.update(**arguments())
     before = figure.canvas.rgba().copy()
     figure.update(**arguments(**changed))
@@ -52,7 +54,7 @@ def test_a_redraw_equals_a_fresh_figure(changed):
 
 
 def test_titles_say_how_much_is_not_finite():
-    figure = DecayFigure()
+    figure = DecayFigure(TENSORS)
     figure.update(**arguments(bad=True))
     said = {name: title.get_text() for name, title in figure._titles.items()}
     assert said["dw"] == "dw\n10% non-finite"
@@ -60,7 +62,7 @@ def test_titles_say_how_much_is_not_finite():
 
 
 def test_law_and_measurement_are_drawn_where_they_are():
-    figure = DecayFigure()
+    figure = DecayFigure(TENSORS)
     figure.update(**arguments(now=2.5))
     assert list(figure._law.get_xdata()) == [1.0] * 5
     assert list(figure._measured.get_xdata()) == [1.1] * 5

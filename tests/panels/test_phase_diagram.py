@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from flakit.cases import anchor
+from flakit.numerics.operators import OPERATORS
 from flakit.panels import phase_diagram
 
 module = importlib.import_module("flakit.panels.phase_diagram")
@@ -40,10 +41,18 @@ def test_the_border_of_no_anchor_against_length(panel):
     assert re.match(foretold, panel.text)
 
 
-@pytest.mark.parametrize("against", ["T", "chunk", "at"])
-@pytest.mark.parametrize("scheme", anchor.SCHEMES)
-def test_the_law_foretells_every_coarse_setting(panel, scheme, against):
-    panel.set(scheme=scheme, against=against)
+EVERYWHERE = [
+    pytest.param(op, scheme, against, id=f"{op}-{scheme}-{against}")
+    for op in OPERATORS
+    for scheme in (anchor.SCHEMES if op == "rwkv6" else ("none", "first-row", "previous-row-across", "dyadic"))
+    for against in ("T", "chunk", "at")
+    if op == "rwkv6" or against != "chunk"
+]
+
+
+@pytest.mark.parametrize("op, scheme, against", EVERYWHERE)
+def test_the_law_foretells_every_coarse_setting(panel, op, scheme, against):
+    panel.set(op=op, scheme=scheme, against=against)
     shown = panel.result
     assert (shown.predicted == shown.broken).all()
     assert shown.broken.any() == (shown.law < shown.decay[-1]).any()
@@ -52,7 +61,7 @@ def test_the_law_foretells_every_coarse_setting(panel, scheme, against):
 def test_a_wrong_law_would_be_told(panel):
     """The readout's agreement is counted, not asserted: a law that is off must show there."""
     off = panel.result._replace(law=panel.result.law * 3)
-    said = panel.describe(off, against="T")
+    said = panel.describe(off, op="rwkv6", against="T")
     agree = int(re.search(r"The law foretells (\d+) of them; the others are up to (\S+) columns", said).group(1))
     assert agree == (off.predicted == off.broken).sum() < 66
 
@@ -121,6 +130,8 @@ def test_a_failing_run_is_told(panel, monkeypatch):
         ({}, False),
         ({"against": "at", "scheme": "first-row", "tensor": "o", "seed": 2}, True),
         ({"against": "chunk", "scheme": "pairwise", "mask": "where", "dtype": "bfloat16", "T": 64}, True),
+        ({"op": "rwkv7", "against": "at", "scheme": "first-row", "tensor": "da"}, False),
+        ({"op": "gsa", "tensor": "dg"}, True),
     ],
     ids=str,
 )
@@ -133,8 +144,16 @@ def test_the_script_runs_and_gives_the_same_numbers(panel, setting, fine):
     with contextlib.redirect_stdout(printed):
         exec(panel.as_python(), {})
     lines = re.findall(
-        r"^\w+ = +(\d+): law \|w\| <= (\S+), first non-finite setting at (\S+)$", printed.getvalue(), re.M
+        r"^\w+ = +(\d+): law \|[wg]\| <= (\S+), first non-finite setting at (\S+)$", printed.getvalue(), re.M
     )
     onsets = [shown.decay[bad.argmax()] if bad.any() else math.nan for bad in shown.broken]
     expected = zip(shown.rows, shown.law, onsets, strict=True)
     assert lines == [(str(row), f"{law:.4g}", f"{onset:.4g}") for row, law, onset in expected]
+
+
+def test_an_operator_offers_its_own_tensors():
+    panel = phase_diagram("gsa", tensor="dg")
+    panel.knobs["op"].value = "rwkv7"
+    assert panel.knobs["tensor"].options == ("any", "o", "dr", "dw", "dk", "dv", "da", "db")
+    assert panel.setting["tensor"] == "any"
+    assert "of RWKV7 in chunks" in panel._figure._title.get_text()
