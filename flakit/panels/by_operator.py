@@ -28,13 +28,17 @@ def own_default(panel: Panel, op: widgets.Widget, knob: widgets.Widget, defaults
 
 
 def own_options(
-    panel: Panel, op: widgets.Widget, knob: widgets.Widget, options: Callable[[str], Iterable[str]]
+    panel: Panel,
+    op: widgets.Widget,
+    knob: widgets.Widget,
+    options: Callable[[str], Iterable[str]],
+    otherwise: Mapping[str, str],
 ) -> None:
-    """Offer each operator's own options; the one chosen stays where it is still there, else the first takes over."""
+    """Offer each operator's own options; the one chosen stays where it is still there, `otherwise` takes over."""
 
     def offer(_, name: str) -> None:
         kept, offered = knob.value, tuple(options(name))
         knob.options = offered
-        knob.value = kept if kept in offered else offered[0]
+        knob.value = kept if kept in offered else otherwise[name]
 
     panel.when(op, offer)

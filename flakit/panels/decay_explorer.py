@@ -46,8 +46,8 @@ class DecayExplorer(Panel):
             **scheme_knobs(),
             "chunk": knobs.choice(64, (16, 32, 64, 128), "chunk"),
         }
-        own_options(self, made["op"], made["query"], QUERIES.__getitem__)
-        only_for(self, made["op"], made["query"], [name for name, several in QUERIES.items() if len(several) > 1])
+        own_options(self, made["op"], made["query"], QUERIES.get, {name: reads[0] for name, reads in QUERIES.items()})
+        only_for(self, made["op"], made["query"], [name for name, reads in QUERIES.items() if len(reads) > 1])
         super().__init__(
             made,
             self._figure(first).canvas,

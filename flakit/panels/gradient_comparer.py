@@ -14,6 +14,7 @@ from ..numerics.operators import OPERATORS
 from ..ops.common.dispatch import choose_backend
 from . import knobs
 from .base import ButtonRun, Panel
+from .by_operator import only_for, own_default, own_options
 from .decays import chosen, decay_knobs
 from .scripts import literal
 
@@ -22,6 +23,8 @@ HERE, RECORDED = "here", "recorded"
 SUMS = "running sums"
 OTHERS = {"rwkv6": {SUMS: running_sums}}
 """By operator: further ways to make some of its tensors that are worth comparing."""
+_PROFILES = {name: {"rwkv6": "logsigmoid"}.get(name, op.profile) for name, op in OPERATORS.items()}
+_DECAYS = {name: f"d{op.decay}" for name, op in OPERATORS.items()}
 _LABELS = {SUMS: "dw from running sums, as widely done"}
 
 _COLUMNS = ("op", "form", "dtype", "T", "decay", "tensor", *MEASURES, "non_finite", "rms")
@@ -57,14 +60,19 @@ class GradientComparer(Panel):
             "op": knobs.operator_choice(first),
             "source": knobs.choice(HERE, sources, "numbers"),
             "dtype": knobs.choice("bfloat16", _DTYPES, "dtype"),
-            **decay_knobs(self, "logsigmoid", -8.0),
+            **decay_knobs(self, _PROFILES[first], -8.0),
             "T": knobs.steps(64, _LENGTHS + (_LONG if self.device == "cuda" else ()), "length T"),
             "K": knobs.steps(32, (16, 32, 64), "K = V"),
-            "tensor": knobs.choice("dw", _tensors(first), "below"),
+            "M": knobs.steps(32, (16, 32, 64), "slots M"),
+            "HQ": knobs.steps(1, (1, 2, 4), "query heads"),
+            "tensor": knobs.choice(_DECAYS[first], _tensors(first), "below"),
             "measure": knobs.choice("l2", {words: name for name, words in MEASURES.items()}, "its"),
             "along": knobs.choice("T", {words: name for name, words in _WORDS.items()}, "along"),
         }
-        made["op"].observe(lambda change: self._offer_tensors(made["tensor"], change.new), "value")
+        own_default(self, made["op"], made["profile"], _PROFILES)
+        own_options(self, made["op"], made["tensor"], _tensors, _DECAYS)
+        for name in ("M", "HQ"):
+            only_for(self, made["op"], made[name], [op for op, each in OPERATORS.items() if name in each.sizes])
         sweep = ButtonRun("measure along", self._sweep, done=self._keep, failed=self.fail)
         self.sweep = sweep
         super().__init__(
@@ -82,21 +90,14 @@ class GradientComparer(Panel):
             self._figures[op] = GradientFigure(labels, _tensors(op), MEASURES)
         return self._figures[op]
 
-    def _offer_tensors(self, knob, op: str) -> None:
-        was_held, self._held = self._held, True
-        kept, offered = knob.value, _tensors(op)
-        knob.options = offered
-        knob.value = kept if kept in offered else offered[0]
-        self._held = was_held
-
     # Numbers.
 
-    def compute(self, op, source, dtype, profile, decay, T, K, seed, **_) -> list[Mapping]:
+    def compute(self, op, source, dtype, profile, decay, T, seed, **setting) -> list[Mapping]:
         """The rows of `gradient_rows` at the knobs' setting, or the nearest recorded ones."""
         decay = chosen(profile, decay)
         if source == RECORDED:
             return _nearest(self._recording(op), op=op, dtype=dtype, T=T, decay=decay)
-        setting = {"op": op, "dtype": dtype, "T": T, "decay": decay, "K": K, "seed": seed}
+        setting = {"op": op, "dtype": dtype, "T": T, "decay": decay, **_sizes(op, setting), "seed": seed}
         wanted = tuple(setting.values())
         if self._measured is None or self._measured[0] != wanted:
             self._measured = (wanted, self._measure(**setting, over_time=True))
@@ -115,7 +116,7 @@ class GradientComparer(Panel):
         """Everything as the knobs say, but for the one that is run through."""
         at = self.setting
         along, decay = at["along"], chosen(at["profile"], at["decay"])
-        setting = {"op": at["op"], "dtype": at["dtype"], "T": at["T"], "decay": decay, "K": at["K"], "seed": at["seed"]}
+        setting = {name: at[name] for name in ("op", "dtype", "T", "seed")} | {"decay": decay, **_sizes(at["op"], at)}
         rows, values = [], _ALONG[along]
         for n, value in enumerate(values):
             progress(n, len(values))
@@ -207,7 +208,7 @@ class GradientComparer(Panel):
         )
         return "\n".join(lines)
 
-    def script(self, *, op, source, dtype, profile, decay, T, K, seed, **_) -> str:
+    def script(self, *, op, source, dtype, profile, decay, T, seed, **setting) -> str:
         decay = chosen(profile, decay)
         show = """for row in rows:
     errors = "  ".join(f"{name} {row[name]:.3e}" for name in ("l2", "worst_element", "worst_row"))
@@ -222,6 +223,7 @@ print(run.label)
 print("remade by:", run.meta["command"])
 rows = run.select(op={op!r}, dtype={dtype!r}, T={at["T"]}, decay={literal(at["decay"])})
 {show}"""
+        sizes = ", ".join(f"{name}={size}" for name, size in _sizes(op, setting).items())
         others = OTHERS.get(op, {})
         imports = "".join(f"from {make.__module__} import {make.__name__}\n" for make in others.values())
         given = f"{{{', '.join(f'{name!r}: {make.__name__}' for name, make in others.items())}}}"
@@ -230,7 +232,7 @@ rows = run.select(op={op!r}, dtype={dtype!r}, T={at["T"]}, decay={literal(at["de
 
 rows = gradient_rows(
     {op!r}, others={given},
-    T={T}, H=1, K={K}, decay={literal(decay)}, dtype=torch.{dtype}, device={self.device!r}, seed={seed},
+    T={T}, H=1, {sizes}, decay={literal(decay)}, dtype=torch.{dtype}, device={self.device!r}, seed={seed},
     recurrence=False,  # the float64 truth in chunks, as the panel does
 )
 {show}"""
@@ -238,6 +240,11 @@ rows = gradient_rows(
 
 def _tensors(op: str) -> tuple[str, ...]:
     return OPERATORS[op].outputs + tuple(f"d{name}" for name in OPERATORS[op].tensors)
+
+
+def _sizes(op: str, setting: Mapping[str, object]) -> dict[str, int]:
+    """The knobs of sizes that the operator has, as `flakit.inputs` takes them."""
+    return {name: setting[name] for name in ("K", "M", "HQ") if name in OPERATORS[op].sizes}
 
 
 def _recording(op: str) -> recorded.Recording | None:
@@ -312,9 +319,11 @@ def _number(row: Mapping, measure: str) -> str:
 def gradient_comparer(op: str = "rwkv6", **settings) -> GradientComparer:
     """A panel that compares an operator's forms, and the widely used dw, with float64.
 
+    op: an operator of `flakit.numerics.operators.OPERATORS`.
     settings: any of its knobs: source ("here" or "recorded"), dtype, profile ("constant" or one of
-    `flakit.numerics.inputs.DECAYS`), decay (the natural-log decay of "constant"), T, K, tensor and measure (of the
-    lower plots), along ("T", "decay" or "dtype": what the button runs through), seed.
+    `flakit.numerics.inputs.DECAYS`), decay (the natural-log decay of "constant"), T, K, of GSA M (slots) and HQ (query
+    heads of the one memory), tensor and measure (of the lower plots), along ("T", "decay" or "dtype": what the button
+    runs through), seed.
 
     >>> gradient_comparer(dtype="float32", profile="constant", decay=-20)
     """

@@ -56,7 +56,7 @@ class PhaseDiagram(Panel):
             "chunk": knobs.choice(64, (16, 32, 64, 128), "chunk"),
             "T": knobs.choice(128, (16, 32, 48, 64, 100, 128, 192, 256), "length T"),
         }
-        own_options(self, made["op"], made["tensor"], _offered)
+        own_options(self, made["op"], made["tensor"], _offered, dict.fromkeys(OPERATORS, ANY))
         made["against"].observe(lambda _: self._disable(), "value")
         self.run = ButtonRun("measure finely", self._measure_finely, done=self._keep, failed=self.fail)
         super().__init__(

@@ -13,6 +13,7 @@ import pytest
 from flakit.cases.decay_gradient import law
 from flakit.numerics import recorded
 from flakit.numerics.gradients import MEASURES
+from flakit.numerics.operators import OPERATORS
 from flakit.panels import gradient_comparer
 
 META = {"device": "NVIDIA H200", "date": "2026-11-20", "torch": "2.11.0", "triton": "3.6.0", "command": "remake"}
@@ -55,10 +56,13 @@ def printed(script: str) -> dict[tuple[str, str], tuple[float, ...]]:
     return {(form, tensor): tuple(map(float, errors)) for tensor, form, *errors in found}
 
 
-def test_the_operators_own_gradients_are_at_rounding_level():
-    panel = gradient_comparer(T=64)
-    for form in ("chunk", "recurrent"):
-        assert all(error(panel, form, tensor) < 2.5e-3 for tensor in TENSORS)
+@pytest.mark.parametrize("op", OPERATORS)
+def test_the_operators_own_gradients_are_at_rounding_level(op):
+    panel = gradient_comparer(op, T=64)
+    of = OPERATORS[op]
+    for form in of.forms:
+        for tensor in (*of.outputs, *(f"d{name}" for name in of.tensors)):
+            assert error(panel, form, tensor) < 2.5e-3, (form, tensor)
     assert "All finite" in panel.text and "Ran here on" in panel.text
     assert panel.png.startswith(b"\x89PNG")
 
@@ -85,13 +89,15 @@ def test_a_gradient_too_small_for_its_dtype_is_told():
         dict(dtype="bfloat16", profile="logsigmoid", T=128, seed=4),
         dict(dtype="float32", profile="constant", decay=-8.0, T=32, K=16),
         dict(dtype="float16", profile="constant", decay=-math.inf, T=16, K=16),
+        dict(op="rwkv7", dtype="bfloat16", T=32, K=16),
+        dict(op="gsa", dtype="bfloat16", T=16, K=16, M=16, HQ=4),
     ],
-    ids=["bfloat16", "float32", "forget"],
+    ids=["bfloat16", "float32", "forget", "rwkv7", "gsa"],
 )
 def test_the_copied_script_reproduces_the_errors(setting):
     panel = gradient_comparer(**setting)
     found = printed(panel.as_python())
-    assert len(found) == len(panel.result) == 15
+    assert len(found) == len(panel.result) == {"rwkv6": 15}.get(panel.setting["op"], 16)
     for row in panel.result:
         assert found[row["form"], row["tensor"]] == tuple(pytest.approx(row[m], rel=1e-3) for m in MEASURES)
 
@@ -183,7 +189,7 @@ def test_reset_and_wrong_settings():
     assert panel.png == start
     with pytest.raises(ValueError, match="dtype: expected one of float32, float16, bfloat16, got 'int8'"):
         gradient_comparer(dtype="int8")
-    with pytest.raises(ValueError, match="op: expected one of rwkv6, got 'rwkv5'"):
+    with pytest.raises(ValueError, match="op: expected one of rwkv6, rwkv7, gsa, got 'rwkv5'"):
         gradient_comparer("rwkv5")
 
 
@@ -195,3 +201,25 @@ def test_redraws_are_quick():
         panel.set(decay=-0.1 * (n + 1))
         taken.append(time.process_time() - start)
     assert min(taken) < 0.1  # the least of many: other tests share these cores
+
+
+def test_an_operator_brings_its_own_tensors_and_sizes():
+    panel = gradient_comparer(T=16, K=16)
+    for op, decay, profile, shown in (
+        ("rwkv7", "dw", "rwkv7", "none"),
+        ("gsa", "dg", "gsa", ""),
+        ("rwkv6", "dw", "logsigmoid", "none"),
+    ):
+        panel.knobs["op"].value = op
+        assert (panel.setting["tensor"], panel.setting["profile"]) == (decay, profile)
+        assert {panel.knobs[name].layout.display for name in ("M", "HQ")} == {shown}
+        assert {row["tensor"] for row in panel.result} == set(panel.knobs["tensor"].options)
+        assert panel.text.startswith("Ran here on") and "All finite" in panel.text
+
+
+def test_an_operator_without_a_recording_says_so(recording):
+    panel = gradient_comparer(T=64, source="recorded")
+    panel.knobs["op"].value = "gsa"
+    assert panel.text == "ValueError: numbers: expected an operator with a recording in data/, got GSA"
+    panel.set(source="here", T=16, K=16, M=16)
+    assert panel.text.startswith("Ran here on")
