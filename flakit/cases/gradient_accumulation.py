@@ -1,0 +1,224 @@
+"""Case 5: the loss curve is wrong and the kernel is right. Gradient accumulation that nobody divides by.
+
+As told (flash-linear-attention issue #218): RWKV7 trained with the Transformers Trainer 4.48.2 shows a loss that is too
+high and rises, Qwen2 does not, and the same RWKV7 in another framework does not; the loss is not divided by the
+accumulation steps and comes out 4 * 4 = 16 times too large; a newer Transformers cures it.
+As measured: a contract that two sides read differently. For the loss over one step the parts' losses must be summed
+over all targets and divided by their number, which only the trainer knows: it passes `num_items_in_batch` to models
+whose forward takes `**kwargs`, and leaves the division to them. A model that takes `**kwargs` for any other reason
+swallows the number and returns its own mean. Now nobody divides: loss and gradient are `accumulation` times too large,
+4 at an accumulation of 4 whatever the batch size, since the batch is averaged in the mean. Newer releases have the same
+contract and the same fault; data/transformers_accumulation.json has both. What cures it: a forward without `**kwargs`,
+`accepts_loss_kwargs = False` on the model, `trainer.model_accepts_loss_kwargs = False`, or keeping the contract.
+
+A second, smaller one in the contract itself: the trainer counts the labels before the model shifts them by one, T where
+T - 1 are predicted. A model that keeps the contract gets a loss of (T - 1) / T of the mean: 15/16 at T = 16. 5.23.0
+counts right for models that name Transformers' own causal loss, and for no others.
+
+Neither is a matter of the operator: softmax attention behind the same forward fails likewise. A norm that is clipped
+hides the factor instead of removing it, and is no cure for NaN (`clipped`).
+"""
+
+import inspect
+import math
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..models.accumulation import accumulate, measure_accumulation, micro_batches
+from ..models.language_model import IGNORED, MIXERS, LanguageModel, loss
+from ..models.tasks import Copying
+from .laws import Row
+
+T, SEQUENCES, VOCAB = 16, 16, 64
+"""Tokens a sequence, sequences an optimizer step, and different tokens of the experiment."""
+
+
+class CausalLM(nn.Module):
+    """A model as trainers want it: tokens and labels in, the loss out. labels are the tokens; they are shifted here."""
+
+    def __init__(self, model: LanguageModel):
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """input_ids, labels [B, T], `IGNORED` where nothing is asked; the mean over what is."""
+        logits = self.model(input_ids)
+        return {"loss": loss(logits[:, :-1], labels[:, 1:]), "logits": logits}
+
+
+class TakesAnything(CausalLM):
+    """The fault: `**kwargs` promise to use `num_items_in_batch`, and the forward never looks at it."""
+
+    def forward(self, input_ids: Tensor, labels: Tensor, **kwargs) -> dict[str, Tensor]:
+        return super().forward(input_ids, labels)
+
+
+class SaysNo(TakesAnything):
+    """Cure on the model: takes anything and says that it makes no use of it."""
+
+    accepts_loss_kwargs = False
+
+
+class KeepsTheContract(CausalLM):
+    """Cure on the model: a sum divided by the number of targets that the trainer counted."""
+
+    def forward(self, input_ids: Tensor, labels: Tensor, num_items_in_batch=None, **kwargs) -> dict[str, Tensor]:
+        if num_items_in_batch is None:
+            return super().forward(input_ids, labels)
+        logits = self.model(input_ids)
+        targets = labels[:, 1:].flatten()
+        total = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), targets, ignore_index=IGNORED, reduction="sum")
+        return {"loss": total / num_items_in_batch, "logits": logits}
+
+
+CONTRACTS = {
+    "takes **kwargs": TakesAnything,
+    "plain forward": CausalLM,
+    "accepts_loss_kwargs = False": SaysNo,
+    "trainer.model_accepts_loss_kwargs = False": TakesAnything,
+    "uses num_items_in_batch": KeepsTheContract,
+}
+"""The faulty model, and each cure; the fourth is set on the trainer."""
+
+ON_THE_TRAINER = "trainer.model_accepts_loss_kwargs = False"
+
+
+def check_contract(contract: str) -> str:
+    """The contract, or a ValueError that lists them."""
+    if contract not in CONTRACTS:
+        raise ValueError(f"contract: expected one of {', '.join(CONTRACTS)}, got {contract!r}")
+    return contract
+
+
+def model(contract: str = "takes **kwargs", mixer: str = "rwkv7", *, seed: int = 0) -> CausalLM:
+    """A small language model behind the forward of one of `CONTRACTS`. mixer: of `flakit.models.MIXERS`."""
+    inner = LanguageModel(VOCAB, dim=32, layers=2, mixer=mixer, head_size=16, initialisation="normal", seed=seed)
+    return CONTRACTS[check_contract(contract)](inner)
+
+
+def sequences(steps: int = 1, *, seed: int = 0) -> Tensor:
+    """Tokens of `steps` optimizer steps, [steps * SEQUENCES, T]: random symbols, and the same again."""
+    return Copying(VOCAB - 1).batch(steps * SEQUENCES, T, torch.Generator().manual_seed(seed))[0]
+
+
+def takes_kwargs(model: nn.Module) -> bool:
+    """What the trainer asks a model: does it say so itself, else does its forward take `**kwargs`?"""
+    if hasattr(model, "accepts_loss_kwargs"):
+        return model.accepts_loss_kwargs
+    return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(model.forward).parameters.values())
+
+
+def trainer_step(
+    model: nn.Module, tokens: Tensor, accumulation: int, *, accepts: bool | None = None, shifted: bool = False
+) -> float:
+    """The trainer's contract: adds one step's gradients to the parameters and returns the loss that it reports.
+
+    accepts: `trainer.model_accepts_loss_kwargs`, by default what `takes_kwargs` finds. shifted: count the targets that
+    are left after the shift; the trainer counts the labels as they come.
+    """
+    accepts = takes_kwargs(model) if accepts is None else accepts
+    counted = (tokens[:, 1:] if shifted else tokens).ne(IGNORED).sum()
+    reported = 0.0
+    for x, labels in micro_batches(tokens, tokens, accumulation):
+        extra = {"num_items_in_batch": counted} if accepts else {}
+        loss = model(input_ids=x, labels=labels, **extra)["loss"]
+        loss = loss if accepts else loss / accumulation
+        loss.backward()
+        reported += loss.item()
+    return reported
+
+
+def plain_step(model: CausalLM, tokens: Tensor, accumulation: int) -> float:
+    """The plain PyTorch loop on the same data: what every other loop is held against."""
+    targets = F.pad(tokens[:, 1:], (0, 1), value=IGNORED)
+    return accumulate(model.model, tokens, targets, accumulation)
+
+
+def step(contract: str = "takes **kwargs", mixer: str = "rwkv7", *, loop: str = "trainer", seed: int = 0):
+    """The first step of the experiment as `check_gradient_accumulation` takes it: step(accumulation).
+
+    loop: "trainer", its contract as `trainer_step` reproduces it, or "plain".
+    """
+    if loop not in ("trainer", "plain"):
+        raise ValueError(f"loop: expected 'trainer' or 'plain', got {loop!r}")
+    made, tokens = model(contract, mixer, seed=seed), sequences(seed=seed)
+    accepts = False if contract == ON_THE_TRAINER else None
+
+    def run(accumulation: int) -> tuple[float, list[Tensor]]:
+        made.zero_grad(set_to_none=True)
+        if loop == "plain":
+            reported = plain_step(made, tokens, accumulation)
+        else:
+            reported = trainer_step(made, tokens, accumulation, accepts=accepts)
+        return reported, [p.grad for p in made.parameters()]
+
+    return run
+
+
+def law(accumulation: int, contract: str = "takes **kwargs", *, T: int = T) -> float:
+    """By which factor loss and gradient are off: the accumulation if nobody divides, (T - 1) / T if labels that nobody
+    predicts are counted, else 1.
+
+    >>> law(4), law(4, "plain forward"), law(4, "uses num_items_in_batch")
+    (4, 1, 0.9375)
+    """
+    if check_contract(contract) == "takes **kwargs":
+        return accumulation
+    return (T - 1) / T if contract == "uses num_items_in_batch" else 1
+
+
+def clipped(bad: float = torch.nan, max_norm: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Gradients of three parameters before and after `clip_grad_norm_`, one element of the second being `bad`, [3, 3].
+
+    The norm of all is NaN or inf, and every gradient is multiplied by max_norm / norm: by NaN, or by 0 (and inf * 0 is
+    NaN). A step that would have hurt one parameter now hurts, or loses, all.
+    """
+    before = torch.arange(1.0, 10.0).view(3, 3)
+    before[1, 1] = bad
+    parameters = [nn.Parameter(torch.zeros(3)) for _ in range(3)]
+    for p, grad in zip(parameters, before, strict=True):
+        p.grad = grad.clone()
+    nn.utils.clip_grad_norm_(parameters, max_norm)
+    return before, torch.stack([p.grad for p in parameters])
+
+
+RECORDED = {1: (4.2132, 0.2438), 4: (16.8527, 0.9752)}
+"""Loss and gradient norm of the fault by accumulation as the case file has them, of another such model."""
+TOLD = 16.0
+"""The factor on the loss as told, at a batch size of 4 and an accumulation of 4."""
+
+
+def at(
+    *,
+    accumulation: int = 4,
+    contract: Annotated[str, CONTRACTS] = "takes **kwargs",
+    mixer: Annotated[str, MIXERS] = "rwkv7",
+) -> list[Row]:
+    """One accumulation, contract and model: the factors on the reported loss and the gradient."""
+    (found,) = measure_accumulation(
+        step(contract, mixer), [accumulation], reference=step(contract, mixer, loop="plain")(1)
+    )
+    factor = float(law(accumulation, contract))
+    return [
+        Row(f"{contract}, accumulation {accumulation}: {what}", math.nan, factor, measured)
+        for what, measured in (("loss", found.loss_factor), ("gradient", found.grad_factor))
+    ]
+
+
+def reproduce() -> list[Row]:
+    """The factors by which the reported loss and the gradient differ from the plain loop's, by contract."""
+    rows = []
+    for n in (2, 4, 8):
+        loss, gradient = at(accumulation=n)
+        if n == 4:
+            factors = [bad / good for good, bad in zip(RECORDED[1], RECORDED[4], strict=True)]
+            rows.append(loss._replace(what=f"{loss.what}, as told", recorded=TOLD))
+            loss, gradient = loss._replace(recorded=factors[0]), gradient._replace(recorded=factors[1])
+        rows += [loss, gradient]
+    for contract in list(CONTRACTS)[1:]:
+        told = 15 / 16 if contract == "uses num_items_in_batch" else math.nan
+        rows += [row._replace(recorded=told) for row in at(contract=contract)]
+    return rows

@@ -1,0 +1,87 @@
+"""Case 5: the factor is the accumulation, whoever mixes; each cure is one; the label count; clipping cures nothing."""
+
+import math
+
+import pytest
+
+from flakit.cases import gradient_accumulation as case
+from flakit.models.accumulation import check_gradient_accumulation, check_initial_loss, measure_accumulation
+
+WITHIN = 1e-4
+
+
+def measured(contract, accumulation, mixer="rwkv7"):
+    reference = case.step(contract, mixer, loop="plain")(1)
+    (row,) = measure_accumulation(case.step(contract, mixer), [accumulation], reference=reference)
+    assert row.rest < WITHIN  # a multiple of the right gradient, and nothing else
+    return row
+
+
+def agrees(law, row):
+    return abs(row.loss_factor / law - 1) < WITHIN and abs(row.grad_factor / law - 1) < WITHIN
+
+
+@pytest.mark.parametrize("mixer", ["rwkv7", "attention"])
+@pytest.mark.parametrize("contract", case.CONTRACTS)
+def test_law_and_measurement_agree(contract, mixer):
+    for accumulation in (1, 4, 16):
+        assert agrees(case.law(accumulation, contract), measured(contract, accumulation, mixer))
+
+
+def test_a_wrong_law_would_be_rejected():
+    row = measured("takes **kwargs", 4)
+    batch = case.SEQUENCES // 4
+    for planted in (batch * 4, 1, 1 / 4, 4 * 15 / 16):  # as told; no fault; divided twice; counted too
+        assert not agrees(planted, row)
+    assert not agrees(1, measured("uses num_items_in_batch", 4))
+
+
+def test_every_row_of_the_story_agrees_and_the_told_factor_does_not():
+    rows = case.reproduce()
+    assert all(row.agrees for row in rows)
+    told = {row.what: row.recorded / row.measured for row in rows if not math.isnan(row.recorded)}
+    off = {what for what, factor in told.items() if abs(factor - 1) > 2e-3}
+    assert off == {"takes **kwargs, accumulation 4: loss, as told"}
+
+
+@pytest.mark.parametrize("contract", [name for name in case.CONTRACTS if name != "takes **kwargs"])
+def test_the_check_passes_every_cure_and_rejects_the_fault(contract):
+    check_gradient_accumulation(case.step(contract), (1, 4))
+    with pytest.raises(AssertionError, match="accumulation 4: loss 4 times, gradient 4 times"):
+        check_gradient_accumulation(case.step(), (1, 4))
+
+
+def test_counting_shifted_labels_makes_the_contract_right():
+    made, tokens = case.model("uses num_items_in_batch"), case.sequences()
+    right = case.plain_step(made, tokens, 4)
+    assert case.trainer_step(made, tokens, 4, shifted=True) == pytest.approx(right, rel=1e-5)
+    tokens[:, 0] = case.IGNORED  # what a collator can do about it
+    counted = tokens.ne(case.IGNORED).sum()
+    assert counted == case.SEQUENCES * (case.T - 1)
+
+
+def test_the_initial_loss_tells():
+    check_initial_loss(case.step()(1)[0], case.VOCAB)
+    with pytest.raises(AssertionError, match="got 4 times that"):
+        check_initial_loss(case.step()(4)[0], case.VOCAB)
+
+
+def test_clipping_spreads_a_nan_and_drops_what_an_inf_leaves():
+    before, after = case.clipped(math.nan)
+    assert before.isnan().sum() == 1 and after.isnan().all()
+    before, after = case.clipped(math.inf)
+    assert after.isnan().sum() == 1 and (after.nan_to_num() == 0).all()
+    _, after = case.clipped(5.0)
+    assert after.norm().item() == pytest.approx(1.0, rel=1e-5)
+
+
+def test_bad_arguments_are_named():
+    with pytest.raises(ValueError, match=r"contract: expected one of takes \*\*kwargs, .* got 'divides'"):
+        case.law(4, "divides")
+    with pytest.raises(ValueError, match="loop: expected 'trainer' or 'plain', got 'other'"):
+        case.step(loop="other")
+
+
+def test_the_law_is_exact_at_one_setting_of_the_knobs():
+    rows = case.at(accumulation=2, contract="uses num_items_in_batch", mixer="attention")
+    assert [row.law for row in rows] == [15 / 16] * 2 and all(row.agrees for row in rows)
