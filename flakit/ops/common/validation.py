@@ -87,6 +87,32 @@ def check_cu_seqlens(cu_seqlens: object, B: int, device: torch.device, like: str
     check_device("cu_seqlens", cu_seqlens, device, like)
 
 
+def check_packing(
+    cu_seqlens: object, cu_seqlens_cpu: object, B: int, T: int, device: torch.device, like: str = "r"
+) -> int:
+    """Both forms of the offsets, either of which may be None; returns N, the number of sequences."""
+    if cu_seqlens is not None:
+        check_cu_seqlens(cu_seqlens, B, device, like)
+    if cu_seqlens_cpu is not None:
+        check_cu_seqlens(cu_seqlens_cpu, B, torch.device("cpu"))
+        check_offsets(cu_seqlens_cpu, T)
+    return B if cu_seqlens is None else len(cu_seqlens) - 1
+
+
+def check_state(
+    name: str, state: object, shape: Mapping[str, int], packed: bool, first: Tensor, like: str = "r"
+) -> None:
+    """A state of `shape`, whose first axis is N, beside the operator's first sequence."""
+    check_tensor(name, state, shape, f" (N = {shape['N']} {'packed sequences' if packed else 'like B'})")
+    check_dtype(name, state, (torch.promote_types(first.dtype, torch.float32),), first, like)
+    check_device(name, state, first.device, like)
+
+
+def check_flag(name: str, flag: object) -> None:
+    if not isinstance(flag, bool):
+        raise TypeError(f"{name}: expected True or False, got {type(flag).__name__}")
+
+
 def check_offsets(cu_seqlens: Tensor, T: int) -> None:
     if not looks_at_values(cu_seqlens):
         return

@@ -1,16 +1,13 @@
 """RWKV6's public functions: check the arguments, choose the code that runs, register it with PyTorch. No maths here."""
 
-from importlib import import_module
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..common import plain
 from ..common import validation as check
 from ..common.dispatch import autocast, check_chunk_size, choose_backend
-from ..common.packed import from_batch, to_batch
-
-TORCH_CHUNK_SIZE = 64
 
 
 class RWKV6Output(NamedTuple):
@@ -121,7 +118,6 @@ def _call(
     V = v.shape[-1]
 
     r, k, v = autocast(r, k, v)
-    wide = torch.float64 if r.dtype == torch.float64 else torch.float32
     for name, x in (("k", k), ("v", v)):
         check.check_dtype(name, x, (r.dtype,), r)
     for name, x in (("w", w), ("u", u)):
@@ -129,20 +125,11 @@ def _call(
     for name, x in (("k", k), ("v", v), ("w", w), ("u", u)):
         check.check_device(name, x, r.device)
 
-    N = B
-    if cu_seqlens is not None:
-        check.check_cu_seqlens(cu_seqlens, B, r.device)
-        N = len(cu_seqlens) - 1
-    if cu_seqlens_cpu is not None:
-        check.check_cu_seqlens(cu_seqlens_cpu, B, torch.device("cpu"))
-        check.check_offsets(cu_seqlens_cpu, T)
+    N = check.check_packing(cu_seqlens, cu_seqlens_cpu, B, T, r.device)
     if initial_state is not None:
-        sequences = f" (N = {N} {'packed sequences' if cu_seqlens is not None else 'like B'})"
-        check.check_tensor("initial_state", initial_state, dict(N=N, H=H, K=K, V=V), sequences)
-        check.check_dtype("initial_state", initial_state, (wide,), r)
-        check.check_device("initial_state", initial_state, r.device)
-    if not isinstance(output_final_state, bool):
-        raise TypeError(f"output_final_state: expected True or False, got {type(output_final_state).__name__}")
+        packed = cu_seqlens is not None
+        check.check_state("initial_state", initial_state, dict(N=N, H=H, K=K, V=V), packed, r)
+    check.check_flag("output_final_state", output_final_state)
     check.refuse_forward_mode(r=r, k=k, v=v, w=w, u=u, initial_state=initial_state)
 
     scale = check.check_scale(scale, K**-0.5)
@@ -154,19 +141,6 @@ def _call(
         r, k, v, w, u, initial_state, cu_seqlens, scale, output_final_state, form, backend, chunk_size, keep_states
     )
     return RWKV6Output(o, final_state if output_final_state else None)
-
-
-def _kernels(form: str):
-    # Imported on first use: `import flakit` works where Triton does not exist.
-    return import_module(f".{form}_triton", __package__)
-
-
-def _plain(form: str, backend: str, chunk_size: int, r: Tensor):
-    """The PyTorch implementation, as (module, r in the dtype it is to compute in, extra arguments)."""
-    if form == "chunk" and backend == "torch":
-        return import_module(".chunk_torch", __package__), r, (chunk_size or TORCH_CHUNK_SIZE,)
-    # Thousands of products with the same rounded e^w add its error up: 2e-5 at w = -1e-4, T = 4096 in float32.
-    return import_module(".reference", __package__), r.double(), ()
 
 
 @torch.library.custom_op("flakit::rwkv6", mutates_args=())
@@ -190,17 +164,11 @@ def _forward_op(
     if cu_seqlens is not None:
         check.check_offsets(cu_seqlens, r.shape[1])
     if backend == "triton":
-        return _kernels(form).forward(
+        return plain.kernels(__package__, form).forward(
             r, k, v, w, u, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep_states
         )
-    module, exact_r, extra = _plain(form, backend, chunk_size, r)
-    with torch.autocast(r.device.type, enabled=False):
-        if cu_seqlens is None:
-            o, final_state = module.forward(exact_r, k, v, w, u, scale, initial_state, *extra)
-        else:
-            batched = (to_batch(x, cu_seqlens) for x in (exact_r, k, v, w))
-            o, final_state = module.forward(*batched, u, scale, initial_state, *extra)
-            o = from_batch(o, cu_seqlens)
+    given = (r, k, v, w), (u, scale, initial_state), cu_seqlens
+    o, final_state = plain.forward(__package__, form, backend, chunk_size, *given)
     final_state = final_state.to(torch.promote_types(r.dtype, torch.float32)).contiguous()
     empty = final_state.new_empty(0)
     return o.to(r.dtype).contiguous(), final_state if output_final_state else empty, empty.clone()
@@ -225,18 +193,12 @@ def _backward_op(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """dr, dk, dv, dw, du and dinitial_state (empty without an initial state), each in its input's dtype."""
     if backend == "triton":
-        grads = _kernels(form).backward(
+        grads = plain.kernels(__package__, form).backward(
             r, k, v, w, u, scale, initial_state, cu_seqlens, chunk_size, states, do, dfinal_state
         )
     else:
-        module, exact_r, extra = _plain(form, backend, chunk_size, r)
-        with torch.autocast(r.device.type, enabled=False):
-            if cu_seqlens is None:
-                grads = module.backward(exact_r, k, v, w, u, scale, initial_state, do, dfinal_state, *extra)
-            else:
-                *batched, do = (to_batch(x, cu_seqlens) for x in (exact_r, k, v, w, do))
-                *rows, du, dstate = module.backward(*batched, u, scale, initial_state, do, dfinal_state, *extra)
-                grads = (*(from_batch(x, cu_seqlens) for x in rows), du, dstate)
+        given = (r, k, v, w), (u, scale, initial_state), cu_seqlens
+        grads = plain.backward(__package__, form, backend, chunk_size, *given, do, dfinal_state)
     dtypes = (*(x.dtype for x in (r, k, v, w, u)), torch.promote_types(r.dtype, torch.float32))
     *grads, dstate = (g.to(dtype).contiguous() for g, dtype in zip(grads, dtypes, strict=True))
     return (*grads, dstate if initial_state is not None else dstate.new_empty(0))
@@ -254,7 +216,7 @@ def _(r, k, v, w, u, initial_state, cu_seqlens, scale, output_final_state, form,
     final_state = r.new_empty(_states_shape(r, v, cu_seqlens) if output_final_state else (0,), dtype=wide)
     shape = (0,)
     if backend == "triton" and keep_states:
-        shape = _kernels(form).checkpoint_shape(r, v, cu_seqlens, chunk_size)
+        shape = plain.kernels(__package__, form).checkpoint_shape(r, v, cu_seqlens, chunk_size)
     return o, final_state, r.new_empty(shape, dtype=wide)
 
 

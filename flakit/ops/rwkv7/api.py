@@ -1,16 +1,13 @@
 """RWKV7's public functions: check the arguments, choose the code that runs, register it with PyTorch. No maths here."""
 
-from importlib import import_module
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..common import plain
 from ..common import validation as check
 from ..common.dispatch import autocast, check_chunk_size, choose_backend
-from ..common.packed import from_batch, to_batch
-
-TORCH_CHUNK_SIZE = 64
 
 
 class RWKV7Output(NamedTuple):
@@ -197,7 +194,6 @@ def _call(
     V = v.shape[-1]
 
     r, k, v = autocast(r, k, v)
-    wide = torch.promote_types(r.dtype, torch.float32)
     for name, x in (("k", k), ("v", v)):
         check.check_dtype(name, x, (r.dtype,), r)
     for name, x in (("w", w), ("a", a), ("b", b)):
@@ -205,20 +201,11 @@ def _call(
     for name, x in (("w", w), ("k", k), ("v", v), ("a", a), ("b", b)):
         check.check_device(name, x, r.device)
 
-    N = B
-    if cu_seqlens is not None:
-        check.check_cu_seqlens(cu_seqlens, B, r.device)
-        N = len(cu_seqlens) - 1
-    if cu_seqlens_cpu is not None:
-        check.check_cu_seqlens(cu_seqlens_cpu, B, torch.device("cpu"))
-        check.check_offsets(cu_seqlens_cpu, T)
+    N = check.check_packing(cu_seqlens, cu_seqlens_cpu, B, T, r.device)
     if initial_state is not None:
-        sequences = f" (N = {N} {'packed sequences' if cu_seqlens is not None else 'like B'})"
-        check.check_tensor("initial_state", initial_state, dict(N=N, H=H, K=K, V=V), sequences)
-        check.check_dtype("initial_state", initial_state, (wide,), r)
-        check.check_device("initial_state", initial_state, r.device)
-    if not isinstance(output_final_state, bool):
-        raise TypeError(f"output_final_state: expected True or False, got {type(output_final_state).__name__}")
+        packed = cu_seqlens is not None
+        check.check_state("initial_state", initial_state, dict(N=N, H=H, K=K, V=V), packed, r)
+    check.check_flag("output_final_state", output_final_state)
     check.refuse_forward_mode(r=r, w=w, k=k, v=v, a=a, b=b, initial_state=initial_state)
 
     scale = check.check_scale(scale, 1.0)
@@ -230,19 +217,6 @@ def _call(
         r, w, k, v, a, b, initial_state, cu_seqlens, scale, output_final_state, form, backend, chunk_size, keep_states
     )
     return RWKV7Output(o, final_state if output_final_state else None)
-
-
-def _kernels(form: str):
-    # Imported on first use: `import flakit` works where Triton does not exist.
-    return import_module(f".{form}_triton", __package__)
-
-
-def _plain(form: str, backend: str, chunk_size: int, r: Tensor):
-    """The PyTorch implementation, as (module, r in the dtype it is to compute in, extra arguments)."""
-    if form == "chunk" and backend == "torch":
-        return import_module(".chunk_torch", __package__), r, (chunk_size or TORCH_CHUNK_SIZE,)
-    # Thousands of products with the same rounded e^w add its error up: 2e-5 at w = -1e-4, T = 4096 in float32.
-    return import_module(".reference", __package__), r.double(), ()
 
 
 @torch.library.custom_op("flakit::rwkv7", mutates_args=())
@@ -267,17 +241,11 @@ def _forward_op(
     if cu_seqlens is not None:
         check.check_offsets(cu_seqlens, r.shape[1])
     if backend == "triton":
-        return _kernels(form).forward(
+        return plain.kernels(__package__, form).forward(
             r, w, k, v, a, b, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep_states
         )
-    module, exact_r, extra = _plain(form, backend, chunk_size, r)
-    with torch.autocast(r.device.type, enabled=False):
-        if cu_seqlens is None:
-            o, final_state = module.forward(exact_r, w, k, v, a, b, scale, initial_state, *extra)
-        else:
-            batched = (to_batch(x, cu_seqlens) for x in (exact_r, w, k, v, a, b))
-            o, final_state = module.forward(*batched, scale, initial_state, *extra)
-            o = from_batch(o, cu_seqlens)
+    given = (r, w, k, v, a, b), (scale, initial_state), cu_seqlens
+    o, final_state = plain.forward(__package__, form, backend, chunk_size, *given)
     final_state = final_state.to(torch.promote_types(r.dtype, torch.float32)).contiguous()
     final_state = final_state if output_final_state else final_state.new_empty(0)
     return o.to(r.dtype).contiguous(), final_state, *(final_state.new_empty(0) for _ in range(3))
@@ -305,18 +273,12 @@ def _backward_op(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """dr, dw, dk, dv, da, db and dinitial_state (empty without an initial state), each in its input's dtype."""
     if backend == "triton":
-        grads = _kernels(form).backward(
+        grads = plain.kernels(__package__, form).backward(
             r, w, k, v, a, b, scale, initial_state, cu_seqlens, chunk_size, states, found, inverse, do, dfinal_state
         )
     else:
-        module, exact_r, extra = _plain(form, backend, chunk_size, r)
-        with torch.autocast(r.device.type, enabled=False):
-            if cu_seqlens is None:
-                grads = module.backward(exact_r, w, k, v, a, b, scale, initial_state, do, dfinal_state, *extra)
-            else:
-                *batched, do = (to_batch(x, cu_seqlens) for x in (exact_r, w, k, v, a, b, do))
-                *rows, dstate = module.backward(*batched, scale, initial_state, do, dfinal_state, *extra)
-                grads = (*(from_batch(x, cu_seqlens) for x in rows), dstate)
+        given = (r, w, k, v, a, b), (scale, initial_state), cu_seqlens
+        grads = plain.backward(__package__, form, backend, chunk_size, *given, do, dfinal_state)
     dtypes = (*(x.dtype for x in (r, w, k, v, a, b)), torch.promote_types(r.dtype, torch.float32))
     *grads, dstate = (g.to(dtype).contiguous() for g, dtype in zip(grads, dtypes, strict=True))
     return (*grads, dstate if initial_state is not None else dstate.new_empty(0))
@@ -334,7 +296,7 @@ def _(r, w, k, v, a, b, initial_state, cu_seqlens, scale, output_final_state, fo
     final_state = r.new_empty(_states_shape(r, v, cu_seqlens) if output_final_state else (0,), dtype=wide)
     shapes = ((0,),) * 3
     if backend == "triton" and keep_states:
-        shapes = _kernels(form).kept_shapes(r, v, cu_seqlens, chunk_size)
+        shapes = plain.kernels(__package__, form).kept_shapes(r, v, cu_seqlens, chunk_size)
     return o, final_state, *(r.new_empty(shape, dtype=wide) for shape in shapes)
 
 
