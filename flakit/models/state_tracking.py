@@ -68,6 +68,6 @@ def follow(
     right = accuracy(made, task.batch, LENGTHS[-1], seed=1000)
     shown = {"task": f"S{items}", "model": name, "seed": seed}
     loss = sum(run.losses[-10:]) / len(run.losses[-10:])
-    counted = {"steps": steps, "skipped": len(run.skipped), "loss": loss, "seconds": run.seconds}
+    counted = {"steps": steps, "skipped": len(run.skipped), "loss": loss}
     rows = [{**shown, "length": T, "accuracy": right[T // 2 : T].mean().item(), **counted} for T in LENGTHS]
     return made, run, rows

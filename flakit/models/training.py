@@ -61,7 +61,6 @@ def train(
     vectors = [p for p in model.parameters() if p.ndim <= 1]
     groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.98))
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: _share_of_lr(n, steps, warmup))
     generator, run, start = Generator().manual_seed(seed), Run(), time.perf_counter()
     model.train()
     with _bar(label, steps, progress) as tell:
@@ -74,8 +73,9 @@ def train(
             run.losses.append(step_loss.item())
             run.grad_norms.append(norm.item())
             if math.isfinite(run.losses[-1]) and math.isfinite(run.grad_norms[-1]):
+                for group in optimizer.param_groups:
+                    group["lr"] = lr * _share_of_lr(step, steps, warmup)
                 optimizer.step()
-            schedule.step()
             tell(run)
     run.seconds = time.perf_counter() - start
     return run
