@@ -90,6 +90,7 @@ class DecayFigure:
             ax.set_xlabel(columns)
             if column == 0:
                 ax.set_ylabel("token t")
+                ax.yaxis.set_label_coords(-33 / ax.bbox.width, 0.5)
             else:
                 ax.yaxis.set_visible(False)
         self.canvas.labels(*self._titles.values())

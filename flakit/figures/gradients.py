@@ -116,6 +116,8 @@ class _Plot:
         self._scales = self._decades = None
         ax.spines[["top", "right"]].set_visible(False)
         self._title = ax.set_title("", fontsize=9.5)
+        ax.xaxis.set_label_coords(0.5, -30 / ax.bbox.height)
+        ax.yaxis.set_label_coords(0, 0.5)
         self._note = ax.text(0.5, 0.5, "", transform=ax.transAxes, ha="center", va="center", color=style.GREY)
         self._bad = ax.add_patch(Rectangle((0, 0.9), 1, 0.1, transform=ax.transAxes, linewidth=0, **style.INF))
         self._now = ax.axvline(0, color=style.BLACK, linestyle=(0, (2, 1)), linewidth=1.2, zorder=1)

@@ -138,6 +138,7 @@ class Stepper:
         name, label = self.scene.followed[self.which]
         ax.set_title(label, fontsize=9.5)
         ax.set(xlabel="t", ylabel="log10 of RMS")
+        ax.yaxis.set_label_coords(-46 / ax.bbox.width, 0.5)
         ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
         ax.yaxis.set_major_locator(MaxNLocator(4))
         self._gone = {

@@ -18,11 +18,14 @@ def chromium():
 
 
 @pytest.fixture(scope="session")
-def jupyterlab(chromium, tmp_path_factory):
-    """Serves a copy of the notebooks, so that nothing a test does reaches the committed ones."""
-    folder = tmp_path_factory.mktemp("served") / "notebooks"
-    shutil.copytree(NOTEBOOKS, folder)
-    with lab.jupyterlab(folder, tmp_path_factory.mktemp("home"), kernel_environment()) as url:
+def served(tmp_path_factory):
+    """The folder that is served: a copy of the notebooks, so that nothing a test does reaches the committed ones."""
+    return shutil.copytree(NOTEBOOKS, tmp_path_factory.mktemp("served") / "notebooks")
+
+
+@pytest.fixture(scope="session")
+def jupyterlab(chromium, served, tmp_path_factory):
+    with lab.jupyterlab(served, tmp_path_factory.mktemp("home"), kernel_environment()) as url:
         yield url
 
 

@@ -172,6 +172,12 @@ class Panel:
         assert rows.count(), f"no slider named {slider!r} among {self.sliders().all_inner_texts()}"
         rows.first.locator(".noUi-handle").focus()
 
+    def choose(self, knob, option):
+        """Pick an option from the drop-down list with this name, and wait for the redraw."""
+        rows = self.root.locator(".widget-dropdown").filter(has=self.page.get_by_text(knob, exact=True))
+        rows.first.locator("select").select_option(label=option)
+        self.settle()
+
     def press(self, key, times=1, pause=450):
         """Press a key `times` times, `pause` ms apart, and wait until the last redraw is over."""
         for _ in range(times):

@@ -3,8 +3,10 @@
 import json
 import re
 
+import nbformat
 import pytest
 
+from flakit.numerics.operators import OPERATORS
 from tests.browser import lab
 
 pytestmark = pytest.mark.browser
@@ -75,3 +77,37 @@ def test_first_slider_of_the_first_notebook(open_notebook):
     panel.press("ArrowRight", times=3)
     assert panel.picture() != picture
     assert panel.readout() != readout
+
+
+PANELS = {
+    "decay-explorer": ("decay_explorer(decay=-0.1)", "decay"),
+    "gradient-comparer": ("gradient_comparer(profile='constant', decay=-1.0)", "decay"),
+    "state-stepper": ("state_stepper(t=1)", "time t"),
+    "log-space": ("log_space()", "bias"),
+}
+"""A setting of each panel with a slider, and that slider. Only log-space knows a single operator."""
+
+
+def test_a_slider_redraws_for_every_operator(served, open_notebook, record_property):
+    cells = [nbformat.v4.new_code_cell(f"from flakit.panels import *\n{code}") for code, _ in PANELS.values()]
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel}), served / "all_panels.ipynb")
+    notebook = open_notebook("all_panels.ipynb")
+    notebook.run_all()
+    for name, (_, slider) in PANELS.items():
+        panel = notebook.panel(name)
+        for op in OPERATORS if name != "log-space" else ["rwkv6"]:
+            if name != "log-space":
+                panel.choose("operator", OPERATORS[op].label)
+            panel.focus(slider)
+            panel.press("ArrowLeft")  # the first redraw after a choice may still build a figure
+            before = panel.picture()
+            panel.forget()
+            panel.press("ArrowRight", times=6)
+            assert panel.picture() != before, (name, op)
+            latencies = panel.latencies()
+            assert len(latencies) >= 4, f"{name}, {op}: steps were not redrawn"  # a busy machine joins two at times
+            for what, value in lab.summary(latencies).items():
+                record_property(f"{name}, {op}, {slider}, {what}", value)
+            assert lab.summary(latencies)["median_ms"] < NOT_LIVE_MS, (name, op)
+            panel.press("ArrowLeft", times=6, pause=100)
