@@ -1,10 +1,14 @@
-"""The command line: `flakit doctor`, `flakit bench`."""
+"""The command line: `flakit doctor`, `flakit cases`, `flakit bench`."""
 
+import json as json_module
+import math
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+from rich import box
+from rich.console import Console, Group
+from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
 
@@ -46,6 +50,145 @@ def doctor(json: Annotated[bool, typer.Option("--json", help="Print everything f
     raise typer.Exit(not diagnosis.works)
 
 
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def cases(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help='A case, or "all". Default: list them.', show_default=False)] = "",
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+):
+    """Run a case of the casebook and print what its law predicts beside what is measured here.
+
+    flakit cases                       lists the cases and their knobs
+
+    flakit cases anchor                the numbers of the story
+
+    flakit cases anchor --w -88.8      one setting of the knobs
+
+    flakit cases all                   every story; exits with 1 if a law fails
+    """
+    from .cases import registry
+
+    console, errors = Console(), Console(stderr=True)
+    try:
+        given = _knobs(context.args)
+        if not name or name == "all":
+            if given:
+                raise ValueError(f"{', '.join(given)}: expected the name of one case before its knobs")
+            chosen = list(registry.CASES.values())
+        else:
+            chosen = [registry.find(name)]
+            given = chosen[0].parse(given)
+        if not name:
+            _list_cases(chosen, console, json)
+            return
+        found = {}
+        for case in track(chosen, "measuring", console=errors, transient=True, disable=not errors.is_terminal):
+            found[case.name] = case.at(**given) if given else case.reproduce()
+            if not json:
+                console.print(_story(case, found[case.name], given))
+    except ValueError as error:
+        errors.print(f"flakit cases: {error}", style="red", markup=False, highlight=False)
+        raise typer.Exit(2) from None
+    if json:
+        tables = {name: [row._asdict() | {"agrees": row.agrees} for row in rows] for name, rows in found.items()}
+        typer.echo(json_module.dumps(_plain({"knobs": given, "cases": tables}), indent=1))
+    failed = [f"{name}: {row.what}" for name, rows in found.items() for row in rows if row.agrees is False]
+    if failed and not json:
+        console.print(f"{len(failed)} not as predicted", style="bold red")
+    raise typer.Exit(bool(failed))
+
+
+def _knobs(words: list[str]) -> dict[str, str]:
+    """{"w": "-88.8"} from ["--w", "-88.8"] or ["--w=-88.8"]."""
+    found, words = {}, list(words)
+    while words:
+        word = words.pop(0)
+        knob, has_value, value = word.removeprefix("--").partition("=")
+        if not word.startswith("--") or not knob:
+            raise ValueError(f"expected knobs like --w -88.8, got {word!r}")
+        if not has_value:
+            if not words or words[0].startswith("--"):
+                raise ValueError(f"{knob}: expected a value, got none")
+            value = words.pop(0)
+        found[knob.replace("-", "_")] = value
+    return found
+
+
+def _list_cases(listed, console: Console, json: bool) -> None:
+    if json:
+        fields = ("name", "title", "told", "measured", "threads", "notebook")
+        entries = [
+            {field: getattr(case, field) for field in fields}
+            | {"knobs": {name: {"default": knob.default, "expects": knob.expects} for name, knob in case.knobs.items()}}
+            for case in listed
+        ]
+        typer.echo(json_module.dumps(_plain(entries), indent=1))
+        return
+    table = Table.grid(padding=(0, 2))
+    for case in listed:
+        table.add_row(f"[bold]{case.name}[/]", escape(case.title))
+        for row in _told_and_measured(case):
+            table.add_row(*row)
+        knobs = " ".join(f"--{name} {_shell(knob.default)}" for name, knob in case.knobs.items())
+        table.add_row("  [dim]knobs[/]", f"[dim]{escape(knobs)}[/]")
+        table.add_row()
+    console.print(table, highlight=False)
+    console.print(
+        "flakit cases NAME runs one, flakit cases NAME --KNOB VALUE at one setting, flakit cases all runs all."
+    )
+
+
+def _told_and_measured(case) -> list[tuple[str, str]]:
+    told = f"{escape(case.told)} [dim]({', '.join(case.threads)})[/]" if case.threads else escape(case.told)
+    return [
+        ("  [dim]told[/]", told),
+        ("  [dim]measured[/]", f"{escape(case.measured)} [dim](notebooks/{case.notebook}.ipynb)[/]"),
+    ]
+
+
+def _shell(value: object) -> str:
+    text = _cell(value)
+    return f'"{text}"' if " " in text else text
+
+
+def _story(case, rows: list, given: dict) -> Group:
+    """A case as it is printed: both stories, then the table."""
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column(", ".join(f"{name} = {value}" for name, value in given.items()) or "the story's numbers")
+    for heading in ("recorded", "law", "measured", "agree"):
+        table.add_column(heading, justify="right")
+    marks = {True: "[green]yes[/]", False: "[bold red]NO[/]", None: ""}
+    for row in rows:
+        cells = (escape(_cell(x)) for x in (row.what, row.recorded, row.law, row.measured))
+        table.add_row(*cells, marks[row.agrees])
+    story = Table.grid(padding=(0, 2))
+    story.add_row(f"[bold]{case.name}[/]", escape(case.title))
+    for row in _told_and_measured(case):
+        story.add_row(*row)
+    return Group(story, table)
+
+
+def _cell(x: object) -> str:
+    if isinstance(x, bool):
+        return "yes" if x else "no"
+    if isinstance(x, int) or not isinstance(x, float):
+        return str(x).lower() if x is None else str(x)
+    if math.isnan(x):
+        return ""
+    return f"{x:.4g}" if math.isfinite(x) else "never" if x > 0 else str(x)
+
+
+def _plain(x):
+    """What JSON has words for: NaN becomes null, infinities the strings "inf" and "-inf"."""
+    if isinstance(x, dict):
+        return {name: _plain(value) for name, value in x.items()}
+    if isinstance(x, (list, tuple)):
+        return [_plain(value) for value in x]
+    if isinstance(x, float) and not math.isfinite(x):
+        return None if math.isnan(x) else str(x)
+    return x
+
+
 @app.command()
 def bench(
     out: Annotated[Path | None, typer.Option(help="Also write the table as a recording, a .json.")] = None,
@@ -61,9 +204,7 @@ def bench(
 
     console = Console()
     if not torch.cuda.is_available():
-        console.print(
-            "flakit bench: expected a CUDA GPU, found none; data/h200_speed.json holds recorded figures"
-        )
+        console.print("flakit bench: expected a CUDA GPU, found none; data/h200_speed.json holds recorded figures")
         raise typer.Exit(1)
     table = Table("operator", "form", "dtype", "B, T, H, K, V", "decay", "who", "forward ms", "both ms", "GiB", "error")
     found = []

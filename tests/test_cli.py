@@ -1,8 +1,13 @@
+import json
+import math
+
 import pytest
 from typer.testing import CliRunner
 
 import flakit
 from flakit import cli, doctor
+from flakit.cases import registry
+from flakit.cases.laws import Row
 
 
 def run(*args):
@@ -30,3 +35,64 @@ def test_doctor_exits_with_1_only_if_something_is_broken(monkeypatch, level, as_
     done = run("doctor", *["--json"] * as_json)
     assert done.exit_code == (level == doctor.BROKEN)
     assert level in done.output
+
+
+# --- flakit cases ---------------------------------------------------------------------------------------------------
+
+
+def test_cases_lists_every_case():
+    done = run("cases")
+    assert done.exit_code == 0 and all(name in done.output for name in registry.CASES)
+    listed = json.loads(run("cases", "--json").output)
+    assert [entry["name"] for entry in listed] == list(registry.CASES)
+    anchor = next(entry for entry in listed if entry["name"] == "anchor")
+    assert anchor["knobs"]["w"] == {"default": -88.8, "expects": "a number"} and anchor["title"] and anchor["threads"]
+
+
+@pytest.mark.parametrize("words", [["--w", "-88.8", "--T", "64"], ["--w=-88.8", "--T=64"]], ids=["apart", "joined"])
+def test_cases_runs_one_with_knobs(words):
+    done = run("cases", "anchor", *words)
+    assert done.exit_code == 0 and "o finite at w = -88.8" in done.output and "88.76" in done.output
+    made = json.loads(run("cases", "anchor", *words, "--json").output)
+    assert made["knobs"] == {"w": -88.8, "T": 64}
+    rows = {row["what"]: row for row in made["cases"]["anchor"]}
+    assert rows["o finite at w = -88.8"]["measured"] is False and rows["o finite at w = -88.8"]["agrees"] is True
+    assert rows["du ends at |w|"]["law"] == "inf" and rows["du ends at |w|"]["recorded"] is None
+
+
+def test_cases_without_knobs_tells_the_story():
+    done = run("cases", "strides")
+    assert done.exit_code == 0 and "told" in done.output and "[2, 100, 4, 64]: misread" in done.output
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["anchr"], "there is none named 'anchr'; did you mean anchor?"),
+        (["anchor", "--ww", "1"], "ww: anchor has no such knob"),
+        (["anchor", "--w", "deep"], "w: expected a number, got 'deep'"),
+        (["anchor", "--w", "1"], "w: expected a natural-log decay < 0, got 1.0"),
+        (["anchor", "--w"], "w: expected a value, got none"),
+        (["anchor", "--w", "--T", "64"], "w: expected a value, got none"),
+        (["anchor", "deep"], "expected knobs like --w -88.8, got 'deep'"),
+        (["all", "--w", "1"], "w: expected the name of one case before its knobs"),
+        (["transposed_mask", "--BK", "12"], "BK: expected a power of two, got 12"),
+    ],
+    ids=" ".join,
+)
+def test_cases_says_what_is_wrong(words, says):
+    done = run("cases", *words)
+    assert done.exit_code == 2
+    assert says in " ".join(done.stderr.split())
+
+
+def test_cases_all_fails_where_a_law_fails(monkeypatch):
+    """Every story in turn, here with made-up rows: the real ones are the tests of the cases."""
+    rows = {name: [Row(f"{name}'s number", math.nan, 2.0, 2.0)] for name in registry.CASES}
+    monkeypatch.setattr(registry.Case, "reproduce", lambda case: rows[case.name])
+    done = run("cases", "all")
+    assert done.exit_code == 0 and all(f"{name}'s number" in done.output for name in rows)
+    assert set(json.loads(run("cases", "all", "--json").output)["cases"]) == set(rows)
+    rows["anchor"] = [Row("planted", math.nan, 2.0, 2.1)]
+    done = run("cases", "all")
+    assert done.exit_code == 1 and "1 not as predicted" in done.output and "NO" in done.output

@@ -114,6 +114,23 @@ def law(inputs: Mapping, calls: int = 3, *, in_place: bool = True) -> Tensor:
     return o.transpose(0, 1).expand(calls, -1, -1, -1)
 
 
+def at(*, in_place: bool = True, calls: int = 3, K: int = 16, V: int = 16, M: int = 8, seed: int = 0) -> list[Row]:
+    """GSA's decoding of one token, called several times with the same arguments."""
+    device, backend = kernel_place()
+    return _calls(inputs(K=K, V=V, M=M, device=device, seed=seed), calls, in_place, backend, f"in_place {in_place}")
+
+
+def _calls(x: Mapping, calls: int, in_place: bool, backend: str, words: str) -> list[Row]:
+    found = repeated(x, calls, in_place=in_place, backend=backend)
+    predicted, state, nan = law(x, calls, in_place=in_place), found.touched["initial_state[0]"], float("nan")
+    off, law_off = (((o[-1] - o[0]).norm() / o[0].norm()).item() for o in (found.o, predicted))
+    return [
+        Row(f"GSA, one token, {words}: share of the initial state changed", nan, float(in_place), state.share),
+        Row(f"GSA, one token, {words}: in-place operations PyTorch counted", nan, 0, state.version),
+        Row(f"GSA, one token, {words}: equal call {calls}, o off by", nan, law_off, off),
+    ]
+
+
 def reproduce(backend: str | None = None) -> list[Row]:
     """Before and after: what a faulty and a right call change, what PyTorch counts, and what the next call returns.
 
@@ -124,14 +141,7 @@ def reproduce(backend: str | None = None) -> list[Row]:
     x = inputs(device=device)
     rows = []
     for words, in_place in (("as it was", True), ("right", False)):
-        found, predicted = repeated(x, in_place=in_place, backend=backend), law(x, in_place=in_place)
-        state = found.touched["initial_state[0]"]
-        off, law_off = (((o[-1] - o[0]).norm() / o[0].norm()).item() for o in (found.o, predicted))
-        rows += [
-            Row(f"GSA, one token, {words}: share of the initial state changed", nan, float(in_place), state.share),
-            Row(f"GSA, one token, {words}: in-place operations PyTorch counted", nan, 0, state.version),
-            Row(f"GSA, one token, {words}: third equal call, o off by", nan, law_off, off),
-        ]
+        rows += _calls(x, 3, in_place, backend, words)
     T = 100
     w = make_inputs("rwkv6", T=T, H=1, K=16, decay="logsigmoid", device=device)["w"]
     (seen,) = touched(lambda w: overwrite(w, backend=backend), {"w": w})

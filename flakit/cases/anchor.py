@@ -23,8 +23,9 @@ at strong decay a difference of large numbers that leaves noise (see `decay_grad
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -33,9 +34,10 @@ from ..numerics.evaluate import cotangents
 from ..numerics.inputs import inputs as make_inputs
 from ..ops.common.chunks import split_chunks
 from ..ops.common.decay import dyadic_levels
+from ..ops.common.dispatch import choose_backend
 from .anchor_operators import OPERATORS, TENSORS, Meeting, Reach, scale
 from .anchor_schemes import SCHEMES, Products, Scheme, Tile, find_mask, find_scheme, key_tiles, masked, tiles
-from .laws import LN_MAX, Row, search
+from .laws import LN_MAX, Row, kernel_place, search
 
 __all__ = [
     "LN_MAX", "SCHEMES", "TENSORS", "Run", "Scheme", "Tile",
@@ -82,6 +84,8 @@ def run(
     mask: str | None = None,
     dtype: torch.dtype = torch.float32,
     grad_seed: int = 1,
+    backend: str = "torch",
+    products: Callable[..., Products] = Products,
 ) -> Run:
     """An operator forward and backward in chunks, with the decay inside a chunk anchored by `scheme`.
 
@@ -93,11 +97,18 @@ def run(
         the exponential as automatic differentiation sends it: 0 * inf where the mask came too late.
     dtype: what the two operands of each product are stored in; exponentials and sums are float32.
     The gradient that arrives at o is that of `numerics.evaluate`, so that `truth(op, inputs)` is the truth.
+    backend: "torch", or "triton" for the kernel of the tiles left of the diagonal, where bug A and its first repair
+        were; on a GPU or interpreted, float32 only, for the schemes in `KERNEL_ANCHORS`.
+    products: another way to form them, as `Products`; cases of other anchors use it.
     Returns `TENSORS[op]`, and the gradient of the initial states where there are any.
     """
     scheme, of = find_scheme(scheme), _of(op)
     how = {"chunk": chunk, "block": block, "row": row, "mask": mask, "dtype": dtype}
-    chunked = of(inputs, lambda w, inclusive: Products(w, scheme, inclusive=inclusive, **how), chunk)
+    if choose_backend(backend, inputs["k"]) == "triton":
+        if scheme.name not in KERNEL_ANCHORS or dtype != torch.float32:
+            raise ValueError(f"scheme: expected one of {', '.join(KERNEL_ANCHORS)} in float32 with backend 'triton'")
+        products = _Kernel
+    chunked = of(inputs, lambda w, inclusive: products(w, scheme, inclusive=inclusive, **how), chunk)
     do, _ = cotangents(op, inputs, grad_seed=grad_seed)
     if scheme.dyadic:
         tensors = _own_form(of, inputs, do, chunk)
@@ -105,6 +116,30 @@ def run(
         tensors = chunked.made | chunked.backward(split_chunks(do, chunk, torch.float32))
     order = TENSORS[op] + tuple(f"dinitial{name.removeprefix('final')}" for name in of.finals if _starts(inputs))
     return Run(scheme, {name: tensors[name] for name in order}, chunked.A)
+
+
+KERNEL_ANCHORS = {"first-row": 0, "previous-row": -1, "previous-row-across": -1}
+"""The schemes that have a kernel: the anchor's row, counted from the block's first."""
+
+
+class _Kernel(Products):
+    """`Products` whose tiles left of the diagonal are a kernel's."""
+
+    def scores(self, query: Tensor, key: Tensor) -> Tensor:
+        from .anchor_triton import scores
+
+        own = super().scores(query, key, [tile for tile in self.tiles if tile.anchor is None])
+        return own + scores(query, key, self.seen, self.gi, **self._layout())
+
+    def read(self, A: Tensor, key: Tensor) -> Tensor:
+        from .anchor_triton import read
+
+        own = super().read(A, key, [tile for tile in self.tiles if tile.anchor is None])
+        return own + read(A, key, self.seen, self.gi, **self._layout())
+
+    def _layout(self) -> dict:
+        at = KERNEL_ANCHORS[self.scheme.name]
+        return {"block": self.tiles[0].rows.stop, "anchor": at, "across": self.scheme.across}
 
 
 def _starts(inputs: Mapping[str, Tensor]) -> bool:
@@ -191,6 +226,7 @@ def limits(
     dtype: torch.dtype = torch.float32,
     grad_seed: int = 1,
     T: int | None = None,
+    products: Callable[..., Products] = Products,
 ) -> dict[str, float]:
     """The law: for each tensor, how far the decay may grow before its first non-finite value; inf means for ever.
 
@@ -233,8 +269,8 @@ def limits(
     w = split_chunks(w, chunk, torch.float64)
     real = (torch.arange(w.shape[2] * chunk, device=w.device) < T).view(-1, chunk)  # [N, C]
     how = {"chunk": chunk, "block": block, "row": row, "mask": mask, "dtype": dtype}
-    products = {inclusive: Products(w, scheme, inclusive=inclusive, **how) for inclusive in set(of.meets)}
-    reach = [_reach(products[inclusive], m, real) for inclusive, m in zip(of.meets, meetings, strict=True)]
+    formed = {inclusive: products(w, scheme, inclusive=inclusive, **how) for inclusive in set(of.meets)}
+    reach = [_reach(formed[inclusive], m, real) for inclusive, m in zip(of.meets, meetings, strict=True)]
     return found | of.reached(reach)
 
 
@@ -344,8 +380,74 @@ def onset(
         found = run({**inputs, decay: inputs[decay].detach() * factor}, scheme, op=op, **knobs).finite
         return {name: found[name] for name in TENSORS[op]}
 
-    near = set(limits(scheme, inputs, op=op, **knobs).values())
+    settings = {name: knob for name, knob in knobs.items() if name != "backend"}
+    near = set(limits(scheme, inputs, op=op, **settings).values())
     return search(finite, near=near, tolerance=tolerance, highest=highest)
+
+
+def spike(at: int, w: float = -1.0, *, op: str = "rwkv6", T: int = 64, K: int = 64) -> dict[str, Tensor]:
+    """Inputs of one head in which nothing decays but the token `at`, by w (natural log)."""
+    if not 0 <= at < T:
+        raise ValueError(f"row: expected a token 0 … {T - 1}, got {at!r}")
+    x = make_inputs(op, T=T, H=1, K=K, decay=0.0)
+    x[_of(op).decay][:, at] = w
+    return x
+
+
+def at(
+    *,
+    w: float = -88.8,
+    row: int | None = 16,
+    scheme: Annotated[str, SCHEMES] = "first-row",
+    op: Annotated[str, OPERATORS] = "rwkv6",
+    T: int = 64,
+    chunk: int = 64,
+    block: int = 16,
+) -> list[Row]:
+    """One log decay w < 0, at one token (row) or at all (none): which tensors are finite, the |w| where each ends."""
+    if not -math.inf < w < 0:
+        raise ValueError(f"w: expected a natural-log decay < 0, got {w!r}")
+    how = {"op": op, "chunk": chunk, "block": block}
+    x = make_inputs(op, T=T, H=1, K=64, decay=-1.0) if row is None else spike(row, op=op, T=T)
+    found = run({**x, OPERATORS[op].decay: x[OPERATORS[op].decay] * -w}, scheme, **how)
+    predicted, measured, rows = limits(scheme, x, **how), onset(x, scheme, **how), []
+    for name in TENSORS[op]:
+        rows.append(Row(f"{name} finite at w = {w:g}", math.nan, -w < predicted[name], found.finite[name]))
+        rows.append(Row(f"{name} ends at |w|", math.nan, predicted[name], measured[name]))
+    return rows
+
+
+def _kernel_rows() -> list[Row]:
+    """Bug A and its first repair in the kernel itself, if this process can run it."""
+    device, backend = kernel_place()
+    if backend != "triton":
+        return []
+    rows = []
+    for what, scheme, x, tensor, step in (
+        ("bug A, w[16] alone: o", "first-row", spike(16, K=16), "o", 1e-3),
+        (
+            "bad repair, T=128: dr",
+            "previous-row-across",
+            make_inputs("rwkv6", T=128, H=1, K=16, decay=-1.0),
+            "dr",
+            1e-3,
+        ),
+    ):
+        x = {name: y.to(device) for name, y in x.items()}
+        limit = law(scheme, x, tensor=tensor)
+        sides = [
+            run({**x, "w": x["w"] * limit * side}, scheme, backend="triton").finite[tensor]
+            for side in (1 - step, 1 + step)
+        ]
+        rows.append(
+            Row(
+                f"the kernel, {what} finite just below the law, lost just above",
+                "yes, no",
+                "yes, no",
+                ", ".join("yes" if ok else "no" for ok in sides),
+            )
+        )
+    return rows
 
 
 def reproduce() -> list[Row]:
@@ -354,16 +456,11 @@ def reproduce() -> list[Row]:
     def row(what: str, recorded: float, scheme: str, tensor: str, x: Mapping[str, Tensor], **knobs) -> Row:
         return Row(what, recorded, law(scheme, x, tensor=tensor, **knobs), onset(x, scheme, **knobs)[tensor])
 
-    def spike(T: int, at: int, op: str = "rwkv6") -> dict[str, Tensor]:
-        x = make_inputs(op, T=T, H=1, K=64, decay=0.0)
-        x[OPERATORS[op].decay][:, at] = -1.0
-        return x
-
     uniform = {T: make_inputs("rwkv6", T=T, H=2, K=64, decay=-1.0) for T in (64, 128)}
-    rows = [row("bug A, w[16] alone: o", 88.72, "first-row", "o", spike(64, 16))]
-    rows += [row("RWKV7, bug A, w[16] alone: o", 88.72, "first-row", "o", spike(64, 16, "rwkv7"), op="rwkv7")]
-    rows += [row("GSA, bug A, g[16] alone: o", math.inf, "first-row", "o", spike(64, 16, "gsa"), op="gsa")]
-    rows += [row(f"bug A, w[{at}] alone: o", math.inf, "first-row", "o", spike(128, at)) for at in (0, 15, 17, 64)]
+    rows = [row("bug A, w[16] alone: o", 88.72, "first-row", "o", spike(16))]
+    rows += [row("RWKV7, bug A, w[16] alone: o", 88.72, "first-row", "o", spike(16, op="rwkv7"), op="rwkv7")]
+    rows += [row("GSA, bug A, g[16] alone: o", math.inf, "first-row", "o", spike(16, op="gsa"), op="gsa")]
+    rows += [row(f"bug A, w[{at}] alone: o", math.inf, "first-row", "o", spike(at, T=128)) for at in (0, 15, 17, 64)]
     rows += [
         row(f"{what}: {tensor}", recorded, scheme, tensor, uniform[T], **knobs)
         for what, scheme, T, knobs, found in (
@@ -381,4 +478,4 @@ def reproduce() -> list[Row]:
     rows.append(row("middle, row 8, scale 1: o", 10.97, "middle", "o", {**x, "scale": 1.0}, row=8))
     unit = {name: x[name].sign() for name in "rkvw"} | {"u": x["u"]}
     rows.append(row("float16 factors, operands ±1: dr", 0.74, "block-start", "dr", unit, dtype=torch.float16))
-    return rows
+    return rows + _kernel_rows()

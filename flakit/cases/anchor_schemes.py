@@ -155,7 +155,8 @@ class Products:
         self.low = torch.ones(chunk, chunk, dtype=torch.bool, device=w.device).tril(0 if inclusive else -1)
         self._weights = {}
 
-    def scores(self, query: Tensor, key: Tensor) -> Tensor:
+    def scores(self, query: Tensor, key: Tensor, among: Sequence[Tile] | None = None) -> Tensor:
+        """among, here and below: the tiles to sum over, default all."""
         if self.scheme.dyadic:
             query = query.expand(torch.broadcast_shapes(query.shape, key.shape))
             if not self.inclusive:
@@ -163,7 +164,7 @@ class Products:
             return pair_scores(query * self.w.exp(), key, self.w) + torch.diag_embed((query * key).sum(-1))
         C = len(self.low)
         A = query.new_zeros(*torch.broadcast_shapes(query.shape[:-2], key.shape[:-2]), C, C)
-        for tile in self.tiles:
+        for tile in self.tiles if among is None else among:
             q, k = query[..., tile.rows, :], key[..., tile.keys, :]
             if tile.anchor is None:
                 found = ((self.weights(tile) * k[..., None, :, :]) @ q[..., None])[..., 0]
@@ -173,12 +174,12 @@ class Products:
             A[..., tile.rows, tile.keys] += self._masked(found, tile)
         return A
 
-    def read(self, A: Tensor, key: Tensor) -> Tensor:
+    def read(self, A: Tensor, key: Tensor, among: Sequence[Tile] | None = None) -> Tensor:
         if self.scheme.dyadic:
             earlier = read_sums(A, key, self.w)
             return earlier * self.w.exp() + A.diagonal(0, -2, -1)[..., None] * key if self.inclusive else earlier
         out = key.new_zeros(*torch.broadcast_shapes(A.shape[:-2], key.shape[:-2]), *key.shape[-2:])
-        for tile in self.tiles:
+        for tile in self.tiles if among is None else among:
             a, k = self._masked(A[..., tile.rows, tile.keys], tile), key[..., tile.keys, :]
             if tile.anchor is None:
                 out[..., tile.rows, :] += (a[..., None, :] @ (self.weights(tile) * k[..., None, :, :]))[..., 0, :]
@@ -188,7 +189,6 @@ class Products:
         return out
 
     def written(self, A: Tensor, query: Tensor, among: Sequence[Tile] | None = None) -> Tensor:
-        """among: the tiles to sum over, default all."""
         out = query.new_zeros(*torch.broadcast_shapes(A.shape[:-2], query.shape[:-2]), *query.shape[-2:])
         for tile in self.key_tiles if among is None else among:
             a, q = self._masked(A[..., tile.rows, tile.keys], tile), query[..., tile.rows, :]

@@ -11,6 +11,7 @@ NaN. At C = 32 that begins at a uniform w of -2.862; masking with -inf *before* 
 
 import math
 from collections.abc import Mapping
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -101,6 +102,24 @@ def onset(
         return {name: bool(y.isfinite().all()) for name, y in found.items()}
 
     return search(finite, tolerance=tolerance)
+
+
+def at(
+    *,
+    w: float = -2.9,
+    chunk: int = 32,
+    mask: Annotated[str, MASKS] = "where",
+    exclusive: bool = False,
+) -> list[Row]:
+    """One uniform log decay w, chunk and mask: which tensors are finite, and where each ends."""
+    x = make_inputs("rwkv6", T=chunk, H=1, K=1, decay=w)
+    found = run({**x, **{name: x[name].sign() for name in "rkv"}}, mask, exclusive=exclusive)
+    ends, rows = onset(mask, chunk=chunk, exclusive=exclusive), []
+    for tensor, y in found.items():
+        limit = law(mask, tensor=tensor, chunk=chunk, exclusive=exclusive)
+        rows.append(Row(f"{tensor} finite at w = {w:g}", math.nan, -w < limit, bool(y.isfinite().all())))
+        rows.append(Row(f"{tensor} ends at |w|", math.nan, limit, ends[tensor]))
+    return rows
 
 
 def reproduce() -> list[Row]:

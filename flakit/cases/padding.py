@@ -26,7 +26,7 @@ bounds g = logsigmoid(f) / 8 at -2.5, |w| < 12 bounds RWKV6's w at -12, and neit
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,7 +38,7 @@ from ..ops.common.chunks import split_chunks
 from ..ops.common.dispatch import choose_backend
 from .anchor_operators import OPERATORS, TENSORS
 from .anchor_schemes import Products
-from .laws import LN_MAX, search
+from .laws import LN_MAX, Row, search
 
 FORMS = {
     "chunk": "padding loaded as 0, every later block of the chunk visited: GSA",
@@ -289,25 +289,6 @@ def clamped(inputs: Mapping[str, Tensor], at: float, form: str = "chunk", *, op:
     return Clamp(at, math.exp(at), relative_l2(found["o"], exact), finite)
 
 
-class Measured(NamedTuple):
-    """One length and gate of the story: the tokens at which the key's gradient is lost."""
-
-    T: int
-    gate: float
-    told: str
-    law: list[range]
-    measured: list[range]
-    forward: bool
-    """Whether o is finite."""
-
-    def __str__(self) -> str:
-        law, measured = (", ".join(f"{r.start} … {r.stop - 1}" for r in rows) or "none" for rows in self[3:5])
-        o = "finite" if self.forward else "lost"
-        return (
-            f"T = {self.T:5}, g = {self.gate:6g}: told {self.told:>13}, law {law:>13}, measured {measured:>13}; o {o}"
-        )
-
-
 TOLD = {
     3000: {-1.84: "none", -1.86: "2976 … 2991", -2.8: "2960 … 2991", -5.6: "2944 … 2991"},
     64: {-50.0: "none"},
@@ -321,13 +302,47 @@ TOLD = {
 24000 is a multiple of 64: this fault explains a run at "24K" only if its real length was not."""
 
 
-def reproduce(form: str = "chunk", op: str = "gsa") -> list[Measured]:
-    """The story's lengths and gates: which tokens are lost, and that the forward pass never is."""
-    rows = []
-    for T, gates in TOLD.items():
-        for gate, told in gates.items():
-            x = inputs(T, gate, op=op, K=4, M=4)
-            found = run(x, form, op=op)
-            law, measured = lost_rows(predicted(x, form, op=op)), lost_rows(~found[KEY_GRADIENT[op]].isfinite())
-            rows.append(Measured(T, gate, told, law, measured, bool(found["o"].isfinite().all())))
-    return rows
+def at(
+    *,
+    T: int = 3000,
+    gate: float = -1.86,
+    form: Annotated[str, FORMS] = "chunk",
+    op: Annotated[str, KEY_GRADIENT] = "gsa",
+    uneven: float = 1.0,
+) -> list[Row]:
+    """One length and gate (natural log): the tokens whose key gradient is lost, and the gate at which that begins."""
+    nan = math.nan
+    lost = _lost(T, gate, "", form, op, uneven)
+    ends = Row(f"T = {T}: |g| at which it begins", nan, law(T, form), onset(T, form, op=op, highest=1e4))
+    return [lost._replace(recorded=nan), ends, *clamp_rows(T, form, op)]
+
+
+def _lost(T: int, gate: float, told: str, form: str, op: str, uneven: float = 1.0) -> Row:
+    x = inputs(T, gate, op=op, K=4, M=4, uneven=uneven)
+    found = run(x, form, op=op)
+    law, measured = (
+        ", ".join(f"{r.start} … {r.stop - 1}" for r in lost_rows(lost)) or "none"
+        for lost in (predicted(x, form, op=op), ~found[KEY_GRADIENT[op]].isfinite())
+    )
+    if not found["o"].isfinite().all():
+        measured += ", and o"
+    return Row(f"T = {T}, g = {gate:g}: tokens lost", told, law, measured)
+
+
+def clamp_rows(T: int = 3000, form: str = "chunk", op: str = "gsa") -> list[Row]:
+    """The thread's clamp at a gate that is asked to forget more: whether the fault survives it, and what it costs."""
+    at, gate = bound(op), 4 * bound(op)
+    found = clamped(inputs(T, gate, op=op, K=4, M=4), at, form, op=op)
+    named = "|f| < 20" if op == "gsa" else "|w| < 12"
+    return [
+        Row(
+            f"T = {T}, {named}, gates clamped at {at:.3g}: gradient finite", math.nan, -at < law(T, form), found.finite
+        ),
+        Row(f"T = {T}, gates of {gate:.3g} clamped at {at:.3g}: o off by", math.nan, math.nan, found.error),
+    ]
+
+
+def reproduce(form: str = "chunk", op: str = "gsa") -> list[Row]:
+    """The story's lengths and gates: which tokens are lost (o never is), and the clamp that the thread proposed."""
+    rows = [_lost(T, gate, told, form, op) for T, gates in TOLD.items() for gate, told in gates.items()]
+    return [*rows, *clamp_rows(form=form, op=op)]

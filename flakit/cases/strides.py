@@ -12,6 +12,7 @@ cure is one `.contiguous()`, or strides as arguments.
 
 import math
 from collections.abc import Callable, Mapping
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -81,6 +82,19 @@ def measured(name: str, shape: tuple[int, int, int, int]) -> float:
 def read_blindly(inputs: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:
     """The inputs as a blind kernel would take them: those in `names` laid out as said there, and misread."""
     return {**inputs, **{name: blind(layout(inputs[name].detach(), how)) for name, how in names.items()}}
+
+
+def at(
+    *,
+    layout: Annotated[str, LAYOUTS] = "heads first, transposed",
+    B: int = 2,
+    T: int = 100,
+    H: int = 4,
+    D: int = 64,
+) -> list[Row]:
+    """One layout of a tensor [B, T, H, D]."""
+    shape = (B, T, H, D)
+    return [Row(f"{list(shape)}: misread", math.nan, law(layout, shape), measured(layout, shape))]
 
 
 def reproduce() -> list[Row]:

@@ -16,6 +16,7 @@ K = V fits into one tile: tests with square powers of two never see this fault.
 """
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -185,6 +186,23 @@ def _row(tile: tuple[int, int], transposed: bool, error: str | None = None, line
     verdict = error or "compiles"
     mask = "transposed" if transposed else "right"
     return {"tile": f"{tile[0]} x {tile[1]}", "mask": mask, "sm_80": verdict, "sm_90": verdict, "line": line}
+
+
+def at(*, K: int = 100, V: int = 120, BK: int = 32, BV: int = 32) -> list[Row]:
+    """One state [K, V] in tiles BK x BV: wrong entries, with the kernel where this process can run it."""
+    device, backend = kernel_place()
+    x, predicted = inputs(K, V, T=1, device=device), law(K, V, BK, BV)
+    try:
+        found = int((run(x, BK, BV, backend=backend).seen != x["initial_state"]).sum())
+    except Exception:  # the compiler's own, the interpreter's, or the twin's
+        if predicted is not None:
+            raise
+        found = _REFUSED
+    what = f"K, V = {K}, {V} in tiles {BK} x {BV}: wrong entries"
+    return [Row(what, math.nan, _REFUSED if predicted is None else predicted, found)]
+
+
+_REFUSED = "does not compile"
 
 
 def reproduce(backend: str | None = None) -> list[Row]:

@@ -372,3 +372,71 @@ def test_wrong_arguments_are_named(call, message):
 
 def test_every_mask_is_offered_somewhere():
     assert {mask for scheme in SCHEMES.values() for mask in scheme.masks} == set(MASKS)
+
+
+# --- the kernels ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.interpret
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(
+    ("scheme", "op"),
+    [*((name, "rwkv6") for name in anchor.KERNEL_ANCHORS), ("first-row", "rwkv7"), ("first-row", "gsa")],
+)
+def test_kernel_and_twin_agree_element_by_element(scheme, op):
+    mild, strong = inputs(op, T=70, H=2, K=8, V=12), inputs(op, T=128, H=1, K=8, decay=-1.4)
+    for x in (mild, strong, anchor.spike(16, -88.7, op=op, K=8), anchor.spike(16, -89.0, op=op, K=8)):
+        twin, kernel = (run(x, scheme, op=op, backend=backend) for backend in ("torch", "triton"))
+        for name, y in twin.tensors.items():
+            assert torch.equal(kernel.non_finite[name], twin.non_finite[name]), name
+            assert compare(kernel.tensors[name].nan_to_num(), y.nan_to_num()).l2 < 2 * FLOAT32, name
+
+
+@pytest.mark.interpret
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_bug_a_and_its_repair_in_the_kernel_begin_where_the_law_says():
+    rows = [row for row in anchor.reproduce() if row.what.startswith("the kernel")]
+    assert len(rows) == 2 and all(row.agrees for row in rows)
+
+
+@pytest.mark.gpu
+def test_bug_a_on_a_gpu():
+    for w, fine in ((-88.7, True), (-89.0, False)):
+        x = {name: y.cuda() for name, y in anchor.spike(16, w, K=16).items()}
+        assert run(x, "first-row", backend="triton").finite["o"] is fine
+        assert run(x, "previous-row", backend="triton").finite["o"]
+
+
+def test_a_scheme_without_a_kernel_is_refused():
+    with pytest.raises(ValueError, match="backend"):
+        run(inputs("rwkv6", T=16, H=1, K=4), "middle", backend="triton")
+
+
+# --- one setting ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("knobs", "lost"),
+    [
+        ({}, {"o", "dr", "dv", "dw"}),
+        ({"w": -88.7}, set()),
+        ({"row": 17, "w": -500.0}, set()),
+        ({"scheme": "previous-row", "w": -500.0}, set()),
+        ({"scheme": "previous-row-across", "row": None, "w": -1.4, "T": 128}, {"dr", "dw"}),
+        ({"op": "gsa"}, set()),
+    ],
+    ids=str,
+)
+def test_one_setting(knobs, lost):
+    rows = anchor.at(**knobs)
+    assert all(row.agrees for row in rows)
+    assert {row.what.split()[0] for row in rows if row.measured is False} == lost
+    planted = [row._replace(law=row.law * 87.34 / 88.72) for row in rows if row.what.endswith("|w|")]
+    assert not any(row.agrees for row in planted if row.law < math.inf)
+
+
+def test_wrong_settings_are_named():
+    with pytest.raises(ValueError, match=r"w: expected a natural-log decay < 0, got 1\.0"):
+        anchor.at(w=1.0)
+    with pytest.raises(ValueError, match="row: expected a token 0 … 63, got 64"):
+        anchor.at(row=64)

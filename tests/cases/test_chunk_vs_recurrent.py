@@ -19,16 +19,50 @@ def small():
 
 @pytest.fixture(scope="module")
 def story():
-    return dict(zip(case.REPORTED, case.reproduce(), strict=True))
+    return {row.what: row for row in case.reproduce()}
 
 
 @pytest.mark.parametrize("name", case.REPORTED)
 def test_the_scale_alone_gives_every_reported_difference(story, name):
-    row = story[name]
-    assert row.what.endswith(name)
+    row = story[f"worst difference of {name}"]
     assert row.measured == pytest.approx(row.recorded, rel=0.35)  # extreme values: seeds differ by that much
     assert row.measured == pytest.approx(row.law, rel=0.01)
     assert row.measured != pytest.approx(2 * row.law, rel=0.35)
+
+
+def test_what_the_repair_left_is_one_step_of_bfloat16(story):
+    row = story["repaired: worst difference of the state's gradient"]
+    assert row.measured == row.law == 2**-5 and f"{row.measured:.4f}" == f"{row.recorded:.4f}"
+    assert row.measured not in (case.step_at(2.0), case.step_at(8.0))
+    other = case.repaired(T=64, seed=0)
+    assert other.worst == other.step == 2**-6 and 3.5 < other.largest < 4
+
+
+def test_all_rows_of_the_story_agree(story):
+    assert all(row.agrees is not False for row in story.values())
+    assert story["aliasing: unexplained in o"].measured > 0.2
+    assert 0.02 < story["precision: unexplained in dw"].measured < 0.06
+    assert story["no cause: unexplained, the worst tensor"].measured < 1e-3
+
+
+@pytest.mark.parametrize("precision", [False, True], ids=["", "precision"])
+@pytest.mark.parametrize("aliasing", [False, True], ids=["", "aliasing"])
+@pytest.mark.parametrize("scale", [False, True], ids=["", "scale"])
+def test_three_switches_are_told_apart(small, scale, aliasing, precision):
+    kept = small["w"].clone()
+    found = case.switches(small, scale=scale, aliasing=aliasing, precision=precision)
+    assert small["w"].equal(kept)
+    explained = {name for name, fit in found.items() if fit.unexplained < 6e-3}
+    assert explained == set(found) - (set(found) - {"du"} if aliasing else set()) - ({"dw"} if precision else set())
+    for name in explained:
+        assert found[name].factor == pytest.approx(case.law(small, scale=scale), rel=2e-3), name
+        assert found[name].factor != pytest.approx(case.law(small, scale=not scale), rel=2e-3), name
+
+
+def test_a_setting():
+    rows = case.at(scale=False, precision=True, T=256, K=32, V=8)
+    assert all(row.agrees is not False for row in rows)
+    assert [row.what for row in rows if row.measured is False] == ["dw: one factor explains it"]
 
 
 @pytest.mark.parametrize("name", case.REPORTED)

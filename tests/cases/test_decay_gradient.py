@@ -8,10 +8,12 @@ import torch
 import flakit
 from flakit.cases.decay_gradient import (
     FORMULAS,
+    at,
     dw_by_formula,
     errors,
     in_chunks,
     law,
+    law_for,
     reproduce,
     round_to,
     running_sums,
@@ -29,11 +31,29 @@ def rows():
 
 @pytest.mark.parametrize("T", [256, 1024, 4096])
 def test_rounded_identity_gets_worse_with_length_and_direct_does_not(rows, T):
-    rounded = rows[f"bfloat16, logsigmoid decay, T = {T}: dr, dk rounded"]
+    rounded = rows[f"bfloat16, logsigmoid, T = {T}: identity-rounded"]
     assert rounded.measured == pytest.approx(rounded.recorded, rel=0.35)  # seeds differ by that much
-    direct = rows[f"bfloat16, logsigmoid decay, T = {T}: direct"]
+    assert rounded.measured == pytest.approx(rounded.law, rel=0.1)
+    assert rounded.measured != pytest.approx(law(-0.81, T), rel=0.1)  # the mean decay at every token
+    direct = rows[f"bfloat16, logsigmoid, T = {T}: direct"]
     assert direct.measured == pytest.approx(direct.law, rel=0.05)
     assert direct.measured == pytest.approx(direct.recorded, rel=0.05)
+
+
+def test_all_rows_of_the_story_agree(rows):
+    assert all(row.agrees is not False for row in rows.values())
+    for rounding in ("float16", "float32"):
+        by_formula = [rows[f"{rounding}, logsigmoid, T = 1024: {name}"].measured for name in list(FORMULAS)[:3]]
+        assert by_formula[0] < min(by_formula[1:]) * 1.01 and by_formula[2] > 10 * by_formula[0]
+
+
+@pytest.mark.parametrize("setting", [("rwkv6-wide", 256), ("gsa", 256), ("rwkv6-init", 512)], ids=str)
+def test_law_for_any_decay(setting):
+    decay, T = setting
+    row = next(row for row in at(decay=decay, T=T) if row.what.endswith("identity-rounded"))
+    assert row.agrees and not row._replace(law=2 * row.law).agrees
+    w = flakit.inputs("rwkv6", T=T, H=2, K=64, decay=decay)["w"]
+    assert law_for(torch.full_like(w, -1.0)) == pytest.approx(law(-1.0, T), rel=0.02)
 
 
 def test_unrounded_dr_and_dk_would_have_done_at_mild_decay():

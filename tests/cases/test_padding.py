@@ -117,12 +117,11 @@ def test_the_forward_pass_and_the_other_gradients_stay_finite():
 
 
 def test_the_story():
-    for row in case.reproduce():
-        assert row.law == row.measured and row.forward, row
-        said = ", ".join(f"{r.start} … {r.stop - 1}" for r in row.measured) or "none"
-        assert row.told in (said, "NaN"), row
-        assert said in str(row)
-    assert not any(row.measured for row in case.reproduce("right"))
+    rows = case.reproduce()
+    lost = [row for row in rows if row.what.endswith("tokens lost")]
+    assert all(row.law == row.measured and row.recorded in (row.measured, "NaN") for row in lost), lost
+    assert {row.measured for row in lost if "T = 24000" in row.what} == {"none"}
+    assert {row.measured for row in case.reproduce("right") if row.what.endswith("tokens lost")} == {"none"}
 
 
 # --- the stop-gap ---------------------------------------------------------------------------------------------------

@@ -1,0 +1,225 @@
+"""The list of the cases: what each story says, where it was told, and how to run it; `flakit cases` in a terminal.
+
+    CASES["anchor"].reproduce()                     the numbers of the story, predicted beside measured
+    CASES["anchor"].at(w=-88.8, row=16)             the same at one setting of the case's knobs
+
+A case's module holds the rest: the fault beside the right form, `law`, `reproduce()` and `at(**knobs)`, which are all
+this list knows of it. Modules are imported when asked for.
+"""
+
+import difflib
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+
+from .laws import Row
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One argument of a case's `at`."""
+
+    default: object
+    kinds: tuple[type, ...]
+    choices: tuple[str, ...] = ()
+
+    @property
+    def expects(self) -> str:
+        words = {int: "a whole number", float: "a number", bool: "true or false", type(None): "none"}
+        return " or ".join([*self.choices, *(words[kind] for kind in self.kinds if kind in words)]) or "a word"
+
+    def parse(self, text: str) -> object:
+        """The value a text stands for; ValueError where it is none of the knob's kinds."""
+        for kind in (int, float, bool, type(None), str):  # the narrowest that fits
+            if kind in self.kinds:
+                try:
+                    return _FROM_TEXT.get(kind, kind)(text)
+                except (KeyError, ValueError):
+                    pass
+        raise ValueError(text)
+
+    def fits(self, value: object) -> bool:
+        if isinstance(value, str) and self.choices:
+            return value in self.choices
+        kind = type(value)
+        return kind in self.kinds or (kind is int and float in self.kinds)
+
+
+_WORDS = {"true": True, "yes": True, "false": False, "no": False}
+_FROM_TEXT: dict[type, Callable] = {bool: lambda text: _WORDS[text.lower()], type(None): {"none": None}.__getitem__}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One case of the casebook. threads: where it was told; notebook: where it is shown and measured."""
+
+    name: str
+    told: str
+    measured: str
+    threads: tuple[str, ...]
+    notebook: str
+
+    @cached_property
+    def module(self) -> types.ModuleType:
+        return import_module(f".{self.name}", __package__)
+
+    @property
+    def title(self) -> str:
+        """The first sentence of the module."""
+        return " ".join(self.module.__doc__.split("\n\n")[0].split()).removesuffix(".")
+
+    @property
+    def law(self) -> Callable:
+        return self.module.law
+
+    @cached_property
+    def knobs(self) -> dict[str, Knob]:
+        """The arguments of `at`, which are keywords with a default each."""
+        hints = typing.get_type_hints(self.module.at, include_extras=True)
+        found = {}
+        for name, parameter in inspect.signature(self.module.at).parameters.items():
+            hint, choices = hints[name], ()
+            if typing.get_origin(hint) is typing.Annotated:
+                hint, choices = hint.__origin__, tuple(hint.__metadata__[0])
+            kinds = typing.get_args(hint) or (hint,)
+            found[name] = Knob(parameter.default, kinds, choices)
+        return found
+
+    def reproduce(self) -> list[Row]:
+        """The numbers of the story, predicted and measured."""
+        return self.module.reproduce()
+
+    def at(self, **knobs) -> list[Row]:
+        """Prediction and measurement at one setting; a ValueError names what is not a knob or not a value of one."""
+        for name, value in knobs.items():
+            knob = self._knob(name)
+            if not knob.fits(value):
+                raise ValueError(f"{name}: expected {knob.expects}, got {value!r}")
+        return self.module.at(**knobs)
+
+    def parse(self, texts: Mapping[str, str]) -> dict:
+        """Knobs from words, as a command line has them."""
+        found = {}
+        for name, text in texts.items():
+            knob = self._knob(name)
+            try:
+                found[name] = knob.parse(text)
+            except ValueError:
+                raise ValueError(f"{name}: expected {knob.expects}, got {text!r}") from None
+        return found
+
+    def _knob(self, name: str) -> Knob:
+        if name not in self.knobs:
+            raise ValueError(f"{name}: {self.name} has no such knob{_meant(name, self.knobs)}")
+        return self.knobs[name]
+
+
+def find(name: str) -> Case:
+    """The case of that name, "-" and "_" alike; a ValueError with the nearest names where there is none."""
+    found = CASES.get(name.replace("-", "_"))
+    if found is None:
+        raise ValueError(f"case: there is none named {name!r}{_meant(name, CASES)}")
+    return found
+
+
+def _meant(name: str, names: Mapping) -> str:
+    close = difflib.get_close_matches(name, names, n=2)
+    return f"; did you mean {' or '.join(close)}?" if close else f"; expected one of {', '.join(names)}"
+
+
+_FLA = "fla-org/flash-linear-attention"
+
+CASES: dict[str, Case] = {
+    case.name: case
+    for case in (
+        Case(
+            "log_space",
+            told="the sigmoid's gradient is unstable; log space is the same in other numbers",
+            measured="the state grows by e^0.5 a token and overflows in the forward pass, at t = 161",
+            threads=(f"{_FLA}#11",),
+            notebook="02_rwkv6_backward",
+        ),
+        Case(
+            "chunk_vs_recurrent",
+            told="w was shared between the two calls, and small differences are amplified along the sequence",
+            measured="one call had scale K^-0.5 and the other 1: that gives all six differences; nothing is amplified",
+            threads=(f"{_FLA}#36", f"{_FLA}#37"),
+            notebook="05_chunk_vs_recurrent",
+        ),
+        Case(
+            "decay_gradient",
+            told="dw of a bfloat16 chunk kernel is off by 8% and more",
+            measured="two running sums of rounded terms cancel; the noise grows like sqrt(T) e^|w|",
+            threads=(f"{_FLA}#29", f"{_FLA}#36"),
+            notebook="05_chunk_vs_recurrent",
+        ),
+        Case(
+            "aliasing",
+            told="a kernel overwrites an input that the next call is given",
+            measured="constructed for w; real in GSA's decoding, which wrote into the caller's initial state",
+            threads=(f"{_FLA}#36", f"{_FLA}#1191"),
+            notebook="06_states_and_shapes",
+        ),
+        Case(
+            "anchor",
+            told="exclusive cumulative decays explode, inclusive ones are immune",
+            measured="the anchor was the block's first row: one token's decay of -88.8 at that row suffices",
+            threads=(f"{_FLA}#77", f"{_FLA}#78"),
+            notebook="04_decay_blowup",
+        ),
+        Case(
+            "padding",
+            told="GSA's gradients turn NaN as training goes on; a forget gate below some clamp is to blame",
+            measured="rows beyond T forget nothing: 0 * inf from |g| = 88.72 / min(T mod 64, 48) on, backward only",
+            threads=(f"{_FLA}#77", f"{_FLA}#694"),
+            notebook="08_gsa",
+        ),
+        Case(
+            "masking",
+            told="a gated linear attention trains until its loss turns NaN",
+            measured="masked after exp: the output is right, the gradient 0 * inf from |w| = 88.72 / (C - 1) on",
+            threads=("huggingface/transformers#48455",),
+            notebook="04_decay_blowup",
+        ),
+        Case(
+            "inverse",
+            told="(I - L)^-1 is a product of four brackets, all on tensor cores",
+            measured="with repeated tokens its powers cancel: 0.8 off in bfloat16, NaN in float16 from alpha = 1.45 on",
+            threads=(),
+            notebook="07_rwkv7",
+        ),
+        Case(
+            "transposed_mask",
+            told="it does not compile: a matter of GPU and Triton version",
+            measured="a shape error on any GPU, and silent in square tiles: 992 wrong entries at K, V = 100, 120",
+            threads=(f"{_FLA}#18",),
+            notebook="06_states_and_shapes",
+        ),
+        Case(
+            "final_state_gradient",
+            told="gradients through the state are off by 39 to 46%",
+            measured="the backward pass began with zeros whatever arrived at the final state; no error is raised",
+            threads=(),
+            notebook="06_states_and_shapes",
+        ),
+        Case(
+            "strides",
+            told="gradients are wrong after .sum().backward(), and for transposed inputs",
+            measured="a kernel that takes memory for contiguous reads other elements; a law counts them",
+            threads=(f"{_FLA}#759", f"{_FLA}#1138"),
+            notebook="06_states_and_shapes",
+        ),
+        Case(
+            "gradient_accumulation",
+            told="the loss is not divided by the accumulation steps, 4 * 4 = 16 times too large; upgrading cures it",
+            measured="a forward with **kwargs leaves the division to a model that does not do it: 4 times",
+            threads=(f"{_FLA}#218", "huggingface/transformers#47688"),
+            notebook="09_training",
+        ),
+    )
+}
+"""Every case by the name of its module, in the order of the casebook."""

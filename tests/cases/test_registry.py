@@ -1,0 +1,101 @@
+"""The list of the cases: complete, uniform and clear about knobs; and when a law and a measurement agree."""
+
+import ast
+import math
+from pathlib import Path
+
+import pytest
+
+from flakit.cases import registry
+from flakit.cases.laws import Row
+from flakit.cases.registry import CASES, find
+
+FOLDER = Path(registry.__file__).parent
+
+
+def defined(path):
+    return {node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)}
+
+
+def test_every_case_module_is_listed_and_nothing_else():
+    modules = {path.stem for path in FOLDER.glob("*.py") if {"law", "reproduce"} <= defined(path)}
+    assert set(CASES) == modules
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_entry_is_complete(name):
+    case = CASES[name]
+    assert case.name == name and case.law and case.reproduce and case.knobs
+    for line in (case.title, case.told, case.measured):
+        assert 10 < len(line) < 160 and "\n" not in line and not line.endswith("."), line
+    assert all(thread.count("/") == 1 and thread.rpartition("#")[2].isdigit() for thread in case.threads)
+    for knob in case.knobs.values():
+        assert knob.fits(knob.default)
+        assert knob.parse(str(knob.default).lower() if knob.default is None else str(knob.default)) == knob.default
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_setting_agrees_with_its_law(name):
+    rows = CASES[name].at()
+    assert rows and all(isinstance(row, Row) and row.agrees is not False for row in rows)
+    assert any(row.agrees for row in rows)
+
+
+# --- knobs ----------------------------------------------------------------------------------------------------------
+
+
+def test_knobs_are_read_from_words():
+    texts = {"w": "-88.7", "row": "none", "scheme": "middle", "T": "128"}
+    assert find("anchor").parse(texts) == {"w": -88.7, "row": None, "scheme": "middle", "T": 128}
+    assert find("log-space").name == "log_space"
+    assert find("chunk_vs_recurrent").parse({"scale": "no", "aliasing": "TRUE"}) == {"scale": False, "aliasing": True}
+    assert find("final_state_gradient").parse({"decay": "-0.5"}) == {"decay": -0.5}
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: find("ancor"), "case: there is none named 'ancor'; did you mean anchor"),
+        (lambda: find("zzz"), "case: there is none named 'zzz'; expected one of log_space, "),
+        (lambda: find("anchor").at(shceme="none"), "shceme: anchor has no such knob; did you mean scheme"),
+        (lambda: find("anchor").parse({"w": "deep"}), "w: expected a number, got 'deep'"),
+        (lambda: find("anchor").parse({"row": "1.5"}), "row: expected a whole number or none, got '1.5'"),
+        (lambda: find("anchor").at(T=1.5), "T: expected a whole number, got 1.5"),
+        (lambda: find("anchor").at(scheme="last"), "scheme: expected none or first-row or .*, got 'last'"),
+        (lambda: find("aliasing").parse({"in_place": "maybe"}), "in_place: expected true or false, got 'maybe'"),
+    ],
+    ids=str,
+)
+def test_errors_name_the_knob(call, says):
+    with pytest.raises(ValueError, match=says):
+        call()
+
+
+# --- agreement ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("law", "measured", "within", "agrees"),
+    [
+        (1.0, 1.001, 2e-3, True),
+        (1.0, 1.003, 2e-3, False),
+        (1.0, 0.2, 4.0, True),
+        (1.0, 0.19, 4.0, False),
+        (math.inf, math.inf, 2e-3, True),
+        (math.inf, 1e9, 2e-3, False),
+        (3.0, math.inf, 2e-3, False),
+        (3.0, math.nan, 2e-3, False),
+        (0.0, 1e-7, 2e-3, True),
+        (0.0, 1e-5, 2e-3, False),
+        (1e-8, 3e-8, 1.0, False),
+        (math.nan, 1.0, 2e-3, None),
+        (True, True, 2e-3, True),
+        (True, False, 2e-3, False),
+        (False, True, 2e-3, False),
+        ("rows 3 … 4", "rows 3 … 4", 2e-3, True),
+        ("rows 3 … 4", "rows 3 … 5", 2e-3, False),
+        ("refused", 4, 2e-3, False),
+    ],
+)
+def test_agreement(law, measured, within, agrees):
+    assert Row("", math.nan, law, measured, within).agrees is agrees
