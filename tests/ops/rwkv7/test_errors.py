@@ -1,0 +1,191 @@
+"""Wrong arguments: each is refused by name, with what was expected and what came. The text is what is tested."""
+
+import re
+
+import pytest
+import torch
+
+from flakit.numerics.inputs import inputs
+from flakit.ops.rwkv7 import chunk_rwkv7, fused_mul_recurrent_rwkv7, fused_recurrent_rwkv7
+
+FORMS = pytest.mark.parametrize("op", [chunk_rwkv7, fused_recurrent_rwkv7])
+
+
+def given(**changed):
+    made = inputs("rwkv7", B=2, T=6, H=3, K=4, V=5)
+    return made | {name: change(made[name]) if callable(change) else change for name, change in changed.items()}
+
+
+def packed(offsets, **changed):
+    made = inputs("rwkv7", B=1, T=6, H=3, K=4, V=5)
+    return {**made, "cu_seqlens": torch.tensor(offsets), **changed}
+
+
+def fused_mul(**changed):
+    made = given()
+    made |= {"kk": -made["a"], "a": made["a"].sigmoid()}
+    made.pop("b")
+    return made | {name: change(made[name]) if callable(change) else change for name, change in changed.items()}
+
+
+half = lambda x: x.to(torch.bfloat16)  # noqa: E731
+state = torch.zeros
+
+WRONG = {
+    "r with three axes": (given(r=lambda x: x[0]), ValueError, "r: expected [B, T, H, K], got [6, 3, 4]"),
+    "T = 0": (
+        {name: x[:, :0] for name, x in given().items()},
+        ValueError,
+        "r: expected every axis of [B, T, H, K] to be at least 1, got [2, 0, 3, 4]",
+    ),
+    "w per head": (given(w=lambda x: x[..., 0]), ValueError, "w: expected [2, 6, 3, 4] like r, got [2, 6, 3]"),
+    "k with another K": (
+        given(k=lambda x: x[..., :3]),
+        ValueError,
+        "k: expected [2, 6, 3, 4] like r, got [2, 6, 3, 3]",
+    ),
+    "v with other heads": (given(v=lambda x: x[:, :, :2]), ValueError, "v: expected [2, 6, 3, V], got [2, 6, 2, 5]"),
+    "a with V columns": (
+        given(a=lambda x: x.repeat(1, 1, 1, 2)),
+        ValueError,
+        "a: expected [2, 6, 3, 4] like r, got [2, 6, 3, 8]",
+    ),
+    "b of another length": (
+        given(b=lambda x: x[:, 1:]),
+        ValueError,
+        "b: expected [2, 6, 3, 4] like r, got [2, 5, 3, 4]",
+    ),
+    "b missing": (given(b=None), TypeError, "b: expected a tensor, got NoneType"),
+    "v in another dtype": (given(v=half), TypeError, "v: expected float32 beside float32 r, got bfloat16"),
+    "a in bfloat16 beside float32": (given(a=half), TypeError, "a: expected float32 beside float32 r, got bfloat16"),
+    "a wider than float32": (
+        given(a=lambda x: x.double()),
+        TypeError,
+        "a: expected float32 beside float32 r, got float64",
+    ),
+    "a in float16 beside bfloat16": (
+        given(r=half, k=half, v=half, a=lambda x: x.half()),
+        TypeError,
+        "a: expected bfloat16 or float32 beside bfloat16 r, got float16",
+    ),
+    "b on another device": (given(b=lambda x: x.to("meta")), ValueError, "b: expected device cpu like r, got meta"),
+    "positive decay": (
+        given(w=lambda x: x.index_fill(1, torch.tensor([2]), 0.25)),
+        ValueError,
+        "w: expected a natural-log decay <= 0, got 0.25 at [0, 2, 0, 0]",
+    ),
+    "NaN decay": (
+        given(w=lambda x: x.index_fill(3, torch.tensor([1]), torch.nan)),
+        ValueError,
+        "w: expected a natural-log decay <= 0, got nan at [0, 0, 0, 1]",
+    ),
+    "state transposed": (
+        given(initial_state=state(2, 3, 5, 4)),
+        ValueError,
+        "initial_state: expected [2, 3, 4, 5] (N = 2 like B), got [2, 3, 5, 4]",
+    ),
+    "state of one sequence too few": (
+        packed([0, 2, 6], initial_state=state(1, 3, 4, 5)),
+        ValueError,
+        "initial_state: expected [2, 3, 4, 5] (N = 2 packed sequences), got [1, 3, 4, 5]",
+    ),
+    "state in bfloat16": (
+        given(initial_state=state(2, 3, 4, 5).bfloat16()),
+        TypeError,
+        "initial_state: expected float32 beside float32 r, got bfloat16",
+    ),
+    "scale is text": (given(scale="1"), TypeError, "scale: expected a number or None, got str"),
+    "output_final_state is a number": (
+        given(output_final_state=1),
+        TypeError,
+        "output_final_state: expected True or False, got int",
+    ),
+    "packed with a batch": (
+        given(cu_seqlens=torch.tensor([0, 6])),
+        ValueError,
+        "cu_seqlens: expected a batch of 1 with packed sequences, got B = 2",
+    ),
+    "offsets that end early": (
+        packed([0, 5]),
+        ValueError,
+        "cu_seqlens: expected to start at 0 and end at T = 6, got 0 … 5",
+    ),
+    "offsets that go back": (
+        packed([0, 4, 3, 6]),
+        ValueError,
+        "cu_seqlens: expected non-decreasing offsets, got 4 then 3 at index 2",
+    ),
+    "unknown backend": (
+        given(backend="cuda"),
+        ValueError,
+        "backend: expected one of triton, torch, reference or None, got 'cuda'",
+    ),
+}
+
+
+@FORMS
+@pytest.mark.parametrize("arguments, error, text", WRONG.values(), ids=WRONG)
+def test_wrong_argument(op, arguments, error, text):
+    with pytest.raises(error, match=re.escape(text)):
+        op(**arguments)
+
+
+WRONG_PRODUCT = {
+    "kk per head": (fused_mul(kk=lambda x: x[..., 0]), ValueError, "kk: expected [2, 6, 3, 4] like r, got [2, 6, 3]"),
+    "a missing": (fused_mul(a=None), TypeError, "a: expected a tensor, got NoneType"),
+    "kk in bfloat16": (fused_mul(kk=half), TypeError, "kk: expected float32 beside float32 r, got bfloat16"),
+    "reverse": (fused_mul(reverse=True), ValueError, "reverse: expected False, got True; flip the inputs"),
+}
+
+
+@pytest.mark.parametrize("arguments, error, text", WRONG_PRODUCT.values(), ids=WRONG_PRODUCT)
+def test_wrong_argument_of_the_product_form(arguments, error, text):
+    with pytest.raises(error, match=re.escape(text)):
+        fused_mul_recurrent_rwkv7(**arguments)
+
+
+def test_given_arguments_are_right_to_begin_with():
+    for op in (chunk_rwkv7, fused_recurrent_rwkv7):
+        assert op(**given()).o.isfinite().all()
+        assert op(**given(initial_state=state(2, 3, 4, 5))).o.isfinite().all()
+        assert op(**packed([0, 0, 2, 6])).o.isfinite().all()
+    assert fused_mul_recurrent_rwkv7(**fused_mul()).o.isfinite().all()
+
+
+def test_keywords_that_change_nothing():
+    plain = chunk_rwkv7(**given())
+    more = chunk_rwkv7(**given(), safe_gate=True, disable_recompute=True, lower_bound=-5.0, cp_context=None)
+    assert torch.equal(plain.o, more.o)
+
+
+def test_a_sequence_split_over_devices_is_refused():
+    with pytest.raises(ValueError, match="cp_context: expected None, got object"):
+        chunk_rwkv7(**given(), cp_context=object())
+
+
+def test_cu_seqlens_cpu_is_checked_and_changes_nothing():
+    plain = chunk_rwkv7(**packed([0, 2, 6])).o
+    assert torch.equal(chunk_rwkv7(**packed([0, 2, 6], cu_seqlens_cpu=torch.tensor([0, 2, 6]))).o, plain)
+    with pytest.raises(ValueError, match="cu_seqlens"):
+        chunk_rwkv7(**packed([0, 2, 6], cu_seqlens_cpu=torch.tensor([0, 2, 5])))
+
+
+@pytest.mark.parametrize("op", [chunk_rwkv7, fused_recurrent_rwkv7, fused_mul_recurrent_rwkv7])
+def test_unknown_keyword(op):
+    arguments = fused_mul() if op is fused_mul_recurrent_rwkv7 else given()
+    with pytest.raises(TypeError, match=rf"{op.__name__}\(\) got an unexpected keyword argument 'chunksize'"):
+        op(**arguments, chunksize=16)
+
+
+def test_scale_is_one_everywhere_unless_said_otherwise():
+    for op in (chunk_rwkv7, fused_recurrent_rwkv7):
+        assert torch.equal(op(**given()).o, op(**given(), scale=1.0).o)
+        assert torch.equal(op(**given()).o, op(**given(), scale=None).o)
+
+
+def test_arguments_in_the_order_users_know():
+    r, w, k, v, a, b = given().values()
+    for op in (chunk_rwkv7, fused_recurrent_rwkv7):
+        by_name = op(r=r, w=w, k=k, v=v, a=a, b=b, scale=0.5, initial_state=state(2, 3, 4, 5), output_final_state=True)
+        by_place = op(r, w, k, v, a, b, 0.5, state(2, 3, 4, 5), True)
+        assert torch.equal(by_name.o, by_place.o) and torch.equal(by_name.final_state, by_place.final_state)
