@@ -167,38 +167,39 @@ def written_kernel(
     x, y, w, written, decay, mild, scale, sequence_of_chunk, cu_seqlens, offsets, T,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     REVERSE: tl.constexpr, MAY_BE_MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
-    GROUP: tl.constexpr = 1, AFTER: tl.constexpr = False,
 ):  # fmt: skip
     """What one chunk adds to the state, (k e^{after})^T v, or in reverse to its gradient, (scale r e^{before})^T do.
 
-    x and y may have GROUP heads for each of the state's: their writings are summed. AFTER: a read comes after its own
-    token's decay. Also e^{total}, by which the chunk decays the state, and whether every decay in it is mild.
-    In registers: written [BK, BV].
+    Also e^{total}, by which it decays the state, and whether every decay in it is mild. In registers: written [BK, BV].
     """
     i = tl.program_id(0)
     NK: tl.constexpr = (K + BK - 1) // BK
     NV: tl.constexpr = (V + BV - 1) // BV
     i_h, i_k, i_v, i_c = i % H, (i // H) % NK, (i // (H * NK)) % NV, i // (H * NK * NV)
     start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
+    b_x = load_tile(x, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32) * scale
+    b_y = load_tile(y, start, end, i_h, i_v, 0, H, V, C, BV).to(tl.float32)
     b_w = load_tile(w, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
     if REVERSE:
-        passed = decay_before(load_tile(w, start, end, i_h, i_k, -1, H, K, C, BK).to(tl.float32))
-        if AFTER:
-            passed += b_w
+        b_x *= tl.exp(decay_before(load_tile(w, start, end, i_h, i_k, -1, H, K, C, BK).to(tl.float32)))
     else:
-        passed = decay_after(load_tile(w, start, end, i_h, i_k, 1, H, K, C, BK).to(tl.float32))
-    factor = tl.exp(passed) * scale
-    b_written = tl.zeros([BK, BV], dtype=tl.float32)
-    for i_g in range(GROUP):
-        b_x = load_tile(x, start, end, i_h * GROUP + i_g, i_k, 0, H * GROUP, K, C, BK).to(tl.float32) * factor
-        b_y = load_tile(y, start, end, i_h * GROUP + i_g, i_v, 0, H * GROUP, V, C, BV).to(tl.float32)
-        b_written += tl.dot(to_operand(tl.trans(b_x), PRECISION), b_y, input_precision=PRECISION)
+        b_x *= tl.exp(decay_after(load_tile(w, start, end, i_h, i_k, 1, H, K, C, BK).to(tl.float32)))
     p, m = state_pointers(written, i_c * H + i_h, i_k, i_v, K, V, BK, BV)
-    tl.store(p, b_written, mask=m)
+    tl.store(p, tl.dot(to_operand(tl.trans(b_x), PRECISION), b_y, input_precision=PRECISION), mask=m)
     total = tl.sum(b_w, 0)
     o_k = i_k * BK + tl.arange(0, BK)
     tl.store(decay + (i_c.to(tl.int64) * H + i_h) * K + o_k, tl.exp(total), mask=(o_k < K) & (i_v == 0))
     tl.store(mild + (i_c * H + i_h) * NK + i_k, is_mild(b_w) * MAY_BE_MILD, mask=i_v == 0)
+
+
+@triton.jit
+def _scan_index(j, first_chunk, chunks, i_h, H: tl.constexpr, REVERSE: tl.constexpr):
+    """The number, in memory, of the j-th state that a scan comes to."""
+    if REVERSE:
+        i = first_chunk + chunks - 1 - j
+    else:
+        i = first_chunk + j
+    return tl.cast(i, tl.int64) * H + i_h
 
 
 @triton.jit
@@ -221,15 +222,30 @@ def scan_kernel(
     b_S = tl.zeros([BE], dtype=tl.float32)
     if HAS_FIRST:
         b_S += tl.load(first + i_nh.to(tl.int64) * K * V + o_e, mask=m_e, other=0.0)
-    for j in tl.range(0, chunks, num_stages=4):
-        if REVERSE:
-            i = (first_chunk + chunks - 1 - j).to(tl.int64) * H + i_h
-        else:
-            i = (first_chunk + j).to(tl.int64) * H + i_h
-        b_written = tl.load(written + i * K * V + o_e, mask=m_e, other=0.0)
-        b_decay = tl.load(decay + i * K + o_e // V, mask=m_e, other=0.0)
-        tl.store(written + i * K * V + o_e, b_S, mask=m_e)
-        b_S = b_decay * b_S + b_written
+    p_e, p_d = written + o_e, decay + o_e // V
+    for j in range(0, chunks, 4):
+        # Four chunks' loads are under way before the first is waited for: a scan is all waiting.
+        i_0 = _scan_index(j, first_chunk, chunks, i_h, H, REVERSE)
+        i_1 = _scan_index(j + 1, first_chunk, chunks, i_h, H, REVERSE)
+        i_2 = _scan_index(j + 2, first_chunk, chunks, i_h, H, REVERSE)
+        i_3 = _scan_index(j + 3, first_chunk, chunks, i_h, H, REVERSE)
+        m_1, m_2, m_3 = m_e & (j + 1 < chunks), m_e & (j + 2 < chunks), m_e & (j + 3 < chunks)
+        b_0 = tl.load(p_e + i_0 * K * V, mask=m_e, other=0.0)
+        b_1 = tl.load(p_e + i_1 * K * V, mask=m_1, other=0.0)
+        b_2 = tl.load(p_e + i_2 * K * V, mask=m_2, other=0.0)
+        b_3 = tl.load(p_e + i_3 * K * V, mask=m_3, other=0.0)
+        d_0 = tl.load(p_d + i_0 * K, mask=m_e, other=0.0)
+        d_1 = tl.load(p_d + i_1 * K, mask=m_1, other=1.0)
+        d_2 = tl.load(p_d + i_2 * K, mask=m_2, other=1.0)
+        d_3 = tl.load(p_d + i_3 * K, mask=m_3, other=1.0)
+        tl.store(p_e + i_0 * K * V, b_S, mask=m_e)
+        b_S = d_0 * b_S + b_0
+        tl.store(p_e + i_1 * K * V, b_S, mask=m_1)
+        b_S = d_1 * b_S + b_1
+        tl.store(p_e + i_2 * K * V, b_S, mask=m_2)
+        b_S = d_2 * b_S + b_2
+        tl.store(p_e + i_3 * K * V, b_S, mask=m_3)
+        b_S = d_3 * b_S + b_3
     if WANTS_LAST:
         tl.store(last + i_nh.to(tl.int64) * K * V + o_e, b_S, mask=m_e)
 
@@ -281,11 +297,10 @@ class ChunkPlan:
     def state_shape(self) -> tuple[int, int, int, int]:
         return self.N, self.H, self.K, self.V
 
-    def states(self, x, y, w, scale, first, last, reverse, after=False):
+    def states(self, x, y, w, scale, first, last, reverse):
         """The state entering each chunk (reverse: the gradient leaving it) [chunks, H, K, V], and which are mild.
 
-        x [B, T, H, K] and y [B, T, H, V] make each chunk's writing; V is y's own, whatever the plan's is. Both may have
-        several heads for each of the state's. after: a read (in reverse) passes its own token's decay too.
+        x [B, T, H, K] and y [B, T, H, V] make each chunk's writing; V is y's own, whatever the plan's is.
         first and last [N, H, K, V]: where to begin, and where to leave the end; None: zeros, nowhere.
         """
         V = y.shape[-1]
@@ -294,16 +309,21 @@ class ChunkPlan:
         common, NK, NV = self.sizes("written", V)
         written_kernel[(self.chunks * NV * NK * self.H,)](
             x, y, w, states, decay, mild, scale, *self.where,
-            REVERSE=reverse, MAY_BE_MILD=self.width == "16-bit", GROUP=x.shape[2] // self.H, AFTER=after, **common,
+            REVERSE=reverse, MAY_BE_MILD=self.width == "16-bit", **common,
         )  # fmt: skip
+        self.scan(states, decay, first, last, reverse)
+        return states, mild
+
+    def scan(self, written, decay, first, last, reverse):
+        """Put the state entering each chunk where its writing [chunks, H, K, V] was; decay e^{total} [chunks, H, K]."""
+        V = written.shape[-1]
         launch = TABLE[f"{self.op}.scan", self.width]
         BE = elements(self.K * V, self.N * self.H, launch.BV)
         scan_kernel[triton.cdiv(self.K * V, BE), self.N * self.H](
-            states, decay, first, last, *self.where[1:], H=self.H, K=self.K, V=V, C=self.C, BE=BE,
+            written, decay, first, last, *self.where[1:], H=self.H, K=self.K, V=V, C=self.C, BE=BE,
             REVERSE=reverse, HAS_FIRST=first is not None, WANTS_LAST=last is not None,
             PACKED=self.cu_seqlens is not None, num_warps=launch.num_warps, num_stages=launch.num_stages,
         )  # fmt: skip
-        return states, mild
 
 
 def kept_states_shape(x, V, cu_seqlens, chunk_size) -> tuple[int, ...]:

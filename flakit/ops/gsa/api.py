@@ -184,7 +184,7 @@ def _call(
         slots, g = slots_and_gates(raw_s, cu_seqlens)
         s = slots.to(q.dtype)
     keep_states = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, s, g, hk, hv))
-    o, *final_state, _, _ = _forward_op(
+    o, *final_state, _, _, _ = _forward_op(
         q, k, v, s, g, hk, hv, cu_seqlens, scale, output_final_state, form, backend, chunk_size, keep_states
     )
     return GSAOutput(o, tuple(final_state) if output_final_state else (None, None))
@@ -234,8 +234,8 @@ def _forward_op(
     backend: str,
     chunk_size: int,
     keep_states: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """o, both final states (empty unless asked for) and the kernels' checkpoints of both (empty unless kept)."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """o, both final states (empty unless asked for); p and both states' checkpoints, of kernels (empty unless kept)."""
     check.check_decay("g", g)
     if cu_seqlens is not None:
         check.check_offsets(cu_seqlens, q.shape[1])
@@ -255,7 +255,7 @@ def _forward_op(
     wide = torch.promote_types(q.dtype, torch.float32)
     empty = o.new_empty(0, dtype=wide).clone
     final_state = (x.to(wide).contiguous() if output_final_state else empty() for x in final_state)
-    return o, *final_state, empty(), empty()
+    return o, *final_state, empty(), empty(), empty()
 
 
 @torch.library.custom_op("flakit::gsa_backward", mutates_args=())
@@ -268,6 +268,7 @@ def _backward_op(
     hk: Tensor | None,
     hv: Tensor | None,
     cu_seqlens: Tensor | None,
+    kept_p: Tensor,
     kept_hk: Tensor,
     kept_hv: Tensor,
     do: Tensor,
@@ -280,8 +281,9 @@ def _backward_op(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """dq, dk, dv, ds, dg and both states' gradients (empty without initial states), each in its input's dtype."""
     if backend == "triton":
+        kept = kept_p, kept_hk, kept_hv
         *grads, dstates = _kernels(form).backward(
-            q, k, v, s, g, scale, _states(hk, hv), cu_seqlens, chunk_size, (kept_hk, kept_hv), do, _states(dhk, dhv)
+            q, k, v, s, g, scale, _states(hk, hv), cu_seqlens, chunk_size, kept, do, _states(dhk, dhv)
         )
     else:
         module, exact_q, extra = _plain(form, backend, chunk_size, q)
@@ -310,14 +312,14 @@ def _(q, k, v, s, g, hk, hv, cu_seqlens, scale, output_final_state, form, backen
     wide = torch.promote_types(q.dtype, torch.float32)
     o = q.new_empty(*q.shape[:3], v.shape[3])
     final = _state_shapes(q, k, v, s, cu_seqlens) if output_final_state else ((0,), (0,))
-    kept = (0,), (0,)
+    kept = (0,), (0,), (0,)
     if backend == "triton" and keep_states:
-        kept = _kernels(form).checkpoint_shapes(k, v, s, cu_seqlens, chunk_size)
+        kept = _kernels(form).checkpoint_shapes(q, k, v, s, cu_seqlens, chunk_size)
     return o, *(q.new_empty(shape, dtype=wide) for shape in (*final, *kept))
 
 
 @_backward_op.register_fake
-def _(q, k, v, s, g, hk, hv, cu_seqlens, kept_hk, kept_hv, do, dhk, dhv, scale, form, backend, chunk_size):
+def _(q, k, v, s, g, hk, hv, cu_seqlens, kept_p, kept_hk, kept_hv, do, dhk, dhv, scale, form, backend, chunk_size):
     wide = torch.promote_types(q.dtype, torch.float32)
     grads = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v, s, g))
     states = _state_shapes(q, k, v, s, cu_seqlens) if hk is not None else ((0,), (0,))
@@ -327,12 +329,20 @@ def _(q, k, v, s, g, hk, hv, cu_seqlens, kept_hk, kept_hv, do, dhk, dhv, scale, 
 def _save(ctx, inputs, output):
     *tensors, scale, output_final_state, form, backend, chunk_size, _ = inputs
     ctx.save_for_backward(*tensors, *output[3:])
+    ctx.set_materialize_grads(False)  # half a gigabyte of zeros for checkpoints that nobody differentiates
     ctx.asked_for_state, ctx.settings = output_final_state, (scale, form, backend, chunk_size)
 
 
 def _differentiate(ctx, do, dhk, dhv, *_):
     saved = ctx.saved_tensors  # activation checkpointing allows one look
-    dstates = (dhk, dhv) if ctx.asked_for_state else (None, None)
+    q, k, v, s, *_, cu_seqlens, _, _, _ = saved
+    do = q.new_zeros(*q.shape[:3], v.shape[3]) if do is None else do
+    dstates = None, None
+    if ctx.asked_for_state and not (dhk is None and dhv is None):
+        shapes = _state_shapes(q, k, v, s, cu_seqlens)
+        wide = torch.promote_types(q.dtype, torch.float32)
+        pairs = zip((dhk, dhv), shapes, strict=True)
+        dstates = (q.new_zeros(shape, dtype=wide) if x is None else x for x, shape in pairs)
     *grads, dhk, dhv = _backward_op(*saved, do, *dstates, *ctx.settings)
     dstates = (dhk, dhv) if saved[5] is not None else (None, None)
     return (*grads, *dstates, *(None,) * 7)

@@ -137,9 +137,9 @@ def pass_grads_kernel(
     tl.store(dinitial_state + i_nh.to(tl.int64) * M * D + o_s, b_D, mask=m_s)
 
 
-def checkpoint_shapes(k, v, s, cu_seqlens, chunk_size) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shapes of what `forward` keeps for `backward`: hk and hv every CHECKPOINT tokens, slots as rows."""
-    return tuple(checkpoints_shape(s, x.shape[-1], cu_seqlens) for x in (k, v))
+def checkpoint_shapes(q, k, v, s, cu_seqlens, chunk_size) -> tuple[tuple[int, ...], ...]:
+    """Shapes of what `forward` keeps for `backward`: p, and hk and hv every CHECKPOINT tokens, slots as rows."""
+    return (*q.shape[:3], s.shape[-1]), *(checkpoints_shape(s, x.shape[-1], cu_seqlens) for x in (k, v))
 
 
 def _slot_rows(states) -> tuple:
@@ -196,26 +196,25 @@ class _Passes:
         return dz if first else dx.sum(0), dy, ds.sum(0), dg.sum(0), dinitial_state
 
 
-def forward(q, k, v, s, g, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep_states):
-    """o, hk_T and hv_T (empty unless asked for), and both memories every CHECKPOINT tokens (empty unless kept)."""
+def forward(q, k, v, s, g, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep):
+    """o, hk_T and hv_T (empty unless asked for); p and both memories every CHECKPOINT tokens (empty unless kept)."""
     q, k, v, s, g = (x.contiguous() for x in (q, k, v, s, g))
     passes = _Passes(q, s, g, cu_seqlens)
     hk, hv = _slot_rows(initial_state)
-    scores, last_hk, kept_hk = passes.run(q, k, None, True, hk, output_final_state, keep_states)
+    scores, last_hk, kept_hk = passes.run(q, k, None, True, hk, output_final_state, keep)
     p = (scale * scores).softmax(-1)
-    o, last_hv, kept_hv = passes.run(p, v, q.dtype, False, hv, output_final_state, keep_states)
+    o, last_hv, kept_hv = passes.run(p, v, q.dtype, False, hv, output_final_state, keep)
     last_hk = last_hk if last_hk is None else last_hk.mT.contiguous()
-    return o, *(passes.empty(0) if x is None else x for x in (last_hk, last_hv, kept_hk, kept_hv))
+    kept = p if keep else None, kept_hk, kept_hv
+    return o, *(passes.empty(0) if x is None else x for x in (last_hk, last_hv, *kept))
 
 
 def backward(q, k, v, s, g, scale, initial_state, cu_seqlens, chunk_size, kept, do, dfinal_state):
     """dq, dk and dv in their inputs' dtypes, ds, dg and (dhk_0, dhv_0) in float32."""
     q, k, v, s, g, do = (x.contiguous() for x in (q, k, v, s, g, do))
     passes = _Passes(q, s, g, cu_seqlens)
-    (hk, _), (dhk, dhv) = _slot_rows(initial_state), _slot_rows(dfinal_state)
-    scores, _, _ = passes.run(q, k, None, True, hk, False, False)
-    p = (scale * scores).softmax(-1)
-    dp, dv, ds_v, dg_v, dhv = passes.differentiate(p, v, do, False, kept[1], dhv)
+    (p, hk, hv), (dhk, dhv) = kept, _slot_rows(dfinal_state)
+    dp, dv, ds_v, dg_v, dhv = passes.differentiate(p, v, do, False, hv, dhv)
     dscores = scale * p * (dp - (p * dp).sum(-1, keepdim=True))
-    dq, dk, ds_k, dg_k, dhk = passes.differentiate(dscores, k, q, True, kept[0], dhk)
+    dq, dk, ds_k, dg_k, dhk = passes.differentiate(dscores, k, q, True, hk, dhk)
     return dq, dk, dv, ds_k + ds_v, dg_k + dg_v, (dhk.mT, dhv)
