@@ -30,7 +30,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..numerics.errors import compare
 from ..numerics.evaluate import cotangents
 from ..numerics.inputs import inputs as make_inputs
 from ..ops.common.chunks import split_chunks
@@ -117,7 +116,7 @@ def invert(L: Tensor, form: str = "product", rounding: str = "float32") -> Tenso
 
 
 def powers(L: Tensor) -> Tensor:
-    """L, L^2, … L^{C-1} in float64, [C - 1, C, C]."""
+    """L, L^2, … L^{C-1} in float64, [C - 1, ..., C, C]."""
     L = L.double()
     found = [L]
     for _ in range(L.shape[-1] - 2):
@@ -125,10 +124,21 @@ def powers(L: Tensor) -> Tensor:
     return torch.stack(found)
 
 
-def law(L: Tensor, rounding: str = "float32") -> float:
-    """Relative L2 error of the product form: u times the largest power's size over the inverse's, u = 2^-digits."""
-    largest = powers(L).flatten(1).norm(dim=1).max()
-    return (2.0 ** -ROUNDINGS[rounding] * largest / invert(L.double(), "blocks", "float64").norm()).item()
+def law(L: Tensor, rounding: str = "float32") -> float | Tensor:
+    """Relative L2 error of the product form: u times the largest power's size over the inverse's, u = 2^-digits.
+
+    A number for one matrix, a tensor for a batch [..., C, C]; `errors` likewise.
+    """
+    exact = invert(L.double(), "blocks", "float64")
+    return _one_or_all(2.0 ** -ROUNDINGS[rounding] * _size(powers(L)).amax(0) / _size(exact))
+
+
+def _size(x: Tensor) -> Tensor:
+    return x.flatten(-2).norm(dim=-1)
+
+
+def _one_or_all(x: Tensor) -> float | Tensor:
+    return x if x.ndim else x.item()
 
 
 def law_of_range(C: int = 16, w: float = 0.0, rounding: str = "float16") -> float:
@@ -155,10 +165,13 @@ def onset(C: int = 16, w: float = 0.0, rounding: str = "float16", *, tolerance: 
     return search(finite, near=[law_of_range(C, w, rounding)], tolerance=tolerance, highest=2.0)["product"]
 
 
-def errors(L: Tensor, rounding: str = "float32") -> dict[str, float]:
+def errors(L: Tensor, rounding: str = "float32") -> dict[str, float | Tensor]:
     """Relative L2 error of every form against float64, from the float32 L; inf where it is not finite."""
-    truth = invert(L.double(), "blocks", "float64")
-    return {form: compare(invert(L.float(), form, rounding), truth).l2 for form in FORMS}
+    exact, found = invert(L.double(), "blocks", "float64"), {}
+    for form in FORMS:
+        off = _size(invert(L.float(), form, rounding).double() - exact) / _size(exact)
+        found[form] = _one_or_all(off.nan_to_num(math.inf, math.inf))
+    return found
 
 
 def inputs(

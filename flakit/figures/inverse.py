@@ -87,11 +87,12 @@ class InverseFigure:
         self._title.set_text(title)
         self._subtitle.set_text(subtitle)
         n, largest = power
-        top = max(1.0, np.ceil(np.log10(np.abs(largest).max() or 1.0)))
+        # In strides: a new scale redraws the whole figure.
+        top = 3 * max(1.0, np.ceil(np.log10(np.abs(largest).max() or 1.0) / 3))
         if self._maps[0].colours.norm.vmax != top:
             for heatmap in self._maps:
                 heatmap.colours.set_clim(_SMALLEST, top)
-            ticks = np.unique(np.linspace(_SMALLEST, top, 5).round().astype(int))
+            ticks = np.arange(_SMALLEST, top + 1, 3 if top < 10 else 9).astype(int)
             self._bar.set_ticks(ticks, labels=[f"$10^{{{tick}}}$" for tick in ticks])
             self.canvas.stale()
         upper = np.triu(np.ones(inverse.shape, bool), 1)

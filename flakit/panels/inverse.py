@@ -4,6 +4,7 @@ import functools
 import math
 
 import numpy as np
+import torch
 
 from ..cases import inverse as case
 from ..figures.inverse import InverseFigure
@@ -100,11 +101,10 @@ for form, error in case.errors(L, {rounding!r}).items():
 @functools.lru_cache(maxsize=64)
 def _over_alpha(w: float, spread: float, C: int, rounding: str, seed: int):
     """Errors by form and the product's law over `_ALPHAS`, and where the product's range ends."""
-    Ls = [case.matrix(alpha, w, spread, C=C, seed=seed) for alpha in _ALPHAS]
-    found = [case.errors(L, rounding) for L in Ls]
-    errors = {form: np.array([each[form] for each in found]) for form in case.FORMS}
+    Ls = torch.tensor(_ALPHAS)[:, None, None] * case.matrix(1.0, w, spread, C=C, seed=seed)
+    errors = {form: found.numpy() for form, found in case.errors(Ls, rounding).items()}
     gone = _ALPHAS[~np.isfinite(errors["product"])]
-    return errors, np.array([case.law(L, rounding) for L in Ls]), float(gone[0]) if gone.size else math.inf
+    return errors, case.law(Ls, rounding).numpy(), float(gone[0]) if gone.size else math.inf
 
 
 def inverse(**settings) -> Inverse:
