@@ -23,7 +23,7 @@ at strong decay a difference of large numbers that leaves noise (see `decay_grad
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -365,6 +365,7 @@ def onset(
     scheme: str | Scheme = "first-row",
     *,
     op: str = "rwkv6",
+    near: Iterable[float] | None = None,
     tolerance: float = 1e-3,
     highest: float = 1e3,
     **knobs,
@@ -372,6 +373,7 @@ def onset(
     """The measured counterpart of `limits`: the factor on the inputs' log decays at which each tensor turns non-finite.
 
     Found by bisection to a relative `tolerance`, every `run` serving all tensors; inf where `highest` is still finite.
+    near: where to look first, by default at the `limits`.
     """
 
     decay = _of(op).decay
@@ -380,9 +382,10 @@ def onset(
         found = run({**inputs, decay: inputs[decay].detach() * factor}, scheme, op=op, **knobs).finite
         return {name: found[name] for name in TENSORS[op]}
 
-    settings = {name: knob for name, knob in knobs.items() if name != "backend"}
-    near = set(limits(scheme, inputs, op=op, **settings).values())
-    return search(finite, near=near, tolerance=tolerance, highest=highest)
+    if near is None:
+        settings = {name: knob for name, knob in knobs.items() if name != "backend"}
+        near = limits(scheme, inputs, op=op, **settings).values()
+    return search(finite, near=set(near), tolerance=tolerance, highest=highest)
 
 
 def spike(at: int, w: float = -1.0, *, op: str = "rwkv6", T: int = 64, K: int = 64) -> dict[str, Tensor]:

@@ -140,7 +140,7 @@ for name in {names!r}:
 # How large |{which}| {along} may grow, by the law and as measured.
 ray = flakit.inputs({op!r}, decay=-{ray}, {made})
 {one}law = anchor.limits({scheme!r}, ray, {how})
-measured = anchor.onset(ray, {scheme!r}, tolerance={_TOLERANCE}, {how})
+measured = anchor.onset(ray, {scheme!r}, near=law.values(), tolerance={_TOLERANCE}, {how})
 for name in {names!r}:
     print(f"{{name:3}} law {{law[name]:.4g}}, measured {{measured[name]:.4g}}")
 """
@@ -160,7 +160,8 @@ def _onsets(op, T, scheme, chunk, mask, at, dtype, seed) -> dict[str, Onset]:
     """Along uniform decay, or along the decay of token `at` alone."""
     x = _inputs(op, -1.0 if at is None else 0.0, T, NONE if at is None else -1.0, at, dtype, seed)
     how = {"op": op, "chunk": chunk, "mask": mode(mask), "dtype": getattr(torch, dtype)}
-    law, measured = anchor.limits(scheme, x, **how), anchor.onset(x, scheme, tolerance=_TOLERANCE, **how)
+    law = anchor.limits(scheme, x, **how)
+    measured = anchor.onset(x, scheme, near=law.values(), tolerance=_TOLERANCE, **how)
     return {name: Onset(_or_none(law[name]), _or_none(measured[name])) for name in tensors(op)}
 
 
