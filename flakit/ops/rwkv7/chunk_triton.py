@@ -5,8 +5,7 @@ Forward:  `prepare_kernel`        what a chunk finds and how it edits, before it
           `output_kernel`         o from a chunk's tokens, its v2 and its entering state
 Backward: `prepare_grads_kernel`  the same transposed: U^T A_rb^T do, U^T b^
           `stream_kernel`         in reverse: y = U^T A_rb^T do + (U^T b^) D, then the gradient D of the state
-          `value_grads_kernel`     dv
-          `read_grads_kernel`, `key_grads_kernel` of mild chunks, `dyadic_grads_kernel`: dr, da; dw, dk, db
+          `value_grads_kernel`, `key_grads_kernel`  dv; dr, dw, dk, da, db
 
 Formulas as in `chunk_torch`; a~ = a e^{before} reads the entering state, b^ = b e^{after} writes the leaving one. There
 are two ways through a chunk, mild and dyadic (`common.chunks_triton`), compiled apart; `prepare_kernel` decides.
@@ -397,6 +396,43 @@ def _meet_states(x, y, states, start, end, i, i_h, i_k, H: tl.constexpr, K: tl.c
 
 
 @triton.jit
+def _mild_reads(b_q, b_a, b_km, b_bm, b_qk, b_qb, b_ak, b_ab, b_dq, b_da, before, read, PRECISION: tl.constexpr):
+    """dq, da, and the sum of read times gradient; b_dq, b_da come as do S^T, y S^T, before their decay.
+
+    b_qk … b_ab are the gradients of the scores.
+    """
+    b_qm, b_am = to_operand(b_q * read, PRECISION), to_operand(b_a * read, PRECISION)
+    g_q = tl.dot(b_qb, b_bm, tl.dot(b_qk, b_km, input_precision=PRECISION), input_precision=PRECISION)
+    g_a = tl.dot(b_ab, b_bm, tl.dot(b_ak, b_km, input_precision=PRECISION), input_precision=PRECISION)
+    b_dq *= before
+    b_da *= before
+    reads = b_q * b_dq + b_a * b_da + b_qm * g_q + b_am * g_a
+    return b_dq + g_q * read, b_da + g_a * read, reads
+
+
+@triton.jit
+def _mild_keys(b_qm, b_am, b_k, b_b, b_km, b_bm, b_qk, b_qb, b_ak, b_ab, b_dk, b_db, reads, after, key,
+               PRECISION: tl.constexpr):  # fmt: skip
+    """dk, db, and dw of what passes by a token; b_dk, b_db come as v D^T, v2 D^T, before their decay.
+
+    dw_t is sum_{i>t} of the reads less sum_{j>=t} of the pairs' keys, plus sum_{j<t} of the keys that leave the chunk:
+    a difference of two running sums of the *same rounded products*, so that only float32 accumulation is left to
+    disagree. One running sum serves for all: what comes after t is all less what comes up to t.
+    """
+    g_k = tl.dot(tl.trans(b_qk), b_qm, input_precision=PRECISION)
+    g_k = tl.dot(tl.trans(b_ak), b_am, g_k, input_precision=PRECISION)
+    g_b = tl.dot(tl.trans(b_qb), b_qm, input_precision=PRECISION)
+    g_b = tl.dot(tl.trans(b_ab), b_am, g_b, input_precision=PRECISION)
+    b_dk *= after
+    b_db *= after
+    keys = b_k * b_dk + b_b * b_db
+    pairs = b_km * g_k + b_bm * g_b
+    net = reads - pairs
+    b_dw = tl.sum(net, 0)[None, :] - tl.cumsum(net - keys, axis=0) - pairs - keys
+    return b_dk + g_k * key, b_db + g_b * key, b_dw
+
+
+@triton.jit
 def _dyadic_grads(b_q, b_a, b_k, b_b, b_prev, b_next, b_qk, b_qb, b_ak, b_ab, b_dq, b_da, b_dk, b_db,
                   C: tl.constexpr, BK: tl.constexpr, LEVELS: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """dq, da, dk, db and dw of what passes by a token, for any decay: nothing is subtracted.
@@ -441,10 +477,24 @@ def _dyadic_grads(b_q, b_a, b_k, b_b, b_prev, b_next, b_qk, b_qb, b_ak, b_ab, b_
 
 
 @triton.jit
-def _score_grads(v, found, do, y, start, end, i_h, H: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BV: tl.constexpr,
-                 PRECISION: tl.constexpr):  # fmt: skip
-    """Gradients of the scores of q with k, q with b, a with k, a with b as operands, [C, C], below the diagonal; and
-    the first two's diagonals, [C, 1]."""
+def key_grads_kernel(
+    r, w, k, v, a, b, found, do, y, states, dstates, mild, dr, dw, dk, da, db, scale,
+    sequence_of_chunk, cu_seqlens, offsets, T,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dr, dw, dk, da, db for one chunk. In registers: the gradients of four scores [C, C], then five rows [C, BK].
+
+    dq = (do S^T) e^{before} + pairs, da = (y S^T) e^{before} + pairs, dk = (v D^T) e^{after} + pairs, db likewise of v2
+    dr = scale (e^w dq + diagonal), as q = scale r e^w meets every key but its own token's
+    dw_t = e^{total} sum_v S D + q_t dq_t + what passes by t
+    """
+    i = tl.program_id(0)
+    i_h, i_c = i % H, i // H
+    if takes(mild, i_c * H + i_h, FLAGS, MILD) == 0:
+        return
+    start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
+
     b_qk = tl.zeros([C, C], dtype=tl.float32)
     b_qb = tl.zeros([C, C], dtype=tl.float32)
     b_ak = tl.zeros([C, C], dtype=tl.float32)
@@ -461,147 +511,53 @@ def _score_grads(v, found, do, y, start, end, i_h, H: tl.constexpr, V: tl.conste
     d_k, d_b = _diagonal(b_qk, C), _diagonal(b_qb, C)
     b_qk, b_qb = to_operand(_below(b_qk, C), PRECISION), to_operand(_below(b_qb, C), PRECISION)
     b_ak, b_ab = to_operand(_below(b_ak, C), PRECISION), to_operand(_below(b_ab, C), PRECISION)
-    return b_qk, b_qb, b_ak, b_ab, d_k, d_b
 
-
-@triton.jit
-def _overlap(states, dstates, start, end, i, i_k, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
-             BV: tl.constexpr):  # fmt: skip
-    """sum_v S D for one chunk, [BK]."""
-    b_SD = tl.zeros([BK], dtype=tl.float32)
-    for i_v in range(0, (V + BV - 1) // BV):
-        p_S, m_S = state_pointers(states, i, i_k, i_v, K, V, BK, BV)
-        p_D, m_D = state_pointers(dstates, i, i_k, i_v, K, V, BK, BV)
-        b_S = tl.load(p_S, mask=m_S & (start < end), other=0.0)
-        b_SD += tl.sum(b_S * tl.load(p_D, mask=m_D & (start < end), other=0.0), 1)
-    return b_SD
-
-
-@triton.jit
-def read_grads_kernel(
-    r, w, k, v, a, b, found, do, y, states, mild, dr, da, passed, scale, sequence_of_chunk, cu_seqlens, offsets, T,
-    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    PACKED: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """dr and da for one mild chunk. In registers: the gradients of four scores [C, C], then dq, da [C, BK].
-
-    dq = (do S^T) e^{before} + pairs, da = (y S^T) e^{before} + pairs
-    dr = scale (e^w dq + diagonal), as q = scale r e^w meets every key but its own token's
-    passed_t = q_t dq_t + sum_{i>t} (q_i dq_i + a_i da_i): the reads' part of dw
-    """
-    i = tl.program_id(0)
-    i_h, i_c = i % H, i // H
-    if takes(mild, i, 1, 1) == 0:
-        return
-    start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
-    b_qk, b_qb, b_ak, b_ab, d_k, d_b = _score_grads(v, found, do, y, start, end, i_h, H, V, C, BV, PRECISION)
     for i_k in range(0, (K + BK - 1) // BK):
-        b_dq, b_da = _meet_states(do, y, states, start, end, i, i_h, i_k, H, K, V, C, BK, BV, PRECISION)
-        b_w = load_tile(w, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
-        b_k = load_tile(k, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
-        b_b = load_tile(b, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
-        before, read, key = about_middle(b_w, C)
-        b_km, b_bm = to_operand(b_k * key, PRECISION), to_operand(b_b * key, PRECISION)
-        g_q = tl.dot(b_qb, b_bm, tl.dot(b_qk, b_km, input_precision=PRECISION), input_precision=PRECISION)
-        g_a = tl.dot(b_ab, b_bm, tl.dot(b_ak, b_km, input_precision=PRECISION), input_precision=PRECISION)
-        before, own = tl.exp(before), tl.exp(b_w)
-        b_a = load_tile(a, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
-        b_da *= before
-        reads = b_a * b_da + to_operand(b_a * read, PRECISION) * g_a
-        store_tile(da, b_da + g_a * read, start, end, i_h, i_k, H, K, C, BK)
-        b_q = load_tile(r, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32) * scale * own
-        b_dq *= before
-        reads += b_q * b_dq + to_operand(b_q * read, PRECISION) * g_q
-        b_dq += g_q * read
-        store_tile(dr, (own * b_dq + d_k * b_k + d_b * b_b) * scale, start, end, i_h, i_k, H, K, C, BK)
-        b_passed = tl.sum(reads, 0)[None, :] - tl.cumsum(reads, axis=0) + b_q * b_dq
-        store_tile(passed, b_passed, start, end, i_h, i_k, H, K, C, BK)
-
-
-@triton.jit
-def key_grads_kernel(
-    r, w, k, v, a, b, found, do, y, states, dstates, mild, passed, dw, dk, db, scale,
-    sequence_of_chunk, cu_seqlens, offsets, T,
-    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    PACKED: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """dk, db and dw for one mild chunk. In registers: the gradients of four scores [C, C], then dk, db [C, BK].
-
-    dk = (v D^T) e^{after} + pairs, db = (v2 D^T) e^{after} + pairs
-    dw_t = e^{total} sum_v S D + passed_t - sum_{j>=t} (keys of pairs) + sum_{j<t} (keys that leave the chunk)
-    The pairs' sums are of the *same rounded operands* in both kernels, q* (dA k*) and k* (dA^T q*): the same products
-    are added and taken away, and only float32 accumulation is left to disagree.
-    """
-    i = tl.program_id(0)
-    i_h, i_c = i % H, i // H
-    if takes(mild, i, 1, 1) == 0:
-        return
-    start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
-    b_qk, b_qb, b_ak, b_ab, d_k, d_b = _score_grads(v, found, do, y, start, end, i_h, H, V, C, BV, PRECISION)
-    b_qk, b_qb, b_ak, b_ab = tl.trans(b_qk), tl.trans(b_qb), tl.trans(b_ak), tl.trans(b_ab)
-    for i_k in range(0, (K + BK - 1) // BK):
-        b_SD = _overlap(states, dstates, start, end, i, i_k, K, V, BK, BV)
-        b_dk, b_db = _meet_states(v, found, dstates, start, end, i, i_h, i_k, H, K, V, C, BK, BV, PRECISION)
-        b_w = load_tile(w, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
-        b_r = load_tile(r, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32) * scale
-        b_a = load_tile(a, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
-        before, read, key = about_middle(b_w, C)
-        total = tl.sum(b_w, 0)[None, :]
-        b_qm, b_am = to_operand(b_r * tl.exp(b_w) * read, PRECISION), to_operand(b_a * read, PRECISION)
-        g_k = tl.dot(b_ak, b_am, tl.dot(b_qk, b_qm, input_precision=PRECISION), input_precision=PRECISION)
-        g_b = tl.dot(b_ab, b_am, tl.dot(b_qb, b_qm, input_precision=PRECISION), input_precision=PRECISION)
-        after = tl.exp(total - before - b_w)
-        b_k = load_tile(k, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
-        b_dk *= after
-        pairs, keys = to_operand(b_k * key, PRECISION) * g_k, b_k * b_dk
-        store_tile(dk, b_dk + g_k * key + d_k * b_r, start, end, i_h, i_k, H, K, C, BK)
-        b_b = load_tile(b, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
-        b_db *= after
-        pairs += to_operand(b_b * key, PRECISION) * g_b
-        keys += b_b * b_db
-        store_tile(db, b_db + g_b * key + d_b * b_r, start, end, i_h, i_k, H, K, C, BK)
-        b_dw = load_tile(passed, start, end, i_h, i_k, 0, H, K, C, BK) + tl.exp(total) * b_SD[None, :]
-        # One running sum for both: the pairs' from t on are all of them less those before t.
-        b_dw += tl.cumsum(pairs + keys, axis=0) - pairs - keys - tl.sum(pairs, 0)[None, :]
-        store_tile(dw, b_dw, start, end, i_h, i_k, H, K, C, BK)
-
-
-@triton.jit
-def dyadic_grads_kernel(
-    r, w, k, v, a, b, found, do, y, states, dstates, mild, dr, dw, dk, da, db, scale,
-    sequence_of_chunk, cu_seqlens, offsets, T,
-    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    LEVELS: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """dr, dw, dk, da, db for one chunk of any decay, as above but for dw, of which nothing is taken away."""
-    i = tl.program_id(0)
-    i_h, i_c = i % H, i // H
-    if takes(mild, i, 1, 0) == 0:
-        return
-    start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
-    b_qk, b_qb, b_ak, b_ab, d_k, d_b = _score_grads(v, found, do, y, start, end, i_h, H, V, C, BV, PRECISION)
-    for i_k in range(0, (K + BK - 1) // BK):
-        b_SD = _overlap(states, dstates, start, end, i, i_k, K, V, BK, BV)
-        b_dq, b_da = _meet_states(do, y, states, start, end, i, i_h, i_k, H, K, V, C, BK, BV, PRECISION)
-        b_dk, b_db = _meet_states(v, found, dstates, start, end, i, i_h, i_k, H, K, V, C, BK, BV, PRECISION)
+        b_SD = tl.zeros([BK], dtype=tl.float32)
+        for i_v in range(0, (V + BV - 1) // BV):
+            p_D, m_D = state_pointers(dstates, i_c * H + i_h, i_k, i_v, K, V, BK, BV)
+            p_S, m_S = state_pointers(states, i_c * H + i_h, i_k, i_v, K, V, BK, BV)
+            b_D = tl.load(p_D, mask=m_D & (start < end), other=0.0)
+            b_SD += tl.sum(tl.load(p_S, mask=m_S & (start < end), other=0.0) * b_D, 1)
         b_w = load_tile(w, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
         b_r = load_tile(r, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32) * scale
         b_k = load_tile(k, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
         b_a = load_tile(a, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
         b_b = load_tile(b, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
-        b_prev = load_tile(w, start, end, i_h, i_k, -1, H, K, C, BK).to(tl.float32)
-        b_next = load_tile(w, start, end, i_h, i_k, 1, H, K, C, BK).to(tl.float32)
         own = tl.exp(b_w)
         b_q = b_r * own
-        b_dq, b_da, b_dk, b_db, b_dw = _dyadic_grads(
-            b_q, b_a, b_k, b_b, b_prev, b_next, b_qk, b_qb, b_ak, b_ab, b_dq, b_da, b_dk, b_db,
-            C, BK, LEVELS, PRECISION,
-        )  # fmt: skip
-        b_dw += (tl.exp(tl.sum(b_w, 0)) * b_SD)[None, :] + b_q * b_dq
-        store_tile(dr, (own * b_dq + d_k * b_k + d_b * b_b) * scale, start, end, i_h, i_k, H, K, C, BK)
+        b_dq, b_da = _meet_states(do, y, states, start, end, i, i_h, i_k, H, K, V, C, BK, BV, PRECISION)
+        if MILD:
+            before, read, key = about_middle(b_w, C)
+            after = tl.exp(tl.sum(b_w, 0)[None, :] - before - b_w)
+            b_km, b_bm = to_operand(b_k * key, PRECISION), to_operand(b_b * key, PRECISION)
+            b_dq, b_da, reads = _mild_reads(
+                b_q, b_a, b_km, b_bm, b_qk, b_qb, b_ak, b_ab, b_dq, b_da, tl.exp(before), read, PRECISION
+            )
+            # Stored at once: what a program holds until the end is what it spills.
+            own_dw = b_q * b_dq
+            store_tile(dr, (own * b_dq + d_k * b_k + d_b * b_b) * scale, start, end, i_h, i_k, H, K, C, BK)
+            store_tile(da, b_da, start, end, i_h, i_k, H, K, C, BK)
+            b_qm, b_am = to_operand(b_q * read, PRECISION), to_operand(b_a * read, PRECISION)
+            b_dk, b_db = _meet_states(v, found, dstates, start, end, i, i_h, i_k, H, K, V, C, BK, BV, PRECISION)
+            b_dk, b_db, b_dw = _mild_keys(
+                b_qm, b_am, b_k, b_b, b_km, b_bm, b_qk, b_qb, b_ak, b_ab, b_dk, b_db, reads, after, key, PRECISION
+            )
+            b_dw += own_dw
+        else:
+            b_prev = load_tile(w, start, end, i_h, i_k, -1, H, K, C, BK).to(tl.float32)
+            b_next = load_tile(w, start, end, i_h, i_k, 1, H, K, C, BK).to(tl.float32)
+            b_dk, b_db = _meet_states(v, found, dstates, start, end, i, i_h, i_k, H, K, V, C, BK, BV, PRECISION)
+            b_dq, b_da, b_dk, b_db, b_dw = _dyadic_grads(
+                b_q, b_a, b_k, b_b, b_prev, b_next, b_qk, b_qb, b_ak, b_ab, b_dq, b_da, b_dk, b_db,
+                C, BK, LEVELS, PRECISION,
+            )  # fmt: skip
+            b_dw += b_q * b_dq
+            store_tile(dr, (own * b_dq + d_k * b_k + d_b * b_b) * scale, start, end, i_h, i_k, H, K, C, BK)
+            store_tile(da, b_da, start, end, i_h, i_k, H, K, C, BK)
+        b_dw += (tl.exp(tl.sum(b_w, 0)) * b_SD)[None, :]
         store_tile(dw, b_dw, start, end, i_h, i_k, H, K, C, BK)
         store_tile(dk, b_dk + d_k * b_r, start, end, i_h, i_k, H, K, C, BK)
-        store_tile(da, b_da, start, end, i_h, i_k, H, K, C, BK)
         store_tile(db, b_db + d_b * b_r, start, end, i_h, i_k, H, K, C, BK)
 
 
@@ -677,20 +633,10 @@ def backward(r, w, k, v, a, b, scale, initial_state, cu_seqlens, chunk_size, sta
         value_grads_kernel[(plan.chunks * NV * plan.H,)](
             r, w, k, a, do, y, dstates, mild, dv, scale, *plan.where, **options
         )
-    rows, grid = (r, w, k, v, a, b, found, do, y), (plan.chunks * plan.H,)
-    if plan.width == "16-bit":
-        passed = plan.empty(r.shape)
-        # dw takes products away from a sum that holds them: a fused multiply-add would not take the same ones.
-        read_grads_kernel[grid](
-            *rows, states, mild, dr, da, passed, scale, *plan.where, **plan.sizes("read_grads")[0],
+    for options, _ in plan.ways("key_grads"):
+        # The mild path takes a product away from a sum that holds it: a fused multiply-add would not take the same one.
+        key_grads_kernel[(plan.chunks * plan.H,)](
+            r, w, k, v, a, b, found, do, y, states, dstates, mild, dr, dw, dk, da, db, scale, *plan.where, **options,
             enable_fp_fusion=False,
         )  # fmt: skip
-        key_grads_kernel[grid](
-            *rows, states, dstates, mild, passed, dw, dk, db, scale, *plan.where, **plan.sizes("key_grads")[0],
-            enable_fp_fusion=False,
-        )  # fmt: skip
-    dyadic_grads_kernel[grid](
-        *rows, states, dstates, mild, dr, dw, dk, da, db, scale, *plan.where, **plan.sizes("dyadic_grads")[0],
-        LEVELS=plan.C.bit_length() - 1,
-    )  # fmt: skip
     return dr, dw, dk, dv, da, db, dinitial_state
