@@ -1,0 +1,63 @@
+"""An error measure that cannot see: one number for the whole tensor, and a few elements that are totally wrong.
+
+Kernel tests often compare root mean squares: |got - truth| / |truth| over all elements, accepted below 0.005. As
+measured: an element replaced by zero adds its own square to the numerator, so the measure is the square root of the
+wrong share. 0.005 accepts 2.5e-5 of all elements lost: 26 in a tensor of a million, a whole row of 26 channels if they
+sit together. The worst element and the worst row, relative to the tensor's size, see a single one.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..numerics.errors import Errors, compare
+from .laws import Row
+
+TOLERANCE = 0.005
+"""What flash-linear-attention's tests of its operators accept at most, as a ratio of root mean squares."""
+
+
+class Accepted(NamedTuple):
+    """The most elements that can be lost before the measure speaks, and what other measures say of them."""
+
+    lost: int
+    share: float
+    errors: Errors
+
+
+def law(tolerance: float = TOLERANCE) -> float:
+    """The share of elements that may be totally wrong: tolerance^2."""
+    return tolerance**2
+
+
+def run(truth: Tensor, tolerance: float = TOLERANCE) -> Accepted:
+    """Lose elements one after the other until |got - truth| / |truth| passes the tolerance; the last that did not."""
+    flat = truth.detach().double().flatten()
+    errors = flat.square().cumsum(0).sqrt() / flat.norm()
+    lost = int((errors <= tolerance).sum())
+    got = flat.clone()
+    got[:lost] = 0
+    return Accepted(lost, lost / flat.numel(), compare(got.view(truth.shape), truth))
+
+
+def at(*, tolerance: float = TOLERANCE, size: int = 2**20, seed: int = 0) -> list[Row]:
+    """A tensor of standard normal numbers, `size` of them in rows of 64, and one tolerance."""
+    if size % 64 or size < 64:
+        raise ValueError(f"size: expected a multiple of 64, got {size}")
+    truth = torch.randn(size // 64, 64, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    found = run(truth, tolerance)
+    # The count is a sum of squares that has to reach a bound: so many squares scatter by sqrt(2 / count).
+    within = 1.5 / math.sqrt(max(1.0, law(tolerance) * size))
+    recorded = 2.5e-5 if tolerance == TOLERANCE else math.nan
+    return [
+        Row(f"share of elements lost below a ratio of {tolerance:g}", recorded, law(tolerance), found.share, within),
+        Row("worst row", math.nan, True, found.errors.worst_row > 0.1),
+        Row("worst element / RMS", math.nan, True, found.errors.worst > 1),
+    ]
+
+
+def reproduce() -> list[Row]:
+    """The share of elements that a ratio of 0.005 lets go, and whether the other measures see them."""
+    return at()

@@ -1,0 +1,75 @@
+"""A test that cannot fail: its decays forget so fast that an operator without a memory passes.
+
+As told: the operator is tested against a reference, on random inputs, with a tolerance. As measured: a test of RWKV7 in
+flash-linear-attention feeds w uniform in [-8, -6] as log decay, e^-7 per token. Nothing decays into the next token
+but what the delta rule itself carries over. An implementation that forgets everything older than two tokens is off by
+8e-4 in o, far below the tolerance of 0.005. With decays as the model makes them it is off by 40%.
+
+The law: beyond the decay, a token is carried over by b (a^T S), once per step; with a of length 1 and b = -a sigmoid(x)
+each step leaves sqrt(E[sigmoid(x)^2] / K) of it, 0.1 for K = 32. So keeping m tokens is wrong by that to the power m.
+"""
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..numerics.errors import relative_l2
+from ..numerics.inputs import inputs as make_inputs
+from ..ops.rwkv7 import reference
+from .blind_measure import TOLERANCE
+from .laws import Row
+
+SIGMOID_SQUARED = 0.2934
+"""E[sigmoid(x)^2] for a standard normal x."""
+
+
+def inputs(*, fast: bool = True, T: int = 64, H: int = 2, K: int = 32, seed: int = 0) -> dict[str, Tensor]:
+    """RWKV7 inputs; fast: with the log decays of the test, uniform in [-8, -6], else with the model's own."""
+    decay = None
+    if fast:
+        decay = torch.from_numpy(np.random.default_rng([seed, 1000]).uniform(-8, -6, (1, T, H, K)))
+    return make_inputs("rwkv7", T=T, H=H, K=K, decay=decay, dtype=torch.float64, seed=seed)
+
+
+def forgetful(inputs: Mapping[str, Tensor], keep: int = 3) -> Tensor:
+    """o [B, T, H, V] of an operator that knows the token it is at and the keep - 1 before it, and nothing else."""
+    if keep < 1:
+        raise ValueError(f"keep: expected at least 1 token, got {keep}")
+    B, T = inputs["r"].shape[:2]
+    windows = {}
+    for name, x in inputs.items():
+        before = x.new_zeros(B, keep - 1, *x.shape[2:])  # zeros write nothing
+        rows = torch.cat((before, x), 1).unfold(1, keep, 1)  # [B, T, H, D, keep]
+        windows[name] = rows.movedim(-1, 2).flatten(0, 1)
+    return reference.forward(**windows)[0][:, -1].unflatten(0, (B, T))
+
+
+def error(inputs: Mapping[str, Tensor], keep: int = 3) -> float:
+    """The relative L2 error of the forgetful operator's o."""
+    return relative_l2(forgetful(inputs, keep), reference.forward(**inputs)[0])
+
+
+def law(keep: int = 3, K: int = 32) -> float:
+    """The error of keeping `keep` tokens where the decays themselves leave nothing."""
+    return (SIGMOID_SQUARED / K) ** (keep / 2)
+
+
+def at(*, keep: int = 3, K: int = 32, T: int = 256, seed: int = 0) -> list[Row]:
+    """How many tokens are kept: the error with the test's decays and with the model's, and whether 0.005 accepts it."""
+    fast, real = (error(inputs(fast=which, T=T, K=K, seed=seed), keep) for which in (True, False))
+    predicted = law(keep, K)
+    recorded = 8e-4 if (keep, K) == (3, 32) else math.nan
+    return [
+        Row(f"keeps {keep} tokens, w in [-8, -6]: o off by", recorded, predicted, fast, 0.25),
+        Row(f"keeps {keep} tokens, w in [-8, -6]: passes at 0.005", math.nan, predicted < TOLERANCE, fast < TOLERANCE),
+        Row(f"keeps {keep} tokens, the model's decays: o off by", math.nan, math.nan, real),
+        Row(f"keeps {keep} tokens, the model's decays: passes at 0.005", math.nan, False, real < TOLERANCE),
+    ]
+
+
+def reproduce() -> list[Row]:
+    """The test's verdict on operators that keep one, two and three tokens."""
+    return [row for keep in (1, 2, 3) for row in at(keep=keep)]

@@ -1,0 +1,81 @@
+"""An anchor from the wrong head: it cancels in algebra, so nothing is wrong until the decay is strong.
+
+Cumulative decays lie as [T, H, K]; one token further is H K numbers away. A kernel reads the row in the middle of its
+block, its anchor n, `middle * K` numbers from its head's first row instead of `middle * H * K`: another token's, and
+often another head's. As told (flash-linear-attention issue #1084, pull request #1085): the short stride can corrupt
+scores and gradients. As measured: exp(g_i - n) exp(n - g_j) is exp(g_i - g_j) for any n, so that the error is that of
+rounding, 1e-7, at every ordinary decay; but the exponents are no longer those of half a block. They overflow where
+the right ones have room, and NaN begins. With one head the two addresses are the same.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from ..numerics.errors import relative_l2
+from .laws import LN_MAX, Row, search
+
+
+def anchor(g: Tensor, *, wrong: bool = True) -> Tensor:
+    """The row that each head of a block takes as its anchor, [H, K] from its cumulative log decays g [block, H, K]."""
+    block, H, K = g.shape
+    middle = block // 2
+    return g.view(-1, K)[middle : middle + H] if wrong else g[middle]
+
+
+def scores(q: Tensor, k: Tensor, w: Tensor, *, wrong: bool = True) -> Tensor:
+    """A [H, block, block] of inclusive linear attention in one block; q, k, w [block, H, K]."""
+    g = w.cumsum(0)
+    n = anchor(g, wrong=wrong)
+    query, key = q * (g - n).exp(), k * (n - g).exp()
+    return torch.einsum("ihc,jhc->hij", query, key).tril()
+
+
+def exact(q: Tensor, k: Tensor, w: Tensor) -> Tensor:
+    """The same in float64, by the difference of each pair."""
+    q, k, g = q.double(), k.double(), w.double().cumsum(0)
+    return torch.einsum("ihc,jhc,ijhc->hij", q, k, (g[:, None] - g[None]).clamp(max=0).exp()).tril()
+
+
+def law(w: Tensor, *, wrong: bool = True) -> float:
+    """The factor on the log decays w [block, H, K] at which a factor of the scores overflows, operands of order 1:
+    ln(max) over the largest distance of any row's g from its head's anchor."""
+    g = w.double().cumsum(0)
+    return LN_MAX[torch.float32] / (g - anchor(g, wrong=wrong)).abs().max().item()
+
+
+def onset(w: Tensor, *, wrong: bool = True, tolerance: float = 1e-3) -> float:
+    """The measured counterpart of `law`, in float32 with operands of size 1."""
+    ones = torch.ones_like(w)
+
+    def finite(factor: float) -> dict[str, bool]:
+        return {"scores": bool(scores(ones, ones, w * factor, wrong=wrong).isfinite().all())}
+
+    return search(finite, near=[law(w, wrong=wrong)], tolerance=tolerance)["scores"]
+
+
+def decays(block: int = 16, H: int = 4, K: int = 16, *, spread: float = 0.0) -> Tensor:
+    """Log decays [block, H, K] of -1, each further head's stronger by `spread`."""
+    return -(1 + spread * torch.arange(H, dtype=torch.float32)).view(1, H, 1).expand(block, H, K).contiguous()
+
+
+def at(*, H: int = 4, block: int = 16, spread: float = 0.0, w: float = -1.0, seed: int = 0) -> list[Row]:
+    """One number of heads and block, the heads' decays apart by `spread` times w: the onset of both anchors, the error
+    of the wrong one at w."""
+    if H < 1 or block < 2:
+        raise ValueError(f"H, block: expected at least 1 head and 2 rows, got {H} and {block}")
+    made = decays(block, H, spread=spread)
+    what = f"H = {H}, spread {spread:g}"
+    q, k = torch.randn(2, *made.shape, generator=torch.Generator().manual_seed(seed))
+    error = relative_l2(scores(q, k, made * -w), exact(q, k, made * -w))
+    return [
+        Row(f"{what}, {'wrong' if wrong else 'right'} anchor: |w| at which NaN begins", math.nan, *both)
+        for wrong in (True, False)
+        for both in [(law(made, wrong=wrong), onset(made, wrong=wrong))]
+    ] + [Row(f"{what}, wrong anchor: error at w = {w:g}", 1e-7, math.nan, error)]
+
+
+def reproduce() -> list[Row]:
+    """One head and several, alike and different."""
+    return [row for H, spread in ((1, 0.0), (4, 0.0), (4, 1.0)) for row in at(H=H, spread=spread)]

@@ -1,0 +1,144 @@
+"""The small cases: each law against measurement, and against planted wrong ones."""
+
+import math
+
+import pytest
+import torch
+
+from flakit.cases import blind_measure, clamping, future_anchor, nan_guard, weak_test, wrong_head_anchor
+from flakit.ops.rwkv7 import reference
+
+CASES = [blind_measure, clamping, future_anchor, nan_guard, weak_test, wrong_head_anchor]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__.rpartition(".")[2])
+def test_law_and_measurement_agree(case):
+    rows = case.reproduce()
+    assert any(row.agrees for row in rows)
+    assert [row for row in rows if row.agrees is False] == []
+
+
+# --- an error measure that cannot see ---
+
+
+def test_the_accepted_share_is_the_tolerance_squared():
+    for tolerance in (0.005, 0.02, 0.1):
+        found = blind_measure.run(torch.randn(2**14, 64, generator=torch.Generator().manual_seed(0)), tolerance)
+        assert found.share == pytest.approx(blind_measure.law(tolerance), rel=1.5 / math.sqrt(found.lost))
+        assert found.share != pytest.approx(tolerance, rel=0.5)
+        assert found.errors.l2 <= tolerance
+
+
+def test_other_measures_see_a_single_lost_element():
+    found = blind_measure.run(torch.ones(2**10, 64))
+    assert (found.lost, found.errors.worst) == (1, 1.0) and found.errors.worst_row > 0.1
+
+
+# --- a guard that forgets ---
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize("C", [1, 7, 64])
+def test_law_counts_the_lost_pairs(C, share):
+    w = nan_guard.chunk(C, share)
+    assert nan_guard.lost(w) == nan_guard.law(w)
+    assert nan_guard.lost(w, "d <= 0") == 0
+
+
+def test_wrong_counts_are_rejected():
+    w = nan_guard.chunk(64, 0.5)
+    zeros = int((w == 0).sum())
+    assert nan_guard.lost(w) not in (zeros, zeros * (zeros + 1) // 2, nan_guard.law(w.roll(1)), nan_guard.law(w[:32]))
+
+
+def test_random_decays_hide_the_guard():
+    w = -torch.rand(64, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert torch.equal(nan_guard.weights(w), nan_guard.weights(w, "d <= 0"))
+
+
+# --- a clamp ---
+
+
+@pytest.mark.parametrize("anchor", [0, 7, 15])
+@pytest.mark.parametrize("w", [-0.1, -6.0, -8.0, -20.0, -200.0])
+def test_law_predicts_the_error_of_a_clamp(w, anchor):
+    found, finite = clamping.at(w=w, anchor=anchor)
+    assert found.agrees and finite.measured is True
+
+
+def test_another_bound_is_rejected():
+    measured = clamping.at(w=-8.0)[0].measured
+    for bound in (60.0, 95.0):
+        assert measured != pytest.approx(clamping.law(-8.0, bound=bound), rel=0.1)
+    assert measured != pytest.approx(clamping.law(-8.0, anchor=8), rel=0.1)
+
+
+# --- an anchor from the wrong head ---
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.5])
+@pytest.mark.parametrize("H", [2, 3, 8])
+def test_law_predicts_the_onset_of_a_wrong_head(H, spread):
+    w = wrong_head_anchor.decays(16, H, spread=spread)
+    found = wrong_head_anchor.onset(w)
+    assert found == pytest.approx(wrong_head_anchor.law(w), rel=2e-3)
+    assert found < wrong_head_anchor.onset(w, wrong=False) * 0.99
+    assert found != pytest.approx(wrong_head_anchor.law(w, wrong=False), rel=0.01)
+
+
+def test_one_head_hides_it_and_weak_decay_too():
+    w = wrong_head_anchor.decays(16, 1)
+    assert torch.equal(wrong_head_anchor.anchor(w.cumsum(0)), wrong_head_anchor.anchor(w.cumsum(0), wrong=False))
+    assert wrong_head_anchor.at(H=4, w=-1.0)[-1].measured < 1e-6
+    assert math.isinf(wrong_head_anchor.at(H=4, w=-8.0)[-1].measured)
+
+
+# --- an anchor from the future ---
+
+
+@pytest.mark.parametrize("anchor", future_anchor.ANCHORS)
+@pytest.mark.parametrize("T", [6, 16])
+def test_the_verdict_at_every_row(anchor, T):
+    for P in range(T):
+        change = future_anchor.run(anchor, P=P, T=T)
+        assert (change > 0) == future_anchor.law(anchor, P=P, T=T), P
+        assert change < 1e-5
+
+
+def test_a_law_for_another_row_is_rejected():
+    verdicts = [future_anchor.run("middle", P=P) > 0 for P in range(16)]
+    assert verdicts != [future_anchor.law("middle", P=P, block=12) for P in range(16)]
+    assert verdicts != [future_anchor.law("first", P=P) for P in range(16)]
+
+
+# --- a test that cannot fail ---
+
+
+def test_a_forgetful_operator_passes_the_test_and_nothing_else():
+    fast, real = (weak_test.error(weak_test.inputs(fast=which)) for which in (True, False))
+    assert fast < weak_test.TOLERANCE < real / 10
+    assert fast != pytest.approx(weak_test.law(2), rel=0.5) and fast != pytest.approx(weak_test.law(4), rel=0.5)
+
+
+def test_keeping_every_token_is_right():
+    x = weak_test.inputs(fast=False, T=12, K=8)
+    torch.testing.assert_close(weak_test.forgetful(x, 12), reference.forward(**x)[0])
+    assert weak_test.error(x, 11) > 0
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: blind_measure.at(size=65), "size: expected a multiple of 64, got 65"),
+        (lambda: nan_guard.weights(torch.zeros(3), "d != 0"), "guard: expected one of d < 0, d <= 0, got 'd != 0'"),
+        (lambda: clamping.at(anchor=16), "anchor: expected a row 0 ... 15, got 16"),
+        (lambda: wrong_head_anchor.at(H=0), "H, block: expected at least 1 head and 2 rows, got 0 and 16"),
+        (lambda: future_anchor.at(P=16), "P: expected a token 0 ... 15, got 16"),
+        (lambda: future_anchor.at(anchor="last"), "anchor: expected one of middle, first, pair, got 'last'"),
+        (lambda: weak_test.at(keep=0), "keep: expected at least 1 token, got 0"),
+    ],
+    ids=lambda x: x.split(":")[0] if isinstance(x, str) else "",
+)
+def test_errors_name_the_argument(call, says):
+    with pytest.raises(ValueError, match=says):
+        call()
