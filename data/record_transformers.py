@@ -1,0 +1,84 @@
+"""Record data/transformers_accumulation.json: case 5 in the real Transformers Trainer. Needs no GPU; some minutes.
+
+python data/record_transformers.py [4.48.2 5.23.0 ...] [--accelerate 1.15.0] [--out FILE]
+python data/record_transformers.py --here --out FILE     with the transformers of this environment
+
+Each release runs in a virtual environment of its own, which pip fills (2 GB) and which is deleted afterwards.
+"""
+
+import argparse
+import datetime
+import os
+import platform
+import subprocess
+import tempfile
+import venv
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from rich.progress import track
+
+import flakit
+from flakit.cases import transformers_trainer
+from flakit.numerics import recorded
+from flakit.ops.common.dispatch import has_triton
+
+ROOT = Path(__file__).parents[1]
+RELEASES = ("4.48.2", "5.23.0")
+"""The release of the story, and the one that was current when this was recorded."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("releases", nargs="*", default=RELEASES, help="of transformers")
+    parser.add_argument("--accelerate", default="1.15.0", help="its release in every environment")
+    parser.add_argument("--out", type=Path, default=ROOT / "data" / "transformers_accumulation.json")
+    parser.add_argument("--here", action="store_true", help="only this environment's transformers")
+    parser.add_argument("--quick", action="store_true", help="an accumulation of 1 and 4, one contract")
+    options = parser.parse_args()
+
+    rows = []
+    if options.here:
+        versions = transformers_trainer.installed()
+        if versions is None:
+            parser.error("--here: expected transformers and accelerate installed, found none")
+        runs, accumulations = transformers_trainer.RUNS, transformers_trainer.ACCUMULATIONS
+        settings = [(*run, n) for run in runs[: 1 if options.quick else None] for n in accumulations]
+        torch.set_num_threads(1)
+        for setting in track(settings[:: 2 if options.quick else 1], f"transformers {versions['transformers']}"):
+            rows += [versions | row for row in transformers_trainer.run(*setting)]
+    else:
+        for release in options.releases:
+            rows += in_its_own_environment(release, options.accelerate, options.quick)
+
+    meta = {
+        "device": f"{platform.machine()} CPU",
+        "date": datetime.date.today().isoformat(),
+        "torch": torch.__version__,
+        "triton": version("triton") if has_triton() else "none",
+        "python": platform.python_version(),
+        "flakit": flakit.__version__,
+        "command": "python data/record_transformers.py",
+        "experiment": "flakit.cases.transformers_trainer.run: the same 16 sequences a step at any accumulation, AdamW, "
+        f"lr {transformers_trainer.LEARNING_RATE:g}, clipped to 1 after the norm was logged",
+    }
+    print("wrote", recorded.write(options.out, meta, rows))
+
+
+def in_its_own_environment(release: str, accelerate: str, quick: bool) -> list[dict]:
+    """The rows of one release of transformers, with this environment's torch."""
+    with tempfile.TemporaryDirectory() as folder:
+        home, out = Path(folder), Path(folder) / "rows.json"
+        venv.create(home / "env", with_pip=True)
+        python = home / "env" / ("Scripts" if os.name == "nt" else "bin") / "python"
+        wanted = [f"torch=={torch.__version__.split('+')[0]}", f"transformers=={release}", f"accelerate=={accelerate}"]
+        print("installing", *wanted, flush=True)
+        subprocess.run([python, "-m", "pip", "install", "-q", "--no-cache-dir", "-e", ROOT, *wanted], check=True)
+        command = [python, __file__, "--here", "--out", out] + ["--quick"] * quick
+        subprocess.run(command, check=True, env=os.environ | {"HF_HUB_OFFLINE": "1"})
+        return [dict(row) for row in recorded.read(out).rows]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""Case 5 in the real Transformers Trainer, where it is installed: `pip install "flakit[trainer]"`.
+
+`run` trains a model of `gradient_accumulation` for a few optimizer steps and returns what the trainer logged. The data,
+its order and the weights are those of `gradient_accumulation.step`, so that the first step is the same step.
+data/record_transformers.py runs this with two releases; notebook 09 shows its recording, or runs it here.
+"""
+
+import tempfile
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+
+from . import gradient_accumulation as case
+
+ACCUMULATIONS = (1, 2, 4, 8)
+STEPS = 4
+LEARNING_RATE = 1e-3
+
+
+class NamesTheLoss(case.KeepsTheContract):
+    """Says besides that its loss is Transformers' own for causal models, so that the trainer knows of the shift."""
+
+    loss_type = "ForCausalLM"
+
+
+NAMES_THE_LOSS = "uses num_items_in_batch, loss_type = 'ForCausalLM'"
+CONTRACTS = case.CONTRACTS | {NAMES_THE_LOSS: NamesTheLoss}
+RUNS = [(contract, "rwkv7") for contract in CONTRACTS] + [
+    ("plain forward", "attention"),
+    ("takes **kwargs", "attention"),
+]
+"""The contracts and models of the recording: every contract with RWKV7, and softmax attention as the control."""
+
+
+def installed() -> dict[str, str] | None:
+    """The versions of transformers and accelerate, None where either is missing."""
+    try:
+        return {name: version(name) for name in ("transformers", "accelerate")}
+    except PackageNotFoundError:
+        return None
+
+
+def run(
+    contract: str = "takes **kwargs",
+    mixer: str = "rwkv7",
+    accumulation: int = 4,
+    *,
+    steps: int = STEPS,
+    max_grad_norm: float = 1.0,
+) -> list[dict]:
+    """Train with the real Trainer: a row for each optimizer step, with the loss and gradient norm that it logged.
+
+    contract: of `CONTRACTS`. Every step sees the same 16 sequences at any accumulation.
+    max_grad_norm: the trainer clips to it; the norm it logs is the one before. Raises ImportError without transformers.
+    """
+    if contract not in CONTRACTS:
+        raise ValueError(f"contract: expected one of {', '.join(CONTRACTS)}, got {contract!r}")
+    if accumulation not in (1, 2, 4, 8, 16):
+        raise ValueError(f"accumulation: expected a divisor of {case.SEQUENCES}, got {accumulation!r}")
+    try:
+        from transformers import PrinterCallback, Trainer, TrainingArguments
+    except ImportError as error:
+        raise ImportError(f'transformers: expected it installed, pip install "flakit[trainer]": {error}') from error
+
+    class InOrder(Trainer):
+        def _get_train_sampler(self, *_):
+            return torch.utils.data.SequentialSampler(self.train_dataset)
+
+    model = CONTRACTS[contract](case.model("plain forward", mixer).model)
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = TrainingArguments(
+            output_dir=folder,
+            per_device_train_batch_size=case.SEQUENCES // accumulation,
+            gradient_accumulation_steps=accumulation,
+            max_steps=steps,
+            learning_rate=LEARNING_RATE,
+            lr_scheduler_type="constant",
+            max_grad_norm=max_grad_norm,
+            logging_steps=1,
+            save_strategy="no",
+            report_to=[],
+            use_cpu=True,
+            disable_tqdm=True,
+            seed=0,
+        )
+        data = [{"input_ids": row, "labels": row} for row in case.sequences(steps)]
+        trainer = InOrder(model, arguments, train_dataset=data)
+        trainer.remove_callback(PrinterCallback)
+        if contract == case.ON_THE_TRAINER:
+            trainer.model_accepts_loss_kwargs = False
+        trainer.train()
+    setting = {"contract": contract, "model": mixer, "accumulation": accumulation}
+    logged = [entry for entry in trainer.state.log_history if "grad_norm" in entry]
+    return [
+        setting | {"step": n, "loss": float(entry["loss"]), "grad_norm": float(entry["grad_norm"])}
+        for n, entry in enumerate(logged)
+    ]
