@@ -30,10 +30,10 @@ class Row(NamedTuple):
     def agrees(self) -> bool | None:
         """Whether law and measurement agree (to float32 rounding, where the law says 0); None without a law."""
         law, measured = self.law, self.measured
+        if law != law:
+            return None
         if isinstance(law, str) or isinstance(measured, str) or law == measured:
             return law == measured
-        if math.isnan(law):
-            return None
         if law == 0:
             return abs(measured) <= 1e-6
         low, high = sorted((abs(law), abs(measured)))

@@ -25,7 +25,8 @@ bounds g = logsigmoid(f) / 8 at -2.5, |w| < 12 bounds RWKV6's w at -12, and neit
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Annotated, NamedTuple
 
 import torch
@@ -95,6 +96,11 @@ def _check(op: str, form: str) -> None:
             raise ValueError(f"{name}: expected one of {', '.join(allowed)}, got {got!r}")
 
 
+def products(T: int, form: str = "chunk", **how) -> Callable[..., Products]:
+    """Makes `Products` of T tokens with this padding; how: backend, chunk and block as `run` takes them."""
+    return partial(_Padded, T=T, form=form, **{"backend": "torch", **how})
+
+
 def run(
     inputs: Mapping[str, Tensor],
     form: str = "chunk",
@@ -113,10 +119,9 @@ def run(
     whole sequence here, so that a NaN in it reaches back to the first token; published kernels sum inside each chunk.
     """
     _check(op, form)
-    of, T = OPERATORS[op], inputs["k"].shape[1]
-    backend = choose_backend(backend, inputs["k"])
-    how = {"T": T, "form": form, "backend": backend, "chunk": chunk, "block": block}
-    chunked = of(inputs, lambda w, inclusive: _Padded(w, inclusive=inclusive, **how), chunk)
+    of, backend = OPERATORS[op], choose_backend(backend, inputs["k"])
+    formed = products(inputs["k"].shape[1], form, backend=backend, chunk=chunk, block=block)
+    chunked = of(inputs, lambda w, inclusive: formed(w, inclusive=inclusive), chunk)
     do, _ = cotangents(op, inputs, grad_seed=grad_seed)
     tensors = chunked.made | chunked.backward(split_chunks(do, chunk, torch.float32))
     return {name: tensors[name] for name in TENSORS[op]}
@@ -250,11 +255,11 @@ def exponents(
     w = inputs[OPERATORS[op].decay].detach()[batch : batch + 1, :, head : head + 1]
     T = w.shape[1]
     w, inclusive = split_chunks(w, chunk, torch.float32), next(iter(OPERATORS[op].reads.values()))
-    products = _Padded(w, inclusive=inclusive, T=T, form=form, backend="torch", chunk=chunk, block=block)
+    formed = products(T, form, chunk=chunk, block=block)(w, inclusive=inclusive)
     picture = torch.full((chunk, chunk // block), torch.nan)
-    for tile in products.key_tiles:
-        if tile.anchor is not None and products.real[-1, tile.keys.start]:
-            picture[tile.rows, tile.keys.start // block] = products.exponents(tile)[0][0, 0, -1].amax(-1)
+    for tile in formed.key_tiles:
+        if tile.anchor is not None and formed.real[-1, tile.keys.start]:
+            picture[tile.rows, tile.keys.start // block] = formed.exponents(tile)[0][0, 0, -1].amax(-1)
     return picture
 
 

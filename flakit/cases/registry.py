@@ -179,6 +179,13 @@ CASES: dict[str, Case] = {
             notebook="08_gsa",
         ),
         Case(
+            "anomaly",
+            told="anomaly detection names output 3 of GSA's backward pass, so the fault is in what makes it",
+            measured="it names one node's first NaN, ds, and neither token nor operation; infinities pass unseen",
+            threads=(f"{_FLA}#77",),
+            notebook="08_gsa",
+        ),
+        Case(
             "masking",
             told="a gated linear attention trains until its loss turns NaN",
             measured="masked after exp: the output is right, the gradient 0 * inf from |w| = 88.72 / (C - 1) on",

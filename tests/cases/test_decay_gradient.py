@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import flakit
+from flakit.cases import decay_gradient as case
 from flakit.cases.decay_gradient import (
     FORMULAS,
     at,
@@ -101,6 +102,16 @@ def test_operands_rounded_apart_do_not_cancel():
 
 def test_the_same_operands_are_for_mild_decay_only():
     assert errors(decay=-8.0, rounding="tf32")["identity-same-operands"] == math.inf
+
+
+def test_published_kernels_are_recorded_or_measured(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert case.published() == ("recorded on an H200, flash-linear-attention 0.6.0", case.PUBLISHED)
+    forms = {"chunk": flakit.chunk_rwkv6, "fused recurrent": flakit.fused_recurrent_rwkv6}
+    monkeypatch.setattr(case, "_published_kernels", lambda: ("measured here", forms))
+    label, found = case.published("cpu")
+    assert label == "measured here" and found.keys() == case.PUBLISHED.keys()
+    assert max(error for errors in found.values() for error in errors.values()) < 1e-6  # ours have no such noise
 
 
 @pytest.mark.parametrize("w", [-8.0, -20.0, -50.0])

@@ -89,6 +89,7 @@ def test_errors_name_the_knob(call, says):
         (0.0, 1e-5, 2e-3, False),
         (1e-8, 3e-8, 1.0, False),
         (math.nan, 1.0, 2e-3, None),
+        (math.nan, "rows", 2e-3, None),
         (True, True, 2e-3, True),
         (True, False, 2e-3, False),
         (False, True, 2e-3, False),

@@ -1,0 +1,167 @@
+"""What anomaly detection says of a NaN, and what it does not.
+
+`torch.autograd.detect_anomaly` looks at what every node of the backward pass returns and stops at the first NaN. As
+told (flash-linear-attention issue #77): it names output 3 of GSA's backward pass, so the fault is in what makes that
+gradient. As measured, with the fault of `padding`: it does name output 3, the gradient of s, the key that padding
+reaches. So far it is right, and that is all it says:
+- one node and one number. An operator written as one autograd.Function is one node, whatever happens inside, and only
+  its first output with a NaN is named; the token, the block and the operation are not.
+- NaN alone. Infinite gradients pass without a word: with `anchor`'s bug A in one channel and decays that are not
+  trained, dr and dv are infinite, the output is NaN, and nothing is reported.
+- the backward pass alone. A NaN in the forward pass is not looked for.
+
+What runs inside a node is seen by a dispatch mode: `first_operation` names the operation that made the first infinity
+or NaN from finite numbers, forward or backward, which for both faults is the exponential.
+"""
+
+import math
+import re
+import warnings
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Annotated, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from ..ops.common.chunks import split_chunks
+from . import anchor, padding
+from .anchor_operators import OPERATORS
+from .anchor_schemes import Products
+from .laws import Row
+
+NOTHING = "says nothing"
+
+
+def operator(op: str, products: Callable[..., Products], chunk: int = 64) -> Callable[..., Tensor]:
+    """RWKV6, RWKV7 or GSA in chunks as one autograd.Function of its arguments in their order, returning o.
+
+    products: makes a chunk's products from its decays, with the keyword `inclusive`.
+    """
+    of = OPERATORS[op]
+
+    class Chunked(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, *tensors: Tensor) -> Tensor:
+            inputs = dict(zip(of.names, tensors, strict=True))
+            ctx.chunked = of(inputs, lambda w, inclusive: products(w, inclusive=inclusive), chunk)
+            return ctx.chunked.made["o"]
+
+        @staticmethod
+        def backward(ctx, do: Tensor) -> tuple[Tensor | None, ...]:
+            found = ctx.chunked.backward(split_chunks(do, chunk, torch.float32))
+            wanted = zip(of.names, ctx.needs_input_grad, strict=True)
+            return tuple(found[f"d{name}"] if needed else None for name, needed in wanted)
+
+    return Chunked.apply
+
+
+class Said(NamedTuple):
+    """What anomaly detection reported, and what there was to report."""
+
+    words: str
+    grads: dict[str, Tensor]
+    o: Tensor
+
+
+def said(call: Callable[..., Tensor], inputs: Mapping[str, Tensor], *, trained: str | None = None) -> Said:
+    """Run call(*inputs), send ones back to o under anomaly detection, and again without it.
+
+    trained: the inputs that want a gradient, by their letters; default all.
+    """
+    names = list(inputs)
+    trained = "".join(names) if trained is None else trained
+
+    def backward() -> tuple[Tensor, dict[str, Tensor]]:
+        leaves = {name: x.detach().clone().requires_grad_(name in trained) for name, x in inputs.items()}
+        o = call(*leaves.values())
+        o.backward(torch.ones_like(o))
+        return o.detach(), {f"d{name}": leaves[name].grad for name in names if name in trained}
+
+    words = NOTHING
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is slow, and where the forward pass was
+        try:
+            with torch.autograd.detect_anomaly():
+                backward()
+        except RuntimeError as error:
+            found = re.search(r"returned nan values in its (\d+)th output", str(error))
+            if found is None:
+                raise
+            words = f"output {found[1]}, d{names[int(found[1])]}"
+    o, grads = backward()
+    return Said(words, grads, o)
+
+
+class _Watch(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.first = ""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if not self.first and _bad(out) and not _bad((args, kwargs)):
+            self.first = func.overloadpacket.__name__
+        return out
+
+
+def _bad(tree: object) -> bool:
+    floating = (x for x in tree_leaves(tree) if isinstance(x, Tensor) and x.is_floating_point())
+    return any((x.isnan() | x.isposinf()).any() for x in floating)  # -inf is what masks are made of
+
+
+def first_operation(call: Callable[..., Tensor], inputs: Mapping[str, Tensor]) -> str:
+    """The name of the first operation, forward or backward, that makes +inf or NaN of numbers that are neither."""
+    leaves = [x.detach().clone().requires_grad_() for x in inputs.values()]
+    with _Watch() as watch:
+        o = call(*leaves)
+        o.backward(torch.ones_like(o))
+    return watch.first or NOTHING
+
+
+def law(T: int, gate: float, *, op: str = "gsa", form: str = "chunk") -> str:
+    """What is said of `padding` at one gate: the position of the key's gradient among the operator's arguments."""
+    if -gate <= padding.law(T, form):
+        return NOTHING
+    name = padding.KEY_GRADIENT[op]
+    return f"output {OPERATORS[op].names.index(name[1:])}, {name}"
+
+
+def at(
+    *,
+    T: int = 120,
+    gate: float = -1.86,
+    op: Annotated[str, padding.KEY_GRADIENT] = "gsa",
+    form: Annotated[str, padding.FORMS] = "chunk",
+) -> list[Row]:
+    """One length and gate of `padding`, as an operator of its own: what anomaly detection says."""
+    x = padding.inputs(T, gate, op=op, K=4, M=4)
+    call = operator(op, padding.products(T, form))
+    found, predicted, what = said(call, x), law(T, gate, op=op, form=form), f"{op} padding, T = {T}, {gate:g}"
+    return [
+        Row(f"{what}: anomaly detection", math.nan, predicted, found.words),
+        Row(f"{what}: first bad operation", math.nan, math.nan, first_operation(call, x)),
+        Row(f"{what}: o finite", math.nan, True, bool(found.o.isfinite().all())),
+    ]
+
+
+def reproduce() -> list[Row]:
+    """What is said of the padding, and of bug A with the decays trained and not."""
+    told, *_ = at()
+    rows = [told._replace(recorded="output 3, ds"), at(gate=-1.84)[0], at(form="right", gate=-50.0)[0]]
+    call = operator("rwkv6", partial(Products, scheme="first-row"))
+    x = anchor.spike(16, 0.0, K=8)
+    x["w"][:, 16, :, 0] = -89.0
+    trained, fixed = said(call, x), said(call, x, trained="rkvu")
+    infinite = [name for name, grad in fixed.grads.items() if grad.isinf().any()]
+    return [
+        *rows,
+        Row("bug A: anomaly detection", math.nan, "output 3, dw", trained.words),
+        Row("bug A, w not trained: anomaly detection", math.nan, NOTHING, fixed.words),
+        Row("bug A, w not trained: infinite gradients", math.nan, "dr, dv", ", ".join(infinite)),
+        Row("bug A: o finite", math.nan, False, bool(fixed.o.isfinite().all())),
+        Row("bug A: first bad operation", math.nan, "exp", first_operation(call, x)),
+        Row("padding: first bad operation", math.nan, "exp", at()[1].measured),
+    ]

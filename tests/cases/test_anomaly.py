@@ -1,0 +1,56 @@
+"""What anomaly detection says, against what the case of the padding predicts; what it passes over; what a mode sees."""
+
+import pytest
+import torch
+
+from flakit.cases import anomaly as case
+from flakit.cases import padding
+from flakit.numerics.errors import compare
+from flakit.numerics.evaluate import truth
+from flakit.numerics.inputs import inputs
+
+
+@pytest.mark.parametrize("op", padding.KEY_GRADIENT)
+@pytest.mark.parametrize("form", padding.FORMS)
+def test_law_says_what_is_named(form, op):
+    for T in (64, 100, 120):
+        limit = min(padding.law(T, form), 50.0)
+        for gate in (-0.99 * limit, -1.01 * limit):
+            assert case.at(T=T, gate=gate, op=op, form=form)[0].agrees, (T, gate)
+
+
+def test_a_wrong_law_is_rejected():
+    row = case.at(T=120, gate=-1.86)[0]
+    assert row.agrees and row.measured == "output 3, ds"
+    assert not row._replace(law="output 4, dg").agrees  # the gate's gradient is NaN too, but not the first
+    assert not row._replace(law=case.law(120, -1.84)).agrees
+
+
+def test_the_operator_is_the_case_itself():
+    x = inputs("gsa", T=40, H=2, K=8)
+    call = case.operator("gsa", padding.products(40, "right"))
+    found = case.said(call, x)
+    do = torch.ones_like(found.o)
+    exact = truth("gsa", x, arriving=(do, None))
+    assert found.words == case.NOTHING and compare(found.o, exact["o"]).l2 < 1e-6
+    assert max(compare(grad, exact[name]).l2 for name, grad in found.grads.items()) < 2e-6
+
+
+def test_the_story():
+    rows = {row.what: row for row in case.reproduce()}
+    assert all(row.agrees is not False for row in rows.values())
+    assert rows["bug A, w not trained: infinite gradients"].measured == "dr, dv"
+    assert rows["bug A, w not trained: anomaly detection"].measured == case.NOTHING
+
+
+def test_the_mode_names_the_operation():
+    x = {"x": torch.tensor([89.0]), "y": torch.tensor([0.0])}
+    assert case.first_operation(lambda x, y: x.exp() * y, x) == "exp"
+    assert case.first_operation(lambda x, y: (x + y).log(), {"x": torch.ones(1), "y": -torch.ones(1)}) == "div"
+    assert case.first_operation(lambda x, y: x * y, x) == case.NOTHING
+    assert case.first_operation(lambda x, y: torch.where(y > 0, x, -torch.inf).exp(), x) == case.NOTHING
+
+
+def test_other_errors_are_not_swallowed():
+    with pytest.raises(RuntimeError, match="size"):
+        case.said(lambda x: torch.ones(3) @ x.view(2), {"x": torch.ones(2)})
