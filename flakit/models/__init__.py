@@ -8,7 +8,7 @@ run = train(model, Permutations(items=3).batch, steps=200, T=16)
 
 from .corpus import Corpus, standard_library
 from .language_model import IGNORED, MIXERS, LanguageModel, loss
-from .tasks import Copying, Permutations, Recall
+from .tasks import Copying, Delay, Permutations, Recall
 from .training import Run, accuracy, train
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "MIXERS",
     "Copying",
     "Corpus",
+    "Delay",
     "LanguageModel",
     "Permutations",
     "Recall",

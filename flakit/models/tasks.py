@@ -107,3 +107,25 @@ class Copying:
         sign = torch.full((size, 1), self.symbols)
         silent = torch.full((size, half), IGNORED)
         return torch.cat((said, sign, said), 1)[:, :T], torch.cat((silent, said), 1)[:, :T]
+
+
+@dataclass(frozen=True)
+class Delay:
+    """Delayed copying: at every token say the one `by` tokens before. Whatever is older is noise and best forgotten.
+
+    symbols: how many there are, drawn evenly. The first `by` positions are not asked about. The models' token shifts
+    reach one token back, so that for a delay of 2 and more the answer must come through the recurrence.
+    """
+
+    symbols: int = 64
+    by: int = 2
+
+    @property
+    def vocab(self) -> int:
+        return self.symbols
+
+    def batch(self, size: int, T: int, generator: Generator) -> tuple[Tensor, Tensor]:
+        tokens = torch.randint(self.symbols, (size, T), generator=generator)
+        targets = torch.full_like(tokens, IGNORED)
+        targets[:, self.by :] = tokens[:, : -self.by]
+        return tokens, targets

@@ -44,6 +44,7 @@ def train(
     T: int | Callable[[int], int] = 32,
     lr: float = 3e-3,
     warmup: float = 0.1,
+    cosine: bool = True,
     weight_decay: float = 0.01,
     clip: float | None = 1.0,
     seed: int = 0,
@@ -53,7 +54,8 @@ def train(
     """Train a model in place with AdamW and return what happened.
 
     T: tokens a sequence, or a function from the step to it. lr: reached after a share `warmup` of the steps, then
-    falling to zero along a cosine. clip: largest gradient norm, None for none. seed: of the data.
+    falling to zero along a cosine, or held without `cosine`. clip: largest gradient norm, None for none.
+    seed: of the data.
     A step that is not finite leaves the model and the optimizer as they were; `Run.skipped` names it.
     """
     device = next(model.parameters()).device
@@ -74,16 +76,16 @@ def train(
             run.grad_norms.append(norm.item())
             if math.isfinite(run.losses[-1]) and math.isfinite(run.grad_norms[-1]):
                 for group in optimizer.param_groups:
-                    group["lr"] = lr * _share_of_lr(step, steps, warmup)
+                    group["lr"] = lr * _share_of_lr(step, steps, warmup, cosine)
                 optimizer.step()
             tell(run)
     run.seconds = time.perf_counter() - start
     return run
 
 
-def _share_of_lr(step: int, steps: int, warmup: float) -> float:
+def _share_of_lr(step: int, steps: int, warmup: float, cosine: bool) -> float:
     rising = (step + 1) / max(1.0, warmup * steps)
-    return min(rising, 0.5 * (1 + math.cos(math.pi * step / steps)))
+    return min(rising, 0.5 * (1 + math.cos(math.pi * step / steps)) if cosine else 1.0)
 
 
 @contextmanager

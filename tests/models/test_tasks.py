@@ -5,7 +5,7 @@ from itertools import permutations
 import pytest
 import torch
 
-from flakit.models import IGNORED, Copying, Corpus, Permutations, Recall, standard_library
+from flakit.models import IGNORED, Copying, Corpus, Delay, Permutations, Recall, standard_library
 
 
 def batch(task, size=7, T=20, seed=0):
@@ -70,7 +70,16 @@ def test_copying_asks_for_the_first_half(T):
     assert torch.equal(tokens[:, half + 1 :], targets[:, half : T - 1])
 
 
-@pytest.mark.parametrize("task", [Permutations(3), Recall(), Copying(), Corpus(torch.arange(200).byte())], ids=repr)
+@pytest.mark.parametrize("by", [1, 3])
+def test_delay_asks_for_an_earlier_token(by):
+    tokens, targets = batch(Delay(symbols=5, by=by))
+    assert (targets[:, :by] == IGNORED).all()
+    assert torch.equal(targets[:, by:], tokens[:, :-by])
+
+
+@pytest.mark.parametrize(
+    "task", [Permutations(3), Recall(), Copying(), Delay(), Corpus(torch.arange(200).byte())], ids=repr
+)
 def test_batches_are_made_from_their_generator_alone(task):
     (tokens, targets), (same, _), (other, _) = (batch(task, seed=seed) for seed in (0, 0, 1))
     assert tokens.shape == targets.shape == (7, 20)

@@ -39,6 +39,14 @@ def test_a_seed_repeats_a_run():
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), same.parameters(), strict=True))
 
 
+def test_the_learning_rate_falls_or_is_held():
+    falling, held = (trained(steps=20, warmup=0.0, cosine=cosine) for cosine in (True, False))
+    start = list(trained(steps=0)[0].parameters())
+    moved = [sum((p - q).norm().item() for p, q in zip(m.parameters(), start, strict=True)) for m, _ in (falling, held)]
+    assert falling[1].losses[:2] == held[1].losses[:2] and falling[1].losses[-1] != held[1].losses[-1]
+    assert moved[0] < moved[1]
+
+
 def test_the_length_can_follow_the_step():
     lengths = []
 
