@@ -177,13 +177,13 @@ class RWKV7:
         r, k, v, a, b = _split(x, "rkvab", chunk, torch.float64)
         scaled, N = scale(RWKV7, x), r.shape[2]
         # At strong decay a finds the token before its own and nothing else, and is looked for by the one after it.
-        ak, ab = (torch.einsum("bhtk,bhtk->bht", a.flatten(2, 3)[:, :, 1:], y.flatten(2, 3)[:, :, :-1]) for y in (k, b))
-        v2, y = torch.zeros_like(v).flatten(2, 3), scaled * ((r * b).sum(-1, keepdim=True) * do).flatten(2, 3)
-        values = v.flatten(2, 3)
-        for t in range(1, v2.shape[2]):
-            v2[:, :, t] = ak[:, :, t - 1, None] * values[:, :, t - 1] + ab[:, :, t - 1, None] * v2[:, :, t - 1]
-        for t in reversed(range(v2.shape[2] - 1)):
-            y[:, :, t] += ab[:, :, t, None] * y[:, :, t + 1]
+        looking, *last = a.flatten(2, 3)[:, :, 1:], *(z.flatten(2, 3)[:, :, :-1] for z in (k, b, v))
+        ak, ab = ((looking * z).sum(-1, keepdim=True) for z in last[:2])
+        found = torch.nn.functional.pad(ak * last[2], (0, 0, 1, 0))
+        sought = scaled * ((r * b).sum(-1, keepdim=True) * do).flatten(2, 3)
+        steps = torch.eye(N * chunk, dtype=ab.dtype, device=ab.device) - torch.diag_embed(ab[..., 0], -1)
+        v2 = torch.linalg.solve_triangular(steps, found, upper=False, unitriangular=True)
+        y = torch.linalg.solve_triangular(steps.mT, sought, upper=True, unitriangular=True)
         v2, y = (z.unflatten(2, (N, chunk)) for z in (v2, y))
         return [
             Meeting(factor * read, read, key, factor * (at @ written.mT))
