@@ -20,8 +20,8 @@ The gradient of the decay is the sum over everything that passes through it: eac
 import torch
 from torch import Tensor
 
-from ..common.chunks import join_chunks, split_chunks
-from ..common.decay import dyadic_levels, halves, level_blocks, sum_after, sum_before
+from ..common.chunks import join_chunks, pair_grads, pair_scores, split_chunks
+from ..common.decay import level_blocks, sum_after, sum_before
 
 
 def inverse(A: Tensor) -> Tensor:
@@ -41,17 +41,6 @@ def inverse(A: Tensor) -> Tensor:
     return U
 
 
-def scores(reads: Tensor, keys: Tensor, w: Tensor) -> Tensor:
-    """Every read with every key, strictly lower: [2, B, H, N, C, K] twice -> [2 reads, 2 keys, B, H, N, C, C]."""
-    C = w.shape[-2]
-    A = w.new_zeros(2, 2, *w.shape[:-1], C)
-    for s, log_weight in dyadic_levels(w):
-        weight = log_weight.exp()
-        right, left = halves(reads * weight, s)[1], halves(keys * weight, s)[0]
-        level_blocks(A, s).copy_(right[:, None] @ left[None].mT)
-    return A
-
-
 class _Chunks:
     """Everything of a call's chunks that does not depend on the state; rows are [B, H, N, C, K] or [B, H, N, C, V]."""
 
@@ -61,7 +50,7 @@ class _Chunks:
         self.w, self.r = w, r * scale
         self.reads, self.keys = torch.stack((self.r * w.exp(), a)), torch.stack((k, b))
         self.before, self.after, self.total = sum_before(w).exp(), sum_after(w).exp(), w.sum(-2).exp()
-        (A_rk, A_rb), (self.A_ak, A_ab) = scores(self.reads, self.keys, w)
+        (A_rk, A_rb), (self.A_ak, A_ab) = pair_scores(torch.stack((self.reads,) * 2, 1), self.keys[None], w)
         self.A_rk, self.A_rb = (
             A + torch.diag_embed((self.r * y).sum(-1)) for A, y in zip((A_rk, A_rb), self.keys, strict=True)
         )
@@ -123,17 +112,10 @@ def backward(r, w, k, v, a, b, scale, initial_state, do, dfinal_state, chunk_siz
     dw = (chunks.total * (S * D).sum(-1))[..., None, :]
     dw = dw + sum_after((reads * dreads).sum(0)) + sum_before((keys * dkeys).sum(0))
 
-    # Inside: every pair i > j belongs to one dyadic level.
+    # Inside: both reads with both keys.
     dA = at_reads[:, None] @ written[None].mT
-    for s, log_weight in dyadic_levels(w):
-        weight = log_weight.exp()
-        block = level_blocks(dA, s)
-        dright = (block @ halves(keys * weight, s)[0]).sum(1) * halves(weight, s)[1]
-        dleft = (block.mT @ halves(reads * weight, s)[1][:, None]).sum(0) * halves(weight, s)[0]
-        halves(dreads, s)[1].add_(dright)
-        halves(dkeys, s)[0].add_(dleft)
-        halves(dw, s)[1].add_(sum_after((halves(reads, s)[1] * dright).sum(0)))
-        halves(dw, s)[0].add_(sum_before((halves(keys, s)[0] * dleft).sum(0)))
+    dreads_pairs, dkeys_pairs, dw_pairs = pair_grads(dA, reads[:, None], keys[None], w)
+    dreads, dkeys, dw = dreads + dreads_pairs.sum(1), dkeys + dkeys_pairs.sum(0), dw + dw_pairs.sum((0, 1))
 
     # q = r e^{w} passes its own token's decay too; r meets its own token's keys without any.
     dq, da = (x.clone() for x in dreads)  # what an operator returns may not share memory
