@@ -1,17 +1,14 @@
 """GSA's public functions: check the arguments, choose the code that runs, register it with PyTorch. No maths here."""
 
-from importlib import import_module
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..common import plain
 from ..common import validation as check
 from ..common.dispatch import autocast, check_chunk_size, choose_backend
-from ..common.packed import from_batch, to_batch
 from .abc import slots_and_gates
-
-TORCH_CHUNK_SIZE = 64
 
 
 class GSAOutput(NamedTuple):
@@ -131,15 +128,8 @@ def _call(
     if g is not None:
         check.check_tensor("g", g, dict(B=B, T=T, H=H, M=M), " like s")
 
-    if not isinstance(output_final_state, bool):
-        raise TypeError(f"output_final_state: expected True or False, got {type(output_final_state).__name__}")
-    N = B
-    if cu_seqlens is not None:
-        check.check_cu_seqlens(cu_seqlens, B, q.device, like="q")
-        N = len(cu_seqlens) - 1
-    if cu_seqlens_cpu is not None:
-        check.check_cu_seqlens(cu_seqlens_cpu, B, torch.device("cpu"))
-        check.check_offsets(cu_seqlens_cpu, T)
+    check.check_flag("output_final_state", output_final_state)
+    N = check.check_packing(cu_seqlens, cu_seqlens_cpu, B, T, q.device, "q")
     hk, hv = _pair(initial_state)
     if g is None and hk is not None:
         raise ValueError(
@@ -149,7 +139,6 @@ def _call(
 
     raw_s = s
     q, k, v, s = autocast(q, k, v, s)
-    wide = torch.promote_types(q.dtype, torch.float32)
     for name, x in (("k", k), ("v", v), ("s", s)):
         check.check_dtype(name, x, (q.dtype,), q, "q")
     if g is not None:
@@ -158,14 +147,9 @@ def _call(
         if x is not None:
             check.check_device(name, x, q.device, "q")
     if hk is not None:
-        sequences = f" (N = {N} {'packed sequences' if cu_seqlens is not None else 'like B'})"
-        for name, x, shape in (
-            ("initial_state[0]", hk, dict(N=N, H=H, K=K, M=M)),
-            ("initial_state[1]", hv, dict(N=N, H=H, M=M, V=V)),
-        ):
-            check.check_tensor(name, x, shape, sequences)
-            check.check_dtype(name, x, (wide,), q, "q")
-            check.check_device(name, x, q.device, "q")
+        packed = cu_seqlens is not None
+        check.check_state("initial_state[0]", hk, dict(N=N, H=H, K=K, M=M), packed, q, "q")
+        check.check_state("initial_state[1]", hv, dict(N=N, H=H, M=M, V=V), packed, q, "q")
     check.refuse_forward_mode(q=q, k=k, v=v, s=s, g=g, initial_state=hk)
     check.refuse_forward_mode(initial_state=hv)
 
@@ -201,19 +185,6 @@ def _pair(initial_state) -> tuple[Tensor | None, Tensor | None]:
     return tuple(initial_state)
 
 
-def _kernels(form: str):
-    # Imported on first use: `import flakit` works where Triton does not exist.
-    return import_module(f".{form}_triton", __package__)
-
-
-def _plain(form: str, backend: str, chunk_size: int, q: Tensor):
-    """The PyTorch implementation, as (module, q in the dtype it is to compute in, extra arguments)."""
-    if form == "chunk" and backend == "torch":
-        return import_module(".chunk_torch", __package__), q, (chunk_size or TORCH_CHUNK_SIZE,)
-    # Thousands of products with the same rounded e^g add its error up, so the recurrence is walked in float64.
-    return import_module(".reference", __package__), q.double(), ()
-
-
 def _states(hk: Tensor | None, hv: Tensor | None) -> tuple[Tensor, Tensor] | None:
     return None if hk is None else (hk, hv)
 
@@ -240,17 +211,11 @@ def _forward_op(
     if cu_seqlens is not None:
         check.check_offsets(cu_seqlens, q.shape[1])
     if backend == "triton":
-        return _kernels(form).forward(
+        return plain.kernels(__package__, form).forward(
             q, k, v, s, g, scale, _states(hk, hv), output_final_state, cu_seqlens, chunk_size, keep_states
         )
-    module, exact_q, extra = _plain(form, backend, chunk_size, q)
-    with torch.autocast(q.device.type, enabled=False):
-        if cu_seqlens is None:
-            o, final_state = module.forward(exact_q, k, v, s, g, scale, _states(hk, hv), *extra)
-        else:
-            batched = (to_batch(x, cu_seqlens) for x in (exact_q, k, v, s, g))
-            o, final_state = module.forward(*batched, scale, _states(hk, hv), *extra)
-            o = from_batch(o, cu_seqlens)
+    given = (q, k, v, s, g), (scale, _states(hk, hv)), cu_seqlens
+    o, final_state = plain.forward(__package__, form, backend, chunk_size, *given)
     o = o.to(q.dtype).contiguous()
     wide = torch.promote_types(q.dtype, torch.float32)
     empty = o.new_empty(0, dtype=wide).clone
@@ -282,19 +247,12 @@ def _backward_op(
     """dq, dk, dv, ds, dg and both states' gradients (empty without initial states), each in its input's dtype."""
     if backend == "triton":
         kept = kept_p, kept_hk, kept_hv
-        *grads, dstates = _kernels(form).backward(
+        *grads, dstates = plain.kernels(__package__, form).backward(
             q, k, v, s, g, scale, _states(hk, hv), cu_seqlens, chunk_size, kept, do, _states(dhk, dhv)
         )
     else:
-        module, exact_q, extra = _plain(form, backend, chunk_size, q)
-        rest = scale, _states(hk, hv)
-        with torch.autocast(q.device.type, enabled=False):
-            if cu_seqlens is None:
-                *grads, dstates = module.backward(exact_q, k, v, s, g, *rest, do, _states(dhk, dhv), *extra)
-            else:
-                *batched, do = (to_batch(x, cu_seqlens) for x in (exact_q, k, v, s, g, do))
-                *grads, dstates = module.backward(*batched, *rest, do, _states(dhk, dhv), *extra)
-                grads = [from_batch(x, cu_seqlens) for x in grads]
+        given = (q, k, v, s, g), (scale, _states(hk, hv)), cu_seqlens
+        *grads, dstates = plain.backward(__package__, form, backend, chunk_size, *given, do, _states(dhk, dhv))
     wide = torch.promote_types(q.dtype, torch.float32)
     dtypes = (*(x.dtype for x in (q, k, v, s, g)), wide, wide)
     grads = [x.to(dtype).contiguous() for x, dtype in zip((*grads, *dstates), dtypes, strict=True)]
@@ -314,7 +272,7 @@ def _(q, k, v, s, g, hk, hv, cu_seqlens, scale, output_final_state, form, backen
     final = _state_shapes(q, k, v, s, cu_seqlens) if output_final_state else ((0,), (0,))
     kept = (0,), (0,), (0,)
     if backend == "triton" and keep_states:
-        kept = _kernels(form).checkpoint_shapes(q, k, v, s, cu_seqlens, chunk_size)
+        kept = plain.kernels(__package__, form).checkpoint_shapes(q, k, v, s, cu_seqlens, chunk_size)
     return o, *(q.new_empty(shape, dtype=wide) for shape in (*final, *kept))
 
 
