@@ -53,8 +53,8 @@ def at(*, tolerance: float = TOLERANCE, size: int = 2**20, seed: int = 0) -> lis
     recorded = 2.5e-5 if tolerance == TOLERANCE else math.nan
     return [
         Row(f"share of elements lost below a ratio of {tolerance:g}", recorded, law(tolerance), found.share, within),
-        Row("worst row", math.nan, True, found.errors.worst_row > 0.1),
-        Row("worst element / RMS", math.nan, True, found.errors.worst > 1),
+        Row("the worst row sees it", math.nan, True, found.errors.worst_row > 0.1),
+        Row("the worst element sees it", math.nan, True, found.errors.worst > 1),
     ]
 
 
