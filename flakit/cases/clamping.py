@@ -15,15 +15,23 @@ import torch
 from torch import Tensor
 
 from ..numerics.errors import relative_l2
+from ..ops.common.dispatch import choose_backend
 from .laws import Row
 
 BOUND = 126 * math.log(2)
 """The clamp of the story, 126 powers of two, as a natural logarithm: 87.3."""
 
 
-def scores(q: Tensor, k: Tensor, w: Tensor, *, anchor: int = 0, bound: float = BOUND) -> Tensor:
-    """A [block, block] of inclusive linear attention, q, k, w [block, K], anchored at a row, both exponents clamped."""
+def scores(q: Tensor, k: Tensor, w: Tensor, *, anchor: int = 0, bound: float = BOUND, backend: str = "torch") -> Tensor:
+    """A [block, block] of inclusive linear attention, q, k, w [block, K], anchored at a row, both exponents clamped.
+
+    backend: "triton" is the kernel, on a GPU or interpreted, in float32; "torch" its twin.
+    """
     g = w.cumsum(0)
+    if choose_backend(backend, w) == "triton":
+        from .block_scores_triton import scores as kernel
+
+        return kernel(*(x[:, None] for x in (q, k, g)), anchor=anchor, bound=bound)[0]
     n = g[anchor]
     query, key = ((sign * (g - n)).clamp(-bound, bound).exp() for sign in (1, -1))
     return ((q * query) @ (k * key).T).tril()

@@ -17,14 +17,20 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from ..ops.common.dispatch import choose_backend
 from .laws import Row
 
 ANCHORS = {"middle": lambda C, T: min(C // 2, T - 1), "first": lambda C, T: 0, "pair": None}
 """Which row of a block of C rows, T of them filled, is the anchor; "pair": the exact difference of each pair."""
 
 
-def outputs(q: Tensor, k: Tensor, v: Tensor, w: Tensor, anchor: str = "middle", *, block: int = 16) -> Tensor:
-    """o [T, V] of inclusive linear attention in one block of at most `block` rows, masked after the product."""
+def outputs(
+    q: Tensor, k: Tensor, v: Tensor, w: Tensor, anchor: str = "middle", *, block: int = 16, backend: str = "torch"
+) -> Tensor:
+    """o [T, V] of inclusive linear attention in one block of at most `block` rows, masked after the product.
+
+    backend: "triton" is the kernel of the scores, on a GPU or interpreted, for the two anchors; "torch" its twin.
+    """
     if anchor not in ANCHORS:
         raise ValueError(f"anchor: expected one of {', '.join(ANCHORS)}, got {anchor!r}")
     if len(w) > block:
@@ -33,6 +39,10 @@ def outputs(q: Tensor, k: Tensor, v: Tensor, w: Tensor, anchor: str = "middle", 
     g = torch.stack([w[: t + 1].sum(0) for t in range(len(w))])
     if ANCHORS[anchor] is None:
         A = (q[:, None] * k[None] * (g[:, None] - g[None]).clamp(max=0).exp()).sum(-1).tril()
+    elif choose_backend(backend, w) == "triton":
+        from .block_scores_triton import scores
+
+        A = scores(*(x[:, None] for x in (q, k, g)), anchor=ANCHORS[anchor](block, len(w)))[0]
     else:
         n = g[ANCHORS[anchor](block, len(w))]
         A = ((q * (g - n).exp())[:, None] * (k * (n - g).exp())[None]).sum(-1).tril()
@@ -46,7 +56,15 @@ def law(anchor: str, *, P: int, T: int = 16, block: int = 16) -> bool:
 
 
 def run(
-    anchor: str, *, P: int, T: int = 16, block: int = 16, K: int = 32, change: float = 0.37, seed: int = 0
+    anchor: str,
+    *,
+    P: int,
+    T: int = 16,
+    block: int = 16,
+    K: int = 32,
+    change: float = 0.37,
+    seed: int = 0,
+    backend: str = "torch",
 ) -> float:
     """The largest change of any output before P, relative to their RMS, when the decays at P grow by `change`."""
     generator = torch.Generator().manual_seed(seed)
@@ -54,7 +72,7 @@ def run(
     w = -w.abs()
     later = w.clone()
     later[P] -= change
-    before, after = (outputs(q, k, v, decays, anchor, block=block)[:P] for decays in (w, later))
+    before, after = (outputs(q, k, v, decays, anchor, block=block, backend=backend)[:P] for decays in (w, later))
     return ((after - before).abs().max() / before.square().mean().sqrt()).item() if P else 0.0
 
 

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from ..numerics.errors import relative_l2
-from .laws import LN_MAX, Row, search
+from ..ops.common.dispatch import choose_backend
+from .laws import LN_MAX, Row, kernel_place, search
 
 
 def anchor(g: Tensor, *, wrong: bool = True) -> Tensor:
@@ -24,9 +25,16 @@ def anchor(g: Tensor, *, wrong: bool = True) -> Tensor:
     return g.view(-1, K)[middle : middle + H] if wrong else g[middle]
 
 
-def scores(q: Tensor, k: Tensor, w: Tensor, *, wrong: bool = True) -> Tensor:
-    """A [H, block, block] of inclusive linear attention in one block; q, k, w [block, H, K]."""
+def scores(q: Tensor, k: Tensor, w: Tensor, *, wrong: bool = True, backend: str = "torch") -> Tensor:
+    """A [H, block, block] of inclusive linear attention in one block; q, k, w [block, H, K].
+
+    backend: "triton" is the kernel, on a GPU or interpreted, in float32; "torch" its twin.
+    """
     g = w.cumsum(0)
+    if choose_backend(backend, w) == "triton":
+        from .block_scores_triton import scores as kernel
+
+        return kernel(q, k, g, anchor=len(g) // 2, short=wrong)
     n = anchor(g, wrong=wrong)
     query, key = q * (g - n).exp(), k * (n - g).exp()
     return torch.einsum("ihc,jhc->hij", query, key).tril()
@@ -45,12 +53,12 @@ def law(w: Tensor, *, wrong: bool = True) -> float:
     return LN_MAX[torch.float32] / (g - anchor(g, wrong=wrong)).abs().max().item()
 
 
-def onset(w: Tensor, *, wrong: bool = True, tolerance: float = 1e-3) -> float:
+def onset(w: Tensor, *, wrong: bool = True, tolerance: float = 1e-3, backend: str = "torch") -> float:
     """The measured counterpart of `law`, in float32 with operands of size 1."""
     ones = torch.ones_like(w)
 
     def finite(factor: float) -> dict[str, bool]:
-        return {"scores": bool(scores(ones, ones, w * factor, wrong=wrong).isfinite().all())}
+        return {"scores": bool(scores(ones, ones, w * factor, wrong=wrong, backend=backend).isfinite().all())}
 
     return search(finite, near=[law(w, wrong=wrong)], tolerance=tolerance)["scores"]
 
@@ -65,14 +73,15 @@ def at(*, H: int = 4, block: int = 16, spread: float = 0.0, w: float = -1.0, see
     of the wrong one at w."""
     if H < 1 or block < 2:
         raise ValueError(f"H, block: expected at least 1 head and 2 rows, got {H} and {block}")
-    made = decays(block, H, spread=spread)
+    device, backend = kernel_place()
+    made = decays(block, H, spread=spread).to(device)
     what = f"H = {H}, spread {spread:g}"
-    q, k = torch.randn(2, *made.shape, generator=torch.Generator().manual_seed(seed))
-    error = relative_l2(scores(q, k, made * -w), exact(q, k, made * -w))
+    q, k = torch.randn(2, *made.shape, generator=torch.Generator().manual_seed(seed)).to(device)
+    error = relative_l2(scores(q, k, made * -w, backend=backend), exact(q, k, made * -w))
     return [
         Row(f"{what}, {'wrong' if wrong else 'right'} anchor: |w| at which NaN begins", math.nan, *both)
         for wrong in (True, False)
-        for both in [(law(made, wrong=wrong), onset(made, wrong=wrong))]
+        for both in [(law(made, wrong=wrong), onset(made, wrong=wrong, backend=backend))]
     ] + [Row(f"{what}, wrong anchor: error at w = {w:g}", 1e-7, math.nan, error)]
 
 

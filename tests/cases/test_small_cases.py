@@ -142,3 +142,41 @@ def test_keeping_every_token_is_right():
 def test_errors_name_the_argument(call, says):
     with pytest.raises(ValueError, match=says):
         call()
+
+
+# --- the kernels ---
+
+
+@pytest.mark.interpret
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("spread", [0.0, 1.0])
+@pytest.mark.parametrize("H", [1, 3])
+def test_wrong_head_kernel_and_twin_agree(H, spread):
+    w = wrong_head_anchor.decays(16, H, spread=spread)
+    for wrong in (True, False):
+        limit = wrong_head_anchor.law(w, wrong=wrong)
+        kernel = wrong_head_anchor.onset(w, wrong=wrong, tolerance=2e-2, backend="triton")
+        assert kernel == pytest.approx(limit, rel=2e-2)
+        q, k = torch.randn(2, *w.shape, generator=torch.Generator().manual_seed(0))
+        twin, got = (wrong_head_anchor.scores(q, k, 2 * w, wrong=wrong, backend=name) for name in ("torch", "triton"))
+        torch.testing.assert_close(got, twin, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("anchor", [0, 8])
+def test_clamping_kernel_and_twin_agree(anchor):
+    q, k = torch.randn(2, 16, 32, generator=torch.Generator().manual_seed(0))
+    for w in (-0.5, -8.0, -50.0):
+        decays = torch.full((16, 32), w)
+        twin, got = (clamping.scores(q, k, decays, anchor=anchor, backend=name) for name in ("torch", "triton"))
+        assert got.isfinite().all()
+        torch.testing.assert_close(got, twin, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize(
+    ("anchor", "P", "T"), [("middle", 5, 16), ("middle", 9, 16), ("middle", 5, 6), ("first", 5, 16)]
+)
+def test_future_anchor_kernel_and_law_agree(anchor, P, T):
+    size = future_anchor.run(anchor, P=P, T=T, backend="triton")
+    assert (size > 0) == future_anchor.law(anchor, P=P, T=T) and size < 1e-5
