@@ -1,0 +1,122 @@
+"""Gates from none to total, uneven across slots, at every tail length: what casebook 3B broke. Groups of queries too."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from flakit.numerics.inputs import inputs
+from flakit.numerics.operators import OPERATORS
+from tests.ops.checking import true_values
+from tests.ops.places import INTERPRETED, PLACES
+from tests.ops.settings import Setting
+
+EVERYWHERE = pytest.mark.parametrize("place", PLACES)
+FORMS = pytest.mark.parametrize("form", ["chunk", "recurrent"])
+SETTING = Setting(op="gsa", T=37, K=24, V=40, M=20, group=2, decay="gsa", states="both")
+
+# Strong enough for the padding of every tail above 16 rows: 88.72 / 17 = 5.2 a token. One slot keeps everything.
+UNEVEN = torch.tensor([0.0, -1e-3, -0.5, -1.9, -6.0, -20.0, -88.8, -1e4, -torch.inf])
+
+
+def lengths(place) -> list[int]:
+    """Every T mod 64 where that is quick; interpreted, where it is not, some T mod 16 in chunks of 16."""
+    return [1, 15, 16, 18, 23] if place is INTERPRETED else list(range(64, 128))
+
+
+@EVERYWHERE
+def test_every_tail_length_with_strong_gates(place):
+    chunk = 16 if place is INTERPRETED else 64
+    for T in lengths(place):
+        made, arriving = place.make(SETTING, T=T, H=1, K=16, V=16, M=16, group=1)
+        made["g"] = UNEVEN[torch.arange(16) % 9].expand_as(made["g"]).contiguous().to(place.device)
+        place.check(made, arriving, "chunk", "gsa", chunk_size=chunk)
+
+
+@EVERYWHERE
+@FORMS
+@pytest.mark.parametrize("gate", [0.0, -1e-3, -1.84, -1.86, -2.8, -5.6, -20.0, -50.0, -torch.inf])
+def test_uniform_gates(place, form, gate):
+    # -1.86 is where a padded tail of 56 rows begins to give NaN: 88.72 / 48.
+    for dtype in place.dtypes:
+        if gate and torch.tensor(gate).double().exp() < torch.finfo(dtype).smallest_normal and gate > -torch.inf:
+            continue  # e^g, and so dg, lies below the range of float16
+        made, arriving = place.make(replace(SETTING, dtype=str(dtype).removeprefix("torch.")), group=1)
+        made["g"] = torch.full_like(made["g"], gate)
+        place.check(made, arriving, form, "gsa")
+
+
+@EVERYWHERE
+@FORMS
+def test_gates_uneven_across_slots_and_time(place, form):
+    made, arriving = place.make(SETTING)
+    order = torch.randint(len(UNEVEN), made["g"].shape, generator=torch.Generator().manual_seed(0))
+    made["g"] = UNEVEN[order].to(place.device)
+    place.check(made, arriving, form, "gsa")
+
+
+@EVERYWHERE
+@FORMS
+@pytest.mark.parametrize("gate", [0.0, -1e-4])
+def test_gates_near_none_cost_no_digits(place, form, gate):
+    # Where everything is kept a chunked form may not be worse than the recurrence.
+    dtype = str(place.dtypes[-1]).removeprefix("torch.")
+    made, arriving = place.make(replace(SETTING, dtype=dtype, decay_dtype="float32"), T=4 * place.T)
+    made["g"] = torch.full_like(made["g"], gate)
+    place.check(made, arriving, form, "gsa")
+
+
+@EVERYWHERE
+@FORMS
+def test_grouped_queries_are_repeated_memories(place, form):
+    def repeated(op):
+        def call(k, v, s, g, initial_state, **given):
+            k, v, s, g = (x.repeat_interleave(2, 2) for x in (k, v, s, g))
+            state = tuple(x.repeat_interleave(2, 1) for x in initial_state)
+            out = op(k=k, v=v, s=s, g=g, initial_state=state, **given)
+            return type(out)(out.o, tuple(x[:, ::2] for x in out.final_state))
+
+        return call
+
+    op = OPERATORS["gsa"]
+    built = replace(op, forms={name: repeated(call) for name, call in op.forms.items()})
+    made, (do, _) = place.make(replace(SETTING, states="initial"))
+    expected = true_values(made, (do, None), op="gsa")
+    together, apart = place.run(made, (do, None), form, "gsa"), place.run(made, (do, None), form, built)
+    for name, true in expected.values.items():
+        for found in (together, apart):
+            assert (found[name].double() - true).norm() <= 2e-5 * true.norm(), name
+
+
+@EVERYWHERE
+@FORMS
+def test_the_callers_state_is_never_written(place, form):
+    # A decoding step elsewhere wrote the final state into the initial one.
+    call = OPERATORS["gsa"].forms[form]
+    for T in (1, 5):
+        made = inputs("gsa", T=T, K=16, V=16, M=16, initial_state=True, device=place.device)
+        before = [x.clone() for x in made["initial_state"]]
+        with torch.no_grad():
+            o, final_state = call(**made, output_final_state=True, backend=place.backend)
+        for given, was, now in zip(made["initial_state"], before, final_state, strict=True):
+            assert torch.equal(given, was) and not torch.equal(given, now)
+            assert given.untyped_storage().data_ptr() != now.untyped_storage().data_ptr()
+        assert call(**made, backend=place.backend).final_state == (None, None)
+
+
+@EVERYWHERE
+@FORMS
+@pytest.mark.parametrize("which", [0, 1], ids=["hk", "hv"])
+def test_a_gradient_at_one_final_state_alone(place, form, which):
+    made, (do, dstate) = place.make(SETTING, group=1)
+    leaves = {name: made[name].clone().requires_grad_() for name in OPERATORS["gsa"].tensors}
+    state = tuple(x.clone().requires_grad_() for x in made["initial_state"])
+    call = OPERATORS["gsa"].forms[form]
+    out = call(**leaves, initial_state=state, output_final_state=True, backend=place.backend)
+    wanted = [*leaves.values(), *state]
+    grads = torch.autograd.grad(out.final_state[which], wanted, dstate[which], allow_unused=True)
+    pair = tuple(x if i == which else torch.zeros_like(x) for i, x in enumerate(dstate))
+    expected = true_values(made, (torch.zeros_like(do), pair), op="gsa").values
+    names = [f"d{name}" for name in (*leaves, "initial_hk", "initial_hv")]
+    for name, grad in zip(names, grads, strict=True):
+        assert (grad.double() - expected[name]).norm() <= 2e-5 * expected[name].norm(), name
