@@ -1,5 +1,6 @@
 """One block's scores around an anchor, as kernels form them: three faults live in where the anchor is read, and how."""
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -41,5 +42,6 @@ def scores(q: Tensor, k: Tensor, g: Tensor, *, anchor: int, short: bool = False,
     A = torch.empty(H, T, T, dtype=torch.float32, device=g.device)
     BC, BK = (max(16, triton.next_power_of_2(size)) for size in (T, K))
     stride = K if short else H * K
-    block_scores_kernel[H,](q, k, g, A, T, bound, H=H, K=K, BC=BC, BK=BK, ANCHOR=anchor, STRIDE=stride)
+    with np.errstate(over="ignore", invalid="ignore"):  # the interpreter is numpy, and warns of what is to be seen here
+        block_scores_kernel[H,](q, k, g, A, T, bound, H=H, K=K, BC=BC, BK=BK, ANCHOR=anchor, STRIDE=stride)
     return A
