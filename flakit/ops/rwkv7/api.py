@@ -63,8 +63,8 @@ def chunk_rwkv7(
         safe_gate, disable_recompute, lower_bound: accepted for compatibility; they change nothing, any w <= 0 is safe.
         chunk_size: tokens a chunk, a power of two; default chosen by the backend.
         cp_context: accepted as None only.
-        backend: "triton" (default on CUDA; on CPU under TRITON_INTERPRET=1), "torch" (default elsewhere) or
-            "reference" (the recurrence, step by step).
+        backend: "triton" (default on CUDA; on CPU under TRITON_INTERPRET=1; K up to 256), "torch" (default elsewhere)
+            or "reference" (the recurrence, step by step).
 
     Returns:
         RWKV7Output(o, final_state).
