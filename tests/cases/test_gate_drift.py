@@ -1,0 +1,107 @@
+"""Gates that drift: the law names every lost step, the share grows, the projection brings it back, the right kernel."""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+
+from flakit.cases import gate_drift as case
+from flakit.cases import padding
+from flakit.numerics.inputs import inputs
+
+run = partial(case.drift, progress=False)
+
+
+def gates(op, exponent=case.LIMIT, seed=0):
+    """One sequence with uneven log decays whose largest exponent is the one given."""
+    x = inputs(op, T=case.T, H=1, K=4, **({"M": 4} if op == "gsa" else {}), decay=-1.0, seed=seed)
+    name = case.OPERATORS[op].decay
+    x[name] *= torch.rand(x[name].shape, generator=torch.Generator().manual_seed(seed))
+    x[name] *= exponent / case.exponents(op, x[name]).max()
+    return x, x[name]
+
+
+def lost(op, x):
+    x = {name: y.clone().requires_grad_() for name, y in x.items()}
+    o = case._COMPUTE[op]["faulty"](*x.values()).o
+    o.square().sum().backward()
+    return not all(y.grad.isfinite().all() for y in x.values())
+
+
+@pytest.mark.parametrize("op", ["gsa", "rwkv6"])
+def test_the_law_names_the_lost_steps_and_a_wrong_one_would_not(op):
+    sizes = [case.LIMIT * (0.9 + 0.02 * n) for n in range(11) if n != 5]
+    found = [(size, lost(op, gates(op, size, seed)[0])) for seed, size in enumerate(sizes)]
+    agrees = {limit: all((size > limit) == bad for size, bad in found) for limit in (case.LIMIT, 80.0, 97.0)}
+    assert agrees == {case.LIMIT: True, 80.0: False, 97.0: False}
+
+
+def test_the_exponents_are_those_of_the_padding_law():
+    _, g = gates("gsa")
+    assert case.exponents("gsa", torch.full_like(g, case.law("gsa"))).max().item() == pytest.approx(88.72, abs=0.01)
+    assert case.law("gsa") == -padding.law(3000) and case.law("rwkv6") == pytest.approx(-88.72, abs=0.01)
+    assert not case.exponents("gsa", torch.full((1, 64, 1, 1), -99.0)).any()  # whole chunks have no padding
+    assert not case.exponents("rwkv6", torch.full((1, 16, 1, 1), -99.0)).any()
+
+
+@pytest.fixture(scope="module")
+def faulty():
+    return run("gsa", "faulty", steps=240)
+
+
+def test_lost_steps_begin_grow_and_are_foretold(faulty):
+    _, found = faulty
+    share = found.share(50)
+    assert share[:2] == [0, 0] and share[-3] <= share[-2] < share[-1] and share[-1] > 0.5
+    agree = sum(a == b for a, b in zip(found.lost, found.predicted, strict=True))
+    assert agree >= len(found.lost) - 2  # in a sum of several large terms the last digit decides
+    assert all(math.isfinite(loss) for loss in found.run.losses)  # the forward pass is fine
+
+
+def test_the_right_kernel_and_attention_never_lose_a_step(faulty):
+    _, found = run("gsa", "right", steps=240)
+    assert not any(found.lost) and any(found.predicted)
+    before = faulty[1].run.skipped[0]
+    assert found.run.losses[:50] == pytest.approx(faulty[1].run.losses[:50], rel=1e-3) and before > 50
+    assert not any(run("attention", steps=40)[1].lost)
+
+
+def share_lost(start, steps=8, **how):
+    return sum(run(start=start, steps=steps, **how)[1].lost) / steps
+
+
+def test_only_what_makes_the_gates_brings_it_back(faulty):
+    model, part = faulty[0], case.PROJECTION["gsa"]
+    before, after = (m.get_parameter(f"{part}.weight") for m in (model, case.reinitialised(model, part)))
+    assert not torch.equal(before, after)
+    assert share_lost(case.reinitialised(model, part)) == 0
+    for other in ("blocks.0.time.query", "blocks.0.time.value"):
+        assert share_lost(case.reinitialised(model, other)) > 0.5, other
+    assert share_lost(model, kernel="right") == 0
+
+
+@pytest.mark.parametrize("clip", [0.01, None])
+def test_clipping_brings_nothing_back(faulty, clip):
+    assert share_lost(faulty[0], clip=clip) > 0.5
+
+
+def test_attempts_put_the_projection_first(faulty):
+    rows = case.attempts(faulty[0], steps=2)
+    assert {row.part for row in rows} == {"nothing", *case.parts(faulty[0])}
+    first = min(rows, key=lambda row: row.exponent)
+    assert first.part == case.PROJECTION["gsa"] and first.exponent < 20
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: run("rwkv7"), "op: expected one of gsa, rwkv6, attention, got 'rwkv7'"),
+        (lambda: run(kernel="best"), "kernel: expected one of faulty, clamped, right, got 'best'"),
+        (lambda: case.reinitialised(case.model(), "gate"), "part: expected one of embedding, .* got 'gate'"),
+    ],
+    ids=["op", "kernel", "part"],
+)
+def test_bad_arguments_are_named(call, says):
+    with pytest.raises(ValueError, match=says):
+        call()
