@@ -139,7 +139,7 @@ def at(
     """One length and gate of `padding`, as an operator of its own: what anomaly detection says."""
     x = padding.inputs(T, gate, op=op, K=4, M=4)
     call = operator(op, padding.products(T, form))
-    found, predicted, what = said(call, x), law(T, gate, op=op, form=form), f"{op} padding, T = {T}, {gate:g}"
+    found, predicted, what = said(call, x), law(T, gate, op=op, form=form), f"{op}, padding {form}, T = {T}, {gate:g}"
     return [
         Row(f"{what}: anomaly detection", math.nan, predicted, found.words),
         Row(f"{what}: first bad operation", math.nan, math.nan, first_operation(call, x)),

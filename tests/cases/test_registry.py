@@ -1,7 +1,9 @@
 """The list of the cases: complete, uniform and clear about knobs; and when a law and a measurement agree."""
 
 import ast
+import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from flakit.cases.laws import Row
 from flakit.cases.registry import CASES, find
 
 FOLDER = Path(registry.__file__).parent
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 
 
 def defined(path):
@@ -32,6 +35,15 @@ def test_an_entry_is_complete(name):
     for knob in case.knobs.values():
         assert knob.fits(knob.default)
         assert knob.parse(str(knob.default).lower() if knob.default is None else str(knob.default)) == knob.default
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_its_notebook_shows_it(name):
+    notebook = NOTEBOOKS / f"{CASES[name].notebook}.ipynb"
+    if not notebook.exists():
+        pytest.skip(f"{notebook.name} is not written yet")
+    code = (cell["source"] for cell in json.loads(notebook.read_text())["cells"] if cell["cell_type"] == "code")
+    assert re.search(rf"\b{name}\b", "\n".join("".join(lines) for lines in code))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -64,7 +76,7 @@ def test_knobs_are_read_from_words():
         (lambda: find("anchor").at(scheme="last"), "scheme: expected none or first-row or .*, got 'last'"),
         (lambda: find("aliasing").parse({"in_place": "maybe"}), "in_place: expected true or false, got 'maybe'"),
     ],
-    ids=str,
+    ids=lambda x: x if isinstance(x, str) else "",
 )
 def test_errors_name_the_knob(call, says):
     with pytest.raises(ValueError, match=says):
