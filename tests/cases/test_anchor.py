@@ -425,7 +425,7 @@ def test_a_scheme_without_a_kernel_is_refused():
         ({"scheme": "previous-row-across", "row": None, "w": -1.4, "T": 128}, {"dr", "dw"}),
         ({"op": "gsa"}, set()),
     ],
-    ids=str,
+    ids=lambda x: str(x) if isinstance(x, dict) else " ".join(sorted(x)) or "none",
 )
 def test_one_setting(knobs, lost):
     rows = anchor.at(**knobs)
