@@ -30,7 +30,7 @@ def cotangents(
     first, size = leaves[op.tensors[0]], op.size(leaves)
     sequences = size["B"] if cu_seqlens is None else len(cu_seqlens) - 1
     drawn = []
-    for stream, name in enumerate(op.outputs):
+    for stream, name in enumerate(op.outputs, start=100):  # other streams than those of `inputs` with this seed
         sizes, dtype = (size, first.dtype) if name == "o" else (size | {"B": sequences}, state_dtype(first.dtype))
         shape = tuple(sizes[axis] for axis in op.axes[name].split())
         x = torch.from_numpy(np.random.default_rng([grad_seed, stream]).standard_normal(shape))

@@ -96,6 +96,12 @@ def test_packed_sequences_are_their_parts(offsets):
     assert compare(exact["dinitial_state"][2:], alone["dinitial_state"]).l2 < 1e-14
 
 
+def test_cotangents_are_independent_of_inputs_with_the_same_seed():
+    x = inputs("rwkv6", seed=1)
+    do, _ = cotangents("rwkv6", x, grad_seed=1)
+    assert all(abs(torch.corrcoef(torch.stack((do.flatten(), x[n].flatten())))[0, 1]) < 0.1 for n in "rkv")
+
+
 def test_inputs_are_left_alone():
     x = inputs("rwkv6", T=20, K=8, requires_grad=True)
     copies = {name: t.detach().clone() for name, t in x.items()}
