@@ -98,6 +98,7 @@ def _bar(label: str, steps: int, shown: bool) -> Iterator[Callable[[Run], None]]
             bar.update(task, advance=1, said=f"loss {run.losses[-1]:.3f}")
 
         yield tell
+        bar.refresh()  # a notebook's bar would stop at the last tenth of a second
 
 
 @torch.no_grad()
