@@ -16,13 +16,12 @@ from ..common.packed import from_batch, to_batch
 def slots_and_gates(s: Tensor, cu_seqlens: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """(e^{s - z}, g), both [B, T, H, M] in float32 (float64 for float64) and differentiable; s [B, T, H, M] is finite.
 
-    Each packed sequence begins anew. A rounding error of z_t in the middle of a sequence does no harm: the weight of
-    token j in t is e^{s_j - z_j} e^{z_j - z_{j+1}} … e^{z_{t-1} - z_t}, from which all but z_t cancels.
+    Each packed sequence begins anew. In float64: z is as large as s, and its gradient sums what nearly cancels.
     """
-    s = s.to(torch.promote_types(s.dtype, torch.float32))
-    rows = s if cu_seqlens is None else to_batch(s, cu_seqlens)
+    wide = torch.promote_types(s.dtype, torch.float32)
+    rows = (s if cu_seqlens is None else to_batch(s, cu_seqlens)).double()
     z = rows.logcumsumexp(1)
     g = torch.cat((torch.zeros_like(z[:, :1]), z[:, :-1] - z[:, 1:]), 1)
     g = g - g.detach().clamp(min=0)  # a parallel sum may round a z below the one before it
-    slots = (rows - z).exp()
-    return (slots, g) if cu_seqlens is None else (from_batch(slots, cu_seqlens), from_batch(g, cu_seqlens))
+    found = (rows - z).exp(), g
+    return tuple((x if cu_seqlens is None else from_batch(x, cu_seqlens)).to(wide) for x in found)

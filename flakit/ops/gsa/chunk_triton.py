@@ -456,6 +456,9 @@ def backward(q, k, v, s, g, scale, initial_state, cu_seqlens, chunk_size, kept, 
     p, hk, hv = kept
     dscores = torch.empty_like(p)
     for options, limit in plan.ways("softmax_grads"):
+        if q.dtype == torch.float16:
+            # dscores is what dp differs from its mean by: of float16's 11 bits TF32's rounding of dp would cost one.
+            options["PRECISION"] = "tf32x3"
         softmax_grads_kernel[(plan.chunks * plan.H * plan.G,)](
             v, s, g, plan.upto, do, hv, p, plan.mild, dscores, scale, *plan.where,
             K=plan.D, V=plan.V, BK=block(plan.D, limit), BV=block(plan.V, limit), **options,

@@ -1,4 +1,4 @@
-"""Gates from none to total, uneven across slots, at every tail length: what casebook 3B broke. Groups of queries too."""
+"""Gates from none to total, uneven across slots, at every tail length: what casebook 3B broke. Groups of queries."""
 
 from dataclasses import replace
 

@@ -1,0 +1,180 @@
+"""Wrong arguments: each is refused by name, with what was expected and what came. The text is what is tested."""
+
+import re
+
+import pytest
+import torch
+
+from flakit.numerics.inputs import inputs
+from flakit.ops.gsa import chunk_gsa, fused_recurrent_gsa
+
+FORMS = pytest.mark.parametrize("op", [chunk_gsa, fused_recurrent_gsa])
+
+
+def given(**changed):
+    made = inputs("gsa", B=2, T=6, H=3, HQ=6, K=4, V=5, M=7)
+    return made | {name: change(made[name]) if callable(change) else change for name, change in changed.items()}
+
+
+def packed(offsets, **changed):
+    return {**inputs("gsa", B=1, T=6, H=3, K=4, V=5, M=7), "cu_seqlens": torch.tensor(offsets), **changed}
+
+
+half = lambda x: x.to(torch.bfloat16)  # noqa: E731
+hk, hv = torch.zeros(2, 3, 4, 7), torch.zeros(2, 3, 7, 5)
+
+WRONG = {
+    "q with three axes": (given(q=lambda x: x[0]), ValueError, "q: expected [B, T, HQ, K], got [6, 6, 4]"),
+    "q is no tensor": (given(q=1.0), TypeError, "q: expected a tensor, got float"),
+    "T = 0": (
+        {name: x[:, :0] for name, x in given().items()},
+        ValueError,
+        "q: expected every axis of [B, T, HQ, K] to be at least 1, got [2, 0, 6, 4]",
+    ),
+    "five query heads for three": (
+        given(q=lambda x: x[:, :, :5]),
+        ValueError,
+        "q: expected HQ to be a multiple of k's H = 3, got HQ = 5",
+    ),
+    "k with another K": (given(k=lambda x: x[..., :3]), ValueError, "k: expected [2, 6, H, 4], got [2, 6, 3, 3]"),
+    "v of query heads": (
+        given(v=lambda x: x.repeat(1, 1, 2, 1)),
+        ValueError,
+        "v: expected [2, 6, 3, V], got [2, 6, 6, 5]",
+    ),
+    "s of another length": (given(s=lambda x: x[:, 1:]), ValueError, "s: expected [2, 6, 3, M], got [2, 5, 3, 7]"),
+    "s missing": (given(s=None), TypeError, "s: expected a tensor, got NoneType"),
+    "g per head": (given(g=lambda x: x[..., 0]), ValueError, "g: expected [2, 6, 3, 7] like s, got [2, 6, 3]"),
+    "g with other slots": (
+        given(g=lambda x: x[..., :6]),
+        ValueError,
+        "g: expected [2, 6, 3, 7] like s, got [2, 6, 3, 6]",
+    ),
+    "s in another dtype": (given(s=half), TypeError, "s: expected float32 beside float32 q, got bfloat16"),
+    "g in bfloat16 beside float32": (given(g=half), TypeError, "g: expected float32 beside float32 q, got bfloat16"),
+    "g on another device": (given(g=lambda x: x.to("meta")), ValueError, "g: expected device cpu like q, got meta"),
+    "positive gate": (
+        given(g=lambda x: x.abs()),
+        ValueError,
+        "g: expected a natural-log decay <= 0, got ",
+    ),
+    "NaN gate": (
+        given(g=lambda x: x.index_fill(3, torch.tensor([1]), torch.nan)),
+        ValueError,
+        "g: expected a natural-log decay <= 0, got nan at [0, 0, 0, 1]",
+    ),
+    "state is one tensor": (given(initial_state=hk), TypeError, "initial_state: expected a pair (hk, hv), got Tensor"),
+    "state of three": (
+        given(initial_state=(hk, hv, hv)),
+        TypeError,
+        "initial_state: expected a pair (hk, hv), got 3 of them",
+    ),
+    "half a state": (
+        given(initial_state=(hk, None)),
+        TypeError,
+        "initial_state: expected both hk and hv or neither, got one of them",
+    ),
+    "hk with the slots as rows": (
+        given(initial_state=(hk.mT, hv)),
+        ValueError,
+        "initial_state[0]: expected [2, 3, 4, 7] (N = 2 like B), got [2, 3, 7, 4]",
+    ),
+    "hv of one sequence too few": (
+        packed([0, 2, 6], initial_state=(hk, hv[:1])),
+        ValueError,
+        "initial_state[1]: expected [2, 3, 7, 5] (N = 2 packed sequences), got [1, 3, 7, 5]",
+    ),
+    "hv in bfloat16": (
+        given(initial_state=(hk, half(hv))),
+        TypeError,
+        "initial_state[1]: expected float32 beside float32 q, got bfloat16",
+    ),
+    "state without a gate": (
+        given(g=None, initial_state=(hk, hv)),
+        ValueError,
+        "initial_state: expected None with g=None, got a pair; ABC's normaliser begins anew in every call",
+    ),
+    "scale is NaN": (given(scale=float("nan")), ValueError, "scale: expected a finite number, got nan"),
+    "output_final_state is a number": (
+        given(output_final_state=1),
+        TypeError,
+        "output_final_state: expected True or False, got int",
+    ),
+    "offsets that end early": (
+        packed([0, 5]),
+        ValueError,
+        "cu_seqlens: expected to start at 0 and end at T = 6, got 0 … 5",
+    ),
+    "offsets that go back, without a gate": (
+        packed([0, 4, 3, 6], g=None),
+        ValueError,
+        "cu_seqlens: expected non-decreasing offsets, got 4 then 3 at index 2",
+    ),
+    "offsets on another device": (
+        {**packed([0, 6]), "cu_seqlens": torch.tensor([0, 6], device="meta")},
+        ValueError,
+        "cu_seqlens: expected device cpu like q, got meta",
+    ),
+    "unknown backend": (
+        given(backend="cuda"),
+        ValueError,
+        "backend: expected one of triton, torch, reference or None, got 'cuda'",
+    ),
+}
+
+
+@FORMS
+@pytest.mark.parametrize("arguments, error, text", WRONG.values(), ids=WRONG)
+def test_wrong_argument(op, arguments, error, text):
+    with pytest.raises(error, match=re.escape(text)):
+        op(**arguments)
+
+
+@FORMS
+def test_given_arguments_are_right_to_begin_with(op):
+    assert op(**given()).o.isfinite().all()
+    assert op(**given(initial_state=(hk, hv))).o.isfinite().all()
+    assert op(**given(initial_state=(None, None))).o.isfinite().all()
+    assert op(**given(g=None)).o.isfinite().all()
+    assert op(**packed([0, 0, 2, 6])).o.isfinite().all()
+
+
+@pytest.mark.interpret
+@FORMS
+@pytest.mark.parametrize("name, axis, most", [("q", "K", 512), ("v", "V", 512), ("s", "M", 128)])
+def test_larger_than_the_kernels_hold(op, name, axis, most):
+    made = inputs("gsa", T=1, H=1, **{"K": 16, "V": 16, "M": 16, axis: most + 1})
+    text = f"{name}: expected {axis} <= {most} for backend 'triton', got {axis} = {most + 1}; use backend='torch'"
+    with pytest.raises(ValueError, match=re.escape(text)):
+        op(**made, backend="triton")
+    assert op(**made, backend="torch").o.isfinite().all()
+
+
+@pytest.mark.parametrize("op, word", [(chunk_gsa, "chunksize"), (fused_recurrent_gsa, "chunk_size")])
+def test_unknown_keyword(op, word):
+    with pytest.raises(TypeError, match=rf"{op.__name__}\(\) got an unexpected keyword argument '{word}'"):
+        op(**given(), **{word: 16})
+
+
+def test_reverse_is_refused_with_a_way_out():
+    assert fused_recurrent_gsa(**given(), reverse=False).o.isfinite().all()
+    with pytest.raises(ValueError, match="reverse: expected False, got True; flip"):
+        fused_recurrent_gsa(**given(), reverse=True)
+    with pytest.raises(TypeError, match="reverse"):
+        chunk_gsa(**given(), reverse=False)
+
+
+def test_keywords_for_compatibility_change_nothing():
+    plain = chunk_gsa(**packed([0, 2, 6])).o
+    for more in (dict(checkpoint_level=0), dict(cu_seqlens_cpu=torch.tensor([0, 2, 6]))):
+        assert torch.equal(chunk_gsa(**packed([0, 2, 6]), **more).o, plain)
+
+
+def test_arguments_in_the_order_users_know():
+    made = given()
+    rows = [made[name] for name in ("q", "k", "v", "s", "g")]
+    by_name = chunk_gsa(**made, scale=0.5, initial_state=(hk, hv), output_final_state=True)
+    for op, more in ((chunk_gsa, (2, None, None)), (fused_recurrent_gsa, (False, None))):
+        by_place = op(*rows, 0.5, (hk, hv), True, *more)
+        assert torch.allclose(by_name.o, by_place.o, atol=1e-6)
+        assert torch.allclose(by_name.final_state[0], by_place.final_state[0], atol=1e-6)
