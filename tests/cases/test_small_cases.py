@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from flakit.cases import blind_measure, clamping, future_anchor, nan_guard, weak_test, wrong_head_anchor
+from flakit.numerics.errors import relative_l2
+from flakit.numerics.inputs import inputs as make_inputs
 from flakit.ops.rwkv7 import reference
 
 CASES = [blind_measure, clamping, future_anchor, nan_guard, weak_test, wrong_head_anchor]
@@ -142,6 +144,16 @@ def test_keeping_every_token_is_right():
 def test_errors_name_the_argument(call, says):
     with pytest.raises(ValueError, match=says):
         call()
+
+
+@pytest.mark.parametrize("decay", ["rwkv7", "rwkv6-init", "uniform", "none", -0.01], ids=str)
+def test_law_of_a_reset(decay):
+    for every in (32, 64):
+        x = make_inputs("rwkv7", T=192, K=32, decay=decay, dtype=torch.float64)
+        off = relative_l2(weak_test.resetting(x, every), reference.forward(**x)[0])
+        assert off == pytest.approx(weak_test.reset_law(x["w"], every), rel=0.15)
+        assert off != pytest.approx(weak_test.reset_law(x["w"], 2 * every), rel=0.15)
+        assert off != pytest.approx(weak_test.reset_law(2 * x["w"] - 0.02, every), rel=0.15)
 
 
 # --- the kernels ---
