@@ -16,8 +16,8 @@ from flakit.ops.common import chunks_triton, recurrence_triton
 from flakit.ops.rwkv7 import chunk_triton, recurrent_triton
 from tests.ops.compiling import SHARED_MEMORY, Launch, compile_for, launches
 
-SPILLED = 4096
-"""Most bytes a thread may spill at the default chunk size."""
+SPILLED = 5120
+"""Most bytes a thread may spill: the stream at K = 256 on sm_80 comes to 4352, all else stays far below."""
 
 
 @dataclass(frozen=True)
