@@ -2,6 +2,7 @@
 
 import json as json_module
 import math
+import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -68,6 +69,7 @@ def cases(
     """
     from .cases import registry
 
+    warnings.simplefilter("ignore", RuntimeWarning)  # of the interpreter: infinities are what the cases are about
     console, errors = Console(), Console(stderr=True)
     try:
         given = _knobs(context.args)

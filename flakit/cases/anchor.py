@@ -388,6 +388,10 @@ def onset(
     return search(finite, near=set(near), tolerance=tolerance, highest=highest)
 
 
+CLAMP = -12.0
+"""The stop-gap of the thread, |w| < 12: it bounds one token, and so bug A, but no exponent that holds eight."""
+
+
 def spike(at: int, w: float = -1.0, *, op: str = "rwkv6", T: int = 64, K: int = 64) -> dict[str, Tensor]:
     """Inputs of one head in which nothing decays but the token `at`, by w (natural log)."""
     if not 0 <= at < T:
@@ -477,6 +481,8 @@ def reproduce() -> list[Row]:
         )
         for tensor, recorded in found.items()
     ]
+    clamped = run(spike(16, max(-500.0, CLAMP)), "first-row").finite["o"]
+    rows.append(Row("bug A, w[16] = -500 clamped at -12: o finite", math.nan, -CLAMP < rows[0].law, clamped))
     x = uniform[64]
     rows.append(row("middle, row 8, scale 1: o", 10.97, "middle", "o", {**x, "scale": 1.0}, row=8))
     unit = {name: x[name].sign() for name in "rkvw"} | {"u": x["u"]}

@@ -341,13 +341,16 @@ def clamp_rows(T: int = 3000, form: str = "chunk", op: str = "gsa") -> list[Row]
     named = "|f| < 20" if op == "gsa" else "|w| < 12"
     return [
         Row(
-            f"T = {T}, {named}, gates clamped at {at:.3g}: gradient finite", math.nan, -at < law(T, form), found.finite
+            f"{op}, T = {T}, {named}, gates clamped at {at:.3g}: gradient finite",
+            math.nan,
+            -at < law(T, form),
+            found.finite,
         ),
-        Row(f"T = {T}, gates of {gate:.3g} clamped at {at:.3g}: o off by", math.nan, math.nan, found.error),
+        Row(f"{op}, T = {T}, gates of {gate:.3g} clamped at {at:.3g}: o off by", math.nan, math.nan, found.error),
     ]
 
 
 def reproduce(form: str = "chunk", op: str = "gsa") -> list[Row]:
-    """The story's lengths and gates: which tokens are lost (o never is), and the clamp that the thread proposed."""
+    """The story's lengths and gates: which tokens are lost (o never is), and the clamps that the thread proposed."""
     rows = [_lost(T, gate, told, form, op) for T, gates in TOLD.items() for gate, told in gates.items()]
-    return [*rows, *clamp_rows(form=form, op=op)]
+    return [*rows, *(row for clamped_op in CLAMPS for row in clamp_rows(form=form, op=clamped_op))]

@@ -74,7 +74,7 @@ def reset_law(w: Tensor, every: int = 64) -> float:
     """The error of `resetting`, from the decays w [B, T, H, K] alone, other inputs as the model has them.
 
     With E_k the variance of a row of the state, a token adds 1 and multiplies by diag(e^w) + b a^T, a of random
-    direction, which leaves (e^{2w} - 2 e^w E[sigmoid] / K) E_k + E[sigmoid^2] / K^2 sum_j E_j. What is lost fades alike.
+    direction: (e^{2w} - 2 e^w E[sigmoid] / K) E_k + E[sigmoid^2] / K^2 sum_j E_j are left. What is lost fades alike.
     """
     kept, K = w.double().exp(), w.shape[-1]
     full = lost = torch.zeros_like(kept[:, 0])
