@@ -482,7 +482,7 @@ def reproduce() -> list[Row]:
         for tensor, recorded in found.items()
     ]
     clamped = run(spike(16, max(-500.0, CLAMP)), "first-row").finite["o"]
-    rows.append(Row("bug A, w[16] = -500 clamped at -12: o finite", math.nan, -CLAMP < rows[0].law, clamped))
+    rows.append(Row("bug A, w[16] = -500 clamped at -12: o finite", True, -CLAMP < rows[0].law, clamped))
     x = uniform[64]
     rows.append(row("middle, row 8, scale 1: o", 10.97, "middle", "o", {**x, "scale": 1.0}, row=8))
     unit = {name: x[name].sign() for name in "rkvw"} | {"u": x["u"]}
