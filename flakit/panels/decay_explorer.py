@@ -31,7 +31,7 @@ class DecayExplorer(Panel):
     """One head of an operator, in chunks by an anchor scheme, at one decay for all tokens or a spike at one."""
 
     name = "decay-explorer"
-    readout_lines = 4
+    readout_lines = 5
 
     def __init__(self, op: str = "rwkv6", **settings):
         self._figures: dict[str, DecayFigure] = {}
