@@ -236,12 +236,15 @@ def test_all_schemes_serve_all_operators(scheme, op):
 def test_law_predicts_their_onsets(scheme, op):
     for T, dtype in ((64, torch.float32), (100, torch.float32), (40, torch.float16)):
         x = inputs(op, T=T, H=2, K=16, decay=-1.0)
+        # The law takes GSA's p as it is at strong decay. Some percent of an operand are nothing beside the 88.72 of
+        # float32, and more than half a percent of the 11.09 of float16.
+        late = 1.007 if (op, dtype) == ("gsa", torch.float16) else 1.002
         for mask in {SCHEMES[scheme].masks[0], "where"}:
             how = {"op": op, "mask": mask, "dtype": dtype}
             predicted, measured = limits(scheme, x, **how), onset(x, scheme, **how)
             assert predicted.keys() == measured.keys()
             for name, limit in predicted.items():
-                same = measured[name] == limit == math.inf or 0.993 < measured[name] / limit < 1.002
+                same = measured[name] == limit == math.inf or 0.993 < measured[name] / limit < late
                 assert same, (T, dtype, mask, name, limit, measured[name])
             if scheme == "none":
                 assert {name for name, limit in predicted.items() if limit == math.inf} == UNREACHED[op]
