@@ -21,13 +21,13 @@ hides the factor instead of removing it, and is no cure for NaN (`clipped`).
 
 import inspect
 import math
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..models.accumulation import accumulate, measure_accumulation, micro_batches
+from ..models.accumulation import Accumulated, accumulate, measure_accumulation, micro_batches
 from ..models.language_model import IGNORED, MIXERS, LanguageModel, loss
 from ..models.tasks import Copying
 from .laws import Row
@@ -158,6 +158,50 @@ def step(contract: str = "takes **kwargs", mixer: str = "rwkv7", *, loop: str = 
     return run
 
 
+class Trained(NamedTuple):
+    """One optimizer step: the loss that the loop reports, what it is, and the gradient's norm before clipping."""
+
+    reported: float
+    loss: float
+    grad_norm: float
+
+
+OPTIMIZERS = {"SGD": (torch.optim.SGD, 1.0), "AdamW": (torch.optim.AdamW, 1e-2)}
+"""With the learning rate of the experiment."""
+
+
+def training(
+    contract: str = "takes **kwargs",
+    accumulation: int = 4,
+    *,
+    optimizer: str = "AdamW",
+    clip: float | None = None,
+    steps: int = 20,
+    mixer: str = "rwkv7",
+    seed: int = 0,
+) -> list[Trained]:
+    """Learn the experiment's 16 sequences by heart, with the trainer's loop.
+
+    optimizer: of `OPTIMIZERS`. clip: of the gradient's norm, None for none. Ends early where nothing finite is left.
+    """
+    if optimizer not in OPTIMIZERS:
+        raise ValueError(f"optimizer: expected one of {', '.join(OPTIMIZERS)}, got {optimizer!r}")
+    make, lr = OPTIMIZERS[optimizer]
+    made, tokens = model(contract, mixer, seed=seed), sequences(seed=seed)
+    accepts, update, rows = False if contract == ON_THE_TRAINER else None, make(made.parameters(), lr=lr), []
+    for _ in range(steps):
+        update.zero_grad()
+        with torch.no_grad():
+            loss = CausalLM.forward(made, tokens, tokens)["loss"].item()
+        reported = trainer_step(made, tokens, accumulation, accepts=accepts)
+        norm = nn.utils.clip_grad_norm_(made.parameters(), math.inf if clip is None else clip).item()
+        rows.append(Trained(reported, loss, norm))
+        if not (math.isfinite(reported) and math.isfinite(norm)):
+            break
+        update.step()
+    return rows
+
+
 def law(accumulation: int, contract: str = "takes **kwargs", *, T: int = T) -> float:
     """By which factor loss and gradient are off: the accumulation if nobody divides, (T - 1) / T if labels that nobody
     predicts are counted, else 1.
@@ -191,6 +235,14 @@ TOLD = 16.0
 """The factor on the loss as told, at a batch size of 4 and an accumulation of 4."""
 
 
+def measured(
+    contract: str = "takes **kwargs", accumulation: int = 4, mixer: str = "rwkv7", *, seed: int = 0
+) -> Accumulated:
+    """The measured counterpart of `law`: the trainer's contract against the plain loop."""
+    reference = step(contract, mixer, loop="plain", seed=seed)(1)
+    return measure_accumulation(step(contract, mixer, seed=seed), [accumulation], reference=reference)[0]
+
+
 def at(
     *,
     accumulation: int = 4,
@@ -198,13 +250,11 @@ def at(
     mixer: Annotated[str, MIXERS] = "rwkv7",
 ) -> list[Row]:
     """One accumulation, contract and model: the factors on the reported loss and the gradient."""
-    (found,) = measure_accumulation(
-        step(contract, mixer), [accumulation], reference=step(contract, mixer, loop="plain")(1)
-    )
+    found = measured(contract, accumulation, mixer)
     factor = float(law(accumulation, contract))
     return [
-        Row(f"{contract}, accumulation {accumulation}: {what}", math.nan, factor, measured)
-        for what, measured in (("loss", found.loss_factor), ("gradient", found.grad_factor))
+        Row(f"{contract}, accumulation {accumulation}: {what}", math.nan, factor, got)
+        for what, got in (("loss", found.loss_factor), ("gradient", found.grad_factor))
     ]
 
 

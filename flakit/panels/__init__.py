@@ -8,6 +8,7 @@ no kernel runs. `panel.set(decay=-2)` moves knobs from code, `panel.text` is the
 """
 
 from .decay_explorer import decay_explorer
+from .gradient_accumulation import gradient_accumulation
 from .gradient_comparer import gradient_comparer
 from .inverse import inverse
 from .log_space import log_space
@@ -18,6 +19,7 @@ from .transposed_mask import transposed_mask
 
 __all__ = [
     "decay_explorer",
+    "gradient_accumulation",
     "gradient_comparer",
     "inverse",
     "log_space",

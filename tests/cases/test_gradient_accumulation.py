@@ -5,14 +5,13 @@ import math
 import pytest
 
 from flakit.cases import gradient_accumulation as case
-from flakit.models.accumulation import check_gradient_accumulation, check_initial_loss, measure_accumulation
+from flakit.models.accumulation import check_gradient_accumulation, check_initial_loss
 
 WITHIN = 1e-4
 
 
 def measured(contract, accumulation, mixer="rwkv7"):
-    reference = case.step(contract, mixer, loop="plain")(1)
-    (row,) = measure_accumulation(case.step(contract, mixer), [accumulation], reference=reference)
+    row = case.measured(contract, accumulation, mixer)
     assert row.rest < WITHIN  # a multiple of the right gradient, and nothing else
     return row
 
@@ -85,3 +84,16 @@ def test_bad_arguments_are_named():
 def test_the_law_is_exact_at_one_setting_of_the_knobs():
     rows = case.at(accumulation=2, contract="uses num_items_in_batch", mixer="attention")
     assert [row.law for row in rows] == [15 / 16] * 2 and all(row.agrees for row in rows)
+
+
+def test_adamw_does_not_see_the_factor_and_sgd_does():
+    right, wrong = (case.training(contract, steps=6) for contract in ("plain forward", "takes **kwargs"))
+    assert [step.loss for step in wrong] == pytest.approx([step.loss for step in right], rel=1e-3)
+    assert [step.reported for step in wrong] == pytest.approx([4 * step.loss for step in right], rel=1e-3)
+    right, wrong = (case.training(c, steps=3, optimizer="SGD") for c in ("plain forward", "takes **kwargs"))
+    assert wrong[-1].loss < 0.9 * right[-1].loss  # at first a larger step is a better one
+    hidden = case.training(steps=3, optimizer="SGD", clip=0.1)
+    plain = case.training("plain forward", steps=3, optimizer="SGD", clip=0.1)
+    assert [step.loss for step in hidden] == pytest.approx([step.loss for step in plain], rel=1e-3)
+    with pytest.raises(ValueError, match="optimizer: expected one of SGD, AdamW, got 'Adam'"):
+        case.training(optimizer="Adam")
