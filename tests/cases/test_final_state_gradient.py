@@ -30,7 +30,7 @@ def test_law_predicts_the_lost_share(measured):
 def test_a_wrong_law_is_rejected(measured):
     for words, change in {
         "another scale": lambda x: x | {"scale": 1.0},
-        "half the decay": lambda x: x | {"w": x["w"] / 2},
+        "twice the scale": lambda x: x | {"scale": 2 * 32**-0.5},
         "half the length": lambda x: x | {"w": x["w"][:, :50]},
     }.items():
         assert not all(agree(case.law(change(x)), found) for x, found in measured), words
