@@ -6,6 +6,7 @@ model = LanguageModel(vocab=6, dim=32, layers=1, mixer="rwkv7", head_size=8, edi
 run = train(model, Permutations(items=3).batch, steps=200, T=16)
 """
 
+from .accumulation import accumulate, check_gradient_accumulation, check_initial_loss
 from .corpus import Corpus, standard_library
 from .language_model import IGNORED, MIXERS, LanguageModel, loss
 from .tasks import Copying, Delay, Permutations, Recall
@@ -21,7 +22,10 @@ __all__ = [
     "Permutations",
     "Recall",
     "Run",
+    "accumulate",
     "accuracy",
+    "check_gradient_accumulation",
+    "check_initial_loss",
     "loss",
     "standard_library",
     "train",

@@ -170,7 +170,7 @@ def check_initial_loss(loss: float | Tensor, vocab: int, *, tolerance: float = 0
         return factor
     said = f"initial loss {float(loss):.4g}: expected about ln({vocab}) = {math.log(vocab):.4g}"
     if math.isfinite(factor) and factor > 1.5 and abs(factor / round(factor) - 1) <= tolerance:
-        said += f", got {round(factor)} times that: is a sum reported where a mean was meant?"
+        said += f", got {round(factor)} times that: a sum, not a mean?"
     elif factor < 1:
         said += ": does the model see its targets, or is the loss divided twice?"
     raise AssertionError(said)

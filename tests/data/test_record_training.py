@@ -1,0 +1,53 @@
+"""The commands behind notebook 09's recordings: what they write is what the committed recordings hold."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flakit.cases import gate_drift, transformers_trainer
+from flakit.numerics import recorded
+
+DATA = Path(__file__).parents[2] / "data"
+
+
+def record(script, out, *options):
+    command = [sys.executable, DATA / script, "--quick", "--out", out, *options]
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    return recorded.read(out)
+
+
+def test_gate_drift(tmp_path):
+    made, committed = record("record_gate_drift.py", tmp_path / "drift.json"), recorded.read("gate_drift")
+    assert made.columns == committed.columns
+    assert {"gsa", "rwkv6", "attention"} == set(made.values("op")) == set(committed.values("op"))
+    assert {(row["lost"], row["as_predicted"]) for row in made.select(op="gsa", kernel="faulty")} == {(0, 20)}
+
+
+def test_the_committed_drift_says_what_the_notebook_says():
+    committed = recorded.read("gate_drift")
+    for row in committed.rows:
+        if row["kernel"] == "right" or row["op"] == "attention":
+            assert row["lost"] == 0
+        if row["kernel"] != "right":
+            assert row["as_predicted"] >= 19
+    fast = gate_drift.LEARNING_RATE["gsa"]
+    for seed in committed.values("seed"):
+        run = committed.select(op="gsa", kernel="faulty", lr=fast, seed=seed, reinitialised=False)
+        share = [row["lost"] for row in run]
+        assert share[:8] == [0] * 8 and sum(share[-10:]) > 5
+        again = committed.select(op="gsa", kernel="faulty", lr=fast, seed=seed, reinitialised=True)
+        assert [row["lost"] for row in again[:8]] == [0] * 8 and any(row["lost"] for row in again)
+
+
+@pytest.mark.skipif(
+    transformers_trainer.installed() is None, reason='transformers is not installed: pip install "flakit[trainer]"'
+)
+def test_transformers(tmp_path):
+    made, committed = (
+        record("record_transformers.py", tmp_path / "t.json", "--here"),
+        recorded.read("transformers_accumulation"),
+    )
+    assert made.columns == committed.columns
+    assert made.values("accumulation") == [1, 4] and made.values("contract") == ["takes **kwargs"]
