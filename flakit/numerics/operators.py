@@ -7,12 +7,15 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from ..ops.gsa import api as gsa_api
 from ..ops.gsa import chunk_gsa, fused_recurrent_gsa
 from ..ops.gsa import chunk_torch as gsa_chunked
 from ..ops.gsa import reference as gsa_reference
+from ..ops.rwkv6 import api as rwkv6_api
 from ..ops.rwkv6 import chunk_rwkv6, fused_recurrent_rwkv6
 from ..ops.rwkv6 import chunk_torch as rwkv6_chunked
 from ..ops.rwkv6 import reference as rwkv6_reference
+from ..ops.rwkv7 import api as rwkv7_api
 from ..ops.rwkv7 import chunk_rwkv7, fused_recurrent_rwkv7
 from ..ops.rwkv7 import chunk_torch as rwkv7_chunked
 from ..ops.rwkv7 import reference as rwkv7_reference
@@ -28,7 +31,7 @@ class Operator:
     query heads, M slots.
     reference: module with `forward`, `backward` and `steps`; chunked: the same maths in chunks, `forward`, `backward`.
     decay: the argument that holds the natural-log decay; profile: the decay of `flakit.inputs` unless said otherwise.
-    scale_exponent: the scale is K to this power where none is given.
+    scale_exponent: the scale is K to this power where none is given. chunk_sizes: those that the kernels take.
     """
 
     name: str
@@ -40,6 +43,7 @@ class Operator:
     tensors: tuple[str, ...]
     decay: str
     profile: str
+    chunk_sizes: tuple[int, ...]
     scale_exponent: float = -0.5
     states: tuple[str, ...] = ("initial_state",)
     outputs: tuple[str, ...] = ("o", "final_state")
@@ -106,6 +110,7 @@ OPERATORS: dict[str, Operator] = {
             | {"v": "B T H V", "u": "H K", "initial_state": _STATE, "final_state": _STATE, "o": "B T H V"},
             decay="w",
             profile="rwkv6-init",
+            chunk_sizes=rwkv6_api.CHUNK_SIZES,
         ),
         Operator(
             name="rwkv7",
@@ -118,6 +123,7 @@ OPERATORS: dict[str, Operator] = {
             | {"v": "B T H V", "initial_state": _STATE, "final_state": _STATE, "o": "B T H V"},
             decay="w",
             profile="rwkv7",
+            chunk_sizes=rwkv7_api.CHUNK_SIZES,
             scale_exponent=0.0,
         ),
         Operator(
@@ -132,6 +138,7 @@ OPERATORS: dict[str, Operator] = {
             | dict.fromkeys(("initial_hv", "final_hv"), "B H M V"),
             decay="g",
             profile="gsa",
+            chunk_sizes=gsa_api.CHUNK_SIZES,
             states=("initial_hk", "initial_hv"),
             outputs=("o", "final_hk", "final_hv"),
         ),

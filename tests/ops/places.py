@@ -14,7 +14,7 @@ from tests.ops.settings import make
 class Place:
     backend: str
     device: str
-    chunk_sizes: tuple[int, ...]
+    chunk_sizes: tuple[int, ...]  # those of them that the operator has are run; the first is any operator's
     dtypes: tuple[torch.dtype, ...]  # 16-bit kernels may take another way through a chunk
     T: int = 37
     H: int = 2

@@ -180,8 +180,10 @@ def load(name: str) -> list[Setting]:
 
 
 def covering_set(op: str, size: str) -> list[Setting]:
-    """The settings of an operator, "full" or "small"."""
-    return [replace(setting, op=op) for setting in load(f"gsa_{size}" if op == "gsa" else size)]
+    """The settings of an operator, "full" or "small"; chunks longer than its kernels take are its longest."""
+    rows, most = load(f"gsa_{size}" if op == "gsa" else size), max(operator(op).chunk_sizes)
+    chunks = {str(C): str(min(C, most)) for C in (16, 32, 64)} | {"default": "default"}
+    return [replace(setting, op=op, chunk_size=chunks[setting.chunk_size]) for setting in rows]
 
 
 def kinds(name: str) -> dict[str, tuple]:

@@ -76,6 +76,8 @@ def test_every_chunk_size_gives_the_same(place, op, T, decay):
     made, arriving = place.make(of(op), T=T, decay=decay)
     expected = true_values(made, arriving, op=op)
     for chunk_size in place.chunk_sizes:
+        if place.backend == "triton" and chunk_size not in OPERATORS[op].chunk_sizes:
+            continue
         check(place.run(made, arriving, "chunk", op, chunk_size=chunk_size), expected, made)
 
 

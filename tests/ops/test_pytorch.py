@@ -1,4 +1,4 @@
-"""Every operator as a citizen of PyTorch: registered operator, torch.compile, autocast, modes of autograd it refuses."""
+"""Every operator as a citizen of PyTorch: registration, torch.compile, autocast, modes of autograd it refuses."""
 
 from dataclasses import replace
 

@@ -44,11 +44,11 @@ def choose_backend(backend: str | None, x: Tensor) -> str:
     return backend
 
 
-def check_chunk_size(chunk_size: int | None, backend: str) -> int:
-    """Chunk length as a power of two; 0 stands for the backend's own choice."""
+def check_chunk_size(chunk_size: int | None, backend: str, kernels: tuple[int, ...]) -> int:
+    """Chunk length as a power of two, one of `kernels` on Triton; 0 stands for the backend's own choice."""
     if chunk_size is None:
         return 0
-    allowed = (16, 32, 64) if backend == "triton" else (1, 2, 4, 8, 16, 32, 64, 128, 256)
+    allowed = kernels if backend == "triton" else (1, 2, 4, 8, 16, 32, 64, 128, 256)
     if type(chunk_size) is not int or chunk_size not in allowed:
         raise ValueError(f"chunk_size: expected one of {allowed} on backend {backend!r}, got {chunk_size!r}")
     return chunk_size

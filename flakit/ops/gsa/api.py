@@ -10,6 +10,9 @@ from ..common import validation as check
 from ..common.dispatch import autocast, check_chunk_size, choose_backend
 from .abc import slots_and_gates
 
+CHUNK_SIZES = (16, 32)
+"""Of the kernels. In chunks of 64 the way for any gate took a minute to compile, and its dv was wrong on sm_90."""
+
 
 class GSAOutput(NamedTuple):
     o: Tensor
@@ -155,7 +158,7 @@ def _call(
 
     scale = check.check_scale(scale, K**-0.5)
     backend = choose_backend(backend, q)
-    chunk_size = check_chunk_size(chunk_size, backend)
+    chunk_size = check_chunk_size(chunk_size, backend, CHUNK_SIZES)
     if backend == "triton":
         for name, axis, size, most in (("q", "K", K, 512), ("v", "V", V, 512), ("s", "M", M, 128)):
             if size > most:

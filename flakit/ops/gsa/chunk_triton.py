@@ -38,7 +38,7 @@ from ..common.chunks_triton import (
     store_tile,
     takes,
 )
-from ..common.launch import TABLE, block, width
+from ..common.launch import TABLE, block
 
 
 @triton.jit
@@ -367,18 +367,11 @@ def pass_grads_kernel(
         store_tile(slot_dg, b_dg, start, end, i_h, 0, H, M, C, BM)
 
 
-def _chunk_size(s, chunk_size: int) -> int:
-    """Tokens a chunk where the caller does not say. A memory is M (K + V) large: longer chunks write fewer of them."""
-    if chunk_size:
-        return chunk_size
-    return 64 if width(s.element_size()) == "16-bit" and s.shape[-1] <= 64 else 32
-
-
 class _Plan(ChunkPlan):
     """A chunk plan whose states' rows are the slots, with a group of queries' sizes and the gates beside it."""
 
     def __init__(self, q, k, v, s, g, cu_seqlens, chunk_size):
-        super().__init__("gsa", s, v.shape[-1], cu_seqlens, _chunk_size(s, chunk_size))
+        super().__init__("gsa", s, v.shape[-1], cu_seqlens, chunk_size)
         self.M, self.D, self.G = self.K, k.shape[-1], q.shape[2] // self.H
         self.upto, self.after = self.empty(g.shape), self.empty(g.shape)
         self.decay = self.empty(self.chunks, self.H, self.M)
@@ -427,8 +420,8 @@ def _slot_rows(states) -> tuple:
 
 def checkpoint_shapes(q, k, v, s, cu_seqlens, chunk_size) -> tuple[tuple[int, ...], ...]:
     """Shapes of what `forward` keeps for `backward`: p, and hk and hv entering every chunk, slots as rows."""
-    C = _chunk_size(s, chunk_size)
-    return (*q.shape[:3], s.shape[-1]), *(kept_states_shape(s, x.shape[-1], cu_seqlens, C) for x in (k, v))
+    states = (kept_states_shape(s, x.shape[-1], cu_seqlens, chunk_size) for x in (k, v))
+    return (*q.shape[:3], s.shape[-1]), *states
 
 
 def forward(q, k, v, s, g, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep):

@@ -9,6 +9,9 @@ from ..common import plain
 from ..common import validation as check
 from ..common.dispatch import autocast, check_chunk_size, choose_backend
 
+CHUNK_SIZES = (16, 32, 64)
+"""Of the kernels."""
+
 
 class RWKV6Output(NamedTuple):
     o: Tensor
@@ -134,7 +137,7 @@ def _call(
 
     scale = check.check_scale(scale, K**-0.5)
     backend = choose_backend(backend, r)
-    chunk_size = check_chunk_size(chunk_size, backend)
+    chunk_size = check_chunk_size(chunk_size, backend, CHUNK_SIZES)
     differentiable = (r, k, v, w, u) if initial_state is None else (r, k, v, w, u, initial_state)
     keep_states = torch.is_grad_enabled() and any(x.requires_grad for x in differentiable)
     o, final_state, _ = _forward_op(

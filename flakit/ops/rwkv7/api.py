@@ -9,6 +9,10 @@ from ..common import plain
 from ..common import validation as check
 from ..common.dispatch import autocast, check_chunk_size, choose_backend
 
+CHUNK_SIZES = (16, 32)
+"""Of the kernels. 64 tokens need more shared memory than there is in the way for any decay, and came out wrong on sm_90
+where they fit."""
+
 
 class RWKV7Output(NamedTuple):
     o: Tensor
@@ -210,7 +214,7 @@ def _call(
 
     scale = check.check_scale(scale, 1.0)
     backend = choose_backend(backend, r)
-    chunk_size = check_chunk_size(chunk_size, backend)
+    chunk_size = check_chunk_size(chunk_size, backend, CHUNK_SIZES)
     differentiable = (r, w, k, v, a, b) if initial_state is None else (r, w, k, v, a, b, initial_state)
     keep_states = torch.is_grad_enabled() and any(x.requires_grad for x in differentiable)
     o, final_state, *_ = _forward_op(

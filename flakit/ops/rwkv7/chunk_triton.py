@@ -243,8 +243,9 @@ def stream_kernel(
         i_c = chunks * 0
         step = 1
     start = begin + tl.cast(i_c, tl.int64) * C
+    # Of an empty sequence nothing is loaded: its end is put at the chunk's start, wherever that is.
     b_W, b_f, b_x, b_y, b_z, b_w, b_next = _stream_loads(
-        x, y, z, w, transfer, found, start, end, i_h, i_v, H, K, V, C, BK, BV, REVERSE
+        x, y, z, w, transfer, found, start, tl.where(chunks > 0, end, start), i_h, i_v, H, K, V, C, BK, BV, REVERSE
     )
     b_W, b_x, b_y, b_z, total = _stream_operands(b_W, b_x, b_y, b_z, b_w, b_next, scale, REVERSE, PRECISION)
     for _ in range(0, chunks):

@@ -26,7 +26,7 @@ def lengths(place) -> list[int]:
 
 @EVERYWHERE
 def test_every_tail_length_with_strong_gates(place):
-    chunk = 16 if place is INTERPRETED else 64
+    chunk = 16 if place is INTERPRETED else 32
     for T in lengths(place):
         made, arriving = place.make(SETTING, T=T, H=1, K=16, V=16, M=16, group=1)
         made["g"] = UNEVEN[torch.arange(16) % 9].expand_as(made["g"]).contiguous().to(place.device)
