@@ -94,6 +94,8 @@ def pass_grads_kernel(
     b_D = tl.zeros([BM, BD], dtype=tl.float32)
     if HAS_FINAL:
         b_D += tl.load(dfinal_state + i_nh.to(tl.int64) * M * D + o_s, mask=m_s, other=0.0)
+    # A token's decay waits for the reads of the token before it: added alone, its low part would be rounded away.
+    later_high, later_low = tl.full([BM], 1.0, dtype=tl.float32), tl.zeros([BM], dtype=tl.float32)
     segments = tl.cdiv(end - start, C).to(tl.int32)
     for j in range(0, segments):
         i = segments - 1 - j
@@ -118,22 +120,25 @@ def pass_grads_kernel(
             b_y = tl.load(y + row * D + o_d, mask=m_d, other=0.0).to(tl.float32)
             high, low = split_decay(b_g)
             b_S = high[:, None] * b_before + (low[:, None] * b_before + b_s[:, None] * b_y[None, :])
+            b_reads = later_low[:, None] * b_D
             for i_g in range(G):
                 query = row * G + i_g
                 b_x = tl.load(x + query * M + o_m, mask=m_m, other=0.0)
                 b_z = tl.load(z + query * D + o_d, mask=m_d, other=0.0).to(tl.float32)
-                b_D += b_x[:, None] * b_z[None, :]
+                b_reads += b_x[:, None] * b_z[None, :]
                 if FIRST:
                     b_dz = tl.sum(b_S * b_x[:, None], 0)
                     tl.store(dz + query * D + o_d, b_dz.to(dz.dtype.element_ty), mask=m_d)
                 else:
                     tl.store(dx + (share * G + query) * M + o_m, tl.sum(b_S * b_z[None, :], 1), mask=m_m)
+            b_D = later_high[:, None] * b_D + b_reads
+            later_high, later_low = high, low
             tl.store(dy + row * D + o_d, tl.sum(b_D * b_s[:, None], 0).to(dy.dtype.element_ty), mask=m_d)
             tl.store(ds + (share + row) * M + o_m, tl.sum(b_D * b_y[None, :], 1), mask=m_m)
             tl.store(dg + (share + row) * M + o_m, high * tl.sum(b_before * b_D, 1), mask=m_m)
-            b_D = high[:, None] * b_D + low[:, None] * b_D
         # The next segment overwrites the scratch that this one still reads.
         tl.debug_barrier()
+    b_D = later_high[:, None] * b_D + later_low[:, None] * b_D
     tl.store(dinitial_state + i_nh.to(tl.int64) * M * D + o_s, b_D, mask=m_s)
 
 

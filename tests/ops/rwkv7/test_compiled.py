@@ -16,8 +16,9 @@ from flakit.ops.common import chunks_triton, recurrence_triton
 from flakit.ops.rwkv7 import chunk_triton, recurrent_triton
 from tests.ops.compiling import SHARED_MEMORY, Launch, compile_for, launches
 
-SPILLED = 5120
-"""Most bytes a thread may spill. The stream at K = 256 comes to 5024 on sm_80: right, but slow there."""
+SPILLED = 9216
+"""Most bytes a thread may spill. float32's stream at K = 256 comes to 9184 on sm_80, its gradients of keys at K = 64 to
+5576: right, but slow."""
 
 
 @dataclass(frozen=True)
