@@ -90,7 +90,7 @@ def test_rwkv7_removes_and_writes_along_one_key_as_its_model_does():
     gate = -x["b"] / x["a"]
     assert 0 < gate.min() and gate.max() < 1
     product = (x["a"] * x["b"]).sum(-1)
-    assert -1 < product.min() and product.max() < 0  # so |1 + a b| <= 1: the recurrence is stable
+    assert -1 < product.min() and product.max() < 0
     longer = inputs("rwkv7", T=300, K=16)
     assert all(torch.equal(x[name], longer[name][:, :200]) for name in x)
 

@@ -46,9 +46,9 @@ def chunk_rwkv7(
         S_t = diag(e^{w_t}) S_{t-1} + b_t (a_t^T S_{t-1}) + k_t v_t^T
         o_t = scale * r_t^T S_t
 
-    The generalised delta rule of arXiv:2503.14456. Every tensor argument has a gradient, the states included. The state
-    stays bounded where |1 + a·b| <= 1, as in the model, whose a = -κ̂ and b = κ̂ * sigmoid(·) with κ̂ of length one a
-    head; beyond that it may grow, and errors with it.
+    The generalised delta rule of arXiv:2503.14456. Every tensor argument has a gradient, the states included. In the
+    model a = -κ̂ and b = κ̂ * α with κ̂ of length one a head and α a sigmoid: a step does not grow the state where
+    sum(κ̂^2 α / (1 + e^w)) <= 1. Beyond that it may grow, and errors with it.
 
     Args:
         r: receptance (query), [B, T, H, K]; float64, float32, bfloat16 or float16.

@@ -16,7 +16,7 @@ Symbols: B batch, T time, H heads, K rows of the state (keys), V columns (values
 
 A row of keys becomes a column, x[..., None], before it meets a matrix; a row of values stays a row, x[..., None, :].
 
-Nothing is checked here: where |1 + a·b| > 1 or w > 0 the state grows, which is exactly what some lessons need.
+Nothing is checked here: with w > 0, or a and b that do not shrink it, the state grows, as some lessons need.
 Arithmetic is float64 for float64 inputs and float32 for all others.
 """
 
