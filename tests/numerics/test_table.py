@@ -1,11 +1,11 @@
 """Tables: heads, alignment, short numbers, and the same cells as text and as HTML."""
 
 import math
+from typing import NamedTuple
 
 import pytest
 import torch
 
-from flakit.cases.laws import Row
 from flakit.numerics.table import Table, pivot
 
 ROWS = [
@@ -38,6 +38,13 @@ def test_html_escapes_and_aligns():
 )  # fmt: skip
 def test_values(value, text):
     assert Table([{"x": value}]).cells == [[text]]
+
+
+class Row(NamedTuple):
+    what: str
+    recorded: float
+    law: float
+    measured: float
 
 
 def test_named_tuples_and_missing_cells():
