@@ -22,6 +22,16 @@ EVERYWHERE = pytest.mark.parametrize("place", PLACES)
 COMPILED = pytest.mark.parametrize("place", [p for p in PLACES if p.id != "interpreted"])
 OPS = pytest.mark.parametrize("op", OPERATORS)
 
+
+def everywhere(name, *values, interpreted=None, named=str):
+    """Every place with every value; where kernels are interpreted, slowly, with the second alone or those given."""
+    few = values[1:2] if interpreted is None else interpreted
+    cases = [(p, x) for p in PLACES for x in (few if p.id == "interpreted" else values)]
+    return pytest.mark.parametrize(
+        ("place", name), [pytest.param(*p.values, x, id=f"{named(x)}-{p.id}", marks=p.marks) for p, x in cases]
+    )
+
+
 SETTING = Setting(T=37, K=24, V=40, decay="rwkv6-wide", states="both")  # T and H are each place's own
 PACKED = replace(SETTING, packing="ragged", decay="uniform")
 EXTREME = replace(SETTING, decay="inf-spikes")
@@ -68,10 +78,9 @@ def each_dtype(place, setting):
     return [place.make(setting, dtype=str(dtype).removeprefix("torch.")) for dtype in place.dtypes]
 
 
-@EVERYWHERE
+@everywhere("T", 1, 37, 70)
 @OPS
 @pytest.mark.parametrize("decay", ["rwkv6-init", "inf-spikes"])
-@pytest.mark.parametrize("T", [1, 37, 70])
 def test_every_chunk_size_gives_the_same(place, op, T, decay):
     made, arriving = place.make(of(op), T=T, decay=decay)
     expected = true_values(made, arriving, op=op)
@@ -81,10 +90,9 @@ def test_every_chunk_size_gives_the_same(place, op, T, decay):
         check(place.run(made, arriving, "chunk", op, chunk_size=chunk_size), expected, made)
 
 
-@EVERYWHERE
+@everywhere("P", 1, 16, 20)
 @OPS
 @FORMS
-@pytest.mark.parametrize("P", [1, 16, 20])
 def test_two_halves_chained_through_the_state(place, op, form, P):
     def halves(form):
         def call(output_final_state, **given):
@@ -142,10 +150,9 @@ def test_an_empty_sequence_hands_its_state_on(place, op, form, cu_dtype):
         assert torch.equal(found[f"d{name}"][empty], arrived[empty])
 
 
-@EVERYWHERE
+@everywhere("P", 1, 15, 16)
 @OPS
 @FORMS
-@pytest.mark.parametrize("P", [1, 15, 16])
 def test_a_shift_against_the_chunks_changes_nothing(place, op, form, P):
     def shifted(form):
         # Tokens in front that neither write nor decay.
@@ -161,10 +168,9 @@ def test_a_shift_against_the_chunks_changes_nothing(place, op, form, P):
     place.check(*place.make(of(op)), form, built(op, shifted))
 
 
-@EVERYWHERE
+@everywhere("P", 1, 16, 19)
 @OPS
 @FORMS
-@pytest.mark.parametrize("P", [1, 16, 19])
 def test_the_future_changes_nothing_before_it(place, op, form, P):
     # Bitwise in float32. In 16 bits a kernel may choose its way through a chunk by the decay of the whole chunk: the
     # rounding of earlier rows can then differ, their accuracy may not.
@@ -180,10 +186,9 @@ def test_the_future_changes_nothing_before_it(place, op, form, P):
             place.check(other, (do, dstate), form, op)
 
 
-@EVERYWHERE
+@everywhere("P", 1, 16, 19)
 @OPS
 @FORMS
-@pytest.mark.parametrize("P", [1, 16, 19])
 def test_gradients_of_the_past_change_nothing_after_it(place, op, form, P):
     for made, (do, dstate) in each_dtype(place, of(op)):
         other = do.clone()
@@ -321,10 +326,9 @@ def test_one_token_spike_at_every_row(place, op, form):
 CONSTANTS = [-8.0, -20.0, -50.0, -80.0]
 
 
-@EVERYWHERE
+@everywhere("w", *CONSTANTS)
 @OPS
 @FORMS
-@pytest.mark.parametrize("w", CONSTANTS)
 def test_dw_at_strong_constant_decay(place, op, form, w):
     for dtype in place.dtypes:
         for decay_dtype in dict.fromkeys((dtype, torch.float32)):

@@ -11,7 +11,7 @@ from flakit.numerics.operators import OPERATORS
 from tests.ops.checking import check, true_values
 from tests.ops.places import PLACES, TORCH
 from tests.ops.settings import Setting
-from tests.ops.test_properties import Output, of
+from tests.ops.test_properties import Output, everywhere, of
 
 OPS = pytest.mark.parametrize("op", OPERATORS)
 FORMS = pytest.mark.parametrize("form", ["chunk", "recurrent"])
@@ -19,8 +19,8 @@ EVERYWHERE = pytest.mark.parametrize("place", PLACES)
 SETTING = Setting(T=18, K=16, V=24, H=1, decay="rwkv6-wide", states="both")  # of GSA: M and groups by `of`
 VARIANTS = [
     replace(SETTING, states="none"),
-    replace(SETTING, layout="strided"),
     replace(SETTING, packing="ragged"),
+    replace(SETTING, layout="strided"),
     replace(SETTING, dtype="bfloat16", decay_dtype="float32"),
 ]
 
@@ -37,10 +37,9 @@ def registered_arguments(op, made, place, form):
     return (*tensors, 0.25, True, form, place.backend, 16 if form == "chunk" else 0, True)
 
 
-@EVERYWHERE
+@everywhere("setting", *VARIANTS)
 @OPS
 @FORMS
-@pytest.mark.parametrize("setting", VARIANTS, ids=str)
 def test_registered_operator(place, op, form, setting, poisoned_memory):
     # The schema, undeclared mutation, fake tensors with their strides, autograd registration, dynamic shapes.
     if setting.dtype == "bfloat16" and place.T == 21:

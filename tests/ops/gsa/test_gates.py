@@ -10,6 +10,7 @@ from flakit.numerics.operators import OPERATORS
 from tests.ops.checking import true_values
 from tests.ops.places import INTERPRETED, PLACES
 from tests.ops.settings import Setting
+from tests.ops.test_properties import everywhere
 
 EVERYWHERE = pytest.mark.parametrize("place", PLACES)
 FORMS = pytest.mark.parametrize("form", ["chunk", "recurrent"])
@@ -33,9 +34,10 @@ def test_every_tail_length_with_strong_gates(place):
         place.check(made, arriving, "chunk", "gsa", chunk_size=chunk)
 
 
-@EVERYWHERE
+@everywhere(
+    "gate", 0.0, -1e-3, -1.84, -1.86, -2.8, -5.6, -20.0, -50.0, -torch.inf, interpreted=(0.0, -1.86, -50.0, -torch.inf)
+)
 @FORMS
-@pytest.mark.parametrize("gate", [0.0, -1e-3, -1.84, -1.86, -2.8, -5.6, -20.0, -50.0, -torch.inf])
 def test_uniform_gates(place, form, gate):
     # -1.86 is where a padded tail of 56 rows begins to give NaN: 88.72 / 48.
     for dtype in place.dtypes:

@@ -13,11 +13,10 @@ import torch.nn.functional as F
 
 from flakit.ops.rwkv7 import chunk_torch
 from tests.ops.checking import budget, true_values
-from tests.ops.places import PLACES
 from tests.ops.settings import Setting
+from tests.ops.test_properties import everywhere
 
 FORMS = pytest.mark.parametrize("form", ["chunk", "recurrent"])
-EVERYWHERE = pytest.mark.parametrize("place", PLACES)
 SETTING = Setting(T=70, K=32, V=24, decay="model", states="both", op="rwkv7")
 MOVES = 2.0
 """What values usually move when every input moves by one part of itself."""
@@ -45,12 +44,11 @@ def repeated(place, dtype, spread, alpha, decay, period=1):
     return made, arriving
 
 
-@EVERYWHERE
+@everywhere("kind", *KINDS, interpreted=("equal", "equal, turned round, no decay", "two in turn"))
 @FORMS
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_repeated_tokens(place, form, kind):
     for dtype in place.dtypes:
-        made, arriving = repeated(place, dtype, **kind)
+        made, arriving = repeated(place, dtype, **KINDS[kind])
         found = place.run(made, arriving, form, "rwkv7", **({"chunk_size": 32} if form == "chunk" else {}))
         expected = true_values(made, arriving, op="rwkv7")
         for name, true in expected.values.items():
