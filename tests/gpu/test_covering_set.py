@@ -4,8 +4,7 @@ import pytest
 
 from flakit.numerics.operators import OPERATORS
 from tests.ops.checking import measured
-from tests.ops.settings import covering_set
-from tests.ops.test_covering_set import named
+from tests.ops.settings import covering_set, named
 
 pytestmark = pytest.mark.gpu
 

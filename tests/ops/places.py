@@ -1,6 +1,7 @@
 """Where an operator can run. A test over `PLACES` states a property once, for all of them."""
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -44,3 +45,22 @@ PLACES = [
     pytest.param(INTERPRETED, id="interpreted", marks=pytest.mark.interpret),
     pytest.param(GPU, id="gpu", marks=pytest.mark.gpu),
 ]
+
+
+def everywhere(name, *values, interpreted=None, named=str):
+    """Every place with every value; where kernels are interpreted, slowly, with the second alone or those given."""
+    few = values[1:2] if interpreted is None else interpreted
+    cases = [(p, x) for p in PLACES for x in (few if p.id == "interpreted" else values)]
+    return pytest.mark.parametrize(
+        ("place", name), [pytest.param(*p.values, x, id=f"{named(x)}-{p.id}", marks=p.marks) for p, x in cases]
+    )
+
+
+class Output(NamedTuple):
+    o: torch.Tensor
+    final_state: torch.Tensor | tuple[torch.Tensor, ...]
+
+
+def of(op, setting, **changed):
+    """The setting for an operator."""
+    return replace(setting, op=op, **({"M": 24, "group": 2} if op == "gsa" else {}), **changed)

@@ -186,6 +186,10 @@ def covering_set(op: str, size: str) -> list[Setting]:
     return [replace(setting, op=op, chunk_size=chunks[setting.chunk_size]) for setting in rows]
 
 
+def named(setting):
+    return f"{setting.op}-{setting}"
+
+
 def kinds(name: str) -> dict[str, tuple]:
     """What is paired: each factor's values, or the kinds that they are grouped into."""
     return {factor: tuple(values) for factor, values in SETS[name].items()}

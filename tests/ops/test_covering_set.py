@@ -4,7 +4,7 @@ import pytest
 
 from flakit.numerics.operators import OPERATORS
 from tests.ops.checking import measured, walks
-from tests.ops.settings import covering_set
+from tests.ops.settings import covering_set, named
 
 AFFORDABLE = 2**25  # state elements visited; the few settings above take minutes on a CPU, and seconds on a GPU
 FULL = [setting for op in OPERATORS for setting in covering_set(op, "full") if setting.elements <= AFFORDABLE]
@@ -14,10 +14,6 @@ SMALL = [setting for op in OPERATORS for setting in covering_set(op, "small")]
 def test_most_settings_are_affordable_and_the_longest_among_them():
     for op in OPERATORS:
         assert sum(s.op == op for s in FULL) > 50 and any(s.op == op and s.T == 4096 for s in FULL)
-
-
-def named(setting):
-    return f"{setting.op}-{setting}"
 
 
 @pytest.mark.parametrize("setting", FULL, ids=named)

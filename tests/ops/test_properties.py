@@ -6,7 +6,6 @@ through the state, packed sequences called one by one, …); it runs forward and
 
 from dataclasses import replace
 from itertools import pairwise
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ import torch
 import flakit
 from flakit.numerics.operators import OPERATORS
 from tests.ops.checking import check, true_values
-from tests.ops.places import GPU, PLACES, TORCH
+from tests.ops.places import GPU, PLACES, TORCH, Output, everywhere, of
 from tests.ops.settings import Setting
 
 FORMS = pytest.mark.parametrize("form", ["chunk", "recurrent"])
@@ -23,28 +22,9 @@ COMPILED = pytest.mark.parametrize("place", [p for p in PLACES if p.id != "inter
 OPS = pytest.mark.parametrize("op", OPERATORS)
 
 
-def everywhere(name, *values, interpreted=None, named=str):
-    """Every place with every value; where kernels are interpreted, slowly, with the second alone or those given."""
-    few = values[1:2] if interpreted is None else interpreted
-    cases = [(p, x) for p in PLACES for x in (few if p.id == "interpreted" else values)]
-    return pytest.mark.parametrize(
-        ("place", name), [pytest.param(*p.values, x, id=f"{named(x)}-{p.id}", marks=p.marks) for p, x in cases]
-    )
-
-
 SETTING = Setting(T=37, K=24, V=40, decay="rwkv6-wide", states="both")  # T and H are each place's own
 PACKED = replace(SETTING, packing="ragged", decay="uniform")
 EXTREME = replace(SETTING, decay="inf-spikes")
-
-
-class Output(NamedTuple):
-    o: torch.Tensor
-    final_state: torch.Tensor | tuple[torch.Tensor, ...]
-
-
-def of(op, setting=SETTING, **changed):
-    """The setting for an operator."""
-    return replace(setting, op=op, **({"M": 24, "group": 2} if op == "gsa" else {}), **changed)
 
 
 def built(op, how):
@@ -82,7 +62,7 @@ def each_dtype(place, setting):
 @OPS
 @pytest.mark.parametrize("decay", ["rwkv6-init", "inf-spikes"])
 def test_every_chunk_size_gives_the_same(place, op, T, decay):
-    made, arriving = place.make(of(op), T=T, decay=decay)
+    made, arriving = place.make(of(op, SETTING), T=T, decay=decay)
     expected = true_values(made, arriving, op=op)
     for chunk_size in place.chunk_sizes:
         if place.backend == "triton" and chunk_size not in OPERATORS[op].chunk_sizes:
@@ -106,7 +86,7 @@ def test_two_halves_chained_through_the_state(place, op, form, P):
 
         return call
 
-    place.check(*place.make(of(op)), form, built(op, halves))
+    place.check(*place.make(of(op, SETTING)), form, built(op, halves))
 
 
 @EVERYWHERE
@@ -165,7 +145,7 @@ def test_a_shift_against_the_chunks_changes_nothing(place, op, form, P):
 
         return call
 
-    place.check(*place.make(of(op)), form, built(op, shifted))
+    place.check(*place.make(of(op, SETTING)), form, built(op, shifted))
 
 
 @everywhere("P", 1, 16, 19)
@@ -174,7 +154,7 @@ def test_a_shift_against_the_chunks_changes_nothing(place, op, form, P):
 def test_the_future_changes_nothing_before_it(place, op, form, P):
     # Bitwise in float32. In 16 bits a kernel may choose its way through a chunk by the decay of the whole chunk: the
     # rounding of earlier rows can then differ, their accuracy may not.
-    for made, (do, dstate) in each_dtype(place, of(op)):
+    for made, (do, dstate) in each_dtype(place, of(op, SETTING)):
         other = dict(made)
         for name in OPERATORS[op].sequences:
             other[name] = torch.cat((made[name][:, :P], made[name][:, P:].flip(1)), 1)
@@ -190,7 +170,7 @@ def test_the_future_changes_nothing_before_it(place, op, form, P):
 @OPS
 @FORMS
 def test_gradients_of_the_past_change_nothing_after_it(place, op, form, P):
-    for made, (do, dstate) in each_dtype(place, of(op)):
+    for made, (do, dstate) in each_dtype(place, of(op, SETTING)):
         other = do.clone()
         other[:, :P] *= -100
         now, then = (place.run(made, (x, dstate), form, op) for x in (do, other))
@@ -203,7 +183,7 @@ def test_gradients_of_the_past_change_nothing_after_it(place, op, form, P):
 @OPS
 @FORMS
 def test_twice_the_same_bits(place, op, form):
-    for made, arriving in each_dtype(place, of(op, B=9)):
+    for made, arriving in each_dtype(place, of(op, SETTING, B=9)):
         once, again = (place.run(made, arriving, form, op) for _ in range(2))
         for name in once:
             assert torch.equal(once[name], again[name]), name
@@ -248,7 +228,7 @@ def test_neighbours_in_memory_are_not_read(place, op, form):
 @OPS
 @FORMS
 def test_loss_on_the_final_state_alone(place, op, form):
-    made, (do, dstate) = place.make(of(op))
+    made, (do, dstate) = place.make(of(op, SETTING))
     described = OPERATORS[op]
     leaves = {name: x.clone().requires_grad_() for name, x in described.leaves(made).items()}
     given = described.arguments(leaves, made)
@@ -266,7 +246,7 @@ def test_loss_on_the_final_state_alone(place, op, form):
 @OPS
 @FORMS
 def test_loss_on_the_output_alone_without_a_final_state(place, op, form):
-    made, _ = place.make(of(op))
+    made, _ = place.make(of(op, SETTING))
     described = OPERATORS[op]
     leaves = {name: x.clone().requires_grad_() for name, x in described.leaves(made).items()}
     out = described.forms[form](**described.arguments(leaves, made), backend=place.backend)
@@ -281,7 +261,7 @@ def test_loss_on_the_output_alone_without_a_final_state(place, op, form):
 @OPS
 @FORMS
 def test_a_gradient_asked_for_alone_is_the_same(place, op, form):
-    made, (do, dstate) = place.make(of(op))
+    made, (do, dstate) = place.make(of(op, SETTING))
     described = OPERATORS[op]
     together = place.run(made, (do, dstate), form, op)
     for name in described.leaves(made):
@@ -299,7 +279,7 @@ def test_a_gradient_asked_for_alone_is_the_same(place, op, form):
 @FORMS
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_without_gradients_the_same_values(place, op, form, mode):
-    made, arriving = place.make(of(op))
+    made, arriving = place.make(of(op, SETTING))
     described = OPERATORS[op]
     more = {"chunk_size": place.chunk_sizes[0]} if form == "chunk" else {}
     with mode():
@@ -315,7 +295,7 @@ def test_without_gradients_the_same_values(place, op, form, mode):
 def test_one_token_spike_at_every_row(place, op, form):
     # Row p of batch element p; four sizes of spike side by side, among channels that keep nearly everything.
     rows = 130 if place.T > 30 else 17
-    made, arriving = place.make(of(op), T=rows, K=16, V=16, H=1, B=rows, decay="-1e-2")
+    made, arriving = place.make(of(op, SETTING), T=rows, K=16, V=16, H=1, B=rows, decay="-1e-2")
     spikes = torch.tensor([-88.8, -500.0, -1e4, -torch.inf], device=place.device)
     every, decay = torch.arange(rows, device=place.device), made[OPERATORS[op].decay]
     decay[every, every, :, :4] = spikes
@@ -336,7 +316,7 @@ def test_dw_at_strong_constant_decay(place, op, form, w):
                 continue  # e^w, and so dw, lies below the range of float16
             names = {"dtype": dtype, "decay_dtype": decay_dtype}
             names = {name: str(x).removeprefix("torch.") for name, x in names.items()}
-            made, arriving = place.make(of(op), decay=str(w), states="none", **names)
+            made, arriving = place.make(of(op, SETTING), decay=str(w), states="none", **names)
             expected, found = true_values(made, arriving, op=op), place.run(made, arriving, form, op)
             name = f"d{OPERATORS[op].decay}"
             assert check(found, expected, made)[name].l2 <= 1e-2
@@ -348,7 +328,7 @@ def test_dw_at_strong_constant_decay(place, op, form, w):
 @OPS
 @FORMS
 def test_dw_is_exactly_zero_where_everything_is_forgotten(place, op, form):
-    for made, arriving in each_dtype(place, of(op, decay="forget")):
+    for made, arriving in each_dtype(place, of(op, SETTING, decay="forget")):
         found = place.check(made, arriving, form, op)
         assert not found[f"d{OPERATORS[op].decay}"].any()
 
@@ -359,7 +339,7 @@ def test_dw_is_exactly_zero_where_everything_is_forgotten(place, op, form):
 @pytest.mark.parametrize("w", [-1e-5, -1e-4, -1e-3, -1e-2])
 def test_slow_decay_does_not_drift(place, op, form, w):
     # The same factor just below 1 thousands of times: its rounding must not add up.
-    made, arriving = place.make(of(op), T=4096, K=32, V=16, H=1, decay=str(w))
+    made, arriving = place.make(of(op, SETTING), T=4096, K=32, V=16, H=1, decay=str(w))
     place.check(made, arriving, form, op, **({"chunk_size": 32} if form == "chunk" else {}))
 
 
@@ -376,7 +356,7 @@ def test_float64(setting, op, form, backend):
 @OPS
 @FORMS
 def test_float64_on_a_gpu_goes_to_torch(op, form):
-    made, arriving = GPU.make(of(op), dtype="float64")
+    made, arriving = GPU.make(of(op, SETTING), dtype="float64")
     replace(GPU, backend=None, chunk_sizes=(64,)).check(made, arriving, form, op)
 
 
@@ -384,7 +364,7 @@ def test_float64_on_a_gpu_goes_to_torch(op, form):
 @OPS
 @FORMS
 def test_a_positive_decay_on_a_gpu_is_seen_when_asked(op, form):
-    made, _ = GPU.make(of(op))
+    made, _ = GPU.make(of(op, SETTING))
     name, call = OPERATORS[op].decay, OPERATORS[op].forms[form]
     made[name][0, 3, 0, 1] = 0.5
     call(**made)

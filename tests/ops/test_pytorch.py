@@ -9,9 +9,8 @@ from torch.utils.checkpoint import checkpoint
 
 from flakit.numerics.operators import OPERATORS
 from tests.ops.checking import check, true_values
-from tests.ops.places import PLACES, TORCH
+from tests.ops.places import PLACES, TORCH, Output, everywhere, of
 from tests.ops.settings import Setting
-from tests.ops.test_properties import Output, everywhere, of
 
 OPS = pytest.mark.parametrize("op", OPERATORS)
 FORMS = pytest.mark.parametrize("form", ["chunk", "recurrent"])

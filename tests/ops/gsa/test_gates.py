@@ -8,9 +8,8 @@ import torch
 from flakit.numerics.inputs import inputs
 from flakit.numerics.operators import OPERATORS
 from tests.ops.checking import true_values
-from tests.ops.places import INTERPRETED, PLACES
+from tests.ops.places import INTERPRETED, PLACES, everywhere
 from tests.ops.settings import Setting
-from tests.ops.test_properties import everywhere
 
 EVERYWHERE = pytest.mark.parametrize("place", PLACES)
 FORMS = pytest.mark.parametrize("form", ["chunk", "recurrent"])

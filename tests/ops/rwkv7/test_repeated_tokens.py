@@ -13,8 +13,8 @@ import torch.nn.functional as F
 
 from flakit.ops.rwkv7 import chunk_torch
 from tests.ops.checking import budget, true_values
+from tests.ops.places import everywhere
 from tests.ops.settings import Setting
-from tests.ops.test_properties import everywhere
 
 FORMS = pytest.mark.parametrize("form", ["chunk", "recurrent"])
 SETTING = Setting(T=70, K=32, V=24, decay="model", states="both", op="rwkv7")
