@@ -1,12 +1,18 @@
-"""Record data/gate_drift.json: gates that drift into a kernel's fault. Needs no GPU; about 15 minutes on one core.
+"""Record gates that drift into a kernel's fault: data/gate_drift.json, or with --long data/h200_gate_drift.json.
 
-python data/record_gate_drift.py [--out FILE] [--quick]
+python data/record_gate_drift.py [--jobs 2] [--out FILE] [--quick]           needs no GPU; about 15 minutes on one core
+python data/record_gate_drift.py --long [--seconds 480] [--out FILE] [--quick]                 on one GPU or several
+
+The long runs are those of a wider GSA on the story's 3000 tokens, at learning rates that people use.
 """
 
 import argparse
 import datetime
 import math
+import multiprocessing
 import platform
+import time
+from concurrent.futures import ProcessPoolExecutor, wait
 from importlib.metadata import version
 from pathlib import Path
 
@@ -21,58 +27,103 @@ from flakit.ops.common.dispatch import has_triton
 SEEDS, STEPS, WINDOW = range(4), 600, 20
 SLOWER, SLOWER_STEPS = 4, 6000
 """A learning rate that is smaller by this factor, for GSA's faulty kernel, and how long it runs."""
+LONG = {"dim": 128, "tokens": 3000}
+LONG_RATES, LONG_SEEDS, LONG_WINDOW = (0.002, 0.001), range(2), 100
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "gate_drift.json")
+    parser.add_argument("--long", action="store_true", help="the long runs, for a GPU, all at once")
+    parser.add_argument("--device", choices=("cuda", "cpu"), help="default: cpu, with --long cuda")
+    parser.add_argument("--seconds", type=float, default=480.0, help="when each of the long runs stops")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at once without --long")
+    parser.add_argument("--out", type=Path)
     parser.add_argument("--quick", action="store_true", help="one seed, two windows of each run")
     options = parser.parse_args()
+    device = options.device or ("cuda" if options.long else "cpu")
+    if device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device: expected cpu, since no GPU is here, got cuda")
+    if options.jobs < 1:
+        parser.error(f"--jobs: expected at least 1, got {options.jobs}")
 
-    torch.set_num_threads(1)
-    ops = [op for op in gate_drift.LEARNING_RATE if op != "attention"]
-    settings = [(op, kernel, seed, 1) for op in ops for kernel in gate_drift.KERNELS for seed in SEEDS]
-    settings += [("attention", "right", seed, 1) for seed in SEEDS]
-    settings.append(("gsa", "faulty", 0, SLOWER))
+    sizes, settings = (LONG, long()) if options.long else ({"dim": 32, "tokens": gate_drift.T}, short())
+    window = LONG_WINDOW if options.long else WINDOW
     if options.quick:
-        settings = [setting for setting in settings if setting[2] == 0]
-    rows = []
-    with Progress() as bar:
-        task = bar.add_task("runs", total=len(settings))
-        for op, kernel, seed, slower in settings:
-            steps = STEPS if slower == 1 else SLOWER_STEPS
-            rows += run(op, kernel, seed, 2 * WINDOW if options.quick else steps, slower)
-            bar.advance(task)
+        settings = [setting | {"steps": 2 * WINDOW} for setting in settings if setting["seed"] == 0]
+        sizes, window = {"dim": 32, "tokens": gate_drift.T + 64 * options.long}, WINDOW
+    budget = options.seconds if options.long else None
+    jobs = len(settings) if options.long else options.jobs
+    with Progress() as bar, ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        how = {"sizes": sizes, "window": window, "device": device, "seconds": budget}
+        runs = [pool.submit(run, n, **setting, **how) for n, setting in enumerate(settings)]
+        task, start, waiting = (
+            bar.add_task("seconds" if budget else "runs", total=budget or len(runs)),
+            time.time(),
+            runs,
+        )
+        while waiting:
+            done, waiting = wait(waiting, timeout=1)
+            bar.update(task, completed=min(budget, time.time() - start) if budget else len(runs) - len(waiting))
 
     meta = {
-        "device": f"{platform.machine()} CPU, one thread",
+        "device": torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()} CPU, one thread",
         "date": datetime.date.today().isoformat(),
         "torch": torch.__version__,
         "triton": version("triton") if has_triton() else "none",
         "flakit": flakit.__version__,
-        "command": "python data/record_gate_drift.py",
-        "experiment": f"flakit.cases.gate_drift.drift; T = {gate_drift.T}, {gate_drift.SIZE} sequences a step",
+        "command": "python data/record_gate_drift.py" + " --long" * options.long,
+        "experiment": f"flakit.cases.gate_drift.drift; T = {sizes['tokens']}, {gate_drift.SIZE} sequences a step, "
+        f"dim {sizes['dim']}; rows of {window} steps",
     }
-    print("wrote", recorded.write(options.out, meta, rows))
+    if budget:
+        meta["stopped"] = f"each run after {budget:.0f} s, {len(runs)} at once"
+    name = "h200_gate_drift.json" if options.long else "gate_drift.json"
+    rows = [row for done in runs for row in done.result()]
+    print("wrote", recorded.write(options.out or Path(__file__).parent / name, meta, rows))
 
 
-def run(op: str, kernel: str, seed: int, steps: int, slower: int) -> list[dict]:
-    """A row for each window; a faulty run goes on for half as long with its projection re-initialised."""
-    lr = gate_drift.LEARNING_RATE[op] / slower
-    model, found = gate_drift.drift(op, kernel, steps=steps, seed=seed, lr=lr, progress=False)
+def short() -> list[dict]:
+    ops = [op for op in gate_drift.LEARNING_RATE if op != "attention"]
+    every = [(op, kernel, seed, 1) for op in ops for kernel in gate_drift.KERNELS for seed in SEEDS]
+    every += [("attention", "right", seed, 1) for seed in SEEDS]
+    every.append(("gsa", "faulty", 0, SLOWER))
+    return [
+        {"op": op, "kernel": kernel, "seed": seed, "lr": gate_drift.LEARNING_RATE[op] / slower}
+        | {"steps": STEPS if slower == 1 else SLOWER_STEPS, "go_on": kernel == "faulty" and slower == 1}
+        for op, kernel, seed, slower in every
+    ]
+
+
+def long() -> list[dict]:
+    faulty = [("faulty", seed, lr) for lr in LONG_RATES for seed in LONG_SEEDS]
+    right = [("right", 0, lr) for lr in LONG_RATES]
+    how = {"op": "gsa", "steps": 1_000_000, "go_on": False}  # as many as the time allows
+    return [{"kernel": kernel, "seed": seed, "lr": lr} | how for kernel, seed, lr in faulty + right]
+
+
+def run(n, *, op, kernel, seed, lr, steps, go_on, sizes, window, device, seconds) -> list[dict]:
+    """A row for each window; one that is to go on does so for half as long with its projection re-initialised.
+
+    n: which GPU, counted round and round.
+    """
+    torch.set_num_threads(1)
+    if device == "cuda":
+        torch.cuda.set_device(n % torch.cuda.device_count())
+    how = {"seed": seed, "lr": lr, "device": device, "seconds": seconds, "progress": False, **sizes}
+    model, found = gate_drift.drift(op, kernel, steps=steps, **how)
     setting = {"op": op, "kernel": kernel, "seed": seed, "lr": lr}
-    rows = windows(setting | {"reinitialised": False}, found, 0)
-    if kernel == "faulty" and slower == 1:
+    rows = windows(setting | {"reinitialised": False}, found, 0, window)
+    if go_on:
         start = gate_drift.reinitialised(model, gate_drift.PROJECTION[op], op)
-        _, found = gate_drift.drift(op, kernel, steps=steps // 2, seed=seed, lr=lr, start=start, progress=False)
-        rows += windows(setting | {"reinitialised": True}, found, steps)
+        _, found = gate_drift.drift(op, kernel, steps=steps // 2, start=start, **how)
+        rows += windows(setting | {"reinitialised": True}, found, steps, window)
     return rows
 
 
-def windows(setting: dict, found: gate_drift.Drift, first: int) -> list[dict]:
+def windows(setting: dict, found: gate_drift.Drift, first: int, window: int) -> list[dict]:
     rows = []
-    for n in range(0, len(found.lost), WINDOW):
-        part = slice(n, n + WINDOW)
+    for n in range(0, len(found.lost), window):
+        part = slice(n, n + window)
         losses = [loss for loss in found.run.losses[part] if math.isfinite(loss)]
         quantiles = found.quantiles[part] or [[math.nan] * 5]
         row = {"step": first + n, "lost": sum(found.lost[part]) / len(found.lost[part])}

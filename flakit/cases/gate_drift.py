@@ -58,15 +58,13 @@ class _Output(NamedTuple):
     o: Tensor
 
 
-def _faulty(op: str) -> Callable[..., _Output]:
-    first_row = partial(Products, scheme="first-row")
-    return lambda *x: _Output(operator(op, padding.products(T) if op == "gsa" else first_row)(*x))
+_RIGHT = {"gsa": chunk_gsa, "rwkv6": chunk_rwkv6}
 
 
-_COMPUTE = {
-    "gsa": {"faulty": _faulty("gsa"), "clamped": _faulty("gsa"), "right": chunk_gsa},
-    "rwkv6": {"faulty": _faulty("rwkv6"), "clamped": _faulty("rwkv6"), "right": chunk_rwkv6},
-}
+def faulty(op: str, tokens: int = T) -> Callable[..., _Output]:
+    """The operator with the fault of `KERNELS`, for sequences of that many tokens; called like flakit's own."""
+    call = operator(op, padding.products(tokens) if op == "gsa" else partial(Products, scheme="first-row"))
+    return lambda *x: _Output(call(*x))
 
 
 def exponents(op: str, decay: Tensor, *, chunk: int = 64, block: int = 16) -> Tensor:
@@ -111,11 +109,11 @@ class Drift:
         return [sum(part) / len(part) for part in parts]
 
 
-def model(op: str = "gsa", *, seed: int = 0) -> LanguageModel:
-    """One layer with two heads, before training. op: "gsa", "rwkv6", or "attention" as the control."""
+def model(op: str = "gsa", *, dim: int = 32, seed: int = 0) -> LanguageModel:
+    """One layer with heads of 16, before training. op: "gsa", "rwkv6", or "attention" as the control."""
     if op not in LEARNING_RATE:
         raise ValueError(f"op: expected one of {', '.join(LEARNING_RATE)}, got {op!r}")
-    return LanguageModel(Delay().vocab, dim=32, layers=1, mixer=op, head_size=16, seed=seed)
+    return LanguageModel(Delay().vocab, dim=dim, layers=1, mixer=op, head_size=16, seed=seed)
 
 
 def drift(
@@ -126,25 +124,32 @@ def drift(
     seed: int = 0,
     lr: float | None = None,
     clip: float | None = 1.0,
+    dim: int = 32,
+    tokens: int = T,
     start: LanguageModel | None = None,
+    device: str = "cpu",
+    seconds: float | None = None,
     progress: bool = True,
 ) -> tuple[LanguageModel, Drift]:
     """Train on `Delay` with one of `KERNELS` and watch the gates: the trained model, and what happened.
 
     lr: held after a short warm-up, default `LEARNING_RATE`. clip: of the gradient's norm.
-    start: a model to go on from, with other data; it is not changed.
+    dim: the model's width. tokens: a sequence, `T` or another with tokens mod 64 = 56 for the same law.
+    start: a model to go on from, with other data; it is not changed. seconds: stop by then, whatever `steps` says.
     """
     if kernel not in KERNELS:
         raise ValueError(f"kernel: expected one of {', '.join(KERNELS)}, got {kernel!r}")
-    made, found = model(op, seed=seed) if start is None else copy.deepcopy(start), Drift(op, kernel)
+    made, found = model(op, dim=dim, seed=seed) if start is None else copy.deepcopy(start), Drift(op, kernel)
+    made.to(device)
     if op != "attention":
         at, bound = OPERATORS[op].names.index(OPERATORS[op].decay), padding.bound(op)
+        compute = _RIGHT[op] if kernel == "right" else faulty(op, tokens)
 
         def watched(*x: Tensor):
             decay = x[at].clamp(min=bound) if kernel == "clamped" else x[at]
             largest = exponents(op, decay.detach()).flatten()
             found.quantiles.append(largest.quantile(largest.new_tensor(QUANTILES)).tolist())
-            return _COMPUTE[op][kernel](*x[:at], decay, *x[at + 1 :])
+            return compute(*x[:at], decay, *x[at + 1 :])
 
         made.blocks[0].time.operator = watched
     found.run = train(
@@ -152,17 +157,18 @@ def drift(
         Delay().batch,
         steps=steps,
         size=SIZE,
-        T=T,
+        T=tokens,
         lr=LEARNING_RATE[op] if lr is None else lr,
         warmup=WARMUP / steps if start is None else 0.0,
         cosine=False,
         clip=clip,
+        seconds=seconds,
         seed=seed if start is None else seed + 1000,
         progress=progress,
         label=op if op == "attention" else f"{op}, {kernel} kernel",
     )
     if op != "attention":
-        made.blocks[0].time.operator = _COMPUTE[op]["right"]
+        made.blocks[0].time.operator = _RIGHT[op]
     return made, found
 
 
@@ -177,7 +183,8 @@ def reinitialised(trained: LanguageModel, part: str, op: str = "gsa", *, seed: i
     if part not in parts(trained):
         raise ValueError(f"part: expected one of {', '.join(parts(trained))}, got {part!r}")
     made = copy.deepcopy(trained)
-    fresh = {name: p for name, p in model(op, seed=seed).state_dict().items() if f"{name}.".startswith(f"{part}.")}
+    new = model(op, dim=trained.embedding.embedding_dim, seed=seed)
+    fresh = {name: p for name, p in new.state_dict().items() if f"{name}.".startswith(f"{part}.")}
     made.load_state_dict(fresh, strict=False)
     return made
 

@@ -10,7 +10,7 @@ from .accumulation import accumulate, check_gradient_accumulation, check_initial
 from .corpus import Corpus, standard_library
 from .language_model import IGNORED, MIXERS, LanguageModel, loss
 from .tasks import Copying, Delay, Permutations, Recall
-from .training import Run, accuracy, train
+from .training import Run, accuracy, mean_loss, train
 
 __all__ = [
     "IGNORED",
@@ -27,6 +27,7 @@ __all__ = [
     "check_gradient_accumulation",
     "check_initial_loss",
     "loss",
+    "mean_loss",
     "standard_library",
     "train",
 ]

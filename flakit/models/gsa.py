@@ -39,4 +39,7 @@ class GSA(nn.Module):
         q, k, v = (F.silu(make(x)).unflatten(-1, (-1, self.head_size)) for make in (self.query, self.key, self.value))
         g = F.logsigmoid(self.f_proj(x).unflatten(-1, (-1, self.slots))) / self.softening
         o = self.operator(q, k, v, 1 - g.exp(), g).o
-        return self.output(self.norm(F.silu(o.flatten(2)))), first_value
+        o = F.silu(o.flatten(2)).to(
+            self.norm.weight.dtype
+        )  # RMSNorm is fast where both dtypes agree; autocast's do not
+        return self.output(self.norm(o)), first_value

@@ -64,7 +64,7 @@ class RWKV7(nn.Module):
         if first_value is None:
             first_value = v
         else:
-            v = torch.lerp(v, first_value, self.v_mix(x["v"]).sigmoid())
+            v = torch.lerp(v, first_value, self.v_mix(x["v"]).sigmoid().to(v.dtype))  # wider under autocast
         w = STRONGEST_DECAY * self.w(x["w"]).sigmoid()
         share = self.a(x["a"]).sigmoid()
         kappa = F.normalize(self._heads(k * self.removal), dim=-1)

@@ -47,6 +47,8 @@ def train(
     cosine: bool = True,
     weight_decay: float = 0.01,
     clip: float | None = 1.0,
+    autocast: torch.dtype | None = None,
+    seconds: float | None = None,
     seed: int = 0,
     progress: bool = True,
     label: str = "training",
@@ -55,7 +57,8 @@ def train(
 
     T: tokens a sequence, or a function from the step to it. lr: reached after a share `warmup` of the steps, then
     falling to zero along a cosine, or held without `cosine`. clip: largest gradient norm, None for none.
-    seed: of the data.
+    autocast: the dtype of matrix products and operators, such as torch.bfloat16; parameters, their gradients and the
+    loss stay float32. seconds: stop after the step that passes them, whatever `steps` says. seed: of the data.
     A step that is not finite leaves the model and the optimizer as they were; `Run.skipped` names it.
     """
     device = next(model.parameters()).device
@@ -69,7 +72,9 @@ def train(
         for step in range(steps):
             tokens, targets = batch(size, T(step) if callable(T) else T, generator)
             optimizer.zero_grad(set_to_none=True)
-            step_loss = loss(model(tokens.to(device)), targets.to(device))
+            with torch.autocast(device.type, autocast, enabled=autocast is not None):
+                logits = model(tokens.to(device))
+            step_loss = loss(logits, targets.to(device))
             step_loss.backward()
             norm = nn.utils.clip_grad_norm_(model.parameters(), math.inf if clip is None else clip)
             run.losses.append(step_loss.item())
@@ -79,6 +84,8 @@ def train(
                     group["lr"] = lr * _share_of_lr(step, steps, warmup, cosine)
                 optimizer.step()
             tell(run)
+            if seconds is not None and time.perf_counter() - start > seconds:
+                break
     run.seconds = time.perf_counter() - start
     return run
 
@@ -110,3 +117,29 @@ def accuracy(model: nn.Module, batch: Batch, T: int, *, size: int = 64, seed: in
     right = (model(tokens.to(device)).argmax(-1).cpu() == targets).double()
     asked = (targets != IGNORED).double()
     return (right * asked).sum(0) / asked.sum(0)
+
+
+@torch.no_grad()
+def mean_loss(
+    model: nn.Module,
+    batch: Batch,
+    T: int,
+    *,
+    size: int = 16,
+    batches: int = 8,
+    seed: int = 1,
+    autocast: torch.dtype | None = None,
+) -> float:
+    """The loss on data that is not trained on, in nats: the mean over `batches` of `size` sequences each.
+
+    batch: that data's, such as `Corpus.split()[1].batch`. autocast: as in `train`.
+    """
+    generator, device = Generator().manual_seed(seed), next(model.parameters()).device
+    model.eval()
+    found = []
+    for _ in range(batches):
+        tokens, targets = batch(size, T, generator)
+        with torch.autocast(device.type, autocast, enabled=autocast is not None):
+            logits = model(tokens.to(device))
+        found.append(loss(logits, targets.to(device)).item())
+    return sum(found) / batches

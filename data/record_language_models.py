@@ -1,0 +1,112 @@
+"""Record data/h200_language_models.json: small language models on every mixer, from both initialisations. Needs a GPU.
+
+python data/record_language_models.py [--out FILE] [--device cpu] [--jobs 4] [--quick]
+
+The file is written again after each model, so that a run cut short leaves those that are done.
+"""
+
+import argparse
+import datetime
+import itertools
+import multiprocessing
+import platform
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from rich.progress import Progress
+
+import flakit
+from flakit.models import MIXERS, byte_prediction, train
+from flakit.models.language_model import INITIALISATIONS
+from flakit.numerics import recorded
+from flakit.ops.common.dispatch import has_triton
+
+SEEDS, WINDOW, TIMED = range(2), 20, 20
+"""TIMED: steps that the speed is measured over, after as many that compile and warm up."""
+AUTOCAST = torch.bfloat16
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "h200_language_models.json")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--jobs", type=int, default=4, help="models trained at once, spread over all GPUs")
+    parser.add_argument("--quick", action="store_true", help="tiny models, one seed, two windows")
+    options = parser.parse_args()
+    on_gpu = options.device == "cuda"
+    if on_gpu and not torch.cuda.is_available():
+        parser.error("--device: expected cpu, since no GPU is here, got cuda")
+    if options.jobs < 1:
+        parser.error(f"--jobs: expected at least 1, got {options.jobs}")
+
+    size, seeds = byte_prediction.LARGE, SEEDS
+    if options.quick:
+        size, seeds = replace(byte_prediction.SMALL, dim=32, T=16, size=2, steps=2 * WINDOW, modules=5), SEEDS[:1]
+    text = len(byte_prediction.standard_library(size.modules).text)
+    meta = {
+        "device": torch.cuda.get_device_name() if on_gpu else platform.processor() or platform.machine(),
+        "date": datetime.date.today().isoformat(),
+        "torch": torch.__version__,
+        "triton": version("triton") if has_triton() else "none",
+        "flakit": flakit.__version__,
+        "command": "python data/record_language_models.py",
+        "experiment": "flakit.models.byte_prediction.learn; matrix products and operators in bfloat16 by autocast",
+        "size": str(size),
+        "corpus": f"{text} bytes, the standard library of Python {platform.python_version()}; the last tenth held out",
+    }
+    settings = list(itertools.product(seeds, MIXERS, INITIALISATIONS))
+    rows, context = [], multiprocessing.get_context("spawn")
+    with Progress() as bar:
+        task = bar.add_task("speed of each mixer, alone", total=len(MIXERS))
+        speed = {}
+        for mixer in MIXERS:  # before anything shares the GPU, which also compiles the kernels once for all
+            speed[mixer] = tokens_per_second(mixer, size, options.device)
+            bar.advance(task)
+        task = bar.add_task("models", total=len(settings))
+        with ProcessPoolExecutor(options.jobs, context) as pool:
+            runs = [pool.submit(learn, n, *setting, size, options.device) for n, setting in enumerate(settings)]
+            for done in as_completed(runs):
+                rows += [{**row, "tokens_per_second": speed[row["mixer"]]} for row in done.result()]
+                recorded.write(options.out, meta, sorted(rows, key=_order))
+                bar.advance(task)
+    print("wrote", options.out)
+
+
+def _order(row: dict) -> tuple:
+    return list(MIXERS).index(row["mixer"]), INITIALISATIONS.index(row["initialisation"]), row["seed"], row["step"]
+
+
+def tokens_per_second(mixer: str, size: byte_prediction.Size, device: str) -> float:
+    """Of training, with nothing beside it."""
+    model, (text, _) = byte_prediction.model(mixer, "published", size).to(device), byte_prediction.corpora(size)
+    how = {"steps": TIMED, "size": size.size, "T": size.T, "autocast": AUTOCAST, "progress": False}
+    train(model, text.batch, **how)
+    return TIMED * size.tokens / train(model, text.batch, **how).seconds
+
+
+def learn(n: int, seed: int, mixer: str, initialisation: str, size: byte_prediction.Size, device: str) -> list[dict]:
+    """One model's rows, one for each window of steps. n: which GPU, counted round and round."""
+    torch.set_num_threads(1)
+    if device == "cuda":
+        torch.cuda.set_device(n % torch.cuda.device_count())
+    how = {"seed": seed, "device": device, "autocast": AUTOCAST, "progress": False}
+    model, run, held_out = byte_prediction.learn(mixer, initialisation, size, **how)
+    whole = {
+        "first_loss": run.losses[0],
+        "held_out": held_out,
+        "skipped": len(run.skipped),
+        "parameters": sum(p.numel() for p in model.parameters()),
+    }
+    rows = []
+    for step in range(0, size.steps, WINDOW):
+        losses, norms = run.losses[step : step + WINDOW], run.grad_norms[step : step + WINDOW]
+        row = {"mixer": mixer, "initialisation": initialisation, "seed": seed, "step": step}
+        rows.append(row | {"loss": sum(losses) / len(losses), "grad_norm": sum(norms) / len(norms)} | whole)
+    return rows
+
+
+if __name__ == "__main__":
+    main()
