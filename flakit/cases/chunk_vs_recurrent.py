@@ -22,15 +22,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..numerics.evaluate import evaluate
+from ..numerics import recorded
+from ..numerics.errors import relative_l2
+from ..numerics.evaluate import evaluate, truth
 from ..numerics.gradients import rounding_error
 from ..numerics.inputs import inputs as make_inputs
+from ..numerics.operators import Operator, operator
 from ..ops.common.chunks import carry_states, split_chunks
 from ..ops.common.decay import sum_before
 from ..ops.rwkv6 import RWKV6Output, chunk_rwkv6, reference
 from .aliasing import overwrite
 from .decay_gradient import running_sums
 from .laws import Row
+from .published import published_rwkv6
 
 REPORTED = {"o": 145.0, "dr": 202.0, "dk": 198.0, "dv": 57.25, "dw": 163.0, "du": 1392.0}
 """The worst absolute differences between the two forms that the report lists."""
@@ -39,16 +43,24 @@ REPAIRED = 0.0312
 """The worst difference of the state's gradient after the repair, as told: 2^-5, printed with four decimals."""
 
 
-def inputs(*, B: int = 4, T: int = 1024, H: int = 4, K: int = 100, V: int = 200, seed: int = 0) -> dict[str, Tensor]:
+def inputs(
+    *, B: int = 4, T: int = 1024, H: int = 4, K: int = 100, V: int = 200, seed: int = 0, device: str = "cpu"
+) -> dict[str, Tensor]:
     """The report's inputs: bfloat16, decays logsigmoid(randn)."""
-    return make_inputs("rwkv6", B=B, T=T, H=H, K=K, V=V, decay="logsigmoid", dtype=torch.bfloat16, seed=seed)
+    how = {"decay": "logsigmoid", "dtype": torch.bfloat16, "seed": seed, "device": device}
+    return make_inputs("rwkv6", B=B, T=T, H=H, K=K, V=V, **how)
 
 
 def run(
-    inputs: Mapping[str, Tensor], *, form: str = "chunk", scale: float | None = None, seed: int = 0
+    inputs: Mapping[str, Tensor],
+    *,
+    form: str = "chunk",
+    scale: float | None = None,
+    seed: int = 0,
+    op: str | Operator = "rwkv6",
 ) -> dict[str, Tensor]:
     """Output, final state and every gradient, the gradient arriving at o uniform in [0, 1) as in the report."""
-    return evaluate("rwkv6", {**inputs, "scale": scale}, form=form, arriving=(_arriving(inputs, seed), None))
+    return evaluate(op, {**inputs, "scale": scale}, form=form, arriving=(_arriving(inputs, seed), None))
 
 
 def _arriving(inputs: Mapping[str, Tensor], seed: int) -> Tensor:
@@ -171,6 +183,56 @@ def repaired(*, T: int = 128, seed: int = 3) -> Repaired:
     at = difference.argmax()
     there = max(y.flatten()[at].abs().item() for y in (kernel, right))
     return Repaired(difference.max().item(), step_at(there), right.abs().max().item())
+
+
+RECORDING = "h200_published_forms"
+"""data/<this>.json: what `side_by_side` found on a GPU, for the published kernels and for flakit's."""
+
+
+def side_by_side(op: str | Operator, inputs: Mapping[str, Tensor], *, seed: int = 0) -> list[dict]:
+    """The two forms of an implementation of RWKV6, a row for each tensor of `REPORTED`.
+
+    as_reported_*: the chunk form with scale 1, the recurrent one with K^-0.5, as the report called them. one_scale_*:
+    both with K^-0.5. Of each: worst absolute difference, and chunk as a multiple of recurrent (`ratio`).
+    chunk_error, recurrent_error: relative L2 error with K^-0.5 against float64 from the same inputs.
+    """
+    default = default_scale(inputs)
+    mixed, chunk, recurrent = (
+        run(inputs, form=form, scale=scale, seed=seed, op=op)
+        for form, scale in (("chunk", 1.0), ("chunk", default), ("recurrent", default))
+    )
+    exact = truth("rwkv6", {**inputs, "scale": default}, arriving=(_arriving(inputs, seed), None))
+    errors = (("chunk", chunk), ("recurrent", recurrent))
+    rows = []
+    for name, reported in REPORTED.items():
+        row = {"tensor": name, "reported": reported}
+        for words, got in (("as_reported", mixed[name]), ("one_scale", chunk[name])):
+            fit = ratio(got, recurrent[name])
+            row[f"{words}_worst"] = (got.double() - recurrent[name].double()).abs().max().item()
+            row |= {f"{words}_factor": fit.factor, f"{words}_unexplained": fit.unexplained}
+        row |= {f"{form}_error": relative_l2(found[name], exact[name]) for form, found in errors}
+        rows.append(row)
+    return rows
+
+
+def published(device: str = "cuda") -> tuple[str, list[Mapping]]:
+    """flash-linear-attention's two forms and flakit's kernels on the report's inputs, as (label, rows).
+
+    Rows are those of `side_by_side` after their `who`, measured here where flash-linear-attention and a GPU are;
+    otherwise recorded ones, and none where there is no recording either. The label says which.
+    """
+    here = published_rwkv6()
+    if here is None:
+        try:
+            recording = recorded.read(RECORDING, needs=("who", "tensor"))
+        except FileNotFoundError:
+            return f"no recording data/{RECORDING}.json; on a GPU, `python data/record_published_forms.py` makes it", []
+        return f"{recording.label}, flash-linear-attention {recording.meta['fla']}", list(recording.rows)
+    version, theirs = here
+    x = inputs(device=device)
+    competitors = {"flash-linear-attention": theirs, "flakit": operator("rwkv6")}
+    rows = [{"who": who, **row} for who, op in competitors.items() for row in side_by_side(op, x)]
+    return f"measured here, flash-linear-attention {version}", rows
 
 
 def at(

@@ -20,11 +20,8 @@ are formed from the same rounded operands, the very products that one adds the o
 grows with T nor with |w| (`in_chunks`; flakit's kernels do so where a chunk decays little).
 """
 
-import dataclasses
-import importlib.metadata
-import importlib.util
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated
 
 import torch
@@ -34,11 +31,11 @@ from ..numerics.errors import relative_l2
 from ..numerics.evaluate import cotangents, evaluate, truth
 from ..numerics.inputs import DECAYS
 from ..numerics.inputs import inputs as make_inputs
-from ..numerics.operators import operator
 from ..ops.common.decay import sum_after, sum_before
-from ..ops.rwkv6 import RWKV6Output, chunk_rwkv6
+from ..ops.rwkv6 import chunk_rwkv6
 from ..ops.rwkv6.chunk_torch import carry_states, join_chunks, split_chunks
 from .laws import Row, kept_in_gradients, kept_in_states
+from .published import published_rwkv6
 
 FORMULAS = {
     "direct": "a sum over everything that passes through the decay; nothing is subtracted",
@@ -52,7 +49,7 @@ ROUNDINGS = {"bfloat16": 8, "float16": 11, "tf32": 11, "float32": 24, "float64":
 
 PUBLISHED = {
     "chunk": {-8.0: 1.1, -20.0: 2e5, -50.0: 1.7e18},
-    "fused recurrent": {-8.0: 4e-3, -20.0: 550.0, -50.0: 6.6e15},
+    "recurrent": {-8.0: 4e-3, -20.0: 550.0, -50.0: 6.6e15},
 }
 """Relative error of dw at a constant log decay in flash-linear-attention 0.6.0, float32 inputs, T = 256, measured
 against float64 on an H200. Its chunk kernels multiply in TF32, its recurrent ones in float32. `published` measures
@@ -167,30 +164,17 @@ def running_sums(inputs: Mapping[str, Tensor], do: Tensor) -> dict[str, Tensor]:
 
 def published(device: str = "cuda") -> tuple[str, dict[str, dict[float, float]]]:
     """`PUBLISHED`, measured again where flash-linear-attention and a GPU are here; with a label that says which."""
-    kernels = _published_kernels()
-    if kernels is None:
+    here = published_rwkv6()
+    if here is None:
         return "recorded on an H200, flash-linear-attention 0.6.0", PUBLISHED
-    label, forms = kernels
-    found, theirs = {}, dataclasses.replace(operator("rwkv6"), forms=forms)
-    for name, recorded in PUBLISHED.items():
-        found[name] = {}
+    version, theirs = here
+    found = {}
+    for form, recorded in PUBLISHED.items():
+        found[form] = {}
         for w in recorded:
-            x = make_inputs("rwkv6", T=256, H=2, K=64, decay=w, device=device)
-            x["scale"] = 64**-0.5  # said aloud: their two forms differ in their default
-            found[name][w] = relative_l2(evaluate(theirs, x, form=name)["dw"], truth("rwkv6", x)["dw"])
-    return label, found
-
-
-def _published_kernels() -> tuple[str, dict[str, Callable]] | None:
-    if not (torch.cuda.is_available() and importlib.util.find_spec("fla")):
-        return None
-    module = importlib.import_module("fla.ops.rwkv6")
-
-    def form(name: str) -> Callable:
-        return lambda **given: RWKV6Output(*getattr(module, name)(**given))
-
-    label = f"measured here, flash-linear-attention {importlib.metadata.version('fla-core')}"
-    return label, {"chunk": form("chunk_rwkv6"), "fused recurrent": form("fused_recurrent_rwkv6")}
+            x = make_inputs("rwkv6", T=256, H=2, K=64, decay=w, device=device) | {"scale": 64**-0.5}
+            found[form][w] = relative_l2(evaluate(theirs, x, form=form)["dw"], truth("rwkv6", x)["dw"])
+    return f"measured here, flash-linear-attention {version}", found
 
 
 def law(w: float, T: int, rounding: str = "bfloat16") -> float:
@@ -298,7 +282,7 @@ def reproduce(seed: int = 0) -> list[Row]:
             recorded = {"identity-rounded": rounded, "direct": 1.7e-3} if rounded else {}
             made = _rows(recorded, {"T": T, "decay": "logsigmoid", "rounding": rounding, "seed": seed})
             rows += [row for row in made if not row.what.endswith("same-operands")]
-    for kernel, rounding, factor in (("fused recurrent", "float32", 4), ("chunk", "tf32", 1.35)):
+    for kernel, rounding, factor in (("recurrent", "float32", 4), ("chunk", "tf32", 1.35)):
         for w, told in theirs[kernel].items():
             found = errors(decay=w, rounding=rounding, seed=seed)
             what = f"float32, decay {w:g}, T = 256: dr, dk in {rounding}"

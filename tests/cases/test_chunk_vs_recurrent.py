@@ -1,6 +1,10 @@
 """Casebook 2: the three causes and the story, each by what tells it from the others."""
 
+import importlib.machinery
+import importlib.metadata
 import math
+import sys
+import types
 
 import pytest
 import torch
@@ -8,6 +12,7 @@ import torch
 import flakit
 from flakit.cases import chunk_vs_recurrent as case
 from flakit.cases import log_space
+from flakit.numerics import recorded
 
 SMALL = {"B": 1, "T": 96, "H": 2, "K": 25, "V": 8}
 
@@ -79,6 +84,70 @@ def test_with_one_scale_the_forms_agree_to_rounding(small):
     for name in case.REPORTED:
         found = case.ratio(chunk[name], recurrent[name])
         assert found.factor == pytest.approx(1, abs=1e-4) and found.unexplained < 1e-3, name
+
+
+@pytest.fixture
+def fake_fla(monkeypatch):
+    """A package with flash-linear-attention's names and defaults, whose chunk form forgets the scale in its dw."""
+
+    class WithoutScale(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, w, scale):
+            ctx.scale = scale
+            return w.clone()
+
+        @staticmethod
+        def backward(ctx, dw):
+            return dw / ctx.scale, None
+
+    def chunk_rwkv6(r, k, v, w, u, scale=None, initial_state=None, output_final_state=False):
+        made = flakit.chunk_rwkv6(r, k, v, WithoutScale.apply(w, scale), u, scale, initial_state, output_final_state)
+        return tuple(made)
+
+    def fused_recurrent_rwkv6(r, k, v, w, u, scale=1.0, initial_state=None, output_final_state=False, reverse=False):
+        return tuple(flakit.fused_recurrent_rwkv6(r, k, v, w, u, scale, initial_state, output_final_state))
+
+    module = types.ModuleType("fla.ops.rwkv6")
+    module.chunk_rwkv6, module.fused_recurrent_rwkv6 = chunk_rwkv6, fused_recurrent_rwkv6
+    for name, stands_in in (("fla", types.ModuleType("fla")), ("fla.ops", types.ModuleType("fla.ops"))):
+        stands_in.__path__, stands_in.__spec__ = [], importlib.machinery.ModuleSpec(name, None)
+        monkeypatch.setitem(sys.modules, name, stands_in)
+    monkeypatch.setitem(sys.modules, "fla.ops.rwkv6", module)
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: {"fla-core": "0.6.0"}[name])
+
+
+def test_published_forms_beside_ours(fake_fla, monkeypatch):
+    x = case.inputs(**SMALL)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(case, "inputs", lambda device: x)
+    label, rows = case.published("cpu")
+    assert label == "measured here, flash-linear-attention 0.6.0"
+    theirs, ours = (
+        {row["tensor"]: row for row in rows if row["who"] == who} for who in ("flash-linear-attention", "flakit")
+    )
+    assert theirs.keys() == ours.keys() == case.REPORTED.keys()
+    for name, row in ours.items():
+        assert row["as_reported_factor"] == pytest.approx(5, rel=2e-3)
+        assert row["as_reported_worst"] > 100 * row["one_scale_worst"]
+        assert row["one_scale_factor"] == pytest.approx(1, abs=1e-3) and row["one_scale_unexplained"] < 2e-3
+        assert max(row["chunk_error"], row["recurrent_error"]) < 2.5e-3
+        if name != "dw":
+            assert {**theirs[name], "who": ""} == {**row, "who": ""}
+    assert theirs["dw"]["one_scale_factor"] == pytest.approx(5, rel=1e-2)
+    assert theirs["dw"]["chunk_error"] == pytest.approx(4, rel=1e-2) and theirs["dw"]["recurrent_error"] < 2.5e-3
+
+
+def test_published_forms_are_recorded_where_they_cannot_run(monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("FLAKIT_DATA", str(tmp_path))
+    label, rows = case.published()
+    assert "no recording data/h200_published_forms.json" in label and rows == []
+    found = [{"who": "flakit", **row} for row in case.side_by_side("rwkv6", case.inputs(**SMALL))]
+    meta = dict.fromkeys(recorded.META, "here") | {"fla": "0.6.0"}
+    recorded.write(tmp_path / f"{case.RECORDING}.json", meta, found)
+    label, rows = case.published()
+    assert label.startswith("recorded on here") and label.endswith("flash-linear-attention 0.6.0")
+    assert [list(row) for row in rows] == [list(row) for row in found]
 
 
 def test_ratio_refuses_what_has_none():

@@ -22,6 +22,7 @@ from flakit.cases.decay_gradient import (
 from flakit.numerics.errors import relative_l2
 from flakit.numerics.evaluate import cotangents
 from flakit.numerics.gradients import gradient_rows
+from flakit.numerics.operators import operator
 from flakit.ops.rwkv6 import reference
 
 
@@ -107,10 +108,9 @@ def test_the_same_operands_are_for_mild_decay_only():
 def test_published_kernels_are_recorded_or_measured(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert case.published() == ("recorded on an H200, flash-linear-attention 0.6.0", case.PUBLISHED)
-    forms = {"chunk": flakit.chunk_rwkv6, "fused recurrent": flakit.fused_recurrent_rwkv6}
-    monkeypatch.setattr(case, "_published_kernels", lambda: ("measured here", forms))
+    monkeypatch.setattr(case, "published_rwkv6", lambda: ("0.6.0", operator("rwkv6")))
     label, found = case.published("cpu")
-    assert label == "measured here" and found.keys() == case.PUBLISHED.keys()
+    assert label == "measured here, flash-linear-attention 0.6.0" and found.keys() == case.PUBLISHED.keys()
     assert max(error for errors in found.values() for error in errors.values()) < 1e-6  # ours have no such noise
 
 

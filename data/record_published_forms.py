@@ -1,0 +1,32 @@
+"""Record data/h200_published_forms.json: flash-linear-attention's two forms of RWKV6 beside flakit's, as the report of
+casebook 2 called them and with one scale. Needs a GPU, and fla-core installed beside flakit.
+
+python data/record_published_forms.py [--out FILE]
+"""
+
+import argparse
+from pathlib import Path
+
+from flakit.bench.speed import provenance
+from flakit.cases import chunk_vs_recurrent as case
+from flakit.cases.published import published_rwkv6
+from flakit.numerics import recorded
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / f"{case.RECORDING}.json")
+    options = parser.parse_args()
+    if published_rwkv6() is None:
+        parser.error("expected a GPU, and flash-linear-attention (pip install fla-core), beside flakit")
+
+    _, rows = case.published()
+    for row in rows:
+        print("  ".join(f"{x:.4g}" if isinstance(x, float) else x for x in row.values()))
+    meta = provenance("python data/record_published_forms.py")
+    meta["sizes"] = "B 4, T 1024, H 4, K 100, V 200; bfloat16, decay logsigmoid, seed 0"
+    print("wrote", recorded.write(options.out, meta, rows))
+
+
+if __name__ == "__main__":
+    main()
