@@ -67,6 +67,26 @@ def test_the_right_kernel_and_attention_never_lose_a_step(faulty):
     assert not any(run("attention", steps=40)[1].lost)
 
 
+def test_width_length_and_time_are_choices():
+    model, found = run("gsa", "faulty", steps=10**6, seconds=0.5, dim=64, tokens=120)
+    assert model.embedding.embedding_dim == 64 and 1 <= len(found.lost) == len(found.quantiles) < 10**4
+    again = case.reinitialised(model, case.PROJECTION["gsa"])
+    new = case.model(dim=64, seed=100)
+    assert torch.equal(again.blocks[0].time.f_proj.weight, new.blocks[0].time.f_proj.weight)
+    assert torch.equal(again.blocks[0].time.query.weight, model.blocks[0].time.query.weight)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("op", ["gsa", "rwkv6"])
+def test_a_gpu_loses_the_same_steps(op):
+    rates = {"gsa": 0.05, "rwkv6": 0.03}
+    here, there = (run(op, steps=120, seed=2, lr=rates[op], device=device)[1] for device in ("cpu", "cuda"))
+    assert there.run.losses[:10] == pytest.approx(here.run.losses[:10], rel=1e-3)
+    for found in (here, there):
+        agree = sum(a == b for a, b in zip(found.lost, found.predicted, strict=True))
+        assert any(found.lost) and agree >= len(found.lost) - 2
+
+
 def share_lost(start, steps=8, **how):
     return sum(run(start=start, steps=steps, **how)[1].lost) / steps
 

@@ -25,6 +25,16 @@ def test_gate_drift(tmp_path):
     assert {(row["lost"], row["as_predicted"]) for row in made.select(op="gsa", kernel="faulty")} == {(0, 20)}
 
 
+def test_slow_gate_drift(tmp_path):
+    made = record("record_gate_drift.py", tmp_path / "long.json", "--long", "--device", "cpu", "--seconds", "60")
+    assert made.columns == recorded.read("gate_drift").columns
+    assert [(row["kernel"], row["lr"], row["step"]) for row in made.rows] == [
+        (kernel, 0.002, step) for kernel in ("faulty", "right") for step in (0, 20)
+    ]
+    assert {row["as_predicted"] for row in made.rows} == {20}
+    assert "stopped" in made.meta and made.meta["command"].endswith("--long")
+
+
 def test_the_committed_drift_says_what_the_notebook_says():
     committed = recorded.read("gate_drift")
     for row in committed.rows:

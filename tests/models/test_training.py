@@ -5,7 +5,17 @@ import math
 import pytest
 import torch
 
-from flakit.models import MIXERS, Copying, LanguageModel, Permutations, accuracy, standard_library, train
+from flakit.models import (
+    MIXERS,
+    Copying,
+    LanguageModel,
+    Permutations,
+    accuracy,
+    loss,
+    mean_loss,
+    standard_library,
+    train,
+)
 
 TASK = Permutations(items=3)
 
@@ -101,6 +111,25 @@ def test_accuracy_is_by_position_and_nan_where_nothing_is_asked():
     found = accuracy(model, copying.batch, 10, size=200)
     assert found[:5].isnan().all()
     assert ((found[5:] > 0) & (found[5:] < 0.6)).all()
+
+
+def test_the_mean_loss_is_that_of_all_batches():
+    model, asked = LanguageModel(TASK.vocab, dim=16, layers=1, mixer="attention", head_size=8), []
+
+    def batch(size, T, generator):
+        asked.append(TASK.batch(size, T, generator))
+        return asked[-1]
+
+    found = mean_loss(model, batch, 12, size=4, batches=3, seed=5)
+    tokens, targets = (torch.cat(x) for x in zip(*asked, strict=True))
+    assert tokens.shape == (12, 12)
+    assert found == pytest.approx(loss(model(tokens), targets).item(), rel=1e-5)
+    assert found != mean_loss(model, batch, 12, size=4, batches=3, seed=6)
+
+
+def test_training_stops_by_time():
+    _, run = trained(steps=10**6, seconds=0.2)
+    assert 1 <= len(run.losses) < 10**4 and 0.2 < run.seconds < 5
 
 
 def test_progress_is_shown(capsys):
