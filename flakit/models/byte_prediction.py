@@ -1,12 +1,12 @@
 """The byte-level experiment: each mixer, from both initialisations, learns to say the next byte of Python's own source.
 
-    model, run, held_out = learn("rwkv7", "published", SMALL)
+    model, run, held_out = learn("rwkv7", "published", **here())
 
 All have the same width, layers, optimizer, learning rate and data, and nothing is tuned for any of them: it shows that
 models on these operators train, not which operator is best. Behind notebook 09 and data/h200_language_models.json.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -44,6 +44,14 @@ LARGE = Size(dim=256, layers=4, head_size=64, T=1024, size=16, steps=1000, lr=2e
 def corpora(size: Size) -> tuple[Corpus, Corpus]:
     """The text to train on, and its last tenth, other modules, which is held out."""
     return standard_library(size.modules).split(0.1)
+
+
+def here() -> dict:
+    """What `learn` takes for a run of seconds on this machine: `LARGE`, cut to 300 steps, in bfloat16 where there is a
+    GPU; else `SMALL` on the CPU."""
+    if torch.cuda.is_available():
+        return {"size": replace(LARGE, steps=300), "device": "cuda", "autocast": torch.bfloat16}
+    return {"size": SMALL, "device": "cpu"}
 
 
 def model(mixer: str, initialisation: str, size: Size, *, seed: int = 0) -> LanguageModel:

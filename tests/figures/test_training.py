@@ -5,6 +5,7 @@ import pytest
 
 from flakit.figures.accumulation import AccumulationFigure
 from flakit.figures.gate_drift import lost_steps
+from flakit.figures.loss_curves import loss_curves
 
 QUANTILES = np.linspace(0.5, 1.5, 40)[:, None] * np.array([10, 30, 50, 70, 90.0])
 
@@ -36,3 +37,30 @@ def test_accumulation_shows_both_losses_and_the_law():
     assert figure._law.get_ydata()[0] == pytest.approx(4e-7)
     figure.update(losses=(4.2, 4.2), **shown)
     assert figure.canvas.png() != first
+
+
+def test_loss_curves_draw_every_seed_and_name_a_model_once():
+    models = {"one": {0: [5.0, 2.0], 1: [5.0, 3.0]}, "other": {0: [6.0, 4.0], 1: [6.0, 5.0]}}
+    picture = loss_curves([10, 30], {"left": models, "right": models}, ylabel="nats", levels={"guess": 5.5})
+    left, right = picture.figure.axes
+    drawn = [line.get_ydata() for line in left.get_lines()]
+    assert [list(y) for y in drawn] == [[5, 2], [5, 3], [6, 4], [6, 5], [5.5, 5.5]]
+    looks = [line.get_linestyle() for line in left.get_lines()]
+    assert looks[0] == looks[1] != looks[2] == looks[3]
+    assert [text.get_text() for text in picture.figure.legends[0].get_texts()] == ["one", "other"]
+    assert left.get_ylim() == right.get_ylim() and left.get_ylim()[0] < 2 and left.get_ylim()[1] > 6
+    assert picture.png().startswith(b"\x89PNG") and "one, other" in picture.alt
+
+
+@pytest.mark.parametrize(
+    ("panels", "says"),
+    [
+        ({}, "panels: expected at least one, got none"),
+        ({"a": {"one": {0: [1.0]}}}, r"panels\['a'\]\['one'\]: expected 2 losses like steps for every seed"),
+        ({"a": {str(n): {} for n in range(8)}}, r"panels\['a'\]: expected at most 7 lines, got 8"),
+    ],
+    ids=["none", "length", "many"],
+)
+def test_loss_curves_say_what_they_want(panels, says):
+    with pytest.raises(ValueError, match=says):
+        loss_curves([10, 30], panels)
