@@ -46,7 +46,7 @@ def test_cases_lists_every_case():
     listed = json.loads(run("cases", "--json").output)
     assert [entry["name"] for entry in listed] == list(registry.CASES)
     anchor = next(entry for entry in listed if entry["name"] == "anchor")
-    assert anchor["knobs"]["w"] == {"default": -88.8, "expects": "a number"} and anchor["title"] and anchor["threads"]
+    assert anchor["knobs"]["w"] == {"default": -88.8, "expects": "a number from -1000 to 0, a natural-log decay"} and anchor["title"] and anchor["threads"]
 
 
 @pytest.mark.parametrize("words", [["--w", "-88.8", "--T", "64"], ["--w=-88.8", "--T=64"]], ids=["apart", "joined"])
@@ -70,13 +70,13 @@ def test_cases_without_knobs_tells_the_story():
     [
         (["anchr"], "there is none named 'anchr'; did you mean anchor?"),
         (["anchor", "--ww", "1"], "ww: anchor has no such knob"),
-        (["anchor", "--w", "deep"], "w: expected a number, got 'deep'"),
-        (["anchor", "--w", "1"], "w: expected a natural-log decay < 0, got 1.0"),
+        (["anchor", "--w", "deep"], "w: expected a number from -1000 to 0, a natural-log decay, got 'deep'"),
+        (["anchor", "--w", "1"], "w: expected a number from -1000 to 0, a natural-log decay, got 1.0"),
         (["anchor", "--w"], "w: expected a value, got none"),
         (["anchor", "--w", "--T", "64"], "w: expected a value, got none"),
         (["anchor", "deep"], "expected knobs like --w -88.8, got 'deep'"),
         (["all", "--w", "1"], "w: expected the name of one case before its knobs"),
-        (["transposed_mask", "--BK", "12"], "BK: expected a power of two, got 12"),
+        (["transposed_mask", "--BK", "12"], "BK: expected 16 or 32 or 64 or 128, got 12"),
     ],
     ids=" ".join,
 )

@@ -14,7 +14,7 @@ recurrence returns after n equal tokens: that is the `law`.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from ..numerics.mutation import Touched, touched
 from ..ops.common.chunks import join_chunks, split_chunks
 from ..ops.common.dispatch import choose_backend
 from ..ops.gsa import reference
+from .knobs import Range
 from .laws import Row, kernel_place
 
 CHUNK = 64
@@ -114,7 +115,15 @@ def law(inputs: Mapping, calls: int = 3, *, in_place: bool = True) -> Tensor:
     return o.transpose(0, 1).expand(calls, -1, -1, -1)
 
 
-def at(*, in_place: bool = True, calls: int = 3, K: int = 16, V: int = 16, M: int = 8, seed: int = 0) -> list[Row]:
+def at(
+    *,
+    in_place: bool = True,
+    calls: Annotated[int, Range(1, 16)] = 3,
+    K: Annotated[int, Range(1, 64)] = 16,
+    V: Annotated[int, Range(1, 64)] = 16,
+    M: Annotated[int, Range(1, 64)] = 8,
+    seed: int = 0,
+) -> list[Row]:
     """GSA's decoding of one token, called several times with the same arguments."""
     device, backend = kernel_place()
     return _calls(inputs(K=K, V=V, M=M, device=device, seed=seed), calls, in_place, backend, f"in_place {in_place}")

@@ -37,6 +37,7 @@ from ..ops.common.decay import dyadic_levels
 from ..ops.common.dispatch import choose_backend
 from .anchor_operators import OPERATORS, TENSORS, Meeting, Reach, scale
 from .anchor_schemes import SCHEMES, Products, Scheme, Tile, find_mask, find_scheme, key_tiles, masked, tiles
+from .knobs import FINITE_DECAY, Range
 from .laws import LN_MAX, Row, kernel_place, search
 
 __all__ = [
@@ -242,10 +243,10 @@ def limits(
     written  its own key factor bare, and every query of the tile likewise (RWKV6: dk).
     What an operator makes of them, and which tensor each reaches, is in `anchor_operators`; the decay's gradient meets
     all that the others do, du and a state that no product reaches nothing.
-    No exponential is taken here and no sum is formed; a sum of several large terms can overflow within a percent
-    sooner. Where the mask comes too late for it ("multiply", "none"), pairs of the future count with both factors
-    multiplied, and the sums over them make the law good to a few percent only. Operands that depend on the decay
-    themselves (RWKV7's a finds, GSA's p) are taken at strong decay.
+    No exponential is taken here and no sum is formed; a sum of several large terms can overflow a percent or two
+    sooner (`WITHIN`). Where the mask comes too late for it ("multiply", "none"), pairs of the future count with both
+    factors multiplied, and the sums over them make the law good to a few percent only. Operands that depend on the
+    decay themselves (RWKV7's a finds, GSA's p) are taken at strong decay.
     """
     scheme, of = find_scheme(scheme), _of(op)
     mask = find_mask(scheme, mask)
@@ -401,15 +402,19 @@ def spike(at: int, w: float = -1.0, *, op: str = "rwkv6", T: int = 64, K: int = 
     return x
 
 
+WITHIN = dict.fromkeys(("none", "block-start", "middle"), 0.03)
+"""How far law and measurement of `at` may be apart where many large products meet in a sum; else they hardly are."""
+
+
 def at(
     *,
-    w: float = -88.8,
-    row: int | None = 16,
+    w: Annotated[float, FINITE_DECAY] = -88.8,
+    row: Annotated[int | None, Range(0, 1023)] = 16,
     scheme: Annotated[str, SCHEMES] = "first-row",
     op: Annotated[str, OPERATORS] = "rwkv6",
-    T: int = 64,
-    chunk: int = 64,
-    block: int = 16,
+    T: Annotated[int, Range(1, 1024)] = 64,
+    chunk: Annotated[int, (16, 32, 64, 128)] = 64,
+    block: Annotated[int, (4, 8, 16, 32, 64)] = 16,
 ) -> list[Row]:
     """One log decay w < 0, at one token (row) or at all (none): which tensors are finite, the |w| where each ends."""
     if not -math.inf < w < 0:
@@ -420,7 +425,8 @@ def at(
     predicted, measured, rows = limits(scheme, x, **how), onset(x, scheme, **how), []
     for name in TENSORS[op]:
         rows.append(Row(f"{name} finite at w = {w:g}", math.nan, -w < predicted[name], found.finite[name]))
-        rows.append(Row(f"{name} ends at |w|", math.nan, predicted[name], measured[name]))
+        within = WITHIN.get(scheme, 2e-3)
+        rows.append(Row(f"{name} ends at |w|", math.nan, predicted[name], measured[name], within))
     return rows
 
 

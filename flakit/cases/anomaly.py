@@ -30,6 +30,7 @@ from ..ops.common.chunks import split_chunks
 from . import anchor, padding
 from .anchor_operators import OPERATORS
 from .anchor_schemes import Products
+from .knobs import FINITE_DECAY, Range
 from .laws import Row
 
 NOTHING = "says nothing"
@@ -131,8 +132,8 @@ def law(T: int, gate: float, *, op: str = "gsa", form: str = "chunk") -> str:
 
 def at(
     *,
-    T: int = 120,
-    gate: float = -1.86,
+    T: Annotated[int, Range(1, 320)] = 120,
+    gate: Annotated[float, FINITE_DECAY] = -1.86,
     op: Annotated[str, padding.KEY_GRADIENT] = "gsa",
     form: Annotated[str, padding.FORMS] = "chunk",
 ) -> list[Row]:

@@ -17,7 +17,7 @@ Nothing is amplified along the sequence: a difference between two states is mult
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,6 +33,7 @@ from ..ops.common.decay import sum_before
 from ..ops.rwkv6 import RWKV6Output, chunk_rwkv6, reference
 from .aliasing import overwrite
 from .decay_gradient import running_sums
+from .knobs import Range
 from .laws import Row
 from .published import published_rwkv6
 
@@ -240,9 +241,9 @@ def at(
     scale: bool = True,
     aliasing: bool = False,
     precision: bool = False,
-    T: int = 256,
-    K: int = 64,
-    V: int = 64,
+    T: Annotated[int, Range(16, 512, 16)] = 128,
+    K: Annotated[int, Range(4, 128, 4)] = 64,
+    V: Annotated[int, Range(4, 128, 4)] = 64,
     seed: int = 0,
 ) -> list[Row]:
     """The three switches: chunk as a multiple of recurrent. The law is of the scale; the others leave a rest."""

@@ -10,12 +10,14 @@ search for NaN finds it.
 """
 
 import math
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from ..numerics.errors import relative_l2
 from ..ops.common.dispatch import choose_backend
+from .knobs import FINITE_DECAY, Range
 from .laws import Row
 
 BOUND = 126 * math.log(2)
@@ -56,7 +58,13 @@ def law(w: float, *, block: int = 16, anchor: int = 0, bound: float = BOUND) -> 
 
 
 def at(
-    *, w: float = -8.0, block: int = 16, anchor: int = 0, bound: float = BOUND, K: int = 64, seed: int = 0
+    *,
+    w: Annotated[float, FINITE_DECAY] = -8.0,
+    block: Annotated[int, Range(2, 64)] = 16,
+    anchor: Annotated[int, Range(0, 63)] = 0,
+    bound: Annotated[float, Range(1, 88)] = BOUND,
+    K: Annotated[int, Range(8, 128, 8)] = 64,
+    seed: int = 0,
 ) -> list[Row]:
     """One uniform log decay, block, anchor row and bound: how far the clamped scores are off, and whether finite."""
     if not 0 <= anchor < block:

@@ -34,6 +34,7 @@ from ..numerics.inputs import inputs as make_inputs
 from ..ops.common.decay import sum_after, sum_before
 from ..ops.rwkv6 import chunk_rwkv6
 from ..ops.rwkv6.chunk_torch import carry_states, join_chunks, split_chunks
+from .knobs import Range
 from .laws import Row, kept_in_gradients, kept_in_states
 from .published import published_rwkv6
 
@@ -239,14 +240,15 @@ def predictions(
 ) -> dict[str, float]:
     """What `errors` should find, by formula."""
     w = make_inputs("rwkv6", T=T, H=H, K=K, decay=decay, seed=seed)["w"]
-    stored = 0.0 if rounding == "tf32" else 2.0 ** -ROUNDINGS[rounding] / math.sqrt(6)
+    exact = rounding == "tf32" or not w.exp().any()  # not rounded when stored, or zero
+    stored = 0.0 if exact else 2.0 ** -ROUNDINGS[rounding] / math.sqrt(6)
     return {"direct": stored, "identity-rounded": math.hypot(stored, law_for(w, rounding))}
 
 
 def at(
     *,
-    decay: Annotated[str | float, DECAYS] = "logsigmoid",
-    T: int = 256,
+    decay: Annotated[str | float, DECAYS, Range(-80, 0)] = "logsigmoid",
+    T: Annotated[int, Range(64, 2048, 64)] = 256,
     rounding: Annotated[str, ROUNDINGS] = "bfloat16",
     seed: int = 0,
 ) -> list[Row]:

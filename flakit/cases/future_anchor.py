@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ..ops.common.dispatch import choose_backend
+from .knobs import Range
 from .laws import Row
 
 ANCHORS = {"middle": lambda C, T: min(C // 2, T - 1), "first": lambda C, T: 0, "pair": None}
@@ -77,11 +78,18 @@ def run(
 
 
 def at(
-    *, anchor: Annotated[str, ANCHORS] = "middle", P: int = 5, T: int = 16, block: int = 16, seed: int = 0
+    *,
+    anchor: Annotated[str, ANCHORS] = "middle",
+    P: Annotated[int, Range(0, 63)] = 5,
+    T: Annotated[int, Range(1, 64)] = 16,
+    block: Annotated[int, (8, 16, 32, 64)] = 16,
+    seed: int = 0,
 ) -> list[Row]:
     """One anchor, and the token P whose decays change in a block with T rows."""
     if not 0 <= P < T:
         raise ValueError(f"P: expected a token 0 ... {T - 1}, got {P}")
+    if T > block:
+        raise ValueError(f"T: expected at most the {block} rows of a block, got {T}")
     size = run(anchor, P=P, T=T, block=block, seed=seed)
     what = f"anchor: {anchor}, decays at {P} of {T} change"
     return [

@@ -245,7 +245,7 @@ def measured(
 
 def at(
     *,
-    accumulation: int = 4,
+    accumulation: Annotated[int, (1, 2, 4, 8, 16)] = 4,
     contract: Annotated[str, CONTRACTS] = "takes **kwargs",
     mixer: Annotated[str, MIXERS] = "rwkv7",
 ) -> list[Row]:

@@ -37,6 +37,7 @@ from ..ops.common.decay import level_blocks
 from .anchor_operators import RWKV7, TENSORS
 from .anchor_schemes import Products
 from .decay_gradient import ROUNDINGS, round_to
+from .knobs import DECAY, Range
 from .laws import Row, search
 
 FORMS = {
@@ -211,10 +212,10 @@ RECORDED = {
 
 def at(
     *,
-    alpha: float = 0.9,
-    w: float = -1e-3,
-    spread: float = 0.0,
-    C: int = 16,
+    alpha: Annotated[float, Range(0, 2)] = 0.9,
+    w: Annotated[float, DECAY] = -1e-3,
+    spread: Annotated[float, Range(0, 100)] = 0.0,
+    C: Annotated[int, (2, 4, 8, 16, 32, 64)] = 16,
     rounding: Annotated[str, LARGEST] = "float32",
 ) -> list[Row]:
     """C tokens whose keys differ by `spread`: the error of every form, and the alpha at which the product ends."""

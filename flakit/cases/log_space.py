@@ -23,6 +23,7 @@ from torch import Tensor
 
 from ..numerics.inputs import inputs as make_inputs
 from ..ops.rwkv6 import chunk_rwkv6, reference
+from .knobs import Range
 from .laws import LN_MAX, Row
 
 FED = {
@@ -129,15 +130,15 @@ TOKENS = 3
 
 def _onset(what: str, recorded: float, w: Tensor, measured: int | None) -> Row:
     predicted, measured = law(w) or math.inf, measured or math.inf
-    return Row(what, recorded, predicted, measured, within=TOKENS / predicted)
+    return Row(what, recorded, predicted, measured, within=TOKENS / min(predicted, measured))
 
 
 def at(
     *,
     fed: Annotated[str, FED] = "sigmoid",
-    bias: float = 0.0,
-    T: int = 256,
-    K: int = 32,
+    bias: Annotated[float, Range(-8, 8, 0.25)] = 0.0,
+    T: Annotated[int, Range(1, 2048)] = 256,
+    K: Annotated[int, Range(1, 128)] = 32,
     seed: int = 0,
 ) -> list[Row]:
     """One formula for w from x + bias: the onset, du, and whether the guard speaks up."""

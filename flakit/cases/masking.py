@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..numerics.inputs import inputs as make_inputs
 from ..ops.common.decay import sum_before
+from .knobs import DECAY, Range
 from .laws import LN_MAX, Row, search
 
 MASKS = {
@@ -106,8 +107,8 @@ def onset(
 
 def at(
     *,
-    w: float = -2.9,
-    chunk: int = 32,
+    w: Annotated[float, DECAY] = -2.9,
+    chunk: Annotated[int, Range(2, 128)] = 32,
     mask: Annotated[str, MASKS] = "where",
     exclusive: bool = False,
 ) -> list[Row]:

@@ -8,11 +8,13 @@ of them. Nothing is NaN, and with decays drawn at random nothing is ever 0: no r
 """
 
 import math
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from ..numerics.errors import relative_l2
+from .knobs import FINITE_DECAY, Range
 from .laws import Row
 
 GUARDS = {"d < 0": torch.lt, "d <= 0": torch.le}
@@ -50,7 +52,13 @@ def chunk(C: int = 64, share: float = 0.5, *, w: float = -0.1, seed: int = 0) ->
     return torch.where(keep, 0.0, w).double()
 
 
-def at(*, C: int = 64, share: float = 0.5, w: float = -0.1, seed: int = 0) -> list[Row]:
+def at(
+    *,
+    C: Annotated[int, Range(1, 256)] = 64,
+    share: Annotated[float, Range(0, 1, 0.05)] = 0.5,
+    w: Annotated[float, FINITE_DECAY] = -0.1,
+    seed: int = 0,
+) -> list[Row]:
     """One chunk of C tokens, a share of which has no decay: the pairs lost, and what it does to the outputs."""
     decays = chunk(C, share, w=w, seed=seed)
     q, k, v = torch.randn(3, C, 64, generator=torch.Generator().manual_seed(seed + 1), dtype=torch.float64)

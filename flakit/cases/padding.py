@@ -39,6 +39,7 @@ from ..ops.common.chunks import split_chunks
 from ..ops.common.dispatch import choose_backend
 from .anchor_operators import OPERATORS, TENSORS
 from .anchor_schemes import Products
+from .knobs import FINITE_DECAY, Range
 from .laws import LN_MAX, Row, search
 
 FORMS = {
@@ -309,11 +310,11 @@ TOLD = {
 
 def at(
     *,
-    T: int = 3000,
-    gate: float = -1.86,
+    T: Annotated[int, Range(1, 100_000)] = 3000,
+    gate: Annotated[float, FINITE_DECAY] = -1.86,
     form: Annotated[str, FORMS] = "chunk",
     op: Annotated[str, KEY_GRADIENT] = "gsa",
-    uneven: float = 1.0,
+    uneven: Annotated[float, Range(1 / 16, 1)] = 1.0,
 ) -> list[Row]:
     """One length and gate (natural log): the tokens whose key gradient is lost, and the gate at which that begins."""
     nan = math.nan

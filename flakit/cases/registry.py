@@ -8,49 +8,14 @@ this list knows of it. Modules are imported when asked for.
 """
 
 import difflib
-import inspect
 import types
-import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 
+from .knobs import Knob, knobs_of
 from .laws import Row
-
-
-@dataclass(frozen=True)
-class Knob:
-    """One argument of a case's `at`."""
-
-    default: object
-    kinds: tuple[type, ...]
-    choices: tuple[str, ...] = ()
-
-    @property
-    def expects(self) -> str:
-        words = {int: "a whole number", float: "a number", bool: "true or false", type(None): "none"}
-        return " or ".join([*self.choices, *(words[kind] for kind in self.kinds if kind in words)]) or "a word"
-
-    def parse(self, text: str) -> object:
-        """The value a text stands for; ValueError where it is none of the knob's kinds."""
-        for kind in (int, float, bool, type(None), str):  # the narrowest that fits
-            if kind in self.kinds:
-                try:
-                    return _FROM_TEXT.get(kind, kind)(text)
-                except (KeyError, ValueError):
-                    pass
-        raise ValueError(text)
-
-    def fits(self, value: object) -> bool:
-        if isinstance(value, str) and self.choices:
-            return value in self.choices
-        kind = type(value)
-        return kind in self.kinds or (kind is int and float in self.kinds)
-
-
-_WORDS = {"true": True, "yes": True, "false": False, "no": False}
-_FROM_TEXT: dict[type, Callable] = {bool: lambda text: _WORDS[text.lower()], type(None): {"none": None}.__getitem__}
 
 
 @dataclass(frozen=True)
@@ -79,15 +44,7 @@ class Case:
     @cached_property
     def knobs(self) -> dict[str, Knob]:
         """The arguments of `at`, which are keywords with a default each."""
-        hints = typing.get_type_hints(self.module.at, include_extras=True)
-        found = {}
-        for name, parameter in inspect.signature(self.module.at).parameters.items():
-            hint, choices = hints[name], ()
-            if typing.get_origin(hint) is typing.Annotated:
-                hint, choices = hint.__origin__, tuple(hint.__metadata__[0])
-            kinds = typing.get_args(hint) or (hint,)
-            found[name] = Knob(parameter.default, kinds, choices)
-        return found
+        return knobs_of(self.module.at)
 
     def reproduce(self) -> list[Row]:
         """The numbers of the story, predicted and measured."""

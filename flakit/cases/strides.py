@@ -17,6 +17,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from .knobs import Range
 from .laws import Row
 
 
@@ -87,10 +88,10 @@ def read_blindly(inputs: Mapping[str, Tensor], names: Mapping[str, str]) -> dict
 def at(
     *,
     layout: Annotated[str, LAYOUTS] = "heads first, transposed",
-    B: int = 2,
-    T: int = 100,
-    H: int = 4,
-    D: int = 64,
+    B: Annotated[int, Range(1, 8)] = 2,
+    T: Annotated[int, Range(1, 512)] = 100,
+    H: Annotated[int, Range(1, 32)] = 4,
+    D: Annotated[int, Range(1, 128)] = 64,
 ) -> list[Row]:
     """One layout of a tensor [B, T, H, D]."""
     shape = (B, T, H, D)

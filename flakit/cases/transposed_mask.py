@@ -21,7 +21,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ from ..numerics.evaluate import cotangents
 from ..numerics.inputs import inputs as make_inputs
 from ..ops.common.dispatch import choose_backend, has_triton
 from ..ops.rwkv6 import reference
+from .knobs import Range
 from .laws import Row, kernel_place
 
 STORY = {(64, 64): 0, (100, 120): 992, (40, 64): 384}
@@ -188,7 +189,13 @@ def _row(tile: tuple[int, int], transposed: bool, error: str | None = None, line
     return {"tile": f"{tile[0]} x {tile[1]}", "mask": mask, "sm_80": verdict, "sm_90": verdict, "line": line}
 
 
-def at(*, K: int = 100, V: int = 120, BK: int = 32, BV: int = 32) -> list[Row]:
+def at(
+    *,
+    K: Annotated[int, Range(1, 512)] = 100,
+    V: Annotated[int, Range(1, 512)] = 120,
+    BK: Annotated[int, (16, 32, 64, 128)] = 32,
+    BV: Annotated[int, (16, 32, 64, 128)] = 32,
+) -> list[Row]:
     """One state [K, V] in tiles BK x BV: wrong entries, with the kernel where this process can run it."""
     device, backend = kernel_place()
     x, predicted = inputs(K, V, T=1, device=device), law(K, V, BK, BV)

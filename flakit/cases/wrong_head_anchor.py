@@ -9,12 +9,14 @@ the right ones have room, and NaN begins. With one head the two addresses are th
 """
 
 import math
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from ..numerics.errors import relative_l2
 from ..ops.common.dispatch import choose_backend
+from .knobs import DECAY, Range
 from .laws import LN_MAX, Row, kernel_place, search
 
 
@@ -68,7 +70,14 @@ def decays(block: int = 16, H: int = 4, K: int = 16, *, spread: float = 0.0) -> 
     return -(1 + spread * torch.arange(H, dtype=torch.float32)).view(1, H, 1).expand(block, H, K).contiguous()
 
 
-def at(*, H: int = 4, block: int = 16, spread: float = 0.0, w: float = -1.0, seed: int = 0) -> list[Row]:
+def at(
+    *,
+    H: Annotated[int, Range(1, 16)] = 4,
+    block: Annotated[int, Range(2, 64)] = 16,
+    spread: Annotated[float, Range(0, 1, 0.05)] = 0.0,
+    w: Annotated[float, DECAY] = -1.0,
+    seed: int = 0,
+) -> list[Row]:
     """One number of heads and block, the heads' decays apart by `spread` times w: the onset of both anchors, the error
     of the wrong one at w."""
     if H < 1 or block < 2:
@@ -82,7 +91,7 @@ def at(*, H: int = 4, block: int = 16, spread: float = 0.0, w: float = -1.0, see
         Row(f"{what}, {'wrong' if wrong else 'right'} anchor: |w| at which NaN begins", math.nan, *both)
         for wrong in (True, False)
         for both in [(law(made, wrong=wrong), onset(made, wrong=wrong, backend=backend))]
-    ] + [Row(f"{what}, wrong anchor: error at w = {w:g}", 1e-7, math.nan, error)]
+    ] + [Row(f"{what}, wrong anchor: error at w = {w:g}", 1e-7 if w == -1 else math.nan, math.nan, error)]
 
 
 def reproduce() -> list[Row]:

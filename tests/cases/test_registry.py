@@ -1,6 +1,7 @@
 """The list of the cases: complete, uniform and clear about knobs; and when a law and a measurement agree."""
 
 import ast
+import importlib
 import json
 import math
 import re
@@ -38,10 +39,15 @@ def test_an_entry_is_complete(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_its_notebook_shows_it(name):
+def test_its_notebook_has_a_panel_for_it(name):
+    """Its own panel, or `panels.case(name)`; code of notebooks only, no prose."""
     notebook = json.loads((NOTEBOOKS / f"{CASES[name].notebook}.ipynb").read_text())
-    code = (cell["source"] for cell in notebook["cells"] if cell["cell_type"] == "code")
-    assert re.search(rf"\b{name}\b", "\n".join("".join(lines) for lines in code))
+    code = "\n".join("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code")
+    own = {"anchor": "phase_diagram"}.get(name, name)
+    assert re.search(rf"^(panels\.)?(case\(\"{name}\"|{own}(_panel)?\()", code, re.M)
+
+
+# --- laws -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -49,6 +55,65 @@ def test_a_setting_agrees_with_its_law(name):
     rows = CASES[name].at()
     assert rows and all(isinstance(row, Row) and row.agrees is not False for row in rows)
     assert any(row.agrees for row in rows)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_law_holds_at_every_choice_and_both_ends_of_every_range(name):
+    """Or the setting is refused, with the knob's name: most often because two knobs do not go together."""
+    case, failed = CASES[name], {}
+    for knob, said in case.knobs.items():
+        ends = (said.range.low, said.range.high) if said.range else ()
+        for value in (*said.choices, *ends, *((True, False) if bool in said.kinds else ())):
+            if isinstance(value, float) and float not in said.kinds or (name, value) in SLOW:
+                continue
+            try:
+                wrong = [row for row in case.at(**{knob: value}) if row.agrees is False]
+            except ValueError as error:
+                assert re.match(rf"({knob}|row|P|T|anchor): expected", str(error)), error
+                continue
+            if wrong:
+                failed[knob, value] = wrong
+    assert failed == {}
+
+
+SLOW = {("padding", 100_000), ("log_space", 2048), ("decay_gradient", 2048)}  # seconds each
+
+# What a law's numbers are multiplied with, beyond every tolerance of the case's rows.
+WRONG = dict.fromkeys(CASES, 1.1) | {
+    "blind_measure": 2.0,
+    "clamping": 1.15,
+    "decay_gradient": 1.5,
+    "final_state_gradient": 1.4,
+    "inverse": 11.0,
+    "weak_test": 2.0,
+}
+# Where `at` has its law from, if not from the module's `law`.
+FROM = {"anchor": "anchor.limits", "anomaly": "padding.law", "decay_gradient": "decay_gradient.law_for"}
+
+
+def multiplied(law, factor):
+    if isinstance(law, bool):
+        return not law
+    if isinstance(law, dict):
+        return {name: multiplied(x, factor) for name, x in law.items()}
+    if isinstance(law, tuple):
+        return type(law)(*(multiplied(x, factor) for x in law)) if hasattr(law, "_fields") else law
+    return law if law is None else law * factor
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_law_with_a_wrong_constant_is_rejected(name, monkeypatch):
+    module, function = FROM.get(name, f"{name}.law").split(".")
+    right = getattr(importlib.import_module(f"flakit.cases.{module}"), function)
+
+    def wrong(*args, **how):
+        if name == "aliasing":  # its numbers are ratios: a factor would cancel
+            inputs, calls = args
+            return right(inputs, calls + 1, **how)
+        return multiplied(right(*args, **how), WRONG[name])
+
+    monkeypatch.setattr(f"flakit.cases.{module}.{function}", wrong)
+    assert any(row.agrees is False for row in CASES[name].at())
 
 
 # --- knobs ----------------------------------------------------------------------------------------------------------
@@ -68,9 +133,20 @@ def test_knobs_are_read_from_words():
         (lambda: find("ancor"), "case: there is none named 'ancor'; did you mean anchor"),
         (lambda: find("zzz"), "case: there is none named 'zzz'; expected one of log_space, "),
         (lambda: find("anchor").at(shceme="none"), "shceme: anchor has no such knob; did you mean scheme"),
-        (lambda: find("anchor").parse({"w": "deep"}), "w: expected a number, got 'deep'"),
-        (lambda: find("anchor").parse({"row": "1.5"}), "row: expected a whole number or none, got '1.5'"),
-        (lambda: find("anchor").at(T=1.5), "T: expected a whole number, got 1.5"),
+        (
+            lambda: find("anchor").parse({"w": "deep"}),
+            "w: expected a number from -1000 to 0, a natural-log decay, got 'deep'",
+        ),
+        (
+            lambda: find("anchor").parse({"row": "1.5"}),
+            "row: expected a whole number from 0 to 1023 or none, got '1.5'",
+        ),
+        (lambda: find("anchor").at(T=1.5), "T: expected a whole number from 1 to 1024, got 1.5"),
+        (lambda: find("anchor").at(T=0), "T: expected a whole number from 1 to 1024, got 0"),
+        (lambda: find("anchor").at(chunk=48), "chunk: expected 16 or 32 or 64 or 128, got 48"),
+        (lambda: find("masking").at(w=0.5), "w: expected a number from -inf to 0, a natural-log decay, got 0.5"),
+        (lambda: find("masking").at(w=math.nan), "w: expected a number from -inf to 0, a natural-log decay, got nan"),
+        (lambda: find("masking").at(chunk=True), "chunk: expected a whole number from 2 to 128, got True"),
         (lambda: find("anchor").at(scheme="last"), "scheme: expected none or first-row or .*, got 'last'"),
         (lambda: find("aliasing").parse({"in_place": "maybe"}), "in_place: expected true or false, got 'maybe'"),
     ],

@@ -1,0 +1,107 @@
+"""A case's knobs: the keywords of its `at`, read from its signature.
+
+What a knob may be stands beside its type, and nowhere else:
+
+    def at(*, w: Annotated[float, DECAY] = -8.0, block: Annotated[int, Range(2, 64)] = 16,
+           mask: Annotated[str, MASKS] = "where", exclusive: bool = False) -> list[Row]:
+"""
+
+import inspect
+import math
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from numbers import Real
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers from low to high.
+
+    step: between two stops of a slider; log: its stops double, or are so many in a decade. Values between are as good.
+    """
+
+    low: float
+    high: float
+    step: float | None = None
+    log: bool = False
+
+    def __contains__(self, value: object) -> bool:
+        return isinstance(value, Real) and not isinstance(value, bool) and self.low <= value <= self.high
+
+    def __str__(self) -> str:
+        return f"from {self.low:g} to {self.high:g}{', a natural-log decay' if self.decay else ''}"
+
+    @property
+    def decay(self) -> bool:
+        """Whether these are natural-log decays: numbers that end at 0."""
+        return self.low < self.high == 0
+
+
+DECAY = Range(-math.inf, 0.0)
+FINITE_DECAY = Range(-1e3, 0.0)
+"""Natural-log decays, with and without the one that forgets all."""
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One argument: its default, the types it takes, the few values or the range of numbers it is one of."""
+
+    default: object
+    kinds: tuple[type, ...]
+    choices: tuple[str, ...] | tuple[int, ...] = ()
+    range: Range | None = None
+
+    @property
+    def expects(self) -> str:
+        numbers = f" {self.range}" if self.range else ""
+        words = {
+            int: "a whole number" + numbers,
+            float: "a number" + numbers,
+            bool: "true or false",
+            type(None): "none",
+        }
+        free = [words[kind] for kind in self.kinds if kind in words and not self._chosen(kind)]
+        return " or ".join([*map(str, self.choices), *free]) or "a word"
+
+    def parse(self, text: str) -> object:
+        """The value a text stands for; ValueError where it is none of the knob's kinds."""
+        for kind in (int, float, bool, type(None), str):  # the narrowest that fits
+            if kind in self.kinds:
+                try:
+                    return _FROM_TEXT.get(kind, kind)(text)
+                except (KeyError, ValueError):
+                    pass
+        raise ValueError(text)
+
+    def fits(self, value: object) -> bool:
+        kind = type(value)
+        if self._chosen(kind):
+            return value in self.choices
+        if kind not in self.kinds and not (kind is int and float in self.kinds):
+            return False
+        return self.range is None or kind not in (int, float) or value in self.range
+
+    def _chosen(self, kind: type) -> bool:
+        """Whether values of a type are among the choices, and not free."""
+        return bool(self.choices) and type(self.choices[0]) is kind
+
+
+_WORDS = {"true": True, "yes": True, "false": False, "no": False}
+_FROM_TEXT: dict[type, Callable] = {bool: lambda text: _WORDS[text.lower()], type(None): {"none": None}.__getitem__}
+
+
+def knobs_of(at: Callable) -> dict[str, Knob]:
+    """The knobs of a case's `at`, by name."""
+    hints, found = typing.get_type_hints(at, include_extras=True), {}
+    for name, parameter in inspect.signature(at).parameters.items():
+        hint, choices, numbers = hints[name], (), None
+        if typing.get_origin(hint) is typing.Annotated:
+            for said in hint.__metadata__:
+                if isinstance(said, Range):
+                    numbers = said
+                else:
+                    choices = tuple(said)
+            hint = hint.__origin__
+        found[name] = Knob(parameter.default, typing.get_args(hint) or (hint,), choices, numbers)
+    return found
