@@ -7,6 +7,7 @@ Each factory returns a widget to show as the last line of a cell. It is live in 
 no kernel runs. `panel.set(decay=-2)` moves knobs from code, `panel.text` is the readout, `panel.as_python()` a script.
 """
 
+from .case import case
 from .decay_explorer import decay_explorer
 from .gradient_accumulation import gradient_accumulation
 from .gradient_comparer import gradient_comparer
@@ -18,6 +19,7 @@ from .state_stepper import state_stepper
 from .transposed_mask import transposed_mask
 
 __all__ = [
+    "case",
     "decay_explorer",
     "gradient_accumulation",
     "gradient_comparer",

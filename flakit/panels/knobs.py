@@ -18,10 +18,33 @@ _STOPS_PER_DECADE = 40
 _WEAKEST, _STRONGEST = -3, 3  # powers of ten of |w|
 
 
-class DecayKnob(widgets.SelectionSlider):
-    """A slider over natural-log decays from 0 to -inf, logarithmic in |w| between, both ends exact.
+class NumberKnob(widgets.SelectionSlider):
+    """A slider over a few numbers; any other from `low` to `high` can be assigned with `accept` and becomes a stop."""
 
-    Any decay <= 0 can be assigned with `accept`; one between two stops becomes a stop.
+    def __init__(self, value: float, description: str, *, stops: Iterable[float], low: float, high: float):
+        self.low, self.high = low, high
+        options = self._labelled(set(stops))
+        super().__init__(options=options, value=options[0][1], description=description, style=_STYLE, layout=_ROW)
+        self.accept(value)
+
+    def accept(self, value: float) -> None:
+        stops = {stop for _, stop in self.options}
+        if value not in stops:
+            if not isinstance(value, Real) or isinstance(value, bool) or not self.low <= value <= self.high:
+                raise ValueError(f"expected {self._expected()}, got {value!r}")
+            self.options = self._labelled({*stops, float(value)})
+        self.value = value
+
+    def _expected(self) -> str:
+        return f"a number from {self.low:g} to {self.high:g}"
+
+    def _labelled(self, stops: Iterable[float]) -> list[tuple[str, float]]:
+        return [(f"{stop:.5g}", stop) for stop in sorted(stops)]
+
+
+class DecayKnob(NumberKnob):
+    """A slider over natural-log decays from 0 to `low`, logarithmic in |w| between, both ends exact.
+
     stops: others than the even ones; optional: begin with a stop "none", whose value is that word.
     """
 
@@ -32,33 +55,32 @@ class DecayKnob(widgets.SelectionSlider):
         *,
         stops: Iterable[float] | None = None,
         optional: bool = False,
+        low: float = -math.inf,
     ):
         if stops is None:
             steps = range(_WEAKEST * _STOPS_PER_DECADE, _STRONGEST * _STOPS_PER_DECADE + 1)
             stops = {-float(f"{10 ** (i / _STOPS_PER_DECADE):.3g}") for i in steps}
         self._first = [(NONE, NONE)] if optional else []
-        options = self._labelled({*stops, 0.0, -math.inf})
-        super().__init__(options=options, value=options[0][1], description=description, style=_STYLE, layout=_ROW)
-        self.accept(value)
+        stops = {stop for stop in stops if stop >= low} | {0.0, low}
+        super().__init__(value, description, stops=stops, low=low, high=0.0)
 
-    def accept(self, value: float | str) -> None:
-        stops = {stop for _, stop in self.options}
-        if value not in stops:
-            if not isinstance(value, Real) or not value <= 0:
-                also = f" or {NONE!r}" if self._first else ""
-                raise ValueError(f"expected a natural-log decay <= 0{also}, got {value!r}")
-            value = float(value)
-            self.options = self._labelled({*stops, value} - {NONE})
-        self.value = value
+    def _expected(self) -> str:
+        least = "" if self.low == -math.inf else f" and >= {self.low:g}"
+        return f"a natural-log decay <= 0{least}{f' or {NONE!r}' if self._first else ''}"
 
-    def _labelled(self, stops: Iterable[float]) -> list[tuple[str, float | str]]:
-        return self._first + [(f"{stop:.5g}", stop) for stop in sorted(stops, reverse=True)]
+    def _labelled(self, stops: Iterable[float | str]) -> list[tuple[str, float | str]]:
+        return self._first + super()._labelled({*stops} - {NONE})[::-1]
 
 
 def choice(value, options: Mapping | Iterable, description: str) -> widgets.Dropdown:
     """One of a few named options (a mapping gives label: value). A value None would show as a blank."""
     options = list(options.items()) if isinstance(options, Mapping) else list(options)
     return widgets.Dropdown(options=options, value=value, description=description, style=_STYLE, layout=_ROW)
+
+
+def switch(value: bool, description: str) -> widgets.Checkbox:
+    """Yes or no."""
+    return widgets.Checkbox(value=value, description=description, indent=True, style=_STYLE, layout=_ROW)
 
 
 def steps(value, options: Iterable, description: str) -> widgets.SelectionSlider:
@@ -73,6 +95,17 @@ def integer(value: int, low: int, high: int, description: str, step: int = 1) ->
     return widgets.IntSlider(
         value=value, min=low, max=high, step=step, description=description, style=_STYLE, layout=_ROW
     )
+
+
+def number(value: float, low: float, high: float, description: str, step: float | None, log: bool) -> NumberKnob:
+    """A slider over numbers from low to high: `step` apart (default: a fortieth of the way), or ten in a decade."""
+    if log:
+        decades = math.log10(high / low)
+        stops = {float(f"{low * 10 ** (i / 10):.2g}") for i in range(round(10 * decades))} | {high}
+    else:
+        step = step or (high - low) / 40
+        stops = {round(low + i * step, 10) for i in range(round((high - low) / step))} | {high}
+    return NumberKnob(value, description, stops=stops, low=low, high=high)
 
 
 def operator_choice(value: str, names: Iterable[str] = tuple(OPERATORS)) -> widgets.Dropdown:

@@ -1,0 +1,116 @@
+"""A case of the casebook with its knobs: every number of `at`, the law beside the measurement."""
+
+import math
+
+import ipywidgets as widgets
+
+from ..cases.knobs import Knob
+from ..cases.registry import Case, find
+from ..figures.verdicts import VerdictFigure
+from . import knobs
+from .base import Panel
+from .decays import chosen, decay_knobs
+from .gradient_accumulation import gradient_accumulation
+from .inverse import inverse
+from .log_space import log_space
+from .padding import padding
+from .phase_diagram import phase_diagram
+from .scripts import literal
+from .transposed_mask import transposed_mask
+
+OWN = {
+    "anchor": phase_diagram,
+    "gradient_accumulation": gradient_accumulation,
+    "inverse": inverse,
+    "log_space": log_space,
+    "padding": padding,
+    "transposed_mask": transposed_mask,
+}
+"""The cases that have a panel of their own."""
+
+
+class CasePanel(Panel):
+    """The knobs are those of the registry: sliders for ranges, lists for choices, boxes for yes and no."""
+
+    readout_lines = 5
+
+    def __init__(self, case: Case, **settings):
+        self.case, self.name = case, case.name.replace("_", "-")
+        self._figure = VerdictFigure(len(case.at()))
+        made = {}
+        for name, knob in case.knobs.items():
+            if name != "seed":
+                made |= self._widgets(name, knob)
+        super().__init__(
+            made,
+            self._figure.canvas,
+            settings,
+            alt="A lane for each number of the case: a diamond for the law, a dot for the measurement, and beside it "
+            "whether the two agree; NaN and infinity are hatched and named",
+        )
+        self.add_class("flakit-case")
+        if "seed" not in case.knobs:
+            self.knobs["seed"].layout.display = "none"
+
+    def _widgets(self, name: str, knob: Knob) -> dict[str, widgets.Widget]:
+        """The knob's widget; two for a decay that is a profile or a number."""
+        value, numbers = knob.default, knob.range
+        if str in knob.kinds and float in knob.kinds:
+            return decay_knobs(self, value, -1.0, low=numbers.low)
+        if bool in knob.kinds:
+            return {name: knobs.switch(value, name)}
+        if knob.choices:
+            make = knobs.choice if str in knob.kinds else knobs.steps
+            return {name: make(value, knob.choices, name)}
+        if int in knob.kinds and numbers.log:
+            stops = [numbers.low * 2**n for n in range(int(math.log2(numbers.high / numbers.low)) + 1)]
+            return {name: knobs.steps(value, stops, name)}
+        if int in knob.kinds:
+            return {name: knobs.integer(value, numbers.low, numbers.high, name, numbers.step or 1)}
+        if numbers.decay:
+            return {name: knobs.DecayKnob(value, name, low=numbers.low)}
+        return {name: knobs.number(value, numbers.low, numbers.high, name, numbers.step, numbers.log)}
+
+    def _arguments(self, setting: dict) -> dict:
+        """The setting as arguments of the case's `at`."""
+        if "profile" in setting:
+            setting = setting | {"decay": chosen(setting["profile"], setting["decay"])}
+        return {name: setting[name] for name in self.case.knobs}
+
+    def compute(self, **setting):
+        return self.case.at(**self._arguments(setting))
+
+    def draw(self, result, **_) -> None:
+        self._figure.update(self.case.name.replace("_", " "), result)
+
+    def describe(self, result, **_) -> str:
+        judged = [row for row in result if row.agrees is not None]
+        wrong = [row.what for row in judged if not row.agrees]
+        agree = f"{len(judged) - len(wrong)} of {len(judged)} numbers are as the law says."
+        return "\n".join(
+            [
+                f"Told: {self.case.told}.",
+                f"Measured: {self.case.measured}.",
+                f"At this setting {agree}" + (f" Not so: {'; '.join(wrong)}." if wrong else ""),
+            ]
+        )
+
+    def script(self, **setting) -> str:
+        given = ", ".join(f"{name}={literal(x)}" for name, x in self._arguments(setting).items())
+        return f"""from flakit.cases.registry import CASES
+
+for row in CASES[{self.case.name!r}].at({given}):
+    print(row.what, "law", row.law, "measured", row.measured, row.agrees)
+"""
+
+
+def case(name: str, **settings) -> Panel:
+    """The panel of a case: its own where it has one (`OWN`), else one that shows every number of its `at`.
+
+    name: of a case, as `flakit cases` lists them. settings: any of its knobs; those of the panel where it has its own.
+    Of a decay that may be a profile or a number, `profile` is the one, or "constant", and `decay` the other.
+
+    >>> case("masking", w=-3.0, mask="multiply")
+    """
+    entry = find(name)
+    return OWN[entry.name](**settings) if entry.name in OWN else CasePanel(entry, **settings)
