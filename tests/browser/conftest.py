@@ -1,4 +1,4 @@
-"""A chromium and a JupyterLab for the whole session, an open notebook for each test."""
+"""A chromium and a JupyterLab for the whole session, a page for each test, or for the tests of a class."""
 
 import re
 import shutil
@@ -34,20 +34,25 @@ def pytest_runtest_makereport(item, call):
     report = yield
     page = item.funcargs.get("page")
     if report.when == "call" and report.failed and page is not None:
-        picture = item.funcargs["tmp_path"] / "failed.png"
+        picture = item.funcargs["folder_for_screenshots"] / "failed.png"
         page.screenshot(path=picture)
         report.sections.append(("screenshot", str(picture)))
     return report
 
 
-@pytest.fixture
-def page(chromium, tmp_path):
+@pytest.fixture(autouse=True)
+def folder_for_screenshots(tmp_path):
+    return tmp_path
+
+
+@pytest.fixture(scope="class")
+def page(chromium):
     page = chromium.new_page(viewport={"width": 1400, "height": 1000})
     yield page
     page.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="class")
 def open_notebook(jupyterlab, page, request):
     """open_notebook("04_decay_blowup.ipynb") -> Notebook"""
     return lambda name: lab.Notebook(page, jupyterlab, name, workspace=re.sub(r"\W+", "-", request.node.name))
