@@ -1,7 +1,9 @@
 """What every chunked operator's kernels share: where a chunk lies, its tiles, and the states between chunks.
 
 A state S [K, V] per head decays along K between chunks and each chunk writes into it: S <- e^{total} S + written.
-`written_kernel` forms each chunk's writing, `scan_kernel` turns these, in place, into the state entering each chunk.
+`stream_kernel` walks from chunk to chunk and leaves the state entering each. Where heads and sequences alone are too
+few to fill a GPU, sequences are cut into segments: the stream first finds what each segment writes, `scan_kernel` turns
+that, in place, into the state entering each segment, and the stream starts there.
 `ChunkPlan` holds what all launches of a call have in common.
 
 A chunk is *mild* where its whole decay provably fits float32 about the middle row; kernels that work inside chunks are
@@ -13,7 +15,7 @@ import triton
 import triton.language as tl
 
 from .blocks_triton import decay_after, decay_before, dot, level_pairs, level_weights, row_at, to_operand
-from .launch import CHUNK_SIZE, TABLE, block, elements, width
+from .launch import CHUNK_SIZE, ENOUGH, SHORTEST_SEGMENT, TABLE, block, elements, width
 from .packed import chunk_offsets, max_chunks
 
 MILD_TOTAL = tl.constexpr(-110.0)
@@ -163,73 +165,126 @@ def dyadic_pairs(b_q, b_k, b_prev, b_next, b_dA, b_dq, b_dk, C: tl.constexpr, BK
 
 
 @triton.jit
-def written_kernel(
-    x, y, w, written, decay, mild, scale, sequence_of_chunk, cu_seqlens, offsets, T,
-    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    REVERSE: tl.constexpr, MAY_BE_MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
+def stream_kernel(
+    x, y, w, states, decay, mild, first, last, scale, sequence_of_segment, segment_offsets, cu_seqlens, offsets, T, L,
+    H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
+    BV: tl.constexpr, REVERSE: tl.constexpr, INCLUSIVE: tl.constexpr, TOTALS: tl.constexpr, SEGMENTED: tl.constexpr,
+    MAY_BE_MILD: tl.constexpr, HAS_FIRST: tl.constexpr, WANTS_LAST: tl.constexpr, PACKED: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """What one chunk adds to the state, (k e^{after})^T v, or in reverse to its gradient, (scale r e^{before})^T do.
+    """S <- e^{total} S + (k e^{after})^T v, chunk after chunk of a segment of L; in reverse (scale r e^{before})^T do.
 
-    Also e^{total}, by which it decays the state, and whether every decay in it is mild. In registers: written [BK, BV].
+    The state before each chunk is stored, and whether its decays are mild; or, for TOTALS, what the whole segment makes
+    of a zero state, and e^{its total}. INCLUSIVE: a read is faded by its own token's decay too.
+    G: heads of x and y that write into one state. In registers: S [BK, BV].
     """
-    i = tl.program_id(0)
+    i, i_s = tl.program_id(0), tl.program_id(1)
     NK: tl.constexpr = (K + BK - 1) // BK
-    NV: tl.constexpr = (V + BV - 1) // BV
-    i_h, i_k, i_v, i_c = i % H, (i // H) % NK, (i // (H * NK)) % NV, i // (H * NK * NV)
-    start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
-    b_x = load_tile(x, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32) * scale
-    b_y = load_tile(y, start, end, i_h, i_v, 0, H, V, C, BV).to(tl.float32)
-    b_w = load_tile(w, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
-    if REVERSE:
-        b_x *= tl.exp(decay_before(load_tile(w, start, end, i_h, i_k, -1, H, K, C, BK).to(tl.float32)))
+    i_h, i_k, i_v = i % H, (i // H) % NK, i // (H * NK)
+    if PACKED:
+        if SEGMENTED:
+            i_n = tl.load(sequence_of_segment + i_s)
+            skipped = (i_s - tl.load(segment_offsets + i_n)) * L
+        else:
+            i_n = i_s
+            skipped = i_s * 0
+        begin = tl.load(cu_seqlens + i_n).to(tl.int64) + skipped * C
+        end = tl.minimum(tl.load(cu_seqlens + i_n + 1).to(tl.int64), T)
+        first_chunk = tl.load(offsets + i_n) + skipped
     else:
-        b_x *= tl.exp(decay_after(load_tile(w, start, end, i_h, i_k, 1, H, K, C, BK).to(tl.float32)))
-    p, m = state_pointers(written, i_c * H + i_h, i_k, i_v, K, V, BK, BV)
-    tl.store(p, tl.dot(to_operand(tl.trans(b_x), PRECISION), b_y, input_precision=PRECISION), mask=m)
-    total = tl.sum(b_w, 0)
-    o_k = i_k * BK + tl.arange(0, BK)
-    tl.store(decay + (i_c.to(tl.int64) * H + i_h) * K + o_k, tl.exp(total), mask=(o_k < K) & (i_v == 0))
-    tl.store(mild + (i_c * H + i_h) * NK + i_k, is_mild(b_w) * MAY_BE_MILD, mask=i_v == 0)
+        NT = tl.cdiv(T, C)
+        NS = tl.cdiv(NT, L)
+        i_n = i_s // NS
+        skipped = (i_s % NS) * L
+        begin = i_n.to(tl.int64) * T + skipped * C
+        end = (i_n + 1).to(tl.int64) * T
+        first_chunk = i_n * NT + skipped
+    chunks = tl.minimum(tl.maximum(end - begin + C - 1, 0) // C, L).to(tl.int32)
+    i_sh = i_s * H + i_h
+    b_S = tl.zeros([BK, BV], dtype=tl.float32)
+    if HAS_FIRST:
+        p_S, m_S = state_pointers(first, i_sh, i_k, i_v, K, V, BK, BV)
+        b_S += tl.load(p_S, mask=m_S, other=0.0)
+    b_all = tl.zeros([BK], dtype=tl.float32)
+    for j in range(0, chunks):
+        if REVERSE:
+            i_c = chunks - 1 - j
+        else:
+            i_c = j
+        start = begin + i_c * C
+        i_ch = (first_chunk + i_c) * H + i_h
+        b_w = load_tile(w, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
+        if REVERSE:
+            if INCLUSIVE:
+                factor = tl.exp(tl.cumsum(b_w, 0)) * scale
+            else:
+                factor = (
+                    tl.exp(decay_before(load_tile(w, start, end, i_h, i_k, -1, H, K, C, BK).to(tl.float32))) * scale
+                )
+        else:
+            factor = tl.exp(decay_after(load_tile(w, start, end, i_h, i_k, 1, H, K, C, BK).to(tl.float32)))
+        total = tl.sum(b_w, 0)
+        if TOTALS:
+            b_all += total
+        else:
+            p_S, m_S = state_pointers(states, i_ch, i_k, i_v, K, V, BK, BV)
+            tl.store(p_S, b_S, mask=m_S)
+            tl.store(mild + i_ch * NK + i_k, is_mild(b_w) * MAY_BE_MILD, mask=i_v == 0)
+        b_S *= tl.exp(total)[:, None]
+        for i_g in tl.static_range(G):
+            b_x = load_tile(x, start, end, i_h * G + i_g, i_k, 0, H * G, K, C, BK).to(tl.float32) * factor
+            b_y = load_tile(y, start, end, i_h * G + i_g, i_v, 0, H * G, V, C, BV).to(tl.float32)
+            b_S += tl.dot(to_operand(tl.trans(b_x), PRECISION), b_y, input_precision=PRECISION)
+    if TOTALS:
+        o_k = i_k * BK + tl.arange(0, BK)
+        tl.store(decay + i_sh.to(tl.int64) * K + o_k, tl.exp(b_all), mask=(o_k < K) & (i_v == 0))
+        p_S, m_S = state_pointers(states, i_sh, i_k, i_v, K, V, BK, BV)
+        tl.store(p_S, b_S, mask=m_S)
+    if WANTS_LAST:
+        p_S, m_S = state_pointers(last, i_sh, i_k, i_v, K, V, BK, BV)
+        tl.store(p_S, b_S, mask=m_S)
 
 
 @triton.jit
-def _scan_index(j, first_chunk, chunks, i_h, H: tl.constexpr, REVERSE: tl.constexpr):
+def _scan_index(j, first_part, parts, i_h, H: tl.constexpr, REVERSE: tl.constexpr):
     """The number, in memory, of the j-th state that a scan comes to."""
     if REVERSE:
-        i = first_chunk + chunks - 1 - j
+        i = first_part + parts - 1 - j
     else:
-        i = first_chunk + j
+        i = first_part + j
     return tl.cast(i, tl.int64) * H + i_h
 
 
 @triton.jit
 def scan_kernel(
-    written, decay, first, last, cu_seqlens, offsets, T,
-    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BE: tl.constexpr,
+    written, decay, first, last, offsets, parts,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BE: tl.constexpr,
     REVERSE: tl.constexpr, HAS_FIRST: tl.constexpr, WANTS_LAST: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """Put the state before each chunk where its writing was: S <- e^{total} S + written. In registers: BE elements."""
+    """Put the state before each part of a sequence where its writing was: S <- e^{total} S + written.
+
+    parts: of each sequence, where they are not packed. In registers: BE elements of S.
+    """
     i_e, i_nh = tl.program_id(0), tl.program_id(1)
     i_n, i_h = i_nh // H, i_nh % H
     if PACKED:
-        first_chunk = tl.load(offsets + i_n)
-        chunks = tl.load(offsets + i_n + 1) - first_chunk
+        first_part = tl.load(offsets + i_n)
+        parts = tl.load(offsets + i_n + 1) - first_part
     else:
-        chunks = tl.cdiv(T, C)
-        first_chunk = i_n * chunks
+        first_part = i_n * parts
     o_e = i_e * BE + tl.arange(0, BE)
     m_e = o_e < K * V
     b_S = tl.zeros([BE], dtype=tl.float32)
     if HAS_FIRST:
         b_S += tl.load(first + i_nh.to(tl.int64) * K * V + o_e, mask=m_e, other=0.0)
     p_e, p_d = written + o_e, decay + o_e // V
-    for j in range(0, chunks, 4):
-        # Four chunks' loads are under way before the first is waited for: a scan is all waiting.
-        i_0 = _scan_index(j, first_chunk, chunks, i_h, H, REVERSE)
-        i_1 = _scan_index(j + 1, first_chunk, chunks, i_h, H, REVERSE)
-        i_2 = _scan_index(j + 2, first_chunk, chunks, i_h, H, REVERSE)
-        i_3 = _scan_index(j + 3, first_chunk, chunks, i_h, H, REVERSE)
-        m_1, m_2, m_3 = m_e & (j + 1 < chunks), m_e & (j + 2 < chunks), m_e & (j + 3 < chunks)
+    for j in range(0, parts, 4):
+        # Four parts' loads are under way before the first is waited for: a scan is all waiting.
+        i_0 = _scan_index(j, first_part, parts, i_h, H, REVERSE)
+        i_1 = _scan_index(j + 1, first_part, parts, i_h, H, REVERSE)
+        i_2 = _scan_index(j + 2, first_part, parts, i_h, H, REVERSE)
+        i_3 = _scan_index(j + 3, first_part, parts, i_h, H, REVERSE)
+        m_1, m_2, m_3 = m_e & (j + 1 < parts), m_e & (j + 2 < parts), m_e & (j + 3 < parts)
         b_0 = tl.load(p_e + i_0 * K * V, mask=m_e, other=0.0)
         b_1 = tl.load(p_e + i_1 * K * V, mask=m_1, other=0.0)
         b_2 = tl.load(p_e + i_2 * K * V, mask=m_2, other=0.0)
@@ -268,15 +323,18 @@ class ChunkPlan:
             self.N, self.chunks = B, B * triton.cdiv(self.T, self.C)
         else:
             self.N = len(cu_seqlens) - 1
-            self.chunks = max_chunks(self.T, self.N, self.C)
-            self.offsets = chunk_offsets(cu_seqlens, self.C)
-            order = torch.arange(self.chunks, device=x.device, dtype=torch.int32)
-            found = torch.searchsorted(self.offsets[1:], order, right=True)
-            self.sequence_of_chunk = found.clamp_(max=self.N - 1).to(torch.int32)
+            self.chunks, self.sequence_of_chunk, self.offsets = self._packed_parts(self.C)
         self.empty = x.new_empty(0, dtype=torch.float32).new_empty
         self.where = (self.sequence_of_chunk, cu_seqlens, self.offsets, self.T)
-        # The guard looks at blocks of K as `written_kernel` cuts them, unless the operator says otherwise.
-        self.flags = flags or triton.cdiv(self.K, block(self.K, TABLE[f"{op}.written", self.width].BK))
+        # The guard looks at blocks of K as `stream_kernel` cuts them, unless the operator says otherwise.
+        self.flags = flags or triton.cdiv(self.K, block(self.K, TABLE[f"{op}.stream", self.width].BK))
+
+    def _packed_parts(self, tokens: int) -> tuple[int, torch.Tensor, torch.Tensor]:
+        """A packed batch cut into parts: room for so many, the sequence of each, and how many come before each one."""
+        parts, offsets = max_chunks(self.T, self.N, tokens), chunk_offsets(self.cu_seqlens, tokens)
+        order = torch.arange(parts, device=offsets.device, dtype=torch.int32)
+        found = torch.searchsorted(offsets[1:], order, right=True)
+        return parts, found.clamp_(max=self.N - 1).to(torch.int32), offsets
 
     def sizes(self, kernel: str, V: int | None = None) -> tuple[dict, int, int]:
         """Keyword arguments every kernel takes, and the numbers of blocks along K and V (default: the state's)."""
@@ -297,30 +355,64 @@ class ChunkPlan:
     def state_shape(self) -> tuple[int, int, int, int]:
         return self.N, self.H, self.K, self.V
 
-    def states(self, x, y, w, scale, first, last, reverse):
+    def states(self, x, y, w, scale, first, last, reverse, inclusive=False):
         """The state entering each chunk (reverse: the gradient leaving it) [chunks, H, K, V], and which are mild.
 
-        x [B, T, H, K] and y [B, T, H, V] make each chunk's writing; V is y's own, whatever the plan's is.
+        x [B, T, G H, K] and y [B, T, G H, V] make each chunk's writing, G heads one state's; V is y's own, whatever the
+        plan's is. inclusive: in reverse, a read is faded by its own token's decay too.
         first and last [N, H, K, V]: where to begin, and where to leave the end; None: zeros, nowhere.
         """
         V = y.shape[-1]
-        states, decay = self.empty(self.chunks, self.H, self.K, V), self.empty(self.chunks, self.H, self.K)
-        mild = self.empty(self.chunks, self.H, self.flags, dtype=torch.int32)
-        common, NK, NV = self.sizes("written", V)
-        written_kernel[(self.chunks * NV * NK * self.H,)](
-            x, y, w, states, decay, mild, scale, *self.where,
-            REVERSE=reverse, MAY_BE_MILD=self.width == "16-bit", **common,
+        common, NK, NV = self.sizes("stream", V)
+        states, mild = (
+            self.empty(self.chunks, self.H, self.K, V),
+            self.empty(self.chunks, self.H, NK, dtype=torch.int32),
+        )
+        if self.cu_seqlens is not None:
+            # A packed batch has room for more chunks than it fills, and no output may be left to chance.
+            states.zero_()
+            mild.zero_()
+        common |= dict(
+            G=x.shape[2] // self.H, REVERSE=reverse, INCLUSIVE=inclusive, MAY_BE_MILD=self.width == "16-bit"
         )  # fmt: skip
-        self.scan(states, decay, first, last, reverse)
+        L, segments, segment_offsets, sequence_of_segment = self.segments(NK * NV * self.H)
+        where = (sequence_of_segment, segment_offsets, self.cu_seqlens, self.offsets, self.T, L)
+        grid = (NK * NV * self.H, segments)
+        if segments > self.N:
+            entering, decay = self.empty(segments, self.H, self.K, V), self.empty(segments, self.H, self.K)
+            stream_kernel[grid](
+                x, y, w, entering, decay, mild, None, None, scale, *where,
+                TOTALS=True, SEGMENTED=True, HAS_FIRST=False, WANTS_LAST=False, **common,
+            )  # fmt: skip
+            self._scan(entering, decay, first, last, segments // self.N, segment_offsets, reverse)
+            first, last = entering, None
+        stream_kernel[grid](
+            x, y, w, states, states, mild, first, last, scale, *where, TOTALS=False, SEGMENTED=segments > self.N,
+            HAS_FIRST=first is not None, WANTS_LAST=last is not None, **common,
+        )  # fmt: skip
         return states, mild
 
-    def scan(self, written, decay, first, last, reverse):
-        """Put the state entering each chunk where its writing [chunks, H, K, V] was; decay e^{total} [chunks, H, K]."""
+    def segments(self, programs):
+        """Chunks a segment, segments, and of a packed batch the segments before each sequence and whose each is.
+
+        programs: of one segment. Sequences stay whole where these are enough to fill a GPU. A packed batch, whose
+        sequences may be of any length, is cut whenever that is needed to make them alike.
+        """
+        if self.cu_seqlens is None and self.N * programs >= ENOUGH:
+            return triton.cdiv(self.T, self.C), self.N, None, None
+        L = max(SHORTEST_SEGMENT, triton.cdiv(self.chunks * programs, 2 * ENOUGH))  # finer: pieces are of unlike length
+        if self.cu_seqlens is None:
+            return L, self.N * triton.cdiv(self.T, self.C * L), None, None
+        segments, sequence_of_segment, offsets = self._packed_parts(self.C * L)
+        return L, segments, offsets, sequence_of_segment
+
+    def _scan(self, written, decay, first, last, parts, offsets, reverse):
+        """Put the state entering each part where its writing [parts, H, K, V] was; decay e^{total} [parts, H, K]."""
         V = written.shape[-1]
         launch = TABLE[f"{self.op}.scan", self.width]
         BE = elements(self.K * V, self.N * self.H, launch.BV)
         scan_kernel[triton.cdiv(self.K * V, BE), self.N * self.H](
-            written, decay, first, last, *self.where[1:], H=self.H, K=self.K, V=V, C=self.C, BE=BE,
+            written, decay, first, last, offsets, parts, H=self.H, K=self.K, V=V, BE=BE,
             REVERSE=reverse, HAS_FIRST=first is not None, WANTS_LAST=last is not None,
             PACKED=self.cu_seqlens is not None, num_warps=launch.num_warps, num_stages=launch.num_stages,
         )  # fmt: skip

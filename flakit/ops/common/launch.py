@@ -1,6 +1,7 @@
 """Launch parameters of every kernel, in one place: no autotuning at run time, so a first call takes seconds.
 
-Keyed by kernel and by whether the inputs are 16-bit. Found on an H200 (sm_90); they also fit sm_80's shared memory.
+Keyed by kernel and by whether the inputs are 16-bit; "gsa128" is GSA with more than 64 slots, all of them in registers.
+Found on an H200 (sm_90); they also fit sm_80's shared memory.
 """
 
 from typing import NamedTuple
@@ -21,9 +22,15 @@ CHUNK_SIZE = {"16-bit": 32, "float32": 32}
 CHECKPOINT = 32
 """Tokens between the states a recurrent forward keeps for its backward."""
 
+ENOUGH = 512
+"""Programs that walk along time which fill a GPU: about four a multiprocessor."""
+
+SHORTEST_SEGMENT = 16
+"""Chunks; below it, cutting sequences into segments costs more than it brings."""
+
 TABLE = {
-    ("rwkv6.written", "16-bit"): Launch(64, 64, 2, 1),
-    ("rwkv6.written", "float32"): Launch(32, 32, 4, 1),
+    ("rwkv6.stream", "16-bit"): Launch(32, 64, 1, 2),
+    ("rwkv6.stream", "float32"): Launch(32, 64, 2, 2),
     ("rwkv6.scan", "16-bit"): Launch(1, 4096, 8, 1),
     ("rwkv6.scan", "float32"): Launch(1, 4096, 8, 1),
     ("rwkv6.output.mild", "16-bit"): Launch(64, 64, 2, 1),
@@ -39,7 +46,7 @@ TABLE = {
     ("rwkv6.recurrent", "float32"): Launch(512, 16, 4, 1),
     ("rwkv6.recurrent_grads", "16-bit"): Launch(512, 16, 4, 1),
     ("rwkv6.recurrent_grads", "float32"): Launch(512, 16, 4, 1),
-    ("rwkv7.prepare.mild", "16-bit"): Launch(64, 64, 2, 1),
+    ("rwkv7.prepare.mild", "16-bit"): Launch(64, 64, 1, 1),
     ("rwkv7.prepare.dyadic", "16-bit"): Launch(64, 64, 4, 1),
     ("rwkv7.prepare.dyadic", "float32"): Launch(32, 32, 4, 1),
     ("rwkv7.stream", "16-bit"): Launch(256, 64, 4, 1),
@@ -60,24 +67,42 @@ TABLE = {
     ("rwkv7.recurrent", "float32"): Launch(512, 16, 4, 1),
     ("rwkv7.recurrent_grads", "16-bit"): Launch(512, 16, 4, 1),
     ("rwkv7.recurrent_grads", "float32"): Launch(512, 16, 4, 1),
-    ("gsa.gates", "16-bit"): Launch(128, 1, 4, 1),
-    ("gsa.gates", "float32"): Launch(128, 1, 4, 1),
-    ("gsa.written", "16-bit"): Launch(1, 64, 4, 1),
-    ("gsa.written", "float32"): Launch(1, 32, 4, 1),
+    ("gsa.gates", "16-bit"): Launch(128, 1, 1, 1),
+    ("gsa.gates", "float32"): Launch(128, 1, 1, 1),
+    ("gsa.stream", "16-bit"): Launch(32, 128, 2, 2),
+    ("gsa.stream", "float32"): Launch(32, 64, 2, 2),
     ("gsa.scan", "16-bit"): Launch(1, 1024, 4, 1),
     ("gsa.scan", "float32"): Launch(1, 1024, 4, 1),
-    ("gsa.output.mild", "16-bit"): Launch(64, 64, 4, 1),
-    ("gsa.output.dyadic", "16-bit"): Launch(64, 64, 4, 1),
+    ("gsa.output.mild", "16-bit"): Launch(64, 64, 2, 1),
+    ("gsa.output.dyadic", "16-bit"): Launch(32, 32, 4, 1),
     ("gsa.output.dyadic", "float32"): Launch(32, 32, 4, 1),
-    ("gsa.softmax_grads.mild", "16-bit"): Launch(64, 64, 4, 1),
+    ("gsa.softmax_grads.mild", "16-bit"): Launch(64, 64, 2, 1),
     ("gsa.softmax_grads.dyadic", "16-bit"): Launch(64, 64, 4, 1),
     ("gsa.softmax_grads.dyadic", "float32"): Launch(32, 32, 4, 1),
-    ("gsa.slot_grads.mild", "16-bit"): Launch(64, 64, 4, 1),
+    ("gsa.slot_grads.mild", "16-bit"): Launch(64, 64, 2, 1),
     ("gsa.slot_grads.dyadic", "16-bit"): Launch(64, 64, 4, 1),
     ("gsa.slot_grads.dyadic", "float32"): Launch(32, 32, 4, 1),
-    ("gsa.pass_grads.mild", "16-bit"): Launch(64, 64, 4, 1),
+    ("gsa.pass_grads.mild", "16-bit"): Launch(32, 32, 2, 1),
     ("gsa.pass_grads.dyadic", "16-bit"): Launch(64, 64, 4, 1),
-    ("gsa.pass_grads.dyadic", "float32"): Launch(32, 32, 4, 1),
+    ("gsa.pass_grads.dyadic", "float32"): Launch(16, 16, 4, 1),
+    ("gsa128.stream", "16-bit"): Launch(32, 128, 2, 2),
+    ("gsa128.stream", "float32"): Launch(32, 64, 2, 2),
+    ("gsa128.scan", "16-bit"): Launch(1, 1024, 4, 1),
+    ("gsa128.scan", "float32"): Launch(1, 1024, 4, 1),
+    ("gsa128.gates", "16-bit"): Launch(128, 1, 2, 1),
+    ("gsa128.gates", "float32"): Launch(128, 1, 2, 1),
+    ("gsa128.output.mild", "16-bit"): Launch(64, 64, 4, 1),
+    ("gsa128.output.dyadic", "16-bit"): Launch(64, 64, 4, 1),
+    ("gsa128.output.dyadic", "float32"): Launch(32, 32, 8, 1),
+    ("gsa128.softmax_grads.mild", "16-bit"): Launch(64, 64, 4, 1),
+    ("gsa128.softmax_grads.dyadic", "16-bit"): Launch(64, 64, 8, 1),
+    ("gsa128.softmax_grads.dyadic", "float32"): Launch(32, 32, 8, 1),
+    ("gsa128.slot_grads.mild", "16-bit"): Launch(64, 64, 4, 1),
+    ("gsa128.slot_grads.dyadic", "16-bit"): Launch(64, 64, 8, 1),
+    ("gsa128.slot_grads.dyadic", "float32"): Launch(32, 32, 8, 1),
+    ("gsa128.pass_grads.mild", "16-bit"): Launch(64, 64, 4, 1),
+    ("gsa128.pass_grads.dyadic", "16-bit"): Launch(64, 64, 4, 1),
+    ("gsa128.pass_grads.dyadic", "float32"): Launch(16, 16, 8, 1),
     ("gsa.recurrent", "16-bit"): Launch(128, 16, 4, 1),
     ("gsa.recurrent", "float32"): Launch(128, 16, 4, 1),
     ("gsa.recurrent_grads", "16-bit"): Launch(128, 16, 4, 1),

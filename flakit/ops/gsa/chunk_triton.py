@@ -1,11 +1,10 @@
-"""GSA in chunks as Triton kernels: everything is parallel over chunks but a light scan over their states.
+"""GSA in chunks as Triton kernels: everything is parallel over chunks but a light stream of memories.
 
 Forward:  `gates_kernel`         the running sums of g that the others need, and which chunks are mild
-          `written_kernel`       what each chunk writes into a memory, `scan_kernel` the memory entering each chunk:
-                                 twice, for hk and for hv
+          `stream_kernel`        the memory entering each chunk: twice, for hk and for hv
           `output_kernel`        scores, softmax and o from a chunk's tokens and its entering memories
 Backward: `softmax_grads_kernel` dscores, from p and what reaches it through the second pass
-          `written_kernel`, `scan_kernel` in reverse, twice: the gradient of the memory leaving each chunk
+          `stream_kernel`        in reverse, twice: the gradient of the memory leaving each chunk
           `slot_grads_kernel`    ds and dg as far as a chunk's own tokens and its entering memory go, once a pass
           `pass_grads_kernel`    dk and dq, or dv, and the rest of ds and dg, once a pass
 
@@ -30,7 +29,6 @@ from ..common.chunks_triton import (
     ChunkPlan,
     dyadic_pairs,
     dyadic_scores,
-    is_mild,
     kept_states_shape,
     load_tile,
     locate,
@@ -43,11 +41,10 @@ from ..common.launch import TABLE, block
 
 @triton.jit
 def gates_kernel(
-    g, upto, after, decay, mild, sequence_of_chunk, cu_seqlens, offsets, T,
-    H: tl.constexpr, M: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, MAY_BE_MILD: tl.constexpr,
-    PACKED: tl.constexpr,
+    g, upto, after, decay, sequence_of_chunk, cu_seqlens, offsets, T,
+    H: tl.constexpr, M: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """Sums of g over a chunk's rows up to and after each [B, T, H, M], e^{total} and mildness. In registers: [C, BM].
+    """Sums of g over a chunk's rows up to and after each [B, T, H, M], and e^{total}. In registers: [C, BM].
 
     Both are sums of what they cover, never the difference of one and the total: -inf stays -inf.
     """
@@ -60,31 +57,6 @@ def gates_kernel(
     store_tile(after, decay_after(b_next), start, end, i_h, 0, H, M, C, BM)
     o_m = tl.arange(0, BM)
     tl.store(decay + (i_c.to(tl.int64) * H + i_h) * M + o_m, tl.exp(tl.sum(b_g, 0)), mask=o_m < M)
-    tl.store(mild + i_c * H + i_h, is_mild(b_g) * MAY_BE_MILD)
-
-
-@triton.jit
-def written_kernel(
-    x, y, log_decay, written, sequence_of_chunk, cu_seqlens, offsets, T,
-    H: tl.constexpr, G: tl.constexpr, M: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr,
-    BD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """What one chunk writes, (s e^{after})^T k or v, or in reverse (x e^{upto})^T q or do, summed over G query heads.
-
-    In registers: written [BM, BD].
-    """
-    i = tl.program_id(0)
-    ND: tl.constexpr = (D + BD - 1) // BD
-    i_h, i_d, i_c = i % H, (i // H) % ND, i // (H * ND)
-    start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
-    factor = tl.exp(load_tile(log_decay, start, end, i_h, 0, 0, H, M, C, BM))
-    b_S = tl.zeros([BM, BD], dtype=tl.float32)
-    for i_g in range(G):
-        b_x = load_tile(x, start, end, i_h * G + i_g, 0, 0, H * G, M, C, BM).to(tl.float32) * factor
-        b_y = load_tile(y, start, end, i_h * G + i_g, i_d, 0, H * G, D, C, BD).to(tl.float32)
-        b_S += tl.dot(to_operand(tl.trans(b_x), PRECISION), b_y, input_precision=PRECISION)
-    p, m = state_pointers(written, i_c * H + i_h, 0, i_d, M, D, BM, BD)
-    tl.store(p, b_S, mask=m)
 
 
 @triton.jit
@@ -200,7 +172,7 @@ def output_kernel(
     q, k, v, s, g, upto, hk, hv, mild, o, p, scale, sequence_of_chunk, cu_seqlens, offsets, T,
     H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr, KEEP: tl.constexpr,
-    LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
+    FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """p = softmax of the scores, o = B v + (p e^{upto}) hv for one chunk and query head, B the scores of p with s.
 
@@ -210,7 +182,7 @@ def output_kernel(
     i_hq, i_c = i % (H * G), i // (H * G)
     i_h = i_hq // G
     i_s = i_c * H + i_h
-    if takes(mild, i_s, 1, MILD) == 0:
+    if takes(mild, i_s, FLAGS, MILD) == 0:
         return
     start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
     b_A, b_base = _products(q, k, hk, start, end, i_hq, i_h, i_s, H * G, H, K, M, C, BK, BM, PRECISION)
@@ -239,7 +211,7 @@ def softmax_grads_kernel(
     v, s, g, upto, do, hv, p, mild, dscores, scale, sequence_of_chunk, cu_seqlens, offsets, T,
     H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr,
-    LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
+    FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """scale dscores = scale p (dp - <p, dp>) [B, T, HQ, M] for one chunk and query head, dp being what do finds.
 
@@ -249,7 +221,7 @@ def softmax_grads_kernel(
     i_hq, i_c = i % (H * G), i // (H * G)
     i_h = i_hq // G
     i_s = i_c * H + i_h
-    if takes(mild, i_s, 1, MILD) == 0:
+    if takes(mild, i_s, FLAGS, MILD) == 0:
         return
     start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
     b_dB, b_base = _products(do, v, hv, start, end, i_hq, i_h, i_s, H * G, H, V, M, C, BV, BM, PRECISION)
@@ -266,7 +238,7 @@ def slot_grads_kernel(
     x, y, z, s, g, upto, states, mild, slot_ds, slot_dg, sequence_of_chunk, cu_seqlens, offsets, T,
     H: tl.constexpr, G: tl.constexpr, M: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr,
     BD: tl.constexpr, ADD: tl.constexpr,
-    LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
+    FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """ds and dg [B, T, H, M] as far as one pass's pairs and reads of S go, for one chunk and head; or ADD them.
 
@@ -275,7 +247,7 @@ def slot_grads_kernel(
     i = tl.program_id(0)
     i_h, i_c = i % H, i // H
     i_s = i_c * H + i_h
-    if takes(mild, i_s, 1, MILD) == 0:
+    if takes(mild, i_s, FLAGS, MILD) == 0:
         return
     start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
     b_ds = tl.zeros([C, BM], dtype=tl.float32)
@@ -302,7 +274,7 @@ def pass_grads_kernel(
     sequence_of_chunk, cu_seqlens, offsets, T,
     H: tl.constexpr, G: tl.constexpr, M: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr,
     BD: tl.constexpr, FIRST: tl.constexpr,
-    LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
+    FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The rest of one pass's gradients for one chunk and head: x = p, y = v, z = do or x = scale dscores, y = k, z = q.
 
@@ -315,7 +287,7 @@ def pass_grads_kernel(
     i = tl.program_id(0)
     i_h, i_c = i % H, i // H
     i_s = i_c * H + i_h
-    if takes(mild, i_s, 1, MILD) == 0:
+    if takes(mild, i_s, FLAGS, MILD) == 0:
         return
     start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
     b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32)
@@ -371,15 +343,13 @@ class _Plan(ChunkPlan):
     """A chunk plan whose states' rows are the slots, with a group of queries' sizes and the gates beside it."""
 
     def __init__(self, q, k, v, s, g, cu_seqlens, chunk_size):
-        super().__init__("gsa", s, v.shape[-1], cu_seqlens, chunk_size)
+        super().__init__("gsa" if s.shape[-1] <= 64 else "gsa128", s, v.shape[-1], cu_seqlens, chunk_size)
         self.M, self.D, self.G = self.K, k.shape[-1], q.shape[2] // self.H
         self.upto, self.after = self.empty(g.shape), self.empty(g.shape)
         self.decay = self.empty(self.chunks, self.H, self.M)
-        self.mild = self.empty(self.chunks, self.H, dtype=torch.int32)
-        options = self.options("gates")
         gates_kernel[(self.chunks * self.H,)](
-            g, self.upto, self.after, self.decay, self.mild, *self.where, H=self.H, M=self.M, C=self.C,
-            BM=self.block_M, MAY_BE_MILD=self.width == "16-bit", PACKED=cu_seqlens is not None, **options,
+            g, self.upto, self.after, self.decay, *self.where, H=self.H, M=self.M, C=self.C, BM=self.block_M,
+            PACKED=cu_seqlens is not None, **self.options("gates"),
         )  # fmt: skip
 
     @property
@@ -387,30 +357,17 @@ class _Plan(ChunkPlan):
         return block(self.M, 128)
 
     def options(self, kernel: str) -> dict:
-        launch = TABLE[f"gsa.{kernel}", self.width]
+        launch = TABLE[f"{self.op}.{kernel}", self.width]
         return dict(num_warps=launch.num_warps, num_stages=launch.num_stages)
 
     def ways(self, kernel: str):
         """The launches of a kernel that works inside chunks: (keyword arguments, largest block along K or V)."""
         for way in ("mild", "dyadic") if self.width == "16-bit" else ("dyadic",):
             common = dict(
-                H=self.H, G=self.G, M=self.M, C=self.C, BM=self.block_M, LEVELS=self.C.bit_length() - 1,
-                MILD=int(way == "mild"), PACKED=self.cu_seqlens is not None, PRECISION=self.precision,
+                H=self.H, G=self.G, M=self.M, C=self.C, BM=self.block_M, FLAGS=self.flags, MILD=int(way == "mild"),
+                LEVELS=self.C.bit_length() - 1, PACKED=self.cu_seqlens is not None, PRECISION=self.precision,
             )  # fmt: skip
-            yield common | self.options(f"{kernel}.{way}"), TABLE[f"gsa.{kernel}.{way}", self.width].BV
-
-    def memory(self, x, y, first, last, reverse):
-        """The memory entering each chunk (reverse: its gradient leaving it), [chunks, H, M, D], from rows x and y."""
-        D = y.shape[-1]
-        BD = block(D, TABLE["gsa.written", self.width].BV)
-        states = self.empty(self.chunks, self.H, self.M, D)
-        written_kernel[(self.chunks * triton.cdiv(D, BD) * self.H,)](
-            x, y, self.upto if reverse else self.after, states, *self.where,
-            H=self.H, G=x.shape[2] // self.H, M=self.M, D=D, C=self.C, BM=self.block_M, BD=BD,
-            PACKED=self.cu_seqlens is not None, PRECISION=self.precision, **self.options("written"),
-        )  # fmt: skip
-        self.scan(states, self.decay, first, last, reverse)
-        return states
+            yield common | self.options(f"{kernel}.{way}"), TABLE[f"{self.op}.{kernel}.{way}", self.width].BV
 
 
 def _slot_rows(states) -> tuple:
@@ -431,11 +388,12 @@ def forward(q, k, v, s, g, scale, initial_state, output_final_state, cu_seqlens,
     (first_hk, first_hv), last_hk, last_hv = _slot_rows(initial_state), None, None
     if output_final_state:
         last_hk, last_hv = (plan.empty(plan.N, plan.H, plan.M, x.shape[-1]) for x in (k, v))
-    hk, hv = plan.memory(s, k, first_hk, last_hk, False), plan.memory(s, v, first_hv, last_hv, False)
+    hk, mild = plan.states(s, k, g, 1.0, first_hk, last_hk, reverse=False)
+    hv, _ = plan.states(s, v, g, 1.0, first_hv, last_hv, reverse=False)
     o, p = q.new_empty(*q.shape[:3], plan.V), plan.empty((*q.shape[:3], plan.M) if keep else 0)
     for options, limit in plan.ways("output"):
         output_kernel[(plan.chunks * plan.H * plan.G,)](
-            q, k, v, s, g, plan.upto, hk, hv, plan.mild, o, p, scale, *plan.where,
+            q, k, v, s, g, plan.upto, hk, hv, mild, o, p, scale, *plan.where,
             K=plan.D, V=plan.V, BK=block(plan.D, limit), BV=block(plan.V, limit), KEEP=keep, **options,
         )  # fmt: skip
     final = (last_hk.mT.contiguous(), last_hv) if output_final_state else (plan.empty(0), plan.empty(0))
@@ -448,18 +406,18 @@ def backward(q, k, v, s, g, scale, initial_state, cu_seqlens, chunk_size, kept, 
     plan = _Plan(q, k, v, s, g, cu_seqlens, chunk_size)
     p, hk, hv = kept
     dscores = torch.empty_like(p)
+    last_hk, last_hv = _slot_rows(dfinal_state)
+    first_hk, first_hv = (plan.empty(plan.N, plan.H, plan.M, x.shape[-1]) for x in (k, v))
+    dhv, mild = plan.states(p, do, g, 1.0, last_hv, first_hv, reverse=True, inclusive=True)
     for options, limit in plan.ways("softmax_grads"):
         if q.dtype == torch.float16:
             # dscores is what dp differs from its mean by: of float16's 11 bits TF32's rounding of dp would cost one.
             options["PRECISION"] = "tf32x3"
         softmax_grads_kernel[(plan.chunks * plan.H * plan.G,)](
-            v, s, g, plan.upto, do, hv, p, plan.mild, dscores, scale, *plan.where,
+            v, s, g, plan.upto, do, hv, p, mild, dscores, scale, *plan.where,
             K=plan.D, V=plan.V, BK=block(plan.D, limit), BV=block(plan.V, limit), **options,
         )  # fmt: skip
-
-    last_hk, last_hv = _slot_rows(dfinal_state)
-    first_hk, first_hv = (plan.empty(plan.N, plan.H, plan.M, x.shape[-1]) for x in (k, v))
-    dhv, dhk = plan.memory(p, do, last_hv, first_hv, True), plan.memory(dscores, q, last_hk, first_hk, True)
+    dhk, _ = plan.states(dscores, q, g, 1.0, last_hk, first_hk, reverse=True, inclusive=True)
     dq, dk, dv, ds, dg = (torch.empty_like(x) for x in (q, k, v, s, g))
     slot_ds, slot_dg = plan.empty(s.shape), plan.empty(s.shape)
     second, first = (p, v, do, hv, dhv, dv, None), (dscores, k, q, hk, dhk, dk, dq)
@@ -467,13 +425,13 @@ def backward(q, k, v, s, g, scale, initial_state, cu_seqlens, chunk_size, kept, 
         for options, limit in plan.ways("slot_grads"):
             # A product is taken away from a sum that holds it: a fused multiply-add would not take the same one.
             slot_grads_kernel[(plan.chunks * plan.H,)](
-                x, y, z, s, g, plan.upto, states, plan.mild, slot_ds, slot_dg, *plan.where,
+                x, y, z, s, g, plan.upto, states, mild, slot_ds, slot_dg, *plan.where,
                 D=y.shape[-1], BD=block(y.shape[-1], limit), ADD=dz is not None, enable_fp_fusion=False, **options,
             )  # fmt: skip
     for x, y, z, states, dstates, dy, dz in (second, first):
         for options, limit in plan.ways("pass_grads"):
             pass_grads_kernel[(plan.chunks * plan.H,)](
-                x, y, z, s, g, plan.upto, plan.after, plan.decay, states, dstates, plan.mild, slot_ds, slot_dg,
+                x, y, z, s, g, plan.upto, plan.after, plan.decay, states, dstates, mild, slot_ds, slot_dg,
                 dy, dz, ds, dg, *plan.where, D=y.shape[-1], BD=block(y.shape[-1], limit), FIRST=dz is not None,
                 **options,
             )  # fmt: skip

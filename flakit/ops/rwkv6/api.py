@@ -233,12 +233,14 @@ def _(r, k, v, w, u, initial_state, cu_seqlens, states, do, dfinal_state, scale,
 def _save(ctx, inputs, output):
     r, k, v, w, u, initial_state, cu_seqlens, scale, output_final_state, form, backend, chunk_size, _ = inputs
     ctx.save_for_backward(r, k, v, w, u, initial_state, cu_seqlens, output[2])
+    ctx.set_materialize_grads(False)  # half a gigabyte of zeros for states that nobody differentiates
     ctx.asked_for_state, ctx.settings = output_final_state, (scale, form, backend, chunk_size)
 
 
 def _differentiate(ctx, do, dfinal_state, _):
     dfinal_state = dfinal_state if ctx.asked_for_state else None
     saved = ctx.saved_tensors  # activation checkpointing allows one look
+    do = torch.zeros_like(saved[2]) if do is None else do
     *grads, dstate = _backward_op(*saved, do, dfinal_state, *ctx.settings)
     has_state = saved[5] is not None
     return (*grads, dstate if has_state else None, *(None,) * 7)

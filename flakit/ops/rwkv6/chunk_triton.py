@@ -1,9 +1,8 @@
-"""RWKV6 in chunks as Triton kernels: everything is parallel over chunks but a light scan over their states.
+"""RWKV6 in chunks as Triton kernels: everything is parallel over chunks but a light stream of states.
 
-Forward:  `written_kernel`  what each chunk writes into the state, how it decays, and whether its decay is mild
-          `scan_kernel`     from those, in place, the state entering each chunk
+Forward:  `stream_kernel`   the state entering each chunk, and whether the chunk's decay is mild
           `output_kernel`   o from a chunk's tokens and its entering state
-Backward: `written_kernel`, `scan_kernel` in reverse: the gradient of the state leaving each chunk
+Backward: `stream_kernel`   in reverse: the gradient of the state leaving each chunk
           `value_grads_kernel`, `key_grads_kernel`  dv; dr, dk, dw and each chunk's share of du
 
 Formulas as in `chunk_torch`. There are two ways through a chunk, compiled apart so that the common one stays small;

@@ -314,12 +314,14 @@ def _(r, w, k, v, a, b, initial_state, cu_seqlens, *_):
 def _save(ctx, inputs, output):
     *tensors, scale, output_final_state, form, backend, chunk_size, _ = inputs
     ctx.save_for_backward(*tensors, *output[2:])
+    ctx.set_materialize_grads(False)  # half a gigabyte of zeros for states that nobody differentiates
     ctx.asked_for_state, ctx.settings = output_final_state, (scale, form, backend, chunk_size)
 
 
 def _differentiate(ctx, do, dfinal_state, *_):
     dfinal_state = dfinal_state if ctx.asked_for_state else None
     saved = ctx.saved_tensors  # activation checkpointing allows one look
+    do = torch.zeros_like(saved[3]) if do is None else do
     *grads, dstate = _backward_op(*saved, do, dfinal_state, *ctx.settings)
     has_state = saved[6] is not None
     return (*grads, dstate if has_state else None, *(None,) * 7)
