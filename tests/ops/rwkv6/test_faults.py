@@ -7,8 +7,11 @@ import pytest
 import torch
 
 from flakit.cases.decay_gradient import identity, round_to
+from flakit.cases.final_state_gradient import ignoring
+from flakit.cases.transposed_mask import tiles
 from flakit.numerics.evaluate import evaluate
 from flakit.numerics.operators import OPERATORS
+from flakit.numerics.pieces import in_pieces
 from flakit.ops.rwkv6 import RWKV6Output, chunk_rwkv6
 from tests.ops.checking import check, true_values
 from tests.ops.settings import Setting, make
@@ -44,23 +47,12 @@ def dw_by_the_cancelling_identity(setting):
 
 
 def state_reset_every_64_tokens(setting):
-    def form(initial_state, output_final_state, **given):
-        outputs = []
-        for start in range(0, setting.T, 64):
-            part = {name: x[:, start : start + 64] if x.ndim == 4 else x for name, x in given.items()}
-            outputs.append(chunk_rwkv6(**part, initial_state=initial_state, output_final_state=True))
-            initial_state = torch.zeros_like(initial_state)
-        return RWKV6Output(torch.cat([o for o, _ in outputs], 1), outputs[-1].final_state)
-
-    return with_form(setting, form)
+    pieces = in_pieces("rwkv6", range(64, setting.T, 64), handed="nothing")
+    return with_form(setting, pieces.forms["chunk"])
 
 
 def final_state_without_a_gradient(setting):
-    def form(**given):
-        o, state = chunk_rwkv6(**given)
-        return RWKV6Output(o, state.detach() + 0 * state)
-
-    return with_form(setting, form)
+    return with_form(setting, ignoring(chunk_rwkv6))
 
 
 def initial_state_without_a_gradient(setting):
@@ -79,8 +71,7 @@ def initial_state_loaded_with_a_transposed_mask(setting):
 
     def form(initial_state, **given):
         K, V = initial_state.shape[-2:]
-        keys, values = torch.arange(K)[:, None], torch.arange(V)[None]
-        inside = (keys // 32 * 32 + values % 32 < K) & (values // 32 * 32 + keys % 32 < V)
+        inside = tiles(K, V, 32, 32)[:K, :V]
         return chunk_rwkv6(initial_state=initial_state * inside, **given)
 
     return with_form(setting, form)
