@@ -32,7 +32,7 @@ OWN = {
 class CasePanel(Panel):
     """The knobs are those of the registry: sliders for ranges, lists for choices, boxes for yes and no."""
 
-    readout_lines = 5
+    readout_lines = 4
 
     def __init__(self, case: Case, **settings):
         self.case, self.name = case, case.name.replace("_", "-")

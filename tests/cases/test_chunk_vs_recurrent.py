@@ -150,6 +150,20 @@ def test_published_forms_are_recorded_where_they_cannot_run(monkeypatch, tmp_pat
     assert [list(row) for row in rows] == [list(row) for row in found]
 
 
+def test_the_recorded_forms_give_the_reported_numbers(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    label, rows = case.published()
+    if not rows:
+        pytest.skip(label)
+    assert {row["who"] for row in rows} == {"flash-linear-attention", "flakit"}
+    for row in rows:
+        assert row["as_reported_worst"] == pytest.approx(row["reported"], rel=0.35), row
+        assert row["as_reported_factor"] == pytest.approx(10, rel=0.01), row
+        assert row["one_scale_factor"] == pytest.approx(1, rel=0.01), row
+        if row["who"] == "flakit":
+            assert max(row["chunk_error"], row["recurrent_error"]) < 2.5e-3, row
+
+
 def test_ratio_refuses_what_has_none():
     with pytest.raises(ValueError, match=r"got: expected \[3\] like other, got \[2\]"):
         case.ratio(torch.ones(2), torch.ones(3))
