@@ -35,7 +35,7 @@ class Size:
         return self.T * self.size
 
 
-SMALL = Size(dim=64, layers=1, head_size=16, T=64, size=8, steps=150, lr=1e-2, modules=40)
+SMALL = Size(dim=32, layers=1, head_size=16, T=64, size=8, steps=100, lr=1e-2, modules=40)
 """Seconds on a CPU."""
 LARGE = Size(dim=256, layers=4, head_size=64, T=1024, size=16, steps=1000, lr=2e-3)
 """Under a minute on a GPU, in bfloat16."""
