@@ -3,7 +3,9 @@
 python data/record_gate_drift.py [--jobs 2] [--out FILE] [--quick]           needs no GPU; about 15 minutes on one core
 python data/record_gate_drift.py --long [--seconds 480] [--out FILE] [--quick]                 on one GPU or several
 
-The long runs are those of a wider GSA on the story's 3000 tokens, at learning rates that people use.
+The long runs are those of a wider GSA on the story's 3000 tokens, at learning rates that people use. One of them holds
+at most 0.46 GB of tensors (the right kernel's: 0.27 GB; both measured on a CPU, where the right kernel is the PyTorch
+form), and so all six at once fit beside other work; `LIMIT_GB` sees to it.
 """
 
 import argparse
@@ -29,6 +31,8 @@ SLOWER, SLOWER_STEPS = 4, 6000
 """A learning rate that is smaller by this factor, for GSA's faulty kernel, and how long it runs."""
 LONG = {"dim": 128, "tokens": 3000}
 LONG_RATES, LONG_SEEDS, LONG_WINDOW = (0.002, 0.001), range(2), 100
+LIMIT_GB = 8
+"""Of a GPU's memory, for each run: one that needs more fails by itself and leaves others theirs."""
 
 
 def main() -> None:
@@ -110,6 +114,7 @@ def run(n, *, op, kernel, seed, lr, steps, go_on, sizes, window, device, seconds
     torch.set_num_threads(1)
     if device == "cuda":
         torch.cuda.set_device(n % torch.cuda.device_count())
+        torch.cuda.set_per_process_memory_fraction(min(1.0, LIMIT_GB * 1e9 / torch.cuda.mem_get_info()[1]))
     how = {"seed": seed, "lr": lr, "device": device, "seconds": seconds, "progress": False, **sizes}
     model, found = gate_drift.drift(op, kernel, steps=steps, **how)
     setting = {"op": op, "kernel": kernel, "seed": seed, "lr": lr}

@@ -48,11 +48,16 @@ def operator(op: str, products: Callable[..., Products], chunk: int = 64) -> Cal
         def forward(ctx, *tensors: Tensor) -> Tensor:
             inputs = dict(zip(of.names, tensors, strict=True))
             ctx.chunked = of(inputs, lambda w, inclusive: products(w, inclusive=inclusive), chunk)
-            return ctx.chunked.made["o"]
+            # Taken out: o owns ctx, which would own o, until Python's collector comes, and it is blind to a GPU's memory.
+            return ctx.chunked.made.pop("o")
 
         @staticmethod
         def backward(ctx, do: Tensor) -> tuple[Tensor | None, ...]:
-            found = ctx.chunked.backward(split_chunks(do, chunk, torch.float32))
+            if ctx.chunked is None:
+                raise RuntimeError("backward: expected one for each forward, got a second")
+            # Given up as autograd gives up what it saved, or it would last, with the loss, into the next step.
+            chunked, ctx.chunked = ctx.chunked, None
+            found = chunked.backward(split_chunks(do, chunk, torch.float32))
             wanted = zip(of.names, ctx.needs_input_grad, strict=True)
             return tuple(found[f"d{name}"] if needed else None for name, needed in wanted)
 

@@ -36,6 +36,14 @@ def test_the_operator_is_the_case_itself():
     assert max(compare(grad, exact[name]).l2 for name, grad in found.grads.items()) < 2e-6
 
 
+def test_a_second_backward_is_refused():
+    x = [y.requires_grad_() for y in inputs("gsa", T=40, H=1, K=4).values()]
+    o = case.operator("gsa", padding.products(40))(*x)
+    o.sum().backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="backward: expected one for each forward, got a second"):
+        o.sum().backward()
+
+
 def test_the_story():
     rows = {row.what: row for row in case.reproduce()}
     assert all(row.agrees is not False for row in rows.values())

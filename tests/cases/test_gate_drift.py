@@ -1,5 +1,6 @@
 """Gates that drift: the law names every lost step, the share grows, the projection brings it back, the right kernel."""
 
+import gc
 import math
 from functools import partial
 
@@ -8,6 +9,7 @@ import torch
 
 from flakit.cases import gate_drift as case
 from flakit.cases import padding
+from flakit.models import Delay
 from flakit.numerics.inputs import inputs
 
 run = partial(case.drift, progress=False)
@@ -74,6 +76,32 @@ def test_width_length_and_time_are_choices():
     new = case.model(dim=64, seed=100)
     assert torch.equal(again.blocks[0].time.f_proj.weight, new.blocks[0].time.f_proj.weight)
     assert torch.equal(again.blocks[0].time.query.weight, model.blocks[0].time.query.weight)
+
+
+def tensors_between_steps(op, kernel, monkeypatch):
+    """How many are alive as each step begins, without Python's collector, which knows nothing of a GPU's memory."""
+    counts = []
+
+    class Counted(Delay):
+        def batch(self, *how):
+            counts.append(sum(issubclass(type(x), torch.Tensor) for x in gc.get_objects()))
+            return super().batch(*how)
+
+    monkeypatch.setattr(case, "Delay", Counted)
+    gc.collect()
+    gc.disable()
+    try:
+        run(op, kernel, steps=5)
+    finally:
+        gc.enable()
+    return [n - counts[0] for n in counts]
+
+
+@pytest.mark.parametrize("op", ["gsa", "rwkv6"])
+def test_a_step_leaves_nothing_behind(op, monkeypatch):
+    faulty, right = (tensors_between_steps(op, kernel, monkeypatch) for kernel in ("faulty", "right"))
+    assert len(faulty) == 5 and faulty[1] > 0 and set(faulty[1:]) == {faulty[1]}  # AdamW's, and the last step's logits
+    assert faulty == right
 
 
 @pytest.mark.gpu
