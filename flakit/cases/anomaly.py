@@ -48,7 +48,7 @@ def operator(op: str, products: Callable[..., Products], chunk: int = 64) -> Cal
         def forward(ctx, *tensors: Tensor) -> Tensor:
             inputs = dict(zip(of.names, tensors, strict=True))
             ctx.chunked = of(inputs, lambda w, inclusive: products(w, inclusive=inclusive), chunk)
-            # Taken out: o owns ctx, which would own o, until Python's collector comes, and it is blind to a GPU's memory.
+            # Taken out: o owns ctx, which would own o until Python's collector comes, blind to the memory of a GPU.
             return ctx.chunked.made.pop("o")
 
         @staticmethod
