@@ -4,8 +4,8 @@ python data/record_gate_drift.py [--jobs 2] [--out FILE] [--quick]           nee
 python data/record_gate_drift.py --long [--seconds 480] [--out FILE] [--quick]                 on one GPU or several
 
 The long runs are those of a wider GSA on the story's 3000 tokens, at learning rates that people use. One of them holds
-at most 0.46 GB of tensors (with the right kernel 0.39 GB; measured on a CPU, as the profiler counts allocations), so that
-all six fit on one GPU beside other work; `LIMIT_GB` sees to it.
+at most 0.46 GB of tensors (with the right kernel 0.39 GB; measured on a CPU, as the profiler counts allocations): all
+six fit on one GPU beside other work, and `LIMIT_GB` sees to it.
 """
 
 import argparse

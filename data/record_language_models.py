@@ -2,9 +2,9 @@
 
 python data/record_language_models.py [--out FILE] [--device cpu] [--jobs 4] [--quick]
 
-The file is written again after each model, so that a run cut short leaves those that are done. A model in training holds
-at most 3.3 GB of tensors (RWKV7; RWKV6 2.2, GSA 1.9, attention 1.0 GB: what the profiler counts on a CPU for one sequence
-and for two, carried on to 16), so that four at once and the process that started them stay below 20 GB.
+The file is written again after each model, so that a run cut short leaves those that are done. A model in training
+holds at most 3.3 GB of tensors (RWKV7; RWKV6 2.2, GSA 1.9, attention 1.0 GB: what the profiler counts on a CPU for one
+sequence and for two, carried on to 16), so that four at once and the process that started them stay below 20 GB.
 """
 
 import argparse
