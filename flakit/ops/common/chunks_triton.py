@@ -409,7 +409,7 @@ class ChunkPlan:
     def _scan(self, written, decay, first, last, parts, offsets, reverse):
         """Put the state entering each part where its writing [parts, H, K, V] was; decay e^{total} [parts, H, K]."""
         V = written.shape[-1]
-        launch = TABLE[f"{self.op}.scan", self.width]
+        launch = TABLE["scan", self.width]
         BE = elements(self.K * V, self.N * self.H, launch.BV)
         scan_kernel[triton.cdiv(self.K * V, BE), self.N * self.H](
             written, decay, first, last, offsets, parts, H=self.H, K=self.K, V=V, BE=BE,

@@ -29,10 +29,10 @@ SHORTEST_SEGMENT = 16
 """Chunks; below it, cutting sequences into segments costs more than it brings."""
 
 TABLE = {
+    ("scan", "16-bit"): Launch(1, 1024, 4, 1),
+    ("scan", "float32"): Launch(1, 1024, 4, 1),
     ("rwkv6.stream", "16-bit"): Launch(32, 64, 1, 2),
     ("rwkv6.stream", "float32"): Launch(32, 64, 2, 2),
-    ("rwkv6.scan", "16-bit"): Launch(1, 4096, 8, 1),
-    ("rwkv6.scan", "float32"): Launch(1, 4096, 8, 1),
     ("rwkv6.output.mild", "16-bit"): Launch(64, 64, 2, 1),
     ("rwkv6.output.dyadic", "16-bit"): Launch(64, 64, 2, 1),
     ("rwkv6.output.dyadic", "float32"): Launch(32, 32, 4, 1),
@@ -71,8 +71,6 @@ TABLE = {
     ("gsa.gates", "float32"): Launch(128, 1, 1, 1),
     ("gsa.stream", "16-bit"): Launch(32, 128, 2, 2),
     ("gsa.stream", "float32"): Launch(32, 64, 2, 2),
-    ("gsa.scan", "16-bit"): Launch(1, 1024, 4, 1),
-    ("gsa.scan", "float32"): Launch(1, 1024, 4, 1),
     ("gsa.output.mild", "16-bit"): Launch(64, 64, 2, 1),
     ("gsa.output.dyadic", "16-bit"): Launch(32, 32, 4, 1),
     ("gsa.output.dyadic", "float32"): Launch(32, 32, 4, 1),
@@ -87,8 +85,6 @@ TABLE = {
     ("gsa.pass_grads.dyadic", "float32"): Launch(16, 16, 4, 1),
     ("gsa128.stream", "16-bit"): Launch(32, 128, 2, 2),
     ("gsa128.stream", "float32"): Launch(32, 64, 2, 2),
-    ("gsa128.scan", "16-bit"): Launch(1, 1024, 4, 1),
-    ("gsa128.scan", "float32"): Launch(1, 1024, 4, 1),
     ("gsa128.gates", "16-bit"): Launch(128, 1, 2, 1),
     ("gsa128.gates", "float32"): Launch(128, 1, 2, 1),
     ("gsa128.output.mild", "16-bit"): Launch(64, 64, 4, 1),

@@ -34,6 +34,7 @@ class Configuration:
     chunk_size: int = 0
     packed: bool = False
     states: bool = False
+    only: str = ""  # the kernels to compile, by a part of their name; default all
 
     def run(self):
         B = 1 if self.packed or self.T == 1 else 2
@@ -58,6 +59,11 @@ CONFIGURATIONS = {
         Configuration(chunk, bf16, 512, 100, 128, group=4, gate_dtype=f32, packed=True, states=True),
         (90,),
     ),
+    "bf16-K64-V64-M64-T2000-packed-states": (
+        Configuration(chunk, bf16, 64, 64, 64, T=2000, packed=True, states=True, only="stream"),
+        (90,),
+    ),
+    "f32-K64-V64-M128": (Configuration(chunk, f32, 64, 64, 128), (90,)),
     "f32-K64-V64-M64-C16": (Configuration(chunk, f32, 64, 64, 64, chunk_size=16), (90,)),
     "f16-K24-V100-M20-G2-packed-states-C16": (
         Configuration(chunk, f16, 24, 100, 20, group=2, packed=True, states=True, chunk_size=16),
@@ -77,7 +83,7 @@ def planned() -> list:
     """One test a kernel, chip and configuration; the same kernel with the same arguments is compiled once."""
     tests = []
     for name, (configuration, capabilities) in CONFIGURATIONS.items():
-        recorded = {launch.name: launch for launch in launches(configuration.run)}
+        recorded = {launch.name: launch for launch in launches(configuration.run) if configuration.only in launch.name}
         for capability in capabilities:
             for launch in recorded.values():
                 tests.append(
@@ -105,4 +111,4 @@ def test_every_row_of_the_launch_table_is_launched(monkeypatch):
         monkeypatch.setattr(module, "TABLE", Watched(TABLE))
     for configuration, _ in CONFIGURATIONS.values():
         launches(configuration.run)
-    assert looked_up == {key for key in TABLE if key[0].startswith("gsa.")}
+    assert looked_up >= {key for key in TABLE if key[0].startswith("gsa")}

@@ -1,0 +1,47 @@
+"""Sequences cut into segments: what the kernels do where heads and sequences alone would leave a GPU idle.
+
+That depends on sizes that no quick test has, so here the plan is told that a GPU wants more programs, and shorter ones.
+"""
+
+import pytest
+
+from flakit.ops.common.dispatch import has_triton
+from tests.ops.places import PLACES, of
+from tests.ops.settings import Setting
+
+if not has_triton():
+    pytest.skip("needs Triton", allow_module_level=True)
+
+from flakit.ops.common import chunks_triton
+
+SETTING = Setting(T=85, H=1, K=24, V=40, decay="uniform", states="both")
+
+
+@pytest.fixture
+def cut(monkeypatch):
+    """Short segments in every launch, which are there to be seen."""
+    seen, plan = [], chunks_triton.ChunkPlan.segments
+
+    def watched(self, programs):
+        found = plan(self, programs)
+        seen.append(found[1] > self.N)
+        return found
+
+    monkeypatch.setattr(chunks_triton, "ENOUGH", 10**6)
+    monkeypatch.setattr(chunks_triton, "SHORTEST_SEGMENT", 2)
+    monkeypatch.setattr(chunks_triton.ChunkPlan, "segments", watched)
+    yield
+    assert seen and all(seen)
+
+
+@pytest.mark.parametrize(("decay", "packing"), [("uniform", "none"), ("inf-spikes", "packed")])
+@pytest.mark.parametrize("place", [place for place in PLACES if place.id != "torch"])
+@pytest.mark.parametrize("op", ["rwkv6", "gsa"])
+def test_cut_sequences_are_right(place, op, decay, packing, cut):
+    dtype = str(place.dtypes[1]).removeprefix("torch.")
+    setting = of(op, SETTING, decay=decay, packing=packing, dtype=dtype)
+    made, arriving = place.make(setting, T=85 if packing == "none" else 150, H=1)
+    if packing == "packed":
+        lengths = made["cu_seqlens"].diff()
+        assert lengths.min() < 32 < lengths.max()  # shorter and longer than a segment
+    place.check(made, arriving, "chunk", op, chunk_size=16)
