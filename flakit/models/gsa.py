@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -31,14 +32,15 @@ class GSA(nn.Module):
         self.head_size, self.slots, self.softening, self.operator = head_size, slots, softening, operator
         self.query, self.key, self.value = (linear(dim, dim, 0.5) for _ in range(3))
         self.f_proj = linear(dim, dim // head_size * slots, 0.5)
-        self.norm = nn.RMSNorm(dim)
+        self.norm = nn.RMSNorm(dim, eps=torch.finfo(torch.float32).eps)  # the default would be another in float64
         self.output = linear(dim, dim, 0.0)
 
     def forward(self, x: Tensor, first_value: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """x [B, T, dim] to this layer's contribution; first_value is RWKV7's alone and handed on."""
         q, k, v = (F.silu(make(x)).unflatten(-1, (-1, self.head_size)) for make in (self.query, self.key, self.value))
         g = F.logsigmoid(self.f_proj(x).unflatten(-1, (-1, self.slots))) / self.softening
-        o = self.operator(q, k, v, 1 - g.exp(), g).o
+        # As 1 - e^g it would be a difference of nearly equal numbers, and ten times as wrong in bfloat16.
+        o = self.operator(q, k, v, -torch.expm1(g), g).o
         o = F.silu(o.flatten(2)).to(
             self.norm.weight.dtype
         )  # RMSNorm is fast where both dtypes agree; autocast's do not
