@@ -46,7 +46,8 @@ def test_cases_lists_every_case():
     listed = json.loads(run("cases", "--json").output)
     assert [entry["name"] for entry in listed] == list(registry.CASES)
     anchor = next(entry for entry in listed if entry["name"] == "anchor")
-    assert anchor["knobs"]["w"] == {"default": -88.8, "expects": "a number from -1000 to 0, a natural-log decay"} and anchor["title"] and anchor["threads"]
+    expects = "a number from -1000 to 0, a natural-log decay"
+    assert anchor["knobs"]["w"] == {"default": -88.8, "expects": expects} and anchor["title"] and anchor["threads"]
 
 
 @pytest.mark.parametrize("words", [["--w", "-88.8", "--T", "64"], ["--w=-88.8", "--T=64"]], ids=["apart", "joined"])
