@@ -107,9 +107,10 @@ class _Watch(TorchDispatchMode):
         self.first = ""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        if not self.first and _bad(out) and not _bad((args, kwargs)):
-            self.first = func.overloadpacket.__name__
+        out, name = func(*args, **(kwargs or {})), func.overloadpacket.__name__
+        # What is yet to be written holds whatever was there before, NaN as well.
+        if not self.first and "empty" not in name and _bad(out) and not _bad((args, kwargs)):
+            self.first = name
         return out
 
 
