@@ -46,7 +46,7 @@ TABLE = {
     ("rwkv6.recurrent", "float32"): Launch(512, 16, 4, 1),
     ("rwkv6.recurrent_grads", "16-bit"): Launch(512, 16, 4, 1),
     ("rwkv6.recurrent_grads", "float32"): Launch(512, 16, 4, 1),
-    ("rwkv7.prepare.mild", "16-bit"): Launch(64, 64, 1, 1),
+    ("rwkv7.prepare.mild", "16-bit"): Launch(64, 64, 2, 1),
     ("rwkv7.prepare.dyadic", "16-bit"): Launch(64, 64, 4, 1),
     ("rwkv7.prepare.dyadic", "float32"): Launch(32, 32, 4, 1),
     ("rwkv7.stream", "16-bit"): Launch(256, 64, 4, 1),

@@ -11,8 +11,11 @@ Formulas as in `chunk_torch`; a~ = a e^{before} reads the entering state, b^ = b
 are two ways through a chunk, mild and dyadic (`common.chunks_triton`), compiled apart; `prepare_kernel` decides.
 
 The inverse U = (I - A_ab)^{-1} grows by recursive 2 x 2 blocks, as full-size products under a mask. Never by the
-powers of A_ab, which are huge and cancel where tokens repeat. TF32 is enough for 16-bit inputs (measured: the errors of
-o and of every gradient are those of an exact inverse), three TF32 products for float32.
+powers of A_ab, which are huge and cancel where tokens repeat. Where they do, what U makes is a small difference of
+large terms, and da and db are made of those: every product from A_ab to what `stream_kernel` reads is finer than all
+others (`SOLVE`), forward and backward alike. With TF32 alone da and db of 16-bit inputs come out up to ten times
+further off than their own rounding (equal tokens turned round, α = 1.9); with TF32 in one of the two directions all
+gradients do: the error made forward has to be the one that is differentiated.
 """
 
 import torch
@@ -33,7 +36,17 @@ from ..common.chunks_triton import (
     store_tile,
     takes,
 )
+from ..common.dispatch import interpreted
 from ..common.launch import CHUNK_SIZE, TABLE, block, width
+
+SOLVE = {"tf32": "ieee" if interpreted() else "bf16x3", "tf32x3": "ieee"}
+"""Precision of the products with U, by that of all others.
+
+Three bfloat16 products leave 1e-5 of an operand, a fortieth of TF32, in half the time of three TF32 products (1.66 ms
+for the two kernels that solve, against 2.2; one TF32 product 1.55: H200, 8 x 4096 tokens, 32 heads of 64). In float32
+true products cost nothing beside all else, and leave da and db of repeated tokens a tenth of the error. Triton's
+interpreter does not know bf16x3.
+"""
 
 
 @triton.jit
@@ -127,6 +140,7 @@ def prepare_kernel(
     w, k, v, a, b, transfer, found, inverse, mild, sequence_of_chunk, cu_seqlens, offsets, T,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
+    SOLVE: tl.constexpr,
 ):  # fmt: skip
     """U = (I - A_ab)^{-1}, found = U A_ak v, transfer = U a~ for one chunk. In registers: A_ab, A_ak, U [C, C]."""
     i = tl.program_id(0)
@@ -147,20 +161,20 @@ def prepare_kernel(
         )
         b_ab += b_A
         b_ak += b_B
-    b_U = _inverse(_below(b_ab, C), C, LEVELS, PRECISION)
+    b_U = _inverse(_below(b_ab, C), C, LEVELS, SOLVE)
     tl.store(_square(inverse, i, C), b_U)
-    b_U, b_ak = to_operand(b_U, PRECISION), to_operand(_below(b_ak, C), PRECISION)
+    b_ak = _below(b_ak, C)
     if K <= BK:
-        store_tile(transfer, dot(b_U, b_a * tl.exp(before), PRECISION), start, end, i_h, 0, H, K, C, BK)
+        store_tile(transfer, dot(b_U, b_a * tl.exp(before), SOLVE), start, end, i_h, 0, H, K, C, BK)
     else:
         for i_k in range(0, (K + BK - 1) // BK):
             b_a = load_tile(a, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
             b_prev = load_tile(w, start, end, i_h, i_k, -1, H, K, C, BK).to(tl.float32)
-            b_W = dot(b_U, b_a * tl.exp(decay_before(b_prev)), PRECISION)
+            b_W = dot(b_U, b_a * tl.exp(decay_before(b_prev)), SOLVE)
             store_tile(transfer, b_W, start, end, i_h, i_k, H, K, C, BK)
     for i_v in range(0, (V + BV - 1) // BV):
         b_v = load_tile(v, start, end, i_h, i_v, 0, H, V, C, BV).to(tl.float32)
-        b_f = dot(b_U, tl.dot(b_ak, b_v, input_precision=PRECISION), PRECISION)
+        b_f = dot(b_U, dot(b_ak, b_v, SOLVE), SOLVE)
         store_tile(found, b_f, start, end, i_h, i_v, H, V, C, BV)
 
 
@@ -316,6 +330,7 @@ def prepare_grads_kernel(
     r, w, b, do, inverse, mild, transfer, found, scale, sequence_of_chunk, cu_seqlens, offsets, T,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
+    SOLVE: tl.constexpr,
 ):  # fmt: skip
     """transfer = U^T b^, found = U^T A_rb^T do for one chunk. In registers: U, A_rb [C, C]."""
     i = tl.program_id(0)
@@ -323,7 +338,7 @@ def prepare_grads_kernel(
     start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
     if _decides(mild, i, w, start, end, i_h, H, K, C, BK, MILD) == 0:
         return
-    b_Ut = to_operand(tl.trans(tl.load(_square(inverse, i, C))), PRECISION)
+    b_Ut = tl.trans(tl.load(_square(inverse, i, C)))
     b_rb = tl.zeros([C, C], dtype=tl.float32)
     d_rb = tl.zeros([C], dtype=tl.float32)
     for i_k in range(0, (K + BK - 1) // BK):
@@ -333,12 +348,12 @@ def prepare_grads_kernel(
         b_A, _, after = scores(b_q, b_b, w, start, end, i_h, i_k, H, K, C, BK, LEVELS, MILD, PRECISION)
         b_rb += b_A
         d_rb += tl.sum(b_r * b_b, 1)
-        b_P = dot(b_Ut, b_b * tl.exp(after), PRECISION)
+        b_P = dot(b_Ut, b_b * tl.exp(after), SOLVE)
         store_tile(transfer, b_P, start, end, i_h, i_k, H, K, C, BK)
-    b_rb = to_operand(tl.trans(_with_diagonal(b_rb, d_rb, C)), PRECISION)
+    b_rb = tl.trans(_with_diagonal(b_rb, d_rb, C))
     for i_v in range(0, (V + BV - 1) // BV):
         b_do = load_tile(do, start, end, i_h, i_v, 0, H, V, C, BV).to(tl.float32)
-        b_f = dot(b_Ut, tl.dot(b_rb, b_do, input_precision=PRECISION), PRECISION)
+        b_f = dot(b_Ut, dot(b_rb, b_do, SOLVE), SOLVE)
         store_tile(found, b_f, start, end, i_h, i_v, H, V, C, BV)
 
 
@@ -607,7 +622,9 @@ def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, cu_seqle
     transfer, found = plan.empty(r.shape), plan.empty(v.shape)
     inverse, mild = plan.empty(plan.chunks, plan.H, plan.C, plan.C), plan.no_flags()
     for options, _ in plan.ways("prepare"):
-        prepare_kernel[(plan.chunks * plan.H,)](w, k, v, a, b, transfer, found, inverse, mild, *plan.where, **options)
+        prepare_kernel[(plan.chunks * plan.H,)](
+            w, k, v, a, b, transfer, found, inverse, mild, *plan.where, **options, SOLVE=SOLVE[plan.precision]
+        )
     states = plan.stream(k, v, b, w, transfer, found, initial_state, final_state, 1.0, reverse=False)
     for options, NV in plan.ways("output"):
         output_kernel[(plan.chunks * NV * plan.H,)](
@@ -627,7 +644,7 @@ def backward(r, w, k, v, a, b, scale, initial_state, cu_seqlens, chunk_size, sta
     transfer, y, mild = plan.empty(r.shape), plan.empty(v.shape), plan.no_flags()
     for options, _ in plan.ways("prepare_grads"):
         prepare_grads_kernel[(plan.chunks * plan.H,)](
-            r, w, b, do, inverse, mild, transfer, y, scale, *plan.where, **options
+            r, w, b, do, inverse, mild, transfer, y, scale, *plan.where, **options, SOLVE=SOLVE[plan.precision]
         )
     dstates = plan.stream(r, do, a, w, transfer, y, dfinal_state, dinitial_state, scale, reverse=True)
     for options, NV in plan.ways("value_grads"):

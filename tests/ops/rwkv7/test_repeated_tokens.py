@@ -2,7 +2,8 @@
 
 With κ̂ the same in many tokens the powers of A_ab are huge and cancel; the inverse itself is harmless. da and db are
 then small differences of what is written and what is erased: when every input moves by one part, they move by about ten
-of their own instead of the usual two. They are held to their budget times that, divided by two.
+of their own instead of the usual two. All the same they are held to the ordinary budget, but in float16, whose budget
+counts roundings of operands to TF32, 2^-12 each: there, to that times what they move, divided by two.
 """
 
 import math
@@ -53,8 +54,10 @@ def test_repeated_tokens(place, form, kind):
         expected = true_values(made, arriving, op="rwkv7")
         for name, true in expected.values.items():
             error = (found[name].double() - true).norm() / true.norm()
-            moves = expected.units[name].norm() / true.norm()
-            assert error <= budget(expected.op, dtype, name) * max(1.0, moves / MOVES), (dtype, name, error, moves)
+            most = budget(expected.op, dtype, name)
+            if dtype == torch.float16:
+                most *= max(1.0, expected.units[name].norm() / true.norm() / MOVES)
+            assert error <= most, (dtype, name, error, most)
 
 
 @pytest.mark.parametrize("alpha", [0.9, 1.0, 1.9])
