@@ -9,22 +9,18 @@ six fit on one GPU beside other work, and `LIMIT_GB` sees to it.
 """
 
 import argparse
-import datetime
 import math
 import multiprocessing
 import platform
 import time
 from concurrent.futures import ProcessPoolExecutor, wait
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
 from rich.progress import Progress
 
-import flakit
 from flakit.cases import gate_drift
 from flakit.numerics import recorded
-from flakit.ops.common.dispatch import has_triton
 
 SEEDS, STEPS, WINDOW = range(4), 600, 20
 SLOWER, SLOWER_STEPS = 4, 6000
@@ -70,16 +66,12 @@ def main() -> None:
             done, waiting = wait(waiting, timeout=1)
             bar.update(task, completed=min(budget, time.time() - start) if budget else len(runs) - len(waiting))
 
-    meta = {
-        "device": torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()} CPU, one thread",
-        "date": datetime.date.today().isoformat(),
-        "torch": torch.__version__,
-        "triton": version("triton") if has_triton() else "none",
-        "flakit": flakit.__version__,
-        "command": "python data/record_gate_drift.py" + " --long" * options.long,
-        "experiment": f"flakit.cases.gate_drift.drift; T = {sizes['tokens']}, {gate_drift.SIZE} sequences a step, "
+    meta = recorded.provenance(
+        "python data/record_gate_drift.py" + " --long" * options.long,
+        None if device == "cuda" else f"{platform.machine()} CPU, one thread",
+        experiment=f"flakit.cases.gate_drift.drift; T = {sizes['tokens']}, {gate_drift.SIZE} sequences a step, "
         f"dim {sizes['dim']}; rows of {window} steps",
-    }
+    )
     if budget:
         meta["stopped"] = f"each run after {budget:.0f} s, {len(runs)} at once"
     name = "h200_gate_drift.json" if options.long else "gate_drift.json"

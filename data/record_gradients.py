@@ -4,22 +4,18 @@ python data/record_gradients.py rwkv6 [--out FILE] [--quick]
 """
 
 import argparse
-import datetime
 import itertools
 import platform
 import time
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
 
-import flakit
 from flakit.cases.decay_gradient import running_sums
 from flakit.numerics import recorded
 from flakit.numerics.gradients import gradient_rows
 from flakit.numerics.on_gpu import RECORDINGS, SIZES
 from flakit.numerics.operators import OPERATORS
-from flakit.ops.common.dispatch import has_triton
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 LENGTHS = (64, 256, 1024, 4096)
@@ -52,15 +48,11 @@ def main() -> None:
 
     for row in rows:
         row["backend"] = "triton" if on_gpu and row["form"] not in others else "torch"
-    meta = {
-        "device": torch.cuda.get_device_name() if on_gpu else platform.processor() or platform.machine(),
-        "date": datetime.date.today().isoformat(),
-        "torch": torch.__version__,
-        "triton": version("triton") if has_triton() else "none",
-        "flakit": flakit.__version__,
-        "command": f"python data/record_gradients.py {op.name}",
-        "sizes": ", ".join(f"{name} {size}" for name, size in sizes.items()) + f"; seed {SEED}",
-    }
+    meta = recorded.provenance(
+        f"python data/record_gradients.py {op.name}",
+        None if on_gpu else f"{platform.machine()} CPU",
+        sizes=", ".join(f"{name} {size}" for name, size in sizes.items()) + f"; seed {SEED}",
+    )
     print("wrote", recorded.write(out, meta, rows))
 
 

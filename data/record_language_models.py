@@ -8,23 +8,19 @@ sequence and for two, carried on to 16), so that four at once and the process th
 """
 
 import argparse
-import datetime
 import itertools
 import multiprocessing
 import platform
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
 from rich.progress import Progress
 
-import flakit
 from flakit.models import MIXERS, byte_prediction, train
 from flakit.models.language_model import INITIALISATIONS
 from flakit.numerics import recorded
-from flakit.ops.common.dispatch import has_triton
 
 SEEDS, WINDOW, TIMED = range(2), 20, 20
 """TIMED: steps that the speed is measured over, after as many that compile and warm up."""
@@ -48,17 +44,13 @@ def main() -> None:
     if options.quick:
         size, seeds = replace(byte_prediction.SMALL, dim=32, T=16, size=2, steps=2 * WINDOW, modules=5), SEEDS[:1]
     text = len(byte_prediction.standard_library(size.modules).text)
-    meta = {
-        "device": torch.cuda.get_device_name() if on_gpu else platform.processor() or platform.machine(),
-        "date": datetime.date.today().isoformat(),
-        "torch": torch.__version__,
-        "triton": version("triton") if has_triton() else "none",
-        "flakit": flakit.__version__,
-        "command": "python data/record_language_models.py",
-        "experiment": "flakit.models.byte_prediction.learn; matrix products and operators in bfloat16 by autocast",
-        "size": str(size),
-        "corpus": f"{text} bytes, the standard library of Python {platform.python_version()}; the last tenth held out",
-    }
+    meta = recorded.provenance(
+        "python data/record_language_models.py",
+        None if on_gpu else f"{platform.machine()} CPU",
+        experiment="flakit.models.byte_prediction.learn; matrix products and operators in bfloat16 by autocast",
+        size=str(size),
+        corpus=f"{text} bytes, the standard library of Python {platform.python_version()}; the last tenth held out",
+    )
     settings = list(itertools.product(seeds, MIXERS, INITIALISATIONS))
     rows, context = [], multiprocessing.get_context("spawn")
     with Progress() as bar:

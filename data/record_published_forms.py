@@ -7,7 +7,6 @@ python data/record_published_forms.py [--out FILE]
 import argparse
 from pathlib import Path
 
-from flakit.bench.speed import provenance
 from flakit.cases import chunk_vs_recurrent as case
 from flakit.cases.published import published_rwkv6
 from flakit.numerics import recorded
@@ -20,11 +19,11 @@ def main() -> None:
     if published_rwkv6() is None:
         parser.error("expected a GPU, and flash-linear-attention (pip install fla-core), beside flakit")
 
-    _, rows = case.published()
+    version, rows = case.published()
     for row in rows:
         print("  ".join(f"{x:.4g}" if isinstance(x, float) else x for x in row.values()))
-    meta = provenance("python data/record_published_forms.py")
-    meta["sizes"] = "B 4, T 1024, H 4, K 100, V 200; bfloat16, decay logsigmoid, seed 0"
+    sizes = "B 4, T 1024, H 4, K 100, V 200; bfloat16, decay logsigmoid, seed 0"
+    meta = recorded.provenance("python data/record_published_forms.py", fla=version, sizes=sizes)
     print("wrote", recorded.write(options.out, meta, rows))
 
 

@@ -4,18 +4,14 @@ python data/record_state_tracking.py [--out FILE] [--quick]
 """
 
 import argparse
-import datetime
 import platform
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
 from rich.progress import track
 
-import flakit
 from flakit.models.state_tracking import LEARNT, MODELS, follow
 from flakit.numerics import recorded
-from flakit.ops.common.dispatch import has_triton
 
 RUNS = [(3, name, seed) for name in MODELS for seed in range(3 if "layers" in name else 5)]
 RUNS += [(5, name, seed) for name in MODELS if "layers" not in name for seed in range(3)]
@@ -33,15 +29,11 @@ def main() -> None:
     for items, name, seed in track(runs, "models"):
         rows += follow(name, items, seed, steps=steps, progress=False)[-1]
 
-    meta = {
-        "device": f"{platform.machine()} CPU, one thread",
-        "date": datetime.date.today().isoformat(),
-        "torch": torch.__version__,
-        "triton": version("triton") if has_triton() else "none",
-        "flakit": flakit.__version__,
-        "command": "python data/record_state_tracking.py",
-        "experiment": f"flakit.models.state_tracking.follow; trained on at most {LEARNT} tokens",
-    }
+    meta = recorded.provenance(
+        "python data/record_state_tracking.py",
+        f"{platform.machine()} CPU, one thread",
+        experiment=f"flakit.models.state_tracking.follow; trained on at most {LEARNT} tokens",
+    )
     print("wrote", recorded.write(options.out, meta, rows))
 
 

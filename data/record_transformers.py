@@ -7,22 +7,18 @@ Each release runs in a virtual environment of its own, which pip fills (2 GB) an
 """
 
 import argparse
-import datetime
 import os
 import platform
 import subprocess
 import tempfile
 import venv
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
 from rich.progress import track
 
-import flakit
 from flakit.cases import transformers_trainer
 from flakit.numerics import recorded
-from flakit.ops.common.dispatch import has_triton
 
 ROOT = Path(__file__).parents[1]
 RELEASES = ("4.48.2", "5.23.0")
@@ -52,17 +48,13 @@ def main() -> None:
         for release in options.releases:
             rows += in_its_own_environment(release, options.accelerate, options.quick)
 
-    meta = {
-        "device": f"{platform.machine()} CPU",
-        "date": datetime.date.today().isoformat(),
-        "torch": torch.__version__,
-        "triton": version("triton") if has_triton() else "none",
-        "python": platform.python_version(),
-        "flakit": flakit.__version__,
-        "command": "python data/record_transformers.py",
-        "experiment": "flakit.cases.transformers_trainer.run: the same 16 sequences a step at any accumulation, AdamW, "
+    meta = recorded.provenance(
+        "python data/record_transformers.py",
+        f"{platform.machine()} CPU",
+        python=platform.python_version(),
+        experiment="flakit.cases.transformers_trainer.run: the same 16 sequences a step at any accumulation, AdamW, "
         f"lr {transformers_trainer.LEARNING_RATE:g}, clipped to 1 after the norm was logged",
-    }
+    )
     print("wrote", recorded.write(options.out, meta, rows))
 
 

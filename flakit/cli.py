@@ -201,8 +201,8 @@ def bench(
     """Time the operators on this machine's GPU. A peer that tunes itself at run time takes minutes per shape."""
     import torch
 
-    from .bench.speed import CASES, provenance, rows
-    from .numerics.recorded import write
+    from .bench.speed import CASES, peer_version, rows
+    from .numerics.recorded import provenance, write
 
     console = Console()
     if not torch.cuda.is_available():
@@ -214,11 +214,8 @@ def bench(
         for row in rows([case], peers=peers, first_calls=first_calls):
             found.append(row)
             if out is not None:  # after every row: a table cut short is still a table
-                write(
-                    out,
-                    provenance("flakit bench --first-calls --out data/h200_speed.json") | {"flakit": __version__},
-                    found,
-                )
+                command = "flakit bench --first-calls --out data/h200_speed.json"
+                write(out, provenance(command, **peer_version()), found)
             sizes = ", ".join(str(row[axis]) for axis in "BTHKV")
             times = f"{row['forward_ms']:.2f}", f"{row['both_ms']:.2f}"
             what = row["op"], row["form"], row["dtype"], sizes, str(row["decay"]), row["who"]

@@ -5,7 +5,6 @@ gradients of all inputs by `torch.autograd.grad`. Extra memory is the peak above
 fresh process with an empty kernel cache, so that compiling and any autotuning count.
 """
 
-import datetime
 import importlib.metadata
 import importlib.util
 import json
@@ -61,20 +60,9 @@ CASES = [
 ]
 
 
-def provenance(command: str) -> dict:
-    """Where and with what versions, as a recording's meta wants it."""
-    import triton
-
-    found = {
-        "device": torch.cuda.get_device_name(),
-        "date": datetime.date.today().isoformat(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "command": command,
-    }
-    if importlib.util.find_spec("fla"):
-        found["fla"] = importlib.metadata.version("fla-core")
-    return found
+def peer_version() -> dict[str, str]:
+    """{"fla": its version} where flash-linear-attention is installed, else nothing: for a recording's meta."""
+    return {"fla": importlib.metadata.version("fla-core")} if importlib.util.find_spec("fla") else {}
 
 
 def competitors(case: Case, peers: bool = True) -> dict[str, Callable]:

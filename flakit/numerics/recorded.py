@@ -4,12 +4,16 @@ One file is one table: `{"meta": {...}, "columns": [names], "rows": [[values], .
 and their columns. Non-finite numbers are written as the strings "inf", "-inf" and "nan": JSON has no words for them.
 """
 
+import datetime
+import importlib.metadata
 import json
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 META = ("device", "date", "torch", "triton", "command")
 """What every recording must say: the device, the day (YYYY-MM-DD), the versions, the command that remakes it."""
@@ -78,6 +82,28 @@ def read(name: str | Path, *, needs: Sequence[str] = ()) -> Recording:
             raise ValueError(f"{path.name}: expected {len(columns)} values in row {n}, got {len(row)}")
     read_rows = (dict(zip(columns, (float(x) if x in _NON_FINITE else x for x in row), strict=True)) for row in rows)
     return Recording(meta, tuple(columns), tuple(read_rows))
+
+
+def provenance(command: str, device: str | None = None, **more: str) -> dict[str, str]:
+    """The meta of what is recorded here and now: `META`, flakit's version, and `more`.
+
+    command: what remakes it. device: its name; None: that of the GPU.
+    """
+    from .. import __version__
+
+    try:
+        triton = importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        triton = "none"
+    return {
+        "device": torch.cuda.get_device_name() if device is None else device,
+        "date": datetime.date.today().isoformat(),
+        "torch": torch.__version__,
+        "triton": triton,
+        "flakit": __version__,
+        "command": command,
+        **more,
+    }
 
 
 def write(path: str | Path, meta: Mapping[str, str], rows: Sequence[Mapping]) -> Path:

@@ -5,7 +5,6 @@ figure over the covering set by each measure of error, and the setting that gave
 a recorded table, read by `flakit.numerics.recorded`.
 """
 
-import datetime
 import os
 import platform
 import shlex
@@ -31,15 +30,12 @@ def pytest_sessionfinish(session):
     grouped = defaultdict(list)
     for row in rows:
         grouped[row["op"], row["form"], row["dtype"], row["output"]].append(row)
-    meta = {
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
-        "date": datetime.date.today().isoformat(),
-        "torch": torch.__version__,
-        "triton": _triton_version(),
-        "python": platform.python_version(),
-        "command": "FLAKIT_REPORT=FILE python -m pytest " + shlex.join(session.config.invocation_params.args),
-        "tests": ", ".join(f"{n} {outcome}" for outcome, n in sorted(outcomes.items())),
-    }
+    meta = recorded.provenance(
+        "FLAKIT_REPORT=FILE python -m pytest " + shlex.join(session.config.invocation_params.args),
+        None if torch.cuda.is_available() else f"{platform.machine()} CPU",
+        python=platform.python_version(),
+        tests=", ".join(f"{n} {outcome}" for outcome, n in sorted(outcomes.items())),
+    )
     recorded.write(os.environ["FLAKIT_REPORT"], meta, [_worst(grouped[key]) for key in sorted(grouped)])
 
 
@@ -49,9 +45,3 @@ def _worst(group: list[dict]) -> dict:
     for name, row in worst.items():
         summary |= {name: row[name], f"{name}_at": row["setting"]}
     return summary
-
-
-def _triton_version() -> str:
-    import triton
-
-    return triton.__version__

@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+import torch
 
 from flakit.numerics import recorded
 
@@ -88,3 +89,10 @@ def test_a_recording_without_provenance_is_not_written(folder):
     with pytest.raises(ValueError, match="rows: expected columns .* in row 1"):
         recorded.write(folder / "run.json", META, [ROWS[0], {"form": "chunk"}])
     assert not list(folder.iterdir())
+
+
+def test_provenance_is_all_that_a_recording_must_say(folder):
+    meta = recorded.provenance("remake", "some CPU", sizes="B 1")
+    path = recorded.write(folder / "run.json", meta, ROWS)
+    assert recorded.read(path).meta == meta and recorded.read(path).label.startswith("recorded on some CPU, 20")
+    assert meta["torch"] == torch.__version__ and meta["sizes"] == "B 1"
