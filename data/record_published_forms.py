@@ -7,6 +7,7 @@ python data/record_published_forms.py [--out FILE]
 import argparse
 from pathlib import Path
 
+from flakit.bench.speed import peer_version
 from flakit.cases import chunk_vs_recurrent as case
 from flakit.cases.published import published_rwkv6
 from flakit.numerics import recorded
@@ -19,11 +20,11 @@ def main() -> None:
     if published_rwkv6() is None:
         parser.error("expected a GPU, and flash-linear-attention (pip install fla-core), beside flakit")
 
-    version, rows = case.published()
+    _, rows = case.published()
     for row in rows:
         print("  ".join(f"{x:.4g}" if isinstance(x, float) else x for x in row.values()))
     sizes = "B 4, T 1024, H 4, K 100, V 200; bfloat16, decay logsigmoid, seed 0"
-    meta = recorded.provenance("python data/record_published_forms.py", fla=version, sizes=sizes)
+    meta = recorded.provenance("python data/record_published_forms.py", sizes=sizes, **peer_version())
     print("wrote", recorded.write(options.out, meta, rows))
 
 
