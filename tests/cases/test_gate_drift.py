@@ -10,6 +10,7 @@ import torch
 from flakit.cases import gate_drift as case
 from flakit.cases import padding
 from flakit.models import Delay
+from flakit.numerics import recorded
 from flakit.numerics.inputs import inputs
 
 run = partial(case.drift, progress=False)
@@ -153,3 +154,25 @@ def test_attempts_put_the_projection_first(faulty):
 def test_bad_arguments_are_named(call, says):
     with pytest.raises(ValueError, match=says):
         call()
+
+
+def test_recorded_drift_at_usual_rates():
+    table = recorded.read("h200_gate_drift")
+    runs = {}
+    for row in table.rows:
+        runs.setdefault((row["kernel"], row["lr"], row["seed"]), []).append(row)
+    assert runs.keys() == {(kernel, lr, 0) for kernel in ("faulty", "right") for lr in (0.002, 0.001)} | {
+        ("faulty", lr, 1) for lr in (0.002, 0.001)
+    }
+    for (kernel, lr, _), rows in runs.items():
+        whole = rows[:-1]  # the last row is of the steps that time was left for
+        passed = next((n for n, row in enumerate(whole) if row["exponent_largest"] > case.LIMIT), len(whole))
+        assert (passed < len(whole)) == (lr == 0.002)
+        assert passed > 20 and all(row["lost"] == 0 for row in whole[:passed])
+        assert all(math.isfinite(row["loss"]) for row in rows)
+        if kernel == "faulty":
+            assert all(row["as_predicted"] == 100 for row in whole)
+            assert lr == 0.001 or min(row["lost"] for row in whole[-30:]) > 0.95
+        else:
+            assert not any(row["lost"] for row in rows)
+            assert lr == 0.001 or whole[-1]["exponent_largest"] > 2 * case.LIMIT

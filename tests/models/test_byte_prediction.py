@@ -9,6 +9,7 @@ import torch
 from flakit.models import MIXERS, check_initial_loss, standard_library
 from flakit.models import byte_prediction as experiment
 from flakit.models.language_model import INITIALISATIONS
+from flakit.numerics import recorded
 
 TINY = replace(experiment.SMALL, dim=32, T=32, size=4, steps=40, modules=10)
 
@@ -42,3 +43,13 @@ def test_the_large_models_are_of_like_size():
         for mixer in MIXERS
     }
     assert max(sizes.values()) < 1.15 * min(sizes.values()), sizes
+
+
+def test_recorded_models_begin_at_a_guess_lose_no_step_and_learn():
+    table = recorded.read("h200_language_models")
+    runs = {(row["mixer"], row["initialisation"], row["seed"]): row for row in table.rows}  # the last row of each
+    assert runs.keys() == {(mixer, start, seed) for mixer in MIXERS for start in INITIALISATIONS for seed in (0, 1)}
+    for row in runs.values():
+        assert row["first_loss"] == pytest.approx(math.log(256), rel=0.05)
+        assert row["skipped"] == 0 and row["step"] == 980
+        assert row["loss"] < row["held_out"] < 1.3
