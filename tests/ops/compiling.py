@@ -10,7 +10,10 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import ModuleType
 
+import torch
+from torch import Tensor
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
@@ -93,3 +96,46 @@ def compile_for(launch: Launch, capability: int) -> Resources:
         usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     registers, stack = (int(re.search(rf"{what}:(\d+)", usage)[1]) for what in ("REG", "STACK"))
     return Resources(registers, stack, compiled.metadata.shared)
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One way to call an operator's kernels, of those in a module, forward and backward."""
+
+    module: ModuleType
+    dtype: torch.dtype
+    K: int
+    V: int
+    T: int = 100
+    H: int = 2
+    wide: torch.dtype | None = None  # of the inputs that may be float32 beside 16 bits
+    chunk_size: int = 0  # 0: the default
+    packed: bool = False
+    states: bool = False
+    only: str = ""  # in the names of the kernels to compile; default all
+    chips: tuple[int, ...] = (80, 90)
+
+    def run(self) -> None:
+        """Call forward and backward on zeros."""
+        raise NotImplementedError
+
+    @property
+    def most_spilled(self) -> float:
+        """Bytes that a thread may keep in local memory."""
+        raise NotImplementedError
+
+    @property
+    def B(self) -> int:
+        return 1 if self.packed or self.T == 1 else 2
+
+    @property
+    def N(self) -> int:
+        return 3 if self.packed else self.B
+
+    @property
+    def cu_seqlens(self) -> Tensor | None:
+        return torch.tensor([0, 7, 7, self.T], dtype=torch.int32) if self.packed else None
+
+    def kernels(self) -> list[Launch]:
+        """What it launches; the same kernel with the same switches once."""
+        return list({launch.name: launch for launch in launches(self.run) if self.only in launch.name}.values())

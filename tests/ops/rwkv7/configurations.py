@@ -1,0 +1,49 @@
+"""Launches that together reach every row of RWKV7's launch table, and all else that changes its kernels' code."""
+
+from dataclasses import dataclass
+
+import torch
+
+from flakit.ops.rwkv7 import chunk_triton, recurrent_triton
+from tests.ops.compiling import Configuration
+
+chunk, recurrent = chunk_triton, recurrent_triton
+bf16, f16, f32 = torch.bfloat16, torch.float16, torch.float32
+
+
+@dataclass(frozen=True)
+class Launches(Configuration):
+    def run(self):
+        r, k = (torch.zeros(self.B, self.T, self.H, self.K, dtype=self.dtype) for _ in range(2))
+        w, a, b = (r.to(self.wide or self.dtype).clone() for _ in range(3))
+        v = r.new_zeros(self.B, self.T, self.H, self.V)
+        state = torch.zeros(self.N, self.H, self.K, self.V) if self.states else None
+        given = r, w, k, v, a, b, 0.5, state
+        _, _, *kept = self.module.forward(*given, self.states, self.cu_seqlens, self.chunk_size, True)
+        self.module.backward(*given, self.cu_seqlens, self.chunk_size, *kept, torch.zeros_like(v), state)
+
+    @property
+    def most_spilled(self):
+        """float32's stream at K = 256 comes to 9184 on sm_80, its gradients of keys at K = 64 to 5576: right, but
+        slow."""
+        return 9216
+
+
+# Every row of the table on both chips, then what else changes the code: sizes, packing, states, float32 beside 16 bits,
+# T = 1 (of which Triton makes a constant). Kernels that work inside chunks are slow to compile and alike there, the
+# stream holds all of K: `only` it, for the large ones.
+CONFIGURATIONS = {
+    "bf16-K64-V64": Launches(chunk, bf16, 64, 64),
+    "f32-K64-V64": Launches(chunk, f32, 64, 64),
+    "f16-wf32-K24-V40-packed-states-C16": Launches(
+        chunk, f16, 24, 40, wide=f32, chunk_size=16, packed=True, states=True, chips=(90,)
+    ),
+    "bf16-T1-H1-K16-V16": Launches(chunk, bf16, 16, 16, T=1, H=1, only="MILD", chips=(90,)),
+    "bf16-K128-V100-packed-states": Launches(chunk, bf16, 128, 100, packed=True, states=True, only="MILD", chips=(90,)),
+    "bf16-K256-V256-states": Launches(chunk, bf16, 256, 256, states=True, only="stream"),
+    "f32-K256-V128-packed": Launches(chunk, f32, 256, 128, packed=True, only="stream"),
+    "bf16-K64-V64-packed-states-recurrent": Launches(recurrent, bf16, 64, 64, packed=True, states=True),
+    "f16-wf32-K100-V40-recurrent": Launches(recurrent, f16, 100, 40, wide=f32),
+    "f32-K256-V16-states-recurrent": Launches(recurrent, f32, 256, 16, states=True),
+    "f32-T1-H1-K16-V16-recurrent": Launches(recurrent, f32, 16, 16, T=1, H=1),
+}
