@@ -18,9 +18,9 @@ on the same data loses no step, nor does softmax attention, which has no gates.
 
 The one knob that hurries is the learning rate, `LEARNING_RATE`: several times a usual one, and held. At a quarter of it
 GSA loses its first step after 2680 instead of some 200 (data/gate_drift.json), and then goes the same way. RWKV6 gets
-there with three seeds of four. A wider GSA on the story's 3000 tokens at a rate of 0.002, on a GPU, loses its first step
-after some 3000 and soon all of them; with the right kernel the same gates drift on, to three times the limit, and no step
-is lost (data/h200_gate_drift.json).
+there with three seeds of four. A wider GSA on the story's 3000 tokens at a rate of 0.002, on a GPU, loses its first
+step after some 3000 and soon all of them; with the right kernel the same gates drift on, to three times the limit, and
+no step is lost (data/h200_gate_drift.json).
 """
 
 import copy

@@ -14,8 +14,8 @@ The inverse U = (I - A_ab)^{-1} grows by recursive 2 x 2 blocks, as full-size pr
 powers of A_ab, which are huge and cancel where tokens repeat. Where they do, what U makes is a small difference of
 large terms, and da and db are made of those: every product from A_ab to what `stream_kernel` reads is finer than all
 others (`SOLVE`), forward and backward alike. With TF32 alone da and db of nearly equal tokens, α = 1.9, come out five
-times (bfloat16) and thirty times (float16) as far off as rounding them makes. With TF32 in one of the two directions all
-gradients do: the error made forward has to be the one that is differentiated.
+times (bfloat16) and thirty times (float16) as far off as rounding makes them. With TF32 in one of the two directions
+all gradients suffer: the error made forward has to be the one that is differentiated.
 """
 
 import torch
@@ -43,8 +43,8 @@ SOLVE = {"tf32": "ieee" if interpreted() else "bf16x3", "tf32x3": "ieee"}
 """Precision of the products with U, by that of all others.
 
 Three bfloat16 products leave 1e-5 of an operand, a fortieth of what TF32 leaves, for 0.1 ms in 8.5 where three TF32
-products take 0.7 (data/tuning.md). In float32 true products cost nothing beside all else, and leave da and db of repeated
-tokens a tenth of the error. Triton's interpreter does not know bf16x3.
+products take 0.7 (data/tuning.md). In float32 true products cost nothing beside all else, and leave da and db of
+repeated tokens a tenth of the error. Triton's interpreter does not know bf16x3.
 """
 
 
