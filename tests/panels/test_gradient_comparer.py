@@ -15,6 +15,7 @@ from flakit.numerics import recorded
 from flakit.numerics.gradients import MEASURES
 from flakit.numerics.operators import OPERATORS
 from flakit.panels import gradient_comparer
+from tests.panels.live import NOT_LIVE
 
 META = {"device": "NVIDIA H200", "date": "2026-11-20", "torch": "2.11.0", "triton": "3.6.0", "command": "remake"}
 MODULE = import_module("flakit.panels.gradient_comparer")
@@ -200,7 +201,7 @@ def test_redraws_are_quick():
         start = time.process_time()
         panel.set(decay=-0.1 * (n + 1))
         taken.append(time.process_time() - start)
-    assert min(taken) < 0.1  # the least of many: other tests share these cores
+    assert min(taken) < NOT_LIVE  # the least of many: other tests share these cores
 
 
 def test_an_operator_brings_its_own_tensors_and_sizes():
