@@ -29,8 +29,8 @@ class Launches(Configuration):
 
 
 # The table's blocks are reached by a K and V above them; smaller sizes take smaller blocks. T = 1 is a case of its own
-# because Triton makes a constant of it. Chunks of 64 are nowhere the default and slow to compile: one chip is enough, and
-# one dtype on the way for any decay.
+# because Triton makes a constant of it. Chunks of 64 are nowhere the default and slow to compile: one chip is enough,
+# and one dtype on the way for any decay.
 CONFIGURATIONS = {
     "bf16-K128-V128-packed-states": Launches(chunk, bf16, 128, 128, packed=True, states=True),
     "bf16-K128-V128-T2000-packed-states": Launches(
