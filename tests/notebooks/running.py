@@ -2,11 +2,13 @@
 
 import copy
 import os
+import tempfile
 from pathlib import Path
 
 import nbformat
 import torch
 from nbclient import NotebookClient
+from traitlets.config import Config
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 LESSONS = sorted(NOTEBOOKS.glob("*.ipynb"))
@@ -38,13 +40,17 @@ def run(notebook, path, times=1):
     """
     done = copy.deepcopy(notebook)
     done.cells = [copy.deepcopy(cell) for _ in range(times) for cell in notebook.cells]
-    client = NotebookClient(
-        done,
-        timeout=CELL_TIMEOUT,
-        kernel_name="python3",
-        record_timing=False,
-        resources={"metadata": {"path": str(path.parent)}},
-    )
-    client.execute(env=kernel_environment())
+    with tempfile.TemporaryDirectory() as folder:
+        # Files for sockets: of two kernels that start at once, one may find the port taken that it was promised.
+        sockets = {} if os.name == "nt" else {"transport": "ipc", "ip": os.path.join(folder, "kernel")}
+        client = NotebookClient(
+            done,
+            timeout=CELL_TIMEOUT,
+            kernel_name="python3",
+            record_timing=False,
+            config=Config({"KernelManager": sockets}),
+            resources={"metadata": {"path": str(path.parent)}},
+        )
+        client.execute(env=kernel_environment())
     done.cells = done.cells[-len(notebook.cells) :]
     return done
