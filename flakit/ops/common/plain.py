@@ -1,7 +1,8 @@
 """The backends "torch" and "reference": an operator's plain PyTorch code, with dtypes and packed sequences around it.
 
 `package` is the operator's own; its `chunk_torch` and `reference` have `forward(*sequences, *rest)` and
-`backward(*sequences, *rest, do, dfinal_state)`, `chunk_torch` with the chunk size as a last argument.
+`backward(*sequences, *rest, do, dfinal_state)`, `chunk_torch` with the chunk size as a last argument. The initial state
+is the last of `rest`, its gradient the last one of `backward`: a tensor, or a pair of them.
 """
 
 from importlib import import_module
@@ -10,7 +11,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from .packed import from_batch, to_batch
+from .packed import buckets, joined_rows, joined_states
 
 CHUNK_SIZE = 64
 
@@ -39,13 +40,19 @@ def forward(
     cu_seqlens: Tensor | None,
 ) -> tuple:
     """o and the final state, in the dtype they were computed in."""
-    module, first, extra = _implementation(package, form, backend, chunk_size, sequences[0])
-    sequences = first, *sequences[1:]
-    with torch.autocast(first.device.type, enabled=False):
+
+    def run(sequences, rest):
+        module, first, extra = _implementation(package, form, backend, chunk_size, sequences[0])
+        return module.forward(first, *sequences[1:], *rest, *extra)
+
+    with torch.autocast(sequences[0].device.type, enabled=False):
         if cu_seqlens is None:
-            return module.forward(*sequences, *rest, *extra)
-        o, final_state = module.forward(*(to_batch(x, cu_seqlens) for x in sequences), *rest, *extra)
-        return from_batch(o, cu_seqlens), final_state
+            return run(sequences, rest)
+        *shared, state = rest
+        cut = buckets(cu_seqlens)
+        found = [run([x.rows(y) for y in sequences], (*shared, x.states(state))) for x in cut]
+        o, states = zip(*found, strict=True)
+        return joined_rows(cut, o), joined_states(cut, states)
 
 
 def backward(
@@ -60,12 +67,20 @@ def backward(
     dfinal_state,
 ) -> tuple:
     """What the operator's `backward` returns: first the gradients of the sequences."""
-    module, first, extra = _implementation(package, form, backend, chunk_size, sequences[0])
-    sequences = first, *sequences[1:]
-    with torch.autocast(first.device.type, enabled=False):
+
+    def run(sequences, rest, do, dfinal_state):
+        module, first, extra = _implementation(package, form, backend, chunk_size, sequences[0])
+        return module.backward(first, *sequences[1:], *rest, do, dfinal_state, *extra)
+
+    with torch.autocast(do.device.type, enabled=False):
         if cu_seqlens is None:
-            return module.backward(*sequences, *rest, do, dfinal_state, *extra)
-        *batched, do = (to_batch(x, cu_seqlens) for x in (*sequences, do))
-        grads = module.backward(*batched, *rest, do, dfinal_state, *extra)
-        rows, others = grads[: len(sequences)], grads[len(sequences) :]
-        return (*(from_batch(x, cu_seqlens) for x in rows), *others)
+            return run(sequences, rest, do, dfinal_state)
+        *shared, state = rest
+        cut = buckets(cu_seqlens)
+        found = [
+            run([x.rows(y) for y in sequences], (*shared, x.states(state)), x.rows(do), x.states(dfinal_state))
+            for x in cut
+        ]
+        *grads, dstates = zip(*found, strict=True)
+        rows, dshared = grads[: len(sequences)], grads[len(sequences) :]
+        return (*(joined_rows(cut, x) for x in rows), *(sum(x) for x in dshared), joined_states(cut, dstates))

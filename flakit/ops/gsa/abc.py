@@ -10,7 +10,7 @@ which is GSA with g_t = z_{t-1} - z_t (0 at the first token) and e^{s_t - z_t} i
 import torch
 from torch import Tensor
 
-from ..common.packed import from_batch, to_batch
+from ..common.packed import positions
 
 
 def slots_and_gates(s: Tensor, cu_seqlens: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -18,10 +18,47 @@ def slots_and_gates(s: Tensor, cu_seqlens: Tensor | None = None) -> tuple[Tensor
 
     Each packed sequence begins anew. In float64: z is as large as s, and its gradient sums what nearly cancels.
     """
-    wide = torch.promote_types(s.dtype, torch.float32)
-    rows = (s if cu_seqlens is None else to_batch(s, cu_seqlens)).double()
-    z = rows.logcumsumexp(1)
-    g = torch.cat((torch.zeros_like(z[:, :1]), z[:, :-1] - z[:, 1:]), 1)
+    wide, s = torch.promote_types(s.dtype, torch.float32), s.double()
+    if cu_seqlens is None:
+        position = torch.arange(s.shape[1], device=s.device)
+        z = s.logcumsumexp(1)
+    else:
+        position = positions(cu_seqlens, s.shape[1])
+        z = _PackedLogCumSumExp.apply(s, position)
+    g = (z.roll(1, 1) - z).where((position > 0)[:, None, None], 0)
     g = g - g.detach().clamp(min=0)  # a parallel sum may round a z below the one before it
-    found = (rows - z).exp(), g
-    return tuple((x if cu_seqlens is None else from_batch(x, cu_seqlens)).to(wide) for x in found)
+    return (s - z).exp().to(wide), g.to(wide)
+
+
+class _PackedLogCumSumExp(torch.autograd.Function):
+    """z_t = log sum_{j<=t} e^{s_j} within each packed sequence, s [1, T, H, M], by doubling.
+
+    Offsets are never read, so nothing waits for a GPU and a compiled graph stays whole, and nothing is padded. The
+    gradient is written out because autograd would keep every doubling:
+
+        ds_j = e^{s_j - z_j} G_j,     G_j = sum_{t>=j} dz_t e^{z_j - z_t} = dz_j + e^{z_j - z_{j+1}} G_{j+1}
+    """
+
+    @staticmethod
+    def forward(s: Tensor, position: Tensor) -> Tensor:
+        z, reach = s.clone(), 1
+        while reach < s.shape[1]:
+            z = torch.logaddexp(z, z.roll(reach, 1).where((position >= reach)[:, None, None], -torch.inf))
+            reach *= 2
+        return z
+
+    @staticmethod
+    def setup_context(ctx, inputs, z):
+        ctx.save_for_backward(*inputs, z)
+
+    @staticmethod
+    def backward(ctx, dz: Tensor) -> tuple[Tensor, None]:
+        s, position, z = ctx.saved_tensors
+        last = position.roll(-1) == 0
+        decay = (z - z.roll(-1, 1)).exp().masked_fill(last[:, None, None], 0)
+        reach = 1
+        while reach < s.shape[1]:
+            dz = dz + decay * dz.roll(-reach, 1)
+            decay = decay * decay.roll(-reach, 1)
+            reach *= 2
+        return (s - z).exp() * dz, None

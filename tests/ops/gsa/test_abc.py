@@ -6,6 +6,8 @@ from torch.testing import assert_close
 
 from flakit.numerics.inputs import inputs
 from flakit.ops.gsa import chunk_gsa, fused_recurrent_gsa
+from flakit.ops.gsa.abc import slots_and_gates
+from tests.ops.memory import peak
 from tests.ops.places import PLACES
 
 EVERYWHERE = pytest.mark.parametrize("place", PLACES)
@@ -78,6 +80,43 @@ def test_each_packed_sequence_begins_anew(place, op):
         start += length
     expected = [torch.cat(x, 1) for x in zip(*pieces, strict=True)]
     assert max(errors(found, expected)) < 2e-5
+
+
+@pytest.mark.parametrize("lengths", [[1], [9], [1, 1, 1], [0, 5, 1, 0, 13, 64, 2]], ids=str)
+def test_packed_slots_and_gates_are_those_of_each_sequence(lengths):
+    s = 20 * torch.randn(1, sum(lengths), 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    alone, together = ([x.requires_grad_() for x in s.clone().split(n, 1)] for n in (lengths, [sum(lengths)]))
+    separate = [slots_and_gates(x) for x in alone if x.shape[1]]
+    expected = [torch.cat(x, 1) for x in zip(*separate, strict=True)]
+    found = slots_and_gates(together[0], torch.tensor([0, *lengths]).cumsum(0))
+    arriving = [torch.randn_like(x) for x in expected]
+    wanted = torch.autograd.grad(expected, [x for x in alone if x.shape[1]], arriving)
+    for got, true in zip(
+        (*found, *torch.autograd.grad(found, together, arriving)), (*expected, torch.cat(wanted, 1)), strict=True
+    ):
+        assert_close(got, true, rtol=1e-11, atol=1e-13)
+
+
+def test_packing_slots_takes_no_more_memory():
+    s = torch.randn(1, 350, 4, 16, requires_grad=True)
+    offsets = torch.tensor([0, *range(250, 351)])
+
+    def call(*packing):
+        outputs = slots_and_gates(s, *packing)
+        torch.autograd.grad(outputs, s, outputs)
+
+    call(offsets)  # what the first call alone allocates
+    assert peak(lambda: call(offsets)) <= 2 * peak(call)
+
+
+def test_packed_slots_compile_to_one_graph():
+    s = torch.randn(1, 20, 2, 3, requires_grad=True)
+    offsets = torch.tensor([0, 4, 4, 9, 20])
+    expected = slots_and_gates(s, offsets)
+    found = torch.compile(slots_and_gates, fullgraph=True, backend="aot_eager")(s, offsets)
+    for got, wanted in zip(found, expected, strict=True):
+        assert_close(got, wanted)
+        assert_close(*(torch.autograd.grad(x.square().sum(), s, retain_graph=True) for x in (got, wanted)))
 
 
 @FORMS

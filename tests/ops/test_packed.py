@@ -1,0 +1,81 @@
+"""Packed sequences in plain PyTorch: cut into few batches of similar lengths, whatever the lengths are."""
+
+from itertools import accumulate
+from math import log2
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from flakit.numerics.evaluate import evaluate
+from flakit.numerics.inputs import inputs
+from flakit.numerics.operators import OPERATORS
+from flakit.ops.common.packed import buckets, joined_rows, joined_states, positions
+from tests.ops.checking import check, true_values
+from tests.ops.memory import peak
+from tests.ops.settings import Setting, make
+
+OPS = pytest.mark.parametrize("op", list(OPERATORS))
+FORMS = pytest.mark.parametrize("form", ["chunk", "recurrent"])
+LENGTHS = st.lists(st.integers(0, 70), min_size=1, max_size=40).filter(any)
+
+
+def offsets(lengths):
+    return torch.tensor(list(accumulate(lengths, initial=0)))
+
+
+@given(lengths=LENGTHS)
+@example(lengths=[1] * 30 + [1000] + [1] * 30)
+@example(lengths=[0, 0, 1, 0])
+@example(lengths=[2**n for n in range(12)])
+@example(lengths=[2**n - 1 for n in range(12)])
+def test_buckets_hold_everything_once_and_little_else(lengths):
+    T, N = sum(lengths), len(lengths)
+    found = buckets(offsets(lengths))
+    assert len(found) <= 2 + log2(T)
+    assert sum(x.tokens.numel() for x in found) <= 2 * T + lengths.count(0)
+
+    rows, states = torch.randn(1, T, 2, 3), torch.randn(N, 2)
+    for bucket in found:
+        held = bucket.rows(rows)
+        for n, row in zip(bucket.members.tolist(), held, strict=True):
+            start, end = offsets(lengths)[n : n + 2].tolist()
+            assert torch.equal(row[: end - start], rows[0, start:end]) and not row[end - start :].any()
+    assert torch.equal(joined_rows(found, [x.rows(rows) for x in found]), rows)
+    for state in (states, (states, -states)):
+        for part, whole in zip(joined_states(found, [x.states(state) for x in found]), state, strict=True):
+            assert torch.equal(part, whole)
+
+
+@given(lengths=LENGTHS, dtype=st.sampled_from([torch.int32, torch.int64]), stride=st.sampled_from([1, 2]))
+def test_positions(lengths, dtype, stride):
+    given = torch.stack([offsets(lengths).to(dtype)] * stride, 1)[:, 0]
+    assert positions(given, sum(lengths)).tolist() == [t for length in lengths for t in range(length)]
+
+
+@OPS
+@FORMS
+@pytest.mark.parametrize("decay", ["uniform", "inf-spikes"])
+def test_sequences_of_very_different_lengths(op, form, decay, monkeypatch):
+    lengths = [1, 0, 40, 3, 1, 1, 1, 0, 1, 17, 1, 2, 1, 1, 1, 1, 1]
+    assert len(buckets(offsets(lengths))) >= 3
+    monkeypatch.setattr(Setting, "lengths", lengths)
+    more = {"M": 24, "group": 2} if op == "gsa" else {}
+    setting = Setting(op=op, T=sum(lengths), H=2, K=24, V=40, decay=decay, states="both", packing="ragged", **more)
+    made, arriving = make(setting)
+    assert made["cu_seqlens"].diff().tolist() == lengths
+    found = evaluate(op, made, form=form, backend="torch", arriving=arriving)
+    check(found, true_values(made, arriving, op=op), made)
+
+
+@OPS
+@FORMS
+def test_one_long_sequence_does_not_pad_the_short_ones(op, form, record_property):
+    made = inputs(op, B=1, T=350, H=1, K=16, V=16)
+    packed = {**made, "cu_seqlens": offsets([250] + [1] * 100)}
+    evaluate(op, packed, form=form)  # what the first call alone allocates
+    alone, together = peak(lambda: evaluate(op, made, form=form)), peak(lambda: evaluate(op, packed, form=form))
+    states = sum(x.nbytes for x in evaluate(op, packed, form=form).values() if x.shape[0] == 101)
+    record_property("peak memory, packed / one sequence", f"{together / alone:.2f}")
+    assert together <= 3 * alone + 3 * states
