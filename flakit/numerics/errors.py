@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .arguments import real_tensor
+
 
 @dataclass(frozen=True)
 class Errors:
@@ -37,11 +39,12 @@ class Errors:
 
 
 def compare(got: Tensor, truth: Tensor) -> Errors:
-    """Measure `got` against `truth` (any float dtypes, one shape, any device); the arithmetic is float64.
+    """Measure `got` against `truth` (any real dtypes, one shape, any device); the arithmetic is float64.
 
     A truth of zeros is compared exactly: the relative errors are 0 or inf. Where the truth itself is infinite, the same
     infinity is right and anything else is an infinite error; where it is NaN nothing can be said, and nothing is.
     """
+    got, truth = real_tensor("got", got), real_tensor("truth", truth)
     if got.shape != truth.shape:
         raise ValueError(f"got: expected {list(truth.shape)} like truth, got {list(got.shape)}")
     if got.numel() == 0:

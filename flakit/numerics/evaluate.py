@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .arguments import flag, one_of, shown, whole_number
 from .operators import Operator, operator, state_dtype
 
 # Above this many tokens the truth comes from the chunked form in float64: it agrees with the recurrence to rounding
@@ -25,18 +26,29 @@ def cotangents(
     op: str | Operator, inputs: Mapping[str, object], *, grad_seed: int = 1, dfinal_state: bool = False
 ) -> Arriving:
     """The fixed gradients that arrive at o and, when `dfinal_state`, at the final state: standard normal, else None."""
-    op = operator(op)
-    leaves, cu_seqlens = op.leaves(inputs), inputs.get("cu_seqlens")
-    first, size = leaves[op.tensors[0]], op.size(leaves)
-    sequences = size["B"] if cu_seqlens is None else len(cu_seqlens) - 1
+    op, grad_seed = operator(op), whole_number("grad_seed", grad_seed, least=0)
+    dfinal_state = flag("dfinal_state", dfinal_state, "; gradients of your own go into `arriving`")
+    leaves = op.leaves(inputs)
+    first, size = leaves[op.tensors[0]], op.size(leaves, inputs.get("cu_seqlens"))
     drawn = []
     for stream, name in enumerate(op.outputs, start=100):  # other streams than those of `inputs` with this seed
-        sizes, dtype = (size, first.dtype) if name == "o" else (size | {"B": sequences}, state_dtype(first.dtype))
-        shape = tuple(sizes[axis] for axis in op.axes[name].split())
+        shape = tuple(size[axis] for axis in op.axes[name].split())
         x = torch.from_numpy(np.random.default_rng([grad_seed, stream]).standard_normal(shape))
-        drawn.append(x.to(dtype).to(first.device))
+        drawn.append(x.to(first.dtype if name == "o" else state_dtype(first.dtype)).to(first.device))
     do, *parts = drawn
     return do, op.state(parts) if dfinal_state else None
+
+
+def _arriving(op: Operator, inputs: Mapping[str, object], arriving: Arriving | None, **drawn) -> Arriving:
+    """`arriving`, which must have the shapes of the outputs, or the cotangents."""
+    if arriving is None:
+        return cotangents(op, inputs, **drawn)
+    if not isinstance(arriving, (tuple, list)) or len(arriving) != 2:
+        raise TypeError(f"arriving: expected a pair, gradients at o and (or None) the state, got {shown(arriving)}")
+    do, dstate = arriving
+    size = op.size(op.leaves(inputs), inputs.get("cu_seqlens"))
+    op.check_shape("o", do, size, "arriving[0]")
+    return do, op.state(op.checked_parts("arriving[1]", dstate, size))
 
 
 def evaluate(
@@ -60,12 +72,11 @@ def evaluate(
     the initial state's parts where one was given ("dinitial_state"; GSA: "dinitial_hk", "dinitial_hv").
     """
     op = operator(op)
-    if form not in op.forms:
-        raise ValueError(f"form: expected one of {', '.join(op.forms)}, got {form!r}")
+    run = op.forms[one_of("form", form, op.forms)]
+    do, dstate = _arriving(op, inputs, arriving, grad_seed=grad_seed, dfinal_state=dfinal_state)
     given = {name: x for name, x in (("backend", backend), ("chunk_size", chunk_size)) if x is not None}
     leaves = {name: x.detach().requires_grad_() for name, x in op.leaves(inputs).items()}
-    out = op.forms[form](**op.arguments(leaves, inputs), output_final_state=True, **given)
-    do, dstate = arriving or cotangents(op, inputs, grad_seed=grad_seed, dfinal_state=dfinal_state)
+    out = run(**{**op.arguments(leaves, inputs), "output_final_state": True, **given})
     outputs = (out.o, *op.parts(out.final_state))
     arrives = (do, *op.parts(dstate))
     grads = torch.autograd.grad(outputs[: len(arrives)], tuple(leaves.values()), arrives)
@@ -88,7 +99,8 @@ def truth(
     recurrence: walk the recurrence (True), use the chunked form in float64 (False), or choose by length (None).
     """
     op = operator(op)
-    do, dstate = arriving or cotangents(op, inputs, grad_seed=grad_seed, dfinal_state=dfinal_state)
+    do, dstate = _arriving(op, inputs, arriving, grad_seed=grad_seed, dfinal_state=dfinal_state)
+    recurrence = None if recurrence is None else flag("recurrence", recurrence, " or None")
     exact = {name: x.detach().double() for name, x in op.leaves(inputs).items()}
     do, dparts, scale = do.double(), [x.double() for x in op.parts(dstate)], op.scale(inputs)
 

@@ -6,11 +6,14 @@ prints "right", or the worst index with yours, the reference and the hint. An an
 of an empty function is no error: the notebook goes on.
 """
 
+import math
 from dataclasses import dataclass, field
+from numbers import Real
 
 import torch
 from torch import Tensor
 
+from .arguments import shown
 from .errors import compare
 
 _EMPTY = (None, ...)
@@ -37,6 +40,8 @@ def check(name: str, yours, reference, hint: str = "", *, tolerance: float = 1e-
     tolerance: how far an element may be off, relative to the reference's root mean square. The same infinity is right;
     a reference must not hold NaN.
     """
+    if isinstance(tolerance, bool) or not isinstance(tolerance, Real) or not 0 <= tolerance < math.inf:
+        raise ValueError(f"tolerance: expected a number of at least 0, got {shown(tolerance)}")
     wrong = _difference(yours, reference, tolerance)
     lines = [f"{name}: {'not yet' if wrong else 'right'}", *wrong, *([_line("hint", hint)] if wrong and hint else [])]
     text = "\n".join(lines)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from torch import Tensor
 
+from .arguments import flag, listed, one_of, plain, real_tensor, shown
 from .errors import compare
 from .evaluate import cotangents, evaluate, truth
 from .inputs import inputs as make_inputs
@@ -36,6 +37,8 @@ def measures(got: Tensor, truth: Tensor) -> dict[str, float]:
 
 def rounding_error(dtype: torch.dtype) -> float:
     """Relative L2 error of storing exact values in a dtype: rounding to nearest, values spread evenly over a binade."""
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise ValueError(f"dtype: expected a floating-point torch.dtype, got {shown(dtype)}")
     return torch.finfo(dtype).eps / 2 / math.sqrt(6)
 
 
@@ -45,8 +48,11 @@ def along_time(got: Tensor, truth: Tensor) -> Tensor:
     RMS error of each time step relative to the RMS of the whole truth, so that a step whose true value is tiny does not
     stand out; inf where a value that should be finite is not.
     """
+    got, truth = real_tensor("got", got), real_tensor("truth", truth)
     if got.ndim != 4:
         raise ValueError(f"got: expected [B, T, H, D], a tensor with a time axis, got {list(got.shape)}")
+    if got.shape != truth.shape:
+        raise ValueError(f"truth: expected {list(got.shape)} like got, got {list(truth.shape)}")
     truth = truth.double()
     error = torch.where(got.double() == truth, 0.0, (got.double() - truth).abs().nan_to_num(torch.inf, torch.inf))
     rms = truth.square().mean().sqrt()
@@ -58,42 +64,65 @@ def gradient_rows(
     op: str | Operator,
     *,
     forms: Iterable[str] | None = None,
-    others: Mapping[str, Callable[[Mapping[str, Tensor], Tensor], Mapping[str, Tensor]]] | None = None,
+    others: Mapping[str, Callable[..., Mapping[str, Tensor]]] | None = None,
     backend: str | None = None,
     grad_seed: int = 1,
+    dfinal_state: bool = False,
     recurrence: bool | None = None,
     over_time: bool = False,
     **setting,
 ) -> list[dict]:
     """One row per form and tensor at one setting: op, form, dtype, T, decay, tensor and the columns of `measures`.
 
-    setting: arguments of `flakit.inputs`. forms: default every form of the operator. backend: as the operator takes it.
-    others: further makers of some of the tensors, by the name their rows have as form; each is given the inputs and the
-    gradient arriving at o and returns tensors by name.
+    setting: arguments of `flakit.inputs`, cu_seqlens for packed sequences among them. forms: one or several, default
+    every form of the operator. backend: as the operator takes it.
+    dfinal_state: let a gradient arrive at the final state as well: only so is a kernel seen that drops it.
+    others: further makers of some of the tensors, by the name their rows have as form; each is given the inputs, the
+    gradient arriving at o and, with dfinal_state, the one arriving at the final state, and returns tensors by name.
     recurrence: how the truth is computed, as `truth` takes it.
     over_time: add `along_time`, a list over t, None for a tensor without a time axis.
     Inputs, float64 truth and cotangents are the same for all.
 
     >>> rows = gradient_rows("rwkv6", T=256, decay=-8.0, dtype=torch.bfloat16)
     """
-    op = operator(op)
+    op, over_time, others = operator(op), flag("over_time", over_time), _others(others)
+    forms = _forms(op, forms)
+    if not forms and not others:
+        raise ValueError(f"forms: expected at least one of {', '.join(op.forms)}, got none")
     made = make_inputs(op, **setting)
-    true = truth(op, made, grad_seed=grad_seed, recurrence=recurrence)
-    found = {}
-    for form in op.forms if forms is None else forms:
-        found[form] = evaluate(op, made, form=form, backend=backend, grad_seed=grad_seed)
-    for name, make in (others or {}).items():
-        found[name] = make(made, cotangents(op, made, grad_seed=grad_seed)[0])
+    arriving = cotangents(op, made, grad_seed=grad_seed, dfinal_state=dfinal_state)
+    true = truth(op, made, arriving=arriving, recurrence=recurrence)
+    found = {form: evaluate(op, made, form=form, backend=backend, arriving=arriving) for form in forms}
+    for name, make in others.items():
+        found[name] = _known(name, make(made, *(x for x in arriving if x is not None)), true)
 
-    first, decay = made[op.tensors[0]], setting.get("decay")
-    shown = {"dtype": str(first.dtype).removeprefix("torch."), "T": first.shape[1]}
-    shown["decay"] = op.profile if decay is None else decay
+    first, decay = made[op.tensors[0]], plain(setting.get("decay"))
+    same = {"dtype": str(first.dtype).removeprefix("torch."), "T": first.shape[1]}
+    same["decay"] = op.profile if decay is None else decay
     rows = []
     for form, tensors in found.items():
         for tensor, x in tensors.items():
-            row = {"op": op.name, "form": form, **shown, "tensor": tensor, **measures(x, true[tensor])}
+            row = {"op": op.name, "form": form, **same, "tensor": tensor, **measures(x, true[tensor])}
             if over_time:
                 has_time = tensor == "o" or tensor.removeprefix("d") in op.sequences
                 row["along_time"] = along_time(x, true[tensor]).tolist() if has_time else None
             rows.append(row)
     return rows
+
+
+def _forms(op: Operator, forms) -> tuple[str, ...]:
+    chosen = listed(tuple(op.forms) if forms is None else forms)
+    return tuple(one_of("forms", form, op.forms) for form in chosen)
+
+
+def _others(others) -> Mapping[str, Callable]:
+    if others is not None and (not isinstance(others, Mapping) or not all(map(callable, others.values()))):
+        raise TypeError(f"others: expected a dict of functions or None, got {shown(others)}")
+    return others or {}
+
+
+def _known(name: str, made: Mapping[str, Tensor], true: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    unknown = [tensor for tensor in made if tensor not in true] if isinstance(made, Mapping) else [shown(made)]
+    if unknown:
+        raise ValueError(f"others[{name!r}]: expected some of {', '.join(true)} by name, got {', '.join(unknown)}")
+    return made

@@ -6,13 +6,16 @@ and u untouched, and a longer T continues the same sequence.
 """
 
 import math
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from numbers import Real
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..ops.common.validation import FLOATS, check_cu_seqlens, check_offsets
+from .arguments import flag, plain, shown, whole_number
 from .operators import Operator, operator, state_dtype
 
 
@@ -93,13 +96,14 @@ def inputs(
     op: str | Operator = "rwkv6",
     *,
     B: int = 1,
-    T: int = 64,
+    T: int | None = None,
     H: int = 2,
     K: int = 32,
     V: int | None = None,
     M: int | None = None,
     HQ: int | None = None,
-    decay: str | float | Tensor | None = None,
+    cu_seqlens: Tensor | Sequence[int] | None = None,
+    decay: str | float | Tensor | np.ndarray | None = None,
     dtype: torch.dtype = torch.float32,
     decay_dtype: torch.dtype | None = None,
     device: str | torch.device = "cpu",
@@ -109,8 +113,10 @@ def inputs(
 ) -> dict[str, Tensor]:
     """Inputs of an operator by the names of its arguments, ready for `chunk_rwkv6(**inputs("rwkv6"))`.
 
-    B, T, H, K, V: batch, time, heads, rows (keys) and columns (values) of the state; V defaults to K.
+    B, T, H, K, V: batch, time, heads, rows (keys) and columns (values) of the state; T defaults to 64, V to K.
     M, HQ: of GSA only: memory slots, default 32; query heads, a multiple of H, default H.
+    cu_seqlens: the offsets [N + 1] of N packed sequences, 0 first and T last, which is then T's default; B is 1. They
+        are put among the inputs, and initial states are drawn for N sequences.
     decay: a profile of `DECAYS`, one natural-log decay <= 0 for all tokens, or a tensor of the decay's shape. Default:
         what the operator's model has ("rwkv6-init", "rwkv7", "gsa").
     dtype: of every sequence tensor; decay_dtype: of the decay alone (default: dtype).
@@ -121,20 +127,16 @@ def inputs(
     state.
     """
     op = operator(op)
-    sizes = {"B": B, "T": T, "H": H, "K": K, "V": K if V is None else V}
-    for name, size, default in (("M", M, 32), ("HQ", HQ, H)):
-        if name in op.sizes:
-            sizes[name] = default if size is None else size
-        elif size is not None:
-            raise ValueError(f"{name}: expected None, {op.label} has no such axis, got {size!r}")
-    for name, size in sizes.items():
-        if not isinstance(size, int) or size < 1:
-            raise ValueError(f"{name}: expected a whole number of at least 1, got {size!r}")
-    if sizes.get("HQ", H) % H:
-        raise ValueError(f"HQ: expected a multiple of H = {H}, got {HQ}")
-    for name, wanted in (("dtype", dtype), ("decay_dtype", decay_dtype or dtype)):
-        if not isinstance(wanted, torch.dtype) or not wanted.is_floating_point:
-            raise ValueError(f"{name}: expected a floating-point torch.dtype, got {wanted!r}")
+    offsets = None if cu_seqlens is None else _offsets(cu_seqlens, B, T)
+    sizes = _sizes(op, offsets, B=B, T=T, H=H, K=K, V=V, M=M, HQ=HQ)
+    decay_dtype = dtype if decay_dtype is None else decay_dtype
+    for name, wanted in (("dtype", dtype), ("decay_dtype", decay_dtype)):
+        if not isinstance(wanted, torch.dtype) or wanted not in FLOATS:
+            raise ValueError(f"{name}: expected torch.float64, float32, bfloat16 or float16, got {shown(wanted)}")
+    device, seed = _device(device), whole_number("seed", seed, least=0)
+    own_state = ': put a state of your own among the inputs, inputs(...) | {"initial_state": state}'
+    initial_state = flag("initial_state", initial_state, own_state)
+    requires_grad = flag("requires_grad", requires_grad)
 
     made = {}
     for stream, name in enumerate(op.tensors + (op.states if initial_state else ())):
@@ -145,9 +147,55 @@ def inputs(
         else:
             how, stream = _AS_IN_THE_MODEL.get((op.name, name), (np.random.Generator.standard_normal, stream))
             x = _time_first(np.random.default_rng([seed, stream]), axes, sizes, how)
-        to = state_dtype(dtype) if name in op.states else (decay_dtype or dtype) if name == op.decay else dtype
+        to = state_dtype(dtype) if name in op.states else decay_dtype if name == op.decay else dtype
         made[name] = x.to(to).to(device).requires_grad_(requires_grad)
-    return op.arguments(made)
+    return op.arguments(made, {} if offsets is None else {"cu_seqlens": offsets.to(device)})
+
+
+def _sizes(op: Operator, offsets: Tensor | None, **given) -> dict[str, int]:
+    """The size of every axis of an operator, from what was given for it."""
+    default = {"T": 64 if offsets is None else offsets[-1], "V": given["K"], "M": 32, "HQ": given["H"]}
+    sizes = {}
+    for axis, size in given.items():
+        if axis in op.sizes:
+            sizes[axis] = whole_number(axis, default.get(axis) if size is None else size)
+        elif size is not None:
+            raise ValueError(f"{axis}: expected None, {op.label} has no such axis, got {shown(size)}")
+    if sizes.get("HQ", sizes["H"]) % sizes["H"]:
+        raise ValueError(f"HQ: expected a multiple of H = {sizes['H']}, got {sizes['HQ']}")
+    sizes["N"] = sizes["B"] if offsets is None else len(offsets) - 1
+    for name in (*op.tensors, *op.states):
+        axes = op.axes[name].split()
+        if 8 * math.prod(sizes[axis] for axis in axes) > sys.maxsize:
+            largest, asked = max(axes, key=sizes.get), ", ".join(shown(sizes[axis]) for axis in axes)
+            raise ValueError(f"{largest}: expected a size that fits into a memory, got {name} [{asked}]")
+    return sizes
+
+
+def _offsets(cu_seqlens, B: int, T: int | None) -> Tensor:
+    """cu_seqlens as a tensor on the CPU, right for a problem of this size."""
+    expected = f"cu_seqlens: expected ascending offsets from 0 to T, got {shown(cu_seqlens)}"
+    try:
+        if not isinstance(cu_seqlens, (Tensor, np.ndarray, list, tuple)) or not len(cu_seqlens):
+            raise TypeError
+        offsets = torch.as_tensor(cu_seqlens).to("cpu")
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(expected) from error
+    check_cu_seqlens(offsets, whole_number("B", B), offsets.device)
+    check_offsets(offsets, int(offsets[-1]) if T is None else whole_number("T", T))
+    if offsets[-1] < 1:
+        raise ValueError(expected)
+    return offsets
+
+
+def _device(device) -> torch.device:
+    try:
+        if not isinstance(device, (str, torch.device)):
+            raise TypeError(f"a {type(device).__name__}")
+        return torch.empty(0, device=device).device
+    except (AssertionError, TypeError, RuntimeError) as error:  # a PyTorch without CUDA fails an assertion
+        first = str(error).splitlines()[0]
+        raise ValueError(f'device: expected one that is here, such as "cpu", got {shown(device)} ({first})') from error
 
 
 def _time_first(rng, axes: list[str], sizes: dict[str, int], draw: Callable) -> Tensor:
@@ -161,16 +209,24 @@ def _decay(decay, rng, axes: list[str], sizes: dict[str, int]) -> Tensor:
     shape = tuple(sizes[a] for a in axes)
     if isinstance(decay, str):
         if decay not in _PROFILES:
-            raise ValueError(f"decay: expected one of {', '.join(DECAYS)}, a number <= 0 or a tensor, got {decay!r}")
+            expected = f"one of {', '.join(DECAYS)}, a number <= 0 or a tensor"
+            raise ValueError(f"decay: expected {expected}, got {shown(decay)}")
         return _time_first(rng, axes, sizes, _PROFILES[decay][1])
-    if isinstance(decay, Tensor):
+    number = plain(decay)
+    if isinstance(number, Real) and not isinstance(number, bool):
+        try:
+            x = torch.full(shape, float(number), dtype=torch.float64)
+        except OverflowError as error:
+            raise ValueError(f"decay: expected a number that float64 can hold, got {shown(decay)}") from error
+    elif isinstance(decay, (Tensor, np.ndarray)):
         if tuple(decay.shape) != shape:
             raise ValueError(f"decay: expected a tensor [{', '.join(axes)}] = {list(shape)}, got {list(decay.shape)}")
-        x = decay.detach().to("cpu", torch.float64).clone()
-    elif isinstance(decay, Real) and not isinstance(decay, bool):
-        x = torch.full(shape, float(decay), dtype=torch.float64)
+        given = torch.as_tensor(decay)
+        if given.is_complex() or given.dtype == torch.bool:
+            raise TypeError(f"decay: expected real numbers, got {shown(decay)}")
+        x = given.detach().to("cpu", torch.float64, copy=True)
     else:
-        raise TypeError(f"decay: expected a profile name, a number <= 0 or a tensor, got {type(decay).__name__}")
+        raise TypeError(f"decay: expected a profile name, a number <= 0 or a tensor, got {shown(decay)}")
     if not (x <= 0).all():
         worst = "NaN" if x.isnan().any() else f"{x.max().item():g}"
         raise ValueError(f"decay: expected natural-log decays <= 0, got {worst}; a positive one makes the state grow")

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 
 from . import recorded
+from .arguments import listed
 from .gradients import gradient_rows
 from .operators import OPERATORS, operator
 
@@ -24,21 +25,24 @@ class OnGPU(NamedTuple):
 
 def gradients_on_gpu(
     *,
-    dtype: Iterable[str] = ("float32", "bfloat16", "float16"),
-    T: Iterable[int] = (256,),
-    decay: Iterable[float | str] = (-1.0,),
+    dtype: str | Iterable[str] = ("float32", "bfloat16", "float16"),
+    T: int | Iterable[int] = (256,),
+    decay: float | str | Iterable[float | str] = (-1.0,),
     forms: Iterable[str] | None = None,
     others: Mapping[str, Callable] | None = None,
     op: str = "rwkv6",
 ) -> OnGPU:
-    """Errors of an operator's kernels for every combination of dtype, T and decay, in that order.
+    """Errors of an operator's kernels for every combination of dtype, T and decay, in that order, one or several each.
 
     forms and others as in `gradient_rows`; the recording knows others by their names.
     Without a GPU these are rows of the operator's recording; a combination it does not hold is a ValueError.
     Where there is neither, the label says so and how to make the recording.
     """
-    forms, others = tuple(operator(op).forms if forms is None else forms), others or {}
-    settings = [(name, length, w) for name in dtype for length in T for w in decay]
+    forms, others = listed(operator(op).forms if forms is None else forms), others or {}
+    dtypes = [str(x).removeprefix("torch.") for x in listed(dtype)]
+    settings = [(name, length, w) for name in dtypes for length in listed(T) for w in listed(decay)]
+    if not settings:
+        raise ValueError(f"dtype, T, decay: expected at least one of each, got {dtype}, {T} and {decay}")
     if torch.cuda.is_available():
         rows = []
         for name, length, w in settings:

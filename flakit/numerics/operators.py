@@ -7,6 +7,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from ..ops.common.validation import check_cu_seqlens, check_offsets, check_tensor
 from ..ops.gsa import api as gsa_api
 from ..ops.gsa import chunk_gsa, fused_recurrent_gsa
 from ..ops.gsa import chunk_torch as gsa_chunked
@@ -19,6 +20,7 @@ from ..ops.rwkv7 import api as rwkv7_api
 from ..ops.rwkv7 import chunk_rwkv7, fused_recurrent_rwkv7
 from ..ops.rwkv7 import chunk_torch as rwkv7_chunked
 from ..ops.rwkv7 import reference as rwkv7_reference
+from .arguments import one_of, shown
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Operator:
     tensors: the arguments with a gradient, in the order that `reference` and `chunked` take them; o's dtype is the
     first one's. states: the state's parts by name; several go in and out of the operator as a tuple.
     axes: of every tensor, state and of o, by name ("B T H K"): B batch, T time, H heads, K keys, V values; GSA also HQ
-    query heads, M slots.
+    query heads, M slots; of a state, N sequences.
     reference: module with `forward`, `backward` and `steps`; chunked: the same maths in chunks, `forward`, `backward`.
     decay: the argument that holds the natural-log decay; profile: the decay of `flakit.inputs` unless said otherwise.
     scale_exponent: the scale is K to this power where none is given. chunk_sizes: those that the kernels take.
@@ -59,12 +61,37 @@ class Operator:
         return tuple(dict.fromkeys(axis for name in (*self.tensors, "o") for axis in self.axes[name].split()))
 
     def leaves(self, inputs: Mapping[str, object]) -> dict[str, Tensor]:
-        """The tensors and, where an initial state is given, its parts, by name."""
+        """The tensors and, where an initial state is given, its parts, by name; their shapes have to fit each other."""
+        if not isinstance(inputs, Mapping):
+            raise TypeError(f"inputs: expected a dict of tensors by name, got {shown(inputs)}")
         missing = [name for name in self.tensors if inputs.get(name) is None]
         if missing:
             raise ValueError(f"inputs: expected {', '.join(self.tensors)}, got none for {', '.join(missing)}")
-        parts = zip(self.states, self.parts(inputs.get("initial_state")), strict=False)
-        return {name: inputs[name] for name in self.tensors} | dict(parts)
+        tensors, size = {name: inputs[name] for name in self.tensors}, {}
+        for name, x in tensors.items():
+            self.check_shape(name, x, size)
+            size |= zip(self.axes[name].split(), x.shape, strict=True)
+        cu_seqlens = inputs.get("cu_seqlens")
+        if cu_seqlens is not None:
+            check_cu_seqlens(cu_seqlens, size["B"], tensors[self.tensors[0]].device, self.tensors[0])
+            check_offsets(cu_seqlens, size["T"])
+        parts = self.checked_parts("initial_state", inputs.get("initial_state"), self.size(tensors, cu_seqlens))
+        return tensors | dict(zip(self.states, parts, strict=False))
+
+    def checked_parts(self, name: str, state: object, size: Mapping[str, int]) -> tuple[Tensor, ...]:
+        """The parts of a state called `name`, which must have the sizes in `size`; none for None."""
+        parts = self.parts(state) if isinstance(state, (Tensor, tuple, list, type(None))) else ("no state",)
+        if parts and (len(parts) != len(self.states) or not all(isinstance(part, Tensor) for part in parts)):
+            expected = "a tensor" if len(self.states) == 1 else f"a tuple of {len(self.states)} tensors"
+            raise TypeError(f"{name}: expected {expected} or None, got {shown(state)}")
+        for part_name, part in zip(self.states, parts, strict=False):
+            self.check_shape(part_name, part, size, name if len(parts) == 1 else f"{name}'s {part_name[-2:]}")
+        return parts
+
+    def check_shape(self, name: str, x: object, size: Mapping[str, int], called: str = "") -> None:
+        """x must be a tensor with the axes of `name`, each as long as `size` says, if it does."""
+        shape = {axis: size.get(axis) for axis in self.axes[name].split()}
+        check_tensor(called or name, x, shape, f" like {self.tensors[0]}" if size else "")
 
     def arguments(self, leaves: Mapping[str, object], inputs: Mapping[str, object] = ()) -> dict:
         """The operator's arguments: `inputs` with `leaves` in the place of what they are named after."""
@@ -77,16 +104,18 @@ class Operator:
         return None if not parts else parts[0] if len(self.states) == 1 else tuple(parts)
 
     def parts(self, state: Tensor | tuple[Tensor, ...] | None) -> tuple[Tensor, ...]:
-        """The parts of a state, the inverse of `state`."""
-        return () if state is None else (state,) if isinstance(state, Tensor) else tuple(state)
+        """The parts of a state, the inverse of `state`; a tuple of None is no state, as an operator returns it."""
+        parts = (state,) if state is None or isinstance(state, Tensor) else tuple(state)
+        return () if all(part is None for part in parts) else parts
 
-    def size(self, leaves: Mapping[str, Tensor]) -> dict[str, int]:
-        """The size of every axis."""
-        return {
+    def size(self, leaves: Mapping[str, Tensor], cu_seqlens: Tensor | None = None) -> dict[str, int]:
+        """The size of every axis; N, of states, is B or the number of packed sequences."""
+        size = {
             axis: size
             for name in self.tensors
             for axis, size in zip(self.axes[name].split(), leaves[name].shape, strict=True)
         }
+        return size | {"N": size["B"] if cu_seqlens is None else len(cu_seqlens) - 1}
 
     def scale(self, inputs: Mapping[str, object]) -> float:
         """The scale among the inputs, or the default one."""
@@ -94,7 +123,7 @@ class Operator:
         return inputs[self.tensors[0]].shape[-1] ** self.scale_exponent if given is None else given
 
 
-_ROWS, _STATE = "B T H K", "B H K V"
+_ROWS, _STATE = "B T H K", "N H K V"
 
 OPERATORS: dict[str, Operator] = {
     op.name: op
@@ -134,8 +163,8 @@ OPERATORS: dict[str, Operator] = {
             chunked=gsa_chunked,
             tensors=("q", "k", "v", "s", "g"),
             axes={"q": "B T HQ K", "k": _ROWS, "v": "B T H V", "s": "B T H M", "g": "B T H M", "o": "B T HQ V"}
-            | dict.fromkeys(("initial_hk", "final_hk"), "B H K M")
-            | dict.fromkeys(("initial_hv", "final_hv"), "B H M V"),
+            | dict.fromkeys(("initial_hk", "final_hk"), "N H K M")
+            | dict.fromkeys(("initial_hv", "final_hv"), "N H M V"),
             decay="g",
             profile="gsa",
             chunk_sizes=gsa_api.CHUNK_SIZES,
@@ -155,6 +184,4 @@ def operator(op: str | Operator) -> Operator:
     """Look an operator up by name; an `Operator` is returned as it is."""
     if isinstance(op, Operator):
         return op
-    if op not in OPERATORS:
-        raise ValueError(f"op: expected one of {', '.join(OPERATORS)}, got {op!r}")
-    return OPERATORS[op]
+    return OPERATORS[one_of("op", op, OPERATORS)]

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .arguments import listed, one_of, whole_number
 from .operators import Operator, operator
 
 HANDED = ("state", "detached", "nothing")
@@ -29,10 +30,9 @@ def in_pieces(op: str | Operator, cuts: Sequence[int], *, handed: str = "state")
     in truncated backpropagation; or "nothing", and every piece but the first starts from zeros.
     """
     op = operator(op)
-    if handed not in HANDED:
-        raise ValueError(f"handed: expected one of {', '.join(HANDED)}, got {handed!r}")
-    cuts = list(cuts)
-    if sorted(set(cuts)) != cuts or (cuts and cuts[0] < 1):
+    one_of("handed", handed, HANDED)
+    cuts = [whole_number("cuts", cut) for cut in listed(cuts)]
+    if sorted(set(cuts)) != cuts:
         raise ValueError(f"cuts: expected ascending numbers of tokens from 1, got {cuts}")
     return dataclasses.replace(op, forms={name: _pieces(op, form, cuts, handed) for name, form in op.forms.items()})
 

@@ -7,13 +7,15 @@ sweep(lambda decay, T: run(inputs(decay=-decay, T=T)).tensors, over={"decay": [1
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
+from numbers import Real
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from .arguments import function, listed, one_of, plain, shown
 from .errors import Errors, compare
 from .evaluate import evaluate, truth
 from .inputs import inputs
@@ -49,11 +51,9 @@ class Sweep:
 
         Values are taken in the order of the axis; NaN (None for values that are not numbers) where all is finite.
         """
-        if axis not in self.axes:
-            raise ValueError(f"axis: expected one of {', '.join(self.axes)}, got {axis!r}")
-        if tensor is not None and tensor not in self.first:
-            raise ValueError(f"tensor: expected one of {', '.join(self.first)}, got {tensor!r}")
-        shares = [self.grids[f"{name}.finite"] for name in (self.tensors if tensor is None else (tensor,))]
+        one_of("axis", axis, self.axes)
+        chosen = self.tensors if tensor is None else (one_of("tensor", tensor, self.first),)
+        shares = [self.grids[f"{name}.finite"] for name in chosen]
         bad = np.moveaxis(np.any([share < 1 for share in shares], axis=0), list(self.axes).index(axis), -1)
         values = self.axes[axis]
         numbers = all(isinstance(x, (int, float)) for x in values)
@@ -83,7 +83,7 @@ class Sweep:
 
 def sweep(
     subject: str | Operator | Callable[..., Mapping],
-    over: Mapping[str, Sequence],
+    over: Mapping[str, object],
     *,
     progress: Callable[[int, int], None] | None = None,
     cancelled: Callable[[], bool] | None = None,
@@ -94,19 +94,21 @@ def sweep(
     subject: an operator's name: each setting goes to `inputs` (decay, T, K, dtype, …) or to `evaluate` (form, backend,
         chunk_size, …), and every output and gradient is compared with `truth`. Or a function of the settings that
         returns a dict: a tensor, a pair (tensor, truth), an `Errors` or a number under each name.
-    over: the values of each axis, first axis slowest. fixed: settings that stay.
+    over: the values of each axis, first axis slowest: a list, an array, or a single value, an axis of one.
+    fixed: settings that stay.
     progress: called with (settings done, settings in all) after each; cancelled: asked before each, True stops there.
     What a setting raises is raised again with the setting named.
     """
     measure = _operator(operator(subject)) if isinstance(subject, (str, Operator)) else subject
     if not callable(measure):
         raise TypeError(f"subject: expected an operator's name or a function, got {type(subject).__name__}")
-    if not isinstance(over, Mapping) or not over:
-        raise ValueError(f"over: expected a dict of axis names and their values, got {over!r}")
-    for name, values in over.items():
-        if isinstance(values, str) or not len(list(values)):
-            raise ValueError(f"over[{name!r}]: expected a list of at least one value, got {values!r}")
-    axes = {name: tuple(_plain_number(x) for x in values) for name, values in over.items()}
+    function("progress", progress), function("cancelled", cancelled)
+    if not isinstance(over, Mapping) or not over or not all(isinstance(name, str) for name in over):
+        raise ValueError(f"over: expected a dict of axis names and their values, got {shown(over)}")
+    axes = {name: _values(f"over[{name!r}]", values) for name, values in over.items()}
+    for name in fixed:
+        if name in axes:
+            raise ValueError(f"{name}: expected it in `over` or as a setting that stays, got both")
     _check_names(measure, {**axes, **fixed})
 
     shape = tuple(len(values) for values in axes.values())
@@ -119,11 +121,13 @@ def sweep(
         named = dict(zip(axes, setting, strict=True))
         try:
             found = measure(**fixed, **named)
+            if not isinstance(found, Mapping):
+                raise TypeError(f"subject: expected a function that returns a dict, got {shown(found)} from it")
+            measured = {name: _measurements(name, x) for name, x in found.items()}
         except Exception as error:
-            where = ", ".join(f"{name}={value!r}" for name, value in named.items())
+            where = ", ".join(f"{name}={shown(value)}" for name, value in named.items())
             raise RuntimeError(f"sweep at {where}: {error}") from error
-        for name, x in found.items():
-            numbers, index = _measurements(name, x)
+        for name, (numbers, index) in measured.items():
             for key, number in numbers.items():
                 grids.setdefault(key, np.full(shape, np.nan))[at] = number
             if f"{name}.finite" in numbers:
@@ -140,7 +144,7 @@ def _operator(op: Operator) -> Callable[..., Mapping]:
     def measure(**setting):
         x = inputs(op, **{name: value for name, value in setting.items() if name not in evaluation})
         how = {name: value for name, value in setting.items() if name in evaluation}
-        exact = truth(op, x, **{name: how[name] for name in ("grad_seed", "dfinal_state") if name in how})
+        exact = truth(op, x, **{name: how[name] for name in ("grad_seed", "dfinal_state", "arriving") if name in how})
         return {name: (got, exact[name]) for name, got in evaluate(op, x, **how).items()}
 
     makes = [p for p in inspect.signature(inputs).parameters.values() if p.kind is p.KEYWORD_ONLY]
@@ -173,11 +177,17 @@ def _measurements(name: str, x) -> tuple[dict[str, float], tuple[int, ...] | Non
         share = finite.double().mean().item() if x.numel() else 1.0
         index = tuple(int(i) for i in torch.unravel_index(finite.double().argmin(), x.shape)) if share < 1 else None
         return {f"{name}.finite": share}, index
+    if not isinstance(plain(x), Real):
+        expected = "a tensor, a pair (tensor, truth), an Errors or a number"
+        raise TypeError(f"subject: expected {expected} as {name}, got {shown(x)}")
     return {name: float(x)}, None
 
 
-def _plain_number(x):
-    return x.item() if isinstance(x, (np.generic, Tensor)) and x.ndim == 0 else x
+def _values(name: str, values: object) -> tuple:
+    found = () if isinstance(values, (Mapping, Set)) else listed(values)
+    if not found:
+        raise ValueError(f"{name}: expected a list of at least one value, got {shown(values)}")
+    return found
 
 
 def _plain(x):

@@ -1,13 +1,16 @@
 """Rows of errors per tensor, and where along t an error sits."""
 
+import dataclasses
 import math
 
 import pytest
 import torch
 
+from flakit.cases.final_state_gradient import ignoring
 from flakit.numerics.evaluate import evaluate, truth
 from flakit.numerics.gradients import MEASURES, along_time, gradient_rows, measures
 from flakit.numerics.inputs import inputs
+from flakit.numerics.operators import OPERATORS, operator
 
 
 def test_rows_hold_every_form_and_tensor_at_rounding_level():
@@ -61,3 +64,50 @@ def test_other_makers_of_a_tensor_have_rows_of_their_own():
     assert (row["tensor"], row["l2"], len(row["along_time"])) == ("dw", 1.0, 8)
     timeless = {row["tensor"] for row in rows if row["along_time"] is None}
     assert timeless == {"final_state", "du"}
+
+
+def with_forms(op, change):
+    """The operator with each of its forms changed."""
+    op = operator(op)
+    return dataclasses.replace(op, forms={name: change(form) for name, form in op.forms.items()})
+
+
+@pytest.mark.parametrize("op", OPERATORS)
+def test_a_kernel_that_drops_the_final_states_gradient_is_seen(op):
+    setting = dict(T=12, H=1, K=8, V=5, initial_state=True)
+    right = gradient_rows(op, dfinal_state=True, **setting)
+    assert all(row["l2"] < 1e-5 for row in right), right
+    faulty = with_forms(op, ignoring)
+    assert all(row["l2"] < 1e-5 for row in gradient_rows(faulty, **setting))  # on o alone nothing is to be seen
+    states = {f"d{name}" for name in operator(op).states}
+    for form in faulty.forms:
+        rows = gradient_rows(faulty, forms=form, dfinal_state=True, **setting)
+        seen = {row["tensor"] for row in rows if row["l2"] > 0.01}
+        assert seen >= {"dk", "dv", f"d{operator(op).decay}", *states}, form
+
+
+@pytest.mark.parametrize("op", OPERATORS)
+def test_a_kernel_that_ignores_where_sequences_begin_is_seen(op):
+    def over_the_edges(form):
+        def faulty(*, cu_seqlens, initial_state, **given):
+            first = operator(op).state([part[:1] for part in operator(op).parts(initial_state)])
+            out = form(initial_state=first, **given)
+            last = [part.expand(len(cu_seqlens) - 1, *part.shape[1:]) for part in operator(op).parts(out.final_state)]
+            return out._replace(final_state=operator(op).state(last))
+
+        return faulty
+
+    setting = dict(cu_seqlens=[0, 1, 30, 30, 94], H=1, K=8, V=5, initial_state=True, dfinal_state=True)
+    right = gradient_rows(op, **setting)
+    assert all(row["l2"] < 1e-5 and row["T"] == 94 for row in right), right
+    wrong = gradient_rows(with_forms(op, over_the_edges), **setting)
+    assert {row["tensor"] for row in wrong if row["l2"] > 0.01} >= {"o", "dk", "dv", *operator(op).outputs}
+
+
+def test_other_makers_are_given_the_final_states_gradient_where_one_arrives():
+    def zeros(made, do, dstate):
+        assert dstate.shape == (1, 1, 4, 4) and dstate.dtype == torch.float32
+        return {"dw": torch.zeros_like(made["w"])}
+
+    rows = gradient_rows("rwkv6", others={"zeros": zeros}, T=8, H=1, K=4, dfinal_state=True)
+    assert [row["l2"] for row in rows if row["form"] == "zeros"] == [1.0]

@@ -132,7 +132,7 @@ def test_gradients_on_request():
         ),
         (dict(decay=0.5), ValueError, r"decay: expected natural-log decays <= 0, got 0\.5"),
         (dict(decay=math.nan), ValueError, "decay: expected natural-log decays <= 0, got NaN"),
-        (dict(decay=[1]), TypeError, "decay: expected a profile name, a number <= 0 or a tensor, got list"),
+        (dict(decay=[1]), TypeError, r"decay: expected a profile name, a number <= 0 or a tensor, got \[1\]"),
         (
             dict(decay=torch.zeros(3)),
             ValueError,
@@ -143,8 +143,8 @@ def test_gradients_on_request():
         (dict(M=8), ValueError, "M: expected None, RWKV6 has no such axis, got 8"),
         (dict(op="gsa", H=2, HQ=3), ValueError, "HQ: expected a multiple of H = 2, got 3"),
         (dict(op="gsa", M=0), ValueError, "M: expected a whole number of at least 1, got 0"),
-        (dict(dtype=torch.int32), ValueError, "dtype: expected a floating-point torch.dtype, got torch.int32"),
-        (dict(decay_dtype="float32"), ValueError, "decay_dtype: expected a floating-point torch.dtype, got 'float32'"),
+        (dict(dtype=torch.int32), ValueError, "^dtype: expected torch.float64, float32, .*, got torch.int32"),
+        (dict(decay_dtype="float32"), ValueError, "decay_dtype: expected torch.float64, .*, got 'float32'"),
     ],
     ids=lambda x: "-".join(x) if isinstance(x, dict) else "",
 )

@@ -83,8 +83,21 @@ def test_rows_and_dict_are_plain():
         (overflow, {}, ValueError, "over: expected a dict of axis names"),
         (overflow, {"T": []}, ValueError, r"over\['T'\]: expected a list of at least one value, got \[\]"),
         (7, {"T": [1]}, TypeError, "subject: expected an operator's name or a function, got int"),
+        (overflow, {"T": {1, 2}}, ValueError, r"over\['T'\]: expected a list of at least one value, got \{1, 2\}"),
+        (overflow, {1: [2]}, ValueError, r"over: expected a dict of axis names and their values, got \{1: \[2\]\}"),
+        (overflow, [1, 2], ValueError, r"over: expected a dict of axis names and their values, got \[1, 2\]"),
     ],
-    ids=["unknown knob", "unknown operator", "unknown argument", "nothing", "no values", "not callable"],
+    ids=[
+        "unknown knob",
+        "unknown operator",
+        "unknown argument",
+        "nothing",
+        "no values",
+        "not callable",
+        "a set",
+        "no name",
+        "a list",
+    ],
 )
 def test_wrong_arguments_are_named(subject, over, kind, message):
     with pytest.raises(kind, match=message):
@@ -94,6 +107,40 @@ def test_wrong_arguments_are_named(subject, over, kind, message):
 def test_a_failing_setting_is_named():
     with pytest.raises(RuntimeError, match=r"sweep at decay=0\.5, T=4: decay: expected natural-log decays <= 0"):
         sweep("rwkv6", over={"decay": [0.5], "T": [4]}, K=4)
+    with pytest.raises(RuntimeError, match=r"sweep at B=True: B: expected a whole number of at least 1, got True"):
+        sweep("rwkv6", over={"B": [True]}, K=4)
+    for found, kind in ((3, "3 from it"), ({"x": None}, "as x, got None"), ({"x": (torch.ones(1), 1)}, "truth: ")):
+        with pytest.raises(RuntimeError, match=rf"sweep at T=4: .*{kind}"):
+            sweep(lambda T, found=found: found, over={"T": [4]})
+
+
+def test_a_single_value_is_an_axis_of_one():
+    for decay in (-1.0, np.float64(-1.0), torch.tensor(-1.0), np.array(-1.0), (-1.0,), iter([-1.0])):
+        found = sweep("rwkv6", over={"decay": decay, "form": "chunk"}, T=4, K=2, H=1)
+        assert found.axes == {"decay": (-1.0,), "form": ("chunk",)} and found.complete
+        assert found["o.l2"].shape == (1, 1) and found["o.l2"].item() < 1e-6
+
+
+def test_values_that_are_made_one_by_one_are_all_measured():
+    found = sweep(overflow, over={"decay": (x for x in (1.0, 2.0)), "T": range(8, 10)})
+    assert found.axes == {"decay": (1.0, 2.0), "T": (8, 9)} and found["product"].tolist() == [[8, 9], [16, 18]]
+
+
+def test_a_setting_cannot_stay_and_vary():
+    with pytest.raises(ValueError, match="T: expected it in `over` or as a setting that stays, got both"):
+        sweep("rwkv6", over={"T": [4]}, T=8)
+
+
+def test_truth_has_the_gradients_that_arrive():
+    x = inputs("rwkv6", T=4, K=2, H=1)
+    arriving = torch.ones_like(x["v"]), torch.ones(1, 1, 2, 2)
+    found = sweep("rwkv6", over={"form": ["chunk", "recurrent"]}, T=4, K=2, H=1, arriving=arriving)
+    assert (found["dv.l2"] < 1e-6).all()
+
+
+def test_packed_sequences_can_vary():
+    found = sweep("rwkv6", over={"cu_seqlens": [[0, 4], [0, 1, 4], [0, 0, 3, 7]]}, K=2, dfinal_state=True)
+    assert (found["dv.l2"] < 1e-6).all() and found.rows()[1]["cu_seqlens"] == "[0, 1, 4]"
 
 
 def test_unknown_names_of_a_sweep():

@@ -1,0 +1,69 @@
+"""What the instruments ask of plain arguments. Each error names the argument, what was expected and what came.
+
+Numpy's scalars, and tensors and arrays without axes, count as the numbers and truth values they hold.
+"""
+
+import reprlib
+from collections.abc import Callable, Iterable
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+
+def plain(x: Any) -> Any:
+    """The number or truth value in a numpy scalar or in a tensor or array without axes; anything else as it is."""
+    return x.item() if isinstance(x, (np.generic, np.ndarray, Tensor)) and x.ndim == 0 else x
+
+
+def listed(x: Any) -> tuple:
+    """What is in a list, an array or another iterable, each as `plain` has it; a single value is a list of one."""
+    single = isinstance(x, (str, bytes)) or not isinstance(x, Iterable) or getattr(x, "ndim", 1) == 0
+    return tuple(plain(part) for part in ((x,) if single else x))
+
+
+def whole_number(name: str, x: object, least: int = 1) -> int:
+    value = plain(x)
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise ValueError(f"{name}: expected a whole number of at least {least}, got {shown(x)}")
+    return int(value)
+
+
+def flag(name: str, x: object, instead: str = "") -> bool:
+    """instead: what to do for someone who passes what belongs elsewhere."""
+    value = plain(x)
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}: expected True or False{instead}, got {shown(x)}")
+    return value
+
+
+def one_of(name: str, x: object, known: Iterable[str]) -> str:
+    known = tuple(known)
+    if not isinstance(x, str) or x not in known:
+        raise ValueError(f"{name}: expected one of {', '.join(known)}, got {shown(x)}")
+    return str(x)
+
+
+def function(name: str, x: object, optional: bool = True) -> Callable | None:
+    if not callable(x) and not (optional and x is None):
+        raise TypeError(f"{name}: expected a function{' or None' if optional else ''}, got {shown(x)}")
+    return x
+
+
+def real_tensor(name: str, x: object) -> Tensor:
+    """A tensor of real numbers; of a complex one half would be lost on the way to float64."""
+    if not isinstance(x, Tensor) or x.is_complex():
+        raise TypeError(f"{name}: expected a tensor of real numbers, got {shown(x)}")
+    return x
+
+
+def shown(x: object) -> str:
+    """What came, in a few words."""
+    if isinstance(x, (Tensor, np.ndarray)):
+        kind = "a tensor" if isinstance(x, Tensor) else "an array"
+        return f"{kind} {list(x.shape)} of {str(x.dtype).removeprefix('torch.')}"
+    try:
+        return reprlib.repr(x)
+    except ValueError:  # Python refuses to write an integer of thousands of digits
+        return f"a value of type {type(x).__name__}"
