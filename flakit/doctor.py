@@ -26,7 +26,7 @@ from .numerics.errors import compare
 from .numerics.evaluate import evaluate, truth
 from .numerics.inputs import inputs
 from .numerics.operators import OPERATORS
-from .ops.common.dispatch import interpreted
+from .ops.common.dispatch import interpreted, interpreted_too_late
 
 OK, NOTE, WARNING, BROKEN = "ok", "note", "warning", "BROKEN"
 STYLES = {OK: "green", NOTE: "default", WARNING: "yellow", BROKEN: "bold red"}
@@ -179,12 +179,6 @@ def _line(version: str | None) -> str:
     return ".".join(map(str, Version(version).release[:2])) if version else ""
 
 
-def interpreter_came_too_late() -> bool:
-    """Whether TRITON_INTERPRET=1 was set when triton had already decided to compile (its own functions show it)."""
-    language = sys.modules.get("triton.language")
-    return interpreted() and language is not None and type(language.sum).__name__ != "InterpretedFunction"
-
-
 def kernels(versions: Mapping[str, str | None]) -> Finding:
     gpu = ""
     if torch.cuda.is_available():
@@ -195,7 +189,7 @@ def kernels(versions: Mapping[str, str | None]) -> Finding:
         return Finding(
             "kernels", NOTE, "no triton: the torch and reference backends do the work" + f", on {gpu}" * bool(gpu)
         )
-    if interpreter_came_too_late():
+    if interpreted_too_late():
         says = here + "TRITON_INTERPRET=1 was set after triton was imported: reductions in kernels will fail"
         return Finding(
             "kernels", BROKEN, says, "set it before Python starts (`make lab` does), then restart the kernel"
@@ -272,7 +266,7 @@ def check_operators() -> Iterator[Check]:
         yield from check_on("triton", "cuda")
     if not interpreted():
         yield from (replace(check, essential="cuda" not in devices) for check in _interpreted_elsewhere())
-    elif not interpreter_came_too_late():
+    elif not interpreted_too_late():
         yield from check_on("triton", "cpu")
 
 

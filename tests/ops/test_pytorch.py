@@ -32,8 +32,8 @@ def registered_arguments(op, made, place, form):
     """What the registered operator takes, in order."""
     op = OPERATORS[op]
     leaves = {name: x.clone().requires_grad_() for name, x in op.leaves(made).items()}
-    tensors = [leaves.get(name) for name in (*op.tensors, *op.states)] + [made.get("cu_seqlens")]
-    return (*tensors, 0.25, True, form, place.backend, 16 if form == "chunk" else 0, True)
+    tensors = [leaves.get(name) for name in (*op.tensors, *op.states)] + [made.get("cu_seqlens"), None]
+    return (*tensors, 0.25, form, place.backend, 16 if form == "chunk" else 0, True, True)
 
 
 @everywhere("setting", *VARIANTS)
@@ -56,7 +56,7 @@ def test_registered_backward(place, op, form):
     given = [x.detach() if isinstance(x, torch.Tensor) else x for x in registered_arguments(op, made, place, form)]
     forward, backward = (getattr(torch.ops.flakit, name) for name in (op, f"{op}_backward"))
     states = OPERATORS[op].states
-    *tensors, scale, _, form, backend, size, _ = given
+    *tensors, _, scale, form, backend, size, _, _ = given
     kept = forward(*given)[1 + len(states) :]
     given = (*tensors, *kept, do, *OPERATORS[op].parts(dstate), scale, form, backend, size)
     torch.library.opcheck(backward.default, given, test_utils=("test_schema", "test_faketensor"))

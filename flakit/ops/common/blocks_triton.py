@@ -1,7 +1,17 @@
-"""Pieces of kernels for any operator with a decay per channel: safe decay weights inside a chunk, TF32 rounding."""
+"""Pieces of kernels for any operator with a decay per channel: which program, TF32 rounding, safe decay weights."""
 
 import triton
 import triton.language as tl
+
+
+@triton.jit
+def program(BLOCKS: tl.constexpr):
+    """This program's block, of BLOCKS that run beside each other, and which sequence, head or segment they belong to.
+
+    Both come of one grid axis: the others end at 65535, which sequences times heads can pass.
+    """
+    i = tl.program_id(0)
+    return i % BLOCKS, i // BLOCKS
 
 
 @triton.jit

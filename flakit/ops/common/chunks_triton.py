@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .blocks_triton import decay_after, decay_before, dot, level_pairs, level_weights, row_at, to_operand
+from .blocks_triton import decay_after, decay_before, dot, level_pairs, level_weights, program, row_at, to_operand
 from .launch import CHUNK_SIZE, ENOUGH, SHORTEST_SEGMENT, TABLE, block, elements, width
 from .packed import chunk_offsets, max_chunks
 
@@ -178,8 +178,9 @@ def stream_kernel(
     of a zero state, and e^{its total}. INCLUSIVE: a read is faded by its own token's decay too.
     G: heads of x and y that write into one state. In registers: S [BK, BV].
     """
-    i, i_s = tl.program_id(0), tl.program_id(1)
     NK: tl.constexpr = (K + BK - 1) // BK
+    NV: tl.constexpr = (V + BV - 1) // BV
+    i, i_s = program(NK * NV * H)
     i_h, i_k, i_v = i % H, (i // H) % NK, i // (H * NK)
     if PACKED:
         if SEGMENTED:
@@ -265,7 +266,8 @@ def scan_kernel(
 
     parts: of each sequence, where they are not packed. In registers: BE elements of S.
     """
-    i_e, i_nh = tl.program_id(0), tl.program_id(1)
+    NE: tl.constexpr = (K * V + BE - 1) // BE
+    i_e, i_nh = program(NE)
     i_n, i_h = i_nh // H, i_nh % H
     if PACKED:
         first_part = tl.load(offsets + i_n)
@@ -377,7 +379,7 @@ class ChunkPlan:
         )  # fmt: skip
         L, segments, segment_offsets, sequence_of_segment = self.segments(NK * NV * self.H)
         where = (sequence_of_segment, segment_offsets, self.cu_seqlens, self.offsets, self.T, L)
-        grid = (NK * NV * self.H, segments)
+        grid = (NK * NV * self.H * segments,)
         if segments > self.N:
             entering, decay = self.empty(segments, self.H, self.K, V), self.empty(segments, self.H, self.K)
             stream_kernel[grid](
@@ -411,7 +413,7 @@ class ChunkPlan:
         V = written.shape[-1]
         launch = TABLE["scan", self.width]
         BE = elements(self.K * V, self.N * self.H, launch.BV)
-        scan_kernel[triton.cdiv(self.K * V, BE), self.N * self.H](
+        scan_kernel[(triton.cdiv(self.K * V, BE) * self.N * self.H,)](
             written, decay, first, last, offsets, parts, H=self.H, K=self.K, V=V, BE=BE,
             REVERSE=reverse, HAS_FIRST=first is not None, WANTS_LAST=last is not None,
             PACKED=self.cu_seqlens is not None, num_warps=launch.num_warps, num_stages=launch.num_stages,

@@ -2,11 +2,14 @@
 
 import importlib.util
 import os
+import sys
 
+import numpy as np
 import torch
 from torch import Tensor
 
 BACKENDS = ("triton", "torch", "reference")
+CHUNK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 _HAS_TRITON = importlib.util.find_spec("triton") is not None  # looked up once: torch.compile cannot trace the search
@@ -19,6 +22,12 @@ def has_triton() -> bool:
 def interpreted() -> bool:
     """Whether this process asked for Triton's interpreter, which runs kernels on CPU tensors."""
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+def interpreted_too_late() -> bool:
+    """Whether the interpreter was asked for after `import triton`, whose own functions are compiled ones by then."""
+    language = sys.modules.get("triton.language")
+    return interpreted() and language is not None and type(language.sum).__name__ != "InterpretedFunction"
 
 
 def choose_backend(backend: str | None, x: Tensor) -> str:
@@ -37,6 +46,11 @@ def choose_backend(backend: str | None, x: Tensor) -> str:
                 f"backend: 'triton' needs CUDA tensors, got a tensor on {x.device}; on a CPU start the process with "
                 f"TRITON_INTERPRET=1 or use 'torch'"
             )
+        if not x.is_cuda and interpreted_too_late():
+            raise RuntimeError(
+                "backend: TRITON_INTERPRET=1 was set after triton had been imported, which decides then how kernels "
+                "run; set it before Python starts (in a notebook: restart the kernel) or use 'torch'"
+            )
         if not x.is_cuda and x.dtype == torch.bfloat16:
             raise TypeError(
                 "backend: Triton's interpreter computes wrongly with bfloat16, use float32 inputs or 'torch'"
@@ -45,19 +59,19 @@ def choose_backend(backend: str | None, x: Tensor) -> str:
 
 
 def check_chunk_size(chunk_size: int | None, backend: str, kernels: tuple[int, ...]) -> int:
-    """Chunk length as a power of two, one of `kernels` on Triton; 0 stands for the backend's own choice."""
+    """Chunk length as a power of two; on Triton the nearest of `kernels`. 0 stands for the backend's own choice."""
     if chunk_size is None:
         return 0
-    allowed = kernels if backend == "triton" else (1, 2, 4, 8, 16, 32, 64, 128, 256)
-    if type(chunk_size) is not int or chunk_size not in allowed:
-        raise ValueError(f"chunk_size: expected one of {allowed} on backend {backend!r}, got {chunk_size!r}")
-    return chunk_size
+    whole = isinstance(chunk_size, (int, np.integer)) and not isinstance(chunk_size, bool)
+    if not whole or chunk_size not in CHUNK_SIZES:
+        raise ValueError(f"chunk_size: expected one of {CHUNK_SIZES} or None, got {chunk_size!r}")
+    return min(max(chunk_size, kernels[0]), kernels[-1]) if backend == "triton" else int(chunk_size)
 
 
 def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The tensors in autocast's dtype where it is on for their device (float64 stays, as autocast itself leaves it)."""
     device = tensors[0].device.type
-    if not torch.is_autocast_enabled(device):
+    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
         return tensors
     dtype = torch.get_autocast_dtype(device)
     return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)

@@ -61,6 +61,13 @@ def checkpoints_shape(x: torch.Tensor, V: int, cu_seqlens: torch.Tensor | None) 
     return kept, H, K, V
 
 
+def checkpoints(x: torch.Tensor, V: int, cu_seqlens: torch.Tensor | None) -> torch.Tensor:
+    """Room for the states kept every CHECKPOINT tokens, float32."""
+    # A packed batch has room for more than it fills, and an operator's output may not be left to chance.
+    new = x.new_empty if cu_seqlens is None else x.new_zeros
+    return new(checkpoints_shape(x, V, cu_seqlens), dtype=torch.float32)
+
+
 def sequences(x: torch.Tensor, cu_seqlens: torch.Tensor | None) -> tuple[int, torch.Tensor | None]:
     """The number of sequences, and of checkpoints before each where they are packed."""
     return (x.shape[0], None) if cu_seqlens is None else (len(cu_seqlens) - 1, chunk_offsets(cu_seqlens, CHECKPOINT))

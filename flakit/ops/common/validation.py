@@ -4,16 +4,19 @@ Shapes and dtypes are always checked, they cost nothing. Values (a decay above z
 CPU; on a GPU looking means waiting for it, so there they are checked under `checked()` or with FLAKIT_CHECK=1.
 """
 
-import math
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+LARGEST = sys.float_info.max
 
 _checked: ContextVar[bool] = ContextVar("flakit_checked", default=os.environ.get("FLAKIT_CHECK", "0") not in ("", "0"))
 
@@ -55,14 +58,18 @@ def check_device(name: str, x: Tensor, device: torch.device, like: str = "r") ->
         raise ValueError(f"{name}: expected device {device} like {like}, got {x.device}")
 
 
+def check_number(name: str, x: object) -> float:
+    """A finite number, Python's or numpy's, as a float."""
+    if isinstance(x, bool) or not isinstance(x, (int, float, np.integer, np.floating)):
+        raise TypeError(f"{name}: expected a number or None, got {type(x).__name__}")
+    if not -LARGEST <= x <= LARGEST:  # NaN too; math.isfinite cannot be traced by torch.compile
+        came = x if isinstance(x, (float, np.floating)) else f"a whole number of {x.bit_length()} bits"
+        raise ValueError(f"{name}: expected a finite number, got {came}")
+    return float(x)
+
+
 def check_scale(scale: object, default: float) -> float:
-    if scale is None:
-        return default
-    if isinstance(scale, bool) or not isinstance(scale, (int, float)):
-        raise TypeError(f"scale: expected a number or None, got {type(scale).__name__}")
-    if not -math.inf < scale < math.inf:  # NaN too; math.isfinite cannot be traced by torch.compile
-        raise ValueError(f"scale: expected a finite number, got {scale}")
-    return float(scale)
+    return default if scale is None else check_number("scale", scale)
 
 
 def check_decay(name: str, w: Tensor) -> None:
@@ -74,63 +81,108 @@ def check_decay(name: str, w: Tensor) -> None:
         )
 
 
-def check_cu_seqlens(cu_seqlens: object, B: int, device: torch.device, like: str = "r") -> None:
+def check_cu_seqlens(name: str, x: object, B: int) -> None:
     """Shape and kind of the offsets of packed sequences; `check_offsets` looks at their values."""
-    if not isinstance(cu_seqlens, Tensor):
-        raise TypeError(f"cu_seqlens: expected an integer tensor, got {type(cu_seqlens).__name__}")
-    if cu_seqlens.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"cu_seqlens: expected int32 or int64, got {_name(cu_seqlens.dtype)}")
-    if cu_seqlens.ndim != 1 or len(cu_seqlens) < 2:
-        raise ValueError(f"cu_seqlens: expected [N + 1] with N >= 1, got {list(cu_seqlens.shape)}")
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name}: expected an integer tensor, got {type(x).__name__}")
+    if x.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"{name}: expected int32 or int64, got {_name(x.dtype)}")
+    if x.ndim != 1 or len(x) < 2:
+        raise ValueError(f"{name}: expected [N + 1] with N >= 1, got {list(x.shape)}")
     if B != 1:
-        raise ValueError(f"cu_seqlens: expected a batch of 1 with packed sequences, got B = {B}")
-    check_device("cu_seqlens", cu_seqlens, device, like)
+        raise ValueError(f"{name}: expected a batch of 1 with packed sequences, got B = {B}")
 
 
-def check_packing(
-    cu_seqlens: object, cu_seqlens_cpu: object, B: int, T: int, device: torch.device, like: str = "r"
-) -> int:
+def check_packing(cu_seqlens: object, cu_seqlens_cpu: object, B: int, device: torch.device, like: str = "r") -> int:
     """Both forms of the offsets, either of which may be None; returns N, the number of sequences."""
-    if cu_seqlens is not None:
-        check_cu_seqlens(cu_seqlens, B, device, like)
+    if cu_seqlens is None:
+        if cu_seqlens_cpu is not None:
+            raise ValueError(
+                "cu_seqlens_cpu: expected None without cu_seqlens, of which it is a copy on the CPU; "
+                "give cu_seqlens, and this one beside it if you like"
+            )
+        return B
+    check_cu_seqlens("cu_seqlens", cu_seqlens, B)
+    check_device("cu_seqlens", cu_seqlens, device, like)
     if cu_seqlens_cpu is not None:
-        check_cu_seqlens(cu_seqlens_cpu, B, torch.device("cpu"))
-        check_offsets(cu_seqlens_cpu, T)
-    return B if cu_seqlens is None else len(cu_seqlens) - 1
+        check_cu_seqlens("cu_seqlens_cpu", cu_seqlens_cpu, B)
+        check_device("cu_seqlens_cpu", cu_seqlens_cpu, torch.device("cpu"), "its name says")
+        if cu_seqlens_cpu.shape != cu_seqlens.shape:
+            expected, got = list(cu_seqlens.shape), list(cu_seqlens_cpu.shape)
+            raise ValueError(f"cu_seqlens_cpu: expected {expected} like cu_seqlens, got {got}")
+    return len(cu_seqlens) - 1
 
 
 def check_state(
     name: str, state: object, shape: Mapping[str, int], packed: bool, first: Tensor, like: str = "r"
-) -> None:
-    """A state of `shape`, whose first axis is N, beside the operator's first sequence."""
+) -> Tensor:
+    """A state of `shape`, whose first axis is N, beside the operator's first sequence; in the dtype it is computed in.
+
+    The conversion is PyTorch's own, so that its gradient arrives in the dtype that was given.
+    """
     check_tensor(name, state, shape, f" (N = {shape['N']} {'packed sequences' if packed else 'like B'})")
-    check_dtype(name, state, (torch.promote_types(first.dtype, torch.float32),), first, like)
     check_device(name, state, first.device, like)
+    return state.to(torch.promote_types(first.dtype, torch.float32))
 
 
-def check_flag(name: str, flag: object) -> None:
-    if not isinstance(flag, bool):
+def check_flag(name: str, flag: object) -> bool:
+    """True or False, Python's or numpy's; None is False, as flash-linear-attention's layers give it."""
+    if flag is not None and not isinstance(flag, (bool, np.bool_)):
         raise TypeError(f"{name}: expected True or False, got {type(flag).__name__}")
+    return bool(flag)
 
 
-def check_offsets(cu_seqlens: Tensor, T: int) -> None:
-    if not looks_at_values(cu_seqlens):
-        return
-    offsets = cu_seqlens.tolist()
-    if offsets[0] != 0 or offsets[-1] != T:
-        raise ValueError(f"cu_seqlens: expected to start at 0 and end at T = {T}, got {offsets[0]} … {offsets[-1]}")
-    for n, (start, end) in enumerate(zip(offsets, offsets[1:], strict=False)):
-        if end < start:
-            raise ValueError(f"cu_seqlens: expected non-decreasing offsets, got {start} then {end} at index {n + 1}")
+def check_unused(
+    *,
+    head_first: object = False,
+    safe_gate: object = False,
+    disable_recompute: object = False,
+    lower_bound: object = None,
+    checkpoint_level: object = 0,
+    reverse: object = False,
+    cp_context: object = None,
+) -> None:
+    """Keywords of flash-linear-attention that change nothing here, or would and are refused with the cure."""
+    if check_flag("head_first", head_first):
+        raise ValueError("head_first: expected False, got True; give [B, T, H, ...], x.transpose(1, 2), instead")
+    if check_flag("reverse", reverse):
+        raise ValueError("reverse: expected False, got True; flip the inputs along T and the output back instead")
+    check_flag("safe_gate", safe_gate)
+    check_flag("disable_recompute", disable_recompute)
+    if lower_bound is not None and check_number("lower_bound", lower_bound) >= 0:
+        raise ValueError(f"lower_bound: expected a natural-log decay below 0 or None, got {lower_bound}")
+    if isinstance(checkpoint_level, bool) or not isinstance(checkpoint_level, (int, np.integer)):
+        raise TypeError(f"checkpoint_level: expected a whole number, got {type(checkpoint_level).__name__}")
+    if cp_context is not None:
+        raise ValueError(f"cp_context: expected None, got {type(cp_context).__name__}; a sequence cannot be split here")
+
+
+def check_offsets(cu_seqlens: Tensor | None, cu_seqlens_cpu: Tensor | None, T: int) -> None:
+    """Values of the offsets: each alone, and both against each other where looking does not wait for a GPU."""
+    for name, x in (("cu_seqlens_cpu", cu_seqlens_cpu), ("cu_seqlens", cu_seqlens)):
+        if x is None or not looks_at_values(x):
+            continue
+        offsets = x.tolist()
+        if offsets[0] != 0 or offsets[-1] != T:
+            raise ValueError(f"{name}: expected to start at 0 and end at T = {T}, got {offsets[0]} … {offsets[-1]}")
+        for n, (start, end) in enumerate(zip(offsets, offsets[1:], strict=False)):
+            if end < start:
+                raise ValueError(f"{name}: expected non-decreasing offsets, got {start} then {end} at index {n + 1}")
+        if name == "cu_seqlens" and cu_seqlens_cpu is not None and offsets != cu_seqlens_cpu.tolist():
+            raise ValueError(f"cu_seqlens_cpu: expected {offsets} like cu_seqlens, got {cu_seqlens_cpu.tolist()}")
 
 
 def refuse_forward_mode(**tensors: Tensor | None) -> None:
     """A custom operator silently drops forward-mode tangents; say so instead of returning zeros."""
+    message = "forward-mode differentiation is not supported, use reverse mode"
     if torch.compiler.is_compiling():
+        # What is compiled cannot see a tangent, only whether there may be one: torch.compile guards on the level.
+        if forward_ad._current_level >= 0:
+            raise NotImplementedError(f"{message}, or compile outside of torch.autograd.forward_ad.dual_level")
         return
     for name, x in tensors.items():
-        if isinstance(x, Tensor) and torch.autograd.forward_ad.unpack_dual(x).tangent is not None:
-            raise NotImplementedError(f"{name}: forward-mode differentiation is not supported, use reverse mode")
+        if isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None:
+            raise NotImplementedError(f"{name}: {message}")
 
 
 def _axes(shape: Mapping[str, int | None]) -> str:

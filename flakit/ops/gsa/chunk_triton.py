@@ -375,15 +375,14 @@ def _slot_rows(states) -> tuple:
     return (None, None) if states is None else (states[0].mT.contiguous(), states[1].contiguous())
 
 
-def checkpoint_shapes(q, k, v, s, cu_seqlens, chunk_size) -> tuple[tuple[int, ...], ...]:
+def kept_shapes(q, k, v, s, g, cu_seqlens, chunk_size) -> tuple[tuple[int, ...], ...]:
     """Shapes of what `forward` keeps for `backward`: p, and hk and hv entering every chunk, slots as rows."""
     states = (kept_states_shape(s, x.shape[-1], cu_seqlens, chunk_size) for x in (k, v))
     return (*q.shape[:3], s.shape[-1]), *states
 
 
 def forward(q, k, v, s, g, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep):
-    """o, hk_T and hv_T (empty unless asked for), and p and both memories entering every chunk (empty unless kept)."""
-    q, k, v, s, g = (x.contiguous() for x in (q, k, v, s, g))
+    """o, (hk_T, hv_T) (None unless asked for), and as in `kept_shapes` (p empty unless kept)."""
     plan = _Plan(q, k, v, s, g, cu_seqlens, chunk_size)
     (first_hk, first_hv), last_hk, last_hv = _slot_rows(initial_state), None, None
     if output_final_state:
@@ -396,13 +395,11 @@ def forward(q, k, v, s, g, scale, initial_state, output_final_state, cu_seqlens,
             q, k, v, s, g, plan.upto, hk, hv, mild, o, p, scale, *plan.where,
             K=plan.D, V=plan.V, BK=block(plan.D, limit), BV=block(plan.V, limit), KEEP=keep, **options,
         )  # fmt: skip
-    final = (last_hk.mT.contiguous(), last_hv) if output_final_state else (plan.empty(0), plan.empty(0))
-    return o, *final, p, *((hk, hv) if keep else (plan.empty(0), plan.empty(0)))
+    return o, (last_hk.mT, last_hv) if output_final_state else None, (p, hk, hv)
 
 
 def backward(q, k, v, s, g, scale, initial_state, cu_seqlens, chunk_size, kept, do, dfinal_state):
     """dq, dk, dv, ds, dg in their inputs' dtypes and (dhk_0, dhv_0) in float32."""
-    q, k, v, s, g, do = (x.contiguous() for x in (q, k, v, s, g, do))
     plan = _Plan(q, k, v, s, g, cu_seqlens, chunk_size)
     p, hk, hv = kept
     dscores = torch.empty_like(p)

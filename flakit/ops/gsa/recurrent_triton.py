@@ -19,8 +19,9 @@ import torch
 import triton
 import triton.language as tl
 
+from ..common.blocks_triton import program
 from ..common.launch import CHECKPOINT
-from ..common.recurrence_triton import checkpoints_shape, cut, sequences, span, split_decay
+from ..common.recurrence_triton import checkpoints, checkpoints_shape, cut, sequences, span, split_decay
 
 
 @triton.jit
@@ -35,7 +36,8 @@ def pass_kernel(
     First: x = q [tokens, H G, D], out is this block's share of S q, [ND, tokens, H G, M].
     Second: x = p [tokens, H G, M], out = p^T S, [tokens, H G, D].
     """
-    i_d, i_nh = tl.program_id(0), tl.program_id(1)
+    ND: tl.constexpr = (D + BD - 1) // BD
+    i_d, i_nh = program(ND)
     i_n, i_h = i_nh // H, i_nh % H
     o_m, o_d = tl.arange(0, BM), i_d * BD + tl.arange(0, BD)
     m_m, m_d = o_m < M, o_d < D
@@ -81,7 +83,8 @@ def pass_grads_kernel(
     x [tokens, H G, M] and z [tokens, H G, D] are each query's rows over the slots and over D; the first pass wants dz
     (dq), the second dx (dp). dx [ND, tokens, H G, M], ds and dg [ND, tokens, H, M] are this block's shares.
     """
-    i_d, i_nh = tl.program_id(0), tl.program_id(1)
+    ND: tl.constexpr = (D + BD - 1) // BD
+    i_d, i_nh = program(ND)
     i_n, i_h = i_nh // H, i_nh % H
     o_m, o_d = tl.arange(0, BM), i_d * BD + tl.arange(0, BD)
     m_m, m_d = o_m < M, o_d < D
@@ -142,7 +145,7 @@ def pass_grads_kernel(
     tl.store(dinitial_state + i_nh.to(tl.int64) * M * D + o_s, b_D, mask=m_s)
 
 
-def checkpoint_shapes(q, k, v, s, cu_seqlens, chunk_size) -> tuple[tuple[int, ...], ...]:
+def kept_shapes(q, k, v, s, g, cu_seqlens, chunk_size) -> tuple[tuple[int, ...], ...]:
     """Shapes of what `forward` keeps for `backward`: p, and hk and hv every CHECKPOINT tokens, slots as rows."""
     return (*q.shape[:3], s.shape[-1]), *(checkpoints_shape(s, x.shape[-1], cu_seqlens) for x in (k, v))
 
@@ -172,12 +175,8 @@ class _Passes:
         state = (self.N, self.H, self.M, D)
         out = self.rows(self.HQ, ND) if first else x.new_empty(self.B, self.T, self.HQ, D, dtype=out_dtype)
         final_state = self.empty(state) if wants_final else None
-        kept = None
-        if keep:
-            # A packed batch has room for more than it fills, and an operator's output may not be left to chance.
-            kept = self.empty(checkpoints_shape(self.s, D, self.cu_seqlens))
-            kept = kept if self.cu_seqlens is None else kept.zero_()
-        pass_kernel[ND, self.N * self.H](
+        kept = checkpoints(self.s, D, self.cu_seqlens) if keep else None
+        pass_kernel[(ND * self.N * self.H,)](
             x, y, self.s, self.g, initial_state, out, kept, final_state, self.cu_seqlens, self.offsets, self.T,
             self.B * self.T, H=self.H, G=self.HQ // self.H, M=self.M, D=D, C=CHECKPOINT, BM=BM, BD=BD, FIRST=first,
             HAS_INITIAL=initial_state is not None, WANTS_FINAL=wants_final, KEEP=keep,
@@ -192,7 +191,7 @@ class _Passes:
         dx, dz = (None, torch.empty_like(z)) if first else (self.rows(self.HQ, ND), None)
         ds, dg = self.rows(self.H, ND), self.rows(self.H, ND)
         dy, dinitial_state = torch.empty_like(y), self.empty(self.N, self.H, self.M, D)
-        pass_grads_kernel[ND, self.N * self.H](
+        pass_grads_kernel[(ND * self.N * self.H,)](
             x, y, z, self.s, self.g, kept, dfinal_state, self.empty(ND * self.N * self.H, CHECKPOINT, BM, BD),
             dx, dy, dz, ds, dg, dinitial_state, self.cu_seqlens, self.offsets, self.T, self.B * self.T, self.N,
             H=self.H, G=self.HQ // self.H, M=self.M, D=D, C=CHECKPOINT, BM=BM, BD=BD, FIRST=first,
@@ -202,21 +201,17 @@ class _Passes:
 
 
 def forward(q, k, v, s, g, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep):
-    """o, hk_T and hv_T (empty unless asked for); p and both memories every CHECKPOINT tokens (empty unless kept)."""
-    q, k, v, s, g = (x.contiguous() for x in (q, k, v, s, g))
+    """o, (hk_T, hv_T) (None unless asked for), and as in `kept_shapes` (None unless kept)."""
     passes = _Passes(q, s, g, cu_seqlens)
     hk, hv = _slot_rows(initial_state)
     scores, last_hk, kept_hk = passes.run(q, k, None, True, hk, output_final_state, keep)
     p = (scale * scores).softmax(-1)
     o, last_hv, kept_hv = passes.run(p, v, q.dtype, False, hv, output_final_state, keep)
-    last_hk = last_hk if last_hk is None else last_hk.mT.contiguous()
-    kept = p if keep else None, kept_hk, kept_hv
-    return o, *(passes.empty(0) if x is None else x for x in (last_hk, last_hv, *kept))
+    return o, (last_hk.mT, last_hv) if output_final_state else None, (p, kept_hk, kept_hv) if keep else None
 
 
 def backward(q, k, v, s, g, scale, initial_state, cu_seqlens, chunk_size, kept, do, dfinal_state):
     """dq, dk and dv in their inputs' dtypes, ds, dg and (dhk_0, dhv_0) in float32."""
-    q, k, v, s, g, do = (x.contiguous() for x in (q, k, v, s, g, do))
     passes = _Passes(q, s, g, cu_seqlens)
     (p, hk, hv), (dhk, dhv) = kept, _slot_rows(dfinal_state)
     dp, dv, ds_v, dg_v, dhv = passes.differentiate(p, v, do, False, hv, dhv)

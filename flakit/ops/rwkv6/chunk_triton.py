@@ -167,27 +167,24 @@ def key_grads_kernel(
         tl.store(du + (i_c.to(tl.int64) * H + i_h) * K + o_k, b_du, mask=o_k < K)
 
 
-def checkpoint_shape(r, v, cu_seqlens, chunk_size) -> tuple[int, ...]:
+def kept_shapes(r, k, v, w, u, cu_seqlens, chunk_size) -> tuple[tuple[int, ...]]:
     """Shape of what `forward` keeps for `backward`: the state entering every chunk."""
-    return kept_states_shape(r, v.shape[-1], cu_seqlens, chunk_size)
+    return (kept_states_shape(r, v.shape[-1], cu_seqlens, chunk_size),)
 
 
-def forward(r, k, v, w, u, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep_states):
-    """o, the final state (empty unless asked for), the states entering every chunk (empty unless kept)."""
-    r, k, v, w, u = (x.contiguous() for x in (r, k, v, w, u))
-    initial_state = initial_state if initial_state is None else initial_state.contiguous()
+def forward(r, k, v, w, u, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep):
+    """o, the final state (None unless asked for), and as in `kept_shapes`."""
     plan = ChunkPlan("rwkv6", r, v.shape[-1], cu_seqlens, chunk_size)
     o, final_state = torch.empty_like(v), plan.empty(plan.state_shape()) if output_final_state else None
     states, mild = plan.states(k, v, w, 1.0, initial_state, final_state, reverse=False)
     for options, NV in plan.ways("output"):
         output_kernel[(plan.chunks * NV * plan.H,)](r, k, v, w, u, states, mild, o, scale, *plan.where, **options)
-    return o, plan.empty(0) if final_state is None else final_state, states if keep_states else plan.empty(0)
+    return o, final_state, (states,)
 
 
-def backward(r, k, v, w, u, scale, initial_state, cu_seqlens, chunk_size, states, do, dfinal_state):
+def backward(r, k, v, w, u, scale, initial_state, cu_seqlens, chunk_size, kept, do, dfinal_state):
     """dr, dk, dv, dw in their inputs' dtypes, du [H, K] and dinitial_state [N, H, K, V] in float32."""
-    r, k, v, w, u, do = (x.contiguous() for x in (r, k, v, w, u, do))
-    dfinal_state = dfinal_state if dfinal_state is None else dfinal_state.contiguous()
+    (states,) = kept
     plan = ChunkPlan("rwkv6", r, v.shape[-1], cu_seqlens, chunk_size)
     dr, dk, dv, dw = (torch.empty_like(x) for x in (r, k, v, w))
     dinitial_state, du = plan.empty(plan.state_shape()), plan.empty(plan.chunks, plan.H, plan.K)

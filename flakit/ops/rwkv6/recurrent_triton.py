@@ -9,8 +9,9 @@ import torch
 import triton
 import triton.language as tl
 
+from ..common.blocks_triton import program
 from ..common.launch import CHECKPOINT
-from ..common.recurrence_triton import checkpoints_shape, cut, sequences, span, split_decay
+from ..common.recurrence_triton import checkpoints, checkpoints_shape, cut, sequences, span, split_decay
 
 
 @triton.jit
@@ -20,7 +21,8 @@ def recurrent_kernel(
     HAS_INITIAL: tl.constexpr, WANTS_FINAL: tl.constexpr, KEEP: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """o_t = scale r_t^T (S + diag(u) k_t v_t^T), S <- diag(e^{w_t}) S + k_t v_t^T. In registers: S [BK, BV]."""
-    i_v, i_nh = tl.program_id(0), tl.program_id(1)
+    NV: tl.constexpr = (V + BV - 1) // BV
+    i_v, i_nh = program(NV)
     i_n, i_h = i_nh // H, i_nh % H
     o_k, o_v = tl.arange(0, BK), i_v * BV + tl.arange(0, BV)
     m_k, m_v = o_k < K, o_v < V
@@ -61,7 +63,8 @@ def recurrent_grads_kernel(
 
     dr, dk, dw [NV, tokens, H, K] and du [NV, N, H, K] are this block of V's share.
     """
-    i_v, i_nh = tl.program_id(0), tl.program_id(1)
+    NV: tl.constexpr = (V + BV - 1) // BV
+    i_v, i_nh = program(NV)
     i_n, i_h = i_nh // H, i_nh % H
     o_k, o_v = tl.arange(0, BK), i_v * BV + tl.arange(0, BV)
     m_k, m_v = o_k < K, o_v < V
@@ -118,37 +121,31 @@ def recurrent_grads_kernel(
     tl.store(dinitial_state + i_nh.to(tl.int64) * K * V + o_s, b_D, mask=m_s)
 
 
-def checkpoint_shape(r, v, cu_seqlens, chunk_size) -> tuple[int, ...]:
+def kept_shapes(r, k, v, w, u, cu_seqlens, chunk_size) -> tuple[tuple[int, ...]]:
     """Shape of what `forward` keeps for `backward`: the state every CHECKPOINT tokens."""
-    return checkpoints_shape(r, v.shape[-1], cu_seqlens)
+    return (checkpoints_shape(r, v.shape[-1], cu_seqlens),)
 
 
-def forward(r, k, v, w, u, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep_states):
-    """o, the final state (empty unless asked for), the states every CHECKPOINT tokens (empty unless kept)."""
-    r, k, v, w, u = (x.contiguous() for x in (r, k, v, w, u))
-    initial_state = initial_state if initial_state is None else initial_state.contiguous()
+def forward(r, k, v, w, u, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep):
+    """o, the final state (None unless asked for), and as in `kept_shapes` (None unless kept)."""
     _, T, H, K = r.shape
     V = v.shape[-1]
     N, offsets = sequences(r, cu_seqlens)
     BK, BV, NV, options = cut("rwkv6.recurrent", r, V)
     new = r.new_empty(0, dtype=torch.float32).new_empty
-    o, final_state = torch.empty_like(v), new((N, H, K, V) if output_final_state else 0)
-    # A packed batch has room for more than it fills, and an operator's output may not be left to chance.
-    states = (new if cu_seqlens is None else r.new_empty(0, dtype=torch.float32).new_zeros)(
-        checkpoint_shape(r, v, cu_seqlens, 0) if keep_states else 0
-    )
-    recurrent_kernel[NV, N * H](
+    o, final_state = torch.empty_like(v), new(N, H, K, V) if output_final_state else None
+    states = checkpoints(r, V, cu_seqlens) if keep else None
+    recurrent_kernel[(NV * N * H,)](
         r, k, v, w, u, initial_state, o, states, final_state, scale, cu_seqlens, offsets, T,
         H=H, K=K, V=V, C=CHECKPOINT, BK=BK, BV=BV, HAS_INITIAL=initial_state is not None,
-        WANTS_FINAL=output_final_state, KEEP=keep_states, PACKED=cu_seqlens is not None, **options,
+        WANTS_FINAL=output_final_state, KEEP=keep, PACKED=cu_seqlens is not None, **options,
     )  # fmt: skip
-    return o, final_state, states
+    return o, final_state, (states,) if keep else None
 
 
-def backward(r, k, v, w, u, scale, initial_state, cu_seqlens, chunk_size, states, do, dfinal_state):
+def backward(r, k, v, w, u, scale, initial_state, cu_seqlens, chunk_size, kept, do, dfinal_state):
     """dr, dk, dw, du, dinitial_state in float32 and dv in v's dtype."""
-    r, k, v, w, u, do = (x.contiguous() for x in (r, k, v, w, u, do))
-    dfinal_state = dfinal_state if dfinal_state is None else dfinal_state.contiguous()
+    (states,) = kept
     B, T, H, K = r.shape
     V = v.shape[-1]
     N, offsets = sequences(r, cu_seqlens)
@@ -156,7 +153,7 @@ def backward(r, k, v, w, u, scale, initial_state, cu_seqlens, chunk_size, states
     new = r.new_empty(0, dtype=torch.float32).new_empty
     dr, dk, dw = (new(NV, B, T, H, K) for _ in range(3))
     dv, du, dinitial_state = torch.empty_like(v), new(NV, N, H, K), new(N, H, K, V)
-    recurrent_grads_kernel[NV, N * H](
+    recurrent_grads_kernel[(NV * N * H,)](
         r, k, v, w, u, do, states, dfinal_state, new(NV * N * H, CHECKPOINT, BK, BV), dr, dk, dv, dw, du,
         dinitial_state, scale, cu_seqlens, offsets, T, B * T, N,
         H=H, K=K, V=V, C=CHECKPOINT, BK=BK, BV=BV, HAS_FINAL=dfinal_state is not None,

@@ -5,9 +5,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..common import plain
 from ..common import validation as check
 from ..common.dispatch import autocast, check_chunk_size, choose_backend
+from ..common.registration import Registered
 
 CHUNK_SIZES = (16, 32)
 """Of the kernels. 64 tokens need more shared memory than there is in the way for any decay, and came out wrong on sm_90
@@ -34,11 +34,13 @@ def chunk_rwkv7(
     cu_seqlens: Tensor | None = None,
     cu_seqlens_cpu: Tensor | None = None,
     safe_gate: bool = False,
-    *,
     chunk_size: int | None = None,
     disable_recompute: bool = False,
     cp_context: None = None,
     lower_bound: float | None = None,
+    *,
+    head_first: bool = False,
+    reverse: bool = False,
     backend: str | None = None,
 ) -> RWKV7Output:
     """RWKV7 computed in chunks: parallel over T but a light stream of states. Finite and accurate for every w <= 0.
@@ -58,20 +60,23 @@ def chunk_rwkv7(
         v: value, [B, T, H, V], dtype of r.
         a: what is looked up in the state before it decays, [B, T, H, K]; dtypes as w.
         b: where what a finds is added, [B, T, H, K]; dtypes as w.
-        scale: factor on the read, default 1.
-        initial_state: [N, H, K, V], float32 (float64 for float64 inputs); N is B, or the number of packed sequences.
+        scale: factor on the read, default 1; None is K^-0.5.
+        initial_state: [N, H, K, V] in any float dtype, computed in float32 (float64 for float64 inputs); its gradient
+            has its own dtype. N is B, or the number of packed sequences.
         output_final_state: return S_T too.
         cu_seqlens: offsets [N + 1] of sequences packed along T in a batch of one, int32 or int64. A sequence of length
             zero hands its initial state on.
-        cu_seqlens_cpu: accepted for compatibility; changes nothing except that its values are checked without waiting.
+        cu_seqlens_cpu: a copy of cu_seqlens on the CPU, whose values are checked without waiting for a GPU.
         safe_gate, disable_recompute, lower_bound: accepted for compatibility; they change nothing, any w <= 0 is safe.
-        chunk_size: tokens a chunk, a power of two; default chosen by the backend.
+        chunk_size: tokens a chunk, a power of two up to 256, or None for the backend's own choice. The kernels take the
+            nearest of 16 and 32. It changes rounding only.
         cp_context: accepted as None only.
+        head_first, reverse: accepted as False only: [B, T, H, ...] is the one layout, and time runs forwards.
         backend: "triton" (default on CUDA; on CPU under TRITON_INTERPRET=1; K up to 256), "torch" (default elsewhere)
             or "reference" (the recurrence, step by step).
 
     Returns:
-        RWKV7Output(o, final_state).
+        RWKV7Output(o, final_state). Under autocast r, k and v are computed, and o returned, in autocast's dtype.
 
     Raises:
         TypeError, ValueError: naming the argument, what was expected and what came. Values on a GPU are looked at
@@ -79,24 +84,16 @@ def chunk_rwkv7(
 
     >>> o, state = chunk_rwkv7(r, -0.6065 * torch.sigmoid(x), k, v, -kk, kk * a, output_final_state=True)
     """
-    if cp_context is not None:
-        raise ValueError(f"cp_context: expected None, got {type(cp_context).__name__}; a sequence cannot be split here")
-    return _call(
-        "chunk",
-        r,
-        w,
-        k,
-        v,
-        a,
-        b,
-        scale,
-        initial_state,
-        output_final_state,
-        cu_seqlens,
-        cu_seqlens_cpu,
-        chunk_size,
-        backend,
+    check.check_unused(
+        head_first=head_first,
+        reverse=reverse,
+        safe_gate=safe_gate,
+        disable_recompute=disable_recompute,
+        cp_context=cp_context,
+        lower_bound=lower_bound,
     )
+    offsets = cu_seqlens, cu_seqlens_cpu
+    return _call("chunk", (r, w, k, v, a, b), scale, initial_state, output_final_state, offsets, chunk_size, backend)
 
 
 def fused_recurrent_rwkv7(
@@ -111,28 +108,32 @@ def fused_recurrent_rwkv7(
     output_final_state: bool = False,
     cu_seqlens: Tensor | None = None,
     *,
+    reverse: bool = False,
+    cu_seqlens_cpu: Tensor | None = None,
+    safe_gate: bool = False,
+    chunk_size: int | None = None,
+    disable_recompute: bool = False,
+    cp_context: None = None,
+    lower_bound: float | None = None,
+    head_first: bool = False,
     backend: str | None = None,
 ) -> RWKV7Output:
     """RWKV7 one token after another: the form for decoding and for checking the chunked one.
 
-    Formula, arguments, result and errors as in `chunk_rwkv7`. The "torch" and "reference" backends are the same
-    step-by-step recurrence here; "triton" keeps the state in registers.
+    Formula, arguments, result and errors as in `chunk_rwkv7`; chunk_size changes nothing. The "torch" and "reference"
+    backends are the same step-by-step recurrence here; "triton" keeps the state in registers.
     """
+    check.check_unused(
+        head_first=head_first,
+        reverse=reverse,
+        safe_gate=safe_gate,
+        disable_recompute=disable_recompute,
+        cp_context=cp_context,
+        lower_bound=lower_bound,
+    )
+    offsets = cu_seqlens, cu_seqlens_cpu
     return _call(
-        "recurrent",
-        r,
-        w,
-        k,
-        v,
-        a,
-        b,
-        scale,
-        initial_state,
-        output_final_state,
-        cu_seqlens,
-        None,
-        None,
-        backend,
+        "recurrent", (r, w, k, v, a, b), scale, initial_state, output_final_state, offsets, chunk_size, backend
     )
 
 
@@ -149,6 +150,13 @@ def fused_mul_recurrent_rwkv7(
     reverse: bool = False,
     cu_seqlens: Tensor | None = None,
     *,
+    cu_seqlens_cpu: Tensor | None = None,
+    safe_gate: bool = False,
+    chunk_size: int | None = None,
+    disable_recompute: bool = False,
+    cp_context: None = None,
+    lower_bound: float | None = None,
+    head_first: bool = False,
     backend: str | None = None,
 ) -> RWKV7Output:
     """`fused_recurrent_rwkv7` with a_t = -kk_t and b_t = kk_t * a_t, as the model has them.
@@ -158,12 +166,9 @@ def fused_mul_recurrent_rwkv7(
     Args:
         kk: the key whose memory is edited, of length one a head in the model, [B, T, H, K]; dtypes as w.
         a: how much of what stands under kk is removed, [B, T, H, K], in (0, 1) in the model; dtypes as w.
-        reverse: accepted as False only.
 
     All other arguments, the result and the errors are those of `chunk_rwkv7`.
     """
-    if reverse:
-        raise ValueError("reverse: expected False, got True; flip the inputs along T and the output back instead")
     check.check_tensor("r", r, dict(B=None, T=None, H=None, K=None))
     (computed,) = autocast(r)
     for name, x in (("kk", kk), ("a", a)):
@@ -183,13 +188,20 @@ def fused_mul_recurrent_rwkv7(
         initial_state,
         output_final_state,
         cu_seqlens,
+        reverse=reverse,
+        cu_seqlens_cpu=cu_seqlens_cpu,
+        safe_gate=safe_gate,
+        chunk_size=chunk_size,
+        disable_recompute=disable_recompute,
+        cp_context=cp_context,
+        lower_bound=lower_bound,
+        head_first=head_first,
         backend=backend,
     )
 
 
-def _call(
-    form, r, w, k, v, a, b, scale, initial_state, output_final_state, cu_seqlens, cu_seqlens_cpu, chunk_size, backend
-) -> RWKV7Output:
+def _call(form, tensors, scale, initial_state, output_final_state, offsets, chunk_size, backend) -> RWKV7Output:
+    r, w, k, v, a, b = tensors
     check.check_tensor("r", r, dict(B=None, T=None, H=None, K=None))
     B, T, H, K = r.shape
     for name, x in (("w", w), ("k", k), ("a", a), ("b", b)):
@@ -205,131 +217,24 @@ def _call(
     for name, x in (("w", w), ("k", k), ("v", v), ("a", a), ("b", b)):
         check.check_device(name, x, r.device)
 
-    N = check.check_packing(cu_seqlens, cu_seqlens_cpu, B, T, r.device)
+    N = check.check_packing(*offsets, B, r.device)
     if initial_state is not None:
-        packed = cu_seqlens is not None
-        check.check_state("initial_state", initial_state, dict(N=N, H=H, K=K, V=V), packed, r)
-    check.check_flag("output_final_state", output_final_state)
+        packed = offsets[0] is not None
+        initial_state = check.check_state("initial_state", initial_state, dict(N=N, H=H, K=K, V=V), packed, r)
+    output_final_state = check.check_flag("output_final_state", output_final_state)
     check.refuse_forward_mode(r=r, w=w, k=k, v=v, a=a, b=b, initial_state=initial_state)
 
-    scale = check.check_scale(scale, 1.0)
+    scale = check.check_scale(scale, K**-0.5)
     backend = choose_backend(backend, r)
     chunk_size = check_chunk_size(chunk_size, backend, CHUNK_SIZES)
-    differentiable = (r, w, k, v, a, b) if initial_state is None else (r, w, k, v, a, b, initial_state)
-    keep_states = torch.is_grad_enabled() and any(x.requires_grad for x in differentiable)
-    o, final_state, *_ = _forward_op(
-        r, w, k, v, a, b, initial_state, cu_seqlens, scale, output_final_state, form, backend, chunk_size, keep_states
+    o, (final_state,) = _registered(
+        (r, w, k, v, a, b), (initial_state,), *offsets, scale, form, backend, chunk_size, output_final_state
     )
-    return RWKV7Output(o, final_state if output_final_state else None)
+    return RWKV7Output(o, final_state)
 
 
-@torch.library.custom_op("flakit::rwkv7", mutates_args=())
-def _forward_op(
-    r: Tensor,
-    w: Tensor,
-    k: Tensor,
-    v: Tensor,
-    a: Tensor,
-    b: Tensor,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    scale: float,
-    output_final_state: bool,
-    form: str,
-    backend: str,
-    chunk_size: int,
-    keep_states: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """o, the final state (empty unless asked for), and what the kernels keep for the backward (`kept_shapes`)."""
-    check.check_decay("w", w)
-    if cu_seqlens is not None:
-        check.check_offsets(cu_seqlens, r.shape[1])
-    if backend == "triton":
-        return plain.kernels(__package__, form).forward(
-            r, w, k, v, a, b, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep_states
-        )
-    given = (r, w, k, v, a, b), (scale, initial_state), cu_seqlens
-    o, final_state = plain.forward(__package__, form, backend, chunk_size, *given)
-    final_state = final_state.to(torch.promote_types(r.dtype, torch.float32)).contiguous()
-    final_state = final_state if output_final_state else final_state.new_empty(0)
-    return o.to(r.dtype).contiguous(), final_state, *(final_state.new_empty(0) for _ in range(3))
+def _shapes(r, w, k, v, a, b, N):
+    return v.shape, ((N, *r.shape[2:], v.shape[3]),)
 
 
-@torch.library.custom_op("flakit::rwkv7_backward", mutates_args=())
-def _backward_op(
-    r: Tensor,
-    w: Tensor,
-    k: Tensor,
-    v: Tensor,
-    a: Tensor,
-    b: Tensor,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    states: Tensor,
-    found: Tensor,
-    inverse: Tensor,
-    do: Tensor,
-    dfinal_state: Tensor | None,
-    scale: float,
-    form: str,
-    backend: str,
-    chunk_size: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """dr, dw, dk, dv, da, db and dinitial_state (empty without an initial state), each in its input's dtype."""
-    if backend == "triton":
-        grads = plain.kernels(__package__, form).backward(
-            r, w, k, v, a, b, scale, initial_state, cu_seqlens, chunk_size, states, found, inverse, do, dfinal_state
-        )
-    else:
-        given = (r, w, k, v, a, b), (scale, initial_state), cu_seqlens
-        grads = plain.backward(__package__, form, backend, chunk_size, *given, do, dfinal_state)
-    dtypes = (*(x.dtype for x in (r, w, k, v, a, b)), torch.promote_types(r.dtype, torch.float32))
-    *grads, dstate = (g.to(dtype).contiguous() for g, dtype in zip(grads, dtypes, strict=True))
-    return (*grads, dstate if initial_state is not None else dstate.new_empty(0))
-
-
-def _states_shape(r: Tensor, v: Tensor, cu_seqlens: Tensor | None) -> tuple[int, int, int, int]:
-    N = r.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    return N, r.shape[2], r.shape[3], v.shape[3]
-
-
-@_forward_op.register_fake
-def _(r, w, k, v, a, b, initial_state, cu_seqlens, scale, output_final_state, form, backend, chunk_size, keep_states):
-    wide = torch.promote_types(r.dtype, torch.float32)
-    o = torch.empty_like(v, memory_format=torch.contiguous_format)
-    final_state = r.new_empty(_states_shape(r, v, cu_seqlens) if output_final_state else (0,), dtype=wide)
-    shapes = ((0,),) * 3
-    if backend == "triton" and keep_states:
-        shapes = plain.kernels(__package__, form).kept_shapes(r, v, cu_seqlens, chunk_size)
-    return o, final_state, *(r.new_empty(shape, dtype=wide) for shape in shapes)
-
-
-@_backward_op.register_fake
-def _(r, w, k, v, a, b, initial_state, cu_seqlens, *_):
-    wide = torch.promote_types(r.dtype, torch.float32)
-    grads = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (r, w, k, v, a, b))
-    return (*grads, r.new_empty(_states_shape(r, v, cu_seqlens) if initial_state is not None else (0,), dtype=wide))
-
-
-def _save(ctx, inputs, output):
-    *tensors, scale, output_final_state, form, backend, chunk_size, _ = inputs
-    ctx.save_for_backward(*tensors, *output[2:])
-    ctx.set_materialize_grads(False)  # half a gigabyte of zeros for states that nobody differentiates
-    ctx.asked_for_state, ctx.settings = output_final_state, (scale, form, backend, chunk_size)
-
-
-def _differentiate(ctx, do, dfinal_state, *_):
-    dfinal_state = dfinal_state if ctx.asked_for_state else None
-    saved = ctx.saved_tensors  # activation checkpointing allows one look
-    do = torch.zeros_like(saved[3]) if do is None else do
-    *grads, dstate = _backward_op(*saved, do, dfinal_state, *ctx.settings)
-    has_state = saved[6] is not None
-    return (*grads, dstate if has_state else None, *(None,) * 7)
-
-
-def _refuse_double_backward(ctx, *_):
-    raise RuntimeError("flakit::rwkv7: double backward is not supported; its gradient is not differentiable again")
-
-
-_forward_op.register_autograd(_differentiate, setup_context=_save)
-_backward_op.register_autograd(_refuse_double_backward)
+_registered = Registered("rwkv7", __package__, sequences="rwkvab", decay="w", kept=3, shapes=_shapes)

@@ -22,7 +22,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..common.blocks_triton import decay_after, decay_before, dot, level_pairs, level_weights, to_operand
+from ..common.blocks_triton import decay_after, decay_before, dot, level_pairs, level_weights, program, to_operand
 from ..common.chunks_triton import (
     MILD_TOKEN,
     MILD_TOTAL,
@@ -233,7 +233,8 @@ def stream_kernel(
     its rows are read from the last to the first: their order is nobody's concern, and the decay after a row becomes a
     running sum from the first.
     """
-    i_v, i_nh = tl.program_id(0), tl.program_id(1)
+    NV: tl.constexpr = (V + BV - 1) // BV
+    i_v, i_nh = program(NV)
     i_n, i_h = i_nh // H, i_nh % H
     if PACKED:
         first_chunk = tl.load(offsets + i_n)
@@ -598,24 +599,22 @@ class _Plan(ChunkPlan):
             # A packed batch has room for more than it fills, and an operator's output may not be left to chance.
             states.zero_()
         common, _, _ = self.sizes("stream")
-        stream_kernel[triton.cdiv(self.V, BV), self.N * self.H](
+        stream_kernel[(triton.cdiv(self.V, BV) * self.N * self.H,)](
             x, y, z, w, transfer, found, states, first, last, scale, *self.where[1:], REVERSE=reverse,
             HAS_FIRST=first is not None, WANTS_LAST=last is not None, **common | dict(BV=BV),
         )  # fmt: skip
         return states
 
 
-def kept_shapes(r, v, cu_seqlens, chunk_size) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+def kept_shapes(r, w, k, v, a, b, cu_seqlens, chunk_size) -> tuple[tuple[int, ...], ...]:
     """Shapes of what `forward` keeps for `backward`: the state entering every chunk, v2, and each chunk's U."""
     chunks, H, K, V = kept_states_shape(r, v.shape[-1], cu_seqlens, chunk_size)
     C = chunk_size or CHUNK_SIZE[width(r.element_size())]
     return (chunks, H, K, V), tuple(v.shape), (chunks, H, C, C)
 
 
-def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep_states):
-    """o, the final state (empty unless asked for), and as in `kept_shapes` (empty unless kept)."""
-    r, w, k, v, a, b = (x.contiguous() for x in (r, w, k, v, a, b))
-    initial_state = initial_state if initial_state is None else initial_state.contiguous()
+def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep):
+    """o, the final state (None unless asked for), and as in `kept_shapes`."""
     plan = _Plan(r, v, cu_seqlens, chunk_size)
     o, final_state = torch.empty_like(v), plan.empty(plan.state_shape()) if output_final_state else None
     transfer, found = plan.empty(r.shape), plan.empty(v.shape)
@@ -629,14 +628,12 @@ def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, cu_seqle
         output_kernel[(plan.chunks * NV * plan.H,)](
             r, w, k, v, b, found, states, mild, o, scale, *plan.where, **options
         )
-    kept = (states, found, inverse) if keep_states else (plan.empty(0) for _ in range(3))
-    return o, plan.empty(0) if final_state is None else final_state, *kept
+    return o, final_state, (states, found, inverse)
 
 
-def backward(r, w, k, v, a, b, scale, initial_state, cu_seqlens, chunk_size, states, found, inverse, do, dfinal_state):
+def backward(r, w, k, v, a, b, scale, initial_state, cu_seqlens, chunk_size, kept, do, dfinal_state):
     """dr, dw, dk, dv, da, db in their inputs' dtypes and dinitial_state [N, H, K, V] in float32."""
-    r, w, k, v, a, b, do = (x.contiguous() for x in (r, w, k, v, a, b, do))
-    dfinal_state = dfinal_state if dfinal_state is None else dfinal_state.contiguous()
+    states, found, inverse = kept
     plan = _Plan(r, v, cu_seqlens, chunk_size)
     dr, dw, dk, dv, da, db = (torch.empty_like(x) for x in (r, w, k, v, a, b))
     dinitial_state = plan.empty(plan.state_shape())

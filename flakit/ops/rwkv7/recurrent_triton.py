@@ -10,8 +10,9 @@ import torch
 import triton
 import triton.language as tl
 
+from ..common.blocks_triton import program
 from ..common.launch import CHECKPOINT
-from ..common.recurrence_triton import checkpoints_shape, cut, sequences, span, split_decay
+from ..common.recurrence_triton import checkpoints, checkpoints_shape, cut, sequences, span, split_decay
 
 
 @triton.jit
@@ -35,7 +36,8 @@ def recurrent_kernel(
     HAS_INITIAL: tl.constexpr, WANTS_FINAL: tl.constexpr, KEEP: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """S <- diag(e^{w_t}) S + b_t (a_t^T S) + k_t v_t^T, o_t = scale r_t^T S. In registers: S [BK, BV]."""
-    i_v, i_nh = tl.program_id(0), tl.program_id(1)
+    NV: tl.constexpr = (V + BV - 1) // BV
+    i_v, i_nh = program(NV)
     i_n, i_h = i_nh // H, i_nh % H
     o_k, o_v = tl.arange(0, BK), i_v * BV + tl.arange(0, BV)
     m_k, m_v = o_k < K, o_v < V
@@ -72,7 +74,8 @@ def recurrent_grads_kernel(
 
     dr, dw, dk, da, db [NV, tokens, H, K] are this block of V's share. In registers: S and D [BK, BV].
     """
-    i_v, i_nh = tl.program_id(0), tl.program_id(1)
+    NV: tl.constexpr = (V + BV - 1) // BV
+    i_v, i_nh = program(NV)
     i_n, i_h = i_nh // H, i_nh % H
     o_k, o_v = tl.arange(0, BK), i_v * BV + tl.arange(0, BV)
     m_k, m_v = o_k < K, o_v < V
@@ -125,39 +128,31 @@ def recurrent_grads_kernel(
     tl.store(dinitial_state + i_nh.to(tl.int64) * K * V + o_s, b_D, mask=m_s)
 
 
-def kept_shapes(r, v, cu_seqlens, chunk_size) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+def kept_shapes(r, w, k, v, a, b, cu_seqlens, chunk_size) -> tuple[tuple[int, ...], ...]:
     """Shapes of what `forward` keeps for `backward`: the state every CHECKPOINT tokens, and nothing more."""
     return checkpoints_shape(r, v.shape[-1], cu_seqlens), (0,), (0,)
 
 
-def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep_states):
-    """o, the final state (empty unless asked for), the states every CHECKPOINT tokens (empty unless kept), nothing."""
-    r, w, k, v, a, b = (x.contiguous() for x in (r, w, k, v, a, b))
-    initial_state = initial_state if initial_state is None else initial_state.contiguous()
+def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep):
+    """o, the final state (None unless asked for), and as in `kept_shapes` (None unless kept)."""
     _, T, H, K = r.shape
     V = v.shape[-1]
     N, offsets = sequences(r, cu_seqlens)
     BK, BV, NV, options = cut("rwkv7.recurrent", r, V)
     new = r.new_empty(0, dtype=torch.float32).new_empty
-    o, final_state = torch.empty_like(v), new((N, H, K, V) if output_final_state else 0)
-    # A packed batch has room for more than it fills, and an operator's output may not be left to chance.
-    states = (new if cu_seqlens is None else r.new_empty(0, dtype=torch.float32).new_zeros)(
-        checkpoints_shape(r, V, cu_seqlens) if keep_states else 0
-    )
-    recurrent_kernel[NV, N * H](
+    o, final_state = torch.empty_like(v), new(N, H, K, V) if output_final_state else None
+    states = checkpoints(r, V, cu_seqlens) if keep else None
+    recurrent_kernel[(NV * N * H,)](
         r, w, k, v, a, b, initial_state, o, states, final_state, scale, cu_seqlens, offsets, T,
         H=H, K=K, V=V, C=CHECKPOINT, BK=BK, BV=BV, HAS_INITIAL=initial_state is not None,
-        WANTS_FINAL=output_final_state, KEEP=keep_states, PACKED=cu_seqlens is not None, **options,
+        WANTS_FINAL=output_final_state, KEEP=keep, PACKED=cu_seqlens is not None, **options,
     )  # fmt: skip
-    return o, final_state, states, new(0), new(0)
+    return o, final_state, (states, new(0), new(0)) if keep else None
 
 
-def backward(
-    r, w, k, v, a, b, scale, initial_state, cu_seqlens, chunk_size, states, _found, _inverse, do, dfinal_state
-):
+def backward(r, w, k, v, a, b, scale, initial_state, cu_seqlens, chunk_size, kept, do, dfinal_state):
     """dr, dw, dk, da, db, dinitial_state in float32 and dv in v's dtype."""
-    r, w, k, v, a, b, do = (x.contiguous() for x in (r, w, k, v, a, b, do))
-    dfinal_state = dfinal_state if dfinal_state is None else dfinal_state.contiguous()
+    states, _, _ = kept
     B, T, H, K = r.shape
     V = v.shape[-1]
     N, offsets = sequences(r, cu_seqlens)
@@ -165,7 +160,7 @@ def backward(
     new = r.new_empty(0, dtype=torch.float32).new_empty
     dr, dw, dk, da, db = (new(NV, B, T, H, K) for _ in range(5))
     dv, dinitial_state = torch.empty_like(v), new(N, H, K, V)
-    recurrent_grads_kernel[NV, N * H](
+    recurrent_grads_kernel[(NV * N * H,)](
         r, w, k, v, a, b, do, states, dfinal_state, new(NV * N * H, CHECKPOINT, BK, BV), dr, dw, dk, dv, da, db,
         dinitial_state, scale, cu_seqlens, offsets, T, B * T, N,
         H=H, K=K, V=V, C=CHECKPOINT, BK=BK, BV=BV, HAS_FINAL=dfinal_state is not None,

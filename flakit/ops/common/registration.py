@@ -1,0 +1,230 @@
+"""How an operator is made known to PyTorch: two custom operators (forward, backward), their fakes, and autograd.
+
+The three operators differ in their tensors, in the parts of their state and in what their kernels keep for the
+backward; everything else about registering one stands here. An operator's `api.py` checks what a user gives, makes a
+`Registered` once and calls it.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from . import plain
+from . import validation as check
+
+
+class Registered:
+    """An operator as PyTorch knows it: `torch.ops.flakit.<name>` and `torch.ops.flakit.<name>_backward`.
+
+    package: the operator's own, in which `plain` finds its implementations.
+    sequences: arguments with a time axis, [B, T, ...]; weights: the others with a gradient. In their order, sequences
+    first, implementations take them. decay: which of them is the log decay.
+    states: the parts of the state; one is a tensor wherever states go in or out, several are a tuple.
+    kept: how many tensors the kernels' forward keeps for their backward.
+    shapes: from the sequences, weights and the number of packed sequences N to (o's shape, the state parts' shapes).
+
+    Of the kernels (`chunk_triton`, `recurrent_triton`), which are given contiguous tensors only:
+        forward(*tensors, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep)
+            -> o, the final state or None, the tensors kept or None
+        backward(*tensors, scale, initial_state, cu_seqlens, chunk_size, kept, do, dfinal_state)
+            -> gradients of the tensors, of the initial state
+        kept_shapes(*tensors, cu_seqlens, chunk_size)  -> a shape for each tensor kept
+    """
+
+    def __init__(
+        self,
+        name: str,
+        package: str,
+        *,
+        sequences: Sequence[str],
+        weights: Sequence[str] = (),
+        decay: str,
+        states: Sequence[str] = ("initial_state",),
+        kept: int = 1,
+        shapes: Callable,
+    ):
+        self.name, self.package, self.shapes = name, package, shapes
+        self.sequences, self.tensors, self.states, self.kept = len(sequences), (*sequences, *weights), states, kept
+        self.decay = decay, self.tensors.index(decay)
+
+        given = [f"Tensor {x}" for x in self.tensors] + [f"Tensor? {x}" for x in (*states, "cu_seqlens")]
+        settings = ["float scale", "str form", "str backend", "int chunk_size"]
+        arriving = [f"Tensor kept_{i}" for i in range(kept)] + ["Tensor do"] + [f"Tensor? d{x}" for x in states]
+        self.forward = self._operator(
+            name,
+            self._forward,
+            [*given, "Tensor? cu_seqlens_cpu", *settings, "bool output_final_state", "bool keep"],
+            1 + len(states) + kept,
+        )
+        self.backward = self._operator(
+            f"{name}_backward", self._backward, [*given, *arriving, *settings], len(self.tensors) + len(states)
+        )
+        self.forward.register_fake(self._fake_forward)
+        self.backward.register_fake(self._fake_backward)
+        self.forward.register_autograd(self._differentiate, setup_context=self._save)
+        self.backward.register_autograd(self._refuse_double_backward)
+        self.transformed = _function(self.forward, self._save, self._differentiate_transformed)
+        self.transformed_backward = _function(self.backward, _save_nothing, self._refuse_double_backward)
+
+    @staticmethod
+    def _operator(name, run, arguments, results):
+        schema = f"({', '.join(arguments)}) -> ({', '.join(['Tensor'] * results)})"
+        found = torch.library.custom_op(f"flakit::{name}", run, mutates_args=(), schema=schema)
+        found.register_vmap(_one_by_one(found))
+        return found
+
+    def __call__(
+        self, tensors, states, cu_seqlens, cu_seqlens_cpu, scale, form, backend, chunk_size, output_final_state
+    ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+        """o, and the parts of the final state, None unless asked for."""
+        given = [x for x in (*tensors, *states) if x is not None]
+        run, keep = self.forward, torch.is_grad_enabled() and any(x.requires_grad for x in given)
+        if not torch.compiler.is_compiling() and any(map(torch._C._functorch.is_functorch_wrapped_tensor, given)):
+            run = self.transformed.apply
+        o, *rest = run(
+            *tensors, *states, cu_seqlens, cu_seqlens_cpu, scale, form, backend, chunk_size, output_final_state, keep
+        )
+        final = rest[: len(self.states)]
+        return o, tuple(x if output_final_state else None for x in final)
+
+    def _apart(self, given):
+        """Of an operator's leading arguments: the tensors, the state (a tensor, a tuple or None), cu_seqlens."""
+        n, m = len(self.tensors), len(self.states)
+        return given[:n], self._whole(given[n : n + m]), given[n + m], given[n + m + 1 :]
+
+    def _whole(self, parts):
+        """A state of its parts; None if they are None."""
+        return None if parts[0] is None else parts[0] if len(self.states) == 1 else tuple(parts)
+
+    def _parts(self, state):
+        return (state,) if len(self.states) == 1 else tuple(state)
+
+    def _forward(self, *given):
+        """o, the final state's parts (empty unless asked for), what the kernels keep (empty unless kept)."""
+        tensors, state, cu_seqlens, rest = self._apart(given)
+        cu_seqlens_cpu, scale, form, backend, chunk_size, output_final_state, keep = rest
+        first, T = tensors[0], tensors[0].shape[1]
+        name, at = self.decay
+        check.check_decay(name, tensors[at])
+        check.check_offsets(cu_seqlens, cu_seqlens_cpu, T)
+        wide = torch.promote_types(first.dtype, torch.float32)
+        kept = None
+        if backend == "triton":
+            tensors, state, cu_seqlens = _contiguous(tensors), _contiguous(state), _contiguous(cu_seqlens)
+            o, final, kept = plain.kernels(self.package, form).forward(
+                *tensors, scale, state, output_final_state, cu_seqlens, chunk_size, keep
+            )
+        else:
+            rows, rest = tensors[: self.sequences], (*tensors[self.sequences :], scale, state)
+            o, final = plain.forward(self.package, form, backend, chunk_size, rows, rest, cu_seqlens)
+        final = self._parts(final) if output_final_state else [o.new_empty(0) for _ in self.states]
+        kept = kept if keep and kept is not None else [o.new_empty(0) for _ in range(self.kept)]
+        return o.to(first.dtype).contiguous(), *(x.to(wide).contiguous() for x in (*final, *kept))
+
+    def _backward(self, *given):
+        """The gradients of the tensors and of the state's parts (empty without a state), each in its input's dtype."""
+        tensors, state, cu_seqlens, rest = self._apart(given)
+        kept, do, rest = rest[: self.kept], rest[self.kept], rest[self.kept + 1 :]
+        dfinal, (scale, form, backend, chunk_size) = self._whole(rest[: len(self.states)]), rest[len(self.states) :]
+        if backend == "triton":
+            tensors, state, cu_seqlens = _contiguous(tensors), _contiguous(state), _contiguous(cu_seqlens)
+            *grads, dstate = plain.kernels(self.package, form).backward(
+                *tensors, scale, state, cu_seqlens, chunk_size, kept, do.contiguous(), _contiguous(dfinal)
+            )
+        else:
+            rows, rest = tensors[: self.sequences], (*tensors[self.sequences :], scale, state)
+            *grads, dstate = plain.backward(self.package, form, backend, chunk_size, rows, rest, cu_seqlens, do, dfinal)
+        wide = torch.promote_types(do.dtype, torch.float32)
+        dstates = [do.new_empty(0, dtype=wide) for _ in self.states] if state is None else self._parts(dstate)
+        dtypes = [x.dtype for x in tensors] + [wide] * len(self.states)
+        return tuple(x.to(dtype).contiguous() for x, dtype in zip((*grads, *dstates), dtypes, strict=True))
+
+    def _shapes(self, tensors, cu_seqlens):
+        return self.shapes(*tensors, tensors[0].shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1)
+
+    def _fake_forward(self, *given):
+        tensors, _, cu_seqlens, rest = self._apart(given)
+        _, _, form, backend, chunk_size, output_final_state, keep = rest
+        first, (o, states) = tensors[0], self._shapes(tensors, cu_seqlens)
+        kept = ((0,),) * self.kept
+        if backend == "triton" and keep:
+            kept = plain.kernels(self.package, form).kept_shapes(*tensors, cu_seqlens, chunk_size)
+        states = states if output_final_state else ((0,),) * len(self.states)
+        wide = torch.promote_types(first.dtype, torch.float32)
+        return first.new_empty(o), *(first.new_empty(shape, dtype=wide) for shape in (*states, *kept))
+
+    def _fake_backward(self, *given):
+        tensors, state, cu_seqlens, _ = self._apart(given)
+        _, states = self._shapes(tensors, cu_seqlens)
+        states = ((0,),) * len(self.states) if state is None else states
+        wide = torch.promote_types(tensors[0].dtype, torch.float32)
+        grads = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in tensors)
+        return *grads, *(tensors[0].new_empty(shape, dtype=wide) for shape in states)
+
+    def _save(self, ctx, inputs, output):
+        n = len(self.tensors) + len(self.states) + 1
+        ctx.save_for_backward(*inputs[:n], *output[1 + len(self.states) :])
+        ctx.set_materialize_grads(False)  # half a gigabyte of zeros for checkpoints that nobody differentiates
+        *ctx.settings, ctx.asked_for_state, _ = inputs[n + 1 :]
+
+    def _differentiate(self, ctx, do, *rest, run=None):
+        saved = ctx.saved_tensors  # activation checkpointing allows one look
+        tensors, state, cu_seqlens, _ = self._apart(saved)
+        o, states = self._shapes(tensors, cu_seqlens)
+        do = tensors[0].new_zeros(o) if do is None else do
+        dfinal = rest[: len(self.states)] if ctx.asked_for_state else [None]
+        if all(x is None for x in dfinal):
+            dfinal = [None] * len(self.states)
+        else:
+            wide = torch.promote_types(do.dtype, torch.float32)
+            pairs = zip(dfinal, states, strict=True)
+            dfinal = [do.new_zeros(shape, dtype=wide) if x is None else x for x, shape in pairs]
+        grads = (run or self.backward)(*saved, do, *dfinal, *ctx.settings)
+        n = len(self.tensors)
+        dstates = [None] * len(self.states) if state is None else grads[n:]
+        return *grads[:n], *dstates, *[None] * 8
+
+    def _differentiate_transformed(self, ctx, *arriving):
+        return self._differentiate(ctx, *arriving, run=self.transformed_backward.apply)
+
+    def _refuse_double_backward(self, ctx, *_):
+        raise RuntimeError(
+            f"flakit::{self.name}: double backward is not supported; its gradient is not differentiable again"
+        )
+
+
+def _contiguous(x):
+    """A tensor, or each of several; None stays None."""
+    if isinstance(x, (tuple, list)):
+        return tuple(map(_contiguous, x))
+    return None if x is None else x.contiguous()
+
+
+def _save_nothing(ctx, inputs, output):
+    pass
+
+
+def _function(operator, save, differentiate):
+    """The operator as an autograd.Function that torch.func can transform: those of custom operators refuse it."""
+    members = dict(
+        generate_vmap_rule=True,
+        forward=staticmethod(lambda *given: operator(*given)),
+        setup_context=staticmethod(save),
+        backward=staticmethod(differentiate),
+    )
+    return type(f"Transformed_{operator._name}", (torch.autograd.Function,), members)
+
+
+def _one_by_one(operator):
+    """torch.func.vmap of an operator: one call for each element of the mapped axis."""
+
+    def rule(info, in_dims, *given):
+        runs = []
+        for i in range(info.batch_size):
+            given_i = (x if d is None else x.select(d, i) for x, d in zip(given, in_dims, strict=True))
+            runs.append(operator(*given_i))
+        found = tuple(torch.stack(x) for x in zip(*runs, strict=True))
+        return found, (0,) * len(found)
+
+    return rule
