@@ -60,10 +60,11 @@ def check_device(name: str, x: Tensor, device: torch.device, like: str = "r") ->
 
 def check_number(name: str, x: object) -> float:
     """A finite number, Python's or numpy's, as a float."""
-    if isinstance(x, bool) or not isinstance(x, (int, float, np.integer, np.floating)):
+    x = x.item() if isinstance(x, (np.integer, np.floating)) else x
+    if isinstance(x, bool) or not isinstance(x, (int, float)):
         raise TypeError(f"{name}: expected a number or None, got {type(x).__name__}")
     if not -LARGEST <= x <= LARGEST:  # NaN too; math.isfinite cannot be traced by torch.compile
-        came = x if isinstance(x, (float, np.floating)) else f"a whole number of {x.bit_length()} bits"
+        came = x if isinstance(x, float) else f"a whole number of {x.bit_length()} bits"
         raise ValueError(f"{name}: expected a finite number, got {came}")
     return float(x)
 

@@ -120,24 +120,20 @@ WRONG = {
         ValueError,
         "initial_state: expected [2, 3, 4, 5] (N = 2 like B), got [2, 3, 5, 4]",
     ),
-    "state in bfloat16": (
-        given(initial_state=state(2, 3, 4, 5).bfloat16()),
+    "state of integers": (
+        given(initial_state=state(2, 3, 4, 5).int()),
         TypeError,
-        "initial_state: expected float32 beside float32 r, got bfloat16",
-    ),
-    "float64 state": (
-        given(initial_state=state(2, 3, 4, 5).double()),
-        TypeError,
-        "initial_state: expected float32 beside float32 r, got float64",
-    ),
-    "float32 state beside float64": (
-        {name: x.double() for name, x in given().items()} | {"initial_state": state(2, 3, 4, 5)},
-        TypeError,
-        "initial_state: expected float64 beside float64 r, got float32",
+        "initial_state: expected float64, float32, bfloat16 or float16, got int32",
     ),
     "state is no tensor": (given(initial_state=0), TypeError, "initial_state: expected a tensor, got int"),
     "scale is text": (given(scale="1"), TypeError, "scale: expected a number or None, got str"),
     "scale is a tensor": (given(scale=torch.ones(1)), TypeError, "scale: expected a number or None, got Tensor"),
+    "scale beyond every float": (
+        given(scale=10**400),
+        ValueError,
+        "scale: expected a finite number, got a whole number of 1329 bits",
+    ),
+    "scale is a flag": (given(scale=True), TypeError, "scale: expected a number or None, got bool"),
     "scale is NaN": (given(scale=float("nan")), ValueError, "scale: expected a finite number, got nan"),
     "output_final_state is a number": (
         given(output_final_state=1),
@@ -173,6 +169,39 @@ WRONG = {
         ValueError,
         "cu_seqlens: expected device cpu like r, got meta",
     ),
+    "offsets on the CPU alone": (
+        packed(None, cu_seqlens_cpu=torch.tensor([0, 6])),
+        ValueError,
+        "cu_seqlens_cpu: expected None without cu_seqlens, of which it is a copy on the CPU",
+    ),
+    "offsets on the CPU of another number": (
+        packed([0, 2, 6], cu_seqlens_cpu=torch.tensor([0, 6])),
+        ValueError,
+        "cu_seqlens_cpu: expected [3] like cu_seqlens, got [2]",
+    ),
+    "offsets on the CPU with other values": (
+        packed([0, 2, 6], cu_seqlens_cpu=torch.tensor([0, 3, 6])),
+        ValueError,
+        "cu_seqlens_cpu: expected [0, 2, 6] like cu_seqlens, got [0, 3, 6]",
+    ),
+    "offsets on the CPU that end early": (
+        packed([0, 2, 6], cu_seqlens_cpu=torch.tensor([0, 2, 5])),
+        ValueError,
+        "cu_seqlens_cpu: expected to start at 0 and end at T = 6, got 0 … 5",
+    ),
+    "offsets on the CPU that are elsewhere": (
+        packed([0, 2, 6], cu_seqlens_cpu=torch.tensor([0, 2, 6], device="meta")),
+        ValueError,
+        "cu_seqlens_cpu: expected device cpu like its name says, got meta",
+    ),
+    "offsets on the CPU as a list": (
+        packed([0, 2, 6], cu_seqlens_cpu=[0, 2, 6]),
+        TypeError,
+        "cu_seqlens_cpu: expected an integer tensor, got list",
+    ),
+    "heads first": (given(head_first=True), ValueError, "head_first: expected False, got True; give [B, T, H, ...]"),
+    "heads first as text": (given(head_first="no"), TypeError, "head_first: expected True or False, got str"),
+    "backwards in time": (given(reverse=True), ValueError, "reverse: expected False, got True; flip the inputs"),
     "unknown backend": (
         given(backend="cuda"),
         ValueError,
@@ -216,52 +245,24 @@ def test_triton_not_installed(monkeypatch):
         chunk_rwkv6(**given(), backend="triton")
 
 
+@FORMS
 @pytest.mark.parametrize("size", [0, 24, 512, -16, 16.0, True, "16"], ids=repr)
-def test_chunk_size(size):
-    text = f"chunk_size: expected one of (1, 2, 4, 8, 16, 32, 64, 128, 256) on backend 'torch', got {size!r}"
+def test_chunk_size(op, size):
+    text = f"chunk_size: expected one of (1, 2, 4, 8, 16, 32, 64, 128, 256) or None, got {size!r}"
     with pytest.raises(ValueError, match=re.escape(text)):
-        chunk_rwkv6(**given(), chunk_size=size)
+        op(**given(), chunk_size=size)
 
 
-@pytest.mark.interpret
-@pytest.mark.parametrize("size", [8, 128], ids=repr)
-def test_chunk_size_of_kernels(size):
-    text = f"chunk_size: expected one of (16, 32, 64) on backend 'triton', got {size}"
-    with pytest.raises(ValueError, match=re.escape(text)):
-        chunk_rwkv6(**given(), chunk_size=size, backend="triton")
-
-
-@pytest.mark.parametrize("op, word", [(chunk_rwkv6, "chunksize"), (fused_recurrent_rwkv6, "chunk_size")])
-def test_unknown_keyword(op, word):
-    with pytest.raises(TypeError, match=rf"{op.__name__}\(\) got an unexpected keyword argument '{word}'"):
-        op(**given(), **{word: 16})
+@FORMS
+def test_unknown_keyword(op):
+    with pytest.raises(TypeError, match=rf"{op.__name__}\(\) got an unexpected keyword argument 'chunksize'"):
+        op(**given(), chunksize=16)
 
 
 def test_our_own_keywords_are_not_positional():
     made = given()
     with pytest.raises(TypeError, match="positional"):
         chunk_rwkv6(*made.values(), None, None, False, None, None, 16)
-
-
-@FORMS
-def test_reverse_is_refused_with_a_way_out(op):
-    # Only the recurrent form has the keyword elsewhere; the chunked one must not swallow it.
-    error, text = (
-        (TypeError, "reverse") if op is chunk_rwkv6 else (ValueError, "reverse: expected False, got True; flip")
-    )
-    with pytest.raises(error, match=text):
-        op(**given(), reverse=True)
-
-
-def test_reverse_false_is_accepted():
-    assert torch.equal(fused_recurrent_rwkv6(**given(), reverse=False).o, fused_recurrent_rwkv6(**given()).o)
-
-
-def test_cu_seqlens_cpu_is_checked_and_changes_nothing():
-    plain = chunk_rwkv6(**packed([0, 2, 6])).o
-    assert torch.equal(chunk_rwkv6(**packed([0, 2, 6], cu_seqlens_cpu=torch.tensor([0, 2, 6]))).o, plain)
-    with pytest.raises(ValueError, match="cu_seqlens"):
-        chunk_rwkv6(**packed([0, 2, 6], cu_seqlens_cpu=torch.tensor([0, 2, 5])))
 
 
 def test_negative_zero_and_minus_infinity_are_decays():

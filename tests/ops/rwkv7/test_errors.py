@@ -89,11 +89,6 @@ WRONG = {
         ValueError,
         "initial_state: expected [2, 3, 4, 5] (N = 2 packed sequences), got [1, 3, 4, 5]",
     ),
-    "state in bfloat16": (
-        given(initial_state=state(2, 3, 4, 5).bfloat16()),
-        TypeError,
-        "initial_state: expected float32 beside float32 r, got bfloat16",
-    ),
     "scale is text": (given(scale="1"), TypeError, "scale: expected a number or None, got str"),
     "output_final_state is a number": (
         given(output_final_state=1),
@@ -115,6 +110,24 @@ WRONG = {
         ValueError,
         "cu_seqlens: expected non-decreasing offsets, got 4 then 3 at index 2",
     ),
+    "safe_gate is text": (given(safe_gate="yes"), TypeError, "safe_gate: expected True or False, got str"),
+    "disable_recompute is text": (
+        given(disable_recompute="no"),
+        TypeError,
+        "disable_recompute: expected True or False, got str",
+    ),
+    "a lower bound that is none": (
+        given(lower_bound=0.5),
+        ValueError,
+        "lower_bound: expected a natural-log decay below 0 or None, got 0.5",
+    ),
+    "lower bound is text": (given(lower_bound="-5"), TypeError, "lower_bound: expected a number or None, got str"),
+    "a sequence split over devices": (
+        given(cp_context=object()),
+        ValueError,
+        "cp_context: expected None, got object; a sequence cannot be split here",
+    ),
+    "backwards in time": (given(reverse=True), ValueError, "reverse: expected False, got True; flip the inputs"),
     "unknown backend": (
         given(backend="cuda"),
         ValueError,
@@ -152,24 +165,6 @@ def test_given_arguments_are_right_to_begin_with():
     assert fused_mul_recurrent_rwkv7(**fused_mul()).o.isfinite().all()
 
 
-def test_keywords_that_change_nothing():
-    plain = chunk_rwkv7(**given())
-    more = chunk_rwkv7(**given(), safe_gate=True, disable_recompute=True, lower_bound=-5.0, cp_context=None)
-    assert torch.equal(plain.o, more.o)
-
-
-def test_a_sequence_split_over_devices_is_refused():
-    with pytest.raises(ValueError, match="cp_context: expected None, got object"):
-        chunk_rwkv7(**given(), cp_context=object())
-
-
-def test_cu_seqlens_cpu_is_checked_and_changes_nothing():
-    plain = chunk_rwkv7(**packed([0, 2, 6])).o
-    assert torch.equal(chunk_rwkv7(**packed([0, 2, 6], cu_seqlens_cpu=torch.tensor([0, 2, 6]))).o, plain)
-    with pytest.raises(ValueError, match="cu_seqlens"):
-        chunk_rwkv7(**packed([0, 2, 6], cu_seqlens_cpu=torch.tensor([0, 2, 5])))
-
-
 @pytest.mark.parametrize("op", [chunk_rwkv7, fused_recurrent_rwkv7, fused_mul_recurrent_rwkv7])
 def test_unknown_keyword(op):
     arguments = fused_mul() if op is fused_mul_recurrent_rwkv7 else given()
@@ -177,10 +172,14 @@ def test_unknown_keyword(op):
         op(**arguments, chunksize=16)
 
 
-def test_scale_is_one_everywhere_unless_said_otherwise():
-    for op in (chunk_rwkv7, fused_recurrent_rwkv7):
-        assert torch.equal(op(**given()).o, op(**given(), scale=1.0).o)
-        assert torch.equal(op(**given()).o, op(**given(), scale=None).o)
+def test_scale_is_one_unless_said_otherwise_and_none_asks_for_the_usual_one():
+    for op, made in (
+        (chunk_rwkv7, given()),
+        (fused_recurrent_rwkv7, given()),
+        (fused_mul_recurrent_rwkv7, fused_mul()),
+    ):
+        assert torch.equal(op(**made).o, op(**made, scale=1.0).o)
+        assert torch.equal(op(**made, scale=None).o, op(**made, scale=made["r"].shape[-1] ** -0.5).o)
 
 
 def test_arguments_in_the_order_users_know():
