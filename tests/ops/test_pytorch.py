@@ -1,5 +1,6 @@
 """Every operator as a citizen of PyTorch: registration, torch.compile, autocast, modes of autograd it refuses."""
 
+import io
 from dataclasses import replace
 
 import pytest
@@ -163,8 +164,153 @@ def test_jvp_and_hessian_are_refused(op):
 
     with pytest.raises(NotImplementedError, match="v: forward-mode"):
         torch.func.jvp(loss, (v,), (torch.ones_like(v),))
-    with pytest.raises(RuntimeError, match="double backward is not supported"):
-        torch.autograd.functional.hessian(loss, v)
+    for twice in (torch.autograd.functional.hessian, lambda f, x: torch.func.jacrev(torch.func.grad(f))(x)):
+        with pytest.raises(RuntimeError, match="double backward is not supported"):
+            twice(loss, v)
+
+
+@pytest.mark.parametrize("fullgraph", [True, False], ids=["fullgraph", "graph"])
+@pytest.mark.parametrize("where", ["before", "inside", "within"])
+def test_forward_mode_is_refused_when_compiled(fullgraph, where):
+    # Compiled before there is a dual level, inside one, or with torch.func.jvp within what is compiled.
+    made, _ = TORCH.make(SETTING, T=5)
+    v = made.pop("v")
+
+    def call(v):
+        return OPERATORS["rwkv6"].forms["chunk"](v=2 * v, **made).o
+
+    torch._dynamo.reset()
+    compiled = torch.compile(call, backend="aot_eager", fullgraph=fullgraph)
+    refused = pytest.raises((NotImplementedError, torch._dynamo.exc.Unsupported), match="forward-mode differentiation")
+    if where == "within":
+        jvp = torch.compile(lambda v: torch.func.jvp(call, (v,), (v,)), backend="aot_eager", fullgraph=fullgraph)
+        with refused:
+            jvp(v)
+        return
+    plain = compiled(v) if where == "before" else call(v)
+    with forward_ad.dual_level(), refused:
+        compiled(forward_ad.make_dual(v, torch.ones_like(v)))
+    torch.testing.assert_close(compiled(v), plain)
+
+
+def leaf_gradients(op, form, made, do):
+    """autograd's gradients of sum(o do), and that sum as a function of the leaves."""
+    described = OPERATORS[op]
+    leaves = {name: x.clone().requires_grad_() for name, x in described.leaves(made).items()}
+
+    def loss(leaves):
+        return (described.forms[form](**described.arguments(leaves, made)).o * do).sum()
+
+    grads = torch.autograd.grad(loss(leaves), list(leaves.values()))
+    return dict(zip(leaves, grads, strict=True)), loss, {name: x.detach() for name, x in leaves.items()}
+
+
+@OPS
+@FORMS
+@pytest.mark.parametrize("packing", ["none", "ragged"])
+def test_torch_func_grad(op, form, packing):
+    made, (do, _) = TORCH.make(of(op, SETTING), T=7, packing=packing)
+    expected, loss, leaves = leaf_gradients(op, form, made, do)
+    for name, grad in torch.func.grad(loss)(leaves).items():
+        assert torch.equal(grad, expected[name]), name
+
+
+@OPS
+@FORMS
+def test_torch_func_vmap_and_jacrev(op, form):
+    made, (do, _) = TORCH.make(of(op, SETTING), T=3)
+    expected, loss, leaves = leaf_gradients(op, form, made, do)
+    several = torch.func.vmap(torch.func.grad(loss))({name: torch.stack((x, x)) for name, x in leaves.items()})
+    for name, grad in several.items():
+        torch.testing.assert_close(grad, torch.stack((expected[name],) * 2), msg=lambda t, n=name: f"{n}: {t}")
+
+    def output(v):
+        described = OPERATORS[op]
+        return described.forms[form](**described.arguments(leaves | {"v": v}, made)).o
+
+    mapped = torch.func.vmap(output)(torch.stack((leaves["v"], 2 * leaves["v"])))
+    torch.testing.assert_close(mapped[0], output(leaves["v"]))
+    torch.testing.assert_close(mapped[1], output(2 * leaves["v"]))
+    jacobian = torch.func.jacrev(output)(leaves["v"])
+    torch.testing.assert_close(torch.tensordot(do, jacobian, do.ndim), expected["v"])
+
+
+@OPS
+@FORMS
+@pytest.mark.parametrize("packing", ["none", "ragged"])
+def test_meta_tensors_have_shapes_and_dtypes(op, form, packing):
+    made, _ = TORCH.make(of(op, SETTING), packing=packing)
+    described = OPERATORS[op]
+
+    def away(x):
+        return x.to("meta") if isinstance(x, torch.Tensor) else x
+
+    given = described.arguments({name: away(x) for name, x in described.leaves(made).items()}, made)
+    given = {name: away(x) for name, x in given.items()}
+    here, there = (described.forms[form](**x, output_final_state=True) for x in (made, given))
+    pairs = zip(
+        (here.o, *described.parts(here.final_state)), (there.o, *described.parts(there.final_state)), strict=True
+    )
+    for x, y in pairs:
+        assert y.is_meta and (x.shape, x.dtype, x.stride()) == (y.shape, y.dtype, y.stride())
+
+
+@OPS
+@FORMS
+def test_compiled_with_offsets_on_the_cpu_too(op, form):
+    made, _ = TORCH.make(of(op, SETTING), packing="ragged")
+    made["cu_seqlens_cpu"] = made["cu_seqlens"].clone()
+    torch._dynamo.reset()
+    call = OPERATORS[op].forms[form]
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(**made).o, call(**made).o)
+    made["cu_seqlens_cpu"][1] += 1
+    with pytest.raises(ValueError, match="cu_seqlens_cpu: expected .* like cu_seqlens, got"):
+        compiled(**made)
+
+
+@FORMS
+@pytest.mark.parametrize("packing", ["none", "ragged"])
+def test_abc_compiled(form, packing):
+    made, (do, _) = TORCH.make(of("gsa", SETTING), packing=packing, states="none")
+    made["g"] = None
+    torch._dynamo.reset()
+    call = OPERATORS["gsa"].forms[form]
+    found = []
+    for run in (call, torch.compile(call, fullgraph=True, backend="aot_eager")):
+        s = made["s"].clone().requires_grad_()
+        o = run(**made | {"s": s}).o
+        found.append((o, *torch.autograd.grad(o, s, do)))
+    for x, y in zip(*found, strict=True):
+        torch.testing.assert_close(x, y)
+
+
+@OPS
+def test_a_result_is_saved_and_loaded(op):
+    made, _ = TORCH.make(of(op, SETTING))
+    out = OPERATORS[op].forms["chunk"](**made, output_final_state=True)
+    file = io.BytesIO()
+    torch.save(out, file)
+    file.seek(0)
+    back = torch.load(file, weights_only=True)
+    assert type(back) is type(out) and torch.equal(back.o, out.o)
+
+
+@OPS
+def test_an_exported_program_is_saved_and_loaded(op):
+    # PyTorch has no public way to name a NamedTuple in a saved program: what is exported returns a plain tuple.
+    made, _ = TORCH.make(of(op, SETTING), states="none")
+    names = OPERATORS[op].tensors
+
+    class Module(torch.nn.Module):
+        def forward(self, *given):
+            return tuple(OPERATORS[op].forms["chunk"](**dict(zip(names, given, strict=True)), output_final_state=True))
+
+    given = tuple(made[name] for name in names)
+    file = io.BytesIO()
+    torch.export.save(torch.export.export(Module(), given), file)
+    file.seek(0)
+    assert torch.equal(torch.export.load(file).module()(*given)[0], Module()(*given)[0])
 
 
 @EVERYWHERE

@@ -21,6 +21,9 @@ class GSAOutput(NamedTuple):
     """(hk [N, H, K, M], hv [N, H, M, V]), float32 (float64 for float64 inputs); (None, None) unless asked for."""
 
 
+torch.serialization.add_safe_globals([GSAOutput])  # a saved result can be loaded with weights_only=True
+
+
 def chunk_gsa(
     q: Tensor,
     k: Tensor,

@@ -20,6 +20,9 @@ class RWKV6Output(NamedTuple):
     """[N, H, K, V], float32 (float64 for float64 inputs); None unless asked for."""
 
 
+torch.serialization.add_safe_globals([RWKV6Output])  # a saved result can be loaded with weights_only=True
+
+
 def chunk_rwkv6(
     r: Tensor,
     k: Tensor,

@@ -21,6 +21,9 @@ class RWKV7Output(NamedTuple):
     """[N, H, K, V], float32 (float64 for float64 inputs); None unless asked for."""
 
 
+torch.serialization.add_safe_globals([RWKV7Output])  # a saved result can be loaded with weights_only=True
+
+
 def chunk_rwkv7(
     r: Tensor,
     w: Tensor,
