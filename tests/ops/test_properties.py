@@ -130,6 +130,21 @@ def test_an_empty_sequence_hands_its_state_on(place, op, form, cu_dtype):
         assert torch.equal(found[f"d{name}"][empty], arrived[empty])
 
 
+@EVERYWHERE
+@OPS
+@FORMS
+@pytest.mark.parametrize("cu_dtype", [torch.int32, torch.int64], ids=str)
+def test_offsets_may_be_a_column_of_a_table(place, op, form, cu_dtype):
+    made, arriving = place.make(of(op, PACKED))
+    offsets = made["cu_seqlens"].to(cu_dtype)
+    expected = place.run(made | {"cu_seqlens": offsets}, arriving, form, op)
+    column = torch.stack((offsets, offsets.flip(0) // 2), 1)[:, 0]
+    assert column.stride() == (2,)
+    found = place.run(made | {"cu_seqlens": column}, arriving, form, op)
+    for name in expected:
+        assert torch.equal(found[name], expected[name]), name
+
+
 @everywhere("P", 1, 15, 16)
 @OPS
 @FORMS

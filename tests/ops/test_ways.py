@@ -1,0 +1,80 @@
+"""Which way a kernel takes through a chunk: the mild one up to its limits, the one for any decay at them and beyond.
+
+A chunk is mild where no channel decays by e^110 over it and no token by e^4; RWKV7 looks at tokens alone, each of which
+has to stay within its share of the first limit. On either side of each limit the way is watched and the results are
+held against float64.
+"""
+
+from importlib import import_module
+
+import pytest
+import torch
+
+from flakit.numerics.operators import OPERATORS
+from flakit.ops.common.launch import CHUNK_SIZE
+from tests.ops.places import PLACES, of
+from tests.ops.settings import Setting
+
+C = CHUNK_SIZE["16-bit"]
+TRITON = pytest.mark.parametrize("place", [p for p in PLACES if p.id != "torch"])
+SETTING = Setting(T=2 * C, K=16, V=16, H=1, decay="none", dtype="float16", decay_dtype="float32")
+
+# (decay of one channel over the chunk, of one token of another channel, mild). All are exact in float32, sums too.
+CHANNELS = [(-109.5, 0, True), (-110, 0, False), (-3000, 0, False), (-torch.inf, 0, False)]
+TOKENS = [(0, -3.96875, True), (0, -4, False), (0, -80, False), (0, -torch.inf, False)]
+SHARES = [(0, -3.421875, True), (0, -3.4375, False), (0, -80, False), (0, -torch.inf, False)]
+LIMITS = [
+    (op, *limit)
+    for op, tokens in (("rwkv6", TOKENS), ("gsa", TOKENS), ("rwkv7", SHARES))
+    for limit in CHANNELS + tokens
+]
+
+
+def made_of(place, op, total, token, dtype="float16"):
+    """Two chunks, the second with these decays: what is decided of it must not depend on the first."""
+    made, arriving = place.make(of(op, SETTING), T=SETTING.T, H=1, dtype=dtype)
+    w = torch.zeros_like(made[OPERATORS[op].decay])
+    w[0, C:, 0, 3] = total / C
+    w[0, C + 5, 0, 7] = token
+    return made | {OPERATORS[op].decay: w}, arriving
+
+
+class OneWay:
+    """A kernel whose other launches are left out, so that what it would write stays unwritten."""
+
+    def __init__(self, kernel, mild):
+        self.kernel, self.mild = kernel, mild
+
+    def __getitem__(self, grid):
+        def launch(*given, **options):
+            return self.kernel[grid](*given, **options) if options["MILD"] == self.mild else None
+
+        return launch
+
+
+def chunks_taken(monkeypatch, place, op, made, mild):
+    """Of each chunk, whether the launch for mild chunks (or the other) writes its output: all of it, or nothing."""
+    kernels = import_module(f"flakit.ops.{op}.chunk_triton")
+    with monkeypatch.context() as patch:
+        patch.setattr(kernels, "output_kernel", OneWay(kernels.output_kernel, mild))
+        o = OPERATORS[op].forms["chunk"](**made, backend=place.backend).o
+    written = o.isfinite().unflatten(1, (2, C)).movedim(1, 0).flatten(1)
+    assert (written.all(1) == written.any(1)).all()
+    return written.all(1).tolist()
+
+
+@TRITON
+@pytest.mark.parametrize("op, total, token, mild", LIMITS, ids=str)
+def test_the_way_through_a_chunk(place, op, total, token, mild, monkeypatch, poisoned_memory):
+    made, arriving = made_of(place, op, total, token)
+    assert chunks_taken(monkeypatch, place, op, made, 1) == [True, mild]
+    assert chunks_taken(monkeypatch, place, op, made, 0) == [False, not mild]
+    place.check(made, arriving, "chunk", op, chunk_size=C)
+
+
+@TRITON
+@pytest.mark.parametrize("op", OPERATORS)
+def test_float32_never_takes_the_mild_way(place, op, monkeypatch, poisoned_memory):
+    made, _ = made_of(place, op, 0, 0, dtype="float32")
+    assert chunks_taken(monkeypatch, place, op, made, 1) == [False, False]
+    assert chunks_taken(monkeypatch, place, op, made, 0) == [True, True]
