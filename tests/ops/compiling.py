@@ -115,9 +115,16 @@ class Configuration:
     only: str = ""  # in the names of the kernels to compile; default all
     chips: tuple[int, ...] = (80, 90)
 
-    def run(self) -> None:
-        """Call forward and backward on zeros."""
+    def zeros(self) -> tuple[tuple[Tensor, ...], Tensor | tuple[Tensor, ...], Tensor]:
+        """The operator's tensors, its state, and the gradient arriving at o."""
         raise NotImplementedError
+
+    def run(self) -> None:
+        """Call forward and backward."""
+        tensors, state, do = self.zeros()
+        given, rest = (*tensors, 0.5, state if self.states else None), (self.cu_seqlens, self.chunk_size)
+        _, _, kept = self.module.forward(*given, self.states, *rest, True)
+        self.module.backward(*given, *rest, kept, do, state if self.states else None)
 
     @property
     def most_spilled(self) -> float:
