@@ -1,0 +1,54 @@
+"""More sequences and heads than a grid's second and third axis can count, which ends at 65535."""
+
+import pytest
+import torch
+
+from flakit.numerics.operators import OPERATORS
+from tests.ops.places import GPU, of
+from tests.ops.settings import Setting
+
+pytestmark = pytest.mark.gpu
+LIMIT = 65535
+SETTING = Setting(T=3, K=16, V=16, decay="rwkv6-wide", dtype="bfloat16", states="both")
+
+
+def halves(op, made, arriving):
+    """The batch in two, each of which the axis could count."""
+    described, (do, dstate) = OPERATORS[op], arriving
+    for part in (slice(0, do.shape[0] // 2), slice(do.shape[0] // 2, None)):
+        leaves = described.leaves(made)
+        rows = {n: x[part] if n in described.sequences + described.states else x for n, x in leaves.items()}
+        arrives = do[part], described.state([x[part] for x in described.parts(dstate)])
+        yield described.arguments(rows, made), arrives
+
+
+@pytest.mark.parametrize("form", ["chunk", "recurrent"])
+@pytest.mark.parametrize("op", OPERATORS)
+def test_a_batch_of_many_heads(op, form):
+    made, arriving = GPU.make(of(op, SETTING), T=3, B=1040, H=64)
+    assert 1040 * 64 > LIMIT
+    found = GPU.run(made, arriving, form, op)
+    parts = [GPU.run(*half, form, op) for half in halves(op, made, arriving)]
+    for name, x in found.items():
+        if name == "du":
+            torch.testing.assert_close(x.float(), sum(p[name].float() for p in parts), rtol=2e-2, atol=0.5)
+        else:
+            assert torch.equal(x, torch.cat([p[name] for p in parts])), name
+
+
+@pytest.mark.parametrize("form", ["chunk", "recurrent"])
+@pytest.mark.parametrize("op", OPERATORS)
+def test_many_packed_sequences(op, form):
+    # Each of one token: packed or as a batch, the same numbers.
+    N = LIMIT + 100
+    made, (do, dstate) = GPU.make(of(op, SETTING), T=1, B=N, H=1)
+    batch = GPU.run(made, (do, dstate), form, op)
+    described = OPERATORS[op]
+    leaves = {n: x.transpose(0, 1) if n in described.sequences else x for n, x in described.leaves(made).items()}
+    packed = described.arguments(leaves, made) | {"cu_seqlens": torch.arange(N + 1, device="cuda")}
+    found = GPU.run(packed, (do.transpose(0, 1), dstate), form, op)
+    for name, x in found.items():
+        x = x.transpose(0, 1) if name == "o" or name[1:] in described.sequences else x
+        torch.testing.assert_close(
+            x.float(), batch[name].float(), rtol=1e-2, atol=1e-2, msg=lambda t, n=name: f"{n}: {t}"
+        )
