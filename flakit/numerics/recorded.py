@@ -1,7 +1,8 @@
 """Measurements recorded on a machine that is not here, kept in data/*.json with their provenance.
 
 One file is one table: `{"meta": {...}, "columns": [names], "rows": [[values], ...]}`. data/README.md lists the files
-and their columns. Non-finite numbers are written as the strings "inf", "-inf" and "nan": JSON has no words for them.
+and their columns. A value is a number, a word, none, or a list of such. Non-finite numbers are written as the strings
+"inf", "-inf" and "nan": JSON has no words for them.
 """
 
 import datetime
@@ -80,7 +81,7 @@ def read(name: str | Path, *, needs: Sequence[str] = ()) -> Recording:
     for n, row in enumerate(rows):
         if len(row) != len(columns):
             raise ValueError(f"{path.name}: expected {len(columns)} values in row {n}, got {len(row)}")
-    read_rows = (dict(zip(columns, (float(x) if x in _NON_FINITE else x for x in row), strict=True)) for row in rows)
+    read_rows = (dict(zip(columns, map(_from_json, row), strict=True)) for row in rows)
     return Recording(meta, tuple(columns), tuple(read_rows))
 
 
@@ -121,14 +122,22 @@ def write(path: str | Path, meta: Mapping[str, str], rows: Sequence[Mapping]) ->
     for n, row in enumerate(rows):
         if list(row) != columns:
             raise ValueError(f"rows: expected columns {columns} in row {n}, got {list(row)}")
-        lines.append(json.dumps([_plain(x) for x in row.values()], allow_nan=False))
+        lines.append(json.dumps([_to_json(x) for x in row.values()], allow_nan=False))
     head = f'{{"meta": {json.dumps(dict(meta), indent=1)},\n"columns": {json.dumps(columns)},\n"rows": [\n'
     path = Path(path)
     path.write_text(head + ",\n".join(lines) + "\n]}\n")
     return path
 
 
-def _plain(x):
+def _to_json(x):
+    if isinstance(x, (list, tuple)):
+        return [_to_json(each) for each in x]
     if isinstance(x, float):
         return float(f"{x:.4g}") if math.isfinite(x) else str(x)
     return x
+
+
+def _from_json(x):
+    if isinstance(x, list):
+        return [_from_json(each) for each in x]
+    return float(x) if x in _NON_FINITE else x

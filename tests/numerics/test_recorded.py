@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from flakit.numerics import recorded
+from flakit.numerics.gradients import gradient_rows
 
 META = {"device": "NVIDIA H200", "date": "2026-11-20", "torch": "2.11.0", "triton": "3.6.0", "command": "remake"}
 ROWS = [
@@ -37,6 +38,17 @@ def test_a_file_written_by_hand(folder):
     )
     first, second, third = recorded.read(folder / "run.json").rows
     assert math.isnan(first["l2"]) and second["l2"] == -math.inf and third == {"tensor": "u", "l2": 1}
+
+
+def test_lists_within_a_row_come_back(folder):
+    rows = gradient_rows("rwkv6", forms=["chunk"], T=8, H=1, K=4, over_time=True)
+    rows[0]["along_time"][1:3] = [math.inf, -math.inf]
+    read = recorded.read(recorded.write(folder / "run.json", META, rows)).rows
+    assert [row["along_time"] for row in read] == [
+        row["along_time"] and pytest.approx(row["along_time"], rel=1e-3) for row in rows
+    ]
+    recorded.write(folder / "run.json", META, [{"along_time": [math.nan, 1.0]}])
+    assert math.isnan(recorded.read("run").rows[0]["along_time"][0])
 
 
 def test_the_file_is_strict_json_with_one_row_a_line(folder):
