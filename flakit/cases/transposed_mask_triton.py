@@ -13,6 +13,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.errors import TritonError
+
+from .transposed_mask import DoesNotCompile
 
 
 @triton.jit
@@ -48,7 +51,10 @@ def read_grads_kernel(
 def read_grads(
     k: Tensor, v: Tensor, w: Tensor, do: Tensor, initial_state: Tensor, scale: float, BK: int, BV: int, transposed: bool
 ) -> tuple[Tensor, Tensor]:
-    """dr without the bonus's share, and the initial state as the kernel saw it. Heads first: [BH, T, K], [BH, K, V]."""
+    """dr without the bonus's share, and the initial state as the kernel saw it. Heads first: [BH, T, K], [BH, K, V].
+
+    Raises `DoesNotCompile` where mask and tile do not fit.
+    """
     (BH, T, K), V = k.shape, v.shape[-1]
     NK, NV = triton.cdiv(K, BK), triton.cdiv(V, BV)
     # The faulty mask reads beyond the last state: there is memory of ours, not of somebody else.
@@ -56,7 +62,14 @@ def read_grads(
     given[: BH * K * V] = initial_state.reshape(-1)
     dr, seen = k.new_empty(NV, BH, T, K), torch.empty_like(initial_state)
     k, v, w, do = (x.contiguous() for x in (k, v, w, do))
-    read_grads_kernel[NK, NV, BH](k, v, w, do, given, dr, seen, scale, T, K=K, V=V, BK=BK, BV=BV, TRANSPOSED=transposed)
+    sizes = {"K": K, "V": V, "BK": BK, "BV": BV, "TRANSPOSED": transposed}
+    try:
+        read_grads_kernel[NK, NV, BH](k, v, w, do, given, dr, seen, scale, T, **sizes)
+    except TritonError as error:  # it wraps whatever a line of the kernel raises, so that its type alone says little
+        said = str(error).strip().splitlines()[-1]
+        if "incompatible dimensions" not in said:
+            raise
+        raise DoesNotCompile(said) from error
     return dr.sum(0), seen
 
 

@@ -104,6 +104,30 @@ def test_the_interpreter_refuses_a_rectangular_tile():
         case.run(case.inputs(100, 120, T=1), 16, 64, backend="triton")
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_other_error_is_taken_for_the_compilers(backend, monkeypatch):
+    (row,) = case.at(BK=16, BV=64)
+    assert row.law == row.measured == "does not compile"
+
+    def fails(*_, **__):
+        raise MemoryError("no room for the state")
+
+    where = "flakit.cases.transposed_mask" + ("_triton.read_grads" if backend == "triton" else ".loaded")
+    monkeypatch.setattr(where, fails)
+    with pytest.raises(MemoryError, match="no room"):
+        case.at(BK=16, BV=64)
+
+
+@pytest.mark.interpret
+def test_nor_is_another_error_of_the_kernel(monkeypatch):
+    def fails(*_, **__):
+        raise MemoryError("no room for a tile")
+
+    monkeypatch.setattr("flakit.cases.transposed_mask_triton.tl.program_id", fails)
+    with pytest.raises(Exception, match="no room for a tile"):  # as Triton hands it on
+        case.at(BK=16, BV=64)
+
+
 @pytest.mark.skipif(not has_triton(), reason="needs Triton")
 def test_compiled_without_a_gpu():
     label, rows = case.compile_table([(16, 16), (64, 16)])

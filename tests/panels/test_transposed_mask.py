@@ -76,6 +76,17 @@ def test_the_button_runs_the_kernel(panel, setting, says):
     assert "The kernel" not in panel.text
 
 
+def test_another_error_of_the_kernel_is_not_the_compilers(panel, monkeypatch):
+    def fails(*_, **__):
+        raise MemoryError("no room for the state")
+
+    panel.set(BK=16, BV=64)
+    monkeypatch.setattr(case, "run", fails)
+    panel.run.start()
+    panel.run.wait(60)
+    assert panel.text == "MemoryError: no room for the state"
+
+
 def test_script_prints_what_the_panel_says(panel):
     panel.set(K=33, V=47)
     printed = io.StringIO()
