@@ -3,6 +3,10 @@
 Lines pair an Okabe-Ito colour with a dash style, magnitudes use cividis, non-finite cells are hatched.
 """
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import matplotlib as mpl
 from matplotlib.patches import Patch
 
@@ -58,9 +62,18 @@ _RC = {
 }
 
 
-def context():
-    """Use around the making of a figure: `with style.context(): …`."""
-    return mpl.rc_context(_RC)
+_drawing = threading.RLock()
+
+
+@contextmanager
+def context() -> Iterator[None]:
+    """Use around the making of a figure: `with style.context(): …`. One thread at a time; others wait.
+
+    Matplotlib's settings are the process's: a thread that came in while another was here would find this look, and put
+    it back for good when it leaves.
+    """
+    with _drawing, mpl.rc_context(_RC):
+        yield
 
 
 def non_finite_handles() -> list[Patch]:

@@ -62,6 +62,7 @@ class Panel(widgets.VBox):
     name: str
     readout_lines = 3
     _held = True  # no redraw: several knobs are being moved
+    _redrawing = threading.RLock()  # one for all panels: `_one_thread` is a setting of the process
 
     def __init__(
         self,
@@ -79,7 +80,6 @@ class Panel(widgets.VBox):
         self.knobs, self.canvas = dict(knobs), canvas
         self.knobs.setdefault("seed", widgets.BoundedIntText(0, 0, 2**31 - 1))
         self.result = None
-        self._lock = threading.RLock()
         self._timer, self._cost, self._drawn = None, 0.0, 0.0
 
         seed = self.knobs["seed"]
@@ -209,7 +209,7 @@ class Panel(widgets.VBox):
             self.fail(error)
 
     def _render(self) -> None:
-        with self._lock:
+        with self._redrawing:
             self._cancel_timer()
             start = time.perf_counter()
             setting = self.setting

@@ -1,7 +1,9 @@
 """The persistent canvas: a blitted redraw shows what a fresh figure would."""
 
 import io
+import threading
 
+import matplotlib as mpl
 import numpy as np
 from PIL import Image
 
@@ -53,3 +55,28 @@ def test_ticks_made_while_drawing_share_the_style():
     canvas.rgba()
     sizes = {label.get_fontsize() for label in artist.axes.get_xticklabels()}
     assert sizes == {8.5}
+
+
+def test_two_threads_that_draw_at_once_leave_matplotlib_as_it_was():
+    """The first would leave with the second inside, and the second then restore what it found: the first one's look."""
+    before, sizes = dict(mpl.rcParams), []
+    inside, left = threading.Event(), threading.Event()
+
+    def first():
+        with style.context():
+            inside.set()
+            left.wait(0.2)  # in vain where the second has to wait for this one to leave
+
+    def second():
+        inside.wait()
+        with style.context():
+            left.set()
+            leaving.join(0.2)
+            sizes.append(mpl.rcParams["axes.labelsize"])
+
+    leaving, staying = threading.Thread(target=first), threading.Thread(target=second)
+    for thread in (leaving, staying):
+        thread.start()
+    for thread in (leaving, staying):
+        thread.join()
+    assert sizes == [9] and dict(mpl.rcParams) == before

@@ -7,6 +7,7 @@ import time
 
 import ipywidgets as widgets
 import pytest
+import torch
 
 from flakit.figures import style
 from flakit.figures.canvas import Canvas
@@ -232,3 +233,36 @@ def test_a_failed_run_says_so():
     run.wait(5)
     assert [str(error) for error in got] == ["broke"]
     assert run.status.value == "failed" and not run.button.disabled
+
+
+def test_two_panels_that_redraw_at_once_leave_the_number_of_threads_as_it_was(monkeypatch):
+    """PyTorch gives a new thread what was set last: the second panel would restore the first one's single thread."""
+    first, second = Bars(), Bars()
+    inside, entered = threading.Event(), threading.Event()
+
+    def stays(**_):
+        inside.set()
+        entered.wait(0.2)  # in vain where the second has to wait for this one
+
+    def enters(**_):
+        entered.set()
+        redraws[0].join(0.2)
+
+    monkeypatch.setattr(first, "compute", stays)
+    monkeypatch.setattr(second, "compute", enters)
+    monkeypatch.setattr(Bars, "draw", lambda *_, **__: None)
+    redraws = [threading.Thread(target=first.redraw), threading.Thread(target=second.redraw)]
+    seen = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+    before, found = torch.get_num_threads(), []
+    torch.set_num_threads(2)
+    try:
+        redraws[0].start()
+        inside.wait()
+        redraws[1].start()
+        for thread in redraws:
+            thread.join()
+        seen.start()
+        seen.join()
+    finally:
+        torch.set_num_threads(before)
+    assert found == [2]
