@@ -19,20 +19,20 @@ _WEAKEST, _STRONGEST = -3, 3  # powers of ten of |w|
 
 
 class NumberKnob(widgets.SelectionSlider):
-    """A slider over a few numbers; any other from `low` to `high` can be assigned with `accept` and becomes a stop."""
+    """A slider over a few numbers; any other from `low` to `high` can be assigned with `accept` and is a stop until
+    the next one is."""
 
     def __init__(self, value: float, description: str, *, stops: Iterable[float], low: float, high: float):
-        self.low, self.high = low, high
-        options = self._labelled(set(stops))
+        self.low, self.high, self._stops = low, high, frozenset(stops)
+        options = self._labelled(self._stops)
         super().__init__(options=options, value=options[0][1], description=description, style=_STYLE, layout=_ROW)
         self.accept(value)
 
     def accept(self, value: float) -> None:
-        stops = {stop for _, stop in self.options}
-        if value not in stops:
+        if value not in {stop for _, stop in self.options}:
             if not isinstance(value, Real) or isinstance(value, bool) or not self.low <= value <= self.high:
                 raise ValueError(f"expected {self._expected()}, got {value!r}")
-            self.options = self._labelled({*stops, float(value)})
+            self.options = self._labelled({*self._stops, float(value)})
         self.value = value
 
     def _expected(self) -> str:

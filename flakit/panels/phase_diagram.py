@@ -36,6 +36,7 @@ _ROWS = {
     },
 }
 _DECAYS = {"coarse": 11, "fine": 41}
+_KEPT = 16  # fine maps, the latest
 _LOWEST, _HIGHEST = 0.05, 500.0  # |log decay|
 
 
@@ -170,6 +171,8 @@ for {against}, onset in zip({against}s, measured.onset("decay")):
     def _keep(self, found) -> None:
         key, measured = found
         self._fine[key] = measured
+        if len(self._fine) > _KEPT:
+            del self._fine[next(iter(self._fine))]
         self.redraw()
 
 

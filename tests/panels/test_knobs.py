@@ -32,6 +32,20 @@ def test_any_decay_can_be_set(value):
     assert stops == sorted(stops, reverse=True) and len(stops) == len(set(stops))
 
 
+@pytest.mark.parametrize("make", [lambda: knobs.DecayKnob(-1.0), lambda: knobs.number(2.0, 1.0, 9.0, "x", None, False)])
+def test_assigned_values_do_not_pile_up_as_stops(make):
+    knob = make()
+    even = len(knob.options)
+    sign = -1 if knob.high == 0 else 1
+    for n in range(20):
+        knob.accept(sign * (3 + n / 7))
+        assert knob.value == sign * (3 + n / 7)
+        assert len(knob.options) <= even + 1
+    knob.value = knob.options[0][1]  # moved by hand: the stop it came from stays until another is assigned
+    knob.accept(sign * 3.1)
+    assert knob.value == sign * 3.1 and len(knob.options) == even + 1
+
+
 def test_an_optional_decay_can_be_none():
     knob = knobs.DecayKnob("none", stops=(-1.0, -88.8), optional=True)
     assert knob.value == "none"

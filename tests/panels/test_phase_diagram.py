@@ -99,6 +99,16 @@ def test_the_fine_run_adds_errors_and_stays_with_its_setting(panel):
     assert "largest error" in panel.text.lower()
 
 
+def test_few_fine_maps_are_kept(panel):
+    panel.run.start()
+    panel.run.wait(60)
+    ((key, measured),) = panel._fine.items()
+    for n in range(40):
+        panel._keep(((*key, n), measured))
+    assert len(panel._fine) < 20 and next(reversed(panel._fine)) == (*key, 39)
+    assert panel.result.error is None  # its own map was the oldest
+
+
 def test_a_cancelled_run_keeps_what_it_has(panel, monkeypatch):
     real, seen = anchor.run, []
 
