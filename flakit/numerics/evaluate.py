@@ -14,7 +14,7 @@ from .arguments import flag, one_of, shown, whole_number
 from .operators import Operator, operator, state_dtype
 
 # Above this many tokens the truth comes from the chunked form in float64: it agrees with the recurrence to rounding
-# (a test holds it to that) and neither walks T in Python nor keeps every state.
+# (a test holds it to that) and does not walk T in Python.
 LONGEST_RECURRENCE = 256
 
 

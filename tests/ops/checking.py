@@ -47,7 +47,7 @@ two passes. Their gradients go through about a dozen roundings of operands, 2.1e
 again for what the solution and the softmax make of them. bfloat16's are the same ones: it rounds operands to TF32."""
 
 LONGEST_RECURRENCE = 256
-MOST_ELEMENTS = 2**24  # the recurrence keeps some matrices a step: at most about half a gigabyte
+MOST_ELEMENTS = 2**24  # of states that are walked through one after another: some seconds
 MOST_MOVED = 2**21
 DRAWS, STEP = 8, 1e-6
 
@@ -59,7 +59,7 @@ def budget(op: Operator, dtype: torch.dtype, name: str) -> float:
 
 
 def walks(setting: Setting) -> bool:
-    """Whether the step-by-step recurrence is affordable: it keeps every state."""
+    """Whether the step-by-step recurrence is affordable: it visits every state."""
     return setting.elements <= MOST_ELEMENTS
 
 
