@@ -1,5 +1,6 @@
 """flakit: an interactive laboratory for the numerics of linear-attention kernels."""
 
+from .fla import in_place_of_fla
 from .numerics.inputs import inputs
 from .numerics.sweep import sweep
 from .ops.common.validation import checked
@@ -18,6 +19,7 @@ __all__ = [
     "fused_recurrent_gsa",
     "fused_recurrent_rwkv6",
     "fused_recurrent_rwkv7",
+    "in_place_of_fla",
     "inputs",
     "sweep",
 ]

@@ -1,0 +1,247 @@
+"""What flash-linear-attention's layers need to run on a CPU: its helper kernels and its recurrences in plain PyTorch.
+
+The recurrences are written from the formulas, apart from flakit's own references, one token after another. They take
+the arguments of flash-linear-attention's functions by name, compute in the dtype of their inputs and leave gradients to
+autograd, so that a layer in float64 with them in it says what the layer means.
+"""
+
+import contextlib
+import functools
+import sys
+
+import torch
+import torch.nn.functional as F
+
+# --- recurrences --------------------------------------------------------------------------------------------------
+
+
+def over_sequences(run, tensors, states, cu_seqlens):
+    """`run(tensors, states) -> o, states` over a batch, or over each sequence packed in a batch of one."""
+    if cu_seqlens is None:
+        return run(tensors, states)
+    outputs, finals = [], []
+    for n, (start, end) in enumerate(zip(cu_seqlens[:-1].tolist(), cu_seqlens[1:].tolist(), strict=True)):
+        o, final = run([x[:, start:end] for x in tensors], [x[n : n + 1] for x in states])
+        outputs.append(o)
+        finals.append(final)
+    return torch.cat(outputs, 1), [torch.cat(x) for x in zip(*finals, strict=True)]
+
+
+def zeros(like, cu_seqlens, *shape):
+    N = like.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
+    return like.new_zeros(N, *shape)
+
+
+def rwkv6(r, k, v, w, u, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None):
+    scale = r.shape[-1] ** -0.5 if scale is None else scale
+
+    def run(tensors, states):
+        (S,), outputs = states, []
+        for r_t, k_t, v_t, w_t in zip(*(x.unbind(1) for x in tensors), strict=True):
+            new = k_t[..., None] * v_t[..., None, :]
+            outputs.append(scale * ((S + u[..., None] * new) * r_t[..., None]).sum(-2))
+            S = w_t.exp()[..., None] * S + new
+        return torch.stack(outputs, 1), [S]
+
+    S = zeros(r, cu_seqlens, r.shape[2], r.shape[3], v.shape[3]) if initial_state is None else initial_state
+    o, (S,) = over_sequences(run, (r, k, v, w), [S.to(r.dtype)], cu_seqlens)
+    return o, S if output_final_state else None
+
+
+def rwkv7(r, w, k, v, a, b, scale=1.0, initial_state=None, output_final_state=False, cu_seqlens=None, **_):
+    scale = r.shape[-1] ** -0.5 if scale is None else scale
+
+    def run(tensors, states):
+        (S,), outputs = states, []
+        for r_t, w_t, k_t, v_t, a_t, b_t in zip(*(x.unbind(1) for x in tensors), strict=True):
+            found = (S * a_t[..., None]).sum(-2, keepdim=True)
+            S = w_t.exp()[..., None] * S + b_t[..., None] * found + k_t[..., None] * v_t[..., None, :]
+            outputs.append(scale * (S * r_t[..., None]).sum(-2))
+        return torch.stack(outputs, 1), [S]
+
+    S = zeros(r, cu_seqlens, r.shape[2], r.shape[3], v.shape[3]) if initial_state is None else initial_state
+    o, (S,) = over_sequences(run, (r, w, k, v, a, b), [S.to(r.dtype)], cu_seqlens)
+    return o, S if output_final_state else None
+
+
+def mul_rwkv7(r, w, k, v, kk, a, **more):
+    return rwkv7(r, w, k, v, -kk, kk * a, **more)
+
+
+def gsa(q, k, v, s, g, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None):
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+
+    def run(tensors, states):
+        (hk, hv), outputs = states, []
+        for q_t, k_t, v_t, s_t, g_t in zip(*(x.unbind(1) for x in tensors), strict=True):
+            hk = hk * g_t.exp()[..., None, :] + k_t[..., None] * s_t[..., None, :]
+            hv = hv * g_t.exp()[..., None] + s_t[..., None] * v_t[..., None, :]
+            p = (scale * (hk * q_t[..., None]).sum(-2)).softmax(-1)
+            outputs.append((hv * p[..., None]).sum(-2))
+        return torch.stack(outputs, 1), [hk, hv]
+
+    H, M = s.shape[2:]
+    if initial_state is None:
+        initial_state = zeros(q, cu_seqlens, H, k.shape[3], M), zeros(q, cu_seqlens, H, M, v.shape[3])
+    o, states = over_sequences(run, (q, k, v, s, g), [x.to(q.dtype) for x in initial_state], cu_seqlens)
+    return o, states if output_final_state else [None, None]
+
+
+RECURRENCES = {
+    "chunk_rwkv6": rwkv6,
+    "fused_recurrent_rwkv6": rwkv6,
+    "chunk_rwkv7": rwkv7,
+    "fused_recurrent_rwkv7": rwkv7,
+    "fused_mul_recurrent_rwkv7": mul_rwkv7,
+    "chunk_gsa": gsa,
+    "fused_recurrent_gsa": gsa,
+}
+"""By the name of flash-linear-attention's function."""
+
+
+@contextlib.contextmanager
+def recurrences_in_place():
+    """These instead of flash-linear-attention's own operators, where its layers look them up."""
+    import fla.ops.gsa
+    import fla.ops.rwkv6
+    import fla.ops.rwkv7
+
+    modules = fla.ops.rwkv6, fla.ops.rwkv7, fla.ops.gsa
+    originals = [getattr(module, name) for module in modules for name in RECURRENCES if hasattr(module, name)]
+    with swapped({original: _signed_as(original, RECURRENCES[original.__name__]) for original in originals}):
+        yield
+
+
+def _signed_as(original, recurrence):
+    return functools.wraps(original)(lambda *args, **named: recurrence(*args, **named))
+
+
+@contextlib.contextmanager
+def swapped(functions):
+    """Each key replaced by its value wherever a fla module holds it, until the block ends."""
+    places = [
+        (module, attribute, value)
+        for name, module in list(sys.modules.items())
+        if name.split(".")[0] == "fla"
+        for attribute, value in list(vars(module).items())
+        if any(value is old for old in functions)
+    ]
+    assert places
+    by_id = {id(old): new for old, new in functions.items()}
+    for module, attribute, value in places:
+        setattr(module, attribute, by_id[id(value)])
+    try:
+        yield
+    finally:
+        for module, attribute, value in places:
+            setattr(module, attribute, value)
+
+
+# --- helper kernels -----------------------------------------------------------------------------------------------
+
+
+def token_shift(x, cu_seqlens=None, cache=None, output_cache=False, chunk_indices=None):
+    """What stood one token before, minus what stands here."""
+
+    def run(tensors, states):
+        (x,), (before,) = tensors, states
+        return torch.cat([before[:, None], x[:, :-1]], 1) - x, [x[:, -1]]
+
+    before = zeros(x, cu_seqlens, x.shape[-1]) if cache is None else cache
+    delta, (last,) = over_sequences(run, (x,), [before], cu_seqlens)
+    return (delta, last) if output_cache else delta
+
+
+def norm(x, weight, bias, residual, eps, prenorm, is_rms_norm, num_groups=1):
+    if residual is not None:
+        x = x + residual
+    y = x.unflatten(-1, (num_groups, -1))
+    y = y if is_rms_norm else y - y.mean(-1, keepdim=True)
+    y = (y * (y.square().mean(-1, keepdim=True) + eps).rsqrt()).flatten(-2)
+    y = y if weight is None else y * weight
+    y = y if bias is None else y + bias
+    return (y, x) if prenorm else y
+
+
+def layer_norm(x, weight, bias, residual=None, eps=1e-5, prenorm=False, residual_in_fp32=False, is_rms_norm=False):
+    return norm(x, weight, bias, residual, eps, prenorm, is_rms_norm)
+
+
+def group_norm(
+    x,
+    weight,
+    bias,
+    residual=None,
+    eps=1e-5,
+    prenorm=False,
+    residual_in_fp32=False,
+    is_rms_norm=False,
+    num_groups=1,
+):
+    return norm(x, weight, bias, residual, eps, prenorm, is_rms_norm, num_groups)
+
+
+def rms_norm(x, weight, bias, residual=None, eps=1e-5, prenorm=False, residual_in_fp32=False):
+    return norm(x, weight, bias, residual, eps, prenorm, True)
+
+
+def rms_norm_linear(x, norm_weight, norm_bias, linear_weight, linear_bias, residual=None, eps=1e-5, **_):
+    return F.linear(norm(x, norm_weight, norm_bias, residual, eps, False, True), linear_weight, linear_bias)
+
+
+def l2_norm(x, eps=1e-6, output_dtype=None):
+    return x * (x.square().sum(-1, keepdim=True) + eps).rsqrt()
+
+
+def swiglu_linear(x, y, weight, bias):
+    return F.linear(F.silu(x) * y, weight, bias)
+
+
+def sqrelu(x):
+    return F.relu(x).square()
+
+
+def fused_addcmul_rwkv7(x, delta, *weights):
+    return tuple(x + delta * weight for weight in weights)
+
+
+def fused_k_rwkv7(k, a, ka, **_):
+    return k * (1 + (a - 1) * ka)
+
+
+def gate_output_correction(o, r, k, r_k, v, g):
+    return (o + ((r * k * r_k).sum(-1, keepdim=True) * v).flatten(-2)) * g
+
+
+@contextlib.contextmanager
+def helper_kernels_in_torch():
+    """flash-linear-attention's norms, token shift, activations and RWKV7's small kernels, all in plain PyTorch."""
+    import fla.modules.activations.ops as activations
+    import fla.modules.norm.l2norm as l2norm
+    import fla.modules.norm.layernorm as layernorm
+    import fla.modules.token_shift as shift
+    import fla.ops.rwkv7.fused_addcmul as addcmul
+    import fla.ops.rwkv7.fused_k_update as k_update
+    import fla.ops.rwkv7.gate_output_correction as correction
+
+    functions = {
+        shift.token_shift: token_shift,
+        layernorm.layer_norm: layer_norm,
+        layernorm.group_norm: group_norm,
+        layernorm.rms_norm: rms_norm,
+        layernorm.rms_norm_linear: rms_norm_linear,
+        l2norm.l2_norm: l2_norm,
+        activations.swish: F.silu,
+        activations.swiglu_linear: swiglu_linear,
+        activations.sqrelu: sqrelu,
+        addcmul.fused_addcmul_rwkv7: fused_addcmul_rwkv7,
+        k_update.fused_k_rwkv7: fused_k_rwkv7,
+        correction.gate_output_correction: gate_output_correction,
+    }
+    named = dict(activations.ACT2FN)
+    activations.ACT2FN.update({name: functions.get(function, function) for name, function in named.items()})
+    try:
+        with swapped(functions):
+            yield
+    finally:
+        activations.ACT2FN.update(named)
