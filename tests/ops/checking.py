@@ -163,11 +163,11 @@ def _cancels(true: Tensor, unit: Tensor | None) -> float:
 
 
 def _dtype(name: str, op: Operator, leaves: Mapping[str, Tensor]) -> torch.dtype:
-    """o like the first tensor; states and their gradients float32 or float64; each gradient like its input."""
+    """o like the first tensor; final states float32 or float64; each gradient like its input."""
     first = leaves[op.tensors[0]].dtype
     if name == "o":
         return first
-    return leaves[name[1:]].dtype if name[1:] in op.tensors else state_dtype(first)
+    return leaves[name[1:]].dtype if name[1:] in leaves else state_dtype(first)
 
 
 def measured(

@@ -1,0 +1,326 @@
+"""Record data/h200_fla_models.json: flash-linear-attention's language models, as they are and with flakit in them.
+
+python data/record_fla_models.py [rwkv7 rwkv6 gsa] [--out FILE] [--tune SECONDS] [--quick]
+
+Needs a GPU and flash-linear-attention with transformers (pip install --editable '.[fla]'). Its kernels tune themselves
+at first use, for minutes: that comes first, in a process for each model's training and generation, all at once but
+taking turns on the GPU for each measurement, and Triton keeps on disk what they find. Then each model is timed alone.
+The file is written again after each model, so that a run cut short leaves those that are done.
+"""
+
+import argparse
+import contextlib
+import fcntl
+import functools
+import logging
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+import flakit
+from flakit.numerics import recorded
+
+MODELS = ("rwkv7", "rwkv6", "gsa")
+NOISE = 0.02
+"""On every parameter: RWKV7 begins with output projections of zero, so that a fresh model's loss says nothing."""
+PARTS = ("training", "generation")
+WHO = ("fla", "flakit")
+
+
+@dataclass(frozen=True)
+class Size:
+    hidden: int = 1024
+    layers: int = 4
+    vocabulary: int = 4096
+    B: int = 4
+    T: int = 2048
+    prompt: int = 128
+    new: int = 32
+    rounds: int = 2
+    steps: int = 20
+
+
+QUICK = Size(hidden=256, layers=2, vocabulary=512, B=2, T=128, prompt=80, new=4, steps=3)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", default=MODELS, help=", ".join(MODELS))
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "h200_fla_models.json")
+    parser.add_argument("--tune", type=float, default=330, help="seconds at most that it may tune itself beforehand")
+    parser.add_argument("--quick", action="store_true", help="tiny models")
+    parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)  # a tuning process
+    options = parser.parse_args()
+    if not set(options.models) <= set(MODELS):
+        parser.error(f"models: expected some of {', '.join(MODELS)}, got {' '.join(options.models)}")
+    if not torch.cuda.is_available():
+        parser.error("needs a GPU, for flash-linear-attention's kernels")
+    quiet()
+    os.environ["TRITON_CACHE_AUTOTUNING"] = "1"  # read when a kernel is defined: before fla is imported
+    size = QUICK if options.quick else Size()
+    if options.part:
+        tune(options.models[0], options.part, size)
+        return
+
+    import fla
+
+    start = time.monotonic()
+    say(f"flash-linear-attention {fla.__version__} tunes itself, {options.tune:.0f} s at most")
+    tuned = tune_all(options.models, options.tune, options.quick)
+    meta = recorded.provenance(
+        "python data/record_fla_models.py",
+        fla=fla.__version__,
+        transformers=__import__("transformers").__version__,
+        python=platform.python_version(),
+        size=str(size),
+        experiment=f"forward, loss and backward in bfloat16; random tokens and weights, the same for both: its own "
+        f"initialisation (fresh), for the rest with normal noise of {NOISE} on every parameter",
+        tuned=tuned,
+    )
+    rows = []
+    for name in options.models:
+        rows += compare(name, size, "cuda")
+        recorded.write(options.out, meta, rows)
+        for row in rows[-2:]:
+            say(
+                "  ".join(
+                    f"{key} {value:.6g}" if isinstance(value, float) else str(value) for key, value in row.items()
+                )
+            )
+    say(f"wrote {options.out} after {time.monotonic() - start:.0f} s")
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def quiet() -> None:
+    warnings.filterwarnings("ignore")
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+
+
+# --- tuning beforehand ----------------------------------------------------------------------------------------------
+
+
+def tune_all(models: list[str], limit: float, quick: bool) -> str:
+    """Everything that will be timed, once, in parallel processes. Says for the record which of them ended in time."""
+    start, folder = time.monotonic(), tempfile.TemporaryDirectory()
+    env = os.environ | {"FLAKIT_TUNING_LOCK": str(Path(folder.name) / "lock")}
+    env.setdefault("OMP_NUM_THREADS", "2")
+    running = {
+        (name, part): subprocess.Popen(
+            [sys.executable, __file__, name, "--part", part, *["--quick"] * quick], env=env, stdin=subprocess.DEVNULL
+        )
+        for part in PARTS
+        for name in models
+    }
+    ended, said = {}, start
+    while running and time.monotonic() - start < limit:
+        for key, process in list(running.items()):
+            if process.poll() is not None:
+                ended[key] = process.returncode
+                del running[key]
+                outcome = f"failed with {ended[key]}" if ended[key] else "ready"
+                say(f"  {time.monotonic() - start:4.0f} s  {' '.join(key)}: {outcome}")
+        if time.monotonic() - said > 20:
+            said = time.monotonic()
+            say(f"  {said - start:4.0f} s  at it: {', '.join(map(' '.join, running))}")
+        time.sleep(0.5)
+    for process in running.values():
+        process.terminate()
+    for process in running.values():
+        process.wait()
+    folder.cleanup()
+    cut = ", ".join(map(" ".join, running)) or "none"
+    return f"in {len(ended) + len(running)} processes, {time.monotonic() - start:.0f} s; cut short: {cut}"
+
+
+def tune(name: str, part: str, size: Size) -> None:
+    """Run one part of what will be timed, ours first, which only compiles."""
+    take_turns(os.environ["FLAKIT_TUNING_LOCK"])
+    start = time.monotonic()
+    net, tokens = new_model(name, size, "cuda")
+    run = {"training": lambda: train_step(net, tokens), "generation": lambda: generate(net, tokens, size)}[part]
+    for who in reversed(WHO):
+        with operators_of(who):
+            run()
+        torch.cuda.synchronize()
+        say(f"        {name} {part} with {who}'s operators ran after {time.monotonic() - start:.0f} s")
+
+
+def take_turns(lock: str) -> None:
+    """Kernels compile side by side, but only one process at a time measures how fast one is."""
+    import triton.testing
+
+    alone = triton.testing.do_bench
+
+    @functools.wraps(alone)
+    def bench(call, *args, **named):
+        call()  # compiles
+        torch.cuda.synchronize()
+        with open(lock, "w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            return alone(call, *args, **named)
+
+    triton.testing.do_bench = bench
+
+
+# --- what is compared -----------------------------------------------------------------------------------------------
+
+
+def operators_of(who: str) -> contextlib.AbstractContextManager:
+    return flakit.in_place_of_fla() if who == "flakit" else contextlib.nullcontext()
+
+
+def new_model(name: str, size: Size, device: str, dtype: torch.dtype = torch.bfloat16) -> tuple[nn.Module, Tensor]:
+    """One of flash-linear-attention's language models with random weights, and random tokens for it, [B, T]."""
+    import fla.models as models
+
+    prefix = name.upper()
+    config = getattr(models, f"{prefix}Config")(
+        hidden_size=size.hidden,
+        num_hidden_layers=size.layers,
+        vocab_size=size.vocabulary,
+        fuse_cross_entropy=device == "cuda",
+    )
+    torch.manual_seed(0)
+    net = getattr(models, f"{prefix}ForCausalLM")(config).to(device, dtype)
+    tokens = torch.randint(size.vocabulary, (size.B, size.T), generator=torch.Generator().manual_seed(0))
+    return net, tokens.to(device)
+
+
+@torch.no_grad()
+def move(net: nn.Module) -> None:
+    """As if it had been trained a little: every part of it counts."""
+    torch.manual_seed(1)
+    for parameter in net.parameters():
+        parameter += NOISE * torch.randn(parameter.shape).to(parameter)
+
+
+def train_step(net: nn.Module, tokens: Tensor) -> Tensor:
+    """Its loss; the gradients are those of this step alone."""
+    net.train()
+    net.zero_grad(set_to_none=True)
+    loss = net(tokens, labels=tokens).loss
+    loss.backward()
+    return loss.detach()
+
+
+def generate(net: nn.Module, tokens: Tensor, size: Size) -> tuple[Tensor, Tensor]:
+    """The likeliest tokens after each prompt, [B, new], and the logits they were taken from, [B, new, vocabulary]."""
+    net.eval()
+    prompt = tokens[:, : size.prompt]
+    made = net.generate(
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        max_new_tokens=size.new,
+        min_new_tokens=size.new,
+        do_sample=False,
+        use_cache=True,
+        pad_token_id=0,
+        return_dict_in_generate=True,
+        output_logits=True,
+    )
+    return made.sequences[:, size.prompt :], torch.stack(made.logits, 1)
+
+
+def compare(name: str, size: Size, device: str, dtype: torch.dtype = torch.bfloat16) -> Iterator[dict]:
+    """One row for each of `WHO`: the same weights and tokens, once with its operators and once with ours."""
+    net, tokens = new_model(name, size, device, dtype)
+    fresh, found, times = {}, {}, {}
+    for who in WHO:
+        with operators_of(who):
+            fresh[who] = outcome(net, tokens)
+    move(net)
+    for who in WHO:
+        with operators_of(who):
+            found[who] = outcome(net, tokens) | text(net, tokens, size)
+    again = outcome(net, tokens) | text(net, tokens, size)
+    for _ in range(size.rounds):  # A B A B: a clock that drifts drifts for both
+        for who in WHO:
+            with operators_of(who):
+                for what, measured in timed(net, tokens, size).items():
+                    times.setdefault((who, what), []).append(measured)
+    for who in WHO:
+        first = {f"fresh_{what}": fresh[who][what] for what in ("loss", "grad_norm")}
+        row = {"op": name, "who": who} | first | {what: found[who][what] for what in ("loss", "grad_norm")}
+        row |= alike(found[who], found["fla"] if who == "flakit" else again)
+        yield row | {what: min(measured) for (whose, what), measured in times.items() if whose == who}
+
+
+def outcome(net: nn.Module, tokens: Tensor) -> dict:
+    loss = train_step(net, tokens).item()
+    gradient = torch.cat([p.grad.float().flatten() for p in net.parameters() if p.grad is not None])
+    return {"loss": loss, "grad_norm": gradient.norm().item(), "gradient": gradient}
+
+
+def text(net: nn.Module, tokens: Tensor, size: Size) -> dict:
+    made, logits = generate(net, tokens, size)
+    return {"made": made, "logits": logits.float()}
+
+
+def difference(got: Tensor, expected: Tensor) -> float:
+    """Relative L2."""
+    return ((got - expected).norm() / expected.norm()).item()
+
+
+def alike(got: dict, original: dict) -> dict:
+    """How far apart the gradients are, and the logits as long as what they follow is the same; tokens that agree."""
+    same = got["made"] == original["made"]
+    follow_same = torch.cat([torch.ones_like(same[:, :1]), same[:, :-1]], 1).cumprod(1).bool()
+    return {
+        "gradient_difference": difference(got["gradient"], original["gradient"]),
+        "logit_difference": difference(got["logits"][follow_same], original["logits"][follow_same]),
+        "tokens": same.numel(),
+        "same_tokens": int(same.sum()),
+    }
+
+
+def timed(net: nn.Module, tokens: Tensor, size: Size) -> dict[str, float]:
+    """Milliseconds of a step among others, of issuing one to an idle GPU, of a generation; a step's peak in GiB."""
+    on_gpu = tokens.is_cuda
+    wait = torch.cuda.synchronize if on_gpu else lambda: None
+    for _ in range(3):
+        train_step(net, tokens)
+    wait()
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    start = time.perf_counter()
+    for _ in range(size.steps):
+        train_step(net, tokens)
+    wait()
+    whole = time.perf_counter() - start
+    peak = torch.cuda.max_memory_allocated() if on_gpu else 0
+    issuing, generating = [], []
+    for _ in range(size.steps):
+        wait()
+        start = time.perf_counter()
+        train_step(net, tokens)
+        issuing.append(time.perf_counter() - start)
+    for _ in range(3):
+        wait()
+        start = time.perf_counter()
+        generate(net, tokens, size)
+        wait()
+        generating.append(time.perf_counter() - start)
+    return {
+        "step_ms": 1e3 * whole / size.steps,
+        "host_ms": 1e3 * statistics.median(issuing),
+        "peak_gib": peak / 2**30,
+        "generate_ms": 1e3 * statistics.median(generating),
+    }
+
+
+if __name__ == "__main__":
+    main()

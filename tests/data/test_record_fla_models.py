@@ -1,0 +1,48 @@
+"""The command that records flash-linear-attention's models: what it compares, tiny and on a CPU."""
+
+import importlib.util
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from flakit.numerics import recorded
+from tests import fla_on_cpu
+
+SCRIPT = Path(__file__).parents[2] / "data" / "record_fla_models.py"
+SPEC = importlib.util.spec_from_file_location(SCRIPT.stem, SCRIPT)
+record = importlib.util.module_from_spec(SPEC)
+sys.modules[SCRIPT.stem] = record  # its dataclass looks itself up
+SPEC.loader.exec_module(record)
+
+TINY = replace(record.QUICK, hidden=64, vocabulary=64, T=96, rounds=1, steps=2)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_ours_stand_beside_the_originals(tmp_path):
+    for part in ("transformers", "fla.models"):
+        pytest.importorskip(part, reason="needs flash-linear-attention: pip install --editable '.[fla]'")
+    rows = []
+    with fla_on_cpu.helper_kernels_in_torch(), fla_on_cpu.recurrences_in_place():
+        for name in record.MODELS:
+            rows += record.compare(name, TINY, "cpu", torch.float32)
+    meta = recorded.provenance("python data/record_fla_models.py", "CPU", fla="0.6.0")
+    made = recorded.read(recorded.write(tmp_path / "models.json", meta, rows))
+    assert [(row["op"], row["who"]) for row in made.rows] == [(op, who) for op in record.MODELS for who in record.WHO]
+    for op in record.MODELS:
+        (theirs,), (ours,) = (made.select(op=op, who=who) for who in record.WHO)
+        for name in ("fresh_loss", "fresh_grad_norm", "loss", "grad_norm"):
+            assert ours[name] == pytest.approx(theirs[name], rel=1e-3)
+        assert theirs["gradient_difference"] == theirs["logit_difference"] == 0  # run twice: the same bits
+        assert 0 < ours["gradient_difference"] < 1e-5 and ours["logit_difference"] < 1e-5  # other arithmetic
+        assert ours["tokens"] == ours["same_tokens"] == TINY.B * TINY.new
+        assert min(row[name] for row in (theirs, ours) for name in ("step_ms", "host_ms", "generate_ms")) > 0
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
+def test_without_a_gpu_the_command_says_so():
+    done = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2 and "needs a GPU" in done.stderr
