@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..ops.common.validation import FLOATS, check_cu_seqlens, check_offsets
+from ..ops.common.validation import FLOATS, check_offsets, check_packing
 from .arguments import flag, plain, shown, whole_number
 from .operators import Operator, operator, state_dtype
 
@@ -181,8 +181,8 @@ def _offsets(cu_seqlens, B: int, T: int | None) -> Tensor:
         offsets = torch.as_tensor(cu_seqlens).to("cpu")
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(expected) from error
-    check_cu_seqlens(offsets, whole_number("B", B), offsets.device)
-    check_offsets(offsets, int(offsets[-1]) if T is None else whole_number("T", T))
+    check_packing(offsets, None, whole_number("B", B), offsets.device)
+    check_offsets(offsets, None, int(offsets[-1]) if T is None else whole_number("T", T))
     if offsets[-1] < 1:
         raise ValueError(expected)
     return offsets

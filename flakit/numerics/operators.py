@@ -7,7 +7,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from ..ops.common.validation import check_cu_seqlens, check_offsets, check_tensor
+from ..ops.common.validation import check_offsets, check_packing, check_tensor
 from ..ops.gsa import api as gsa_api
 from ..ops.gsa import chunk_gsa, fused_recurrent_gsa
 from ..ops.gsa import chunk_torch as gsa_chunked
@@ -73,8 +73,8 @@ class Operator:
             size |= zip(self.axes[name].split(), x.shape, strict=True)
         cu_seqlens = inputs.get("cu_seqlens")
         if cu_seqlens is not None:
-            check_cu_seqlens(cu_seqlens, size["B"], tensors[self.tensors[0]].device, self.tensors[0])
-            check_offsets(cu_seqlens, size["T"])
+            check_packing(cu_seqlens, None, size["B"], tensors[self.tensors[0]].device, self.tensors[0])
+            check_offsets(cu_seqlens, None, size["T"])
         parts = self.checked_parts("initial_state", inputs.get("initial_state"), self.size(tensors, cu_seqlens))
         return tensors | dict(zip(self.states, parts, strict=False))
 
