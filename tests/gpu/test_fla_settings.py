@@ -41,10 +41,14 @@ class Setting:
     chunk_size: int | None = None
 
     def __str__(self):
-        parts = [self.op, f"T{self.T}", f"D{self.D}", *[f"M{self.M}"] * bool(self.M), str(self.dtype).split(".")[1]]
+        parts = [self.op, f"T{self.T}", f"D{self.D}", *[f"M{self.M}"] * bool(self.M), _short(self.dtype)]
         parts += [f"by{self.normalizer:g}"] * (self.normalizer != 1) + [f"packed{self.N}"] * bool(self.N)
         parts += [f"C{self.chunk_size}"] * bool(self.chunk_size)
-        return "-".join(parts + [f"{str(self.state_dtype).split('.')[1]}-states"] * (self.state_dtype is not None))
+        return "-".join(parts if self.state_dtype is None else [*parts, f"{_short(self.state_dtype)}-states"])
+
+
+def _short(dtype):
+    return str(dtype).removeprefix("torch.")
 
 
 def rwkv6(*args, **more):
