@@ -82,7 +82,7 @@ def check_decay(name: str, w: Tensor) -> None:
         )
 
 
-def check_cu_seqlens(name: str, x: object, B: int) -> None:
+def check_cu_seqlens(x: object, B: int, device: torch.device, like: str = "r", name: str = "cu_seqlens") -> None:
     """Shape and kind of the offsets of packed sequences; `check_offsets` looks at their values."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: expected an integer tensor, got {type(x).__name__}")
@@ -92,6 +92,7 @@ def check_cu_seqlens(name: str, x: object, B: int) -> None:
         raise ValueError(f"{name}: expected [N + 1] with N >= 1, got {list(x.shape)}")
     if B != 1:
         raise ValueError(f"{name}: expected a batch of 1 with packed sequences, got B = {B}")
+    check_device(name, x, device, like)
 
 
 def check_packing(cu_seqlens: object, cu_seqlens_cpu: object, B: int, device: torch.device, like: str = "r") -> int:
@@ -103,11 +104,9 @@ def check_packing(cu_seqlens: object, cu_seqlens_cpu: object, B: int, device: to
                 "give cu_seqlens, and this one beside it if you like"
             )
         return B
-    check_cu_seqlens("cu_seqlens", cu_seqlens, B)
-    check_device("cu_seqlens", cu_seqlens, device, like)
+    check_cu_seqlens(cu_seqlens, B, device, like)
     if cu_seqlens_cpu is not None:
-        check_cu_seqlens("cu_seqlens_cpu", cu_seqlens_cpu, B)
-        check_device("cu_seqlens_cpu", cu_seqlens_cpu, torch.device("cpu"), "its name says")
+        check_cu_seqlens(cu_seqlens_cpu, B, torch.device("cpu"), "its name", "cu_seqlens_cpu")
         if cu_seqlens_cpu.shape != cu_seqlens.shape:
             expected, got = list(cu_seqlens.shape), list(cu_seqlens_cpu.shape)
             raise ValueError(f"cu_seqlens_cpu: expected {expected} like cu_seqlens, got {got}")
@@ -158,7 +157,7 @@ def check_unused(
         raise ValueError(f"cp_context: expected None, got {type(cp_context).__name__}; a sequence cannot be split here")
 
 
-def check_offsets(cu_seqlens: Tensor | None, cu_seqlens_cpu: Tensor | None, T: int) -> None:
+def check_offsets(cu_seqlens: Tensor | None, T: int, cu_seqlens_cpu: Tensor | None = None) -> None:
     """Values of the offsets: each alone, and both against each other where looking does not wait for a GPU."""
     for name, x in (("cu_seqlens_cpu", cu_seqlens_cpu), ("cu_seqlens", cu_seqlens)):
         if x is None or not looks_at_values(x):

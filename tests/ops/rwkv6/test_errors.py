@@ -192,7 +192,7 @@ WRONG = {
     "offsets on the CPU that are elsewhere": (
         packed([0, 2, 6], cu_seqlens_cpu=torch.tensor([0, 2, 6], device="meta")),
         ValueError,
-        "cu_seqlens_cpu: expected device cpu like its name says, got meta",
+        "cu_seqlens_cpu: expected device cpu like its name, got meta",
     ),
     "offsets on the CPU as a list": (
         packed([0, 2, 6], cu_seqlens_cpu=[0, 2, 6]),
