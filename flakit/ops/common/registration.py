@@ -107,7 +107,7 @@ class Registered:
         first, T = tensors[0], tensors[0].shape[1]
         name, at = self.decay
         check.check_decay(name, tensors[at])
-        check.check_offsets(cu_seqlens, T, cu_seqlens_cpu)
+        check.check_offsets(cu_seqlens, cu_seqlens_cpu, T)
         wide = torch.promote_types(first.dtype, torch.float32)
         kept = None
         if backend == "triton":

@@ -157,7 +157,7 @@ def check_unused(
         raise ValueError(f"cp_context: expected None, got {type(cp_context).__name__}; a sequence cannot be split here")
 
 
-def check_offsets(cu_seqlens: Tensor | None, T: int, cu_seqlens_cpu: Tensor | None = None) -> None:
+def check_offsets(cu_seqlens: Tensor | None, cu_seqlens_cpu: Tensor | None, T: int) -> None:
     """Values of the offsets: each alone, and both against each other where looking does not wait for a GPU."""
     for name, x in (("cu_seqlens_cpu", cu_seqlens_cpu), ("cu_seqlens", cu_seqlens)):
         if x is None or not looks_at_values(x):
