@@ -143,7 +143,8 @@ def tune_all(models: list[str], limit: float, quick: bool) -> str:
         process.wait()
     folder.cleanup()
     cut = ", ".join(map(" ".join, running)) or "none"
-    return f"in {len(ended) + len(running)} processes, {time.monotonic() - start:.0f} s; cut short: {cut}"
+    took, processes = time.monotonic() - start, len(ended) + len(running)
+    return f"{took:.0f} s in {processes} processes, 40 ms a choice; cut short: {cut}"
 
 
 def tune(name: str, part: str, size: Size) -> None:
@@ -160,7 +161,7 @@ def tune(name: str, part: str, size: Size) -> None:
 
 
 def take_turns(lock: str) -> None:
-    """Kernels compile side by side, but only one process at a time measures how fast one is."""
+    """Kernels compile side by side, but one process at a time measures how fast one is, for less long than usual."""
     import triton.testing
 
     alone = triton.testing.do_bench
@@ -171,7 +172,7 @@ def take_turns(lock: str) -> None:
         torch.cuda.synchronize()
         with open(lock, "w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            return alone(call, *args, **named)
+            return alone(call, *args, **{"warmup": 10, "rep": 40, **named})
 
     triton.testing.do_bench = bench
 
