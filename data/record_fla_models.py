@@ -142,9 +142,9 @@ def tune_all(models: list[str], limit: float, quick: bool) -> str:
     for process in running.values():
         process.wait()
     folder.cleanup()
-    cut = ", ".join(map(" ".join, running)) or "none"
+    cut = ", ".join(" ".join(key) for key in (*running, *ended) if ended.get(key, 1)) or "none"
     took, processes = time.monotonic() - start, len(ended) + len(running)
-    return f"{took:.0f} s in {processes} processes, 40 ms a choice; cut short: {cut}"
+    return f"{took:.0f} s in {processes} processes, 40 ms a choice; not done: {cut}"
 
 
 def tune(name: str, part: str, size: Size) -> None:
