@@ -2,11 +2,13 @@
 
 import pytest
 
+from flakit.numerics.evaluate import LONGEST_RECURRENCE, truth
 from flakit.numerics.operators import OPERATORS
-from tests.ops.checking import measured, walks
-from tests.ops.settings import covering_set, named
+from tests.ops.checking import measure, measured, run, true_values
+from tests.ops.settings import covering_set, make, named
 
 AFFORDABLE = 2**25  # state elements visited; the few settings above take minutes on a CPU, and seconds on a GPU
+WALKED = 2**24  # of states that are walked through one after another: some seconds
 FULL = [setting for op in OPERATORS for setting in covering_set(op, "full") if setting.elements <= AFFORDABLE]
 SMALL = [setting for op in OPERATORS for setting in covering_set(op, "small")]
 
@@ -17,15 +19,21 @@ def test_most_settings_are_affordable_and_the_longest_among_them():
 
 
 @pytest.mark.parametrize("setting", FULL, ids=named)
-def test_torch_chunk(setting):
-    _, wrong = measured(setting, "chunk", "torch")
-    assert not wrong
-
-
-@pytest.mark.parametrize("setting", [s for s in FULL if walks(s)], ids=named)
-def test_torch_recurrent(setting):
-    _, wrong = measured(setting, "recurrent", "torch")
-    assert not wrong
+def test_torch(setting):
+    """Both forms; and both ways to the truth that GPU kernels are held to, in float64."""
+    op = OPERATORS[setting.op]
+    made, arriving = make(setting)
+    exact = op.arguments({name: x.double() for name, x in op.leaves(made).items()}, made)
+    expected = true_values(made, arriving, op)
+    walked = setting.elements <= WALKED
+    wrong = {
+        form: measure(run(setting, made, arriving, form, "torch"), expected, made)[1]
+        for form in ["chunk"] + ["recurrent"] * walked
+    }
+    for recurrence in [False] + [True] * (walked and setting.T <= LONGEST_RECURRENCE):
+        found = truth(op, made, arriving=arriving, recurrence=recurrence)
+        wrong[f"truth, {recurrence=}"] = measure(found, expected, exact)[1]
+    assert not any(wrong.values()), wrong
 
 
 @pytest.mark.interpret
