@@ -13,6 +13,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from packaging.requirements import Requirement
 
@@ -153,6 +154,10 @@ def test_import_needs_none_of_the_optional_parts():
 def make(*arguments, folder=ROOT):
     done = subprocess.run(["make", *arguments], cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     return done.returncode, done.stdout + done.stderr
+
+
+def test_a_file_run_alone_gets_the_threads_it_gets_in_the_suite():
+    assert torch.get_num_threads() == int(os.environ.get("OMP_NUM_THREADS", 0))
 
 
 def test_make_alone_lists_every_target():

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import torch
 
 from flakit.cases import gradient_accumulation as case
 from flakit.models.accumulation import check_gradient_accumulation, check_initial_loss
@@ -25,6 +26,17 @@ def agrees(law, row):
 def test_law_and_measurement_agree(contract, mixer):
     for accumulation in (1, 4, 16):
         assert agrees(case.law(accumulation, contract), measured(contract, accumulation, mixer))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_law_and_measurement_agree_with_any_number_of_threads(threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for _ in range(3):
+            assert agrees(4, measured("takes **kwargs", 4))
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_wrong_law_would_be_rejected():
