@@ -171,13 +171,9 @@ def _story(case, rows: list, given: dict) -> Group:
 
 
 def _cell(x: object) -> str:
-    if isinstance(x, bool):
-        return "yes" if x else "no"
-    if isinstance(x, int) or not isinstance(x, float):
-        return str(x).lower() if x is None else str(x)
-    if math.isnan(x):
-        return ""
-    return f"{x:.4g}" if math.isfinite(x) else "never" if x > 0 else str(x)
+    from .numerics.words import number
+
+    return "none" if x is None else number(x, nan="", inf="never")
 
 
 def _plain(x):

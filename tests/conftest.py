@@ -21,8 +21,8 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    # The tensors here are small. Two OpenMP threads bring them nothing, and on a machine whose cores are taken they wait
-    # for each other so long that a file of 6 s takes minutes. Before xdist starts its workers, which inherit it.
+    # The tensors here are small. Two OpenMP threads bring them nothing, and where cores are taken they wait for each
+    # other so long that a file of 6 s takes minutes. Set before xdist starts its workers, which inherit it.
     if "OMP_NUM_THREADS" not in os.environ:
         os.environ["OMP_NUM_THREADS"] = "1"
         torch.set_num_threads(1)

@@ -28,8 +28,8 @@ from torch.utils._pytree import tree_leaves
 
 from ..ops.common.chunks import split_chunks
 from . import anchor, padding
-from .anchor_operators import OPERATORS
-from .anchor_schemes import Products
+from .anchor.operators import OPERATORS
+from .anchor.schemes import Products
 from .knobs import FINITE_DECAY, Range
 from .laws import Row
 

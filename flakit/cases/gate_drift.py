@@ -36,8 +36,8 @@ from ..models import Delay, LanguageModel, Run, train
 from ..ops.gsa import chunk_gsa
 from ..ops.rwkv6 import chunk_rwkv6
 from . import padding
-from .anchor_operators import OPERATORS
-from .anchor_schemes import Products
+from .anchor.operators import OPERATORS
+from .anchor.schemes import Products
 from .anomaly import operator
 from .laws import LN_MAX
 

@@ -34,8 +34,8 @@ from ..numerics.evaluate import cotangents
 from ..numerics.inputs import inputs as make_inputs
 from ..ops.common.chunks import split_chunks
 from ..ops.common.decay import level_blocks
-from .anchor_operators import RWKV7, TENSORS
-from .anchor_schemes import Products
+from .anchor.operators import RWKV7, TENSORS
+from .anchor.schemes import Products
 from .decay_gradient import ROUNDINGS, round_to
 from .knobs import DECAY, Range
 from .laws import Row, search

@@ -37,8 +37,8 @@ from ..numerics.evaluate import cotangents, truth
 from ..numerics.inputs import inputs as make_inputs
 from ..ops.common.chunks import split_chunks
 from ..ops.common.dispatch import choose_backend
-from .anchor_operators import OPERATORS, TENSORS
-from .anchor_schemes import Products
+from .anchor.operators import OPERATORS, TENSORS
+from .anchor.schemes import Products
 from .knobs import FINITE_DECAY, Range
 from .laws import LN_MAX, Row, search
 

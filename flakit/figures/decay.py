@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..numerics.words import number, percent
 from . import style
 from .canvas import Canvas
 from .heatmap import HeatMap
@@ -137,7 +138,7 @@ class DecayFigure:
         for name, x in tensors.items():
             self._maps[name].update(_log10(x))
             share = 1 - np.isfinite(x).mean()
-            self._titles[name].set_text(f"{name}\n" + (f"{_percent(share)} non-finite" if share else "finite"))
+            self._titles[name].set_text(f"{name}\n" + (f"{percent(share)} non-finite" if share else "finite"))
         self._show_onsets(onsets, knob, now)
 
     def _show_onsets(self, onsets: Mapping[str, Onset], knob: str, now: float) -> None:
@@ -146,7 +147,7 @@ class DecayFigure:
         self._measured.set_data(*_points([onset.measured for onset in found]))
         for bar, texts, onset in zip(self._broken, self._numbers, found, strict=True):
             for text, value in zip(texts, onset, strict=True):
-                said = "never" if value is None else f"{value:.4g}"
+                said = "never" if value is None else number(value)
                 if text.get_text() != said:
                     text.set(text=said, color=style.GREY if value is None else style.BLACK)
             bar.set_visible(onset.measured is not None)
@@ -169,7 +170,3 @@ def _log10(x: np.ndarray) -> np.ndarray:
     with np.errstate(divide="ignore"):
         logs = np.log10(np.abs(x))
     return np.where(x == 0, _DECADES[0], logs)
-
-
-def _percent(share: float) -> str:
-    return "<1%" if share < 0.01 else f"{share:.0%}"

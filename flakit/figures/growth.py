@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.patches import Rectangle
 
+from ..numerics.words import percent
 from . import style
 from .canvas import Canvas
 
@@ -90,10 +91,3 @@ class GrowthFigure:
         for name, bar, words in zip(self.tensors, self._finite, self._percents, strict=True):
             bar.set_width(finite[name])
             words.set_text(percent(finite[name]))
-
-
-def percent(share: float) -> str:
-    """A share in words that call neither a little nothing nor nearly all everything."""
-    if 0 < share < 0.01:
-        return "<1%"
-    return ">99%" if 0.99 < share < 1 else f"{share:.0%}"

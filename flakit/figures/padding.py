@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.ticker import MaxNLocator, MultipleLocator
 
+from ..numerics.words import percent
 from . import style
 from .canvas import Canvas
-from .growth import percent
 from .heatmap import HeatMap
 
 _DECADES = (-4, 2)

@@ -10,6 +10,7 @@ from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 
 from ..cases.laws import Row
+from ..numerics.words import number
 from . import style
 from .canvas import Canvas
 
@@ -73,8 +74,8 @@ class VerdictFigure:
         for texts, row in zip(self._texts, rows, strict=False):
             verdict, colour = _VERDICTS[row.agrees]
             said = row.what.removeprefix(shared)
-            law = "" if row.agrees is None else _words(row.law)
-            words = ("\n".join(textwrap.wrap(said, _WIDEST)), law, _words(row.measured), verdict)
+            law = "" if row.agrees is None else number(row.law)
+            words = ("\n".join(textwrap.wrap(said, _WIDEST)), law, number(row.measured), verdict)
             for text, new in zip(texts, words, strict=True):
                 if text.get_text() != new:
                     text.set_text(new)
@@ -146,14 +147,6 @@ class VerdictFigure:
 
 def _positive(value: object) -> bool:
     return not isinstance(value, (bool, str)) and 0 < value < math.inf
-
-
-def _words(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, str):
-        return value
-    return "NaN" if value != value else f"{value:.4g}"
 
 
 def _shared(names: Sequence[str]) -> str:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .arguments import shown
 from .errors import compare
+from .words import number
 
 _EMPTY = (None, ...)
 
@@ -69,7 +70,7 @@ def _difference(yours, reference, tolerance: float) -> list[str]:
         return []
     at = errors.worst_index
     where = [_line("at", f"{list(at)}, the worst of {true.numel()} values")] if at else []
-    return [*where, _line("yours", _short(got[at])), _line("reference", _short(true[at]))]
+    return [*where, _line("yours", number(got[at].item(), 6)), _line("reference", number(true[at].item(), 6))]
 
 
 def _numbers(x) -> Tensor | None:
@@ -84,7 +85,3 @@ def _numbers(x) -> Tensor | None:
 
 def _line(what: str, says: str) -> str:
     return f"  {what:<11}{says}"
-
-
-def _short(x: Tensor) -> str:
-    return f"{x.item():.6g}"

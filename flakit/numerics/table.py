@@ -4,7 +4,7 @@ import html
 from collections.abc import Mapping, Sequence
 from numbers import Real
 
-import torch
+from .words import number
 
 
 class Table:
@@ -89,15 +89,9 @@ def _is_number(x) -> bool:
 
 
 def _text(x, digits: int) -> str:
-    if isinstance(x, bool):
-        return "yes" if x else "no"
-    if isinstance(x, torch.dtype):
-        return str(x).removeprefix("torch.")
+    if x is None:
+        return ""
     if isinstance(x, (tuple, list)):
         return ", ".join(_text(part, digits) for part in x)
-    if not _is_number(x):
-        return "" if x is None else str(x)
-    if isinstance(x, int):
-        return str(x)
-    plain = abs(x) < 1e6 and (x == int(x) or abs(x) >= 10**digits)
-    return f"{x:.0f}" if plain else f"{x:.{digits}g}"
+    plain = _is_number(x) and abs(x) < 1e6 and (x == int(x) or abs(x) >= 10**digits)
+    return f"{x:.0f}" if plain else number(x, digits)

@@ -9,13 +9,12 @@ from ..cases.registry import Case, find
 from ..figures.verdicts import VerdictFigure
 from . import knobs
 from .base import Panel
-from .decays import chosen, decay_knobs
 from .gradient_accumulation import gradient_accumulation
 from .inverse import inverse
 from .log_space import log_space
 from .padding import padding
 from .phase_diagram import phase_diagram
-from .scripts import literal
+from .shared import chosen, decay_knobs, literal
 from .transposed_mask import transposed_mask
 
 OWN = {

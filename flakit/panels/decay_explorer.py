@@ -7,17 +7,17 @@ import numpy as np
 import torch
 
 from ..cases import anchor
+from ..cases.laws import LN_MAX
 from ..figures.decay import DecayFigure, Onset
 from ..numerics.errors import compare
 from ..numerics.evaluate import truth
 from ..numerics.inputs import inputs
 from ..numerics.operators import OPERATORS
+from ..numerics.words import error, percent
 from . import knobs
 from .base import Panel
-from .by_operator import only_for, own_options
-from .chunked import QUERIES, in_words, mode, scheme_knobs, tensors
 from .knobs import NONE
-from .scripts import literal
+from .shared import QUERIES, in_words, literal, mode, only_for, own_options, scheme_knobs, tensors
 
 H, K = 1, 32
 _KEYS = {"rwkv6": "k", "rwkv7": "k", "gsa": "s"}
@@ -92,7 +92,7 @@ class DecayExplorer(Panel):
             if paired
             else (f"exponent on ${query}_i$", f"exponent on ${_KEYS[op]}_j$"),
             exponents=result["exponents"],
-            limit=anchor.LN_MAX[torch.float32 if paired else getattr(torch, dtype)],
+            limit=LN_MAX[torch.float32 if paired else getattr(torch, dtype)],
             A=result["A"].numpy(),
             tensors={name: (x[0, :, 0] if x.dim() == 4 else x).numpy() for name, x in result["tensors"].items()},
             onsets=result["onsets"],
@@ -102,14 +102,14 @@ class DecayExplorer(Panel):
 
     def describe(self, result, *, op, spike, at, **_) -> str:
         bad = {name: x for name, x in result["tensors"].items() if not x.isfinite().all()}
-        errors = {name: error.l2 for name, error in result["errors"].items() if name not in bad}
+        errors = {name: found.l2 for name, found in result["errors"].items() if name not in bad}
         lines = []
         if bad:
             lines.append(f"Not finite: {', '.join(_in_words(name, x) for name, x in bad.items())}.")
         if errors:
             worst = max(errors, key=errors.get)
             names = ", ".join(errors) if bad else "every tensor"
-            lines.append(f"Finite: {names}; largest error against float64: {errors[worst]:.1e} ({worst}).")
+            lines.append(f"Finite: {names}; largest error against float64: {error(errors[worst])} ({worst}).")
         law, measured = (_weakest({name: onset[which] for name, onset in result["onsets"].items()}) for which in (0, 1))
         knob = "per token" if spike == NONE else f"of token {at}"
         size = f"|{OPERATORS[op].decay}|"
@@ -171,10 +171,10 @@ def _or_none(x: float) -> float | None:
 
 def _exponents(op, query, x, scheme, chunk, mask, number_format, index) -> list[np.ndarray]:
     """Both exponents of every pair, inf where e^x overflows. Exact tiles store no factor: their format is float32."""
-    limit = np.full((chunk, chunk), anchor.LN_MAX[torch.float32])
+    limit = np.full((chunk, chunk), LN_MAX[torch.float32])
     for tile in anchor.tiles(scheme, chunk):
         if tile.anchor is not None:
-            limit[tile.rows, tile.keys] = anchor.LN_MAX[number_format]
+            limit[tile.rows, tile.keys] = LN_MAX[number_format]
     query = query if len(QUERIES[op]) > 1 else None
     pair = anchor.exponents(x, scheme, op=op, query=query, chunk=chunk, mask=mode(mask), index=index)
     return [np.where(each.numpy() > limit, np.inf, each.numpy()) for each in pair]
@@ -202,16 +202,11 @@ def _chunk_shown(shown, decay: str, chunk: int, at: int) -> int:
 
 def _in_words(name: str, x: torch.Tensor) -> str:
     kinds = (("NaN", x.isnan()), ("inf", x.isinf()))
-    shares = " and ".join(f"{_percent(hit)} {kind}" for kind, hit in kinds if hit.any())
+    shares = " and ".join(f"{percent(hit.double().mean().item())} {kind}" for kind, hit in kinds if hit.any())
     if x.dim() < 4:
         return f"{name} {shares}"
     first = int((~x.isfinite()).any(-1)[0, :, 0].nonzero()[0, 0])
     return f"{name} {shares} (from t={first})"
-
-
-def _percent(hit: torch.Tensor) -> str:
-    share = hit.float().mean().item()
-    return "<1%" if share < 0.01 else f"{share:.0%}"
 
 
 def decay_explorer(op: str = "rwkv6", **settings) -> DecayExplorer:

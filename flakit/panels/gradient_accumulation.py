@@ -7,6 +7,7 @@ import torch
 
 from ..cases import gradient_accumulation as case
 from ..figures.accumulation import AccumulationFigure
+from ..numerics.words import error
 from . import knobs
 from .base import Panel
 
@@ -55,7 +56,7 @@ class GradientAccumulation(Panel):
                 f"Reported: {row.loss:.4f}, the plain loop {loss:.4f}; ln({case.VOCAB}) = {math.log(case.VOCAB):.4f}.",
                 f"Law: loss and gradient {case.law(accumulation, contract):.4g} times the plain loop's. "
                 f"Measured: {row.loss_factor:.4g} and {row.grad_factor:.4g}.",
-                f"What is left of the gradient beside that multiple: {row.rest:.1e} of its norm.",
+                f"What is left of the gradient beside that multiple: {error(row.rest)} of its norm.",
             ]
         )
 

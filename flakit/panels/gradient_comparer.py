@@ -11,12 +11,11 @@ from ..numerics import recorded
 from ..numerics.gradients import MEASURES, gradient_rows, rounding_error
 from ..numerics.on_gpu import RECORDINGS
 from ..numerics.operators import OPERATORS
+from ..numerics.words import error, number
 from ..ops.common.dispatch import choose_backend
 from . import knobs
 from .base import ButtonRun, Panel
-from .by_operator import only_for, own_default, own_options
-from .decays import chosen, decay_knobs
-from .scripts import literal
+from .shared import chosen, decay_knobs, literal, only_for, own_default, own_options
 
 HERE, RECORDED = "here", "recorded"
 
@@ -138,7 +137,7 @@ class GradientComparer(Panel):
         figure = self._figure(op)
         self.canvas = figure.canvas
         at = rows[0]
-        setting = f"{at['dtype']}, T = {at['T']}, decay {_decay_words(at['decay'])}"
+        setting = f"{at['dtype']}, T = {at['T']}, decay {number(at['decay'], 5)}"
         where = self.recordings[op].label if source == RECORDED else f"measured here on {self.device}"
         now = {"T": at["T"], "decay": _size(at["decay"]), "dtype": None}
         if source == RECORDED:
@@ -183,13 +182,13 @@ class GradientComparer(Panel):
         if source == RECORDED:
             words = f"R{self.recordings[op].label[1:]}."
             if (at["T"], at["decay"]) != (T, chosen(profile, decay)):
-                words += f" Nearest recorded setting: T = {at['T']}, decay {_decay_words(at['decay'])}."
+                words += f" Nearest recorded setting: T = {at['T']}, decay {number(at['decay'], 5)}."
         else:
             kernels = choose_backend(None, torch.empty(0, device=self.device)) == "triton"
             how = "Triton kernels" if kernels else "chunk in PyTorch, recurrent step by step"
             words = f"Ran here on {self.device}: {how}, torch {torch.__version__}. Truth: the same inputs in float64."
         lines = [words]
-        shown = ", ".join(f"{row['form']} {_number(row, measure)}" for row in rows if row["tensor"] == tensor)
+        shown = ", ".join(f"{row['form']} {_said(row, measure)}" for row in rows if row["tensor"] == tensor)
         size = next(row["rms"] for row in rows if row["tensor"] == tensor)
         words = f"{tensor}, {MEASURES[measure]}: {shown}"
         limits = torch.finfo(getattr(torch, at["dtype"]))
@@ -204,7 +203,7 @@ class GradientComparer(Panel):
             f"Not finite: {', '.join(bad)}."
             if bad
             else f"All finite; largest of the operator's own: {worst['tensor']} ({worst['form']}), "
-            f"{_number(worst, measure)}."
+            f"{_said(worst, measure)}."
         )
         return "\n".join(lines)
 
@@ -294,7 +293,7 @@ def _curve(rows, along, fixed, tensor, measure, now, where) -> Curves:
     setting = [
         fixed.get("dtype"),
         f"T = {fixed['T']}" if "T" in fixed else None,
-        f"decay {_decay_words(fixed['decay'])}" if "decay" in fixed else None,
+        f"decay {number(fixed['decay'], 5)}" if "decay" in fixed else None,
     ]
     title = f"{tensor} along {_WORDS[along]} ({', '.join(filter(None, setting))})\n{where}"
     x = values if along == "dtype" else [abs(value) for value in values]
@@ -306,14 +305,10 @@ def _size(decay: str | float) -> float | None:
     return None if isinstance(decay, str) or decay in (0, -math.inf) else -decay
 
 
-def _decay_words(decay: str | float) -> str:
-    return decay if isinstance(decay, str) else f"{decay:.5g}"
-
-
-def _number(row: Mapping, measure: str) -> str:
-    if math.isfinite(row[measure]):
-        return f"{row[measure]:.1e}" if row[measure] else "0 (exact)"
-    return "not finite" if row["non_finite"] else "infinite (not 0 where the truth is)"
+def _said(row: Mapping, measure: str) -> str:
+    if math.isfinite(row[measure]) or row["non_finite"]:
+        return error(row[measure])
+    return "infinite (not 0 where the truth is)"
 
 
 def gradient_comparer(op: str = "rwkv6", **settings) -> GradientComparer:

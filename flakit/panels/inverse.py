@@ -8,9 +8,10 @@ import torch
 
 from ..cases import inverse as case
 from ..figures.inverse import InverseFigure
+from ..numerics.words import error
 from . import knobs
 from .base import Panel
-from .scripts import literal
+from .shared import literal
 
 _ALPHAS = np.linspace(0.05, 2.0, 40).round(3)
 _SPREADS = (0.0, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 2.0, 5.0)
@@ -76,13 +77,12 @@ class Inverse(Panel):
         found, ends = result["errors"], result["over"][2]
         size = np.linalg.norm(largest) / np.linalg.norm(result["inverse"])
         lost = f"about {math.log10(size):.1f} digits cancel" if size > 3 else "nothing to cancel"
-        product = "not finite" if found["product"] == math.inf else f"{found['product']:.1e}"
-        law = "not finite" if alpha >= ends else f"{result['law']:.1e}"
+        law = math.inf if alpha >= ends else result["law"]
         return "\n".join(
             [
                 f"Largest power L^{n}: {size:.2g} times the inverse, {lost}.",
-                f"Product: law {law}, measured {product}.",
-                f"Blocks: {found['blocks']:.1e}. Substitution: {found['substitution']:.1e}.",
+                f"Product: law {error(law)}, measured {error(found['product'])}.",
+                f"Blocks: {error(found['blocks'])}. Substitution: {error(found['substitution'])}.",
                 f"In {rounding} the product "
                 + (f"turns non-finite at alpha = {ends:.3g}." if ends < 2 else "stays in range for every alpha."),
             ]

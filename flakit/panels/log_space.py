@@ -6,7 +6,8 @@ import numpy as np
 import torch
 
 from ..cases import log_space as case
-from ..figures.growth import GrowthFigure, percent
+from ..figures.growth import GrowthFigure
+from ..numerics.words import percent
 from . import knobs
 from .base import Panel
 

@@ -9,9 +9,10 @@ from ..cases import padding as case
 from ..cases.laws import LN_MAX
 from ..figures.padding import PaddingFigure
 from ..numerics.operators import OPERATORS
+from ..numerics.words import number
 from . import knobs
 from .base import Panel
-from .scripts import literal
+from .shared import literal
 
 K = 16
 _SHARES = {"all channels": 1.0, "half of them": 0.5, "a quarter": 0.25, "one": 1 / K}
@@ -83,7 +84,7 @@ class Padding(Panel):
         agree = torch.equal(~result["tensors"][name].isfinite(), result["predicted"])
         kept = [key for key in result["tensors"] if key not in lost]
         limit = "no limit at this length" if law == math.inf else f"|log gate| <= {law:.4g}"
-        onset = "none" if measured == math.inf else f"{measured:.4g}"
+        onset = number(measured, inf="none")
         return "\n".join(
             [
                 f"Lost: {', '.join(lost)}; {name} at tokens {where}." if lost else "Lost: nothing.",

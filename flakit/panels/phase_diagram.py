@@ -12,10 +12,10 @@ from ..numerics.evaluate import truth
 from ..numerics.inputs import inputs
 from ..numerics.operators import OPERATORS
 from ..numerics.sweep import Sweep, sweep
+from ..numerics.words import error
 from . import knobs
 from .base import ButtonRun, Panel
-from .by_operator import own_options
-from .chunked import in_words, mode, scheme_knobs, tensors
+from .shared import in_words, mode, own_options, scheme_knobs, tensors
 
 H, K = 1, 16
 AGAINST = {"length T": "T", "chunk": "chunk", "token of the only decay": "at"}
@@ -113,7 +113,7 @@ class PhaseDiagram(Panel):
         elif whole.any():
             row, column = np.unravel_index(np.where(whole, result.error, -1).argmax(), whole.shape)
             lines.append(
-                f"Largest error where all is finite: {result.error[row, column]:.1e}, at {against} = "
+                f"Largest error where all is finite: {error(result.error[row, column])}, at {against} = "
                 f"{result.rows[row]}, |{OPERATORS[op].decay}| = {result.decay[column]:.3g}."
             )
         return "\n".join(lines)

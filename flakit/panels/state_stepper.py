@@ -13,9 +13,7 @@ from ..numerics.inputs import inputs
 from ..numerics.operators import OPERATORS
 from . import knobs
 from .base import Panel
-from .by_operator import only_for, own_default
-from .decays import chosen, decay_knobs
-from .scripts import literal
+from .shared import chosen, decay_knobs, literal, only_for, own_default
 
 GROWING = "growing"
 ROOT = "K^-0.5"

@@ -8,6 +8,7 @@ from ..cases import transposed_mask as case
 from ..figures.transposed_mask import TileFigure
 from ..numerics.errors import relative_l2
 from ..numerics.evaluate import truth
+from ..numerics.words import error
 from . import knobs
 from .base import ButtonRun, Panel
 
@@ -77,7 +78,7 @@ class TransposedMask(Panel):
         predicted = case.law(K, V, BK, BV) if mask == "transposed" else 0
         lines = [
             f"Law: {predicted} of {K * V} entries of the state are wrong. Measured: {count}.",
-            f"dr of the first {T} tokens is off by {off:.1e} (L2): "
+            f"dr of the first {T} tokens is off by {error(off)} (L2): "
             + ("rounding, nothing to see." if off < 1e-5 else "finite, plausible, wrong."),
         ]
         if mask == "transposed" and count == 0:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from flakit.figures import style
-from flakit.figures.growth import GrowthFigure, percent
+from flakit.figures.growth import GrowthFigure
 from flakit.figures.states import filmstrip
 from tests.figures.test_plots import has_colour
 
@@ -38,13 +38,6 @@ def test_filmstrip_of_zeros():
 def test_filmstrip_refuses_wrong_names(titles, rows, says):
     with pytest.raises(ValueError, match=says):
         filmstrip(STATES, titles, rows, title="")
-
-
-@pytest.mark.parametrize(
-    ("share", "words"), [(0.0, "0%"), (1e-9, "<1%"), (0.5, "50%"), (1 - 1e-9, ">99%"), (1.0, "100%")]
-)
-def test_percent_never_rounds_to_nothing_or_everything(share, words):
-    assert percent(share) == words
 
 
 def growth(onset=None, law=None, T=100, end=("float32", 3.4e38)):

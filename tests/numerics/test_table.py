@@ -32,7 +32,7 @@ def test_html_escapes_and_aligns():
     ("value", "text"),
     [
         (0.0, "0"), (-8.0, "-8"), (1234.5678, "1235"), (2.5e7, "2.5e+07"), (25_000_000, "25000000"), (-5e5, "-500000"),
-        (1.3e-5, "1.3e-05"), (1e16, "1e+16"), (math.nan, "nan"), (-math.inf, "-inf"), (None, ""),
+        (1.3e-5, "1.3e-05"), (1e16, "1e+16"), (math.nan, "NaN"), (-math.inf, "-inf"), (None, ""),
         (torch.bfloat16, "bfloat16"), ((0, 15, 1), "0, 15, 1"), (True, "yes"),
     ],
 )  # fmt: skip

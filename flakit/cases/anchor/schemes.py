@@ -1,7 +1,7 @@
 """The anchors of the field, and the products of a chunk whose decay is anchored by one of them.
 
 `SCHEMES` lists the anchors, `tiles` and `key_tiles` say which rectangle of the score matrix uses which, and `Products`
-computes with them. What an operator makes of these products is in `anchor_operators`.
+computes with them. What an operator makes of these products is in `operators`.
 """
 
 from collections.abc import Sequence
@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..ops.common.chunks import pair_scores, read_sums
-from ..ops.common.decay import sum_before
-from .masking import mask_mode
+from ...ops.common.chunks import pair_scores, read_sums
+from ...ops.common.decay import sum_before
+from ..masking import mask_mode
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""RWKV6, RWKV7 and GSA in chunks, from the products of `anchor_schemes` alone, so that one scheme serves all of them.
+"""RWKV6, RWKV7 and GSA in chunks, from the products of `schemes` alone, so that one scheme serves all of them.
 
 They differ in what their reads have decayed by, and that decides which anchors break:
 
@@ -17,12 +17,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..ops.common.chunks import carry_states, join_chunks, split_chunks
-from ..ops.common.decay import sum_after, sum_before
-from ..ops.gsa import chunk_torch as gsa_chunk_torch
-from ..ops.rwkv6 import chunk_torch as rwkv6_chunk_torch
-from ..ops.rwkv7 import chunk_torch as rwkv7_chunk_torch
-from .anchor_schemes import Products
+from ...ops.common.chunks import carry_states, join_chunks, split_chunks
+from ...ops.common.decay import sum_after, sum_before
+from ...ops.gsa import chunk_torch as gsa_chunk_torch
+from ...ops.rwkv6 import chunk_torch as rwkv6_chunk_torch
+from ...ops.rwkv7 import chunk_torch as rwkv7_chunk_torch
+from .schemes import Products
 
 Reads = Callable[[Tensor, bool], Products]
 """Makes a chunk's products from the decays [B, H, N, C, K] and whether the reads are inclusive."""
@@ -280,3 +280,10 @@ OPERATORS = {"rwkv6": RWKV6, "rwkv7": RWKV7, "gsa": GSA}
 
 TENSORS = {op: ("o", *(f"d{name}" for name in of.names), *of.finals) for op, of in OPERATORS.items()}
 """What a run makes of each operator, the gradients in the order of its arguments."""
+
+
+def find_operator(op: str) -> type:
+    """The class of an operator, or a ValueError that lists them."""
+    if op not in OPERATORS:
+        raise ValueError(f"op: expected one of {', '.join(OPERATORS)}, got {op!r}")
+    return OPERATORS[op]

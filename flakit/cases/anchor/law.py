@@ -1,0 +1,160 @@
+"""The law: how far the decay may grow before each tensor of a scheme turns non-finite. It forms no sum and takes no
+exponential."""
+
+import math
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from ...numerics.evaluate import cotangents
+from ...ops.common.chunks import split_chunks
+from ..laws import LN_MAX
+from .operators import TENSORS, Meeting, Reach, find_operator
+from .schemes import Products, Scheme, find_mask, find_scheme, masked
+
+
+def limits(
+    scheme: str | Scheme,
+    inputs: Mapping[str, Tensor] | None = None,
+    *,
+    op: str = "rwkv6",
+    chunk: int = 64,
+    block: int = 16,
+    row: int | None = None,
+    mask: str | None = None,
+    dtype: torch.dtype = torch.float32,
+    grad_seed: int = 1,
+    T: int | None = None,
+    products: Callable[..., Products] = Products,
+) -> dict[str, float]:
+    """The law: for each tensor, how far the decay may grow before its first non-finite value; inf means for ever.
+
+    Without inputs: the largest |w| per token at uniform decay over T tokens (default: two chunks), operands of order 1.
+    With inputs: the factor their log decays may be multiplied with, their own operands' sizes counted. At a uniform
+    decay of -1 that is again the largest |w| per token.
+
+    A factor exp(n |w|), n tokens in one exponent, multiplies an operand; it is finite up to
+    |w| = (ln max - max(0, ln |operand|)) / n. Which n and which operand a product meets:
+    scores   both factors of every pair that is needed: o sums them row by row, dv column by column;
+    read     its own query factor bare, and every key of the tile, masked ones too: a zero times inf is NaN in a sum;
+             there a key that is used is multiplied by its matrix element as well (RWKV6: dr; GSA: the slots' scores);
+    written  its own key factor bare, and every query of the tile likewise (RWKV6: dk).
+    What an operator makes of them, and which tensor each reaches, is in `operators`; the decay's gradient meets
+    all that the others do, du and a state that no product reaches nothing.
+    No exponential is taken here and no sum is formed; a sum of several large terms can overflow a percent or two
+    sooner (`WITHIN`). Where the mask comes too late for it ("multiply", "none"), pairs of the future count with both
+    factors multiplied, and the sums over them make the law good to a few percent only. Operands that depend on the
+    decay themselves (RWKV7's a finds, GSA's p) are taken at strong decay.
+    """
+    scheme, of = find_scheme(scheme), find_operator(op)
+    mask = find_mask(scheme, mask)
+    if dtype not in LN_MAX:
+        raise ValueError(f"dtype: expected one of {', '.join(map(str, LN_MAX))}, got {dtype}")
+    found = dict.fromkeys(TENSORS[op], math.inf)
+    if scheme.dyadic:
+        return found
+    if inputs is None:
+        T = 2 * chunk if T is None else T
+        w = -torch.ones(1, T, 1, 1)
+        one = split_chunks(-w, chunk, torch.float64)
+        meetings = [Meeting(one, one, one, one @ one.mT)] * len(of.meets)
+    else:
+        w = inputs[of.decay].detach()
+        T = w.shape[1]
+        do, _ = cotangents(op, inputs, grad_seed=grad_seed)
+        meetings = [
+            Meeting(*(x.abs() for x in m)) for m in of.meetings(inputs, split_chunks(do, chunk, torch.float64), chunk)
+        ]
+    w = split_chunks(w, chunk, torch.float64)
+    real = (torch.arange(w.shape[2] * chunk, device=w.device) < T).view(-1, chunk)  # [N, C]
+    how = {"chunk": chunk, "block": block, "row": row, "mask": mask, "dtype": dtype}
+    formed = {inclusive: products(w, scheme, inclusive=inclusive, **how) for inclusive in set(of.meets)}
+    reach = [_reach(formed[inclusive], m, real) for inclusive, m in zip(of.meets, meetings, strict=True)]
+    return found | of.reached(reach)
+
+
+def _reach(products: Products, meeting: Meeting, real: Tensor) -> Reach:
+    """The limits of one meeting's products. real: which rows are tokens and which padding, [N, C]."""
+    mask, dtype = products.mask, products.dtype
+    q, bare, k, dA = meeting
+    found = dict.fromkeys(Reach._fields, math.inf)
+
+    def limit(exponent: Tensor, operand: Tensor | float, dtype: torch.dtype = torch.float32) -> Tensor:
+        operand = torch.as_tensor(operand, dtype=torch.float64, device=exponent.device)
+        room = (LN_MAX[dtype] - operand.log()).clamp(max=LN_MAX[torch.float32])
+        # inf - inf is the NaN of an exponent that is a difference: nothing is left to grow.
+        return torch.where(exponent.isnan(), 0.0, torch.where(exponent > 0, room / exponent, torch.inf))
+
+    def multiplied(query: Tensor, key: Tensor, operands: Tensor) -> Tensor:
+        # Both factors finite, their product not: here a small operand helps, whatever the exponentials are.
+        exponent = query[..., :, None, :] + key[..., None, :, :]
+        return torch.where(exponent > 0, (LN_MAX[torch.float32] - operands.log()) / exponent, torch.inf).amin(-1)
+
+    def lower(name: str, limit: Tensor, used: Tensor) -> None:
+        found[name] = min(found[name], torch.where(used, limit, torch.inf).amin().item() if used.any() else math.inf)
+
+    for tile in products.tiles:
+        low = products.low[tile.rows, tile.keys]
+        rows, keys = real[:, tile.rows], real[:, tile.keys]  # [N, rows], [N, keys]
+        seen = low if mask in ("where", "before") else torch.ones_like(low)
+        arriving = masked(dA[..., tile.rows, tile.keys], low, mask)
+        pairs = seen & rows[:, :, None]  # [N, rows, keys]: scores that rows sum; columns sum over padded rows too
+        both = seen & keys[:, None, :]
+        if tile.anchor is None:
+            exponent = products.pairs(tile)
+            taken = low if mask == "before" else torch.ones_like(low)  # pairs whose exponential is taken at all
+            with_key = limit(exponent, k[..., None, tile.keys, :]).amin(-1)
+            lower("rows", with_key, pairs)
+            lower("columns", with_key, both)
+            lower("read", with_key, taken & rows[:, :, None])
+            lower("written", limit(exponent, 0.0).amin(-1), taken & keys[:, None, :])
+        else:
+            query, key = products.exponents(tile)
+            q_tile, k_tile = q[..., tile.rows, :], k[..., tile.keys, :]
+            query_limit, key_limit = limit(query, q_tile, dtype).amin(-1), limit(key, k_tile, dtype).amin(-1)
+            for name, needed in (("rows", pairs), ("columns", both)):
+                lower(name, query_limit, needed.any(-1))
+                lower(name, key_limit, needed.any(-2))
+                if mask in ("multiply", "none"):
+                    operands = q_tile[..., :, None, :] * k_tile[..., None, :, :]
+                    lower(name, multiplied(query, key, operands), needed)
+            lower("read", limit(query, 0.0).amin(-1), rows)
+            summed = torch.minimum(key_limit, limit(key, k_tile * arriving.amax(-2)[..., None]).amin(-1))
+            lower("read", summed, rows.any(-1, keepdim=True).expand_as(keys))
+            if mask == "none":
+                operands = arriving[..., None] * k_tile[..., None, :, :]
+                lower("read", multiplied(query, key, operands), pairs)
+    for tile in products.key_tiles:
+        if tile.anchor is not None:
+            rows, keys = real[:, tile.rows], real[:, tile.keys]
+            query, key = products.exponents(tile)
+            q_tile = bare[..., tile.rows, :]
+            arriving = masked(dA[..., tile.rows, tile.keys], products.low[tile.rows, tile.keys], mask)
+            pairs = (rows[:, :, None] & keys[:, None, :]).expand(arriving.shape)
+            lower("written", limit(key, 0.0).amin(-1), keys)
+            used = q_tile * arriving.amax(-1)[..., None]
+            summed = torch.minimum(limit(query, q_tile, dtype), limit(query, used)).amin(-1)
+            lower("written", summed, keys.any(-1, keepdim=True).expand_as(rows))
+            if mask == "none":
+                operands = arriving[..., None] * q_tile[..., :, None, :]
+                lower("written", multiplied(query, key, operands), pairs)
+    return Reach(**found)
+
+
+def law(
+    scheme: str | Scheme, inputs: Mapping[str, Tensor] | None = None, *, tensor: str | None = None, **knobs
+) -> float:
+    """The `limits` of one tensor, or of whichever fails first: ln(max) / n at uniform decay and operands of order 1.
+
+    knobs: as `limits` takes them, `op` among them.
+
+    >>> round(law("none", tensor="dk"), 3), round(law("block-start", tensor="dk"), 3), law("dyadic")
+    (1.386, 5.915, inf)
+    """
+    found = limits(scheme, inputs, **knobs)
+    if tensor is None:
+        return min(found.values())
+    if tensor not in found:
+        raise ValueError(f"tensor: expected one of {', '.join(found)}, got {tensor!r}")
+    return found[tensor]

@@ -1,0 +1,142 @@
+"""What several panels share: knobs that some operators have, decays, anchor schemes, and text of scripts."""
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
+
+import ipywidgets as widgets
+
+from ..cases import anchor, masking
+from ..cases.laws import LN_MAX
+from ..numerics.inputs import DECAYS
+from ..numerics.operators import OPERATORS
+from . import knobs
+from .base import Panel
+
+# --- knobs that only some operators have, and options and defaults of their own ---------------------------------------
+
+
+def only_for(panel: Panel, op: widgets.Widget, knob: widgets.Widget, operators: Collection[str]) -> None:
+    """Show a knob where the chosen operator is one of these, hide it elsewhere."""
+
+    def show(_, name: str) -> None:
+        knob.layout.display = "" if name in operators else "none"
+
+    panel.when(op, show)
+    show(None, op.value)
+
+
+def own_default(panel: Panel, op: widgets.Widget, knob: widgets.Widget, defaults: Mapping[str, object]) -> None:
+    """A knob that stands at the default of the operator before goes to that of the one now chosen."""
+
+    def follow(before: str, name: str) -> None:
+        if knob.value == defaults[before]:
+            knob.value = defaults[name]
+
+    panel.when(op, follow)
+
+
+def own_options(
+    panel: Panel,
+    op: widgets.Widget,
+    knob: widgets.Widget,
+    options: Callable[[str], Iterable[str]],
+    otherwise: Mapping[str, str],
+) -> None:
+    """Offer each operator's own options; the one chosen stays where it is still there, `otherwise` takes over."""
+
+    def offer(_, name: str) -> None:
+        kept, offered = knob.value, tuple(options(name))
+        knob.options = offered
+        knob.value = kept if kept in offered else otherwise[name]
+
+    panel.when(op, offer)
+
+
+# --- decays: a profile, or one natural-log decay for every token ------------------------------------------------------
+
+CONSTANT = "constant"
+
+
+def decay_knobs(
+    panel: Panel, profile: str, decay: float, others: Mapping[str, str] | None = None, *, low: float = -math.inf
+) -> dict[str, widgets.Widget]:
+    """Knobs "profile" and "decay". The slider, from 0 to `low`, says the decay of "constant", and of `others`
+    (label: value).
+
+    A person who moves it while a profile of `flakit.inputs` is chosen means "constant": a slider that changes nothing
+    would only puzzle.
+    """
+    options = {CONSTANT: CONSTANT, **{name: name for name in DECAYS}, **(others or {})}
+    made = {"profile": knobs.choice(profile, options, "decays"), "decay": knobs.DecayKnob(decay, low=low)}
+
+    def mean_it(_) -> None:
+        if not panel._held and made["profile"].value in DECAYS:
+            panel._held = True  # the slider itself redraws
+            made["profile"].value = CONSTANT
+            panel._held = False
+
+    made["decay"].observe(mean_it, "value")
+    return made
+
+
+def chosen(profile: str, decay: float) -> str | float:
+    """What `flakit.inputs` takes as its decay."""
+    return profile if profile in DECAYS else decay
+
+
+# --- computing in chunks: the cases that panels drive, and the knobs those take ---------------------------------------
+
+QUERIES = {"rwkv6": ("r",), "rwkv7": ("r", "a"), "gsa": ("p",)}
+"""What reads with decay between it and the key, the symbol of the paper; RWKV7 has two such reads."""
+
+RIGHT = "right"
+_COLUMNS = {"K": "channel of k", "V": "column of v", "M": "slot"}
+_MASKS = {"the right one of the scheme": RIGHT} | {label: name for name, label in masking.MASKS.items()}
+
+
+def scheme_knobs(scheme: str = "none") -> dict[str, widgets.Widget]:
+    """Knobs "scheme", "mask" and "dtype"; the mask modes offered are those that mean something with the scheme."""
+    schemes = {each.label: each.name for each in anchor.SCHEMES.values()}
+    made = {
+        "scheme": knobs.choice(scheme, schemes, "anchor"),
+        "mask": knobs.choice(RIGHT, _MASKS, "mask"),
+        "dtype": knobs.choice("float32", [str(dtype).removeprefix("torch.") for dtype in LN_MAX], "dtype"),
+    }
+
+    def offer(scheme: str) -> None:
+        mask, allowed = made["mask"], (RIGHT, *anchor.SCHEMES[scheme].masks)
+        options = tuple((label, name) for label, name in _MASKS.items() if name in allowed)
+        if mask.options != options:
+            kept = mask.value
+            mask.options = options
+            mask.value = kept if kept in allowed else RIGHT
+
+    made["scheme"].observe(lambda change: offer(change.new), "value")
+    offer(scheme)
+    return made
+
+
+def tensors(op: str) -> dict[str, str]:
+    """The output and every gradient an anchor scheme makes of an operator, with words for their columns."""
+    of = OPERATORS[op]
+    names = [name for name in anchor.TENSORS[op] if name not in of.outputs or name == "o"]
+    return {name: _COLUMNS[of.axes[name if name == "o" else name[1:]].split()[-1]] for name in names}
+
+
+def mode(mask: str) -> str | None:
+    """The mask argument of a case's functions."""
+    return None if mask == RIGHT else mask
+
+
+def in_words(scheme: str, mask: str, dtype: str) -> str:
+    """The three knobs for a picture's subtitle."""
+    masked = "" if mask == RIGHT else f" · mask: {masking.MASKS[mask]}"
+    return f"anchor: {anchor.SCHEMES[scheme].label}{masked} · {dtype}"
+
+
+# --- scripts ----------------------------------------------------------------------------------------------------------
+
+
+def literal(value: str | float) -> str:
+    """Python text of a decay: a profile's name or a number, infinities included."""
+    return f'float("{value}")' if isinstance(value, float) and not math.isfinite(value) else repr(value)
