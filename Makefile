@@ -28,14 +28,17 @@ $(PY):
 	@echo "== making $(VENV) with $$($(PYTHON) -V)"
 	$(PYTHON) -m venv $(VENV)
 
-# pip runs again only when what it installs from has changed.
+# pip runs again only when what it installs from has changed. Its own variables reach it from either side of `make`:
+# `PIP_EXTRA_INDEX_URL=... make lab` and `make lab PIP_EXTRA_INDEX_URL=...` are the same.
 $(VENV)/.lab: pyproject.toml constraints.txt | $(PY)
-	@echo "== installing flakit with JupyterLab (about 2 GB on disk; a minute or two)"
+	@echo "== installing flakit with JupyterLab (some minutes)"
+	@$(PY) flakit/torch_build.py
 	$(INSTALL) --editable ".[lab]"
 	@touch $@
 
 $(VENV)/.test: pyproject.toml constraints.txt | $(PY)
-	@echo "== installing flakit with JupyterLab and the test tools (about 2 GB on disk; a minute or two)"
+	@echo "== installing flakit with JupyterLab and the test tools (some minutes)"
+	@$(PY) flakit/torch_build.py
 	$(INSTALL) --editable ".[test]"
 	@touch $(VENV)/.lab $@
 
@@ -54,7 +57,8 @@ lab: $(VENV)/.lab  ## install what is missing, check it, open JupyterLab at the 
 	$(PY) -m flakit.cli doctor && \
 	echo "== JupyterLab: open the address with the token below if no browser opens; stop with Ctrl-C" && \
 	exec $(PY) -m jupyterlab --ip=127.0.0.1 --ServerApp.root_dir=. \
-	  --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(AS_ROOT) $(LAB_FLAGS)
+	  --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb \
+	  --LabApp.app_settings_dir='$(CURDIR)/notebooks/jupyterlab' $(AS_ROOT) $(LAB_FLAGS)
 
 test: $(VENV)/.test  ## run every test this machine can
 	@$(PY) tests/run.py $(TEST_FLAGS)

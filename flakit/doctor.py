@@ -27,6 +27,7 @@ from .numerics.evaluate import evaluate, truth
 from .numerics.inputs import inputs
 from .numerics.operators import OPERATORS
 from .ops.common.dispatch import interpreted, interpreted_too_late
+from .torch_build import CPU_INDEX, LARGE, SMALL
 
 OK, NOTE, WARNING, BROKEN = "ok", "note", "warning", "BROKEN"
 STYLES = {OK: "green", NOTE: "default", WARNING: "yellow", BROKEN: "bold red"}
@@ -147,8 +148,17 @@ def python_and_packages(versions: Mapping[str, str | None]) -> Iterator[Finding]
         yield Finding("Python", BROKEN, f"{python}, flakit needs {PYTHON} or newer", "make lab PYTHON=python3.12")
     else:
         yield Finding("Python", OK, f"{python} on {platform.system()} {platform.machine()}")
-    for package in ("torch", "numpy"):
-        yield Finding(package, OK, str(versions[package]))
+    yield build_of_torch(str(versions["torch"]), torch.version.cuda, torch.cuda.is_available())
+    yield Finding("numpy", OK, str(versions["numpy"]))
+
+
+def build_of_torch(version: str, cuda: str | None, gpu: bool) -> Finding:
+    """A CUDA build does its work on a machine without a GPU, but takes several times the room."""
+    if not cuda or gpu:
+        return Finding("torch", OK, version)
+    says = f"{version}, a build for CUDA {cuda}, and no GPU that it can use: it works, but takes {LARGE} on disk"
+    cure = f"for the build for CPUs, {SMALL}: make clean, then make lab with {CPU_INDEX}"
+    return Finding("torch", NOTE, says, cure)
 
 
 def mismatches(versions: Mapping[str, str | None], system: str = sys.platform) -> Iterator[Finding]:
@@ -199,8 +209,7 @@ def kernels(versions: Mapping[str, str | None]) -> Finding:
         return Finding("kernels", NOTE if gpu else OK, f"{here}interpreted{despite}")
     if gpu:
         return Finding("kernels", OK, f"{here}compiled for {gpu}")
-    cpu = "no GPU" + (f" (torch is a CUDA {torch.version.cuda} build, which is fine)" if torch.version.cuda else "")
-    says = f"{here}{cpu}, interpreter off: the torch backend does the work"
+    says = f"{here}no GPU, interpreter off: the torch backend does the work"
     return Finding("kernels", NOTE, says, "to run kernels on the CPU set TRITON_INTERPRET=1 before Python starts")
 
 

@@ -48,6 +48,25 @@ def test_old_python_is_broken():
     assert (found.level, "3.10" in found.says) == (doctor.BROKEN, True)
 
 
+def test_cuda_build_without_a_gpu_is_a_note_with_the_way_to_the_small_one():
+    found = doctor.build_of_torch("2.13.0", cuda="13.0", gpu=False)
+    assert (found.level, "no GPU" in found.says, "7 to 8 GB" in found.says) == (doctor.NOTE, True, True)
+    assert "2 to 3 GB" in found.cure and "PIP_EXTRA_INDEX_URL" in found.cure
+    assert doctor.build_of_torch("2.13.0", cuda="13.0", gpu=True) == doctor.Finding("torch", doctor.OK, "2.13.0")
+    assert doctor.build_of_torch("2.13.0+cpu", cuda=None, gpu=False).level == doctor.OK
+
+
+def test_cuda_build_is_told_in_table_and_json(monkeypatch):
+    monkeypatch.setattr(doctor.torch.version, "cuda", "13.0")
+    monkeypatch.setattr(doctor.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(doctor, "check_operators", lambda: ())
+    diagnosis = doctor.examine()
+    (found,) = [finding for finding in json.loads(diagnosis.as_json())["findings"] if finding["topic"] == "torch"]
+    assert "CUDA 13.0" in found["says"] and "PIP_EXTRA_INDEX_URL" in found["cure"]
+    shown = diagnosis._repr_mimebundle_(include=[], exclude=[])["text/plain"]
+    assert "PIP_EXTRA_INDEX_URL" in shown and diagnosis.works
+
+
 def test_missing_lab_is_a_note_with_the_extra_to_install():
     (found,) = doctor.lab({**doctor.installed(), "ipywidgets": None})
     assert (found.level, "ipywidgets" in found.says, "[lab]" in found.cure) == (doctor.NOTE, True, True)

@@ -1,6 +1,7 @@
 """What holds the project together: what is installed, who imports whom, and what a bare import needs."""
 
 import ast
+import json
 import os
 import re
 import shutil
@@ -73,6 +74,12 @@ def test_conda_environment_installs_what_make_lab_does():
     (python,) = [line for line in conda if line.startswith("python=")]
     assert Requirement(f"python{PROJECT['requires-python']}").specifier.contains(python.removeprefix("python="))
     assert "--constraint constraints.txt" in (ROOT / "Makefile").read_text()
+
+
+def test_conda_and_make_start_jupyterlab_with_the_same_settings():
+    (folder,) = re.findall(r"--LabApp.app_settings_dir='\$\(CURDIR\)/(\S+)'", (ROOT / "Makefile").read_text())
+    assert (ROOT / folder / "overrides.json").exists()
+    assert f"jupyter lab --LabApp.app_settings_dir={folder} notebooks/" in (ROOT / "README.md").read_text()
 
 
 # --- who imports whom ---------------------------------------------------------------------------------------------
@@ -209,6 +216,9 @@ def test_make_lab_serves_the_first_notebook_on_this_machine_with_a_token(tmp_pat
         server, page, token = address.groups()
         assert page == "/lab/tree/notebooks/00_start_here.ipynb"
         assert urllib.request.urlopen(f"{server}{page}?token={token}", timeout=20).status == 200
+        settings = f"{server}/lab/api/settings/@jupyterlab/apputils-extension:notification?token={token}"
+        schema = json.load(urllib.request.urlopen(settings, timeout=20))["schema"]
+        assert schema["properties"]["fetchNews"]["default"] == "false"  # JupyterLab's own is to ask
         with pytest.raises(urllib.error.HTTPError, match="403"):
             urllib.request.urlopen(f"{server}/api/contents", timeout=20)
     finally:

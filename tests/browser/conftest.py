@@ -24,8 +24,14 @@ def served(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def jupyterlab(chromium, served, tmp_path_factory):
-    with lab.jupyterlab(served, tmp_path_factory.mktemp("home"), kernel_environment()) as url:
+def home(tmp_path_factory):
+    """The home of someone who never started a JupyterLab."""
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="session")
+def jupyterlab(chromium, served, home):
+    with lab.jupyterlab(served, home, kernel_environment()) as url:
         yield url
 
 

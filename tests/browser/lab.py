@@ -4,6 +4,7 @@ import base64
 import contextlib
 import io
 import os
+import shlex
 import shutil
 import socket
 import statistics
@@ -12,10 +13,12 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
+ROOT = Path(__file__).parents[2]
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 CHROMIUM_ARGS = [
     "--no-sandbox",
@@ -67,13 +70,17 @@ def _free_port():
         return s.getsockname()[1]
 
 
+def options_of_make_lab(*flags):
+    """What `make lab` tells JupyterLab, with these flags of one's own."""
+    command = ["make", "--dry-run", "lab", f"VENV={sys.prefix}", f"LAB_FLAGS={shlex.join(flags)}"]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=True)
+    *_, after = said.stdout.replace("\\\n", " ").partition(" -m jupyterlab ")
+    return shlex.split(after.splitlines()[0])
+
+
 @contextlib.contextmanager
 def jupyterlab(folder, home, env):
-    """Serve `folder` on 127.0.0.1 without a token (tests only); everything Jupyter writes goes under `home`."""
-    config = home / "config" / "labconfig"
-    config.mkdir(parents=True)
-    news = "@jupyterlab/apputils-extension:announcements"
-    (config / "page_config.json").write_text(f'{{"disabledExtensions": {{"{news}": true}}}}')
+    """Serve `folder` as `make lab` does, but without a token (tests only); what Jupyter writes goes under `home`."""
     folders = {
         "HOME": home,
         "JUPYTER_CONFIG_DIR": home / "config",
@@ -84,21 +91,18 @@ def jupyterlab(folder, home, env):
     }
     port = _free_port()
     url = f"http://127.0.0.1:{port}"
-    options = [
+    options = options_of_make_lab(
         "--no-browser",
-        "--ip=127.0.0.1",
         f"--port={port}",
         "--ServerApp.port_retries=0",
         "--IdentityProvider.token=",
-        "--allow-root",
-        f"--ServerApp.root_dir={folder}",
         "--expose-app-in-browser",
-        "--LabApp.news_url=",
-    ]
+    )
     log = home / "jupyterlab.log"
     with log.open("wb") as out:
         server = subprocess.Popen(
             [sys.executable, "-m", "jupyterlab", *options],
+            cwd=folder,  # where `make lab` serves the project's
             env=env | {name: str(path) for name, path in folders.items()},
             stdin=subprocess.DEVNULL,
             stdout=out,

@@ -15,6 +15,8 @@ pytestmark = pytest.mark.browser
 # Beyond this a slider is not live any more, whatever the machine.
 NOT_LIVE_MS = 1000
 
+NEWS = "Would you like to get notified about official Jupyter news?"  # JupyterLab 4 asks so unless told not to
+
 
 def non_finite(panel):
     """The tensors that the readout calls non-finite."""
@@ -75,10 +77,23 @@ def test_first_slider_of_the_first_notebook(open_notebook):
     notebook.run_all()
     panel = notebook.panel("panel")
     panel.focus()
+    assert not notebook.page.get_by_text(NEWS).count(), "a question lies over the first panel"
     picture, readout = panel.picture(), panel.readout()
     panel.press("ArrowRight", times=3)
     assert panel.picture() != picture
     assert panel.readout() != readout
+
+
+def test_a_setting_of_ones_own_wins_over_those_of_make_lab(jupyterlab, home, page):
+    """JupyterLab's own default, to ask; `make lab` says "false", and a test above sees nothing."""
+    own = home / "config/lab/user-settings/@jupyterlab/apputils-extension/notification.jupyterlab-settings"
+    own.parent.mkdir(parents=True)
+    own.write_text('{"fetchNews": "none"}')
+    try:
+        page.goto(f"{jupyterlab}/lab/workspaces/news?reset")
+        page.get_by_text(NEWS).first.wait_for(timeout=30_000)
+    finally:
+        own.unlink()
 
 
 PANELS = {

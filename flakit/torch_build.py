@@ -1,0 +1,75 @@
+"""Which build of PyTorch pip is about to bring: `python flakit/torch_build.py`, before anything is downloaded.
+
+On an ordinary Linux machine pip takes the CUDA build with NVIDIA's packages, several times the size of the build for
+CPUs. A build's version says which it is, 2.13.0+cpu or 2.13.0+cu130; without such a suffix it is, on Linux, a CUDA
+build. Nothing but the standard library is needed here, since nothing else is there yet.
+"""
+
+import re
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+SMALL, LARGE = "2 to 3 GB", "7 to 8 GB"
+"""On disk, what `make lab` installs and pip's cache keeps of it: with PyTorch's build for CPUs, with a CUDA build.
+
+Measured with torch 2.13.0: 2.2 and 5.1 GB in .venv, 0.6 and 2.8 GB of downloads.
+"""
+
+CPU_INDEX = "PIP_EXTRA_INDEX_URL set to the CPU index that PyTorch's installation page names"
+CONSTRAINTS = Path(__file__).parents[1] / "constraints.txt"
+
+
+def wanted() -> str:
+    """The version that constraints.txt asks for."""
+    return re.search(r"^torch==(\S+)", CONSTRAINTS.read_text(), re.M).group(1)
+
+
+def here() -> str | None:
+    """The version that is installed, with its suffix, where it is the one wanted."""
+    try:
+        found = version("torch")
+    except PackageNotFoundError:
+        return None
+    return found if found.partition("+")[0] == wanted() else None
+
+
+def coming(seconds: float = 60) -> str | None:
+    """The version of PyTorch that pip would take, with its suffix; None where pip cannot tell.
+
+    pip's own report of a dry run would say more, but where an index serves no metadata it downloads gigabytes for it.
+    """
+    command = [sys.executable, "-m", "pip", "index", "versions", "torch"]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds, check=True
+        )
+    except subprocess.SubprocessError:
+        return None
+    listed = re.search(r"^Available versions: (.*)$", done.stdout, re.M)  # the one that pip prefers comes first
+    found = [v for v in listed.group(1).split(", ") if v.partition("+")[0] == wanted()] if listed else []
+    return found[0] if found else None
+
+
+def announcement(torch: str | None, system: str = sys.platform) -> str:
+    """What to tell before PyTorch is downloaded: which build, its size, and how to get the small one instead."""
+    build = "" if torch is None else torch.partition("+")[2]
+    if build == "cpu" or (torch and not build and system != "linux"):
+        return f"PyTorch {torch} is coming, a build without CUDA: {SMALL} on disk in all"
+    if torch and re.fullmatch(r"(cu\d+)?", build):
+        which = (
+            f"PyTorch {torch} is coming, the CUDA build with some twenty packages of NVIDIA's: {LARGE} on disk in all"
+        )
+    else:
+        which = (
+            f"on disk: {SMALL} with PyTorch's build for CPUs, {LARGE} with the CUDA build that Linux gets by default"
+        )
+    return (
+        f"{which}\n   Without an NVIDIA GPU the build for CPUs does all that the other does, in {SMALL}.\n"
+        f"   To get it, stop with Ctrl-C and start again with {CPU_INDEX}"
+    )
+
+
+if __name__ == "__main__":
+    print(f"   PyTorch {here()} is here already" if here() else f"   {announcement(coming())}")
