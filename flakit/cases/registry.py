@@ -178,6 +178,13 @@ CASES: dict[str, Case] = {
             notebook="06_states_and_shapes",
         ),
         Case(
+            "strided_offsets",
+            told="packed sequences come out wrong where the offsets are a column of a table, with no message",
+            measured="every other number that it reads is no offset; beside the ends, half the sequences are skipped",
+            threads=(),
+            notebook="06_states_and_shapes",
+        ),
+        Case(
             "clamping",
             told="a fast prefill path collapses for strong decays",
             measured="tokens beyond the clamp on one side of the anchor read each other at full weight; all is finite",
