@@ -3,9 +3,9 @@
 python data/record_fla_models.py [rwkv7 rwkv6 gsa] [--out FILE] [--tune SECONDS] [--quick]
 
 Needs a GPU and flash-linear-attention with transformers (pip install --editable '.[fla]'). Its kernels tune themselves
-at first use, for minutes: that comes first, in a process for each model's training and generation, all at once but
-taking turns on the GPU for each measurement, and Triton keeps on disk what they find. Then each model is timed alone.
-The file is written again after each model, so that a run cut short leaves those that are done.
+at first use, for minutes: that comes first, in processes that compile all at once and take turns on the GPU for each
+measurement. Then each model is timed alone. The file is written again after each model, so that a run cut short leaves
+those that are done; models that are not named keep the rows they have in it.
 """
 
 import argparse
@@ -36,6 +36,9 @@ NOISE = 0.02
 """On every parameter: RWKV7 begins with output projections of zero, so that a fresh model's loss says nothing."""
 PARTS = ("training", "generation")
 WHO = ("fla", "flakit")
+BEGAN = time.monotonic()
+REP = 10
+"""Milliseconds that a choice of its tuning is measured for, in place of Triton's 100."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "h200_fla_models.json")
     parser.add_argument("--tune", type=float, default=330, help="seconds at most that it may tune itself beforehand")
     parser.add_argument("--quick", action="store_true", help="tiny models")
-    parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)  # a tuning process
+    parser.add_argument("--part", nargs=2, help=argparse.SUPPRESS)  # a tuning process: what of whom
     options = parser.parse_args()
     if not set(options.models) <= set(MODELS):
         parser.error(f"models: expected some of {', '.join(MODELS)}, got {' '.join(options.models)}")
@@ -68,16 +71,22 @@ def main() -> None:
         parser.error("needs a GPU, for flash-linear-attention's kernels")
     quiet()
     os.environ["TRITON_CACHE_AUTOTUNING"] = "1"  # read when a kernel is defined: before fla is imported
+    folder = tempfile.TemporaryDirectory()
+    take_turns(os.environ.setdefault("FLAKIT_TUNING_LOCK", str(Path(folder.name) / "lock")))
     size = QUICK if options.quick else Size()
     if options.part:
-        tune(options.models[0], options.part, size)
+        tune(options.models[0], *options.part, size)
         return
 
     import fla
 
-    start = time.monotonic()
     say(f"flash-linear-attention {fla.__version__} tunes itself, {options.tune:.0f} s at most")
     tuned = tune_all(options.models, options.tune, options.quick)
+    rows = []
+    if options.out.exists():
+        old = recorded.read(options.out)
+        rows = [row for row in old.rows if row["op"] not in options.models]
+        tuned += f"; {', '.join(dict.fromkeys(row['op'] for row in rows))} before: {old.meta['tuned']}" * bool(rows)
     meta = recorded.provenance(
         "python data/record_fla_models.py",
         fla=fla.__version__,
@@ -88,7 +97,6 @@ def main() -> None:
         f"initialisation (fresh), for the rest with normal noise of {NOISE} on every parameter",
         tuned=tuned,
     )
-    rows = []
     for name in options.models:
         rows += compare(name, size, "cuda")
         recorded.write(options.out, meta, rows)
@@ -98,11 +106,11 @@ def main() -> None:
                     f"{key} {value:.6g}" if isinstance(value, float) else str(value) for key, value in row.items()
                 )
             )
-    say(f"wrote {options.out} after {time.monotonic() - start:.0f} s")
+    say(f"wrote {options.out}")
 
 
 def say(text: str) -> None:
-    print(text, flush=True)
+    print(f"{time.monotonic() - BEGAN:4.0f} s  {text}", flush=True)
 
 
 def quiet() -> None:
@@ -115,15 +123,16 @@ def quiet() -> None:
 
 def tune_all(models: list[str], limit: float, quick: bool) -> str:
     """Everything that will be timed, once, in parallel processes. Says for the record which of them ended in time."""
-    start, folder = time.monotonic(), tempfile.TemporaryDirectory()
-    env = os.environ | {"FLAKIT_TUNING_LOCK": str(Path(folder.name) / "lock")}
-    env.setdefault("OMP_NUM_THREADS", "2")
+    start, env = time.monotonic(), {"OMP_NUM_THREADS": "1", **os.environ}
     running = {
-        (name, part): subprocess.Popen(
-            [sys.executable, __file__, name, "--part", part, *["--quick"] * quick], env=env, stdin=subprocess.DEVNULL
+        (name, part, who): subprocess.Popen(
+            [sys.executable, __file__, name, "--part", part, who, *["--quick"] * quick],
+            env=env,
+            stdin=subprocess.DEVNULL,
         )
         for part in PARTS
         for name in models
+        for who in WHO
     }
     ended, said = {}, start
     while running and time.monotonic() - start < limit:
@@ -132,32 +141,26 @@ def tune_all(models: list[str], limit: float, quick: bool) -> str:
                 ended[key] = process.returncode
                 del running[key]
                 outcome = f"failed with {ended[key]}" if ended[key] else "ready"
-                say(f"  {time.monotonic() - start:4.0f} s  {' '.join(key)}: {outcome}")
+                say(f"  {' '.join(key)}: {outcome}")
         if time.monotonic() - said > 20:
             said = time.monotonic()
-            say(f"  {said - start:4.0f} s  at it: {', '.join(map(' '.join, running))}")
+            say(f"  at it: {', '.join(map(' '.join, running))}")
         time.sleep(0.5)
     for process in running.values():
         process.terminate()
     for process in running.values():
         process.wait()
-    folder.cleanup()
     cut = ", ".join(" ".join(key) for key in (*running, *ended) if ended.get(key, 1)) or "none"
     took, processes = time.monotonic() - start, len(ended) + len(running)
-    return f"{took:.0f} s in {processes} processes, 40 ms a choice; not done: {cut}"
+    return f"{took:.0f} s in {processes} processes, {REP} ms a choice; not done: {cut}"
 
 
-def tune(name: str, part: str, size: Size) -> None:
-    """Run one part of what will be timed, ours first, which only compiles."""
-    take_turns(os.environ["FLAKIT_TUNING_LOCK"])
-    start = time.monotonic()
+def tune(name: str, part: str, who: str, size: Size) -> None:
+    """Run one part of what will be timed; ours only compiles."""
     net, tokens = new_model(name, size, "cuda")
-    run = {"training": lambda: train_step(net, tokens), "generation": lambda: generate(net, tokens, size)}[part]
-    for who in reversed(WHO):
-        with operators_of(who):
-            run()
-        torch.cuda.synchronize()
-        say(f"        {name} {part} with {who}'s operators ran after {time.monotonic() - start:.0f} s")
+    with operators_of(who):
+        train_step(net, tokens) if part == "training" else generate(net, tokens, size)
+    torch.cuda.synchronize()
 
 
 def take_turns(lock: str) -> None:
@@ -172,7 +175,7 @@ def take_turns(lock: str) -> None:
         torch.cuda.synchronize()
         with open(lock, "w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            return alone(call, *args, **{"warmup": 10, "rep": 40, **named})
+            return alone(call, *args, **{**named, "warmup": 2, "rep": REP})
 
     triton.testing.do_bench = bench
 
@@ -243,10 +246,12 @@ def compare(name: str, size: Size, device: str, dtype: torch.dtype = torch.bfloa
     for who in WHO:
         with operators_of(who):
             fresh[who] = outcome(net, tokens)
+        say(f"  {name}: first step with {who}'s operators")
     move(net)
     for who in WHO:
         with operators_of(who):
             found[who] = outcome(net, tokens) | text(net, tokens, size)
+        say(f"  {name}: first text with {who}'s operators")
     again = outcome(net, tokens) | text(net, tokens, size)
     for _ in range(size.rounds):  # A B A B: a clock that drifts drifts for both
         for who in WHO:
