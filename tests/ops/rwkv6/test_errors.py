@@ -1,12 +1,15 @@
 """Wrong arguments: each is refused by name, with what was expected and what came. The text is what is tested."""
 
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
 
 from flakit.numerics.inputs import inputs
-from flakit.ops.common.dispatch import interpreted
+from flakit.ops.common.dispatch import has_triton, interpreted
 from flakit.ops.rwkv6 import chunk_rwkv6, fused_recurrent_rwkv6
 
 FORMS = pytest.mark.parametrize("op", [chunk_rwkv6, fused_recurrent_rwkv6])
@@ -237,6 +240,20 @@ def test_triton_on_cpu_tensors(op):
     )
     with pytest.raises(ValueError, match=re.escape(text)):
         op(**given(), backend="triton")
+
+
+@pytest.mark.skipif(not has_triton(), reason="needs Triton")
+@FORMS
+def test_the_interpreter_asked_for_too_late(op):
+    # In a process of its own: what counts is what was imported first.
+    code = (
+        "import os, triton.language, flakit; os.environ['TRITON_INTERPRET'] = '1'; "
+        f"flakit.{op.__name__}(**flakit.inputs('rwkv6', T=3, K=16, V=16), backend='triton')"
+    )
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1
+    assert "backend: TRITON_INTERPRET=1 was set after triton had been imported" in done.stderr.splitlines()[-1]
 
 
 def test_triton_not_installed(monkeypatch):
