@@ -80,7 +80,7 @@ class Registered:
         """o, and the parts of the final state, None unless asked for."""
         given = [x for x in (*tensors, *states) if x is not None]
         run, keep = self.forward, torch.is_grad_enabled() and any(x.requires_grad for x in given)
-        if not torch.compiler.is_compiling() and any(map(torch._C._functorch.is_functorch_wrapped_tensor, given)):
+        if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
             run = self.transformed.apply
         o, *rest = run(
             *tensors, *states, cu_seqlens, cu_seqlens_cpu, scale, form, backend, chunk_size, output_final_state, keep
