@@ -19,7 +19,24 @@ __all__ = [
     "fused_recurrent_gsa",
     "fused_recurrent_rwkv6",
     "fused_recurrent_rwkv7",
+    "headroom",
     "in_place_of_fla",
     "inputs",
     "sweep",
+    "watch",
 ]
+
+
+def __getattr__(name: str):
+    # The casebook and the models come when asked for: a plain import has no use for them.
+    if name not in ("headroom", "watch"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .cases.headroom import headroom
+
+    if name == "headroom":
+        return headroom
+    import functools
+
+    from .models.watch import watch
+
+    return functools.wraps(watch)(functools.partial(watch, measure=headroom))

@@ -11,6 +11,7 @@ from .corpus import Corpus, standard_library
 from .language_model import IGNORED, MIXERS, LanguageModel, loss
 from .tasks import Copying, Delay, Permutations, Recall
 from .training import Run, accuracy, mean_loss, train
+from .watch import HeadroomWarning, Recording, recorded
 
 __all__ = [
     "IGNORED",
@@ -18,9 +19,11 @@ __all__ = [
     "Copying",
     "Corpus",
     "Delay",
+    "HeadroomWarning",
     "LanguageModel",
     "Permutations",
     "Recall",
+    "Recording",
     "Run",
     "accumulate",
     "accuracy",
@@ -28,6 +31,7 @@ __all__ = [
     "check_initial_loss",
     "loss",
     "mean_loss",
+    "recorded",
     "standard_library",
     "train",
 ]

@@ -11,6 +11,7 @@ from .case import case
 from .decay_explorer import decay_explorer
 from .gradient_accumulation import gradient_accumulation
 from .gradient_comparer import gradient_comparer
+from .headroom import headroom
 from .inverse import inverse
 from .log_space import log_space
 from .padding import padding
@@ -23,6 +24,7 @@ __all__ = [
     "decay_explorer",
     "gradient_accumulation",
     "gradient_comparer",
+    "headroom",
     "inverse",
     "log_space",
     "padding",

@@ -14,21 +14,21 @@ cumulative sum had just restarted, and failed at 88.72 / 64 per token instead. A
 there: GSA is immune to the first fault (not to the repair's), RWKV7 is not, because of its a.
 
 `SCHEMES` holds the anchors of the field, from none to the dyadic form flakit's own operators use; `run` computes an
-operator with one of them, `limits` and `law` predict the decay it survives, `onset` measures it. A decay with a bound
-never gets there: RWKV7's w > -0.6065 leaves the middle of a block of 16 (or of 64) far from any limit in float32; only
-factors stored in float16 overflow, after 18 tokens.
+operator with one of them, `limits` and `law` predict the decay it survives, `worst` says where it ends, `onset`
+measures it. A decay with a bound never gets there: RWKV7's w > -0.6065 leaves the middle of a block of 16 (or of 64)
+far from any limit in float32; only factors stored in float16 overflow, after 18 tokens.
 
 All but "dyadic" take the decay's gradient from running sums, as published kernels do: finite where the others are, but
 at strong decay a difference of large numbers that leaves noise (see `decay_gradient`).
 """
 
-from .law import law, limits
+from .law import Worst, law, limits, worst
 from .measurement import KERNEL_ANCHORS, Run, exponents, onset, run
 from .operators import OPERATORS, TENSORS
 from .schemes import SCHEMES, Scheme, Tile, key_tiles, tiles
 from .story import at, reproduce, spike
 
 __all__ = [
-    "KERNEL_ANCHORS", "OPERATORS", "SCHEMES", "TENSORS", "Run", "Scheme", "Tile",
-    "at", "exponents", "key_tiles", "law", "limits", "onset", "reproduce", "run", "spike", "tiles",
+    "KERNEL_ANCHORS", "OPERATORS", "SCHEMES", "TENSORS", "Run", "Scheme", "Tile", "Worst",
+    "at", "exponents", "key_tiles", "law", "limits", "onset", "reproduce", "run", "spike", "tiles", "worst",
 ]  # fmt: skip

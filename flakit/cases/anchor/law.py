@@ -2,7 +2,8 @@
 exponential."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,8 +32,8 @@ def limits(
     """The law: for each tensor, how far the decay may grow before its first non-finite value; inf means for ever.
 
     Without inputs: the largest |w| per token at uniform decay over T tokens (default: two chunks), operands of order 1.
-    With inputs: the factor their log decays may be multiplied with, their own operands' sizes counted. At a uniform
-    decay of -1 that is again the largest |w| per token.
+    With inputs: the factor their log decays may be multiplied with, their own operands' sizes counted; operands of
+    order 1 where the decays are all there is. At a uniform decay of -1 that is again the largest |w| per token.
 
     A factor exp(n |w|), n tokens in one exponent, multiplies an operand; it is finite up to
     |w| = (ln max - max(0, ln |operand|)) / n. Which n and which operand a product meets:
@@ -56,12 +57,13 @@ def limits(
         return found
     if inputs is None:
         T = 2 * chunk if T is None else T
-        w = -torch.ones(1, T, 1, 1)
-        one = split_chunks(-w, chunk, torch.float64)
-        meetings = [Meeting(one, one, one, one @ one.mT)] * len(of.meets)
+        inputs = {of.decay: -torch.ones(1, T, 1, 1)}
+    w = inputs[of.decay].detach()
+    T = w.shape[1]
+    if set(inputs) == {of.decay}:
+        one = split_chunks(torch.ones_like(w), chunk, torch.float64)
+        meetings = [Meeting(one, one, one, one[..., :1] @ one[..., :1].mT)] * len(of.meets)
     else:
-        w = inputs[of.decay].detach()
-        T = w.shape[1]
         do, _ = cotangents(op, inputs, grad_seed=grad_seed)
         meetings = [
             Meeting(*(x.abs() for x in m)) for m in of.meetings(inputs, split_chunks(do, chunk, torch.float64), chunk)
@@ -158,3 +160,90 @@ def law(
     if tensor not in found:
         raise ValueError(f"tensor: expected one of {', '.join(found)}, got {tensor!r}")
     return found[tensor]
+
+
+class Worst(NamedTuple):
+    """The largest exponent of one kind that a scheme takes of some decays, and whose factor it is."""
+
+    exponent: float
+    """Natural log; inf where decays of -inf leave no number at all."""
+    stored: bool
+    """Whether the factor is stored beside its operand, and ends where that dtype does; else where float32 does."""
+    batch: int
+    token: int
+    head: int
+    channel: int
+
+
+_AT_ONCE = 1 << 22
+"""Decays whose exponents are formed together: 32 MiB for each tensor of them."""
+
+
+def worst(
+    w: Tensor,
+    scheme: str | Scheme,
+    *,
+    op: str = "rwkv6",
+    chunk: int = 64,
+    block: int = 16,
+    row: int | None = None,
+    mask: str | None = None,
+) -> list[Worst]:
+    """What `limits` meets in given natural-log decays w [B, T, H, K], for operands of order 1, with the places.
+
+    The largest exponent of the factors that are stored, and that of those that are not; none that is 0 or less. The
+    smallest of ln(max) / exponent is the smallest of `limits`: the factor that the decays may still be multiplied with.
+    mask: the right one of the scheme, or "where" for exact differences that are masked after the exponential. Where the
+    mask multiplies, pairs of the future count with both factors, and no single one tells.
+    Sums are float64. A token beyond T never is a place: its exponents are those of the last one.
+    """
+    scheme, of = find_scheme(scheme), find_operator(op)
+    mask = find_mask(scheme, mask)
+    if mask in ("multiply", "none"):
+        raise ValueError(f"mask: expected where or before, got {mask!r}")
+    if scheme.dyadic or not w.numel():
+        return []
+    B, T, H, K = w.shape
+    heads, found = max(1, _AT_ONCE // (T * K)), {}
+    for batch in range(B):
+        for head in range(0, H, heads):
+            part = split_chunks(w[batch : batch + 1, :, head : head + heads].detach(), chunk, torch.float64)
+            for inclusive in set(of.meets):
+                products = Products(
+                    part, scheme, inclusive=inclusive, chunk=chunk, block=block, row=row, mask=mask, dtype=torch.float32
+                )
+                for stored, start, exponents in _formed(products, T):
+                    exponents = exponents.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)[0]
+                    largest = exponents.max().item()
+                    if largest > 0 and (stored not in found or largest > found[stored].exponent):
+                        h, n, t, channel = torch.unravel_index(exponents.argmax(), exponents.shape)
+                        token = min(n.item() * chunk + start + t.item(), T - 1)
+                        found[stored] = Worst(largest, stored, batch, token, head + h.item(), channel.item())
+    return list(found.values())
+
+
+def _formed(products: Products, T: int) -> Iterator[tuple[bool, int, Tensor]]:
+    """Every exponent that is needed: whether its factor is stored, the first row it belongs to, [1, H, N, rows, K]."""
+    chunk = products.w.shape[-2]
+    left = T - (products.w.shape[2] - 1) * chunk  # tokens in the last chunk
+
+    def real(exponents: Tensor, first: int) -> Tensor:
+        """Without the last chunk where `first`, of its rows, is padding: what begins there is never needed."""
+        return exponents if first < left else exponents[:, :, :-1]
+
+    tiles = [*products.tiles, *(tile for tile in products.key_tiles if tile not in products.tiles)]
+    for tile in tiles:
+        seen, gi = products.seen[..., tile.rows, :], products.gi[..., tile.keys, :]
+        if tile.anchor is not None:
+            query, key = products.exponents(tile)
+            empty = tile.keys.start == tile.keys.stop  # read, and multiplied with nothing
+            first = tile.rows.start if empty else tile.keys.start
+            formed = [(not empty, tile.rows.start, real(query, first)), (True, tile.keys.start, real(key, first))]
+        elif products.mask == "before":
+            # Never positive; but of two infinities the difference has no value.
+            lost = torch.where(gi.isneginf(), torch.inf, -torch.inf)
+            lost = lost if products.inclusive else lost[..., :-1, :]
+            formed = [(False, tile.keys.start, real(lost, tile.keys.start))]
+        else:
+            formed = [(False, tile.keys.start, real(seen.amax(-2, keepdim=True) - gi, tile.keys.start))]
+        yield from (part for part in formed if part[-1].numel())

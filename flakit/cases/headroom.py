@@ -1,0 +1,341 @@
+"""Headroom: how far the decays of a real model are from the laws of the casebook, kernel by kernel.
+
+    print(flakit.headroom(w))                            # [B, T, H, K], natural-log decays <= 0
+    flakit.headroom("decays.safetensors", "gsa").broken
+
+A kernel that anchors a chunk's decay takes exponentials whose exponents are sums of decays; one of them above ln(max)
+is an infinity, and then a NaN (`anchor`). Here the exponents are formed from the decays of a model, chunk by chunk and
+in float64, no operator is run, and the largest is held against the limit: `margin` is what is left in natural-log
+units, `factor` what all decays may still be multiplied with. Operands count as of order 1: others shift the limit
+by ln |operand|, which is a percent or so of float32's and may be a fifth of float16's.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..numerics.arguments import shown, whole_number
+from ..numerics.words import number
+from ..ops.common.validation import check_offsets, check_packing
+from . import padding
+from .anchor import SCHEMES, Worst, law, worst
+from .anchor.operators import find_operator
+from .laws import LN_MAX
+
+LATE = "pairwise, masked late"
+"""Exact differences whose future is removed after the exponential (the case `masking`): the gradient is NaN."""
+
+KERNELS = {
+    **{name: scheme.label for name, scheme in SCHEMES.items()},
+    LATE: "exact differences, masked after exp",
+    "padding, chunk": "padding that forgets nothing (GSA)",
+    "padding, blocks": "the same, blocks without tokens skipped",
+}
+"""What is held against the decays: the anchor schemes, the late mask, and the padding that forgets nothing."""
+
+
+def kernels(op: str) -> tuple[str, ...]:
+    """The `KERNELS` that an operator can be computed with."""
+    find_operator(op)
+    return tuple(name for name in KERNELS if op in padding.KEY_GRADIENT or not name.startswith("padding"))
+
+
+@dataclass(frozen=True)
+class Margin:
+    """The distance of one kernel from its law."""
+
+    kernel: str
+    dtype: torch.dtype
+    """What the operands of its products are stored in; exponentials and sums are float32."""
+    exponent: float
+    """The largest that the kernel takes, natural log; 0 where none is positive."""
+    limit: float
+    """The largest exponent whose exponential is finite, of the format that the exponent's factor is stored in."""
+    layer: str = ""
+    batch: int = 0
+    token: int | None = None
+    """Whose factor has the exponent, None where none is positive; in packed sequences counted from the first one's."""
+    head: int = 0
+    channel: int = 0
+
+    @property
+    def margin(self) -> float:
+        """Natural-log units up to the limit; below 0 the kernel breaks."""
+        return self.limit - self.exponent
+
+    @property
+    def factor(self) -> float:
+        """What all decays may be multiplied with before it breaks; below 1 it does. inf: it never can."""
+        return self.limit / self.exponent if self.exponent else math.inf
+
+    @property
+    def breaks(self) -> bool:
+        return self.exponent > self.limit
+
+    @property
+    def place(self) -> str:
+        """Where, in words."""
+        if self.token is None:
+            return ""
+        batch = f"batch {self.batch}, " if self.batch else ""
+        layer = f"{self.layer}, " if self.layer else ""
+        return f"{layer}{batch}token {self.token}, head {self.head}, channel {self.channel}"
+
+
+@dataclass(frozen=True)
+class Headroom:
+    """What `headroom` found. margins: by kernel and dtype, the worst of all layers.
+
+    counts: how many decays there are in each bin of log10 |w| between `edges`; zeros: how many of them are 0.
+    """
+
+    op: str
+    chunk: int
+    block: int
+    margins: tuple[Margin, ...]
+    layers: Mapping[str, tuple[Margin, ...]]
+    """The margins of each layer by its name, "" where there is one without a name."""
+    edges: np.ndarray
+    counts: np.ndarray
+    zeros: int
+
+    @property
+    def broken(self) -> tuple[Margin, ...]:
+        """What breaks on these decays, the worst first."""
+        return tuple(sorted((m for m in self.margins if m.breaks), key=lambda m: m.factor))
+
+    def margin(self, kernel: str, dtype: torch.dtype = torch.float32, layer: str | None = None) -> Margin:
+        """One kernel's, of one layer or the worst of all."""
+        measured = tuple(dict.fromkeys(m.kernel for m in self.margins))
+        for name, known, got in (("kernel", measured, kernel), ("dtype", tuple(LN_MAX), dtype)):
+            if got not in known:
+                raise ValueError(f"{name}: expected one of {'; '.join(map(str, known))}; got {got!r}")
+        if layer is not None and layer not in self.layers:
+            raise ValueError(f"layer: expected one of {', '.join(self.layers)}, got {layer!r}")
+        among = self.margins if layer is None else self.layers[layer]
+        return next(m for m in among if (m.kernel, m.dtype) == (kernel, dtype))
+
+    def times(self, factor: float) -> "Headroom":
+        """The same with every decay multiplied by a factor above 0: exponents are sums of decays."""
+        if not 0 < factor < math.inf:
+            raise ValueError(f"factor: expected a finite number above 0, got {factor!r}")
+
+        def more(margins: Sequence[Margin]) -> tuple[Margin, ...]:
+            return tuple(replace(m, exponent=m.exponent * factor) for m in margins)
+
+        layers = {name: more(margins) for name, margins in self.layers.items()}
+        edges = self.edges + math.log10(factor)
+        return replace(self, margins=more(self.margins), layers=layers, edges=edges)
+
+    def uniform(self, kernel: str, dtype: torch.dtype = torch.float32) -> float:
+        """The law at uniform decay: the largest |w| per token that the kernel survives; of padding the worst length."""
+        if kernel.startswith("padding"):
+            form = kernel.removeprefix("padding, ")
+            how = {"chunk": self.chunk, "block": self.block}
+            return min(padding.law(T, form, **how) for T in range(1, self.chunk + 1))
+        return law(**_scheme(kernel), op=self.op, chunk=self.chunk, block=self.block, dtype=dtype)
+
+    def __str__(self) -> str:
+        wide = max(len(m.kernel) for m in self.margins) + 2
+        head = f"{'kernel':{wide}}{'exponent':>10}" + "".join(f"{number(dtype):>11}" for dtype in LN_MAX)
+        lines = [
+            f"{self.op}, chunks of {self.chunk}, blocks of {self.block}: the factor that all decays may still grow by,",
+            "below 1: the kernel breaks on them",
+            "",
+            f"{head}  where the exponent is largest",
+        ]
+        for kernel in dict.fromkeys(m.kernel for m in self.margins):
+            of = {m.dtype: m for m in self.margins if m.kernel == kernel}
+            factors = "".join(f"{number(of[dtype].factor, 3, inf='any'):>11}" for dtype in LN_MAX)
+            first = of[torch.float32]
+            lines.append(f"{kernel:{wide}}{number(first.exponent):>10}{factors}  {first.place}".rstrip())
+        return "\n".join(lines)
+
+
+def headroom(
+    w: Tensor | np.ndarray | str | Path | Mapping[str, object],
+    op: str | None = None,
+    chunk: int = 64,
+    *,
+    block: int = 16,
+    cu_seqlens: Tensor | Sequence[int] | None = None,
+    only: Sequence[str] | None = None,
+) -> Headroom:
+    """The margin to the law of every anchor scheme and dtype, from the decays of a real model.
+
+    Args:
+        w: natural-log decays <= 0, [B, T, H, K] (GSA: the gates g [B, T, H, M]); or a file of them, .pt, .safetensors
+            or .npy; or several layers by name: a mapping, a file that holds one, or the recording of a hook
+            (`flakit.models.recorded`).
+        op: "rwkv6", "rwkv7" or "gsa": whether reads have decayed by their own token decides what breaks. Default: what
+            the recording says, else "rwkv6".
+        chunk, block: tokens a chunk and rows a block in the kernels, powers of two.
+        cu_seqlens: offsets [N + 1] of sequences packed along T in a batch of one; each begins a chunk of its own.
+        only: kernels to look at, of `kernels(op)`; default all.
+
+    Returns:
+        Headroom: a `Margin` for each kernel and dtype; print it.
+
+    Raises:
+        ValueError, TypeError: naming the argument, or the layer in it, what was expected and what came.
+
+    >>> flakit.headroom(-torch.rand(1, 100, 2, 8)).margin("none").breaks
+    False
+    """
+    op = op or getattr(w, "op", None) or "rwkv6"
+    known = kernels(op)
+    wanted = known if only is None else tuple(only)
+    for kernel in wanted:
+        if kernel not in known:
+            raise ValueError(f"only: expected kernels of {op}: {'; '.join(known)}; got {kernel!r}")
+    for name, size in (("chunk", chunk), ("block", block)):
+        if whole_number(name, size) & (size - 1):
+            raise ValueError(f"{name}: expected a power of two, got {size!r}")
+    layers = {name: _checked(name, x) for name, x in _layers(w).items()}
+    found = {
+        name: tuple(m for kernel in wanted for m in _margins(kernel, x, op, chunk, block, cu_seqlens, name))
+        for name, x in layers.items()
+    }
+    worst_of_all = tuple(min(same, key=lambda m: m.factor) for same in zip(*found.values(), strict=True))
+    return Headroom(op, chunk, block, worst_of_all, found, *_histogram(layers.values()))
+
+
+def _scheme(kernel: str) -> dict:
+    return {"scheme": "pairwise", "mask": "where"} if kernel == LATE else {"scheme": kernel}
+
+
+def _margins(kernel: str, w: Tensor, op: str, chunk: int, block: int, cu_seqlens, layer: str) -> list[Margin]:
+    """One margin for each dtype."""
+    found: list[Worst] = []
+    for start, sequence in _sequences(w, cu_seqlens):
+        if kernel.startswith("padding"):
+            more = _padding(sequence, kernel.removeprefix("padding, "), chunk, block)
+        else:
+            more = worst(sequence, **_scheme(kernel), op=op, chunk=chunk, block=block)
+        found += (x._replace(token=x.token + start) for x in more)
+    made = []
+    for dtype in LN_MAX:
+        limit = {True: LN_MAX[dtype], False: LN_MAX[torch.float32]}
+        at = min(found, key=lambda x: limit[x.stored] / x.exponent, default=None)
+        if at is None:
+            made.append(Margin(kernel, dtype, 0.0, limit[True], layer))
+        else:
+            place = (at.batch, at.token, at.head, at.channel)
+            made.append(Margin(kernel, dtype, at.exponent, limit[at.stored], layer, *place))
+    return made
+
+
+def _padding(w: Tensor, form: str, chunk: int, block: int) -> list[Worst]:
+    """Of the empty rows at the key block whose anchor is farthest; what their factor multiplies is 0 in any dtype."""
+    T = w.shape[1]
+    for anchor in padding.anchors(T, form, chunk=chunk, block=block)[:1]:  # decays have one sign: the most tokens win
+        start = T - T % chunk
+        exponents = -w[:, start : start + anchor.tokens].double().sum(1)  # [B, H, K]
+        if exponents.max() > 0:
+            batch, head, channel = (x.item() for x in torch.unravel_index(exponents.argmax(), exponents.shape))
+            return [Worst(exponents.max().item(), False, batch, anchor.rows.start, head, channel)]
+    return []
+
+
+def _sequences(w: Tensor, cu_seqlens: Tensor | Sequence[int] | None) -> list[tuple[int, Tensor]]:
+    if cu_seqlens is None:
+        return [(0, w)]
+    offsets = torch.as_tensor(cu_seqlens)
+    check_packing(offsets, None, w.shape[0], offsets.device, "w")
+    check_offsets(offsets, None, w.shape[1])
+    offsets = offsets.tolist()
+    return [(a, w[:, a:b]) for a, b in zip(offsets, offsets[1:], strict=False) if b > a]
+
+
+_EDGES = np.linspace(-5, 4, 91)
+
+
+def _histogram(layers: Sequence[Tensor]) -> tuple[np.ndarray, np.ndarray, int]:
+    counts, zeros = np.zeros(len(_EDGES) - 1, dtype=np.int64), 0
+    for w in layers:
+        sizes = -w[w != 0].double()
+        zeros += w.numel() - sizes.numel()
+        logs = sizes.log10().clamp(_EDGES[0], _EDGES[-1])
+        counts += torch.histc(logs, len(counts), _EDGES[0], _EDGES[-1]).long().numpy()
+    return _EDGES, counts, zeros
+
+
+# --- where decays come from ------------------------------------------------------------------------------------------
+
+
+def _layers(w: object) -> dict[str, object]:
+    if isinstance(w, (str, Path)):
+        w = read(w)
+    if not isinstance(w, Mapping):
+        return {"": w}
+    if not w:
+        raise ValueError("w: expected decays of at least one layer, got none")
+    return {str(name): x for name, x in w.items()}
+
+
+def _checked(name: str, x: object) -> Tensor:
+    called = f"w[{name!r}]" if name else "w"
+    if isinstance(x, np.ndarray) and x.dtype.kind == "f":
+        x = torch.from_numpy(np.ascontiguousarray(x))
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        raise TypeError(f"{called}: expected a tensor of floating-point decays, got {shown(x)}")
+    if x.ndim != 4 or not x.numel():
+        cure = "; of [B, T, H K] make w.unflatten(-1, (H, K))" if x.ndim == 3 else ""
+        raise ValueError(f"{called}: expected decays [B, T, H, K], got {list(x.shape)}{cure}")
+    x = x.detach().cpu()
+    if x.isnan().any() or x.max() > 0:
+        got = "NaN" if x.isnan().any() else f"{x.max().item():.4g}"
+        raise ValueError(
+            f"{called}: expected natural-log decays <= 0, got {got}; of a factor e^w between 0 and 1 take the logarithm"
+        )
+    return x
+
+
+def read(path: str | Path) -> Tensor | dict[str, Tensor]:
+    """The tensor, or the tensors by name, in a file .pt (or .pth), .safetensors or .npy; nothing in it is executed."""
+    path = Path(path)
+    readers = {".pt": _read_pt, ".pth": _read_pt, ".safetensors": _read_safetensors, ".npy": _read_npy}
+    if path.suffix not in readers:
+        raise ValueError(f"w: expected a file {', '.join(readers)}, got {path.name!r}")
+    return readers[path.suffix](path)
+
+
+def _read_pt(path: Path) -> object:
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def _read_npy(path: Path) -> Tensor:
+    return torch.from_numpy(np.load(path, allow_pickle=False))
+
+
+_SAFETENSORS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    """The format: 8 bytes with the length of a JSON header (little-endian), the header, and the tensors' bytes."""
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    try:
+        if len(data) < 8 + length:
+            raise ValueError(f"a header of {length} bytes in {len(data)}")
+        header = json.loads(data[8 : 8 + length])
+    except ValueError as error:
+        raise ValueError(f"w: expected a safetensors file, got {path.name!r}: {error}") from None
+    found = {}
+    for name, about in header.items():
+        if name == "__metadata__":
+            continue
+        dtype, (start, end) = _SAFETENSORS.get(about["dtype"]), about["data_offsets"]
+        if dtype is None:
+            raise ValueError(f"w[{name!r}]: expected one of {', '.join(_SAFETENSORS)}, got {about['dtype']}")
+        size, body = math.prod(about["shape"]) * dtype.itemsize, data[8 + length + start : 8 + length + end]
+        if not len(body) == end - start == size:
+            raise ValueError(f"w[{name!r}]: expected {size} bytes for {about['shape']}, got {len(body)}")
+        found[name] = torch.frombuffer(bytearray(body), dtype=dtype).reshape(about["shape"])
+    return found

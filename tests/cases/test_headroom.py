@@ -1,0 +1,240 @@
+"""Headroom: the law's number for given decays, and NaN in the faulty kernels themselves just where it says."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import flakit
+from flakit.cases import anchor, padding
+from flakit.cases.anchor.operators import OPERATORS
+from flakit.cases.headroom import KERNELS, LATE, headroom, kernels, read
+from flakit.cases.laws import LN_MAX
+from flakit.numerics.inputs import inputs
+
+FLOATS = tuple(LN_MAX)
+
+
+def decays(kind, *shape, seed=0):
+    """Log decays of any kind a model may have."""
+    w = -torch.rand(*shape, generator=torch.Generator().manual_seed(seed))
+    if kind == "spike":
+        w = w * 0.01
+        w[-1, shape[1] // 2, -1, 0] = -40.0
+    return -torch.ones(*shape) if kind == "uniform" else w
+
+
+# --- the law and nothing else -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op", OPERATORS)
+@pytest.mark.parametrize("T", [1, 16, 17, 76, 128, 150])
+@pytest.mark.parametrize("kind", ["uniform", "random", "spike"])
+def test_every_factor_is_that_of_the_law(op, T, kind):
+    w = decays(kind, 2, T, 2, 3)
+    for chunk, block in ((64, 16), (32, 8)):
+        found = headroom(w, op, chunk, block=block)
+        for m in found.margins:
+            if m.kernel.startswith("padding"):
+                continue
+            how = {"scheme": "pairwise", "mask": "where"} if m.kernel == LATE else {"scheme": m.kernel}
+            limits = anchor.limits(
+                **how, inputs={OPERATORS[op].decay: w}, op=op, chunk=chunk, block=block, dtype=m.dtype
+            )
+            assert m.factor == pytest.approx(min(limits.values()), rel=1e-9), m
+
+
+@pytest.mark.parametrize("op", ["gsa", "rwkv6"])
+@pytest.mark.parametrize("form", ["chunk", "blocks"])
+@pytest.mark.parametrize("T", [3000, 76, 120, 64, 16])
+def test_padding_is_that_of_its_law(op, form, T):
+    m = headroom(torch.full((1, T, 1, 2), -1.0), op).margin(f"padding, {form}")
+    assert m.factor == pytest.approx(padding.law(T, form), rel=1e-9)
+    if m.token is not None:
+        assert m.token == padding.anchors(T, form)[0].rows.start
+
+
+def test_the_uniform_law_is_the_factor_of_a_uniform_decay():
+    w = torch.full((1, 120, 1, 1), -1.0)
+    found = headroom(w)
+    for kernel in kernels("rwkv6"):
+        if kernel != "padding, chunk":  # at 120 tokens it is 88.72 / 48, the worst there is
+            assert found.uniform(kernel) <= found.margin(kernel).factor * (1 + 1e-9)
+    assert (
+        found.uniform("padding, chunk") == pytest.approx(88.72 / 48, rel=1e-4) == found.margin("padding, chunk").factor
+    )
+    assert found.uniform("none") == pytest.approx(88.72 / 64, rel=1e-4)
+
+
+@pytest.mark.parametrize("kernel", ["none", "first-row", "previous-row", "pairwise", "dyadic"])
+def test_forgetting_everything_is_no_number_except_for_the_dyadic_form(kernel):
+    w = torch.full((1, 40, 1, 2), -0.1)
+    w[0, 18, 0, 1] = -math.inf
+    with_limits = min(anchor.limits(kernel, {"w": w}).values())
+    m = headroom(w).margin(kernel)
+    assert m.factor == with_limits == (math.inf if kernel == "dyadic" else 0.0)
+    finite = all(anchor.run({**inputs("rwkv6", T=40, H=1, K=2), "w": w}, kernel).finite.values())
+    assert finite == (not m.breaks)
+
+
+# --- the kernels themselves -------------------------------------------------------------------------------------------
+
+WITHIN = {"none": 0.03, "block-start": 0.03, "middle": 0.03}
+"""How near the law the kernel is run, where sums of several large products meet; else 0.002."""
+
+
+def operands(op, w):
+    """Inputs of size 1 around the decays."""
+    x = inputs(op, B=w.shape[0], T=w.shape[1], H=w.shape[2], K=w.shape[3], **({"M": w.shape[3]} if op == "gsa" else {}))
+    unit = {name: y.sign() for name, y in x.items() if name not in (OPERATORS[op].decay, "a", "b")}
+    return {**x, **unit, OPERATORS[op].decay: w}
+
+
+def finite(kernel, op, w):
+    if kernel.startswith("padding"):
+        form = kernel.removeprefix("padding, ")
+        return all(bool(y.isfinite().all()) for y in padding.run(operands(op, w), form, op=op).values())
+    how = {"scheme": "pairwise", "mask": "where"} if kernel == LATE else {"scheme": kernel}
+    return all(anchor.run(operands(op, w), **how, op=op).finite.values())
+
+
+@pytest.mark.parametrize("op", ["rwkv6", "gsa", "rwkv7"])
+@pytest.mark.parametrize("kind", ["random", "spike"])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_nan_begins_where_headroom_says(kernel, kind, op):
+    if kernel not in kernels(op):
+        assert op == "rwkv7" and kernel.startswith("padding")
+        return
+    w = decays(kind, 2, 112, 2, 4, seed=3)
+    m = headroom(w, op).margin(kernel)
+    if m.token is None:
+        assert finite(kernel, op, w * 100)
+        return
+    step = WITHIN.get(kernel, 2e-3)
+    assert finite(kernel, op, w * m.factor * (1 - step))
+    assert not finite(kernel, op, w * m.factor * (1 + step))
+
+
+def test_exclusive_breaks_by_a_spike_where_inclusive_is_immune():
+    w = torch.full((1, 100, 1, 4), -0.01)
+    w[0, 16, 0, 2] = -88.8
+    m = headroom(w, "rwkv6").margin("first-row")
+    assert m.breaks and (m.token, m.channel) == (16, 2) and m.exponent == pytest.approx(88.8, rel=1e-6)
+    assert headroom(w, "gsa").margin("first-row").token is None
+    assert (finite("first-row", "rwkv6", w), finite("first-row", "gsa", w)) == (False, True)
+    w[0, 16], w[0, 17] = -0.01, -500.0
+    assert not headroom(w, "rwkv6").margin("first-row").breaks and finite("first-row", "rwkv6", w)
+
+
+@pytest.mark.parametrize("op", ["rwkv6", "gsa"])
+def test_factors_in_float16_break_at_their_own_limit(op):
+    w = decays("random", 1, 50, 1, 4)
+    found = headroom(w, op).margin("block-start", torch.float16)
+    assert found.limit == LN_MAX[torch.float16]
+    below, above = (
+        anchor.run(operands(op, w * found.factor * side), "block-start", op=op, dtype=torch.float16).finite
+        for side in (0.97, 1.03)
+    )
+    assert all(below.values()) and not all(above.values())
+
+
+def test_the_place_is_where_the_factor_is():
+    w = decays("random", 2, 100, 3, 5, seed=1)
+    m = headroom(w).margin("first-row")
+    assert -w[m.batch, m.token, m.head, m.channel].item() == pytest.approx(m.exponent, rel=1e-6)
+    assert m.token in (16, 32, 48, 80, 96) and m.exponent == pytest.approx(-w[:, [16, 32, 48, 80, 96]].min().item())
+
+
+# --- what it takes ----------------------------------------------------------------------------------------------------
+
+
+def test_packed_sequences_begin_chunks_of_their_own():
+    w = decays("random", 1, 100, 2, 3)
+    offsets = torch.tensor([0, 30, 30, 100])
+    packed = headroom(w, cu_seqlens=offsets)
+    apart = [headroom(w[:, a:b]) for a, b in ((0, 30), (30, 100))]
+    for n, m in enumerate(packed.margins):
+        nearest = min((h.margins[n] for h in apart), key=lambda x: x.factor)
+        assert m.factor == nearest.factor
+        if m.token is not None:
+            assert m.token - nearest.token in (0, 30)
+    assert packed.margin("none").factor != headroom(w).margin("none").factor
+
+
+def test_layers_are_judged_apart_and_the_worst_is_on_top():
+    layers = {"a": decays("random", 1, 40, 1, 2), "b": 3 * decays("random", 1, 40, 1, 2)}
+    found = headroom(layers, only=["none"])
+    assert [m.layer for m in found.margins] == ["b"] * 3 and set(found.layers) == {"a", "b"}
+    assert found.margin("none", layer="a").factor == pytest.approx(3 * found.margin("none").factor)
+    assert "b, token" in str(found) and found.counts.sum() + found.zeros == 160
+
+
+def test_times_multiplies_what_measuring_again_would_find():
+    w = decays("random", 1, 100, 1, 3).double()
+    for scaled, again in zip(headroom(w).times(2.5).margins, headroom(2.5 * w).margins, strict=True):
+        assert scaled.exponent == pytest.approx(again.exponent) and scaled.place == again.place
+        assert scaled.breaks == again.breaks
+
+
+def save_safetensors(path, tensors):
+    header, body = {"__metadata__": {"format": "pt"}}, b""
+    names = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64"}
+    for name, x in tensors.items():
+        raw = x.contiguous().view(torch.uint8).numpy().tobytes()
+        header[name] = {
+            "dtype": names[x.dtype],
+            "shape": list(x.shape),
+            "data_offsets": [len(body), len(body) + len(raw)],
+        }
+        body += raw
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + body)
+
+
+def test_files(tmp_path):
+    w = decays("random", 1, 70, 2, 4)
+    torch.save(w, tmp_path / "w.pt")
+    torch.save({"a": w, "b": 2 * w}, tmp_path / "layers.pth")
+    np.save(tmp_path / "w.npy", w.numpy())
+    save_safetensors(tmp_path / "w.safetensors", {str(dtype): w.to(dtype) for dtype in (*FLOATS, torch.float64)})
+    alone = headroom(w).margins
+    assert headroom(tmp_path / "w.pt").margins == headroom(str(tmp_path / "w.npy")).margins == alone
+    assert set(headroom(tmp_path / "layers.pth").layers) == {"a", "b"}
+    stored = read(tmp_path / "w.safetensors")
+    assert len(stored) == 4 and all(torch.equal(x, w.to(x.dtype)) for x in stored.values())
+    assert {str(x.dtype) for x in stored.values()} == set(stored)
+
+
+@pytest.mark.parametrize(
+    ("w", "how", "says"),
+    [
+        (torch.rand(1, 4, 1, 1), {}, "w: expected natural-log decays <= 0, got 0.*take the logarithm"),
+        (torch.full((1, 4, 1, 1), math.nan), {}, "w: expected natural-log decays <= 0, got NaN"),
+        (-torch.rand(4, 1, 6), {}, r"w: expected decays \[B, T, H, K\], got \[4, 1, 6\]; of .* make w.unflatten"),
+        ({"x": torch.ones(2, 3)}, {}, r"w\['x'\]: expected decays \[B, T, H, K\], got \[2, 3\]"),
+        ({}, {}, "w: expected decays of at least one layer, got none"),
+        (torch.zeros(1, 2, 1, 1, dtype=torch.int64), {}, "w: expected a tensor of floating-point decays, got a tensor"),
+        ("w.csv", {}, "w: expected a file .pt, .pth, .safetensors, .npy, got 'w.csv'"),
+        (torch.zeros(1, 2, 1, 1), {"op": "gla"}, "op: expected one of rwkv6, rwkv7, gsa, got 'gla'"),
+        (torch.zeros(1, 2, 1, 1), {"chunk": 48}, "chunk: expected a power of two, got 48"),
+        (torch.zeros(1, 2, 1, 1), {"only": ["gla"]}, "only: expected kernels of rwkv6: none; .* got 'gla'"),
+        (torch.zeros(1, 2, 1, 1), {"cu_seqlens": [0, 3]}, "cu_seqlens: expected to start at 0 and end at T = 2"),
+    ],
+)
+def test_bad_arguments_are_named(w, how, says):
+    with pytest.raises((ValueError, TypeError), match=says):
+        headroom(w, **how)
+
+
+def test_a_broken_file_is_named(tmp_path):
+    (tmp_path / "w.safetensors").write_bytes(b"\x20\0\0\0\0\0\0\0{}")
+    with pytest.raises(ValueError, match="expected a safetensors file, got 'w.safetensors': a header of 32 bytes"):
+        headroom(tmp_path / "w.safetensors")
+
+
+def test_it_is_flakits_own_name():
+    assert flakit.headroom is headroom
+    with pytest.raises(AttributeError, match="no attribute 'head'"):
+        flakit.head  # noqa: B018
