@@ -104,6 +104,7 @@ PANELS = {
     "padding": ("padding(T=100)", "length T", ()),
     "inverse": ("inverse(alpha=0.9)", "alpha", ()),
     "transposed-mask": ("transposed_mask(K=100)", "K", ()),
+    "headroom": ("headroom(__import__('flakit').inputs('rwkv6', T=200)['w'])", "decays times", ()),
     "gradient-accumulation": ("gradient_accumulation()", "in parts", ()),
     "masking": ("case('masking', w=-1.0)", "w", ()),  # the panel of every case without one of its own
 }
