@@ -12,6 +12,7 @@ from .decay_explorer import decay_explorer
 from .gradient_accumulation import gradient_accumulation
 from .gradient_comparer import gradient_comparer
 from .headroom import headroom
+from .infinity import infinity
 from .inverse import inverse
 from .log_space import log_space
 from .padding import padding
@@ -25,6 +26,7 @@ __all__ = [
     "gradient_accumulation",
     "gradient_comparer",
     "headroom",
+    "infinity",
     "inverse",
     "log_space",
     "padding",

@@ -1,0 +1,205 @@
+"""A chunk as its matrix product sees it: reads from above to below, keys from left to right, a factor on each side,
+what they make between them and the result at the right. Every number is printed. And what is lost of each tensor."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.backends.backend_agg import RendererAgg
+from matplotlib.patches import Rectangle
+from matplotlib.text import Text
+
+from . import style
+from .canvas import Canvas
+from .heatmap import HeatMap
+
+# Pixels, from the left and from the top.
+_WIDTH, _HEIGHT = 590, 312
+_CELL, _ROW, _FACTOR, _RESULT = 40, 25, 44, 36
+_LEFT, _TOP, _GAP = 66, 58, 6
+
+LIT = {"edgecolor": style.BLUE, "facecolor": "none", "linewidth": 2.6}
+"""The cell that a sentence is about; the lit term of the formula has the same colour."""
+
+
+def short(x: float) -> str:
+    """A number in at most six characters.
+
+    >>> short(float("inf")), short(9.1e-42), short(-0.195), short(0.0), short(7.0)
+    ('inf', '9e-42', '-0.2', '0', '7')
+    """
+    if x != x:
+        return "NaN"
+    if abs(x) == np.inf:
+        return "inf" if x > 0 else "-inf"
+    if x == 0:
+        return "0"
+    if 0.01 <= abs(x) < 99:
+        return f"{x:.2g}"
+    return f"{x:.0e}".replace("e+0", "e").replace("e+", "e").replace("e-0", "e-")
+
+
+class _Numbers(Artist):
+    """A string in the middle of every cell [rows, columns] of its axes, cells a whole number of pixels wide and high.
+
+    A different string is rendered once and then stamped: a hundred texts would cost ten times the rest of a redraw.
+    """
+
+    def __init__(self, rows: int, columns: int, width: int, height: int):
+        super().__init__()
+        self.strings = np.full((rows, columns), "", dtype=object)
+        self._size, self._stamps = (width, height), {}
+        self.set_zorder(5)
+
+    def draw(self, renderer) -> None:
+        left, bottom = np.round(self.axes.bbox.extents[:2]).astype(int)
+        width, height = self._size
+        for (row, column), words in np.ndenumerate(self.strings):
+            if words:
+                below = len(self.strings) - 1 - row
+                place = left + column * width, bottom + below * height
+                renderer.draw_image(renderer.new_gc(), *place, self._stamp(words))
+
+    def _stamp(self, words: str) -> np.ndarray:
+        if words not in self._stamps:
+            width, height = self._size
+            look = {"ha": "center", "va": "center", "fontsize": 7.5}
+            if words in ("NaN", "inf", "-inf"):
+                behind = style.NAN if words == "NaN" else style.INF
+                look |= {"bbox": {"facecolor": behind["facecolor"], "edgecolor": "none", "pad": 0.8}, "weight": "bold"}
+            text = Text(width / 2, height / 2, words, **look)
+            text.set_figure(self.figure)
+            drawn = RendererAgg(width, height, self.figure.dpi)
+            text.draw(drawn)
+            self._stamps[words] = np.array(drawn.buffer_rgba())[::-1]  # pixels count from below
+        return self._stamps[words]
+
+
+class WayFigure:
+    """The persistent picture: `update` with the numbers that exist so far, then `canvas.png()`."""
+
+    def __init__(self, C: int, K: int):
+        self.C, self.K = C, K
+        self.canvas = Canvas(_WIDTH / 100, _HEIGHT / 100)
+        self._grids, self._numbers = {}, {}
+        across, down = C * _CELL, C * _ROW
+        centre, right = _LEFT + _FACTOR + _GAP, _LEFT + _FACTOR + 2 * _GAP + across
+        with style.context():
+            self._grid("key", centre, _TOP, across, _ROW, 1, C)
+            self._grid("read", _LEFT, _TOP + _ROW + _GAP, _FACTOR, down, C, 1)
+            self._grid("pairs", centre, _TOP + _ROW + _GAP, across, down, C, C)
+            self._grid("result", right, _TOP + _ROW + _GAP, K * _RESULT, down, C, K)
+            ax = self._grids["pairs"].ax
+            x, y = np.repeat(np.arange(C + 1), 2)[1:] - 0.5, np.repeat(np.arange(C), 2) - 0.5
+            (self._diagonal,) = ax.plot(x[: 2 * C], y, color=style.BLACK, linewidth=1.6, zorder=3)
+            self._words = {
+                "key": self._text(centre + across / 2, 9, ha="center"),
+                "read": self._text(6, _TOP - 2),
+                "pairs": self._text(centre + across / 2, _HEIGHT - 9, ha="center", weight="bold"),
+                "result": self._text(right + K * _RESULT / 2, _TOP + _ROW / 2, ha="center", weight="bold"),
+            }
+            on_keys = [
+                self._text(centre + (j + 0.5) * _CELL, _TOP - 20, ha="center", fontsize=8, linespacing=1.1)
+                for j in range(C)
+            ]
+            first = _TOP + 1.5 * _ROW + _GAP
+            on_reads = [self._text(_LEFT - 4, first + i * _ROW, ha="right", fontsize=8) for i in range(C)]
+            self._exponents = on_reads, on_keys
+            self._lit = {}
+            for name, grid in self._grids.items():
+                frames = [Rectangle((0, 0), 1, 1, zorder=6, clip_on=False, **LIT) for _ in range(2)]
+                self._lit[name] = [grid.ax.add_patch(frame) for frame in frames]
+        self.canvas.labels(*self._words.values(), *on_keys, *on_reads)
+        self.canvas.moving(self._diagonal, *self._numbers.values())
+        self.canvas.moving(*(frame for frames in self._lit.values() for frame in frames))
+
+    def _grid(self, name, left, top, width, height, rows, columns) -> None:
+        box = left / _WIDTH, 1 - (top + height) / _HEIGHT, width / _WIDTH, height / _HEIGHT
+        ax = self.canvas.figure.add_axes(box)
+        ax.set(xticks=[], yticks=[])
+        heat = HeatMap(self.canvas, ax)
+        heat.shape = rows, columns
+        heat.update(np.zeros(heat.shape))
+        self._grids[name] = heat
+        self._numbers[name] = ax.add_artist(_Numbers(rows, columns, width // columns, height // rows))
+
+    def _text(self, x, y, **kwargs):
+        look = {"va": "center", "fontsize": 9} | kwargs
+        return self.canvas.figure.text(x / _WIDTH, 1 - y / _HEIGHT, "", **look)
+
+    def update(
+        self,
+        *,
+        exponents: tuple[Sequence[float], Sequence[float]],
+        words: Mapping[str, str],
+        lit: Mapping[str, Sequence[tuple[int, int]]],
+        diagonal: bool = False,
+        **values: np.ndarray | None,
+    ) -> None:
+        """Show the numbers of one step.
+
+        exponents: of the reads' and of the keys' factors, [C] each, beside them.
+        values: "key" [C], "read" [C], "pairs" [C, C], "result" [C, K]; one that is missing or None is not there yet,
+        nor is a cell that a masked array masks.
+        words: what each of them is. lit: the cells (row, column) of each to frame.
+        diagonal: draw the border between the past and the pairs that must not count.
+        """
+        for texts, each, space in zip(self._exponents, exponents, ("  ", "\n"), strict=True):
+            for n, (text, exponent) in enumerate(zip(texts, each, strict=True)):
+                text.set_text(f"{n}{space}$e^{{{exponent:.4g}}}$")
+        for name, grid in self._grids.items():
+            x = values.get(name)
+            x = np.ma.masked_all(grid.shape) if x is None else np.ma.asarray(x, dtype=np.float64).reshape(grid.shape)
+            self._show(name, x)
+            self._words[name].set_text(words.get(name, ""))
+            cells = lit.get(name, ())
+            for n, frame in enumerate(self._lit[name]):
+                frame.set_visible(n < len(cells))
+                if n < len(cells):
+                    row, column = cells[n]
+                    frame.set_xy((column - 0.5, row - 0.5))
+        self._diagonal.set_visible(diagonal)
+
+    def _show(self, name: str, x: np.ma.MaskedArray) -> None:
+        grid = self._grids[name]
+        absent, x = np.ma.getmaskarray(x), x.filled(0)
+        grid.update(x, empty=x == 0, finite=np.isfinite(x) & (x != 0))
+        strings = ["" if nothing else short(number) for number, nothing in zip(x.flat, absent.flat, strict=True)]
+        self._numbers[name].strings[:] = np.reshape(strings, x.shape)
+
+
+class LossFigure:
+    """What is lost: a row a tensor, a bar for each of two chunks."""
+
+    def __init__(self, names: Sequence[str], chunks: int = 2):
+        self.canvas = Canvas(_WIDTH / 100, _HEIGHT / 100)
+        left, width, height = 150, 150, 216
+        self._bars, self._shares, self._titles = [], [], []
+        with style.context():
+            for n in range(chunks):
+                start = left + n * (width + 70)
+                ax = self.canvas.figure.add_axes((start / _WIDTH, 0.07, width / _WIDTH, height / _HEIGHT))
+                ax.set(xlim=(0, 1), ylim=(len(names) - 0.4, -0.6), xticks=[], yticks=[])
+                ax.spines[["top", "right", "bottom"]].set_visible(False)
+                if n == 0:
+                    ax.set_yticks(range(len(names)), names, fontsize=9.5)
+                    ax.tick_params(axis="y", length=0)
+                self._bars.append(ax.barh(range(len(names)), [0] * len(names), 0.62, linewidth=0, **style.NAN))
+                self._shares.append([ax.text(0, row, "", va="center", fontsize=10) for row in range(len(names))])
+                title = self.canvas.figure.text(start / _WIDTH, 0.82, "", fontsize=10, va="center")
+                self._titles.append(title)
+            self._heading = self.canvas.figure.text(
+                8 / _WIDTH, 0.95, "What is lost, NaN or infinite", fontsize=10.5, weight="bold", va="center"
+            )
+        moving = [artist for bars in self._bars for artist in bars]
+        self.canvas.moving(*moving, *(text for texts in self._shares for text in texts), *self._titles)
+
+    def update(self, titles: Sequence[str], shares: Sequence[Sequence[float]], said: Sequence[Sequence[str]]) -> None:
+        """titles: above each chunk's bars. shares: for each chunk a number from 0 to 1 a tensor; said: it in words."""
+        for n, (title, share, words) in enumerate(zip(titles, shares, said, strict=True)):
+            self._titles[n].set_text(title)
+            for bar, text, x, word in zip(self._bars[n], self._shares[n], share, words, strict=True):
+                bar.set_width(x)
+                text.set_text(word)
+                text.set_x(x + 0.02)
+                text.set_fontweight("bold" if x == 1 else "normal")

@@ -1,0 +1,407 @@
+"""One infinity's way: from one key's factor to the whole of a gradient, step by step."""
+
+import functools
+import html
+import itertools
+import math
+import re
+
+import ipywidgets as widgets
+import numpy as np
+import torch
+
+from ..cases import infinity as case
+from ..cases.laws import LN_MAX
+from ..figures.infinity import LIT, LossFigure, WayFigure
+from ..numerics.words import percent
+from . import knobs
+from .base import Panel
+
+C, K = 8, 4
+KERNEL_CHUNK, KERNEL_DECAY = 64, -1.39  # as kernels cut, just past 88.72 / 64
+SECONDS = 5  # a step while playing: time to read a sentence
+END = LN_MAX[torch.float32]
+_SMALLEST, _NORMAL = (math.log(torch.finfo(torch.float32).smallest_normal * x) for x in (2**-23, 1))
+
+STEPS = ("key", "read", "pair", "all", "mask", "row", "dA", "dr", "loss")
+
+PRESETS = {
+    "all fine": -10.5,
+    "dr dies, o lives": -11.5,
+    "o dies too": -13.5,
+    "zero meets inf": -15.5,
+}
+
+FORWARD = (
+    ("o<sub>i</sub> = Σ<sub>j</sub>", ("row",)),
+    ("mask<sub>ij</sub>", ("mask",)),
+    ("( q<sub>i</sub>", ("all",)),
+    ("e<sup>ge_i</sup>", ("read", "pair", "all")),
+    ("·", ("all",)),
+    ("k<sub>j</sub>", ("all",)),
+    ("e<sup>−gi_j</sup>", ("key", "pair", "all")),
+    (")", ("all",)),
+    ("v<sub>j</sub>", ("row",)),
+)
+BACKWARD = (
+    ("dr<sub>i</sub> = e<sup>ge_i</sup>", ()),
+    ("Σ<sub>j</sub>", ("dr", "loss")),
+    ("dA<sub>ij</sub>", ("dA", "dr", "loss")),
+    ("·", ("dr", "loss")),
+    ("k<sub>j</sub>", ("dr", "loss")),
+    ("e<sup>−gi_j</sup>", ("dr", "loss")),
+)
+"""The formulas as terms, each with the steps in which it is lit."""
+
+WORDS = {
+    "symbols forward": "o: the output; q: the read r, scaled; k, v: key and value; gi_j: the log decays of tokens 0 "
+    "to j added up, ge_i: those before token i",
+    "symbols backward": "dr: the gradient of the read; dA_ij: the gradient that arrives at the score of read i and "
+    "key j; ge, gi: the log decays added up",
+    "key, inf": "To let one matrix product make all pairs, each weight is split into a factor of the read and one "
+    "of the key. Key {j}'s undoes the decay of {tokens} tokens: e^{up}. float32 ends at e^{end}, so it becomes inf.",
+    "key, fine": "To let one matrix product make all pairs, each weight is split into a factor of the read and one "
+    "of the key. Key {j}'s undoes the decay of {tokens} tokens: e^{up}. float32 ends at e^{end}, so it is still a "
+    "number.",
+    "read": "Token {i}, the next one, reads key {j} with a factor of its own, e^{down}: {size}.",
+    "read, own": "It is the last key: no later token of this chunk reads it. Its own token reads with e^{down}: "
+    "{size}.",
+    "normal": "an ordinary number",
+    "tiny": "tiny, but not zero (a GPU that flushes numbers below e^{normal} has 0 here)",
+    "zero": "float32's smallest number is e^{smallest}, so this factor becomes 0",
+    "pair, fine": "Together the two are the weight of key {j} for token {i}, and it comes out right.",
+    "pair, inf": "Together the two should make {true}. But any number above 0, however tiny, times inf is inf.",
+    "pair, nan": "Together the two should make {true}. But 0 times inf is NaN, not a number at all.",
+    "all, bad": "One matrix product makes the scores of all {all} pairs at once, also of pairs that must not count. "
+    "Each one in the column of an infinite key is spoilt: {spoilt} scores.",
+    "all, fine": "One matrix product makes the scores of all {all} pairs at once, also of pairs that must not "
+    "count. All are finite.",
+    "mask, some": "Only now the mask writes 0 over the {cut} pairs above the line, which must not count. Of "
+    "{spoilt} spoilt scores, {left} below the line: {stay}.",
+    "mask, none": "Only now the mask writes 0 over the {cut} pairs above the line, which must not count. All "
+    "{spoilt} spoilt scores were among them: nothing bad is left to see.",
+    "mask, fine": "Only now the mask writes 0 over the {cut} pairs above the line, which must not count.",
+    "row, bad": "A row of the output adds up its scores times v. One {score} in it makes the sum {sum}: {rows} of "
+    "{C} rows of o are lost.",
+    "row, fine": "A row of the output adds up its scores times v. All are finite, so o is right, and a test that "
+    "looks only at o finds no fault.",
+    "dA": "On the way back, dA is exactly 0 for every pair that the mask cut: such a pair must change nothing in dr.",
+    "dr, bad": "But the sum for a row of dr takes every key, the masked ones times their 0. And 0 times inf is not "
+    "0, it is NaN. Every row has such a pair: all of dr is lost.",
+    "dr, fine": "The sum for a row of dr takes every key, the masked ones times their 0. As long as every key's "
+    "factor is finite that adds 0, and dr is right.",
+    "loss": "From a decay of −{first} on ({end}/{C}) a key overflows that nobody reads: dr, dk and dw are lost. "
+    "From −{second} on ({end}/{before}) it is one that is read: o and dv fail, too.",
+    "count": "{keys} of the keys' factors are infinite, {dr} of dr is lost.",
+    "count, fine": "No key's factor is infinite, and nothing of dr is lost.",
+    "count, kernel": "Here {keys} of the keys' factors are infinite, and {dr} of dr is lost. In a chunk of {chunk}, "
+    "at {decay}: {keys64} of the factors, {dr64} of dr.",
+    "title key": "each key's factor",
+    "title read": "each read's\nfactor",
+    "title pair": "read's factor · key's factor",
+    "title all": "scores of all pairs, before the mask",
+    "title mask": "scores, after the mask",
+    "title row": "scores, after the mask",
+    "title dA": "dA, the gradient of the scores",
+    "title dr": "dA, the gradient of the scores",
+    "title loss": "what is lost",
+    "title scaled": "each key's factor (it multiplies k)",
+    "result row": "output o",
+    "result dr": "gradient dr",
+    "arithmetic": "{made} (true: {true})",
+    "in the past": "pair ({i}, {j}) is below the line: {score} stays",
+    "cut": "pair ({i}, {j}) is not below the line: {score} becomes 0",
+    "chunk": "chunk of {C}, w = {decay}",
+    "alt": "Step {step} of {steps}, decay {decay}: {title}. {sentence} Numbers printed in a grid of {C} reads, from "
+    "above, by {C} keys, from the left; infinite keys: {bad}.",
+    "alt loss": "Step {step} of {steps}, decay {decay}: bars of what is lost. {shares}",
+    "lost names": {"keys": "the keys' factors", "o": "output o", **{f"d{x}": f"gradient d{x}" for x in "vkrw"}},
+}
+"""Everything the panel says."""
+
+
+class Infinity(Panel):
+    """A chunk of 8 tokens and 4 channels in float32, every number printed; `case.follow` makes them."""
+
+    name = "infinity"
+
+    def __init__(self, **settings):
+        self._figure, self._losses = WayFigure(C, K), LossFigure(list(WORDS["lost names"].values()))
+        made = {
+            "decay": knobs.DecayKnob(-13.5, stops=_stops(), low=-16.0),
+            "step": knobs.integer(1, 1, len(STEPS), "step"),
+        }
+        self._play = widgets.Play(1, 1, len(STEPS), interval=1000 * SECONDS, show_repeat=False)
+        row = [self._play]
+        for by, icon, words in ((-1, "step-backward", "one step back"), (1, "step-forward", "one step on")):
+            button = widgets.Button(icon=icon, tooltip=words, layout={"width": "36px"})
+            button.on_click(lambda _, by=by: self.step(by))
+            row.append(button)
+        for label, decay in PRESETS.items():
+            button = widgets.Button(description=label, tooltip=f"decay {decay:g}", layout={"width": "auto"})
+            button.on_click(lambda _, decay=decay: self.set(decay=decay))
+            row.append(button)
+        runs = (widgets.HBox(row, layout={"flex_flow": "row wrap"}),)
+        super().__init__(made, self._figure.canvas, settings, alt="", runs=runs)
+        self._play.observe(lambda change: self._go_to(change.new), "value")
+        self._beside()
+
+    def _beside(self) -> None:
+        """The readout to the right of the picture, above it where a screen is too narrow for both."""
+        width, _ = self.canvas.pixels
+        self.readout.layout = {"flex": "1 1 290px", "min_height": "160px", "width": "auto"}
+        self._picture.layout.width, self._picture.layout.flex = f"{width}px", f"0 1 {width}px"
+        both = widgets.Box([self.readout, self._picture])
+        both.layout = {"flex_flow": "row-reverse wrap", "justify_content": "flex-end", "align_items": "flex-start"}
+        children = [child for child in self.children if child is not self.readout]
+        children[children.index(self._picture)] = both
+        self.children = children
+
+    def step(self, by: int = 1) -> None:
+        """One step on or back, stopping at the ends."""
+        self._go_to(min(max(self.knobs["step"].value + by, 1), len(STEPS)))
+
+    def _go_to(self, step: int) -> None:
+        if step != self.knobs["step"].value:
+            self.set(step=step)
+
+    def compute(self, decay, seed, **_) -> case.Way:
+        return _follow(decay, C, K, seed)
+
+    def draw(self, way, *, decay, step, seed) -> None:
+        self._play.value = step
+        if STEPS[step - 1] == "loss":
+            self.canvas = self._losses.canvas
+            kernel, names = _kernel(seed), WORDS["lost names"]
+            shares = [[each.lost[name] for name in names] for each in (way, kernel)]
+            titles = [
+                WORDS["chunk"].format(C=size, decay=f"{w:g}") for size, w in ((C, decay), (KERNEL_CHUNK, KERNEL_DECAY))
+            ]
+            self._losses.update(titles, shares, [[percent(x) for x in each] for each in shares])
+        else:
+            self.canvas = self._figure.canvas
+            self._draw_way(way, STEPS[step - 1])
+        self._picture.tooltip = self.alt(way, decay, step)
+
+    def _draw_way(self, way: case.Way, step: str) -> None:
+        made, at, (i, j) = way.made, STEPS.index(step), way.cell
+        back, last = step in ("dA", "dr"), C - 1
+        if step == "key" and made.key.isfinite().all():
+            j = last
+        pair = (i, j) if not back else (1, last)
+        lit = {
+            "key": {"key": [(0, j)]},
+            "read": {"read": [(i, 0)]},
+            "pair": {"key": [(0, j)], "read": [(i, 0)], "pairs": [pair]},
+            "all": {"pairs": [pair]},
+            "mask": {"pairs": [pair]},
+            "row": {"pairs": [pair], "result": [(i, 0)]},
+            "dA": {"pairs": [pair]},
+            "dr": {"pairs": [pair], "key": [(0, last)], "result": [(1, 0)]},
+        }[step]
+        centre = {"pair": made.pairs, "all": made.scores, "mask": made.kept, "row": made.kept}.get(step)
+        if step == "pair":  # the one pair of the sentence; all of them come next
+            centre = None if centre is None else _only(centre, pair)
+        shown = {
+            "key": made.key,
+            "read": made.read if at else None,
+            "pairs": made.dA if back else centre,
+            "result": {"row": made.o, "dr": made.dr}.get(step),
+        }
+        words = {"key": WORDS["title scaled" if at > 2 else "title key"], "read": WORDS["title read"] if at else ""}
+        words["pairs"] = WORDS[f"title {step}"] if at > 1 else ""
+        words["result"] = WORDS.get(f"result {step}", "")
+        exponents = tuple(x.tolist() for x in way.exponents)
+        self._figure.update(exponents=exponents, words=words, lit=lit, diagonal=at > 3, **shown)
+
+    # Words.
+
+    def sentence(self, way: case.Way, step: str) -> str:
+        """What happens in a step, at this decay."""
+        made, true, (i, j) = way.made, way.true, way.cell
+        down, up = (x.tolist() for x in way.exponents)
+        broken = not made.key.isfinite().all()
+        said = {"end": f"{END:.2f}", "C": C, "i": i, "j": j, "down": f"{down[i]:.4g}", "up": f"{up[j]:.4g}"}
+        if step == "key":
+            j = j if broken else C - 1
+            said |= {"j": j, "up": f"{up[j]:.4g}", "tokens": j + 1}
+            return WORDS[f"key, {'inf' if broken else 'fine'}"].format(**said)
+        if step == "read":
+            size = _size(made.read[i].item()).format(normal=f"{_NORMAL:.1f}", smallest=f"{_SMALLEST:.1f}")
+            return WORDS["read" if i > j else "read, own"].format(size=size, **said)
+        if step == "pair":
+            kind = {True: "fine"}.get(bool(made.pairs[i, j].isfinite()), "nan" if made.pairs[i, j].isnan() else "inf")
+            return WORDS[f"pair, {kind}"].format(true=_number(true.pairs[i, j]), **said)
+        spoilt, left = (int((~x.isfinite()).sum()) for x in (made.scores, made.kept))
+        if step == "all":
+            return WORDS[f"all, {'bad' if spoilt else 'fine'}"].format(all=C * C, spoilt=spoilt)
+        if step == "mask":
+            kind = "some" if left else "none" if spoilt else "fine"
+            said |= {"cut": C * (C + 1) // 2, "spoilt": spoilt}
+            said |= {"left": f"{left} {'is' if left == 1 else 'are'}", "stay": "it stays" if left == 1 else "they stay"}
+            return WORDS[f"mask, {kind}"].format(**said)
+        if step == "row":
+            rows = int((~made.o.isfinite()).any(-1).sum())
+            score, total = _number(made.kept[i, j]), _number(made.o[i, 0])
+            return WORDS[f"row, {'bad' if rows else 'fine'}"].format(score=score, sum=total, rows=rows, **said)
+        if step == "dr":
+            return WORDS[f"dr, {'fine' if made.dr.isfinite().all() else 'bad'}"]
+        if step == "loss":
+            first, second = (f"{END / n:.2f}" for n in (C, C - 1))
+            return WORDS["loss"].format(first=first, second=second, before=C - 1, **said)
+        return WORDS[step]
+
+    def arithmetic(self, way: case.Way, step: str) -> str:
+        """The lit cell as float32 computes it, and as it is."""
+        made, true, (i, j), last = way.made, way.true, way.cell, C - 1
+        down, up = (x.tolist() for x in way.exponents)
+        if step == "key":
+            j = j if not made.key.isfinite().all() else last
+            parts = f"e^{up[j]:.4g} = {_number(made.key[j])}", true.key[j]
+        elif step == "read":
+            parts = f"e^{down[i]:.4g} = {_number(made.read[i])}", true.read[i]
+        elif step == "pair":
+            factors = f"{_number(made.read[i])} · {_number(made.key[j])}"
+            parts = f"e^{down[i]:.4g} · e^{up[j]:.4g} = {factors} = {_number(made.pairs[i, j])}", true.pairs[i, j]
+        elif step == "all":
+            terms = way.operands["q"][i] * made.read[i] * made.scaled[j]
+            parts = f"score ({i}, {j}) = {_sum(terms)} = {_number(made.scores[i, j])}", true.scores[i, j]
+        elif step == "mask":
+            return WORDS["in the past" if j < i else "cut"].format(i=i, j=j, score=_number(made.scores[i, j]))
+        elif step == "row":
+            v = way.operands["v"]
+            terms = " + ".join(f"{_number(made.kept[i, n])} · {_number(v[n, 0])}" for n in (i - 2, i - 1))
+            parts = f"o_{i} = … + {terms} = {_number(made.o[i, 0])}", true.o[i, 0]
+        elif step == "dA":
+            parts = f"dA (1, {last}) = {_number(made.dA[1, last])}", true.dA[1, last]
+        elif step == "dr":
+            found = made.dA[1, last] * made.scaled[last, 0]
+            factors = f"{_number(made.dA[1, last])} · {_number(made.scaled[last, 0])}"
+            parts = f"dA (1, {last}) · k_{last} e^{up[last]:.4g} = {factors} = {_number(found)}", 0.0
+        else:
+            return ""
+        return WORDS["arithmetic"].format(made=parts[0], true=_number(parts[1]))
+
+    def count(self, way: case.Way, step: str, seed: int) -> str:
+        """How little was infinite, and how much is lost."""
+        keys, dr = (percent(way.lost[name]) for name in ("keys", "dr"))
+        if step != "loss":
+            return WORDS["count" if way.lost["keys"] or way.lost["dr"] else "count, fine"].format(keys=keys, dr=dr)
+        kernel = {f"{name}64": percent(_kernel(seed).lost[name]) for name in ("keys", "dr")}
+        return WORDS["count, kernel"].format(keys=keys, dr=dr, chunk=KERNEL_CHUNK, decay=KERNEL_DECAY, **kernel)
+
+    def alt(self, way: case.Way, decay: float, step: int) -> str:
+        """What the picture shows now, for those who cannot see it."""
+        name, said = STEPS[step - 1], {"step": step, "steps": len(STEPS), "decay": f"{decay:g}", "C": C}
+        if name == "loss":
+            shares = ", ".join(f"{words} {percent(way.lost[x])}" for x, words in WORDS["lost names"].items())
+            return WORDS["alt loss"].format(shares=shares, **said)
+        bad = ", ".join(str(n) for n, x in enumerate(way.made.key) if not x.isfinite()) or "none"
+        title, sentence = WORDS[f"title {name}"], self.sentence(way, name)
+        return WORDS["alt"].format(title=title, sentence=sentence, bad=bad, **said)
+
+    def describe(self, way, *, step, seed, **_) -> str:
+        name = STEPS[step - 1]
+        lines = [_plain(_formula(name)), self.sentence(way, name), self.arithmetic(way, name)]
+        return "\n".join(line for line in (*lines, self.count(way, name, seed)) if line)
+
+    def say(self, text: str) -> None:
+        super().say(text)
+        step = STEPS[self.knobs["step"].value - 1]
+        symbols = WORDS[f"symbols {'backward' if step in ('dA', 'dr', 'loss') else 'forward'}"]
+        _, sentence, *rest = map(html.escape, text.split("\n"))
+        parts = [f'<div style="font-size: 115%">{_formula(step)}</div>']
+        parts.append(f'<div style="font-size: 85%; line-height: 1.25; opacity: 0.75">{symbols}</div>')
+        parts.append(f'<div style="margin: 5px 0">{sentence}</div>')
+        if len(rest) == 2:
+            parts.append(f'<div style="font-family: monospace; font-weight: bold; margin: 5px 0">{rest[0]}</div>')
+        parts.append(f"<div>{rest[-1]}</div>")
+        self.readout.value = "".join(parts)
+
+    def script(self, *, decay, seed, **_) -> str:
+        return f"""from flakit.cases import infinity
+
+way = infinity.follow({decay!r}, C={C}, K={K}, seed={seed})
+i, j = way.cell
+print("key factors", way.made.key)
+print(f"read {{i}}, key {{j}}:", way.made.read[i], "*", way.made.key[j], "=", way.made.pairs[i, j])
+print("true", way.true.pairs[i, j])
+print("scores after the mask", way.made.kept)
+print("o", way.made.o)
+print("dA", way.made.dA)
+print("dr", way.made.dr)
+for name, share in way.lost.items():
+    print(name, "lost", share)
+"""
+
+
+@functools.lru_cache(maxsize=64)
+def _follow(decay: float, C: int, K: int, seed: int) -> case.Way:
+    return case.follow(decay, C=C, K=K, seed=seed)
+
+
+def _kernel(seed: int) -> case.Way:
+    return _follow(KERNEL_DECAY, KERNEL_CHUNK, K, seed)
+
+
+def _stops() -> set[float]:
+    """Even ones, and on either side of every decay at which something new happens."""
+    laws = [END / n for n in (C, C - 1, C - 2)] + [(-_SMALLEST + math.log(2)) / (C - 1)]
+    near = {round(math.floor(100 * law) / 100 + by, 2) for law in laws for by in (-0.02, 0, 0.01, 0.03)}
+    return {-x for x in near} | {-n / 10 for n in range(90, 161)}
+
+
+def _only(x: torch.Tensor, cell: tuple[int, int]) -> np.ma.MaskedArray:
+    shown = np.ma.masked_all(x.shape)
+    shown[cell] = x[cell].item()
+    return shown
+
+
+def _size(factor: float) -> str:
+    if factor == 0:
+        return WORDS["zero"]
+    return WORDS["tiny" if factor < torch.finfo(torch.float32).smallest_normal else "normal"]
+
+
+def _number(x: torch.Tensor | float) -> str:
+    """Three digits of an ordinary number, two of a size."""
+    x = float(x) + 0.0  # no -0
+    if x != x:
+        return "NaN"
+    if math.isinf(x):
+        return "inf" if x > 0 else "-inf"
+    return f"{x:.3g}" if 0.01 <= abs(x) < 1000 else f"{x:.2g}"
+
+
+def _sum(terms: torch.Tensor) -> str:
+    first, *others = (_number(x) for x in terms)
+    return first + "".join(f" − {x[1:]}" if x.startswith("-") else f" + {x}" for x in others)
+
+
+def _formula(step: str) -> str:
+    """The formula of a step as HTML, the lit terms on the colour of the lit cell."""
+    terms = BACKWARD if step in ("dA", "dr", "loss") else FORWARD
+    look = (
+        f"background: {LIT['edgecolor']}; color: white; border-radius: 3px; padding: 2px 3px 4px; display: inline-block"
+    )
+    found = []
+    for lit, group in itertools.groupby(terms, lambda term: step in term[1]):
+        words = " ".join(words for words, _ in group)
+        found.append(f'<mark style="{look}">{words}</mark>' if lit else words)
+    return " ".join(found)
+
+
+def _plain(formula: str) -> str:
+    """The same without HTML: lit terms in brackets."""
+    text = re.sub(r"<mark[^>]*>(.*?)</mark>", r"[\1]", formula)
+    return re.sub(r"<sup>(.*?)</sup>", r"^(\1)", re.sub(r"<sub>(.*?)</sub>", r"_\1", text))
+
+
+def infinity(**settings) -> Infinity:
+    """A panel that follows one infinite factor through a chunk, forward and backward.
+
+    settings: any of its knobs: decay (natural logarithm, -16 … 0, the same for all tokens), step (1 … 9), seed.
+
+    >>> infinity(decay=-11.5, step=8)
+    """
+    return Infinity(**settings)

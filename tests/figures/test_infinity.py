@@ -1,0 +1,87 @@
+"""One infinity's way as a picture: every number printed, what is not finite hatched, what is not there yet blank."""
+
+import numpy as np
+import pytest
+
+from flakit.figures import style
+from flakit.figures.infinity import LIT, LossFigure, WayFigure, short
+from tests.figures.test_plots import has_colour
+
+C, K = 4, 2
+EXPONENTS = (np.arange(C) * -40.0, np.arange(1, C + 1) * 40.0)
+
+
+@pytest.fixture
+def figure():
+    return WayFigure(C, K)
+
+
+def update(figure, lit=None, **values):
+    figure.update(exponents=EXPONENTS, words={}, lit=lit or {}, **values)
+
+
+def printed(figure, name):
+    return list(figure._numbers[name].strings.flat)
+
+
+@pytest.mark.parametrize("power", range(-45, 39))
+@pytest.mark.parametrize("digits", [1, 9.4])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_number_fits_into_its_cell(power, digits, sign):
+    x = sign * digits * 10.0**power
+    assert len(short(x)) <= 6
+    assert float(short(x)) == pytest.approx(x, rel=0.12)
+
+
+def test_every_number_is_printed(figure):
+    pairs = np.arange(16.0).reshape(4, 4)
+    pairs[1, 2], pairs[3, 3] = np.inf, np.nan
+    update(figure, key=[1, 2, np.inf, -np.inf], pairs=pairs)
+    assert printed(figure, "key") == ["1", "2", "inf", "-inf"]
+    assert printed(figure, "pairs")[6] == "inf" and printed(figure, "pairs")[15] == "NaN"
+    assert printed(figure, "read") == [""] * C and printed(figure, "result") == [""] * (C * K)
+    assert has_colour(figure.canvas, style.NAN["facecolor"]) and has_colour(figure.canvas, style.INF["facecolor"])
+    update(figure, key=[1, 2, 3, 4])
+    assert printed(figure, "pairs") == [""] * 16
+    assert not has_colour(figure.canvas, style.NAN["facecolor"])
+
+
+def test_a_masked_cell_is_not_there_yet(figure):
+    pairs = np.ma.masked_all((C, C))
+    pairs[2, 1] = np.inf
+    update(figure, pairs=pairs)
+    assert [text for text in printed(figure, "pairs") if text] == ["inf"]
+
+
+def test_the_lit_cell(figure):
+    update(figure, lit={"pairs": [(2, 1)]}, pairs=np.zeros((C, C)))
+    (frame,) = [frame for frame in figure._lit["pairs"] if frame.get_visible()]
+    assert frame.get_xy() == (0.5, 1.5) and has_colour(figure.canvas, LIT["edgecolor"])
+    update(figure, pairs=np.zeros((C, C)))
+    assert not has_colour(figure.canvas, LIT["edgecolor"])
+
+
+def test_the_border_of_the_past_is_below_the_diagonal(figure):
+    x, y = figure._diagonal.get_data()
+    past = [(i, j) for i in range(C) for j in range(i)]
+    for i in range(C):
+        edge = max(x[np.isclose(y, i - 0.5)], default=-0.5)  # the line above row i ends where its own token begins
+        assert edge == pytest.approx(i + 0.5) and len([p for p in past if p[0] == i]) == i
+
+
+def test_inside_the_picture(figure):
+    width, height = figure.canvas.pixels
+    update(figure, key=np.full(C, -9e-42), read=np.full(C, 9e-42), pairs=np.zeros((C, C)), result=np.zeros((C, K)))
+    figure.canvas.png()
+    renderer = figure.canvas._agg.get_renderer()
+    for text in figure.canvas.figure.findobj(lambda artist: hasattr(artist, "get_text") and artist.get_text()):
+        box = text.get_window_extent(renderer)
+        assert 0 <= box.x0 and box.x1 <= width and 0 <= box.y0 and box.y1 <= height, text.get_text()
+
+
+def test_losses():
+    figure = LossFigure(["a", "b"])
+    figure.update(["here", "there"], [[0.25, 1.0], [0.0, 0.5]], [["25%", "100%"], ["0%", "50%"]])
+    assert [[bar.get_width() for bar in bars] for bars in figure._bars] == [[0.25, 1.0], [0.0, 0.5]]
+    assert [[text.get_text() for text in texts] for texts in figure._shares] == [["25%", "100%"], ["0%", "50%"]]
+    assert has_colour(figure.canvas, style.NAN["facecolor"])
