@@ -131,7 +131,9 @@ class Infinity(Panel):
             "decay": knobs.DecayKnob(-13.5, stops=_stops(), low=-16.0),
             "step": knobs.integer(1, 1, len(STEPS), "step"),
         }
-        self._play = widgets.Play(1, 1, len(STEPS), interval=1000 * SECONDS, show_repeat=False)
+        self._play = widgets.Play(
+            1, 1, len(STEPS), interval=1000 * SECONDS, show_repeat=False, layout={"width": "80px"}
+        )
         row = [self._play]
         for by, icon, words in ((-1, "step-backward", "one step back"), (1, "step-forward", "one step on")):
             button = widgets.Button(icon=icon, tooltip=words, layout={"width": "36px"})
@@ -149,7 +151,7 @@ class Infinity(Panel):
     def _beside(self) -> None:
         """The readout to the right of the picture, above it where a screen is too narrow for both."""
         width, _ = self.canvas.pixels
-        self.readout.layout = {"flex": "1 1 290px", "min_height": "160px", "width": "auto"}
+        self.readout.layout = {"flex": "1 1 290px", "min_height": "174px", "width": "auto"}
         self._picture.layout.width, self._picture.layout.flex = f"{width}px", f"0 1 {width}px"
         both = widgets.Box([self.readout, self._picture])
         both.layout = {"flex_flow": "row-reverse wrap", "justify_content": "flex-end", "align_items": "flex-start"}
