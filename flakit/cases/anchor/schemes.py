@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...ops.common.chunks import pair_scores, read_sums
-from ...ops.common.decay import sum_before
+from ...ops.common.decay import decays, sum_before
 from ..masking import mask_mode
 
 
@@ -153,6 +153,7 @@ class Products:
         self.gi = w.cumsum(-2)
         self.seen = self.gi if inclusive else sum_before(w)  # what the reads have decayed by
         self.low = torch.ones(chunk, chunk, dtype=torch.bool, device=w.device).tril(0 if inclusive else -1)
+        self._levels = decays(w).levels if self.scheme.dyadic else []
         self._weights = {}
 
     def scores(self, query: Tensor, key: Tensor, among: Sequence[Tile] | None = None) -> Tensor:
@@ -160,8 +161,8 @@ class Products:
         if self.scheme.dyadic:
             query = query.expand(torch.broadcast_shapes(query.shape, key.shape))
             if not self.inclusive:
-                return pair_scores(query, key, self.w)
-            return pair_scores(query * self.w.exp(), key, self.w) + torch.diag_embed((query * key).sum(-1))
+                return pair_scores(query, key, self._levels)
+            return pair_scores(query * self.w.exp(), key, self._levels) + torch.diag_embed((query * key).sum(-1))
         C = len(self.low)
         A = query.new_zeros(*torch.broadcast_shapes(query.shape[:-2], key.shape[:-2]), C, C)
         for tile in self.tiles if among is None else among:
@@ -176,7 +177,7 @@ class Products:
 
     def read(self, A: Tensor, key: Tensor, among: Sequence[Tile] | None = None) -> Tensor:
         if self.scheme.dyadic:
-            earlier = read_sums(A, key, self.w)
+            earlier = read_sums(A, key, self._levels)
             return earlier * self.w.exp() + A.diagonal(0, -2, -1)[..., None] * key if self.inclusive else earlier
         out = key.new_zeros(*torch.broadcast_shapes(A.shape[:-2], key.shape[:-2]), *key.shape[-2:])
         for tile in self.tiles if among is None else among:

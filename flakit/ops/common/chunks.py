@@ -3,10 +3,13 @@ carried between them, and the pairs of tokens inside them.
 
 A read x_i meets a key y_j of an earlier token j < i through the decay strictly between the two, w_{j+1} … w_{i-1}:
 
-    A_ij = sum_k x_i[k] y_j[k] exp(sum_{j<t<i} w_t[k])
+    A_ij = sum_k x_i[k] y_j[k] exp(sum_{j<t<i} w_t)
 
 Everything is built level by level from dyadic blocks (`common.decay`), so that no w <= 0 can overflow or cancel. A
 token with itself carries no decay and is each operator's own affair.
+
+A token may have R reads and Y keys (RWKV7: two and two; GSA: one read for each query of its group). They are
+neighbouring rows: reads [..., C R, K], keys [..., C Y, K], A [..., C R, C Y], so that one product serves them all.
 """
 
 import torch
@@ -14,17 +17,33 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
-from .decay import dyadic_levels, halves, level_blocks, sum_after, sum_before
+from .decay import Level, halves, level_blocks
 
 
 def split_chunks(x: Tensor, C: int, dtype: torch.dtype) -> Tensor:
     """[B, T, H, D] -> [B, H, N, C, D]; rows beyond T are zero: no decay, nothing read, nothing written."""
-    x = F.pad(x.to(dtype), (0, 0, 0, 0, 0, -x.shape[1] % C))
-    return rearrange(x, "b (n c) h d -> b h n c d", c=C)
+    if x.shape[1] % C:
+        x = F.pad(x, (0, 0, 0, 0, 0, -x.shape[1] % C))
+    return rearrange(x, "b (n c) h d -> b h n c d", c=C).to(dtype).contiguous()  # or every product would copy it
 
 
 def join_chunks(x: Tensor, T: int) -> Tensor:
     return rearrange(x, "b h n c d -> b (n c) h d")[:, :T]
+
+
+def beside(*x: Tensor) -> Tensor:
+    """[..., C, D] each -> [..., C n, D], the rows of a token next to each other."""
+    return torch.stack(x, -2).flatten(-3, -2)
+
+
+def apart(x: Tensor, axis: int, n: int) -> tuple[Tensor, ...]:
+    """Every nth row (axis -2) or column (-1), the first ones first: n views; on rows the inverse of `beside`."""
+    return x.unflatten(axis, (-1, n)).unbind(axis)
+
+
+def own_pairs(A: Tensor, C: int) -> Tensor:
+    """The pairs of each token with itself, a view: A [..., C R, C Y] -> [..., C, R, Y]."""
+    return A.unflatten(-1, (C, -1)).unflatten(-3, (C, -1)).diagonal(0, -4, -2).movedim(-1, -3)
 
 
 def carry_states(decay: Tensor, written: Tensor, state: Tensor | None, reverse: bool = False) -> tuple[Tensor, Tensor]:
@@ -41,38 +60,54 @@ def carry_states(decay: Tensor, written: Tensor, state: Tensor | None, reverse: 
     return entering, state
 
 
-def pair_scores(read: Tensor, key: Tensor, w: Tensor) -> Tensor:
-    """A [..., C, C], strictly lower triangular; read [..., C, K], key and w the same or with leading axes of size 1."""
-    A = read.new_zeros(*read.shape[:-1], read.shape[-2])
-    for s, log_weight in dyadic_levels(w):
-        weight = log_weight.exp()
-        level_blocks(A, s).copy_(halves(read * weight, s)[1] @ halves(key * weight, s)[0].mT)
+def pair_scores(read: Tensor, key: Tensor, levels: list[Level]) -> Tensor:
+    """A [..., C R, C Y], zero unless the key's token comes before the read's.
+
+    read [..., C R, K] has every leading axis; key [..., C Y, K] and the levels may have leading axes of size 1.
+    """
+    A = read.new_zeros(*read.shape[:-1], key.shape[-2])
+    for level in levels:
+        earlier, later = _left(key, level.key), _right(read, level.read)
+        _block(A, level).copy_((later * level.read) @ (earlier * level.key).mT)
     return A
 
 
-def read_sums(dA: Tensor, key: Tensor, w: Tensor) -> Tensor:
-    """Gradient of the read, sum_{j<i} dA_ij y_j exp(sum_{j<t<i} w_t), [..., C, K]."""
+def read_sums(dA: Tensor, key: Tensor, levels: list[Level]) -> Tensor:
+    """Gradient of the read, sum_{j<i} dA_ij y_j exp(sum_{j<t<i} w_t), [..., C R, K]."""
     dread = dA.new_zeros(*dA.shape[:-1], key.shape[-1])
-    for s, log_weight in dyadic_levels(w):
-        weight = log_weight.exp()
-        halves(dread, s)[1].add_(level_blocks(dA, s) @ halves(key * weight, s)[0] * halves(weight, s)[1])
+    for level in levels:
+        found = _block(dA, level) @ (_left(key, level.key) * level.key)
+        _right(dread, level.read).addcmul_(found, level.read)
     return dread
 
 
-def pair_grads(dA: Tensor, read: Tensor, key: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of the read, the key and the decay through A, [..., C, K] each, with every leading axis of dA.
+def pair_grads(dA: Tensor, read: Tensor, key: Tensor, levels: list[Level], dread: Tensor, dkey: Tensor, dw: Tensor):
+    """Add the gradients of read, key and decay through A to dread [..., C R, K], dkey [..., C Y, K] and dw [..., C, K].
 
-    The decay at t is passed by the reads after t in its right half and by the keys before t in its left half: sums of
+    What dread and dkey hold already must come from tokens outside the chunk: it passes every decay of the chunk before
+    the read or after the key, and dw gets that too. From the largest blocks to the smallest, the decays of a left half
+    are passed by all reads of the right one, and those of a right half by all keys of the left one. So dw is a sum of
     terms that each carry their e^{w}, where the usual difference of two running sums cancels.
     """
-    dread, dkey, dw = (dA.new_zeros(*dA.shape[:-1], key.shape[-1]) for _ in range(3))
-    for s, log_weight in dyadic_levels(w):
-        weight = log_weight.exp()
-        block = level_blocks(dA, s)
-        dread_right = block @ halves(key * weight, s)[0] * halves(weight, s)[1]
-        dkey_left = block.mT @ halves(read * weight, s)[1] * halves(weight, s)[0]
-        halves(dread, s)[1].add_(dread_right)
-        halves(dkey, s)[0].add_(dkey_left)
-        halves(dw, s)[1].add_(sum_after(halves(read, s)[1] * dread_right))
-        halves(dw, s)[0].add_(sum_before(halves(key, s)[0] * dkey_left))
-    return dread, dkey, dw
+    for level in reversed(levels):
+        earlier, dearlier = _left(key, level.key), _left(dkey, level.key)
+        later, dlater = _right(read, level.read), _right(dread, level.read)
+        dw_left, dw_right = halves(dw, level.s)
+        dw_left += (later * dlater).sum(-2, keepdim=True)
+        dw_right += (earlier * dearlier).sum(-2, keepdim=True)
+        block = _block(dA, level)
+        dlater.addcmul_(block @ (earlier * level.key), level.read)
+        dearlier.addcmul_(block.mT @ (later * level.read), level.key)
+
+
+def _left(x: Tensor, like: Tensor) -> Tensor:
+    return halves(x, like.shape[-2])[0]
+
+
+def _right(x: Tensor, like: Tensor) -> Tensor:
+    return halves(x, like.shape[-2])[1]
+
+
+def _block(A: Tensor, level: Level) -> Tensor:
+    """Where reads of right halves meet keys of left ones, [..., C/(2s), s R, s Y]."""
+    return level_blocks(A, level.read.shape[-2], width=level.key.shape[-2])

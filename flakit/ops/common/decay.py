@@ -9,6 +9,7 @@ into two exponentials of *sums* of log decays: both factors are in [0, 1] for ev
 """
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,10 +21,31 @@ def halves(x: Tensor, s: int) -> tuple[Tensor, Tensor]:
     return x.unflatten(-2, (-1, 2, s)).unbind(-3)
 
 
-def level_blocks(A: Tensor, s: int, row: int = 1, column: int = 0) -> Tensor:
-    """The (row, column) quarter of each diagonal block of 2s rows, a view: [..., C, C] -> [..., C/(2s), s, s]."""
-    blocks = A.unflatten(-1, (-1, 2, s)).unflatten(-4, (-1, 2, s))
+def level_blocks(A: Tensor, s: int, row: int = 1, column: int = 0, width: int | None = None) -> Tensor:
+    """The (row, column) quarter of each diagonal block of 2s rows, a view: [..., C, C] -> [..., C/(2s), s, s].
+
+    width: of a quarter where it is not s; A has as many columns for each s of its rows.
+    """
+    blocks = A.unflatten(-1, (-1, 2, width or s)).unflatten(-4, (-1, 2, s))
     return blocks[..., row, :, :, column, :].diagonal(0, -4, -2).movedim(-1, -3)
+
+
+def block_sums(w: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Yield (s, before, after) for s = 1, 2, 4, … C, C a power of two: log decays [..., C, K] inside blocks of s rows.
+
+    before, of a row: the sum of w over the rows of its block before it; after: over those after it. They are formed by
+    doubling, so that no sum is ever a difference, and in place: what was yielded is valid until the next is asked for.
+    """
+    before, after, total = torch.zeros_like(w), torch.zeros_like(w), w
+    s, C = 1, w.shape[-2]
+    while s < C:
+        yield s, before, after
+        left, right = halves(total, 1)
+        halves(before, s)[1].add_(left)
+        halves(after, s)[0].add_(right)
+        total = (left + right).squeeze(-2)
+        s *= 2
+    yield C, before, after
 
 
 def dyadic_levels(w: Tensor) -> Iterator[tuple[int, Tensor]]:
@@ -31,19 +53,43 @@ def dyadic_levels(w: Tensor) -> Iterator[tuple[int, Tensor]]:
 
     The weight of a row in a right half is the decay from that half's start up to the row, exclusive (what a read at
     the row sees); of a row in a left half, the decay from after the row to that half's end (what its key undergoes).
-    Sums are formed by doubling, so that no exponent is ever a difference.
     w: natural-log decays <= 0.
     """
-    C = w.shape[-2]
-    read, key, total = torch.zeros_like(w), torch.zeros_like(w), w
-    s = 1
-    while s < C:
-        yield s, torch.stack((halves(key, s)[0], halves(read, s)[1]), -3).flatten(-4, -2)
-        left, right = halves(total, s)
-        read = torch.stack((halves(read, s)[0], halves(read, s)[1] + left), -3).flatten(-4, -2)
-        key = torch.stack((halves(key, s)[0] + right, halves(key, s)[1]), -3).flatten(-4, -2)
-        total = torch.stack((left + right,) * 2, -3).flatten(-4, -2)
-        s *= 2
+    for s, before, after in block_sums(w):
+        if s < w.shape[-2]:
+            yield s, torch.stack((halves(after, s)[0], halves(before, s)[1]), -3).flatten(-4, -2)
+
+
+class Level(NamedTuple):
+    """The weights of one dyadic level, where a token has R reads and Y keys as neighbouring rows."""
+
+    s: int
+    key: Tensor  # [..., C/(2s), s Y, K], of every left half
+    read: Tensor  # [..., C/(2s), s R, K], of every right half
+
+
+class Decays(NamedTuple):
+    """Every factor that a chunk needs, in [0, 1]."""
+
+    before: Tensor  # e^{sum of w over the chunk's rows before a row}, [..., C, K]
+    after: Tensor  # over those after it
+    total: Tensor  # over all, [..., K]
+    levels: list[Level]  # s = 1, 2, 4, … C/2
+
+
+def decays(w: Tensor, reads: int = 1, keys: int = 1) -> Decays:
+    """The exponentials of `block_sums` and `dyadic_levels`, w [..., C, K]."""
+    levels = []
+    for s, before, after in block_sums(w):
+        if s < w.shape[-2]:
+            key, read = halves(after, s)[0].exp(), halves(before, s)[1].exp()
+            levels.append(Level(s, repeated(key, keys), repeated(read, reads)))
+    return Decays(before.exp(), after.exp(), w.sum(-2).exp(), levels)
+
+
+def repeated(x: Tensor, n: int) -> Tensor:
+    """Every row n times, [..., C, D] -> [..., C n, D]."""
+    return x if n == 1 else x[..., None, :].expand(*x.shape[:-1], n, x.shape[-1]).flatten(-3, -2)
 
 
 def sum_before(x: Tensor) -> Tensor:

@@ -10,34 +10,50 @@ rows, [M, K] and [M, V]; before_i and after_j are the sums of g over the chunk's
 
 So in the first pass the decay sits on the *output*'s channels, in the second on the contracted ones; to the backward
 pass they are one thing, a read (dscores in the first, p in the second) that meets the key s with the score matrix q k^T
-or do v^T. Query heads of one group are an axis G beside the chunks; what they share is summed over it.
+or do v^T: both are read at once. The query heads of one group are reads of one token (`common.chunks`).
 """
 
 import torch
 from einops import rearrange
 from torch import Tensor
 
-from ..common.chunks import carry_states, pair_grads, pair_scores, read_sums, split_chunks
-from ..common.decay import sum_after, sum_before
+from ..common.chunks import (
+    apart,
+    beside,
+    carry_states,
+    join_chunks,
+    own_pairs,
+    pair_grads,
+    pair_scores,
+    read_sums,
+    split_chunks,
+)
+from ..common.decay import Level, decays, repeated
 
 
-def _heads(x: Tensor, H: int, C: int, dtype: torch.dtype) -> Tensor:
-    """[B, T, G H, D] -> [B, H, G, N, C, D]; keys and values have G = 1."""
-    return split_chunks(x, C, dtype).unflatten(1, (H, -1))
+def _queries(x: Tensor, H: int, C: int, dtype: torch.dtype) -> Tensor:
+    """[B, T, H G, D] -> [B, H, N, C G, D]."""
+    G, D = x.shape[2] // H, x.shape[3]
+    x = split_chunks(rearrange(x, "b t (h g) d -> b t h (g d)", h=H), C, dtype)
+    return x.unflatten(-1, (G, D)).flatten(-3, -2)
 
 
-def _tokens(x: Tensor, T: int) -> Tensor:
-    return rearrange(x, "b h g n c d -> b (n c) (h g) d")[:, :T]
+def _join_queries(x: Tensor, C: int, T: int) -> Tensor:
+    """The inverse of `_queries`."""
+    D = x.shape[-1]
+    return rearrange(join_chunks(x.unflatten(-2, (C, -1)).flatten(-2), T), "b t h (g d) -> b t (h g) d", d=D)
 
 
-def _carry(decay: Tensor, written: Tensor, state: Tensor | None, reverse: bool = False) -> tuple[Tensor, Tensor]:
-    """`carry_states` for [B, H, 1, N, …]: the group's axis is not the states'."""
-    entering, last = carry_states(decay[:, :, 0], written[:, :, 0], state, reverse)
-    return entering[:, :, None], last
+def _own(A: Tensor, s: Tensor) -> Tensor:
+    """A_ii s_i, what a token reads of its own, [B, H, N, C G, M]."""
+    return (own_pairs(A, s.shape[-2]) * s[..., None, :]).flatten(-3, -2)
 
 
-def _diagonal(A: Tensor) -> Tensor:
-    return A.diagonal(0, -2, -1)[..., None]
+def _scores(read: Tensor, own: Tensor, s: Tensor, levels: list[Level]) -> Tensor:
+    """The pairs' scores, a token's with itself among them, for which `own` is the read."""
+    A = pair_scores(read, s, levels)
+    own_pairs(A, s.shape[-2])[..., 0] = (own.unflatten(-2, (s.shape[-2], -1)) * s[..., None, :]).sum(-1)
+    return A
 
 
 def _slot_rows(states: tuple[Tensor, Tensor] | None) -> tuple[Tensor | None, Tensor | None]:
@@ -45,72 +61,64 @@ def _slot_rows(states: tuple[Tensor, Tensor] | None) -> tuple[Tensor | None, Ten
     return (None, None) if states is None else (states[0].mT, states[1])
 
 
-def _read_slots(q, k, s, g, hk_in) -> tuple[Tensor, Tensor, Tensor]:
-    """A = q k^T (q holds the scale), the scores without their own token's part and fading, and their softmax p."""
-    A = q @ k.mT
-    faded = read_sums(A, s, g) + (q @ hk_in.mT) * sum_before(g).exp()
-    return A, faded, (g.exp() * faded + _diagonal(A) * s).softmax(-1)
-
-
 def forward(q, k, v, s, g, scale, initial_state, chunk_size) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """o [B, T, HQ, V] and (hk_T, hv_T), in float32 (float64 for float64 inputs)."""
-    T, H, dtype = q.shape[1], k.shape[2], torch.promote_types(q.dtype, torch.float32)
-    q, k, v, s, g = (_heads(x, H, chunk_size, dtype) for x in (q, k, v, s, g))
+    T, H, G, dtype = q.shape[1], k.shape[2], q.shape[2] // k.shape[2], torch.promote_types(q.dtype, torch.float32)
+    q = _queries(q, H, chunk_size, dtype) * scale
+    k, v, s, g = (split_chunks(x, chunk_size, dtype) for x in (k, v, s, g))
+    before, after, total, levels = decays(g, reads=G)
+    before, now = repeated(before, G), repeated(g.exp(), G)
     hk_first, hv_first = _slot_rows(initial_state)
-    written, total = (s * sum_after(g).exp()).mT, g.sum(-2).exp()
-    hk_in, hk = _carry(total, written @ k, hk_first)
-    hv_in, hv = _carry(total, written @ v, hv_first)
+    written = (s * after).mT
+    hk_in, hk = carry_states(total, written @ k, hk_first)
+    hv_in, hv = carry_states(total, written @ v, hv_first)
 
-    _, _, p = _read_slots(q * scale, k, s, g, hk_in)
-    read = p * g.exp()
-    o = pair_scores(read, s, g) @ v + (p * s).sum(-1, keepdim=True) * v + (read * sum_before(g).exp()) @ hv_in
-    return _tokens(o, T), (hk.mT, hv)
+    A = q @ k.mT
+    faded = read_sums(A, s, levels) + (q @ hk_in.mT) * before
+    p = (faded * now + _own(A, s)).softmax(-1)
+    read = p * now
+    o = _scores(read, p, s, levels) @ v + (read * before) @ hv_in
+    return _join_queries(o, chunk_size, T), (hk.mT, hv)
 
 
 def backward(q, k, v, s, g, scale, initial_state, do, dfinal_state, chunk_size) -> tuple:
     """dq [B, T, HQ, K], dk, dv, ds, dg [B, T, H, *] and (dhk_0, dhv_0), in float32 or float64."""
-    T, H, dtype = q.shape[1], k.shape[2], torch.promote_types(q.dtype, torch.float32)
-    q, k, v, s, g, do = (_heads(x, H, chunk_size, dtype) for x in (q, k, v, s, g, do))
-    q = q * scale
-    before, after, now, total = sum_before(g).exp(), sum_after(g).exp(), g.exp(), g.sum(-2).exp()
+    T, H, G, dtype = q.shape[1], k.shape[2], q.shape[2] // k.shape[2], torch.promote_types(q.dtype, torch.float32)
+    q, do = _queries(q, H, chunk_size, dtype) * scale, _queries(do, H, chunk_size, dtype)
+    k, v, s, g = (split_chunks(x, chunk_size, dtype) for x in (k, v, s, g))
+    before, after, total, levels = decays(g, reads=2 * G)
+    before, now = repeated(before, 2 * G), repeated(g.exp(), 2 * G)
+    written = s * after
     hk_first, hv_first = _slot_rows(initial_state)
-    hk_in, _ = _carry(total, (s * after).mT @ k, hk_first)
-    hv_in, _ = _carry(total, (s * after).mT @ v, hv_first)
+    hk_in, _ = carry_states(total, written.mT @ k, hk_first)
+    hv_in, _ = carry_states(total, written.mT @ v, hv_first)
 
-    A, scores_faded, p = _read_slots(q, k, s, g, hk_in)
-    dB = do @ v.mT
-    dp_faded = read_sums(dB, s, g) + (do @ hv_in.mT) * before
-    dp = now * dp_faded + _diagonal(dB) * s
+    # What reads find in the first pass and their gradients in the second: first between chunks, then in all.
+    A = beside(q @ k.mT, do @ v.mT)
+    found = beside(q @ hk_in.mT, do @ hv_in.mT) * before
+    faded = found + read_sums(A, s, levels)
+    scores, dp = apart(faded * now + _own(A, s), -2, 2)
+    p = scores.softmax(-1)
     dscores = p * (dp - (p * dp).sum(-1, keepdim=True))
 
-    read_k, read_v = dscores * now, p * now
+    own = beside(dscores, p)
+    reads = own * now
+    scores_k, scores_v = apart(_scores(reads, own, s, levels), -2, 2)
+    read_k, read_v = apart(reads * before, -2, 2)
     dhk_last, dhv_last = _slot_rows(dfinal_state)
-    dhk, dhk_0 = _carry(total, ((read_k * before).mT @ q).sum(2, keepdim=True), dhk_last, reverse=True)
-    dhv, dhv_0 = _carry(total, ((read_v * before).mT @ do).sum(2, keepdim=True), dhv_last, reverse=True)
+    dhk, dhk_0 = carry_states(total, read_k.mT @ q, dhk_last, reverse=True)
+    dhv, dhv_0 = carry_states(total, read_v.mT @ do, dhv_last, reverse=True)
+    dq = (scores_k @ k + read_k @ hk_in) * scale
+    dk = scores_k.mT @ q + written @ dhk
+    dv = scores_v.mT @ do + written @ dhv
 
-    def both_ways(read, own, rows, hidden, dhidden):
-        """Gradients of a pass's left and right factor in A_ij = sum_m read_im s_jm e^{between}: `rows` of later and of
-        earlier tokens, and what those hold."""
-        mixed = pair_scores(read, s, g) + torch.diag_embed((own * s).sum(-1))
-        later, earlier = rows
-        dlater = mixed @ earlier + (read * before) @ hidden
-        dearlier = (mixed.mT @ later).sum(2, keepdim=True) + (s * after) @ dhidden
-        return dlater, dearlier
-
-    dq, dk = both_ways(read_k, dscores, (q, k), hk_in, dhk)
-    _, dv = both_ways(read_v, p, (do, v), hv_in, dhv)
-
-    # What enters or leaves the chunk passes all gates before or after it.
+    # Between chunks, then inside, then of each token with itself.
     ds = (k @ dhk.mT + v @ dhv.mT) * after
-    dg = (total * ((hk_in * dhk).sum(-1) + (hv_in * dhv).sum(-1)))[..., None, :] + sum_before(s * ds)
-    for read, own, dA, hidden, rows, faded in (
-        (read_k, dscores, A, hk_in, q, scores_faded),
-        (read_v, p, dB, hv_in, do, dp_faded),
-    ):
-        _, ds_pairs, dg_pairs = pair_grads(dA, read, s, g)
-        ds = ds + (ds_pairs + _diagonal(dA) * own).sum(2, keepdim=True)
-        through = dg_pairs + sum_after(read * before * (rows @ hidden.mT)) + read * faded
-        dg = dg + through.sum(2, keepdim=True)
+    dg = (total * ((hk_in * dhk).sum(-1) + (hv_in * dhv).sum(-1)))[..., None, :].expand_as(g).clone()
+    pair_grads(A, reads, s, levels, found, ds, dg)
+    per_token = chunk_size, -1
+    ds += (own_pairs(A, chunk_size) * own.unflatten(-2, per_token)).sum(-2)
+    dg += (reads * faded).unflatten(-2, per_token).sum(-2)
 
-    dq, dk, dv, ds, dg = (_tokens(x, T) for x in (dq * scale, dk, dv, ds, dg))
-    return dq, dk, dv, ds, dg, (dhk_0.mT, dhv_0)
+    rows = (join_chunks(x, T) for x in (dk, dv, ds, dg))
+    return _join_queries(dq, chunk_size, T), *rows, (dhk_0.mT, dhv_0)

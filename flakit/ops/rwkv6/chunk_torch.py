@@ -14,12 +14,14 @@ import torch
 from torch import Tensor
 
 from ..common.chunks import carry_states, join_chunks, pair_grads, pair_scores, split_chunks
-from ..common.decay import sum_after, sum_before
+from ..common.decay import Level, decays
 
 
-def scores(q: Tensor, k: Tensor, w: Tensor, u: Tensor) -> Tensor:
+def scores(q: Tensor, k: Tensor, u: Tensor, levels: list[Level]) -> Tensor:
     """A [B, H, N, C, C], lower triangular; q is r times scale."""
-    return pair_scores(q, k, w) + torch.diag_embed((q * u * k).sum(-1))
+    A = pair_scores(q, k, levels)
+    A.diagonal(0, -2, -1).copy_((q * u * k).sum(-1))
+    return A
 
 
 def forward(r, k, v, w, u, scale, initial_state, chunk_size) -> tuple[Tensor, Tensor]:
@@ -27,9 +29,9 @@ def forward(r, k, v, w, u, scale, initial_state, chunk_size) -> tuple[Tensor, Te
     T, dtype = r.shape[1], torch.promote_types(r.dtype, torch.float32)
     r, k, v, w = (split_chunks(x, chunk_size, dtype) for x in (r, k, v, w))
     q, u = r * scale, u.to(dtype)[:, None, None]
-    written = (k * sum_after(w).exp()).mT @ v
-    S, final_state = carry_states(w.sum(-2).exp(), written, initial_state)
-    o = scores(q, k, w, u) @ v + (q * sum_before(w).exp()) @ S
+    before, after, total, levels = decays(w)
+    S, final_state = carry_states(total, (k * after).mT @ v, initial_state)
+    o = scores(q, k, u, levels) @ v + (q * before) @ S
     return join_chunks(o, T), final_state
 
 
@@ -38,24 +40,21 @@ def backward(r, k, v, w, u, scale, initial_state, do, dfinal_state, chunk_size) 
     T, dtype = r.shape[1], torch.promote_types(r.dtype, torch.float32)
     r, k, v, w, do = (split_chunks(x, chunk_size, dtype) for x in (r, k, v, w, do))
     q, u = r * scale, u.to(dtype)[:, None, None]
-    before, after, total = sum_before(w).exp(), sum_after(w).exp(), w.sum(-2).exp()
+    before, after, total, levels = decays(w)
     S, _ = carry_states(total, (k * after).mT @ v, initial_state)
     D, dinitial_state = carry_states(total, (q * before).mT @ do, dfinal_state, reverse=True)
 
-    dv = scores(q, k, w, u).mT @ do + (k * after) @ D
+    dv = scores(q, k, u, levels).mT @ do + (k * after) @ D
 
-    # Between chunks. dq is the gradient of q = scale * r.
-    dq = (do @ S.mT) * before
-    dk = (v @ D.mT) * after
-    dw = (total * (S * D).sum(-1))[..., None, :] + sum_after(q * dq) + sum_before(k * dk)
-
-    # Inside. The diagonal carries no decay.
+    # Between chunks, then inside. dq is the gradient of q = scale * r.
+    dq, dk = (do @ S.mT) * before, (v @ D.mT) * after
+    dw = (total * (S * D).sum(-1))[..., None, :].expand_as(w).clone()
     dA = do @ v.mT
+    pair_grads(dA, q, k, levels, dq, dk, dw)
+
+    # The diagonal carries no decay.
     diagonal = dA.diagonal(0, -2, -1)[..., None]
-    dq_pairs, dk_pairs, dw_pairs = pair_grads(dA, q, k, w)
-    dq = dq + dq_pairs + diagonal * u * k
-    dk = dk + dk_pairs + diagonal * u * q
-    dw = dw + dw_pairs
+    dr, dk = (dq + diagonal * u * k) * scale, dk + diagonal * u * q
     du = (diagonal * q * k).sum((0, 2, 3))
 
-    return join_chunks(dq * scale, T), join_chunks(dk, T), join_chunks(dv, T), join_chunks(dw, T), du, dinitial_state
+    return (*(join_chunks(x, T) for x in (dr, dk, dv, dw)), du, dinitial_state)

@@ -20,8 +20,8 @@ The gradient of the decay is the sum over everything that passes through it: eac
 import torch
 from torch import Tensor
 
-from ..common.chunks import join_chunks, pair_grads, pair_scores, split_chunks
-from ..common.decay import level_blocks, sum_after, sum_before
+from ..common.chunks import apart, beside, join_chunks, own_pairs, pair_grads, pair_scores, split_chunks
+from ..common.decay import decays, level_blocks, repeated
 
 
 def inverse(A: Tensor) -> Tensor:
@@ -42,49 +42,49 @@ def inverse(A: Tensor) -> Tensor:
 
 
 class _Chunks:
-    """Everything of a call's chunks that does not depend on the state; rows are [B, H, N, C, K] or [B, H, N, C, V]."""
+    """Everything of a call's chunks that does not depend on the state; rows are [B, H, N, C, K] or [B, H, N, C, V].
+
+    `reads` holds q and a, `keys` holds k and b as neighbouring rows, [B, H, N, 2 C, K].
+    """
 
     def __init__(self, r, w, k, v, a, b, scale, chunk_size):
         dtype = torch.promote_types(r.dtype, torch.float32)
         r, w, k, self.v, a, b = (split_chunks(x, chunk_size, dtype) for x in (r, w, k, v, a, b))
-        self.w, self.r = w, r * scale
-        self.reads, self.keys = torch.stack((self.r * w.exp(), a)), torch.stack((k, b))
-        self.before, self.after, self.total = sum_before(w).exp(), sum_after(w).exp(), w.sum(-2).exp()
-        (A_rk, A_rb), (self.A_ak, A_ab) = pair_scores(torch.stack((self.reads,) * 2, 1), self.keys[None], w)
-        self.A_rk, self.A_rb = (
-            A + torch.diag_embed((self.r * y).sum(-1)) for A, y in zip((A_rk, A_rb), self.keys, strict=True)
-        )
-        self.U = inverse(A_ab)
-        self.q_in, self.a_in = self.reads * self.before
-        self.k_out, self.b_out = self.keys * self.after
+        self.r, self.now = r * scale, w.exp()
+        self.before, self.after, self.total, self.levels = decays(w, reads=2, keys=2)
+        self.reads, self.keys = beside(self.r * self.now, a), beside(k, b)
+        self.q_in, self.a_in = self.r * self.now * self.before, a * self.before
+        self.k_out, self.b_out = k * self.after, b * self.after
 
-    def no_state(self) -> Tensor:
-        B, H, _, _, K = self.w.shape
-        return self.w.new_zeros(B, H, K, self.v.shape[-1])
+        A = pair_scores(self.reads, self.keys, self.levels)
+        (self.A_rk, self.A_rb), (self.A_ak, A_ab) = ((x.contiguous() for x in apart(y, -1, 2)) for y in apart(A, -2, 2))
+        for A, y in ((self.A_rk, k), (self.A_rb, b)):
+            A.diagonal(0, -2, -1).copy_((self.r * y).sum(-1))
+        self.U = inverse(A_ab)
 
     def states(self, initial_state) -> tuple[Tensor, Tensor, Tensor]:
         """The state entering each chunk [B, H, N, K, V], what a finds [B, H, N, C, V], and the final state."""
-        found, transfer = self.U @ (self.A_ak @ self.v), self.U @ self.a_in
-        written = self.k_out.mT @ self.v
-        S = self.no_state() if initial_state is None else initial_state.to(written.dtype)
-        entering, v2 = torch.empty_like(written), torch.empty_like(self.v)
-        for n in range(written.shape[2]):
-            entering[:, :, n] = S
-            v2[:, :, n] = found[:, :, n] + transfer[:, :, n] @ S
-            S = self.total[:, :, n, :, None] * S + written[:, :, n] + self.b_out[:, :, n].mT @ v2[:, :, n]
-        return entering, v2, S
+        found, written = self.A_ak @ self.v, self.k_out.mT @ self.v
+        return _carry(self.total, self.a_in, found, self.U, self.b_out, written, initial_state)
 
     def dstates(self, do, dfinal_state) -> tuple[Tensor, Tensor, Tensor]:
         """The gradient leaving each chunk [B, H, N, K, V], of what a looks up [B, H, N, C, V], and dinitial_state."""
-        found, transfer = self.U.mT @ (self.A_rb.mT @ do), self.U.mT @ self.b_out
-        written = self.q_in.mT @ do
-        D = self.no_state() if dfinal_state is None else dfinal_state.to(written.dtype)
-        leaving, y = torch.empty_like(written), torch.empty_like(do)
-        for n in reversed(range(written.shape[2])):
-            leaving[:, :, n] = D
-            y[:, :, n] = found[:, :, n] + transfer[:, :, n] @ D
-            D = self.total[:, :, n, :, None] * D + written[:, :, n] + self.a_in[:, :, n].mT @ y[:, :, n]
-        return leaving, y, D
+        found, written = self.A_rb.mT @ do, self.q_in.mT @ do
+        return _carry(self.total, self.b_out, found, self.U.mT, self.a_in, written, dfinal_state, reverse=True)
+
+
+def _carry(total, read, found, U, write, written, state, reverse=False) -> tuple[Tensor, Tensor, Tensor]:
+    """x = U (found + read S), then S <- diag(total) S + written + write^T x: every S, every x and the last S."""
+    B, H, _, K, V = written.shape
+    S = written.new_zeros(B, H, K, V) if state is None else state.to(written.dtype)
+    entering, solved = torch.empty_like(written), torch.empty_like(found)
+    each = (x.unbind(2) for x in (total[..., None], read, found, U, write, written, entering, solved))
+    chunks = list(zip(*each, strict=True))
+    for total, read, found, U, write, written, S_in, x in reversed(chunks) if reverse else chunks:
+        S_in.copy_(S)
+        x.copy_(U @ (found + read @ S))
+        S = total * S + written + write.mT @ x
+    return entering, solved, S
 
 
 def forward(r, w, k, v, a, b, scale, initial_state, chunk_size) -> tuple[Tensor, Tensor]:
@@ -99,28 +99,23 @@ def backward(r, w, k, v, a, b, scale, initial_state, do, dfinal_state, chunk_siz
     """dr, dw, dk, dv, da, db [B, T, H, *] and dinitial_state [B, H, K, V], in float32 or float64."""
     T = r.shape[1]
     chunks = _Chunks(r, w, k, v, a, b, scale, chunk_size)
-    w, reads, keys = chunks.w, chunks.reads, chunks.keys
-    do = split_chunks(do, chunk_size, w.dtype)
+    do = split_chunks(do, chunk_size, chunks.r.dtype)
     S, v2, _ = chunks.states(initial_state)
     D, y, dinitial_state = chunks.dstates(do, dfinal_state)
     dv = chunks.A_rk.mT @ do + chunks.A_ak.mT @ y + chunks.k_out @ D
 
-    # Between chunks; at_reads holds the gradients of what q and a read, written what k and b write.
-    at_reads, written = torch.stack((do, y)), torch.stack((chunks.v, v2))
-    dreads = at_reads @ S.mT * chunks.before
-    dkeys = written @ D.mT * chunks.after
-    dw = (chunks.total * (S * D).sum(-1))[..., None, :]
-    dw = dw + sum_after((reads * dreads).sum(0)) + sum_before((keys * dkeys).sum(0))
-
-    # Inside: both reads with both keys.
-    dA = at_reads[:, None] @ written[None].mT
-    dreads_pairs, dkeys_pairs, dw_pairs = pair_grads(dA, reads[:, None], keys[None], w)
-    dreads, dkeys, dw = dreads + dreads_pairs.sum(1), dkeys + dkeys_pairs.sum(0), dw + dw_pairs.sum((0, 1))
+    # Between chunks, then inside. at_reads holds the gradients of what q and a read, written what k and b write.
+    at_reads, written = beside(do, y), beside(chunks.v, v2)
+    dreads = (at_reads @ S.mT) * repeated(chunks.before, 2)
+    dkeys = (written @ D.mT) * repeated(chunks.after, 2)
+    dw = (chunks.total * (S * D).sum(-1))[..., None, :].expand_as(chunks.r).clone()
+    dA = at_reads @ written.mT
+    pair_grads(dA, chunks.reads, chunks.keys, chunks.levels, dreads, dkeys, dw)
 
     # q = r e^{w} passes its own token's decay too; r meets its own token's keys without any.
-    dq, da = (x.clone() for x in dreads)  # what an operator returns may not share memory
-    dw = dw + reads[0] * dq
-    diagonal = dA[0].diagonal(0, -2, -1)[..., None]
-    dr = (dq * w.exp() + (diagonal * keys).sum(0)) * scale
-    dk, db = (x.clone() for x in dkeys + diagonal * chunks.r)
+    (q, _), (dq, da), (k, b), (dk, db) = (apart(x, -2, 2) for x in (chunks.reads, dreads, chunks.keys, dkeys))
+    at_k, at_b = own_pairs(dA, chunk_size)[..., 0, :, None].unbind(-2)
+    dw += q * dq
+    dr = (dq * chunks.now + at_k * k + at_b * b) * scale
+    dk, db = dk + at_k * chunks.r, db + at_b * chunks.r
     return (*(join_chunks(x, T) for x in (dr, dw, dk, dv, da, db)), dinitial_state)
