@@ -39,6 +39,11 @@ def short(x: float) -> str:
     return f"{x:.0e}".replace("e+0", "e").replace("e+", "e").replace("e-0", "e-")
 
 
+def _raised(x: float) -> str:
+    """A number as an exponent: in plain text, where mathematical text would take most of a redraw."""
+    return f"{x:.4g}".translate(str.maketrans("-.0123456789", "⁻·⁰¹²³⁴⁵⁶⁷⁸⁹"))
+
+
 class _Numbers(Artist):
     """A string in the middle of every cell [rows, columns] of its axes, cells a whole number of pixels wide and high.
 
@@ -99,11 +104,11 @@ class WayFigure:
                 "result": self._text(right + K * _RESULT / 2, _TOP + _ROW / 2, ha="center", weight="bold"),
             }
             on_keys = [
-                self._text(centre + (j + 0.5) * _CELL, _TOP - 20, ha="center", fontsize=8, linespacing=1.1)
+                self._text(centre + (j + 0.5) * _CELL, _TOP - 20, ha="center", fontsize=9, linespacing=1.1)
                 for j in range(C)
             ]
             first = _TOP + 1.5 * _ROW + _GAP
-            on_reads = [self._text(_LEFT - 4, first + i * _ROW, ha="right", fontsize=8) for i in range(C)]
+            on_reads = [self._text(_LEFT - 4, first + i * _ROW, ha="right", fontsize=9) for i in range(C)]
             self._exponents = on_reads, on_keys
             self._lit = {}
             for name, grid in self._grids.items():
@@ -146,7 +151,7 @@ class WayFigure:
         """
         for texts, each, space in zip(self._exponents, exponents, ("  ", "\n"), strict=True):
             for n, (text, exponent) in enumerate(zip(texts, each, strict=True)):
-                text.set_text(f"{n}{space}$e^{{{exponent:.4g}}}$")
+                text.set_text(f"{n}{space}e{_raised(exponent)}")
         for name, grid in self._grids.items():
             x = values.get(name)
             x = np.ma.masked_all(grid.shape) if x is None else np.ma.asarray(x, dtype=np.float64).reshape(grid.shape)
