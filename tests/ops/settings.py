@@ -94,7 +94,7 @@ class Setting:
     states: str = "none"  # an initial state, a gradient arriving at the final state, or both
     packing: str = "none"  # "packed": three sequences; "ragged": also empty ones and one of length 1
     layout: str = (
-        "contiguous"  # of all inputs and the gradient of o; "expanded": that gradient has stride 0 along B and T
+        "contiguous"  # of all inputs, offsets too, and of o's gradient; "expanded": that one has stride 0 along B and T
     )
     scale: str = "default"
     chunk_size: str = "default"
@@ -160,6 +160,9 @@ def make(setting: Setting, device="cpu") -> tuple[dict[str, object], Arriving]:
     if setting.layout == "strided":
         leaves = op.leaves(made)
         made = op.arguments({name: strided(x) for name, x in leaves.items()}, made)
+        if setting.lengths:
+            offsets = made["cu_seqlens"]  # a column of a table whose other one is an offset too
+            made["cu_seqlens"] = torch.stack((offsets, offsets.flip(0) // 2), 1)[:, 0]
         do, dparts = strided(do), [strided(x) for x in dparts]
     return made, (do, op.state(dparts))
 

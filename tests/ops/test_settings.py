@@ -83,6 +83,18 @@ def test_layouts_are_what_they_say(layout, name):
         assert all(1 not in x.stride() for x in (*op.leaves(made).values(), arriving[0], *op.parts(arriving[1])))
 
 
+@pytest.mark.parametrize("name", SETS)
+def test_strided_offsets_are_a_column_of_a_table(name):
+    packed = [s for s in load(name) if s.layout == "strided" and s.lengths]
+    assert packed
+    for setting in packed:
+        made, _ = make(setting)
+        assert made["cu_seqlens"].stride() == (2,)
+        assert made["cu_seqlens"].diff().tolist() == setting.lengths
+        in_memory = made["cu_seqlens"].as_strided((len(setting.lengths) + 1,), (1,))
+        assert not torch.equal(in_memory, made["cu_seqlens"])  # who reads it raw reads something else
+
+
 def test_strided_keeps_values():
     x = torch.arange(24.0).reshape(2, 3, 4)
     assert torch.equal(strided(x), x) and not strided(x).is_contiguous()
