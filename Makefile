@@ -1,4 +1,4 @@
-# flakit: `make lab` opens the notebooks, `make test` runs every test this machine can.
+# flakit: `make lab` opens the notebooks, `make test` runs what a change needs, `make test-all` every test there is.
 # Nothing but Python 3.10+ with venv is needed; everything lands in .venv.
 
 PYTHON    ?= python3
@@ -12,7 +12,7 @@ PY        := $(VENV)/bin/python
 INSTALL   := $(PY) -m pip install --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test test-all notebooks lint clean
+.PHONY: help lab test test-rest test-all notebooks lint clean
 
 help:  ## list the targets
 	@echo "flakit: an interactive laboratory for the numerics of linear-attention kernels"
@@ -60,10 +60,13 @@ lab: $(VENV)/.lab  ## install what is missing, check it, open JupyterLab at the 
 	  --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb \
 	  --LabApp.app_settings_dir='$(CURDIR)/notebooks/jupyterlab' $(AS_ROOT) $(LAB_FLAGS)
 
-test: $(VENV)/.test  ## run every test this machine can
+test: $(VENV)/.test  ## every operator, gradient, dtype, packing, notebook and panel, on what this machine has
 	@$(PY) tests/run.py $(TEST_FLAGS)
 
-test-all: $(VENV)/.test  ## the same, with every notebook twice and the solutions
+test-rest: $(VENV)/.test  ## the tests that `make test` leaves out
+	@$(PY) tests/run.py --rest $(TEST_FLAGS)
+
+test-all: $(VENV)/.test  ## both: every test this machine can run
 	@$(PY) tests/run.py --all $(TEST_FLAGS)
 
 notebooks: $(VENV)/.test  ## run all notebooks (or NOTEBOOKS="00 04") and store their outputs, small

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from flakit.ops.common.dispatch import has_triton, interpreted
+from tests.interpreter import hurry
+from tests.quick import left_out
 
 RUNS_HERE = {
     "gpu": (torch.cuda.is_available() and not interpreted(), "needs a CUDA device and no TRITON_INTERPRET"),
@@ -16,21 +18,22 @@ RUNS_HERE = {
 }
 
 
-def pytest_addoption(parser):
-    parser.addoption("--all-notebooks", action="store_true", help="run each notebook twice, and the solutions too")
-
-
 def pytest_configure(config):
     # The tensors here are small. Two OpenMP threads bring them nothing, and where cores are taken they wait for each
     # other so long that a file of 6 s takes minutes. Set before xdist starts its workers, which inherit it.
     if "OMP_NUM_THREADS" not in os.environ:
         os.environ["OMP_NUM_THREADS"] = "1"
         torch.set_num_threads(1)
+    if has_triton() and interpreted():
+        hurry()
     if os.environ.get("FLAKIT_REPORT"):
         config.pluginmanager.import_plugin("tests.gpu.report")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by marker
 def pytest_collection_modifyitems(items):
+    for item in left_out(items):
+        item.add_marker(pytest.mark.full)
     for item in items:
         for marker, (runs, reason) in RUNS_HERE.items():
             if not runs and item.get_closest_marker(marker):

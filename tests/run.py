@@ -1,7 +1,7 @@
-"""`make test`: every test this machine can run, in the processes that each kind needs.
+"""`make test`, `make test-rest` and `make test-all`: the tests this machine can run, in the processes each kind needs.
 
 Triton decides once, when it is imported, whether kernels are interpreted or compiled, so interpreted kernels cannot
-share a process with compiled ones; and the browser test measures time, so nothing may run beside it.
+share a process with compiled ones; and tests in a browser measure time, but for one, so nothing may run beside them.
 Each step is one pytest call; arguments are passed on to all of them (`python tests/run.py -k rwkv6 -x`).
 """
 
@@ -18,18 +18,23 @@ ROOT = Path(__file__).parents[1]
 MAX_WORKERS = 8  # each one imports torch and, on a GPU, holds a CUDA context
 
 
-def steps(workers):
+QUICK, REST = "not full", "full"
+
+
+def steps(workers, which):
     """(title, markers, environment, options of pytest)"""
-    parallel = ["-n", str(workers)]
+    parallel = ["-n", str(workers), "--dist=worksteal"]
+    timed = "browser and full"
     yield (
-        "operators, instruments, panels; kernels compiled ahead of time; GPU where there is one",
-        "not interpret and not notebook and not browser",
+        "operators, instruments, panels, notebooks; kernels compiled ahead of time; GPU where there is one",
+        f"not interpret and not ({timed})",
         {},
         parallel,
     )
-    yield "kernels, interpreted", "interpret", {"TRITON_INTERPRET": "1"}, parallel
-    yield "notebooks", "notebook", {}, [*parallel, "--dist=worksteal"]
-    yield "JupyterLab in a browser", "browser", {}, []
+    others = [f"--ignore=tests/{folder}" for folder in ("browser", "models", "notebooks")]  # and not even imported
+    yield "kernels, interpreted", "interpret", {"TRITON_INTERPRET": "1"}, [*parallel, *others]
+    if which != QUICK:
+        yield "JupyterLab in a browser, timed", timed, {}, ["tests/browser"]
 
 
 def cores():
@@ -38,21 +43,24 @@ def cores():
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Run every test this machine can.")
+    parser = argparse.ArgumentParser(description="Run the tests that a change needs, or every one this machine can.")
     parser.add_argument("--workers", type=int, default=min(cores(), MAX_WORKERS))
-    parser.add_argument("--all", action="store_true", help="each notebook twice, and the solutions")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--all", action="store_const", dest="which", const=None, help="every test")
+    which.add_argument("--rest", action="store_const", dest="which", const=REST, help="those of --all left out without")
+    parser.set_defaults(which=QUICK)
     parser.add_argument("-m", dest="markers", help="narrows the selection of each step, as pytest's own")
     own, pytest_args = parser.parse_known_args()
 
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     env.setdefault("OMP_NUM_THREADS", "1")
-    pytest_args += ["--all-notebooks"] * own.all
+    pytest_args += ["--durations=10", "--durations-min=1"]
     results = []
-    planned = list(steps(own.workers))
+    planned = list(steps(own.workers, own.which))
     for number, (title, markers, extra_env, options) in enumerate(planned, 1):
         print(f"\n== {number}/{len(planned)} {title}", flush=True)
         start = time.monotonic()
-        selection = f"({markers}) and ({own.markers})" if own.markers else markers
+        selection = " and ".join(f"({part})" for part in (markers, own.which, own.markers) if part)
         code = subprocess.call(
             [sys.executable, "-m", "pytest", "-m", selection, *options, *pytest_args],
             cwd=ROOT,

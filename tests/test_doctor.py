@@ -123,6 +123,7 @@ def test_diagnosis_shows_in_a_notebook_and_as_json():
     assert (said["works"], said["checks"][0]["level"]) == (False, doctor.BROKEN)
 
 
+@pytest.mark.full
 def test_command_runs_every_operator_on_every_backend(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "flakit.cli", "doctor", "--json"],

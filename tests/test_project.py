@@ -140,6 +140,7 @@ def test_library_is_imported_only_where_it_belongs(library):
     assert {m for m in users if not re.fullmatch(ONLY_IN[library], m)} == set()
 
 
+@pytest.mark.full
 def test_import_needs_none_of_the_optional_parts():
     code = (
         "import sys\n"
@@ -194,6 +195,7 @@ def test_make_lab_says_what_is_missing(tmp_path, python, says):
     assert says in said
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not (Path(sys.prefix) / ".lab").exists(), reason="this environment was not made by make")
 def test_make_lab_serves_the_first_notebook_on_this_machine_with_a_token(tmp_path):
     log = tmp_path / "log"
@@ -233,6 +235,7 @@ def test_links_of_the_readme_lead_somewhere():
         assert [link for link in links if not (ROOT / link).exists()] == []
 
 
+@pytest.mark.full
 def test_scripts_of_the_readme_run():
     scripts = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
     assert len(scripts) >= 3

@@ -84,6 +84,7 @@ def test_nothing_comes_where_the_version_wanted_is_installed(monkeypatch, instal
     assert torch_build.here() == here
 
 
+@pytest.mark.full
 def test_make_says_which_build_is_coming_and_hands_the_index_on_to_pip(indexes, set_pip, tmp_path):
     """A project without contents that needs torch, in an environment that has pip alone."""
     (tmp_path / "flakit").mkdir()

@@ -3,9 +3,11 @@
 import re
 import shutil
 
+import nbformat
 import pytest
 
 from tests.browser import lab
+from tests.browser.panels import PANELS
 from tests.notebooks.running import NOTEBOOKS, kernel_environment
 
 
@@ -62,3 +64,14 @@ def page(chromium):
 def open_notebook(jupyterlab, page, request):
     """open_notebook("04_decay_blowup.ipynb") -> Notebook"""
     return lambda name: lab.Notebook(page, jupyterlab, name, workspace=re.sub(r"\W+", "-", request.node.name))
+
+
+@pytest.fixture
+def all_panels(served, open_notebook):
+    """A notebook that has run and shows every one of `PANELS`."""
+    cells = [nbformat.v4.new_code_cell(f"from flakit.panels import *\n{code}") for code, *_ in PANELS.values()]
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel}), served / "all_panels.ipynb")
+    notebook = open_notebook("all_panels.ipynb")
+    notebook.run_all()
+    return notebook

@@ -27,6 +27,7 @@ def story():
     return {row.what: row for row in case.reproduce()}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", case.REPORTED)
 def test_the_scale_alone_gives_every_reported_difference(story, name):
     row = story[f"worst difference of {name}"]

@@ -53,6 +53,7 @@ def faulty():
     return run("gsa", "faulty", steps=240)
 
 
+@pytest.mark.full
 def test_lost_steps_begin_grow_and_are_foretold(faulty):
     _, found = faulty
     share = found.share(50)
@@ -62,6 +63,7 @@ def test_lost_steps_begin_grow_and_are_foretold(faulty):
     assert all(math.isfinite(loss) for loss in found.run.losses)  # the forward pass is fine
 
 
+@pytest.mark.full
 def test_the_right_kernel_and_attention_never_lose_a_step(faulty):
     _, found = run("gsa", "right", steps=240)
     assert not any(found.lost) and any(found.predicted)
@@ -98,6 +100,7 @@ def tensors_between_steps(op, kernel, monkeypatch):
     return [n - counts[0] for n in counts]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("op", ["gsa", "rwkv6"])
 def test_a_step_leaves_nothing_behind(op, monkeypatch):
     faulty, right = (tensors_between_steps(op, kernel, monkeypatch) for kernel in ("faulty", "right"))
@@ -120,6 +123,7 @@ def share_lost(start, steps=8, **how):
     return sum(run(start=start, steps=steps, **how)[1].lost) / steps
 
 
+@pytest.mark.full
 def test_only_what_makes_the_gates_brings_it_back(faulty):
     model, part = faulty[0], case.PROJECTION["gsa"]
     before, after = (m.get_parameter(f"{part}.weight") for m in (model, case.reinitialised(model, part)))
@@ -130,11 +134,13 @@ def test_only_what_makes_the_gates_brings_it_back(faulty):
     assert share_lost(model, kernel="right") == 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("clip", [0.01, None])
 def test_clipping_brings_nothing_back(faulty, clip):
     assert share_lost(faulty[0], clip=clip) > 0.5
 
 
+@pytest.mark.full
 def test_attempts_put_the_projection_first(faulty):
     rows = case.attempts(faulty[0], steps=2)
     assert {row.part for row in rows} == {"nothing", *case.parts(faulty[0])}

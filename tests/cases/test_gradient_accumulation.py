@@ -28,6 +28,7 @@ def test_law_and_measurement_agree(contract, mixer):
         assert agrees(case.law(accumulation, contract), measured(contract, accumulation, mixer))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("threads", [1, 2])
 def test_law_and_measurement_agree_with_any_number_of_threads(threads):
     before = torch.get_num_threads()
@@ -98,6 +99,7 @@ def test_the_law_is_exact_at_one_setting_of_the_knobs():
     assert [row.law for row in rows] == [15 / 16] * 2 and all(row.agrees for row in rows)
 
 
+@pytest.mark.full
 def test_adamw_does_not_see_the_factor_and_sgd_does():
     right, wrong = (case.training(contract, steps=6) for contract in ("plain forward", "takes **kwargs"))
     assert [step.loss for step in wrong] == pytest.approx([step.loss for step in right], rel=1e-3)

@@ -60,6 +60,7 @@ def test_a_setting_agrees_with_its_law(name):
     assert any(row.agrees for row in rows)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", CASES)
 def test_the_law_holds_at_every_choice_and_both_ends_of_every_range(name):
     """Or the setting is refused, with the knob's name: most often because two knobs do not go together."""

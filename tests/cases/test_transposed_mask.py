@@ -128,6 +128,7 @@ def test_nor_is_another_error_of_the_kernel(monkeypatch):
         case.at(BK=16, BV=64)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not has_triton(), reason="needs Triton")
 def test_compiled_without_a_gpu():
     label, rows = case.compile_table([(16, 16), (64, 16)])
@@ -176,6 +177,7 @@ def test_errors_name_the_argument(call, says):
         call()
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not has_triton(), reason="needs Triton")
 def test_the_case_imports_without_triton():
     code = "import sys; sys.modules['triton'] = None; from flakit.cases import transposed_mask as m; m.reproduce()"

@@ -61,6 +61,7 @@ def test_the_recording_is_what_the_readme_says():
                 assert float(value) == pytest.approx(row[name], rel=5e-3), (op, name)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
 def test_without_a_gpu_the_command_says_so():
     done = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, timeout=300)

@@ -13,6 +13,7 @@ from flakit.panels import gradient_comparer
 SCRIPT = Path(__file__).parents[2] / "data" / "record_gradients.py"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("op", OPERATORS.values(), ids=OPERATORS)
 def test_the_recording_is_shown_by_the_panel(op, tmp_path, monkeypatch):
     out = tmp_path / f"h200_{op.name}_gradients.json"

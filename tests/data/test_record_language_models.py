@@ -14,6 +14,7 @@ from flakit.numerics import recorded
 SCRIPT = Path(__file__).parents[2] / "data" / "record_language_models.py"
 
 
+@pytest.mark.full
 def test_the_command_writes_a_curve_for_every_mixer_and_initialisation(tmp_path):
     out = tmp_path / "models.json"
     command = [sys.executable, SCRIPT, "--quick", "--device", "cpu", "--jobs", "2", "--out", out]

@@ -4,12 +4,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from flakit.models.state_tracking import LENGTHS
 from flakit.numerics import recorded
 
 SCRIPT = Path(__file__).parents[2] / "data" / "record_state_tracking.py"
 
 
+@pytest.mark.full
 def test_the_command_remakes_the_recording(tmp_path):
     out = tmp_path / "state_tracking.json"
     subprocess.run([sys.executable, SCRIPT, "--quick", "--out", out], check=True, capture_output=True, timeout=300)

@@ -18,6 +18,7 @@ def record(script, out, *options):
     return recorded.read(out)
 
 
+@pytest.mark.full
 def test_gate_drift(tmp_path):
     made, committed = record("record_gate_drift.py", tmp_path / "drift.json"), recorded.read("gate_drift")
     assert made.columns == committed.columns
@@ -25,6 +26,7 @@ def test_gate_drift(tmp_path):
     assert {(row["lost"], row["as_predicted"]) for row in made.select(op="gsa", kernel="faulty")} == {(0, 20)}
 
 
+@pytest.mark.full
 def test_slow_gate_drift(tmp_path):
     made = record("record_gate_drift.py", tmp_path / "long.json", "--long", "--device", "cpu", "--seconds", "60")
     assert made.columns == recorded.read("gate_drift").columns
@@ -51,6 +53,7 @@ def test_the_committed_drift_says_what_the_notebook_says():
         assert [row["lost"] for row in again[:5]] == [0] * 5 and any(row["lost"] for row in again)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(
     transformers_trainer.installed() is None, reason='transformers is not installed: pip install "flakit[trainer]"'
 )

@@ -28,6 +28,7 @@ def fresh(**kwargs):
     return figure.canvas.rgba().copy()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "changed",
     [

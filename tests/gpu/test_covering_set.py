@@ -4,14 +4,16 @@ import pytest
 
 from flakit.numerics.operators import OPERATORS
 from tests.ops.checking import measured
-from tests.ops.settings import covering_set, named
+from tests.ops.settings import covering_set, named, sampled
 
 pytestmark = pytest.mark.gpu
+
+SETTINGS = [setting for op in OPERATORS for setting in covering_set(op, "full")]
 
 
 @pytest.mark.filterwarnings("ignore:.*deterministic")
 @pytest.mark.parametrize("form", ["chunk", "recurrent"])
-@pytest.mark.parametrize("setting", [setting for op in OPERATORS for setting in covering_set(op, "full")], ids=named)
+@pytest.mark.parametrize("setting", sampled(SETTINGS, lambda x: 2**22 + x.elements), ids=named)
 def test_covering_set(setting, form, report, poisoned_memory):
     errors, wrong = measured(setting, form, device="cuda")
     same = {"op": setting.op, "form": form, "dtype": setting.dtype, "setting": str(setting)}

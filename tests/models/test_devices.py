@@ -169,6 +169,7 @@ def corpus():
     return Corpus(words[torch.randint(32, (4000,), generator=draw)].flatten())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_training_under_autocast_lowers_the_loss(mixer, device):

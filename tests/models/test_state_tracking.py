@@ -19,6 +19,7 @@ def at(rows, length):
     return row["accuracy"]
 
 
+@pytest.mark.full
 def test_what_can_turn_the_state_round_follows_swaps_and_what_cannot_does_not():
     found = {edit: follow(f"RWKV7, edit {edit}", steps=STEPS, progress=False) for edit in (2, 1)}
     assert at(found[2][2], 16) > 0.9

@@ -12,7 +12,7 @@ import time
 import nbformat
 from PIL import Image
 
-from tests.notebooks.running import LESSONS, MAX_BYTES, SOLUTIONS, WIDGET_VIEW, name, read, run
+from tests.notebooks.running import LESSONS, MAX_BYTES, SOLUTIONS, WIDGET_VIEW, name, run
 
 
 def without_live_parts(notebook):
@@ -55,7 +55,7 @@ def main(prefixes):
     for number, path in enumerate(paths, 1):
         print(f"{number}/{len(paths)} {name(path)} ...", flush=True)
         start = time.monotonic()
-        nbformat.write(without_live_parts(run(read(path), path)), path)
+        nbformat.write(without_live_parts(run(path)), path)
         size = path.stat().st_size
         print(f"    {time.monotonic() - start:.0f} s, {size // 1000} KB{' TOO LARGE' * (size >= MAX_BYTES)}")
 

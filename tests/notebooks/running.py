@@ -1,6 +1,5 @@
 """Where the notebooks are, and running one in a kernel of its own; the tests and `make notebooks` share it."""
 
-import copy
 import os
 import tempfile
 from pathlib import Path
@@ -33,13 +32,17 @@ def kernel_environment():
     return env if torch.cuda.is_available() else {**env, "TRITON_INTERPRET": "1"}
 
 
-def run(notebook, path, times=1):
-    """Run all cells of `notebook` top to bottom, `times` times in one kernel; returns a copy with the last outputs.
+def run(path, before=None):
+    """Run all cells of the notebook at `path` top to bottom; returns a copy with their outputs.
 
+    before: the path of another that runs first in the same kernel, so that this one finds all that it left behind.
     Raises nbclient's CellExecutionError, which shows the cell and its traceback.
     """
-    done = copy.deepcopy(notebook)
-    done.cells = [copy.deepcopy(cell) for _ in range(times) for cell in notebook.cells]
+    done = read(path)
+    own = len(done.cells)
+    if before is not None:
+        move = nbformat.v4.new_code_cell(f"import os\nos.chdir({str(path.parent)!r})")
+        done.cells = [*read(before).cells, move, *done.cells]
     with tempfile.TemporaryDirectory() as folder:
         # Files for sockets: of two kernels that start at once, one may find the port taken that it was promised.
         sockets = {} if os.name == "nt" else {"transport": "ipc", "ip": os.path.join(folder, "kernel")}
@@ -49,8 +52,8 @@ def run(notebook, path, times=1):
             kernel_name="python3",
             record_timing=False,
             config=Config({"KernelManager": sockets}),
-            resources={"metadata": {"path": str(path.parent)}},
+            resources={"metadata": {"path": str((before or path).parent)}},
         )
         client.execute(env=kernel_environment())
-    done.cells = done.cells[-len(notebook.cells) :]
+    done.cells = done.cells[-own:]
     return done

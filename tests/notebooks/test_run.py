@@ -1,16 +1,18 @@
-"""Every notebook runs top to bottom; with --all-notebooks (`make test-all`) twice in one kernel, and the solutions."""
+"""Every notebook runs top to bottom, and where a notebook has run already."""
 
 import pytest
 
-from tests.notebooks.running import LESSONS, SOLUTIONS, name, read, run
+from tests.notebooks.running import LESSONS, SOLUTIONS, name, run
 
 pytestmark = pytest.mark.notebook
 
 
-def pytest_generate_tests(metafunc):
-    everything = metafunc.config.getoption("--all-notebooks")
-    metafunc.parametrize("path", [pytest.param(p, id=name(p)) for p in LESSONS + SOLUTIONS * everything])
+@pytest.mark.parametrize("path", LESSONS, ids=name)
+def test_runs(path):
+    run(path)
 
 
-def test_runs(path, pytestconfig):
-    run(read(path), path, times=2 if pytestconfig.getoption("--all-notebooks") else 1)
+@pytest.mark.full
+@pytest.mark.parametrize("solutions", SOLUTIONS, ids=name)
+def test_solutions_run_and_the_lesson_again_after_them(solutions):
+    run(solutions.parents[1] / solutions.name, before=solutions)

@@ -47,6 +47,13 @@ PLACES = [
 ]
 
 
+SLOW_INTERPRETED = [
+    pytest.param(*p.values, id=p.id, marks=[*p.marks, pytest.mark.full] if p.id == "interpreted" else p.marks)
+    for p in PLACES
+]
+"""The same for a test that takes long where kernels are interpreted: there it is for the full run."""
+
+
 def everywhere(name, *values, interpreted=None, named=str):
     """Every place with every value; where kernels are interpreted, slowly, with the second alone or those given."""
     few = values[1:2] if interpreted is None else interpreted

@@ -9,10 +9,13 @@ files; a test checks that what is committed still covers everything.
 
 import csv
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import accumulate
+from math import ceil
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -20,6 +23,7 @@ from flakit.numerics.evaluate import Arriving, cotangents
 from flakit.numerics.inputs import inputs
 from flakit.numerics.operators import operator
 from tests.ops.pairwise import Row, covering_rows
+from tests.quick import each_value_once
 
 LENGTHS = {
     "one": (1,),
@@ -191,6 +195,23 @@ def covering_set(op: str, size: str) -> list[Setting]:
 
 def named(setting):
     return f"{setting.op}-{setting}"
+
+
+def programs(setting: Setting) -> int:
+    """Of a kernel with one for each sequence, head and 16 tokens: what a run costs where kernels are interpreted."""
+    lengths = setting.lengths or [setting.T] * setting.B
+    return setting.H * setting.group * sum(1 + ceil(length / 16) for length in lengths)
+
+
+def sampled(settings: Sequence[Setting], cost: Callable[[Setting], float]) -> list:
+    """The settings as parameters. Few and cheap ones have every value of every factor, and for each operator every
+    dtype, packing, layout and kind of states; the others are marked `full`."""
+    rows = [
+        asdict(x) | {f"{x.op} {factor}": getattr(x, factor) for factor in ("dtype", "packing", "layout", "states")}
+        for x in settings
+    ]
+    few = each_value_once(rows, [cost(x) for x in settings])
+    return [pytest.param(x, marks=() if n in few else pytest.mark.full) for n, x in enumerate(settings)]
 
 
 def kinds(name: str) -> dict[str, tuple]:

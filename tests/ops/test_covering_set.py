@@ -5,7 +5,7 @@ import pytest
 from flakit.numerics.evaluate import LONGEST_RECURRENCE, truth
 from flakit.numerics.operators import OPERATORS
 from tests.ops.checking import measure, measured, run, true_values
-from tests.ops.settings import covering_set, make, named
+from tests.ops.settings import covering_set, make, named, programs, sampled
 
 AFFORDABLE = 2**25  # state elements visited; the few settings above take minutes on a CPU, and seconds on a GPU
 WALKED = 2**24  # of states that are walked through one after another: some seconds
@@ -18,7 +18,7 @@ def test_most_settings_are_affordable_and_the_longest_among_them():
         assert sum(s.op == op for s in FULL) > 50 and any(s.op == op and s.T == 4096 for s in FULL)
 
 
-@pytest.mark.parametrize("setting", FULL, ids=named)
+@pytest.mark.parametrize("setting", sampled(FULL, lambda x: 300 + x.T + x.elements / 1e4), ids=named)
 def test_torch(setting):
     """Both forms; and both ways to the truth that GPU kernels are held to, in float64."""
     op = OPERATORS[setting.op]
@@ -37,12 +37,15 @@ def test_torch(setting):
 
 
 @pytest.mark.interpret
-@pytest.mark.parametrize(
-    ("form", "setting"),
-    # A recurrent kernel has one way through everything: every second setting, for the interpreter is slow.
-    [("chunk", x) for x in SMALL] + [("recurrent", x) for x in SMALL[::2]],
-    ids=lambda x: x if isinstance(x, str) else named(x),
-)
-def test_interpreted_kernels(setting, form, poisoned_memory):
-    _, wrong = measured(setting, form, "triton")
+@pytest.mark.parametrize("setting", sampled(SMALL, programs), ids=named)
+def test_interpreted_chunk_kernels(setting, poisoned_memory):
+    _, wrong = measured(setting, "chunk", "triton")
+    assert not wrong
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("setting", sampled(SMALL[::2], programs), ids=named)
+def test_interpreted_recurrent_kernels(setting, poisoned_memory):
+    # They have one way through everything: every second setting, for the interpreter is slow.
+    _, wrong = measured(setting, "recurrent", "triton")
     assert not wrong

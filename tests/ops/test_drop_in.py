@@ -55,6 +55,7 @@ def test_every_usual_chunk_size_is_taken(place, op, chunk_size):
     place.check(made, arriving, "chunk", op, chunk_size=chunk_size)
 
 
+@pytest.mark.full
 @pytest.mark.interpret
 @OPS
 def test_kernels_take_their_nearest_chunk_size(op):

@@ -112,6 +112,7 @@ def twice(op, place):
     return replace(OPERATORS[op], reference=module)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("op", "place"), [x for op in OPERATORS for x in computed_in_loops(op)])
 def test_a_factor_of_two_anywhere_in_a_reference_is_seen(op, place):
     made, arriving = make(of(op, SMALL))

@@ -69,6 +69,7 @@ def test_sequences_of_very_different_lengths(op, form, decay, monkeypatch):
     check(found, true_values(made, arriving, op=op), made)
 
 
+@pytest.mark.full
 @OPS
 @FORMS
 def test_one_long_sequence_does_not_pad_the_short_ones(op, form, record_property):

@@ -13,7 +13,7 @@ import torch
 import flakit
 from flakit.numerics.operators import OPERATORS
 from tests.ops.checking import check, true_values
-from tests.ops.places import GPU, PLACES, TORCH, Output, everywhere, of
+from tests.ops.places import GPU, PLACES, SLOW_INTERPRETED, TORCH, Output, everywhere, of
 from tests.ops.settings import Setting
 
 FORMS = pytest.mark.parametrize("form", ["chunk", "recurrent"])
@@ -305,7 +305,7 @@ def test_without_gradients_the_same_values(place, op, form, mode):
         assert not x.requires_grad and torch.equal(x, found[name]), name
 
 
-@EVERYWHERE
+@pytest.mark.parametrize("place", SLOW_INTERPRETED)
 @OPS
 @FORMS
 def test_one_token_spike_at_every_row(place, op, form):
@@ -349,6 +349,7 @@ def test_dw_is_exactly_zero_where_everything_is_forgotten(place, op, form):
         assert not found[f"d{OPERATORS[op].decay}"].any()
 
 
+@pytest.mark.full
 @COMPILED
 @OPS
 @FORMS

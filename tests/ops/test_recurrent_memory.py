@@ -63,6 +63,7 @@ def test_forward_holds_no_state_but_the_last(op):
     assert peak(lambda: op.reference.forward(*given)) <= 2 * o.nbytes + 8 * state_bytes(op)
 
 
+@pytest.mark.full
 @OPS
 def test_a_training_step_is_held_to_it_too(op):
     """By way of the operator itself, whose inputs are float32 and computed with in float64."""

@@ -1,11 +1,24 @@
 """The committed covering sets still cover what they claim to."""
 
+from dataclasses import asdict
+
 import pytest
 import torch
 
-from flakit.numerics.operators import operator
+from flakit.numerics.operators import OPERATORS, operator
 from tests.ops.pairwise import covering_rows, feasible_pairs, pairs_of
-from tests.ops.settings import SETS, allowed, generate, kinds, load, make, strided
+from tests.ops.settings import (
+    SETS,
+    allowed,
+    covering_set,
+    generate,
+    kinds,
+    load,
+    make,
+    programs,
+    sampled,
+    strided,
+)
 
 SMALL_FACTORS = {"a": (1, 2, 3), "b": ("x", "y"), "c": (True, False)}
 
@@ -33,6 +46,18 @@ def test_every_value_occurs_alone(name):
     for factor, values in SETS[name].items():
         listed = [x for members in values.values() for x in members] if isinstance(values, dict) else values
         assert {getattr(setting, factor) for setting in rows} == set(listed), factor
+
+
+@pytest.mark.parametrize("size", ["full", "small"])
+def test_the_sample_has_every_value_and_for_each_operator_what_matters_most(size):
+    settings = [setting for op in OPERATORS for setting in covering_set(op, size)]
+    sample = [param.values[0] for param in sampled(settings, programs) if not param.marks]
+    assert len(sample) < len(settings) / 4
+    for factor in asdict(settings[0]):
+        assert {getattr(x, factor) for x in sample} == {getattr(x, factor) for x in settings}, factor
+    for factor in ("dtype", "packing", "layout", "states"):
+        values = {getattr(x, factor) for x in settings}
+        assert {(x.op, getattr(x, factor)) for x in sample} == {(op, x) for op in OPERATORS for x in values}, factor
 
 
 @pytest.mark.parametrize("name, largest", [("full", 256), ("gsa_full", 512)])

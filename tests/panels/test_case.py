@@ -71,6 +71,7 @@ def values(widget):
     return [option[1] if isinstance(option, tuple) else option for option in widget.options]
 
 
+@pytest.mark.full
 def test_every_knob_can_be_moved(panel):
     """To a value that is not the default; reset brings the first picture back."""
     start = panel.png

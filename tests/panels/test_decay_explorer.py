@@ -185,6 +185,7 @@ def test_the_script_runs_and_gives_the_same_numbers(panel, setting):
         assert said == tuple(f"{math.inf if x is None else x:.4g}" for x in panel.result["onsets"][name])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("op", OPERATORS)
 @pytest.mark.parametrize("knob", ["decay", "T"])
 def test_a_slider_is_live(panel, op, knob):

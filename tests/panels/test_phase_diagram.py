@@ -134,6 +134,7 @@ def test_a_failing_run_is_told(panel, monkeypatch):
     assert panel.text.startswith("RuntimeError: sweep at T=8, decay=0.05: division by zero")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("setting", "fine"),
     [

@@ -71,6 +71,7 @@ def test_a_growing_state_is_told_where_it_ends():
     assert "Everything is finite" in panel.text
 
 
+@pytest.mark.full
 @every_operator
 @pytest.mark.parametrize("decay", [0.0, -math.inf, -1e-3])
 @pytest.mark.parametrize("colours", ["value", "size"])
@@ -81,6 +82,7 @@ def test_any_decay_shows(op, decay, colours):
     assert "Everything is finite" in panel.text
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "setting",
     [

@@ -109,6 +109,7 @@ def test_packing_slots_takes_no_more_memory():
     assert peak(lambda: call(offsets)) <= 2 * peak(call)
 
 
+@pytest.mark.full
 def test_packed_slots_compile_to_one_graph():
     s = torch.randn(1, 20, 2, 3, requires_grad=True)
     offsets = torch.tensor([0, 4, 4, 9, 20])

@@ -24,6 +24,7 @@ def lengths(place) -> list[int]:
     return [1, 15, 16, 18, 23] if place is INTERPRETED else list(range(64, 128))
 
 
+@pytest.mark.full
 @EVERYWHERE
 def test_every_tail_length_with_strong_gates(place):
     chunk = 16 if place is INTERPRETED else 32

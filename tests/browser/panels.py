@@ -1,0 +1,18 @@
+"""What the browser tests open: every panel with a slider."""
+
+from flakit.numerics.operators import OPERATORS
+
+PANELS = {
+    "decay-explorer": ("decay_explorer(decay=-0.1)", "decay", OPERATORS),
+    "gradient-comparer": ("gradient_comparer(profile='constant', decay=-1.0)", "decay", OPERATORS),
+    "state-stepper": ("state_stepper(t=1)", "time t", OPERATORS),
+    "infinity": ("infinity(step=4)", "decay", ()),
+    "log-space": ("log_space()", "bias", ()),
+    "padding": ("padding(T=100)", "length T", ()),
+    "inverse": ("inverse(alpha=0.9)", "alpha", ()),
+    "transposed-mask": ("transposed_mask(K=100)", "K", ()),
+    "headroom": ("headroom(__import__('flakit').inputs('rwkv6', T=200)['w'])", "decays times", ()),
+    "gradient-accumulation": ("gradient_accumulation()", "in parts", ()),
+    "masking": ("case('masking', w=-1.0)", "w", ()),  # the panel of every case without one of its own
+}
+"""A setting of each panel with a slider, that slider, and the operators it is tried with where it has a choice."""

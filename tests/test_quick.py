@@ -1,0 +1,78 @@
+"""What `make test` and the rest run: together every test once, and the first shows every value of every parameter."""
+
+import pytest
+
+from tests.quick import each_value_once
+
+pytest_plugins = ["pytester"]
+
+ROWS = [{"op": op, "form": form, "T": T} for op in "abc" for form in "xy" for T in (1, 5, 9, 200)]
+
+
+def shown(rows):
+    return {value for row in rows for value in row.items()}
+
+
+@pytest.mark.parametrize("seed", ["", "another test"])
+def test_every_value_is_shown_by_few_rows(seed):
+    chosen = [ROWS[n] for n in each_value_once(ROWS, seed=seed)]
+    assert shown(chosen) == shown(ROWS)
+    assert len(chosen) == 4
+
+
+def test_of_two_tests_each_shows_other_combinations():
+    assert each_value_once(ROWS, seed="one") != each_value_once(ROWS, seed="another")
+    assert each_value_once(ROWS, seed="one") == each_value_once(ROWS, seed="one")
+
+
+def test_cheap_rows_come_first():
+    rows = [{"T": T, "heads": heads} for T in (1, 200) for heads in (1, 2)]
+    chosen = [rows[n] for n in each_value_once(rows, [row["T"] * row["heads"] for row in rows])]
+    assert shown(chosen) == shown(rows) and {"T": 200, "heads": 2} not in chosen
+
+
+SUITE = """
+    import numpy, pytest
+
+    @pytest.mark.parametrize("place", ["torch", pytest.param("interpreted", marks=pytest.mark.interpret)])
+    @pytest.mark.parametrize("x", [numpy.ones(2), numpy.ones(2), 1, True])
+    @pytest.mark.parametrize("op", ["a", "b"])
+    def test_many(op, x, place): pass
+
+    @pytest.mark.interpret
+    @pytest.mark.parametrize("setting", [1, 2, 3])
+    def test_one_after_another(setting): pass
+
+    @pytest.mark.parametrize("T", [1, pytest.param(4096, marks=pytest.mark.full)])
+    def test_sizes(T): pass
+
+    @pytest.mark.full
+    def test_long(): pass
+
+    def test_short(): pass
+"""
+
+
+@pytest.fixture
+def selected(pytester):
+    """The names of the tests that pytest selects with these options, of a suite with this project's conftest."""
+    pytester.makeini("[pytest]\nmarkers =\n  full\n  interpret\n")
+    pytester.makeconftest("from tests.conftest import pytest_collection_modifyitems")
+    pytester.makepyfile(SUITE)
+
+    def collect(*options):
+        lines = pytester.runpytest_inprocess("--collect-only", "-q", *options).outlines
+        return [line.split("::")[1] for line in lines if "::" in line]
+
+    return collect
+
+
+def test_the_quick_run_and_the_rest_are_everything_once(selected):
+    everything, quick, rest = selected(), selected("-m", "not full"), selected("-m", "full")
+    assert sorted(quick + rest) == sorted(everything) and len(set(everything)) == len(everything) == 2 * 4 * 2 + 3 + 4
+    assert {"test_short", "test_sizes[1]", *(f"test_one_after_another[{n}]" for n in (1, 2, 3))} <= set(quick)
+    assert {"test_long", "test_sizes[4096]"} <= set(rest)
+    cases = [name[:-1].split("[")[1].split("-") for name in quick if "test_many" in name]
+    compiled = [(op, x) for op, x, place in cases if place == "torch"]
+    assert len(compiled) == 4 and {op for op, _ in compiled} == {"a", "b"} and len({x for _, x in compiled}) == 4
+    assert len(cases) == len(compiled) + 1  # one combination of those interpreted
