@@ -16,7 +16,10 @@ from flakit import fla as module
 from tests import fla_on_cpu
 from tests.test_fla import MINIATURE, PLACES, off
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # it warns that there is no GPU, and about its own RWKV
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.filterwarnings("ignore"),  # it warns that there is no GPU, and about its own RWKV
+]
 
 
 @pytest.fixture(scope="module")

@@ -36,6 +36,7 @@ def test_our_words_stand_where_it_says(here, there, formula, where):
         assert word in ASIDES or any(re.search(rf"(\b|_){found}", text) for text in texts), word
 
 
+@pytest.mark.full
 @pytest.mark.skipif(find_spec("fla") is None, reason="needs flash-linear-attention: pip install --editable '.[fla]'")
 @pytest.mark.parametrize(("here", "there", "formula", "where"), ROWS)
 def test_their_words_are_theirs(here, there, formula, where):
