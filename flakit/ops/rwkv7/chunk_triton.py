@@ -22,7 +22,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..common.blocks_triton import decay_after, decay_before, dot, level_pairs, level_weights, program, to_operand
+from ..common.blocks_triton import decay_after, decay_before, dot, level_pairs, level_weights, to_operand
 from ..common.chunks_triton import (
     MILD_TOKEN,
     MILD_TOTAL,
@@ -233,8 +233,8 @@ def stream_kernel(
     its rows are read from the last to the first: their order is nobody's concern, and the decay after a row becomes a
     running sum from the first.
     """
-    NV: tl.constexpr = (V + BV - 1) // BV
-    i_v, i_nh = program(NV)
+    # Sequences and heads on the first axis: the others end at 65535. One axis for all takes 800 more bytes of spills.
+    i_nh, i_v = tl.program_id(0), tl.program_id(1)
     i_n, i_h = i_nh // H, i_nh % H
     if PACKED:
         first_chunk = tl.load(offsets + i_n)
@@ -599,7 +599,7 @@ class _Plan(ChunkPlan):
             # A packed batch has room for more than it fills, and an operator's output may not be left to chance.
             states.zero_()
         common, _, _ = self.sizes("stream")
-        stream_kernel[(triton.cdiv(self.V, BV) * self.N * self.H,)](
+        stream_kernel[self.N * self.H, triton.cdiv(self.V, BV)](
             x, y, z, w, transfer, found, states, first, last, scale, *self.where[1:], REVERSE=reverse,
             HAS_FIRST=first is not None, WANTS_LAST=last is not None, **common | dict(BV=BV),
         )  # fmt: skip
