@@ -7,7 +7,7 @@ import nbformat
 import pytest
 
 from tests.browser import lab
-from tests.browser.panels import PANELS
+from tests.browser.panels import CODE
 from tests.notebooks.running import NOTEBOOKS, kernel_environment
 
 
@@ -68,8 +68,8 @@ def open_notebook(jupyterlab, page, request):
 
 @pytest.fixture
 def all_panels(served, open_notebook):
-    """A notebook that has run and shows every one of `PANELS`."""
-    cells = [nbformat.v4.new_code_cell(f"from flakit.panels import *\n{code}") for code, *_ in PANELS.values()]
+    """A notebook that has run and shows every panel."""
+    cells = [nbformat.v4.new_code_cell(f"from flakit.panels import *\n{code}") for code in CODE]
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
     nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel}), served / "all_panels.ipynb")
     notebook = open_notebook("all_panels.ipynb")

@@ -1,4 +1,4 @@
-"""What the browser tests open: every panel with a slider."""
+"""What the browser tests open: every panel."""
 
 from flakit.numerics.operators import OPERATORS
 
@@ -16,3 +16,8 @@ PANELS = {
     "masking": ("case('masking', w=-1.0)", "w", ()),  # the panel of every case without one of its own
 }
 """A setting of each panel with a slider, that slider, and the operators it is tried with where it has a choice."""
+
+WITHOUT_A_SLIDER = {"phase-diagram": ("phase_diagram()", "operator", "GSA")}
+"""A drop-down list of these, and what to choose there."""
+
+CODE = [code for code, *_ in (PANELS | WITHOUT_A_SLIDER).values()]

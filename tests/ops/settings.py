@@ -204,14 +204,15 @@ def programs(setting: Setting) -> int:
 
 
 def sampled(settings: Sequence[Setting], cost: Callable[[Setting], float]) -> list:
-    """The settings as parameters. Few and cheap ones have every value of every factor, and for each operator every
-    dtype, packing, layout and kind of states; the others are marked `full`."""
-    rows = [
-        asdict(x) | {f"{x.op} {factor}": getattr(x, factor) for factor in ("dtype", "packing", "layout", "states")}
-        for x in settings
-    ]
-    few = each_value_once(rows, [cost(x) for x in settings])
+    """The settings as parameters. Few and cheap ones have every value of every factor, for each operator every dtype,
+    packing, layout and kind of states, and every packing in every layout; the others are marked `full`."""
+    few = each_value_once([_shown(setting) for setting in settings], [cost(setting) for setting in settings])
     return [pytest.param(x, marks=() if n in few else pytest.mark.full) for n, x in enumerate(settings)]
+
+
+def _shown(setting: Setting) -> dict[str, object]:
+    together = [("op", factor) for factor in ("dtype", "packing", "layout", "states")] + [("packing", "layout")]
+    return asdict(setting) | {pair: tuple(getattr(setting, factor) for factor in pair) for pair in together}
 
 
 def kinds(name: str) -> dict[str, tuple]:
