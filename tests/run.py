@@ -19,6 +19,7 @@ MAX_WORKERS = 8  # each one imports torch and, on a GPU, holds a CUDA context
 
 
 QUICK, REST = "not full", "full"
+WITHOUT_KERNELS = ("browser", "models", "notebooks")  # folders with no interpreted test, which so are not even imported
 
 
 def steps(workers, which):
@@ -31,8 +32,8 @@ def steps(workers, which):
         {},
         parallel,
     )
-    others = [f"--ignore=tests/{folder}" for folder in ("browser", "models", "notebooks")]  # and not even imported
-    yield "kernels, interpreted", "interpret", {"TRITON_INTERPRET": "1"}, [*parallel, *others]
+    beside = [f"--ignore=tests/{folder}" for folder in WITHOUT_KERNELS]
+    yield "kernels, interpreted", "interpret", {"TRITON_INTERPRET": "1"}, [*parallel, *beside]
     if which != QUICK:
         yield "JupyterLab in a browser, timed", timed, {}, ["tests/browser"]
 

@@ -1,8 +1,11 @@
 """What `make test` and the rest run: together every test once, and the first shows every value of every parameter."""
 
+from pathlib import Path
+
 import pytest
 
 from tests.quick import each_value_once
+from tests.run import QUICK, REST, WITHOUT_KERNELS, steps
 
 pytest_plugins = ["pytester"]
 
@@ -68,7 +71,7 @@ def selected(pytester):
 
 
 def test_the_quick_run_and_the_rest_are_everything_once(selected):
-    everything, quick, rest = selected(), selected("-m", "not full"), selected("-m", "full")
+    everything, quick, rest = selected(), selected("-m", QUICK), selected("-m", REST)
     assert sorted(quick + rest) == sorted(everything) and len(set(everything)) == len(everything) == 2 * 4 * 2 + 3 + 4
     assert {"test_short", "test_sizes[1]", *(f"test_one_after_another[{n}]" for n in (1, 2, 3))} <= set(quick)
     assert {"test_long", "test_sizes[4096]"} <= set(rest)
@@ -76,3 +79,18 @@ def test_the_quick_run_and_the_rest_are_everything_once(selected):
     compiled = [(op, x) for op, x, place in cases if place == "torch"]
     assert len(compiled) == 4 and {op for op, _ in compiled} == {"a", "b"} and len({x for _, x in compiled}) == 4
     assert len(cases) == len(compiled) + 1  # one combination of those interpreted
+
+
+def test_no_interpreted_test_lies_where_its_step_does_not_look():
+    files = [path for folder in WITHOUT_KERNELS for path in Path(__file__).with_name(folder).rglob("*.py")]
+    assert files
+    assert [path for path in files if "mark.interpret" in path.read_text() or "PLACES" in path.read_text()] == []
+
+
+def test_every_kind_of_test_has_one_step():
+    kinds = [{"interpret"}, {"browser"}, {"browser", "full"}, {"notebook"}, {"gpu"}, set(), {"full"}]
+    for kind in kinds:
+        marked = {name: name in kind for name in ("interpret", "browser", "notebook", "gpu", "full")}
+        assert sum(eval(markers, {}, marked) for _, markers, *_ in steps(1, None)) == 1, kind
+        if "full" not in kind:
+            assert sum(eval(markers, {}, marked) for _, markers, *_ in steps(1, QUICK)) == 1, kind
