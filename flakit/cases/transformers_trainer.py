@@ -57,10 +57,9 @@ def run(
         raise ValueError(f"contract: expected one of {', '.join(CONTRACTS)}, got {contract!r}")
     if accumulation not in (1, 2, 4, 8, 16):
         raise ValueError(f"accumulation: expected a divisor of {case.SEQUENCES}, got {accumulation!r}")
-    try:
-        from transformers import PrinterCallback, Trainer, TrainingArguments
-    except ImportError as error:
-        raise ImportError(f'transformers: expected it installed, pip install "flakit[trainer]": {error}') from error
+    if installed() is None:
+        raise ImportError('transformers and accelerate: expected both installed, pip install "flakit[trainer]"')
+    from transformers import PrinterCallback, Trainer, TrainingArguments
 
     class InOrder(Trainer):
         def _get_train_sampler(self, *_):

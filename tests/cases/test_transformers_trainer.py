@@ -1,5 +1,7 @@
 """Case 5 in the real Trainer: recorded with two releases, and run where transformers is installed."""
 
+from importlib.metadata import PackageNotFoundError
+
 import pytest
 
 from flakit.cases import gradient_accumulation as case
@@ -53,8 +55,14 @@ def test_the_trainer_here_does_what_the_law_says(contract):
     assert close(row["loss"], loss * law(contract, 4, trainer.installed()["transformers"]))
 
 
-@pytest.mark.skipif(trainer.installed() is not None, reason="transformers is installed")
-def test_without_transformers_the_error_says_how_to_get_it():
+@pytest.mark.parametrize("missing", ["transformers", "accelerate"])
+def test_where_one_is_missing_the_error_says_how_to_get_it(missing, monkeypatch):
+    def version(name):
+        if name == missing:
+            raise PackageNotFoundError(name)
+        return "1.0"
+
+    monkeypatch.setattr(trainer, "version", version)
     with pytest.raises(ImportError, match=r"pip install \"flakit\[trainer\]\""):
         trainer.run()
 

@@ -18,9 +18,8 @@ from flakit.numerics.operators import operator
 from tests import fla_on_cpu
 from tests.ops.checking import measure, true_values
 
-pytestmark = pytest.mark.gpu
-
 HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32
+CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
 
 
 @dataclass(frozen=True)
@@ -117,20 +116,28 @@ def _to(x, device):
     return tuple(part.to(device) for part in x) if isinstance(x, tuple) else x.to(device) if torch.is_tensor(x) else x
 
 
+def on_devices(settings):
+    """All of them on a GPU; the short ones on the CPU too, where these tests would otherwise be run by nobody."""
+    return [(setting, "cpu") for setting in settings if setting.T < 100] + [
+        pytest.param(setting, "cuda", marks=pytest.mark.gpu) for setting in settings
+    ]
+
+
 @pytest.mark.parametrize("form", ["chunk", "recurrent"])
-@pytest.mark.parametrize("setting", SETTINGS, ids=str)
-def test_its_settings(setting, form, poisoned_memory, device="cuda"):
+@pytest.mark.parametrize("setting, device", on_devices(SETTINGS), ids=str)
+def test_its_settings(setting, form, device, poisoned_memory):
     made = make(setting, device)
     arriving = cotangents(setting.op, made, dfinal_state=True)
     chunk_size = setting.chunk_size if form == "chunk" else None
     found = evaluate(setting.op, made, form=form, chunk_size=chunk_size, arriving=arriving)
-    _, wrong = measure(found, true_values(made, arriving, False, setting.op), made)
+    _, wrong = measure(found, true_values(made, arriving, setting.op), made)
     assert not wrong
 
 
 @pytest.mark.parametrize("scale", [None, 1])
 @pytest.mark.parametrize("T", [1, 1024])
-def test_its_setting_of_the_fused_product(T, scale, poisoned_memory, device="cuda"):
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+def test_its_setting_of_the_fused_product(device, T, scale, poisoned_memory):
     rng = np.random.default_rng(42)
     drawn = [torch.from_numpy(rng.uniform(-8, -6, (2, T, 1, 64))) for _ in range(4)]
     kk = F.normalize(torch.from_numpy(rng.uniform(-1, 1, (2, T, 1, 64))), dim=-1)
@@ -146,7 +153,8 @@ def test_its_setting_of_the_fused_product(T, scale, poisoned_memory, device="cud
 
 
 @pytest.mark.parametrize("HQ", [8, 16])
-def test_its_decoding_with_grouped_queries(HQ, poisoned_memory, device="cuda"):
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+def test_its_decoding_with_grouped_queries(device, HQ, poisoned_memory):
     T, D, M = 63, 100, 32
     made = {
         name: x.to(device) for name, x in flakit.inputs("gsa", B=2, T=T, K=D, M=M, HQ=HQ, decay="logsigmoid").items()
