@@ -71,7 +71,9 @@ def check_chunk_size(chunk_size: int | None, backend: str, kernels: tuple[int, .
 def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The tensors in autocast's dtype where it is on for their device (float64 stays, as autocast itself leaves it)."""
     device = tensors[0].device.type
-    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+    # Meta tensors have no autocast, and asking raises. `is_autocast_available` would say so, but PyTorch 2.11 cannot
+    # compile it.
+    if device == "meta" or not torch.is_autocast_enabled(device):
         return tensors
     dtype = torch.get_autocast_dtype(device)
     return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)
