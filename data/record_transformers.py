@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from rich.progress import track
 
-from flakit.cases import transformers_trainer
+from flakit.cases.gradient_accumulation import transformers_trainer
 from flakit.numerics import recorded
 
 ROOT = Path(__file__).parents[1]
@@ -52,7 +52,8 @@ def main() -> None:
         "python data/record_transformers.py",
         f"{platform.machine()} CPU",
         python=platform.python_version(),
-        experiment="flakit.cases.transformers_trainer.run: the same 16 sequences a step at any accumulation, AdamW, "
+        experiment="flakit.cases.gradient_accumulation.transformers_trainer.run: "
+        "the same 16 sequences a step at any accumulation, AdamW, "
         f"lr {transformers_trainer.LEARNING_RATE:g}, clipped to 1 after the norm was logged",
     )
     print("wrote", recorded.write(options.out, meta, rows))

@@ -84,13 +84,14 @@ def test_conda_and_make_start_jupyterlab_with_the_same_settings():
 
 # --- who imports whom ---------------------------------------------------------------------------------------------
 
-LAYERS = ["ops", "numerics", "cases", "figures", "panels"]
+LAYERS = ["ops", "numerics", "figures", "cases", "instruments", "panels"]
 BESIDE = {"models": ["ops"], "bench": ["ops", "numerics"], "fla.py": ["ops"]}
 MAY_TRAIN = {"cases": ["models"]}  # two of the stories are told by models in training
 ONLY_IN = {
-    "triton": r"(ops|cases)/.*_triton\.py|numerics/trace.*\.py|bench/.*\.py",
+    "triton": r"(ops|cases)/.*_triton\.py|instruments/.*\.py|bench/.*\.py",
     "ipywidgets": r"panels/.*\.py",
-    "matplotlib": r"(figures|panels)/.*\.py",
+    "anywidget": r"panels/.*\.py",
+    "matplotlib": r"(figures|instruments|panels)/.*\.py|cases/\w+/picture\.py",
 }
 MODULES = {p.relative_to(ROOT / "flakit").as_posix(): p for p in sorted((ROOT / "flakit").rglob("*.py"))}
 

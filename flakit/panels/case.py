@@ -6,7 +6,6 @@ import ipywidgets as widgets
 
 from ..cases.knobs import Knob
 from ..cases.registry import Case, find
-from ..figures.verdicts import VerdictFigure
 from . import knobs
 from .base import Panel
 from .gradient_accumulation import gradient_accumulation
@@ -16,6 +15,7 @@ from .padding import padding
 from .phase_diagram import phase_diagram
 from .shared import chosen, decay_knobs, literal
 from .transposed_mask import transposed_mask
+from .verdicts import VerdictFigure
 
 OWN = {
     "anchor": phase_diagram,

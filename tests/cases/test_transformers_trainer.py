@@ -5,7 +5,7 @@ from importlib.metadata import PackageNotFoundError
 import pytest
 
 from flakit.cases import gradient_accumulation as case
-from flakit.cases import transformers_trainer as trainer
+from flakit.cases.gradient_accumulation import transformers_trainer as trainer
 from flakit.numerics import recorded
 
 RECORDING = recorded.read("transformers_accumulation")

@@ -112,7 +112,7 @@ def test_no_other_error_is_taken_for_the_compilers(backend, monkeypatch):
     def fails(*_, **__):
         raise MemoryError("no room for the state")
 
-    where = "flakit.cases.transposed_mask" + ("_triton.read_grads" if backend == "triton" else ".loaded")
+    where = "flakit.cases.transposed_mask" + (".kernel_triton.read_grads" if backend == "triton" else ".loaded")
     monkeypatch.setattr(where, fails)
     with pytest.raises(MemoryError, match="no room"):
         case.at(BK=16, BV=64)
@@ -123,7 +123,7 @@ def test_nor_is_another_error_of_the_kernel(monkeypatch):
     def fails(*_, **__):
         raise MemoryError("no room for a tile")
 
-    monkeypatch.setattr("flakit.cases.transposed_mask_triton.tl.program_id", fails)
+    monkeypatch.setattr("flakit.cases.transposed_mask.kernel_triton.tl.program_id", fails)
     with pytest.raises(Exception, match="no room for a tile"):  # as Triton hands it on
         case.at(BK=16, BV=64)
 

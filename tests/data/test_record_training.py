@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from flakit.cases import gate_drift, transformers_trainer
+from flakit.cases import gate_drift
+from flakit.cases.gradient_accumulation import transformers_trainer
 from flakit.numerics import recorded
 
 DATA = Path(__file__).parents[2] / "data"

@@ -17,9 +17,9 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from ..ops.common.dispatch import choose_backend
-from .knobs import Range
-from .laws import Row
+from ...ops.common.dispatch import choose_backend
+from ..knobs import Range
+from ..laws import Row
 
 ANCHORS = {"middle": lambda C, T: min(C // 2, T - 1), "first": lambda C, T: 0, "pair": None}
 """Which row of a block of C rows, T of them filled, is the anchor; "pair": the exact difference of each pair."""
@@ -41,7 +41,7 @@ def outputs(
     if ANCHORS[anchor] is None:
         A = (q[:, None] * k[None] * (g[:, None] - g[None]).clamp(max=0).exp()).sum(-1).tril()
     elif choose_backend(backend, w) == "triton":
-        from .block_scores_triton import scores
+        from ..block_scores_triton import scores
 
         A = scores(*(x[:, None] for x in (q, k, g)), anchor=ANCHORS[anchor](block, len(w)))[0]
     else:

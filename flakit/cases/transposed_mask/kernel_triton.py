@@ -1,6 +1,6 @@
 """The kernel of the transposed mask: right and faulty differ in one line.
 
-python -m flakit.cases.transposed_mask_triton 32x32 16x64   (BK x BV)
+python -m flakit.cases.transposed_mask.kernel_triton 32x32 16x64   (BK x BV)
 
 compiles both for GPUs that are not here and prints what came of it as JSON. A process compiles or interprets, never
 both, so `transposed_mask.compile_table` starts this module in a process of its own.
@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.errors import TritonError
 
-from .transposed_mask import DoesNotCompile
+from ..transposed_mask import DoesNotCompile
 
 
 @triton.jit

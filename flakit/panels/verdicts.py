@@ -10,9 +10,9 @@ from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 
 from ..cases.laws import Row
+from ..figures import style
+from ..figures.canvas import Canvas
 from ..numerics.words import number
-from . import style
-from .canvas import Canvas
 
 _LANE, _TOP, _BOTTOM = 0.29, 0.68, 0.34  # inches
 _LEFT, _RIGHT = 0.4, 0.7  # the lanes; words stand on both sides

@@ -23,11 +23,11 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
-from ..numerics.inputs import inputs as make_inputs
-from ..ops.common.dispatch import choose_backend
-from ..ops.rwkv6 import reference
-from .knobs import Range
-from .laws import Row, kernel_place
+from ...numerics.inputs import inputs as make_inputs
+from ...ops.common.dispatch import choose_backend
+from ...ops.rwkv6 import reference
+from ..knobs import Range
+from ..laws import Row, kernel_place
 
 DECAY = -0.01
 """The log decay per token: so little that a wrong beginning shows in all tokens after it."""
@@ -80,7 +80,7 @@ def run(inputs: Mapping[str, Tensor], offsets: Tensor, *, raw: bool = True, back
     x = {name: inputs[name].detach().float() for name in ("r", "k", "v", "w", "u")}
     out = torch.full_like(x["v"], torch.nan)
     if choose_backend(backend, x["k"]) == "triton":
-        from .strided_offsets_triton import run_packed
+        from .kernel_triton import run_packed
 
         run_packed(*(x[name].contiguous() for name in ("r", "k", "v", "w")), out, offsets, raw)
         return out

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from flakit.cases.laws import Row
-from flakit.figures.verdicts import VerdictFigure
+from flakit.panels.verdicts import VerdictFigure
 
 NAN, INF = math.nan, math.inf
 

@@ -15,10 +15,10 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from ..numerics.errors import relative_l2
-from ..ops.common.dispatch import choose_backend
-from .knobs import FINITE_DECAY, Range
-from .laws import Row
+from ...numerics.errors import relative_l2
+from ...ops.common.dispatch import choose_backend
+from ..knobs import FINITE_DECAY, Range
+from ..laws import Row
 
 BOUND = 126 * math.log(2)
 """The clamp of the story, 126 powers of two, as a natural logarithm: 87.3."""
@@ -31,7 +31,7 @@ def scores(q: Tensor, k: Tensor, w: Tensor, *, anchor: int = 0, bound: float = B
     """
     g = w.cumsum(0)
     if choose_backend(backend, w) == "triton":
-        from .block_scores_triton import scores as kernel
+        from ..block_scores_triton import scores as kernel
 
         return kernel(*(x[:, None] for x in (q, k, g)), anchor=anchor, bound=bound)[0]
     n = g[anchor]

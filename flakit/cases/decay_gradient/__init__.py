@@ -27,16 +27,16 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from ..numerics.errors import relative_l2
-from ..numerics.evaluate import cotangents, evaluate, truth
-from ..numerics.inputs import DECAYS
-from ..numerics.inputs import inputs as make_inputs
-from ..ops.common.decay import sum_after, sum_before
-from ..ops.rwkv6 import chunk_rwkv6
-from ..ops.rwkv6.chunk_torch import carry_states, join_chunks, split_chunks
-from .knobs import Range
-from .laws import Row, kept_in_gradients, kept_in_states
-from .published import published_rwkv6
+from ...numerics.errors import relative_l2
+from ...numerics.evaluate import cotangents, evaluate, truth
+from ...numerics.inputs import DECAYS
+from ...numerics.inputs import inputs as make_inputs
+from ...ops.common.decay import sum_after, sum_before
+from ...ops.rwkv6 import chunk_rwkv6
+from ...ops.rwkv6.chunk_torch import carry_states, join_chunks, split_chunks
+from ..knobs import Range
+from ..laws import Row, kept_in_gradients, kept_in_states
+from ..published import published_rwkv6
 
 FORMULAS = {
     "direct": "a sum over everything that passes through the decay; nothing is subtracted",

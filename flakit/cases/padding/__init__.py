@@ -32,15 +32,15 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
-from ..numerics.errors import relative_l2
-from ..numerics.evaluate import cotangents, truth
-from ..numerics.inputs import inputs as make_inputs
-from ..ops.common.chunks import split_chunks
-from ..ops.common.dispatch import choose_backend
-from .anchor.operators import OPERATORS, TENSORS
-from .anchor.schemes import Products
-from .knobs import FINITE_DECAY, Range
-from .laws import LN_MAX, Row, search
+from ...numerics.errors import relative_l2
+from ...numerics.evaluate import cotangents, truth
+from ...numerics.inputs import inputs as make_inputs
+from ...ops.common.chunks import split_chunks
+from ...ops.common.dispatch import choose_backend
+from ..anchor.operators import OPERATORS, TENSORS
+from ..anchor.schemes import Products
+from ..knobs import FINITE_DECAY, Range
+from ..laws import LN_MAX, Row, search
 
 FORMS = {
     "chunk": "padding loaded as 0, every later block of the chunk visited: GSA",
@@ -84,7 +84,7 @@ class _Padded(Products):
     def written(self, A: Tensor, query: Tensor) -> Tensor:
         if self.backend == "torch":
             return torch.where(self.real, super().written(A, query), 0.0)
-        from .padding_triton import key_grads
+        from .kernel_triton import key_grads
 
         own = super().written(A, query, [tile for tile in self.key_tiles if tile.anchor is None])
         later = key_grads(A, query, self.seen, self.gi, self.T, self.block, self.form)

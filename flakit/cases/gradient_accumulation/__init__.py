@@ -27,10 +27,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..models.accumulation import Accumulated, accumulate, measure_accumulation, micro_batches
-from ..models.language_model import IGNORED, MIXERS, LanguageModel, loss
-from ..models.tasks import Copying
-from .laws import Row
+from ...models.accumulation import Accumulated, accumulate, measure_accumulation, micro_batches
+from ...models.language_model import IGNORED, MIXERS, LanguageModel, loss
+from ...models.tasks import Copying
+from ..laws import Row
 
 T, SEQUENCES, VOCAB = 16, 16, 64
 """Tokens a sequence, sequences an optimizer step, and different tokens of the experiment."""

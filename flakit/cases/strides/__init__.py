@@ -17,8 +17,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from .knobs import Range
-from .laws import Row
+from ..knobs import Range
+from ..laws import Row
 
 
 def _heads_first(x: Tensor) -> Tensor:

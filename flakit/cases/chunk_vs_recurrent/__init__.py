@@ -22,20 +22,20 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
-from ..numerics import recorded
-from ..numerics.errors import relative_l2
-from ..numerics.evaluate import evaluate, truth
-from ..numerics.gradients import rounding_error
-from ..numerics.inputs import inputs as make_inputs
-from ..numerics.operators import Operator, operator
-from ..ops.common.chunks import carry_states, split_chunks
-from ..ops.common.decay import sum_before
-from ..ops.rwkv6 import RWKV6Output, chunk_rwkv6, reference
-from .aliasing import overwrite
-from .decay_gradient import running_sums
-from .knobs import Range
-from .laws import Row
-from .published import published_rwkv6
+from ...numerics import recorded
+from ...numerics.errors import relative_l2
+from ...numerics.evaluate import evaluate, truth
+from ...numerics.gradients import rounding_error
+from ...numerics.inputs import inputs as make_inputs
+from ...numerics.operators import Operator, operator
+from ...ops.common.chunks import carry_states, split_chunks
+from ...ops.common.decay import sum_before
+from ...ops.rwkv6 import RWKV6Output, chunk_rwkv6, reference
+from ..aliasing import overwrite
+from ..decay_gradient import running_sums
+from ..knobs import Range
+from ..laws import Row
+from ..published import published_rwkv6
 
 REPORTED = {"o": 145.0, "dr": 202.0, "dk": 198.0, "dv": 57.25, "dw": 163.0, "du": 1392.0}
 """The worst absolute differences between the two forms that the report lists."""

@@ -19,13 +19,13 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
-from ..numerics.inputs import inputs as make_inputs
-from ..numerics.mutation import Touched, touched
-from ..ops.common.chunks import join_chunks, split_chunks
-from ..ops.common.dispatch import choose_backend
-from ..ops.gsa import reference
-from .knobs import Range
-from .laws import Row, kernel_place
+from ...numerics.inputs import inputs as make_inputs
+from ...numerics.mutation import Touched, touched
+from ...ops.common.chunks import join_chunks, split_chunks
+from ...ops.common.dispatch import choose_backend
+from ...ops.gsa import reference
+from ..knobs import Range
+from ..laws import Row, kernel_place
 
 CHUNK = 64
 
@@ -36,7 +36,7 @@ def overwrite(w: Tensor, chunk: int = CHUNK, *, backend: str | None = None) -> N
     backend: "triton" does it with a kernel, on a GPU or interpreted; "torch" behind autograd's back as well.
     """
     if choose_backend(backend, w) == "triton":
-        from .aliasing_triton import overwrite as in_place
+        from .kernel_triton import overwrite as in_place
 
         in_place(w.detach(), chunk)
     else:
@@ -72,7 +72,7 @@ def decode(
     if q.shape[1] != 1 or q.shape[2] != k.shape[2]:
         raise ValueError(f"q: expected one token [B, 1, H, K] with k's {k.shape[2]} heads, got {list(q.shape)}")
     if choose_backend(backend, q) == "triton":
-        from .aliasing_triton import decode as kernel
+        from .kernel_triton import decode as kernel
 
         contiguous = (x.detach().contiguous() for x in (q, k, v, s, g, *initial_state))
         return kernel(*contiguous, q.shape[-1] ** -0.5, in_place)

@@ -17,13 +17,13 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from ..numerics.errors import relative_l2
-from ..numerics.evaluate import cotangents, evaluate, truth
-from ..numerics.inputs import DECAYS
-from ..numerics.inputs import inputs as make_inputs
-from ..numerics.operators import Operator, operator
-from .knobs import DECAY, Range
-from .laws import Row, kept_in_gradients, kept_in_states
+from ...numerics.errors import relative_l2
+from ...numerics.evaluate import cotangents, evaluate, truth
+from ...numerics.inputs import DECAYS
+from ...numerics.inputs import inputs as make_inputs
+from ...numerics.operators import Operator, operator
+from ..knobs import DECAY, Range
+from ..laws import Row, kept_in_gradients, kept_in_states
 
 ON = ("o", "state", "both")
 GRAD_SEED = 1000  # other numbers than the inputs of any seed in use: the law needs what arrives to be independent

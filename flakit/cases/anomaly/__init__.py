@@ -26,12 +26,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ..ops.common.chunks import split_chunks
-from . import anchor, padding
-from .anchor.operators import OPERATORS
-from .anchor.schemes import Products
-from .knobs import FINITE_DECAY, Range
-from .laws import Row
+from ...ops.common.chunks import split_chunks
+from .. import anchor, padding
+from ..anchor.operators import OPERATORS
+from ..anchor.schemes import Products
+from ..knobs import FINITE_DECAY, Range
+from ..laws import Row
 
 NOTHING = "says nothing"
 

@@ -13,9 +13,9 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from ..numerics.errors import relative_l2
-from .knobs import FINITE_DECAY, Range
-from .laws import Row
+from ...numerics.errors import relative_l2
+from ..knobs import FINITE_DECAY, Range
+from ..laws import Row
 
 GUARDS = {"d < 0": torch.lt, "d <= 0": torch.le}
 """What a guard lets through: the fault, and its cure."""

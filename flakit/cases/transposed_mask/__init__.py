@@ -26,12 +26,12 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
-from ..numerics.evaluate import cotangents
-from ..numerics.inputs import inputs as make_inputs
-from ..ops.common.dispatch import choose_backend, has_triton
-from ..ops.rwkv6 import reference
-from .knobs import Range
-from .laws import Row, kernel_place
+from ...numerics.evaluate import cotangents
+from ...numerics.inputs import inputs as make_inputs
+from ...ops.common.dispatch import choose_backend, has_triton
+from ...ops.rwkv6 import reference
+from ..knobs import Range
+from ..laws import Row, kernel_place
 
 STORY = {(64, 64): 0, (100, 120): 992, (40, 64): 384}
 """Wrong entries of the state by (K, V), in tiles of 32 x 32, as the case file has them."""
@@ -84,7 +84,7 @@ def run(
 
 
 def _run_kernel(x: Mapping[str, Tensor], do: Tensor, scale: float, BK: int, BV: int, transposed: bool) -> Run:
-    from .transposed_mask_triton import read_grads
+    from .kernel_triton import read_grads
 
     B, H = x["initial_state"].shape[:2]
     heads = [y.transpose(1, 2).flatten(0, 1) for y in (x["k"], x["v"], x["w"], do)]
@@ -166,7 +166,7 @@ def compile_table(tiles: Sequence[tuple[int, int]] = ((32, 32), (16, 64))) -> tu
     for tile in tiles:
         _check_tile(*tile)
     done = subprocess.run(
-        [sys.executable, "-m", "flakit.cases.transposed_mask_triton", *(f"{BK}x{BV}" for BK, BV in tiles)],
+        [sys.executable, "-m", "flakit.cases.transposed_mask.kernel_triton", *(f"{BK}x{BV}" for BK, BV in tiles)],
         env={name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"},
         capture_output=True,
         text=True,

@@ -14,10 +14,10 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from ..numerics.errors import relative_l2
-from ..ops.common.dispatch import choose_backend
-from .knobs import DECAY, Range
-from .laws import LN_MAX, Row, kernel_place, search
+from ...numerics.errors import relative_l2
+from ...ops.common.dispatch import choose_backend
+from ..knobs import DECAY, Range
+from ..laws import LN_MAX, Row, kernel_place, search
 
 
 def anchor(g: Tensor, *, wrong: bool = True) -> Tensor:
@@ -34,7 +34,7 @@ def scores(q: Tensor, k: Tensor, w: Tensor, *, wrong: bool = True, backend: str 
     """
     g = w.cumsum(0)
     if choose_backend(backend, w) == "triton":
-        from .block_scores_triton import scores as kernel
+        from ..block_scores_triton import scores as kernel
 
         return kernel(q, k, g, anchor=len(g) // 2, short=wrong)
     n = anchor(g, wrong=wrong)

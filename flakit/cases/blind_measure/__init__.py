@@ -12,9 +12,9 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
-from ..numerics.errors import Errors, compare
-from .knobs import Range
-from .laws import Row
+from ...numerics.errors import Errors, compare
+from ..knobs import Range
+from ..laws import Row
 
 TOLERANCE = 0.005
 """What flash-linear-attention's tests of its operators accept at most, as a ratio of root mean squares."""

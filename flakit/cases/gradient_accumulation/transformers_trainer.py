@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
-from . import gradient_accumulation as case
+from .. import gradient_accumulation as case
 
 ACCUMULATIONS = (1, 2, 4, 8)
 STEPS = 4

@@ -16,10 +16,10 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from ..numerics.inputs import inputs as make_inputs
-from ..ops.common.decay import sum_before
-from .knobs import DECAY, Range
-from .laws import LN_MAX, Row, search
+from ...numerics.inputs import inputs as make_inputs
+from ...ops.common.decay import sum_before
+from ..knobs import DECAY, Range
+from ..laws import LN_MAX, Row, search
 
 MASKS = {
     "none": "none: outputs see the future",

@@ -21,12 +21,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..numerics.errors import relative_l2
-from ..numerics.inputs import inputs as make_inputs
-from ..ops.rwkv7 import reference
-from .blind_measure import TOLERANCE
-from .knobs import Range
-from .laws import Row
+from ...numerics.errors import relative_l2
+from ...numerics.inputs import inputs as make_inputs
+from ...ops.rwkv7 import reference
+from ..blind_measure import TOLERANCE
+from ..knobs import Range
+from ..laws import Row
 
 SIGMOID_SQUARED = 0.2934
 """E[sigmoid(x)^2] for a standard normal x."""

@@ -21,10 +21,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..numerics.inputs import inputs as make_inputs
-from ..ops.rwkv6 import chunk_rwkv6, reference
-from .knobs import Range
-from .laws import LN_MAX, Row
+from ...numerics.inputs import inputs as make_inputs
+from ...ops.rwkv6 import chunk_rwkv6, reference
+from ..knobs import Range
+from ..laws import LN_MAX, Row
 
 FED = {
     "sigmoid": torch.sigmoid,

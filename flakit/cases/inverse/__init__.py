@@ -30,15 +30,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..numerics.evaluate import cotangents
-from ..numerics.inputs import inputs as make_inputs
-from ..ops.common.chunks import split_chunks
-from ..ops.common.decay import level_blocks
-from .anchor.operators import RWKV7, TENSORS
-from .anchor.schemes import Products
-from .decay_gradient import ROUNDINGS, round_to
-from .knobs import DECAY, Range
-from .laws import Row, search
+from ...numerics.evaluate import cotangents
+from ...numerics.inputs import inputs as make_inputs
+from ...ops.common.chunks import split_chunks
+from ...ops.common.decay import level_blocks
+from ..anchor.operators import RWKV7, TENSORS
+from ..anchor.schemes import Products
+from ..decay_gradient import ROUNDINGS, round_to
+from ..knobs import DECAY, Range
+from ..laws import Row, search
 
 FORMS = {
     "product": "(I + L)(I + L²)(I + L⁴)…",
