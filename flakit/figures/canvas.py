@@ -9,14 +9,29 @@ Drawing axes, ticks and labels costs most of a redraw; blitting leaves them out 
 
 import struct
 import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 
 from . import style
+
+Box = tuple[float, float, float, float]
+"""Left, top, width and height of a part of a picture, as fractions of the picture's own."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of a map that can be pointed at: the map's name, the row from above and the column from the left."""
+
+    map: str
+    row: int
+    column: int
 
 
 class Canvas:
@@ -33,6 +48,7 @@ class Canvas:
         self._moving: list[Artist] = []
         self._labels: dict[Artist, object] = {}  # with the pixels each one covers, None before it is drawn
         self._background = None
+        self._maps: dict[str, tuple[Axes, int, int]] = {}
 
     @property
     def pixels(self) -> tuple[int, int]:
@@ -63,6 +79,43 @@ class Canvas:
     def stale(self) -> None:
         """Something that does not move has changed: draw everything at the next `png()`."""
         self._background = None
+
+    # Cells that can be pointed at.
+
+    def pointable(self, name: str, ax: Axes, rows: int, columns: int) -> None:
+        """Axes with a cell at every whole number, x from 0 to columns - 1 and y from 0 to rows - 1, become a map.
+
+        A map whose axes are not visible, or that has no cells, is not found by `cell`.
+        """
+        self._maps[name] = ax, rows, columns
+
+    @property
+    def maps(self) -> Mapping[str, tuple[int, int]]:
+        """Rows and columns of every map that can be seen now, by name."""
+        return {name: (rows, columns) for name, (ax, rows, columns) in self._maps.items() if ax.get_visible()}
+
+    def cell(self, x: float, y: float) -> Cell | None:
+        """The cell at a place, given as fractions of the picture's width and height from its upper left corner."""
+        width, height = self.pixels
+        for name, (rows, columns) in self.maps.items():
+            ax, *_ = self._maps[name]
+            at = x * width, (1 - y) * height
+            if ax.bbox.contains(*at):
+                column, row = np.floor(ax.transData.inverted().transform(at) + 0.5).astype(int)
+                if 0 <= row < rows and 0 <= column < columns:
+                    return Cell(name, int(row), int(column))
+        return None
+
+    def box(self, name: str, row: int | None = None, column: int | None = None) -> Box:
+        """Where a cell lies; a whole row or column, or the whole map, where the other is None."""
+        ax, rows, columns = self._maps[name]
+        first = (0 if column is None else column) - 0.5, (0 if row is None else row) - 0.5
+        last = (columns if column is None else column + 1) - 0.5, (rows if row is None else row + 1) - 0.5
+        corners = ax.transData.transform([first, last])
+        (left, bottom), (right, top) = corners.min(0), corners.max(0)
+        width, height = self.pixels
+        found = left / width, 1 - top / height, (right - left) / width, (top - bottom) / height
+        return tuple(float(x) for x in found)
 
     def rgba(self) -> np.ndarray:
         """The picture as [height, width, 4] bytes, valid until the next call."""

@@ -34,6 +34,7 @@ class HeatMap:
 
     values given to `update` are coloured between vmin and vmax; finite values beyond keep the end's colour.
     rows_vary: another number of rows redraws the row axis alone, not the whole figure.
+    name: its cells can be pointed at under this name (`Canvas.cell`).
     """
 
     def __init__(
@@ -45,8 +46,9 @@ class HeatMap:
         vmin: float = 0.0,
         vmax: float = 1.0,
         rows_vary: bool = False,
+        name: str | None = None,
     ):
-        self.canvas, self.ax, self.rows_vary = canvas, ax, rows_vary
+        self.canvas, self.ax, self.rows_vary, self.name = canvas, ax, rows_vary, name
         self.colours = ScalarMappable(Normalize(vmin, vmax), colormaps[cmap])
         self._cells = ax.add_artist(_Cells())
         # The image is drawn over the inner half of its frame: what remains is a line of the usual width.
@@ -97,6 +99,8 @@ class HeatMap:
                 self.canvas.stale()
             self.ax.set(xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5))
             self._shape = rows, columns
+            if self.name is not None:
+                self.canvas.pointable(self.name, self.ax, rows, columns)
         scale = np.array([columns / shown.shape[1], rows / shown.shape[0]])
         for kind, mask in (("nan", nan), ("inf", inf & ~nan)):
             self._hatched[kind].set_visible(bool(mask.any()))

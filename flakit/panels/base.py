@@ -1,14 +1,15 @@
-"""What every panel is: knobs, a picture, a readout in words, and reset, seed and "copy as Python".
+"""What every panel is: knobs, a readout in words, a picture, and presets, pin, reset and "copy as Python".
 
-A panel derives from `Panel`, hands its knobs and canvas to `__init__`, and defines four methods:
+A panel derives from `Panel`, hands its knobs to `__init__`, and defines four methods:
 
     compute(**setting)          the numbers, from numerics or cases
-    draw(result, **setting)     update the persistent figure
-    describe(result, **setting) the readout: what the picture shows, in words
+    draw(result, **setting)     update the persistent figure and leave its canvas in `self.canvas`
+    describe(result, **setting) the readout: what the picture shows, in sentences
     script(**setting)           Python that remakes the numbers with flakit alone
 
-A setting is a dict of every knob's value, so these take the knobs' names as arguments. Anything they raise is shown in
-the readout. Work of more than a moment belongs in a `ButtonRun`.
+and, where cells of its picture can be pointed at, `arithmetic(result, cell, **setting)`. A setting is a dict of every
+knob's value, so these take the knobs' names as arguments. Anything they raise is shown in the readout. Work of more
+than a moment belongs in a `ButtonRun`. The words of a panel stand in one table of its module, WORDS.
 """
 
 import asyncio
@@ -17,26 +18,70 @@ import html
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import ipywidgets as widgets
 import torch
-import traitlets
 
-from ..figures.canvas import Canvas
-from .knobs import assign
+from ..figures.canvas import Cell
+from .knobs import assign, stops_of
+from .picture import Picture
+
+WORDS = {
+    "reset": "reset",
+    "reset tip": "back to where the panel started",
+    "copy": "copy as Python",
+    "copy tip": "a script with this setting",
+    "more": "more",
+    "more tip": "show or hide the other knobs",
+    "pin": "pin",
+    "pin tip": "keep this picture beside the next",
+    "unpin": "unpin",
+    "unpin tip": "take the kept picture away",
+    "pinned": "Pinned: {text}",
+    "seed": "seed",
+    "back": "one step back",
+    "on": "one step on",
+    "point": "Point at a cell of the picture to see its arithmetic; the arrow keys walk on from there.",
+    "stale": "The picture shows the last setting that worked.",
+    "starting": "starting",
+    "stopping": "stopping",
+    "cancel": "cancel",
+    "cancelled": "cancelled",
+    "failed": "failed",
+    "progress": "{done} of {total}",
+    "done": "done in {seconds:.1f} s",
+}
 
 DEBOUNCE = 0.06
 """Seconds. A redraw that takes longer waits this long after the one before it, then jumps to the newest value."""
 
+WIDE, NARROW = 9.4, 6.0
+"""Inches at 100 pixels, the two widths that pictures are laid out for: a laptop's screen, and a small one's."""
+
+MILLISECONDS = 450
+"""A step while playing."""
+
 _CSS = """<style>
-.flakit-panel {max-width: 940px; padding: 4px 0}
-.flakit-knobs {gap: 2px 12px}
+.flakit-panel {max-width: 940px; padding: 2px 0}
+.flakit-panel.flakit-pinning {max-width: 1240px}
+.flakit-knobs, .flakit-presets {gap: 0 10px}
+.flakit-knobs > .widget-inline-hbox, .flakit-more > .widget-inline-hbox {flex: 1 1 264px; max-width: 460px}
+.flakit-presets button, .flakit-buttons button {width: auto; padding: 0 8px}
 .flakit-readout {overflow-y: auto}
-.flakit-readout.widget-html > .widget-html-content {white-space: pre-line; line-height: 1.45}
+.flakit-readout.widget-html > .widget-html-content {white-space: pre-line; line-height: 1.4}
 .flakit-readout .flakit-error {border-left: 4px solid #D55E00; padding-left: 8px}
 .flakit-script textarea {font-family: monospace; font-size: 12px}
+.flakit-pictures {gap: 8px; align-items: flex-start}
+.flakit-pictures > * {flex: 1 1 45%; min-width: 0}
+.flakit-frame {position: relative; line-height: 0}
+.flakit-frame img {width: 100%}
+.flakit-lit {position: absolute; box-sizing: border-box; pointer-events: none}
+.flakit-lit-line {outline: 1px dashed rgba(0, 0, 0, 0.55)}
+.flakit-lit-same {border: 2px solid #E69F00}
+.flakit-lit-cell {border: 3px solid #000; outline: 1.5px solid #fff}
+.flakit-strip {min-height: 20px; line-height: 20px; font-family: monospace; font-size: 12px; white-space: pre-wrap}
 </style>"""
 
 
@@ -51,15 +96,48 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-class _Picture(widgets.Image):
-    # The browser's side of ipywidgets 8.1 asks a widget with a tooltip for its description, and fails on those without.
-    description = traitlets.Unicode("").tag(sync=True)
+class Player(widgets.HBox):
+    """Play, one step back, one step on: go(n) is called with a place from 0 to last."""
+
+    def __init__(self, last: int, go: Callable[[int], None], milliseconds: int = MILLISECONDS):
+        self.place, self._go = 0, go
+        self.play = widgets.Play(0, 0, last, interval=milliseconds, show_repeat=False, layout={"width": "110px"})
+        self.play.observe(lambda change: self._moved(change.new), "value")
+        buttons = []
+        for by, icon, words in ((-1, "step-backward", WORDS["back"]), (1, "step-forward", WORDS["on"])):
+            button = widgets.Button(icon=icon, tooltip=words, layout={"width": "36px"})
+            button.on_click(lambda _, by=by: self.step(by))
+            buttons.append(button)
+        super().__init__([self.play, *buttons])
+
+    def step(self, by: int) -> None:
+        """On or back, stopping at both ends."""
+        self._moved(min(max(self.place + by, 0), self.play.max))
+
+    def show(self, place: int, last: int | None = None) -> None:
+        """Where things stand now, which nobody has to be told of."""
+        self.place = place
+        if last is not None:
+            self.play.max = last
+        self.play.value = place
+
+    def _moved(self, place: int) -> None:
+        if place != self.place:
+            self.place = place
+            self._go(place)
 
 
 class Panel(widgets.VBox):
-    """Knobs above a picture above a readout. `name` gives the CSS class `flakit-<name>`."""
+    """Knobs, a readout, a picture. `name` gives the CSS class `flakit-<name>`.
+
+    on_view: the knobs that are shown where a call names none, all if empty; the others are folded under "more".
+    main: the knob that "play" moves from stop to stop. presets: settings by the words of their buttons.
+    """
 
     name: str
+    on_view: Sequence[str] = ()
+    main: str | None = None
+    presets: Mapping[str, Mapping] = {}
     readout_lines = 3
     _held = True  # no redraw: several knobs are being moved
     _redrawing = threading.RLock()  # one for all panels: `_one_thread` is a setting of the process
@@ -67,66 +145,109 @@ class Panel(widgets.VBox):
     def __init__(
         self,
         knobs: Mapping[str, widgets.Widget],
-        canvas: Canvas,
         settings: Mapping[str, object] | None = None,
         *,
         alt: str,
+        show: Iterable[str] | None = None,
+        player: Player | None = None,
         runs: tuple["ButtonRun", ...] = (),
     ):
-        """knobs: by the name of their setting; a knob "seed" goes beside the buttons.
-        settings: values that differ from the knobs' own. alt: what the picture is, for those who cannot see it.
-        runs: rows of a button, progress and cancel, above the picture.
+        """knobs: by the name of their setting. settings: values that differ from the knobs' own.
+        alt: what the picture is, for those who cannot see it. show: names of the knobs on view.
+        player: in place of the one for `main`. runs: rows of a button, progress and cancel.
         """
-        self.knobs, self.canvas = dict(knobs), canvas
+        self.knobs = dict(knobs)
         self.knobs.setdefault("seed", widgets.BoundedIntText(0, 0, 2**31 - 1))
-        self.result = None
+        self.width, self.canvas, self.result, self._alt = WIDE, None, None, alt
+        self._figures: dict[Hashable, object] = {}
+        self._room = self._kept = None
         self._timer, self._cost, self._drawn = None, 0.0, 0.0
 
         seed = self.knobs["seed"]
-        seed.description, seed.style, seed.layout = "seed", {"description_width": "34px"}, {"width": "130px"}
-        reset = widgets.Button(description="reset", icon="undo", tooltip="back to where the panel started")
-        copy = widgets.Button(description="copy as Python", icon="copy", tooltip="a script with this setting")
-        for button in (reset, copy):
-            button.layout = {"width": "auto"}
-        reset.on_click(lambda _: self.reset())
-        copy.on_click(lambda _: self._copy())
-
-        width, height = canvas.pixels
-        self._picture = _Picture(
-            format="png", tooltip=alt, layout={"width": "100%", "max_width": f"{width}px", "height": f"{height}px"}
-        )
-        self._picture.layout.object_fit, self._picture.layout.object_position = "contain", "left top"
-        self._picture.add_class("flakit-picture")
-        self.readout = widgets.HTML(layout={"height": f"{1.45 * self.readout_lines + 0.3:.2f}em", "width": "100%"})
+        seed.description, seed.style, seed.layout = WORDS["seed"], {"description_width": "34px"}, {"width": "130px"}
+        self.picture = Picture(self._found, self._roomy)
+        self.picture.beside = self.beside
+        self.readout = widgets.HTML(layout={"width": "100%", "flex": "0 0 auto"})
         self.readout.add_class("flakit-readout")
+        self._pinned = widgets.VBox([], layout={"display": "none"})
+        self._pictures = widgets.Box([self.picture, self._pinned], layout={"flex_flow": "row wrap"})
+        self._pictures.add_class("flakit-pictures")
         self._script = widgets.Textarea(layout={"width": "100%", "height": "190px", "display": "none"})
         self._script.add_class("flakit-script")
         self._clipboard = widgets.Output(layout={"display": "none"})
-        visible = [knob for name, knob in self.knobs.items() if name != "seed"]
-        rows = widgets.Box(visible, layout={"flex_flow": "row wrap"})
-        rows.add_class("flakit-knobs")
-        buttons = widgets.HBox([reset, seed, copy], layout={"flex_flow": "row wrap", "align_items": "center"})
+
+        on_view = self._named(show)
+        shown = widgets.Box([self.knobs[name] for name in on_view], layout={"flex_flow": "row wrap"})
+        folded = [knob for name, knob in self.knobs.items() if name not in on_view]
+        self._more = widgets.Box(folded, layout={"flex_flow": "row wrap", "display": "none"})
+        shown.add_class("flakit-knobs")
+        self._more.add_class("flakit-more")
+        self.player = player or self._play_main()
+        row = [*([self.player] if self.player else []), *(self._preset(*each) for each in self.presets.items())]
+        presets = widgets.HBox(row, layout={"flex_flow": "row wrap", "align_items": "center"})
+        presets.add_class("flakit-presets")
+        self._pin_button = _button("pin", "thumb-tack", self.pin)
+        buttons = widgets.HBox(
+            [
+                _button("reset", "undo", self.reset),
+                self._pin_button,
+                _button("copy", "copy", self._copy),
+                _button("more", "sliders", self._fold),
+            ],
+            layout={"flex_flow": "row wrap", "align_items": "center"},
+        )
+        buttons.add_class("flakit-buttons")
 
         super().__init__(
             [
                 widgets.HTML(_CSS, layout={"display": "none"}),
-                rows,
+                shown,
+                *([presets] if row else []),
                 *runs,
-                self._picture,
                 self.readout,
+                self._pictures,
                 buttons,
+                self._more,
                 self._script,
                 self._clipboard,
             ]
         )
         self.add_class("flakit-panel")
         self.add_class(f"flakit-{self.name}")
+        self._size_readout()
         self.set(**(settings or {}))
         self._start = self.setting
         for knob in self.knobs.values():
             knob.observe(self._changed, "value")
         self._held = False
         self._render()
+
+    def _named(self, show: Iterable[str] | None) -> list[str]:
+        """The knobs on view, in the panel's order."""
+        names = list(show if show is not None else self.on_view or [name for name in self.knobs if name != "seed"])
+        if isinstance(show, str) or any(name not in self.knobs for name in names):
+            raise ValueError(f"show: expected names of knobs ({', '.join(self.knobs)}), got {show!r}")
+        return [name for name in self.knobs if name in names]
+
+    def _play_main(self) -> Player | None:
+        if self.main is None:
+            return None
+        return Player(
+            len(stops_of(self.knobs[self.main])) - 1,
+            lambda place: self.set(**{self.main: stops_of(self.knobs[self.main])[place]}),
+        )
+
+    def _preset(self, label: str, setting: Mapping) -> widgets.Button:
+        button = widgets.Button(description=label, layout={"width": "auto"})
+        button.tooltip = ", ".join(f"{name} {value}" for name, value in setting.items())
+        button.on_click(lambda _: self.set(**setting))
+        return button
+
+    def figure(self, make: Callable, *key: Hashable):
+        """make(*key, width=…) for the width there is now, made once each."""
+        if (make, key, self.width) not in self._figures:
+            self._figures[make, key, self.width] = make(*key, width=self.width)
+        return self._figures[make, key, self.width]
 
     def compute(self, **setting):
         raise NotImplementedError
@@ -139,6 +260,17 @@ class Panel(widgets.VBox):
 
     def script(self, **setting) -> str:
         raise NotImplementedError
+
+    def arithmetic(self, result, cell: Cell, **setting) -> str | None:
+        """How a cell came about, as computed and as it is; None where there is nothing to say."""
+
+    def beside(self, cell: Cell) -> list[tuple[str, int | None, int | None]]:
+        """Places that light up with a cell: map, row and column (None: all of it)."""
+        return []
+
+    def alt_text(self, result, **setting) -> str:
+        """What the picture shows now, for those who cannot see it."""
+        return f"{self._alt}. {self.text}"
 
     def when(self, knob: widgets.Widget, react: Callable[[object, object], None]) -> None:
         """Call react(old, new) when a knob has moved; other knobs that it moves add no redraw of their own.
@@ -168,7 +300,7 @@ class Panel(widgets.VBox):
     @property
     def png(self) -> bytes:
         """The picture as it is shown."""
-        return bytes(self._picture.value)
+        return self.picture.png
 
     def set(self, **values) -> "Panel":
         """Move several knobs at once, in the panel's order, and redraw once; returns the panel.
@@ -216,8 +348,12 @@ class Panel(widgets.VBox):
             with _one_thread():
                 self.result = self.compute(**setting)
             self.draw(self.result, **setting)
-            self._picture.value = self.canvas.png()
             self.say(self.describe(self.result, **setting))
+            points = type(self).arithmetic is not Panel.arithmetic
+            self.picture.show(self.canvas, self.alt_text(self.result, **setting), points=points)
+            if self.player and self.main:
+                stops = stops_of(self.knobs[self.main])
+                self.player.show(stops.index(setting[self.main]), len(stops) - 1)
             self._drawn = time.perf_counter()
             self._cost = self._drawn - start
 
@@ -229,8 +365,58 @@ class Panel(widgets.VBox):
     def fail(self, error: Exception) -> None:
         """Show an error in the readout; the picture remains that of the last setting that worked."""
         self._text = f"{type(error).__name__}: {error}"
-        shown = html.escape(self._text) + "<br>The picture shows the last setting that worked."
+        shown = html.escape(self._text) + f"<br>{WORDS['stale']}"
         self.readout.value = f'<div class="flakit-error">{shown}</div>'
+
+    # What the browser says: the room there is, the cell that is pointed at.
+
+    def _roomy(self, width: int, height: int) -> None:
+        """The browser shows the panel so wide: another layout of the picture where that is another one."""
+        self._room = width
+        layout = WIDE if width >= 100 * WIDE - 40 and self._kept is None else NARROW
+        if layout != self.width:
+            self.width = layout
+            self._size_readout()
+            self.redraw()
+
+    def _size_readout(self) -> None:
+        lines = self.readout_lines + (self.width == NARROW)
+        self.readout.layout.height = f"{1.4 * lines + 0.3:.2f}em"
+
+    def _found(self, cell: Cell | None) -> str:
+        if cell is None:
+            return WORDS["point"]
+        try:
+            return self.arithmetic(self.result, cell, **self.setting) or WORDS["point"]
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+
+    # Pin and more.
+
+    def pin(self) -> None:
+        """Keep the present picture and readout beside the next; a second call takes them away."""
+        if self._kept is None:
+            self._kept = self.setting
+            if self.width != NARROW:
+                self.width = NARROW
+                self._size_readout()
+                self.redraw()
+            words = widgets.HTML(html.escape(WORDS["pinned"].format(text=self.text)))
+            words.add_class("flakit-pinned")
+            still = Picture(lambda _: "", lambda *_: None)
+            still.show(self.canvas, WORDS["pinned"].format(text=self.picture.alt), points=False)
+            self._pinned.children, self._pinned.layout.display = [still, words], ""
+            self.add_class("flakit-pinning")
+        else:
+            self._kept = None
+            self._pinned.children, self._pinned.layout.display = [], "none"
+            self.remove_class("flakit-pinning")
+            self._roomy(self._room or round(100 * WIDE), 0)
+        which = "pin" if self._kept is None else "unpin"
+        self._pin_button.description, self._pin_button.tooltip = WORDS[which], WORDS[f"{which} tip"]
+
+    def _fold(self) -> None:
+        self._more.layout.display = "none" if self._more.layout.display == "" else ""
 
     def _changed(self, _) -> None:
         if self._held:
@@ -274,6 +460,13 @@ class Panel(widgets.VBox):
         return bundle
 
 
+def _button(words: str, icon: str, pressed: Callable[[], None]) -> widgets.Button:
+    button = widgets.Button(description=WORDS[words], icon=icon, tooltip=WORDS[f"{words} tip"])
+    button.layout = {"width": "auto"}
+    button.on_click(lambda _: pressed())
+    return button
+
+
 class ButtonRun(widgets.HBox):
     """A button that starts long work in the background, with progress and cancel.
 
@@ -292,7 +485,9 @@ class ButtonRun(widgets.HBox):
         self._work, self._done, self._failed = work, done, failed
         self._thread, self._stop = None, threading.Event()
         self.button = widgets.Button(description=label, icon="play", layout={"width": "auto"})
-        self.cancel_button = widgets.Button(description="cancel", icon="stop", disabled=True, layout={"width": "auto"})
+        self.cancel_button = widgets.Button(
+            description=WORDS["cancel"], icon="stop", disabled=True, layout={"width": "auto"}
+        )
         self.bar = widgets.IntProgress(0, 0, 1, layout={"width": "220px"})
         self.bar.add_class("flakit-progress")
         self.status = widgets.Label("")
@@ -306,14 +501,14 @@ class ButtonRun(widgets.HBox):
             return
         self._stop.clear()
         self.button.disabled, self.cancel_button.disabled = True, False
-        self.bar.value, self.status.value = 0, "starting"
+        self.bar.value, self.status.value = 0, WORDS["starting"]
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def cancel(self) -> None:
         """Ask the run to stop at its next step."""
         self._stop.set()
-        self.status.value = "stopping"
+        self.status.value = WORDS["stopping"]
 
     def wait(self, seconds: float | None = None) -> None:
         """Block until the run is over."""
@@ -327,16 +522,17 @@ class ButtonRun(widgets.HBox):
         self._told = now
         self.bar.max, self.bar.value = total, done
         if not self._stop.is_set():
-            self.status.value = f"{done} of {total}"
+            self.status.value = WORDS["progress"].format(done=done, total=total)
 
     def _run(self) -> None:
         start = self._told = time.perf_counter()
         try:
             result = self._work(self._progress, self._stop.is_set)
             self._done(result)
-            self.status.value = "cancelled" if self._stop.is_set() else f"done in {time.perf_counter() - start:.1f} s"
+            done = WORDS["done"].format(seconds=time.perf_counter() - start)
+            self.status.value = WORDS["cancelled"] if self._stop.is_set() else done
         except Exception as error:
-            self.status.value = "failed"
+            self.status.value = WORDS["failed"]
             self._failed(error)
         finally:
             self.button.disabled, self.cancel_button.disabled = False, True

@@ -1,11 +1,16 @@
-"""A case of the casebook with its knobs: every number of `at`, the law beside the measurement."""
+"""A case of the casebook with its knobs: its mechanism as a picture, law and measurement in one line below."""
 
 import math
+from importlib import import_module
+from importlib.util import find_spec
 
 import ipywidgets as widgets
 
 from ..cases.knobs import Knob
+from ..cases.laws import Row
 from ..cases.registry import Case, find
+from ..figures.canvas import Cell
+from ..numerics.words import number
 from . import knobs
 from .base import Panel
 from .gradient_accumulation import gradient_accumulation
@@ -16,6 +21,14 @@ from .phase_diagram import phase_diagram
 from .shared import chosen, decay_knobs, literal
 from .transposed_mask import transposed_mask
 from .verdicts import VerdictFigure
+
+WORDS = {
+    "agrees": "Law and measurement agree. {what}: {law} by the law, {measured} measured.",
+    "differs": "Law and measurement differ. {what}: {law} by the law, {measured} measured.",
+    "all": " All {n} numbers of this setting agree.",
+    "some": " {right} of {n} numbers of this setting are as the law says.",
+}
+
 
 OWN = {
     "anchor": phase_diagram,
@@ -29,6 +42,98 @@ OWN = {
 
 
 class CasePanel(Panel):
+    """The knobs are those of the case's `at`: sliders for ranges, lists for choices, boxes for yes and no.
+
+    The case's `picture` module draws what its `show(**knobs)` hands over, and says it in words.
+    """
+
+    readout_lines = 4
+
+    def __init__(self, case: Case, show=None, **settings):
+        self.case, self.name = case, case.name.replace("_", "-")
+        self._story = import_module(f"{case.module.__name__}.picture")
+        self.on_view, self.presets = self._story.ON_VIEW, self._story.PRESETS
+        made = {}
+        for name, knob in case.knobs.items():
+            if name != "seed":
+                made |= self._widgets(name, knob)
+        first = self.on_view[0]
+        self.main = first if isinstance(made[first], (widgets.SelectionSlider, widgets.IntSlider)) else None
+        super().__init__(made, settings, alt=self._story.WORDS["alt"], show=show)
+        self.add_class("flakit-case")
+        if "seed" not in case.knobs:
+            self.knobs["seed"].layout.display = "none"
+
+    def _widgets(self, name: str, knob: Knob) -> dict[str, widgets.Widget]:
+        """The knob's widget; two for a decay that is a profile or a number."""
+        value, numbers = knob.default, knob.range
+        label = self._story.WORDS["knobs"].get(name, name)
+        if str in knob.kinds and float in knob.kinds:
+            return decay_knobs(self, value, -1.0, low=numbers.low)
+        if bool in knob.kinds:
+            return {name: knobs.switch(value, label)}
+        if knob.choices:
+            make = knobs.choice if str in knob.kinds else knobs.steps
+            return {name: make(value, knob.choices, label)}
+        if int in knob.kinds and numbers.log:
+            stops = [numbers.low * 2**n for n in range(int(math.log2(numbers.high / numbers.low)) + 1)]
+            return {name: knobs.steps(value, stops, label)}
+        if int in knob.kinds:
+            return {name: knobs.integer(value, numbers.low, numbers.high, label, numbers.step or 1)}
+        if numbers.decay:
+            return {name: knobs.DecayKnob(value, label, low=numbers.low)}
+        return {name: knobs.number(value, numbers.low, numbers.high, label, numbers.step, numbers.log)}
+
+    def _arguments(self, setting: dict) -> dict:
+        """The setting as arguments of the case's `at`."""
+        if "profile" in setting:
+            setting = setting | {"decay": chosen(setting["profile"], setting["decay"])}
+        return {name: setting[name] for name in self.case.knobs}
+
+    def compute(self, **setting):
+        arguments = self._arguments(setting)
+        return self.case.at(**arguments), self.case.module.show(**arguments)
+
+    def draw(self, result, **_) -> None:
+        picture = self._picture()
+        picture.update(result[1])
+        self.canvas = picture.canvas
+
+    def _picture(self):
+        return self.figure(self._story.Picture)
+
+    def describe(self, result, **_) -> str:
+        rows, shown = result
+        return f"{self._picture().say(shown)}\n{law_and_measurement(rows, self._story.LINE)}"
+
+    def arithmetic(self, result, cell: Cell, **_) -> str | None:
+        return self._picture().arithmetic(result[1], cell)
+
+    def script(self, **setting) -> str:
+        given = ", ".join(f"{name}={literal(x)}" for name, x in self._arguments(setting).items())
+        return f"""from flakit.cases.registry import CASES
+
+for row in CASES[{self.case.name!r}].at({given}):
+    print(row.what, "law", row.law, "measured", row.measured, row.agrees)
+"""
+
+
+def law_and_measurement(rows: list[Row], about: str) -> str:
+    """One line: a number that the law misses, else the first whose name holds `about`; and how many there are."""
+    judged = [row for row in rows if row.agrees is not None]
+    wrong = [row for row in judged if not row.agrees]
+    if not judged:
+        return ""
+    row, which = (wrong[0], "differs") if wrong else (next(row for row in judged if about in row.what), "agrees")
+    said = WORDS[which].format(
+        what=row.what, law=number(row.law, inf="never"), measured=number(row.measured, inf="never")
+    )
+    if len(judged) == 1:
+        return said
+    return said + WORDS["some" if wrong else "all"].format(n=len(judged), right=len(judged) - len(wrong))
+
+
+class _Table(Panel):
     """The knobs are those of the registry: sliders for ranges, lists for choices, boxes for yes and no."""
 
     readout_lines = 4
@@ -42,7 +147,6 @@ class CasePanel(Panel):
                 made |= self._widgets(name, knob)
         super().__init__(
             made,
-            self._figure.canvas,
             settings,
             alt="A lane for each number of the case: a diamond for the law, a dot for the measurement, and beside it "
             "whether the two agree; NaN and infinity are hatched and named",
@@ -80,6 +184,7 @@ class CasePanel(Panel):
         return self.case.at(**self._arguments(setting))
 
     def draw(self, result, **_) -> None:
+        self.canvas = self._figure.canvas
         self._figure.update(self.case.name.replace("_", " "), result)
 
     def describe(self, result, **_) -> str:
@@ -103,13 +208,16 @@ for row in CASES[{self.case.name!r}].at({given}):
 """
 
 
-def case(name: str, **settings) -> Panel:
-    """The panel of a case: its own where it has one (`OWN`), else one that shows every number of its `at`.
+def case(name: str, show=None, **settings) -> Panel:
+    """The panel of a case: its knobs, its mechanism as a picture, and whether the law agrees with the measurement.
 
-    name: of a case, as `flakit cases` lists them. settings: any of its knobs; those of the panel where it has its own.
-    Of a decay that may be a profile or a number, `profile` is the one, or "constant", and `decay` the other.
+    name: of a case, as `flakit cases` lists them. show: names of the knobs on view; the others lie under "more".
+    settings: any of its knobs. Of a decay that may be a profile or a number, `profile` is the one, or "constant", and
+    `decay` the other.
 
     >>> case("masking", w=-3.0, mask="multiply")
     """
     entry = find(name)
-    return OWN[entry.name](**settings) if entry.name in OWN else CasePanel(entry, **settings)
+    if find_spec(f"{entry.module.__name__}.picture"):
+        return CasePanel(entry, show, **settings)
+    return OWN[entry.name](**settings) if entry.name in OWN else _Table(entry, **settings)

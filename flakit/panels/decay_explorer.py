@@ -50,7 +50,6 @@ class DecayExplorer(Panel):
         only_for(self, made["op"], made["query"], [name for name, reads in QUERIES.items() if len(reads) > 1])
         super().__init__(
             made,
-            self._figure(first).canvas,
             {"op": op, **settings},
             alt="Heat maps of the two exponents of every score of one chunk, of the scores, and of the output and each "
             "gradient over time, NaN and inf hatched; beside them the decay at which each tensor turns non-finite, "

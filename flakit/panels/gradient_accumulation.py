@@ -29,7 +29,6 @@ class GradientAccumulation(Panel):
         }
         super().__init__(
             made,
-            self._figure.canvas,
             settings,
             alt="Bars of the loss that the plain loop and this loop report, against ln(vocabulary), and this loop's "
             "gradient against the plain loop's, element by element, with the law's factor as a line",
@@ -41,6 +40,7 @@ class GradientAccumulation(Panel):
     def draw(self, result, *, contract, accumulation, mixer, **_) -> None:
         row, loss, gradients = result
         parts = "in one part" if accumulation == 1 else f"in {accumulation} parts"
+        self.canvas = self._figure.canvas
         self._figure.update(
             title=f"{case.SEQUENCES} sequences {parts}; {mixer}, {contract}",
             losses=(loss, row.loss),

@@ -76,7 +76,6 @@ class GradientComparer(Panel):
         self.sweep = sweep
         super().__init__(
             made,
-            self._figure(first).canvas,
             {"op": op, **settings},
             alt="Errors of the output and every gradient against float64, chunk and recurrent: relative L2, worst "
             "element and worst row; below, one tensor's error along time and along length, decay or dtype",

@@ -41,7 +41,6 @@ class Headroom(Panel):
             made["layer"] = knobs.choice(ALL, (ALL, *first.layers), "layer")
         super().__init__(
             made,
-            self._figure.canvas,
             settings,
             alt="A histogram of the decays of all tokens; under it a lane for each kernel with the largest exponent "
             "that it makes of them, the limit above which it is NaN, and how far the one is from the other",
@@ -60,6 +59,7 @@ class Headroom(Panel):
     def draw(self, result, *, times, dtype, layer=ALL, **_) -> None:
         found, margins, uniform = result
         scaled = "" if times == 1 else f", every decay times {number(times)}"
+        self.canvas = self._figure.canvas
         self._figure.update(
             title=f"Decays of {OPERATORS[self.op].label}{scaled}",
             subtitle=f"{'' if layer == ALL else f'{layer}, '}operands in {dtype}",

@@ -15,7 +15,7 @@ from ..cases.laws import LN_MAX
 from ..figures.infinity import LIT, LossFigure, WayFigure
 from ..numerics.words import percent
 from . import knobs
-from .base import Panel
+from .base import Panel, Player
 
 C, K = 8, 4
 KERNEL_CHUNK, KERNEL_DECAY = 64, -1.39  # as kernels cut, just past 88.72 / 64
@@ -26,10 +26,10 @@ _SMALLEST, _NORMAL = (math.log(torch.finfo(torch.float32).smallest_normal * x) f
 STEPS = ("key", "read", "pair", "all", "mask", "row", "dA", "dr", "loss")
 
 PRESETS = {
-    "all fine": -10.5,
-    "dr dies, o lives": -11.5,
-    "o dies too": -13.5,
-    "zero meets inf": -15.5,
+    "all fine": {"decay": -10.5},
+    "dr dies, o lives": {"decay": -11.5},
+    "o dies too": {"decay": -13.5},
+    "zero meets inf": {"decay": -15.5},
 }
 
 FORWARD = (
@@ -124,6 +124,7 @@ class Infinity(Panel):
     """A chunk of 8 tokens and 4 channels in float32, every number printed; `case.follow` makes them."""
 
     name = "infinity"
+    presets = PRESETS
 
     def __init__(self, **settings):
         self._figure, self._losses = WayFigure(C, K), LossFigure(list(WORDS["lost names"].values()))
@@ -131,47 +132,29 @@ class Infinity(Panel):
             "decay": knobs.DecayKnob(-13.5, stops=_stops(), low=-16.0),
             "step": knobs.integer(1, 1, len(STEPS), "step"),
         }
-        self._play = widgets.Play(
-            1, 1, len(STEPS), interval=1000 * SECONDS, show_repeat=False, layout={"width": "80px"}
-        )
-        row = [self._play]
-        for by, icon, words in ((-1, "step-backward", "one step back"), (1, "step-forward", "one step on")):
-            button = widgets.Button(icon=icon, tooltip=words, layout={"width": "36px"})
-            button.on_click(lambda _, by=by: self.step(by))
-            row.append(button)
-        for label, decay in PRESETS.items():
-            button = widgets.Button(description=label, tooltip=f"decay {decay:g}", layout={"width": "auto"})
-            button.on_click(lambda _, decay=decay: self.set(decay=decay))
-            row.append(button)
-        runs = (widgets.HBox(row, layout={"flex_flow": "row wrap"}),)
-        super().__init__(made, self._figure.canvas, settings, alt="", runs=runs)
-        self._play.observe(lambda change: self._go_to(change.new), "value")
+        player = Player(len(STEPS) - 1, lambda place: self.set(step=place + 1), 1000 * SECONDS)
+        super().__init__(made, settings, alt="", player=player)
         self._beside()
 
     def _beside(self) -> None:
         """The readout to the right of the picture, above it where a screen is too narrow for both."""
         width, _ = self.canvas.pixels
         self.readout.layout = {"flex": "1 1 290px", "min_height": "174px", "width": "auto"}
-        self._picture.layout.width, self._picture.layout.flex = f"{width}px", f"0 1 {width}px"
-        both = widgets.Box([self.readout, self._picture])
+        self._pictures.layout.flex = f"0 1 {width}px"
+        both = widgets.Box([self.readout, self._pictures])
         both.layout = {"flex_flow": "row-reverse wrap", "justify_content": "flex-end", "align_items": "flex-start"}
         children = [child for child in self.children if child is not self.readout]
-        children[children.index(self._picture)] = both
+        children[children.index(self._pictures)] = both
         self.children = children
 
-    def step(self, by: int = 1) -> None:
-        """One step on or back, stopping at the ends."""
-        self._go_to(min(max(self.knobs["step"].value + by, 1), len(STEPS)))
-
-    def _go_to(self, step: int) -> None:
-        if step != self.knobs["step"].value:
-            self.set(step=step)
+    def _size_readout(self) -> None:
+        pass  # it stands beside the picture, as high as that
 
     def compute(self, decay, seed, **_) -> case.Way:
         return _follow(decay, C, K, seed)
 
     def draw(self, way, *, decay, step, seed) -> None:
-        self._play.value = step
+        self.player.show(step - 1)
         if STEPS[step - 1] == "loss":
             self.canvas = self._losses.canvas
             kernel, names = _kernel(seed), WORDS["lost names"]
@@ -183,7 +166,6 @@ class Infinity(Panel):
         else:
             self.canvas = self._figure.canvas
             self._draw_way(way, STEPS[step - 1])
-        self._picture.tooltip = self.alt(way, decay, step)
 
     def _draw_way(self, way: case.Way, step: str) -> None:
         made, at, (i, j) = way.made, STEPS.index(step), way.cell
@@ -292,8 +274,7 @@ class Infinity(Panel):
         kernel = {f"{name}64": percent(_kernel(seed).lost[name]) for name in ("keys", "dr")}
         return WORDS["count, kernel"].format(keys=keys, dr=dr, chunk=KERNEL_CHUNK, decay=KERNEL_DECAY, **kernel)
 
-    def alt(self, way: case.Way, decay: float, step: int) -> str:
-        """What the picture shows now, for those who cannot see it."""
+    def alt_text(self, way: case.Way, *, decay: float, step: int, **_) -> str:
         name, said = STEPS[step - 1], {"step": step, "steps": len(STEPS), "decay": f"{decay:g}", "C": C}
         if name == "loss":
             shares = ", ".join(f"{words} {percent(way.lost[x])}" for x, words in WORDS["lost names"].items())

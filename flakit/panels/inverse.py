@@ -35,7 +35,6 @@ class Inverse(Panel):
         }
         super().__init__(
             made,
-            self._figure.canvas,
             settings,
             alt="Magnitudes of the largest power of L, of the inverse of I - L and of the error of one way to take it; "
             "beside them the error of each way over alpha, the law of the product, and where its range ends",
@@ -58,6 +57,7 @@ class Inverse(Panel):
     def draw(self, result, *, alpha, w, spread, C, rounding, form, **_) -> None:
         errors, law, ends = result["over"]
         alike = "equal keys" if spread == 0 else f"keys spread by {spread:g}"
+        self.canvas = self._figure.canvas
         self._figure.update(
             title=f"{C} tokens with {alike}, alpha = {alpha:g}, w = {w:.4g}",
             subtitle=f"operands of every product in {rounding}, sums in float32",

@@ -11,7 +11,7 @@ from ..numerics.operators import OPERATORS
 
 NONE = "none"
 
-_ROW = {"width": "400px"}  # two of them beside each other in a notebook on a small laptop
+_ROW = {"width": "auto"}  # panels lay them out, two beside each other on a small laptop's screen
 _STYLE = {"description_width": "76px"}
 
 _STOPS_PER_DECADE = 40
@@ -113,6 +113,13 @@ def operator_choice(value: str, names: Iterable[str] = tuple(OPERATORS)) -> widg
     return choice(value, {OPERATORS[name].label: name for name in names}, "operator")
 
 
+def stops_of(knob: widgets.Widget) -> list:
+    """Every value that a slider or list stops at, in its order."""
+    if isinstance(knob, widgets.IntSlider):
+        return list(range(knob.min, knob.max + 1, knob.step))
+    return [option[1] if isinstance(option, tuple) else option for option in knob.options]
+
+
 def assign(knob: widgets.Widget, name: str, value) -> None:
     """Set a knob from code, with an error that names it, what was expected and what came."""
     try:
@@ -123,7 +130,7 @@ def assign(knob: widgets.Widget, name: str, value) -> None:
                 raise ValueError(f"expected a whole number from {knob.min} to {knob.max}, got {value!r}")
             knob.value = int(value)
         elif hasattr(knob, "options"):
-            values = [option[1] if isinstance(option, tuple) else option for option in knob.options]
+            values = stops_of(knob)
             if value not in values:
                 raise ValueError(f"expected one of {', '.join(map(str, values))}, got {value!r}")
             knob.value = value

@@ -31,7 +31,6 @@ class LogSpace(Panel):
         }
         super().__init__(
             made,
-            self._figure.canvas,
             settings,
             alt="The size of the largest state over time against the largest number of the format, with the law's and "
             "the measured onset, and the share of the output and of each gradient that is finite",
@@ -42,6 +41,7 @@ class LogSpace(Panel):
 
     def draw(self, result, *, fed, bias, dtype, **_) -> None:
         growth, law, _ = result
+        self.canvas = self._figure.canvas
         self._figure.update(
             title=f"Fed as log decay: {_formula(fed, bias)}, x standard normal, in {dtype}",
             size=growth.state.numpy(),

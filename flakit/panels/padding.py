@@ -37,7 +37,6 @@ class Padding(Panel):
         }
         super().__init__(
             made,
-            self._figure.canvas,
             {"op": op, **settings},
             alt="The last chunk of a sequence: the exponent of every row at the anchor of every block of keys, the "
             "empty rows below the end of the sequence; the key's gradient, NaN hatched, with what the law predicts "
@@ -60,6 +59,7 @@ class Padding(Panel):
         last = slice(T - R, T)
         channels = "slot" if op == "gsa" else "channel of k"
         measured = result["measured"]
+        self.canvas = self._figure.canvas
         self._figure.update(
             title=f"{OPERATORS[op].label}, T = {T}: {R} tokens in the last chunk of {chunk}",
             subtitle=case.FORMS[form],

@@ -62,7 +62,6 @@ class PhaseDiagram(Panel):
         self.run = ButtonRun("measure finely", self._measure_finely, done=self._keep, failed=self.fail)
         super().__init__(
             made,
-            self._figure.canvas,
             {"op": op, **settings},
             alt="Map of decay against length, chunk or token: hatched where a value is not finite, coloured by error "
             "against float64 elsewhere, with the border that the law predicts drawn over it",
@@ -92,6 +91,7 @@ class PhaseDiagram(Panel):
     def draw(self, result, *, op, against, scheme, mask, dtype, tensor, T, chunk, **_):
         what = "every tensor" if tensor == ANY else tensor
         fixed = {"T": f"chunk {chunk}", "chunk": f"T {T}", "at": f"T {T} · chunk {chunk}"}[against]
+        self.canvas = self._figure.canvas
         self._figure.update(
             title=f"Where {what} of {OPERATORS[op].label} in chunks is finite",
             subtitle=f"{fixed} · {in_words(scheme, mask, dtype)}",

@@ -12,12 +12,11 @@ from ..numerics.evaluate import cotangents
 from ..numerics.inputs import inputs
 from ..numerics.operators import OPERATORS
 from . import knobs
-from .base import Panel
+from .base import Panel, Player
 from .shared import chosen, decay_knobs, literal, only_for, own_default
 
 GROWING = "growing"
 ROOT = "K^-0.5"
-MILLISECONDS = 450  # a step while playing
 _PROFILES = {name: {"rwkv6": "rwkv6-wide"}.get(name, op.profile) for name, op in OPERATORS.items()}
 _SCALES = {name: ROOT if op.scale_exponent else 1.0 for name, op in OPERATORS.items()}
 
@@ -48,22 +47,14 @@ class StateStepper(Panel):
         own_default(self, made["op"], made["profile"], _PROFILES)
         own_default(self, made["op"], made["scale"], _SCALES)
         only_for(self, made["op"], made["M"], [name for name, each in OPERATORS.items() if "M" in each.sizes])
-        self._play = widgets.Play(0, 0, 31, interval=MILLISECONDS)
-        buttons = []
-        for by, icon, words in ((-1, "step-backward", "one step back"), (1, "step-forward", "one step on")):
-            button = widgets.Button(icon=icon, tooltip=words, layout={"width": "40px"})
-            button.on_click(lambda _, by=by: self.step(by))
-            buttons.append(button)
         made["T"].observe(lambda change: self._lengthen(change.new), "value")
         super().__init__(
             made,
-            self._stepper(first, "forward").canvas,
             {"op": op, **settings},
             alt="Heat maps of one time step: the state, what is read from it, what is kept and what is written; beside "
             "them the decays and the size of the state over time",
-            runs=(widgets.HBox([self._play, *buttons, widgets.Label("forward to the end, then backward")]),),
+            player=Player(31, self._go_to),
         )
-        self._play.observe(lambda change: self._go_to(change.new), "value")
 
     # Moving through time.
 
@@ -75,19 +66,17 @@ class StateStepper(Panel):
 
     def step(self, by: int = 1) -> None:
         """Move on (or back) along both passes, stopping at their ends."""
-        self._go_to(min(max(self.position + by, 0), 2 * self.knobs["T"].value - 1))
+        self.player.step(by)
 
     def _go_to(self, position: int) -> None:
         T = self.knobs["T"].value
-        if position == self.position:  # the play button was only told where the slider is
-            return
         if position < T:
             self.set(direction="forward", t=position)
         else:
             self.set(direction="backward", t=2 * T - 1 - position)
 
     def _lengthen(self, T: int) -> None:
-        self.knobs["t"].max, self._play.max = T - 1, 2 * T - 1
+        self.knobs["t"].max = T - 1
 
     # What a panel does.
 
@@ -114,7 +103,7 @@ class StateStepper(Panel):
             stepper.load(run[direction], magnitude=colours == "size")
             self._loaded = loaded
         stepper.show(t)
-        self._play.value = self.position
+        self.player.show(self.position, 2 * self.knobs["T"].value - 1)
 
     def describe(self, run, *, op, profile, decay, T, direction, t, dtype, **_) -> str:
         scene, frame = SCENES[op], run[direction][t]

@@ -35,7 +35,6 @@ class TransposedMask(Panel):
         self.run = ButtonRun("run the Triton kernel", self._run_kernel, done=self._keep, failed=self.fail)
         super().__init__(
             made,
-            self._figure.canvas,
             settings,
             alt="The state as rows of keys and columns of values, cut into tiles: hatched where the mask leaves out an "
             "entry or lets through memory beyond the state; beside it the number of wrong entries for every K and V",
@@ -52,6 +51,7 @@ class TransposedMask(Panel):
     def draw(self, result, *, BK, BV, K, V, mask, **_) -> None:
         transposed = mask == "transposed"
         refused = f"does not compile:\nmask [{BK}, {BV}], tile [{BV}, {BK}]"
+        self.canvas = self._figure.canvas
         self._figure.update(
             title=f"Tile [BV, BK] = [{BV}, {BK}], mask "
             + (f"[BK, BV] = [{BK}, {BV}]" if transposed else f"[BV, BK] = [{BV}, {BK}]")

@@ -20,7 +20,8 @@ class Bars(Panel):
 
     name = "bars"
 
-    def __init__(self, seconds=0.0, **settings):
+    def __init__(self, seconds=0.0, how=(), **settings):
+        how = dict(how)
         canvas = Canvas(2, 1)
         with style.context():
             ax = canvas.figure.add_axes((0.1, 0.1, 0.8, 0.8))
@@ -33,7 +34,8 @@ class Bars(Panel):
             "decay": knobs.DecayKnob(-1.0),
             "kind": knobs.choice("a", {"first": "a", "second": "b"}, "kind"),
         }
-        super().__init__(made, canvas, settings, alt="a bar")
+        self._bars = canvas
+        super().__init__(made, settings, alt="a bar", **how)
 
     def compute(self, x, **_):
         time.sleep(self.seconds)
@@ -42,6 +44,7 @@ class Bars(Panel):
         return x
 
     def draw(self, result, **_):
+        self.canvas = self._bars
         self.bar.set_width(result)
         self.drawn.append(result)
 
@@ -68,7 +71,7 @@ def test_classes_for_the_page():
     panel = Bars()
     assert {"flakit-panel", "flakit-bars"} <= set(panel._dom_classes)
     classes = [name for widget in walk(panel) for name in widget._dom_classes]
-    assert classes.count("flakit-picture") == classes.count("flakit-readout") == 1
+    assert classes.count("flakit-readout") == 1 and panel.picture in list(walk(panel))
 
 
 def test_a_moved_knob_redraws_and_speaks():

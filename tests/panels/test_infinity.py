@@ -11,7 +11,7 @@ from flakit.cases import infinity as case
 from flakit.panels import infinity
 from flakit.panels.infinity import PRESETS, STEPS, C
 
-FINE, FIRST, READ, ZERO = PRESETS.values()
+FINE, FIRST, READ, ZERO = (preset["decay"] for preset in PRESETS.values())
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def at(panel, decay, step):
 
 
 def alt(panel):
-    return panel._picture.tooltip
+    return panel.picture.alt
 
 
 def test_every_slider_has_a_label(panel):
@@ -49,11 +49,11 @@ def test_every_step_says_and_lights_something_else(panel):
     assert len(texts) == len(alts) == len(pictures) == len(STEPS)
 
 
-@pytest.mark.parametrize("decay", PRESETS.values())
+@pytest.mark.parametrize("decay", [FINE, FIRST, READ, ZERO])
 @pytest.mark.parametrize("step", STEPS[:-1])
 def test_the_alternative_text_has_the_sentence(panel, decay, step):
     way = case.follow(decay)
-    said = panel.alt(way, decay, STEPS.index(step) + 1)
+    said = panel.alt_text(way, decay=decay, step=STEPS.index(step) + 1)
     assert panel.sentence(way, step) in said
     bad = [str(j) for j, x in enumerate(way.made.key) if not x.isfinite()]
     assert f"infinite keys: {', '.join(bad) or 'none'}." in said
@@ -109,26 +109,26 @@ def test_the_stops_lie_on_both_sides_of_what_happens(panel):
 
 
 def test_play_goes_through_the_steps_and_ends_at_the_last(panel):
-    play, seen = panel._play, []
+    play, seen = panel.player.play, []
     while play.value < play.max:
         play.value += 1
         seen.append(panel.setting["step"])
     assert seen == list(range(2, len(STEPS) + 1)) and not play.repeat
-    panel.step(1)
-    assert panel.setting["step"] == len(STEPS) == play.value
-    panel.step(-1)
-    assert panel.setting["step"] == play.value == len(STEPS) - 1
+    panel.player.step(1)
+    assert panel.setting["step"] == len(STEPS) == play.value + 1
+    panel.player.step(-1)
+    assert panel.setting["step"] == play.value + 1 == len(STEPS) - 1
 
 
 @pytest.mark.parametrize("label", PRESETS)
 def test_presets(panel, label):
-    lost = {FINE: "", FIRST: "dk dr dw", READ: "o dv dk dr dw", ZERO: "o dv dk dr dw"}[PRESETS[label]]
-    way = case.follow(PRESETS[label])
+    lost = {FINE: "", FIRST: "dk dr dw", READ: "o dv dk dr dw", ZERO: "o dv dk dr dw"}[PRESETS[label]["decay"]]
+    way = case.follow(**PRESETS[label])
     assert [name for name in case.TENSORS if way.lost[name]] == lost.split()
-    (row,) = [child for child in panel.children if panel._play in getattr(child, "children", ())]
+    (row,) = [child for child in panel.children if panel.player in getattr(child, "children", ())]
     (button,) = [child for child in row.children if getattr(child, "description", "") == label]
     button.click()
-    assert panel.setting["decay"] == PRESETS[label]
+    assert panel.setting["decay"] == PRESETS[label]["decay"]
 
 
 @pytest.mark.parametrize("seed", [0, 7])
@@ -136,7 +136,7 @@ def test_every_setting_has_words(panel, seed):
     for decay in (0.0, FINE, -12.68, -14.86, -16.0):
         way = case.follow(decay, seed=seed)
         for step in range(1, len(STEPS) + 1):
-            said = panel.describe(way, decay=decay, step=step, seed=seed) + panel.alt(way, decay, step)
+            said = panel.describe(way, decay=decay, step=step, seed=seed) + panel.alt_text(way, decay=decay, step=step)
             assert "{" not in said and len(said.splitlines()) >= 3
 
 

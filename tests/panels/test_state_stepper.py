@@ -48,13 +48,13 @@ def test_steps_go_forward_then_backward_and_stop():
 
 def test_play_moves_the_slider_and_the_slider_moves_play():
     panel = state_stepper(T=8)
-    panel._play.value = 11
+    panel.player.play.value = 11
     assert (panel.setting["direction"], panel.setting["t"]) == ("backward", 4)
     assert panel.text.startswith("backward, t = 4")
     panel.knobs["t"].value = 6
-    assert panel._play.value == 9
+    assert panel.player.play.value == 9
     panel.set(T=32, t=30, direction="forward")
-    assert panel._play.max == 63 and panel._play.value == 30
+    assert panel.player.play.max == 63 and panel.player.play.value == 30
     panel.set(T=16)
     assert panel.setting["t"] == 15
     with pytest.raises(ValueError, match="t: expected a whole number from 0 to 15, got 16"):

@@ -11,6 +11,7 @@ NaN. At C = 32 that begins at a uniform w of -2.862; masking with -inf *before* 
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated
 
 import torch
@@ -46,15 +47,25 @@ def weights(w: Tensor, mask: str = "where", *, exclusive: bool = False) -> Tenso
     reach C tokens instead of C - 1.
     """
     mask_mode(mask)
-    C = w.shape[-2]
-    past = torch.ones(C, C, dtype=torch.bool, device=w.device).tril(-1 if exclusive else 0)[..., None]
+    return _masked(_exponents(w, exclusive), mask, exclusive)[1]
+
+
+def _exponents(w: Tensor, exclusive: bool) -> Tensor:
+    """g_i - g_j for every pair, w [..., C, K] -> [..., C, C, K]."""
     gi = w.cumsum(-2)
-    exponent = (sum_before(w) if exclusive else gi)[..., :, None, :] - gi[..., None, :, :]
+    return (sum_before(w) if exclusive else gi)[..., :, None, :] - gi[..., None, :, :]
+
+
+def _masked(exponents: Tensor, mask: str, exclusive: bool) -> tuple[Tensor, Tensor]:
+    """What exp makes of the exponents, and what the mask leaves of that."""
+    C = exponents.shape[-2]
+    past = torch.ones(C, C, dtype=torch.bool, device=exponents.device).tril(-1 if exclusive else 0)[..., None]
     if mask == "before":
-        return exponent.masked_fill(~past, -torch.inf).exp()
+        exponents = exponents.masked_fill(~past, -torch.inf)
+    made = exponents.exp()
     if mask == "where":
-        return torch.where(past, exponent.exp(), 0.0)
-    return exponent.exp() * past if mask == "multiply" else exponent.exp()
+        return made, torch.where(past, made, 0.0)
+    return made, made * past if mask == "multiply" else made
 
 
 def run(inputs: Mapping[str, Tensor], mask: str = "where", *, exclusive: bool = False) -> dict[str, Tensor]:
@@ -121,6 +132,37 @@ def at(
         rows.append(Row(f"{tensor} finite at w = {w:g}", math.nan, -w < limit, bool(y.isfinite().all())))
         rows.append(Row(f"{tensor} ends at |w|", math.nan, limit, ends[tensor]))
     return rows
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One channel of one chunk, a row for each output and a column for each key, [C, C]."""
+
+    exponents: Tensor
+    made: Tensor
+    """What exp makes of the exponents: those of the future masked first where the mask comes before."""
+    kept: Tensor
+    """After the mask: the weights."""
+    arriving: Tensor
+    """The gradient that arrives at what exp made, back through the mask."""
+    gradient: Tensor
+    """Of the exponents: what arrived times what exp made."""
+    finite: Mapping[str, bool]
+    """Of the output and each gradient."""
+
+
+def show(*, w: float, chunk: int, mask: str, exclusive: bool) -> Shown:
+    """What `at` measures, step by step, with operands of size 1."""
+    x = make_inputs("rwkv6", T=chunk, H=1, K=1, decay=w)
+    x |= {name: x[name].sign() for name in "rkv"}
+    found = run(x, mask, exclusive=exclusive)
+    r, k, v, decay = (x[name][0, :, 0] for name in "rkvw")
+    exponents = _exponents(decay, exclusive).requires_grad_()
+    made, kept = _masked(exponents, mask, exclusive)
+    made.retain_grad()
+    (torch.einsum("ik,jk,ijk->ij", r, k, kept) @ v).sum().backward()
+    steps = (exponents.detach(), made.detach(), kept.detach(), made.grad, exponents.grad)
+    return Shown(*(step[..., 0] for step in steps), {name: bool(y.isfinite().all()) for name, y in found.items()})
 
 
 def reproduce() -> list[Row]:

@@ -1,0 +1,118 @@
+"""Four maps of one chunk: exponents, what exp makes of them, what the mask leaves, and the gradient that comes back."""
+
+import numpy as np
+from torch import Tensor
+
+from ...figures import style
+from ...figures.canvas import Canvas, Cell
+from ...figures.heatmap import HeatMap
+from ...numerics.words import number
+from ..laws import LN_MAX
+from . import Shown
+
+WORDS = {
+    "knobs": {"w": "decay w", "chunk": "chunk C", "mask": "mask", "exclusive": "read before decay"},
+    "alt": "Four maps of the pairs of one chunk, a row for each output and a column for each key: exponents, their "
+    "exponentials, the weights after the mask, and the gradient of the exponents",
+    "exponents": "1 exponents\n$g_i - g_j$",
+    "made": "2 after exp",
+    "kept": "3 after the mask",
+    "gradient": "4 gradient of\nthe exponents",
+    "output i": "output i",
+    "key j": "key j",
+    "fine": "All is finite: the largest exponent of a pair from the future is {largest}, and exp ends at {end}.",
+    "infinite": {
+        1: "One pair from the future has an exponent above {end}: exp makes it infinite.",
+        2: "{count} pairs from the future have exponents above {end}: exp makes them infinite.",
+    },
+    "hidden": "The mask replaces what is infinite, so every weight is right. On the way back the gradient of exp is "
+    "exp itself: the mask's 0 times inf is NaN, and dw is lost.",
+    "seen": "The mask multiplies it by 0, and 0 times inf is NaN: the output is lost, and every gradient.",
+    "unmasked": "Nothing keeps it out of the sums: the output is lost, and every gradient.",
+    "future": "No mask: all is finite here, but every output sees the future.",
+    "before": "The mask comes first: a pair from the future has the exponent -inf, its weight is e^-inf = 0, and its "
+    "gradient is 0 times 0.",
+    "arithmetic": "output {i}, key {j}: e^{exponent} = {made}{masked}; back: {arriving} · {made} = {gradient}{true}",
+    "first": "-inf (instead of {exponent})",
+    "masked": ", masked {kept}",
+    "true": " (true: 0)",
+}
+ON_VIEW = ("w", "mask")
+LINE = "dw ends at |w|"
+PRESETS = {
+    "fine": {"w": -2.8, "mask": "where", "chunk": 32, "exclusive": False},
+    "first NaN": {"w": -2.87, "mask": "where", "chunk": 32, "exclusive": False},
+    "repaired": {"w": -2.87, "mask": "before", "chunk": 32, "exclusive": False},
+}
+
+_MAPS = ("exponents", "made", "kept", "gradient")
+
+
+class Picture:
+    """Persistent: `update` redraws in place. width: inches."""
+
+    def __init__(self, width: float):
+        side, top, bottom = (width - 0.65 - 0.12 * 3) / 4, 0.45, 0.5
+        height = side + top + bottom
+        self.canvas = Canvas(width, height)
+        self._maps = {}
+        with style.context():
+            for n, name in enumerate(_MAPS):
+                left = 0.55 + n * (side + 0.12)
+                ax = self.canvas.figure.add_axes((left / width, bottom / height, side / width, side / height))
+                ax.set_title(WORDS[name], fontsize=9)
+                ax.set_xlabel(WORDS["key j"])
+                if n == 0:
+                    ax.set_ylabel(WORDS["output i"])
+                else:
+                    ax.set_yticks([])
+                signed = name == "exponents"
+                self._maps[name] = HeatMap(
+                    self.canvas, ax, cmap=style.SIGNED if signed else style.MAGNITUDE, vmin=-1.0, vmax=1.0, name=name
+                )
+
+    def update(self, shown: Shown) -> None:
+        end = LN_MAX[shown.made.dtype]
+        for name, heat in self._maps.items():
+            x = getattr(shown, name)
+            # Exponents from -end to end; sizes by their logarithm, from e^-20 to e^20.
+            values = x.numpy() / end if name == "exponents" else _logarithm(x) / 20
+            heat.update(values, empty=x.numpy() == (-np.inf if name == "exponents" else 0))
+
+    def say(self, shown: Shown) -> str:
+        end = LN_MAX[shown.made.dtype]
+        count, future = int(shown.made.isinf().sum()), shown.exponents.triu(1)
+        infinite = WORDS["infinite"][min(max(count, 1), 2)].format(count=count, end=f"{end:.2f}")
+        if count and not shown.finite["o"]:
+            return f"{infinite} {WORDS['seen' if shown.kept.isnan().any() else 'unmasked']}"
+        if count:
+            return f"{infinite} {WORDS['hidden']}"
+        if shown.kept.triu(1).any():
+            return WORDS["future"]
+        if future.max() > end:
+            return WORDS["before"]
+        return WORDS["fine"].format(largest=number(float(future.max())), end=f"{end:.2f}")
+
+    def arithmetic(self, shown: Shown, cell: Cell) -> str:
+        i, j = cell.row, cell.column
+        made, kept = float(shown.made[i, j]), float(shown.kept[i, j])
+        arriving, gradient = float(shown.arriving[i, j]), float(shown.gradient[i, j])
+        exponent = number(float(shown.exponents[i, j]))
+        if made == 0 and shown.exponents[i, j] > -1:
+            exponent = WORDS["first"].format(exponent=exponent)
+        return WORDS["arithmetic"].format(
+            i=i,
+            j=j,
+            exponent=exponent,
+            made=number(made),
+            masked="" if made == kept else WORDS["masked"].format(kept=number(kept)),
+            arriving=number(arriving),
+            gradient=number(gradient),
+            true=WORDS["true"] if j > i and gradient != 0 else "",
+        )
+
+
+def _logarithm(x: Tensor) -> np.ndarray:
+    """Natural logarithm of the size; what is not finite stays so, and keeps its kind."""
+    with np.errstate(divide="ignore"):
+        return np.where(np.isfinite(x), np.log(np.abs(x.numpy())), x.numpy())
