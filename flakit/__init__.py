@@ -23,12 +23,17 @@ __all__ = [
     "in_place_of_fla",
     "inputs",
     "sweep",
+    "trace",
     "watch",
 ]
 
 
 def __getattr__(name: str):
-    # The casebook and the models come when asked for: a plain import has no use for them.
+    # The casebook, the instruments and the models come when asked for: a plain import has no use for them.
+    if name == "trace":
+        from .instruments.trace import trace
+
+        return trace
     if name not in ("headroom", "watch"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from .cases.headroom import headroom

@@ -1,0 +1,56 @@
+"""Where values stop being finite, in Triton kernels and in PyTorch code, forward and backward."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from ..ops.common.dispatch import has_triton, interpreted, interpreted_too_late
+from .trace_record import Access, Headroom, Operand, Place, Site, Tile, Trace
+from .trace_torch import TorchWatch
+
+__all__ = ["Access", "Headroom", "Operand", "Place", "Site", "Tile", "Trace", "trace"]
+
+INSTEAD = "run `flakit trace script.py` instead, or start the process with TRITON_INTERPRET=1"
+
+
+@contextmanager
+def trace() -> Iterator[Trace]:
+    """Watch what runs in the `with` block, and find the first value that is not finite, and all that came of it.
+
+        with flakit.trace() as t:
+            kernel[grid](…)
+        print(t)
+
+    Triton kernels are watched in Triton's interpreter (a process started with TRITON_INTERPRET=1), tile by tile, or
+    compiled on a GPU, where their source is rewritten first; PyTorch code is watched operation by operation, gradients
+    and what custom operators and backwards do among it. See `Trace` for what is found.
+
+    -inf that comes from a constant, a mask or memory is no fault; a NaN is, and an infinity made of finite numbers.
+    A load out of bounds gives NaN while traced (0 for integers), a store out of bounds does nothing.
+    Raises RuntimeError where a kernel can be watched in neither way, with the command to use instead, and for a Triton
+    whose interpreter is another than it knows.
+    """
+    with ExitStack() as stack:
+        found = Trace()
+        memory: dict[int, list[Site]] = {}
+        busy = _no_kernel_runs
+        if has_triton() and interpreted():
+            if interpreted_too_late():
+                raise RuntimeError(
+                    "trace: TRITON_INTERPRET=1 was set after triton had been imported, which decides then how kernels "
+                    "run; set it before Python starts (in a notebook: restart the kernel), or run `flakit trace "
+                    "script.py`"
+                )
+            from .trace_triton import watch_interpreter
+
+            watch = stack.enter_context(watch_interpreter(found, memory))
+            busy = watch.running
+        elif has_triton():
+            from .trace_compiled_triton import watch_compiled
+
+            stack.enter_context(watch_compiled(found, INSTEAD))
+        stack.enter_context(TorchWatch(found, memory, busy))
+        yield found
+
+
+def _no_kernel_runs() -> bool:
+    return False

@@ -1,0 +1,511 @@
+"""What a trace holds: the places where values stopped being finite, how they hang together, and how to say it.
+
+A `Site` is one operation at one place of the source. Many tiles may turn bad there, in many programs of a grid and many
+rounds of a loop: the first is kept whole, the others are counted. A site's parents are the sites its operands came
+from, so that sites form the family tree from where an infinity was born to the stores it reached.
+
+-inf is what masks are made of: an operand that is an infinite constant, or -inf from memory, is no fault, nor is what
+is infinite only because of one. A NaN, and an infinity made of finite numbers, are.
+"""
+
+import ast
+import linecache
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from types import CodeType, FrameType
+
+import numpy as np
+from rich.console import Group
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
+
+from ..numerics.words import number
+
+BORN, BECAME_NAN, CARRIED, READ, BEYOND, GIVEN, STORED = (
+    "born", "became NaN", "carried", "read", "out of bounds", "given", "stored",
+)  # fmt: skip
+"""How a site's first tile became what it is."""
+
+_SAID = {
+    BORN: "{what} born of finite numbers",
+    BECAME_NAN: "NaN made of infinities",
+    CARRIED: "{what} carried on",
+    READ: "{what} read from memory",
+    BEYOND: "{what} where nothing was to be read",
+    GIVEN: "{what} given from outside",
+    STORED: "{what} stored",
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place in the source.
+
+    statement: the line's text; expression: the part of it that was computed, where Python can tell (from 3.11 on).
+    kernel: the Triton kernel, "" for PyTorch code; backward: for PyTorch's own gradient of this line, its node's name.
+    via: (function, line) of the callers between the kernel and a helper, the kernel's own first.
+    """
+
+    file: str
+    line: int
+    expression: str = ""
+    kernel: str = ""
+    backward: str = ""
+    via: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def statement(self) -> str:
+        return linecache.getline(self.file, self.line).strip()
+
+    @property
+    def short(self) -> str:
+        """file:line, the file by its name alone."""
+        return f"{Path(self.file).name}:{self.line}"
+
+
+@dataclass(frozen=True)
+class Operand:
+    """The range of an operand's finite values, its other values counted, and its value where the result is bad."""
+
+    name: str
+    low: float
+    high: float
+    nan: int
+    inf: int
+    at: float | None = None
+
+    def __str__(self) -> str:
+        words = f"{number(self.low)} … {number(self.high)}" if self.low <= self.high else "nothing finite"
+        others = [f"{n} {what}" for n, what in ((self.nan, "NaN"), (self.inf, "infinite")) if n]
+        words += f", {' and '.join(others)}" if others else ""
+        return words if self.at is None else f"{words}; {_value(self.at)} there"
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One tile that is not finite: a block of a program, or a whole tensor of PyTorch (program None).
+
+    lanes: where it is not finite, boolean, in the tile's shape; None where only the first was kept.
+    """
+
+    program: tuple[int, ...] | None
+    shape: tuple[int, ...]
+    dtype: str
+    index: tuple[int, ...]
+    nan: int
+    inf: int
+    operands: tuple[Operand, ...] = ()
+    lanes: np.ndarray | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def bad(self) -> int:
+        """Lanes that are not finite."""
+        return self.nan + self.inf
+
+    @property
+    def what(self) -> str:
+        """inf, NaN or both."""
+        return " and ".join(word for word, n in (("inf", self.inf), ("NaN", self.nan)) if n)
+
+
+@dataclass(eq=False)
+class Site:
+    """An operation at a place, with its first bad tile and counts over all.
+
+    order: its place among all, in time. into: the argument that a store writes or a load reads, "" elsewhere.
+    masked: the places at which bad lanes of this site were dropped (by `tl.where`, by the mask of a store, by a
+    minimum …), with how many.
+    """
+
+    place: Place
+    operation: str
+    how: str
+    first: Tile
+    into: str = ""
+    parents: list["Site"] = field(default_factory=list, repr=False)
+    children: list["Site"] = field(default_factory=list, repr=False)
+    order: int = 0
+    tiles: int = 0
+    nan: int = 0
+    inf: int = 0
+    programs: set = field(default_factory=set, repr=False)
+    masked: dict[tuple[Place, str], int] = field(default_factory=dict, repr=False)
+
+    def descends_from(self, parent: "Site") -> None:
+        if parent is not self and parent not in self.parents:
+            self.parents.append(parent)
+            parent.children.append(self)
+
+    def count(self, nan: int, inf: int, program: tuple[int, ...] | None = None) -> None:
+        """Another bad tile."""
+        self.tiles += 1
+        self.nan += nan
+        self.inf += inf
+        if program is not None:
+            self.programs.add(program)
+
+    def family(self) -> list["Site"]:
+        """This site and all that came of it, each once."""
+        found, waiting = [], [self]
+        while waiting:
+            site = waiting.pop(0)
+            if site not in found:
+                found.append(site)
+                waiting += site.children
+        return found
+
+    @property
+    def stores(self) -> list["Site"]:
+        """The stores it reached."""
+        return [site for site in self.family() if site.how == STORED]
+
+    @property
+    def dropped(self) -> dict[tuple[Place, str], int]:
+        """Where lanes of it, or of what came of it, were masked away, and how many."""
+        found: dict[tuple[Place, str], int] = {}
+        for site in self.family():
+            for at, lanes in site.masked.items():
+                found[at] = found.get(at, 0) + lanes
+        return found
+
+    @property
+    def fate(self) -> str:
+        """In a sentence: the stores it reached, and where it was masked away."""
+        reached = [f"{site.into or 'memory'} ({site.place.short})" for site in self.stores]
+        gone = [f"{place.short} ({by}, {lanes} lanes)" for (place, by), lanes in self.dropped.items()]
+        if reached:
+            also = f"; masked away in part at {', '.join(gone)}" if gone else ""
+            return f"It reaches {', '.join(dict.fromkeys(reached))}{also}."
+        if not self.place.kernel:
+            family = self.family()
+            ends = [x for x in family if not x.masked and all(child.order <= x.order for child in x.children)]
+            still = [f"{site.place.short} ({site.operation})" for site in ends[-3:]]
+            also = f"; masked away in part at {', '.join(gone)}" if gone and still else ""
+            return f"It is still there at {', '.join(still)}{also}." if still else f"Masked away at {', '.join(gone)}."
+        if gone:
+            return f"Masked away later, at {', '.join(gone)}: no store was reached."
+        return "No store was reached."
+
+    @property
+    def words(self) -> str:
+        return _SAID[self.how].format(what=self.first.what)
+
+
+@dataclass(frozen=True)
+class Headroom:
+    """How far the largest exponent that one line met is from overflow, in e-folds; negative beyond it."""
+
+    place: Place
+    operation: str
+    largest: float
+    room: float
+    program: tuple[int, ...] | None
+    index: tuple[int, ...]
+
+
+@dataclass
+class Access:
+    """Loads or stores of a line outside the tensor they belong to.
+
+    beyond: elements from the tensor's nearer end, negative before its start. within: inside the tensor's memory all the
+    same (a view of a larger one), where a trace does it; elsewhere a load gives NaN (0 for integers), a store nothing.
+    """
+
+    place: Place
+    operation: str
+    into: str
+    shape: tuple[int, ...]
+    beyond: int
+    within: bool
+    program: tuple[int, ...] | None
+    index: tuple[int, ...]
+    lanes: int
+    programs: set = field(default_factory=set, repr=False)
+
+
+class Trace:
+    """What `flakit.trace` found; printed by rich, `print` and the command line alike.
+
+    first: the site of the first non-finite tile, None where all was finite.
+    sites: every site, in the order in which they turned bad. headroom: a line each, the tightest first.
+    accesses: loads and stores out of bounds. notes: what limits the trace itself. grids: kernel to grid.
+    """
+
+    def __init__(self):
+        self.sites: list[Site] = []
+        self.accesses: list[Access] = []
+        self.notes: list[str] = []
+        self.grids: dict[str, tuple[int, ...]] = {}
+        self._headroom: dict = {}
+
+    def note(self, words: str) -> None:
+        if words not in self.notes:
+            self.notes.append(words)
+
+    def add(self, site: Site) -> Site:
+        site.order = len(self.sites)
+        self.sites.append(site)
+        return site
+
+    @property
+    def first(self) -> Site | None:
+        return self.sites[0] if self.sites else None
+
+    def first_in(self, kernel: str) -> Site | None:
+        """The site of a kernel's first non-finite tile."""
+        return next((site for site in self.sites if site.place.kernel == kernel), None)
+
+    @property
+    def finite(self) -> bool:
+        """Whether nothing was found: no value that is not finite, no access out of bounds."""
+        return not self.sites and not self.accesses
+
+    @property
+    def headroom(self) -> list[Headroom]:
+        return sorted(self._headroom.values(), key=lambda line: line.room)
+
+    @property
+    def roots(self) -> list[Site]:
+        """Where a family begins."""
+        return [site for site in self.sites if not site.parents]
+
+    def to_dict(self) -> dict:
+        """Plain lists, numbers and strings; sites are named by their position in "sites"."""
+        at = {site: i for i, site in enumerate(self.sites)}
+
+        def program(given):
+            return None if given is None else list(given)
+
+        return {
+            "sites": [
+                asdict(site.place)
+                | {"statement": site.place.statement, "operation": site.operation, "how": site.how, "into": site.into}
+                | {"program": program(site.first.program), "index": list(site.first.index)}
+                | {"shape": list(site.first.shape), "dtype": site.first.dtype}
+                | {"nan": site.first.nan, "inf": site.first.inf, "operands": [asdict(x) for x in site.first.operands]}
+                | {"tiles": site.tiles, "programs": len(site.programs), "fate": site.fate}
+                | {"parents": [at[parent] for parent in site.parents if parent in at]}
+                for site in self.sites
+            ],
+            "headroom": [asdict(line) for line in self.headroom],
+            "accesses": [asdict(access) | {"programs": len(access.programs)} for access in self.accesses],
+            "notes": self.notes,
+        }
+
+    def picture(self):
+        """The first bad tile, the programs of its grid and the family tree, as a figure with `.png()`."""
+        from ..figures.trace import TraceFigure
+
+        return TraceFigure(self)
+
+    def _repr_png_(self) -> bytes:
+        return self.picture().png()
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        console = Console(width=120, no_color=True, highlight=False)
+        with console.capture() as said:
+            console.print(self)
+        return said.get()
+
+    __repr__ = __str__
+
+    def __rich__(self) -> Group:
+        parts = [*self._first(), *self._families(), *self._bounds(), *self._rooms()]
+        return Group(*parts, *(Text(words, style="dim") for words in self.notes))
+
+    def _first(self) -> Iterator:
+        site = self.first
+        if site is None:
+            yield Text("Every value was finite.", style="green")
+            return
+        tile, place = site.first, site.place
+        yield Text(f"First non-finite tile: {site.words}", style="bold red")
+        rows = [("where", _where(site))]
+        rows += [("", f"called from {function}, line {line}") for function, line in place.via]
+        rows += [("line", place.statement)]
+        if place.expression and place.expression != place.statement:
+            rows += [("in it", " ".join(place.expression.split()))]
+        rows += [("operation", site.operation + (f" of {site.into}" if site.into else "")), ("lanes", _lanes(tile))]
+        rows += [("operand", f"{x.name}: {x}") for x in tile.operands]
+        rows += [("later", site.fate)] if site.fate else []
+        table = Table.grid(padding=(0, 2))
+        for name, words in rows:
+            table.add_row(Text(f"  {name}"), Text(words, style="bold" if name == "line" else ""))
+        yield table
+
+    def _families(self, most: int = 40) -> Iterator:
+        if len(self.sites) < 2:
+            return
+        yield Text("\nFamily tree", style="bold")
+        seen: set[Site] = set()
+
+        def grow(tree: Tree, site: Site) -> None:
+            if site in seen:
+                tree.add(Text(f"{site.place.short}  {site.operation}: as above", style="dim"))
+            elif len(seen) < most:
+                seen.add(site)
+                branch = tree.add(Text(_node(site)))
+                for (place, by), lanes in site.masked.items():
+                    branch.add(Text(f"{place.short}  {by} drops {lanes} lanes", style="dim"))
+                for child in site.children:
+                    grow(branch, child)
+
+        for root in self.roots:
+            hidden = Tree("", hide_root=True)
+            grow(hidden, root)
+            yield Padding(hidden, (0, 0, 0, 2))
+        if len(self.sites) > len(seen):
+            yield Text(f"  … and {len(self.sites) - len(seen)} more", style="dim")
+
+    def _bounds(self) -> Iterator:
+        if not self.accesses:
+            return
+        yield Text("\nOut of bounds", style="bold red")
+        table = Table.grid(padding=(0, 2))
+        for access in self.accesses:
+            ends = f"{abs(access.beyond)} elements {'past its end' if access.beyond > 0 else 'before its start'}"
+            kind = " (inside its memory)" if access.within else ""
+            what = f"{access.operation} of {access.into or 'memory'} {list(access.shape)}: up to {ends}{kind}"
+            where = f"program {access.program}, first at {list(access.index)}, {access.lanes} lanes in all"
+            table.add_row(Text(f"  {access.place.short}"), Text(what), Text(where))
+            table.add_row("", Text(access.place.statement, style="dim"), "")
+        yield table
+
+    def _rooms(self, most: int = 8) -> Iterator:
+        lines = self.headroom
+        if not lines:
+            return
+        yield Text("\nHeadroom of each exponential, in e-folds to overflow", style="bold")
+        table = Table.grid(padding=(0, 2))
+        for line in lines[:most]:
+            room = f"{line.room:.2f}" if math.isfinite(line.room) else "never"
+            colour = "red" if line.room <= 0 else "yellow" if line.room < 10 else "green"
+            at = f"largest exponent {_value(line.largest)}" + (f", program {line.program}" if line.program else "")
+            table.add_row(Text(f"  {line.place.short}"), Text(room, colour), Text(at), Text(_text(line.place, 60)))
+        yield table
+        if len(lines) > most:
+            yield Text(f"  … and {len(lines) - most} with more room", style="dim")
+
+
+def _value(x: float) -> str:
+    return "-inf" if x == -math.inf else number(x)
+
+
+def _text(place: Place, most: int = 70) -> str:
+    text = " ".join((place.expression or place.statement).split())
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _where(site: Site) -> str:
+    place, tile = site.place, site.first
+    if place.kernel:
+        return f"kernel {place.kernel}, program {tile.program}, {place.short}"
+    return f"{place.short}" + (f", in its backward pass ({place.backward})" if place.backward else "")
+
+
+def _lanes(tile: Tile) -> str:
+    index = f", first at {list(tile.index)}" if tile.index else ""
+    return f"{tile.bad} of {tile.size} of {tile.dtype} {list(tile.shape)}{index}"
+
+
+def _node(site: Site) -> str:
+    tile = site.first
+    text = f"{site.place.short}  {_text(site.place, 60)}"
+    often = f" in {site.tiles} tiles" if site.tiles > 1 else ""
+    programs = f" of {len(site.programs)} programs" if len(site.programs) > 1 else ""
+    into = f" into {site.into}" if site.how == STORED and site.into else ""
+    node = f" [{site.place.backward}]" if site.place.backward else ""
+    return (
+        f"{text}{node}  {site.words}{into}: {tile.bad} of {tile.size} lanes, first {list(tile.index)}{often}{programs}"
+    )
+
+
+# --- places ---------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=4096)
+def expression_at(code: CodeType, instruction: int, dedented: bool = False) -> tuple[int, str]:
+    """Line and text of what an instruction computes, "" where this Python cannot tell.
+
+    dedented: the code was compiled from its text moved to the left margin, as Triton's interpreter does.
+    """
+    if not hasattr(code, "co_positions"):
+        return 0, ""
+    span = next(islice(code.co_positions(), instruction // 2, None), (None,) * 4)
+    line, last, start, end = span
+    if None in span:
+        return line or 0, ""
+    lines = linecache.getlines(code.co_filename)[line - 1 : last]
+    if not lines:
+        return line, ""
+    own = linecache.getline(code.co_filename, code.co_firstlineno)
+    shift = len(own) - len(own.lstrip()) if dedented else 0
+    raw = [text.encode() for text in lines]
+    raw[-1] = raw[-1][: end + shift]
+    raw[0] = raw[0][start + shift :]
+    text = b"".join(raw).decode(errors="ignore").strip()
+    return line, text if _parsed(text) is not None else ""
+
+
+@lru_cache(maxsize=4096)
+def _parsed(text: str) -> ast.AST | None:
+    for attempt in (f"({text}\n)", text):
+        try:
+            (statement,) = ast.parse(attempt).body
+        except (SyntaxError, ValueError):
+            continue
+        return statement.value if isinstance(statement, ast.Expr) else statement
+    return None
+
+
+@lru_cache(maxsize=4096)
+def operand_names(text: str, operation: str, count: int) -> tuple[str, ...]:
+    """The source of an operation's `count` operands; "" for each where the text does not tell."""
+    node, parts = _parsed(text) if text else None, []
+    if isinstance(node, ast.BinOp):
+        parts = [node.left, node.right]
+    elif isinstance(node, ast.AugAssign):
+        parts = [node.target, node.value]
+    elif isinstance(node, ast.UnaryOp):
+        parts = [None] * (count - 1) + [node.operand]
+    elif isinstance(node, ast.Call):
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        if name.rstrip("_") == operation:
+            parts = [*node.args, *(keyword.value for keyword in node.keywords)]
+            module = isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name)
+            if isinstance(node.func, ast.Attribute) and not (module and node.func.value.id in ("tl", "torch", "F")):
+                parts = [node.func.value, *parts]
+    names = [" ".join(ast.unparse(part).split()) if part is not None else "" for part in parts[:count]]
+    return (*names, *[""] * (count - len(names)))
+
+
+def outside(frame: FrameType | None, folders: Sequence[str]) -> FrameType | None:
+    """The innermost frame whose file lies in none of the folders."""
+    while frame is not None and frame.f_code.co_filename.startswith(tuple(folders)):
+        frame = frame.f_back
+    return frame
+
+
+# --- tiles ----------------------------------------------------------------------------------------------------------
+
+
+def operand(name: str, x: np.ndarray, index: tuple[int, ...], shape: tuple[int, ...]) -> Operand:
+    """An operand of a tile whose first bad lane is `index`."""
+    finite = np.isfinite(x)
+    nan, inf = int(np.isnan(x).sum()), int(np.isinf(x).sum())
+    values = x[finite]
+    low, high = (float(values.min()), float(values.max())) if values.size else (math.inf, -math.inf)
+    at = float(x[index]) if x.shape == shape and shape and x.size > 1 else None
+    return Operand(name, low, high, nan, inf, at)

@@ -1,0 +1,270 @@
+"""Looking over PyTorch's shoulder: every operation, in the forward pass, in the backward pass and inside custom ones.
+
+A dispatch mode sees each operation with its operands and its result. Where autograd itself calls one, no Python line
+does: its node knows the line of the forward pass it belongs to.
+"""
+
+import contextlib
+import math
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from .trace_record import (
+    BECAME_NAN,
+    BORN,
+    CARRIED,
+    GIVEN,
+    Headroom,
+    Operand,
+    Place,
+    Site,
+    Tile,
+    Trace,
+    expression_at,
+    operand_names,
+    outside,
+)
+
+_FOLDERS = (str(Path(torch.__file__).parent) + os.sep, str(Path(contextlib.__file__)), __file__)
+_OVERFLOW = {"exp": 1.0, "exp2": math.log(2), "expm1": 1.0}
+
+
+class TorchWatch(TorchDispatchMode):
+    """Record what PyTorch computes. memory: the sites whose bad values lie in a storage, by its address.
+
+    busy: whether an interpreted kernel is running, whose host copies are none of ours.
+    """
+
+    def __init__(self, trace: Trace, memory: dict[int, list[Site]], busy: Callable[[], object] = lambda: False):
+        super().__init__()
+        self.trace, self.memory, self.busy = trace, memory, busy
+        self._sites: dict = {}
+        self._places: dict = {}
+        self._anomaly: list[tuple[bool, bool]] = []
+
+    def __enter__(self):
+        # With it every node of autograd keeps the lines that made it; looking for NaN is our own affair.
+        self._anomaly.append((torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()))
+        torch.autograd.set_detect_anomaly(True, check_nan=False)
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        torch.autograd.set_detect_anomaly(*self._anomaly.pop())
+        return super().__exit__(*error)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if self.busy():
+            return func(*args, **kwargs)
+        name = func.overloadpacket.__name__
+        operands = [x for x in tree_leaves((args, kwargs)) if _floating(x)]
+        if name.endswith("_like") or name.startswith("new_"):
+            operands = []  # their shapes alone are asked for
+        before = [_bad(x) for x in operands] if func._schema.is_mutable else None
+        custom = func.namespace not in ("aten", "prims", "prim")
+        out = (self._within(func) if custom else func)(*args, **kwargs)
+        made = [x for x in tree_leaves(out) if _floating(x)]
+        if name in _OVERFLOW and operands:
+            self._headroom(name, operands[0])
+        for x in made:
+            if custom and self.memory.get(_storage(x)):
+                continue  # its inside has said all
+            self._made(name, func, operands, before, x, args, kwargs)
+        return out
+
+    def _within(self, func) -> Callable:
+        """A custom operation, called below its own entry in the dispatcher, so that its inside is seen as well."""
+        keys, Key = torch._C.DispatchKeySet, torch._C.DispatchKey
+
+        def call(*args, **kwargs):
+            device = next((x.device.type for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)), "")
+            key = {"cpu": Key.CPU, "cuda": Key.CUDA}.get(device)
+            if key is None or not any(
+                func.has_kernel_for_dispatch_key(x) for x in (key, Key.CompositeExplicitAutograd)
+            ):
+                return func(*args, **kwargs)
+            with self:
+                return func.redispatch(keys(key), *args, **kwargs)
+
+        return call
+
+    # --- the operations ---------------------------------------------------------------------------------------------
+
+    def _made(
+        self, name: str, func, operands: list[Tensor], before: list[bool] | None, x: Tensor, args, kwargs
+    ) -> None:
+        storage = _storage(x)
+        shares = any(_storage(y) == storage for y in operands)
+        if shares and not func._schema.is_mutable:
+            return  # a view: what was known of its memory still holds
+        name = name.rstrip("_")
+        if not _bad(x):
+            for y, was in zip(operands, before or [None] * len(operands), strict=True):
+                sites = self.memory.get(_storage(y), ())
+                if sites and (was if was is not None else _bad(y)):
+                    self._dropped(sites[-1], name, y if was is None else None)
+            if x.numel() * x.element_size() >= x.untyped_storage().nbytes():
+                self.memory.pop(storage, None)
+            return
+        if "empty" in name:
+            self.memory.pop(storage, None)
+            return  # what is yet to be written holds whatever was there before
+        scalars = any(isinstance(y, float) and not math.isfinite(y) for y in tree_leaves((args, kwargs)))
+        written = x if before is not None and shares else None
+        wrong = [
+            y for i, y in enumerate(operands)
+            if (before[i] if written is not None and before is not None else _bad(y))
+        ]  # fmt: skip
+        known = [site for y in wrong for site in self.memory.get(_storage(y), ())]
+        nan = bool(x.isnan().any())
+        deliberate = [y for y in wrong if not self.memory.get(_storage(y)) and not _worse(y)]
+        if not known and not nan and (scalars or deliberate) and len(deliberate) == len(wrong):
+            return  # infinite because of a constant, or of a mask
+        parents = list(known)
+        for y in wrong:
+            if not self.memory.get(_storage(y)) and _worse(y) and y is not written:
+                parents.append(self._given(name, func, y))
+        if not wrong and not operands:
+            if not _worse(x):
+                return
+            how = GIVEN
+        elif not wrong:
+            how = BORN
+        elif nan and not any(y.isnan().any() for y in wrong):
+            how = BECAME_NAN
+        else:
+            how = CARRIED
+        site = self._found(name, how, x, operands if written is None else [y for y in operands if y is not written])
+        for parent in parents:
+            site.descends_from(parent)
+        whole = x.numel() * x.element_size() >= x.untyped_storage().nbytes()
+        here = [] if whole else self.memory.get(storage, [])
+        self.memory[storage] = [*[s for s in here if s is not site], site]
+
+    def _given(self, name: str, func, y: Tensor) -> Site:
+        site = self._found("given", GIVEN, y, [])
+        self.memory[_storage(y)] = [site]
+        return site
+
+    def _dropped(self, site: Site, name: str, y: Tensor | None) -> None:
+        _, place = self._place()
+        key = place, name
+        site.masked[key] = site.masked.get(key, 0) + (int((~y.isfinite()).sum()) if y is not None else site.first.bad)
+
+    # --- keeping ----------------------------------------------------------------------------------------------------
+
+    def _place(self) -> tuple[tuple, Place]:
+        node = torch._C._current_autograd_node()
+        frame = outside(sys._getframe(1), _FOLDERS)
+        inside = frame is not None and node is not None and _called_by_autograd(frame)
+        if node is not None and not inside:
+            file, line, text = _forward_line(node)
+            if file:
+                key = (file, line, node.name())
+                if key not in self._places:
+                    self._places[key] = Place(file, line, text, backward=node.name())
+                return key, self._places[key]
+        if frame is None:
+            return ("",), Place("", 0)
+        key = (frame.f_code, frame.f_lasti, node.name() if node is not None else "")
+        if key not in self._places:
+            _, text = expression_at(frame.f_code, frame.f_lasti)
+            self._places[key] = Place(frame.f_code.co_filename, frame.f_lineno, text, backward=key[2])
+        return key, self._places[key]
+
+    def _found(self, operation: str, how: str, x: Tensor, operands: list[Tensor]) -> Site:
+        key, place = self._place()
+        site = self._sites.get((key, operation))
+        nan = int(x.isnan().sum())
+        inf = int(x.isinf().sum())
+        if site is None:
+            tile = _tile(x, nan, inf, operands, operation, place)
+            site = self._sites[key, operation] = self.trace.add(Site(place, operation, how, tile))
+        site.count(nan, inf)
+        return site
+
+    def _headroom(self, name: str, x: Tensor) -> None:
+        if not x.numel() or x.is_complex():
+            return
+        largest = x.masked_fill(x.isnan(), -math.inf).max().item()
+        key, place = self._place()
+        known = self.trace._headroom.get(key)
+        if known is not None and largest <= known.largest:
+            return
+        room = math.log(torch.finfo(x.dtype).max) - largest * _OVERFLOW[name]
+        index = _index(x == largest) if largest > -math.inf else ()
+        self.trace._headroom[key] = Headroom(place, name, largest, room, None, index)
+
+
+def _floating(x: object) -> bool:
+    return isinstance(x, Tensor) and (x.is_floating_point() or x.is_complex()) and x.device.type != "meta"
+
+
+def _bad(x: Tensor) -> bool:
+    return bool(x.numel()) and not x.isfinite().all()
+
+
+def _worse(x: Tensor) -> bool:
+    """Whether it holds more than the -inf that masks are made of."""
+    return bool((x.isnan() | (x == math.inf)).any())
+
+
+def _storage(x: Tensor) -> int:
+    return x.untyped_storage().data_ptr()
+
+
+def _index(bad: Tensor) -> tuple[int, ...]:
+    return tuple(int(i) for i in torch.unravel_index(bad.to(torch.uint8).flatten().argmax(), bad.shape))
+
+
+def _called_by_autograd(frame) -> bool:
+    """Whether the frame is in a custom backward: between it and the engine's start lies PyTorch's call of it."""
+    while frame is not None:
+        name = frame.f_code.co_name
+        if frame.f_code.co_filename.startswith(_FOLDERS[0]):
+            if frame.f_code.co_filename.endswith(os.path.join("autograd", "function.py")) and name == "apply":
+                return True
+            if name in ("_engine_run_backward", "backward") and "autograd" in frame.f_code.co_filename:
+                return False
+        frame = frame.f_back
+    return False
+
+
+_FILE = re.compile(r'File "([^"]+)", line (\d+), in \S+\n\s*(.*)')
+
+
+def _forward_line(node) -> tuple[str, int, str]:
+    """Where the forward pass made an autograd node: file, line and text; "" where it is not known."""
+    for entry in reversed(node.metadata.get("traceback_", ())):
+        found = _FILE.search(entry)
+        if found and not found[1].startswith(_FOLDERS):
+            return found[1], int(found[2]), ""
+    return "", 0, ""
+
+
+def _tile(x: Tensor, nan: int, inf: int, operands: list[Tensor], operation: str, place: Place) -> Tile:
+    bad = ~x.isfinite()
+    index = _index(bad) if x.dim() else ()
+    names = operand_names(place.expression, operation, len(operands)) if operands else ()
+    said = tuple(
+        _operand(name or f"operand {i + 1}, {list(y.shape)}", y, index, x.shape)
+        for i, (name, y) in enumerate(zip(names, operands, strict=True))
+        if not y.is_complex()
+    )
+    lanes = bad.cpu().numpy() if bad.numel() <= 1 << 20 else None
+    return Tile(None, tuple(x.shape), str(x.dtype).removeprefix("torch."), index, nan, inf, said, lanes)
+
+
+def _operand(name: str, x: Tensor, index: tuple[int, ...], shape: torch.Size) -> Operand:
+    finite = x[x.isfinite()]
+    low, high = (finite.min().item(), finite.max().item()) if finite.numel() else (math.inf, -math.inf)
+    at = x[index].item() if x.shape == shape and x.dim() else None
+    return Operand(name, low, high, int(x.isnan().sum()), int(x.isinf().sum()), at)

@@ -1,0 +1,519 @@
+"""Looking over the shoulder of Triton's interpreter: every tile that it makes, every address that it touches.
+
+The interpreter is numpy behind `InterpreterBuilder.create_*`; wrapping these for the time of a trace shows each
+operation with its operands and its result, and Python's own frames say which line asked for it. None of this is public:
+`private_names` is the one place that takes hold of it, and says so where a Triton has it otherwise.
+"""
+
+import math
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+import triton
+
+from .trace_record import (
+    BECAME_NAN,
+    BEYOND,
+    BORN,
+    CARRIED,
+    READ,
+    STORED,
+    Access,
+    Headroom,
+    Place,
+    Site,
+    Tile,
+    Trace,
+    expression_at,
+    operand,
+    operand_names,
+    outside,
+)
+
+KNOWN = "3.6 and 3.7"
+_MOVES = ("splat", "unsplat", "broadcast", "expand_dims", "reshape", "trans", "bitcast", "int_to_ptr", "ptr_to_int")
+_WORDS = {
+    "fadd": "add", "fsub": "subtract", "fmul": "multiply", "fdiv": "divide", "precise_divf": "divide", "frem": "modulo",
+    "select": "where", "fp_trunc": "to", "fp_ext": "to", "fp_to_fp": "to", "minimumf": "minimum", "minnumf": "minimum",
+    "maximumf": "maximum", "maxnumf": "maximum", "clampf": "clamp", "precise_sqrt": "sqrt", "fabs": "abs",
+}  # fmt: skip
+_COMBINED = {"_sum_combine": "sum", "_elementwise_max": "max", "_elementwise_min": "min", "_prod_combine": "prod"}
+_ACROSS = ("dot", "sum", "max", "min", "prod", "cumsum", "cumprod", "reduce", "gather", "cat", "join", "split")
+"""Operations whose lanes are made of other lanes of their operands."""
+_OVERFLOW = {"exp": 1.0, "exp2": math.log(2)}
+"""Natural logarithm of each exponential's base."""
+
+
+def private_names() -> SimpleNamespace:
+    """What a trace needs of the interpreter, by names that are not Triton's promise; RuntimeError where one is gone."""
+    import triton.language as tl
+
+    try:
+        from triton.runtime import interpreter as it
+
+        names = SimpleNamespace(
+            builder=it.interpreter_builder, Builder=it.InterpreterBuilder, Handle=it.TensorHandle, Grid=it.GridExecutor,
+            Reduction=it.ReduceScanOpInterface, Function=it.InterpretedFunction, bfloat16=tl.bfloat16,
+        )  # fmt: skip
+        wanted = {
+            "Builder": ("create_masked_load", "create_masked_store", "create_fmul", "create_exp", "create_select")
+        }
+        wanted |= {"Grid": ("_init_args_hst", "__call__"), "Reduction": ("apply",), "Function": ("run",)}
+        for owner, attributes in wanted.items():
+            for attribute in attributes:
+                getattr(getattr(names, owner), attribute)
+    except (ImportError, AttributeError) as error:
+        raise RuntimeError(
+            f"trace: it looks inside Triton's interpreter, as Triton {KNOWN} have it; Triton {triton.__version__} "
+            f"has it otherwise ({error})"
+        ) from error
+    return names
+
+
+@contextmanager
+def watch_interpreter(trace: Trace, memory: dict[int, list[Site]]) -> Iterator["InterpreterWatch"]:
+    """Record what interpreted kernels do meanwhile. memory: the sites whose bad values lie in a storage."""
+    watch = InterpreterWatch(trace, memory, private_names())
+    try:
+        watch.install()
+        yield watch
+    finally:
+        watch.remove()
+
+
+class InterpreterWatch:
+    def __init__(self, trace: Trace, memory: dict[int, list[Site]], names: SimpleNamespace):
+        self.trace, self.memory, self.names = trace, memory, names
+        self.launches = 0  # kernels running now
+        self._tensors: dict[int, _Argument] = {}
+        self._kernel, self._silent, self._block_base = "", 0, None
+        self._sites: dict = {}
+        self._rooms: dict = {}
+        self._places: dict = {}
+        self._accesses: dict = {}
+        self._replaced: list[tuple[object, str, object]] = []
+        self._folders = (str(Path(triton.__file__).parent) + os.sep, __file__)
+        self._launcher = names.Grid.__call__.__code__
+
+    def running(self) -> bool:
+        """Whether a kernel is running now."""
+        return self.launches > 0
+
+    # --- taking hold ------------------------------------------------------------------------------------------------
+
+    def install(self) -> None:
+        Builder = self.names.Builder
+        for name in dir(Builder):
+            kind = name.removeprefix("create_")
+            if kind == name or kind in ("load", "store", "barrier", "assert", "print", "assume"):
+                continue
+            original = getattr(Builder, name)
+            if kind in _MOVES or kind == "addptr":
+                wrapped = self._moving(original)
+            elif kind == "masked_load":
+                wrapped = self._loading(original)
+            elif kind == "masked_store":
+                wrapped = self._storing(original)
+            elif kind in ("atomic_rmw", "atomic_cas"):
+                wrapped = self._adding(original)
+            elif kind.startswith(("tensor_pointer_", "descriptor_")):
+                wrapped = self._by_block(original)
+            elif kind.startswith(("icmp", "fcmp", "make_", "get_", "advance", "histogram")):
+                continue
+            else:
+                wrapped = self._computing(original, _WORDS.get(kind, kind))
+            self._replace(Builder, name, wrapped)
+        self._replace(self.names.Reduction, "apply", self._reducing(self.names.Reduction.apply))
+        self._replace(self.names.Grid, "_init_args_hst", self._arguments(self.names.Grid._init_args_hst))
+        self._replace(self.names.Grid, "__call__", self._launching(self.names.Grid.__call__))
+
+    def _replace(self, owner: object, name: str, new: object) -> None:
+        self._replaced.append((owner, name, owner.__dict__[name]))
+        setattr(owner, name, new)
+
+    def remove(self) -> None:
+        while self._replaced:
+            setattr(*self._replaced.pop())
+
+    def _launching(self, original):
+        def call(grid, *args, **kwargs):
+            outer = self._kernel, self._tensors
+            self._kernel, self._tensors = grid.fn.__name__, {}
+            self.launches += 1
+            try:
+                with np.errstate(all="ignore"):
+                    return original(grid, *args, **kwargs)
+            finally:
+                self.trace.grids[self._kernel] = tuple(self.names.builder.grid_dim)
+                self._kernel, self._tensors = outer
+                self.launches -= 1
+
+        return call
+
+    def _arguments(self, original):
+        def on_host(grid, args, kwargs):
+            args_hst, kwargs_hst = original(grid, args, kwargs)
+            named = {**dict(zip(grid.arg_names, args_hst, strict=False)), **kwargs_hst}
+            for name, x in named.items():
+                x = getattr(x, "base", x)  # a descriptor's or a reinterpreted tensor
+                if isinstance(x, torch.Tensor) and x.data_ptr():
+                    self._tensors.setdefault(x.data_ptr(), _Argument(name, x))
+            return args_hst, kwargs_hst
+
+        return on_host
+
+    # --- the operations ---------------------------------------------------------------------------------------------
+
+    def _moving(self, original):
+        """Nothing is computed: whatever was known of the operand holds for the result."""
+
+        def move(builder, *args):
+            out = original(builder, *args)
+            source = next((x for x in args if type(x) is self.names.Handle), None)
+            if source is not None:
+                known = source.__dict__
+                if "site" in known:
+                    out.site = source.site
+                base = known.get("base")
+                if base is None and source.data.dtype == np.uint64 and source.data.size == 1:
+                    base = self._tensors.get(int(source.data.reshape(-1)[0]))
+                if base is not None:
+                    out.base = base
+            return out
+
+        return move
+
+    def _computing(self, original, operation: str):
+        ln_base, Handle = _OVERFLOW.get(operation), self.names.Handle
+
+        def compute(builder, *args, **kwargs):
+            out = original(builder, *args, **kwargs)
+            if self._silent:
+                return out
+            if ln_base is not None:
+                self._headroom(operation, ln_base, args[0])
+            if type(out) is Handle:
+                self._made(operation, args, out)
+            elif isinstance(out, tuple):  # the two halves of a split
+                for part in out:
+                    self._made(operation, args, part)
+            return out
+
+        return compute
+
+    def _reducing(self, original):
+        def apply(reduction, input):
+            if not isinstance(input, tuple):
+                return original(reduction, input)
+            self._silent += 1
+            try:
+                out = original(reduction, input)
+            finally:
+                self._silent -= 1
+            if not self._silent:
+                combine = getattr(reduction.combine_fn, "__name__", "")
+                operation = _COMBINED.get(combine, combine or "reduce")
+                if "Scan" in type(reduction).__name__:
+                    operation = f"cum{operation}" if operation in ("sum", "prod") else f"scan by {operation}"
+                handles = tuple(x.handle for x in input)
+                for x in out:
+                    self._made(operation, handles, x.handle)
+            return out
+
+        return apply
+
+    def _values(self, handle) -> np.ndarray | None:
+        """A float tile's numbers; None of anything else."""
+        data = handle.data
+        if data.dtype.kind == "f":
+            return data
+        if data.dtype == np.uint16 and handle.dtype.scalar == self.names.bfloat16:
+            return (data.astype(np.uint32) << 16).view(np.float32)
+        return None
+
+    def _made(self, operation: str, args: tuple, out) -> None:
+        x = self._values(out)
+        if x is None:
+            if out.data.dtype == np.uint64:
+                base = next((y.base for y in args if "base" in getattr(y, "__dict__", ())), None)
+                if base is not None:
+                    out.base = base
+            return
+        if x is not out.data and operation != "to":
+            self.trace.note(
+                f"{self._kernel} computes in bfloat16, which Triton's interpreter does wrongly: use float32 inputs, or "
+                f"a trace on a GPU, which compiles the kernel."
+            )
+        finite = np.isfinite(x)
+        if finite.all():
+            for y in args:
+                if "site" in getattr(y, "__dict__", ()):
+                    self._dropped(operation, args, out, np.zeros_like(finite))
+                    break
+            return
+        self._bad(operation, args, out, x, ~finite)
+
+    def _bad(self, operation: str, args: tuple, out, x: np.ndarray, bad: np.ndarray) -> None:
+        operands = [y for y in args if type(y) is self.names.Handle and self._values(y) is not None]
+        parents = [y.site for y in operands if "site" in y.__dict__]
+        nans = np.isnan(x)
+        how = self._how(operation, operands, bad, nans)
+        if how != BORN and not parents and not nans.any():
+            return  # infinite because of a constant
+        if parents:
+            self._dropped(operation, args, out, bad)
+        site = self._found(operation, how, lambda at: self._tile(out, x, bad, nans, operands, operation, at), bad, nans)
+        for parent in parents:
+            site.descends_from(parent)
+        out.site = site
+
+    def _how(self, operation: str, operands: list, bad: np.ndarray, nans: np.ndarray) -> str:
+        values = [self._values(y) for y in operands]
+        if all(np.isfinite(v).all() for v in values):
+            return BORN
+        if operation not in _ACROSS and all(v.shape == bad.shape for v in values):
+            fine = np.isfinite(values[0])
+            for v in values[1:]:
+                fine = fine & np.isfinite(v)
+            if (bad & fine).any():
+                return BORN
+        if nans.any() and not any(np.isnan(v).any() for v in values):
+            return BECAME_NAN
+        return CARRIED
+
+    def _dropped(self, operation: str, args: tuple, out, bad: np.ndarray) -> None:
+        """Count the lanes of bad operands that did not get into the result."""
+        if operation == "where":
+            condition, one, other = args
+            for y, kept in ((one, condition.data), (other, ~condition.data.astype(bool))):
+                if "site" in y.__dict__:
+                    self._mask(y.site, "where", int((~np.isfinite(self._values(y)) & ~kept.astype(bool)).sum()))
+            return
+        if bad.any():
+            return  # carried on, in whatever lanes
+        for y in args:
+            if "site" in getattr(y, "__dict__", ()):
+                self._mask(y.site, operation, int((~np.isfinite(self._values(y))).sum()))
+
+    def _mask(self, site: Site, operation: str, lanes: int) -> None:
+        if lanes:
+            key = self._place()[1], operation
+            site.masked[key] = site.masked.get(key, 0) + lanes
+
+    # --- memory -----------------------------------------------------------------------------------------------------
+
+    def _by_block(self, original):
+        def through(builder, pointer, *args, **kwargs):
+            outer = self._block_base
+            base = getattr(pointer, "base", None)
+            self._block_base = base if isinstance(base, _Argument) else self._base(base) if base is not None else None
+            try:
+                return original(builder, pointer, *args, **kwargs)
+            finally:
+                self._block_base = outer
+
+        return through
+
+    def _base(self, pointers) -> "_Argument | None":
+        base = pointers.__dict__.get("base") or self._block_base
+        if base is None and pointers.data.size == 1:
+            base = self._tensors.get(int(pointers.data.reshape(-1)[0]))
+        return base
+
+    def _inside(self, operation: str, pointers, mask) -> tuple["_Argument | None", np.ndarray | None]:
+        """The argument that is touched, and the lanes that must not be, None for none."""
+        base = self._base(pointers)
+        if base is None:
+            return None, None
+        at, on = pointers.data, mask.data
+        used = at[on.astype(bool)] if not on.all() else at
+        if not used.size or (used.min() >= base.start and used.max() <= base.last):
+            return base, None
+        outside = on.astype(bool) & ((at < base.start) | (at > base.last))
+        wild = outside & ((at < base.storage_start) | (at > base.storage_last))
+        self._beyond(operation, base, at, wild if wild.any() else outside, within=not wild.any())
+        return base, wild if wild.any() else None
+
+    def _beyond(self, operation: str, base: "_Argument", at: np.ndarray, lanes: np.ndarray, within: bool) -> None:
+        key, place = self._place()
+        program = tuple(self.names.builder.grid_idx)
+        access = self._accesses.get((key, operation, within))
+        if access is None:
+            index = np.unravel_index(int(lanes.argmax()), lanes.shape)
+            access = Access(place, operation, base.name, base.shape, 0, within, program, _plain(index), 0)
+            self._accesses[key, operation, within] = access
+            self.trace.accesses.append(access)
+        touched = at[lanes].astype(np.int64)
+        past, before = touched.max() - base.last, touched.min() - base.start
+        furthest = past if past >= -before else before
+        if abs(furthest) // base.itemsize > abs(access.beyond):
+            access.beyond = int(np.sign(furthest)) * (int(abs(furthest)) // base.itemsize)
+        access.lanes += int(lanes.sum())
+        access.programs.add(program)
+
+    def _loading(self, original):
+        def load(builder, pointers, mask, other, *args, **kwargs):
+            base, wild = self._inside("load", pointers, mask)
+            if wild is not None:
+                mask = self.names.Handle(mask.data.astype(bool) & ~wild, mask.dtype)
+            out = original(builder, pointers, mask, other, *args, **kwargs)
+            x = self._values(out)
+            if wild is not None and x is not None:
+                if x is out.data:
+                    x[wild] = np.nan
+                else:
+                    out.data[wild], x = 0x7FC0, np.where(wild, np.nan, x)
+            if x is not None and not self._silent:
+                bad = ~np.isfinite(x) & mask.data.astype(bool)
+                if wild is not None:
+                    bad |= wild
+                nans = np.isnan(x) & bad
+                if (bad & (nans | (x > 0))).any():  # -inf is what masks, and decays that forget all, are made of
+                    how = READ if wild is None else BEYOND
+                    site = self._found(
+                        "load", how, lambda at: self._tile(out, x, bad, nans, [], "load", at), bad, nans,
+                        base.name if base else "",
+                    )  # fmt: skip
+                    for writer in self.memory.get(base.storage_start, ()) if base else ():
+                        site.descends_from(writer)
+                    out.site = site
+                elif other is not None and "site" in other.__dict__:
+                    out.site = other.site
+            return out
+
+        return load
+
+    def _storing(self, original):
+        def store(builder, pointers, value, mask, *args, **kwargs):
+            base, wild = self._inside("store", pointers, mask)
+            if wild is not None:
+                mask = self.names.Handle(mask.data.astype(bool) & ~wild, mask.dtype)
+            self._stored("store", base, value, mask)
+            return original(builder, pointers, value, mask, *args, **kwargs)
+
+        return store
+
+    def _adding(self, original):
+        def add(builder, *args, **kwargs):
+            # (operation, pointers, value, mask, …), or (pointers, compared, value, …)
+            by_mask = not hasattr(args[0], "data")
+            pointers, value = (args[1], args[2]) if by_mask else (args[0], args[2])
+            mask = args[3] if by_mask else self.names.Handle(np.ones_like(pointers.data, dtype=bool), value.dtype)
+            base, _ = self._inside("atomic", pointers, mask)
+            self._stored("atomic", base, value, mask)
+            return original(builder, *args, **kwargs)
+
+        return add
+
+    def _stored(self, operation: str, base: "_Argument | None", value, mask) -> None:
+        if "site" not in value.__dict__:
+            return
+        x = self._values(value)
+        if x is None:
+            return
+        wrong, on = ~np.isfinite(x), mask.data.astype(bool)
+        bad = wrong & on
+        self._mask(value.site, "the store's mask", int((wrong & ~on).sum()))
+        if not bad.any():
+            return
+        nans = np.isnan(x) & bad
+        site = self._found(
+            operation, STORED, lambda at: self._tile(value, x, bad, nans, [], operation, at), bad, nans,
+            base.name if base else "",
+        )  # fmt: skip
+        site.descends_from(value.site)
+        if base is not None:
+            reached = self.memory.setdefault(base.storage_start, [])
+            if site not in reached:
+                reached.append(site)
+
+    # --- keeping ----------------------------------------------------------------------------------------------------
+
+    def _place(self) -> tuple[tuple, Place]:
+        """Where in the kernel we are: a key, and the place with its callers."""
+        frame = outside(sys._getframe(1), self._folders)
+        inner, key, via = frame, [], []
+        while frame is not None and frame.f_code is not self._launcher:
+            if not frame.f_code.co_filename.startswith(self._folders):
+                key.append((frame.f_code, frame.f_lasti))
+                via.append((frame.f_code.co_name, frame.f_lineno))
+            frame = frame.f_back
+        key = tuple(key)
+        if key not in self._places:
+            code = inner.f_code
+            _, text = expression_at(code, inner.f_lasti, dedented=True)
+            place = Place(code.co_filename, inner.f_lineno, text, self._kernel, via=tuple(reversed(via[1:])))
+            self._places[key] = place
+        return key, self._places[key]
+
+    def _found(self, operation: str, how: str, tile, bad: np.ndarray, nans: np.ndarray, into: str = "") -> Site:
+        key, place = self._place()
+        site = self._sites.get((key, operation))
+        if site is None:
+            site = self._sites[key, operation] = self.trace.add(Site(place, operation, how, tile(place), into))
+        number = int(nans.sum())
+        site.count(number, int(bad.sum()) - number, tuple(self.names.builder.grid_idx))
+        return site
+
+    def _tile(self, out, x: np.ndarray, bad: np.ndarray, nans: np.ndarray, operands, operation: str, place: Place):
+        index = _plain(np.unravel_index(int(bad.argmax()), bad.shape))
+        names = operand_names(place.expression, operation, len(operands)) if operands else ()
+        said = [
+            operand(name or f"operand {i + 1}", self._values(y), index, x.shape)
+            for i, (name, y) in enumerate(zip(names, operands, strict=True))
+        ]
+        number = int(nans.sum())
+        program = tuple(int(i) for i in self.names.builder.grid_idx)
+        shape, dtype = (x.shape, out.dtype.scalar.name) if x.size > 1 or x.ndim > 1 else ((), out.dtype.scalar.name)
+        lanes = bad.copy() if bad.size <= 1 << 20 else None
+        return Tile(
+            program, shape, _DTYPES.get(dtype, dtype), index if shape else (), number, int(bad.sum()) - number,
+            tuple(said), lanes,
+        )  # fmt: skip
+
+    def _headroom(self, operation: str, ln_base: float, handle) -> None:
+        x = self._values(handle)
+        if x is None or not x.size:
+            return
+        largest = x.max()
+        if largest != largest:
+            finite = x[~np.isnan(x)]
+            if not finite.size:
+                return
+            largest = finite.max()
+        key, place = self._place()
+        known = self._rooms.get(key)
+        if known is not None and largest <= known:
+            return
+        self._rooms[key] = largest
+        top = float(np.finfo(x.dtype).max) if x is handle.data else 3.3895314e38
+        room = math.log(top) - float(largest) * ln_base
+        index = _plain(np.unravel_index(int(np.nan_to_num(x, nan=-np.inf).argmax()), x.shape))
+        program = tuple(int(i) for i in self.names.builder.grid_idx)
+        self.trace._headroom[key] = Headroom(place, operation, float(largest), room, program, index)
+
+
+_DTYPES = {"fp16": "float16", "fp32": "float32", "fp64": "float64", "bf16": "bfloat16"}
+
+
+class _Argument:
+    """A tensor that a kernel was given: its first and last element's addresses, and its memory's."""
+
+    def __init__(self, name: str, x: torch.Tensor):
+        self.name, self.shape, self.itemsize = name, tuple(x.shape), x.element_size()
+        reach = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True)) if x.numel() else -1
+        self.start = x.data_ptr()
+        self.last = self.start + reach * self.itemsize
+        storage = x.untyped_storage()
+        self.storage_start = storage.data_ptr()
+        self.storage_last = self.storage_start + storage.nbytes() - self.itemsize
+
+
+def _plain(index) -> tuple[int, ...]:
+    return tuple(int(i) for i in index)
