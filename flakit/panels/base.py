@@ -57,7 +57,7 @@ WORDS = {
 DEBOUNCE = 0.06
 """Seconds. A redraw that takes longer waits this long after the one before it, then jumps to the newest value."""
 
-WIDE, NARROW = 9.4, 6.0
+WIDE, NARROW = 9.4, 5.9
 """Inches at 100 pixels, the two widths that pictures are laid out for: a laptop's screen, and a small one's."""
 
 MILLISECONDS = 450
@@ -167,7 +167,7 @@ class Panel(widgets.VBox):
         seed.description, seed.style, seed.layout = WORDS["seed"], {"description_width": "34px"}, {"width": "130px"}
         self.picture = Picture(self._found, self._roomy)
         self.picture.beside = self.beside
-        self.readout = widgets.HTML(layout={"width": "100%", "flex": "0 0 auto"})
+        self.readout = widgets.HTML(layout={"width": "auto", "flex": "0 0 auto"})
         self.readout.add_class("flakit-readout")
         self._pinned = widgets.VBox([], layout={"display": "none"})
         self._pictures = widgets.Box([self.picture, self._pinned], layout={"flex_flow": "row wrap"})

@@ -269,3 +269,148 @@ def test_two_panels_that_redraw_at_once_leave_the_number_of_threads_as_it_was(mo
     finally:
         torch.set_num_threads(before)
     assert found == [2]
+
+
+# --- what is on view, presets, play, pin, and cells that are pointed at -----------------------------------------------
+
+
+class Maps(Bars):
+    """Two maps of three by four cells; says what it was asked."""
+
+    name = "maps"
+    on_view = ("x",)
+    main = "x"
+    presets = {"low": {"x": 1}, "high": {"x": 99, "kind": "b"}}
+
+    def draw(self, result, **_):
+        self.canvas = self.figure(self.made).canvas
+
+    @staticmethod
+    def made(width):
+        class Figure:
+            canvas = Canvas(width, 2)
+
+        with style.context():
+            for n, name in enumerate(("left", "right")):
+                ax = Figure.canvas.figure.add_axes((0.1 + 0.5 * n, 0.2, 0.3, 0.6))
+                ax.set(xlim=(-0.5, 3.5), ylim=(2.5, -0.5))
+                Figure.canvas.pointable(name, ax, 3, 4)
+        return Figure
+
+    def arithmetic(self, result, cell, *, x, **_):
+        if cell.row == 2:
+            raise ValueError("no third row")
+        return f"{cell.map} {cell.row}, {cell.column} at {x}"
+
+    def beside(self, cell):
+        return [("right" if cell.map == "left" else "left", None, cell.column)]
+
+
+def told(panel, kind, x=0.0, y=0.0):
+    panel.picture._told({"kind": kind, "x": x, "y": y})
+    return panel.picture.strip
+
+
+def on_view(panel):
+    (row,) = [w for w in walk(panel) if "flakit-knobs" in w._dom_classes]
+    return [name for name, knob in panel.knobs.items() if knob in row.children]
+
+
+def test_the_knobs_on_view_are_those_named():
+    assert on_view(Bars()) == ["x", "decay", "kind"] and on_view(Maps()) == ["x"]
+    assert on_view(Maps(how={"show": ("kind", "x")})) == ["x", "kind"]
+    with pytest.raises(ValueError, match="show: expected names of knobs .x, decay, kind, seed., got .'y',."):
+        Maps(how={"show": ("y",)})
+
+
+def test_more_unfolds_the_others_and_folds_them_again():
+    panel = Maps()
+    (more,) = [w for w in walk(panel) if "flakit-more" in w._dom_classes]
+    assert list(more.children) == [panel.knobs[name] for name in ("decay", "kind", "seed")]
+    states = [more.layout.display]
+    for _ in range(2):
+        button(panel, "more").click()
+        states.append(more.layout.display)
+    assert states[0] == states[2] == "none" and states[1] != "none"
+
+
+def test_presets_move_every_knob_they_name():
+    panel = Maps()
+    button(panel, "high").click()
+    assert (panel.setting["x"], panel.setting["kind"]) == (99, "b")
+    button(panel, "low").click()
+    assert (panel.setting["x"], panel.setting["kind"]) == (1, "b")
+
+
+def test_play_moves_the_main_knob_from_stop_to_stop_and_stops():
+    panel = Maps(x=98)
+    assert (panel.player.play.value, panel.player.play.max) == (98, 100)
+    panel.player.play.value = 99
+    assert panel.setting["x"] == 99
+    for _ in range(3):
+        panel.player.step(1)
+    assert panel.setting["x"] == 100
+    panel.set(x=5)
+    assert panel.player.play.value == 5
+    assert Bars().player is None
+
+
+def test_the_cell_under_the_pointer_is_said_and_lit():
+    panel = Maps()
+    nothing = panel.picture.strip
+    assert panel.picture.points and nothing.startswith("Point at a cell") and panel.picture.lit == []
+    # Cell (1, 3) of the map at the left: its middle is 7/8 of the way across and half way down.
+    assert told(panel, "point", 0.1 + 0.3 * 7 / 8, 0.2 + 0.6 / 2) == "left 1, 3 at 10"
+    row, column, same, cell = panel.picture.lit
+    assert [place[0] for place in (row, column, same, cell)] == ["line", "line", "same", "cell"]
+    assert cell[1:] == pytest.approx((0.1 + 0.3 * 3 / 4, 0.4, 0.3 / 4, 0.2))
+    assert row[1:] == pytest.approx((0.1, 0.4, 0.3, 0.2)) and same[1:] == pytest.approx((0.825, 0.2, 0.075, 0.6))
+    assert told(panel, "leave") == nothing and panel.picture.lit == []
+    assert told(panel, "point", 0.5, 0.5) == nothing  # between the maps
+
+
+def test_a_picked_cell_stays_walks_and_follows_the_knobs():
+    panel = Maps()
+    assert told(panel, "step", 1, 0) == "left 0, 0 at 10"  # nothing was picked: the first cell
+    assert told(panel, "step", 1, 1) == "left 1, 1 at 10"
+    assert told(panel, "point", 0.9 - 0.01, 0.3) == "right 0, 3 at 10"
+    assert told(panel, "leave") == "left 1, 1 at 10"
+    for _ in range(4):
+        told(panel, "step", -1, -1)
+    assert panel.picture.strip == "left 0, 0 at 10"
+    panel.set(x=20)
+    assert panel.picture.strip == "left 0, 0 at 20"
+    assert told(panel, "pick", 0.11, 0.79) == "ValueError: no third row"
+    assert told(panel, "drop").startswith("Point at") and panel.picture.picked is None
+
+
+def test_a_panel_without_arithmetic_is_not_pointed_at():
+    assert not Bars().picture.points
+
+
+def test_the_picture_is_laid_out_for_the_room_there_is():
+    panel = Maps()
+    assert panel.picture.width == 940
+    told(panel, "room", 592, 768)
+    assert panel.picture.width == panel.canvas.pixels[0] == 590
+    told(panel, "room", 1100, 900)
+    assert panel.picture.width == 940
+
+
+def test_a_pinned_picture_and_its_words_stay():
+    panel = Maps(x=30)
+    button(panel, "pin").click()
+    still, words = panel._pinned.children
+    kept = still.png
+    panel.set(x=70)
+    assert still.png == kept and still.alt.startswith("Pinned: ") and "x is 30" in still.alt
+    assert "x is 30" in words.value and "x is 70" in panel.text and panel.picture.width == 590
+    button(panel, "unpin").click()
+    assert panel._pinned.children == () and panel.picture.width == 940
+
+
+def test_the_alternative_text_says_what_is_shown_now():
+    panel = Bars(x=42)
+    assert panel.picture.alt == "a bar. x is 42, decay < -1.0"
+    panel.set(x=43)
+    assert panel.picture.alt == "a bar. x is 43, decay < -1.0"
