@@ -32,9 +32,10 @@ from .torch_build import CPU_INDEX, LARGE, SMALL
 OK, NOTE, WARNING, BROKEN = "ok", "note", "warning", "BROKEN"
 STYLES = {OK: "green", NOTE: "default", WARNING: "yellow", BROKEN: "bold red"}
 
-PACKAGES = (
-    "flakit torch triton numpy einops jupyterlab jupyterlab_widgets ipykernel ipywidgets matplotlib pillow".split()
-)
+PACKAGES = [
+    *"flakit torch triton numpy einops".split(),
+    *"jupyterlab jupyterlab_widgets ipykernel ipywidgets anywidget matplotlib pillow".split(),
+]
 PYTHON = "3.10"
 TRITON_OF_TORCH = {"2.10": "3.6", "2.11": "3.6", "2.13": "3.7"}
 """The triton release line that each torch release is built with."""
@@ -42,7 +43,11 @@ TRITON_OF_TORCH = {"2.10": "3.6", "2.11": "3.6", "2.13": "3.7"}
 TOLERANCE = 1e-5
 """Relative L2 error against float64 that a float32 operator may have."""
 
-WIDGETS_EXTENSION = "share/jupyter/labextensions/@jupyter-widgets/jupyterlab-manager"
+LAB_EXTENSIONS = {
+    "jupyterlab_widgets": "share/jupyter/labextensions/@jupyter-widgets/jupyterlab-manager",
+    "anywidget": "share/jupyter/labextensions/anywidget",
+}
+"""What JupyterLab needs to show sliders, and what it needs to show the pictures of panels."""
 
 
 @dataclass(frozen=True)
@@ -215,7 +220,8 @@ def kernels(versions: Mapping[str, str | None]) -> Finding:
 
 def lab(versions: Mapping[str, str | None]) -> Iterator[Finding]:
     """JupyterLab, the kernel and the widgets: in one environment, or sliders say "model not found"."""
-    missing = [name for name in ("jupyterlab", "ipykernel", "ipywidgets", "matplotlib", "pillow") if not versions[name]]
+    needed = ("jupyterlab", "ipykernel", "ipywidgets", "anywidget", "matplotlib", "pillow")
+    missing = [name for name in needed if not versions[name]]
     if missing:
         yield Finding(
             "notebooks", NOTE, f"not installed: {', '.join(missing)}", "pip install -c constraints.txt -e '.[lab]'"
@@ -229,12 +235,13 @@ def lab(versions: Mapping[str, str | None]) -> Iterator[Finding]:
             f"JupyterLab runs from {server}, this kernel from {here}: sliders may say 'model not found'",
             "start JupyterLab from the kernel's environment: make lab, or python -m jupyterlab",
         )
-    elif not (Path(sys.prefix) / WIDGETS_EXTENSION).is_dir():
+    elif absent := [name for name, place in LAB_EXTENSIONS.items() if not (Path(sys.prefix) / place).is_dir()]:
         yield Finding(
             "notebooks",
             BROKEN,
-            "JupyterLab's widget extension is not in this environment: sliders will say 'model not found'",
-            "pip install --force-reinstall jupyterlab_widgets",
+            f"JupyterLab's extension of {' and '.join(absent)} is not in this environment: panels will say 'model not "
+            "found'",
+            f"pip install --force-reinstall {' '.join(absent)}",
         )
     else:
         yield Finding(

@@ -72,6 +72,15 @@ def test_missing_lab_is_a_note_with_the_extra_to_install():
     assert (found.level, "ipywidgets" in found.says, "[lab]" in found.cure) == (doctor.NOTE, True, True)
 
 
+@pytest.mark.parametrize("package", doctor.LAB_EXTENSIONS)
+def test_a_missing_extension_of_jupyterlab_is_found(monkeypatch, package):
+    monkeypatch.setattr(doctor, "serving_python", lambda: None)
+    assert {found.level for found in doctor.lab(doctor.installed())} <= {doctor.OK, doctor.NOTE}
+    monkeypatch.setitem(doctor.LAB_EXTENSIONS, package, "share/nowhere")
+    found, *_ = doctor.lab(doctor.installed())
+    assert (found.level, package in found.says, package in found.cure) == (doctor.BROKEN, True, True)
+
+
 def test_lab_of_another_environment_is_found(monkeypatch, tmp_path):
     monkeypatch.setattr(doctor, "serving_python", lambda: tmp_path)
     found, *_ = doctor.lab(doctor.installed())
