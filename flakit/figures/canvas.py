@@ -55,6 +55,11 @@ class Canvas:
         """Width and height of the picture in pixels."""
         return self._agg.get_width_height()
 
+    def axes(self, left: float, top: float, width: float, height: float, **how) -> Axes:
+        """Axes placed in inches from the picture's upper left corner."""
+        across, down = self.figure.get_size_inches()
+        return self.figure.add_axes((left / across, 1 - (top + height) / down, width / across, height / down), **how)
+
     def moving(self, *artists: Artist) -> tuple[Artist, ...]:
         """Redraw these at every `png()`, in the order of their zorder; returns them."""
         for artist in artists:

@@ -76,6 +76,11 @@ def context() -> Iterator[None]:
         yield
 
 
+def swatch(colour: str, label: str) -> Patch:
+    """A legend's entry for cells of one colour."""
+    return Patch(facecolor=colour, edgecolor=GREY, linewidth=0.6, label=label)
+
+
 def non_finite_handles() -> list[Patch]:
     """Legend entries for the two kinds of hatched cells."""
     return [Patch(linewidth=0, label="NaN", **NAN), Patch(linewidth=0, label="inf", **INF)]

@@ -7,6 +7,7 @@ import torch
 
 from flakit import inputs
 from flakit.cases import strides as case
+from flakit.cases.strides.picture import Picture
 from flakit.numerics.errors import relative_l2
 from flakit.numerics.evaluate import evaluate, truth
 from flakit.numerics.operators import OPERATORS
@@ -58,6 +59,26 @@ def test_an_expanded_gradient(op):
     found, exact = (compute(op, x, arriving=(do, None)) for compute in (evaluate, truth))
     assert max(relative_l2(found[name], exact[name]) for name in exact) < 2e-6
     assert case.blind(do).isnan().any()
+
+
+@pytest.mark.parametrize("name", case.LAYOUTS)
+def test_shows_what_is_measured(name):
+    (row,) = case.at(layout=name, T=9, H=5, D=2)
+    shown = case.show(layout=name, B=2, T=9, H=5, D=2)
+    assert shown.misread == row.measured
+    right = (shown.read == shown.meant) & ~shown.neighbour
+    share = case.law(name, (1, 9, 5, 2))
+    assert right.double().mean() == pytest.approx(0 if name.startswith("expanded") else 1 - share)
+    assert shown.neighbour.any() == name.startswith("slice") and shown.read.isnan().any() == name.startswith("exp")
+
+
+def test_the_sentence_follows_the_law():
+    picture = Picture(6.0)
+    for name, T in (("contiguous", 9), ("heads first, transposed", 9), ("heads first, transposed", 1)):
+        said = picture.say(case.show(layout=name, B=2, T=T, H=5, D=2))
+        assert ("what the kernel takes for a row is that row" in said) == (case.law(name, (2, T, 5, 2)) == 0)
+    said = picture.say(case.show(layout="heads first, transposed", B=2, T=100, H=4, D=64))
+    assert said.endswith("Right rows: 4 of 400.")
 
 
 def test_reproduce():

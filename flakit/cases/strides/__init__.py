@@ -12,6 +12,7 @@ cure is one `.contiguous()`, or strides as arguments.
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Annotated
 
 import torch
@@ -26,7 +27,7 @@ def _heads_first(x: Tensor) -> Tensor:
 
 
 def _slice(x: Tensor) -> Tensor:
-    return torch.cat((x, x, x), -1)[..., : x.shape[-1]]
+    return torch.cat((x, -x, -x), -1)[..., : x.shape[-1]]
 
 
 def _expanded(x: Tensor) -> Tensor:
@@ -39,7 +40,8 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "slice of a fused projection": _slice,
     "expanded, stride 0": _expanded,
 }
-"""Ways in which a tensor [B, T, H, D] of some values lies in memory; the last has one value everywhere."""
+"""Ways in which a tensor [B, T, H, D] of some values lies in memory; the last has one value everywhere. The other two
+tensors of the fused projection hold the same values with the other sign."""
 
 
 def layout(x: Tensor, name: str) -> Tensor:
@@ -76,8 +78,18 @@ def law(name: str, shape: tuple[int, int, int, int]) -> float:
 
 def measured(name: str, shape: tuple[int, int, int, int]) -> float:
     """The measured counterpart of `law`."""
-    x = layout(torch.arange(math.prod(shape), dtype=torch.float64).view(shape), name)
-    return (blind(x) != x).double().mean().item()
+    meant, read = _numbered(name, shape)
+    return _misread(meant, read)
+
+
+def _numbered(name: str, shape: tuple[int, int, int, int]) -> tuple[Tensor, Tensor]:
+    """A tensor whose elements are numbered from 1 as it is laid out, and what a blind kernel reads of it."""
+    meant = layout(torch.arange(1, math.prod(shape) + 1, dtype=torch.float64).view(shape), name)
+    return meant, blind(meant)
+
+
+def _misread(meant: Tensor, read: Tensor) -> float:
+    return (read != meant).double().mean().item()
 
 
 def read_blindly(inputs: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:
@@ -96,6 +108,31 @@ def at(
     """One layout of a tensor [B, T, H, D]."""
     shape = (B, T, H, D)
     return [Row(f"{list(shape)}: misread", math.nan, law(layout, shape), measured(layout, shape))]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """The rows [T, H] of the first sequence, D numbers each; a row's number is t H + h."""
+
+    layout: str
+    shape: tuple[int, int, int, int]
+    strides: tuple[int, int, int, int]
+    meant: Tensor
+    """The number of the row that belongs there."""
+    read: Tensor
+    """The number of the row that a blind kernel finds there, NaN where it leaves the tensor's memory."""
+    neighbour: Tensor
+    """Whether that is a row of another tensor of the fused projection."""
+    misread: float
+    """The share of all elements of the batch."""
+
+
+def show(*, layout: str, B: int, T: int, H: int, D: int) -> Shown:
+    """What `at` measures, row by row."""
+    meant, read = _numbered(layout, (B, T, H, D))
+    # A row belongs where its last number does: it leaves the memory as soon as one of its numbers does.
+    rows = ((x[0, ..., -1].abs() - 1) // D for x in (meant, read))
+    return Shown(layout, (B, T, H, D), meant.stride(), *rows, read[0, ..., -1] < 0, _misread(meant, read))
 
 
 def reproduce() -> list[Row]:

@@ -1,0 +1,165 @@
+"""The memory, row by row, beside what a kernel takes it for; and all rows of a sequence, as meant and as read."""
+
+import numpy as np
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+
+from ...figures import style
+from ...figures.canvas import Canvas, Cell
+from ...figures.heatmap import HeatMap
+from ...figures.strip import Strip
+from . import Shown
+
+WORDS = {
+    "knobs": {"layout": "in memory", "B": "batch B", "T": "tokens T", "H": "heads H", "D": "row D"},
+    "alt": "The memory of a tensor row by row, with what a kernel takes each row for; below it two maps of heads and "
+    "tokens: which token belongs there, and which one the kernel reads",
+    "memory": "the memory from its first address on, {D} numbers a cell: token, head",
+    "taken": "taken for",
+    "there": "holds",
+    "other": "other",
+    "one": "1 of {D}",
+    "beyond": "?",
+    "meant": "the token that belongs there",
+    "read": "what the kernel reads",
+    "right": "right row",
+    "not": "of another tensor",
+    "ended": "none",
+    "token t": "token t",
+    "head h": "head h",
+    "fine": "The rows lie in memory in the order that the shape says, and what the kernel takes for a row is that row.",
+    "contiguous": "",
+    "heads first, transposed": "The memory holds all tokens of head 0, then those of head 1, and so on. The kernel "
+    "takes one row after the other for the heads of one token: it reads other tokens, and no number looks odd. "
+    "Right rows: {right} of {rows}.",
+    "slice of a fused projection": "Beside each row lie the rows of two other tensors. The kernel takes those for the "
+    "next heads and tokens, and of this sequence it comes no further than token {last}. Right rows: "
+    "{right} of {rows}.",
+    "expanded, stride 0": "All {size} elements are one number in memory: every stride is 0. The kernel steps on, and "
+    "after that one number it reads whatever lies behind it.",
+    "place": "token {t}, head {h}: the kernel reads from ({t} · {H} + {h}) · {D} = {taken} on, where {found}; {right}",
+    "found": {
+        "right": "this row lies",
+        "row": "token {t}, head {h} lies",
+        "other": "another tensor's row lies, beside token {t}, head {h}",
+        "beyond": "the tensor's memory is at its end",
+    },
+    "belongs": "it lies from {t} · {by_token} + {h} · {by_head} = {address} on",
+    "as it should be": "as it should be",
+}
+ON_VIEW = ("layout", "T", "H")
+LINE = "misread"
+_SIZES = {"B": 2, "T": 100, "H": 4, "D": 64}
+PRESETS = {
+    "fine": {"layout": "contiguous"} | _SIZES,
+    "transposed": {"layout": "heads first, transposed"} | _SIZES,
+    "slice": {"layout": "slice of a fused projection"} | _SIZES,
+    "expanded": {"layout": "expanded, stride 0"} | _SIZES,
+}
+
+_LEFT, _RIGHT = 0.85, 0.12
+_CELL = 0.56
+
+
+class Picture:
+    """Persistent: `update` redraws in place. width: inches."""
+
+    def __init__(self, width: float):
+        room = width - _LEFT - _RIGHT
+        self._columns = int(room / _CELL)
+        self.canvas = Canvas(width, 3.75)
+        with style.context():
+            ax = self.canvas.axes(_LEFT, 0.3, room, 0.56)
+            self._title = ax.text(0, 1.1, "", transform=ax.transAxes, fontsize=9.5)
+            self.canvas.labels(self._title)
+            ax.set(xticks=[])
+            ax.set_yticks([0, 1], [WORDS["taken"], WORDS["there"]])
+            ax.tick_params(length=0)
+            self._memory = Strip(self.canvas, ax, 2, self._columns, name="memory")
+            self._maps, self._right = {}, None
+            for n, name in enumerate(("meant", "read")):
+                ax = self.canvas.axes(_LEFT, 1.27 + 1.15 * n, room, 0.85)
+                ax.set_title(WORDS[name], fontsize=9.5)
+                ax.set_ylabel(WORDS["head h"])
+                ax.yaxis.set_major_locator(MaxNLocator(3, integer=True, min_n_ticks=1))
+                ax.xaxis.set_major_locator(MaxNLocator(10, integer=True, min_n_ticks=1))
+                if n == 0:
+                    ax.tick_params(labelbottom=False)
+                self._maps[name] = HeatMap(self.canvas, ax, name=name)
+            ax.set_xlabel(WORDS["token t"])
+            (self._right,) = ax.plot(
+                [], [], "o", ms=5, mfc="white", mec=style.BLACK, clip_on=False, zorder=6, label=WORDS["right"]
+            )
+            self.canvas.moving(self._right)
+            ax.legend(
+                handles=[
+                    self._right,
+                    style.swatch(style.EMPTY, WORDS["not"]),
+                    Patch(linewidth=0, label=WORDS["ended"], **style.NAN),
+                ],
+                loc="lower right", bbox_to_anchor=(1.0, 0.98), ncols=3, borderaxespad=0, handletextpad=0.4,
+            )  # fmt: skip
+
+    def update(self, shown: Shown) -> None:
+        _, T, H, D = shown.shape
+        last = max(T - 1, 1)
+        self._title.set_text(WORDS["memory"].format(D=D))
+        for name, rows in (("meant", shown.meant), ("read", shown.read)):
+            other = shown.neighbour if name == "read" else shown.neighbour.new_zeros(T, H)
+            self._maps[name].update((rows // H / last).T.numpy(), empty=other.T.numpy())
+        right = _right(shown)
+        self._right.set_data(*(np.nonzero(right) if not right.all() else ([], [])))
+
+        places = range(min(self._columns, T * H))
+        read, other = (x.flatten()[: len(places)] for x in (shown.read, shown.neighbour))
+        taken = [_row(n, H) for n in places]
+        there = [
+            WORDS["other"] if other[n] else _row(int(read[n]), H) if read[n] == read[n] else WORDS["beyond"]
+            for n in places
+        ]
+        if not any(shown.strides) and D > 1:
+            there[0] = WORDS["one"].format(D=D)
+        tokens = np.stack([np.arange(len(places)) // H, read // H])
+        most = max(np.nanmax(tokens), 1)
+        self._memory.update(tokens / most, [taken, there], empty=np.stack([np.zeros(len(places), bool), other]))
+
+    def say(self, shown: Shown) -> str:
+        _, T, H, _ = shown.shape
+        if not shown.misread:
+            return WORDS["fine"]
+        return WORDS[shown.layout].format(
+            right=int(_right(shown).sum()),
+            rows=T * H,
+            last=int(shown.read.nan_to_num().max()) // H,
+            size=int(np.prod(shown.shape)),
+        )
+
+    def arithmetic(self, shown: Shown, cell: Cell) -> str:
+        _, T, H, D = shown.shape
+        t, h = divmod(cell.column, H) if cell.map == "memory" else (cell.column, cell.row)
+        right, other = _right(shown)[t, h], bool(shown.neighbour[t, h])
+        read = float(shown.read[t, h])
+        kind = "right" if right else "other" if other else "beyond" if read != read else "row"
+        at = dict(zip("th", divmod(int(read), H) if read == read else (t, h), strict=True))
+        _, by_token, by_head, _ = shown.strides
+        belongs = WORDS["belongs"].format(
+            t=t, h=h, by_token=by_token, by_head=by_head, address=t * by_token + h * by_head
+        )
+        return WORDS["place"].format(
+            t=t,
+            h=h,
+            H=H,
+            D=D,
+            taken=(t * H + h) * D,
+            found=WORDS["found"][kind].format(**at),
+            right=WORDS["as it should be"] if right else belongs,
+        )
+
+
+def _right(shown: Shown) -> np.ndarray:
+    """Which rows [T, H] are read where they lie."""
+    return ((shown.read == shown.meant) & ~shown.neighbour).numpy()
+
+
+def _row(n: int, heads: int) -> str:
+    return "{}, {}".format(*divmod(n, heads))

@@ -1,0 +1,36 @@
+"""Cells with a word in each, such as memory address by address."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from . import style
+from .canvas import Canvas
+from .heatmap import HeatMap
+
+
+class Strip:
+    """A `HeatMap` of a few rows and columns with a word in every cell, redrawn in place; `how` is for the HeatMap."""
+
+    def __init__(self, canvas: Canvas, ax: Axes, rows: int, columns: int, *, size: float = 8.5, **how):
+        self._heat = HeatMap(canvas, ax, **how)
+        self._words = [
+            [ax.text(x, y, "", ha="center", va="center_baseline", fontsize=size, zorder=5) for x in range(columns)]
+            for y in range(rows)
+        ]
+        # Words stand on cells whose colour moves, so that they cannot be put back as pixels.
+        canvas.moving(*(text for row in self._words for text in row))
+
+    def update(self, values: np.ndarray, words: Sequence[Sequence[str]], empty: np.ndarray | None = None) -> None:
+        """Values and words by row and column; cells beyond them are left out, NaN is hatched."""
+        values = np.asarray(values, dtype=np.float64)
+        self._heat.update(values, empty=empty)
+        low, high = self._heat.colours.get_clim()
+        for y, row in enumerate(self._words):
+            for x, text in enumerate(row):
+                there = y < len(words) and x < len(words[y])
+                text.set_visible(there)
+                if there:
+                    dark = values[y, x] < (low + high) / 2 and not (empty is not None and empty[y, x])
+                    text.set(text=words[y][x], color="white" if dark else style.BLACK)
