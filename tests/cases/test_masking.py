@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from flakit.cases import laws, masking
-from flakit.cases.masking import MASKS, TENSORS, law, onset, run, weights
+from flakit.cases.masking import MASKS, TENSORS, law, onset, run, show, weights
+from flakit.cases.masking.picture import Picture
 from flakit.numerics.errors import compare
 from flakit.numerics.inputs import inputs
 
@@ -103,3 +104,37 @@ def test_wrong_arguments_are_named():
         run(chunk_of(4, -1.0), "after")
     with pytest.raises(ValueError, match="tensor: expected one of o, dr, dk, dv, dw, got 'du'"):
         law("where", tensor="du")
+
+
+@pytest.mark.parametrize("exclusive", [False, True], ids=["inclusive", "exclusive"])
+@pytest.mark.parametrize("w", [-0.5, -2.9])
+@pytest.mark.parametrize("mask", MASKS)
+def test_shows_what_is_measured(mask, w, exclusive):
+    """The weights and their gradient, summed over outputs less over keys, are the decay's gradient that `run` finds."""
+    shown = show(w=w, chunk=32, mask=mask, exclusive=exclusive)
+    x = inputs("rwkv6", T=32, H=1, K=1, decay=w)
+    x |= {name: x[name].sign() for name in "rkv"}
+    found = run(x, mask, exclusive=exclusive)
+    assert torch.equal(
+        weights(x["w"][0, :, 0], mask, exclusive=exclusive)[..., 0].nan_to_num(), shown.kept.nan_to_num()
+    )
+    assert shown.finite == {name: bool(y.isfinite().all()) for name, y in found.items()}
+    assert shown.finite["dw"] == bool(shown.gradient.isfinite().all()) == (-w < law(mask, exclusive=exclusive))
+    if shown.finite["dw"]:
+        of_output, of_key = shown.gradient.sum(1), shown.gradient.sum(0)
+        later = of_output.flip(0).cumsum(0).flip(0)
+        dw = (torch.cat((later[1:], later[:1] * 0)) if exclusive else later) - of_key.flip(0).cumsum(0).flip(0)
+        torch.testing.assert_close(found["dw"][0, :, 0, 0], dw, rtol=1e-4, atol=1e-4 * float(dw.abs().max()))
+
+
+def test_the_sentence_changes_sides_where_the_law_says():
+    picture, limit = Picture(9.4), law("where")
+    said = {
+        (mask, factor): picture.say(show(w=-factor * limit, chunk=32, mask=mask, exclusive=False))
+        for mask in MASKS
+        for factor in (0.99, 1.01)
+    }
+    assert said["where", 0.99].startswith("All is finite") and "dw is lost" in said["where", 1.01]
+    assert said["multiply", 0.99].startswith("All is finite") and "the output is lost" in said["multiply", 1.01]
+    assert "sees the future" in said["none", 0.99] and "the output is lost" in said["none", 1.01]
+    assert said["before", 1.01].startswith("The mask comes first")

@@ -6,6 +6,7 @@ from torch import Tensor
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.heatmap import HeatMap
+from ...figures.marks import Ring, axes
 from ...numerics.words import number
 from ..laws import LN_MAX
 from . import Shown
@@ -15,9 +16,12 @@ WORDS = {
     "alt": "Four maps of the pairs of one chunk, a row for each output and a column for each key: exponents, their "
     "exponentials, the weights after the mask, and the gradient of the exponents",
     "exponents": "1 exponents\n$g_i - g_j$",
-    "made": "2 after exp",
-    "kept": "3 after the mask",
+    "made": "2 after exp:\n$e^{g_i - g_j}$",
+    "kept": "3 after the mask:\nthe weights",
     "gradient": "4 gradient of\nthe exponents",
+    "colours": "1: orange negative, purple positive\n2, 3, 4: dark tiny, yellow huge, light grey 0",
+    "nan": "NaN",
+    "inf": "inf",
     "output i": "output i",
     "key j": "key j",
     "fine": "All is finite: the largest exponent of a pair from the future is {largest}, and exp ends at {end}.",
@@ -27,8 +31,8 @@ WORDS = {
     },
     "hidden": "The mask replaces what is infinite, so every weight is right. On the way back the gradient of exp is "
     "exp itself: the mask's 0 times inf is NaN, and dw is lost.",
-    "seen": "The mask multiplies it by 0, and 0 times inf is NaN: the output is lost, and every gradient.",
-    "unmasked": "Nothing keeps it out of the sums: the output is lost, and every gradient.",
+    "seen": "The mask multiplies by 0, and 0 times inf is NaN: the output is lost, and every gradient.",
+    "unmasked": "Nothing keeps that out of the sums: the output is lost, and every gradient.",
     "future": "No mask: all is finite here, but every output sees the future.",
     "before": "The mask comes first: a pair from the future has the exponent -inf, its weight is e^-inf = 0, and its "
     "gradient is 0 times 0.",
@@ -52,24 +56,31 @@ class Picture:
     """Persistent: `update` redraws in place. width: inches."""
 
     def __init__(self, width: float):
-        side, top, bottom = (width - 0.65 - 0.12 * 3) / 4, 0.45, 0.5
-        height = side + top + bottom
-        self.canvas = Canvas(width, height)
-        self._maps = {}
+        left, gap, top, bottom = 0.55, 0.12, 0.47, 0.88
+        side = (width - left - 0.1 - 3 * gap) / 4
+        self.canvas = Canvas(width, top + side + bottom)
+        self._maps, self._rings = {}, {}
         with style.context():
             for n, name in enumerate(_MAPS):
-                left = 0.55 + n * (side + 0.12)
-                ax = self.canvas.figure.add_axes((left / width, bottom / height, side / width, side / height))
+                ax = axes(self.canvas, left + n * (side + gap), top, side, side)
                 ax.set_title(WORDS[name], fontsize=9)
                 ax.set_xlabel(WORDS["key j"])
                 if n == 0:
                     ax.set_ylabel(WORDS["output i"])
                 else:
-                    ax.set_yticks([])
+                    ax.tick_params(labelleft=False)
                 signed = name == "exponents"
                 self._maps[name] = HeatMap(
                     self.canvas, ax, cmap=style.SIGNED if signed else style.MAGNITUDE, vmin=-1.0, vmax=1.0, name=name
                 )
+                self._rings[name] = {
+                    kind: Ring(self.canvas, ax, colour=look["edgecolor"])
+                    for kind, look in (("nan", style.NAN), ("inf", style.INF))
+                }
+            figure = self.canvas.figure
+            figure.text(left / width, 0.01, WORDS["colours"], fontsize=8.5, va="bottom")
+            hatched = style.non_finite_handles()
+            figure.legend(handles=hatched, loc="lower right", ncols=2, borderpad=0, bbox_to_anchor=(1, 0.01))
 
     def update(self, shown: Shown) -> None:
         end = LN_MAX[shown.made.dtype]
@@ -77,7 +88,9 @@ class Picture:
             x = getattr(shown, name)
             # Exponents from -end to end; sizes by their logarithm, from e^-20 to e^20.
             values = x.numpy() / end if name == "exponents" else _logarithm(x) / 20
-            heat.update(values, empty=x.numpy() == (-np.inf if name == "exponents" else 0))
+            heat.update(values, empty=x.numpy() == 0 if name != "exponents" else None)
+            for kind, ring in self._rings[name].items():
+                ring.update(x.isnan() if kind == "nan" else x.isinf(), WORDS[kind])
 
     def say(self, shown: Shown) -> str:
         end = LN_MAX[shown.made.dtype]
@@ -114,5 +127,6 @@ class Picture:
 
 def _logarithm(x: Tensor) -> np.ndarray:
     """Natural logarithm of the size; what is not finite stays so, and keeps its kind."""
+    sizes = x.abs().numpy()
     with np.errstate(divide="ignore"):
-        return np.where(np.isfinite(x), np.log(np.abs(x.numpy())), x.numpy())
+        return np.where(np.isfinite(sizes), np.log(sizes), sizes)

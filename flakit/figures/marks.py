@@ -1,0 +1,103 @@
+"""What the pictures of the cases mark with: axes placed in inches, cells of one kind, a ring around what is rare."""
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.patches import Ellipse, PathPatch
+from matplotlib.path import Path
+from matplotlib.ticker import MaxNLocator
+
+from . import style
+from .canvas import Canvas
+from .heatmap import outline
+
+
+def axes(canvas: Canvas, left: float, top: float, width: float, height: float) -> Axes:
+    """Axes placed in inches from the figure's upper left corner, with ticks at whole numbers."""
+    across, down = canvas.figure.get_size_inches()
+    ax = canvas.figure.add_axes((left / across, 1 - (top + height) / down, width / across, height / down))
+    ax.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
+    ax.yaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
+    return ax
+
+
+class Marked:
+    """Cells of one kind over a map, filled or hatched: `update` takes a boolean matrix of the map's shape."""
+
+    def __init__(self, canvas: Canvas, ax: Axes, *, zorder: float = 1.6, **look):
+        self._patch = PathPatch(Path(np.empty((0, 2))), zorder=zorder, **{"linewidth": 0, **look})
+        ax.add_patch(self._patch)
+        canvas.moving(self._patch)
+
+    def update(self, mask: np.ndarray) -> None:
+        mask = np.asarray(mask)
+        self._patch.set_visible(bool(mask.any()))
+        if mask.any():
+            self._patch.set_path(outline(mask, np.ones(2)))
+
+
+class Ring:
+    """A ring around cells that are too few or too small to be seen, with a word beside it.
+
+    Cells that together take more than `most` pixels either way are seen without one.
+    """
+
+    def __init__(self, canvas: Canvas, ax: Axes, *, colour: str = style.VERMILLION, most: float = 22.0):
+        self._canvas, self._ax, self._most = canvas, ax, most
+        self._ring = ax.add_patch(
+            Ellipse((0, 0), 1, 1, facecolor="none", edgecolor=colour, linewidth=2, zorder=7, clip_on=False)
+        )
+        self._word = ax.text(0, 0, "", color=colour, fontsize=9, fontweight="bold", va="center", zorder=8)
+        self._word.set_bbox({"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1})
+        canvas.moving(self._ring, self._word)
+
+    def update(self, mask: np.ndarray, word: str = "") -> None:
+        """Ring the true cells of a matrix of the map's shape; none, or enough to be seen, take the ring away."""
+        rows, columns = np.nonzero(np.asarray(mask))
+        shown = len(rows) > 0
+        if shown:
+            first = columns.min() - 0.5, rows.min() - 0.5
+            last = columns.max() + 0.5, rows.max() + 0.5
+            # Pixels a unit of the axes, whichever way they run.
+            scale = np.abs(np.diff(self._ax.transData.transform([(0, 0), (1, 1)]), axis=0)[0])
+            size = np.subtract(last, first) * scale
+            shown = bool((size <= self._most).all())
+        for artist in (self._ring, self._word):
+            artist.set_visible(shown)
+        if shown:
+            middle = np.add(first, last) / 2
+            across, down = np.maximum(1.5 * size, 14) / scale
+            self._ring.set(center=middle, width=across, height=down)
+            # The word lies beside the ring on the side with more room, and within the axes.
+            low, high = sorted(self._ax.get_xlim())
+            left = middle[0] > (low + high) / 2
+            low, high = sorted(self._ax.get_ylim())
+            inside = 11 / scale[1]
+            self._word.set_text(word)
+            self._word.set_ha("right" if left else "left")
+            self._word.set_position(
+                (
+                    middle[0] + (-1 if left else 1) * (across / 2 + 4 / scale[0]),
+                    min(max(middle[1], low + inside), high - inside),
+                )
+            )
+
+
+class Bars:
+    """A bar at every whole number, as one path: `update` takes where each ends and, if not at 0, where it begins."""
+
+    def __init__(self, canvas: Canvas, ax: Axes, *, horizontal: bool = False, thick: float = 0.8, **look):
+        self._horizontal, self._thick = horizontal, thick
+        self._patch = PathPatch(Path(np.empty((0, 2))), **{"linewidth": 0, "zorder": 2, **look})
+        ax.add_patch(self._patch)
+        canvas.moving(self._patch)
+
+    def update(self, ends: np.ndarray, begin: float = 0.0) -> None:
+        """A bar that ends where it begins, or at NaN, is not drawn."""
+        ends = np.asarray(ends, dtype=np.float64)
+        at = np.flatnonzero(~np.isnan(ends) & (ends != begin))
+        self._patch.set_visible(len(at) > 0)
+        low, high, end = at - self._thick / 2, at + self._thick / 2, ends[at]
+        start = np.full(len(at), begin)
+        corners = np.stack((low, start, low, end, high, end, high, start, low, start), -1).reshape(-1, 2)
+        codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY] * len(at)
+        self._patch.set_path(Path(corners[:, ::-1] if self._horizontal else corners, codes))
