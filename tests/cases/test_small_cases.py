@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from flakit.cases import blind_measure, clamping, future_anchor, nan_guard, weak_test, wrong_head_anchor
+from flakit.cases.nan_guard.picture import Picture as NanGuardPicture
 from flakit.numerics.errors import relative_l2
 from flakit.numerics.inputs import inputs as make_inputs
 from flakit.ops.rwkv7 import reference
@@ -56,6 +57,25 @@ def test_wrong_counts_are_rejected():
 def test_random_decays_hide_the_guard():
     w = -torch.rand(64, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     assert torch.equal(nan_guard.weights(w), nan_guard.weights(w, "d <= 0"))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_a_guard_shows_what_is_measured(share):
+    shown = nan_guard.show(C=48, share=share, w=-0.1, seed=3)
+    lost, off = (row.measured for row in nan_guard.at(C=48, share=share, seed=3))
+    assert torch.equal(shown.guarded, nan_guard.weights(shown.w)) and off == shown.off_by
+    assert int((shown.right - shown.guarded > 0).sum()) == int(shown.lost.sum()) == lost == nan_guard.lost(shown.w)
+    assert torch.equal(shown.off > 0, shown.lost.any(-1))  # an output is off where one of its pairs is lost
+
+
+def test_a_guard_is_said_to_forget_where_the_law_counts_pairs():
+    picture, said = NanGuardPicture(9.4), {}
+    for share in (0.0, 0.5, 1.0):
+        shown = nan_guard.show(C=64, share=share, w=-0.1)
+        said[nan_guard.law(shown.w)] = picture.say(shown)
+    assert said[0].startswith("Something decays between any two tokens")
+    assert said[71].startswith("Between 71 of 2016 pairs nothing decays")
+    assert said[2016].startswith("Nothing decays anywhere")
 
 
 # --- a clamp ---

@@ -8,6 +8,7 @@ of them. Nothing is NaN, and with decays drawn at random nothing is ever 0: no r
 """
 
 import math
+from dataclasses import dataclass
 from typing import Annotated
 
 import torch
@@ -42,14 +43,48 @@ def law(w: Tensor) -> int:
 
 def lost(w: Tensor, guard: str = "d < 0") -> int:
     """The measured counterpart of `law`: pairs j < i that get no weight and should have one."""
-    right = weights(w, "d <= 0")
-    return int(((weights(w, guard) == 0) & (right > 0)).sum())
+    return int(_lost(weights(w, guard), weights(w, "d <= 0")).sum())
+
+
+def _lost(guarded: Tensor, right: Tensor) -> Tensor:
+    return (guarded == 0) & (right > 0)
 
 
 def chunk(C: int = 64, share: float = 0.5, *, w: float = -0.1, seed: int = 0) -> Tensor:
     """Log decays [C], about `share` of them exactly 0 and the others w, in float64."""
     keep = torch.rand(C, generator=torch.Generator().manual_seed(seed)) < share
     return torch.where(keep, 0.0, w).double()
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One chunk, a row for each output and a column for each key, [C, C]."""
+
+    w: Tensor
+    """Log decays [C]."""
+    d: Tensor
+    """g_i - g_j of every pair."""
+    right: Tensor
+    """Weights by the guard d <= 0."""
+    guarded: Tensor
+    """Weights by the guard d < 0."""
+    lost: Tensor
+    """Pairs that get no weight and should have one, boolean."""
+    off: Tensor
+    """How far each output is off, [C]: the relative L2 error of its row, 0 where it should be and is 0."""
+    off_by: float
+    """The relative L2 error of all outputs."""
+
+
+def show(*, C: int, share: float, w: float, seed: int = 0) -> Shown:
+    """What `at` measures, pair by pair."""
+    decays = chunk(C, share, w=w, seed=seed)
+    q, k, v = torch.randn(3, C, 64, generator=torch.Generator().manual_seed(seed + 1), dtype=torch.float64)
+    guarded, right = (weights(decays, guard) for guard in GUARDS)
+    faulty, true = ((q @ k.T * each) @ v for each in (guarded, right))
+    off = ((faulty - true).norm(dim=-1) / true.norm(dim=-1)).nan_to_num(0.0)
+    g = decays.cumsum(0)
+    return Shown(decays, g[:, None] - g[None, :], right, guarded, _lost(guarded, right), off, relative_l2(faulty, true))
 
 
 def at(
@@ -60,14 +95,11 @@ def at(
     seed: int = 0,
 ) -> list[Row]:
     """One chunk of C tokens, a share of which has no decay: the pairs lost, and what it does to the outputs."""
-    decays = chunk(C, share, w=w, seed=seed)
-    q, k, v = torch.randn(3, C, 64, generator=torch.Generator().manual_seed(seed + 1), dtype=torch.float64)
-    scores = q @ k.T
-    faulty, right = ((scores * weights(decays, guard)) @ v for guard in GUARDS)
+    shown = show(C=C, share=share, w=w, seed=seed)
     what = f"C = {C}, {share:.0%} of the tokens without decay"
     return [
-        Row(f"{what}: pairs lost", math.nan, law(decays), lost(decays)),
-        Row(f"{what}: output off by", math.nan, math.nan, relative_l2(faulty, right)),
+        Row(f"{what}: pairs lost", math.nan, law(shown.w), int(shown.lost.sum())),
+        Row(f"{what}: output off by", math.nan, math.nan, shown.off_by),
     ]
 
 
