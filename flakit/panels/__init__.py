@@ -14,7 +14,6 @@ from .gradient_comparer import gradient_comparer
 from .headroom import headroom
 from .infinity import infinity
 from .inverse import inverse
-from .log_space import log_space
 from .padding import padding
 from .phase_diagram import phase_diagram
 from .state_stepper import state_stepper
@@ -28,7 +27,6 @@ __all__ = [
     "headroom",
     "infinity",
     "inverse",
-    "log_space",
     "padding",
     "phase_diagram",
     "state_stepper",

@@ -15,7 +15,6 @@ from . import knobs
 from .base import Panel
 from .gradient_accumulation import gradient_accumulation
 from .inverse import inverse
-from .log_space import log_space
 from .padding import padding
 from .phase_diagram import phase_diagram
 from .shared import chosen, decay_knobs, literal
@@ -34,7 +33,6 @@ OWN = {
     "anchor": phase_diagram,
     "gradient_accumulation": gradient_accumulation,
     "inverse": inverse,
-    "log_space": log_space,
     "padding": padding,
     "transposed_mask": transposed_mask,
 }

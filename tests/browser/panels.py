@@ -7,7 +7,7 @@ PANELS = {
     "gradient-comparer": ("gradient_comparer(profile='constant', decay=-1.0)", "decay", OPERATORS),
     "state-stepper": ("state_stepper(t=1)", "time t", OPERATORS),
     "infinity": ("infinity(step=4)", "decay", ()),
-    "log-space": ("log_space()", "bias", ()),
+    "log-space": ("case('log_space')", "bias", ()),
     "padding": ("padding(T=100)", "length T", ()),
     "inverse": ("inverse(alpha=0.9)", "alpha", ()),
     "transposed-mask": ("transposed_mask(K=100)", "K", ()),

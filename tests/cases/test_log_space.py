@@ -2,12 +2,16 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
 from flakit import chunk_rwkv6
 from flakit.cases import log_space
-from flakit.cases.log_space import FED, GRADIENTS, inputs, law, run
+from flakit.cases.log_space import FED, GRADIENTS, at, inputs, law, picture, run, show
+from flakit.figures.canvas import Cell
+from flakit.figures.style import NAN
+from tests.figures.test_plots import has_colour
 
 SMALL = dict(T=190, V=8)  # the onset is a matter of rows, so that few columns do
 
@@ -116,3 +120,60 @@ def test_inputs():
     assert set(run(x).finite) == {"o", *GRADIENTS}
     with pytest.raises(ValueError, match="fed: expected one of sigmoid, logsigmoid, -exp, got 'exp'"):
         inputs("exp")
+
+
+# --- the picture ----------------------------------------------------------------------------------------------------
+
+SETTING = dict(fed="sigmoid", bias=0.5, T=160, K=8, dtype="float32", seed=3)
+
+
+def test_it_shows_what_is_measured():
+    shown, rows = show(**SETTING), {row.what: row for row in at(**SETTING)}
+    assert rows["first t with a non-finite state"][2:4] == (shown.law, shown.onset)
+    assert all(rows[f"share of {name} that is finite"].measured == share for name, share in shown.finite.items())
+    found = run(inputs("sigmoid", bias=0.5, B=1, T=160, H=2, K=8, seed=3))
+    assert shown.rows.shape == shown.sums.shape == (160, 16)
+    assert torch.equal(shown.rows.amax(1), found.state) and not shown.rows[shown.onset].isfinite().all()
+    assert (shown.sums[-1].diff() <= 0).all()
+    assert shown.sums[shown.law].max() > 88.72 > shown.sums[shown.law - 1].max()
+
+
+def test_a_row_of_the_state_grows_like_its_sum_of_w():
+    shown = show(**SETTING | {"dtype": "float64"})
+    between = shown.rows[-1].log() - shown.sums[-1]
+    assert between.abs().max() < 4 and shown.sums[-1].max() - shown.sums[-1].min() > 8
+
+
+def test_the_picture_marks_what_overflowed():
+    drawn = picture.Picture(9.4)
+    drawn.update(shown := show(**SETTING))
+    assert drawn._lost.get_visible() and drawn._lost.get_x() == shown.onset - 0.5
+    assert np.isnan(drawn._line.get_ydata()).sum() == 160 - shown.onset
+    assert has_colour(drawn.canvas, NAN["facecolor"])
+    broken = drawn.canvas.png()
+    drawn.update(show(**SETTING | {"T": 40}))
+    assert not drawn._lost.get_visible() and drawn._ax.get_xlim() == (-0.5, 39.5) and drawn.canvas.png() != broken
+    drawn.update(show(**SETTING | {"dtype": "float64"}))
+    assert "float64" in drawn._end_words.get_text() and drawn._ax.get_ylim()[1] > 308
+
+
+def test_its_sentence_changes_with_the_law():
+    def said(**setting):
+        return picture.Picture(6.0).say(show(**SETTING | setting))
+
+    end = law(inputs("sigmoid", bias=0.5, B=1, T=160, H=2, K=8, seed=3)["w"])
+    assert f"Nothing has overflowed in {end - 4} tokens" in said(T=end - 4)
+    assert "Only du, which never meets the state, is finite as a whole" in said()
+    assert "Finite as a whole: dk, dv, du." in said(T=end + 5)
+    assert "what was written grows" in said(T=9) and "what was written fades" in said(fed="-exp")
+
+
+def test_its_arithmetic():
+    drawn, shown = picture.Picture(9.4), show(**SETTING)
+    end = drawn.arithmetic(shown, Cell("size", 0, shown.onset))
+    assert "the largest number in the state: inf (above 3.403e+38, where float32 ends)" in end
+    one = float(shown.sums[1, 2])
+    assert f"row 3 of 16 (the quickest first), token 1: e^(sum of w) = e^{one:.4g} = {math.exp(one):.1e}" in (
+        drawn.arithmetic(shown, Cell("rows", 2, 1))
+    )
+    assert drawn.arithmetic(shown, Cell("shares", 5, 0)) == "du: 100% finite, 0% NaN, 0% infinite"

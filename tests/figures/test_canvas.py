@@ -5,10 +5,11 @@ import threading
 
 import matplotlib as mpl
 import numpy as np
+import pytest
 from PIL import Image
 
 from flakit.figures import style
-from flakit.figures.canvas import Canvas
+from flakit.figures.canvas import Canvas, Cell
 
 
 def line(y, title=""):
@@ -46,6 +47,19 @@ def test_png_holds_the_pixels():
     picture = Image.open(io.BytesIO(canvas.png()))
     assert picture.size == canvas.pixels == (300, 200)
     assert (np.asarray(picture) == canvas.rgba()[..., :3]).all()
+
+
+def test_axes_of_any_scale_can_be_divided_into_cells():
+    canvas, artist, _ = line([1, 2, 3])
+    for rows, columns in ((1, 3), (4, 2)):
+        canvas.divided("all", artist.axes, rows, columns)
+        assert canvas.maps == {"all": (rows, columns)}
+        left, top, width, height = canvas.box("all", 0, 0)
+        assert (left, top) == pytest.approx((0.2, 0.2))
+        assert (width, height) == pytest.approx((0.7 / columns, 0.6 / rows))
+        assert canvas.cell(0.89, 0.79) == Cell("all", rows - 1, columns - 1)
+    plain = line([1, 2, 3])[0]
+    assert (canvas.rgba() == plain.rgba()).all()
 
 
 def test_ticks_made_while_drawing_share_the_style():

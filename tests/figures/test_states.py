@@ -1,10 +1,9 @@
-"""The film strip of states, and the picture of a growing one."""
+"""The film strip of states."""
 
 import numpy as np
 import pytest
 
 from flakit.figures import style
-from flakit.figures.growth import GrowthFigure
 from flakit.figures.states import filmstrip
 from tests.figures.test_plots import has_colour
 
@@ -38,27 +37,3 @@ def test_filmstrip_of_zeros():
 def test_filmstrip_refuses_wrong_names(titles, rows, says):
     with pytest.raises(ValueError, match=says):
         filmstrip(STATES, titles, rows, title="")
-
-
-def growth(onset=None, law=None, T=100, end=("float32", 3.4e38)):
-    figure = GrowthFigure(("o", "du"))
-    size = np.exp(np.arange(T, dtype=float))
-    if onset is not None:
-        size[onset:] = np.inf
-    figure.update(title="t", size=size, onset=onset, law=law, end=end, finite={"o": 0.25, "du": 1.0})
-    return figure
-
-
-def test_growth_marks_onset_and_law():
-    quiet, ended = growth(), growth(onset=60, law=58)
-    assert not quiet._gone.get_visible() and not quiet._law.get_visible()
-    assert ended._gone.get_visible() and ended._gone.get_x() == 59.5 and ended._law.get_xdata()[0] == 58
-    assert np.isfinite(ended._line.get_ydata()[:60]).all() and np.isnan(ended._line.get_ydata()[60:]).all()
-    assert [bar.get_width() for bar in ended._finite] == [0.25, 1.0]
-    assert quiet.canvas.png() != ended.canvas.png()
-
-
-def test_growth_follows_length_and_format():
-    figure = growth(T=50, end=("float64", 1.79e308))
-    assert figure._ax.get_xlim() == (-0.5, 49.5) and figure._ax.get_ylim()[1] > 308
-    assert "float64" in figure._end_words.get_text()

@@ -12,6 +12,7 @@ logsigmoid(x) or -exp(x), a different model each and not "mathematically equival
 operators have.
 """
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -59,6 +60,7 @@ def inputs(
 class Growth:
     """What the recurrence did: sizes over time [T], and of every tensor the share of its values that are finite."""
 
+    rows: Tensor  # largest |S_t| of every row of every state, [T, B H K]
     state: Tensor  # largest |S_t|
     output: Tensor  # largest |o_t|
     finite: Mapping[str, float]  # o and each gradient
@@ -73,14 +75,16 @@ def run(inputs: Mapping[str, Tensor], dtype: torch.dtype = torch.float32) -> Gro
     forward, backward = [], []
     for step in reference.steps(**x, do=do):
         if isinstance(step, reference.ForwardStep):
-            forward.append((step.state.abs().max(), step.o))
+            forward.append((step.state.abs().amax(-1).flatten(), step.o))
         else:
             backward.append(step)
-    state, o = (torch.stack(parts) for parts in zip(*forward, strict=True))
+    rows, o = (torch.stack(parts) for parts in zip(*forward, strict=True))
+    state = rows.amax(1)
     grads = {name: torch.stack([getattr(step, name) for step in backward]) for name in GRADIENTS}
     tensors = {"o": o, **grads, "du": grads["du"].sum((0, 1))}
     bad = (~state.isfinite()).nonzero()
     return Growth(
+        rows=rows,
         state=state,
         output=o.abs().amax((1, 2, 3)),
         finite={name: y.isfinite().double().mean().item() for name, y in tensors.items()},
@@ -120,17 +124,25 @@ def law(w: Tensor, dtype: torch.dtype = torch.float32) -> int | None:
     """The first t (within a few tokens) at which the state overflows: the largest row sum of w [B, T, H, K] passes
     ln(max). None where it never does, as with every w <= 0."""
     limit = math.log(torch.finfo(dtype).max)
-    passed = (w.double().cumsum(1).amax((0, 2, 3)) > limit).nonzero()
+    passed = (_sums(w).amax(1) > limit).nonzero()
     return int(passed[0]) if len(passed) else None
+
+
+def _sums(w: Tensor) -> Tensor:
+    """The running sum of every row of w [B, T, H, K] -> [T, B H K]."""
+    return w.double().cumsum(1).transpose(0, 1).flatten(1)
 
 
 TOKENS = 3
 """How far the law's onset may be off: what is summed is of order 1, not 1."""
 
 
-def _onset(what: str, recorded: float, w: Tensor, measured: int | None) -> Row:
-    predicted, measured = law(w) or math.inf, measured or math.inf
+def _onset(what: str, recorded: float, w: Tensor, measured: int | None, dtype: torch.dtype = torch.float32) -> Row:
+    predicted, measured = law(w, dtype) or math.inf, measured or math.inf
     return Row(what, recorded, predicted, measured, within=TOKENS / min(predicted, measured))
+
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 def at(
@@ -139,17 +151,53 @@ def at(
     bias: Annotated[float, Range(-8, 8, 0.25)] = 0.0,
     T: Annotated[int, Range(1, 2048)] = 256,
     K: Annotated[int, Range(1, 128)] = 32,
+    dtype: Annotated[str, DTYPES] = "float32",
     seed: int = 0,
 ) -> list[Row]:
     """One formula for w from x + bias: the onset, du, and whether the guard speaks up."""
-    x = inputs(fed, bias=bias, B=1, T=T, H=2, K=K, seed=seed)
-    found, positive = run(x), bool((x["w"] > 0).any())
+    w, found = _grown(fed, bias, T, K, dtype, seed)
+    positive = bool((w > 0).any())
     return [
-        _onset("first t with a non-finite state", math.nan, x["w"], found.onset),
+        _onset("first t with a non-finite state", math.nan, w, found.onset, DTYPES[dtype]),
         Row("share of du that is finite", math.nan, 1.0, found.finite["du"]),
         *(Row(f"share of {name} that is finite", math.nan, math.nan, found.finite[name]) for name in found.finite),
-        Row("refused by flakit's operators", math.nan, positive, refused(x["w"])),
+        Row("refused by flakit's operators", math.nan, positive, refused(w)),
     ]
+
+
+@functools.lru_cache(maxsize=32)
+def _grown(fed: str, bias: float, T: int, K: int, dtype: str, seed: int) -> tuple[Tensor, Growth]:
+    x = inputs(fed, bias=bias, B=1, T=T, H=2, K=K, seed=seed)
+    return x["w"], run(x, DTYPES[dtype])
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What `at` measures, token by token, the rows of the states in the order of their growth, the quickest first."""
+
+    decay: tuple[float, float]
+    """The smallest and the largest w."""
+    sums: Tensor
+    """The running sum of w, [T, rows]: what the first token wrote was multiplied by e to this."""
+    rows: Tensor
+    """The largest |S_t| of every row, [T, rows]."""
+    finite: Mapping[str, float]
+    nan: Mapping[str, float]
+    """Shares of the output's and each gradient's values."""
+    onset: int | None
+    """The first token with a non-finite state."""
+    law: int | None
+    dtype: torch.dtype
+
+
+def show(*, fed: str, bias: float, T: int, K: int, dtype: str, seed: int) -> Shown:
+    w, found = _grown(fed, bias, T, K, dtype, seed)
+    sums, low_high = _sums(w), tuple(float(end) for end in w.aminmax())
+    order = sums[-1].argsort(descending=True)
+    limit = law(w, DTYPES[dtype])
+    return Shown(
+        low_high, sums[:, order], found.rows[:, order], found.finite, found.nan, found.onset, limit, DTYPES[dtype]
+    )
 
 
 def reproduce(seed: int = 0) -> list[Row]:

@@ -1,0 +1,174 @@
+"""The rows of a state over time against the end of the number format, and what is left of every tensor."""
+
+import math
+
+import numpy as np
+import torch
+from matplotlib.patches import Rectangle
+
+from ...figures import style
+from ...figures.canvas import Canvas, Cell
+from ...figures.heatmap import HeatMap
+from ...numerics.words import number, percent
+from . import GRADIENTS, Shown
+
+WORDS = {
+    "knobs": {
+        "fed": "fed as w",
+        "bias": "bias",
+        "T": "length T",
+        "K": "channels K",
+        "dtype": "dtype",
+    },
+    "alt": "The size of the largest state over time, with the end of the number format; below it the size of every row "
+    "of the state as a map of rows against tokens; beside them the share of each tensor that is finite",
+    "size": r"$\log_{10}$ of the largest $|S_t|$",
+    "measured": "measured",
+    "law": r"law: $e^{\Sigma w}$",
+    "lost": "not finite",
+    "end": "{dtype} ends at $10^{{{top:.1f}}}$",
+    "rows": "rows of $S$",
+    "token": "token t",
+    "finite": "finite values",
+    "grows": "w lies between {low} and {high}: every token multiplies the rows of the state by {shrink} to {grow}, and "
+    "what was written grows.",
+    "fades": "w lies between {low} and {high}: every token leaves between {shrink} and {grow} of the rows of the "
+    "state, and what was written fades.",
+    "overflow": "The state overflows at token {onset}. Only du, which never meets the state, is finite as a whole.",
+    "overflow, more": "The state overflows at token {onset}. Finite as a whole: {whole}.",
+    "not yet": "Nothing has overflowed in {T} tokens: the largest number in the state is {size}.",
+    "fine": "All is finite: the largest number in the state is {size}.",
+    "row": "row {row} of {rows} (the quickest first), token {t}: e^(sum of w) = e^{sum} = {law}; the largest number in "
+    "it: {size}{true}",
+    "largest": "token {t}: e^(largest sum of w) = e^{sum} = {law}; the largest number in the state: {size}{true}",
+    "true": " (above {end}, where {dtype} ends)",
+    "share": "{name}: {finite} finite, {nan} NaN, {inf} infinite",
+}
+ON_VIEW = ("bias", "fed", "T")
+LINE = "first t with a non-finite state"
+PRESETS = {
+    "not yet": {"fed": "sigmoid", "bias": 0.0, "T": 128, "dtype": "float32"},
+    "overflow": {"fed": "sigmoid", "bias": 0.0, "T": 256, "dtype": "float32"},
+    "float64": {"fed": "sigmoid", "bias": 0.0, "T": 256, "dtype": "float64"},
+    "repaired": {"fed": "logsigmoid", "bias": 0.0, "T": 256, "dtype": "float32"},
+}
+
+_TENSORS = ("o", *GRADIENTS)
+_HIGHEST, _LOWEST = 1.3, -0.3  # of the vertical axis, as shares of the format's largest exponent
+
+
+class Picture:
+    """Persistent: `update` redraws in place. width: inches."""
+
+    def __init__(self, width: float):
+        height, left, right = 3.8, 0.62, 0.72
+        bars = 0.24 * width
+        size = width - left - right - bars - 0.5
+        self.canvas = Canvas(width, height)
+
+        def axes(x: float, y: float, wide: float, high: float):
+            return self.canvas.figure.add_axes((x / width, y / height, wide / width, high / height))
+
+        with style.context():
+            self._draw_size(axes(left, 1.62, size, 1.86))
+            self._draw_rows(axes(left, 0.48, size, 1.02))
+            self._draw_shares(axes(left + size + 0.5, 0.48, bars, 3.0))
+
+    def _draw_size(self, ax) -> None:
+        self._ax = ax
+        ax.set_ylabel(WORDS["size"])
+        ax.tick_params(labelbottom=False)
+        self._lost = ax.add_patch(Rectangle((0, 0), 0, 1, transform=ax.get_xaxis_transform(), linewidth=0, **style.NAN))
+        self._end = ax.axhline(0, color=style.GREY, linewidth=1)
+        self._end_words = ax.text(
+            0.015, 0, "", color=style.GREY, fontsize=8.5, va="bottom", transform=ax.get_yaxis_transform()
+        )
+        (self._law,) = ax.plot([], [], **style.LAW, zorder=4)
+        (self._line,) = ax.plot([], [], **style.LINES[0], zorder=3)
+        handles, words = [self._line, self._law, self._lost], [WORDS[name] for name in ("measured", "law", "lost")]
+        place = {"loc": "lower left", "bbox_to_anchor": (-0.02, 1), "borderaxespad": 0.1}
+        ax.legend(handles, words, **place, ncols=3, handlelength=1.6, columnspacing=1.2)
+        self.canvas.moving(self._lost, self._law, self._line, *ax.spines.values())
+
+    def _draw_rows(self, ax) -> None:
+        ax.set(xlabel=WORDS["token"], ylabel=WORDS["rows"], yticks=[])
+        self._map = HeatMap(self.canvas, ax, name="rows")
+
+    def _draw_shares(self, ax) -> None:
+        rows = np.arange(len(_TENSORS))
+        ax.set(xlim=(0, 1), ylim=(len(rows) - 0.4, -0.6))
+        ax.set_title(WORDS["finite"])
+        ax.set_yticks(rows, _TENSORS)
+        ax.set_xticks([0, 0.5, 1], ["0", "50%", "100%"])
+        ax.tick_params(axis="y", length=0)
+        lost = ax.barh(rows, np.ones(len(rows)), height=0.62, linewidth=0, zorder=1, **style.NAN)
+        self._finite = ax.barh(rows, np.ones(len(rows)), height=0.62, color=style.SKY, zorder=2)
+        self._percents = [ax.text(1.04, row, "", va="center", fontsize=8.5) for row in rows]
+        self.canvas.labels(*self._percents)
+        self.canvas.moving(*lost, *self._finite, *ax.spines.values())
+        self._shares = ax
+
+    def update(self, shown: Shown) -> None:
+        tokens, top = len(shown.rows), math.log10(torch.finfo(shown.dtype).max)
+        with np.errstate(divide="ignore"):
+            sizes = np.log10(shown.rows.double().numpy())
+        largest = sizes.max(1)
+        self._line.set_data(range(tokens), np.where(np.isfinite(largest), largest, np.nan))
+        self._law.set_data(range(tokens), shown.sums.amax(1) / math.log(10))
+        self._lost.set_visible(shown.onset is not None)
+        if shown.onset is not None:
+            self._lost.set_bounds(shown.onset - 0.5, 0, tokens - shown.onset, 1)
+        limits = (-0.5, tokens - 0.5), (_LOWEST * top, _HIGHEST * top)
+        if (self._ax.get_xlim(), self._ax.get_ylim()) != limits:
+            self._ax.set(xlim=limits[0], ylim=limits[1])
+            self._end.set_ydata([top, top])
+            self._end_words.set_y(top)
+            self._end_words.set_text(WORDS["end"].format(dtype=number(shown.dtype), top=top))
+            self.canvas.stale()
+        self._map.colours.set_clim(_LOWEST * top, top)
+        self._map.update(sizes.T)
+        for name, bar, words in zip(_TENSORS, self._finite, self._percents, strict=True):
+            bar.set_width(shown.finite[name])
+            words.set_text(percent(shown.finite[name]))
+        self.canvas.divided("size", self._ax, 1, tokens)
+        self.canvas.divided("shares", self._shares, len(_TENSORS), 1)
+
+    def say(self, shown: Shown) -> str:
+        low, high = shown.decay
+        made = {"low": number(low, 3), "high": number(high, 3)}
+        made |= {"shrink": number(math.exp(low), 3), "grow": number(math.exp(high), 3)}
+        began = WORDS["grows" if high > 0 else "fades"].format(**made)
+        if shown.onset is None:
+            size = number(float(shown.rows[-1].max()), 3)
+            ended = WORDS["not yet" if high > 0 else "fine"].format(T=len(shown.rows), size=size)
+        else:
+            whole = [name for name in _TENSORS if shown.finite[name] == 1]
+            words = WORDS["overflow" if whole == ["du"] else "overflow, more"]
+            ended = words.format(onset=shown.onset, whole=", ".join(whole))
+        return f"{began} {ended}"
+
+    def arithmetic(self, shown: Shown, cell: Cell) -> str:
+        if cell.map == "shares":
+            name = _TENSORS[cell.row]
+            finite, nan = shown.finite[name], shown.nan[name]
+            shares = {"finite": percent(finite), "nan": percent(nan), "inf": percent(1 - finite - nan)}
+            return WORDS["share"].format(name=name, **shares)
+        t, (sums, rows) = cell.column, (shown.sums[cell.column], shown.rows[cell.column])
+        found = (sums[cell.row], rows[cell.row]) if cell.map == "rows" else (sums.max(), rows.max())
+        total, size = (float(x) for x in found)
+        end = torch.finfo(shown.dtype).max
+        return WORDS["row" if cell.map == "rows" else "largest"].format(
+            row=cell.row + 1,
+            rows=rows.numel(),
+            t=t,
+            sum=number(total),
+            law=_power(total),
+            size=number(size),
+            true="" if math.isfinite(size) else WORDS["true"].format(end=number(end), dtype=number(shown.dtype)),
+        )
+
+
+def _power(exponent: float) -> str:
+    """e to it, which may be beyond every number format."""
+    tens = math.floor(exponent / math.log(10))
+    return f"{math.exp(exponent - tens * math.log(10)):.1f}e{tens:+03d}"
