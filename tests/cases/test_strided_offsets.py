@@ -5,6 +5,7 @@ import torch
 
 from flakit import chunk_rwkv6
 from flakit.cases import strided_offsets as case
+from flakit.cases.strided_offsets.picture import Picture
 
 BACKENDS = ["torch", pytest.param("triton", marks=pytest.mark.interpret)]
 LENGTHS = [(5, 15, 7), (4,), (1, 1, 1, 1), (9, 2, 12, 3, 8), (3, 0, 6)]
@@ -110,6 +111,27 @@ def test_ours_are_right(name, backend):
     x = case.inputs(27, K=16, V=16)
     o = chunk_rwkv6(**x, cu_seqlens=case.layout(offsets, name), backend=backend).o
     torch.testing.assert_close(o.double(), case.truth(x, offsets), rtol=1e-4, atol=1e-5)
+
+
+SETTINGS = [(name, raw) for name in case.LAYOUTS for raw in (True, False)]
+
+
+@pytest.mark.parametrize(("name", "raw"), SETTINGS)
+def test_shows_what_is_measured(name, raw):
+    knobs = {"layout": name, "raw": raw, "sequences": 6, "length": 9, "seed": 1}
+    shown, (wrong, missing) = case.show(**knobs), case.at(**knobs)
+    assert shown.wrong.double().mean() == wrong.measured and shown.errors.isnan().double().mean() == missing.measured
+    offsets = case.offsets(6, 9, seed=1).tolist()
+    assert shown.offsets == offsets and shown.read == (case.in_memory(offsets, name) if raw else offsets)
+    share = case.law(shown.offsets, shown.read)
+    assert ("very output is right" in Picture(6.0).say(shown)) == (share.wrong == 0)
+
+
+def test_says_how_many_and_when_it_is_luck():
+    knobs = {"layout": "column of (begin, end)", "raw": True, "length": 10, "seed": 0}
+    assert "right by chance" in Picture(6.0).say(case.show(sequences=1, **knobs))
+    said = Picture(6.0).say(case.show(sequences=5, **knobs))
+    assert "Of 35 tokens 13 come out wrong: none because its program begins elsewhere, and 13 are never" in said
 
 
 def test_errors_name_the_argument():

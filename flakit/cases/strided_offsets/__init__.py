@@ -18,6 +18,7 @@ of them no program computes at all.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
 import torch
@@ -140,17 +141,34 @@ def law(offsets: Sequence[int], read: Sequence[int]) -> Share:
 
 def measured(inputs: Mapping[str, Tensor], offsets: Tensor, *, raw: bool = True, backend: str | None = None) -> Share:
     """The measured counterpart of `law`: the outputs of `run` against the truth, token by token."""
+    return _share(_errors(inputs, offsets, raw, backend))
+
+
+def _errors(inputs: Mapping[str, Tensor], offsets: Tensor, raw: bool, backend: str | None) -> Tensor:
+    """The worst error of each token's output, [T], in units of the output's RMS; NaN where no program wrote."""
     found, exact = run(inputs, offsets, raw=raw, backend=backend).double(), truth(inputs, offsets)
-    right = ((found - exact).abs() <= 1e-4 * exact.square().mean().sqrt()).all(-1).all(-1)
-    return Share(1 - right.double().mean().item(), found.isnan().any(-1).any(-1).double().mean().item())
+    size = exact.square().mean().sqrt().item() or 1.0  # all is zero where every sequence has one token
+    return (found - exact).abs().amax((-1, -2))[0].cpu() / size
+
+
+def _share(errors: Tensor) -> Share:
+    return Share(_wrong(errors).double().mean().item(), errors.isnan().double().mean().item())
+
+
+def _wrong(errors: Tensor) -> Tensor:
+    return ~(errors <= 1e-4)
+
+
+def _tried(starts: Tensor, name: str, raw: bool, seed: int, backend: str | None = None) -> tuple[Tensor, Tensor]:
+    """The offsets [N + 1] laid out, and the errors [T] of what is computed with them."""
+    device, able = kernel_place()
+    laid_out = layout(starts.to(device), name)
+    return laid_out, _errors(inputs(int(starts[-1]), device=device, seed=seed), laid_out, raw, backend or able)
 
 
 def _rows(starts: Tensor, name: str, raw: bool, seed: int, backend: str | None = None) -> list[Row]:
-    device, able = kernel_place()
-    laid_out, ends = layout(starts.to(device), name), starts.tolist()
-    x = inputs(ends[-1], device=device, seed=seed)
-    predicted = law(ends, in_memory(ends, name) if raw else ends)
-    found = measured(x, laid_out, raw=raw, backend=backend or able)
+    (laid_out, errors), ends = _tried(starts, name, raw, seed, backend), starts.tolist()
+    predicted, found = law(ends, in_memory(ends, name) if raw else ends), _share(errors)
     what = f"{name}, stride {laid_out.stride(0)}{'' if raw else ', asked for'}, {len(ends) - 1} sequences"
     return [
         Row(f"{what}: share of tokens wrong", math.nan, predicted.wrong, found.wrong),
@@ -168,6 +186,39 @@ def at(
 ) -> list[Row]:
     """Packed sequences of about `length` tokens whose offsets lie in memory in one way, read raw or with a stride."""
     return _rows(offsets(sequences, length, seed=seed), layout, raw, seed)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What lies in memory, what is read of it, and what comes out."""
+
+    memory: list[int]
+    """The numbers from the first offset to the last."""
+    stride: int
+    """How many numbers there are from one offset to the next."""
+    step: int
+    """How many the kernel goes on."""
+    errors: Tensor
+    """Of each token's output, [T], in units of the output's RMS; NaN where no program wrote."""
+    wrong: Tensor
+    """Which of them are no rounding, [T]."""
+
+    @property
+    def offsets(self) -> list[int]:
+        return self.memory[:: self.stride]
+
+    @property
+    def read(self) -> list[int]:
+        """What the kernel takes for the offsets."""
+        return self.memory[:: self.step][: len(self.offsets)]
+
+
+def show(*, layout: str, raw: bool, sequences: int, length: int, seed: int) -> Shown:
+    """What `at` measures, token by token."""
+    laid_out, errors = _tried(offsets(sequences, length, seed=seed), layout, raw, seed)
+    stride = laid_out.stride(0)
+    memory = laid_out.as_strided(((len(laid_out) - 1) * stride + 1,), (1,)).tolist()
+    return Shown(memory, stride, 1 if raw else stride, errors, _wrong(errors))
 
 
 def reproduce(backend: str | None = None) -> list[Row]:
