@@ -1,19 +1,27 @@
-"""Checks for a notebook's exercises: say where an answer differs from the reference, by how much, and what to try.
+"""What a lesson asks: checks that say where an answer is wrong, and questions whose answer shows after choosing.
 
     check("one step of the state", my_step(S, k, v, w), step.state, hint="Which of the two terms decays?")
 
-prints "right", or the worst index with yours, the reference and the hint. An answer that is still the `...` or the None
-of an empty function is no error: the notebook goes on.
+prints "right", or the worst index with yours and the reference; hints are folded, and there are none before an attempt.
+An answer that is still the `...` or the None of an empty function is no error: the notebook goes on.
+
+    predict("How much is left after one token?", ["1%", "10%"], answer=lambda: measured())
+
+shows the question and its choices; whether one is right, and why, unfolds under it when it is chosen.
 """
 
+import hashlib
+import html
 import math
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 
 import torch
 from torch import Tensor
 
-from .arguments import shown
+from .arguments import plain, shown
 from .errors import compare
 from .words import number
 
@@ -26,6 +34,7 @@ class Verdict:
 
     right: bool
     text: str = field(repr=False)
+    hints: tuple[str, ...] = field(default=(), repr=False)
 
     def __bool__(self) -> bool:
         return self.right
@@ -34,25 +43,146 @@ class Verdict:
         pass
 
 
-def check(name: str, yours, reference, hint: str = "", *, tolerance: float = 1e-5) -> Verdict:
+def check(name: str, yours, reference, hint: str | Sequence[str] = (), *, tolerance: float = 1e-5) -> Verdict:
     """Compare an answer with its reference, print the verdict and return it.
 
     yours, reference: tensors, arrays, numbers or nested lists of numbers of one shape; anything else is compared by ==.
+    hint: one, or several from the faintest to the plainest. In a notebook each unfolds below a wrong answer.
     tolerance: how far an element may be off, relative to the reference's root mean square. The same infinity is right;
     a reference must not hold NaN.
     """
-    if isinstance(tolerance, bool) or not isinstance(tolerance, Real) or not 0 <= tolerance < math.inf:
-        raise ValueError(f"tolerance: expected a number of at least 0, got {shown(tolerance)}")
+    hints = tuple(filter(None, (hint,) if isinstance(hint, str) else hint))
+    _share("tolerance", tolerance)
     wrong = _difference(yours, reference, tolerance)
-    lines = [f"{name}: {'not yet' if wrong else 'right'}", *wrong, *([_line("hint", hint)] if wrong and hint else [])]
-    text = "\n".join(lines)
+    text = "\n".join([f"{name}: {'not yet' if wrong else 'right'}", *wrong])
     print(text)
-    return Verdict(not wrong, text)
+    verdict = Verdict(not wrong, text, hints if wrong and not _is_empty(yours) else ())
+    if verdict.hints:
+        _display("".join(_folded("hint", html.escape(each)) for each in hints))
+    return verdict
+
+
+def predict(
+    question: str, choices: Sequence | Mapping[str, object], *, answer, why: str = "", tolerance: float = 0.05
+) -> "Prediction":
+    """A question to be answered before the result is seen; show it as the last line of a cell.
+
+    choices: strings or numbers, or what they mean by what they say: {"only du": {"du"}, "none": set()}.
+    answer: what is true, measured: a value, or a function without arguments that returns it. It is the choice that it
+    equals, or, where it is a number, the one it is within `tolerance` of (relative). Anything else is a ValueError:
+    then the question is wrong.
+    why: the reason, shown with the answer; "{answer}" in it becomes the measured value.
+
+    What it shows needs no kernel and no script: every choice is a line that unfolds, by mouse or with Tab and Enter.
+    """
+    if not isinstance(question, str) or not question.strip():
+        raise ValueError(f"question: expected words, got {shown(question)}")
+    if not isinstance(why, str):
+        raise TypeError(f"why: expected words, got {shown(why)}")
+    if isinstance(choices, str) or not isinstance(choices, (Sequence, Mapping)):
+        raise TypeError(f"choices: expected a list, or values by their words, got {shown(choices)}")
+    meant = dict(choices) if isinstance(choices, Mapping) else {_label(choice): choice for choice in choices}
+    if len(meant) < 2 or len(meant) != len(choices):
+        raise ValueError(f"choices: expected at least two, all different, got {shown(choices)}")
+    _share("tolerance", tolerance)
+
+    true = plain(answer() if callable(answer) else answer)
+    right = [label for label, choice in meant.items() if _same(plain(choice), true, tolerance)]
+    if len(right) != 1:
+        among = f"one of the choices {', '.join(meant)}"
+        raise ValueError(
+            f"answer: expected {among}, got {shown(true)}, which is {'more than one' if right else 'none'}"
+        )
+    measured = number(true) if isinstance(true, Real) and not isinstance(true, bool) else right[0]
+    return Prediction(question, tuple(meant), right[0], measured, why.replace("{answer}", measured))
+
+
+@dataclass
+class Prediction:
+    """A question with its choices. `choose` tells what unfolds under one; `chosen` is the first that was chosen so."""
+
+    question: str
+    choices: tuple[str, ...]
+    _right: str = field(repr=False)
+    _measured: str = field(repr=False)
+    _why: str = field(repr=False)
+    chosen: str | None = None
+
+    def choose(self, choice) -> str:
+        """Whether this choice is right, what was measured, and why."""
+        label = _label(choice)
+        if label not in self.choices:
+            raise ValueError(f"choice: expected one of {', '.join(self.choices)}, got {shown(choice)}")
+        self.chosen = self.chosen or label
+        return self._said(label)
+
+    def _said(self, label: str) -> str:
+        verdict = "Right." if label == self._right else f"No: {self._right}."
+        measured = "" if self._measured == self._right else f"Measured: {self._measured}."
+        return " ".join(part for part in (verdict, measured, self._why) if part)
+
+    def __repr__(self) -> str:
+        return "\n".join([self.question, *(f"  - {choice}" for choice in self.choices)])
+
+    def _repr_html_(self) -> str:
+        question = html.escape(self.question)
+        group = "predict-" + hashlib.sha256(repr(self).encode()).hexdigest()[:12]
+        lines = [
+            _folded(
+                html.escape(label) + "<i></i>", html.escape(self._said(label)), f'name="{group}" ontoggle="{_RECORD}"'
+            )
+            for label in self.choices
+        ]
+        return (
+            f'<div role="group" aria-label="{question}" style="max-width: 46em; line-height: 1.5">'
+            f"<p><b>Predict.</b> {question}</p>{''.join(lines)}</div>"
+        )
+
+
+# Where scripts may run, the first choice is marked and stays so when others are looked at; without, all else works.
+_RECORD = (
+    "const d = this.parentNode.dataset; if (this.open &amp;&amp; !d.first) "
+    "{d.first = 1; this.querySelector('i').textContent = ' (your choice)'}"
+)
+
+
+def _folded(line: str, body: str, attributes: str = "") -> str:
+    """HTML that unfolds in any page, without a kernel and without a script."""
+    return (
+        f'<details {attributes}><summary style="cursor: pointer">{line}</summary>'
+        f'<p style="margin: 0.2em 0 0.6em 1.2em">{body}</p></details>'
+    )
+
+
+def _display(page: str) -> None:
+    """Show HTML where there is a notebook to show it in."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if shell is not None:
+        sys.modules["IPython"].display.display({"text/html": page, "text/plain": ""}, raw=True)
+
+
+def _label(choice) -> str:
+    return choice if isinstance(choice, str) else number(plain(choice))
+
+
+def _same(choice, true, tolerance: float) -> bool:
+    if all(isinstance(x, Real) and not isinstance(x, bool) for x in (choice, true)):
+        return math.isclose(choice, true, rel_tol=tolerance)
+    return type(choice) is type(true) and choice == true
+
+
+def _share(name: str, x) -> None:
+    if isinstance(x, bool) or not isinstance(x, Real) or not 0 <= x < math.inf:
+        raise ValueError(f"{name}: expected a number of at least 0, got {shown(x)}")
+
+
+def _is_empty(yours) -> bool:
+    return any(yours is empty for empty in _EMPTY)
 
 
 def _difference(yours, reference, tolerance: float) -> list[str]:
     """What is wrong, in lines; none if nothing is."""
-    if any(yours is empty for empty in _EMPTY):
+    if _is_empty(yours):
         return [_line("yours", "nothing so far: put your answer where the ... is and run the cell again")]
     true = _numbers(reference)
     if true is None:

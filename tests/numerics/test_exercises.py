@@ -1,12 +1,16 @@
-"""Exercise checks: right and wrong answers told apart, the place named, an empty answer no error."""
+"""Right and wrong told apart, hints only after an attempt; questions that tell their answer only after a choice."""
 
+import html.parser
 import math
+import re
 
+import IPython
+import IPython.display
 import numpy as np
 import pytest
 import torch
 
-from flakit.numerics.exercises import check
+from flakit.numerics.exercises import check, predict
 
 X = torch.arange(6.0).reshape(2, 3)
 
@@ -44,7 +48,6 @@ def test_wrong_names_the_worst_place(capsys):
         "  at         [1, 2], the worst of 6 values",
         "  yours      9",
         "  reference  5",
-        "  hint       look at the mask",
     ]
 
 
@@ -74,7 +77,9 @@ def test_wrong(yours, reference, says, capsys):
     verdict = check("name", yours, reference, "the hint")
     said = capsys.readouterr().out
     assert not verdict
-    assert said.startswith("name: not yet\n") and says in said and said.endswith("the hint\n")
+    assert said.startswith("name: not yet\n") and says in said and "the hint" not in said
+    attempted = yours is not None and yours is not ...
+    assert verdict.hints == (("the hint",) if attempted else ())
 
 
 def test_tolerance_is_relative_to_the_size_of_the_reference():
@@ -93,3 +98,119 @@ def test_a_notebook_does_not_show_a_verdict_twice(capsys):
     capsys.readouterr()
     verdict._ipython_display_()
     assert capsys.readouterr().out == ""
+
+
+class Page(html.parser.HTMLParser):
+    """What a browser makes of HTML: the text that shows at once, and what each line unfolds."""
+
+    def __init__(self, source):
+        super().__init__()
+        self.visible, self.folded, self._open, self.tags = "", {}, [], []
+        self.feed(source)
+
+    def handle_starttag(self, tag, attrs):
+        self._open.append(tag)
+        self.tags.append((tag, dict(attrs)))
+        if tag == "summary":
+            self._line = ""
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag
+        if tag == "summary":
+            self.folded[self._line] = ""
+
+    def handle_data(self, data):
+        if "summary" in self._open:
+            self._line += data
+        elif "details" in self._open:
+            self.folded[self._line] += data
+        else:
+            self.visible += data
+
+
+@pytest.fixture
+def displayed(monkeypatch):
+    """The HTML that a notebook would have shown."""
+    shown = []
+    monkeypatch.setattr(IPython, "get_ipython", lambda: True)
+    monkeypatch.setattr(IPython.display, "display", lambda data, raw: shown.append(data["text/html"]))
+    return shown
+
+
+def test_hints_are_folded_one_by_one_and_escaped(displayed):
+    check("name", 1.0, 2.0, ["a < b", "c"])
+    (page,) = map(Page, displayed)
+    assert (page.visible, page.folded) == ("", {"hint": "c"}) and "a &lt; b" in displayed[0]
+    assert [attrs for tag, attrs in page.tags if tag == "details"] == [{}, {}], "no hint is open"
+
+
+@pytest.mark.parametrize("yours", [..., None, 2.0], ids=["empty", "None", "right"])
+def test_no_hint_without_a_wrong_attempt(yours, displayed):
+    assert check("name", yours, 2.0, "the hint").hints == ()
+    assert displayed == []
+
+
+def test_the_answer_of_a_question_unfolds_under_each_choice():
+    asked = predict(
+        "How much is left & where?", [0.5, 0.0067], answer=lambda: math.exp(-5), why="Because e^-5 = {answer}."
+    )
+    page = Page(asked._repr_html_())
+    assert page.visible == "Predict. How much is left & where?"
+    assert page.folded == {
+        "0.5": "No: 0.0067. Measured: 0.006738. Because e^-5 = 0.006738.",
+        "0.0067": "Right. Measured: 0.006738. Because e^-5 = 0.006738.",
+    }
+    folds = [attrs for tag, attrs in page.tags if tag == "details"]
+    assert all("open" not in attrs for attrs in folds) and len({attrs["name"] for attrs in folds}) == 1
+    assert not {tag for tag, _ in page.tags} & {"script", "style", "input"}, (
+        "a page that strips them must show the same"
+    )
+
+
+def test_a_question_tells_nothing_before_a_choice():
+    asked = predict("Which?", {"only du": {"du"}, "none": set()}, answer=lambda: {"du"}, why="secret")
+    assert repr(asked) == "Which?\n  - only du\n  - none"
+    assert asked.chosen is None
+    assert asked.choose("none") == "No: only du. secret" and asked.chosen == "none"
+    assert asked.choose("only du") == "Right. secret" and asked.chosen == "none", "the first choice stays"
+
+
+@pytest.mark.parametrize(
+    ("choices", "answer", "right"),
+    [
+        ([1, 5, 50], 1, "1"),
+        ([1, 5, 50], torch.tensor(5.1), "5"),
+        (["state", "pairs"], "pairs", "pairs"),
+        ([True, False], np.bool_(False), "no"),
+        ({"never": math.inf, "at 88": 88.0}, math.inf, "never"),
+    ],
+)
+def test_the_choice_that_the_answer_is(choices, answer, right):
+    asked = predict("Which?", choices, answer=answer)
+    assert [choice for choice in asked.choices if asked.choose(choice).startswith("Right.")] == [right]
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "says"),
+    [
+        ({"answer": 7}, ValueError, "answer: expected one of the choices 1, 5, got 7, which is none"),
+        ({"answer": "1"}, ValueError, "answer: expected one of the choices 1, 5, got '1'"),
+        ({"answer": True}, ValueError, "answer: expected one of the choices 1, 5, got True"),
+        ({"answer": math.nan}, ValueError, "got nan, which is none"),
+        ({"choices": [1, 1.01]}, ValueError, "got 1, which is more than one"),
+        ({"choices": [1]}, ValueError, "choices: expected at least two, all different, got"),
+        ({"choices": ["a", "a"]}, ValueError, "choices: expected at least two, all different, got"),
+        ({"choices": "ab"}, TypeError, "choices: expected a list, or values by their words, got 'ab'"),
+        ({"question": " "}, ValueError, "question: expected words, got ' '"),
+        ({"why": 3}, TypeError, "why: expected words, got 3"),
+        ({"tolerance": -1}, ValueError, "tolerance: expected a number of at least 0, got -1"),
+    ],
+)
+def test_bad_questions(changed, error, says):
+    with pytest.raises(error, match=re.escape(says)):
+        predict(**{"question": "Which?", "choices": [1, 5], "answer": 1} | changed)
+
+
+def test_a_bad_choice_names_the_good_ones():
+    with pytest.raises(ValueError, match="choice: expected one of 1, 5, got 2"):
+        predict("Which?", [1, 5], answer=1).choose(2)
