@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from flakit.cases import aliasing as case
+from flakit.cases.aliasing.picture import Picture
 from flakit.numerics.inputs import inputs as make_inputs
 from flakit.numerics.mutation import touched
 
@@ -66,6 +67,28 @@ def test_reproduce(backend):
     assert all(row.measured == pytest.approx(row.law, rel=1e-5, abs=1e-6) for row in rows.values())
     off = [row.measured for what, row in rows.items() if what.endswith("o off by")]
     assert off[0] > 0.1 and off[1] == 0
+
+
+@pytest.mark.parametrize("in_place", [True, False], ids=["as it was", "right"])
+def test_shows_what_is_measured(in_place):
+    knobs = {"in_place": in_place, "calls": 4, "K": 5, "V": 3, "M": 2, "seed": 1}
+    shown, (changed, counted, off) = case.show(**knobs), case.at(**knobs)
+    assert shown.off[-1].item() == off.measured and shown.law[-1].item() == off.law
+    assert shown.counted == counted.measured == 0
+    assert torch.equal(shown.states[0], case.inputs(K=5, V=3, M=2, seed=1)["initial_state"][0][0, 0])
+    before_second = (shown.states[1] != shown.states[0]).double().mean()
+    assert before_second == changed.measured == (1 if in_place else 0)
+    assert torch.equal(shown.o[1], shown.o[0]) == (not in_place)
+
+
+def test_the_sentence_follows_the_law():
+    knobs = {"K": 5, "V": 3, "M": 2, "seed": 0}
+    for in_place in (True, False):
+        for calls in (1, 3):
+            shown = case.show(in_place=in_place, calls=calls, **knobs)
+            said = Picture(6.0).say(shown)
+            assert ("returns what 3 equal tokens would" in said) == (shown.law[-1] > 0)
+            assert ("lies where the caller" in said) == (in_place and calls == 1)
 
 
 @pytest.mark.gpu

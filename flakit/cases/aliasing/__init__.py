@@ -14,6 +14,7 @@ recurrence returns after n equal tokens: that is the `law`.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
 import torch
@@ -89,22 +90,24 @@ class Calls(NamedTuple):
     """What the same call returned again and again, and what the first one did to its inputs."""
 
     o: Tensor  # [calls, B, H, V]
+    states: Tensor  # what the memory of hk holds before each call, [calls, B, H, K, M]
     touched: dict[str, Touched]
 
 
 def repeated(inputs: Mapping, calls: int = 3, *, in_place: bool = True, backend: str | None = None) -> Calls:
     """Call `decode` with the same arguments, a state of their own to begin with."""
     x = {**inputs, "initial_state": tuple(state.clone() for state in inputs["initial_state"])}
-    returned = []
+    returned, states = [], []
 
     def call(**given):
+        states.append(given["initial_state"][0].clone())
         returned.append(decode(**given, in_place=in_place, backend=backend))
         return returned[-1]
 
     first = touched(call, x)
     for _ in range(1, calls):
         call(**x)
-    return Calls(torch.stack([o[:, 0] for o, _ in returned]), {each.name: each for each in first})
+    return Calls(torch.stack([o[:, 0] for o, _ in returned]), torch.stack(states), {each.name: each for each in first})
 
 
 def law(inputs: Mapping, calls: int = 3, *, in_place: bool = True) -> Tensor:
@@ -131,13 +134,45 @@ def at(
 
 def _calls(x: Mapping, calls: int, in_place: bool, backend: str, words: str) -> list[Row]:
     found = repeated(x, calls, in_place=in_place, backend=backend)
-    predicted, state, nan = law(x, calls, in_place=in_place), found.touched["initial_state[0]"], float("nan")
-    off, law_off = (((o[-1] - o[0]).norm() / o[0].norm()).item() for o in (found.o, predicted))
+    state, nan = found.touched["initial_state[0]"], float("nan")
+    off, law_off = (_off(o)[-1].item() for o in (found.o, law(x, calls, in_place=in_place)))
     return [
         Row(f"GSA, one token, {words}: share of the initial state changed", nan, float(in_place), state.share),
         Row(f"GSA, one token, {words}: in-place operations PyTorch counted", nan, 0, state.version),
         Row(f"GSA, one token, {words}: equal call {calls}, o off by", nan, law_off, off),
     ]
+
+
+def _off(o: Tensor) -> Tensor:
+    """By how much each call's o differs from the first one's, relative L2, [calls]."""
+    return (o - o[0]).flatten(1).norm(dim=1) / o[0].norm()
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Of one head, call by call."""
+
+    in_place: bool
+    states: Tensor
+    """What the memory of the caller's initial state holds before each call, [calls, K, M]."""
+    o: Tensor
+    """What each call returns, [calls, V]."""
+    off: Tensor
+    """By how much it differs from the first, over all heads, [calls]."""
+    law: Tensor
+    """The same as the law has it."""
+    counted: int
+    """In-place operations that PyTorch counted on that memory."""
+
+
+def show(*, in_place: bool, calls: int, K: int, V: int, M: int, seed: int) -> Shown:
+    """What `at` measures, of its first head."""
+    device, backend = kernel_place()
+    x = inputs(K=K, V=V, M=M, device=device, seed=seed)
+    found, predicted = repeated(x, calls, in_place=in_place, backend=backend), law(x, calls, in_place=in_place)
+    counted = found.touched["initial_state[0]"].version
+    parts = (found.states[:, 0, 0], found.o[:, 0, 0], _off(found.o), _off(predicted))
+    return Shown(in_place, *(part.cpu() for part in parts), counted)
 
 
 def reproduce(backend: str | None = None) -> list[Row]:

@@ -1,0 +1,154 @@
+"""Call by call: what lies in the caller's state, what the call returns, and how far that is from the first answer."""
+
+import numpy as np
+from torch import Tensor
+
+from ...figures import style
+from ...figures.canvas import Canvas, Cell
+from ...figures.heatmap import HeatMap
+from ...numerics.words import number, percent
+from . import Shown
+
+WORDS = {
+    "knobs": {
+        "in_place": "in place",
+        "calls": "equal calls",
+        "K": "key K",
+        "V": "value V",
+        "M": "slots M",
+    },
+    "alt": "A row for each of several equal calls: the numbers in the memory of the caller's initial state before it, "
+    "the output it returns, and how far that is from what the first call returned; arrows show who reads and writes",
+    "states": "the caller's state, in memory",
+    "o": "o of the call",
+    "off": "off by",
+    "address": "address",
+    "value": "value v",
+    "call": "call {n}",
+    "reads": "reads",
+    "writes": "writes its final state",
+    "measured": "measured",
+    "law": "law",
+    "first": "One call alone is right. But its final state now lies where the caller's initial state was.",
+    "in place": "Every call writes its final state over the caller's initial state, and the next call begins there: "
+    "call {n} returns what {n} equal tokens would, {off} off. PyTorch counted {counted} in-place operations.",
+    "apart": "Every call finds the state as the caller put it there, has memory of its own for the final state, and "
+    "returns the same.",
+    "state": "before call {n}, key {k}, slot {m} of the state is {x}{true}",
+    "output": "call {n} returns {x} for value {v}{true}",
+    "true": " (true: {x})",
+}
+ON_VIEW = ("calls", "in_place")
+LINE = "o off by"
+_SIZES = {"K": 16, "V": 16, "M": 8}
+PRESETS = {
+    "first call": {"calls": 1, "in_place": True} | _SIZES,
+    "second call": {"calls": 2, "in_place": True} | _SIZES,
+    "five calls": {"calls": 5, "in_place": True} | _SIZES,
+    "repaired": {"calls": 5, "in_place": False} | _SIZES,
+}
+
+_HEIGHT = 2.3
+_PLACES = 32  # of the memory, so that a number can be told from its neighbour
+
+
+class Picture:
+    """Persistent: `update` redraws in place. width: inches."""
+
+    def __init__(self, width: float):
+        left, gap, bars = 0.55, 0.75, 0.14 * width
+        room = width - left - gap - bars - 0.3
+        across = {"states": 0.62 * room, "o": 0.38 * room}
+        self.canvas = Canvas(width, 3.35)
+        with style.context():
+            self._maps = {}
+            for name, at, words in (("states", left, "address"), ("o", left + across["states"] + gap, "value")):
+                ax = self._axes(at, across[name], WORDS[name], WORDS[words])
+                self._maps[name] = HeatMap(
+                    self.canvas, ax, cmap=style.SIGNED, vmin=-1.0, vmax=1.0, rows_vary=True, name=name
+                )
+            self._calls = self._maps["states"].ax
+            self._maps["o"].ax.set_yticks([])
+            between = self.canvas.axes(left + across["states"], 0.35, gap, _HEIGHT)
+            self._off = self._axes(width - bars - 0.12, bars, WORDS["off"], "")
+            self._off.set(xlim=(0, 1.95), yticks=[], xticks=[])
+            self._between = between
+            between.set_axis_off()
+            between.set_xlim(-0.12, 1.12)
+            (self._reads,) = between.plot(
+                [], [], "->", color=style.GREY, markevery=(1, 3), lw=1.2, ms=5, label=WORDS["reads"]
+            )
+            (self._writes,) = between.plot(
+                [], [], "--<", color=style.VERMILLION, markevery=(1, 3), lw=1.2, ms=5, label=WORDS["writes"]
+            )
+            (self._bars,) = self._off.plot([], [], color=style.BLUE, solid_capstyle="butt", label=WORDS["measured"])
+            (self._law,) = self._off.plot(
+                [], [], linestyle="none", marker="d", color=style.BLACK, ms=6, label=WORDS["law"]
+            )
+            self._words = [self._off.text(0, 0, "", va="center_baseline", fontsize=8.5) for _ in range(16)]
+            self.canvas.figure.legend(
+                handles=[self._reads, self._writes, self._bars, self._law],
+                loc="lower left", bbox_to_anchor=(left / width, 0), ncols=4, borderaxespad=0.2,
+            )  # fmt: skip
+        self.canvas.moving(self._reads, self._writes, self._bars, self._law, *self._words)
+
+    def _axes(self, left: float, width: float, title: str, across: str):
+        ax = self.canvas.axes(left, 0.35, width, _HEIGHT)
+        ax.set_title(title, fontsize=9.5)
+        ax.set_xlabel(across)
+        return ax
+
+    def update(self, shown: Shown) -> None:
+        calls = len(shown.o)
+        for name, x in (("states", _memory(shown)), ("o", shown.o)):
+            self._maps[name].update((x / x.abs().max()).numpy())
+        limits = (calls - 0.5, -0.5)
+        if self._between.get_ylim() != limits:
+            self._between.set_ylim(limits)
+            self._off.set_ylim(limits)
+            self._calls.set_yticks(range(calls), [WORDS["call"].format(n=n + 1) for n in range(calls)])
+            self.canvas.stale()
+        rows = np.arange(calls, dtype=float)
+        self._reads.set_data(_broken(0 * rows, 0 * rows + 1), _broken(rows, rows))
+        end, down, mark = (0.0, 1.0, "<") if shown.in_place else (0.55, 0.32, "s")
+        self._writes.set_marker(mark)
+        self._writes.set_data(_broken(0 * rows + 1, 0 * rows + end), _broken(rows, rows + down))
+
+        largest = max(float(shown.law.max()), float(shown.off.max())) or 1.0
+        off = shown.off.numpy() / largest
+        self._bars.set_data(_broken(0 * rows, off), _broken(rows, rows))
+        self._bars.set_linewidth(min(14.0, 0.5 * 72 * _HEIGHT / calls))
+        self._law.set_data(shown.law.numpy() / largest, rows)
+        for n, text in enumerate(self._words):
+            text.set_visible(n < calls)
+            if n < calls:
+                text.set(x=off[n] + 0.2, y=n, text=number(float(shown.off[n]), 2))
+
+    def say(self, shown: Shown) -> str:
+        if not shown.in_place:
+            return WORDS["apart"]
+        if len(shown.o) == 1:
+            return WORDS["first"]
+        return WORDS["in place"].format(n=len(shown.o), off=percent(float(shown.off[-1])), counted=shown.counted)
+
+    def arithmetic(self, shown: Shown, cell: Cell) -> str:
+        n, column = cell.row, cell.column
+        if cell.map == "states":
+            x, first = (float(_memory(shown)[call, column]) for call in (n, 0))
+            k, m = divmod(column, shown.states.shape[-1])
+            at = {"k": k, "m": m}
+        else:
+            x, first = (float(shown.o[call, column]) for call in (n, 0))
+            at = {"v": column}
+        true = "" if x == first else WORDS["true"].format(x=number(first))
+        return WORDS["state" if cell.map == "states" else "output"].format(n=n + 1, x=number(x), true=true, **at)
+
+
+def _memory(shown: Shown) -> Tensor:
+    """The first numbers of the state before each call."""
+    return shown.states.flatten(1)[:, :_PLACES]
+
+
+def _broken(start: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """A line from each start to its end, none between them."""
+    return np.stack((start, end, np.full(len(start), np.nan)), 1).flatten()
