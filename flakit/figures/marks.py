@@ -1,4 +1,4 @@
-"""What the pictures of the cases mark with: axes placed in inches, cells of one kind, a ring around what is rare."""
+"""What several pictures mark with: cells of one kind over a map, a ring around what is rare, bars as one path."""
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -11,12 +11,10 @@ from .canvas import Canvas
 from .heatmap import outline
 
 
-def axes(canvas: Canvas, left: float, top: float, width: float, height: float) -> Axes:
-    """Axes placed in inches from the figure's upper left corner, with ticks at whole numbers."""
-    across, down = canvas.figure.get_size_inches()
-    ax = canvas.figure.add_axes((left / across, 1 - (top + height) / down, width / across, height / down))
-    ax.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
-    ax.yaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
+def whole_ticks(ax: Axes) -> Axes:
+    """Ticks at whole numbers, few of them; returns the axes."""
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
     return ax
 
 
@@ -87,17 +85,30 @@ class Bars:
 
     def __init__(self, canvas: Canvas, ax: Axes, *, horizontal: bool = False, thick: float = 0.8, **look):
         self._horizontal, self._thick = horizontal, thick
-        self._patch = PathPatch(Path(np.empty((0, 2))), **{"linewidth": 0, "zorder": 2, **look})
-        ax.add_patch(self._patch)
-        canvas.moving(self._patch)
+        self.patch = PathPatch(Path(np.empty((0, 2))), **{"linewidth": 0, "zorder": 2, **look})
+        ax.add_patch(self.patch)
+        canvas.moving(self.patch)
 
     def update(self, ends: np.ndarray, begin: float = 0.0) -> None:
         """A bar that ends where it begins, or at NaN, is not drawn."""
         ends = np.asarray(ends, dtype=np.float64)
         at = np.flatnonzero(~np.isnan(ends) & (ends != begin))
-        self._patch.set_visible(len(at) > 0)
+        self.patch.set_visible(len(at) > 0)
         low, high, end = at - self._thick / 2, at + self._thick / 2, ends[at]
         start = np.full(len(at), begin)
         corners = np.stack((low, start, low, end, high, end, high, start, low, start), -1).reshape(-1, 2)
         codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY] * len(at)
-        self._patch.set_path(Path(corners[:, ::-1] if self._horizontal else corners, codes))
+        self.patch.set_path(Path(corners[:, ::-1] if self._horizontal else corners, codes))
+
+
+class Over:
+    """Cells over axes of any scale that can be pointed at: rows and columns of equal size, from the upper left."""
+
+    def __init__(self, canvas: Canvas, ax: Axes, name: str):
+        self._canvas, self._name = canvas, name
+        self._ax = canvas.figure.add_axes(ax.get_position())
+        self._ax.set_axis_off()
+
+    def update(self, rows: int, columns: int) -> None:
+        self._ax.set(xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5))
+        self._canvas.pointable(self._name, self._ax, rows, columns)

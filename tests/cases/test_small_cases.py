@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from flakit.cases import blind_measure, clamping, future_anchor, nan_guard, weak_test, wrong_head_anchor
+from flakit.cases.future_anchor.picture import Picture as FutureAnchorPicture
 from flakit.cases.nan_guard.picture import Picture as NanGuardPicture
 from flakit.numerics.errors import relative_l2
 from flakit.numerics.inputs import inputs as make_inputs
@@ -131,6 +132,26 @@ def test_a_law_for_another_row_is_rejected():
     verdicts = [future_anchor.run("middle", P=P) > 0 for P in range(16)]
     assert verdicts != [future_anchor.law("middle", P=P, block=12) for P in range(16)]
     assert verdicts != [future_anchor.law("first", P=P) for P in range(16)]
+
+
+@pytest.mark.parametrize(("anchor", "P", "T"), [("middle", 5, 16), ("middle", 8, 16), ("first", 5, 16), ("pair", 5, 6)])
+def test_an_anchor_shows_what_is_measured(anchor, P, T):
+    shown = future_anchor.show(anchor=anchor, P=P, T=T, block=16, seed=4)
+    _, size = future_anchor.at(anchor=anchor, P=P, T=T, seed=4)
+    assert shown.moved[:P].max().item() == size.measured == future_anchor.run(anchor, P=P, T=T, seed=4)
+    assert (shown.moved[P:] > 0).all()
+    assert (shown.w[0] != shown.w[1]).any(-1).nonzero().flatten().tolist() == [P]
+    # A weight that moves before P is one that holds P's decays.
+    assert (shown.own[0] != shown.own[1])[:P].any() == future_anchor.law(anchor, P=P, T=T)
+    torch.testing.assert_close(torch.stack(shown.own), torch.ones(2, T, 32))
+
+
+def test_the_past_is_said_to_move_where_the_law_says_so():
+    picture = FutureAnchorPicture(5.9)
+    for P in range(16):
+        said = picture.say(future_anchor.show(anchor="middle", P=P, T=16, block=16))
+        assert ("in rounding" in said) == future_anchor.law("middle", P=P), P
+        assert ("same to the last bit" in said) == (P > 8), P
 
 
 # --- a test that cannot fail ---

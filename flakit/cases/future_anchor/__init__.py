@@ -12,6 +12,7 @@ from the same prefix in a longer text, and a cache filled by one does not match 
 """
 
 import math
+from dataclasses import dataclass
 from typing import Annotated
 
 import torch
@@ -36,8 +37,7 @@ def outputs(
         raise ValueError(f"anchor: expected one of {', '.join(ANCHORS)}, got {anchor!r}")
     if len(w) > block:
         raise ValueError(f"w: expected at most {block} rows, got {len(w)}")
-    # Sums row by row and products by broadcasting: no reduction may depend on what follows.
-    g = torch.stack([w[: t + 1].sum(0) for t in range(len(w))])
+    g = _cumulative(w)
     if ANCHORS[anchor] is None:
         A = (q[:, None] * k[None] * (g[:, None] - g[None]).clamp(max=0).exp()).sum(-1).tril()
     elif choose_backend(backend, w) == "triton":
@@ -45,9 +45,19 @@ def outputs(
 
         A = scores(*(x[:, None] for x in (q, k, g)), anchor=ANCHORS[anchor](block, len(w)))[0]
     else:
-        n = g[ANCHORS[anchor](block, len(w))]
-        A = ((q * (g - n).exp())[:, None] * (k * (n - g).exp())[None]).sum(-1).tril()
+        query, key = _factors(g, ANCHORS[anchor](block, len(w)))
+        A = ((q * query)[:, None] * (k * key)[None]).sum(-1).tril()
     return torch.stack([(A[i, : i + 1, None] * v[: i + 1]).sum(0) for i in range(len(w))])
+
+
+def _cumulative(w: Tensor) -> Tensor:
+    """Cumulative log decays [T, K], row by row: no reduction may depend on what follows."""
+    return torch.stack([w[: t + 1].sum(0) for t in range(len(w))])
+
+
+def _factors(g: Tensor, row: int) -> tuple[Tensor, Tensor]:
+    """e^{g - n} of the reads and e^{n - g} of the keys, n the given row."""
+    return (g - g[row]).exp(), (g[row] - g).exp()
 
 
 def law(anchor: str, *, P: int, T: int = 16, block: int = 16) -> bool:
@@ -68,13 +78,64 @@ def run(
     backend: str = "torch",
 ) -> float:
     """The largest change of any output before P, relative to their RMS, when the decays at P grow by `change`."""
-    generator = torch.Generator().manual_seed(seed)
-    q, k, v, w = torch.randn(4, T, K, generator=generator)
+    moved = _moved(*_both(anchor, *_drawn(P, T, K, change, seed), block=block, backend=backend), P)
+    return moved[:P].max().item() if P else 0.0
+
+
+def _drawn(P: int, T: int, K: int, change: float, seed: int) -> tuple[Tensor, ...]:
+    """q, k, v, w and the decays that are another's at P alone, [T, K] each."""
+    q, k, v, w = torch.randn(4, T, K, generator=torch.Generator().manual_seed(seed))
     w = -w.abs()
     later = w.clone()
     later[P] -= change
-    before, after = (outputs(q, k, v, decays, anchor, block=block, backend=backend)[:P] for decays in (w, later))
-    return ((after - before).abs().max() / before.square().mean().sqrt()).item() if P else 0.0
+    return q, k, v, w, later
+
+
+def _both(
+    anchor: str, q: Tensor, k: Tensor, v: Tensor, w: Tensor, later: Tensor, *, block: int, backend: str = "torch"
+) -> tuple[Tensor, Tensor]:
+    """The outputs with the one decays and with the other."""
+    before, after = (outputs(q, k, v, decays, anchor, block=block, backend=backend) for decays in (w, later))
+    return before, after
+
+
+def _moved(before: Tensor, after: Tensor, P: int) -> Tensor:
+    """The largest change of each output [T], relative to the RMS of those before P (of all where P is 0)."""
+    return (after - before).abs().amax(-1) / before[: P or None].square().mean().sqrt()
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One block, whose decays at P change: everything before and after that, by token."""
+
+    P: int
+    row: int | None
+    """The anchor's row, None without one."""
+    w: tuple[Tensor, Tensor]
+    """Log decays [T, K]."""
+    exponents: tuple[Tensor, Tensor]
+    """g - n of every token [T, K]; 0 where a pair has its own difference."""
+    own: tuple[Tensor, Tensor]
+    """The weight of every token's own pair [T, K], e^{g - n} e^{n - g}, which is 1."""
+    moved: Tensor
+    """The largest change of each output [T], relative to the RMS of the outputs before P."""
+
+
+def show(*, anchor: str, P: int, T: int, block: int, seed: int = 0) -> Shown:
+    """What `at` measures, token by token."""
+    if not 0 <= P < T:
+        raise ValueError(f"P: expected a token 0 ... {T - 1}, got {P}")
+    if T > block:
+        raise ValueError(f"T: expected at most the {block} rows of a block, got {T}")
+    q, k, v, w, later = _drawn(P, T, K=32, change=0.37, seed=seed)
+    before, after = _both(anchor, q, k, v, w, later, block=block)
+    row = ANCHORS[anchor] and ANCHORS[anchor](block, T)
+    g = [_cumulative(decays) for decays in (w, later)]
+    if row is None:
+        exponents, own = [torch.zeros_like(x) for x in g], [torch.ones_like(x) for x in g]
+    else:
+        exponents, own = [x - x[row] for x in g], [torch.mul(*_factors(x, row)) for x in g]
+    return Shown(P, row, (w, later), tuple(exponents), tuple(own), _moved(before, after, P))
 
 
 def at(
@@ -86,11 +147,8 @@ def at(
     seed: int = 0,
 ) -> list[Row]:
     """One anchor, and the token P whose decays change in a block with T rows."""
-    if not 0 <= P < T:
-        raise ValueError(f"P: expected a token 0 ... {T - 1}, got {P}")
-    if T > block:
-        raise ValueError(f"T: expected at most the {block} rows of a block, got {T}")
-    size = run(anchor, P=P, T=T, block=block, seed=seed)
+    moved = show(anchor=anchor, P=P, T=T, block=block, seed=seed).moved
+    size = moved[:P].max().item() if P else 0.0
     what = f"anchor: {anchor}, decays at {P} of {T} change"
     return [
         Row(f"{what}: outputs before it change", math.nan, law(anchor, P=P, T=T, block=block), size > 0),

@@ -6,7 +6,7 @@ from torch import Tensor
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.heatmap import HeatMap
-from ...figures.marks import Ring, axes
+from ...figures.marks import Ring, whole_ticks
 from ...numerics.words import number
 from ..laws import LN_MAX
 from . import Shown
@@ -62,7 +62,7 @@ class Picture:
         self._maps, self._rings = {}, {}
         with style.context():
             for n, name in enumerate(_MAPS):
-                ax = axes(self.canvas, left + n * (side + gap), top, side, side)
+                ax = whole_ticks(self.canvas.axes(left + n * (side + gap), top, side, side))
                 ax.set_title(WORDS[name], fontsize=9)
                 ax.set_xlabel(WORDS["key j"])
                 if n == 0:

@@ -7,7 +7,7 @@ import numpy as np
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.heatmap import HeatMap
-from ...figures.marks import Bars, Marked, Ring, axes
+from ...figures.marks import Bars, Marked, Ring, whole_ticks
 from ...numerics.words import number, percent
 from . import Shown
 
@@ -57,9 +57,9 @@ class Picture:
         with style.context():
             for n, name in enumerate(("right", "guarded")):
                 at = left + n * (side + gap)
-                ax = axes(self.canvas, at, top, side, side)
+                ax = whole_ticks(self.canvas.axes(at, top, side, side))
                 ax.set_xlabel(WORDS["key j"])
-                over = axes(self.canvas, at, top - strip - 0.05, side, strip)
+                over = self.canvas.axes(at, top - strip - 0.05, side, strip)
                 over.set(title=WORDS[name], xticks=[], yticks=[])
                 if n == 0:
                     ax.set_ylabel(WORDS["output i"])
@@ -73,7 +73,7 @@ class Picture:
             self._lost = Marked(self.canvas, ax, facecolor=style.VERMILLION, edgecolor=style.VERMILLION, linewidth=0.8)
             self._ring = Ring(self.canvas, ax)
             at += side + gap
-            self._ax = axes(self.canvas, at, top, width - at - gap, side)
+            self._ax = self.canvas.axes(at, top, width - at - gap, side)
             self._ax.set(xlim=(0, 1.05), title=WORDS["off"])
             self._ax.set_xticks([0, 1], ["0%", "100%"])
             self._ax.tick_params(labelleft=False)
