@@ -14,7 +14,6 @@ from .gradient_comparer import gradient_comparer
 from .headroom import headroom
 from .infinity import infinity
 from .inverse import inverse
-from .padding import padding
 from .phase_diagram import phase_diagram
 from .state_stepper import state_stepper
 from .transposed_mask import transposed_mask
@@ -27,7 +26,6 @@ __all__ = [
     "headroom",
     "infinity",
     "inverse",
-    "padding",
     "phase_diagram",
     "state_stepper",
     "transposed_mask",

@@ -15,7 +15,6 @@ from . import knobs
 from .base import Panel
 from .gradient_accumulation import gradient_accumulation
 from .inverse import inverse
-from .padding import padding
 from .phase_diagram import phase_diagram
 from .shared import chosen, decay_knobs, literal
 from .transposed_mask import transposed_mask
@@ -33,7 +32,6 @@ OWN = {
     "anchor": phase_diagram,
     "gradient_accumulation": gradient_accumulation,
     "inverse": inverse,
-    "padding": padding,
     "transposed_mask": transposed_mask,
 }
 """The cases that have a panel of their own."""

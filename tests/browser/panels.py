@@ -8,7 +8,7 @@ PANELS = {
     "state-stepper": ("state_stepper(t=1)", "time t", OPERATORS),
     "infinity": ("infinity(step=4)", "decay", ()),
     "log-space": ("case('log_space')", "bias", ()),
-    "padding": ("padding(T=100)", "length T", ()),
+    "padding": ("case('padding', T=100)", "length T", ()),
     "inverse": ("inverse(alpha=0.9)", "alpha", ()),
     "transposed-mask": ("transposed_mask(K=100)", "K", ()),
     "headroom": ("headroom(__import__('flakit').inputs('rwkv6', T=200)['w'])", "decays times", ()),

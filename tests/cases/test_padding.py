@@ -2,11 +2,14 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
 from flakit.cases import padding as case
 from flakit.cases.laws import LN_MAX
+from flakit.cases.padding import picture
+from flakit.figures.canvas import Cell
 from flakit.numerics.errors import compare
 from flakit.numerics.evaluate import truth
 from flakit.numerics.inputs import inputs
@@ -176,3 +179,75 @@ def test_wrong_arguments_are_named(call, message):
 
 def test_the_limit_is_that_of_the_format():
     assert case.law(3000, dtype=torch.float16) == pytest.approx(LN_MAX[torch.float16] / 48)
+
+
+# --- the picture ----------------------------------------------------------------------------------------------------
+
+STORY = dict(T=120, gate=-1.88, form="chunk", op="gsa", uneven=1.0, chunk=64, block=16)
+
+
+def drawn(**setting):
+    made, shown = picture.Picture(9.4), case.show(**STORY | setting)
+    made.update(shown)
+    return made, shown
+
+
+def test_it_shows_what_is_measured():
+    for setting in ({}, {"op": "rwkv6", "T": 76, "gate": -9.0}, {"form": "blocks", "T": 100, "block": 8}):
+        lost, begins, *_ = case.at(**STORY | setting)
+        _, shown = drawn(**setting)
+        gone = (~shown.gradient.isfinite()).any(0).nonzero()[:, 0] + shown.first
+        assert lost.measured == (f"{gone[0]} … {gone[-1]}" if len(gone) else "none")
+        assert begins.law == shown.limits[shown.real - 1] and begins.measured == shown.onset
+        op = {**STORY, **setting}["op"]
+        assert shown.finite["o"] and shown.finite[case.KEY_GRADIENT[op]] == (len(gone) == 0)
+
+
+def test_the_exponent_of_an_empty_row_is_that_of_the_law():
+    _, shown = drawn()
+    assert shown.real == 56 and shown.first == 64
+    assert shown.gates[:56] == pytest.approx(-1.88 * np.arange(1, 57), rel=1e-5) and not shown.gates[56:].any()
+    assert shown.exponents[2, 56:] == pytest.approx(48 * 1.88) and shown.exponents[:, :56].nan_to_num().max() <= 0
+    empty = [drawn(form=form)[1].gates[57:] for form in ("blocks", "right")]
+    assert not empty[0][:7].any() and (empty[1] == -math.inf).all()
+    assert drawn(form="blocks", T=100)[1].gates[48:].isnan().all()
+
+
+def test_the_picture_leads_from_the_infinite_rows_to_the_lost_tokens():
+    fine, _ = drawn(gate=-1.84)
+    assert not any(arrow.get_visible() for arrow in fine._arrows)
+    first, shown = drawn()
+    arrow, *others = [arrow for arrow in first._arrows if arrow.get_visible()]
+    assert not others and arrow.xy1 == (59.5, 2) and arrow.xy2 == (39.5, -0.5)
+    assert shown.gradient[:, 32:48].isnan().all() and shown.gradient.isnan().sum() == 16 * 16
+    assert first._words.get_text() == "$e^{90.2}$ = inf" and fine._words.get_text() == "$e^{88.3}$ = 2.3e+38"
+    assert sum(arrow.get_visible() for arrow in drawn(gate=-5.6)[0]._arrows) == 3
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("form", case.FORMS)
+def test_its_sentence_changes_with_the_law(form, op):
+    name = case.KEY_GRADIENT[op]
+    for T in (20, 76, 120, 128):
+        limit = case.law(T, form)
+        if limit == math.inf:
+            made, shown = drawn(T=T, form=form, op=op, gate=-900.0)
+            assert "lost" in made.say(shown) and "above" not in made.say(shown)
+        else:
+            before, after = (drawn(T=T, form=form, op=op, gate=-limit * by) for by in (0.999, 1.001))
+            assert "nothing is lost" in before[0].say(before[1])
+            assert f"Lost: {name}, {LAST[op]}; the output is finite." in after[0].say(after[1])
+
+
+def test_its_arithmetic():
+    made, shown = drawn()
+    assert made.arithmetic(shown, Cell("factors", 2, 60)) == (
+        "row 124, behind the end, for keys 96 … 111: 0 · e^90.24 = 0 · inf = NaN (true: 0)"
+    )
+    assert "0 · e^60.16 = 0 · 1.34e+26 = 0" in made.arithmetic(shown, Cell("factors", 1, 60))
+    assert "token 113 for keys 96 … 111: e^(G - n) = e^-3.76 = 0.02328" in made.arithmetic(
+        shown, Cell("factors", 2, 49)
+    )
+    lost, right = made.arithmetic(shown, Cell("gradient", 3, 40)), case.run(case.inputs(120, -1.88), "right")["ds"]
+    assert lost == f"ds of token 104, slot 3: NaN (true: {float(right[0, 104, 0, 3]):.4g})"
+    assert "finite up to |gate| = 1.848" in made.arithmetic(shown, Cell("limits", 0, 55))

@@ -1,4 +1,4 @@
-"""Casebook 3B: a block that reaches beyond the sequence, and the NaN that its empty rows send back into it.
+"""A block that reaches beyond the sequence, and the NaN that its empty rows send back into it.
 
 As told (flash-linear-attention issue #77): GSA's gradients turn NaN as training goes on, rarely at first, output 3 of
 the backward pass before all others; re-initialising the forget gate's projection cures it, and the exclusive sums of
@@ -26,7 +26,8 @@ bounds g = logsigmoid(f) / 8 at -2.5, |w| < 12 bounds RWKV6's w at -12, and neit
 
 import math
 from collections.abc import Callable, Mapping
-from functools import partial
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Annotated, NamedTuple
 
 import torch
@@ -310,41 +311,121 @@ TOLD = {
 
 def at(
     *,
-    T: Annotated[int, Range(1, 100_000)] = 3000,
+    T: Annotated[int, Range(1, 320)] = 120,
     gate: Annotated[float, FINITE_DECAY] = -1.86,
     form: Annotated[str, FORMS] = "chunk",
     op: Annotated[str, KEY_GRADIENT] = "gsa",
-    uneven: Annotated[float, Range(1 / 16, 1)] = 1.0,
+    uneven: Annotated[float, Range(1 / 16, 1, 1 / 16)] = 1.0,
+    chunk: Annotated[int, (32, 64, 128)] = 64,
+    block: Annotated[int, (8, 16, 32)] = 16,
 ) -> list[Row]:
     """One length and gate (natural log): the tokens whose key gradient is lost, and the gate at which that begins."""
-    nan = math.nan
-    lost = _lost(T, gate, "", form, op, uneven)
-    ends = Row(f"T = {T}: |g| at which it begins", nan, law(T, form), onset(T, form, op=op, highest=1e4))
-    return [lost._replace(recorded=nan), ends, *clamp_rows(T, form, op)]
+    sizes, nan = {"chunk": chunk, "block": block}, math.nan
+    lost = _lost(T, gate, nan, form, op, uneven, 16, **sizes)
+    ends = Row(f"T = {T}: |g| at which it begins", nan, law(T, form, **sizes), _onset(T, form, op, **sizes))
+    return [lost, ends, *clamp_rows(T, form, op, **sizes)]
 
 
-def _lost(T: int, gate: float, told: str, form: str, op: str, uneven: float = 1.0) -> Row:
-    x = inputs(T, gate, op=op, K=4, M=4, uneven=uneven)
-    found = run(x, form, op=op)
+@lru_cache(maxsize=8)
+def _run(T: int, gate: float, form: str, op: str, uneven: float, K: int, **sizes) -> tuple[dict, dict]:
+    x = inputs(T, gate, op=op, K=K, M=K, uneven=uneven)
+    return x, run(x, form, op=op, **sizes)
+
+
+@lru_cache(maxsize=512)
+def _onset(T: int, form: str, op: str, **sizes) -> float:
+    return onset(T, form, op=op, highest=1e4, **sizes)
+
+
+def _lost(
+    T: int,
+    gate: float,
+    told: str,
+    form: str,
+    op: str,
+    uneven: float = 1.0,
+    K: int = 4,
+    chunk: int = 64,
+    block: int = 16,
+) -> Row:
+    x, found = _run(T, gate, form, op, uneven, K, chunk=chunk, block=block)
     law, measured = (
-        ", ".join(f"{r.start} … {r.stop - 1}" for r in lost_rows(lost)) or "none"
-        for lost in (predicted(x, form, op=op), ~found[KEY_GRADIENT[op]].isfinite())
+        tokens(lost)
+        for lost in (predicted(x, form, op=op, chunk=chunk, block=block), ~found[KEY_GRADIENT[op]].isfinite())
     )
     if not found["o"].isfinite().all():
         measured += ", and o"
     return Row(f"T = {T}, g = {gate:g}: tokens lost", told, law, measured)
 
 
-def clamp_rows(T: int = 3000, form: str = "chunk", op: str = "gsa") -> list[Row]:
+def tokens(lost: Tensor, first: int = 0) -> str:
+    """`lost_rows` in words, counted from a first token: "96 … 111", or "none"."""
+    return ", ".join(f"{first + run.start} … {first + run.stop - 1}" for run in lost_rows(lost)) or "none"
+
+
+@dataclass(frozen=True)
+class Shown:
+    """The last chunk of a sequence, the channels of the key's gradient as rows."""
+
+    op: str
+    form: str
+    first: int
+    """The chunk's first token."""
+    real: int
+    """Rows that hold a token; those behind them are empty."""
+    gates: Tensor
+    """The sum of the first channel's gates up to each row, as the row is loaded, [chunk]; NaN where it is not."""
+    block: int
+    exponents: Tensor
+    """Of each row at the anchor of each block of keys, [blocks, chunk]: see `exponents`."""
+    gradient: Tensor
+    """Of the key, [channels, real]; `right`: what the right form makes of it."""
+    right: Tensor
+    finite: Mapping[str, bool]
+    """Of the output and every gradient."""
+    gate: float
+    limits: list[float]
+    """The law for 1, 2, … rows with a token."""
+    onset: float
+    """The measured counterpart at this length."""
+
+
+def show(*, T: int, gate: float, form: str, op: str, uneven: float, chunk: int, block: int) -> Shown:
+    sizes = {"chunk": chunk, "block": block}
+    x, found = _run(T, gate, form, op, uneven, 16, **sizes)
+    _, right = _run(T, gate, "right", op, uneven, 16, **sizes)
+    real, name = T % chunk or chunk, KEY_GRADIENT[op]
+    last = slice(T - real, T)
+    w = split_chunks(x[OPERATORS[op].decay], chunk, torch.float32)
+    formed = products(T, form, **sizes)(w, inclusive=True)
+    empty = torch.where(formed.visited[-1, :, 0], 0.0 if form != "right" else -math.inf, math.nan)
+    return Shown(
+        op=op,
+        form=form,
+        first=T - real,
+        real=real,
+        gates=torch.where(formed.real[-1, :, 0], formed.gi[0, 0, -1, :, 0], empty),
+        block=block,
+        exponents=exponents(x, form, op=op, **sizes).T,
+        gradient=found[name][0, last, 0].T,
+        right=right[name][0, last, 0].T,
+        finite={name: bool(y.isfinite().all()) for name, y in found.items()},
+        gate=gate,
+        limits=[law(chunk + rows, form, **sizes) for rows in range(1, chunk + 1)],
+        onset=_onset(T, form, op, **sizes),
+    )
+
+
+def clamp_rows(T: int = 3000, form: str = "chunk", op: str = "gsa", **sizes) -> list[Row]:
     """The thread's clamp at a gate that is asked to forget more: whether the fault survives it, and what it costs."""
     at, gate = bound(op), 4 * bound(op)
-    found = clamped(inputs(T, gate, op=op, K=4, M=4), at, form, op=op)
+    found = clamped(inputs(T, gate, op=op, K=4, M=4), at, form, op=op, **sizes)
     named = "|f| < 20" if op == "gsa" else "|w| < 12"
     return [
         Row(
             f"{op}, T = {T}, {named}, gates clamped at {at:.3g}: gradient finite",
             math.nan,
-            -at < law(T, form),
+            -at < law(T, form, **sizes),
             found.finite,
         ),
         Row(f"{op}, T = {T}, gates of {gate:.3g} clamped at {at:.3g}: o off by", math.nan, math.nan, found.error),
