@@ -8,6 +8,7 @@ import torch
 from flakit.cases import blind_measure, clamping, future_anchor, nan_guard, weak_test, wrong_head_anchor
 from flakit.cases.future_anchor.picture import Picture as FutureAnchorPicture
 from flakit.cases.nan_guard.picture import Picture as NanGuardPicture
+from flakit.cases.weak_test.picture import Picture as WeakTestPicture
 from flakit.numerics.errors import relative_l2
 from flakit.numerics.inputs import inputs as make_inputs
 from flakit.ops.rwkv7 import reference
@@ -167,6 +168,38 @@ def test_keeping_every_token_is_right():
     x = weak_test.inputs(fast=False, T=12, K=8)
     torch.testing.assert_close(weak_test.forgetful(x, 12), reference.forward(**x)[0])
     assert weak_test.error(x, 11) > 0
+
+
+@pytest.mark.parametrize("fast", [True, False], ids=["fast", "real"])
+def test_an_output_is_the_sum_of_what_comes_from_every_token(fast):
+    x = weak_test.inputs(fast=fast, T=20, K=8)
+    truth = reference.forward(**x)[0]
+    for keep in (1, 3, 20):
+        summed = torch.zeros_like(truth)
+        for back, part in enumerate(weak_test._parts(x, keep)):
+            summed[:, back:] += part
+        torch.testing.assert_close(summed, weak_test.forgetful(x, keep))
+    only = {**x, "v": x["v"] * (torch.arange(20) == 15)[None, :, None, None]}
+    part = weak_test._parts(x, 5)[4][:, 15]  # of the output at 19, from 15
+    torch.testing.assert_close(part, reference.forward(**only)[0][:, 19])
+
+
+def test_a_weak_test_shows_what_is_measured():
+    shown = weak_test.show(keep=2, K=16, T=64, seed=5)
+    rows = weak_test.at(keep=2, K=16, T=64, seed=5)
+    both = [weak_test.inputs(fast=fast, T=64, K=16, seed=5) for fast in (True, False)]
+    assert shown.off == (rows[0].measured, rows[2].measured) == tuple(weak_test.error(x, 2) for x in both)
+    # Of the test's inputs all that is lost is nearly all of it the first token that is; of the model's it is not.
+    assert shown.seen[0][2] == pytest.approx(shown.off[0], rel=0.05)
+    assert shown.seen[1][2] < 0.8 * shown.off[1]
+
+
+def test_the_test_is_said_to_pass_where_the_law_is_below_its_tolerance():
+    picture = WeakTestPicture(9.4)
+    for keep in (1, 2, 3, 4):
+        said = picture.say(weak_test.show(keep=keep, K=32, T=128))
+        passes = weak_test.law(keep) < weak_test.TOLERANCE
+        assert ("the test passes it" in said, "the test catches it" in said) == (passes, not passes)
 
 
 @pytest.mark.parametrize(

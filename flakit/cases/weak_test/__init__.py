@@ -15,6 +15,8 @@ model's, and 1% with the test's.
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated
 
 import numpy as np
@@ -56,6 +58,27 @@ def forgetful(inputs: Mapping[str, Tensor], keep: int = 3) -> Tensor:
 def error(inputs: Mapping[str, Tensor], keep: int = 3) -> float:
     """The relative L2 error of the forgetful operator's o."""
     return relative_l2(forgetful(inputs, keep), reference.forward(**inputs)[0])
+
+
+def seen(inputs: Mapping[str, Tensor], tokens: int = 24) -> Tensor:
+    """How much of o comes from the token so many steps back, [tokens]: the L2 norm of that part, relative to o's.
+
+    o_t is a sum of the values v_j, each times r_t^T A_t ... A_{j+1} k_j with A = diag(e^w) + b a^T; this walks from t
+    back to j. A forgetful operator's error is the norm of the parts that it leaves out.
+    """
+    parts = _parts(inputs, tokens)
+    whole = reference.forward(**inputs)[0].norm()
+    return torch.stack([part.norm() for part in parts]) / whole
+
+
+def _parts(inputs: Mapping[str, Tensor], tokens: int) -> list[Tensor]:
+    """The part of every o that comes from so many steps back, [B, T - steps, H, V] each, from the output t = steps."""
+    x, parts = inputs["r"], []
+    for _ in range(min(tokens, x.shape[1])):
+        k, v, w, a, b = (inputs[name][:, : x.shape[1]] for name in "kvwab")
+        parts.append((x * k).sum(-1, keepdim=True) * v)
+        x = (w.exp() * x + a * (b * x).sum(-1, keepdim=True))[:, 1:]
+    return parts
 
 
 def law(keep: int = 3, K: int = 32) -> float:
@@ -104,6 +127,24 @@ def _reset_rows(T: int = 256, every: int = 64) -> list[Row]:
     return rows
 
 
+@dataclass(frozen=True)
+class Shown:
+    """With the test's decays, then with the model's: from how far back o comes, and how far a forgetful o is off."""
+
+    keep: int
+    seen: tuple[Tensor, Tensor]
+    """The norm of what comes from so many tokens back, [tokens], relative to o's."""
+    off: tuple[float, float]
+    """The relative L2 error of the operator that keeps `keep` tokens."""
+
+
+@lru_cache(maxsize=4)
+def show(*, keep: int, K: int, T: int, seed: int = 0) -> Shown:
+    """What `at` measures, and where it comes from."""
+    both = [inputs(fast=fast, T=T, K=K, seed=seed) for fast in (True, False)]
+    return Shown(keep, tuple(seen(x) for x in both), tuple(error(x, keep) for x in both))
+
+
 def at(
     *,
     keep: Annotated[int, Range(1, 6)] = 3,
@@ -112,7 +153,7 @@ def at(
     seed: int = 0,
 ) -> list[Row]:
     """How many tokens are kept: the error with the test's decays and with the model's, and whether 0.005 accepts it."""
-    fast, real = (error(inputs(fast=which, T=T, K=K, seed=seed), keep) for which in (True, False))
+    fast, real = show(keep=keep, K=K, T=T, seed=seed).off
     predicted = law(keep, K)
     recorded = 8e-4 if (keep, K) == (3, 32) else math.nan
     within = 1.5 * math.sqrt(9 * 1.6**keep / (2 * T))  # 3 of the standard deviations that 24 seeds have
