@@ -9,6 +9,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ..numerics.words import number
+
+Terms = tuple[tuple[str, ...], ...]
+"""A sum of products of arrays by name, summed over every axis that the result has not; "-" is a factor of -1."""
+
+Said = tuple[str, str]
+"""A formula, and the same with its numbers."""
+
 
 @dataclass(frozen=True)
 class Block:
@@ -43,6 +51,8 @@ class Scene:
     followed: per pass, the matrix whose size is followed along time, and the words above it.
     labels: how a vector is written where it is not its name with an index t.
     words: how a readout writes a name where the name does not say it.
+    axes: of every array, a letter each; "*" for one that no other array has.
+    terms: what each array is made of; where that is no sum of products, what says it for a frame and a cell.
     """
 
     forward: tuple[Row, ...]
@@ -51,6 +61,8 @@ class Scene:
     groups: Mapping[str, tuple[str, ...]]
     decay: str
     followed: Mapping[str, tuple[str, str]]
+    axes: Mapping[str, str]
+    terms: Mapping[str, Terms | Callable[[Mapping[str, np.ndarray], tuple[int, ...]], Said]]
     decays: str = "row of the state"
     labels: Mapping[str, str] = field(default_factory=dict)
     words: Mapping[str, str] = field(default_factory=dict)
@@ -65,6 +77,96 @@ class Scene:
         """The vectors that come out of a pass."""
         blocks = [block for row in getattr(self, which) for block in row.blocks]
         return tuple(name for block in blocks for name in (block.right, block.bottom) if name)
+
+    def symbol(self, name: str, t: int) -> str:
+        """A name with its token; what belongs to the token before says so."""
+        if name in ("scale", "u"):
+            return name
+        return f"{self.word(name)}_{t - name.endswith('_before')}"
+
+    def arithmetic(self, frame: Mapping[str, np.ndarray], name: str, cell: tuple[int, ...], t: int) -> Said | None:
+        """How a cell of an array came about: the formula, and its numbers; None for what comes from outside of t.
+
+        Of a sum over an axis the two largest products are said, and how many more there are.
+        """
+        terms = self.terms.get(name)
+        if terms is None or callable(terms):
+            return terms and terms(frame, cell)
+        here = dict(zip(self.axes[name], cell, strict=True))
+        sums = sum(any(set(self.axes.get(x, "")) - set(here) for x in term) for term in terms)
+        formulas, numbers = [], []
+        for term in terms:
+            sign, factors = ("- ", term[1:]) if term[0] == "-" else ("+ ", term)
+            outer = [x for x in factors if set(self.axes.get(x, "")) <= set(here)]
+            inner = [x for x in factors if x not in outer]
+            words = [self.symbol(x, t) for x in outer], [self.symbol(x, t) for x in inner]
+            formulas.append(sign + " ".join([*words[0], *(["Σ", *words[1]] if inner else [])]))
+            shown = [_said(_entries(frame[x], self.axes.get(x, ""), here)) for x in outer]
+            if inner:
+                arrays = [_entries(frame[x], self.axes[x], here) for x in inner]
+                products = _products(arrays) if sums == 1 else _said(_total(arrays))
+                shown.append(f"({products})" if outer and sums == 1 else products)
+            numbers.append(sign + " · ".join(shown))
+        return " ".join(formulas).removeprefix("+ "), " ".join(numbers).removeprefix("+ ")
+
+
+def _entries(x: np.ndarray, axes: str, here: Mapping[str, int]) -> np.ndarray:
+    """The entries of an array at a cell: a number, or one for every place of the axis that is summed over."""
+    return np.asarray(x)[tuple(here.get(axis, slice(None)) for axis in axes)]
+
+
+def _said(x: np.ndarray) -> str:
+    return number(float(x), 3)
+
+
+def _total(arrays: list[np.ndarray]) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        return np.prod(np.broadcast_arrays(*arrays), axis=0).sum()
+
+
+def _products(arrays: list[np.ndarray]) -> str:
+    arrays = [np.float64(x) for x in arrays]
+    with np.errstate(all="ignore"):
+        sizes = np.abs(np.prod(arrays, axis=0))
+    sizes[np.isnan(sizes)] = np.inf
+    largest = sorted(np.argsort(-sizes, kind="stable")[:2])
+    words = " + ".join(" · ".join(_said(x[n]) for x in arrays) for n in largest)
+    more = sizes.size - len(largest)
+    return f"{words} + {more} smaller" if more else words
+
+
+def _axes(**names: str) -> dict[str, str]:
+    """The axes of every array from the arrays of every kind of axes."""
+    return {name: axes.replace("_", "*") for axes, group in names.items() for name in group.split()}
+
+
+def _sum(*terms: str) -> Terms:
+    return tuple(tuple(term.split()) for term in terms)
+
+
+def _softmax(frame: Mapping[str, np.ndarray], cell: tuple[int, ...]) -> Said:
+    z = np.float64(frame["scores"])
+    with np.errstate(all="ignore"):
+        total = z.max() + np.log(np.exp(z - z.max()).sum())
+    return "e^z / Σ e^z", f"e^({number(float(z[cell]))} - {number(float(total))})"
+
+
+def _softmax_gradient(frame: Mapping[str, np.ndarray], cell: tuple[int, ...]) -> Said:
+    p, dp = np.float64(frame["p"]), np.float64(frame["dp"])
+    with np.errstate(all="ignore"):
+        mean = float((p * dp).sum())
+    return "p (dp - Σ p dp)", f"{number(float(p[cell]))} · ({number(float(dp[cell]))} - {number(mean)})"
+
+
+def _passed_slots(frame: Mapping[str, np.ndarray], cell: tuple[int, ...]) -> Said:
+    """Values of a slot first, then its keys."""
+    slot, column = cell
+    V = frame["hv_before"].shape[1]
+    if column < V:
+        formula, factors = "e^g hv Dv", (frame["hv_before"][slot, column], frame["dhv"][slot, column])
+    else:
+        formula, factors = "e^g hk Dk", (frame["hk_before"][column - V, slot], frame["dhk"][column - V, slot])
+    return formula, " · ".join(number(float(x)) for x in (frame["decay"][slot], *factors))
 
 
 SCENES: dict[str, Scene] = {
@@ -139,7 +241,40 @@ SCENES: dict[str, Scene] = {
             "backward": ("dstate", "Size of $D_t$, walked from\nright to left"),
         },
         labels={"decay": "$e^{w_t}$", "uk": r"$u\,k_t$"},
-        words={"state": "S", "dstate": "D"},
+        words={
+            "state": "S",
+            "state_before": "S",
+            "dstate": "D",
+            "dstate_before": "D",
+            "decay": "e^w",
+            "uk": "u k",
+            "kv": "written",
+            "passed": "product",
+            "dkept": "kept",
+            "dread": "from the read",
+        },
+        axes=_axes(
+            K="r k u uk w decay dr dk dw",
+            V="v o do dv",
+            KV="kv state_before bonus read kept state dstate dstate_before passed dkept dread",
+        ),
+        terms={
+            "uk": _sum("u k"),
+            "bonus": _sum("u k v"),
+            "read": _sum("state_before", "u k v"),
+            "o": _sum("scale r read"),
+            "kept": _sum("decay state_before"),
+            "kv": _sum("k v"),
+            "state": _sum("decay state_before", "k v"),
+            "dr": _sum("scale read do"),
+            "passed": _sum("decay state_before dstate"),
+            "dw": _sum("decay state_before dstate"),
+            "dk": _sum("dstate v", "scale r u do v"),
+            "dv": _sum("dstate k", "scale r u k do"),
+            "dkept": _sum("decay dstate"),
+            "dread": _sum("scale r do"),
+            "dstate_before": _sum("decay dstate", "scale r do"),
+        },
     ),
     "rwkv7": Scene(
         forward=(
@@ -213,7 +348,40 @@ SCENES: dict[str, Scene] = {
             "backward": ("dstate", "Size of $D_t$, walked from\nright to left"),
         },
         labels={"decay": "$e^{w_t}$", "removed": "$f_t$", "dremoved": "$df_t$"},
-        words={"state": "S", "dstate": "D", "removed": "f", "dremoved": "df"},
+        words={
+            "state": "S",
+            "state_before": "S",
+            "dstate": "D",
+            "dstate_before": "D",
+            "decay": "e^w",
+            "kv": "written",
+            "passed": "product",
+            "removed": "f",
+            "dremoved": "df",
+        },
+        axes=_axes(
+            K="r k w a b decay dr dk dw da db",
+            V="v o do dv removed dremoved",
+            KV="kv state_before kept edit state change dstate dstate_before passed",
+        ),
+        terms={
+            "removed": _sum("a state_before"),
+            "kept": _sum("decay state_before"),
+            "edit": _sum("b removed"),
+            "kv": _sum("k v"),
+            "state": _sum("decay state_before", "b removed", "k v"),
+            "change": _sum("state", "- state_before"),
+            "o": _sum("scale r state"),
+            "dr": _sum("scale state do"),
+            "passed": _sum("decay state_before dstate"),
+            "dw": _sum("decay state_before dstate"),
+            "dk": _sum("dstate v"),
+            "dv": _sum("dstate k"),
+            "db": _sum("dstate removed"),
+            "dremoved": _sum("dstate b"),
+            "da": _sum("state_before dremoved"),
+            "dstate_before": _sum("decay dstate", "a dremoved"),
+        },
     ),
     "gsa": Scene(
         forward=(
@@ -285,6 +453,48 @@ SCENES: dict[str, Scene] = {
             "backward": ("dhv", "Size of $Dv_t$, walked from\nright to left"),
         },
         labels={"decay": "$e^{g_t}$", "scores": "$z_t$", "dscores": "$dz_t$"},
-        words={"scores": "z", "dhv": "Dv"},
+        words={
+            "scores": "z",
+            "dscores": "dz",
+            "hk_before": "hk",
+            "hv_before": "hv",
+            "hk_kept": "kept",
+            "hv_kept": "kept",
+            "ks": "written",
+            "sv": "written",
+            "passed": "product",
+            "dhk": "Dk",
+            "dhv": "Dv",
+            "dhk_before": "Dk",
+            "decay": "e^g",
+        },
+        axes=_axes(
+            K="q k dq dk",
+            V="v o do dv",
+            M="s g decay scores p ds dg dp dscores",
+            KM="hk_before hk_kept ks hk dhk dhk_before",
+            MV="hv_before hv_kept sv hv dhv dhv_before",
+            M_="passed",
+        ),
+        terms={
+            "hk_kept": _sum("hk_before decay"),
+            "ks": _sum("k s"),
+            "hk": _sum("hk_before decay", "k s"),
+            "scores": _sum("scale q hk"),
+            "hv_kept": _sum("decay hv_before"),
+            "sv": _sum("s v"),
+            "hv": _sum("decay hv_before", "s v"),
+            "p": _softmax,
+            "o": _sum("p hv"),
+            "dp": _sum("hv do"),
+            "dscores": _softmax_gradient,
+            "dv": _sum("dhv s"),
+            "ds": _sum("dhv v", "dhk k"),
+            "passed": _passed_slots,
+            "dg": _sum("decay hv_before dhv", "decay hk_before dhk"),
+            "dq": _sum("scale hk dscores"),
+            "dk": _sum("dhk s"),
+            "dhk_before": _sum("dhk decay"),
+        },
     ),
 }

@@ -4,13 +4,14 @@ A `Scene` says what to draw for an operator.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from . import style
-from .canvas import Canvas
+from .canvas import Canvas, Cell
 from .heatmap import HeatMap
 from .scenes import Row, Scene
 
@@ -38,26 +39,63 @@ def frames(scene: Scene, steps: Iterable, **constants) -> dict[str, list[Frame]]
     return {which: [found[t] for t in sorted(found)] for which, found in passes.items()}
 
 
-# Where things are, in inches.
-_WIDTH, _HEIGHT = 9.0, 5.9
-_LEFT, _SLOT, _MATRIX, _STRIP, _GAP = 0.42, 2.08, 1.42, 0.14, 0.05
-_ROW_TOPS = (5.85, 3.2)
-_TIMELINE, _TIMELINE_WIDTH = 7.08, 1.78
+WORDS = {
+    "survives": {True: "What survives a step, {decay}\n(dark 0, bright 1 or more)", False: "What survives, {decay}"},
+    "t": "t",
+    "size": "log10 of RMS",
+}
+
+DECAYS = "decays over time"
+"""The map of what survives at every step: a row for each entry of the decay, a column for each token."""
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Where things are, in inches."""
+
+    height: float
+    left: float
+    slot: float
+    matrix: tuple[float, float]
+    """Width and height."""
+    rows: tuple[float, float]
+    """The upper edges."""
+    decay: tuple[float, float, float, float]
+    """Left, bottom, width, height of the map of decays over time."""
+    size: tuple[float, float, float, float] | None
+    legend: tuple[float, float]
+
+
+_STRIP, _GAP = 0.13, 0.04
+_PLACES = {
+    True: _Places(
+        4.28, 0.44, 2.14, (1.46, 1.17), (4.27, 2.3), (7.3, 2.82, 2.0, 1.02), (7.3, 0.82, 2.0, 1.0), (7.3, 0.02)
+    ),
+    False: _Places(3.88, 0.42, 1.87, (1.3, 0.82), (3.87, 2.27), (3.7, 0.22, 2.15, 0.27), None, (4.94, 0.51)),
+}
+_WIDE = 9.0
+"""Inches from which on there is room for the wide places."""
 
 
 class Stepper:
-    """The persistent picture of one pass of a scene: `load` a run, then `show(t)` and `canvas.png()`."""
+    """The persistent picture of one pass of a scene: `load` a run, then `show(t)` and `canvas.png()`.
 
-    def __init__(self, scene: Scene, which: str):
+    Every matrix and every vector can be pointed at by its name; where one is drawn again, by its name and a number.
+    """
+
+    def __init__(self, scene: Scene, which: str, width: float = 9.4):
         if which not in ("forward", "backward"):
             raise ValueError(f"which: expected 'forward' or 'backward', got {which!r}")
         self.scene, self.which = scene, which
-        self.canvas = Canvas(_WIDTH, _HEIGHT)
-        self._magnitude = False
+        self.wide = width >= _WIDE
+        self._places, self._width = _PLACES[self.wide], width
+        self.canvas = Canvas(width, self._places.height)
+        self.run, self.magnitude = (), False
         self._matrices: dict[str, list[HeatMap]] = {}
         self._vectors: dict[str, list[tuple[HeatMap, bool]]] = {}
+        self._times: dict[str, int] = {}
         with style.context():
-            for row, top in zip(getattr(scene, which), _ROW_TOPS, strict=True):
+            for row, top in zip(getattr(scene, which), self._places.rows, strict=True):
                 self._draw_row(row, top)
             self._ends = {label: self._draw_scale(n, label) for n, label in enumerate(self._groups())}
             self._draw_timeline()
@@ -65,46 +103,61 @@ class Stepper:
     # Built once.
 
     def _axes(self, left: float, bottom: float, width: float, height: float):
-        ax = self.canvas.figure.add_axes((left / _WIDTH, bottom / _HEIGHT, width / _WIDTH, height / _HEIGHT))
+        across, up = self._width, self._places.height
+        ax = self.canvas.figure.add_axes((left / across, bottom / up, width / across, height / up))
         ax.set(xticks=[], yticks=[])
         return ax
 
     def _text(self, x: float, y: float, text: str, **kwargs):
-        place = {"ha": "center", "va": "center", "fontsize": 9.5}
-        return self.canvas.figure.text(x / _WIDTH, y / _HEIGHT, text, **(place | kwargs))
+        place = {"ha": "center", "va": "center", "fontsize": 9.5 if self.wide else 9}
+        return self.canvas.figure.text(x / self._width, y / self._places.height, text, **(place | kwargs))
+
+    def _called(self, name: str) -> str:
+        self._times[name] = self._times.get(name, 0) + 1
+        return name if self._times[name] == 1 else f"{name} {self._times[name]}"
 
     def _draw_row(self, row: Row, top: float) -> None:
-        self._text(0.15, top - 0.12, row.words, weight="bold", ha="left", fontsize=10)
-        self._text(_LEFT + 3 * _SLOT - 0.1, top - 0.12, row.equation, ha="right", fontsize=10.5)
+        at, (width, height) = self._places, self._places.matrix
+        right = at.left + 2 * at.slot + width + _GAP + _STRIP
+        self._text(0.08, top - 0.11, row.words, weight="bold", ha="left", fontsize=10 if self.wide else 9.5)
+        self._text(right, top - 0.11, row.equation, ha="right", fontsize=10.5 if self.wide else 9)
         for n, block in enumerate(row.blocks):
-            left, bottom = _LEFT + n * _SLOT, top - 0.75 - _MATRIX
-            heat = HeatMap(self.canvas, self._axes(left, bottom, _MATRIX, _MATRIX), cmap=style.SIGNED)
+            left, bottom = at.left + n * at.slot, top - 0.6 - height
+            heat = HeatMap(
+                self.canvas,
+                self._axes(left, bottom, width, height),
+                cmap=style.SIGNED,
+                name=self._called(block.matrix),
+            )
             self._matrices.setdefault(block.matrix, []).append(heat)
-            self._text(left + _MATRIX / 2, top - 0.4, block.title)
-            self._text(left - 0.38, bottom + _MATRIX / 2, block.sign, fontsize=16)
-            far = _MATRIX + _GAP
+            middle = left + width / 2
+            self._text(middle if self.wide else middle - 0.04, top - 0.32, block.title)
+            self._text(left - 0.4, bottom + height / 2, block.sign, fontsize=15)
+            far = _GAP
             if block.left:
-                self._draw_vector(block.left, left - _GAP - _STRIP, bottom, column=True)
+                self._draw_vector(block.left, left - _GAP - _STRIP, bottom, column=True, free=not block.bottom)
             if block.top:
-                self._draw_vector(block.top, left, bottom + far, column=False)
+                self._draw_vector(block.top, left, bottom + height + far, column=False)
             if block.right:
-                place = "left" if block.bottom else "right"
-                self._draw_vector(block.right, left + far, bottom, column=True, out=True, place=place)
+                self._draw_vector(block.right, left + width + far, bottom, column=True, out=True)
             if block.bottom:
                 self._draw_vector(block.bottom, left, bottom - _GAP - _STRIP, column=False, out=True)
 
-    def _draw_vector(self, name, left, bottom, *, column: bool, out: bool = False, place: str = "center") -> None:
-        axes = self._axes(left, bottom, *((_STRIP, _MATRIX) if column else (_MATRIX, _STRIP)))
-        heat = HeatMap(self.canvas, axes, cmap=style.MAGNITUDE if name == self.scene.decay else style.SIGNED)
+    def _draw_vector(self, name, left, bottom, *, column: bool, out: bool = False, free: bool = False) -> None:
+        """free: nothing stands to the right of the label below a column."""
+        width, height = self._places.matrix
+        axes = self._axes(left, bottom, *((_STRIP, height) if column else (width, _STRIP)))
+        cmap = style.MAGNITUDE if name == self.scene.decay else style.SIGNED
+        heat = HeatMap(self.canvas, axes, cmap=cmap, name=self._called(name))
         self._vectors.setdefault(name, []).append((heat, column))
         label = self.scene.label(name)
         if not out:
-            x, y = (left + _STRIP, bottom - 0.1) if column else (left - 0.04, bottom + 0.07)
-            self._text(x, y, label, ha="right")
+            x, y = (left + (not free) * _STRIP, bottom - 0.1) if column else (left - 0.04, bottom + 0.07)
+            self._text(x, y, label, ha="left" if free else "right")
             return
-        # The arrow finds the result for a reader who skips the equation.
-        x = left + {"left": 0, "center": _MATRIX / 2, "right": _STRIP}[place]
-        self._text(x, bottom - 0.12, rf"$\rightarrow$ {label}", ha=place, color=style.VERMILLION, fontsize=10.5)
+        # Results stand on the other side, in a colour of their own, for a reader who skips the equation.
+        x, y = (left, bottom + height + 0.1) if column else (left + width + 0.05, bottom + 0.06)
+        self._text(x, y, label if column else rf"$\rightarrow$ {label}", ha="left", color=style.VERMILLION)
 
     def _groups(self) -> dict[str, list[str]]:
         shown = {
@@ -112,33 +165,60 @@ class Stepper:
         }
         return {label: names for label, names in shown.items() if names}
 
-    def _draw_scale(self, n: int, label: str) -> list:
+    def _draw_scale(self, n: int, label: str):
         """A colour scale; the numbers at its ends move, so that new limits do not cost a full redraw."""
-        left, bottom = _LEFT + n * _SLOT, 0.34
-        ax = self._axes(left, bottom, _MATRIX, 0.1)
-        bar = self._matrices[self._groups()[label][0]][0].colorbar(ax, "", orientation="horizontal")
+        at = self._places
+        if self.wide:
+            left, bottom, width, words = at.left + n * at.slot, 0.06, 0.8, (at.left + n * at.slot, 0.27)
+        else:
+            left, bottom, width, words = 2.0, 0.5 - 0.19 * n, 0.5, (1.94, 0.545 - 0.19 * n)
+        bar = self._matrices[self._groups()[label][0]][0].colorbar(
+            self._axes(left, bottom, width, 0.09), "", orientation="horizontal"
+        )
         bar.set_ticks([])
-        self._text(left + _MATRIX / 2, bottom + 0.2, label, fontsize=8.5)
-        ends = [self._text(left + part * _MATRIX, bottom - 0.13, "", fontsize=8.5) for part in (0, 0.5, 1)]
-        self.canvas.moving(*ends)
+        self._text(*words, label, fontsize=8.5, ha="left" if self.wide else "right")
+        ends = self._text(left + width + 0.05, bottom + 0.045, "", fontsize=8.5, ha="left")
+        self.canvas.moving(ends)
         return ends
 
     def _draw_timeline(self) -> None:
-        left, width = _TIMELINE, _TIMELINE_WIDTH
-        ax = self._axes(left, 3.72, width, 1.5)
-        ax.set_title(
-            f"What survives a step, {self.scene.label(self.scene.decay)}\n(dark 0, bright 1 or more)", fontsize=9.5
-        )
-        ax.set(xlabel="t", ylabel=self.scene.decays)
+        at = self._places
+        ax = self._axes(*at.decay)
+        ax.set_title(WORDS["survives"][self.wide].format(decay=self.scene.label(self.scene.decay)), fontsize=9, pad=3)
         for axis in (ax.xaxis, ax.yaxis):
             axis.set_major_locator(MaxNLocator(4, integer=True))
-        self._decay = HeatMap(self.canvas, ax)
+        if self.wide:
+            ax.set_ylabel(self.scene.decays)
+        else:
+            ax.set_yticks([])
+        ax.tick_params(pad=2)
+        self._decay = HeatMap(self.canvas, ax, name=DECAYS)
+        self._sizes = self._axes(*at.size) if at.size else None
+        if self._sizes:
+            self._draw_sizes(self._sizes)
+        self._cursors = [
+            axes.axvline(0, color=style.BLACK, linestyle=(0, (2, 1)), linewidth=1.6, zorder=4)
+            for axes in filter(None, (ax, self._sizes))
+        ]
+        self.canvas.moving(*self._cursors)
+        self.canvas.figure.legend(
+            handles=style.non_finite_handles(),
+            loc="lower left",
+            bbox_to_anchor=(at.legend[0] / self._width, at.legend[1] / at.height),
+            ncols=2,
+            borderaxespad=0,
+            borderpad=0.2,
+            handlelength=1.5,
+            handletextpad=0.4,
+            columnspacing=1,
+        )
 
-        self._line_ax = ax = self._axes(left, 1.3, width, 1.4)
-        name, label = self.scene.followed[self.which]
-        ax.set_title(label, fontsize=9.5)
-        ax.set(xlabel="t", ylabel="log10 of RMS")
-        ax.yaxis.set_label_coords(-46 / ax.bbox.width, 0.5)
+    def _draw_sizes(self, ax) -> None:
+        _, label = self.scene.followed[self.which]
+        ax.set_title(label, fontsize=9, pad=3)
+        ax.set(xlabel=WORDS["t"], ylabel=WORDS["size"])
+        ax.xaxis.labelpad = 1
+        ax.yaxis.set_label_coords(-50 / ax.bbox.width, 0.5)
         ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
         ax.yaxis.set_major_locator(MaxNLocator(4))
         self._gone = {
@@ -147,15 +227,8 @@ class Stepper:
         }
         (self._line,) = ax.plot([], [], **style.LINES[0], marker="o", markersize=2.5, zorder=3)
         (self._here,) = ax.plot([], [], "o", color=style.VERMILLION, markersize=6, zorder=5)
-        self._cursors = [
-            axes.axvline(0, color=style.BLACK, linestyle=(0, (2, 1)), linewidth=1.6, zorder=4)
-            for axes in (self._decay.ax, ax)
-        ]
         self.canvas.labels(ax.yaxis)
-        self.canvas.moving(*self._gone.values(), self._line, *self._cursors, self._here)
-        self.canvas.figure.legend(
-            handles=style.non_finite_handles(), loc="lower left", bbox_to_anchor=(left / _WIDTH, 0.03), ncols=2
-        )
+        self.canvas.moving(*self._gone.values(), self._line, self._here)
 
     # Changed with every run and every step.
 
@@ -164,18 +237,23 @@ class Stepper:
 
         magnitude: colour by log10 of the absolute value instead of the signed value.
         """
-        if (magnitude, len(run)) != (self._magnitude, len(getattr(self, "run", ()))):
+        if (magnitude, len(run)) != (self.magnitude, len(self.run)):
             self.canvas.stale()
-        self.run, self._magnitude = run, magnitude
+        self.run, self.magnitude = run, magnitude
         for label, names in self._groups().items():
             limits = self._set_colours([heat for name in names for heat in self._matrices[name]], names)
-            for text, value in zip(self._ends[label], np.linspace(*limits, 3), strict=True):
-                text.set_text(f"$10^{{{value:.1f}}}$" if magnitude else f"{value:.2g}")
+            self._ends[label].set_text(
+                "$10^{{{:.1f}}}$ … $10^{{{:.1f}}}$".format(*limits) if magnitude else f"±{limits[1]:.2g}"
+            )
         for name, heats in self._vectors.items():
             if name != self.scene.decay:
                 self._set_colours([heat for heat, _ in heats], [name])
 
         self._decay.update(np.stack([frame[self.scene.decay] for frame in run], 1))
+        if self._sizes:
+            self._load_sizes(run)
+
+    def _load_sizes(self, run: Sequence[Frame]) -> None:
         name, _ = self.scene.followed[self.which]
         self._size = np.array([_log_rms(frame[name]) for frame in run])
         self._line.set_data(np.arange(len(run)), self._size)
@@ -186,7 +264,7 @@ class Stepper:
                 self._gone[kind].set_bounds(bad[0] - 0.5, 0, bad[-1] - bad[0] + 1, 1)
         seen = self._size[np.isfinite(self._size)]
         low, high = (seen.min(), seen.max()) if seen.size else (0.0, 0.0)
-        self._line_ax.set(xlim=(-0.5, len(run) - 0.5), ylim=(np.floor(low - 0.2), np.ceil(high + 0.2)))
+        self._sizes.set(xlim=(-0.5, len(run) - 0.5), ylim=(np.floor(low - 0.2), np.ceil(high + 0.2)))
 
     def show(self, t: int) -> None:
         """Move to time step t of the loaded run."""
@@ -200,19 +278,46 @@ class Stepper:
                 heat.update(values[:, None] if column else values[None])
         for cursor in self._cursors:
             cursor.set_xdata([t, t])
-        self._here.set_data([t], [self._size[t]])
+        if self._sizes:
+            self._here.set_data([t], [self._size[t]])
+
+    # Cells that are pointed at.
+
+    def entry(self, cell: Cell) -> tuple[str, tuple[int, ...]]:
+        """The array whose cell this is, and the place in it; of `DECAYS` its row alone."""
+        if cell.map == DECAYS:
+            return self.scene.decay, (cell.row,)
+        name, *_ = cell.map.split()
+        if name in self._matrices:
+            return name, (cell.row, cell.column)
+        (column,) = [column for heat, column in self._vectors[name] if heat.name == cell.map]
+        return name, (cell.row if column else cell.column,)
+
+    def beside(self, cell: Cell, t: int) -> list[tuple[str, int | None, int | None]]:
+        """The same row and column in every other map that has them, and the token t among the decays."""
+        name, place = self.entry(cell)
+        here = dict(zip(self.scene.axes[name], place, strict=True))
+        found = []
+        for name, heats in self._matrices.items():
+            rows, columns = (here.get(axis) for axis in self.scene.axes[name])
+            found += [(heat.name, rows, columns) for heat in heats]
+        for name, heats in self._vectors.items():
+            at = here.get(self.scene.axes[name])
+            found += [(heat.name, at, None) if column else (heat.name, None, at) for heat, column in heats]
+        found.append((DECAYS, here.get(self.scene.axes[self.scene.decay]), t))
+        return [each for each in found if each[0] != cell.map and each[1:] != (None, None)]
 
     def _set_colours(self, heats: Iterable[HeatMap], names: Iterable[str]) -> tuple[float, float]:
         smallest, largest = _range(self.run, names)
-        limits = (np.log10(smallest), np.log10(largest)) if self._magnitude else (-largest, largest)
+        limits = (np.log10(smallest), np.log10(largest)) if self.magnitude else (-largest, largest)
         for heat in heats:
-            heat.colours.set_cmap(style.MAGNITUDE if self._magnitude else style.SIGNED)
+            heat.colours.set_cmap(style.MAGNITUDE if self.magnitude else style.SIGNED)
             heat.colours.set_clim(*limits)
         return limits
 
     def _shown(self, x: np.ndarray) -> np.ndarray:
         x = np.float64(x)
-        if not self._magnitude:
+        if not self.magnitude:
             return x
         x = np.abs(x)
         return np.log10(np.where(x == 0, np.finfo(np.float64).tiny, x))  # -inf would be hatched as non-finite

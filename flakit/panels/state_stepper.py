@@ -1,16 +1,20 @@
 """Step through time, forward and backward: what is read, what is kept, what is written."""
 
+import functools
 import math
+from collections.abc import Callable
 
 import ipywidgets as widgets
 import numpy as np
 import torch
 
-from ..figures.scenes import SCENES
-from ..figures.stepper import Frame, Stepper, frames
+from ..figures.canvas import Cell
+from ..figures.scenes import SCENES, Scene
+from ..figures.stepper import DECAYS, Frame, Stepper, frames
 from ..numerics.evaluate import cotangents
 from ..numerics.inputs import inputs
 from ..numerics.operators import OPERATORS
+from ..numerics.words import number
 from . import knobs
 from .base import Panel, Player
 from .shared import chosen, decay_knobs, literal, only_for, own_default
@@ -20,40 +24,112 @@ ROOT = "K^-0.5"
 _PROFILES = {name: {"rwkv6": "rwkv6-wide"}.get(name, op.profile) for name, op in OPERATORS.items()}
 _SCALES = {name: ROOT if op.scale_exponent else 1.0 for name, op in OPERATORS.items()}
 
+WORDS = {
+    "T": "length T",
+    "t": "time t",
+    "growing": "growing: +|decay|",
+    "K": "rows K",
+    "V": "columns V",
+    "M": "slots M",
+    "scale": "scale",
+    "dtype": "dtype",
+    "colours": "colours",
+    "value": "signed value",
+    "size": "log10 of the size",
+    "directions": {"forward": "forward", "backward": "backward"},
+    "alt": "Heat maps of one time step: the state, what is read from it, what is kept and what is written; beside "
+    "them what survives of each row at every step",
+    "where": "{direction}, token {t} of 0 to {last}: {step}.",
+    "survives": "{factor} of each {decays} survives the step",
+    "multiplied": "the step multiplies each {decays} by {factor}",
+    "between": "between {low} and {high}",
+    "sizes": "Typical size (root mean square): {sizes}.",
+    "fine": "Everything is finite, forward and backward.",
+    "bad here": "Not finite: {bad}.",
+    "bad there": "{direction}, {bad} are not finite.",
+    "bad array": "{name} at t = {steps}",
+    "grows": "Each step multiplies the {memory} by e^{decay}; {dtype} ends at e^{limit}, after about {steps} steps.",
+    "memory": {1: "state", 2: "slots"},
+    "arithmetic": "{name}[{place}] = {formula} = {numbers} = {value}{true}",
+    "given": "{name}[{place}] = {value}",
+    "decay": "{name}[{place}] = e^{exponent} = {value}",
+    "true": " (true: {true})",
+    "comment": "a decay must not be positive: with this one the state grows without end",
+}
+
+PRESETS = {
+    "remembers": {"profile": "constant", "decay": -0.03, "T": 16, "t": 15, "direction": "forward"},
+    "forgets": {"profile": "constant", "decay": -2.0, "T": 16, "t": 15, "direction": "forward"},
+    "backward": {"profile": "constant", "decay": -0.5, "T": 16, "t": 8, "direction": "backward"},
+    "overflows": {"profile": GROWING, "decay": -8.0, "T": 16, "t": 12, "direction": "forward"},
+}
+
+
+class Passes(Player):
+    """Play over both passes, stopping at the end of each: the next press goes on with the other one.
+
+    Places are 0 … T-1 forward, then T … 2T-1 backward; play has those of one pass.
+    """
+
+    def __init__(self, T: int, go: Callable[[int], None]):
+        self._T, self._showing = T, False
+        super().__init__(T - 1, go)
+
+    def step(self, by: int) -> None:
+        """On or back along both passes, stopping at their ends."""
+        super()._moved(min(max(self.place + by, 0), 2 * self._T - 1))
+
+    def show(self, place: int, T: int) -> None:
+        """Where things stand now, which nobody has to be told of."""
+        first = place // T * T
+        self.place, self._T, self._showing = place, T, True
+        with self.play.hold_sync():
+            self.play.min, self.play.max = 0, 2 * T - 1
+            self.play.value = place
+            self.play.min, self.play.max = first, first + T - 1
+        self._showing = False
+
+    def _moved(self, place: int) -> None:
+        if self._showing:
+            return
+        # Where play is pressed at the end, the browser goes back to the beginning of the pass, playing.
+        if self.play.playing and self.place == self.play.max and place == self.play.min:
+            place = (self.place + 1) % (2 * self._T)
+        super()._moved(place)
+
 
 class StateStepper(Panel):
     """The recurrence of an operator's reference, one step at a time; every array is what `reference.steps` yields."""
 
     name = "state-stepper"
-    readout_lines = 4
+    on_view = ("t", "decay")
+    presets = PRESETS
+    readout_lines = 3
 
-    def __init__(self, op: str = "rwkv6", **settings):
-        self._steppers: dict[tuple[str, str], Stepper] = {}
-        self._made_for = self._run = self._loaded = None
+    def __init__(self, op: str = "rwkv6", show=None, **settings):
+        self._run = functools.lru_cache(maxsize=4)(_run)
         first = next(iter(SCENES))
         made = {
             "op": knobs.operator_choice(first, SCENES),
-            **decay_knobs(self, _PROFILES[first], -0.5, {"growing: +|decay|": GROWING}),
-            "T": knobs.steps(16, (8, 16, 32, 64), "length T"),
-            "K": knobs.steps(8, (2, 4, 8, 16), "rows K"),
-            "V": knobs.steps(8, (2, 4, 8, 16), "columns V"),
-            "M": knobs.steps(8, (2, 4, 8, 16), "slots M"),
-            "scale": knobs.choice(_SCALES[first], {ROOT: ROOT, "1": 1.0}, "scale"),
-            "dtype": knobs.choice("float32", ("float32", "float64"), "dtype"),
-            "colours": knobs.choice("value", {"signed value": "value", "log10 of the size": "size"}, "colours"),
-            "direction": widgets.ToggleButtons(options=["forward", "backward"], style={"button_width": "96px"}),
-            "t": knobs.integer(0, 0, 15, "time t"),
+            "T": knobs.steps(16, (8, 16, 32, 64), WORDS["T"]),
+            "t": knobs.integer(0, 0, 15, WORDS["t"]),
+            **decay_knobs(self, _PROFILES[first], -0.5, {WORDS["growing"]: GROWING}),
+            "direction": widgets.ToggleButtons(
+                options=[(words, name) for name, words in WORDS["directions"].items()], style={"button_width": "96px"}
+            ),
+            "K": knobs.steps(8, (2, 4, 8, 16), WORDS["K"]),
+            "V": knobs.steps(8, (2, 4, 8, 16), WORDS["V"]),
+            "M": knobs.steps(8, (2, 4, 8, 16), WORDS["M"]),
+            "scale": knobs.choice(_SCALES[first], {ROOT: ROOT, "1": 1.0}, WORDS["scale"]),
+            "dtype": knobs.choice("float32", ("float32", "float64"), WORDS["dtype"]),
+            "colours": knobs.choice("value", {WORDS[name]: name for name in ("value", "size")}, WORDS["colours"]),
         }
         own_default(self, made["op"], made["profile"], _PROFILES)
         own_default(self, made["op"], made["scale"], _SCALES)
         only_for(self, made["op"], made["M"], [name for name, each in OPERATORS.items() if "M" in each.sizes])
         made["T"].observe(lambda change: self._lengthen(change.new), "value")
         super().__init__(
-            made,
-            {"op": op, **settings},
-            alt="Heat maps of one time step: the state, what is read from it, what is kept and what is written; beside "
-            "them the decays and the size of the state over time",
-            player=Player(31, self._go_to),
+            made, {"op": op, **settings}, alt=WORDS["alt"], show=show, player=Passes(made["T"].value, self._go_to)
         )
 
     # Moving through time.
@@ -81,62 +157,99 @@ class StateStepper(Panel):
     # What a panel does.
 
     def compute(self, op, profile, decay, T, K, V, M, scale, dtype, seed, **_) -> dict[str, list[Frame]]:
-        made_for = (op, profile, decay, T, K, V, M, scale, dtype, seed)
-        if made_for != self._made_for:
-            of = OPERATORS[op]
-            decays = chosen(profile, decay)
-            x = inputs(op, T=T, H=1, K=K, V=V, **_slots(op, M), decay=decays, dtype=getattr(torch, dtype), seed=seed)
-            if profile == GROWING:
-                x[of.decay] = -x[of.decay]
-            do, _ = cotangents(op, x)
-            scale = K**-0.5 if scale == ROOT else scale
-            still = {name: x[name] for name in of.tensors if name not in of.sequences}
-            self._run = frames(SCENES[op], of.reference.steps(**x, scale=scale, do=do), scale=scale, **still)
-            self._made_for = made_for
-        return self._run
+        return self._run(op, profile, decay, T, K, V, M, scale, dtype, seed)
 
     def draw(self, run, *, op, direction, t, colours, **_) -> None:
         stepper = self._stepper(op, direction)
         self.canvas = stepper.canvas
-        loaded = (self._made_for, direction, colours)
-        if loaded != self._loaded:
+        if stepper.run is not run[direction] or stepper.magnitude != (colours == "size"):
             stepper.load(run[direction], magnitude=colours == "size")
-            self._loaded = loaded
         stepper.show(t)
-        self.player.show(self.position, 2 * self.knobs["T"].value - 1)
+        self.player.show(self.position, self.knobs["T"].value)
+
+    def _stepper(self, op: str, direction: str) -> Stepper:
+        return self.figure(_stepper, op, direction)
 
     def describe(self, run, *, op, profile, decay, T, direction, t, dtype, **_) -> str:
         scene, frame = SCENES[op], run[direction][t]
-        survives = frame[scene.decay]
+        low, high = (number(float(x), 3) for x in (frame[scene.decay].min(), frame[scene.decay].max()))
+        factor = low if low == high else WORDS["between"].format(low=low, high=high)
+        step = WORDS["survives" if frame[scene.decay].max() <= 1 else "multiplied"]
         followed, _ = scene.followed[direction]
-        sizes = (f"{scene.word(name)} {_rms(frame[name]):.3g}" for name in (*scene.outputs(direction), followed))
+        sizes = (f"{scene.word(name)} {number(_rms(frame[name]), 3)}" for name in (*scene.outputs(direction), followed))
+        words = WORDS["directions"][direction].capitalize()
         lines = [
-            f"{direction}, t = {t} of 0 … {T - 1}: between {survives.min():.3g} and {survives.max():.3g} of each "
-            f"{scene.decays} survives the step.",
-            f"Size (RMS): {', '.join(sizes)}.",
+            WORDS["where"].format(
+                direction=words, t=t, last=T - 1, step=step.format(factor=factor, decays=scene.decays)
+            ),
+            WORDS["sizes"].format(sizes=", ".join(sizes)),
         ]
-        bad = []
-        for which in ("forward", "backward"):
+        lines.append(self._bad(run, scene, direction))
+        if profile == GROWING and decay < 0:
+            limit = math.log(torch.finfo(getattr(torch, dtype)).max)
+            grows = WORDS["grows"].format(
+                memory=WORDS["memory"][len(OPERATORS[op].states)],
+                decay=f"{-decay:g}",
+                dtype=dtype,
+                limit=f"{limit:.1f}",
+                steps=f"{limit / -decay:.0f}",
+            )
+            lines[-1] += f" {grows}"
+        return "\n".join(lines)
+
+    def _bad(self, run, scene: Scene, direction: str) -> str:
+        """What is not finite: when, in the pass that is shown, and no more than that in the other one."""
+        bad = {}
+        for which in run:
             for name in (*scene.outputs(which), scene.followed[which][0]):
                 steps = [n for n, frame in enumerate(run[which]) if not np.isfinite(frame[name]).all()]
                 if steps:
-                    bad.append(f"{scene.word(name)} at t = {_ranges(steps)}")
-        lines.append(f"Not finite: {'; '.join(bad)}." if bad else "Everything is finite, forward and backward.")
-        if profile == GROWING and decay < 0:
-            limit = math.log(torch.finfo(getattr(torch, dtype)).max)
-            memory = "state" if len(OPERATORS[op].states) == 1 else "slots"
-            lines.append(
-                f"Each step multiplies the {memory} by e^{-decay:g}; {dtype} ends at e^{limit:.1f}, after about "
-                f"{limit / -decay:.0f} steps."
+                    words = WORDS["bad array"] if which == direction else "{name}"
+                    bad.setdefault(which, []).append(words.format(name=scene.word(name), steps=_ranges(steps)))
+        if not bad:
+            return WORDS["fine"]
+        here, other = bad.pop(direction, None), [*bad.items()]
+        parts = [WORDS["bad here"].format(bad="; ".join(here))] if here else []
+        parts += [
+            WORDS["bad there"].format(direction=WORDS["directions"][which].capitalize(), bad=", ".join(names))
+            for which, names in other
+        ]
+        return " ".join(parts)
+
+    # Cells that are pointed at.
+
+    def arithmetic(self, run, cell: Cell, *, op, direction, t, **setting) -> str:
+        scene, stepper = SCENES[op], self._stepper(op, direction)
+        name, place = stepper.entry(cell)
+        t = cell.column if cell.map == DECAYS else t
+        frame = run[direction][t]
+        value = float(frame[name][place])
+        words = {"name": scene.symbol(name, t), "place": ", ".join(map(str, place)), "value": number(value, 3)}
+        if name == scene.decay:
+            exponent = number(float(frame[OPERATORS[op].decay][place]), 3)
+            return WORDS["decay"].format(exponent=exponent, **words)
+        said = scene.arithmetic(frame, name, place, t)
+        if said is None:
+            return WORDS["given"].format(**words)
+        true = ""
+        if not math.isfinite(value):
+            exact = self._run(
+                op, *(setting[x] for x in ("profile", "decay", "T", "K", "V", "M", "scale")), "float64", setting["seed"]
             )
-        return "\n".join(lines)
+            exact = float(exact[direction][t][name][place])
+            true = WORDS["true"].format(true=number(exact, 3)) if math.isfinite(exact) else ""
+        return WORDS["arithmetic"].format(formula=said[0], numbers=said[1], true=true, **words)
+
+    def beside(self, cell: Cell) -> list[tuple[str, int | None, int | None]]:
+        at = self.setting
+        return self._stepper(at["op"], at["direction"]).beside(cell, at["t"])
 
     def script(self, op, profile, decay, T, K, V, M, scale, dtype, direction, t, seed, **_) -> str:
         scene, which = SCENES[op], OPERATORS[op].decay
         derived = [name for each in scene.derived.values() for name in each]
         names = [*scene.outputs(direction), scene.followed[direction][0]]
         names = [name for name in names if name not in derived]
-        grow = f"x[{which!r}] = -x[{which!r}]  # a decay must not be positive: this is casebook 1\n"
+        grow = f"x[{which!r}] = -x[{which!r}]  # {WORDS['comment']}\n"
         grow = grow if profile == GROWING else ""
         sizes = {"T": T, "H": 1, "K": K, "V": V, **_slots(op, M)}
         sizes = ", ".join(f"{name}={size}" for name, size in sizes.items())
@@ -158,10 +271,22 @@ for name in {names!r}:
     print(values)
 """
 
-    def _stepper(self, op: str, direction: str) -> Stepper:
-        if (op, direction) not in self._steppers:
-            self._steppers[op, direction] = Stepper(SCENES[op], direction)
-        return self._steppers[op, direction]
+
+def _stepper(op: str, direction: str, width: float) -> Stepper:
+    return Stepper(SCENES[op], direction, width)
+
+
+def _run(op, profile, decay, T, K, V, M, scale, dtype, seed) -> dict[str, list[Frame]]:
+    """The frames of both passes. The same numbers in another dtype are rounded from the same float64 ones."""
+    of = OPERATORS[op]
+    sizes = {"T": T, "H": 1, "K": K, "V": V, **_slots(op, M)}
+    x = inputs(op, **sizes, decay=chosen(profile, decay), dtype=getattr(torch, dtype), seed=seed)
+    if profile == GROWING:
+        x[of.decay] = -x[of.decay]
+    do, _ = cotangents(op, x)
+    scale = K**-0.5 if scale == ROOT else scale
+    still = {name: x[name] for name in of.tensors if name not in of.sequences}
+    return frames(SCENES[op], of.reference.steps(**x, scale=scale, do=do), scale=scale, **still)
 
 
 def _slots(op: str, M: int) -> dict[str, int]:
@@ -185,14 +310,15 @@ def _ranges(steps: list[int]) -> str:
     return ", ".join(f"{a}" if a == b else f"{a} … {b}" for a, b in runs)
 
 
-def state_stepper(op: str = "rwkv6", **settings) -> StateStepper:
+def state_stepper(op: str = "rwkv6", show=None, **settings) -> StateStepper:
     """A panel that steps through an operator's recurrence, forward and backward.
 
-    op: an operator of `flakit.numerics.operators.OPERATORS`.
+    op: an operator of `flakit.numerics.operators.OPERATORS`. show: names of the knobs on view, instead of the time
+    and the decay; the others lie under "more".
     settings: any of its knobs: profile ("constant", "growing" or one of `flakit.numerics.inputs.DECAYS`), decay (the
     natural-log decay of "constant"), T, K, V, M (GSA's slots), scale, dtype, colours ("value" or "size"), direction,
     t, seed.
 
     >>> state_stepper(profile="constant", decay=-0.1, T=32, t=5)
     """
-    return StateStepper(op, **settings)
+    return StateStepper(op, show, **settings)

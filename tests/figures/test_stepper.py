@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 import torch
 
+from flakit.figures.canvas import Cell
 from flakit.figures.scenes import SCENES
-from flakit.figures.stepper import Stepper, frames
+from flakit.figures.stepper import DECAYS, Stepper, frames
 from flakit.numerics.inputs import inputs
 from flakit.numerics.operators import OPERATORS
+from tests.figures.words import assert_legible
 
 SCENE = SCENES["rwkv6"]
 SIZES = {"K": 4, "V": 3, "M": 5}
@@ -183,6 +185,78 @@ def test_zeros_and_emptied_states_are_finite_colours():
         stepper.show(0)  # S_{-1} is all zero
         stepper.canvas.png()
         assert not any(h.get_visible() for heats in stepper._matrices.values() for h in heats[0]._hatched.values())
+
+
+@every_operator
+@both_passes
+@pytest.mark.parametrize("width", [9.4, 6.0])
+def test_all_words_are_inside_and_apart(op, which, width):
+    """Also with the longest numbers that a scale can have."""
+    stepper = Stepper(SCENES[op], which, width)
+    stepper.load(run(op, decay=-30.0, grow=True, T=16, K=8, V=8, M=8)[which])
+    stepper.show(3)
+    assert stepper.canvas.pixels[1] <= (430 if width > 9 else 390)
+    assert_legible(stepper.canvas)
+
+
+def made_of(scene, frame, name):
+    """An array by the terms of its scene."""
+    total = 0
+    for term in scene.terms[name]:
+        sign, factors = (-1, term[1:]) if term[0] == "-" else (1, term)
+        axes = [scene.axes.get(x, "") for x in factors]
+        arrays = [np.float64(frame[x]) for x in factors]
+        total = total + sign * np.einsum(f"{','.join(axes)}->{scene.axes[name]}", *arrays)
+    return total
+
+
+@every_operator
+@both_passes
+def test_the_terms_of_every_array_make_it(op, which):
+    scene = SCENES[op]
+    for frame in run(op)[which]:
+        for name, terms in scene.terms.items():
+            if name in frame and not callable(terms):
+                equal(made_of(scene, frame, name), frame[name])
+    shown = {name for name in frame if name in scene.axes}
+    for name in shown:
+        assert frame[name].ndim == len(scene.axes[name])
+
+
+@every_operator
+@both_passes
+def test_every_result_of_a_step_has_terms(op, which):
+    """What comes from outside: the inputs, the gradient of the output, and what another token has handed over."""
+    stepper = Stepper(SCENES[op], which)
+    stepper.load(run(op)[which])
+    stepper.show(2)
+    names = {stepper.entry(Cell(name, 0, 0))[0] for name in stepper.canvas.maps}
+    without = {name for name in names if name not in SCENES[op].terms}
+    of = OPERATORS[op]
+    handed = {"state_before", "dstate", "dhk", "dhv"}
+    assert without <= {*of.sequences, "do", "decay", *handed}
+
+
+@every_operator
+@both_passes
+@pytest.mark.parametrize("width", [9.4, 6.0])
+def test_the_same_row_and_column_light_up_everywhere(op, which, width):
+    scene, stepper = SCENES[op], Stepper(SCENES[op], which, width)
+    stepper.load(run(op)[which])
+    stepper.show(2)
+    for name, (rows, columns) in stepper.canvas.maps.items():
+        cell = Cell(name, rows - 1, columns - 1)
+        array, place = stepper.entry(cell)
+        here = dict(zip(scene.axes[array], place, strict=True))
+        for other, row, column in stepper.beside(cell, 2):
+            assert other != name and stepper.canvas.box(other, row, column)
+            if other == DECAYS:
+                assert column == 2 and row == here.get(scene.axes[scene.decay])
+                continue
+            corner = Cell(other, row or 0, column or 0)
+            axes = scene.axes[stepper.entry(corner)[0]]
+            lit = {axis: at for axis, at in zip(axes, stepper.entry(corner)[1], strict=True) if axis in here}
+            assert lit and lit.items() <= here.items()
 
 
 def test_an_unknown_pass_is_refused():
