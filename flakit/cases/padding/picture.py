@@ -9,7 +9,7 @@ from matplotlib.ticker import MaxNLocator, MultipleLocator
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.heatmap import HeatMap
-from ...figures.marks import axes
+from ...figures.marks import whole_ticks
 from ...numerics.words import number
 from ..laws import LN_MAX
 from . import KEY_GRADIENT, Shown, anchors, tokens
@@ -81,9 +81,12 @@ class Picture:
         self.canvas = Canvas(width, 3.9)
         self._arrows = []
         with style.context():
-            self._sum = axes(self.canvas, left, 0.3, main, 1.0)
+            self._sum = whole_ticks(self.canvas.axes(left, 0.3, main, 1.0))
             self._draw_sum(self._sum)
-            factors, gradient = axes(self.canvas, left, 1.62, main, 0.6), axes(self.canvas, left, 2.48, main, 0.92)
+            factors, gradient = (
+                whole_ticks(self.canvas.axes(left, 1.62, main, 0.6)),
+                whole_ticks(self.canvas.axes(left, 2.48, main, 0.92)),
+            )
             factors.set_title(WORDS["factors"], fontsize=9, pad=3)
             factors.set_ylabel(WORDS["block"])
             self._factors = HeatMap(self.canvas, factors, vmin=-20.0, vmax=20.0, name="factors")
@@ -97,7 +100,7 @@ class Picture:
             self._ends = [
                 ax.axvline(0, color=style.BLUE, linewidth=2, zorder=4) for ax in (self._sum, factors, gradient)
             ]
-            self._draw_limits(axes(self.canvas, width - side - right, 0.3, side, 3.1))
+            self._draw_limits(whole_ticks(self.canvas.axes(width - side - right, 0.3, side, 3.1)))
         self.canvas.moving(*self._ends, *factors.spines.values(), *gradient.spines.values())
 
     def _draw_sum(self, ax) -> None:
