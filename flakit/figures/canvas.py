@@ -94,16 +94,6 @@ class Canvas:
         """
         self._maps[name] = ax, rows, columns
 
-    def divided(self, name: str, ax: Axes, rows: int, columns: int) -> None:
-        """The whole area of axes, whatever their scales, becomes a map of so many even rows and columns."""
-        if name in self._maps:
-            area = self._maps[name][0]
-        else:
-            area = self.figure.add_axes(ax.get_position())
-            area.set_axis_off()
-        area.set(xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5), visible=ax.get_visible())
-        self.pointable(name, area, rows, columns)
-
     @property
     def maps(self) -> Mapping[str, tuple[int, int]]:
         """Rows and columns of every map that can be seen now, by name."""

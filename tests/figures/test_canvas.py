@@ -10,6 +10,7 @@ from PIL import Image
 
 from flakit.figures import style
 from flakit.figures.canvas import Canvas, Cell
+from flakit.figures.marks import Over
 
 
 def line(y, title=""):
@@ -51,8 +52,9 @@ def test_png_holds_the_pixels():
 
 def test_axes_of_any_scale_can_be_divided_into_cells():
     canvas, artist, _ = line([1, 2, 3])
+    over = Over(canvas, artist.axes, "all")
     for rows, columns in ((1, 3), (4, 2)):
-        canvas.divided("all", artist.axes, rows, columns)
+        over.update(rows, columns)
         assert canvas.maps == {"all": (rows, columns)}
         left, top, width, height = canvas.box("all", 0, 0)
         assert (left, top) == pytest.approx((0.2, 0.2))

@@ -9,6 +9,7 @@ from matplotlib.patches import Rectangle
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.heatmap import HeatMap
+from ...figures.marks import Over
 from ...numerics.words import number, percent
 from . import GRADIENTS, Shown
 
@@ -61,23 +62,20 @@ class Picture:
     """Persistent: `update` redraws in place. width: inches."""
 
     def __init__(self, width: float):
-        height, left, right = 3.8, 0.62, 0.72
+        left, right = 0.62, 0.72
         bars = 0.24 * width
         size = width - left - right - bars - 0.5
-        self.canvas = Canvas(width, height)
-
-        def axes(x: float, y: float, wide: float, high: float):
-            return self.canvas.figure.add_axes((x / width, y / height, wide / width, high / height))
-
+        self.canvas = Canvas(width, 3.8)
         with style.context():
-            self._draw_size(axes(left, 1.62, size, 1.86))
-            self._draw_rows(axes(left, 0.48, size, 1.02))
-            self._draw_shares(axes(left + size + 0.5, 0.48, bars, 3.0))
+            self._draw_size(self.canvas.axes(left, 0.32, size, 1.86))
+            self._draw_rows(self.canvas.axes(left, 2.3, size, 1.02))
+            self._draw_shares(self.canvas.axes(left + size + 0.5, 0.32, bars, 3.0))
 
     def _draw_size(self, ax) -> None:
         self._ax = ax
         ax.set_ylabel(WORDS["size"])
         ax.tick_params(labelbottom=False)
+        self._over_size = Over(self.canvas, ax, "size")
         self._lost = ax.add_patch(Rectangle((0, 0), 0, 1, transform=ax.get_xaxis_transform(), linewidth=0, **style.NAN))
         self._end = ax.axhline(0, color=style.GREY, linewidth=1)
         self._end_words = ax.text(
@@ -106,7 +104,7 @@ class Picture:
         self._percents = [ax.text(1.04, row, "", va="center", fontsize=8.5) for row in rows]
         self.canvas.labels(*self._percents)
         self.canvas.moving(*lost, *self._finite, *ax.spines.values())
-        self._shares = ax
+        self._over_shares = Over(self.canvas, ax, "shares")
 
     def update(self, shown: Shown) -> None:
         tokens, top = len(shown.rows), math.log10(torch.finfo(shown.dtype).max)
@@ -130,8 +128,8 @@ class Picture:
         for name, bar, words in zip(_TENSORS, self._finite, self._percents, strict=True):
             bar.set_width(shown.finite[name])
             words.set_text(percent(shown.finite[name]))
-        self.canvas.divided("size", self._ax, 1, tokens)
-        self.canvas.divided("shares", self._shares, len(_TENSORS), 1)
+        self._over_size.update(1, tokens)
+        self._over_shares.update(len(_TENSORS), 1)
 
     def say(self, shown: Shown) -> str:
         low, high = shown.decay

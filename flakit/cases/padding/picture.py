@@ -9,7 +9,7 @@ from matplotlib.ticker import MaxNLocator, MultipleLocator
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.heatmap import HeatMap
-from ...figures.marks import whole_ticks
+from ...figures.marks import Over
 from ...numerics.words import number
 from ..laws import LN_MAX
 from . import KEY_GRADIENT, Shown, anchors, tokens
@@ -81,12 +81,9 @@ class Picture:
         self.canvas = Canvas(width, 3.9)
         self._arrows = []
         with style.context():
-            self._sum = whole_ticks(self.canvas.axes(left, 0.3, main, 1.0))
+            self._sum = self.canvas.axes(left, 0.3, main, 1.0)
             self._draw_sum(self._sum)
-            factors, gradient = (
-                whole_ticks(self.canvas.axes(left, 1.62, main, 0.6)),
-                whole_ticks(self.canvas.axes(left, 2.48, main, 0.92)),
-            )
+            factors, gradient = self.canvas.axes(left, 1.62, main, 0.6), self.canvas.axes(left, 2.48, main, 0.92)
             factors.set_title(WORDS["factors"], fontsize=9, pad=3)
             factors.set_ylabel(WORDS["block"])
             self._factors = HeatMap(self.canvas, factors, vmin=-20.0, vmax=20.0, name="factors")
@@ -100,7 +97,8 @@ class Picture:
             self._ends = [
                 ax.axvline(0, color=style.BLUE, linewidth=2, zorder=4) for ax in (self._sum, factors, gradient)
             ]
-            self._draw_limits(whole_ticks(self.canvas.axes(width - side - right, 0.3, side, 3.1)))
+            self._draw_limits(self.canvas.axes(width - side - right, 0.3, side, 3.1))
+            self._over = [Over(self.canvas, self._sum, "sums"), Over(self.canvas, self._limits, "limits")]
         self.canvas.moving(*self._ends, *factors.spines.values(), *gradient.spines.values())
 
     def _draw_sum(self, ax) -> None:
@@ -159,8 +157,8 @@ class Picture:
         self._law.set_data(range(1, chunk + 1), np.where(np.isfinite(shown.limits), shown.limits, np.nan))
         self._measured.set_data([real], [shown.onset if shown.onset < math.inf else np.nan])
         self._now.set_data([real], [min(max(-shown.gate, _WEAKEST * 1.1), _STRONGEST / 1.1)])
-        for name, ax in (("sums", self._sum), ("limits", self._limits)):
-            self.canvas.divided(name, ax, 1, chunk)
+        for over in self._over:
+            over.update(1, chunk)
 
     def _update_sum(self, shown: Shown) -> None:
         gates, rows, real = shown.gates.numpy(), np.arange(len(shown.gates)), shown.real
