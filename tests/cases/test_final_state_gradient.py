@@ -1,8 +1,12 @@
 """A final state without a gradient: the lost share against its law, for every operator, with no error raised."""
 
+import math
+
 import pytest
+import torch
 
 from flakit.cases import final_state_gradient as case
+from flakit.cases.final_state_gradient.picture import Picture
 from flakit.numerics.inputs import inputs
 from flakit.numerics.operators import OPERATORS
 
@@ -60,6 +64,40 @@ def test_reproduce():
         assert rows[f"loss on the state alone: {name} off by"].measured == 1.0
 
 
+KNOBS = {"decay": -0.1, "T": 24, "H": 4, "K": 16, "seed": 1}
+READS = [(on, fault) for on in case.ON for fault in (True, False)]
+
+
+@pytest.mark.parametrize(("on", "fault"), READS)
+@pytest.mark.parametrize("decay", [-0.1, -20.0, -1000.0, -math.inf, "rwkv6-init"])
+def test_law_for_every_loss(decay, on, fault):
+    """Where nothing passes through the decay, the law says nothing of dw."""
+    rows = case.at(**(KNOBS | {"decay": decay}), on=on, fault=fault)
+    assert all(row.agrees is not False for row in rows)
+    assert [row.what for row in rows if row.agrees is None] == (["dw off by"] if decay in (-1000.0, -math.inf) else [])
+    assert fault or all(row.law == 0 for row in rows if row.agrees)
+
+
+@pytest.mark.parametrize(("on", "fault"), READS)
+def test_shows_what_is_measured(on, fault):
+    shown = case.show(**KNOBS, on=on, fault=fault)
+    for row in case.at(**KNOBS, on=on, fault=fault):
+        name = row.what.split()[0]
+        assert shown.errors[name] == row.measured and shown.law[name] == row.law
+        if name == "du":
+            continue
+        true, lost = shown.true[name], shown.lost[name] * shown.true[name]
+        assert (lost.norm() / true.norm()).nan_to_num(0).item() == pytest.approx(
+            row.measured if true.any() else 0, rel=0.3, abs=1e-6
+        )  # of all sequences here the only one
+    torch.testing.assert_close(shown.reach[0], torch.full((16,), math.exp(-2.3)))
+    said = Picture(6.0).say(shown)
+    assert ("dropped" in said) == (shown.law["dk"] > 0)
+    assert ("A test of this kind sees nothing" in said) == (on == "o" and fault)
+
+
 def test_errors_name_the_argument():
+    with pytest.raises(ValueError, match="on: expected one of o, state, both, got 'final'"):
+        case.law(inputs("rwkv6", T=2, K=2), on="final")
     with pytest.raises(ValueError, match="on: expected one of o, state, both, got 'final'"):
         case.errors(inputs("rwkv6", T=2, K=2), on="final")

@@ -6,6 +6,7 @@ from torch import Tensor
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.heatmap import HeatMap
+from ...figures.marks import Bars
 from ...numerics.words import number, percent
 from . import Shown
 
@@ -81,16 +82,18 @@ class Picture:
             (self._writes,) = between.plot(
                 [], [], "--<", color=style.VERMILLION, markevery=(1, 3), lw=1.2, ms=5, label=WORDS["writes"]
             )
-            (self._bars,) = self._off.plot([], [], color=style.BLUE, solid_capstyle="butt", label=WORDS["measured"])
+            self._bars = Bars(
+                self.canvas, self._off, horizontal=True, thick=0.4, facecolor=style.BLUE, label=WORDS["measured"]
+            )
             (self._law,) = self._off.plot(
                 [], [], linestyle="none", marker="d", color=style.BLACK, ms=6, label=WORDS["law"]
             )
             self._words = [self._off.text(0, 0, "", va="center_baseline", fontsize=8.5) for _ in range(16)]
             self.canvas.figure.legend(
-                handles=[self._reads, self._writes, self._bars, self._law],
+                handles=[self._reads, self._writes, self._bars.patch, self._law],
                 loc="lower left", bbox_to_anchor=(left / width, 0), ncols=4, borderaxespad=0.2,
             )  # fmt: skip
-        self.canvas.moving(self._reads, self._writes, self._bars, self._law, *self._words)
+        self.canvas.moving(self._reads, self._writes, self._law, *self._words)
 
     def _axes(self, left: float, width: float, title: str, across: str):
         ax = self.canvas.axes(left, 0.35, width, _HEIGHT)
@@ -116,8 +119,7 @@ class Picture:
 
         largest = max(float(shown.law.max()), float(shown.off.max())) or 1.0
         off = shown.off.numpy() / largest
-        self._bars.set_data(_broken(0 * rows, off), _broken(rows, rows))
-        self._bars.set_linewidth(min(14.0, 0.5 * 72 * _HEIGHT / calls))
+        self._bars.update(off)
         self._law.set_data(shown.law.numpy() / largest, rows)
         for n, text in enumerate(self._words):
             text.set_visible(n < calls)

@@ -12,6 +12,7 @@ contributes to D_t fades by the decays after t, what the outputs contribute is a
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Annotated
 
 import torch
@@ -22,6 +23,7 @@ from ...numerics.evaluate import cotangents, evaluate, truth
 from ...numerics.inputs import DECAYS
 from ...numerics.inputs import inputs as make_inputs
 from ...numerics.operators import Operator, operator
+from ...ops.common.decay import sum_after
 from ..knobs import DECAY, Range
 from ..laws import Row, kept_in_gradients, kept_in_states
 
@@ -62,34 +64,52 @@ def errors(
     inputs: as `flakit.inputs` makes them. on: what the loss reads, "o", "state" or "both"; the gradients that arrive
     there are standard normal. fault: without it, those of the right operator.
     """
-    if on not in ON:
-        raise ValueError(f"on: expected one of {', '.join(ON)}, got {on!r}")
+    found, exact = _gradients(inputs, op, on, fault)
+    return {name: relative_l2(found[name], exact[name]) for name in found}
+
+
+def _gradients(
+    inputs: Mapping[str, object], op: str | Operator, on: str, fault: bool
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Every gradient, as computed and in float64."""
+    _check(on)
     op = operator(op)
     do, dstate = cotangents(op, inputs, dfinal_state=True, grad_seed=GRAD_SEED)
     arriving = (torch.zeros_like(do) if on == "state" else do), (None if on == "o" else dstate)
     faulty = dataclasses.replace(op, forms={name: ignoring(form) for name, form in op.forms.items()})
     found = evaluate(faulty if fault else op, inputs, arriving=arriving)
     exact = truth(op, inputs, arriving=arriving)
-    return {name: relative_l2(found[name], exact[name]) for name in found if name not in op.outputs}
+    names = [name for name in found if name not in op.outputs]
+    return {name: found[name] for name in names}, {name: exact[name] for name in names}
 
 
-def law(inputs: Mapping[str, Tensor]) -> dict[str, float]:
-    """For RWKV6 and a loss on both: the share (L2) that is missing from dk, dv and dw, from w and u alone.
+def _check(on: str) -> None:
+    if on not in ON:
+        raise ValueError(f"on: expected one of {', '.join(ON)}, got {on!r}")
+
+
+def law(inputs: Mapping[str, Tensor], *, on: str = "both", fault: bool = True) -> dict[str, float]:
+    """For RWKV6: the share (L2) that is missing from dk, dv and dw, from w and u alone.
 
     With r, k, v and what arrives standard normal, row k of D_t has a variance of a from D_T and of b from the reads,
     and they fade as the state does: a, b start at 1 and 0 and become e^{2w} a and e^{2w} b + scale^2 with every token
     walked back. dk and dv see D_t beside a bonus of variance scale^2 u^2; dw sees it through e^{w_t} S_{t-1}. dr and du
-    meet no D_t and lose nothing.
+    meet no D_t and lose nothing. A loss on o alone sends nothing to D_T, one on the state alone nothing else.
+    NaN for dw where all of e^{w_t} is below the smallest normal number of w's dtype: nothing is left to be measured.
     """
+    _check(on)
     w, u = inputs["w"], inputs["u"].detach().double()
     scale = operator("rwkv6").scale(inputs)
     a, b, c = kept_in_gradients(w, 1.0, 0.0), kept_in_gradients(w, 0.0, scale**2), _carried(w)
 
     def share(lost: Tensor, rest: Tensor) -> float:
-        return (lost.sum() / (lost.sum() + rest.sum())).sqrt().item()
+        if not fault or on == "o":
+            return 0.0
+        return (lost.sum() / (lost.sum() + (rest.sum() if on == "both" else 0.0))).sqrt().item()
 
     written = share(a, b + scale**2 * u**2)
-    return {"dk": written, "dv": written, "dw": share(c * a, c * b)}
+    normal = inputs["w"].exp() >= torch.finfo(inputs["w"].dtype).tiny
+    return {"dk": written, "dv": written, "dw": share(c * a, c * b) if normal.any() else math.nan}
 
 
 def _carried(w: Tensor) -> Tensor:
@@ -121,14 +141,49 @@ def at(
     T: Annotated[int, Range(8, 512, 8)] = 104,
     H: Annotated[int, Range(4, 32)] = 4,
     K: Annotated[int, Range(16, 64, 8)] = 32,
+    on: Annotated[str, ON] = "both",
+    fault: bool = True,
     seed: int = 0,
 ) -> list[Row]:
-    """One decay, a profile or a number, and length: the share of each gradient that is lost, the loss on both."""
+    """One decay, a profile or a number, length, and what the loss reads: the share of each gradient that is lost."""
     x = make_inputs("rwkv6", T=T, H=H, K=K, decay=decay, seed=seed)
-    found, predicted, tolerance = errors(x), law(x), within(x)
+    found, predicted, tolerance = errors(x, on=on, fault=fault), law(x, on=on, fault=fault), within(x)
     return [
         Row(f"{name} off by", math.nan, predicted.get(name, 0.0), found[name], tolerance.get(name, 0)) for name in found
     ]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What does not reach the tokens, and what that costs them."""
+
+    on: str
+    fault: bool
+    reach: Tensor
+    """How much of what arrives at the final state is left at each token, by row of one head's state, [T, K]."""
+    computed: Mapping[str, Tensor]
+    """The size (L2) of each token's gradient: dr, dk, dv, dw, [T]."""
+    true: Mapping[str, Tensor]
+    """The same in float64."""
+    lost: Mapping[str, Tensor]
+    """Their relative difference (L2), [T]; 0 where there is none."""
+    errors: Mapping[str, float]
+    """Relative L2 error of every whole gradient."""
+    law: Mapping[str, float]
+
+
+def show(*, decay: str | float, T: int, H: int, K: int, on: str, fault: bool, seed: int) -> Shown:
+    """What `at` measures, token by token."""
+    x = make_inputs("rwkv6", T=T, H=H, K=K, decay=decay, seed=seed)
+    found, exact = _gradients(x, "rwkv6", on, fault)
+    computed, true, off = (
+        {name: gradients[name].flatten(2).norm(dim=-1)[0] for name in found if found[name].dim() == 4}
+        for gradients in (found, exact, {name: found[name] - exact[name] for name in found})
+    )
+    lost = {name: torch.where(off[name] == 0, 0.0, off[name] / true[name]) for name in off}
+    errors = {name: relative_l2(found[name], exact[name]) for name in found}
+    predicted = dict.fromkeys(errors, 0.0) | law(x, on=on, fault=fault)
+    return Shown(on, fault, sum_after(x["w"][0, :, 0]).exp(), computed, true, lost, errors, predicted)
 
 
 def reproduce(seed: int = 0) -> list[Row]:
