@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from flakit.cases import blind_measure, clamping, future_anchor, nan_guard, weak_test, wrong_head_anchor
+from flakit.cases.clamping.picture import Picture as ClampingPicture
 from flakit.cases.future_anchor.picture import Picture as FutureAnchorPicture
 from flakit.cases.nan_guard.picture import Picture as NanGuardPicture
 from flakit.cases.weak_test.picture import Picture as WeakTestPicture
@@ -95,6 +96,37 @@ def test_another_bound_is_rejected():
     for bound in (60.0, 95.0):
         assert measured != pytest.approx(clamping.law(-8.0, bound=bound), rel=0.1)
     assert measured != pytest.approx(clamping.law(-8.0, anchor=8), rel=0.1)
+
+
+def test_an_error_below_rounding_is_none():
+    """Of two tokens, one cut off: its weight is e^-87 instead of e^-100."""
+    found, _ = clamping.at(w=-100.0, block=2)
+    assert 0 < clamping.law(-100.0, block=2) < 1e-30 and found.agrees
+
+
+def clamped(w, anchor=0, block=16, bound=clamping.BOUND):
+    return clamping.show(w=w, block=block, anchor=anchor, bound=bound, K=64, seed=2)
+
+
+@pytest.mark.parametrize(("w", "anchor"), [(-5.0, 0), (-8.0, 0), (-8.0, 15), (-50.0, 8)])
+def test_a_clamp_shows_what_is_measured(w, anchor):
+    shown, rows = clamped(w, anchor), clamping.at(w=w, anchor=anchor, seed=2)
+    assert (shown.off, shown.finite) == tuple(row.measured for row in rows)
+    off = relative_l2(shown.computed, shown.right)  # with operands of size 1 that is the law itself
+    assert off == pytest.approx(clamping.law(w, anchor=anchor), rel=1e-6, abs=1e-13)
+    past = shown.exponents.abs() > shown.bound
+    sides = [int((past & (side * shown.exponents > 0)).sum()) for side in (-1, 1)]
+    assert int(shown.alike.sum()) == sum(m * (m - 1) // 2 for m in sides)
+    assert torch.equal(shown.alike, ((shown.computed - shown.right) > 0.9).tril(-1))
+
+
+def test_a_clamp_is_said_to_harm_where_the_law_says_so():
+    picture = ClampingPicture(5.9)
+    for w in (-1.0, -5.0, -5.9, -6.0, -6.4, -8.0, -100.0):
+        said = picture.say(clamped(w))
+        assert ("nothing is cut off" in said) == (clamping.law(w) == 0), w
+        assert ("at full weight" in said) == (clamping.law(w) > 0.2), w
+    assert "7 tokens on one side of the anchor, 6 on the other," in picture.say(clamped(-50.0, anchor=8))
 
 
 # --- an anchor from the wrong head ---

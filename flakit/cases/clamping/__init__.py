@@ -10,6 +10,8 @@ search for NaN finds it.
 """
 
 import math
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated
 
 import torch
@@ -34,9 +36,8 @@ def scores(q: Tensor, k: Tensor, w: Tensor, *, anchor: int = 0, bound: float = B
         from ..block_scores_triton import scores as kernel
 
         return kernel(*(x[:, None] for x in (q, k, g)), anchor=anchor, bound=bound)[0]
-    n = g[anchor]
-    query, key = ((sign * (g - n)).clamp(-bound, bound).exp() for sign in (1, -1))
-    return ((q * query) @ (k * key).T).tril()
+    clamped = (g - g[anchor]).clamp(-bound, bound)
+    return ((q * clamped.exp()) @ (k * (-clamped).exp()).T).tril()
 
 
 def exact(q: Tensor, k: Tensor, w: Tensor) -> Tensor:
@@ -57,6 +58,54 @@ def law(w: float, *, block: int = 16, anchor: int = 0, bound: float = BOUND) -> 
     return math.hypot(*wrong) / math.hypot(*true)
 
 
+@dataclass(frozen=True)
+class Shown:
+    """One block; weights have a row for each output and a column for each key, [block, block]."""
+
+    bound: float
+    exponents: Tensor
+    """g - n of every row [block], n the anchor's."""
+    clamped: Tensor
+    """The same between -bound and bound."""
+    right: Tensor
+    """e^(g_i - g_j)."""
+    computed: Tensor
+    """e^(clamped_i) e^(-clamped_j)."""
+    alike: Tensor
+    """Pairs of two rows that were given one exponent, boolean."""
+    off: float
+    """The relative L2 error of the scores of random q and k."""
+    finite: bool
+    """All of those."""
+
+
+@lru_cache(maxsize=4)
+def show(*, w: float, block: int, anchor: int, bound: float, K: int, seed: int = 0) -> Shown:
+    """What `at` measures, with the weights that come of q and k of 1."""
+    if not 0 <= anchor < block:
+        raise ValueError(f"anchor: expected a row 0 ... {block - 1}, got {anchor}")
+    q, k = torch.randn(2, 64, block, K, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    decays = torch.full((block, K), float(w), dtype=torch.float64)
+    pairs = [(scores(*x, decays, anchor=anchor, bound=bound), exact(*x, decays)) for x in zip(q, k, strict=True)]
+    got, true = (torch.stack(x) for x in zip(*pairs, strict=True))
+
+    one, channel = torch.ones(block, 1, dtype=torch.float64), decays[:, :1]
+    g = channel[:, 0].cumsum(0)
+    exponents = g - g[anchor]
+    clamped = exponents.clamp(-bound, bound)
+    alike = (clamped[:, None] == clamped) & (exponents[:, None] != exponents)
+    return Shown(
+        bound=bound,
+        exponents=exponents,
+        clamped=clamped,
+        right=exact(one, one, channel),
+        computed=scores(one, one, channel, anchor=anchor, bound=bound),
+        alike=alike.tril(-1),
+        off=relative_l2(got, true),
+        finite=bool(got.isfinite().all()),
+    )
+
+
 def at(
     *,
     w: Annotated[float, FINITE_DECAY] = -8.0,
@@ -67,16 +116,12 @@ def at(
     seed: int = 0,
 ) -> list[Row]:
     """One uniform log decay, block, anchor row and bound: how far the clamped scores are off, and whether finite."""
-    if not 0 <= anchor < block:
-        raise ValueError(f"anchor: expected a row 0 ... {block - 1}, got {anchor}")
-    q, k = torch.randn(2, 64, block, K, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    decays = torch.full((block, K), float(w), dtype=torch.float64)
-    pairs = [(scores(*x, decays, anchor=anchor, bound=bound), exact(*x, decays)) for x in zip(q, k, strict=True)]
-    got, true = (torch.stack(x) for x in zip(*pairs, strict=True))
+    shown = show(w=w, block=block, anchor=anchor, bound=bound, K=K, seed=seed)
     what, predicted = f"w = {w:g}, anchor row {anchor} of {block}", law(w, block=block, anchor=anchor, bound=bound)
+    predicted = predicted if predicted > 1e-13 else 0.0  # float64 does not see less
     return [
-        Row(f"{what}: scores off by", math.nan, predicted, relative_l2(got, true), 0.1),
-        Row(f"{what}: all finite", math.nan, True, bool(got.isfinite().all())),
+        Row(f"{what}: scores off by", math.nan, predicted, shown.off, 0.1),
+        Row(f"{what}: all finite", math.nan, True, shown.finite),
     ]
 
 

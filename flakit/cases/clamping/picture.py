@@ -1,0 +1,149 @@
+"""The exponent of every row, as it is and as it is clamped, and the weights of every pair that come of both."""
+
+import math
+
+import numpy as np
+
+from ...figures import style
+from ...figures.canvas import Canvas, Cell
+from ...figures.heatmap import HeatMap
+from ...figures.marks import Marked, Over, Ring, whole_ticks
+from ...numerics.words import number, percent
+from . import Shown
+
+WORDS = {
+    "knobs": {"w": "decay w", "block": "block rows", "anchor": "anchor row", "bound": "bound b", "K": "channels K"},
+    "alt": "A line of the exponent of every token of a block, cut off at the bound, the anchor's row marked; beside it "
+    "the weights of its pairs, a row for each output and a column for each key, as they are and as they come out, the "
+    "pairs hatched whose two tokens were cut to one exponent",
+    "exponents": "exponent $g_i - n$",
+    "token i": "token i",
+    "key j": "key j",
+    "true": "as it is",
+    "clamped": "clamped",
+    "anchor": "anchor",
+    "right": "weights as they are",
+    "computed": "weights as computed",
+    "in right": "yellow 1, dark 0",
+    "in computed": "hatched: cut alike",
+    "cut": "cut alike",
+    "bounds": ("-b", "0", "b"),
+    "fine": "No token's exponent is beyond the bound of {bound}: nothing is cut off, and every weight is right.",
+    "one": "A token whose exponent is beyond the bound of {bound} is cut off there, and its weights come out too "
+    "large: the scores are off by {off}. No two tokens on one side of the anchor are cut off yet.",
+    "alike": "{sides} lie beyond the bound of {bound} and get one exponent. Between two of them it cancels: {pairs} "
+    "read at full weight, e^0 = 1, as if nothing were forgotten. The scores are off by {off}, and all are finite.",
+    "sides": {
+        1: "{most} tokens on one side of the anchor",
+        2: "{most} tokens on one side of the anchor, {least} on the other,",
+    },
+    "pairs": {1: "one pair is", 2: "{count} pairs are"},
+    "row": "token {i}: exponent g - n = {exponent}{cut}",
+    "cut to": ", cut to {clamped}",
+    "pair": "output {i}, key {j}: e^{a} · e^{b} = {query} · {key} = {computed} (true: e^{d} = {right})",
+    "of": "({clamped}, not {exponent})",
+    "future": "output {i}, key {j}: an output reads no later token",
+}
+ON_VIEW = ("w", "anchor", "bound")
+LINE = "scores off by"
+PRESETS = {
+    "fine": {"w": -5.0, "block": 16, "anchor": 0},
+    "first two alike": {"w": -6.4, "block": 16, "anchor": 0},
+    "full weight": {"w": -12.0, "block": 16, "anchor": 0},
+    "anchor in the middle": {"w": -12.0, "block": 16, "anchor": 8},
+}
+
+_BEYOND = 1.7
+"""How far the axis of exponents goes, in bounds."""
+
+
+class Picture:
+    """Persistent: `update` redraws in place. width: inches."""
+
+    def __init__(self, width: float):
+        left, gap, top, bottom = 0.55, 0.12, 0.3, 0.76
+        side = min(2.75, (width - left - 2 * gap - 0.1) * 0.36)
+        across = width - left - 2 * side - 2 * gap - 0.1
+        self.canvas = Canvas(width, top + side + bottom)
+        with style.context():
+            ax = self._ax = whole_ticks(self.canvas.axes(left, top, across, side))
+            ax.set(xlim=(-_BEYOND, _BEYOND), title=WORDS["exponents"], ylabel=WORDS["token i"])
+            ax.set_xticks([-1, 0, 1], WORDS["bounds"])
+            for bound in (-1, 1):
+                ax.axvline(bound, color=style.GREY, linewidth=1, linestyle=(0, (1, 1.5)))
+            self._anchor = ax.axhline(0, color=style.GREEN, linewidth=1.2)
+            (self._true,) = ax.plot([], [], color=style.SKY, linewidth=1.4, linestyle="--", marker="o", markersize=3.5)
+            (self._clamped,) = ax.plot([], [], color=style.VERMILLION, linewidth=1.8, marker="o", markersize=4)
+            self._over = Over(self.canvas, ax, "exponents")
+            self._maps = {}
+            for n, name in enumerate(("right", "computed")):
+                ax = whole_ticks(self.canvas.axes(left + across + gap + n * (side + gap), top, side, side))
+                ax.set(title=WORDS[name], xlabel=WORDS["key j"])
+                ax.tick_params(labelleft=False)
+                self._maps[name] = HeatMap(self.canvas, ax, name=name)
+                words = ax.text(0.96, 0.95, WORDS[f"in {name}"], ha="right", va="top", transform=ax.transAxes, zorder=3)
+                self.canvas.moving(words)
+            look = {"facecolor": "none", "edgecolor": style.VERMILLION, "hatch": "////"}
+            self._alike = Marked(self.canvas, ax, **look)
+            self._ring = Ring(self.canvas, ax)
+            handles = self._true, self._clamped, self._anchor
+            words = [WORDS[name] for name in ("true", "clamped", "anchor")]
+            self.canvas.figure.legend(handles, words, loc="lower right", ncols=3, borderaxespad=0.2, handlelength=2.4)
+        self.canvas.moving(self._anchor, self._true, self._clamped)
+
+    def update(self, shown: Shown) -> None:
+        rows = np.arange(len(shown.exponents))
+        limits = len(rows) - 0.5, -0.5
+        if self._ax.get_ylim() != limits:
+            self._ax.set_ylim(limits)
+            self.canvas.stale()
+        self._true.set_data(shown.exponents / shown.bound, rows)
+        self._clamped.set_data(shown.clamped / shown.bound, rows)
+        at = int(shown.exponents.abs().argmin())
+        self._anchor.set_ydata([at, at])
+        self._over.update(len(rows), 1)
+        empty = ~np.tri(len(rows), dtype=bool)
+        for name, heat in self._maps.items():
+            heat.update(getattr(shown, name).numpy(), empty=empty)
+        self._alike.update(shown.alike)
+        self._ring.update(shown.alike, WORDS["cut"])
+
+    def say(self, shown: Shown) -> str:
+        least, most = sorted(int((side * shown.exponents > shown.bound).sum()) for side in (-1, 1))
+        count = int(shown.alike.sum())
+        return WORDS["alike" if count else "one" if most else "fine"].format(
+            sides=WORDS["sides"][2 if least else 1].format(most=most, least=least),
+            pairs=WORDS["pairs"][1 if count == 1 else 2].format(count=count),
+            bound=f"{shown.bound:.3g}",
+            off=percent(shown.off),
+        )
+
+    def arithmetic(self, shown: Shown, cell: Cell) -> str:
+        i, j = cell.row, cell.column
+        if cell.map == "exponents":
+            exponent, clamped = float(shown.exponents[i]), float(shown.clamped[i])
+            cut = WORDS["cut to"].format(clamped=number(clamped)) if clamped != exponent else ""
+            return WORDS["row"].format(i=i, exponent=number(exponent), cut=cut)
+        if j > i:
+            return WORDS["future"].format(i=i, j=j)
+        (a, query), (b, key) = _factor(shown, i, 1), _factor(shown, j, -1)
+        return WORDS["pair"].format(
+            i=i,
+            j=j,
+            a=a,
+            b=b,
+            query=query,
+            key=key,
+            computed=number(float(shown.computed[i, j])),
+            d=number(float(shown.exponents[i] - shown.exponents[j])),
+            right=number(float(shown.right[i, j])),
+        )
+
+
+def _factor(shown: Shown, row: int, sign: int) -> tuple[str, str]:
+    """The exponent of a row's factor in words, and the factor."""
+    exponent, clamped = (sign * float(x[row]) + 0.0 for x in (shown.exponents, shown.clamped))
+    words = number(clamped)
+    if clamped != exponent:
+        words = WORDS["of"].format(clamped=words, exponent=number(exponent))
+    return words, number(math.exp(clamped))
