@@ -1,21 +1,533 @@
-"""Compiled kernels: where there is no GPU to run them on, say what to do instead."""
+"""Compiled kernels: their source is rewritten before it is compiled, so that they report on themselves.
 
+After each assignment of a float tile, and around each store, stands a check; it is compiled away where a value is no
+float tile. Loads, exponentials and products inside a larger expression are assigned first, so that each is checked by
+itself. What the checks find goes to a buffer, `seen`, int64:
+
+    sites x 8               tiles, NaN lanes, infinite lanes, rank and dtype, sizes (a tile has at most four axes here)
+    programs x (1 + sites)  a program's first site + 1, then the first tile of each site: lane, NaN and infinite lanes
+
+-inf is not counted: masks are made of it. Which site another came of is read from the names in the source.
+"""
+
+import ast
+import inspect
+import linecache
+import math
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from types import ModuleType
 
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
 from triton.runtime.jit import JITFunction
 
-from .trace_record import Trace
+from .trace_record import BECAME_NAN, BORN, CARRIED, READ, STORED, Place, Site, Tile, Trace
+
+SEEN = "flakit_seen"
+_ROW = 8
+_HOISTED = ("load", "exp", "exp2", "log", "log2", "sqrt", "rsqrt", "dot", "sum", "cumsum")
+_DTYPES = {16: "float16", 17: "bfloat16", 32: "float32", 64: "float64"}
+
+
+# --- the checks -----------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def note(x, seen, SITE: tl.constexpr, SITES: tl.constexpr):
+    """Leave in `seen` where the float tile x is NaN or +inf; of anything else nothing is compiled."""
+    if isinstance(x, tl.tensor):
+        if x.dtype.is_floating():
+            leave_note(x, seen, SITE, SITES)
+
+
+@triton.jit
+def note_store(pointers, x, mask, seen, SITE: tl.constexpr, SITES: tl.constexpr):
+    """The same of what a store writes: x in the dtype of its memory, where the mask lets it through."""
+    if isinstance(x, tl.tensor):
+        if x.dtype.is_floating():
+            if pointers.dtype.is_ptr():
+                if pointers.dtype.element_ty.is_floating():
+                    x = x.to(pointers.dtype.element_ty)
+            if isinstance(mask, tl.tensor):
+                x = tl.where(mask, x, 0.0)
+            leave_note(x, seen, SITE, SITES)
+
+
+@triton.jit
+def lanes(x):
+    """The number of each element of a tile, in its shape."""
+    if len(x.shape) == 1:
+        return tl.arange(0, x.shape[0])
+    elif len(x.shape) == 2:
+        return tl.arange(0, x.shape[0])[:, None] * x.shape[1] + tl.arange(0, x.shape[1])[None, :]
+    else:
+        return tl.reshape(tl.arange(0, x.numel), x.shape)
+
+
+@triton.jit
+def leave_note(x, seen, SITE: tl.constexpr, SITES: tl.constexpr):
+    wide = x
+    if x.dtype.primitive_bitwidth < 32:
+        wide = x.to(tl.float32)
+    bad = (wide != wide) | (wide == float("inf"))
+    if len(x.shape) > 0:
+        lane = tl.min(tl.where(bad, lanes(x), x.numel))
+    else:
+        lane = tl.where(bad, 0, 1)
+    if lane < x.numel:
+        counted = tl.where(wide != wide, 1, 2097152).to(tl.int64)
+        if len(x.shape) > 0:
+            counted = tl.sum(tl.where(bad, counted, 0))
+        row = seen + SITE * 8
+        tl.atomic_add(row, 1)
+        tl.atomic_add(row + 1, counted % 2097152)
+        tl.atomic_add(row + 2, counted // 2097152)
+        if x.dtype == tl.bfloat16:
+            tl.store(row + 3, len(x.shape) * 128 + 17)
+        else:
+            tl.store(row + 3, len(x.shape) * 128 + x.dtype.primitive_bitwidth)
+        for axis in tl.static_range(len(x.shape)):
+            tl.store(row + 4 + axis, x.shape[axis])
+        program = (tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)) * tl.num_programs(2)
+        own = seen + SITES * 8 + (program + tl.program_id(2)) * (SITES + 1)
+        nothing = tl.full((), 0, tl.int64)
+        tl.atomic_cas(own, nothing, tl.full((), SITE + 1, tl.int64))
+        tl.atomic_cas(own + SITE + 1, nothing, lane.to(tl.int64) + counted * 2097152)
+
+
+# --- the source -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check: its place, what it looks at, and the names that went into it.
+
+    function: the kernel or helper; target: the name that is assigned, "" for a store and for what is returned.
+    """
+
+    place: Place
+    operation: str
+    function: str
+    target: str
+    reads: tuple[str, ...]
+    into: str = ""
+    calls: tuple[str, ...] = ()
+
+
+@dataclass
+class Rewritten:
+    """A kernel that reports on itself; `run` it with `seen` before its own arguments."""
+
+    kernel: object
+    checks: list[Check]
+    source: str
+    passed: list[tuple[str, str, dict[str, tuple[str, ...]]]] = field(default_factory=list)
+    """Calls of helpers: caller, helper, the names that go into each of the helper's arguments."""
+
+    def buffer(self, grid: tuple[int, ...], device: torch.device) -> Tensor:
+        """An empty `seen` for the programs of a grid."""
+        sites = len(self.checks)
+        return torch.zeros(sites * _ROW + math.prod(grid) * (sites + 1), dtype=torch.int64, device=device)
+
+
+class _Watch(ast.NodeTransformer):
+    """Adds the checks to one function."""
+
+    def __init__(self, kernel: str, function, space: dict, first: int, made: "_Making"):
+        self.kernel, self.name, self.file = kernel, function.__name__, inspect.getsourcefile(function)
+        self.space, self.first, self.made = space, first, made
+        self.is_helper = function.__name__ != kernel
+        self.before: list[ast.stmt] = []
+        self.conditional = 0
+        self.defined: dict[str, ast.expr] = {}
+
+    # what a name stands for, of those that are no local ones
+    def resolve(self, node: ast.expr):
+        if isinstance(node, ast.Name):
+            return self.space.get(node.id)
+        if isinstance(node, ast.Attribute):
+            owner = self.resolve(node.value)
+            return getattr(owner, node.attr, None) if isinstance(owner, ModuleType) else None
+        return None
+
+    def check(self, node: ast.AST, text: str, operation: str, target: str, reads, into: str = "", calls=()) -> int:
+        place = Place(self.file, node.lineno + self.first - 1, text, self.kernel)
+        check = Check(place, operation, self.name, target, tuple(dict.fromkeys(reads)), into, tuple(calls))
+        self.made.checks.append(check)
+        return len(self.made.checks) - 1
+
+    def call(self, function: str, *arguments: str, site: int) -> ast.stmt:
+        return ast.parse(f"{function}({', '.join(arguments)}, {SEEN}, {site}, flakit_sites)").body[0]
+
+    # --- expressions: loads and the like get a name of their own
+
+    def taken_apart(self, node: ast.expr) -> ast.expr:
+        return self.visit(node)
+
+    def visit_IfExp(self, node):
+        self.conditional += 1
+        node = self.generic_visit(node)
+        self.conditional -= 1
+        return node
+
+    visit_BoolOp = visit_Lambda = visit_ListComp = visit_GeneratorExp = visit_IfExp
+
+    def visit_Call(self, node):
+        text = ast.unparse(node)
+        found = self.resolve(node.func)
+        self.generic_visit(node)
+        if _is_jitted(found) and not _of_triton(found):
+            self.made.add(found)
+            names = [parameter for parameter in inspect.signature(found.fn).parameters]
+            given = {name: _names(x) for name, x in zip(names, node.args, strict=False)}
+            given |= {x.arg: _names(x.value) for x in node.keywords if x.arg}
+            self.made.passed.append((self.name, found.fn.__name__, given))
+            self.space[_traced(found)] = None  # filled in when all are made
+            node.func = ast.Name(_traced(found), ast.Load())
+            node.args.insert(0, ast.Name(SEEN, ast.Load()))
+            return node
+        operation = getattr(found, "__name__", "")
+        if self.conditional or operation not in _HOISTED or not _of_triton(found):
+            return node
+        name = f"flakit_{len(self.made.checks)}"
+        into = self.base(node.args[0]) if operation == "load" and node.args else ""
+        reads = _names(node) if operation != "load" else ()
+        site = self.check(node, text, operation, name, reads, into)
+        self.before += [
+            ast.Assign([ast.Name(name, ast.Store())], node, lineno=node.lineno), self.call("note", name, site=site),
+        ]  # fmt: skip
+        return ast.Name(name, ast.Load())
+
+    def base(self, pointers: ast.expr, depth: int = 8) -> str:
+        """The argument that pointers are into."""
+        for node in ast.walk(pointers):
+            if isinstance(node, ast.Name):
+                if node.id in self.made.parameters:
+                    return node.id
+                if depth and node.id in self.defined:
+                    found = self.base(self.defined[node.id], depth - 1)
+                    if found:
+                        return found
+        return ""
+
+    # --- statements
+
+    def taken(self, make) -> list[ast.stmt]:
+        """The statements that `make` returns, behind those that its expressions need first."""
+        outer, self.before = self.before, []
+        own = make()
+        found, self.before = [*self.before, *own], outer
+        return found
+
+    def visit_Assign(self, node):
+        text, plain = ast.unparse(node.value), node.value
+
+        def make():
+            node.value = self.taken_apart(node.value)
+            names = [x for target in node.targets for x in _targets(target)]
+            for name in names:
+                self.defined[name] = plain
+            if isinstance(node.value, ast.Name) and node.value.id.startswith("flakit_"):
+                # Nothing but a call that was checked by itself: the two names are one.
+                self.made.rename(node.value.id, names[0] if len(names) == 1 else node.value.id)
+                return [node]
+            return [node, *self.notes(node, text, names, _names(node.value), _calls(node.value))]
+
+        return self.taken(make)
+
+    def visit_AnnAssign(self, node):
+        return node  # constants
+
+    def visit_AugAssign(self, node):
+        text = ast.unparse(node)
+
+        def make():
+            node.value = self.taken_apart(node.value)
+            names = _targets(node.target)
+            return [node, *self.notes(node, text, names, (*names, *_names(node.value)), _calls(node.value))]
+
+        return self.taken(make)
+
+    def notes(self, node, text: str, names, reads, calls) -> list[ast.stmt]:
+        operation = _operation(node.value)
+        return [
+            self.call("note", name, site=self.check(node, text, operation, name, reads, calls=calls)) for name in names
+        ]
+
+    def visit_Return(self, node):
+        if not self.is_helper or node.value is None or isinstance(node.value, (ast.Tuple, ast.Constant, ast.Name)):
+            return node
+        text = ast.unparse(node.value)
+
+        def make():
+            value = self.taken_apart(node.value)
+            if isinstance(value, ast.Name):
+                self.made.rename(value.id, "return")
+                return [ast.Return(value)]
+            name = f"flakit_{len(self.made.checks)}"
+            site = self.check(node, text, _operation(value), "return", _names(value), calls=_calls(value))
+            assigned = ast.Assign([ast.Name(name, ast.Store())], value, lineno=node.lineno)
+            return [assigned, self.call("note", name, site=site), ast.Return(ast.Name(name, ast.Load()))]
+
+        return self.taken(make)
+
+    def visit_Expr(self, node):
+        call = node.value
+        if not isinstance(call, ast.Call):
+            return node
+        found = self.resolve(call.func)
+        name = getattr(found, "__name__", "")
+        if name not in ("store", "atomic_add") or not _of_triton(found):
+            if name.startswith(("static_", "device_")):
+                return node
+            return self.taken(lambda: [ast.Expr(self.taken_apart(call))])
+        text = ast.unparse(call)
+
+        def make():
+            given = {"pointer": None, "value": None, "mask": None, **{x.arg: x.value for x in call.keywords}}
+            value_name = "val" if name == "atomic_add" else "value"
+            for key, x in zip(("pointer", value_name, "mask"), call.args, strict=False):
+                given[key] = x
+            into, value, mask = self.base(given["pointer"]), given[value_name], given["mask"]
+            said, reads = "" if value is None else ast.unparse(value), ()
+            if value is None or "boundary_check" in given:
+                return [ast.Expr(self.taken_apart(call))]
+            site = len(self.made.checks)
+            named = {"pointer": given["pointer"], value_name: value, "mask": mask}
+            for key, x in named.items():
+                if x is None:
+                    continue
+                taken, target = self.taken_apart(x), f"flakit_{key}_{site}"
+                self.before.append(ast.Assign([ast.Name(target, ast.Store())], taken, lineno=node.lineno))
+                if key == value_name:
+                    reads = (*_names(taken), *_calls(taken))
+                    if not isinstance(taken, (ast.Name, ast.Constant)):
+                        own = self.check(node, said, _operation(taken), target, reads, calls=_calls(taken))
+                        self.before.append(self.call("note", target, site=own))
+                        reads = (target,)
+                self.replace(call, key, ("pointer", value_name, "mask"), ast.Name(target, ast.Load()))
+            number = self.check(node, text, "store" if name == "store" else "atomic", "", reads, into)
+            words = (f"flakit_pointer_{site}", f"flakit_{value_name}_{site}", f"flakit_mask_{site}" if mask else "None")
+            return [self.call("note_store", *words, site=number), ast.Expr(call)]
+
+        return self.taken(make)
+
+    @staticmethod
+    def replace(call: ast.Call, key: str, order: tuple[str, ...], value: ast.expr) -> None:
+        if order.index(key) < len(call.args):
+            call.args[order.index(key)] = value
+        else:
+            next(x for x in call.keywords if x.arg == key).value = value
+
+
+class _Making:
+    """Rewrites a kernel and the helpers that it calls."""
+
+    def __init__(self, kernel):
+        self.checks: list[Check] = []
+        self.passed: list = []
+        self.parameters = {
+            p.name for p in inspect.signature(kernel.fn).parameters.values() if "constexpr" not in str(p.annotation)
+        }
+        self.kernel, self.made, self.spaces, self.sources = kernel, {}, [], []
+        self.add(kernel)
+        for space in self.spaces:
+            space["flakit_sites"] = tl.constexpr(len(self.checks))
+            space.update({name: made for name, made in self.made.items() if name in space})
+
+    def rename(self, old: str, new: str) -> None:
+        """A check of a name of ours is one of the name that it is assigned to."""
+        for i, check in enumerate(self.checks):
+            if check.target == old:
+                self.checks[i] = Check(**{**check.__dict__, "target": new})
+
+    def add(self, kernel) -> None:
+        name = _traced(kernel)
+        if name in self.made:
+            return
+        self.made[name] = None
+        function = kernel.fn
+        lines, first = inspect.getsourcelines(function)
+        tree = ast.parse(textwrap.dedent("".join(lines)))
+        definition = tree.body[0]
+        space = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
+        watch = _Watch(self.kernel.fn.__name__, function, space, max(first, 1), self)
+        definition.body = [y for x in definition.body for y in _as_list(watch.visit(x))]
+        definition.name, definition.decorator_list = name, []
+        definition.args.args.insert(0, ast.arg(SEEN))
+        ast.fix_missing_locations(tree)
+        text = ast.unparse(tree)
+        file = f"<flakit trace of {function.__module__}.{name} {id(self)}>"
+        linecache.cache[file] = (len(text), None, text.splitlines(True), file)
+        space |= {"note": note, "note_store": note_store, name: None}
+        local: dict = {}
+        exec(compile(text, file, "exec"), space, local)
+        options = {}
+        if isinstance(kernel, JITFunction):
+            names = [p.name for p in kernel.params if p.do_not_specialize]
+            aligned = [p.name for p in kernel.params if p.do_not_specialize_on_alignment]
+            options = {"do_not_specialize": names, "do_not_specialize_on_alignment": aligned}
+        self.made[name] = triton.jit(**options)(local[name]) if options else triton.jit(local[name])
+        self.spaces.append(space)
+        self.sources.append(text)
+
+
+@lru_cache(maxsize=256)
+def rewritten(kernel) -> Rewritten:
+    """A kernel that reports on itself, with `seen` before its other arguments."""
+    made = _Making(kernel)
+    return Rewritten(made.made[_traced(kernel)], made.checks, "\n\n".join(made.sources), made.passed)
+
+
+def _traced(kernel) -> str:
+    return f"{kernel.fn.__name__}_traced"
+
+
+def _is_jitted(x: object) -> bool:
+    return type(x).__name__ in ("JITFunction", "InterpretedFunction")
+
+
+def _of_triton(x: object) -> bool:
+    module = getattr(getattr(x, "fn", x), "__module__", "") or ""
+    return module == "triton" or module.startswith("triton.")
+
+
+def _as_list(x) -> list:
+    return x if isinstance(x, list) else [x]
+
+
+def _targets(node: ast.expr) -> list[str]:
+    if isinstance(node, ast.Name):
+        return [node.id]
+    return [name for x in getattr(node, "elts", ()) for name in _targets(x)]
+
+
+def _names(node: ast.AST) -> tuple[str, ...]:
+    return tuple(x.id for x in ast.walk(node) if isinstance(x, ast.Name))
+
+
+def _calls(node: ast.AST) -> tuple[str, ...]:
+    """The helpers that an expression calls, by their own names."""
+    called = (x.func.id for x in ast.walk(node) if isinstance(x, ast.Call) and isinstance(x.func, ast.Name))
+    return tuple(name.removesuffix("_traced") for name in called if name.endswith("_traced"))
+
+
+def _operation(node: ast.expr) -> str:
+    if isinstance(node, ast.BinOp):
+        names = {ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide"}
+        return names.get(type(node.op), type(node.op).__name__.lower())
+    if isinstance(node, ast.Call):
+        return ast.unparse(node.func).rpartition(".")[2].removesuffix("_traced")
+    return type(node).__name__.lower()
+
+
+# --- what was seen --------------------------------------------------------------------------------------------------
+
+
+def read(
+    trace: Trace, made: Rewritten, seen: Tensor, grid: tuple[int, ...], args: dict, memory: dict[int, list[Site]]
+) -> None:
+    """Add what a launch has seen to a trace. args: the kernel's arguments by name; memory: as `trace` keeps it."""
+    count = len(made.checks)
+    seen = seen.cpu().numpy()
+    if not seen[: count * _ROW].any():
+        return
+    rows, programs = seen[: count * _ROW].reshape(count, _ROW), seen[count * _ROW :].reshape(-1, count + 1)
+    grid3 = (*grid, 1, 1)[:3]
+    bad = np.flatnonzero(rows[:, 0])
+    lowest = {i: int(np.flatnonzero(programs[:, i + 1])[0]) for i in bad}
+    order = sorted(bad, key=lambda i: (lowest[i], programs[lowest[i], 0] != i + 1, i))
+    sites = {i: _site(made.checks[i], rows[i], programs[:, i + 1], lowest[i], grid3) for i in bad}
+    for i in order:
+        trace.add(sites[i])
+    for i in order:
+        _relate(i, made, sites, args, memory)
+
+
+def _site(check: Check, row: np.ndarray, first: np.ndarray, lowest: int, grid: tuple[int, ...]) -> Site:
+    rank, bits = divmod(int(row[3]), 128)
+    shape = tuple(int(n) for n in row[4 : 4 + rank])
+    packed = int(first[lowest])
+    lane, nan, inf = packed % 2**21, packed >> 21 & (2**21 - 1), packed >> 42
+    index = tuple(int(i) for i in np.unravel_index(lane, shape)) if shape else ()
+    program = tuple(int(i) for i in np.unravel_index(lowest, grid))
+    tile = Tile(program, shape, _DTYPES.get(bits, "float8"), index, nan, inf)
+    site = Site(
+        check.place, check.operation, BORN, tile, check.into, tiles=int(row[0]), nan=int(row[1]), inf=int(row[2])
+    )
+    site.programs = {tuple(int(i) for i in np.unravel_index(p, grid)) for p in np.flatnonzero(first)[:4096]}
+    return site
+
+
+def _relate(i: int, made: Rewritten, sites: dict[int, Site], args: dict, memory: dict[int, list[Site]]) -> None:
+    """Parents of a site, and by these how it became what it is."""
+    site, check = sites[i], made.checks[i]
+    for name in check.reads:
+        for j in _definers(name, check.function, i, made, sites):
+            site.descends_from(sites[j])
+    for helper in check.calls:
+        for j in sites:
+            if made.checks[j].function == helper and made.checks[j].target == "return":
+                site.descends_from(sites[j])
+    argument = args.get(check.into)
+    storage = argument.untyped_storage().data_ptr() if isinstance(argument, Tensor) else 0
+    if check.operation == "load":
+        site.how = READ
+        for parent in memory.get(storage, ()):
+            site.descends_from(parent)
+    elif check.operation in ("store", "atomic"):
+        site.how = STORED
+        memory[storage] = [*memory.get(storage, ()), site]
+    elif site.parents:
+        only_inf = site.first.nan and not any(parent.nan for parent in site.parents)
+        site.how = BECAME_NAN if only_inf else CARRIED
+
+
+def _definers(name: str, function: str, before: int, made: Rewritten, sites: dict[int, Site]) -> list[int]:
+    """The bad checks that a name's value comes from: the last before this one, else (in a loop) the last of all."""
+    own = [j for j in sites if made.checks[j].function == function and made.checks[j].target == name]
+    earlier = [j for j in own if j < before]
+    if earlier or own:
+        return [max(earlier or own)]
+    found = []
+    for caller, helper, given in made.passed:
+        if helper == function and name in given:
+            for outer in given[name]:
+                found += _definers(outer, caller, len(made.checks), made, sites)
+    return found
 
 
 @contextmanager
-def watch_compiled(trace: Trace, instead: str) -> Iterator[None]:
-    original = JITFunction.run
+def watch_compiled(trace: Trace, memory: dict[int, list[Site]], instead: str) -> Iterator[None]:
+    """Run compiled kernels in their rewritten form meanwhile; without a GPU refuse them, with what to do `instead`."""
+    original, ours = JITFunction.run, []
 
     def run(kernel, *args, grid, warmup, **kwargs):
-        if warmup:
+        if warmup or any(kernel is own for own in ours):
             return original(kernel, *args, grid=grid, warmup=warmup, **kwargs)
-        raise RuntimeError(f"trace: kernel {kernel.__name__} is compiled in this process: {instead}")
+        if not torch.cuda.is_available():
+            raise RuntimeError(f"trace: kernel {kernel.__name__} is compiled in this process: {instead}")
+        made = rewritten(kernel)
+        if not any(made.kernel is own for own in ours):
+            ours.append(made.kernel)
+        parameters = inspect.signature(kernel.fn).parameters
+        bound = inspect.signature(kernel.fn).bind(*args, **{k: v for k, v in kwargs.items() if k in parameters})
+        bound.apply_defaults()
+        shape = grid(bound.arguments) if callable(grid) else grid
+        shape = tuple(int(n) for n in shape)
+        device = next((x.device for x in bound.arguments.values() if isinstance(x, Tensor)), torch.device("cuda"))
+        seen = made.buffer(shape, device)
+        out = original(made.kernel, seen, *args, grid=shape, warmup=False, **kwargs)
+        trace.grids[kernel.__name__] = (*shape, 1, 1)[:3]
+        read(trace, made, seen, shape, bound.arguments, memory)
+        return out
 
     JITFunction.run = run
     try:

@@ -27,7 +27,7 @@ def in_a_loop_with_a_helper(x, o, T, D: tl.constexpr):
     o_d = tl.arange(0, D)
     b_S = tl.zeros([D], dtype=tl.float32)
     for t in range(0, T):
-        b_S = b_S * 2.0 + growth(tl.load(x + t * D + o_d))  # called here
+        b_S = b_S * 2.0 + growth(tl.load(x + t * D + o_d).to(tl.float32))  # called here
     tl.store(o + tl.program_id(0) * D + o_d, b_S)
 
 
@@ -42,7 +42,7 @@ def masked_after_exp(x, o, D: tl.constexpr):
 @triton.jit
 def masked_by_the_store(x, o, n, D: tl.constexpr):
     o_d = tl.arange(0, D)
-    b_e = tl.exp(tl.load(x + o_d))
+    b_e = tl.exp(tl.load(x + o_d).to(tl.float32))
     tl.store(o + o_d, b_e, mask=o_d < n)  # the mask of a store
 
 

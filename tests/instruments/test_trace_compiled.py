@@ -1,0 +1,214 @@
+"""A kernel rewritten: it computes what it did, reports where it turns bad, compiles for GPUs that are not here."""
+
+import math
+
+import pytest
+import torch
+
+from flakit.cases import anchor, padding
+from flakit.instruments.trace_record import Trace
+from flakit.ops.common.dispatch import has_triton, interpreted
+from tests.instruments.test_trace import line_of, marked
+
+if not has_triton():
+    pytest.skip("needs Triton", allow_module_level=True)
+
+from flakit.instruments import trace_compiled_triton as compiled
+from tests.instruments import faulty_triton as faulty
+
+
+class Watched:
+    """A kernel that is launched rewritten, and what it then reports."""
+
+    def __init__(self, kernel):
+        self.made, self.kernel, self.trace, self.memory = compiled.rewritten(kernel), kernel, Trace(), {}
+
+    def __getitem__(self, grid):
+        import inspect
+
+        def launch(*args, **kwargs):
+            given = inspect.signature(self.kernel.fn).bind(*args, **kwargs).arguments
+            seen = self.made.buffer(grid, torch.device("cpu"))
+            self.made.kernel[grid](seen, *args, **kwargs)
+            compiled.read(self.trace, self.made, seen, grid, given, self.memory)
+
+        return launch
+
+
+@pytest.fixture
+def watch(monkeypatch):
+    """Launch a module's kernel rewritten from now on."""
+
+    def replace(module, name):
+        watched = Watched(getattr(module, name))
+        monkeypatch.setattr(module, name, watched)
+        return watched
+
+    return replace
+
+
+# --- interpreted: what it reports -----------------------------------------------------------------------------------
+
+
+@pytest.mark.interpret
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_the_lines_lanes_and_parents_of_an_overflow():
+    N, T, D = 3, 64, 16
+    g = torch.zeros(N, T, D)
+    g[1, 10:, 5], g[2, 10:, 5] = -2.0, -3.0
+    r, k, A, plain = torch.ones(N, T, D), torch.ones(N, T, D), torch.zeros(N, T, T), torch.zeros(N, T, T)
+    faulty.anchored_at_the_start[(N,)](r, k, g, plain, T=T, D=D)
+    kernel = Watched(faulty.anchored_at_the_start)
+    kernel[(N,)](r, k, g, A, T=T, D=D)
+    assert torch.equal(A.nan_to_num(), plain.nan_to_num()) and torch.equal(A.isnan(), plain.isnan())
+    t = kernel.trace
+    assert [(s.place.line, s.operation, s.how) for s in t.sites] == [
+        (marked("born"), "exp", "born"), (marked("born"), "multiply", "carried"),
+        (marked("turns NaN"), "dot", "became NaN"), (marked("drops some"), "where", "carried"),
+        (marked("stored"), "store", "stored"),
+    ]  # fmt: skip
+    assert [s.parents for s in t.sites[1:]] == [[s] for s in t.sites[:-1]]
+    tile = t.first.first
+    assert (tile.program, tile.shape, tile.dtype, tile.index) == ((1, 0, 0), (T, D), "float32", (54, 5))
+    assert (tile.nan, tile.inf) == (0, 10) and t.first.inf == 10 + 64 - 39
+    assert t.first.programs == {(1, 0, 0), (2, 0, 0)} and t.first.tiles == 2
+    assert t.sites[-1].into == "A" and t.sites[-1].nan == int(A.isnan().sum()) and "reaches A" in t.first.fate
+
+
+@pytest.mark.interpret
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_helper_in_a_loop():
+    x = torch.zeros(5, 8)
+    x[3, 2] = 100.0
+    kernel = Watched(faulty.in_a_loop_with_a_helper)
+    kernel[(2,)](x, torch.zeros(2, 8), 5, D=8)
+    lines = [(s.place.line, s.tiles) for s in kernel.trace.sites]
+    assert lines[:2] == [(marked("in a helper"), 2), (marked("called here"), 4)]
+    assert kernel.trace.sites[1].parents == [kernel.trace.first]
+
+
+@pytest.mark.interpret
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_masks_read_values_and_finite_kernels():
+    x = torch.full((16,), -1.0)
+    x[12:] = 90.0
+    kernel = Watched(faulty.masked_by_the_store)
+    kernel[(1,)](x, torch.zeros(16), 12, D=16)
+    assert [s.operation for s in kernel.trace.sites] == ["exp"] and "No store" in kernel.trace.first.fate
+    kernel = Watched(faulty.softmax_with_infinite_masks)
+    kernel[(1,)](torch.ones(8), torch.zeros(8), 5, D=8)
+    assert kernel.trace.finite
+    x[3] = math.nan
+    kernel = Watched(faulty.halve)
+    kernel[(1,)](x, torch.zeros(16), D=16)
+    assert [(s.how, s.into) for s in kernel.trace.sites] == [("read", "x"), ("carried", ""), ("stored", "o")]
+    assert kernel.trace.first.first.index == (3,)
+
+
+@pytest.mark.interpret
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_it_names_what_the_interpreters_trace_names_in_the_casebook(watch):
+    from flakit import trace
+    from flakit.cases.anchor import tiles_triton
+    from flakit.cases.padding import kernel_triton
+
+    cases = [
+        (tiles_triton, "scores_kernel", lambda: anchor.run(anchor.spike(16, -88.8), "first-row", backend="triton")),
+        (kernel_triton, "key_grads_kernel", lambda: padding.run(padding.inputs(120, -1.9, K=8, M=8), backend="triton")),
+    ]
+    for module, name, run in cases:
+        with trace() as t:
+            run()
+        kernel = watch(module, name)
+        run()
+        first, again = t.first_in(name), kernel.trace.first
+        assert (again.place.line, again.operation) == (first.place.line, first.operation)
+        assert (again.first.program, again.first.index, again.first.inf) == (
+            first.first.program, first.first.index, first.first.inf,
+        )  # fmt: skip
+        assert [s.into for s in again.stores] == [s.into for s in first.stores]
+
+
+# --- compiled ahead of time -----------------------------------------------------------------------------------------
+
+
+def launched(dtype):
+    """The launches of the faulty kernels and of the casebook's, with tensors of one dtype."""
+    from flakit.cases.anchor import tiles_triton
+    from flakit.cases.padding import kernel_triton
+    from tests.ops.compiling import launches
+
+    x, g = torch.zeros(2, 64, 16, dtype=dtype), torch.zeros(2, 64, 16)
+    tile, A = torch.zeros(1, 1, 2, 64, 32, dtype=dtype), torch.zeros(1, 1, 2, 64, 64, dtype=dtype)
+
+    def run():
+        faulty.anchored_at_the_start[(2,)](x, x, g, torch.zeros(2, 64, 64, dtype=dtype), T=64, D=16)
+        faulty.in_a_loop_with_a_helper[(2,)](x, x, 5, D=8)
+        faulty.masked_by_the_store[(1,)](x, x, 8, D=16)
+        faulty.softmax_with_infinite_masks[(1,)](g, x, 8, D=16)
+        faulty.in_bfloat16[(1,)](x, x, D=16)
+        if dtype == torch.float32:
+            tiles_triton.scores(tile, tile, tile, tile, 16, 0, False)
+            tiles_triton.read(A, tile, tile, tile, 16, 0, False)
+            kernel_triton.key_grads(A, tile, tile, tile, 120, 16, "chunk")
+
+    return launches(run)
+
+
+@pytest.mark.skipif(interpreted(), reason="needs a process without TRITON_INTERPRET")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_rewritten_kernels_compile_for_a_gpu(dtype):
+    from tests.ops.compiling import Launch, compile_for
+
+    for launch in launched(dtype):
+        made = compiled.rewritten(launch.kernel)
+        seen = made.buffer((4,), torch.device("cpu"))
+        used = compile_for(Launch(made.kernel, (seen, *launch.args), launch.options), 90)
+        assert used.registers > compile_for(launch, 90).registers  # the checks are there
+
+
+def operators():
+    from tests.ops.gsa import configurations as gsa
+    from tests.ops.rwkv6 import configurations as rwkv6
+    from tests.ops.rwkv7 import configurations as rwkv7
+
+    return {"rwkv6": rwkv6, "rwkv7": rwkv7, "gsa": gsa}
+
+
+@pytest.mark.full
+@pytest.mark.skipif(interpreted(), reason="needs a process without TRITON_INTERPRET")
+@pytest.mark.parametrize("op", ["rwkv6", "rwkv7", "gsa"])
+def test_our_own_kernels_compile_rewritten(op):
+    from tests.ops.compiling import Launch, compile_for
+
+    smallest = min(operators()[op].CONFIGURATIONS.values(), key=lambda c: (c.T == 1, c.K * c.V))
+    for launch in smallest.kernels():
+        made = compiled.rewritten(launch.kernel)
+        compile_for(Launch(made.kernel, (made.buffer((4,), torch.device("cpu")), *launch.args), launch.options), 90)
+
+
+def test_every_check_knows_its_line():
+    checks = compiled.rewritten(faulty.anchored_at_the_start).checks
+    (exp,) = [check for check in checks if check.place.expression == "tl.exp(-b_g)"]
+    assert exp.place.line == marked("born") == line_of(exp.place.file, "# born")[0]
+
+
+@pytest.mark.skipif(interpreted(), reason="needs a process without TRITON_INTERPRET")
+def test_on_a_gpu_a_launch_is_the_rewritten_kernel_with_a_buffer_for_its_programs(monkeypatch):
+    from triton.runtime.jit import JITFunction
+
+    from flakit import trace
+
+    launched = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(
+        JITFunction, "run", lambda kernel, *args, grid, warmup, **kwargs: launched.append((kernel, args, grid, kwargs))
+    )
+    x, o = torch.ones(64), torch.zeros(64)
+    with trace() as t:
+        faulty.halve[lambda meta: (meta["x"].numel() // meta["D"], 3)](x, o, D=16, num_warps=2)
+    ((kernel, (seen, *args), grid, kwargs),) = launched
+    made = compiled.rewritten(faulty.halve)
+    assert kernel is made.kernel and args == [x, o] and kwargs == {"D": 16, "num_warps": 2}
+    assert grid == (4, 3) and seen.numel() == len(made.checks) * 8 + 12 * (len(made.checks) + 1)
+    assert t.grids == {"halve": (4, 3, 1)} and t.finite and JITFunction.run.__name__ == "<lambda>"
