@@ -13,7 +13,6 @@ from .gradient_accumulation import gradient_accumulation
 from .gradient_comparer import gradient_comparer
 from .headroom import headroom
 from .infinity import infinity
-from .inverse import inverse
 from .phase_diagram import phase_diagram
 from .state_stepper import state_stepper
 from .transposed_mask import transposed_mask
@@ -25,7 +24,6 @@ __all__ = [
     "gradient_comparer",
     "headroom",
     "infinity",
-    "inverse",
     "phase_diagram",
     "state_stepper",
     "transposed_mask",

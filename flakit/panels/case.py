@@ -14,7 +14,6 @@ from ..numerics.words import number
 from . import knobs
 from .base import Panel
 from .gradient_accumulation import gradient_accumulation
-from .inverse import inverse
 from .phase_diagram import phase_diagram
 from .shared import chosen, decay_knobs, literal
 from .transposed_mask import transposed_mask
@@ -31,7 +30,6 @@ WORDS = {
 OWN = {
     "anchor": phase_diagram,
     "gradient_accumulation": gradient_accumulation,
-    "inverse": inverse,
     "transposed_mask": transposed_mask,
 }
 """The cases that have a panel of their own."""

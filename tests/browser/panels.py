@@ -9,7 +9,7 @@ PANELS = {
     "infinity": ("infinity(step=4)", "decay", ()),
     "log-space": ("case('log_space')", "bias", ()),
     "padding": ("case('padding', T=100)", "length T", ()),
-    "inverse": ("inverse(alpha=0.9)", "alpha", ()),
+    "inverse": ("case('inverse')", "alpha", ()),
     "transposed-mask": ("transposed_mask(K=100)", "K", ()),
     "headroom": ("headroom(__import__('flakit').inputs('rwkv6', T=200)['w'])", "decays times", ()),
     "gradient-accumulation": ("gradient_accumulation()", "in parts", ()),

@@ -9,7 +9,8 @@ import torch
 
 from flakit.cases import inverse as case
 from flakit.cases.decay_gradient import ROUNDINGS
-from flakit.cases.inverse import FORMS, errors, invert, law, law_of_range, matrix, onset
+from flakit.cases.inverse import FORMS, LARGEST, at, errors, invert, law, law_of_range, matrix, onset, picture, show
+from flakit.figures.canvas import Cell
 from flakit.numerics.errors import compare
 from flakit.numerics.evaluate import truth
 from flakit.ops.rwkv7.chunk_torch import inverse as operators_own
@@ -113,6 +114,13 @@ def test_range_in_numbers():
     assert onset(16, 0.0, "bfloat16") == math.inf  # a wide range, and no digits
 
 
+@pytest.mark.parametrize("rounding", LARGEST)
+def test_the_law_of_digits_knows_the_range(rounding):
+    for alpha, spread in product((0.9, 1.4, 1.5, 2.0), (0.0, 0.3, 1.0)):
+        L = matrix(alpha, 0.0, spread)
+        assert (law(L, rounding) == math.inf) == (errors(L, rounding)["product"] == math.inf), (alpha, spread)
+
+
 # --- in the operator, and the numbers of the story ------------------------------------------------------------------
 
 
@@ -152,3 +160,67 @@ def test_the_story():
 def test_wrong_arguments_are_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+# --- the picture ----------------------------------------------------------------------------------------------------
+
+STORY = dict(alpha=0.9, w=-1e-3, spread=0.0, C=16, rounding="float32")
+
+
+def drawn(**setting):
+    made, shown = picture.Picture(9.4), show(**STORY | setting)
+    made.update(shown)
+    return made, shown
+
+
+@pytest.mark.parametrize("setting", [{}, {"alpha": 1.5, "rounding": "float16"}, {"spread": 0.7, "C": 32}], ids=str)
+def test_it_shows_what_is_measured(setting):
+    _, shown = drawn(**setting)
+    product_, blocks, substitution, _ = at(**STORY | setting)
+    said = {"product": product_.measured, "blocks": blocks.measured, "substitution": substitution.measured}
+    assert {form: error if error < math.inf else "not finite" for form, error in shown.errors.items()} == said
+    assert product_.law == (shown.law if shown.law < math.inf else "not finite")
+    for form, made in shown.made.items():
+        off = compare(made, shown.exact).l2
+        assert off == pytest.approx(shown.errors[form]) or not made.isfinite().all()
+
+
+def test_the_terms_sum_to_an_element_of_the_inverse():
+    for setting in ({}, {"spread": 0.5, "w": -0.1}, {"C": 64, "alpha": 0.3}):
+        _, shown = drawn(**setting)
+        i, j = shown.element
+        assert shown.terms.sum().item() == pytest.approx(shown.exact[i, j].item(), abs=1e-9)
+    _, shown = drawn()
+    assert shown.element == (15, 0) and shown.terms[7].item() == pytest.approx(3432 * 0.9**8 * math.exp(-0.007))
+    assert (shown.terms[::2] < 0).all() and (shown.terms[1::2] > 0).all()
+
+
+def test_the_picture_marks_the_power_that_leaves_the_format():
+    fine, _ = drawn(rounding="float16")
+    assert not fine._bars["infinite"].patch.get_visible() and fine._lines["end"].get_visible()
+    assert not drawn()[0]._lines["end"].get_visible()
+    broken, shown = drawn(rounding="float16", alpha=1.5, w=0.0)
+    assert broken._bars["infinite"].patch.get_visible() and shown.multiplied > 65504
+    assert not shown.made["product"].isfinite().all() and shown.made["blocks"].isfinite().all()
+    assert broken._lost.get_x() == pytest.approx(1.45) and fine.canvas.png() != broken.canvas.png()
+
+
+def test_its_sentence_changes_with_the_law():
+    def said(**setting):
+        made, shown = drawn(**setting)
+        return made.say(shown)
+
+    limit = law_of_range()
+    assert "cancel" in said(alpha=0.999 * limit, w=0.0, rounding="float16")
+    assert "float16 ends at 65504: it is infinite there" in said(alpha=1.001 * limit, w=0.0, rounding="float16")
+    assert "390 times" not in said() and "3.9e+02 times the whole inverse: they cancel" in said()
+    assert "nothing cancels" in said(spread=5.0)
+
+
+def test_its_arithmetic():
+    made, shown = drawn(rounding="float16", alpha=1.5, w=0.0)
+    assert made.arithmetic(shown, Cell("terms", 0, 7)).startswith(f"L^8[15, 0] = {3432 * 1.5**8:.4g}: rounding")
+    assert "beyond 65504, where float16 ends" in made.arithmetic(shown, Cell("terms", 0, 7))
+    assert "NaN (true: " in made.arithmetic(shown, Cell("product", 12, 0))
+    assert "product not finite, by the law not finite" in made.arithmetic(shown, Cell("over alpha", 0, 35))
+    assert "0 above it" in made.arithmetic(shown, Cell("blocks", 3, 3))

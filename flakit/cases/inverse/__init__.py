@@ -22,8 +22,10 @@ only ever multiply parts of the inverse and of L: nothing large appears that is 
 the blocks, in float32.
 """
 
+import functools
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated
 
 import torch
@@ -126,12 +128,20 @@ def powers(L: Tensor) -> Tensor:
 
 
 def law(L: Tensor, rounding: str = "float32") -> float | Tensor:
-    """Relative L2 error of the product form: u times the largest power's size over the inverse's, u = 2^-digits.
+    """Relative L2 error of the product form: u times the largest power's size over the inverse's, u = 2^-digits; inf
+    where a power that it multiplies leaves the format.
 
     A number for one matrix, a tensor for a batch [..., C, C]; `errors` likewise.
     """
-    exact = invert(L.double(), "blocks", "float64")
-    return _one_or_all(2.0 ** -ROUNDINGS[rounding] * _size(powers(L)).amax(0) / _size(exact))
+    exact, summed = invert(L.double(), "blocks", "float64"), powers(L)
+    lost = 2.0 ** -ROUNDINGS[rounding] * _size(summed).amax(0) / _size(exact)
+    return _one_or_all(torch.where(_multiplied(summed) > LARGEST[rounding], torch.inf, lost))
+
+
+def _multiplied(summed: Tensor) -> Tensor:
+    """The largest number in the powers that the product form multiplies, L, L^2, L^4, … L^{C/2}: [...]."""
+    among = [2**m - 1 for m in range(len(summed).bit_length())]
+    return summed[among].abs().flatten(-2).amax(-1).amax(0)
 
 
 def _size(x: Tensor) -> Tensor:
@@ -212,9 +222,9 @@ RECORDED = {
 
 def at(
     *,
-    alpha: Annotated[float, Range(0, 2)] = 0.9,
+    alpha: Annotated[float, Range(0, 2, 0.05)] = 0.9,
     w: Annotated[float, DECAY] = -1e-3,
-    spread: Annotated[float, Range(0, 100)] = 0.0,
+    spread: Annotated[float, Range(0, 5, 0.05)] = 0.0,
     C: Annotated[int, (2, 4, 8, 16, 32, 64)] = 16,
     rounding: Annotated[str, LARGEST] = "float32",
 ) -> list[Row]:
@@ -222,11 +232,69 @@ def at(
     L = matrix(alpha, w, spread, C=C)
     found, nan = errors(L, rounding), math.nan
     return [
-        Row(f"{rounding}: product", nan, law(L, rounding), found["product"], FACTOR),
+        Row(f"{rounding}: product off by", nan, _in_words(law(L, rounding)), _in_words(found["product"]), FACTOR),
         Row(f"{rounding}: blocks", nan, nan, found["blocks"]),
         Row(f"{rounding}: substitution", nan, nan, found["substitution"]),
         _end(f"{rounding}, equal keys: alpha at which the product ends", C, w, rounding),
     ]
+
+
+def _in_words(error: float) -> float | str:
+    return error if math.isfinite(error) else "not finite"
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One chunk: the element of the inverse that is the sum of the largest powers, and the inverse in three ways."""
+
+    element: tuple[int, int]
+    terms: Tensor
+    """That element of L, L^2, … L^{C-1}, [C - 1] float64."""
+    exact: Tensor
+    """The inverse in float64, [C, C]."""
+    made: Mapping[str, Tensor]
+    """The inverse by form, as computed."""
+    errors: Mapping[str, float]
+    """Relative L2, inf where not finite."""
+    law: float
+    """Of the product's error."""
+    cancels: float
+    """The largest power's size over the inverse's."""
+    multiplied: float
+    """The largest number in a power that the product form multiplies."""
+    rounding: str
+    alpha: float
+    alphas: Tensor
+    over: Mapping[str, Tensor]
+    """Errors by form at each of `alphas`, and the law's under "law"."""
+
+
+def show(*, alpha: float, w: float, spread: float, C: int, rounding: str) -> Shown:
+    L = matrix(alpha, w, spread, C=C)
+    summed, exact = powers(L), invert(L.double(), "blocks", "float64")
+    i, j = divmod(int(summed.abs().amax(0).argmax()), C)
+    alphas, over = _over_alpha(w, spread, C, rounding)
+    return Shown(
+        element=(i, j),
+        terms=summed[:, i, j],
+        exact=exact,
+        made={form: invert(L.float(), form, rounding) for form in FORMS},
+        errors=errors(L, rounding),
+        law=law(L, rounding),
+        cancels=float(_size(summed).max() / _size(exact)),
+        multiplied=float(_multiplied(summed)),
+        rounding=rounding,
+        alpha=alpha,
+        alphas=alphas,
+        over=over,
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _over_alpha(w: float, spread: float, C: int, rounding: str) -> tuple[Tensor, dict[str, Tensor]]:
+    alphas = torch.linspace(0.05, 2.0, 40, dtype=torch.float64)
+    L = alphas[:, None, None] * matrix(1.0, w, spread, C=C)
+    return alphas, errors(L, rounding) | {"law": law(L, rounding)}
 
 
 FACTOR = 9

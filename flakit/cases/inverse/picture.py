@@ -1,0 +1,218 @@
+"""The powers that the product form sums into one element of the inverse, and how far each way of taking it is off."""
+
+import math
+
+import numpy as np
+from matplotlib.patches import Rectangle
+
+from ...figures import style
+from ...figures.canvas import Canvas, Cell
+from ...figures.heatmap import HeatMap
+from ...figures.marks import Bars, Over, whole_ticks
+from ...numerics.words import error, number
+from ..decay_gradient import ROUNDINGS
+from . import FORMS, LARGEST, Shown
+
+WORDS = {
+    "knobs": {"alpha": "alpha", "w": "log decay w", "spread": "spread", "C": "tokens C", "rounding": "operands"},
+    "alt": "A bar for every power of L, the size of the term that it adds to one element of the inverse, with lines "
+    "for what the terms sum to, for what rounding leaves and for the end of the format; below, maps of the error of "
+    "the inverse in three ways, and the three errors over alpha with the law of the product",
+    "terms": "terms of element ({i}, {j}) of the inverse",
+    "plus": "+",
+    "minus": "−",
+    "sum": "their sum",
+    "left": "their rounding",
+    "end": "{rounding} ends",
+    "power": "power n of $L^n$",
+    "product": "product",
+    "blocks": "blocks",
+    "substitution": "substitution",
+    "off": "errors, from 1e-9 (dark) to 1000",
+    "token j": "token j",
+    "token i": "token i",
+    "over": "error over alpha",
+    "law": "law",
+    "cancels": "The product sums powers of L with alternating signs, up to {largest} in size, {times} times the whole "
+    "inverse: they cancel and their rounding remains, {product} of the result in {rounding}. Blocks form no power: "
+    "{blocks}.",
+    "cancels not": "No power of L is much larger than the inverse, so that nothing cancels: all three ways are right "
+    "to the rounding of {rounding}, the product to {product}, the blocks to {blocks}.",
+    "ends": "A power that the product multiplies holds numbers up to {largest}, and {rounding} ends at {end}: it is "
+    "infinite there, and the next product makes it NaN. Blocks form no power: {blocks}.",
+    "term": "L^{n}[{i}, {j}] = {term}: rounding alone is {left}, the sum of all terms {sum}{inf}",
+    "inf": "; beyond {end}, where {rounding} ends",
+    "element": "{form}, element ({i}, {j}): {made} (true: {true}), off by {off}",
+    "upper": "element ({i}, {j}): as it is in I, 1 on the diagonal and 0 above it",
+    "at alpha": "alpha = {alpha}: product {product}, by the law {law}; blocks {blocks}; substitution {substitution}",
+}
+ON_VIEW = ("alpha", "spread", "rounding")
+LINE = "product off by"
+PRESETS = {
+    "tokens differ": {"alpha": 0.9, "spread": 3.0, "w": -0.001, "C": 16, "rounding": "bfloat16"},
+    "digits lost": {"alpha": 0.9, "spread": 0.0, "w": -0.001, "C": 16, "rounding": "bfloat16"},
+    "first NaN": {"alpha": 1.45, "spread": 0.0, "w": 0.0, "C": 16, "rounding": "float16"},
+}
+
+_SMALLEST, _LARGEST = -9, 3  # powers of ten at the dark and at the bright end of the maps
+_LOWEST, _HIGHEST = 1e-9, 1e12  # errors on the curves
+
+
+class Picture:
+    """Persistent: `update` redraws in place. width: inches."""
+
+    def __init__(self, width: float):
+        left, top, gap = 0.68, 2.36, 0.12
+        side = 1.3 if width > 8 else 1.02
+        self.canvas = Canvas(width, top + side + 0.46)
+        with style.context():
+            self._draw_terms(self.canvas.axes(left, 0.32, width - left - 0.15, 1.2))
+            _, height = self.canvas.figure.get_size_inches()
+            self.canvas.figure.text(left / width, 1 - 2.13 / height, WORDS["off"], fontsize=9)
+            self._maps = {}
+            for n, form in enumerate(FORMS):
+                ax = whole_ticks(self.canvas.axes(left + n * (side + gap), top, side, side))
+                ax.set_title(WORDS[form], fontsize=9, pad=3)
+                ax.set_xlabel(WORDS["token j"])
+                ax.tick_params(labelleft=n == 0)
+                if n == 0:
+                    ax.set_ylabel(WORDS["token i"])
+                self._maps[form] = HeatMap(self.canvas, ax, vmin=_SMALLEST, vmax=_LARGEST, name=form)
+            at = left + 3 * side + 2 * gap + 0.62
+            self._draw_curves(self.canvas.axes(at, 2.2, width - at - 0.2, top + side - 2.2))
+
+    def _draw_terms(self, ax) -> None:
+        self._terms = whole_ticks(ax)
+        ax.set_xlabel(WORDS["power"])
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.xaxis.set_major_formatter(lambda at, _: f"{at + 1:.0f}")
+        ax.yaxis.set_major_formatter(lambda power, _: f"$10^{{{power:.0f}}}$")
+        self._title = ax.set_title("", fontsize=9, pad=3)
+        self._bars = {
+            "plus": Bars(self.canvas, ax, facecolor=style.BLUE),
+            "minus": Bars(self.canvas, ax, facecolor=style.ORANGE),
+            "infinite": Bars(self.canvas, ax, **style.INF),
+        }
+        self._lines, self._words = {}, {}
+        for name, colour in (("sum", style.BLACK), ("left", style.VERMILLION), ("end", style.GREY)):
+            self._lines[name] = ax.axhline(0, color=colour, linewidth=1.6, zorder=4)
+            words = ax.text(
+                1,
+                0,
+                "",
+                color=colour,
+                ha="right",
+                va="bottom",
+                fontsize=9,
+                transform=ax.get_yaxis_transform(),
+                zorder=5,
+            )
+            words.set_bbox({"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5})
+            self._words[name] = words
+        self._over_terms = Over(self.canvas, ax, "terms")
+        handles = [self._bars["plus"].patch, self._bars["minus"].patch]
+        ax.legend(
+            handles, [WORDS["plus"], WORDS["minus"]], loc="lower right", bbox_to_anchor=(1, 0.98), ncols=2,
+            borderaxespad=0, handlelength=1.2, columnspacing=1.0,
+        )  # fmt: skip
+        self.canvas.labels(self._title, ax.yaxis)
+        self.canvas.moving(*self._lines.values(), *self._words.values())
+
+    def _draw_curves(self, ax) -> None:
+        ax.set(yscale="log", xlim=(0, 2), ylim=(_LOWEST, _HIGHEST))
+        ax.set_title(WORDS["over"], fontsize=9, pad=3)
+        ax.set_xticks([0, 1, 2])
+        ax.set_yticks([1e-8, 1e-4, 1, 1e4, 1e8, 1e12])
+        ax.minorticks_off()
+        ax.spines[["top", "right"]].set_visible(False)
+        looks = {"product": style.LINES[1], "blocks": style.LINES[0], "law": style.LAW}
+        self._curves = {name: ax.plot([], [], **look, label=WORDS[name])[0] for name, look in looks.items()}
+        self._lost = ax.add_patch(Rectangle((2, 0), 0, 1, transform=ax.get_xaxis_transform(), linewidth=0, **style.NAN))
+        self._now = ax.axvline(0, color=style.GREY, linewidth=1)
+        ax.legend(
+            loc="upper left", borderaxespad=0.1, labelspacing=0.2, handlelength=2.2,
+            frameon=True, framealpha=0.8, edgecolor="none",
+        )  # fmt: skip
+        self._over_curves = Over(self.canvas, ax, "over alpha")
+        self.canvas.moving(self._lost, self._now, *self._curves.values())
+
+    def update(self, shown: Shown) -> None:
+        self._update_terms(shown)
+        for form, heat in self._maps.items():
+            off = (shown.made[form].double() - shown.exact).abs().numpy()
+            with np.errstate(divide="ignore"):
+                heat.update(np.log10(off), empty=np.triu(np.ones(off.shape, bool)))
+        for name, line in self._curves.items():
+            found = shown.over[name].numpy()
+            line.set_data(shown.alphas, np.where(np.isfinite(found), found, np.nan))
+        gone = shown.alphas[~shown.over["product"].isfinite()]
+        ends = float(gone[0]) if len(gone) else 2.0
+        self._lost.set_bounds(ends, 0, 2.0 - ends, 1)
+        self._now.set_xdata([shown.alpha, shown.alpha])
+        self._over_curves.update(1, len(shown.alphas))
+
+    def _update_terms(self, shown: Shown) -> None:
+        end, sizes = LARGEST[shown.rounding], shown.terms.abs().numpy()
+        left = 2.0 ** -ROUNDINGS[shown.rounding] * sizes.max()
+        at = {"sum": abs(float(shown.terms.sum())), "left": left, "end": end}
+        with np.errstate(divide="ignore"):
+            tall, at = np.log10(sizes), {name: float(np.log10(value)) for name, value in at.items()}
+        lines = [x for x in (at["sum"], at["left"], 0.0) if x > -math.inf]
+        bottom, top = min(lines) - 1, max(*lines, tall.max()) + 1
+        if at["end"] < top + 1:
+            top = max(top, at["end"] + 1)
+        signs = {"plus": shown.terms.numpy() > 0, "minus": shown.terms.numpy() < 0}
+        masks = {name: mask & (sizes <= end) for name, mask in signs.items()} | {"infinite": sizes > end}
+        for name, bars in self._bars.items():
+            bars.update(np.where(masks[name] & (tall > bottom), tall, np.nan), bottom)
+        for name, line in self._lines.items():
+            there = bottom < at[name] < top
+            for artist in (line, self._words[name]):
+                artist.set_visible(there)
+            if there:
+                line.set_ydata([at[name]] * 2)
+                self._words[name].set_y(at[name])
+                self._words[name].set_text(WORDS[name].format(rounding=shown.rounding))
+        self._terms.set_ylim(bottom, top)
+        if self._terms.get_xlim() != (-0.6, len(sizes) - 0.4):
+            self._terms.set_xlim(-0.6, len(sizes) - 0.4)
+            self.canvas.stale()
+        i, j = shown.element
+        self._title.set_text(WORDS["terms"].format(i=i, j=j))
+        self._over_terms.update(1, len(sizes))
+
+    def say(self, shown: Shown) -> str:
+        ends = not math.isfinite(shown.errors["product"])
+        largest = shown.multiplied if ends else float(shown.terms.abs().max())
+        return WORDS["ends" if ends else "cancels" if shown.cancels > 3 else "cancels not"].format(
+            largest=number(largest, 2),
+            times=number(shown.cancels, 2),
+            rounding=shown.rounding,
+            end=number(LARGEST[shown.rounding], 5),
+            product=error(shown.errors["product"]),
+            blocks=error(shown.errors["blocks"]),
+        )
+
+    def arithmetic(self, shown: Shown, cell: Cell) -> str:
+        if cell.map == "over alpha":
+            found = {name: error(float(x[cell.column])) for name, x in shown.over.items()}
+            return WORDS["at alpha"].format(alpha=number(float(shown.alphas[cell.column])), **found)
+        if cell.map == "terms":
+            (i, j), term, end = shown.element, float(shown.terms[cell.column]), LARGEST[shown.rounding]
+            left = 2.0 ** -ROUNDINGS[shown.rounding] * abs(term)
+            return WORDS["term"].format(
+                n=cell.column + 1,
+                i=i,
+                j=j,
+                term=number(term),
+                left=number(left, 2),
+                sum=number(float(shown.terms.sum())),
+                inf=WORDS["inf"].format(end=number(end, 5), rounding=shown.rounding) if abs(term) > end else "",
+            )
+        i, j = cell.row, cell.column
+        if j >= i:
+            return WORDS["upper"].format(i=i, j=j)
+        made, true = float(shown.made[cell.map][i, j]), float(shown.exact[i, j])
+        return WORDS["element"].format(
+            form=cell.map, i=i, j=j, made=number(made), true=number(true), off=number(abs(made - true), 2)
+        )
