@@ -80,6 +80,19 @@ class Ring:
             )
 
 
+class NonFiniteRings:
+    """Rings around the NaN and the infinities of a map, where they are too few to be seen."""
+
+    def __init__(self, canvas: Canvas, ax: Axes):
+        self._rings = {
+            kind: Ring(canvas, ax, colour=look["edgecolor"]) for kind, look in (("NaN", style.NAN), ("inf", style.INF))
+        }
+
+    def update(self, values: np.ndarray) -> None:
+        for (word, ring), kind in zip(self._rings.items(), (np.isnan, np.isinf), strict=True):
+            ring.update(kind(np.asarray(values)), word)
+
+
 class Bars:
     """A bar at every whole number, as one path: `update` takes where each ends and, if not at 0, where it begins."""
 

@@ -8,8 +8,10 @@ import torch
 from flakit.cases import blind_measure, clamping, future_anchor, nan_guard, weak_test, wrong_head_anchor
 from flakit.cases.clamping.picture import Picture as ClampingPicture
 from flakit.cases.future_anchor.picture import Picture as FutureAnchorPicture
+from flakit.cases.laws import LN_MAX
 from flakit.cases.nan_guard.picture import Picture as NanGuardPicture
 from flakit.cases.weak_test.picture import Picture as WeakTestPicture
+from flakit.cases.wrong_head_anchor.picture import Picture as WrongHeadPicture
 from flakit.numerics.errors import relative_l2
 from flakit.numerics.inputs import inputs as make_inputs
 from flakit.ops.rwkv7 import reference
@@ -147,6 +149,41 @@ def test_one_head_hides_it_and_weak_decay_too():
     assert torch.equal(wrong_head_anchor.anchor(w.cumsum(0)), wrong_head_anchor.anchor(w.cumsum(0), wrong=False))
     assert wrong_head_anchor.at(H=4, w=-1.0)[-1].measured < 1e-6
     assert math.isinf(wrong_head_anchor.at(H=4, w=-8.0)[-1].measured)
+
+
+def headed(w, H=4, block=16, spread=0.5):
+    return wrong_head_anchor.show(H=H, block=block, spread=spread, w=w, seed=1)
+
+
+@pytest.mark.parametrize("w", [-1.0, -4.0, -20.0])
+@pytest.mark.parametrize("H", [1, 3, 5])
+def test_an_anchor_of_another_head_shows_what_is_measured(H, w):
+    shown = headed(w, H)
+    logs = wrong_head_anchor.decays(16, H, spread=0.5) * -w
+    q, k = torch.randn(2, *logs.shape, generator=torch.Generator().manual_seed(1))
+    assert wrong_head_anchor.at(H=H, spread=0.5, w=w, seed=1)[-1].measured == shown.off
+    for wrong, each in ((True, shown.wrong), (False, shown.right)):
+        made = wrong_head_anchor.scores(q, k, logs, wrong=wrong)
+        assert torch.equal(each.scores.nan_to_num(), made.nan_to_num())
+        # The places that are shown are those that are read.
+        read = torch.stack([shown.g[token, head] for token, head in each.rows])
+        assert torch.equal(read, wrong_head_anchor.anchor(logs.cumsum(0), wrong=wrong)[:, 0])
+        assert torch.equal(each.exponents, shown.g - read)
+        reach = float(each.exponents.abs().max())
+        assert reach == pytest.approx(LN_MAX[torch.float32] / wrong_head_anchor.law(logs, wrong=wrong), rel=1e-6)
+
+
+def test_the_wrong_anchor_is_said_to_break_where_the_law_says_so():
+    picture, logs = WrongHeadPicture(5.9), wrong_head_anchor.decays(16, 4)
+    limit = wrong_head_anchor.law(logs)
+    # The law is for operands of size 1; random ones of up to 4 move it by ln 4 of 88.
+    assert "nothing shows" in picture.say(headed(-0.98 * limit, spread=0.0))
+    broken = picture.say(headed(-1.02 * limit, spread=0.0))
+    assert "scores are inf or NaN. With n as meant all are finite." in broken
+    meant = wrong_head_anchor.law(logs, wrong=False)
+    assert "With n as meant all are finite." in picture.say(headed(-0.98 * meant, spread=0.0))
+    assert "all are finite" not in picture.say(headed(-1.02 * meant, spread=0.0))
+    assert "the anchor is the right one" in picture.say(headed(-limit, H=1))
 
 
 # --- an anchor from the future ---

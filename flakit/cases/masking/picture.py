@@ -6,7 +6,7 @@ from torch import Tensor
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.heatmap import HeatMap
-from ...figures.marks import Ring, whole_ticks
+from ...figures.marks import NonFiniteRings, whole_ticks
 from ...numerics.words import number
 from ..laws import LN_MAX
 from . import Shown
@@ -20,8 +20,6 @@ WORDS = {
     "kept": "3 after the mask:\nthe weights",
     "gradient": "4 gradient of\nthe exponents",
     "colours": "1: orange negative, purple positive\n2, 3, 4: dark tiny, yellow huge, light grey 0",
-    "nan": "NaN",
-    "inf": "inf",
     "output i": "output i",
     "key j": "key j",
     "fine": "All is finite: the largest exponent of a pair from the future is {largest}, and exp ends at {end}.",
@@ -73,10 +71,7 @@ class Picture:
                 self._maps[name] = HeatMap(
                     self.canvas, ax, cmap=style.SIGNED if signed else style.MAGNITUDE, vmin=-1.0, vmax=1.0, name=name
                 )
-                self._rings[name] = {
-                    kind: Ring(self.canvas, ax, colour=look["edgecolor"])
-                    for kind, look in (("nan", style.NAN), ("inf", style.INF))
-                }
+                self._rings[name] = NonFiniteRings(self.canvas, ax)
             figure = self.canvas.figure
             figure.text(left / width, 0.01, WORDS["colours"], fontsize=8.5, va="bottom")
             hatched = style.non_finite_handles()
@@ -89,8 +84,7 @@ class Picture:
             # Exponents from -end to end; sizes by their logarithm, from e^-20 to e^20.
             values = x.numpy() / end if name == "exponents" else _logarithm(x) / 20
             heat.update(values, empty=x.numpy() == 0 if name != "exponents" else None)
-            for kind, ring in self._rings[name].items():
-                ring.update(x.isnan() if kind == "nan" else x.isinf(), WORDS[kind])
+            self._rings[name].update(x)
 
     def say(self, shown: Shown) -> str:
         end = LN_MAX[shown.made.dtype]

@@ -9,6 +9,7 @@ the right ones have room, and NaN begins. With one head the two addresses are th
 """
 
 import math
+from dataclasses import dataclass
 from typing import Annotated
 
 import torch
@@ -70,6 +71,59 @@ def decays(block: int = 16, H: int = 4, K: int = 16, *, spread: float = 0.0) -> 
     return -(1 + spread * torch.arange(H, dtype=torch.float32)).view(1, H, 1).expand(block, H, K).contiguous()
 
 
+@dataclass(frozen=True)
+class Anchored:
+    """What comes of one anchor."""
+
+    rows: list[tuple[int, int]]
+    """The token and the head whose row each head takes as its anchor."""
+    exponents: Tensor
+    """g - n of every token and head [block, H], the same in all its channels."""
+    read: Tensor
+    """e^(g - n), [block, H]."""
+    key: Tensor
+    """e^(n - g), [block, H]."""
+    scores: Tensor
+    """A [H, block, block] of random q and k."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One block at one decay."""
+
+    K: int
+    g: Tensor
+    """Cumulative log decays [block, H], the same in all channels."""
+    wrong: Anchored
+    right: Anchored
+    exact: Tensor
+    """A in float64, by the difference of each pair."""
+    head: int
+    """The one whose exponents reach furthest with the wrong anchor."""
+    off: float
+    """The relative L2 error of all heads' scores with the wrong anchor."""
+
+
+def show(*, H: int, block: int, spread: float, w: float, seed: int = 0) -> Shown:
+    """What `at` measures at w."""
+    if H < 1 or block < 2:
+        raise ValueError(f"H, block: expected at least 1 head and 2 rows, got {H} and {block}")
+    device, backend = kernel_place()
+    logs = decays(block, H, spread=spread) * -w
+    q, k = torch.randn(2, *logs.shape, generator=torch.Generator().manual_seed(seed))
+    g, exact_scores = logs.cumsum(0), exact(q, k, logs)
+    made = {}
+    for wrong in (True, False):
+        n = anchor(g, wrong=wrong)[:, 0]
+        exponents = g[..., 0] - n
+        rows = [divmod(block // 2 + h, H) if wrong else (block // 2, h) for h in range(H)]
+        got = scores(*(x.to(device) for x in (q, k, logs)), wrong=wrong, backend=backend).cpu()
+        made[wrong] = Anchored(rows, exponents, exponents.exp(), (-exponents).exp(), got)
+    reach = made[True].exponents.abs().amax(0)
+    off = relative_l2(made[True].scores, exact_scores)
+    return Shown(logs.shape[-1], g[..., 0], made[True], made[False], exact_scores, int(reach.argmax()), off)
+
+
 def at(
     *,
     H: Annotated[int, Range(1, 16)] = 4,
@@ -80,18 +134,15 @@ def at(
 ) -> list[Row]:
     """One number of heads and block, the heads' decays apart by `spread` times w: the onset of both anchors, the error
     of the wrong one at w."""
-    if H < 1 or block < 2:
-        raise ValueError(f"H, block: expected at least 1 head and 2 rows, got {H} and {block}")
+    off = show(H=H, block=block, spread=spread, w=w, seed=seed).off
     device, backend = kernel_place()
     made = decays(block, H, spread=spread).to(device)
     what = f"H = {H}, spread {spread:g}"
-    q, k = torch.randn(2, *made.shape, generator=torch.Generator().manual_seed(seed)).to(device)
-    error = relative_l2(scores(q, k, made * -w, backend=backend), exact(q, k, made * -w))
     return [
         Row(f"{what}, {'wrong' if wrong else 'right'} anchor: |w| at which NaN begins", math.nan, *both)
         for wrong in (True, False)
         for both in [(law(made, wrong=wrong), onset(made, wrong=wrong, backend=backend))]
-    ] + [Row(f"{what}, wrong anchor: error at w = {w:g}", 1e-7 if w == -1 else math.nan, math.nan, error)]
+    ] + [Row(f"{what}, wrong anchor: error at w = {w:g}", 1e-7 if w == -1 else math.nan, math.nan, off)]
 
 
 def reproduce() -> list[Row]:

@@ -1,0 +1,188 @@
+"""Where the anchor is read in memory, the exponents that come of it, and the scores of both anchors."""
+
+import numpy as np
+import torch
+
+from ...figures import style
+from ...figures.canvas import Canvas, Cell
+from ...figures.heatmap import HeatMap
+from ...figures.marks import NonFiniteRings, Over, whole_ticks
+from ...numerics.words import error, number
+from ..laws import LN_MAX
+from . import Shown
+
+WORDS = {
+    "knobs": {"H": "heads H", "block": "block rows", "spread": "heads apart", "w": "decay w"},
+    "alt": "A map of the cumulative decays as they lie in memory, a row for each token and a column for each head, "
+    "the anchor of one head marked as it is meant and as it is read; the exponents of that head's tokens with both; "
+    "and its scores with both, a row for each output and a column for each key",
+    "memory": "memory g",
+    "exponents": "exponent $g_i - n$",
+    "wrong": "scores, n as read",
+    "right": "scores, n as meant",
+    "token i": "token i",
+    "head": "head",
+    "key j": "key j",
+    "read": "n as read",
+    "meant": "n as meant",
+    "end": "exp ends",
+    "one": "With one head the two addresses are the same, and the anchor is the right one: no test with one head sees "
+    "the fault.{both}",
+    "both": " At this decay it overflows all the same: {count} of {all} scores are not finite.",
+    "fine": "{where} But n cancels between e^(g_i - n) and e^(n - g_j): the scores are off by {off}, and nothing "
+    "shows.",
+    "infinite": "A decay of -inf makes g itself infinite, and inf - inf is NaN with any anchor.",
+    "broken": "{where} The factors reach q or k times e^{reach} instead of e^{meant}, and float32 ends at e^{end}: "
+    "{count} of {all} scores are inf or NaN. With n as meant {right}.",
+    "where": "Head {head} should take n from token {token}; a stride {H} times too short reads token {wrong}{of}.",
+    "of": " of head {other}",
+    "all finite": "all are finite",
+    "some": "{count} are",
+    "cell": "token {t}, head {h}: g = {g}, its row begins at address ({t} · {H} + {h}) · {K} = {address}{mark}",
+    "mark meant": "; the anchor of head {head}, as meant",
+    "mark read": "; read as the anchor of head {head}",
+    "row": "token {i} of head {head}: g - n = {wrong} with n as read, {right} as meant",
+    "score": "output {i}, key {j}: e^{a} · e^{b} = {read} · {key} = {product} in every channel, score {score} "
+    "(true: {exact})",
+    "future": "output {i}, key {j}: an output reads no later token",
+}
+ON_VIEW = ("w", "H", "spread")
+LINE = "wrong anchor: |w| at which NaN begins"
+PRESETS = {
+    "nothing shows": {"w": -1.0, "H": 4, "block": 16, "spread": 0.0},
+    "first NaN": {"w": -6.9, "H": 4, "block": 16, "spread": 0.0},
+    "all but n as meant": {"w": -10.0, "H": 4, "block": 16, "spread": 0.0},
+    "one head": {"w": -10.0, "H": 1, "block": 16, "spread": 0.0},
+}
+
+_END = LN_MAX[torch.float32]
+_BEYOND = 1.45
+"""How far the axis of exponents goes, in those where exp ends."""
+
+
+class Picture:
+    """Persistent: `update` redraws in place. width: inches."""
+
+    def __init__(self, width: float):
+        left, gap, top, bottom = 0.52, 0.12, 0.3, 0.76
+        wide = (width - left - 3 * gap - 0.12) / 7.2
+        memory, exponents, side = 1.1 * wide, 2.1 * wide, 2 * wide
+        height = min(2.75, 1.35 * side)
+        self.canvas = Canvas(width, top + height + bottom)
+        with style.context():
+            ax = whole_ticks(self.canvas.axes(left, top, memory, height))
+            ax.set(title=WORDS["memory"], xlabel=WORDS["head"], ylabel=WORDS["token i"])
+            self._memory = HeatMap(self.canvas, ax, cmap="Greys_r", vmin=-1.6, name="memory")
+            looks = {"meant": style.BLUE, "read": style.VERMILLION}
+            self._spots = {
+                name: ax.plot(
+                    [0],
+                    [0],
+                    "os"[name == "meant"],
+                    markersize=9,
+                    mew=2.4,
+                    mfc="none",
+                    mec=colour,
+                    zorder=6,
+                    clip_on=False,
+                )[0]
+                for name, colour in looks.items()
+            }
+            at = left + memory + gap
+            ax = self._ax = whole_ticks(self.canvas.axes(at, top, exponents, height))
+            ax.set(xlim=(-_BEYOND, _BEYOND), title=WORDS["exponents"])
+            ax.set_xticks([-1, 0, 1], [f"{sign * _END:.1f}" if sign else "0" for sign in (-1, 0, 1)])
+            ax.tick_params(labelleft=False)
+            for end in (-1, 1):
+                ax.axvspan(end, end * _BEYOND, facecolor=style.INF["facecolor"])
+            self._lines = {
+                name: ax.plot([], [], color=colour, marker="os"[name == "meant"], markersize=4, zorder=3)[0]
+                for name, colour in looks.items()
+            }
+            self._over = Over(self.canvas, ax, "exponents")
+            at += exponents + gap
+            self._maps, self._rings = {}, {}
+            for name in ("wrong", "right"):
+                ax = whole_ticks(self.canvas.axes(at, top, side, height))
+                ax.set(title=WORDS[name], xlabel=WORDS["key j"])
+                ax.tick_params(labelleft=False)
+                self._maps[name] = HeatMap(self.canvas, ax, cmap=style.SIGNED, vmin=-8, vmax=8, name=name)
+                self._rings[name] = NonFiniteRings(self.canvas, ax)
+                at += side + gap
+            handles = [*self._spots.values(), *style.non_finite_handles()]
+            words = [WORDS["meant"], WORDS["read"], *(patch.get_label() for patch in handles[2:])]
+            self.canvas.figure.legend(handles, words, loc="lower right", ncols=4, borderaxespad=0.2)
+        self.canvas.moving(*self._spots.values(), *self._lines.values())
+
+    def update(self, shown: Shown) -> None:
+        block, H = shown.g.shape
+        h = shown.head
+        largest = shown.g.nan_to_num(neginf=0.0).abs().max().clamp(min=1e-30)
+        self._memory.update((shown.g / largest).numpy())
+        limits = block - 0.5, -0.5
+        if self._ax.get_ylim() != limits:
+            self._ax.set_ylim(limits)
+            self.canvas.stale()
+        self._over.update(block, 1)
+        for name, each in {"read": shown.wrong, "meant": shown.right}.items():
+            token, head = each.rows[h]
+            self._spots[name].set_data([head], [token])
+            self._lines[name].set_data(each.exponents[:, h] / _END, np.arange(block))
+        future = ~np.tri(block, dtype=bool)
+        for name, heat in self._maps.items():
+            scores = getattr(shown, name).scores[h].numpy()
+            heat.update(scores, empty=future)
+            self._rings[name].update(scores)
+
+    def say(self, shown: Shown) -> str:
+        block, H = shown.g.shape
+        h, (token, other) = shown.head, shown.wrong.rows[shown.head]
+        bad = [int((~each.scores.isfinite()).sum()) for each in (shown.wrong, shown.right)]
+        said = {
+            "head": h,
+            "token": shown.right.rows[h][0],
+            "H": H,
+            "wrong": token,
+            "of": WORDS["of"].format(other=other) if other != h else "",
+            "off": error(shown.off),
+            "reach": number(float(shown.wrong.exponents.abs().max()), 3),
+            "meant": number(float(shown.right.exponents.abs().max()), 3),
+            "end": f"{_END:.2f}",
+            "count": bad[0],
+            "all": H * block * (block + 1) // 2,
+            "right": WORDS["some" if bad[1] else "all finite"].format(count=bad[1]),
+        }
+        if not shown.g.isfinite().all():
+            return WORDS["infinite"]
+        if H == 1:
+            return WORDS["one"].format(both=WORDS["both"].format(**said) if bad[0] else "")
+        return WORDS["broken" if bad[0] else "fine"].format(where=WORDS["where"].format(**said), **said)
+
+    def arithmetic(self, shown: Shown, cell: Cell) -> str:
+        H, h, i, j = shown.g.shape[1], shown.head, cell.row, cell.column
+        if cell.map == "memory":
+            marks = [
+                WORDS[f"mark {name}"].format(head=h)
+                for name, each in (("meant", shown.right), ("read", shown.wrong))
+                if each.rows[h] == (i, j)
+            ]
+            g, address = number(float(shown.g[i, j])), (i * H + j) * shown.K
+            return WORDS["cell"].format(t=i, h=j, g=g, H=H, K=shown.K, address=address, mark="".join(marks))
+        if cell.map == "exponents":
+            wrong, right = (number(float(each.exponents[i, h])) for each in (shown.wrong, shown.right))
+            return WORDS["row"].format(i=i, head=h, wrong=wrong, right=right)
+        if j > i:
+            return WORDS["future"].format(i=i, j=j)
+        each = getattr(shown, cell.map)
+        read, key = each.read[i, h], each.key[j, h]
+        return WORDS["score"].format(
+            i=i,
+            j=j,
+            a=number(float(each.exponents[i, h])),
+            b=number(float(-each.exponents[j, h]) + 0.0),
+            read=number(float(read)),
+            key=number(float(key)),
+            product=number(float(read * key)),
+            score=number(float(each.scores[h, i, j])),
+            exact=number(float(shown.exact[h, i, j])),
+        )
