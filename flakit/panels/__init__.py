@@ -15,7 +15,6 @@ from .headroom import headroom
 from .infinity import infinity
 from .phase_diagram import phase_diagram
 from .state_stepper import state_stepper
-from .transposed_mask import transposed_mask
 
 __all__ = [
     "case",
@@ -26,5 +25,4 @@ __all__ = [
     "infinity",
     "phase_diagram",
     "state_stepper",
-    "transposed_mask",
 ]

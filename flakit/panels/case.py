@@ -16,7 +16,6 @@ from .base import Panel
 from .gradient_accumulation import gradient_accumulation
 from .phase_diagram import phase_diagram
 from .shared import chosen, decay_knobs, literal
-from .transposed_mask import transposed_mask
 from .verdicts import VerdictFigure
 
 WORDS = {
@@ -30,7 +29,6 @@ WORDS = {
 OWN = {
     "anchor": phase_diagram,
     "gradient_accumulation": gradient_accumulation,
-    "transposed_mask": transposed_mask,
 }
 """The cases that have a panel of their own."""
 
@@ -102,6 +100,11 @@ class CasePanel(Panel):
 
     def arithmetic(self, result, cell: Cell, **_) -> str | None:
         return self._picture().arithmetic(result[1], cell)
+
+    def beside(self, cell: Cell) -> list[tuple[str, int | None, int | None]]:
+        """What the picture says lights up with a cell, where it says so."""
+        beside = getattr(self._picture(), "beside", None)
+        return beside(self.result[1], cell) if beside else []
 
     def script(self, **setting) -> str:
         given = ", ".join(f"{name}={literal(x)}" for name, x in self._arguments(setting).items())

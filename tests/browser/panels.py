@@ -10,7 +10,7 @@ PANELS = {
     "log-space": ("case('log_space')", "bias", ()),
     "padding": ("case('padding', T=100)", "length T", ()),
     "inverse": ("case('inverse')", "alpha", ()),
-    "transposed-mask": ("transposed_mask(K=100)", "K", ()),
+    "transposed-mask": ("case('transposed_mask', K=100)", "keys K", ()),
     "headroom": ("headroom(__import__('flakit').inputs('rwkv6', T=200)['w'])", "decays times", ()),
     "gradient-accumulation": ("gradient_accumulation()", "in parts", ()),
     "masking": ("case('masking', w=-1.0)", "decay w", ()),  # the panel of every case without one of its own

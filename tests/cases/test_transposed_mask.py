@@ -3,10 +3,13 @@
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
 from flakit.cases import transposed_mask as case
+from flakit.cases.transposed_mask.picture import Picture
+from flakit.figures.canvas import Cell
 from flakit.numerics.errors import relative_l2
 from flakit.numerics.evaluate import truth
 from flakit.ops.common.dispatch import has_triton
@@ -182,3 +185,86 @@ def test_errors_name_the_argument(call, says):
 def test_the_case_imports_without_triton():
     code = "import sys; sys.modules['triton'] = None; from flakit.cases import transposed_mask as m; m.reproduce()"
     assert subprocess.run([sys.executable, "-c", code], stdin=subprocess.DEVNULL).returncode == 0
+
+
+def knobs(K=100, V=120, BK=32, BV=32, transposed=True):
+    return {"K": K, "V": V, "BK": BK, "BV": BV, "transposed": transposed}
+
+
+def drawn(**how):
+    picture, shown = Picture(6.0), case.show(**knobs(**how))
+    picture.update(shown)
+    return picture, shown
+
+
+SETTINGS = [{}, {"K": 40, "V": 64}, {"K": 64, "V": 64}, {"K": 20, "V": 20}, {"transposed": False}, {"BK": 16, "BV": 64}]
+
+
+@pytest.mark.parametrize("how", SETTINGS, ids=str)
+def test_shows_what_is_measured(how):
+    (row,), (picture, shown) = case.at(**knobs(**how)), drawn(**how)
+    said = picture.say(shown)
+    assert row.agrees
+    if row.law == "does not compile":
+        assert shown.seen is None and "the compiler refuses the kernel" in said
+        return
+    assert (shown.seen != shown.state).sum() == row.measured
+    assert (f"{row.measured} entries of the state are not loaded" in said) == (row.law > 0)
+    assert (shown.dr < 1e-6) == (row.law == 0)
+    assert ("A test with these sizes sees nothing" in said) == (row.law == 0 and shown.transposed)
+
+
+@pytest.mark.parametrize(
+    ("K", "V", "why"), [(64, 96, "multiples of the tile"), (20, 20, "fits into one tile")], ids=["multiples", "small"]
+)
+def test_says_why_it_is_hidden(K, V, why):
+    picture, shown = drawn(K=K, V=V)
+    assert why in picture.say(shown)
+
+
+def hatched(picture):
+    """How many entries are missing, how many from beyond."""
+    patches = [kind._patch for kind in (picture._missing, picture._outside)]
+    corners = [patch.get_path().vertices.reshape(-1, 5, 2) for patch in patches]
+    areas = [np.ptp(x, axis=1).prod(1).sum() for x in corners]
+    return [area if patch.get_visible() else 0 for patch, area in zip(patches, areas, strict=True)]
+
+
+@pytest.mark.parametrize("how", SETTINGS, ids=str)
+def test_hatched_areas_are_the_law(how):
+    picture, shown = drawn(**how)
+    wrong = 0 if shown.seen is None or not shown.transposed else case.law(*shown.state.shape, *shown.tile)
+    assert hatched(picture) == [wrong, wrong]
+    assert picture._here[0].get_visible() == (shown.seen is not None)
+
+
+def test_edges_of_tiles():
+    x, y = drawn(K=40, V=33)[0]._edges.get_data()
+    assert np.isfinite(x).sum() == 4 and {31.5} == set(np.array(y)[:2]) == set(np.array(x)[3:5])
+
+
+def test_a_new_size_is_drawn_as_by_a_fresh_picture():
+    picture, _ = drawn()
+    picture.canvas.rgba()
+    picture.update(case.show(**knobs(K=40, V=20, BK=16, BV=16)))
+    fresh, _ = drawn(K=40, V=20, BK=16, BV=16)
+    assert (picture.canvas.rgba() == fresh.canvas.rgba()).all()
+
+
+def test_a_cell_lights_its_mirror_image():
+    picture, shown = drawn()
+    cell = Cell("state", 25, 97)
+    assert picture.beside(shown, cell) == [("state", 1, 121)]
+    said = picture.arithmetic(shown, cell)
+    assert "not loaded, read as 0 (true: " in said and "key 1, value 121, which lies beyond the state" in said
+    assert picture.beside(shown, Cell("sizes", 1, 2)) == []
+    right, shown = drawn(transposed=False)
+    assert right.beside(shown, cell) == [] and "loaded as" in right.arithmetic(shown, cell)
+    refused, shown = drawn(BK=16, BV=64)
+    assert refused.beside(shown, cell) == []
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("how", SETTINGS, ids=str)
+def test_the_kernel_itself_is_shown_where_it_runs(how):
+    test_shows_what_is_measured(how)

@@ -96,6 +96,14 @@ def test_a_widget_for_every_knob(panel):
                 assert offered == list(knob.choices)
 
 
+def test_a_picture_says_what_lights_up_with_a_cell(panels):
+    panel = panels["transposed_mask"]
+    panel.picture.pick(Cell("state", 25, 97))
+    assert [kind for kind, *_ in panel.picture.lit] == ["line", "line", "same", "cell"]
+    panels["masking"].picture.pick(Cell("made", 1, 2))
+    assert [kind for kind, *_ in panels["masking"].picture.lit] == ["line", "line", "cell"]
+
+
 def values(widget):
     return [option[1] if isinstance(option, tuple) else option for option in widget.options]
 

@@ -15,18 +15,21 @@ makes them harmless as long as they are finite.
 K = V fits into one tile: tests with square powers of two never see this fault.
 """
 
+import functools
 import json
 import math
 import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ...numerics.evaluate import cotangents
+from ...numerics.errors import relative_l2
+from ...numerics.evaluate import cotangents, truth
 from ...numerics.inputs import inputs as make_inputs
 from ...ops.common.dispatch import choose_backend, has_triton
 from ...ops.rwkv6 import reference
@@ -193,25 +196,77 @@ def _row(tile: tuple[int, int], transposed: bool, error: str | None = None, line
     return {"tile": f"{tile[0]} x {tile[1]}", "mask": mask, "sm_80": verdict, "sm_90": verdict, "line": line}
 
 
+MOST = 128
+"""The largest K and V of `at`."""
+
+
 def at(
     *,
-    K: Annotated[int, Range(1, 512)] = 100,
-    V: Annotated[int, Range(1, 512)] = 120,
+    K: Annotated[int, Range(1, MOST)] = 100,
+    V: Annotated[int, Range(1, MOST)] = 120,
     BK: Annotated[int, (16, 32, 64, 128)] = 32,
     BV: Annotated[int, (16, 32, 64, 128)] = 32,
+    transposed: bool = True,
 ) -> list[Row]:
     """One state [K, V] in tiles BK x BV: wrong entries, with the kernel where this process can run it."""
-    device, backend = kernel_place()
-    x, predicted = inputs(K, V, T=1, device=device), law(K, V, BK, BV)
+    predicted = law(K, V, BK, BV) if transposed else 0
     try:
-        found = int((run(x, BK, BV, backend=backend).seen != x["initial_state"]).sum())
+        x, found = _loaded_once(K, V, BK, BV, transposed)
+        count = int((found.seen != x["initial_state"]).sum())
     except DoesNotCompile:
-        found = _REFUSED
+        count = _REFUSED
     what = f"K, V = {K}, {V} in tiles {BK} x {BV}: wrong entries"
-    return [Row(what, math.nan, _REFUSED if predicted is None else predicted, found)]
+    return [Row(what, math.nan, _REFUSED if predicted is None else predicted, count)]
 
 
 _REFUSED = "does not compile"
+
+
+@functools.lru_cache(maxsize=1)
+def _loaded_once(K: int, V: int, BK: int, BV: int, transposed: bool) -> tuple[dict[str, Tensor], Run]:
+    """One token's inputs, and what comes of them."""
+    device, backend = kernel_place()
+    x = inputs(K, V, T=1, device=device)
+    return x, run(x, BK, BV, transposed=transposed, backend=backend)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A state [K, V] as it is loaded, and how many entries are wrong at other sizes."""
+
+    tile: tuple[int, int]
+    """BK, BV."""
+    transposed: bool
+    state: Tensor
+    """As it is, [K, V]."""
+    seen: Tensor | None
+    """As the kernel takes it from memory, [K, V]; None where it does not compile."""
+    mask: Tensor | None
+    """What the mask lets through in all tiles side by side, what lies beyond K and V included."""
+    counts: Tensor | None
+    """The law at every size from K, V = 1 to `MOST`."""
+    dr: float
+    """Relative L2 error of the first token's dr."""
+
+
+def show(*, K: int, V: int, BK: int, BV: int, transposed: bool) -> Shown:
+    """What `at` measures, entry by entry."""
+    x = inputs(K, V, T=1)
+    state, tile = x["initial_state"][0, 0], (BK, BV)
+    try:
+        found = _loaded_once(K, V, BK, BV, transposed)[1]
+    except DoesNotCompile:
+        return Shown(tile, transposed, state, None, None, None, math.nan)
+    mask = tiles(K, V, BK, BV, transposed=transposed)
+    off = relative_l2(found.dr.cpu(), truth("rwkv6", x)["dr"])
+    return Shown(tile, transposed, state, found.seen[0, 0].cpu(), mask, _counts(BK, transposed), off)
+
+
+@functools.lru_cache(maxsize=8)
+def _counts(B: int, transposed: bool) -> Tensor:
+    sizes = torch.arange(1, MOST + 1)
+    counts = law(sizes[:, None], sizes[None, :], B, B)
+    return counts if transposed else torch.zeros_like(counts)
 
 
 def reproduce(backend: str | None = None) -> list[Row]:

@@ -20,8 +20,8 @@ from ..transposed_mask import DoesNotCompile
 
 @triton.jit
 def read_grads_kernel(
-    k, v, w, do, initial_state, dr, seen, scale, T,
-    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, TRANSPOSED: tl.constexpr,
+    k, v, w, do, initial_state, dr, seen, scale, T, K, V,
+    BK: tl.constexpr, BV: tl.constexpr, TRANSPOSED: tl.constexpr,
 ):  # fmt: skip
     """dr_t = scale * S_{t-1} do_t, this block of V's share of it; S <- diag(e^{w_t}) S + k_t v_t^T.
 
@@ -62,9 +62,10 @@ def read_grads(
     given[: BH * K * V] = initial_state.reshape(-1)
     dr, seen = k.new_empty(NV, BH, T, K), torch.empty_like(initial_state)
     k, v, w, do = (x.contiguous() for x in (k, v, w, do))
-    sizes = {"K": K, "V": V, "BK": BK, "BV": BV, "TRANSPOSED": transposed}
     try:
-        read_grads_kernel[NK, NV, BH](k, v, w, do, given, dr, seen, scale, T, **sizes)
+        read_grads_kernel[NK, NV, BH](
+            k, v, w, do, given, dr, seen, scale, T, K, V, BK=BK, BV=BV, TRANSPOSED=transposed
+        )  # fmt: skip
     except TritonError as error:  # it wraps whatever a line of the kernel raises, so that its type alone says little
         said = str(error).strip().splitlines()[-1]
         if "incompatible dimensions" not in said:
@@ -73,15 +74,16 @@ def read_grads(
     return dr.sum(0), seen
 
 
-def compile_error(BK: int, BV: int, transposed: bool, capability: int, K: int = 100, V: int = 120) -> str | None:
+def compile_error(BK: int, BV: int, transposed: bool, capability: int) -> str | None:
     """Compile for a compute capability (80: A100, 90: H100 and H200): what the compiler says if it fails, else None."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
     from triton.compiler.errors import CompilationError
 
     pointers = ("k", "v", "w", "do", "initial_state", "dr", "seen")
-    constants = {"K": K, "V": V, "BK": BK, "BV": BV, "TRANSPOSED": transposed}
-    signature = dict.fromkeys(pointers, "*fp32") | {"scale": "fp32", "T": "i32"} | dict.fromkeys(constants, "constexpr")
+    constants = {"BK": BK, "BV": BV, "TRANSPOSED": transposed}
+    numbers = {"scale": "fp32", "T": "i32", "K": "i32", "V": "i32"}
+    signature = dict.fromkeys(pointers, "*fp32") | numbers | dict.fromkeys(constants, "constexpr")
     aligned = {(n,): [["tt.divisibility", 16]] for n in range(len(pointers))}
     source = ASTSource(fn=read_grads_kernel, signature=signature, constexprs=constants, attrs=aligned)
     try:
