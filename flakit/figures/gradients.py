@@ -1,6 +1,7 @@
-"""How far outputs and gradients are from the truth: three measures side by side, and the error along two axes below."""
+"""How far outputs and gradients are from the truth: every tensor's error side by side, and one's along two axes."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -9,6 +10,7 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, MaxNLocator, NullFor
 
 from . import style
 from .canvas import Canvas
+from .marks import Over
 
 # Powers of ten on the scale of errors; 0 has a place to their left, what is larger and what is not finite to the right.
 _LOW, _HIGH = -9, 3
@@ -20,9 +22,18 @@ _LOOKS = (
     {"color": style.GREEN, "marker": "^", "linestyle": (0, (1, 1.3))},
 )
 
+WORDS = {
+    "zeros": {True: "worse than\nall zeros", False: "worse\nthan\nzeros"},
+    "rounding": {True: "storing the exact result in this dtype", False: "rounding alone"},
+    "exact": "exact",
+}
+
+ERRORS, PLOTS = "errors", ("upper curves", "lower curves")
+"""The maps: of the dots, a row for every series of every tensor; of each plot, a column for every whole number of x."""
+
 
 class Curves(NamedTuple):
-    """One of the lower plots: the error (>= 0, inf where something is not finite) of each series along x."""
+    """One of the plots: the error (>= 0, inf where something is not finite) of each series along x."""
 
     title: str
     xlabel: str
@@ -31,92 +42,145 @@ class Curves(NamedTuple):
     log: bool = False  # along x
     now: float | None = None  # where the knobs stand
     note: str = ""  # said in the middle when there is nothing to draw
+    setting: str = ""  # what stays the same, where there is room to say it
+    where: str = ""  # what measured it
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Where things are, in inches from the left and from below."""
+
+    height: float
+    legend: int
+    """Columns."""
+    dots: tuple[float, float, float, float]
+    plots: tuple[tuple[float, float, float, float], ...]
+    ticks: int
+    """At most, along a logarithmic axis."""
+
+
+_PLACES = {
+    True: _Places(4.26, 4, (0.86, 0.32, 3.75, 3.02), ((5.35, 2.3, 3.9, 0.97), (5.35, 0.5, 3.9, 0.97)), 9),
+    False: _Places(3.5, 2, (0.83, 0.3, 2.3, 2.15), ((3.75, 1.85, 2.05, 0.6), (3.75, 0.45, 2.05, 0.6)), 4),
+}
+_WIDE = 9.0
+"""Inches from which on there is room for the wide places."""
 
 
 class GradientFigure:
-    """Persistent: `update` redraws in place. series and measures give the words shown for each name."""
+    """Persistent: `update` redraws in place. series gives the words shown for each name."""
 
-    def __init__(self, series: Mapping[str, str], tensors: Sequence[str], measures: Mapping[str, str]):
+    def __init__(self, series: Mapping[str, str], tensors: Sequence[str], width: float = 9.4):
         if len(series) > len(_LOOKS):
             raise ValueError(f"series: expected at most {len(_LOOKS)}, got {len(series)}")
         self.series, self.tensors = tuple(series), tuple(tensors)
-        self.canvas = Canvas(9.0, 6.5)
+        self.wide = width >= _WIDE
+        at, self._width = _PLACES[self.wide], width
+        self.canvas = Canvas(width, at.height)
         with style.context():
             figure = self.canvas.figure
-            self._title = figure.text(0.012, 0.985, "", va="top", fontsize=10.5, fontweight="bold")
-            self._where = figure.text(0.012, 0.952, "", va="top", fontsize=9)
-            above = figure.add_gridspec(1, len(measures), left=0.085, right=0.985, top=0.85, bottom=0.505, wspace=0.06)
-            self._dots = {}
-            axes = above.subplots(sharey=True)
-            for ax, (measure, words) in zip(axes, measures.items(), strict=True):
-                self._draw_measure(ax, measure, words)
-            handles = [*(self._dots["l2", name] for name in self.series), self._rounding]
-            words = [*series.values(), "storing the exact result in this dtype"]
-            figure.legend(handles, words, loc="upper left", bbox_to_anchor=(0.075, 0.935), ncols=len(handles))
-            below = figure.add_gridspec(1, 2, left=0.085, right=0.985, top=0.38, bottom=0.085, wspace=0.2)
-            self._plots = [_Plot(self.canvas, ax, self.series) for ax in below.subplots()]
-        self.canvas.labels(self._title, self._where)
+            left = 0.1 / width
+            self._title = figure.text(left, 1 - 0.05 / at.height, "", va="top", fontsize=10.5, fontweight="bold")
+            self._where = figure.text(left, 1 - 0.26 / at.height, "", va="top", fontsize=9)
+            ax = self._axes(at.dots, at.height)
+            self._draw_dots(ax)
+            handles = [*(self._dots[name] for name in self.series), self._rounding]
+            words = [*series.values(), WORDS["rounding"][self.wide]]
+            figure.legend(
+                handles,
+                words,
+                loc="upper left",
+                bbox_to_anchor=(left / 2, 1 - 0.4 / at.height),
+                ncols=min(len(handles), at.legend),
+                columnspacing=1.2,
+                handletextpad=0.4,
+                labelspacing=0.2,
+                borderpad=0.2,
+            )
+            axes = (self._axes(place, at.height) for place in at.plots)
+            self._plots = [
+                _Plot(self.canvas, ax, self.series, name, at.ticks) for ax, name in zip(axes, PLOTS, strict=True)
+            ]
+        self.canvas.labels(self._title, self._where, self._measure)
 
-    def _draw_measure(self, ax, measure: str, words: str) -> None:
+    def _axes(self, place, height: float):
+        left, bottom, across, up = place
+        return self.canvas.figure.add_axes((left / self._width, bottom / height, across / self._width, up / height))
+
+    def _draw_dots(self, ax) -> None:
         rows = np.arange(len(self.tensors))
-        ax.set(title=words, xlim=(_EXACT - 0.6, _NON_FINITE + 0.6), ylim=(len(rows) - 0.5, -0.5))
+        ax.set(xlim=(_EXACT - 0.6, _NON_FINITE + 0.6), ylim=(len(rows) - 0.5, -0.5))
+        self._measure = ax.set_title("", fontsize=9.5, pad=4)
         ax.set_yticks(rows, self.tensors)
         ticks = range(_LOW, _HIGH, 3)
-        names = ["0", *(f"$10^{{{n}}}$" for n in ticks), f">$10^{{{_HIGH}}}$", "inf"]
+        names = ["0", *(f"$10^{{{n}}}$" for n in ticks), f">$10^{{{_HIGH}}}$" if self.wide else "", "inf"]
         ax.set_xticks([_EXACT, *ticks, _BEYOND, _NON_FINITE], names)
         ax.tick_params(axis="y", length=0)
+        ax.tick_params(axis="x", pad=2)
         for row in rows[1:]:
             ax.axhline(row - 0.5, color="#DDDDDD", linewidth=0.7, zorder=0)
         ax.axvspan(0, _BEYOND + 0.9, color="#F1F1F1", linewidth=0, zorder=0)
         ax.axvspan(_BEYOND + 0.9, _NON_FINITE + 0.6, linewidth=0, zorder=0, **style.INF)
         ax.axvline(0, color=style.GREY, linewidth=0.8, zorder=1)
-        if measure == "l2":
-            ax.text(0.2, -0.42, "worse than\nall zeros", fontsize=7.5, color=style.GREY, va="top")
-            self._rounding = ax.axvline(0, color=style.BLACK, linestyle=(0, (2, 2)), linewidth=1.1, zorder=1)
-            self.canvas.moving(self._rounding)
+        ax.text(0.2, -0.44, WORDS["zeros"][self.wide], fontsize=8.5, color=style.GREY, va="top", linespacing=1)
+        self._rounding = ax.axvline(0, color=style.BLACK, linestyle=(0, (2, 2)), linewidth=1.1, zorder=1)
+        self.canvas.moving(self._rounding)
+        self._dots = {}
         for name, look in zip(self.series, _LOOKS, strict=False):
-            (self._dots[measure, name],) = ax.plot(
+            (self._dots[name],) = ax.plot(
                 [], [], color=look["color"], marker=look["marker"], linestyle="none", markersize=5.5,
                 markerfacecolor=look["color"] if look["marker"] != "s" else "white", markeredgewidth=1.6, zorder=3,
                 clip_on=False,
             )  # fmt: skip
-            self.canvas.moving(self._dots[measure, name])
+            self.canvas.moving(self._dots[name])
+        Over(self.canvas, ax, ERRORS).update(len(rows) * len(self.series), 1)
+
+    def lane(self, row: int) -> tuple[str, str]:
+        """The tensor and the series of a row of the map `ERRORS`."""
+        return self.tensors[row // len(self.series)], self.series[row % len(self.series)]
 
     def update(
         self,
         *,
         title: str,
         where: str,
-        errors: Mapping[tuple[str, str, str], float],
-        rounding: float,
+        measure: str,
+        errors: Mapping[tuple[str, str], float],
+        rounding: float | None,
         curves: Sequence[Curves],
     ) -> None:
-        """where: what ran where, and when if not now.
+        """where: what ran where, and when if not now. measure: what the errors are, in words.
 
-        errors: by (measure, series, tensor), absent where a series has none.
-        rounding: the relative L2 error that storing the exact result would have.
+        errors: by (series, tensor), absent where a series has none.
+        rounding: the error that storing the exact result would have, None where that is not known.
         """
         self._title.set_text(title)
         self._where.set_text(where)
-        shift = np.linspace(-0.27, 0.27, len(self.series))
-        for (measure, name), dots in self._dots.items():
-            found = [(row, errors.get((measure, name, tensor))) for row, tensor in enumerate(self.tensors)]
+        self._measure.set_text(measure)
+        lanes = len(self.series)
+        for n, (name, dots) in enumerate(self._dots.items()):
+            found = [(row, errors.get((name, tensor))) for row, tensor in enumerate(self.tensors)]
             found = [(row, error) for row, error in found if error is not None]
-            dots.set_data([_place(e) for _, e in found], [row + shift[self.series.index(name)] for row, _ in found])
-        self._rounding.set_xdata([np.log10(rounding)] * 2)
+            dots.set_data([_place(e) for _, e in found], [row + (n + 0.5) / lanes - 0.5 for row, _ in found])
+        self._rounding.set_visible(rounding is not None)
+        if rounding is not None:
+            self._rounding.set_xdata([np.log10(rounding)] * 2)
         for plot, shown in zip(self._plots, curves, strict=True):
-            plot.update(shown)
+            plot.update(shown, self.wide)
 
 
 class _Plot:
     """Errors of every series along one axis, whose scales follow what is shown."""
 
-    def __init__(self, canvas: Canvas, ax, series: Sequence[str]):
-        self.canvas, self.ax, self.series = canvas, ax, series
+    def __init__(self, canvas: Canvas, ax, series: Sequence[str], name: str, ticks: int):
+        self.canvas, self.ax, self.series, self._ticks = canvas, ax, series, ticks
+        self._over = Over(canvas, ax, name)
         self._scales = self._decades = None
+        self._decades_shown = ax.bbox.height // 18
         ax.spines[["top", "right"]].set_visible(False)
-        self._title = ax.set_title("", fontsize=9.5)
-        ax.xaxis.set_label_coords(0.5, -30 / ax.bbox.height)
+        self._title = ax.set_title("", fontsize=9, linespacing=1.1, pad=4)
+        ax.tick_params(pad=2)
+        ax.xaxis.set_label_coords(0.5, -24 / ax.bbox.height)
         ax.yaxis.set_label_coords(0, 0.5)
         self._note = ax.text(0.5, 0.5, "", transform=ax.transAxes, ha="center", va="center", color=style.GREY)
         self._bad = ax.add_patch(Rectangle((0, 0.9), 1, 0.1, transform=ax.transAxes, linewidth=0, **style.INF))
@@ -130,8 +194,9 @@ class _Plot:
         canvas.labels(self._title, ax.xaxis, ax.yaxis)
         canvas.moving(self._note, self._bad, self._now, *self._lines.values(), *self._marks.values())
 
-    def update(self, shown: Curves) -> None:
-        self._title.set_text(shown.title)
+    def update(self, shown: Curves, wide: bool) -> None:
+        about = f"{shown.title} ({shown.setting})" if wide and shown.setting else shown.title
+        self._title.set_text(f"{about}\n{shown.where}" if shown.where else about)
         self._note.set_text(shown.note)
         names = bool(len(shown.x)) and isinstance(shown.x[0], str)
         x = np.arange(len(shown.x)) if names else np.asarray(shown.x, dtype=float)
@@ -143,6 +208,7 @@ class _Plot:
         if (low, high, exact) != self._decades:
             self._scale_y(low, high, exact)
             self._decades = (low, high, exact)
+        self._point(shown, x)
         any_bad = False
         for name in self.series:
             errors = np.asarray(shown.errors.get(name, ()), dtype=float)
@@ -161,6 +227,10 @@ class _Plot:
         if shown.now is not None:
             self._now.set_xdata([shown.now] * 2)
 
+    def _point(self, shown: Curves, x: np.ndarray) -> None:
+        """Where x counts from 0 on, a column can be pointed at."""
+        self._over.update(1, len(x) if x.size and not shown.log and not isinstance(shown.x[0], str) else 0)
+
     def _scale_x(self, x: np.ndarray, shown: Curves, names: bool) -> None:
         axis = self.ax.xaxis
         self.ax.set_xlabel(shown.xlabel)
@@ -170,25 +240,24 @@ class _Plot:
         if shown.log:
             self.ax.set_xlim(x.min() / 1.4, x.max() * 1.4)
             self.ax.set_xscale("log")
-            ticks = x if len(x) <= 9 else x[:: -(-len(x) // 9)]
+            ticks = x[:: -(-len(x) // self._ticks)]
             axis.set_major_locator(FixedLocator(ticks))
             axis.set_minor_locator(NullLocator())
             axis.set_minor_formatter(NullFormatter())
             axis.set_major_formatter("{x:g}")
         else:
             self.ax.set_xscale("linear")
-            margin = 0.4 if names else 0.02 * (np.ptp(x) or 1)
-            self.ax.set_xlim(x.min() - margin, x.max() + margin)
-            axis.set_major_locator(FixedLocator(x) if names else MaxNLocator(6, integer=True))
+            self.ax.set_xlim(x.min() - 0.5, x.max() + 0.5)
+            axis.set_major_locator(FixedLocator(x) if names else MaxNLocator(min(6, self._ticks), integer=True))
             axis.set_major_formatter((lambda value, _: shown.x[round(value)]) if names else "{x:g}")
 
     def _scale_y(self, low: float, high: float, exact: bool) -> None:
         """The decades, and above them a band for what is not finite."""
         self.ax.set_ylim(low - 0.04 * (high - low), high + (high - low) / 6)
-        step = next(n for n in (1, 2, 3, 5, 10, 20, 50, 100) if (high - low) / n <= 6 or n == 100)
+        step = next(n for n in (1, 2, 3, 5, 10, 20, 50, 100) if (high - low) / n <= self._decades_shown or n == 100)
         ticks = [low] if exact else np.arange(np.ceil(low / step) * step, high + 0.5, step)
         self.ax.yaxis.set_major_locator(FixedLocator(ticks))
-        words = ["exact"] if exact else [f"$10^{{{n + 0:.0f}}}$" for n in ticks]  # + 0: no minus before a zero
+        words = [WORDS["exact"]] if exact else [f"$10^{{{n + 0:.0f}}}$" for n in ticks]  # + 0: no minus before a zero
         self.ax.yaxis.set_major_formatter(FixedFormatter(words))
 
 

@@ -123,5 +123,9 @@ class Over:
         self._ax.set_axis_off()
 
     def update(self, rows: int, columns: int) -> None:
+        """Without any there is nothing to point at."""
+        self._ax.set_visible(rows > 0 and columns > 0)
+        if not self._ax.get_visible():
+            return
         self._ax.set(xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5))
         self._canvas.pointable(self._name, self._ax, rows, columns)

@@ -70,6 +70,7 @@ def gradient_rows(
     dfinal_state: bool = False,
     recurrence: bool | None = None,
     over_time: bool = False,
+    keep: bool = False,
     **setting,
 ) -> list[dict]:
     """One row per form and tensor at one setting: op, form, dtype, T, decay, tensor and the columns of `measures`.
@@ -81,11 +82,12 @@ def gradient_rows(
     gradient arriving at o and, with dfinal_state, the one arriving at the final state, and returns tensors by name.
     recurrence: how the truth is computed, as `truth` takes it.
     over_time: add `along_time`, a list over t, None for a tensor without a time axis.
+    keep: add the tensors themselves, `got` and `true`.
     Inputs, float64 truth and cotangents are the same for all.
 
     >>> rows = gradient_rows("rwkv6", T=256, decay=-8.0, dtype=torch.bfloat16)
     """
-    op, over_time, others = operator(op), flag("over_time", over_time), _others(others)
+    op, over_time, keep, others = operator(op), flag("over_time", over_time), flag("keep", keep), _others(others)
     forms = _forms(op, forms)
     if not forms and not others:
         raise ValueError(f"forms: expected at least one of {', '.join(op.forms)}, got none")
@@ -106,7 +108,7 @@ def gradient_rows(
             if over_time:
                 has_time = tensor == "o" or tensor.removeprefix("d") in op.sequences
                 row["along_time"] = along_time(x, true[tensor]).tolist() if has_time else None
-            rows.append(row)
+            rows.append(row | ({"got": x, "true": true[tensor]} if keep else {}))
     return rows
 
 

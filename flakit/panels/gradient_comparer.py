@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 
 from ..cases.decay_gradient import running_sums
-from ..figures.gradients import Curves, GradientFigure
+from ..figures.canvas import Cell
+from ..figures.gradients import ERRORS, PLOTS, Curves, GradientFigure
 from ..numerics import recorded
-from ..numerics.gradients import MEASURES, gradient_rows, rounding_error
+from ..numerics.gradients import MEASURES, along_time, gradient_rows, rounding_error
 from ..numerics.on_gpu import RECORDINGS
 from ..numerics.operators import OPERATORS
 from ..numerics.words import error, number
@@ -24,7 +25,6 @@ OTHERS = {"rwkv6": {SUMS: running_sums}}
 """By operator: further ways to make some of its tensors that are worth comparing."""
 _PROFILES = {name: {"rwkv6": "logsigmoid"}.get(name, op.profile) for name, op in OPERATORS.items()}
 _DECAYS = {name: f"d{op.decay}" for name, op in OPERATORS.items()}
-_LABELS = {SUMS: "dw from running sums, as widely done"}
 
 _COLUMNS = ("op", "form", "dtype", "T", "decay", "tensor", *MEASURES, "non_finite", "rms")
 _DTYPES = ("float32", "float16", "bfloat16")
@@ -35,58 +35,102 @@ _ALONG = {
     "decay": (-0.01, -0.03, -0.1, -0.3, -1.0, -2.0, -4.0, -8.0, -12.0, -20.0, -35.0, -50.0),
     "dtype": _DTYPES,
 }
-_WORDS = {"T": "length", "decay": "constant decay", "dtype": "dtype"}
-_XLABELS = {"T": "length T", "decay": "|log decay| of every token", "dtype": ""}
+_STOPS = {-float(f"{10 ** (n / 10):.1g}") for n in range(-30, 31)}
+_AXES = {"K": "channel", "V": "channel", "M": "slot", "HQ": "head"}
+
+WORDS = {
+    "source": "numbers",
+    "here": "measured here, {device}",
+    "recorded": "recorded on a GPU",
+    "dtype": "dtype",
+    "T": "length T",
+    "K": "K = V",
+    "M": "slots M",
+    "HQ": "query heads",
+    "tensor": "tensor",
+    "measure": "its",
+    "along": "along",
+    "button": "measure along",
+    "alongs": {"T": "length", "decay": "constant decay", "dtype": "dtype"},
+    "xlabels": {"T": "length T", "decay": "|log decay| of every token", "dtype": ""},
+    SUMS: "dw from running sums, as widely done",
+    "alt": "Errors of the output and of every gradient against float64, chunk and recurrent, as dots on a logarithmic "
+    "scale; beside them one tensor's error along time, and along length, decay or dtype",
+    "title": "{op} against float64: {dtype}, T = {T}, decay {decay}",
+    "where here": "measured here on {device}",
+    "where recorded": "recorded, {device}",
+    "along time": "{tensor}: error of each time step / RMS",
+    "along rows": "{tensor}: error of each {axis} / RMS",
+    "along knob": "{tensor} along {knob}",
+    "time": "time t",
+    "press": "press “measure along”",
+    "not kept": "the recording has no single tokens",
+    "errors": "{tensor}, {measure}: {errors}{size}.",
+    "error": "{form} {error}",
+    "small": "; its true size, {size:.1e}, is below what {dtype} holds in full ({least:.1e})",
+    "bad": "Not finite: {bad}.",
+    "bad tensor": "{tensor} ({form}, {count} values)",
+    "fine": "All finite; largest of the operator's own: {tensor} ({form}), {error}.",
+    "infinite": "infinite (not 0 where the truth is)",
+    "triton": "Triton kernels",
+    "torch": "chunk in PyTorch, recurrent step by step",
+    "ran": "Ran here on {device}: {how}, torch {torch}. Truth: the same inputs in float64.",
+    "nearest": " Nearest recorded setting: T = {T}, decay {decay}.",
+    "dot": "{tensor}, {form}: L2 {l2}, worst row {worst_row}, worst element {worst_element}{place}",
+    "place": ", {place}: {got} (true: {true})",
+    "step": "{tensor}, {axis} {n}: {errors}{place}",
+    "token": "token",
+    "none": "{tensor}: {form} makes none of its own.",
+}
+
+PRESETS = {
+    "float32": {"source": HERE, "dtype": "float32", "profile": "constant", "decay": -1.0, "T": 64},
+    "bfloat16": {"source": HERE, "dtype": "bfloat16", "profile": "constant", "decay": -1.0, "T": 64},
+    "strong decay": {"source": HERE, "dtype": "float32", "profile": "constant", "decay": -20.0, "T": 256},
+}
 
 
 class GradientComparer(Panel):
-    """Errors against float64 at one setting, measured here or recorded on a GPU; below, along time and a knob."""
+    """Errors against float64 at one setting, measured here or recorded on a GPU; and along time and a knob."""
 
     name = "gradient-comparer"
-    readout_lines = 4
+    on_view = ("dtype", "decay", "tensor")
+    main = "decay"
+    presets = PRESETS
+    readout_lines = 3
 
-    def __init__(self, op: str = "rwkv6", **settings):
+    def __init__(self, op: str = "rwkv6", show=None, **settings):
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self.recordings = {name: found for name in OPERATORS if (found := _recording(name)) is not None}
-        self._figures: dict[str, GradientFigure] = {}
         self._measured: tuple[tuple, list[Mapping]] | None = None
         self._swept: dict | None = None
-        sources = {f"measured here, {self.device}": HERE}
+        sources = {WORDS["here"].format(device=self.device): HERE}
         if self.recordings:
-            sources["recorded on a GPU"] = RECORDED
+            sources[WORDS["recorded"]] = RECORDED
         first = next(iter(OPERATORS))
         made = {
             "op": knobs.operator_choice(first),
-            "source": knobs.choice(HERE, sources, "numbers"),
-            "dtype": knobs.choice("bfloat16", _DTYPES, "dtype"),
-            **decay_knobs(self, _PROFILES[first], -8.0),
-            "T": knobs.steps(64, _LENGTHS + (_LONG if self.device == "cuda" else ()), "length T"),
-            "K": knobs.steps(32, (16, 32, 64), "K = V"),
-            "M": knobs.steps(32, (16, 32, 64), "slots M"),
-            "HQ": knobs.steps(1, (1, 2, 4), "query heads"),
-            "tensor": knobs.choice(_DECAYS[first], _tensors(first), "below"),
-            "measure": knobs.choice("l2", {words: name for name, words in MEASURES.items()}, "its"),
-            "along": knobs.choice("T", {words: name for name, words in _WORDS.items()}, "along"),
+            "source": knobs.choice(HERE, sources, WORDS["source"]),
+            "dtype": knobs.choice("bfloat16", _DTYPES, WORDS["dtype"]),
+            **decay_knobs(self, _PROFILES[first], -8.0, stops=_STOPS),
+            "T": knobs.steps(64, _LENGTHS + (_LONG if self.device == "cuda" else ()), WORDS["T"]),
+            "K": knobs.steps(32, (16, 32, 64), WORDS["K"]),
+            "M": knobs.steps(32, (16, 32, 64), WORDS["M"]),
+            "HQ": knobs.steps(1, (1, 2, 4), WORDS["HQ"]),
+            "tensor": knobs.choice(_DECAYS[first], _tensors(first), WORDS["tensor"]),
+            "measure": knobs.choice("l2", {words: name for name, words in MEASURES.items()}, WORDS["measure"]),
+            "along": knobs.choice("T", {words: name for name, words in WORDS["alongs"].items()}, WORDS["along"]),
         }
         own_default(self, made["op"], made["profile"], _PROFILES)
         own_options(self, made["op"], made["tensor"], _tensors, _DECAYS)
         for name in ("M", "HQ"):
             only_for(self, made["op"], made[name], [op for op, each in OPERATORS.items() if name in each.sizes])
-        sweep = ButtonRun("measure along", self._sweep, done=self._keep, failed=self.fail)
+        sweep = ButtonRun(WORDS["button"], self._sweep, done=self._keep, failed=self.fail)
         self.sweep = sweep
-        super().__init__(
-            made,
-            {"op": op, **settings},
-            alt="Errors of the output and every gradient against float64, chunk and recurrent: relative L2, worst "
-            "element and worst row; below, one tensor's error along time and along length, decay or dtype",
-            runs=(sweep,),
-        )
+        super().__init__(made, {"op": op, **settings}, alt=WORDS["alt"], show=show, runs=(sweep,))
 
     def _figure(self, op: str) -> GradientFigure:
-        if op not in self._figures:
-            labels = {name: _LABELS.get(name, name) for name in (*OPERATORS[op].forms, *OTHERS.get(op, ()))}
-            self._figures[op] = GradientFigure(labels, _tensors(op), MEASURES)
-        return self._figures[op]
+        return self.figure(_figure, op)
 
     # Numbers.
 
@@ -98,7 +142,7 @@ class GradientComparer(Panel):
         setting = {"op": op, "dtype": dtype, "T": T, "decay": decay, **_sizes(op, setting), "seed": seed}
         wanted = tuple(setting.values())
         if self._measured is None or self._measured[0] != wanted:
-            self._measured = (wanted, self._measure(**setting, over_time=True))
+            self._measured = (wanted, self._measure(**setting, keep=True))
         return self._measured[1]
 
     def _measure(self, *, op: str, dtype: str, **setting) -> list[Mapping]:
@@ -136,75 +180,111 @@ class GradientComparer(Panel):
         figure = self._figure(op)
         self.canvas = figure.canvas
         at = rows[0]
-        setting = f"{at['dtype']}, T = {at['T']}, decay {number(at['decay'], 5)}"
-        where = self.recordings[op].label if source == RECORDED else f"measured here on {self.device}"
+        where = self.recordings[op].label if source == RECORDED else WORDS["where here"].format(device=self.device)
         now = {"T": at["T"], "decay": _size(at["decay"]), "dtype": None}
         if source == RECORDED:
             curves = [self._recorded_curve(axis, at, tensor, measure, now[axis]) for axis in ("T", "decay")]
         else:
-            curves = [self._along_time(rows, tensor), self._along_knob(at, along, tensor, measure, now[along])]
+            curves = [self._along_axis(rows, tensor), self._along_knob(at, along, tensor, measure, now[along])]
+        title = {"op": OPERATORS[op].label, "dtype": at["dtype"], "T": at["T"], "decay": number(at["decay"], 5)}
         figure.update(
-            title=f"{OPERATORS[op].label} against float64: {setting}",
+            title=WORDS["title"].format(**title),
             where=where,
-            errors={(m, row["form"], row["tensor"]): row[m] for row in rows for m in MEASURES},
-            rounding=rounding_error(getattr(torch, at["dtype"])),
+            measure=MEASURES[measure],
+            errors={(row["form"], row["tensor"]): row[measure] for row in rows},
+            rounding=rounding_error(getattr(torch, at["dtype"])) if measure == "l2" else None,
             curves=curves,
         )
 
-    def _along_time(self, rows: Sequence[Mapping], tensor: str) -> Curves:
-        title = f"{tensor}: error of each time step / RMS of {tensor}"
-        errors = {row["form"]: row["along_time"] for row in rows if row["tensor"] == tensor and row["along_time"]}
-        if not errors:
-            return Curves(title, "", [], {}, note=f"{tensor} has no time axis")
-        return Curves(title, "time t", range(len(next(iter(errors.values())))), errors)
+    def _along_axis(self, rows: Sequence[Mapping], tensor: str) -> Curves:
+        """Along time, or along the first axis of what has no time."""
+        op = rows[0]["op"]
+        axis = _first_axis(op, tensor)
+        words = WORDS["along time" if axis == "T" else "along rows"].format(tensor=tensor, axis=_AXES.get(axis))
+        of = [row for row in rows if row["tensor"] == tensor]
+        errors = {row["form"]: _along(op, tensor, row["got"], row["true"]) for row in of}
+        length = of[0]["true"].shape[_axes(op, tensor).index(axis)]
+        return Curves(words, WORDS["time"] if axis == "T" else _AXES[axis], range(length), errors)
 
     def _along_knob(self, at: Mapping, along: str, tensor: str, measure: str, now: float | None) -> Curves:
         swept = self._swept
         if swept is not None and (swept["along"], swept["setting"]["op"]) == (along, at["op"]):
             fixed = {name: x for name, x in swept["setting"].items() if name != along}
-            return _curve(swept["rows"], along, fixed, tensor, measure, now, f"measured here on {self.device}")
+            where = WORDS["where here"].format(device=self.device)
+            return _curve(swept["rows"], along, fixed, tensor, measure, now, where)
         if self.device == "cpu" and at["op"] in self.recordings:
             return self._recorded_curve(along, at, tensor, measure, now)
-        return Curves(f"{tensor} along {_WORDS[along]}", "", [], {}, note="press “measure along”")
+        title = WORDS["along knob"].format(tensor=tensor, knob=WORDS["alongs"][along])
+        return Curves(title, "", [], {}, note=WORDS["press"])
 
     def _recorded_curve(self, along: str, at: Mapping, tensor: str, measure: str, now: float | None) -> Curves:
         recording = self.recordings[at["op"]]
         near = _nearest(recording, **{name: at[name] for name in ("op", "dtype", "T", "decay")})[0]
         fixed = {name: near[name] for name in ("op", "dtype", "T", "decay") if name != along}
         rows = recording.select(**fixed)
-        return _curve(rows, along, fixed, tensor, measure, now, f"recorded, {recording.meta['device']}")
+        where = WORDS["where recorded"].format(device=recording.meta["device"])
+        return _curve(rows, along, fixed, tensor, measure, now, where)
 
     # Words.
 
     def describe(self, rows, *, op, source, dtype, T, profile, decay, tensor, measure, **_) -> str:
         at = rows[0]
+        of = [row for row in rows if row["tensor"] == tensor]
+        limits = torch.finfo(getattr(torch, at["dtype"]))
+        small = 0 < of[0]["rms"] < limits.smallest_normal
+        size = WORDS["small"].format(size=of[0]["rms"], dtype=at["dtype"], least=limits.smallest_normal)
+        said = (WORDS["error"].format(form=row["form"], error=_said(row, measure)) for row in of)
+        errors = WORDS["errors"].format(
+            tensor=tensor, measure=MEASURES[measure], errors=", ".join(said), size=size if small else ""
+        )
+        bad = [
+            WORDS["bad tensor"].format(tensor=row["tensor"], form=row["form"], count=row["non_finite"])
+            for row in rows
+            if row["non_finite"]
+        ]
+        worst = max((row for row in rows if row["form"] in OPERATORS[op].forms), key=lambda row: row[measure])
+        worst = {"tensor": worst["tensor"], "form": worst["form"], "error": _said(worst, measure)}
+        finite = WORDS["bad"].format(bad=", ".join(bad)) if bad else WORDS["fine"].format(**worst)
         if source == RECORDED:
-            words = f"R{self.recordings[op].label[1:]}."
+            ran = f"R{self.recordings[op].label[1:]}."
             if (at["T"], at["decay"]) != (T, chosen(profile, decay)):
-                words += f" Nearest recorded setting: T = {at['T']}, decay {number(at['decay'], 5)}."
+                ran += WORDS["nearest"].format(T=at["T"], decay=number(at["decay"], 5))
         else:
             kernels = choose_backend(None, torch.empty(0, device=self.device)) == "triton"
-            how = "Triton kernels" if kernels else "chunk in PyTorch, recurrent step by step"
-            words = f"Ran here on {self.device}: {how}, torch {torch.__version__}. Truth: the same inputs in float64."
-        lines = [words]
-        shown = ", ".join(f"{row['form']} {_said(row, measure)}" for row in rows if row["tensor"] == tensor)
-        size = next(row["rms"] for row in rows if row["tensor"] == tensor)
-        words = f"{tensor}, {MEASURES[measure]}: {shown}"
-        limits = torch.finfo(getattr(torch, at["dtype"]))
-        if 0 < size < limits.smallest_normal:
-            words += (
-                f"; its true size, {size:.1e}, is below what {at['dtype']} holds in full ({limits.smallest_normal:.1e})"
-            )
-        lines.append(f"{words}.")
-        bad = [f"{row['tensor']} ({row['form']}, {row['non_finite']} values)" for row in rows if row["non_finite"]]
-        worst = max((row for row in rows if row["form"] in OPERATORS[op].forms), key=lambda row: row[measure])
-        lines.append(
-            f"Not finite: {', '.join(bad)}."
-            if bad
-            else f"All finite; largest of the operator's own: {worst['tensor']} ({worst['form']}), "
-            f"{_said(worst, measure)}."
-        )
-        return "\n".join(lines)
+            how = WORDS["triton" if kernels else "torch"]
+            ran = WORDS["ran"].format(device=self.device, how=how, torch=torch.__version__)
+        return "\n".join((errors, finite, ran))
+
+    # Cells that are pointed at.
+
+    def arithmetic(self, rows, cell: Cell, *, op, tensor, **_) -> str | None:
+        """A dot: its errors, and the worst element beside the truth. A step of the upper curves: all forms there."""
+        if cell.map == ERRORS:
+            tensor, form = self._figure(op).lane(cell.row)
+            row = next((row for row in rows if (row["tensor"], row["form"]) == (tensor, form)), None)
+            if row is None:
+                return WORDS["none"].format(tensor=tensor, form=form)
+            errors = {measure: error(row[measure]) for measure in MEASURES}
+            return WORDS["dot"].format(tensor=tensor, form=form, place=_worst(op, row), **errors)
+        if cell.map != PLOTS[0]:
+            return None
+        axis, of = _first_axis(op, tensor), [row for row in rows if row["tensor"] == tensor]
+        found = {row["form"]: _along(op, tensor, row["got"], row["true"])[cell.column] for row in of}
+        errors = ", ".join(WORDS["error"].format(form=form, error=error(x)) for form, x in found.items())
+        largest = max(of, key=lambda row: found[row["form"]])
+        place = _worst(op, largest, axis, cell.column)
+        words = WORDS["token"] if axis == "T" else _AXES[axis]
+        return WORDS["step"].format(tensor=tensor, axis=words, n=cell.column, errors=errors, place=place)
+
+    def beside(self, cell: Cell) -> list[tuple[str, int | None, int | None]]:
+        """The dots of the tensor whose curves are drawn."""
+        at = self.setting
+        figure = self._figure(at["op"])
+        if cell.map == ERRORS:
+            return []
+        lanes = len(figure.series)
+        first = figure.tensors.index(at["tensor"]) * lanes
+        return [(ERRORS, first + n, None) for n in range(lanes)]
 
     def script(self, *, op, source, dtype, profile, decay, T, seed, **setting) -> str:
         decay = chosen(profile, decay)
@@ -294,9 +374,60 @@ def _curve(rows, along, fixed, tensor, measure, now, where) -> Curves:
         f"T = {fixed['T']}" if "T" in fixed else None,
         f"decay {number(fixed['decay'], 5)}" if "decay" in fixed else None,
     ]
-    title = f"{tensor} along {_WORDS[along]} ({', '.join(filter(None, setting))})\n{where}"
+    title = WORDS["along knob"].format(tensor=tensor, knob=WORDS["alongs"][along])
     x = values if along == "dtype" else [abs(value) for value in values]
-    return Curves(title, _XLABELS[along], x, errors, log=along != "dtype", now=now)
+    return Curves(
+        title,
+        WORDS["xlabels"][along],
+        x,
+        errors,
+        log=along != "dtype",
+        now=now,
+        setting=", ".join(filter(None, setting)),
+        where=where,
+    )
+
+
+def _figure(op: str, width: float) -> GradientFigure:
+    forms = (*OPERATORS[op].forms, *OTHERS.get(op, ()))
+    return GradientFigure({name: WORDS.get(name, name) for name in forms}, _tensors(op), width)
+
+
+def _axes(op: str, tensor: str) -> list[str]:
+    """Of an output or a gradient."""
+    axes = OPERATORS[op].axes
+    return axes[tensor if tensor in axes else tensor[1:]].split()
+
+
+def _first_axis(op: str, tensor: str) -> str:
+    """Time, else the first of those that are not batch or head."""
+    axes = _axes(op, tensor)
+    return "T" if "T" in axes else next(axis for axis in axes if axis not in ("B", "N", "H"))
+
+
+def _along(op: str, tensor: str, got: torch.Tensor, true: torch.Tensor) -> list[float]:
+    """The error of each place of the first axis, relative to the RMS of the whole."""
+    at = _axes(op, tensor).index(_first_axis(op, tensor))
+    moved = (x.movedim(at, 0).reshape(1, x.shape[at], -1, 1) for x in (got, true))
+    return along_time(*moved).tolist()
+
+
+def _worst(op: str, row: Mapping, axis: str | None = None, at: int = 0) -> str:
+    """Where the largest error is, of all elements or of those at a place of an axis, and the value beside the truth."""
+    if "got" not in row:
+        return ""
+    axes, got, true = _axes(op, row["tensor"]), row["got"].double(), row["true"].double()
+    off = torch.where(got == true, 0.0, (got - true).abs().nan_to_num(torch.inf, torch.inf))
+    if axis is not None:
+        only = torch.zeros(off.shape[axes.index(axis)], dtype=torch.bool, device=off.device)
+        only[at] = True
+        only = only.reshape([-1 if name == axis else 1 for name in axes])
+        off = torch.where(only, off, -1.0)
+    place = [int(n) for n in torch.unravel_index(off.argmax(), off.shape)]
+    words = {"T": WORDS["token"], **_AXES}
+    said = [f"{words[name]} {n}" for name, n in zip(axes, place, strict=True) if name in words and name != axis]
+    value = {"got": number(got[tuple(place)].item()), "true": number(true[tuple(place)].item())}
+    return WORDS["place"].format(place=", ".join(said), **value)
 
 
 def _size(decay: str | float) -> float | None:
@@ -307,18 +438,19 @@ def _size(decay: str | float) -> float | None:
 def _said(row: Mapping, measure: str) -> str:
     if math.isfinite(row[measure]) or row["non_finite"]:
         return error(row[measure])
-    return "infinite (not 0 where the truth is)"
+    return WORDS["infinite"]
 
 
-def gradient_comparer(op: str = "rwkv6", **settings) -> GradientComparer:
+def gradient_comparer(op: str = "rwkv6", show=None, **settings) -> GradientComparer:
     """A panel that compares an operator's forms, and the widely used dw, with float64.
 
-    op: an operator of `flakit.numerics.operators.OPERATORS`.
+    op: an operator of `flakit.numerics.operators.OPERATORS`. show: names of the knobs on view, at first dtype, decay
+    and tensor; the others lie under "more".
     settings: any of its knobs: source ("here" or "recorded"), dtype, profile ("constant" or one of
     `flakit.numerics.inputs.DECAYS`), decay (the natural-log decay of "constant"), T, K, of GSA M (slots) and HQ (query
-    heads of the one memory), tensor and measure (of the lower plots), along ("T", "decay" or "dtype": what the button
+    heads of the one memory), tensor (of the curves) and measure, along ("T", "decay" or "dtype": what the button
     runs through), seed.
 
     >>> gradient_comparer(dtype="float32", profile="constant", decay=-20)
     """
-    return GradientComparer(op, **settings)
+    return GradientComparer(op, show, **settings)

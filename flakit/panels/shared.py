@@ -58,7 +58,13 @@ CONSTANT = "constant"
 
 
 def decay_knobs(
-    panel: Panel, profile: str, decay: float, others: Mapping[str, str] | None = None, *, low: float = -math.inf
+    panel: Panel,
+    profile: str,
+    decay: float,
+    others: Mapping[str, str] | None = None,
+    *,
+    stops: Iterable[float] | None = None,
+    low: float = -math.inf,
 ) -> dict[str, widgets.Widget]:
     """Knobs "profile" and "decay". The slider, from 0 to `low`, says the decay of "constant", and of `others`
     (label: value).
@@ -67,7 +73,7 @@ def decay_knobs(
     would only puzzle.
     """
     options = {CONSTANT: CONSTANT, **{name: name for name in DECAYS}, **(others or {})}
-    made = {"profile": knobs.choice(profile, options, "decays"), "decay": knobs.DecayKnob(decay, low=low)}
+    made = {"profile": knobs.choice(profile, options, "decays"), "decay": knobs.DecayKnob(decay, stops=stops, low=low)}
 
     def mean_it(_) -> None:
         if not panel._held and made["profile"].value in DECAYS:

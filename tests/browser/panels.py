@@ -4,7 +4,11 @@ from flakit.numerics.operators import OPERATORS
 
 PANELS = {
     "decay-explorer": ("decay_explorer(decay=-0.1)", "decay", OPERATORS),
-    "gradient-comparer": ("gradient_comparer(profile='constant', decay=-1.0)", "decay", OPERATORS),
+    "gradient-comparer": (
+        "gradient_comparer(profile='constant', decay=-1.0, show=('op', 'dtype', 'decay'))",
+        "decay",
+        OPERATORS,
+    ),
     "state-stepper": ("state_stepper(t=1, show=('op', 't', 'decay'))", "time t", OPERATORS),
     "infinity": ("infinity(step=4)", "decay", ()),
     "log-space": ("case('log_space')", "bias", ()),

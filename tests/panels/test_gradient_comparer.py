@@ -11,10 +11,13 @@ from importlib import import_module
 import pytest
 
 from flakit.cases.decay_gradient import law
+from flakit.figures.canvas import Cell
+from flakit.figures.gradients import ERRORS, PLOTS
 from flakit.numerics import recorded
 from flakit.numerics.gradients import MEASURES
 from flakit.numerics.operators import OPERATORS
 from flakit.panels import gradient_comparer
+from flakit.panels.base import NARROW, WIDE
 from tests.panels.live import NOT_LIVE
 
 META = {"device": "NVIDIA H200", "date": "2026-11-20", "torch": "2.11.0", "triton": "3.6.0", "command": "remake"}
@@ -112,7 +115,7 @@ def test_without_a_recording_there_is_nothing_recorded_to_choose():
 
 def test_recorded_numbers_are_shown_as_recorded(recording):
     panel = gradient_comparer(source="recorded", dtype="bfloat16", T=64, profile="constant", decay=-8)
-    assert panel.text.startswith("Recorded on NVIDIA H200, 2026-11-20, torch 2.11.0, triton 3.6.0.")
+    assert "\nRecorded on NVIDIA H200, 2026-11-20, torch 2.11.0, triton 3.6.0." in panel.text
     assert "Nearest" not in panel.text
     assert error(panel, "chunk", "dr") == pytest.approx(3e-3 * 64)
     shown = panel._figure("rwkv6")
@@ -176,9 +179,76 @@ def test_a_cancelled_run_keeps_what_it_has(monkeypatch):
     assert len(panel._swept["rows"]) == 15
 
 
-def test_a_tensor_without_time_says_so():
-    panel = gradient_comparer(T=16, tensor="du")
-    assert panel._figure("rwkv6")._plots[0]._note.get_text() == "du has no time axis"
+@pytest.mark.parametrize(
+    ("op", "tensor", "axis"),
+    [
+        ("rwkv6", "dw", "time t"),
+        ("rwkv6", "du", "channel"),
+        ("rwkv6", "final_state", "channel"),
+        ("gsa", "final_hv", "slot"),
+    ],
+)
+def test_what_has_no_time_is_not_drawn_over_time(op, tensor, axis):
+    panel = gradient_comparer(op, T=32, K=16, tensor=tensor, M=16)
+    plot = panel._figure(op)._plots[0]
+    assert plot.ax.get_xlabel() == axis
+    assert len(plot._lines["chunk"].get_xdata()) == {"time t": 32}.get(axis, 16)
+    whole = error(panel, "chunk", tensor)
+    steps = MODULE._along(
+        op, tensor, *((row["got"], row["true"]) for row in panel.result if row["tensor"] == tensor).__next__()
+    )
+    assert math.sqrt(sum(x * x for x in steps) / len(steps)) == pytest.approx(whole, rel=1e-6), (
+        "their mean is the whole"
+    )
+
+
+def test_a_dot_says_its_errors_and_the_worst_element_beside_the_truth():
+    panel = gradient_comparer(T=32, K=16, profile="constant", decay=-20, dtype="float32")
+    figure = panel._figure("rwkv6")
+    for lane in range(len(figure.tensors) * len(figure.series)):
+        tensor, form = figure.lane(lane)
+        panel.picture.pick(Cell(ERRORS, lane, 0))
+        said = panel.picture.strip
+        if form == "running sums" and tensor != "dw":
+            assert said == f"{tensor}: running sums makes none of its own."
+            continue
+        assert said.startswith(f"{tensor}, {form}: L2 ") and "Error" not in said
+        (row,) = [row for row in panel.result if (row["form"], row["tensor"]) == (form, tensor)]
+        got, true = map(float, re.search(r": (\S+) \(true: (\S+)\)$", said).groups())
+        off = (row["got"].double() - row["true"].double()).abs()
+        at = off.argmax()
+        if row["worst_element"]:
+            assert got == pytest.approx(row["got"].flatten()[at].item(), rel=1e-3)
+            assert true == pytest.approx(row["true"].flatten()[at].item(), rel=1e-3)
+    panel.picture.pick(Cell(PLOTS[0], 0, 7))
+    assert panel.picture.strip.startswith("dw, token 7: chunk ") and "running sums" in panel.picture.strip
+    assert panel.picture.lit
+
+
+def test_at_most_three_knobs_on_view_and_every_slider_has_a_name():
+    panel = gradient_comparer(T=16)
+    (row,) = [box for box in panel.children if "flakit-knobs" in box._dom_classes]
+    assert [knob.description for knob in row.children] == ["dtype", "decay", "tensor"]
+    assert all(knob.description for knob in panel.knobs.values())
+    (row,) = [box for box in gradient_comparer(T=16, show=("T",)).children if "flakit-knobs" in box._dom_classes]
+    assert [knob.description for knob in row.children] == ["length T"]
+
+
+@pytest.mark.parametrize("op", OPERATORS)
+def test_low_enough_at_both_widths(op):
+    panel = gradient_comparer(op, T=16, K=16)
+    for room, width, most in ((1000, WIDE, 430), (600, NARROW, 360)):
+        panel.picture._told({"kind": "room", "x": room, "y": 700})
+        assert panel.canvas.pixels[0] == round(100 * width) and panel.canvas.pixels[1] <= most
+
+
+def test_presets_draw_and_say_something_else():
+    panel, seen = gradient_comparer(), []
+    for setting in panel.presets.values():
+        panel.set(**setting)
+        assert "Error" not in panel.text and panel.text in panel.picture.alt
+        seen.append((panel.text, panel.png, panel.picture.alt))
+    assert all(len(set(kind)) == len(seen) == 3 for kind in zip(*seen, strict=True))
 
 
 def test_reset_and_wrong_settings():
@@ -215,7 +285,7 @@ def test_an_operator_brings_its_own_tensors_and_sizes():
         assert (panel.setting["tensor"], panel.setting["profile"]) == (decay, profile)
         assert {panel.knobs[name].layout.display for name in ("M", "HQ")} == {shown}
         assert {row["tensor"] for row in panel.result} == set(panel.knobs["tensor"].options)
-        assert panel.text.startswith("Ran here on") and "All finite" in panel.text
+        assert "\nRan here on" in panel.text and "All finite" in panel.text
 
 
 def test_an_operator_without_a_recording_says_so(recording):
@@ -223,4 +293,4 @@ def test_an_operator_without_a_recording_says_so(recording):
     panel.knobs["op"].value = "gsa"
     assert panel.text == "ValueError: numbers: expected an operator with a recording in data/, got GSA"
     panel.set(source="here", T=16, K=16, M=16)
-    assert panel.text.startswith("Ran here on")
+    assert "\nRan here on" in panel.text
