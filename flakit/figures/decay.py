@@ -1,17 +1,25 @@
-"""Where decay breaks a chunk: both exponents of every score, the scores, every tensor, and the onset on its scale."""
+"""Where decay breaks a chunk: both exponents of every pair, the scores, every tensor, and the onset of each."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
 from ..numerics.words import number, percent
 from . import style
 from .canvas import Canvas
 from .heatmap import HeatMap
+from .marks import Over
 
 _DECADES = (-4, 2)
-_WEAKEST, _STRONGEST = 0.05, 500.0  # |w| on the onset axis
+_WEAKEST, _STRONGEST = 0.05, 500.0  # |w| on the overview of the onsets
+_APART = 1.5  # onsets farther apart than this factor are not zoomed to together
+_STILL = 18  # pixels of the height of a map without a time axis
+_FEW = 0.1  # a smaller share of non-finite rows or columns than this is pointed out
 
 
 class Onset(NamedTuple):
@@ -21,81 +29,185 @@ class Onset(NamedTuple):
     measured: float | None
 
 
-class DecayFigure:
-    """Heat maps of one chunk above, of whole tensors below; `update` redraws in place.
+@dataclass(frozen=True)
+class _Layout:
+    """Pixels, from the left and from the top."""
 
-    tensors: their names, the output first, with words for what their columns are. scores: what A is, in words.
+    width: int
+    height: int
+    upper: int
+    side: int
+    """Top and side of the maps of pairs."""
+    pairs: tuple[int, ...]
+    """Their left edges: the read's exponents, the key's, and the scores where there is room."""
+    bar: int
+    overview: tuple[int, int, int]
+    """Left, top and width of the strip over all decades."""
+    zoom: tuple[int, int]
+    """Top and height of the chart under it."""
+    lower: int
+    tall: int
+    right: int
+    """Top, height and right end of the maps of tensors."""
+    gap: int
+
+
+_WIDE = _Layout(
+    width=940, height=428, upper=50, side=150, pairs=(52, 220, 466), bar=376,
+    overview=(664, 62, 150), zoom=(86, 104), lower=256, tall=130, right=872, gap=14,
+)  # fmt: skip
+_NARROW = _Layout(
+    width=590, height=386, upper=44, side=124, pairs=(50, 182), bar=311,
+    overview=(396, 56, 172), zoom=(80, 76), lower=240, tall=106, right=530, gap=11,
+)  # fmt: skip
+
+
+class DecayFigure:
+    """Maps of one chunk above, of whole tensors below; `update` redraws in place. At 5.9 inches without the scores.
+
+    tensors: their names, the output first, with words for what their columns are. still: those without a time axis.
+    words: everything that stays written in the picture, by name. Cells can be pointed at in the maps "read", "key",
+    "scores", one named after each tensor, and "onset", a row for each tensor.
     """
 
-    def __init__(self, tensors: Mapping[str, str], scores: str = "scores |A|"):
-        self.tensors = dict(tensors)
-        self.canvas = Canvas(9.2, 6.4)
+    def __init__(
+        self, tensors: Mapping[str, str], words: Mapping[str, str], *, still: Collection[str] = (), width: float = 9.4
+    ):
+        self.tensors, self.words, self.still = dict(tensors), words, frozenset(still)
+        self.layout = layout = _WIDE if 100 * width >= _WIDE.width else _NARROW
+        self.wide = layout is _WIDE
+        self.canvas = Canvas(width, layout.height / 100)
+        self._flags, self._onsets, self._window = {}, None, None
         with style.context():
             figure = self.canvas.figure
-            self._title = figure.text(0.012, 0.985, "", va="top", fontsize=11, fontweight="bold")
-            self._subtitle = figure.text(0.012, 0.945, "", va="top", fontsize=9.5, color=style.GREY)
+            self._title = figure.text(4 / layout.width, 1 - 3 / layout.height, "", va="top", fontsize=9.5)
             figure.legend(
-                handles=style.non_finite_handles(), loc="upper right", bbox_to_anchor=(0.995, 0.995), ncols=2,
-                handlelength=2, columnspacing=1.2, borderaxespad=0,
+                handles=style.non_finite_handles(), loc="upper right", bbox_to_anchor=(1, 1 + 1 / layout.height),
+                ncols=2, handlelength=1.6, columnspacing=1, borderaxespad=0, borderpad=0.2, handletextpad=0.5,
             )  # fmt: skip
-            self._chunk(figure, scores)
-            self._onset(figure)
-            self._tensors(figure)
-        self.canvas.labels(self._title, self._subtitle)
+            self._chunk()
+            self._onset()
+            self._tensors()
+        self.canvas.labels(self._title)
 
-    def _chunk(self, figure, words: str) -> None:
-        bottom, height, width = 0.56, 0.27, 0.155
-        read, key, scores = (figure.add_axes((left, bottom, width, height)) for left in (0.06, 0.232, 0.482))
-        self._exponents = [HeatMap(self.canvas, ax, cmap=style.SIGNED) for ax in (read, key)]
-        self._A = HeatMap(self.canvas, scores, vmin=_DECADES[0], vmax=_DECADES[1])
-        scores.set_title(words)
-        self._factors = [ax.set_title("") for ax in (read, key)]
-        for ax in (read, key, scores):
-            ax.set_xlabel("token j of chunk")
-            ax.tick_params(labelleft=ax is not key)
-        read.set_ylabel("token i of chunk")
-        self._exponent_bar = self._exponents[0].colorbar(figure.add_axes((0.395, bottom, 0.01, height)), "")
+    def _axes(self, left: float, top: float, width: float, height: float) -> Axes:
+        return self.canvas.axes(*(x / 100 for x in (left, top, width, height)))
 
-    def _onset(self, figure) -> None:
-        self._scale = ax = figure.add_axes((0.68, 0.56, 0.15, 0.27))
-        rows = np.arange(len(self.tensors))
-        ax.set(xscale="log", xlim=(_WEAKEST, _STRONGEST), ylim=(len(rows) - 0.4, -0.6))
+    def _chunk(self) -> None:
+        layout, names = self.layout, ("read", "key", "scores")
+        self._pairs, self._factors = {}, {}
+        for name, left in zip(names, layout.pairs, strict=False):
+            ax = self._axes(left, layout.upper, layout.side, layout.side)
+            look = {"vmin": _DECADES[0], "vmax": _DECADES[1]} if name == "scores" else {"cmap": style.SIGNED}
+            self._pairs[name] = HeatMap(self.canvas, ax, name=name, **look)
+            self._factors[name] = ax.set_title(self.words["scores"] if name == "scores" else "", fontsize=9.5, pad=8)
+            ax.set_xlabel(self.words["token j"], labelpad=2)
+            ax.xaxis.set_major_locator(MaxNLocator(4, integer=True, steps=[1, 2, 4, 5, 10]))
+            ax.yaxis.set_major_locator(MaxNLocator(4, integer=True, steps=[1, 2, 4, 5, 10]))
+            ax.tick_params(labelleft=name != "key")
+            self._flag(name, ax)
+        self._pairs["read"].ax.set_ylabel(self.words["token i"], labelpad=2)
+        self._exponent_bar = self._pairs["read"].colorbar(self._axes(layout.bar, layout.upper, 8, layout.side), "")
+
+    def _flag(self, name: str, ax: Axes) -> None:
+        """Marks at the edge of a map for rows and columns that would be too few to be seen."""
+        look = {"linestyle": "", "color": style.VERMILLION, "markersize": 4.5, "clip_on": False, "zorder": 6}
+        height, width = ax.bbox.height, ax.bbox.width
+        (rows,) = ax.plot([], [], marker="<", transform=ax.get_yaxis_transform(), **look)
+        (columns,) = ax.plot([], [], marker="v", transform=ax.get_xaxis_transform(), **look)
+        self._flags[name] = (rows, 1 + 4 / width), (columns, 1 + 4 / height)
+        self.canvas.moving(rows, columns)
+
+    def _onset(self) -> None:
+        layout, rows = self.layout, np.arange(len(self.tensors))
+        left, top, width = layout.overview
+        self._overview = ax = self._axes(left, top, width, 9)
+        ax.set(xscale="log", xlim=(_WEAKEST, _STRONGEST), ylim=(0, 1), yticks=[])
+        ax.minorticks_off()
+        ax.set_xticks([0.1, 1, 10, 100], ["0.1", "1", "10", "100"])
+        ax.tick_params(axis="x", top=True, labeltop=True, bottom=False, labelbottom=False, length=3, pad=1)
+        (self._all,) = ax.plot([], [], "|", color=style.BLACK, markersize=9, markeredgewidth=1.2, zorder=3)
+        self._part = ax.axvspan(1, 2, facecolor=style.YELLOW, linewidth=0, zorder=1)
+        (self._here,) = ax.plot([1, 1], [-0.25, 1.25], color=style.BLUE, clip_on=False, zorder=5)
+
+        self._zoom = ax = self._axes(left, layout.zoom[0], width, layout.zoom[1])
+        ax.set(xlim=(0, 1), ylim=(len(rows) - 0.4, -0.6))
         ax.set_yticks(rows, self.tensors)
         ax.tick_params(axis="y", length=0)
-        ax.minorticks_off()
-        ax.xaxis.set_major_formatter("{x:g}")
-        ax.set_title("where non-finite values begin", pad=20)
+        ax.xaxis.set_major_locator(MaxNLocator(4, min_n_ticks=3))
         self._broken = ax.barh(rows, 0 * rows, height=0.62, linewidth=0, zorder=1, **style.NAN)
-        (self._law,) = ax.plot([], [], "|", color=style.BLACK, markersize=17, markeredgewidth=2, zorder=4)
-        (self._measured,) = ax.plot([], [], "o", color=style.VERMILLION, markersize=6, zorder=3)
+        (self._law,) = ax.plot([], [], "|", color=style.BLACK, markersize=13, markeredgewidth=2, zorder=4)
+        (self._measured,) = ax.plot([], [], "o", color=style.VERMILLION, markersize=5, zorder=3)
         self._now = ax.axvline(1, color=style.BLUE, zorder=5)
-        beside = {"transform": ax.get_yaxis_transform(), "va": "center", "ha": "right", "fontsize": 8.5}
-        self._numbers = [[ax.text(x, row, "", **beside) for x in (1.43, 2.07)] for row in rows]
-        for x, words, colour in (
-            (0.34, "\u2501 now", style.BLUE),
-            (1.43, "\u2503 law", style.BLACK),
-            (2.07, "\u25cf measured", style.VERMILLION),
-        ):
-            ax.text(x, -1 - 0.1 * (len(rows) - 6), words, **{**beside, "color": colour})
-        self.canvas.labels(*(text for pair in self._numbers for text in pair))
-        self.canvas.moving(*self._broken, self._law, self._measured, self._now, *ax.spines.values())
+        (self._aside,) = ax.plot([], [], linestyle="", color=style.BLUE, markersize=8, zorder=5, clip_on=False)
+        self._funnel = [Line2D([0, 0], [0, 0], color=style.GREY, linewidth=0.8) for _ in range(2)]
+        for line in self._funnel:
+            self.canvas.figure.add_artist(line)
+        self.canvas.moving(self._here, self._now, self._aside)
+        self._onset_words(rows)
+        Over(self.canvas, ax, "onset").update(len(rows), 1)
 
-    def _tensors(self, figure) -> None:
-        bottom, height = 0.085, 0.315
+    def _onset_words(self, rows: np.ndarray) -> None:
+        """The title, the key, and in the wide layout the numbers at the right."""
+        layout, words, figure = self.layout, self.words, self.canvas.figure
+        left, top, width = layout.overview
+
+        def text(x: float, y: float, said: str, **look) -> None:
+            figure.text(
+                x / layout.width, 1 - y / layout.height, said, va="center", fontsize=look.pop("size", 9), **look
+            )
+
+        law, measured, now = (
+            (f"\u2503 {words['law']}", style.BLACK),
+            (f"\u25cf {words['measured']}", style.VERMILLION),
+            (f"\u2501 {words['now']}", style.BLUE),
+        )
+        text(left - 24, layout.upper - 16, words["onset"], size=9.5)
+        if not self.wide:
+            self._numbers = []
+            for x, (said, colour) in zip((0, 48, 134), (law, measured, now), strict=True):
+                text(left + x, layout.upper + layout.side + 34, said, color=colour, size=8.5)
+            return
+        numbers = left + width + 44, left + width + 124
+        text(left + width + 10, top - 2, now[0], color=now[1], size=8.5)
+        for x, (said, colour) in zip(numbers, (law, measured), strict=True):
+            text(x, layout.zoom[0] - 9, said, color=colour, ha="right", size=8.5)
+        ax = self._zoom
+        self._numbers = [
+            [
+                ax.text((x - left) / width, row, "", transform=ax.get_yaxis_transform(), va="center", ha="right",
+                        fontsize=8.5)
+                for x in numbers
+            ]
+            for row in rows
+        ]  # fmt: skip
+
+    def _tensors(self) -> None:
+        layout = self.layout
+        left = layout.pairs[0]
+        slot = (layout.right - left + layout.gap) / len(self.tensors)
         self._maps, self._titles = {}, {}
-        slot = 0.864 / len(self.tensors)
         for column, (name, columns) in enumerate(self.tensors.items()):
-            ax = figure.add_axes((0.06 + slot * column, bottom, slot - 0.014, height))
-            self._maps[name] = HeatMap(self.canvas, ax, vmin=_DECADES[0], vmax=_DECADES[1], rows_vary=True)
-            self._titles[name] = ax.set_title("", fontsize=9)
-            ax.set_xlabel(columns)
+            still = name in self.still
+            height = _STILL if still else layout.tall
+            ax = self._axes(left + slot * column, layout.lower, slot - layout.gap, height)
+            self._maps[name] = HeatMap(
+                self.canvas, ax, vmin=_DECADES[0], vmax=_DECADES[1], rows_vary=not still, name=name
+            )
+            self._titles[name] = ax.set_title("", fontsize=9, pad=4, linespacing=1.1)
+            ax.set_xlabel(columns if self.wide else columns.split()[0], labelpad=2)
+            ax.xaxis.set_major_locator(MaxNLocator(3, integer=True, steps=[1, 2, 5, 10]))
             if column == 0:
-                ax.set_ylabel("token t")
-                ax.yaxis.set_label_coords(-33 / ax.bbox.width, 0.5)
+                ax.set_ylabel(self.words["token t"])
+                ax.yaxis.set_label_coords(-34 / ax.bbox.width, 0.5)
             else:
                 ax.yaxis.set_visible(False)
+            if not still:
+                self._flag(name, ax)
         self.canvas.labels(*self._titles.values())
-        bar = self._A.colorbar(figure.add_axes((0.925, bottom, 0.01, height)), "magnitude")
+        bar = self._maps["o"].colorbar(self._axes(layout.right + 8, layout.lower, 8, layout.tall), "")
+        if self.wide:
+            bar.set_label(self.words["magnitude"], labelpad=0)
         ticks = range(_DECADES[0], _DECADES[1] + 1, 2)
         bar.set_ticks(ticks, labels=[f"$10^{{{tick}}}$" for tick in ticks])
 
@@ -103,9 +215,10 @@ class DecayFigure:
         self,
         *,
         title: str,
-        subtitle: str,
         factors: tuple[str, str],
         exponents: tuple[np.ndarray, np.ndarray],
+        formed: np.ndarray,
+        infinite: tuple[np.ndarray, np.ndarray],
         limit: float,
         A: np.ndarray,
         tensors: Mapping[str, np.ndarray],
@@ -113,52 +226,111 @@ class DecayFigure:
         knob: str,
         now: float,
     ) -> None:
-        """exponents, A: [C, C] of a chunk; an exponent is NaN where no product is formed, inf where e^x overflows.
+        """exponents, A: [C, C] of a chunk; an exponent is inf where e^x overflows. formed: the pairs that have any.
 
-        factors: words above the two exponents. limit: ln of the largest number, the end of their scale.
+        factors: words above the two exponents. infinite: rows of the one, columns of the other, whose factor is.
+        limit: ln of the largest number, the end of their scale.
         tensors: [T, columns], or [1, columns] without a time axis. onsets: by tensor. knob: what the onset axis
         measures; now: where it stands.
         """
         self._title.set_text(title)
-        self._subtitle.set_text(subtitle)
         C = len(A)
-        norm = self._exponents[0].colours.norm
+        norm = self._pairs["read"].colours.norm
         if norm.vmax != limit:
-            for heatmap in self._exponents:
-                heatmap.colours.set_clim(-limit, limit)
-            self._exponent_bar.set_ticks([-limit, 0, limit], labels=[f"{-limit:.1f}", "0", f"{limit:.1f}\nln max"])
+            for name in ("read", "key"):
+                self._pairs[name].colours.set_clim(-limit, limit)
+            self._exponent_bar.set_ticks([-limit, 0, limit], labels=[f"\u2212{limit:.4g}", "0", f"{limit:.4g}"])
             self.canvas.stale()
-        for heatmap, exponent in zip(self._exponents, exponents, strict=True):
-            heatmap.update(exponent, empty=np.isnan(exponent))
-        for text, name in zip(self._factors, factors, strict=True):
-            if text.get_text() != name:
-                text.set_text(name)
+        for name, exponent, words in zip(("read", "key"), exponents, factors, strict=True):
+            self._pairs[name].update(exponent, empty=~formed)
+            if self._factors[name].get_text() != words:
+                self._factors[name].set_text(words)
                 self.canvas.stale()
-        self._A.update(_log10(A), empty=np.triu(np.ones((C, C), bool), 1) & (np.nan_to_num(A) == 0))
+        self._point("read", infinite[0], [])
+        self._point("key", [], infinite[1])
+        if self.wide:
+            self._pairs["scores"].update(
+                _log10(A), empty=np.triu(np.ones((C, C), bool), 1) & (np.nan_to_num(A, nan=1, posinf=1) == 0)
+            )
+            self._point("scores", ~np.isfinite(A).all(1), [])
         for name, x in tensors.items():
             self._maps[name].update(_log10(x))
-            share = 1 - np.isfinite(x).mean()
-            self._titles[name].set_text(f"{name}\n" + (f"{percent(share)} non-finite" if share else "finite"))
+            good = np.isfinite(x)
+            share = 1 - good.mean()
+            said = self.words["lost"].format(share=percent(share)) if share else self.words["fine"]
+            self._titles[name].set_text(f"{name}: {said}" if self.wide else f"{name}\n{said}")
+            if name not in self.still:
+                self._point(name, ~good.all(1), [])
         self._show_onsets(onsets, knob, now)
+
+    def _point(self, name: str, rows, columns) -> None:
+        """Point at the few rows and columns that are not finite; a run of them has one mark."""
+        for (line, edge), bad, vertical in zip(self._flags[name], (rows, columns), (True, False), strict=True):
+            bad = np.asarray(bad, dtype=bool)
+            few = bool(bad.any()) and (bad.mean() < _FEW or bad.sum() == 1)
+            line.set_visible(few)
+            if few:
+                (starts,), (ends,) = (np.nonzero(np.diff(np.pad(bad.astype(int), 1)) == by) for by in (1, -1))
+                middle = (starts + ends - 1) / 2
+                line.set_data(*((np.full_like(middle, edge), middle)[:: 1 if vertical else -1]))
 
     def _show_onsets(self, onsets: Mapping[str, Onset], knob: str, now: float) -> None:
         found = [onsets[name] for name in self.tensors]
+        window = zoomed([x for onset in found for x in onset if x is not None], now)
+        if (found, window, knob) != self._onsets:
+            self._onsets = found, window, knob
+            self._draw_onsets(found, window, knob)
+        low, high = window
+        inside = low <= now <= high
+        self._now.set_visible(inside)
+        self._aside.set_visible(not inside)
+        self._now.set_xdata([now, now])
+        if not inside:
+            self._aside.set_marker("<" if now < low else ">")
+            self._aside.set_data([low if now < low else high], [(len(found) - 1) / 2])
+        at = min(max(now, _WEAKEST), _STRONGEST)
+        self._here.set_xdata([at, at])
+
+    def _draw_onsets(self, found: list[Onset], window: tuple[float, float], knob: str) -> None:
+        self.canvas.stale()
         self._law.set_data(*_points([onset.law for onset in found]))
         self._measured.set_data(*_points([onset.measured for onset in found]))
-        for bar, texts, onset in zip(self._broken, self._numbers, found, strict=True):
-            for text, value in zip(texts, onset, strict=True):
-                said = "never" if value is None else number(value)
-                if text.get_text() != said:
-                    text.set(text=said, color=style.GREY if value is None else style.BLACK)
+        laws = [onset.law for onset in found if onset.law is not None]
+        self._all.set_data(laws, [0.5] * len(laws))
+        for row, onset in enumerate(found):
+            for text, value in zip(self._numbers[row] if self._numbers else (), onset, strict=False):
+                text.set_text(self.words["never"] if value is None else number(value))
+                text.set_color(style.GREY if value is None else style.BLACK)
+            bar = self._broken[row]
             bar.set_visible(onset.measured is not None)
             if onset.measured is not None:
                 bar.set_x(onset.measured)
-                bar.set_width(max(0, _STRONGEST - onset.measured))
-        at = min(max(now, _WEAKEST), _STRONGEST)
-        self._now.set_xdata([at, at])
-        if self._scale.get_xlabel() != knob:
-            self._scale.set_xlabel(knob)
-            self.canvas.stale()
+                bar.set_width(max(0.0, window[1] - onset.measured))
+        self._zoom.set_xlim(window)
+        self._zoom.set_xlabel(knob, labelpad=2)
+        self._part.set(x=window[0], width=window[1] - window[0])
+        over, size = self._overview, (self.layout.width, self.layout.height)
+        _, below = over.bbox.get_points()[0] / size
+        _, above = self._zoom.bbox.get_points()[1] / size
+        shown = np.clip(window, _WEAKEST, _STRONGEST)
+        for line, end, x in zip(self._funnel, shown, self._zoom.bbox.get_points()[:, 0] / size[0], strict=True):
+            start = over.transData.transform((end, 0))[0] / size[0]
+            line.set_data([start, x], [below, above])
+
+
+def zoomed(onsets: list[float], now: float) -> tuple[float, float]:
+    """The part of the scale to look at: all onsets that lie near each other, those nearest to where things stand."""
+    if not onsets:
+        return 0.0, 100.0
+    groups = [[x] for x in sorted(onsets)[:1]]
+    for x in sorted(onsets)[1:]:
+        if x > _APART * groups[-1][-1]:
+            groups.append([])
+        groups[-1].append(x)
+    near = np.log(min(max(now, _WEAKEST), _STRONGEST))
+    group = min(groups, key=lambda each: abs(np.log(np.sqrt(each[0] * each[-1])) - near))
+    room = 0.4 * max(group[-1] - group[0], 0.02 * group[0])
+    return group[0] - room, group[-1] + room
 
 
 def _points(values) -> tuple[list[float], list[int]]:

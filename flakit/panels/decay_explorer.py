@@ -2,64 +2,167 @@
 
 import functools
 import math
+from collections.abc import Iterable
 
 import numpy as np
 import torch
 
 from ..cases import anchor
 from ..cases.laws import LN_MAX
+from ..figures.canvas import Cell
 from ..figures.decay import DecayFigure, Onset
 from ..numerics.errors import compare
 from ..numerics.evaluate import truth
 from ..numerics.inputs import inputs
 from ..numerics.operators import OPERATORS
-from ..numerics.words import error, percent
+from ..numerics.words import error, number, percent
 from . import knobs
-from .base import Panel
+from .base import WIDE, Panel
 from .knobs import NONE
-from .shared import QUERIES, in_words, literal, mode, only_for, own_options, scheme_knobs, tensors
+from .shared import QUERIES, RIGHT, literal, masking, mode, only_for, own_options, scheme_knobs, tensors
 
 H, K = 1, 32
-_KEYS = {"rwkv6": "k", "rwkv7": "k", "gsa": "s"}
-_SCORES = {"rwkv6": "scores |A|", "rwkv7": "|A|, r with k", "gsa": "|A|, p with s"}
-_BOUNDS = {"rwkv7": "The model's own decay, -0.6065 sigmoid(x), never goes past |w| = 0.6065."}
+_KEYS = {"rwkv6": ("k",), "rwkv7": ("k", "b"), "gsa": ("s",)}
+_READ = {"rwkv6": ("o", "dr"), "rwkv7": ("o", "dr", "da"), "gsa": ("o", "dq")}
+_WRITTEN = {"rwkv6": ("dk", "dv"), "rwkv7": ("dk", "dv", "db"), "gsa": ("dk", "dv", "ds")}
+"""Tensors whose row is the token that reads, and whose row is the token of the key."""
 _SPIKES = (-1, -3, -10, -30, -60, -80, -85, -87, -88, -88.5, -88.7, -88.8, -89, -90, -95, -100, -150, -500, -1e4)
-_TOLERANCE = 5e-4  # of a measured onset
+_TOLERANCE = 1e-4  # of a measured onset
+_SAME = 1e-3  # onsets nearer to each other than this share one pair of stops
+
+WORDS = {
+    "knobs": {
+        "op": "operator",
+        "query": "exponents of",
+        "decay": "decay",
+        "T": "length T",
+        "spike": "one token's",
+        "at": "which token",
+        "scheme": "anchor",
+        "mask": "mask",
+        "dtype": "dtype",
+        "chunk": "chunk",
+    },
+    "presets": {
+        "fine": "a decay that everything survives",
+        "first NaN": "just past the onset of the first tensor",
+        "all NaN": "past the onset of every tensor",
+        "bug A": "one token's decay is enough: the anchor is the block's first row",
+    },
+    "alt": "Heat maps of the two exponents of every pair of one chunk, of the output and of each gradient, NaN and inf "
+    "hatched; beside them the decay at which each tensor breaks, by the law and as measured",
+    "title": "{op} · log decay {decay} a token{spike} · chunk {chunk} · {dtype}{mask} · upper maps: tokens {first} to "
+    "{last}",
+    "short title": "{op} · decay {decay}{spike} · chunk {chunk} · {dtype} · tokens {first} to {last}",
+    "title spike": ", {spike} at token {at}",
+    "title mask": " · mask: {mask}",
+    "read": "exponent on ${query}_i$",
+    "key": "exponent on ${key}_j$",
+    "paired": ("one exponent a pair", "no second one"),
+    "knob": "|log decay| per token",
+    "knob spike": "|log decay| of token {at}",
+    "picture": {
+        "token i": "token i of chunk",
+        "token j": "token j of chunk",
+        "token t": "token t",
+        "onset": "where each tensor breaks",
+        "law": "law",
+        "measured": "measured",
+        "now": "now",
+        "never": "never",
+        "magnitude": "magnitude",
+        "fine": "fine",
+        "lost": "{share} lost",
+    },
+    "scores": {"rwkv6": "scores |A|", "rwkv7": "|A|, r with k", "gsa": "|A|, p with s"},
+    "and": " and ",
+    "all broken": "Every tensor is broken.",
+    "broken": {1: "{names} is broken", 2: "{names} are broken"},
+    "others fine": {1: "; {names} is fine.", 2: "; {names} are fine."},
+    "all fine": "Every tensor is fine: no error against float64 is larger than {error} ({name}).",
+    "share": "{share} of {names}",
+    "all of": "all of {names}",
+    "from": " (first at token {t})",
+    "kinds": {"NaN": "{shares} are NaN", "inf": "{shares} are inf"},
+    "error": "In what is fine the largest error against float64 is {error} ({name}).",
+    "first": {
+        1: "The law: {names} breaks first, beyond |{which}| = {law} {knob}; measured: {measured}.",
+        2: "The law: {names} break first, beyond |{which}| = {law} {knob}; measured: {measured}.",
+        "all": "The law: all break together, beyond |{which}| = {law} {knob}; measured: {measured}.",
+    },
+    "nothing breaks": "The law: nothing breaks, however strong the decay {knob}; measured: {measured}.",
+    "nothing": "nothing does",
+    "per token": "per token",
+    "of token": "of token {at}",
+    "bounds": {"rwkv7": "The model's own decay, -0.6065 sigmoid(x), never goes past |w| = 0.6065."},
+    "no pair": "token {i}, key {j}: no product is formed for this pair, for it would read the future",
+    "pair": "token {i}, key {j}: {exponents} = {factors}{product} (true: {true})",
+    "masked": "token {i}, key {j}, the future: {exponents} = {factors}{product}, {after}",
+    "after": {
+        "where": "then masked: 0",
+        "before": "masked first: 0",
+        "multiply": "then times 0: {zero}",
+        "none": "and nothing masks it (true: 0)",
+    },
+    "back": "; but in the sums of the gradients 0 · {product} is NaN",
+    "operand": "; with its key {operand} · {factor} = {made}",
+    "score": "score of token {i} and key {j}: {got} (true: {true}); ",
+    "value": "{name} at token {t}, {column} {c}: {got} (true: {true})",
+    "still": "{name} at {column} {c}, one value for all tokens: {got} (true: {true})",
+    "onset": "{name} breaks beyond |{which}| = {law} {knob} by the law, at {measured} as measured; now {now}: "
+    "{verdict}",
+    "no onset": "{name} never breaks, by the law and as measured: {verdict}",
+    "verdict": {True: "fine", False: "broken"},
+}
+"""Everything the panel says."""
+
+PRESETS = {
+    "fine": {"decay": -1.33, "scheme": "none"},
+    "first NaN": {"decay": -1.39, "scheme": "none"},
+    "all NaN": {"decay": -1.5, "scheme": "none"},
+    "bug A": {"decay": 0.0, "scheme": "first-row", "spike": -88.8, "at": 16},
+}
+PRESETS = {
+    label: {"T": 128, "spike": NONE, "mask": RIGHT, "dtype": "float32", "chunk": 64, **setting}
+    for label, setting in PRESETS.items()
+}
+_FIRST = {"rwkv6": -1.39, "rwkv7": -1.36, "gsa": -1.39}
+"""Where "first NaN" stands: some tensors of RWKV6 and RWKV7 are broken there and some are not, all of GSA break at
+once."""
 
 
 class DecayExplorer(Panel):
     """One head of an operator, in chunks by an anchor scheme, at one decay for all tokens or a spike at one."""
 
     name = "decay-explorer"
-    readout_lines = 5
+    on_view = ("decay", "spike", "scheme")
+    main = "decay"
+    readout_lines = 3
 
-    def __init__(self, op: str = "rwkv6", **settings):
-        self._figures: dict[str, DecayFigure] = {}
+    def __init__(self, op: str = "rwkv6", show: Iterable[str] | None = None, **settings):
         first = next(iter(OPERATORS))
         made = {
             "op": knobs.operator_choice(first),
-            "query": knobs.choice(QUERIES[first][0], QUERIES[first], "exponents of"),
+            "query": knobs.choice(QUERIES[first][0], QUERIES[first], ""),
             "decay": knobs.DecayKnob(-1.0),
-            "T": knobs.integer(128, 1, 256, "length T"),
-            "spike": knobs.DecayKnob(NONE, "spike", stops=_SPIKES, optional=True),
-            "at": knobs.integer(16, 0, 255, "at token"),
+            "T": knobs.integer(128, 1, 256, ""),
+            "spike": knobs.DecayKnob(NONE, stops=_SPIKES, optional=True),
+            "at": knobs.integer(16, 0, 255, ""),
             **scheme_knobs(),
-            "chunk": knobs.choice(64, (16, 32, 64, 128), "chunk"),
+            "chunk": knobs.choice(64, (16, 32, 64, 128), ""),
         }
+        for name, knob in made.items():
+            knob.description = WORDS["knobs"][name]
         own_options(self, made["op"], made["query"], QUERIES.get, {name: reads[0] for name, reads in QUERIES.items()})
         only_for(self, made["op"], made["query"], [name for name, reads in QUERIES.items() if len(reads) > 1])
-        super().__init__(
-            made,
-            {"op": op, **settings},
-            alt="Heat maps of the two exponents of every score of one chunk, of the scores, and of the output and each "
-            "gradient over time, NaN and inf hatched; beside them the decay at which each tensor turns non-finite, "
-            "by the law and as measured",
-        )
+        self.presets = {label: dict(setting) for label, setting in PRESETS.items()}
+        self.when(made["op"], lambda _, name: self.presets["first NaN"].update(decay=_FIRST[name]))
+        super().__init__(made, {"op": op, **settings}, alt=WORDS["alt"], show=show)
 
-    def _figure(self, op: str) -> DecayFigure:
-        if op not in self._figures:
-            self._figures[op] = DecayFigure(tensors(op), _SCORES[op])
-        return self._figures[op]
+    def _preset(self, label, setting):
+        button = super()._preset(label, setting)
+        button.tooltip = WORDS["presets"][label]
+        return button
 
     def compute(self, op, query, decay, T, scheme, chunk, mask, spike, at, dtype, seed):
         x = _inputs(op, decay, T, spike, at, dtype, seed)
@@ -68,54 +171,163 @@ class DecayExplorer(Panel):
         shown = {name: run.tensors[name] for name in tensors(op)}
         index = _chunk_shown(shown, OPERATORS[op].decay, chunk, at if spike != NONE else 0)
         exact = truth(op, x, recurrence=False)
+        onsets = _onsets(op, T, scheme, chunk, mask, None if spike == NONE else at, dtype, seed)
+        self._stop_around(onsets, spike)
+        exponents = anchor.exponents(
+            x, scheme, op=op, query=_reads(op, query), chunk=chunk, mask=mode(mask), index=index
+        )
+        limit = _limit(scheme, chunk, number_format)
         return {
             "tensors": shown,
+            "exact": {name: exact[name] for name in shown},
             "index": index,
             "A": run.A[0, 0, index],
-            "exponents": _exponents(op, query, x, scheme, chunk, mask, number_format, index),
+            "exponents": [np.where(each.numpy() > limit, np.inf, each.numpy()) for each in exponents],
+            "factors": exponents,
+            "formed": _formed(op, _reads(op, query), scheme, chunk, mask),
+            "infinite": _infinite(op, x, exponents, limit, chunk, index),
             "errors": {name: compare(got, exact[name]) for name, got in shown.items()},
-            "onsets": _onsets(op, T, scheme, chunk, mask, None if spike == NONE else at, dtype, seed),
+            "onsets": onsets,
         }
+
+    def _stop_around(self, onsets: dict[str, Onset], spike: float | str) -> None:
+        """The slider of the decay that the onsets are about stops on both sides of each."""
+        was_held, self._held = self._held, True
+        stops = {-x for x in around(onsets.values())}
+        self.knobs["decay"].dense(stops if spike == NONE else ())
+        self.knobs["spike"].dense(stops if spike != NONE else ())
+        self._held = was_held
 
     def draw(self, result, *, op, query, decay, T, scheme, chunk, mask, spike, at, dtype, **_):
         first, anchors = result["index"] * chunk, anchor.SCHEMES[scheme]
         paired = anchors.whole and anchors.diagonal is None
-        title = f"{OPERATORS[op].label} in chunks, log decay {decay:.5g} per token"
-        figure = self._figure(op)
+        figure = self.figure(_figure, op)
         self.canvas = figure.canvas
+        title = WORDS["title" if self.width == WIDE else "short title"].format(
+            op=OPERATORS[op].label,
+            decay=f"{decay:.5g}",
+            spike="" if spike == NONE else WORDS["title spike"].format(spike=f"{spike:.5g}", at=at),
+            chunk=chunk,
+            dtype=dtype,
+            mask="" if mask == RIGHT else WORDS["title mask"].format(mask=masking.MASKS[mask]),
+            first=first,
+            last=min(first + chunk, T) - 1,
+        )
+        symbols = {"query": query, "key": _KEYS[op][0]}
         figure.update(
-            title=title if spike == NONE else f"{title}, {spike:.5g} at token {at}",
-            subtitle=f"T {T} · chunk {chunk} · {in_words(scheme, mask, dtype)} · "
-            f"upper maps: tokens {first} to {first + chunk - 1}",
-            factors=("one exponent a pair", "no second one")
-            if paired
-            else (f"exponent on ${query}_i$", f"exponent on ${_KEYS[op]}_j$"),
+            title=title.replace("-", "\u2212"),
+            factors=WORDS["paired"] if paired else tuple(_filled(WORDS[x], symbols) for x in ("read", "key")),
             exponents=result["exponents"],
+            formed=result["formed"],
+            infinite=result["infinite"],
             limit=LN_MAX[torch.float32 if paired else getattr(torch, dtype)],
             A=result["A"].numpy(),
             tensors={name: (x[0, :, 0] if x.dim() == 4 else x).numpy() for name, x in result["tensors"].items()},
             onsets=result["onsets"],
-            knob="|log decay| per token" if spike == NONE else f"|log decay| of token {at} (others 0)",
+            knob=WORDS["knob"] if spike == NONE else WORDS["knob spike"].format(at=at),
             now=-decay if spike == NONE else -spike,
         )
 
+    # Words.
+
     def describe(self, result, *, op, spike, at, **_) -> str:
-        bad = {name: x for name, x in result["tensors"].items() if not x.isfinite().all()}
+        bad = [name for name, x in result["tensors"].items() if not x.isfinite().all()]
         errors = {name: found.l2 for name, found in result["errors"].items() if name not in bad}
+        worst = max(errors, key=errors.get, default=None)
+        said = {"error": error(errors[worst]), "name": worst} if errors else {}
         lines = []
         if bad:
-            lines.append(f"Not finite: {', '.join(_in_words(name, x) for name, x in bad.items())}.")
+            said_broken = WORDS["all broken"]
+            if errors:
+                said_broken = WORDS["broken"][min(len(bad), 2)].format(names=_listed(bad))
+                said_broken += WORDS["others fine"][min(len(errors), 2)].format(names=_listed(errors))
+            lines.append(f"{said_broken} {_shares({name: result['tensors'][name] for name in bad})}")
         if errors:
-            worst = max(errors, key=errors.get)
-            names = ", ".join(errors) if bad else "every tensor"
-            lines.append(f"Finite: {names}; largest error against float64: {error(errors[worst])} ({worst}).")
-        law, measured = (_weakest({name: onset[which] for name, onset in result["onsets"].items()}) for which in (0, 1))
-        knob = "per token" if spike == NONE else f"of token {at}"
-        size = f"|{OPERATORS[op].decay}|"
-        law = f"no limit to {size}" if law is None else f"{size} <= {law[1]:.4g} {knob} ({law[0]} fails first)"
-        measured = "none" if measured is None else f"{measured[1]:.4g} ({measured[0]})"
-        lines.append(f"Law: {law}. Measured onset: {measured}.")
-        return "\n".join([*lines, *([_BOUNDS[op]] if op in _BOUNDS else [])])
+            lines.append(WORDS["error" if bad else "all fine"].format(**said))
+        lines.append(_law(result["onsets"], OPERATORS[op].decay, None if spike == NONE else at))
+        if op in WORDS["bounds"]:
+            lines[-1] += " " + WORDS["bounds"][op]
+        return "\n".join(lines)
+
+    def beside(self, cell):
+        """A pair's cell lights up in the other maps of pairs, its two tokens in the tensors; a token everywhere."""
+        op, chunk, maps = self.setting["op"], self.setting["chunk"], self.canvas.maps
+        first, pairs = self.result["index"] * chunk, ("read", "key", "scores")
+        if cell.map in pairs:
+            found = [(name, cell.row, cell.column) for name in pairs]
+            found += [(name, first + cell.row, None) for name in _READ[op]]
+            found += [(name, first + cell.column, None) for name in _WRITTEN[op]]
+        elif cell.map == "onset" or self.result["tensors"][cell.map].dim() < 4:
+            return []
+        else:
+            found = [(name, cell.row, None) for name, x in self.result["tensors"].items() if x.dim() == 4]
+            if first <= cell.row < first + chunk:
+                token = cell.row - first
+                found += [("read", token, None), ("key", None, token), ("scores", token, None)]
+        return [
+            (name, row, column)
+            for name, row, column in found
+            if name != cell.map and name in maps and (row is None or row < maps[name][0])
+        ]
+
+    def arithmetic(self, result, cell, **setting) -> str:
+        if cell.map == "onset":
+            return self._onset_of(result, tuple(result["onsets"])[cell.row], **setting)
+        if cell.map in result["tensors"]:
+            return _value(result, cell, setting["op"])
+        said = self._pair(result, cell.row, cell.column, **setting)
+        if cell.map != "scores":
+            return said
+        how = {name: setting[name] for name in ("op", "decay", "T", "spike", "at", "dtype", "seed", "chunk")}
+        true = _true_scores(**how)[result["index"]][cell.row, cell.column].item()
+        got = result["A"][cell.row, cell.column].item()
+        score = WORDS["score"].format(i=cell.row, j=cell.column, got=number(got), true=number(true))
+        return score + said.partition(": ")[2]
+
+    def _onset_of(self, result, name, *, op, decay, spike, at, **_) -> str:
+        onset, fine = result["onsets"][name], result["tensors"][name].isfinite().all().item()
+        verdict = WORDS["verdict"][fine]
+        if onset == (None, None):
+            return WORDS["no onset"].format(name=name, verdict=verdict)
+        law, measured = (WORDS["picture"]["never"] if x is None else number(x, 5) for x in onset)
+        return WORDS["onset"].format(
+            name=name, which=OPERATORS[op].decay, law=law, measured=measured, verdict=verdict,
+            knob=WORDS["per token"] if spike == NONE else WORDS["of token"].format(at=at),
+            now=number(-decay if spike == NONE else -spike),
+        )  # fmt: skip
+
+    def _pair(self, result, i, j, *, op, query, decay, T, scheme, chunk, mask, spike, at, dtype, seed) -> str:
+        """Both factors as they are stored, their product, and what it should be."""
+        x, y = (each[i, j] for each in result["factors"])
+        if not result["formed"][i, j]:
+            return WORDS["no pair"].format(i=i, j=j)
+        anchors, exact = anchor.SCHEMES[scheme], _exact(scheme, chunk)[i, j]
+        stored = torch.float32 if anchors.dyadic else getattr(torch, dtype)
+        on_query, on_key = (each.exp().to(torch.float32 if exact else stored).float() for each in (x, y))
+        made = on_query if exact else on_query * on_key
+        said = {"i": i, "j": j, "product": number(made.item(), 3)}
+        said["exponents"] = f"e^{number(x.item())}" + ("" if exact else f" · e^{number(y.item())}")
+        said["factors"] = "" if exact else f"{number(on_query.item(), 2)} · {number(on_key.item(), 2)} = "
+        inclusive = anchor.OPERATORS[op].reads[_reads(op, query)]
+        made_of, first = _inputs(op, decay, T, spike, at, dtype, seed), result["index"] * chunk
+        if j <= i - (not inclusive):
+            between = made_of[OPERATORS[op].decay][0, first + j + 1 : first + i + inclusive, 0, 0]
+            text = WORDS["pair"].format(true=number(between.double().sum().exp().item(), 3), **said)
+        else:
+            mask = anchors.masks[0] if mask == RIGHT else mask
+            after = WORDS["after"][mask].format(zero=number((made * 0).item()))
+            text = WORDS["masked"].format(after=after, **said)
+            if mask == "where" and not made.isfinite():
+                text += WORDS["back"].format(product=said["product"])
+        if not exact and on_key.isfinite() and first + j < T:
+            name = _KEYS[op][0]
+            key = made_of[name][0, first + j, 0].float()
+            operand = key[key.abs().argmax()]
+            if not (operand * y.exp()).to(stored).isfinite():
+                text += WORDS["operand"].format(
+                    operand=f"{name}_{j} = {number(operand.item(), 3)}", factor=number(on_key.item(), 2), made="inf"
+                )
+        return text
 
     def script(self, *, op, query, decay, T, scheme, chunk, mask, spike, at, dtype, seed):
         how = f"op={op!r}, chunk={chunk}, mask={mode(mask)!r}, dtype=torch.{dtype}"
@@ -145,6 +357,12 @@ for name in {names!r}:
 """
 
 
+def _figure(op: str, width: float) -> DecayFigure:
+    still = [name for name in tensors(op) if name != "o" and "T" not in OPERATORS[op].axes[name[1:]].split()]
+    words = WORDS["picture"] | {"scores": WORDS["scores"][op]}
+    return DecayFigure(tensors(op), words, still=still, width=width)
+
+
 def _inputs(op, decay, T, spike, at, dtype, seed):
     x = inputs(op, T=T, H=H, K=K, decay=decay, dtype=getattr(torch, dtype), decay_dtype=torch.float32, seed=seed)
     if spike != NONE:
@@ -168,21 +386,81 @@ def _or_none(x: float) -> float | None:
     return x if x < math.inf else None
 
 
-def _exponents(op, query, x, scheme, chunk, mask, number_format, index) -> list[np.ndarray]:
-    """Both exponents of every pair, inf where e^x overflows. Exact tiles store no factor: their format is float32."""
-    limit = np.full((chunk, chunk), LN_MAX[torch.float32])
+def _reads(op: str, query: str) -> str:
+    """What reads, by the name that `anchor` has for it."""
+    return query if len(QUERIES[op]) > 1 else next(iter(anchor.OPERATORS[op].reads))
+
+
+@functools.lru_cache(maxsize=64)
+def _formed(op: str, query: str, scheme: str, chunk: int, mask: str) -> np.ndarray:
+    """The pairs that a product is formed for."""
+    anchors, past = anchor.SCHEMES[scheme], np.tri(chunk, k=0 if anchor.OPERATORS[op].reads[query] else -1, dtype=bool)
+    if anchors.dyadic:
+        return past
+    found = np.zeros_like(past)
     for tile in anchor.tiles(scheme, chunk):
-        if tile.anchor is not None:
-            limit[tile.rows, tile.keys] = LN_MAX[number_format]
-    query = query if len(QUERIES[op]) > 1 else None
-    pair = anchor.exponents(x, scheme, op=op, query=query, chunk=chunk, mask=mode(mask), index=index)
-    return [np.where(each.numpy() > limit, np.inf, each.numpy()) for each in pair]
+        first = tile.anchor is None and (anchors.masks[0] if mask == RIGHT else mask) == "before"
+        found[tile.rows, tile.keys] = past[tile.rows, tile.keys] if first else True
+    return found
 
 
-def _weakest(found: dict[str, float | None]) -> tuple[str, float] | None:
-    """The tensor that fails first."""
-    failing = {name: x for name, x in found.items() if x is not None}
-    return min(failing.items(), key=lambda item: item[1]) if failing else None
+@functools.lru_cache(maxsize=64)
+def _exact(scheme: str, chunk: int) -> np.ndarray:
+    """The pairs that have one exponent, their difference, and no factor that is stored."""
+    found = np.zeros((chunk, chunk), bool)
+    if not anchor.SCHEMES[scheme].dyadic:
+        for tile in anchor.tiles(scheme, chunk):
+            found[tile.rows, tile.keys] = tile.anchor is None
+    return found
+
+
+@functools.lru_cache(maxsize=64)
+def _limit(scheme: str, chunk: int, number_format: torch.dtype) -> np.ndarray:
+    """ln of the largest number that each pair's factor can be; exact differences and dyadic products are float32."""
+    dyadic = anchor.SCHEMES[scheme].dyadic
+    return np.where(dyadic | _exact(scheme, chunk), LN_MAX[torch.float32], LN_MAX[number_format])
+
+
+def _infinite(op, x, exponents, limit, chunk, index) -> tuple[np.ndarray, np.ndarray]:
+    """Rows whose read's factor overflows, and columns whose key's factor does, alone or with its key."""
+    on_query, on_key = (each.numpy() for each in exponents)
+    size = torch.stack([x[name][0, :, 0].abs().amax(-1).float() for name in _KEYS[op]]).amax(0)
+    size = size[index * chunk :][:chunk].clamp(min=1).log().numpy()
+    size = np.pad(size, (0, chunk - len(size)))
+    return (on_query > limit).any(1), ((on_key + size > limit) & (on_key > 0)).any(0)
+
+
+@functools.lru_cache(maxsize=8)
+def _true_scores(op, decay, T, spike, at, dtype, seed, chunk) -> torch.Tensor:
+    """By the form whose factors cannot overflow, [N, C, C]."""
+    return anchor.run(_inputs(op, decay, T, spike, at, dtype, seed), "dyadic", op=op, chunk=chunk).A[0, 0]
+
+
+def around(onsets: Iterable[Onset]) -> set[float]:
+    """Sizes of the decay, in few digits, on both sides of every onset and between any two that differ."""
+    spans = sorted((min(found), max(found)) for each in onsets if (found := [x for x in each if x is not None]))
+    groups = []
+    for low, high in spans:
+        if groups and low <= groups[-1][1] * (1 + _SAME):
+            groups[-1][1] = max(groups[-1][1], high)
+        else:
+            groups.append([low, high])
+    stops = set()
+    for (_, below), (above, _) in zip([(0.0, 0.0), *groups], [*groups, (math.inf, math.inf)], strict=True):
+        if above < 1.02 * below:
+            stops.add(_short(below, above))
+            continue
+        for near, far in ((1.0005, 1.008), (1.01, 1.02)):
+            stops |= {_short(below * near, below * far)} if below else set()
+            stops |= {_short(above / far, above / near)} if above < math.inf else set()
+    return stops
+
+
+def _short(low: float, high: float) -> float:
+    """The number of fewest digits between two, nearest to their middle."""
+    middle = (low + high) / 2
+    found = (float(f"{middle:.{digits}g}") for digits in range(1, 17))
+    return next(x for x in found if low < x < high)
 
 
 def _chunk_shown(shown, decay: str, chunk: int, at: int) -> int:
@@ -199,19 +477,72 @@ def _chunk_shown(shown, decay: str, chunk: int, at: int) -> int:
     return at // chunk
 
 
-def _in_words(name: str, x: torch.Tensor) -> str:
-    kinds = (("NaN", x.isnan()), ("inf", x.isinf()))
-    shares = " and ".join(f"{percent(hit.double().mean().item())} {kind}" for kind, hit in kinds if hit.any())
-    if x.dim() < 4:
-        return f"{name} {shares}"
-    first = int((~x.isfinite()).any(-1)[0, :, 0].nonzero()[0, 0])
-    return f"{name} {shares} (from t={first})"
+def _listed(names: Iterable[str]) -> str:
+    """a, b and c"""
+    *others, last = names
+    return WORDS["and"].join([", ".join(others), last]) if others else last
 
 
-def decay_explorer(op: str = "rwkv6", **settings) -> DecayExplorer:
+def _shares(bad: dict[str, torch.Tensor]) -> str:
+    """How much of each broken tensor is NaN, how much inf, and where that begins."""
+    said = []
+    for kind, hit in (("NaN", torch.isnan), ("inf", torch.isinf)):
+        found: dict[tuple[str, int], list[str]] = {}
+        for name, x in bad.items():
+            hits = hit(x)
+            if hits.any():
+                first = int(hits.any(-1)[0, :, 0].nonzero()[0, 0]) if x.dim() == 4 and not hits.all() else 0
+                found.setdefault((percent(hits.double().mean().item()), first), []).append(name)
+        parts = [
+            WORDS["all of" if share == "100%" else "share"].format(share=share, names=_listed(names))
+            + (WORDS["from"].format(t=first) if first else "")
+            for (share, first), names in found.items()
+        ]
+        if parts:
+            said.append(WORDS["kinds"][kind].format(shares=_listed(parts)))
+    text = "; ".join(said)
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _law(onsets: dict[str, Onset], which: str, at: int | None) -> str:
+    """The tensors that fail first by the law, and where the first one failed."""
+    laws = {name: onset.law for name, onset in onsets.items() if onset.law is not None}
+    measured = min((onset.measured for onset in onsets.values() if onset.measured is not None), default=None)
+    said = {
+        "which": which,
+        "knob": WORDS["per token"] if at is None else WORDS["of token"].format(at=at),
+        "measured": WORDS["nothing"] if measured is None else number(measured),
+    }
+    if not laws:
+        return WORDS["nothing breaks"].format(**said)
+    least = min(laws.values())
+    names = [name for name, law in laws.items() if law <= least * (1 + _SAME)]
+    return WORDS["first"]["all" if len(names) == len(onsets) else min(len(names), 2)].format(
+        names=_listed(names), law=number(least), **said
+    )
+
+
+def _value(result, cell: Cell, op: str) -> str:
+    """One value of a tensor beside its truth."""
+    name, x = cell.map, result["tensors"][cell.map]
+    at = (0, cell.row, 0, cell.column) if x.dim() == 4 else (0, cell.column)
+    got, true = x[at].item(), result["exact"][name][at].item()
+    return WORDS["value" if x.dim() == 4 else "still"].format(
+        name=name, t=cell.row, column=tensors(op)[name], c=cell.column, got=number(got), true=number(true)
+    )
+
+
+def _filled(text: str, symbols: dict[str, str]) -> str:
+    for name, symbol in symbols.items():
+        text = text.replace(f"{{{name}}}", symbol)
+    return text
+
+
+def decay_explorer(op: str = "rwkv6", show: Iterable[str] | None = None, **settings) -> DecayExplorer:
     """Panel: chunked computation at one decay, by anchor scheme, with the onset of NaN by law and as measured.
 
-    op: an operator of `flakit.numerics.operators.OPERATORS`. settings: starting values of the knobs:
+    op: an operator of `flakit.numerics.operators.OPERATORS`. show: names of the knobs on view, default decay, spike
+        and scheme; the others lie under "more". settings: starting values of the knobs:
         decay: natural-log decay <= 0 of every token, 0 and -inf included.
         query: whose exponents the upper maps show, of RWKV7 "r" or "a".
         T: tokens, 1 … 256. chunk: tokens a chunk, 16 … 128.
@@ -219,6 +550,6 @@ def decay_explorer(op: str = "rwkv6", **settings) -> DecayExplorer:
         spike: natural-log decay of token `at` alone, or "none".
         dtype: "float32", "bfloat16" or "float16", of the inputs and of the stored factors. seed: of the inputs.
 
-    >>> decay_explorer(decay=-0.5, scheme="first-row", spike=-88.8, at=16)
+    >>> decay_explorer(decay=0.0, scheme="first-row", spike=-88.8, at=16)
     """
-    return DecayExplorer(op, **settings)
+    return DecayExplorer(op, show, **settings)

@@ -23,7 +23,7 @@ class NumberKnob(widgets.SelectionSlider):
     the next one is."""
 
     def __init__(self, value: float, description: str, *, stops: Iterable[float], low: float, high: float):
-        self.low, self.high, self._stops = low, high, frozenset(stops)
+        self.low, self.high, self._stops, self._dense = low, high, frozenset(stops), frozenset()
         options = self._labelled(self._stops)
         super().__init__(options=options, value=options[0][1], description=description, style=_STYLE, layout=_ROW)
         self.accept(value)
@@ -32,8 +32,16 @@ class NumberKnob(widgets.SelectionSlider):
         if value not in {stop for _, stop in self.options}:
             if not isinstance(value, Real) or isinstance(value, bool) or not self.low <= value <= self.high:
                 raise ValueError(f"expected {self._expected()}, got {value!r}")
-            self.options = self._labelled({*self._stops, float(value)})
+            self.options = self._labelled({*self._stops, *self._dense, float(value)})
         self.value = value
+
+    def dense(self, stops: Iterable[float]) -> None:
+        """Stop at these, too, in place of those given last; the value stays."""
+        self._dense = frozenset(stops)
+        value, options = self.value, self._labelled({*self._stops, *self._dense, self.value})
+        if options != list(self.options):
+            with self.hold_sync():
+                self.options, self.value = options, value
 
     def _expected(self) -> str:
         return f"a number from {self.low:g} to {self.high:g}"

@@ -14,7 +14,7 @@ FOLDER = NOTEBOOKS / "images"
 
 def past_the_onset(panel):
     panel.focus("decay")
-    while "Not finite" not in panel.readout():
+    while "broken" not in panel.readout():
         panel.press("ArrowRight", pause=50)
     panel.press("ArrowRight", times=2)
 

@@ -22,8 +22,8 @@ NEWS = "Would you like to get notified about official Jupyter news?"  # JupyterL
 
 
 def non_finite(panel):
-    """The tensors that the readout calls non-finite."""
-    found = re.search(r"Not finite: (.*?)\.\s", panel.readout() + "\n")
+    """The tensors that the readout calls broken."""
+    found = re.search(r"^(.*?) (?:is|are) broken", panel.readout())
     return set(re.findall(r"\b(?:o|d[rkvwu])\b", found.group(1))) if found else set()
 
 

@@ -3,9 +3,18 @@
 import numpy as np
 import pytest
 
-from flakit.figures.decay import DecayFigure, Onset
+from flakit.figures.decay import DecayFigure, Onset, zoomed
+from tests.figures.words import assert_legible
 
 TENSORS = {"o": "column of v", "dr": "channel", "dk": "channel", "dv": "column of v", "dw": "channel", "du": "channel"}
+WORDS = {
+    "token i": "i", "token j": "j", "token t": "t", "onset": "where", "law": "law", "measured": "measured",
+    "now": "now", "never": "never", "magnitude": "size", "fine": "fine", "lost": "{share} lost", "scores": "scores",
+}  # fmt: skip
+
+
+def make(width=9.4):
+    return DecayFigure(TENSORS, WORDS, still=["du"], width=width)
 
 
 def arguments(bad=False, C=16, T=40, **changed):
@@ -17,13 +26,15 @@ def arguments(bad=False, C=16, T=40, **changed):
     if bad:
         exponents[0, 3, :2], A[3, :2], tensors["dw"][:4] = np.inf, np.nan, np.inf
     return {
-        "title": "title", "subtitle": "subtitle", "factors": ("read", "key"), "exponents": exponents, "limit": 88.7,
+        "title": "title", "factors": ("read", "key"), "exponents": exponents, "limit": 88.7,
+        "formed": np.ones((C, C), bool),
+        "infinite": (np.isinf(exponents[0]).any(1), np.isinf(exponents[1]).any(0)),
         "A": A, "tensors": tensors, "onsets": onsets, "knob": "|log decay|", "now": 2.0, **changed,
     }  # fmt: skip
 
 
 def fresh(**kwargs):
-    figure = DecayFigure(TENSORS)
+    figure = make()
     figure.update(**arguments(**kwargs))
     return figure.canvas.rgba().copy()
 
@@ -45,7 +56,7 @@ def fresh(**kwargs):
     ids=lambda changed: ", ".join(changed),
 )
 def test_a_redraw_equals_a_fresh_figure(changed):
-    figure = DecayFigure(TENSORS)
+    figure = make()
     figure.update(**arguments())
     before = figure.canvas.rgba().copy()
     figure.update(**arguments(**changed))
@@ -55,19 +66,74 @@ def test_a_redraw_equals_a_fresh_figure(changed):
 
 
 def test_titles_say_how_much_is_not_finite():
-    figure = DecayFigure(TENSORS)
+    figure = make()
     figure.update(**arguments(bad=True))
     said = {name: title.get_text() for name, title in figure._titles.items()}
-    assert said["dw"] == "dw\n10% non-finite"
-    assert said["o"] == "o\nfinite"
+    assert said["dw"] == "dw: 10% lost"
+    assert said["o"] == "o: fine"
 
 
 def test_law_and_measurement_are_drawn_where_they_are():
-    figure = DecayFigure(TENSORS)
-    figure.update(**arguments(now=2.5))
+    figure = make()
+    figure.update(**arguments(now=1.05))
     assert list(figure._law.get_xdata()) == [1.0] * 5
     assert list(figure._measured.get_xdata()) == [1.1] * 5
-    assert list(figure._now.get_xdata()) == [2.5, 2.5]
+    assert list(figure._now.get_xdata()) == [1.05, 1.05]
     assert [text.get_text() for text in figure._numbers[0]] == ["1", "1.1"]
     assert [text.get_text() for text in figure._numbers[-1]] == ["never", "never"]
     assert [bar.get_visible() for bar in figure._broken] == [True] * 5 + [False]
+
+
+@pytest.mark.parametrize("width", [9.4, 5.9])
+def test_every_word_can_be_read(width):
+    figure = make(width)
+    figure.update(**arguments(bad=True, knob="|log decay| of token 255"))
+    assert_legible(figure.canvas)
+
+
+def test_a_tensor_without_a_time_axis_has_none():
+    figure = make()
+    figure.update(**arguments(T=40))
+    assert figure.canvas.maps["du"] == (1, 8) and figure.canvas.maps["dw"] == (40, 8)
+    heights = {name: each.ax.bbox.height for name, each in figure._maps.items()}
+    assert heights["du"] < heights["dw"] / 4
+
+
+@pytest.mark.parametrize("width", [9.4, 5.9])
+def test_the_zoom_tells_neighbouring_onsets_apart(width):
+    figure = make(width)
+    law = dict(zip(TENSORS, (1.396, 1.375, 1.386, 1.396, 1.375, None), strict=True))
+    figure.update(**arguments(onsets={name: Onset(x, x) for name, x in law.items()}, now=1.0))
+    at = np.unique(figure._zoom.transData.transform([(x, 0) for x in law.values() if x])[:, 0].round(3))
+    assert len(at) == 3 and np.diff(at).min() > 25  # pixels
+    over = figure._overview.transData.transform([(x, 0) for x in (1.375, 1.396)])[:, 0]
+    assert np.diff(over) < 1  # which the scale over all decades does not
+
+
+def test_the_zoom_goes_to_the_onsets_nearest_to_now():
+    onsets = [0.1616, 0.163, 1.386]
+    low, high = zoomed(onsets, 0.2)
+    assert 0.15 < low < 0.1616 and 0.163 < high < 0.18
+    low, high = zoomed(onsets, 1.5)
+    assert 1.3 < low < 1.386 < high < 1.5
+    assert zoomed([], 1.0) == (0.0, 100.0)
+    figure = make()
+    figure.update(**arguments(now=0.01))
+    assert figure._aside.get_visible() and figure._aside.get_marker() == "<" and not figure._now.get_visible()
+
+
+def test_a_few_lost_rows_and_columns_are_pointed_at():
+    figure = make()
+    x = arguments(T=128)
+    x["tensors"]["dk"][[63, 64, 127]] = np.nan
+    x["tensors"]["dv"][:] = np.nan
+    x["infinite"] = np.zeros(16, bool), np.arange(16) == 15
+    figure.update(**x)
+    rows, columns = ({name: marks[n][0] for name, marks in figure._flags.items()} for n in (0, 1))
+    assert list(rows["dk"].get_ydata()) == [63.5, 127] and rows["dk"].get_visible()
+    assert not rows["dv"].get_visible() and not rows["o"].get_visible()
+    assert list(columns["key"].get_xdata()) == [15] and columns["key"].get_visible()
+
+
+def test_low_enough_to_be_seen_with_its_knobs():
+    assert make(9.4).canvas.pixels == (940, 428) and make(5.9).canvas.pixels == (590, 386)
