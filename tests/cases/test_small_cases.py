@@ -6,13 +6,14 @@ import pytest
 import torch
 
 from flakit.cases import blind_measure, clamping, future_anchor, nan_guard, weak_test, wrong_head_anchor
+from flakit.cases.blind_measure.picture import Picture as BlindMeasurePicture
 from flakit.cases.clamping.picture import Picture as ClampingPicture
 from flakit.cases.future_anchor.picture import Picture as FutureAnchorPicture
 from flakit.cases.laws import LN_MAX
 from flakit.cases.nan_guard.picture import Picture as NanGuardPicture
 from flakit.cases.weak_test.picture import Picture as WeakTestPicture
 from flakit.cases.wrong_head_anchor.picture import Picture as WrongHeadPicture
-from flakit.numerics.errors import relative_l2
+from flakit.numerics.errors import compare, relative_l2
 from flakit.numerics.inputs import inputs as make_inputs
 from flakit.ops.rwkv7 import reference
 
@@ -40,6 +41,40 @@ def test_the_accepted_share_is_the_tolerance_squared():
 def test_other_measures_see_a_single_lost_element():
     found = blind_measure.run(torch.ones(2**10, 64))
     assert (found.lost, found.errors.worst) == (1, 1.0) and found.errors.worst_row > 0.1
+
+
+def test_the_law_is_of_many_elements():
+    """Where it lets go of four, a first element of more than twice the RMS makes that none."""
+    few = blind_measure.at(tolerance=0.016, size=2**14)
+    assert 4 < blind_measure.law(0.016) * 2**14 < 5 and [row.agrees for row in few] == [None, None, None]
+    assert 10 < blind_measure.law(0.026) * 2**14 < 12
+    many = [blind_measure.at(tolerance=0.026, size=2**14, seed=seed) for seed in range(40)]
+    assert sum(all(row.agrees for row in rows) for rows in many) >= 39
+
+
+@pytest.mark.parametrize("tolerance", [0.005, 0.02, 0.3])
+def test_a_blind_measure_shows_what_is_measured(tolerance):
+    shown = blind_measure.show(tolerance=tolerance, size=2**14, seed=3)
+    share, *seen = blind_measure.at(tolerance=tolerance, size=2**14, seed=3)
+    lost, of_all, errors = shown.accepted
+    assert of_all == share.measured and int(shown.lost.sum()) == lost
+    assert torch.equal(shown.lost.flatten().nonzero().flatten(), torch.arange(lost))
+    # The curves are `compare` of a tensor whose first n elements are 0.
+    truth = torch.randn(2**8, 64, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    for at in range(0, len(shown.counts), 9):
+        got = truth.flatten().clone()
+        got[: shown.counts[at]] = 0
+        found = compare(got.view(truth.shape), truth)
+        three = [float(curve[at]) for curve in (shown.ratio, shown.worst_row, shown.worst)]
+        assert three == pytest.approx([found.l2, found.worst_row, found.worst], rel=1e-12)
+
+
+def test_a_measure_is_said_to_accept_where_the_law_lets_go_of_many():
+    picture = BlindMeasurePicture(5.9)
+    for tolerance in (0.002, 0.05, 0.3):
+        said = picture.say(blind_measure.show(tolerance=tolerance, size=2**14))
+        assert ("the test passes" in said) == (blind_measure.law(tolerance) * 2**14 > 10), tolerance
+        assert ("none is accepted" in said) == (tolerance == 0.002), tolerance
 
 
 # --- a guard that forgets ---

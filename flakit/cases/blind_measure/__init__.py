@@ -7,6 +7,8 @@ sit together. The worst element and the worst row, relative to the tensor's size
 """
 
 import math
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated, NamedTuple
 
 import torch
@@ -36,11 +38,57 @@ def law(tolerance: float = TOLERANCE) -> float:
 def run(truth: Tensor, tolerance: float = TOLERANCE) -> Accepted:
     """Lose elements one after the other until |got - truth| / |truth| passes the tolerance; the last that did not."""
     flat = truth.detach().double().flatten()
-    errors = flat.square().cumsum(0).sqrt() / flat.norm()
-    lost = int((errors <= tolerance).sum())
+    lost = int((ratios(flat) <= tolerance).sum())
     got = flat.clone()
     got[:lost] = 0
     return Accepted(lost, lost / flat.numel(), compare(got.view(truth.shape), truth))
+
+
+def ratios(flat: Tensor) -> Tensor:
+    """|got - truth| / |truth| with the first 1, 2, 3, ... elements lost, [N] from the truth [N]."""
+    return flat.square().cumsum(0).sqrt() / flat.norm()
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A tensor whose first elements are lost, and what three measures say as more and more are."""
+
+    tolerance: float
+    size: int
+    accepted: Accepted
+    truth: Tensor
+    """The tensor's first rows, relative to its RMS, [rows, 64]: twice as many as have lost elements, or 16."""
+    lost: Tensor
+    """Their elements that are 0 now, boolean."""
+    counts: Tensor
+    """Of lost elements, each about a tenth more than the one before, [points]."""
+    ratio: Tensor
+    """|got - truth| / |truth| with so many lost, [points]."""
+    worst_row: Tensor
+    worst: Tensor
+
+
+@lru_cache(maxsize=2)
+def _drawn(size: int, seed: int) -> tuple[Tensor, ...]:
+    """A truth [size / 64, 64], and by counts of lost elements the three measures."""
+    truth = torch.randn(size // 64, 64, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    flat = truth.flatten()
+    counts = torch.logspace(0, math.log10(size), 1 + int(24 * math.log10(size)), dtype=torch.float64).long().unique()
+    worst = flat.abs().cummax(0).values / flat.square().mean().sqrt()
+    worst_row = ratios(truth[0])[(counts - 1).clamp(max=63)]  # 1 where the first row is lost
+    return truth, counts, ratios(flat)[counts - 1], worst_row, worst[counts - 1]
+
+
+@lru_cache(maxsize=4)
+def show(*, tolerance: float, size: int, seed: int = 0) -> Shown:
+    """What `at` measures, element by element."""
+    if size % 64 or size < 64:
+        raise ValueError(f"size: expected a multiple of 64, got {size}")
+    truth, *curves = _drawn(size, seed)
+    found = run(truth, tolerance)
+    rows = min(len(truth), max(16, 2 * math.ceil(found.lost / 64)))
+    lost = (torch.arange(64 * rows) < found.lost).view(rows, 64)
+    return Shown(tolerance, size, found, truth[:rows] / truth.square().mean().sqrt(), lost, *curves)
 
 
 def at(
@@ -50,14 +98,13 @@ def at(
     seed: int = 0,
 ) -> list[Row]:
     """A tensor of standard normal numbers, `size` of them in rows of 64, and one tolerance."""
-    if size % 64 or size < 64:
-        raise ValueError(f"size: expected a multiple of 64, got {size}")
-    truth = torch.randn(size // 64, 64, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    found = run(truth, tolerance)
+    found = show(tolerance=tolerance, size=size, seed=seed).accepted
     # The count is a sum of squares that has to reach a bound: three of the sqrt(2 / count) by which it scatters. The
-    # law is of many; where it lets go of one or two, it may be none.
+    # law is of many; where it lets go of a few, the first element's square alone is often more, and it is none.
     count = law(tolerance) * size
-    predicted, within, seen = (law(tolerance), 3 * math.sqrt(2 / count), True) if count > 4 else (math.nan, 0, math.nan)
+    predicted, within, seen = (
+        (law(tolerance), 3 * math.sqrt(2 / count), True) if count > 10 else (math.nan, 0, math.nan)
+    )
     recorded = 2.5e-5 if tolerance == TOLERANCE else math.nan
     return [
         Row(f"share of elements lost below a ratio of {tolerance:g}", recorded, predicted, found.share, within),

@@ -1,0 +1,147 @@
+"""The rows that lost elements, and how three measures rise with every element that is lost."""
+
+import numpy as np
+
+from ...figures import style
+from ...figures.canvas import Canvas, Cell
+from ...figures.heatmap import HeatMap
+from ...figures.marks import Marked, Over, Ring, whole_ticks
+from ...numerics.words import number, percent
+from . import Shown
+
+WORDS = {
+    "knobs": {"tolerance": "tolerance", "size": "elements N"},
+    "alt": "A map of the tensor's first rows, the lost elements marked; beside it, on logarithmic scales, the ratio of "
+    "root mean squares, the worst row and the worst element against the number of lost elements, with the tolerance "
+    "and the number that it accepts",
+    "map": "first {rows} of {all} rows",
+    "row": "row",
+    "element": "element of the row",
+    "lost": "lost",
+    "curves": "error with n elements lost",
+    "n": "lost elements n",
+    "ratio": "ratio of RMS",
+    "worst_row": "worst row",
+    "worst": "worst element",
+    "law": "law $\\sqrt{n / N}$",
+    "tolerance": "tolerance {tolerance:g}",
+    "accepted": "{lost} of {size} elements are 0 instead of what they should be, {where}, and the test passes: the "
+    "ratio of root mean squares is {ratio}, not above {tolerance:g}. The worst element is off by {worst} times the "
+    "tensor's RMS, the worst row by {row}.",
+    "rows": {1: "all in one row", 2: "{rows} rows of 64 that follow each other"},
+    "none": "A single lost element makes the ratio {ratio}, above {tolerance:g}: in {size} elements none is accepted.",
+    "cell lost": "row {i}, element {j}: 0 (true: {true} times the RMS)",
+    "cell": "row {i}, element {j}: {true} times the RMS, as it should be",
+    "point": "{n} of {size} lost: ratio of RMS {ratio}, {verdict}; worst row {row}, worst element {worst}",
+    "passes": "accepted",
+    "fails": "seen",
+}
+ON_VIEW = ("tolerance", "size")
+LINE = "share of elements lost"
+PRESETS = {
+    "0.005": {"tolerance": 0.005, "size": 2**20},
+    "0.05": {"tolerance": 0.05, "size": 2**20},
+    "small tensor": {"tolerance": 0.005, "size": 2**14},
+}
+
+_CURVES = ("ratio", "worst_row", "worst")
+_LOW, _HIGH = -4.0, 1.0
+"""Powers of ten of an error that are shown."""
+_COLUMNS = 60
+"""Places of the curves that can be pointed at."""
+
+
+class Picture:
+    """Persistent: `update` redraws in place. width: inches."""
+
+    def __init__(self, width: float):
+        left, gap, top, bottom, height = 0.52, 0.75, 0.3, 0.85, 2.2
+        side = 0.42 * (width - left - gap - 0.15)
+        self.canvas = Canvas(width, top + height + bottom)
+        with style.context():
+            ax = whole_ticks(self.canvas.axes(left, top, side, height))
+            ax.set(xlabel=WORDS["element"], ylabel=WORDS["row"])
+            self._title = ax.set_title("")
+            self._map = HeatMap(self.canvas, ax, cmap="Greys", vmin=-5, vmax=5, name="map")
+            self._lost = Marked(self.canvas, ax, facecolor=style.VERMILLION, edgecolor=style.VERMILLION, linewidth=0.8)
+            self._ring = Ring(self.canvas, ax)
+            ax = self._ax = self.canvas.axes(left + side + gap, top, width - left - side - gap - 0.15, height)
+            ax.set(title=WORDS["curves"], xlabel=WORDS["n"], ylim=(_LOW, _HIGH))
+            ax.set_yticks(range(-4, 2), ["$10^{-4}$", "$10^{-3}$", "$10^{-2}$", "$10^{-1}$", "1", "10"])
+            ax.spines[["top", "right"]].set_visible(False)
+            self._lines = {
+                name: ax.plot([], [], **look, label=WORDS[name])[0]
+                for name, look in zip(_CURVES, style.LINES, strict=False)
+            }
+            (self._law,) = ax.plot([], [], **style.LAW, label=WORDS["law"], zorder=4)
+            self._tolerance = ax.axhline(0, color=style.GREY, linewidth=1.2)
+            self._accepted = ax.axvspan(0, 1, facecolor=style.NAN["facecolor"], zorder=0)
+            self._words = ax.text(0, 0, "", ha="right", va="bottom", color=style.GREY, fontsize=8.5, zorder=5)
+            self._over = Over(self.canvas, ax, "curves")
+            handles = [*self._lines.values(), self._law]
+            self.canvas.figure.legend(
+                handles=handles, loc="lower right", ncols=4, borderaxespad=0.2, handlelength=2.6, columnspacing=1.2
+            )
+        moving = *self._lines.values(), self._law, self._tolerance, self._accepted, self._words
+        self.canvas.moving(*moving)
+        self.canvas.labels(self._title)
+
+    def update(self, shown: Shown) -> None:
+        self._title.set_text(WORDS["map"].format(rows=len(shown.truth), all=shown.size // 64))
+        self._map.update(shown.truth.numpy())
+        self._lost.update(shown.lost)
+        self._ring.update(shown.lost, WORDS["lost"])
+        counts = np.log10(shown.counts.numpy())
+        limits = -0.15, counts[-1]
+        if self._ax.get_xlim() != limits:
+            self._ax.set_xlim(limits)
+            powers = range(0, int(counts[-1]) + 1, 2)
+            self._ax.set_xticks(powers, [f"$10^{{{power}}}$" if power else "1" for power in powers])
+            self.canvas.stale()
+            self._over.update(1, _COLUMNS)
+        for name, line in self._lines.items():
+            line.set_data(counts, np.log10(getattr(shown, name).numpy()))
+        self._law.set_data(counts, (counts - counts[-1]) / 2)
+        tolerance = np.log10(shown.tolerance)
+        self._tolerance.set_ydata([tolerance, tolerance])
+        lost = shown.accepted.lost
+        self._accepted.set_visible(lost > 0)
+        self._accepted.set_x(limits[0])
+        self._accepted.set_width(np.log10(max(lost, 1)) - limits[0])
+        self._words.set_text(WORDS["tolerance"].format(tolerance=shown.tolerance))
+        self._words.set_position((limits[1], tolerance))
+
+    def say(self, shown: Shown) -> str:
+        lost, errors = shown.accepted.lost, shown.accepted.errors
+        if not lost:
+            return WORDS["none"].format(
+                ratio=number(float(shown.ratio[0]), 2), tolerance=shown.tolerance, size=shown.size
+            )
+        rows = -(-lost // 64)
+        return WORDS["accepted"].format(
+            lost=lost,
+            size=shown.size,
+            where=WORDS["rows"][min(rows, 2)].format(rows=rows),
+            ratio=number(errors.l2, 3),
+            tolerance=shown.tolerance,
+            worst=number(errors.worst, 2),
+            row=percent(errors.worst_row),
+        )
+
+    def arithmetic(self, shown: Shown, cell: Cell) -> str:
+        i, j = cell.row, cell.column
+        if cell.map == "map":
+            true = number(float(shown.truth[i, j]), 3)
+            return WORDS["cell lost" if shown.lost[i, j] else "cell"].format(i=i, j=j, true=true)
+        low, high = self._ax.get_xlim()
+        place = low + (j + 0.5) / _COLUMNS * (high - low)
+        at = int((shown.counts.log10() - place).abs().argmin())
+        ratio = float(shown.ratio[at])
+        return WORDS["point"].format(
+            n=int(shown.counts[at]),
+            size=shown.size,
+            ratio=number(ratio, 3),
+            verdict=WORDS["passes" if ratio <= shown.tolerance else "fails"],
+            row=percent(float(shown.worst_row[at])),
+            worst=number(float(shown.worst[at]), 2),
+        )
