@@ -12,6 +12,8 @@ import torch
 import flakit
 from flakit.cases import chunk_vs_recurrent as case
 from flakit.cases import log_space
+from flakit.cases.chunk_vs_recurrent.picture import Picture
+from flakit.figures.canvas import Cell
 from flakit.numerics import recorded
 
 SMALL = {"B": 1, "T": 96, "H": 2, "K": 25, "V": 8}
@@ -69,6 +71,48 @@ def test_a_setting():
     rows = case.at(scale=False, precision=True, T=256, K=32, V=8)
     assert all(row.agrees is not False for row in rows)
     assert [row.what for row in rows if row.measured is False] == ["dw: one factor explains it"]
+
+
+CAUSES = [{}, {"scale": True}, {"aliasing": True}, {"precision": True}, {"scale": True, "precision": True}]
+
+
+@pytest.mark.parametrize("causes", CAUSES, ids=lambda causes: "+".join(causes) or "none")
+def test_shows_what_is_measured(causes):
+    knobs = dict.fromkeys(("scale", "aliasing", "precision"), False) | causes | {"T": 80, "K": 16, "V": 8, "seed": 1}
+    rows, shown, picture = case.at(**knobs), case.show(**knobs), Picture(6.0)
+    x = case.inputs(B=1, T=80, H=2, K=16, V=8, seed=1)
+    found = case.switches(x, **causes, seed=1)
+    for row in rows:
+        name = row.what.split(":")[0]
+        assert row.agrees is not False and found[name] == shown.fits[name]
+        assert found[name] == case.ratio(shown.chunk[name], shown.recurrent[name])
+        if row.what.endswith("factor"):
+            assert row.measured == found[name].factor
+    picture.update(shown)
+    said = picture.say(shown)
+    assert ("one line, 4 times above" in said) == (shown.law > 1) == ("scale" in causes)
+    explained = {row.what.split(":")[0] for row in rows if row.measured is True}
+    assert ("are clouds" in said) == ("o" not in explained) and ("dw leaves its line" in said) == (
+        "precision" in causes
+    )
+    assert ("agree to rounding" in said) == (not causes)
+
+
+def test_every_element_lies_in_its_cell():
+    knobs = {"scale": True, "aliasing": True, "precision": False, "T": 32, "K": 8, "V": 8, "seed": 0}
+    shown, picture = case.show(**knobs), Picture(9.4)
+    picture.update(shown)
+    for name in ("dw", "du"):
+        rows, columns = picture.canvas.maps[name]
+        counts = 0
+        for row in range(rows):
+            for column in range(columns):
+                said = picture.arithmetic(shown, Cell(name, row, column))
+                counts += 0 if "no element" in said else int(said.split()[1])
+        assert counts == shown.chunk[name].numel(), name
+    x, y = shown.recurrent["du"][0, 0].item(), shown.chunk["du"][0, 0].item()
+    said = [picture.arithmetic(shown, Cell("du", row, column)) for row in range(rows) for column in range(columns)]
+    assert any(f"h 0 k 0: chunk {y:.4g}, recurrent {x:.4g}, {y / x:.3g} times (law: 2.83)" in each for each in said)
 
 
 @pytest.mark.parametrize("name", case.REPORTED)

@@ -15,8 +15,10 @@ Nothing is amplified along the sequence: a difference between two states is mult
 (`perturbed`); only a positive w makes it grow, which is the fault in `log_space`.
 """
 
+import functools
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
 import torch
@@ -129,6 +131,14 @@ def switches(
     running sums in the w that the recurrent one is given. precision: the chunk form's dw is `running_sums`.
     Without any: a factor of 1, and nothing unexplained but rounding.
     """
+    chunk, recurrent = _forms(inputs, scale, aliasing, precision, seed)
+    return {name: ratio(chunk[name], recurrent[name]) for name in REPORTED}
+
+
+def _forms(
+    inputs: Mapping[str, Tensor], scale: bool, aliasing: bool, precision: bool, seed: int
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The tensors of `REPORTED` by the chunk form and by the recurrent one, with these causes."""
     x = {**inputs, "w": inputs["w"].clone()}
     chunk = run(x, scale=1.0 if scale else None, seed=seed)
     if precision:
@@ -137,7 +147,7 @@ def switches(
     if aliasing:
         overwrite(x["w"], backend="torch")
     recurrent = run(x, form="recurrent", seed=seed)
-    return {name: ratio(chunk[name], recurrent[name]) for name in REPORTED}
+    return tuple({name: found[name] for name in REPORTED} for found in (chunk, recurrent))
 
 
 def default_scale(inputs: Mapping[str, Tensor]) -> float:
@@ -247,14 +257,35 @@ def at(
     seed: int = 0,
 ) -> list[Row]:
     """The three switches: chunk as a multiple of recurrent. The law is of the scale; the others leave a rest."""
-    x = inputs(B=1, T=T, H=2, K=K, V=V, seed=seed)
-    rows, rest = [], 2 * rounding_error(torch.bfloat16)
-    for name, found in switches(x, scale=scale, aliasing=aliasing, precision=precision, seed=seed).items():
+    shown, rows = show(scale=scale, aliasing=aliasing, precision=precision, T=T, K=K, V=V, seed=seed), []
+    for name, found in shown.fits.items():
         spoiled = (aliasing and name != "du") or (precision and name == "dw")
-        factor = math.nan if aliasing and spoiled else law(x, scale=scale)
+        factor = math.nan if aliasing and spoiled else shown.law
         rows.append(Row(f"{name}: factor", math.nan, factor, found.factor, 0.05 if spoiled else 2e-3))
-        rows.append(Row(f"{name}: one factor explains it", math.nan, not spoiled, found.unexplained < rest))
+        rows.append(Row(f"{name}: one factor explains it", math.nan, not spoiled, found.unexplained < shown.rest))
     return rows
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Every element by the one form and by the other, tensor by tensor as in `REPORTED`."""
+
+    chunk: Mapping[str, Tensor]
+    recurrent: Mapping[str, Tensor]
+    fits: Mapping[str, Ratio]
+    law: float
+    """The factor between the two forms."""
+    rest: float
+    """Up to what `unexplained` is rounding."""
+
+
+@functools.lru_cache(maxsize=1)
+def show(*, scale: bool, aliasing: bool, precision: bool, T: int, K: int, V: int, seed: int) -> Shown:
+    """What `at` measures, element by element."""
+    x = inputs(B=1, T=T, H=2, K=K, V=V, seed=seed)
+    chunk, recurrent = _forms(x, scale, aliasing, precision, seed)
+    fits = {name: ratio(chunk[name], recurrent[name]) for name in REPORTED}
+    return Shown(chunk, recurrent, fits, law(x, scale=scale), 2 * rounding_error(torch.bfloat16))
 
 
 def reproduce(seed: int = 0) -> list[Row]:
