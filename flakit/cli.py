@@ -1,4 +1,4 @@
-"""The command line: `flakit doctor`, `flakit cases`, `flakit bench`."""
+"""The command line: `flakit doctor`, `flakit cases`, `flakit trace`, `flakit bench`."""
 
 import json as json_module
 import math
@@ -217,6 +217,27 @@ def bench(
             what = row["op"], row["form"], row["dtype"], sizes, str(row["decay"]), row["who"]
             table.add_row(*what, *times, f"{row['extra_gib']:.2f}", f"{row['error']:.1e}")
     console.print(table)
+
+
+@app.command(context_settings={"allow_extra_args": True, "allow_interspersed_args": False})
+def trace(
+    context: typer.Context,
+    script: Annotated[Path, typer.Argument(help="A Python script; what follows it is its own.", exists=True)],
+    json: Annotated[Path | None, typer.Option("--json", help="Also write what was found as JSON.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Also write the picture, a .png.")] = None,
+    interpret: Annotated[bool, typer.Option(help="Interpret Triton kernels also where there is a GPU.")] = False,
+):
+    """Run a script and say where its first NaN or infinity is born: kernel, line, tile and lane, or PyTorch operation.
+
+    The script runs in a process of its own, its Triton kernels in Triton's interpreter where there is no GPU. Exits
+    with 0 if all was finite, 1 if something was found, 2 if the script did not come to its end.
+
+    flakit trace my_test.py --seed 3
+    """
+    from .instruments.trace_script import start
+
+    options = [f"--json={json}"] * (json is not None) + [f"--picture={picture}"] * (picture is not None)
+    raise typer.Exit(start(script, context.args, *options, interpret=interpret))
 
 
 if __name__ == "__main__":

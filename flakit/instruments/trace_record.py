@@ -17,6 +17,7 @@ from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from types import CodeType, FrameType
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.console import Group
@@ -26,6 +27,9 @@ from rich.text import Text
 from rich.tree import Tree
 
 from ..numerics.words import number
+
+if TYPE_CHECKING:
+    from ..figures.canvas import Canvas
 
 BORN, BECAME_NAN, CARRIED, READ, BEYOND, GIVEN, STORED = (
     "born", "became NaN", "carried", "read", "out of bounds", "given", "stored",
@@ -65,8 +69,9 @@ class Place:
 
     @property
     def short(self) -> str:
-        """file:line, the file by its name alone."""
-        return f"{Path(self.file).name}:{self.line}"
+        """file:line, the file by its name alone, of a package with its folder's."""
+        path = Path(self.file)
+        return f"{path.parent.name + '/' if path.name == '__init__.py' else ''}{path.name}:{self.line}"
 
 
 @dataclass(frozen=True)
@@ -91,7 +96,7 @@ class Operand:
 class Tile:
     """One tile that is not finite: a block of a program, or a whole tensor of PyTorch (program None).
 
-    lanes: where it is not finite, boolean, in the tile's shape; None where only the first was kept.
+    lanes: 0 where it is finite, 1 where infinite, 2 where NaN, in the tile's shape; None where only the first was kept.
     """
 
     program: tuple[int, ...] | None
@@ -111,6 +116,15 @@ class Tile:
     def bad(self) -> int:
         """Lanes that are not finite."""
         return self.nan + self.inf
+
+    @property
+    def cells(self) -> np.ndarray:
+        """0, infinity or NaN for each lane; only the first where no other is known."""
+        lanes = self.lanes
+        if lanes is None:
+            lanes = np.zeros(self.shape, np.int8)
+            lanes[self.index] = 2 if self.nan else 1
+        return np.array([0.0, np.inf, np.nan])[lanes]
 
     @property
     def what(self) -> str:
@@ -280,13 +294,13 @@ class Trace:
         return [site for site in self.sites if not site.parents]
 
     def to_dict(self) -> dict:
-        """Plain lists, numbers and strings; sites are named by their position in "sites"."""
+        """Plain lists, numbers and strings ("inf", "nan" among them); a site is named by its position in "sites"."""
         at = {site: i for i, site in enumerate(self.sites)}
 
         def program(given):
             return None if given is None else list(given)
 
-        return {
+        found = {
             "sites": [
                 asdict(site.place)
                 | {"statement": site.place.statement, "operation": site.operation, "how": site.how, "into": site.into}
@@ -298,18 +312,72 @@ class Trace:
                 for site in self.sites
             ],
             "headroom": [asdict(line) for line in self.headroom],
-            "accesses": [asdict(access) | {"programs": len(access.programs)} for access in self.accesses],
+            "accesses": [
+                {**vars(access), "place": asdict(access.place), "programs": len(access.programs)}
+                for access in self.accesses
+            ],
             "notes": self.notes,
         }
+        return _plain(found)
 
-    def picture(self):
-        """The first bad tile, the programs of its grid and the family tree, as a figure with `.png()`."""
-        from ..figures.trace import TraceFigure
+    def picture(self) -> "Canvas":
+        """The first bad tile, the programs of its grid and the family tree; ValueError where all was finite."""
+        from ..figures.trace import Branch, TraceFigure
 
-        return TraceFigure(self)
+        site = self.first
+        if site is None:
+            raise ValueError(
+                "picture: expected a value that is not finite, found none; print the trace for its headroom"
+            )
+        tile = site.first
+        cells, lane = _flat(tile.cells, tile.index)
+        programs, program, empty = self._programs(site)
+        family = site.family()
+        tree, seen = [], set()
 
-    def _repr_png_(self) -> bytes:
-        return self.picture().png()
+        def grow(site: Site, depth: int) -> None:
+            seen.add(site)
+            lanes = f"{site.first.bad} of {site.first.size} lanes" + (f", {site.tiles} tiles" if site.tiles > 1 else "")
+            into = f" into {site.into}" if site.how == STORED and site.into else ""
+            tree.append(Branch(depth, f"{site.place.line}  {_text(site.place, 56 - 2 * depth)}",
+                               f"{site.words}{into}: {lanes}", bool(site.nan)))  # fmt: skip
+            for child in site.children:
+                if child not in seen:
+                    grow(child, depth + 1)
+
+        grow(site, 0)
+        figure = TraceFigure()
+        figure.update(
+            title=f"First non-finite tile: {site.words}", subtitle=f"{site.place.short}  {_text(site.place, 88)}",
+            tile=cells, lane=lane, tile_name=f"{tile.dtype} {list(tile.shape)}, first {list(tile.index)}",
+            programs=programs, program=program, empty=empty, programs_name=f"{site.place.kernel}, first {tile.program}",
+            tree=tree, more=len(family) - len(tree),
+        )  # fmt: skip
+        return figure.canvas
+
+    def _programs(self, site: Site, wide: int = 32) -> tuple[np.ndarray | None, tuple[int, int], np.ndarray | None]:
+        """The grid of a site's kernel as cells, its first bad program there, and the cells that are no program."""
+        if site.first.program is None:
+            return None, (0, 0), None
+        shape = self.grids.get(site.place.kernel, tuple(i + 1 for i in site.first.program))
+        cells = np.zeros(shape)
+        for other in self.sites:
+            if other.place.kernel == site.place.kernel:
+                for program in other.programs:
+                    cells[program] = np.nan if other.nan or np.isnan(cells[program]) else np.inf
+        flat = cells.reshape(shape[0], -1)
+        at = int(np.ravel_multi_index(site.first.program, shape))
+        if flat.shape[1] == 1:  # one axis: in rows, as one reads
+            columns = min(len(flat), wide)
+            rows = -(-len(flat) // columns)
+            padded = np.zeros(rows * columns)
+            padded[: len(flat)] = flat[:, 0]
+            empty = np.arange(rows * columns).reshape(rows, columns) >= len(flat)
+            return padded.reshape(rows, columns), divmod(at, columns), empty
+        return flat, divmod(at, flat.shape[1]), None
+
+    def _repr_png_(self) -> bytes | None:
+        return self.picture().png() if self.sites else None
 
     def __str__(self) -> str:
         from rich.console import Console
@@ -397,6 +465,20 @@ class Trace:
         yield table
         if len(lines) > most:
             yield Text(f"  … and {len(lines) - most} with more room", style="dim")
+
+
+def _flat(cells: np.ndarray, index: tuple[int, ...]) -> tuple[np.ndarray, tuple[int, int]]:
+    """Rows and columns: of more axes the last two, where the first bad lane is. And the cell of that lane."""
+    cells, index = (cells[None], (0, *index)) if cells.ndim == 1 else (cells, index)
+    return (cells[index[:-2]], index[-2:]) if cells.ndim else (cells.reshape(1, 1), (0, 0))
+
+
+def _plain(x):
+    if isinstance(x, dict):
+        return {name: _plain(value) for name, value in x.items()}
+    if isinstance(x, (list, tuple)):
+        return [_plain(value) for value in x]
+    return str(x) if isinstance(x, float) and not math.isfinite(x) else x
 
 
 def _value(x: float) -> str:

@@ -471,7 +471,7 @@ class InterpreterWatch:
         number = int(nans.sum())
         program = tuple(int(i) for i in self.names.builder.grid_idx)
         shape, dtype = (x.shape, out.dtype.scalar.name) if x.size > 1 or x.ndim > 1 else ((), out.dtype.scalar.name)
-        lanes = bad.copy() if bad.size <= 1 << 20 else None
+        lanes = bad.astype(np.int8) + nans if bad.size <= 1 << 20 else None
         return Tile(
             program, shape, _DTYPES.get(dtype, dtype), index if shape else (), number, int(bad.sum()) - number,
             tuple(said), lanes,

@@ -1,0 +1,74 @@
+"""`flakit trace script.py`: a process of its own, its words, its files and its exit status."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from flakit.ops.common.dispatch import has_triton
+
+SCRIPT = """
+import sys
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def growth(x, o, D: tl.constexpr):
+    o_d = tl.arange(0, D)
+    tl.store(o + o_d, tl.exp(tl.load(x + o_d)))
+
+
+o = torch.zeros(16)
+growth[(1,)](torch.full((16,), float(sys.argv[1])), o, D=16)
+print("finite", bool(o.isfinite().all()), *sys.argv[2:])
+if "oops" in sys.argv:
+    raise ZeroDivisionError("oops")
+"""
+
+
+def run(tmp_path, *words, script=SCRIPT):
+    (tmp_path / "mine.py").write_text(script)
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "flakit.cli", "trace", *words]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.skipif(not has_triton(), reason="needs Triton")
+def test_it_finds_the_line_and_writes_its_files(tmp_path):
+    files = "--json", str(tmp_path / "found.json"), "--picture", str(tmp_path / "found.png")
+    code, said, _ = run(tmp_path, *files, "mine.py", "90", "--own", "option")
+    assert code == 1 and "finite False --own option" in said
+    assert "kernel growth, program (0, 0, 0), mine.py:11" in " ".join(said.split())
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert (found["sites"][0]["line"], found["sites"][0]["inf"]) == (11, 16)
+    assert (tmp_path / "found.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not has_triton(), reason="needs Triton")
+@pytest.mark.parametrize("words, status, says", [
+    (["80"], 0, "Every value was finite"), (["90", "oops"], 2, "did not come to its end: ZeroDivisionError"),
+    (["80", "oops"], 2, "did not come to its end: ZeroDivisionError"),
+])  # fmt: skip
+def test_its_exit_status(tmp_path, words, status, says):
+    code, said, errors = run(tmp_path, "mine.py", *words)
+    assert code == status and says in said + errors
+    assert "Headroom" in said and ("8.72" in said or "-1.28" in said)  # what was found until then
+    assert "runpy" not in errors  # the traceback begins in the script
+
+
+def test_a_script_that_is_not_there(tmp_path):
+    code, _, errors = run(tmp_path, "other.py")
+    assert code == 2 and "other.py" in errors
+
+
+@pytest.mark.full
+def test_a_script_of_pytorch_alone(tmp_path):
+    script = "import torch\nx = torch.tensor([1.0, 0.0])\ny = (1 / x).log()\nz = y - y\n"
+    code, said, _ = run(tmp_path, "mine.py", script=script)
+    assert code == 1 and "mine.py:3" in said and "NaN made of infinities" in said
