@@ -9,7 +9,6 @@ no kernel runs. `panel.set(decay=-2)` moves knobs from code, `panel.text` is the
 
 from .case import case
 from .decay_explorer import decay_explorer
-from .gradient_accumulation import gradient_accumulation
 from .gradient_comparer import gradient_comparer
 from .headroom import headroom
 from .infinity import infinity
@@ -19,7 +18,6 @@ from .state_stepper import state_stepper
 __all__ = [
     "case",
     "decay_explorer",
-    "gradient_accumulation",
     "gradient_comparer",
     "headroom",
     "infinity",

@@ -13,7 +13,6 @@ from ..figures.canvas import Cell
 from ..numerics.words import number
 from . import knobs
 from .base import Panel
-from .gradient_accumulation import gradient_accumulation
 from .phase_diagram import phase_diagram
 from .shared import chosen, decay_knobs, literal
 from .verdicts import VerdictFigure
@@ -28,7 +27,6 @@ WORDS = {
 
 OWN = {
     "anchor": phase_diagram,
-    "gradient_accumulation": gradient_accumulation,
 }
 """The cases that have a panel of their own."""
 

@@ -1,4 +1,4 @@
-"""Case 5: the factor is the accumulation, whoever mixes; each cure is one; the label count; clipping cures nothing."""
+"""The factor is the accumulation, whoever mixes; each cure is one; the label count; clipping cures nothing."""
 
 import math
 
@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from flakit.cases import gradient_accumulation as case
+from flakit.cases.gradient_accumulation import picture
+from flakit.figures.canvas import Cell
 from flakit.models.accumulation import check_gradient_accumulation, check_initial_loss
 
 WITHIN = 1e-4
@@ -111,3 +113,55 @@ def test_adamw_does_not_see_the_factor_and_sgd_does():
     assert [step.loss for step in hidden] == pytest.approx([step.loss for step in plain], rel=1e-3)
     with pytest.raises(ValueError, match="optimizer: expected one of SGD, AdamW, got 'Adam'"):
         case.training(optimizer="Adam")
+
+
+# --- the picture ----------------------------------------------------------------------------------------------------
+
+
+def drawn(accumulation=4, contract="takes **kwargs", mixer="rwkv7"):
+    made = picture.Picture(9.4)
+    shown = case.show(accumulation=accumulation, contract=contract, mixer=mixer)
+    made.update(shown)
+    return made, shown
+
+
+@pytest.mark.parametrize("contract", case.CONTRACTS)
+def test_it_shows_what_is_measured(contract):
+    _, shown = drawn(4, contract)
+    loss, gradient = case.at(accumulation=4, contract=contract)
+    now = shown.cuts[4]
+    assert (loss.measured, gradient.measured) == (now.loss_factor, now.grad_factor)
+    assert loss.law == shown.laws[4] and now.loss / shown.plain == now.loss_factor
+    assert len(shown.returned) == 4 and sum(shown.added) == pytest.approx(now.loss, rel=1e-6)
+    plain, ours = shown.gradients
+    assert torch.allclose(ours, shown.laws[4] * plain, rtol=1e-2, atol=1e-7) and plain.abs().max() > 1e-4
+
+
+def test_the_picture_shows_the_law_for_every_number_of_parts():
+    made, shown = drawn()
+    assert made._slope.get_ydata()[0] == pytest.approx(4e-7)
+    assert [made._law.get_ydata()[n] / shown.plain for n in range(5)] == pytest.approx(case.PARTS)
+    assert made._borders.get_xdata().tolist()[::3] == [0.5, 1.5, 2.5]
+    before = made.canvas.png()
+    made.update(drawn(4, "plain forward")[1])
+    assert made._law.get_ydata() == pytest.approx([shown.plain] * 5) and made.canvas.png() != before
+
+
+def test_its_sentence_changes_with_the_law():
+    for contract in case.CONTRACTS:
+        for n in (1, 4):
+            made, shown = drawn(n, contract)
+            said, law = made.say(shown), case.law(n, contract)
+            assert ("nobody divides" in said) == (law == n > 1)
+            assert ("as the plain loop does" in said) == (law == 1)
+            assert ("instead of" in said) == (law != 1)
+
+
+def test_its_arithmetic():
+    made, shown = drawn(4, "plain forward")
+    assert made.arithmetic(shown, Cell("parts", 1, 2)) == (
+        f"part 3: {shown.returned[2]:.4g} / 4 = {shown.returned[2] / 4:.4g} is added"
+    )
+    made, shown = drawn(4, "uses num_items_in_batch")
+    assert "the sum of its 4 sequences' losses over all 256 labels" in made.arithmetic(shown, Cell("parts", 0, 0))
+    assert "0.9375 times the plain loop's" in made.arithmetic(shown, Cell("in parts", 0, 1))

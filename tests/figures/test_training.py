@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from flakit.figures.accumulation import AccumulationFigure
 from flakit.figures.gate_drift import lost_steps
 from flakit.figures.loss_curves import loss_curves
 
@@ -25,18 +24,6 @@ def test_lost_steps_marks_the_steps_beyond_the_limit():
 def test_lost_steps_wants_gates_for_every_column():
     with pytest.raises(ValueError, match="gates: expected the names a, got b"):
         lost_steps({"a": {"faulty": [0.0]}}, {"b": QUANTILES}, window=20, limit=1.0)
-
-
-def test_accumulation_shows_both_losses_and_the_law():
-    figure = AccumulationFigure()
-    shown = {"title": "t", "gradients": (np.array([1e-3, -1e-2]), np.array([4e-3, 4e-2])), "law": 4, "known": 4.16}
-    figure.update(losses=(4.2, 16.8), **shown)
-    first = figure.canvas.png()
-    assert [bar.get_width() for bar in figure._bars] == [4.2, 16.8]
-    assert figure._points.get_xdata().tolist() == [1e-3, 1e-2]
-    assert figure._law.get_ydata()[0] == pytest.approx(4e-7)
-    figure.update(losses=(4.2, 4.2), **shown)
-    assert figure.canvas.png() != first
 
 
 def test_loss_curves_draw_every_seed_and_name_a_model_once():

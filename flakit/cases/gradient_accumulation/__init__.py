@@ -1,4 +1,4 @@
-"""Case 5: the loss curve is wrong and the kernel is right. Gradient accumulation that nobody divides by.
+"""The loss curve is wrong and the kernel is right: gradient accumulation that nobody divides by.
 
 As told (flash-linear-attention issue #218): RWKV7 trained with the Transformers Trainer 4.48.2 shows a loss that is too
 high and rises, Qwen2 does not, and the same RWKV7 in another framework does not; the loss is not divided by the
@@ -21,6 +21,9 @@ hides the factor instead of removing it, and is no cure for NaN (`clipped`).
 
 import inspect
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated, NamedTuple
 
 import torch
@@ -137,15 +140,25 @@ def plain_step(model: CausalLM, tokens: Tensor, accumulation: int) -> float:
     return accumulate(model.model, tokens, targets, accumulation)
 
 
-def step(contract: str = "takes **kwargs", mixer: str = "rwkv7", *, loop: str = "trainer", seed: int = 0):
+def step(
+    contract: str = "takes **kwargs",
+    mixer: str = "rwkv7",
+    *,
+    loop: str = "trainer",
+    seed: int = 0,
+    returned: list[float] | None = None,
+):
     """The first step of the experiment as `check_gradient_accumulation` takes it: step(accumulation).
 
-    loop: "trainer", its contract as `trainer_step` reproduces it, or "plain".
+    loop: "trainer", its contract as `trainer_step` reproduces it, or "plain". returned: gets the loss that the model
+    returns to the trainer for each part.
     """
     if loop not in ("trainer", "plain"):
         raise ValueError(f"loop: expected 'trainer' or 'plain', got {loop!r}")
     made, tokens = model(contract, mixer, seed=seed), sequences(seed=seed)
     accepts = False if contract == ON_THE_TRAINER else None
+    if returned is not None:
+        made.register_forward_hook(lambda _, __, out: returned.append(out["loss"].item()))
 
     def run(accumulation: int) -> tuple[float, list[Tensor]]:
         made.zero_grad(set_to_none=True)
@@ -235,27 +248,103 @@ TOLD = 16.0
 """The factor on the loss as told, at a batch size of 4 and an accumulation of 4."""
 
 
+class Cut(NamedTuple):
+    """One step's sequences cut in parts: what was measured, and what it was measured from."""
+
+    measured: Accumulated
+    returned: list[float]
+    """The loss that the model returned for each part."""
+    gradient: Tensor
+    """Of all parameters, flat."""
+
+
+def cut(contract: str, accumulation: int, mixer: str = "rwkv7", *, seed: int = 0) -> Cut:
+    """The first step through the trainer's contract, held against the plain loop."""
+    returned: list[float] = []
+    result = step(contract, mixer, seed=seed, returned=returned)(accumulation)
+    row = measure_accumulation(lambda _: result, [accumulation], reference=_plain(mixer, seed))[0]
+    return Cut(row, returned, torch.cat([grad.flatten() for grad in result[1]]))
+
+
+@lru_cache(maxsize=16)
+def _plain(mixer: str, seed: int) -> tuple[float, list[Tensor]]:
+    return step(mixer=mixer, loop="plain", seed=seed)(1)
+
+
+_kept = lru_cache(maxsize=128)(cut)
+
+
 def measured(
     contract: str = "takes **kwargs", accumulation: int = 4, mixer: str = "rwkv7", *, seed: int = 0
 ) -> Accumulated:
     """The measured counterpart of `law`: the trainer's contract against the plain loop."""
-    reference = step(contract, mixer, loop="plain", seed=seed)(1)
-    return measure_accumulation(step(contract, mixer, seed=seed), [accumulation], reference=reference)[0]
+    return cut(contract, accumulation, mixer, seed=seed).measured
+
+
+PARTS = (1, 2, 4, 8, 16)
 
 
 def at(
     *,
-    accumulation: Annotated[int, (1, 2, 4, 8, 16)] = 4,
+    accumulation: Annotated[int, PARTS] = 4,
     contract: Annotated[str, CONTRACTS] = "takes **kwargs",
     mixer: Annotated[str, MIXERS] = "rwkv7",
 ) -> list[Row]:
     """One accumulation, contract and model: the factors on the reported loss and the gradient."""
-    found = measured(contract, accumulation, mixer)
+    found = _kept(contract, accumulation, mixer).measured
     factor = float(law(accumulation, contract))
     return [
         Row(f"{contract}, accumulation {accumulation}: {what}", math.nan, factor, got)
         for what, got in (("loss", found.loss_factor), ("gradient", found.grad_factor))
     ]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """The same sequences in every number of parts."""
+
+    accumulation: int
+    contract: str
+    accepts: bool
+    """Whether the trainer leaves the division to the model."""
+    returned: list[float]
+    """The loss that the model returned for each part."""
+    added: list[float]
+    """What the trainer made of it."""
+    cuts: Mapping[int, Accumulated]
+    """By the number of parts."""
+    laws: Mapping[int, float]
+    plain: float
+    """The plain loop's loss."""
+    gradients: tuple[Tensor, Tensor]
+    """The same elements of the plain loop's gradient and of this one's."""
+    counted: int
+    """Labels that the trainer counts, and of those the ones that are predicted."""
+    predicted: int
+
+
+_ELEMENTS = 400
+
+
+def show(*, accumulation: int, contract: str, mixer: str) -> Shown:
+    cuts = {parts: _kept(contract, parts, mixer) for parts in PARTS}
+    plain, gradients = _plain(mixer, 0)
+    now, gradient = cuts[accumulation], torch.cat([grad.flatten() for grad in gradients])
+    some = torch.randperm(len(gradient), generator=torch.Generator().manual_seed(0))[:_ELEMENTS]
+    accepts = contract != ON_THE_TRAINER and takes_kwargs(model(contract, mixer))
+    return Shown(
+        accumulation,
+        contract,
+        accepts,
+        now.returned,
+        [loss if accepts else loss / accumulation for loss in now.returned],
+        {parts: each.measured for parts, each in cuts.items()},
+        {parts: float(law(parts, contract)) for parts in PARTS},
+        plain,
+        (gradient[some], now.gradient[some]),
+        SEQUENCES * T,
+        SEQUENCES * (T - 1),
+    )
 
 
 def reproduce() -> list[Row]:
