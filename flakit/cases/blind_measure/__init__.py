@@ -37,16 +37,20 @@ def law(tolerance: float = TOLERANCE) -> float:
 
 def run(truth: Tensor, tolerance: float = TOLERANCE) -> Accepted:
     """Lose elements one after the other until |got - truth| / |truth| passes the tolerance; the last that did not."""
-    flat = truth.detach().double().flatten()
-    lost = int((ratios(flat) <= tolerance).sum())
-    got = flat.clone()
-    got[:lost] = 0
-    return Accepted(lost, lost / flat.numel(), compare(got.view(truth.shape), truth))
+    return _accepted(truth, ratios(truth.detach().double().flatten()), tolerance)
 
 
 def ratios(flat: Tensor) -> Tensor:
     """|got - truth| / |truth| with the first 1, 2, 3, ... elements lost, [N] from the truth [N]."""
     return flat.square().cumsum(0).sqrt() / flat.norm()
+
+
+def _accepted(truth: Tensor, found: Tensor, tolerance: float) -> Accepted:
+    """found: `ratios` of the truth."""
+    lost = int((found <= tolerance).sum())
+    got = truth.detach().double().flatten().clone()
+    got[:lost] = 0
+    return Accepted(lost, lost / len(got), compare(got.view(truth.shape), truth))
 
 
 @dataclass(frozen=True)
@@ -69,14 +73,11 @@ class Shown:
 
 
 @lru_cache(maxsize=2)
-def _drawn(size: int, seed: int) -> tuple[Tensor, ...]:
-    """A truth [size / 64, 64], and by counts of lost elements the three measures."""
+def _drawn(size: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """A truth [size / 64, 64], its `ratios`, and the size of the worst of its first n elements relative to its RMS."""
     truth = torch.randn(size // 64, 64, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     flat = truth.flatten()
-    counts = torch.logspace(0, math.log10(size), 1 + int(24 * math.log10(size)), dtype=torch.float64).long().unique()
-    worst = flat.abs().cummax(0).values / flat.square().mean().sqrt()
-    worst_row = ratios(truth[0])[(counts - 1).clamp(max=63)]  # 1 where the first row is lost
-    return truth, counts, ratios(flat)[counts - 1], worst_row, worst[counts - 1]
+    return truth, ratios(flat), flat.abs().cummax(0).values / flat.square().mean().sqrt()
 
 
 @lru_cache(maxsize=4)
@@ -84,11 +85,21 @@ def show(*, tolerance: float, size: int, seed: int = 0) -> Shown:
     """What `at` measures, element by element."""
     if size % 64 or size < 64:
         raise ValueError(f"size: expected a multiple of 64, got {size}")
-    truth, *curves = _drawn(size, seed)
-    found = run(truth, tolerance)
-    rows = min(len(truth), max(16, 2 * math.ceil(found.lost / 64)))
-    lost = (torch.arange(64 * rows) < found.lost).view(rows, 64)
-    return Shown(tolerance, size, found, truth[:rows] / truth.square().mean().sqrt(), lost, *curves)
+    truth, ratio, worst = _drawn(size, seed)
+    accepted = _accepted(truth, ratio, tolerance)
+    rows = min(len(truth), max(16, 2 * math.ceil(accepted.lost / 64)))
+    counts = torch.logspace(0, math.log10(size), 1 + int(24 * math.log10(size)), dtype=torch.float64).long().unique()
+    return Shown(
+        tolerance,
+        size,
+        accepted,
+        truth=truth[:rows] / truth.square().mean().sqrt(),
+        lost=(torch.arange(64 * rows) < accepted.lost).view(rows, 64),
+        counts=counts,
+        ratio=ratio[counts - 1],
+        worst_row=ratios(truth[0])[(counts - 1).clamp(max=63)],  # 1 where the first row is lost
+        worst=worst[counts - 1],
+    )
 
 
 def at(

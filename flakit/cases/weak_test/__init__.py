@@ -60,25 +60,18 @@ def error(inputs: Mapping[str, Tensor], keep: int = 3) -> float:
     return relative_l2(forgetful(inputs, keep), reference.forward(**inputs)[0])
 
 
-def seen(inputs: Mapping[str, Tensor], tokens: int = 24) -> Tensor:
-    """How much of o comes from the token so many steps back, [tokens]: the L2 norm of that part, relative to o's.
+def contributions(inputs: Mapping[str, Tensor], tokens: int = 24) -> list[Tensor]:
+    """What every o has from the token so many steps back, [B, T - steps, H, V] each, from the output t = steps on.
 
     o_t is a sum of the values v_j, each times r_t^T A_t ... A_{j+1} k_j with A = diag(e^w) + b a^T; this walks from t
-    back to j. A forgetful operator's error is the norm of the parts that it leaves out.
+    back to j. A forgetful operator leaves out all but the first of these.
     """
-    parts = _parts(inputs, tokens)
-    whole = reference.forward(**inputs)[0].norm()
-    return torch.stack([part.norm() for part in parts]) / whole
-
-
-def _parts(inputs: Mapping[str, Tensor], tokens: int) -> list[Tensor]:
-    """The part of every o that comes from so many steps back, [B, T - steps, H, V] each, from the output t = steps."""
-    x, parts = inputs["r"], []
+    x, found = inputs["r"], []
     for _ in range(min(tokens, x.shape[1])):
         k, v, w, a, b = (inputs[name][:, : x.shape[1]] for name in "kvwab")
-        parts.append((x * k).sum(-1, keepdim=True) * v)
+        found.append((x * k).sum(-1, keepdim=True) * v)
         x = (w.exp() * x + a * (b * x).sum(-1, keepdim=True))[:, 1:]
-    return parts
+    return found
 
 
 def law(keep: int = 3, K: int = 32) -> float:
@@ -139,10 +132,21 @@ class Shown:
 
 
 @lru_cache(maxsize=4)
+def _drawn(K: int, T: int, seed: int) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+    """Inputs with the test's decays and with the model's, along the batch; their o; and `Shown.seen`, [2, tokens]."""
+    both = [inputs(fast=fast, T=T, K=K, seed=seed) for fast in (True, False)]
+    x = {name: torch.cat([each[name] for each in both]) for name in both[0]}
+    o = reference.forward(**x)[0]
+    seen = torch.stack([part.flatten(1).norm(dim=1) for part in contributions(x)], 1)
+    return x, o, seen / o.flatten(1).norm(dim=1)[:, None]
+
+
+@lru_cache(maxsize=4)
 def show(*, keep: int, K: int, T: int, seed: int = 0) -> Shown:
     """What `at` measures, and where it comes from."""
-    both = [inputs(fast=fast, T=T, K=K, seed=seed) for fast in (True, False)]
-    return Shown(keep, tuple(seen(x) for x in both), tuple(error(x, keep) for x in both))
+    x, o, seen = _drawn(K, T, seed)
+    off = tuple(relative_l2(got, true) for got, true in zip(forgetful(x, keep), o, strict=True))
+    return Shown(keep, tuple(seen), off)
 
 
 def at(
