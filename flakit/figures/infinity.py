@@ -10,13 +10,17 @@ from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 
 from . import style
-from .canvas import Canvas
+from .canvas import Canvas, Cell
 from .heatmap import HeatMap
+from .marks import Over
 
 # Pixels, from the left and from the top.
 _WIDTH, _HEIGHT = 590, 312
-_CELL, _ROW, _FACTOR, _RESULT = 40, 25, 44, 36
-_LEFT, _TOP, _GAP = 66, 58, 6
+_CELL, _ROW, _FACTOR, _RESULT = 40, 25, 40, 40
+_LEFT, _TOP, _GAP = 58, 58, 5
+
+CHUNKS = ("left chunk", "right chunk")
+"""The maps of `LossFigure`: a row for each tensor."""
 
 LIT = {"edgecolor": style.BLUE, "facecolor": "none", "linewidth": 2.6}
 """The cell that a sentence is about; the lit term of the formula has the same colour."""
@@ -25,8 +29,8 @@ LIT = {"edgecolor": style.BLUE, "facecolor": "none", "linewidth": 2.6}
 def short(x: float) -> str:
     """A number in at most six characters.
 
-    >>> short(float("inf")), short(9.1e-42), short(-0.195), short(0.0), short(7.0)
-    ('inf', '9e-42', '-0.2', '0', '7')
+    >>> short(float("inf")), short(9.1e-42), short(-0.195), short(-0.033), short(0.0), short(7.0)
+    ('inf', '9e-42', '-0.2', '-.033', '0', '7')
     """
     if x != x:
         return "NaN"
@@ -35,7 +39,7 @@ def short(x: float) -> str:
     if x == 0:
         return "0"
     if 0.01 <= abs(x) < 99:
-        return f"{x:.2g}"
+        return f"{x:.2g}".replace("-0.0", "-.0")
     return f"{x:.0e}".replace("e+0", "e").replace("e+", "e").replace("e-0", "e-")
 
 
@@ -68,7 +72,7 @@ class _Numbers(Artist):
     def _stamp(self, words: str) -> np.ndarray:
         if words not in self._stamps:
             width, height = self._size
-            look = {"ha": "center", "va": "center", "fontsize": 7.5}
+            look = {"ha": "center", "va": "center", "fontsize": 8.5}
             if words in ("NaN", "inf", "-inf"):
                 behind = style.NAN if words == "NaN" else style.INF
                 look |= {"bbox": {"facecolor": behind["facecolor"], "edgecolor": "none", "pad": 0.8}, "weight": "bold"}
@@ -122,7 +126,7 @@ class WayFigure:
         box = left / _WIDTH, 1 - (top + height) / _HEIGHT, width / _WIDTH, height / _HEIGHT
         ax = self.canvas.figure.add_axes(box)
         ax.set(xticks=[], yticks=[])
-        heat = HeatMap(self.canvas, ax)
+        heat = HeatMap(self.canvas, ax, name=name)
         heat.shape = rows, columns
         heat.update(np.zeros(heat.shape))
         self._grids[name] = heat
@@ -149,7 +153,7 @@ class WayFigure:
         words: what each of them is. lit: the cells (row, column) of each to frame.
         diagonal: draw the border between the past and the pairs that must not count.
         """
-        for texts, each, space in zip(self._exponents, exponents, ("  ", "\n"), strict=True):
+        for texts, each, space in zip(self._exponents, exponents, (" ", "\n"), strict=True):
             for n, (text, exponent) in enumerate(zip(texts, each, strict=True)):
                 text.set_text(f"{n}{space}e{_raised(exponent)}")
         for name, grid in self._grids.items():
@@ -165,6 +169,10 @@ class WayFigure:
                     frame.set_xy((column - 0.5, row - 0.5))
         self._diagonal.set_visible(diagonal)
 
+    def printed(self, cell: Cell) -> bool:
+        """Whether a number stands in a cell."""
+        return bool(self._numbers[cell.map].strings[cell.row, cell.column])
+
     def _show(self, name: str, x: np.ma.MaskedArray) -> None:
         grid = self._grids[name]
         absent, x = np.ma.getmaskarray(x), x.filled(0)
@@ -176,12 +184,12 @@ class WayFigure:
 class LossFigure:
     """What is lost: a row a tensor, a bar for each of two chunks."""
 
-    def __init__(self, names: Sequence[str], chunks: int = 2):
+    def __init__(self, heading: str, names: Sequence[str]):
         self.canvas = Canvas(_WIDTH / 100, _HEIGHT / 100)
         left, width, height = 150, 150, 216
         self._bars, self._shares, self._titles = [], [], []
         with style.context():
-            for n in range(chunks):
+            for n, chunk in enumerate(CHUNKS):
                 start = left + n * (width + 70)
                 ax = self.canvas.figure.add_axes((start / _WIDTH, 0.07, width / _WIDTH, height / _HEIGHT))
                 ax.set(xlim=(0, 1), ylim=(len(names) - 0.4, -0.6), xticks=[], yticks=[])
@@ -189,12 +197,13 @@ class LossFigure:
                 if n == 0:
                     ax.set_yticks(range(len(names)), names, fontsize=9.5)
                     ax.tick_params(axis="y", length=0)
+                Over(self.canvas, ax, chunk).update(len(names), 1)
                 self._bars.append(ax.barh(range(len(names)), [0] * len(names), 0.62, linewidth=0, **style.NAN))
                 self._shares.append([ax.text(0, row, "", va="center", fontsize=10) for row in range(len(names))])
                 title = self.canvas.figure.text(start / _WIDTH, 0.82, "", fontsize=10, va="center")
                 self._titles.append(title)
             self._heading = self.canvas.figure.text(
-                8 / _WIDTH, 0.95, "What is lost, NaN or infinite", fontsize=10.5, weight="bold", va="center"
+                8 / _WIDTH, 0.95, heading, fontsize=10.5, weight="bold", va="center"
             )
         moving = [artist for bars in self._bars for artist in bars]
         self.canvas.moving(*moving, *(text for texts in self._shares for text in texts), *self._titles)

@@ -12,7 +12,8 @@ import torch
 
 from ..cases import infinity as case
 from ..cases.laws import LN_MAX
-from ..figures.infinity import LIT, LossFigure, WayFigure
+from ..figures.canvas import Cell
+from ..figures.infinity import CHUNKS, LIT, LossFigure, WayFigure
 from ..numerics.words import percent
 from . import knobs
 from .base import Panel, Player
@@ -58,11 +59,12 @@ WORDS = {
     "to j added up, ge_i: those before token i",
     "symbols backward": "dr: the gradient of the read; dA_ij: the gradient that arrives at the score of read i and "
     "key j; ge, gi: the log decays added up",
-    "key, inf": "To let one matrix product make all pairs, each weight is split into a factor of the read and one "
-    "of the key. Key {j}'s undoes the decay of {tokens} tokens: e^{up}. float32 ends at e^{end}, so it becomes inf.",
-    "key, fine": "To let one matrix product make all pairs, each weight is split into a factor of the read and one "
-    "of the key. Key {j}'s undoes the decay of {tokens} tokens: e^{up}. float32 ends at e^{end}, so it is still a "
-    "number.",
+    "key, inf": "How much of key j is left for read i is their weight. One matrix product makes all of them at once, "
+    "if each is split into a factor of the read and one of the key. Key {j}'s undoes the decay of {tokens} tokens: "
+    "e^{up}. float32 ends at e^{end}, so it becomes inf.",
+    "key, fine": "How much of key j is left for read i is their weight. One matrix product makes all of them at once, "
+    "if each is split into a factor of the read and one of the key. Key {j}'s undoes the decay of {tokens} tokens: "
+    "e^{up}. float32 ends at e^{end}, so it is still a number.",
     "read": "Token {i}, the next one, reads key {j} with a factor of its own, e^{down}: {size}.",
     "read, own": "It is the last key: no later token of this chunk reads it. Its own token reads with e^{down}: "
     "{size}.",
@@ -71,6 +73,8 @@ WORDS = {
     "zero": "float32's smallest number is e^{smallest}, so this factor becomes 0",
     "pair, fine": "Together the two are the weight of key {j} for token {i}, and it comes out right.",
     "pair, inf": "Together the two should make {true}. But any number above 0, however tiny, times inf is inf.",
+    "pair, own": "Together the two would make {true}, for a pair that must not count: its own token comes too late. "
+    "But any number above 0, however tiny, times inf is inf.",
     "pair, nan": "Together the two should make {true}. But 0 times inf is NaN, not a number at all.",
     "all, bad": "One matrix product makes the scores of all {all} pairs at once, also of pairs that must not count. "
     "Each one in the column of an infinite key is spoilt: {spoilt} scores.",
@@ -93,6 +97,7 @@ WORDS = {
     "loss": "From a decay of −{first} on ({end}/{C}) a key overflows that nobody reads: dr, dk and dw are lost. "
     "From −{second} on ({end}/{before}) it is one that is read: o and dv fail, too.",
     "count": "{keys} of the keys' factors are infinite, {dr} of dr is lost.",
+    "count, keys": {1: "1 of the {C} keys' factors is infinite.", 2: "{count} of the {C} keys' factors are infinite."},
     "count, fine": "No key's factor is infinite, and nothing of dr is lost.",
     "count, kernel": "Here {keys} of the keys' factors are infinite, and {dr} of dr is lost. In a chunk of {chunk}, "
     "at {decay}: {keys64} of the factors, {dr64} of dr.",
@@ -108,7 +113,9 @@ WORDS = {
     "title scaled": "each key's factor (it multiplies k)",
     "result row": "output o",
     "result dr": "gradient dr",
+    "heading loss": "What is lost, NaN or infinite",
     "arithmetic": "{made} (true: {true})",
+    "lost": "{name} in a {chunk}: {share} is NaN or infinite",
     "in the past": "pair ({i}, {j}) is below the line: {score} stays",
     "cut": "pair ({i}, {j}) is not below the line: {score} becomes 0",
     "chunk": "chunk of {C}, w = {decay}",
@@ -126,26 +133,34 @@ class Infinity(Panel):
     name = "infinity"
     presets = PRESETS
 
-    def __init__(self, **settings):
-        self._figure, self._losses = WayFigure(C, K), LossFigure(list(WORDS["lost names"].values()))
+    def __init__(self, show=None, **settings):
+        names = list(WORDS["lost names"].values())
+        self._figure, self._losses = WayFigure(C, K), LossFigure(WORDS["heading loss"], names)
         made = {
             "decay": knobs.DecayKnob(-13.5, stops=_stops(), low=-16.0),
             "step": knobs.integer(1, 1, len(STEPS), "step"),
         }
         player = Player(len(STEPS) - 1, lambda place: self.set(step=place + 1), 1000 * SECONDS)
-        super().__init__(made, settings, alt="", player=player)
-        self._beside()
+        super().__init__(made, settings, alt="", show=show, player=player)
+        self._side_by_side()
 
-    def _beside(self) -> None:
+    def _side_by_side(self) -> None:
         """The readout to the right of the picture, above it where a screen is too narrow for both."""
-        width, _ = self.canvas.pixels
         self.readout.layout = {"flex": "1 1 290px", "min_height": "174px", "width": "auto"}
-        self._pictures.layout.flex = f"0 1 {width}px"
+        self._make_room()
         both = widgets.Box([self.readout, self._pictures])
         both.layout = {"flex_flow": "row-reverse wrap", "justify_content": "flex-end", "align_items": "flex-start"}
         children = [child for child in self.children if child is not self.readout]
         children[children.index(self._pictures)] = both
         self.children = children
+
+    def _make_room(self) -> None:
+        """For the picture; for all of the width where another one is pinned beside it."""
+        self._pictures.layout.flex = f"0 1 {self.canvas.pixels[0]}px" if self._kept is None else "1 1 100%"
+
+    def pin(self) -> None:
+        super().pin()
+        self._make_room()
 
     def _size_readout(self) -> None:
         pass  # it stands beside the picture, as high as that
@@ -157,15 +172,17 @@ class Infinity(Panel):
         self.player.show(step - 1)
         if STEPS[step - 1] == "loss":
             self.canvas = self._losses.canvas
-            kernel, names = _kernel(seed), WORDS["lost names"]
-            shares = [[each.lost[name] for name in names] for each in (way, kernel)]
-            titles = [
-                WORDS["chunk"].format(C=size, decay=f"{w:g}") for size, w in ((C, decay), (KERNEL_CHUNK, KERNEL_DECAY))
-            ]
+            titles, shares = self._lost(way, decay, seed)
             self._losses.update(titles, shares, [[percent(x) for x in each] for each in shares])
         else:
             self.canvas = self._figure.canvas
             self._draw_way(way, STEPS[step - 1])
+
+    def _lost(self, way: case.Way, decay: float, seed: int) -> tuple[list[str], list[list[float]]]:
+        """Of this chunk and of one as kernels cut: its name, and the share that is lost of each tensor."""
+        chunks = (way, C, decay), (_kernel(seed), KERNEL_CHUNK, KERNEL_DECAY)
+        titles = [WORDS["chunk"].format(C=size, decay=f"{w:g}") for _, size, w in chunks]
+        return titles, [[each.lost[name] for name in WORDS["lost names"]] for each, *_ in chunks]
 
     def _draw_way(self, way: case.Way, step: str) -> None:
         made, at, (i, j) = way.made, STEPS.index(step), way.cell
@@ -215,6 +232,7 @@ class Infinity(Panel):
             return WORDS["read" if i > j else "read, own"].format(size=size, **said)
         if step == "pair":
             kind = {True: "fine"}.get(bool(made.pairs[i, j].isfinite()), "nan" if made.pairs[i, j].isnan() else "inf")
+            kind = "own" if (i, kind) == (j, "inf") else kind
             return WORDS[f"pair, {kind}"].format(true=_number(true.pairs[i, j]), **said)
         spoilt, left = (int((~x.isfinite()).sum()) for x in (made.scores, made.kept))
         if step == "all":
@@ -235,40 +253,50 @@ class Infinity(Panel):
             return WORDS["loss"].format(first=first, second=second, before=C - 1, **said)
         return WORDS[step]
 
-    def arithmetic(self, way: case.Way, step: str) -> str:
+    def shown(self, way: case.Way, step: str) -> str:
         """The lit cell as float32 computes it, and as it is."""
-        made, true, (i, j), last = way.made, way.true, way.cell, C - 1
-        down, up = (x.tolist() for x in way.exponents)
+        (i, j), last = way.cell, C - 1
         if step == "key":
-            j = j if not made.key.isfinite().all() else last
-            parts = f"e^{up[j]:.4g} = {_number(made.key[j])}", true.key[j]
-        elif step == "read":
-            parts = f"e^{down[i]:.4g} = {_number(made.read[i])}", true.read[i]
-        elif step == "pair":
-            factors = f"{_number(made.read[i])} · {_number(made.key[j])}"
-            parts = f"e^{down[i]:.4g} · e^{up[j]:.4g} = {factors} = {_number(made.pairs[i, j])}", true.pairs[i, j]
-        elif step == "all":
-            terms = way.operands["q"][i] * made.read[i] * made.scaled[j]
-            parts = f"score ({i}, {j}) = {_sum(terms)} = {_number(made.scores[i, j])}", true.scores[i, j]
-        elif step == "mask":
-            return WORDS["in the past" if j < i else "cut"].format(i=i, j=j, score=_number(made.scores[i, j]))
-        elif step == "row":
-            v = way.operands["v"]
-            terms = " + ".join(f"{_number(made.kept[i, n])} · {_number(v[n, 0])}" for n in (i - 2, i - 1))
-            parts = f"o_{i} = … + {terms} = {_number(made.o[i, 0])}", true.o[i, 0]
-        elif step == "dA":
-            parts = f"dA (1, {last}) = {_number(made.dA[1, last])}", true.dA[1, last]
-        elif step == "dr":
-            found = made.dA[1, last] * made.scaled[last, 0]
-            factors = f"{_number(made.dA[1, last])} · {_number(made.scaled[last, 0])}"
-            parts = f"dA (1, {last}) · k_{last} e^{up[last]:.4g} = {factors} = {_number(found)}", 0.0
-        else:
-            return ""
-        return WORDS["arithmetic"].format(made=parts[0], true=_number(parts[1]))
+            return _factor(way, "key", last if way.made.key.isfinite().all() else j)
+        if step == "read":
+            return _factor(way, "read", i)
+        if step in ("dA", "dr"):
+            i, j = 1, last
+        made = {"pair": _pair, "all": _score, "mask": _masked, "row": _output, "dA": _arriving, "dr": _term}.get(step)
+        return "" if made is None else made(way, i, 0 if step == "row" else j)
+
+    def arithmetic(self, way: case.Way, cell: Cell, *, step, decay, seed, **_) -> str | None:
+        """The same of any cell whose number is printed."""
+        name, i, j = STEPS[step - 1], cell.row, cell.column
+        if name == "loss":
+            n, row = CHUNKS.index(cell.map), cell.row
+            titles, shares = self._lost(way, decay, seed)
+            words = list(WORDS["lost names"].values())[row]
+            return WORDS["lost"].format(name=words, chunk=titles[n], share=percent(shares[n][row]))
+        if not self._figure.printed(cell):
+            return None
+        if cell.map in ("key", "read"):
+            return _factor(way, cell.map, max(i, j))
+        if cell.map == "result":
+            return (_output if name == "row" else _gradient)(way, i, j)
+        made = {"pair": _pair, "all": _score, "mask": _masked, "row": _masked, "dA": _arriving, "dr": _term}
+        return made[name](way, i, j)
+
+    def beside(self, cell: Cell) -> list[tuple[str, int | None, int | None]]:
+        """The row of the read and the column of the key in the other maps."""
+        if cell.map in CHUNKS:
+            return []
+        row = None if cell.map == "key" else cell.row
+        column = cell.column if cell.map in ("key", "pairs") else None
+        maps = [("key", None, column), ("read", row, None), ("pairs", row, column), ("result", row, None)]
+        return [each for each in maps if each[0] != cell.map and each[1:] != (None, None)]
 
     def count(self, way: case.Way, step: str, seed: int) -> str:
         """How little was infinite, and how much is lost."""
         keys, dr = (percent(way.lost[name]) for name in ("keys", "dr"))
+        count = int((~way.made.key.isfinite()).sum())
+        if count and step not in ("dr", "loss"):
+            return WORDS["count, keys"][min(count, 2)].format(count=count, C=C)
         if step != "loss":
             return WORDS["count" if way.lost["keys"] or way.lost["dr"] else "count, fine"].format(keys=keys, dr=dr)
         kernel = {f"{name}64": percent(_kernel(seed).lost[name]) for name in ("keys", "dr")}
@@ -285,7 +313,7 @@ class Infinity(Panel):
 
     def describe(self, way, *, step, seed, **_) -> str:
         name = STEPS[step - 1]
-        lines = [_plain(_formula(name)), self.sentence(way, name), self.arithmetic(way, name)]
+        lines = [_plain(_formula(name)), self.sentence(way, name), self.shown(way, name)]
         return "\n".join(line for line in (*lines, self.count(way, name, seed)) if line)
 
     def say(self, text: str) -> None:
@@ -356,6 +384,59 @@ def _number(x: torch.Tensor | float) -> str:
     return f"{x:.3g}" if 0.01 <= abs(x) < 1000 else f"{x:.2g}"
 
 
+def _true(made: str, true: torch.Tensor | float) -> str:
+    return WORDS["arithmetic"].format(made=made, true=_number(true))
+
+
+def _factor(way: case.Way, which: str, n: int) -> str:
+    """Of read n or of key n."""
+    exponent = way.exponents[which == "key"][n].item()
+    return _true(f"e^{exponent:.4g} = {_number(getattr(way.made, which)[n])}", getattr(way.true, which)[n])
+
+
+def _pair(way: case.Way, i: int, j: int) -> str:
+    made, (down, up) = way.made, way.exponents
+    factors = f"{_number(made.read[i])} · {_number(made.key[j])} = {_number(made.pairs[i, j])}"
+    return _true(f"e^{down[i].item():.4g} · e^{up[j].item():.4g} = {factors}", way.true.pairs[i, j])
+
+
+def _score(way: case.Way, i: int, j: int) -> str:
+    terms = way.operands["q"][i] * way.made.read[i] * way.made.scaled[j]
+    made = f"score ({i}, {j}) = {_sum(terms)} = {_number(way.made.scores[i, j])}"
+    return _true(made, way.true.scores[i, j])
+
+
+def _masked(way: case.Way, i: int, j: int) -> str:
+    return WORDS["in the past" if j < i else "cut"].format(i=i, j=j, score=_number(way.made.scores[i, j]))
+
+
+def _output(way: case.Way, i: int, c: int) -> str:
+    """The last two keys that count of row i, channel c."""
+    made, v = way.made, way.operands["v"]
+    terms = " + ".join(f"{_number(made.kept[i, n])} · {_number(v[n, c])}" for n in range(max(i - 2, 0), i)) or "0"
+    return _true(f"o_{i} = {'… + ' if i > 2 else ''}{terms} = {_number(made.o[i, c])}", way.true.o[i, c])
+
+
+def _arriving(way: case.Way, i: int, j: int) -> str:
+    return _true(f"dA ({i}, {j}) = {_number(way.made.dA[i, j])}", way.true.dA[i, j])
+
+
+def _term(way: case.Way, i: int, j: int) -> str:
+    """What key j brings to row i of dr, in channel 0."""
+    made, up = way.made, way.exponents[1][j].item()
+    found = made.dA[i, j] * made.scaled[j, 0]
+    factors = f"{_number(made.dA[i, j])} · {_number(made.scaled[j, 0])} = {_number(found)}"
+    return _true(f"dA ({i}, {j}) · k_{j} e^{up:.4g} = {factors}", way.true.dA[i, j] * way.true.scaled[j, 0])
+
+
+def _gradient(way: case.Way, i: int, c: int) -> str:
+    """The last two terms of the sum of row i, channel c."""
+    made = way.made
+    terms = " + ".join(f"{_number(made.dA[i, n])} · {_number(made.scaled[n, c])}" for n in (C - 2, C - 1))
+    exponent = way.exponents[0][i].item()
+    return _true(f"dr_{i} = e^{exponent:.4g} · (… + {terms}) = {_number(made.dr[i, c])}", way.true.dr[i, c])
+
+
 def _sum(terms: torch.Tensor) -> str:
     first, *others = (_number(x) for x in terms)
     return first + "".join(f" − {x[1:]}" if x.startswith("-") else f" + {x}" for x in others)
@@ -380,11 +461,12 @@ def _plain(formula: str) -> str:
     return re.sub(r"<sup>(.*?)</sup>", r"^(\1)", re.sub(r"<sub>(.*?)</sub>", r"_\1", text))
 
 
-def infinity(**settings) -> Infinity:
+def infinity(show=None, **settings) -> Infinity:
     """A panel that follows one infinite factor through a chunk, forward and backward.
 
+    show: names of the knobs on view, at first decay and step; the others lie under "more".
     settings: any of its knobs: decay (natural logarithm, -16 … 0, the same for all tokens), step (1 … 9), seed.
 
     >>> infinity(decay=-11.5, step=8)
     """
-    return Infinity(**settings)
+    return Infinity(show, **settings)

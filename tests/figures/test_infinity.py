@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from flakit.figures import style
+from flakit.figures.canvas import Cell
 from flakit.figures.infinity import LIT, LossFigure, WayFigure, short
 from tests.figures.test_plots import has_colour
+from tests.figures.words import assert_legible
 
 C, K = 4, 2
 EXPONENTS = (np.arange(C) * -40.0, np.arange(1, C + 1) * 40.0)
@@ -69,6 +71,31 @@ def test_the_border_of_the_past_is_below_the_diagonal(figure):
         assert edge == pytest.approx(i + 0.5) and len([p for p in past if p[0] == i]) == i
 
 
+def test_all_words_are_inside_and_apart(figure):
+    exponents = (np.arange(C) * -108.5, np.arange(1, C + 1) * 108.5)
+    words = {"key": "each key's factor", "read": "each read's\nfactor", "pairs": "scores", "result": "output o"}
+    figure.update(exponents=exponents, words=words, lit={}, key=np.full(C, -9e-42))
+    assert_legible(figure.canvas)
+    losses = LossFigure("what is lost", ["the keys' factors", "gradient dr"])
+    losses.update(["chunk of 8, w = -11.5"] * 2, [[0.1, 1]] * 2, [["10%", "100%"]] * 2)
+    assert_legible(losses.canvas)
+
+
+def test_the_longest_number_leaves_its_cell_a_margin(figure):
+    """All letters lie between the cell's edges, large enough to be read."""
+    update(figure, pairs=np.full((C, C), -9e-42), result=np.full((C, K), -9e-42))
+    figure.canvas.png()
+    for numbers in (figure._numbers["pairs"], figure._numbers["result"]):
+        stamp = numbers._stamps[short(-9e-42)]
+        assert not stamp[:, [0, -1], 3].any() and stamp[..., 3].any()
+
+
+def test_a_number_that_is_printed_can_be_pointed_at(figure):
+    update(figure, key=[1, 2, 3, 4])
+    assert set(figure.canvas.maps) == {"key", "read", "pairs", "result"}
+    assert figure.printed(Cell("key", 0, 3)) and not figure.printed(Cell("pairs", 0, 3))
+
+
 def test_inside_the_picture(figure):
     width, height = figure.canvas.pixels
     update(figure, key=np.full(C, -9e-42), read=np.full(C, 9e-42), pairs=np.zeros((C, C)), result=np.zeros((C, K)))
@@ -80,7 +107,7 @@ def test_inside_the_picture(figure):
 
 
 def test_losses():
-    figure = LossFigure(["a", "b"])
+    figure = LossFigure("what is lost", ["a", "b"])
     figure.update(["here", "there"], [[0.25, 1.0], [0.0, 0.5]], [["25%", "100%"], ["0%", "50%"]])
     assert [[bar.get_width() for bar in bars] for bars in figure._bars] == [[0.25, 1.0], [0.0, 0.5]]
     assert [[text.get_text() for text in texts] for texts in figure._shares] == [["25%", "100%"], ["0%", "50%"]]

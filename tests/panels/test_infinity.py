@@ -2,13 +2,16 @@
 
 import contextlib
 import io
+import itertools
 import re
 
 import pytest
 import torch
 
 from flakit.cases import infinity as case
+from flakit.figures.canvas import Cell
 from flakit.panels import infinity
+from flakit.panels.base import NARROW
 from flakit.panels.infinity import PRESETS, STEPS, C
 
 FINE, FIRST, READ, ZERO = (preset["decay"] for preset in PRESETS.values())
@@ -35,6 +38,83 @@ def alt(panel):
 
 def test_every_slider_has_a_label(panel):
     assert [knob.description for knob in panel.knobs.values()] == ["decay", "step", "seed"]
+
+
+def test_show_names_the_knobs_on_view():
+    (row,) = [box for box in infinity(show=("step",)).children if "flakit-knobs" in box._dom_classes]
+    assert [knob.description for knob in row.children] == ["step"]
+
+
+def test_low_and_narrow_enough_for_a_small_screen(panel):
+    for step in (1, len(STEPS)):
+        panel.set(step=step)
+        width, height = panel.canvas.pixels
+        assert width <= round(100 * NARROW) and height <= 320
+
+
+def numbers_of(way, step, cell):
+    """The number that stands in a cell, as computed and as it is."""
+    made, true = way.made, way.true
+    names = {"key": "key", "read": "read", "result": {"row": "o", "dr": "dr"}.get(step)}
+    name = names.get(cell.map, {"pair": "pairs", "all": "scores", "dA": "dA"}.get(step))
+    place = (max(cell.row, cell.column),) if cell.map in ("key", "read") else (cell.row, cell.column)
+    return None if name is None else (getattr(made, name)[place].item(), getattr(true, name)[place].item())
+
+
+@pytest.mark.parametrize("decay", [FINE, FIRST, READ, ZERO])
+def test_the_arithmetic_of_every_printed_cell_ends_in_its_number(panel, decay):
+    compared = set()
+    for n, step in enumerate(STEPS[:-1], 1):
+        panel.set(decay=decay, step=n)
+        for name, (rows, columns) in panel.canvas.maps.items():
+            for row, column in itertools.product(range(rows), range(columns)):
+                cell = Cell(name, row, column)
+                said = panel.arithmetic(panel.result, cell, **panel.setting)
+                if not panel._figure.printed(cell):
+                    assert said is None
+                    continue
+                numbers = numbers_of(panel.result, step, cell)
+                if numbers is None:  # after the mask: which side of it; for dr: one term of the sum
+                    assert said.startswith("pair (" if step != "dr" else "dA (")
+                    continue
+                got, true = map(float, re.search(r"= (\S+) \(true: (\S+)\)$", said).groups())
+                assert (got, true) == pytest.approx(numbers, rel=0.06, abs=1e-44, nan_ok=True), said
+                compared.add((step, name))
+    assert {("key", "key"), ("pair", "pairs"), ("all", "pairs"), ("row", "result"), ("dr", "result")} <= compared
+
+
+def test_a_term_of_dr_is_a_product_that_can_be_nan(panel):
+    panel.set(decay=FIRST, step=STEPS.index("dr") + 1)
+    panel.picture.pick(Cell("pairs", 1, C - 1))
+    assert panel.picture.strip == panel.text.splitlines()[2] == "dA (1, 7) · k_7 e^92 = 0 · -inf = NaN (true: 0)"
+    box = panel.canvas.box
+    lit = [tuple(place) for place in panel.picture.lit]
+    for place in (box("key", None, C - 1), box("read", 1, None), box("result", 1, None)):
+        assert ("same", *place) in lit
+
+
+def test_the_bars_say_what_is_lost(panel):
+    panel.set(decay=FIRST, step=len(STEPS))
+    said = set()
+    for chunk, size in (("left chunk", 8), ("right chunk", 64)):
+        for row in range(panel.canvas.maps[chunk][0]):
+            panel.picture.pick(Cell(chunk, row, 0))
+            assert f"in a chunk of {size}, w = " in panel.picture.strip
+            said.add(panel.picture.strip)
+    assert len(said) == 12 and "gradient dr in a chunk of 64, w = -1.39: 100% is NaN or infinite" in said
+
+
+def test_a_pair_that_must_not_count_is_called_so(panel):
+    assert "a pair that must not count" in at(panel, FIRST, "pair") and "should make" in at(panel, READ, "pair")
+    assert "1 of the 8 keys' factors is infinite." in panel.set(decay=FIRST).text
+
+
+def test_pinned_pictures_have_the_whole_width():
+    panel = infinity()
+    panel.pin()
+    assert panel._pictures.layout.flex == "1 1 100%"
+    panel.pin()
+    assert panel._pictures.layout.flex == f"0 1 {panel.canvas.pixels[0]}px"
 
 
 def test_every_step_says_and_lights_something_else(panel):
