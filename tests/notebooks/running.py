@@ -32,13 +32,14 @@ def kernel_environment():
     return env if torch.cuda.is_available() else {**env, "TRITON_INTERPRET": "1"}
 
 
-def run(path, before=None):
+def run(path, before=None, change=lambda notebook: notebook):
     """Run all cells of the notebook at `path` top to bottom; returns a copy with their outputs.
 
     before: the path of another that runs first in the same kernel, so that this one finds all that it left behind.
+    change: what is done to the notebook before it runs.
     Raises nbclient's CellExecutionError, which shows the cell and its traceback.
     """
-    done = read(path)
+    done = change(read(path))
     own = len(done.cells)
     if before is not None:
         move = nbformat.v4.new_code_cell(f"import os\nos.chdir({str(path.parent)!r})")

@@ -1,15 +1,16 @@
-"""Every notebook runs top to bottom, and where a notebook has run already."""
+"""Every notebook runs top to bottom, its prose says what its cells computed, and it runs where one has run already."""
 
 import pytest
 
+from tests.notebooks.claims import broken, with_probes
 from tests.notebooks.running import LESSONS, SOLUTIONS, name, run
 
 pytestmark = pytest.mark.notebook
 
 
 @pytest.mark.parametrize("path", LESSONS, ids=name)
-def test_runs(path):
-    run(path)
+def test_runs_and_says_what_it_computed(path):
+    assert broken(run(path, change=with_probes)) == []
 
 
 @pytest.mark.full

@@ -1,0 +1,92 @@
+"""Numbers in prose: read as they are written, held to their expression, and none without one in the lessons listed."""
+
+import ast
+import math
+
+import nbformat.v4
+import pytest
+
+from tests.notebooks.claims import broken, claims, not_held, with_probes
+from tests.notebooks.running import LESSONS, name, read, run
+
+pytestmark = pytest.mark.notebook
+
+HELD = ("00_start_here", "01_rwkv6_forward")
+"""The lessons in which every number is held. Those of the others are held where a comment says what they have to be."""
+
+
+@pytest.mark.parametrize(
+    ("prose", "fits", "does_not"),
+    [
+        ("It is 0.7%<!--= x -->.", 0.0067, 0.0077),
+        ("It is 67 %<!--= x -->.", 0.674, 0.676),
+        ("At −1.39<!--= x -->", -1.392, -1.3801),
+        ("At **88.72**<!--= x -->", 88.7228, 88.73),
+        ("1,024<!--= x --> tokens", 1024, 1025),
+        ("1.5e-41<!--= x -->", 1.52e-41, 1.6e-41),
+        ("$32$ <!--= x -->", 32, 33),
+        ("(see 5)<!--= x -->", 5, 6),
+        ("more than 5<!--= x > 5 -->", True, False),
+        ("nearly all<!--= x -->", True, 0.99),
+        ("all of RWKV6<!--= x -->", True, 6),
+        ("It is 5<!--= x -->", 5, "NameError: x"),
+        ("It is 5<!--= x -->", 5, math.nan),
+        ("It is 5<!--= x -->", 5, math.inf),
+    ],
+)
+def test_a_claim_is_read_as_it_is_written(prose, fits, does_not):
+    (claim,) = claims(prose)
+    assert claim.wrong(fits) == "" and claim.wrong(does_not) != ""
+
+
+def test_claims_of_one_sentence_are_told_apart():
+    first, second = claims("between 0.41<!--= min(x) --> and 0.51<!--= max(x) -->")
+    assert (first.number, first.expression, second.number, second.expression) == (0.41, "min(x)", 0.51, "max(x)")
+
+
+@pytest.mark.parametrize(
+    ("prose", "free"),
+    [
+        ("off by 42 to 45% here", ["42 ", "45%"]),
+        ("off by 42<!--= a --> to 45%<!--= b -->", []),
+        ("RWKV6, float32, `x[3]`, $w = -5$, notebook 04, [01_rwkv6](01_rwkv6.ipynb), about 20 minutes", []),
+        ("1. the first of 3", ["3"]),
+        ("notebooks 04 and 05, section 6", ["6"]),
+        ("```\nprint(3)\n```\nand −2.5", ["−2.5"]),
+    ],
+)
+def test_numbers_that_are_held_to_nothing(prose, free):
+    assert [each.strip() for each in not_held(prose)] == [each.strip() for each in free]
+
+
+def test_claims_are_held_where_they_stand(tmp_path):
+    code, prose = nbformat.v4.new_code_cell, nbformat.v4.new_markdown_cell
+    cells = [
+        code("x = 2"),
+        prose("It is 2<!--= x --> or 3<!--= x -->, or 4<!--= y -->."),
+        code("x = 3"),
+        prose("3<!--= x -->"),
+    ]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "lesson.ipynb")
+    assert broken(run(tmp_path / "lesson.ipynb", change=with_probes)) == [
+        "'It is 2 or 3': x is 2",
+        "'It is 2 or 3, or 4': y is NameError: name 'y' is not defined",
+    ]
+
+
+@pytest.mark.parametrize("lesson", HELD)
+def test_every_number_of_the_prose_is_held(lesson):
+    (path,) = [path for path in LESSONS if path.stem == lesson]
+    prose = [cell.source for cell in read(path).cells if cell.cell_type == "markdown"]
+    assert [number for source in prose for number in not_held(source)] == []
+
+
+@pytest.mark.parametrize("path", LESSONS, ids=name)
+def test_no_question_has_its_answer_in_its_cell(path):
+    for cell in read(path).cells:
+        if cell.cell_type == "code" and "predict(" in cell.source:
+            calls = [node for node in ast.walk(ast.parse(cell.source)) if isinstance(node, ast.Call)]
+            for call in (call for call in calls if getattr(call.func, "id", "") == "predict"):
+                (answer,) = [keyword.value for keyword in call.keywords if keyword.arg == "answer"]
+                body = answer.body if isinstance(answer, ast.Lambda) else answer
+                assert any(isinstance(node, (ast.Name, ast.Call)) for node in ast.walk(body)), "answer: measure it"
