@@ -13,6 +13,7 @@ from .gradient_comparer import gradient_comparer
 from .headroom import headroom
 from .infinity import infinity
 from .phase_diagram import phase_diagram
+from .sketch import sketch
 from .state_stepper import state_stepper
 
 __all__ = [
@@ -22,5 +23,6 @@ __all__ = [
     "headroom",
     "infinity",
     "phase_diagram",
+    "sketch",
     "state_stepper",
 ]

@@ -1,0 +1,296 @@
+"""Small pictures with one knob, for the sentence of a lesson that needs them. Arrays in; each says itself in words."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from ..numerics.words import number
+from . import style
+from .canvas import Canvas, Cell
+from .heatmap import HeatMap
+
+WORDS = {
+    "broken": {
+        "alt": "Two heat maps of one gradient, tokens from left to right and channels from top to bottom: as a fast "
+        "kernel computes it in float32, and as it is in float64",
+        "computed": "dr as a fast kernel computes it",
+        "true": "dr as it is",
+        "token": "token",
+        "channel": "channel",
+        "fine": "At a decay of {decay} everything is fine: the output o and all gradients, {names}.",
+        "some": "At a decay of {decay}, {bad} {are} broken; {good} {still} fine.",
+        "share": "Of dr, {share} is NaN, though no true value is larger than {largest}.",
+        "arithmetic": "dr of token {t}, channel {c}: {computed} (true: {true})",
+    },
+    "reading": {
+        "alt": "Left, an arrow for each key and one for the query; middle, a bar for its product with each "
+        "key; right, a bar for each number of the output",
+        "plane": "keys, and the query",
+        "scores": "products: query · key",
+        "output": "output",
+        "token": "token {n}",
+        "query": "q",
+        "channel": "channel {n}",
+        "say": "The query is ({x}, {y}). Its products with the keys are {scores}. Each token's value counts as often "
+        "as its product says: the output is ({o0}, {o1}).",
+        "score": "token {n}: {x} · {k0} + {y} · {k1} = {score}",
+        "sum": "channel {n}: {terms} = {o}",
+    },
+    "forgetting": {
+        "alt": "A bar for each token by how many tokens back it lies: what is left of what it wrote",
+        "x": "tokens back",
+        "y": "what is left",
+        "half": "half is left",
+        "none": "With w = 0 nothing fades: the token {last} back counts in full.",
+        "half-life": "With w = {w}, {one} is left after one token. Half is left after {half} tokens.",
+        "quick": "With w = {w}, {one} is left after one token: less than half.",
+        "lost": "With w = -inf nothing is left after one token.",
+        "arithmetic": "{n} back: e^({n} · {w}) = {left}",
+    },
+}
+
+
+@dataclass(frozen=True)
+class BrokenShown:
+    """One gradient, computed and true, each [T, K]; the share of every tensor that is not finite, by name."""
+
+    decay: float
+    computed: np.ndarray
+    true: np.ndarray
+    shares: Mapping[str, float]
+
+
+class Broken:
+    """A gradient beside its true values, and a sentence on which tensors are broken. width: inches."""
+
+    def __init__(self, width: float):
+        words, height = WORDS["broken"], 2.75
+        self.canvas = Canvas(width, height)
+        self._maps, side, gap = {}, 0.55, 0.15
+        across = (width - side - 0.1 - gap) / 2
+        with style.context():
+            for n, name in enumerate(("computed", "true")):
+                left = side + n * (across + gap)
+                ax = self.canvas.figure.add_axes((left / width, 0.5 / height, across / width, 1.72 / height))
+                ax.set(title=words[name], xlabel=words["token"])
+                if n == 0:
+                    ax.set_ylabel(words["channel"])
+                else:
+                    ax.set_yticks([])
+                self._maps[name] = HeatMap(self.canvas, ax, cmap=style.SIGNED, name=name)
+            self.canvas.figure.legend(handles=style.non_finite_handles()[:1], loc="upper right", borderaxespad=0.2)
+
+    def update(self, shown: BrokenShown) -> None:
+        largest = float(np.abs(shown.true).max())
+        for name, heat in self._maps.items():
+            heat.colours.set_clim(-largest, largest)
+            heat.update(getattr(shown, name).T)
+
+    def say(self, shown: BrokenShown) -> str:
+        words, decay = WORDS["broken"], number(shown.decay)
+        bad = [name for name, share in shown.shares.items() if share]
+        good = [name for name in shown.shares if name not in bad]
+        if not bad:
+            return words["fine"].format(decay=decay, names=_listed([name for name in good if name != "o"]))
+        sentence = words["some"].format(
+            decay=decay, bad=_listed(bad), are=_verb(bad), good=_listed(good), still=_verb(good)
+        )
+        return f"{sentence}\n" + words["share"].format(
+            share=_percent(float((~np.isfinite(shown.computed)).mean())), largest=number(np.abs(shown.true).max(), 3)
+        )
+
+    def arithmetic(self, shown: BrokenShown, cell: Cell) -> str:
+        t, c = cell.column, cell.row
+        return WORDS["broken"]["arithmetic"].format(
+            t=t, c=c, computed=number(float(shown.computed[t, c])), true=number(float(shown.true[t, c]))
+        )
+
+
+@dataclass(frozen=True)
+class ReadingShown:
+    """A query [2], keys [T, 2] and values [T, 2], the products [T] of the query with the keys, the output [2]."""
+
+    query: np.ndarray
+    keys: np.ndarray
+    values: np.ndarray
+    scores: np.ndarray
+    output: np.ndarray
+
+
+class Reading:
+    """A few tokens with two channels: arrows, products, output. width: inches."""
+
+    _reach = {"scores": 2.6, "output": 5.4}  # of the axes; the lesson's numbers go to 1.4 and 3.6
+
+    def __init__(self, width: float):
+        words, height = WORDS["reading"], 2.6
+        self.canvas = Canvas(width, height)
+        self._axes, self._bars, self._texts = {}, {}, {}
+        plane = 1.72
+        rest = width - 0.4 - plane - 0.8 - 0.85 - 0.2
+        boxes = {
+            "plane": (0.4, plane),
+            "scores": (0.4 + plane + 0.8, 0.55 * rest),
+            "output": (width - 0.2 - 0.45 * rest, 0.45 * rest),
+        }
+        with style.context():
+            for name, (left, across) in boxes.items():
+                ax = self.canvas.figure.add_axes((left / width, 0.5 / height, across / width, plane / height))
+                ax.set_title(words[name])
+                ax.spines[["top", "right"]].set_visible(False)
+                self._axes[name] = ax
+            ax = self._axes["plane"]
+            ax.set(xlim=(-2.1, 2.1), ylim=(-2.1, 2.1), xticks=(-1, 0, 1), yticks=(-1, 0, 1))
+            ax.axhline(0, color=style.EMPTY, zorder=0)
+            ax.axvline(0, color=style.EMPTY, zorder=0)
+        self._keys = None
+
+    def _first(self, shown: ReadingShown) -> None:
+        """What depends on the keys alone, and the bars."""
+        words, T = WORDS["reading"], len(shown.keys)
+        arrow = {"arrowstyle": "-|>", "shrinkA": 0, "shrinkB": 0, "mutation_scale": 12}
+        with style.context():
+            ax = self._axes["plane"]
+            for n, key in enumerate(shown.keys, 1):
+                look = style.LINES[n - 1]["color"]
+                ax.annotate("", key, (0, 0), arrowprops=arrow | {"color": look, "linewidth": 1.6})
+                ax.annotate(str(n), 1.28 * key, ha="center", va="center", color=look, fontsize=9)
+            (self._query,) = self.canvas.moving(
+                ax.annotate("", (1, 0), (0, 0), arrowprops=arrow | {"color": style.BLACK, "linewidth": 2.6}, zorder=5)
+            )
+            (self._name,) = self.canvas.moving(
+                ax.text(0, 0, words["query"], ha="center", va="center", fontsize=9, fontweight="bold", zorder=6)
+            )
+            rows = {
+                "scores": [words["token"].format(n=n) for n in range(1, T + 1)],
+                "output": [words["channel"].format(n=n) for n in (1, 2)],
+            }
+            for name, labels in rows.items():
+                ax = self._axes[name]
+                colours = [style.LINES[n]["color"] if name == "scores" else style.GREY for n in range(len(labels))]
+                bars = ax.barh(range(len(labels)), [0.0] * len(labels), height=0.6, color=colours)
+                ax.set_yticks(range(len(labels)), labels)
+                ax.tick_params(axis="y", length=0)
+                reach = self._reach[name]
+                ax.set(xlim=(-reach, reach), ylim=(len(labels) - 0.5, -0.5), xticks=(-reach // 2 + 1, 0, reach // 2))
+                ax.axvline(0, color=style.BLACK, linewidth=0.8)
+                texts = [ax.text(0, n, "", va="center", fontsize=8.5, zorder=6) for n in range(len(labels))]
+                self._bars[name], self._texts[name] = self.canvas.moving(*bars), self.canvas.moving(*texts)
+                _pointable(self.canvas, name, ax, len(labels), 1)
+        self._keys = shown.keys
+
+    def update(self, shown: ReadingShown) -> None:
+        if self._keys is None:
+            self._first(shown)
+        self._query.xy = tuple(shown.query)
+        x, y = shown.query
+        self._name.set_position((x + 0.35 * y, y - 0.35 * x))  # beside the tip: the keys' numbers lie beyond theirs
+        for name, values in (("scores", shown.scores), ("output", shown.output)):
+            for bar, text, value in zip(self._bars[name], self._texts[name], values, strict=True):
+                bar.set_width(value)
+                away = math.copysign(0.03 * self._reach[name], value)
+                text.set(x=value + away, text=_short(value), ha="left" if value >= 0 else "right")
+
+    def say(self, shown: ReadingShown) -> str:
+        return WORDS["reading"]["say"].format(
+            x=_short(shown.query[0]),
+            y=_short(shown.query[1]),
+            scores=_listed([_short(x) for x in shown.scores]),
+            o0=_short(shown.output[0]),
+            o1=_short(shown.output[1]),
+        )
+
+    def arithmetic(self, shown: ReadingShown, cell: Cell) -> str:
+        words, n = WORDS["reading"], cell.row
+        if cell.map == "scores":
+            (x, y), (k0, k1) = map(_short, shown.query), map(_short, shown.keys[n])
+            return words["score"].format(n=n + 1, x=x, y=y, k0=k0, k1=k1, score=_short(shown.scores[n]))
+        terms = " + ".join(f"{_short(a)} · {_short(v)}" for a, v in zip(shown.scores, shown.values[:, n], strict=True))
+        return words["sum"].format(n=n + 1, terms=terms, o=_short(shown.output[n]))
+
+
+@dataclass(frozen=True)
+class ForgettingShown:
+    """A natural-log decay, and what is left [N] of what was written 1, 2, … N tokens ago."""
+
+    w: float
+    left: np.ndarray
+
+
+class Forgetting:
+    """What is left of a token, by how far back it lies, with the half marked. width: inches."""
+
+    def __init__(self, width: float):
+        words, height = WORDS["forgetting"], 2.4
+        self.canvas, self._bars = Canvas(width, height), None
+        with style.context():
+            box = (0.65 / width, 0.5 / height, (width - 0.8) / width, (height - 0.65) / height)
+            self._ax = ax = self.canvas.figure.add_axes(box)
+            ax.spines[["top", "right"]].set_visible(False)
+            ax.set(xlabel=words["x"], ylabel=words["y"], ylim=(0, 1.02), yticks=(0, 0.25, 0.5, 0.75, 1))
+            ax.axhline(0.5, color=style.GREY, linewidth=1, linestyle=(0, (4, 2)), zorder=0)
+            (self._mark,) = self.canvas.moving(
+                ax.axvline(0, color=style.VERMILLION, linewidth=1.8, linestyle=(0, (5, 2)), zorder=3)
+            )
+            (self._half,) = self.canvas.moving(ax.text(0, 0.93, words["half"], va="center", fontsize=9))
+
+    def update(self, shown: ForgettingShown) -> None:
+        if self._bars is None:
+            with style.context():
+                bars = self._ax.bar(range(1, len(shown.left) + 1), shown.left, width=0.7, color=style.BLUE)
+                self._bars = self.canvas.moving(*bars)
+                self._ax.set_xlim(0.5, len(shown.left) + 0.5)
+                _pointable(self.canvas, "left", self._ax, 1, len(shown.left))
+        for bar, left in zip(self._bars, shown.left, strict=True):
+            bar.set_height(left)
+        half = _half_life(shown.w)
+        for artist in (self._mark, self._half):
+            artist.set_visible(0.5 <= half <= len(shown.left) + 0.5)
+        self._mark.set_xdata([half, half])
+        late = half > 0.85 * len(shown.left)
+        self._half.set(x=half + (-0.3 if late else 0.3), ha="right" if late else "left")
+
+    def say(self, shown: ForgettingShown) -> str:
+        words, half, one = WORDS["forgetting"], _half_life(shown.w), _percent(float(shown.left[0]))
+        if shown.w == 0:
+            return words["none"].format(last=len(shown.left))
+        if shown.w == -math.inf:
+            return words["lost"]
+        return words["half-life" if half >= 1 else "quick"].format(w=number(shown.w), one=one, half=number(half, 3))
+
+    def arithmetic(self, shown: ForgettingShown, cell: Cell) -> str:
+        n = cell.column + 1
+        return WORDS["forgetting"]["arithmetic"].format(n=n, w=number(shown.w), left=number(float(shown.left[n - 1])))
+
+
+def _pointable(canvas: Canvas, name: str, ax: Axes, rows: int, columns: int) -> None:
+    """Cut axes into cells that can be pointed at, whatever they measure."""
+    over = canvas.figure.add_axes(ax.get_position(), frameon=False, xticks=[], yticks=[])
+    over.set(xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5))
+    canvas.pointable(name, over, rows, columns)
+
+
+def _half_life(w: float) -> float:
+    """Tokens until half is left."""
+    return math.inf if w == 0 else math.log(2) / -w
+
+
+def _short(x: float) -> str:
+    return number(round(float(x), 2) + 0.0, 3)
+
+
+def _percent(share: float) -> str:
+    if 0 < share < 0.1:
+        return f"{100 * share:.2g}%"
+    return f"{share:.0%}" if share != 0 else "nothing"
+
+
+def _verb(names: list[str]) -> str:
+    return "is" if len(names) == 1 else "are"
+
+
+def _listed(names: list[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

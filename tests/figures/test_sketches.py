@@ -1,0 +1,93 @@
+"""Small pictures: both widths, what changes, and cells that can be pointed at."""
+
+import numpy as np
+import pytest
+
+from flakit.figures.canvas import Cell
+from flakit.figures.sketches import Broken, BrokenShown, Forgetting, ForgettingShown, Reading, ReadingShown
+
+RANDOM = np.random.default_rng(0)
+TRUE = RANDOM.normal(size=(6, 4))
+KEYS, VALUES = np.array([[1.0, 0], [0, 1]]), np.array([[2.0, 0], [0, 3]])
+
+
+def broken(computed, dr=0.0):
+    return BrokenShown(-1.0, computed, TRUE, {"o": 0.0, "dr": dr, "dk": 0.0, "dw": dr})
+
+
+def reading(x, y):
+    query = np.array([x, y])
+    return ReadingShown(query, KEYS, VALUES, KEYS @ query, (KEYS @ query) @ VALUES)
+
+
+PICTURES = {
+    "broken": (Broken, broken(TRUE), broken(np.where(TRUE > 0, np.nan, TRUE), 0.5)),
+    "reading": (Reading, reading(1.0, 0.0), reading(0.0, 1.0)),
+    "forgetting": (
+        Forgetting,
+        ForgettingShown(-0.1, np.exp(-0.1 * np.arange(1, 9))),
+        ForgettingShown(-1.0, np.exp(-1.0 * np.arange(1, 9))),
+    ),
+}
+
+
+@pytest.mark.parametrize("width", [9.4, 5.9])
+@pytest.mark.parametrize("name", PICTURES)
+def test_draws_and_redraws_in_place(name, width):
+    make, first, second = PICTURES[name]
+    picture = make(width)
+    seen = []
+    for shown in (first, second, first):
+        picture.update(shown)
+        seen.append(picture.canvas.png())
+    assert seen[0] == seen[2] != seen[1]
+    assert picture.canvas.pixels[0] == round(100 * width) and picture.canvas.pixels[1] <= 300
+    texts = [text for text in picture.canvas.figure.findobj(lambda x: hasattr(x, "get_fontsize")) if text.get_text()]
+    assert min(text.get_fontsize() for text in texts) >= 8.5
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_every_cell_can_be_pointed_at_and_says_its_numbers(name):
+    make, shown, _ = PICTURES[name]
+    picture = make(9.4)
+    picture.update(shown)
+    assert picture.canvas.maps
+    for map_name, (rows, columns) in picture.canvas.maps.items():
+        for row in range(rows):
+            for column in range(columns):
+                left, top, width, height = picture.canvas.box(map_name, row, column)
+                cell = picture.canvas.cell(left + width / 2, top + height / 2)
+                assert cell == Cell(map_name, row, column) and picture.arithmetic(shown, cell)
+
+
+def test_the_arithmetic_is_that_of_the_cell():
+    _, shown, bad = PICTURES["broken"]
+    t, c = np.argwhere(np.isnan(bad.computed))[0]
+    assert Broken(9.4).arithmetic(bad, Cell("computed", c, t)).endswith(f"NaN (true: {TRUE[t, c]:.4g})")
+    shown = reading(0.6, 0.8)
+    assert Reading(9.4).arithmetic(shown, Cell("scores", 1, 0)) == "token 2: 0.6 · 0 + 0.8 · 1 = 0.8"
+    assert Reading(9.4).arithmetic(shown, Cell("output", 1, 0)) == "channel 2: 0.6 · 0 + 0.8 · 3 = 2.4"
+    assert Forgetting(9.4).arithmetic(PICTURES["forgetting"][1], Cell("left", 0, 1)) == "2 back: e^(2 · -0.1) = 0.8187"
+
+
+def test_the_sentence_names_what_is_broken():
+    _, fine, bad = PICTURES["broken"]
+    assert "everything is fine" in Broken(9.4).say(fine)
+    assert "dr and dw are broken; o and dk are fine" in Broken(9.4).say(bad)
+    alone = BrokenShown(-1.0, TRUE, TRUE, {"o": 0.0, "dr": 0.1})
+    assert "dr is broken; o is fine" in Broken(9.4).say(alone)
+
+
+@pytest.mark.parametrize(
+    ("w", "says"),
+    [
+        (0.0, "nothing fades: the token 8 back"),
+        (-0.1, "90% is left after one token. Half is left after 6.93 tokens"),
+        (-5.0, "0.67% is left after one token: less than half"),
+        (-np.inf, "nothing is left after one token"),
+    ],
+)
+def test_forgetting_says_how_fast(w, says):
+    with np.errstate(invalid="ignore"):
+        shown = ForgettingShown(w, np.exp(w * np.arange(1, 9)))
+    assert says in Forgetting(9.4).say(shown)

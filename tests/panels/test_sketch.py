@@ -1,0 +1,71 @@
+"""Sketches: one knob each, and the numbers are those of the operators and of the casebook."""
+
+import contextlib
+import io
+import math
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from flakit.cases import anchor
+from flakit.panels import sketch
+from flakit.panels.knobs import stops_of
+from flakit.panels.sketch import KEYS, SKETCHES, VALUES
+from tests.panels.live import NOT_LIVE
+
+
+@pytest.mark.parametrize("name", SKETCHES)
+def test_one_knob_moves_picture_and_sentence(name):
+    panel = sketch(name)
+    assert panel.on_view == (panel.main,)
+    stops = stops_of(panel.knobs[panel.main])
+    seen = set()
+    for stop in (stops[1], stops[-1]):
+        start = time.process_time()
+        panel.set(**{panel.main: stop})
+        assert time.process_time() - start < NOT_LIVE
+        seen.add((panel.png, panel.text))
+    assert len({png for png, _ in seen}) == len({text for _, text in seen}) == 2
+    for preset in panel.presets.values():
+        panel.set(**preset)
+    assert panel.alt_text(panel.result).endswith(panel.text)
+
+
+@pytest.mark.parametrize("name", SKETCHES)
+def test_the_script_runs(name):
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec(sketch(name).as_python(), {})
+    assert out.getvalue().strip()
+
+
+def test_broken_breaks_where_the_law_says():
+    panel = sketch("broken")
+    law = min(anchor.limits("none", {"w": torch.full((1, 64, 1, 32), -1.0)}, op="rwkv6").values())
+    for decay in stops_of(panel.knobs["decay"]):
+        panel.set(decay=decay)
+        assert ("everything is fine" in panel.text) == (-decay <= law), decay
+        assert np.isfinite(panel.result.true).all()
+        fine = panel.result.shares["dr"] == 0
+        assert not fine or np.allclose(panel.result.computed, panel.result.true, atol=1e-4)
+
+
+def test_reading_by_pairs_is_reading_the_state():
+    state = (KEYS[:, :, None] * VALUES[:, None, :]).sum(0)
+    for direction in (0, 90, 210):
+        shown = sketch("reading", direction=direction).result
+        assert np.allclose(shown.output, torch.as_tensor(shown.query) @ state, atol=1e-6)
+        assert np.abs(shown.scores).max() < 2.6 and np.abs(shown.output).max() < 5.4, "the axes end there"
+
+
+def test_forgetting_is_what_the_operator_does():
+    for w in (0.0, -0.07, -5.0, -math.inf):
+        left = sketch("forgetting", w=w).result.left
+        assert np.allclose(left, [1.0 if w == 0 else math.exp(n * w) for n in range(1, len(left) + 1)], rtol=1e-12)
+
+
+def test_an_unknown_name():
+    with pytest.raises(ValueError, match="name: expected one of broken, reading, forgetting, got 'writing'"):
+        sketch("writing")
