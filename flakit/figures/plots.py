@@ -1,6 +1,7 @@
 """Still pictures for notebooks: matrices side by side, curves, ranges. Arrays in, a picture out.
 
 matrices({"read": read, "key": key}, rows="token i", columns="token j", label="exponent", signed=True)
+beside(my_state, state)
 curves(t, {"product": a, "sum": b}, xlabel="t", ylabel="relative error", log="y")
 """
 
@@ -98,6 +99,46 @@ def _limits(values: np.ndarray, signed: bool) -> tuple[float, float]:
     if signed:
         low, high = -np.abs(values).max(), np.abs(values).max()
     return (low, high) if low < high else (low - 1.0, high + 1.0)
+
+
+def beside(yours, expected, *, rows: str = "row", columns: str = "column", height: float = 2.6) -> Picture:
+    """A learner's matrix, the expected one and what is between them, in one colour scale; non-finite cells hatched.
+
+    yours: a matrix like `expected` [rows, columns]; of anything else, such as the ... of an empty exercise, the picture
+    shows an empty frame and says what is missing.
+    """
+    expected = np.asarray(expected, dtype=np.float64)
+    if expected.ndim != 2 or not np.isfinite(expected).all():
+        raise ValueError(f"expected: expected a matrix of finite numbers, got shape {list(expected.shape)}")
+    got, missing = None, "nothing so far"
+    if yours is not None and yours is not ...:
+        try:
+            got = np.asarray(yours, dtype=np.float64)
+        except (TypeError, ValueError):
+            missing = f"a {type(yours).__name__}, no matrix"
+        if got is not None and got.shape != expected.shape:
+            got, missing = None, f"shape {list(got.shape)}\nexpected {list(expected.shape)}"
+
+    shown = {"yours": got, "expected": expected, "yours - expected": None if got is None else got - expected}
+    largest = float(np.abs(expected).max()) or 1.0
+    picture = Picture(height, "yours and the expected, side by side: heat maps of " + f"{rows} against {columns}")
+    with style.context():
+        grid = picture.figure.add_gridspec(
+            1, 4, width_ratios=[1, 1, 1, 0.05], left=0.075, right=0.92, bottom=0.2, top=0.87, wspace=0.14
+        )
+        for n, (name, x) in enumerate(shown.items()):
+            ax = picture.figure.add_subplot(grid[n])
+            heat = HeatMap(picture, ax, cmap=style.SIGNED, vmin=-largest, vmax=largest)
+            heat.update(expected if x is None else x, empty=None if x is not None else np.ones(expected.shape, bool))
+            ax.set(title=name, xlabel=columns)
+            ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+            ax.yaxis.set_major_locator(MaxNLocator(6, integer=True))
+            if n == 0:
+                ax.set_ylabel(rows)
+            if x is None:
+                ax.text(0.5, 0.5, missing if n == 0 else "", transform=ax.transAxes, ha="center", va="center")
+        heat.colorbar(picture.figure.add_subplot(grid[-1]), "")
+    return picture
 
 
 def curves(

@@ -86,3 +86,33 @@ def test_ranges_without_limits_leave_no_room_for_their_legend(recwarn):
     spans = {"a": (0.1, 0.2, 1.0)}
     assert plots.ranges(spans, xlabel="|w|").pixels[1] < plots.ranges(spans, xlabel="|w|", limits={"x": 1}).pixels[1]
     assert not recwarn
+
+
+def test_beside_shows_yours_and_what_is_between():
+    expected = torch.arange(6.0).reshape(2, 3)
+    right, wrong = plots.beside(expected, expected), plots.beside(expected.T.reshape(2, 3), expected)
+    assert right.png() != wrong.png()
+    assert area(plots.beside(..., expected), style.EMPTY) > 100 * area(right, style.EMPTY)
+    broken = plots.beside(expected / 0, expected)
+    assert has_colour(broken, style.NAN["facecolor"]) and has_colour(broken, style.INF["facecolor"])
+
+
+@pytest.mark.parametrize(
+    ("yours", "says"),
+    [
+        (..., "nothing so far"),
+        (None, "nothing so far"),
+        ("S", "a str, no matrix"),
+        (torch.zeros(3, 2), "shape [3, 2]\nexpected [2, 3]"),
+    ],
+    ids=["...", "None", "str", "shape"],
+)
+def test_beside_says_what_is_missing(yours, says):
+    picture = plots.beside(yours, torch.arange(6.0).reshape(2, 3))
+    assert has_colour(picture, style.EMPTY)
+    assert says in [text.get_text() for ax in picture.figure.axes for text in ax.texts]
+
+
+def test_beside_needs_something_to_expect():
+    with pytest.raises(ValueError, match=r"expected: expected a matrix of finite numbers, got shape \[3\]"):
+        plots.beside(..., torch.zeros(3))
