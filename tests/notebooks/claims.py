@@ -30,6 +30,7 @@ _NO_CLAIMS = [
     r"\b[Nn]otebooks? \d\d(?:(?:, | and | to )\d\d)*",
     r"\[\d\d_\w+",  # their names
     r"\babout \d+ minutes",
+    r"\bExercise \d+",
     r"^\s*\d+\. ",  # lists
     r"^\| \d+ \|",
 ]
@@ -116,3 +117,13 @@ def broken(notebook):
             held = claims(notebook.cells[cell.metadata["claims_of"]].source)
             wrong += [said for claim, value in zip(held, values, strict=True) if (said := claim.wrong(value))]
     return wrong
+
+
+def minutes(path):
+    """About how long a lesson takes: prose at 130 words a minute, half a minute a cell of code, in steps of five."""
+    cells = nbformat.read(path, as_version=4).cells
+    prose = " ".join(
+        re.sub(r"<!--.*?-->", "", cell.source, flags=re.S) for cell in cells if cell.cell_type == "markdown"
+    )
+    code = sum(cell.cell_type == "code" for cell in cells)
+    return 5 * math.ceil((len(prose.split()) / 130 + code / 2) / 5)

@@ -2,12 +2,13 @@
 
 import ast
 import math
+import re
 
 import nbformat.v4
 import pytest
 
 from tests.notebooks.claims import broken, claims, not_held, with_probes
-from tests.notebooks.running import LESSONS, name, read, run
+from tests.notebooks.running import LESSONS, NOTEBOOKS, name, read, run
 
 pytestmark = pytest.mark.notebook
 
@@ -90,3 +91,33 @@ def test_no_question_has_its_answer_in_its_cell(path):
                 (answer,) = [keyword.value for keyword in call.keywords if keyword.arg == "answer"]
                 body = answer.body if isinstance(answer, ast.Lambda) else answer
                 assert any(isinstance(node, (ast.Name, ast.Call)) for node in ast.walk(body)), "answer: measure it"
+
+
+@pytest.mark.parametrize("lesson", HELD)
+def test_a_lesson_says_at_its_top_what_it_takes_and_is_no_longer_than_sixty_cells(lesson):
+    path = NOTEBOOKS / f"{lesson}.ipynb"
+    cells = read(path).cells
+    assert len(cells) <= 60
+    if lesson != "00_start_here":  # which shows before it tells
+        (said,) = re.findall(r"\*What it takes:\*.*?about (\d+) minutes", cells[0].source, re.S)
+        assert abs(int(said) - minutes(path)) <= 5
+
+
+def test_the_first_lesson_lists_all_others_with_their_minutes():
+    prose = "\n".join(
+        cell.source for cell in read(NOTEBOOKS / "00_start_here.ipynb").cells if cell.cell_type == "markdown"
+    )
+    listed = re.findall(r"^\| \[(\w+)\]\(\1\.ipynb\) \| .+ \| about (\d+) minutes \|$", prose, re.M)
+    assert [lesson for lesson, _ in listed] == [path.stem for path in LESSONS if path.stem != "00_start_here"]
+    wrong = {lesson: (said, minutes(NOTEBOOKS / f"{lesson}.ipynb")) for lesson, said in listed}
+    assert {lesson: both for lesson, both in wrong.items() if abs(int(both[0]) - both[1]) > 10} == {}
+
+
+@pytest.mark.parametrize("lesson", HELD)
+def test_links_lead_somewhere(lesson):
+    prose = "\n".join(cell.source for cell in read(NOTEBOOKS / f"{lesson}.ipynb").cells if cell.cell_type == "markdown")
+    headings = {head.strip().replace(" ", "-") for head in re.findall(r"^#+ (.+)$", prose, re.M)}
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", prose) if not link.startswith("https://")]
+    assert links
+    for link in links:
+        assert link[1:] in headings if link.startswith("#") else (NOTEBOOKS / link).exists(), link
