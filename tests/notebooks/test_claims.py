@@ -7,7 +7,7 @@ import re
 import nbformat.v4
 import pytest
 
-from tests.notebooks.claims import broken, claims, not_held, with_probes
+from tests.notebooks.claims import broken, claims, minutes, not_held, with_probes
 from tests.notebooks.running import LESSONS, NOTEBOOKS, name, read, run
 
 pytestmark = pytest.mark.notebook
