@@ -11,6 +11,7 @@ from .ops.rwkv7 import chunk_rwkv7, fused_mul_recurrent_rwkv7, fused_recurrent_r
 __version__ = "0.1.0"
 
 __all__ = [
+    "audit",
     "checked",
     "chunk_gsa",
     "chunk_rwkv6",
@@ -30,6 +31,10 @@ __all__ = [
 
 def __getattr__(name: str):
     # The casebook, the instruments and the models come when asked for: a plain import has no use for them.
+    if name == "audit":
+        from .instruments.audit import audit
+
+        return audit
     if name == "trace":
         from .instruments.trace import trace
 

@@ -1,7 +1,8 @@
-"""The command line: `flakit doctor`, `flakit cases`, `flakit trace`, `flakit bench`."""
+"""The command line: `flakit doctor`, `flakit cases`, `flakit audit`, `flakit trace`, `flakit bench`."""
 
 import json as json_module
 import math
+import os
 import warnings
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +11,7 @@ import typer
 from rich import box
 from rich.console import Console, Group
 from rich.markup import escape
-from rich.progress import track
+from rich.progress import Progress, track
 from rich.table import Table
 
 from . import __version__
@@ -185,6 +186,58 @@ def _plain(x):
     if isinstance(x, float) and not math.isfinite(x):
         return None if math.isnan(x) else str(x)
     return x
+
+
+@app.command()
+def audit(
+    subject: Annotated[str, typer.Argument(help="chunk_rwkv6, package.module:attribute or file.py:attribute.")],
+    like: Annotated[str | None, typer.Option(help="rwkv6, rwkv7 or gsa. Default: what the name says.")] = None,
+    adapter: Annotated[str | None, typer.Option(help="A function that translates, file.py:attribute.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="A probe to run; may be repeated.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the verdicts, versions and device as JSON.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write one self-contained page with figures.")] = None,
+    repros: Annotated[Path | None, typer.Option(help="A folder for a script of its own for each failure.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the inputs.", min=0)] = 0,
+    full: Annotated[bool, typer.Option("--full", help="Denser grids and long sequences, for GPUs.")] = False,
+    shrink: Annotated[bool, typer.Option(help="Shrink failures to the smallest setting; needs flakit[audit].")] = True,
+):
+    """Hold a linear-attention kernel to the float64 truth, with every probe that a real failure has taught.
+
+    flakit audit chunk_rwkv6
+
+    flakit audit my_kernel.py:my_op --like rwkv6 --html report.html
+
+    Exits with 0 if no probe fails (what is not supported is no failure), 1 if one does, 2 if it could not run.
+    """
+    import torch
+
+    from .ops.common.dispatch import has_triton
+
+    if has_triton() and not torch.cuda.is_available():  # before anything imports triton, and that is the subject
+        os.environ.setdefault("TRITON_INTERPRET", "1")
+        warnings.simplefilter("ignore", RuntimeWarning)  # of the interpreter
+    from .instruments.audit import audit as run
+    from .instruments.subject import load
+
+    console, errors = Console(), Console(stderr=True)
+    try:
+        with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
+            task = bar.add_task("looking at the subject", total=None)
+
+            def progress(name: str, done: int, of: int) -> None:
+                bar.update(task, description=name, completed=done, total=of)
+
+            how = {"only": only or None, "seed": seed, "full": full, "shrink": shrink, "progress": progress}
+            found = run(load(subject, like, adapter), **how)
+    except Exception as error:  # whatever the subject's own module raises: it could not run
+        words = str(error) if isinstance(error, (ValueError, ImportError)) else f"{type(error).__name__}: {error}"
+        errors.print(f"flakit audit: {words}", style="red", markup=False, highlight=False)
+        raise typer.Exit(2) from None
+    console.print(found)
+    for path, write in ((json, found.write_json), (html, found.write_html), (repros, found.write_repros)):
+        if path is not None:
+            write(path)
+    raise typer.Exit(not found.passed)
 
 
 @app.command()

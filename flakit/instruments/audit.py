@@ -1,0 +1,217 @@
+"""Run every probe of the casebook on a kernel: `flakit.audit(my_op, like="rwkv6")`, `flakit audit my.py:my_op`."""
+
+import io
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from ..numerics.arguments import one_of, whole_number
+from ..ops.common.dispatch import interpreted
+from .examiner import Examiner, Finding
+from .probes import PROBES, Probe
+from .report import as_dict, as_json, table
+from .repro import repro
+from .shrink import SECONDS as SHRINKING
+from .shrink import check_installed, law
+from .shrink import shrink as shrink_finding
+from .subject import Refused, Subject, load
+
+PASS, FAIL, UNSUPPORTED = "pass", "fail", "not supported"
+SECONDS = 60.0
+"""How long the probes together may take before they leave the rest of their settings untried; --full has no limit."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What one probe found.
+
+    words: what is worst beside what is allowed, or why the probe is not supported. setting: the smallest that was found
+    to fail, or that of the worst figure. case: of the casebook, by its name; law: why that one. tried: settings run, of
+    `settings`. repro: a script of its own that shows the failure.
+    """
+
+    probe: Probe
+    verdict: str
+    words: str
+    finding: Finding | None = None
+    setting: Mapping | None = None
+    case: str | None = None
+    law: str = ""
+    tried: int = 0
+    settings: int = 0
+    repro: str | None = None
+
+    @property
+    def worst(self) -> float:
+        """The figure that is worst beside its budget; NaN where nothing ran."""
+        return math.nan if self.finding is None else self.finding.figure
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The verdicts of all probes on one subject. `failed` are those of them that failed; it prints as a table."""
+
+    subject: Subject
+    verdicts: tuple[Verdict, ...]
+    device: str
+    seconds: float
+
+    @property
+    def failed(self) -> tuple[Verdict, ...]:
+        return tuple(x for x in self.verdicts if x.verdict == FAIL)
+
+    @property
+    def passed(self) -> bool:
+        """No probe failed; what is not supported is no failure."""
+        return not self.failed
+
+    def __getitem__(self, name: str) -> Verdict:
+        verdicts = {x.probe.name: x for x in self.verdicts}
+        return verdicts[one_of("probe", name, verdicts)]
+
+    def __rich__(self):
+        return table(self)
+
+    def __str__(self) -> str:
+        console = Console(width=140, file=io.StringIO())
+        console.print(self)
+        return console.file.getvalue()
+
+    __repr__ = __str__
+
+    def write_json(self, path: str | Path) -> None:
+        Path(path).write_text(as_json(self) + "\n")
+
+    def write_html(self, path: str | Path) -> None:
+        from .page import page
+
+        Path(path).write_text(page(self))
+
+    def write_repros(self, folder: str | Path) -> None:
+        """A script for each failure that one was found for, <probe>.py."""
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        for v in self.failed:
+            if v.repro:
+                Path(folder, f"{v.probe.name.replace('-', '_')}.py").write_text(v.repro)
+
+    def to_dict(self) -> dict:
+        """Versions, device and every verdict, as `flakit audit --json` writes it."""
+        return as_dict(self)
+
+
+def audit(
+    subject: str | Callable | Subject,
+    like: str | None = None,
+    *,
+    adapter: str | Callable | None = None,
+    only: Iterable[str] | str | None = None,
+    full: bool = False,
+    seed: int = 0,
+    device: str | None = None,
+    seconds: float | None = SECONDS,
+    shrink: bool = True,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Audit:
+    """Hold a linear-attention kernel to the float64 truth, with every probe of the casebook.
+
+    subject: a callable, or its name: "chunk_rwkv6", "package.module:attribute", "file.py:attribute". It is called with
+        the operator's tensors, by name where its signature has those names, else in the operator's order; `scale`,
+        `initial_state`, `output_final_state` and `cu_seqlens` are given where its signature names them. It returns o, a
+        tuple (o, final state), or a result with `o` and `final_state`. Decays are natural logarithms, <= 0.
+    like: the operator that it computes, "rwkv6", "rwkv7" or "gsa"; default: what its name says.
+    adapter: a function called with the subject and then the operator's arguments by name, where they differ; or a name.
+    only: probes to run, names of `PROBES`. full: denser grids and long sequences, without a limit of time.
+    device: default the GPU, where there is one and Triton does not interpret.
+    seconds: for all probes together; settings that do not fit are left out, and the verdict says how many were tried.
+    shrink: look for the smallest setting at which each failure is still there, with hypothesis (the extra `audit`).
+    progress: called with (the probe's name, probes done, probes in all).
+
+    A verdict is "pass", "fail", or "not supported": an argument that it does not name or refuses with an error, and a
+    backward pass that it has nowhere. Once any input gets a gradient, one that gets none is a failure.
+
+    Raises ValueError where the subject takes not even the plainest call, TypeError where it is none.
+
+    >>> print(flakit.audit(my_op, like="rwkv6"))
+    """
+    if shrink:
+        check_installed()
+    if isinstance(subject, str):
+        subject = load(subject, like, adapter)
+    elif not isinstance(subject, Subject):
+        subject = Subject(subject, like, adapter=adapter)
+    names = list(PROBES) if only is None else [only] if isinstance(only, str) else list(only)
+    chosen = [PROBES[one_of("only", name, PROBES)] for name in names]
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() and not interpreted() else "cpu"
+    start = time.monotonic()
+    examiner = Examiner(subject, device=device, full=full, seed=whole_number("seed", seed, least=0))
+    verdicts = []
+    for n, probe in enumerate(chosen):
+        if progress is not None:
+            progress(probe.name, n, len(chosen))
+        if seconds is not None and not full:
+            left = max(0.0, seconds - (time.monotonic() - start))
+            examiner.deadline = time.monotonic() + left / (len(chosen) - n) * 2
+        verdicts.append(_run(probe, examiner))
+    failed = [n for n, v in enumerate(verdicts) if v.verdict == FAIL]
+    for n in failed:
+        if progress is not None:
+            progress(f"shrinking {verdicts[n].probe.name}", len(chosen), len(chosen))
+        examiner.deadline = math.inf
+        verdicts[n] = _smallest(verdicts[n], examiner, shrink, min(SHRINKING, SECONDS / 2 / len(failed)))
+    if progress is not None:
+        progress("", len(chosen), len(chosen))
+    return Audit(subject, tuple(verdicts), device, time.monotonic() - start)
+
+
+def _smallest(v: Verdict, x: Examiner, shrunk: bool, seconds: float) -> Verdict:
+    """A failure at its smallest setting, with the law beside it and a script that shows it."""
+    finding = shrink_finding(x, v.probe, v.finding, seconds) if shrunk else v.finding
+    case, words = law(x, v.probe, v.finding)
+    if v.probe.name == "anchor-shift" and finding.setting.H == 1:
+        case = "anchor"  # one head never shows another's
+    return replace(
+        v,
+        words=finding.words,
+        finding=finding,
+        setting=finding.setting.said(x.op),
+        case=case or None,
+        law=words,
+        repro=repro(x, v.probe, finding),
+    )
+
+
+def _run(probe: Probe, x: Examiner) -> Verdict:
+    for feature in probe.needs:
+        if x.supports.get(feature) is not None:
+            return Verdict(probe, UNSUPPORTED, x.supports[feature])
+    settings = list(dict.fromkeys(map(x.resolved, probe.settings(x))))
+    worst, refused, tried = None, [], 0
+    for setting in settings:
+        if x.late and tried:
+            break
+        try:
+            finding = probe.check(x, setting)
+        except Refused as why:
+            refused.append(str(why))
+            continue
+        tried += 1
+        if worst is None or (finding.fails, finding.share) > (worst.fails, worst.share):
+            worst = finding
+        if finding.fails:
+            break
+    how = {"tried": tried, "settings": len(settings)}
+    if worst is None:
+        return Verdict(probe, UNSUPPORTED, refused[0] if refused else "nothing that it asks is supported", **how)
+    how |= {"finding": worst, "setting": worst.setting.said(x.op)}
+    if worst.fails:
+        return Verdict(probe, FAIL, worst.words, case=probe.resembles(worst, x.op) or None, **how)
+    words = worst.words
+    if refused:
+        words += f"; {len(refused)} of {len(settings)} settings refused: {refused[0]}"
+    return Verdict(probe, PASS, words, **how)

@@ -1,0 +1,108 @@
+"""How wrong a right kernel may be: what rounding alone does, twice, and nothing else.
+
+    budget = 2 (sqrt(12) rho(dtype) + rho(float32) (n + |sum of the log decays|))        n = T + K + V
+
+rho(dtype) is the relative L2 error of rounding once, eps / 2 / sqrt(6). A dozen values on the way to a result, operands
+and results of products, may be stored in the inputs' dtype; their errors are independent and add in squares. What runs
+along the sequence runs in float32 (float64 for float64): every token may round once more in the same direction, T
+times; and who forms e^{g_i - g_j} from a running sum g of log decays rounds g relative to its own size, which the
+exponential makes a relative error of the result: hence the largest |sum of the log decays| of any channel. A tensor
+that every token shares, RWKV6's u, has its gradient added up by automatic differentiation in its own dtype: one more
+rounding for every token of the batch.
+
+Three measures are held to it. L2 over the tensor: error <= budget. The worst element: error <= budget (5 RMS + 2 max),
+five standard deviations and the rounding of the largest. The worst row: error <= 4 budget, relative to the row's own
+size or the tensor's RMS, the larger.
+
+Where the inputs cancel (a softmax between large scores, repeated keys), their own rounding moves the result further
+than its size says. So before a tensor is called wrong its `unit` is measured, how far it moves when every input moves
+by one part in one, and all of the above is relative to the larger of truth and unit / 3. No value is asked to be right
+to better than a spacing of its dtype's subnormal numbers.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..numerics.errors import Errors, compare
+from ..numerics.evaluate import Arriving, truth
+from ..numerics.gradients import rounding_error
+from ..numerics.operators import Operator
+
+ROUNDINGS = 12
+DRAWS, STEP = 4, 1e-6
+
+
+def budget(dtype: torch.dtype, terms: int, total: float, added: int = 0) -> float:
+    """The relative L2 error that is allowed.
+
+    terms: n, the longest sums; total: the largest |sum of the log decays| over the sequence; added: how many tokens'
+    gradients are added up in the dtype, 0 for a tensor with a time axis.
+    """
+    along = rounding_error(torch.promote_types(dtype, torch.float32))
+    return 2 * (math.sqrt(ROUNDINGS + added) * rounding_error(dtype) + along * (terms + total))
+
+
+def total_decay(w: Tensor) -> float:
+    """The largest sum of any channel's log decays over the sequence, as a size; -inf forgets, and rounds nothing."""
+    return w.detach().double().abs().nan_to_num(posinf=0.0).sum(1).max().item()
+
+
+class Excess(NamedTuple):
+    """How far a tensor is from its truth, in the measure that is worst beside its budget."""
+
+    measure: str
+    figure: float
+    allowed: float
+    errors: Errors
+
+    @property
+    def share(self) -> float:
+        return math.inf if not self.errors.finite else self.figure / self.allowed
+
+
+def judge(got: Tensor, true: Tensor, allowed: float, unit: Tensor | None = None) -> Excess:
+    """Hold `got` to the three measures; unit: of `units`, None for not measured."""
+    limits = torch.finfo(got.dtype)
+    wide = torch.finfo(torch.promote_types(got.dtype, torch.float32))
+    spacing = max(limits.smallest_normal * limits.eps, wide.smallest_normal)
+    got = got.detach().to(true)
+    got = torch.where((got - true).abs() <= spacing, true, got)
+    errors = compare(got, true)
+    if not errors.finite:
+        return Excess("non-finite", math.inf, allowed, errors)
+    size = true.square().mean().sqrt()
+    if unit is not None:
+        size = torch.maximum(size, unit.square().mean().sqrt() / 3)
+    if got.numel() == 0 or not (got != true).any():
+        return Excess("L2", 0.0, allowed, errors)
+    error = torch.where(true.isfinite(), got - true, 0.0)
+    l2, worst = error.square().mean().sqrt() / size, error.abs().max() / size
+    rows = torch.atleast_1d(true).square().mean(-1).sqrt().clamp(min=size)
+    row = (torch.atleast_1d(error).square().mean(-1).sqrt() / rows).max()
+    found = [
+        Excess("L2", l2.item(), allowed, errors),
+        Excess("worst element", worst.item(), allowed * (5 + 2 * (true.abs().max() / size).item()), errors),
+        Excess("worst row", row.item(), 4 * allowed, errors),
+    ]
+    return max(found, key=lambda x: x.share if x.share == x.share else math.inf)
+
+
+def units(op: Operator, inputs: Mapping, arriving: Arriving, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """How far every value moves, per part that all inputs move, in the mean square of a few draws."""
+    generator = torch.Generator().manual_seed(0)
+
+    def moved(x: Tensor) -> Tensor:
+        return x.double() * (1 + STEP * torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.device))
+
+    leaves, found = op.leaves(inputs), {name: torch.zeros_like(x) for name, x in values.items()}
+    do, dstate = arriving
+    for _ in range(DRAWS):
+        elsewhere = op.arguments({name: moved(x) for name, x in leaves.items()}, {**inputs, "scale": op.scale(inputs)})
+        arrives = moved(do), op.state([moved(x) for x in op.parts(dstate)])
+        for name, x in truth(op, elsewhere, arriving=arrives, recurrence=False).items():
+            found[name] += ((x - values[name]) / STEP).square().nan_to_num(0.0) / DRAWS
+    return {name: x.sqrt() for name, x in found.items()}

@@ -1,0 +1,419 @@
+"""Runs a subject at a setting, forward and backward, and holds what comes to the float64 truth."""
+
+import functools
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from ..numerics.evaluate import truth
+from ..numerics.operators import operator
+from .budget import budget, judge, total_decay, units
+from .setting import Setting
+from .subject import Broken, Refused, Subject, _words
+
+SCALES = (None, 0.0, -0.5, -1.0)
+"""The default scale is K to one of these powers; None: the operator's own."""
+
+PLAIN = (
+    Setting(),
+    Setting(K=32, V=32, M=32),
+    Setting(K=64, V=64, M=64),
+    *(Setting(K=64, V=64, M=64, dtype=dtype) for dtype in ("bfloat16", "float16")),
+    Setting(dtype="float64"),
+)
+"""The calls that are tried first; the first that is taken is the plainest one of a subject."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check found at one setting: its worst figure and what was allowed; fails where that is exceeded."""
+
+    setting: Setting
+    kind: str  # "fine", "wrong", "non-finite", "no gradient", "raises", "changed"
+    tensor: str
+    figure: float
+    allowed: float
+    words: str
+    others: tuple[str, ...] = ()  # further tensors that fail
+    measure: str = "L2"  # of `figure`, where it is an error
+
+    @property
+    def fails(self) -> bool:
+        return self.kind != "fine"
+
+    @property
+    def share(self) -> float:
+        """Of what is allowed; infinite for what is not a matter of size."""
+        if self.kind in ("no gradient", "raises", "non-finite"):
+            return float("inf")
+        return self.figure / self.allowed if self.allowed else float("inf") if self.figure else 0.0
+
+
+@dataclass
+class Ran:
+    """What a subject made: outputs and gradients by name, None for a gradient that did not come."""
+
+    values: dict[str, Tensor | None]
+    cut_off: tuple[str, ...] = ()
+    missing_state: bool = False
+    held: list[Tensor] = field(default_factory=list)
+
+
+@functools.lru_cache(maxsize=1024)
+def true_values(op: str, setting: Setting, device: str, power: float | None) -> tuple[dict[str, Tensor], float]:
+    """The float64 truth of a setting, and the largest sum of its log decays; power: of K, the default scale."""
+    op = operator(op)
+    x, (do, dstate) = setting.make(op, device)
+    arriving = do, None if setting.loss == "o" else dstate
+    if setting.loss == "state":
+        arriving = torch.zeros_like(do), dstate
+    if setting.scale is None and power is not None:
+        x["scale"] = float(setting.K) ** power
+    found = truth(op, x, arriving=arriving)
+    return {name: y.detach() for name, y in found.items()}, total_decay(x[op.decay])
+
+
+@functools.lru_cache(maxsize=64)
+def true_units(op: str, setting: Setting, device: str, power: float | None) -> dict[str, Tensor]:
+    values, _ = true_values(op, setting, device, power)
+    op = operator(op)
+    x, (do, dstate) = setting.make(op, device)
+    if setting.scale is None and power is not None:
+        x["scale"] = float(setting.K) ** power
+    arriving = torch.zeros_like(do) if setting.loss == "state" else do, None if setting.loss == "o" else dstate
+    return units(op, x, arriving, values)
+
+
+class Examiner:
+    """A subject, and what was learnt of it: what it supports, which tensors are wrong at the plainest call already.
+
+    supports: why a feature is not supported, None where it is. known: tensors that need no second mention, and why.
+    power: its default scale is K to this power, None for the operator's own.
+    deadline: a moment of `time.monotonic` from which probes try no further settings.
+    """
+
+    def __init__(self, subject: Subject, *, device: str = "cpu", full: bool = False, seed: int = 0):
+        self.subject, self.op, self.device, self.full, self.seed = subject, subject.op, device, full, seed
+        self.deadline = float("inf")
+        self._remembered: dict[Setting, Ran] = {}
+        self.known: dict[str, str] = {}
+        self.with_states: dict[str, str] = {}
+        self.granule = 1
+        self.raising, self.asking = "", False
+        self.supports: dict[str, str | None] = {"scale": None, "backward": None}
+        self.power: float | None = None
+        self.backward = True
+        self._learn()
+
+    # --- one run ---------------------------------------------------------------------------------------------------
+
+    def run(self, setting: Setting, *, backward: bool = True, keep: Callable | None = None) -> Ran:
+        """Raises Refused where the subject does not take it, Broken where its backward pass or its result is wrong.
+
+        keep: a function of the arguments and arriving gradients that may put them elsewhere in memory.
+        """
+        op = self.op
+        x, arriving = setting.make(op, self.device)
+        x, arriving = setting.laid_out(x, arriving, op)
+        if keep is not None:
+            x, arriving = keep(x, arriving)
+        backward = backward and self.backward
+        leaves = {name: y.detach().requires_grad_(backward) for name, y in op.leaves(x).items()}
+        with torch.set_grad_enabled(backward):
+            o, parts = self._forward(setting, op.arguments(leaves, x))
+        outputs = {"o": o} | (dict(zip(op.outputs[1:], parts, strict=False)) if setting.final_state else {})
+        shapes = op.size(leaves, x.get("cu_seqlens"))
+        for name, y in outputs.items():
+            expected = [shapes[axis] for axis in op.axes[name].split()]
+            if list(y.shape) != expected:
+                raise Broken(f"{name}: expected {expected}, got {list(y.shape)}")
+            if not y.is_floating_point():
+                raise Broken(f"{name}: expected floating-point numbers, got {y.dtype}")
+        ran = Ran({name: y.detach() for name, y in outputs.items()}, held=[o, *parts])
+        ran.missing_state = setting.final_state and not parts
+        if backward:
+            self._gradients(setting, ran, outputs, leaves, arriving)
+        return ran
+
+    def _forward(self, setting: Setting, arguments: dict) -> tuple[Tensor, tuple[Tensor, ...]]:
+        if setting.cut is None:
+            return self.subject(arguments)
+        pieces, state, rows = [], arguments.get("initial_state"), self.op.sequences
+        for part in (slice(0, setting.cut), slice(setting.cut, None)):
+            piece = arguments | {name: arguments[name][:, part].contiguous() for name in rows}
+            o, parts = self.subject(piece | {"initial_state": state, "output_final_state": True})
+            if not parts:
+                raise Refused("it returns no final state")
+            state = self.op.state(parts)
+            pieces.append(o)
+        return torch.cat(pieces, 1), parts
+
+    def _gradients(self, setting: Setting, ran: Ran, outputs: dict, leaves: dict, arriving: tuple) -> None:
+        do, dstate = arriving
+        into = dict(zip(self.op.outputs, (do, *self.op.parts(dstate)), strict=True))
+        wanted = {"o": ["o"], "both": list(outputs), "state": list(outputs)[1:]}[setting.loss]
+        ran.cut_off = tuple(name for name in wanted if not outputs[name].requires_grad)
+        able = [name for name in wanted if outputs[name].requires_grad]
+        grads = [None] * len(leaves)
+        if able:
+            try:
+                grads = torch.autograd.grad(
+                    [outputs[name] for name in able],
+                    list(leaves.values()),
+                    [into[name].to(outputs[name].dtype) for name in able],
+                    allow_unused=True,
+                )
+            except NotImplementedError as error:
+                raise Refused(_words(error)) from error
+            except Exception as error:
+                words = f"its backward pass raised {_words(error)}"
+                raise (Refused if words == self.raising and not self.asking else Broken)(words) from error
+        ran.values |= {f"d{name}": grad for name, grad in zip(leaves, grads, strict=True)}
+
+    # --- what the subject takes ------------------------------------------------------------------------------------
+
+    def _learn(self) -> None:
+        refusals = []
+        for plain in PLAIN:
+            self.plain = plain.without(seed=self.seed)
+            why = self._refuses(self.plain)
+            if why is None:
+                break
+            refusals.append(why)
+        else:
+            raise ValueError(f"{self.subject.name}: it takes none of the plainest calls. {refusals[0]}")
+        self.supports["scale"] = self._refuses(self.plain.without(scale=float(self.plain.K) ** -0.5))
+        self.supports["initial state"] = self._refuses(self.plain.without(initial_state=True))
+        self.supports["final state"] = self._refuses(self.plain.without(final_state=True))
+        if self.supports["final state"] is None and not self._returns_state():
+            self.supports["final state"] = "it returns no final state"
+        self.supports["batches"] = self._refuses(self.plain.without(B=2))
+        self.supports["heads"] = self._refuses(self.plain.without(H=3))
+        wide, narrow = self.plain.V * 2, self.plain.K
+        self.supports["K != V"] = self._refuses(self.plain.without(K=narrow, V=wide))
+        self.supports["packed sequences"] = self._refuses(self.plain.without(lengths=(32, 32)))
+        self.granule = next((n for n in (1, 16, 64) if not self._refuses(self.plain.without(T=64 + n))), 64)
+        for dtype in ("bfloat16", "float16"):
+            self.supports[dtype] = self._refuses(self.plain.without(dtype=dtype))
+        self.supports["backward"] = self._learn_backward()
+        self.backward = self.supports["backward"] is None
+        self._learn_scale()
+        if self.backward:
+            self._learn_missing()
+        self._learn_wrong()
+
+    def _refuses(self, setting: Setting) -> str | None:
+        try:
+            self.run(setting, backward=False)
+        except Refused as refused:
+            return str(refused)
+        except Broken as broken:
+            if setting == self.plain:
+                return str(broken)
+        return None
+
+    def _returns_state(self) -> bool:
+        try:
+            return not self.run(self.plain.without(final_state=True), backward=False).missing_state
+        except (Refused, Broken):
+            return True
+
+    def _learn_backward(self) -> str | None:
+        """None where any input gets a gradient in any of a few calls."""
+        why = "no input gets a gradient"
+        for fields in ({}, {"final_state": True, "loss": "both"}, {"K": 64, "V": 64, "M": 64}, {"T": 16}, {"H": 2}):
+            try:
+                ran = self.run(self.resolved(self.plain.without(**fields)))
+            except (Refused, Broken) as error:
+                why = str(error)
+                continue
+            if any(y is not None for name, y in ran.values.items() if name not in self.op.outputs):
+                return None
+        return why
+
+    def _learn_scale(self) -> None:
+        """Which default scale a subject without a `scale` has, so that other probes can go on."""
+        if self.supports["scale"] is None:
+            return
+        for power in SCALES:
+            self.power = power
+            try:
+                found = self.compare(self.plain, excuse="none", only=("o",))
+            except (Refused, Broken):
+                break
+            if not found.fails:
+                return
+        self.power = None
+
+    def _learn_missing(self) -> None:
+        richest = self.plain.without(initial_state=True, final_state=True, loss="both")
+        for setting in (richest, self.plain):
+            try:
+                ran = self.run(self.resolved(setting))
+            except (Refused, Broken):
+                continue
+            for name in ran.cut_off:
+                self.known[name] = "cut off"
+            exact, _ = self.exact(self.resolved(setting))
+            for name, y in ran.values.items():
+                if y is None and exact[name].any():
+                    self.known[name] = "missing"
+            return
+
+    def _learn_wrong(self) -> None:
+        plain, states = self.plain.without(final_state=True), {"initial_state": True, "final_state": True}
+        for setting in (plain, self.plain):
+            if self._note_wrong(setting, self.known):
+                break
+        rich = self.plain.without(T=16, B=2, H=2, decay="rwkv6-init", **states, loss="both")
+        self._note_wrong(rich, self.with_states)
+
+    def _note_wrong(self, setting: Setting, into: dict) -> bool:
+        try:
+            found = self.findings(self.resolved(setting))
+        except Refused:
+            return False
+        into |= {x.tensor: "wrong" for x in found if x.kind == "wrong" and x.tensor not in self.known}
+        self.raising = next((x.words for x in found if x.kind == "raises" and not x.tensor), self.raising)
+        return True
+
+    def resolved(self, setting: Setting) -> Setting:
+        """The setting without what the subject does not support."""
+
+        def refused(feature: str) -> bool:
+            return self.supports.get(feature) is not None
+
+        fields = {}
+        if refused("initial state"):
+            fields["initial_state"] = False
+        if refused("final state"):
+            fields |= {"final_state": False, "loss": "o" if setting.loss == "both" else setting.loss}
+        elif setting.loss == "both" and any(self.known.get(name) == "cut off" for name in self.op.outputs[1:]):
+            fields["loss"] = "o"
+        if refused("batches"):
+            fields["B"] = 1
+        if refused("heads"):
+            fields["H"] = 1
+        if refused("K != V"):
+            fields["V"] = setting.K
+        if self.granule > 1:
+            n = self.granule
+            fields["T"] = -(-setting.T // n) * n
+            if setting.lengths is not None:
+                fields["lengths"] = tuple(-(-length // n) * n for length in setting.lengths)
+            if setting.cut is not None:
+                fields["cut"] = min(max(n, setting.cut // n * n), fields["T"] - n)
+        if setting.scale is None and not setting.default_scale and not refused("scale"):
+            fields["scale"] = float(setting.K) ** self.op.scale_exponent
+        return setting.without(**fields)
+
+    # --- against the truth -----------------------------------------------------------------------------------------
+
+    def exact(self, setting: Setting) -> tuple[dict[str, Tensor], float]:
+        plain = setting.without(layout="contiguous", offsets="contiguous", cut=None)
+        return true_values(self.op.name, plain, self.device, self.power)
+
+    def unit(self, setting: Setting) -> dict[str, Tensor]:
+        plain = setting.without(layout="contiguous", offsets="contiguous", cut=None)
+        return true_units(self.op.name, plain, self.device, self.power)
+
+    def findings(
+        self, setting: Setting, *, ran: Ran | None = None, only: Iterable[str] = (), finite: bool = False
+    ) -> list[Finding]:
+        """Every tensor against the truth at a setting that is resolved; finite: only whether it is finite."""
+        try:
+            ran = self.run(setting) if ran is None else ran
+        except Broken as broken:
+            return [Finding(setting, "raises", "", float("inf"), 0.0, str(broken))]
+        exact, total = self.exact(setting)
+        tokens = setting.T if setting.lengths is None else sum(setting.lengths)
+        terms, found = tokens + setting.K + setting.V, []
+        for name in ran.cut_off:
+            words = f"{name} is cut off: no gradient comes back from it"
+            found.append(Finding(setting, "no gradient", name, float("inf"), 0.0, words))
+        if ran.missing_state and self.supports.get("final state") is None:
+            words = "no final state came back"
+            found.append(Finding(setting, "raises", self.op.outputs[1], float("inf"), 0.0, words))
+        for name, got in ran.values.items():
+            if only and name not in only:
+                continue
+            true = exact[name]
+            if got is None:
+                if true.any():
+                    words = f"{name[1:]} gets no gradient"
+                    found.append(Finding(setting, "no gradient", name, float("inf"), 0.0, words))
+                continue
+            if finite:
+                bad = ~got.isfinite() & true.isfinite()
+                kind, count = ("non-finite", int(bad.sum())) if bad.any() else ("fine", 0)
+                found.append(Finding(setting, kind, name, count, 0.0, _non_finite(name, got, true)))
+                continue
+            shared = name[1:] in self.op.tensors and name[1:] not in self.op.sequences
+            allowed = budget(setting.torch_dtype, terms, total, setting.B * tokens if shared else 0)
+            excess = judge(got, true, allowed)
+            if excess.share > 1 and excess.errors.finite:
+                excess = judge(got, true, allowed, self.unit(setting)[name])
+            kind = "fine" if excess.share <= 1 else "wrong" if excess.errors.finite else "non-finite"
+            words = f"{name}: {excess.measure} {excess.figure:.1e}, allowed {excess.allowed:.1e}"
+            if kind == "non-finite":
+                words = _non_finite(name, got, true)
+            elif kind == "wrong" and excess.errors.worst_index is not None:
+                words += f", worst at {list(excess.errors.worst_index)}"
+            measure = "L2" if kind == "non-finite" else excess.measure
+            found.append(Finding(setting, kind, name, excess.figure, excess.allowed, words, measure=measure))
+        return found
+
+    def compare(
+        self,
+        setting: Setting,
+        *,
+        excuse: str = "all",
+        but: Iterable[str] = (),
+        only: Iterable[str] = (),
+        finite: bool = False,
+        run: Callable[[Setting], Ran] | None = None,
+    ) -> Finding:
+        """The worst of all tensors.
+
+        excuse: which known tensors are held to finiteness alone: "all", those of the "plain" call, or "none"; but for
+        names in `but`.
+        """
+        setting, self.asking = self.resolved(setting), excuse != "all"
+        try:
+            ran = (run or self.run)(setting)
+        except Broken as broken:
+            return Finding(setting, "raises", "", float("inf"), 0.0, str(broken))
+        found = self.findings(setting, ran=ran, only=only, finite=finite)
+        known = {"all": self.with_states | self.known, "plain": self.known, "none": {}}[excuse]
+        spared = set(known) - set(but)
+        found = [x for x in found if x.tensor not in spared or x.kind == "non-finite" and known[x.tensor] == "wrong"]
+        if not found:
+            return Finding(setting, "fine", "", 0.0, 0.0, "nothing to compare")
+        worst = max(found, key=lambda x: (x.fails, x.share))
+        others = [x.tensor for x in found if x.fails and x is not worst and x.tensor]
+        if worst.fails and others:
+            others = tuple(dict.fromkeys(others))
+            worst = replace(worst, words=f"{worst.words}; also {', '.join(others)}", others=others)
+        return worst
+
+    def run_once(self, setting: Setting) -> Ran:
+        """`run`, remembered: probes that ask different questions of one sweep share it."""
+        if setting not in self._remembered:
+            self._remembered[setting] = self.run(setting)
+        return self._remembered[setting]
+
+    @property
+    def late(self) -> bool:
+        return time.monotonic() > self.deadline
+
+
+def _non_finite(name: str, got: Tensor, true: Tensor) -> str:
+    bad = ~got.isfinite() & true.isfinite()
+    if not bad.any():
+        return f"{name}: finite"
+    at = [int(i) for i in torch.unravel_index(bad.double().argmax(), bad.shape)] if bad.ndim else []
+    kind = "NaN" if got.isnan().any() else "inf"
+    return f"{name}: {kind}, {int(bad.sum())} of {bad.numel()} values are not finite, first at {at}"

@@ -1,0 +1,645 @@
+"""The probes: each asks one question of a kernel that a real failure of the casebook has taught.
+
+A probe has settings, the plainest first, and a check that runs the subject at one of them and returns a `Finding`. Its
+`case` is the one that it resembles, by the law; `budget` says where the allowed figure comes from.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from ..numerics.errors import compare
+from ..numerics.operators import Operator
+from .examiner import Broken, Examiner, Finding, Ran, Refused
+from .setting import EXPANDED, Setting
+
+ROUNDING = "rounding: 2 (sqrt(12) roundings of the dtype + (T + K + V + |sum of log decays|) of float32)"
+EXACT = "none: equal bits"
+FINITE = "none: every value whose truth is finite is finite"
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One question. needs: features without which it is not supported; long: for GPUs, left to `--full`."""
+
+    name: str
+    meaning: str
+    case: str
+    settings: Callable[[Examiner], Sequence[Setting]]
+    check: Callable[[Examiner, Setting], Finding]
+    budget: str = ROUNDING
+    needs: tuple[str, ...] = ()
+    kinds: dict[str, str] = field(default_factory=dict)
+    """Another case for a kind of finding, or for a finding of "kind tensor"."""
+
+    def resembles(self, finding: Finding, op: Operator) -> str:
+        """The name of the case that a failure resembles, "" for none."""
+        if finding.kind == "raises":
+            return "transposed_mask" if "compatible" in finding.words or "broadcast" in finding.words else ""
+        decay = "decay" if finding.tensor == f"d{op.decay}" and not finding.others else "other"
+        return self.kinds.get(f"{finding.kind} {decay}") or self.kinds.get(finding.kind) or self.case
+
+
+# --- checks ------------------------------------------------------------------------------------------------------
+
+
+def against_truth(x: Examiner, setting: Setting) -> Finding:
+    return x.compare(setting)
+
+
+def everything(x: Examiner, setting: Setting) -> Finding:
+    """As `against_truth`, what is known to be wrong too, but not what gets no gradient: another probe says so."""
+    wrong = [name for name, why in x.known.items() if why == "wrong"]
+    return x.compare(setting, excuse="plain", but=wrong)
+
+
+def through_states(x: Examiner, setting: Setting) -> Finding:
+    """As `against_truth`; what is wrong only where states go in and out is the question here."""
+    return x.compare(setting, excuse="plain", but=(*x.op.outputs[1:], *(f"d{name}" for name in x.op.states)))
+
+
+def finite(x: Examiner, setting: Setting) -> Finding:
+    return x.compare(setting, finite=True, run=x.run_once)
+
+
+def accurate(x: Examiner, setting: Setting) -> Finding:
+    """Right where finite: another probe says where it is not."""
+    found = finite(x, setting)
+    if found.fails:
+        return replace(found, kind="fine", tensor="", figure=0.0, words="not finite everywhere")
+    return x.compare(setting, run=x.run_once)
+
+
+def tail(x: Examiner, setting: Setting) -> Finding:
+    """Against the truth; what fails with full blocks too is not a matter of the tail, and is tried at mild decay."""
+    found = x.compare(setting)
+    if not found.fails:
+        return found
+    if x.compare(setting.without(T=-(-setting.T // 64) * 64)).kind == found.kind:
+        return x.compare(setting.without(decay=(-0.5, -0.05)))
+    return found
+
+
+def half(x: Examiner, setting: Setting) -> Finding:
+    """Against the truth; what is not finite in float32 either is another probe's."""
+    found = x.compare(setting)
+    if found.kind == "non-finite":
+        try:
+            wide = x.compare(setting.without(dtype="float32"))
+        except Refused:
+            return found
+        if wide.kind == "non-finite":
+            return replace(found, kind="fine", figure=0.0, words="not finite in float32 either")
+    return found
+
+
+def gradients(x: Examiner, setting: Setting) -> Finding:
+    """Every input gets a gradient."""
+    setting = x.resolved(setting.without(initial_state=False, final_state=False, loss="o"))
+    try:
+        ran = x.run(setting)
+    except Broken as broken:
+        return Finding(setting, "raises", "", math.inf, 0.0, str(broken))
+    exact, _ = x.exact(setting)
+    none = [name for name in ran.values if ran.values[name] is None and exact[name].any()]
+    cut = ran.cut_off
+    if none or cut:
+        words = f"no gradient for {', '.join(name[1:] for name in none)}" if none else "o is cut off from every input"
+        return Finding(setting, "no gradient", none[0] if none else "o", len(none), 0.0, words)
+    return Finding(setting, "fine", "", 0.0, 0.0, "every input gets a gradient")
+
+
+def scale(x: Examiner, setting: Setting) -> Finding:
+    """A scale is used, and the default one is the operator's."""
+    if setting.scale is not None and x.supports["scale"] is not None:
+        raise Refused(x.supports["scale"])
+    power, x.power = x.power, None
+    try:
+        ran = x.run(setting)
+        exact, total = x.exact(setting)
+        found = x.findings(setting, ran=ran, only=("o",))[0]
+    except Broken as broken:
+        return Finding(setting, "raises", "", math.inf, 0.0, str(broken))
+    finally:
+        x.power = power
+    if found.kind != "wrong" or "o" in x.known and power is None:
+        return Finding(setting, "fine", "o", found.figure, found.allowed, found.words)
+    factor, rest = _ratio(ran.values["o"], exact["o"])
+    words = f"o is {factor:.4g} times what it should be, {rest:.0e} of it unexplained"
+    if rest > 0.01:
+        words = found.words
+    return Finding(setting, "wrong", "o", found.figure, found.allowed, words)
+
+
+def _ratio(got: Tensor, true: Tensor) -> tuple[float, float]:
+    y, x = got.double().flatten(), true.flatten()
+    factor = (x @ y) / (x @ x)
+    return factor.item(), ((y - factor * x).norm() / y.norm()).item()
+
+
+def causal(x: Examiner, setting: Setting) -> Finding:
+    """Outputs before a token have the same bits whatever comes from it on."""
+    setting = x.resolved(setting)
+    op, P = x.op, setting.changed
+    o = []
+    for changed in (False, True, False):
+        made, arriving = setting.make(op, x.device)
+        made = setting.later_changed(made, op) if changed else made
+        with torch.no_grad():
+            y, _ = x.subject(made)
+        o.append(y[:, :P].detach().double())
+    if not torch.equal(o[0].nan_to_num(), o[2].nan_to_num()):
+        # Not repeatable to the bit: hold the change to rounding instead.
+        change = compare(o[1], o[0]).l2
+        allowed = 100 * torch.finfo(setting.torch_dtype).eps
+        kind = "changed" if change > allowed else "fine"
+        return Finding(setting, kind, "o", change, allowed, f"outputs before token {P} change by {change:.1e}")
+    error = (o[1] - o[0]).abs().nan_to_num(math.inf)
+    change = (error.max() / o[0].square().mean().sqrt()).item()
+    kind = "changed" if change > 0 else "fine"
+    return Finding(setting, kind, "o", change, 0.0, f"outputs before token {P} change by {change:.1e} of their RMS")
+
+
+def unchanged(x: Examiner, setting: Setting) -> Finding:
+    """Neither inputs nor arriving gradients are written to."""
+    setting, op = x.resolved(setting), x.op
+    seen, before = {}, {}
+
+    def keep(made: dict, arriving: tuple) -> tuple[dict, tuple]:
+        do, dstate = arriving
+        for name, y in {**op.leaves(made), "do": do, "cu_seqlens": made.get("cu_seqlens")}.items():
+            if y is not None:
+                seen[name], before[name] = y, y.detach().clone()
+        return made, arriving
+
+    try:
+        x.run(setting, keep=keep)
+    except Broken as broken:
+        return Finding(setting, "raises", "", math.inf, 0.0, str(broken))
+    shares = {}
+    for name, y in seen.items():
+        differs = (y.detach() != before[name]) & ~(y.detach().isnan() & before[name].isnan())
+        shares[name] = differs.double().mean().item()
+    name = max(shares, key=shares.get)
+    kind = "changed" if shares[name] else "fine"
+    words = f"{100 * shares[name]:.3g}% of {name} changed" if shares[name] else "inputs are as they were"
+    return Finding(setting, kind, name if shares[name] else "", shares[name], 0.0, words)
+
+
+def apart(x: Examiner, setting: Setting) -> Finding:
+    """No output lives in an input's memory, nor in that of an earlier call's output; equal calls give equal results."""
+    setting, op = x.resolved(setting), x.op
+    made, _ = setting.make(op, x.device)
+    inputs = {name: y for name, y in op.leaves(made).items()}
+    with torch.no_grad():
+        o, parts = x.subject(made)
+        outputs = dict(zip(op.outputs, (o, *(parts if setting.final_state else ())), strict=False))
+        for name, y in outputs.items():
+            for other, z in inputs.items():
+                if _overlap(y, z):
+                    words = f"{name} lies in the memory of {other}"
+                    return Finding(setting, "changed", name, 1.0, 0.0, words)
+        kept = {name: y.detach().clone() for name, y in outputs.items()}
+        again, _ = setting.without(seed=setting.seed + 1).make(op, x.device)
+        x.subject(again)
+        for name, y in outputs.items():
+            if not torch.equal(y.nan_to_num(), kept[name].nan_to_num()):
+                return Finding(setting, "changed", name, 1.0, 0.0, f"{name} is overwritten by the next call")
+    return Finding(setting, "fine", "", 0.0, 0.0, "outputs have memory of their own")
+
+
+def _overlap(x: Tensor, y: Tensor) -> bool:
+    if x.numel() == 0 or y.numel() == 0 or x.device != y.device:
+        return False
+    return x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
+
+
+def repeatable(x: Examiner, setting: Setting) -> Finding:
+    """The same call twice gives the same bits."""
+    setting = x.resolved(setting)
+    try:
+        first, second = x.run(setting), x.run(setting)
+    except Broken as broken:
+        return Finding(setting, "raises", "", math.inf, 0.0, str(broken))
+    for name, y in first.values.items():
+        z = second.values[name]
+        if y is not None and z is not None and not torch.equal(y.nan_to_num(), z.nan_to_num()):
+            off = ((y - z).double().norm() / y.double().norm()).item()
+            return Finding(setting, "changed", name, off, 0.0, f"{name} differs by {off:.1e} from call to call")
+    return Finding(setting, "fine", "", 0.0, 0.0, "equal bits")
+
+
+def poisoned(x: Examiner, setting: Setting) -> Finding:
+    """Right although memory that nobody wrote holds NaN."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        return x.compare(setting)
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+GUARD = 256  # numbers before and behind a tensor
+
+
+class _Fences:
+    """Tensors with a guard of NaN before and behind them, and whether every guard is still whole."""
+
+    def __init__(self):
+        self.guards: list[tuple[str, Tensor]] = []
+
+    def around(self, x: Tensor, name: str) -> Tensor:
+        """A copy of x with guards."""
+        memory = torch.full((x.numel() + 2 * GUARD,), math.nan, dtype=x.dtype, device=x.device)
+        memory[GUARD : GUARD + x.numel()] = x.detach().flatten()
+        self.guards += [(name, memory[:GUARD]), (name, memory[GUARD + x.numel() :])]
+        return memory[GUARD : GUARD + x.numel()].view(x.shape)
+
+    def broken(self) -> str | None:
+        return next((name for name, guard in self.guards if not guard.isnan().all()), None)
+
+
+def fenced(x: Examiner, setting: Setting) -> Finding:
+    """Right, and nothing written beyond a tensor's end, with NaN before and behind every tensor."""
+    fences, op = _Fences(), x.op
+
+    def keep(made: dict, arriving: tuple) -> tuple[dict, tuple]:
+        leaves = {name: fences.around(y, name) for name, y in op.leaves(made).items()}
+        do, dstate = arriving
+        dparts = [fences.around(part, "a state's gradient") for part in op.parts(dstate)]
+        return op.arguments(leaves, made), (fences.around(do, "do"), op.state(dparts))
+
+    def allocate(original: Callable, filled: bool = False) -> Callable:
+        def call(*args, **kwargs):
+            y = original(*args, **kwargs)
+            if not isinstance(y, Tensor) or not y.is_floating_point() or not y.is_contiguous() or y.requires_grad:
+                return y
+            return fences.around(y if filled else torch.full_like(y, math.nan), "an output or a buffer")
+
+        return call
+
+    def run(at: Setting) -> Ran:
+        names = ("empty", "empty_like", "zeros", "zeros_like")
+        on_tensor = ("new_empty", "new_zeros")
+        full_like, full = torch.full_like, torch.full
+        with mock.patch.multiple(torch, **{n: allocate(getattr(torch, n), "zeros" in n) for n in names}):
+            with mock.patch.multiple(Tensor, **{n: allocate(getattr(Tensor, n), "zeros" in n) for n in on_tensor}):
+                assert (full_like, full) == (torch.full_like, torch.full)
+                return x.run(at, keep=keep)
+
+    found = x.compare(setting, run=run)
+    written = fences.broken()
+    if written is not None:
+        words = f"numbers were written beyond {written}"
+        return Finding(found.setting, "changed", "", 1.0, 0.0, words)
+    return found
+
+
+def contained(x: Examiner, setting: Setting) -> Finding:
+    """A non-finite v stays in its own sequence and head; how far back it reaches is told."""
+    setting, op = x.resolved(setting), x.op
+    made, _ = setting.make(op, x.device)
+    with torch.no_grad():
+        o, _ = x.subject(made)
+    bad = ~o.isfinite().all(-1)  # [B, T, H]
+    t, groups = setting.bad[0], o.shape[2] // op.size(op.leaves(made))["H"]
+    own = torch.zeros_like(bad)
+    own[0, :, :groups] = True
+    if setting.lengths is not None:
+        start = 0
+        for length in setting.lengths:
+            if not start <= t < start + length:
+                own[0, start : start + length] = False
+            start += length
+    outside = int((bad & ~own).sum())
+    first = int(bad[0, :, 0].double().argmax()) if bad[0, :, 0].any() else t
+    reach = t - first
+    words = f"reaches {reach} tokens back" if reach else "no token before it"
+    if outside:
+        at = [int(i) for i in torch.unravel_index((bad & ~own).double().argmax(), bad.shape)]
+        words = f"{outside} outputs of other sequences or heads are not finite, first at {at}"
+    return Finding(setting, "non-finite" if outside else "fine", "o", outside, 0.0, words)
+
+
+# --- settings ----------------------------------------------------------------------------------------------------
+
+SIZES = {"B": 2, "H": 3}
+STATES = {"initial_state": True, "final_state": True}
+BOTH = {**STATES, "loss": "both"}
+MIXED = (-6.0, -0.05)
+SWEEP = (-1e-4, -0.1, -0.5, -1.0, -1.5, -2.0, -3.0, -6.0, -8.0, -12.0, -20.0, -50.0, -90.0, -1e3)
+
+
+def _truth(x: Examiner) -> list[Setting]:
+    p = x.plain
+    found = [
+        p,
+        p.without(T=17, **SIZES),
+        p.without(T=100, **SIZES, **BOTH),
+        p.without(T=100, **SIZES, **BOTH, decay="rwkv6-init", seed=p.seed + 1),
+        p.without(T=96, **SIZES, **BOTH, decay="none"),
+        p.without(T=70, **SIZES, **BOTH, decay="uniform"),
+        p.without(T=1, **SIZES, **BOTH),
+        p.without(T=2, **BOTH),
+        p.without(T=257, H=2, **BOTH, decay="gsa"),
+    ]
+    if x.full:
+        found += [p.without(T=T, **SIZES, **BOTH, decay="rwkv6-init") for T in (1000, 4096)]
+    return found
+
+
+def _half(x: Examiner) -> list[Setting]:
+    dtypes = [name for name in ("bfloat16", "float16") if x.supports[name] is None]
+    return [
+        x.plain.without(dtype=dtype, **fields)
+        for fields in (
+            {"T": 64},
+            {"T": 256, "H": 2, "decay": "logsigmoid"},
+            {"T": 200, "H": 2, "decay": "rwkv6-init", **BOTH},
+            {"T": 256, "decay": -2.0},
+        )
+        for dtype in dtypes
+    ]
+
+
+def _sweep(x: Examiner) -> list[Setting]:
+    values = SWEEP if not x.full else [-(10 ** (n / 8)) for n in range(-32, 33)]
+    return [x.plain.without(T=128, decay=w, **BOTH) for w in values]
+
+
+def _spikes(x: Examiner) -> list[Setting]:
+    # Rows where blocks of 16 begin and end first: time may not do for all of them.
+    rows = sorted(range(64), key=lambda p: (p % 16 not in (0, 15, 1, 8), p))
+    found = [x.plain.without(T=66 + 14 * (p % 2), decay=-0.01, spike=(p, -100.0)) for p in rows]
+    return found + [x.plain.without(T=130, decay=-0.01, spike=(p, -100.0)) for p in (64, 65, 80, 96, 127, 128)]
+
+
+def _tails(x: Examiner) -> list[Setting]:
+    lengths = (1, 15, 17, 33, 63, 65, 100, 113, 127, 129, 2, 3, 16, 31, 32, 47, 48, 49, 80, 81, 97, 120)
+    lengths = range(1, 200) if x.full else lengths
+    return [x.plain.without(T=T, decay=MIXED, **BOTH) for T in lengths]
+
+
+def _suffixes(x: Examiner) -> list[Setting]:
+    places = [(64, P) for P in (5, 8, 16, 20, 24, 31, 32, 33, 40, 48, 56, 63)]
+    places += [(6, 5), (16, 7), (23, 20), (50, 45), (80, 64), (80, 70), (130, 3), (130, 100)]
+    return [x.plain.without(T=T, changed=P, K=max(32, x.plain.K), V=max(32, x.plain.V)) for T, P in places]
+
+
+def _repeated(x: Examiner) -> list[Setting]:
+    lengths = (8, 16, 32, 64)
+    decays = (-1e-3, "none")
+    dtypes = ["float32", *(name for name in ("float16", "bfloat16") if x.supports[name] is None)]
+    return [x.plain.without(T=T, decay=w, repeated=True, dtype=d) for d in dtypes for w in decays for T in lengths]
+
+
+def _layouts(x: Examiner) -> list[Setting]:
+    p = x.plain.without(T=37, **SIZES)
+    return [
+        p.without(arriving=EXPANDED),
+        p.without(layout="heads first, transposed"),
+        p.without(layout="slice of a fused projection"),
+        p.without(arriving="heads first, transposed"),
+        p.without(arriving="slice of a fused projection"),
+        p.without(T=130, layout="heads first, transposed", **BOTH),
+    ]
+
+
+LENGTHS = (20, 1, 37, 64, 9)
+
+
+PROBES: dict[str, Probe] = {
+    probe.name: probe
+    for probe in (
+        Probe(
+            "truth",
+            "Outputs or gradients differ from the formula by more than rounding, in the mean, an element or a row.",
+            "",
+            _truth,
+            everything,
+        ),
+        Probe(
+            "16-bit",
+            "In 16 bits something is rounded that has to stay in float32: running sums, states, or their gradients.",
+            "decay_gradient",
+            _half,
+            half,
+            kinds={"non-finite": "inverse"},
+        ),
+        Probe(
+            "gradients",
+            "An input gets no gradient although others do: training leaves what made it as it was.",
+            "final_state_gradient",
+            lambda x: [x.plain, x.plain.without(T=17, H=2)],
+            gradients,
+            budget="none: every input has a gradient",
+            needs=("backward",),
+        ),
+        Probe(
+            "scale",
+            "Results are a constant multiple of the operator's: a scale is ignored, or its default is another one.",
+            "chunk_vs_recurrent",
+            lambda x: [x.plain.without(default_scale=True), *(x.plain.without(scale=s) for s in (1.0, 0.3))],
+            scale,
+        ),
+        Probe(
+            "decay-onset",
+            "From some decay on values are not finite: an exponent spans so many tokens that e to it overflows.",
+            "anchor",
+            _sweep,
+            finite,
+            budget=FINITE,
+        ),
+        Probe(
+            "decay-accuracy",
+            "At strong decay values are finite and wrong: a clamp, or numbers of order 1 that cancel to e^w.",
+            "clamping",
+            _sweep,
+            accurate,
+            kinds={"wrong decay": "decay_gradient"},
+        ),
+        Probe(
+            "spike",
+            "One token that forgets all, at one row of a block, makes others NaN: the block's anchor is that row.",
+            "anchor",
+            _spikes,
+            against_truth,
+        ),
+        Probe(
+            "zero-decay",
+            "Where nothing is forgotten, w = 0, something is: a guard takes a difference of exactly 0 for forbidden.",
+            "nan_guard",
+            lambda x: [x.plain.without(T=70, decay=d, **BOTH) for d in ("none", (0.0, -0.3), -1e-30)],
+            against_truth,
+        ),
+        Probe(
+            "inf-decay",
+            "A log decay of -inf, which forgets everything, gives NaN or a gradient that is not 0.",
+            "anchor",
+            lambda x: [x.plain.without(T=70, decay=d, **BOTH) for d in ("inf-spikes", "forget", "spikes")],
+            against_truth,
+        ),
+        Probe(
+            "tails",
+            "Lengths that do not fill the last block are wrong or NaN: rows beyond the end hold what they should not.",
+            "padding",
+            _tails,
+            tail,
+        ),
+        Probe(
+            "suffix",
+            "Outputs depend on tokens after them: an anchor in the future, or a mask that lets something through.",
+            "future_anchor",
+            _suffixes,
+            causal,
+            budget=EXACT,
+        ),
+        Probe(
+            "anchor-shift",
+            "Decays that no output should see, or of other heads, change the result: an anchor is read elsewhere.",
+            "wrong_head_anchor",
+            lambda x: [
+                x.plain.without(T=48, H=4, decay=-0.1, first=-40.0),
+                x.plain.without(T=48, H=4, decay=-0.05, per_head=40.0),
+                x.plain.without(T=80, H=4, decay=-0.1, first=-200.0),
+                x.plain.without(T=48, H=4, decay=-0.01, per_head=300.0),
+            ],
+            against_truth,
+            needs=("heads",),
+        ),
+        Probe(
+            "halves",
+            "A sequence in two pieces, the state handed over, is not the whole: the state or its gradient is wrong.",
+            "final_state_gradient",
+            lambda x: [
+                x.plain.without(T=100, H=2, cut=cut, decay=d, **{**BOTH, "initial_state": False})
+                for cut, d in ((64, "logsigmoid"), (37, "rwkv6-init"), (1, "logsigmoid"))
+            ],
+            through_states,
+            needs=("initial state", "final state"),
+        ),
+        Probe(
+            "final-state",
+            "A loss on the final state alone gives wrong gradients or none: what arrives there is ignored.",
+            "final_state_gradient",
+            lambda x: [x.plain.without(T=T, H=2, **STATES, loss="state") for T in (50, 64, 1)],
+            through_states,
+            needs=("final state", "backward"),
+        ),
+        Probe(
+            "initial-state",
+            "The initial state is used wrongly, or gets a wrong gradient or none.",
+            "final_state_gradient",
+            lambda x: [
+                x.plain.without(T=T, B=2, H=2, initial_state=True, final_state=True, decay=d)
+                for T, d in ((33, "logsigmoid"), (64, "rwkv6-init"), (1, "logsigmoid"))
+            ],
+            through_states,
+            needs=("initial state",),
+        ),
+        Probe(
+            "rectangles",
+            "With K and V different, or no multiple of a tile, states or gradients are wrong: a mask is transposed.",
+            "transposed_mask",
+            lambda x: [
+                x.plain.without(T=20, H=2, K=K, V=V, M=M, **BOTH)
+                for K, V, M in ((16, 32, 16), (40, 64, 24), (64, 40, 32), (100, 120, 40), (24, 17, 9))
+            ],
+            against_truth,
+            needs=("K != V",),
+        ),
+        Probe(
+            "mutation",
+            "An input is written to: every later call that is given the same tensor is wrong.",
+            "aliasing",
+            lambda x: [
+                x.plain.without(T=T, H=2, initial_state=True, final_state=state, loss="both" if state else "o")
+                for T, state in ((64, True), (1, True), (100, False))
+            ],
+            unchanged,
+            budget=EXACT,
+        ),
+        Probe(
+            "aliasing",
+            "An output lies in memory that is somebody else's: what is written there later changes it.",
+            "aliasing",
+            lambda x: [x.plain.without(T=T, H=2, initial_state=True, final_state=True) for T in (1, 64, 2)],
+            apart,
+            budget=EXACT,
+        ),
+        Probe(
+            "strides",
+            "Inputs or an arriving gradient that are not contiguous are misread.",
+            "strides",
+            _layouts,
+            against_truth,
+        ),
+        Probe(
+            "repeat",
+            "The same call gives other bits: an atomic sum, or memory that nobody wrote.",
+            "aliasing",
+            lambda x: [x.plain.without(T=T, **SIZES, **BOTH) for T in (64, 100)],
+            repeatable,
+            budget=EXACT,
+        ),
+        Probe(
+            "poison",
+            "A value is read before it is written: what it holds is a matter of luck.",
+            "padding",
+            lambda x: [x.plain.without(T=T, **SIZES, **BOTH) for T in (64, 37, 100, 1)],
+            poisoned,
+        ),
+        Probe(
+            "canaries",
+            "Memory before or behind a tensor is read or written.",
+            "transposed_mask",
+            lambda x: [
+                x.plain.without(T=37, **SIZES, **BOTH),
+                x.plain.without(T=20, H=2, K=24 if x.plain.K == 16 else x.plain.K, V=40, **BOTH),
+            ],
+            fenced,
+        ),
+        Probe(
+            "packed",
+            "Packed sequences are cut at other tokens, or something passes from one to the next.",
+            "strided_offsets",
+            lambda x: [
+                x.plain.without(H=2, lengths=lengths, decay=d, **BOTH)
+                for lengths, d in ((LENGTHS, "rwkv6-init"), ((64, 64), "logsigmoid"), ((3, 100, 16), MIXED))
+            ],
+            against_truth,
+            needs=("packed sequences",),
+        ),
+        Probe(
+            "strided-offsets",
+            "Offsets of packed sequences that have a stride are read as if they had none.",
+            "strided_offsets",
+            lambda x: [
+                x.plain.without(H=2, lengths=LENGTHS, decay="rwkv6-init", offsets=how, **BOTH)
+                for how in ("column of (begin, end)", "every second of the halves")
+            ],
+            against_truth,
+            needs=("packed sequences",),
+        ),
+        Probe(
+            "non-finite",
+            "One non-finite token makes other sequences or heads NaN.",
+            "masking",
+            lambda x: [x.plain.without(T=70, **SIZES, bad=(45, value), decay="rwkv6-init") for value in ("inf", "nan")],
+            contained,
+            budget="none: other sequences and heads stay finite",
+        ),
+        Probe(
+            "repeated-tokens",
+            "Equal tokens lose digits or give NaN: the inverse inside a chunk is formed of powers that cancel.",
+            "inverse",
+            _repeated,
+            against_truth,
+        ),
+    )
+}
+"""Every probe by its name."""

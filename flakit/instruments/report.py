@@ -1,0 +1,130 @@
+"""An audit as a table in a terminal, as JSON, and as one self-contained page."""
+
+import json
+import math
+import platform
+from collections.abc import Mapping
+
+import torch
+from rich import box
+from rich.console import Group
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from .. import __version__
+from ..numerics.words import number
+
+COLOURS = {"pass": "green", "fail": "bold red", "not supported": "dim"}
+
+
+def setting_words(setting: Mapping) -> str:
+    """A setting as one writes it: T = 17, B = 1, ..., spike = (16, -100)."""
+    return ", ".join(f"{name} = {_value(x)}" for name, x in setting.items())
+
+
+def _value(x: object) -> str:
+    if isinstance(x, (tuple, list)):
+        return f"({', '.join(map(_value, x))})"
+    return number(x)
+
+
+def figure_words(verdict) -> str:
+    """The worst figure beside its budget."""
+    finding = verdict.finding
+    if finding is None:
+        return ""
+    if finding.kind in ("no gradient", "raises"):
+        return finding.kind
+    if finding.kind == "non-finite":
+        return "not finite"
+    if not finding.allowed:
+        return "0" if not finding.figure else number(finding.figure, 2)
+    return f"{finding.figure:.1e} of {finding.allowed:.1e}"
+
+
+def table(audit) -> Group:
+    """The verdicts, one row each; below it what a failure means."""
+    rows = Table(box=box.SIMPLE_HEAD, title=f"{audit.subject.name}, like {audit.subject.op.name}, on {audit.device}")
+    for heading in ("probe", "verdict", "worst of budget", "what was found"):
+        rows.add_column(heading, no_wrap=heading != "what was found")
+    for v in audit.verdicts:
+        colour = COLOURS[v.verdict]
+        words = v.words
+        if v.verdict == "fail":
+            words = f"{v.words}\nat {setting_words(v.setting)}"
+            if v.law:
+                words += f"\n{v.law}"
+        elif v.tried < v.settings and v.verdict == "pass":
+            words += f" ({v.tried} of {v.settings} settings)"
+        rows.add_row(v.probe.name, f"[{colour}]{v.verdict}[/]", escape(figure_words(v)), escape(words))
+    said = [rows]
+    for v in audit.failed:
+        like = f" It resembles the case {v.case}: flakit cases {v.case}." if v.case else ""
+        said.append(Text.assemble((f"{v.probe.name}: ", "bold red"), v.probe.meaning + like))
+    count = {word: sum(v.verdict == word for v in audit.verdicts) for word in COLOURS}
+    total = ", ".join(
+        f"{n} {'failed' if word == 'fail' else 'passed' if word == 'pass' else word}" for word, n in count.items()
+    )
+    said.append(Text(f"{total}; {audit.seconds:.0f} s", style="bold red" if audit.failed else "bold green"))
+    return Group(*said)
+
+
+def as_dict(audit) -> dict:
+    """What `--json` writes."""
+    return _plain(
+        {
+            "subject": audit.subject.name,
+            "like": audit.subject.op.name,
+            "device": audit.device if audit.device == "cpu" else torch.cuda.get_device_name(),
+            "versions": {
+                "flakit": __version__,
+                "torch": torch.__version__,
+                "python": platform.python_version(),
+                "triton": _triton(),
+            },
+            "seconds": round(audit.seconds, 1),
+            "probes": [
+                {
+                    "probe": v.probe.name,
+                    "verdict": v.verdict,
+                    "worst": v.worst,
+                    "budget": None if v.finding is None else v.finding.allowed,
+                    "setting": v.setting,
+                    "meaning": v.probe.meaning,
+                    "case": v.case,
+                    "words": v.words,
+                    "law": v.law,
+                    "budget_from": v.probe.budget,
+                    "tried": v.tried,
+                    "settings": v.settings,
+                    "repro": v.repro,
+                }
+                for v in audit.verdicts
+            ],
+        }
+    )
+
+
+def as_json(audit) -> str:
+    return json.dumps(as_dict(audit), indent=1)
+
+
+def _triton() -> str | None:
+    from importlib import metadata
+
+    try:
+        return metadata.version("triton")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _plain(x):
+    """What JSON has words for: NaN becomes null, infinities the strings "inf" and "-inf"."""
+    if isinstance(x, dict):
+        return {name: _plain(value) for name, value in x.items()}
+    if isinstance(x, (list, tuple)):
+        return [_plain(value) for value in x]
+    if isinstance(x, float) and not math.isfinite(x):
+        return None if math.isnan(x) else str(x)
+    return x

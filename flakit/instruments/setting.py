@@ -1,0 +1,129 @@
+"""One call of a subject: sizes, decay, states, layout. What a probe tries, what shrinks, what a repro writes down."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+from ..cases import strided_offsets, strides
+from ..numerics.evaluate import Arriving, cotangents
+from ..numerics.inputs import inputs as make_inputs
+from ..numerics.operators import Operator
+
+EXPANDED = "expanded, stride 0"
+LOSSES = ("o", "both", "state")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Every field at its default is the plainest call there is.
+
+    decay: a profile of `flakit.inputs`, one natural-log decay <= 0 for all, or a pair of them for even and odd
+    channels. per_head: each further head's decays are so many times the first's stronger.
+    spike: (token, value), one token's decay in all channels; first: head h's first token decays by h times that.
+    lengths: of packed sequences, T is their sum; offsets: how the offsets lie in memory.
+    initial_state, final_state: given, asked for. loss: what gradients arrive at: "o", "both" or the "state" alone.
+    scale: None is the operator's default, given by number where the subject takes one; default_scale: not given.
+    layout, arriving: of the inputs, and of the gradient at o, in memory.
+    cut: run in two pieces, the state handed over. changed: from which token on the inputs are changed.
+    bad: (token, value), a non-finite v. repeated: all tokens have the same key.
+    """
+
+    T: int = 64
+    B: int = 1
+    H: int = 1
+    K: int = 16
+    V: int = 16
+    M: int = 16
+    dtype: str = "float32"
+    decay: str | float | tuple[float, float] = "logsigmoid"
+    per_head: float = 0.0
+    spike: tuple[int, float] | None = None
+    first: float = 0.0
+    lengths: tuple[int, ...] | None = None
+    offsets: str = "contiguous"
+    initial_state: bool = False
+    final_state: bool = False
+    loss: str = "o"
+    scale: float | None = None
+    default_scale: bool = False
+    layout: str = "contiguous"
+    arriving: str = "contiguous"
+    cut: int | None = None
+    changed: int | None = None
+    bad: tuple[int, str] | None = None
+    repeated: bool = False
+    seed: int = 0
+
+    def said(self, op: Operator) -> dict:
+        """The sizes, and everything else that is not as in the plainest call."""
+        always = {"T", *op.sizes} - {"HQ"}
+        plain = {x.name: x.default for x in fields(self)}
+        found = {name: getattr(self, name) for name in plain}
+        kept = {name: x for name, x in found.items() if name in always or x != plain[name]}
+        return {name: x for name, x in kept.items() if name != "M" or "M" in always}
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return getattr(torch, self.dtype)
+
+    def make(self, op: Operator, device: str = "cpu") -> tuple[dict, Arriving]:
+        """The arguments by the operator's names, contiguous, and the gradients that arrive at o and the state."""
+        sizes = {axis: getattr(self, axis) for axis in ("B", "H", "K", "V", "M") if axis in op.sizes}
+        ends = None
+        if self.lengths is not None:
+            ends = torch.tensor([0, *self.lengths]).cumsum(0)
+        sizes |= {"T": self.T if ends is None else int(ends[-1]), "cu_seqlens": ends}
+        mixed = isinstance(self.decay, (tuple, list))
+        how = {"dtype": self.torch_dtype, "seed": self.seed, "initial_state": self.initial_state}
+        x = make_inputs(op, **sizes, **how, decay=-1.0 if mixed else self.decay, device=device)
+        w = x[op.decay]
+        if mixed:
+            w[..., 0::2], w[..., 1::2] = self.decay
+        if self.per_head:
+            heads = torch.arange(w.shape[2], device=w.device, dtype=w.dtype)
+            w *= 1 + self.per_head * heads[:, None]
+        if self.spike is not None:
+            w[:, self.spike[0]] = self.spike[1]
+        if self.first:
+            w[:, 0] = self.first * torch.arange(w.shape[2], device=w.device, dtype=w.dtype)[:, None]
+        if self.repeated:
+            for name in repeated(op):
+                x[name] = x[name][:, :1].expand_as(x[name]).contiguous()
+        if self.bad is not None:
+            x["v"][:1, self.bad[0], :1] = float(self.bad[1])
+        if self.scale is not None:
+            x["scale"] = self.scale
+        arriving = cotangents(op, x, dfinal_state=True)
+        if self.arriving == EXPANDED:
+            arriving = torch.ones_like(arriving[0]), arriving[1]
+        if self.final_state:
+            x["output_final_state"] = True
+        return x, arriving
+
+    def laid_out(self, inputs: Mapping, arriving: Arriving, op: Operator) -> tuple[dict, Arriving]:
+        """The same values as they lie in memory here."""
+        x = dict(inputs)
+        if self.layout != "contiguous":
+            x |= {name: strides.layout(x[name], self.layout) for name in op.sequences}
+        if x.get("cu_seqlens") is not None:
+            x["cu_seqlens"] = strided_offsets.layout(x["cu_seqlens"], self.offsets)
+        do, dstate = arriving
+        return x, (strides.layout(do, self.arriving), dstate)
+
+    def later_changed(self, inputs: Mapping, op: Operator) -> dict:
+        """The inputs with other numbers from token `changed` on."""
+        x = {name: y.clone() if isinstance(y, Tensor) else y for name, y in inputs.items()}
+        for name in op.sequences:
+            tail = x[name][:, self.changed :]
+            tail.mul_(1.37) if name == op.decay else tail.neg_()
+        return x
+
+    def without(self, **fields) -> "Setting":
+        return replace(self, **fields)
+
+
+def repeated(op: Operator) -> tuple[str, ...]:
+    """What a token is known by: the tensors that are the same for all where tokens repeat."""
+    return tuple(name for name in ("k", "s", "a", "b") if name in op.tensors)

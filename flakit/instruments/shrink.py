@@ -1,0 +1,144 @@
+"""The smallest setting at which a probe still fails, found by hypothesis; and the decay at which it begins."""
+
+import math
+import time
+from collections.abc import Callable
+from random import Random
+
+import torch
+
+from ..cases.laws import LN_MAX
+from .examiner import Examiner, Finding
+from .probes import Probe
+from .setting import Setting
+from .subject import Refused
+
+MISSING = "shrinking needs hypothesis: pip install 'flakit[audit]', or audit without it: shrink=False, --no-shrink"
+SECONDS = 6.0
+
+
+def check_installed() -> None:
+    """ImportError with the cure where hypothesis is not installed."""
+    try:
+        import hypothesis  # noqa: F401
+    except ImportError as error:
+        raise ImportError(MISSING) from error
+
+
+def shrink(x: Examiner, probe: Probe, finding: Finding, seconds: float = SECONDS) -> Finding:
+    """The finding at the smallest setting that fails in the same way, as far as `seconds` allow."""
+    from hypothesis import HealthCheck, find, settings
+    from hypothesis import strategies as st
+    from hypothesis.errors import HypothesisException
+
+    known: dict[Setting, Finding | None] = {finding.setting: finding}
+    deadline = time.monotonic() + seconds
+
+    def fails(setting: Setting) -> bool:
+        setting = x.resolved(setting)
+        if setting not in known:
+            if time.monotonic() > deadline:
+                return False
+            known[setting] = _again(x, probe, setting)
+        found = known[setting]
+        return found is not None and found.fails and found.kind == finding.kind
+
+    @st.composite
+    def smaller(draw: Callable) -> Setting:
+        def step(ladder: list):
+            """From the simplest value up to the one that is known to fail, which is drawn three times out of four."""
+            return ladder[min(draw(st.integers(0, 4 * len(ladder) - 1)), len(ladder) - 1)]
+
+        s, fields = finding.setting, {}
+        for name in ("B", "H", "K", "V", "M"):
+            if name in x.op.sizes:
+                fields[name] = step(list(range(1, getattr(s, name) + 1)))
+        least = 1
+        for name in ("spike", "bad"):
+            if getattr(s, name) is not None:
+                token, value = getattr(s, name)
+                fields[name] = (step(list(range(token + 1))), value)
+                least = fields[name][0] + 1
+        for name in ("cut", "changed"):
+            if getattr(s, name) is not None:
+                fields[name] = step(list(range(1, getattr(s, name) + 1)))
+                least = fields[name] + 1
+        if s.lengths is None:
+            fields["T"] = step(list(range(min(least, s.T), s.T + 1)))
+        else:
+            kept = step(list(range(1, len(s.lengths) + 1)))
+            fields["lengths"] = tuple(step(list(range(1, length + 1))) for length in s.lengths[:kept])
+        if isinstance(s.decay, str):
+            fields["decay"] = step([-1.0, s.decay])
+        if s.loss == "both":
+            fields["loss"] = step(["o", "both"])
+        if s.initial_state:
+            fields["initial_state"] = step([False, True])
+        if s.final_state and s.loss == "o" or fields.get("loss") == "o":
+            fields["final_state"] = step([False, s.final_state])
+        return s.without(**fields)
+
+    how = settings(
+        max_examples=200, database=None, deadline=None, suppress_health_check=list(HealthCheck), print_blob=False
+    )
+    try:
+        found = x.resolved(find(smaller(), fails, settings=how, random=Random(0)))
+    except HypothesisException:
+        return finding
+    return known.get(found) or finding
+
+
+def _again(x: Examiner, probe: Probe, setting: Setting) -> Finding | None:
+    try:
+        return probe.check(x, setting)
+    except Refused:
+        return None
+
+
+def onset(x: Examiner, probe: Probe, finding: Finding, tolerance: float = 5e-4) -> float | None:
+    """The size of the log decay at which what is not finite begins; None where no one decay is to blame."""
+    if finding.kind != "non-finite":
+        return None
+    s = finding.setting
+    if s.spike is not None and s.spike[1] > -math.inf:
+        largest, at = -s.spike[1], lambda size: s.without(spike=(s.spike[0], -size))
+    elif isinstance(s.decay, float) and 0 > s.decay > -math.inf and not s.first and not s.per_head:
+        largest, at = -s.decay, lambda size: s.without(decay=-size)
+    elif isinstance(s.decay, tuple):
+        largest, at = -min(s.decay), lambda size: s.without(decay=(-size, *s.decay[1:]))
+    else:
+        return None
+    low, high = 0.0, largest
+    while high - low > tolerance * high:
+        middle = (low + high) / 2
+        found = _again(x, probe, at(middle))
+        low, high = (low, middle) if found is not None and found.kind == "non-finite" else (middle, high)
+    return high
+
+
+def law(x: Examiner, probe: Probe, finding: Finding) -> tuple[str, str]:
+    """Where a failure begins, beside the law: (the case it resembles, the sentence)."""
+    case, begins = probe.resembles(finding, x.op), onset(x, probe, finding)
+    if begins is None:
+        return case, ""
+    limit = LN_MAX.get(finding.setting.torch_dtype, LN_MAX[torch.float32])
+    n = limit / begins
+    words = f"begins at a log decay of -{begins:.4g} = {limit:.4g} / {n:.3g}"
+    if finding.setting.spike is not None:
+        return case, f"{words}: one token's decay in an exponent"
+    if (
+        probe.name == "decay-onset"
+        and "o" not in (finding.tensor, *finding.others)
+        and _masked_late(x, probe, finding, n)
+    ):
+        case = "masking"
+    return case, f"{words}: an exponent holds about {max(1, round(n))} tokens"
+
+
+def _masked_late(x: Examiner, probe: Probe, finding: Finding, n: float) -> bool:
+    """Whether n is what a chunk's mask removes: C - 1 tokens, C where reads come before the decay, in one chunk."""
+    for C in (32, 64, 128):
+        if abs(n - C + 0.5) < 1.1:
+            found = _again(x, probe, finding.setting.without(T=C, decay=-1.01 * LN_MAX[torch.float32] / (C - 1)))
+            return found is not None and found.kind == "non-finite"
+    return False

@@ -1,0 +1,209 @@
+"""The callable under test: how it is found, how it is called, what it refuses.
+
+A subject is called as its operator is: the tensors by name where its signature has those names, else in the operator's
+order. `scale`, `initial_state`, `output_final_state` and `cu_seqlens` are given only where its signature names them, or
+names nothing at all. An argument that it does not name, or refuses with an error, is not supported; `Refused` says why.
+"""
+
+import functools
+import importlib
+import importlib.util
+import inspect
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from ..numerics.arguments import one_of, shown
+from ..numerics.operators import OPERATORS, Operator
+
+OPTIONS = ("scale", "initial_state", "output_final_state", "cu_seqlens")
+
+
+class Refused(Exception):
+    """The subject does not take these arguments: it raised an error, or its signature does not name one of them."""
+
+
+class Broken(Exception):
+    """What the subject returned is not what its operator returns, or its backward pass raised an error."""
+
+
+class Subject:
+    """A callable, called as an operator.
+
+    function: the callable; like: the operator's name, "rwkv6", "rwkv7" or "gsa"; adapter: called with the callable and
+    the operator's arguments in its place, to translate. name: how reports call it; source: the lines of Python that
+    import it in a script of its own, as `function`.
+    """
+
+    def __init__(
+        self,
+        function: Callable,
+        like: str | None = None,
+        *,
+        adapter: Callable | None = None,
+        name: str | None = None,
+        source: tuple[str, ...] | None = None,
+    ):
+        for argument, x in (("subject", function), ("adapter", adapter)):
+            if not callable(x) and not (argument == "adapter" and x is None):
+                raise TypeError(f"{argument}: expected a function, got {shown(x)}")
+        self.name = name or _name_of(function)
+        self.op: Operator = OPERATORS[one_of("like", _guessed(self.name) if like is None else like, OPERATORS)]
+        self.function = function if adapter is None else functools.partial(adapter, function)
+        self.source = source or _import_of(function, "function")
+        if adapter is not None:
+            self.source += _import_of(adapter, "adapter")
+        self.original, self.adapter, self.adapted = function, adapter, adapter is not None
+        self.style = "tuple"
+        self.by_name, self.named = self._signature()
+
+    def _signature(self) -> tuple[bool, frozenset[str]]:
+        """Whether the tensors can be given by name, and which of `OPTIONS` can be given at all."""
+        try:
+            parameters = inspect.signature(self.function).parameters
+        except (TypeError, ValueError):
+            return False, frozenset(OPTIONS)
+        if self.adapted:
+            taken = {name for name, x in parameters.items() if x.kind is not x.POSITIONAL_ONLY}
+            takes_all = any(x.kind is x.VAR_KEYWORD for x in parameters.values())
+            named = frozenset(OPTIONS) if takes_all and not taken & set(OPTIONS) else frozenset(taken & set(OPTIONS))
+            return True, named
+        names = {name for name, x in parameters.items() if x.kind in (x.POSITIONAL_OR_KEYWORD, x.KEYWORD_ONLY)}
+        kinds = {x.kind for x in parameters.values()}
+        if not names and inspect.Parameter.VAR_KEYWORD in kinds:  # a wrapper that hands everything on
+            return inspect.Parameter.VAR_POSITIONAL not in kinds, frozenset(OPTIONS)
+        return set(self.op.tensors) <= names, frozenset(names & set(OPTIONS))
+
+    def __call__(self, inputs: Mapping[str, object]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """o and the parts of the final state, none where it returns none; inputs by the operator's names.
+
+        Raises Refused where it does not take them, and Broken where what it returns is not a tensor o.
+        """
+        given = dict(inputs)
+        options = {name: given.pop(name) for name in OPTIONS if given.get(name) is not None}
+        given = {name: x for name, x in given.items() if x is not None}
+        for name in options:
+            if name not in self.named and name != "output_final_state":
+                raise Refused(f"its signature does not name {name}")
+        options = {name: x for name, x in options.items() if name in self.named}
+        tensors = [given.pop(name) for name in self.op.tensors]
+        if self.by_name:
+            args, given = (), dict(zip(self.op.tensors, tensors, strict=True)) | given
+        else:
+            args = tensors
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                returned = self.function(*args, **given, **options)
+        except Exception as error:
+            raise Refused(_words(error)) from error
+        return self._outputs(returned)
+
+    def _outputs(self, returned: object) -> tuple[Tensor, tuple[Tensor, ...]]:
+        o, state, self.style = returned, None, "tensor"
+        if isinstance(returned, Mapping):
+            self.style = "mapping"
+            o, state = _first(returned.get, "o", "out", "output"), _first(returned.get, "final_state", "state")
+        elif isinstance(returned, (tuple, list)):
+            o, *rest = returned or [None]
+            several = len(self.op.states)
+            flat = several > 1 and len(rest) >= several and all(isinstance(x, Tensor) for x in rest[:several])
+            state = tuple(rest[:several]) if flat else rest[0] if rest else None
+            self.style = "flat" if flat else "tuple"
+        elif not isinstance(returned, Tensor):
+            get, self.style = functools.partial(_attribute, returned), "attributes"
+            o, state = _first(get, "o", "out", "output"), _first(get, "final_state", "state")
+        if not isinstance(o, Tensor):
+            raise Broken(f"expected a tensor o, a tuple (o, final state) or a result with an o, got {shown(returned)}")
+        parts = (state,) if isinstance(state, Tensor) else tuple(state) if isinstance(state, (tuple, list)) else ()
+        if any(not isinstance(part, Tensor) for part in parts) or len(parts) != len(self.op.states):
+            parts = ()
+        return o, parts
+
+
+def load(spec: str, like: str | None = None, adapter: str | None = None) -> Subject:
+    """The subject that a command line names: "chunk_rwkv6", "package.module:attribute" or "file.py:attribute".
+
+    adapter: a function in the same notation. Raises ValueError where there is no such thing.
+    """
+    function, source = _find(spec, "function")
+    if adapter is None:
+        return Subject(function, like, name=spec, source=source)
+    translate, more = _find(adapter, "adapter")
+    subject = Subject(function, like, adapter=translate, name=spec, source=source)
+    subject.source = source + more
+    return subject
+
+
+def _find(spec: str, called: str) -> tuple[Callable, tuple[str, ...]]:
+    place, _, attribute = spec.rpartition(":")
+    if not place:
+        place, attribute = "flakit", spec
+    try:
+        if place.endswith(".py"):
+            path = Path(place).resolve()
+            if not path.exists():
+                raise ValueError(f"{spec}: there is no file {place}")
+            sys.path.insert(0, str(path.parent))
+            module = importlib.import_module(path.stem) if path.stem.isidentifier() else None
+            if module is None or Path(getattr(module, "__file__", "") or "").resolve() != path:
+                named = importlib.util.spec_from_file_location(f"audited_{path.stem}", path)
+                module = importlib.util.module_from_spec(named)
+                named.loader.exec_module(module)
+        else:
+            path, module = None, importlib.import_module(place)
+        found = functools.reduce(getattr, attribute.split("."), module)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"{spec}: {error}") from error
+    if not callable(found):
+        raise ValueError(f"{spec}: expected a function, got {shown(found)}")
+    if path is None:
+        return found, (f"from {place} import {attribute} as {called}",)
+    return found, _from_file(path, attribute, called)
+
+
+def _from_file(path: Path, attribute: str, called: str) -> tuple[str, ...]:
+    return (
+        "import sys",
+        f"sys.path.insert(0, {str(path.parent)!r})",
+        f"from {path.stem} import {attribute} as {called}",
+    )
+
+
+def _import_of(function: Callable, called: str) -> tuple[str, ...]:
+    """How a script imports it; a comment where nobody can."""
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
+    if module is None or "<" in name or not name:
+        return (f"# {called} = ...  (your kernel: it has no name to import it by)",)
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if "." not in module and file and file.endswith(".py"):
+        return _from_file(Path(file).resolve(), name, called)
+    return (f"from {module} import {name} as {called}",)
+
+
+def _name_of(function: Callable) -> str:
+    return getattr(function, "__name__", None) or getattr(getattr(function, "func", None), "__name__", "subject")
+
+
+def _guessed(name: str) -> str:
+    found = [like for like in OPERATORS if like in name.lower()]
+    if len(found) != 1:
+        raise ValueError(f"like: expected one of {', '.join(OPERATORS)}: the name {name!r} does not say which it is")
+    return found[0]
+
+
+def _attribute(x: object, name: str) -> object:
+    return getattr(x, name, None)
+
+
+def _first(get: Callable, *names: str) -> object:
+    return next((x for name in names if (x := get(name)) is not None), None)
+
+
+def _words(error: BaseException) -> str:
+    """An error in one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:200] if lines else 'without a message'}"

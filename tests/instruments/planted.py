@@ -1,0 +1,273 @@
+"""The faults of the casebook, each planted in a whole operator, forward and backward."""
+
+import functools
+from collections.abc import Callable, Mapping
+
+import torch
+
+from flakit.cases import aliasing, inverse, strides, transposed_mask, weak_test
+from flakit.cases.anchor.operators import OPERATORS as SCHEMED
+from flakit.cases.anchor.schemes import Products
+from flakit.cases.chunk_vs_recurrent import overwriting_chunk
+from flakit.cases.clamping import BOUND
+from flakit.cases.decay_gradient import running_sums
+from flakit.cases.final_state_gradient import ignoring
+from flakit.cases.padding import products
+from flakit.numerics.evaluate import truth
+from flakit.numerics.operators import OPERATORS, operator
+from flakit.ops.common.chunks import split_chunks
+from flakit.ops.gsa import chunk_gsa
+from flakit.ops.rwkv6 import chunk_rwkv6, fused_recurrent_rwkv6
+from flakit.ops.rwkv7 import chunk_rwkv7
+from tests.instruments.kernels import tampered, with_signature_of
+
+
+def schemed(op: str, make: Callable[[int], Callable], chunk: int = 64, of: type | None = None) -> Callable:
+    """An operator in chunks whose products of decay are `make(T)(w, inclusive=...)`; what arrives at the final state
+    goes back by the right form, to which the scheme is nothing."""
+    known, of = operator(op), SCHEMED[op] if of is None else of
+
+    class Schemed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, scale, *given):
+            x = known.arguments(dict(zip((*known.tensors, *known.states), given, strict=True)), {"scale": scale})
+            formed = make(given[0].shape[1])
+            ctx.chunked, ctx.x = of(x, lambda w, inclusive: formed(w, inclusive=inclusive), chunk), x
+            ctx.save_for_backward(*given)
+            found = [ctx.chunked.made[name] for name in ("o", *of.finals)]
+            return found[0].to(given[0].dtype), *found[1:]
+
+        @staticmethod
+        def backward(ctx, do, *dfinal):
+            found = ctx.chunked.backward(split_chunks(do, chunk, torch.float32))
+            rest = truth(known, ctx.x, arriving=(torch.zeros_like(do), known.state(dfinal)), recurrence=False)
+            names = [f"d{name}" for name in (*known.tensors, *known.states)]
+            return None, *(
+                (found[name] + rest[name]).to(x.dtype) for name, x in zip(names, ctx.saved_tensors, strict=True)
+            )
+
+    return with_signature_of(known, lambda scale, given: Schemed.apply(scale, *given))
+
+
+def scheme(op: str, name: str, *, chunk: int = 64, **how) -> Callable:
+    return schemed(op, lambda T: functools.partial(Products, scheme=name, chunk=chunk, **how), chunk)
+
+
+class Guarded(Products):
+    """`nan_guard`: a difference of exactly 0 between two tokens is taken for forbidden."""
+
+    def weights(self, tile):
+        d = self.pairs(tile)
+        own = torch.eye(d.shape[-2], dtype=torch.bool)[tile.rows, tile.keys, None]
+        return torch.where((d < 0) | own, d, -torch.inf).exp()
+
+
+class WrongHead(Products):
+    """`wrong_head_anchor`: the anchor in the middle, of the next head."""
+
+    def exponents(self, tile):
+        n = self.gi[..., tile.anchor : tile.anchor + 1, :].roll(-1, 1)
+        return self.seen[..., tile.rows, :] - n, n - self.gi[..., tile.keys, :]
+
+
+class Clamped(Products):
+    """`clamping`: both exponents within a bound, so that nothing overflows."""
+
+    def exponents(self, tile):
+        return tuple(x.clamp(-BOUND / 2, BOUND / 2) for x in super().exponents(tile))
+
+
+class ByPowers(SCHEMED["rwkv7"]):
+    """`inverse`: by the product of powers."""
+
+    inverse = staticmethod(lambda A: inverse.invert(A, "product", "float32"))
+
+
+def blind(operator_: Callable, names: tuple[str, ...]) -> Callable:
+    """`strides`: inputs taken for contiguous, and the gradient that arrives at o."""
+
+    class Reads(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return strides.blind(x).clone()
+
+        @staticmethod
+        def backward(ctx, dx):
+            return dx
+
+    class Arrives(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, o):
+            return o.clone()
+
+        @staticmethod
+        def backward(ctx, do):
+            return strides.blind(do).clone()
+
+    @functools.wraps(operator_)
+    def call(*args, **given):
+        given |= {name: Reads.apply(given[name]) for name in names}
+        o, state = operator_(*args, **given)
+        return Arrives.apply(o), state
+
+    return call
+
+
+@functools.wraps(chunk_rwkv6)
+def raw_offsets(*args, **given):
+    """`strided_offsets`: the numbers one after the other in memory."""
+    x = given.get("cu_seqlens")
+    if x is not None:
+        T, read = given["r"].shape[1], x.as_strided(x.shape, (1,))
+        given["cu_seqlens"] = torch.cat((read[:1] * 0, read[1:-1].clamp(0, T).cummax(0)[0], read[-1:] * 0 + T))
+    return chunk_rwkv6(*args, **given)
+
+
+@functools.wraps(chunk_gsa)
+def decoding(*args, **given):
+    """`aliasing`: GSA's decoding, the final state in the memory of the initial one."""
+    state = given.get("initial_state")
+    if state is None or given["q"].shape[1] > 1 or torch.is_grad_enabled():
+        return chunk_gsa(*args, **given)
+    x = {name: given[name] for name in ("q", "k", "v", "s", "g")}
+    return aliasing.decode(**x, initial_state=state, in_place=True)
+
+
+@functools.wraps(chunk_rwkv6)
+def overwriting(*args, **given):
+    return overwriting_chunk(*args, **given)
+
+
+@functools.wraps(chunk_rwkv6)
+def other_scale(*args, scale=None, **given):
+    """`chunk_vs_recurrent`: another default scale."""
+    return chunk_rwkv6(*args, scale=1.0 if scale is None else scale, **given)
+
+
+def _summed(found: Mapping, x: Mapping) -> Mapping:
+    """`decay_gradient`: dw from dr and dk that were stored in bfloat16, where the inputs are so coarse."""
+    w, do = x["w"], x["do"]
+    if not all((x[name] == x[name].bfloat16()).all() for name in "rkv"):
+        return found
+    rows = {name: x[name].bfloat16() for name in "rkv"} | {"w": w.float(), "initial_state": x["initial_state"].float()}
+    with torch.enable_grad():
+        dw = running_sums(rows, do)["dw"].double()
+    return dict(found) | {"w": dw if not any(d.any() for d in x["dstates"]) else found["w"]}
+
+
+def _transposed(BK: int, BV: int) -> Callable:
+    """`transposed_mask`: the backward pass loads the initial state under the mask's transpose."""
+
+    def grads(found, x):
+        S = x["initial_state"]
+        if not S.any():
+            return found
+        if BK != BV:
+            raise transposed_mask.DoesNotCompile("Cannot make_shape_compatible: incompatible dimensions")
+        seen = S * transposed_mask.loaded(S.shape[-2], S.shape[-1], BK, BV)
+        rows = [x[name] for name in ("r", "k", "v", "w", "u")]
+        (dstate,) = x["dstates"]
+        faulty = OPERATORS["rwkv6"].chunked.backward(*rows, x["scale"], seen, x["do"], dstate, 64)
+        return found | {"r": faulty[0]}
+
+    return tampered("rwkv6", grads=grads)
+
+
+def forgetful(r, w, k, v, a, b, scale=1.0):
+    """`weak_test`: an operator that knows three tokens."""
+    return scale * weak_test.forgetful({"r": r, "w": w, "k": k, "v": v, "a": a, "b": b}).to(r.dtype)
+
+
+def resetting(r, w, k, v, a, b, scale=1.0):
+    """`weak_test`: an operator that begins with an empty state every 16 tokens."""
+    return scale * weak_test.resetting({"r": r, "w": w, "k": k, "v": v, "a": a, "b": b}, 16).to(r.dtype)
+
+
+def _lost(found, x):
+    """`blind_measure`: one element."""
+    o, *states = found
+    o[0, 0, 0, 0] = 0
+    return [o, *states]
+
+
+@functools.wraps(fused_recurrent_rwkv6)
+def not_in_log_space(*args, **given):
+    """`log_space`: the decay itself where its logarithm belongs, and no guard."""
+    r, k, v, w, u = (given.pop(name) for name in ("r", "k", "v", "w", "u"))
+    from tests.instruments.kernels import naive
+
+    return naive(r, k, v, w.exp(), u, given.get("scale"), given.get("initial_state"), given.get("output_final_state"))
+
+
+def _ignoring(form: Callable) -> Callable:
+    return functools.wraps(form)(ignoring(form))
+
+
+PLANTED: dict[str, tuple[str, Callable, str, str | None]] = {
+    # fault: (the operator, the kernel, a probe that must find it, the case that it must be said to resemble)
+    "anchor: first row": ("rwkv6", scheme("rwkv6", "first-row"), "spike", "anchor"),
+    "anchor: first row, rwkv7": ("rwkv7", scheme("rwkv7", "first-row"), "spike", "anchor"),
+    "anchor: chunk before": ("rwkv6", scheme("rwkv6", "previous-row-across"), "decay-onset", "anchor"),
+    "anchor: none": ("rwkv6", scheme("rwkv6", "none"), "decay-onset", "anchor"),
+    "anchor: none, gsa": ("gsa", scheme("gsa", "none"), "decay-onset", "anchor"),
+    "anchor: block's start": ("rwkv6", scheme("rwkv6", "block-start"), "decay-onset", "anchor"),
+    "anchor: middle, rwkv7": ("rwkv7", scheme("rwkv7", "middle"), "decay-onset", "anchor"),
+    "padding: gsa": ("gsa", schemed("gsa", lambda T: products(T, "chunk", chunk=64)), "tails", "padding"),
+    "padding: rwkv6": ("rwkv6", schemed("rwkv6", lambda T: products(T, "blocks", chunk=64)), "tails", "padding"),
+    "masking: where": ("rwkv6", scheme("rwkv6", "pairwise", chunk=32, mask="where"), "decay-onset", "masking"),
+    "masking: multiply": ("gsa", scheme("gsa", "pairwise", chunk=32, mask="multiply"), "decay-onset", "anchor"),
+    "masking: none": ("rwkv6", scheme("rwkv6", "pairwise", chunk=32, mask="none"), "suffix", None),
+    "decay gradient: running sums": (
+        "rwkv6",
+        scheme("rwkv6", "pairwise", chunk=16),
+        "decay-accuracy",
+        "decay_gradient",
+    ),
+    "decay gradient: bfloat16": ("rwkv6", tampered("rwkv6", grads=_summed), "16-bit", "decay_gradient"),
+    "clamping": (
+        "gsa",
+        schemed("gsa", lambda T: functools.partial(Clamped, scheme="block-start", chunk=64)),
+        "decay-accuracy",
+        "clamping",
+    ),
+    "wrong head's anchor": (
+        "gsa",
+        schemed("gsa", lambda T: functools.partial(WrongHead, scheme="middle", chunk=16), 16),
+        "anchor-shift",
+        "wrong_head_anchor",
+    ),
+    "future anchor": ("rwkv6", scheme("rwkv6", "middle", chunk=16), "suffix", "future_anchor"),
+    "nan guard": (
+        "gsa",
+        schemed("gsa", lambda T: functools.partial(Guarded, scheme="pairwise", chunk=16), 16),
+        "zero-decay",
+        "nan_guard",
+    ),
+    "inverse by powers": (
+        "rwkv7",
+        schemed("rwkv7", lambda T: functools.partial(Products, scheme="pairwise", chunk=32), 32, ByPowers),
+        "repeated-tokens",
+        "inverse",
+    ),
+    "transposed mask, 32 x 32": ("rwkv6", _transposed(32, 32), "rectangles", "transposed_mask"),
+    "transposed mask, 16 x 64": ("rwkv6", _transposed(16, 64), "initial-state", "transposed_mask"),
+    **{
+        f"final state without gradient, {op}": (
+            op,
+            _ignoring(of.forms["chunk"]),
+            "final-state",
+            "final_state_gradient",
+        )
+        for op, of in OPERATORS.items()
+    },
+    "strides, rwkv6": ("rwkv6", blind(chunk_rwkv6, ("r", "k", "v", "w")), "strides", "strides"),
+    "strides, rwkv7": ("rwkv7", blind(chunk_rwkv7, ("a",)), "strides", "strides"),
+    "strided offsets": ("rwkv6", raw_offsets, "strided-offsets", "strided_offsets"),
+    "aliasing: w overwritten": ("rwkv6", overwriting, "mutation", "aliasing"),
+    "aliasing: gsa decoding": ("gsa", decoding, "aliasing", "aliasing"),
+    "scale": ("rwkv6", other_scale, "scale", "chunk_vs_recurrent"),
+    "weak test: three tokens": ("rwkv7", forgetful, "truth", None),
+    "weak test: a state that resets": ("rwkv7", resetting, "truth", None),
+    "blind measure: one element": ("rwkv6", tampered("rwkv6", _lost), "truth", None),
+    "not in log space": ("rwkv6", not_in_log_space, "truth", None),
+}

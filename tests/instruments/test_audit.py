@@ -1,0 +1,353 @@
+"""The audit finds every fault of the casebook and small ones that are not in it, and calls no right kernel wrong."""
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import flakit
+from flakit import cli
+from flakit.cases import registry
+from flakit.instruments import budget
+from flakit.instruments.probes import PROBES
+from flakit.instruments.subject import Broken, Refused, Subject, load
+from tests.instruments import kernels
+from tests.instruments.kernels import RIGHT, WRONG
+from tests.instruments.planted import PLANTED
+
+OURS = (
+    "chunk_rwkv6",
+    "fused_recurrent_rwkv6",
+    "chunk_rwkv7",
+    "fused_recurrent_rwkv7",
+    "chunk_gsa",
+    "fused_recurrent_gsa",
+)
+
+
+def one_quick(names, quick):
+    """The cases of a test, all but some left to `make test-all`."""
+    return [pytest.param(name, marks=() if name in quick else pytest.mark.full) for name in names]
+
+
+def words(found):
+    return "\n".join(f"{v.probe.name}: {v.words} at {v.setting}" for v in found.failed)
+
+
+# --- no false alarm, no fault missed -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", one_quick(OURS, ["chunk_rwkv6"]))
+def test_our_operators_pass(name):
+    found = flakit.audit(name, shrink=False, seconds=None)
+    assert found.passed, words(found)
+    assert {v.verdict for v in found.verdicts} == {"pass"}
+    assert all(v.tried == v.settings for v in found.verdicts)
+
+
+@pytest.mark.parametrize("name", one_quick(RIGHT, ["naive float32"]))
+def test_right_kernels_pass(name):
+    op, kernel = RIGHT[name]
+    found = flakit.audit(kernel, op, shrink=False)
+    assert found.passed, words(found)
+
+
+@pytest.mark.parametrize("seed", [pytest.param(seed, marks=pytest.mark.full) for seed in (1, 2, 3)])
+@pytest.mark.parametrize("name", ["naive float32", "naive rwkv7", "naive gsa", "chunks of 64 gsa"])
+def test_right_kernels_pass_with_other_numbers(name, seed):
+    op, kernel = RIGHT.get(name) or ("gsa", flakit.chunk_gsa)
+    found = flakit.audit(kernel, op, shrink=False, seed=seed)
+    assert found.passed, words(found)
+
+
+@pytest.mark.parametrize("name", one_quick(WRONG, ["bonus dropped on one token"]))
+def test_wrong_kernels_fail(name):
+    op, kernel = WRONG[name]
+    assert not flakit.audit(kernel, op, shrink=False).passed
+
+
+@pytest.mark.parametrize("name", one_quick(PLANTED, ["anchor: first row"]))
+def test_planted_faults_are_found_by_their_probe(name):
+    op, kernel, probe, case = PLANTED[name]
+    found = flakit.audit(kernel, op)
+    assert probe in [v.probe.name for v in found.failed], words(found)
+    if case is not None:
+        assert found[probe].case == case, (found[probe].case, found[probe].law)
+
+
+# --- the subject ---------------------------------------------------------------------------------------------------
+
+
+def inputs(op="rwkv6", **sizes):
+    return flakit.inputs(op, T=5, H=1, K=4, **sizes)
+
+
+@pytest.mark.parametrize("kernel", [kernels.naive, kernels.only_o, kernels.named, kernels.in_a_dict])
+def test_a_subject_is_called_by_name_or_in_order_and_returns_o_in_any_form(kernel):
+    x = inputs()
+    o, _ = Subject(kernel, "rwkv6")(x)
+    torch.testing.assert_close(o, flakit.chunk_rwkv6(**x).o)
+
+
+def test_gsa_states_come_as_a_pair_or_behind_each_other():
+    def flat(q, k, v, s, g, output_final_state=False):
+        o, states = kernels.naive_gsa(q, k, v, s, g, output_final_state=True)
+        return o, *states
+
+    x = inputs("gsa") | {"output_final_state": True}
+    for kernel in (kernels.naive_gsa, flat):
+        _, (hk, hv) = Subject(kernel, "gsa")(x)
+        torch.testing.assert_close(hv, flakit.chunk_gsa(**x).final_state[1])
+
+
+def test_what_a_signature_does_not_name_or_an_error_refuses_is_refused_with_the_reason():
+    with pytest.raises(Refused, match="does not name initial_state"):
+        Subject(kernels.only_o, "rwkv6")(inputs(initial_state=True))
+    with pytest.raises(Refused, match="AssertionError"):
+        Subject(kernels.picky, "rwkv6")(inputs())
+
+
+def test_a_result_that_is_no_output_is_broken():
+    with pytest.raises(Broken, match="expected a tensor o"):
+        Subject(lambda r, k, v, w, u: "o", "rwkv6")(inputs())
+
+
+def test_the_name_says_which_operator_it_is_or_an_error_asks():
+    assert Subject(flakit.chunk_gsa).op.name == "gsa"
+    with pytest.raises(ValueError, match="like: expected one of rwkv6, rwkv7, gsa"):
+        Subject(kernels.naive)
+
+
+def test_an_adapter_translates():
+    def theirs(q, decay, bonus, key, value):
+        return kernels.naive(q, key, value, decay.log(), bonus)[0]
+
+    def adapter(fn, r, k, v, w, u):
+        return fn(r, w.exp(), u, k, v)
+
+    found = flakit.audit(theirs, "rwkv6", adapter=adapter, only=["truth", "scale"], shrink=False)
+    assert found.passed, words(found)
+
+
+def test_a_spec_that_names_nothing_is_a_value_error(tmp_path):
+    for spec in ("chunk_rwkv9", "no.such.module:f", f"{tmp_path}/none.py:f", "math:pi"):
+        with pytest.raises(ValueError, match=spec.rpartition(":")[2] if ":" in spec else spec):
+            load(spec, "rwkv6")
+
+
+# --- verdicts ------------------------------------------------------------------------------------------------------
+
+
+def test_not_supported_is_no_failure_and_says_why():
+    found = flakit.audit(kernels.forward_only, "rwkv6", only=["gradients", "final-state", "packed"], shrink=False)
+    assert found.passed and {v.verdict for v in found.verdicts} == {"not supported"}
+    assert "cu_seqlens" in found["packed"].words and "no input gets a gradient" in found["gradients"].words
+
+
+def test_an_input_that_gets_no_gradient_is_a_failure_and_a_state_that_is_cut_off_too():
+    found = flakit.audit(kernels.no_bonus_gradient, "rwkv6", only=["gradients", "tails"], shrink=False)
+    assert [v.probe.name for v in found.failed] == ["gradients"] and "u" in found["gradients"].words
+    found = flakit.audit(kernels.detached_state, "rwkv6", only=["final-state", "tails"], shrink=False)
+    assert [v.probe.name for v in found.failed] == ["final-state"] and "cut off" in found["final-state"].words
+
+
+def test_a_subject_that_takes_nothing_could_not_run():
+    def broken(r, k, v, w, u):
+        raise RuntimeError("0 active drivers")
+
+    with pytest.raises(ValueError, match="0 active drivers"):
+        flakit.audit(broken, "rwkv6", shrink=False)
+
+
+def reads_uninitialised(r, k, v, w, u, scale=None):
+    o = kernels.only_o(r, k, v, w, u, scale)
+    return o + 0 * torch.empty(o.shape)
+
+
+def reads_beyond(r, k, v, w, u, scale=None):
+    o, end = kernels.only_o(r, k, v, w, u, scale), v.storage_offset() + v.numel()
+    # What is not the test's own memory is not touched.
+    return o + 0 * v.as_strided((1,), (1,), end) if end * 4 < v.untyped_storage().nbytes() else o
+
+
+def writes_beyond(r, k, v, w, u, scale=None):
+    out = torch.empty(v.shape)
+    if out.storage_offset():  # in memory of the test's own, where it does no harm
+        out.as_strided((1,), (1,), out.storage_offset() + out.numel())[0] = 1.0
+    return kernels.only_o(r, k, v, w, u, scale)
+
+
+def random_bits(r, k, v, w, u, scale=None):
+    return kernels.only_o(r, k, v, w, u, scale) * (1 + 1e-6 * torch.rand(1))
+
+
+def mixes_heads(r, k, v, w, u, scale=None):
+    return kernels.only_o(r, k, v, w, u, scale) + 0 * v.sum()
+
+
+BUFFER = {}
+
+
+@torch.no_grad()
+def one_buffer(r, k, v, w, u, scale=None):
+    return BUFFER.setdefault(v.shape, torch.empty(v.shape)).copy_(kernels.only_o(r, k, v, w, u, scale))
+
+
+MEMORY = {
+    reads_uninitialised: "poison",
+    reads_beyond: "canaries",
+    writes_beyond: "canaries",
+    random_bits: "repeat",
+    mixes_heads: "non-finite",
+    one_buffer: "aliasing",
+}
+
+
+@pytest.mark.parametrize("kernel", MEMORY, ids=lambda kernel: kernel.__name__)
+def test_memory_and_bits(kernel):
+    probe = MEMORY[kernel]
+    found = flakit.audit(kernel, "rwkv6", only=[probe], shrink=False)
+    assert [v.probe.name for v in found.failed] == [probe]
+    right = flakit.audit(kernels.only_o, "rwkv6", only=[probe], shrink=False)
+    assert right.passed, words(right)
+
+
+def test_a_budget_is_twice_what_rounding_does():
+    exact = torch.randn(50, 200, dtype=torch.float64)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        allowed = budget.budget(dtype, 1, 0.0)
+        rounded = exact.to(dtype)
+        assert budget.judge(rounded, exact, allowed).share < 1
+        assert budget.judge(rounded * (1 + 40 * torch.finfo(dtype).eps), exact, allowed).share > 1
+    assert budget.budget(torch.float32, 1000, 0.0) > 100 * budget.budget(torch.float32, 1, 0.0) / 10
+
+
+@pytest.mark.parametrize("lost", [(0, 0), (3, 7)])
+def test_one_element_of_many_is_seen(lost):
+    exact = torch.randn(1000, 100, dtype=torch.float64)
+    got = exact.clone()
+    got[lost] = 0
+    found = budget.judge(got.float(), exact, 1e-5)
+    assert found.share > 1 and found.errors.worst_index == lost
+
+
+def test_every_probe_says_what_it_means_and_resembles_a_case():
+    for probe in PROBES.values():
+        assert probe.meaning.endswith(".") and probe.budget
+        assert {probe.case, *probe.kinds.values()} <= {"", *registry.CASES}
+
+
+# --- shrinking, laws, scripts --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def first_row():
+    """Bug A, audited with two probes."""
+    op, kernel, *_ = PLANTED["anchor: first row"]
+    return flakit.audit(kernel, op, only=["spike", "decay-onset"])
+
+
+def test_bug_a_shrinks_to_one_channel_and_the_row_after_a_block(first_row):
+    setting = first_row["spike"].setting
+    assert setting["T"] <= 20 and (setting["B"], setting["H"], setting["K"], setting["V"]) == (1, 1, 1, 1)
+    token, value = setting["spike"]
+    assert token == 16 and value == -100.0
+
+
+def test_the_law_stands_beside_the_onset(first_row):
+    for name in ("spike", "decay-onset"):
+        begins = float(first_row[name].law.split(" of -")[1].split(" =")[0])
+        assert math.isclose(begins, 88.7, rel_tol=2e-3)
+        assert first_row[name].case == "anchor"
+
+
+def test_without_hypothesis_the_error_says_what_to_do(monkeypatch):
+    monkeypatch.setitem(sys.modules, "hypothesis", None)
+    with pytest.raises(ImportError, match=r"flakit\[audit\].*shrink=False"):
+        flakit.audit("chunk_rwkv6")
+    assert flakit.audit("chunk_rwkv6", only="gradients", shrink=False).passed
+
+
+FILE = """
+import torch
+
+
+def naive(r, k, v, w, u, scale=None, initial_state=None, output_final_state=False, right=True):
+    scale = r.shape[-1] ** -0.5 if scale is None else scale
+    S = torch.zeros(r.shape[0], *r.shape[2:], v.shape[-1]) if initial_state is None else initial_state
+    o = []
+    for t in range(r.shape[1]):
+        kv = k[:, t, ..., None] * v[:, t, :, None]
+        o.append(torch.einsum("bhk,bhkv->bhv", scale * r[:, t].float(), S + u[..., None] * kv))
+        kept = w[:, t] if right or t != 20 else w[:, t] * 2
+        S = kept.exp()[..., None] * S + kv
+    return torch.stack(o, 1).to(r.dtype), S
+
+
+def wrong(r, k, v, w, u, scale=None, initial_state=None, output_final_state=False):
+    return naive(r, k, v, w, u, scale, initial_state, output_final_state, right=False)
+
+
+def only_o(r, k, v, w, u, scale=None):
+    return naive(r, k, v, w, u, scale)[0]
+
+
+def forward_only(*args, **given):
+    with torch.no_grad():
+        return naive(*args, **given)
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "their_kernel.py"
+    path.write_text(FILE)
+    yield path
+    sys.modules.pop("their_kernel", None)
+    sys.path[:] = [x for x in sys.path if x != str(tmp_path)]
+
+
+def run(*args):
+    return CliRunner().invoke(cli.app, ["audit", *map(str, args)])
+
+
+def test_a_wrong_kernel_in_a_file_is_found_shrunk_and_shown_by_a_script_of_its_own(file, tmp_path):
+    done = run(f"{file}:wrong", "--like", "rwkv6", "--only", "truth", "--repros", tmp_path / "repros")
+    assert done.exit_code == 1 and "T = 2" in done.output, done.output
+    (script,) = (tmp_path / "repros").iterdir()
+    text = script.read_text()
+    assert "flakit" not in text
+    blocked = "import sys, runpy; sys.modules['flakit'] = None; runpy.run_path(sys.argv[1], run_name='__main__')"
+    for wrong in (True, False):
+        if not wrong:  # repaired, it has nothing to say
+            file.write_text(FILE.replace("w[:, t] * 2", "w[:, t]"))
+        shown = subprocess.run([sys.executable, "-c", blocked, script], capture_output=True, text=True, cwd="/")
+        assert (shown.returncode, "is off by" in shown.stderr) == (int(wrong), wrong), shown.stderr
+
+
+@pytest.mark.parametrize("name, status", [("only_o", 0), ("forward_only", 0), ("nothing", 2)])
+def test_exit_status(file, name, status):
+    done = run(f"{file}:{name}", "--like", "rwkv6", "--only", "gradients", "--only", "initial-state", "--no-shrink")
+    assert done.exit_code == status, done.output
+
+
+def test_json_has_every_probe_with_versions_and_device(file, tmp_path):
+    out = tmp_path / "found.json"
+    run(f"{file}:wrong", "--like", "rwkv6", "--only", "truth", "--only", "repeat", "--json", out)
+    found = json.loads(out.read_text())
+    assert found["device"] and found["versions"]["torch"] == torch.__version__
+    truth, repeat = found["probes"]
+    assert {"probe", "verdict", "worst", "budget", "setting", "meaning", "case"} <= set(truth)
+    assert (truth["verdict"], repeat["verdict"]) == ("fail", "pass") and truth["worst"] > truth["budget"] > 0
+    assert truth["setting"]["T"] in range(21, 30)
+
+
+def test_what_cannot_run_exits_2_and_says_why(tmp_path):
+    path = tmp_path / "tuned.py"
+    path.write_text("def op_rwkv6(*args, **given):\n    raise RuntimeError('no autotuner here')\n")
+    done = run(f"{path}:op_rwkv6", "--no-shrink")
+    assert done.exit_code == 2
