@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
+from torch import Tensor
 
 from ..numerics.arguments import one_of, whole_number
 from ..ops.common.dispatch import interpreted
@@ -19,7 +20,7 @@ from .repro import repro
 from .shrink import SECONDS as SHRINKING
 from .shrink import check_installed, law
 from .shrink import shrink as shrink_finding
-from .subject import Refused, Subject, load
+from .subject import Broken, Refused, Subject, load
 
 PASS, FAIL, UNSUPPORTED = "pass", "fail", "not supported"
 SECONDS = 60.0
@@ -32,7 +33,8 @@ class Verdict:
 
     words: what is worst beside what is allowed, or why the probe is not supported. setting: the smallest that was found
     to fail, or that of the worst figure. case: of the casebook, by its name; law: why that one. tried: settings run, of
-    `settings`. repro: a script of its own that shows the failure.
+    `settings`. repro: a script of its own that shows the failure. pair: the tensor that failed as it was found first,
+    and its truth.
     """
 
     probe: Probe
@@ -45,6 +47,7 @@ class Verdict:
     tried: int = 0
     settings: int = 0
     repro: str | None = None
+    pair: tuple[Tensor, Tensor] | None = None
 
     @property
     def worst(self) -> float:
@@ -173,7 +176,7 @@ def _smallest(v: Verdict, x: Examiner, shrunk: bool, seconds: float) -> Verdict:
     """A failure at its smallest setting, with the law beside it and a script that shows it."""
     finding = shrink_finding(x, v.probe, v.finding, seconds) if shrunk else v.finding
     case, words = law(x, v.probe, v.finding)
-    if v.probe.name == "anchor-shift" and finding.setting.H == 1:
+    if v.probe.name == "anchor-shift" and _with_one_head(x, v):
         case = "anchor"  # one head never shows another's
     return replace(
         v,
@@ -183,7 +186,30 @@ def _smallest(v: Verdict, x: Examiner, shrunk: bool, seconds: float) -> Verdict:
         case=case or None,
         law=words,
         repro=repro(x, v.probe, finding),
+        pair=_pair(x, v.finding),
     )
+
+
+def _with_one_head(x: Examiner, v: Verdict) -> bool:
+    """Whether the strongest of the heads fails alone too."""
+    s = v.finding.setting
+    spike = (0, s.first * (s.H - 1)) if s.first else None
+    alone = s.without(H=1, first=0.0, per_head=0.0, spike=spike, decay=s.decay * (1 + s.per_head * (s.H - 1)))
+    try:
+        return v.probe.check(x, alone).fails
+    except Refused:
+        return False
+
+
+def _pair(x: Examiner, finding: Finding) -> tuple[Tensor, Tensor] | None:
+    if finding.kind not in ("wrong", "non-finite"):
+        return None
+    try:
+        got = x.run(finding.setting).values.get(finding.tensor)
+    except (Refused, Broken):
+        return None
+    true = x.exact(finding.setting)[0].get(finding.tensor)
+    return None if got is None or true is None or got.shape != true.shape else (got, true)
 
 
 def _run(probe: Probe, x: Examiner) -> Verdict:

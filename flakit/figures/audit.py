@@ -1,0 +1,99 @@
+"""Pictures of audits: every probe's worst figure beside its budget, where along time a tensor is wrong, and a matrix of
+faults and the probes that find them. Never by colour alone: failures are crosses, what is not finite is hatched."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.patches import Rectangle
+
+from . import style
+from .plots import Picture
+
+PASS, FAIL, UNSUPPORTED = "pass", "fail", "not supported"
+_LOW, _HIGH = 1e-4, 1e4
+
+
+def shares(verdicts: Mapping[str, tuple[str, float]]) -> Picture:
+    """One lane a probe: its worst figure as a share of what is allowed. verdicts: (verdict, share) by probe."""
+    failed = sum(verdict == FAIL for verdict, _ in verdicts.values())
+    alt = f"{len(verdicts)} probes, {failed} of them failed: the worst figure of each beside what is allowed."
+    height = 0.9 + 0.21 * len(verdicts)
+    picture = Picture(height, alt)
+    with style.context():
+        ax = picture.figure.add_axes((0.19, 0.55 / height, 0.66, 1 - 0.9 / height))
+        ax.set(xscale="log", xlim=(_LOW / 2, _HIGH * 8), ylim=(len(verdicts) - 0.5, -0.5))
+        ax.set_xlabel("worst figure / what rounding allows")
+        ax.set_yticks(range(len(verdicts)), list(verdicts))
+        ax.tick_params(axis="y", length=0)
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.axvline(1.0, **style.LAW)
+        for y, (verdict, share) in enumerate(verdicts.values()):
+            ax.axhline(y, color=style.EMPTY, linewidth=0.6, zorder=0)
+            words, colour = _WORDS[verdict]
+            beside = {"transform": ax.get_yaxis_transform(), "va": "center_baseline", "fontsize": 8.5}
+            ax.text(1.02, y, words, color=colour, **beside)
+            if verdict == UNSUPPORTED:
+                continue
+            if math.isinf(share):
+                ax.add_patch(Rectangle((_HIGH * 1.5, y - 0.32), _HIGH * 5, 0.64, linewidth=0, **style.NAN))
+                continue
+            at = min(max(share, _LOW), _HIGH)
+            ax.plot([at], [y], "x" if verdict == FAIL else "o", color=colour, ms=6.5 if verdict == FAIL else 5, mew=2)
+    return picture
+
+
+_WORDS = {
+    PASS: ("✓ pass", style.GREEN),
+    FAIL: ("✗ fail", style.VERMILLION),
+    UNSUPPORTED: ("not supported", style.GREY),
+}
+
+
+def along_time(name: str, errors: Sequence[float], allowed: float) -> Picture:
+    """Where along the tokens a tensor is wrong. errors: of each token relative to the tensor's RMS, inf where it is not
+    finite, which is hatched."""
+    errors = np.asarray(errors, dtype=np.float64)
+    bad = ~np.isfinite(errors)
+    alt = f"Errors of {name} over {len(errors)} tokens; {int(bad.sum())} of them are not finite."
+    picture = Picture(2.1, alt)
+    shown = np.where(bad | (errors == 0), np.nan, errors)
+    with style.context():
+        ax = picture.figure.add_axes((0.1, 0.24, 0.86, 0.62))
+        ax.set(yscale="log", xlim=(-0.7, len(errors) - 0.3), xlabel="token", title=f"{name}: error / RMS")
+        finite = shown[np.isfinite(shown)]
+        low, high = (finite.min(), finite.max()) if len(finite) else (allowed, 1.0)
+        ax.set_ylim(min(low, allowed) / 5, max(high, allowed, 1e-8) * 8)
+        ax.plot(range(len(errors)), shown, ".-", color=style.BLUE, linewidth=1)
+        ax.axhline(allowed, **style.LAW)
+        for t in np.flatnonzero(bad):
+            ax.add_patch(
+                Rectangle((t - 0.5, 0), 1, 1, transform=ax.get_xaxis_transform(), linewidth=0, zorder=0, **style.NAN)
+            )
+    return picture
+
+
+def matrix(found: Mapping[str, Mapping[str, str]]) -> Picture:
+    """Faults down, probes across: a cross where a probe fails, a dot where it passes; verdicts by fault and probe."""
+    probes = list(next(iter(found.values())))
+    missed = sum(FAIL not in row.values() for row in found.values())
+    alt = f"{len(found)} kernels and {len(probes)} probes: {len(found) - missed} of them fail at least one."
+    height = 1.5 + 0.19 * len(found)
+    picture = Picture(height, alt, width=9.6)
+    with style.context():
+        ax = picture.figure.add_axes((0.3, 0.1 / height, 0.68, 1 - 1.3 / height))
+        ax.set(xlim=(-0.5, len(probes) - 0.5), ylim=(len(found) - 0.5, -0.5))
+        ax.xaxis.tick_top()
+        ax.set_xticks(range(len(probes)), probes, rotation=60, ha="left", fontsize=8)
+        ax.set_yticks(range(len(found)), list(found), fontsize=8)
+        ax.tick_params(length=0)
+        ax.spines[:].set_visible(False)
+        for y, row in enumerate(found.values()):
+            ax.axhline(y, color=style.EMPTY, linewidth=0.5, zorder=0)
+            for x, verdict in enumerate(row.values()):
+                if verdict == FAIL:
+                    ax.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, color="#F9E3D3", linewidth=0, zorder=1))
+                    ax.plot([x], [y], "x", color=style.VERMILLION, ms=6, mew=1.8)
+                elif verdict == PASS:
+                    ax.plot([x], [y], ".", color=style.GREEN, ms=4)
+    return picture
