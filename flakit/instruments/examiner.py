@@ -355,7 +355,10 @@ class Examiner:
             allowed = budget(setting.torch_dtype, terms, total, setting.B * tokens if shared else 0)
             excess = judge(got, true, allowed)
             if excess.share > 1 and excess.errors.finite:
-                excess = judge(got, true, allowed, self.unit(setting)[name])
+                unit = self.unit(setting)[name]
+                if not true.any():  # terms that cancel to nothing are of the size of the other gradients
+                    unit = torch.full_like(true, 3 * max(_rms(y) for x, y in exact.items() if x.startswith("d")))
+                excess = judge(got, true, allowed, unit)
             kind = "fine" if excess.share <= 1 else "wrong" if excess.errors.finite else "non-finite"
             words = f"{name}: {excess.measure} {excess.figure:.1e}, allowed {excess.allowed:.1e}"
             if kind == "non-finite":
@@ -408,6 +411,10 @@ class Examiner:
     @property
     def late(self) -> bool:
         return time.monotonic() > self.deadline
+
+
+def _rms(x: Tensor) -> float:
+    return x.square().mean().sqrt().item()
 
 
 def _non_finite(name: str, got: Tensor, true: Tensor) -> str:
