@@ -19,6 +19,7 @@ from flakit.cases.decay_gradient import (
     round_to,
     running_sums,
 )
+from flakit.cases.decay_gradient.picture import Picture
 from flakit.numerics.errors import relative_l2
 from flakit.numerics.evaluate import cotangents
 from flakit.numerics.gradients import gradient_rows
@@ -171,3 +172,44 @@ def test_running_sums_beside_the_operators_own_dw():
     errors = {row["form"]: row["l2"] for row in rows if row["tensor"] == "dw"}
     assert errors["chunk"] < 2.5e-3 and errors["recurrent"] < 2.5e-3
     assert errors["running sums"] == pytest.approx(law(-4.0, 256), rel=0.3)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [("logsigmoid", "bfloat16"), (-2.5, "tf32"), (-8.0, "bfloat16"), ("forget", "bfloat16"), (-4.0, "float32")],
+    ids=str,
+)
+def test_shows_what_is_measured(how):
+    decay, rounding = how
+    knobs = {"decay": decay, "rounding": rounding, "T": 128, "seed": 1}
+    shown, rows = case.show(**knobs), at(**knobs)
+    for row in rows:
+        name = row.what.split(": ")[1]
+        assert shown.errors[name] == row.measured
+        assert shown.laws.get(name, math.nan) == pytest.approx(row.law, nan_ok=True)
+    assert shown.noise.isnan().all() == (rounding == "float32")
+    size = shown.read.abs().max()
+    torch.testing.assert_close(shown.read - shown.written, shown.rounded, rtol=2e-2, atol=1e-6 * size.item())
+    assert Picture(6.0).say(shown).startswith(("The sums reach", "Everything is forgotten"))
+
+
+@pytest.mark.parametrize("decay", ["logsigmoid", -2.5, -6.0])
+def test_the_noise_band_is_the_size_of_the_noise(decay):
+    """Of one channel in a walk of few steps: to a factor of two over all seeds, not token by token."""
+    made = [case.show(decay=decay, rounding="tf32", T=256, seed=seed) for seed in range(6)]
+    measured, law = (
+        torch.stack(lines).square().mean().sqrt().item()
+        for lines in ([x.rounded - x.true for x in made], [x.noise for x in made])
+    )
+    assert 0.5 < measured / law < 2
+
+
+def test_the_sentence_follows_the_law():
+    for decay in (-1.0, -2.5, -5.0):
+        for rounding in ("bfloat16", "tf32"):
+            shown = case.show(decay=decay, rounding=rounding, T=256, seed=0)
+            said, law = Picture(6.0).say(shown), shown.laws["identity-rounded"]
+            assert ("dw is noise" in said) == (law >= 1)
+            assert ("and still dw is right" in said) == (law < 0.01)
+    shown = case.show(decay="forget", rounding="bfloat16", T=64, seed=0)
+    assert "dw is 0" in Picture(6.0).say(shown) and shown.laws["identity-rounded"] == math.inf

@@ -20,9 +20,11 @@ are formed from the same rounded operands, the very products that one adds the o
 grows with T nor with |w| (`in_chunks`; flakit's kernels do so where a chunk decays little).
 """
 
+import functools
 import math
 from collections.abc import Mapping
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
@@ -95,18 +97,32 @@ def dw_by_formula(
     r, k, w are [B, T, H, K], v and do [B, T, H, V]; the bonus u has no part in dw and is left out. Arithmetic is
     float32 (float64 for float64 inputs).
     """
+    dr, dk, direct, at_end = _gradients(r, k, v, w, do, scale, initial_state, dfinal_state)
+    return {
+        "direct": direct,
+        "identity": identity(r, k, dr, dk, at_end),
+        "identity-rounded": identity(r, k, round_to(dr, rounding), round_to(dk, rounding), at_end),
+    }
+
+
+def _gradients(
+    r: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor,
+    do: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    dfinal_state: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """dr, dk, dw by the direct form, and sum_v S_T * dS_T, without a bonus; shapes as `dw_by_formula`."""
     dtype = torch.promote_types(r.dtype, torch.float32)
     leaves = [x.detach().to(dtype).requires_grad_() for x in (r, k, v, w)]
     no_bonus = r.new_zeros(r.shape[2:], dtype=dtype)
     o, final_state = chunk_rwkv6(*leaves, no_bonus, scale, initial_state, output_final_state=True)
     dfinal_state = torch.zeros_like(final_state) if dfinal_state is None else dfinal_state.to(final_state.dtype)
     dr, dk, _, direct = torch.autograd.grad((o, final_state), leaves, (do.to(o.dtype), dfinal_state))
-    at_end = (final_state.detach() * dfinal_state).sum(-1)
-    return {
-        "direct": direct,
-        "identity": identity(r, k, dr, dk, at_end),
-        "identity-rounded": identity(r, k, round_to(dr, rounding), round_to(dk, rounding), at_end),
-    }
+    return dr, dk, direct, (final_state.detach() * dfinal_state).sum(-1)
 
 
 def in_chunks(
@@ -201,10 +217,15 @@ def law_for(w: Tensor, rounding: str = "bfloat16") -> float:
     With c and d the variances of a row of S_{t-1} and of D_t (`laws.kept_in_states`, `kept_in_gradients`), r dr has a
     variance of c, k dk of d, and dw_t of e^{2w} c d, all times scale^2 V.
     """
+    noise, true = _noise_and_size(w, rounding)
+    return (noise.sum() / true.sum()).sqrt().item()
+
+
+def _noise_and_size(w: Tensor, rounding: str) -> tuple[Tensor, Tensor]:
+    """The variance of dw's noise and that of dw itself, over scale^2 V, [B, T, H, K] float64."""
     c, d = kept_in_states(w), kept_in_gradients(w, 0.0, 1.0)
     later = (c + d).flip(1).cumsum(1).flip(1) - c
-    true = (2 * w.double()).exp() * c * d
-    return 2.0 ** -ROUNDINGS[rounding] / math.sqrt(6) * (later.sum() / true.sum()).sqrt().item()
+    return 4.0 ** -ROUNDINGS[rounding] / 6 * later, (2 * w.double()).exp() * c * d
 
 
 def errors(
@@ -222,13 +243,37 @@ def errors(
     beside tf32, which only dots read, dw stays float32. "identity-same-operands" is inf where a chunk of 64 decays too
     much for it.
     """
+    run = _run(T, decay, rounding, H, K, seed)
+    return {name: relative_l2(dw, run.exact) for name, dw in run.found.items()}
+
+
+class _Run(NamedTuple):
+    r: Tensor
+    k: Tensor
+    w: Tensor
+    dr: Tensor
+    dk: Tensor
+    exact: Tensor  # dw in float64
+    found: dict[str, Tensor]  # dw by each of `FORMULAS`, as it is stored
+
+
+@functools.lru_cache(maxsize=1)
+def _run(T: int, decay: str | float, rounding: str, H: int, K: int, seed: int) -> _Run:
+    """dw by each formula, and what it is made of; dr and dk are rounded."""
     made = make_inputs("rwkv6", T=T, H=H, K=K, decay=decay, seed=seed)
     r, k, v, do = (round_to(x, rounding) for x in (made["r"], made["k"], made["v"], cotangents("rwkv6", made)[0]))
-    exact = dw_by_formula(*(x.double() for x in (r, k, v, made["w"], do)))["direct"]
+    w = made["w"]
+    exact = dw_by_formula(*(x.double() for x in (r, k, v, w, do)))["direct"]
+    dr, dk, direct, _ = _gradients(r, k, v, w, do)
+    rounded = round_to(dr, rounding), round_to(dk, rounding)
+    found = {
+        "direct": direct,
+        "identity": identity(r, k, dr, dk),
+        "identity-rounded": identity(r, k, *rounded),
+        "identity-same-operands": in_chunks(r, k, v, w, do, rounding=rounding),
+    }
     stored = "float32" if rounding == "tf32" else rounding
-    found = dw_by_formula(r, k, v, made["w"], do, rounding=rounding)
-    found["identity-same-operands"] = in_chunks(r, k, v, made["w"], do, rounding=rounding)
-    return {name: relative_l2(round_to(dw, stored), exact) for name, dw in found.items()}
+    return _Run(r, k, w, *rounded, exact, {name: round_to(dw, stored) for name, dw in found.items()})
 
 
 LAWS = {"direct": 1.08, "identity-rounded": 1.35}
@@ -258,21 +303,68 @@ def at(
 
 
 def _rows(told: Mapping[str, float], how: dict) -> list[Row]:
-    found, law = errors(**how), predictions(**how)
-    # float32's own running sums round as much as dr and dk do, and float64 is the truth itself.
-    exact = how["rounding"] in ("float32", "float64")
+    found, law = errors(**how), _laws(**how)
     where = f"{how['rounding']}, {how['decay']}, T = {how['T']}"
     return [
         Row(
             f"{where}: {name}",
             told.get(name, math.nan),
-            math.nan if exact else law.get(name, math.nan),
+            law.get(name, math.nan),
             error,
             LAWS.get(name, 1) - 1,
         )
         for name, error in found.items()
         if not (name == "direct" and how["rounding"] == "tf32")
     ]
+
+
+def _laws(*, T: int, decay: str | float, rounding: str, seed: int) -> dict[str, float]:
+    """`predictions` where they hold: float32's own running sums round as much as dr and dk do, float64 is the truth."""
+    if rounding in ("float32", "float64"):
+        return {}
+    return predictions(T=T, decay=decay, rounding=rounding, seed=seed)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One channel of one head, token by token, [T]; errors of the whole tensor."""
+
+    rounding: str
+    read: Tensor
+    """The sum of r dr over all tokens after each one, dr rounded."""
+    written: Tensor
+    """The sum of k dk from each one on, dk rounded."""
+    true: Tensor
+    """dw in float64."""
+    rounded: Tensor
+    """dw as the difference of the two sums."""
+    direct: Tensor
+    noise: Tensor
+    """The size (root mean square) that the law gives the error of that difference; NaN where there is no law."""
+    errors: Mapping[str, float]
+    """Relative L2 error of dw by each of `FORMULAS`."""
+    laws: Mapping[str, float]
+
+
+def show(*, decay: str | float, T: int, rounding: str, seed: int) -> Shown:
+    """What `at` measures, of the first channel."""
+    how = {"T": T, "decay": decay, "rounding": rounding, "seed": seed}
+    run, laws, first = _run(T, decay, rounding, 2, 64, seed), _laws(**how), (0, slice(None), 0, 0)
+    read, written = (x * dx for x, dx in ((run.r[first], run.dr[first]), (run.k[first], run.dk[first])))
+    later = [x.flip(0).cumsum(0).flip(0) for x in (read, written)]
+    K = V = run.w.shape[-1]
+    noise = (_noise_and_size(run.w, rounding)[0][first] * V / K).sqrt()
+    return Shown(
+        rounding,
+        later[0] - read,
+        later[1],
+        run.exact[first],
+        run.found["identity-rounded"][first],
+        run.found["direct"][first],
+        noise if laws else torch.full_like(noise, math.nan),
+        errors(**how),
+        laws,
+    )
 
 
 def reproduce(seed: int = 0) -> list[Row]:
