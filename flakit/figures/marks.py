@@ -40,13 +40,14 @@ class Ring:
     """
 
     def __init__(self, canvas: Canvas, ax: Axes, *, colour: str = style.VERMILLION, most: float = 22.0):
-        self._canvas, self._ax, self._most = canvas, ax, most
+        self._ax, self._most = ax, most
         self._ring = ax.add_patch(
             Ellipse((0, 0), 1, 1, facecolor="none", edgecolor=colour, linewidth=2, zorder=7, clip_on=False)
         )
         self._word = ax.text(0, 0, "", color=colour, fontsize=9, fontweight="bold", va="center", zorder=8)
         self._word.set_bbox({"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1})
-        canvas.moving(self._ring, self._word)
+        for artist in canvas.moving(self._ring, self._word):
+            artist.set_visible(False)
 
     def update(self, mask: np.ndarray, word: str = "") -> None:
         """Ring the true cells of a matrix of the map's shape; none, or enough to be seen, take the ring away."""

@@ -72,10 +72,10 @@ class Picture:
                 self._tokens.append(HeatMap(self.canvas, over, cmap="Greys", name=f"tokens over {name}"))
             self._lost = Marked(self.canvas, ax, facecolor=style.VERMILLION, edgecolor=style.VERMILLION, linewidth=0.8)
             self._ring = Ring(self.canvas, ax)
-            at += side + gap
+            at += side + gap + 0.06
             self._ax = self.canvas.axes(at, top, width - at - gap, side)
-            self._ax.set(xlim=(0, 1.05), title=WORDS["off"])
-            self._ax.set_xticks([0, 1], ["0%", "100%"])
+            self._ax.set(xlim=(0, 1.1), title=WORDS["off"])
+            self._ax.set_xticks([0, 1], ["0", "100%"])
             self._ax.tick_params(labelleft=False)
             self._ax.spines[["top", "right"]].set_visible(False)
             self._off = Bars(self.canvas, self._ax, horizontal=True, thick=1.0, facecolor=style.VERMILLION)

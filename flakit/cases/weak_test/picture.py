@@ -20,7 +20,7 @@ WORDS = {
     "kept": "read",
     "forgotten": "forgotten by the operator",
     "off": "operator off by",
-    "verdicts": {True: "passes", False: "fails"},
+    "verdicts": ({True: "the test passes", False: "the test fails"}, {True: "it would pass", False: "it would fail"}),
     "tolerance": "tolerance {tolerance:g}",
     "passes": "The operator forgets all but the last {tokens}, and the test passes it: with its decays nothing is left "
     "of what is older, and the output is off by {fast}, below {tolerance:g}. With the model's decays it is off by "
@@ -91,8 +91,8 @@ class Picture:
         self.canvas.labels(*(verdict for _, verdict, _ in self._errors))
 
     def update(self, shown: Shown) -> None:
-        for (kept, forgotten, over), (bar, verdict, beside), seen, off in zip(
-            self._bars, self._errors, shown.seen, shown.off, strict=True
+        for (kept, forgotten, over), (bar, verdict, beside), words, seen, off in zip(
+            self._bars, self._errors, WORDS["verdicts"], shown.seen, shown.off, strict=True
         ):
             back = np.arange(len(seen))
             sizes = np.clip(np.log10(seen.numpy()), _LOW, _HIGH)
@@ -100,7 +100,7 @@ class Picture:
             forgotten.update(np.where(back >= shown.keep, sizes, np.nan), begin=_LOW)
             over.update(1, len(seen))
             bar.update([np.clip(np.log10(off), _LOW, _HIGH)], begin=_LOW)
-            verdict.set_text(WORDS["verdicts"][off < TOLERANCE])
+            verdict.set_text(words[off < TOLERANCE])
             beside.update(1, 1)
 
     def say(self, shown: Shown) -> str:

@@ -1,0 +1,119 @@
+"""What pictures mark with: rings only where cells are few, words within the axes, bars, and cells over other scales."""
+
+import numpy as np
+import pytest
+
+from flakit.figures import style
+from flakit.figures.canvas import Canvas, Cell
+from flakit.figures.heatmap import HeatMap
+from flakit.figures.marks import Bars, Marked, NonFiniteRings, Over, Ring, whole_ticks
+
+
+def pixels(canvas):
+    return canvas.rgba()[..., :3].astype(int).copy()
+
+
+def coloured(picture, colour):
+    """How many pixels are of a colour."""
+    wanted = [int(colour[n : n + 2], 16) for n in (1, 3, 5)]
+    return int((np.abs(picture - wanted).sum(-1) < 8).sum())
+
+
+@pytest.fixture
+def board():
+    canvas = Canvas(3, 3)
+    with style.context():
+        ax = whole_ticks(canvas.axes(0.5, 0.5, 2, 2))
+        heat = HeatMap(canvas, ax, name="map")
+        heat.update(np.zeros((64, 64)))
+    return canvas, ax
+
+
+def one(row, column, size=64):
+    mask = np.zeros((size, size), bool)
+    mask[row, column] = True
+    return mask
+
+
+@pytest.mark.parametrize(("row", "column"), [(0, 63), (63, 0), (30, 30), (0, 0)])
+def test_a_ring_lies_around_its_cell_and_its_word_within_the_axes(board, row, column):
+    canvas, ax = board
+    with style.context():
+        ring = Ring(canvas, ax)
+    before = pixels(canvas)
+    ring.update(one(row, column), "here")
+    changed = np.argwhere((pixels(canvas) != before).any(-1))
+    top, left = changed.min(0)
+    bottom, right = changed.max(0)
+    x, y, width, height = canvas.box("map", row, column)
+    at = 300 * (y + height / 2), 300 * (x + width / 2)
+    assert top <= at[0] <= bottom and left <= at[1] <= right
+    assert bottom - top < 40 and right - left < 75
+    # The ring itself reaches a few pixels over the frame, which is 50 pixels from the edge.
+    assert min(top, left) > 38 and max(bottom, right) < 262
+
+
+def test_no_ring_where_there_is_nothing_or_enough_to_be_seen(board):
+    canvas, ax = board
+    with style.context():
+        ring = Ring(canvas, ax)
+    before = pixels(canvas)
+    ring.update(np.zeros((64, 64), bool), "none")
+    assert (pixels(canvas) == before).all()
+    many = np.zeros((64, 64), bool)
+    many[:, 40:] = True
+    ring.update(many, "many")
+    assert (pixels(canvas) == before).all()
+    ring.update(one(3, 3), "one")
+    assert coloured(pixels(canvas), style.VERMILLION) > 40
+
+
+def test_rings_of_what_is_not_finite_have_their_colours(board):
+    canvas, ax = board
+    with style.context():
+        rings = NonFiniteRings(canvas, ax)
+    values = np.zeros((64, 64))
+    values[2, 60] = np.nan
+    rings.update(values)
+    found = pixels(canvas)
+    assert coloured(found, style.NAN["edgecolor"]) > 40 and coloured(found, style.INF["edgecolor"]) == 0
+    values[50, 5] = -np.inf
+    rings.update(values)
+    found = pixels(canvas)
+    assert coloured(found, style.NAN["edgecolor"]) > 40 and coloured(found, style.INF["edgecolor"]) > 40
+
+
+def test_marked_cells_are_filled(board):
+    canvas, ax = board
+    marked = Marked(canvas, ax, facecolor=style.GREEN)
+    marked.update(one(10, 20) | one(10, 21))
+    area = (200 / 64) ** 2
+    assert coloured(pixels(canvas), style.GREEN) == pytest.approx(2 * area, abs=12)
+    marked.update(np.zeros((64, 64), bool))
+    assert coloured(pixels(canvas), style.GREEN) == 0
+
+
+@pytest.mark.parametrize("horizontal", [False, True])
+def test_bars_end_where_they_are_told(horizontal):
+    canvas = Canvas(2, 2)
+    with style.context():
+        ax = canvas.axes(0, 0, 2, 2)
+        ax.set_axis_off()
+        ax.set(xlim=(-0.5, 3.5), ylim=(0, 1)) if not horizontal else ax.set(xlim=(0, 1), ylim=(-0.5, 3.5))
+        bars = Bars(canvas, ax, horizontal=horizontal, thick=1.0, facecolor=style.BLUE)
+    for ends, begin, share in (([1, 0.5, np.nan, 0], 0.0, 1.5), ([1, 0.5, 0.5, 0], 0.5, 1.0)):
+        bars.update(ends, begin)
+        assert coloured(pixels(canvas), style.BLUE) / 200**2 == pytest.approx(share / 4, abs=0.02)
+
+
+def test_cells_over_a_logarithmic_scale_can_be_pointed_at():
+    canvas = Canvas(2, 2)
+    with style.context():
+        ax = canvas.axes(0.5, 0.5, 1, 1)
+        ax.set(yscale="log", ylim=(1e-9, 10), xlim=(-0.5, 3.5))
+        over = Over(canvas, ax, "bars")
+    over.update(1, 4)
+    assert canvas.maps == {"bars": (1, 4)}
+    assert canvas.cell(0.30, 0.7) == Cell("bars", 0, 0) and canvas.cell(0.70, 0.3) == Cell("bars", 0, 3)
+    assert canvas.cell(0.1, 0.5) is None
+    assert canvas.box("bars", 0, 1) == pytest.approx((0.375, 0.25, 0.125, 0.5))
