@@ -34,7 +34,8 @@ OWN = {
 class CasePanel(Panel):
     """The knobs are those of the case's `at`: sliders for ranges, lists for choices, boxes for yes and no.
 
-    The case's `picture` module draws what its `show(**knobs)` hands over, and says it in words.
+    The case's `picture` module draws what its `show(**knobs)` hands over, and says it in words. Optional there:
+    `Picture.beside(shown, cell)`, places that light up with a cell, and WORDS["inf"], for numbers that are no onsets.
     """
 
     readout_lines = 4
@@ -94,7 +95,8 @@ class CasePanel(Panel):
 
     def describe(self, result, **_) -> str:
         rows, shown = result
-        return f"{self._picture().say(shown)}\n{law_and_measurement(rows, self._story.LINE)}"
+        inf = self._story.WORDS.get("inf", "never")
+        return f"{self._picture().say(shown)}\n{law_and_measurement(rows, self._story.LINE, inf=inf)}"
 
     def arithmetic(self, result, cell: Cell, **_) -> str | None:
         return self._picture().arithmetic(result[1], cell)
@@ -113,16 +115,17 @@ for row in CASES[{self.case.name!r}].at({given}):
 """
 
 
-def law_and_measurement(rows: list[Row], about: str) -> str:
-    """One line: a number that the law misses, else the first whose name holds `about`; and how many there are."""
+def law_and_measurement(rows: list[Row], about: str, *, inf: str = "never") -> str:
+    """One line: a number that the law misses, else the first whose name holds `about`; and how many there are.
+
+    inf: what infinity is called.
+    """
     judged = [row for row in rows if row.agrees is not None]
     wrong = [row for row in judged if not row.agrees]
     if not judged:
         return ""
     row, which = (wrong[0], "differs") if wrong else (next(row for row in judged if about in row.what), "agrees")
-    said = WORDS[which].format(
-        what=row.what, law=number(row.law, inf="never"), measured=number(row.measured, inf="never")
-    )
+    said = WORDS[which].format(what=row.what, law=number(row.law, inf=inf), measured=number(row.measured, inf=inf))
     if len(judged) == 1:
         return said
     return said + WORDS["some" if wrong else "all"].format(n=len(judged), right=len(judged) - len(wrong))

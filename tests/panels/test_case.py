@@ -152,6 +152,13 @@ def test_a_wrong_law_is_said(panels, monkeypatch):
     assert "8 of 10 numbers of this setting are as the law says." in panel.text
 
 
+def test_infinity_is_called_what_it_is(panels):
+    """An onset that is infinite never comes; an error that is infinite is not "never"."""
+    assert "dw ends at |w|: never by the law" in panels["masking"].set(mask="before").text
+    forgotten = panels["decay_gradient"].set(profile="forget").text
+    assert "infinite by the law, infinite measured" in forgotten and "never" not in forgotten
+
+
 def test_a_profile_or_a_number():
     panel = case("decay_gradient", profile="constant", decay=-3.5, rounding="tf32")
     rows = panel.result[0] if isinstance(panel.result, tuple) else panel.result

@@ -13,6 +13,7 @@ a clone finds it (`flakit.numerics.mutation`). With the fault, the n-th call wit
 recurrence returns after n equal tokens: that is the `law`.
 """
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
@@ -128,14 +129,20 @@ def at(
     seed: int = 0,
 ) -> list[Row]:
     """GSA's decoding of one token, called several times with the same arguments."""
+    return _rows(*_called(in_place, calls, K, V, M, seed), in_place, f"in_place {in_place}")
+
+
+@functools.lru_cache(maxsize=1)
+def _called(in_place: bool, calls: int, K: int, V: int, M: int, seed: int) -> tuple[Calls, Tensor]:
+    """What the calls do, and the law of what they return."""
     device, backend = kernel_place()
-    return _calls(inputs(K=K, V=V, M=M, device=device, seed=seed), calls, in_place, backend, f"in_place {in_place}")
+    x = inputs(K=K, V=V, M=M, device=device, seed=seed)
+    return repeated(x, calls, in_place=in_place, backend=backend), law(x, calls, in_place=in_place)
 
 
-def _calls(x: Mapping, calls: int, in_place: bool, backend: str, words: str) -> list[Row]:
-    found = repeated(x, calls, in_place=in_place, backend=backend)
-    state, nan = found.touched["initial_state[0]"], float("nan")
-    off, law_off = (_off(o)[-1].item() for o in (found.o, law(x, calls, in_place=in_place)))
+def _rows(found: Calls, predicted: Tensor, in_place: bool, words: str) -> list[Row]:
+    state, nan, calls = found.touched["initial_state[0]"], float("nan"), len(found.o)
+    off, law_off = (_off(o)[-1].item() for o in (found.o, predicted))
     return [
         Row(f"GSA, one token, {words}: share of the initial state changed", nan, float(in_place), state.share),
         Row(f"GSA, one token, {words}: in-place operations PyTorch counted", nan, 0, state.version),
@@ -167,9 +174,7 @@ class Shown:
 
 def show(*, in_place: bool, calls: int, K: int, V: int, M: int, seed: int) -> Shown:
     """What `at` measures, of its first head."""
-    device, backend = kernel_place()
-    x = inputs(K=K, V=V, M=M, device=device, seed=seed)
-    found, predicted = repeated(x, calls, in_place=in_place, backend=backend), law(x, calls, in_place=in_place)
+    found, predicted = _called(in_place, calls, K, V, M, seed)
     counted = found.touched["initial_state[0]"].version
     parts = (found.states[:, 0, 0], found.o[:, 0, 0], _off(found.o), _off(predicted))
     return Shown(in_place, *(part.cpu() for part in parts), counted)
@@ -185,7 +190,8 @@ def reproduce(backend: str | None = None) -> list[Row]:
     x = inputs(device=device)
     rows = []
     for words, in_place in (("as it was", True), ("right", False)):
-        rows += _calls(x, 3, in_place, backend, words)
+        found = repeated(x, in_place=in_place, backend=backend)
+        rows += _rows(found, law(x, in_place=in_place), in_place, words)
     T = 100
     w = make_inputs("rwkv6", T=T, H=1, K=16, decay="logsigmoid", device=device)["w"]
     (seen,) = touched(lambda w: overwrite(w, backend=backend), {"w": w})

@@ -33,6 +33,7 @@ WORDS = {
         "identity-same-operands": "in chunks",
     },
     "law": "law",
+    "inf": "infinite",
     "fine": "The sums reach {sums}, their difference {dw}. What {rounding} rounds off dr and dk stays in it, and still "
     "dw is right to {off}: this decay and length do not bring it out.",
     "noisy": "The sums reach {sums}, their difference only {dw}. What {rounding} rounds off dr and dk stays in it: dw "

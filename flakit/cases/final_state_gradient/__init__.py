@@ -10,6 +10,7 @@ contributes to D_t fades by the decays after t, what the outputs contribute is a
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -146,10 +147,10 @@ def at(
     seed: int = 0,
 ) -> list[Row]:
     """One decay, a profile or a number, length, and what the loss reads: the share of each gradient that is lost."""
-    x = make_inputs("rwkv6", T=T, H=H, K=K, decay=decay, seed=seed)
-    found, predicted, tolerance = errors(x, on=on, fault=fault), law(x, on=on, fault=fault), within(x)
+    shown = show(decay=decay, T=T, H=H, K=K, on=on, fault=fault, seed=seed)
     return [
-        Row(f"{name} off by", math.nan, predicted.get(name, 0.0), found[name], tolerance.get(name, 0)) for name in found
+        Row(f"{name} off by", math.nan, shown.law[name], off, shown.within.get(name, 0))
+        for name, off in shown.errors.items()
     ]
 
 
@@ -170,8 +171,10 @@ class Shown:
     errors: Mapping[str, float]
     """Relative L2 error of every whole gradient."""
     law: Mapping[str, float]
+    within: Mapping[str, float]
 
 
+@functools.lru_cache(maxsize=1)
 def show(*, decay: str | float, T: int, H: int, K: int, on: str, fault: bool, seed: int) -> Shown:
     """What `at` measures, token by token."""
     x = make_inputs("rwkv6", T=T, H=H, K=K, decay=decay, seed=seed)
@@ -183,7 +186,8 @@ def show(*, decay: str | float, T: int, H: int, K: int, on: str, fault: bool, se
     lost = {name: torch.where(off[name] == 0, 0.0, off[name] / true[name]) for name in off}
     errors = {name: relative_l2(found[name], exact[name]) for name in found}
     predicted = dict.fromkeys(errors, 0.0) | law(x, on=on, fault=fault)
-    return Shown(on, fault, sum_after(x["w"][0, :, 0]).exp(), computed, true, lost, errors, predicted)
+    reach = sum_after(x["w"][0, :, 0]).exp()
+    return Shown(on, fault, reach, computed, true, lost, errors, predicted, within(x))
 
 
 def reproduce(seed: int = 0) -> list[Row]:
