@@ -279,13 +279,18 @@ class Shown:
     """Up to what `unexplained` is rounding."""
 
 
-@functools.lru_cache(maxsize=1)
 def show(*, scale: bool, aliasing: bool, precision: bool, T: int, K: int, V: int, seed: int) -> Shown:
     """What `at` measures, element by element."""
+    x, chunk, recurrent, fits = _measured(scale, aliasing, precision, T, K, V, seed)
+    return Shown(chunk, recurrent, fits, law(x, scale=scale), 2 * rounding_error(torch.bfloat16))
+
+
+@functools.lru_cache(maxsize=1)
+def _measured(scale: bool, aliasing: bool, precision: bool, T: int, K: int, V: int, seed: int) -> tuple[Mapping, ...]:
+    """The inputs, both forms' tensors, and how the one fits the other."""
     x = inputs(B=1, T=T, H=2, K=K, V=V, seed=seed)
     chunk, recurrent = _forms(x, scale, aliasing, precision, seed)
-    fits = {name: ratio(chunk[name], recurrent[name]) for name in REPORTED}
-    return Shown(chunk, recurrent, fits, law(x, scale=scale), 2 * rounding_error(torch.bfloat16))
+    return x, chunk, recurrent, {name: ratio(chunk[name], recurrent[name]) for name in REPORTED}
 
 
 def reproduce(seed: int = 0) -> list[Row]:
