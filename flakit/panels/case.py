@@ -13,7 +13,6 @@ from ..figures.canvas import Cell
 from ..numerics.words import number
 from . import knobs
 from .base import Panel
-from .phase_diagram import phase_diagram
 from .shared import chosen, decay_knobs, literal
 from .verdicts import VerdictFigure
 
@@ -23,12 +22,6 @@ WORDS = {
     "all": " All {n} numbers of this setting agree.",
     "some": " {right} of {n} numbers of this setting are as the law says.",
 }
-
-
-OWN = {
-    "anchor": phase_diagram,
-}
-"""The cases that have a panel of their own."""
 
 
 class CasePanel(Panel):
@@ -69,6 +62,8 @@ class CasePanel(Panel):
         if int in knob.kinds and numbers.log:
             stops = [numbers.low * 2**n for n in range(int(math.log2(numbers.high / numbers.low)) + 1)]
             return {name: knobs.steps(value, stops, label)}
+        if int in knob.kinds and type(None) in knob.kinds:
+            return {name: knobs.steps(value, (knobs.NONE, *range(numbers.low, numbers.high + 1)), label)}
         if int in knob.kinds:
             return {name: knobs.integer(value, numbers.low, numbers.high, label, numbers.step or 1)}
         if numbers.decay:
@@ -79,7 +74,9 @@ class CasePanel(Panel):
         """The setting as arguments of the case's `at`."""
         if "profile" in setting:
             setting = setting | {"decay": chosen(setting["profile"], setting["decay"])}
-        return {name: setting[name] for name in self.case.knobs}
+        without = {name for name, knob in self.case.knobs.items() if type(None) in knob.kinds}
+        given = {name: setting[name] for name in self.case.knobs}
+        return {name: None if name in without and x == knobs.NONE else x for name, x in given.items()}
 
     def compute(self, **setting):
         arguments = self._arguments(setting)
@@ -218,4 +215,4 @@ def case(name: str, show=None, **settings) -> Panel:
     entry = find(name)
     if find_spec(f"{entry.module.__name__}.picture"):
         return CasePanel(entry, show, **settings)
-    return OWN[entry.name](**settings) if entry.name in OWN else _Table(entry, **settings)
+    return _Table(entry, **settings)

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from flakit.cases import anchor
-from flakit.cases.anchor import SCHEMES, exponents, law, limits, onset, run
+from flakit.cases.anchor import SCHEMES, exponents, law, limits, onset, picture, run
 from flakit.cases.laws import LN_MAX
 from flakit.cases.masking import MASKS
+from flakit.figures.canvas import Cell
 from flakit.numerics.errors import compare
 from flakit.numerics.evaluate import truth
 from flakit.numerics.inputs import inputs
@@ -443,3 +444,75 @@ def test_wrong_settings_are_named():
         anchor.at(w=1.0)
     with pytest.raises(ValueError, match="row: expected a token 0 … 63, got 64"):
         anchor.at(row=64)
+
+
+# --- the picture ----------------------------------------------------------------------------------------------------
+
+BUG = dict(w=-88.8, row=16, scheme="first-row", op="rwkv6", T=64, chunk=64, block=16)
+REPAIR = dict(w=-1.4, row=None, scheme="previous-row-across", op="rwkv6", T=128, chunk=64, block=16)
+
+
+def drawn(**setting):
+    made, shown = picture.Picture(9.4), anchor.show(**BUG | setting)
+    made.update(shown)
+    return made, shown
+
+
+@pytest.mark.parametrize("setting", [{}, REPAIR, {"scheme": "none", "row": None, "w": -1.4}, {"op": "rwkv7"}], ids=str)
+def test_it_shows_what_is_measured(setting):
+    _, shown = drawn(**setting)
+    said = {row.what.split()[0]: row.measured for row in anchor.at(**BUG | setting) if " finite at " in row.what}
+    assert said == shown.finite
+    for name, finite in shown.finite.items():
+        if name in shown.nan:
+            assert bool((shown.nan[name] + shown.inf[name]).any()) != finite or setting.get("T") == 128, name
+
+
+def test_the_anchor_as_read_and_as_meant():
+    _, shown = drawn()
+    read, meant = shown.as_read[0], shown.as_meant[0]
+    assert (read.rows, read.row, meant.row) == (range(16, 32), 16, 15)
+    assert read.n == pytest.approx(-88.8) and meant.n == 0
+    fatal = shown.weights.isinf()
+    assert fatal[16, :16].all() and fatal.sum() == 16 and (shown.true[16, :16] == 1).all()
+    assert shown.read[16, :16] == pytest.approx(88.8) and shown.key[16, :16] == pytest.approx(-88.8)
+    repaired = drawn(scheme="previous-row")[1]
+    assert repaired.as_read == repaired.as_meant and max(repaired.read.nan_to_num(0).max(), 0) == 0
+    _, across = drawn(**REPAIR)
+    assert across.first == 64 and across.as_read[0].n == pytest.approx(-89.6, rel=1e-5) and across.as_meant[0].n == 0
+    assert across.alone[0] == pytest.approx(89.6, rel=1e-5)
+
+
+def test_the_picture_points_at_the_fatal_row_and_at_what_it_costs():
+    made, shown = drawn()
+    assert [list(arrow.get_ydata()) for arrow in made._arrows.values()] == [[16], [16], [], [16]]
+    lost = {name: (shown.nan[name] + shown.inf[name]).nonzero()[:, 0].tolist() for name in shown.nan}
+    assert lost == {"o": [16], "dr": [16], "dk": [], "dv": list(range(16)), "dw": list(range(17))}
+    fine, _ = drawn(w=-88.7)
+    assert not any(len(arrow.get_ydata()) for arrow in fine._arrows.values())
+    assert fine.canvas.png() != made.canvas.png()
+
+
+@pytest.mark.parametrize("scheme", ["none", "first-row", "block-start"])
+def test_its_sentence_changes_with_the_law(scheme):
+    row = 16 if scheme == "first-row" else None
+    end = 88.7228 / {"none": 64, "first-row": 1, "block-start": 15}[scheme]
+    for side, words in ((0.999, "every factor is finite"), (1.001, "it is infinite, though no weight is above 1")):
+        made, shown = drawn(scheme=scheme, row=row, w=-end * side)
+        assert words in made.say(shown)
+    for scheme in ("previous-row", "pairwise", "dyadic"):
+        made, shown = drawn(scheme=scheme, row=None, w=-500.0)
+        assert "No exponent is above 0" in made.say(shown) and all(shown.finite.values())
+
+
+def test_its_arithmetic():
+    made, shown = drawn()
+    assert made.arithmetic(shown, Cell("weights", 16, 3)) == (
+        "output 16, key 3: e^88.8 · e^-88.8 = inf · 2.72e-39 = inf (true: 1)"
+    )
+    assert made.arithmetic(shown, Cell("read", 20, 3)).startswith("output 20, key 3: e^0 · e^-88.8 = 1 · 2.72")
+    assert made.arithmetic(shown, Cell("sums", 16, 0)).endswith("as read the anchor of rows 16 … 31")
+    assert made.arithmetic(shown, Cell("sums", 15, 0)).endswith("as meant the anchor of rows 16 … 31")
+    assert made.arithmetic(shown, Cell("lost", 3, 3)) == "dv of token 3: 100% NaN, 0% infinite"
+    assert "masked afterwards" in made.arithmetic(drawn(scheme="none")[1], Cell("read", 3, 9))
+    assert "0 · inf = NaN" in made.arithmetic(drawn(**REPAIR)[1], Cell("alone", 0, 0))

@@ -43,11 +43,10 @@ def test_an_entry_is_complete(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_its_notebook_has_a_panel_for_it(name):
-    """Its own panel, or `panels.case(name)`; code of notebooks only, no prose."""
+    """`panels.case(name)`; code of notebooks only, no prose."""
     notebook = json.loads((NOTEBOOKS / f"{CASES[name].notebook}.ipynb").read_text())
     code = "\n".join("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code")
-    own = {"anchor": "phase_diagram"}.get(name, name)
-    assert re.search(rf"^(panels\.)?(case\(\"{name}\"|{own}(_panel)?\()", code, re.M)
+    assert re.search(rf"^(panels\.)?case\(\"{name}\"", code, re.M)
 
 
 # --- laws -----------------------------------------------------------------------------------------------------------

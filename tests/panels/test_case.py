@@ -12,6 +12,7 @@ from flakit.cases.registry import CASES
 from flakit.figures.canvas import Cell
 from flakit.numerics.inputs import DECAYS
 from flakit.panels import case
+from flakit.panels.knobs import NONE
 from tests.panels.live import NOT_LIVE
 
 DRAWN = [name for name, each in CASES.items() if find_spec(f"{each.module.__name__}.picture")]
@@ -89,6 +90,9 @@ def test_a_widget_for_every_knob(panel):
         else:
             assert widget.value == knob.default
             offered = values(widget) if hasattr(widget, "options") else (widget.min, widget.max)
+            if type(None) in knob.kinds:
+                assert offered[0] == NONE
+                offered = offered[1:]
             assert all(knob.fits(value) for value in offered)
             if knob.range:
                 assert (min(offered), max(offered)) == (knob.range.low, knob.range.high)

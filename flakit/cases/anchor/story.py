@@ -2,18 +2,21 @@
 
 import math
 from collections.abc import Mapping
-from typing import Annotated
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...numerics.inputs import inputs as make_inputs
+from ...ops.common.chunks import split_chunks
 from ..knobs import FINITE_DECAY, Range
 from ..laws import Row, kernel_place
 from .law import law, limits
-from .measurement import onset, run
+from .measurement import Run, exponents, onset, run
 from .operators import OPERATORS, TENSORS, find_operator
-from .schemes import SCHEMES
+from .schemes import SCHEMES, Products
 
 CLAMP = -12.0
 """The stop-gap of the thread, |w| < 12: it bounds one token, and so bug A, but no exponent that holds eight."""
@@ -46,14 +49,118 @@ def at(
     if not -math.inf < w < 0:
         raise ValueError(f"w: expected a natural-log decay < 0, got {w!r}")
     how = {"op": op, "chunk": chunk, "block": block}
-    x = make_inputs(op, T=T, H=1, K=64, decay=-1.0) if row is None else spike(row, op=op, T=T)
-    found = run({**x, OPERATORS[op].decay: x[OPERATORS[op].decay] * -w}, scheme, **how)
+    x, found = _run(w, row, scheme, **how, T=T)
     predicted, measured, rows = limits(scheme, x, **how), onset(x, scheme, **how), []
     for name in TENSORS[op]:
         rows.append(Row(f"{name} finite at w = {w:g}", math.nan, -w < predicted[name], found.finite[name]))
         within = WITHIN.get(scheme, 2e-3)
         rows.append(Row(f"{name} ends at |w|", math.nan, predicted[name], measured[name], within))
     return rows
+
+
+@lru_cache(maxsize=16)
+def _run(
+    w: float, row: int | None, scheme: str, *, op: str, T: int, chunk: int, block: int
+) -> tuple[dict[str, Tensor], Run]:
+    """The inputs with a log decay of -1, and what a scheme makes of w."""
+    x = make_inputs(op, T=T, H=1, K=64, decay=-1.0) if row is None else spike(row, op=op, T=T)
+    decay = OPERATORS[op].decay
+    return x, run({**x, decay: x[decay] * -w}, scheme, op=op, chunk=chunk, block=block)
+
+
+class Anchored(NamedTuple):
+    """Rows of the chunk and the anchor of their tile, as a row of the chunk (-1: what precedes it) and its sum n."""
+
+    rows: range
+    keys: range
+    row: int
+    n: float
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One chunk, one channel; rows are outputs i, columns keys j. The chunk with the largest exponent."""
+
+    scheme: str
+    first: int
+    """The chunk's first token."""
+    sums: Tensor
+    """gi, the inclusive cumulative log decay, [C]."""
+    seen: Tensor
+    """What the reads have decayed by: gi or, exclusive, the sum before; [C]."""
+    as_read: list[Anchored]
+    as_meant: list[Anchored]
+    """The same tiles with the anchor that was meant: the row before the block."""
+    alone: Tensor
+    """The exponent of a row of the read factor in its leftmost tile, [C], whether or not it meets a key there."""
+    read: Tensor
+    key: Tensor
+    """The exponents of the two factors of every pair, [C, C]; NaN where the pair is not formed."""
+    weights: Tensor
+    """Their product, as computed in float32."""
+    true: Tensor
+    """The weight itself in float64; 0 where the output must not see the key."""
+    nan: Mapping[str, Tensor]
+    inf: Mapping[str, Tensor]
+    """The share of every token's values that is lost, by tensor, [C]."""
+    finite: Mapping[str, bool]
+
+
+def show(*, w: float, row: int | None, scheme: str, op: str, T: int, chunk: int, block: int) -> Shown:
+    x, found = _run(w, row, scheme, op=op, T=T, chunk=chunk, block=block)
+    of, how = OPERATORS[op], {"op": op, "chunk": chunk, "block": block}
+    one = {of.decay: x[of.decay][..., :1] * -w}
+    query = min(of.reads, key=of.reads.get)  # an exclusive read where there is one
+    decays = split_chunks(one[of.decay], chunk, torch.float32)
+    made = Products(decays, scheme, inclusive=of.reads[query], chunk=chunk, block=block)
+    alone = _alone(made)
+    pairs = [exponents(one, scheme, query=query, index=n, channel=0, **how) for n in range(decays.shape[2])]
+    parts = [(*pair, own) for pair, own in zip(pairs, alone, strict=True)]
+    largest = [max(float(part.nan_to_num(-math.inf).max()) for part in each) for each in parts]
+    index = max(range(len(pairs)), key=largest.__getitem__)
+    if largest[index] <= 0 and row is not None:
+        index = row // chunk
+    gi, seen = (sums[0, 0, index, :, 0] for sums in (made.gi, made.seen))
+    before = float(made.gi[0, 0, index - 1, -1, 0]) if index else 0.0
+    as_read, as_meant = [], []
+    for tile in made.tiles:
+        if tile.anchor is not None:
+            at_start = before if made.scheme.across else 0.0
+            rows, keys = (range(part.start, part.stop) for part in (tile.rows, tile.keys))
+            as_read.append(Anchored(rows, keys, tile.anchor, float(gi[tile.anchor]) if tile.anchor >= 0 else at_start))
+            if rows != keys and not made.scheme.dyadic:
+                p = rows.start - 1
+                as_meant.append(Anchored(rows, keys, p, float(gi[p]) if p >= 0 else 0.0))
+    read, key = pairs[index]
+    exact = seen.double()[:, None] - gi.double()[None, :]
+    first, last = index * chunk, min((index + 1) * chunk, T)
+    shares = {name: y[0, first:last, 0] for name, y in found.tensors.items() if y.ndim == 4 and name not in of.finals}
+    return Shown(
+        scheme=scheme,
+        first=first,
+        sums=gi,
+        seen=seen,
+        as_read=as_read,
+        as_meant=as_meant,
+        alone=alone[index],
+        read=read,
+        key=key,
+        weights=read.exp() * key.exp(),
+        true=torch.where(made.low, exact.exp(), 0.0),
+        nan={name: y.isnan().double().mean(-1) for name, y in shares.items()},
+        inf={name: y.isinf().double().mean(-1) for name, y in shares.items()},
+        finite=found.finite,
+    )
+
+
+def _alone(made: Products) -> Tensor:
+    """The exponents of the read factor in the tiles left of the blocks, [N, C]; NaN where a scheme has none."""
+    found = torch.full(made.seen.shape[2:4], torch.nan)
+    for tile in made.tiles:
+        if tile.anchor is not None:
+            exponent = made.exponents(tile)[0][0, 0, ..., 0]
+            found[:, tile.rows] = torch.fmax(found[:, tile.rows], exponent)
+    return found
 
 
 def _kernel_rows() -> list[Row]:

@@ -1,0 +1,253 @@
+"""One chunk row by row: the running sum with its anchors, the two exponents, their product, and what is lost."""
+
+import math
+
+import numpy as np
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from ...figures import style
+from ...figures.canvas import Canvas, Cell
+from ...figures.heatmap import HeatMap
+from ...figures.marks import Marked, Over, whole_ticks
+from ...numerics.words import number, percent
+from ..laws import LN_MAX
+from . import SCHEMES, Shown
+
+WORDS = {
+    "knobs": {
+        "w": "decay w",
+        "row": "at token",
+        "scheme": "anchor",
+        "op": "operator",
+        "T": "length T",
+        "chunk": "chunk",
+        "block": "block",
+    },
+    "alt": "One chunk with a row for each token: the running sum of the decays with the anchors as read and as meant; "
+    "maps of the two exponents of every pair and of the weight they make, infinities hatched; and for every tensor the "
+    "tokens at which it is lost",
+    "sums": "1 sum and\nanchors",
+    "read": "2 read factor\n$g_i - n$",
+    "key": "3 key factor\n$n - gi_j$",
+    "weights": "4 their product:\nthe weight",
+    "lost": "5 lost: NaN\nred, inf pink",
+    "row": "row i",
+    "key j": "key j",
+    "gi": "$gi_i$",
+    "as read": "read",
+    "as meant": "meant",
+    "anchor": "Anchor: {label}.",
+    "infinite": "Row {row} of the {factor} factor has the exponent {exponent}, above {end}: it is infinite, though no "
+    "weight is above 1. Lost: {lost}; finite: {finite}.",
+    "large": "The largest exponent is {exponent}, in row {row} of the {factor} factor: below {end}, so every factor is "
+    "finite, and every tensor.",
+    "small": "No exponent is above 0, whatever the decay: every factor lies between 0 and 1, and all is finite.",
+    "factors": {"read": "read", "key": "key"},
+    "pair": "output {i}, key {j}: e^{read} · e^{key} = {q} · {k} = {weight}{true}",
+    "future": "output {i}, key {j}: e^{read} · e^{key} = {q} · {k} = {weight}, masked afterwards",
+    "none": "output {i}, key {j}: no product is formed",
+    "alone": "row {i}: e^(g - n) = e^{exponent} = {factor}{inf}",
+    "alone inf": "; with no key or a masked one it meets a zero, and 0 · inf = NaN",
+    "no anchor": "row {i}: no anchor, every pair has an exponent of its own",
+    "sum": "row {i}: gi = {sum}, the read has decayed by {seen}{anchors}",
+    "is read": "; as read the anchor of rows {rows}",
+    "is meant": "; as meant the anchor of rows {rows}",
+    "no token": "row {i}: behind the end of the sequence",
+    "tensor": "{name} of token {t}: {nan} NaN, {inf} infinite",
+    "true": " (true: {true})",
+}
+ON_VIEW = ("w", "row", "scheme")
+LINE = "o ends at |w|"
+PRESETS = {
+    "fine": {"w": -88.7, "row": 16, "scheme": "first-row", "op": "rwkv6", "T": 64, "chunk": 64, "block": 16},
+    "bug A": {"w": -88.8, "row": 16, "scheme": "first-row", "op": "rwkv6", "T": 64, "chunk": 64, "block": 16},
+    "bad repair": {"w": -1.4, "row": "none", "scheme": "previous-row-across", "op": "rwkv6", "T": 128, "chunk": 64},
+    "repaired": {"w": -88.8, "row": 16, "scheme": "previous-row", "op": "rwkv6", "T": 64, "chunk": 64, "block": 16},
+}
+
+_END = LN_MAX[next(iter(LN_MAX))]
+_MAPS = ("read", "key", "weights")
+_DECADES = 20
+_FEW = 6
+"""Rows with an infinity up to which each gets an arrow."""
+
+
+class Picture:
+    """Persistent: `update` redraws in place. width: inches."""
+
+    def __init__(self, width: float):
+        wide = width > 8
+        left, top, gap, strip = 0.62, 0.5, 0.15, 0.1
+        first, last = (1.2, 1.2) if wide else (0.8, 0.86)
+        side = (width - left - first - last - 4 * gap - 3 * 0.1 - strip - 0.08) / 3
+        high = 2.55
+        self.canvas, self._first, self._names = Canvas(width, top + high + 0.46), 0, []
+        self._maps, self._arrows = {}, {}
+        with style.context():
+            self._draw_sums(self.canvas.axes(left, top, first, high))
+            at = left + first + gap
+            ax = self.canvas.axes(at, top, strip, high)
+            ax.set(xticks=[], yticks=[])
+            self._alone = HeatMap(self.canvas, ax, cmap=style.SIGNED, vmin=-_END, vmax=_END, name="alone")
+            mark = {"color": style.VERMILLION, "markersize": 8, "linewidth": 0, "clip_on": False, "zorder": 8}
+            (self._arrows["alone"],) = ax.plot([], [], ">", **mark)
+            at += strip + 0.04
+            for name in _MAPS:
+                ax = whole_ticks(self.canvas.axes(at, top, side, high))
+                ax.set_title(WORDS[name], fontsize=9, pad=4)
+                ax.set_xlabel(WORDS["key j"])
+                ax.tick_params(labelleft=False)
+                signed = name != "weights"
+                look = {"cmap": style.SIGNED, "vmin": -_END, "vmax": _END} if signed else {"vmin": -_DECADES, "vmax": 0}
+                self._maps[name] = HeatMap(self.canvas, ax, **look, name=name)
+                (self._arrows[name],) = ax.plot([], [], "<", **mark)
+                at += side + gap + 0.1
+            self._draw_lost(self.canvas.axes(at, top, last, high))
+        self.canvas.moving(*self._arrows.values())
+
+    def _draw_sums(self, ax) -> None:
+        self._sums = whole_ticks(ax)
+        ax.set_title(WORDS["sums"], fontsize=9, pad=4)
+        ax.set(xlabel=WORDS["gi"], ylabel=WORDS["row"])
+        ax.xaxis.set_major_locator(MaxNLocator(2))
+        ax.yaxis.set_major_formatter(lambda row, _: f"{row + self._first:.0f}")
+        (self._line,) = ax.plot([], [], color=style.BLUE, linewidth=1.8, zorder=3)
+        ring = {"markersize": 9, "markerfacecolor": "none", "markeredgewidth": 1.6, "linewidth": 0}
+        (self._meant,) = ax.plot([], [], "o", color=style.GREEN, **ring, zorder=5, clip_on=False)
+        (self._read,) = ax.plot([], [], "o", color=style.VERMILLION, markersize=4.5, zorder=6, clip_on=False)
+        handles = [
+            Line2D([], [], color=style.VERMILLION, marker="o", markersize=4.5, linewidth=0, label=WORDS["as read"]),
+            Line2D([], [], color=style.GREEN, marker="o", **ring, label=WORDS["as meant"]),
+        ]
+        ax.legend(
+            handles=handles, loc="lower right", borderaxespad=0.1, handlelength=0.8, handletextpad=0.4, borderpad=0.2
+        )
+        self._over_sums = Over(self.canvas, ax, "sums")
+        self.canvas.labels(ax.xaxis)
+        self.canvas.moving(self._line, self._meant, self._read)
+
+    def _draw_lost(self, ax) -> None:
+        self._lost_ax = ax
+        ax.set_title(WORDS["lost"], fontsize=9, pad=4)
+        ax.set(xticks=[], yticks=[])
+        self._lost = HeatMap(self.canvas, ax, name="lost")
+        self._marked = {
+            "nan": Marked(self.canvas, ax, facecolor=style.VERMILLION, edgecolor=style.VERMILLION, linewidth=0.8),
+            "inf": Marked(self.canvas, ax, facecolor=style.PURPLE, edgecolor=style.PURPLE, linewidth=0.8),
+        }
+
+    def update(self, shown: Shown) -> None:
+        C = len(shown.sums)
+        if self._first != shown.first:
+            self._first = shown.first
+            self.canvas.stale()
+        if self._sums.get_ylim() != (C - 0.5, -1.8):
+            self._sums.set_ylim(C - 0.5, -1.8)
+            self.canvas.stale()
+        lowest = min(float(shown.sums.min()), -1.0, *(each.n for each in shown.as_read))
+        self._sums.set_xlim(1.12 * lowest, -0.08 * lowest)
+        self._line.set_data(shown.sums, range(C))
+        for line, tiles in ((self._read, shown.as_read), (self._meant, shown.as_meant)):
+            line.set_data([each.n for each in tiles], [max(each.row, -1) for each in tiles])
+        self._over_sums.update(C, 1)
+
+        alone = shown.alone.numpy()[:, None]
+        self._alone.update(np.where(alone > _END, np.inf, alone), empty=np.isnan(alone))
+        for name, heat in self._maps.items():
+            x = getattr(shown, name).double().numpy()
+            formed = ~np.isnan(shown.read.numpy())
+            if name == "weights":
+                with np.errstate(divide="ignore"):
+                    values = np.where(np.isfinite(x), np.log10(x), x)
+                values, bad = np.where(values == -np.inf, -_DECADES, values), formed & ~np.isfinite(x)
+            else:
+                values, bad = np.where(x > _END, np.inf, x), formed & (x > _END)
+            heat.update(values, empty=~formed)
+            self._point(name, bad.any(1), 1.04 * C)
+        self._point("alone", alone[:, 0] > _END, -1.2)
+
+        lost = {"nan": _columns(shown.nan), "inf": _columns(shown.inf)}
+        tokens, tensors = lost["nan"].shape
+        if self._names != list(shown.nan):
+            self._names = list(shown.nan)
+            self._lost_ax.set_xticks(range(tensors), self._names, rotation=90)
+            self.canvas.stale()
+        self._lost.update(np.zeros((C, tensors)), finite=(np.arange(C) < tokens)[:, None].repeat(tensors, 1))
+        for kind, mark in self._marked.items():
+            full = np.zeros((C, tensors), bool)
+            full[:tokens] = lost[kind] > 0
+            mark.update(full)
+
+    def _point(self, name: str, rows: np.ndarray, x: float) -> None:
+        """An arrow at each true row, where they are so few that they might not be seen."""
+        few = np.flatnonzero(rows) if rows.sum() <= _FEW else []
+        self._arrows[name].set_data(np.full(len(few), x), few)
+
+    def say(self, shown: Shown) -> str:
+        words, largest = [WORDS["anchor"].format(label=SCHEMES[shown.scheme].label)], []
+        for name, x in (("read", shown.alone[:, None]), ("read", shown.read), ("key", shown.key.T)):
+            rows = x.nan_to_num(-math.inf).amax(1)
+            largest.append((float(rows.max()), name, shown.first + int(rows.argmax())))
+        exponent, factor, row = max(largest)
+        lost = [name for name, finite in shown.finite.items() if not finite]
+        words.append(
+            WORDS["infinite" if exponent > _END else "large" if exponent > 0 else "small"].format(
+                row=row,
+                factor=WORDS["factors"][factor],
+                exponent=number(exponent),
+                end=f"{_END:.2f}",
+                lost=", ".join(lost) or "nothing",
+                finite=", ".join(name for name, finite in shown.finite.items() if finite),
+            )
+        )
+        return " ".join(words)
+
+    def arithmetic(self, shown: Shown, cell: Cell) -> str:
+        i, j = shown.first + cell.row, shown.first + cell.column
+        if cell.map == "sums":
+            return WORDS["sum"].format(
+                i=i,
+                sum=number(float(shown.sums[cell.row])),
+                seen=number(float(shown.seen[cell.row])),
+                anchors="".join(
+                    WORDS[words].format(rows=f"{shown.first + each.rows[0]} … {shown.first + each.rows[-1]}")
+                    for words, tiles in (("is read", shown.as_read), ("is meant", shown.as_meant))
+                    for each in tiles
+                    if each.row == cell.row
+                ),
+            )
+        if cell.map == "alone":
+            exponent = float(shown.alone[cell.row])
+            if math.isnan(exponent):
+                return WORDS["no anchor"].format(i=i)
+            inf = WORDS["alone inf"] if exponent > _END else ""
+            factor = number(float(shown.alone.exp()[cell.row]))
+            return WORDS["alone"].format(i=i, exponent=number(exponent), factor=factor, inf=inf)
+        if cell.map == "lost":
+            name = list(shown.nan)[cell.column]
+            if cell.row >= len(shown.nan[name]):
+                return WORDS["no token"].format(i=i)
+            shares = {kind: percent(float(getattr(shown, kind)[name][cell.row])) for kind in ("nan", "inf")}
+            return WORDS["tensor"].format(name=name, t=i, **shares)
+        at = cell.row, cell.column
+        read, key = float(shown.read[at]), float(shown.key[at])
+        if math.isnan(read):
+            return WORDS["none"].format(i=i, j=j)
+        weight, true = float(shown.weights[at]), float(shown.true[at])
+        seen = cell.column < cell.row or (cell.column == cell.row and shown.seen[cell.row] == shown.sums[cell.row])
+        return WORDS["pair" if seen else "future"].format(
+            i=i,
+            j=j,
+            read=number(read),
+            key=number(key),
+            q=number(float(shown.read.exp()[at])),
+            k=number(float(shown.key.exp()[at])),
+            weight=number(weight),
+            true="" if math.isclose(weight, true, rel_tol=1e-3) else WORDS["true"].format(true=number(true)),
+        )
+
+
+def _columns(shares) -> np.ndarray:
+    """[C, tensors]"""
+    return np.stack([share.numpy() for share in shares.values()], 1)
