@@ -284,6 +284,8 @@ class _Watch(ast.NodeTransformer):
             return node
         found = self.resolve(call.func)
         name = getattr(found, "__name__", "")
+        if found is None and isinstance(call.func, ast.Attribute) and call.func.attr == "store" and len(call.args) == 2:
+            return self.taken(lambda: self.through_descriptor(node, call))
         if name not in ("store", "atomic_add") or not _of_triton(found):
             if name.startswith(("static_", "device_")):
                 return node
@@ -318,6 +320,14 @@ class _Watch(ast.NodeTransformer):
             return [self.call("note_store", *words, site=number), ast.Expr(call)]
 
         return self.taken(make)
+
+    def through_descriptor(self, node: ast.Expr, call: ast.Call) -> list[ast.stmt]:
+        text, name = ast.unparse(call), f"flakit_value_{len(self.made.checks)}"
+        taken = self.taken_apart(call.args[1])
+        self.before.append(ast.Assign([ast.Name(name, ast.Store())], taken, lineno=node.lineno))
+        call.args[1] = ast.Name(name, ast.Load())
+        site = self.check(node, text, "store", "", (*_names(taken), *_calls(taken)), self.base(call.func.value))
+        return [self.call("note", name, site=site), ast.Expr(call)]
 
     @staticmethod
     def replace(call: ast.Call, key: str, order: tuple[str, ...], value: ast.expr) -> None:

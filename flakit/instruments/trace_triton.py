@@ -60,6 +60,7 @@ def private_names() -> SimpleNamespace:
         names = SimpleNamespace(
             builder=it.interpreter_builder, Builder=it.InterpreterBuilder, Handle=it.TensorHandle, Grid=it.GridExecutor,
             Reduction=it.ReduceScanOpInterface, Function=it.InterpretedFunction, bfloat16=tl.bfloat16,
+            int1=tl.int1,
         )  # fmt: skip
         wanted = {
             "Builder": ("create_masked_load", "create_masked_store", "create_fmul", "create_exp", "create_select")
@@ -331,11 +332,11 @@ class InterpreterWatch:
         base = self._base(pointers)
         if base is None:
             return None, None
-        at, on = pointers.data, mask.data
-        used = at[on.astype(bool)] if not on.all() else at
+        at, on = pointers.data, _lit(mask)
+        used = at[on] if not on.all() else at
         if not used.size or (used.min() >= base.start and used.max() <= base.last):
             return base, None
-        outside = on.astype(bool) & ((at < base.start) | (at > base.last))
+        outside = on & ((at < base.start) | (at > base.last))
         wild = outside & ((at < base.storage_start) | (at > base.storage_last))
         self._beyond(operation, base, at, wild if wild.any() else outside, within=not wild.any())
         return base, wild if wild.any() else None
@@ -361,7 +362,7 @@ class InterpreterWatch:
         def load(builder, pointers, mask, other, *args, **kwargs):
             base, wild = self._inside("load", pointers, mask)
             if wild is not None:
-                mask = self.names.Handle(mask.data.astype(bool) & ~wild, mask.dtype)
+                mask = self.names.Handle(_lit(mask) & ~wild, self.names.int1)
             out = original(builder, pointers, mask, other, *args, **kwargs)
             x = self._values(out)
             if wild is not None and x is not None:
@@ -370,7 +371,7 @@ class InterpreterWatch:
                 else:
                     out.data[wild], x = 0x7FC0, np.where(wild, np.nan, x)
             if x is not None and not self._silent:
-                bad = ~np.isfinite(x) & mask.data.astype(bool)
+                bad = ~np.isfinite(x) & _lit(mask)
                 if wild is not None:
                     bad |= wild
                 nans = np.isnan(x) & bad
@@ -393,7 +394,7 @@ class InterpreterWatch:
         def store(builder, pointers, value, mask, *args, **kwargs):
             base, wild = self._inside("store", pointers, mask)
             if wild is not None:
-                mask = self.names.Handle(mask.data.astype(bool) & ~wild, mask.dtype)
+                mask = self.names.Handle(_lit(mask) & ~wild, self.names.int1)
             self._stored("store", base, value, mask)
             return original(builder, pointers, value, mask, *args, **kwargs)
 
@@ -404,8 +405,11 @@ class InterpreterWatch:
             # (operation, pointers, value, mask, …), or (pointers, compared, value, …)
             by_mask = not hasattr(args[0], "data")
             pointers, value = (args[1], args[2]) if by_mask else (args[0], args[2])
-            mask = args[3] if by_mask else self.names.Handle(np.ones_like(pointers.data, dtype=bool), value.dtype)
-            base, _ = self._inside("atomic", pointers, mask)
+            mask = args[3] if by_mask else self.names.Handle(np.ones_like(pointers.data, dtype=bool), self.names.int1)
+            base, wild = self._inside("atomic", pointers, mask)
+            if wild is not None and by_mask:
+                mask = self.names.Handle(_lit(mask) & ~wild, self.names.int1)
+                args = (*args[:3], mask, *args[4:])
             self._stored("atomic", base, value, mask)
             return original(builder, *args, **kwargs)
 
@@ -417,7 +421,7 @@ class InterpreterWatch:
         x = self._values(value)
         if x is None:
             return
-        wrong, on = ~np.isfinite(x), mask.data.astype(bool)
+        wrong, on = ~np.isfinite(x), _lit(mask)
         bad = wrong & on
         self._mask(value.site, "the store's mask", int((wrong & ~on).sum()))
         if not bad.any():
@@ -513,6 +517,11 @@ class _Argument:
         storage = x.untyped_storage()
         self.storage_start = storage.data_ptr()
         self.storage_last = self.storage_start + storage.nbytes() - self.itemsize
+
+
+def _lit(mask) -> np.ndarray:
+    """A mask's lanes; block pointers give an array where others give a tile."""
+    return np.asarray(mask.data).astype(bool)
 
 
 def _plain(index) -> tuple[int, ...]:

@@ -73,3 +73,24 @@ def in_bfloat16(x, o, D: tl.constexpr):
     o_d = tl.arange(0, D)
     b_x = tl.load(x + o_d)
     tl.store(o + o_d, b_x * b_x)
+
+
+@triton.jit
+def through_blocks(x, o, T, D: tl.constexpr, C: tl.constexpr, DESCRIPTOR: tl.constexpr):
+    i = tl.program_id(0)
+    if DESCRIPTOR:
+        p_x = tl.make_tensor_descriptor(x, (T, D), (D, 1), (C, D))
+        p_o = tl.make_tensor_descriptor(o, (T, D), (D, 1), (C, D))
+        p_o.store([i * C, 0], tl.exp(p_x.load([i * C, 0])))  # by descriptor
+    else:
+        p_x = tl.make_block_ptr(x, (T, D), (D, 1), (i * C, 0), (C, D), (1, 0))
+        p_o = tl.make_block_ptr(o, (T, D), (D, 1), (i * C, 0), (C, D), (1, 0))
+        b_e = tl.exp(tl.load(p_x, boundary_check=(0, 1)))  # by block
+        tl.store(p_o, b_e, boundary_check=(0, 1))
+
+
+@triton.jit
+def summed(x, o, n, D: tl.constexpr):
+    o_d = tl.arange(0, D)
+    b_e = tl.exp(tl.load(x + o_d))
+    tl.atomic_add(o + o_d, b_e, mask=o_d < n)  # added

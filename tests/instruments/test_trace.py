@@ -158,6 +158,31 @@ def test_what_one_kernel_stores_another_reads(kernels):
 
 
 @pytest.mark.interpret
+@pytest.mark.parametrize("descriptor", [False, True])
+def test_block_pointers_and_descriptors(kernels, descriptor):
+    x = torch.zeros(24, 16)
+    x[20, 3] = 90.0
+    with trace() as t:
+        kernels.through_blocks[(2,)](x, torch.zeros(24, 16), 24, D=16, C=16, DESCRIPTOR=descriptor)
+    assert t.first.place.line == marked("by descriptor" if descriptor else "by block")
+    assert (t.first.first.program, t.first.first.index) == ((1, 0, 0), (4, 3)) and not t.accesses
+    assert [site.into for site in t.first.stores] == ["o"]
+
+
+@pytest.mark.interpret
+def test_atomic_sums(kernels):
+    x = torch.zeros(16)
+    x[[3, 14]] = 90.0
+    with trace() as t:
+        kernels.summed[(1,)](x, torch.zeros(16), 12, D=16)
+    (store,) = t.first.stores
+    assert (store.operation, store.place.line, store.inf) == ("atomic", marked("added"), 1)
+    with trace() as t:
+        kernels.summed[(1,)](x, torch.zeros(8), 12, D=16)
+    assert [(a.operation, a.into, a.lanes) for a in t.accesses] == [("atomic", "o", 4)]
+
+
+@pytest.mark.interpret
 def test_a_nan_among_the_inputs_is_named_as_read(kernels):
     x = torch.zeros(16)
     x[5], x[7] = math.nan, -math.inf
