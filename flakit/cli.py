@@ -1,4 +1,4 @@
-"""The command line: `flakit doctor`, `flakit cases`, `flakit audit`, `flakit trace`, `flakit bench`."""
+"""The command line: `flakit doctor`, `flakit cases`, `flakit audit`, `flakit trace`, `flakit sweep`, `flakit bench`."""
 
 import json as json_module
 import math
@@ -291,6 +291,109 @@ def trace(
 
     options = [f"--json={json}"] * (json is not None) + [f"--picture={picture}"] * (picture is not None)
     raise typer.Exit(start(script, context.args, *options, interpret=interpret))
+
+
+@app.command()
+def sweep(
+    subject: Annotated[str, typer.Argument(help="An operator's name, file.py:function or module:function.")],
+    over: Annotated[list[str], typer.Option(help='An axis: "decay=-0.1,-1,-10", "decay=-0.1..-100:13", "T=16,64".')],
+    like: Annotated[str, typer.Option(help="The operator that a kernel of your own computes: rwkv6, rwkv7, gsa.")] = "",
+    fixed: Annotated[list[str] | None, typer.Option("--set", help='A setting that stays: "K=64".')] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
+    store: Annotated[Path | None, typer.Option(help="Keeps each measurement: run again, it goes on.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Write the table.")] = None,
+    parquet: Annotated[Path | None, typer.Option(help="Write the table; needs pyarrow.")] = None,
+    json: Annotated[Path | None, typer.Option("--json", help="Write the grids.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Draw two axes as a phase diagram, a .png.")] = None,
+    tensor: Annotated[str, typer.Option(help="What the picture shows; default: all.")] = "",
+    law: Annotated[str, typer.Option(help="A function of the other axis: the largest |decay|; module:function.")] = "",
+):
+    """Measure an operator, or a kernel of your own, over a grid of settings: where it is finite, and how far off.
+
+    flakit sweep rwkv6 --over decay=-0.1..-100:7 --over T=64,256 --set K=32 --workers 2 --store found.jsonl --csv a.csv
+
+    flakit sweep my_kernel.py:chunk --like rwkv6 --over decay=-1,-10 --over T=64,100
+    """
+    import os
+
+    import torch
+
+    if ":" in subject and not torch.cuda.is_available():
+        os.environ.setdefault("TRITON_INTERPRET", "1")  # before the subject imports Triton
+    from .numerics import sweep as module
+
+    console, errors = Console(), Console(stderr=True)
+    try:
+        axes = dict(_axis(text, "--over") for text in over)
+        stays = {name: values[0] for name, values in (_axis(text, "--set") for text in fixed or ())}
+        found = module.sweep(
+            subject, axes, like=like or None, workers=workers, store=store, progress=errors.is_terminal, **stays
+        )
+        for path, write in ((csv, found.to_csv), (parquet, found.to_parquet)):
+            if path is not None:
+                write(path)
+        if json is not None:
+            json.write_text(json_module.dumps(_plain(found.to_dict())) + "\n")
+        if picture is not None:
+            from .figures.phase import phase
+
+            limit = module.named_function(law, "law") if law else None
+            picture.write_bytes(phase(found, tensor=tensor or None, law=limit).canvas.png())
+    except (ValueError, TypeError, RuntimeError, ImportError) as error:
+        errors.print(f"flakit sweep: {error}", style="red", markup=False, highlight=False)
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        errors.print(f"stopped; {f'run it again to go on from {store}' if store else 'nothing was kept: --store'}")
+        raise typer.Exit(130) from None
+    console.print(_onsets(found))
+
+
+def _axis(text: str, option: str) -> tuple[str, list]:
+    """("decay", [-0.1, -1.0]) from "decay=-0.1,-1"; a..b:n are n values evenly spaced in their logarithm."""
+    import torch
+
+    name, equals, values = text.partition("=")
+    if not equals or not name or not values:
+        raise ValueError(f"{option}: expected name=value,value or name=first..last:count, got {text!r}")
+
+    def value(word: str):
+        if isinstance(getattr(torch, word, None), torch.dtype):
+            return getattr(torch, word)
+        for kind in (int, float):
+            try:
+                return kind(word)
+            except ValueError:
+                pass
+        return {"true": True, "false": False, "none": None}.get(word.lower(), word)
+
+    if ".." in values:
+        first, _, rest = values.partition("..")
+        last, _, count = rest.partition(":")
+        try:
+            low, high, n = float(first), float(last), int(count)
+        except ValueError:
+            raise ValueError(f"{option}: expected name=first..last:count, got {text!r}") from None
+        if low * high <= 0 or n < 2:
+            raise ValueError(f"{option}: expected two numbers of one sign and a count of at least 2, got {text!r}")
+        return name, [low * (high / low) ** (i / (n - 1)) for i in range(n)]
+    return name, [value(word) for word in values.split(",")]
+
+
+def _onsets(found) -> Table:
+    """What a sweep says in a few lines: of each tensor, where it is finite and how wrong it is there."""
+    table = Table("tensor", "finite in", "first not finite at", "largest error where finite")
+    for name in found.tensors:
+        share, error = found[f"{name}.finite"], found.grids.get(f"{name}.l2")
+        whole, index = share == 1, next(zip(*(share < 1).nonzero(), strict=True), None)
+        at = "" if index is None else ", ".join(
+            f"{axis}={_cell(values[i])}" for (axis, values), i in zip(found.axes.items(), index, strict=True)
+        )  # fmt: skip
+        worst = f"{error[whole].max():.1e}" if error is not None and whole.any() else ""
+        table.add_row(name, f"{int(whole.sum())} of {share.size}", at, worst)
+    for name in found.grids:
+        if "." not in name:
+            table.add_row(name, f"{found[name].min():.4g} … {found[name].max():.4g}", "", "")
+    return table
 
 
 if __name__ == "__main__":

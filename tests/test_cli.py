@@ -97,3 +97,34 @@ def test_cases_all_fails_where_a_law_fails(monkeypatch):
     rows["anchor"] = [Row("planted", math.nan, 2.0, 2.1)]
     done = run("cases", "all")
     assert done.exit_code == 1 and "1 not as predicted" in done.output and "NO" in done.output
+
+
+# --- sweeps ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_sweep_prints_where_it_is_finite_and_writes_its_files(tmp_path):
+    files = {name: tmp_path / f"found.{name}" for name in ("csv", "json", "png", "jsonl")}
+    options = [f"--csv={files['csv']}", f"--json={files['json']}", f"--store={files['jsonl']}"]
+    options += [f"--picture={files['png']}", "--law=flakit.cases.padding:law"]
+    result = run("sweep", "rwkv6", "--over", "decay=-0.1..-10:3", "--over", "T=4,8", "--set", "K=4", *options)
+    assert result.exit_code == 0, result.output
+    assert [line.split()[1:5] for line in result.output.splitlines() if " dw " in line] == [["dw", "│", "6", "of"]]
+    assert len(files["csv"].read_text().splitlines()) == 7
+    assert json.loads(files["json"].read_text())["axes"]["decay"] == pytest.approx([-0.1, -1.0, -10.0])
+    assert files["png"].read_bytes().startswith(b"\x89PNG") and len(files["jsonl"].read_text().splitlines()) == 7
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        (["rwkv6", "--over", "T"], "--over: expected name=value,value or name=first..last:count, got 'T'"),
+        (["rwkv6", "--over", "T=1..x"], "--over: expected name=first..last:count, got 'T=1..x'"),
+        (["rwkv6", "--over", "decay=-1..1:3"], "expected two numbers of one sign"),
+        (["rwkv6", "--over", "form=chonk"], "form: expected one of chunk, recurrent, got 'chonk'"),
+        (["nowhere.py:f", "--over", "T=4"], "subject: expected a file, nowhere.py does not exist"),
+    ],
+)
+def test_a_sweep_that_cannot_run_says_why(words, says, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "0")  # the command would set it for the whole process
+    result = run("sweep", *words)
+    assert result.exit_code == 2 and says in " ".join(result.output.split())

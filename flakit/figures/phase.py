@@ -1,6 +1,6 @@
 """A phase diagram: where on a grid of settings a computation is finite, how wrong it is there, and the law's border."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -8,6 +8,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 
+from ..numerics.arguments import one_of
+from ..numerics.sweep import Sweep
+from ..numerics.sweep_workers import in_words
 from . import style
 from .canvas import Canvas
 from .heatmap import HeatMap
@@ -101,6 +104,55 @@ class PhaseFigure:
         self.ax.set_yticks(np.arange(rows - 1, -1, -1)[::every], [str(row) for row in measured.rows][::every])
         self.ax.set(xlabel=across, ylabel=up)
         self.canvas.stale()
+
+
+def phase(
+    found: Sweep,
+    across: str = "decay",
+    up: str | None = None,
+    *,
+    tensor: str | None = None,
+    law: Callable[[object], float] | Sequence[float] | None = None,
+) -> PhaseFigure:
+    """A sweep over two axes as a phase diagram, the law over it; `.canvas` is the picture.
+
+    across: the axis of (log) decays, of any sign, evenly spaced in the logarithm of their size; up: the other one.
+    tensor: the one whose finiteness and error is drawn; default: whether any is non-finite, and the largest error.
+    law: the largest |decay| that is finite, as a function of the other axis's value, or a number for each.
+    """
+    if len(found.axes) != 2:
+        raise ValueError(f"found: expected a sweep over two axes, got {', '.join(found.axes)}")
+    one_of("across", across, found.axes)
+    up = next(name for name in found.axes if name != across) if up is None else one_of("up", up, found.axes)
+    names = found.tensors if tensor is None else (one_of("tensor", tensor, found.tensors),)
+    if not names:
+        raise ValueError("found: expected a sweep of tensors, got none that says which of its values are finite")
+    decay = np.abs(np.asarray(found.axes[across], dtype=float))
+    order = np.argsort(decay)
+    steps = np.diff(np.log(decay[order])) if (decay > 0).all() and len(decay) > 1 else np.array([np.nan])
+    if not np.allclose(steps, steps[0], rtol=1e-3) or not steps[0] > 0:
+        raise ValueError(f"across: expected decays evenly spaced in their logarithm, got {found.axes[across]}")
+    rows = found.axes[up]
+    turned = list(found.axes) != [up, across]
+    share, error = (_worst(found, names, kind) for kind in _KINDS)
+    share, error = (None if x is None else (x.T if turned else x)[:, order] for x in (share, error))
+    limits = [np.inf] * len(rows) if law is None else [law(x) for x in rows] if callable(law) else list(law)
+    figure = PhaseFigure()
+    figure.update(
+        title=f"{tensor or 'every tensor'}: finite, and how wrong", across=f"|{across}|", up=up,
+        subtitle="" if law is None else "the line is the law: finite to its left",
+        measured=Map([in_words(x) for x in rows], decay[order], share, error, np.asarray(limits, dtype=float)),
+    )  # fmt: skip
+    return figure
+
+
+_KINDS = {"finite": np.min, "l2": np.max}
+
+
+def _worst(found: Sweep, names: Sequence[str], kind: str) -> np.ndarray | None:
+    """Over several tensors the least share of finite values, the largest error; None where none was measured."""
+    grids = [found.grids[f"{name}.{kind}"] for name in names if f"{name}.{kind}" in found.grids]
+    return _KINDS[kind](grids, axis=0) if grids else None
 
 
 def _log10(x: np.ndarray) -> np.ndarray:

@@ -2,24 +2,33 @@
 
 sweep("rwkv6", over={"decay": [-0.1, -1.0, -10.0], "T": [16, 64, 256]}, K=32)
 sweep(lambda decay, T: run(inputs(decay=-decay, T=T)).tensors, over={"decay": [1.0, 1.5], "T": [32, 64]})
+sweep("my_kernel.py:chunk", like="rwkv6", over={"decay": [-1.0, -10.0], "T": [64, 100]}, workers=4, store="found.jsonl")
 """
 
+import csv
+import importlib
+import importlib.util
 import inspect
 import itertools
-import math
-from collections.abc import Callable, Mapping, Set
+import os
+from collections.abc import Callable, Iterator, Mapping, Set
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from numbers import Real
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .arguments import function, listed, one_of, plain, shown
+from .arguments import function, listed, one_of, plain, shown, whole_number
 from .errors import Errors, compare
-from .evaluate import evaluate, truth
+from .evaluate import cotangents, evaluate, truth
 from .inputs import inputs
-from .operators import Operator, operator
+from .operators import OPERATORS, Operator, operator
+from .sweep_workers import Measured, Store, fingerprint, here, in_processes
+from .sweep_workers import in_words as _plain
 
 
 @dataclass(frozen=True)
@@ -71,6 +80,25 @@ class Sweep:
             for at in np.ndindex(*(len(values) for values in self.axes.values()))
         ]
 
+    def to_csv(self, path: str | os.PathLike) -> Path:
+        """Write `rows` as a table with a line of names; returns the path."""
+        path, rows = Path(path), self.rows()
+        with path.open("w", newline="") as file:
+            table = csv.DictWriter(file, list(rows[0]))
+            table.writeheader()
+            table.writerows(rows)
+        return path
+
+    def to_parquet(self, path: str | os.PathLike) -> Path:
+        """Write `rows` as a Parquet file, which needs pyarrow; returns the path."""
+        try:
+            import pyarrow
+            from pyarrow import parquet
+        except ImportError as error:
+            raise ImportError("to_parquet: it needs pyarrow (pip install pyarrow); to_csv needs nothing") from error
+        parquet.write_table(pyarrow.Table.from_pylist(self.rows()), path)
+        return Path(path)
+
     def to_dict(self) -> dict:
         """Plain lists and numbers: {"axes": …, "grids": …, "first": …, "complete": …}."""
         return {
@@ -82,10 +110,13 @@ class Sweep:
 
 
 def sweep(
-    subject: str | Operator | Callable[..., Mapping],
+    subject: str | Operator | Callable,
     over: Mapping[str, object],
     *,
-    progress: Callable[[int, int], None] | None = None,
+    like: str | Operator | None = None,
+    workers: int = 1,
+    store: str | os.PathLike | None = None,
+    progress: Callable[[int, int], None] | bool | None = None,
     cancelled: Callable[[], bool] | None = None,
     **fixed,
 ) -> Sweep:
@@ -93,16 +124,25 @@ def sweep(
 
     subject: an operator's name: each setting goes to `inputs` (decay, T, K, dtype, …) or to `evaluate` (form, backend,
         chunk_size, …), and every output and gradient is compared with `truth`. Or a function of the settings that
-        returns a dict: a tensor, a pair (tensor, truth), an `Errors` or a number under each name.
+        returns a dict: a tensor, a pair (tensor, truth), an `Errors` or a number under each name. Or, with `like`, a
+        kernel of your own. A function may be named: "module:function" or "file.py:function".
+    like: the operator whose arguments the kernel takes, in that order, and whose truth it is compared with: "rwkv6",
+        "rwkv7" or "gsa". It may return o, a tuple that begins with o and the final state, or a result with these names;
+        an input that gets no gradient has none here. A setting that `inputs` does not know goes to the kernel.
     over: the values of each axis, first axis slowest: a list, an array, or a single value, an axis of one.
     fixed: settings that stay.
-    progress: called with (settings done, settings in all) after each; cancelled: asked before each, True stops there.
+    workers: processes beside this one; the subject then has to be a name or a function that they can import. Each takes
+        one thread, and a GPU of its own in turn. One that dies is replaced, its setting measured again.
+    store: a file (or a folder) that keeps every measurement when it is made. A sweep that finds its own measures only
+        what is missing: one that was killed goes on, and its axes may have more values than before. ValueError for a
+        store of another subject, of another version of it or with other settings that stay.
+    progress: called with (settings done, settings in all) after each; True: a bar. cancelled: asked before each, True
+        stops there.
     What a setting raises is raised again with the setting named.
     """
-    measure = _operator(operator(subject)) if isinstance(subject, (str, Operator)) else subject
-    if not callable(measure):
-        raise TypeError(f"subject: expected an operator's name or a function, got {type(subject).__name__}")
-    function("progress", progress), function("cancelled", cancelled)
+    measure = _subject(subject, like)
+    function("progress", None if isinstance(progress, bool) else progress), function("cancelled", cancelled)
+    workers = whole_number("workers", workers)
     if not isinstance(over, Mapping) or not over or not all(isinstance(name, str) for name in over):
         raise ValueError(f"over: expected a dict of axis names and their values, got {shown(over)}")
     axes = {name: _values(f"over[{name!r}]", values) for name, values in over.items()}
@@ -112,30 +152,156 @@ def sweep(
     _check_names(measure, {**axes, **fixed})
 
     shape = tuple(len(values) for values in axes.values())
-    total, done = math.prod(shape), 0
-    grids: dict[str, np.ndarray] = {}
-    first: dict[str, np.ndarray] = {}
-    for at, setting in zip(np.ndindex(*shape), itertools.product(*axes.values()), strict=True):
-        if cancelled is not None and cancelled():
-            break
-        named = dict(zip(axes, setting, strict=True))
-        try:
-            found = measure(**fixed, **named)
-            if not isinstance(found, Mapping):
-                raise TypeError(f"subject: expected a function that returns a dict, got {shown(found)} from it")
-            measured = {name: _measurements(name, x) for name, x in found.items()}
-        except Exception as error:
-            where = ", ".join(f"{name}={shown(value)}" for name, value in named.items())
-            raise RuntimeError(f"sweep at {where}: {error}") from error
+    grid = Grid(axes, shape, {}, {})
+    settings = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+    places = list(zip(np.ndindex(*shape), settings, strict=True))
+    with _kept(store, measure, like, fixed) as kept, _told(progress, len(places)) as tell:
+        missing, done = [], 0
+        for at, setting in places:
+            known = kept.get(setting) if kept is not None else None
+            if known is None:
+                missing.append((at, setting))
+            else:
+                grid.put(at, known)
+                done += 1
+        if done:
+            tell(done, len(places))
+        if cancelled is not None and missing and cancelled():
+            return Sweep(axes, grid.grids, grid.first, False)
+        settings = [setting for _, setting in missing]
+        if workers > 1:
+            found = in_processes(_make, (_portable(subject), like, fixed), settings, min(workers, len(settings) or 1))
+        else:
+            found = here(partial(_setting, measure, fixed), settings)
+        for i, measured in _naming(found, settings):
+            at, setting = missing[i]
+            grid.put(at, measured)
+            if kept is not None:
+                kept.put(setting, measured)
+            done += 1
+            tell(done, len(places))
+            if cancelled is not None and done < len(places) and cancelled():
+                found.close()
+                break
+    return Sweep(axes, grid.grids, grid.first, done == len(places))
+
+
+@dataclass
+class Grid:
+    """Measurements as they come in."""
+
+    axes: Mapping[str, tuple]
+    shape: tuple[int, ...]
+    grids: dict[str, np.ndarray]
+    first: dict[str, np.ndarray]
+
+    def put(self, at: tuple[int, ...], measured: Measured) -> None:
         for name, (numbers, index) in measured.items():
             for key, number in numbers.items():
-                grids.setdefault(key, np.full(shape, np.nan))[at] = number
+                self.grids.setdefault(key, np.full(self.shape, np.nan))[at] = number
             if f"{name}.finite" in numbers:
-                first.setdefault(name, np.full(shape, None, dtype=object))[at] = index
-        done += 1
-        if progress is not None:
-            progress(done, total)
-    return Sweep(axes, grids, first, done == total)
+                self.first.setdefault(name, np.full(self.shape, None, dtype=object))[at] = index
+
+
+def _setting(measure: Callable, fixed: Mapping[str, object], setting: Mapping[str, object]) -> Measured:
+    """One setting measured; what goes wrong is a RuntimeError that names it."""
+    try:
+        found = measure(**fixed, **setting)
+        if not isinstance(found, Mapping):
+            raise TypeError(f"subject: expected a function that returns a dict, got {shown(found)} from it")
+        return {name: _measurements(name, x) for name, x in found.items()}
+    except Exception as error:
+        raise RuntimeError(f"sweep at {_named(setting)}: {error}") from error
+
+
+def _named(setting: Mapping[str, object]) -> str:
+    return ", ".join(f"{name}={shown(value)}" for name, value in setting.items())
+
+
+def _make(subject, like: str | None, fixed: Mapping[str, object]) -> Callable[[Mapping], Measured]:
+    """In a worker: what measures a setting."""
+    return partial(_setting, _subject(subject, like), fixed)
+
+
+def _naming(found: Iterator, settings: list[dict]) -> Iterator:
+    """A death of workers names its setting like any other error."""
+    try:
+        yield from found
+    except RuntimeError as error:
+        if len(error.args) == 2:
+            raise RuntimeError(f"sweep at {_named(settings[error.args[1]])}: {error.args[0]}") from None
+        raise
+
+
+@contextmanager
+def _kept(store, measure, like, fixed) -> Iterator[Store | None]:
+    if store is None:
+        yield None
+        return
+    like = like.name if isinstance(like, Operator) else like
+    kept = Store(store, fingerprint(getattr(measure, "subject", measure), like, fixed))
+    try:
+        yield kept
+    finally:
+        kept.close()
+
+
+@contextmanager
+def _told(progress: Callable | bool | None, total: int) -> Iterator[Callable[[int, int], None]]:
+    if not isinstance(progress, bool):
+        yield progress or (lambda done, total: None)
+        return
+    if not progress:
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = TextColumn("measuring"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda done, total: bar.update(task, completed=done)
+
+
+# --- subjects -------------------------------------------------------------------------------------------------------
+
+
+def _subject(subject: str | Operator | Callable, like: str | Operator | None) -> Callable[..., Mapping]:
+    """A function of the settings; its `subject` is what a store is kept for."""
+    if isinstance(subject, str) and ":" in subject:
+        subject = named_function(subject)
+    if like is not None:
+        if not callable(subject):
+            raise TypeError(f"subject: expected a kernel to compare with {like}, got {shown(subject)}")
+        return _kernel(subject, operator(like))
+    measure = _operator(operator(subject)) if isinstance(subject, (str, Operator)) else subject
+    if not callable(measure):
+        raise TypeError(f"subject: expected an operator's name or a function, got {type(subject).__name__}")
+    return measure
+
+
+def _portable(subject):
+    """What another process gets: an operator by its name, anything else as it is."""
+    return subject.name if isinstance(subject, Operator) and OPERATORS.get(subject.name) is subject else subject
+
+
+@lru_cache(maxsize=64)
+def named_function(name: str, argument: str = "subject") -> Callable:
+    """The function of "module:function" or "file.py:function"."""
+    where, _, attribute = name.rpartition(":")
+    if where.endswith(".py"):
+        path = Path(where).resolve()
+        if not path.exists():
+            raise ValueError(f"{argument}: expected a file, {where} does not exist")
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    else:
+        module = importlib.import_module(where)
+    found = getattr(module, attribute, None)
+    if not callable(found):
+        raise ValueError(f"{argument}: expected a function {attribute} in {where}, got {shown(found)}")
+    return found
 
 
 def _operator(op: Operator) -> Callable[..., Mapping]:
@@ -150,7 +316,58 @@ def _operator(op: Operator) -> Callable[..., Mapping]:
     makes = [p for p in inspect.signature(inputs).parameters.values() if p.kind is p.KEYWORD_ONLY]
     takes = [p for p in inspect.signature(evaluate).parameters.values() if p.kind is p.KEYWORD_ONLY]
     measure.__signature__ = inspect.Signature(makes + takes)
+    measure.subject = op
     return measure
+
+
+def _kernel(kernel: Callable, op: Operator) -> Callable[..., Mapping]:
+    """A kernel of somebody's own, measured as `_operator` does an operator."""
+    try:
+        parameters = inspect.signature(kernel).parameters
+    except (TypeError, ValueError):  # some callables have none
+        parameters = {}
+    makes = [p for p in inspect.signature(inputs).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    made = {p.name for p in makes} | {"grad_seed"}
+    own = [p.replace(kind=p.KEYWORD_ONLY) for p in parameters.values() if p.name not in made | set(op.tensors)
+           and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]  # fmt: skip
+
+    def measure(grad_seed: int = 1, **setting):
+        x = inputs(op, **{name: value for name, value in setting.items() if name in made})
+        leaves = {name: y.detach().requires_grad_() for name, y in op.leaves(x).items()}
+        given = op.arguments(leaves, x)
+        tensors = [given.pop(name) for name in op.tensors]
+        if "scale" in parameters:
+            given.setdefault("scale", op.scale(x))
+        if "output_final_state" in parameters:
+            given["output_final_state"] = True
+        given |= {name: value for name, value in setting.items() if name not in made}
+        out = kernel(*tensors, **given)
+        o, state = _outputs(out)
+        found = {"o": o.detach()} | {
+            name: part.detach() for name, part in zip(op.outputs[1:], op.parts(state), strict=False)
+        }
+        if o.requires_grad:
+            do, _ = cotangents(op, x, grad_seed=grad_seed)
+            grads = torch.autograd.grad(o, tuple(leaves.values()), do, allow_unused=True)
+            found |= {f"d{name}": grad for name, grad in zip(leaves, grads, strict=True) if grad is not None}
+        exact = truth(op, x, grad_seed=grad_seed)
+        return {name: (got, exact[name]) for name, got in found.items()}
+
+    seed = inspect.Parameter("grad_seed", inspect.Parameter.KEYWORD_ONLY, default=1)
+    measure.__signature__ = inspect.Signature([*makes, seed, *own])
+    measure.subject = kernel
+    return measure
+
+
+def _outputs(out: object) -> tuple[Tensor, object]:
+    """o and, where there is one, the final state, of whatever a kernel returns."""
+    if isinstance(out, Tensor):
+        return out, None
+    if hasattr(out, "o"):
+        return out.o, getattr(out, "final_state", None)
+    if isinstance(out, (tuple, list)) and out and isinstance(out[0], Tensor):
+        return out[0], out[1] if len(out) > 1 else None
+    raise TypeError(f"subject: expected o, a tuple that begins with o, or a result with o, got {shown(out)}")
 
 
 def _check_names(measure: Callable, settings: Mapping) -> None:
@@ -188,7 +405,3 @@ def _values(name: str, values: object) -> tuple:
     if not found:
         raise ValueError(f"{name}: expected a list of at least one value, got {shown(values)}")
     return found
-
-
-def _plain(x):
-    return x if isinstance(x, (int, float, str, bool, type(None))) else str(x).removeprefix("torch.")

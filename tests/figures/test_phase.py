@@ -1,8 +1,11 @@
 """The phase diagram's figure: cells where they belong, the law's border between them."""
 
 import numpy as np
+import pytest
+import torch
 
-from flakit.figures.phase import Map, PhaseFigure
+from flakit.figures.phase import Map, PhaseFigure, phase
+from flakit.numerics.sweep import sweep
 
 DECAY = np.geomspace(0.01, 100, 5)  # 0.01, 0.1, 1, 10, 100
 
@@ -52,3 +55,44 @@ def test_a_redraw_equals_a_fresh_figure():
         after = draw(figure, **changed).canvas.rgba()
         assert (after != before).any(), changed
         assert (after == draw(PhaseFigure(), **changed).canvas.rgba()).all(), changed
+
+
+# --- a sweep, drawn --------------------------------------------------------------------------------------------------
+
+
+def overflow(decay, T):
+    return {"x": (torch.full((T,), -decay * T).exp(), torch.ones(T))}
+
+
+def law(T):
+    return 88.72 / T
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_sweep_is_drawn_with_its_law(turned):
+    over = {"T": [8, 44, 64], "decay": [-0.5, -1.0, -2.0, -4.0, -8.0, -16.0]}
+    found = sweep(overflow, dict(reversed(over.items())) if turned else over)
+    figure = phase(found, law=law)
+    assert figure.ax.get_xlabel() == "|decay|" and figure.ax.get_ylabel() == "T"
+    assert figure.canvas.png().startswith(b"\x89PNG")
+    x, y = figure._law.get_data()
+    # one step of the axis is ln 2; the law's line lies where its decay does
+    for i, T in enumerate(over["T"]):
+        assert x[2 * i] == x[2 * i + 1] == pytest.approx(np.clip(np.log2(law(T) / 0.5), -1, 6))
+        assert (y[2 * i], y[2 * i + 1]) == (2.5 - i, 1.5 - i)
+    broken = found["x.finite"] < 1
+    broken = broken.T if turned else broken
+    for row, T in enumerate(over["T"]):
+        assert broken[row].tolist() == [decay * T < -88.72 for decay in over["decay"]]
+
+
+@pytest.mark.parametrize(
+    "over, how, message",
+    [
+        ({"T": [8], "decay": [-1.0, -2.0, -3.0]}, {}, "across: expected decays evenly spaced in their logarithm"),
+        ({"decay": [-1.0, -2.0]}, {"T": 8}, "found: expected a sweep over two axes, got decay"),
+    ],
+)
+def test_a_sweep_that_is_no_phase_diagram_is_refused(over, how, message):
+    with pytest.raises(ValueError, match=message):
+        phase(sweep(overflow, over, **how))

@@ -2,6 +2,9 @@
 
 import json
 import math
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -151,3 +154,190 @@ def test_unknown_names_of_a_sweep():
         found.onset("T", "o")
     with pytest.raises(KeyError, match="expected one of x.finite, product, got 'o'"):
         found["o"]
+
+
+# --- workers, and a store that outlives them ------------------------------------------------------------------------
+
+SUBJECT = """
+import os
+import signal
+import time
+from pathlib import Path
+
+import torch
+
+HERE = Path(__file__).parent
+
+
+def overflow(decay, T):
+    with (HERE / "log").open("a") as log:
+        log.write(f"{decay} {T}\\n")
+    time.sleep(0.02)
+    return {"x": torch.arange(1, T + 1).mul(decay).float().exp(), "product": decay * T}
+
+
+def dies_once(decay, T):
+    if (decay, T) == (2.0, 44) and not (HERE / "died").exists():
+        (HERE / "died").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return overflow(decay, T)
+
+
+def always_dies(decay, T):
+    if T == 44:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return overflow(decay, T)
+
+
+def fails(decay, T):
+    raise ZeroDivisionError(f"at {T}")
+
+
+def linear_attention(r, k, v, w, u, scale=None, times=1.0):
+    g = w.cumsum(1)
+    A = torch.einsum("bthk,bshk->bhts", r * scale * (g - w).exp(), k * (-g).exp()).tril(-1)
+    d = torch.einsum("bthk,hk,bthk->bht", r * scale, u, k)
+    return (torch.einsum("bhts,bshv->bthv", A, v) + d.transpose(1, 2)[..., None] * v) * times
+
+
+def forward_only(r, k, v, w, u, scale=None):
+    with torch.no_grad():
+        return (linear_attention(r, k, v, w, u, scale), None)
+"""
+OVER = {"decay": [1.0, 2.0, 10.0], "T": [8, 44, 45]}
+
+
+@pytest.fixture
+def file(tmp_path):
+    (tmp_path / "subject.py").write_text(SUBJECT)
+    return tmp_path / "subject.py"
+
+
+def measured(file):
+    return (file.parent / "log").read_text().splitlines()
+
+
+def assert_whole(found):
+    expected = sweep(overflow, OVER)
+    assert found.complete and found.to_dict() == expected.to_dict()
+
+
+def test_a_store_is_gone_on_with_and_may_grow(file, tmp_path):
+    name, store = f"{file}:overflow", tmp_path / "kept" / "found.jsonl"
+    part = sweep(name, {"decay": [1.0, 2.0], "T": [8, 44]}, store=store)
+    assert part.complete and len(measured(file)) == 4
+    told = []
+    whole = sweep(name, OVER, store=store, progress=lambda done, total: told.append((done, total)))
+    assert_whole(whole)
+    assert len(measured(file)) == 9 and told[0] == (4, 9) and told[-1] == (9, 9)
+    assert_whole(sweep(name, OVER, store=store))
+    assert len(measured(file)) == 9
+
+
+def test_a_line_cut_short_is_measured_again(file, tmp_path):
+    name, store = f"{file}:overflow", tmp_path / "found.jsonl"
+    sweep(name, OVER, store=store)
+    text = store.read_bytes()
+    for cut in (text[:-7], text[: text.index(b"\n") + 30], b'{"subj'):
+        store.write_bytes(cut)
+        assert_whole(sweep(name, OVER, store=store))
+        assert_whole(sweep(name, OVER, store=store))
+
+
+def test_a_killed_sweep_loses_nothing(file, tmp_path):
+    store, code = tmp_path / "found.jsonl", "from flakit import sweep; sweep({!r}, {!r}, store={!r})"
+    over = {"decay": [float(x) for x in range(1, 11)], "T": list(range(10, 20))}
+    run = [sys.executable, "-c", code.format(f"{file}:overflow", over, str(store))]
+    process = subprocess.Popen(run)
+    end = time.monotonic() + 120
+    while not (store.exists() and store.read_bytes().count(b"\n") > 5):
+        assert process.poll() is None and time.monotonic() < end
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    kept = store.read_bytes().count(b"\n") - 1
+    before = len(measured(file))
+    assert 5 <= kept < 100 and before - kept <= 1
+    found = sweep(f"{file}:overflow", over, store=store)
+    assert found.complete and len(measured(file)) == before + 100 - kept
+    assert found.to_dict() == sweep(overflow, over).to_dict()
+
+
+def test_a_store_of_something_else_is_refused(file, tmp_path):
+    store = tmp_path / "folder"
+    sweep(f"{file}:overflow", OVER, store=store)
+    assert (store / "sweep.jsonl").exists()
+    with pytest.raises(ValueError, match=r"store: .*sweep\.jsonl holds a sweep with subject 'overflow'.*got 'fails'"):
+        sweep(f"{file}:fails", OVER, store=store)
+    with pytest.raises(ValueError, match=r"store: .* holds a sweep with source"):
+        sweep(overflow, OVER, store=store)
+    sweep("rwkv6", {"T": [4]}, K=4, store=tmp_path / "a.jsonl")
+    with pytest.raises(ValueError, match=r"store: .* with fixed \{'K': 4\}, got \{'K': 8\}"):
+        sweep("rwkv6", {"T": [4]}, K=8, store=tmp_path / "a.jsonl")
+
+
+@pytest.mark.full
+def test_workers_measure_what_one_process_does_and_a_dead_one_is_replaced(file):
+    for name in ("overflow", "dies_once"):
+        assert_whole(sweep(f"{file}:{name}", OVER, workers=2))
+    assert (file.parent / "died").exists()
+    with pytest.raises(RuntimeError, match=r"sweep at decay=1\.0, T=44: its process died, 3 times"):
+        sweep(f"{file}:always_dies", {"decay": [1.0], "T": [44]}, workers=2)
+    with pytest.raises(RuntimeError, match=r"sweep at decay=1\.0, T=4: at 4"):
+        sweep(f"{file}:fails", {"decay": [1.0], "T": [4]}, workers=2)
+
+
+@pytest.mark.full
+def test_workers_know_operators_and_stores(tmp_path):
+    over = {"decay": [-0.1, -1.0], "T": [4, 8]}
+    found = sweep("rwkv6", over, K=4, H=1, workers=2, store=tmp_path / "a.jsonl")
+    assert found.to_dict() == sweep("rwkv6", over, K=4, H=1).to_dict()
+
+
+def test_a_function_that_another_process_cannot_import_is_refused():
+    with pytest.raises(ValueError, match=r"subject: expected a function that another process can import.* workers=2"):
+        sweep(lambda T: {"x": torch.ones(T)}, {"T": [1, 2]}, workers=2)
+
+
+def test_a_kernel_of_ones_own_is_compared_with_its_operator(file):
+    found = sweep(f"{file}:linear_attention", {"decay": [-1.0, -40.0], "T": [4, 16]}, like="rwkv6", K=8, V=12)
+    assert found.tensors == ("o", "dr", "dk", "dv", "dw", "du")
+    assert (found["o.finite"] < 1).tolist() == [[False, False], [True, True]]
+    assert (found["o.l2"][0] < 1e-6).all() and (found["dw.l2"][0] < 1e-5).all()
+    found = sweep(f"{file}:linear_attention", {"times": [1.0, 1.5]}, like="rwkv6", T=8, decay=-0.1)
+    assert found["o.l2"][0] < 1e-6 and found["o.l2"][1] == pytest.approx(0.5)
+    assert sweep(f"{file}:forward_only", {"T": [4]}, like="rwkv6").tensors == ("o",)
+    for form in ("chunk_rwkv6", "fused_recurrent_rwkv6"):
+        assert "final_state" in sweep(f"flakit:{form}", {"T": [4]}, like="rwkv6", K=4).tensors
+
+
+@pytest.mark.parametrize(
+    "subject, how, message",
+    [
+        ("nowhere.py:f", {}, "subject: expected a file, nowhere.py does not exist"),
+        ("flakit:nothing", {}, "subject: expected a function nothing in flakit, got None"),
+        ("flakit:chunk_rwkv6", {"like": "rwkv9"}, "op: expected one of rwkv6, rwkv7, gsa, got 'rwkv9'"),
+        ("rwkv6", {"workers": 0}, "workers: expected a whole number of at least 1, got 0"),
+    ],
+)
+def test_wrong_subjects_are_named(subject, how, message):
+    with pytest.raises(ValueError, match=message):
+        sweep(subject, {"T": [4]}, **how)
+
+
+def test_tables(tmp_path):
+    found = sweep(overflow, OVER)
+    lines = found.to_csv(tmp_path / "found.csv").read_text().splitlines()
+    assert lines[0] == "decay,T,x.finite,product" and lines[1] == "1.0,8,1.0,8.0" and len(lines) == 10
+    try:
+        from pyarrow import parquet
+    except ImportError:
+        with pytest.raises(ImportError, match=r"to_parquet: it needs pyarrow \(pip install pyarrow\)"):
+            found.to_parquet(tmp_path / "found.parquet")
+    else:
+        assert parquet.read_table(found.to_parquet(tmp_path / "found.parquet")).to_pylist() == found.rows()
+
+
+def test_a_bar_shows_progress(capsys):
+    sweep(overflow, OVER, progress=True)
+    assert "9/9" in capsys.readouterr().err

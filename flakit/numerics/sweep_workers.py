@@ -1,0 +1,185 @@
+"""How the settings of a sweep are measured and kept: here, in processes beside this one, in a file that outlives both.
+
+A worker that dies takes one measurement with it, which another makes again; a sweep that dies leaves its store behind.
+"""
+
+import hashlib
+import inspect
+import json
+import multiprocessing
+import os
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from .arguments import shown
+
+Measured = dict[str, tuple[dict[str, float], tuple[int, ...] | None]]
+"""By name: numbers, and the index of the first non-finite value."""
+
+_TRIES = 3
+"""How often a measurement may take its process with it before it is taken to be the cause."""
+
+
+def in_words(x: object):
+    """A value of a setting as JSON and tables have it."""
+    return x if isinstance(x, (int, float, str, bool, type(None))) else str(x).removeprefix("torch.")
+
+
+# --- the store ------------------------------------------------------------------------------------------------------
+
+
+def fingerprint(subject: object, like: str | None, fixed: Mapping[str, object]) -> dict:
+    """What a store must have been made with for its measurements to be the same as new ones."""
+    name = getattr(subject, "name", None) or getattr(subject, "__qualname__", None) or str(subject)
+    try:
+        source = hashlib.sha256(inspect.getsource(subject).encode()).hexdigest()[:16]
+    except (OSError, TypeError):
+        source = ""
+    stays = {key: in_words(x) for key, x in fixed.items()}
+    return {"subject": name, "like": like, "source": source, "fixed": stays}
+
+
+class Store:
+    """Measurements in a file, a line each, as JSON; a folder holds them as sweep.jsonl.
+
+    The first line says what was measured: another subject, other settings that stay, are refused. A line that was being
+    written when its process died is cut off.
+    """
+
+    def __init__(self, path: str | os.PathLike, made_with: dict):
+        path = Path(path)
+        self.path = path / "sweep.jsonl" if path.is_dir() or not path.suffix else path
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._known: dict[str, Measured] = {}
+        whole = 0
+        if self.path.exists():
+            text = self.path.read_bytes()
+            whole = text.rfind(b"\n") + 1
+            head, *lines = text[:whole].splitlines() or [b""]
+            if head:
+                self._check(json.loads(head), made_with)
+            for line in lines:
+                entry = json.loads(line)
+                self._known[_key(entry["setting"])] = {
+                    name: (numbers, None if first is None else tuple(first))
+                    for name, (numbers, first) in entry["measured"].items()
+                }
+        self._file = self.path.open("ab")
+        self._file.truncate(whole)
+        if not whole:
+            self._write(made_with)
+
+    def _check(self, found: dict, made_with: dict) -> None:
+        wrong = [name for name in made_with if json.loads(json.dumps(made_with[name])) != found.get(name)]
+        if wrong:
+            was = ", ".join(f"{name} {shown(found.get(name))}" for name in wrong)
+            now = ", ".join(shown(made_with[name]) for name in wrong)
+            raise ValueError(f"store: {self.path} holds a sweep with {was}, got {now}; name another or delete it")
+
+    def get(self, setting: Mapping[str, object]) -> Measured | None:
+        return self._known.get(_key({name: in_words(x) for name, x in setting.items()}))
+
+    def put(self, setting: Mapping[str, object], measured: Measured) -> None:
+        self._write({"setting": {name: in_words(x) for name, x in setting.items()}, "measured": measured})
+
+    def _write(self, entry: dict) -> None:
+        self._file.write(json.dumps(entry).encode() + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _key(setting: Mapping[str, object]) -> str:
+    return json.dumps(setting, sort_keys=True)
+
+
+# --- the workers ----------------------------------------------------------------------------------------------------
+
+_MEASURE: Callable | None = None
+
+
+def _begin(made: bytes, counter) -> None:
+    """In a worker: one thread, since there are many processes; its own GPU where there are several."""
+    global _MEASURE
+    torch.set_num_threads(1)
+    if torch.cuda.is_available():
+        with counter.get_lock():
+            torch.cuda.set_device(counter.value % torch.cuda.device_count())
+            counter.value += 1
+    try:
+        make, arguments = pickle.loads(made)
+        _MEASURE = make(*arguments)
+    except Exception as error:
+        _MEASURE = partial(_refuse, f"subject: a worker could not load it: {type(error).__name__}: {error}")
+
+
+def _refuse(words: str, setting: dict):
+    raise RuntimeError(words)
+
+
+def _measure(setting: dict) -> Measured:
+    return _MEASURE(setting)
+
+
+def here(measure: Callable[[dict], Measured], settings: Sequence[dict]) -> Iterator[tuple[int, Measured]]:
+    """One after another, in this process."""
+    for i, setting in enumerate(settings):
+        yield i, measure(setting)
+
+
+def in_processes(
+    make: Callable, arguments: tuple, settings: Sequence[dict], workers: int
+) -> Iterator[tuple[int, Measured]]:
+    """As they get done; make(*arguments), called once in each process, gives the function that measures.
+
+    A process that dies (killed, out of memory, a fault in a kernel) is replaced, and what it was measuring is measured
+    again; RuntimeError for a setting that was under way at three deaths.
+    """
+    try:
+        made = pickle.dumps((make, arguments))
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ValueError(
+            "subject: expected a function that another process can import, at the top level of a module, with workers="
+            f"{workers}; or a string, 'file.py:function' ({error})"
+        ) from error
+    waiting, deaths = list(range(len(settings)))[::-1], [0] * len(settings)
+    while waiting:
+        pool = _pool(made, workers)
+        running: dict[Future, int] = {}
+        try:
+            while waiting or running:
+                # Only what is being measured is handed over, so that a death has few suspects.
+                while waiting and len(running) < workers:
+                    running[pool.submit(_measure, settings[waiting[-1]])] = waiting[-1]
+                    waiting.pop()
+                done, _ = wait(running, return_when=FIRST_COMPLETED)
+                for future in done:
+                    measured = future.result()
+                    yield running.pop(future), measured
+        except BrokenProcessPool:
+            for future, i in running.items():
+                if future.done() and future.exception() is None:
+                    yield i, future.result()
+                    continue
+                deaths[i] += 1
+                if deaths[i] == _TRIES:
+                    raise RuntimeError(
+                        f"its process died, {_TRIES} times (a script that starts workers needs "
+                        f"`if __name__ == '__main__':` around what it runs)", i,
+                    ) from None  # fmt: skip
+                waiting.append(i)
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _pool(made: bytes, workers: int) -> ProcessPoolExecutor:
+    context = multiprocessing.get_context("spawn")  # a fork would take PyTorch's threads and a GPU's context with it
+    return ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(made, context.Value("i", 0)))
