@@ -63,6 +63,8 @@ class Margin:
     """Whose factor has the exponent, None where none is positive; in packed sequences counted from the first one's."""
     head: int = 0
     channel: int = 0
+    tokens: tuple[int, int] | None = None
+    """The first and the last of those whose decays add up to the exponent, None where it is infinite or 0."""
 
     @property
     def margin(self) -> float:
@@ -227,8 +229,24 @@ def _margins(kernel: str, w: Tensor, op: str, chunk: int, block: int, cu_seqlens
             made.append(Margin(kernel, dtype, 0.0, limit[True], layer))
         else:
             place = (at.batch, at.token, at.head, at.channel)
-            made.append(Margin(kernel, dtype, at.exponent, limit[at.stored], layer, *place))
+            made.append(Margin(kernel, dtype, at.exponent, limit[at.stored], layer, *place, _added(w, at, chunk)))
     return made
+
+
+def _added(w: Tensor, at: Worst, chunk: int) -> tuple[int, int] | None:
+    """The first and last of the tokens around its place whose decays add up to an exponent."""
+    low, high = max(at.token - chunk, 0), min(at.token + chunk, w.shape[1])
+    until = torch.cat((torch.zeros(1), -w[at.batch, low:high, at.head, at.channel].double().cumsum(0)))
+    if not math.isfinite(at.exponent) or not until.isfinite().all():
+        return None
+    # The sums of the tokens first to last, both in, that hold the place or lie beside it.
+    first, here = torch.arange(len(until) - 1), at.token - low
+    sums = until[None, 1:] - until[:-1, None]
+    fits = (sums - at.exponent).abs() <= 1e-9 * at.exponent
+    fits &= (first[:, None] <= here + 1) & (first[None] >= here - 1)
+    # Of equal sums, as of equal decays: the one that ends with the token, then the one that begins with it.
+    found = [(first + low, last + low) for first, last in fits.nonzero().tolist()]
+    return min(found, key=lambda x: (x[1] != at.token, x[0] != at.token, x[1] - x[0]), default=None)
 
 
 def _padding(w: Tensor, form: str, chunk: int, block: int) -> list[Worst]:

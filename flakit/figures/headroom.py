@@ -1,6 +1,7 @@
 """How far decays are from the laws: their histogram, and below it the largest exponent that each kernel takes."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.patches import PathPatch
@@ -9,37 +10,81 @@ from matplotlib.path import Path
 from ..numerics.words import number
 from . import style
 from .canvas import Canvas
+from .marks import Over
 
-_LEFT, _RIGHT = 0.335, 0.775
-_TOP, _HISTOGRAM, _GAP, _LANE, _BOTTOM = 0.6, 0.85, 0.2, 0.235, 0.44  # inches
 _WEAKEST, _STRONGEST = -3.0, 4.0  # powers of ten along the axis
+
+WORDS = {
+    "across": {
+        True: "natural-log units: |w| of one token above, the sum in one exponent below",
+        False: "|w| of one token above, the sum in an exponent below",
+    },
+    "decays": {True: "all decays |w|, token by token", False: "all decays |w|"},
+    "limit": "ln(max) = {limit:.2f}",
+    "legend": {
+        True: ("largest exponent", "law: the same |w| at every token", "law: ln(max)", "NaN"),
+        False: ("largest exponent", "law, equal |w|", "ln(max)", "NaN"),
+    },
+    "never": {True: "never breaks", False: "never"},
+    "short": {True: "not at this length", False: "too short"},
+    "breaks": {True: "NaN: {exponent} is {times} × too much", False: "NaN: {times} ×"},
+    "holds": {True: "holds up to {times} × these", False: "to {times} ×"},
+}
+
+LANES = "kernels"
+"""The map: a row for each kernel."""
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Inches."""
+
+    left: float
+    right: float
+    """Of the lanes' ends, from the picture's."""
+    top: float
+    histogram: float
+    gap: float
+    lane: float
+    bottom: float
+
+
+_PLACES = {
+    True: _Places(3.02, 2.34, 0.6, 0.72, 0.12, 0.212, 0.44),
+    False: _Places(1.52, 0.95, 0.6, 0.52, 0.08, 0.175, 0.42),
+}
+_WIDE = 9.0
+"""Inches from which on there is room for the wide places."""
 
 
 class HeadroomFigure:
     """Persistent: `update` redraws in place. kernels: the words of each lane, from top to bottom."""
 
-    def __init__(self, kernels: Sequence[str]):
+    def __init__(self, kernels: Sequence[str], width: float = 9.4):
         self.kernels = tuple(kernels)
-        rows = len(self.kernels)
-        height = _TOP + _HISTOGRAM + _GAP + _LANE * rows + _BOTTOM
-        self.canvas = Canvas(9.0, height)
+        self.wide = width >= _WIDE
+        at, rows = _PLACES[self.wide], len(self.kernels)
+        height = at.top + at.histogram + at.gap + at.lane * rows + at.bottom
+        self.canvas = Canvas(width, height)
         with style.context():
-            figure = self.canvas.figure
-            self._title = figure.text(0.012, 1 - 0.08 / height, "", va="top", fontsize=10.5, fontweight="bold")
-            self._subtitle = figure.text(0.012, 1 - 0.34 / height, "", va="top", fontsize=9, color=style.GREY)
-            low = (_BOTTOM + _LANE * rows + _GAP) / height
-            above = figure.add_axes((_LEFT, low, _RIGHT - _LEFT, _HISTOGRAM / height))
-            below = figure.add_axes((_LEFT, _BOTTOM / height, _RIGHT - _LEFT, _LANE * rows / height))
+            figure, left = self.canvas.figure, 0.1 / width
+            self._title = figure.text(left, 1 - 0.06 / height, "", va="top", fontsize=10.5, fontweight="bold")
+            self._subtitle = figure.text(1 - left, 1 - 0.08 / height, "", va="top", ha="right", fontsize=9)
+            across = width - at.left - at.right
+            above = self.canvas.axes(at.left, at.top, across, at.histogram)
+            below = self.canvas.axes(at.left, at.top + at.histogram + at.gap, across, at.lane * rows)
             ticks = np.arange(_WEAKEST, _STRONGEST + 1)
             for ax in (above, below):
                 ax.set(xlim=(_WEAKEST, _STRONGEST), xticks=ticks, yticks=[])
                 ax.spines[["top", "right", "left"]].set_visible(False)
             above.set_xticklabels([])
             below.set_xticklabels([f"{10.0**tick:g}" for tick in ticks])
+            below.tick_params(pad=2)
             above.set_ylim(0, 1.05)
             below.set_ylim(rows - 0.5, -0.5)
-            below.set_xlabel("natural-log units: |w| of one token above, the sum in one exponent below")
-            figure.text(0.012, low + _HISTOGRAM / height / 2, "all decays |w|, token by token", va="center", fontsize=9)
+            below.set_xlabel(WORDS["across"][self.wide], labelpad=2)
+            middle = 1 - (at.top + at.histogram / 2) / height
+            figure.text(left, middle, WORDS["decays"][self.wide], va="center", fontsize=9)
             self._bars = above.add_patch(PathPatch(_boxes([]), facecolor=style.SKY, linewidth=0))
             self._limits = [ax.axvline(0, **style.LAW, zorder=3) for ax in (above, below)]
             self._limit_words = above.text(0, 0.98, "", va="top", fontsize=8.5)
@@ -47,19 +92,24 @@ class HeadroomFigure:
             self._gone = below.add_patch(PathPatch(_boxes([]), zorder=1, linewidth=0, **style.NAN))
             (self._uniform,) = below.plot([], [], "|", color=style.BLACK, ms=11, mew=2, zorder=4, linestyle="none")
             (self._largest,) = below.plot([], [], "o", color=style.BLUE, ms=6.5, zorder=5, linestyle="none")
-            across = below.get_yaxis_transform()
             self._words = []
             for row, words in enumerate(self.kernels):
-                at = (_BOTTOM + _LANE * (rows - row - 0.5)) / height
-                figure.text(0.012, at, words, va="center", fontsize=8.5)
-                self._words.append(below.text(1.02, row, "", transform=across, va="center", fontsize=8.5))
+                figure.text(left, (at.bottom + at.lane * (rows - row - 0.5)) / height, words, va="center", fontsize=8.5)
+                place = {"transform": below.get_yaxis_transform(), "va": "center", "fontsize": 8.5}
+                self._words.append(below.text(1 + 0.06 / across, row, "", **place))
             handles = [self._largest, self._uniform, self._limits[0], self._gone]
             figure.legend(
                 handles,
-                ["largest exponent", "law: the same |w| at every token", "law: ln(max)", "NaN"],
-                loc="lower right", bbox_to_anchor=(0.995, 1 - (_TOP - 0.03) / height), ncols=4,
-                columnspacing=1.2, handletextpad=0.3, borderaxespad=0,
-            )  # fmt: skip
+                WORDS["legend"][self.wide],
+                loc="upper left",
+                bbox_to_anchor=(left / 2, 1 - 0.28 / height),
+                ncols=4,
+                columnspacing=1.2,
+                handletextpad=0.4,
+                borderaxespad=0,
+                borderpad=0.2,
+            )
+            Over(self.canvas, below, LANES).update(rows, 1)
         self.canvas.moving(self._bars, self._gone, *self._limits, self._uniform, self._largest)
         self.canvas.labels(self._title, self._subtitle, self._limit_words, *self._words)
 
@@ -90,7 +140,7 @@ class HeadroomFigure:
         at = np.log10(limit)
         for line in self._limits:
             line.set_xdata([at, at])
-        self._limit_words.set_text(f"ln(max) = {limit:.2f}")
+        self._limit_words.set_text(WORDS["limit"].format(limit=limit))
         self._limit_words.set_x(at + 0.08)
         lanes = [(_across(x), row) for row, x in enumerate(exponents) if x > 0]
         self._largest.set_data(*(np.array(lanes).T if lanes else ([], [])))
@@ -103,18 +153,18 @@ class HeadroomFigure:
         ]
         self._gone.set_path(_boxes(beyond))
         for text, x, end, law in zip(self._words, exponents, limits, uniform, strict=True):
-            said = verdict(x, end, law)
+            said = verdict(x, end, law, self.wide)
             if text.get_text() != said:
                 text.set(text=said, color=style.VERMILLION if x > end else style.BLACK if x else style.GREY)
 
 
-def verdict(exponent: float, limit: float, uniform: float) -> str:
+def verdict(exponent: float, limit: float, uniform: float, wide: bool = True) -> str:
     """A lane's words."""
     if not exponent:
-        return "never breaks" if uniform == np.inf else "not at this length"
+        return WORDS["never" if uniform == np.inf else "short"][wide]
     if exponent > limit:
-        return f"NaN: {number(exponent, 3)} is {number(exponent / limit, 3)} × too much"
-    return f"holds up to {number(limit / exponent, 3)} × these"
+        return WORDS["breaks"][wide].format(exponent=number(exponent, 3), times=number(exponent / limit, 3))
+    return WORDS["holds"][wide].format(times=number(limit / exponent, 3))
 
 
 def _across(x: float) -> float:

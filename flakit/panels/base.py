@@ -43,7 +43,7 @@ WORDS = {
     "seed": "seed",
     "back": "one step back",
     "on": "one step on",
-    "point": "Point at a cell of the picture to see its arithmetic; the arrow keys walk on from there.",
+    "point": "Point at a cell to see its arithmetic; the arrow keys walk on from there.",
     "stale": "The picture shows the last setting that worked.",
     "starting": "starting",
     "stopping": "stopping",

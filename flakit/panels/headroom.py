@@ -8,43 +8,82 @@ import torch
 
 from ..cases import headroom as case
 from ..cases.laws import LN_MAX
+from ..figures.canvas import Cell
 from ..figures.headroom import HeadroomFigure
 from ..numerics.operators import OPERATORS
 from ..numerics.words import number
 from . import knobs
-from .base import Panel
+from .base import WIDE, Panel
 
 ALL = "all layers"
+
+WORDS = {
+    "dtype": "dtype",
+    "times": "decays times",
+    "chunk": "chunk",
+    "block": "block",
+    "layer": "layer",
+    ALL: "all layers",
+    "alt": "A histogram of the decays of all tokens; under it a lane for each kernel with the largest exponent that it "
+    "makes of them, the limit above which it is NaN, and how far the one is from the other",
+    "title": "Decays of {op}",
+    "scaled": ", every decay times {times}",
+    "in layer": "{layer}, ",
+    "subtitle": "operands in {dtype}",
+    "none": "None of {n} kernels breaks on these decays.",
+    "some": {1: "1 of {n} kernels breaks on these decays.", 2: "{count} of {n} kernels break on these decays."},
+    "first": "First of all “{kernel}”: e^{exponent} at {place}, and {dtype} ends at e^{limit}.",
+    "near": "Nearest to its end: “{kernel}”, which holds up to {times} times these decays.",
+    "safe": "{n} never break, whatever the decays.",
+    "lane": "{kernel}: Σ|{w}| of {tokens} = {exponent} {sign} {limit}: e^{exponent} = {size}",
+    "lane at": "{kernel}: the exponent at {tokens} = {exponent} {sign} {limit}: e^{exponent} = {size}",
+    "tokens": {
+        True: "token {first}, head {head}, channel {channel}{layer}",
+        False: "tokens {first} to {last}, head {head}, channel {channel}{layer}",
+    },
+    "true": "inf (true: 1e{power})",
+    "never": "{kernel}: no exponent is above 0 at any decay, so no factor above 1",
+    "short": "{kernel}: no exponent is above 0 at this length, so no factor above 1",
+    "given": "w: the decays that this panel was given",
+}
+
+PRESETS = {
+    "as given": {"times": 1.0, "dtype": "float32"},
+    "in float16": {"times": 1.0, "dtype": "float16"},
+    "times 10": {"times": 10.0, "dtype": "float32"},
+    "times 100": {"times": 100.0, "dtype": "float32"},
+}
 
 
 class Headroom(Panel):
     """The decays are measured once for each size of chunk; the other knobs only look at them differently."""
 
     name = "headroom"
+    main = "times"
+    on_view = ("times", "dtype", "layer")
+    presets = PRESETS
     readout_lines = 4
 
-    def __init__(self, w, op: str | None = None, **settings):
+    def __init__(self, w, op: str | None = None, show=None, **settings):
         self._w, self._path = w, str(w) if isinstance(w, (str, Path)) else None
         if self._path:
             self._w = case.read(w)
         self._measured = functools.lru_cache(maxsize=16)(self._measure)
         first = case.headroom(self._w, op, settings.get("chunk", 64), block=settings.get("block", 16))
         self.op, self.kernels = first.op, case.kernels(first.op)
-        self._figure = HeadroomFigure([case.KERNELS[kernel] for kernel in self.kernels])
+        dtypes = [str(dtype).removeprefix("torch.") for dtype in LN_MAX]
         made = {
-            "dtype": knobs.choice("float32", [str(dtype).removeprefix("torch.") for dtype in LN_MAX], "dtype"),
-            "times": knobs.number(1.0, 0.01, 100.0, "decays times", None, log=True),
-            "chunk": knobs.steps(64, (16, 32, 64, 128), "chunk"),
-            "block": knobs.steps(16, (4, 8, 16, 32), "block"),
+            "times": knobs.number(1.0, 0.01, 100.0, WORDS["times"], None, log=True),
+            "dtype": knobs.choice("float32", dtypes, WORDS["dtype"]),
         }
         if len(first.layers) > 1:
-            made["layer"] = knobs.choice(ALL, (ALL, *first.layers), "layer")
-        super().__init__(
-            made,
-            settings,
-            alt="A histogram of the decays of all tokens; under it a lane for each kernel with the largest exponent "
-            "that it makes of them, the limit above which it is NaN, and how far the one is from the other",
-        )
+            layers = {WORDS[ALL]: ALL, **{name: name for name in first.layers}}
+            made["layer"] = knobs.choice(ALL, layers, WORDS["layer"])
+        else:
+            self.on_view = ("times", "dtype")
+        made["chunk"] = knobs.steps(64, (16, 32, 64, 128), WORDS["chunk"])
+        made["block"] = knobs.steps(16, (4, 8, 16, 32), WORDS["block"])
+        super().__init__(made, settings, alt=WORDS["alt"], show=show)
         self.knobs["seed"].layout.display = "none"
 
     def _measure(self, chunk: int, block: int) -> case.Headroom:
@@ -58,11 +97,13 @@ class Headroom(Panel):
 
     def draw(self, result, *, times, dtype, layer=ALL, **_) -> None:
         found, margins, uniform = result
-        scaled = "" if times == 1 else f", every decay times {number(times)}"
-        self.canvas = self._figure.canvas
-        self._figure.update(
-            title=f"Decays of {OPERATORS[self.op].label}{scaled}",
-            subtitle=f"{'' if layer == ALL else f'{layer}, '}operands in {dtype}",
+        figure = self.figure(_figure, self.kernels)
+        self.canvas = figure.canvas
+        scaled = "" if times == 1 else WORDS["scaled"].format(times=number(times))
+        where = "" if layer == ALL else WORDS["in layer"].format(layer=layer)
+        figure.update(
+            title=WORDS["title"].format(op=OPERATORS[self.op].label) + scaled,
+            subtitle=where + WORDS["subtitle"].format(dtype=dtype),
             edges=found.edges,
             counts=found.counts,
             limit=LN_MAX[getattr(torch, dtype)],
@@ -71,23 +112,48 @@ class Headroom(Panel):
             uniform=uniform,
         )
 
-    def describe(self, result, **_) -> str:
+    def describe(self, result, *, dtype, **_) -> str:
         _, margins, uniform = result
         broken = sorted((m for m in margins if m.breaks), key=lambda m: m.factor)
         near = sorted((m for m in margins if m.token is not None and not m.breaks), key=lambda m: m.factor)
-        lines = [f"{len(broken)} of {len(margins)} kernels break on these decays."]
+        words = WORDS["some"][min(len(broken), 2)] if broken else WORDS["none"]
+        lines = [words.format(count=len(broken), n=len(margins))]
         if broken:
-            first = broken[0]
-            lines.append(f"First of all {first.kernel}: an exponent of {number(first.exponent)} at {first.place}.")
+            m = broken[0]
+            said = {"kernel": case.KERNELS[m.kernel], "exponent": number(m.exponent), "place": m.place}
+            lines.append(WORDS["first"].format(dtype=dtype, limit=f"{m.limit:.2f}", **said))
         if near:
             m = near[0]
-            lines.append(f"Nearest to its end: {m.kernel}, which holds up to {number(m.factor, 3)} times these decays.")
-        safe = [m.kernel for m, law in zip(margins, uniform, strict=True) if law == math.inf]
-        return "\n".join([*lines, f"No decays at all break {', '.join(safe)}." if safe else ""])
+            lines.append(WORDS["near"].format(kernel=case.KERNELS[m.kernel], times=number(m.factor, 3)))
+        lines.append(WORDS["safe"].format(n=uniform.count(math.inf)))
+        return "\n".join(lines)
+
+    def arithmetic(self, result, cell: Cell, **_) -> str:
+        """The decays that add up to a kernel's largest exponent, and what its exponential is."""
+        _, margins, uniform = result
+        m = margins[cell.row]
+        if m.token is None:
+            return WORDS["never" if uniform[cell.row] == math.inf else "short"].format(kernel=m.kernel)
+        tokens = m.place
+        if m.tokens:
+            layer = f", {m.layer}" if m.layer else ""
+            first, last = m.tokens
+            place = {"first": first, "last": last, "head": m.head, "channel": m.channel, "layer": layer}
+            tokens = WORDS["tokens"][first == last].format(**place)
+        true = WORDS["true"].format(power=round(m.exponent / math.log(10))) if math.isfinite(m.exponent) else "inf"
+        return WORDS["lane" if m.tokens else "lane at"].format(
+            kernel=m.kernel,
+            w=OPERATORS[self.op].decay,
+            tokens=tokens,
+            exponent=number(m.exponent),
+            sign=">" if m.breaks else "<",
+            limit=f"{m.limit:.2f}",
+            size=true if m.breaks else number(math.exp(m.exponent), 2),
+        )
 
     def script(self, *, chunk, block, times, **_) -> str:
         w = repr(self._path) if self._path else "w"
-        given = "" if self._path else "# w: the decays that this panel was given\n"
+        given = "" if self._path else f"# {WORDS['given']}\n"
         return f"""import flakit
 
 {given}found = flakit.headroom({w}, {self.op!r}, {chunk}, block={block}).times({times})
@@ -95,13 +161,19 @@ print(found)
 """
 
 
-def headroom(w, op: str | None = None, **settings) -> Headroom:
+def _figure(kernels: tuple[str, ...], width: float) -> HeadroomFigure:
+    """The names that kernels have in the code where there is no room for words."""
+    return HeadroomFigure([case.KERNELS[name] if width == WIDE else name for name in kernels], width)
+
+
+def headroom(w, op: str | None = None, show=None, **settings) -> Headroom:
     """A panel on decays of your own: their histogram, and how far each kernel of the casebook is from its law.
 
     w, op: as `flakit.headroom` takes them: decays [B, T, H, K], layers by name, or a file of either.
+    show: names of the knobs on view, at first times, dtype and layer; the others lie under "more".
     settings: any of its knobs: dtype (of the operands), times (0.01 … 100, what all decays are multiplied with), chunk,
     block, and layer where there are several.
 
     >>> headroom(-torch.rand(1, 200, 4, 64), "rwkv6", times=2.0)
     """
-    return Headroom(w, op, **settings)
+    return Headroom(w, op, show, **settings)

@@ -27,8 +27,8 @@ _SMALLEST, _NORMAL = (math.log(torch.finfo(torch.float32).smallest_normal * x) f
 STEPS = ("key", "read", "pair", "all", "mask", "row", "dA", "dr", "loss")
 
 PRESETS = {
-    "all fine": {"decay": -10.5},
-    "dr dies, o lives": {"decay": -11.5},
+    "fine": {"decay": -10.5},
+    "dr dies": {"decay": -11.5},
     "o dies too": {"decay": -13.5},
     "zero meets inf": {"decay": -15.5},
 }
@@ -146,7 +146,7 @@ class Infinity(Panel):
 
     def _side_by_side(self) -> None:
         """The readout to the right of the picture, above it where a screen is too narrow for both."""
-        self.readout.layout = {"flex": "1 1 290px", "min_height": "174px", "width": "auto"}
+        self.readout.layout = {"flex": "1 1 290px", "min_height": "174px", "width": "auto", "padding": "0 0 0 6px"}
         self._make_room()
         both = widgets.Box([self.readout, self._pictures])
         both.layout = {"flex_flow": "row-reverse wrap", "justify_content": "flex-end", "align_items": "flex-start"}

@@ -104,7 +104,7 @@ class StateStepper(Panel):
     name = "state-stepper"
     on_view = ("t", "decay")
     presets = PRESETS
-    readout_lines = 3
+    readout_lines = 4
 
     def __init__(self, op: str = "rwkv6", show=None, **settings):
         self._run = functools.lru_cache(maxsize=4)(_run)

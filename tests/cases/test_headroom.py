@@ -238,3 +238,27 @@ def test_it_is_flakits_own_name():
     assert flakit.headroom is headroom
     with pytest.raises(AttributeError, match="no attribute 'head'"):
         flakit.head  # noqa: B018
+
+
+@pytest.mark.parametrize("op", ["rwkv6", "rwkv7", "gsa"])
+@pytest.mark.parametrize("T", [13, 50, 200])
+def test_the_decays_of_the_tokens_add_up_to_the_exponent(op, T):
+    w = -torch.rand(2, T, 3, 4, generator=torch.Generator().manual_seed(T))
+    with_tokens = set()
+    for m in headroom(w, op).margins:
+        if m.tokens is not None:
+            first, last = m.tokens
+            total = -w[m.batch, first : last + 1, m.head, m.channel].double().sum().item()
+            assert total == pytest.approx(m.exponent, rel=1e-9), m
+            with_tokens.add(m.kernel)
+        else:  # no exponent, or one that a decay of the read itself is taken from
+            assert m.token is None or (op, m.kernel) == ("gsa", "previous-row-across")
+    assert {"none", "block-start", "middle"} <= with_tokens
+
+
+def test_equal_decays_and_endless_ones():
+    (margin,) = headroom(-torch.ones(1, 100, 1, 1), only=["none"]).margins[:1]
+    assert margin.tokens == (0, 63)
+    w = -torch.ones(1, 100, 1, 1)
+    w[:, 20] = -torch.inf
+    assert all(m.tokens is None for m in headroom(w, only=["none"]).margins)

@@ -3,8 +3,11 @@
 import math
 
 import numpy as np
+import pytest
 
+from flakit.cases.headroom import KERNELS
 from flakit.figures.headroom import HeadroomFigure, verdict
+from tests.figures.words import assert_legible
 
 SETTING = {
     "title": "decays",
@@ -27,6 +30,16 @@ def test_a_lane_says_what_its_numbers_say():
     assert verdict(163.0, 88.72, 1.386) == "NaN: 163 is 1.84 × too much"
     assert verdict(12.0, 88.72, 88.72) == "holds up to 7.39 × these"
     assert verdict(0.0, 88.72, math.inf) == "never breaks" and verdict(0.0, 88.72, 1.8) == "not at this length"
+
+
+@pytest.mark.parametrize("width, column", [(9.4, "words"), (5.9, "names")])
+def test_all_words_are_inside_and_apart(width, column):
+    figure = HeadroomFigure(KERNELS.values() if column == "words" else KERNELS, width)
+    n = len(KERNELS)
+    for limit in (88.72, 11.09):
+        how = {"exponents": [1234.5] * 6 + [0.0] * 3 + [1.23] * (n - 9), "limits": [limit] * n, "uniform": [1.386] * n}
+        drawn(figure, title="Decays of RWKV7, every decay times 0.01", subtitle="float32", limit=limit, **how)
+        assert_legible(figure.canvas)
 
 
 def test_draws_every_change_and_comes_back():

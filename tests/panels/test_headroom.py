@@ -2,13 +2,19 @@
 
 import contextlib
 import io
+import math
+import re
 import time
 
 import pytest
 import torch
 
 from flakit import headroom as measure
+from flakit.cases.headroom import KERNELS
+from flakit.figures.canvas import Cell
+from flakit.figures.headroom import LANES
 from flakit.panels import headroom
+from flakit.panels.base import NARROW, WIDE
 from tests.panels.live import NOT_LIVE
 
 W = -torch.rand(1, 120, 2, 4, generator=torch.Generator().manual_seed(0))
@@ -33,10 +39,60 @@ def test_says_what_headroom_says(panel, dtype, layer):
         m for m in (found.margins if layer == "all layers" else found.layers[layer]) if m.dtype == getattr(torch, dtype)
     ]
     broken = sorted((m for m in margins if m.breaks), key=lambda m: m.factor)
-    assert f"{len(broken)} of {len(margins)} kernels break on these decays." in panel.text
+    count = f"{len(broken)} of" if broken else "None of"
+    assert panel.text.startswith(f"{count} {len(margins)} kernels break")
     if broken:
-        assert f"First of all {broken[0].kernel}: " in panel.text and f" at {broken[0].place}." in panel.text
-    assert "No decays at all break previous-row, pairwise, dyadic." in panel.text
+        m = broken[0]
+        assert f"First of all “{KERNELS[m.kernel]}”: e^{m.exponent:.4g} at {m.place}, and {dtype} ends at" in panel.text
+    never = [m.kernel for m in margins if found.uniform(m.kernel, m.dtype) == math.inf]
+    assert never == ["previous-row", "pairwise", "dyadic"] and "3 never break, whatever the decays." in panel.text
+
+
+def said_at(panel, kernel):
+    panel.picture.pick(Cell(LANES, panel.kernels.index(kernel), 0))
+    return panel.picture.strip
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("times", [1.0, 10.0])
+def test_a_lane_says_whose_decays_add_up_to_what(panel, times, dtype):
+    panel.set(times=times, dtype=dtype)
+    summed = 0
+    for m in panel.result[1]:
+        said = said_at(panel, m.kernel)
+        assert said.startswith(f"{m.kernel}: ")
+        if m.token is None:
+            assert "no exponent is above 0" in said
+            continue
+        tokens = re.search(r"of tokens? (\d+)(?: to (\d+))?, head (\d), channel (\d), (\w+) =", said)
+        first, last, head, channel = (int(x) for x in (tokens[1], tokens[2] or tokens[1], tokens[3], tokens[4]))
+        layer = {"first": W, "second": 3 * W}[tokens[5]]
+        total = -times * layer[0, first : last + 1, head, channel].double().sum().item()
+        assert f" = {total:.4g} {'>' if m.breaks else '<'} {m.limit:.2f}: e^{total:.4g} = " in said
+        assert said.split(" = ")[-1].startswith("inf (true: 1e") == m.breaks
+        summed += 1
+    assert summed >= 6
+
+
+def test_low_enough_at_both_widths(panel):
+    for room, width, most in ((1000, WIDE, 430), (600, NARROW, 365)):
+        panel.picture._told({"kind": "room", "x": room, "y": 700})
+        assert panel.canvas.pixels[0] == round(100 * width) and panel.canvas.pixels[1] <= most
+        assert list(panel.canvas.maps) == [LANES]
+    panel.picture._told({"kind": "room", "x": 1000, "y": 700})
+
+
+def test_knobs_on_view_and_presets(panel):
+    (row,) = [box for box in panel.children if "flakit-knobs" in box._dom_classes]
+    assert [knob.description for knob in row.children] == ["decays times", "dtype", "layer"]
+    (row,) = [box for box in headroom(W, show=("chunk",)).children if "flakit-knobs" in box._dom_classes]
+    assert [knob.description for knob in row.children] == ["chunk"]
+    seen = []
+    for setting in panel.presets.values():
+        panel.set(**setting)
+        assert panel.text in panel.picture.alt
+        seen.append((panel.text, panel.png, panel.picture.alt))
+    assert all(len(set(kind)) == len(seen) == 4 for kind in zip(*seen, strict=True))
 
 
 def test_the_main_knob_breaks_one_after_another_and_draws(panel):
@@ -44,7 +100,8 @@ def test_the_main_knob_breaks_one_after_another_and_draws(panel):
     for times in (0.1, 1.0, 3.0, 10.0, 100.0):
         panel.set(times=times)
         pictures.add(panel.png)
-        broken.append(int(panel.text.split()[0]))
+        broken.append(sum(m.breaks for m in panel.result[1]))
+        assert panel.text.split()[0] == str(broken[-1] or "None")
     assert len(pictures) == 5 and broken == sorted(broken) and broken[0] == 0 and broken[-1] == 8
     start = time.process_time()
     panel.set(times=2.0)
