@@ -116,6 +116,18 @@ class Diagnosis(JupyterMixin):
         if not self.works:
             yield "\n[bold red]Something essential is broken: see BROKEN above.[/]"
 
+    def _repr_mimebundle_(self, include, exclude, **kwargs) -> dict[str, str]:
+        """In a notebook one line, which unfolds; open where there is something to do."""
+        shown = super()._repr_mimebundle_(include, exclude, **kwargs)
+        if "text/html" in shown:
+            todo = sum(x.level in (WARNING, BROKEN) for x in self.findings + self.checks)
+            line = f"{todo} of {len(self.findings + self.checks)} lines need a look" if todo else "all is well"
+            shown["text/html"] = (
+                f"<details{' open' * bool(todo)}><summary>The doctor's report: {line}</summary>"
+                f"{shown['text/html']}</details>"
+            )
+        return shown
+
 
 def _badge(level: str) -> str:
     return f"[{STYLES[level]}]{level}[/]"

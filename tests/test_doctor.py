@@ -128,8 +128,18 @@ def test_diagnosis_shows_in_a_notebook_and_as_json():
     diagnosis = doctor.Diagnosis((finding,), (failed,), TESTED)
     shown = diagnosis._repr_mimebundle_(include=[], exclude=[])
     assert "[lab]" in shown["text/plain"] and "[1, 2]" in shown["text/plain"] and "text/html" in shown
+    assert shown["text/html"].startswith(
+        "<details open><summary>The doctor's report: 1 of 2 lines need a look</summary>"
+    )
     said = json.loads(diagnosis.as_json())
     assert (said["works"], said["checks"][0]["level"]) == (False, doctor.BROKEN)
+
+
+def test_a_good_report_is_folded_in_a_notebook():
+    fine = doctor.Diagnosis((doctor.Finding("torch", doctor.OK, "2.13.0"),), (), TESTED)
+    shown = fine._repr_mimebundle_(include=[], exclude=[])
+    assert shown["text/html"].startswith("<details><summary>The doctor's report: all is well</summary>")
+    assert "2.13.0" in shown["text/plain"] and "<details" not in shown["text/plain"]
 
 
 @pytest.mark.full

@@ -154,8 +154,8 @@ class Reading:
         arrow = {"arrowstyle": "-|>", "shrinkA": 0, "shrinkB": 0, "mutation_scale": 12}
         with style.context():
             ax = self._axes["plane"]
-            for n, key in enumerate(shown.keys, 1):
-                look = style.LINES[n - 1]["color"]
+            for n, key in enumerate(shown.keys):
+                look = style.LINES[n]["color"]
                 ax.annotate("", key, (0, 0), arrowprops=arrow | {"color": look, "linewidth": 1.6})
                 ax.annotate(str(n), 1.28 * key, ha="center", va="center", color=look, fontsize=9)
             (self._query,) = self.canvas.moving(
@@ -165,8 +165,8 @@ class Reading:
                 ax.text(0, 0, words["query"], ha="center", va="center", fontsize=9, fontweight="bold", zorder=6)
             )
             rows = {
-                "scores": [words["token"].format(n=n) for n in range(1, T + 1)],
-                "output": [words["channel"].format(n=n) for n in (1, 2)],
+                "scores": [words["token"].format(n=n) for n in range(T)],
+                "output": [words["channel"].format(n=n) for n in (0, 1)],
             }
             for name, labels in rows.items():
                 ax = self._axes[name]
@@ -207,9 +207,9 @@ class Reading:
         words, n = WORDS["reading"], cell.row
         if cell.map == "scores":
             (x, y), (k0, k1) = map(_short, shown.query), map(_short, shown.keys[n])
-            return words["score"].format(n=n + 1, x=x, y=y, k0=k0, k1=k1, score=_short(shown.scores[n]))
+            return words["score"].format(n=n, x=x, y=y, k0=k0, k1=k1, score=_short(shown.scores[n]))
         terms = " + ".join(f"{_short(a)} · {_short(v)}" for a, v in zip(shown.scores, shown.values[:, n], strict=True))
-        return words["sum"].format(n=n + 1, terms=terms, o=_short(shown.output[n]))
+        return words["sum"].format(n=n, terms=terms, o=_short(shown.output[n]))
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ for name, bad in anchor.run(x, "none").non_finite.items():
         lambda: knobs.integer(0, 0, 345, "direction", 15),
         _reading,
         Reading,
-        {"along channel 1": {"direction": 0}, "along channel 2": {"direction": 90}},
+        {"along channel 0": {"direction": 0}, "along channel 1": {"direction": 90}},
         """import math
 
 import torch
@@ -98,7 +98,7 @@ print("output", (KEYS @ query) @ VALUES)
     ),
     "forgetting": Sketch(
         "w",
-        lambda: knobs.DecayKnob(-0.1, "log decay w", stops=_FORGETS),
+        lambda: knobs.DecayKnob(-0.1, "decay w", stops=_FORGETS),
         _forgetting,
         Forgetting,
         {"slow": {"w": -0.02}, "quick": {"w": -1.0}},

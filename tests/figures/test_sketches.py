@@ -65,8 +65,8 @@ def test_the_arithmetic_is_that_of_the_cell():
     t, c = np.argwhere(np.isnan(bad.computed))[0]
     assert Broken(9.4).arithmetic(bad, Cell("computed", c, t)).endswith(f"NaN (true: {TRUE[t, c]:.4g})")
     shown = reading(0.6, 0.8)
-    assert Reading(9.4).arithmetic(shown, Cell("scores", 1, 0)) == "token 2: 0.6 · 0 + 0.8 · 1 = 0.8"
-    assert Reading(9.4).arithmetic(shown, Cell("output", 1, 0)) == "channel 2: 0.6 · 0 + 0.8 · 3 = 2.4"
+    assert Reading(9.4).arithmetic(shown, Cell("scores", 1, 0)) == "token 1: 0.6 · 0 + 0.8 · 1 = 0.8"
+    assert Reading(9.4).arithmetic(shown, Cell("output", 1, 0)) == "channel 1: 0.6 · 0 + 0.8 · 3 = 2.4"
     assert Forgetting(9.4).arithmetic(PICTURES["forgetting"][1], Cell("left", 0, 1)) == "2 back: e^(2 · -0.1) = 0.8187"
 
 
