@@ -1,15 +1,18 @@
 """Runs a subject at a setting, forward and backward, and holds what comes to the float64 truth."""
 
 import functools
+import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from unittest import mock
 
 import torch
 from torch import Tensor
 
 from ..numerics.evaluate import truth
 from ..numerics.operators import operator
+from ..ops.common.dispatch import interpreted
 from .budget import budget, judge, total_decay, units
 from .setting import Setting
 from .subject import Broken, Refused, Subject, _words
@@ -195,9 +198,11 @@ class Examiner:
         wide, narrow = self.plain.V * 2, self.plain.K
         self.supports["K != V"] = self._refuses(self.plain.without(K=narrow, V=wide))
         self.supports["packed sequences"] = self._refuses(self.plain.without(lengths=(32, 32)))
+        if self._launches_interpreted():
+            self.supports["bfloat16"] = "Triton's interpreter computes wrongly with bfloat16; float16 stands for it"
         self.granule = next((n for n in (1, 16, 64) if not self._refuses(self.plain.without(T=64 + n))), 64)
         for dtype in ("bfloat16", "float16"):
-            self.supports[dtype] = self._refuses(self.plain.without(dtype=dtype))
+            self.supports.setdefault(dtype, self._refuses(self.plain.without(dtype=dtype)))
         self.supports["backward"] = self._learn_backward()
         self.backward = self.supports["backward"] is None
         self._learn_scale()
@@ -214,6 +219,21 @@ class Examiner:
             if setting == self.plain:
                 return str(broken)
         return None
+
+    def _launches_interpreted(self) -> bool:
+        """Whether the plainest call runs a kernel in Triton's interpreter."""
+        executor = getattr(sys.modules.get("triton.runtime.interpreter"), "GridExecutor", None)
+        if executor is None or not interpreted():
+            return False
+        launch, launched = executor.__call__, []
+
+        def call(*args, **kwargs):
+            launched.append(True)
+            return launch(*args, **kwargs)
+
+        with mock.patch.object(executor, "__call__", call):
+            self.run(self.plain, backward=False)
+        return bool(launched)
 
     def _returns_state(self) -> bool:
         try:

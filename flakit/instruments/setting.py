@@ -61,6 +61,8 @@ class Setting:
         always = {"T", *op.sizes} - {"HQ"}
         plain = {x.name: x.default for x in fields(self)}
         found = {name: getattr(self, name) for name in plain}
+        if self.lengths is not None:
+            found["T"] = sum(self.lengths)
         kept = {name: x for name, x in found.items() if name in always or x != plain[name]}
         return {name: x for name, x in kept.items() if name != "M" or "M" in always}
 

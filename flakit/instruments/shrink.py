@@ -108,7 +108,10 @@ def onset(x: Examiner, probe: Probe, finding: Finding, tolerance: float = 5e-4) 
         largest, at = -min(s.decay), lambda size: s.without(decay=(-size, *s.decay[1:]))
     else:
         return None
-    low, high = 0.0, largest
+    low, high = 1e-6 * largest, largest
+    found = _again(x, probe, at(low))
+    if found is not None and found.kind == "non-finite":
+        return None  # no decay is weak enough
     while high - low > tolerance * high:
         middle = (low + high) / 2
         found = _again(x, probe, at(middle))

@@ -1,5 +1,6 @@
 """The audit finds every fault of the casebook and small ones that are not in it, and calls no right kernel wrong."""
 
+import functools
 import json
 import math
 import subprocess
@@ -351,3 +352,48 @@ def test_what_cannot_run_exits_2_and_says_why(tmp_path):
     path.write_text("def op_rwkv6(*args, **given):\n    raise RuntimeError('no autotuner here')\n")
     done = run(f"{path}:op_rwkv6", "--no-shrink")
     assert done.exit_code == 2
+
+
+# --- in somebody's own test-suite, and interpreted -----------------------------------------------------------------
+
+
+def test_one_line_makes_every_probe_a_test(file, tmp_path):
+    suite = tmp_path / "test_theirs.py"
+    suite.write_text(
+        "from flakit.instruments.testing import audited\nfrom their_kernel import only_o, wrong\n\n"
+        'chosen = {"like": "rwkv6", "only": ["truth", "repeat", "packed"]}\n'
+        "test_right = audited(only_o, **chosen)\ntest_wrong = audited(wrong, **chosen)\n"
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-rA",
+        "-p",
+        "no:cacheprovider",
+        "-n0",
+        "--rootdir",
+        tmp_path,
+        suite,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert "1 failed, 3 passed, 2 skipped" in done.stdout, done.stdout
+    assert "import torch" in done.stdout and "cu_seqlens" in done.stdout
+
+
+@pytest.mark.interpret
+@pytest.mark.full
+@pytest.mark.parametrize("op", ["rwkv6", "rwkv7", "gsa"])
+def test_our_kernels_pass_interpreted(op):
+    kernel = functools.partial(getattr(flakit, f"chunk_{op}"), backend="triton")
+    found = flakit.audit(kernel, op, shrink=False)
+    assert found.passed, words(found)
+
+
+@pytest.mark.interpret
+def test_interpreted_kernels_are_asked_for_float16_and_not_for_bfloat16():
+    found = flakit.audit(
+        functools.partial(flakit.chunk_rwkv6, backend="triton"), "rwkv6", only=["16-bit"], shrink=False
+    )
+    assert found["16-bit"].verdict == "pass" and found["16-bit"].finding.setting.dtype == "float16", words(found)

@@ -1,0 +1,45 @@
+"""The audit in somebody's own test-suite: one line makes every probe a test.
+
+from flakit.instruments.testing import audited
+
+test_my_op = audited(my_op, like="rwkv6")
+"""
+
+from collections.abc import Callable, Iterable
+
+from .audit import UNSUPPORTED, audit
+from .probes import PROBES
+from .report import setting_words
+from .subject import Subject
+
+
+def audited(
+    subject: str | Callable | Subject,
+    like: str | None = None,
+    *,
+    adapter: str | Callable | None = None,
+    only: Iterable[str] | None = None,
+    shrink: bool = False,
+    **how,
+) -> Callable:
+    """A test function for pytest with a case for every probe; what is not supported is skipped, with the reason.
+
+    subject, like, adapter, only, how: as `flakit.audit` takes them. shrink: failures at the smallest setting, slower.
+    """
+    import pytest
+
+    names = list(PROBES if only is None else only)
+
+    @pytest.mark.parametrize("probe", names)
+    def test(probe: str) -> None:
+        __tracebackhide__ = True
+        (verdict,) = audit(subject, like, adapter=adapter, only=[probe], shrink=shrink, **how).verdicts
+        if verdict.verdict == UNSUPPORTED:
+            pytest.skip(verdict.words)
+        if verdict.verdict == "fail":
+            script = f"\n\n{verdict.repro}" if verdict.repro else ""
+            pytest.fail(
+                f"{verdict.words}\nat {setting_words(verdict.setting)}\n{verdict.probe.meaning}{script}", pytrace=False
+            )
+
+    return test
