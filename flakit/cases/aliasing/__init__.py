@@ -129,15 +129,16 @@ def at(
     seed: int = 0,
 ) -> list[Row]:
     """GSA's decoding of one token, called several times with the same arguments."""
-    return _rows(*_called(in_place, calls, K, V, M, seed), in_place, f"in_place {in_place}")
+    x, found = _called(in_place, calls, K, V, M, seed)
+    return _rows(found, law(x, calls, in_place=in_place), in_place, f"in_place {in_place}")
 
 
 @functools.lru_cache(maxsize=1)
-def _called(in_place: bool, calls: int, K: int, V: int, M: int, seed: int) -> tuple[Calls, Tensor]:
-    """What the calls do, and the law of what they return."""
+def _called(in_place: bool, calls: int, K: int, V: int, M: int, seed: int) -> tuple[Mapping, Calls]:
+    """The inputs, and what the calls do with them."""
     device, backend = kernel_place()
     x = inputs(K=K, V=V, M=M, device=device, seed=seed)
-    return repeated(x, calls, in_place=in_place, backend=backend), law(x, calls, in_place=in_place)
+    return x, repeated(x, calls, in_place=in_place, backend=backend)
 
 
 def _rows(found: Calls, predicted: Tensor, in_place: bool, words: str) -> list[Row]:
@@ -174,7 +175,8 @@ class Shown:
 
 def show(*, in_place: bool, calls: int, K: int, V: int, M: int, seed: int) -> Shown:
     """What `at` measures, of its first head."""
-    found, predicted = _called(in_place, calls, K, V, M, seed)
+    x, found = _called(in_place, calls, K, V, M, seed)
+    predicted = law(x, calls, in_place=in_place)
     counted = found.touched["initial_state[0]"].version
     parts = (found.states[:, 0, 0], found.o[:, 0, 0], _off(found.o), _off(predicted))
     return Shown(in_place, *(part.cpu() for part in parts), counted)

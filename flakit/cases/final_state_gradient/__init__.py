@@ -174,11 +174,9 @@ class Shown:
     within: Mapping[str, float]
 
 
-@functools.lru_cache(maxsize=1)
 def show(*, decay: str | float, T: int, H: int, K: int, on: str, fault: bool, seed: int) -> Shown:
     """What `at` measures, token by token."""
-    x = make_inputs("rwkv6", T=T, H=H, K=K, decay=decay, seed=seed)
-    found, exact = _gradients(x, "rwkv6", on, fault)
+    x, found, exact = _measured(decay, T, H, K, on, fault, seed)
     computed, true, off = (
         {name: gradients[name].flatten(2).norm(dim=-1)[0] for name in found if found[name].dim() == 4}
         for gradients in (found, exact, {name: found[name] - exact[name] for name in found})
@@ -188,6 +186,13 @@ def show(*, decay: str | float, T: int, H: int, K: int, on: str, fault: bool, se
     predicted = dict.fromkeys(errors, 0.0) | law(x, on=on, fault=fault)
     reach = sum_after(x["w"][0, :, 0]).exp()
     return Shown(on, fault, reach, computed, true, lost, errors, predicted, within(x))
+
+
+@functools.lru_cache(maxsize=1)
+def _measured(decay: str | float, T: int, H: int, K: int, on: str, fault: bool, seed: int) -> tuple[Mapping, ...]:
+    """The inputs, and every gradient as computed and in float64."""
+    x = make_inputs("rwkv6", T=T, H=H, K=K, decay=decay, seed=seed)
+    return x, *_gradients(x, "rwkv6", on, fault)
 
 
 def reproduce(seed: int = 0) -> list[Row]:
