@@ -42,10 +42,11 @@ $(VENV)/.test: pyproject.toml constraints.txt | $(PY)
 	$(INSTALL) --editable ".[test]"
 	@touch $(VENV)/.lab $@
 
-# flash-linear-attention's own layers are run with flakit's operators in them: 180 MB more, and only where all is tested.
+# flash-linear-attention's own layers are run with flakit's operators in them, and a sweep with Ray's workers: some
+# 450 MB more, and only where all is tested.
 $(VENV)/.rest: $(VENV)/.test
-	@echo "== installing flash-linear-attention, whose layers are tested on flakit's operators"
-	$(INSTALL) --editable ".[test,fla]"
+	@echo "== installing flash-linear-attention, whose layers are tested on flakit's operators, and Ray"
+	$(INSTALL) --editable ".[test,fla,ray]"
 	@touch $@
 
 # Without a GPU, Triton kernels run in Triton's interpreter, which must be chosen before a kernel process starts.

@@ -300,6 +300,7 @@ def sweep(
     like: Annotated[str, typer.Option(help="The operator that a kernel of your own computes: rwkv6, rwkv7, gsa.")] = "",
     fixed: Annotated[list[str] | None, typer.Option("--set", help='A setting that stays: "K=64".')] = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
+    engine: Annotated[str, typer.Option(help="processes, or ray: a cluster, which needs flakit[ray].")] = "processes",
     store: Annotated[Path | None, typer.Option(help="Keeps each measurement: run again, it goes on.")] = None,
     csv: Annotated[Path | None, typer.Option(help="Write the table.")] = None,
     parquet: Annotated[Path | None, typer.Option(help="Write the table; needs pyarrow.")] = None,
@@ -327,8 +328,9 @@ def sweep(
         axes = dict(_axis(text, "--over") for text in over)
         stays = {name: values[0] for name, values in (_axis(text, "--set") for text in fixed or ())}
         found = module.sweep(
-            subject, axes, like=like or None, workers=workers, store=store, progress=errors.is_terminal, **stays
-        )
+            subject, axes, like=like or None, workers=workers, engine=engine, store=store, progress=errors.is_terminal,
+            **stays,
+        )  # fmt: skip
         for path, write in ((csv, found.to_csv), (parquet, found.to_parquet)):
             if path is not None:
                 write(path)

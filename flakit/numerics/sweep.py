@@ -27,7 +27,7 @@ from .errors import Errors, compare
 from .evaluate import cotangents, evaluate, truth
 from .inputs import inputs
 from .operators import OPERATORS, Operator, operator
-from .sweep_workers import Measured, Store, fingerprint, here, in_processes
+from .sweep_workers import Measured, Store, fingerprint, here, in_processes, on_ray
 from .sweep_workers import in_words as _plain
 
 
@@ -115,6 +115,7 @@ def sweep(
     *,
     like: str | Operator | None = None,
     workers: int = 1,
+    engine: str = "processes",
     store: str | os.PathLike | None = None,
     progress: Callable[[int, int], None] | bool | None = None,
     cancelled: Callable[[], bool] | None = None,
@@ -133,6 +134,8 @@ def sweep(
     fixed: settings that stay.
     workers: processes beside this one; the subject then has to be a name or a function that they can import. Each takes
         one thread, and a GPU of its own in turn. One that dies is replaced, its setting measured again.
+    engine: "processes", of this machine, or "ray": an existing Ray cluster (RAY_ADDRESS, or one that is connected to),
+        else a local one of `workers` cores; it needs flakit[ray].
     store: a file (or a folder) that keeps every measurement when it is made. A sweep that finds its own measures only
         what is missing: one that was killed goes on, and its axes may have more values than before. ValueError for a
         store of another subject, of another version of it or with other settings that stay.
@@ -142,7 +145,7 @@ def sweep(
     """
     measure = _subject(subject, like)
     function("progress", None if isinstance(progress, bool) else progress), function("cancelled", cancelled)
-    workers = whole_number("workers", workers)
+    workers, engine = whole_number("workers", workers), one_of("engine", engine, ("processes", "ray"))
     if not isinstance(over, Mapping) or not over or not all(isinstance(name, str) for name in over):
         raise ValueError(f"over: expected a dict of axis names and their values, got {shown(over)}")
     axes = {name: _values(f"over[{name!r}]", values) for name, values in over.items()}
@@ -169,7 +172,9 @@ def sweep(
         if cancelled is not None and missing and cancelled():
             return Sweep(axes, grid.grids, grid.first, False)
         settings = [setting for _, setting in missing]
-        if workers > 1:
+        if engine == "ray" and missing:
+            found = on_ray(_make, (_portable(subject), like, fixed), settings, workers)
+        elif workers > 1:
             found = in_processes(_make, (_portable(subject), like, fixed), settings, min(workers, len(settings) or 1))
         else:
             found = here(partial(_setting, measure, fixed), settings)
@@ -281,7 +286,9 @@ def _subject(subject: str | Operator | Callable, like: str | Operator | None) ->
 
 
 def _portable(subject):
-    """What another process gets: an operator by its name, anything else as it is."""
+    """What another process gets: an operator by its name, a file by its whole path, anything else as it is."""
+    if isinstance(subject, str) and ".py:" in subject:
+        return str(Path(subject).resolve())
     return subject.name if isinstance(subject, Operator) and OPERATORS.get(subject.name) is subject else subject
 
 

@@ -294,6 +294,25 @@ def test_workers_know_operators_and_stores(tmp_path):
     assert found.to_dict() == sweep("rwkv6", over, K=4, H=1).to_dict()
 
 
+@pytest.mark.full
+def test_ray_measures_what_one_process_does_and_a_killed_worker_is_replaced(file, tmp_path, monkeypatch):
+    pytest.importorskip("ray")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    for name in ("overflow", "dies_once"):
+        assert_whole(sweep(f"{file}:{name}", OVER, workers=2, engine="ray", store=tmp_path / f"{name}.jsonl"))
+    assert (file.parent / "died").exists() and len(measured(file)) == 2 * 9
+    with pytest.raises(RuntimeError, match=r"sweep at decay=1\.0, T=4: at 4"):
+        sweep(f"{file}:fails", {"decay": [1.0], "T": [4]}, engine="ray")
+
+
+def test_without_ray_its_engine_says_what_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ImportError, match=r"engine: 'ray' needs Ray \(pip install 'flakit\[ray\]'\)"):
+        sweep("rwkv6", {"T": [4]}, engine="ray")
+    with pytest.raises(ValueError, match="engine: expected one of processes, ray, got 'dusk'"):
+        sweep("rwkv6", {"T": [4]}, engine="dusk")
+
+
 def test_a_function_that_another_process_cannot_import_is_refused():
     with pytest.raises(ValueError, match=r"subject: expected a function that another process can import.* workers=2"):
         sweep(lambda T: {"x": torch.ones(T)}, {"T": [1, 2]}, workers=2)
