@@ -90,7 +90,7 @@ def test_shows_what_is_measured(causes):
             assert row.measured == found[name].factor
     picture.update(shown)
     said = picture.say(shown)
-    assert ("one line, 4 times above" in said) == (shown.law > 1) == ("scale" in causes)
+    assert (" 4 times above" in said) == (shown.law > 1) == ("scale" in causes)
     explained = {row.what.split(":")[0] for row in rows if row.measured is True}
     assert ("are clouds" in said) == ("o" not in explained) and ("dw leaves its line" in said) == (
         "precision" in causes

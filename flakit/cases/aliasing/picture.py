@@ -6,7 +6,7 @@ from torch import Tensor
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.heatmap import HeatMap
-from ...figures.marks import Bars
+from ...figures.marks import Bars, whole_ticks
 from ...numerics.words import number, percent
 from . import Shown
 
@@ -96,7 +96,7 @@ class Picture:
         self.canvas.moving(self._reads, self._writes, self._law, *self._words)
 
     def _axes(self, left: float, width: float, title: str, across: str):
-        ax = self.canvas.axes(left, 0.35, width, _HEIGHT)
+        ax = whole_ticks(self.canvas.axes(left, 0.35, width, _HEIGHT))
         ax.set_title(title, fontsize=9.5)
         ax.set_xlabel(across)
         return ax

@@ -21,12 +21,14 @@ WORDS = {
     "alt": "Six maps, one for each tensor: where its elements lie, the size by the recurrent form across and by the "
     "chunk form upwards, both on scales of powers of ten, with the line where both are the same",
     "title": "{name}: × {factor}\n{unexplained} unexplained",
-    "recurrent": "recurrent",
-    "chunk": "chunk",
+    "recurrent": "recurrent / RMS",
+    "chunk": "chunk / RMS",
     "same": "both the same",
     "equal": "Every element lies on the line where both are the same: the two forms agree to rounding.",
     "scale": "The elements lie on one line, {factor} times above the one where both are the same. A factor explains "
     "them: the chunk form was given another scale.",
+    "scale too": "The chunk form was given another scale: what lies on a line lies {factor} times above the one where "
+    "both are the same.",
     "cloud": "{names} are clouds: no factor makes one form of the other, {unexplained} of o is left. The first call "
     "wrote over the w that the second one read. du has no w in it.",
     "fan": "dw leaves its line where its elements are small, {unexplained} in all: an error of one size for large and "
@@ -100,7 +102,7 @@ class Picture:
         left = {name: _left(shown.fits[name].unexplained) for name in off}
         said = []
         if abs(shown.fits["du"].factor - 1) > shown.rest:
-            said.append(WORDS["scale"].format(factor=number(shown.fits["du"].factor, 3)))
+            said.append(WORDS["scale too" if off else "scale"].format(factor=number(shown.fits["du"].factor, 3)))
         if off == ["dw"]:
             said.append(WORDS["fan"].format(unexplained=left["dw"]))
         elif off:

@@ -27,15 +27,15 @@ WORDS = {
     "measured": "measured",
     "o": "The loss reads the outputs alone: no gradient arrives at the final state, and to drop it does no harm. A "
     "test of this kind sees nothing.",
-    "both": "The gradient of the final state is dropped, and the walk back begins with zeros. Of dk the last token "
-    "loses {last}, the first {first}; {dk} of it all, and {dw} of dw. dr and du never meet it.",
+    "both": "The gradient of the final state is dropped, and the walk back begins with zeros. dk is off by "
+    "{last} at the last token and by {first} at the first, by {dk} in all, and dw by {dw}. dr and du never meet it.",
     "state": "The loss reads the state alone, and its gradient is dropped: dk, dv and dw are lost, all zeros, as in a "
     "model that has nothing left to learn.",
     "right": "The gradient of the final state walks back with the others, and nothing is lost.",
     "left": "token {t}, row {k}: e^{exponent} = {left} of what arrives at the final state is left here{fate}",
     "fate": {"dropped": ", and it is dropped", "taken": "", "none": ", but nothing arrives"},
-    "token": "{name} of token {t}: its size is {computed} (true: {true}), {lost} is lost",
-    "no token": "{name} is one for all tokens: {lost} of it is lost",
+    "token": "{name} of token {t}: its size is {computed} (true: {true}), off by {lost}",
+    "no token": "{name} is one for all tokens: off by {lost}",
 }
 ON_VIEW = ("decay", "on", "fault")
 LINE = "dk off by"

@@ -14,7 +14,7 @@ WORDS = {
     "knobs": {"layout": "in memory", "B": "batch B", "T": "tokens T", "H": "heads H", "D": "row D"},
     "alt": "The memory of a tensor row by row, with what a kernel takes each row for; below it two maps of heads and "
     "tokens: which token belongs there, and which one the kernel reads",
-    "memory": "the memory from its first address on, {D} numbers a cell: token, head",
+    "memory": "the memory from its first address on, a row of {D} a cell: token, head",
     "taken": "taken for",
     "there": "holds",
     "other": "other",
