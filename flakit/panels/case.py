@@ -2,7 +2,6 @@
 
 import math
 from importlib import import_module
-from importlib.util import find_spec
 
 import ipywidgets as widgets
 
@@ -14,7 +13,6 @@ from ..numerics.words import number
 from . import knobs
 from .base import Panel
 from .shared import chosen, decay_knobs, literal
-from .verdicts import VerdictFigure
 
 WORDS = {
     "agrees": "Law and measurement agree. {what}: {law} by the law, {measured} measured.",
@@ -128,82 +126,7 @@ def law_and_measurement(rows: list[Row], about: str, *, inf: str = "never") -> s
     return said + WORDS["some" if wrong else "all"].format(n=len(judged), right=len(judged) - len(wrong))
 
 
-class _Table(Panel):
-    """The knobs are those of the registry: sliders for ranges, lists for choices, boxes for yes and no."""
-
-    readout_lines = 4
-
-    def __init__(self, case: Case, **settings):
-        self.case, self.name = case, case.name.replace("_", "-")
-        self._figure = VerdictFigure(len(case.at()))
-        made = {}
-        for name, knob in case.knobs.items():
-            if name != "seed":
-                made |= self._widgets(name, knob)
-        super().__init__(
-            made,
-            settings,
-            alt="A lane for each number of the case: a diamond for the law, a dot for the measurement, and beside it "
-            "whether the two agree; NaN and infinity are hatched and named",
-        )
-        self.add_class("flakit-case")
-        if "seed" not in case.knobs:
-            self.knobs["seed"].layout.display = "none"
-
-    def _widgets(self, name: str, knob: Knob) -> dict[str, widgets.Widget]:
-        """The knob's widget; two for a decay that is a profile or a number."""
-        value, numbers = knob.default, knob.range
-        if str in knob.kinds and float in knob.kinds:
-            return decay_knobs(self, value, -1.0, low=numbers.low)
-        if bool in knob.kinds:
-            return {name: knobs.switch(value, name)}
-        if knob.choices:
-            make = knobs.choice if str in knob.kinds else knobs.steps
-            return {name: make(value, knob.choices, name)}
-        if int in knob.kinds and numbers.log:
-            stops = [numbers.low * 2**n for n in range(int(math.log2(numbers.high / numbers.low)) + 1)]
-            return {name: knobs.steps(value, stops, name)}
-        if int in knob.kinds:
-            return {name: knobs.integer(value, numbers.low, numbers.high, name, numbers.step or 1)}
-        if numbers.decay:
-            return {name: knobs.DecayKnob(value, name, low=numbers.low)}
-        return {name: knobs.number(value, numbers.low, numbers.high, name, numbers.step, numbers.log)}
-
-    def _arguments(self, setting: dict) -> dict:
-        """The setting as arguments of the case's `at`."""
-        if "profile" in setting:
-            setting = setting | {"decay": chosen(setting["profile"], setting["decay"])}
-        return {name: setting[name] for name in self.case.knobs}
-
-    def compute(self, **setting):
-        return self.case.at(**self._arguments(setting))
-
-    def draw(self, result, **_) -> None:
-        self.canvas = self._figure.canvas
-        self._figure.update(self.case.name.replace("_", " "), result)
-
-    def describe(self, result, **_) -> str:
-        judged = [row for row in result if row.agrees is not None]
-        wrong = [row.what for row in judged if not row.agrees]
-        agree = f"{len(judged) - len(wrong)} of {len(judged)} numbers are as the law says."
-        return "\n".join(
-            [
-                f"Told: {self.case.told}.",
-                f"Measured: {self.case.measured}.",
-                f"At this setting {agree}" + (f" Not so: {'; '.join(wrong)}." if wrong else ""),
-            ]
-        )
-
-    def script(self, **setting) -> str:
-        given = ", ".join(f"{name}={literal(x)}" for name, x in self._arguments(setting).items())
-        return f"""from flakit.cases.registry import CASES
-
-for row in CASES[{self.case.name!r}].at({given}):
-    print(row.what, "law", row.law, "measured", row.measured, row.agrees)
-"""
-
-
-def case(name: str, show=None, **settings) -> Panel:
+def case(name: str, show=None, **settings) -> CasePanel:
     """The panel of a case: its knobs, its mechanism as a picture, and whether the law agrees with the measurement.
 
     name: of a case, as `flakit cases` lists them. show: names of the knobs on view; the others lie under "more".
@@ -212,7 +135,4 @@ def case(name: str, show=None, **settings) -> Panel:
 
     >>> case("masking", w=-3.0, mask="multiply")
     """
-    entry = find(name)
-    if find_spec(f"{entry.module.__name__}.picture"):
-        return CasePanel(entry, show, **settings)
-    return _Table(entry, **settings)
+    return CasePanel(find(name), show, **settings)

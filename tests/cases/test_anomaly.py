@@ -5,6 +5,8 @@ import torch
 
 from flakit.cases import anomaly as case
 from flakit.cases import padding
+from flakit.cases.anomaly import picture
+from flakit.figures.canvas import Cell
 from flakit.numerics.errors import compare
 from flakit.numerics.evaluate import truth
 from flakit.numerics.inputs import inputs
@@ -72,3 +74,67 @@ def test_the_mode_passes_over_what_is_yet_to_be_written():
         assert case.first_operation(lambda x, y: torch.empty_like(x).copy_(x) * y, x) == case.NOTHING
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+# --- the picture ----------------------------------------------------------------------------------------------------
+
+NAMED = dict(T=120, gate=-1.88, op="gsa", form="chunk")
+
+
+def drawn(**setting):
+    made, shown = picture.Picture(9.4), case.show(**NAMED | setting)
+    made.update(shown)
+    return made, shown
+
+
+@pytest.mark.parametrize("setting", [{}, {"op": "rwkv6"}, {"gate": -1.84}, {"form": "right", "gate": -50.0}], ids=str)
+def test_it_shows_what_is_measured(setting):
+    _, shown = drawn(**setting)
+    said, first, o = case.at(**NAMED | setting)
+    assert said.measured == shown.words
+    assert first.measured == next((each.name for each in shown.operations if each.made), case.NOTHING)
+    assert o.measured == (shown.nan["o"] + shown.inf["o"] == 0).all()
+    lost = [name for name, share in shown.nan.items() if share.any()]
+    assert bool(lost) == (shown.words != case.NOTHING)
+    if lost:
+        assert shown.words == f"output {list(shown.nan).index(lost[0]) - 1}, {lost[0]}"
+
+
+def test_the_first_bad_operation_comes_before_every_other():
+    _, shown = drawn()
+    bad = [n for n, each in enumerate(shown.operations) if each.kind != "finite"]
+    first = shown.operations[bad[0]]
+    assert first.made and first.name == "exp" and first.kind == "inf" and not first.backward
+    assert len(bad) > 50 and shown.operations[bad[-1]].kind == "NaN"
+    passes = [each.backward for each in shown.operations]
+    assert passes == sorted(passes) and 0 < sum(passes) < len(passes)
+
+
+def test_the_picture_points_at_what_is_named():
+    made, shown = drawn()
+    assert made._named.get_visible() and list(made._named.get_ydata()) == [list(shown.nan).index("ds")]
+    assert made._first.get_text() == "first: exp" and made._arrow.get_visible()
+    fine, _ = drawn(gate=-1.84)
+    assert not fine._named.get_visible() and not fine._arrow.get_visible() and fine.canvas.png() != made.canvas.png()
+
+
+@pytest.mark.parametrize("op", padding.KEY_GRADIENT)
+def test_its_sentence_changes_with_the_law(op):
+    limit = padding.law(120)
+    made, shown = drawn(op=op, gate=-1.001 * limit)
+    named, also = {"gsa": ("output 3, ds", "dg"), "rwkv6": ("output 1, dk", "dw")}[op]
+    said = made.say(shown)
+    assert f"names {named}, and is right. It does not say that tokens 96 … 111 are lost" in said
+    assert f"nor that {also} is lost too, nor that it began with an exp" in said
+    made, shown = drawn(op=op, gate=-0.999 * limit)
+    assert "there is nothing to say" in made.say(shown)
+
+
+def test_its_arithmetic():
+    made, shown = drawn()
+    first = next(n for n, each in enumerate(shown.operations) if each.made)
+    assert made.arithmetic(shown, Cell("operations", 0, first)) == (
+        f"operation {first + 1} of the forward pass, exp: an infinity, made of finite numbers"
+    )
+    assert made.arithmetic(shown, Cell("operations", 0, 0)) == "operation 1 of the forward pass, detach: finite"
+    assert made.arithmetic(shown, Cell("returned", 4, 100)) == "ds of token 100: 100% NaN, 0% infinite"

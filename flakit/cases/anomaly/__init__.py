@@ -18,7 +18,8 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Mapping
-from functools import partial
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Annotated, NamedTuple
 
 import torch
@@ -101,31 +102,55 @@ def said(call: Callable[..., Tensor], inputs: Mapping[str, Tensor], *, trained: 
     return Said(words, grads, o)
 
 
+class Operation(NamedTuple):
+    """One operation: its name, what it returned ("finite", "inf" or "NaN"), and of what, and in which pass."""
+
+    name: str
+    kind: str
+    made: bool
+    """Whether its operands held neither infinity nor NaN."""
+    backward: bool
+
+
 class _Watch(TorchDispatchMode):
     def __init__(self):
         super().__init__()
-        self.first = ""
+        self.seen: list[Operation] = []
+        self.backward = False
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out, name = func(*args, **(kwargs or {})), func.overloadpacket.__name__
         # What is yet to be written holds whatever was there before, NaN as well.
-        if not self.first and "empty" not in name and _bad(out) and not _bad((args, kwargs)):
-            self.first = name
+        kind = "finite" if "empty" in name else _kind(out)
+        made = kind != "finite" and _kind((args, kwargs)) == "finite"
+        self.seen.append(Operation(name, kind, made, self.backward))
         return out
 
 
-def _bad(tree: object) -> bool:
-    floating = (x for x in tree_leaves(tree) if isinstance(x, Tensor) and x.is_floating_point())
-    return any((x.isnan() | x.isposinf()).any() for x in floating)  # -inf is what masks are made of
+def _kind(tree: object) -> str:
+    floating = [x for x in tree_leaves(tree) if isinstance(x, Tensor) and x.is_floating_point()]
+    if any(x.isnan().any() for x in floating):
+        return "NaN"
+    return "inf" if any(x.isposinf().any() for x in floating) else "finite"  # -inf is what masks are made of
+
+
+def operations(call: Callable[..., Tensor], inputs: Mapping[str, Tensor]) -> list[Operation]:
+    """Every operation of call(*inputs) and of its backward pass, in order."""
+    leaves = [x.detach().clone().requires_grad_() for x in inputs.values()]
+    with _Watch() as watch:
+        o = call(*leaves)
+        watch.backward = True
+        o.backward(torch.ones_like(o))
+    return watch.seen
 
 
 def first_operation(call: Callable[..., Tensor], inputs: Mapping[str, Tensor]) -> str:
     """The name of the first operation, forward or backward, that makes +inf or NaN of numbers that are neither."""
-    leaves = [x.detach().clone().requires_grad_() for x in inputs.values()]
-    with _Watch() as watch:
-        o = call(*leaves)
-        o.backward(torch.ones_like(o))
-    return watch.first or NOTHING
+    return _first(operations(call, inputs))
+
+
+def _first(seen: list[Operation]) -> str:
+    return next((operation.name for operation in seen if operation.made), NOTHING)
 
 
 def law(T: int, gate: float, *, op: str = "gsa", form: str = "chunk") -> str:
@@ -144,14 +169,43 @@ def at(
     form: Annotated[str, padding.FORMS] = "chunk",
 ) -> list[Row]:
     """One length and gate of `padding`, as an operator of its own: what anomaly detection says."""
-    x = padding.inputs(T, gate, op=op, K=4, M=4)
-    call = operator(op, padding.products(T, form))
-    found, predicted, what = said(call, x), law(T, gate, op=op, form=form), f"{op}, padding {form}, T = {T}, {gate:g}"
+    found, seen = _run(T, gate, op, form)
+    predicted, what = law(T, gate, op=op, form=form), f"{op}, padding {form}, T = {T}, {gate:g}"
     return [
         Row(f"{what}: anomaly detection", math.nan, predicted, found.words),
-        Row(f"{what}: first bad operation", math.nan, math.nan, first_operation(call, x)),
+        Row(f"{what}: first bad operation", math.nan, math.nan, _first(seen)),
         Row(f"{what}: o finite", math.nan, True, bool(found.o.isfinite().all())),
     ]
+
+
+@lru_cache(maxsize=16)
+def _run(T: int, gate: float, op: str, form: str) -> tuple[Said, list[Operation]]:
+    x = padding.inputs(T, gate, op=op, K=4, M=4)
+    call = operator(op, padding.products(T, form))
+    return said(call, x), operations(call, x)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What is watched, what is there, and what is said."""
+
+    words: str
+    """Of anomaly detection."""
+    operations: list[Operation]
+    """Inside the node, which it does not watch."""
+    nan: Mapping[str, Tensor]
+    inf: Mapping[str, Tensor]
+    """The share of a token's values that is lost, [T], of the output and of the gradients in the node's order."""
+
+
+def show(*, T: int, gate: float, op: str, form: str) -> Shown:
+    found, seen = _run(T, gate, op, form)
+    tensors = {"o": found.o} | {name: grad for name, grad in found.grads.items() if grad.ndim == 4}
+    shares = [
+        {name: kind(y)[0].flatten(1).double().mean(1) for name, y in tensors.items()}
+        for kind in (torch.isnan, torch.isinf)
+    ]
+    return Shown(found.words, seen, *shares)
 
 
 def reproduce() -> list[Row]:

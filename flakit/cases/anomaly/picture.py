@@ -1,0 +1,165 @@
+"""Every operation inside the node, which nobody watches; what the node returns; and the one output that is named."""
+
+import numpy as np
+
+from ...figures import style
+from ...figures.canvas import Canvas, Cell
+from ...figures.heatmap import HeatMap
+from ...figures.marks import Marked, whole_ticks
+from ...numerics.words import percent
+from . import NOTHING, Operation, Shown
+
+WORDS = {
+    "knobs": {"T": "length T", "gate": "gate", "op": "operator", "form": "padding"},
+    "alt": "A strip of every operation of the forward and the backward pass, those that return an infinity or a NaN "
+    "marked, with an arrow at the first; below, the output and every gradient over the tokens, what is lost marked, "
+    "and the gradient that anomaly detection names",
+    "operations": "inside the node, not watched: its operations in order (NaN red, inf pink)",
+    "passes": "forward    backward",
+    "first": "first: {name}",
+    "returned": "what the node returns, token by token",
+    "output": "{n}: {name}",
+    "o": "o, not watched",
+    "token": "token t",
+    "named": "named",
+    "nothing": "Anomaly detection says nothing, and there is nothing to say: no operation, forward or backward, makes "
+    "an infinity or a NaN.",
+    "missed": "Anomaly detection says nothing. Yet operation {n} of the {which} pass, {name}, makes an infinity.",
+    "said": "Anomaly detection names {words}, and is right. It does not say that tokens {tokens} are lost,{also} nor "
+    "that it began with an {name}, operation {n} of the {which} pass: it looks at what the node returns backward, and "
+    "there for NaN alone.",
+    "also": {0: "", 1: " nor that {names} is lost too,", 2: " nor that {names} are lost too,"},
+    "backward": {False: "forward", True: "backward"},
+    "operation": "operation {n} of the {which} pass, {name}: {what}",
+    "kinds": {"finite": "finite", "inf": "an infinity", "NaN": "a NaN"},
+    "made": "{kind}, made of finite numbers",
+    "passed": "{kind}, from operands that had one",
+    "returns": "{name} of token {t}: {nan} NaN, {inf} infinite",
+}
+ON_VIEW = ("gate", "T", "form")
+LINE = "anomaly detection"
+PRESETS = {
+    "nothing said": {"gate": -1.84, "T": 120, "op": "gsa", "form": "chunk"},
+    "ds named": {"gate": -1.86, "T": 120, "op": "gsa", "form": "chunk"},
+    "dk named": {"gate": -1.86, "T": 120, "op": "rwkv6", "form": "chunk"},
+}
+
+
+class Picture:
+    """Persistent: `update` redraws in place. width: inches."""
+
+    def __init__(self, width: float):
+        left, right = 1.15, 0.75
+        self.canvas, self._shape = Canvas(width, 3.3), ()
+        with style.context():
+            self._strip = self.canvas.axes(left, 0.56, width - left - right, 0.42)
+            self._strip.set_title(WORDS["operations"], fontsize=9, loc="right" if width < 8 else "left", pad=17)
+            self._strip.set(xticks=[], yticks=[])
+            self._operations = HeatMap(self.canvas, self._strip, name="operations")
+            self._border = self._strip.axvline(0, color=style.BLACK, linewidth=2, zorder=4)
+            self._passes = self._strip.text(0, -0.6, WORDS["passes"], ha="center", va="bottom", fontsize=8.5)
+            mark = {"color": style.VERMILLION, "markersize": 9, "linewidth": 0, "clip_on": False, "zorder": 8}
+            (self._arrow,) = self._strip.plot([], [], "^", **mark)
+            self._first = self._strip.text(0, 0.95, "", ha="center", va="top", fontsize=9, color=style.VERMILLION)
+            ax = whole_ticks(self.canvas.axes(left, 1.62, width - left - right, 1.22))
+            ax.set_title(WORDS["returned"], fontsize=9, pad=4)
+            ax.set_xlabel(WORDS["token"])
+            self._returned = HeatMap(self.canvas, ax, name="returned")
+            beside, inch = ax.get_yaxis_transform(), 1 / (width - left - right)
+            (self._named,) = ax.plot([1 + 0.09 * inch], [0], "<", **mark, transform=beside)
+            self._word = ax.text(
+                1 + 0.18 * inch, 0, WORDS["named"], va="center", fontsize=9, color=style.VERMILLION, transform=beside
+            )
+            self._marks = {
+                kind: [
+                    Marked(self.canvas, on, facecolor=colour, edgecolor=colour, linewidth=0.8)
+                    for on in (self._strip, ax)
+                ]
+                for kind, colour in (("NaN", style.VERMILLION), ("inf", style.PURPLE))
+            }
+        self.canvas.moving(self._border, self._passes, self._arrow, self._first, self._named, self._word)
+
+    def update(self, shown: Shown) -> None:
+        seen, names = shown.operations, list(shown.nan)
+        tokens = len(shown.nan["o"])
+        kinds = np.array([each.kind for each in seen])[None]
+        forward = sum(not each.backward for each in seen)
+        self._operations.update(np.zeros(kinds.shape), finite=np.ones(kinds.shape, bool))
+        self._border.set_xdata([forward - 0.5] * 2)
+        self._passes.set_x(forward - 0.5)
+        n = next((n for n, each in enumerate(seen) if each.made), None)
+        for artist in (self._arrow, self._first):
+            artist.set_visible(n is not None)
+        if n is not None:
+            self._arrow.set_data([n], [0.62])
+            self._first.set_x(n)
+            self._first.set_text(WORDS["first"].format(name=seen[n].name))
+
+        ax = self._returned.ax
+        if (shape := (names, tokens)) != self._shape:
+            self._shape = shape
+            labels = [WORDS["output"].format(n=_output(shown, name), name=name) for name in names[1:]]
+            ax.set_yticks(range(len(names)), [WORDS["o"], *labels])
+            self.canvas.stale()
+        lost = {"NaN": _rows(shown.nan) > 0, "inf": _rows(shown.inf) > 0}
+        self._returned.update(np.zeros((len(names), tokens)), finite=np.ones((len(names), tokens), bool))
+        for kind, (within, returned) in self._marks.items():
+            within.update(kinds == kind)
+            returned.update(lost[kind])
+        row = next((row for row, name in enumerate(names) if shown.words.endswith(f", {name}")), None)
+        for artist in (self._named, self._word):
+            artist.set_visible(row is not None)
+        if row is not None:
+            self._named.set_ydata([row])
+            self._word.set_y(row)
+
+    def say(self, shown: Shown) -> str:
+        first = next((each for each in shown.operations if each.made), None)
+        if first is None:
+            return WORDS["nothing"]
+        where = {
+            "name": first.name,
+            "n": _number(shown.operations, shown.operations.index(first)),
+            "which": WORDS["backward"][first.backward],
+        }
+        if shown.words == NOTHING:
+            return WORDS["missed"].format(**where)
+        named = shown.words.split(", ")[1]
+        rows = shown.nan[named].nonzero()[:, 0]
+        also = [name for name in shown.nan if name != named and (shown.nan[name] + shown.inf[name]).any()]
+        return WORDS["said"].format(
+            words=shown.words,
+            tokens=f"{int(rows[0])} … {int(rows[-1])}",
+            also=WORDS["also"][min(len(also), 2)].format(names=", ".join(also)),
+            **where,
+        )
+
+    def arithmetic(self, shown: Shown, cell: Cell) -> str:
+        if cell.map == "returned":
+            name = list(shown.nan)[cell.row]
+            shares = {"nan": shown.nan[name], "inf": shown.inf[name]}
+            shares = {kind: percent(float(x[cell.column])) for kind, x in shares.items()}
+            return WORDS["returns"].format(name=name, t=cell.column, **shares)
+        each = shown.operations[cell.column]
+        kind = WORDS["kinds"][each.kind]
+        words = "{kind}" if each.kind == "finite" else WORDS["made" if each.made else "passed"]
+        return WORDS["operation"].format(
+            n=_number(shown.operations, cell.column),
+            which=WORDS["backward"][each.backward],
+            name=each.name,
+            what=words.format(kind=kind),
+        )
+
+
+def _number(seen: list[Operation], at: int) -> int:
+    """Its number in its own pass, from 1."""
+    return 1 + sum(each.backward == seen[at].backward for each in seen[:at])
+
+
+def _output(shown: Shown, name: str) -> int:
+    """Which output of the node a gradient is: its place among them."""
+    return list(shown.nan).index(name) - 1
+
+
+def _rows(shares) -> np.ndarray:
+    return np.stack([share.numpy() for share in shares.values()])
