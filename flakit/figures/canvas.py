@@ -49,6 +49,7 @@ class Canvas:
         self._labels: dict[Artist, object] = {}  # with the pixels each one covers, None before it is drawn
         self._background = None
         self._maps: dict[str, tuple[Axes, int, int]] = {}
+        self._edges: dict[str, np.ndarray] = {}
 
     @property
     def pixels(self) -> tuple[int, int]:
@@ -87,12 +88,14 @@ class Canvas:
 
     # Cells that can be pointed at.
 
-    def pointable(self, name: str, ax: Axes, rows: int, columns: int) -> None:
+    def pointable(self, name: str, ax: Axes, rows: int, columns: int, edges: np.ndarray | None = None) -> None:
         """Axes with a cell at every whole number, x from 0 to columns - 1 and y from 0 to rows - 1, become a map.
 
+        edges: where columns begin and end, [columns + 1] values of x that grow, where they are not one unit wide.
         A map whose axes are not visible, or that has no cells, is not found by `cell`.
         """
         self._maps[name] = ax, rows, columns
+        self._edges[name] = np.arange(columns + 1) - 0.5 if edges is None else np.asarray(edges)
 
     @property
     def maps(self) -> Mapping[str, tuple[int, int]]:
@@ -106,7 +109,8 @@ class Canvas:
             ax, *_ = self._maps[name]
             at = x * width, (1 - y) * height
             if ax.bbox.contains(*at):
-                column, row = np.floor(ax.transData.inverted().transform(at) + 0.5).astype(int)
+                x_there, y_there = ax.transData.inverted().transform(at)
+                row, column = np.floor(y_there + 0.5), np.searchsorted(self._edges[name], x_there, side="right") - 1
                 if 0 <= row < rows and 0 <= column < columns:
                     return Cell(name, int(row), int(column))
         return None
@@ -114,8 +118,9 @@ class Canvas:
     def box(self, name: str, row: int | None = None, column: int | None = None) -> Box:
         """Where a cell lies; a whole row or column, or the whole map, where the other is None."""
         ax, rows, columns = self._maps[name]
-        first = (0 if column is None else column) - 0.5, (0 if row is None else row) - 0.5
-        last = (columns if column is None else column + 1) - 0.5, (rows if row is None else row + 1) - 0.5
+        edges = self._edges[name]
+        first = edges[0 if column is None else column], (0 if row is None else row) - 0.5
+        last = edges[columns if column is None else column + 1], (rows if row is None else row + 1) - 0.5
         corners = ax.transData.transform([first, last])
         (left, bottom), (right, top) = corners.min(0), corners.max(0)
         width, height = self.pixels

@@ -1,12 +1,13 @@
 """A phase diagram: where on a grid of settings a computation is finite, how wrong it is there, and the law's border."""
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
+from matplotlib.ticker import NullFormatter
 
 from ..numerics.arguments import one_of
 from ..numerics.sweep import Sweep
@@ -17,21 +18,38 @@ from .heatmap import HeatMap
 
 _ERRORS = (-8, 0)  # powers of ten
 _OUTLINE = [withStroke(linewidth=3.6, foreground="white")]
+_PIXELS = 1.5  # of the narrowest cell that a map can show
+
+WORDS = {
+    "law": "law",
+    "not finite": "not finite",
+    "finite": "finite",
+    "not measured": "not measured",
+    "wrong": "law is wrong",
+    "error": "error against float64",
+}
+"""Everything that stays written in the picture."""
 
 
-class Map(NamedTuple):
+@dataclass(frozen=True)
+class Map:
     """What was measured on a grid of rows (the last one on top) and columns, and what the law says of each row."""
 
     rows: Sequence
     """The values of the vertical axis."""
     decay: np.ndarray
-    """|log decay| of the columns, evenly spaced in its logarithm."""
+    """|log decay| of the columns, growing; they need not be evenly spaced."""
     share: np.ndarray
     """[rows, columns]: share of the tensor's values that are finite; NaN where nothing was measured."""
     error: np.ndarray | None
     """[rows, columns]: relative L2 error against float64; None where only finiteness was measured."""
     law: np.ndarray
     """[rows]: the largest |log decay| the law allows, inf where it allows all."""
+
+    @property
+    def known(self) -> np.ndarray:
+        """The cells that were measured."""
+        return ~np.isnan(self.share)
 
     @property
     def broken(self) -> np.ndarray:
@@ -43,64 +61,135 @@ class Map(NamedTuple):
         """The cells in which the law expects one."""
         return self.decay > self.law[:, None]
 
+    @property
+    def wrong(self) -> np.ndarray:
+        """The measured cells in which the law is wrong."""
+        return self.known & (self.predicted != self.broken)
+
+    @property
+    def distance(self) -> np.ndarray:
+        """[rows, columns]: how far each cell is from its row's law, as a factor >= 1; inf where there is none."""
+        with np.errstate(divide="ignore"):
+            return np.exp(np.abs(np.log(self.decay) - np.log(self.law)[:, None]))
+
+    @property
+    def edges(self) -> np.ndarray:
+        """|log decay| where the columns begin and end: midway between neighbours, by their logarithms."""
+        log = np.log(self.decay)
+        middle = (log[1:] + log[:-1]) / 2
+        return np.exp(np.concatenate(([2 * log[0] - middle[0]], middle, [2 * log[-1] - middle[-1]])))
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Pixels."""
+
+    width: int
+    height: int
+    left: int
+    top: int
+    right: int
+    bottom: int
+    """Margins around the map."""
+
+
+_WIDE = _Layout(width=940, height=390, left=64, top=50, right=190, bottom=50)
+_NARROW = _Layout(width=590, height=340, left=64, top=68, right=64, bottom=50)
+
 
 class PhaseFigure:
-    """The measurement as a map, the law as a line over it; `update` redraws in place."""
+    """The measurement as a map, the law as a line over it; `update` redraws in place. Its cells are the map "cells".
 
-    def __init__(self):
-        self.canvas = Canvas(9.2, 4.3)
+    words: as in WORDS, in another language.
+    """
+
+    def __init__(self, words: Mapping[str, str] = WORDS, *, width: float = 9.4):
+        layout = _WIDE if 100 * width >= _WIDE.width else _NARROW
+        across, down = layout.width - layout.left - layout.right, layout.height - layout.top - layout.bottom
+        self.canvas = Canvas(width, layout.height / 100)
+        self._words, self._columns, self._asked = words, round(across / _PIXELS), None
         with style.context():
-            figure = self.canvas.figure
-            self._title = figure.text(0.012, 0.98, "", va="top", fontsize=11, fontweight="bold")
-            self._subtitle = figure.text(0.012, 0.92, "", va="top", fontsize=9.5, color=style.GREY)
-            self.ax = ax = figure.add_axes((0.075, 0.125, 0.7, 0.715))
-            self._map = HeatMap(self.canvas, ax, vmin=_ERRORS[0], vmax=_ERRORS[1])
+            figure, canvas = self.canvas.figure, self.canvas
+            self._title = figure.text(4 / layout.width, 1 - 4 / layout.height, "", va="top", fontsize=10)
+            self._subtitle = figure.text(
+                4 / layout.width, 1 - 22 / layout.height, "", va="top", fontsize=9, color=style.GREY
+            )
+            self.ax = ax = canvas.axes(*(x / 100 for x in (layout.left, layout.top, across, down)))
+            self._map = HeatMap(canvas, ax, vmin=_ERRORS[0], vmax=_ERRORS[1])
             (self._law,) = ax.plot([], [], path_effects=_OUTLINE, zorder=3, **style.LAW)
-            bar = self._map.colorbar(figure.add_axes((0.8, 0.125, 0.016, 0.43)), "relative error against float64")
+            (self._wrong,) = ax.plot(
+                [], [], linestyle="", marker="X", markersize=8, color=style.BLUE, markeredgecolor="white", zorder=4
+            )
+            ax.tick_params(axis="x", which="major", length=7, pad=1)
+            ax.tick_params(which="minor", length=3)
+            wide, gap = layout is _WIDE, layout.width - layout.right + 14
+            size = (0.42 if wide else 1.0) * down
+            self._bar = bar = self._map.colorbar(
+                canvas.axes(*(x / 100 for x in (gap, layout.top + down - size, 12, size))),
+                words["error"] if wide else "",
+            )
             ticks = range(_ERRORS[0], _ERRORS[1] + 1, 2)
             bar.set_ticks(ticks, labels=[f"$10^{{{tick}}}$" for tick in ticks])
+            handles = [
+                Line2D([], [], label=words["law"], **style.LAW),
+                Patch(linewidth=0, label=words["not finite"], **style.NAN),
+                Patch(facecolor=style.FINITE, label=words["finite"]),
+                Patch(facecolor=style.EMPTY, label=words["not measured"]),
+                Line2D([], [], linestyle="", marker="X", markersize=8, color=style.BLUE, label=words["wrong"]),
+            ]
+            place = (gap - 6, layout.top) if wide else (layout.left - 8, 38)
             figure.legend(
-                handles=[
-                    Line2D([], [], label="law", **style.LAW),
-                    Patch(linewidth=0, label="not finite", **style.NAN),
-                    Patch(facecolor=style.FINITE, label="finite"),
-                    Patch(facecolor=style.EMPTY, label="not measured"),
-                ],
-                loc="upper left", bbox_to_anchor=(0.795, 0.85), borderaxespad=0, handlelength=2.4, labelspacing=0.7,
+                handles=handles if wide else [handles[n] for n in (0, 1, 2, 4)],
+                loc="upper left",
+                bbox_to_anchor=(place[0] / layout.width, 1 - place[1] / layout.height),
+                ncols=1 if wide else 4,
+                borderaxespad=0, handlelength=2, labelspacing=0.6, columnspacing=1.2, handletextpad=0.6,
             )  # fmt: skip
-        self.canvas.labels(self._title, self._subtitle)
-        self.canvas.moving(self._law)
+        canvas.labels(self._title, self._subtitle)
+        canvas.moving(self._law, self._wrong)
 
     def update(self, *, title: str, subtitle: str, across: str, up: str, measured: Map) -> None:
         """across, up: what the two axes are, with units."""
         self._title.set_text(title)
         self._subtitle.set_text(subtitle)
-        rows, columns = measured.share.shape
+        edges = np.log(measured.edges)
+        scale = self._columns / (edges[-1] - edges[0])
+        edges = (edges - edges[0]) * scale - 0.5  # in pixels of the map
+        self._place = lambda decay: (np.log(decay) - np.log(measured.edges[0])) * scale - 0.5
+        cells = np.searchsorted(edges, np.arange(self._columns), side="right") - 1
+
         # Row 0 belongs at the bottom, as on any axis that grows upwards.
-        values = np.full((rows, columns), np.nan) if measured.error is None else _log10(measured.error)
-        known = ~np.isnan(measured.share)
+        values = np.full(measured.share.shape, np.nan) if measured.error is None else _log10(measured.error)
         values = np.where(measured.broken, np.nan, values)
-        finite = known & ~measured.broken & np.isnan(values)
-        self._map.update(values[::-1], empty=~known[::-1], finite=finite[::-1])
+        finite = measured.known & ~measured.broken & np.isnan(values)
+        values, empty, finite = (x[::-1, cells] for x in (values, ~measured.known, finite))
+        self._map.update(values, empty=empty, finite=finite)
 
-        step = np.log(measured.decay[-1] / measured.decay[0]) / (columns - 1)
-        place = lambda decay: np.log(np.asarray(decay) / measured.decay[0]) / step  # noqa: E731
-        edges = np.arange(rows, -1, -1) - 0.5
+        if self._bar.ax.get_visible() != (measured.error is not None):
+            self._bar.ax.set_visible(measured.error is not None)
+            self.canvas.stale()
+        rows = len(measured.rows)
+        row, column = np.nonzero(measured.wrong)
+        self._wrong.set_data((edges[column] + edges[column + 1]) / 2, rows - 1 - row)
+        between = np.arange(rows, -1, -1) - 0.5
         with np.errstate(invalid="ignore"):
-            border = np.clip(place(measured.law), -1, columns)
-        self._law.set_data(np.repeat(border, 2), np.repeat(edges, 2)[1:-1])
-        self._ticks(place, measured, across, up)
+            border = np.clip(self._place(measured.law), -1, self._columns)
+        self._law.set_data(np.repeat(border, 2), np.repeat(between, 2)[1:-1])
+        self._ticks(measured, edges, across, up)
 
-    def _ticks(self, place, measured: Map, across: str, up: str) -> None:
+    def _ticks(self, measured: Map, edges: np.ndarray, across: str, up: str) -> None:
         rows = len(measured.rows)
         asked = (across, up, tuple(measured.rows), tuple(measured.decay))
-        if asked == getattr(self, "_asked", None):
+        if asked == self._asked:
             return
         self._asked = asked
+        self.canvas.pointable("cells", self.ax, rows, len(measured.decay), edges)
         low, high = (np.log10(measured.decay[end]) for end in (0, -1))
         decades = np.arange(np.ceil(low), np.floor(high) + 1)
-        self.ax.set_xticks(place(10**decades), [f"{10**decade:g}" for decade in decades])
-        every = -(-rows // 24)
+        self.ax.set_xticks(self._place(10**decades), [f"{10**decade:g}" for decade in decades])
+        self.ax.set_xticks(self._place(measured.decay), minor=True)
+        self.ax.xaxis.set_minor_formatter(NullFormatter())
+        every = -(-rows // 16)
         self.ax.set_yticks(np.arange(rows - 1, -1, -1)[::every], [str(row) for row in measured.rows][::every])
         self.ax.set(xlabel=across, ylabel=up)
         self.canvas.stale()

@@ -19,7 +19,7 @@ from ..numerics.words import error, number, percent
 from . import knobs
 from .base import WIDE, Panel
 from .knobs import NONE
-from .shared import QUERIES, RIGHT, literal, masking, mode, only_for, own_options, scheme_knobs, tensors
+from .shared import QUERIES, RIGHT, SAME, around, literal, masking, mode, only_for, own_options, scheme_knobs, tensors
 
 H, K = 1, 32
 _KEYS = {"rwkv6": ("k",), "rwkv7": ("k", "b"), "gsa": ("s",)}
@@ -28,7 +28,6 @@ _WRITTEN = {"rwkv6": ("dk", "dv"), "rwkv7": ("dk", "dv", "db"), "gsa": ("dk", "d
 """Tensors whose row is the token that reads, and whose row is the token of the key."""
 _SPIKES = (-1, -3, -10, -30, -60, -80, -85, -87, -88, -88.5, -88.7, -88.8, -89, -90, -95, -100, -150, -500, -1e4)
 _TOLERANCE = 1e-4  # of a measured onset
-_SAME = 1e-3  # onsets nearer to each other than this share one pair of stops
 
 WORDS = {
     "knobs": {
@@ -193,7 +192,8 @@ class DecayExplorer(Panel):
     def _stop_around(self, onsets: dict[str, Onset], spike: float | str) -> None:
         """The slider of the decay that the onsets are about stops on both sides of each."""
         was_held, self._held = self._held, True
-        stops = {-x for x in around(onsets.values())}
+        spans = [[x for x in onset if x is not None] for onset in onsets.values()]
+        stops = {-x for x in around(filter(None, spans), (1.0005, 1.008), (1.01, 1.02))}
         self.knobs["decay"].dense(stops if spike == NONE else ())
         self.knobs["spike"].dense(stops if spike != NONE else ())
         self._held = was_held
@@ -436,33 +436,6 @@ def _true_scores(op, decay, T, spike, at, dtype, seed, chunk) -> torch.Tensor:
     return anchor.run(_inputs(op, decay, T, spike, at, dtype, seed), "dyadic", op=op, chunk=chunk).A[0, 0]
 
 
-def around(onsets: Iterable[Onset]) -> set[float]:
-    """Sizes of the decay, in few digits, on both sides of every onset and between any two that differ."""
-    spans = sorted((min(found), max(found)) for each in onsets if (found := [x for x in each if x is not None]))
-    groups = []
-    for low, high in spans:
-        if groups and low <= groups[-1][1] * (1 + _SAME):
-            groups[-1][1] = max(groups[-1][1], high)
-        else:
-            groups.append([low, high])
-    stops = set()
-    for (_, below), (above, _) in zip([(0.0, 0.0), *groups], [*groups, (math.inf, math.inf)], strict=True):
-        if above < 1.02 * below:
-            stops.add(_short(below, above))
-            continue
-        for near, far in ((1.0005, 1.008), (1.01, 1.02)):
-            stops |= {_short(below * near, below * far)} if below else set()
-            stops |= {_short(above / far, above / near)} if above < math.inf else set()
-    return stops
-
-
-def _short(low: float, high: float) -> float:
-    """The number of fewest digits between two, nearest to their middle."""
-    middle = (low + high) / 2
-    found = (float(f"{middle:.{digits}g}") for digits in range(1, 17))
-    return next(x for x in found if low < x < high)
-
-
 def _chunk_shown(shown, decay: str, chunk: int, at: int) -> int:
     """The first chunk that goes wrong, by o where that does; else by the gradients whose time axis tells.
 
@@ -516,7 +489,7 @@ def _law(onsets: dict[str, Onset], which: str, at: int | None) -> str:
     if not laws:
         return WORDS["nothing breaks"].format(**said)
     least = min(laws.values())
-    names = [name for name, law in laws.items() if law <= least * (1 + _SAME)]
+    names = [name for name, law in laws.items() if law <= least * (1 + SAME)]
     return WORDS["first"]["all" if len(names) == len(onsets) else min(len(names), 2)].format(
         names=_listed(names), law=number(least), **said
     )

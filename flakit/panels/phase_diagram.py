@@ -2,27 +2,86 @@
 
 import functools
 import math
+import textwrap
+from collections.abc import Iterable
 
 import numpy as np
 import torch
 
 from ..cases import anchor
+from ..figures.phase import WORDS as PICTURE
 from ..figures.phase import Map, PhaseFigure
 from ..numerics.evaluate import truth
 from ..numerics.inputs import inputs
 from ..numerics.operators import OPERATORS
 from ..numerics.sweep import Sweep, sweep
-from ..numerics.words import error
+from ..numerics.words import error, number, percent
 from . import knobs
-from .base import ButtonRun, Panel
-from .shared import in_words, mode, own_options, scheme_knobs, tensors
+from .base import ButtonRun, Panel, Player
+from .knobs import stops_of
+from .shared import RIGHT, around, in_words, mode, own_options, scheme_knobs, tensors
 
 H, K = 1, 16
-AGAINST = {"length T": "T", "chunk": "chunk", "token of the only decay": "at"}
+ANY = "any"
+
+WORDS = {
+    "knobs": {
+        "op": "operator",
+        "against": "against",
+        "tensor": "tensor",
+        "scheme": "anchor",
+        "mask": "mask",
+        "dtype": "dtype",
+        "chunk": "chunk",
+        "T": "length T",
+    },
+    "against": {"T": "length T", "chunk": "chunk", "at": "token of the only decay"},
+    "up": {"T": "length T (tokens)", "chunk": "chunk (tokens)", "at": "token t that decays"},
+    "at": {"T": "T = {row}", "chunk": "chunk = {row}", "at": "token {row}"},
+    "measure": "measure finely",
+    "alt": "Map of decay against length, chunk or token: hatched where a value is not finite, coloured by error "
+    "against float64 elsewhere, with the border that the law predicts drawn over it",
+    "picture": PICTURE,
+    "title": "Where {what} of {op} in chunks is finite",
+    "every": "every tensor",
+    "fixed": {"T": "chunk {chunk}", "chunk": "T {T}", "at": "T {T} · chunk {chunk}"},
+    "across": "|log decay| per token (natural log); a small tick for each that was measured",
+    "across at": "|log decay| of that token, all others 0; a small tick for each that was measured",
+    "count": "{known} of {rows} x {columns} settings measured, {share} of them not finite.",
+    "none": "The law foretells that nothing breaks anywhere, and so it is.",
+    "all": "The law foretells every one of them, down to {near} from its line.",
+    "some": {
+        1: "The law foretells all but 1 of them, marked, which lies {far} from its line.",
+        2: "The law foretells all but {wrong} of them, marked, which lie up to {far} from its line.",
+    },
+    "coarse": 'This is a coarse map of what is finite; "measure finely" adds the error where all is.',
+    "error": "Largest error where all is finite: {error}, at {at}, |{which}| = {decay}.",
+    "cell": "{at}, |{which}| = {decay}{knob}: measured {share}{error}; by the law finite up to {law}: {verdict}",
+    "unknown": "{at}, |{which}| = {decay}{knob}: not measured yet; by the law finite up to {law}",
+    "knob": " per token",
+    "lost": "not finite ({share} of {name})",
+    "worst": "one tensor",
+    "whole": "finite",
+    "off": ", error {error} against float64",
+    "no end": "any decay",
+    "verdict": {True: "as foretold", False: "the law is wrong here"},
+}
+"""Everything the panel says."""
+
+AGAINST = {label: name for name, label in WORDS["against"].items()}
 """What the vertical axis is. With "at", the decay is that of one token; with the others, that of every token."""
 
-ANY = "any"
-_UP = {"T": "length T (tokens)", "chunk": "chunk (tokens)", "at": "token t that decays"}
+PRESETS = {
+    "no anchor": {"scheme": "none", "against": "T"},
+    "bug A": {"scheme": "first-row", "against": "at"},
+    "bad repair": {"scheme": "previous-row-across", "against": "T"},
+    "repaired": {"scheme": "previous-row", "against": "T"},
+}
+PRESETS = {
+    label: {"tensor": ANY, "mask": RIGHT, "dtype": "float32", "chunk": 64, "T": 128, **setting}
+    for label, setting in PRESETS.items()
+}
+
 _ROWS = {
     "coarse": {
         "T": (16, 32, 48, 64, 128, 256),
@@ -35,38 +94,42 @@ _ROWS = {
         "at": (0, 1, 8, 14, 15, 16, 17, 18, 24, 31, 32, 33, 47, 48, 49, 63, 64, 65, 79, 80, 81, 96),
     },
 }
-_DECAYS = {"coarse": 11, "fine": 41}
+_DECAYS = {"coarse": 11, "fine": 25}  # evenly spaced ones; those around the laws come on top
+_NEAR = 1.004, 1.012  # how far from a law, as factors
+_SAME = 0.02  # laws that share their columns: less than two pixels apart
 _KEPT = 16  # fine maps, the latest
 _LOWEST, _HIGHEST = 0.05, 500.0  # |log decay|
+_MILLISECONDS = 2000  # a scheme while playing
 
 
 class PhaseDiagram(Panel):
     """A coarse map at once; behind the button a fine one, with the error against float64 where all is finite."""
 
     name = "phase-diagram"
-    readout_lines = 3
+    on_view = ("against", "tensor", "scheme")
+    main = "scheme"
+    presets = PRESETS
+    readout_lines = 2
 
-    def __init__(self, op: str = "rwkv6", **settings):
-        self._figure, self._fine = PhaseFigure(), {}
+    def __init__(self, op: str = "rwkv6", show: Iterable[str] | None = None, **settings):
+        self._fine = {}
         first = next(iter(OPERATORS))
         made = {
             "op": knobs.operator_choice(first),
-            "against": knobs.choice("T", AGAINST, "against"),
-            "tensor": knobs.choice(ANY, _offered(first), "tensor"),
+            "against": knobs.choice("T", AGAINST, ""),
+            "tensor": knobs.choice(ANY, _offered(first), ""),
             **scheme_knobs(),
-            "chunk": knobs.choice(64, (16, 32, 64, 128), "chunk"),
-            "T": knobs.choice(128, (16, 32, 48, 64, 100, 128, 192, 256), "length T"),
+            "chunk": knobs.choice(64, (16, 32, 64, 128), ""),
+            "T": knobs.choice(128, (16, 32, 48, 64, 100, 128, 192, 256), ""),
         }
+        for name, knob in made.items():
+            knob.description = WORDS["knobs"][name]
         own_options(self, made["op"], made["tensor"], _offered, dict.fromkeys(OPERATORS, ANY))
         made["against"].observe(lambda _: self._disable(), "value")
-        self.run = ButtonRun("measure finely", self._measure_finely, done=self._keep, failed=self.fail)
-        super().__init__(
-            made,
-            {"op": op, **settings},
-            alt="Map of decay against length, chunk or token: hatched where a value is not finite, coloured by error "
-            "against float64 elsewhere, with the border that the law predicts drawn over it",
-            runs=(self.run,),
-        )
+        self.run = ButtonRun(WORDS["measure"], self._measure_finely, done=self._keep, failed=self.fail)
+        schemes = stops_of(made["scheme"])
+        player = Player(len(schemes) - 1, lambda place: self.set(scheme=schemes[place]), _MILLISECONDS)
+        super().__init__(made, {"op": op, **settings}, alt=WORDS["alt"], show=show, player=player, runs=(self.run,))
         self._disable()
 
     def _disable(self) -> None:
@@ -89,47 +152,69 @@ class PhaseDiagram(Panel):
         )
 
     def draw(self, result, *, op, against, scheme, mask, dtype, tensor, T, chunk, **_):
-        what = "every tensor" if tensor == ANY else tensor
-        fixed = {"T": f"chunk {chunk}", "chunk": f"T {T}", "at": f"T {T} · chunk {chunk}"}[against]
-        self.canvas = self._figure.canvas
-        self._figure.update(
-            title=f"Where {what} of {OPERATORS[op].label} in chunks is finite",
+        figure = self.figure(_figure)
+        self.canvas = figure.canvas
+        fixed = WORDS["fixed"][against].format(T=T, chunk=chunk)
+        figure.update(
+            title=WORDS["title"].format(what=WORDS["every"] if tensor == ANY else tensor, op=OPERATORS[op].label),
             subtitle=f"{fixed} · {in_words(scheme, mask, dtype)}",
-            across="|log decay|" + (" of that token, all others 0" if against == "at" else " per token (natural log)"),
-            up=_UP[against],
+            across=WORDS["across at" if against == "at" else "across"],
+            up=WORDS["up"][against],
             measured=result,
         )
 
     def describe(self, result, *, op, against, **_) -> str:
-        known = ~np.isnan(result.share)
         rows, columns = result.share.shape
-        lines = [
-            f"{known.sum()} of {rows} x {columns} settings measured: {result.broken[known].mean():.0%} not finite. "
-            + _agreement(result, known)
-        ]
-        whole = known & ~result.broken
+        known, whole = result.known, result.known & ~result.broken
+        count = WORDS["count"].format(
+            known=known.sum(), rows=rows, columns=columns, share=percent(float(result.broken[known].mean()))
+        )
+        lines = [f"{count} {_agreement(result)}"]
         if result.error is None:
-            lines.append('A coarse map of finiteness; "measure finely" adds the error where all is finite.')
+            lines.append(WORDS["coarse"])
         elif whole.any():
             row, column = np.unravel_index(np.where(whole, result.error, -1).argmax(), whole.shape)
             lines.append(
-                f"Largest error where all is finite: {error(result.error[row, column])}, at {against} = "
-                f"{result.rows[row]}, |{OPERATORS[op].decay}| = {result.decay[column]:.3g}."
-            )
+                WORDS["error"].format(
+                    error=error(result.error[row, column]), at=WORDS["at"][against].format(row=result.rows[row]),
+                    which=OPERATORS[op].decay, decay=f"{result.decay[column]:.3g}",
+                )
+            )  # fmt: skip
         return "\n".join(lines)
+
+    def arithmetic(self, result, cell, *, op, against, tensor, **_) -> str:
+        row, column = len(result.rows) - 1 - cell.row, cell.column
+        said = {
+            "at": WORDS["at"][against].format(row=result.rows[row]),
+            "which": OPERATORS[op].decay,
+            "decay": number(float(result.decay[column])),
+            "knob": "" if against == "at" else WORDS["knob"],
+            "law": number(float(result.law[row]), inf=WORDS["no end"]),
+        }
+        if not result.known[row, column]:
+            return WORDS["unknown"].format(**said)
+        broken, off = result.broken[row, column], result.error is not None
+        lost = percent(1 - float(result.share[row, column]))
+        name = WORDS["worst"] if tensor == ANY else tensor
+        return WORDS["cell"].format(
+            share=WORDS["lost"].format(share=lost, name=name) if broken else WORDS["whole"],
+            error=WORDS["off"].format(error=error(result.error[row, column])) if off and not broken else "",
+            verdict=WORDS["verdict"][not result.wrong[row, column]],
+            **said,
+        )
 
     def script(self, *, op, against, scheme, mask, dtype, tensor, T, chunk, seed):
         key = _key(
             op=op, against=against, scheme=scheme, mask=mask, dtype=dtype, T=T, chunk=chunk, seed=seed
         )  # fmt: skip
         how = "fine" if key in self._fine else "coarse"
-        rows, _ = _grid(key, how)
-        decays, number_format = f"np.geomspace({_LOWEST}, {_HIGHEST}, {_DECAYS[how]}).round(6)", f"torch.{dtype}"
+        rows, decays, _ = _grid(key, how)
+        listed = textwrap.indent(textwrap.fill(", ".join(f"{x:.7g}" for x in decays), 100), "    ")
+        number_format = f"torch.{dtype}"
         length, size = ("T" if against == "T" else T), ("chunk" if against == "chunk" else chunk)
         which, names = OPERATORS[op].decay, tuple(tensors(op)) if tensor == ANY else (tensor,)
         spiked = f"    x[{which!r}][:, at] = -decay\n" if against == "at" else ""
-        return f"""import numpy as np
-import torch
+        return f"""import torch
 
 import flakit
 from flakit.cases import anchor
@@ -154,7 +239,10 @@ def measure(decay, {against}):
 
 
 {against}s = {rows}
-measured = sweep(measure, {{{against!r}: {against}s, "decay": {decays}}})
+decays = [  # evenly spaced ones, and on both sides of every law
+{listed}
+]
+measured = sweep(measure, {{{against!r}: {against}s, "decay": decays}})
 for {against}, onset in zip({against}s, measured.onset("decay")):
     x, how = setting(1.0, {against})
     limits = anchor.limits({scheme!r}, x, **how)
@@ -185,10 +273,36 @@ def _key(*, op, against, scheme, mask, dtype, T, chunk, seed) -> tuple:
     return op, against, scheme, mask, dtype, None if against == "T" else T, None if against == "chunk" else chunk, seed
 
 
-def _grid(key, how) -> tuple[list[int], np.ndarray]:
+def _rows(key, how) -> list[int]:
     _, against, *_, T, _, _ = key
-    rows = [row for row in _ROWS[how][against] if against != "at" or row < T]
-    return rows, np.geomspace(_LOWEST, _HIGHEST, _DECAYS[how]).round(6)
+    return [row for row in _ROWS[how][against] if against != "at" or row < T]
+
+
+def _setting(key, decay: float, **row) -> tuple[dict, dict]:
+    """Inputs, and what `anchor.run` takes beside them; row: the value of the vertical axis by its name."""
+    op, _, _, mask, dtype, T, chunk, seed = key
+    number_format = getattr(torch, dtype)
+    x = inputs(
+        op, T=row.get("T", T), H=H, K=K, decay=0.0 if "at" in row else -decay, dtype=number_format,
+        decay_dtype=torch.float32, seed=seed,
+    )  # fmt: skip
+    if "at" in row:
+        x[OPERATORS[op].decay][:, row["at"]] = -decay
+    return x, {"op": op, "chunk": row.get("chunk", chunk), "mask": mode(mask), "dtype": number_format}
+
+
+@functools.lru_cache(maxsize=64)
+def _grid(key, how) -> tuple[list[int], list[float], list[dict[str, float]]]:
+    """Rows, columns, and the law's limits for each row. Columns are dense around every limit there is."""
+    op, against, scheme, *_ = key
+    rows, laws = _rows(key, how), []
+    for row in rows:
+        x, knobs = _setting(key, 1.0, **{against: row})
+        laws.append(anchor.limits(scheme, x, **knobs))
+    found = {limits[name] for limits in laws for name in tensors(op)}
+    inside = [[x] for x in found if _LOWEST * _NEAR[1] < x < _HIGHEST / _NEAR[1]]
+    even = np.geomspace(_LOWEST, _HIGHEST, _DECAYS[how]).round(6)
+    return rows, sorted({*even.tolist(), *around(inside, _NEAR, same=_SAME)}), laws
 
 
 @functools.lru_cache(maxsize=256)
@@ -198,52 +312,57 @@ def _coarse(key) -> tuple[Sweep, list[dict[str, float]]]:
 
 def _measure(key, how, progress=None, cancelled=None) -> tuple[Sweep, list[dict[str, float]]]:
     """The sweep, and the law's limits for each row."""
-    op, against, scheme, mask, dtype, T, chunk, seed = key
-    names, number_format = tensors(op), getattr(torch, dtype)
-    rows, decays = _grid(key, how)
-
-    def setting(decay, **row):
-        x = inputs(
-            op, T=row.get("T", T), H=H, K=K, decay=0.0 if "at" in row else -decay, dtype=number_format,
-            decay_dtype=torch.float32, seed=seed,
-        )  # fmt: skip
-        if "at" in row:
-            x[OPERATORS[op].decay][:, row["at"]] = -decay
-        return x, {"op": op, "chunk": row.get("chunk", chunk), "mask": mode(mask), "dtype": number_format}
+    op, against, scheme, *_ = key
+    names = tensors(op)
+    rows, decays, law = _grid(key, how)
 
     def measure(decay, **row):
-        x, knobs = setting(decay, **row)
+        x, knobs = _setting(key, decay, **row)
         found = anchor.run(x, scheme, **knobs).tensors
         if how == "coarse":
             return {name: found[name] for name in names}
         exact = truth(op, x, recurrence=False)
         return {name: (found[name], exact[name]) for name in names}
 
-    law = []
-    for row in rows:
-        x, knobs = setting(1.0, **{against: row})
-        law.append(anchor.limits(scheme, x, **knobs))
-    found = sweep(measure, {against: rows, "decay": decays}, progress=progress, cancelled=cancelled)
-    return found, law
+    return sweep(measure, {against: rows, "decay": decays}, progress=progress, cancelled=cancelled), law
 
 
-def _agreement(result: Map, known: np.ndarray) -> str:
-    wrong = known & (result.predicted != result.broken)
-    if not wrong.any():
-        return "The law foretells every one of them."
-    said = f"The law foretells {known.sum() - wrong.sum()} of them"
-    step = math.log(result.decay[1] / result.decay[0])
-    with np.errstate(divide="ignore", invalid="ignore"):
-        distance = np.abs(np.log(result.decay / result.law[:, None])) / step
-    return f"{said}; the others are up to {distance[wrong].max():.1f} columns from its line."
+def _agreement(result: Map) -> str:
+    """Whether the law is right in every cell that is drawn, and how near to its line the nearest ones are."""
+    wrong, distance = result.wrong, result.distance
+    if wrong.any():
+        far = _away(distance[wrong].max())
+        return WORDS["some"][min(wrong.sum(), 2)].format(wrong=wrong.sum(), far=far)
+    # On both sides of every row's line that crosses the map.
+    crossed = [row for row, law in enumerate(result.law) if result.decay[0] < law < result.decay[-1]]
+    sides = [
+        distance[row][result.known[row] & (result.predicted[row] == side)].min(initial=math.inf)
+        for row in crossed
+        for side in (True, False)
+    ]
+    if not crossed and not result.broken.any():
+        return WORDS["none"]
+    return WORDS["all"].format(near=_away(max(sides, default=math.inf)))
 
 
-def phase_diagram(op: str = "rwkv6", **settings) -> PhaseDiagram:
+def _away(factor: float) -> str:
+    """How far from a line, as the share of it; a share is never said to be less than it is."""
+    if factor == math.inf:
+        return "any distance"
+    return f"{math.ceil(1000 * (factor - 1)) / 10:g}%"
+
+
+def _figure(width: float) -> PhaseFigure:
+    return PhaseFigure(WORDS["picture"], width=width)
+
+
+def phase_diagram(op: str = "rwkv6", show: Iterable[str] | None = None, **settings) -> PhaseDiagram:
     """Panel: where chunked computation is finite, and the law's border, over decay and another setting.
 
     A coarse map comes at once; the button "measure finely" takes some seconds and adds the error against float64.
 
-    op: an operator of `flakit.numerics.operators.OPERATORS`. settings: starting values of the knobs:
+    op: an operator of `flakit.numerics.operators.OPERATORS`. show: names of the knobs on view, default against,
+        tensor and scheme; the others lie under "more". settings: starting values of the knobs:
         against: the vertical axis, "T", "chunk" or "at": the token that has a decay where all others have none.
         scheme: one of `flakit.cases.anchor.SCHEMES`. mask: one of its `masks`, or "right".
         dtype: "float32", "bfloat16" or "float16", of the inputs and of the stored factors. seed: of the inputs.
@@ -252,4 +371,4 @@ def phase_diagram(op: str = "rwkv6", **settings) -> PhaseDiagram:
 
     >>> phase_diagram(scheme="first-row", against="at")
     """
-    return PhaseDiagram(op, **settings)
+    return PhaseDiagram(op, show, **settings)

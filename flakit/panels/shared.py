@@ -140,6 +140,42 @@ def in_words(scheme: str, mask: str, dtype: str) -> str:
     return f"anchor: {anchor.SCHEMES[scheme].label}{masked} · {dtype}"
 
 
+# --- sizes of the decay around a law ---------------------------------------------------------------------------------
+
+SAME = 1e-3
+"""Onsets nearer to each other than this are one."""
+
+
+def around(onsets: Iterable[Collection[float]], *sides: tuple[float, float], same: float = SAME) -> set[float]:
+    """Sizes in few digits below and above every onset, and between any two that differ.
+
+    onsets: for each what law and measurement say; those within a share `same` of each other are one. sides: how far a
+    size is from it at least and at most, as factors.
+    """
+    groups = []
+    for low, high in sorted((min(found), max(found)) for found in onsets):
+        if groups and low <= max(groups[-1][0] * (1 + same), groups[-1][1]):
+            groups[-1][1] = max(groups[-1][1], high)
+        else:
+            groups.append([low, high])
+    sizes = set()
+    for (_, below), (above, _) in zip([(0.0, 0.0), *groups], [*groups, (math.inf, math.inf)], strict=True):
+        if above < 1.02 * below:
+            sizes.add(_short(below, above))
+            continue
+        for near, far in sides:
+            sizes |= {_short(below * near, below * far)} if below else set()
+            sizes |= {_short(above / far, above / near)} if above < math.inf else set()
+    return sizes
+
+
+def _short(low: float, high: float) -> float:
+    """The number of fewest digits between two, nearest to their middle."""
+    middle = (low + high) / 2
+    found = (float(f"{middle:.{digits}g}") for digits in range(1, 17))
+    return next(x for x in found if low < x < high)
+
+
 # --- scripts ----------------------------------------------------------------------------------------------------------
 
 

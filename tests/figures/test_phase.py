@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from flakit.figures.canvas import Cell
 from flakit.figures.phase import Map, PhaseFigure, phase
 from flakit.numerics.sweep import sweep
+from tests.figures.words import assert_legible
 
 DECAY = np.geomspace(0.01, 100, 5)  # 0.01, 0.1, 1, 10, 100
 
@@ -30,20 +32,60 @@ def test_predicted_and_broken_cells():
     assert (late.predicted != late.broken).sum() == 1
 
 
+def decay_at(figure, places):
+    """|log decay| at places on the map's horizontal axis: five decades wide, from 10^-2.5 on."""
+    return 10 ** (-2.5 + 5 * (np.asarray(places) + 0.5) / figure._columns)
+
+
 def test_the_border_runs_between_the_cells_it_parts():
-    x, y = draw(PhaseFigure())._law.get_data()
+    figure = draw(PhaseFigure())
+    x, y = figure._law.get_data()
     # The first row is at the bottom: image row 2. Each row's border spans that row.
     assert list(y) == [2.5, 1.5, 1.5, 0.5, 0.5, -0.5]
-    assert np.allclose(x[:2], 2 + np.log10(5)) and np.allclose(x[2:4], 2 + np.log10(0.5))
-    assert (x[4:] == 5).all()  # no limit: beyond the last column
+    assert np.allclose(decay_at(figure, x[:4]), [5, 5, 0.5, 0.5])
+    assert (x[4:] == figure._columns).all()  # no limit: beyond the last column
+
+
+def test_a_cell_reaches_half_the_way_to_its_neighbours():
+    """By logarithms, so that a pair of columns around a law has its edge there, wherever the others are."""
+    decay = np.array([0.1, 1.0, 1.37, 1.4, 10.0])
+    edges = measured(decay=decay).edges
+    assert edges[3] == pytest.approx((1.37 * 1.4) ** 0.5) and len(edges) == 6
+    figure = draw(PhaseFigure(), decay=decay, law=np.array([1.385, np.inf, np.inf]))
+    assert figure.canvas.maps == {"cells": (3, 5)}
+    left, _, width, _ = figure.canvas.box("cells", 2, 2)
+    right = left + width
+    x, _ = figure._law.get_data()
+    across, down = figure.canvas.pixels
+    law = figure.ax.transData.transform((x[0], 2))
+    assert abs(law[0] / across - right) < 0.002  # the law lies where the third column ends
+    assert figure.canvas.cell(right - 0.002, 1 - law[1] / down) == Cell("cells", 2, 2)
+    assert figure.canvas.cell(right + 0.002, 1 - law[1] / down) == Cell("cells", 2, 3)
+
+
+def test_a_cell_that_contradicts_the_law_is_marked():
+    figure = draw(PhaseFigure(), law=np.array([50.0, 0.5, np.inf]))
+    x, y = figure._wrong.get_data()
+    assert decay_at(figure, x) == pytest.approx([10]) and list(y) == [2]
+    assert not len(draw(PhaseFigure())._wrong.get_xdata())
 
 
 def test_ticks_name_decays_and_rows():
-    ax = draw(PhaseFigure()).ax
+    figure = draw(PhaseFigure())
+    ax = figure.ax
     assert [text.get_text() for text in ax.get_xticklabels()] == ["0.01", "0.1", "1", "10", "100"]
+    assert np.allclose(decay_at(figure, ax.get_xticks()), DECAY)
+    assert np.allclose(decay_at(figure, ax.xaxis.get_minor_locator().locs), DECAY)  # a tick for every one measured
     assert dict(zip([text.get_text() for text in ax.get_yticklabels()], ax.get_yticks(), strict=True)) == {
         "16": 2, "64": 1, "256": 0,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("width", "size"), [(9.4, (940, 390)), (5.9, (590, 340))])
+def test_every_word_can_be_read(width, size):
+    figure = draw(PhaseFigure(width=width))
+    assert figure.canvas.pixels == size
+    assert_legible(figure.canvas)
 
 
 def test_a_redraw_equals_a_fresh_figure():
@@ -76,9 +118,11 @@ def test_a_sweep_is_drawn_with_its_law(turned):
     assert figure.ax.get_xlabel() == "|decay|" and figure.ax.get_ylabel() == "T"
     assert figure.canvas.png().startswith(b"\x89PNG")
     x, y = figure._law.get_data()
-    # one step of the axis is ln 2; the law's line lies where its decay does
+    # a sixth of the axis is ln 2; the law's line lies where its decay does
+    step = figure._columns / 6
     for i, T in enumerate(over["T"]):
-        assert x[2 * i] == x[2 * i + 1] == pytest.approx(np.clip(np.log2(law(T) / 0.5), -1, 6))
+        at = step * (np.log2(law(T) / 0.5) + 0.5) - 0.5
+        assert x[2 * i] == x[2 * i + 1] == pytest.approx(np.clip(at, -1, figure._columns))
         assert (y[2 * i], y[2 * i + 1]) == (2.5 - i, 1.5 - i)
     broken = found["x.finite"] < 1
     broken = broken.T if turned else broken
