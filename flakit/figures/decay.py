@@ -57,8 +57,8 @@ _WIDE = _Layout(
     overview=(664, 62, 150), zoom=(86, 104), lower=256, tall=130, right=872, gap=14,
 )  # fmt: skip
 _NARROW = _Layout(
-    width=590, height=386, upper=44, side=124, pairs=(50, 182), bar=311,
-    overview=(396, 56, 172), zoom=(80, 76), lower=240, tall=106, right=530, gap=11,
+    width=590, height=370, upper=44, side=116, pairs=(50, 178), bar=304,
+    overview=(396, 56, 172), zoom=(80, 68), lower=232, tall=98, right=530, gap=11,
 )  # fmt: skip
 
 

@@ -77,13 +77,12 @@ WORDS = {
     "and": " and ",
     "all broken": "Every tensor is broken.",
     "broken": {1: "{names} is broken", 2: "{names} are broken"},
-    "others fine": {1: "; {names} is fine.", 2: "; {names} are fine."},
+    "others fine": {1: "; {names} is fine (error {error}).", 2: "; {names} are fine (error {error} at most)."},
     "all fine": "Every tensor is fine: no error against float64 is larger than {error} ({name}).",
     "share": "{share} of {names}",
     "all of": "all of {names}",
     "from": " (first at token {t})",
     "kinds": {"NaN": "{shares} are NaN", "inf": "{shares} are inf"},
-    "error": "In what is fine the largest error against float64 is {error} ({name}).",
     "first": {
         1: "The law: {names} breaks first, beyond |{which}| = {law} {knob}; measured: {measured}.",
         2: "The law: {names} break first, beyond |{which}| = {law} {knob}; measured: {measured}.",
@@ -93,7 +92,7 @@ WORDS = {
     "nothing": "nothing does",
     "per token": "per token",
     "of token": "of token {at}",
-    "bounds": {"rwkv7": "The model's own decay, -0.6065 sigmoid(x), never goes past |w| = 0.6065."},
+    "bounds": {"rwkv7": "RWKV7's own decay never goes past |w| = 0.6065."},
     "no pair": "token {i}, key {j}: no product is formed for this pair, for it would read the future",
     "pair": "token {i}, key {j}: {exponents} = {factors}{product} (true: {true})",
     "masked": "token {i}, key {j}, the future: {exponents} = {factors}{product}, {after}",
@@ -235,15 +234,14 @@ class DecayExplorer(Panel):
         errors = {name: found.l2 for name, found in result["errors"].items() if name not in bad}
         worst = max(errors, key=errors.get, default=None)
         said = {"error": error(errors[worst]), "name": worst} if errors else {}
-        lines = []
-        if bad:
-            said_broken = WORDS["all broken"]
+        if not bad:
+            lines = [WORDS["all fine"].format(**said)]
+        else:
+            sentence = WORDS["all broken"]
             if errors:
-                said_broken = WORDS["broken"][min(len(bad), 2)].format(names=_listed(bad))
-                said_broken += WORDS["others fine"][min(len(errors), 2)].format(names=_listed(errors))
-            lines.append(f"{said_broken} {_shares({name: result['tensors'][name] for name in bad})}")
-        if errors:
-            lines.append(WORDS["error" if bad else "all fine"].format(**said))
+                sentence = WORDS["broken"][min(len(bad), 2)].format(names=_listed(bad))
+                sentence += WORDS["others fine"][min(len(errors), 2)].format(names=_listed(errors), **said)
+            lines = [f"{sentence} {_shares({name: result['tensors'][name] for name in bad})}"]
         lines.append(_law(result["onsets"], OPERATORS[op].decay, None if spike == NONE else at))
         if op in WORDS["bounds"]:
             lines[-1] += " " + WORDS["bounds"][op]

@@ -3,7 +3,7 @@
 from flakit.numerics.operators import OPERATORS
 
 PANELS = {
-    "decay-explorer": ("decay_explorer(decay=-0.1)", "decay", OPERATORS),
+    "decay-explorer": ("decay_explorer(decay=-0.1, show=('op', 'decay', 'scheme'))", "decay", OPERATORS),
     "gradient-comparer": (
         "gradient_comparer(profile='constant', decay=-1.0, show=('op', 'dtype', 'decay'))",
         "decay",
@@ -22,7 +22,7 @@ PANELS = {
 }
 """A setting of each panel with a slider, that slider, and the operators it is tried with where it has a choice."""
 
-WITHOUT_A_SLIDER = {"phase-diagram": ("phase_diagram()", "operator", "GSA")}
+WITHOUT_A_SLIDER = {"phase-diagram": ("phase_diagram()", "against", "chunk")}
 """A drop-down list of these, and what to choose there."""
 
 CODE = [code for code, *_ in (PANELS | WITHOUT_A_SLIDER).values()]
