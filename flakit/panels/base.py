@@ -232,10 +232,9 @@ class Panel(widgets.VBox):
     def _play_main(self) -> Player | None:
         if self.main is None:
             return None
-        return Player(
-            len(stops_of(self.knobs[self.main])) - 1,
-            lambda place: self.set(**{self.main: stops_of(self.knobs[self.main])[place]}),
-        )
+        knob = self.knobs[self.main]
+        # As a person moves it: what follows from that, such as a profile that gives way to a decay, follows here, too.
+        return Player(len(stops_of(knob)) - 1, lambda place: setattr(knob, "value", stops_of(knob)[place]))
 
     def _preset(self, label: str, setting: Mapping) -> widgets.Button:
         button = widgets.Button(description=label, layout={"width": "auto"})

@@ -19,7 +19,7 @@ ALL = "all layers"
 
 WORDS = {
     "dtype": "dtype",
-    "times": "decays times",
+    "times": "decays ×",
     "chunk": "chunk",
     "block": "block",
     "layer": "layer",
@@ -62,7 +62,7 @@ class Headroom(Panel):
     main = "times"
     on_view = ("times", "dtype", "layer")
     presets = PRESETS
-    readout_lines = 4
+    readout_lines = 5
 
     def __init__(self, w, op: str | None = None, show=None, **settings):
         self._w, self._path = w, str(w) if isinstance(w, (str, Path)) else None

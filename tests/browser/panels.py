@@ -15,7 +15,7 @@ PANELS = {
     "padding": ("case('padding', T=100)", "length T", ()),
     "inverse": ("case('inverse')", "alpha", ()),
     "transposed-mask": ("case('transposed_mask', K=100)", "keys K", ()),
-    "headroom": ("headroom(__import__('flakit').inputs('rwkv6', T=200)['w'])", "decays times", ()),
+    "headroom": ("headroom(__import__('flakit').inputs('rwkv6', T=200)['w'])", "decays ×", ()),
     "gradient-accumulation": ("case('gradient_accumulation')", "in parts", ()),
     "sketch-reading": ("sketch('reading')", "direction", ()),
     "masking": ("case('masking', w=-1.0)", "decay w", ()),  # the panel of every case without one of its own

@@ -234,6 +234,15 @@ def test_at_most_three_knobs_on_view_and_every_slider_has_a_name():
     assert [knob.description for knob in row.children] == ["length T"]
 
 
+def test_play_means_one_decay_for_all_tokens():
+    """Whatever the profile was: a player that changes nothing would only puzzle."""
+    panel = gradient_comparer(T=16, K=16, profile="logsigmoid", decay=-1.0)
+    before = panel.png
+    panel.player.step(1)
+    assert panel.setting["profile"] == "constant" and panel.setting["decay"] < -1.0
+    assert panel.png != before and f"decay {panel.setting['decay']:g}" in panel._figure("rwkv6")._title.get_text()
+
+
 @pytest.mark.parametrize("op", OPERATORS)
 def test_low_enough_at_both_widths(op):
     panel = gradient_comparer(op, T=16, K=16)

@@ -84,7 +84,7 @@ def test_low_enough_at_both_widths(panel):
 
 def test_knobs_on_view_and_presets(panel):
     (row,) = [box for box in panel.children if "flakit-knobs" in box._dom_classes]
-    assert [knob.description for knob in row.children] == ["decays times", "dtype", "layer"]
+    assert [knob.description for knob in row.children] == ["decays ×", "dtype", "layer"]
     (row,) = [box for box in headroom(W, show=("chunk",)).children if "flakit-knobs" in box._dom_classes]
     assert [knob.description for knob in row.children] == ["chunk"]
     seen = []
