@@ -17,6 +17,7 @@ from flakit.numerics.evaluate import cotangents
 from flakit.numerics.inputs import inputs
 from flakit.numerics.operators import OPERATORS
 from flakit.panels import state_stepper
+from flakit.panels.base import NARROW, WIDE
 from tests.panels.live import NOT_LIVE
 
 
@@ -118,12 +119,12 @@ def test_time_and_decay_are_on_view_and_every_slider_has_a_name():
 @every_operator
 def test_low_enough_at_both_widths(op):
     panel = state_stepper(op)
-    for room, wide, most in ((1000, 940, 430), (600, 600, 390)):
+    for room, wide, most in ((1000, WIDE, 430), (600, NARROW, 390)):
         panel.picture._told({"kind": "room", "x": room, "y": 700})
         for direction in ("forward", "backward"):
             panel.set(direction=direction)
             width, height = panel.canvas.pixels
-            assert width == wide and height <= most
+            assert width == round(100 * wide) and height <= most
 
 
 @every_operator
