@@ -6,11 +6,14 @@ import re
 
 import nbformat.v4
 import pytest
+import torch
 
 from tests.notebooks.claims import broken, claims, minutes, not_held, with_probes
 from tests.notebooks.running import LESSONS, NOTEBOOKS, name, read, run
 
 pytestmark = pytest.mark.notebook
+
+GLOSSARY = NOTEBOOKS / "glossary.md"
 
 HELD = ("00_start_here", "01_rwkv6_forward")
 """The lessons in which every number is held. Those of the others are held where a comment says what they have to be."""
@@ -111,6 +114,12 @@ def test_the_first_lesson_lists_all_others_with_their_minutes():
     assert [lesson for lesson, _ in listed] == [path.stem for path in LESSONS if path.stem != "00_start_here"]
     wrong = {lesson: (said, minutes(NOTEBOOKS / f"{lesson}.ipynb")) for lesson, said in listed}
     assert {lesson: both for lesson, both in wrong.items() if abs(int(both[0]) - both[1]) > 10} == {}
+
+
+def test_the_glossary_ends_float32_where_it_ends():
+    (end,) = re.findall(r"exponential of anything above ([\d.]+) is too large for\s+float32", GLOSSARY.read_text())
+    largest = math.log(torch.finfo(torch.float32).max)
+    assert abs(float(end) - largest) <= 0.005
 
 
 @pytest.mark.parametrize("lesson", HELD)
