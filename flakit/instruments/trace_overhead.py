@@ -1,7 +1,7 @@
-"""What a trace costs: python -m flakit.instruments.trace_overhead [--rounds 5]
+"""What a trace costs: python -m flakit.instruments.trace_overhead [--rounds 5] [--only case]
 
 Each operator forward and backward, and the casebook's two kernels, alone and traced in turn; medians of wall time. On a
-CPU the kernels are interpreted, on a GPU compiled, compiling left out.
+CPU the kernels are interpreted, on a GPU compiled; compiling, which takes minutes for an operator, is left out.
 """
 
 import argparse
@@ -43,7 +43,8 @@ def subjects() -> dict[str, Callable[[], object]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--only", default="", help="subjects whose name holds this")
+    asked = parser.parse_args()
 
     import torch
 
@@ -67,9 +68,11 @@ def main() -> int:
     how = "compiled, " + torch.cuda.get_device_name() if torch.cuda.is_available() else "interpreted"
     table = Table(f"Triton {triton.__version__}, {how}", "alone, ms", "traced, ms", "times")
     for name, run in subjects().items():
+        if asked.only not in name:
+            continue
         alone, traced = [], []
         run()
-        for first in [True, *[False] * rounds]:
+        for first in [True, *[False] * asked.rounds]:
             alone.append(seconds(run))
             with trace():
                 traced.append(seconds(run))
