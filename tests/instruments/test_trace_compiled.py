@@ -178,11 +178,11 @@ def operators():
 @pytest.mark.full
 @pytest.mark.skipif(interpreted(), reason="needs a process without TRITON_INTERPRET")
 @pytest.mark.parametrize("op", ["rwkv6", "rwkv7", "gsa"])
-def test_our_own_kernels_compile_rewritten(op):
+def test_two_kernels_of_each_operator_compile_rewritten(op):
     from tests.ops.compiling import Launch, compile_for
 
     smallest = min(operators()[op].CONFIGURATIONS.values(), key=lambda c: (c.T == 1, c.K * c.V))
-    for launch in smallest.kernels():
+    for launch in smallest.kernels()[:2]:  # all of them would take many minutes
         made = compiled.rewritten(launch.kernel)
         compile_for(Launch(made.kernel, (made.buffer((4,), torch.device("cpu")), *launch.args), launch.options), 90)
 
