@@ -66,14 +66,14 @@ WORDS = {
     "if each is split into a factor of the read and one of the key. Key {j}'s undoes the decay of {tokens} tokens: "
     "e^{up}. float32 ends at e^{end}, so it is still a number.",
     "read": "Token {i}, the next one, reads key {j} with a factor of its own, e^{down}: {size}.",
-    "read, own": "It is the last key: no later token of this chunk reads it. Its own token reads with e^{down}: "
-    "{size}.",
+    "read, own": "It is the last key: no token of this chunk reads it. The read of its own token has the factor "
+    "e^{down}: {size}.",
     "normal": "an ordinary number",
     "tiny": "tiny, but not zero (a GPU that flushes numbers below e^{normal} has 0 here)",
     "zero": "float32's smallest number is e^{smallest}, so this factor becomes 0",
     "pair, fine": "Together the two are the weight of key {j} for token {i}, and it comes out right.",
     "pair, inf": "Together the two should make {true}. But any number above 0, however tiny, times inf is inf.",
-    "pair, own": "Together the two would make {true}, for a pair that must not count: its own token comes too late. "
+    "pair, own": "Together the two would make {true}, for a pair that must not count: here no token reads its own key. "
     "But any number above 0, however tiny, times inf is inf.",
     "pair, nan": "Together the two should make {true}. But 0 times inf is NaN, not a number at all.",
     "all, bad": "One matrix product makes the scores of all {all} pairs at once, also of pairs that must not count. "
