@@ -40,15 +40,15 @@ WORDS = {
         "sum": "channel {n}: {terms} = {o}",
     },
     "forgetting": {
-        "alt": "A bar for each token by how many tokens back it lies: what is left of what it wrote",
-        "x": "tokens back",
+        "alt": "Bars: what is left in the state of what a token wrote, after one more token, two more, and so on",
+        "x": "more tokens read",
         "y": "what is left",
         "half": "half is left",
-        "none": "With w = 0 nothing fades: the token {last} back counts in full.",
-        "half-life": "With w = {w}, {one} is left after one token. Half is left after {half} tokens.",
-        "quick": "With w = {w}, {one} is left after one token: less than half.",
-        "lost": "With w = -inf nothing is left after one token.",
-        "arithmetic": "{n} back: e^({n} · {w}) = {left}",
+        "none": "With w = 0 nothing fades: after {last} more tokens all of it is left.",
+        "half-life": "With w = {w}, {one} is left after one more token. Half is left after {half}.",
+        "quick": "With w = {w}, {one} is left after one more token: less than half.",
+        "lost": "With w = -inf nothing is left after one more token.",
+        "arithmetic": "after {n} more: e^({n} · {w}) = {left}",
     },
 }
 
@@ -214,14 +214,14 @@ class Reading:
 
 @dataclass(frozen=True)
 class ForgettingShown:
-    """A natural-log decay, and what is left [N] of what was written 1, 2, … N tokens ago."""
+    """A natural-log decay, and what is left [N] of what a token wrote after 1, 2, … N more tokens."""
 
     w: float
     left: np.ndarray
 
 
 class Forgetting:
-    """What is left of a token, by how far back it lies, with the half marked. width: inches."""
+    """What is left of what a token wrote, by how many were read since, with the half marked. width: inches."""
 
     def __init__(self, width: float):
         words, height = WORDS["forgetting"], 2.4

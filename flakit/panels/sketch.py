@@ -22,7 +22,7 @@ KEYS = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [-1.0, 1.0]])
 VALUES = torch.tensor([[2.0, 0.0], [0.0, 1.0], [1.0, -1.0], [0.0, 1.0]])
 """Keys and values of four tokens, [4, 2] each, small enough to be done by hand."""
 
-_BACK = 40  # tokens that "forgetting" looks back
+_MORE = 40  # tokens that "forgetting" reads after the first
 _BREAKS = (0.0, -0.1, -0.3, -0.5, -0.7, -0.9, -1.0, -1.1, -1.2, -1.3, -1.33, -1.36, -1.39, -1.42, -1.5, -2.0, -5.0)
 _FORGETS = (0.0, -0.01, -0.02, -0.05, -0.07, -0.1, -0.2, -0.3, -0.5, -0.7, -1.0, -1.5, -2.0, -3.0, -5.0, -math.inf)
 
@@ -42,8 +42,11 @@ def _reading(direction: int) -> ReadingShown:
 
 
 def _forgetting(w: float) -> ForgettingShown:
-    """One token writes 1 into a state of one number, and each later one reads it: the operator says what is left."""
-    ones = torch.ones(1, _BACK + 2, 1, 1, dtype=torch.float64)
+    """One token writes 1 into a state of one number, and each later one reads what those between them have left.
+
+    The next token reads before its own decay, so the first that finds less is the second.
+    """
+    ones = torch.ones(1, _MORE + 2, 1, 1, dtype=torch.float64)
     k = ones.clone()
     k[:, 1:] = 0
     o = fused_recurrent_rwkv6(ones, k, ones, w * ones, torch.zeros(1, 1).double()).o
@@ -104,8 +107,8 @@ print("output", (KEYS @ query) @ VALUES)
         {"slow": {"w": -0.02}, "quick": {"w": -1.0}},
         """import math
 
-for back in range(1, 41):
-    print(back, math.exp(back * {w}))
+for more in range(1, 41):
+    print(more, math.exp(more * {w}))
 """,
     ),
 }

@@ -67,7 +67,10 @@ def test_the_arithmetic_is_that_of_the_cell():
     shown = reading(0.6, 0.8)
     assert Reading(9.4).arithmetic(shown, Cell("scores", 1, 0)) == "token 1: 0.6 · 0 + 0.8 · 1 = 0.8"
     assert Reading(9.4).arithmetic(shown, Cell("output", 1, 0)) == "channel 1: 0.6 · 0 + 0.8 · 3 = 2.4"
-    assert Forgetting(9.4).arithmetic(PICTURES["forgetting"][1], Cell("left", 0, 1)) == "2 back: e^(2 · -0.1) = 0.8187"
+    assert (
+        Forgetting(9.4).arithmetic(PICTURES["forgetting"][1], Cell("left", 0, 1))
+        == "after 2 more: e^(2 · -0.1) = 0.8187"
+    )
 
 
 def test_the_sentence_names_what_is_broken():
@@ -81,10 +84,10 @@ def test_the_sentence_names_what_is_broken():
 @pytest.mark.parametrize(
     ("w", "says"),
     [
-        (0.0, "nothing fades: the token 8 back"),
-        (-0.1, "90% is left after one token. Half is left after 6.93 tokens"),
-        (-5.0, "0.67% is left after one token: less than half"),
-        (-np.inf, "nothing is left after one token"),
+        (0.0, "nothing fades: after 8 more tokens"),
+        (-0.1, "90% is left after one more token. Half is left after 6.93"),
+        (-5.0, "0.67% is left after one more token: less than half"),
+        (-np.inf, "nothing is left after one more token"),
     ],
 )
 def test_forgetting_says_how_fast(w, says):
