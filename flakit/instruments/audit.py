@@ -130,7 +130,8 @@ def audit(
     adapter: a function called with the subject and then the operator's arguments by name, where they differ; or a name.
     only: probes to run, names of `PROBES`. full: denser grids and long sequences, without a limit of time.
     device: default the GPU, where there is one and Triton does not interpret.
-    seconds: for all probes together; settings that do not fit are left out, and the verdict says how many were tried.
+    seconds: for all probes together, of this process on a CPU; settings that do not fit are left out, and the verdict
+        says how many were tried.
     shrink: look for the smallest setting at which each failure is still there, with hypothesis (the extra `audit`).
     progress: called with (the probe's name, probes done, probes in all).
 
@@ -153,13 +154,13 @@ def audit(
         device = "cuda" if torch.cuda.is_available() and not interpreted() else "cpu"
     start = time.monotonic()
     examiner = Examiner(subject, device=device, full=full, seed=whole_number("seed", seed, least=0))
-    verdicts = []
+    verdicts, begun = [], examiner.clock()
     for n, probe in enumerate(chosen):
         if progress is not None:
             progress(probe.name, n, len(chosen))
         if seconds is not None and not full:
-            left = max(0.0, seconds - (time.monotonic() - start))
-            examiner.deadline = time.monotonic() + left / (len(chosen) - n) * 2
+            now = examiner.clock()
+            examiner.deadline = now + max(0.0, begun + seconds - now) / (len(chosen) - n) * 2
         verdicts.append(_run(probe, examiner))
     failed = [n for n, v in enumerate(verdicts) if v.verdict == FAIL]
     for n in failed:

@@ -1,7 +1,6 @@
 """The smallest setting at which a probe still fails, found by hypothesis; and the decay at which it begins."""
 
 import math
-import time
 from collections.abc import Callable
 from random import Random
 
@@ -32,12 +31,12 @@ def shrink(x: Examiner, probe: Probe, finding: Finding, seconds: float = SECONDS
     from hypothesis.errors import HypothesisException
 
     known: dict[Setting, Finding | None] = {finding.setting: finding}
-    deadline = time.monotonic() + seconds
+    deadline = x.clock() + seconds
 
     def fails(setting: Setting) -> bool:
         setting = x.resolved(setting)
         if setting not in known:
-            if time.monotonic() > deadline:
+            if x.clock() > deadline:
                 return False
             known[setting] = _again(x, probe, setting)
         found = known[setting]
