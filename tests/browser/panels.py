@@ -18,7 +18,7 @@ PANELS = {
     "headroom": ("headroom(__import__('flakit').inputs('rwkv6', T=200)['w'])", "decays ×", ()),
     "gradient-accumulation": ("case('gradient_accumulation')", "in parts", ()),
     "sketch-reading": ("sketch('reading')", "direction", ()),
-    "masking": ("case('masking', w=-1.0)", "decay w", ()),  # the panel of every case without one of its own
+    "masking": ("case('masking', w=-1.0)", "decay w", ()),  # and, as this one, every other case
 }
 """A setting of each panel with a slider, that slider, and the operators it is tried with where it has a choice."""
 

@@ -44,8 +44,8 @@ WORDS = {
     "fine": "{count} empty rows behind the end count as if nothing had been forgotten: seen from {tokens} tokens into "
     "the chunk their exponent is {exponent}. That is below {end}: 0 times a large number is 0, and nothing is lost.",
     "lost": "{count} empty rows behind the end count as if nothing had been forgotten: seen from {tokens} tokens into "
-    "the chunk their exponent is {exponent}, above {end}, and e to it is infinite. Their 0 times inf is NaN in the sum "
-    "of {name} at tokens {rows}. Lost: {lost}; the output is finite.",
+    "the chunk their exponent is {exponent}, above {end}. Their 0 times inf is NaN in the sum of {name} at tokens "
+    "{rows}. Lost: {lost}; the output is finite.",
     "token sum": "token {t}: its gates sum to {sum} since the chunk began",
     "empty sum": "row {t}, behind the end: its sum is loaded as {sum} (true: it has none)",
     "no row": "row {t}, behind the end: not loaded",
