@@ -440,7 +440,7 @@ def test_one_setting(knobs, lost):
 
 
 def test_wrong_settings_are_named():
-    with pytest.raises(ValueError, match=r"w: expected a natural-log decay < 0, got 1\.0"):
+    with pytest.raises(ValueError, match=r"w: expected a finite natural-log decay <= 0, got 1\.0"):
         anchor.at(w=1.0)
     with pytest.raises(ValueError, match="row: expected a token 0 … 63, got 64"):
         anchor.at(row=64)

@@ -142,10 +142,10 @@ def test_knobs_are_read_from_words():
         ),
         (
             lambda: find("anchor").parse({"row": "1.5"}),
-            "row: expected a whole number from 0 to 1023 or none, got '1.5'",
+            "row: expected a whole number from 0 to 127 or none, got '1.5'",
         ),
-        (lambda: find("anchor").at(T=1.5), "T: expected a whole number from 1 to 1024, got 1.5"),
-        (lambda: find("anchor").at(T=0), "T: expected a whole number from 1 to 1024, got 0"),
+        (lambda: find("anchor").at(T=1.5), "T: expected a whole number from 1 to 256, got 1.5"),
+        (lambda: find("anchor").at(T=0), "T: expected a whole number from 1 to 256, got 0"),
         (lambda: find("anchor").at(chunk=48), "chunk: expected 16 or 32 or 64 or 128, got 48"),
         (lambda: find("masking").at(w=0.5), "w: expected a number from -inf to 0, a natural-log decay, got 0.5"),
         (lambda: find("masking").at(w=math.nan), "w: expected a number from -inf to 0, a natural-log decay, got nan"),

@@ -60,10 +60,10 @@ WORDS = {
 ON_VIEW = ("w", "row", "scheme")
 LINE = "o ends at |w|"
 PRESETS = {
-    "fine": {"w": -88.7, "row": 16, "scheme": "first-row", "op": "rwkv6", "T": 64, "chunk": 64, "block": 16},
-    "bug A": {"w": -88.8, "row": 16, "scheme": "first-row", "op": "rwkv6", "T": 64, "chunk": 64, "block": 16},
+    "fine": {"w": -88.7, "row": 16, "scheme": "first-row", "op": "rwkv6", "T": 128, "chunk": 64, "block": 16},
+    "bug A": {"w": -88.8, "row": 16, "scheme": "first-row", "op": "rwkv6", "T": 128, "chunk": 64, "block": 16},
     "bad repair": {"w": -1.4, "row": "none", "scheme": "previous-row-across", "op": "rwkv6", "T": 128, "chunk": 64},
-    "repaired": {"w": -88.8, "row": 16, "scheme": "previous-row", "op": "rwkv6", "T": 64, "chunk": 64, "block": 16},
+    "repaired": {"w": -88.8, "row": 16, "scheme": "previous-row", "op": "rwkv6", "T": 128, "chunk": 64, "block": 16},
 }
 
 _END = LN_MAX[next(iter(LN_MAX))]

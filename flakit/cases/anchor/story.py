@@ -38,16 +38,16 @@ WITHIN = dict.fromkeys(("none", "block-start", "middle"), 0.03)
 def at(
     *,
     w: Annotated[float, FINITE_DECAY] = -88.8,
-    row: Annotated[int | None, Range(0, 1023)] = 16,
+    row: Annotated[int | None, Range(0, 127)] = 16,
     scheme: Annotated[str, SCHEMES] = "first-row",
     op: Annotated[str, OPERATORS] = "rwkv6",
-    T: Annotated[int, Range(1, 1024)] = 64,
+    T: Annotated[int, Range(1, 256)] = 128,
     chunk: Annotated[int, (16, 32, 64, 128)] = 64,
     block: Annotated[int, (4, 8, 16, 32, 64)] = 16,
 ) -> list[Row]:
-    """One log decay w < 0, at one token (row) or at all (none): which tensors are finite, the |w| where each ends."""
-    if not -math.inf < w < 0:
-        raise ValueError(f"w: expected a natural-log decay < 0, got {w!r}")
+    """One log decay w <= 0, at one token (row) or at all (none): which tensors are finite, the |w| where each ends."""
+    if not -math.inf < w <= 0:
+        raise ValueError(f"w: expected a finite natural-log decay <= 0, got {w!r}")
     how = {"op": op, "chunk": chunk, "block": block}
     x, found = _run(w, row, scheme, **how, T=T)
     predicted, measured, rows = limits(scheme, x, **how), onset(x, scheme, **how), []
