@@ -22,7 +22,7 @@ PANELS = {
 }
 """A setting of each panel with a slider, that slider, and the operators it is tried with where it has a choice."""
 
-WITHOUT_A_SLIDER = {"phase-diagram": ("phase_diagram()", "against", "chunk")}
+WITHOUT_A_SLIDER = {"phase-diagram": ("phase_diagram()", "tensor", "dk")}
 """A drop-down list of these, and what to choose there."""
 
 CODE = [code for code, *_ in (PANELS | WITHOUT_A_SLIDER).values()]
