@@ -443,7 +443,11 @@ def test_wrong_settings_are_named():
     with pytest.raises(ValueError, match=r"w: expected a finite natural-log decay <= 0, got 1\.0"):
         anchor.at(w=1.0)
     with pytest.raises(ValueError, match="row: expected a token 0 … 63, got 64"):
-        anchor.at(row=64)
+        anchor.at(row=64, T=64)
+
+
+def test_no_decay_at_all_loses_nothing():
+    assert all(row.agrees and row.measured for row in anchor.at(w=0.0) if " finite at " in row.what)
 
 
 # --- the picture ----------------------------------------------------------------------------------------------------
