@@ -123,7 +123,7 @@ class ReadingShown:
 class Reading:
     """A few tokens with two channels: arrows, products, output. width: inches."""
 
-    _reach = {"scores": 2.6, "output": 5.4}  # of the axes; the lesson's numbers go to 1.4 and 3.6
+    _reach = {"scores": 2.6, "output": 7.0}  # of the axes; the lesson's numbers go to 1.4 and 3.6
 
     def __init__(self, width: float):
         words, height = WORDS["reading"], 2.6
