@@ -225,6 +225,17 @@ def even(panel):
     return [-x for x in stops_of(panel.knobs["decay"]) if 0 < -x < math.inf][::-1]
 
 
+def test_a_value_of_ones_own_is_a_stop_until_it_is_left():
+    """The browser counts stops: it must be told when one has gone, though it was the one that moved."""
+    panel = decay_explorer(decay=-0.777)
+    slider, told = panel.knobs["decay"], []
+    send, after = slider.send_state, stops_of(slider)[slider.index + 1]
+    slider.send_state = lambda key=None: (told.append(slider.get_state(key)), send(key))
+    slider.set_state({"index": slider.index + 1})  # as an arrow key does
+    assert slider.value == panel.setting["decay"] == after and -0.777 not in stops_of(slider)
+    assert told[-1]["index"] == slider.index and len(told[-1]["_options_labels"]) == len(stops_of(slider))
+
+
 PRESETS = {
     "rwkv6": [set(), {"dr", "dk", "dw"}, {"o", "dr", "dk", "dv", "dw"}, {"o", "dr", "dv", "dw"}],
     "rwkv7": [set(), {"dr", "dw"}, *[{"o", "dr", "dw", "dk", "dv", "da", "db"}] * 2],
