@@ -4,7 +4,7 @@ import functools
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from unittest import mock
 
 import torch
@@ -62,10 +62,9 @@ class Ran:
     values: dict[str, Tensor | None]
     cut_off: tuple[str, ...] = ()
     missing_state: bool = False
-    held: list[Tensor] = field(default_factory=list)
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=512)
 def true_values(op: str, setting: Setting, device: str, power: float | None) -> tuple[dict[str, Tensor], float]:
     """The float64 truth of a setting, and the largest sum of its log decays; power: of K, the default scale."""
     op = operator(op)
@@ -137,7 +136,7 @@ class Examiner:
                 raise Broken(f"{name}: expected {expected}, got {list(y.shape)}")
             if not y.is_floating_point():
                 raise Broken(f"{name}: expected floating-point numbers, got {y.dtype}")
-        ran = Ran({name: y.detach() for name, y in outputs.items()}, held=[o, *parts])
+        ran = Ran({name: y.detach() for name, y in outputs.items()})
         ran.missing_state = setting.final_state and not parts
         if backward:
             self._gradients(setting, ran, outputs, leaves, arriving)
