@@ -68,7 +68,8 @@ _CSS = """<style>
 .flakit-panel.flakit-pinning {max-width: 1240px}
 .flakit-knobs, .flakit-presets {gap: 0 10px}
 .flakit-knobs > .widget-inline-hbox, .flakit-more > .widget-inline-hbox {flex: 1 1 264px; max-width: 460px}
-.flakit-presets button, .flakit-buttons button {width: auto; padding: 0 8px}
+.flakit-presets button, .flakit-buttons button {width: auto; padding: 0 8px; height: 24px; line-height: 24px}
+.flakit-knobs > *, .flakit-presets > *, .flakit-presets button, .flakit-buttons > * {margin: 1px 2px}
 .flakit-readout {overflow-y: auto}
 .flakit-readout.widget-html > .widget-html-content {white-space: pre-line; line-height: 1.4}
 .flakit-readout .flakit-error {border-left: 4px solid #D55E00; padding-left: 8px}

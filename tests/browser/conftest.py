@@ -1,4 +1,7 @@
-"""A chromium and a JupyterLab for the whole session, a page for each test, or for the tests of a class."""
+"""A chromium and a JupyterLab for each file of tests, a page for each test, or for the tests of a class.
+
+Not for the whole session: while playwright is there its event loop runs, and a panel that finds one redraws through it.
+"""
 
 import re
 import shutil
@@ -11,7 +14,7 @@ from tests.browser.panels import CODE
 from tests.notebooks.running import NOTEBOOKS, kernel_environment
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium():
     if lab.CHROMIUM is None:
         pytest.skip("no chromium found: install Debian's chromium, or name one in CHROMIUM")
@@ -19,19 +22,19 @@ def chromium():
         yield browser
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def served(tmp_path_factory):
     """The folder that is served: a copy of the notebooks, so that nothing a test does reaches the committed ones."""
     return shutil.copytree(NOTEBOOKS, tmp_path_factory.mktemp("served") / "notebooks")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def home(tmp_path_factory):
     """The home of someone who never started a JupyterLab."""
     return tmp_path_factory.mktemp("home")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def jupyterlab(chromium, served, home):
     with lab.jupyterlab(served, home, kernel_environment()) as url:
         yield url
@@ -66,7 +69,7 @@ def open_notebook(jupyterlab, page, request):
     return lambda name: lab.Notebook(page, jupyterlab, name, workspace=re.sub(r"\W+", "-", request.node.name))
 
 
-@pytest.fixture
+@pytest.fixture(scope="class")
 def all_panels(served, open_notebook):
     """A notebook that has run and shows every panel."""
     cells = [nbformat.v4.new_code_cell(f"from flakit.panels import *\n{code}") for code in CODE]

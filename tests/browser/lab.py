@@ -179,7 +179,9 @@ class Panel:
     def choose(self, knob, option):
         """Pick an option from the drop-down list with this name, and wait for the redraw."""
         rows = self.root.locator(".widget-dropdown").filter(has=self.page.get_by_text(knob, exact=True))
+        self.forget()
         rows.first.locator("select").select_option(label=option)
+        self.page.wait_for_function("() => window.flakit.redraws.length > 0", timeout=30_000)
         self.settle()
 
     def press(self, key, times=1, pause=450):

@@ -3,6 +3,7 @@
 import pytest
 
 from flakit import panels
+from tests.browser import lab, layout
 from tests.browser.panels import CODE, PANELS, WITHOUT_A_SLIDER
 
 pytestmark = pytest.mark.browser
@@ -12,16 +13,60 @@ def test_no_panel_is_forgotten():
     assert {code.split("(")[0] for code in CODE} == set(panels.__all__)
 
 
-def test_every_panel_redraws(all_panels):
-    for name, (_, slider, _) in PANELS.items():
-        panel = all_panels.panel(name)
-        panel.focus(slider)
-        before = panel.picture()
-        panel.press("ArrowRight", times=2, pause=100)
-        assert panel.picture() != before, name
-        assert panel.readout(), name
-    for name, (_, knob, option) in WITHOUT_A_SLIDER.items():
-        panel = all_panels.panel(name)
-        before = panel.picture()
-        panel.choose(knob, option)
-        assert panel.picture() != before, name
+class TestEveryPanel:
+    """One notebook shows them all, and runs once."""
+
+    def test_every_panel_redraws(self, all_panels):
+        for name, (_, slider, _) in PANELS.items():
+            panel = all_panels.panel(name)
+            panel.focus(slider)
+            before = panel.picture()
+            panel.press("ArrowRight", times=2, pause=100)
+            assert panel.picture() != before, name
+            assert panel.readout(), name
+        for name, (_, knob, option) in WITHOUT_A_SLIDER.items():
+            panel = all_panels.panel(name)
+            before = panel.picture()
+            panel.choose(knob, option)
+            assert panel.picture() != before, name
+
+    def test_laid_out_for_both_screens(self, all_panels, record_property):
+        assert all_panels.page.locator(".jp-OutputArea .flakit-panel").count() == len(CODE)
+        layout.check(all_panels.page, record_property)
+
+    def test_a_cell_pointed_at_shows_its_arithmetic(self, all_panels):
+        """By mouse, by click and by arrow keys; the picture itself is not drawn anew."""
+        panel = all_panels.panel("masking")
+        image, strip = panel.root.locator("img.flakit-picture"), panel.root.locator(".flakit-strip")
+        image.evaluate("image => image.scrollIntoView({block: 'center'})")
+        box = image.bounding_box()
+        nowhere, picture = strip.inner_text(), panel.picture()
+        all_panels.page.mouse.move(box["x"] + 0.35 * box["width"], box["y"] + 0.4 * box["height"])
+        panel.settle(quiet=300)
+        pointed = strip.inner_text()
+        assert "output" in pointed and "e^" in pointed and pointed != nowhere
+        all_panels.page.mouse.click(box["x"] + 0.35 * box["width"], box["y"] + 0.4 * box["height"])
+        all_panels.page.mouse.move(box["x"] + 2, box["y"] + 2)
+        panel.settle(quiet=300)
+        assert strip.inner_text() == pointed and panel.root.locator(".flakit-lit-cell").count() == 1
+        seen = {pointed}
+        for key in ("ArrowRight", "ArrowDown"):
+            panel.press(key, pause=200)
+            seen.add(strip.inner_text())
+        assert len(seen) == 3 and panel.picture() == picture
+        panel.press("Escape", pause=200)
+        assert strip.inner_text() == nowhere and panel.root.locator(".flakit-lit").count() == 0
+
+    def test_a_pinned_picture_stays_beside_the_next(self, all_panels):
+        panel = all_panels.panel("masking")
+        panel.root.get_by_role("button", name="pin").click()
+        panel.settle()
+        pinned = panel.root.locator("img.flakit-picture").nth(1)
+        before, words = pinned.evaluate(lab.BLOB), panel.root.locator(".flakit-pinned").inner_text()
+        panel.root.get_by_role("button", name="repaired").click()
+        panel.settle()
+        assert panel.root.locator("img.flakit-picture").first.evaluate(lab.BLOB) != before == pinned.evaluate(lab.BLOB)
+        assert words.startswith("Pinned: ") and panel.readout() not in words
+        panel.root.get_by_role("button", name="unpin").click()
+        panel.settle()
+        assert panel.root.locator("img.flakit-picture").count() == 1

@@ -1,0 +1,79 @@
+"""Slider and effect on one screen: what of a panel is measured where people see it.
+
+A JupyterLab with its file browser open, on a laptop's screen and on a small one.
+"""
+
+import contextlib
+import json
+
+from playwright.sync_api import TimeoutError
+
+from tests.browser import lab
+
+SCREENS = {(1440, 900): 700, (1024, 768): 640}
+"""How high a panel may be, in pixels, with "more" folded."""
+
+LAID_OUT = """panel => {
+  const image = panel.querySelector('img.flakit-picture');
+  return image.complete && image.clientWidth > 0.95 * image.naturalWidth;
+}"""
+
+MEASURE = """panel => {
+  const image = panel.querySelector('img.flakit-picture');
+  const output = panel.closest('.jp-OutputArea-output');
+  const seen = each => each.checkVisibility();
+  return {
+    name: panel.className.match(/flakit-(?!panel)\\S+/g).join(' '),
+    height: panel.getBoundingClientRect().height,
+    sideways: Math.max(output.scrollWidth - output.clientWidth, panel.scrollWidth - panel.clientWidth),
+    shrunk: image.clientWidth / image.naturalWidth,
+    alt: image.alt,
+    readout: panel.querySelector('.flakit-readout').innerText,
+    sliders: [...panel.querySelectorAll('.noUi-handle')].filter(seen).map(each => each.getAttribute('aria-label')),
+    order: ['flakit-knobs', 'flakit-readout', 'flakit-pictures', 'flakit-buttons'].map(
+      name => panel.querySelector('.' + name).getBoundingClientRect().top),
+  };
+}"""
+
+
+def measured(page, size):
+    """Every panel on the page, at a size of the window."""
+    page.set_viewport_size({"width": size[0], "height": size[1]})
+    found = []
+    for panel in page.locator(".jp-OutputArea .flakit-panel").all():
+        panel.scroll_into_view_if_needed()
+        with contextlib.suppress(TimeoutError):  # what is wrong then is said with the rest
+            page.wait_for_function(LAID_OUT, arg=panel.element_handle(), timeout=20_000)
+        lab.Panel(page, panel).settle(quiet=300)
+        found.append(panel.evaluate(MEASURE))
+    return found
+
+
+def faults(found, size):
+    """What is wrong with a panel as a person sees it; the readout may stand beside the picture."""
+    knobs, readout, picture, buttons = found["order"]
+    wrong = {
+        f"{found['height']:.0f} pixels high": found["height"] > SCREENS[size],
+        "scrolls sideways": found["sideways"] > 0,
+        f"picture shrunk to {found['shrunk']:.0%}": found["shrunk"] < 0.95,
+        "picture without words": len(found["alt"]) < 40,
+        "a slider without a name": not all(found["sliders"]),
+        "not knobs, readout, picture, buttons": not (knobs < readout <= picture < buttons or knobs < picture < buttons),
+        "no readout": not found["readout"].strip(),
+    }
+    return [fault for fault, there in wrong.items() if there]
+
+
+def check(page, record_property):
+    """No panel on the page has a fault, at no size."""
+    wrong, heights = {}, {}
+    for size in SCREENS:
+        panels = measured(page, size)
+        assert panels, "the notebook shows no panel"
+        for n, found in enumerate(panels):
+            where = f"{found['name']} ({n}), {size[0]} x {size[1]}"
+            heights[where] = round(found["height"])
+            if faults(found, size):
+                wrong[where] = faults(found, size)
+    record_property("heights", json.dumps(heights))
+    assert not wrong, wrong
