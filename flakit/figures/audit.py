@@ -81,7 +81,7 @@ def matrix(found: Mapping[str, Mapping[str, str]]) -> Picture:
     height = 1.5 + 0.19 * len(found)
     picture = Picture(height, alt, width=9.6)
     with style.context():
-        ax = picture.figure.add_axes((0.3, 0.1 / height, 0.68, 1 - 1.3 / height))
+        ax = picture.figure.add_axes((0.3, 0.1 / height, 0.62, 1 - 1.3 / height))
         ax.set(xlim=(-0.5, len(probes) - 0.5), ylim=(len(found) - 0.5, -0.5))
         ax.xaxis.tick_top()
         ax.set_xticks(range(len(probes)), probes, rotation=60, ha="left", fontsize=8)
