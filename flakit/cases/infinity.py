@@ -33,7 +33,8 @@ class Numbers:
     """What a chunk of C tokens with K channels passes through, in the order it is computed.
 
     read, key: the two factors [C], the same in every channel. pairs: their product for every pair, row i reads key j.
-    scores, kept: the scores before and after the mask. dA: the gradient of `kept`, masked. These are [C, C].
+    scores, kept: the scores before and after the mask. dA: do @ v.T, the gradient of `kept`, scaled and masked. These
+    are [C, C].
     scaled: each key times its factor, [C, K]. o, dr: [C, K].
     """
 

@@ -1,4 +1,4 @@
-"""A chunk as its matrix product sees it: reads from above to below, keys from left to right, a factor on each side,
+"""A chunk as its matrix product sees it: tokens from above to below, keys from left to right, a factor on each side,
 what they make between them and the result at the right. Every number is printed. And what is lost of each tensor."""
 
 from collections.abc import Mapping, Sequence
@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.backends.backend_agg import RendererAgg
-from matplotlib.patches import Rectangle
+from matplotlib.patches import Patch, Rectangle
 from matplotlib.text import Text
 
 from . import style
 from .canvas import Canvas, Cell
 from .heatmap import HeatMap
-from .marks import Over
+from .marks import Marked, Over
 
 # Pixels, from the left and from the top.
 _WIDTH, _HEIGHT = 590, 312
@@ -25,12 +25,26 @@ CHUNKS = ("left chunk", "right chunk")
 LIT = {"edgecolor": style.BLUE, "facecolor": "none", "linewidth": 2.6}
 """The cell that a sentence is about; the lit term of the formula has the same colour."""
 
+_DIMMED = {"facecolor": "white", "edgecolor": "none", "alpha": 0.65}
+"""Over numbers that have no part in a step."""
+
+
+def rounded(x: float, digits: int) -> str:
+    """A number with so many digits. On a tie the written number decides: not float32's error, which differs from one
+    way to compute it to the next.
+
+    >>> rounded(0.19499999, 2), rounded(0.195, 2), rounded(9.9e4, 2), rounded(-1.2e-7, 2)
+    ('0.2', '0.2', '9.9e4', '-1.2e-7')
+    """
+    written = f"{float(f'{x:.5g}'):.{digits}g}"
+    return written.replace("e+0", "e").replace("e+", "e").replace("e-0", "e-")
+
 
 def short(x: float) -> str:
     """A number in at most six characters.
 
-    >>> short(float("inf")), short(9.1e-42), short(-0.195), short(-0.033), short(0.0), short(7.0)
-    ('inf', '9e-42', '-0.2', '-.033', '0', '7')
+    >>> short(float("inf")), short(9.1e-42), short(-0.195), short(0.0331), short(0.0), short(7.0)
+    ('inf', '9e-42', '-.195', '0.033', '0', '7')
     """
     if x != x:
         return "NaN"
@@ -38,9 +52,8 @@ def short(x: float) -> str:
         return "inf" if x > 0 else "-inf"
     if x == 0:
         return "0"
-    if 0.01 <= abs(x) < 99:
-        return f"{x:.2g}".replace("-0.0", "-.0")
-    return f"{x:.0e}".replace("e+0", "e").replace("e+", "e").replace("e-0", "e-")
+    digits = 1 if not 0.01 <= abs(x) < 99 else 2 if abs(x) < 0.1 else 3
+    return rounded(x, digits).replace("-0.", "-.")
 
 
 def _raised(x: float) -> str:
@@ -84,13 +97,18 @@ class _Numbers(Artist):
         return self._stamps[words]
 
 
+def _legend(canvas: Canvas, handles: Sequence[Patch], **where) -> None:
+    """What the hatches are, in a corner of the picture."""
+    canvas.figure.legend(handles=handles, ncols=len(handles), borderaxespad=0.2, columnspacing=1.2, **where)
+
+
 class WayFigure:
     """The persistent picture: `update` with the numbers that exist so far, then `canvas.png()`."""
 
     def __init__(self, C: int, K: int):
         self.C, self.K = C, K
         self.canvas = Canvas(_WIDTH / 100, _HEIGHT / 100)
-        self._grids, self._numbers = {}, {}
+        self._grids, self._numbers, self._absent = {}, {}, {}
         across, down = C * _CELL, C * _ROW
         centre, right = _LEFT + _FACTOR + _GAP, _LEFT + _FACTOR + 2 * _GAP + across
         with style.context():
@@ -99,8 +117,10 @@ class WayFigure:
             self._grid("pairs", centre, _TOP + _ROW + _GAP, across, down, C, C)
             self._grid("result", right, _TOP + _ROW + _GAP, K * _RESULT, down, C, K)
             ax = self._grids["pairs"].ax
-            x, y = np.repeat(np.arange(C + 1), 2)[1:] - 0.5, np.repeat(np.arange(C), 2) - 0.5
-            (self._diagonal,) = ax.plot(x[: 2 * C], y, color=style.BLACK, linewidth=1.6, zorder=3)
+            corners = np.repeat(np.arange(C), 2)
+            (self._diagonal,) = ax.plot(
+                corners[1:] - 0.5, corners[:-1] + 0.5, color=style.BLACK, linewidth=1.6, zorder=3
+            )
             self._words = {
                 "key": self._text(centre + across / 2, 9, ha="center"),
                 "read": self._text(6, _TOP - 2),
@@ -118,8 +138,15 @@ class WayFigure:
             for name, grid in self._grids.items():
                 frames = [Rectangle((0, 0), 1, 1, zorder=6, clip_on=False, **LIT) for _ in range(2)]
                 self._lit[name] = [grid.ax.add_patch(frame) for frame in frames]
+            self._dimmed = [
+                self._grids[name].ax.add_patch(
+                    Rectangle((0, 0), 1, 1, transform=self._grids[name].ax.transAxes, zorder=5.5, **_DIMMED)
+                )
+                for name in ("key", "read")
+            ]
+            _legend(self.canvas, style.non_finite_handles(), loc="lower right", bbox_to_anchor=(1, 0))
         self.canvas.labels(*self._words.values(), *on_keys, *on_reads)
-        self.canvas.moving(self._diagonal, *self._numbers.values())
+        self.canvas.moving(self._diagonal, *self._numbers.values(), *self._dimmed)
         self.canvas.moving(*(frame for frames in self._lit.values() for frame in frames))
 
     def _grid(self, name, left, top, width, height, rows, columns) -> None:
@@ -130,6 +157,7 @@ class WayFigure:
         heat.shape = rows, columns
         heat.update(np.zeros(heat.shape))
         self._grids[name] = heat
+        self._absent[name] = Marked(self.canvas, ax, facecolor="white")
         self._numbers[name] = ax.add_artist(_Numbers(rows, columns, width // columns, height // rows))
 
     def _text(self, x, y, **kwargs):
@@ -143,15 +171,16 @@ class WayFigure:
         words: Mapping[str, str],
         lit: Mapping[str, Sequence[tuple[int, int]]],
         diagonal: bool = False,
+        dim: bool = False,
         **values: np.ndarray | None,
     ) -> None:
         """Show the numbers of one step.
 
-        exponents: of the reads' and of the keys' factors, [C] each, beside them.
+        exponents: of the tokens' and of the keys' factors, [C] each, beside them.
         values: "key" [C], "read" [C], "pairs" [C, C], "result" [C, K]; one that is missing or None is not there yet,
         nor is a cell that a masked array masks.
         words: what each of them is. lit: the cells (row, column) of each to frame.
-        diagonal: draw the border between the past and the pairs that must not count.
+        diagonal: draw the border between the past and the pairs that must not count. dim: both factors have no part.
         """
         for texts, each, space in zip(self._exponents, exponents, (" ", "\n"), strict=True):
             for n, (text, exponent) in enumerate(zip(texts, each, strict=True)):
@@ -168,6 +197,8 @@ class WayFigure:
                     row, column = cells[n]
                     frame.set_xy((column - 0.5, row - 0.5))
         self._diagonal.set_visible(diagonal)
+        for cover in self._dimmed:
+            cover.set_visible(dim)
 
     def printed(self, cell: Cell) -> bool:
         """Whether a number stands in a cell."""
@@ -177,16 +208,17 @@ class WayFigure:
         grid = self._grids[name]
         absent, x = np.ma.getmaskarray(x), x.filled(0)
         grid.update(x, empty=x == 0, finite=np.isfinite(x) & (x != 0))
+        self._absent[name].update(absent)
         strings = ["" if nothing else short(number) for number, nothing in zip(x.flat, absent.flat, strict=True)]
         self._numbers[name].strings[:] = np.reshape(strings, x.shape)
 
 
 class LossFigure:
-    """What is lost: a row a tensor, a bar for each of two chunks."""
+    """What is lost: a row a tensor, a bar for each of two chunks. The first row is infinite, the others NaN, too."""
 
     def __init__(self, heading: str, names: Sequence[str]):
         self.canvas = Canvas(_WIDTH / 100, _HEIGHT / 100)
-        left, width, height = 150, 150, 216
+        left, width, height = 150, 140, 216
         self._bars, self._shares, self._titles = [], [], []
         with style.context():
             for n, chunk in enumerate(CHUNKS):
@@ -198,13 +230,18 @@ class LossFigure:
                     ax.set_yticks(range(len(names)), names, fontsize=9.5)
                     ax.tick_params(axis="y", length=0)
                 Over(self.canvas, ax, chunk).update(len(names), 1)
-                self._bars.append(ax.barh(range(len(names)), [0] * len(names), 0.62, linewidth=0, **style.NAN))
+                looks = [style.INF] + [style.NAN] * (len(names) - 1)
+                bars = [ax.barh(row, 0, 0.62, linewidth=0, **look)[0] for row, look in enumerate(looks)]
+                self._bars.append(bars)
                 self._shares.append([ax.text(0, row, "", va="center", fontsize=10) for row in range(len(names))])
-                title = self.canvas.figure.text(start / _WIDTH, 0.82, "", fontsize=10, va="center")
+                title = self.canvas.figure.text(start / _WIDTH, 0.83, "", fontsize=9.5, va="center")
                 self._titles.append(title)
             self._heading = self.canvas.figure.text(
                 8 / _WIDTH, 0.95, heading, fontsize=10.5, weight="bold", va="center"
             )
+            nan, inf = style.non_finite_handles()
+            nan.set_label("NaN or inf")
+            _legend(self.canvas, [inf, nan], loc="upper right", bbox_to_anchor=(1, 1))
         moving = [artist for bars in self._bars for artist in bars]
         self.canvas.moving(*moving, *(text for texts in self._shares for text in texts), *self._titles)
 

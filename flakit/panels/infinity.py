@@ -5,6 +5,7 @@ import html
 import itertools
 import math
 import re
+from collections.abc import Mapping
 
 import ipywidgets as widgets
 import numpy as np
@@ -13,12 +14,13 @@ import torch
 from ..cases import infinity as case
 from ..cases.laws import LN_MAX
 from ..figures.canvas import Cell
-from ..figures.infinity import CHUNKS, LIT, LossFigure, WayFigure
+from ..figures.infinity import CHUNKS, LIT, LossFigure, WayFigure, rounded
 from ..numerics.words import percent
 from . import knobs
 from .base import Panel, Player
 
 C, K = 8, 4
+ROW = 1  # of dr, the one whose sum is followed
 KERNEL_CHUNK, KERNEL_DECAY = 64, -1.39  # as kernels cut, just past 88.72 / 64
 SECONDS = 5  # a step while playing: time to read a sentence
 END = LN_MAX[torch.float32]
@@ -36,7 +38,7 @@ PRESETS = {
 FORWARD = (
     ("o<sub>i</sub> = Σ<sub>j</sub>", ("row",)),
     ("mask<sub>ij</sub>", ("mask",)),
-    ("( q<sub>i</sub>", ("all",)),
+    ("( r<sub>i</sub>", ("all",)),
     ("e<sup>ge_i</sup>", ("read", "pair", "all")),
     ("·", ("all",)),
     ("k<sub>j</sub>", ("all",)),
@@ -46,82 +48,96 @@ FORWARD = (
 )
 BACKWARD = (
     ("dr<sub>i</sub> = e<sup>ge_i</sup>", ()),
-    ("Σ<sub>j</sub>", ("dr", "loss")),
-    ("dA<sub>ij</sub>", ("dA", "dr", "loss")),
-    ("·", ("dr", "loss")),
-    ("k<sub>j</sub>", ("dr", "loss")),
+    ("Σ<sub>j</sub>", ("dr",)),
+    ("dA<sub>ij</sub>", ("dA", "dr")),
+    ("·", ("dr",)),
+    ("k<sub>j</sub>", ("dr",)),
     ("e<sup>−gi_j</sup>", ("dr", "loss")),
 )
 """The formulas as terms, each with the steps in which it is lit."""
 
 WORDS = {
-    "symbols forward": "o: the output; q: the read r, scaled; k, v: key and value; gi_j: the log decays of tokens 0 "
-    "to j added up, ge_i: those before token i",
-    "symbols backward": "dr: the gradient of the read; dA_ij: the gradient that arrives at the score of read i and "
-    "key j; ge, gi: the log decays added up",
-    "key, inf": "How much of key j is left for read i is their weight. One matrix product makes all of them at once, "
-    "if each is split into a factor of the read and one of the key. Key {j}'s undoes the decay of {tokens} tokens: "
-    "e^{up}. float32 ends at e^{end}, so it becomes inf.",
-    "key, fine": "How much of key j is left for read i is their weight. One matrix product makes all of them at once, "
-    "if each is split into a factor of the read and one of the key. Key {j}'s undoes the decay of {tokens} tokens: "
-    "e^{up}. float32 ends at e^{end}, so it is still a number.",
-    "read": "Token {i}, the next one, reads key {j} with a factor of its own, e^{down}: {size}.",
-    "read, own": "It is the last key: no token of this chunk reads it. The read of its own token has the factor "
+    "symbols forward": "r: a token's query, scaled; k, v: its key and value; o: its output; w: the decay, a natural "
+    "logarithm, one for all here; ge_i: w added up over the tokens before i; gi_j: up to and with j. The mask comes "
+    "last: 0 unless j < i (RWKV6 adds a token's own key by its bonus u)",
+    "symbols backward": "do, dr: the gradients of o and r; dA_ij: that of the score of pair (i, j), do_i · v_j, "
+    "scaled and masked; w: the decay, a natural logarithm; ge_i: w added up over the tokens before i; gi_j: up to and "
+    "with j",
+    "key": "These {C} tokens are one chunk. Token i sees an earlier key j faded by e^(w (i−j−1)), the weight of the "
+    "pair. One product makes all weights at once, from a factor on r and one on k. Key {j}, {place}, needs "
+    "e^({tokens} · {decay}) = e^{up}: {fate}",
+    "place": {True: "the last of {C}", False: "number {tokens} of {C}"},
+    "fate": {True: "past float32's end e^{end}, so inf{others}.", False: "below float32's end e^{end}."},
+    "others": {0: "", 1: " (so is key {keys})", 2: " (so are keys {keys})"},
+    "read": "Token {i}, the next one, reads key {j}. Its own factor, on r, is e^{down}: {size}.",
+    "read, own": "Key {j} is the last: no token of this chunk reads it. The factor of token {i} itself, on r, is "
     "e^{down}: {size}.",
+    "read, fine": "No token of this chunk reads the last key, so follow the one before from here on: token {i} reads "
+    "key {j}. Its own factor, on r, is e^{down}: {size}.",
     "normal": "an ordinary number",
-    "tiny": "tiny, but not zero (a GPU that flushes numbers below e^{normal} has 0 here)",
+    "tiny": "tiny, but not zero (a GPU that flushes numbers below e^{normal} has 0 here, and 0 times inf would be NaN)",
     "zero": "float32's smallest number is e^{smallest}, so this factor becomes 0",
     "pair, fine": "Together the two are the weight of key {j} for token {i}, and it comes out right.",
     "pair, inf": "Together the two should make {true}. But any number above 0, however tiny, times inf is inf.",
-    "pair, own": "Together the two would make {true}, for a pair that must not count: here no token reads its own key. "
-    "But any number above 0, however tiny, times inf is inf.",
+    "pair, own": "Together the two would make {true}, larger than 1, for key {j} is not older than token {i}: a pair "
+    "that must not count. But any number above 0, however tiny, times inf is inf.",
     "pair, nan": "Together the two should make {true}. But 0 times inf is NaN, not a number at all.",
-    "all, bad": "One matrix product makes the scores of all {all} pairs at once, also of pairs that must not count. "
-    "Each one in the column of an infinite key is spoilt: {spoilt} scores.",
-    "all, fine": "One matrix product makes the scores of all {all} pairs at once, also of pairs that must not "
-    "count. All are finite.",
+    "all": "Now also times r and k, added up over {K} channels: the score. One product makes the scores of all {all} "
+    "pairs, also of pairs that must not count. {fate}",
+    "all, bad": "Each one in the column of an infinite key is spoilt{why}: {spoilt} scores.",
+    "all, fine": "All are finite.",
+    "why": {"zero": " (0 times inf is NaN)", "difference": " (inf − inf is NaN)", "": ""},
     "mask, some": "Only now the mask writes 0 over the {cut} pairs above the line, which must not count. Of "
     "{spoilt} spoilt scores, {left} below the line: {stay}.",
     "mask, none": "Only now the mask writes 0 over the {cut} pairs above the line, which must not count. All "
     "{spoilt} spoilt scores were among them: nothing bad is left to see.",
     "mask, fine": "Only now the mask writes 0 over the {cut} pairs above the line, which must not count.",
     "row, bad": "A row of the output adds up its scores times v. One {score} in it makes the sum {sum}: {rows} of "
-    "{C} rows of o are lost.",
-    "row, fine": "A row of the output adds up its scores times v. All are finite, so o is right, and a test that "
+    "{C} rows of o {are} lost.",
+    "row, hidden": "A row of the output adds up its scores times v. All are finite now, so o is right, and a test that "
     "looks only at o finds no fault.",
-    "dA": "On the way back, dA is exactly 0 for every pair that the mask cut: such a pair must change nothing in dr.",
-    "dr, bad": "But the sum for a row of dr takes every key, the masked ones times their 0. And 0 times inf is not "
-    "0, it is NaN. Every row has such a pair: all of dr is lost.",
-    "dr, fine": "The sum for a row of dr takes every key, the masked ones times their 0. As long as every key's "
-    "factor is finite that adds 0, and dr is right.",
-    "loss": "From a decay of −{first} on ({end}/{C}) a key overflows that nobody reads: dr, dk and dw are lost. "
-    "From −{second} on ({end}/{before}) it is one that is read: o and dv fail, too.",
-    "count": "{keys} of the keys' factors are infinite, {dr} of dr is lost.",
+    "row, fine": "A row of the output adds up its scores times v. All are finite, so o is right.",
+    "dA": "On the way back, dA comes from do and v, not from the scores, and so is finite. It is masked too: exactly "
+    "0 for each of the {cut} pairs above the line, which must change nothing in dr.",
+    "dr, bad": "A row of dr adds up every key, the masked ones times their 0. Forward the mask overwrites what is "
+    "spoilt; backward it multiplies it, and 0 times inf is not 0, it is NaN. Every row has such a pair, for instance "
+    "row {row}.",
+    "dr, fine": "A row of dr adds up every key, the masked ones times their 0: forward the mask overwrites, backward "
+    "it multiplies. As long as every key's factor is finite that adds 0, and dr is right.",
+    "loss": "From a decay w of -{first} on ({end}/{C}, the chunk's length) a key overflows that nobody reads: it "
+    "costs {unread}. From -{second} on ({end}/{before}, one token less) also one that is read: it costs {heard}.",
+    "all of": "all of {names}",
+    "rows of": "{share} rows of {names}",
+    "count": "{keys} {dr} of {C} rows of dr are lost.",
     "count, keys": {1: "1 of the {C} keys' factors is infinite.", 2: "{count} of the {C} keys' factors are infinite."},
     "count, fine": "No key's factor is infinite, and nothing of dr is lost.",
-    "count, kernel": "Here {keys} of the keys' factors are infinite, and {dr} of dr is lost. In a chunk of {chunk}, "
-    "at {decay}: {keys64} of the factors, {dr64} of dr.",
-    "title key": "each key's factor",
-    "title read": "each read's\nfactor",
-    "title pair": "read's factor · key's factor",
+    "count, kernel": "Beside it a fixed example, a chunk of {chunk} at w = {decay}: {keys64} keys' factors is "
+    "infinite, {dr64} rows of dr are lost. Its law is {end}/{chunk} = {law}.",
+    "title key": "key j: its factor, on k",
+    "title read": "token i:\nits factor,\non r",
+    "title token": "token i",
+    "title grid": "a cell for each pair (token i, key j)",
+    "title pair": "token's factor · key's factor",
     "title all": "scores of all pairs, before the mask",
     "title mask": "scores, after the mask",
     "title row": "scores, after the mask",
     "title dA": "dA, the gradient of the scores",
     "title dr": "dA, the gradient of the scores",
-    "title loss": "what is lost",
-    "title scaled": "each key's factor (it multiplies k)",
-    "result row": "output o",
-    "result dr": "gradient dr",
-    "heading loss": "What is lost, NaN or infinite",
+    "result forward": "output o",
+    "result backward": "gradient dr",
+    "not yet": "{name}: not yet",
+    "heading loss": "What is lost, of how many tokens",
     "arithmetic": "{made} (true: {true})",
-    "lost": "{name} in a {chunk}: {share} is NaN or infinite",
+    "term": "this term is {true}",
+    "lost": "{name} in a {chunk}: NaN or infinite for {share} tokens",
     "in the past": "pair ({i}, {j}) is below the line: {score} stays",
     "cut": "pair ({i}, {j}) is not below the line: {score} becomes 0",
     "chunk": "chunk of {C}, w = {decay}",
-    "alt": "Step {step} of {steps}, decay {decay}: {title}. {sentence} Numbers printed in a grid of {C} reads, from "
-    "above, by {C} keys, from the left; infinite keys: {bad}.",
-    "alt loss": "Step {step} of {steps}, decay {decay}: bars of what is lost. {shares}",
+    "law": "{chunk}{fixed}\nlaw: |w| = {end}/{C} = {law}",
+    "fixed": " (fixed)",
+    "alt": "Step {step} of {steps}, decay {decay}: {title}. {sentence} Numbers printed in a grid of {C} tokens i, from "
+    "above, by {C} keys j, from the left; infinite keys: {bad}.",
+    "alt loss": "Step {step} of {steps}, decay {decay}: bars of what is lost, NaN or infinite. {shares}",
     "lost names": {"keys": "the keys' factors", "o": "output o", **{f"d{x}": f"gradient d{x}" for x in "vkrw"}},
 }
 """Everything the panel says."""
@@ -146,7 +162,7 @@ class Infinity(Panel):
 
     def _side_by_side(self) -> None:
         """The readout to the right of the picture, above it where a screen is too narrow for both."""
-        self.readout.layout = {"flex": "1 1 290px", "min_height": "174px", "width": "auto", "padding": "0 0 0 6px"}
+        self.readout.layout = {"flex": "1 1 290px", "min_height": "197px", "width": "auto", "padding": "0 0 0 6px"}
         self._make_room()
         both = widgets.Box([self.readout, self._pictures])
         both.layout = {"flex_flow": "row-reverse wrap", "justify_content": "flex-end", "align_items": "flex-start"}
@@ -172,24 +188,30 @@ class Infinity(Panel):
         self.player.show(step - 1)
         if STEPS[step - 1] == "loss":
             self.canvas = self._losses.canvas
-            titles, shares = self._lost(way, decay, seed)
-            self._losses.update(titles, shares, [[percent(x) for x in each] for each in shares])
+            sizes, chunks, shares = self._lost(way, decay, seed)
+            titles = [
+                WORDS["law"].format(chunk=chunk, C=size, end=f"{END:.2f}", law=f"{END / size:.4g}", fixed=fixed)
+                for chunk, size, fixed in zip(chunks, sizes, ("", WORDS["fixed"]), strict=True)
+            ]
+            said = [[_share(x, size) for x in each] for each, size in zip(shares, sizes, strict=True)]
+            self._losses.update(titles, shares, said)
         else:
             self.canvas = self._figure.canvas
             self._draw_way(way, STEPS[step - 1])
 
-    def _lost(self, way: case.Way, decay: float, seed: int) -> tuple[list[str], list[list[float]]]:
-        """Of this chunk and of one as kernels cut: its name, and the share that is lost of each tensor."""
-        chunks = (way, C, decay), (_kernel(seed), KERNEL_CHUNK, KERNEL_DECAY)
-        titles = [WORDS["chunk"].format(C=size, decay=f"{w:g}") for _, size, w in chunks]
-        return titles, [[each.lost[name] for name in WORDS["lost names"]] for each, *_ in chunks]
+    def _lost(self, way: case.Way, decay: float, seed: int) -> tuple[list[int], list[str], list[list[float]]]:
+        """Of this chunk and of one as kernels cut: its length, its name, and the share that is lost of each tensor."""
+        ways = {(C, decay): way, (KERNEL_CHUNK, KERNEL_DECAY): _kernel(seed)}
+        chunks = [WORDS["chunk"].format(C=size, decay=f"{w:g}") for size, w in ways]
+        shares = [[each.lost[name] for name in WORDS["lost names"]] for each in ways.values()]
+        return [size for size, _ in ways], chunks, shares
 
     def _draw_way(self, way: case.Way, step: str) -> None:
         made, at, (i, j) = way.made, STEPS.index(step), way.cell
         back, last = step in ("dA", "dr"), C - 1
         if step == "key" and made.key.isfinite().all():
             j = last
-        pair = (i, j) if not back else (1, last)
+        pair = (i, j) if not back else (ROW, last)
         lit = {
             "key": {"key": [(0, j)]},
             "read": {"read": [(i, 0)]},
@@ -198,7 +220,7 @@ class Infinity(Panel):
             "mask": {"pairs": [pair]},
             "row": {"pairs": [pair], "result": [(i, 0)]},
             "dA": {"pairs": [pair]},
-            "dr": {"pairs": [pair], "key": [(0, last)], "result": [(1, 0)]},
+            "dr": {"pairs": [pair], "key": [(0, last)], "result": [(ROW, 0)]},
         }[step]
         centre = {"pair": made.pairs, "all": made.scores, "mask": made.kept, "row": made.kept}.get(step)
         if step == "pair":  # the one pair of the sentence; all of them come next
@@ -209,11 +231,12 @@ class Infinity(Panel):
             "pairs": made.dA if back else centre,
             "result": {"row": made.o, "dr": made.dr}.get(step),
         }
-        words = {"key": WORDS["title scaled" if at > 2 else "title key"], "read": WORDS["title read"] if at else ""}
-        words["pairs"] = WORDS[f"title {step}"] if at > 1 else ""
-        words["result"] = WORDS.get(f"result {step}", "")
+        words = {"key": WORDS["title key"], "read": WORDS["title read" if at else "title token"]}
+        words["pairs"] = WORDS[f"title {step}" if at > 1 else "title grid"]
+        result = WORDS[f"result {'backward' if back else 'forward'}"]
+        words["result"] = result if step in ("row", "dr") else WORDS["not yet"].format(name=result)
         exponents = tuple(x.tolist() for x in way.exponents)
-        self._figure.update(exponents=exponents, words=words, lit=lit, diagonal=at > 3, **shown)
+        self._figure.update(exponents=exponents, words=words, lit=lit, diagonal=at > 3, dim=step == "dA", **shown)
 
     # Words.
 
@@ -221,37 +244,51 @@ class Infinity(Panel):
         """What happens in a step, at this decay."""
         made, true, (i, j) = way.made, way.true, way.cell
         down, up = (x.tolist() for x in way.exponents)
-        broken = not made.key.isfinite().all()
-        said = {"end": f"{END:.2f}", "C": C, "i": i, "j": j, "down": f"{down[i]:.4g}", "up": f"{up[j]:.4g}"}
+        bad = [n for n, x in enumerate(made.key) if not x.isfinite()]
+        said = {"end": f"{END:.2f}", "C": C, "i": i, "j": j, "down": _exponent(down[i]), "up": _exponent(up[j])}
+        said["cut"] = C * (C + 1) // 2
         if step == "key":
-            j = j if broken else C - 1
-            said |= {"j": j, "up": f"{up[j]:.4g}", "tokens": j + 1}
-            return WORDS[f"key, {'inf' if broken else 'fine'}"].format(**said)
+            return self._first(way, bad, said)
         if step == "read":
             size = _size(made.read[i].item()).format(normal=f"{_NORMAL:.1f}", smallest=f"{_SMALLEST:.1f}")
-            return WORDS["read" if i > j else "read, own"].format(size=size, **said)
+            return WORDS["read, fine" if not bad else "read" if i > j else "read, own"].format(size=size, **said)
         if step == "pair":
             kind = {True: "fine"}.get(bool(made.pairs[i, j].isfinite()), "nan" if made.pairs[i, j].isnan() else "inf")
             kind = "own" if (i, kind) == (j, "inf") else kind
             return WORDS[f"pair, {kind}"].format(true=_number(true.pairs[i, j]), **said)
         spoilt, left = (int((~x.isfinite()).sum()) for x in (made.scores, made.kept))
         if step == "all":
-            return WORDS[f"all, {'bad' if spoilt else 'fine'}"].format(all=C * C, spoilt=spoilt)
+            fate = WORDS[f"all, {'bad' if spoilt else 'fine'}"].format(spoilt=spoilt, why=WORDS["why"][_why(way, i, j)])
+            return WORDS["all"].format(all=C * C, K=K, fate=fate)
         if step == "mask":
             kind = "some" if left else "none" if spoilt else "fine"
-            said |= {"cut": C * (C + 1) // 2, "spoilt": spoilt}
             said |= {"left": f"{left} {'is' if left == 1 else 'are'}", "stay": "it stays" if left == 1 else "they stay"}
-            return WORDS[f"mask, {kind}"].format(**said)
+            return WORDS[f"mask, {kind}"].format(spoilt=spoilt, **said)
         if step == "row":
             rows = int((~made.o.isfinite()).any(-1).sum())
-            score, total = _number(made.kept[i, j]), _number(made.o[i, 0])
-            return WORDS[f"row, {'bad' if rows else 'fine'}"].format(score=score, sum=total, rows=rows, **said)
+            said |= {"score": _number(made.kept[i, j]), "sum": _number(made.o[i, 0])}
+            said |= {"rows": rows, "are": "is" if rows == 1 else "are"}
+            return WORDS[f"row, {'bad' if rows else 'hidden' if spoilt else 'fine'}"].format(**said)
         if step == "dr":
-            return WORDS[f"dr, {'fine' if made.dr.isfinite().all() else 'bad'}"]
+            return WORDS[f"dr, {'fine' if made.dr.isfinite().all() else 'bad'}"].format(row=ROW)
         if step == "loss":
             first, second = (f"{END / n:.2f}" for n in (C, C - 1))
+            unread, heard = (_follow(-1.001 * END / n, C, K, 0).lost for n in (C, C - 1))
+            new = {name: share for name, share in heard.items() if not unread[name]}
+            said |= {"unread": _cost(unread), "heard": _cost(new)}
             return WORDS["loss"].format(first=first, second=second, before=C - 1, **said)
-        return WORDS[step]
+        return WORDS[step].format(**said)
+
+    def _first(self, way: case.Way, bad: list[int], said: dict) -> str:
+        """The first step: one key's factor, and which others share its fate."""
+        j = way.cell[1] if bad else C - 1
+        others = [str(n) for n in bad if n != j]
+        others = WORDS["others"][min(len(others), 2)].format(keys=" and ".join(others))
+        said |= {"j": j, "tokens": j + 1, "up": _exponent(way.exponents[1][j].item())}
+        said["decay"] = _exponent(way.exponents[1][0].item())
+        said["place"] = WORDS["place"][j == C - 1].format(**said)
+        said["fate"] = WORDS["fate"][bool(bad)].format(others=others, **said)
+        return WORDS["key"].format(**said)
 
     def shown(self, way: case.Way, step: str) -> str:
         """The lit cell as float32 computes it, and as it is."""
@@ -261,24 +298,26 @@ class Infinity(Panel):
         if step == "read":
             return _factor(way, "read", i)
         if step in ("dA", "dr"):
-            i, j = 1, last
-        made = {"pair": _pair, "all": _score, "mask": _masked, "row": _output, "dA": _arriving, "dr": _term}.get(step)
-        return "" if made is None else made(way, i, 0 if step == "row" else j)
+            i, j = ROW, last
+        if step == "row":
+            return _output(way, i, 0, j)
+        made = {"pair": _pair, "all": _score, "mask": _masked, "dA": _arriving, "dr": _term}.get(step)
+        return "" if made is None else made(way, i, j)
 
     def arithmetic(self, way: case.Way, cell: Cell, *, step, decay, seed, **_) -> str | None:
         """The same of any cell whose number is printed."""
         name, i, j = STEPS[step - 1], cell.row, cell.column
         if name == "loss":
             n, row = CHUNKS.index(cell.map), cell.row
-            titles, shares = self._lost(way, decay, seed)
+            sizes, chunks, shares = self._lost(way, decay, seed)
             words = list(WORDS["lost names"].values())[row]
-            return WORDS["lost"].format(name=words, chunk=titles[n], share=percent(shares[n][row]))
+            return WORDS["lost"].format(name=words, chunk=chunks[n], share=_share(shares[n][row], sizes[n]))
         if not self._figure.printed(cell):
             return None
         if cell.map in ("key", "read"):
             return _factor(way, cell.map, max(i, j))
         if cell.map == "result":
-            return (_output if name == "row" else _gradient)(way, i, j)
+            return _output(way, i, j, max(i - 1, 0)) if name == "row" else _gradient(way, i, j)
         made = {"pair": _pair, "all": _score, "mask": _masked, "row": _masked, "dA": _arriving, "dr": _term}
         return made[name](way, i, j)
 
@@ -293,19 +332,20 @@ class Infinity(Panel):
 
     def count(self, way: case.Way, step: str, seed: int) -> str:
         """How little was infinite, and how much is lost."""
-        keys, dr = (percent(way.lost[name]) for name in ("keys", "dr"))
-        count = int((~way.made.key.isfinite()).sum())
-        if count and step not in ("dr", "loss"):
-            return WORDS["count, keys"][min(count, 2)].format(count=count, C=C)
-        if step != "loss":
-            return WORDS["count" if way.lost["keys"] or way.lost["dr"] else "count, fine"].format(keys=keys, dr=dr)
-        kernel = {f"{name}64": percent(_kernel(seed).lost[name]) for name in ("keys", "dr")}
-        return WORDS["count, kernel"].format(keys=keys, dr=dr, chunk=KERNEL_CHUNK, decay=KERNEL_DECAY, **kernel)
+        count, rows = (int((~x.isfinite()).sum()) for x in (way.made.key, way.made.dr.sum(-1)))
+        keys = WORDS["count, keys"][min(count, 2)].format(count=count, C=C) if count else ""
+        if step == "loss":
+            kernel = {f"{name}64": _share(_kernel(seed).lost[name], KERNEL_CHUNK) for name in ("keys", "dr")}
+            law = {"end": f"{END:.2f}", "law": f"{END / KERNEL_CHUNK:.4g}"}
+            return WORDS["count, kernel"].format(chunk=KERNEL_CHUNK, decay=KERNEL_DECAY, **law, **kernel)
+        if not count:
+            return WORDS["count, fine"]
+        return WORDS["count"].format(keys=keys, dr=rows, C=C) if step == "dr" else keys
 
     def alt_text(self, way: case.Way, *, decay: float, step: int, **_) -> str:
         name, said = STEPS[step - 1], {"step": step, "steps": len(STEPS), "decay": f"{decay:g}", "C": C}
         if name == "loss":
-            shares = ", ".join(f"{words} {percent(way.lost[x])}" for x, words in WORDS["lost names"].items())
+            shares = ", ".join(f"{words} {_share(way.lost[x], C)}" for x, words in WORDS["lost names"].items())
             return WORDS["alt loss"].format(shares=shares, **said)
         bad = ", ".join(str(n) for n, x in enumerate(way.made.key) if not x.isfinite()) or "none"
         title, sentence = WORDS[f"title {name}"], self.sentence(way, name)
@@ -375,13 +415,39 @@ def _size(factor: float) -> str:
 
 
 def _number(x: torch.Tensor | float) -> str:
-    """Three digits of an ordinary number, two of a size."""
+    """Three digits of an ordinary number, two of a size; a number on a tie is rounded as it is written."""
     x = float(x) + 0.0  # no -0
     if x != x:
         return "NaN"
     if math.isinf(x):
         return "inf" if x > 0 else "-inf"
-    return f"{x:.3g}" if 0.01 <= abs(x) < 1000 else f"{x:.2g}"
+    return rounded(x, 3 if 0.01 <= abs(x) < 1000 else 2)
+
+
+def _exponent(x: float) -> str:
+    return f"{x:.4g}"
+
+
+def _share(x: float, tokens: int) -> str:
+    """Of how many tokens; in percent where only some channels of one are lost."""
+    return f"{round(x * tokens)} of {tokens}" if x * tokens == round(x * tokens) else percent(x)
+
+
+def _cost(lost: Mapping[str, float]) -> str:
+    """What is lost of the tensors, all of some and rows of others."""
+    names = {share: [name for name in case.TENSORS if lost.get(name) == share] for share in set(lost.values()) - {0}}
+    said = [
+        WORDS["all of" if share == 1 else "rows of"].format(share=_share(share, C), names=" and ".join(names[share]))
+        for share in sorted(names, reverse=True)
+        if names[share]
+    ]
+    return ", and ".join(said)
+
+
+def _why(way: case.Way, i: int, j: int) -> str:
+    """How a score becomes NaN: by a term that is, or by the difference of two that are infinite."""
+    terms = way.operands["q"][i] * way.made.read[i] * way.made.scaled[j]
+    return "zero" if terms.isnan().any() else "difference" if terms.sum().isnan() else ""
 
 
 def _true(made: str, true: torch.Tensor | float) -> str:
@@ -410,11 +476,13 @@ def _masked(way: case.Way, i: int, j: int) -> str:
     return WORDS["in the past" if j < i else "cut"].format(i=i, j=j, score=_number(way.made.scores[i, j]))
 
 
-def _output(way: case.Way, i: int, c: int) -> str:
-    """The last two keys that count of row i, channel c."""
+def _output(way: case.Way, i: int, c: int, last: int) -> str:
+    """Two keys of row i, channel c, up to the last one."""
     made, v = way.made, way.operands["v"]
-    terms = " + ".join(f"{_number(made.kept[i, n])} · {_number(v[n, c])}" for n in range(max(i - 2, 0), i)) or "0"
-    return _true(f"o_{i} = {'… + ' if i > 2 else ''}{terms} = {_number(made.o[i, c])}", way.true.o[i, c])
+    first = max(last - 1, 0)
+    terms = " + ".join(f"{_number(made.kept[i, n])} · {_number(v[n, c])}" for n in range(first, last + 1))
+    before, after = "… + " * (first > 0), " + …" * (last < i - 1)
+    return _true(f"o_{i} = {before}{terms}{after} = {_number(made.o[i, c])}", way.true.o[i, c])
 
 
 def _arriving(way: case.Way, i: int, j: int) -> str:
@@ -426,7 +494,8 @@ def _term(way: case.Way, i: int, j: int) -> str:
     made, up = way.made, way.exponents[1][j].item()
     found = made.dA[i, j] * made.scaled[j, 0]
     factors = f"{_number(made.dA[i, j])} · {_number(made.scaled[j, 0])} = {_number(found)}"
-    return _true(f"dA ({i}, {j}) · k_{j} e^{up:.4g} = {factors}", way.true.dA[i, j] * way.true.scaled[j, 0])
+    true = WORDS["term"].format(true=_number(way.true.dA[i, j] * way.true.scaled[j, 0]))
+    return WORDS["arithmetic"].format(made=f"dA ({i}, {j}) · k_{j} e^{_exponent(up)} = {factors}", true=true)
 
 
 def _gradient(way: case.Way, i: int, c: int) -> str:

@@ -5,8 +5,8 @@ import pytest
 
 from flakit.figures import style
 from flakit.figures.canvas import Cell
-from flakit.figures.infinity import LIT, LossFigure, WayFigure, short
-from tests.figures.test_plots import has_colour
+from flakit.figures.infinity import LIT, LossFigure, WayFigure, rounded, short
+from tests.figures.test_plots import area, has_colour
 from tests.figures.words import assert_legible
 
 C, K = 4, 2
@@ -42,10 +42,12 @@ def test_every_number_is_printed(figure):
     assert printed(figure, "key") == ["1", "2", "inf", "-inf"]
     assert printed(figure, "pairs")[6] == "inf" and printed(figure, "pairs")[15] == "NaN"
     assert printed(figure, "read") == [""] * C and printed(figure, "result") == [""] * (C * K)
-    assert has_colour(figure.canvas, style.NAN["facecolor"]) and has_colour(figure.canvas, style.INF["facecolor"])
+    looks = style.NAN["facecolor"], style.INF["facecolor"]
+    shown = [area(figure.canvas, colour) for colour in looks]
     update(figure, key=[1, 2, 3, 4])
     assert printed(figure, "pairs") == [""] * 16
-    assert not has_colour(figure.canvas, style.NAN["facecolor"])
+    legend = [area(figure.canvas, colour) for colour in looks]  # says what both look like, at any time
+    assert all(0 < small < large for small, large in zip(legend, shown, strict=True))
 
 
 def test_a_masked_cell_is_not_there_yet(figure):
@@ -63,12 +65,37 @@ def test_the_lit_cell(figure):
     assert not has_colour(figure.canvas, LIT["edgecolor"])
 
 
-def test_the_border_of_the_past_is_below_the_diagonal(figure):
+def test_the_border_has_exactly_the_past_below_it(figure):
+    """Down a column, the line is met before the first row whose token is later than the key, and nowhere else."""
     x, y = figure._diagonal.get_data()
-    past = [(i, j) for i in range(C) for j in range(i)]
-    for i in range(C):
-        edge = max(x[np.isclose(y, i - 0.5)], default=-0.5)  # the line above row i ends where its own token begins
-        assert edge == pytest.approx(i + 0.5) and len([p for p in past if p[0] == i]) == i
+    level = {tuple(sorted(x[n : n + 2])): y[n] for n in range(len(x) - 1) if y[n] == y[n + 1]}
+    assert set(level) == {(j - 0.5, j + 0.5) for j in range(C - 1)}  # no key of the last column is read
+    below = {(i, j) for j in range(C - 1) for i in range(C) if i > level[j - 0.5, j + 0.5]}
+    assert below == {(i, j) for i in range(C) for j in range(i)}
+    upright = {x[n]: tuple(sorted(y[n : n + 2])) for n in range(len(x) - 1) if x[n] == x[n + 1]}
+    assert upright == {j - 0.5: (j - 0.5, j + 0.5) for j in range(1, C)}
+
+
+def test_what_is_not_there_yet_is_white_and_what_is_zero_is_not(figure):
+    update(figure)
+    blank = area(figure.canvas, style.EMPTY)
+    update(figure, pairs=np.zeros((C, C)))
+    left, top, width, height = figure.canvas.box("pairs")
+    across, down = figure.canvas.pixels
+    assert area(figure.canvas, style.EMPTY) - blank > 0.8 * width * across * height * down > 100 * blank
+
+
+def test_factors_that_have_no_part_are_dimmed(figure):
+    figure.update(exponents=EXPONENTS, words={}, lit={}, key=[1, 2, 3, 4], read=[1, 2, 3, 4], dim=True)
+    assert not has_colour(figure.canvas, style.FINITE)
+    update(figure, key=[1, 2, 3, 4], read=[1, 2, 3, 4])
+    assert has_colour(figure.canvas, style.FINITE)
+
+
+@pytest.mark.parametrize("x", [0.195, -0.245, 0.105, 0.0525, 9.9e4])
+@pytest.mark.parametrize("off", [1, 1 - 1e-7, 1 + 1e-7])
+def test_an_error_of_the_last_digit_is_not_seen(x, off):
+    assert short(x * off) == short(x) and rounded(x * off, 2) == rounded(x, 2)
 
 
 def test_all_words_are_inside_and_apart(figure):
@@ -112,3 +139,4 @@ def test_losses():
     assert [[bar.get_width() for bar in bars] for bars in figure._bars] == [[0.25, 1.0], [0.0, 0.5]]
     assert [[text.get_text() for text in texts] for texts in figure._shares] == [["25%", "100%"], ["0%", "50%"]]
     assert has_colour(figure.canvas, style.NAN["facecolor"])
+    assert [bars[0].get_hatch() for bars in figure._bars] == [style.INF["hatch"]] * 2  # factors overflow, no NaN

@@ -5,6 +5,7 @@ import io
 import itertools
 import re
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,7 +13,7 @@ from flakit.cases import infinity as case
 from flakit.figures.canvas import Cell
 from flakit.panels import infinity
 from flakit.panels.base import NARROW
-from flakit.panels.infinity import PRESETS, STEPS, C
+from flakit.panels.infinity import BACKWARD, FORWARD, PRESETS, STEPS, WORDS, C, _number
 
 FINE, FIRST, READ, ZERO = (preset["decay"] for preset in PRESETS.values())
 
@@ -86,7 +87,11 @@ def test_the_arithmetic_of_every_printed_cell_ends_in_its_number(panel, decay):
 def test_a_term_of_dr_is_a_product_that_can_be_nan(panel):
     panel.set(decay=FIRST, step=STEPS.index("dr") + 1)
     panel.picture.pick(Cell("pairs", 1, C - 1))
-    assert panel.picture.strip == panel.text.splitlines()[2] == "dA (1, 7) · k_7 e^92 = 0 · -inf = NaN (true: 0)"
+    assert (
+        panel.picture.strip
+        == panel.text.splitlines()[2]
+        == "dA (1, 7) · k_7 e^92 = 0 · -inf = NaN (true: this term is 0)"
+    )
     box = panel.canvas.box
     lit = [tuple(place) for place in panel.picture.lit]
     for place in (box("key", None, C - 1), box("read", 1, None), box("result", 1, None)):
@@ -101,7 +106,7 @@ def test_the_bars_say_what_is_lost(panel):
             panel.picture.pick(Cell(chunk, row, 0))
             assert f"in a chunk of {size}, w = " in panel.picture.strip
             said.add(panel.picture.strip)
-    assert len(said) == 12 and "gradient dr in a chunk of 64, w = -1.39: 100% is NaN or infinite" in said
+    assert len(said) == 12 and "gradient dr in a chunk of 64, w = -1.39: NaN or infinite for 64 of 64 tokens" in said
 
 
 def test_a_pair_that_must_not_count_is_called_so(panel):
@@ -144,7 +149,7 @@ def test_the_alternative_text_has_the_sentence(panel, decay, step):
     [
         (READ, "e^-94.5 · e^94.5 = 9.1e-42 · inf = inf (true: 1)"),
         (ZERO, "e^-108.5 · e^108.5 = 0 · inf = NaN (true: 1)"),
-        (FINE, "e^-73.5 · e^73.5 = 1.2e-32 · 8.3e+31 = 1 (true: 1)"),
+        (FINE, "e^-73.5 · e^73.5 = 1.2e-32 · 8.3e31 = 1 (true: 1)"),
     ],
 )
 def test_the_product_that_should_be_1(panel, decay, expected):
@@ -159,9 +164,10 @@ def test_a_number_that_a_gpu_may_flush(panel):
 
 def test_the_mask_hides_it_and_the_gradient_shows_it(panel):
     assert "nothing bad is left to see" in at(panel, FIRST, "mask")
-    assert "o is right" in at(panel, FIRST, "row")
+    assert "o is right, and a test that looks only at o finds no fault" in at(panel, FIRST, "row")
+    assert at(panel, FINE, "row").splitlines()[1].endswith("All are finite, so o is right.")
     assert "0 · -inf = NaN" in at(panel, FIRST, "dr")
-    assert "12% of the keys' factors are infinite, 100% of dr is lost." in panel.text
+    assert "1 of the 8 keys' factors is infinite. 8 of 8 rows of dr are lost." in panel.text
     assert "nothing of dr is lost" in at(panel, FINE, "dr")
 
 
@@ -175,9 +181,58 @@ def test_two_percent(panel):
     text = at(panel, FIRST, "loss")
     lost = case.follow(-1.39, C=64).lost
     assert (lost["keys"], lost["dr"]) == (1 / 64, 1)
-    assert "In a chunk of 64, at -1.39: 2% of the factors, 100% of dr." in text
-    assert "From a decay of −11.09 on (88.72/8)" in text and "−12.67 on (88.72/7)" in text
-    assert "gradient dr 100%" in alt(panel) and "output o 0%" in alt(panel)
+    assert "a chunk of 64 at w = -1.39: 1 of 64 keys' factors is infinite, 64 of 64 rows of dr are lost" in text
+    assert "Its law is 88.72/64 = 1.386." in text
+    assert "From a decay w of -11.09 on (88.72/8, the chunk's length)" in text and "From -12.67 on (88.72/7" in text
+    assert "gradient dr 8 of 8" in alt(panel) and "output o 0 of 8" in alt(panel)
+
+
+def test_what_each_law_costs_is_what_a_run_there_loses(panel):
+    def rows(decay):
+        return {name: share * C for name, share in case.follow(decay).lost.items() if name in case.TENSORS and share}
+
+    text = at(panel, FINE, "loss")
+    assert rows(-11.1) == {"dk": 1, "dr": C, "dw": C} and "costs all of dr and dw, and 1 of 8 rows of dk." in text
+    assert {name: rows(-12.68)[name] for name in ("o", "dv")} == {"o": 1, "dv": 1}
+    assert "costs 1 of 8 rows of o and dv." in text
+
+
+@pytest.mark.parametrize("decay", [FINE, FIRST, READ, ZERO])
+def test_a_score_that_the_mask_keeps_is_printed_as_before(panel, decay):
+    """Both are rounded alike, though computed in another order."""
+    at(panel, decay, "all")
+    before = panel._figure._numbers["pairs"].strings.copy()
+    at(panel, decay, "mask")
+    after, kept = panel._figure._numbers["pairs"].strings, np.tri(C, k=-1, dtype=bool)
+    assert after[kept].tolist() == before[kept].tolist() and set(after[~kept]) == {"0"}
+    assert before[7, 6] == ("0.195" if decay in (FINE, FIRST) else "NaN")
+
+
+@pytest.mark.parametrize(("decay", "last"), [(FINE, (7, 6)), (FIRST, (7, 7)), (READ, (7, 6))])
+def test_the_sum_of_an_output_has_the_term_of_the_lit_pair(panel, decay, last):
+    line = at(panel, decay, "row").splitlines()[2]
+    way, (i, j) = panel.result, last
+    assert way.cell == last
+    term = f"{_number(way.made.kept[i, j])} · {_number(way.operands['v'][j, 0])}"
+    assert f" + {term} = " in line
+
+
+@pytest.mark.parametrize(("decay", "others"), [(FIRST, "so inf."), (READ, "(so is key 7)"), (ZERO, "keys 5 and 7)")])
+def test_the_first_step_names_every_infinite_key(panel, decay, others):
+    said = at(panel, decay, "key").splitlines()[1]
+    j = panel.result.cell[1]
+    assert others in said and f"Key {j}, " in said and f"e^({j + 1} · {-decay:g}) = e^{-decay * (j + 1):g}" in said
+
+
+@pytest.mark.parametrize("decay", [0.0, FINE, FIRST, -12.5, READ, -14.8, ZERO])
+def test_sentences_are_short(panel, decay):
+    way = case.follow(decay)
+    assert max(len(panel.sentence(way, step)) for step in STEPS) <= 300
+
+
+def test_the_read_is_called_r_throughout():
+    said = str((WORDS, FORWARD, BACKWARD))
+    assert not re.search(r"\bq\b|q<sub>", said)
 
 
 def test_the_stops_lie_on_both_sides_of_what_happens(panel):
