@@ -115,7 +115,7 @@ ARGUMENTS = {  # what is called: (its argument, a call with a value for it), the
     "gradient_rows T": (of_rows("T"), WHOLE | {"None"}),
     "sweep subject": (of_sweep("subject"), {"function"}),
     "sweep over": (of_sweep("over"), set()),
-    "sweep progress": (of_sweep("progress"), {"None", "function"}),
+    "sweep progress": (of_sweep("progress"), {"None", "function", "True", "False"}),
     "sweep cancelled": (of_sweep("cancelled"), {"None", "function"}),
     **{
         f"{f.__name__} {name}": (of_pair(name, f), set())
