@@ -30,6 +30,17 @@ def pytest_configure(config):
         config.pluginmanager.import_plugin("tests.gpu.report")
 
 
+@pytest.fixture(autouse=True)
+def interpreter_as_it_was():
+    """A command that a test runs in this process may switch Triton's interpreter on: not for the tests after it."""
+    before = os.environ.get("TRITON_INTERPRET")
+    yield
+    if before is None:
+        os.environ.pop("TRITON_INTERPRET", None)
+    else:
+        os.environ["TRITON_INTERPRET"] = before
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marker
 def pytest_collection_modifyitems(items):
     for item in left_out(items):

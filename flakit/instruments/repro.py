@@ -4,6 +4,8 @@ import contextlib
 import io
 from collections.abc import Callable, Iterator
 
+import torch
+
 from ..numerics.operators import Operator
 from .examiner import Examiner, Finding
 from .probes import Probe, apart, causal, contained, fenced, poisoned, repeatable, unchanged
@@ -70,13 +72,35 @@ def shows(script: str, subject: Subject) -> bool:
     body = "\n".join(line for line in script.splitlines() if line not in subject.source)
     given = {"function": subject.original, "adapter": subject.adapter}
     try:
-        with contextlib.redirect_stdout(io.StringIO()):
+        with _as_it_was(), contextlib.redirect_stdout(io.StringIO()):
             exec(compile(body, "<repro>", "exec"), {"__name__": "repro"} | given)
     except SystemExit as end:
         return bool(end.code)
     except Exception:
         return True
     return False
+
+
+_MAKERS = ((torch, ("empty", "empty_like", "zeros", "zeros_like")), (torch.Tensor, ("new_empty",)))
+"""What a script puts fences around, for itself."""
+
+
+@contextlib.contextmanager
+def _as_it_was() -> Iterator[None]:
+    """PyTorch afterwards is as before: a script sets seeds, devices, deterministic algorithms and fences."""
+    makers = [(owner, name, getattr(owner, name)) for owner, names in _MAKERS for name in names]
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    device = torch.get_default_device()
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        for owner, name, maker in makers:
+            setattr(owner, name, maker)
+        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        if torch.get_default_device() != device:
+            torch.set_default_device(device)
 
 
 def _script(subject: Subject, probe: Probe, finding: Finding, seed: int, device: str) -> str:

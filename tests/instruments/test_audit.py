@@ -266,6 +266,17 @@ def test_the_law_stands_beside_the_onset(first_row):
         assert first_row[name].case == "anchor"
 
 
+@pytest.mark.parametrize("kernel", [reads_beyond, reads_uninitialised], ids=lambda kernel: kernel.__name__)
+def test_scripts_that_are_tried_leave_pytorch_as_it_was(kernel):
+    """They put fences around memory and fill it with NaN, for themselves alone."""
+    before = torch.empty, torch.zeros_like, torch.Tensor.new_empty, torch.get_rng_state()
+    found = flakit.audit(kernel, "rwkv6", only=[MEMORY[kernel]])
+    assert found.failed[0].repro is not None
+    assert (torch.empty, torch.zeros_like, torch.Tensor.new_empty) == before[:3]
+    assert torch.equal(torch.get_rng_state(), before[3])
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
 def test_without_hypothesis_the_error_says_what_to_do(monkeypatch):
     monkeypatch.setitem(sys.modules, "hypothesis", None)
     with pytest.raises(ImportError, match=r"flakit\[audit\].*shrink=False"):
