@@ -179,8 +179,11 @@ class Panel:
     def choose(self, knob, option):
         """Pick an option from the drop-down list with this name, and wait for the redraw."""
         rows = self.root.locator(".widget-dropdown").filter(has=self.page.get_by_text(knob, exact=True))
+        choice = rows.first.locator("select")
+        if choice.evaluate("choice => choice.selectedOptions[0].label") == option:
+            return  # it stands there already, and nothing would be drawn anew
         self.forget()
-        rows.first.locator("select").select_option(label=option)
+        choice.select_option(label=option)
         self.page.wait_for_function("() => window.flakit.redraws.length > 0", timeout=30_000)
         self.settle()
 
