@@ -1,7 +1,6 @@
 """The command line: `flakit doctor`, `flakit cases`, `flakit audit`, `flakit trace`, `flakit sweep`, `flakit bench`."""
 
 import json as json_module
-import math
 import os
 import warnings
 from pathlib import Path
@@ -94,7 +93,7 @@ def cases(
         raise typer.Exit(2) from None
     if json:
         tables = {name: [row._asdict() | {"agrees": row.agrees} for row in rows] for name, rows in found.items()}
-        typer.echo(json_module.dumps(_plain({"knobs": given, "cases": tables}), indent=1))
+        typer.echo(_as_json({"knobs": given, "cases": tables}))
     failed = [f"{name}: {row.what}" for name, rows in found.items() for row in rows if row.agrees is False]
     if failed and not json:
         console.print(f"{len(failed)} not as predicted", style="bold red")
@@ -125,7 +124,7 @@ def _list_cases(listed, console: Console, json: bool) -> None:
             | {"knobs": {name: {"default": knob.default, "expects": knob.expects} for name, knob in case.knobs.items()}}
             for case in listed
         ]
-        typer.echo(json_module.dumps(_plain(entries), indent=1))
+        typer.echo(_as_json(entries))
         return
     table = Table.grid(padding=(0, 2))
     for case in listed:
@@ -171,21 +170,16 @@ def _story(case, rows: list, given: dict) -> Group:
     return Group(story, table)
 
 
+def _as_json(x: object) -> str:
+    from .numerics.words import for_json
+
+    return json_module.dumps(for_json(x), indent=1)
+
+
 def _cell(x: object) -> str:
     from .numerics.words import number
 
     return "none" if x is None else number(x, nan="", inf="never")
-
-
-def _plain(x):
-    """What JSON has words for: NaN becomes null, infinities the strings "inf" and "-inf"."""
-    if isinstance(x, dict):
-        return {name: _plain(value) for name, value in x.items()}
-    if isinstance(x, (list, tuple)):
-        return [_plain(value) for value in x]
-    if isinstance(x, float) and not math.isfinite(x):
-        return None if math.isnan(x) else str(x)
-    return x
 
 
 @app.command()
@@ -335,11 +329,12 @@ def sweep(
             if path is not None:
                 write(path)
         if json is not None:
-            json.write_text(json_module.dumps(_plain(found.to_dict())) + "\n")
+            json.write_text(_as_json(found.to_dict()) + "\n")
         if picture is not None:
             from .figures.phase import phase
+            from .numerics.arguments import named_function
 
-            limit = module.named_function(law, "law") if law else None
+            limit = named_function(law, "law") if law else None
             picture.write_bytes(phase(found, tensor=tensor or None, law=limit).canvas.png())
     except (ValueError, TypeError, RuntimeError, ImportError) as error:
         errors.print(f"flakit sweep: {error}", style="red", markup=False, highlight=False)

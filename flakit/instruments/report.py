@@ -1,7 +1,6 @@
 """An audit as a table in a terminal, as JSON, and as one self-contained page."""
 
 import json
-import math
 import platform
 from collections.abc import Mapping
 
@@ -13,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .. import __version__
-from ..numerics.words import number
+from ..numerics.words import for_json, number
 
 COLOURS = {"pass": "green", "fail": "bold red", "not supported": "dim"}
 
@@ -72,7 +71,7 @@ def table(audit) -> Group:
 
 def as_dict(audit) -> dict:
     """What `--json` writes."""
-    return _plain(
+    return for_json(
         {
             "subject": audit.subject.name,
             "like": audit.subject.op.name,
@@ -117,14 +116,3 @@ def _triton() -> str | None:
         return metadata.version("triton")
     except metadata.PackageNotFoundError:
         return None
-
-
-def _plain(x):
-    """What JSON has words for: NaN becomes null, infinities the strings "inf" and "-inf"."""
-    if isinstance(x, dict):
-        return {name: _plain(value) for name, value in x.items()}
-    if isinstance(x, (list, tuple)):
-        return [_plain(value) for value in x]
-    if isinstance(x, float) and not math.isfinite(x):
-        return None if math.isnan(x) else str(x)
-    return x

@@ -6,8 +6,6 @@ names nothing at all. An argument that it does not name, or refuses with an erro
 """
 
 import functools
-import importlib
-import importlib.util
 import inspect
 import sys
 import warnings
@@ -16,7 +14,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from ..numerics.arguments import one_of, shown
+from ..numerics.arguments import named_function, one_of, shown
 from ..numerics.operators import OPERATORS, Operator
 
 OPTIONS = ("scale", "initial_state", "output_final_state", "cu_seqlens")
@@ -139,30 +137,11 @@ def load(spec: str, like: str | None = None, adapter: str | None = None) -> Subj
 
 
 def _find(spec: str, called: str) -> tuple[Callable, tuple[str, ...]]:
-    place, _, attribute = spec.rpartition(":")
-    if not place:
-        place, attribute = "flakit", spec
-    try:
-        if place.endswith(".py"):
-            path = Path(place).resolve()
-            if not path.exists():
-                raise ValueError(f"{spec}: there is no file {place}")
-            sys.path.insert(0, str(path.parent))
-            module = importlib.import_module(path.stem) if path.stem.isidentifier() else None
-            if module is None or Path(getattr(module, "__file__", "") or "").resolve() != path:
-                named = importlib.util.spec_from_file_location(f"audited_{path.stem}", path)
-                module = importlib.util.module_from_spec(named)
-                named.loader.exec_module(module)
-        else:
-            path, module = None, importlib.import_module(place)
-        found = functools.reduce(getattr, attribute.split("."), module)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"{spec}: {error}") from error
-    if not callable(found):
-        raise ValueError(f"{spec}: expected a function, got {shown(found)}")
-    if path is None:
-        return found, (f"from {place} import {attribute} as {called}",)
-    return found, _from_file(path, attribute, called)
+    place, _, attribute = (spec if ":" in spec else f"flakit:{spec}").rpartition(":")
+    found = named_function(f"{place}:{attribute}", {"function": "subject"}.get(called, called))
+    if place.endswith(".py"):
+        return found, _from_file(Path(place).resolve(), attribute, called)
+    return found, (f"from {place} import {attribute} as {called}",)
 
 
 def _from_file(path: Path, attribute: str, called: str) -> tuple[str, ...]:

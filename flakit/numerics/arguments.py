@@ -3,9 +3,15 @@
 Numpy's scalars, and tensors and arrays without axes, count as the numbers and truth values they hold.
 """
 
+import functools
+import importlib
+import importlib.util
 import reprlib
+import sys
 from collections.abc import Callable, Iterable
 from numbers import Integral
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -67,3 +73,38 @@ def shown(x: object) -> str:
         return reprlib.repr(x)
     except ValueError:  # Python refuses to write an integer of thousands of digits
         return f"a value of type {type(x).__name__}"
+
+
+def named_function(name: str, argument: str) -> Callable:
+    """The function that a text names, "package.module:attribute" or "file.py:attribute".
+
+    A file is imported as its own folder's scripts would import it, so that what it makes has a module to be found in.
+    Raises ValueError where there is no such thing.
+    """
+    place, _, attribute = name.rpartition(":")
+    try:
+        module = _from_file(Path(place), argument) if place.endswith(".py") else importlib.import_module(place)
+    except ImportError as error:
+        raise ValueError(f"{argument}: expected a function {attribute} in {place}: {error}") from error
+    try:
+        found = functools.reduce(getattr, attribute.split("."), module)
+    except AttributeError as error:
+        raise ValueError(f"{argument}: expected a function {attribute} in {place}: {error}") from error
+    if not callable(found):
+        raise ValueError(f"{argument}: expected a function {attribute} in {place}, got {shown(found)}")
+    return found
+
+
+def _from_file(place: Path, argument: str) -> ModuleType:
+    path = place.resolve()
+    if not path.exists():
+        raise ValueError(f"{argument}: expected a file, {place} does not exist")
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    module = importlib.import_module(path.stem) if path.stem.isidentifier() else None
+    if module is not None and Path(getattr(module, "__file__", None) or "").resolve() == path:
+        return module
+    spec = importlib.util.spec_from_file_location(f"named_{path.stem}", path)  # another module has its name
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

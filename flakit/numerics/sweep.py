@@ -6,15 +6,13 @@ sweep("my_kernel.py:chunk", like="rwkv6", over={"decay": [-1.0, -10.0], "T": [64
 """
 
 import csv
-import importlib
-import importlib.util
 import inspect
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from numbers import Real
 from pathlib import Path
 
@@ -22,13 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .arguments import function, listed, one_of, plain, shown, whole_number
+from .arguments import function, listed, named_function, one_of, plain, shown, whole_number
 from .errors import Errors, compare
 from .evaluate import cotangents, evaluate, truth
 from .inputs import inputs
 from .operators import OPERATORS, Operator, operator
-from .sweep_workers import Measured, Store, fingerprint, here, in_processes, on_ray
-from .sweep_workers import in_words as _plain
+from .sweep_workers import Measured, Store, fingerprint, here, in_processes, in_words, on_ray
 
 
 @dataclass(frozen=True)
@@ -75,7 +72,7 @@ class Sweep:
     def rows(self) -> list[dict]:
         """One dict a setting, axes first, then every measurement: what `numerics.recorded.write` takes."""
         return [
-            {name: _plain(values[i]) for (name, values), i in zip(self.axes.items(), at, strict=True)}
+            {name: in_words(values[i]) for (name, values), i in zip(self.axes.items(), at, strict=True)}
             | {name: float(grid[at]) for name, grid in self.grids.items()}
             for at in np.ndindex(*(len(values) for values in self.axes.values()))
         ]
@@ -102,7 +99,7 @@ class Sweep:
     def to_dict(self) -> dict:
         """Plain lists and numbers: {"axes": …, "grids": …, "first": …, "complete": …}."""
         return {
-            "axes": {name: [_plain(x) for x in values] for name, values in self.axes.items()},
+            "axes": {name: [in_words(x) for x in values] for name, values in self.axes.items()},
             "grids": {name: grid.tolist() for name, grid in self.grids.items()},
             "first": {name: grid.tolist() for name, grid in self.first.items()},
             "complete": self.complete,
@@ -274,7 +271,7 @@ def _told(progress: Callable | bool | None, total: int) -> Iterator[Callable[[in
 def _subject(subject: str | Operator | Callable, like: str | Operator | None) -> Callable[..., Mapping]:
     """A function of the settings; its `subject` is what a store is kept for."""
     if isinstance(subject, str) and ":" in subject:
-        subject = named_function(subject)
+        subject = named_function(subject, "subject")
     if like is not None:
         if not callable(subject):
             raise TypeError(f"subject: expected a kernel to compare with {like}, got {shown(subject)}")
@@ -290,25 +287,6 @@ def _portable(subject):
     if isinstance(subject, str) and ".py:" in subject:
         return str(Path(subject).resolve())
     return subject.name if isinstance(subject, Operator) and OPERATORS.get(subject.name) is subject else subject
-
-
-@lru_cache(maxsize=64)
-def named_function(name: str, argument: str = "subject") -> Callable:
-    """The function of "module:function" or "file.py:function"."""
-    where, _, attribute = name.rpartition(":")
-    if where.endswith(".py"):
-        path = Path(where).resolve()
-        if not path.exists():
-            raise ValueError(f"{argument}: expected a file, {where} does not exist")
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    else:
-        module = importlib.import_module(where)
-    found = getattr(module, attribute, None)
-    if not callable(found):
-        raise ValueError(f"{argument}: expected a function {attribute} in {where}, got {shown(found)}")
-    return found
 
 
 def _operator(op: Operator) -> Callable[..., Mapping]:

@@ -45,3 +45,14 @@ def percent(share: float) -> str:
     if 0 < share < 0.01:
         return "<1%"
     return ">99%" if 0.99 < share < 1 else f"{share:.0%}"
+
+
+def for_json(x: object) -> object:
+    """What JSON has words for: NaN becomes null, infinities the strings "inf" and "-inf", in dicts and lists too."""
+    if isinstance(x, dict):
+        return {name: for_json(value) for name, value in x.items()}
+    if isinstance(x, (list, tuple)):
+        return [for_json(value) for value in x]
+    if isinstance(x, float) and not math.isfinite(x):
+        return None if math.isnan(x) else str(x)
+    return x
