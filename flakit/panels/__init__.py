@@ -13,7 +13,7 @@ from .gradient_comparer import gradient_comparer
 from .headroom import headroom
 from .infinity import infinity
 from .phase_diagram import phase_diagram
-from .sketch import sketch
+from .sketches import sketch
 from .state_stepper import state_stepper
 
 __all__ = [

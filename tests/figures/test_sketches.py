@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from flakit.figures.canvas import Cell
-from flakit.figures.sketches import Broken, BrokenShown, Forgetting, ForgettingShown, Reading, ReadingShown
+from flakit.figures.sketches.rwkv6_forward import Forgetting, ForgettingShown, Reading, ReadingShown
+from flakit.figures.sketches.start_here import Broken, BrokenShown
 
 RANDOM = np.random.default_rng(0)
 TRUE = RANDOM.normal(size=(6, 4))

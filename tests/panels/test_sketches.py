@@ -12,7 +12,8 @@ import torch
 from flakit.cases import anchor
 from flakit.panels import sketch
 from flakit.panels.knobs import stops_of
-from flakit.panels.sketch import KEYS, SKETCHES, VALUES
+from flakit.panels.sketches import SKETCHES
+from flakit.panels.sketches.rwkv6_forward import KEYS, VALUES
 from tests.panels.live import NOT_LIVE
 
 

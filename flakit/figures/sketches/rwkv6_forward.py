@@ -1,30 +1,16 @@
-"""Small pictures with one knob, for the sentence of a lesson that needs them. Arrays in; each says itself in words."""
+"""The small pictures of 01_rwkv6_forward. Arrays in; each says itself in words."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from matplotlib.axes import Axes
 
-from ..numerics.words import number
-from . import style
-from .canvas import Canvas, Cell
-from .heatmap import HeatMap
+from ...numerics.words import number
+from .. import style
+from ..canvas import Canvas, Cell
+from .shared import listed, percent, pointable, short
 
 WORDS = {
-    "broken": {
-        "alt": "Two heat maps of one gradient, tokens from left to right and channels from top to bottom: as a fast "
-        "kernel computes it in float32, and as it is in float64",
-        "computed": "dr as a fast kernel computes it",
-        "true": "dr as it is",
-        "token": "token",
-        "channel": "channel",
-        "fine": "At a decay of {decay} everything is fine: the output o and all gradients, {names}.",
-        "some": "At a decay of {decay}, {bad} {are} broken; {good} {still} fine.",
-        "share": "Of dr, {share} is NaN, though no true value is larger than {largest}.",
-        "arithmetic": "dr of token {t}, channel {c}: {computed} (true: {true})",
-    },
     "reading": {
         "alt": "Left, an arrow for each key and one for the query; middle, a bar for its product with each "
         "key; right, a bar for each number of the output",
@@ -51,62 +37,6 @@ WORDS = {
         "arithmetic": "after {n} more: e^({n} · {w}) = {left}",
     },
 }
-
-
-@dataclass(frozen=True)
-class BrokenShown:
-    """One gradient, computed and true, each [T, K]; the share of every tensor that is not finite, by name."""
-
-    decay: float
-    computed: np.ndarray
-    true: np.ndarray
-    shares: Mapping[str, float]
-
-
-class Broken:
-    """A gradient beside its true values, and a sentence on which tensors are broken. width: inches."""
-
-    def __init__(self, width: float):
-        words, height = WORDS["broken"], 2.75
-        self.canvas = Canvas(width, height)
-        self._maps, side, gap = {}, 0.55, 0.15
-        across = (width - side - 0.1 - gap) / 2
-        with style.context():
-            for n, name in enumerate(("computed", "true")):
-                left = side + n * (across + gap)
-                ax = self.canvas.figure.add_axes((left / width, 0.5 / height, across / width, 1.72 / height))
-                ax.set(title=words[name], xlabel=words["token"])
-                if n == 0:
-                    ax.set_ylabel(words["channel"])
-                else:
-                    ax.set_yticks([])
-                self._maps[name] = HeatMap(self.canvas, ax, cmap=style.SIGNED, name=name)
-            self.canvas.figure.legend(handles=style.non_finite_handles()[:1], loc="upper right", borderaxespad=0.2)
-
-    def update(self, shown: BrokenShown) -> None:
-        largest = float(np.abs(shown.true).max())
-        for name, heat in self._maps.items():
-            heat.colours.set_clim(-largest, largest)
-            heat.update(getattr(shown, name).T)
-
-    def say(self, shown: BrokenShown) -> str:
-        words, decay = WORDS["broken"], number(shown.decay)
-        bad = [name for name, share in shown.shares.items() if share]
-        good = [name for name in shown.shares if name not in bad]
-        if not bad:
-            return words["fine"].format(decay=decay, names=_listed([name for name in good if name != "o"]))
-        sentence = words["some"].format(
-            decay=decay, bad=_listed(bad), are=_verb(bad), good=_listed(good), still=_verb(good)
-        )
-        return f"{sentence}\n" + words["share"].format(
-            share=_percent(float((~np.isfinite(shown.computed)).mean())), largest=number(np.abs(shown.true).max(), 3)
-        )
-
-    def arithmetic(self, shown: BrokenShown, cell: Cell) -> str:
-        t, c = cell.column, cell.row
-        return WORDS["broken"]["arithmetic"].format(
-            t=t, c=c, computed=number(float(shown.computed[t, c])), true=number(float(shown.true[t, c]))
-        )
 
 
 @dataclass(frozen=True)
@@ -179,7 +109,7 @@ class Reading:
                 ax.axvline(0, color=style.BLACK, linewidth=0.8)
                 texts = [ax.text(0, n, "", va="center", fontsize=8.5, zorder=6) for n in range(len(labels))]
                 self._bars[name], self._texts[name] = self.canvas.moving(*bars), self.canvas.moving(*texts)
-                _pointable(self.canvas, name, ax, len(labels), 1)
+                pointable(self.canvas, name, ax, len(labels), 1)
         self._keys = shown.keys
 
     def update(self, shown: ReadingShown) -> None:
@@ -192,24 +122,24 @@ class Reading:
             for bar, text, value in zip(self._bars[name], self._texts[name], values, strict=True):
                 bar.set_width(value)
                 away = math.copysign(0.03 * self._reach[name], value)
-                text.set(x=value + away, text=_short(value), ha="left" if value >= 0 else "right")
+                text.set(x=value + away, text=short(value), ha="left" if value >= 0 else "right")
 
     def say(self, shown: ReadingShown) -> str:
         return WORDS["reading"]["say"].format(
-            x=_short(shown.query[0]),
-            y=_short(shown.query[1]),
-            scores=_listed([_short(x) for x in shown.scores]),
-            o0=_short(shown.output[0]),
-            o1=_short(shown.output[1]),
+            x=short(shown.query[0]),
+            y=short(shown.query[1]),
+            scores=listed([short(x) for x in shown.scores]),
+            o0=short(shown.output[0]),
+            o1=short(shown.output[1]),
         )
 
     def arithmetic(self, shown: ReadingShown, cell: Cell) -> str:
         words, n = WORDS["reading"], cell.row
         if cell.map == "scores":
-            (x, y), (k0, k1) = map(_short, shown.query), map(_short, shown.keys[n])
-            return words["score"].format(n=n, x=x, y=y, k0=k0, k1=k1, score=_short(shown.scores[n]))
-        terms = " + ".join(f"{_short(a)} · {_short(v)}" for a, v in zip(shown.scores, shown.values[:, n], strict=True))
-        return words["sum"].format(n=n, terms=terms, o=_short(shown.output[n]))
+            (x, y), (k0, k1) = map(short, shown.query), map(short, shown.keys[n])
+            return words["score"].format(n=n, x=x, y=y, k0=k0, k1=k1, score=short(shown.scores[n]))
+        terms = " + ".join(f"{short(a)} · {short(v)}" for a, v in zip(shown.scores, shown.values[:, n], strict=True))
+        return words["sum"].format(n=n, terms=terms, o=short(shown.output[n]))
 
 
 @dataclass(frozen=True)
@@ -243,7 +173,7 @@ class Forgetting:
                 bars = self._ax.bar(range(1, len(shown.left) + 1), shown.left, width=0.7, color=style.BLUE)
                 self._bars = self.canvas.moving(*bars)
                 self._ax.set_xlim(0.5, len(shown.left) + 0.5)
-                _pointable(self.canvas, "left", self._ax, 1, len(shown.left))
+                pointable(self.canvas, "left", self._ax, 1, len(shown.left))
         for bar, left in zip(self._bars, shown.left, strict=True):
             bar.set_height(left)
         half = _half_life(shown.w)
@@ -254,7 +184,7 @@ class Forgetting:
         self._half.set(x=half + (-0.3 if late else 0.3), ha="right" if late else "left")
 
     def say(self, shown: ForgettingShown) -> str:
-        words, half, one = WORDS["forgetting"], _half_life(shown.w), _percent(float(shown.left[0]))
+        words, half, one = WORDS["forgetting"], _half_life(shown.w), percent(float(shown.left[0]))
         if shown.w == 0:
             return words["none"].format(last=len(shown.left))
         if shown.w == -math.inf:
@@ -266,31 +196,6 @@ class Forgetting:
         return WORDS["forgetting"]["arithmetic"].format(n=n, w=number(shown.w), left=number(float(shown.left[n - 1])))
 
 
-def _pointable(canvas: Canvas, name: str, ax: Axes, rows: int, columns: int) -> None:
-    """Cut axes into cells that can be pointed at, whatever they measure."""
-    over = canvas.figure.add_axes(ax.get_position(), frameon=False, xticks=[], yticks=[])
-    over.set(xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5))
-    canvas.pointable(name, over, rows, columns)
-
-
 def _half_life(w: float) -> float:
     """Tokens until half is left."""
     return math.inf if w == 0 else math.log(2) / -w
-
-
-def _short(x: float) -> str:
-    return number(round(float(x), 2) + 0.0, 3)
-
-
-def _percent(share: float) -> str:
-    if 0 < share < 0.1:
-        return f"{100 * share:.2g}%"
-    return f"{share:.0%}" if share != 0 else "nothing"
-
-
-def _verb(names: list[str]) -> str:
-    return "is" if len(names) == 1 else "are"
-
-
-def _listed(names: list[str]) -> str:
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

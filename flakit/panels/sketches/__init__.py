@@ -1,0 +1,57 @@
+"""Small panels with one or two knobs each, for the sentence of a lesson that needs them: a module a lesson."""
+
+import functools
+
+from ...figures.canvas import Cell
+from ..base import Panel
+from ..shared import literal
+from . import rwkv6_forward, start_here
+
+SKETCHES = start_here.SKETCHES | rwkv6_forward.SKETCHES
+
+
+class SketchPanel(Panel):
+    """One or two knobs, a sentence or two, one small picture."""
+
+    readout_lines = 2
+
+    def __init__(self, name: str, **settings):
+        self.sketch, self.name = SKETCHES[name], f"sketch-{name}"
+        self.on_view = tuple(self.sketch.knobs)
+        self.main, self.presets = self.on_view[0], self.sketch.presets
+        self._compute = functools.lru_cache(maxsize=64)(self.sketch.compute)
+        super().__init__({knob: make() for knob, make in self.sketch.knobs.items()}, settings, alt=self.sketch.alt)
+        if not self.sketch.random:
+            self.knobs["seed"].layout.display = "none"
+
+    def compute(self, **setting):
+        return self._compute(**{name: x for name, x in setting.items() if name != "seed" or self.sketch.random})
+
+    def draw(self, result, **_) -> None:
+        self._picture().update(result)
+        self.canvas = self._picture().canvas
+
+    def _picture(self):
+        return self.figure(self.sketch.picture)
+
+    def describe(self, result, **_) -> str:
+        return self._picture().say(result)
+
+    def arithmetic(self, result, cell: Cell, **_) -> str:
+        return self._picture().arithmetic(result, cell)
+
+    def script(self, **setting) -> str:
+        return self.sketch.script.format(**{name: literal(x) for name, x in setting.items()})
+
+
+def sketch(name: str, **settings) -> SketchPanel:
+    """A small panel with one or two knobs.
+
+    name: one of SKETCHES, such as "broken" (a gradient that a decay breaks), "reading" (four tokens read by a query)
+    or "forgetting" (what is left of a token). settings: its knobs, and a seed where its inputs are random.
+
+    >>> sketch("forgetting", w=-0.5)
+    """
+    if name not in SKETCHES:
+        raise ValueError(f"name: expected one of {', '.join(SKETCHES)}, got {name!r}")
+    return SketchPanel(name, **settings)
