@@ -154,7 +154,7 @@ CASES: dict[str, Case] = {
             told="(I - L)^-1 is a product of four brackets, all on tensor cores",
             measured="with repeated tokens its powers cancel: 0.8 off in bfloat16, NaN in float16 from alpha = 1.45 on",
             threads=(),
-            notebook="06_delta_rule",
+            notebook="07_delta_rule_in_chunks",
         ),
         Case(
             "transposed_mask",

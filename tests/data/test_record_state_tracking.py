@@ -1,4 +1,4 @@
-"""The command that records state tracking writes what notebook 06 reads."""
+"""The command that records state tracking writes what notebook 08 reads."""
 
 import subprocess
 import sys
