@@ -3,8 +3,9 @@
 import functools
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from unittest import mock
 
 import torch
@@ -29,6 +30,10 @@ PLAIN = (
 )
 """The calls that are tried first; the first that is taken is the plainest one of a subject."""
 
+COARSE, COARSER = 0.02, 8
+"""Up to which relative error a tensor is coarse rather than wrong; how many times that error it may have elsewhere."""
+EMPTY: Mapping[str, float] = MappingProxyType({})
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -42,6 +47,7 @@ class Finding:
     words: str
     others: tuple[str, ...] = ()  # further tensors that fail
     measure: str = "L2"  # of `figure`, where it is an error
+    budget: float = 0.0  # the relative L2 error that is allowed, of which `allowed` is made for `measure`
 
     @property
     def fails(self) -> bool:
@@ -93,6 +99,8 @@ class Examiner:
     """A subject, and what was learnt of it: what it supports, which tensors are wrong at the plainest call already.
 
     supports: why a feature is not supported, None where it is. known: tensors that need no second mention, and why.
+    coarse: tensors that are right but less precise than their dtype (TensorFloat-32 products, say), and their relative
+        error at the plainest calls: elsewhere they are held to COARSER times that.
     power: its default scale is K to this power, None for the operator's own.
     clock: seconds of this process on a CPU, so that others who use it shorten no audit; of the world on a GPU.
     deadline: the moment from which probes try no further settings.
@@ -105,6 +113,7 @@ class Examiner:
         self._remembered: dict[Setting, Ran] = {}
         self.known: dict[str, str] = {}
         self.with_states: dict[str, str] = {}
+        self.coarse: dict[str, float] = {}
         self.granule = 1
         self.raising, self.asking = "", False
         self.supports: dict[str, str | None] = {"scale": None, "backward": None}
@@ -297,7 +306,15 @@ class Examiner:
             found = self.findings(self.resolved(setting))
         except Refused:
             return False
-        into |= {x.tensor: "wrong" for x in found if x.kind == "wrong" and x.tensor not in self.known}
+        for x in found:
+            if x.kind != "wrong" or x.tensor in self.known:
+                continue
+            error = x.share * x.budget
+            if error <= COARSE:
+                self.coarse[x.tensor] = max(error, self.coarse.get(x.tensor, 0.0))
+            else:
+                into[x.tensor] = "wrong"
+                self.coarse.pop(x.tensor, None)
         self.raising = next((x.words for x in found if x.kind == "raises" and not x.tensor), self.raising)
         return True
 
@@ -342,9 +359,18 @@ class Examiner:
         return true_units(self.op.name, plain, self.device, self.power)
 
     def findings(
-        self, setting: Setting, *, ran: Ran | None = None, only: Iterable[str] = (), finite: bool = False
+        self,
+        setting: Setting,
+        *,
+        ran: Ran | None = None,
+        only: Iterable[str] = (),
+        finite: bool = False,
+        coarse: Mapping[str, float] = EMPTY,
     ) -> list[Finding]:
-        """Every tensor against the truth at a setting that is resolved; finite: only whether it is finite."""
+        """Every tensor against the truth at a setting that is resolved.
+
+        finite: only whether it is finite. coarse: errors of tensors that are allowed COARSER times as much.
+        """
         try:
             ran = self.run(setting) if ran is None else ran
         except Broken as broken:
@@ -374,6 +400,8 @@ class Examiner:
                 continue
             shared = name[1:] in self.op.tensors and name[1:] not in self.op.sequences
             allowed = budget(setting.torch_dtype, terms, total, setting.B * tokens if shared else 0)
+            lenient = COARSER * coarse.get(name, 0.0) > allowed
+            allowed = max(allowed, COARSER * coarse.get(name, 0.0))
             excess = judge(got, true, allowed)
             if excess.share > 1 and excess.errors.finite:
                 unit = self.unit(setting)[name]
@@ -382,12 +410,16 @@ class Examiner:
                 excess = judge(got, true, allowed, unit)
             kind = "fine" if excess.share <= 1 else "wrong" if excess.errors.finite else "non-finite"
             words = f"{name}: {excess.measure} {excess.figure:.1e}, allowed {excess.allowed:.1e}"
+            if lenient:
+                words += f" ({COARSER} times its error at the plainest call)"
             if kind == "non-finite":
                 words = _non_finite(name, got, true)
             elif kind == "wrong" and excess.errors.worst_index is not None:
                 words += f", worst at {list(excess.errors.worst_index)}"
             measure = "L2" if kind == "non-finite" else excess.measure
-            found.append(Finding(setting, kind, name, excess.figure, excess.allowed, words, measure=measure))
+            found.append(
+                Finding(setting, kind, name, excess.figure, excess.allowed, words, measure=measure, budget=allowed)
+            )
         return found
 
     def compare(
@@ -399,23 +431,25 @@ class Examiner:
         only: Iterable[str] = (),
         finite: bool = False,
         run: Callable[[Setting], Ran] | None = None,
+        coarse: bool = True,
     ) -> Finding:
-        """The worst of all tensors.
+        """The worst of all tensors. Raises Refused where none is left.
 
         excuse: which known tensors are held to finiteness alone: "all", those of the "plain" call, or "none"; but for
-        names in `but`.
+        names in `but`. coarse: hold coarse tensors to their own error rather than to their dtype's.
         """
         setting, self.asking = self.resolved(setting), excuse != "all"
         try:
             ran = (run or self.run)(setting)
         except Broken as broken:
             return Finding(setting, "raises", "", float("inf"), 0.0, str(broken))
-        found = self.findings(setting, ran=ran, only=only, finite=finite)
+        allowances = self.coarse if coarse and excuse != "none" else EMPTY
+        found = self.findings(setting, ran=ran, only=only, finite=finite, coarse=allowances)
         known = {"all": self.with_states | self.known, "plain": self.known, "none": {}}[excuse]
         spared = set(known) - set(but)
         found = [x for x in found if x.tensor not in spared or x.kind == "non-finite" and known[x.tensor] == "wrong"]
         if not found:
-            return Finding(setting, "fine", "", 0.0, 0.0, "nothing to compare")
+            raise Refused("nothing is left to compare: every tensor is wrong at the plainest call already")
         worst = max(found, key=lambda x: (x.fails, x.share))
         others = [x.tensor for x in found if x.fails and x is not worst and x.tensor]
         if worst.fails and others:

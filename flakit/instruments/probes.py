@@ -54,7 +54,7 @@ def against_truth(x: Examiner, setting: Setting) -> Finding:
 def everything(x: Examiner, setting: Setting) -> Finding:
     """As `against_truth`, what is known to be wrong too, but not what gets no gradient: another probe says so."""
     wrong = [name for name, why in x.known.items() if why == "wrong"]
-    return x.compare(setting, excuse="plain", but=wrong)
+    return x.compare(setting, excuse="plain", but=wrong, coarse=False)
 
 
 def through_states(x: Examiner, setting: Setting) -> Finding:
@@ -121,12 +121,14 @@ def scale(x: Examiner, setting: Setting) -> Finding:
     try:
         ran = x.run(setting)
         exact, total = x.exact(setting)
-        found = x.findings(setting, ran=ran, only=("o",))[0]
+        found = x.findings(setting, ran=ran, only=("o",), coarse=x.coarse)[0]
     except Broken as broken:
         return Finding(setting, "raises", "", math.inf, 0.0, str(broken))
     finally:
         x.power = power
-    if found.kind != "wrong" or "o" in x.known and power is None:
+    if "o" in x.known and power is None:
+        raise Refused("o is wrong at the plainest call already, by more than a factor")
+    if found.kind != "wrong":
         return Finding(setting, "fine", "o", found.figure, found.allowed, found.words)
     factor, rest = _ratio(ran.values["o"], exact["o"])
     words = f"o is {factor:.4g} times what it should be, {rest:.0e} of it unexplained"

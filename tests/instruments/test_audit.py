@@ -53,7 +53,7 @@ def test_our_operators_pass(name):
 @pytest.mark.parametrize("name", one_quick(RIGHT, ["naive float32"]))
 def test_right_kernels_pass(name):
     op, kernel = RIGHT[name]
-    found = flakit.audit(kernel, op, shrink=False)
+    found = flakit.audit(kernel, op, shrink=False, seconds=20 if name == "slow loops" else 60)
     assert found.passed, words(found)
 
 
@@ -71,13 +71,57 @@ def test_wrong_kernels_fail(name):
     assert not flakit.audit(kernel, op, shrink=False, seconds=None).passed
 
 
+SHRUNK = (
+    "anchor: first row",
+    "padding: rwkv6",
+    "future anchor",
+    "wrong head's anchor",
+    "inverse by powers",
+    "transposed mask, 32 x 32",
+    "final state without gradient, rwkv7",
+    "strided offsets",
+)
+"""Planted faults that are shrunk too, which takes five times as long: a few of each kind."""
+
+
 @pytest.mark.parametrize("name", one_quick(PLANTED, ["anchor: first row"]))
 def test_planted_faults_are_found_by_their_probe(name):
     op, kernel, probe, case = PLANTED[name]
-    found = flakit.audit(kernel, op, seconds=None)
+    found = flakit.audit(kernel, op, seconds=None, shrink=name in SHRUNK)
     assert probe in [v.probe.name for v in found.failed], words(found)
     if case is not None:
         assert found[probe].case == case, (found[probe].case, found[probe].law)
+
+
+def coarse(r, k, v, w, u, scale=None, initial_state=None, output_final_state=False):
+    """Right, with the ten mantissa bits of TensorFloat-32 in its operands, and gradients too."""
+    r, k, v = (x.half().float() for x in (r, k, v))
+    return kernels.naive(r, k, v, w, u, scale, initial_state, output_final_state)
+
+
+def coarse_and_clamped(r, k, v, w, u, scale=None, initial_state=None, output_final_state=False):
+    return coarse(r, k, v, w.clamp(min=-2.0), u, scale, initial_state, output_final_state)
+
+
+def quite_wrong(r, k, v, w, u, scale=None, initial_state=None, output_final_state=False):
+    return coarse(r.flip(-1), k, v + r, w.roll(1, 1), u, scale, initial_state, output_final_state)
+
+
+def test_a_kernel_that_is_less_precise_than_its_dtype_is_told_so_once():
+    found = flakit.audit(coarse, "rwkv6", shrink=False)
+    assert [v.probe.name for v in found.failed] == ["truth"], words(found)
+    assert "times its error at the plainest call" in found["decay-accuracy"].words
+
+
+def test_a_kernel_that_is_less_precise_hides_no_other_fault_behind_that():
+    found = flakit.audit(coarse_and_clamped, "rwkv6", shrink=False)
+    assert {"truth", "decay-accuracy"} <= {v.probe.name for v in found.failed}, words(found)
+
+
+def test_what_has_nothing_left_to_compare_is_not_called_right():
+    found = flakit.audit(quite_wrong, "rwkv6", shrink=False, only=["truth", "packed", "spike", "halves"])
+    assert found["truth"].verdict == "fail"
+    assert "pass" not in {v.verdict for v in found.verdicts if v.finding is None or not v.finding.tensor}
 
 
 # --- the subject ---------------------------------------------------------------------------------------------------
