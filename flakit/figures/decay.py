@@ -80,7 +80,10 @@ class DecayFigure:
         self._flags, self._onsets, self._window = {}, None, None
         with style.context():
             figure = self.canvas.figure
-            self._title = figure.text(4 / layout.width, 1 - 3 / layout.height, "", va="top", fontsize=9.5)
+            about, where = (
+                figure.text(4 / layout.width, 1 - 3 / layout.height, "", va="top", fontsize=9.5) for _ in "12"
+            )
+            self._about, self._where = about, where
             figure.legend(
                 handles=style.non_finite_handles(), loc="upper right", bbox_to_anchor=(1, 1 + 1 / layout.height),
                 ncols=2, handlelength=1.6, columnspacing=1, borderaxespad=0, borderpad=0.2, handletextpad=0.5,
@@ -88,7 +91,16 @@ class DecayFigure:
             self._chunk()
             self._onset()
             self._tensors()
-        self.canvas.labels(self._title)
+        self.canvas.labels(self._about, self._where)
+
+    def _entitle(self, about: str, where: str) -> None:
+        """One line in two parts: most of its letters stay where only the knob moves, and letters are slow to draw."""
+        if self._about.get_text() != about:
+            self._about.set_text(about)
+            right = self._about.get_window_extent(self.canvas.figure.canvas.get_renderer()).x1
+            self._where.set_x(right / self.canvas.figure.bbox.width)
+            self.canvas.stale()
+        self._where.set_text(where)
 
     def _axes(self, left: float, top: float, width: float, height: float) -> Axes:
         return self.canvas.axes(*(x / 100 for x in (left, top, width, height)))
@@ -214,7 +226,7 @@ class DecayFigure:
     def update(
         self,
         *,
-        title: str,
+        title: tuple[str, str],
         factors: tuple[str, str],
         exponents: tuple[np.ndarray, np.ndarray],
         formed: np.ndarray,
@@ -228,12 +240,13 @@ class DecayFigure:
     ) -> None:
         """exponents, A: [C, C] of a chunk; an exponent is inf where e^x overflows. formed: the pairs that have any.
 
+        title: what stays while the knob is moved, and where the knob stands.
         factors: words above the two exponents. infinite: rows of the one, columns of the other, whose factor is.
         limit: ln of the largest number, the end of their scale.
         tensors: [T, columns], or [1, columns] without a time axis. onsets: by tensor. knob: what the onset axis
         measures; now: where it stands.
         """
-        self._title.set_text(title)
+        self._entitle(*title)
         C = len(A)
         norm = self._pairs["read"].colours.norm
         if norm.vmax != limit:

@@ -51,15 +51,16 @@ def compare(got: Tensor, truth: Tensor) -> Errors:
         return Errors(0.0, 0.0, None, 0.0, 0, 0.0, 0, 0, 0)
     truth = truth.detach().double()
     got = got.detach().to(truth)
-    kinds = [int((hit & truth.isfinite()).sum()) for hit in (got.isnan(), got == torch.inf, got == -torch.inf)]
-    non_finite = sum(kinds)
-
-    settled = (got == truth) | truth.isnan()
+    finite, kinds = truth.isfinite(), [0, 0, 0]
     # In units of the largest true value no square can overflow.
-    unit = truth[truth.isfinite()].abs().max().item() if truth.isfinite().any() else 0.0
-    unit = unit or 1.0
-    error = torch.where(settled, 0.0, (got / unit - truth / unit).abs().nan_to_num(torch.inf, torch.inf))
-    size = torch.where(truth.isfinite(), truth / unit, 0.0)
+    unit = torch.where(finite, truth, 0.0).abs().max().item() or 1.0
+    size = torch.where(finite, truth / unit, 0.0)
+    error = (got / unit - size).abs()
+    if not error.isfinite().all() or not finite.all():
+        kinds = [int((hit & finite).sum()) for hit in (got.isnan(), got == torch.inf, got == -torch.inf)]
+        settled = (got == truth) | truth.isnan()
+        error = torch.where(settled, 0.0, (got / unit - truth / unit).abs().nan_to_num(torch.inf, torch.inf))
+    non_finite = sum(kinds)
 
     rms = size.square().mean().sqrt()
     rows = torch.atleast_1d(size).square().mean(-1).sqrt()

@@ -50,9 +50,11 @@ WORDS = {
     },
     "alt": "Heat maps of the two exponents of every pair of one chunk, of the output and of each gradient, NaN and inf "
     "hatched; beside them the decay at which each tensor breaks, by the law and as measured",
-    "title": "{op} · log decay {decay} a token{spike} · chunk {chunk} · {dtype}{mask} · upper maps: tokens {first} to "
-    "{last}",
-    "short title": "{op} · decay {decay}{spike} · chunk {chunk} · {dtype} · tokens {first} to {last}",
+    "title": (
+        "{op} · chunk {chunk} · {dtype}{mask} · upper maps: tokens {first} to {last} · ",
+        "log decay {decay} a token{spike}",
+    ),
+    "short title": ("{op} · chunk {chunk} · {dtype} · tokens {first} to {last} · ", "decay {decay}{spike}"),
     "title spike": ", {spike} at token {at}",
     "title mask": " · mask: {mask}",
     "read": "exponent on ${query}_i$",
@@ -202,19 +204,20 @@ class DecayExplorer(Panel):
         paired = anchors.whole and anchors.diagonal is None
         figure = self.figure(_figure, op)
         self.canvas = figure.canvas
-        title = WORDS["title" if self.width == WIDE else "short title"].format(
-            op=OPERATORS[op].label,
-            decay=f"{decay:.5g}",
-            spike="" if spike == NONE else WORDS["title spike"].format(spike=f"{spike:.5g}", at=at),
-            chunk=chunk,
-            dtype=dtype,
-            mask="" if mask == RIGHT else WORDS["title mask"].format(mask=masking.MASKS[mask]),
-            first=first,
-            last=min(first + chunk, T) - 1,
-        )
+        shown = {
+            "op": OPERATORS[op].label,
+            "decay": f"{decay:.5g}",
+            "spike": "" if spike == NONE else WORDS["title spike"].format(spike=f"{spike:.5g}", at=at),
+            "chunk": chunk,
+            "dtype": dtype,
+            "mask": "" if mask == RIGHT else WORDS["title mask"].format(mask=masking.MASKS[mask]),
+            "first": first,
+            "last": min(first + chunk, T) - 1,
+        }
+        title = WORDS["title" if self.width == WIDE else "short title"]
         symbols = {"query": query, "key": _KEYS[op][0]}
         figure.update(
-            title=title.replace("-", "\u2212"),
+            title=tuple(part.format(**shown).replace("-", "\u2212") for part in title),
             factors=WORDS["paired"] if paired else tuple(_filled(WORDS[x], symbols) for x in ("read", "key")),
             exponents=result["exponents"],
             formed=result["formed"],

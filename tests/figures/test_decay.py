@@ -26,7 +26,7 @@ def arguments(bad=False, C=16, T=40, **changed):
     if bad:
         exponents[0, 3, :2], A[3, :2], tensors["dw"][:4] = np.inf, np.nan, np.inf
     return {
-        "title": "title", "factors": ("read", "key"), "exponents": exponents, "limit": 88.7,
+        "title": ("about", "now"), "factors": ("read", "key"), "exponents": exponents, "limit": 88.7,
         "formed": np.ones((C, C), bool),
         "infinite": (np.isinf(exponents[0]).any(1), np.isinf(exponents[1]).any(0)),
         "A": A, "tensors": tensors, "onsets": onsets, "knob": "|log decay|", "now": 2.0, **changed,
