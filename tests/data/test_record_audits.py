@@ -1,0 +1,62 @@
+"""The command that records audits writes what notebook 13 reads, and the committed recording is whole."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flakit.instruments.probes import PROBES
+from flakit.numerics import recorded
+
+COMMAND = Path(__file__).parents[2] / "data" / "record_audits.py"
+
+
+@pytest.fixture(scope="module")
+def command():
+    spec = importlib.util.spec_from_file_location("record_audits", COMMAND)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.full
+def test_it_writes_a_row_for_each_operator_and_probe(command, tmp_path):
+    out = tmp_path / "audits.json"
+    subprocess.run([sys.executable, COMMAND, "--only", "repeat", "--out", out], check=True)
+    found = recorded.read(out)
+    assert [(row["subject"], row["probe"]) for row in found.rows] == [(x, "repeat") for x in command.SUBJECTS["flakit"]]
+    assert {row["verdict"] for row in found.rows} == {"pass"}
+    assert "scale" in found.rows[0]["setting"] and found.meta["unfinished"] == "none"
+
+
+def test_an_autotuner_is_left_its_first_configuration(command, monkeypatch):
+    autotuner = pytest.importorskip("triton.runtime.autotuner").Autotuner
+    seen = []
+
+    def build(self, fn, arg_names, configs, key):
+        seen.append(configs)
+
+    monkeypatch.setattr(autotuner, "__init__", build)
+    command.pin_autotuners()
+    object.__new__(autotuner).__init__(None, [], ["first", "second"], key=[])
+    assert seen == [["first"]]
+
+
+@pytest.mark.full
+def test_an_operator_that_cannot_be_audited_is_named_with_the_reason(tmp_path):
+    options = [sys.executable, COMMAND, "--only", "no-such-probe", "--out", tmp_path / "audits.json"]
+    ended = subprocess.run(options, capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert "chunk_rwkv6\n        ValueError: only: expected one of truth" in ended.stdout
+
+
+@pytest.mark.parametrize("whose", ["flakit", "fla"])
+def test_the_recording_of_a_gpu_has_every_operator_and_probe(command, whose):
+    found = recorded.read("h200_audits")
+    assert found.meta["unfinished"] == "none"
+    for subject in command.SUBJECTS[whose]:
+        rows = found.select(subject=subject)
+        assert [row["probe"] for row in rows] == list(PROBES)
+        assert whose == "fla" or {row["verdict"] for row in rows} == {"pass"}
