@@ -4,6 +4,14 @@ import numpy as np
 import pytest
 
 from flakit.figures.canvas import Cell
+from flakit.figures.sketches.decay_blowup import (
+    Counting,
+    CountingShown,
+    Ends,
+    EndsShown,
+    Fatal,
+    FatalShown,
+)
 from flakit.figures.sketches.rwkv6_forward import Forgetting, ForgettingShown, Reading, ReadingShown
 from flakit.figures.sketches.start_here import Broken, BrokenShown
 
@@ -21,6 +29,27 @@ def reading(x, y):
     return ReadingShown(query, KEYS, VALUES, KEYS @ query, (KEYS @ query) @ VALUES)
 
 
+def ends(exponent):
+    exponents, formats = np.arange(-120.0, 121), {"float64": np.float64, "float32": np.float32, "float16": np.float16}
+    with np.errstate(over="ignore"):
+        held = {name: np.exp(exponents).astype(dtype) for name, dtype in formats.items()}
+        values = {name: float(dtype(np.exp(exponent))) for name, dtype in formats.items()}
+    smallest = {name: float(np.finfo(dtype).smallest_normal) for name, dtype in formats.items()}
+    return EndsShown(exponent, values, exponents, held, smallest)
+
+
+def counting(anchor, factor, token, first, last):
+    tokens = np.zeros(16, bool)
+    tokens[first : last + 1] = True
+    return CountingShown("its first row", anchor, factor, token, tokens, 8)
+
+
+def fatal(*positions, row=0):
+    lost = np.zeros(32, bool)
+    lost[list(positions)] = True
+    return FatalShown(-500.0, row, {"o": lost, "dk": np.zeros(32, bool)}, 16, 4)
+
+
 PICTURES = {
     "broken": (Broken, broken(TRUE), broken(np.where(TRUE > 0, np.nan, TRUE), 0.5)),
     "reading": (Reading, reading(1.0, 0.0), reading(0.0, 1.0)),
@@ -29,6 +58,9 @@ PICTURES = {
         ForgettingShown(-0.1, np.exp(-0.1 * np.arange(1, 9))),
         ForgettingShown(-1.0, np.exp(-1.0 * np.arange(1, 9))),
     ),
+    "ends": (Ends, ends(80.0), ends(100.0)),
+    "counting": (Counting, counting(-1, "key", 15, 0, 15), counting(4, "read", 0, 0, 4)),
+    "fatal": (Fatal, fatal(4, 8, 20), fatal(row=-1)),
 }
 
 
@@ -95,3 +127,25 @@ def test_forgetting_says_how_fast(w, says):
     with np.errstate(invalid="ignore"):
         shown = ForgettingShown(w, np.exp(w * np.arange(1, 9)))
     assert says in Forgetting(9.4).say(shown)
+
+
+def test_ends_says_what_each_format_holds():
+    picture = Ends(9.4)
+    picture.update(ends(100.0))
+    assert "float64 2.69e+43, float32 inf, float16 inf" in picture.say(ends(100.0))
+    assert picture.arithmetic(ends(100.0), Cell("lane 1", 0, 209)) == "float32: e^89 = inf (true: 4.49e+38)"
+    assert picture.arithmetic(ends(100.0), Cell("lane 2", 0, 100)) == "float16: e^-20 = 0 (true: 2.06e-09)"
+
+
+def test_counting_says_whose_factor_it_is_and_which_tokens_are_in_it():
+    shown = counting(4, "read", 0, 0, 4)
+    assert "that of the read of token 0" in Counting(9.4).say(shown) and "tokens 0 to 4" in Counting(9.4).say(shown)
+    assert "is in the exponent" in Counting(9.4).arithmetic(shown, Cell("tokens", 0, 4))
+    assert "is not in the exponent" in Counting(9.4).arithmetic(shown, Cell("tokens", 0, 5))
+
+
+def test_fatal_lists_the_positions_and_what_breaks():
+    assert "breaks something at 3 of 32 positions: 4, 8 and 20.\nWhat breaks: o." in Fatal(9.4).say(fatal(4, 8, 20))
+    assert "the row before each block" in (said := Fatal(9.4).say(fatal(row=-1))) and "breaks nothing" in said
+    assert "0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 4 more" in Fatal(9.4).say(fatal(*range(14), row=3))
+    assert Fatal(9.4).arithmetic(fatal(20), Cell("chunk 1", 0, 4)) == "w = -500 at token 20 alone: lost in o"

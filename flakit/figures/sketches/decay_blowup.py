@@ -1,0 +1,289 @@
+"""The small pictures of 04_decay_blowup. Arrays in; each says itself in words."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.lines import Line2D
+
+from ...numerics.words import number
+from .. import style
+from ..canvas import Canvas, Cell
+from ..heatmap import HeatMap
+from ..marks import Marked
+from .shared import listed
+
+WORDS = {
+    "ends": {
+        "alt": "A strip for each number format along the exponents x: where e^x becomes 0, where it has few digits "
+        "left, where it is an ordinary number, and where it is infinite; a line at the chosen exponent",
+        "x": "exponent x",
+        "kinds": ("becomes 0", "few digits left", "an ordinary number", "inf"),
+        "say": "e^{x} is {true}. What the formats hold of it: {held}.",
+        "held": "{format} {value}",
+        "arithmetic": "{format}: e^{x} = {value} (true: {true})",
+    },
+    "counting": {
+        "alt": "The 64 tokens of a chunk in a row, with the anchor and the token whose factor is largest; the tokens "
+        "whose decays are in its exponent are coloured",
+        "token": "token",
+        "anchor": "anchor",
+        "token with it": "the token whose factor it is",
+        "added": "decays in its exponent",
+        "say": "Anchored at {anchor}, the largest factor of all is that of {whose} {token}. Its exponent undoes the "
+        "decays of tokens {first} to {last}, both of them included.",
+        "whose": {"key": "key", "read": "the read of token"},
+        "in": "token {t}: its decay is in the exponent, with the sign turned",
+        "out": "token {t}: its decay is not in the exponent",
+    },
+    "fatal": {
+        "alt": "128 tokens in two strips, a chunk each, cut into blocks of 16; hatched where one strong decay, at this "
+        "token alone, makes some value NaN or infinite",
+        "token": "the token that decays",
+        "chunk": "tokens {first} – {last}",
+        "row": {0: "the first row of each block", -1: "the row before each block"},
+        "inside": "row {row} of each block",
+        "before": "{row} rows before each block",
+        "say": "Anchored at {row}, one token with w = {w} breaks something at {n} of {T} positions: {where}.\n"
+        "What breaks: {lost}.",
+        "none": "Anchored at {row}, one token with w = {w} breaks nothing, at whichever of the {T} positions it "
+        "stands.\nEverything is finite.",
+        "more": "{first} and {n} more",
+        "fine": "w = {w} at token {t} alone: everything is finite",
+        "broken": "w = {w} at token {t} alone: lost in {lost}",
+    },
+}
+
+
+@dataclass(frozen=True)
+class EndsShown:
+    """An exponent, and e^x of it as each format holds it, by name. Behind it the same of a row of exponents [N]."""
+
+    exponent: float
+    values: Mapping[str, float]
+    exponents: np.ndarray
+    held: Mapping[str, np.ndarray]
+    smallest: Mapping[str, float]
+    """Below this a number has fewer digits than the format's others."""
+
+
+class Ends:
+    """A strip for each format, from e^-120 to e^120, and a line at one exponent. width: inches."""
+
+    _colours = {"few": 0.55, "cmap": "Blues"}
+
+    def __init__(self, width: float):
+        words, height = WORDS["ends"], 1.82
+        self.canvas, self._shown = Canvas(width, height), False
+        left, right, lane, top = 0.82, 0.95, 0.26, 0.42
+        across = width - left - right
+        self._lanes, self._values, self._names, self._lines = [], [], (), []
+        with style.context():
+            for n in range(3):
+                ax = self.canvas.axes(left, top + n * (lane + 0.08), across, lane)
+                ax.set(xticks=[], yticks=[])
+                self._lanes.append(HeatMap(self.canvas, ax, cmap=self._colours["cmap"], name=f"lane {n}"))
+                self._lines.append(ax.axvline(0, color=style.BLACK, linewidth=2, zorder=6))
+                middle = (1 - (top + n * (lane + 0.08) + lane / 2) / height, "center")
+                self._values.append(
+                    self.canvas.figure.text((left + across + 0.1) / width, middle[0], "", va=middle[1], fontsize=10)
+                )
+            self._lanes[-1].ax.set_xlabel(words["x"])
+            few = self._lanes[0].colours.cmap(self._colours["few"])
+            zero, tiny, usual, inf = words["kinds"]
+            handles = [style.swatch(style.EMPTY, zero), style.swatch(few, tiny), style.swatch(style.FINITE, usual)]
+            handles.append(style.non_finite_handles()[1])
+            handles[-1].set_label(inf)
+            self.canvas.figure.legend(
+                handles=handles, loc="upper left", ncols=4, borderaxespad=0.2, handlelength=1.4, columnspacing=1.2
+            )
+        self.canvas.moving(*self._values, *self._lines)
+
+    def _first(self, shown: EndsShown) -> None:
+        """The strips, which never change."""
+        self._names, N = tuple(shown.held), len(shown.exponents)
+        with style.context():
+            for lane, (name, held) in zip(self._lanes, shown.held.items(), strict=True):
+                few = held < shown.smallest[name]
+                usual = ~few & np.isfinite(held)
+                values = np.where(np.isfinite(held), self._colours["few"], held)
+                lane.update(values[None], empty=(held == 0)[None], finite=usual[None])
+                lane.ax.set_yticks([0], [name])
+                lane.ax.tick_params(axis="y", length=0)
+            ticks = np.flatnonzero(shown.exponents % 40 == 0)
+            self._lanes[-1].ax.set_xticks(ticks, [f"{shown.exponents[n]:g}" for n in ticks])
+        self._shown, self._columns = True, (shown.exponents[0], (N - 1) / (shown.exponents[-1] - shown.exponents[0]))
+
+    def update(self, shown: EndsShown) -> None:
+        if not self._shown:
+            self._first(shown)
+        start, each = self._columns
+        for line, text, value in zip(self._lines, self._values, shown.values.values(), strict=True):
+            line.set_xdata([(shown.exponent - start) * each] * 2)
+            text.set_text(number(value, 3))
+
+    def say(self, shown: EndsShown) -> str:
+        words = WORDS["ends"]
+        held = [words["held"].format(format=name, value=number(x, 3)) for name, x in shown.values.items()]
+        return words["say"].format(
+            x=number(shown.exponent), true=number(float(np.exp(shown.exponent)), 3), held=", ".join(held)
+        )
+
+    def arithmetic(self, shown: EndsShown, cell: Cell) -> str:
+        name, x = self._names[int(cell.map.split()[-1])], float(shown.exponents[cell.column])
+        return WORDS["ends"]["arithmetic"].format(
+            format=name,
+            x=number(x),
+            value=number(float(shown.held[name][cell.column]), 3),
+            true=number(float(np.exp(x)), 3),
+        )
+
+
+@dataclass(frozen=True)
+class CountingShown:
+    """A chunk's largest factor: the key or the read whose it is, its token, and whose decays are in its exponent.
+
+    anchor: the row whose cumulative sum it is, -1 for the chunk's start; label: its words. tokens: those added up,
+    boolean [C]. block: tokens a block.
+    """
+
+    label: str
+    anchor: int
+    factor: str
+    token: int
+    tokens: np.ndarray
+    block: int
+
+
+class Counting:
+    """A row of tokens to be counted. width: inches."""
+
+    def __init__(self, width: float):
+        words, height = WORDS["counting"], 1.4
+        self.canvas, self._ticks = Canvas(width, height), None
+        with style.context():
+            self._ax = ax = self.canvas.axes(0.15, 0.55, width - 0.3, 0.34)
+            ax.set(yticks=[], xlabel=words["token"])
+            self._map = HeatMap(self.canvas, ax, name="tokens")
+            self._added = Marked(self.canvas, ax, facecolor=style.ORANGE)
+            (self._between,) = ax.plot([], [], color="white", linewidth=1.0, zorder=3)
+            (self._blocks,) = ax.plot([], [], color=style.BLACK, linewidth=1.8, zorder=4)
+            look = {"linewidth": 2.6, "clip_on": False, "zorder": 7}
+            (self._anchor,) = ax.plot([], [], color=style.GREEN, **look)
+            (self._arrow,) = ax.plot([], [], color=style.VERMILLION, marker="o", markevery=[1], **look)
+            handles = [
+                Line2D([], [], color=style.GREEN, linewidth=2.6, label=words["anchor"]),
+                Line2D([], [], color=style.VERMILLION, linewidth=2.6, marker="o", label=words["token with it"]),
+                style.swatch(style.ORANGE, words["added"]),
+            ]
+            self.canvas.figure.legend(handles=handles, loc="upper left", ncols=3, borderaxespad=0.2)
+        self.canvas.moving(self._between, self._blocks, self._anchor, self._arrow)
+
+    def update(self, shown: CountingShown) -> None:
+        C, at = len(shown.tokens), shown.anchor + 0.5
+        first, last = np.flatnonzero(shown.tokens)[[0, -1]]
+        ends = sorted({0, int(first), int(last), C - 1} - ({0} if 0 < first < 3 else set()))
+        if self._ticks != ends:
+            self._ticks = ends
+            self._ax.set_xticks(ends, [str(t) for t in ends])
+            self.canvas.stale()
+        self._map.update(np.zeros((1, C)), finite=np.ones((1, C), bool))
+        self._added.update(shown.tokens[None])
+        self._between.set_data(*_upright(np.arange(1, C)))
+        self._blocks.set_data(*_upright(np.arange(shown.block, C, shown.block)))
+        self._anchor.set_data([at, at], [-0.8, 0.5])
+        self._arrow.set_data([at, shown.token], [-0.75, -0.75])
+
+    def say(self, shown: CountingShown) -> str:
+        words = WORDS["counting"]
+        first, last = np.flatnonzero(shown.tokens)[[0, -1]]
+        return words["say"].format(
+            anchor=shown.label, whose=words["whose"][shown.factor], token=shown.token, first=first, last=last
+        )
+
+    def arithmetic(self, shown: CountingShown, cell: Cell) -> str:
+        return WORDS["counting"]["in" if shown.tokens[cell.column] else "out"].format(t=cell.column)
+
+
+def _upright(before: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A line on the left of each of these cells, for one row of them."""
+    return np.repeat(before - 0.5, 3), np.tile([-0.5, 0.5, np.nan], len(before))
+
+
+@dataclass(frozen=True)
+class FatalShown:
+    """Which tensors are lost if one token alone has the decay w: booleans [T] by name, token by token.
+
+    row: the anchor, counted from each block's first row. chunk, block: tokens.
+    """
+
+    w: float
+    row: int
+    lost: Mapping[str, np.ndarray]
+    chunk: int
+    block: int
+
+    @property
+    def fatal(self) -> np.ndarray:
+        """The positions at which anything is lost, boolean [T]."""
+        return np.any(list(self.lost.values()), axis=0)
+
+
+class Fatal:
+    """A map of the positions at which one strong decay breaks a chunk, a strip for each of two. width: inches."""
+
+    _few = 8
+    """Up to so many fatal positions get an arrow each."""
+
+    def __init__(self, width: float):
+        words, height = WORDS["fatal"], 2.02
+        self.canvas, self._drawn = Canvas(width, height), False
+        self._strips, self._blocks, self._arrows = [], [], []
+        with style.context():
+            for n in range(2):
+                ax = self.canvas.axes(1.25, 0.45 + 0.72 * n, width - 1.4, 0.32)
+                ax.set(xticks=[], yticks=[])
+                ax.tick_params(axis="y", length=0)
+                self._strips.append(HeatMap(self.canvas, ax, name=f"chunk {n}"))
+                self._blocks += ax.plot([], [], color=style.BLACK, linewidth=1.2, zorder=4)
+                self._arrows += ax.plot(
+                    [], [], "v", color=style.VERMILLION, markersize=7, linewidth=0, clip_on=False, zorder=7
+                )
+            ax.set_xlabel(words["token"])
+            self.canvas.figure.legend(handles=style.non_finite_handles()[:1], loc="upper right", borderaxespad=0.2)
+        self.canvas.moving(*self._blocks, *self._arrows)
+
+    def update(self, shown: FatalShown) -> None:
+        C, starts = shown.chunk, np.arange(0, shown.chunk, shown.block)
+        if not self._drawn:
+            self._drawn = True
+            for n, strip in enumerate(self._strips):
+                strip.ax.set_yticks([0], [WORDS["fatal"]["chunk"].format(first=n * C, last=(n + 1) * C - 1)])
+                strip.ax.set_xticks([*starts, C - 1], [n * C + t for t in (*starts, C - 1)])
+                self._blocks[n].set_data(*_upright(starts[1:]))
+        few = shown.fatal.sum() <= self._few
+        for strip, arrows, fatal in zip(self._strips, self._arrows, shown.fatal.reshape(2, 1, C), strict=True):
+            strip.update(np.where(fatal, np.nan, 0.0), finite=~fatal)
+            at = np.flatnonzero(fatal) if few else []
+            arrows.set_data(at, np.full(len(at), -0.75))
+
+    def say(self, shown: FatalShown) -> str:
+        words, where = WORDS["fatal"], [str(t) for t in np.flatnonzero(shown.fatal)]
+        row = words["row"].get(shown.row) or words["inside" if shown.row > 0 else "before"].format(row=abs(shown.row))
+        said = {"row": row, "w": number(shown.w), "T": len(shown.fatal), "n": len(where)}
+        if not where:
+            return words["none"].format(**said)
+        if len(where) > 12:
+            listing = words["more"].format(first=", ".join(where[:10]), n=len(where) - 10)
+        else:
+            listing = listed(where)
+        return words["say"].format(where=listing, lost=listed(self._lost(shown, shown.fatal)), **said)
+
+    @staticmethod
+    def _lost(shown: FatalShown, at: np.ndarray | int) -> list[str]:
+        return [name for name, lost in shown.lost.items() if lost[at].any()]
+
+    def arithmetic(self, shown: FatalShown, cell: Cell) -> str:
+        t = int(cell.map.split()[-1]) * shown.chunk + cell.column
+        lost = self._lost(shown, t)
+        return WORDS["fatal"]["broken" if lost else "fine"].format(w=number(shown.w), t=t, lost=listed(lost))
