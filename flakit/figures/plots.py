@@ -135,6 +135,8 @@ def beside(yours, expected, *, rows: str = "row", columns: str = "column", heigh
             ax.yaxis.set_major_locator(MaxNLocator(6, integer=True))
             if n == 0:
                 ax.set_ylabel(rows)
+            else:
+                ax.tick_params(labelleft=False)  # the same rows
             if x is None:
                 ax.text(0.5, 0.5, missing if n == 0 else "", transform=ax.transAxes, ha="center", va="center")
         heat.colorbar(picture.figure.add_subplot(grid[-1]), "")

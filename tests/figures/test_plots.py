@@ -7,9 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-import flakit
-from flakit.cases import anchor
-from flakit.figures import chunks, plots, style
+from flakit.figures import plots, style
 
 
 def pixels(picture):
@@ -23,29 +21,6 @@ def area(picture, colour):
 
 def has_colour(picture, colour):
     return area(picture, colour) > 0
-
-
-@pytest.mark.parametrize("chunk", [2, 16, 64])
-def test_pair_levels_are_those_of_the_operator(chunk):
-    """At a decay of -1 the exponents count tokens: from the halves' boundary to i, and from j to the boundary."""
-    read, key = anchor.exponents(flakit.inputs(T=chunk, H=1, K=1, decay=-1.0), "dyadic", chunk=chunk)
-    s = chunks.pair_levels(chunk)
-    i, j = np.nonzero(s)
-    assert len(i) == chunk * (chunk - 1) // 2
-    boundary = i - i % s[i, j]
-    assert np.array_equal(read.numpy()[i, j], boundary - i)
-    assert np.array_equal(key.numpy()[i, j], j + 1 - boundary)
-
-
-def test_chunk_pictures():
-    small, large = chunks.paths(16, 2), chunks.paths(16, 8)
-    assert area(small, style.YELLOW) > area(large, style.YELLOW)  # the smaller the chunks, the more goes by the state
-    assert area(small, style.SKY) < area(large, style.SKY)
-    assert chunks.levels(8).pixels == chunks.levels(16).pixels
-    with pytest.raises(ValueError, match="chunk: expected a divisor of T = 10, got 4"):
-        chunks.paths(10, 4)
-    with pytest.raises(ValueError, match="chunk: expected a power of two from 2, got 12"):
-        chunks.levels(12)
 
 
 def test_matrices_hatch_what_is_not_finite():

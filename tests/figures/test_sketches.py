@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from flakit.figures.canvas import Cell
+from flakit.figures.sketches.chunking import Chunks, ChunksShown, Split, SplitShown, Ways, WaysShown
 from flakit.figures.sketches.decay_blowup import (
     Counting,
     CountingShown,
@@ -50,6 +51,25 @@ def fatal(*positions, row=0):
     return FatalShown(-500.0, row, {"o": lost, "dk": np.zeros(32, bool)}, 16, 4)
 
 
+def chunks(chunk, T=8):
+    i, j = np.indices((T, T))
+    kinds = np.select([i < j, i == j, i // chunk == j // chunk], [3, 2, 0], 1)
+    return ChunksShown(chunk, kinds, np.exp(-0.1 * (i - j - 1)), -0.1)
+
+
+def split(anchor, C=8):
+    read, key = anchor - np.arange(C, dtype=float), np.arange(C) + 1.0 - anchor
+    return SplitShown(anchor, -1.0, read, key, np.exp(read)[:, None] * np.exp(key))
+
+
+def ways(halves, C=4):
+    i, j = np.indices((C, C))
+    past = i > j
+    product = np.where(i // 2 > j // 2, 1, 2) if halves else np.where(i // 2 > j // 2, 1, 0)
+    exponent = np.where(past, 0.0 if halves else 2.0, np.nan)
+    return WaysShown(-1.0, np.where(past, product, -1), exponent, exponent)
+
+
 PICTURES = {
     "broken": (Broken, broken(TRUE), broken(np.where(TRUE > 0, np.nan, TRUE), 0.5)),
     "reading": (Reading, reading(1.0, 0.0), reading(0.0, 1.0)),
@@ -61,6 +81,9 @@ PICTURES = {
     "ends": (Ends, ends(80.0), ends(100.0)),
     "counting": (Counting, counting(-1, "key", 15, 0, 15), counting(4, "read", 0, 0, 4)),
     "fatal": (Fatal, fatal(4, 8, 20), fatal(row=-1)),
+    "chunks": (Chunks, chunks(2), chunks(4)),
+    "split": (Split, split(0), split(4)),
+    "ways": (Ways, ways(True), ways(False)),
 }
 
 
@@ -104,6 +127,13 @@ def test_the_arithmetic_is_that_of_the_cell():
         Forgetting(9.4).arithmetic(PICTURES["forgetting"][1], Cell("left", 0, 1))
         == "after 2 more: e^(2 · -0.1) = 0.8187"
     )
+    said = Split(9.4).arithmetic(split(0), Cell("pairs", 7, 6))
+    assert said == "token 7 reads token 6: e^-7 · e^7 = 1 (true: 1)"
+    said = Chunks(9.4).arithmetic(chunks(4), Cell("pairs of tokens", 6, 3))
+    assert said.startswith("token 3 is in the state that enters at token 4, and token 6 reads it there; 0.819 of it")
+    assert Chunks(9.4).arithmetic(chunks(4), Cell("pairs", 0, 0)) == "2 · 4 · 3 / 2 = 12"
+    assert "by product 2: e^0 · e^0 = 1" in Ways(9.4).arithmetic(ways(True), Cell("pairs", 1, 0))
+    assert "computed by itself" in Ways(9.4).arithmetic(ways(False), Cell("pairs", 1, 0))
 
 
 def test_the_sentence_names_what_is_broken():
@@ -149,3 +179,25 @@ def test_fatal_lists_the_positions_and_what_breaks():
     assert "the row before each block" in (said := Fatal(9.4).say(fatal(row=-1))) and "breaks nothing" in said
     assert "0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 4 more" in Fatal(9.4).say(fatal(*range(14), row=3))
     assert Fatal(9.4).arithmetic(fatal(20), Cell("chunk 1", 0, 4)) == "w = -500 at token 20 alone: lost in o"
+
+
+def test_chunks_are_counted_in_words():
+    say = Chunks(9.4).say
+    assert say(chunks(1)).startswith("Every token is a chunk of its own: 8 steps")
+    assert say(chunks(4)).startswith("Chunks of 4 tokens: 2 steps, one after another. 12 pairs are computed inside")
+    assert say(chunks(8)).startswith("All tokens are one chunk: one step. All 28 pairs")
+
+
+def test_an_anchor_says_how_large_the_factors_are():
+    say = Split(9.4).say
+    assert "the start of the chunk. The largest factor of a reader is e^0 = 1, that of a key e^8 = 2,981" in say(
+        split(0)
+    )
+    assert "The anchor is token 4" in say(split(4)) and "weight that they make is 1." in say(split(4))
+    assert "the end of the chunk" in say(split(8))
+
+
+def test_ways_say_what_no_product_makes():
+    assert Ways(9.4).say(ways(True)) == "Two products make all 6 pairs. No factor is larger than 1."
+    said = Ways(9.4).say(ways(False))
+    assert said.startswith("One product makes 4 pairs; the other 2 are computed one by one. The largest factor is e^2")

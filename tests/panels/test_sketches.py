@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from flakit.cases import anchor
+from flakit.cases import anchor, masking
 from flakit.cases.laws import LN_MAX
 from flakit.panels import sketch
 from flakit.panels.knobs import stops_of
@@ -106,6 +106,55 @@ def test_only_with_the_row_before_the_block_no_token_is_fatal():
     safe = [row for row in stops_of(panel.knobs["row"]) if not panel.set(row=row).result.fatal.any()]
     assert safe == [-1]
     assert list(np.flatnonzero(panel.set(row=0).result.fatal)) == [16, 32, 48, 80, 96, 112]
+
+
+def pair_by_pair(C, decay):
+    """The weight of every pair, as the casebook computes it with one exponential each, [C, C]."""
+    return masking.weights(torch.full((C, 1), decay, dtype=torch.float64), "before", exclusive=True)[..., 0].numpy()
+
+
+def test_every_pair_of_tokens_is_inside_a_chunk_or_goes_through_a_state():
+    for chunk in stops_of(sketch("chunks").knobs["chunk"]):
+        shown = sketch("chunks", chunk=chunk).result
+        T = len(shown.kinds)
+        i, j = np.indices((T, T))
+        ways = [(i > j) & (i // chunk == j // chunk), i // chunk > j // chunk, i == j, i < j]
+        for n, there in enumerate(ways):
+            assert ((shown.kinds == n) == there).all(), (chunk, n)
+        assert np.allclose(shown.weights, pair_by_pair(T, shown.w), rtol=1e-12)
+
+
+def test_an_anchor_moves_the_factors_and_not_the_weights():
+    for at in (0, 1, 20, 32, 63, 64):
+        shown = sketch("split", anchor=at).result
+        C = len(shown.read)
+        assert (shown.read.max(), shown.key.max()) == (at, C - at)
+        assert np.allclose(np.tril(shown.made, -1), pair_by_pair(C, shown.w), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("way", "products", "single", "largest"), [
+    ("one product", 1, 0, 8), ("blocks", 3, 24, 0), ("halves of halves", 4, 0, 0),
+])  # fmt: skip
+def test_each_way_makes_every_pair_once(way, products, single, largest):
+    shown = sketch("ways", way=way).result
+    past = np.tri(len(shown.product), k=-1, dtype=bool)
+    assert (shown.product[past] >= 0).all()
+    assert (shown.product.max(), (shown.product == 0).sum()) == (products, single)
+    assert max(shown.read[shown.product >= 0].max(), shown.key[shown.product >= 0].max()) == largest
+    made = np.where(past, np.exp(shown.read) * np.exp(shown.key), 0)
+    assert np.allclose(made, pair_by_pair(len(past), shown.w), rtol=1e-5)
+    for n in range(1, products + 1):  # a product has a factor for each reader and one for each key
+        assert all(len(set(shown.read[i, shown.product[i] == n])) <= 1 for i in range(len(past)))
+        assert all(len(set(shown.key[shown.product[:, j] == n, j])) <= 1 for j in range(len(past)))
+
+
+def test_halves_meet_where_the_indices_first_differ():
+    shown = sketch("ways", way="halves of halves").result
+    i, j = np.nonzero(shown.product > 0)
+    s = 1 << np.floor(np.log2(i ^ j)).astype(int)
+    assert (shown.product[i, j] == 4 - np.log2(s)).all()
+    border = i - i % s  # at a decay of -1 the exponents count tokens: from the border to i, and from j to the border
+    assert np.array_equal(shown.read[i, j], border - i) and np.array_equal(shown.key[i, j], j + 1 - border)
 
 
 def test_an_unknown_name():

@@ -5,9 +5,9 @@ import functools
 from ...figures.canvas import Cell
 from ..base import Panel
 from ..shared import literal
-from . import decay_blowup, rwkv6_forward, start_here
+from . import chunking, decay_blowup, rwkv6_forward, start_here
 
-SKETCHES = start_here.SKETCHES | rwkv6_forward.SKETCHES | decay_blowup.SKETCHES
+SKETCHES = start_here.SKETCHES | rwkv6_forward.SKETCHES | chunking.SKETCHES | decay_blowup.SKETCHES
 
 
 class SketchPanel(Panel):

@@ -1,0 +1,379 @@
+"""The small pictures of 03_chunking. Arrays in; each says itself in words."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.patches import Patch
+
+from ...numerics.words import number
+from .. import style
+from ..canvas import Canvas, Cell
+from ..heatmap import HeatMap
+from ..marks import Marked, whole_ticks
+from ..strip import Strip
+from .shared import pointable
+
+READER, KEY = style.LINES[0], style.LINES[1]
+"""Colour and dash of what belongs to the token that reads, and to the one that wrote."""
+
+WORDS = {
+    "chunks": {
+        "alt": "A square of all pairs of tokens, by the way in which the one reaches the other: inside one chunk or "
+        "through a state; beside it, bars for the steps that wait for each other and for the pairs inside chunks",
+        "reads": "token i, which reads",
+        "wrote": "token j, which wrote",
+        "steps": "steps, one after another",
+        "pairs": "pairs inside chunks",
+        "intra": "inside a chunk: intra",
+        "inter": "through a state: inter",
+        "itself": "the token itself: bonus u",
+        "future": "the future: nothing",
+        "say": "{chunks}: {steps}. {intra} pairs are computed inside chunks, {inter} meet through a state.",
+        "one": "Every token is a chunk of its own: {steps}, as in the recurrence. All {inter} pairs meet through a "
+        "state.",
+        "whole": "All tokens are one chunk: {steps}. All {intra} pairs are computed inside it, and no state is needed.",
+        "cell": {
+            "intra": "token {i} reads token {j} inside their chunk; {weight} of it is left at w = {w}",
+            "inter": "token {j} is in the state that enters at token {first}, and token {i} reads it there; {weight} "
+            "of it is left at w = {w}",
+            "itself": "token {i} sees itself through the bonus u",
+            "future": "token {i} comes before token {j} and does not see it",
+        },
+        "bar": {"steps": "{T} tokens / {chunk} = {steps}", "pairs": "{steps} · {chunk} · {less} / 2 = {intra}"},
+    },
+    "split": {
+        "alt": "Left, the exponents of the readers' and of the keys' factors over the tokens of a chunk, which cross "
+        "near the anchor; right, the weights that they make, which never change",
+        "exponents": "exponent at w = {w}",
+        "token": "token of the chunk",
+        "reader": "reader",
+        "key": "key",
+        "anchor": "anchor",
+        "large": "factors larger than 1",
+        "weight": "exponent of the product",
+        "reads": "token i, which reads",
+        "wrote": "token j, which wrote",
+        "say": "The anchor is {where}. The largest factor of a reader is {reader}, that of a key {key}. "
+        "The largest weight that they make is {weight}.",
+        "start": "the start of the chunk",
+        "end": "the end of the chunk",
+        "at": "token {anchor}",
+        "factors": "token {n}: as a reader e^{read}, as a key e^{key}",
+        "pair": "token {i} reads token {j}: e^{read} · e^{key} = {made} (true: {true})",
+        "future": "token {i} comes before token {j} and does not see it",
+        "itself": "token {i} itself: the bonus u, without a decay",
+    },
+    "ways": {
+        "alt": "Left, all pairs of tokens of a chunk with the number of the product that makes them; right, a bar for "
+        "the largest exponent of a factor of each product",
+        "map": "which product makes a pair",
+        "reads": "token i, which reads",
+        "wrote": "token j, which wrote",
+        "largest": "largest exponent, w = {w}",
+        "product": "product {n}",
+        "single": "one by one",
+        "dot": "·",
+        "none": "no factors",
+        "factor": "e^{exponent}",
+        "products": {1: "One product makes", 2: "Two products make", 3: "Three products make", 4: "Four products make"},
+        "all": "{products} all {pairs} pairs.",
+        "some": "{products} {pairs} pairs; the other {single} are computed one by one.",
+        "large": "The largest factor is {largest}, though no weight is larger than 1.",
+        "small": "No factor is larger than 1.",
+        "pair": "token {i} reads token {j} by product {n}: e^{read} · e^{key} = {made}",
+        "alone": "token {i} reads token {j}, computed by itself: e^{read} = {made}",
+        "future": "token {i} comes before token {j} and does not see it",
+        "itself": "token {i} itself: the bonus u, without a decay",
+        "bar": "product {n}, {pairs} pairs: readers up to e^{read}, keys up to e^{key}",
+        "row": "{pairs} pairs, an exponential for each, and none is larger than 1",
+    },
+}
+
+KINDS = ("intra", "inter", "itself", "future")
+"""How one token reaches another, in the order of the numbers in `ChunksShown.kinds`."""
+
+
+@dataclass(frozen=True)
+class ChunksShown:
+    """Of every pair of tokens its place in `KINDS` and its weight at decay w, [T, T] each, in chunks of so many."""
+
+    chunk: int
+    kinds: np.ndarray
+    weights: np.ndarray
+    w: float
+
+
+class Chunks:
+    """Every pair of tokens by the way in which one reaches the other, and what a chunk costs. width: inches."""
+
+    def __init__(self, width: float):
+        words, height, side = WORDS["chunks"], 2.8, 2.15
+        self.canvas, self._marks = Canvas(width, height), {}
+        looks = {
+            "intra": {"facecolor": style.SKY},
+            "inter": {"facecolor": style.YELLOW, "edgecolor": style.GREY, "hatch": "..."},
+            "itself": {"facecolor": style.VERMILLION},
+        }
+        with style.context():
+            self._ax = ax = self.canvas.axes(0.6, 0.12, side, side, facecolor=style.EMPTY)
+            ax.set(xlabel=words["wrote"], ylabel=words["reads"])
+            for name, look in looks.items():
+                self._marks[name] = Marked(self.canvas, ax, **look)
+            (self._edges,) = self.canvas.moving(ax.plot([], [], color="white", linewidth=2, zorder=3)[0])
+            left, self._bars = 0.6 + side + 0.4, {}
+            for n, name in enumerate(("steps", "pairs")):
+                ax = self.canvas.axes(left, 0.3 + 0.68 * n, width - left - 0.55, 0.3)
+                ax.set_title(words[name], pad=3)
+                ax.set(ylim=(-0.5, 0.5), xticks=[], yticks=[])
+                ax.spines[["top", "right", "bottom"]].set_visible(False)
+                (bar,) = ax.barh([0], [0.0], height=0.8, color=style.BLUE if name == "steps" else style.SKY)
+                text = ax.text(0, 0, "", va="center", fontsize=10)
+                self.canvas.moving(bar, text)
+                self._bars[name] = ax, bar, text
+                pointable(self.canvas, name, ax, 1, 1)
+            handles = [Patch(label=words[name], linewidth=0, **look) for name, look in looks.items()]
+            handles.append(style.swatch(style.EMPTY, words["future"]))
+            self.canvas.figure.legend(
+                handles=handles, loc="upper left", bbox_to_anchor=((left - 0.1) / width, 1 - 1.5 / height),
+                ncols=2 if width > 8 else 1, labelspacing=0.4,
+            )  # fmt: skip
+        self._tokens = 0
+
+    def update(self, shown: ChunksShown) -> None:
+        T, counts = len(shown.kinds), _counts(shown)
+        if T != self._tokens:
+            self._ax.set(xlim=(-0.5, T - 0.5), ylim=(T - 0.5, -0.5))
+            whole_ticks(self._ax)
+            self.canvas.pointable("pairs of tokens", self._ax, T, T)
+            for name, largest in (("steps", T), ("pairs", T * (T - 1) / 2)):
+                self._bars[name][0].set_xlim(0, largest)
+            self.canvas.stale()
+            self._tokens = T
+        for name, marked in self._marks.items():
+            marked.update(shown.kinds == KINDS.index(name))
+        edges = np.arange(shown.chunk, T, shown.chunk) - 0.5
+        ends, gaps = np.tile([-0.5, T - 0.5, np.nan], len(edges)), np.repeat(edges, 3)
+        self._edges.set_data(np.concatenate((ends, gaps)), np.concatenate((gaps, ends)))
+        self._edges.set_linewidth(2 if shown.chunk > 2 else 0.5)  # else hardly a pair would be seen
+        for name, count in (("steps", counts["steps"]), ("pairs", counts["intra"])):
+            ax, bar, text = self._bars[name]
+            bar.set_width(count)
+            text.set(text=str(count), x=count + 0.012 * ax.get_xlim()[1])
+
+    def say(self, shown: ChunksShown) -> str:
+        words, counts = WORDS["chunks"], _counts(shown)
+        one = "one" if shown.chunk == 1 else "whole" if counts["steps"] == 1 else "say"
+        steps = "one step" if counts["steps"] == 1 else f"{counts['steps']} steps, one after another"
+        return words[one].format(chunks=f"Chunks of {shown.chunk} tokens", **counts | {"steps": steps})
+
+    def arithmetic(self, shown: ChunksShown, cell: Cell) -> str:
+        words, counts, T = WORDS["chunks"], _counts(shown), len(shown.kinds)
+        if cell.map in words["bar"]:
+            return words["bar"][cell.map].format(T=T, chunk=shown.chunk, less=shown.chunk - 1, **counts)
+        i, j = cell.row, cell.column
+        first, weight = i - i % shown.chunk, number(float(shown.weights[i, j]), 3)
+        said = words["cell"][KINDS[shown.kinds[i, j]]]
+        return said.format(i=i, j=j, first=first, weight=weight, w=number(shown.w))
+
+
+def _counts(shown: ChunksShown) -> dict[str, int]:
+    return {"steps": len(shown.kinds) // shown.chunk} | {
+        name: int((shown.kinds == n).sum()) for n, name in enumerate(KINDS[:2])
+    }
+
+
+@dataclass(frozen=True)
+class SplitShown:
+    """Exponents of the factors of all readers and of all keys [C], anchored at a token, and the products of the two
+    factors [C, C], at one decay w for every token."""
+
+    anchor: int
+    w: float
+    read: np.ndarray
+    key: np.ndarray
+    made: np.ndarray
+
+
+class Split:
+    """Two exponents over the tokens, which an anchor moves, and the weights, which it does not. width: inches."""
+
+    def __init__(self, width: float):
+        words, height, side = WORDS["split"], 2.8, 2.02
+        self.canvas, self._lines = Canvas(width, height), {}
+        across = width - 0.62 - 0.85 - side - 0.72
+        with style.context():
+            self._ax = ax = self.canvas.axes(0.62, 0.32, across, side)
+            ax.spines[["top", "right"]].set_visible(False)
+            ax.set_xlabel(words["token"])
+            ax.axhline(0, color=style.GREY, linewidth=0.8)
+            ax.axhspan(0, 1e9, facecolor=style.INF["facecolor"], alpha=0.6, zorder=0)
+            ax.text(0.5, 0.97, words["large"], transform=ax.transAxes, ha="center", va="top", fontsize=9)
+            for name, look in (("reader", READER), ("key", KEY)):
+                (self._lines[name],) = ax.plot([], [], label=words[name], zorder=4, **look)
+            upright = ax.get_xaxis_transform()
+            (self._mark,) = ax.plot([0, 0], [0, 1], color=style.BLACK, linewidth=1.2, transform=upright)
+            self._name = ax.text(0, 0.02, words["anchor"], transform=upright, fontsize=9, va="bottom")
+            self._name.set_bbox({"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1})
+            self.canvas.moving(*self._lines.values(), self._mark, self._name)
+            ax.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.01), ncols=2, borderaxespad=0, borderpad=0.1)
+            box = self.canvas.axes(width - side - 0.72, 0.32, side, side)
+            box.set(xlabel=words["wrote"], ylabel=words["reads"])
+            box.set_title(words["weight"])
+            self._map = HeatMap(self.canvas, box, name="pairs")
+            self._bar = self._map.colorbar(self.canvas.axes(width - 0.64, 0.32, 0.09, side), "")
+        self._first = True
+
+    def update(self, shown: SplitShown) -> None:
+        C = len(shown.read)
+        if self._first:
+            largest = C * -shown.w
+            with style.context():
+                self._ax.set(xlim=(-0.5, C + 0.5), ylim=(-1.08 * largest, 1.08 * largest))
+                self._ax.set_ylabel(WORDS["split"]["exponents"].format(w=number(shown.w)), labelpad=1)
+                self._map.colours.set_clim(-largest, 0)
+                pointable(self.canvas, "tokens", self._ax, 1, C)
+            self._first = False
+        for name, exponents in (("reader", shown.read), ("key", shown.key)):
+            self._lines[name].set_data(range(C), exponents)
+        self._mark.set_xdata([shown.anchor - 0.5] * 2)
+        right = shown.anchor < C / 2
+        self._name.set(x=shown.anchor - 0.5 + (0.8 if right else -0.8), ha="left" if right else "right")
+        future = np.triu(np.ones((C, C), bool))
+        with np.errstate(divide="ignore"):
+            self._map.update(np.log(np.where(future, 1, shown.made)), empty=future)
+        whole_ticks(self._map.ax)
+
+    def say(self, shown: SplitShown) -> str:
+        words, C = WORDS["split"], len(shown.read)
+        where = words["start"] if shown.anchor == 0 else words["end"] if shown.anchor == C else words["at"]
+        factors = {name: _power(x.max()) for name, x in (("reader", shown.read), ("key", shown.key))}
+        weight = number(float(np.tril(shown.made, -1).max()), 3)
+        return words["say"].format(where=where.format(anchor=shown.anchor), weight=weight, **factors)
+
+    def arithmetic(self, shown: SplitShown, cell: Cell) -> str:
+        words, i, j = WORDS["split"], cell.row, cell.column
+        if cell.map == "tokens":
+            return words["factors"].format(n=j, read=number(float(shown.read[j])), key=number(float(shown.key[j])))
+        if i <= j:
+            return words["itself" if i == j else "future"].format(i=i, j=j)
+        read, key = float(shown.read[i]), float(shown.key[j])
+        true = number(float(np.exp(read + key)), 3)
+        made = number(float(shown.made[i, j]), 3)
+        return words["pair"].format(i=i, j=j, read=number(read), key=number(key), made=made, true=true)
+
+
+@dataclass(frozen=True)
+class WaysShown:
+    """Of every pair of a chunk the number of the product that makes it, 0 where it is computed by itself and -1 where
+    it is not, and the exponents of the reader's and of the key's factor, [C, C] each; at one decay w.
+
+    A product may make pairs of the future, too; nobody reads them."""
+
+    w: float
+    product: np.ndarray
+    read: np.ndarray
+    key: np.ndarray
+
+
+class Ways:
+    """Which product makes which pair of a chunk, and how large the factors of each get. width: inches."""
+
+    _most = 4  # products
+
+    def __init__(self, width: float):
+        words, height, side = WORDS["ways"], 3.0, 2.2
+        self.canvas, self._strip = Canvas(width, height), None
+        with style.context():
+            self._map = self.canvas.axes(0.6, 0.28, side, side)
+            self._map.set(xlabel=words["wrote"], ylabel=words["reads"])
+            self._map.set_title(words["map"])
+            left = 0.6 + side + 1.05
+            self._ax = ax = self.canvas.axes(left, 0.28, width - left - 0.75, side)
+            ax.spines[["top", "right"]].set_visible(False)
+            ax.set(ylim=(self._most - 0.5, -0.5), yticks=[])
+            bars = ax.barh(range(self._most), [0.0] * self._most, height=0.55, color=style.VERMILLION)
+            self._bars = self.canvas.moving(*bars)
+            look = {"va": "center", "fontsize": 9}
+            self._names = [ax.text(0, n, "", ha="right", **look) for n in range(self._most)]
+            self._values = [ax.text(0, n, "", **look) for n in range(self._most)]
+            self.canvas.moving(*self._names, *self._values)
+            pointable(self.canvas, "products", ax, self._most, 1)
+
+    def update(self, shown: WaysShown) -> None:
+        words, C = WORDS["ways"], len(shown.product)
+        if self._strip is None:
+            with style.context():
+                self._strip = Strip(self.canvas, self._map, C, C, vmin=0, vmax=self._most, name="pairs")
+                reach = C / 2 * -shown.w
+                self._ax.set(xlim=(0, 1.12 * reach), xlabel=words["largest"].format(w=number(shown.w)))
+                for text in self._names:
+                    text.set_x(-0.02 * reach)
+        past = _past(shown)
+        signs = [
+            [(str(n) if n else words["dot"]) if there else "" for n, there in zip(*row, strict=True)]
+            for row in zip(shown.product, past, strict=True)
+        ]
+        self._strip.update(shown.product, signs, empty=~past)
+        whole_ticks(self._map)
+        rows = _rows(shown)
+        for n, (bar, name, value) in enumerate(zip(self._bars, self._names, self._values, strict=True)):
+            there = n < len(rows)
+            for artist in (bar, name, value):
+                artist.set_visible(there)
+            if there:
+                number_, _, read, key = rows[n]
+                largest = 0.0 if number_ == 0 else max(read, key)
+                bar.set_width(largest)
+                name.set_text(words["product"].format(n=number_) if number_ else words["single"])
+                said = words["factor"].format(exponent=number(largest)) + (" = 1" if largest == 0 else "")
+                value.set(text=said if number_ else words["none"], x=largest + 0.02 * self._ax.get_xlim()[1])
+
+    def say(self, shown: WaysShown) -> str:
+        words, rows = WORDS["ways"], _rows(shown)
+        products = [row for row in rows if row[0]]
+        pairs, single = (sum(row[1] for row in rows if bool(row[0]) == made) for made in (True, False))
+        largest = max(max(read, key) for _, _, read, key in products)
+        first = words["some" if single else "all"].format(
+            products=words["products"][len(products)], pairs=pairs, single=single
+        )
+        return f"{first} {words['large' if largest > 0 else 'small'].format(largest=_power(largest))}"
+
+    def arithmetic(self, shown: WaysShown, cell: Cell) -> str:
+        words, i, j = WORDS["ways"], cell.row, cell.column
+        if cell.map == "products":
+            rows = _rows(shown)
+            if cell.row >= len(rows):
+                return self.say(shown)
+            n, pairs, read, key = rows[cell.row]
+            return words["bar" if n else "row"].format(n=n, pairs=pairs, read=number(read), key=number(key))
+        if i <= j:
+            return words["itself" if i == j else "future"].format(i=i, j=j)
+        n = int(shown.product[i, j])
+        read, key = float(shown.read[i, j]), float(shown.key[i, j])
+        made = number(float(np.exp(read) * np.exp(key)), 3)
+        return words["pair" if n else "alone"].format(i=i, j=j, n=n, read=number(read), key=number(key), made=made)
+
+
+def _past(shown: WaysShown) -> np.ndarray:
+    return np.tri(len(shown.product), k=-1, dtype=bool)
+
+
+def _rows(shown: WaysShown) -> list[tuple[int, int, float, float]]:
+    """Number, pairs and largest exponent of a reader and of a key, for each product; those without one come last."""
+    found = []
+    for n in [*range(1, shown.product.max() + 1), 0]:
+        made = shown.product == n
+        if made.any():
+            pairs = int((made & _past(shown)).sum())
+            found.append((n, pairs, float(shown.read[made].max()), float(shown.key[made].max())))
+    return found
+
+
+def _power(exponent: float) -> str:
+    """A power of e, and what it is.
+
+    >>> _power(64.0), _power(8.0), _power(0.0)
+    ('e^64 = 6.2e+27', 'e^8 = 2,981', 'e^0 = 1')
+    """
+    value = float(np.exp(np.float64(exponent)))
+    return f"e^{number(float(exponent))} = {number(value, 2) if value >= 1e6 else f'{round(value):,}'}"
