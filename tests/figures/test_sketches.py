@@ -13,6 +13,8 @@ from flakit.figures.sketches.decay_blowup import (
     Fatal,
     FatalShown,
 )
+from flakit.figures.sketches.delta_rule import Editing, EditingShown, Revisions, RevisionsShown
+from flakit.figures.sketches.delta_rule_in_chunks import Chained, ChainedShown
 from flakit.figures.sketches.rwkv6_forward import Forgetting, ForgettingShown, Reading, ReadingShown
 from flakit.figures.sketches.start_here import Broken, BrokenShown
 
@@ -70,6 +72,21 @@ def ways(halves, C=4):
     return WaysShown(-1.0, np.where(past, product, -1), exponent, exponent)
 
 
+def editing(alpha):
+    before, written = np.array([[0.0, 1, 0, 0], [0, 0, 1, 0]]), np.array([[1.0, 0, 0, 0], [0, 0, 0, 0]])
+    taken = -alpha * np.array([[0.0, 1, 0, 0], [0, 0, 0, 0]])
+    return EditingShown(alpha, before, taken, written, before + taken + written)
+
+
+def revisions(alpha):
+    return RevisionsShown(alpha, (1 - alpha) ** np.arange(7.0, -1, -1))
+
+
+def chained(spread):
+    found = np.tril(np.full((4, 4), -0.9 / (1 + spread)), -1)
+    return ChainedShown(spread, found, np.linalg.inv(np.eye(4) - found))
+
+
 PICTURES = {
     "broken": (Broken, broken(TRUE), broken(np.where(TRUE > 0, np.nan, TRUE), 0.5)),
     "reading": (Reading, reading(1.0, 0.0), reading(0.0, 1.0)),
@@ -84,6 +101,9 @@ PICTURES = {
     "chunks": (Chunks, chunks(2), chunks(4)),
     "split": (Split, split(0), split(4)),
     "ways": (Ways, ways(True), ways(False)),
+    "editing": (Editing, editing(0.0), editing(0.7)),
+    "revisions": (Revisions, revisions(0.5), revisions(1.5)),
+    "chained": (Chained, chained(0.0), chained(3.0)),
 }
 
 
@@ -201,3 +221,47 @@ def test_ways_say_what_no_product_makes():
     assert Ways(9.4).say(ways(True)) == "Two products make all 6 pairs. No factor is larger than 1."
     said = Ways(9.4).say(ways(False))
     assert said.startswith("One product makes 4 pairs; the other 2 are computed one by one. The largest factor is e^2")
+
+
+@pytest.mark.parametrize(
+    ("alpha", "says"),
+    [
+        (0.0, "answers both: open 1, closed 1"),
+        (0.3, "30% of what stood under the door is taken out"),
+        (0.3, "open 1, closed 0.7"),
+        (1.0, "all of what stood under the door is taken out. The memory answers: open 1, closed 0"),
+        (1.6, "more is taken out than stood there. Open is 1, and closed stands there turned round: -0.6"),
+    ],
+)
+def test_editing_says_what_the_memory_answers(alpha, says):
+    assert says in Editing(9.4).say(editing(alpha))
+
+
+def test_editing_adds_up_the_numbers_of_a_cell():
+    picture, shown = Editing(9.4), editing(0.7)
+    assert picture.arithmetic(shown, Cell("now", 0, 1)) == "door, closed: 1 + -0.7 + 0 = 0.3"
+    assert picture.arithmetic(shown, Cell("taken", 0, 1)) == "door, closed: -0.7 · 1 = -0.7"
+    assert picture.arithmetic(shown, Cell("before", 1, 2)) == "lamp, on: 1"
+
+
+@pytest.mark.parametrize(
+    ("alpha", "says"),
+    [
+        (0.0, "all 8 values count alike"),
+        (0.5, "the one before it 50%, and the first 0.78%"),
+        (1.0, "only the last value counts"),
+        (2.0, "the one before the last -1, the first -1"),
+    ],
+)
+def test_revisions_says_which_values_count(alpha, says):
+    assert says in Revisions(9.4).say(revisions(alpha))
+
+
+def test_chained_says_how_far_an_edit_reaches():
+    picture, same = Chained(9.4), chained(0.0)
+    assert "up to 0.9 of what each earlier one put back" in picture.say(same)
+    assert "the largest number is 1, and beyond the second diagonal 0.09" in picture.say(same)
+    assert "Keys that differ by 2: token i finds up to 0.3" in picture.say(chained(2.0))
+    assert picture.arithmetic(same, Cell("found", 3, 1)) == "token 3 finds -0.9 times what token 1 put back"
+    assert "token 3 before" not in picture.arithmetic(same, Cell("inverse", 3, 1))
+    assert picture.arithmetic(same, Cell("found", 1, 3)).startswith("token 1 comes before token 3")

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from flakit.cases import anchor, masking
+from flakit.cases import anchor, inverse, masking
 from flakit.cases.laws import LN_MAX
 from flakit.panels import sketch
 from flakit.panels.knobs import stops_of
 from flakit.panels.sketches import SKETCHES
 from flakit.panels.sketches.decay_blowup import ANCHORS
+from flakit.panels.sketches.delta_rule import CLOSED, DOOR, LAMP, ON, OPEN
 from flakit.panels.sketches.rwkv6_forward import KEYS, VALUES
 from tests.panels.live import NOT_LIVE
 
@@ -155,6 +156,30 @@ def test_halves_meet_where_the_indices_first_differ():
     assert (shown.product[i, j] == 4 - np.log2(s)).all()
     border = i - i % s  # at a decay of -1 the exponents count tokens: from the border to i, and from j to the border
     assert np.array_equal(shown.read[i, j], border - i) and np.array_equal(shown.key[i, j], j + 1 - border)
+
+
+def test_editing_is_what_one_does_by_hand():
+    for alpha in (0.0, 0.4, 1.0, 2.0):
+        shown = sketch("editing", alpha=alpha).result
+        before = torch.outer(DOOR, CLOSED) + torch.outer(LAMP, ON)
+        now = before - alpha * torch.outer(DOOR, DOOR @ before) + torch.outer(DOOR, OPEN)
+        assert np.allclose(shown.before, before) and np.allclose(shown.now, now)
+        assert np.allclose(shown.before + shown.taken + shown.written, shown.now)
+        assert max(np.abs(getattr(shown, name)).max() for name in ("before", "taken", "written", "now")) <= 2
+
+
+def test_revisions_are_powers_of_what_is_left():
+    for alpha in (0.0, 0.5, 1.0, 1.5):
+        counts = sketch("revisions", alpha=alpha).result.counts
+        assert np.allclose(counts, [(1 - alpha) ** (len(counts) - 1 - n) for n in range(len(counts))], atol=1e-12)
+
+
+def test_chained_shows_the_inverse_of_what_it_shows():
+    for spread in (0.0, 0.3, 5.0):
+        shown = sketch("chained", spread=spread).result
+        assert np.allclose((np.eye(len(shown.found)) - shown.found) @ shown.inverse, np.eye(len(shown.found)))
+        assert np.allclose(shown.found, inverse.matrix(0.9, -1e-3, spread))
+        assert np.abs(shown.inverse).max() <= 1 + 1e-12, "the colours end there"
 
 
 def test_an_unknown_name():

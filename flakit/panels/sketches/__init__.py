@@ -5,9 +5,10 @@ import functools
 from ...figures.canvas import Cell
 from ..base import Panel
 from ..shared import literal
-from . import chunking, decay_blowup, rwkv6_forward, start_here
+from . import chunking, decay_blowup, delta_rule, delta_rule_in_chunks, rwkv6_forward, start_here
 
-SKETCHES = start_here.SKETCHES | rwkv6_forward.SKETCHES | chunking.SKETCHES | decay_blowup.SKETCHES
+_LESSONS = (start_here, rwkv6_forward, chunking, decay_blowup, delta_rule, delta_rule_in_chunks)
+SKETCHES = {name: sketch for lesson in _LESSONS for name, sketch in lesson.SKETCHES.items()}
 
 
 class SketchPanel(Panel):

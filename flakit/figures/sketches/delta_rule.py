@@ -1,0 +1,153 @@
+"""The small pictures of 06_delta_rule. Arrays in; each says itself in words."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .. import style
+from ..canvas import Canvas, Cell
+from ..heatmap import HeatMap
+from .shared import percent, pointable, short
+
+WORDS = {
+    "editing": {
+        "alt": "Four small tables with a row for the door and one for the lamp, and a column each for open, closed, on "
+        "and off: the memory before, what is taken out, what is written, and the memory now",
+        "maps": {"before": "before", "taken": "+ taken out", "written": "+ written", "now": "= now"},
+        "rows": ("door", "lamp"),
+        "columns": ("open", "closed", "on", "off"),
+        "none": "With α = 0 nothing is taken out. Asked about the door, the memory answers both: open {open}, closed "
+        "{closed}.",
+        "part": "With α = {alpha}, {share} of what stood under the door is taken out before the new value is written. "
+        "Asked about the door, the memory answers: open {open}, closed {closed}.",
+        "all": "With α = 1 all of what stood under the door is taken out. The memory answers: open {open}, closed "
+        "{closed}.",
+        "more": "With α = {alpha} more is taken out than stood there. Open is {open}, and closed stands there turned "
+        "round: {closed}.",
+        "now": "{row}, {column}: {before} + {taken} + {written} = {now}",
+        "taken": "{row}, {column}: -{alpha} · {before} = {taken}",
+        "given": "{row}, {column}: {value}",
+    },
+    "revisions": {
+        "alt": "Bars: how much the value of each of eight tokens under one key counts in the answer after the last",
+        "x": "token",
+        "y": "how much it counts",
+        "none": "With α = 0 all {T} values count alike: every one of them is in the answer.",
+        "part": "With α = {alpha} the last value counts in full, the one before it {before}, and the first {first}.",
+        "all": "With α = 1 only the last value counts. All others have been taken out again.",
+        "more": "With α = {alpha} the values count with changing signs: the one before the last {before}, the first "
+        "{first}.",
+        "arithmetic": "token {n}: taken out of {later} times later, (1 - {alpha})^{later} = {counts}",
+    },
+}
+
+
+@dataclass(frozen=True)
+class EditingShown:
+    """A table [2, 4] before an edit, what is taken out, what is written, and the table after; the share taken out."""
+
+    alpha: float
+    before: np.ndarray
+    taken: np.ndarray
+    written: np.ndarray
+    now: np.ndarray
+
+
+class Editing:
+    """The four tables of one edit, each number in its cell. width: inches."""
+
+    _largest = 2.6  # of the colours: above every number, so that black digits can be read on all of them
+
+    def __init__(self, width: float):
+        words, left, gap = WORDS["editing"], 0.52, 0.16
+        across = (width - left - 0.1 - 3 * gap) / 4
+        narrow = across < 1.5  # the columns' names stand upright
+        self.canvas, self._maps, self._numbers = Canvas(width, 1.75 if narrow else 1.45), {}, {}
+        with style.context():
+            for n, (name, title) in enumerate(words["maps"].items()):
+                ax = self.canvas.axes(left + n * (across + gap), 0.32, across, 0.84)
+                ax.set_title(title)
+                ax.set_xticks(range(4), words["columns"], rotation=90 if narrow else 0)
+                ax.set_yticks(range(2), words["rows"] if n == 0 else ("", ""))
+                ax.tick_params(length=0)
+                self._maps[name] = HeatMap(
+                    self.canvas, ax, cmap=style.SIGNED, vmin=-self._largest, vmax=self._largest, name=name
+                )
+                cells = [(row, column) for row in range(2) for column in range(4)]
+                self._numbers[name] = {
+                    (row, column): ax.text(column, row, "", ha="center", va="center", fontsize=9.5, zorder=6)
+                    for row, column in cells
+                }
+                self.canvas.moving(*self._numbers[name].values())
+
+    def update(self, shown: EditingShown) -> None:
+        for name, heat in self._maps.items():
+            table = getattr(shown, name)
+            heat.update(table)
+            for cell, text in self._numbers[name].items():
+                text.set_text(short(table[cell]))
+
+    def say(self, shown: EditingShown) -> str:
+        alpha = shown.alpha
+        kind = "none" if alpha == 0 else "part" if alpha < 1 else "all" if alpha == 1 else "more"
+        opened, closed = (short(x) for x in shown.now[0, :2])
+        return WORDS["editing"][kind].format(alpha=short(alpha), share=percent(alpha), open=opened, closed=closed)
+
+    def arithmetic(self, shown: EditingShown, cell: Cell) -> str:
+        words, at = WORDS["editing"], (cell.row, cell.column)
+        where = {"row": words["rows"][cell.row], "column": words["columns"][cell.column]}
+        tables = {name: short(getattr(shown, name)[at]) for name in words["maps"]}
+        if cell.map == "now":
+            return words["now"].format(**where, **tables)
+        if cell.map == "taken" and cell.row == 0:
+            return words["taken"].format(**where, alpha=short(shown.alpha), **tables)
+        return words["given"].format(**where, value=tables[cell.map])
+
+
+@dataclass(frozen=True)
+class RevisionsShown:
+    """How much each value [T] counts in the answer after the last token; the share each token takes out."""
+
+    alpha: float
+    counts: np.ndarray
+
+
+class Revisions:
+    """A bar for each token that said something under the same key. width: inches."""
+
+    def __init__(self, width: float):
+        words, height = WORDS["revisions"], 2.2
+        self.canvas, self._bars, self._numbers = Canvas(width, height), None, None
+        with style.context():
+            self._ax = ax = self.canvas.axes(0.65, 0.12, width - 0.8, height - 0.62)
+            ax.spines[["top", "right"]].set_visible(False)
+            ax.set(xlabel=words["x"], ylabel=words["y"], ylim=(-1.25, 1.25), yticks=(-1, 0, 1))
+            ax.axhline(0, color=style.BLACK, linewidth=0.8)
+
+    def update(self, shown: RevisionsShown) -> None:
+        T = len(shown.counts)
+        if self._bars is None:
+            with style.context():
+                self._bars = self.canvas.moving(*self._ax.bar(range(T), np.zeros(T), width=0.7, color=style.BLUE))
+                texts = [self._ax.text(n, 0, "", ha="center", va="center", fontsize=8.5, zorder=6) for n in range(T)]
+                self._numbers = self.canvas.moving(*texts)
+                self._ax.set_xlim(-0.5, T - 0.5)
+                pointable(self.canvas, "counts", self._ax, 1, T)
+        for bar, text, counts in zip(self._bars, self._numbers, shown.counts, strict=True):
+            bar.set_height(counts)
+            text.set(y=counts + (0.13 if counts >= 0 else -0.13), text=short(counts))
+
+    def say(self, shown: RevisionsShown) -> str:
+        alpha, counts = shown.alpha, shown.counts
+        kind = "none" if alpha == 0 else "part" if alpha < 1 else "all" if alpha == 1 else "more"
+        said = {"before": percent(counts[-2]), "first": percent(counts[0])}
+        if kind == "more":
+            said = {"before": short(counts[-2]), "first": short(counts[0])}
+        return WORDS["revisions"][kind].format(T=len(counts), alpha=short(alpha), **said)
+
+    def arithmetic(self, shown: RevisionsShown, cell: Cell) -> str:
+        n = cell.column
+        later = len(shown.counts) - 1 - n
+        return WORDS["revisions"]["arithmetic"].format(
+            n=n, later=later, alpha=short(shown.alpha), counts=short(shown.counts[n])
+        )

@@ -1,0 +1,28 @@
+"""The sketch of 07_delta_rule_in_chunks."""
+
+from ...cases import inverse
+from ...figures.sketches.delta_rule_in_chunks import WORDS, Chained, ChainedShown
+from .. import knobs
+from .sketch import Sketch
+
+
+def _chained(spread: float) -> ChainedShown:
+    L = inverse.matrix(spread=spread)
+    return ChainedShown(spread, L.numpy(), inverse.invert(L, "substitution", "float64").numpy())
+
+
+SKETCHES = {
+    "chained": Sketch(
+        {"spread": lambda: knobs.number(0.0, 0.0, 5.0, "spread", 0.1, False)},
+        _chained,
+        Chained,
+        WORDS["chained"]["alt"],
+        {"one token": {"spread": 0.0}, "much alike": {"spread": 0.3}, "different": {"spread": 3.0}},
+        """from flakit.cases import inverse
+
+L = inverse.matrix(spread={spread})
+print(L)
+print(inverse.invert(L, "substitution", "float64"))
+""",
+    ),
+}
