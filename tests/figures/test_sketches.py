@@ -15,6 +15,7 @@ from flakit.figures.sketches.decay_blowup import (
 )
 from flakit.figures.sketches.delta_rule import Editing, EditingShown, Revisions, RevisionsShown
 from flakit.figures.sketches.delta_rule_in_chunks import Chained, ChainedShown
+from flakit.figures.sketches.rwkv6_backward import Growth, GrowthShown, Walk, WalkShown
 from flakit.figures.sketches.rwkv6_forward import Forgetting, ForgettingShown, Reading, ReadingShown
 from flakit.figures.sketches.start_here import Broken, BrokenShown
 
@@ -87,6 +88,23 @@ def chained(spread):
     return ChainedShown(spread, found, np.linalg.inv(np.eye(4) - found))
 
 
+def walk(step, T=4):
+    """Token 0 writes, token 2 reads; one of two rows keeps all, of the other half is left at every token."""
+    keep = np.array([1.0, 0.5])
+    r, k, v, do = (np.zeros((T, 2)) for _ in range(4))
+    k[0], v[0], r[2], do[2] = 1.0, (0.4, -0.8), 1.0, (1.0, 0.25)
+    states = np.stack([keep[:, None] ** t * v[0] for t in range(T)])
+    gradients = np.stack([keep[:, None] ** (1 - t) * do[2] if t < 2 else np.zeros((2, 2)) for t in range(T)])
+    return WalkShown(step, 0, 2, r, k, np.log(keep) + np.zeros((T, 1)), v, do, states, gradients)
+
+
+def growth(w, T=120, end=38.5):
+    grown = np.exp(w * np.arange(T))
+    sizes = {"S": grown, "D": grown[::-1], "dw": grown[-1] + np.zeros(T)}
+    finite = {name: size < 10**end for name, size in sizes.items()}
+    return GrowthShown(w, sizes, finite, end)
+
+
 PICTURES = {
     "broken": (Broken, broken(TRUE), broken(np.where(TRUE > 0, np.nan, TRUE), 0.5)),
     "reading": (Reading, reading(1.0, 0.0), reading(0.0, 1.0)),
@@ -104,6 +122,8 @@ PICTURES = {
     "editing": (Editing, editing(0.0), editing(0.7)),
     "revisions": (Revisions, revisions(0.5), revisions(1.5)),
     "chained": (Chained, chained(0.0), chained(3.0)),
+    "walking_back": (Walk, walk(2), walk(7)),
+    "growth": (Growth, growth(0.4), growth(0.8)),
 }
 
 
@@ -265,3 +285,41 @@ def test_chained_says_how_far_an_edit_reaches():
     assert picture.arithmetic(same, Cell("found", 3, 1)) == "token 3 finds -0.9 times what token 1 put back"
     assert "token 3 before" not in picture.arithmetic(same, Cell("inverse", 3, 1))
     assert picture.arithmetic(same, Cell("found", 1, 3)).startswith("token 1 comes before token 3")
+
+
+def test_the_walk_says_where_it_is_and_hides_what_is_not_there_yet():
+    picture = Walk(9.4)
+    said = [picture.say(walk(step)) for step in range(8)]
+    assert "this is the token that writes" in said[0]
+    assert "of what token 0 wrote, 100% and 25% are left" in said[2]
+    assert "D_3: no token comes after" in said[4] and "D_2: no token after 2 is heard" in said[5]
+    assert "token 2 reads S_1" in said[6] and "in D_1, 100% and 50% are left" in said[7]
+    picture.update(walk(2))
+    assert picture.arithmetic(walk(2), Cell("S 3", 0, 0)) == "S_3 is not there yet at this step"
+    assert picture.arithmetic(walk(2), Cell("S 2", 1, 0)).endswith("= e^-0.69 · 0.2 + 0 · 0 = 0.1")
+    assert picture.arithmetic(walk(7), Cell("D 1", 1, 1)).endswith("= e^-0.69 · 0 + 1 · 0.25 = 0.25")
+    assert picture.arithmetic(walk(7), Cell("D 0", 1, 1)).endswith("= e^-0.69 · 0.25 + 0 · 0 = 0.12")
+
+
+@pytest.mark.parametrize(
+    ("w", "says"),
+    [
+        (0.4, "Everything is finite; the largest number is 4.7e+20"),
+        (0.8, "S is not finite from token 111 on. D, coming back, is not finite from token 8 down. Of dw, not one"),
+    ],
+)
+def test_growth_says_what_is_lost(w, says):
+    assert says in Growth(9.4).say(growth(w))
+
+
+def test_growth_draws_bold_what_float32_holds_and_dotted_the_rest():
+    picture = Growth(9.4)
+    picture.update(shown := growth(0.8))
+    for name, (thin, bold) in picture._lines.items():
+        assert np.array_equal(np.isfinite(bold.get_ydata()), shown.finite[name])
+        assert np.array_equal(np.isfinite(thin.get_ydata()), ~shown.finite[name])
+        assert np.nanmin(thin.get_ydata()) >= 38.5
+    assert picture.arithmetic(shown, Cell("tokens", 0, 119)) == (
+        "token 119: the largest number is 2.2e+41 in S (not finite in float32), 1 in D and 2.2e+41 in dw (not finite "
+        "in float32)"
+    )

@@ -182,6 +182,36 @@ def test_chained_shows_the_inverse_of_what_it_shows():
         assert np.abs(shown.inverse).max() <= 1 + 1e-12, "the colours end there"
 
 
+def test_walking_back_is_the_recurrence_and_its_mirror():
+    shown = sketch("walking_back").result
+    T, keep = len(shown.states), np.exp(shown.w[0])[:, None]
+    S, D = np.zeros_like(shown.states[0]), np.zeros_like(shown.states[0])
+    for t in range(T):
+        S = keep * S + shown.k[t][:, None] * shown.v[t]
+        assert np.allclose(shown.states[t], S)
+    for t in reversed(range(T)):
+        assert np.allclose(shown.gradients[t], D)
+        D = keep * D + shown.r[t][:, None] * shown.do[t]
+    forward, back = shown.states[shown.writes :], shown.gradients[shown.reads - 1 :: -1]
+    for n in range(5):
+        assert np.allclose(forward[n] / forward[0], back[n] / back[0])
+
+
+def test_growth_loses_dw_as_a_whole_and_the_tables_at_one_end():
+    panel = sketch("growth")
+    ends = math.log(torch.finfo(torch.float32).max)
+    for w in stops_of(panel.knobs["w"]):
+        shown = panel.set(w=w).result
+        T = len(shown.sizes["S"])
+        whole = w * T
+        assert abs(whole - ends) < 8 or (whole > ends) == (not shown.finite["S"].all()), w
+        if whole > ends + 6:
+            assert not shown.finite["dw"].any()
+            assert shown.finite["S"][: T // 3].all() and shown.finite["D"][-T // 3 :].all()
+        if whole < ends - 6:
+            assert shown.finite["dw"].all()
+
+
 def test_an_unknown_name():
     with pytest.raises(ValueError, match="name: expected one of broken, .*, got 'writing'"):
         sketch("writing")

@@ -5,9 +5,9 @@ import functools
 from ...figures.canvas import Cell
 from ..base import Panel
 from ..shared import literal
-from . import chunking, decay_blowup, delta_rule, delta_rule_in_chunks, rwkv6_forward, start_here
+from . import chunking, decay_blowup, delta_rule, delta_rule_in_chunks, rwkv6_backward, rwkv6_forward, start_here
 
-_LESSONS = (start_here, rwkv6_forward, chunking, decay_blowup, delta_rule, delta_rule_in_chunks)
+_LESSONS = (start_here, rwkv6_forward, rwkv6_backward, chunking, decay_blowup, delta_rule, delta_rule_in_chunks)
 SKETCHES = {name: sketch for lesson in _LESSONS for name, sketch in lesson.SKETCHES.items()}
 
 
