@@ -245,7 +245,7 @@ def test_its_arithmetic():
         "row 124, behind the end, for keys 96 … 111: 0 · e^90.24 = 0 · inf = NaN (true: 0)"
     )
     assert "0 · e^60.16 = 0 · 1.34e+26 = 0" in made.arithmetic(shown, Cell("factors", 1, 60))
-    assert "token 113 for keys 96 … 111: e^(G - n) = e^-3.76 = 0.02328" in made.arithmetic(
+    assert "token 113 for keys 96 … 111: e^(gi - n) = e^-3.76 = 0.02328" in made.arithmetic(
         shown, Cell("factors", 2, 49)
     )
     lost, right = made.arithmetic(shown, Cell("gradient", 3, 40)), case.run(case.inputs(120, -1.88), "right")["ds"]

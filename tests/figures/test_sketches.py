@@ -15,9 +15,11 @@ from flakit.figures.sketches.decay_blowup import (
 )
 from flakit.figures.sketches.delta_rule import Editing, EditingShown, Revisions, RevisionsShown
 from flakit.figures.sketches.delta_rule_in_chunks import Chained, ChainedShown
+from flakit.figures.sketches.gsa import SlotGate, SlotGateShown, Slots, SlotsShown
 from flakit.figures.sketches.rwkv6_backward import Growth, GrowthShown, Walk, WalkShown
 from flakit.figures.sketches.rwkv6_forward import Forgetting, ForgettingShown, Reading, ReadingShown
 from flakit.figures.sketches.start_here import Broken, BrokenShown
+from flakit.figures.sketches.states_and_shapes import Pieces, PiecesShown
 
 RANDOM = np.random.default_rng(0)
 TRUE = RANDOM.normal(size=(6, 4))
@@ -105,6 +107,24 @@ def growth(w, T=120, end=38.5):
     return GrowthShown(w, sizes, finite, end)
 
 
+def slots(gate):
+    kept = float(np.exp(gate))
+    holds, p = np.array([[kept, 0, 1, 0], [0, kept, 0, 1]]), np.array([0.25, 0.75])
+    return SlotsShown(gate, holds, p, p @ holds, np.array([0, 0, 0.25, 0.75]))
+
+
+def slot_gate(f):
+    f_at, gate = np.linspace(7, -41, 9), -np.logaddexp(0, -f) / 8
+    return SlotGateShown(f, gate, np.exp(gate * np.arange(1, 9)), f_at, -np.logaddexp(0, -f_at) / 8)
+
+
+def pieces(handed):
+    fine, off = np.full(8, 1e-7), np.array([1e-7] * 4 + [0.5, 0.3, 0.2, 0.1])
+    o_second, dv_first = (1e-7 if handed != "nothing" else 0.4), (1e-7 if handed == "state" else 0.6)
+    o, dv = (off if handed == "nothing" else fine), (fine if handed == "state" else off[::-1])
+    return PiecesShown("GSA", handed, 4, o, dv, o_second, dv_first, max(o_second, dv_first))
+
+
 PICTURES = {
     "broken": (Broken, broken(TRUE), broken(np.where(TRUE > 0, np.nan, TRUE), 0.5)),
     "reading": (Reading, reading(1.0, 0.0), reading(0.0, 1.0)),
@@ -124,6 +144,9 @@ PICTURES = {
     "chained": (Chained, chained(0.0), chained(3.0)),
     "walking_back": (Walk, walk(2), walk(7)),
     "growth": (Growth, growth(0.4), growth(0.8)),
+    "slots": (Slots, slots(-0.5), slots(-np.inf)),
+    "slot_gate": (SlotGate, slot_gate(0.0), slot_gate(-20.0)),
+    "pieces": (Pieces, pieces("state"), pieces("nothing")),
 }
 
 
@@ -323,3 +346,42 @@ def test_growth_draws_bold_what_float32_holds_and_dotted_the_rest():
         "token 119: the largest number is 2.2e+41 in S (not finite in float32), 1 in D and 2.2e+41 in dw (not finite "
         "in float32)"
     )
+
+
+@pytest.mark.parametrize(
+    ("gate", "says"),
+    [
+        (0.0, "every slot holds two tokens in full"),
+        (-0.5, "keeps 61% of its old token"),
+        (-np.inf, "are those of softmax attention over the last 2 tokens; they differ by nothing at all"),
+    ],
+)
+def test_slots_say_how_far_from_attention_they_are(gate, says):
+    assert says in Slots(9.4).say(slots(gate))
+
+
+def test_slots_tell_what_they_hold():
+    picture, shown = Slots(9.4), slots(-0.5)
+    assert "what the slot has kept since, 1 · e^-0.5 = 0.6065" in picture.arithmetic(shown, Cell("holds", 0, 0))
+    assert "nothing was written to the slot since = 1" in picture.arithmetic(shown, Cell("holds", 1, 3))
+    assert "holds nothing of token 1: it was written to slot 1" in picture.arithmetic(shown, Cell("holds", 0, 1))
+    said = picture.arithmetic(shown, Cell("weights", 0, 1))
+    assert "p of slot 1 · what it holds = 0.75 · 0.61 = 0.45 (softmax attention: 0)" in said
+
+
+def test_a_gate_says_how_fast_its_slot_fades():
+    assert "half is left after 8 tokens" in SlotGate(9.4).say(slot_gate(0.0))
+    assert "g = -2.5. A slot keeps 8.2% of itself at every token; less than half" in SlotGate(9.4).say(slot_gate(-20.0))
+    assert SlotGate(9.4).arithmetic(slot_gate(-20.0), Cell("left", 0, 1)).startswith("after 2 more: e^(2 · -2.5)")
+
+
+@pytest.mark.parametrize(
+    ("handed", "says"),
+    [
+        ("state", "are those of the whole, to 1.0e-07"),
+        ("detached", "The outputs are right, to 1.0e-07; dv of the first piece is off by 60%"),
+        ("nothing", "Its outputs are off by 40%"),
+    ],
+)
+def test_pieces_say_what_is_lost(handed, says):
+    assert says in Pieces(9.4).say(pieces(handed))

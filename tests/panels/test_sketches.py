@@ -12,6 +12,7 @@ import torch
 
 from flakit.cases import anchor, inverse, masking
 from flakit.cases.laws import LN_MAX
+from flakit.numerics.operators import OPERATORS
 from flakit.panels import sketch
 from flakit.panels.knobs import stops_of
 from flakit.panels.sketches import SKETCHES
@@ -24,7 +25,7 @@ from tests.panels.live import NOT_LIVE
 @pytest.mark.parametrize("name", SKETCHES)
 def test_one_knob_moves_picture_and_sentence(name):
     panel = sketch(name)
-    assert panel.on_view == (panel.main,)
+    assert panel.on_view[0] == panel.main and len(panel.on_view) <= 2
     stops = stops_of(panel.knobs[panel.main])
     seen = set()
     for stop in (stops[1], stops[-1]):
@@ -210,6 +211,32 @@ def test_growth_loses_dw_as_a_whole_and_the_tables_at_one_end():
             assert shown.finite["S"][: T // 3].all() and shown.finite["D"][-T // 3 :].all()
         if whole < ends - 6:
             assert shown.finite["dw"].all()
+
+
+def test_slots_hold_what_was_written_and_wiped_ones_are_attention():
+    for gate in (0.0, -0.5, -math.inf):
+        shown = sketch("slots", gate=gate).result
+        kept = np.eye(4) * (1.0 if gate == 0 else math.exp(gate))
+        assert np.allclose(shown.holds, np.concatenate((kept, np.eye(4)), 1))
+        assert np.allclose(shown.weights, shown.p @ shown.holds) and math.isclose(shown.p.sum(), 1)
+        assert (shown.off < 1e-12) == (gate == -math.inf)
+
+
+def test_a_gate_leaves_what_its_formula_says():
+    for f in (6.0, 0.0, -20.0):
+        shown = sketch("slot_gate", f=f).result
+        assert math.isclose(shown.g, -math.log1p(math.exp(-f)) / 8)
+        assert np.allclose(shown.left, [math.exp(n * shown.g) for n in range(1, len(shown.left) + 1)], rtol=1e-9)
+
+
+@pytest.mark.parametrize("op", OPERATORS)
+def test_pieces_lose_what_is_not_handed_over(op):
+    for handed, o_right, dv_right in (("state", True, True), ("detached", True, False), ("nothing", False, False)):
+        shown = sketch("pieces", handed=handed, op=op).result
+        assert shown.o[: shown.cut].max() < 1e-5, "what the cut cannot touch"
+        assert handed == "nothing" or shown.dv[shown.cut :].max() < 1e-5
+        assert (shown.o_second < 1e-5) == o_right and (shown.dv_first < 1e-5) == dv_right
+        assert (shown.worst < 1e-5) == (handed == "state")
 
 
 def test_an_unknown_name():

@@ -12,7 +12,7 @@ from ...numerics.words import number, percent
 from . import Shown
 
 WORDS = {
-    "knobs": {"C": "chunk C", "share": "share w = 0", "w": "other w"},
+    "knobs": {"C": "chunk C", "share": "at w = 0", "w": "other w"},
     "alt": "A strip of the chunk's tokens, those without decay filled; the weights of its pairs, a row for each output "
     "and a column for each key, by the right guard and by the wrong one, the lost pairs marked; and how far each "
     "output is off",

@@ -27,8 +27,8 @@ WORDS = {
     "alt": "The last chunk of a sequence over its rows, tokens first and empty rows behind the end: the running sum of "
     "the gates; the factor of every row for every block of keys; the gradient of the keys, what is lost hatched and "
     "linked to the empty rows by arrows; beside them the largest gate without a NaN for each number of rows",
-    "sum": "1 sum of the gates $G_i$; behind the end, empty rows",
-    "factors": "2 factor $e^{G_i-n}$ of each row, by block of keys",
+    "sum": "1 sum of the gates $gi_i$; behind the end, empty rows",
+    "factors": "2 factor $e^{gi_i-n}$ of each row, by block of keys",
     "gradient": "3 {name} of token t: a sum over all later rows",
     "block": "block",
     "channel": {"gsa": "slot", "rwkv6": "channel"},
@@ -49,7 +49,7 @@ WORDS = {
     "token sum": "token {t}: its gates sum to {sum} since the chunk began",
     "empty sum": "row {t}, behind the end: its sum is loaded as {sum} (true: it has none)",
     "no row": "row {t}, behind the end: not loaded",
-    "factor": "token {t} for keys {keys}: e^(G - n) = e^{exponent} = {factor}, times what arrives at the token",
+    "factor": "token {t} for keys {keys}: e^(gi - n) = e^{exponent} = {factor}, times what arrives at the token",
     "empty factor": "row {t}, behind the end, for keys {keys}: 0 · e^{exponent} = 0 · {factor} = {product}{true}",
     "no factor": "row {t} is not later than keys {keys}, or holds no token: no product",
     "element": "{name} of token {t}, {channel} {k}: {value}{true}",

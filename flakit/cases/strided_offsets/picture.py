@@ -15,7 +15,7 @@ WORDS = {
     "knobs": {
         "layout": "in memory",
         "raw": "ignore stride",
-        "sequences": "sequences N",
+        "sequences": "sequences",
         "length": "tokens each",
     },
     "alt": "The numbers in memory, which of them are offsets and which the kernel takes for offsets; below, a column "

@@ -5,9 +5,29 @@ import functools
 from ...figures.canvas import Cell
 from ..base import Panel
 from ..shared import literal
-from . import chunking, decay_blowup, delta_rule, delta_rule_in_chunks, rwkv6_backward, rwkv6_forward, start_here
+from . import (
+    chunking,
+    decay_blowup,
+    delta_rule,
+    delta_rule_in_chunks,
+    gsa,
+    rwkv6_backward,
+    rwkv6_forward,
+    start_here,
+    states_and_shapes,
+)
 
-_LESSONS = (start_here, rwkv6_forward, rwkv6_backward, chunking, decay_blowup, delta_rule, delta_rule_in_chunks)
+_LESSONS = (
+    start_here,
+    rwkv6_forward,
+    rwkv6_backward,
+    chunking,
+    decay_blowup,
+    delta_rule,
+    delta_rule_in_chunks,
+    gsa,
+    states_and_shapes,
+)
 SKETCHES = {name: sketch for lesson in _LESSONS for name, sketch in lesson.SKETCHES.items()}
 
 

@@ -1,0 +1,208 @@
+"""The small pictures of 09_gsa. Arrays in; each says itself in words."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...numerics.words import number
+from .. import style
+from ..canvas import Canvas, Cell
+from ..marks import Bars
+from ..strip import Strip
+from .shared import percent, pointable, short
+
+WORDS = {
+    "slots": {
+        "alt": "Left, a table with a row for each slot and a column for each token: how much of the token the slot "
+        "holds; right, a bar for each token: its weight in what the last query reads, and a diamond where softmax "
+        "attention over as many tokens as there are slots has it",
+        "holds": "how much of each token a slot holds",
+        "weights": "what the last query reads",
+        "slot": "slot",
+        "token": "token",
+        "gsa": "GSA",
+        "attention": "softmax attention over the last {M}",
+        "fades": "Nothing fades: every slot holds two tokens in full, one on top of the other. The weights of the last "
+        "query are {off} off those of softmax attention over the last {M} tokens.",
+        "keeps": "A slot keeps {kept} of its old token when a new one is written to it. The weights of the last query "
+        "are {off} off those of softmax attention over the last {M} tokens.",
+        "wiped": "A slot is wiped before it is written to, and holds one token. The weights of the last query are "
+        "those of softmax attention over the last {M} tokens; they differ by {rounding}.",
+        "held": "slot {m} holds token {j} with {how} = {x}",
+        "new": "its strength, 1: nothing was written to the slot since",
+        "old": "its strength times what the slot has kept since, 1 · e^{gate}",
+        "never": "slot {m} holds nothing of token {j}: it was written to slot {other}, with strength 1, and to the "
+        "others with strength 0",
+        "weight": "token {j}: p of slot {m} · what it holds = {p} · {x} = {weight} (softmax attention: {attention})",
+    },
+    "slot_gate": {
+        "alt": "Left, the log decay of a slot as a curve over what the model computes, f, the present f marked; right, "
+        "bars: what is left in a slot after one more token, two more, and so on",
+        "curve": "gate g = logsigmoid(f) / 8",
+        "f": "f",
+        "left": "what is left in the slot",
+        "x": "more tokens read",
+        "half": "half is left",
+        "say": "f = {f}: g = {g}. A slot keeps {one} of itself at every token; {half}.",
+        "half-life": "half is left after {half} tokens",
+        "quick": "less than half is left after one",
+        "arithmetic": "after {n} more: e^({n} · {g}) = {left}",
+        "gate": "f = {f}: logsigmoid(f) / 8 = {g}",
+    },
+}
+
+
+@dataclass(frozen=True)
+class SlotsShown:
+    """Tokens written one after the other into slots that fade by e^gate when they are written to.
+
+    holds [M, T]: how much of each token a slot holds after the last one; p [M]: the last query's weights of the slots;
+    weights [T]: what it reads of each token; attention [T]: softmax attention's weights of the last M tokens.
+    """
+
+    gate: float
+    holds: np.ndarray
+    p: np.ndarray
+    weights: np.ndarray
+    attention: np.ndarray
+
+    @property
+    def off(self) -> float:
+        """How far the weights are from those of attention, relative L2."""
+        return float(np.linalg.norm(self.weights - self.attention) / np.linalg.norm(self.attention))
+
+
+class Slots:
+    """What slots hold, and what a query reads of it beside softmax attention. width: inches."""
+
+    _most = 1.0  # of a weight
+
+    def __init__(self, width: float):
+        words, height, left, gap = WORDS["slots"], 2.65, 0.6, 0.75
+        self.canvas, self._strip = Canvas(width, height), None
+        across = 0.6 * (width - left - gap - 0.15)
+        rest = width - left - gap - 0.15 - across
+        with style.context():
+            self._table = self.canvas.axes(left, 0.32, across, 1.5)
+            self._table.set(xlabel=words["token"], ylabel=words["slot"])
+            self._table.set_title(words["holds"])
+            self._axes = ax = self.canvas.axes(left + across + gap, 0.32, rest, 1.5)
+            ax.set(ylim=(0, self._most), yticks=(0, 0.5, 1), xlabel=words["token"])
+            ax.set_title(words["weights"])
+            ax.spines[["top", "right"]].set_visible(False)
+            self._bars = Bars(self.canvas, ax, facecolor=style.BLUE, label=words["gsa"])
+            (self._marks,) = self.canvas.moving(
+                *ax.plot([], [], "D", color=style.BLACK, markerfacecolor="white", markersize=7, markeredgewidth=1.6)
+            )
+
+    def _first(self, shown: SlotsShown) -> None:
+        words, (M, T) = WORDS["slots"], shown.holds.shape
+        with style.context():
+            self._strip = Strip(self.canvas, self._table, M, T, name="holds")
+            for ax in (self._table, self._axes):
+                ax.set_xticks(range(T))
+            self._table.set_yticks(range(M))
+            self._axes.set_xlim(-0.6, T - 0.4)
+            self._marks.set_label(words["attention"].format(M=M))
+            self.canvas.figure.legend(
+                handles=[self._bars.patch, self._marks], loc="lower right", ncols=2, borderaxespad=0.2, handlelength=1.2
+            )
+            pointable(self.canvas, "weights", self._axes, 1, T)
+
+    def update(self, shown: SlotsShown) -> None:
+        if self._strip is None:
+            self._first(shown)
+        held = [["" if x == 0 else short(x) for x in row] for row in shown.holds]
+        self._strip.update(shown.holds, held, empty=shown.holds == 0)
+        self._bars.update(shown.weights)
+        inside = np.flatnonzero(shown.attention)
+        self._marks.set_data(inside, shown.attention[inside])
+
+    def say(self, shown: SlotsShown) -> str:
+        words = "fades" if shown.gate == 0 else "wiped" if shown.gate == -math.inf else "keeps"
+        return WORDS["slots"][words].format(
+            kept=percent(math.exp(shown.gate)),
+            off=percent(shown.off),
+            rounding="nothing at all" if shown.off == 0 else number(shown.off, 2),
+            M=len(shown.p),
+        )
+
+    def arithmetic(self, shown: SlotsShown, cell: Cell) -> str:
+        words, j = WORDS["slots"], cell.column
+        if cell.map == "weights":
+            m = j % len(shown.p)
+            return words["weight"].format(
+                j=j, m=m, p=short(shown.p[m]), x=short(shown.holds[m, j]), weight=short(shown.weights[j]),
+                attention=short(shown.attention[j]),
+            )  # fmt: skip
+        m, x = cell.row, shown.holds[cell.row, j]
+        if j % len(shown.p) != m:
+            return words["never"].format(m=m, j=j, other=j % len(shown.p))
+        new = j + len(shown.p) >= shown.holds.shape[1]
+        how = words["new"] if new else words["old"].format(gate=number(shown.gate))
+        return words["held"].format(m=m, j=j, how=how, x=number(float(x)))
+
+
+@dataclass(frozen=True)
+class SlotGateShown:
+    """What the model computes, f; the gate (natural log) it makes of it; what is left [N] of a slot after 1, 2, … N
+    more tokens; and the gate [n] at other f [n]."""
+
+    f: float
+    g: float
+    left: np.ndarray
+    at: np.ndarray
+    gates: np.ndarray
+
+
+class SlotGate:
+    """The gate over f, and how fast a slot fades by it. width: inches."""
+
+    def __init__(self, width: float):
+        words, height, left, gap = WORDS["slot_gate"], 2.4, 0.6, 0.7
+        self.canvas, self._ready = Canvas(width, height), False
+        across = 0.4 * (width - left - gap - 0.15)
+        rest = width - left - gap - 0.15 - across
+        with style.context():
+            self._curve = self.canvas.axes(left, 0.32, across, 1.55)
+            self._axes = self.canvas.axes(left + across + gap, 0.32, rest, 1.55)
+            for ax, title, x in ((self._curve, "curve", "f"), (self._axes, "left", "x")):
+                ax.set(xlabel=words[x])
+                ax.set_title(words[title])
+                ax.spines[["top", "right"]].set_visible(False)
+            self._axes.set(ylim=(0, 1.02), yticks=(0, 0.5, 1))
+            self._axes.axhline(0.5, color=style.GREY, linewidth=1, linestyle=(0, (4, 2)), zorder=0)
+            self._bars = Bars(self.canvas, self._axes, thick=0.7, facecolor=style.BLUE)
+            (self._dot,) = self.canvas.moving(
+                *self._curve.plot([], [], "o", color=style.VERMILLION, markersize=8, zorder=5)
+            )
+
+    def update(self, shown: SlotGateShown) -> None:
+        N = len(shown.left)
+        if not self._ready:
+            with style.context():
+                self._curve.plot(shown.at, shown.gates, **style.LINES[0])
+                self._axes.set(xlim=(-0.5, N - 0.5))
+                places = range(9, N, 10)
+                self._axes.set_xticks([0, *places], [1, *(n + 1 for n in places)])
+                pointable(self.canvas, "left", self._axes, 1, N)
+                pointable(self.canvas, "gate", self._curve, 1, 1)
+            self._ready = True
+        self._bars.update(shown.left)
+        self._dot.set_data([shown.f], [shown.g])
+
+    def say(self, shown: SlotGateShown) -> str:
+        words, half = WORDS["slot_gate"], math.log(2) / -shown.g
+        return words["say"].format(
+            f=number(shown.f),
+            g=number(shown.g, 3),
+            one=percent(float(shown.left[0])),
+            half=words["half-life"].format(half=number(half, 3)) if half >= 1 else words["quick"],
+        )
+
+    def arithmetic(self, shown: SlotGateShown, cell: Cell) -> str:
+        words, n = WORDS["slot_gate"], cell.column + 1
+        if cell.map == "gate":
+            return words["gate"].format(f=number(shown.f), g=number(shown.g))
+        return words["arithmetic"].format(n=n, g=number(shown.g), left=number(float(shown.left[n - 1])))

@@ -1,0 +1,101 @@
+"""The small pictures of 10_states_and_shapes. Arrays in; each says itself in words."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...numerics.words import error, number
+from .. import style
+from ..canvas import Canvas, Cell
+from .shared import percent, pointable
+
+WORDS = {
+    "pieces": {
+        "alt": "Two lines over the tokens of a sequence that is cut in two, on a logarithmic scale: how far each "
+        "output is off, and below it how far each token's gradient of v is off; the cut is marked",
+        "o": "error of o",
+        "dv": "error of dv",
+        "token": "token t",
+        "first": "first piece",
+        "second": "second piece",
+        "state": "{op}: the second piece begins with the state in which the first one ended. Outputs and gradients are "
+        "those of the whole, to {worst}.",
+        "detached": "{op}: the state is handed on, but no gradient comes back through it. The outputs are right, to "
+        "{o}; dv of the first piece is off by {dv}.",
+        "nothing": "{op}: the second piece begins with zeros. Its outputs are off by {o}; and dv of the first piece, "
+        "of which they know nothing, is off by {dv}.",
+        "arithmetic": "{name} of token {t} is off by {off} of the tensor's typical size (root mean square)",
+    },
+}
+
+_LOW, _HIGH = 1e-9, 10.0
+"""The errors that are shown; smaller ones lie on the lower edge."""
+
+
+@dataclass(frozen=True)
+class PiecesShown:
+    """A sequence cut into two pieces before token `cut`.
+
+    op: the operator's label. handed: what the second piece was given, "state", "detached" or "nothing".
+    o, dv: the error of each token [T], relative to the tensor's RMS. o_second, dv_first: relative L2 error of the
+    second piece's outputs and of the first piece's gradient. worst: of any tensor of the whole.
+    """
+
+    op: str
+    handed: str
+    cut: int
+    o: np.ndarray
+    dv: np.ndarray
+    o_second: float
+    dv_first: float
+    worst: float
+
+
+class Pieces:
+    """Errors of the outputs and of a gradient along a sequence in two pieces. width: inches."""
+
+    def __init__(self, width: float):
+        words, height, left = WORDS["pieces"], 2.95, 0.85
+        self.canvas, self._axes, self._lines, self._cut = Canvas(width, height), {}, {}, None
+        with style.context():
+            for n, name in enumerate(("o", "dv")):
+                ax = self.canvas.axes(left, 0.28 + 1.14 * n, width - left - 0.15, 0.98)
+                ax.set(yscale="log", ylim=(_LOW / 2, 2 * _HIGH), ylabel=words[name])
+                ax.set_yticks([1e-8, 1e-4, 1], ["1e-8", "1e-4", "1"])
+                ax.minorticks_off()
+                ax.spines[["top", "right"]].set_visible(False)
+                ax.tick_params(labelbottom=name == "dv")
+                (line,) = ax.plot([], [], **style.LINES[n], drawstyle="steps-mid")
+                self._axes[name], self._lines[name] = ax, self.canvas.moving(line)[0]
+            ax.set_xlabel(words["token"])
+
+    def _first(self, shown: PiecesShown) -> None:
+        words, T = WORDS["pieces"], len(shown.o)
+        with style.context():
+            for name, ax in self._axes.items():
+                ax.set_xlim(-0.5, T - 0.5)
+                ax.axvline(shown.cut - 0.5, color=style.BLACK, linewidth=1.2, linestyle=(0, (4, 2)), zorder=1)
+                pointable(self.canvas, name, ax, 1, T)
+            for part, x in (("first", shown.cut / 2), ("second", (shown.cut + T) / 2)):
+                self._axes["o"].text(x, 3 * _HIGH, words[part], ha="center", va="bottom", fontsize=10)
+        self._cut = shown.cut
+
+    def update(self, shown: PiecesShown) -> None:
+        if self._cut is None:
+            self._first(shown)
+        for name, line in self._lines.items():
+            values = getattr(shown, name)
+            line.set_data(np.arange(len(values)), np.clip(values, _LOW, _HIGH))
+
+    def say(self, shown: PiecesShown) -> str:
+        return WORDS["pieces"][shown.handed].format(
+            op=shown.op,
+            worst=error(shown.worst),
+            o=error(shown.o_second) if shown.handed == "detached" else percent(shown.o_second),
+            dv=percent(shown.dv_first),
+        )
+
+    def arithmetic(self, shown: PiecesShown, cell: Cell) -> str:
+        return WORDS["pieces"]["arithmetic"].format(
+            name=cell.map, t=cell.column, off=number(float(getattr(shown, cell.map)[cell.column]), 2)
+        )
