@@ -1,8 +1,4 @@
-"""Eigenvalues of RWKV7's transition diag(e^w) + b a^T: where it forgets, where it turns round, where it grows.
-
-along_kappa(w, ab, eigenvalues)   over decay and a . b, for one decay in all channels
-spectra(ab, eigenvalues)          all K of a transition, while a . b falls from 0
-"""
+"""The eigenvalue of RWKV7's transition diag(e^w) + b a^T: where it forgets, where it turns round, where it grows."""
 
 from collections.abc import Sequence
 
@@ -37,7 +33,7 @@ def along_kappa(w: Sequence, ab: Sequence, eigenvalues: Sequence, *, height: flo
         frame = Rectangle((STRONGEST, -1), -STRONGEST, 1, fill=False, edgecolor=style.BLUE, linewidth=2.2)
         frame.set_clip_on(False)
         ax.add_patch(frame)
-        ax.set(xlabel="log decay w, the same in every channel", ylabel="a · b", xlim=(w.min(), w.max()))
+        ax.set(xlabel="log decay w, the same in every channel", ylabel="a · b = −α", xlim=(w.min(), w.max()))
         ax.set_ylim(ab.min(), ab.max())
         bar = picture.figure.colorbar(shown, cax=picture.figure.add_axes((0.61, 0.145, 0.016, 0.82)))
         bar.set_label("eigenvalue along κ̂: $e^w$ + a · b")
@@ -48,33 +44,5 @@ def along_kappa(w: Sequence, ab: Sequence, eigenvalues: Sequence, *, height: flo
                 Patch(label="below −1: the state grows", **GROWS),
             ],
             loc="upper left", bbox_to_anchor=(0.71, 0.98), handlelength=2.4, labelspacing=1.0,
-        )  # fmt: skip
-    return picture
-
-
-def spectra(ab: Sequence, eigenvalues: Sequence, *, height: float = 3.0) -> Picture:
-    """All real eigenvalues [len(ab), K] of one token's transition, over a . b."""
-    ab, z = np.asarray(ab, dtype=np.float64), np.sort(np.asarray(eigenvalues, dtype=np.float64), -1)
-    if z.ndim != 2 or len(z) != len(ab):
-        raise ValueError(f"eigenvalues: expected [{len(ab)}, K] like ab, got {list(z.shape)}")
-    picture = Picture(height, f"The {z.shape[1]} eigenvalues of a transition over a . b")
-    with style.context():
-        ax = picture.figure.add_axes((0.095, 0.165, 0.6, 0.815))
-        ax.spines[["top", "right"]].set_visible(False)
-        ax.axhspan(min(-1.5, z.min()) - 0.1, -1, **GROWS)
-        for at, words in ((0.0, "0: forgotten"), (-1.0, "−1: turned round")):
-            ax.axhline(at, color=style.GREY, linewidth=1)
-            ax.annotate(
-                words, (0, at), xycoords=("axes fraction", "data"), xytext=(6, 3), textcoords="offset points",
-                fontsize=8.5, color=style.GREY,
-            )  # fmt: skip
-        (others, *_) = ax.plot(ab, z[:, 1:], color=style.BLUE, linewidth=1.1)
-        (lowest,) = ax.plot(ab, z[:, 0], **style.LINES[1] | {"linewidth": 2.2})
-        ax.set(xlabel="a · b", ylabel="eigenvalue", xlim=(ab.max(), ab.min()))
-        ax.set_ylim(min(-1.5, z.min()) - 0.1, 1.1)
-        picture.figure.legend(
-            [lowest, others, Patch(**GROWS)],
-            ["the lowest", f"the other {z.shape[1] - 1}", "below −1: the state grows"],
-            loc="upper left", bbox_to_anchor=(0.71, 0.98), handlelength=3,
         )  # fmt: skip
     return picture

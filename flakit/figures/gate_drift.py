@@ -40,7 +40,7 @@ def lost_steps(
             below = picture.figure.add_axes((left, 0.12, wide - 0.075, 0.44), sharex=above)
             low, tenth, middle, ninth, high = np.asarray(gates[name], dtype=np.float64).T
             steps = np.arange(len(low))
-            below.fill_between(steps, low, high, color=style.SKY, alpha=0.35, linewidth=0, label="all channels")
+            below.fill_between(steps, low, high, color=style.SKY, alpha=0.35, linewidth=0, label="all exponents")
             below.fill_between(steps, tenth, ninth, color=style.BLUE, alpha=0.45, linewidth=0, label="80% of them")
             below.plot(steps, middle, color=style.BLACK, linewidth=1.2, label="median")
             below.axhline(limit, **style.LAW, label=f"law: lost above {limit:.2f}")
@@ -57,5 +57,5 @@ def lost_steps(
                 below.set_ylabel("largest exponent")
                 handles = above.get_legend_handles_labels()
                 picture.figure.legend(*handles, loc="upper right", ncols=len(lines), bbox_to_anchor=(0.99, 1.0))
-                below.legend(loc="lower right", fontsize=7.5, handlelength=2.2, borderaxespad=0.1, labelspacing=0.25)
+                below.legend(loc="lower right", handlelength=2.2, borderaxespad=0.1, labelspacing=0.25)
     return picture

@@ -131,8 +131,8 @@ def beside(yours, expected, *, rows: str = "row", columns: str = "column", heigh
             heat = HeatMap(picture, ax, cmap=style.SIGNED, vmin=-largest, vmax=largest)
             heat.update(expected if x is None else x, empty=None if x is not None else np.ones(expected.shape, bool))
             ax.set(title=name, xlabel=columns)
-            ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-            ax.yaxis.set_major_locator(MaxNLocator(6, integer=True))
+            ax.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
+            ax.yaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
             if n == 0:
                 ax.set_ylabel(rows)
             else:

@@ -8,11 +8,6 @@ from flakit.figures import eigenvalues
 W, AB = np.linspace(-0.8, 0, 9), np.linspace(-2, 0, 11)
 
 
-def lines(picture):
-    (ax,) = picture.figure.axes
-    return [line for line in ax.lines if len(line.get_xdata()) == len(AB)]
-
-
 def test_the_map_marks_the_edge_of_growth_where_a_step_of_the_recurrence_grows():
     picture = eigenvalues.along_kappa(W, AB, np.exp(W) + AB[:, None])
     contours = picture.figure.axes[0].collections[1]
@@ -23,20 +18,6 @@ def test_the_map_marks_the_edge_of_growth_where_a_step_of_the_recurrence_grows()
     assert picture.png()[:4] == b"\x89PNG" and "below -1" in picture.alt
 
 
-def test_spectra_draw_every_eigenvalue_and_single_out_the_lowest():
-    rng = np.random.default_rng(0)
-    decay, kappa = np.exp(-0.6 * rng.random(6)), rng.standard_normal(6)
-    kappa /= np.linalg.norm(kappa)
-    z = np.array([np.linalg.eigvals(np.diag(decay) + ab * np.outer(kappa, kappa)).real for ab in AB])
-    picture = eigenvalues.spectra(AB, z)
-    assert picture.png()[:4] == b"\x89PNG"
-    drawn = np.array([line.get_ydata() for line in lines(picture)])
-    assert np.allclose(np.sort(drawn, 0), np.sort(z, -1).T)
-    assert np.allclose(lines(picture)[-1].get_ydata(), z.min(-1))
-
-
 def test_shapes_are_checked():
     with pytest.raises(ValueError, match=r"eigenvalues: expected \[11, 9\] like ab and w, got \[9, 11\]"):
         eigenvalues.along_kappa(W, AB, np.zeros((9, 11)))
-    with pytest.raises(ValueError, match=r"eigenvalues: expected \[11, K\] like ab, got \[4, 11\]"):
-        eigenvalues.spectra(AB, np.zeros((4, 11)))

@@ -19,7 +19,9 @@ from flakit.figures.sketches.gsa import SlotGate, SlotGateShown, Slots, SlotsSho
 from flakit.figures.sketches.rwkv6_backward import Growth, GrowthShown, Walk, WalkShown
 from flakit.figures.sketches.rwkv6_forward import Forgetting, ForgettingShown, Reading, ReadingShown
 from flakit.figures.sketches.start_here import Broken, BrokenShown
+from flakit.figures.sketches.state_tracking import Again, AgainShown, Mirror, MirrorShown, Swaps, SwapsShown
 from flakit.figures.sketches.states_and_shapes import Pieces, PiecesShown
+from flakit.figures.sketches.training import Clipping, ClippingShown, FProj, FProjShown, MeanOfMeans, MeanOfMeansShown
 
 RANDOM = np.random.default_rng(0)
 TRUE = RANDOM.normal(size=(6, 4))
@@ -125,7 +127,46 @@ def pieces(handed):
     return PiecesShown("GSA", handed, 4, o, dv, o_second, dv_first, max(o_second, dv_first))
 
 
+MOVES, ORDERED = np.array([[0, 1], [1, 2]]), np.array([[0, 1, 2], [1, 0, 2], [1, 2, 0]])
+KAPPA = np.array([1.0, -1.0]) / 2**0.5
+
+
+def mirror(alpha):
+    before = np.array([0.9, 0.3])
+    return MirrorShown(alpha, KAPPA, before, before - alpha * (KAPPA @ before) * KAPPA)
+
+
+def again(alpha):
+    return AgainShown(-0.5, alpha, (np.exp(-0.5) - alpha) ** np.arange(1, 9))
+
+
+def mean_of_means(cut):
+    averaged = np.where(np.arange(6) < cut, 0.5 / cut, 0.5 / (6 - cut))
+    return MeanOfMeansShown(cut, averaged, np.full(6, 1 / 6))
+
+
+def clipping(bad):
+    before = np.arange(1.0, 10).reshape(3, 3)
+    before[1, 1] = bad
+    with np.errstate(invalid="ignore"):
+        norm = np.sqrt((before**2).sum())
+        return ClippingShown(before, before / norm, norm)
+
+
+def f_proj(f, lost):
+    ds = RANDOM.normal(size=(6, 3))
+    stops = -np.arange(0.0, 31, 10)
+    computed = np.where(np.arange(6)[:, None] < lost, np.nan, ds)
+    return FProjShown(f, stops, stops / 8, -6 * stops, 48, 88.72, -20.0, computed, ds, True)
+
+
 PICTURES = {
+    "swaps": (Swaps, SwapsShown(0, MOVES, ORDERED), SwapsShown(2, MOVES, ORDERED)),
+    "mirror": (Mirror, mirror(0.5), mirror(2.0)),
+    "again": (Again, again(0.5), again(2.0)),
+    "mean_of_means": (MeanOfMeans, mean_of_means(3), mean_of_means(1)),
+    "clipping": (Clipping, clipping(5), clipping(np.nan)),
+    "f_proj": (FProj, f_proj(-10.0, 0), f_proj(-20.0, 2)),
     "broken": (Broken, broken(TRUE), broken(np.where(TRUE > 0, np.nan, TRUE), 0.5)),
     "reading": (Reading, reading(1.0, 0.0), reading(0.0, 1.0)),
     "forgetting": (
@@ -385,3 +426,48 @@ def test_a_gate_says_how_fast_its_slot_fades():
 )
 def test_pieces_say_what_is_lost(handed, says):
     assert says in Pieces(9.4).say(pieces(handed))
+
+
+def test_cards_are_told_by_their_places():
+    assert Swaps(9.4).say(SwapsShown(0, MOVES, ORDERED)) == "Nothing has moved yet: A, B, C."
+    said = Swaps(9.4).say(SwapsShown(2, MOVES, ORDERED))
+    assert said.startswith("Move 2 swaps 2nd and 3rd. Now they lie B, C, A")
+    assert Swaps(9.4).arithmetic(SwapsShown(0, MOVES, ORDERED), Cell("places", 2, 1)) == "after move 1 C lies 3rd"
+
+
+@pytest.mark.parametrize(
+    ("alpha", "says"),
+    [(0, "1: it is kept"), (0.5, "0.5: part"), (1, "0: it is forgotten"), (1.5, "-0.5: it is turned"), (2, "-1: it")],
+)
+def test_a_mirror_says_what_becomes_of_the_state(alpha, says):
+    assert f"= {says}" in Mirror(9.4).say(mirror(alpha))
+
+
+@pytest.mark.parametrize(
+    ("alpha", "says"),
+    [(0.5, "of it is left"), (1 + np.exp(-0.5), "as large as in the beginning"), (2.0, "grows without end")],
+)
+def test_again_says_whether_it_grows(alpha, says):
+    assert says in Again(9.4).say(again(alpha))
+
+
+def test_a_mean_of_means_says_what_each_target_counts():
+    assert "Each counts 0.167" in MeanOfMeans(9.4).say(mean_of_means(3))
+    assert "each of the first counts 0.5 and each of the others 0.1" in MeanOfMeans(9.4).say(mean_of_means(1))
+    cell = Cell("targets", 0, 5)
+    assert MeanOfMeans(9.4).arithmetic(mean_of_means(1), cell).startswith("target 5: 1/2 · 1/5 = 0.1")
+
+
+@pytest.mark.parametrize(
+    ("bad", "says"), [(5, "The norm of all nine is 16.9"), (np.inf, "eight are lost"), (np.nan, "has become nine")]
+)
+def test_clipping_says_what_is_left(bad, says):
+    assert says in Clipping(9.4).say(clipping(bad))
+
+
+def test_gates_say_what_is_lost():
+    assert "everything is finite" in FProj(9.4).say(f_proj(-10.0, 0))
+    assert "2 of 6 tokens have lost their gradient. The output is finite" in FProj(9.4).say(f_proj(-20.0, 2))
+    lost = f_proj(-20.0, 2)
+    assert FProj(9.4).arithmetic(lost, Cell("ds", 0, 1)).startswith("ds of token 1, slot 0: NaN (true: ")
+    assert FProj(9.4).arithmetic(lost, Cell("exponent", 0, 2)) == "f = -20: 48 · -2.5 = -120; e^120 = inf (true: 1e52)"

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import io
+import itertools
 import math
 import time
 
@@ -10,16 +11,23 @@ import numpy as np
 import pytest
 import torch
 
-from flakit.cases import anchor, inverse, masking
+from flakit.cases import anchor, gate_drift, inverse, masking
 from flakit.cases.laws import LN_MAX
+from flakit.models import Permutations
 from flakit.numerics.operators import OPERATORS
 from flakit.panels import sketch
 from flakit.panels.knobs import stops_of
-from flakit.panels.sketches import SKETCHES
+from flakit.panels.sketches import LESSONS, SKETCHES
 from flakit.panels.sketches.decay_blowup import ANCHORS
 from flakit.panels.sketches.delta_rule import CLOSED, DOOR, LAMP, ON, OPEN
 from flakit.panels.sketches.rwkv6_forward import KEYS, VALUES
 from tests.panels.live import NOT_LIVE
+
+ORDERS = list(itertools.permutations(range(3)))
+
+
+def test_no_two_lessons_have_a_sketch_of_one_name():
+    assert sum(len(lesson.SKETCHES) for lesson in LESSONS) == len(SKETCHES)
 
 
 @pytest.mark.parametrize("name", SKETCHES)
@@ -237,6 +245,54 @@ def test_pieces_lose_what_is_not_handed_over(op):
         assert handed == "nothing" or shown.dv[shown.cut :].max() < 1e-5
         assert (shown.o_second < 1e-5) == o_right and (shown.dv_first < 1e-5) == dv_right
         assert (shown.worst < 1e-5) == (handed == "state")
+
+
+def test_moves_and_orders_are_those_of_the_task():
+    task, shown = Permutations(items=3), sketch("swaps", t=0).result
+    tokens, answers = task.batch(1, len(shown.moves) + 1, torch.Generator().manual_seed(1))
+    assert [tuple(order) for order in shown.orders] == [ORDERS[n] for n in answers[0]]
+    for (a, b), before, after in zip(shown.moves, shown.orders, shown.orders[1:], strict=False):
+        swapped = before.copy()
+        swapped[[a, b]] = before[[b, a]]
+        assert (swapped == after).all()
+
+
+def test_a_mirror_swaps_the_two_rows_and_forgetting_leaves_what_is_at_right_angles():
+    shown = sketch("mirror", alpha=2.0).result
+    assert np.allclose(shown.after, shown.before[::-1]) and shown.factor == pytest.approx(-1)
+    shown = sketch("mirror", alpha=1.0).result
+    assert np.allclose(shown.after, shown.before.mean())
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.9, 1.0, 2.0])
+def test_again_and_again_is_a_power_of_the_eigenvalue(alpha):
+    shown = sketch("again", alpha=alpha).result
+    assert np.allclose(shown.left, (math.exp(shown.w) - alpha) ** np.arange(1, len(shown.left) + 1), rtol=1e-5)
+    assert ("grows without end" in sketch("again", alpha=alpha).text) == (alpha > 1 + math.exp(shown.w))
+
+
+def test_a_mean_of_means_is_right_for_equal_parts_alone():
+    for cut in stops_of(sketch("mean_of_means").knobs["cut"]):
+        shown = sketch("mean_of_means", cut=cut).result
+        assert np.allclose(shown.averaged.sum(), 1) and np.allclose(shown.right.sum(), 1)
+        assert np.allclose(shown.averaged, shown.right) == (2 * cut == len(shown.right))
+
+
+def test_clipping_is_what_torch_does():
+    assert "0.0592" in sketch("clipping", bad="5").text
+    assert (sketch("clipping", bad="1e20").result.after == 0).all()
+    assert np.isnan(sketch("clipping", bad="inf").result.after).sum() == 1
+    assert np.isnan(sketch("clipping", bad="NaN").result.after).all()
+
+
+def test_the_gates_break_where_the_law_says():
+    panel = sketch("f_proj")
+    for f in stops_of(panel.knobs["f"]):
+        panel.set(f=f)
+        g = torch.nn.functional.logsigmoid(torch.tensor(f, dtype=torch.float64)).item() / 8
+        assert np.isfinite(panel.result.computed).all() == (g >= gate_drift.law("gsa")), f
+        assert np.isfinite(panel.result.true).all() and panel.result.output_finite
+        assert panel.result.exponents[panel.result.at] == pytest.approx(-48 * g, rel=1e-5)
 
 
 def test_an_unknown_name():

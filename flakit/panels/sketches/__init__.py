@@ -14,10 +14,12 @@ from . import (
     rwkv6_backward,
     rwkv6_forward,
     start_here,
+    state_tracking,
     states_and_shapes,
+    training,
 )
 
-_LESSONS = (
+LESSONS = (
     start_here,
     rwkv6_forward,
     rwkv6_backward,
@@ -25,10 +27,12 @@ _LESSONS = (
     decay_blowup,
     delta_rule,
     delta_rule_in_chunks,
+    state_tracking,
     gsa,
     states_and_shapes,
+    training,
 )
-SKETCHES = {name: sketch for lesson in _LESSONS for name, sketch in lesson.SKETCHES.items()}
+SKETCHES = {name: each for lesson in LESSONS for name, each in lesson.SKETCHES.items()}
 
 
 class SketchPanel(Panel):

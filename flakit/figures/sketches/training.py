@@ -1,0 +1,265 @@
+"""The small pictures of 11_training. Arrays in; each says itself in words."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...numerics.words import number
+from .. import style
+from ..canvas import Canvas, Cell
+from ..heatmap import HeatMap
+from ..marks import Bars
+from ..strip import Strip
+from .shared import pointable
+
+WORDS = {
+    "mean_of_means": {
+        "alt": "A bar for each target of a step that goes through the model in two parts: how much its loss counts "
+        "where the means of the two parts are averaged, with a line at what it counts where all are averaged at once",
+        "x": "target",
+        "y": "counts",
+        "first": "first part",
+        "second": "second part",
+        "right": "all at once: 1/{n}",
+        "same": "Cut in the middle, both parts have {first} targets. Each counts {one}, as it does all at once.",
+        "uneven": "The first part has {first} and the second {second}. In the mean of the two means each of the first "
+        "counts {one} and each of the others {other}; all at once, each would count {right}.",
+        "arithmetic": "target {t}: 1/2 · 1/{size} = {weight}, and all at once 1/{n} = {right}",
+    },
+    "clipping": {
+        "alt": "Two tables of three parameters with three gradients each, before the norm is clipped and after",
+        "before": "before",
+        "after": "after: norm clipped to 1",
+        "parameter": "parameter {n}",
+        "finite": "The norm of all nine is {norm}. Clipping multiplies each of them by {factor}, and the norm is 1.",
+        "zero": "All nine are finite, but the norm, a sum of squares, is inf. Clipping multiplies by 1 / inf = 0: all "
+        "nine are lost.",
+        "inf": "The norm is inf, and clipping multiplies by 1 / inf = 0: eight are lost, and inf times 0 is NaN.",
+        "nan": "The norm is NaN, and clipping multiplies by 1 / NaN: one NaN has become nine.",
+        "arithmetic": "parameter {p}, element {e}: {before} becomes {after}",
+    },
+    "f_proj": {
+        "alt": "Left, the exponent that a faulty kernel takes, over what the gates' projection says, with the limit of "
+        "float32, and a mark at the value now; right, a gradient of all slots and tokens, hatched where it is lost",
+        "x": "f",
+        "y": "largest exponent",
+        "limit": "float32 ends: {limit}",
+        "clamp": "|f| < 20",
+        "map": "ds as the faulty kernel computes it",
+        "token": "token",
+        "slot": "slot",
+        "fine": "At f = {f} the gate is g = {g} a token. {tokens} of them add up to an exponent of {exponent}, below "
+        "{limit}: everything is finite.",
+        "lost": "At f = {f} the gate is g = {g} a token. {tokens} of them add up to an exponent of {exponent}, above "
+        "{limit}: {lost} of {all} tokens have lost their gradient. The output is {output}.",
+        "curve": "f = {f}: {tokens} · {g} = -{exponent}; e^{exponent} = {size}",
+        "element": "ds of token {t}, slot {m}: {computed} (true: {true})",
+    },
+}
+
+
+@dataclass(frozen=True)
+class MeanOfMeansShown:
+    """How much each target's loss counts in the mean of two parts' means, and in the mean of all, each [N]."""
+
+    cut: int
+    averaged: np.ndarray
+    right: np.ndarray
+
+
+class MeanOfMeans:
+    """Bars: the weight of each target when parts of unlike size count alike. width: inches."""
+
+    def __init__(self, width: float):
+        height = 2.3
+        self.canvas, self._labels = Canvas(width, height), None
+        words = WORDS["mean_of_means"]
+        with style.context():
+            box = (0.65 / width, 0.5 / height, (width - 0.8 - 1.75) / width, (height - 0.62) / height)
+            self._ax = ax = self.canvas.figure.add_axes(box)
+            ax.spines[["top", "right"]].set_visible(False)
+            ax.set(xlabel=words["x"], ylabel=words["y"], ylim=(0, 0.54), yticks=(0, 0.25, 0.5))
+            self._first = Bars(self.canvas, ax, facecolor=style.BLUE)
+            self._second = Bars(self.canvas, ax, facecolor=style.ORANGE)
+            handles = [
+                style.swatch(style.BLUE, words["first"]),
+                style.swatch(style.ORANGE, words["second"]),
+            ]
+            at = (1 - 1.75 / width, 0.95)
+            self.canvas.figure.legend(handles=handles, loc="upper left", bbox_to_anchor=at, handlelength=1.4)
+
+    def update(self, shown: MeanOfMeansShown) -> None:
+        n = len(shown.right)
+        if self._labels is None:
+            with style.context():
+                self._ax.set_xticks(range(n))
+                self._ax.set_xlim(-0.6, n - 0.4)
+                self._ax.axhline(shown.right[0], **style.LAW, zorder=3)
+                self._labels = self._ax.text(
+                    1.02, shown.right[0], WORDS["mean_of_means"]["right"].format(n=n), va="center", fontsize=9,
+                    transform=self._ax.get_yaxis_transform(),
+                )  # fmt: skip
+                pointable(self.canvas, "targets", self._ax, 1, n)
+        first = np.arange(n) < shown.cut
+        self._first.update(np.where(first, shown.averaged, np.nan))
+        self._second.update(np.where(first, np.nan, shown.averaged))
+
+    def say(self, shown: MeanOfMeansShown) -> str:
+        words, n = WORDS["mean_of_means"], len(shown.right)
+        said = {
+            "first": shown.cut,
+            "second": n - shown.cut,
+            "one": number(float(shown.averaged[0]), 3),
+            "other": number(float(shown.averaged[-1]), 3),
+            "right": number(float(shown.right[0]), 3),
+        }
+        return words["same" if np.allclose(shown.averaged, shown.right) else "uneven"].format(**said)
+
+    def arithmetic(self, shown: MeanOfMeansShown, cell: Cell) -> str:
+        t, n = cell.column, len(shown.right)
+        size = shown.cut if t < shown.cut else n - shown.cut
+        weight, right = (number(float(x[t]), 3) for x in (shown.averaged, shown.right))
+        return WORDS["mean_of_means"]["arithmetic"].format(t=t, size=size, weight=weight, n=n, right=right)
+
+
+@dataclass(frozen=True)
+class ClippingShown:
+    """Gradients [3, 3] before and after their common norm was clipped to 1, and that norm before."""
+
+    before: np.ndarray
+    after: np.ndarray
+    norm: float
+
+
+class Clipping:
+    """Two tables of nine gradients, a number in each cell. width: inches."""
+
+    def __init__(self, width: float):
+        words, height = WORDS["clipping"], 1.9
+        self.canvas, self._strips = Canvas(width, height), {}
+        side, gap = 1.0, 0.3
+        across = min((width - side - gap - 0.15) / 2, 3.6)
+        with style.context():
+            for n, (name, largest) in enumerate((("before", 9.0), ("after", 0.6))):
+                ax = self.canvas.axes(side + n * (across + gap), 0.35, across, height - 0.5)
+                ax.set(title=words[name], xticks=[])
+                ax.set_yticks(range(3), [words["parameter"].format(n=row) for row in range(3)] if n == 0 else [""] * 3)
+                ax.tick_params(axis="y", length=0)
+                self._strips[name] = Strip(
+                    self.canvas, ax, 3, 3, size=10, cmap="Blues_r", vmin=-largest, vmax=largest, name=name
+                )
+            self.canvas.figure.legend(
+                handles=style.non_finite_handles(), loc="upper right", ncols=2, borderaxespad=0.1, fontsize=8.5
+            )
+
+    def update(self, shown: ClippingShown) -> None:
+        for name, strip in self._strips.items():
+            values = np.asarray(getattr(shown, name), dtype=np.float64)
+            strip.update(values, [[number(float(x), 3) for x in row] for row in values])
+
+    def say(self, shown: ClippingShown) -> str:
+        words = WORDS["clipping"]
+        if math.isnan(shown.norm):
+            return words["nan"]
+        if math.isinf(shown.norm):
+            return words["zero" if np.isfinite(shown.after).all() else "inf"]
+        return words["finite"].format(norm=number(shown.norm, 3), factor=number(min(1.0, 1 / shown.norm), 3))
+
+    def arithmetic(self, shown: ClippingShown, cell: Cell) -> str:
+        before, after = (number(float(x[cell.row, cell.column]), 3) for x in (shown.before, shown.after))
+        return WORDS["clipping"]["arithmetic"].format(p=cell.row, e=cell.column, before=before, after=after)
+
+
+@dataclass(frozen=True)
+class FProjShown:
+    """One value f for all tokens and slots. gates, exponents [N]: of each of `stops`, values of f from 0 down."""
+
+    f: float
+    stops: np.ndarray
+    gates: np.ndarray
+    exponents: np.ndarray
+    tokens: int  # whose gates add up
+    limit: float
+    clamp: float
+    computed: np.ndarray  # ds by token and slot, [T, M]
+    true: np.ndarray
+    output_finite: bool
+
+    @property
+    def at(self) -> int:
+        """The stop that f is."""
+        return int(np.abs(self.stops - self.f).argmin())
+
+
+class FProj:
+    """The exponent over f with its limit, and the gradient that it takes along. width: inches."""
+
+    def __init__(self, width: float):
+        words, height = WORDS["f_proj"], 2.75
+        self.canvas, self._drawn = Canvas(width, height), False
+        left, right, gap = 0.7, 0.12, 0.8
+        across = (width - left - right - gap) / 2
+        with style.context():
+            self._ax = ax = self.canvas.axes(left, 0.35, across, height - 0.85)
+            ax.spines[["top", "right"]].set_visible(False)
+            ax.set(xlabel=words["x"], ylabel=words["y"])
+            (self._here,) = self.canvas.moving(*ax.plot([], [], "o", color=style.VERMILLION, markersize=9, zorder=6))
+            at = self.canvas.axes(left + across + gap, 0.35, across, height - 0.85)
+            at.set(title=words["map"], xlabel=words["token"], ylabel=words["slot"])
+            self._map = HeatMap(self.canvas, at, cmap=style.SIGNED, name="ds")
+            self.canvas.figure.legend(handles=style.non_finite_handles()[:1], loc="upper right", borderaxespad=0.1)
+
+    def _first(self, shown: FProjShown) -> None:
+        """What no value of f changes."""
+        words, ax = WORDS["f_proj"], self._ax
+        with style.context():
+            ax.plot(shown.stops, shown.exponents, **style.LINES[0])
+            ax.set(xlim=(0.6, shown.stops[-1]), ylim=(0, 1.04 * shown.exponents[-1]))
+            ax.axhline(shown.limit, **style.LAW)
+            ax.text(0, shown.limit, words["limit"].format(limit=f"{shown.limit:.2f}"), va="bottom", fontsize=9)
+            ax.axvline(shown.clamp, color=style.GREY, linewidth=1.2, linestyle=(0, (2, 2)))
+            ax.text(shown.clamp, 3, words["clamp"] + " ", ha="right", va="bottom", fontsize=9, color=style.GREY)
+        self._drawn = True
+
+    def update(self, shown: FProjShown) -> None:
+        if not self._drawn:
+            self._first(shown)
+            pointable(self.canvas, "exponent", self._ax, 1, len(shown.stops))
+        self._here.set_data([shown.f], [shown.exponents[shown.at]])
+        largest = float(np.abs(shown.true).max())
+        self._map.colours.set_clim(-largest, largest)
+        self._map.update(shown.computed.T)
+
+    def say(self, shown: FProjShown) -> str:
+        exponent = float(shown.exponents[shown.at])
+        bad = ~np.isfinite(shown.computed).all(1)
+        return WORDS["f_proj"]["lost" if bad.any() else "fine"].format(
+            f=number(shown.f),
+            g=number(float(shown.gates[shown.at]), 3),
+            tokens=shown.tokens,
+            exponent=number(exponent, 3),
+            limit=f"{shown.limit:.2f}",
+            lost=int(bad.sum()),
+            all=len(bad),
+            output="finite" if shown.output_finite else "lost, too",
+        )
+
+    def arithmetic(self, shown: FProjShown, cell: Cell) -> str:
+        words = WORDS["f_proj"]
+        if cell.map == "ds":
+            m, t = cell.row, cell.column
+            computed, true = (number(float(x[t, m])) for x in (shown.computed, shown.true))
+            return words["element"].format(t=t, m=m, computed=computed, true=true)
+        n = cell.column
+        exponent = float(shown.exponents[n])
+        size = (
+            f"inf (true: 1e{exponent / math.log(10):.0f})" if exponent > shown.limit else number(math.exp(exponent), 2)
+        )
+        return words["curve"].format(
+            f=number(float(shown.stops[n])),
+            tokens=shown.tokens,
+            g=number(float(shown.gates[n]), 3),
+            exponent=number(exponent, 3),
+            size=size,
+        )
