@@ -39,8 +39,10 @@ MEASURE = """panel => {
 def measured(page, size):
     """Every panel on the page, at a size of the window."""
     page.set_viewport_size({"width": size[0], "height": size[1]})
-    found = []
-    for panel in page.locator(".jp-OutputArea .flakit-panel").all():
+    found, panels = [], page.locator(".jp-OutputArea .flakit-panel")
+    with contextlib.suppress(TimeoutError):  # the cells have run, but a busy browser shows their panels later
+        panels.first.wait_for(timeout=30_000)
+    for panel in panels.all():
         panel.scroll_into_view_if_needed()
         with contextlib.suppress(TimeoutError):  # what is wrong then is said with the rest
             page.wait_for_function(LAID_OUT, arg=panel.element_handle(), timeout=20_000)
