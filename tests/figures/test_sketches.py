@@ -2,8 +2,17 @@
 
 import numpy as np
 import pytest
+import torch
 
 from flakit.figures.canvas import Cell
+from flakit.figures.sketches.chunk_vs_recurrent import (
+    Amplified,
+    AmplifiedShown,
+    Measures,
+    MeasuresShown,
+    TwoForms,
+    TwoFormsShown,
+)
 from flakit.figures.sketches.chunking import Chunks, ChunksShown, Split, SplitShown, Ways, WaysShown
 from flakit.figures.sketches.decay_blowup import (
     Counting,
@@ -22,6 +31,7 @@ from flakit.figures.sketches.start_here import Broken, BrokenShown
 from flakit.figures.sketches.state_tracking import Again, AgainShown, Mirror, MirrorShown, Swaps, SwapsShown
 from flakit.figures.sketches.states_and_shapes import Pieces, PiecesShown
 from flakit.figures.sketches.training import Clipping, ClippingShown, FProj, FProjShown, MeanOfMeans, MeanOfMeansShown
+from flakit.numerics.errors import compare
 
 RANDOM = np.random.default_rng(0)
 TRUE = RANDOM.normal(size=(6, 4))
@@ -160,6 +170,21 @@ def f_proj(f, lost):
     return FProjShown(f, stops, stops / 8, -6 * stops, 48, 88.72, -20.0, computed, ds, True)
 
 
+def two_forms(digits, chunk, recurrent):
+    true = np.array([1.0, -0.5, 0.25])
+    off = {"chunk": abs(chunk - true).max(), "recurrent": abs(recurrent - true).max()}
+    return TwoFormsShown(digits, chunk, recurrent, true, 2.0**-digits * np.array([2, 1, 0.5]), 0.5, off)
+
+
+def measures(wrong, got):
+    return MeasuresShown(wrong, got, TRUE, compare(torch.tensor(got), torch.tensor(TRUE)))
+
+
+def amplified(w):
+    left = np.exp(w * np.arange(1, 9))
+    return AmplifiedShown(w, left, left)
+
+
 PICTURES = {
     "swaps": (Swaps, SwapsShown(0, MOVES, ORDERED), SwapsShown(2, MOVES, ORDERED)),
     "mirror": (Mirror, mirror(0.5), mirror(2.0)),
@@ -188,6 +213,13 @@ PICTURES = {
     "slots": (Slots, slots(-0.5), slots(-np.inf)),
     "slot_gate": (SlotGate, slot_gate(0.0), slot_gate(-20.0)),
     "pieces": (Pieces, pieces("state"), pieces("nothing")),
+    "two-forms": (
+        TwoForms,
+        two_forms(8, np.array([1.004, -0.5, 0.25]), np.array([1.0, -0.501, 0.25])),
+        two_forms(11, np.array([1.0, -0.5, 0.2501]), np.array([1.0, -0.5, 0.25])),
+    ),
+    "measures": (Measures, measures("doubled", 2 * TRUE), measures("inputs", TRUE + 0.01)),
+    "amplified": (Amplified, amplified(-0.1), amplified(0.1)),
 }
 
 
@@ -471,3 +503,23 @@ def test_gates_say_what_is_lost():
     lost = f_proj(-20.0, 2)
     assert FProj(9.4).arithmetic(lost, Cell("ds", 0, 1)).startswith("ds of token 1, slot 0: NaN (true: ")
     assert FProj(9.4).arithmetic(lost, Cell("exponent", 0, 2)) == "f = -20: 48 · -2.5 = -120; e^120 = inf (true: 1e52)"
+
+
+def test_the_arithmetic_of_the_comparison_is_that_of_the_cell():
+    shown = PICTURES["two-forms"][1]
+    assert TwoForms(9.4).arithmetic(shown, Cell("tokens", 0, 0)) == (
+        "token 0: true 1, chunk 1.004, recurrent 1; a step is 0.00781 here"
+    )
+    assert "chunk" in TwoForms(9.4).arithmetic(shown, Cell("off", 0, 0))
+    doubled = PICTURES["measures"][1]
+    assert ", which is 1 of the value and " in Measures(9.4).arithmetic(doubled, Cell("map", 1, 2))
+    says = [Measures(9.4).arithmetic(doubled, Cell("measures", n, 0)) for n in range(1, 4)]
+    assert [each.split(": ")[1].rstrip(",:").split(",")[0] for each in says] == ["1", "1", "1"]
+    assert Amplified(9.4).arithmetic(amplified(-0.1), Cell("distance", 0, 1)) == (
+        "after 2 tokens: 0.8187 of the difference (law: e^(2 · -0.1) = 0.8187)"
+    )
+
+
+@pytest.mark.parametrize(("w", "says"), [(-0.1, "shrinks"), (0.0, "stays as it was"), (0.1, "no decay")])
+def test_what_becomes_of_a_difference(w, says):
+    assert says in Amplified(9.4).say(amplified(w))

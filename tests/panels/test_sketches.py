@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from flakit import chunk_rwkv6, fused_recurrent_rwkv6, inputs
 from flakit.cases import anchor, gate_drift, inverse, masking
 from flakit.cases.laws import LN_MAX
 from flakit.models import Permutations
@@ -18,6 +19,7 @@ from flakit.numerics.operators import OPERATORS
 from flakit.panels import sketch
 from flakit.panels.knobs import stops_of
 from flakit.panels.sketches import LESSONS, SKETCHES
+from flakit.panels.sketches.chunk_vs_recurrent import SIZES
 from flakit.panels.sketches.decay_blowup import ANCHORS
 from flakit.panels.sketches.delta_rule import CLOSED, DOOR, LAMP, ON, OPEN
 from flakit.panels.sketches.rwkv6_forward import KEYS, VALUES
@@ -293,6 +295,37 @@ def test_the_gates_break_where_the_law_says():
         assert np.isfinite(panel.result.computed).all() == (g >= gate_drift.law("gsa")), f
         assert np.isfinite(panel.result.true).all() and panel.result.output_finite
         assert panel.result.exponents[panel.result.at] == pytest.approx(-48 * g, rel=1e-5)
+
+
+def test_two_forms_differ_in_float32_and_are_farther_off_and_alike_in_fewer_digits():
+    panel = sketch("two-forms", digits=24)
+    x = inputs("rwkv6", **SIZES)
+    forms = [operator(**x).o[0, :, 0].double() for operator in (chunk_rwkv6, fused_recurrent_rwkv6)]
+    fine = panel.result
+    assert fine.share == (forms[0] != forms[1]).double().mean().item() > 0.5
+    for digits, dtype in ((11, torch.float16), (8, torch.bfloat16)):
+        coarse = panel.set(digits=digits).result
+        assert np.array_equal(coarse.chunk, forms[0].float().to(dtype).double()[: len(coarse.chunk), 0])
+        assert coarse.share < 0.01 and min(coarse.off.values()) > 100 * max(fine.off.values())
+        assert np.abs((coarse.chunk - coarse.true) / coarse.step).max() < 0.51
+
+
+def test_what_each_measure_sees():
+    found = {wrong: sketch("measures", wrong=wrong).result for wrong in stops_of(sketch("measures").knobs["wrong"])}
+    errors = {wrong: shown.errors for wrong, shown in found.items()}
+    own = {wrong: np.abs(shown.got / shown.true - 1).max() for wrong, shown in found.items()}
+    assert max(own, key=own.get) == "inputs" and errors["inputs"].l2 < 0.01, "the harmless one"
+    assert max(errors, key=lambda wrong: errors[wrong].l2) == "doubled"
+    assert errors["token"].worst_row == 1 and errors["token"].l2 < 0.1
+    assert errors["element"].worst == pytest.approx(3) and errors["element"].l2 < 0.05
+
+
+def test_a_difference_goes_by_the_law_and_grows_only_without_a_decay():
+    panel = sketch("amplified")
+    for w in stops_of(panel.knobs["w"]):
+        shown = panel.set(w=w).result
+        assert np.allclose(shown.measured, np.exp(w * np.arange(1, len(shown.law) + 1)), rtol=1e-4)
+        assert (shown.measured[-1] > 1.001) == (w > 0)
 
 
 def test_an_unknown_name():

@@ -6,6 +6,7 @@ from ...figures.canvas import Cell
 from ..base import Panel
 from ..shared import literal
 from . import (
+    chunk_vs_recurrent,
     chunking,
     decay_blowup,
     delta_rule,
@@ -25,6 +26,7 @@ LESSONS = (
     rwkv6_backward,
     chunking,
     decay_blowup,
+    chunk_vs_recurrent,
     delta_rule,
     delta_rule_in_chunks,
     state_tracking,

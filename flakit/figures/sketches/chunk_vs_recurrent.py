@@ -1,0 +1,330 @@
+"""The small pictures of 05_chunk_vs_recurrent. Arrays in; each says itself in words."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...numerics.errors import Errors
+from ...numerics.words import error, number
+from .. import style
+from ..canvas import Canvas, Cell
+from ..heatmap import HeatMap
+from ..marks import Bars, Over, Ring
+from .shared import percent
+
+WORDS = {
+    "two-forms": {
+        "alt": "Left, one number of the output of each of some tokens: how far the chunk form and the recurrent form "
+        "are from the true value, in steps of the format; right, a bar for how far each form is off in all",
+        "steps": "off by so many steps of the format",
+        "all": "all outputs off by",
+        "token": "token",
+        "true": "true value",
+        "chunk": "chunk",
+        "recurrent": "recurrent",
+        "beyond": ("≤ -{steps}", "≥ {steps}"),
+        "say": "Stored with {digits} binary digits{name}, {share} of the outputs differ between the two forms.\n"
+        "The chunk form is off by {chunk} of the true values, the recurrent form by {recurrent}.",
+        "names": {24: ", as in float32", 11: ", as in float16", 8: ", as in bfloat16"},
+        "none": "none",
+        "arithmetic": "token {t}: true {true}, chunk {chunk}, recurrent {recurrent}; a step is {step} here",
+        "off": "{form}: |difference| / |truth| over all outputs is {off}",
+    },
+    "measures": {
+        "alt": "Left, a map of how far every number of an output is off, tokens from left to right and channels from "
+        "top to bottom; right, a bar for what each of five measures says of it, on a scale of powers of ten",
+        "map": "off by, in units of the RMS",
+        "token": "token",
+        "channel": "channel",
+        "measures": "what the measures say",
+        "names": {
+            "difference": "largest difference",
+            "relative": "largest in its own units",
+            "l2": "relative L2",
+            "row": "worst row",
+            "element": "worst element / RMS",
+        },
+        "wrong": {
+            "inputs": "The inputs were stored in bfloat16, and everything else is right.",
+            "doubled": "Every number is twice what it should be.",
+            "token": "The output of one token is zero, and all others are right.",
+            "element": "A single number is off, and all others are right.",
+        },
+        "say": "{wrong}\nRelative L2 {l2}, worst row {row}, worst element {element}; the largest error in its own "
+        "units is {relative}.",
+        "cell": "token {t}, channel {c}: {got} (true: {true}), off by {off}",
+        "times": ", which is {times} of the value and {rms} of the RMS",
+        "bar": "{name}: {value}{of}",
+        "of": {
+            "difference": " in the units of the output, whose RMS is {rms}",
+            "relative": ": {got} where {true} is true",
+            "l2": ", the length of the difference divided by the length of the truth",
+            "row": ", the relative L2 of token {t} alone",
+            "element": ", the largest difference divided by the RMS",
+        },
+    },
+    "amplified": {
+        "alt": "A line: the distance between the states of two runs that began a little apart, as a share of what it "
+        "was in the beginning, token by token on a scale of powers of ten; and what the sum of the log decays predicts",
+        "x": "tokens read",
+        "y": "distance left",
+        "measured": "measured",
+        "law": "law $e^{n w}$",
+        "same": "as in the beginning",
+        "shrinks": "With w = {w} the difference shrinks: after {T} tokens {left} of it is left.",
+        "stays": "With w = 0 nothing is forgotten, and the difference stays as it was: after {T} tokens it is {left} "
+        "times what it was.",
+        "grows": "With w = +{w}, which is no decay and which no operator accepts, the difference grows: after {T} "
+        "tokens it is {left} times what it was.",
+        "arithmetic": "after {n} tokens: {left} of the difference (law: e^({n} · {w}) = {law})",
+    },
+}
+
+
+@dataclass(frozen=True)
+class TwoFormsShown:
+    """One channel of the output by both forms and as it is, [N], rounded to so many binary digits but for the truth."""
+
+    digits: int
+    chunk: np.ndarray
+    recurrent: np.ndarray
+    true: np.ndarray
+    step: np.ndarray
+    """Between neighbouring numbers of the format, at each true value, [N]."""
+    share: float
+    """Of all outputs, those that differ between the forms."""
+    off: Mapping[str, float]
+    """The relative L2 error of all outputs by form."""
+
+
+class TwoForms:
+    """Where both forms land beside the true value, in steps of the format they are stored in. width: inches."""
+
+    _MOST = 4.0  # steps that are shown
+    _LOW, _HIGH = -9, 0  # powers of ten of an error
+    _LOOKS = {
+        "chunk": {"color": style.BLUE, "marker": "o", "markersize": 6.5},
+        "recurrent": {
+            "color": style.VERMILLION, "marker": "s", "markersize": 3.4, "markerfacecolor": "white",
+            "markeredgewidth": 1.3,
+        },
+    }  # fmt: skip
+
+    def __init__(self, width: float):
+        words, top, down, bottom, left, gap, side = WORDS["two-forms"], 0.32, 1.8, 0.75, 0.55, 0.95, 0.22 * width
+        self.canvas = Canvas(width, top + down + bottom)
+        across = width - left - gap - side - 0.3
+        most = self._MOST
+        with style.context():
+            self._ax = ax = self.canvas.axes(left, top, across, down)
+            ax.spines[["top", "right"]].set_visible(False)
+            low, high = (each.format(steps=f"{most:.0f}") for each in words["beyond"])
+            ax.set(title=words["steps"], xlabel=words["token"], ylim=(-most - 0.4, most + 0.4))
+            ax.set_yticks((-most, -2, 0, 2, most), (low, "-2", "0", "2", high))
+            ax.axhspan(-0.5, 0.5, color=style.FINITE, linewidth=0, zorder=0)
+            true = ax.axhline(0, color=style.BLACK, linewidth=0.9, zorder=1, label=words["true"])
+            self._dots = {
+                name: self.canvas.moving(*ax.plot([], [], linestyle="none", label=words[name], zorder=3 + n, **look))[0]
+                for n, (name, look) in enumerate(self._LOOKS.items())
+            }
+            self._over = Over(self.canvas, ax, "tokens")
+            self.canvas.figure.legend(
+                handles=[*self._dots.values(), true], loc="lower left", ncols=3, borderaxespad=0.2, columnspacing=1.2
+            )
+            beside = self.canvas.axes(left + across + gap, top, side, down)
+            beside.set(title=words["all"], xlim=(self._LOW, self._HIGH), ylim=(1.6, -0.6))
+            beside.set_yticks((0, 1), (words["chunk"], words["recurrent"]))
+            beside.set_xticks((-8, -4, 0), ("$10^{-8}$", "$10^{-4}$", "1"))
+            beside.tick_params(axis="y", length=0)
+            beside.spines[["top", "right"]].set_visible(False)
+            self._bars = {
+                name: Bars(self.canvas, beside, horizontal=True, thick=0.5, facecolor=look["color"])
+                for name, look in self._LOOKS.items()
+            }
+            self._off = [beside.text(self._LOW + 0.3, n - 0.36, "", va="center", fontsize=8.5) for n in (0, 1)]
+            self.canvas.moving(*self._off)
+            Over(self.canvas, beside, "off").update(2, 1)
+
+    def update(self, shown: TwoFormsShown) -> None:
+        N = len(shown.true)
+        if self._ax.get_xlim() != (-0.5, N - 0.5):
+            self._ax.set_xlim(-0.5, N - 0.5)
+            self._over.update(1, N)
+            self.canvas.stale()
+        for n, (name, dots) in enumerate(self._dots.items()):
+            steps = (getattr(shown, name) - shown.true) / shown.step
+            dots.set_data(range(N), np.clip(steps, -self._MOST, self._MOST))
+            ends = np.full(2, np.nan)
+            ends[n] = np.clip(np.log10(shown.off[name]), self._LOW, self._HIGH) if shown.off[name] else np.nan
+            self._bars[name].update(ends, begin=self._LOW)
+            self._off[n].set_text(error(shown.off[name]))
+
+    def say(self, shown: TwoFormsShown) -> str:
+        words = WORDS["two-forms"]
+        return words["say"].format(
+            digits=shown.digits,
+            name=words["names"].get(shown.digits, ""),
+            share=percent(shown.share) if shown.share else words["none"],
+            chunk=error(shown.off["chunk"]),
+            recurrent=error(shown.off["recurrent"]),
+        )
+
+    def arithmetic(self, shown: TwoFormsShown, cell: Cell) -> str:
+        words = WORDS["two-forms"]
+        if cell.map == "off":
+            form = list(self._LOOKS)[cell.row]
+            return words["off"].format(form=words[form], off=error(shown.off[form]))
+        t = cell.column
+        true, chunk, recurrent = (number(float(x[t]), 9) for x in (shown.true, shown.chunk, shown.recurrent))
+        step = number(float(shown.step[t]), 3)
+        return words["arithmetic"].format(t=t, true=true, chunk=chunk, recurrent=recurrent, step=step)
+
+
+@dataclass(frozen=True)
+class MeasuresShown:
+    """An output and the true one, [T, V] each, what is wrong with it, and `numerics.errors.compare` of the two."""
+
+    wrong: str
+    got: np.ndarray
+    true: np.ndarray
+    errors: Errors
+
+
+class Measures:
+    """Where an output is wrong, and what five measures say of it. width: inches."""
+
+    _LOW, _HIGH = -4, 5  # powers of ten
+
+    def __init__(self, width: float):
+        words, top, down, bottom = WORDS["measures"], 0.32, 1.75, 0.5
+        left, gap, side = 0.62, 0.7 + 1.45, 0.27 * width
+        self.canvas = Canvas(width, top + down + bottom)
+        across = width - left - gap - side - 0.15
+        with style.context():
+            ax = self.canvas.axes(left, top, across, down)
+            ax.set(title=words["map"], xlabel=words["token"], ylabel=words["channel"])
+            self._map = HeatMap(self.canvas, ax, vmin=-4, vmax=1, name="map")
+            self._ring = Ring(self.canvas, ax)
+            bar = self._map.colorbar(self.canvas.axes(left + across + 0.1, top, 0.1, down), "")
+            bar.set_ticks((-4, -2, 0), labels=("$10^{-4}$", "$10^{-2}$", "1"))
+            beside = self.canvas.axes(left + across + gap, top, side, down)
+            names = list(words["names"].values())
+            beside.set(title=words["measures"], xlim=(self._LOW, self._HIGH), ylim=(len(names) - 0.5, -0.5))
+            beside.set_yticks(range(len(names)), names)
+            beside.set_xticks((-4, -2, 0, 2, 4), ("$10^{-4}$", "$10^{-2}$", "1", "$10^{2}$", "$10^{4}$"))
+            beside.tick_params(axis="y", length=0)
+            beside.spines[["top", "right"]].set_visible(False)
+            self._bars = Bars(self.canvas, beside, horizontal=True, thick=0.55, facecolor=style.PURPLE)
+            self._words = self.canvas.moving(*(beside.text(0, n, "", va="center", fontsize=8.5) for n in range(5)))
+            Over(self.canvas, beside, "measures").update(len(names), 1)
+
+    def update(self, shown: MeasuresShown) -> None:
+        off = np.abs(shown.got - shown.true) / _rms(shown.true)
+        self._map.update(np.log10(np.maximum(off, 1e-4)).T)
+        self._ring.update(off.T > 0 if np.count_nonzero(off) < 10 else np.zeros(off.T.shape, bool))
+        found = self._found(shown)
+        places = [np.clip(np.log10(x), self._LOW, self._HIGH) for x in found.values()]
+        self._bars.update(places, begin=self._LOW)
+        for text, place, x in zip(self._words, places, found.values(), strict=True):
+            far = place > 0.45 * self._HIGH
+            text.set(x=place + (-0.15 if far else 0.15), text=_short(x), ha="right" if far else "left")
+            text.set_color("white" if far else style.BLACK)
+
+    @staticmethod
+    def _found(shown: MeasuresShown) -> dict[str, float]:
+        difference = np.abs(shown.got - shown.true)
+        errors = shown.errors
+        return {
+            "difference": float(difference.max()),
+            "relative": float((difference / np.abs(shown.true)).max()),
+            "l2": errors.l2,
+            "row": errors.worst_row,
+            "element": errors.worst,
+        }
+
+    def say(self, shown: MeasuresShown) -> str:
+        words = WORDS["measures"]
+        found = {name: _short(x) for name, x in self._found(shown).items()}
+        return words["say"].format(wrong=words["wrong"][shown.wrong], **found)
+
+    def arithmetic(self, shown: MeasuresShown, cell: Cell) -> str:
+        words, difference = WORDS["measures"], np.abs(shown.got - shown.true)
+        if cell.map == "map":
+            t, c = cell.column, cell.row
+            off = float(difference[t, c])
+            said = words["cell"].format(
+                t=t, c=c, got=number(float(shown.got[t, c])), true=number(float(shown.true[t, c])), off=number(off, 3)
+            )
+            times, rms = number(off / abs(float(shown.true[t, c])), 3), number(off / _rms(shown.true), 3)
+            return said + words["times"].format(times=times, rms=rms)
+        name = list(words["names"])[cell.row]
+        at = np.unravel_index((difference / np.abs(shown.true)).argmax(), shown.true.shape)
+        rows = np.linalg.norm(difference, axis=1) / np.linalg.norm(shown.true, axis=1)
+        of = words["of"][name].format(
+            rms=number(_rms(shown.true), 3),
+            got=number(float(shown.got[at]), 3),
+            true=number(float(shown.true[at]), 3),
+            t=int(rows.argmax()),
+        )
+        return words["bar"].format(name=words["names"][name], value=number(self._found(shown)[name], 3), of=of)
+
+
+@dataclass(frozen=True)
+class AmplifiedShown:
+    """A log decay, the distance of two states after 1, 2, … T tokens as a share of the first, and its law, [T] each."""
+
+    w: float
+    measured: np.ndarray
+    law: np.ndarray
+
+
+class Amplified:
+    """What becomes of a difference between two states. width: inches."""
+
+    _LOW, _HIGH = -10, 4  # powers of ten
+
+    def __init__(self, width: float):
+        words, top, down, bottom, left, right = WORDS["amplified"], 0.12, 1.9, 0.5, 0.75, 1.45
+        self.canvas = Canvas(width, top + down + bottom)
+        with style.context():
+            self._ax = ax = self.canvas.axes(left, top, width - left - right, down)
+            ax.spines[["top", "right"]].set_visible(False)
+            ax.set(xlabel=words["x"], ylabel=words["y"], ylim=(self._LOW, self._HIGH))
+            ax.set_yticks((-10, -5, 0, 4), ("$10^{-10}$", "$10^{-5}$", "1", "$10^{4}$"))
+            ax.axhline(0, color=style.GREY, linewidth=1, zorder=0)
+            ax.text(0.99, 0.7 / (self._HIGH - self._LOW) + 0.715, words["same"], transform=ax.transAxes, ha="right",
+                    va="center", fontsize=8.5, color=style.GREY)  # fmt: skip
+            (self._line,) = ax.plot([], [], **style.LINES[0] | {"linewidth": 3.2}, label=words["measured"])
+            (self._law,) = ax.plot([], [], **style.LAW, label=words["law"], zorder=4)
+            self.canvas.moving(self._line, self._law)
+            self._over = Over(self.canvas, ax, "distance")
+            self.canvas.figure.legend(handles=[self._line, self._law], loc="upper right", borderaxespad=0.3)
+
+    def update(self, shown: AmplifiedShown) -> None:
+        T = len(shown.measured)
+        if self._ax.get_xlim() != (0.5, T + 0.5):
+            self._ax.set_xlim(0.5, T + 0.5)
+            self._over.update(1, T)
+            self.canvas.stale()
+        for line, values in ((self._line, shown.measured), (self._law, shown.law)):
+            line.set_data(range(1, T + 1), np.log10(values))
+
+    def say(self, shown: AmplifiedShown) -> str:
+        words, left = WORDS["amplified"], float(shown.measured[-1])
+        which = "stays" if shown.w == 0 else "shrinks" if shown.w < 0 else "grows"
+        said = (percent(left) if left > 1e-4 else number(left, 2)) if which == "shrinks" else number(left, 3)
+        return words[which].format(w=number(shown.w), T=len(shown.measured), left=said)
+
+    def arithmetic(self, shown: AmplifiedShown, cell: Cell) -> str:
+        n = cell.column + 1
+        measured, law = (number(float(x[n - 1])) for x in (shown.measured, shown.law))
+        return WORDS["amplified"]["arithmetic"].format(n=n, w=number(shown.w), left=measured, law=law)
+
+
+def _short(x: float) -> str:
+    return f"{x:.0f}" if x >= 100 else number(x, 2)
+
+
+def _rms(x: np.ndarray) -> float:
+    return float(np.sqrt(np.square(x).mean()))
