@@ -213,7 +213,7 @@ PICTURES = {
     "slots": (Slots, slots(-0.5), slots(-np.inf)),
     "slot_gate": (SlotGate, slot_gate(0.0), slot_gate(-20.0)),
     "pieces": (Pieces, pieces("state"), pieces("nothing")),
-    "two-forms": (
+    "two_forms": (
         TwoForms,
         two_forms(8, np.array([1.004, -0.5, 0.25]), np.array([1.0, -0.501, 0.25])),
         two_forms(11, np.array([1.0, -0.5, 0.2501]), np.array([1.0, -0.5, 0.25])),
@@ -506,7 +506,7 @@ def test_gates_say_what_is_lost():
 
 
 def test_the_arithmetic_of_the_comparison_is_that_of_the_cell():
-    shown = PICTURES["two-forms"][1]
+    shown = PICTURES["two_forms"][1]
     assert TwoForms(9.4).arithmetic(shown, Cell("tokens", 0, 0)) == (
         "token 0: true 1, chunk 1.004, recurrent 1; a step is 0.00781 here"
     )

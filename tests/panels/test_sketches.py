@@ -298,7 +298,7 @@ def test_the_gates_break_where_the_law_says():
 
 
 def test_two_forms_differ_in_float32_and_are_farther_off_and_alike_in_fewer_digits():
-    panel = sketch("two-forms", digits=24)
+    panel = sketch("two_forms", digits=24)
     x = inputs("rwkv6", **SIZES)
     forms = [operator(**x).o[0, :, 0].double() for operator in (chunk_rwkv6, fused_recurrent_rwkv6)]
     fine = panel.result

@@ -14,7 +14,7 @@ from ..marks import Bars, Over, Ring
 from .shared import percent
 
 WORDS = {
-    "two-forms": {
+    "two_forms": {
         "alt": "Left, one number of the output of each of some tokens: how far the chunk form and the recurrent form "
         "are from the true value, in steps of the format; right, a bar for how far each form is off in all",
         "steps": "off by so many steps of the format",
@@ -112,7 +112,7 @@ class TwoForms:
     }  # fmt: skip
 
     def __init__(self, width: float):
-        words, top, down, bottom, left, gap, side = WORDS["two-forms"], 0.32, 1.8, 0.75, 0.55, 0.95, 0.22 * width
+        words, top, down, bottom, left, gap, side = WORDS["two_forms"], 0.32, 1.8, 0.75, 0.55, 0.95, 0.22 * width
         self.canvas = Canvas(width, top + down + bottom)
         across = width - left - gap - side - 0.3
         most = self._MOST
@@ -161,7 +161,7 @@ class TwoForms:
             self._off[n].set_text(error(shown.off[name]))
 
     def say(self, shown: TwoFormsShown) -> str:
-        words = WORDS["two-forms"]
+        words = WORDS["two_forms"]
         return words["say"].format(
             digits=shown.digits,
             name=words["names"].get(shown.digits, ""),
@@ -171,7 +171,7 @@ class TwoForms:
         )
 
     def arithmetic(self, shown: TwoFormsShown, cell: Cell) -> str:
-        words = WORDS["two-forms"]
+        words = WORDS["two_forms"]
         if cell.map == "off":
             form = list(self._LOOKS)[cell.row]
             return words["off"].format(form=words[form], off=error(shown.off[form]))

@@ -24,7 +24,7 @@ from .sketch import Sketch
 
 SIZES = {"T": 256, "H": 1, "K": 64, "decay": "logsigmoid"}
 
-_FIRST = 40  # tokens that "two-forms" shows
+_FIRST = 40  # tokens that "two_forms" shows
 _TOKENS = 64  # that "amplified" reads
 _WRONG = {"inputs in bfloat16": "inputs", "doubled": "doubled", "one token lost": "token", "one number off": "element"}
 
@@ -81,11 +81,11 @@ def _amplified(w: float) -> AmplifiedShown:
 
 
 SKETCHES = {
-    "two-forms": Sketch(
+    "two_forms": Sketch(
         {"digits": lambda: knobs.integer(24, 6, 24, "digits kept")},
         _two_forms,
         TwoForms,
-        WORDS["two-forms"]["alt"],
+        WORDS["two_forms"]["alt"],
         {"float32": {"digits": 24}, "float16": {"digits": 11}, "bfloat16": {"digits": 8}},
         """import flakit
 from flakit.numerics.errors import relative_l2
