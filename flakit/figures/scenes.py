@@ -194,7 +194,7 @@ SCENES: dict[str, Scene] = {
         backward=(
             Row(
                 "Gradients at t",
-                r"$R_t = S_{t-1} + diag(u)\,k_t v_t^\top$,   $D_t = dL/dS_t$, from all after $t$",
+                r"$R_t = S_{t-1} + diag(u)\,k_t v_t^\top$,   $D_t = dS_t$, from all after $t$",
                 (
                     Block("read", r"$dr_t = scale \cdot R_t\,do_t$", top="do", right="dr"),
                     Block("passed", r"$dw_t$: rows of $e^{w_t} S_{t-1}{\odot}D_t$", right="dw"),
@@ -300,7 +300,7 @@ SCENES: dict[str, Scene] = {
         backward=(
             Row(
                 "Gradients at t",
-                r"$D_t = dL/dS_t$, the read at $t$ included",
+                r"$D_t = dS_t$, the read at $t$ included",
                 (
                     Block("state", r"$dr_t = scale \cdot S_t\,do_t$", top="do", right="dr"),
                     Block("passed", r"$dw_t$: rows of $e^{w_t} S_{t-1}{\odot}D_t$", right="dw"),
@@ -407,7 +407,7 @@ SCENES: dict[str, Scene] = {
         backward=(
             Row(
                 "Second pass, and the gate",
-                r"$Dv_t = dL/dhv_t$, $Dk_t = dL/dhk_t$, the reads at $t$ included",
+                r"$Dv_t = dhv_t$, $Dk_t = dhk_t$, the reads at $t$ included",
                 (
                     Block("hv", r"$dp_t = hv_t\,do_t$", top="do", right="dp"),
                     Block(
