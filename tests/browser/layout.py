@@ -13,6 +13,13 @@ from tests.browser import lab
 SCREENS = {(1440, 900): 700, (1024, 768): 640}
 """How high a panel may be, in pixels, with "more" folded."""
 
+ALL_THERE = """() => {
+  const cells = Array.from(window.jupyterapp.shell.currentWidget.content.model.cells);
+  const outputs = cells.flatMap(cell => cell.type === 'code' ? cell.toJSON().outputs : []);
+  const widgets = outputs.filter(each => 'application/vnd.jupyter.widget-view+json' in (each.data || {}));
+  return widgets.length && document.querySelectorAll('.jp-OutputArea .flakit-panel').length >= widgets.length;
+}"""
+
 LAID_OUT = """panel => {
   const image = panel.querySelector('img.flakit-picture');
   return image.complete && image.clientWidth > 0.95 * image.naturalWidth;
@@ -39,10 +46,8 @@ MEASURE = """panel => {
 def measured(page, size):
     """Every panel on the page, at a size of the window."""
     page.set_viewport_size({"width": size[0], "height": size[1]})
-    found, panels = [], page.locator(".jp-OutputArea .flakit-panel")
-    with contextlib.suppress(TimeoutError):  # the cells have run, but a busy browser shows their panels later
-        panels.first.wait_for(timeout=30_000)
-    for panel in panels.all():
+    found = []
+    for panel in page.locator(".jp-OutputArea .flakit-panel").all():
         panel.scroll_into_view_if_needed()
         with contextlib.suppress(TimeoutError):  # what is wrong then is said with the rest
             page.wait_for_function(LAID_OUT, arg=panel.element_handle(), timeout=20_000)
@@ -69,6 +74,7 @@ def faults(found, size):
 def check(page, record_property):
     """No panel on the page has a fault, at no size."""
     wrong, heights = {}, {}
+    page.wait_for_function(ALL_THERE, timeout=60_000)  # a busy browser shows later what lies further down
     for size in SCREENS:
         panels = measured(page, size)
         assert panels, "the notebook shows no panel"
