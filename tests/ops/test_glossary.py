@@ -49,7 +49,7 @@ def test_their_words_are_theirs(here, there, formula, where):
     ("path", "name", "said"),
     [
         ("common/launch.py", "CHECKPOINT", "a state kept every {} tokens"),
-        ("common/chunks_triton.py", "MILD_TOTAL", "no total is below {}"),
+        ("common/chunks_triton.py", "MILD_HALF", "no half's total is below {}"),
         ("common/chunks_triton.py", "MILD_TOKEN", "no w below {}"),
     ],
 )

@@ -1,8 +1,8 @@
 """Which way a kernel takes through a chunk: the mild one up to its limits, the one for any decay at them and beyond.
 
-A chunk is mild where no channel decays by e^110 over it and no token by e^4; RWKV7 looks at tokens alone, each of which
-has to stay within its share of the first limit. On either side of each limit the way is watched and the results are
-held against float64.
+A chunk is mild where no channel decays by e^55 over either half of it and no token by e^4; RWKV7 looks at tokens alone,
+each of which has to stay within its share of the first limit. On either side of each limit the way is watched and the
+results are held against float64.
 """
 
 from importlib import import_module
@@ -52,13 +52,13 @@ class OneWay:
         return launch
 
 
-def chunks_taken(monkeypatch, place, op, made, mild):
+def chunks_taken(monkeypatch, place, op, made, mild, size=C):
     """Of each chunk, whether the launch for mild chunks (or the other) writes its output: all of it, or nothing."""
     kernels = import_module(f"flakit.ops.{op}.chunk_triton")
     with monkeypatch.context() as patch:
         patch.setattr(kernels, "output_kernel", OneWay(kernels.output_kernel, mild))
-        o = OPERATORS[op].forms["chunk"](**made, backend=place.backend).o
-    written = o.isfinite().unflatten(1, (2, C)).movedim(1, 0).flatten(1)
+        o = OPERATORS[op].forms["chunk"](**made, backend=place.backend, chunk_size=size).o
+    written = o.isfinite().unflatten(1, (2, size)).movedim(1, 0).flatten(1)
     assert (written.all(1) == written.any(1)).all()
     return written.all(1).tolist()
 
@@ -70,6 +70,19 @@ def test_the_way_through_a_chunk(place, op, total, token, mild, monkeypatch, poi
     assert chunks_taken(monkeypatch, place, op, made, 1) == [True, mild]
     assert chunks_taken(monkeypatch, place, op, made, 0) == [False, not mild]
     place.check(made, arriving, "chunk", op, chunk_size=C)
+
+
+@TRITON
+@pytest.mark.parametrize("late", [False, True], ids=["first half", "second half"])
+@pytest.mark.parametrize("tokens, mild", [(13, True), (14, False), (27, False)])
+def test_a_steep_half_is_not_mild_however_flat_the_other_is(place, tokens, mild, late, monkeypatch, poisoned_memory):
+    """RWKV6 takes chunks of 64 too: 27 tokens of e^-4 in one half would be a factor of e^108 about the middle."""
+    size = 64
+    made, arriving = place.make(of("rwkv6", SETTING), T=2 * size, H=1, dtype="float16")
+    made["w"] = torch.zeros_like(made["w"])
+    made["w"][0, slice(-tokens, None) if late else slice(size, size + tokens), 0, 3] = -3.96875
+    assert chunks_taken(monkeypatch, place, "rwkv6", made, 1, size) == [True, mild]
+    place.check(made, arriving, "chunk", "rwkv6", chunk_size=size)
 
 
 @TRITON

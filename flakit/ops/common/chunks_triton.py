@@ -18,8 +18,8 @@ from .blocks_triton import decay_after, decay_before, dot, level_pairs, level_we
 from .launch import CHUNK_SIZE, ENOUGH, SHORTEST_SEGMENT, TABLE, block, elements, width
 from .packed import chunk_offsets, max_chunks
 
-MILD_TOTAL = tl.constexpr(-110.0)
-"""A chunk is mild if no channel decays more than this over it: half of it on each side of the middle, e^55."""
+MILD_HALF = tl.constexpr(-55.0)
+"""A chunk is mild if no channel decays as much as this over either half: no factor about the middle reaches e^55."""
 MILD_TOKEN = tl.constexpr(-4.0)
 """… and no token more than this: the mild path's decay gradient loses a factor e^{-w} of float32's digits."""
 
@@ -66,9 +66,10 @@ def state_pointers(p, i, i_k, i_v, K: tl.constexpr, V: tl.constexpr, BK: tl.cons
 
 
 @triton.jit
-def is_mild(b_w):
+def is_mild(b_w, C: tl.constexpr, BK: tl.constexpr):
     """Whether every decay of a chunk's rows b_w [C, BK] is mild, 1 or 0."""
-    return ((tl.min(tl.sum(b_w, 0), 0) > MILD_TOTAL) & (tl.min(tl.min(b_w, 0), 0) > MILD_TOKEN)).to(tl.int32)
+    halves = tl.min(tl.sum(tl.reshape(b_w, [2, C // 2, BK]), 1), 1)
+    return ((tl.min(halves, 0) > MILD_HALF) & (tl.min(tl.min(b_w, 0), 0) > MILD_TOKEN)).to(tl.int32)
 
 
 @triton.jit
@@ -230,7 +231,7 @@ def stream_kernel(
         else:
             p_S, m_S = state_pointers(states, i_ch, i_k, i_v, K, V, BK, BV)
             tl.store(p_S, b_S, mask=m_S)
-            tl.store(mild + i_ch * NK + i_k, is_mild(b_w) * MAY_BE_MILD, mask=i_v == 0)
+            tl.store(mild + i_ch * NK + i_k, is_mild(b_w, C, BK) * MAY_BE_MILD, mask=i_v == 0)
         b_S *= tl.exp(total)[:, None]
         for i_g in tl.static_range(G):
             b_x = load_tile(x, start, end, i_h * G + i_g, i_k, 0, H * G, K, C, BK).to(tl.float32) * factor

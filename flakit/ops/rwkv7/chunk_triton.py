@@ -24,8 +24,8 @@ import triton.language as tl
 
 from ..common.blocks_triton import decay_after, decay_before, dot, level_pairs, level_weights, to_operand
 from ..common.chunks_triton import (
+    MILD_HALF,
     MILD_TOKEN,
-    MILD_TOTAL,
     ChunkPlan,
     about_middle,
     kept_states_shape,
@@ -60,7 +60,7 @@ def _decides(mild, i, w, start, end, i_h, H: tl.constexpr, K: tl.constexpr, C: t
         for i_k in range(0, (K + BK - 1) // BK):
             b_w = load_tile(w, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
             lowest = tl.minimum(lowest, tl.min(b_w))
-        is_mild = (lowest > MILD_TOTAL / C) & (lowest > MILD_TOKEN)
+        is_mild = (lowest > 2 * MILD_HALF / C) & (lowest > MILD_TOKEN)
         tl.store(mild + i, is_mild.to(tl.int32))
     else:
         is_mild = takes(mild, i, 1, MILD)
