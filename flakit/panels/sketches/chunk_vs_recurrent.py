@@ -116,11 +116,11 @@ print(shown.errors)
         random=True,
     ),
     "amplified": Sketch(
-        {"w": lambda: knobs.steps(-0.1, (-0.3, -0.2, -0.1, -0.05, -0.02, -0.01, 0.0, 0.05, 0.1), "log decay w")},
+        {"w": lambda: knobs.steps(-0.1, (-0.3, -0.2, -0.1, -0.05, -0.02, -0.01, 0.0, 0.05, 0.1), "decay w")},
         _amplified,
         Amplified,
         WORDS["amplified"]["alt"],
-        {"a decay": {"w": -0.1}, "none": {"w": 0.0}, "no decay at all": {"w": 0.1}},
+        {"a decay": {"w": -0.1}, "w = 0": {"w": 0.0}, "w above 0": {"w": 0.1}},
         """import flakit
 from flakit.cases.chunk_vs_recurrent import perturbed
 
