@@ -1,4 +1,5 @@
-"""Where values stop being finite: the first bad tile, the programs of its grid, and the family tree after it."""
+"""Where values stop being finite: the first bad tile, the programs of its grid, the family tree after it, and how far
+each exponential is from its end."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,8 +10,9 @@ from matplotlib.patches import Rectangle
 from . import style
 from .canvas import Canvas
 from .heatmap import HeatMap
+from .marks import Over, whole_ticks
 
-_MOST = 9  # branches that have room
+_WIDE = 9.0  # inches from which there is room for the wide layout
 
 
 class Branch(NamedTuple):
@@ -22,26 +24,49 @@ class Branch(NamedTuple):
     nan: bool
 
 
-class TraceFigure:
-    """`update` redraws in place. Cells are NaN or infinite where a lane or a program is, and 0 elsewhere."""
+class Room(NamedTuple):
+    """An exponential of the source, its largest exponent and what that has left to overflow, in e-folds."""
 
-    def __init__(self):
-        self.canvas = Canvas(9.2, 4.6)
+    where: str
+    largest: float
+    left: float
+
+
+class TraceFigure:
+    """`update` redraws in place. Cells are NaN or infinite where a lane or a program is, and 0 elsewhere.
+
+    Cells can be pointed at in the maps "tile" and "programs", rows in "tree" and "rooms". width: inches.
+    """
+
+    def __init__(self, width: float = 9.4):
+        wide = width >= _WIDE
+        height, left, across = (4.3, 0.42, 2.75) if wide else (3.85, 0.4, 1.55)
+        self.canvas = Canvas(width, height)
+        self._branches, self._lines = (7, 4) if wide else (5, 4)
+        self._most = 66 if wide else 42  # letters of code that have room
+        self._narrow = not wide
+        tree = left + across + 0.25, width - left - across - 0.33
         with style.context():
             figure = self.canvas.figure
-            self._title = figure.text(0.012, 0.98, "", va="top", fontsize=11, fontweight="bold")
-            self._subtitle = figure.text(0.012, 0.925, "", va="top", fontsize=9, color=style.GREY, family="monospace")
+            self._title = figure.text(0.06 / width, 1 - 0.05 / height, "", va="top", fontsize=11, fontweight="bold")
+            self._subtitle = figure.text(
+                0.06 / width, 1 - 0.28 / height, "", va="top", fontsize=8.5, color=style.GREY, family="monospace"
+            )
             self._maps = []
-            for name, box in (("tile", (0.055, 0.41, 0.3, 0.38)), ("programs", (0.055, 0.1, 0.3, 0.17))):
-                ax = figure.add_axes(box)
-                ax.tick_params(length=2, labelsize=7.5)
+            for name, top, tall in (("tile", 0.98, height - 2.27), ("programs", height - 0.7, 0.36)):
+                ax = whole_ticks(self.canvas.axes(left, top, across, tall))
+                ax.tick_params(length=2)
                 first = ax.add_patch(Rectangle((0, 0), 1, 1, fill=False, linewidth=2.2, edgecolor=style.BLUE, zorder=4))
                 self._maps.append((HeatMap(self.canvas, ax, name=name), ax, first))
                 self.canvas.moving(first)
-            figure.legend(handles=style.non_finite_handles(), loc="upper left", bbox_to_anchor=(0.24, 0.9), ncols=2,
-                          borderaxespad=0, handlelength=1.6, columnspacing=1.2)  # fmt: skip
-            self._tree = figure.add_axes((0.39, 0.04, 0.6, 0.8))
-            self._tree.axis("off")
+            corner = 1, 1 - 0.46 / height
+            figure.legend(handles=style.non_finite_handles(), loc="upper right", bbox_to_anchor=corner, ncols=2,
+                          borderaxespad=0.2, handlelength=1.6, columnspacing=1.2)  # fmt: skip
+            each = 0.335
+            self._tree = self.canvas.axes(tree[0], 0.76, tree[1], each * (self._branches + 0.2))
+            top = 0.76 + each * (self._branches + 0.2) + 0.3
+            self._rooms = self.canvas.axes(tree[0], top, tree[1], height - top - 0.08)
+            self._over = Over(self.canvas, self._tree, "tree"), Over(self.canvas, self._rooms, "rooms")
         self.canvas.labels(self._title, self._subtitle)
 
     def update(
@@ -57,14 +82,17 @@ class TraceFigure:
         programs_name: str,
         empty: np.ndarray | None,
         tree: Sequence[Branch],
+        rooms: Sequence[Room] = (),
         more: int = 0,
     ) -> None:
         """tile [rows, columns] and programs likewise (None: no grid), with the cell of each that was first.
 
-        empty: cells of `programs` that are none. tree: from a root down, parents before children; more: nodes left out.
+        tile_name, programs_name: what a narrow picture says in two lines is parted by " · ". empty: cells of `programs`
+        that are none. tree: from a root down, parents before children; more: nodes left out.
+        rooms: the tightest first.
         """
         self._title.set_text(title)
-        self._subtitle.set_text(subtitle)
+        self._subtitle.set_text(_cut(subtitle, self._most + (40 if not self._narrow else 34)))
         shown = ((tile, lane, tile_name, None), (programs, program, programs_name, empty))
         for (cells, (row, column), name, blank), (heat, ax, first) in zip(shown, self._maps, strict=True):
             for artist in (ax, *ax.get_children()):
@@ -75,29 +103,68 @@ class TraceFigure:
             heat.update(cells, finite=np.isfinite(cells) & ~blank, empty=blank)
             first.set_bounds(column - 0.5, row - 0.5, 1, 1)
             with style.context():
-                ax.set_title(name, fontsize=9)
-                ax.locator_params(integer=True, nbins=6)
-        self._grow(tree, more)
+                ax.set_title(name.replace(" · ", "\n") if self._narrow else name, fontsize=8.5)
+                if cells.shape[0] == 1:
+                    ax.set_yticks([])
+        with style.context():
+            self._grow(tree, more)
+            self._fill(rooms)
         self.canvas.stale()
 
     def _grow(self, tree: Sequence[Branch], more: int) -> None:
         ax = self._tree
-        with style.context():
-            ax.clear()
-            ax.axis("off")
-            ax.set(xlim=(0, 1), ylim=(_MOST + 0.3, -0.6))
-            ax.set_title("What came of it", fontsize=9.5)
-            last = {}
-            for i, branch in enumerate(tree[:_MOST]):
-                x = 0.012 + 0.026 * branch.depth
-                look = style.NAN if branch.nan else style.INF
-                if branch.depth and branch.depth - 1 in last:
-                    x0 = x - 0.026
-                    ax.plot([x0, x0, x], [last[branch.depth - 1] + 0.22, i, i], color=style.GREY, linewidth=0.9)
-                ax.add_patch(Rectangle((x - 0.008, i - 0.2), 0.016, 0.4, linewidth=0.8, zorder=3, **look))
-                ax.text(x + 0.016, i - 0.05, branch.where, fontsize=8, family="monospace", va="bottom")
-                ax.text(x + 0.016, i + 0.02, branch.what, fontsize=7.5, color=style.GREY, va="top")
-                last[branch.depth] = i
-            left = more + max(0, len(tree) - _MOST)
-            if left:
-                ax.text(0.012, _MOST - 0.2, f"… and {left} more", fontsize=8, color=style.GREY)
+        ax.clear()
+        ax.axis("off")
+        ax.set(xlim=(0, 1), ylim=(self._branches - 0.35, -0.55))
+        ax.set_title("What came of it" if tree else "Nothing came of it: all is finite", fontsize=9.5)
+        shown = tree[: self._branches - (len(tree) + more > self._branches)]
+        last, step = {}, 0.022 if not self._narrow else 0.03
+        for i, branch in enumerate(shown):
+            x = 0.012 + step * branch.depth
+            look = style.NAN if branch.nan else style.INF
+            if branch.depth and branch.depth - 1 in last:
+                x0 = x - step
+                ax.plot([x0, x0, x], [last[branch.depth - 1] + 0.22, i, i], color=style.GREY, linewidth=0.9)
+            ax.add_patch(Rectangle((x - step / 3, i - 0.2), 2 * step / 3, 0.4, linewidth=0.8, zorder=3, **look))
+            where = _cut(branch.where, self._most - 2 * branch.depth)
+            ax.text(x + 0.8 * step, i - 0.02, where, fontsize=8.5, family="monospace", va="bottom")
+            ax.text(
+                x + 0.8 * step, i + 0.04, _cut(branch.what, self._most + 14), fontsize=8.5, color=style.GREY, va="top"
+            )
+            last[branch.depth] = i
+        left = more + len(tree) - len(shown)
+        if left:
+            ax.text(0.012, len(shown), f"… and {left} more", fontsize=8.5, color=style.GREY, va="center")
+        self._over[0].update(len(shown), 1)
+
+    def _fill(self, rooms: Sequence[Room]) -> None:
+        """A bar for each exponential: the share of the format's exponents that its largest one takes."""
+        ax, shown = self._rooms, rooms[: self._lines]
+        ax.clear()
+        ax.axis("off")
+        ax.set(xlim=(0, 1), ylim=(self._lines - 0.5, -0.5))
+        if not shown:
+            self._over[1].update(0, 1)
+            return
+        left = len(rooms) - len(shown)
+        also = f" (the tightest of {len(rooms)})" if left else ""
+        ax.set_title(f"Headroom a line, in e-folds{also}", fontsize=9.5)
+        bar, end = 0.26, 0.97
+        for i, room in enumerate(shown):
+            limit = room.left + room.largest
+            share = min(max(room.largest / limit, 0.0), 1.0) if np.isfinite(room.left) else float(room.left < 0)
+            over = room.left <= 0
+            look = style.INF if over else {"facecolor": style.SKY, "edgecolor": "none"}
+            ax.add_patch(Rectangle((0, i - 0.32), bar, 0.64, facecolor=style.EMPTY, linewidth=0))
+            ax.add_patch(Rectangle((0, i - 0.32), bar * share, 0.64, linewidth=0, **look))
+            words = f"{-room.left:.2f} over" if over else f"{room.left:.2f} left"
+            text = ax.text(bar / 2, i, words, fontsize=8.5, ha="center", va="center")
+            if over:
+                text.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.8})
+            ax.text(bar + 0.015, i, _cut(room.where, int(self._most * (end - bar))), fontsize=8.5, family="monospace",
+                    va="center")  # fmt: skip
+        self._over[1].update(len(shown), 1)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"

@@ -11,7 +11,7 @@ is infinite only because of one. A NaN, and an infinity made of finite numbers, 
 import ast
 import linecache
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from itertools import islice
@@ -54,6 +54,7 @@ class Place:
     statement: the line's text; expression: the part of it that was computed, where Python can tell (from 3.11 on).
     kernel: the Triton kernel, "" for PyTorch code; backward: for PyTorch's own gradient of this line, its node's name.
     via: (function, line) of the callers between the kernel and a helper, the kernel's own first.
+    text: the line's, where it is not to be had from the file.
     """
 
     file: str
@@ -62,10 +63,11 @@ class Place:
     kernel: str = ""
     backward: str = ""
     via: tuple[tuple[str, int], ...] = ()
+    text: str = field(default="", compare=False)
 
     @property
     def statement(self) -> str:
-        return linecache.getline(self.file, self.line).strip()
+        return self.text or linecache.getline(self.file, self.line).strip()
 
     @property
     def short(self) -> str:
@@ -217,7 +219,10 @@ class Site:
 
 @dataclass(frozen=True)
 class Headroom:
-    """How far the largest exponent that one line met is from overflow, in e-folds; negative beyond it."""
+    """How far the largest exponent that one line met is from overflow, in e-folds; negative beyond it.
+
+    index: the lane of that exponent, in a tile of this shape.
+    """
 
     place: Place
     operation: str
@@ -225,6 +230,7 @@ class Headroom:
     room: float
     program: tuple[int, ...] | None
     index: tuple[int, ...]
+    shape: tuple[int, ...] = ()
 
 
 @dataclass
@@ -294,7 +300,10 @@ class Trace:
         return [site for site in self.sites if not site.parents]
 
     def to_dict(self) -> dict:
-        """Plain lists, numbers and strings ("inf", "nan" among them); a site is named by its position in "sites"."""
+        """Plain lists, numbers and strings ("inf", "nan" among them); a site is named by its position in "sites".
+
+        lanes: those of the first tile row after row, as runs of [0 finite, 1 infinite or 2 NaN, how many].
+        """
         at = {site: i for i, site in enumerate(self.sites)}
 
         def program(given):
@@ -302,71 +311,129 @@ class Trace:
 
         found = {
             "sites": [
-                asdict(site.place)
-                | {"statement": site.place.statement, "operation": site.operation, "how": site.how, "into": site.into}
+                _line(site.place)
+                | {"operation": site.operation, "how": site.how, "into": site.into}
                 | {"program": program(site.first.program), "index": list(site.first.index)}
                 | {"shape": list(site.first.shape), "dtype": site.first.dtype}
                 | {"nan": site.first.nan, "inf": site.first.inf, "operands": [asdict(x) for x in site.first.operands]}
                 | {"tiles": site.tiles, "programs": len(site.programs), "fate": site.fate}
                 | {"parents": [at[parent] for parent in site.parents if parent in at]}
+                | {"lanes": _runs(site.first.lanes), "in_programs": sorted(site.programs)}
+                | {"all_nan": site.nan, "all_inf": site.inf}
+                | {"masked": [[_line(place), by, lanes] for (place, by), lanes in site.masked.items()]}
                 for site in self.sites
             ],
-            "headroom": [asdict(line) for line in self.headroom],
+            "headroom": [asdict(line) | {"place": _line(line.place)} for line in self.headroom],
             "accesses": [
                 {**vars(access), "place": asdict(access.place), "programs": len(access.programs)}
                 for access in self.accesses
             ],
             "notes": self.notes,
+            "grids": self.grids,
         }
         return _plain(found)
 
-    def picture(self) -> "Canvas":
-        """The first bad tile, the programs of its grid and the family tree; ValueError where all was finite."""
-        from ..figures.trace import Branch, TraceFigure
+    @classmethod
+    def from_dict(cls, found: Mapping) -> "Trace":
+        """What `to_dict` made of a trace, in another process or on another day; accesses out of bounds are left out."""
+        trace = cls()
+        trace.notes, trace.grids = list(found["notes"]), {name: tuple(grid) for name, grid in found["grids"].items()}
+        for x in found["sites"]:
+            operands = tuple(
+                Operand(**y | {name: y[name] if y[name] is None else float(y[name]) for name in ("low", "high", "at")})
+                for y in x["operands"]
+            )
+            shape = tuple(x["shape"])
+            lanes = None if x["lanes"] is None else np.repeat(*np.array(x["lanes"], np.int64).T).astype(np.int8)
+            tile = Tile(
+                _tuple(x["program"]), shape, x["dtype"], tuple(x["index"]), x["nan"], x["inf"], operands,
+                None if lanes is None else lanes.reshape(shape),
+            )  # fmt: skip
+            site = trace.add(Site(_place(x), x["operation"], x["how"], tile, x["into"]))
+            site.tiles, site.nan, site.inf = x["tiles"], x["all_nan"], x["all_inf"]
+            site.programs = {tuple(program) for program in x["in_programs"]}
+            site.masked = {(_place(place), by): lanes for place, by, lanes in x["masked"]}
+        for site, x in zip(trace.sites, found["sites"], strict=True):
+            for parent in x["parents"]:
+                site.descends_from(trace.sites[parent])
+        for n, x in enumerate(found["headroom"]):
+            trace._headroom[n] = Headroom(
+                _place(x["place"]), x["operation"], float(x["largest"]), float(x["room"]), _tuple(x["program"]),
+                tuple(x["index"]), tuple(x["shape"]),
+            )  # fmt: skip
+        return trace
 
+    def picture(self) -> "Canvas":
+        """The first bad tile, the programs of its grid, the family tree, and the headroom of each exponential.
+
+        Where all was finite: the tile of the exponential with the least headroom. ValueError where there was none.
+        """
+        from ..figures.trace import TraceFigure
+
+        if not self.sites and not self._headroom:
+            raise ValueError("picture: expected a value that is not finite or an exponential, found neither")
+        figure = TraceFigure()
+        figure.update(**self.drawn())
+        return figure.canvas
+
+    def drawn(self) -> dict:
+        """The arguments of `TraceFigure.update`."""
+        from ..figures.trace import Branch, Room
+
+        rooms = [Room(f"{line.place.line}  {_text(line.place, 60)}", line.largest, line.room) for line in self.headroom]
         site = self.first
         if site is None:
-            raise ValueError(
-                "picture: expected a value that is not finite, found none; print the trace for its headroom"
-            )
+            line = self.headroom[0]
+            tile, lane = _flat(np.zeros(line.shape), line.index)
+            programs, program, empty = self._programs(line.place.kernel, line.program, [])
+            return dict(
+                title="Every value is finite", subtitle=f"nearest to its end: {line.place.short}  {_text(line.place)}",
+                tile=tile, lane=lane, tile_name=f"tile {list(line.shape)} · largest at {list(line.index)}",
+                programs=programs, program=program, empty=empty,
+                programs_name=f"programs of {line.place.kernel} · at {line.program}", tree=[],
+                rooms=rooms,
+            )  # fmt: skip
         tile = site.first
         cells, lane = _flat(tile.cells, tile.index)
-        programs, program, empty = self._programs(site)
-        family = site.family()
-        tree, seen = [], set()
+        programs, program, empty = self._programs(site.place.kernel, tile.program, self.sites)
+        family = self.tree(site)
+        return dict(
+            title=f"First non-finite tile: {site.words}", subtitle=f"{site.place.short}  {_text(site.place, 88)}",
+            tile=cells, lane=lane, tile_name=f"{tile.dtype} {list(tile.shape)} · first {list(tile.index)}",
+            programs=programs, program=program, empty=empty,
+            programs_name=f"programs of {site.place.kernel} · first {tile.program}",
+            tree=[Branch(n, f"{x.place.line}  {_text(x.place, 60)}", _short(x), bool(x.nan)) for n, x in family],
+            rooms=rooms, more=len(site.family()) - len(family),
+        )  # fmt: skip
+
+    def tree(self, site: Site) -> list[tuple[int, Site]]:
+        """A site and all that came of it, each once with its generation, parents before children."""
+        found, seen = [], set()
 
         def grow(site: Site, depth: int) -> None:
             seen.add(site)
-            lanes = f"{site.first.bad} of {site.first.size} lanes" + (f", {site.tiles} tiles" if site.tiles > 1 else "")
-            into = f" into {site.into}" if site.how == STORED and site.into else ""
-            tree.append(Branch(depth, f"{site.place.line}  {_text(site.place, 56 - 2 * depth)}",
-                               f"{site.words}{into}: {lanes}", bool(site.nan)))  # fmt: skip
+            found.append((depth, site))
             for child in site.children:
                 if child not in seen:
                     grow(child, depth + 1)
 
         grow(site, 0)
-        figure = TraceFigure()
-        figure.update(
-            title=f"First non-finite tile: {site.words}", subtitle=f"{site.place.short}  {_text(site.place, 88)}",
-            tile=cells, lane=lane, tile_name=f"{tile.dtype} {list(tile.shape)}, first {list(tile.index)}",
-            programs=programs, program=program, empty=empty, programs_name=f"{site.place.kernel}, first {tile.program}",
-            tree=tree, more=len(family) - len(tree),
-        )  # fmt: skip
-        return figure.canvas
+        return found
 
-    def _programs(self, site: Site, wide: int = 32) -> tuple[np.ndarray | None, tuple[int, int], np.ndarray | None]:
-        """The grid of a site's kernel as cells, its first bad program there, and the cells that are no program."""
-        if site.first.program is None:
+    def _programs(
+        self, kernel: str, first: tuple[int, ...] | None, sites: Sequence[Site], wide: int = 32
+    ) -> tuple[np.ndarray | None, tuple[int, int], np.ndarray | None]:
+        """A kernel's grid as cells, its program `first` there, and the cells that are no program."""
+        if first is None:
             return None, (0, 0), None
-        shape = self.grids.get(site.place.kernel, tuple(i + 1 for i in site.first.program))
+        shape = self.grids.get(kernel, tuple(i + 1 for i in first))
         cells = np.zeros(shape)
-        for other in self.sites:
-            if other.place.kernel == site.place.kernel:
+        for other in sites:
+            if other.place.kernel == kernel:
                 for program in other.programs:
                     cells[program] = np.nan if other.nan or np.isnan(cells[program]) else np.inf
         flat = cells.reshape(shape[0], -1)
-        at = int(np.ravel_multi_index(site.first.program, shape))
+        at = int(np.ravel_multi_index(first, shape))
         if flat.shape[1] == 1:  # one axis: in rows, as one reads
             columns = min(len(flat), wide)
             rows = -(-len(flat) // columns)
@@ -473,6 +540,28 @@ def _flat(cells: np.ndarray, index: tuple[int, ...]) -> tuple[np.ndarray, tuple[
     return (cells[index[:-2]], index[-2:]) if cells.ndim else (cells.reshape(1, 1), (0, 0))
 
 
+def _line(place: Place) -> dict:
+    return {name: x for name, x in asdict(place).items() if name != "text"} | {"statement": place.statement}
+
+
+def _place(x: Mapping) -> Place:
+    via = tuple((function, line) for function, line in x["via"])
+    return Place(x["file"], x["line"], x["expression"], x["kernel"], x["backward"], via, x["statement"])
+
+
+def _tuple(x: Sequence[int] | None) -> tuple[int, ...] | None:
+    return None if x is None else tuple(x)
+
+
+def _runs(lanes: np.ndarray | None) -> list[list[int]] | None:
+    """Runs of equal lanes: [what, how many]."""
+    if lanes is None:
+        return None
+    flat = lanes.reshape(-1)
+    starts = np.flatnonzero(np.diff(flat, prepend=-1))
+    return [[int(flat[at]), int(n)] for at, n in zip(starts, np.diff(starts, append=flat.size), strict=True)]
+
+
 def _plain(x):
     if isinstance(x, dict):
         return {name: _plain(value) for name, value in x.items()}
@@ -500,6 +589,12 @@ def _where(site: Site) -> str:
 def _lanes(tile: Tile) -> str:
     index = f", first at {list(tile.index)}" if tile.index else ""
     return f"{tile.bad} of {tile.size} of {tile.dtype} {list(tile.shape)}{index}"
+
+
+def _short(site: Site) -> str:
+    lanes = f"{site.first.bad} of {site.first.size} lanes" + (f", {site.tiles} tiles" if site.tiles > 1 else "")
+    into = f" into {site.into}" if site.how == STORED and site.into else ""
+    return f"{site.words}{into}: {lanes}"
 
 
 def _node(site: Site) -> str:

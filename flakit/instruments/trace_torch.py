@@ -203,7 +203,7 @@ class TorchWatch(TorchDispatchMode):
             return
         room = math.log(torch.finfo(x.dtype).max) - largest * _OVERFLOW[name]
         index = _index(x == largest) if largest > -math.inf else ()
-        self.trace._headroom[key] = Headroom(place, name, largest, room, None, index)
+        self.trace._headroom[key] = Headroom(place, name, largest, room, None, index, tuple(x.shape))
 
 
 def _floating(x: object) -> bool:

@@ -500,7 +500,7 @@ class InterpreterWatch:
         room = math.log(top) - float(largest) * ln_base
         index = _plain(np.unravel_index(int(np.nan_to_num(x, nan=-np.inf).argmax()), x.shape))
         program = tuple(int(i) for i in self.names.builder.grid_idx)
-        self.trace._headroom[key] = Headroom(place, operation, float(largest), room, program, index)
+        self.trace._headroom[key] = Headroom(place, operation, float(largest), room, program, index, _plain(x.shape))
 
 
 _DTYPES = {"fp16": "float16", "fp32": "float32", "fp64": "float64", "bf16": "bfloat16"}

@@ -1,5 +1,6 @@
 """The trace names the line, the tile and the lane where a value stops being finite, and follows what comes of it."""
 
+import json
 import math
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ import flakit
 from flakit import trace
 from flakit.cases import anchor, anomaly, masking, padding
 from flakit.cases.anchor.schemes import Products
+from flakit.instruments.trace import Trace
 from flakit.numerics.inputs import inputs
 
 LN_MAX = 88.72283905206835
@@ -385,3 +387,38 @@ def test_the_words_and_the_dict_of_a_trace():
     assert plain["sites"][0]["index"] == [1] and plain["sites"][0]["how"] == "born"
     assert plain["sites"][-1]["parents"] and plain["headroom"][0]["room"] == pytest.approx(LN_MAX - 100, abs=1e-4)
     assert y.isnan().sum() == 1
+
+
+def test_a_trace_comes_back_from_its_dict_as_it_was():
+    with trace() as t:
+        x = torch.tensor([[1.0, 100.0, 2.0], [3.0, 4.0, math.nan]])
+        y = torch.where(x > 50, 0.0, x.exp()) - x.exp()
+    again = Trace.from_dict(json.loads(json.dumps(t.to_dict())))
+    assert str(again) == str(t) and again.picture().png() == t.picture().png()
+    assert again.to_dict() == t.to_dict() and y.isnan().any()
+
+
+@pytest.mark.interpret
+def test_a_kernels_trace_comes_back_with_programs_masks_and_lanes(kernels):
+    N, T, D = 3, 64, 16
+    g, one = torch.full((N, T, D), -1.5), torch.ones(N, T, D)
+    g[0] = 0.0
+    with trace() as t:
+        kernels.anchored_at_the_start[(N,)](one, one, g, torch.zeros(N, T, T), T=T, D=D)
+    again = Trace.from_dict(json.loads(json.dumps(t.to_dict())))
+    assert str(again) == str(t) and again.picture().png() == t.picture().png() and again.to_dict() == t.to_dict()
+    first, same = t.first, again.first
+    assert (same.programs, same.dropped, same.fate) == ({(1, 0, 0), (2, 0, 0)}, first.dropped, first.fate)
+    assert (same.first.lanes == first.first.lanes).all() and same.place.statement == first.place.statement
+
+
+def test_a_picture_of_headroom_where_all_is_finite():
+    with trace() as t:
+        torch.tensor([1.0, 80.0]).exp()
+    assert t.finite and t.picture().png().startswith(b"\x89PNG")
+    with trace() as t:
+        torch.tensor([1.0, 80.0]) * 2
+    with pytest.raises(
+        ValueError, match="picture: expected a value that is not finite or an exponential, found neither"
+    ):
+        t.picture()
