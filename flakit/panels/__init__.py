@@ -12,6 +12,7 @@ from .decay_explorer import decay_explorer
 from .gradient_comparer import gradient_comparer
 from .headroom import headroom
 from .infinity import infinity
+from .kernel_trace import kernel_trace
 from .phase_diagram import phase_diagram
 from .sketches import sketch
 from .state_stepper import state_stepper
@@ -22,6 +23,7 @@ __all__ = [
     "gradient_comparer",
     "headroom",
     "infinity",
+    "kernel_trace",
     "phase_diagram",
     "sketch",
     "state_stepper",

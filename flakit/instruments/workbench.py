@@ -1,0 +1,350 @@
+"""A kernel written a few lines a cell: lines of one's own in a file with given loads and stores, run and traced.
+
+    def scores(b_r, b_k, b_ge, b_gi, o_i, o_j, C):
+        return tl.dot(…)
+
+    made = workbench.run(-1.4, scores)
+    made.o, made.expected, made.trace
+
+The functions are only read here. They are put into a file, and a process of its own, which begins with
+TRITON_INTERPRET=1 whatever this one began with, runs it under `flakit.trace` and hands the output and the trace back.
+Where there is no Triton (it exists for Linux) the kernel is not run: what was recorded of ours is handed out, and said
+to be that.
+"""
+
+import ast
+import contextlib
+import functools
+import importlib
+import inspect
+import json
+import math
+import os
+import runpy
+import subprocess
+import sys
+import tempfile
+import textwrap
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..cases.laws import search
+from ..numerics.inputs import inputs as make_inputs
+from ..numerics.recorded import Recording, read
+from ..numerics.words import error as in_words
+from ..numerics.words import number
+from ..ops.common.dispatch import has_triton
+from ..ops.rwkv6 import fused_recurrent_rwkv6
+from .trace_record import Trace
+
+if TYPE_CHECKING:
+    from ..figures.plots import Picture
+
+tl = importlib.import_module("triton.language") if has_triton() else None
+"""What the lines of a kernel call; None where there is no Triton, and then they are read all the same."""
+
+WAYS = {
+    "start": "scores_from_the_start",
+    "middle": "scores_from_the_middle",
+    "tiles": "scores_in_tiles",
+    "halves": "scores_by_halves",
+}
+"""Where the scores' decays are counted from, and our function for each: it is the file's `scores`."""
+
+PIECES = ("scores", "output", "next_state")
+"""The functions of the file that may be one's own."""
+
+CHUNK = 64
+PACES = (0.25, 0.5, 0.75, 1.0)
+"""Heads forget at these shares of the decay that is asked for; the last one's output is drawn."""
+
+RECORDING = "workbench"
+
+_GIVEN = Path(__file__).with_name("workbench_triton.py")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one run of the kernel gave.
+
+    o and expected: the output of the last head as the kernel computed it in float32 and as it is in float64, [T, V].
+    error: relative L2 error of o, NaN or infinite where it is not finite.
+    yours: o, or the ... of an empty answer where lines were missing or nothing was run.
+    said: what a reader must know: whose lines ran, and where.
+    """
+
+    decay: float
+    o: np.ndarray = field(repr=False)
+    expected: np.ndarray = field(repr=False)
+    trace: Trace = field(repr=False)
+    error: float
+    yours: object = field(repr=False)
+    said: str = ""
+
+    @property
+    def finite(self) -> bool:
+        """Whether the output is."""
+        return bool(np.isfinite(self.o).all())
+
+    def picture(self) -> "Picture":
+        """Yours beside the expected and what is between them; an empty frame where there is nothing of yours."""
+        from ..figures.plots import beside
+
+        yours = ... if self.yours is ... else self.o.T
+        return beside(yours, self.expected.T, rows="channel", columns="token")
+
+    def compared(self) -> "Picture":
+        """The output as it was computed, whoever's lines ran, beside what it is."""
+        from ..figures.plots import matrices
+
+        largest = float(np.abs(self.expected).max())
+        shown = {"as computed": self.o.T, "as it is": self.expected.T}
+        return matrices(shown, rows="channel", columns="token", signed=True, limits=(-largest, largest), height=2.4)
+
+    def __repr__(self) -> str:
+        if self.finite:
+            words = f"finite, with a relative error of {in_words(self.error)}"
+        else:
+            rows = int((~np.isfinite(self.o)).any(1).sum())
+            words = f"not finite in {rows} of {len(self.o)} tokens"
+        return f"decay {number(self.decay)}: the output is {words}" + (f"\n({self.said})" if self.said else "")
+
+
+def inputs(decay: float) -> dict[str, Tensor]:
+    """What the kernel is run on: two chunks, four heads of 16 channels, each with its share of the decay (PACES)."""
+    x = make_inputs("rwkv6", T=2 * CHUNK, H=len(PACES), K=16, V=16, decay=decay)
+    return x | {"w": x["w"] * torch.tensor(PACES)[:, None]}
+
+
+def run(decay: float, *lines: Callable, way: str = "start") -> Run:
+    """Run the kernel on `inputs(decay)`, interpreted and traced, in a process of its own.
+
+    decay: natural-log decay <= 0 per token of the last head. lines: functions named as in PIECES, in place of ours.
+    One that still holds a `...` is replaced by ours, the scores by those of `way`, and the run says so.
+    Raises RuntimeError with the line where the kernel fails.
+    """
+    if way not in WAYS:
+        raise ValueError(f"way: expected one of {', '.join(WAYS)}, got {way!r}")
+    if not decay <= 0:
+        raise ValueError(f"decay: expected a natural-log decay <= 0, got {decay!r}")
+    _, empty = _answered(lines)
+    expected = _expected(float(decay))
+    if not has_triton():
+        row, trace = _recorded(decay, way)
+        o = np.array(row["o"], dtype=np.float64).reshape(expected.shape)
+        said = f"there is no Triton on this machine: your lines were not run, and ours gave this, {_recording().label}"
+        return Run(decay, o, expected, trace, row["error"], ..., said)
+    o, trace = _interpreted(float(decay), source(*lines, way=way))
+    error = float(np.linalg.norm(o - expected) / np.linalg.norm(expected))
+    said = f"{', '.join(empty)}: nothing of yours so far, ours ran" if empty else ""
+    return Run(decay, o, expected, trace, error, ... if empty else o, said)
+
+
+def traced(decay: float, *lines: Callable, way: str = "start") -> Trace:
+    """The trace of such a run alone."""
+    if not has_triton():
+        return _recorded(decay, way, with_output=False)[1]
+    return _interpreted(float(decay), source(*lines, way=way))[1]
+
+
+def source(*lines: Callable, way: str = "start") -> str:
+    """The file: imports, the three pieces, each one's own or ours, and the kernel that calls them."""
+    own, _ = _answered(lines)
+    ours = _ours()
+    parts = [own.get(name) or ours[WAYS[way] if name == "scores" else name] for name in PIECES]
+    parts[0] = parts[0].replace(f"def {WAYS[way]}(", "def scores(", 1)
+    decorated = ("@triton.jit\n" + part.strip() for part in (*parts, ours["chunk_kernel"]))
+    return "import triton\nimport triton.language as tl\n\n\n" + "\n\n\n".join(decorated) + "\n"
+
+
+def listing(*lines: Callable, way: str = "start", only: str | None = None) -> str:
+    """The file with the numbers of its lines, which a trace names; only: of one function."""
+    numbered = list(enumerate(source(*lines, way=way).splitlines(), 1))
+    if only is not None:
+        start = next(n for n, text in numbered if text.startswith(f"def {only}(")) - 1
+        end = next((n for n, text in numbered if n > start + 1 and text[:1] not in ("", " ")), len(numbered) + 1)
+        numbered = [(n, text) for n, text in numbered if start <= n < end]
+    return "\n".join(f"{n:3}  {text}".rstrip() for n, text in numbered).rstrip()
+
+
+def answered(*lines: Callable) -> bool:
+    """Whether there are lines of one's own that could run here: a `scores` without a `...` in it, and a Triton."""
+    return has_triton() and "scores" in _answered(lines)[0]
+
+
+def onset(*lines: Callable, way: str = "start") -> dict[str, float]:
+    """The smallest |decay| at which there is a "tile" that is not finite, and "output" that is not, to half a percent;
+    inf where there is none."""
+    if not has_triton():
+        row = _recording().select(way=way)[0]
+        return {name: row[f"{name}_onset"] for name in ("tile", "output")}
+    tight = traced(-1.0, *lines, way=way).headroom[0]  # exponents grow with the decay
+    law = (tight.largest + tight.room) / tight.largest if tight.largest > 0 else 1.0
+    text = source(*lines, way=way)
+
+    def finite(size: float) -> dict[str, bool]:
+        o, trace = _interpreted(-size, text)
+        return {"tile": trace.finite, "output": bool(np.isfinite(o).all())}
+
+    return search(finite, near=[law / 2, law], tolerance=5e-3)
+
+
+# --- lines of one's own ----------------------------------------------------------------------------------------------
+
+
+def _answered(lines: tuple[Callable, ...]) -> tuple[dict[str, str], list[str]]:
+    """The text of the functions that hold an answer, and the names of those that do not."""
+    own, empty = {}, []
+    for function in lines:
+        name = getattr(function, "__name__", None)
+        if name not in PIECES:
+            raise ValueError(f"lines: expected functions named {', '.join(PIECES)}, got {name or function!r}")
+        text = textwrap.dedent(inspect.getsource(getattr(function, "fn", function)))
+        (tree,) = ast.parse(text).body
+        if any(isinstance(node, ast.Constant) and node.value is ... for node in ast.walk(tree)):
+            empty.append(name)
+        else:
+            own[name] = "\n".join(text.splitlines()[tree.lineno - 1 :])
+    return own, empty
+
+
+@functools.lru_cache(maxsize=1)
+def _ours() -> dict[str, str]:
+    """The text of each function of the given file."""
+    text = _GIVEN.read_text()
+    functions = (node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef))
+    return {node.name: ast.get_source_segment(text, node) for node in functions}
+
+
+@functools.lru_cache(maxsize=64)
+def _expected(decay: float) -> np.ndarray:
+    x = {name: tensor.double() for name, tensor in inputs(decay).items()}
+    return fused_recurrent_rwkv6(**x).o[0, :, -1].numpy()
+
+
+# --- a process of its own --------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=256)
+def _interpreted(decay: float, text: str) -> tuple[np.ndarray, Trace]:
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "kernel.py").write_text(text)
+        found = _PROCESS.ask({"folder": folder, "decay": decay})
+    if "error" in found:
+        raise RuntimeError(found["error"])
+    return np.array(found["o"], dtype=np.float32), Trace.from_dict(found["trace"])
+
+
+class _Process:
+    """Started when first asked, with Triton's interpreter; answers one request after the other."""
+
+    def __init__(self):
+        self._process: subprocess.Popen | None = None
+
+    def ask(self, request: Mapping) -> dict:
+        if self._process is None or self._process.poll() is not None:
+            self._start()
+        try:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            answer = self._process.stdout.readline()
+        except BaseException:  # interrupted: what it is doing is of no use to anyone
+            self.stop()
+            raise
+        if not answer:
+            self.stop()
+            raise RuntimeError("the process that runs the kernel ended; run the cell again")
+        return json.loads(answer)
+
+    def _start(self) -> None:
+        env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __name__], env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+
+
+_PROCESS = _Process()
+
+
+def main() -> None:
+    """Answer requests, a line of JSON each, until there are no more."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a kernel prints is no answer
+    for line in sys.stdin:
+        request = json.loads(line)
+        path = Path(request["folder"]) / "kernel.py"
+        try:
+            o, trace = _launch(path, request["decay"])
+            found = {"o": np.asarray(o, np.float64).tolist(), "trace": _by_name(trace.to_dict(), path)}
+        except Exception as error:
+            found = {"error": _failure(error, path)}
+        answers.write(json.dumps(found) + "\n")
+        answers.flush()
+
+
+def _launch(path: Path, decay: float) -> tuple[Tensor, Trace]:
+    from .trace import trace
+
+    kernel = runpy.run_path(str(path))["chunk_kernel"]
+    x = inputs(decay)
+    _, T, H, K = x["r"].shape
+    V = x["v"].shape[-1]
+    o = torch.full_like(x["v"], math.nan)
+    with trace() as found:
+        kernel[(H,)](*x.values(), o, K**-0.5, T, H=H, K=K, V=V, C=CHUNK)
+    return o[0, :, -1], found
+
+
+def _by_name(x, path: Path):
+    """The folder of the file is gone when the trace is read."""
+    if isinstance(x, dict):
+        return {name: _by_name(value, path) for name, value in x.items()}
+    if isinstance(x, list):
+        return [_by_name(value, path) for value in x]
+    return path.name if x == str(path) else x
+
+
+def _failure(error: BaseException, path: Path) -> str:
+    """What went wrong, and the line of the file where."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    said = f"{type(error).__name__}: {error}"
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if each.filename == str(path)]
+    if not frames:
+        return said
+    return f"{path.name}:{frames[-1].lineno}  {frames[-1].line}\n{said}"
+
+
+# --- where there is no Triton ----------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=1)
+def _recording() -> Recording:
+    return read(RECORDING, needs=("way", "decay", "tile_onset", "output_onset", "error", "o", "trace"))
+
+
+def _recorded(decay: float, way: str, with_output: bool = True) -> tuple[Mapping, Trace]:
+    rows = [row for row in _recording().select(way=way) if row["o"] or not with_output]
+    found = next((row for row in rows if row["decay"] == decay), None)
+    if found is None:
+        there = ", ".join(number(row["decay"]) for row in rows)
+        raise ValueError(f"decay: there is no Triton here, and of {way!r} were recorded {there}; got {number(decay)}")
+    return found, Trace.from_dict(json.loads(found["trace"]))
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):  # whoever interrupts a notebook reaches this process, too
+        main()

@@ -1,0 +1,179 @@
+"""A chunk kernel traced as its decay grows: the first tile that is not finite, its family tree, headroom a line."""
+
+import math
+from collections.abc import Callable
+
+from ..figures.canvas import Cell
+from ..figures.trace import TraceFigure
+from ..instruments import workbench
+from ..instruments.trace_record import Headroom, Place, Trace
+from ..numerics.words import number
+from . import knobs
+from .base import Panel
+from .shared import literal
+
+YOURS = "yours"
+
+WORDS = {
+    "decay": "decay",
+    "way": "scores",
+    "ways": {
+        "start": "counted from the start",
+        "middle": "from the middle",
+        "tiles": "tile by tile",
+        "halves": "by halves of halves",
+        YOURS: "as you wrote them",
+    },
+    "alt": "Left, the first tile that is not finite with its bad lanes hatched, and under it the programs of the grid; "
+    "right, what came of it as a tree, and for each exponential of the kernel how far it is from the end of float32",
+    "fine": "At a decay of {decay} every value in every tile is finite. {line}",
+    "least": "The least headroom has line {line}, `{code}`: its largest exponent is {largest}, and float32 ends at "
+    "{end}.",
+    "flat": "No exponent of any line is above 0, so none can ever overflow.",
+    "broken": "At a decay of {decay}, line {line} is the first to leave float32, `{code}`: {what} in {bad} of {size} "
+    "lanes, the first at token {token}, in program {program}.",
+    "reached": "It gets into {into}.",
+    "dropped": "A mask drops it before anything is stored: the output is finite.",
+    "lane": {True: "token {row}, channel {column}: {value}", False: "row {row}, column {column}: {value}"},
+    "there": "token {row}, channel {column}: e^{exponent} = {value} (float32 ends at e^{end})",
+    "values": {0: "finite", 1: "inf", 2: "NaN"},
+    "program": "program {n}, head {n}, of decay {decay}: {what}",
+    "program bad": "not finite",
+    "program fine": "finite",
+    "branch": "{place}  {statement}  ({what})",
+    "room": "{place}  {code}: at most e^{largest}, in program {program}; float32 ends at e^{end}",
+    "recorded": "There is no Triton here: this is a recording.",
+}
+
+PRESETS = {
+    "fine": {"decay": -1.3, "way": "start"},
+    "first inf": {"decay": -1.39, "way": "start"},
+    "in the output": {"decay": -1.5, "way": "start"},
+    "repaired": {"decay": -100.0, "way": "halves"},
+}
+
+STOPS = (
+    -0.5, -1.0, -1.3, -1.37, -1.38, -1.39, -1.4, -1.5, -2.0, -2.5, -2.8, -3.0, -5.0, -5.6, -9.0, -11.2, -100.0,
+)  # fmt: skip
+STRONGEST = -1000.0
+"""The knob's stops, and its end, in natural-log decay per token."""
+
+
+class KernelTrace(Panel):
+    """Every setting runs the kernel once, interpreted, in a process of its own."""
+
+    name = "kernel-trace"
+    main = "decay"
+    on_view = ("decay", "way")
+    presets = PRESETS
+    readout_lines = 3
+
+    def __init__(self, lines: tuple[Callable, ...] = (), show=None, **settings):
+        self._lines = lines
+        yours = workbench.answered(*lines)
+        ways = [*workbench.WAYS, *([YOURS] if yours else [])]
+        settings.setdefault("way", YOURS if yours else "start")
+        made = {
+            "decay": knobs.DecayKnob(-1.3, WORDS["decay"], stops=STOPS, low=STRONGEST),
+            "way": knobs.choice("start", {WORDS["ways"][way]: way for way in ways}, WORDS["way"]),
+        }
+        super().__init__(made, settings, alt=WORDS["alt"], show=show)
+        self.knobs["seed"].layout.display = "none"
+
+    def compute(self, decay, way, **_) -> Trace:
+        return workbench.traced(decay, *(self._lines if way == YOURS else ()), way="start" if way == YOURS else way)
+
+    def draw(self, result: Trace, **_) -> None:
+        figure = self.figure(TraceFigure)
+        figure.update(**result.drawn())
+        self.canvas = figure.canvas
+
+    def describe(self, result: Trace, *, decay, **_) -> str:
+        recorded = "" if workbench.tl else f" {WORDS['recorded']}"
+        decay, site = number(decay), result.first
+        if site is None:
+            return WORDS["fine"].format(decay=decay, line=_least(result)) + recorded
+        tile = site.first
+        said = WORDS["broken"].format(
+            decay=decay, line=site.place.line, code=_code(site.place), what=tile.what, bad=tile.bad, size=tile.size,
+            token=tile.index[0] if tile.index else 0, program=tile.program[0],
+        )  # fmt: skip
+        return f"{said} {_fate(result)}{recorded}"
+
+    def arithmetic(self, result: Trace, cell: Cell, *, decay, **_) -> str | None:
+        if cell.map == "tile":
+            return _lane(result, cell)
+        if cell.map == "programs":
+            bad = any((cell.column, 0, 0) in site.programs for site in result.sites)
+            at = number(workbench.PACES[cell.column] * decay)
+            return WORDS["program"].format(
+                n=cell.column, decay=at, what=WORDS["program bad" if bad else "program fine"]
+            )
+        if cell.map == "tree":
+            _, site = result.tree(result.first)[cell.row]
+            return WORDS["branch"].format(place=site.place.short, statement=site.place.statement, what=site.words)
+        line = result.headroom[cell.row]
+        return WORDS["room"].format(
+            place=line.place.short, code=_code(line.place), largest=number(line.largest), program=line.program[0],
+            end=_end(line),
+        )  # fmt: skip
+
+    def script(self, *, decay, way, **_) -> str:
+        return f"""from flakit.instruments import workbench
+
+made = workbench.run({literal(decay)}, way={"start" if way == YOURS else way!r})
+print(made)
+print(made.trace)
+"""
+
+
+def _least(trace: Trace) -> str:
+    line = trace.headroom[0]
+    if line.largest <= 0:
+        return WORDS["flat"]
+    return WORDS["least"].format(
+        line=line.place.line, code=_code(line.place), largest=number(line.largest), end=_end(line)
+    )
+
+
+def _fate(trace: Trace) -> str:
+    """What became of all that was found."""
+    into = {store.into for site in trace.roots for store in site.stores}
+    return WORDS["reached"].format(into=" and ".join(sorted(into))) if into else WORDS["dropped"]
+
+
+def _lane(trace: Trace, cell: Cell) -> str:
+    site = trace.first
+    at = {"row": cell.row, "column": cell.column}
+    if site is None:
+        line = trace.headroom[0]
+        if (cell.row, cell.column) == line.index:
+            return WORDS["there"].format(**at, exponent=number(line.largest), value="finite", end=_end(line))
+        return WORDS["lane"][True].format(**at, value="finite")
+    tile = site.first
+    value = WORDS["values"][int(tile.lanes[cell.row, cell.column])]
+    (operand, *others) = tile.operands or (None,)
+    if (cell.row, cell.column) == tile.index and site.operation == "exp" and operand.at is not None and not others:
+        end = f"{math.log(3.4028234663852886e38):.2f}"
+        return WORDS["there"].format(**at, exponent=number(operand.at), value=value, end=end)
+    return WORDS["lane"][tile.shape[0] != tile.shape[1]].format(**at, value=value)
+
+
+def _end(line: Headroom) -> str:
+    return f"{line.room + line.largest:.2f}"
+
+
+def _code(place: Place) -> str:
+    return " ".join((place.expression or place.statement).split())
+
+
+def kernel_trace(*lines: Callable, show=None, **settings) -> KernelTrace:
+    """A panel on the trace of a chunk kernel: the first tile that is not finite, what came of it, headroom a line.
+
+    lines: functions of one's own in place of the kernel's, as `flakit.instruments.workbench.run` takes them.
+    show: names of the knobs on view. settings: decay (per token, of the head that forgets fastest), and way: "start",
+    "middle", "tiles", "halves" or "yours".
+
+    >>> kernel_trace(decay=-1.4)
+    """
+    return KernelTrace(lines, show, **settings)

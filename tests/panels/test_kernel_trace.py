@@ -1,0 +1,136 @@
+"""The trace panel: it names the line that leaves float32 first, and what comes of it changes sides with the law."""
+
+import contextlib
+import io
+import math
+import re
+import time
+
+import pytest
+import torch
+
+from flakit.figures.canvas import Cell
+from flakit.instruments import workbench
+from flakit.instruments.workbench import tl
+from flakit.ops.common.dispatch import has_triton
+from flakit.panels import kernel_trace
+from flakit.panels.base import NARROW
+from flakit.panels.kernel_trace import STOPS
+from tests.panels.live import NOT_LIVE
+
+pytestmark = pytest.mark.skipif(not has_triton(), reason="needs Triton")
+
+LN_MAX = math.log(torch.finfo(torch.float32).max)
+
+
+@pytest.fixture(scope="module")
+def panel():
+    return kernel_trace()
+
+
+@pytest.fixture(autouse=True)
+def at_the_start(panel):
+    panel.reset()
+
+
+@pytest.mark.parametrize("way", workbench.WAYS)
+def test_the_sentence_changes_sides_where_the_kernel_does(panel, way):
+    found = workbench.onset(way=way)
+    for decay in STOPS:
+        panel.set(way=way, decay=decay)
+        assert ("every value in every tile is finite" in panel.text) == (-decay < found["tile"]), (way, decay)
+        assert ("It gets into o." in panel.text) == (-decay >= found["output"]), (way, decay)
+        dropped = found["tile"] <= -decay < found["output"]
+        assert ("A mask drops it before anything is stored" in panel.text) == dropped, (way, decay)
+        assert panel.alt_text(panel.result).endswith(panel.text)
+
+
+def test_it_names_line_lane_and_program(panel):
+    panel.set(decay=-1.39)
+    site = panel.result.first
+    line = workbench.listing().splitlines()[site.place.line - 1]
+    assert f"line {site.place.line} is the first to leave float32, `tl.exp(-b_gi)`" in panel.text
+    assert "tl.exp(-b_gi)" in line and "inf in 16 of 1024 lanes, the first at token 63, in program 3" in panel.text
+    panel.set(decay=-1.3)
+    assert "its largest exponent is 83.2, and float32 ends at 88.72" in panel.text
+    panel.set(way="halves", decay=-100.0)
+    assert "No exponent of any line is above 0" in panel.text
+
+
+def said_at(panel, *cell):
+    panel.picture.pick(Cell(*cell))
+    return panel.picture.strip
+
+
+def test_what_is_pointed_at_says_its_numbers(panel):
+    panel.set(decay=-1.39)
+    assert said_at(panel, "tile", 63, 0) == "token 63, channel 0: e^88.96 = inf (float32 ends at e^88.72)"
+    assert said_at(panel, "tile", 63, 5) == "token 63, channel 5: inf"
+    assert said_at(panel, "tile", 62, 5) == "token 62, channel 5: finite"
+    assert said_at(panel, "programs", 0, 3) == "program 3, head 3, of decay -1.39: not finite"
+    assert said_at(panel, "programs", 0, 1) == "program 1, head 1, of decay -0.695: finite"
+    assert re.fullmatch(r"kernel.py:\d+  b_keys = .*inf born of finite numbers.*", said_at(panel, "tree", 0, 0))
+    assert "at most e^88.96, in program 3; float32 ends at e^88.72" in said_at(panel, "rooms", 0, 0)
+    panel.set(decay=-1.3)
+    assert said_at(panel, "tile", 63, 0) == "token 63, channel 0: e^83.2 = finite (float32 ends at e^88.72)"
+    panel.set(way="middle", decay=-2.0)
+    assert said_at(panel, "tile", 0, 63) == "row 0, column 63: inf"
+
+
+def test_every_cell_of_every_map_says_something(panel):
+    for setting in panel.presets.values():
+        panel.set(**setting)
+        for name, (rows, columns) in panel.canvas.maps.items():
+            for row, column in ((0, 0), (rows - 1, columns - 1)):
+                assert panel.arithmetic(panel.result, Cell(name, row, column), **panel.setting)
+
+
+def test_a_redraw_is_quick_here_and_at_both_widths(panel):
+    for decay in (-1.0, -1.5, -5.0):
+        start = time.process_time()
+        panel.set(decay=decay)
+        assert time.process_time() - start < NOT_LIVE  # of this process: the kernel runs in another
+    wide = panel.png
+    panel.picture._told({"kind": "room", "x": round(100 * NARROW), "y": 700})
+    assert panel.png != wide and panel.canvas.pixels[0] == round(100 * NARROW)
+    panel.picture._told({"kind": "room", "x": 940, "y": 700})
+
+
+def test_the_script_runs(panel):
+    panel.set(decay=-1.39)
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec(panel.as_python(), {})
+    assert "decay -1.39: the output is finite" in out.getvalue() and "tl.exp(-b_gi)" in out.getvalue()
+
+
+def scores(b_r, b_k, b_ge, b_gi, o_i, o_j, C):
+    return tl.dot(b_r, tl.trans(b_k))
+
+
+def test_lines_of_ones_own_are_a_choice_once_they_are_answered():
+    def scores(b_r, b_k, b_ge, b_gi, o_i, o_j, C):
+        b_keys = tl.trans(b_k * tl.exp(-2.0 * b_gi))
+        return tl.dot(b_r * tl.exp(2.0 * b_ge), b_keys, input_precision="ieee")
+
+    mine = kernel_trace(scores, decay=-0.7)
+    assert mine.setting["way"] == "yours" and "tl.exp(-2.0 * b_gi)" in mine.text
+    assert mine.set(way="start").text.startswith("At a decay of -0.7 every value in every tile is finite")
+
+    def scores(b_r, b_k, b_ge, b_gi, o_i, o_j, C):
+        return ...
+
+    assert "yours" not in dict(kernel_trace(scores).knobs["way"].options).values()
+
+
+def test_without_triton_it_shows_the_recording(monkeypatch):
+    live = kernel_trace(decay=-1.39)
+    monkeypatch.setattr(workbench, "has_triton", lambda: False)
+    monkeypatch.setattr(workbench, "tl", None)
+    recorded = kernel_trace(scores, decay=-1.39)
+    assert recorded.text == f"{live.text} There is no Triton here: this is a recording."
+    assert "yours" not in dict(recorded.knobs["way"].options).values()
+    for way in workbench.WAYS:
+        for stop in (0.0, -1.5, -1000.0):
+            recorded.set(way=way, decay=stop)
+            assert "ValueError" not in recorded.text
