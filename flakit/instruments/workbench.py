@@ -108,13 +108,18 @@ class Run:
         shown = {"as computed": self.o.T, "as it is": self.expected.T}
         return matrices(shown, rows="channel", columns="token", signed=True, limits=(-largest, largest), height=2.4)
 
-    def __repr__(self) -> str:
+    @property
+    def words(self) -> str:
+        """What became of the output."""
         if self.finite:
             words = f"finite, with a relative error of {in_words(self.error)}"
         else:
             rows = int((~np.isfinite(self.o)).any(1).sum())
             words = f"not finite in {rows} of {len(self.o)} tokens"
-        return f"decay {number(self.decay)}: the output is {words}" + (f"\n({self.said})" if self.said else "")
+        return f"decay {number(self.decay)}: the output is {words}"
+
+    def __repr__(self) -> str:
+        return f"{self.words}\n({self.said})" if self.said else self.words
 
 
 def inputs(decay: float) -> dict[str, Tensor]:

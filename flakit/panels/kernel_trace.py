@@ -27,10 +27,10 @@ WORDS = {
     "alt": "Left, the first tile that is not finite with its bad lanes hatched, and under it the programs of the grid; "
     "right, what came of it as a tree, and for each exponential of the kernel how far it is from the end of float32",
     "fine": "At a decay of {decay} every value in every tile is finite. {line}",
-    "least": "The least headroom has line {line}, `{code}`: its largest exponent is {largest}, and float32 ends at "
+    "least": "The least headroom has line {line}, “{code}”: its largest exponent is {largest}, and float32 ends at "
     "{end}.",
     "flat": "No exponent of any line is above 0, so none can ever overflow.",
-    "broken": "At a decay of {decay}, line {line} is the first to leave float32, `{code}`: {what} in {bad} of {size} "
+    "broken": "At a decay of {decay}, line {line} is the first to leave float32, “{code}”: {what} in {bad} of {size} "
     "lanes, the first at token {token}, in program {program}.",
     "reached": "It gets into {into}.",
     "dropped": "A mask drops it before anything is stored: the output is finite.",

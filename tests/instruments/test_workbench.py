@@ -2,6 +2,7 @@
 
 import json
 import math
+import runpy
 
 import nbformat
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from flakit.instruments import workbench
 from flakit.instruments.workbench import tl
 from flakit.numerics.recorded import read
-from flakit.ops.common.dispatch import has_triton
+from flakit.ops.common.dispatch import has_triton, interpreted
 from tests.notebooks.claims import broken, with_probes
 from tests.notebooks.running import LESSONS, run
 
@@ -118,6 +119,24 @@ def test_a_process_that_was_killed_is_started_again():
     workbench._PROCESS._process.kill()
     workbench._PROCESS._process.wait()
     assert workbench.run(-0.52).finite
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not has_triton() or interpreted(), reason="needs Triton, in a process without TRITON_INTERPRET")
+@pytest.mark.parametrize("way", workbench.WAYS)
+def test_the_file_is_a_kernel_for_a_gpu(way, tmp_path):
+    """Compiled for an H100 on any machine: what a learner writes here would run there."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    (tmp_path / "kernel.py").write_text(workbench.source(way=way))
+    kernel = runpy.run_path(str(tmp_path / "kernel.py"))["chunk_kernel"]
+    sizes = {"H": len(workbench.PACES), "K": 16, "V": 16, "C": workbench.CHUNK}
+    types = dict.fromkeys(("r", "k", "v", "w", "u", "o"), "*fp32") | {"scale": "fp32", "T": "i32"}
+    asked = ASTSource(kernel, types | dict.fromkeys(sizes, "constexpr"), constexprs=sizes)
+    compiled = triton.compile(asked, target=GPUTarget("cuda", 90, 32))
+    assert compiled.asm["cubin"] and compiled.metadata.shared <= 232448
 
 
 def test_what_is_asked_wrongly():

@@ -49,7 +49,7 @@ def test_it_names_line_lane_and_program(panel):
     panel.set(decay=-1.39)
     site = panel.result.first
     line = workbench.listing().splitlines()[site.place.line - 1]
-    assert f"line {site.place.line} is the first to leave float32, `tl.exp(-b_gi)`" in panel.text
+    assert f"line {site.place.line} is the first to leave float32, “tl.exp(-b_gi)”" in panel.text
     assert "tl.exp(-b_gi)" in line and "inf in 16 of 1024 lanes, the first at token 63, in program 3" in panel.text
     panel.set(decay=-1.3)
     assert "its largest exponent is 83.2, and float32 ends at 88.72" in panel.text
