@@ -32,6 +32,7 @@ from flakit.figures.sketches.state_tracking import Again, AgainShown, Mirror, Mi
 from flakit.figures.sketches.states_and_shapes import Pieces, PiecesShown
 from flakit.figures.sketches.training import Clipping, ClippingShown, FProj, FProjShown, MeanOfMeans, MeanOfMeansShown
 from flakit.numerics.errors import compare
+from tests.figures.words import assert_legible
 
 RANDOM = np.random.default_rng(0)
 TRUE = RANDOM.normal(size=(6, 4))
@@ -236,6 +237,9 @@ def test_draws_and_redraws_in_place(name, width):
     assert picture.canvas.pixels[0] == round(100 * width) and picture.canvas.pixels[1] <= 300
     texts = [text for text in picture.canvas.figure.findobj(lambda x: hasattr(x, "get_fontsize")) if text.get_text()]
     assert min(text.get_fontsize() for text in texts) >= 8.5
+    for shown in (first, second):
+        picture.update(shown)
+        assert_legible(picture.canvas)
 
 
 @pytest.mark.parametrize("name", PICTURES)

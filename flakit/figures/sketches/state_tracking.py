@@ -27,12 +27,12 @@ WORDS = {
         "alt": "Left, a plane with the direction kappa, a column of the state as an arrow, and what one token makes of "
         "it; right, a scale from 1, kept, over 0, forgotten, to -1, turned round",
         "plane": "one column of the state",
-        "scale": "along κ the state is multiplied by",
+        "scale": "along κ multiplied by",
         "before": "before",
         "after": "after",
-        "kept": "1: kept",
-        "forgotten": "0: forgotten",
-        "turned": "−1: turned round",
+        "kept": "1\nkept",
+        "forgotten": "0\nforgotten",
+        "turned": "−1\nturned\nround",
         "say": "Along κ the state is multiplied by 1 - {alpha} = {factor}{what}. At right angles to κ nothing changes.",
         "what": {
             "kept": ": it is kept",
@@ -154,13 +154,13 @@ class Mirror:
             ax.spines[["top", "right"]].set_visible(False)
             ax.axhline(0, color=style.EMPTY, zorder=0)
             ax.axvline(0, color=style.EMPTY, zorder=0)
-            left = 0.55 + 1.2 * side + 0.8
+            left = 0.55 + 1.2 * side + 0.5
             self._scale = ax = self.canvas.axes(left, 0.35 + 0.5 * side, width - left - 0.3, 0.25)
             ax.set_title(words["scale"], pad=18)
             ax.set(xlim=(1.12, -1.12), ylim=(-0.5, 0.5), yticks=[])
             ax.set_xticks([1, 0, -1], [words[name] for name in ("kept", "forgotten", "turned")])
             for label, side_ in zip(ax.get_xticklabels(), ("left", "center", "right"), strict=True):
-                label.set_ha(side_)
+                label.set(ha=side_, multialignment=side_)
             ax.spines[["top", "right", "left", "bottom"]].set_visible(False)
             ax.axhline(0, color=style.EMPTY, linewidth=6, zorder=0, solid_capstyle="butt")
             (self._here,) = self.canvas.moving(*ax.plot([], [], "o", color=style.VERMILLION, markersize=12, zorder=5))

@@ -30,7 +30,7 @@ WORDS = {
     "clipping": {
         "alt": "Two tables of three parameters with three gradients each, before the norm is clipped and after",
         "before": "before",
-        "after": "after: norm clipped to 1",
+        "after": "after",
         "parameter": "parameter {n}",
         "finite": "The norm of all nine is {norm}. Clipping multiplies each of them by {factor}, and the norm is 1.",
         "zero": "All nine are finite, but the norm, a sum of squares, is inf. Clipping multiplies by 1 / inf = 0: all "
@@ -46,7 +46,7 @@ WORDS = {
         "y": "largest exponent",
         "limit": "float32 ends: {limit}",
         "clamp": "|f| < 20",
-        "map": "ds as the faulty kernel computes it",
+        "map": "ds by the faulty kernel",
         "token": "token",
         "slot": "slot",
         "fine": "At f = {f} the gate is g = {g} a token. {tokens} of them add up to an exponent of {exponent}, below "

@@ -84,7 +84,7 @@ print(torch.autograd.grad(mean_of_means, losses)[0])
 """,
     ),
     "clipping": Sketch(
-        {"bad": lambda: steps("5", _BAD, "one gradient")},
+        {"bad": lambda: steps("5", _BAD, "gradient")},
         _clipping,
         Clipping,
         WORDS["clipping"]["alt"],
