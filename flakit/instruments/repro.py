@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import itertools
 from collections.abc import Callable, Iterator
 
 import torch
@@ -62,22 +63,22 @@ def repro(x: Examiner, probe: Probe, finding: Finding) -> str | None:
     """The script; run, it ends with an error that says what is wrong. None where none was found to show it."""
     for seed in range(SEEDS):
         script = _script(x.subject, probe, finding, seed, x.device)
-        if shows(script, x.subject):
+        if shows(script, x.subject, Exception if finding.kind in ("raises", "no gradient") else AssertionError):
             return script
     return None
 
 
-def shows(script: str, subject: Subject) -> bool:
-    """Whether a script, run here with the subject in the place of what it imports, ends with an error."""
+def shows(script: str, subject: Subject, error: type[Exception]) -> bool:
+    """Whether a script, run here with the subject in the place of what it imports, ends with such an error."""
     body = "\n".join(line for line in script.splitlines() if line not in subject.source)
     given = {"function": subject.original, "adapter": subject.adapter}
     try:
         with _as_it_was(), contextlib.redirect_stdout(io.StringIO()):
             exec(compile(body, "<repro>", "exec"), {"__name__": "repro"} | given)
-    except SystemExit as end:
-        return bool(end.code)
-    except Exception:
+    except error:
         return True
+    except Exception:
+        return False
     return False
 
 
@@ -106,10 +107,7 @@ def _as_it_was() -> Iterator[None]:
 def _script(subject: Subject, probe: Probe, finding: Finding, seed: int, device: str) -> str:
     s, op = finding.setting, subject.op
     lines = [
-        f'"""{subject.name}, {probe.name}',
-        "",
-        f"{probe.meaning}",
-        '"""',
+        f'"""{subject.name}, {probe.name}: {probe.meaning}"""',
         "",
         "import torch",
         "",
@@ -139,8 +137,10 @@ def _inputs(op: Operator, s: Setting) -> Iterator[str]:
     sizes = {"B": s.B, "T": s.T if s.lengths is None else sum(s.lengths), "H": s.H, "K": s.K, "V": s.V}
     sizes |= {"M": s.M} if "M" in op.sizes else {}
     yield f"{', '.join(sizes)} = {', '.join(map(str, sizes.values()))}"
-    for name in op.tensors:
-        yield f"{name} = {_drawn(op, name, _shape(op, name, s), s)}"
+    for drawn, names in itertools.groupby(op.tensors, lambda name: _drawn(op, name, _shape(op, name, s), s)):
+        names = list(names)
+        alike = drawn.replace("torch.randn(", f"torch.randn({len(names)}, ") if len(names) > 1 else drawn
+        yield f"{', '.join(names)} = {alike}"
     w = op.decay
     if isinstance(s.decay, tuple):
         yield f"{w}[..., 0::2], {w}[..., 1::2] = {s.decay[0]}, {s.decay[1]}"
@@ -204,6 +204,9 @@ def _kernel(subject: Subject, s: Setting) -> Iterator[str]:
     }.get(subject.style, ("out[0]", "out[1]"))
     arguments = _arguments(op, s) if s.cut is None else ", ".join((*op.tensors, states))
     yield f"def {'kernel' if s.cut is None else 'whole'}({arguments}):"
+    if not s.final_state and o != "out":
+        yield f"    return [{call}{o.removeprefix('out')}]"
+        return
     yield f"    out = {call}"
     state = f", {'*' if len(op.states) > 1 else ''}{state}" if s.final_state else ""
     yield f"    return [{o}{state}]"
@@ -231,7 +234,7 @@ def _right(op: Operator, s: Setting) -> Iterator[str]:
 
 
 def _compared(op: Operator, s: Setting, finding: Finding, check: Callable) -> Iterator[str]:
-    """Outputs, and the gradients where it is they that fail, beside the right ones."""
+    """The tensor that is worst, an output or a gradient, beside the right one."""
     yield from _right(op, s)
     if check is poisoned:
         yield "torch.use_deterministic_algorithms(True, warn_only=True)  # torch.empty holds NaN"
@@ -239,57 +242,51 @@ def _compared(op: Operator, s: Setting, finding: Finding, check: Callable) -> It
         yield from _FENCES.splitlines()
     if s.cut is not None:
         yield from _pieces(op, s)
-    kernel = "in_pieces" if s.cut is not None else "kernel"
-    given = "y"
-    if s.layout != "contiguous":
-        given = f"({LAYOUTS[s.layout]} if y.ndim == 4 else y)"
-    if check is fenced:
-        given = f"fenced({given})"
-    names = ["o", *(op.outputs[1:] if s.final_state else ())]
-    forward = finding.kind in ("wrong", "non-finite") and {finding.tensor, *finding.others} & set(op.outputs)
-    if forward:
-        yield f"got = {kernel}(*({given} for y in given))"
-        yield "true = right(*(y.double() for y in given))"
+    kernel, name = "in_pieces" if s.cut is not None else "kernel", finding.tensor
+    given = "y" if s.layout == "contiguous" else f"({LAYOUTS[s.layout]} if y.ndim == 4 else y)"
+    given = f"fenced({given})" if check is fenced else given
+    given = "given" if given == "y" else f"[{given} for y in given]"
+    # An output says it in fewer lines than a gradient.
+    name = next((x for x in (name, *finding.others) if x in op.outputs), name)
+    if finding.kind in ("wrong", "non-finite") and name in op.outputs:
+        at = list(op.outputs).index(name)
+        yield f"got = {kernel}(*{given})[{at}]"
+        yield f"true = right(*(y.double() for y in given))[{at}]"
     else:
-        do = f"torch.randn({_shape(op, 'o', s)})"
-        if s.arriving == EXPANDED:
-            do = f"torch.ones(1).expand({_shape(op, 'o', s)})"
-        elif s.arriving in LAYOUTS:
-            do = LAYOUTS[s.arriving].replace("y", "do")
-            yield f"do = torch.randn({_shape(op, 'o', s)})"
-        dstates = [f"torch.randn({_shape(op, name, s)})" for name in op.outputs[1:]]
-        arriving = {"o": [do], "both": [do, *dstates], "state": ["None", *dstates]}[s.loss]
-        yield f"arriving = [{', '.join(arriving)}]"
-        yield ""
-        yield "def run(f, x):"
-        yield "    x = [y.detach().requires_grad_() for y in x]"
-        yield "    outs = f(*x)"
-        yield "    pairs = [(y, d.to(y.dtype)) for y, d in zip(outs, arriving) if d is not None and y.requires_grad]"
-        yield "    made, dmade = zip(*pairs) if pairs else ((torch.zeros(1, requires_grad=True),), None)"
-        yield "    return [*outs, *torch.autograd.grad(made, x, dmade, allow_unused=True)]"
-        yield ""
-        yield f"got = run({kernel}, [{given} for y in given])"
-        yield "true = run(right, [y.double() for y in given])"
-        names += [f"d{name}" for name in (*op.tensors, *(op.states if s.initial_state else ()))]
-        if not s.final_state:  # the right one always has them
-            yield f"del true[1:{1 + len(op.states)}]"
-    yield ""
+        inputs = [*op.tensors, *(op.states if s.initial_state else ())]
+        at = inputs.index(name[1:]) if name[1:] in inputs else 0
+        name = f"d{inputs[at]}"
+        yield from _gradient(op, s, at)
+        yield f"got, true = gradient({kernel}, {given}), gradient(right, [y.double() for y in given])"
+        if finding.kind == "no gradient":
+            yield f'assert got is not None, "{name} is None"'
     allowed = finding.allowed if finding.kind == "wrong" else 0.01
-    yield "wrong = []"
-    yield f"for name, y, z in zip({names!r}, got, true):"
-    yield "    if y is None or z is None:"
-    yield "        off = 1.0 if y is None and z is not None and z.any() else 0.0"
-    yield "    else:"
-    yield "        error, size = (y.double() - z).detach(), z.detach().square().mean().sqrt()"
-    yield f"        off = ({_MEASURES[finding.measure]} / size).item() if error.any() else 0.0"
-    yield '    print(f"{name} is off by {off:.1e}")'
-    yield f"    if not off <= {allowed:.2e}:"
-    yield '        wrong.append(f"{name} is off by {off:.1e}")'
+    yield "error = got.double() - true"
+    yield f"off = ({_MEASURES[finding.measure]} / true.square().mean().sqrt()).item() if error.any() else 0.0"
+    yield f'assert off <= {allowed:.2e}, f"{name} is off by {{off:.1e}}, allowed is {allowed:.1e}"'
     if check is fenced:
-        yield "if not all(y.isnan().all() for y in guards):"
-        yield '    wrong.append("memory beyond a tensor was written to")'
-    yield "if wrong:"
-    yield f'    raise SystemExit("; ".join(wrong) + "; allowed: {allowed:.1e}")'
+        yield 'assert all(y.isnan().all() for y in guards), "memory beyond a tensor was written to"'
+
+
+def _gradient(op: Operator, s: Setting, at: int) -> Iterator[str]:
+    """`gradient`: that of input number `at`, for gradients that arrive at o, the state or both."""
+    do = f"torch.randn({_shape(op, 'o', s)})"
+    if s.arriving == EXPANDED:
+        do = f"torch.ones(1).expand({_shape(op, 'o', s)})"
+    elif s.arriving in LAYOUTS:
+        yield f"y = {do}"
+        do = LAYOUTS[s.arriving]
+    dstates = [f"torch.randn({_shape(op, name, s)})" for name in op.outputs[1:]]
+    arriving = {"o": [do], "both": [do, *dstates], "state": dstates}[s.loss]
+    part = {"o": "[:1]", "both": "", "state": "[1:]"}[s.loss]
+    yield f"arriving = [{', '.join(arriving)}]"
+    yield ""
+    yield "def gradient(f, x):"
+    yield "    x = [y.detach().requires_grad_() for y in x]"
+    yield f"    out = f(*x){part}"
+    yield "    into = [d.to(y.dtype) for y, d in zip(out, arriving)]"
+    yield f"    return torch.autograd.grad(out, x, into, allow_unused=True)[{at}]"
+    yield ""
 
 
 _MEASURES = {
@@ -338,8 +335,7 @@ def _causal(op: Operator, s: Setting) -> Iterator[str]:
     yield "with torch.no_grad():"
     yield f"    first, second = (kernel(*x)[0][:, :{P}] for x in (given, later))"
     yield "change = (first - second).abs().max().item()"
-    yield "if change:"
-    yield f'    raise SystemExit(f"outputs before token {P} change by {{change:.1e}} with what comes after")'
+    yield f'assert change == 0, f"outputs before token {P} change by {{change:.1e}} with what comes after"'
 
 
 def _unchanged(op: Operator, s: Setting) -> Iterator[str]:
@@ -349,20 +345,19 @@ def _unchanged(op: Operator, s: Setting) -> Iterator[str]:
     yield "if made:"
     yield "    torch.autograd.grad(made, x, [torch.ones_like(y) for y in made], allow_unused=True)"
     yield f"changed = [n for n, y, z in zip({names!r}, x, given) if not torch.equal(y.detach(), z)]"
-    yield "if changed:"
-    yield '    raise SystemExit(f"written to: {changed}")'
+    yield 'assert not changed, f"written to: {changed}"'
 
 
 def _apart(op: Operator, s: Setting) -> Iterator[str]:
     yield "with torch.no_grad():"
     yield "    outs = kernel(*given)"
     yield "    shared = [y.untyped_storage().data_ptr() for y in given]"
-    yield "    if any(y.untyped_storage().data_ptr() in shared for y in outs):"
-    yield '        raise SystemExit("an output lies in the memory of an input")'
+    yield "    apart = all(y.untyped_storage().data_ptr() not in shared for y in outs)"
+    yield '    assert apart, "an output lies in the memory of an input"'
     yield "    kept = [y.clone() for y in outs]"
     yield "    kernel(*(-y if y is v else y for y in given))"
-    yield "    if not all(torch.equal(y, z) for y, z in zip(outs, kept)):"
-    yield '        raise SystemExit("an output is overwritten by the next call")'
+    yield "    same = all(torch.equal(y, z) for y, z in zip(outs, kept))"
+    yield '    assert same, "an output is overwritten by the next call"'
 
 
 def _repeatable(op: Operator, s: Setting) -> Iterator[str]:
@@ -374,13 +369,12 @@ def _repeatable(op: Operator, s: Setting) -> Iterator[str]:
     yield "    grads = torch.autograd.grad(made, x, ones, allow_unused=True) if made else []"
     yield "    return [*outs, *(y for y in grads if y is not None)]"
     yield ""
-    yield "if not all(torch.equal(y.nan_to_num(), z.nan_to_num()) for y, z in zip(run(), run())):"
-    yield '    raise SystemExit("the same call gave other bits")'
+    yield "same = all(torch.equal(y.nan_to_num(), z.nan_to_num()) for y, z in zip(run(), run()))"
+    yield 'assert same, "the same call gave other bits"'
 
 
 def _contained(op: Operator, s: Setting) -> Iterator[str]:
     yield "with torch.no_grad():"
     yield "    o = kernel(*given)[0]"
     yield "o[0, :, :1] = 0"
-    yield "if not o.isfinite().all():"
-    yield '    raise SystemExit("a non-finite token reached another sequence or head")'
+    yield 'assert o.isfinite().all(), "a non-finite token reached another sequence or head"'

@@ -89,6 +89,7 @@ def test_planted_faults_are_found_by_their_probe(name):
     op, kernel, probe, case = PLANTED[name]
     found = flakit.audit(kernel, op, seconds=None, shrink=name in SHRUNK)
     assert probe in [v.probe.name for v in found.failed], words(found)
+    assert found[probe].repro is not None, found[probe].words
     if case is not None:
         assert found[probe].case == case, (found[probe].case, found[probe].law)
 
