@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -196,6 +197,14 @@ def test_make_lab_says_what_is_missing(tmp_path, python, says):
     assert says in said
 
 
+def listening(server):
+    try:
+        socket.create_connection(server.removeprefix("http://").split(":"), timeout=5).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
 @pytest.mark.full
 @pytest.mark.skipif(not (Path(sys.prefix) / ".lab").exists(), reason="this environment was not made by make")
 def test_make_lab_serves_the_first_notebook_on_this_machine_with_a_token(tmp_path):
@@ -218,6 +227,8 @@ def test_make_lab_serves_the_first_notebook_on_this_machine_with_a_token(tmp_pat
         assert address, log.read_text()[-3000:]
         server, page, token = address.groups()
         assert page == "/lab/tree/notebooks/00_start_here.ipynb"
+        while not listening(server) and time.monotonic() < end:  # the address is printed a little before
+            time.sleep(0.3)
         assert urllib.request.urlopen(f"{server}{page}?token={token}", timeout=20).status == 200
         settings = f"{server}/lab/api/settings/@jupyterlab/apputils-extension:notification?token={token}"
         schema = json.load(urllib.request.urlopen(settings, timeout=20))["schema"]
