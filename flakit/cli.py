@@ -193,7 +193,7 @@ def audit(
     repros: Annotated[Path | None, typer.Option(help="A folder for a script of its own for each failure.")] = None,
     seed: Annotated[int, typer.Option(help="Of the inputs.", min=0)] = 0,
     full: Annotated[bool, typer.Option("--full", help="Denser grids and long sequences, for GPUs.")] = False,
-    shrink: Annotated[bool, typer.Option(help="Shrink failures to the smallest setting; needs flakit[audit].")] = True,
+    shrink: Annotated[bool, typer.Option(help="Shrink failures to the smallest setting; needs the extra audit.")] = True,
 ):
     """Hold a linear-attention kernel to the float64 truth, with every probe that a real failure has taught.
 
@@ -294,7 +294,7 @@ def sweep(
     like: Annotated[str, typer.Option(help="The operator that a kernel of your own computes: rwkv6, rwkv7, gsa.")] = "",
     fixed: Annotated[list[str] | None, typer.Option("--set", help='A setting that stays: "K=64".')] = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
-    engine: Annotated[str, typer.Option(help="processes, or ray: a cluster, which needs flakit[ray].")] = "processes",
+    engine: Annotated[str, typer.Option(help="processes, or ray: a cluster, which needs the extra ray.")] = "processes",
     store: Annotated[Path | None, typer.Option(help="Keeps each measurement: run again, it goes on.")] = None,
     csv: Annotated[Path | None, typer.Option(help="Write the table.")] = None,
     parquet: Annotated[Path | None, typer.Option(help="Write the table; needs pyarrow.")] = None,
