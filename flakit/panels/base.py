@@ -132,7 +132,8 @@ class Panel(widgets.VBox):
     """Knobs, a readout, a picture. `name` gives the CSS class `flakit-<name>`.
 
     on_view: the knobs that are shown where a call names none, all if empty; the others are folded under "more".
-    main: the knob that "play" moves from stop to stop. presets: settings by the words of their buttons.
+    main: the knob that "play" moves from stop to stop, where it is on view.
+    presets: settings by the words of their buttons.
     """
 
     name: str
@@ -183,7 +184,7 @@ class Panel(widgets.VBox):
         self._more = widgets.Box(folded, layout={"flex_flow": "row wrap", "display": "none"})
         shown.add_class("flakit-knobs")
         self._more.add_class("flakit-more")
-        self.player = player or self._play_main()
+        self.player = player or (self._play_main() if self.main in on_view else None)
         row = [*([self.player] if self.player else []), *(self._preset(*each) for each in self.presets.items())]
         presets = widgets.HBox(row, layout={"flex_flow": "row wrap", "align_items": "center"})
         presets.add_class("flakit-presets")
@@ -230,9 +231,7 @@ class Panel(widgets.VBox):
             raise ValueError(f"show: expected names of knobs ({', '.join(self.knobs)}), got {show!r}")
         return [name for name in self.knobs if name in names]
 
-    def _play_main(self) -> Player | None:
-        if self.main is None:
-            return None
+    def _play_main(self) -> Player:
         knob = self.knobs[self.main]
         # As a person moves it: what follows from that, such as a profile that gives way to a decay, follows here, too.
         return Player(len(stops_of(knob)) - 1, lambda place: setattr(knob, "value", stops_of(knob)[place]))

@@ -189,3 +189,8 @@ def test_a_redraw_is_quick(panels, name):
         panels[name].redraw()
         times.append(time.process_time() - start)
     assert min(times) < NOT_LIVE, times
+
+
+def test_play_moves_nothing_that_is_not_on_view():
+    assert case("gradient_accumulation", show=("contract",)).player is None
+    assert case("gradient_accumulation", show=("accumulation",)).player is not None
