@@ -116,6 +116,11 @@ def test_the_first_lesson_lists_all_others_with_their_minutes():
     assert {lesson: both for lesson, both in wrong.items() if abs(int(both[0]) - both[1]) > 10} == {}
 
 
+def test_the_glossary_has_every_word_once_and_in_order():
+    words = [word.lower() for word in re.findall(r"^\*\*(.+?)\*\*", GLOSSARY.read_text(), re.M)]
+    assert words == sorted(set(words))
+
+
 def test_the_glossary_ends_float32_where_it_ends():
     (end,) = re.findall(r"exponential of anything above ([\d.]+) is too large for\s+float32", GLOSSARY.read_text())
     largest = math.log(torch.finfo(torch.float32).max)
