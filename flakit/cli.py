@@ -193,7 +193,9 @@ def audit(
     repros: Annotated[Path | None, typer.Option(help="A folder for a script of its own for each failure.")] = None,
     seed: Annotated[int, typer.Option(help="Of the inputs.", min=0)] = 0,
     full: Annotated[bool, typer.Option("--full", help="Denser grids and long sequences, for GPUs.")] = False,
-    shrink: Annotated[bool, typer.Option(help="Shrink failures to the smallest setting; needs the extra audit.")] = True,
+    shrink: Annotated[
+        bool, typer.Option(help="Shrink failures to the smallest setting; needs the extra audit.")
+    ] = True,
 ):
     """Hold a linear-attention kernel to the float64 truth, with every probe that a real failure has taught.
 
