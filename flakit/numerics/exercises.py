@@ -2,7 +2,8 @@
 
     check("one step of the state", my_step(S, k, v, w), step.state, hint="Which of the two terms decays?")
 
-prints "right", or the worst index with yours and the reference; hints are folded, and there are none before an attempt.
+prints "right", or the worst index with yours and the reference; of a single number, whether yours is too high or too
+low, since the number itself would be the answer. Hints are folded, and there are none before an attempt.
 An answer that is still the `...` or the None of an empty function is no error: the notebook goes on.
 
     predict("How much is left after one token?", ["1%", "10%"], answer=lambda: measured())
@@ -186,7 +187,7 @@ def _difference(yours, reference, tolerance: float) -> list[str]:
         return [_line("yours", "nothing so far: put your answer where the ... is and run the cell again")]
     true = _numbers(reference)
     if true is None:
-        return [] if yours == reference else [_line("yours", repr(yours)), _line("reference", repr(reference))]
+        return [] if yours == reference else [_line("yours", repr(yours))]
     if true.isnan().any():
         raise ValueError("reference: expected numbers to compare with, got NaN among them")
     got = _numbers(yours)
@@ -199,8 +200,11 @@ def _difference(yours, reference, tolerance: float) -> list[str]:
     if errors.worst <= tolerance:
         return []
     at = errors.worst_index
-    where = [_line("at", f"{list(at)}, the worst of {true.numel()} values")] if at else []
-    return [*where, _line("yours", number(got[at].item(), 6)), _line("reference", number(true[at].item(), 6))]
+    if not at:
+        side = ", too high" if got > true else ", too low" if got < true else ""
+        return [_line("yours", number(got.item(), 6) + side)]
+    where = _line("at", f"{list(at)}, the worst of {true.numel()} values")
+    return [where, _line("yours", number(got[at].item(), 6)), _line("reference", number(true[at].item(), 6))]
 
 
 def _numbers(x) -> Tensor | None:

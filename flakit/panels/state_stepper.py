@@ -41,6 +41,7 @@ WORDS = {
     "them what survives of each row at every step",
     "where": "{direction}, token {t} of 0 to {last}: {step}.",
     "survives": "{factor} of each {decays} survives the step",
+    "all": {"0": "nothing", "1": "all"},
     "multiplied": "the step multiplies each {decays} by {factor}",
     "between": "between {low} and {high}",
     "sizes": "Typical size (root mean square): {sizes}.",
@@ -174,7 +175,9 @@ class StateStepper(Panel):
         scene, frame = SCENES[op], run[direction][t]
         low, high = (number(float(x), 3) for x in (frame[scene.decay].min(), frame[scene.decay].max()))
         factor = low if low == high else WORDS["between"].format(low=low, high=high)
-        step = WORDS["survives" if frame[scene.decay].max() <= 1 else "multiplied"]
+        step = WORDS["multiplied"]
+        if frame[scene.decay].max() <= 1:
+            step, factor = WORDS["survives"], WORDS["all"].get(factor, factor)
         followed, _ = scene.followed[direction]
         sizes = (f"{scene.word(name)} {number(_rms(frame[name]), 3)}" for name in (*scene.outputs(direction), followed))
         words = WORDS["directions"][direction].capitalize()

@@ -288,7 +288,7 @@ def test_the_sentence_names_what_is_broken():
     ("w", "says"),
     [
         (0.0, "nothing fades: after 8 more tokens"),
-        (-0.1, "90% is left after one more token. Half is left after 6.93"),
+        (-0.1, "90% is left after one more token. Half is left after 6.93 tokens"),
         (-5.0, "0.67% is left after one more token: less than half"),
         (-np.inf, "nothing is left after one more token"),
     ],

@@ -133,5 +133,5 @@ def test_links_lead_somewhere(lesson):
     headings = {head.strip().replace(" ", "-") for head in re.findall(r"^#+ (.+)$", prose, re.M)}
     links = [link for link in re.findall(r"\]\(([^)]+)\)", prose) if not link.startswith("https://")]
     assert links
-    for link in links:
-        assert link[1:] in headings if link.startswith("#") else (NOTEBOOKS / link).exists(), link
+    for link in links:  # a folder is none: JupyterLab opens it with an error
+        assert link[1:] in headings if link.startswith("#") else (NOTEBOOKS / link).is_file(), link

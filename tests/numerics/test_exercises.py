@@ -68,8 +68,6 @@ def test_wrong_names_the_worst_place(capsys):
         (0.1001, 0.1, "yours      0.1001"),
         ("fast", 7.0, "'fast', a str; expected numbers"),
         (True, 1, "True, a bool; expected numbers"),
-        (False, True, "False"),
-        ("du", "dw", "'dw'"),
         ({"r"}, {"k", "r"}, "{'r'}"),
     ],
 )
@@ -80,6 +78,22 @@ def test_wrong(yours, reference, says, capsys):
     assert said.startswith("name: not yet\n") and says in said and "the hint" not in said
     attempted = yours is not None and yours is not ...
     assert verdict.hints == (("the hint",) if attempted else ())
+
+
+@pytest.mark.parametrize(
+    ("yours", "reference", "says"),
+    [
+        (60, 64.0, "60, too low"),
+        (-1.3, -1.375, "-1.3, too high"),
+        (math.inf, 64, "inf, too high"),
+        (math.nan, 64, "NaN"),
+        (False, True, "False"),
+        ("du", "dw", "'du'"),
+    ],
+)
+def test_a_wrong_answer_does_not_unfold_the_right_one(yours, reference, says, capsys):
+    assert not check("name", yours, reference)
+    assert capsys.readouterr().out.splitlines() == ["name: not yet", f"  yours      {says}"]
 
 
 def test_tolerance_is_relative_to_the_size_of_the_reference():

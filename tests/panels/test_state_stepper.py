@@ -211,7 +211,8 @@ def test_a_growing_state_is_told_where_it_ends():
 def test_any_decay_shows(op, decay, colours):
     panel = state_stepper(op, profile="constant", decay=decay, colours=colours, t=3)
     row = "slot" if op == "gsa" else "row of the state"
-    assert f"token 3 of 0 to 15: {math.exp(decay):.3g} of each {row} survives the step." in panel.text
+    kept = {0.0: "all", -math.inf: "nothing"}.get(decay) or f"{math.exp(decay):.3g}"
+    assert f"token 3 of 0 to 15: {kept} of each {row} survives the step." in panel.text
     assert "Everything is finite" in panel.text
 
 

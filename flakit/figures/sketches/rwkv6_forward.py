@@ -31,7 +31,7 @@ WORDS = {
         "y": "what is left",
         "half": "half is left",
         "none": "With w = 0 nothing fades: after {last} more tokens all of it is left.",
-        "half-life": "With w = {w}, {one} is left after one more token. Half is left after {half}.",
+        "half-life": "With w = {w}, {one} is left after one more token. Half is left after {half} tokens.",
         "quick": "With w = {w}, {one} is left after one more token: less than half.",
         "lost": "With w = -inf nothing is left after one more token.",
         "arithmetic": "after {n} more: e^({n} · {w}) = {left}",
