@@ -20,7 +20,10 @@ Said = tuple[str, str]
 
 @dataclass(frozen=True)
 class Block:
-    """A matrix and the vectors beside it: `left` and `top` go in, `right` and `bottom` come out."""
+    """A matrix and the vectors beside it: `left` and `top` go in, `right` and `bottom` come out.
+
+    border: where two tables stand side by side in the matrix, an array with as many columns as the first.
+    """
 
     matrix: str
     title: str
@@ -29,6 +32,7 @@ class Block:
     top: str | None = None
     right: str | None = None
     bottom: str | None = None
+    border: str | None = None
 
 
 @dataclass(frozen=True)
@@ -418,7 +422,7 @@ SCENES: dict[str, Scene] = {
                         right="ds",
                         bottom="dv",
                     ),
-                    Block("passed", r"$dg_t$: rows of $e^{g_t} h_{t-1}{\odot}D_t$", right="dg"),
+                    Block("passed", r"$dg_t$: $e^{g_t}hv{\odot}Dv$ | $hk{\odot}Dk$", right="dg", border="hv_before"),
                 ),
             ),
             Row(
@@ -443,7 +447,7 @@ SCENES: dict[str, Scene] = {
         },
         groups={
             "colours: hk, hv": ("hk_kept", "ks", "hk", "hv_kept", "sv", "hv"),
-            r"colours: $e^{g_t} h_{t-1} \odot D_t$": ("passed",),
+            r"colours: $hv \odot Dv$, $hk \odot Dk$": ("passed",),
             "colours: Dk, Dv": ("dhk", "dhk_before", "dhv"),
         },
         decay="decay",

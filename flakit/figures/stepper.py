@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
@@ -94,6 +95,7 @@ class Stepper:
         self._matrices: dict[str, list[HeatMap]] = {}
         self._vectors: dict[str, list[tuple[HeatMap, bool]]] = {}
         self._times: dict[str, int] = {}
+        self._borders: dict[str, Line2D] = {}
         with style.context():
             for row, top in zip(getattr(scene, which), self._places.rows, strict=True):
                 self._draw_row(row, top)
@@ -130,6 +132,9 @@ class Stepper:
                 name=self._called(block.matrix),
             )
             self._matrices.setdefault(block.matrix, []).append(heat)
+            if block.border:
+                self._borders[block.border] = heat.ax.axvline(0, color=style.BLACK, linewidth=1.5, zorder=4)
+                self.canvas.moving(self._borders[block.border])
             middle = left + width / 2
             self._text(middle if self.wide else middle - 0.04, top - 0.32, block.title)
             self._text(left - 0.4, bottom + height / 2, block.sign, fontsize=15)
@@ -240,6 +245,8 @@ class Stepper:
         if (magnitude, len(run)) != (self.magnitude, len(self.run)):
             self.canvas.stale()
         self.run, self.magnitude = run, magnitude
+        for name, line in self._borders.items():
+            line.set_xdata([run[0][name].shape[1] - 0.5] * 2)
         for label, names in self._groups().items():
             limits = self._set_colours([heat for name in names for heat in self._matrices[name]], names)
             self._ends[label].set_text(

@@ -14,7 +14,7 @@ WORDS = {
     "alt": "A strip of every operation of the forward and the backward pass, those that return an infinity or a NaN "
     "marked, with an arrow at the first; below, the output and every gradient over the tokens, what is lost marked, "
     "and the gradient that anomaly detection names",
-    "operations": "inside the node, not watched: its operations in order (NaN red, inf pink)",
+    "operations": "inside the node, not watched: its operations in order (NaN orange, inf pink)",
     "passes": "forward    backward",
     "first": "first: {name}",
     "returned": "what the node returns, token by token",
