@@ -189,7 +189,7 @@ CASES: dict[str, Case] = {
             told="a fast prefill path collapses for strong decays",
             measured="tokens beyond the clamp on one side of the anchor read each other at full weight; all is finite",
             threads=("sgl-project/sglang#39971",),
-            notebook="10_states_and_shapes",
+            notebook="04_decay_blowup",
         ),
         Case(
             "wrong_head_anchor",
@@ -217,14 +217,14 @@ CASES: dict[str, Case] = {
             told="the ratio of root mean squares is below 0.005",
             measured="tolerance^2 of all elements, 2.5e-5, may be totally wrong",
             threads=(),
-            notebook="10_states_and_shapes",
+            notebook="05_chunk_vs_recurrent",
         ),
         Case(
             "weak_test",
             told="the operator agrees with its reference on random inputs",
             measured="with decays of e^-7 per token an operator that remembers three tokens passes as well",
             threads=(),
-            notebook="10_states_and_shapes",
+            notebook="05_chunk_vs_recurrent",
         ),
         Case(
             "gradient_accumulation",

@@ -46,7 +46,7 @@ def test_its_notebook_has_a_panel_for_it(name):
     """`panels.case(name)`; code of notebooks only, no prose."""
     notebook = json.loads((NOTEBOOKS / f"{CASES[name].notebook}.ipynb").read_text())
     code = "\n".join("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code")
-    assert re.search(rf"^(panels\.)?case\(\"{name}\"", code, re.M)
+    assert re.search(rf"^(\w+ = )?(panels\.)?case\(\"{name}\"", code, re.M)
 
 
 # --- laws -----------------------------------------------------------------------------------------------------------
