@@ -15,7 +15,7 @@ from ..numerics.arguments import one_of, whole_number
 from ..ops.common.dispatch import interpreted
 from .examiner import Examiner, Finding
 from .probes import PROBES, Probe
-from .report import as_dict, as_json, table
+from .report import as_dict, as_json, in_a_notebook, table
 from .repro import repro
 from .shrink import SECONDS as SHRINKING
 from .shrink import check_installed, law
@@ -86,6 +86,15 @@ class Audit:
         return console.file.getvalue()
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return in_a_notebook(self)
+
+    def picture(self):
+        """Every probe's worst figure as a share of what is allowed, drawn with matplotlib."""
+        from ..figures.audit import shares
+
+        return shares({v.probe.name: (v.verdict, 0.0 if v.finding is None else v.finding.share) for v in self.verdicts})
 
     def write_json(self, path: str | Path) -> None:
         Path(path).write_text(as_json(self) + "\n")

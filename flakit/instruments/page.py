@@ -36,7 +36,7 @@ def _lines(audit) -> Iterator[str]:
     yield f"<h1>{_e(title)}</h1>"
     yield f"<p>Held to the float64 truth of {_e(audit.subject.op.label)} on {_e(found['device'])}; {_e(versions)}. "
     yield f"{count or 'No'} of {len(audit.verdicts)} probes failed.</p>"
-    yield from _figure(_shares, audit)
+    yield from _figure(audit.picture)
     yield "<table><thead><tr><th>probe</th><th>verdict</th><th>worst of budget</th><th>what was found</th></tr></thead>"
     yield "<tbody>"
     for v in audit.verdicts:
@@ -70,12 +70,6 @@ def _figure(draw, *about) -> Iterator[str]:
     if picture is not None:
         data = base64.b64encode(picture.png()).decode()
         yield f'<p><img alt="{_e(picture.alt)}" src="data:image/png;base64,{data}"></p>'
-
-
-def _shares(audit):
-    from ..figures.audit import shares
-
-    return shares({v.probe.name: (v.verdict, 0.0 if v.finding is None else v.finding.share) for v in audit.verdicts})
 
 
 def _along(audit, v):

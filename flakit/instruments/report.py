@@ -3,6 +3,7 @@
 import json
 import platform
 from collections.abc import Mapping
+from html import escape as escape_html
 
 import torch
 from rich import box
@@ -12,9 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from .. import __version__
+from ..numerics import table as still
 from ..numerics.words import for_json, number
 
 COLOURS = {"pass": "green", "fail": "bold red", "not supported": "dim"}
+_MARKS = {"pass": "✓ pass", "fail": "✗ fail", "not supported": "not supported"}
 
 
 def setting_words(setting: Mapping) -> str:
@@ -67,6 +70,20 @@ def table(audit) -> Group:
     )
     said.append(Text(f"{total}; {audit.seconds:.0f} s", style="bold red" if audit.failed else "bold green"))
     return Group(*said)
+
+
+def in_a_notebook(audit) -> str:
+    """As `table`, in HTML that flows with the width of the page."""
+    rows = []
+    for v in audit.verdicts:
+        found = [v.words, f"at {setting_words(v.setting)}", v.law] if v.verdict == "fail" else [v.words]
+        row = {"probe": v.probe.name, "verdict": _MARKS[v.verdict], "worst of budget": figure_words(v)}
+        rows.append(row | {"what was found": "; ".join(filter(None, found))})
+    said = [still.Table(rows, caption=f"{audit.subject.name}, like {audit.subject.op.name}")._repr_html_()]
+    for v in audit.failed:
+        like = f" It resembles the case <code>{escape_html(v.case)}</code>." if v.case else ""
+        said.append(f"<p><b>{escape_html(v.probe.name)}</b>: {escape_html(v.probe.meaning)}{like}</p>")
+    return "\n".join(said)
 
 
 def as_dict(audit) -> dict:

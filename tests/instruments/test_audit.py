@@ -453,3 +453,25 @@ def test_interpreted_kernels_are_asked_for_float16_and_not_for_bfloat16():
         functools.partial(flakit.chunk_rwkv6, backend="triton"), "rwkv6", only=["16-bit"], shrink=False
     )
     assert found["16-bit"].verdict == "pass" and found["16-bit"].finding.setting.dtype == "float16", words(found)
+
+
+def one_product(r, k, v, w, u, scale=None):
+    """A sequence as one product, every token's factor from the start: right until a factor overflows."""
+    r, k, v, w = (x.transpose(1, 2) for x in (r, k, v, w))
+    gi = w.cumsum(-2)
+    A = ((r * (gi - w).exp()) @ (k * (-gi).exp()).mT).tril(-1) + (r * u[:, None] * k).sum(-1).diag_embed()
+    return (r.shape[-1] ** -0.5 if scale is None else scale) * (A @ v).transpose(1, 2)
+
+
+def test_what_overflows_is_neither_misread_nor_unseen():
+    found = flakit.audit(one_product, "rwkv6", only=["decay-onset", "suffix", "strides"], shrink=False)
+    assert [v.probe.name for v in found.failed] == ["decay-onset"]
+    assert found["suffix"].worst == 0.0 and "nan" not in found["suffix"].words
+
+
+def test_an_audit_in_a_notebook_says_what_its_table_says():
+    found = flakit.audit(one_product, "rwkv6", only=["decay-onset", "gradients"], shrink=False)
+    said = found._repr_html_()
+    for word in ("decay-onset", "✗ fail", "✓ pass", "88.72", "<code>anchor</code>", found["decay-onset"].words):
+        assert word in said
+    assert found.picture().png() and "2 probes, 1 of them failed" in found.picture().alt
