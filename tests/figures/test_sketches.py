@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from flakit.figures.canvas import Cell
+from flakit.figures.sketches.audit_your_kernel import Budget, BudgetShown
 from flakit.figures.sketches.chunk_vs_recurrent import (
     Amplified,
     AmplifiedShown,
@@ -186,7 +187,12 @@ def amplified(w):
     return AmplifiedShown(w, left, left)
 
 
+def budget(fault):
+    return BudgetShown(fault, "float32", ("o", "dr"), np.array([1e-8, 2e-8]) + fault, np.array([1e-5, 2e-5]))
+
+
 PICTURES = {
+    "budget": (Budget, budget(0.0), budget(1.5e-5)),
     "swaps": (Swaps, SwapsShown(0, MOVES, ORDERED), SwapsShown(2, MOVES, ORDERED)),
     "mirror": (Mirror, mirror(0.5), mirror(2.0)),
     "again": (Again, again(0.5), again(2.0)),
@@ -527,3 +533,11 @@ def test_the_arithmetic_of_the_comparison_is_that_of_the_cell():
 @pytest.mark.parametrize(("w", "says"), [(-0.1, "shrinks"), (0.0, "stays as it was"), (0.1, "no decay")])
 def test_what_becomes_of_a_difference(w, says):
     assert says in Amplified(9.4).say(amplified(w))
+
+
+def test_a_budget_names_what_is_called_wrong():
+    picture = Budget(9.4)
+    assert "1% of its budget" in picture.say(budget(0.0)) and "lost" in picture.say(budget(1e-6))
+    assert picture.say(budget(1.5e-5)) == "All values are 0.0015% too large, and o is called wrong."
+    assert "o and dr are called wrong" in picture.say(budget(1e-3))
+    assert picture.arithmetic(budget(0.0), Cell("tensors", 1, 0)) == "dr: off by 2.0e-08, allowed 2.0e-05"

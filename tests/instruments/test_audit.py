@@ -475,3 +475,8 @@ def test_an_audit_in_a_notebook_says_what_its_table_says():
     for word in ("decay-onset", "✗ fail", "✓ pass", "88.72", "<code>anchor</code>", found["decay-onset"].words):
         assert word in said
     assert found.picture().png() and "2 probes, 1 of them failed" in found.picture().alt
+
+
+def test_only_rwkv7_has_an_inverse_to_form_of_powers():
+    found = flakit.audit(kernels.bfloat16_state, "rwkv6", only="repeated-tokens", shrink=False)
+    assert found.failed[0].case is None, found

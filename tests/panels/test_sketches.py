@@ -331,3 +331,14 @@ def test_a_difference_goes_by_the_law_and_grows_only_without_a_decay():
 def test_an_unknown_name():
     with pytest.raises(ValueError, match="name: expected one of broken, .*, got 'writing'"):
         sketch("writing")
+
+
+def test_a_planted_fault_is_seen_from_its_budget_on_and_not_before():
+    panel = sketch("budget")
+    for dtype in stops_of(panel.knobs["dtype"]):
+        for fault in stops_of(panel.knobs["fault"]):
+            shown = panel.set(fault=fault, dtype=dtype).result
+            if fault < 0.5 * shown.allowed.min():
+                assert shown.wrong == [], (dtype, fault)
+            if fault > 2 * shown.allowed.max():
+                assert shown.wrong == list(shown.names), (dtype, fault)

@@ -6,6 +6,7 @@ from ...figures.canvas import Cell
 from ..base import Panel
 from ..shared import literal
 from . import (
+    audit_your_kernel,
     chunk_vs_recurrent,
     chunking,
     decay_blowup,
@@ -33,6 +34,7 @@ LESSONS = (
     gsa,
     states_and_shapes,
     training,
+    audit_your_kernel,
 )
 SKETCHES = {name: each for lesson in LESSONS for name, each in lesson.SKETCHES.items()}
 

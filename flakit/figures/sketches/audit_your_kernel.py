@@ -1,0 +1,105 @@
+"""The small picture of 13_audit_your_kernel. Arrays in; it says itself in words."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...numerics.words import error
+from .. import style
+from ..canvas import Canvas, Cell
+from ..marks import Bars
+from .shared import listed, pointable, verb
+
+WORDS = {
+    "budget": {
+        "alt": "A bar for the output and each gradient of a right kernel with a fault planted in it, as long as its "
+        "error, beside a mark at what the budget allows",
+        "x": "relative error",
+        "within": "within its budget",
+        "beyond": "called wrong",
+        "allowed": "allowed",
+        "none": "Nothing is planted: what is left is rounding in {dtype}. The largest error is {worst} of its budget.",
+        "unseen": "All values are {fault} too large. The largest error is {worst} of its budget: the fault is lost in "
+        "the rounding of {dtype}.",
+        "seen": "All values are {fault} too large, and {names} {verb} called wrong.",
+        "arithmetic": "{name}: off by {error}, allowed {allowed}",
+    },
+}
+_LOW, _HIGH = -9.0, 0.3
+
+
+def fault_words(fault: float) -> str:
+    """A share in percent, without a power of ten."""
+    return f"{100 * fault:.8f}".rstrip("0").rstrip(".") + "%"
+
+
+@dataclass(frozen=True)
+class BudgetShown:
+    """Of each tensor: its error and what is allowed, with a fault of that relative size planted."""
+
+    fault: float
+    dtype: str
+    names: Sequence[str]
+    errors: np.ndarray
+    allowed: np.ndarray
+
+    @property
+    def wrong(self) -> list[str]:
+        return [name for name, x, y in zip(self.names, self.errors, self.allowed, strict=True) if x > y]
+
+
+class Budget:
+    """Bars over a logarithmic axis, a mark of its own at what each is allowed. width: inches."""
+
+    def __init__(self, width: float):
+        height, words = 2.6, WORDS["budget"]
+        self.canvas, self._marks = Canvas(width, height), None
+        with style.context():
+            box = (0.6 / width, 0.52 / height, (width - 2.55) / width, (height - 0.65) / height)
+            self._ax = ax = self.canvas.figure.add_axes(box)
+            ax.spines[["top", "right"]].set_visible(False)
+            ax.set(xlabel=words["x"], xlim=(_LOW, _HIGH))
+            powers = range(int(_LOW), 1, 2 if width < 7 else 1)
+            ax.set_xticks(list(powers), [f"$10^{{{n}}}$" for n in powers])
+            ax.tick_params(axis="y", length=0)
+            self._within = Bars(self.canvas, ax, horizontal=True, thick=0.6, facecolor=style.BLUE)
+            self._beyond = Bars(
+                self.canvas, ax, horizontal=True, thick=0.6, facecolor=style.VERMILLION, hatch="//", edgecolor="white"
+            )
+            handles = [
+                style.swatch(style.BLUE, words["within"]),
+                style.swatch(style.VERMILLION, words["beyond"]),
+            ]
+            handles.append(ax.plot([], [], color=style.BLACK, linewidth=2.5, label=words["allowed"])[0])
+            at = (1 - 1.8 / width, 0.95)
+            self.canvas.figure.legend(handles=handles, loc="upper left", bbox_to_anchor=at, handlelength=1.4)
+
+    def update(self, shown: BudgetShown) -> None:
+        n = len(shown.names)
+        if self._marks is None:
+            with style.context():
+                self._ax.set_yticks(range(n), list(shown.names))
+                self._ax.set_ylim(n - 0.4, -0.6)
+                (self._marks,) = self._ax.plot([], [], "|", color=style.BLACK, markersize=15, markeredgewidth=2.5)
+                self.canvas.moving(self._marks)
+                pointable(self.canvas, "tensors", self._ax, n, 1)
+        with np.errstate(divide="ignore"):
+            ends = np.log10(np.asarray(shown.errors)).clip(_LOW, _HIGH)
+        wrong = np.asarray(shown.errors) > np.asarray(shown.allowed)
+        self._within.update(np.where(wrong, np.nan, ends), _LOW)
+        self._beyond.update(np.where(wrong, ends, np.nan), _LOW)
+        self._marks.set_data(np.log10(shown.allowed), range(n))
+
+    def say(self, shown: BudgetShown) -> str:
+        words, fault = WORDS["budget"], fault_words(shown.fault)
+        if shown.wrong:
+            return words["seen"].format(fault=fault, names=listed(shown.wrong), verb=verb(shown.wrong))
+        share = max(x / y for x, y in zip(shown.errors, shown.allowed, strict=True))
+        worst = f"{math.ceil(100 * share)}%"
+        return words["unseen" if shown.fault else "none"].format(fault=fault, worst=worst, dtype=shown.dtype)
+
+    def arithmetic(self, shown: BudgetShown, cell: Cell) -> str:
+        off, allowed = error(float(shown.errors[cell.row])), error(float(shown.allowed[cell.row]))
+        return WORDS["budget"]["arithmetic"].format(name=shown.names[cell.row], error=off, allowed=allowed)
