@@ -81,7 +81,7 @@ class Audit:
         return table(self)
 
     def __str__(self) -> str:
-        console = Console(width=140, file=io.StringIO())
+        console = Console(width=140, file=io.StringIO(), force_jupyter=False)
         console.print(self)
         return console.file.getvalue()
 

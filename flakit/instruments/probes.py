@@ -640,7 +640,7 @@ PROBES: dict[str, Probe] = {
         ),
         Probe(
             "repeated-tokens",
-            "Equal tokens lose digits or give NaN: roundings of one direction add up, or in RWKV7 powers of a table cancel.",
+            "Equal tokens lose digits or give NaN: roundings add up one way, or, in RWKV7, powers of a table cancel.",
             "inverse",
             _repeated,
             against_truth,

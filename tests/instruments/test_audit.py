@@ -480,3 +480,10 @@ def test_an_audit_in_a_notebook_says_what_its_table_says():
 def test_only_rwkv7_has_an_inverse_to_form_of_powers():
     found = flakit.audit(kernels.bfloat16_state, "rwkv6", only="repeated-tokens", shrink=False)
     assert found.failed[0].case is None, found
+
+
+def test_an_audit_is_the_same_text_where_rich_would_draw(monkeypatch):
+    found = flakit.audit(kernels.only_o, "rwkv6", only="gradients", shrink=False)
+    plain = str(found)
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert str(found) == plain and "gradients" in plain
