@@ -74,7 +74,9 @@ def along_time(name: str, errors: Sequence[float], allowed: float) -> Picture:
 
 
 def matrix(found: Mapping[str, Mapping[str, str]]) -> Picture:
-    """Faults down, probes across: a cross where a probe fails, a dot where it passes; verdicts by fault and probe."""
+    """Faults down, probes across: a cross where a probe fails, a dot where it passes; verdicts by fault and probe.
+
+    A line parts the kernels at the end of which none fails."""
     probes = list(next(iter(found.values())))
     missed = sum(FAIL not in row.values() for row in found.values())
     alt = f"{len(found)} kernels and {len(probes)} probes: {len(found) - missed} of them fail at least one."
@@ -84,10 +86,15 @@ def matrix(found: Mapping[str, Mapping[str, str]]) -> Picture:
         ax = picture.figure.add_axes((0.3, 0.1 / height, 0.62, 1 - 1.3 / height))
         ax.set(xlim=(-0.5, len(probes) - 0.5), ylim=(len(found) - 0.5, -0.5))
         ax.xaxis.tick_top()
-        ax.set_xticks(range(len(probes)), probes, rotation=60, ha="left", fontsize=8)
+        ax.set_xticks(range(len(probes)), probes, rotation=60, ha="left", rotation_mode="anchor", fontsize=8)
         ax.set_yticks(range(len(found)), list(found), fontsize=8)
         ax.tick_params(length=0)
         ax.spines[:].set_visible(False)
+        for x in range(len(probes)):
+            ax.axvline(x, color=style.EMPTY, linewidth=0.4, zorder=0)
+        failing = max((y for y, row in enumerate(found.values()) if FAIL in row.values()), default=-1)
+        if 0 <= failing < len(found) - 1:  # below it nothing fails
+            ax.axhline(failing + 0.5, color=style.BLACK, linewidth=1.2)
         for y, row in enumerate(found.values()):
             ax.axhline(y, color=style.EMPTY, linewidth=0.5, zorder=0)
             for x, verdict in enumerate(row.values()):

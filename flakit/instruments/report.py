@@ -17,7 +17,7 @@ from ..numerics import table as still
 from ..numerics.words import for_json, number
 
 COLOURS = {"pass": "green", "fail": "bold red", "not supported": "dim"}
-_MARKS = {"pass": "✓ pass", "fail": "✗ fail", "not supported": "not supported"}
+_MARKS = {"pass": "✓ pass", "fail": "✗ fail", "not supported": "not\N{NO-BREAK SPACE}supported"}
 
 
 def setting_words(setting: Mapping) -> str:
@@ -77,7 +77,8 @@ def in_a_notebook(audit) -> str:
     rows = []
     for v in audit.verdicts:
         found = [v.words, f"at {setting_words(v.setting)}", v.law] if v.verdict == "fail" else [v.words]
-        row = {"probe": v.probe.name, "verdict": _MARKS[v.verdict], "worst of budget": figure_words(v)}
+        figure = figure_words(v).replace(" ", "\N{NO-BREAK SPACE}").replace("-", "\N{NON-BREAKING HYPHEN}")
+        row = {"probe": v.probe.name, "verdict": _MARKS[v.verdict], "worst of budget": figure}
         rows.append(row | {"what was found": "; ".join(filter(None, found))})
     said = [still.Table(rows, caption=f"{audit.subject.name}, like {audit.subject.op.name}")._repr_html_()]
     for v in audit.failed:

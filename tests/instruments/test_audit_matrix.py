@@ -1,5 +1,6 @@
 """Probes and faults, all against all: `python -m tests.instruments.test_audit_matrix FILE.png` draws it."""
 
+import base64
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from flakit.instruments.probes import PROBES
 from tests.instruments.kernels import RIGHT, WRONG
 from tests.instruments.planted import PLANTED
 from tests.instruments.test_audit import MEMORY
+from tests.notebooks.execute import smaller
 
 FAULTS = {name: planted[:2] for name, planted in PLANTED.items()} | WRONG
 
@@ -39,6 +41,7 @@ def test_matrix_says_how_many_are_found():
 
 if __name__ == "__main__":
     rows = {name: verdicts(op, kernel) for name, (op, kernel) in {**FAULTS, **RIGHT}.items()}
-    Path(sys.argv[1]).write_bytes(matrix(rows).png())
+    small = smaller(base64.b64encode(matrix(rows).png()).decode())
+    Path(sys.argv[1]).write_bytes(base64.b64decode(small))
     for name, row in rows.items():
         print(f"{name:40} {', '.join(probe for probe, verdict in row.items() if verdict == 'fail') or '-'}")
