@@ -15,7 +15,12 @@ from flakit.instruments import workbench
 from flakit.numerics import recorded
 from flakit.panels.kernel_trace import STOPS, STRONGEST
 
-OUTPUTS = {"start": (-0.5, -1.0, -1.3, -1.39, -1.5), "middle": (-2.5,), "tiles": (-9.0,), "halves": (-100.0,)}
+OUTPUTS = {
+    "start": (-0.5, -1.0, -1.3, -1.39, -1.5, -2.5),
+    "middle": (-2.5, -9.0),
+    "blocks": (-9.0, -100.0),
+    "halves": (-100.0,),
+}
 """The decays at which the notebook draws the output; of all others the trace alone is kept."""
 
 

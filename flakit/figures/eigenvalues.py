@@ -36,7 +36,7 @@ def along_kappa(w: Sequence, ab: Sequence, eigenvalues: Sequence, *, height: flo
         ax.set(xlabel="log decay w, the same in every channel", ylabel="a · b = −α", xlim=(w.min(), w.max()))
         ax.set_ylim(ab.min(), ab.max())
         bar = picture.figure.colorbar(shown, cax=picture.figure.add_axes((0.61, 0.145, 0.016, 0.82)))
-        bar.set_label("eigenvalue along κ̂: $e^w$ + a · b")
+        bar.set_label("eigenvalue along κ: $e^w$ + a · b")
         published = "published RWKV7:\nw > −0.607, a · b > −1"
         picture.figure.legend(
             handles=[

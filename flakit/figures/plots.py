@@ -101,9 +101,19 @@ def _limits(values: np.ndarray, signed: bool) -> tuple[float, float]:
     return (low, high) if low < high else (low - 1.0, high + 1.0)
 
 
-def beside(yours, expected, *, rows: str = "row", columns: str = "column", height: float = 2.6) -> Picture:
+def beside(
+    yours,
+    expected,
+    *,
+    rows: str | Sequence[str] = "row",
+    columns: str | Sequence[str] = "column",
+    height: float = 2.6,
+    before=None,
+) -> Picture:
     """A learner's matrix, the expected one and what is between them, in one colour scale; non-finite cells hatched.
 
+    rows, columns: what is counted along them, or the name of each. before: a matrix like `expected` that is shown
+    first, as what the learner began with; then what is between yours and the expected is left out.
     yours: a matrix like `expected` [rows, columns]; of anything else, such as the ... of an empty exercise, the picture
     shows an empty frame and says what is missing.
     """
@@ -120,26 +130,42 @@ def beside(yours, expected, *, rows: str = "row", columns: str = "column", heigh
             got, missing = None, f"shape {list(got.shape)}\nexpected {list(expected.shape)}"
 
     shown = {"yours": got, "expected": expected, "yours - expected": None if got is None else got - expected}
+    if before is not None:
+        shown = {"before": np.asarray(before, dtype=np.float64), "yours": got, "expected": expected}
+    bad = before is not None and not np.isfinite(shown["before"]).all()
     largest = float(np.abs(expected).max()) or 1.0
-    picture = Picture(height, "yours and the expected, side by side: heat maps of " + f"{rows} against {columns}")
+    along = [x if isinstance(x, str) else ", ".join(x) for x in (rows, columns)]
+    picture = Picture(height, f"{'before, ' * (before is not None)}yours and the expected, side by side: heat maps of "
+                      f"{along[0]} against {along[1]}")  # fmt: skip
     with style.context():
         grid = picture.figure.add_gridspec(
-            1, 4, width_ratios=[1, 1, 1, 0.05], left=0.075, right=0.92, bottom=0.2, top=0.87, wspace=0.14
+            1,
+            4,
+            width_ratios=[1, 1, 1, 0.05],
+            left=0.075,
+            right=0.92,
+            bottom=0.2,
+            top=0.8 if bad else 0.87,
+            wspace=0.14,
         )
         for n, (name, x) in enumerate(shown.items()):
             ax = picture.figure.add_subplot(grid[n])
             heat = HeatMap(picture, ax, cmap=style.SIGNED, vmin=-largest, vmax=largest)
             heat.update(expected if x is None else x, empty=None if x is not None else np.ones(expected.shape, bool))
-            ax.set(title=name, xlabel=columns)
-            ax.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
-            ax.yaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
-            if n == 0:
-                ax.set_ylabel(rows)
-            else:
-                ax.tick_params(labelleft=False)  # the same rows
+            ax.set_title(name)
+            for axis, names in ((ax.xaxis, columns), (ax.yaxis, rows)):
+                if isinstance(names, str):
+                    axis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
+                    axis.set_label_text(names if axis is ax.xaxis or n == 0 else "")
+                else:
+                    axis.set_ticks(range(len(names)), names)
+            ax.tick_params(labelleft=n == 0)  # the same rows
             if x is None:
-                ax.text(0.5, 0.5, missing if n == 0 else "", transform=ax.transAxes, ha="center", va="center")
+                text = missing if name == "yours" else ""
+                ax.text(0.5, 0.5, text, transform=ax.transAxes, ha="center", va="center")
         heat.colorbar(picture.figure.add_subplot(grid[-1]), "")
+        if bad:
+            picture.figure.legend(handles=style.non_finite_handles(), loc="upper right", ncols=2, borderaxespad=0.2)
     return picture
 
 

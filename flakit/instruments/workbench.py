@@ -53,7 +53,7 @@ tl = importlib.import_module("triton.language") if has_triton() else None
 WAYS = {
     "start": "scores_from_the_start",
     "middle": "scores_from_the_middle",
-    "tiles": "scores_in_tiles",
+    "blocks": "scores_in_blocks",
     "halves": "scores_by_halves",
 }
 """Where the scores' decays are counted from, and our function for each: it is the file's `scores`."""
@@ -93,12 +93,16 @@ class Run:
         """Whether the output is."""
         return bool(np.isfinite(self.o).all())
 
-    def picture(self) -> "Picture":
-        """Yours beside the expected and what is between them; an empty frame where there is nothing of yours."""
+    def picture(self, before: "Run | None" = None) -> "Picture":
+        """Yours beside the expected and what is between them; an empty frame where there is nothing of yours.
+
+        before: another run at this decay, whose output is shown first.
+        """
         from ..figures.plots import beside
 
         yours = ... if self.yours is ... else self.o.T
-        return beside(yours, self.expected.T, rows="channel", columns="token")
+        before = None if before is None else before.o.T
+        return beside(yours, self.expected.T, rows="channel", columns="token", before=before)
 
     def compared(self) -> "Picture":
         """The output as it was computed, whoever's lines ran, beside what it is."""

@@ -31,7 +31,7 @@ def scores_from_the_middle(b_r, b_k, b_ge, b_gi, o_i, o_j, C):
 
 
 @triton.jit
-def scores_in_tiles(b_r, b_k, b_ge, b_gi, o_i, o_j, C):
+def scores_in_blocks(b_r, b_k, b_ge, b_gi, o_i, o_j, C):
     b_A = tl.zeros([C, C], dtype=tl.float32)
     for p in tl.static_range(0, C, 16):
         inside = (o_i >= p) & (o_i < p + 16)

@@ -20,7 +20,7 @@ WORDS = {
     "ways": {
         "start": "counted from the start",
         "middle": "from the middle",
-        "tiles": "tile by tile",
+        "blocks": "block by block",
         "halves": "by halves of halves",
         YOURS: "as you wrote them",
     },
@@ -172,7 +172,7 @@ def kernel_trace(*lines: Callable, show=None, **settings) -> KernelTrace:
 
     lines: functions of one's own in place of the kernel's, as `flakit.instruments.workbench.run` takes them.
     show: names of the knobs on view. settings: decay (per token, of the head that forgets fastest), and way: "start",
-    "middle", "tiles", "halves" or "yours".
+    "middle", "blocks", "halves" or "yours".
 
     >>> kernel_trace(decay=-1.4)
     """

@@ -185,6 +185,13 @@ def test_it_shows_what_is_measured(setting):
         assert off == pytest.approx(shown.errors[form]) or not made.isfinite().all()
 
 
+def test_equal_tokens_leave_what_the_recurrence_leaves():
+    """Each of the tokens between 0 and 15 keeps e^w - alpha of what it finds: no decay is rounded to float32."""
+    w, alpha = -1e-3, 0.9
+    exact = invert(matrix(alpha, w), "blocks", "float64")[15, 0].item()
+    assert exact == pytest.approx(-alpha * (math.exp(w) - alpha) ** 14, rel=0.01, abs=0)
+
+
 def test_the_terms_sum_to_an_element_of_the_inverse():
     for setting in ({}, {"spread": 0.5, "w": -0.1}, {"C": 64, "alpha": 0.3}):
         _, shown = drawn(**setting)

@@ -72,6 +72,20 @@ def test_beside_shows_yours_and_what_is_between():
     assert has_colour(broken, style.NAN["facecolor"]) and has_colour(broken, style.INF["facecolor"])
 
 
+def test_beside_names_rows_and_columns():
+    picture = plots.beside(..., torch.eye(2), rows=["door", "lamp"], columns=["open", "closed"])
+    first = picture.figure.axes[0]
+    assert [tick.get_text() for tick in first.get_yticklabels()] == ["door", "lamp"]
+    assert [tick.get_text() for tick in first.get_xticklabels()] == ["open", "closed"]
+
+
+def test_beside_shows_what_the_learner_began_with():
+    expected = torch.arange(6.0).reshape(2, 3)
+    picture = plots.beside(expected, expected, before=expected / 0)
+    assert [ax.get_title(loc="left") for ax in picture.figure.axes[:3]] == ["before", "yours", "expected"]
+    assert has_colour(picture, style.NAN["facecolor"]) and has_colour(picture, style.INF["facecolor"])
+
+
 @pytest.mark.parametrize(
     ("yours", "says"),
     [

@@ -1,5 +1,7 @@
 """Small pictures: both widths, what changes, and cells that can be pointed at."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -215,6 +217,7 @@ PICTURES = {
     "editing": (Editing, editing(0.0), editing(0.7)),
     "revisions": (Revisions, revisions(0.5), revisions(1.5)),
     "chained": (Chained, chained(0.0), chained(3.0)),
+    "halved": (Chained, replace(chained(0.0), halves=True), replace(chained(3.0), halves=True)),
     "walking_back": (Walk, walk(2), walk(7)),
     "growth": (Growth, growth(0.4), growth(0.8)),
     "slots": (Slots, slots(-0.5), slots(-np.inf)),
@@ -381,6 +384,15 @@ def test_editing_adds_up_the_numbers_of_a_cell():
 )
 def test_revisions_says_which_values_count(alpha, says):
     assert says in Revisions(9.4).say(revisions(alpha))
+
+
+def test_halved_names_the_blocks_of_both_maps():
+    picture = Chained(9.4)
+    picture.update(replace(chained(0.0), halves=True))
+    shown = [text.get_text() for ax in picture.canvas.figure.axes for text in ax.texts if text.get_visible()]
+    assert shown == ["$I - P_1$", "Q", "$I - P_2$", "$P_1^{-1}$", "X", "$P_2^{-1}$"]
+    picture.update(chained(0.0))
+    assert not any(text.get_visible() for ax in picture.canvas.figure.axes for text in ax.texts)
 
 
 def test_chained_says_how_far_an_edit_reaches():

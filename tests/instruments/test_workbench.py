@@ -17,7 +17,7 @@ from tests.notebooks.claims import broken, with_probes
 from tests.notebooks.running import LESSONS, run
 
 LN_MAX = math.log(torch.finfo(torch.float32).max)
-REACH = {"start": 64, "middle": 32, "tiles": 8}
+REACH = {"start": 64, "middle": 32, "blocks": 8}
 """The most tokens that one exponent of each way adds up."""
 
 needs_triton = pytest.mark.skipif(not has_triton(), reason="needs Triton")
@@ -51,7 +51,7 @@ def of_the_wrong_shape():
 
 
 @needs_triton
-@pytest.mark.parametrize("way, decay", [("start", -1.3), ("middle", -2.5), ("tiles", -9.0), ("halves", -1000.0)])
+@pytest.mark.parametrize("way, decay", [("start", -1.3), ("middle", -2.5), ("blocks", -9.0), ("halves", -1000.0)])
 def test_every_way_is_the_operator_up_to_its_end(way, decay):
     for each in (-0.01, -0.5, decay):
         made = workbench.run(each, way=way)
@@ -151,9 +151,9 @@ def test_what_is_asked_wrongly():
 
 
 def test_the_file_holds_one_way_and_ones_own_lines():
-    text = workbench.source(without_decay(), way="tiles")
+    text = workbench.source(without_decay(), way="blocks")
     assert text.count("def scores(") == 1 and "tl.dot(b_r, tl.trans(b_k)" in text and "static_range" not in text
-    text = workbench.source(way="tiles")
+    text = workbench.source(way="blocks")
     assert text.count("def scores(") == 1 and "static_range" in text and text.count("@triton.jit") == 4
     whole, part = workbench.listing(), workbench.listing(only="output").splitlines()
     assert all(line in whole for line in part) and part[1].split("  ", 1)[1].startswith("def output(")

@@ -79,7 +79,7 @@ def matrix(
     if type(C) is not int or C < 2 or C & (C - 1):
         raise ValueError(f"C: expected a power of two from 2, got {C!r}")
     k, t = keys(C, spread, K=K, seed=seed), torch.arange(C)
-    between = (t[:, None] - t[None, :] - 1).clamp(min=0)
+    between = (t[:, None] - t[None, :] - 1).clamp(min=0).double()
     decay = torch.where(between > 0, (between * w).exp(), 1.0)  # 0 * -inf tokens are none
     return -(alpha * (k @ k.mT) * decay).tril(-1)
 

@@ -154,7 +154,7 @@ class Picture:
     def _update_terms(self, shown: Shown) -> None:
         end, sizes = LARGEST[shown.rounding], shown.terms.abs().numpy()
         left = 2.0 ** -ROUNDINGS[shown.rounding] * sizes.max()
-        at = {"sum": abs(float(shown.terms.sum())), "left": left, "end": end}
+        at = {"sum": abs(float(shown.exact[shown.element])), "left": left, "end": end}
         with np.errstate(divide="ignore"):
             tall, at = np.log10(sizes), {name: float(np.log10(value)) for name, value in at.items()}
         lines = [x for x in (at["sum"], at["left"], 0.0) if x > -math.inf]
@@ -206,7 +206,7 @@ class Picture:
                 j=j,
                 term=number(term),
                 left=number(left, 2),
-                sum=number(float(shown.terms.sum())),
+                sum=number(float(shown.exact[i, j]), 2),
                 inf=WORDS["inf"].format(end=number(end, 5), rounding=shown.rounding) if abs(term) > end else "",
             )
         i, j = cell.row, cell.column

@@ -67,10 +67,10 @@ WORDS = {
     "amplified": {
         "alt": "A line: the distance between the states of two runs that began a little apart, as a share of what it "
         "was in the beginning, token by token on a scale of powers of ten; and what the sum of the log decays predicts",
-        "x": "tokens read",
+        "x": "tokens read, t",
         "y": "distance left",
         "measured": "measured",
-        "law": "law $e^{n w}$",
+        "law": "law $e^{t w}$",
         "same": "as in the beginning",
         "shrinks": "With w = {w} the difference shrinks: after {T} tokens {left} of it is left.",
         "stays": "With w = 0 nothing is forgotten, and the difference stays as it was: after {T} tokens it is {left} "

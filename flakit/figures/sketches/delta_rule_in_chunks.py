@@ -15,6 +15,7 @@ WORDS = {
         "alt": "Two square maps over the tokens of a chunk: how much token i finds of what token j put back, and the "
         "inverse, how much of it is left when all edits in between have been made",
         "maps": {"found": "found directly: L", "inverse": "through all edits: $(I - L)^{-1}$"},
+        "halves": {"found": ("$I - P_1$", "Q", "$I - P_2$"), "inverse": ("$P_1^{-1}$", "X", "$P_2^{-1}$")},
         "i": "token i",
         "j": "token j",
         "same": "One token, {C} times: token i finds up to {found} of what each earlier one put back. Through all "
@@ -31,11 +32,14 @@ WORDS = {
 
 @dataclass(frozen=True)
 class ChainedShown:
-    """How much token i finds directly of what token j put back [C, C], the inverse [C, C], how far keys differ."""
+    """How much token i finds directly of what token j put back [C, C], the inverse [C, C], how far keys differ.
+
+    halves: whether both are cut into the blocks of two halves."""
 
     spread: float
     found: np.ndarray
     inverse: np.ndarray
+    halves: bool = False
 
 
 class Chained:
@@ -43,7 +47,7 @@ class Chained:
 
     def __init__(self, width: float):
         words, height, side = WORDS["chained"], 2.7, 1.95
-        self.canvas, self._maps = Canvas(width, height), {}
+        self.canvas, self._maps, self._cut = Canvas(width, height), {}, []
         gap = 0.55 if width > 8 else 0.4
         with style.context():
             for n, (name, title) in enumerate(words["maps"].items()):
@@ -57,9 +61,33 @@ class Chained:
 
     def update(self, shown: ChainedShown) -> None:
         C = len(shown.found)
+        if not self._cut:
+            self._cut = self.canvas.moving(*self._blocks(C))
+        for artist in self._cut:
+            artist.set_visible(shown.halves)
         upper = np.triu(np.ones((C, C), bool), 1)
         self._maps["found"].update(shown.found, empty=np.triu(np.ones((C, C), bool)))
         self._maps["inverse"].update(shown.inverse, empty=upper)
+
+    def _blocks(self, C: int) -> list:
+        """The borders of the halves of a chunk, and the name of each block."""
+        made, border = [], C / 2 - 0.5
+        with style.context():
+            for name, heat in self._maps.items():
+                made += [
+                    draw(border, color=style.BLACK, linewidth=1.4, zorder=5)
+                    for draw in (heat.ax.axhline, heat.ax.axvline)
+                ]
+                places = (
+                    (C / 4 - 0.5, C / 4 - 0.5),
+                    (3 * C / 4 - 0.5, C / 4 - 0.5),
+                    (3 * C / 4 - 0.5, 3 * C / 4 - 0.5),
+                )
+                look = {"ha": "center", "va": "center", "fontsize": 12, "zorder": 6}
+                look["bbox"] = {"facecolor": "white", "edgecolor": style.BLACK, "linewidth": 0.6, "pad": 2.5}
+                names = WORDS["chained"]["halves"][name]
+                made += [heat.ax.text(j, i, text, **look) for (i, j), text in zip(places, names, strict=True)]
+        return made
 
     def say(self, shown: ChainedShown) -> str:
         far = np.abs(np.tril(shown.inverse, -2)).max()

@@ -1,4 +1,6 @@
-"""The sketch of 07_delta_rule_in_chunks."""
+"""The sketches of 07_delta_rule_in_chunks."""
+
+import functools
 
 from ...cases import inverse
 from ...figures.sketches.delta_rule_in_chunks import WORDS, Chained, ChainedShown
@@ -6,23 +8,38 @@ from .. import knobs
 from .sketch import Sketch
 
 
-def _chained(spread: float) -> ChainedShown:
+def _chained(spread: float, halves: bool = False) -> ChainedShown:
     L = inverse.matrix(spread=spread)
-    return ChainedShown(spread, L.numpy(), inverse.invert(L, "substitution", "float64").numpy())
+    return ChainedShown(spread, L.numpy(), inverse.invert(L, "substitution", "float64").numpy(), halves)
 
 
-SKETCHES = {
-    "chained": Sketch(
-        {"spread": lambda: knobs.number(0.0, 0.0, 5.0, "spread", 0.1, False)},
-        _chained,
-        Chained,
-        WORDS["chained"]["alt"],
-        {"one token": {"spread": 0.0}, "much alike": {"spread": 0.3}, "different": {"spread": 3.0}},
-        """from flakit.cases import inverse
+def _spread():
+    return knobs.number(0.0, 0.0, 5.0, "spread", 0.1, False)
+
+
+PRESETS = {"one token": {"spread": 0.0}, "much alike": {"spread": 0.3}, "different": {"spread": 3.0}}
+SCRIPT = """from flakit.cases import inverse
 
 L = inverse.matrix(spread={spread})
 print(L)
 print(inverse.invert(L, "substitution", "float64"))
-""",
+"""
+
+SKETCHES = {
+    "chained": Sketch(
+        {"spread": _spread},
+        _chained,
+        Chained,
+        WORDS["chained"]["alt"],
+        PRESETS,
+        SCRIPT,
+    ),
+    "halved": Sketch(
+        {"spread": _spread},
+        functools.partial(_chained, halves=True),
+        Chained,
+        WORDS["chained"]["alt"],
+        PRESETS,
+        SCRIPT,
     ),
 }
