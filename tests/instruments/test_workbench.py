@@ -140,7 +140,7 @@ def test_the_file_is_a_kernel_for_a_gpu(way, tmp_path):
 
 
 def test_what_is_asked_wrongly():
-    with pytest.raises(ValueError, match="way: expected one of start, middle, tiles, halves, got 'end'"):
+    with pytest.raises(ValueError, match="way: expected one of start, middle, blocks, halves, got 'end'"):
         workbench.run(-1.0, way="end")
     with pytest.raises(
         ValueError, match="lines: expected functions named scores, output, next_state, got 'unanswered'"
@@ -172,7 +172,7 @@ def test_without_triton_the_recording_is_shown_and_said_to_be_one(no_triton):
     assert made.yours is ... and made.finite and made.error < 1e-6
     assert "there is no Triton on this machine: your lines were not run, and ours gave this, recorded on" in repr(made)
     assert not workbench.run(-1.5).finite and workbench.run(-1.39).trace.first.first.index == (63, 0)
-    with pytest.raises(ValueError, match="decay: there is no Triton here, and of 'middle' were recorded -2.5; got -2"):
+    with pytest.raises(ValueError, match="no Triton here, and of 'middle' were recorded -2.5, -9; got -2"):
         workbench.run(-2.0, way="middle")
     assert workbench.traced(-2.0, way="middle").first is not None
 
