@@ -33,11 +33,12 @@ LATE = "pairwise, masked late"
 
 KERNELS = {
     **{name: scheme.label for name, scheme in SCHEMES.items()},
-    LATE: "exact differences, masked after exp",
-    "padding, chunk": "padding that forgets nothing (GSA)",
-    "padding, blocks": "the same, blocks without tokens skipped",
+    LATE: f"{LATE}: only after exp",
+    "padding, chunk": "padding, chunk: forgets nothing",
+    "padding, blocks": "padding, blocks: empty blocks skipped",
 }
-"""What is held against the decays: the anchor schemes, the late mask, and the padding that forgets nothing."""
+"""What is held against the decays, each name with its words: the anchor schemes, the late mask, and the padding that
+forgets nothing (of GSA as of RWKV6, wherever later blocks are gathered in a key's gradient)."""
 
 
 def kernels(op: str) -> tuple[str, ...]:
@@ -147,8 +148,8 @@ class Headroom:
         wide = max(len(m.kernel) for m in self.margins) + 2
         head = f"{'kernel':{wide}}{'exponent':>10}" + "".join(f"{number(dtype):>11}" for dtype in LN_MAX)
         lines = [
-            f"{self.op}, chunks of {self.chunk}, blocks of {self.block}: the factor that all decays may still grow by,",
-            "below 1: the kernel breaks on them",
+            f"{self.op}, chunks of {self.chunk}, blocks of {self.block}. By number format: what all decays can be",
+            "multiplied by until it breaks; below 1: it breaks on these decays; any: it never breaks",
             "",
             f"{head}  where the exponent is largest",
         ]

@@ -44,7 +44,7 @@ class Map:
     error: np.ndarray | None
     """[rows, columns]: relative L2 error against float64; None where only finiteness was measured."""
     law: np.ndarray
-    """[rows]: the largest |log decay| the law allows, inf where it allows all."""
+    """[rows]: the largest |log decay| the law allows, inf where it allows all; NaN where there is no law."""
 
     @property
     def known(self) -> np.ndarray:
@@ -64,7 +64,7 @@ class Map:
     @property
     def wrong(self) -> np.ndarray:
         """The measured cells in which the law is wrong."""
-        return self.known & (self.predicted != self.broken)
+        return self.known & (self.predicted != self.broken) & ~np.isnan(self.law)[:, None]
 
     @property
     def distance(self) -> np.ndarray:
@@ -100,10 +100,10 @@ _NARROW = _Layout(width=590, height=340, left=64, top=68, right=64, bottom=50)
 class PhaseFigure:
     """The measurement as a map, the law as a line over it; `update` redraws in place. Its cells are the map "cells".
 
-    words: as in WORDS, in another language.
+    words: as in WORDS, in another language. law: whether there is one, to be named beside the picture.
     """
 
-    def __init__(self, words: Mapping[str, str] = WORDS, *, width: float = 9.4):
+    def __init__(self, words: Mapping[str, str] = WORDS, *, width: float = 9.4, law: bool = True):
         layout = _WIDE if 100 * width >= _WIDE.width else _NARROW
         across, down = layout.width - layout.left - layout.right, layout.height - layout.top - layout.bottom
         self.canvas = Canvas(width, layout.height / 100)
@@ -139,7 +139,7 @@ class PhaseFigure:
             ]
             place = (gap - 6, layout.top) if wide else (layout.left - 8, 38)
             figure.legend(
-                handles=handles if wide else [handles[n] for n in (0, 1, 2, 4)],
+                handles=[handles[n] for n in range(5) if (wide or n != 3) and (law or n not in (0, 4))],
                 loc="upper left",
                 bbox_to_anchor=(place[0] / layout.width, 1 - place[1] / layout.height),
                 ncols=1 if wide else 4,
@@ -225,10 +225,11 @@ def phase(
     turned = list(found.axes) != [up, across]
     share, error = (_worst(found, names, kind) for kind in _KINDS)
     share, error = (None if x is None else (x.T if turned else x)[:, order] for x in (share, error))
-    limits = [np.inf] * len(rows) if law is None else [law(x) for x in rows] if callable(law) else list(law)
-    figure = PhaseFigure()
+    limits = [np.nan] * len(rows) if law is None else [law(x) for x in rows] if callable(law) else list(law)
+    title = f"{tensor or 'every tensor'}: where it is finite" + (", and how wrong" if error is not None else "")
+    figure = PhaseFigure(law=law is not None)
     figure.update(
-        title=f"{tensor or 'every tensor'}: finite, and how wrong", across=f"|{across}|", up=up,
+        title=title, across=f"|{across}|", up=up,
         subtitle="" if law is None else "the line is the law: finite to its left",
         measured=Map([in_words(x) for x in rows], decay[order], share, error, np.asarray(limits, dtype=float)),
     )  # fmt: skip

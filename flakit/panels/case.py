@@ -15,10 +15,10 @@ from .base import Panel
 from .shared import chosen, decay_knobs, literal
 
 WORDS = {
-    "agrees": "Law and measurement agree. {what}: {law} by the law, {measured} measured.",
-    "differs": "Law and measurement differ. {what}: {law} by the law, {measured} measured.",
-    "all": " All {n} numbers of this setting agree.",
-    "some": " {right} of {n} numbers of this setting are as the law says.",
+    "agrees": "{what}: {law} by the law, {measured} measured. The two agree{others}.",
+    "differs": "{what}: {law} by the law, {measured} measured. The two differ.",
+    "others": {0: "", 1: ", and so they do in the other number", 2: ", and so they do in the other {n} numbers"},
+    "some": " Of the {n} numbers compared at this setting, {right} are as the law says.",
 }
 
 
@@ -120,10 +120,16 @@ def law_and_measurement(rows: list[Row], about: str, *, inf: str = "never") -> s
     if not judged:
         return ""
     row, which = (wrong[0], "differs") if wrong else (next(row for row in judged if about in row.what), "agrees")
-    said = WORDS[which].format(what=row.what, law=number(row.law, inf=inf), measured=number(row.measured, inf=inf))
-    if len(judged) == 1:
+    more = len(judged) - 1
+    said = WORDS[which].format(
+        what=row.what,
+        law=number(row.law, inf=inf),
+        measured=number(row.measured, inf=inf),
+        others=WORDS["others"][min(more, 2)].format(n=more),
+    )
+    if not (wrong and more):
         return said
-    return said + WORDS["some" if wrong else "all"].format(n=len(judged), right=len(judged) - len(wrong))
+    return said + WORDS["some"].format(n=len(judged), right=len(judged) - len(wrong))
 
 
 def case(name: str, show=None, **settings) -> CasePanel:

@@ -47,12 +47,15 @@ WORDS = {
     "fixed": {"T": "chunk {chunk}", "chunk": "T {T}", "at": "T {T} · chunk {chunk}"},
     "across": "|log decay| per token (natural log); a small tick for each that was measured",
     "across at": "|log decay| of that token, all others 0; a small tick for each that was measured",
-    "count": "{known} of {rows} x {columns} settings measured, {share} of them not finite.",
+    "count": {
+        True: "All {known} settings of this map were tried, and {share} of them break.",
+        False: "{known} of the {all} settings of this map were tried, and {share} of them break.",
+    },
     "none": "The law foretells that nothing breaks anywhere, and so it is.",
-    "all": "The law foretells every one of them, down to {near} from its line.",
+    "all": "The law foretold every one, even where only {near} away from its line.",
     "some": {
-        1: "The law foretells all but 1 of them, marked, which lies {far} from its line.",
-        2: "The law foretells all but {wrong} of them, marked, which lie up to {far} from its line.",
+        1: "The law foretold all but 1 of them, marked, which lies {far} from its line.",
+        2: "The law foretold all but {wrong} of them, marked, which lie up to {far} from its line.",
     },
     "coarse": 'This is a coarse map of what is finite; "measure finely" adds the error where all is.',
     "error": "Largest error where all is finite: {error}, at {at}, |{which}| = {decay}.",
@@ -166,8 +169,8 @@ class PhaseDiagram(Panel):
     def describe(self, result, *, op, against, **_) -> str:
         rows, columns = result.share.shape
         known, whole = result.known, result.known & ~result.broken
-        count = WORDS["count"].format(
-            known=known.sum(), rows=rows, columns=columns, share=percent(float(result.broken[known].mean()))
+        count = WORDS["count"][bool(known.all())].format(
+            known=known.sum(), all=rows * columns, share=percent(float(result.broken[known].mean()))
         )
         lines = [f"{count} {_agreement(result)}"]
         if result.error is None:

@@ -130,6 +130,25 @@ def test_a_sweep_is_drawn_with_its_law(turned):
         assert broken[row].tolist() == [decay * T < -88.72 for decay in over["decay"]]
 
 
+@pytest.mark.parametrize("with_error", [True, False])
+@pytest.mark.parametrize("with_law", [True, False])
+def test_only_what_is_there_is_spoken_of(with_law, with_error):
+    """Without a law no cell contradicts one, and without a truth nothing says how wrong a cell is."""
+
+    def measure(decay, T):
+        made, true = overflow(decay, T)["x"]
+        return {"x": (made, true) if with_error else made}
+
+    found = sweep(measure, {"T": [8, 44, 64], "decay": [-0.5, -1.0, -2.0, -4.0, -8.0, -16.0]})
+    figure = phase(found, law=(lambda T: 100.0) if with_law else None)
+    (legend,) = figure.canvas.figure.legends
+    words = {text.get_text() for text in legend.get_texts()}
+    assert (found["x.finite"] < 1).any()
+    assert len(figure._wrong.get_xdata()) == ((found["x.finite"] < 1).sum() if with_law else 0)
+    assert ("law" in words) == ("law is wrong" in words) == with_law and "not finite" in words
+    assert ("how wrong" in figure._title.get_text()) == with_error
+
+
 @pytest.mark.parametrize(
     "over, how, message",
     [

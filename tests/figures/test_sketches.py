@@ -339,10 +339,13 @@ def test_chunks_are_counted_in_words():
 
 def test_an_anchor_says_how_large_the_factors_are():
     say = Split(9.4).say
-    assert "the start of the chunk. The largest factor of a reader is e^0 = 1, that of a key e^8 = 2,981" in say(
-        split(0)
+    assert (
+        "the start of the chunk (n = ge_0 = 0). The largest factor of a reader is e^0 = 1, that of a key e^8 = 2,981"
+        in say(split(0))
     )
-    assert "The anchor is token 4" in say(split(4)) and "weight that they make is 1." in say(split(4))
+    assert "The anchor lies before token 4 (n = ge_4 = gi_3)" in say(split(4)) and "weight that they make is 1." in say(
+        split(4)
+    )
     assert "the end of the chunk" in say(split(8))
 
 

@@ -28,16 +28,16 @@ WORDS = {
     "maps of the two exponents of every pair and of the weight they make, infinities hatched; and for every tensor the "
     "tokens at which it is lost",
     "sums": "1 sum and\nanchors",
-    "read": "2 read factor\n$g_i - n$",
+    "read": {False: "2 read factor\n$ge_i - n$", True: "2 read factor\n$gi_i - n$"},
     "key": "3 key factor\n$n - gi_j$",
     "weights": "4 their product:\nthe weight",
-    "lost": "5 lost: NaN\nred, inf pink",
+    "lost": "5 lost: hatched\nNaN, crossed inf",
     "row": "row i",
     "key j": "key j",
     "gi": "$gi_i$",
     "as read": "read",
     "as meant": "meant",
-    "anchor": "Anchor: {label}.",
+    "anchor": "Anchor {label}.",
     "infinite": "Row {row} of the {factor} factor has the exponent {exponent}, above {end}: it is infinite, though no "
     "weight is above 1. Lost: {lost}; finite: {finite}.",
     "large": "The largest exponent is {exponent}, in row {row} of the {factor} factor: below {end}, so every factor is "
@@ -47,7 +47,7 @@ WORDS = {
     "pair": "output {i}, key {j}: e^{read} · e^{key} = {q} · {k} = {weight}{true}",
     "future": "output {i}, key {j}: e^{read} · e^{key} = {q} · {k} = {weight}, masked afterwards",
     "none": "output {i}, key {j}: no product is formed",
-    "alone": "row {i}: e^(g - n) = e^{exponent} = {factor}{inf}",
+    "alone": "row {i}: e^({own} - n) = e^{exponent} = {factor}{inf}",
     "alone inf": "; with no key or a masked one it meets a zero, and 0 · inf = NaN",
     "no anchor": "row {i}: no anchor, every pair has an exponent of its own",
     "sum": "row {i}: gi = {sum}, the read has decayed by {seen}{anchors}",
@@ -82,8 +82,8 @@ class Picture:
         first, last = (1.2, 1.2) if wide else (0.8, 0.86)
         side = (width - left - first - last - 4 * gap - 3 * 0.1 - strip - 0.08) / 3
         high = 2.55
-        self.canvas, self._first, self._names = Canvas(width, top + high + 0.46), 0, []
-        self._maps, self._arrows = {}, {}
+        self.canvas, self._first, self._names, self._inclusive = Canvas(width, top + high + 0.46), 0, [], False
+        self._maps, self._arrows, self._title = {}, {}, None
         with style.context():
             self._draw_sums(self.canvas.axes(left, top, first, high))
             at = left + first + gap
@@ -95,7 +95,8 @@ class Picture:
             at += strip + 0.04
             for name in _MAPS:
                 ax = whole_ticks(self.canvas.axes(at, top, side, high))
-                ax.set_title(WORDS[name], fontsize=9, pad=4)
+                title = ax.set_title(WORDS[name][False] if name == "read" else WORDS[name], fontsize=9, pad=4)
+                self._title = title if name == "read" else self._title
                 ax.set_xlabel(WORDS["key j"])
                 ax.tick_params(labelleft=False)
                 signed = name != "weights"
@@ -133,14 +134,18 @@ class Picture:
         ax.set(xticks=[], yticks=[])
         self._lost = HeatMap(self.canvas, ax, name="lost")
         self._marked = {
-            "nan": Marked(self.canvas, ax, facecolor=style.VERMILLION, edgecolor=style.VERMILLION, linewidth=0.8),
-            "inf": Marked(self.canvas, ax, facecolor=style.PURPLE, edgecolor=style.PURPLE, linewidth=0.8),
+            "nan": Marked(self.canvas, ax, linewidth=0.8, **style.NAN),
+            "inf": Marked(self.canvas, ax, linewidth=0.8, **style.INF),
         }
 
     def update(self, shown: Shown) -> None:
         C = len(shown.sums)
         if self._first != shown.first:
             self._first = shown.first
+            self.canvas.stale()
+        if self._inclusive != shown.inclusive:
+            self._inclusive = shown.inclusive
+            self._title.set_text(WORDS["read"][shown.inclusive])
             self.canvas.stale()
         if self._sums.get_ylim() != (C - 0.5, -1.8):
             self._sums.set_ylim(C - 0.5, -1.8)
@@ -223,7 +228,8 @@ class Picture:
                 return WORDS["no anchor"].format(i=i)
             inf = WORDS["alone inf"] if exponent > _END else ""
             factor = number(float(shown.alone.exp()[cell.row]))
-            return WORDS["alone"].format(i=i, exponent=number(exponent), factor=factor, inf=inf)
+            own = "gi" if shown.inclusive else "ge"
+            return WORDS["alone"].format(i=i, own=own, exponent=number(exponent), factor=factor, inf=inf)
         if cell.map == "lost":
             name = list(shown.nan)[cell.column]
             if cell.row >= len(shown.nan[name]):

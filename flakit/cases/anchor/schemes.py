@@ -18,7 +18,10 @@ from ..masking import mask_mode
 
 @dataclass(frozen=True)
 class Scheme:
-    """Which anchor each tile of the score matrix uses. Rows are counted from the block's first row."""
+    """Which anchor each tile of the score matrix uses. Rows are counted from the block's first row.
+
+    Row p as an anchor is the place after that row, n = gi_p = ge_{p+1}; the place before it is row p - 1.
+    """
 
     name: str
     label: str
@@ -40,13 +43,13 @@ SCHEMES: dict[str, Scheme] = {
     scheme.name: scheme
     for scheme in (
         Scheme("none", "none: the chunk's start", whole=True, diagonal=-1),
-        Scheme("first-row", "the block's first row (bug A)", left=0),
-        Scheme("previous-row-across", "the row before, even across chunks (bad repair)", across=True),
-        Scheme("previous-row", "the row before the block", left=-1),
-        Scheme("block-start", "diagonal tile: its first row", diagonal=0),
-        Scheme("middle", "diagonal tile: its middle row", diagonal="middle"),
-        Scheme("pairwise", "exact differences, pair by pair", whole=True),
-        Scheme("dyadic", "dyadic local products", dyadic=True),
+        Scheme("first-row", "first-row: after the block's first row (bug A)", left=0),
+        Scheme("previous-row-across", "previous-row-across: row before (bad repair)", across=True),
+        Scheme("previous-row", "previous-row: before the block's first row", left=-1),
+        Scheme("block-start", "block-start: in a block, after its first row", diagonal=0),
+        Scheme("middle", "middle: in a block, after its middle row", diagonal="middle"),
+        Scheme("pairwise", "pairwise: exact differences, pair by pair", whole=True),
+        Scheme("dyadic", "dyadic: halves of halves", dyadic=True),
     )
 }
 

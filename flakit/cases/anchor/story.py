@@ -82,6 +82,8 @@ class Shown:
     """One chunk, one channel; rows are outputs i, columns keys j. The chunk with the largest exponent."""
 
     scheme: str
+    inclusive: bool
+    """Whether the reads have decayed by their own token, so by gi; else by ge."""
     first: int
     """The chunk's first token."""
     sums: Tensor
@@ -137,6 +139,7 @@ def show(*, w: float, row: int | None, scheme: str, op: str, T: int, chunk: int,
     shares = {name: y[0, first:last, 0] for name, y in found.tensors.items() if y.ndim == 4 and name not in of.finals}
     return Shown(
         scheme=scheme,
+        inclusive=of.reads[query],
         first=first,
         sums=gi,
         seen=seen,

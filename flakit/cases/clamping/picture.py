@@ -16,7 +16,7 @@ WORDS = {
     "alt": "A line of the exponent of every token of a block, cut off at the bound, the anchor's row marked; beside it "
     "the weights of its pairs, a row for each output and a column for each key, as they are and as they come out, the "
     "pairs hatched whose two tokens were cut to one exponent",
-    "exponents": "exponent $g_i - n$",
+    "exponents": "exponent $gi_i - n$",
     "token i": "token i",
     "key j": "key j",
     "true": "as it is",
@@ -38,7 +38,7 @@ WORDS = {
         2: "{most} tokens on one side of the anchor, {least} on the other,",
     },
     "pairs": {1: "one pair is", 2: "{count} pairs are"},
-    "row": "token {i}: exponent g - n = {exponent}{cut}",
+    "row": "token {i}: exponent gi - n = {exponent}{cut}",
     "cut to": ", cut to {clamped}",
     "pair": "output {i}, key {j}: e^{a} · e^{b} = {query} · {key} = {computed} (true: e^{d} = {right})",
     "of": "({clamped}, not {exponent})",

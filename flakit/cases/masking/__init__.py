@@ -149,6 +149,8 @@ class Shown:
     """Of the exponents: what arrived times what exp made."""
     finite: Mapping[str, bool]
     """Of the output and each gradient."""
+    exclusive: bool = False
+    """Whether the output reads before it decays."""
 
 
 def show(*, w: float, chunk: int, mask: str, exclusive: bool) -> Shown:
@@ -162,7 +164,8 @@ def show(*, w: float, chunk: int, mask: str, exclusive: bool) -> Shown:
     made.retain_grad()
     (torch.einsum("ik,jk,ijk->ij", r, k, kept) @ v).sum().backward()
     steps = (exponents.detach(), made.detach(), kept.detach(), made.grad, exponents.grad)
-    return Shown(*(step[..., 0] for step in steps), {name: bool(y.isfinite().all()) for name, y in found.items()})
+    whole = {name: bool(y.isfinite().all()) for name, y in found.items()}
+    return Shown(*(step[..., 0] for step in steps), whole, exclusive)
 
 
 def reproduce() -> list[Row]:

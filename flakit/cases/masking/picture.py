@@ -15,8 +15,8 @@ WORDS = {
     "knobs": {"w": "decay w", "chunk": "chunk C", "mask": "mask", "exclusive": "read before decay"},
     "alt": "Four maps of the pairs of one chunk, a row for each output and a column for each key: exponents, their "
     "exponentials, the weights after the mask, and the gradient of the exponents",
-    "exponents": "1 exponents\n$g_i - g_j$",
-    "made": "2 after exp:\n$e^{g_i - g_j}$",
+    "exponents": {False: "1 exponents\n$gi_i - gi_j$", True: "1 exponents\n$ge_i - gi_j$"},
+    "made": "2 after exp:\n$e^{exponent}$",
     "kept": "3 after the mask:\nthe weights",
     "gradient": "4 gradient of\nthe exponents",
     "colours": "1: orange negative, purple positive\n2, 3, 4: dark tiny, yellow huge, light grey 0",
@@ -57,11 +57,12 @@ class Picture:
         left, gap, top, bottom = 0.55, 0.12, 0.47, 0.88
         side = (width - left - 0.1 - 3 * gap) / 4
         self.canvas = Canvas(width, top + side + bottom)
-        self._maps, self._rings = {}, {}
+        self._maps, self._rings, self._exclusive, self._title = {}, {}, False, None
         with style.context():
             for n, name in enumerate(_MAPS):
                 ax = whole_ticks(self.canvas.axes(left + n * (side + gap), top, side, side))
-                ax.set_title(WORDS[name], fontsize=9)
+                title = ax.set_title(WORDS[name][False] if name == "exponents" else WORDS[name], fontsize=9)
+                self._title = title if name == "exponents" else self._title
                 ax.set_xlabel(WORDS["key j"])
                 if n == 0:
                     ax.set_ylabel(WORDS["output i"])
@@ -79,6 +80,10 @@ class Picture:
 
     def update(self, shown: Shown) -> None:
         end = LN_MAX[shown.made.dtype]
+        if self._exclusive != shown.exclusive:
+            self._exclusive = shown.exclusive
+            self._title.set_text(WORDS["exponents"][shown.exclusive])
+            self.canvas.stale()
         for name, heat in self._maps.items():
             x = getattr(shown, name)
             # Exponents from -end to end; sizes by their logarithm, from e^-20 to e^20.

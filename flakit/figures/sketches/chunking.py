@@ -53,11 +53,11 @@ WORDS = {
         "weight": "exponent of the product",
         "reads": "token i, which reads",
         "wrote": "token j, which wrote",
-        "say": "The anchor is {where}. The largest factor of a reader is {reader}, that of a key {key}. "
+        "say": "The anchor lies {where}. The largest factor of a reader is {reader}, that of a key {key}. "
         "The largest weight that they make is {weight}.",
-        "start": "the start of the chunk",
-        "end": "the end of the chunk",
-        "at": "token {anchor}",
+        "start": "before token 0, at the start of the chunk (n = ge_0 = 0)",
+        "end": "after token {before}, at the end of the chunk (n = gi_{before})",
+        "at": "before token {anchor} (n = ge_{anchor} = gi_{before})",
         "factors": "token {n}: as a reader e^{read}, as a key e^{key}",
         "pair": "token {i} reads token {j}: e^{read} · e^{key} = {made} (true: {true})",
         "future": "token {i} comes before token {j} and does not see it",
@@ -248,7 +248,9 @@ class Split:
         where = words["start"] if shown.anchor == 0 else words["end"] if shown.anchor == C else words["at"]
         factors = {name: _power(x.max()) for name, x in (("reader", shown.read), ("key", shown.key))}
         weight = number(float(np.tril(shown.made, -1).max()), 3)
-        return words["say"].format(where=where.format(anchor=shown.anchor), weight=weight, **factors)
+        return words["say"].format(
+            where=where.format(anchor=shown.anchor, before=shown.anchor - 1), weight=weight, **factors
+        )
 
     def arithmetic(self, shown: SplitShown, cell: Cell) -> str:
         words, i, j = WORDS["split"], cell.row, cell.column

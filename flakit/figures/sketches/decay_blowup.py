@@ -30,8 +30,9 @@ WORDS = {
         "anchor": "anchor",
         "token with it": "the token whose factor it is",
         "added": "decays in its exponent",
-        "say": "Anchored at {anchor}, the largest factor of all is that of {whose} {token}. Its exponent undoes the "
+        "say": "Anchored {anchor} ({n}), the largest factor of all is that of {whose} {token}. Its exponent undoes the "
         "decays of tokens {first} to {last}, both of them included.",
+        "n": {True: "n = ge_0 = 0", False: "n = gi_{row} = ge_{next}"},
         "whose": {"key": "key", "read": "the read of token"},
         "in": "token {t}: its decay is in the exponent, with the sign turned",
         "out": "token {t}: its decay is not in the exponent",
@@ -41,12 +42,12 @@ WORDS = {
         "token alone, makes some value NaN or infinite",
         "token": "the token that decays",
         "chunk": "tokens {first} – {last}",
-        "row": {0: "the first row of each block", -1: "the row before each block"},
-        "inside": "row {row} of each block",
-        "before": "{row} rows before each block",
-        "say": "Anchored at {row}, one token with w = {w} breaks something at {n} of {T} positions: {where}.\n"
+        "row": {0: "after the first row of each block", -1: "after the row before each block"},
+        "inside": "after row {row} of each block",
+        "before": "after row −{row}, counted from each block's first row",
+        "say": "Anchored {row}, one token with w = {w} breaks something at {n} of {T} positions: {where}.\n"
         "What breaks: {lost}.",
-        "none": "Anchored at {row}, one token with w = {w} breaks nothing, at whichever of the {T} positions it "
+        "none": "Anchored {row}, one token with w = {w} breaks nothing, at whichever of the {T} positions it "
         "stands.\nEverything is finite.",
         "more": "{first} and {n} more",
         "fine": "w = {w} at token {t} alone: everything is finite",
@@ -197,8 +198,9 @@ class Counting:
     def say(self, shown: CountingShown) -> str:
         words = WORDS["counting"]
         first, last = np.flatnonzero(shown.tokens)[[0, -1]]
+        n = words["n"][shown.anchor < 0].format(row=shown.anchor, next=shown.anchor + 1)
         return words["say"].format(
-            anchor=shown.label, whose=words["whose"][shown.factor], token=shown.token, first=first, last=last
+            anchor=shown.label, n=n, whose=words["whose"][shown.factor], token=shown.token, first=first, last=last
         )
 
     def arithmetic(self, shown: CountingShown, cell: Cell) -> str:

@@ -28,9 +28,9 @@ _EXPONENTS = (
 )  # fmt: skip
 
 ANCHORS = {
-    "the chunk's start": "none",
-    "the first row of each block": "block-start",
-    "the middle of each block": "middle",
+    "before the chunk's first row": "none",
+    "after each block's first row": "block-start",
+    "after each block's middle row": "middle",
 }
 """Where the pairs inside a chunk, or inside each of its blocks, are anchored: names of `anchor.SCHEMES`."""
 
