@@ -1,7 +1,7 @@
 """`make test`, `make test-rest` and `make test-all`: the tests this machine can run, in the processes each kind needs.
 
 Triton decides once, when it is imported, whether kernels are interpreted or compiled, so interpreted kernels cannot
-share a process with compiled ones; and tests in a browser measure time, but for one, so nothing may run beside them.
+share a process with compiled ones; and some tests in a browser measure time, so that nothing may run beside them.
 Each step is one pytest call; arguments are passed on to all of them (`python tests/run.py -k rwkv6 -x`).
 """
 
@@ -25,17 +25,16 @@ WITHOUT_KERNELS = ("browser", "models", "notebooks")  # folders with no interpre
 def steps(workers, which):
     """(title, markers, environment, options of pytest)"""
     parallel = ["-n", str(workers), "--dist=worksteal"]
-    timed = "browser and full"
     yield (
         "operators, instruments, panels, notebooks; kernels compiled ahead of time; GPU where there is one",
-        f"not interpret and not ({timed})",
+        "not interpret and not timed",
         {},
         parallel,
     )
     beside = [f"--ignore=tests/{folder}" for folder in WITHOUT_KERNELS]
     yield "kernels, interpreted", "interpret", {"TRITON_INTERPRET": "1"}, [*parallel, *beside]
     if which != QUICK:
-        yield "JupyterLab in a browser, timed", timed, {}, ["tests/browser"]
+        yield "JupyterLab in a browser, timed", "timed", {}, ["tests/browser"]
 
 
 def cores():

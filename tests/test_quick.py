@@ -88,9 +88,10 @@ def test_no_interpreted_test_lies_where_its_step_does_not_look():
 
 
 def test_every_kind_of_test_has_one_step():
-    kinds = [{"interpret"}, {"browser"}, {"browser", "full"}, {"notebook"}, {"gpu"}, set(), {"full"}]
+    kinds = [{"interpret"}, {"browser"}, {"browser", "full"}, {"browser", "full", "timed"}, {"notebook"}, {"gpu"}]
+    kinds += [set(), {"full"}]
     for kind in kinds:
-        marked = {name: name in kind for name in ("interpret", "browser", "notebook", "gpu", "full")}
+        marked = {name: name in kind for name in ("interpret", "browser", "notebook", "gpu", "full", "timed")}
         assert sum(eval(markers, {}, marked) for _, markers, *_ in steps(1, None)) == 1, kind
         if "full" not in kind:
             assert sum(eval(markers, {}, marked) for _, markers, *_ in steps(1, QUICK)) == 1, kind

@@ -16,6 +16,7 @@ def test_no_panel_is_forgotten():
 class TestEveryPanel:
     """One notebook shows them all, and runs once."""
 
+    @pytest.mark.full
     def test_every_panel_redraws(self, all_panels):
         for name, (_, slider, _) in PANELS.items():
             panel = all_panels.panel(name)

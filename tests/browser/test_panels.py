@@ -12,7 +12,7 @@ from flakit.numerics.operators import OPERATORS
 from tests.browser import lab
 from tests.browser.panels import PANELS
 
-pytestmark = [pytest.mark.browser, pytest.mark.full]
+pytestmark = [pytest.mark.browser, pytest.mark.full, pytest.mark.timed]
 
 # The promise, under 100 ms on two idle cores, is recorded, not asserted: a machine that runs tests is seldom idle.
 # Beyond this a slider is not live any more, whatever the machine.

@@ -114,6 +114,7 @@ def test_a_mistake_is_an_error_with_its_line():
 
 
 @needs_triton
+@pytest.mark.full
 def test_a_process_that_was_killed_is_started_again():
     assert workbench.run(-0.51).finite
     workbench._PROCESS._process.kill()

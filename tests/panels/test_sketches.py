@@ -49,7 +49,9 @@ def test_one_knob_moves_picture_and_sentence(name):
     assert panel.alt_text(panel.result).endswith(panel.text)
 
 
-@pytest.mark.parametrize("name", SKETCHES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "growth" else pytest.mark.full) for name in SKETCHES]
+)
 def test_the_script_runs(name):
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
