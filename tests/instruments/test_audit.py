@@ -108,6 +108,7 @@ def quite_wrong(r, k, v, w, u, scale=None, initial_state=None, output_final_stat
     return coarse(r.flip(-1), k, v + r, w.roll(1, 1), u, scale, initial_state, output_final_state)
 
 
+@pytest.mark.full
 def test_a_kernel_that_is_less_precise_than_its_dtype_is_told_so_once():
     found = flakit.audit(coarse, "rwkv6", shrink=False)
     assert [v.probe.name for v in found.failed] == ["truth"], words(found)
@@ -119,6 +120,7 @@ def test_a_kernel_that_is_less_precise_hides_no_other_fault_behind_that():
     assert {"truth", "decay-accuracy"} <= {v.probe.name for v in found.failed}, words(found)
 
 
+@pytest.mark.full
 def test_what_has_nothing_left_to_compare_is_not_called_right():
     found = flakit.audit(quite_wrong, "rwkv6", shrink=False, only=["truth", "packed", "spike", "halves"])
     assert found["truth"].verdict == "fail"
