@@ -52,9 +52,9 @@ def test_an_operator_that_cannot_be_audited_is_named_with_the_reason(tmp_path):
     assert "chunk_rwkv6\n        ValueError: only: expected one of truth" in ended.stdout
 
 
-@pytest.mark.parametrize("whose", ["flakit", "fla"])
-def test_the_recording_of_a_gpu_has_every_operator_and_probe(command, whose):
-    found = recorded.read("h200_audits")
+@pytest.mark.parametrize("where, whose", [("h200", "flakit"), ("h200", "fla"), ("cpu", "flakit")])
+def test_the_recordings_have_every_operator_and_probe(command, where, whose):
+    found = recorded.read(f"{where}_audits")
     assert found.meta["unfinished"] == "none"
     for subject in command.SUBJECTS[whose]:
         rows = found.select(subject=subject)
