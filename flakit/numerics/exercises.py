@@ -129,9 +129,7 @@ class Prediction:
         question = html.escape(self.question)
         group = "predict-" + hashlib.sha256(repr(self).encode()).hexdigest()[:12]
         lines = [
-            _folded(
-                html.escape(label) + "<i></i>", html.escape(self._said(label)), f'name="{group}" ontoggle="{_RECORD}"'
-            )
+            _folded(html.escape(label) + "<i></i>", html.escape(self._said(label)), f'name="{group}"', _RECORD)
             for label in self.choices
         ]
         return (
@@ -141,16 +139,18 @@ class Prediction:
 
 
 # Where scripts may run, the first choice is marked and stays so when others are looked at; without, all else works.
+# The click is what is recorded, not the toggle, which comes later and only once for an opening that closed again.
 _RECORD = (
-    "const d = this.parentNode.dataset; if (this.open &amp;&amp; !d.first) "
-    "{d.first = 1; this.querySelector('i').textContent = ' (your choice)'}"
+    "const d = this.closest('[role=group]').dataset; "
+    "if (!d.first) {d.first = 1; this.querySelector('i').textContent = ' (your choice)'}"
 )
 
 
-def _folded(line: str, body: str, attributes: str = "") -> str:
+def _folded(line: str, body: str, attributes: str = "", clicked: str = "") -> str:
     """HTML that unfolds in any page, without a kernel and without a script."""
+    onclick = f' onclick="{clicked}"' if clicked else ""
     return (
-        f'<details {attributes}><summary style="cursor: pointer">{line}</summary>'
+        f'<details {attributes}><summary style="cursor: pointer"{onclick}>{line}</summary>'
         f'<p style="margin: 0.2em 0 0.6em 1.2em">{body}</p></details>'
     )
 

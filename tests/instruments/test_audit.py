@@ -230,7 +230,8 @@ def writes_beyond(r, k, v, w, u, scale=None):
 
 
 def random_bits(r, k, v, w, u, scale=None):
-    return kernels.only_o(r, k, v, w, u, scale) * (1 + 1e-6 * torch.rand(1))
+    o = kernels.only_o(r, k, v, w, u, scale)
+    return o * (1 + 1e-6 * torch.rand_like(o))  # a number each: a single one may be drawn twice
 
 
 def mixes_heads(r, k, v, w, u, scale=None):
