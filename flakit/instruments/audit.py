@@ -195,7 +195,7 @@ def _smallest(v: Verdict, x: Examiner, shrunk: bool, seconds: float) -> Verdict:
         setting=finding.setting.said(x.op),
         case=case or None,
         law=words,
-        repro=repro(x, v.probe, finding),
+        repro=repro(x, v.probe, finding) or repro(x, v.probe, v.finding),  # the smallest may be wrong by too little
         pair=_pair(x, v.finding),
     )
 

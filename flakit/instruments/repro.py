@@ -3,8 +3,9 @@
 import contextlib
 import io
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from textwrap import indent
 
 import torch
 
@@ -16,27 +17,21 @@ from .subject import Subject
 
 RIGHT = {
     "rwkv6": """\
-    for t in range(r.shape[1]):
-        kv = k[:, t, :, :, None] * v[:, t, :, None]
-        o.append({scale} * (r[:, t, :, :, None] * (S + u[..., None] * kv)).sum(-2))
-        S = w[:, t].exp()[..., None] * S + kv
-    return [torch.stack(o, 1), S]""",
+kv = k[:, t, :, :, None] * v[:, t, :, None]
+o.append({scale} * (r[:, t, :, :, None] * (S + u[..., None] * kv)).sum(-2))
+S = w[:, t].exp()[..., None] * S + kv""",
     "rwkv7": """\
-    for t in range(r.shape[1]):
-        found = (a[:, t, :, :, None] * S).sum(-2, keepdim=True)
-        S = w[:, t].exp()[..., None] * S + b[:, t, :, :, None] * found + k[:, t, :, :, None] * v[:, t, :, None]
-        o.append({scale} * (r[:, t, :, :, None] * S).sum(-2))
-    return [torch.stack(o, 1), S]""",
+found = (a[:, t, :, :, None] * S).sum(-2, keepdim=True)
+S = w[:, t].exp()[..., None] * S + b[:, t, :, :, None] * found + k[:, t, :, :, None] * v[:, t, :, None]
+o.append({scale} * (r[:, t, :, :, None] * S).sum(-2))""",
     "gsa": """\
-    for t in range(q.shape[1]):
-        kept = g[:, t].exp()
-        hk = hk * kept[..., None, :] + k[:, t, :, :, None] * s[:, t, :, None]
-        hv = hv * kept[..., None] + s[:, t, :, :, None] * v[:, t, :, None]
-        p = ({scale} * q[:, t, :, :, None] * hk).sum(-2).softmax(-1)
-        o.append((p[..., None] * hv).sum(-2))
-    return [torch.stack(o, 1), hk, hv]""",
+kept = g[:, t].exp()
+hk = hk * kept[..., None, :] + k[:, t, :, :, None] * s[:, t, :, None]
+hv = hv * kept[..., None] + s[:, t, :, :, None] * v[:, t, :, None]
+p = ({scale} * q[:, t, :, :, None] * hk).sum(-2).softmax(-1)
+o.append((p[..., None] * hv).sum(-2))""",
 }
-"""The recurrences, from `o = []` and the states on."""
+"""The recurrences at token t, in float64."""
 STATES = {"rwkv6": ("S",), "rwkv7": ("S",), "gsa": ("hk", "hv")}
 DRAWN = {
     "logsigmoid": "torch.nn.functional.logsigmoid(torch.randn({shape}))",
@@ -121,27 +116,36 @@ def _script(subject: Subject, probe: Probe, finding: Finding, seed: int, device:
         "",
     ]
     lines += [f"torch.manual_seed({seed})", *(["torch.set_default_device('cuda')"] if device != "cpu" else [])]
-    lines += [*_inputs(op, s), *_kernel(subject, s), ""]
+    lines += _inputs(op, s)
     bodies = {causal: _causal, unchanged: _unchanged, apart: _apart, repeatable: _repeatable, contained: _contained}
     if probe.check in bodies:
-        lines += bodies[probe.check](op, s)
+        lines += [*_kernel(subject, s), *bodies[probe.check](op, s)]
     else:
-        lines += _compared(op, s, finding, probe.check)
+        lines += _compared(subject, s, finding, probe.check)
     return "\n".join(lines) + "\n"
 
 
-def _shape(op: Operator, name: str, s: Setting) -> str:
-    N = "B" if s.lengths is None else str(len(s.lengths))
-    return ", ".join({"HQ": "H", "N": N}.get(axis, axis) for axis in op.axes[name].split())
+def _shape(op: Operator, name: str, s: Setting, N: str = "") -> str:
+    """The axes of a tensor, by the names that `_inputs` gives them; N: the states, where not all of them."""
+    N = N or ("B" if s.lengths is None else str(len(s.lengths)))
+    names = {"HQ": "H", "N": N, "V": "K" if s.K == s.V else "V"}
+    return ", ".join(names.get(axis, axis) for axis in op.axes[name].split())
+
+
+def _initial(op: Operator, s: Setting) -> list[str]:
+    """The names of the given states."""
+    return [f"{state}0" for state in STATES[op.name]] if s.initial_state else []
 
 
 def _arguments(op: Operator, s: Setting) -> str:
-    return ", ".join((*op.tensors, *(STATES[op.name] if s.initial_state else ())))
+    return ", ".join((*op.tensors, *_initial(op, s)))
 
 
 def _inputs(op: Operator, s: Setting) -> Iterator[str]:
     sizes = {"B": s.B, "T": s.T if s.lengths is None else sum(s.lengths), "H": s.H, "K": s.K, "V": s.V}
     sizes |= {"M": s.M} if "M" in op.sizes else {}
+    if s.K == s.V:
+        del sizes["V"]
     yield f"{', '.join(sizes)} = {', '.join(map(str, sizes.values()))}"
     for drawn, names in itertools.groupby(op.tensors, lambda name: _drawn(op, name, _shape(op, name, s), s)):
         names = list(names)
@@ -162,13 +166,11 @@ def _inputs(op: Operator, s: Setting) -> Iterator[str]:
         yield f'v[:1, {s.bad[0]}, :1] = float("{s.bad[1]}")'
     if s.lengths is not None:
         yield f"ends = torch.tensor([0, {', '.join(map(str, s.lengths))}]).cumsum(0)"
-    for name, short in zip(op.states, STATES[op.name], strict=True) if s.initial_state else ():
+    for name, short in zip(op.states, _initial(op, s), strict=False):
         yield f"{short} = torch.randn({_shape(op, name, s)})"
     given = ", ".join(op.tensors)
     if s.dtype != "float32":
         yield f"{given} = (y.to(torch.{s.dtype}) for y in ({given}))"
-    yield f"given = [{_arguments(op, s)}]"
-    yield ""
 
 
 def _drawn(op: Operator, name: str, shape: str, s: Setting) -> str:
@@ -185,118 +187,168 @@ def _drawn(op: Operator, name: str, shape: str, s: Setting) -> str:
     return f"torch.randn({shape})"
 
 
-def _kernel(subject: Subject, s: Setting) -> Iterator[str]:
-    """`kernel`: the outputs as a list."""
-    op, states = subject.op, ", ".join(STATES[subject.op.name])
+_OUTPUTS = {
+    "tensor": ("", None),
+    "mapping": ('["o"]', '["final_state"]'),
+    "attributes": (".o", ".final_state"),
+    "flat": ("[0]", "[1:]"),
+    "tuple": ("[0]", "[1]"),
+}
+"""Where o and the state stand in what a call returns."""
+
+
+def _call(subject: Subject, s: Setting, states: str = "") -> str:
+    """The call; `states`: what it is given as its state."""
+    op = subject.op
     options = [f"scale={s.scale!r}"] if s.scale is not None and "scale" in subject.named else []
-    if s.initial_state:
-        options.append(f"initial_state={states}" if len(op.states) == 1 else f"initial_state=({states})")
+    if states:
+        options.append(f"initial_state={states}")
     if s.final_state and "output_final_state" in subject.named:
         options.append("output_final_state=True")
     if s.lengths is not None:
         options.append(f"cu_seqlens={OFFSETS.get(s.offsets, 'ends')}")
     given = [f"{name}={name}" if subject.by_name else name for name in op.tensors]
-    if s.cut is not None:  # the second piece has a state, whether the first one has or not
-        options = [x for x in options if not x.startswith("initial_state")]
-        options.append(
-            f"initial_state={states}" if len(op.states) == 1 else f"initial_state=None if hk is None else ({states})"
-        )
-    call = f"{'adapter(function, ' if subject.adapted else 'function('}{', '.join([*given, *options])})"
-    o, state = {
-        "tensor": ("out", ""),
-        "mapping": ('out["o"]', 'out["final_state"]'),
-        "attributes": ("out.o", "out.final_state"),
-        "flat": ("out[0]", "out[1:]"),
-    }.get(subject.style, ("out[0]", "out[1]"))
-    arguments = _arguments(op, s) if s.cut is None else ", ".join((*op.tensors, states))
-    yield f"def {'kernel' if s.cut is None else 'whole'}({arguments}):"
-    if not s.final_state and o != "out":
-        yield f"    return [{call}{o.removeprefix('out')}]"
-        return
-    yield f"    out = {call}"
-    state = f", {'*' if len(op.states) > 1 else ''}{state}" if s.final_state else ""
-    yield f"    return [{o}{state}]"
+    return f"{'adapter(function, ' if subject.adapted else 'function('}{', '.join([*given, *options])})"
 
 
-def _right(op: Operator, s: Setting) -> Iterator[str]:
-    """`right`: the recurrence, over each packed sequence by itself."""
-    short, scale = STATES[op.name], s.K**op.scale_exponent if s.scale is None else s.scale
-    packed = s.lengths is not None
-    yield f"def {'one' if packed else 'right'}({_arguments(op, s)}):"
-    yield "    o = []"
-    if not s.initial_state:
-        for name, state in zip(op.states, short, strict=True):
-            shape = ", ".join({"N": "B", "HQ": "H"}.get(axis, axis) for axis in op.axes[name].split())
-            yield f"    {state} = torch.zeros({shape}, dtype=torch.float64)"
-    yield from RIGHT[op.name].format(scale=repr(scale)).splitlines()
+def _tuple(names: Iterable[str]) -> str:
+    names = list(names)
+    return names[0] if len(names) == 1 else f"({', '.join(names)})" if names else ""
+
+
+def _listed(each: Iterable[str]) -> str:
+    each = list(each)
+    return each[0] if len(each) == 1 else f"[{', '.join(each)}]"
+
+
+def _kernel(subject: Subject, s: Setting) -> Iterator[str]:
+    """`kernel`: the outputs as a list; `given`: what it takes."""
+    op = subject.op
+    o, state = _OUTPUTS[subject.style]
+    yield f"given = [{_arguments(op, s)}]"
     yield ""
-    if packed:
-        rows = [f"{name}[:, a:b]" if name in op.sequences else name for name in op.tensors]
-        rows += [f"{name}[n : n + 1]" for name in short] if s.initial_state else []
-        yield f"def right({_arguments(op, s)}):"
-        yield f"    found = [one({', '.join(rows)}) for n, (a, b) in enumerate(zip(ends[:-1], ends[1:]))]"
-        yield "    return [torch.cat(y, 0 if n else 1) for n, y in enumerate(zip(*found))]"
-        yield ""
+    yield f"def kernel({_arguments(op, s)}):"
+    call = _call(subject, s, _tuple(_initial(op, s)))
+    if not s.final_state and o:
+        yield f"    return [{call}{o}]"
+    else:
+        yield f"    out = {call}"
+        yield f"    return [{', '.join(_returned(op, s, o, state))}]"
+    yield ""
 
 
-def _compared(op: Operator, s: Setting, finding: Finding, check: Callable) -> Iterator[str]:
+def _returned(op: Operator, s: Setting, o: str, state: str) -> list[str]:
+    """o and the states of `out`."""
+    states = [f"out{state}"] if len(op.states) == 1 else [f"out{state}[{n}]" for n in range(len(op.states))]
+    return [f"out{o}", *(states if s.final_state else ())]
+
+
+def _right(op: Operator, s: Setting, states: bool) -> Iterator[str]:
+    """The recurrence, over each packed sequence by itself; with `last`, its states after each, where asked for."""
+    short, scale = STATES[op.name], s.K**op.scale_exponent if s.scale is None else s.scale
+    formula = RIGHT[op.name].format(scale=repr(scale))
+    names = ", ".join(short)
+    if s.lengths is None:
+        yield f"{names}, o = {', '.join(_initial(op, s) or ['0'] * len(short))}, []"
+        yield "for t in range(T):"
+        yield indent(formula, 4 * " ")
+        return
+    yield "o, last = [], []" if states else "o = []"
+    yield "for n in range(len(ends) - 1):"
+    shapes = [f"torch.zeros({_shape(op, name, s, N='1')})" for name in op.states]
+    yield f"    {names} = {', '.join([f'{y}[n : n + 1]' for y in _initial(op, s)] or shapes)}"
+    yield "    for t in range(ends[n], ends[n + 1]):"
+    yield indent(formula, 8 * " ")
+    if states:
+        yield f"    last.append({_tuple(short)})"
+
+
+def _compared(subject: Subject, s: Setting, finding: Finding, check: Callable) -> Iterator[str]:
     """The tensor that is worst, an output or a gradient, beside the right one."""
-    yield from _right(op, s)
+    op, given = subject.op, _arguments(subject.op, s)
+    inputs, name = [*op.tensors, *(op.states if s.initial_state else ())], finding.tensor
+    is_output = finding.kind in ("wrong", "non-finite") and name in op.outputs
     if check is poisoned:
         yield "torch.use_deterministic_algorithms(True, warn_only=True)  # torch.empty holds NaN"
     if check is fenced:
         yield from _FENCES.splitlines()
-    if s.cut is not None:
-        yield from _pieces(op, s)
-    kernel, name = "in_pieces" if s.cut is not None else "kernel", finding.tensor
-    given = "y" if s.layout == "contiguous" else f"({LAYOUTS[s.layout]} if y.ndim == 4 else y)"
-    given = f"fenced({given})" if check is fenced else given
-    given = "given" if given == "y" else f"[{given} for y in given]"
-    if finding.kind in ("wrong", "non-finite") and name in op.outputs:
+    y = "y" if s.layout == "contiguous" else f"({LAYOUTS[s.layout]} if y.ndim == 4 else y)"
+    y = f"fenced({y})" if check is fenced else y
+    y = y if is_output else f"{y}.requires_grad_()"
+    if y != "y":
+        yield f"{given} = ({y} for y in ({given}))"
+    if is_output:
         at = list(op.outputs).index(name)
-        yield f"got = {kernel}(*{given})[{at}]"
-        yield f"true = right(*(y.double() for y in given))[{at}]"
+        wanted = [at]
     else:
-        inputs = [*op.tensors, *(op.states if s.initial_state else ())]
         at = inputs.index(name[1:]) if name[1:] in inputs else 0
-        name = f"d{inputs[at]}"
-        yield from _gradient(op, s, at)
-        yield f"got, true = gradient({kernel}, {given}), gradient(right, [y.double() for y in given])"
-        if finding.kind == "no gradient":
-            yield f'assert got is not None, "{name} is None"'
+        name, leaf = f"d{inputs[at]}", given.split(", ")[at]
+        wanted = {"o": [0], "both": range(1 + len(op.states)), "state": range(1, 1 + len(op.states))}[s.loss]
+        arriving = _listed(["do", *(f"d{state}" for state in STATES[op.name])][n] for n in wanted)
+        yield from _arriving(op, s)
+    if s.cut is None:
+        o, state = _OUTPUTS[subject.style]
+        yield f"out = {_call(subject, s, _tuple(_initial(op, s)))}"
+        returned = _returned(op, s, o, state)
+    else:
+        yield from _pieces(subject, s)
+        returned = ["o", *(["state"] if len(op.states) == 1 else [f"state[{n}]" for n in range(len(op.states))])]
+    got = _listed(returned[n] for n in wanted)
+    unused = ", allow_unused=True" if finding.kind == "no gradient" else ""
+    yield f"got = {got}" if is_output else f"got = torch.autograd.grad({got}, {leaf}, {arriving}{unused})[0]"
+    if finding.kind == "no gradient":
+        yield f'assert got is not None, "{name} is None"'
+        return
+    exact = "y.double()" if is_output else "y.detach().double().requires_grad_()"
+    yield f"{given} = ({exact} for y in ({given}))"
+    yield from _right(op, s, states=max(wanted) > 0)
+    last = STATES[op.name]
+    if s.lengths is not None:
+        last = ["torch.cat(last)"] if len(last) == 1 else [f"torch.cat([y[{n}] for y in last])" for n in range(2)]
+    true = _listed(["torch.stack(o, 1)", *last][n] for n in wanted)
+    if not is_output:
+        true = f"torch.autograd.grad({true}, {leaf}, {arriving}, materialize_grads=True)[0]"
+    yield f"true = {true}"
     allowed = finding.allowed if finding.kind == "wrong" else 0.01
-    yield "error = got.double() - true"
-    yield f"off = ({_MEASURES[finding.measure]} / true.square().mean().sqrt()).item() if error.any() else 0.0"
+    rms = "true.square().mean().sqrt().clamp(min=1e-300)"
+    yield f"off = ({_MEASURES[finding.measure]} / {rms}).item()"
     yield f'assert off <= {allowed:.2e}, f"{name} is off by {{off:.1e}}, allowed is {allowed:.1e}"'
     if check is fenced:
         yield 'assert all(y.isnan().all() for y in guards), "memory beyond a tensor was written to"'
 
 
-def _gradient(op: Operator, s: Setting, at: int) -> Iterator[str]:
-    """`gradient`: that of input number `at`, for gradients that arrive at o, the state or both."""
-    do = f"torch.randn({_shape(op, 'o', s)})"
-    if s.arriving == EXPANDED:
-        do = f"torch.ones(1).expand({_shape(op, 'o', s)})"
-    elif s.arriving in LAYOUTS:
-        yield f"y = {do}"
-        do = LAYOUTS[s.arriving]
-    dstates = [f"torch.randn({_shape(op, name, s)})" for name in op.outputs[1:]]
-    arriving = {"o": [do], "both": [do, *dstates], "state": dstates}[s.loss]
-    part = {"o": "[:1]", "both": "", "state": "[1:]"}[s.loss]
-    yield f"arriving = [{', '.join(arriving)}]"
-    yield ""
-    yield "def gradient(f, x):"
-    yield "    x = [y.detach().requires_grad_() for y in x]"
-    yield f"    out = f(*x){part}"
-    yield "    into = [d.to(y.dtype) for y, d in zip(out, arriving)]"
-    yield f"    return torch.autograd.grad(out, x, into, allow_unused=True)[{at}]"
-    yield ""
+def _arriving(op: Operator, s: Setting) -> Iterator[str]:
+    """The gradients that arrive at o, the state or both; autograd rounds none of them, so they are drawn rounded."""
+    shape, dtype = _shape(op, "o", s), "" if s.dtype == "float32" else f", dtype=torch.{s.dtype}"
+    if s.loss != "state":
+        if s.arriving == EXPANDED:
+            yield f"do = torch.ones(1{dtype}).expand({shape})"
+        else:
+            yield f"{'y' if s.arriving in LAYOUTS else 'do'} = torch.randn({shape}{dtype})"
+            if s.arriving in LAYOUTS:
+                yield f"do = {LAYOUTS[s.arriving]}"
+    for name, short in zip(op.states, STATES[op.name], strict=True) if s.loss != "o" else ():
+        yield f"d{short} = torch.randn({_shape(op, name, s)})"
+
+
+def _pieces(subject: Subject, s: Setting) -> Iterator[str]:
+    """`o` and `state` of two calls, the second given the first one's state."""
+    op = subject.op
+    o, state = _OUTPUTS[subject.style]
+    rows = ", ".join(op.sequences)
+    yield f"state, parts, whole = {_tuple(_initial(op, s)) or None}, [], ({rows})"
+    yield f"for part in (slice({s.cut}), slice({s.cut}, None)):"
+    yield f"    {rows} = (y[:, part].contiguous() for y in whole)"
+    yield f"    out = {_call(subject, s, 'state')}"
+    yield f"    state = out{state}"
+    yield f"    parts.append(out{o})"
+    yield f"{rows}, o = *whole, torch.cat(parts, 1)"
 
 
 _MEASURES = {
-    "L2": "error.square().mean().sqrt()",
-    "worst element": "error.abs().max()",
-    "worst row": "error.square().mean(-1).sqrt().max()",
+    "L2": "(got - true).square().mean().sqrt()",
+    "worst element": "(got - true).abs().max()",
+    "worst row": "(got - true).square().mean(-1).sqrt().max()",
 }
 _FENCES = """\
 guards = []
@@ -315,18 +367,6 @@ for owner, names in ((torch, ("empty", "empty_like", "zeros", "zeros_like")), (t
 
         setattr(owner, name, guarded)
 """
-
-
-def _pieces(op: Operator, s: Setting) -> Iterator[str]:
-    rows = ", ".join(op.sequences)
-    shared = "".join(f", {name}" for name in op.tensors if name not in op.sequences)
-    yield f"def in_pieces({_arguments(op, s)}):"
-    yield f"    a, b = ([y[:, part].contiguous() for y in ({rows})] for part in (slice({s.cut}), slice({s.cut}, None)))"
-    first = ", ".join(STATES[op.name]) if s.initial_state else "None" if len(op.states) == 1 else "None, None"
-    yield f"    o, *states = whole(*a{shared}, {first})"
-    yield f"    rest, *states = whole(*b{shared}, *states)"
-    yield "    return [torch.cat((o, rest), 1), *states]"
-    yield ""
 
 
 def _causal(op: Operator, s: Setting) -> Iterator[str]:

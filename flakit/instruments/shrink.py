@@ -70,7 +70,7 @@ def shrink(x: Examiner, probe: Probe, finding: Finding, seconds: float = SECONDS
         if isinstance(s.decay, str):
             fields["decay"] = step([-1.0, s.decay])
         if s.loss == "both":
-            fields["loss"] = step(["o", "both"])
+            fields["loss"] = step(["o", "state", "both"])
         if s.initial_state:
             fields["initial_state"] = step([False, True])
         if s.final_state and s.loss == "o" or fields.get("loss") == "o":

@@ -381,6 +381,8 @@ def test_a_wrong_kernel_in_a_file_is_found_shrunk_and_shown_by_a_script_of_its_o
     (script,) = (tmp_path / "repros").iterdir()
     text = script.read_text()
     assert "flakit" not in text
+    # Two say where the kernel is, six draw its inputs, six are the formula: what is left is a dozen.
+    assert len([line for line in text.splitlines() if line]) <= 22, text
     blocked = "import sys, runpy; sys.modules['flakit'] = None; runpy.run_path(sys.argv[1], run_name='__main__')"
     for wrong in (True, False):
         if not wrong:  # repaired, it has nothing to say
