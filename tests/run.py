@@ -54,7 +54,7 @@ def main():
 
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     env.setdefault("OMP_NUM_THREADS", "1")
-    pytest_args += ["--durations=10", "--durations-min=1"]
+    pytest_args = ["--durations=10", "--durations-min=1", *pytest_args]  # of two, pytest takes the last
     results = []
     planned = list(steps(own.workers, own.which))
     for number, (title, markers, extra_env, options) in enumerate(planned, 1):
