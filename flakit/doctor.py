@@ -22,6 +22,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.jupyter import JupyterMixin
 from rich.table import Table
 
+from .numerics import carried
 from .numerics.errors import compare
 from .numerics.evaluate import evaluate, truth
 from .numerics.inputs import inputs
@@ -174,7 +175,8 @@ def build_of_torch(version: str, cuda: str | None, gpu: bool) -> Finding:
     if not cuda or gpu:
         return Finding("torch", OK, version)
     says = f"{version}, a build for CUDA {cuda}, and no GPU that it can use: it works, but takes {LARGE} on disk"
-    cure = f"for the build for CPUs, {SMALL}: make clean, then make lab with {CPU_INDEX}"
+    again = "make clean, then make lab" if carried.IN_CHECKOUT else "a new environment, and pip install"
+    cure = f"for the build for CPUs, {SMALL}: {again} with {CPU_INDEX}"
     return Finding("torch", NOTE, says, cure)
 
 
@@ -182,7 +184,7 @@ def mismatches(versions: Mapping[str, str | None], system: str = sys.platform) -
     """Versions that do not fit each other, each with its cure."""
     torch_, triton, numpy, widgets = (versions.get(name) for name in ("torch", "triton", "numpy", "ipywidgets"))
     if triton is None and system == "linux":
-        yield Finding("triton", WARNING, "missing, so no kernel can run", "pip install -c constraints.txt triton")
+        yield Finding("triton", WARNING, "missing, so no kernel can run", _pip_install("triton"))
     built_with = TRITON_OF_TORCH.get(_line(torch_))
     if triton and built_with and _line(triton) != built_with:
         yield Finding(
@@ -202,6 +204,11 @@ def mismatches(versions: Mapping[str, str | None], system: str = sys.platform) -
         yield Finding("ipywidgets", BROKEN, f"{widgets}: the panels need 8 or newer", "pip install 'ipywidgets>=8.1'")
 
 
+def _pip_install(what: str) -> str:
+    """The command, with the tested versions where their list is there."""
+    return f"pip install {'-c constraints.txt ' * carried.IN_CHECKOUT}{what}"
+
+
 def _line(version: str | None) -> str:
     return ".".join(map(str, Version(version).release[:2])) if version else ""
 
@@ -219,7 +226,7 @@ def kernels(versions: Mapping[str, str | None]) -> Finding:
     if interpreted_too_late():
         says = here + "TRITON_INTERPRET=1 was set after triton was imported: reductions in kernels will fail"
         return Finding(
-            "kernels", BROKEN, says, "set it before Python starts (`make lab` does), then restart the kernel"
+            "kernels", BROKEN, says, "set it before Python starts (`flakit lab` does), then restart the kernel"
         )
     if interpreted():
         despite = f", although there is a GPU: {gpu}" if gpu else " on the CPU, without a GPU"
@@ -235,9 +242,8 @@ def lab(versions: Mapping[str, str | None]) -> Iterator[Finding]:
     needed = ("jupyterlab", "ipykernel", "ipywidgets", "anywidget", "matplotlib", "pillow")
     missing = [name for name in needed if not versions[name]]
     if missing:
-        yield Finding(
-            "notebooks", NOTE, f"not installed: {', '.join(missing)}", "pip install -c constraints.txt -e '.[lab]'"
-        )
+        cure = _pip_install("-e '.[lab]'" if carried.IN_CHECKOUT else "'flakit[lab]'")
+        yield Finding("notebooks", NOTE, f"not installed: {', '.join(missing)}", cure)
         return
     here, server = Path(sys.executable).parent, serving_python()
     if server and server != here:
@@ -245,7 +251,7 @@ def lab(versions: Mapping[str, str | None]) -> Iterator[Finding]:
             "notebooks",
             BROKEN,
             f"JupyterLab runs from {server}, this kernel from {here}: sliders may say 'model not found'",
-            "start JupyterLab from the kernel's environment: make lab, or python -m jupyterlab",
+            "start JupyterLab from the kernel's environment: python -m flakit.cli lab, or python -m jupyterlab",
         )
     elif absent := [name for name, place in LAB_EXTENSIONS.items() if not (Path(sys.prefix) / place).is_dir()]:
         yield Finding(
@@ -265,7 +271,7 @@ def lab(versions: Mapping[str, str | None]) -> Iterator[Finding]:
     other = shutil.which("jupyter-lab")
     if other and Path(other).parent != here:
         says = f"the command `jupyter lab` belongs to another environment ({other})"
-        yield Finding("notebooks", NOTE, says, "use make lab, or python -m jupyterlab")
+        yield Finding("notebooks", NOTE, says, "use flakit lab, or python -m jupyterlab")
 
 
 def serving_python() -> Path | None:

@@ -23,7 +23,7 @@ CONSTRAINTS = Path(__file__).parents[1] / "constraints.txt"
 
 def wanted() -> str:
     """The version that constraints.txt asks for."""
-    return re.search(r"^torch==(\S+)", CONSTRAINTS.read_text(), re.M).group(1)
+    return re.search(r"^torch==(\S+)", CONSTRAINTS.read_text(encoding="utf-8"), re.M).group(1)
 
 
 def here() -> str | None:

@@ -97,19 +97,19 @@ class Audit:
         return shares({v.probe.name: (v.verdict, 0.0 if v.finding is None else v.finding.share) for v in self.verdicts})
 
     def write_json(self, path: str | Path) -> None:
-        Path(path).write_text(as_json(self) + "\n")
+        Path(path).write_text(as_json(self) + "\n", encoding="utf-8")
 
     def write_html(self, path: str | Path) -> None:
         from .page import page
 
-        Path(path).write_text(page(self))
+        Path(path).write_text(page(self), encoding="utf-8")
 
     def write_repros(self, folder: str | Path) -> None:
         """A script for each failure that one was found for, <probe>.py."""
         Path(folder).mkdir(parents=True, exist_ok=True)
         for v in self.failed:
             if v.repro:
-                Path(folder, f"{v.probe.name.replace('-', '_')}.py").write_text(v.repro)
+                Path(folder, f"{v.probe.name.replace('-', '_')}.py").write_text(v.repro, encoding="utf-8")
 
     def to_dict(self) -> dict:
         """Versions, device and every verdict, as `flakit audit --json` writes it."""

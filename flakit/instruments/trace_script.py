@@ -55,7 +55,7 @@ def main(words: Sequence[str] | None = None) -> int:
             ended = f"{type(error).__name__}"
     Console().print(found)
     if asked.json:
-        asked.json.write_text(json.dumps(found.to_dict(), indent=1) + "\n")
+        asked.json.write_text(json.dumps(found.to_dict(), indent=1) + "\n", encoding="utf-8")
     if asked.picture and found.first is not None:
         asked.picture.write_bytes(found.picture().png())
     if ended is not None:

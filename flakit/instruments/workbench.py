@@ -227,7 +227,7 @@ def _answered(lines: tuple[Callable, ...]) -> tuple[dict[str, str], list[str]]:
 @functools.lru_cache(maxsize=1)
 def _ours() -> dict[str, str]:
     """The text of each function of the given file."""
-    text = _GIVEN.read_text()
+    text = _GIVEN.read_text(encoding="utf-8")
     functions = (node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef))
     return {node.name: ast.get_source_segment(text, node) for node in functions}
 
@@ -244,7 +244,7 @@ def _expected(decay: float) -> np.ndarray:
 @functools.lru_cache(maxsize=256)
 def _interpreted(decay: float, text: str) -> tuple[np.ndarray, Trace]:
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "kernel.py").write_text(text)
+        (Path(folder) / "kernel.py").write_text(text, encoding="utf-8")
         found = _PROCESS.ask({"folder": folder, "decay": decay})
     if "error" in found:
         raise RuntimeError(found["error"])

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import torch
 
+from . import carried
+
 META = ("device", "date", "torch", "triton", "command")
 """What every recording must say: the device, the day (YYYY-MM-DD), the versions, the command that remakes it."""
 
@@ -53,8 +55,8 @@ class Recording:
 
 
 def data_folder() -> Path:
-    """The repository's data/, or the folder named by FLAKIT_DATA where flakit was installed without its repository."""
-    return Path(os.environ.get("FLAKIT_DATA") or Path(__file__).parents[2] / "data")
+    """The recordings that go with flakit, or the folder named by FLAKIT_DATA."""
+    return Path(os.environ.get("FLAKIT_DATA") or carried.folder("data"))
 
 
 def read(name: str | Path, *, needs: Sequence[str] = ()) -> Recording:
@@ -70,7 +72,7 @@ def read(name: str | Path, *, needs: Sequence[str] = ()) -> Recording:
             f"no recording {path.name} in {path.parent} (there: {there}); FLAKIT_DATA names another"
         )
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text(encoding="utf-8"))
         meta, columns, rows = (content[key] for key in ("meta", "columns", "rows"))
     except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise ValueError(f"{path.name}: expected an object with meta, columns and rows, got {error!r}") from error
@@ -125,7 +127,7 @@ def write(path: str | Path, meta: Mapping[str, str], rows: Sequence[Mapping]) ->
         lines.append(json.dumps([_to_json(x) for x in row.values()], allow_nan=False))
     head = f'{{"meta": {json.dumps(dict(meta), indent=1)},\n"columns": {json.dumps(columns)},\n"rows": [\n'
     path = Path(path)
-    path.write_text(head + ",\n".join(lines) + "\n]}\n")
+    path.write_text(head + ",\n".join(lines) + "\n]}\n", encoding="utf-8")
     return path
 
 

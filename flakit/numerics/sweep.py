@@ -80,7 +80,7 @@ class Sweep:
     def to_csv(self, path: str | os.PathLike) -> Path:
         """Write `rows` as a table with a line of names; returns the path."""
         path, rows = Path(path), self.rows()
-        with path.open("w", newline="") as file:
+        with path.open("w", newline="", encoding="utf-8") as file:
             table = csv.DictWriter(file, list(rows[0]))
             table.writeheader()
             table.writerows(rows)
