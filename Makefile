@@ -12,7 +12,7 @@ PY        := $(VENV)/bin/python
 INSTALL   := $(PY) -m pip install --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test test-rest test-all notebooks lint clean
+.PHONY: help lab test test-rest test-all notebooks lint dist clean
 
 help:  ## list the targets
 	@echo "flakit: an interactive laboratory for the numerics of linear-attention kernels"
@@ -49,23 +49,8 @@ $(VENV)/.rest: $(VENV)/.test
 	$(INSTALL) --editable ".[test,fla,ray]"
 	@touch $@
 
-# Without a GPU, Triton kernels run in Triton's interpreter, which must be chosen before a kernel process starts.
-INTERPRET := $(PY) -c 'import torch; print(int(not torch.cuda.is_available()))'
-
-# A kernel shares the cores with a browser: OpenMP threads that spin while they wait make small tensors ten times slower.
-WAIT := OMP_WAIT_POLICY=$${OMP_WAIT_POLICY:-PASSIVE}
-
-# In a container one often is root, which JupyterLab refuses unless told.
-AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
-
 lab: $(VENV)/.lab  ## install what is missing, check it, open JupyterLab at the first notebook
-	@echo "== flakit doctor"
-	@export TRITON_INTERPRET=$${TRITON_INTERPRET:-$$($(INTERPRET))} $(WAIT); \
-	$(PY) -m flakit.cli doctor && \
-	echo "== JupyterLab: open the address with the token below if no browser opens; stop with Ctrl-C" && \
-	exec $(PY) -m jupyterlab --ip=127.0.0.1 --ServerApp.root_dir=. \
-	  --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb \
-	  --LabApp.app_settings_dir='$(CURDIR)/notebooks/jupyterlab' $(AS_ROOT) $(LAB_FLAGS)
+	@exec $(PY) -m flakit.cli lab notebooks $(LAB_FLAGS)
 
 test: $(VENV)/.test  ## every operator, gradient, dtype, packing, notebook and panel, on what this machine has
 	@$(PY) tests/run.py $(TEST_FLAGS)
@@ -82,6 +67,10 @@ notebooks: $(VENV)/.test  ## run all notebooks (or NOTEBOOKS="00 04") and store 
 lint: $(VENV)/.test  ## check style in .py and .ipynb
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
+
+dist: $(VENV)/.test  ## build the sdist and the wheel, into dist/
+	rm -rf dist
+	$(PY) -m hatchling build
 
 clean:  ## remove .venv and caches
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist

@@ -1,4 +1,4 @@
-"""The command line: `flakit doctor`, `flakit cases`, `flakit audit`, `flakit trace`, `flakit sweep`, `flakit bench`."""
+"""The command line, `flakit`: lab, doctor, cases, audit, bench, trace, sweep."""
 
 import json as json_module
 import os
@@ -35,6 +35,49 @@ def main(
     pass
 
 
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def lab(
+    context: typer.Context,
+    folder: Annotated[
+        str, typer.Argument(help="Where your notebooks are, or are to be. Before JupyterLab's options.")
+    ] = "flakit-notebooks",
+    open: Annotated[bool, typer.Option("--open/--no-open", help="Open JupyterLab, or copy only.")] = True,
+):
+    """Copy the notebooks to a folder of yours and open JupyterLab there, at the first of them.
+
+    What you changed stays as it is; what you did not change follows a new version of flakit.
+
+    Where both changed, the new one is put beside yours. A file that you deleted comes back.
+
+    flakit lab                         copies to ./flakit-notebooks
+
+    flakit lab mine --port=8899        a folder of another name; other options go to JupyterLab
+    """
+    from . import lab as own
+
+    console = Console(soft_wrap=True)
+    flags = list(context.args)
+    if folder.startswith("-"):  # no folder: an option of JupyterLab's
+        folder, flags = "flakit-notebooks", [folder, *flags]
+    place = Path(folder).expanduser()
+    try:
+        if open and not own.has_jupyterlab():
+            raise ModuleNotFoundError('JupyterLab is not installed here: pip install "flakit[lab]"')
+        if not own.is_own(place):
+            console.print(f"== the notebooks, in {place.resolve()}\n{own.copy(place)}", markup=False, highlight=False)
+    except (ModuleNotFoundError, OSError) as error:
+        Console(stderr=True).print(f"flakit lab: {error}", style="red", markup=False, highlight=False)
+        raise typer.Exit(1) from None
+    if not open:
+        return
+    os.environ.update(own.environment())
+    console.print("== flakit doctor")
+    if not _diagnosed().works:
+        raise typer.Exit(1)
+    console.print("== JupyterLab: open the address with the token below if no browser opens; stop with Ctrl-C")
+    raise typer.Exit(own.start(place, flags))
+
+
 @app.command()
 def doctor(json: Annotated[bool, typer.Option("--json", help="Print everything found as JSON.")] = False):
     """Say what works here, and how to repair what does not. Exits with 1 if something essential is broken."""
@@ -44,11 +87,19 @@ def doctor(json: Annotated[bool, typer.Option("--json", help="Print everything f
         diagnosis = examine()
         typer.echo(diagnosis.as_json())
     else:
-        console = Console()
-        with console.status("looking around and running every operator ..."):
-            diagnosis = examine()
-        console.print(diagnosis)
+        diagnosis = _diagnosed()
     raise typer.Exit(not diagnosis.works)
+
+
+def _diagnosed():
+    """What the doctor finds, printed."""
+    from .doctor import examine
+
+    console = Console()
+    with console.status("looking around and running every operator ..."):
+        diagnosis = examine()
+    console.print(diagnosis)
+    return diagnosis
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -331,7 +382,7 @@ def sweep(
             if path is not None:
                 write(path)
         if json is not None:
-            json.write_text(_as_json(found.to_dict()) + "\n")
+            json.write_text(_as_json(found.to_dict()) + "\n", encoding="utf-8")
         if picture is not None:
             from .figures.phase import phase
             from .numerics.arguments import named_function

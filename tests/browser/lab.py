@@ -4,12 +4,10 @@ import base64
 import contextlib
 import io
 import os
-import shlex
 import shutil
 import socket
 import statistics
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -17,6 +15,8 @@ from pathlib import Path
 
 from PIL import Image
 from playwright.sync_api import sync_playwright
+
+from flakit import lab as start
 
 ROOT = Path(__file__).parents[2]
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
@@ -70,14 +70,6 @@ def _free_port():
         return s.getsockname()[1]
 
 
-def options_of_make_lab(*flags):
-    """What `make lab` tells JupyterLab, with these flags of one's own."""
-    command = ["make", "--dry-run", "lab", f"VENV={sys.prefix}", f"LAB_FLAGS={shlex.join(flags)}"]
-    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=True)
-    *_, after = said.stdout.replace("\\\n", " ").partition(" -m jupyterlab ")
-    return shlex.split(after.splitlines()[0])
-
-
 @contextlib.contextmanager
 def jupyterlab(folder, home, env):
     """Serve `folder` as `make lab` does, but without a token (tests only); what Jupyter writes goes under `home`."""
@@ -91,7 +83,7 @@ def jupyterlab(folder, home, env):
     }
     port = _free_port()
     url = f"http://127.0.0.1:{port}"
-    options = options_of_make_lab(
+    flags = (
         "--no-browser",
         f"--port={port}",
         "--ServerApp.port_retries=0",
@@ -101,8 +93,8 @@ def jupyterlab(folder, home, env):
     log = home / "jupyterlab.log"
     with log.open("wb") as out:
         server = subprocess.Popen(
-            [sys.executable, "-m", "jupyterlab", *options],
-            cwd=folder,  # where `make lab` serves the project's
+            start.jupyterlab(folder, start.FIRST, flags),
+            cwd=folder,
             env=env | {name: str(path) for name, path in folders.items()},
             stdin=subprocess.DEVNULL,
             stdout=out,

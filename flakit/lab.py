@@ -1,0 +1,201 @@
+"""`flakit lab`: the notebooks in a folder of one's own, and JupyterLab opened there.
+
+A copy remembers what flakit gave: `.flakit.json` in the folder holds a fingerprint of each file as it was copied. A
+file that still has it was not changed and follows the next version; any other is the learner's and stays. Of a notebook
+only the cells and their text count, not the outputs: running it, or saving it in JupyterLab, is no change.
+"""
+
+import hashlib
+import importlib.util
+import json
+import os
+import posixpath
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+from . import __version__
+from .numerics import carried
+
+FIRST = "00_start_here.ipynb"
+SETTINGS = "jupyterlab"  # of JupyterLab, beside the notebooks; not copied
+RECORD = ".flakit.json"
+SOURCE = "source"  # in a copy: the files of flakit/ and data/ that the notebooks link to
+
+
+# --- a folder of one's own ------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Copied:
+    """What `copy` did, by the files' paths in the folder."""
+
+    new: list[str] = field(default_factory=list)
+    updated: list[str] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)  # changed by the learner, and this version has nothing new
+    beside: dict[str, str] = field(default_factory=dict)  # changed by both: where this version's lies
+    gone: list[str] = field(default_factory=list)  # no longer among flakit's, left where they are
+
+    def __str__(self) -> str:
+        counts = [(self.new, "new"), (self.updated, "updated"), ([*self.kept, *self.beside], "changed by you and kept")]
+        lines = [", ".join(f"{len(names)} {word}" for names, word in counts if names) or "up to date"]
+        lines += [f"  {name} stays yours; flakit {__version__}'s is {new}" for name, new in self.beside.items()]
+        lines += [f"  {name} is no longer part of flakit; your copy stays" for name in self.gone]
+        return "\n".join(lines)
+
+
+def copy(folder: Path) -> Copied:
+    """Bring this version's notebooks, solutions, glossary and pictures into `folder`, over nothing that was changed.
+
+    A file that was deleted comes back. What both the learner and flakit changed is put beside theirs, its name ending
+    in "(flakit VERSION)".
+    """
+    given, now, found = _given(folder), {}, Copied()
+    for name, content in contents().items():
+        place = folder / name
+        now[name] = fingerprint(name, content)
+        there = fingerprint(name, place.read_bytes()) if place.exists() else None
+        if there is None:
+            _write(place, content)
+            found.new.append(name)
+        elif there == now[name]:
+            pass
+        elif there == given.get(name):
+            _write(place, content)
+            found.updated.append(name)
+        elif given.get(name) == now[name]:
+            found.kept.append(name)
+        else:
+            found.beside[name] = _put_beside(place, content).relative_to(folder).as_posix()
+    found.gone = [name for name in given if name not in now and (folder / name).exists()]
+    _write(folder / RECORD, json.dumps({"version": __version__, "files": now}, indent=1).encode())
+    return found
+
+
+def _given(folder: Path) -> dict[str, str]:
+    """The fingerprints kept in `folder`; none where they cannot be read, so that every file counts as the learner's."""
+    try:
+        return dict(json.loads((folder / RECORD).read_bytes())["files"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def contents() -> dict[str, bytes]:
+    """What belongs into a folder of one's own, by its path there."""
+    notebooks = carried.folder("notebooks")
+    if not (notebooks / FIRST).is_file():
+        raise FileNotFoundError(f"the notebooks: expected them in {notebooks}, found none; is flakit installed whole?")
+    found, linked = {}, set()
+    for path in sorted(notebooks.rglob("*")):
+        inside = PurePosixPath(path.relative_to(notebooks).as_posix())
+        if path.is_file() and inside.parts[0] != SETTINGS and not any(part.startswith(".") for part in inside.parts):
+            content = path.read_bytes()
+            if path.suffix in (".ipynb", ".md"):
+                content, links = _with_links_inside(content, depth=len(inside.parts) - 1)
+                linked |= links
+            found[str(inside)] = content
+    while linked:
+        name = linked.pop()
+        room, _, rest = name.partition("/")
+        content = (carried.PACKAGE if room == "flakit" else carried.folder(room)).joinpath(rest).read_bytes()
+        found[f"{SOURCE}/{name}"] = content
+        if name.endswith(".md"):
+            links = re.findall(r"\]\(([\w./-]+)\)", content.decode())
+            beside = {posixpath.normpath(posixpath.join(posixpath.dirname(name), link)) for link in links}
+            linked |= {link for link in beside if f"{SOURCE}/{link}" not in found}
+    return found
+
+
+def _with_links_inside(content: bytes, depth: int) -> tuple[bytes, set[str]]:
+    """The text with its links to flakit/ and data/ turned to source/, and what they lead to. depth: of its folder."""
+    up = "../" * depth
+    links = re.compile(rf"\]\({re.escape('../' + up)}((?:flakit|data)/[\w./-]+)")
+    text = content.decode()
+    return links.sub(lambda link: f"]({up}{SOURCE}/{link[1]}", text).encode(), set(links.findall(text))
+
+
+def fingerprint(name: str, content: bytes) -> str:
+    """A hash of what a person would call the content: of a notebook, the kinds and texts of its cells."""
+    if name.endswith(".ipynb"):
+        try:
+            cells = json.loads(content)["cells"]
+            content = json.dumps([[cell["cell_type"], "".join(cell["source"])] for cell in cells]).encode()
+        except (ValueError, KeyError, TypeError):  # no notebook any more: all of it counts
+            pass
+    return hashlib.sha256(content).hexdigest()
+
+
+def _put_beside(place: Path, content: bytes) -> Path:
+    """Write `content` beside `place`, under a name that nothing else has; a copy that is there already will do."""
+    number = 1
+    while True:
+        more = f" {number}" if number > 1 else ""
+        beside = place.with_name(f"{place.stem} (flakit {__version__}){more}{place.suffix}")
+        if not beside.exists():
+            _write(beside, content)
+            return beside
+        if beside.read_bytes() == content:
+            return beside
+        number += 1
+
+
+def _write(path: Path, content: bytes) -> None:
+    """All of it or nothing: what is stopped half-way must not look like somebody's change."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part")
+    part.write_bytes(content)
+    part.replace(path)
+
+
+# --- JupyterLab -----------------------------------------------------------------------------------------------------
+
+
+def is_own(folder: Path) -> bool:
+    """Whether `folder` is the one that the notebooks are read from, as a checkout's own is: nothing is to be copied."""
+    return folder.resolve() == carried.folder("notebooks").resolve()
+
+
+def has_jupyterlab() -> bool:
+    return importlib.util.find_spec("jupyterlab") is not None
+
+
+def environment() -> dict[str, str]:
+    """What a process has to be started with in which notebooks run; what is set already stays."""
+    import torch
+
+    return {
+        # Without a GPU, kernels run in Triton's interpreter, which must be chosen before their process starts.
+        "TRITON_INTERPRET": os.environ.get("TRITON_INTERPRET") or str(int(not torch.cuda.is_available())),
+        # A kernel shares the cores with a browser: OpenMP threads that spin while they wait make small tensors ten
+        # times slower.
+        "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY") or "PASSIVE",
+    }
+
+
+def jupyterlab(root: Path, page: str, flags: Sequence[str] = ()) -> list[str]:
+    """The command that serves `root` to this machine alone and opens `page`, a path in it; `flags` are JupyterLab's."""
+    as_root = ["--allow-root"] if getattr(os, "geteuid", lambda: None)() == 0 else []  # often so in a container
+    return [
+        *(sys.executable, "-m", "jupyterlab", "--ip=127.0.0.1", f"--ServerApp.root_dir={root.resolve()}"),
+        f"--LabApp.default_url=/lab/tree/{page}",
+        f"--LabApp.app_settings_dir={carried.folder('notebooks') / SETTINGS}",
+        *as_root,
+        *flags,
+    ]
+
+
+def start(folder: Path, flags: Sequence[str] = ()) -> int:
+    """Open JupyterLab at the first notebook of `folder`, in this process's place; on Windows, wait for it instead.
+
+    A checkout's own notebooks link to its other folders, so that all of it is served.
+    """
+    here = folder.resolve()
+    root, page = (here.parent, f"{here.name}/{FIRST}") if is_own(here) else (here, FIRST)
+    command = jupyterlab(root, page, flags)
+    sys.stdout.flush()
+    if sys.platform == "win32":
+        return subprocess.call(command)
+    os.execv(command[0], command)

@@ -1,0 +1,45 @@
+"""A JupyterLab started by a command as a person gives it: at which address it serves, and its end."""
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+
+
+@contextlib.contextmanager
+def serving(command, *, cwd, env, home, seconds=90):
+    """(server, page, token), once it answers; what Jupyter writes goes under `home`."""
+    log = home / "log"
+    with log.open("wb") as out:
+        lab = subprocess.Popen(
+            [*command],
+            cwd=cwd,
+            env={**env, "HOME": str(home)},
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        end, address = time.monotonic() + seconds, None
+        while not address and time.monotonic() < end and lab.poll() is None:
+            time.sleep(0.3)
+            address = re.search(r"(http://127\.0\.0\.1:\d+)(/lab/tree/\S+)\?token=(\w+)", log.read_text())
+        assert address, log.read_text()[-3000:]
+        while not _listening(address[1]) and time.monotonic() < end:  # the address is printed a little before
+            time.sleep(0.3)
+        yield address.groups()
+    finally:
+        os.killpg(lab.pid, signal.SIGTERM)
+        lab.wait(20)
+
+
+def _listening(server):
+    try:
+        socket.create_connection(server.removeprefix("http://").split(":"), timeout=5).close()
+    except ConnectionRefusedError:
+        return False
+    return True
