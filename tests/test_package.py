@@ -1,0 +1,178 @@
+"""The package as it is given away: what the wheel carries, and that it runs where there is no checkout."""
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import urllib.request
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+import flakit
+from flakit.numerics import carried, recorded
+from tests.serving import serving
+
+ROOT = Path(__file__).parents[1]
+
+
+# --- one version, told in three places ------------------------------------------------------------------------------
+
+
+def test_the_citation_is_of_this_version():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert (citation["cff-version"], citation["title"], citation["version"]) == ("1.2.0", "flakit", flakit.__version__)
+    assert citation["license"] == "MIT" and citation["authors"] and citation["message"]
+
+
+def test_the_changelog_begins_with_this_version():
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    version, state = re.search(r"^## (\S+), (.+)$", text, re.M).groups()
+    assert version == flakit.__version__
+    assert re.fullmatch(r"unreleased|\d{4}-\d{2}-\d{2}", state)
+    released = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8")).get("date-released")
+    assert (str(released) == state) if released else (state == "unreleased")
+
+
+# --- notebooks and recordings, found from a checkout and from a wheel -------------------------------------------------
+
+
+def test_a_checkout_reads_its_own_folders():
+    assert carried.IN_CHECKOUT
+    assert [carried.folder(name) for name in ("notebooks", "data")] == [ROOT / "notebooks", ROOT / "data"]
+    assert recorded.data_folder() == ROOT / "data"
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """The folder with the sdist and the wheel of this checkout, as `make dist` makes them."""
+    folder = tmp_path_factory.mktemp("dist")
+    ran(sys.executable, "-m", "hatchling", "build", "-d", folder, cwd=ROOT)
+    return folder
+
+
+def ran(*command, cwd, env=None):
+    done = subprocess.run(
+        [str(word) for word in command], cwd=cwd, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    return done.stdout
+
+
+def hashes(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: hashlib.sha256(archive.read(name)).hexdigest() for name in archive.namelist()}
+
+
+@pytest.mark.full
+def test_the_wheel_carries_notebooks_and_recordings_and_the_sdist_builds_the_same(built, tmp_path):
+    (wheel,), (sdist,) = built.glob("*.whl"), built.glob("*.tar.gz")
+    given = hashes(wheel)
+    tracked = ran("git", "ls-files", "notebooks", "data", "flakit", cwd=ROOT).splitlines()
+    wanted = {name for name in tracked if not re.fullmatch(r"data/.*\.py", name)}
+    inside = {name if name.startswith("flakit/") else f"flakit/_carried/{name}": name for name in wanted}
+    there = {name for name in given if name.startswith("flakit/")}
+    assert inside.keys() - there == set()
+    assert [name for name in there if re.search(r"checkpoint|__pycache__|_carried/data/.*\.py$", name)] == []
+    changed = {
+        name
+        for name, source in inside.items()
+        if given[name] != hashlib.sha256((ROOT / source).read_bytes()).hexdigest()
+    }
+    assert changed == set()
+
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path)
+    (unpacked,) = tmp_path.glob("flakit-*")
+    ran(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path, cwd=unpacked)
+    (again,) = tmp_path.glob("*.whl")
+    assert hashes(again) == given
+
+
+# --- out of an environment that has the wheel and no checkout --------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def installed(built, tmp_path_factory):
+    """run(program, ...) in an environment of its own that has the wheel, from a folder that is no checkout.
+
+    Everything but flakit is seen from the environment of the tests, by a path in a .pth file; such a folder's own .pth
+    files are not read, so that an editable flakit there is not seen.
+    """
+    folder = tmp_path_factory.mktemp("installed")
+    ran(sys.executable, "-m", "venv", "--without-pip", folder / "venv", cwd=folder)
+    (wheel,) = built.glob("*.whl")
+    programs = folder / "venv" / ("Scripts" if os.name == "nt" else "bin")
+    pip = (sys.executable, "-m", "pip", "--python", programs / "python", "install", "--no-deps", "--no-index")
+    ran(*pip, wheel, cwd=folder)
+    packages = Path(
+        ran(programs / "python", "-c", "import site; print(site.getsitepackages()[-1])", cwd=folder).strip()
+    )
+    outer = dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib"))
+    (packages / "outer.pth").write_text("\n".join(outer) + "\n")
+    (folder / "venv" / "share").symlink_to(Path(sys.prefix) / "share")  # JupyterLab's extensions
+    ours = ("PYTHONPATH", "TRITON_INTERPRET", "FLAKIT_DATA", "VIRTUAL_ENV")
+    env = {name: value for name, value in os.environ.items() if name not in ours and not name.startswith("PYTEST")}
+    work = folder / "work"
+    work.mkdir()
+
+    def run(program, *arguments):
+        return ran(programs / program, *arguments, cwd=work, env=env)
+
+    run.programs, run.packages, run.work, run.env = programs, packages, work, env
+    return run
+
+
+@pytest.mark.full
+def test_it_is_the_wheel_that_runs_and_reads_its_own_recordings(installed):
+    code = (
+        "import json, sys, flakit\n"
+        "from flakit.numerics import carried, recorded\n"
+        "names = sorted(path.stem for path in recorded.data_folder().glob('*.json'))\n"
+        "rows = {name: len(recorded.read(name).rows) for name in names}\n"
+        "print(json.dumps([flakit.__file__, flakit.__version__, carried.IN_CHECKOUT, rows, sys.path]))"
+    )
+    file, version, in_checkout, rows, path = json.loads(installed("python", "-c", code))
+    assert Path(file).parents[1].samefile(installed.packages)
+    assert (version, in_checkout) == (flakit.__version__, False)
+    assert str(ROOT) not in path
+    names = [path.stem for path in (ROOT / "data").glob("*.json")]
+    assert rows == {name: len(recorded.read(name).rows) for name in names} and len(rows) > 10
+
+
+@pytest.mark.full
+def test_its_commands_run(installed):
+    diagnosis = json.loads(installed("flakit", "doctor", "--json"))
+    assert diagnosis["works"] and diagnosis["versions"]["flakit"] == flakit.__version__
+    assert {check["backend"].partition(" ")[0] for check in diagnosis["checks"]} >= {"reference", "torch"}
+    assert "anchor" in installed("flakit", "cases")
+    assert "1 passed, 0 failed" in installed("flakit", "audit", "chunk_rwkv6", "--only", "gradients", "--no-shrink")
+
+
+@pytest.mark.full
+def test_its_notebooks_are_copied_opened_and_run(installed, tmp_path):
+    command = [installed.programs / "flakit", "lab", "mine", "--no-browser", "--port=0"]
+    with serving(command, cwd=installed.work, env=installed.env, home=tmp_path) as (server, page, token):
+        assert page == "/lab/tree/00_start_here.ipynb"
+        assert urllib.request.urlopen(f"{server}{page}?token={token}", timeout=20).status == 200
+        settings = f"{server}/lab/api/settings/@jupyterlab/apputils-extension:notification?token={token}"
+        schema = json.load(urllib.request.urlopen(settings, timeout=20))["schema"]
+        assert schema["properties"]["fetchNews"]["default"] == "false"
+    mine = installed.work / "mine"
+    lessons = [path.name for path in (ROOT / "notebooks").glob("*.ipynb")]
+    assert sorted(path.name for path in mine.glob("*.ipynb")) == sorted(lessons)
+    code = (
+        "import sys, nbformat, nbclient\n"
+        "read = nbformat.read(sys.argv[1], 4)\n"
+        "read.cells.append(nbformat.v4.new_code_cell('import flakit; print(flakit.__file__)'))\n"
+        "nbclient.NotebookClient(read, timeout=300, resources={'metadata': {'path': 'mine'}}).execute()\n"
+        "print(read.cells[-1].outputs[0].text)"
+    )
+    file = installed("python", "-c", code, mine / "05_chunk_vs_recurrent.ipynb").strip()  # it shows recordings
+    assert Path(file).parents[1].samefile(installed.packages)
