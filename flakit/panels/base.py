@@ -111,6 +111,11 @@ class Player(widgets.HBox):
             buttons.append(button)
         super().__init__([self.play, *buttons])
 
+    @property
+    def passes(self) -> list[int]:
+        """Where play begins and stops, the number of places last."""
+        return [0, self.play.max + 1]
+
     def step(self, by: int) -> None:
         """On or back, stopping at both ends."""
         self._moved(min(max(self.place + by, 0), self.play.max))
@@ -178,7 +183,8 @@ class Panel(widgets.VBox):
         self._script.add_class("flakit-script")
         self._clipboard = widgets.Output(layout={"display": "none"})
 
-        on_view = self._named(show)
+        self.runs, self.named_on_view = runs, self._named(show)
+        on_view = self.named_on_view
         shown = widgets.Box([self.knobs[name] for name in on_view], layout={"flex_flow": "row wrap"})
         folded = [knob for name, knob in self.knobs.items() if name not in on_view]
         self._more = widgets.Box(folded, layout={"flex_flow": "row wrap", "display": "none"})
@@ -321,6 +327,12 @@ class Panel(widgets.VBox):
             self._held = was_held
         if not self._held:
             self.redraw()
+        return self
+
+    def move(self, name: str, value) -> "Panel":
+        """Move one knob as a person does, with all that follows from that, and redraw at once; returns the panel."""
+        self._cost = 0.0  # of the last redraw, which else may put the next one off
+        self.knobs[name].value = value
         return self
 
     def reset(self) -> None:

@@ -76,6 +76,10 @@ class Passes(Player):
         self._T, self._showing = T, False
         super().__init__(T - 1, go)
 
+    @property
+    def passes(self) -> list[int]:
+        return [0, self._T, 2 * self._T]
+
     def step(self, by: int) -> None:
         """On or back along both passes, stopping at their ends."""
         super()._moved(min(max(self.place + by, 0), 2 * self._T - 1))

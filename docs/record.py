@@ -1,0 +1,599 @@
+"""Frames of panels, recorded by the panels' own code, for pages that play them without a kernel.
+
+    record.install(folder, "04_decay_blowup")
+
+From then on a panel that is displayed gives, in place of a widget, the HTML that `_static/player.js` makes live, and
+leaves in the folder, for the id that this HTML names:
+
+    <id>.js          knobs, and for every recorded setting the picture, the readout and the alt text
+    <id>/<n>.webp    the pictures, lossless, each one once
+    <id>/more-<k>.js the arithmetic of cells and the scripts of "copy as Python", packed; read when they are asked for
+
+What moves when a knob is moved is found out by moving it. Nothing here computes, draws or words anything.
+"""
+
+import base64
+import html
+import io
+import json
+import shutil
+import time
+import zlib
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+import ipywidgets as widgets
+import numpy as np
+from PIL import Image
+
+from flakit.figures.canvas import Canvas, Cell
+from flakit.panels import base
+from flakit.panels.base import NARROW, Panel
+from flakit.panels.knobs import NumberKnob, stops_of
+
+FRAMES = 150
+"""Frames of a panel, about: stops of the first knob times stops of the second, and those of presets."""
+
+STOPS, SECOND, SLOW, PRESET = 60, 7, 12, 9
+"""The most stops of a first knob, of a second one, of a first one where each setting runs a kernel, and of the first
+one at a preset that lies beside the grid."""
+
+SLOW_PANELS = ("kernel-trace",)
+
+CELLS, FEW = 400, 300
+"""Cells of a frame up to which each one's arithmetic is recorded, and about how many are where there are more."""
+
+PACK = 600_000
+"""Characters of arithmetic and scripts, before they are packed, that are read at once."""
+
+_WEBP = {"lossless": True, "method": 2, "quality": 20}  # here: effort, not loss
+
+WORDS = {name: base.WORDS[name] for name in ("reset", "copy", "more", "pin", "unpin", "pinned", "back", "on", "point")}
+WORDS |= {f"{name} tip": base.WORDS[f"{name} tip"] for name in ("reset", "copy", "more", "pin", "unpin")}
+WORDS |= {
+    "play": "play",
+    "pause": "pause",
+    "presets": "settings to try",
+    "enlarge": "enlarge",
+    "enlarge tip": "the picture at its full size, to be scrolled",
+    "fit": "fit",
+    "fit tip": "the whole picture, as wide as the page",
+    "copied": "copied",
+    "locally": "not recorded: run it locally",
+    "run": "run it locally",
+    "stops": "{knob}: {some} of {all} stops",
+    "recorded": "These are recorded frames ({what}).",
+    "whole": "These are recorded frames.",
+    "all knobs": "All knobs are live in JupyterLab: {commands}.",
+    "commands": "<code>make lab</code>, then <code>{notebook}</code>",
+    "some cells": "Of the picture's {all} cells, {some} have their arithmetic here.",
+    "missing": "This frame could not be read.",
+    "old": "This browser cannot unpack the arithmetic of cells.",
+}
+"""What the player says that the panel does not."""
+
+Setting = tuple[Hashable, ...]
+"""The value of every knob, in the panel's order."""
+
+
+def install(folder: str | Path, stem: str) -> None:
+    """From now on, displaying a panel records it: `<stem>-1` is the first one, `<stem>-2` the second."""
+    shown = 0
+
+    def bundle(panel: Panel, **_) -> dict[str, str]:
+        nonlocal shown
+        shown += 1
+        text = f"{panel.name}: {panel.text}"
+        return {"text/html": record(panel, Path(folder), f"{stem}-{shown}", f"{stem}.ipynb"), "text/plain": text}
+
+    Panel._repr_mimebundle_ = bundle
+
+
+def record(panel: Panel, folder: Path, name: str, notebook: str) -> str:
+    """Write the panel's frames to `folder` under `name`; returns the HTML. The panel is left as it was.
+
+    notebook: where a reader finds it.
+    """
+    before, width = panel.setting, panel.width
+    start = time.perf_counter()
+    panel.width = NARROW  # fits a page's column as it is, and a phone's
+    try:
+        recording = Recording(panel)
+        recording.record()
+        shown = recording.write(Path(folder), name, notebook)
+    finally:
+        panel.width = width
+        panel.set(**before)
+    LOG.append({"name": name, "panel": panel.name, "seconds": time.perf_counter() - start, **recording.sizes})
+    return shown
+
+
+LOG: list[dict] = []
+"""What was recorded in this process: name, panel, seconds, frames, pictures and bytes."""
+
+
+@dataclass
+class Frame:
+    """A panel as it is shown at one setting."""
+
+    setting: Setting
+    offered: list[tuple]  # by knob, the values that it stops at
+    picture: int
+    readout: str
+    text: str
+    alt: str
+    maps: list[dict]
+    words: list[str]  # of the recorded cells, map by map, row by row
+    beside: list[list[int]]  # of each, the places that light up with it: map, row, column; -1 for all of a line
+    script: str
+
+
+@dataclass
+class Recording:
+    """All frames of one panel."""
+
+    panel: Panel
+    frames: dict[Setting, Frame] = field(default_factory=dict)
+    pictures: dict[bytes, int] = field(default_factory=dict)
+    webp: list[bytes] = field(default_factory=list)
+    pixels: list[tuple[int, int]] = field(default_factory=list)
+    sizes: dict = field(default_factory=dict)
+    cells: tuple[int, int] = (0, 0)  # recorded and there, of the frame that has most
+
+    def __post_init__(self):
+        self.names, self._maps = list(self.panel.knobs), {}
+
+    # Which settings.
+
+    def record(self) -> None:
+        panel = self.panel
+        panel.redraw()
+        start = self._now()
+        self.start = start
+        self.order = self._play_order()
+        first, second = self._axes()
+        self.axes = [name for name in (first, second) if name]
+        contexts, dense = [start], set()
+        for value in self._stops(second, FRAMES // len(self.order) if self.order else SECOND) if second else ():
+            self._go(start)
+            panel.move(second, value)
+            contexts.append(self._now())
+        if first:
+            for context in contexts:
+                self._go(context)
+                dense |= getattr(panel.knobs[first], "_dense", frozenset())
+        contexts = list(dict.fromkeys(contexts))
+        most = SLOW if panel.name in SLOW_PANELS else STOPS
+        each = max(min(most, FRAMES // len(contexts)), PRESET)
+        for context in contexts:
+            self._go(context)
+            self._walk(first, each, dense)
+        for preset in panel.presets.values():
+            for context in contexts:
+                self._go(context)
+                panel.set(**preset)
+                if context == start:
+                    self._walk(first, min(each, PRESET), ())
+                else:
+                    self._take()
+        self._find_moves()
+
+    def _play_order(self) -> list[Setting]:
+        """The settings that play goes through here, where they are not the stops of one knob."""
+        panel = self.panel
+        if not panel.player or panel.main:
+            return []
+        order = []
+        for place in range(panel.player.passes[-1]):
+            panel.player.step(place - panel.player.place)
+            order.append(self._now())
+        self._go(self.start)
+        return order
+
+    def _axes(self) -> tuple[str | None, str | None]:
+        """The knob that is walked from stop to stop, none where the player has places of its own; and a second one."""
+        panel = self.panel
+        shown = [name for name in panel.named_on_view if name != "seed" and self._values(name)]
+        if self.order:
+            played = {name for name, *values in zip(self.names, *self.order, strict=True) if len(set(values)) > 1}
+            return None, next((name for name in shown if name not in played), None)
+        first = panel.main if panel.main in shown else next(iter(shown), None)
+        others = [name for name in shown if name != first]
+        return first, min(others, key=lambda name: len(self._values(name)), default=None)
+
+    def _values(self, name: str) -> list:
+        knob = self.panel.knobs[name]
+        if isinstance(knob, widgets.Checkbox):
+            return [False, True]
+        return stops_of(knob) if isinstance(knob, widgets.IntSlider) or hasattr(knob, "options") else []
+
+    def _stops(self, name: str, count: int, dense: Iterable = ()) -> list:
+        """Some of a knob's stops: both ends, what it stands at, what presets choose, those around a law's onset, the
+        ones beside these, and others in even steps."""
+        values = self._values(name)
+        if len(values) <= count:
+            return values
+        matter = [
+            self.panel.knobs[name].value,
+            *(preset[name] for preset in self.panel.presets.values() if name in preset),
+        ]
+        near = sorted({values.index(x) for x in (*matter, *dense) if x in values})
+        chosen = {*near} if len(near) > count - 2 else {0, len(values) - 1, *near}
+        for away in (1, 2, 3):
+            beside = {n + by for n in near for by in (-away, away) if 0 <= n + by < len(values)}
+            if len(chosen | beside) <= count // 2 + 1:
+                chosen |= beside
+        while 1 < len(chosen) < count:
+            low, high = max(pairwise(sorted(chosen)), key=lambda gap: gap[1] - gap[0])
+            chosen.add((low + high) // 2)
+        return [values[n] for n in sorted(chosen)]
+
+    def _walk(self, first: str | None, count: int, dense: Iterable) -> None:
+        """Every stop of the first knob, or every place of the player, from where the panel is."""
+        here = self._take()
+        if self.order:
+            for place in range(self.panel.player.passes[-1]):
+                self.panel.player.step(place - self.panel.player.place)
+                self._take()
+        elif first:
+            for value in self._stops(first, count, dense):
+                if self._with(here, first, value) not in self.frames:
+                    self.panel.move(first, value) if value in self._values(first) else self.panel.set(**{first: value})
+                    self._take()
+            for value in dense:  # of another setting of the second knob, where it can be moved to from there
+                if self._with(here, first, value) not in self.frames:
+                    self.panel.set(**{first: value})
+                    self._take()
+        self._go(here)
+
+    def _now(self) -> Setting:
+        return tuple(self.panel.setting.values())
+
+    def _with(self, setting: Setting, name: str, value) -> Setting:
+        n = self.names.index(name)
+        return (*setting[:n], value, *setting[n + 1 :])
+
+    def _go(self, setting: Setting) -> None:
+        if self._now() != setting:
+            self.panel.set(**dict(zip(self.names, setting, strict=True)))
+
+    # One frame.
+
+    def _take(self) -> Setting:
+        """Keep what the panel shows now."""
+        panel, setting = self.panel, self._now()
+        if setting in self.frames:
+            return setting
+        maps, words, beside = self._arithmetic()
+        try:
+            script = panel.as_python()
+        except Exception:
+            script = ""
+        self.frames[setting] = Frame(
+            setting,
+            [tuple(self._values(name)) for name in self.names],
+            self._picture(),
+            panel.readout.value,
+            panel.text,
+            panel.picture.alt,
+            maps,
+            words,
+            beside,
+            script,
+        )
+        return setting
+
+    def _picture(self) -> int:
+        png = self.panel.png
+        if png not in self.pictures:
+            self.pictures[png] = len(self.webp)
+            picture, packed = Image.open(io.BytesIO(png)).convert("RGB"), io.BytesIO()
+            picture.save(packed, "WEBP", **_WEBP)
+            self.webp.append(packed.getvalue())
+            self.pixels.append(picture.size)
+        return self.pictures[png]
+
+    def _arithmetic(self) -> tuple[list[dict], list[str], list[list[int]]]:
+        panel, canvas, setting = self.panel, self.panel.canvas, self.panel.setting
+        if not panel.picture.points:
+            return [], [], []
+        names, there = list(canvas.maps), sum(rows * columns for rows, columns in canvas.maps.values())
+        maps, words, beside = [], [], []
+        for name, (rows, columns) in canvas.maps.items():
+            each = rows * columns if there <= CELLS else FEW / len(names)
+            some = _lattice(rows, columns, each)
+            maps.append(self._map(name, *some))
+            for row in some[0]:
+                for column in some[1]:
+                    cell = Cell(name, int(row), int(column))
+                    words.append(panel.arithmetic(panel.result, cell, **setting) or WORDS["point"])
+                    lit = [
+                        (names.index(at), *(-1 if n is None else n for n in line)) for at, *line in panel.beside(cell)
+                    ]
+                    beside.append([int(n) for each in lit for n in each])
+        self.cells = max(self.cells, (len(words), there))
+        return maps, words, beside
+
+    def _map(self, name: str, *some: list[int]) -> dict:
+        canvas = self.panel.canvas
+        rows, columns = canvas.maps[name]
+        places = canvas.box(name), canvas.box(name, column=columns // 2), canvas.box(name, row=rows // 2)
+        key = name, rows, columns, places
+        if key not in self._maps:
+            self._maps[key] = _map(canvas, name, *some)
+        return self._maps[key]
+
+    # What follows when a knob is moved.
+
+    def _find_moves(self) -> None:
+        """Where a move of one knob moves others, too: by frame, knob and value, the frame that it leads to."""
+        self.moves: dict[Setting, dict[str, dict[Hashable, Setting]]] = {}
+        moved = [name for name, *values in zip(self.names, *self.frames, strict=True) if len(set(values)) > 1]
+        first = self.axes[0] if self.axes and not self.order else None
+        found: dict[tuple, dict] = {}
+        self.panel.redraw = lambda: None
+        try:
+            for setting, frame in self.frames.items():
+                for name in moved:
+                    n = self.names.index(name)
+                    values = {x for x in frame.offered[n] if x != setting[n] and any(at[n] == x for at in self.frames)}
+                    for value in values:
+                        # What follows depends on the knobs beside the one that is walked through; of that one itself,
+                        # on no certain value.
+                        context = self._with(setting, first, None) if first else setting
+                        key = context, name, None if name == first else value
+                        if key not in found:
+                            found[key] = self._follows(setting, name, value)
+                        if found[key]:
+                            target = dict(zip(self.names, self._with(setting, name, value), strict=True)) | found[key]
+                            self.moves.setdefault(setting, {}).setdefault(name, {})[value] = tuple(target.values())
+        finally:
+            del self.panel.redraw
+
+    def _follows(self, setting: Setting, name: str, value) -> dict:
+        """The other knobs that moving one moves, with their values then."""
+        self._go(setting)
+        if value not in self._values(name):
+            return {}
+        self.panel.move(name, value)
+        expected = self._with(setting, name, value)
+        return {knob: x for knob, x, y in zip(self.names, self._now(), expected, strict=True) if x != y}
+
+    # Files.
+
+    def write(self, folder: Path, name: str, notebook: str) -> str:
+        panel, own = self.panel, folder / name
+        shutil.rmtree(own, ignore_errors=True)
+        own.mkdir(parents=True)
+        for n, webp in enumerate(self.webp):
+            (own / f"{n}.webp").write_bytes(webp)
+        packs = self._packs()
+        for n, (_, packed) in enumerate(packs):
+            (own / f"more-{n}.js").write_text(f'flakitMore({json.dumps(name)}, {n}, "{packed}");\n')
+        said = json.dumps(
+            self._said(notebook, [frames for frames, _ in packs]), ensure_ascii=False, separators=(",", ":")
+        )
+        (folder / f"{name}.js").write_text(f"flakitFrames({json.dumps(name)}, {said});\n", encoding="utf-8")
+        self.sizes = {
+            "frames": len(self.frames),
+            "pictures": len(self.webp),
+            "picture bytes": sum(map(len, self.webp)),
+            "script bytes": len(said.encode()),
+            "packed bytes": sum(len(packed) for _, packed in packs),
+        }
+        return self._html(name, notebook)
+
+    def _said(self, notebook: str, packs: list[int]) -> dict:
+        """Everything that the player reads first."""
+        panel, place = self.panel, {setting: n for n, setting in enumerate(self.frames)}
+        texts, layouts, offers = _Table(), _Table(), _Table()
+        knobs = [self._knob(n) for n in range(len(self.names))]
+        values = [knob.pop("order") for knob in knobs]
+
+        def at(setting: Setting) -> list[int]:
+            return [values[n].index(x) for n, x in enumerate(setting)]
+
+        frames = []
+        for setting, frame in self.frames.items():
+            offered = {
+                n: [i for i, x in enumerate(values[n]) if x in frame.offered[n]]
+                for n in range(len(self.names))
+                if any(x not in frame.offered[n] for x in values[n]) and frame.offered[n]
+            }
+            moves = {
+                self.names.index(knob): {
+                    values[self.names.index(knob)].index(x): place.get(to, -1) for x, to in by.items()
+                }
+                for knob, by in self.moves.get(setting, {}).items()
+            }
+            each = {
+                "at": at(setting),
+                "picture": frame.picture,
+                "layout": layouts(frame.maps),
+                "readout": texts(frame.readout),
+                "alt": texts(frame.alt),
+                "text": texts(frame.text),
+            }
+            each |= {"offers": offers(offered)} if offered else {}
+            each |= {"moves": moves} if moves else {}
+            frames.append(each)
+        presets = []
+        for label, setting in panel.presets.items():
+            self._go(self.start)
+            panel.set(**setting)
+            moved = {self.names.index(x): values[self.names.index(x)].index(panel.setting[x]) for x in setting}
+            tip = panel._preset(label, setting).tooltip
+            presets.append({"label": label, "tip": tip, "moved": moved, "frame": place[self._now()]})
+        return {
+            "name": panel.name,
+            "words": WORDS,
+            "notebook": notebook,
+            "start": place[self.start],
+            "knobs": knobs,
+            "play": self._play(at),
+            "presets": presets,
+            "runs": [run.button.description for run in panel.runs],
+            "frames": frames,
+            "pixels": [list(size) for size in self.pixels],
+            "texts": texts.rows,
+            "layouts": layouts.rows,
+            "offers": offers.rows,
+            "packs": packs,
+            "note": self._note(knobs, notebook),
+        }
+
+    def _knob(self, n: int) -> dict:
+        """A knob with every value that it has in a frame, or, of a list, that it offers in one."""
+        name, knob = self.names[n], self.panel.knobs[self.names[n]]
+        kinds = {widgets.IntSlider: "slider", widgets.SelectionSlider: "slider", widgets.Checkbox: "box"}
+        kind = next(
+            (each for of, each in kinds.items() if isinstance(knob, of)), "list" if self._values(name) else "number"
+        )
+        had = {setting[n] for setting in self.frames}
+        offered = {value: None for frame in self.frames.values() for value in frame.offered[n]}
+        if isinstance(knob, NumberKnob):  # in the order of the slider, whatever its stops are in a frame
+            stops, numbers = list(offered), [x for x in offered if not isinstance(x, str)]
+            down = numbers[0] > numbers[-1]
+            offered = [*(x for x in stops if isinstance(x, str)), *sorted(numbers, reverse=down)]
+        order = [x for x in offered if kind == "list" or x in had] or sorted(had)
+        labels = {} if kind in ("box", "number") or isinstance(knob, widgets.IntSlider) else self._labels(knob)
+        return {
+            "name": name,
+            "label": knob.description or name,
+            "kind": kind,
+            "shown": name in self.panel.named_on_view,
+            "hidden": knob.layout.display == "none",
+            "values": [labels.get(x) or (f"{x:.5g}" if isinstance(x, float) else str(x)) for x in order],
+            "stops": len(self._values(name)),
+            "order": order,
+        }
+
+    def _labels(self, knob: widgets.Widget) -> dict[Hashable, str]:
+        return {each[1]: str(each[0]) for each in knob.options if isinstance(each, tuple)}
+
+    def _play(self, at) -> dict | None:
+        """What play moves: one knob, or several together from place to place."""
+        panel = self.panel
+        if not panel.player:
+            return None
+        how = {"milliseconds": panel.player.play.interval}
+        if not self.order:
+            return how | {"knob": self.names.index(panel.main)}
+        places = [at(setting) for setting in self.order]
+        knobs = [n for n, values in enumerate(zip(*places, strict=True)) if len(set(values)) > 1]
+        return how | {
+            "knobs": knobs,
+            "places": [[place[n] for n in knobs] for place in places],
+            "passes": panel.player.passes,
+        }
+
+    def _note(self, knobs: list[dict], notebook: str) -> str:
+        """What was left out, and how to have it; HTML."""
+        thinned = [
+            WORDS["stops"].format(knob=html.escape(knob["label"]), some=len(knob["values"]), all=knob["stops"])
+            for knob in knobs
+            if knob["kind"] == "slider" and 1 < len(knob["values"]) < knob["stops"]
+        ]
+        said = [WORDS["recorded"].format(what=", ".join(thinned)) if thinned else WORDS["whole"]]
+        some, there = self.cells
+        said += [WORDS["some cells"].format(some=some, all=there)] if some < there else []
+        said += [WORDS["all knobs"].format(commands=WORDS["commands"].format(notebook=html.escape(notebook)))]
+        return " ".join(said)
+
+    def _packs(self) -> list[tuple[int, str]]:
+        """How many of the next frames each holds, and their cells and scripts."""
+        packs, waiting, size = [], [], 0
+        for frame in self.frames.values():
+            waiting.append(frame)
+            size += sum(map(len, frame.words)) + 8 * sum(map(len, frame.beside)) + len(frame.script)
+            if size > PACK:
+                packs.append((len(waiting), _packed(waiting)))
+                waiting, size = [], 0
+        if waiting:
+            packs.append((len(waiting), _packed(waiting)))
+        return packs
+
+    def _html(self, name: str, notebook: str) -> str:
+        """The panel as it stands at first, for readers without scripts, too."""
+        panel, frame = self.panel, self.frames[self.start]
+        values = dict(zip(self.names, self.start, strict=True))
+        stands = " · ".join(
+            f"{panel.knobs[knob].description or knob} {self._labels(panel.knobs[knob]).get(x, x) if hasattr(panel.knobs[knob], 'options') else x}"
+            for knob, x in values.items()
+            if knob in panel.named_on_view
+        )
+        width, height = self.pixels[frame.picture]
+        source = f"data:image/webp;base64,{base64.b64encode(self.webp[frame.picture]).decode()}"
+        commands = WORDS["commands"].format(notebook=html.escape(notebook))
+        return (
+            f'<div class="flakit-player flakit-panel flakit-{panel.name}" data-frames="{name}">'
+            f'<p class="flakit-still">{html.escape(stands)}</p>'
+            f'<div class="flakit-readout">{frame.readout}</div>'
+            f'<div class="flakit-frame"><img class="flakit-picture" width="{width}" height="{height}" '
+            f'alt="{html.escape(frame.alt)}" src="{source}"></div>'
+            f'<p class="flakit-note">{WORDS["all knobs"].format(commands=commands)}</p>'
+            "</div>"
+        )
+
+
+class _Table:
+    """Each thing once; calling it gives its place."""
+
+    def __init__(self):
+        self.rows, self._places = [], {}
+
+    def __call__(self, row) -> int:
+        key = json.dumps(row)
+        if key not in self._places:
+            self._places[key] = len(self.rows)
+            self.rows.append(row)
+        return self._places[key]
+
+
+def _packed(frames: list[Frame]) -> str:
+    words, beside = _Table(), _Table()
+    each = [[[words(x) for x in frame.words], beside(frame.beside), frame.script] for frame in frames]
+    text = json.dumps({"frames": each, "words": words.rows, "beside": beside.rows}, separators=(",", ":"))
+    squeezed = zlib.compressobj(9, zlib.DEFLATED, -15)
+    return base64.b64encode(squeezed.compress(text.encode()) + squeezed.flush()).decode()
+
+
+def _lattice(rows: int, columns: int, cells: float) -> tuple[list[int], list[int]]:
+    """Rows and columns, all or about as many as make so many cells, the first and the last among them."""
+    if rows * columns <= cells:
+        return list(range(rows)), list(range(columns))
+    across = min(columns, max(2, round((cells * columns / rows) ** 0.5)))
+    down = min(rows, max(2, round(cells / across)))
+    across = min(columns, max(2, round(cells / down)))
+    return _even(rows, down), _even(columns, across)
+
+
+def _even(n: int, count: int) -> list[int]:
+    return sorted({round(x) for x in np.linspace(0, n - 1, min(n, count))})
+
+
+def _map(canvas: Canvas, name: str, some_rows: list[int], some_columns: list[int]) -> dict:
+    """Where a map's rows and columns lie in the picture, as fractions, and which have cells with their arithmetic."""
+    rows, columns = canvas.maps[name]
+
+    def edges(count: int, at: int, **which) -> list[float]:
+        """Where each line begins, and where the last one ends; begin of the first and end of the last if all are even."""
+        boxes = [canvas.box(name, **{key: n for key in which}) for n in range(count)]
+        forward = count == 1 or boxes[0][at] < boxes[-1][at]
+        begin = [box[at] + (0 if forward else box[at + 2]) for box in boxes]
+        last = boxes[-1][at] + (boxes[-1][at + 2] if forward else 0)
+        found = [*begin, last]
+        even = np.allclose(found, np.linspace(found[0], found[-1], count + 1), atol=1e-5)
+        return [round(x, 5) for x in ([found[0], found[-1]] if even else found)]
+
+    made = {
+        "rows": rows,
+        "columns": columns,
+        "x": edges(columns, 0, column=True),
+        "y": edges(rows, 1, row=True),
+    }
+    made |= {"some_rows": some_rows} if len(some_rows) < rows else {}
+    made |= {"some_columns": some_columns} if len(some_columns) < columns else {}
+    return made
