@@ -19,7 +19,7 @@ import json
 import shutil
 import time
 import zlib
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -364,7 +364,7 @@ class Recording:
     # Files.
 
     def write(self, folder: Path, name: str, notebook: str) -> str:
-        panel, own = self.panel, folder / name
+        own = folder / name
         shutil.rmtree(own, ignore_errors=True)
         own.mkdir(parents=True)
         for n, webp in enumerate(self.webp):
@@ -471,7 +471,8 @@ class Recording:
         }
 
     def _labels(self, knob: widgets.Widget) -> dict[Hashable, str]:
-        return {each[1]: str(each[0]) for each in knob.options if isinstance(each, tuple)}
+        options = getattr(knob, "options", ())
+        return {each[1]: str(each[0]) for each in options if isinstance(each, tuple)}
 
     def _play(self, at) -> dict | None:
         """What play moves: one knob, or several together from place to place."""
@@ -518,10 +519,9 @@ class Recording:
     def _html(self, name: str, notebook: str) -> str:
         """The panel as it stands at first, for readers without scripts, too."""
         panel, frame = self.panel, self.frames[self.start]
-        values = dict(zip(self.names, self.start, strict=True))
         stands = " · ".join(
-            f"{panel.knobs[knob].description or knob} {self._labels(panel.knobs[knob]).get(x, x) if hasattr(panel.knobs[knob], 'options') else x}"
-            for knob, x in values.items()
+            f"{panel.knobs[knob].description or knob} {self._labels(panel.knobs[knob]).get(x, x)}"
+            for knob, x in zip(self.names, self.start, strict=True)
             if knob in panel.named_on_view
         )
         width, height = self.pixels[frame.picture]
@@ -579,7 +579,7 @@ def _map(canvas: Canvas, name: str, some_rows: list[int], some_columns: list[int
     rows, columns = canvas.maps[name]
 
     def edges(count: int, at: int, **which) -> list[float]:
-        """Where each line begins, and where the last one ends; begin of the first and end of the last if all are even."""
+        """Where each line begins and the last one ends; where all are even, the first and the last of these."""
         boxes = [canvas.box(name, **{key: n for key in which}) for n in range(count)]
         forward = count == 1 or boxes[0][at] < boxes[-1][at]
         begin = [box[at] + (0 if forward else box[at + 2]) for box in boxes]
