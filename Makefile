@@ -12,7 +12,7 @@ PY        := $(VENV)/bin/python
 INSTALL   := $(PY) -m pip install --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test test-rest test-all notebooks lint dist clean
+.PHONY: help lab test test-rest test-all notebooks site lint dist clean
 
 help:  ## list the targets
 	@echo "flakit: an interactive laboratory for the numerics of linear-attention kernels"
@@ -42,12 +42,18 @@ $(VENV)/.test: pyproject.toml constraints.txt | $(PY)
 	$(INSTALL) --editable ".[test]"
 	@touch $(VENV)/.lab $@
 
+$(VENV)/.site: pyproject.toml constraints.txt | $(PY)
+	@echo "== installing flakit with what builds its site (some minutes)"
+	@$(PY) flakit/torch_build.py
+	$(INSTALL) --editable ".[site]"
+	@touch $(VENV)/.lab $@
+
 # flash-linear-attention's own layers are run with flakit's operators in them, and a sweep with Ray's workers: some
 # 450 MB more, and only where all is tested.
 $(VENV)/.rest: $(VENV)/.test
-	@echo "== installing flash-linear-attention, whose layers are tested on flakit's operators, and Ray"
-	$(INSTALL) --editable ".[test,fla,ray]"
-	@touch $@
+	@echo "== installing flash-linear-attention, whose layers are tested on flakit's operators, Ray, and what builds the site"
+	$(INSTALL) --editable ".[test,fla,ray,site]"
+	@touch $(VENV)/.site $@
 
 lab: $(VENV)/.lab  ## install what is missing, check it, open JupyterLab at the first notebook
 	@exec $(PY) -m flakit.cli lab notebooks $(LAB_FLAGS)
@@ -63,6 +69,9 @@ test-all: $(VENV)/.rest  ## both: every test this machine can run
 
 notebooks: $(VENV)/.test  ## run all notebooks (or NOTEBOOKS="00 04") and store their outputs, small
 	@$(PY) -m tests.notebooks.execute $(NOTEBOOKS)
+
+site: $(VENV)/.site  ## build the notebooks as pages into build/site (NOTEBOOKS="00 04": run only these again)
+	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(PY) -m docs.build $(NOTEBOOKS)
 
 lint: $(VENV)/.test  ## check style in .py and .ipynb
 	$(PY) -m ruff check .

@@ -160,6 +160,18 @@ class Canvas:
     def _repr_png_(self) -> bytes:
         return self.png()
 
+    def __repr__(self) -> str:
+        """What it shows, in the words of its titles, axes and legends: for those who do not see it."""
+        parts = []
+        for ax in self.figure.axes:
+            titles = (ax.get_title(loc=place) for place in ("left", "center", "right"))
+            axes = " against ".join(filter(None, (ax.get_ylabel(), ax.get_xlabel())))
+            legend = ax.get_legend()
+            lines = ", ".join(text.get_text() for text in legend.get_texts()) if legend else ""
+            parts.append(": ".join(filter(None, (*titles, axes, lines))))
+        said = "; ".join(dict.fromkeys(filter(None, parts))).replace("$", "").replace("\n", " ")
+        return f"picture of {said}" if said else "picture"
+
 
 def _png(rgba: np.ndarray) -> bytes:
     """PNG of [height, width, 4] bytes, without alpha and with unfiltered rows.

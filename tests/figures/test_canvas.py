@@ -96,3 +96,14 @@ def test_two_threads_that_draw_at_once_leave_matplotlib_as_it_was():
     for thread in (leaving, staying):
         thread.join()
     assert sizes == [9] and dict(mpl.rcParams) == before
+
+
+def test_a_canvas_says_what_it_shows():
+    canvas = Canvas(4, 3)
+    assert repr(canvas) == "picture"
+    ax = canvas.axes(0.5, 0.5, 3, 2)
+    ax.plot([0, 1], [0, 1], label="measured")
+    ax.set(xlabel="tokens", ylabel="log decay")
+    ax.set_title("where it breaks", loc="left")
+    ax.legend()
+    assert repr(canvas) == "picture of where it breaks: log decay against tokens: measured"

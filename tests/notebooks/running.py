@@ -1,4 +1,4 @@
-"""Where the notebooks are, and running one in a kernel of its own; the tests and `make notebooks` share it."""
+"""Where the notebooks are, and running one in a kernel of its own; the tests, `make notebooks` and `make site` share it."""
 
 import os
 import tempfile
@@ -32,11 +32,11 @@ def kernel_environment():
     return env if torch.cuda.is_available() else {**env, "TRITON_INTERPRET": "1"}
 
 
-def run(path, before=None, change=lambda notebook: notebook):
+def run(path, before=None, change=lambda notebook: notebook, timeout=CELL_TIMEOUT):
     """Run all cells of the notebook at `path` top to bottom; returns a copy with their outputs.
 
     before: the path of another that runs first in the same kernel, so that this one finds all that it left behind.
-    change: what is done to the notebook before it runs.
+    change: what is done to the notebook before it runs. timeout: of a cell, in seconds.
     Raises nbclient's CellExecutionError, which shows the cell and its traceback.
     """
     done = change(read(path))
@@ -49,7 +49,7 @@ def run(path, before=None, change=lambda notebook: notebook):
         sockets = {} if os.name == "nt" else {"transport": "ipc", "ip": os.path.join(folder, "kernel")}
         client = NotebookClient(
             done,
-            timeout=CELL_TIMEOUT,
+            timeout=timeout,
             kernel_name="python3",
             record_timing=False,
             config=Config({"KernelManager": sockets}),

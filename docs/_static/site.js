@@ -1,0 +1,76 @@
+// Tables that sort and can be searched, and boxes that scroll by keyboard. Every page is whole without it.
+(() => {
+  const number = text => {
+    const plain = { inf: Infinity, "-inf": -Infinity, NaN: NaN, nan: NaN }[text];
+    return plain === undefined ? parseFloat(text) : plain;
+  };
+
+  const sortable = table => {
+    const body = table.tBodies[0];
+    const heads = [...table.tHead.rows[0].cells];
+    heads.forEach((head, column) => {
+      const numeric = head.classList.contains("number");
+      const button = document.createElement("button");
+      button.type = "button";
+      button.append(...head.childNodes);
+      head.append(button);
+      button.addEventListener("click", () => {
+        const down = head.getAttribute("aria-sort") === "ascending";
+        heads.forEach(other => other.removeAttribute("aria-sort"));
+        head.setAttribute("aria-sort", down ? "descending" : "ascending");
+        const keyed = [...body.rows].map(row => {
+          const text = row.cells[column].textContent.trim();
+          return [row, numeric ? number(text) : text];
+        });
+        const last = value => value === "" || value !== value; // empty cells and NaN stay at the end, either way
+        keyed.sort(([, a], [, b]) => {
+          if (last(a) || last(b)) return last(a) - last(b);
+          const order = numeric ? (a < b ? -1 : a > b ? 1 : 0) : a.localeCompare(b, "en", { numeric: true });
+          return down ? -order : order;
+        });
+        body.append(...keyed.map(([row]) => row));
+      });
+    });
+  };
+
+  const searchable = table => {
+    const rows = [...table.tBodies[0].rows].map(row => [row, row.textContent.toLowerCase()]);
+    if (rows.length < 30) return;
+    const label = document.createElement("label");
+    label.className = "rows";
+    label.innerHTML = 'show rows with <input type="search" spellcheck="false"> <output></output>';
+    const [field, count] = [label.querySelector("input"), label.querySelector("output")];
+    const show = () => {
+      const words = field.value.toLowerCase().split(/\s+/).filter(Boolean);
+      let left = 0;
+      for (const [row, text] of rows) {
+        row.hidden = !words.every(word => text.includes(word));
+        left += !row.hidden;
+      }
+      count.textContent = left === rows.length ? `${left} rows` : `${left} of ${rows.length} rows`;
+    };
+    field.addEventListener("input", show);
+    show();
+    table.closest(".scrolls").before(label);
+  };
+
+  const BOXES = ".table-wrapper, .scrolls, .output, .katex-display, pre";
+  const reachable = () => {
+    for (const box of document.querySelectorAll(BOXES)) {
+      const scrolls = box.scrollWidth > box.clientWidth + 1 || box.scrollHeight > box.clientHeight + 1;
+      if (scrolls && /auto|scroll/.test(getComputedStyle(box).overflowX)) {
+        box.tabIndex = 0;
+      } else if (box.tabIndex === 0) {
+        box.removeAttribute("tabindex");
+      }
+    }
+  };
+
+  document.addEventListener("DOMContentLoaded", () => {
+    document.querySelectorAll("table.sortable").forEach(table => { sortable(table); searchable(table); });
+    reachable();
+  });
+  addEventListener("load", reachable);
+  addEventListener("resize", reachable);
+  document.addEventListener("toggle", reachable, true);
+})();

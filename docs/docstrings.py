@@ -1,0 +1,84 @@
+"""Docstrings of the public surface as pages: plain text with shapes and formulas in it, made into MyST markdown."""
+
+import inspect
+import re
+import textwrap
+
+SECTION = re.compile(r"(Args|Returns|Raises|Yields):$")
+SECTIONS = {"Args": "Arguments", "Returns": "Returns", "Raises": "Raises", "Yields": "Yields"}
+TERM = re.compile(r"(?P<terms>\w+(, \w+)*): +(?P<rest>.*)$")
+
+
+def entry(name, thing):
+    """A function or class under its heading: how it is called, and what its docstring says."""
+    called = f"```python\n{signature(name, thing)}\n```\n\n" if callable(thing) else ""
+    return f"## {name.rpartition('.')[2]}\n\n{called}{markdown(inspect.getdoc(thing))}\n"
+
+
+def signature(name, thing):
+    """The call with its defaults; annotations are left to the words below it."""
+    try:
+        given = inspect.signature(thing)
+    except ValueError:
+        return name
+    plain = [p.replace(annotation=p.empty) for p in given.parameters.values()]
+    text = str(given.replace(parameters=plain, return_annotation=given.empty))
+    text = re.sub(r"<class '([\w.]+)'>", r"\1", text)
+    if len(name + text) <= 88:
+        return name + text
+    inner = textwrap.fill(text[1:-1], 84, break_long_words=False, break_on_hyphens=False)
+    return f"{name}(\n{textwrap.indent(inner, '    ')}\n)"
+
+
+def markdown(doc):
+    """A docstring's paragraphs, formulas, lists of arguments and examples."""
+    made, section = [], None
+    for block in re.split(r"\n\s*\n", doc or ""):
+        lines = block.rstrip().splitlines()
+        if (found := SECTION.match(lines[0])) and len(lines) > 1:
+            made.append(f"**{SECTIONS[found[1]]}**")
+            section, lines = found[1], textwrap.dedent("\n".join(lines[1:])).splitlines()
+        made += _example(lines) if lines[0].startswith(">>>") else _block(lines, section)
+        section = None
+    return "\n\n".join(made)
+
+
+def _example(lines):
+    return ["```pycon\n" + "\n".join(lines) + "\n```"]
+
+
+def _block(lines, section):
+    if all(line.startswith("    ") for line in lines):
+        return ["```text\n" + textwrap.dedent("\n".join(lines)) + "\n```"]
+    items = _items(lines)
+    if items and (section or len(items) > 1 or items[0][0] is not None and len(lines) > 1):
+        return ["\n\n".join(_item(*item) for item in items)]
+    return [escaped(" ".join(lines))]
+
+
+def _items(lines):
+    """[(terms or None, words)]: a line that begins with names and a colon, and the indented ones that follow it."""
+    items = []
+    for line in lines:
+        found = TERM.match(line)
+        if found and not line.startswith(" "):
+            items.append([found["terms"], found["rest"]])
+        elif line.startswith(" ") and items:
+            items[-1][1] += " " + line.strip()
+        elif items and items[-1][0] is None:
+            items[-1][1] += " " + line
+        else:
+            items.append([None, line])
+    return items if any(terms for terms, _ in items) else []
+
+
+def _item(terms, words):
+    if terms is None:
+        return escaped(words)
+    return ", ".join(f"`{term}`" for term in terms.split(", ")) + f"\n: {escaped(words)}"
+
+
+def escaped(text):
+    """Text in which only what stands in backquotes is markup."""
+    parts = re.split(r"(`[^`]+`)", text)
+    return "".join(part if part.startswith("`") else re.sub(r"([\\*_<>\[\]$|#~])", r"\\\1", part) for part in parts)

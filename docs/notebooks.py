@@ -1,0 +1,200 @@
+"""Notebooks for the site: each run in a kernel, kept until something that it stands on changes, and made a page.
+
+A panel is recorded by `docs.record` in the kernel that shows it. Pictures become files of their own.
+"""
+
+import ast
+import base64
+import hashlib
+import html
+import io
+import json
+import re
+import shutil
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from importlib.metadata import version
+from pathlib import Path
+
+import nbformat
+from PIL import Image
+
+from tests.notebooks.execute import without_live_parts
+from tests.notebooks.running import LESSONS, NOTEBOOKS, SOLUTIONS, name, read, run
+
+ROOT = Path(__file__).parents[1]
+ALL = LESSONS + SOLUTIONS
+STANDS_ON = ("flakit/**/*.py", "flakit/**/*.js", "data/*.json", "docs/record.py")
+CELL_TIMEOUT = 600  # seconds: a cell draws every frame of its panel
+AT_A_TIME = 2
+
+RECORD = """
+import sys
+sys.path.insert(0, {root!r})
+from docs import record
+record.install({folder!r})
+"""
+
+
+def executed(build, prefixes=()):
+    """{path: notebook with outputs} of every notebook.
+
+    Those whose outputs are kept for what they are now are not run again. prefixes: run only those whose name starts so;
+    the others have the outputs that are kept, however old, or stored in the repository.
+    Raises nbclient's CellExecutionError.
+    """
+    base = _base()
+    chosen = [path for path in ALL if not prefixes or path.name.startswith(tuple(prefixes))]
+    stale = [path for path in chosen if _kept_for(build, path) != _key(base, path)]
+    print(f"notebooks: {len(stale)} to run, {len(chosen) - len(stale)} are up to date", flush=True)
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
+        longest_first = sorted(stale, key=lambda path: -_seconds(build, path))
+        running = {pool.submit(_run, build, path, base): path for path in longest_first}
+        try:
+            for number, done in enumerate(as_completed(running), 1):
+                seconds = done.result()
+                print(f"  {number}/{len(stale)} {name(running[done])}, {seconds:.0f} s", flush=True)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return {path: nbformat.read(_kept(build, path), 4) if _kept(build, path).exists() else read(path) for path in ALL}
+
+
+def _run(build, path, base):
+    start = time.monotonic()
+    frames = build / "frames" / name(path)
+    shutil.rmtree(frames, ignore_errors=True)
+    frames.mkdir(parents=True)
+    first = nbformat.v4.new_code_cell(RECORD.format(root=str(ROOT), folder=str(frames)))
+
+    def recording(notebook):
+        notebook.cells.insert(0, first)
+        return notebook
+
+    done = run(path, change=recording if (ROOT / "docs" / "record.py").exists() else lambda n: n, timeout=CELL_TIMEOUT)
+    done.cells = [cell for cell in done.cells if cell.source != first.source]
+    seconds = time.monotonic() - start
+    kept = _kept(build, path)
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    nbformat.write(without_live_parts(done), kept)
+    kept.with_suffix(".json").write_text(json.dumps({"key": _key(base, path), "seconds": seconds}))
+    return seconds
+
+
+def _kept(build, path):
+    return build / "executed" / f"{name(path)}.ipynb"
+
+
+def _note(build, path):
+    note = _kept(build, path).with_suffix(".json")
+    return json.loads(note.read_text()) if note.exists() else {}
+
+
+def _kept_for(build, path):
+    return _note(build, path).get("key")
+
+
+def _seconds(build, path):
+    return _note(build, path).get("seconds", path.stat().st_size / 1e4)
+
+
+def _base():
+    """A digest of all that every notebook stands on."""
+    digest = hashlib.sha256(f"{sys.version} {version('torch')} {version('ipykernel')} {RECORD}".encode())
+    for path in sorted(found for pattern in STANDS_ON for found in ROOT.glob(pattern)):
+        digest.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _key(base, path):
+    sources = [(cell.cell_type, cell.source) for cell in read(path).cells]
+    return hashlib.sha256((base + repr(sources)).encode()).hexdigest()
+
+
+# --- a notebook as a page -------------------------------------------------------------------------------------------
+
+CLAIM = re.compile(r"<!--=.*?-->", re.S)  # a check for the tests; see tests/notebooks/claims.py
+OF_THE_SOURCE = re.compile(r"\]\(\.\./(?P<file>flakit/[\w/]+\.py)\)")
+
+
+def page(notebook, path, pictures):
+    """The notebook as MyST-NB shall read it. pictures: the folder for its pictures, which the site has as _images."""
+    up = "../" * len(path.relative_to(NOTEBOOKS).parts)
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            cell.source = CLAIM.sub("", cell.source)
+            cell.source = OF_THE_SOURCE.sub(lambda link: f"]({up}source/{link['file']}.md)", cell.source)
+            cell.source = cell.source.replace("](../data/README.md)", f"]({up}results/index.md)")
+    seen = 0
+    for cell in (cell for cell in notebook.cells if cell.cell_type == "code"):
+        if folded(cell):
+            cell.metadata["tags"] = [*cell.metadata.get("tags", []), "hide-input"]
+        outputs = []
+        for output in cell.outputs:
+            data = output.get("data", {})
+            if "image/png" in data:
+                picture = _picture(data["image/png"], data.get("text/plain", ""), path, pictures, up, first=not seen)
+                seen += 1
+                output = nbformat.v4.new_output("display_data", {"text/html": picture})
+            elif "text/html" in data:
+                if not re.sub(r"<[^>]*>", "", data["text/html"]).strip():
+                    continue  # rich shows an empty box where nothing was printed
+                output["data"] = {"text/html": data["text/html"]}
+            outputs.append(output)
+        cell.outputs = outputs
+    return notebook
+
+
+def folded(cell):
+    """Whether a cell's code lies folded: it does so in JupyterLab, or does nothing but call what draws a picture."""
+    if cell.metadata.get("jupyter", {}).get("source_hidden"):
+        return True
+    draws = any(_is_picture(output.get("data", {})) for output in cell.outputs)
+    try:
+        *before, last = ast.parse(cell.source).body or [None]
+    except SyntaxError:
+        return False
+    return draws and isinstance(last, ast.Expr) and all(isinstance(s, (ast.Import, ast.ImportFrom)) for s in before)
+
+
+def _is_picture(data):
+    return "image/png" in data or "flakit-player" in data.get("text/html", "")
+
+
+def _picture(png, words, path, pictures, up, first):
+    """HTML of a picture that is written to a file named by what is in it."""
+    content = base64.b64decode(png)
+    file = Path(path.stem) / f"{hashlib.sha256(content).hexdigest()[:16]}.png"
+    if not (pictures / file).exists():
+        (pictures / file).parent.mkdir(parents=True, exist_ok=True)
+        (pictures / file).write_bytes(content)
+    width, height = Image.open(io.BytesIO(content)).size
+    lazily = "" if first else ' loading="lazy"'
+    return (
+        f'<img class="picture" src="{up}_images/{file.as_posix()}" alt="{html.escape(words)}" '
+        f'width="{width}" height="{height}"{lazily} decoding="async">'
+    )
+
+
+def panel_html(pages, lesson, call):
+    """What the first cell of a lesson's page shows whose code has that call; for the front page."""
+    (path,) = (path for path in LESSONS if path.stem == lesson)
+    cell = next(cell for cell in pages[path].cells if cell.cell_type == "code" and f"{call}(" in cell.source)
+    (shown,) = (output["data"]["text/html"] for output in cell.outputs if "text/html" in output.get("data", {}))
+    return shown.replace('src="../', 'src="')
+
+
+def anchor(heading):
+    """JupyterLab's anchor of a heading, so that links within a notebook lead somewhere in both."""
+    return heading.replace(" ", "-")
+
+
+def title(notebook):
+    return re.match(r"# (.+)", notebook.cells[0].source)[1]
+
+
+def sources(notebooks):
+    """The files of flakit that notebooks point to."""
+    text = "\n".join(c.source for notebook in notebooks for c in notebook.cells if c.cell_type == "markdown")
+    return sorted({link["file"] for link in OF_THE_SOURCE.finditer(text)})

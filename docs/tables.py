@@ -1,0 +1,221 @@
+"""Pages made from what flakit knows of itself: its functions, its casebook, its recorded measurements, its sources."""
+
+import html
+import inspect
+import json
+import re
+
+import typer
+
+import flakit
+from docs.docstrings import entry, escaped
+from flakit import cli, panels
+from flakit.cases.registry import CASES
+from flakit.instruments import testing
+from flakit.models import recorded as models_recorded
+from flakit.numerics import errors, evaluate, exercises, gradients, recorded, table
+from flakit.numerics.words import number
+
+
+def _of(module, *names, prefix):
+    return [(f"{prefix}.{name}", getattr(module, name)) for name in names]
+
+
+OPERATORS = [name for name in flakit.__all__ if name.startswith(("chunk_", "fused_"))]
+API = {
+    "operators": (
+        "Operators",
+        "Six functions, two forms of each operator, and what goes into them. What they have in common is said on "
+        "[Operators](../operators.md).",
+        _of(flakit, *OPERATORS, "inputs", "checked", "in_place_of_fla", prefix="flakit"),
+    ),
+    "instruments": (
+        "Instruments",
+        "For kernels and models of your own. [Instruments](../instruments.md) has the same from the command line.",
+        _of(flakit, "audit", "trace", "sweep", "headroom", "watch", prefix="flakit")
+        + [
+            ("flakit.models.recorded", models_recorded),
+            *_of(testing, "audited", prefix="flakit.instruments.testing"),
+        ],
+    ),
+    "panels": (
+        "Panels",
+        "Each returns a widget to show as the last line of a notebook's cell. It is live in JupyterLab and a plain "
+        "picture wherever no kernel runs. `panel.set(decay=-2)` moves knobs from code, `panel.text` is the readout, "
+        "`panel.as_python()` a script.",
+        _of(panels, *panels.__all__, prefix="flakit.panels"),
+    ),
+    "numerics": (
+        "Numerics",
+        "What lessons, tests and panels measure with, and what asks the reader.",
+        [
+            *_of(evaluate, "evaluate", "truth", prefix="flakit.numerics.evaluate"),
+            *_of(errors, "compare", "relative_l2", prefix="flakit.numerics.errors"),
+            *_of(gradients, "gradient_rows", prefix="flakit.numerics.gradients"),
+            *_of(recorded, "read", "write", prefix="flakit.numerics.recorded"),
+            *_of(table, "Table", "pivot", prefix="flakit.numerics.table"),
+            *_of(exercises, "check", "predict", prefix="flakit.numerics.exercises"),
+        ],
+    ),
+}
+
+
+def api():
+    """{page: its markdown}"""
+    return {
+        f"api/{page}.md": f"# {title}\n\n{words}\n\n" + "\n".join(entry(*each) for each in entries)
+        for page, (title, words, entries) in API.items()
+    }
+
+
+def casebook(head):
+    """The casebook: a table of all cases, then one after the other with its knobs. head: the words before it."""
+    lines = ["| case | what it is | lesson |", "|---|---|---|"]
+    stories = []
+    for case in CASES.values():
+        lesson = f"[{case.notebook[:2]}](notebooks/{case.notebook}.ipynb)"
+        lines.append(f"| [{escaped(case.name)}](#{case.name}) | {escaped(case.title)} | {lesson} |")
+        stories.append(
+            f"## {escaped(case.name)}\n\n{escaped(case.title)}.\n\n"
+            f"told\n: {escaped(case.told)}{_threads(case.threads)}\n\n"
+            f"measured\n: {escaped(case.measured)}\n\n"
+            f"lesson\n: [{case.notebook}](notebooks/{case.notebook}.ipynb)\n\n"
+            f"knobs\n: {_knobs(case)}\n"
+        )
+    return f"{head}\n\n" + "\n".join(lines) + "\n\n" + "\n".join(stories)
+
+
+def _threads(threads):
+    links = []
+    for thread in threads:
+        repository, _, issue = thread.partition("#")
+        links.append(f"[{repository}#{issue}](https://github.com/{repository}/issues/{issue})")
+    return f" ({', '.join(links)})" if links else ""
+
+
+def _knobs(case):
+    return ", ".join(f"`--{name} {number(knob.default)}`" for name, knob in case.knobs.items())
+
+
+def commands(head):
+    """What `flakit COMMAND --help` says. head: the words before it."""
+    group, parts = typer.main.get_command(cli.app), [head]
+    for name, command in group.commands.items():
+        given = [option for option in command.params if not getattr(option, "hidden", False)]
+        words = re.sub(r"^flakit .*(\n\nflakit .*)*", _as_code, inspect.cleandoc(command.help), flags=re.M)
+        listed = "\n\n".join(f"`{', '.join(_spelt(option))}`\n: {escaped(option.help or '')}" for option in given)
+        parts.append(f"## flakit {name}\n\n{words}\n\n{listed}\n")
+    return "\n\n".join(parts)
+
+
+def _spelt(option):
+    return [*option.opts, *option.secondary_opts] if option.param_type_name == "option" else [option.name.upper()]
+
+
+def _as_code(lines):
+    return "```bash\n" + lines[0].replace("\n\n", "\n") + "\n```"
+
+
+# --- recorded measurements ------------------------------------------------------------------------------------------
+
+NOT_SHOWN = ("o", "trace")  # of workbench.json: whole outputs and traces
+FIRST = ("device", "date", "torch", "triton", "flakit", "command")
+
+
+def results(root):
+    """A page for every file in data/, and one that lists them."""
+    words = _sections((root / "data" / "README.md").read_text())
+    made, listed = {}, []
+    for path in sorted((root / "data").glob("*.json"), key=lambda path: (not path.stem.startswith("h200"), path.stem)):
+        stored = json.loads(path.read_text())
+        meta, columns, rows = stored["meta"], stored["columns"], stored["rows"]
+        about, what = words[path.name]
+        shown = [n for n, column in enumerate(columns) if path.stem != "workbench" or column not in NOT_SHOWN]
+        provenance = "\n".join(
+            f"| {key} | {_code(value) if key == 'command' else escaped(str(value))} |"
+            for key, value in sorted(meta.items(), key=lambda item: FIRST.index(item[0]) if item[0] in FIRST else 99)
+        )
+        made[f"results/{path.stem}.md"] = (
+            f"# {path.stem}\n\n{about}\n\n"
+            f"## Where it comes from\n\n| | |\n|---|---|\n{provenance}\n| file | `data/{path.name}` |\n\n"
+            f"## The table\n\n```{{raw}} html\n{sortable(path.stem, columns, rows, shown)}\n```\n\n"
+            f"## What the columns say\n\n{what}\n"
+        )
+        listed.append(
+            f"| [{path.stem}]({path.stem}.md) | {_first_sentence(about)} | {escaped(meta['device'])} | {meta['date']} "
+            f"| {len(rows)} |"
+        )
+    table = "\n".join(["| file | what it is | measured on | day | rows |", "|---|---|---|---|---|", *listed])
+    pages = "\n".join(name.removeprefix("results/").removesuffix(".md") for name in made)
+    made["results/index.md"] = (
+        "# Recorded measurements\n\n"
+        "What was measured on a machine that a reader may not have, kept with the day, the versions and the command "
+        "that remakes it. Lessons and panels show these numbers where there is no GPU, always labelled as recorded; "
+        f"`flakit.numerics.recorded.read` gives them to a script:\n\n{EXAMPLE}\n\n{table}\n\n"
+        f"```{{toctree}}\n:hidden:\n\n{pages}\n```\n"
+    )
+    return made
+
+
+EXAMPLE = """```python
+from flakit.numerics import recorded
+
+table = recorded.read("h200_rwkv6_gradients")
+print(table.label)
+print(table.select(dtype="bfloat16", tensor="dw")[0])
+```"""
+
+
+def _sections(readme):
+    """{file: (what it is, what its columns say)} from the README of data/."""
+    found = {}
+    for section in re.split(r"^## ", readme, flags=re.M)[1:]:
+        head, _, body = section.partition("\n")
+        about, table, after = re.match(r"(.*?)(^\|.*?)((?:^[^|]|\Z).*)", body, re.M | re.S).groups()
+        for file in re.findall(r"\w+\.json", head):
+            found[file] = about.strip(), f"{table.strip()}\n\n{after.strip()}"
+    return found
+
+
+def _first_sentence(text):
+    return re.split(r"(?<=[.:])\s", " ".join(text.split()))[0].rstrip(".:")
+
+
+def _code(text):
+    return f"`{text}`"
+
+
+def sortable(name, columns, rows, shown):
+    """A table that site.js makes sortable and searchable; whole and readable without it."""
+    numeric = {n for n in shown if all(isinstance(row[n], (int, float, type(None))) or row[n] in _ODD for row in rows)}
+    head = "".join(
+        f'<th scope="col"{" class=number" if n in numeric else ""}>{html.escape(columns[n])}</th>' for n in shown
+    )
+    body = "\n".join(
+        "<tr>" + "".join(f"<td{' class=number' if n in numeric else ''}>{_cell(row[n])}" for n in shown) for row in rows
+    )
+    return (
+        f'<div class="scrolls tall"><table class="sortable" aria-label="{name}"><thead><tr>{head}</tr></thead>'
+        f"<tbody>\n{body}\n</tbody></table></div>"
+    )
+
+
+_ODD = ("inf", "-inf", "nan")
+
+
+def _cell(value):
+    if isinstance(value, dict | list):
+        value = json.dumps(value, ensure_ascii=False)
+    return "" if value is None else html.escape(number(value) if isinstance(value, float) else str(value))
+
+
+# --- sources --------------------------------------------------------------------------------------------------------
+
+
+def sources(root, files):
+    """A page for each file that a lesson points to."""
+    return {
+        f"source/{file}.md": f"---\norphan: true\nnosearch: true\n---\n\n# {escaped(file)}\n\n"
+        f"~~~~~~python\n{(root / file).read_text()}~~~~~~\n"
+        for file in files
+    }
