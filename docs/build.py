@@ -127,7 +127,11 @@ def _write(path, text):
 
 
 def _copy(source, target):
-    if not target.exists() or target.stat().st_size != source.stat().st_size or target.read_bytes() != source.read_bytes():
+    if (
+        not target.exists()
+        or target.stat().st_size != source.stat().st_size
+        or target.read_bytes() != source.read_bytes()
+    ):
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target)
 

@@ -1,5 +1,8 @@
 """Sphinx's settings for `make site`. `docs.build` assembles the pages, runs Sphinx on them and checks what came out."""
 
+import hashlib
+from pathlib import Path
+
 import sphinxcontrib.katex
 from docutils import nodes
 from sphinx.util import logging
@@ -8,7 +11,7 @@ import flakit
 
 project = "flakit"
 author = "flakit contributors"
-copyright = "flakit contributors, MIT licence"  # noqa: A001
+copyright = "flakit contributors, MIT licence"
 version = release = flakit.__version__
 
 extensions = ["myst_nb", "sphinxcontrib.katex"]
@@ -56,5 +59,20 @@ def formulas_can_be_read(app, doctree):
             logging.getLogger(__name__).warning("%s", error, location=node)
 
 
+def captions_have_a_level(app, page, template, context, doctree):
+    """Sphinx makes headings of the sidebar's captions, but does not say of which level."""
+    tree = context["furo_navigation_tree"]
+    context["furo_navigation_tree"] = tree.replace('role="heading"', 'role="heading" aria-level="2"')
+
+
+def digest():
+    """Of these settings, and of the styles and scripts whose digests stand in every page."""
+    here = Path(__file__)
+    files = [here, *sorted(path for path in (here.parent / "_static").rglob("*") if path.is_file())]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
 def setup(app):
+    app.add_config_value("written_with", digest(), "html")  # where it changes, all pages are written again
     app.connect("doctree-read", formulas_can_be_read)
+    app.connect("html-page-context", captions_have_a_level, priority=900)  # after Furo's own

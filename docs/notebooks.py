@@ -33,7 +33,7 @@ RECORD = """
 import sys
 sys.path.insert(0, {root!r})
 from docs import record
-record.install({folder!r})
+record.install({folder!r}, {stem!r})
 """
 
 
@@ -66,7 +66,7 @@ def _run(build, path, base):
     frames = build / "frames" / name(path)
     shutil.rmtree(frames, ignore_errors=True)
     frames.mkdir(parents=True)
-    first = nbformat.v4.new_code_cell(RECORD.format(root=str(ROOT), folder=str(frames)))
+    first = nbformat.v4.new_code_cell(RECORD.format(root=str(ROOT), folder=str(frames), stem=path.stem))
 
     def recording(notebook):
         notebook.cells.insert(0, first)

@@ -74,15 +74,21 @@ def casebook(head):
     stories = []
     for case in CASES.values():
         lesson = f"[{case.notebook[:2]}](notebooks/{case.notebook}.ipynb)"
-        lines.append(f"| [{escaped(case.name)}](#{case.name}) | {escaped(case.title)} | {lesson} |")
+        lines.append(f"| [{escaped(case.name)}](#{case.name}) | {escaped(_title(case))} | {lesson} |")
         stories.append(
-            f"## {escaped(case.name)}\n\n{escaped(case.title)}.\n\n"
+            f"## {escaped(case.name)}\n\n{escaped(_title(case))}.\n\n"
             f"told\n: {escaped(case.told)}{_threads(case.threads)}\n\n"
             f"measured\n: {escaped(case.measured)}\n\n"
             f"lesson\n: [{case.notebook}](notebooks/{case.notebook}.ipynb)\n\n"
             f"knobs\n: {_knobs(case)}\n"
         )
     return f"{head}\n\n" + "\n".join(lines) + "\n\n" + "\n".join(stories)
+
+
+def _title(case):
+    """Without the number that some have in the collection of stories that they come from."""
+    title = re.sub(r"^Casebook \w+: ", "", case.title)
+    return title[:1].upper() + title[1:]
 
 
 def _threads(threads):

@@ -19,7 +19,12 @@ MAX_WORKERS = 8  # each one imports torch and, on a GPU, holds a CUDA context
 
 
 QUICK, REST = "not full", "full"
-WITHOUT_KERNELS = ("browser", "models", "notebooks")  # folders with no interpreted test, which so are not even imported
+WITHOUT_KERNELS = (
+    "browser",
+    "models",
+    "notebooks",
+    "site",
+)  # folders with no interpreted test, which so are not even imported
 
 
 def steps(workers, which):

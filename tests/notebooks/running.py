@@ -1,4 +1,4 @@
-"""Where the notebooks are, and running one in a kernel of its own; the tests, `make notebooks` and `make site` share it."""
+"""Where the notebooks are, and running one in a kernel of its own: for tests, `make notebooks` and `make site`."""
 
 import os
 import tempfile

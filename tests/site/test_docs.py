@@ -1,0 +1,97 @@
+"""What makes the site's pages, without building it: docstrings, folded cells, notebooks that are run again."""
+
+import inspect
+import re
+
+import nbformat
+import pytest
+
+import flakit
+from docs import docstrings, notebooks
+from docs.docstrings import markdown
+
+
+def cell(source, *outputs, **metadata):
+    made = nbformat.v4.new_code_cell(source, metadata=metadata)
+    made.outputs = [nbformat.v4.new_output("display_data", data) for data in outputs]
+    return made
+
+
+PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNk+A8AAQUBAScY42YAAAAASUVORK5CYII="  # one pixel
+PICTURE = {"image/png": PNG, "text/plain": "the state after a token"}
+
+
+@pytest.mark.parametrize(
+    ("made", "folded"),
+    [
+        (cell("from flakit.panels import sketch\n\nsketch('ends')", PICTURE), True),
+        (cell("sketch('ends')", {"text/html": '<div class="flakit-player"></div>'}), True),
+        (cell("a = b + c\ncurves(a)", PICTURE), False),
+        (cell("print(1)"), False),
+        (cell("def scores(r, k):\n    return r @ k"), False),
+        (cell("predict('?', [1, 2], answer=1)", {"text/html": "<p>?</p>"}, jupyter={"source_hidden": True}), True),
+        (cell("%timeit 1", PICTURE), False),
+    ],
+    ids=["panel", "player", "computes", "prints", "teaches", "hidden in JupyterLab", "magic"],
+)
+def test_code_is_folded_where_the_picture_is_what_matters(made, folded):
+    assert notebooks.folded(made) == folded
+
+
+def test_a_page_has_its_pictures_as_files_and_no_claims_of_the_tests(tmp_path):
+    words = nbformat.v4.new_markdown_cell(
+        "At $-1.36$ all is well<!--= not broken(\n-1.36) -->, see [the code](../flakit/ops/rwkv6/reference.py)."
+    )
+    notebook = nbformat.v4.new_notebook(cells=[words, cell("a = 1\nsketch(a)", PICTURE, {"text/html": "<pre></pre>"})])
+    path = notebooks.SOLUTIONS[0]
+    made = notebooks.page(notebook, path, tmp_path)
+    assert (
+        made.cells[0].source == "At $-1.36$ all is well, see [the code](../../source/flakit/ops/rwkv6/reference.py.md)."
+    )
+    (output,) = made.cells[1].outputs
+    (picture,) = tmp_path.rglob("*.png")
+    assert f'src="../../_images/{path.stem}/{picture.name}"' in output.data["text/html"]
+    assert 'alt="the state after a token"' in output.data["text/html"]
+
+
+def test_docstrings_become_pages_without_losing_a_word():
+    doc = """A sum, for every w <= 0 and x_t.
+
+        o_t = r_t^T S
+
+    Args:
+        r: receptance, [B, T]; float64 or
+            float32. It is *not* scaled.
+        k, v: `[B, T]` too.
+
+    >>> add(1)
+    2
+    """
+    assert markdown(inspect.cleandoc(doc)) == (
+        "A sum, for every w \\<= 0 and x\\_t.\n\n```text\no_t = r_t^T S\n```\n\n**Arguments**\n\n"
+        "`r`\n: receptance, \\[B, T\\]; float64 or float32. It is \\*not\\* scaled.\n\n"
+        "`k`, `v`\n: `[B, T]` too.\n\n```pycon\n>>> add(1)\n2\n```"
+    )
+
+
+@pytest.mark.parametrize("name", flakit.__all__)
+def test_every_public_docstring_is_whole_on_its_page(name):
+    thing = getattr(flakit, name)
+    page = docstrings.entry(f"flakit.{name}", thing)
+
+    def words(text):
+        return re.findall(r"[\w^=.]+", re.sub(r"\\(.)", r"\1", text))
+
+    said = [word for word in words(inspect.getdoc(thing)) if word not in ("Args", "Returns", "Raises")]
+    shown = words(page)
+    assert [word for word in said if word not in shown] == []
+
+
+def test_a_notebook_is_run_again_when_what_it_says_has_changed(tmp_path):
+    path = notebooks.LESSONS[0]
+    key = notebooks._key("base", path)
+    changed = nbformat.read(path, 4)
+    changed.cells[1].source += "\n"
+    nbformat.write(changed, tmp_path / path.name)
+    assert key == notebooks._key("base", path)
+    assert len({key, notebooks._key("other", path), notebooks._key("base", tmp_path / path.name)}) == 3

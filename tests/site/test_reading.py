@@ -1,0 +1,141 @@
+"""What a reader does on the pages: searches, unfolds, answers, sorts; with a mouse or without, in either scheme."""
+
+import re
+
+import pytest
+
+pytestmark = [pytest.mark.browser, pytest.mark.full]
+
+KINDS = (
+    "index",
+    "search",
+    "notebooks/00_start_here",
+    "notebooks/04_decay_blowup",
+    "notebooks/13_audit_your_kernel",
+    "notebooks/solutions/04_decay_blowup",
+    "notebooks/solutions/index",
+    "notebooks/glossary",
+    "operators",
+    "commands",
+    "casebook",
+    "results/index",
+    "results/h200_speed",
+    "api/operators",
+    "source/flakit/ops/rwkv6/reference.py",
+)
+
+
+@pytest.fixture(scope="module")
+def page(offline):
+    page = offline.new_page()
+    yield page
+    page.close()
+
+
+@pytest.fixture
+def opened(site, page):
+    def open_page(name, query=""):
+        page.set_viewport_size({"width": 1440, "height": 900})
+        page.goto((site / f"{name}.html").as_uri() + query)
+        return page
+
+    return open_page
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_axe_finds_nothing_serious(opened, name, record_property):
+    from axe_playwright_python.sync_playwright import Axe
+
+    page, found = opened(name), {}
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (sum(map(int, re.findall(r"\d+", ground)[:3])) < 384) == (scheme == "dark")
+        only = {} if scheme == "light" else {"runOnly": ["color-contrast"]}
+        violations = Axe().run(page, options={"resultTypes": ["violations"], **only}).response["violations"]
+        record_property(f"axe {scheme}", sorted(f"{v['impact']}: {v['id']}" for v in violations))
+        for violation in violations:
+            if violation["impact"] in ("serious", "critical"):
+                places = [f"{node['html'][:160]} {node['failureSummary'][:200]}" for node in violation["nodes"][:3]]
+                found[scheme, violation["id"]] = places
+    assert found == {}
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_search_finds_a_word(opened, width):
+    page = opened("index")
+    page.set_viewport_size({"width": width, "height": 900})
+    if width < 1000:
+        page.locator(".mobile-header label[for='__navigation']").click()
+    page.locator(".sidebar-search").fill("headroom")
+    page.keyboard.press("Enter")
+    page.locator("p.search-summary").filter(has_text="found").wait_for()
+    hits = page.locator("#search-results li a").evaluate_all("links => links.map(x => x.getAttribute('href'))")
+    assert any("04_decay_blowup.html" in hit for hit in hits) and any("glossary.html" in hit for hit in hits)
+
+
+def test_only_code_that_makes_a_picture_lies_folded(opened):
+    page = opened("notebooks/04_decay_blowup")
+    folded = page.locator("div.cell details.hide")
+    assert folded.count() >= 10 and folded.evaluate_all("all => all.every(x => !x.open)")
+    code = folded.first.locator("pre")
+    assert not code.is_visible()
+    folded.first.locator("summary").focus()
+    page.keyboard.press("Enter")
+    assert "sketch(" in code.inner_text() and code.is_visible()
+    open_code = "\n".join(page.locator("div.cell > div.cell_input").all_inner_texts())
+    assert "def chunk_scores(r, k, w):" in open_code and "sketch(" not in open_code
+
+
+def test_a_prediction_is_revealed_when_it_is_chosen(opened):
+    page = opened("notebooks/04_decay_blowup")
+    question = page.get_by_role("group").filter(has_text="Predict.").first
+    choices = question.locator("details")
+    assert not choices.nth(1).locator("p").is_visible()
+    choices.nth(1).locator("summary").focus()
+    page.keyboard.press("Enter")
+    said = choices.nth(1).locator("p")
+    assert said.is_visible() and re.match(r"Right\.|No: ", said.inner_text())
+    assert "(your choice)" in choices.nth(1).locator("summary").inner_text()
+    choices.nth(0).locator("summary").click()
+    assert not said.is_visible() and "(your choice)" not in choices.nth(0).locator("summary").inner_text()
+
+
+def test_recorded_tables_sort_and_can_be_searched_from_the_keyboard(opened):
+    page = opened("results/h200_rwkv6_gradients")
+    table = page.locator("table.sortable")
+    heads = [text.split()[0] for text in table.locator("th").all_inner_texts()]
+    column = heads.index("l2") + 1
+
+    def shown():
+        rows = table.locator(f"tbody tr:not([hidden]) td:nth-child({column})")
+        return [float(text) for text in rows.all_inner_texts()]
+
+    before = shown()
+    table.get_by_role("button", name="l2", exact=True).focus()
+    page.keyboard.press("Enter")
+    assert shown() == sorted(before) != before
+    page.keyboard.press("Enter")
+    assert shown() == sorted(before, reverse=True)
+    assert table.locator("th[aria-sort=descending]").count() == 1
+    page.get_by_label("show rows with").fill("bfloat16 dw")
+    texts = table.locator("tbody tr:not([hidden])").all_inner_texts()
+    assert 0 < len(texts) < len(before) and all("bfloat16" in text and "dw" in text for text in texts)
+
+
+def test_what_is_too_wide_scrolls_in_a_box_of_its_own(opened):
+    page = opened("results/h200_speed")
+    page.set_viewport_size({"width": 390, "height": 844})
+    box = page.locator(".scrolls")
+    page.wait_for_function("document.querySelector('.scrolls').tabIndex === 0")
+    box.focus()
+    page.keyboard.press("ArrowRight")
+    page.wait_for_function("document.querySelector('.scrolls').scrollLeft > 0")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_formulas_are_there_without_a_script(site):
+    text = (site / "notebooks" / "01_rwkv6_forward.html").read_text()
+    assert text.count('<span class="katex">') > 20 and "katex.min.js" not in text
+    assert 'class="katex-display"' in (site / "notebooks" / "06_delta_rule.html").read_text()
+    assert len(list((site / "_static" / "katex" / "fonts").glob("*.woff2"))) >= 15
