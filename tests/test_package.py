@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import sysconfig
@@ -16,10 +17,17 @@ import pytest
 import yaml
 
 import flakit
+from flakit.cli import app
 from flakit.numerics import carried, recorded
 from tests.serving import serving
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 ROOT = Path(__file__).parents[1]
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
 
 
 # --- one version, told in three places ------------------------------------------------------------------------------
@@ -38,6 +46,66 @@ def test_the_changelog_begins_with_this_version():
     assert re.fullmatch(r"unreleased|\d{4}-\d{2}-\d{2}", state)
     released = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8")).get("date-released")
     assert (str(released) == state) if released else (state == "unreleased")
+
+
+# --- the workflows of the code host, which have never run there -----------------------------------------------------
+
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+def steps(workflow):
+    """(job, step) of all of them."""
+    jobs = yaml.safe_load(workflow.read_text(encoding="utf-8"))["jobs"]
+    return [(job, step) for job in jobs.values() for step in job["steps"]]
+
+
+def test_there_are_workflows_for_the_tests_and_the_site():
+    assert [workflow.name for workflow in WORKFLOWS] == ["site.yml", "tests.yml"]
+    assert {job["runs-on"] for job, _ in steps(WORKFLOWS[1])} >= {"ubuntu-latest", "macos-latest", "windows-latest"}
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.stem)
+def test_a_workflow_is_whole_and_says_that_it_is_untested(workflow):
+    text = workflow.read_text(encoding="utf-8")
+    said = yaml.safe_load(text)
+    assert "UNTESTED" in text.partition("\nname:")[0]
+    assert {"name", True, "permissions", "jobs"} <= said.keys()  # YAML reads `on` as true
+    assert said["permissions"] == {"contents": "read"}
+    for name, job in said["jobs"].items():
+        assert {"runs-on", "timeout-minutes", "steps"} <= job.keys(), name
+        assert job.get("needs", name) in said["jobs"]
+        for step in job["steps"]:
+            assert ("run" in step) != ("uses" in step), step
+            assert re.fullmatch(r"actions/[\w-]+@v\d+", step.get("uses", "actions/any@v1")), step
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.stem)
+def test_what_a_workflow_runs_is_there(workflow):
+    phony = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M).group(1).split()
+    commands = {command.name or command.callback.__name__ for command in app.registered_commands}
+    ran = [step["run"] for _, step in steps(workflow) if "run" in step]
+    assert ran
+    for line in ran:
+        first, *words = shlex.split(line)
+        if first == "make":
+            assert words and set(words) <= set(phony), line
+        elif first == "flakit":
+            assert words[0] in commands, line
+        elif first.startswith("."):
+            assert os.access(ROOT / first, os.X_OK), line
+        elif first == "python":
+            assert words[0] == "-m" or (ROOT / words[0]).is_file(), line
+        else:
+            assert first == "rm", line
+        paths = [words[n + 1] for n, word in enumerate(words) if word == "--constraint"]
+        assert [path for path in paths if not (ROOT / path).is_file()] == []
+        extras = [extra for found in re.findall(r"\[([\w,]+)\]", line) for extra in found.split(",")]
+        assert set(extras) <= set(EXTRAS), line
+
+
+def test_the_site_that_is_published_is_the_one_that_make_builds():
+    (path,) = [step["with"]["path"] for _, step in steps(WORKFLOWS[0]) if "upload-pages" in step.get("uses", "")]
+    assert path in re.search(r"^site:.*$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)[0]
 
 
 # --- notebooks and recordings, found from a checkout and from a wheel -------------------------------------------------
