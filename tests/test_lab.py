@@ -7,6 +7,7 @@ import re
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
 from typer.testing import CliRunner
 
@@ -166,6 +167,18 @@ def test_to_run_a_notebook_is_no_change(tmp_path, give):
     assert (tmp_path / "00.ipynb").read_bytes() == ran
     give("0.2.0", {"00.ipynb": notebook("2")})
     assert lab.copy(tmp_path).updated == ["00.ipynb"]
+
+
+@pytest.mark.parametrize("name", ["00_start_here.ipynb", "solutions/03_chunking.ipynb"])
+def test_to_save_a_notebook_as_jupyter_writes_it_is_no_change(name):
+    content = lab.contents()[name]
+    read = nbformat.reads(content.decode(), 4)
+    read.metadata["kernelspec"] = {"name": "another", "display_name": "Another"}
+    saved = nbformat.writes(read, indent=2).encode()
+    assert saved != content
+    assert lab.fingerprint(name, saved) == lab.fingerprint(name, content)
+    read.cells[0].source += " mine"
+    assert lab.fingerprint(name, nbformat.writes(read).encode()) != lab.fingerprint(name, content)
 
 
 def test_a_file_that_is_no_notebook_any_more_is_a_change(tmp_path, give):
