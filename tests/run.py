@@ -19,12 +19,8 @@ MAX_WORKERS = 8  # each one imports torch and, on a GPU, holds a CUDA context
 
 
 QUICK, REST = "not full", "full"
-WITHOUT_KERNELS = (
-    "browser",
-    "models",
-    "notebooks",
-    "site",
-)  # folders with no interpreted test, which so are not even imported
+WITHOUT_KERNELS = ("browser", "data", "figures", "models", "notebooks", "numerics", "panels", "site")
+"""Folders with no interpreted test, which so are not even imported."""
 
 
 def steps(workers, which):
@@ -57,7 +53,9 @@ def main():
     parser.add_argument("-m", dest="markers", help="narrows the selection of each step, as pytest's own")
     own, pytest_args = parser.parse_known_args()
 
-    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    # Hundreds of processes are started, kernels of notebooks and commands: they compile what they import once.
+    left_out = ("TRITON_INTERPRET", "PYTHONDONTWRITEBYTECODE")
+    env = {name: value for name, value in os.environ.items() if name not in left_out}
     env.setdefault("OMP_NUM_THREADS", "1")
     pytest_args = ["--durations=10", "--durations-min=1", *pytest_args]  # of two, pytest takes the last
     results = []

@@ -12,7 +12,6 @@ from flakit.instruments.probes import PROBES
 from tests.instruments.kernels import RIGHT, WRONG
 from tests.instruments.planted import PLANTED
 from tests.instruments.test_audit import MEMORY
-from tests.notebooks.execute import smaller
 
 FAULTS = {name: planted[:2] for name, planted in PLANTED.items()} | WRONG
 
@@ -40,6 +39,8 @@ def test_matrix_says_how_many_are_found():
 
 
 if __name__ == "__main__":
+    from tests.notebooks.execute import smaller
+
     rows = {name: verdicts(op, kernel) for name, (op, kernel) in {**FAULTS, **RIGHT}.items()}
     small = smaller(base64.b64encode(matrix(rows).png()).decode())
     Path(sys.argv[1]).write_bytes(base64.b64decode(small))

@@ -4,7 +4,6 @@ import json
 import math
 import runpy
 
-import nbformat
 import numpy as np
 import pytest
 import torch
@@ -13,8 +12,6 @@ from flakit.instruments import workbench
 from flakit.instruments.workbench import tl
 from flakit.numerics.recorded import read
 from flakit.ops.common.dispatch import has_triton, interpreted
-from tests.notebooks.claims import broken, with_probes
-from tests.notebooks.running import LESSONS, run
 
 LN_MAX = math.log(torch.finfo(torch.float32).max)
 REACH = {"start": 64, "middle": 32, "blocks": 8}
@@ -201,24 +198,3 @@ def _of(x):
     """A site's or a line's place and what happened there."""
     place = x.get("place", x)
     return place["line"], place["statement"], x["operation"], x.get("how"), x["index"], x.get("lanes")
-
-
-@pytest.mark.full
-@pytest.mark.notebook
-def test_the_lesson_holds_where_there_is_no_triton():
-    """Its prose too: the recording says what a run would."""
-    lesson = next(path for path in LESSONS if path.stem == "12_write_a_kernel")
-    hide = nbformat.v4.new_code_cell("from flakit.ops.common import dispatch\ndispatch._HAS_TRITON = False")
-
-    def without_triton(notebook):
-        notebook = with_probes(notebook)
-        for cell in notebook.cells:
-            if "claims_of" in cell.metadata:
-                cell.metadata["claims_of"] += 1
-        notebook.cells.insert(0, hide)
-        return notebook
-
-    done = run(lesson, change=without_triton)
-    assert broken(done) == []
-    said = "".join(output.text for cell in done.cells for output in cell.get("outputs", []) if "text" in output)
-    assert "there is no Triton on this machine" in said and "right" not in said

@@ -1,5 +1,6 @@
 """Every notebook runs top to bottom, its prose says what its cells computed, and it runs where one has run already."""
 
+import nbformat
 import pytest
 
 from tests.notebooks.claims import broken, with_probes
@@ -17,3 +18,23 @@ def test_runs_and_says_what_it_computed(path):
 @pytest.mark.parametrize("solutions", SOLUTIONS, ids=name)
 def test_solutions_run_and_the_lesson_again_after_them(solutions):
     run(solutions.parents[1] / solutions.name, before=solutions)
+
+
+@pytest.mark.full
+def test_lesson_12_holds_where_there_is_no_triton():
+    """Its prose too: the recording says what a run would."""
+    lesson = next(path for path in LESSONS if path.stem == "12_write_a_kernel")
+    hide = nbformat.v4.new_code_cell("from flakit.ops.common import dispatch\ndispatch._HAS_TRITON = False")
+
+    def without_triton(notebook):
+        notebook = with_probes(notebook)
+        for cell in notebook.cells:
+            if "claims_of" in cell.metadata:
+                cell.metadata["claims_of"] += 1
+        notebook.cells.insert(0, hide)
+        return notebook
+
+    done = run(lesson, change=without_triton)
+    assert broken(done) == []
+    said = "".join(output.text for cell in done.cells for output in cell.get("outputs", []) if "text" in output)
+    assert "there is no Triton on this machine" in said and "right" not in said
