@@ -1,5 +1,6 @@
 """Remake the README's pictures, panels as JupyterLab shows them: python -m tests.browser.pictures"""
 
+import io
 import shutil
 import tempfile
 from pathlib import Path
@@ -24,10 +25,30 @@ def in_the_middle(panel):
     panel.press("ArrowRight", times=7)
 
 
+def across_the_onset(panel):
+    """One picture a stop: up to the first NaN, on to where all is broken, and back."""
+    panel.focus("decay")
+    panel.press("ArrowLeft", times=5)
+    for key, times in (("ArrowRight", 10), ("ArrowLeft", 10)):
+        for _ in range(times):
+            yield panel.root.screenshot()
+            panel.press(key)
+
+
 PICTURES = {
+    "decay_slider.webp": ("00_start_here.ipynb", "sketch-broken", across_the_onset),
     "decay_explorer.png": ("04_decay_blowup.ipynb", "decay-explorer", past_the_onset),
     "state_stepper.png": ("01_rwkv6_forward.ipynb", "state-stepper", in_the_middle),
 }
+
+
+def film(shots, path):
+    """Screenshots as one moving picture, which begins again at its end; it rests at both ends and where it breaks."""
+    frames = [Image.open(io.BytesIO(shot)).convert("RGB") for shot in shots]
+    turn = len(frames) // 2
+    long = {0: 1500, turn: 3000}
+    times = [long.get(n, 500 if n < turn else 150) for n in range(len(frames))]
+    frames[0].save(path, save_all=True, append_images=frames[1:], duration=times, loop=0, lossless=True, method=6)
 
 
 def main():
@@ -40,12 +61,15 @@ def main():
             opened = lab.Notebook(page, url, notebook, workspace=panel)
             opened.run_all()
             shown = opened.panel(panel)
-            move(shown)
-            page.mouse.click(5, 5)  # the slider lets go of its focus
-            shown.root.screenshot(path=FOLDER / name)
-            picture = Image.open(FOLDER / name).convert("RGB").quantize(256, dither=Image.Dither.NONE)
-            picture.save(FOLDER / name, optimize=True)
-            print(name, picture.size, f"{(FOLDER / name).stat().st_size // 1000} KB")
+            if name.endswith(".webp"):
+                film(move(shown), FOLDER / name)
+            else:
+                move(shown)
+                page.mouse.click(5, 5)  # the slider lets go of its focus
+                shown.root.screenshot(path=FOLDER / name)
+                picture = Image.open(FOLDER / name).convert("RGB").quantize(256, dither=Image.Dither.NONE)
+                picture.save(FOLDER / name, optimize=True)
+            print(name, f"{(FOLDER / name).stat().st_size // 1000} KB")
             page.close()
 
 
