@@ -214,16 +214,26 @@ def test_make_lab_serves_the_first_notebook_on_this_machine_with_a_token(tmp_pat
 
 
 def test_links_of_the_readme_lead_somewhere():
-    for text in ("README.md", "CONTRIBUTING.md"):
+    for text in ("README.md", "CONTRIBUTING.md"):  # links of docs/ are checked when the site is built
         links = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", (ROOT / text).read_text())
         links += re.findall(r'src="(?!https?:)([^"]+)"', (ROOT / text).read_text())
         assert [link for link in links if not (ROOT / link).exists()] == []
 
 
+def test_the_readme_is_short_and_leads_to_the_site():
+    readme = (ROOT / "README.md").read_text()
+    assert len(readme.splitlines()) < 150
+    assert readme.index("decay_slider.webp") < readme.index("make lab") < readme.index("make site")
+    for name, address in PROJECT.get("urls", {}).items():
+        assert address in readme, f"project.urls has {name}"
+    assert (ROOT / "notebooks/images/decay_slider.webp").stat().st_size < 1.5e6
+
+
 @pytest.mark.full
-def test_scripts_of_the_readme_run():
-    scripts = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-    assert len(scripts) >= 3
+@pytest.mark.parametrize("text", ["README.md", "docs/operators.md", "docs/instruments.md"])
+def test_scripts_of_the_readme_and_the_reference_run(text):
+    scripts = re.findall(r"```python\n(.*?)```", (ROOT / text).read_text(), re.S)
+    assert scripts
     for script in scripts:
         done = subprocess.run(
             [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL
