@@ -27,6 +27,7 @@ katex_css_path = "katex/katex.min.css"
 sphinxcontrib.katex.KATEX_DEFAULT_OPTIONS |= {"throwOnError": True, "strict": "ignore"}
 
 html_theme = "furo"
+pygments_dark_style = "github-dark-high-contrast"
 html_title = "flakit"
 smartquotes = False  # quotes and dashes are as they were written
 html_static_path = ["_static", "../build/katex"]

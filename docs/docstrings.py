@@ -12,7 +12,7 @@ TERM = re.compile(r"(?P<terms>\w+(, \w+)*): +(?P<rest>.*)$")
 def entry(name, thing):
     """A function or class under its heading: how it is called, and what its docstring says."""
     called = f"```python\n{signature(name, thing)}\n```\n\n" if callable(thing) else ""
-    return f"## {name.rpartition('.')[2]}\n\n{called}{markdown(inspect.getdoc(thing))}\n"
+    return f"## {name.rpartition('.')[2]}\n\n{called}{markdown(inspect.getdoc(thing), _arguments(thing))}\n"
 
 
 def signature(name, thing):
@@ -30,15 +30,25 @@ def signature(name, thing):
     return f"{name}(\n{textwrap.indent(inner, '    ')}\n)"
 
 
-def markdown(doc):
-    """A docstring's paragraphs, formulas, lists of arguments and examples."""
+def _arguments(thing):
+    try:
+        return tuple(inspect.signature(thing).parameters)
+    except ValueError:
+        return ()
+
+
+def markdown(doc, arguments=()):
+    """A docstring's paragraphs, formulas, lists of arguments and examples.
+
+    arguments: names of which one may be explained behind another on the same line, "a: the first. b: the second."
+    """
     made, section = [], None
     for block in re.split(r"\n\s*\n", doc or ""):
         lines = block.rstrip().splitlines()
         if (found := SECTION.match(lines[0])) and len(lines) > 1:
             made.append(f"**{SECTIONS[found[1]]}**")
             section, lines = found[1], textwrap.dedent("\n".join(lines[1:])).splitlines()
-        made += _example(lines) if lines[0].startswith(">>>") else _block(lines, section)
+        made += _example(lines) if lines[0].startswith(">>>") else _block(lines, section, arguments)
         section = None
     return "\n\n".join(made)
 
@@ -47,16 +57,16 @@ def _example(lines):
     return ["```pycon\n" + "\n".join(lines) + "\n```"]
 
 
-def _block(lines, section):
+def _block(lines, section, arguments):
     if all(line.startswith("    ") for line in lines):
         return ["```text\n" + textwrap.dedent("\n".join(lines)) + "\n```"]
-    items = _items(lines)
+    items = _items(lines, arguments)
     if items and (section or len(items) > 1 or items[0][0] is not None and len(lines) > 1):
         return ["\n\n".join(_item(*item) for item in items)]
     return [escaped(" ".join(lines))]
 
 
-def _items(lines):
+def _items(lines, arguments):
     """[(terms or None, words)]: a line that begins with names and a colon, and the indented ones that follow it."""
     items = []
     for line in lines:
@@ -69,7 +79,15 @@ def _items(lines):
             items[-1][1] += " " + line
         else:
             items.append([None, line])
-    return items if any(terms for terms, _ in items) else []
+    if not any(terms for terms, _ in items):
+        return []
+    behind = re.compile(rf"(?<=[.;] )({'|'.join(arguments)}): ") if arguments else re.compile("(?!)")
+    apart = []
+    for terms, words in items:
+        first, *others = behind.split(words)
+        named = zip(others[::2], others[1::2], strict=True)
+        apart += [[terms, first.rstrip()], *([name, text.rstrip()] for name, text in named)]
+    return apart
 
 
 def _item(terms, words):

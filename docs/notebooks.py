@@ -173,7 +173,7 @@ def _picture(png, words, path, pictures, up, first):
     lazily = "" if first else ' loading="lazy"'
     return (
         f'<img class="picture" src="{up}_images/{file.as_posix()}" alt="{html.escape(words)}" '
-        f'width="{width}" height="{height}"{lazily} decoding="async">'
+        f'width="{width}" height="{height}" style="--width: {width}px"{lazily} decoding="async">'
     )
 
 

@@ -148,8 +148,8 @@ def results(root):
             f"## What the columns say\n\n{what}\n"
         )
         listed.append(
-            f"| [{path.stem}]({path.stem}.md) | {_first_sentence(about)} | {escaped(meta['device'])} | {meta['date']} "
-            f"| {len(rows)} |"
+            f"| [{path.stem}]({path.stem}.md) | {_first_sentence(about)} | {escaped(meta['device'])} "
+            f"| [{meta['date']}]{{.nowrap}} | {len(rows)} |"
         )
     table = "\n".join(["| file | what it is | measured on | day | rows |", "|---|---|---|---|---|", *listed])
     pages = "\n".join(name.removeprefix("results/").removesuffix(".md") for name in made)

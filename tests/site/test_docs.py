@@ -74,6 +74,13 @@ def test_docstrings_become_pages_without_losing_a_word():
     )
 
 
+def test_an_argument_that_is_explained_behind_another_has_a_line_of_its_own():
+    doc = "only: names. full: denser grids.\nseed: of the inputs; a.b: no argument."
+    assert markdown(doc, ("only", "full", "seed")) == (
+        "`only`\n: names.\n\n`full`\n: denser grids.\n\n`seed`\n: of the inputs; a.b: no argument."
+    )
+
+
 @pytest.mark.parametrize("name", flakit.__all__)
 def test_every_public_docstring_is_whole_on_its_page(name):
     thing = getattr(flakit, name)
