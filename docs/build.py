@@ -38,9 +38,7 @@ def main(prefixes):
     katex(BUILD / "katex")
     print("pages", flush=True)
     assemble(executed)
-    options = ["-b", "html", "-c", str(ROOT / "docs"), "-d", str(BUILD / "doctrees"), "-q", "-W", "--keep-going"]
-    if sphinx([*options, str(PAGES), str(SITE)]):
-        sys.exit("Sphinx found faults in the pages, which are named above: the site is not whole.")
+    write(PAGES, SITE)
     tidy()
     too_large = sizes()
     print(f"\nbuilt in {time.monotonic() - start:.0f} s. Open this file in a browser, no server is needed:")
@@ -115,8 +113,8 @@ def _solutions(titles):
     lines = "\n".join(f"- [{path.stem[:2]} {title}]({path.name})" for path, title in solved.items())
     tree = "\n".join(f"{path.stem[:2]} {title} <{path.stem}>" for path, title in solved.items())
     return (
-        "# Solutions\n\nTo the exercises of the lessons. Every check in them comes out right, or the page would not "
-        f"have been built.\n\n{lines}\n\n```{{toctree}}\n:hidden:\n\n{tree}\n```\n"
+        "# Solutions\n\nTo the exercises of the lessons. Every check in them comes out right, which the tests see "
+        f"to.\n\n{lines}\n\n```{{toctree}}\n:hidden:\n\n{tree}\n```\n"
     )
 
 
@@ -134,6 +132,13 @@ def _copy(source, target):
     ):
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target)
+
+
+def write(pages, site):
+    """Sphinx on a folder of pages. A link that leads nowhere, or a formula that cannot be read, is an error."""
+    options = ["-b", "html", "-c", str(ROOT / "docs"), "-d", str(site.parent / "doctrees"), "-q", "-W", "--keep-going"]
+    if sphinx([*options, str(pages), str(site)]):
+        sys.exit("Sphinx found faults in the pages, which are named above: the site is not whole.")
 
 
 def tidy():
@@ -154,8 +159,7 @@ def tidy():
     for folder in (BUILD / "frames").rglob("*"):
         if folder.is_file():
             relative = folder.relative_to(BUILD / "frames")
-            parts = relative.parts[2:] if relative.parts[0] == "solutions" else relative.parts[1:]
-            target = SITE / "_static" / "frames" / Path(*parts)
+            target = SITE / "_static" / "frames" / Path(*relative.parts[1:])
             _copy(folder, target)
             kept.add(target)
     for path in [*(SITE / "_images").rglob("*"), *(SITE / "_static" / "frames").rglob("*")]:

@@ -1,6 +1,7 @@
-"""Notebooks for the site: each run in a kernel, kept until something that it stands on changes, and made a page.
+"""Notebooks for the site: each lesson run in a kernel, kept until something that it stands on changes, and made a page.
 
-A panel is recorded by `docs.record` in the kernel that shows it. Pictures become files of their own.
+A panel is recorded by `docs.record` in the kernel that shows it. Solutions have no panels: the outputs that are stored
+with them are shown. Pictures become files of their own.
 """
 
 import ast
@@ -21,10 +22,9 @@ import nbformat
 from PIL import Image
 
 from tests.notebooks.execute import without_live_parts
-from tests.notebooks.running import LESSONS, NOTEBOOKS, SOLUTIONS, name, read, run
+from tests.notebooks.running import LESSONS, NOTEBOOKS, SOLUTIONS, read, run
 
 ROOT = Path(__file__).parents[1]
-ALL = LESSONS + SOLUTIONS
 STANDS_ON = ("flakit/**/*.py", "flakit/**/*.js", "data/*.json", "docs/record.py")
 CELL_TIMEOUT = 600  # seconds: a cell draws every frame of its panel
 AT_A_TIME = 2
@@ -38,32 +38,34 @@ record.install({folder!r}, {stem!r})
 
 
 def executed(build, prefixes=()):
-    """{path: notebook with outputs} of every notebook.
+    """{path: notebook with outputs} of every lesson and solution.
 
-    Those whose outputs are kept for what they are now are not run again. prefixes: run only those whose name starts so;
-    the others have the outputs that are kept, however old, or stored in the repository.
+    Lessons whose outputs are kept for what they are now are not run again. prefixes: run only those whose name starts
+    so; the others have the outputs that are kept, however old, or stored in the repository.
     Raises nbclient's CellExecutionError.
     """
     base = _base()
-    chosen = [path for path in ALL if not prefixes or path.name.startswith(tuple(prefixes))]
+    chosen = [path for path in LESSONS if not prefixes or path.name.startswith(tuple(prefixes))]
     stale = [path for path in chosen if _kept_for(build, path) != _key(base, path)]
-    print(f"notebooks: {len(stale)} to run, {len(chosen) - len(stale)} are up to date", flush=True)
+    print(f"lessons: {len(stale)} to run, {len(chosen) - len(stale)} are up to date", flush=True)
     with ThreadPoolExecutor(AT_A_TIME) as pool:
         longest_first = sorted(stale, key=lambda path: -_seconds(build, path))
         running = {pool.submit(_run, build, path, base): path for path in longest_first}
         try:
             for number, done in enumerate(as_completed(running), 1):
                 seconds = done.result()
-                print(f"  {number}/{len(stale)} {name(running[done])}, {seconds:.0f} s", flush=True)
+                print(f"  {number}/{len(stale)} {running[done].stem}, {seconds:.0f} s", flush=True)
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-    return {path: nbformat.read(_kept(build, path), 4) if _kept(build, path).exists() else read(path) for path in ALL}
+    kept = {path: _kept(build, path) for path in LESSONS}
+    shown = {path: nbformat.read(file, 4) if file.exists() else read(path) for path, file in kept.items()}
+    return shown | {path: read(path) for path in SOLUTIONS}
 
 
 def _run(build, path, base):
     start = time.monotonic()
-    frames = build / "frames" / name(path)
+    frames = build / "frames" / path.stem
     shutil.rmtree(frames, ignore_errors=True)
     frames.mkdir(parents=True)
     first = nbformat.v4.new_code_cell(RECORD.format(root=str(ROOT), folder=str(frames), stem=path.stem))
@@ -83,7 +85,7 @@ def _run(build, path, base):
 
 
 def _kept(build, path):
-    return build / "executed" / f"{name(path)}.ipynb"
+    return build / "executed" / path.name
 
 
 def _note(build, path):
@@ -134,7 +136,7 @@ def page(notebook, path, pictures):
         for output in cell.outputs:
             data = output.get("data", {})
             if "image/png" in data:
-                picture = _picture(data["image/png"], data.get("text/plain", ""), path, pictures, up, first=not seen)
+                picture = _picture(data["image/png"], _words(data, cell), path, pictures, up, first=not seen)
                 seen += 1
                 output = nbformat.v4.new_output("display_data", {"text/html": picture})
             elif "text/html" in data:
@@ -160,6 +162,12 @@ def folded(cell):
 
 def _is_picture(data):
     return "image/png" in data or "flakit-player" in data.get("text/html", "")
+
+
+def _words(data, cell):
+    """What a picture says of itself; of one whose words are an address in memory, the line that draws it."""
+    words = data.get("text/plain", "")
+    return f"picture drawn by {cell.source.splitlines()[-1]}" if re.search(r"\bat 0x", words) else words
 
 
 def _picture(png, words, path, pictures, up, first):

@@ -68,6 +68,8 @@
 
   document.addEventListener("DOMContentLoaded", () => {
     document.querySelectorAll("table.sortable").forEach(table => { sortable(table); searchable(table); });
+    document.querySelector(".sidebar-drawer")?.setAttribute("aria-label", "all pages");
+    document.querySelector(".toc-drawer")?.setAttribute("aria-label", "on this page");
     reachable();
   });
   addEventListener("load", reachable);

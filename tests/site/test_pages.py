@@ -1,10 +1,14 @@
 """Every page of the site, opened from its file with the network off, as a reader's browser does."""
 
 from collections import defaultdict
+from pathlib import Path
 from types import SimpleNamespace
+from urllib.parse import unquote, urlsplit
+from urllib.request import url2pathname
 
 import pytest
 
+from tests.notebooks.running import LESSONS, SOLUTIONS, name
 from tests.site.links import Page
 
 pytestmark = [pytest.mark.browser, pytest.mark.full]
@@ -73,16 +77,11 @@ def test_every_picture_shows_and_is_described(visited):
     pictures = [(name, *picture) for name, seen in visited.items() for picture in seen.pictures]
     assert len(pictures) > 100
     assert [(name, src) for name, src, width, alt in pictures if width < 20] == []
-    assert [(name, src, alt) for name, src, width, alt in pictures if len(alt) < 15 or " object at 0x" in alt] == []
+    assert [(name, src, alt) for name, src, width, alt in pictures if len(alt) < 15 or " at 0x" in alt] == []
 
 
 def test_the_first_view_of_each_page_is_within_its_budget(visited, record_property):
-    from urllib.parse import unquote, urlsplit
-    from urllib.request import url2pathname
-
     def size(url):
-        from pathlib import Path
-
         return Path(url2pathname(unquote(urlsplit(url).path))).stat().st_size
 
     weight = {name: sum(map(size, seen.loaded)) for name, seen in visited.items()}
@@ -119,8 +118,6 @@ def test_every_link_within_the_site_leads_somewhere(site, record_property):
 
 
 def test_every_lesson_and_solution_has_its_page_and_they_follow_each_other(site):
-    from tests.notebooks.running import LESSONS, SOLUTIONS, name
-
     pages = {name(path): Page(site / "notebooks" / f"{name(path)}.html") for path in LESSONS + SOLUTIONS}
     for before, after in zip(LESSONS, LESSONS[1:], strict=False):
         assert f"{name(after)}.html" in pages[name(before)].links

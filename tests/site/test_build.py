@@ -1,0 +1,58 @@
+"""What must not become a site: cells that raise, formulas and links that lead nowhere, pages that are too large."""
+
+import nbformat
+import pytest
+
+from docs import notebooks
+
+build = pytest.importorskip("docs.build", reason="the extra `site` is not installed")
+
+pytestmark = pytest.mark.full
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (r"All is well: $\frac{1}{2}$, $$e^{w_t}$$ [here](index.md).", None),
+        (r"Broken: $\frac{1}{2$.", "KaTeX parse error"),
+        (r"Broken: $$\nosuchthing$$", "KaTeX parse error"),
+        (r"Broken: [there](nowhere.md).", "nowhere.md"),
+        (r"Broken: [there](#nowhere).", "nowhere"),
+    ],
+    ids=["whole", "formula", "displayed formula", "page", "anchor"],
+)
+def test_faults_of_a_page_fail_the_build_and_are_named(tmp_path, capfd, text, said):
+    pages = tmp_path / "pages"
+    pages.mkdir()
+    (pages / "index.md").write_text(f"# A page\n\n{text}\n")
+    build.katex(build.BUILD / "katex")
+    if said is None:
+        build.write(pages, tmp_path / "site")
+        assert (tmp_path / "site" / "index.html").read_text().count('class="katex"') == 2
+    else:
+        with pytest.raises(SystemExit, match="not whole"):
+            build.write(pages, tmp_path / "site")
+        errors = capfd.readouterr().err
+        assert "index.md" in errors and said in errors
+
+
+def test_a_cell_that_raises_fails_the_build_with_its_traceback(tmp_path, monkeypatch):
+    path = tmp_path / "99_broken.ipynb"
+    cells = [nbformat.v4.new_markdown_cell("# Broken"), nbformat.v4.new_code_cell("far = 3\nprint(far / 0)")]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
+    monkeypatch.setattr(notebooks, "LESSONS", [path])
+    monkeypatch.setattr(build, "BUILD", tmp_path)
+    with pytest.raises(SystemExit) as stopped:
+        build.main([])
+    assert "print(far / 0)" in str(stopped.value) and "ZeroDivisionError" in str(stopped.value)
+    assert not (tmp_path / "executed" / "99_broken.ipynb").exists()
+
+
+def test_a_page_that_loads_too_much_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(build, "SITE", tmp_path)
+    (tmp_path / "big.png").write_bytes(b"0" * 1_600_000)
+    (tmp_path / "good.html").write_text('<img loading="lazy" src="big.png">')
+    assert not build.sizes()
+    (tmp_path / "bad.html").write_text('<img src="big.png">')
+    assert build.sizes()
+    assert "TOO LARGE: opening bad.html loads 1.60 MB" in capsys.readouterr().out
