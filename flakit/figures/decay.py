@@ -57,8 +57,8 @@ _WIDE = _Layout(
     overview=(664, 62, 150), zoom=(86, 104), lower=256, tall=130, right=872, gap=14,
 )  # fmt: skip
 _NARROW = _Layout(
-    width=590, height=370, upper=44, side=116, pairs=(50, 178), bar=304,
-    overview=(396, 56, 172), zoom=(80, 68), lower=232, tall=98, right=530, gap=11,
+    width=590, height=396, upper=44, side=116, pairs=(50, 178), bar=304,
+    overview=(396, 56, 172), zoom=(80, 94), lower=258, tall=98, right=530, gap=11,
 )  # fmt: skip
 
 
@@ -178,7 +178,7 @@ class DecayFigure:
         if not self.wide:
             self._numbers = []
             for x, (said, colour) in zip((0, 48, 134), (law, measured, now), strict=True):
-                text(left + x, layout.upper + layout.side + 34, said, color=colour, size=8.5)
+                text(left + x, sum(layout.zoom) + 45, said, color=colour, size=8.5)
             return
         numbers = left + width + 44, left + width + 124
         text(left + width + 10, top - 2, now[0], color=now[1], size=8.5)
