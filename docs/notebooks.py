@@ -58,9 +58,18 @@ def executed(build, prefixes=()):
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-    kept = {path: _kept(build, path) for path in LESSONS}
-    shown = {path: nbformat.read(file, 4) if file.exists() else read(path) for path, file in kept.items()}
-    return shown | {path: read(path) for path in SOLUTIONS}
+    lessons = {path: _with_outputs(read(path), _kept(build, path)) for path in LESSONS}
+    return lessons | {path: read(path) for path in SOLUTIONS}
+
+
+def _with_outputs(notebook, kept):
+    """The notebook with the outputs of a kept one that has the same code; words may have changed since it ran."""
+    ran = [cell for cell in nbformat.read(kept, 4).cells if cell.cell_type == "code"] if kept.exists() else []
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    if [cell.source for cell in ran] == [cell.source for cell in code]:
+        for cell, done in zip(code, ran, strict=True):
+            cell.outputs = done.outputs
+    return notebook
 
 
 def _run(build, path, base):
@@ -110,7 +119,7 @@ def _base():
 
 
 def _key(base, path):
-    sources = [(cell.cell_type, cell.source) for cell in read(path).cells]
+    sources = [cell.source for cell in read(path).cells if cell.cell_type == "code"]
     return hashlib.sha256((base + repr(sources)).encode()).hexdigest()
 
 

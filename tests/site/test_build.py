@@ -36,6 +36,18 @@ def test_faults_of_a_page_fail_the_build_and_are_named(tmp_path, capfd, text, sa
         assert "index.md" in errors and said in errors
 
 
+def test_formulas_need_no_node_but_the_one_that_pip_brings(tmp_path, monkeypatch):
+    monkeypatch.setattr("sphinxcontrib.katex.KaTeXServer.katex_server", None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "pages").mkdir()
+    (tmp_path / "pages" / "index.md").write_text("# A page\n\n$e^w$\n")
+    build.katex(tmp_path / "katex")
+    assert len(list((tmp_path / "katex" / "katex" / "fonts").iterdir())) >= 15
+    style = (tmp_path / "katex" / "katex" / "katex.min.css").read_text()
+    assert style.count(".woff2") >= 15 and ".ttf" not in style and "http" not in style
+    build.write(tmp_path / "pages", tmp_path / "site")
+
+
 def test_a_cell_that_raises_fails_the_build_with_its_traceback(tmp_path, monkeypatch):
     path = tmp_path / "99_broken.ipynb"
     cells = [nbformat.v4.new_markdown_cell("# Broken"), nbformat.v4.new_code_cell("far = 3\nprint(far / 0)")]

@@ -94,11 +94,27 @@ def test_every_public_docstring_is_whole_on_its_page(name):
     assert [word for word in said if word not in shown] == []
 
 
-def test_a_notebook_is_run_again_when_what_it_says_has_changed(tmp_path):
+def test_a_lesson_is_run_again_when_its_code_has_changed_and_not_for_its_words(tmp_path, monkeypatch):
     path = notebooks.LESSONS[0]
+    lesson = nbformat.read(path, 4)
+    ran = nbformat.from_dict(lesson)
+    shown = next(cell for cell in ran.cells if cell.cell_type == "code")
+    shown.outputs = [nbformat.v4.new_output("stream", text="as it ran")]
+    (tmp_path / "executed").mkdir()
+    nbformat.write(ran, tmp_path / "executed" / path.name)
+
+    def key_and_output(notebook):
+        changed = tmp_path / path.name
+        nbformat.write(notebook, changed)
+        monkeypatch.setattr(notebooks, "LESSONS", [changed])
+        made = notebooks.executed(tmp_path, prefixes=["none"])[changed]
+        (first, *_) = (cell for cell in made.cells if cell.cell_type == "code")
+        return notebooks._key("base", changed), first.outputs == shown.outputs
+
     key = notebooks._key("base", path)
-    changed = nbformat.read(path, 4)
-    changed.cells[1].source += "\n"
-    nbformat.write(changed, tmp_path / path.name)
-    assert key == notebooks._key("base", path)
-    assert len({key, notebooks._key("other", path), notebooks._key("base", tmp_path / path.name)}) == 3
+    assert notebooks._key("other", path) != key
+    lesson.cells[0].source += " Other words."
+    assert key_and_output(lesson) == (key, True)
+    next(cell for cell in lesson.cells if cell.cell_type == "code").source += "\n1 + 1"
+    other, same = key_and_output(lesson)
+    assert other != key and not same
