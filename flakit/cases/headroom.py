@@ -20,8 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..language import say
 from ..numerics.arguments import shown, whole_number
-from ..numerics.words import number
+from ..numerics.words import number, padded
 from ..ops.common.validation import check_offsets, check_packing
 from . import padding
 from .anchor import SCHEMES, Worst, law, worst
@@ -33,7 +34,7 @@ LATE = "pairwise, masked late"
 
 KERNELS = {
     **{name: scheme.label for name, scheme in SCHEMES.items()},
-    LATE: f"{LATE}: only after exp",
+    LATE: "pairwise, masked late: only after exp",
     "padding, chunk": "padding, chunk: forgets nothing",
     "padding, blocks": "padding, blocks: empty blocks skipped",
 }
@@ -86,9 +87,10 @@ class Margin:
         """Where, in words."""
         if self.token is None:
             return ""
-        batch = f"batch {self.batch}, " if self.batch else ""
         layer = f"{self.layer}, " if self.layer else ""
-        return f"{layer}{batch}token {self.token}, head {self.head}, channel {self.channel}"
+        batch = say("batch {batch}, ").format(batch=self.batch) if self.batch else ""
+        place = {"token": self.token, "head": self.head, "channel": self.channel}
+        return f"{layer}{batch}" + say("token {token}, head {head}, channel {channel}").format(**place)
 
 
 @dataclass(frozen=True)
@@ -146,16 +148,22 @@ class Headroom:
 
     def __str__(self) -> str:
         wide = max(len(m.kernel) for m in self.margins) + 2
-        head = f"{'kernel':{wide}}{'exponent':>10}" + "".join(f"{number(dtype):>11}" for dtype in LN_MAX)
+        head = (
+            padded(say("kernel"), wide)
+            + padded(say("exponent"), -10)
+            + "".join(f"{number(dtype):>11}" for dtype in LN_MAX)
+        )
         lines = [
-            f"{self.op}, chunks of {self.chunk}, blocks of {self.block}. By number format: what all decays can be",
-            "multiplied by until it breaks; below 1: it breaks on these decays; any: it never breaks",
+            say("{op}, chunks of {chunk}, blocks of {block}. By number format: what all decays can be").format(
+                op=self.op, chunk=self.chunk, block=self.block
+            ),
+            say("multiplied by until it breaks; below 1: it breaks on these decays; any: it never breaks"),
             "",
-            f"{head}  where the exponent is largest",
+            f"{head}  " + say("where the exponent is largest"),
         ]
         for kernel in dict.fromkeys(m.kernel for m in self.margins):
             of = {m.dtype: m for m in self.margins if m.kernel == kernel}
-            factors = "".join(f"{number(of[dtype].factor, 3, inf='any'):>11}" for dtype in LN_MAX)
+            factors = "".join(padded(number(of[dtype].factor, 3, inf=say("any")), -11) for dtype in LN_MAX)
             first = of[torch.float32]
             lines.append(f"{kernel:{wide}}{number(first.exponent):>10}{factors}  {first.place}".rstrip())
         return "\n".join(lines)

@@ -17,6 +17,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 from . import style
@@ -131,6 +132,8 @@ class Canvas:
         """The picture as [height, width, 4] bytes, valid until the next call."""
         with style.context():  # ticks made while drawing take their look from it
             if self._background is None:
+                for text in self.figure.findobj(Text):
+                    style.readable(text)
                 self._agg.draw()
                 self._background = self._agg.copy_from_bbox(self.figure.bbox)
                 self._labels = dict.fromkeys(self._labels)
@@ -146,6 +149,8 @@ class Canvas:
 
     def _drawn(self, artist: Artist):
         """Draw a label; its pixels, or None where it has none."""
+        if isinstance(artist, Text):
+            style.readable(artist)
         self.figure.draw_artist(artist)
         box = artist.get_tightbbox(self._agg.get_renderer())
         # The box of an axis leaves out its ticks.

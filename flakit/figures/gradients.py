@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedFormatter, FixedLocator, MaxNLocator, NullFormatter, NullLocator
 
+from ..language import Words
 from . import style
 from .canvas import Canvas
 from .marks import Over
@@ -27,6 +28,7 @@ WORDS = {
     "rounding": {True: "storing the exact result in this dtype", False: "rounding alone"},
     "exact": "exact",
 }
+WORDS = Words(WORDS)
 
 ERRORS, PLOTS = "errors", ("upper curves", "lower curves")
 """The maps: of the dots, a row for every series of every tensor; of each plot, a column for every whole number of x."""

@@ -7,6 +7,7 @@ import numpy as np
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 
+from ..language import Words
 from ..numerics.words import number
 from . import style
 from .canvas import Canvas
@@ -30,6 +31,7 @@ WORDS = {
     "breaks": {True: "NaN: {exponent} is {times} × too much", False: "NaN: {times} ×"},
     "holds": {True: "holds up to {times} × these", False: "to {times} ×"},
 }
+WORDS = Words(WORDS)
 
 LANES = "kernels"
 """The map: a row for each kernel."""

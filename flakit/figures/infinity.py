@@ -9,6 +9,7 @@ from matplotlib.backends.backend_agg import RendererAgg
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.text import Text
 
+from ..language import say
 from . import style
 from .canvas import Canvas, Cell
 from .heatmap import HeatMap
@@ -240,7 +241,7 @@ class LossFigure:
                 8 / _WIDTH, 0.95, heading, fontsize=10.5, weight="bold", va="center"
             )
             nan, inf = style.non_finite_handles()
-            nan.set_label("NaN or inf")
+            nan.set_label(say("NaN or inf"))
             _legend(self.canvas, [inf, nan], loc="upper right", bbox_to_anchor=(1, 1))
         moving = [artist for bars in self._bars for artist in bars]
         self.canvas.moving(*moving, *(text for texts in self._shares for text in texts), *self._titles)

@@ -9,6 +9,7 @@ from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import NullFormatter
 
+from ..language import Words
 from ..numerics.arguments import one_of
 from ..numerics.sweep import Sweep
 from ..numerics.sweep_workers import in_words
@@ -27,7 +28,12 @@ WORDS = {
     "not measured": "not measured",
     "wrong": "law is wrong",
     "error": "error against float64",
+    "every": "every tensor",
+    "where": "{what}: where it is finite",
+    "how wrong": "{what}: where it is finite, and how wrong",
+    "line": "the line is the law: finite to its left",
 }
+WORDS = Words(WORDS)
 """Everything that stays written in the picture."""
 
 
@@ -226,11 +232,11 @@ def phase(
     share, error = (_worst(found, names, kind) for kind in _KINDS)
     share, error = (None if x is None else (x.T if turned else x)[:, order] for x in (share, error))
     limits = [np.nan] * len(rows) if law is None else [law(x) for x in rows] if callable(law) else list(law)
-    title = f"{tensor or 'every tensor'}: where it is finite" + (", and how wrong" if error is not None else "")
+    title = WORDS["where" if error is None else "how wrong"].format(what=tensor or WORDS["every"])
     figure = PhaseFigure(law=law is not None)
     figure.update(
         title=title, across=f"|{across}|", up=up,
-        subtitle="" if law is None else "the line is the law: finite to its left",
+        subtitle="" if law is None else WORDS["line"],
         measured=Map([in_words(x) for x in rows], decay[order], share, error, np.asarray(limits, dtype=float)),
     )  # fmt: skip
     return figure

@@ -10,12 +10,31 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
+from ..language import Words
 from . import style
 from .canvas import Canvas
 from .heatmap import HeatMap
 
 WIDTH = 8.4
 DPI = 80
+
+WORDS = {
+    "row": "row",
+    "column": "column",
+    "maps": "{names}: heat maps of {rows} against {columns}",
+    "yours": "yours",
+    "expected": "expected",
+    "difference": "yours - expected",
+    "before": "before",
+    "nothing": "nothing so far",
+    "no matrix": "a {type}, no matrix",
+    "shape": "shape {got}\nexpected {expected}",
+    "beside": "yours and the expected, side by side: heat maps of {rows} against {columns}",
+    "before, beside": "before, yours and the expected, side by side: heat maps of {rows} against {columns}",
+    "curves": "{title}: {names} over {xlabel}",
+    "ranges": "{title}: ranges of {names}",
+}
+WORDS = Words(WORDS)
 
 
 class Picture(Canvas):
@@ -32,8 +51,8 @@ class Picture(Canvas):
 def matrices(
     panels: Mapping[str, Sequence],
     *,
-    rows: str = "row",
-    columns: str = "column",
+    rows: str | None = None,
+    columns: str | None = None,
     label: str = "",
     signed: bool = False,
     limits: tuple[float, float] | None = None,
@@ -62,7 +81,8 @@ def matrices(
     if limits is None:
         limits = _limits(np.concatenate([x[np.isfinite(x) & ~hidden] for x in arrays.values()]), signed)
 
-    picture = Picture(height, f"{', '.join(arrays)}: heat maps of {rows} against {columns}")
+    rows, columns = rows or WORDS["row"], columns or WORDS["column"]
+    picture = Picture(height, WORDS["maps"].format(names=", ".join(arrays), rows=rows, columns=columns))
     bad = any((~np.isfinite(x) & ~hidden).any() for x in arrays.values())
     with style.context():
         grid = picture.figure.add_gridspec(
@@ -105,8 +125,8 @@ def beside(
     yours,
     expected,
     *,
-    rows: str | Sequence[str] = "row",
-    columns: str | Sequence[str] = "column",
+    rows: str | Sequence[str] | None = None,
+    columns: str | Sequence[str] | None = None,
     height: float = 2.6,
     before=None,
 ) -> Picture:
@@ -120,23 +140,24 @@ def beside(
     expected = np.asarray(expected, dtype=np.float64)
     if expected.ndim != 2 or not np.isfinite(expected).all():
         raise ValueError(f"expected: expected a matrix of finite numbers, got shape {list(expected.shape)}")
-    got, missing = None, "nothing so far"
+    rows, columns = rows or WORDS["row"], columns or WORDS["column"]
+    got, missing = None, WORDS["nothing"]
     if yours is not None and yours is not ...:
         try:
             got = np.asarray(yours, dtype=np.float64)
         except (TypeError, ValueError):
-            missing = f"a {type(yours).__name__}, no matrix"
+            missing = WORDS["no matrix"].format(type=type(yours).__name__)
         if got is not None and got.shape != expected.shape:
-            got, missing = None, f"shape {list(got.shape)}\nexpected {list(expected.shape)}"
+            got, missing = None, WORDS["shape"].format(got=list(got.shape), expected=list(expected.shape))
 
-    shown = {"yours": got, "expected": expected, "yours - expected": None if got is None else got - expected}
+    shown = {"yours": got, "expected": expected, "difference": None if got is None else got - expected}
     if before is not None:
         shown = {"before": np.asarray(before, dtype=np.float64), "yours": got, "expected": expected}
     bad = before is not None and not np.isfinite(shown["before"]).all()
     largest = float(np.abs(expected).max()) or 1.0
     along = [x if isinstance(x, str) else ", ".join(x) for x in (rows, columns)]
-    picture = Picture(height, f"{'before, ' * (before is not None)}yours and the expected, side by side: heat maps of "
-                      f"{along[0]} against {along[1]}")  # fmt: skip
+    alt = WORDS["beside" if before is None else "before, beside"]
+    picture = Picture(height, alt.format(rows=along[0], columns=along[1]))
     with style.context():
         grid = picture.figure.add_gridspec(
             1,
@@ -152,7 +173,7 @@ def beside(
             ax = picture.figure.add_subplot(grid[n])
             heat = HeatMap(picture, ax, cmap=style.SIGNED, vmin=-largest, vmax=largest)
             heat.update(expected if x is None else x, empty=None if x is not None else np.ones(expected.shape, bool))
-            ax.set_title(name)
+            ax.set_title(WORDS[name])
             for axis, names in ((ax.xaxis, columns), (ax.yaxis, rows)):
                 if isinstance(names, str):
                     axis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
@@ -195,7 +216,7 @@ def curves(
             raise ValueError(f"lines[{name!r}]: expected {len(along[name])} values like x, got {len(y)}")
     if len(lines) > len(style.LINES):
         raise ValueError(f"lines: expected at most {len(style.LINES)}, got {len(lines)}")
-    picture = Picture(height, f"{title or ylabel}: {', '.join(both)} over {xlabel}")
+    picture = Picture(height, WORDS["curves"].format(title=title or ylabel, names=", ".join(both), xlabel=xlabel))
     with style.context():
         ax = picture.figure.add_axes((0.095, 0.165, 0.6, 0.835 - 0.07 * bool(title) - 0.02))
         ax.spines[["top", "right"]].set_visible(False)
@@ -239,7 +260,8 @@ def ranges(
     limits: named vertical lines, such as the decay at which something breaks.
     """
     above = 1.08 if limits else 0.3
-    picture = Picture(0.33 * len(spans) + 0.67 + above, f"{title or xlabel}: ranges of {', '.join(spans)}")
+    alt = WORDS["ranges"].format(title=title or xlabel, names=", ".join(spans))
+    picture = Picture(0.33 * len(spans) + 0.67 + above, alt)
     height = picture.figure.get_figheight()
     with style.context():
         ax = picture.figure.add_axes((0.17, 0.52 / height, 0.8, 1 - (0.52 + above) / height))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ..language import label, say
 from ..numerics.words import number
 
 Terms = tuple[tuple[str, ...], ...]
@@ -75,7 +76,7 @@ class Scene:
         return self.labels.get(name, f"${name}_t$")
 
     def word(self, name: str) -> str:
-        return self.words.get(name, name)
+        return label(self.words.get(name, name))
 
     def outputs(self, which: str) -> tuple[str, ...]:
         """The vectors that come out of a pass."""
@@ -85,7 +86,7 @@ class Scene:
     def symbol(self, name: str, t: int) -> str:
         """A name with its token; what belongs to the token before says so."""
         if name in ("scale", "u"):
-            return name
+            return label(name)
         return f"{self.word(name)}_{t - name.endswith('_before')}"
 
     def arithmetic(self, frame: Mapping[str, np.ndarray], name: str, cell: tuple[int, ...], t: int) -> Said | None:
@@ -136,7 +137,7 @@ def _products(arrays: list[np.ndarray]) -> str:
     largest = sorted(np.argsort(-sizes, kind="stable")[:2])
     words = " + ".join(" · ".join(_said(x[n]) for x in arrays) for n in largest)
     more = sizes.size - len(largest)
-    return f"{words} + {more} smaller" if more else words
+    return words + say(" + {more} smaller").format(more=more) if more else words
 
 
 def _axes(**names: str) -> dict[str, str]:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..language import say
 from . import style
 from .heatmap import HeatMap
 from .plots import WIDTH, Picture
@@ -27,7 +28,9 @@ def filmstrip(states: Sequence, titles: Sequence[str], rows: Sequence[str], *, t
 
     size = (WIDTH - _LEFT - _RIGHT + _GAP) / len(states) - _GAP
     height = _TOP + size + _BOTTOM
-    picture = Picture(height, f"{title}: heat maps of the state, {', '.join(titles)}")
+    picture = Picture(
+        height, say("{title}: heat maps of the state, {names}").format(title=title, names=", ".join(titles))
+    )
 
     def axes(left: float, width: float):
         return picture.figure.add_axes((left / WIDTH, _BOTTOM / height, width / WIDTH, size / height))
@@ -46,5 +49,5 @@ def filmstrip(states: Sequence, titles: Sequence[str], rows: Sequence[str], *, t
         bar.set_ticks([-largest, 0, largest], labels=[f"{-largest:.2g}", "0", f"{largest:.2g}"])
         picture.figure.text(0.008, 1 - 0.12 / height, title, va="center", fontsize=10, fontweight="bold")
         middle = (_LEFT + WIDTH - _RIGHT) / 2 / WIDTH
-        picture.figure.text(middle, 0.13 / height, "columns: the values", ha="center", va="center", fontsize=8.5)
+        picture.figure.text(middle, 0.13 / height, say("columns: the values"), ha="center", va="center", fontsize=8.5)
     return picture

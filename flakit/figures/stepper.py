@@ -11,6 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
+from ..language import Words, say
 from . import style
 from .canvas import Canvas, Cell
 from .heatmap import HeatMap
@@ -45,6 +46,7 @@ WORDS = {
     "t": "t",
     "size": "log10 of RMS",
 }
+WORDS = Words(WORDS)
 
 DECAYS = "decays over time"
 """The map of what survives at every step: a row for each entry of the decay, a column for each token."""
@@ -121,8 +123,8 @@ class Stepper:
     def _draw_row(self, row: Row, top: float) -> None:
         at, (width, height) = self._places, self._places.matrix
         right = at.left + 2 * at.slot + width + _GAP + _STRIP
-        self._text(0.08, top - 0.11, row.words, weight="bold", ha="left", fontsize=10 if self.wide else 9.5)
-        self._text(right, top - 0.11, row.equation, ha="right", fontsize=10.5 if self.wide else 9)
+        self._text(0.08, top - 0.11, say(row.words), weight="bold", ha="left", fontsize=10 if self.wide else 9.5)
+        self._text(right, top - 0.11, say(row.equation), ha="right", fontsize=10.5 if self.wide else 9)
         for n, block in enumerate(row.blocks):
             left, bottom = at.left + n * at.slot, top - 0.6 - height
             heat = HeatMap(
@@ -136,7 +138,7 @@ class Stepper:
                 self._borders[block.border] = heat.ax.axvline(0, color=style.BLACK, linewidth=1.5, zorder=4)
                 self.canvas.moving(self._borders[block.border])
             middle = left + width / 2
-            self._text(middle if self.wide else middle - 0.04, top - 0.32, block.title)
+            self._text(middle if self.wide else middle - 0.04, top - 0.32, say(block.title))
             self._text(left - 0.4, bottom + height / 2, block.sign, fontsize=15)
             far = _GAP
             if block.left:
@@ -181,7 +183,7 @@ class Stepper:
             self._axes(left, bottom, width, 0.09), "", orientation="horizontal"
         )
         bar.set_ticks([])
-        self._text(*words, label, fontsize=8.5, ha="left" if self.wide else "right")
+        self._text(*words, say(label), fontsize=8.5, ha="left" if self.wide else "right")
         ends = self._text(left + width + 0.05, bottom + 0.045, "", fontsize=8.5, ha="left")
         self.canvas.moving(ends)
         return ends
@@ -193,7 +195,7 @@ class Stepper:
         for axis in (ax.xaxis, ax.yaxis):
             axis.set_major_locator(MaxNLocator(4, integer=True))
         if self.wide:
-            ax.set_ylabel(self.scene.decays)
+            ax.set_ylabel(say(self.scene.decays))
         else:
             ax.set_yticks([])
         ax.tick_params(pad=2)
@@ -220,7 +222,7 @@ class Stepper:
 
     def _draw_sizes(self, ax) -> None:
         _, label = self.scene.followed[self.which]
-        ax.set_title(label, fontsize=9, pad=3)
+        ax.set_title(say(label), fontsize=9, pad=3)
         ax.set(xlabel=WORDS["t"], ylabel=WORDS["size"])
         ax.xaxis.labelpad = 1
         ax.yaxis.set_label_coords(-50 / ax.bbox.width, 0.5)

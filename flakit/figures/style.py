@@ -3,12 +3,19 @@
 Lines pair an Okabe-Ito colour with a dash style, magnitudes use cividis, non-finite cells are hatched.
 """
 
+import dataclasses
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import matplotlib as mpl
+from matplotlib.font_manager import fontManager
 from matplotlib.patches import Patch
+from matplotlib.text import Text
+
+from ..language import ENGLISH, current
+from .fonts import FAMILY, FILE
 
 BLACK = "#000000"
 ORANGE = "#E69F00"
@@ -45,7 +52,7 @@ EMPTY = "#DCDCDC"
 """Cells that hold nothing: above the diagonal, not yet computed."""
 
 _RC = {
-    "font.family": "DejaVu Sans",
+    "font.family": ["DejaVu Sans", FAMILY],
     "font.size": 9.5,
     "axes.titlesize": 10,
     "axes.titlelocation": "left",
@@ -62,6 +69,14 @@ _RC = {
 }
 
 
+# By its path, whatever is installed. It has one weight, which also stands for the others.
+fontManager.addfont(FILE)
+fontManager.ttflist.append(dataclasses.replace(fontManager.ttflist[-1], weight=700))
+
+_CHINESE = re.compile("[\u2e80-\ufaff\uff00-\uffef]")
+_MIXED = {"mathtext.default": "rm"}
+"""The letters of formulas from DejaVu Sans also where the words around them are from another font."""
+
 _drawing = threading.RLock()
 
 
@@ -72,8 +87,15 @@ def context() -> Iterator[None]:
     Matplotlib's settings are the process's: a thread that came in while another was here would find this look, and put
     it back for good when it leaves.
     """
-    with _drawing, mpl.rc_context(_RC):
+    with _drawing, mpl.rc_context(_RC if current() == ENGLISH else _RC | _MIXED):
         yield
+
+
+def readable(text: Text) -> None:
+    """Chinese around a formula: beside one, matplotlib looks for no second font, so the first has to have it."""
+    words = text.get_text()
+    if "$" in words and _CHINESE.search(words):
+        text.set_fontfamily(FAMILY)
 
 
 def swatch(colour: str, label: str) -> Patch:

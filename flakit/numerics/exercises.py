@@ -22,11 +22,33 @@ from numbers import Real
 import torch
 from torch import Tensor
 
+from ..language import Words
 from .arguments import plain, shown
 from .errors import compare
-from .words import number
+from .words import number, padded
 
 _EMPTY = (None, ...)
+
+WORDS = {
+    "right": "{name}: right",
+    "wrong": "{name}: not yet",
+    "hint": "hint",
+    "yours": "yours",
+    "reference": "reference",
+    "at": "at",
+    "nothing": "nothing so far: put your answer where the ... is and run the cell again",
+    "no numbers": "{yours}, a {type}; expected numbers",
+    "shape": "shape {shape}",
+    "too high": "{yours}, too high",
+    "too low": "{yours}, too low",
+    "worst": "{index}, the worst of {count} values",
+    "predict": "Predict.",
+    "Right": "Right.",
+    "No": "No: {right}.",
+    "measured": "Measured: {measured}.",
+    "chosen": " (your choice)",
+}
+WORDS = Words(WORDS)
 
 
 @dataclass(frozen=True)
@@ -55,11 +77,11 @@ def check(name: str, yours, reference, hint: str | Sequence[str] = (), *, tolera
     hints = tuple(filter(None, (hint,) if isinstance(hint, str) else hint))
     _share("tolerance", tolerance)
     wrong = _difference(yours, reference, tolerance)
-    text = "\n".join([f"{name}: {'not yet' if wrong else 'right'}", *wrong])
+    text = "\n".join([WORDS["wrong" if wrong else "right"].format(name=name), *wrong])
     print(text)
     verdict = Verdict(not wrong, text, hints if wrong and not _is_empty(yours) else ())
     if verdict.hints:
-        _display("".join(_folded("hint", html.escape(each)) for each in hints))
+        _display("".join(_folded(WORDS["hint"], html.escape(each)) for each in hints))
     return verdict
 
 
@@ -118,8 +140,8 @@ class Prediction:
         return self._said(label)
 
     def _said(self, label: str) -> str:
-        verdict = "Right." if label == self._right else f"No: {self._right}."
-        measured = "" if self._measured == self._right else f"Measured: {self._measured}."
+        verdict = WORDS["Right"] if label == self._right else WORDS["No"].format(right=self._right)
+        measured = "" if self._measured == self._right else WORDS["measured"].format(measured=self._measured)
         return " ".join(part for part in (verdict, measured, self._why) if part)
 
     def __repr__(self) -> str:
@@ -128,13 +150,14 @@ class Prediction:
     def _repr_html_(self) -> str:
         question = html.escape(self.question)
         group = "predict-" + hashlib.sha256(repr(self).encode()).hexdigest()[:12]
+        record = _RECORD.replace("CHOSEN", WORDS["chosen"])
         lines = [
-            _folded(html.escape(label) + "<i></i>", html.escape(self._said(label)), f'name="{group}"', _RECORD)
+            _folded(html.escape(label) + "<i></i>", html.escape(self._said(label)), f'name="{group}"', record)
             for label in self.choices
         ]
         return (
             f'<div role="group" aria-label="{question}" style="max-width: 46em; line-height: 1.5">'
-            f"<p><b>Predict.</b> {question}</p>{''.join(lines)}</div>"
+            f"<p><b>{WORDS['predict']}</b> {question}</p>{''.join(lines)}</div>"
         )
 
 
@@ -142,7 +165,7 @@ class Prediction:
 # The click is what is recorded, not the toggle, which comes later and only once for an opening that closed again.
 _RECORD = (
     "const d = this.closest('[role=group]').dataset; "
-    "if (!d.first) {d.first = 1; this.querySelector('i').textContent = ' (your choice)'}"
+    "if (!d.first) {d.first = 1; this.querySelector('i').textContent = 'CHOSEN'}"
 )
 
 
@@ -184,7 +207,7 @@ def _is_empty(yours) -> bool:
 def _difference(yours, reference, tolerance: float) -> list[str]:
     """What is wrong, in lines; none if nothing is."""
     if _is_empty(yours):
-        return [_line("yours", "nothing so far: put your answer where the ... is and run the cell again")]
+        return [_line("yours", WORDS["nothing"])]
     true = _numbers(reference)
     if true is None:
         return [] if yours == reference else [_line("yours", repr(yours))]
@@ -192,18 +215,19 @@ def _difference(yours, reference, tolerance: float) -> list[str]:
         raise ValueError("reference: expected numbers to compare with, got NaN among them")
     got = _numbers(yours)
     if got is None:
-        return [_line("yours", f"{yours!r}, a {type(yours).__name__}; expected numbers")]
+        return [_line("yours", WORDS["no numbers"].format(yours=repr(yours), type=type(yours).__name__))]
     if got.shape != true.shape:
-        return [_line("yours", f"shape {list(got.shape)}"), _line("reference", f"shape {list(true.shape)}")]
+        shapes = {"yours": got.shape, "reference": true.shape}
+        return [_line(name, WORDS["shape"].format(shape=list(shape))) for name, shape in shapes.items()]
 
     errors = compare(got, true)
     if errors.worst <= tolerance:
         return []
     at = errors.worst_index
     if not at:
-        side = ", too high" if got > true else ", too low" if got < true else ""
-        return [_line("yours", number(got.item(), 6) + side)]
-    where = _line("at", f"{list(at)}, the worst of {true.numel()} values")
+        said = WORDS["too high"] if got > true else WORDS["too low"] if got < true else "{yours}"
+        return [_line("yours", said.format(yours=number(got.item(), 6)))]
+    where = _line("at", WORDS["worst"].format(index=list(at), count=true.numel()))
     return [where, _line("yours", number(got[at].item(), 6)), _line("reference", number(true[at].item(), 6))]
 
 
@@ -218,4 +242,4 @@ def _numbers(x) -> Tensor | None:
 
 
 def _line(what: str, says: str) -> str:
-    return f"  {what:<11}{says}"
+    return f"  {padded(WORDS[what], 11)}{says}"

@@ -1,9 +1,12 @@
 """Numbers in words: one wording for tables, pictures, panels and the command line."""
 
 import math
+import unicodedata
 from numbers import Integral, Real
 
 import torch
+
+from ..language import say
 
 
 def number(x: object, digits: int = 4, *, nan: str = "NaN", inf: str = "inf") -> str:
@@ -15,7 +18,7 @@ def number(x: object, digits: int = 4, *, nan: str = "NaN", inf: str = "inf") ->
     ('0.3333', '-88.7', 'never', 'yes', 'float16')
     """
     if isinstance(x, bool):
-        return "yes" if x else "no"
+        return say("yes") if x else say("no")
     if isinstance(x, torch.dtype):
         return str(x).removeprefix("torch.")
     if not isinstance(x, Real) or isinstance(x, Integral):
@@ -32,8 +35,8 @@ def error(x: float) -> str:
     ('1.2e-07', '0 (exact)', 'not finite')
     """
     if not math.isfinite(x):
-        return "not finite"
-    return f"{x:.1e}" if x else "0 (exact)"
+        return say("not finite")
+    return f"{x:.1e}" if x else say("0 (exact)")
 
 
 def percent(share: float) -> str:
@@ -45,6 +48,17 @@ def percent(share: float) -> str:
     if 0 < share < 0.01:
         return "<1%"
     return ">99%" if 0.99 < share < 1 else f"{share:.0%}"
+
+
+def padded(text: str, width: int) -> str:
+    """Text with spaces after it up to `width` columns of a terminal, before it where that is negative; a Chinese
+    character takes two columns.
+
+    >>> padded("ab", 4), padded("ab", -4), padded("状态", -5)
+    ('ab  ', '  ab', ' 状态')
+    """
+    spaces = " " * (abs(width) - len(text) - sum(unicodedata.east_asian_width(x) in "WF" for x in text))
+    return text + spaces if width > 0 else spaces + text
 
 
 def for_json(x: object) -> object:

@@ -9,11 +9,13 @@ A panel derives from `Panel`, hands its knobs to `__init__`, and defines four me
 
 and, where cells of its picture can be pointed at, `arithmetic(result, cell, **setting)`. A setting is a dict of every
 knob's value, so these take the knobs' names as arguments. Anything they raise is shown in the readout. Work of more
-than a moment belongs in a `ButtonRun`. The words of a panel stand in one table of its module, WORDS.
+than a moment belongs in a `ButtonRun`. The words of a panel stand in one table of its module, WORDS, and come out in
+the language that the panel was made in, whatever others speak: these methods may be called from anywhere.
 """
 
 import asyncio
 import base64
+import functools
 import html
 import json
 import threading
@@ -25,6 +27,7 @@ import ipywidgets as widgets
 import torch
 
 from ..figures.canvas import Cell
+from ..language import Words, current, label, say, speaking
 from .knobs import assign, stops_of
 from .picture import Picture
 
@@ -53,6 +56,7 @@ WORDS = {
     "progress": "{done} of {total}",
     "done": "done in {seconds:.1f} s",
 }
+WORDS = Words(WORDS)
 
 DEBOUNCE = 0.06
 """Seconds. A redraw that takes longer waits this long after the one before it, then jumps to the newest value."""
@@ -95,6 +99,17 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+def _in_its_language(method: Callable) -> Callable:
+    """A method of something that has a `language`, which is spoken inside."""
+
+    @functools.wraps(method)
+    def spoken(self, *args, **kwargs):
+        with speaking(self.language):
+            return method(self, *args, **kwargs)
+
+    return spoken
 
 
 class Player(widgets.HBox):
@@ -148,6 +163,19 @@ class Panel(widgets.VBox):
     readout_lines = 3
     _held = True  # no redraw: several knobs are being moved
     _redrawing = threading.RLock()  # one for all panels: `_one_thread` is a setting of the process
+    language: str
+    """What it was made in, by `flakit.language.speaking`."""
+
+    def __new__(cls, *args, **kwargs):
+        panel = super().__new__(cls, *args, **kwargs)
+        panel.language = current()
+        return panel
+
+    def __init_subclass__(cls, **kwargs) -> None:
+        super().__init_subclass__(**kwargs)
+        for name in ("compute", "draw", "describe", "script", "arithmetic", "alt_text"):
+            if name in vars(cls):
+                setattr(cls, name, _in_its_language(vars(cls)[name]))
 
     def __init__(
         self,
@@ -166,6 +194,8 @@ class Panel(widgets.VBox):
         self.knobs = dict(knobs)
         self.knobs.setdefault("seed", widgets.BoundedIntText(0, 0, 2**31 - 1))
         self.width, self.canvas, self.result, self._alt = WIDE, None, None, alt
+        for knob in self.knobs.values():
+            knob.description = label(knob.description)
         self._figures: dict[Hashable, object] = {}
         self._room = self._kept = None
         self._timer, self._cost, self._drawn = None, 0.0, 0.0
@@ -242,8 +272,8 @@ class Panel(widgets.VBox):
         # As a person moves it: what follows from that, such as a profile that gives way to a decay, follows here, too.
         return Player(len(stops_of(knob)) - 1, lambda place: setattr(knob, "value", stops_of(knob)[place]))
 
-    def _preset(self, label: str, setting: Mapping) -> widgets.Button:
-        button = widgets.Button(description=label, layout={"width": "auto"})
+    def _preset(self, words: str, setting: Mapping) -> widgets.Button:
+        button = widgets.Button(description=say(words), layout={"width": "auto"})
         button.tooltip = ", ".join(f"{name} {value}" for name, value in setting.items())
         button.on_click(lambda _: self.set(**setting))
         return button
@@ -275,7 +305,7 @@ class Panel(widgets.VBox):
 
     def alt_text(self, result, **setting) -> str:
         """What the picture shows now, for those who cannot see it."""
-        return f"{self._alt}. {self.text}"
+        return say("{alt}. {text}").format(alt=self._alt, text=self.text)
 
     def when(self, knob: widgets.Widget, react: Callable[[object, object], None]) -> None:
         """Call react(old, new) when a knob has moved; other knobs that it moves add no redraw of their own.
@@ -286,7 +316,8 @@ class Panel(widgets.VBox):
         def held(change) -> None:
             was_held, self._held = self._held, True
             try:
-                react(change.old, change.new)
+                with speaking(self.language):
+                    react(change.old, change.new)
             finally:
                 self._held = was_held
 
@@ -351,6 +382,7 @@ class Panel(widgets.VBox):
         except Exception as error:
             self.fail(error)
 
+    @_in_its_language
     def _render(self) -> None:
         with self._redrawing:
             self._cancel_timer()
@@ -373,6 +405,7 @@ class Panel(widgets.VBox):
         self._text = text
         self.readout.value = html.escape(text)
 
+    @_in_its_language
     def fail(self, error: Exception) -> None:
         """Show an error in the readout; the picture remains that of the last setting that worked."""
         self._text = f"{type(error).__name__}: {error}"
@@ -394,6 +427,7 @@ class Panel(widgets.VBox):
         lines = self.readout_lines + (self.width == NARROW)
         self.readout.layout.height = f"{1.4 * lines + 0.3:.2f}em"
 
+    @_in_its_language
     def _found(self, cell: Cell | None) -> str:
         if cell is None:
             return WORDS["point"]
@@ -404,6 +438,7 @@ class Panel(widgets.VBox):
 
     # Pin and more.
 
+    @_in_its_language
     def pin(self) -> None:
         """Keep the present picture and readout beside the next; a second call takes them away."""
         if self._kept is None:
@@ -493,7 +528,7 @@ class ButtonRun(widgets.HBox):
         done: Callable[[object], None],
         failed: Callable[[Exception], None],
     ):
-        self._work, self._done, self._failed = work, done, failed
+        self.language, self._work, self._done, self._failed = current(), work, done, failed
         self._thread, self._stop = None, threading.Event()
         self.button = widgets.Button(description=label, icon="play", layout={"width": "auto"})
         self.cancel_button = widgets.Button(
@@ -506,6 +541,7 @@ class ButtonRun(widgets.HBox):
         self.cancel_button.on_click(lambda _: self.cancel())
         super().__init__([self.button, self.cancel_button, self.bar, self.status])
 
+    @_in_its_language
     def start(self) -> None:
         """Begin, unless a run is going on."""
         if self._thread is not None and self._thread.is_alive():
@@ -516,6 +552,7 @@ class ButtonRun(widgets.HBox):
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
+    @_in_its_language
     def cancel(self) -> None:
         """Ask the run to stop at its next step."""
         self._stop.set()
@@ -535,6 +572,7 @@ class ButtonRun(widgets.HBox):
         if not self._stop.is_set():
             self.status.value = WORDS["progress"].format(done=done, total=total)
 
+    @_in_its_language
     def _run(self) -> None:
         start = self._told = time.perf_counter()
         try:

@@ -9,6 +9,7 @@ from ..cases.knobs import Knob
 from ..cases.laws import Row
 from ..cases.registry import Case, find
 from ..figures.canvas import Cell
+from ..language import Words, rephrase, say, speaking
 from ..numerics.words import number
 from . import knobs
 from .base import Panel
@@ -20,6 +21,7 @@ WORDS = {
     "others": {0: "", 1: ", and so they do in the other number", 2: ", and so they do in the other {n} numbers"},
     "some": " Of the {n} numbers compared at this setting, {right} are as the law says.",
 }
+WORDS = Words(WORDS)
 
 
 class CasePanel(Panel):
@@ -90,7 +92,7 @@ class CasePanel(Panel):
 
     def describe(self, result, **_) -> str:
         rows, shown = result
-        inf = self._story.WORDS.get("inf", "never")
+        inf = self._story.WORDS.get("inf") or say("never")
         return f"{self._picture().say(shown)}\n{law_and_measurement(rows, self._story.LINE, inf=inf)}"
 
     def arithmetic(self, result, cell: Cell, **_) -> str | None:
@@ -122,7 +124,7 @@ def law_and_measurement(rows: list[Row], about: str, *, inf: str = "never") -> s
     row, which = (wrong[0], "differs") if wrong else (next(row for row in judged if about in row.what), "agrees")
     more = len(judged) - 1
     said = WORDS[which].format(
-        what=row.what,
+        what=rephrase(row.what),
         law=number(row.law, inf=inf),
         measured=number(row.measured, inf=inf),
         others=WORDS["others"][min(more, 2)].format(n=more),
@@ -132,13 +134,15 @@ def law_and_measurement(rows: list[Row], about: str, *, inf: str = "never") -> s
     return said + WORDS["some"].format(n=len(judged), right=len(judged) - len(wrong))
 
 
-def case(name: str, show=None, **settings) -> CasePanel:
+def case(name: str, show=None, *, language: str | None = None, **settings) -> CasePanel:
     """The panel of a case: its knobs, its mechanism as a picture, and whether the law agrees with the measurement.
 
     name: of a case, as `flakit cases` lists them. show: names of the knobs on view; the others lie under "more".
     settings: any of its knobs. Of a decay that may be a profile or a number, `profile` is the one, or "constant", and
     `decay` the other.
+    language: of its words, "en" or "zh"; default: what flakit speaks, see `flakit.language`.
 
     >>> case("masking", w=-3.0, mask="multiply")
     """
-    return CasePanel(find(name), show, **settings)
+    with speaking(language):
+        return CasePanel(find(name), show, **settings)

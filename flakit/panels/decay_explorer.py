@@ -11,6 +11,7 @@ from ..cases import anchor
 from ..cases.laws import LN_MAX
 from ..figures.canvas import Cell
 from ..figures.decay import DecayFigure, Onset
+from ..language import Words, say, speaking
 from ..numerics.errors import compare
 from ..numerics.evaluate import truth
 from ..numerics.inputs import inputs
@@ -85,6 +86,8 @@ WORDS = {
     "all of": "all of {names}",
     "from": " (first at token {t})",
     "kinds": {"NaN": "{shares} are NaN", "inf": "{shares} are inf"},
+    "also": "; ",
+    "sentence": "{said}.",
     "first": {
         1: "The law: {names} breaks first, beyond |{which}| = {law} {knob}; measured: {measured}.",
         2: "The law: {names} break first, beyond |{which}| = {law} {knob}; measured: {measured}.",
@@ -114,6 +117,7 @@ WORDS = {
     "no onset": "{name} never breaks, by the law and as measured: {verdict}",
     "verdict": {True: "fine", False: "broken"},
 }
+WORDS = Words(WORDS)
 """Everything the panel says."""
 
 PRESETS = {
@@ -210,7 +214,7 @@ class DecayExplorer(Panel):
             "spike": "" if spike == NONE else WORDS["title spike"].format(spike=f"{spike:.5g}", at=at),
             "chunk": chunk,
             "dtype": dtype,
-            "mask": "" if mask == RIGHT else WORDS["title mask"].format(mask=masking.MASKS[mask]),
+            "mask": "" if mask == RIGHT else WORDS["title mask"].format(mask=say(masking.MASKS[mask])),
             "first": first,
             "last": min(first + chunk, T) - 1,
         }
@@ -474,8 +478,9 @@ def _shares(bad: dict[str, torch.Tensor]) -> str:
         ]
         if parts:
             said.append(WORDS["kinds"][kind].format(shares=_listed(parts)))
-    text = "; ".join(said)
-    return f"{text[0].upper()}{text[1:]}."
+    text = WORDS["also"].join(said)
+    named = text.startswith(tuple(bad))  # a name is no word to be written large
+    return WORDS["sentence"].format(said=text if named else text[0].upper() + text[1:])
 
 
 def _law(onsets: dict[str, Onset], which: str, at: int | None) -> str:
@@ -512,7 +517,9 @@ def _filled(text: str, symbols: dict[str, str]) -> str:
     return text
 
 
-def decay_explorer(op: str = "rwkv6", show: Iterable[str] | None = None, **settings) -> DecayExplorer:
+def decay_explorer(
+    op: str = "rwkv6", show: Iterable[str] | None = None, *, language: str | None = None, **settings
+) -> DecayExplorer:
     """Panel: chunked computation at one decay, by anchor scheme, with the onset of NaN by law and as measured.
 
     op: an operator of `flakit.numerics.operators.OPERATORS`. show: names of the knobs on view, default decay, spike
@@ -523,7 +530,9 @@ def decay_explorer(op: str = "rwkv6", show: Iterable[str] | None = None, **setti
         scheme: one of `flakit.cases.anchor.SCHEMES`. mask: one of its `masks`, or "right".
         spike: natural-log decay of token `at` alone, or "none".
         dtype: "float32", "bfloat16" or "float16", of the inputs and of the stored factors. seed: of the inputs.
+    language: of its words, "en" or "zh"; default: what flakit speaks, see `flakit.language`.
 
     >>> decay_explorer(decay=0.0, scheme="first-row", spike=-88.8, at=16)
     """
-    return DecayExplorer(op, show, **settings)
+    with speaking(language):
+        return DecayExplorer(op, show, **settings)

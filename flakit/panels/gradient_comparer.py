@@ -8,6 +8,7 @@ import torch
 from ..cases.decay_gradient import running_sums
 from ..figures.canvas import Cell
 from ..figures.gradients import ERRORS, PLOTS, Curves, GradientFigure
+from ..language import Words, speaking
 from ..numerics import recorded
 from ..numerics.gradients import MEASURES, along_time, gradient_rows, rounding_error
 from ..numerics.on_gpu import RECORDINGS
@@ -82,6 +83,7 @@ WORDS = {
     "token": "token",
     "none": "{tensor}: {form} makes none of its own.",
 }
+WORDS = Words(WORDS)
 
 PRESETS = {
     "float32": {"source": HERE, "dtype": "float32", "profile": "constant", "decay": -1.0, "T": 64},
@@ -441,7 +443,7 @@ def _said(row: Mapping, measure: str) -> str:
     return WORDS["infinite"]
 
 
-def gradient_comparer(op: str = "rwkv6", show=None, **settings) -> GradientComparer:
+def gradient_comparer(op: str = "rwkv6", show=None, *, language: str | None = None, **settings) -> GradientComparer:
     """A panel that compares an operator's forms, and the widely used dw, with float64.
 
     op: an operator of `flakit.numerics.operators.OPERATORS`. show: names of the knobs on view, at first dtype, decay
@@ -450,7 +452,9 @@ def gradient_comparer(op: str = "rwkv6", show=None, **settings) -> GradientCompa
     `flakit.numerics.inputs.DECAYS`), decay (the natural-log decay of "constant"), T, K, of GSA M (slots) and HQ (query
     heads of the one memory), tensor (of the curves) and measure, along ("T", "decay" or "dtype": what the button
     runs through), seed.
+    language: of its words, "en" or "zh"; default: what flakit speaks, see `flakit.language`.
 
     >>> gradient_comparer(dtype="float32", profile="constant", decay=-20)
     """
-    return GradientComparer(op, show, **settings)
+    with speaking(language):
+        return GradientComparer(op, show, **settings)

@@ -10,6 +10,7 @@ from ..cases import headroom as case
 from ..cases.laws import LN_MAX
 from ..figures.canvas import Cell
 from ..figures.headroom import HeadroomFigure
+from ..language import Words, say, speaking
 from ..numerics.operators import OPERATORS
 from ..numerics.words import number
 from . import knobs
@@ -46,6 +47,7 @@ WORDS = {
     "short": "{kernel}: no exponent is above 0 at this length, so no factor above 1",
     "given": "w: the decays that this panel was given",
 }
+WORDS = Words(WORDS)
 
 PRESETS = {
     "as given": {"times": 1.0, "dtype": "float32"},
@@ -120,11 +122,11 @@ class Headroom(Panel):
         lines = [words.format(count=len(broken), n=len(margins))]
         if broken:
             m = broken[0]
-            said = {"kernel": case.KERNELS[m.kernel], "exponent": number(m.exponent), "place": m.place}
+            said = {"kernel": say(case.KERNELS[m.kernel]), "exponent": number(m.exponent), "place": m.place}
             lines.append(WORDS["first"].format(dtype=dtype, limit=f"{m.limit:.2f}", **said))
         if near:
             m = near[0]
-            lines.append(WORDS["near"].format(kernel=case.KERNELS[m.kernel], times=number(m.factor, 3)))
+            lines.append(WORDS["near"].format(kernel=say(case.KERNELS[m.kernel]), times=number(m.factor, 3)))
         lines.append(WORDS["safe"].format(n=uniform.count(math.inf)))
         return "\n".join(lines)
 
@@ -163,17 +165,19 @@ print(found)
 
 def _figure(kernels: tuple[str, ...], width: float) -> HeadroomFigure:
     """The names that kernels have in the code where there is no room for words."""
-    return HeadroomFigure([case.KERNELS[name] if width == WIDE else name for name in kernels], width)
+    return HeadroomFigure([say(case.KERNELS[name]) if width == WIDE else name for name in kernels], width)
 
 
-def headroom(w, op: str | None = None, show=None, **settings) -> Headroom:
+def headroom(w, op: str | None = None, show=None, *, language: str | None = None, **settings) -> Headroom:
     """A panel on decays of your own: their histogram, and how far each kernel of the casebook is from its law.
 
     w, op: as `flakit.headroom` takes them: decays [B, T, H, K], layers by name, or a file of either.
     show: names of the knobs on view, at first times, dtype and layer; the others lie under "more".
     settings: any of its knobs: dtype (of the operands), times (0.01 … 100, what all decays are multiplied with), chunk,
     block, and layer where there are several.
+    language: of its words, "en" or "zh"; default: what flakit speaks, see `flakit.language`.
 
     >>> headroom(-torch.rand(1, 200, 4, 64), "rwkv6", times=2.0)
     """
-    return Headroom(w, op, show, **settings)
+    with speaking(language):
+        return Headroom(w, op, show, **settings)

@@ -15,6 +15,7 @@ from ..cases import infinity as case
 from ..cases.laws import LN_MAX
 from ..figures.canvas import Cell
 from ..figures.infinity import CHUNKS, LIT, LossFigure, WayFigure, rounded
+from ..language import Words, speaking
 from ..numerics.words import percent
 from . import knobs
 from .base import Panel, Player
@@ -130,6 +131,15 @@ WORDS = {
     "arithmetic": "{made} (true: {true})",
     "term": "this term is {true}",
     "lost": "{name} in a {chunk}: NaN or infinite for {share} tokens",
+    "score": "score ({i}, {j}) = {sum} = {score}",
+    "left": {True: "{left} is", False: "{left} are"},
+    "stay": {True: "it stays", False: "they stay"},
+    "are": {True: "is", False: "are"},
+    "and": " and ",
+    "and also": ", and ",
+    "of": "{n} of {all}",
+    "no key": "none",
+    "step": "step",
     "in the past": "pair ({i}, {j}) is below the line: {score} stays",
     "cut": "pair ({i}, {j}) is not below the line: {score} becomes 0",
     "chunk": "chunk of {C}, w = {decay}",
@@ -140,6 +150,7 @@ WORDS = {
     "alt loss": "Step {step} of {steps}, decay {decay}: bars of what is lost, NaN or infinite. {shares}",
     "lost names": {"keys": "the keys' factors", "o": "output o", **{f"d{x}": f"gradient d{x}" for x in "vkrw"}},
 }
+WORDS = Words(WORDS)
 """Everything the panel says."""
 
 
@@ -154,7 +165,7 @@ class Infinity(Panel):
         self._figure, self._losses = WayFigure(C, K), LossFigure(WORDS["heading loss"], names)
         made = {
             "decay": knobs.DecayKnob(-13.5, stops=_stops(), low=-16.0),
-            "step": knobs.integer(1, 1, len(STEPS), "step"),
+            "step": knobs.integer(1, 1, len(STEPS), WORDS["step"]),
         }
         player = Player(len(STEPS) - 1, lambda place: self.set(step=place + 1), 1000 * SECONDS)
         super().__init__(made, settings, alt="", show=show, player=player)
@@ -262,12 +273,12 @@ class Infinity(Panel):
             return WORDS["all"].format(all=C * C, K=K, fate=fate)
         if step == "mask":
             kind = "some" if left else "none" if spoilt else "fine"
-            said |= {"left": f"{left} {'is' if left == 1 else 'are'}", "stay": "it stays" if left == 1 else "they stay"}
+            said |= {x: WORDS[x][left == 1].format(left=left) for x in ("left", "stay")}
             return WORDS[f"mask, {kind}"].format(spoilt=spoilt, **said)
         if step == "row":
             rows = int((~made.o.isfinite()).any(-1).sum())
             said |= {"score": _number(made.kept[i, j]), "sum": _number(made.o[i, 0])}
-            said |= {"rows": rows, "are": "is" if rows == 1 else "are"}
+            said |= {"rows": rows, "are": WORDS["are"][rows == 1]}
             return WORDS[f"row, {'bad' if rows else 'hidden' if spoilt else 'fine'}"].format(**said)
         if step == "dr":
             return WORDS[f"dr, {'fine' if made.dr.isfinite().all() else 'bad'}"].format(row=ROW)
@@ -283,7 +294,7 @@ class Infinity(Panel):
         """The first step: one key's factor, and which others share its fate."""
         j = way.cell[1] if bad else C - 1
         others = [str(n) for n in bad if n != j]
-        others = WORDS["others"][min(len(others), 2)].format(keys=" and ".join(others))
+        others = WORDS["others"][min(len(others), 2)].format(keys=WORDS["and"].join(others))
         said |= {"j": j, "tokens": j + 1, "up": _exponent(way.exponents[1][j].item())}
         said["decay"] = _exponent(way.exponents[1][0].item())
         said["place"] = WORDS["place"][j == C - 1].format(**said)
@@ -347,7 +358,7 @@ class Infinity(Panel):
         if name == "loss":
             shares = ", ".join(f"{words} {_share(way.lost[x], C)}" for x, words in WORDS["lost names"].items())
             return WORDS["alt loss"].format(shares=shares, **said)
-        bad = ", ".join(str(n) for n, x in enumerate(way.made.key) if not x.isfinite()) or "none"
+        bad = ", ".join(str(n) for n, x in enumerate(way.made.key) if not x.isfinite()) or WORDS["no key"]
         title, sentence = WORDS[f"title {name}"], self.sentence(way, name)
         return WORDS["alt"].format(title=title, sentence=sentence, bad=bad, **said)
 
@@ -430,18 +441,20 @@ def _exponent(x: float) -> str:
 
 def _share(x: float, tokens: int) -> str:
     """Of how many tokens; in percent where only some channels of one are lost."""
-    return f"{round(x * tokens)} of {tokens}" if x * tokens == round(x * tokens) else percent(x)
+    return WORDS["of"].format(n=round(x * tokens), all=tokens) if x * tokens == round(x * tokens) else percent(x)
 
 
 def _cost(lost: Mapping[str, float]) -> str:
     """What is lost of the tensors, all of some and rows of others."""
     names = {share: [name for name in case.TENSORS if lost.get(name) == share] for share in set(lost.values()) - {0}}
     said = [
-        WORDS["all of" if share == 1 else "rows of"].format(share=_share(share, C), names=" and ".join(names[share]))
+        WORDS["all of" if share == 1 else "rows of"].format(
+            share=_share(share, C), names=WORDS["and"].join(names[share])
+        )
         for share in sorted(names, reverse=True)
         if names[share]
     ]
-    return ", and ".join(said)
+    return WORDS["and also"].join(said)
 
 
 def _why(way: case.Way, i: int, j: int) -> str:
@@ -468,7 +481,7 @@ def _pair(way: case.Way, i: int, j: int) -> str:
 
 def _score(way: case.Way, i: int, j: int) -> str:
     terms = way.operands["q"][i] * way.made.read[i] * way.made.scaled[j]
-    made = f"score ({i}, {j}) = {_sum(terms)} = {_number(way.made.scores[i, j])}"
+    made = WORDS["score"].format(i=i, j=j, sum=_sum(terms), score=_number(way.made.scores[i, j]))
     return _true(made, way.true.scores[i, j])
 
 
@@ -530,12 +543,14 @@ def _plain(formula: str) -> str:
     return re.sub(r"<sup>(.*?)</sup>", r"^(\1)", re.sub(r"<sub>(.*?)</sub>", r"_\1", text))
 
 
-def infinity(show=None, **settings) -> Infinity:
+def infinity(show=None, *, language: str | None = None, **settings) -> Infinity:
     """A panel that follows one infinite factor through a chunk, forward and backward.
 
     show: names of the knobs on view, at first decay and step; the others lie under "more".
     settings: any of its knobs: decay (natural logarithm, -16 … 0, the same for all tokens), step (1 … 9), seed.
+    language: of its words, "en" or "zh"; default: what flakit speaks, see `flakit.language`.
 
     >>> infinity(decay=-11.5, step=8)
     """
-    return Infinity(show, **settings)
+    with speaking(language):
+        return Infinity(show, **settings)

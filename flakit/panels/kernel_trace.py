@@ -7,6 +7,7 @@ from ..figures.canvas import Cell
 from ..figures.trace import TraceFigure
 from ..instruments import workbench
 from ..instruments.trace_record import Headroom, Place, Trace
+from ..language import Words, speaking
 from ..numerics.words import number
 from . import knobs
 from .base import Panel
@@ -44,6 +45,7 @@ WORDS = {
     "room": "{place}  {code}: at most e^{largest}, in program {program}; float32 ends at e^{end}",
     "recorded": "There is no Triton here: this is a recording.",
 }
+WORDS = Words(WORDS)
 
 PRESETS = {
     "fine": {"decay": -1.3, "way": "start"},
@@ -167,13 +169,15 @@ def _code(place: Place) -> str:
     return " ".join((place.expression or place.statement).split())
 
 
-def kernel_trace(*lines: Callable, show=None, **settings) -> KernelTrace:
+def kernel_trace(*lines: Callable, show=None, language: str | None = None, **settings) -> KernelTrace:
     """A panel on the trace of a chunk kernel: the first tile that is not finite, what came of it, headroom a line.
 
     lines: functions of one's own in place of the kernel's, as `flakit.instruments.workbench.run` takes them.
     show: names of the knobs on view. settings: decay (per token, of the head that forgets fastest), and way: "start",
     "middle", "blocks", "halves" or "yours".
+    language: of its words, "en" or "zh"; default: what flakit speaks, see `flakit.language`.
 
     >>> kernel_trace(decay=-1.4)
     """
-    return KernelTrace(lines, show, **settings)
+    with speaking(language):
+        return KernelTrace(lines, show, **settings)

@@ -7,6 +7,7 @@ from numbers import Real
 import ipywidgets as widgets
 from traitlets import TraitError
 
+from ..language import label
 from ..numerics.operators import OPERATORS
 
 NONE = "none"
@@ -68,7 +69,7 @@ class DecayKnob(NumberKnob):
         if stops is None:
             steps = range(_WEAKEST * _STOPS_PER_DECADE, _STRONGEST * _STOPS_PER_DECADE + 1)
             stops = {-float(f"{10 ** (i / _STOPS_PER_DECADE):.3g}") for i in steps}
-        self._first = [(NONE, NONE)] if optional else []
+        self._first = [(label(NONE), NONE)] if optional else []
         stops = {stop for stop in stops if stop >= low} | {0.0, low}
         super().__init__(value, description, stops=stops, low=low, high=0.0)
 
@@ -80,10 +81,16 @@ class DecayKnob(NumberKnob):
         return self._first + super()._labelled({*stops} - {NONE})[::-1]
 
 
+def labelled(options: Mapping | Iterable) -> list:
+    """Options as a widget takes them, names by their values under the words of the language that is spoken."""
+    if not isinstance(options, Mapping):
+        return [(label(x[0]), x[1]) if isinstance(x, tuple) else x for x in options]
+    return [(label(words), value) for words, value in options.items()]
+
+
 def choice(value, options: Mapping | Iterable, description: str) -> widgets.Dropdown:
     """One of a few named options (a mapping gives label: value). A value None would show as a blank."""
-    options = list(options.items()) if isinstance(options, Mapping) else list(options)
-    return widgets.Dropdown(options=options, value=value, description=description, style=_STYLE, layout=_ROW)
+    return widgets.Dropdown(options=labelled(options), value=value, description=description, style=_STYLE, layout=_ROW)
 
 
 def switch(value: bool, description: str) -> widgets.Checkbox:
@@ -94,7 +101,7 @@ def switch(value: bool, description: str) -> widgets.Checkbox:
 def steps(value, options: Iterable, description: str) -> widgets.SelectionSlider:
     """A slider over a few values, such as powers of two."""
     return widgets.SelectionSlider(
-        options=list(options), value=value, description=description, style=_STYLE, layout=_ROW
+        options=labelled(options), value=value, description=description, style=_STYLE, layout=_ROW
     )
 
 

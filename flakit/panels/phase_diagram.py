@@ -11,6 +11,7 @@ import torch
 from ..cases import anchor
 from ..figures.phase import WORDS as PICTURE
 from ..figures.phase import Map, PhaseFigure
+from ..language import Words, speaking
 from ..numerics.evaluate import truth
 from ..numerics.inputs import inputs
 from ..numerics.operators import OPERATORS
@@ -67,11 +68,13 @@ WORDS = {
     "whole": "finite",
     "off": ", error {error} against float64",
     "no end": "any decay",
+    "anywhere": "any distance",
     "verdict": {True: "as foretold", False: "the law is wrong here"},
 }
+WORDS = Words(WORDS)
 """Everything the panel says."""
 
-AGAINST = {label: name for name, label in WORDS["against"].items()}
+AGAINST = {label: name for name, label in WORDS.english["against"].items()}
 """What the vertical axis is. With "at", the decay is that of one token; with the others, that of every token."""
 
 PRESETS = {
@@ -120,7 +123,7 @@ class PhaseDiagram(Panel):
         made = {
             "op": knobs.operator_choice(first),
             "against": knobs.choice("T", AGAINST, ""),
-            "tensor": knobs.choice(ANY, _offered(first), ""),
+            "tensor": knobs.choice(ANY, {name: name for name in _offered(first)}, ""),
             **scheme_knobs(),
             "chunk": knobs.choice(64, (16, 32, 64, 128), ""),
             "T": knobs.choice(128, (16, 32, 48, 64, 100, 128, 192, 256), ""),
@@ -351,7 +354,7 @@ def _agreement(result: Map) -> str:
 def _away(factor: float) -> str:
     """How far from a line, as the share of it; a share is never said to be less than it is."""
     if factor == math.inf:
-        return "any distance"
+        return WORDS["anywhere"]
     return f"{math.ceil(1000 * (factor - 1)) / 10:g}%"
 
 
@@ -359,7 +362,9 @@ def _figure(width: float) -> PhaseFigure:
     return PhaseFigure(WORDS["picture"], width=width)
 
 
-def phase_diagram(op: str = "rwkv6", show: Iterable[str] | None = None, **settings) -> PhaseDiagram:
+def phase_diagram(
+    op: str = "rwkv6", show: Iterable[str] | None = None, *, language: str | None = None, **settings
+) -> PhaseDiagram:
     """Panel: where chunked computation is finite, and the law's border, over decay and another setting.
 
     A coarse map comes at once; the button "measure finely" takes some seconds and adds the error against float64.
@@ -371,7 +376,9 @@ def phase_diagram(op: str = "rwkv6", show: Iterable[str] | None = None, **settin
         dtype: "float32", "bfloat16" or "float16", of the inputs and of the stored factors. seed: of the inputs.
         tensor: "any", "o" or the gradient of one of the operator's inputs, such as "dw".
         T, chunk: length and tokens a chunk, where they are not an axis.
+    language: of its words, "en" or "zh"; default: what flakit speaks, see `flakit.language`.
 
     >>> phase_diagram(scheme="first-row", against="at")
     """
-    return PhaseDiagram(op, show, **settings)
+    with speaking(language):
+        return PhaseDiagram(op, show, **settings)

@@ -7,6 +7,7 @@ import ipywidgets as widgets
 
 from ..cases import anchor, masking
 from ..cases.laws import LN_MAX
+from ..language import label, say
 from ..numerics.inputs import DECAYS
 from ..numerics.operators import OPERATORS
 from . import knobs
@@ -46,7 +47,7 @@ def own_options(
 
     def offer(_, name: str) -> None:
         kept, offered = knob.value, tuple(options(name))
-        knob.options = offered
+        knob.options = knobs.labelled({each: each for each in offered})
         knob.value = kept if kept in offered else otherwise[name]
 
     panel.when(op, offer)
@@ -111,8 +112,8 @@ def scheme_knobs(scheme: str = "none") -> dict[str, widgets.Widget]:
 
     def offer(scheme: str) -> None:
         mask, allowed = made["mask"], (RIGHT, *anchor.SCHEMES[scheme].masks)
-        options = tuple((label, name) for label, name in _MASKS.items() if name in allowed)
-        if mask.options != options:
+        options = tuple((label(words), name) for words, name in _MASKS.items() if name in allowed)
+        if tuple(mask.options) != options:
             kept = mask.value
             mask.options = options
             mask.value = kept if kept in allowed else RIGHT
@@ -126,7 +127,7 @@ def tensors(op: str) -> dict[str, str]:
     """The output and every gradient an anchor scheme makes of an operator, with words for their columns."""
     of = OPERATORS[op]
     names = [name for name in anchor.TENSORS[op] if name not in of.outputs or name == "o"]
-    return {name: _COLUMNS[of.axes[name if name == "o" else name[1:]].split()[-1]] for name in names}
+    return {name: say(_COLUMNS[of.axes[name if name == "o" else name[1:]].split()[-1]]) for name in names}
 
 
 def mode(mask: str) -> str | None:
@@ -136,8 +137,8 @@ def mode(mask: str) -> str | None:
 
 def in_words(scheme: str, mask: str, dtype: str) -> str:
     """The three knobs for a picture's subtitle."""
-    masked = "" if mask == RIGHT else f" · mask: {masking.MASKS[mask]}"
-    return f"anchor: {anchor.SCHEMES[scheme].label}{masked} · {dtype}"
+    masked = "" if mask == RIGHT else say(" · mask: {mask}").format(mask=say(masking.MASKS[mask]))
+    return say("anchor: {anchor}").format(anchor=say(anchor.SCHEMES[scheme].label)) + f"{masked} · {dtype}"
 
 
 # --- sizes of the decay around a law ---------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import torch
 from ..figures.canvas import Cell
 from ..figures.scenes import SCENES, Scene
 from ..figures.stepper import DECAYS, Frame, Stepper, frames
+from ..language import Words, say, speaking
 from ..numerics.evaluate import cotangents
 from ..numerics.inputs import inputs
 from ..numerics.operators import OPERATORS
@@ -57,6 +58,7 @@ WORDS = {
     "true": " (true: {true})",
     "comment": "a decay must not be positive: with this one the state grows without end",
 }
+WORDS = Words(WORDS)
 
 PRESETS = {
     "remembers": {"profile": "constant", "decay": -0.03, "T": 16, "t": 15, "direction": "forward"},
@@ -187,7 +189,7 @@ class StateStepper(Panel):
         words = WORDS["directions"][direction].capitalize()
         lines = [
             WORDS["where"].format(
-                direction=words, t=t, last=T - 1, step=step.format(factor=factor, decays=scene.decays)
+                direction=words, t=t, last=T - 1, step=step.format(factor=factor, decays=say(scene.decays))
             ),
             WORDS["sizes"].format(sizes=", ".join(sizes)),
         ]
@@ -317,7 +319,7 @@ def _ranges(steps: list[int]) -> str:
     return ", ".join(f"{a}" if a == b else f"{a} … {b}" for a, b in runs)
 
 
-def state_stepper(op: str = "rwkv6", show=None, **settings) -> StateStepper:
+def state_stepper(op: str = "rwkv6", show=None, *, language: str | None = None, **settings) -> StateStepper:
     """A panel that steps through an operator's recurrence, forward and backward.
 
     op: an operator of `flakit.numerics.operators.OPERATORS`. show: names of the knobs on view, instead of the time
@@ -325,7 +327,9 @@ def state_stepper(op: str = "rwkv6", show=None, **settings) -> StateStepper:
     settings: any of its knobs: profile ("constant", "growing" or one of `flakit.numerics.inputs.DECAYS`), decay (the
     natural-log decay of "constant"), T, K, V, M (GSA's slots), scale, dtype, colours ("value" or "size"), direction,
     t, seed.
+    language: of its words, "en" or "zh"; default: what flakit speaks, see `flakit.language`.
 
     >>> state_stepper(profile="constant", decay=-0.1, T=32, t=5)
     """
-    return StateStepper(op, show, **settings)
+    with speaking(language):
+        return StateStepper(op, show, **settings)

@@ -8,6 +8,7 @@ def assert_legible(canvas, least=8.5):
     canvas.png()
     width, height = canvas.pixels
     renderer, boxes, beyond = canvas._agg.get_renderer(), [], _beyond(canvas.figure)
+    beyond |= {text for ax in canvas.figure.axes if not ax.get_visible() for text in ax.findobj(Text)}
     for text in canvas.figure.findobj(Text):
         words, box = text.get_text(), text.get_window_extent(renderer)
         seen = text.get_visible() and (text.axes is None or text.axes.get_visible())

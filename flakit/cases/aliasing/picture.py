@@ -7,6 +7,7 @@ from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.heatmap import HeatMap
 from ...figures.marks import Bars, whole_ticks
+from ...language import Words
 from ...numerics.words import number, percent
 from . import Shown
 
@@ -39,6 +40,7 @@ WORDS = {
     "output": "call {n} returns {x} for value {v}{true}",
     "true": " (true: {x})",
 }
+WORDS = Words(WORDS)
 ON_VIEW = ("calls", "in_place")
 LINE = "o off by"
 _SIZES = {"K": 16, "V": 16, "M": 8}

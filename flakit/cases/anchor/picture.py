@@ -10,6 +10,7 @@ from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.heatmap import HeatMap
 from ...figures.marks import Marked, Over, whole_ticks
+from ...language import Words, say
 from ...numerics.words import number, percent
 from ..laws import LN_MAX
 from . import SCHEMES, Shown
@@ -57,6 +58,7 @@ WORDS = {
     "tensor": "{name} of token {t}: {nan} NaN, {inf} infinite",
     "true": " (true: {true})",
 }
+WORDS = Words(WORDS)
 ON_VIEW = ("w", "row", "scheme")
 LINE = "o ends at |w|"
 PRESETS = {
@@ -190,7 +192,7 @@ class Picture:
         self._arrows[name].set_data(np.full(len(few), x), few)
 
     def say(self, shown: Shown) -> str:
-        words, largest = [WORDS["anchor"].format(label=SCHEMES[shown.scheme].label)], []
+        words, largest = [WORDS["anchor"].format(label=say(SCHEMES[shown.scheme].label))], []
         for name, x in (("read", shown.alone[:, None]), ("read", shown.read), ("key", shown.key.T)):
             rows = x.nan_to_num(-math.inf).amax(1)
             largest.append((float(rows.max()), name, shown.first + int(rows.argmax())))
@@ -202,7 +204,7 @@ class Picture:
                 factor=WORDS["factors"][factor],
                 exponent=number(exponent),
                 end=f"{_END:.2f}",
-                lost=", ".join(lost) or "nothing",
+                lost=", ".join(lost) or say("nothing"),
                 finite=", ".join(name for name, finite in shown.finite.items() if finite),
             )
         )

@@ -6,6 +6,7 @@ from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.heatmap import HeatMap
 from ...figures.marks import Marked, whole_ticks
+from ...language import Words
 from ...numerics.words import percent
 from . import NOTHING, Operation, Shown
 
@@ -36,6 +37,7 @@ WORDS = {
     "passed": "{kind}, from operands that had one",
     "returns": "{name} of token {t}: {nan} NaN, {inf} infinite",
 }
+WORDS = Words(WORDS)
 ON_VIEW = ("gate", "T", "form")
 LINE = "anomaly detection"
 PRESETS = {

@@ -6,6 +6,7 @@ from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.heatmap import HeatMap
 from ...figures.marks import Marked, Over, Ring, whole_ticks
+from ...language import Words
 from ...numerics.words import number, percent
 from . import Shown
 
@@ -36,6 +37,7 @@ WORDS = {
     "passes": "accepted",
     "fails": "seen",
 }
+WORDS = Words(WORDS)
 ON_VIEW = ("tolerance", "size")
 LINE = "share of elements lost"
 PRESETS = {

@@ -6,6 +6,7 @@ from torch import Tensor
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.heatmap import HeatMap
+from ...language import Words
 from ...numerics.words import number, percent
 from . import Shown
 
@@ -37,6 +38,7 @@ WORDS = {
     "{factor} times (law: {law})",
     "empty": "{name}: no element lies here",
 }
+WORDS = Words(WORDS)
 ON_VIEW = ("scale", "aliasing", "precision")
 LINE = "factor"
 _OFF = {"scale": False, "aliasing": False, "precision": False}

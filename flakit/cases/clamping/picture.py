@@ -8,6 +8,7 @@ from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.heatmap import HeatMap
 from ...figures.marks import Marked, Over, Ring, whole_ticks
+from ...language import Words
 from ...numerics.words import number, percent
 from . import Shown
 
@@ -44,6 +45,7 @@ WORDS = {
     "of": "({clamped}, not {exponent})",
     "future": "output {i}, key {j}: an output reads no later token",
 }
+WORDS = Words(WORDS)
 ON_VIEW = ("w", "anchor", "bound")
 LINE = "scores off by"
 PRESETS = {

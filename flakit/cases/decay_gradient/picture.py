@@ -8,6 +8,7 @@ from torch import Tensor
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.marks import Bars, Over, whole_ticks
+from ...language import Words
 from ...numerics.words import number, percent
 from . import FORMULAS, Shown
 
@@ -49,6 +50,7 @@ WORDS = {
     "formula": "{name}: {about}; off by {off}{law}",
     "by law": ", {law} by the law",
 }
+WORDS = Words(WORDS)
 ON_VIEW = ("decay", "profile", "rounding")
 LINE = "identity-rounded"
 _SIZES = {"T": 256}

@@ -7,6 +7,7 @@ from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.heatmap import HeatMap
 from ...figures.marks import Bars
+from ...language import Words
 from ...numerics.words import number, percent
 from . import Shown
 
@@ -37,6 +38,7 @@ WORDS = {
     "token": "{name} of token {t}: its size is {computed} (true: {true}), off by {lost}",
     "no token": "{name} is one for all tokens: off by {lost}",
 }
+WORDS = Words(WORDS)
 ON_VIEW = ("decay", "on", "fault")
 LINE = "dk off by"
 _SETTING = {"profile": "rwkv6-wide", "T": 104, "H": 4, "K": 32}

@@ -6,6 +6,7 @@ from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.heatmap import HeatMap
 from ...figures.marks import Bars, Marked, Over
+from ...language import Words
 from ...numerics.words import error, number
 from . import Shown
 
@@ -40,6 +41,7 @@ WORDS = {
     "moves": "moves by {size}",
     "stays": "the same to the last bit",
 }
+WORDS = Words(WORDS)
 ON_VIEW = ("P", "anchor")
 LINE = "outputs before it change"
 PRESETS = {

@@ -8,6 +8,7 @@ from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.marks import Bars, Over
 from ...figures.strip import Strip
+from ...language import Words
 from ...numerics.words import error, number
 from . import PARTS, SEQUENCES, VOCAB, Shown
 
@@ -44,6 +45,7 @@ WORDS = {
     "bar": "in parts: {n}; reported {loss}, {factor} times the plain loop's {plain} (law: {law}); gradient {gradient} "
     "times, beside which {rest} of it is left",
 }
+WORDS = Words(WORDS)
 ON_VIEW = ("accumulation", "contract")
 LINE = "loss"
 PRESETS = {

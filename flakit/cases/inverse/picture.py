@@ -9,6 +9,7 @@ from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.heatmap import HeatMap
 from ...figures.marks import Bars, Over, whole_ticks
+from ...language import Words
 from ...numerics.words import error, number
 from ..decay_gradient import ROUNDINGS
 from . import FORMS, LARGEST, Shown
@@ -46,6 +47,7 @@ WORDS = {
     "upper": "element ({i}, {j}): as it is in I, 1 on the diagonal and 0 above it",
     "at alpha": "alpha = {alpha}: product {product}, by the law {law}; blocks {blocks}; substitution {substitution}",
 }
+WORDS = Words(WORDS)
 ON_VIEW = ("alpha", "spread", "rounding")
 LINE = "product off by"
 PRESETS = {

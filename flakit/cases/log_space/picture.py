@@ -10,6 +10,7 @@ from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.heatmap import HeatMap
 from ...figures.marks import Over
+from ...language import Words
 from ...numerics.words import number, percent
 from . import GRADIENTS, Shown
 
@@ -45,6 +46,7 @@ WORDS = {
     "true": " (above {end}, where {dtype} ends)",
     "share": "{name}: {finite} finite, {nan} NaN, {inf} infinite",
 }
+WORDS = Words(WORDS)
 ON_VIEW = ("bias", "fed", "T")
 LINE = "first t with a non-finite state"
 PRESETS = {

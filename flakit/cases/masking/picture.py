@@ -7,6 +7,7 @@ from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.heatmap import HeatMap
 from ...figures.marks import NonFiniteRings, whole_ticks
+from ...language import Words
 from ...numerics.words import number
 from ..laws import LN_MAX
 from . import Shown
@@ -39,6 +40,7 @@ WORDS = {
     "masked": ", masked {kept}",
     "true": " (true: 0)",
 }
+WORDS = Words(WORDS)
 ON_VIEW = ("w", "mask")
 LINE = "dw ends at |w|"
 PRESETS = {

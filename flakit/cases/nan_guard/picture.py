@@ -8,6 +8,7 @@ from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.heatmap import HeatMap
 from ...figures.marks import Bars, Marked, Ring, whole_ticks
+from ...language import Words
 from ...numerics.words import number, percent
 from . import Shown
 
@@ -37,6 +38,7 @@ WORDS = {
     "token": "token {j}: decay w = {w}, so e^{w} = {kept} of the state is kept",
     "row": "output {i}: {count} of its {all} pairs are lost, it is off by {off}",
 }
+WORDS = Words(WORDS)
 ON_VIEW = ("share", "w")
 LINE = "pairs lost"
 PRESETS = {

@@ -10,6 +10,7 @@ from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.heatmap import HeatMap
 from ...figures.marks import Over
+from ...language import Words
 from ...numerics.words import number
 from ..laws import LN_MAX
 from . import KEY_GRADIENT, Shown, anchors, tokens
@@ -57,6 +58,7 @@ WORDS = {
     "limit": "{R} tokens in the last chunk: finite up to |gate| = {law}",
     "true": " (true: {true})",
 }
+WORDS = Words(WORDS)
 ON_VIEW = ("T", "gate", "form")
 LINE = "at which it begins"
 PRESETS = {

@@ -8,6 +8,7 @@ from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.heatmap import HeatMap
 from ...figures.strip import Strip
+from ...language import Words
 from ...numerics.words import number
 from . import Shown
 
@@ -52,6 +53,7 @@ WORDS = {
     "computed": "program {program} begins at {begin}: off by {error} of the output's size",
     "nobody": "no program computes it",
 }
+WORDS = Words(WORDS)
 ON_VIEW = ("sequences", "layout", "raw")
 LINE = "share of tokens wrong"
 _SIZES = {"sequences": 5, "length": 10}

@@ -8,6 +8,7 @@ from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.heatmap import HeatMap
 from ...figures.strip import Strip
+from ...language import Words
 from . import Shown
 
 WORDS = {
@@ -47,6 +48,7 @@ WORDS = {
     "belongs": "it lies from {t} · {by_token} + {h} · {by_head} = {address} on",
     "as it should be": "as it should be",
 }
+WORDS = Words(WORDS)
 ON_VIEW = ("layout", "T", "H")
 LINE = "misread"
 _SIZES = {"B": 2, "T": 100, "H": 4, "D": 64}

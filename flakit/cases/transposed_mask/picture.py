@@ -8,6 +8,7 @@ from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.heatmap import HeatMap
 from ...figures.marks import Marked, whole_ticks
+from ...language import Words
 from ...numerics.words import number, percent
 from . import MOST, Shown
 
@@ -46,6 +47,7 @@ WORDS = {
     "size": "K = {K}, V = {V}: {count} wrong entries of {all} by the law",
     "uncounted": "K = {K}, V = {V}: the kernel does not compile",
 }
+WORDS = Words(WORDS)
 ON_VIEW = ("K", "V", "transposed")
 LINE = "wrong entries"
 PRESETS = {

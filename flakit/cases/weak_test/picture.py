@@ -5,6 +5,7 @@ import numpy as np
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.marks import Bars, Over
+from ...language import Words
 from ...numerics.words import error, number, percent
 from ..blind_measure import TOLERANCE
 from . import Shown
@@ -37,6 +38,7 @@ WORDS = {
     "below": "below",
     "above": "above",
 }
+WORDS = Words(WORDS)
 ON_VIEW = ("keep", "K")
 LINE = "w in [-8, -6]: o off by"
 PRESETS = {

@@ -7,6 +7,7 @@ from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.heatmap import HeatMap
 from ...figures.marks import NonFiniteRings, Over, whole_ticks
+from ...language import Words
 from ...numerics.words import error, number
 from ..laws import LN_MAX
 from . import Shown
@@ -46,6 +47,7 @@ WORDS = {
     "(true: {exact})",
     "future": "output {i}, key {j}: an output reads no later token",
 }
+WORDS = Words(WORDS)
 ON_VIEW = ("w", "H", "spread")
 LINE = "wrong anchor: |w| at which NaN begins"
 PRESETS = {

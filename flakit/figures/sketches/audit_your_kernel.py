@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...language import Words
 from ...numerics.words import error
 from .. import style
 from ..canvas import Canvas, Cell
@@ -27,6 +28,7 @@ WORDS = {
         "arithmetic": "{name}: off by {error}, allowed {allowed}",
     },
 }
+WORDS = Words(WORDS)
 _LOW, _HIGH = -9.0, 0.3
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...language import Words
 from ...numerics.errors import Errors
 from ...numerics.words import error, number
 from .. import style
@@ -80,6 +81,7 @@ WORDS = {
         "arithmetic": "after {n} tokens: {left} of the difference (law: e^({n} · {w}) = {law})",
     },
 }
+WORDS = Words(WORDS)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.patches import Patch
 
+from ...language import Words
 from ...numerics.words import number
 from .. import style
 from ..canvas import Canvas, Cell
@@ -28,6 +29,9 @@ WORDS = {
         "inter": "through a state: inter",
         "itself": "the token itself: bonus u",
         "future": "the future: nothing",
+        "chunks of": "Chunks of {chunk} tokens",
+        "one step": "one step",
+        "more steps": "{steps} steps, one after another",
         "say": "{chunks}: {steps}. {intra} pairs are computed inside chunks, {inter} meet through a state.",
         "one": "Every token is a chunk of its own: {steps}, as in the recurrence. All {inter} pairs meet through a "
         "state.",
@@ -88,6 +92,7 @@ WORDS = {
         "row": "{pairs} pairs, an exponential for each, and none is larger than 1",
     },
 }
+WORDS = Words(WORDS)
 
 KINDS = ("intra", "inter", "itself", "future")
 """How one token reaches another, in the order of the numbers in `ChunksShown.kinds`."""
@@ -163,8 +168,8 @@ class Chunks:
     def say(self, shown: ChunksShown) -> str:
         words, counts = WORDS["chunks"], _counts(shown)
         one = "one" if shown.chunk == 1 else "whole" if counts["steps"] == 1 else "say"
-        steps = "one step" if counts["steps"] == 1 else f"{counts['steps']} steps, one after another"
-        return words[one].format(chunks=f"Chunks of {shown.chunk} tokens", **counts | {"steps": steps})
+        steps = words["one step" if counts["steps"] == 1 else "more steps"].format(**counts)
+        return words[one].format(chunks=words["chunks of"].format(chunk=shown.chunk), **counts | {"steps": steps})
 
     def arithmetic(self, shown: ChunksShown, cell: Cell) -> str:
         words, counts, T = WORDS["chunks"], _counts(shown), len(shown.kinds)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.lines import Line2D
 
+from ...language import Words, say
 from ...numerics.words import number
 from .. import style
 from ..canvas import Canvas, Cell
@@ -54,6 +55,7 @@ WORDS = {
         "broken": "w = {w} at token {t} alone: lost in {lost}",
     },
 }
+WORDS = Words(WORDS)
 
 
 @dataclass(frozen=True)
@@ -200,7 +202,7 @@ class Counting:
         first, last = np.flatnonzero(shown.tokens)[[0, -1]]
         n = words["n"][shown.anchor < 0].format(row=shown.anchor, next=shown.anchor + 1)
         return words["say"].format(
-            anchor=shown.label, n=n, whose=words["whose"][shown.factor], token=shown.token, first=first, last=last
+            anchor=say(shown.label), n=n, whose=words["whose"][shown.factor], token=shown.token, first=first, last=last
         )
 
     def arithmetic(self, shown: CountingShown, cell: Cell) -> str:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...language import Words
 from .. import style
 from ..canvas import Canvas, Cell
 from ..heatmap import HeatMap
@@ -40,6 +41,7 @@ WORDS = {
         "arithmetic": "token {n}: taken out of {later} times later, (1 - {alpha})^{later} = {counts}",
     },
 }
+WORDS = Words(WORDS)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...language import Words
 from .. import style
 from ..canvas import Canvas, Cell
 from ..heatmap import HeatMap
@@ -28,6 +29,7 @@ WORDS = {
         "diagonal": "token {i} does not find what it is about to put back itself",
     },
 }
+WORDS = Words(WORDS)
 
 
 @dataclass(frozen=True)

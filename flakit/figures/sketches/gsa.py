@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...language import Words
 from ...numerics.words import number
 from .. import style
 from ..canvas import Canvas, Cell
@@ -51,6 +52,7 @@ WORDS = {
         "gate": "f = {f}: logsigmoid(f) / 8 = {g}",
     },
 }
+WORDS = Words(WORDS)
 
 
 @dataclass(frozen=True)

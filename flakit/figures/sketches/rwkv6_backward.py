@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
+from ...language import Words
 from ...numerics.words import number
 from .. import style
 from ..canvas import Canvas, Cell
@@ -61,6 +62,7 @@ WORDS = {
         "beyond": "{size} in {name} (not finite in float32)",
     },
 }
+WORDS = Words(WORDS)
 
 
 @dataclass(frozen=True)

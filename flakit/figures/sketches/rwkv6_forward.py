@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...language import Words
 from ...numerics.words import number
 from .. import style
 from ..canvas import Canvas, Cell
@@ -37,6 +38,7 @@ WORDS = {
         "arithmetic": "after {n} more: e^({n} · {w}) = {left}",
     },
 }
+WORDS = Words(WORDS)
 
 
 @dataclass(frozen=True)

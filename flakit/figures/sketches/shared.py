@@ -2,6 +2,7 @@
 
 from matplotlib.axes import Axes
 
+from ...language import say
 from ...numerics.words import number
 from ..canvas import Canvas
 
@@ -20,12 +21,12 @@ def short(x: float) -> str:
 def percent(share: float) -> str:
     if 0 < share < 0.1:
         return f"{100 * share:.2g}%"
-    return f"{share:.0%}" if share != 0 else "nothing"
+    return f"{share:.0%}" if share != 0 else say("nothing")
 
 
 def verb(names: list[str]) -> str:
-    return "is" if len(names) == 1 else "are"
+    return say("is") if len(names) == 1 else say("are")
 
 
 def listed(names: list[str]) -> str:
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+    return say(" and ").join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...language import Words
 from ...numerics.words import number
 from .. import style
 from ..canvas import Canvas, Cell
@@ -25,6 +26,7 @@ WORDS = {
         "arithmetic": "dr of token {t}, channel {c}: {computed} (true: {true})",
     },
 }
+WORDS = Words(WORDS)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...language import Words
 from ...numerics.words import number
 from .. import style
 from ..canvas import Canvas, Cell
@@ -60,6 +61,7 @@ WORDS = {
         "arithmetic": "after {n}: ({kept} - {alpha})^{n} = {factor}^{n} = {left}",
     },
 }
+WORDS = Words(WORDS)
 
 
 def _listed(order: Sequence[int]) -> str:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...language import Words
 from ...numerics.words import error, number
 from .. import style
 from ..canvas import Canvas, Cell
@@ -27,6 +28,7 @@ WORDS = {
         "arithmetic": "{name} of token {t} is off by {off} of the tensor's typical size (root mean square)",
     },
 }
+WORDS = Words(WORDS)
 
 _LOW, _HIGH = 1e-9, 10.0
 """The errors that are shown; smaller ones lie on the lower edge."""

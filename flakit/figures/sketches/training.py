@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...language import Words
 from ...numerics.words import number
 from .. import style
 from ..canvas import Canvas, Cell
@@ -57,6 +58,7 @@ WORDS = {
         "element": "ds of token {t}, slot {m}: {computed} (true: {true})",
     },
 }
+WORDS = Words(WORDS)
 
 
 @dataclass(frozen=True)

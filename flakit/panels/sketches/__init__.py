@@ -3,6 +3,7 @@
 import functools
 
 from ...figures.canvas import Cell
+from ...language import say, speaking
 from ..base import Panel
 from ..shared import literal
 from . import (
@@ -49,7 +50,8 @@ class SketchPanel(Panel):
         self.on_view = tuple(self.sketch.knobs)
         self.main, self.presets = self.on_view[0], self.sketch.presets
         self._compute = functools.lru_cache(maxsize=64)(self.sketch.compute)
-        super().__init__({knob: make() for knob, make in self.sketch.knobs.items()}, settings, alt=self.sketch.alt)
+        made = {knob: make() for knob, make in self.sketch.knobs.items()}
+        super().__init__(made, settings, alt=say(self.sketch.alt))
         if not self.sketch.random:
             self.knobs["seed"].layout.display = "none"
 
@@ -73,14 +75,16 @@ class SketchPanel(Panel):
         return self.sketch.script.format(**{name: literal(x) for name, x in setting.items()})
 
 
-def sketch(name: str, **settings) -> SketchPanel:
+def sketch(name: str, *, language: str | None = None, **settings) -> SketchPanel:
     """A small panel with one or two knobs.
 
     name: one of SKETCHES, such as "broken" (a gradient that a decay breaks), "reading" (four tokens read by a query)
     or "forgetting" (what is left of a token). settings: its knobs, and a seed where its inputs are random.
+    language: of its words, "en" or "zh"; default: what flakit speaks, see `flakit.language`.
 
     >>> sketch("forgetting", w=-0.5)
     """
     if name not in SKETCHES:
         raise ValueError(f"name: expected one of {', '.join(SKETCHES)}, got {name!r}")
-    return SketchPanel(name, **settings)
+    with speaking(language):
+        return SketchPanel(name, **settings)

@@ -43,7 +43,7 @@ SKETCHES = {
         },
         _budget,
         Budget,
-        WORDS["budget"]["alt"],
+        WORDS.english["budget"]["alt"],
         {"rounding": {"fault": 0.0}, "seen": {"fault": 1e-4, "dtype": "float32"}},
         """import flakit
 from flakit.ops.rwkv6 import fused_recurrent_rwkv6

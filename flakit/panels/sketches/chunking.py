@@ -77,7 +77,7 @@ SKETCHES = {
         {"chunk": lambda: steps(8, [1 << n for n in range(_T.bit_length())], "chunk C")},
         _chunks,
         Chunks,
-        WORDS["chunks"]["alt"],
+        WORDS.english["chunks"]["alt"],
         {"token by token": {"chunk": 1}, "chunks of 8": {"chunk": 8}, "one chunk": {"chunk": _T}},
         """import torch
 from flakit import fused_recurrent_rwkv6
@@ -92,7 +92,7 @@ print("steps", T // chunk, "pairs inside chunks", (inside != 0).sum().item())
         {"anchor": lambda: integer(0, 0, _CHUNK, "anchor")},
         _split,
         Split,
-        WORDS["split"]["alt"],
+        WORDS.english["split"]["alt"],
         {"start": {"anchor": 0}, "middle": {"anchor": _CHUNK // 2}, "end": {"anchor": _CHUNK}},
         """import torch
 from flakit.ops.common.decay import sum_before
@@ -106,10 +106,10 @@ print("largest weight", (read @ key.T).tril(-1).max().item())
 """,
     ),
     "ways": Sketch(
-        {"way": lambda: choice(WAYS[0], WAYS, "way")},
+        {"way": lambda: choice(WAYS[0], {way: way for way in WAYS}, "way")},
         _ways,
         Ways,
-        WORDS["ways"]["alt"],
+        WORDS.english["ways"]["alt"],
         {way: {"way": way} for way in WAYS},
         """from flakit.panels import sketch
 

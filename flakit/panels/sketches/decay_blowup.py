@@ -90,7 +90,7 @@ SKETCHES = {
         {"exponent": lambda: NumberKnob(80.0, "exponent x", stops=_EXPONENTS, low=-_END, high=_END)},
         _ends,
         Ends,
-        WORDS["ends"]["alt"],
+        WORDS.english["ends"]["alt"],
         {"float32 ends": {"exponent": 88.73}, "float16 ends": {"exponent": 11.1}, "too small": {"exponent": -104}},
         """import torch
 
@@ -103,7 +103,7 @@ for dtype in (torch.float32, torch.bfloat16, torch.float16):
         {"scheme": lambda: choice("none", ANCHORS, "anchor")},
         _counting,
         Counting,
-        WORDS["counting"]["alt"],
+        WORDS.english["counting"]["alt"],
         {},
         """import torch
 from flakit.cases import anchor
@@ -117,7 +117,7 @@ for worst in anchor.worst(w, {scheme}):
         {"row": lambda: integer(0, -4, 8, "anchor row")},
         _fatal,
         Fatal,
-        WORDS["fatal"]["alt"],
+        WORDS.english["fatal"]["alt"],
         {},
         """from dataclasses import replace
 

@@ -40,7 +40,7 @@ SKETCHES = {
         {"alpha": _alpha},
         _editing,
         Editing,
-        WORDS["editing"]["alt"],
+        WORDS.english["editing"]["alt"],
         {"adds": {"alpha": 0.0}, "corrects": {"alpha": 0.5}, "replaces": {"alpha": 1.0}, "turns round": {"alpha": 2.0}},
         """import torch
 from flakit.panels.sketches.delta_rule import CLOSED, DOOR, LAMP, ON, OPEN
@@ -55,7 +55,7 @@ print("asked about the door: open, closed, on, off =", (DOOR @ memory).tolist())
         {"alpha": _alpha},
         _revisions,
         Revisions,
-        WORDS["revisions"]["alt"],
+        WORDS.english["revisions"]["alt"],
         {"adds": {"alpha": 0.0}, "corrects": {"alpha": 0.5}, "replaces": {"alpha": 1.0}, "turns round": {"alpha": 2.0}},
         """import torch
 from flakit import fused_recurrent_rwkv7

@@ -46,7 +46,7 @@ SKETCHES = {
         {"gate": lambda: DecayKnob(0.0, "gate", stops=_GATES)},
         _slots,
         Slots,
-        WORDS["slots"]["alt"],
+        WORDS.english["slots"]["alt"],
         {"nothing fades": {"gate": 0.0}, "wiped first": {"gate": float("-inf")}},
         """import torch
 from flakit.ops.gsa import reference
@@ -64,7 +64,7 @@ print("softmax attention    ", (6**-0.5 * k[0, 4:, 0] @ q[0, -1, 0]).softmax(0))
         {"f": lambda: NumberKnob(0.0, "f", stops=_F, low=-_FIELD, high=_FIELD)},
         _slot_gate,
         SlotGate,
-        WORDS["slot_gate"]["alt"],
+        WORDS.english["slot_gate"]["alt"],
         {"fresh": {"f": 0.0}, "drifted": {"f": -20.0}},
         """import torch
 

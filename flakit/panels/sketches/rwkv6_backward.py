@@ -73,7 +73,7 @@ SKETCHES = {
         {"step": lambda: integer(2 * _TOKENS - 1, 0, 2 * _TOKENS - 1, "step")},
         _walking_back,
         Walk,
-        WORDS["walking_back"]["alt"],
+        WORDS.english["walking_back"]["alt"],
         {"forward, done": {"step": _TOKENS - 1}, "back, done": {"step": 2 * _TOKENS - 1}},
         """from flakit.panels import sketch
 
@@ -86,7 +86,7 @@ for t, (S, D) in enumerate(zip(shown.states, shown.gradients)):
         {"w": lambda: number(0.5, -0.3, 0.8, "w", 0.05, False)},
         _growth,
         Growth,
-        WORDS["growth"]["alt"],
+        WORDS.english["growth"]["alt"],
         {"fades": {"w": -0.1}, "grows": {"w": 0.4}, "overflows": {"w": 0.6}},
         """import torch
 from flakit import inputs

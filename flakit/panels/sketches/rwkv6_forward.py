@@ -41,7 +41,7 @@ SKETCHES = {
         {"direction": lambda: integer(0, 0, 345, "direction", 15)},
         _reading,
         Reading,
-        WORDS["reading"]["alt"],
+        WORDS.english["reading"]["alt"],
         {"along channel 0": {"direction": 0}, "along channel 1": {"direction": 90}},
         """import math
 
@@ -58,7 +58,7 @@ print("output", (KEYS @ query) @ VALUES)
         {"w": lambda: DecayKnob(-0.1, "decay w", stops=_FORGETS)},
         _forgetting,
         Forgetting,
-        WORDS["forgetting"]["alt"],
+        WORDS.english["forgetting"]["alt"],
         {"slow": {"w": -0.02}, "quick": {"w": -1.0}},
         """import math
 

@@ -22,7 +22,7 @@ SKETCHES = {
         {"decay": lambda: DecayKnob(-1.0, "decay", stops=_BREAKS, low=-5.0)},
         _broken,
         Broken,
-        WORDS["broken"]["alt"],
+        WORDS.english["broken"]["alt"],
         {"fine": {"decay": -1.33}, "broken": {"decay": -1.39}},
         """import flakit
 from flakit.cases import anchor

@@ -74,7 +74,7 @@ SKETCHES = {
         {"t": lambda: integer(0, 0, MOVES, "moves")},
         _swaps,
         Swaps,
-        WORDS["swaps"]["alt"],
+        WORDS.english["swaps"]["alt"],
         {"begin": {"t": 0}, "end": {"t": MOVES}},
         f"""import torch
 from flakit.models import Permutations
@@ -87,7 +87,7 @@ print("moves", tokens[0, 1 : {{t}} + 1].tolist(), "order", orders[0, {{t}}].item
         {"alpha": lambda: number(0.0, 0.0, 2.0, "α", 0.125, log=False)},
         _mirror,
         Mirror,
-        WORDS["mirror"]["alt"],
+        WORDS.english["mirror"]["alt"],
         {"forgets": {"alpha": 1.0}, "mirrors": {"alpha": 2.0}},
         _SCRIPT.format(
             kappa="torch.tensor([1.0, -1.0]) / 2**0.5",
@@ -105,7 +105,7 @@ print("moves", tokens[0, 1 : {{t}} + 1].tolist(), "order", orders[0, {{t}}].item
         },
         _again,
         Again,
-        WORDS["again"]["alt"],
+        WORDS.english["again"]["alt"],
         {"as published": {"alpha": 0.9}, "keeps its size": {"alpha": TURNS}, "grows": {"alpha": 2.0}},
         _SCRIPT.format(
             kappa="torch.full((4,), 0.5)", w=DECAY, alpha="{alpha}", times=READINGS, state="torch.full((4,), 0.5)"

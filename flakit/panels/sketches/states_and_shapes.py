@@ -44,7 +44,7 @@ SKETCHES = {
         },
         _pieces,
         Pieces,
-        WORDS["pieces"]["alt"],
+        WORDS.english["pieces"]["alt"],
         {"the state": {"handed": "state"}, "detached": {"handed": "detached"}, "nothing": {"handed": "nothing"}},
         """import flakit
 from flakit.numerics.errors import relative_l2

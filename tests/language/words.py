@@ -1,0 +1,51 @@
+"""flakit's English texts, as they stand in its source: what translations are made from."""
+
+import ast
+import importlib
+from pathlib import Path
+
+import flakit
+from flakit.language import Words, needs_translation
+
+PACKAGE = Path(flakit.__file__).parent
+SOURCES = {path.relative_to(PACKAGE.parent).as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def leaves(table):
+    """Every text of a table, however deep."""
+    if isinstance(table, str):
+        yield table
+    elif isinstance(table, (dict, Words)):
+        for each in (table.english if isinstance(table, Words) else table).values():
+            yield from leaves(each)
+    elif isinstance(table, (tuple, list)):
+        for each in table:
+            yield from leaves(each)
+
+
+def _tree(name):
+    return ast.parse(SOURCES[name].read_text(encoding="utf-8"))
+
+
+def said(name):
+    """What a module says that needs a translation: its table WORDS, and what it hands to `say` as it stands."""
+    found = []
+    if any(isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "WORDS" for node in _tree(name).body):
+        module = importlib.import_module(name.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
+        found += leaves(module.WORDS)
+    for node in ast.walk(_tree(name)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "say" and isinstance(node.args[0], ast.Constant):
+            found.append(node.args[0].value)
+    return [text for text in dict.fromkeys(found) if needs_translation(text)]
+
+
+def texts(name):
+    """Every text of a module; of f-strings the template, with the names of what is filled in."""
+    for node in ast.walk(_tree(name)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+        elif isinstance(node, ast.JoinedStr):
+            yield "".join(
+                part.value if isinstance(part, ast.Constant) else f"{{{ast.unparse(part.value)}}}"
+                for part in node.values
+            )
