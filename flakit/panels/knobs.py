@@ -85,7 +85,8 @@ def labelled(options: Mapping | Iterable) -> list:
     """Options as a widget takes them, names by their values under the words of the language that is spoken."""
     if not isinstance(options, Mapping):
         return [(label(x[0]), x[1]) if isinstance(x, tuple) else x for x in options]
-    return [(label(words), value) for words, value in options.items()]
+    pairs = [(label(words), value) for words, value in options.items()]
+    return list(options) if all(words == value for words, value in pairs) else pairs
 
 
 def choice(value, options: Mapping | Iterable, description: str) -> widgets.Dropdown:

@@ -36,15 +36,11 @@ PANELS = {
 }  # fmt: skip
 """What the Chinese lessons show."""
 
-NAMES = {
-    "float", "bfloat", "inf", "NaN", "nan", "log", "max", "exp", "where", "RMS", "RWKV", "GSA", "GPU", "ln", "ge", "gi",
-    "do", "dr", "dk", "dv", "dw", "du", "dA", "final", "state", "none", "first", "row", "previous", "across",
-    "block",
-    "start", "middle", "pairwise", "dyadic", "masked", "late", "padding", "chunk", "blocks", "init", "wide", "bonus",
-    "kv",
-    "rwkv", "gsa", "gla", "logsigmoid", "uniform", "spikes", "forget", "multiply", "before", "decay", "scale", "uk",
-    "last",    "mask",
-}  # fmt: skip
+NAMES = set(
+    "Python ij float bfloat inf NaN nan log max exp where RMS RWKV GSA GPU ln ge gi do dr dk dv dw du dA final state "
+    "none first row previous across block start middle pairwise dyadic masked late padding chunk blocks init wide rwkv "
+    "gsa gla logsigmoid uniform spikes forget multiply before mask last".split()
+)
 """What has the same name in code and in Chinese."""
 
 
