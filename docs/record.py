@@ -19,7 +19,8 @@ import json
 import shutil
 import time
 import zlib
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -33,10 +34,10 @@ from flakit.panels import base
 from flakit.panels.base import NARROW, Panel
 from flakit.panels.knobs import NumberKnob, stops_of
 
-FRAMES = 150
+FRAMES = 120
 """Frames of a panel, about: stops of the first knob times stops of the second, and those of presets."""
 
-STOPS, SECOND, SLOW, PRESET = 60, 7, 12, 9
+STOPS, SECOND, SLOW, PRESET = 48, 6, 12, 9
 """The most stops of a first knob, of a second one, of a first one where each setting runs a kernel, and of the first
 one at a preset that lies beside the grid."""
 
@@ -48,7 +49,7 @@ CELLS, FEW = 400, 300
 PACK = 600_000
 """Characters of arithmetic and scripts, before they are packed, that are read at once."""
 
-_WEBP = {"lossless": True, "method": 2, "quality": 20}  # here: effort, not loss
+_WEBP = {"lossless": True, "method": 1, "quality": 30}  # here: effort, not loss
 
 WORDS = {name: base.WORDS[name] for name in ("reset", "copy", "more", "pin", "unpin", "pinned", "back", "on", "point")}
 WORDS |= {f"{name} tip": base.WORDS[f"{name} tip"] for name in ("reset", "copy", "more", "pin", "unpin")}
@@ -62,13 +63,12 @@ WORDS |= {
     "fit tip": "the whole picture, as wide as the page",
     "copied": "copied",
     "locally": "not recorded: run it locally",
-    "run": "run it locally",
-    "stops": "{knob}: {some} of {all} stops",
-    "recorded": "These are recorded frames ({what}).",
-    "whole": "These are recorded frames.",
-    "all knobs": "All knobs are live in JupyterLab: {commands}.",
+    "folded": "Grey knobs were not recorded: run it locally to move them.",
+    "stops": "{some} of {all} stops of {knob}",
+    "cells": "the arithmetic of {some} of {all} cells",
+    "recorded": "Recorded: {what}. ",
+    "all knobs": "Everything is live in JupyterLab: {commands}.",
     "commands": "<code>make lab</code>, then <code>{notebook}</code>",
-    "some cells": "Of the picture's {all} cells, {some} have their arithmetic here.",
     "missing": "This frame could not be read.",
     "old": "This browser cannot unpack the arithmetic of cells.",
 }
@@ -97,7 +97,7 @@ def record(panel: Panel, folder: Path, name: str, notebook: str) -> str:
     notebook: where a reader finds it.
     """
     before, width = panel.setting, panel.width
-    start = time.perf_counter()
+    start = time.process_time()
     panel.width = NARROW  # fits a page's column as it is, and a phone's
     try:
         recording = Recording(panel)
@@ -106,12 +106,12 @@ def record(panel: Panel, folder: Path, name: str, notebook: str) -> str:
     finally:
         panel.width = width
         panel.set(**before)
-    LOG.append({"name": name, "panel": panel.name, "seconds": time.perf_counter() - start, **recording.sizes})
+    LOG.append({"name": name, "panel": panel.name, "seconds": time.process_time() - start, **recording.sizes})
     return shown
 
 
 LOG: list[dict] = []
-"""What was recorded in this process: name, panel, seconds, frames, pictures and bytes."""
+"""What was recorded in this process: name, panel, seconds of a core, frames, pictures and bytes."""
 
 
 @dataclass
@@ -144,6 +144,7 @@ class Recording:
 
     def __post_init__(self):
         self.names, self._maps = list(self.panel.knobs), {}
+        self.ways: list[tuple[list[Setting], list[int]]] = []  # that a player of its own goes, and its passes
 
     # Which settings.
 
@@ -152,15 +153,15 @@ class Recording:
         panel.redraw()
         start = self._now()
         self.start = start
-        self.order = self._play_order()
+        self.walks = panel.player is not None and not panel.main
         first, second = self._axes()
         self.axes = [name for name in (first, second) if name]
         contexts, dense = [start], set()
-        for value in self._stops(second, FRAMES // len(self.order) if self.order else SECOND) if second else ():
-            self._go(start)
+        for value in self._stops(second, FRAMES // panel.player.passes[-1] if self.walks else SECOND) if second else ():
+            self._go(start, draw=False)
             panel.move(second, value)
             contexts.append(self._now())
-        if first:
+        if first and isinstance(panel.knobs[first], NumberKnob):
             for context in contexts:
                 self._go(context)
                 dense |= getattr(panel.knobs[first], "_dense", frozenset())
@@ -172,7 +173,7 @@ class Recording:
             self._walk(first, each, dense)
         for preset in panel.presets.values():
             for context in contexts:
-                self._go(context)
+                self._go(context, draw=False)
                 panel.set(**preset)
                 if context == start:
                     self._walk(first, min(each, PRESET), ())
@@ -180,24 +181,14 @@ class Recording:
                     self._take()
         self._find_moves()
 
-    def _play_order(self) -> list[Setting]:
-        """The settings that play goes through here, where they are not the stops of one knob."""
-        panel = self.panel
-        if not panel.player or panel.main:
-            return []
-        order = []
-        for place in range(panel.player.passes[-1]):
-            panel.player.step(place - panel.player.place)
-            order.append(self._now())
-        self._go(self.start)
-        return order
-
     def _axes(self) -> tuple[str | None, str | None]:
         """The knob that is walked from stop to stop, none where the player has places of its own; and a second one."""
         panel = self.panel
         shown = [name for name in panel.named_on_view if name != "seed" and self._values(name)]
-        if self.order:
-            played = {name for name, *values in zip(self.names, *self.order, strict=True) if len(set(values)) > 1}
+        if self.walks:
+            panel.player.step(-1 if panel.player.place else 1)
+            played = {name for name, x, y in zip(self.names, self._now(), self.start, strict=True) if x != y}
+            self._go(self.start)
             return None, next((name for name in shown if name not in played), None)
         first = panel.main if panel.main in shown else next(iter(shown), None)
         others = [name for name in shown if name != first]
@@ -223,7 +214,7 @@ class Recording:
         chosen = {*near} if len(near) > count - 2 else {0, len(values) - 1, *near}
         for away in (1, 2, 3):
             beside = {n + by for n in near for by in (-away, away) if 0 <= n + by < len(values)}
-            if len(chosen | beside) <= count // 2 + 1:
+            if len(chosen | beside) <= 2 * count // 3 + 1:
                 chosen |= beside
         while 1 < len(chosen) < count:
             low, high = max(pairwise(sorted(chosen)), key=lambda gap: gap[1] - gap[0])
@@ -233,10 +224,13 @@ class Recording:
     def _walk(self, first: str | None, count: int, dense: Iterable) -> None:
         """Every stop of the first knob, or every place of the player, from where the panel is."""
         here = self._take()
-        if self.order:
-            for place in range(self.panel.player.passes[-1]):
-                self.panel.player.step(place - self.panel.player.place)
-                self._take()
+        if self.walks:
+            player, way = self.panel.player, []
+            passes = player.passes
+            for place in range(passes[-1]):
+                player.step(place - player.place)
+                way.append(self._take())
+            self.ways.append((way, passes))
         elif first:
             for value in self._stops(first, count, dense):
                 if self._with(here, first, value) not in self.frames:
@@ -246,7 +240,6 @@ class Recording:
                 if self._with(here, first, value) not in self.frames:
                     self.panel.set(**{first: value})
                     self._take()
-        self._go(here)
 
     def _now(self) -> Setting:
         return tuple(self.panel.setting.values())
@@ -255,9 +248,19 @@ class Recording:
         n = self.names.index(name)
         return (*setting[:n], value, *setting[n + 1 :])
 
-    def _go(self, setting: Setting) -> None:
+    def _go(self, setting: Setting, *, draw: bool = True) -> None:
         if self._now() != setting:
-            self.panel.set(**dict(zip(self.names, setting, strict=True)))
+            with nullcontext() if draw else self._undrawn():
+                self.panel.set(**dict(zip(self.names, setting, strict=True)))
+
+    @contextmanager
+    def _undrawn(self) -> Iterator[None]:
+        """Knobs move, and what follows moves with them, but nothing is computed."""
+        self.panel.redraw = lambda: None
+        try:
+            yield
+        finally:
+            del self.panel.redraw
 
     # One frame.
 
@@ -331,26 +334,22 @@ class Recording:
         """Where a move of one knob moves others, too: by frame, knob and value, the frame that it leads to."""
         self.moves: dict[Setting, dict[str, dict[Hashable, Setting]]] = {}
         moved = [name for name, *values in zip(self.names, *self.frames, strict=True) if len(set(values)) > 1]
-        first = self.axes[0] if self.axes and not self.order else None
+        sliders = [n for n, name in enumerate(self.names) if self._kind(name) == "slider"]
         found: dict[tuple, dict] = {}
-        self.panel.redraw = lambda: None
-        try:
+        with self._undrawn():
             for setting, frame in self.frames.items():
+                # What follows depends on the lists and boxes, not on where a slider stands.
+                context = tuple(None if n in sliders else x for n, x in enumerate(setting))
                 for name in moved:
                     n = self.names.index(name)
-                    values = {x for x in frame.offered[n] if x != setting[n] and any(at[n] == x for at in self.frames)}
-                    for value in values:
-                        # What follows depends on the knobs beside the one that is walked through; of that one itself,
-                        # on no certain value.
-                        context = self._with(setting, first, None) if first else setting
-                        key = context, name, None if name == first else value
+                    had = {at[n] for at in self.frames}
+                    for value in had.intersection(frame.offered[n]) - {setting[n]}:
+                        key = context, name, None if n in sliders else value
                         if key not in found:
                             found[key] = self._follows(setting, name, value)
                         if found[key]:
                             target = dict(zip(self.names, self._with(setting, name, value), strict=True)) | found[key]
                             self.moves.setdefault(setting, {}).setdefault(name, {})[value] = tuple(target.values())
-        finally:
-            del self.panel.redraw
 
     def _follows(self, setting: Setting, name: str, value) -> dict:
         """The other knobs that moving one moves, with their values then."""
@@ -421,9 +420,10 @@ class Recording:
             frames.append(each)
         presets = []
         for label, setting in panel.presets.items():
-            self._go(self.start)
-            panel.set(**setting)
-            moved = {self.names.index(x): values[self.names.index(x)].index(panel.setting[x]) for x in setting}
+            with self._undrawn():
+                self._go(self.start)
+                panel.set(**setting)
+            moved = {n: values[n].index(panel.setting[x]) for n, x in enumerate(self.names) if x in setting}
             tip = panel._preset(label, setting).tooltip
             presets.append({"label": label, "tip": tip, "moved": moved, "frame": place[self._now()]})
         return {
@@ -432,7 +432,7 @@ class Recording:
             "notebook": notebook,
             "start": place[self.start],
             "knobs": knobs,
-            "play": self._play(at),
+            "play": self._play(place),
             "presets": presets,
             "runs": [run.button.description for run in panel.runs],
             "frames": frames,
@@ -447,10 +447,7 @@ class Recording:
     def _knob(self, n: int) -> dict:
         """A knob with every value that it has in a frame, or, of a list, that it offers in one."""
         name, knob = self.names[n], self.panel.knobs[self.names[n]]
-        kinds = {widgets.IntSlider: "slider", widgets.SelectionSlider: "slider", widgets.Checkbox: "box"}
-        kind = next(
-            (each for of, each in kinds.items() if isinstance(knob, of)), "list" if self._values(name) else "number"
-        )
+        kind = self._kind(name)
         had = {setting[n] for setting in self.frames}
         offered = {value: None for frame in self.frames.values() for value in frame.offered[n]}
         if isinstance(knob, NumberKnob):  # in the order of the slider, whatever its stops are in a frame
@@ -465,43 +462,43 @@ class Recording:
             "kind": kind,
             "shown": name in self.panel.named_on_view,
             "hidden": knob.layout.display == "none",
-            "values": [labels.get(x) or (f"{x:.5g}" if isinstance(x, float) else str(x)) for x in order],
+            "values": [labels.get(x) or _said(x) for x in order],
             "stops": len(self._values(name)),
             "order": order,
         }
+
+    def _kind(self, name: str) -> str:
+        """What a page shows it as."""
+        kinds = {widgets.IntSlider: "slider", widgets.SelectionSlider: "slider", widgets.Checkbox: "box"}
+        found = next((kind for of, kind in kinds.items() if isinstance(self.panel.knobs[name], of)), None)
+        return found or ("list" if self._values(name) else "number")
 
     def _labels(self, knob: widgets.Widget) -> dict[Hashable, str]:
         options = getattr(knob, "options", ())
         return {each[1]: str(each[0]) for each in options if isinstance(each, tuple)}
 
-    def _play(self, at) -> dict | None:
-        """What play moves: one knob, or several together from place to place."""
+    def _play(self, place: dict[Setting, int]) -> dict | None:
+        """What play moves: one knob, or frame after frame of the way that one is on."""
         panel = self.panel
         if not panel.player:
             return None
         how = {"milliseconds": panel.player.play.interval}
-        if not self.order:
+        if not self.walks:
             return how | {"knob": self.names.index(panel.main)}
-        places = [at(setting) for setting in self.order]
-        knobs = [n for n, values in enumerate(zip(*places, strict=True)) if len(set(values)) > 1]
-        return how | {
-            "knobs": knobs,
-            "places": [[place[n] for n in knobs] for place in places],
-            "passes": panel.player.passes,
-        }
+        return how | {"ways": [{"frames": [place[x] for x in way], "passes": passes} for way, passes in self.ways]}
 
     def _note(self, knobs: list[dict], notebook: str) -> str:
         """What was left out, and how to have it; HTML."""
-        thinned = [
+        left = [
             WORDS["stops"].format(knob=html.escape(knob["label"]), some=len(knob["values"]), all=knob["stops"])
             for knob in knobs
-            if knob["kind"] == "slider" and 1 < len(knob["values"]) < knob["stops"]
+            if knob["shown"] and knob["kind"] == "slider" and len(knob["values"]) < knob["stops"]
         ]
-        said = [WORDS["recorded"].format(what=", ".join(thinned)) if thinned else WORDS["whole"]]
         some, there = self.cells
-        said += [WORDS["some cells"].format(some=some, all=there)] if some < there else []
-        said += [WORDS["all knobs"].format(commands=WORDS["commands"].format(notebook=html.escape(notebook)))]
-        return " ".join(said)
+        left += [WORDS["cells"].format(some=some, all=there)] if some < there else []
+        commands = WORDS["commands"].format(notebook=html.escape(notebook))
+        said = WORDS["recorded"].format(what=", ".join(left)) if left else ""
+        return said + WORDS["all knobs"].format(commands=commands)
 
     def _packs(self) -> list[tuple[int, str]]:
         """How many of the next frames each holds, and their cells and scripts."""
@@ -536,6 +533,10 @@ class Recording:
             f'<p class="flakit-note">{WORDS["all knobs"].format(commands=commands)}</p>'
             "</div>"
         )
+
+
+def _said(value: Hashable) -> str:
+    return f"{value:.5g}" if isinstance(value, float) else str(value)
 
 
 class _Table:

@@ -103,7 +103,9 @@
       this.controls = data.knobs.map((knob, n) => this.control(knob, n));
       const those = shown => this.controls.filter((each, n) => each && data.knobs[n].shown === shown).map(each => each.row);
       const knobs = make("div", {className: "flakit-knobs"}, ...those(true));
-      this.more = make("div", {className: "flakit-more", hidden: true}, ...those(false));
+      const others = those(false); // under "more"
+      this.more = make("div", {className: "flakit-more", hidden: true}, ...others);
+      this.more.prepend(make("p", {className: "flakit-locally", textContent: words.folded}));
       const row = make("div", {className: "flakit-presets"});
       if (data.play) row.append(this.player());
       for (const preset of data.presets) {
@@ -140,7 +142,7 @@
       }
       this.buttons.enlarge.className = "flakit-enlarge";
       this.buttons.more.setAttribute("aria-expanded", "false");
-      this.buttons.more.hidden = !this.more.children.length;
+      this.buttons.more.hidden = !others.length;
       const note = make("p", {className: "flakit-note", innerHTML: data.note});
       root.replaceChildren(knobs, ...(row.children.length ? [row] : []), this.readout, pictures, buttons, this.more, this.script, note);
       root.classList.add("flakit-live");
@@ -266,12 +268,11 @@
       next.sort((a, b) => a[0] - b[0]);
       for (const [away, n] of next) if (away <= NEAR) this.image(n);
       const rest = next.filter(([away]) => away > NEAR).map(([, n]) => n);
-      const idle = window.requestIdleCallback ?? (each => setTimeout(each, 50));
+      const here = this.frame, idle = window.requestIdleCallback ?? (each => setTimeout(each, 50));
       const some = () => {
         for (const n of rest.splice(0, 4)) this.image(n);
         if (rest.length && this.frame === here) idle(some);
       };
-      const here = this.frame;
       idle(some);
     }
 
@@ -301,8 +302,8 @@
         way[here] = this.frame;
         return {way, here, passes: [0, way.length]};
       }
-      const way = play.places.map(place => this.with(this.frame, Object.fromEntries(place.map((value, n) => [play.knobs[n], value]))));
-      return {way, here: way.indexOf(this.frame), passes: play.passes};
+      const {frames, passes} = play.ways.find(each => each.frames.includes(this.frame)) ?? {frames: [], passes: []};
+      return {way: frames, here: frames.indexOf(this.frame), passes};
     }
 
     step(by) {
@@ -425,6 +426,7 @@
       this.still.tabIndex = points ? 0 : -1;
       this.still.style.cursor = points ? "crosshair" : "";
       if (!cell) {
+        delete this.strip.dataset.waiting;
         this.strip.textContent = this.words.point;
         this.light([]);
         return;
@@ -437,14 +439,19 @@
       const lines = [["line", ...box(map, row, -1)], ["line", ...box(map, -1, column)]];
       const own = ["cell", ...box(map, row, column)];
       this.light([...lines, own]);
-      let found;
+      let found = null;
+      this.strip.dataset.waiting = "yes";
       try {
         found = await this.cells(n);
       } catch {
+        // said below
+      }
+      if (this.frame !== n || !same(this.cell, cell)) return;
+      delete this.strip.dataset.waiting;
+      if (!found) {
         this.strip.textContent = window.DecompressionStream ? this.words.missing : this.words.old;
         return;
       }
-      if (this.frame !== n || !same(this.cell, cell)) return;
       const at = this.index(cell), others = [], beside = found.beside[at];
       for (let i = 0; i < beside.length; i += 3) others.push(["same", ...box(...beside.slice(i, i + 3))]);
       this.strip.textContent = found.words[at];

@@ -1,0 +1,396 @@
+"""Panels played without a kernel, beside the live ones: pages opened from files, in a browser without a network."""
+
+import base64
+import html
+import io
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from PIL import Image, ImageChops
+
+from docs import record
+from flakit import panels
+from flakit.figures.canvas import Cell
+from flakit.panels.base import NARROW
+from flakit.panels.knobs import stops_of
+from tests.browser import lab
+
+pytestmark = [pytest.mark.browser, pytest.mark.full]
+
+STATIC = Path(record.__file__).parent / "_static"
+
+PANELS = {
+    "decay-explorer": ('decay_explorer(decay=-1.33, scheme="none", show=["decay"])', "decay", r"\bbroken\b"),
+    "state-stepper": ('state_stepper("rwkv6", T=8, t=2, show=("t",))', "time t", "token 5"),
+    "infinity": ("infinity(decay=-10.5, step=8)", "decay", "rows of dr are lost"),
+    "gradient-comparer": (
+        'gradient_comparer(source="recorded", profile="constant", decay=-4.0, T=256, show=["decay"])',
+        "decay",
+        r"running sums \d\.\de\+0[2-9]",
+    ),
+    "phase-diagram": ('phase_diagram(scheme="none", against="T", show=["scheme"])', "anchor", "settings"),
+    "masking": ('case("masking", w=-2.7, mask="where", show=["w", "mask"])', "decay w", "is NaN"),
+    "padding": ('case("padding", ["T", "gate"], T=120, gate=-1.86)', "length T", "."),
+    "decay-gradient": ('case("decay_gradient", profile="logsigmoid", show=["decay"])', "decay", "."),
+    "sketch-broken": ('sketch("broken", decay=-1.3)', "decay", "NaN|lost|broken"),
+}
+"""A panel of each kind, its slider (of one its list), and what the readout says past the onset."""
+
+
+def live(code):
+    """The panel itself, laid out as players are."""
+    panel = eval(f"panels.{code}", {"panels": panels})
+    panel.width = NARROW
+    panel.redraw()
+    return panel
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A site of one page a panel, and one with two of them; fewer frames than a real one has."""
+    folder = tmp_path_factory.mktemp("site")
+    shutil.copytree(STATIC, folder / "_static")
+    made = {}
+    with pytest.MonkeyPatch.context() as fewer:
+        fewer.setattr(record, "FRAMES", 48)
+        fewer.setattr(record, "STOPS", 24)
+        for name, (code, *_) in PANELS.items():
+            made[name] = record.record(live(code), folder / "_static" / "frames", f"lesson-{name}", "lesson.ipynb")
+    for name, players in {**{name: [each] for name, each in made.items()}, "two": list(made.values())[-2:]}.items():
+        (folder / f"{name}.html").write_text(
+            '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Players</title>'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">'
+            '<meta name="color-scheme" content="light dark"><link rel="stylesheet" href="_static/player.css">'
+            "<style>body {background: Canvas; color: CanvasText}</style></head>"
+            f"<body><main><h1>Players</h1>{''.join(players)}</main>"
+            '<script src="_static/player.js"></script></body></html>',
+            encoding="utf-8",
+        )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    if lab.CHROMIUM is None:
+        pytest.skip("no chromium found: install Debian's chromium, or name one in CHROMIUM")
+    with lab.chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def open_player(chromium, folder):
+    """open_player("masking") -> Played: without a network, and failing where the page has an error."""
+    contexts, wrong = [], []
+
+    def open_page(name, **how):
+        context = chromium.new_context(**{"viewport": {"width": 1024, "height": 900}, **how})
+        context.set_offline(True)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
+        page.on(
+            "request",
+            lambda asked: asked.url.startswith(("file:", "data:", "blob:")) or wrong.append(f"asked for {asked.url}"),
+        )
+        page.add_init_script(lab.WATCH)
+        page.goto((folder / f"{name}.html").as_uri())
+        page.locator(".flakit-live[data-frame]").first.wait_for()
+        return Played(page, page.locator(".flakit-player").first)
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert wrong == []
+
+
+class Played:
+    """A player by what a person has."""
+
+    def __init__(self, page, root):
+        self.page, self.root = page, root
+
+    def knob(self, label):
+        return self.root.get_by_label(label, exact=True)
+
+    def press(self, key, times=1):
+        for _ in range(times):
+            self.page.keyboard.press(key)
+            self.settle()
+
+    def settle(self):
+        """Wait until the frame that was asked for is the one that is seen."""
+        self.page.wait_for_function("root => root.player.frame == root.dataset.frame", arg=self.root.element_handle())
+        self.page.wait_for_timeout(30)
+
+    def button(self, name):
+        self.root.get_by_role("button", name=name, exact=True).click()
+        self.settle()
+
+    @property
+    def readout(self):
+        return self.root.locator(".flakit-readout").inner_text()
+
+    @property
+    def strip(self):
+        return self.root.locator(".flakit-strip").inner_text()
+
+    @property
+    def frame(self):
+        return int(self.root.get_attribute("data-frame"))
+
+    def picture(self, folder):
+        """The file that is shown, decoded."""
+        image = self.root.locator(".flakit-picture-box img.flakit-picture")
+        assert image.evaluate("image => image.complete && image.naturalWidth > 0")
+        source = image.evaluate("image => image.currentSrc")
+        if source.startswith("data:image/webp;base64,"):  # the first one, which comes with the page
+            return Image.open(io.BytesIO(base64.b64decode(source.partition(",")[2]))).convert("RGB")
+        assert source.startswith(folder.as_uri()) and source.endswith(".webp")
+        return Image.open(folder / source.removeprefix(f"{folder.as_uri()}/")).convert("RGB")
+
+    def setting(self, panel):
+        """What the knobs on view say, as values of the live panel's."""
+        found = {}
+        for name in panel.named_on_view:
+            knob, shown = panel.knobs[name], self.root.get_by_label(panel.knobs[name].description, exact=True)
+            if shown.get_attribute("type") == "range":
+                labels = {str(option): value for option, value in self.options(knob)}
+                found[name] = labels[shown.get_attribute("aria-valuetext")]
+            else:
+                labels = dict(self.options(knob))
+                found[name] = labels[shown.evaluate("list => list.selectedOptions[0].label")]
+        return found
+
+    @staticmethod
+    def options(knob):
+        if not hasattr(knob, "options"):
+            return [(str(value), value) for value in stops_of(knob)]
+        return [each if isinstance(each, tuple) else (str(each), each) for each in knob.options]
+
+    def same_as(self, panel, folder):
+        """Words, alt text and picture are those of the live panel."""
+        same = "(readout, html) => {const made = document.createElement('div'); made.innerHTML = html; "
+        same += "return made.textContent === readout.textContent}"
+        assert self.root.locator(".flakit-readout").evaluate(same, panel.readout.value), (self.readout, panel.text)
+        image = self.root.locator(".flakit-picture-box img.flakit-picture")
+        assert image.get_attribute("alt") == image.get_attribute("aria-label") == panel.picture.alt
+        shown, drawn = self.picture(folder), Image.open(io.BytesIO(panel.png)).convert("RGB")
+        assert shown.size == drawn.size and ImageChops.difference(shown, drawn).getbbox() is None
+        assert shown.size == tuple(int(image.get_attribute(each)) for each in ("width", "height"))
+
+
+def moved(panel, setting):
+    """The live panel, moved to a setting as a person does."""
+    for name, value in setting.items():
+        if panel.knobs[name].value != value:
+            panel.move(name, value)
+    return panel
+
+
+@pytest.mark.parametrize("name", PANELS)
+def test_a_slider_moved_past_its_onset_shows_what_the_live_panel_shows(name, open_player, folder, record_property):
+    code, label, past = PANELS[name]
+    player, panel = open_player(name), live(code)
+    assert panel.text.split("\n")[-1] in html.unescape(player.root.locator(".flakit-readout").text_content())
+    knob, first = player.knob(label), player.readout
+    knob.focus()
+    seen = {player.frame}
+    for _ in range(30):
+        player.press("ArrowDown" if name == "phase-diagram" else "ArrowRight")
+        seen.add(player.frame)
+        if re.search(past, player.readout) and player.readout != first and len(seen) > 3:
+            break
+    assert re.search(past, player.readout) and player.readout != first
+    player.same_as(moved(panel, player.setting(panel)), folder)
+    if name != "phase-diagram":
+        player.page.evaluate("() => {window.flakit.keys = []; window.flakit.redraws = []}")
+        for key in ["ArrowLeft", "ArrowRight"] * 5:
+            player.page.keyboard.press(key)
+            player.page.wait_for_timeout(120)
+        keys, redraws = player.page.evaluate("() => [window.flakit.keys, window.flakit.redraws]")
+        times = [min((t - key for t in redraws if t > key), default=1e9) for key in keys]
+        record_property(f"{name}, a step from key to picture, median ms", sorted(times)[len(times) // 2])
+    for end in ("Home", "End"):
+        player.press(end)
+        player.same_as(moved(live(code), player.setting(panel)), folder)
+
+
+@pytest.mark.parametrize("name", PANELS)
+def test_arrow_keys_walk_the_cells_and_their_words_are_those_of_the_live_panel(name, open_player):
+    player, panel = open_player(name), live(PANELS[name][0])
+    assert player.strip == panel.picture.strip
+    player.root.locator(".flakit-picture-box img.flakit-picture").focus()
+    maps, words = list(panel.canvas.maps), set()
+    for key in ("ArrowRight", "ArrowRight", "ArrowDown", "ArrowDown", "ArrowRight", "ArrowUp", "ArrowLeft"):
+        player.page.keyboard.press(key)
+        player.page.wait_for_timeout(60)
+        cell = player.root.evaluate("root => root.player.picked")
+        player.page.wait_for_function(
+            "root => root.querySelector('.flakit-lit-cell') && !root.querySelector('.flakit-strip').dataset.waiting",
+            arg=player.root.element_handle(),
+        )
+        panel.picture.pick(Cell(maps[cell["map"]], cell["row"], cell["column"]))
+        assert player.strip == panel.picture.strip.strip()
+        words.add(player.strip)
+        places = """root => Array.from(root.querySelectorAll('.flakit-lit')).map(lit => [
+          lit.className.match(/flakit-lit-(\\w+)/)[1],
+          ...['left', 'top', 'width', 'height'].map(each => parseFloat(lit.style[each]) / 100)])"""
+        lit = player.root.evaluate(places)
+        assert [look for look, *_ in lit] == [look for look, *_ in panel.picture.lit]
+        for (_, *box), (_, *expected) in zip(lit, panel.picture.lit, strict=True):
+            assert box == pytest.approx(expected, abs=2e-4)
+    assert len(words) > 1
+    player.page.keyboard.press("Escape")
+    assert player.strip == record.WORDS["point"] and player.root.locator(".flakit-lit").count() == 0
+
+
+@pytest.mark.parametrize("name", ["masking", "state-stepper", "infinity"])
+def test_a_cell_under_the_mouse_is_the_one_that_the_live_panel_finds(name, open_player):
+    player, panel = open_player(name), live(PANELS[name][0])
+    image = player.root.locator(".flakit-picture-box img.flakit-picture")
+    image.scroll_into_view_if_needed()
+    box, found = image.bounding_box(), 0
+    for x, y in ((0.2, 0.3), (0.35, 0.4), (0.5, 0.5), (0.6, 0.3), (0.8, 0.4), (0.3, 0.7), (0.99, 0.99)):
+        player.page.mouse.move(box["x"] + x * box["width"], box["y"] + y * box["height"])
+        player.page.wait_for_timeout(60)
+        cell, there = player.root.evaluate("root => root.player.pointed"), panel.canvas.cell(x, y)
+        assert (cell is None) == (there is None)
+        if there is not None:
+            found += 1
+            rows, columns = panel.canvas.maps[there.map]
+            assert list(panel.canvas.maps)[cell["map"]] == there.map
+            assert abs(cell["row"] - there.row) <= rows / 8 and abs(cell["column"] - there.column) <= columns / 8
+    assert found
+
+
+@pytest.mark.parametrize("name", ["decay-explorer", "state-stepper", "infinity", "masking", "sketch-broken"])
+def test_presets_and_reset(name, open_player, folder):
+    code, *_ = PANELS[name]
+    player, panel = open_player(name), live(code)
+    for label, setting in panel.presets.items():
+        player.button(label)
+        player.same_as(live(code).set(**setting), folder)
+    first = player.root.locator(".flakit-picture-box img.flakit-picture")
+    player.button("reset")
+    assert player.frame == 0 and first.get_attribute("alt") == live(code).picture.alt
+
+
+def test_play_goes_through_both_passes_and_stops_at_the_end_of_each(open_player):
+    player = open_player("state-stepper")
+    player.knob("time t").focus()
+    player.press("End")
+    player.press("ArrowLeft", 2)
+    assert "Forward, token 5 of 0 to 7" in player.readout
+    player.root.get_by_role("button", name="play", exact=True).click()
+    player.root.get_by_role("button", name="play", exact=True).wait_for(timeout=10_000)  # it says "pause" until it ends
+    assert "Forward, token 7" in player.readout
+    player.button("one step on")
+    assert "Backward, token 7" in player.readout
+    player.button("one step on")
+    assert "Backward, token 6" in player.readout
+    player.button("one step back")
+    player.button("one step back")
+    assert "Forward, token 7" in player.readout
+
+
+def test_play_moves_a_slider_and_pause_stops_it(open_player):
+    player = open_player("masking")
+    first = player.frame
+    player.root.get_by_role("button", name="play", exact=True).click()
+    player.page.wait_for_function("first => document.querySelector('.flakit-player').dataset.frame != first", arg=first)
+    player.button("pause")
+    stopped = player.frame
+    player.page.wait_for_timeout(1000)
+    assert player.frame == stopped != first
+
+
+def test_less_motion_plays_slower(open_player):
+    player = open_player("masking", reduced_motion="reduce")
+    player.root.get_by_role("button", name="play", exact=True).click()
+    first = player.frame
+    player.page.wait_for_timeout(1000)
+    assert player.frame == first
+    player.page.wait_for_function("first => document.querySelector('.flakit-player').dataset.frame != first", arg=first)
+
+
+def test_a_pinned_picture_stays_beside_the_next(open_player):
+    player = open_player("masking")
+    shown = player.root.locator(".flakit-picture-box img.flakit-picture")
+    before, words = shown.evaluate("image => image.src"), player.readout
+    player.button("pin")
+    pinned = player.root.locator(".flakit-pinned img")
+    player.button("repaired")
+    assert pinned.evaluate("image => image.src") == before != shown.evaluate("image => image.src")
+    assert player.root.locator("figcaption").inner_text() == f"Pinned: {words}" and player.readout != words
+    player.button("unpin")
+    assert pinned.count() == 0
+
+
+def test_copy_as_python_gives_the_script_of_the_present_setting(open_player):
+    player = open_player("sketch-broken")
+    player.button("broken")
+    player.button("copy as Python")
+    script = player.root.locator("textarea")
+    script.wait_for()
+    assert script.input_value() == live(PANELS["sketch-broken"][0]).set(decay=-1.39).as_python()
+
+
+def test_knobs_that_were_not_recorded_are_shown_with_their_value_and_say_so(open_player):
+    player = open_player("decay-explorer")
+    player.button("more")
+    chunk, length = player.knob("chunk"), player.knob("length T")
+    assert chunk.is_disabled() and length.is_disabled() and chunk.input_value() and player.knob("decay").is_enabled()
+    assert chunk.evaluate("list => list.selectedOptions[0].label") == "64"
+    assert length.get_attribute("aria-valuetext") == "128"
+    assert chunk.locator("xpath=..").get_attribute("title") == record.WORDS["locally"]
+    assert "run it locally" in player.root.locator(".flakit-more").inner_text()
+    assert "make lab" in player.root.locator(".flakit-note").inner_text()
+    assert "lesson.ipynb" in player.root.locator(".flakit-note").inner_text()
+
+
+def test_two_players_on_a_page_do_not_disturb_each_other(open_player):
+    player = open_player("two")
+    roots = player.page.locator(".flakit-player")
+    assert roots.count() == 2
+    roots.nth(1).scroll_into_view_if_needed()
+    roots.nth(1).locator("input[type=range]").first.wait_for()
+    ids = player.page.evaluate("Array.from(document.querySelectorAll('[id]')).map(each => each.id)")
+    assert len(ids) == len(set(ids))
+    readouts = roots.locator(".flakit-readout")
+    first, second = readouts.nth(0).inner_text(), readouts.nth(1).inner_text()
+    roots.nth(1).locator("input[type=range]").first.focus()
+    player.page.keyboard.press("End")
+    player.page.wait_for_function(
+        "seen => document.querySelectorAll('.flakit-readout')[1].innerText != seen", arg=second
+    )
+    assert readouts.nth(0).inner_text() == first
+
+
+def test_without_scripts_picture_readout_and_knobs_are_there(open_player, chromium, folder):
+    context = chromium.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto((folder / "masking.html").as_uri())
+    said = page.locator(".flakit-player").inner_text()
+    assert live(PANELS["masking"][0]).text.split("\n")[0] in said and "decay w -2.7" in said and "make lab" in said
+    assert page.locator("img.flakit-picture").bounding_box()["height"] > 200
+    context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1440, 1024, 390])
+def test_fits_the_page_and_axe_finds_nothing_serious(width, scheme, open_player, tmp_path):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    for name in ("decay-explorer", "infinity", "masking"):
+        player = open_player(name, viewport={"width": width, "height": 900}, color_scheme=scheme)
+        player.button("more")
+        assert player.page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+        found = [
+            f"{each['id']}: {[node['html'][:200] for node in each['nodes']]}"
+            for each in axe.run(player.page, options={"preload": False}).response["violations"]
+            if each["impact"] in ("serious", "critical")
+        ]
+        player.page.screenshot(path=tmp_path / f"{name}-{width}-{scheme}.png", full_page=True)
+        assert found == []
