@@ -43,7 +43,7 @@ one at a preset that lies beside the grid."""
 
 SLOW_PANELS = ("kernel-trace",)
 
-CELLS, FEW = 400, 300
+CELLS, FEW = 600, 300
 """Cells of a frame up to which each one's arithmetic is recorded, and about how many are where there are more."""
 
 PACK = 600_000

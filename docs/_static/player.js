@@ -110,7 +110,7 @@
       if (data.play) row.append(this.player());
       for (const preset of data.presets) {
         const button = make("button", {type: "button", title: preset.tip, textContent: preset.label});
-        button.addEventListener("click", () => this.go(this.with(this.frame, preset.moved) ?? preset.frame));
+        button.addEventListener("click", () => { this.stop(); this.go(this.with(this.frame, preset.moved) ?? preset.frame); });
         row.append(button);
       }
       for (const label of data.runs) {
@@ -130,7 +130,7 @@
       this.buttons = {};
       const buttons = make("div", {className: "flakit-buttons"});
       for (const [name, pressed] of Object.entries({
-        reset: () => { this.script.hidden = true; this.go(data.start); },
+        reset: () => { this.stop(); this.script.hidden = true; this.go(data.start); },
         pin: () => this.pin(),
         copy: () => this.copy(),
         more: () => { this.more.hidden = !this.more.hidden; this.buttons.more.setAttribute("aria-expanded", !this.more.hidden); },
@@ -227,7 +227,7 @@
 
     /** Show a frame: the knobs at once, words and picture together, as soon as it is decoded; only the newest one. */
     async show(n, first = false) {
-      const from = this.frame, frame = this.data.frames[n], image = this.image(n);
+      const frame = this.data.frames[n], image = this.image(n);
       this.frame = n;
       this.stand();
       try {
@@ -250,11 +250,11 @@
       this.keep();
       this.say();
       this.root.dataset.frame = n;
-      if (!first) this.ahead(n - from);
+      if (!first) this.ahead(true);
     }
 
-    /** Read the pictures that the next steps may show, then, when nothing else is to do, the rest of that knob's. */
-    ahead() {
+    /** Read the pictures that the next steps may show; once a knob was moved, the others too, when there is time. */
+    ahead(all = false) {
       const next = [];
       this.controls.forEach((control, n) => {
         if (!control || control.input.disabled) return;
@@ -267,7 +267,7 @@
       next.push(...this.data.presets.map(each => [NEAR, each.frame]));
       next.sort((a, b) => a[0] - b[0]);
       for (const [away, n] of next) if (away <= NEAR) this.image(n);
-      const rest = next.filter(([away]) => away > NEAR).map(([, n]) => n);
+      const rest = all ? next.filter(([away]) => away > NEAR).map(([, n]) => n) : [];
       const here = this.frame, idle = window.requestIdleCallback ?? (each => setTimeout(each, 50));
       const some = () => {
         for (const n of rest.splice(0, 4)) this.image(n);
