@@ -43,7 +43,7 @@ one at a preset that lies beside the grid."""
 
 SLOW_PANELS = ("kernel-trace",)
 
-CELLS, FEW = 600, 300
+CELLS, FEW = 450, 360
 """Cells of a frame up to which each one's arithmetic is recorded, and about how many are where there are more."""
 
 PACK = 600_000
@@ -218,6 +218,8 @@ class Recording:
                 chosen |= beside
         while 1 < len(chosen) < count:
             low, high = max(pairwise(sorted(chosen)), key=lambda gap: gap[1] - gap[0])
+            if high - low < 2:
+                break
             chosen.add((low + high) // 2)
         return [values[n] for n in sorted(chosen)]
 
@@ -304,18 +306,20 @@ class Recording:
             return [], [], []
         names, there = list(canvas.maps), sum(rows * columns for rows, columns in canvas.maps.values())
         maps, words, beside = [], [], []
+        most = _share([rows * columns for rows, columns in canvas.maps.values()], FEW)
         for name, (rows, columns) in canvas.maps.items():
-            each = rows * columns if there <= CELLS else FEW / len(names)
-            some = _lattice(rows, columns, each)
+            some = _lattice(rows, columns, most if there > CELLS else rows * columns)
             maps.append(self._map(name, *some))
             for row in some[0]:
                 for column in some[1]:
                     cell = Cell(name, int(row), int(column))
-                    words.append(panel.arithmetic(panel.result, cell, **setting) or WORDS["point"])
-                    lit = [
-                        (names.index(at), *(-1 if n is None else n for n in line)) for at, *line in panel.beside(cell)
-                    ]
-                    beside.append([int(n) for each in lit for n in each])
+                    try:
+                        words.append(panel.arithmetic(panel.result, cell, **setting) or WORDS["point"])
+                    except Exception as error:
+                        words.append(f"{type(error).__name__}: {error}")
+                    beside.append([])
+                    for at, *line in panel.beside(cell):
+                        beside[-1] += [names.index(at), *(-1 if n is None else int(n) for n in line)]
         self.cells = max(self.cells, (len(words), there))
         return maps, words, beside
 
@@ -463,7 +467,8 @@ class Recording:
             "shown": name in self.panel.named_on_view,
             "hidden": knob.layout.display == "none",
             "values": [labels.get(x) or _said(x) for x in order],
-            "stops": len(self._values(name)),
+            "stops": len(offered),
+            "places": [list(offered).index(x) for x in order] if kind == "slider" else [],
             "order": order,
         }
 
@@ -559,6 +564,16 @@ def _packed(frames: list[Frame]) -> str:
     text = json.dumps({"frames": each, "words": words.rows, "beside": beside.rows}, separators=(",", ":"))
     squeezed = zlib.compressobj(9, zlib.DEFLATED, -15)
     return base64.b64encode(squeezed.compress(text.encode()) + squeezed.flush()).decode()
+
+
+def _share(sizes: list[int], total: int) -> float:
+    """How many of each may be taken, all of the smaller ones, so that about `total` are."""
+    left = len(sizes)
+    for size in sorted(sizes):
+        if size > total / left:
+            return total / left
+        total, left = total - size, left - 1
+    return max(sizes, default=0)
 
 
 def _lattice(rows: int, columns: int, cells: float) -> tuple[list[int], list[int]]:

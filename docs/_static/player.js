@@ -196,8 +196,9 @@
         } else if (knob.kind === "number") {
           input.value = knob.values[at];
         } else {
-          input.max = stops.length - 1;
-          input.value = stops.indexOf(at);
+          // One that cannot be moved stands where it would stand among all of its stops.
+          input.max = (fixed ? knob.stops : stops.length) - 1;
+          input.value = fixed ? knob.places[at] : stops.indexOf(at);
           input.setAttribute("aria-valuetext", knob.values[at]);
           said.textContent = knob.values[at];
         }

@@ -200,6 +200,13 @@ def test_a_picture_is_stored_once(recorded):
     assert len(decoded) == len(files) < len(data["frames"])  # the profile alone does not change it
 
 
+def test_small_maps_are_whole_and_large_ones_share_the_rest():
+    for sizes, total in (([8, 8, 64, 64, 128], 120), ([1, 1000], 300), ([5, 5], 300)):
+        most = record._share(sizes, total)
+        taken = [min(size, most) for size in sizes]
+        assert sum(taken) == pytest.approx(min(total, sum(sizes))) and taken[0] == sizes[0]
+
+
 def test_a_lattice_has_about_as_many_cells_as_it_is_told():
     for rows, columns, cells in ((128, 32, 30), (64, 64, 30), (1, 32, 30), (21, 1, 5), (3, 4, 300)):
         down, across = record._lattice(rows, columns, cells)
