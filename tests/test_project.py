@@ -214,7 +214,7 @@ def test_make_lab_serves_the_first_notebook_on_this_machine_with_a_token(tmp_pat
 
 
 def test_links_of_the_readme_lead_somewhere():
-    for text in ("README.md", "CONTRIBUTING.md"):  # links of docs/ are checked when the site is built
+    for text in ("README.md", "README.zh.md", "CONTRIBUTING.md"):  # links of docs/ are checked when the site is built
         links = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", (ROOT / text).read_text())
         links += re.findall(r'src="(?!https?:)([^"]+)"', (ROOT / text).read_text())
         assert [link for link in links if not (ROOT / link).exists()] == []
@@ -230,7 +230,7 @@ def test_the_readme_is_short_and_leads_to_the_site():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("text", ["README.md", "docs/operators.md", "docs/instruments.md"])
+@pytest.mark.parametrize("text", ["README.md", "README.zh.md", "docs/operators.md", "docs/instruments.md"])
 def test_scripts_of_the_readme_and_the_reference_run(text):
     scripts = re.findall(r"```python\n(.*?)```", (ROOT / text).read_text(), re.S)
     assert scripts

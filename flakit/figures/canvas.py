@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
+from ..language import say
 from . import style
 
 Box = tuple[float, float, float, float]
@@ -170,12 +171,12 @@ class Canvas:
         parts = []
         for ax in self.figure.axes:
             titles = (ax.get_title(loc=place) for place in ("left", "center", "right"))
-            axes = " against ".join(filter(None, (ax.get_ylabel(), ax.get_xlabel())))
+            axes = say(" against ").join(filter(None, (ax.get_ylabel(), ax.get_xlabel())))
             legend = ax.get_legend()
             lines = ", ".join(text.get_text() for text in legend.get_texts()) if legend else ""
             parts.append(": ".join(filter(None, (*titles, axes, lines))))
         said = "; ".join(dict.fromkeys(filter(None, parts))).replace("$", "").replace("\n", " ")
-        return f"picture of {said}" if said else "picture"
+        return say("picture of {what}").format(what=said) if said else say("picture")
 
 
 def _png(rgba: np.ndarray) -> bytes:

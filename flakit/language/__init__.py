@@ -94,14 +94,14 @@ def rephrase(text: str) -> str:
 
 @functools.cache
 def _patterns(language: str) -> list[tuple[re.Pattern, str]]:
-    """Templates with plain placeholders, those with most words of their own first."""
+    """Templates with plain placeholders, those with most words of their own first; what is filled in has no colon."""
     templates = [(text, said) for text, said in table(language).items() if _PLACEHOLDER.search(text)]
     templates.sort(key=lambda each: -len(_PLACEHOLDER.sub("", each[0])))
     found = []
     for text, said in templates:
         parts, seen = [], set()
         for n, part in enumerate(_PLACEHOLDER.split(text)):
-            parts.append(re.escape(part) if n % 2 == 0 else f"(?P={part})" if part in seen else f"(?P<{part}>.+?)")
+            parts.append(re.escape(part) if n % 2 == 0 else f"(?P={part})" if part in seen else f"(?P<{part}>[^:]+?)")
             seen |= {part} if n % 2 else set()
         found.append((re.compile("".join(parts)), said))
     return found

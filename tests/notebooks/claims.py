@@ -30,7 +30,10 @@ _NO_CLAIMS = [
     r"\b[Nn]otebooks? \d\d(?:(?:, | and | to )\d\d)*",
     r"\[\d\d_\w+",  # their names
     r"\babout \d+ minutes",
+    r"约?需要 \d+ 分钟|约 \d+ 分钟",
     r"\bExercise \d+",
+    r"练习 \d+",
+    r"第 \d\d 课",
     r"^\s*\d+\. ",  # lists
     r"^\| \d+ \|",
 ]

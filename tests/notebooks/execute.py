@@ -1,7 +1,7 @@
 """`make notebooks`: run the notebooks and store their outputs, small and free of what only a live session can use.
 
-python -m tests.notebooks.execute            every notebook and solution
-python -m tests.notebooks.execute 04 05      those whose name starts so
+python -m tests.notebooks.execute            every notebook, solution and translation
+python -m tests.notebooks.execute 04 zh/01   those whose name starts so
 """
 
 import base64
@@ -12,7 +12,7 @@ import time
 import nbformat
 from PIL import Image
 
-from tests.notebooks.running import LESSONS, MAX_BYTES, SOLUTIONS, WIDGET_VIEW, name, run
+from tests.notebooks.running import LESSONS, MAX_BYTES, SOLUTIONS, TRANSLATIONS, WIDGET_VIEW, name, run
 
 
 def without_live_parts(notebook):
@@ -48,8 +48,12 @@ def smaller(png):
     return min(png, base64.b64encode(out.getvalue()).decode(), key=len)
 
 
+def fits(path, prefixes):
+    return not prefixes or path.name.startswith(tuple(prefixes)) or name(path).startswith(tuple(prefixes))
+
+
 def main(prefixes):
-    paths = [p for p in LESSONS + SOLUTIONS if not prefixes or p.name.startswith(tuple(prefixes))]
+    paths = [p for p in LESSONS + SOLUTIONS + TRANSLATIONS if fits(p, prefixes)]
     if not paths:
         sys.exit(f"no notebook starts with {' or '.join(prefixes)}")
     for number, path in enumerate(paths, 1):

@@ -11,6 +11,7 @@ from traitlets.config import Config
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 LESSONS = sorted(NOTEBOOKS.glob("*.ipynb"))
+TRANSLATIONS = sorted((NOTEBOOKS / "zh").glob("*.ipynb"))
 SOLUTIONS = sorted((NOTEBOOKS / "solutions").glob("*.ipynb"))
 CELL_TIMEOUT = 120  # seconds; a whole notebook is meant to take 20
 MAX_BYTES = 400_000

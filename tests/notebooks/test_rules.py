@@ -4,14 +4,14 @@ import re
 
 import pytest
 
-from tests.notebooks.running import LESSONS, MAX_BYTES, NOTEBOOKS, SOLUTIONS, WIDGET_VIEW, name, read
+from tests.notebooks.running import LESSONS, MAX_BYTES, NOTEBOOKS, SOLUTIONS, TRANSLATIONS, WIDGET_VIEW, name, read
 
 pytestmark = pytest.mark.notebook
 
 MAX_LINES = 10
 
 
-@pytest.fixture(params=LESSONS + SOLUTIONS, ids=name)
+@pytest.fixture(params=LESSONS + SOLUTIONS + TRANSLATIONS, ids=name)
 def path(request):
     return request.param
 
