@@ -34,16 +34,16 @@ from flakit.panels import base
 from flakit.panels.base import NARROW, Panel
 from flakit.panels.knobs import NumberKnob, stops_of
 
-FRAMES = 120
+FRAMES = 90
 """Frames of a panel, about: stops of the first knob times stops of the second, and those of presets."""
 
-STOPS, SECOND, SLOW, PRESET = 48, 6, 12, 9
+STOPS, SECOND, SLOW, PRESET = 40, 6, 12, 9
 """The most stops of a first knob, of a second one, of a first one where each setting runs a kernel, and of the first
 one at a preset that lies beside the grid."""
 
 SLOW_PANELS = ("kernel-trace",)
 
-CELLS, FEW = 450, 360
+CELLS, FEW = 400, 300
 """Cells of a frame up to which each one's arithmetic is recorded, and about how many are where there are more."""
 
 PACK = 600_000
