@@ -70,7 +70,7 @@ test-all: $(VENV)/.rest  ## both: every test this machine can run
 notebooks: $(VENV)/.test  ## run all notebooks (or NOTEBOOKS="00 04") and store their outputs, small
 	@$(PY) -m tests.notebooks.execute $(NOTEBOOKS)
 
-site: $(VENV)/.site  ## build the notebooks as pages into build/site (NOTEBOOKS="00 04": run only these again)
+site: $(VENV)/.site  ## build the notebooks as pages into build/site (NOTEBOOKS="00 04": run no others)
 	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(PY) -m docs.build $(NOTEBOOKS)
 
 lint: $(VENV)/.test  ## check style in .py and .ipynb

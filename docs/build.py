@@ -1,7 +1,8 @@
 """`make site`: every lesson as a page whose sliders move without a kernel, and the reference beside them.
 
 python -m docs.build             everything
-python -m docs.build 00 04       run again only the notebooks whose names start so
+python -m docs.build 00 04       of the lessons that have to run again, only those whose names start so
+python -m docs.build none        none of them: words and styles alone
 
 What is kept in build/ makes a second call quick: a notebook runs again only when it, flakit, data or the recorder has
 changed, and a page is written again only when it has.
@@ -33,6 +34,9 @@ MAX_SITE, MAX_PAGE = 80e6, 1.5e6  # bytes: of all files, and of what opening a p
 
 def main(prefixes):
     start = time.monotonic()
+    unknown = [prefix for prefix in prefixes if prefix != "none" and not notebooks.starting_with([prefix])]
+    if unknown:
+        sys.exit(f"no lesson starts with {' or '.join(unknown)}")
     try:
         executed = notebooks.executed(BUILD, prefixes)
     except CellExecutionError as error:

@@ -45,7 +45,7 @@ def executed(build, prefixes=()):
     Raises nbclient's CellExecutionError.
     """
     base = _base()
-    chosen = [path for path in LESSONS if not prefixes or path.name.startswith(tuple(prefixes))]
+    chosen = starting_with(prefixes) if prefixes else LESSONS
     stale = [path for path in chosen if _kept_for(build, path) != _key(base, path)]
     print(f"lessons: {len(stale)} to run, {len(chosen) - len(stale)} are up to date", flush=True)
     with ThreadPoolExecutor(AT_A_TIME) as pool:
@@ -60,6 +60,10 @@ def executed(build, prefixes=()):
             raise
     lessons = {path: _with_outputs(read(path), _kept(build, path)) for path in LESSONS}
     return lessons | {path: read(path) for path in SOLUTIONS}
+
+
+def starting_with(prefixes):
+    return [path for path in LESSONS if path.name.startswith(tuple(prefixes))]
 
 
 def _with_outputs(notebook, kept):

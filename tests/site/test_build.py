@@ -60,6 +60,11 @@ def test_a_cell_that_raises_fails_the_build_with_its_traceback(tmp_path, monkeyp
     assert not (tmp_path / "executed" / "99_broken.ipynb").exists()
 
 
+def test_a_name_that_no_lesson_has_is_said():
+    with pytest.raises(SystemExit, match="no lesson starts with 99"):
+        build.main(["none", "99"])
+
+
 def test_a_page_that_loads_too_much_is_named(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(build, "SITE", tmp_path)
     (tmp_path / "big.png").write_bytes(b"0" * 1_600_000)
