@@ -24,7 +24,7 @@ from sphinx.cmd.build import main as sphinx
 from sphinxcontrib.katex import katex_version
 
 from docs import notebooks, tables
-from tests.notebooks.running import NOTEBOOKS
+from tests.notebooks.running import LESSONS, NOTEBOOKS, SOLUTIONS, TRANSLATIONS, name
 
 ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "build"
@@ -81,19 +81,20 @@ def katex(folder):
 def assemble(executed):
     """Put every page's source into one folder, as Sphinx wants them; leave those alone that are as they were."""
     wanted = {}
-    lessons = {path: notebooks.title(notebook) for path, notebook in executed.items()}
+    titles = {path: notebooks.title(notebook) for path, notebook in executed.items()}
     files = notebooks.sources(executed.values())
     pages = {path: notebooks.page(notebook, path, PICTURES) for path, notebook in executed.items()}
     for path, notebook in pages.items():
         wanted[f"notebooks/{path.relative_to(NOTEBOOKS).as_posix()}"] = nbformat.writes(notebook)
     wanted["notebooks/glossary.md"] = (NOTEBOOKS / "glossary.md").read_text()
-    wanted["notebooks/solutions/index.md"] = _solutions(lessons)
+    wanted["notebooks/solutions/index.md"] = _solutions(titles)
     for path in (ROOT / "docs").glob("*.md"):
         wanted[path.name] = path.read_text()
     wanted["index.md"] = (
         wanted["index.md"]
         .replace("{{panel}}", notebooks.panel_html(pages, "04_decay_blowup", "decay_explorer"))
-        .replace("{{lessons}}", "\n".join(_line(path, title) for path, title in lessons.items() if _is_lesson(path)))
+        .replace("{{lessons}}", _lines(titles, LESSONS))
+        .replace("{{translations}}", _lines(titles, TRANSLATIONS))
     )
     wanted["casebook.md"] = tables.casebook(wanted["casebook.md"])
     wanted["commands.md"] = tables.commands(wanted["commands.md"])
@@ -107,16 +108,12 @@ def assemble(executed):
             path.unlink()
 
 
-def _is_lesson(path):
-    return path.parent == NOTEBOOKS
-
-
-def _line(path, title):
-    return f"{path.stem[:2]} {title} <notebooks/{path.stem}>"
+def _lines(titles, paths):
+    return "\n".join(f"{path.stem[:2]} {titles[path]} <notebooks/{name(path)}>" for path in paths)
 
 
 def _solutions(titles):
-    solved = {path: title.removeprefix("Solutions: ") for path, title in titles.items() if not _is_lesson(path)}
+    solved = {path: titles[path].removeprefix("Solutions: ") for path in SOLUTIONS}
     lines = "\n".join(f"- [{path.stem[:2]} {title}]({path.name})" for path, title in solved.items())
     tree = "\n".join(f"{path.stem[:2]} {title} <{path.stem}>" for path, title in solved.items())
     return (

@@ -64,8 +64,10 @@ def formulas_can_be_read(app, doctree):
             logging.getLogger(__name__).warning("%s", error, location=node)
 
 
-def captions_have_a_level(app, page, template, context, doctree):
-    """Sphinx makes headings of the sidebar's captions, but does not say of which level."""
+def for_those_who_listen(app, page, template, context, doctree):
+    """What Sphinx does not say: the level of the sidebar's captions, which are headings; a translation's language."""
+    if page.startswith("notebooks/zh/"):
+        context["language"] = "zh"
     tree = context["furo_navigation_tree"]
     context["furo_navigation_tree"] = tree.replace('role="heading"', 'role="heading" aria-level="2"')
 
@@ -80,4 +82,4 @@ def digest():
 def setup(app):
     app.add_config_value("written_with", digest(), "html")  # where it changes, all pages are written again
     app.connect("doctree-read", formulas_can_be_read)
-    app.connect("html-page-context", captions_have_a_level, priority=900)  # after Furo's own
+    app.connect("html-page-context", for_those_who_listen, priority=900)  # after Furo's own

@@ -1,7 +1,7 @@
 """Notebooks for the site: each lesson run in a kernel, kept until something that it stands on changes, and made a page.
 
-A panel is recorded by `docs.record` in the kernel that shows it. Solutions have no panels: the outputs that are stored
-with them are shown. Pictures become files of their own.
+A panel is recorded by `docs.record` in the kernel that shows it. Solutions, which have no panels, and translations are
+shown with the outputs that are stored in them. Pictures become files of their own.
 """
 
 import ast
@@ -22,7 +22,7 @@ import nbformat
 from PIL import Image
 
 from tests.notebooks.execute import without_live_parts
-from tests.notebooks.running import LESSONS, NOTEBOOKS, SOLUTIONS, read, run
+from tests.notebooks.running import LESSONS, NOTEBOOKS, SOLUTIONS, TRANSLATIONS, read, run
 
 ROOT = Path(__file__).parents[1]
 STANDS_ON = ("flakit/**/*.py", "flakit/**/*.js", "data/*.json", "docs/record.py")
@@ -38,7 +38,7 @@ record.install({folder!r}, {stem!r})
 
 
 def executed(build, prefixes=()):
-    """{path: notebook with outputs} of every lesson and solution.
+    """{path: notebook with outputs} of every lesson, solution and translation.
 
     Lessons whose outputs are kept for what they are now are not run again. prefixes: run only those whose name starts
     so; the others have the outputs that are kept, however old, or stored in the repository.
@@ -59,7 +59,7 @@ def executed(build, prefixes=()):
             pool.shutdown(cancel_futures=True)
             raise
     lessons = {path: _with_outputs(read(path), _kept(build, path)) for path in LESSONS}
-    return lessons | {path: read(path) for path in SOLUTIONS}
+    return lessons | {path: read(path) for path in SOLUTIONS + TRANSLATIONS}
 
 
 def starting_with(prefixes):
@@ -130,7 +130,8 @@ def _key(base, path):
 # --- a notebook as a page -------------------------------------------------------------------------------------------
 
 CLAIM = re.compile(r"<!--=.*?-->", re.S)  # a check for the tests; see tests/notebooks/claims.py
-OF_THE_SOURCE = re.compile(r"\]\(\.\./(?P<file>flakit/[\w/]+\.py)\)")
+STILL = "*本页的图是静止的。会动的滑块在[英文页](../{lesson})上，或者在 JupyterLab 里打开这一课。*"
+OF_THE_SOURCE = re.compile(r"\]\((\.\./)+(?P<file>flakit/[\w/]+\.py)\)")
 
 
 def page(notebook, path, pictures):
@@ -140,7 +141,9 @@ def page(notebook, path, pictures):
         if cell.cell_type == "markdown":
             cell.source = CLAIM.sub("", cell.source)
             cell.source = OF_THE_SOURCE.sub(lambda link: f"]({up}source/{link['file']}.md)", cell.source)
-            cell.source = cell.source.replace("](../data/README.md)", f"]({up}results/index.md)")
+            cell.source = re.sub(r"\]\((\.\./)+data/README\.md\)", f"]({up}results/index.md)", cell.source)
+    if path in TRANSLATIONS:
+        notebook.cells.insert(1, nbformat.v4.new_markdown_cell(STILL.format(lesson=path.name)))
     seen = 0
     for cell in (cell for cell in notebook.cells if cell.cell_type == "code"):
         if folded(cell):

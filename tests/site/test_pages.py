@@ -1,5 +1,6 @@
 """Every page of the site, opened from its file with the network off, as a reader's browser does."""
 
+import re
 from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,7 +9,7 @@ from urllib.request import url2pathname
 
 import pytest
 
-from tests.notebooks.running import LESSONS, SOLUTIONS, name
+from tests.notebooks.running import LESSONS, SOLUTIONS, TRANSLATIONS, name
 from tests.site.links import Page
 
 pytestmark = [pytest.mark.browser, pytest.mark.full]
@@ -77,7 +78,7 @@ def test_every_picture_shows_and_is_described(visited):
     pictures = [(name, *picture) for name, seen in visited.items() for picture in seen.pictures]
     assert len(pictures) > 100
     assert [(name, src) for name, src, width, alt in pictures if width < 20] == []
-    assert [(name, src, alt) for name, src, width, alt in pictures if len(alt) < 15 or " at 0x" in alt] == []
+    assert [(name, src, alt) for name, src, width, alt in pictures if len(alt) < 8 or " at 0x" in alt] == []
 
 
 def test_the_first_view_of_each_page_is_within_its_budget(visited, record_property):
@@ -124,5 +125,8 @@ def test_every_lesson_and_solution_has_its_page_and_they_follow_each_other(site)
         assert f"{name(before)}.html" in pages[name(after)].links
     for solution in SOLUTIONS:
         assert f"{name(solution)}.html" in {link.partition("#")[0] for link in pages[solution.stem].links}
+    for translation in TRANSLATIONS:
+        text = (site / "notebooks" / f"{name(translation)}.html").read_text()
+        assert re.search(r'<html[^>]* lang="zh"', text)
     front = Page(site / "index.html")
     assert [link for link in front.links if link.startswith("notebooks/0")] != []

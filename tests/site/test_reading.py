@@ -14,6 +14,7 @@ KINDS = (
     "notebooks/13_audit_your_kernel",
     "notebooks/solutions/04_decay_blowup",
     "notebooks/solutions/index",
+    "notebooks/zh/00_start_here",
     "notebooks/glossary",
     "operators",
     "commands",
