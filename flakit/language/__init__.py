@@ -22,7 +22,7 @@ LANGUAGES = (ENGLISH, "zh")
 _spoken: ContextVar[str | None] = ContextVar("language", default=None)
 _default = ENGLISH
 _NAMES = re.compile(r"\$[^$]*\$|\{[^}]*\}")  # formulas and placeholders
-_PLACEHOLDER = re.compile(r"\{(\w+)\}")
+_PLACEHOLDER = re.compile(r"\{([a-z]\w*)\}")
 
 
 def check_language(language: str) -> str:
@@ -95,7 +95,9 @@ def rephrase(text: str) -> str:
 @functools.cache
 def _patterns(language: str) -> list[tuple[re.Pattern, str]]:
     """Templates with plain placeholders, those with most words of their own first; what is filled in has no colon."""
-    templates = [(text, said) for text, said in table(language).items() if _PLACEHOLDER.search(text)]
+    templates = [
+        (text, said) for text, said in table(language).items() if "$" not in text and _PLACEHOLDER.search(text)
+    ]
     templates.sort(key=lambda each: -len(_PLACEHOLDER.sub("", each[0])))
     found = []
     for text, said in templates:

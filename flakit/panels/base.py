@@ -273,7 +273,7 @@ class Panel(widgets.VBox):
         return Player(len(stops_of(knob)) - 1, lambda place: setattr(knob, "value", stops_of(knob)[place]))
 
     def _preset(self, words: str, setting: Mapping) -> widgets.Button:
-        button = widgets.Button(description=say(words), layout={"width": "auto"})
+        button = widgets.Button(description=label(words), layout={"width": "auto"})
         button.tooltip = ", ".join(f"{name} {value}" for name, value in setting.items())
         button.on_click(lambda _: self.set(**setting))
         return button

@@ -9,6 +9,7 @@ import warnings
 import matplotlib
 import pytest
 from fontTools.ttLib import TTFont
+from matplotlib.text import Text
 
 from flakit import inputs
 from flakit.figures.canvas import Cell
@@ -17,6 +18,7 @@ from flakit.figures.plots import curves
 from flakit.language import speaking, table, use
 from flakit.panels import case, decay_explorer, headroom, infinity, phase_diagram, sketch, state_stepper
 from flakit.panels.base import NARROW, WIDE, Panel
+from flakit.panels.sketches import SKETCHES
 from tests.figures.words import assert_legible
 from tests.notebooks.running import NOTEBOOKS
 
@@ -25,8 +27,7 @@ GATES = {
     "last": inputs("rwkv6", T=64, H=1, K=8, decay="rwkv6-wide")["w"],
 }
 PANELS = {
-    **{name: lambda name=name, **how: sketch(name, **how) for name in
-       ("broken", "reading", "forgetting", "chunks", "split", "ways", "ends", "counting", "fatal")},
+    **{name: lambda name=name, **how: sketch(name, **how) for name in SKETCHES},
     "state_stepper": state_stepper,
     "infinity": infinity,
     "decay_explorer": decay_explorer,
@@ -34,12 +35,12 @@ PANELS = {
     "headroom": lambda **how: headroom(GATES, "rwkv6", **how),
     **{name: lambda name=name, **how: case(name, **how) for name in ("anchor", "masking", "clamping")},
 }  # fmt: skip
-"""What the Chinese lessons show."""
+"""What the Chinese lessons show, and the sketches of the others."""
 
 NAMES = set(
     "Python ij float bfloat inf NaN nan log max exp where RMS RWKV GSA GPU ln ge gi do dr dk dv dw du dA final state "
     "none first row previous across block start middle pairwise dyadic masked late padding chunk blocks init wide rwkv "
-    "gsa gla logsigmoid uniform spikes forget multiply before mask last".split()
+    "gsa gla logsigmoid uniform spikes forget multiply before mask last softmax ds dq".split()
 )
 """What has the same name in code and in Chinese."""
 
@@ -90,6 +91,8 @@ def test_a_panel_says_everything_in_chinese(name, no_warning):
             panel.width = width
             panel.redraw()
             assert_legible(panel.canvas)
+            drawn = [re.sub(r"\$[^$]*\$", "", text.get_text()) for text in panel.canvas.figure.findobj(Text)]
+            assert [text for text in drawn if english(text)] == []
 
 
 def test_panels_of_two_languages_stand_side_by_side():

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...language import Words
+from ...language import Words, say
 from ...numerics.words import number
 from .. import style
 from ..canvas import Canvas, Cell
@@ -126,7 +126,7 @@ class Slots:
         return WORDS["slots"][words].format(
             kept=percent(math.exp(shown.gate)),
             off=percent(shown.off),
-            rounding="nothing at all" if shown.off == 0 else number(shown.off, 2),
+            rounding=say("nothing at all") if shown.off == 0 else number(shown.off, 2),
             M=len(shown.p),
         )
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...language import Words
+from ...language import Words, say
 from ...numerics.words import number
 from .. import style
 from ..canvas import Canvas, Cell
@@ -151,7 +151,7 @@ class Mirror:
         side = height - 0.75
         with style.context():
             self._plane = ax = self.canvas.axes(0.55, 0.3, 1.2 * side, side)
-            ax.set(title=words["plane"], xlim=(-0.6, 1.8), ylim=(-0.85, 1.15), xlabel="row 0", ylabel="row 1")
+            ax.set(title=words["plane"], xlim=(-0.6, 1.8), ylim=(-0.85, 1.15), xlabel=say("row 0"), ylabel=say("row 1"))
             ax.set(xticks=(0, 1), yticks=(0, 1))
             ax.spines[["top", "right"]].set_visible(False)
             ax.axhline(0, color=style.EMPTY, zorder=0)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...language import Words
+from ...language import Words, say
 from ...numerics.words import number
 from .. import style
 from ..canvas import Canvas, Cell
@@ -244,7 +244,7 @@ class FProj:
             limit=f"{shown.limit:.2f}",
             lost=int(bad.sum()),
             all=len(bad),
-            output="finite" if shown.output_finite else "lost, too",
+            output=say("finite") if shown.output_finite else say("lost, too"),
         )
 
     def arithmetic(self, shown: FProjShown, cell: Cell) -> str:
@@ -255,9 +255,8 @@ class FProj:
             return words["element"].format(t=t, m=m, computed=computed, true=true)
         n = cell.column
         exponent = float(shown.exponents[n])
-        size = (
-            f"inf (true: 1e{exponent / math.log(10):.0f})" if exponent > shown.limit else number(math.exp(exponent), 2)
-        )
+        size = number(math.exp(exponent), 2) if exponent <= shown.limit else f"1e{exponent / math.log(10):.0f}"
+        size = size if exponent <= shown.limit else say("inf (true: {size})").format(size=size)
         return words["curve"].format(
             f=number(float(shown.stops[n])),
             tokens=shown.tokens,

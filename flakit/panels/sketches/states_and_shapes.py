@@ -39,7 +39,7 @@ def _pieces(handed: str, op: str) -> PiecesShown:
 SKETCHES = {
     "pieces": Sketch(
         {
-            "handed": lambda: steps("nothing", HANDED, "handed on"),
+            "handed": lambda: steps("nothing", {each: each for each in HANDED}, "handed on"),
             "op": lambda: operator_choice("rwkv6"),
         },
         _pieces,
