@@ -22,7 +22,7 @@ LANGUAGES = (ENGLISH, "zh")
 _spoken: ContextVar[str | None] = ContextVar("language", default=None)
 _default = ENGLISH
 _NAMES = re.compile(r"\$[^$]*\$|\{[^}]*\}")  # formulas and placeholders
-_PLACEHOLDER = re.compile(r"\{([a-z]\w*)\}")
+_PLACEHOLDER = re.compile(r"\{([A-Za-z]\w*)\}")
 
 
 def check_language(language: str) -> str:
