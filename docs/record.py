@@ -30,6 +30,7 @@ import numpy as np
 from PIL import Image
 
 from flakit.figures.canvas import Canvas, Cell
+from flakit.language import speaking
 from flakit.panels import base
 from flakit.panels.base import NARROW, Panel
 from flakit.panels.knobs import NumberKnob, stops_of
@@ -51,9 +52,7 @@ PACK = 600_000
 
 _WEBP = {"lossless": True, "method": 1, "quality": 30}  # here: effort, not loss
 
-WORDS = {name: base.WORDS[name] for name in ("reset", "copy", "more", "pin", "unpin", "pinned", "back", "on", "point")}
-WORDS |= {f"{name} tip": base.WORDS[f"{name} tip"] for name in ("reset", "copy", "more", "pin", "unpin")}
-WORDS |= {
+WORDS = {
     "play": "play",
     "pause": "pause",
     "presets": "settings to try",
@@ -73,6 +72,9 @@ WORDS |= {
     "old": "This browser cannot unpack the arithmetic of cells.",
 }
 """What the player says that the panel does not."""
+
+PANELS_WORDS = ("reset", "copy", "more", "pin", "unpin", "pinned", "back", "on", "point")
+PANELS_WORDS += ("reset tip", "copy tip", "more tip", "pin tip", "unpin tip")
 
 Setting = tuple[Hashable, ...]
 """The value of every knob, in the panel's order."""
@@ -100,9 +102,10 @@ def record(panel: Panel, folder: Path, name: str, notebook: str) -> str:
     start = time.process_time()
     panel.width = NARROW  # fits a page's column as it is, and a phone's
     try:
-        recording = Recording(panel)
-        recording.record()
-        shown = recording.write(Path(folder), name, notebook)
+        with speaking(panel.language):
+            recording = Recording(panel)
+            recording.record()
+            shown = recording.write(Path(folder), name, notebook)
     finally:
         panel.width = width
         panel.set(**before)
@@ -314,7 +317,7 @@ class Recording:
                 for column in some[1]:
                     cell = Cell(name, int(row), int(column))
                     try:
-                        words.append(panel.arithmetic(panel.result, cell, **setting) or WORDS["point"])
+                        words.append(panel.arithmetic(panel.result, cell, **setting) or base.WORDS["point"])
                     except Exception as error:
                         words.append(f"{type(error).__name__}: {error}")
                     beside.append([])
@@ -428,12 +431,13 @@ class Recording:
                 self._go(self.start)
                 panel.set(**setting)
             moved = {n: values[n].index(panel.setting[x]) for n, x in enumerate(self.names) if x in setting}
-            tip = panel._preset(label, setting).tooltip
-            presets.append({"label": label, "tip": tip, "moved": moved, "frame": place[self._now()]})
+            button = panel._preset(label, setting)
+            presets.append(
+                {"label": button.description, "tip": button.tooltip, "moved": moved, "frame": place[self._now()]}
+            )
         return {
             "name": panel.name,
-            "words": WORDS,
-            "notebook": notebook,
+            "words": WORDS | {name: base.WORDS[name] for name in PANELS_WORDS},
             "start": place[self.start],
             "knobs": knobs,
             "play": self._play(place),

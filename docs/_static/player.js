@@ -106,7 +106,7 @@
       const others = those(false); // under "more"
       this.more = make("div", {className: "flakit-more", hidden: true}, ...others);
       this.more.prepend(make("p", {className: "flakit-locally", textContent: words.folded}));
-      const row = make("div", {className: "flakit-presets"});
+      const row = make("div", {className: "flakit-presets", role: "group", "aria-label": words.presets});
       if (data.play) row.append(this.player());
       for (const preset of data.presets) {
         const button = make("button", {type: "button", title: preset.tip, textContent: preset.label});

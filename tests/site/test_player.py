@@ -13,6 +13,7 @@ from PIL import Image, ImageChops
 from docs import record
 from flakit import panels
 from flakit.figures.canvas import Cell
+from flakit.panels import base
 from flakit.panels.base import NARROW
 from flakit.panels.knobs import stops_of
 
@@ -246,7 +247,7 @@ def test_arrow_keys_walk_the_cells_and_their_words_are_those_of_the_live_panel(n
             assert box == pytest.approx(expected, abs=2e-4)
     assert len(words) > 1
     player.page.keyboard.press("Escape")
-    assert player.strip == record.WORDS["point"] and player.root.locator(".flakit-lit").count() == 0
+    assert player.strip == base.WORDS["point"] and player.root.locator(".flakit-lit").count() == 0
 
 
 @pytest.mark.parametrize("name", ["masking", "state-stepper", "infinity"])

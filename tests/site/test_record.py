@@ -2,6 +2,7 @@
 
 import base64
 import functools
+import html
 import io
 import json
 import re
@@ -14,7 +15,8 @@ from PIL import Image
 from docs import record
 from flakit.figures import style
 from flakit.figures.canvas import Canvas, Cell
-from flakit.panels import knobs
+from flakit.language import speaking
+from flakit.panels import base, knobs, sketch
 from flakit.panels.base import Panel
 from flakit.panels.shared import decay_knobs
 
@@ -226,3 +228,15 @@ def test_displaying_a_panel_records_it_and_leaves_it_as_it_was(tmp_path, monkeyp
         assert f'data-frames="{name}"' in bundle["text/html"] and "image/png" not in bundle
         assert (tmp_path / f"{name}.js").exists() and (tmp_path / name / "0.webp").exists()
     assert "04_lesson.ipynb" in first["text/html"] and "&lt; 100" in first["text/html"]
+
+
+def test_a_panel_that_speaks_another_language_is_recorded_in_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(record, "FRAMES", 4)
+    panel = sketch("chunks", chunk=8, language="zh")
+    made = record.record(panel, tmp_path, "lesson-1", "lesson.ipynb")
+    found = re.fullmatch(r'flakitFrames\("lesson-1", (.*)\);\n', (tmp_path / "lesson-1.js").read_text(encoding="utf-8"))
+    data = json.loads(found[1])
+    with speaking("zh"):
+        assert data["words"]["reset"] == base.WORDS["reset"] and data["words"]["point"] == base.WORDS["point"]
+    assert data["texts"][data["frames"][data["start"]]["text"]] == panel.text and panel.text in html.unescape(made)
+    assert all(re.search("[\u4e00-\u9fff]", preset["label"]) for preset in data["presets"])
