@@ -35,14 +35,14 @@ from flakit.panels import base
 from flakit.panels.base import NARROW, Panel
 from flakit.panels.knobs import NumberKnob, stops_of
 
-FRAMES = 90
+FRAMES = 80
 """Frames of a panel, about: stops of the first knob times stops of the second, and those of presets."""
 
 STOPS, SECOND, SLOW, PRESET = 40, 6, 12, 9
 """The most stops of a first knob, of a second one, of a first one where each setting runs a kernel, and of the first
 one at a preset that lies beside the grid."""
 
-SLOW_PANELS = ("kernel-trace",)
+SLOW_PANELS = ("kernel-trace", "wrong-head-anchor", "strided-offsets")
 
 CELLS, FEW = 400, 300
 """Cells of a frame up to which each one's arithmetic is recorded, and about how many are where there are more."""
