@@ -3,7 +3,7 @@
 import nbformat
 import pytest
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.full]
 
 ASKED = """from flakit.numerics.exercises import check, predict
 predict("Which?", [1, 5, 50], answer=lambda: 2 + 3, why="Because it is {answer}.")"""

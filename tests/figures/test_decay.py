@@ -136,4 +136,4 @@ def test_a_few_lost_rows_and_columns_are_pointed_at():
 
 
 def test_low_enough_to_be_seen_with_its_knobs():
-    assert make(9.4).canvas.pixels == (940, 428) and make(5.9).canvas.pixels == (590, 370)
+    assert make(9.4).canvas.pixels == (940, 428) and make(5.9).canvas.pixels == (590, 396)

@@ -50,7 +50,7 @@ def test_our_operators_pass(name):
     assert all(v.tried == v.settings for v in found.verdicts)
 
 
-@pytest.mark.parametrize("name", one_quick(RIGHT, ["naive float32"]))
+@pytest.mark.parametrize("name", one_quick(RIGHT, []))
 def test_right_kernels_pass(name):
     op, kernel = RIGHT[name]
     found = flakit.audit(kernel, op, shrink=False, seconds=20 if name == "slow loops" else 60)
@@ -86,7 +86,7 @@ SHRUNK = (
 """Planted faults that are shrunk too, which takes five times as long: a few of each kind."""
 
 
-@pytest.mark.parametrize("name", one_quick(PLANTED, ["anchor: first row"]))
+@pytest.mark.parametrize("name", one_quick(PLANTED, ["masking: where"]))
 def test_planted_faults_are_found_by_their_probe(name):
     op, kernel, probe, case = PLANTED[name]
     found = flakit.audit(kernel, op, only=[probe], seconds=None, shrink=name in SHRUNK)
@@ -118,7 +118,7 @@ def test_a_kernel_that_is_less_precise_than_its_dtype_is_told_so_once():
 
 
 def test_a_kernel_that_is_less_precise_hides_no_other_fault_behind_that():
-    found = flakit.audit(coarse_and_clamped, "rwkv6", shrink=False)
+    found = flakit.audit(coarse_and_clamped, "rwkv6", shrink=False, only=["truth", "decay-accuracy", "spike"])
     assert {"truth", "decay-accuracy"} <= {v.probe.name for v in found.failed}, words(found)
 
 
