@@ -58,7 +58,8 @@ class CasePanel(Panel):
             return {name: knobs.switch(value, label)}
         if knob.choices:
             make = knobs.choice if str in knob.kinds else knobs.steps
-            return {name: make(value, knob.choices, label)}
+            phrases = any(" " in str(x) for x in knob.choices)  # a word alone is a name in code
+            return {name: make(value, {x: x for x in knob.choices} if phrases else knob.choices, label)}
         if int in knob.kinds and numbers.log:
             stops = [numbers.low * 2**n for n in range(int(math.log2(numbers.high / numbers.low)) + 1)]
             return {name: knobs.steps(value, stops, label)}
@@ -125,8 +126,8 @@ def law_and_measurement(rows: list[Row], about: str, *, inf: str = "never") -> s
     more = len(judged) - 1
     said = WORDS[which].format(
         what=rephrase(row.what),
-        law=number(row.law, inf=inf),
-        measured=number(row.measured, inf=inf),
+        law=rephrase(number(row.law, inf=inf)),
+        measured=rephrase(number(row.measured, inf=inf)),
         others=WORDS["others"][min(more, 2)].format(n=more),
     )
     if not (wrong and more):

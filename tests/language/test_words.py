@@ -14,23 +14,6 @@ from tests.language.words import PACKAGE, SOURCES, said, texts
 FILES = sorted((PACKAGE / "language" / "zh").glob("*.json"))
 SPEAKING = [name for name in SOURCES if not name.startswith("flakit/language") and said(name)]
 NOT_YET = [  # spoken in English alone, and refused in Chinese
-    "flakit/cases/aliasing/picture.py",
-    "flakit/cases/anomaly/picture.py",
-    "flakit/cases/blind_measure/picture.py",
-    "flakit/cases/chunk_vs_recurrent/picture.py",
-    "flakit/cases/decay_gradient/picture.py",
-    "flakit/cases/final_state_gradient/picture.py",
-    "flakit/cases/future_anchor/picture.py",
-    "flakit/cases/gradient_accumulation/picture.py",
-    "flakit/cases/inverse/picture.py",
-    "flakit/cases/log_space/picture.py",
-    "flakit/cases/nan_guard/picture.py",
-    "flakit/cases/padding/picture.py",
-    "flakit/cases/strided_offsets/picture.py",
-    "flakit/cases/strides/picture.py",
-    "flakit/cases/transposed_mask/picture.py",
-    "flakit/cases/weak_test/picture.py",
-    "flakit/cases/wrong_head_anchor/picture.py",
     "flakit/figures/gradients.py",
     "flakit/panels/gradient_comparer.py",
     "flakit/panels/kernel_trace.py",

@@ -158,7 +158,8 @@ def law(T: int, gate: float, *, op: str = "gsa", form: str = "chunk") -> str:
     if -gate <= padding.law(T, form):
         return NOTHING
     name = padding.KEY_GRADIENT[op]
-    return f"output {OPERATORS[op].names.index(name[1:])}, {name}"
+    n = OPERATORS[op].names.index(name[1:])
+    return f"output {n}, {name}"
 
 
 def at(

@@ -6,7 +6,7 @@ from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.heatmap import HeatMap
 from ...figures.marks import Marked, whole_ticks
-from ...language import Words
+from ...language import Words, rephrase
 from ...numerics.words import percent
 from . import NOTHING, Operation, Shown
 
@@ -130,7 +130,7 @@ class Picture:
         rows = shown.nan[named].nonzero()[:, 0]
         also = [name for name in shown.nan if name != named and (shown.nan[name] + shown.inf[name]).any()]
         return WORDS["said"].format(
-            words=shown.words,
+            words=rephrase(shown.words),
             tokens=f"{int(rows[0])} … {int(rows[-1])}",
             also=WORDS["also"][min(len(also), 2)].format(names=", ".join(also)),
             **where,

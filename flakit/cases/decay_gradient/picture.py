@@ -8,7 +8,7 @@ from torch import Tensor
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.marks import Bars, Over, whole_ticks
-from ...language import Words
+from ...language import Words, say
 from ...numerics.words import number, percent
 from . import FORMULAS, Shown
 
@@ -165,7 +165,7 @@ class Picture:
             name = list(FORMULAS)[cell.row]
             law = WORDS["by law"].format(law=number(shown.laws[name], 3)) if name in shown.laws else ""
             return WORDS["formula"].format(
-                name=WORDS["formulas"][name], about=FORMULAS[name], off=number(shown.errors[name], 3), law=law
+                name=WORDS["formulas"][name], about=say(FORMULAS[name]), off=number(shown.errors[name], 3), law=law
             )
         t = cell.column
         read, written, true, dw, direct, noise = (

@@ -149,10 +149,10 @@ def at(
     """One anchor, and the token P whose decays change in a block with T rows."""
     moved = show(anchor=anchor, P=P, T=T, block=block, seed=seed).moved
     size = moved[:P].max().item() if P else 0.0
-    what = f"anchor: {anchor}, decays at {P} of {T} change"
+    what = f"anchor: {anchor}, decays at {P} of {T} change: outputs before it change"
     return [
-        Row(f"{what}: outputs before it change", math.nan, law(anchor, P=P, T=T, block=block), size > 0),
-        Row(f"{what}: by, of their RMS", math.nan, math.nan, size),
+        Row(what, math.nan, law(anchor, P=P, T=T, block=block), size > 0),
+        Row(f"anchor: {anchor}, decays at {P} of {T} change: by, of their RMS", math.nan, math.nan, size),
     ]
 
 

@@ -216,5 +216,5 @@ class Picture:
             return WORDS["upper"].format(i=i, j=j)
         made, true = float(shown.made[cell.map][i, j]), float(shown.exact[i, j])
         return WORDS["element"].format(
-            form=cell.map, i=i, j=j, made=number(made), true=number(true), off=number(abs(made - true), 2)
+            form=WORDS[cell.map], i=i, j=j, made=number(made), true=number(true), off=number(abs(made - true), 2)
         )

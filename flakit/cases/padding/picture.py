@@ -10,7 +10,7 @@ from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.heatmap import HeatMap
 from ...figures.marks import Over
-from ...language import Words
+from ...language import Words, say
 from ...numerics.words import number
 from ..laws import LN_MAX
 from . import KEY_GRADIENT, Shown, anchors, tokens
@@ -224,7 +224,7 @@ class Picture:
         row, t, name = cell.column, shown.first + cell.column, KEY_GRADIENT[shown.op]
         behind = row >= shown.real
         if cell.map == "limits":
-            return WORDS["limit"].format(R=row + 1, law=number(shown.limits[row], inf="any"))
+            return WORDS["limit"].format(R=row + 1, law=number(shown.limits[row], inf=say("any")))
         if cell.map == "sums":
             total = float(shown.gates[row])
             words = "no row" if math.isnan(total) else "empty sum" if behind else "token sum"

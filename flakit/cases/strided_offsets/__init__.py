@@ -175,7 +175,10 @@ def _tried_once(layout: str, raw: bool, sequences: int, length: int, seed: int) 
 def _rows(laid_out: Tensor, errors: Tensor, name: str, raw: bool) -> list[Row]:
     ends, found = laid_out.tolist(), _share(errors)
     predicted = law(ends, in_memory(ends, name) if raw else ends)
-    what = f"{name}, stride {laid_out.stride(0)}{'' if raw else ', asked for'}, {len(ends) - 1} sequences"
+    stride, sequences = laid_out.stride(0), len(ends) - 1
+    what = f"{name}, stride {stride}, {sequences} sequences"
+    if not raw:
+        what = f"{name}, stride {stride}, asked for, {sequences} sequences"
     return [
         Row(f"{what}: share of tokens wrong", math.nan, predicted.wrong, found.wrong),
         Row(f"{what}: never computed", math.nan, predicted.missing, found.missing),

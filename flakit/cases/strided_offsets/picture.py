@@ -8,7 +8,7 @@ from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.heatmap import HeatMap
 from ...figures.strip import Strip
-from ...language import Words
+from ...language import Words, say
 from ...numerics.words import number
 from . import Shown
 
@@ -145,9 +145,11 @@ class Picture:
         return WORDS["faulty"].format(
             T=len(shown.errors),
             wrong=wrong,
-            late=WORDS["late"].format(late=late, their="its" if late == 1 else "their") if late else WORDS["none late"],
-            missing=missing or "none",
-            are="are" if missing > 1 else "is",
+            late=WORDS["late"].format(late=late, their=say("its") if late == 1 else say("their"))
+            if late
+            else WORDS["none late"],
+            missing=missing or say("none"),
+            are=say("are") if missing > 1 else say("is"),
         )
 
     def arithmetic(self, shown: Shown, cell: Cell) -> str:

@@ -107,7 +107,8 @@ def at(
 ) -> list[Row]:
     """One layout of a tensor [B, T, H, D]."""
     shape = (B, T, H, D)
-    return [Row(f"{list(shape)}: misread", math.nan, law(layout, shape), measured(layout, shape))]
+    sizes = list(shape)
+    return [Row(f"{sizes}: misread", math.nan, law(layout, shape), measured(layout, shape))]
 
 
 @dataclass(frozen=True)

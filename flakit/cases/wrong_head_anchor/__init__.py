@@ -137,12 +137,18 @@ def at(
     off = show(H=H, block=block, spread=spread, w=w, seed=seed).off
     device, backend = kernel_place()
     made = decays(block, H, spread=spread).to(device)
-    what = f"H = {H}, spread {spread:g}"
     return [
-        Row(f"{what}, {'wrong' if wrong else 'right'} anchor: |w| at which NaN begins", math.nan, *both)
-        for wrong in (True, False)
+        Row(f"H = {H}, spread {spread:g}, {which} anchor: |w| at which NaN begins", math.nan, *both)
+        for which, wrong in (("wrong", True), ("right", False))
         for both in [(law(made, wrong=wrong), onset(made, wrong=wrong, backend=backend))]
-    ] + [Row(f"{what}, wrong anchor: error at w = {w:g}", 1e-7 if w == -1 else math.nan, math.nan, off)]
+    ] + [
+        Row(
+            f"H = {H}, spread {spread:g}, wrong anchor: error at w = {w:g}",
+            1e-7 if w == -1 else math.nan,
+            math.nan,
+            off,
+        )
+    ]
 
 
 def reproduce() -> list[Row]:
