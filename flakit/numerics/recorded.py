@@ -35,8 +35,8 @@ class Recording:
     @property
     def label(self) -> str:
         """Where and when, in one line: what a figure must show beside recorded numbers."""
-        meta = self.meta
-        return f"recorded on {meta['device']}, {meta['date']}, torch {meta['torch']}, triton {meta['triton']}"
+        device, date, torch, triton = (self.meta[name] for name in ("device", "date", "torch", "triton"))
+        return f"recorded on {device}, {date}, torch {torch}, triton {triton}"
 
     def select(self, **fixed) -> list[Mapping]:
         """The rows whose columns have the given values, e.g. `select(dtype="bfloat16", T=1024)`."""

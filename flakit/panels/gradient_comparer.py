@@ -8,7 +8,7 @@ import torch
 from ..cases.decay_gradient import running_sums
 from ..figures.canvas import Cell
 from ..figures.gradients import ERRORS, PLOTS, Curves, GradientFigure
-from ..language import Words, speaking
+from ..language import Words, label, rephrase, say, speaking
 from ..numerics import recorded
 from ..numerics.gradients import MEASURES, along_time, gradient_rows, rounding_error
 from ..numerics.on_gpu import RECORDINGS
@@ -60,6 +60,7 @@ WORDS = {
     "title": "{op} against float64: {dtype}, T = {T}, decay {decay}",
     "where here": "measured here on {device}",
     "where recorded": "recorded, {device}",
+    "decay": "decay {decay}",
     "along time": "{tensor}: error of each time step / RMS",
     "along rows": "{tensor}: error of each {axis} / RMS",
     "along knob": "{tensor} along {knob}",
@@ -182,7 +183,11 @@ class GradientComparer(Panel):
         figure = self._figure(op)
         self.canvas = figure.canvas
         at = rows[0]
-        where = self.recordings[op].label if source == RECORDED else WORDS["where here"].format(device=self.device)
+        where = (
+            rephrase(self.recordings[op].label)
+            if source == RECORDED
+            else WORDS["where here"].format(device=self.device)
+        )
         now = {"T": at["T"], "decay": _size(at["decay"]), "dtype": None}
         if source == RECORDED:
             curves = [self._recorded_curve(axis, at, tensor, measure, now[axis]) for axis in ("T", "decay")]
@@ -192,7 +197,7 @@ class GradientComparer(Panel):
         figure.update(
             title=WORDS["title"].format(**title),
             where=where,
-            measure=MEASURES[measure],
+            measure=say(MEASURES[measure]),
             errors={(row["form"], row["tensor"]): row[measure] for row in rows},
             rounding=rounding_error(getattr(torch, at["dtype"])) if measure == "l2" else None,
             curves=curves,
@@ -202,11 +207,13 @@ class GradientComparer(Panel):
         """Along time, or along the first axis of what has no time."""
         op = rows[0]["op"]
         axis = _first_axis(op, tensor)
-        words = WORDS["along time" if axis == "T" else "along rows"].format(tensor=tensor, axis=_AXES.get(axis))
+        words = WORDS["along time" if axis == "T" else "along rows"].format(
+            tensor=tensor, axis=label(_AXES.get(axis, axis))
+        )
         of = [row for row in rows if row["tensor"] == tensor]
         errors = {row["form"]: _along(op, tensor, row["got"], row["true"]) for row in of}
         length = of[0]["true"].shape[_axes(op, tensor).index(axis)]
-        return Curves(words, WORDS["time"] if axis == "T" else _AXES[axis], range(length), errors)
+        return Curves(words, WORDS["time"] if axis == "T" else label(_AXES[axis]), range(length), errors)
 
     def _along_knob(self, at: Mapping, along: str, tensor: str, measure: str, now: float | None) -> Curves:
         swept = self._swept
@@ -235,20 +242,21 @@ class GradientComparer(Panel):
         limits = torch.finfo(getattr(torch, at["dtype"]))
         small = 0 < of[0]["rms"] < limits.smallest_normal
         size = WORDS["small"].format(size=of[0]["rms"], dtype=at["dtype"], least=limits.smallest_normal)
-        said = (WORDS["error"].format(form=row["form"], error=_said(row, measure)) for row in of)
+        said = (WORDS["error"].format(form=label(row["form"]), error=_said(row, measure)) for row in of)
         errors = WORDS["errors"].format(
-            tensor=tensor, measure=MEASURES[measure], errors=", ".join(said), size=size if small else ""
+            tensor=tensor, measure=say(MEASURES[measure]), errors=", ".join(said), size=size if small else ""
         )
         bad = [
-            WORDS["bad tensor"].format(tensor=row["tensor"], form=row["form"], count=row["non_finite"])
+            WORDS["bad tensor"].format(tensor=row["tensor"], form=label(row["form"]), count=row["non_finite"])
             for row in rows
             if row["non_finite"]
         ]
         worst = max((row for row in rows if row["form"] in OPERATORS[op].forms), key=lambda row: row[measure])
-        worst = {"tensor": worst["tensor"], "form": worst["form"], "error": _said(worst, measure)}
+        worst = {"tensor": worst["tensor"], "form": label(worst["form"]), "error": _said(worst, measure)}
         finite = WORDS["bad"].format(bad=", ".join(bad)) if bad else WORDS["fine"].format(**worst)
         if source == RECORDED:
-            ran = f"R{self.recordings[op].label[1:]}."
+            ran = rephrase(self.recordings[op].label)
+            ran = say("{said}.").format(said=ran[0].upper() + ran[1:])
             if (at["T"], at["decay"]) != (T, chosen(profile, decay)):
                 ran += WORDS["nearest"].format(T=at["T"], decay=number(at["decay"], 5))
         else:
@@ -265,17 +273,17 @@ class GradientComparer(Panel):
             tensor, form = self._figure(op).lane(cell.row)
             row = next((row for row in rows if (row["tensor"], row["form"]) == (tensor, form)), None)
             if row is None:
-                return WORDS["none"].format(tensor=tensor, form=form)
+                return WORDS["none"].format(tensor=tensor, form=label(form))
             errors = {measure: error(row[measure]) for measure in MEASURES}
-            return WORDS["dot"].format(tensor=tensor, form=form, place=_worst(op, row), **errors)
+            return WORDS["dot"].format(tensor=tensor, form=label(form), place=_worst(op, row), **errors)
         if cell.map != PLOTS[0]:
             return None
         axis, of = _first_axis(op, tensor), [row for row in rows if row["tensor"] == tensor]
         found = {row["form"]: _along(op, tensor, row["got"], row["true"])[cell.column] for row in of}
-        errors = ", ".join(WORDS["error"].format(form=form, error=error(x)) for form, x in found.items())
+        errors = ", ".join(WORDS["error"].format(form=label(form), error=error(x)) for form, x in found.items())
         largest = max(of, key=lambda row: found[row["form"]])
         place = _worst(op, largest, axis, cell.column)
-        words = WORDS["token"] if axis == "T" else _AXES[axis]
+        words = WORDS["token"] if axis == "T" else label(_AXES[axis])
         return WORDS["step"].format(tensor=tensor, axis=words, n=cell.column, errors=errors, place=place)
 
     def beside(self, cell: Cell) -> list[tuple[str, int | None, int | None]]:
@@ -374,7 +382,7 @@ def _curve(rows, along, fixed, tensor, measure, now, where) -> Curves:
     setting = [
         fixed.get("dtype"),
         f"T = {fixed['T']}" if "T" in fixed else None,
-        f"decay {number(fixed['decay'], 5)}" if "decay" in fixed else None,
+        WORDS["decay"].format(decay=number(fixed["decay"], 5)) if "decay" in fixed else None,
     ]
     title = WORDS["along knob"].format(tensor=tensor, knob=WORDS["alongs"][along])
     x = values if along == "dtype" else [abs(value) for value in values]
@@ -392,7 +400,7 @@ def _curve(rows, along, fixed, tensor, measure, now, where) -> Curves:
 
 def _figure(op: str, width: float) -> GradientFigure:
     forms = (*OPERATORS[op].forms, *OTHERS.get(op, ()))
-    return GradientFigure({name: WORDS.get(name, name) for name in forms}, _tensors(op), width)
+    return GradientFigure({name: WORDS.get(name, label(name)) for name in forms}, _tensors(op), width)
 
 
 def _axes(op: str, tensor: str) -> list[str]:
@@ -427,7 +435,7 @@ def _worst(op: str, row: Mapping, axis: str | None = None, at: int = 0) -> str:
         off = torch.where(only, off, -1.0)
     place = [int(n) for n in torch.unravel_index(off.argmax(), off.shape)]
     words = {"T": WORDS["token"], **_AXES}
-    said = [f"{words[name]} {n}" for name, n in zip(axes, place, strict=True) if name in words and name != axis]
+    said = [f"{label(words[name])} {n}" for name, n in zip(axes, place, strict=True) if name in words and name != axis]
     value = {"got": number(got[tuple(place)].item()), "true": number(true[tuple(place)].item())}
     return WORDS["place"].format(place=", ".join(said), **value)
 

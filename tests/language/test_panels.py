@@ -17,7 +17,16 @@ from flakit.figures.canvas import Cell
 from flakit.figures.fonts import FILE
 from flakit.figures.plots import curves
 from flakit.language import speaking, table, use
-from flakit.panels import case, decay_explorer, headroom, infinity, phase_diagram, sketch, state_stepper
+from flakit.panels import (
+    case,
+    decay_explorer,
+    gradient_comparer,
+    headroom,
+    infinity,
+    phase_diagram,
+    sketch,
+    state_stepper,
+)
 from flakit.panels.base import NARROW, WIDE, Panel
 from flakit.panels.sketches import SKETCHES
 from tests.figures.words import assert_legible
@@ -33,6 +42,7 @@ PANELS = {
     "infinity": infinity,
     "decay_explorer": decay_explorer,
     "phase_diagram": phase_diagram,
+    "gradient_comparer": gradient_comparer,
     "headroom": lambda **how: headroom(GATES, "rwkv6", **how),
     **{name: lambda name=name, **how: case(name, **how) for name in CASES},
 }  # fmt: skip
@@ -42,7 +52,8 @@ NAMES = set(
     "Python ij float bfloat inf NaN nan log max exp where RMS RWKV GSA GPU ln ge gi do dr dk dv dw du dA final state "
     "none first row previous across block start middle pairwise dyadic masked late padding chunk blocks init wide rwkv "
     "gsa gla logsigmoid uniform spikes forget multiply before mask last softmax ds dq dg sigmoid attention right both "
-    "pair forward detach sub alpha tf BK BV PyTorch True False kwargs".split()
+    "pair forward detach sub alpha tf BK BV PyTorch torch triton Triton "
+    "cpu NVIDIA True False kwargs".split()
 )
 """What has the same name in code and in Chinese."""
 

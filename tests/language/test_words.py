@@ -14,8 +14,6 @@ from tests.language.words import PACKAGE, SOURCES, said, texts
 FILES = sorted((PACKAGE / "language" / "zh").glob("*.json"))
 SPEAKING = [name for name in SOURCES if not name.startswith("flakit/language") and said(name)]
 NOT_YET = [  # spoken in English alone, and refused in Chinese
-    "flakit/figures/gradients.py",
-    "flakit/panels/gradient_comparer.py",
     "flakit/panels/kernel_trace.py",
 ]
 
