@@ -46,7 +46,7 @@ PANELS = {
     "headroom": lambda **how: headroom(GATES, "rwkv6", **how),
     **{name: lambda name=name, **how: case(name, **how) for name in CASES},
 }  # fmt: skip
-"""What the Chinese lessons show, and the sketches of the others."""
+"""Every panel but the kernel trace, which has no translation yet."""
 
 NAMES = set(
     "Python ij float bfloat inf NaN nan log max exp where RMS RWKV GSA GPU ln ge gi do dr dk dv dw du dA final state "

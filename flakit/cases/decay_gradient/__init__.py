@@ -304,10 +304,10 @@ def at(
 
 def _rows(told: Mapping[str, float], how: dict) -> list[Row]:
     found, law = errors(**how), _laws(**how)
-    where = f"{how['rounding']}, {how['decay']}, T = {how['T']}"
+    rounding, decay, T = (how[name] for name in ("rounding", "decay", "T"))
     return [
         Row(
-            f"{where}: {name}",
+            f"{rounding}, {decay}, T = {T}: {name}",
             told.get(name, math.nan),
             law.get(name, math.nan),
             error,
