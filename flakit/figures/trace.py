@@ -1,17 +1,34 @@
 """Where values stop being finite: the first bad tile, the programs of its grid, the family tree after it, and how far
 each exponential is from its end."""
 
+import unicodedata
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 from matplotlib.patches import Rectangle
 
+from ..language import Words
 from . import style
 from .canvas import Canvas
+from .fonts import FAMILY
 from .heatmap import HeatMap
 from .marks import Over, whole_ticks
 
+WORDS = {
+    "tree": "What came of it",
+    "nothing": "Nothing came of it: all is finite",
+    "more": "… and {n} more",
+    "rooms": "Headroom a line, in e-folds",
+    "tightest": "Headroom a line, in e-folds (the tightest of {n})",
+    "over": "{room:.2f} over",
+    "left": "{room:.2f} left",
+}
+WORDS = Words(WORDS)
+"""Everything that stays written in the picture."""
+
+_CODE = ["monospace", FAMILY]
 _WIDE = 9.0  # inches from which there is room for the wide layout
 
 
@@ -50,7 +67,7 @@ class TraceFigure:
             figure = self.canvas.figure
             self._title = figure.text(0.06 / width, 1 - 0.05 / height, "", va="top", fontsize=11, fontweight="bold")
             self._subtitle = figure.text(
-                0.06 / width, 1 - 0.28 / height, "", va="top", fontsize=8.5, color=style.GREY, family="monospace"
+                0.06 / width, 1 - 0.28 / height, "", va="top", fontsize=8.5, color=style.GREY, family=_CODE
             )
             self._maps = []
             for name, top, tall in (("tile", 0.98, height - 2.27), ("programs", height - 0.7, 0.36)):
@@ -116,7 +133,7 @@ class TraceFigure:
         ax.clear()
         ax.axis("off")
         ax.set(xlim=(0, 1), ylim=(self._branches - 0.35, -0.55))
-        ax.set_title("What came of it" if tree else "Nothing came of it: all is finite", fontsize=9.5)
+        ax.set_title(WORDS["tree" if tree else "nothing"], fontsize=9.5)
         shown = tree[: self._branches - (len(tree) + more > self._branches)]
         last, step = {}, 0.022 if not self._narrow else 0.03
         for i, branch in enumerate(shown):
@@ -127,14 +144,14 @@ class TraceFigure:
                 ax.plot([x0, x0, x], [last[branch.depth - 1] + 0.22, i, i], color=style.GREY, linewidth=0.9)
             ax.add_patch(Rectangle((x - step / 3, i - 0.2), 2 * step / 3, 0.4, linewidth=0.8, zorder=3, **look))
             where = _cut(branch.where, self._most - 2 * branch.depth)
-            ax.text(x + 0.8 * step, i - 0.02, where, fontsize=8.5, family="monospace", va="bottom")
+            ax.text(x + 0.8 * step, i - 0.02, where, fontsize=8.5, family=_CODE, va="bottom")
             ax.text(
                 x + 0.8 * step, i + 0.04, _cut(branch.what, self._most + 14), fontsize=8.5, color=style.GREY, va="top"
             )
             last[branch.depth] = i
         left = more + len(tree) - len(shown)
         if left:
-            ax.text(0.012, len(shown), f"… and {left} more", fontsize=8.5, color=style.GREY, va="center")
+            ax.text(0.012, len(shown), WORDS["more"].format(n=left), fontsize=8.5, color=style.GREY, va="center")
         self._over[0].update(len(shown), 1)
 
     def _fill(self, rooms: Sequence[Room]) -> None:
@@ -146,9 +163,8 @@ class TraceFigure:
         if not shown:
             self._over[1].update(0, 1)
             return
-        left = len(rooms) - len(shown)
-        also = f" (the tightest of {len(rooms)})" if left else ""
-        ax.set_title(f"Headroom a line, in e-folds{also}", fontsize=9.5)
+        title = WORDS["rooms" if len(rooms) == len(shown) else "tightest"]
+        ax.set_title(title.format(n=len(rooms)), fontsize=9.5)
         bar, end = 0.26, 0.97
         for i, room in enumerate(shown):
             limit = room.left + room.largest
@@ -157,14 +173,17 @@ class TraceFigure:
             look = style.INF if over else {"facecolor": style.SKY, "edgecolor": "none"}
             ax.add_patch(Rectangle((0, i - 0.32), bar, 0.64, facecolor=style.EMPTY, linewidth=0))
             ax.add_patch(Rectangle((0, i - 0.32), bar * share, 0.64, linewidth=0, **look))
-            words = f"{-room.left:.2f} over" if over else f"{room.left:.2f} left"
+            words = WORDS["over" if over else "left"].format(room=abs(room.left))
             text = ax.text(bar / 2, i, words, fontsize=8.5, ha="center", va="center")
             if over:
                 text.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.8})
-            ax.text(bar + 0.015, i, _cut(room.where, int(self._most * (end - bar))), fontsize=8.5, family="monospace",
+            ax.text(bar + 0.015, i, _cut(room.where, int(self._most * (end - bar))), fontsize=8.5, family=_CODE,
                     va="center")  # fmt: skip
         self._over[1].update(len(shown), 1)
 
 
 def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
+    """The text, or as much of it as `most` letters take; a Chinese character is as wide as two."""
+    ends = accumulate(1 + (unicodedata.east_asian_width(x) in "WF") for x in text)
+    fits = sum(end <= most for end in ends)
+    return text if fits == len(text) else text[: fits - 1] + "…"

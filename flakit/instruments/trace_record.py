@@ -26,6 +26,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from ..language import ENGLISH, Words, say, speaking
 from ..numerics.words import number
 
 if TYPE_CHECKING:
@@ -36,15 +37,29 @@ BORN, BECAME_NAN, CARRIED, READ, BEYOND, GIVEN, STORED = (
 )  # fmt: skip
 """How a site's first tile became what it is."""
 
-_SAID = {
-    BORN: "{what} born of finite numbers",
-    BECAME_NAN: "NaN made of infinities",
-    CARRIED: "{what} carried on",
-    READ: "{what} read from memory",
-    BEYOND: "{what} where nothing was to be read",
-    GIVEN: "{what} given from outside",
-    STORED: "{what} stored",
+WORDS = {
+    "how": {
+        BORN: "{what} born of finite numbers",
+        BECAME_NAN: "NaN made of infinities",
+        CARRIED: "{what} carried on",
+        READ: "{what} read from memory",
+        BEYOND: "{what} where nothing was to be read",
+        GIVEN: "{what} given from outside",
+        STORED: "{what} stored",
+    },
+    "first": "First non-finite tile: {what}",
+    "finite": "Every value is finite",
+    "nearest": "nearest to its end: {line}",
+    "tile": "tile {shape} · largest at {index}",
+    "bad tile": "{dtype} {shape} · first {index}",
+    "programs": "programs of {kernel} · at {program}",
+    "bad programs": "programs of {kernel} · first {program}",
+    "into": "{what} into {name}",
+    "lanes": "{what}: {bad} of {size} lanes",
+    "tiles": "{what}: {bad} of {size} lanes, {tiles} tiles",
 }
+WORDS = Words(WORDS)
+"""What a trace's picture says. What is printed is English, whatever is spoken."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +146,7 @@ class Tile:
     @property
     def what(self) -> str:
         """inf, NaN or both."""
-        return " and ".join(word for word, n in (("inf", self.inf), ("NaN", self.nan)) if n)
+        return say(" and ").join(word for word, n in (("inf", self.inf), ("NaN", self.nan)) if n)
 
 
 @dataclass(eq=False)
@@ -214,7 +229,7 @@ class Site:
 
     @property
     def words(self) -> str:
-        return _SAID[self.how].format(what=self.first.what)
+        return WORDS["how"][self.how].format(what=self.first.what)
 
 
 @dataclass(frozen=True)
@@ -387,10 +402,12 @@ class Trace:
             tile, lane = _flat(np.zeros(line.shape), line.index)
             programs, program, empty = self._programs(line.place.kernel, line.program, [])
             return dict(
-                title="Every value is finite", subtitle=f"nearest to its end: {line.place.short}  {_text(line.place)}",
-                tile=tile, lane=lane, tile_name=f"tile {list(line.shape)} · largest at {list(line.index)}",
+                title=WORDS["finite"],
+                subtitle=WORDS["nearest"].format(line=f"{line.place.short}  {_text(line.place)}"),
+                tile=tile, lane=lane,
+                tile_name=WORDS["tile"].format(shape=list(line.shape), index=list(line.index)),
                 programs=programs, program=program, empty=empty,
-                programs_name=f"programs of {line.place.kernel} · at {line.program}", tree=[],
+                programs_name=WORDS["programs"].format(kernel=line.place.kernel, program=line.program), tree=[],
                 rooms=rooms,
             )  # fmt: skip
         tile = site.first
@@ -398,10 +415,11 @@ class Trace:
         programs, program, empty = self._programs(site.place.kernel, tile.program, self.sites)
         family = self.tree(site)
         return dict(
-            title=f"First non-finite tile: {site.words}", subtitle=f"{site.place.short}  {_text(site.place, 88)}",
-            tile=cells, lane=lane, tile_name=f"{tile.dtype} {list(tile.shape)} · first {list(tile.index)}",
+            title=WORDS["first"].format(what=site.words), subtitle=f"{site.place.short}  {_text(site.place, 88)}",
+            tile=cells, lane=lane,
+            tile_name=WORDS["bad tile"].format(dtype=tile.dtype, shape=list(tile.shape), index=list(tile.index)),
             programs=programs, program=program, empty=empty,
-            programs_name=f"programs of {site.place.kernel} · first {tile.program}",
+            programs_name=WORDS["bad programs"].format(kernel=site.place.kernel, program=tile.program),
             tree=[Branch(n, f"{x.place.line}  {_text(x.place, 60)}", _short(x), bool(x.nan)) for n, x in family],
             rooms=rooms, more=len(site.family()) - len(family),
         )  # fmt: skip
@@ -457,7 +475,8 @@ class Trace:
     __repr__ = __str__
 
     def __rich__(self) -> Group:
-        parts = [*self._first(), *self._families(), *self._bounds(), *self._rooms()]
+        with speaking(ENGLISH):
+            parts = [*self._first(), *self._families(), *self._bounds(), *self._rooms()]
         return Group(*parts, *(Text(words, style="dim") for words in self.notes))
 
     def _first(self) -> Iterator:
@@ -592,9 +611,11 @@ def _lanes(tile: Tile) -> str:
 
 
 def _short(site: Site) -> str:
-    lanes = f"{site.first.bad} of {site.first.size} lanes" + (f", {site.tiles} tiles" if site.tiles > 1 else "")
-    into = f" into {site.into}" if site.how == STORED and site.into else ""
-    return f"{site.words}{into}: {lanes}"
+    tile, what = site.first, site.words
+    if site.how == STORED and site.into:
+        what = WORDS["into"].format(what=what, name=site.into)
+    words = WORDS["tiles" if site.tiles > 1 else "lanes"]
+    return words.format(what=what, bad=tile.bad, size=tile.size, tiles=site.tiles)
 
 
 def _node(site: Site) -> str:

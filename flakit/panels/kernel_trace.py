@@ -7,7 +7,7 @@ from ..figures.canvas import Cell
 from ..figures.trace import TraceFigure
 from ..instruments import workbench
 from ..instruments.trace_record import Headroom, Place, Trace
-from ..language import Words, speaking
+from ..language import Words, say, speaking
 from ..numerics.words import number
 from . import knobs
 from .base import Panel
@@ -33,8 +33,8 @@ WORDS = {
     "flat": "No exponent of any line is above 0, so none can ever overflow.",
     "broken": "At a decay of {decay}, line {line} is the first to leave float32, “{code}”: {what} in {bad} of {size} "
     "lanes, the first at token {token}, in program {program}.",
-    "reached": "It gets into {into}.",
-    "dropped": "A mask drops it before anything is stored: the output is finite.",
+    "reached": " It gets into {into}.",
+    "dropped": " A mask drops it before anything is stored: the output is finite.",
     "lane": {True: "token {row}, channel {column}: {value}", False: "row {row}, column {column}: {value}"},
     "there": "token {row}, channel {column}: e^{exponent} = {value} (float32 ends at e^{end})",
     "values": {0: "finite", 1: "inf", 2: "NaN"},
@@ -43,7 +43,7 @@ WORDS = {
     "program fine": "finite",
     "branch": "{place}  {statement}  ({what})",
     "room": "{place}  {code}: at most e^{largest}, in program {program}; float32 ends at e^{end}",
-    "recorded": "There is no Triton here: this is a recording.",
+    "recorded": " There is no Triton here: this is a recording.",
 }
 WORDS = Words(WORDS)
 
@@ -91,7 +91,7 @@ class KernelTrace(Panel):
         self.canvas = figure.canvas
 
     def describe(self, result: Trace, *, decay, **_) -> str:
-        recorded = "" if workbench.tl else f" {WORDS['recorded']}"
+        recorded = "" if workbench.tl else WORDS["recorded"]
         decay, site = number(decay), result.first
         if site is None:
             return WORDS["fine"].format(decay=decay, line=_least(result)) + recorded
@@ -100,7 +100,7 @@ class KernelTrace(Panel):
             decay=decay, line=site.place.line, code=_code(site.place), what=tile.what, bad=tile.bad, size=tile.size,
             token=tile.index[0] if tile.index else 0, program=tile.program[0],
         )  # fmt: skip
-        return f"{said} {_fate(result)}{recorded}"
+        return said + _fate(result) + recorded
 
     def arithmetic(self, result: Trace, cell: Cell, *, decay, **_) -> str | None:
         if cell.map == "tile":
@@ -141,7 +141,7 @@ def _least(trace: Trace) -> str:
 def _fate(trace: Trace) -> str:
     """What became of all that was found."""
     into = {store.into for site in trace.roots for store in site.stores}
-    return WORDS["reached"].format(into=" and ".join(sorted(into))) if into else WORDS["dropped"]
+    return WORDS["reached"].format(into=say(" and ").join(sorted(into))) if into else WORDS["dropped"]
 
 
 def _lane(trace: Trace, cell: Cell) -> str:
@@ -150,8 +150,8 @@ def _lane(trace: Trace, cell: Cell) -> str:
     if site is None:
         line = trace.headroom[0]
         if (cell.row, cell.column) == line.index:
-            return WORDS["there"].format(**at, exponent=number(line.largest), value="finite", end=_end(line))
-        return WORDS["lane"][True].format(**at, value="finite")
+            return WORDS["there"].format(**at, exponent=number(line.largest), value=WORDS["values"][0], end=_end(line))
+        return WORDS["lane"][True].format(**at, value=WORDS["values"][0])
     tile = site.first
     value = WORDS["values"][int(tile.lanes[cell.row, cell.column])]
     (operand, *others) = tile.operands or (None,)

@@ -23,6 +23,7 @@ from flakit.panels import (
     gradient_comparer,
     headroom,
     infinity,
+    kernel_trace,
     phase_diagram,
     sketch,
     state_stepper,
@@ -44,16 +45,16 @@ PANELS = {
     "phase_diagram": phase_diagram,
     "gradient_comparer": gradient_comparer,
     "headroom": lambda **how: headroom(GATES, "rwkv6", **how),
+    "kernel_trace": kernel_trace,
     **{name: lambda name=name, **how: case(name, **how) for name in CASES},
 }  # fmt: skip
-"""Every panel but the kernel trace, which has no translation yet."""
 
 NAMES = set(
     "Python ij float bfloat inf NaN nan log max exp where RMS RWKV GSA GPU ln ge gi do dr dk dv dw du dA final state "
     "none first row previous across block start middle pairwise dyadic masked late padding chunk blocks init wide rwkv "
     "gsa gla logsigmoid uniform spikes forget multiply before mask last softmax ds dq dg sigmoid attention right both "
     "pair forward detach sub alpha tf BK BV PyTorch torch triton Triton "
-    "cpu NVIDIA True False kwargs".split()
+    "cpu NVIDIA True False kwargs tl dot trans ieee".split()
 )
 """What has the same name in code and in Chinese."""
 
@@ -66,9 +67,13 @@ def no_warning(caplog):
     assert caplog.records == []
 
 
+LINE = r"(kernel\.py:)?\d+  [^：（]*"
+"""A line of a kernel, after its number."""
+
+
 def english(text):
-    """Its words, but for names in code."""
-    return {word for word in re.findall(r"[A-Za-z]{2,}", re.sub(r"[\w.]+_\w*", "", text))} - NAMES
+    """Its words, but for code and names in it."""
+    return {word for word in re.findall(r"[A-Za-z]{2,}", re.sub(rf"{LINE}|[\w.]+_\w*", "", text))} - NAMES
 
 
 def labels(panel):

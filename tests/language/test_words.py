@@ -5,17 +5,16 @@ import re
 import threading
 
 import pytest
+import torch
 
 from flakit import language
+from flakit.instruments.trace import trace
 from flakit.language import LANGUAGES, Words, current, label, rephrase, say, speaking, table, use
 from flakit.numerics.exercises import check, predict
 from tests.language.words import PACKAGE, SOURCES, said, texts
 
 FILES = sorted((PACKAGE / "language" / "zh").glob("*.json"))
 SPEAKING = [name for name in SOURCES if not name.startswith("flakit/language") and said(name)]
-NOT_YET = [  # spoken in English alone, and refused in Chinese
-    "flakit/panels/kernel_trace.py",
-]
 
 
 def placeholders(text):
@@ -24,7 +23,7 @@ def placeholders(text):
 
 @pytest.mark.parametrize("name", SPEAKING)
 def test_every_english_word_has_a_chinese_one(name):
-    assert ([text for text in said(name) if text not in table("zh")] == []) == (name not in NOT_YET)
+    assert [text for text in said(name) if text not in table("zh")] == []
 
 
 def test_no_translation_is_of_words_that_are_gone():
@@ -108,3 +107,12 @@ def test_exercises_speak_it(capsys):
     out = capsys.readouterr().out
     assert "半衰期：还不对" in out and "3，偏大" in out and "还没有答案" in out
     assert "先猜一猜。" in page and "（你的选择）" in page and answer == "不对：2。 因为。"
+
+
+def test_a_trace_is_drawn_in_what_is_spoken_and_printed_in_english():
+    with trace() as found:
+        torch.exp(torch.tensor([1.0, 100.0]))
+    with speaking("zh"):
+        assert found.drawn()["title"] == "第一个非有限的数据块：由有限的数算出的 inf"
+        assert "First non-finite tile: inf born of finite numbers" in str(found)
+    assert found.drawn()["title"] == "First non-finite tile: inf born of finite numbers"
