@@ -28,6 +28,8 @@ myst_heading_slug_func = "docs.notebooks.anchor"
 katex_prerender = True
 katex_css_path = "katex/katex.min.css"
 sphinxcontrib.katex.NODEJS_BINARY = shutil.which("node", path=os.pathsep.join([NODE, os.path.join(NODE, "bin")]))
+# By a port, to which it connects again and again: its socket's file is there a moment before anyone listens.
+sphinxcontrib.katex.KaTeXServer.start_server_process = sphinxcontrib.katex.KaTeXServer.start_network_socket
 sphinxcontrib.katex.KATEX_DEFAULT_OPTIONS |= {"throwOnError": True, "strict": "ignore"}
 
 html_theme = "furo"
