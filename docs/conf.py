@@ -66,10 +66,23 @@ def formulas_can_be_read(app, doctree):
             logging.getLogger(__name__).warning("%s", error, location=node)
 
 
+CHINESE = {
+    "Search": "搜索",
+    "Next": "下一页",
+    "Previous": "上一页",
+    "Home": "首页",
+    "On this page": "本页内容",
+    "Back to top": "回到顶部",
+    "Skip to content": "跳到正文",
+}
+"""What the theme says around a Chinese page."""
+
+
 def for_those_who_listen(app, page, template, context, doctree):
     """What Sphinx does not say: the level of the sidebar's captions, which are headings; a translation's language."""
     if page.startswith("notebooks/zh/"):
         context["language"] = "zh"
+        context["_"] = context["gettext"] = lambda text: CHINESE.get(text.strip(), text)
     tree = context["furo_navigation_tree"]
     context["furo_navigation_tree"] = tree.replace('role="heading"', 'role="heading" aria-level="2"')
 

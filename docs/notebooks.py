@@ -130,7 +130,10 @@ def _key(base, path):
 # --- a notebook as a page -------------------------------------------------------------------------------------------
 
 CLAIM = re.compile(r"<!--=.*?-->", re.S)  # a check for the tests; see tests/notebooks/claims.py
-STILL = "*本页的图是静止的。会动的滑块在[英文页](../{lesson})上，或者在 JupyterLab 里打开这一课。*"
+STILL = (
+    "本页的图是静止的。会动的滑块在[英文页](../{lesson})上；"
+    "也可以在 JupyterLab 里打开这一课，那里的滑块会动，文字也是中文的。"
+)
 OF_THE_SOURCE = re.compile(r"\]\((\.\./)+(?P<file>flakit/[\w/]+\.py)\)")
 
 
@@ -144,6 +147,7 @@ def page(notebook, path, pictures):
             cell.source = re.sub(r"\]\((\.\./)+data/README\.md\)", f"]({up}results/index.md)", cell.source)
     if path in TRANSLATIONS:
         notebook.cells.insert(1, nbformat.v4.new_markdown_cell(STILL.format(lesson=path.name)))
+        notebook.metadata["mystnb"] = {"code_prompt_show": "代码", "code_prompt_hide": "代码"}
     seen = 0
     for cell in (cell for cell in notebook.cells if cell.cell_type == "code"):
         if folded(cell):

@@ -68,8 +68,16 @@
 
   document.addEventListener("DOMContentLoaded", () => {
     document.querySelectorAll("table.sortable").forEach(table => { sortable(table); searchable(table); });
-    document.querySelector(".sidebar-drawer")?.setAttribute("aria-label", "all pages");
-    document.querySelector(".toc-drawer")?.setAttribute("aria-label", "on this page");
+    const chinese = document.documentElement.lang === "zh";
+    const label = (selector, words) =>
+      document.querySelectorAll(selector).forEach(each => each.setAttribute("aria-label", words));
+    label(".sidebar-drawer", chinese ? "所有页面" : "all pages");
+    label(".toc-drawer", chinese ? "本页内容" : "on this page");
+    if (chinese) {
+      label("#__navigation", "打开或收起所有页面");
+      label("#__toc", "打开或收起本页内容");
+      label(".theme-toggle", "切换浅色、深色或自动");
+    }
     reachable();
   });
   addEventListener("load", reachable);

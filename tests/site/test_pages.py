@@ -128,5 +128,7 @@ def test_every_lesson_and_solution_has_its_page_and_they_follow_each_other(site)
     for translation in TRANSLATIONS:
         text = (site / "notebooks" / f"{name(translation)}.html").read_text()
         assert re.search(r'<html[^>]* lang="zh"', text)
+        assert "本页内容" in text and "英文页" in text
+        assert re.findall("Search|On this page|Previous|>Next<|Back to top|Skip to content", text) == []
     front = Page(site / "index.html")
     assert [link for link in front.links if link.startswith("notebooks/0")] != []
