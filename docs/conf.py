@@ -3,6 +3,9 @@
 import hashlib
 import os
 import shutil
+import socket
+import subprocess
+import time
 from pathlib import Path
 
 import sphinxcontrib.katex
@@ -28,8 +31,6 @@ myst_heading_slug_func = "docs.notebooks.anchor"
 katex_prerender = True
 katex_css_path = "katex/katex.min.css"
 sphinxcontrib.katex.NODEJS_BINARY = shutil.which("node", path=os.pathsep.join([NODE, os.path.join(NODE, "bin")]))
-# By a port, to which it connects again and again: its socket's file is there a moment before anyone listens.
-sphinxcontrib.katex.KaTeXServer.start_server_process = sphinxcontrib.katex.KaTeXServer.start_network_socket
 sphinxcontrib.katex.KATEX_DEFAULT_OPTIONS |= {"throwOnError": True, "strict": "ignore"}
 
 html_theme = "furo"
@@ -55,6 +56,28 @@ html_theme_options = {
         "color-brand-visited": "#d3a6e3",
     },
 }
+
+
+def katex_server(rundir, timeout):
+    """As KaTeXServer starts one, but a refused connection is tried again: the file of the server's socket is there a
+    moment before it listens."""
+    path, end = rundir / "katex.sock", time.monotonic() + 6 * timeout
+    command = sphinxcontrib.katex.KaTeXServer.build_command(socket=path)
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=rundir)
+    while time.monotonic() < end:
+        client = socket.socket(socket.AF_UNIX)
+        try:
+            client.connect(str(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            client.close()
+            time.sleep(0.005)
+        else:
+            return process, client
+    process.kill()
+    raise sphinxcontrib.katex.KaTeXServer.timeout_error(6 * timeout)
+
+
+sphinxcontrib.katex.KaTeXServer.start_server_process = katex_server
 
 
 def formulas_can_be_read(app, doctree):
