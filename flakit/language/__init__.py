@@ -22,6 +22,7 @@ LANGUAGES = (ENGLISH, "zh")
 _spoken: ContextVar[str | None] = ContextVar("language", default=None)
 _default = ENGLISH
 _NAMES = re.compile(r"\$[^$]*\$|\{[^}]*\}")  # formulas and placeholders
+_AFTER_A_STOP = re.compile(r"(?<=[，。；：！？）]) +")
 _PLACEHOLDER = re.compile(r"\{([A-Za-z]\w*)\}")
 
 
@@ -80,6 +81,11 @@ def say(text: str) -> str:
 def label(text: str) -> str:
     """The same of what may be a name in code, such as an option's: it stays as it is if it has no translation."""
     return text if current() == ENGLISH else table(current()).get(text, text)
+
+
+def tight(text: str) -> str:
+    """Sentences put together, without the spaces that Chinese has no need of: its full stops and commas have room."""
+    return _AFTER_A_STOP.sub("", text)
 
 
 def rephrase(text: str) -> str:

@@ -27,7 +27,7 @@ import ipywidgets as widgets
 import torch
 
 from ..figures.canvas import Cell
-from ..language import Words, current, label, say, speaking
+from ..language import Words, current, label, say, speaking, tight
 from .knobs import assign, stops_of
 from .picture import Picture
 
@@ -402,8 +402,8 @@ class Panel(widgets.VBox):
 
     def say(self, text: str) -> None:
         """Show text in the readout."""
-        self._text = text
-        self.readout.value = html.escape(text)
+        self._text = tight(text)
+        self.readout.value = html.escape(self._text)
 
     @_in_its_language
     def fail(self, error: Exception) -> None:
@@ -432,7 +432,7 @@ class Panel(widgets.VBox):
         if cell is None:
             return WORDS["point"]
         try:
-            return self.arithmetic(self.result, cell, **self.setting) or WORDS["point"]
+            return tight(self.arithmetic(self.result, cell, **self.setting) or WORDS["point"])
         except Exception as error:
             return f"{type(error).__name__}: {error}"
 

@@ -111,6 +111,7 @@ def test_a_panel_says_everything_in_chinese(name, no_warning):
             for row, column in itertools.product({0, rows // 2, rows - 1}, {0, columns // 2, columns - 1}):
                 heard.append(panel._found(Cell(map_, row, column)))
         assert [text for text in heard if english(text)] == []
+        assert [text for text in heard if re.search("[，。；：！？）] ", text)] == []
         for width in (WIDE, NARROW):
             panel.width = width
             panel.redraw()
