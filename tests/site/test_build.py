@@ -1,11 +1,17 @@
 """What must not become a site: cells that raise, formulas and links that lead nowhere, pages that are too large."""
 
+import os
+import sys
+import tempfile
+from pathlib import Path
+
 import nbformat
 import pytest
 
 from docs import notebooks
 
 build = pytest.importorskip("docs.build", reason="the extra `site` is not installed")
+conf = pytest.importorskip("docs.conf", reason="the extra `site` is not installed")
 
 pytestmark = pytest.mark.full
 
@@ -46,6 +52,26 @@ def test_formulas_need_no_node_but_the_one_that_pip_brings(tmp_path, monkeypatch
     style = (tmp_path / "katex" / "katex" / "katex.min.css").read_text()
     assert style.count(".woff2") >= 15 and ".ttf" not in style and "http" not in style
     build.write(tmp_path / "pages", tmp_path / "site")
+
+
+SLOW_TO_LISTEN = """
+import socket, sys, time
+server = socket.socket(socket.AF_UNIX)
+server.bind(sys.argv[1])
+time.sleep(0.3)
+server.listen()
+server.accept()[0].sendall(b"here")
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="KaTeX's server has a socket with a file only there")
+def test_a_server_of_formulas_is_waited_for_until_it_listens(monkeypatch):
+    server = conf.sphinxcontrib.katex.KaTeXServer
+    monkeypatch.setattr(server, "build_command", lambda socket: [sys.executable, "-c", SLOW_TO_LISTEN, str(socket)])
+    with tempfile.TemporaryDirectory() as folder:  # a socket's path is short
+        process, client = server.start_server_process(Path(folder), 10)
+        with process, client:
+            assert client.recv(4) == b"here"
 
 
 def test_a_cell_that_raises_fails_the_build_with_its_traceback(tmp_path, monkeypatch):
