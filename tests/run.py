@@ -19,7 +19,7 @@ MAX_WORKERS = 8  # each one imports torch and, on a GPU, holds a CUDA context
 
 
 QUICK, REST = "not full", "full"
-WITHOUT_KERNELS = ("browser", "data", "figures", "models", "notebooks", "numerics", "panels", "site")
+WITHOUT_KERNELS = ("browser", "data", "figures", "language", "models", "notebooks", "numerics", "panels", "site")
 """Folders with no interpreted test, which so are not even imported."""
 
 

@@ -1,21 +1,66 @@
-"""Every panel of every notebook is laid out as layout.py says."""
+"""Every notebook in JupyterLab, as a learner leaves it: after its solutions have run in the same kernel.
 
+The solutions run, the lesson runs again where they have run, and its panels are laid out as layout.py says. That it
+runs by itself, and says what it computed, is shown in tests/notebooks.
+"""
+
+import nbformat
 import pytest
 
+from flakit.lab import FIRST
 from tests.browser import layout
-from tests.notebooks.running import NOTEBOOKS
+from tests.notebooks.running import LESSONS, SOLUTIONS, read
 
 pytestmark = [pytest.mark.browser, pytest.mark.full]
 
-
-def with_panels():
-    """Every notebook that calls for a panel in some cell."""
-    paths = sorted(NOTEBOOKS.glob("*.ipynb"))
-    return [path.name for path in paths if "flakit.panels" in path.read_text() or "import panels" in path.read_text()]
+NEWS = "Would you like to get notified about official Jupyter news?"  # JupyterLab 4 asks so unless told not to
 
 
-@pytest.mark.parametrize("name", with_panels())
-def test_every_panel_of_a_notebook(name, open_notebook, record_property):
-    notebook = open_notebook(name)
+@pytest.fixture
+def open_after_solutions(served, open_notebook):
+    """open_after_solutions("04_decay_blowup.ipynb") -> Notebook"""
+
+    def open_lesson(name):
+        (solutions,) = (path for path in SOLUTIONS if path.name == name)
+        both = read(served / name)
+        before = [
+            "%cd -q solutions",
+            *(cell.source for cell in read(solutions).cells if cell.cell_type == "code"),
+            "%cd -q ..",
+        ]
+        both.cells = [*map(nbformat.v4.new_code_cell, before), *both.cells]
+        nbformat.write(both, served / f"after_{name}")
+        return open_notebook(f"after_{name}")
+
+    return open_lesson
+
+
+@pytest.mark.parametrize("name", [path.name for path in LESSONS])
+def test_a_notebook_and_its_panels_after_its_solutions(name, open_after_solutions, record_property):
+    notebook = open_after_solutions(name)
     notebook.run_all()
     layout.check(notebook.page, record_property)
+    if name == FIRST:
+        the_first_slider_moves(notebook)
+
+
+def the_first_slider_moves(notebook):
+    panel = notebook.panel("panel")
+    panel.focus()
+    assert not notebook.page.get_by_text(NEWS).count(), "a question lies over the first panel"
+    picture, readout = panel.picture(), panel.readout()
+    panel.press("ArrowRight", times=3)
+    assert panel.picture() != picture
+    assert panel.readout() != readout
+
+
+def test_a_setting_of_ones_own_wins_over_those_of_make_lab(jupyterlab, home, page):
+    """JupyterLab's own default, to ask; `make lab` says "false", and the first notebook above sees nothing."""
+    own = home / "config/lab/user-settings/@jupyterlab/apputils-extension/notification.jupyterlab-settings"
+    own.parent.mkdir(parents=True)
+    own.write_text('{"fetchNews": "none"}')
+    try:
+        page.goto(f"{jupyterlab}/lab/workspaces/news?reset")
+        page.get_by_text(NEWS).first.wait_for(timeout=30_000)
+    finally:
+        own.unlink()

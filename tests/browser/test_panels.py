@@ -6,19 +6,19 @@ The time from key to picture is measured here, so nothing may run beside these t
 import json
 import re
 
+import nbformat
 import pytest
 
 from flakit.numerics.operators import OPERATORS
 from tests.browser import lab
-from tests.browser.panels import PANELS
+from tests.browser.panels import PANELS, WITHOUT_A_SLIDER
+from tests.notebooks.running import read
 
 pytestmark = [pytest.mark.browser, pytest.mark.full, pytest.mark.timed]
 
 # The promise, under 100 ms on two idle cores, is recorded, not asserted: a machine that runs tests is seldom idle.
 # Beyond this a slider is not live any more, whatever the machine.
 NOT_LIVE_MS = 1000
-
-NEWS = "Would you like to get notified about official Jupyter news?"  # JupyterLab 4 asks so unless told not to
 
 
 def non_finite(panel):
@@ -28,15 +28,18 @@ def non_finite(panel):
 
 
 @pytest.fixture(scope="class")
-def explorer(open_notebook):
-    """The decay explorer of notebook 04."""
-    notebook = open_notebook("04_decay_blowup.ipynb")
-    notebook.run_all()
-    return notebook.panel("decay-explorer")
+def explorer(served, open_notebook):
+    """The decay explorer of notebook 04, from its cell alone."""
+    notebook = read(served / "04_decay_blowup.ipynb")
+    notebook.cells = [cell for cell in notebook.cells if "\ndecay_explorer(" in cell.source]
+    nbformat.write(notebook, served / "explorer.ipynb")
+    opened = open_notebook("explorer.ipynb")
+    opened.run_all()
+    return opened.panel("decay-explorer")
 
 
 class TestDecayExplorer:
-    """The notebook runs once for both tests; each begins by pressing Home: no decay at all."""
+    """It is opened once for both tests; each begins by pressing Home: no decay at all."""
 
     def test_decay_past_its_onset(self, explorer, record_property, tmp_path):
         explorer.focus("decay")
@@ -75,49 +78,35 @@ class TestDecayExplorer:
         assert long < NOT_LIVE_MS
 
 
-def test_first_slider_of_the_first_notebook(open_notebook):
-    notebook = open_notebook("00_start_here.ipynb")
-    notebook.run_all()
-    panel = notebook.panel("panel")
-    panel.focus()
-    assert not notebook.page.get_by_text(NEWS).count(), "a question lies over the first panel"
-    picture, readout = panel.picture(), panel.readout()
-    panel.press("ArrowRight", times=3)
-    assert panel.picture() != picture
-    assert panel.readout() != readout
+class TestEveryPanel:
+    """One notebook shows them all, and runs once."""
 
+    def test_a_slider_is_live_in_every_panel_and_operator(self, all_panels, record_property):
+        for name, (_, slider, operators) in PANELS.items():
+            panel = all_panels.panel(name)
+            for op in operators or [None]:
+                where = name if op is None else f"{name}, {op}"
+                if op is not None:
+                    panel.choose("operator", OPERATORS[op].label)
+                panel.focus(slider)
+                panel.press("ArrowLeft", pause=0)  # the first redraw after a choice may still build a figure
+                before = panel.picture()
+                panel.forget()
+                steps = 2 if name == "gradient-accumulation" else 6  # a slider with five stops
+                panel.press("ArrowRight", times=steps, pause=300)
+                assert panel.picture() != before and panel.readout(), where
+                latencies = panel.latencies()
+                assert len(latencies) >= max(1, steps - 2), (
+                    f"{where}: steps were not redrawn"
+                )  # a busy machine joins two at times
+                for what, value in lab.summary(latencies).items():
+                    record_property(f"{where}, {slider}, {what}", value)
+                assert lab.summary(latencies)["median_ms"] < NOT_LIVE_MS, where
+                panel.press("ArrowLeft", times=steps, pause=0)
 
-def test_a_setting_of_ones_own_wins_over_those_of_make_lab(jupyterlab, home, page):
-    """JupyterLab's own default, to ask; `make lab` says "false", and a test above sees nothing."""
-    own = home / "config/lab/user-settings/@jupyterlab/apputils-extension/notification.jupyterlab-settings"
-    own.parent.mkdir(parents=True)
-    own.write_text('{"fetchNews": "none"}')
-    try:
-        page.goto(f"{jupyterlab}/lab/workspaces/news?reset")
-        page.get_by_text(NEWS).first.wait_for(timeout=30_000)
-    finally:
-        own.unlink()
-
-
-def test_a_slider_is_live_in_every_panel_and_operator(all_panels, record_property):
-    for name, (_, slider, operators) in PANELS.items():
-        panel = all_panels.panel(name)
-        for op in operators or [None]:
-            where = name if op is None else f"{name}, {op}"
-            if op is not None:
-                panel.choose("operator", OPERATORS[op].label)
-            panel.focus(slider)
-            panel.press("ArrowLeft", pause=0)  # the first redraw after a choice may still build a figure
+    def test_a_list_redraws_where_there_is_no_slider(self, all_panels):
+        for name, (_, knob, option) in WITHOUT_A_SLIDER.items():
+            panel = all_panels.panel(name)
             before = panel.picture()
-            panel.forget()
-            steps = 2 if name == "gradient-accumulation" else 6  # a slider with five stops
-            panel.press("ArrowRight", times=steps, pause=300)
-            assert panel.picture() != before, where
-            latencies = panel.latencies()
-            assert len(latencies) >= max(1, steps - 2), (
-                f"{where}: steps were not redrawn"
-            )  # a busy machine joins two at times
-            for what, value in lab.summary(latencies).items():
-                record_property(f"{where}, {slider}, {what}", value)
-            assert lab.summary(latencies)["median_ms"] < NOT_LIVE_MS, where
-            panel.press("ArrowLeft", times=steps, pause=0)
+            panel.choose(knob, option)
+            assert panel.picture() != before and panel.readout(), name

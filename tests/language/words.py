@@ -29,13 +29,13 @@ def _tree(name):
 
 def said(name):
     """What a module says that needs a translation: its table WORDS, and what it hands to `say` as it stands."""
-    found = []
-    if any(isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "WORDS" for node in _tree(name).body):
+    found, tree = [], _tree(name)
+    if any(isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "WORDS" for node in tree.body):
         module = importlib.import_module(name.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
         found += leaves(module.WORDS)
-    for node in ast.walk(_tree(name)):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "say" and isinstance(node.args[0], ast.Constant):
-            found.append(node.args[0].value)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "say":
+            found += [word.value for word in node.args[:1] if isinstance(word, ast.Constant)]
     return [text for text in dict.fromkeys(found) if needs_translation(text)]
 
 

@@ -3,6 +3,7 @@
 import nbformat
 import pytest
 
+from tests.browser.lab import CHROMIUM
 from tests.notebooks.claims import broken, with_probes
 from tests.notebooks.running import LESSONS, SOLUTIONS, name, run
 
@@ -15,6 +16,7 @@ def test_runs_and_says_what_it_computed(path):
 
 
 @pytest.mark.full
+@pytest.mark.skipif(CHROMIUM is not None, reason="tests/browser/test_every_notebook.py does it in JupyterLab")
 @pytest.mark.parametrize("solutions", SOLUTIONS, ids=name)
 def test_solutions_run_and_the_lesson_again_after_them(solutions):
     run(solutions.parents[1] / solutions.name, before=solutions)
