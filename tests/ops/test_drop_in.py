@@ -10,7 +10,7 @@ import flakit
 from flakit.numerics.operators import OPERATORS
 from flakit.ops.common.dispatch import CHUNK_SIZES
 from tests.ops.checking import check, true_values
-from tests.ops.places import INTERPRETED, PLACES, TORCH, of
+from tests.ops.places import INTERPRETED, PLACES, TORCH, everywhere, of
 from tests.ops.settings import Setting
 
 OPS = pytest.mark.parametrize("op", OPERATORS)
@@ -67,10 +67,9 @@ def test_kernels_take_their_nearest_chunk_size(op):
         assert all(torch.equal(found[name], nearest[name]) for name in found), C
 
 
-@EVERYWHERE
+@everywhere("dtype", torch.float16, torch.bfloat16, torch.float64)  # the kernels see float32 whatever it is
 @OPS
 @FORMS
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("setting", [SETTING, PACKED], ids=["batch", "packed"])
 def test_initial_states_in_any_dtype(place, op, form, dtype, setting):
     made, (do, dstate) = place.make(of(op, setting))

@@ -114,10 +114,9 @@ def test_packed_sequences_are_separate_calls(place, op, form):
     check(place.run(made, arriving, form, built(op, separately)), expected, made)
 
 
-@EVERYWHERE
+@everywhere("cu_dtype", torch.int32, torch.int64)  # interpreted, int32 is the covering set's
 @OPS
 @FORMS
-@pytest.mark.parametrize("cu_dtype", [torch.int32, torch.int64], ids=str)
 def test_an_empty_sequence_hands_its_state_on(place, op, form, cu_dtype):
     made, (do, dstate) = place.make(of(op, PACKED))
     made["cu_seqlens"] = made["cu_seqlens"].to(cu_dtype)
@@ -130,10 +129,9 @@ def test_an_empty_sequence_hands_its_state_on(place, op, form, cu_dtype):
         assert torch.equal(found[f"d{name}"][empty], arrived[empty])
 
 
-@EVERYWHERE
+@everywhere("cu_dtype", torch.int32, torch.int64)  # interpreted, int32 is the covering set's
 @OPS
 @FORMS
-@pytest.mark.parametrize("cu_dtype", [torch.int32, torch.int64], ids=str)
 def test_offsets_may_be_a_column_of_a_table(place, op, form, cu_dtype):
     made, arriving = place.make(of(op, PACKED))
     offsets = made["cu_seqlens"].to(cu_dtype)
@@ -290,10 +288,9 @@ def test_a_gradient_asked_for_alone_is_the_same(place, op, form):
         assert torch.equal(alone, together[f"d{name}"]), name
 
 
-@EVERYWHERE
+@everywhere("mode", torch.no_grad, torch.inference_mode, named=lambda mode: mode.__name__)
 @OPS
 @FORMS
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_without_gradients_the_same_values(place, op, form, mode):
     made, arriving = place.make(of(op, SETTING))
     described = OPERATORS[op]
@@ -349,10 +346,17 @@ def test_dw_is_exactly_zero_where_everything_is_forgotten(place, op, form):
         assert not found[f"d{OPERATORS[op].decay}"].any()
 
 
+SLOW = [
+    pytest.param(*place.values, w, id=f"{w}-{place.id}", marks=place.marks)
+    for place, decays in zip(PLACES[::2], ([-1e-5, -1e-2], [-1e-5, -1e-4, -1e-3, -1e-2]), strict=True)
+    for w in decays
+]
+"""Both ends on a CPU, where all have one way, and the oracle takes its time."""
+
+
 @pytest.mark.full
-@COMPILED
+@pytest.mark.parametrize(("place", "w"), SLOW)
 @OPS
-@pytest.mark.parametrize("w", [-1e-5, -1e-4, -1e-3, -1e-2])
 def test_slow_decay_does_not_drift(place, op, w):
     # The same factor just below 1 thousands of times: its rounding must not add up.
     made, arriving = place.make(of(op, SETTING), T=4096, K=32, V=16, H=1, decay=str(w))
