@@ -40,11 +40,18 @@ new MutationObserver(changes => {
 document.addEventListener('keydown', () => window.flakit.keys.push(performance.now()), true);
 """
 
+# Asked before the kernel has answered for the first time, JupyterLab may say that it has run all cells, and run none.
 RUN_ALL = """() => {
   window.flakit.run = 'running';
-  window.jupyterapp.commands.execute('notebook:run-all-cells').then(
-    () => {window.flakit.run = 'done'}, error => {window.flakit.run = String(error)});
+  const session = window.jupyterapp.shell.currentWidget.sessionContext;
+  session.ready.then(() => session.session.kernel.info)
+    .then(() => window.jupyterapp.commands.execute('notebook:run-all-cells'))
+    .then(() => {window.flakit.run = 'done'}, error => {window.flakit.run = String(error)});
 }"""
+
+LEFT_OUT = """() => Array.from(window.jupyterapp.shell.currentWidget.content.model.cells).filter(
+  cell => cell.type === 'code' && cell.sharedModel.getSource().trim() && !cell.executionCount
+).map(cell => cell.sharedModel.getSource())"""
 
 ERRORS = """() => Array.from(window.jupyterapp.shell.currentWidget.content.model.cells).flatMap(
   cell => cell.type === 'code' ? cell.toJSON().outputs.filter(o => o.output_type === 'error') : []
@@ -140,6 +147,7 @@ class Notebook:
         self.page.wait_for_function("() => window.flakit.run !== 'running'", timeout=seconds * 1000)
         assert self.page.evaluate("() => window.flakit.run") == "done"
         assert self.page.evaluate(ERRORS) == []
+        assert self.page.evaluate(LEFT_OUT) == []
 
     def panel(self, name):
         """The first panel of class `flakit-<name>` ("panel": of any), in view, its picture drawn."""
