@@ -40,6 +40,16 @@ new MutationObserver(changes => {
 document.addEventListener('keydown', () => window.flakit.keys.push(performance.now()), true);
 """
 
+# A notebook that is open has a kernel that answers, or, which may take a little, a dialog that asks for one.
+ASKS_OR_ANSWERS = """() => {
+  const session = window.jupyterapp.shell.currentWidget.sessionContext;
+  if (!window.flakit.asked && session.session) {
+    window.flakit.asked = true;
+    session.session.kernel.info.then(() => {window.flakit.answered = true});
+  }
+  return document.querySelector('.jp-Dialog') ? 'asks' : window.flakit.answered ? 'answers' : false;
+}"""
+
 # Asked before the kernel has answered for the first time, JupyterLab may say that it has run all cells, and run none.
 RUN_ALL = """() => {
   window.flakit.run = 'running';
@@ -56,6 +66,12 @@ LEFT_OUT = """() => Array.from(window.jupyterapp.shell.currentWidget.content.mod
 ERRORS = """() => Array.from(window.jupyterapp.shell.currentWidget.content.model.cells).flatMap(
   cell => cell.type === 'code' ? cell.toJSON().outputs.filter(o => o.output_type === 'error') : []
 ).map(o => o.ename + ': ' + o.evalue)"""
+
+STILL = """quiet => {
+  const since = Math.max(0, window.flakit.since || 0, ...window.flakit.redraws);
+  const kernel = window.jupyterapp.shell.currentWidget.sessionContext.session.kernel;
+  return kernel.status === 'idle' && performance.now() - since > quiet;
+}"""
 
 BLOB = """async image => {
   const bytes = new Uint8Array(await (await fetch(image.src)).arrayBuffer());
@@ -137,9 +153,8 @@ class Notebook:
         page.goto(f"{url}/lab/workspaces/{workspace}/tree/{name}?reset")
         page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=90_000)
         page.wait_for_selector(".jp-Notebook-ExecutionIndicator[data-status=idle]", timeout=90_000, state="attached")
-        # The dialog may open after the kernel already says idle.
-        with contextlib.suppress(Exception):
-            page.get_by_role("button", name="Select Kernel").click(timeout=3_000)
+        if page.wait_for_function(ASKS_OR_ANSWERS, timeout=90_000).json_value() == "asks":
+            page.get_by_role("button", name="Select Kernel").click()
 
     def run_all(self, seconds=300):
         """Run all cells as the menu does; fails with the errors the cells show."""
@@ -207,11 +222,10 @@ class Panel:
         assert redraws, f"holding {key} redrew nothing"
         return max(0.0, redraws[-1] - keys[-1])
 
-    def settle(self, quiet=600, seconds=30):
-        """Wait until no redraw has come for `quiet` ms."""
-        still = "quiet => performance.now() - Math.max(0, window.flakit.since || 0, ...window.flakit.redraws) > quiet"
+    def settle(self, quiet=250, seconds=30):
+        """Wait until the kernel has nothing to do and no redraw has come for `quiet` ms."""
         self.page.evaluate("() => {window.flakit.since = performance.now()}")
-        self.page.wait_for_function(still, arg=quiet, timeout=seconds * 1000)
+        self.page.wait_for_function(STILL, arg=quiet, timeout=seconds * 1000)
 
     def readout(self):
         return self.root.locator(".flakit-readout").first.inner_text()
