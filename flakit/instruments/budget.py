@@ -96,7 +96,8 @@ def units(op: Operator, inputs: Mapping, arriving: Arriving, values: Mapping[str
     generator = torch.Generator().manual_seed(0)
 
     def moved(x: Tensor) -> Tensor:
-        return x.double() * (1 + STEP * torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.device))
+        drawn = torch.randn(x.shape, generator=generator, dtype=torch.float64, device="cpu")
+        return x.double() * (1 + STEP * drawn.to(x.device))
 
     leaves, found = op.leaves(inputs), {name: torch.zeros_like(x) for name, x in values.items()}
     do, dstate = arriving

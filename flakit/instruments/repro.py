@@ -89,11 +89,10 @@ _MAKERS = ((torch, ("empty", "empty_like", "zeros", "zeros_like")), (torch.Tenso
 
 @contextlib.contextmanager
 def _as_it_was() -> Iterator[None]:
-    """PyTorch afterwards is as before: a script sets seeds, devices, deterministic algorithms and fences."""
+    """PyTorch afterwards is as before: a script sets seeds, deterministic algorithms and fences."""
     makers = [(owner, name, getattr(owner, name)) for owner, names in _MAKERS for name in names]
     deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    device = torch.get_default_device()
     try:
         with torch.random.fork_rng():
             yield
@@ -101,8 +100,6 @@ def _as_it_was() -> Iterator[None]:
         for owner, name, maker in makers:
             setattr(owner, name, maker)
         torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
-        if torch.get_default_device() != device:
-            torch.set_default_device(device)
 
 
 def _script(subject: Subject, probe: Probe, finding: Finding, seed: int, device: str) -> str:
@@ -115,13 +112,12 @@ def _script(subject: Subject, probe: Probe, finding: Finding, seed: int, device:
         *subject.source,
         "",
     ]
-    lines += [f"torch.manual_seed({seed})", *(["torch.set_default_device('cuda')"] if device != "cpu" else [])]
-    lines += _inputs(op, s)
+    lines += [f"torch.manual_seed({seed})", *_inputs(op, s, device)]
     bodies = {causal: _causal, unchanged: _unchanged, apart: _apart, repeatable: _repeatable, contained: _contained}
     if probe.check in bodies:
         lines += [*_kernel(subject, s), *bodies[probe.check](op, s)]
     else:
-        lines += _compared(subject, s, finding, probe.check)
+        lines += _compared(subject, s, finding, probe.check, device)
     return "\n".join(lines) + "\n"
 
 
@@ -141,7 +137,9 @@ def _arguments(op: Operator, s: Setting) -> str:
     return ", ".join((*op.tensors, *_initial(op, s)))
 
 
-def _inputs(op: Operator, s: Setting) -> Iterator[str]:
+def _inputs(op: Operator, s: Setting, device: str) -> Iterator[str]:
+    """Drawn on the CPU, so that the numbers are the same everywhere, and taken to the device from there."""
+    there = "" if device == "cpu" else f'.to("{device}")'
     sizes = {"B": s.B, "T": s.T if s.lengths is None else sum(s.lengths), "H": s.H, "K": s.K, "V": s.V}
     sizes |= {"M": s.M} if "M" in op.sizes else {}
     if s.K == s.V:
@@ -165,12 +163,13 @@ def _inputs(op: Operator, s: Setting) -> Iterator[str]:
     if s.bad is not None:
         yield f'v[:1, {s.bad[0]}, :1] = float("{s.bad[1]}")'
     if s.lengths is not None:
-        yield f"ends = torch.tensor([0, {', '.join(map(str, s.lengths))}]).cumsum(0)"
+        yield f"ends = torch.tensor([0, {', '.join(map(str, s.lengths))}]).cumsum(0){there}"
     for name, short in zip(op.states, _initial(op, s), strict=False):
-        yield f"{short} = torch.randn({_shape(op, name, s)})"
+        yield f"{short} = torch.randn({_shape(op, name, s)}){there}"
     given = ", ".join(op.tensors)
-    if s.dtype != "float32":
-        yield f"{given} = (y.to(torch.{s.dtype}) for y in ({given}))"
+    to = [*([f'"{device}"'] if there else []), *([f"torch.{s.dtype}"] if s.dtype != "float32" else [])]
+    if to:
+        yield f"{given} = (y.to({', '.join(to)}) for y in ({given}))"
 
 
 def _drawn(op: Operator, name: str, shape: str, s: Setting) -> str:
@@ -243,7 +242,7 @@ def _returned(op: Operator, s: Setting, o: str, state: str) -> list[str]:
     return [f"out{o}", *(states if s.final_state else ())]
 
 
-def _right(op: Operator, s: Setting, states: bool) -> Iterator[str]:
+def _right(op: Operator, s: Setting, states: bool, on: str) -> Iterator[str]:
     """The recurrence, over each packed sequence by itself; with `last`, its states after each, where asked for."""
     short, scale = STATES[op.name], s.K**op.scale_exponent if s.scale is None else s.scale
     formula = RIGHT[op.name].format(scale=repr(scale))
@@ -255,7 +254,7 @@ def _right(op: Operator, s: Setting, states: bool) -> Iterator[str]:
         return
     yield "o, last = [], []" if states else "o = []"
     yield "for n in range(len(ends) - 1):"
-    shapes = [f"torch.zeros({_shape(op, name, s, N='1')})" for name in op.states]
+    shapes = [f"torch.zeros({_shape(op, name, s, N='1')}{on})" for name in op.states]
     yield f"    {names} = {', '.join([f'{y}[n : n + 1]' for y in _initial(op, s)] or shapes)}"
     yield "    for t in range(ends[n], ends[n + 1]):"
     yield indent(formula, 8 * " ")
@@ -263,8 +262,9 @@ def _right(op: Operator, s: Setting, states: bool) -> Iterator[str]:
         yield f"    last.append({_tuple(short)})"
 
 
-def _compared(subject: Subject, s: Setting, finding: Finding, check: Callable) -> Iterator[str]:
+def _compared(subject: Subject, s: Setting, finding: Finding, check: Callable, device: str) -> Iterator[str]:
     """The tensor that is worst, an output or a gradient, beside the right one."""
+    on = "" if device == "cpu" else f', device="{device}"'
     op, given = subject.op, _arguments(subject.op, s)
     inputs, name = [*op.tensors, *(op.states if s.initial_state else ())], finding.tensor
     is_output = finding.kind in ("wrong", "non-finite") and name in op.outputs
@@ -285,11 +285,14 @@ def _compared(subject: Subject, s: Setting, finding: Finding, check: Callable) -
         name, leaf = f"d{inputs[at]}", given.split(", ")[at]
         wanted = {"o": [0], "both": range(1 + len(op.states)), "state": range(1, 1 + len(op.states))}[s.loss]
         arriving = _listed(["do", *(f"d{state}" for state in STATES[op.name])][n] for n in wanted)
-        yield from _arriving(op, s)
+        yield from _arriving(op, s, on)
     if s.cut is None:
         o, state = _OUTPUTS[subject.style]
-        yield f"out = {_call(subject, s, _tuple(_initial(op, s)))}"
-        returned = _returned(op, s, o, state)
+        call = _call(subject, s, _tuple(_initial(op, s)))
+        if len(wanted) > 1:
+            yield f"out = {call}"
+            call = "out"
+        returned = [call + each.removeprefix("out") for each in _returned(op, s, o, state)]
     else:
         yield from _pieces(subject, s)
         returned = ["o", *(["state"] if len(op.states) == 1 else [f"state[{n}]" for n in range(len(op.states))])]
@@ -301,7 +304,7 @@ def _compared(subject: Subject, s: Setting, finding: Finding, check: Callable) -
         return
     exact = "y.double()" if is_output else "y.detach().double().requires_grad_()"
     yield f"{given} = ({exact} for y in ({given}))"
-    yield from _right(op, s, states=max(wanted) > 0)
+    yield from _right(op, s, states=max(wanted) > 0, on=on)
     last = STATES[op.name]
     if s.lengths is not None:
         last = ["torch.cat(last)"] if len(last) == 1 else [f"torch.cat([y[{n}] for y in last])" for n in range(2)]
@@ -317,18 +320,18 @@ def _compared(subject: Subject, s: Setting, finding: Finding, check: Callable) -
         yield 'assert all(y.isnan().all() for y in guards), "memory beyond a tensor was written to"'
 
 
-def _arriving(op: Operator, s: Setting) -> Iterator[str]:
+def _arriving(op: Operator, s: Setting, on: str) -> Iterator[str]:
     """The gradients that arrive at o, the state or both; autograd rounds none of them, so they are drawn rounded."""
-    shape, dtype = _shape(op, "o", s), "" if s.dtype == "float32" else f", dtype=torch.{s.dtype}"
+    shape, how = _shape(op, "o", s), ("" if s.dtype == "float32" else f", dtype=torch.{s.dtype}") + on
     if s.loss != "state":
         if s.arriving == EXPANDED:
-            yield f"do = torch.ones(1{dtype}).expand({shape})"
+            yield f"do = torch.ones(1{how}).expand({shape})"
         else:
-            yield f"{'y' if s.arriving in LAYOUTS else 'do'} = torch.randn({shape}{dtype})"
+            yield f"{'y' if s.arriving in LAYOUTS else 'do'} = torch.randn({shape}{how})"
             if s.arriving in LAYOUTS:
                 yield f"do = {LAYOUTS[s.arriving]}"
     for name, short in zip(op.states, STATES[op.name], strict=True) if s.loss != "o" else ():
-        yield f"d{short} = torch.randn({_shape(op, name, s)})"
+        yield f"d{short} = torch.randn({_shape(op, name, s)}{on})"
 
 
 def _pieces(subject: Subject, s: Setting) -> Iterator[str]:
@@ -354,7 +357,7 @@ _FENCES = """\
 guards = []
 
 def fenced(y):
-    memory = torch.full((y.numel() + 512,), float("nan"), dtype=y.dtype)
+    memory = torch.full((y.numel() + 512,), float("nan"), dtype=y.dtype, device=y.device)
     memory[256 : 256 + y.numel()] = y.detach().flatten()
     guards.extend((memory[:256], memory[256 + y.numel() :]))
     return memory[256 : 256 + y.numel()].view(y.shape)

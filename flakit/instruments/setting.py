@@ -75,7 +75,7 @@ class Setting:
         sizes = {axis: getattr(self, axis) for axis in ("B", "H", "K", "V", "M") if axis in op.sizes}
         ends = None
         if self.lengths is not None:
-            ends = torch.tensor([0, *self.lengths]).cumsum(0)
+            ends = torch.tensor([0, *self.lengths], device="cpu").cumsum(0)
         sizes |= {"T": self.T if ends is None else int(ends[-1]), "cu_seqlens": ends}
         mixed = isinstance(self.decay, (tuple, list))
         how = {"dtype": self.torch_dtype, "seed": self.seed, "initial_state": self.initial_state}

@@ -178,7 +178,7 @@ def _offsets(cu_seqlens, B: int, T: int | None) -> Tensor:
     try:
         if not isinstance(cu_seqlens, (Tensor, np.ndarray, list, tuple)) or not len(cu_seqlens):
             raise TypeError
-        offsets = torch.as_tensor(cu_seqlens).to("cpu")
+        offsets = torch.as_tensor(cu_seqlens, device="cpu")
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(expected) from error
     check_packing(offsets, None, whole_number("B", B), offsets.device)
@@ -215,13 +215,13 @@ def _decay(decay, rng, axes: list[str], sizes: dict[str, int]) -> Tensor:
     number = plain(decay)
     if isinstance(number, Real) and not isinstance(number, bool):
         try:
-            x = torch.full(shape, float(number), dtype=torch.float64)
+            x = torch.full(shape, float(number), dtype=torch.float64, device="cpu")
         except OverflowError as error:
             raise ValueError(f"decay: expected a number that float64 can hold, got {shown(decay)}") from error
     elif isinstance(decay, (Tensor, np.ndarray)):
         if tuple(decay.shape) != shape:
             raise ValueError(f"decay: expected a tensor [{', '.join(axes)}] = {list(shape)}, got {list(decay.shape)}")
-        given = torch.as_tensor(decay)
+        given = torch.as_tensor(decay, device="cpu")
         if given.is_complex() or given.dtype == torch.bool:
             raise TypeError(f"decay: expected real numbers, got {shown(decay)}")
         x = given.detach().to("cpu", torch.float64, copy=True)

@@ -495,3 +495,26 @@ def test_an_audit_is_the_same_text_where_rich_would_draw(monkeypatch):
     plain = str(found)
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
     assert str(found) == plain and "gradients" in plain
+
+
+def test_a_default_device_of_somebody_changes_nothing():
+    """Meta tensors have no numbers: what is made on the default device instead of the one asked for, fails here."""
+    ends = torch.tensor([0, 30, 70])
+    expected = flakit.inputs("gsa", T=70, cu_seqlens=ends, decay=-0.5)
+    with torch.device("meta"):
+        packed = flakit.inputs("gsa", T=70, cu_seqlens=ends, decay=-0.5)
+        found = flakit.audit("chunk_rwkv6", only=["truth", "packed"], shrink=False, seconds=None)
+    assert all(torch.equal(x, packed[name]) for name, x in expected.items())
+    assert found.passed, words(found)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["bonus dropped on one token", "dr without scale", "state in bfloat16"])
+def test_a_script_for_a_gpu_runs_and_leaves_the_default_device_alone(name):
+    op, kernel = WRONG[name]
+    found = flakit.audit(kernel, op, only=["truth", "final-state"], seconds=None)
+    for failed in found.failed:
+        assert '"cuda"' in failed.repro
+        with pytest.raises(AssertionError, match="is off by"):
+            exec(failed.repro.replace("# function = ...", "pass #"), {"function": kernel})
+        assert torch.get_default_device() == torch.device("cpu")
