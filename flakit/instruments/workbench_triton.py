@@ -71,7 +71,9 @@ def next_state(b_S, b_k, b_v, b_gi, b_all):
 
 
 @triton.jit
-def chunk_kernel(r, k, v, w, u, o, scale, T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr):
+def chunk_kernel(
+    r, k, v, w, u, o, scale, T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr
+):
     i_h = tl.program_id(0)
     o_i, o_j = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
     o_k, o_v = tl.arange(0, K)[None, :], tl.arange(0, V)[None, :]

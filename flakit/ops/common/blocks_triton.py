@@ -1,7 +1,11 @@
-"""Pieces of kernels for any operator with a decay per channel: which program, TF32 rounding, safe decay weights."""
+"""Pieces of kernels for any operator with a decay per channel: which program, operands of products, decay weights."""
 
 import triton
 import triton.language as tl
+
+from .dispatch import interpreted
+
+INTERPRETED = tl.constexpr(interpreted())
 
 
 @triton.jit
@@ -26,6 +30,79 @@ def to_operand(x, PRECISION: tl.constexpr):
 def dot(a, b, PRECISION: tl.constexpr):
     """a b in float32: TF32 operands for 16-bit inputs, three TF32 products for float32 inputs."""
     return tl.dot(to_operand(a, PRECISION), to_operand(b, PRECISION), input_precision=PRECISION)
+
+
+@triton.jit
+def to_bfloat16(x):
+    """x rounded to the nearest bfloat16; kept in float32 by Triton's interpreter, which cuts and cannot multiply them."""
+    if INTERPRETED:
+        bits = x.to(tl.int32, bitcast=True)
+        nearest = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
+        x = tl.where(x == x, nearest, x)
+    else:
+        x = x.to(tl.bfloat16)
+    return x
+
+
+@triton.jit
+def split(x):
+    """x as high + low, two bfloat16 tiles: 16 bits of mantissa, with all of float32's range."""
+    high = to_bfloat16(x.to(tl.float32))
+    return high, to_bfloat16(x.to(tl.float32) - high.to(tl.float32))
+
+
+@triton.jit
+def add_product(acc, a_high, a_low, b_high, b_low):
+    """acc + a b of split operands; the product of the low parts, 2^-18 of the whole, is left out."""
+    acc = tl.dot(a_high, b_high, acc)
+    acc = tl.dot(a_high, b_low, acc)
+    return tl.dot(a_low, b_high, acc)
+
+
+@triton.jit
+def add_whole_product(acc, a_high, a_low, b_high, b_low):
+    """acc + a b of split operands, nothing left out: the same products as of b and a turned."""
+    return tl.dot(a_low, b_low, add_product(acc, a_high, a_low, b_high, b_low))
+
+
+@triton.jit
+def add_split_by_given(acc, a_high, a_low, b):
+    """acc + a b of a split operand and a 16-bit tile as it was given."""
+    if b.dtype == tl.bfloat16:
+        acc = tl.dot(a_high, b, acc)
+        acc = tl.dot(a_low, b, acc)
+    else:
+        b_high, b_low = split(b)
+        acc = add_product(acc, a_high, a_low, b_high, b_low)
+    return acc
+
+
+@triton.jit
+def add_given_by_split(acc, a, b_high, b_low):
+    """acc + a b of a 16-bit tile as it was given and a split operand."""
+    if a.dtype == tl.bfloat16:
+        acc = tl.dot(a, b_high, acc)
+        acc = tl.dot(a, b_low, acc)
+    else:
+        a_high, a_low = split(a)
+        acc = add_product(acc, a_high, a_low, b_high, b_low)
+    return acc
+
+
+@triton.jit
+def sums(which, b_w):
+    """Sums of rows of b_w, a tile as it was given: which b_w, in float32. which: -1, 0 and 1, [C, C].
+
+    One product for bfloat16, three for float32; nothing of b_w is lost, and its result lies where products need it.
+    """
+    which = to_bfloat16(which.to(tl.float32))
+    high, low = split(b_w)
+    total = tl.dot(which, high)
+    if b_w.dtype != tl.bfloat16:
+        total = tl.dot(which, low, total)
+    if b_w.dtype == tl.float32:
+        total = tl.dot(which, to_bfloat16(b_w - high.to(tl.float32) - low.to(tl.float32)), total)
+    return total
 
 
 @triton.jit

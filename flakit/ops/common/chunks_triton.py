@@ -14,8 +14,21 @@ import torch
 import triton
 import triton.language as tl
 
-from .blocks_triton import decay_after, decay_before, dot, level_pairs, level_weights, program, row_at, to_operand
-from .launch import CHUNK_SIZE, ENOUGH, SHORTEST_SEGMENT, TABLE, block, elements, width
+from .blocks_triton import (
+    add_split_by_given,
+    decay_after,
+    decay_before,
+    dot,
+    level_pairs,
+    level_weights,
+    program,
+    row_at,
+    split,
+    sums,
+    to_operand,
+)
+from .dispatch import interpreted
+from .launch import CHUNK_SIZE, ENOUGH, LONG_CHUNK_SIZE, SHORTEST_SEGMENT, TABLE, block, elements, width
 from .packed import chunk_offsets, max_chunks
 
 MILD_HALF = tl.constexpr(-55.0)
@@ -66,10 +79,52 @@ def state_pointers(p, i, i_k, i_v, K: tl.constexpr, V: tl.constexpr, BK: tl.cons
 
 
 @triton.jit
-def is_mild(b_w, C: tl.constexpr, BK: tl.constexpr):
-    """Whether every decay of a chunk's rows b_w [C, BK] is mild, 1 or 0."""
-    halves = tl.min(tl.sum(tl.reshape(b_w, [2, C // 2, BK]), 1), 1)
-    return ((tl.min(halves, 0) > MILD_HALF) & (tl.min(tl.min(b_w, 0), 0) > MILD_TOKEN)).to(tl.int32)
+def scale_pointers(p, i, i_k, i_v, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr):
+    """Pointers and mask of the scales of the rows of a [BK, BV] tile of state number i."""
+    o_k = i_k * BK + tl.arange(0, BK)
+    NV: tl.constexpr = (V + BV - 1) // BV
+    return p + (i.to(tl.int64) * NV + i_v) * K + o_k, o_k < K
+
+
+@triton.jit
+def store_state(states, scales, i, b_S, i_k, i_v, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
+                BV: tl.constexpr, SCALED: tl.constexpr):  # fmt: skip
+    """A tile of state number i. SCALED: in float16, each row over the power of two below its largest element."""
+    p_S, m_S = state_pointers(states, i, i_k, i_v, K, V, BK, BV)
+    if SCALED:
+        exponent = tl.max(tl.abs(b_S), 1).to(tl.int32, bitcast=True) & 0x7F800000
+        exponent = tl.minimum(tl.maximum(exponent, 0x04000000), 0x7B000000)  # so that its reciprocal is a number too
+        p_s, m_s = scale_pointers(scales, i, i_k, i_v, K, V, BK, BV)
+        tl.store(p_s, exponent.to(tl.float32, bitcast=True), mask=m_s)
+        b_S *= (0x7F000000 - exponent).to(tl.float32, bitcast=True)[:, None]
+    tl.store(p_S, b_S.to(states.dtype.element_ty), mask=m_S)
+
+
+@triton.jit
+def load_state(states, scales, i, there, factor, i_k, i_v, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
+               BV: tl.constexpr, SCALED: tl.constexpr):  # fmt: skip
+    """What `store_state` put there in float32, its rows times a factor (a number or [BK]); 0 if nothing is `there`."""
+    p_S, m_S = state_pointers(states, i, i_k, i_v, K, V, BK, BV)
+    b_S = tl.load(p_S, mask=m_S & there, other=0.0).to(tl.float32)
+    if SCALED:
+        p_s, m_s = scale_pointers(scales, i, i_k, i_v, K, V, BK, BV)
+        b_S *= (tl.load(p_s, mask=m_s & there, other=0.0) * factor)[:, None]
+    return b_S
+
+
+@triton.jit
+def half_decays(b_w, C: tl.constexpr):
+    """Log decay of the first half of a chunk's rows, and of the second, [BK] each."""
+    first = (tl.arange(0, C) < C // 2)[:, None]
+    b_w = b_w.to(tl.float32)
+    return tl.sum(tl.where(first, b_w, 0.0), 0), tl.sum(tl.where(first, 0.0, b_w), 0)
+
+
+@triton.jit
+def is_mild(b_w, first, second):
+    """Whether every decay of a chunk's rows b_w [C, BK], with its `half_decays`, is mild, 1 or 0."""
+    spare = tl.minimum(tl.minimum(first, second) - MILD_HALF, tl.min(b_w.to(tl.float32), 0) - MILD_TOKEN)
+    return (tl.min(spare, 0) > 0).to(tl.int32)
 
 
 @triton.jit
@@ -123,23 +178,10 @@ def scores(b_q, b_k, p_w, start, end, i_h, i_k, H: tl.constexpr, K: tl.constexpr
 
 
 @triton.jit
-def mild_pairs(b_q, b_k, b_w, b_dA, b_dq, b_dk, C: tl.constexpr, PRECISION: tl.constexpr):
-    """dq, dk and dw without its e^{total} term; b_dq, b_dk come as do S^T and v D^T, before their decay."""
-    before, read, key = about_middle(b_w, C)
-    b_dq *= tl.exp(before)
-    b_dk *= tl.exp(tl.sum(b_w, 0)[None, :] - before - b_w)
-    b_qm, b_km = to_operand(b_q * read, PRECISION), to_operand(b_k * key, PRECISION)
-    g_q = tl.dot(b_dA, b_km, input_precision=PRECISION)
-    g_k = tl.dot(tl.trans(b_dA), b_qm, input_precision=PRECISION)
-    reads, keys = b_q * b_dq + b_qm * g_q, b_k * b_dk
-    b_dw = tl.cumsum(reads - b_km * g_k, axis=0, reverse=True) - reads + tl.cumsum(keys, axis=0) - keys
-    return b_dq + g_q * read, b_dk + g_k * key, b_dw
-
-
-@triton.jit
 def dyadic_pairs(b_q, b_k, b_prev, b_next, b_dA, b_dq, b_dk, C: tl.constexpr, BK: tl.constexpr, LEVELS: tl.constexpr,
                   PRECISION: tl.constexpr):  # fmt: skip
-    """The same for any decay: nothing is subtracted."""
+    """dq, dk and dw without its e^{total} term, for any decay: nothing is subtracted. b_dq, b_dk come as do S^T and
+    v D^T, before their decay."""
     o_c = tl.arange(0, C)
     b_dq *= tl.exp(decay_before(b_prev))
     b_dk *= tl.exp(decay_after(b_next))
@@ -166,18 +208,59 @@ def dyadic_pairs(b_q, b_k, b_prev, b_next, b_dA, b_dq, b_dk, C: tl.constexpr, BK
 
 
 @triton.jit
+def _decays(w, start, end, i_h, i_k, H: tl.constexpr, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
+            SCALED: tl.constexpr):  # fmt: skip
+    """The decay of C rows, as it was given."""
+    b_w = load_tile(w, start, end, i_h, i_k, 0, H, K, C, BK)
+    if SCALED:  # e^-128 is 0 in float32 already, and what is summed by a product has to be finite
+        b_w = tl.where(b_w < -128.0, -128.0, b_w).to(b_w.dtype)
+    return b_w
+
+
+@triton.jit
+def _passed(b_S, b_w, total, x, y, w, scale, start, end, i_h, i_k, i_v, H: tl.constexpr, G: tl.constexpr,
+            K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+            REVERSE: tl.constexpr, INCLUSIVE: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """The state after C rows with decays b_w, in reverse its gradient before them. As in `stream_kernel`."""
+    o_c = tl.arange(0, C)
+    if REVERSE:
+        if INCLUSIVE:
+            factor = tl.exp(tl.cumsum(b_w.to(tl.float32), 0)) * scale
+        elif SCALED:
+            factor = tl.exp(sums(o_c[:, None] > o_c[None, :], b_w)) * scale
+        else:
+            factor = tl.exp(decay_before(load_tile(w, start, end, i_h, i_k, -1, H, K, C, BK).to(tl.float32))) * scale
+    elif SCALED:
+        factor = tl.exp(sums(o_c[:, None] < o_c[None, :], b_w))
+    else:
+        factor = tl.exp(decay_after(load_tile(w, start, end, i_h, i_k, 1, H, K, C, BK).to(tl.float32)))
+    b_S *= tl.exp(total)[:, None]
+    for i_g in tl.static_range(G):
+        b_x = load_tile(x, start, end, i_h * G + i_g, i_k, 0, H * G, K, C, BK).to(tl.float32) * factor
+        b_y = load_tile(y, start, end, i_h * G + i_g, i_v, 0, H * G, V, C, BV)
+        if SCALED:
+            x_high, x_low = split(b_x)
+            b_S = add_split_by_given(b_S, tl.trans(x_high), tl.trans(x_low), b_y)
+        else:
+            b_S += tl.dot(to_operand(tl.trans(b_x), PRECISION), b_y.to(tl.float32), input_precision=PRECISION)
+    return b_S
+
+
+@triton.jit
 def stream_kernel(
-    x, y, w, states, decay, mild, first, last, scale, sequence_of_segment, segment_offsets, cu_seqlens, offsets, T, L,
+    x, y, w, states, scales, decay, mild, initial, last, scale, sequence_of_segment, segment_offsets, cu_seqlens,
+    offsets, T, L,
     H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
     BV: tl.constexpr, REVERSE: tl.constexpr, INCLUSIVE: tl.constexpr, TOTALS: tl.constexpr, SEGMENTED: tl.constexpr,
-    MAY_BE_MILD: tl.constexpr, HAS_FIRST: tl.constexpr, WANTS_LAST: tl.constexpr, PACKED: tl.constexpr,
-    PRECISION: tl.constexpr,
+    MAY_BE_MILD: tl.constexpr, PARTS: tl.constexpr, SCALED: tl.constexpr, HAS_FIRST: tl.constexpr,
+    WANTS_LAST: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """S <- e^{total} S + (k e^{after})^T v, chunk after chunk of a segment of L; in reverse (scale r e^{before})^T do.
 
     The state before each chunk is stored, and whether its decays are mild; or, for TOTALS, what the whole segment makes
     of a zero state, and e^{its total}. INCLUSIVE: a read is faded by its own token's decay too.
-    G: heads of x and y that write into one state. In registers: S [BK, BV].
+    G: heads of x and y that write into one state. PARTS: 2 stores the state in the middle of a chunk too, unless it is
+    mild. SCALED: products of split operands, and states in 16 bits. In registers: S [BK, BV].
     """
     NK: tl.constexpr = (K + BK - 1) // BK
     NV: tl.constexpr = (V + BV - 1) // BV
@@ -205,7 +288,7 @@ def stream_kernel(
     i_sh = i_s * H + i_h
     b_S = tl.zeros([BK, BV], dtype=tl.float32)
     if HAS_FIRST:
-        p_S, m_S = state_pointers(first, i_sh, i_k, i_v, K, V, BK, BV)
+        p_S, m_S = state_pointers(initial, i_sh, i_k, i_v, K, V, BK, BV)
         b_S += tl.load(p_S, mask=m_S, other=0.0)
     b_all = tl.zeros([BK], dtype=tl.float32)
     for j in range(0, chunks):
@@ -215,28 +298,27 @@ def stream_kernel(
             i_c = j
         start = begin + i_c * C
         i_ch = (first_chunk + i_c) * H + i_h
-        b_w = load_tile(w, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
-        if REVERSE:
-            if INCLUSIVE:
-                factor = tl.exp(tl.cumsum(b_w, 0)) * scale
-            else:
-                factor = (
-                    tl.exp(decay_before(load_tile(w, start, end, i_h, i_k, -1, H, K, C, BK).to(tl.float32))) * scale
-                )
-        else:
-            factor = tl.exp(decay_after(load_tile(w, start, end, i_h, i_k, 1, H, K, C, BK).to(tl.float32)))
-        total = tl.sum(b_w, 0)
+        b_w = _decays(w, start, end, i_h, i_k, H, K, C, BK, SCALED)
+        first, second = half_decays(b_w, C)
+        total = first + second
         if TOTALS:
             b_all += total
         else:
-            p_S, m_S = state_pointers(states, i_ch, i_k, i_v, K, V, BK, BV)
-            tl.store(p_S, b_S, mask=m_S)
-            tl.store(mild + i_ch * NK + i_k, is_mild(b_w, C, BK) * MAY_BE_MILD, mask=i_v == 0)
-        b_S *= tl.exp(total)[:, None]
-        for i_g in tl.static_range(G):
-            b_x = load_tile(x, start, end, i_h * G + i_g, i_k, 0, H * G, K, C, BK).to(tl.float32) * factor
-            b_y = load_tile(y, start, end, i_h * G + i_g, i_v, 0, H * G, V, C, BV).to(tl.float32)
-            b_S += tl.dot(to_operand(tl.trans(b_x), PRECISION), b_y, input_precision=PRECISION)
+            # In reverse a chunk's first state is the one that leaves its last part.
+            i_p = i_ch // H * PARTS * H + i_h
+            store_state(states, scales, i_p + (PARTS - 1) * H * REVERSE, b_S, i_k, i_v, K, V, BK, BV, SCALED)
+            mildness = is_mild(b_w, first, second) * MAY_BE_MILD
+            tl.store(mild + i_ch * NK + i_k, mildness, mask=i_v == 0)
+            if PARTS == 2:
+                if (mildness == 0) | (NK > 1):  # of several blocks, another may not be mild
+                    part = start + C // 2 * REVERSE
+                    b_part = _decays(w, part, end, i_h, i_k, H, K, C // 2, BK, SCALED)
+                    half = second if REVERSE else first
+                    b_M = _passed(b_S, b_part, half, x, y, w, scale, part, end, i_h, i_k, i_v, H, G, K, V, C // 2, BK,
+                                  BV, REVERSE, INCLUSIVE, SCALED, PRECISION)  # fmt: skip
+                    store_state(states, scales, i_p + H * (1 - REVERSE), b_M, i_k, i_v, K, V, BK, BV, SCALED)
+        b_S = _passed(b_S, b_w, total, x, y, w, scale, start, end, i_h, i_k, i_v, H, G, K, V, C, BK, BV, REVERSE,
+                      INCLUSIVE, SCALED, PRECISION)  # fmt: skip
     if TOTALS:
         o_k = i_k * BK + tl.arange(0, BK)
         tl.store(decay + i_sh.to(tl.int64) * K + o_k, tl.exp(b_all), mask=(o_k < K) & (i_v == 0))
@@ -319,7 +401,7 @@ class ChunkPlan:
     ):
         (B, self.T, self.H, self.K), self.V = x.shape, V
         self.op, self.width = op, width(x.element_size())
-        self.C = chunk_size or CHUNK_SIZE[self.width]
+        self.scaled, self.C, self.parts = _cut(op, x, V, chunk_size)
         self.precision = "tf32" if self.width == "16-bit" else "tf32x3"
         self.cu_seqlens, self.offsets, self.sequence_of_chunk = cu_seqlens, None, None
         if cu_seqlens is None:
@@ -345,7 +427,7 @@ class ChunkPlan:
         BK, BV = block(self.K, launch.BK), block(V, launch.BV)
         common = dict(
             H=self.H, K=self.K, V=V, C=self.C, BK=BK, BV=BV, PACKED=self.cu_seqlens is not None,
-            PRECISION=self.precision, num_warps=launch.num_warps, num_stages=launch.num_stages,
+            PRECISION=self.precision, num_warps=launch.num_warps, num_stages=launch.num_stages, maxnreg=launch.maxnreg,
         )  # fmt: skip
         return common, triton.cdiv(self.K, BK), triton.cdiv(V, BV)
 
@@ -353,13 +435,28 @@ class ChunkPlan:
         """The launches of a kernel that works inside chunks: (keyword arguments, blocks along V)."""
         for way in ("mild", "dyadic") if self.width == "16-bit" else ("dyadic",):
             common, _, NV = self.sizes(f"{kernel}.{way}")
-            yield common | dict(FLAGS=self.flags, LEVELS=self.C.bit_length() - 1, MILD=int(way == "mild")), NV
+            C = self.C if way == "mild" else self.C // self.parts
+            yield common | dict(C=C, FLAGS=self.flags, LEVELS=C.bit_length() - 1, MILD=int(way == "mild")), NV
+
+    def kept_shape(self, V: int) -> tuple[int, ...]:
+        """Of the float32 tensor that holds the state entering every part of a chunk."""
+        return _kept_shape(self.scaled, self.op, self.chunks * self.parts, self.H, self.K, V)
+
+    def unpacked(self, kept: torch.Tensor, V: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The states [chunks parts, H, K, V] in such a tensor; where they are 16-bit, the scales of their rows too."""
+        if not self.scaled:
+            return kept, None
+        scales = _scales(self.op, self.chunks * self.parts, self.H, self.K, V)
+        return kept[scales:].view(torch.float16), kept[:scales]
 
     def state_shape(self) -> tuple[int, int, int, int]:
         return self.N, self.H, self.K, self.V
 
     def states(self, x, y, w, scale, first, last, reverse, inclusive=False):
-        """The state entering each chunk (reverse: the gradient leaving it) [chunks, H, K, V], and which are mild.
+        """The state entering each part of a chunk (reverse: the gradient leaving it), and which chunks are mild.
+
+        The states come in one tensor of `kept_shape`, which `unpacked` takes apart. Of a mild chunk only the state that
+        enters it is there (reverse: the gradient leaving its last part).
 
         x [B, T, G H, K] and y [B, T, G H, V] make each chunk's writing, G heads one state's; V is y's own, whatever the
         plan's is. inclusive: in reverse, a read is faded by its own token's decay too.
@@ -367,16 +464,14 @@ class ChunkPlan:
         """
         V = y.shape[-1]
         common, NK, NV = self.sizes("stream", V)
-        states, mild = (
-            self.empty(self.chunks, self.H, self.K, V),
-            self.empty(self.chunks, self.H, NK, dtype=torch.int32),
-        )
+        kept, mild = self.empty(self.kept_shape(V)), self.empty(self.chunks, self.H, NK, dtype=torch.int32)
         if self.cu_seqlens is not None:
             # A packed batch has room for more chunks than it fills, and no output may be left to chance.
-            states.zero_()
+            kept.zero_()
             mild.zero_()
+        states, scales = self.unpacked(kept, V)
         common |= dict(
-            G=x.shape[2] // self.H, REVERSE=reverse, INCLUSIVE=inclusive, MAY_BE_MILD=self.width == "16-bit"
+            G=x.shape[2] // self.H, REVERSE=reverse, INCLUSIVE=inclusive, MAY_BE_MILD=self.width == "16-bit",
         )  # fmt: skip
         L, segments, segment_offsets, sequence_of_segment = self.segments(NK * NV * self.H)
         where = (sequence_of_segment, segment_offsets, self.cu_seqlens, self.offsets, self.T, L)
@@ -384,16 +479,17 @@ class ChunkPlan:
         if segments > self.N:
             entering, decay = self.empty(segments, self.H, self.K, V), self.empty(segments, self.H, self.K)
             stream_kernel[grid](
-                x, y, w, entering, decay, mild, None, None, scale, *where,
-                TOTALS=True, SEGMENTED=True, HAS_FIRST=False, WANTS_LAST=False, **common,
+                x, y, w, entering, None, decay, mild, None, None, scale, *where,
+                TOTALS=True, SEGMENTED=True, PARTS=self.parts, SCALED=self.scaled, HAS_FIRST=False, WANTS_LAST=False,
+                **common,
             )  # fmt: skip
             self._scan(entering, decay, first, last, segments // self.N, segment_offsets, reverse)
             first, last = entering, None
         stream_kernel[grid](
-            x, y, w, states, states, mild, first, last, scale, *where, TOTALS=False, SEGMENTED=segments > self.N,
-            HAS_FIRST=first is not None, WANTS_LAST=last is not None, **common,
+            x, y, w, states, scales, None, mild, first, last, scale, *where, TOTALS=False, SEGMENTED=segments > self.N,
+            PARTS=self.parts, SCALED=self.scaled, HAS_FIRST=first is not None, WANTS_LAST=last is not None, **common,
         )  # fmt: skip
-        return states, mild
+        return kept, mild
 
     def segments(self, programs):
         """Chunks a segment, segments, and of a packed batch the segments before each sequence and whose each is.
@@ -401,9 +497,10 @@ class ChunkPlan:
         programs: of one segment. Sequences stay whole where these are enough to fill a GPU. A packed batch, whose
         sequences may be of any length, is cut whenever that is needed to make them alike.
         """
-        if self.cu_seqlens is None and self.N * programs >= ENOUGH:
+        enough = ENOUGH // 2 if self.scaled else ENOUGH  # each with a state twice as large
+        if self.cu_seqlens is None and self.N * programs >= enough:
             return triton.cdiv(self.T, self.C), self.N, None, None
-        L = max(SHORTEST_SEGMENT, triton.cdiv(self.chunks * programs, 2 * ENOUGH))  # finer: pieces are of unlike length
+        L = max(SHORTEST_SEGMENT, triton.cdiv(self.chunks * programs, 2 * enough))  # finer: pieces are of unlike length
         if self.cu_seqlens is None:
             return L, self.N * triton.cdiv(self.T, self.C * L), None, None
         segments, sequence_of_segment, offsets = self._packed_parts(self.C * L)
@@ -421,9 +518,34 @@ class ChunkPlan:
         )  # fmt: skip
 
 
-def kept_states_shape(x, V, cu_seqlens, chunk_size) -> tuple[int, ...]:
-    """Shape of the state entering every chunk, known without the offsets' values; arguments as of `ChunkPlan`."""
-    C = chunk_size or CHUNK_SIZE[width(x.element_size())]
+def _cut(op: str, x: torch.Tensor, V: int, chunk_size: int) -> tuple[bool, int, int]:
+    """Whether states between chunks are 16-bit, each row over a power of two; tokens a chunk; its parts, each of which
+    a kernel for any decay goes through by itself. Arguments as of `ChunkPlan`."""
+    scaled = op == "rwkv6" and x.element_size() == 2
+    # In the interpreter, which cannot multiply bfloat16, float16 stands in for it.
+    tried = scaled and (x.dtype == torch.bfloat16 or interpreted())
+    long = tried and block(x.shape[-1], 128) == block(V, 128) == 64
+    C = chunk_size or (LONG_CHUNK_SIZE if long else CHUNK_SIZE)
+    if scaled and not long:
+        C = min(C, CHUNK_SIZE)
+    return scaled, C, max(1, C // CHUNK_SIZE)
+
+
+def _scales(op: str, states: int, H: int, K: int, V: int) -> int:
+    """Numbers that scale the rows of so many states, one for each block along V, rounded up to whole cache lines."""
+    blocks = triton.cdiv(V, block(V, TABLE[f"{op}.stream", "16-bit"].BV))
+    return triton.cdiv(states * H * K * blocks, 32) * 32
+
+
+def _kept_shape(scaled: bool, op: str, states: int, H: int, K: int, V: int) -> tuple[int, ...]:
+    if not scaled:
+        return states, H, K, V
+    return (_scales(op, states, H, K, V) + triton.cdiv(states * H * K * V, 2),)
+
+
+def kept_states_shape(op, x, V, cu_seqlens, chunk_size) -> tuple[int, ...]:
+    """Shape of what `ChunkPlan.states` returns, known without the offsets' values; arguments as of `ChunkPlan`."""
+    scaled, C, parts = _cut(op, x, V, chunk_size)
     B, T, H, K = x.shape
     chunks = B * -(-T // C) if cu_seqlens is None else max_chunks(T, cu_seqlens.shape[0] - 1, C)
-    return chunks, H, K, V
+    return _kept_shape(scaled, op, chunks * parts, H, K, V)

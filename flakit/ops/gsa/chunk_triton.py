@@ -377,7 +377,7 @@ def _slot_rows(states) -> tuple:
 
 def kept_shapes(q, k, v, s, g, cu_seqlens, chunk_size) -> tuple[tuple[int, ...], ...]:
     """Shapes of what `forward` keeps for `backward`: p, and hk and hv entering every chunk, slots as rows."""
-    states = (kept_states_shape(s, x.shape[-1], cu_seqlens, chunk_size) for x in (k, v))
+    states = (kept_states_shape("gsa", s, x.shape[-1], cu_seqlens, chunk_size) for x in (k, v))
     return (*q.shape[:3], s.shape[-1]), *states
 
 

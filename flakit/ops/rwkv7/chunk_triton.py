@@ -37,7 +37,7 @@ from ..common.chunks_triton import (
     takes,
 )
 from ..common.dispatch import interpreted
-from ..common.launch import CHUNK_SIZE, TABLE, block, width
+from ..common.launch import CHUNK_SIZE, TABLE, block
 
 SOLVE = {"tf32": "ieee" if interpreted() else "bf16x3", "tf32x3": "ieee"}
 """Precision of the products with U, by that of all others.
@@ -608,8 +608,8 @@ class _Plan(ChunkPlan):
 
 def kept_shapes(r, w, k, v, a, b, cu_seqlens, chunk_size) -> tuple[tuple[int, ...], ...]:
     """Shapes of what `forward` keeps for `backward`: the state entering every chunk, v2, and each chunk's U."""
-    chunks, H, K, V = kept_states_shape(r, v.shape[-1], cu_seqlens, chunk_size)
-    C = chunk_size or CHUNK_SIZE[width(r.element_size())]
+    chunks, H, K, V = kept_states_shape("rwkv7", r, v.shape[-1], cu_seqlens, chunk_size)
+    C = chunk_size or CHUNK_SIZE
     return (chunks, H, K, V), tuple(v.shape), (chunks, H, C, C)
 
 
