@@ -34,7 +34,7 @@ def dot(a, b, PRECISION: tl.constexpr):
 
 @triton.jit
 def to_bfloat16(x):
-    """x rounded to the nearest bfloat16; kept in float32 by Triton's interpreter, which cuts and cannot multiply them."""
+    """x rounded to the nearest bfloat16; left in float32 by Triton's interpreter, which can do nothing with them."""
     if INTERPRETED:
         bits = x.to(tl.int32, bitcast=True)
         nearest = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
