@@ -41,6 +41,8 @@ def main(prefixes):
         executed = notebooks.executed(BUILD, prefixes)
     except CellExecutionError as error:
         sys.exit(f"{error}\nA notebook failed: the site was not built.")
+    except notebooks.Untrue as error:
+        sys.exit(f"{error}\nA lesson says what it did not compute: the site was not built.")
     katex(BUILD / "katex")
     print("pages", flush=True)
     assemble(executed)

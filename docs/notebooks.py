@@ -21,6 +21,7 @@ from pathlib import Path
 import nbformat
 from PIL import Image
 
+from tests.notebooks.claims import broken, claims, values, with_probes
 from tests.notebooks.execute import without_live_parts
 from tests.notebooks.running import LESSONS, NOTEBOOKS, SOLUTIONS, TRANSLATIONS, read, run
 
@@ -42,7 +43,7 @@ def executed(build, prefixes=()):
 
     Lessons whose outputs are kept for what they are now are not run again. prefixes: run only those whose name starts
     so; the others have the outputs that are kept, however old, or stored in the repository.
-    Raises nbclient's CellExecutionError.
+    Raises nbclient's CellExecutionError, and `Untrue` where a sentence says what its lesson did not compute.
     """
     base = _base()
     chosen = starting_with(prefixes) if prefixes else LESSONS
@@ -58,8 +59,15 @@ def executed(build, prefixes=()):
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
+    untrue = {path.stem: said for path in chosen if (said := broken(read(path), _note(build, path)["claims"]))}
+    if untrue:
+        raise Untrue("\n".join(f"{stem}: {claim}" for stem, said in untrue.items() for claim in said))
     lessons = {path: _with_outputs(read(path), _kept(build, path)) for path in LESSONS}
     return lessons | {path: read(path) for path in SOLUTIONS + TRANSLATIONS}
+
+
+class Untrue(ValueError):
+    """Numbers of the prose that are not what the lesson computed, one a line."""
 
 
 def starting_with(prefixes):
@@ -84,16 +92,18 @@ def _run(build, path, base):
     first = nbformat.v4.new_code_cell(RECORD.format(root=str(ROOT), folder=str(frames), stem=path.stem))
 
     def recording(notebook):
+        notebook = with_probes(notebook)
         notebook.cells.insert(0, first)
         return notebook
 
-    done = run(path, change=recording if (ROOT / "docs" / "record.py").exists() else lambda n: n, timeout=CELL_TIMEOUT)
-    done.cells = [cell for cell in done.cells if cell.source != first.source]
+    done = run(path, change=recording, timeout=CELL_TIMEOUT)
+    found = values(done)
+    done.cells = [cell for cell in done.cells[1:] if "claims_of" not in cell.metadata]
     seconds = time.monotonic() - start
     kept = _kept(build, path)
     kept.parent.mkdir(parents=True, exist_ok=True)
     nbformat.write(without_live_parts(done), kept)
-    kept.with_suffix(".json").write_text(json.dumps({"key": _key(base, path), "seconds": seconds}))
+    kept.with_suffix(".json").write_text(json.dumps({"key": _key(base, path), "seconds": seconds, "claims": found}))
     return seconds
 
 
@@ -123,8 +133,12 @@ def _base():
 
 
 def _key(base, path):
-    sources = [cell.source for cell in read(path).cells if cell.cell_type == "code"]
-    return hashlib.sha256((base + repr(sources)).encode()).hexdigest()
+    """Of what a run of the lesson stands on: of its prose, the expressions that its claims are held to."""
+    cells = [
+        cell.source if cell.cell_type == "code" else [claim.expression for claim in claims(cell.source)]
+        for cell in read(path).cells
+    ]
+    return hashlib.sha256((base + repr(cells)).encode()).hexdigest()
 
 
 # --- a notebook as a page -------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 MAX_WORKERS = 8  # each one imports torch and, on a GPU, holds a CUDA context
 
 
-QUICK, REST = "not full", "full"
+QUICK, REST, ALL = "not full", "full", "not in_site"
 WITHOUT_KERNELS = ("browser", "data", "figures", "language", "models", "notebooks", "numerics", "panels", "site")
 """Folders with no interpreted test, which so are not even imported."""
 
@@ -47,7 +47,7 @@ def main():
     parser = argparse.ArgumentParser(description="Run the tests that a change needs, or every one this machine can.")
     parser.add_argument("--workers", type=int, default=min(cores(), MAX_WORKERS))
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--all", action="store_const", dest="which", const=None, help="every test")
+    which.add_argument("--all", action="store_const", dest="which", const=ALL, help="every test")
     which.add_argument("--rest", action="store_const", dest="which", const=REST, help="those of --all left out without")
     parser.set_defaults(which=QUICK)
     parser.add_argument("-m", dest="markers", help="narrows the selection of each step, as pytest's own")

@@ -182,6 +182,7 @@ class DecayExplorer(Panel):
         )
         limit = _limit(scheme, chunk, number_format)
         return {
+            "inputs": x,
             "tensors": shown,
             "exact": {name: exact[name] for name in shown},
             "index": index,
@@ -301,7 +302,7 @@ class DecayExplorer(Panel):
             now=number(-decay if spike == NONE else -spike),
         )  # fmt: skip
 
-    def _pair(self, result, i, j, *, op, query, decay, T, scheme, chunk, mask, spike, at, dtype, seed) -> str:
+    def _pair(self, result, i, j, *, op, query, T, scheme, chunk, mask, dtype, **_) -> str:
         """Both factors as they are stored, their product, and what it should be."""
         x, y = (each[i, j] for each in result["factors"])
         if not result["formed"][i, j]:
@@ -314,7 +315,7 @@ class DecayExplorer(Panel):
         said["exponents"] = f"e^{number(x.item())}" + ("" if exact else f" · e^{number(y.item())}")
         said["factors"] = "" if exact else f"{number(on_query.item(), 2)} · {number(on_key.item(), 2)} = "
         inclusive = anchor.OPERATORS[op].reads[_reads(op, query)]
-        made_of, first = _inputs(op, decay, T, spike, at, dtype, seed), result["index"] * chunk
+        made_of, first = result["inputs"], result["index"] * chunk
         if j <= i - (not inclusive):
             between = made_of[OPERATORS[op].decay][0, first + j + 1 : first + i + inclusive, 0, 0]
             text = WORDS["pair"].format(true=number(between.double().sum().exp().item(), 3), **said)

@@ -106,20 +106,28 @@ def with_probes(notebook):
         cells.append(cell)
         if cell.cell_type == "markdown" and (held := claims(cell.source)):
             source = f"EXPRESSIONS = {[claim.expression for claim in held]!r}\n{PROBE}"
-            cells.append(nbformat.v4.new_code_cell(source, metadata={"claims_of": len(cells) - 1}))
+            cells.append(nbformat.v4.new_code_cell(source, metadata={"claims_of": cell.id}))
     notebook.cells = cells
     return notebook
 
 
-def broken(notebook):
-    """The claims that do not hold in a notebook that ran `with_probes`."""
-    wrong = []
-    for cell in notebook.cells:
-        if "claims_of" in cell.metadata:
-            values = json.loads("".join(output.text for output in cell.outputs if output.output_type == "stream"))
-            held = claims(notebook.cells[cell.metadata["claims_of"]].source)
-            wrong += [said for claim, value in zip(held, values, strict=True) if (said := claim.wrong(value))]
-    return wrong
+def values(notebook):
+    """{id of a cell of prose: what its claims have to be}, of a notebook that ran `with_probes`."""
+    return {
+        cell.metadata["claims_of"]: json.loads(
+            "".join(output.text for output in cell.outputs if output.output_type == "stream")
+        )
+        for cell in notebook.cells
+        if "claims_of" in cell.metadata
+    }
+
+
+def broken(notebook, found=None):
+    """The claims of a notebook that do not hold. found: `values` of an earlier run; its own, unless given."""
+    found = values(notebook) if found is None else found
+    prose = {cell.id: cell.source for cell in notebook.cells}
+    checked = [pair for cell, row in found.items() for pair in zip(claims(prose[cell]), row, strict=True)]
+    return [said for claim, value in checked if (said := claim.wrong(value))]
 
 
 def minutes(path):

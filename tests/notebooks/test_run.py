@@ -10,6 +10,7 @@ from tests.notebooks.running import LESSONS, SOLUTIONS, name, run
 pytestmark = pytest.mark.notebook
 
 
+@pytest.mark.in_site
 @pytest.mark.parametrize("path", LESSONS, ids=name)
 def test_runs_and_says_what_it_computed(path):
     assert broken(run(path, change=with_probes)) == []
@@ -30,9 +31,6 @@ def test_lesson_12_holds_where_there_is_no_triton():
 
     def without_triton(notebook):
         notebook = with_probes(notebook)
-        for cell in notebook.cells:
-            if "claims_of" in cell.metadata:
-                cell.metadata["claims_of"] += 1
         notebook.cells.insert(0, hide)
         return notebook
 

@@ -86,6 +86,27 @@ def test_a_cell_that_raises_fails_the_build_with_its_traceback(tmp_path, monkeyp
     assert not (tmp_path / "executed" / "99_broken.ipynb").exists()
 
 
+def test_a_sentence_that_says_what_was_not_computed_fails_the_build(tmp_path, monkeypatch):
+    path = tmp_path / "99_untrue.ipynb"
+
+    def said(number):
+        cells = [nbformat.v4.new_markdown_cell("# Untrue"), nbformat.v4.new_code_cell("far = 3"), prose]
+        prose.source = f"It is {number}<!--= far --> steps away."
+        nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
+        return notebooks.executed(tmp_path)[path]
+
+    prose = nbformat.v4.new_markdown_cell()
+    monkeypatch.setattr(notebooks, "LESSONS", [path])
+    assert [cell.cell_type for cell in said(3).cells] == ["markdown", "code", "markdown"]
+    ran = (tmp_path / "executed" / "99_untrue.ipynb").stat().st_mtime_ns
+    monkeypatch.setattr(build, "BUILD", tmp_path)
+    with pytest.raises(notebooks.Untrue, match="99_untrue: 'It is 4': far is 3"):
+        said(4)  # other words alone: it does not run again
+    assert (tmp_path / "executed" / "99_untrue.ipynb").stat().st_mtime_ns == ran
+    with pytest.raises(SystemExit, match="far is 3\nA lesson says what it did not compute"):
+        build.main([])
+
+
 def test_a_name_that_no_lesson_has_is_said():
     with pytest.raises(SystemExit, match="no lesson starts with 99"):
         build.main(["none", "99"])
