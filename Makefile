@@ -50,10 +50,12 @@ $(VENV)/.site: pyproject.toml constraints.txt | $(PY)
 
 # flash-linear-attention's own layers are run with flakit's operators in them, and a sweep with Ray's workers: some
 # 450 MB more, and only where all is tested.
-$(VENV)/.rest: $(VENV)/.test
-	@echo "== installing flash-linear-attention, whose layers are tested on flakit's operators, Ray, and what builds the site"
+$(VENV)/.rest: pyproject.toml constraints.txt | $(PY)
+	@echo "== installing flakit with all that its tests use: flash-linear-attention, whose layers run on its operators, Ray,"
+	@echo "   what builds the site (some minutes)"
+	@$(PY) flakit/torch_build.py
 	$(INSTALL) --editable ".[test,fla,ray,site]"
-	@touch $(VENV)/.site $@
+	@touch $(VENV)/.lab $(VENV)/.test $(VENV)/.site $@
 
 lab: $(VENV)/.lab  ## install what is missing, check it, open JupyterLab at the first notebook
 	@exec $(PY) -m flakit.cli lab notebooks $(LAB_FLAGS)

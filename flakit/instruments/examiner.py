@@ -70,7 +70,7 @@ class Ran:
     missing_state: bool = False
 
 
-@functools.lru_cache(maxsize=512)
+@functools.lru_cache(maxsize=2048)  # an audit has some 190 settings of an operator
 def true_values(op: str, setting: Setting, device: str, power: float | None) -> tuple[dict[str, Tensor], float]:
     """The float64 truth of a setting, and the largest sum of its log decays; power: of K, the default scale."""
     op = operator(op)
