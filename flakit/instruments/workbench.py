@@ -175,11 +175,12 @@ def source(*lines: Callable, way: str = "start") -> str:
 
 def listing(*lines: Callable, way: str = "start", only: str | None = None) -> str:
     """The file with the numbers of its lines, which a trace names; only: of one function."""
-    numbered = list(enumerate(source(*lines, way=way).splitlines(), 1))
+    file = source(*lines, way=way)
+    numbered = list(enumerate(file.splitlines(), 1))
     if only is not None:
-        start = next(n for n, text in numbered if text.startswith(f"def {only}(")) - 1
-        end = next((n for n, text in numbered if n > start + 1 and text[:1] not in ("", " ")), len(numbered) + 1)
-        numbered = [(n, text) for n, text in numbered if start <= n < end]
+        functions = [node for node in ast.parse(file).body if isinstance(node, ast.FunctionDef)]
+        (found,) = (node for node in functions if node.name == only)
+        numbered = numbered[found.decorator_list[0].lineno - 1 : found.end_lineno]
     return "\n".join(f"{n:3}  {text}".rstrip() for n, text in numbered).rstrip()
 
 

@@ -155,6 +155,8 @@ def test_the_file_holds_one_way_and_ones_own_lines():
     assert text.count("def scores(") == 1 and "static_range" in text and text.count("@triton.jit") == 4
     whole, part = workbench.listing(), workbench.listing(only="output").splitlines()
     assert all(line in whole for line in part) and part[1].split("  ", 1)[1].startswith("def output(")
+    kernel = workbench.listing(only="chunk_kernel").splitlines()  # whose signature has several lines
+    assert kernel[0].endswith("@triton.jit") and kernel[-1] == whole.splitlines()[-1]
 
 
 # --- where there is no Triton ---------------------------------------------------------------------------------------
