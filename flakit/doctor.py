@@ -28,6 +28,7 @@ from .numerics.evaluate import evaluate, truth
 from .numerics.inputs import inputs
 from .numerics.operators import OPERATORS
 from .ops.common.dispatch import interpreted, interpreted_too_late
+from .ops.common.launch import RUN_ON, SHARED_MEMORY, TABLE, Chip, chip, read_rows, rows_file
 from .torch_build import CPU_INDEX, LARGE, SMALL
 
 OK, NOTE, WARNING, BROKEN = "ok", "note", "warning", "BROKEN"
@@ -145,6 +146,7 @@ def examine() -> Diagnosis:
         *python_and_packages(versions),
         *mismatches(versions),
         kernels(versions),
+        *launch_rows(chip() if versions["triton"] and torch.cuda.is_available() else None),
         *lab(versions),
     )
     return Diagnosis(findings, tuple(check_operators()), versions)
@@ -235,6 +237,42 @@ def kernels(versions: Mapping[str, str | None]) -> Finding:
         return Finding("kernels", OK, f"{here}compiled for {gpu}")
     says = f"{here}no GPU, interpreter off: the torch backend does the work"
     return Finding("kernels", NOTE, says, "to run kernels on the CPU set TRITON_INTERPRET=1 before Python starts")
+
+
+def launch_rows(device: Chip | None) -> Iterator[Finding]:
+    """Which rows of the launch table a GPU gets, and whether they ever ran on one like it."""
+    if device is None:
+        return
+    topic, place = "launch table", rows_file(device.capability)
+    try:
+        meta, tuned = read_rows(place)
+    except ValueError as error:
+        yield Finding(topic, BROKEN, str(error), f"remove {place}, or make it anew: flakit tune")
+        return
+    known = [key for key in tuned if key in TABLE]
+    says = []
+    if tuned:
+        says.append(f"{len(known)} rows of {place}, tuned on {meta.get('device')}, {meta.get('date')}")
+        if len(known) < len(tuned):
+            says.append(f"{len(tuned) - len(known)} there are of kernels that flakit no longer has")
+    left = len(TABLE) - len(known)
+    if left:
+        says.append(f"{'the other' if known else 'all'} {left} rows are those built in, {_seen(device)}")
+    unseen = left and device.capability not in RUN_ON
+    cure = "flakit tune tries rows on this GPU and writes the best" if unseen else ""
+    yield Finding(topic, NOTE if unseen else OK, "; ".join(says), cure)
+
+
+def _seen(device: Chip) -> str:
+    """How far the built-in rows were tried for a chip."""
+    if device.capability in RUN_ON:
+        return f"found and run on {RUN_ON[device.capability]} (sm_{device.capability})"
+    only = f"found on {' and '.join(RUN_ON.values())}"
+    if device.capability in SHARED_MEMORY:
+        return f"{only}, compiled for sm_{device.capability} in flakit's tests, and run on no such GPU"
+    needs, has = min(SHARED_MEMORY.values()) // 1024, device.shared // 1024
+    room = "" if has >= needs else f", which may need {needs} KB of shared memory a block, and here are {has}"
+    return f"{only}, neither run on a GPU with compute capability {device.capability / 10} nor compiled for one{room}"
 
 
 def lab(versions: Mapping[str, str | None]) -> Iterator[Finding]:

@@ -6,7 +6,9 @@ import types
 import pytest
 
 from flakit import doctor
+from flakit.numerics import recorded
 from flakit.numerics.operators import OPERATORS
+from flakit.ops.common.launch import TABLE, Chip
 
 TESTED = {"torch": "2.13.0+cpu", "triton": "3.7.1", "numpy": "2.4.6", "ipywidgets": "8.1.9"}
 ON_THE_GPU_OF_RECORD = {"torch": "2.11.0+cu130", "triton": "3.6.0", "numpy": "2.3.5", "ipywidgets": None}
@@ -95,6 +97,50 @@ def test_interpreter_set_too_late_is_found(monkeypatch, late):
     found = doctor.kernels(TESTED)
     assert (found.level == doctor.BROKEN) == late
     assert ("restart" in found.cure) == late
+
+
+CHIPS = {
+    90: (doctor.OK, "found and run on an NVIDIA H200 (sm_90)"),
+    89: (doctor.NOTE, "compiled for sm_89 in flakit's tests, and run on no such GPU"),
+    100: (doctor.NOTE, "neither run on a GPU with compute capability 10.0 nor compiled for one"),
+    75: (doctor.NOTE, "which may need 99 KB of shared memory a block, and here are 64"),
+}
+
+
+@pytest.fixture
+def own_rows(tmp_path, monkeypatch):
+    """A folder of rows that were tuned here, empty so far."""
+    monkeypatch.setenv("FLAKIT_ROWS", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("capability", CHIPS)
+def test_where_the_launch_table_was_run_is_said(capability, own_rows):
+    level, says = CHIPS[capability]
+    (found,) = doctor.launch_rows(Chip("a GPU", capability, 65536 if capability == 75 else 101376))
+    assert (found.level, says in found.says) == (level, True), found.says
+    assert f"all {len(TABLE)} rows are those built in" in found.says
+    assert ("flakit tune" in found.cure) == (level == doctor.NOTE)
+
+
+def test_rows_that_were_tuned_here_are_told(own_rows):
+    meta = recorded.provenance("flakit tune", "NVIDIA RTX 4090")
+    rows = [{"kernel": name, "width": "16-bit", **TABLE[name, "16-bit"]._asdict()} for name in ("scan", "gsa.stream")]
+    recorded.write(own_rows / "sm_89.json", meta, [*rows, rows[0] | {"kernel": "rwkv5.stream"}])
+    (found,) = doctor.launch_rows(Chip("NVIDIA RTX 4090", 89, 101376))
+    assert f"2 rows of {own_rows / 'sm_89.json'}, tuned on NVIDIA RTX 4090, {meta['date']}" in found.says
+    assert "1 there are of kernels that flakit no longer has" in found.says
+    assert f"the other {len(TABLE) - 2} rows" in found.says and found.level == doctor.NOTE
+
+
+def test_a_broken_file_of_rows_is_told_with_its_cure(own_rows):
+    (own_rows / "sm_89.json").write_text("[]")
+    (found,) = doctor.launch_rows(Chip("NVIDIA RTX 4090", 89, 101376))
+    assert (found.level, "flakit tune" in found.cure) == (doctor.BROKEN, True)
+
+
+def test_without_a_gpu_there_is_no_word_of_rows():
+    assert list(doctor.launch_rows(None)) == []
 
 
 def test_wrong_numbers_and_failures_are_broken():

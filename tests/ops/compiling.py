@@ -7,8 +7,7 @@ stops after compiling, leave everything else as it is: the launch table, special
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -17,11 +16,8 @@ from torch import Tensor
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
-from triton.runtime.jit import JITFunction
 
-SHARED_MEMORY = {80: 166912, 90: 232448}
-"""Bytes of shared memory a block can have on A100 and H100/H200, by compute capability."""
-
+from flakit.bench.launches import Launch, watched
 
 class _AbsentDevice:
     def __init__(self, capability: int):
@@ -37,41 +33,11 @@ class _AbsentDevice:
         return GPUTarget("cuda", self.capability, 32)
 
 
-@dataclass(frozen=True)
-class Launch:
-    """One launch of a kernel with its arguments, not carried out."""
-
-    kernel: JITFunction
-    args: tuple
-    options: dict
-
-    @property
-    def name(self) -> str:
-        """The kernel's name and the switches it was launched with."""
-        switches = [name for name, value in self.options.items() if value is True or (name == "MILD" and value)]
-        return "+".join([self.kernel.fn.__name__, *switches])
-
-
-@contextmanager
-def _instead_of_running(run: Callable) -> Iterator[None]:
-    original = JITFunction.run
-    JITFunction.run = run
-    try:
-        yield
-    finally:
-        JITFunction.run = original
-
-
 def launches(code: Callable[[], object]) -> list[Launch]:
     """What `code` launches, on CPU tensors; nothing is computed."""
-    recorded = []
-
-    def record(kernel, *args, grid, warmup, **options):
-        recorded.append(Launch(kernel, args, options))
-
-    with _instead_of_running(record):
+    with watched(run=False) as found:
         code()
-    return recorded
+    return found
 
 
 @dataclass(frozen=True)

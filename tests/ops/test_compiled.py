@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from flakit.ops.common.dispatch import has_triton, interpreted
-from flakit.ops.common.launch import TABLE
+from flakit.ops.common.launch import SHARED_MEMORY, TABLE
 
 if not has_triton() or interpreted():
     pytest.skip("needs Triton, in a process without TRITON_INTERPRET", allow_module_level=True)
@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from flakit.ops.common import chunks_triton, recurrence_triton
-from tests.ops.compiling import SHARED_MEMORY, compile_for, launches
+from tests.ops.compiling import compile_for, launches
 from tests.ops.gsa import configurations as gsa
 from tests.ops.rwkv6 import configurations as rwkv6
 from tests.ops.rwkv7 import configurations as rwkv7

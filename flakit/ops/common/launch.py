@@ -1,10 +1,19 @@
 """Launch parameters of every kernel, in one place: no autotuning at run time, so a first call takes seconds.
 
 Keyed by kernel and by whether the inputs are 16-bit; "gsa128" is GSA with more than 64 slots, all of them in registers.
-Found on an H200 (sm_90); they also fit sm_80's shared memory.
+ROWS were found on an H200 (sm_90). Rows that `flakit tune` finds on another device stand in a file of their own,
+rows/sm_89.json, and take their place there. `rows_for` says which rows a device gets.
 """
 
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
 from typing import NamedTuple
+
+import torch
 
 
 class Launch(NamedTuple):
@@ -33,7 +42,17 @@ ENOUGH = 512
 SHORTEST_SEGMENT = 16
 """Chunks; below it, cutting sequences into segments costs more than it brings."""
 
-TABLE = {
+SHARED_MEMORY = {80: 166912, 86: 101376, 89: 101376, 90: 232448, 120: 101376}
+"""Bytes of shared memory a block may have, by compute capability, of the chips that the tests compile every row for.
+
+A100, then RTX 3090, RTX 4090, H100 and H200, RTX 5090 and their like.
+"""
+
+RUN_ON = {90: "an NVIDIA H200"}
+"""Where ROWS were run, and not only compiled."""
+
+
+ROWS = {
     ("scan", "16-bit"): Launch(1, 1024, 4, 1),
     ("scan", "float32"): Launch(1, 1024, 4, 1),
     ("rwkv6.stream", "16-bit"): Launch(64, 64, 4, 3),
@@ -111,6 +130,28 @@ TABLE = {
 }
 
 
+class Table(dict):
+    """Rows by (kernel, width). `table[key]` is the row for the device at hand; all else sees those built in."""
+
+    instead: Mapping = {}
+
+    def __getitem__(self, key: tuple[str, str]) -> Launch:
+        row = self.instead.get(key) or _rows_here().get(key)
+        return super().__getitem__(key) if row is None else row
+
+    @contextmanager
+    def using(self, rows: Mapping[tuple[str, str], Launch]) -> Iterator[None]:
+        """These rows before all others, for every thread: a backward runs in one of its own."""
+        before, self.instead = self.instead, {**self.instead, **rows}
+        try:
+            yield
+        finally:
+            self.instead = before
+
+
+TABLE = Table(ROWS)
+
+
 def width(itemsize: int) -> str:
     return "16-bit" if itemsize == 2 else "float32"
 
@@ -129,3 +170,77 @@ def elements(size: int, rows: int, limit: int) -> int:
     while BE > 256 and -(-size // BE) * rows < 256:
         BE //= 2
     return BE
+
+
+# --- rows of other devices ------------------------------------------------------------------------------------------
+
+
+class Chip(NamedTuple):
+    """What a CUDA device says of itself."""
+
+    name: str
+    capability: int
+    """90 for sm_90."""
+    shared: int
+    """Bytes of shared memory that a block may have."""
+    registers: int = 65536
+    """Of a multiprocessor, 32 bits each."""
+
+
+def chip(device: int | None = None) -> Chip:
+    """The CUDA device of that number; default: the current one."""
+    found = torch.cuda.get_device_properties(torch.cuda.current_device() if device is None else device)
+    capability = 10 * found.major + found.minor
+    return Chip(found.name, capability, found.shared_memory_per_block_optin, found.regs_per_multiprocessor)
+
+
+def rows_file(capability: int) -> Path:
+    """Where the rows that were tuned on such a device stand, in the folder FLAKIT_ROWS or beside this module."""
+    folder = os.environ.get("FLAKIT_ROWS")
+    return (Path(folder) if folder else Path(__file__).with_name("rows")) / f"sm_{capability}.json"
+
+
+def read_rows(path: Path) -> tuple[dict, dict[tuple[str, str], Launch]]:
+    """The provenance and the rows of a file that `flakit tune` wrote; none of either where there is no file.
+
+    Raises ValueError naming the file, the row, what was expected and what came.
+    """
+    if not path.is_file():
+        return {}, {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        meta, columns, rows = (content[key] for key in ("meta", "columns", "rows"))
+        rows = [dict(zip(columns, row, strict=True)) for row in rows]
+        keys = [(row["kernel"], row["width"]) for row in rows]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: expected meta, columns (kernel, width, ...) and rows, got {error!r}") from error
+    found = {}
+    for key, row in zip(keys, rows, strict=True):
+        missing = [name for name in Launch._fields if name not in row]
+        values = {name: row.get(name) for name in Launch._fields}
+        wrong = {n: x for n, x in values.items() if not (_positive(x) or (n == "maxnreg" and x is None))}
+        if missing or wrong:
+            said = ", ".join([*(f"no {name}" for name in missing), *(f"{n} = {x!r}" for n, x in wrong.items())])
+            raise ValueError(f"{path}: {' '.join(map(str, key))}: expected whole numbers above 0, got {said}")
+        found[key] = Launch(**values)
+    return meta, found
+
+
+def _positive(x: object) -> bool:
+    return isinstance(x, int) and not isinstance(x, bool) and x > 0
+
+
+def rows_for(chip: Chip) -> dict[tuple[str, str], Launch]:
+    """The rows that a device has in place of those built in."""
+    _, tuned = read_rows(rows_file(chip.capability))
+    return tuned
+
+
+@cache
+def _rows_of(device: int) -> dict[tuple[str, str], Launch]:
+    return rows_for(chip(device))
+
+
+def _rows_here() -> dict[tuple[str, str], Launch]:
+    # Where CUDA was never used no tensor is on a device: the interpreter, and compiling ahead of time.
+    return _rows_of(torch.cuda.current_device()) if torch.cuda.is_initialized() else {}

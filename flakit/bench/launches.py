@@ -1,0 +1,55 @@
+"""What an operator launches: each kernel with its arguments, and the row of the launch table that it was given."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from triton.runtime.jit import JITFunction
+
+from ..ops.common.launch import Table
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of a kernel with its arguments."""
+
+    kernel: JITFunction
+    args: tuple
+    options: dict
+    row: tuple[str, str] | None
+    """The key of its row in the launch table."""
+
+    @property
+    def name(self) -> str:
+        """The kernel's name and the switches it was launched with."""
+        switches = [name for name, value in self.options.items() if value is True or (name == "MILD" and value)]
+        return "+".join([self.kernel.fn.__name__, *switches])
+
+
+@contextmanager
+def watched(*, run: bool = True) -> Iterator[list[Launch]]:
+    """A list that fills with what is launched inside, in any thread. run: False launches nothing."""
+    found: list[Launch] = []
+    looked_up: list[tuple[str, str]] = []
+    launch, look_up = JITFunction.run, Table.__getitem__
+
+    def watching_run(kernel, *args, grid, warmup, **options):
+        found.append(Launch(kernel, args, options, _row(kernel, looked_up)))
+        if run:
+            return launch(kernel, *args, grid=grid, warmup=warmup, **options)
+
+    def watching_look_up(table, key):
+        looked_up.append(key)
+        return look_up(table, key)
+
+    JITFunction.run, Table.__getitem__ = watching_run, watching_look_up
+    try:
+        yield found
+    finally:
+        JITFunction.run, Table.__getitem__ = launch, look_up
+
+
+def _row(kernel: JITFunction, looked_up: list[tuple[str, str]]) -> tuple[str, str] | None:
+    """The last row looked up that has the kernel's name, else the last one."""
+    bare = kernel.fn.__name__.removeprefix("mild_").removesuffix("_kernel")
+    return next((key for key in reversed(looked_up) if bare in key[0].split(".")), looked_up[-1] if looked_up else None)

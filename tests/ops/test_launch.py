@@ -1,0 +1,86 @@
+"""Which rows of the launch table a device gets, and how other rows take their place."""
+
+import threading
+
+import pytest
+
+from flakit.numerics import recorded
+from flakit.ops.common import launch
+from flakit.ops.common.launch import TABLE, Chip, Launch, read_rows, rows_for
+
+KEY = "rwkv6.stream", "16-bit"
+OTHER = Launch(32, 32, 2, 2, 128)
+ADA = Chip("NVIDIA RTX 4090", 89, 101376)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLAKIT_ROWS", str(tmp_path))
+    return tmp_path
+
+
+def write(folder, **changed):
+    row = {"kernel": KEY[0], "width": KEY[1], **OTHER._asdict(), "ms": 0.5} | changed
+    return recorded.write(folder / "sm_89.json", recorded.provenance("flakit tune", ADA.name), [row])
+
+
+def test_without_a_file_a_device_gets_the_rows_built_in(folder):
+    assert rows_for(ADA) == {} and TABLE[KEY] == launch.ROWS[KEY]
+
+
+def test_a_file_has_its_rows_and_says_where_they_were_found(folder):
+    path = write(folder)
+    meta, rows = read_rows(path)
+    assert rows == rows_for(ADA) == {KEY: OTHER} and meta["device"] == ADA.name
+    assert rows_for(ADA._replace(capability=86)) == {}
+
+
+def test_a_device_gets_its_rows(folder, monkeypatch):
+    write(folder)
+    monkeypatch.setattr(launch.torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(launch.torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(launch, "chip", lambda device=None: ADA)
+    launch._rows_of.cache_clear()
+    try:
+        assert TABLE[KEY] == OTHER and TABLE["scan", "16-bit"] == launch.ROWS["scan", "16-bit"]
+    finally:
+        launch._rows_of.cache_clear()
+
+
+def test_rows_tried_are_seen_by_every_thread_and_leave_no_trace():
+    seen = []
+    with TABLE.using({KEY: OTHER}):
+        thread = threading.Thread(target=lambda: seen.append(TABLE[KEY]))  # as autograd's backward
+        thread.start()
+        thread.join()
+        with TABLE.using({("scan", "16-bit"): OTHER}):
+            assert TABLE[KEY] == TABLE["scan", "16-bit"] == OTHER
+        assert TABLE["scan", "16-bit"] == launch.ROWS["scan", "16-bit"]
+    assert seen == [OTHER] and TABLE[KEY] == launch.ROWS[KEY]
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"num_warps": 0}, r"sm_89\.json: rwkv6\.stream 16-bit: expected whole numbers above 0, got num_warps = 0"),
+        ({"BK": 12.5}, "got BK = 12.5"),
+        ({"maxnreg": "many"}, "got maxnreg = 'many'"),
+    ],
+    ids=["zero", "fraction", "word"],
+)
+def test_a_wrong_row_is_named(folder, changed, says):
+    with pytest.raises(ValueError, match=says):
+        read_rows(write(folder, **changed))
+
+
+@pytest.mark.parametrize("text", ["[]", "{", '{"meta": {}, "columns": ["kernel"], "rows": [["scan"]]}'])
+def test_a_file_that_is_no_table_of_rows_is_named(folder, text):
+    (folder / "sm_89.json").write_text(text)
+    with pytest.raises(ValueError, match=r"sm_89\.json: expected meta, columns"):
+        rows_for(ADA)
+
+
+def test_files_that_come_along_are_of_kernels_that_there_are():
+    for path in launch.rows_file(89).parent.glob("sm_*.json"):
+        _, rows = read_rows(path)
+        assert rows and set(rows) <= set(TABLE), path
