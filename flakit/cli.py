@@ -1,4 +1,4 @@
-"""The command line, `flakit`: lab, doctor, cases, audit, bench, trace, sweep."""
+"""The command line, `flakit`: lab, doctor, cases, audit, bench, tune, trace, sweep."""
 
 import json as json_module
 import os
@@ -289,34 +289,149 @@ def audit(
 
 @app.command()
 def bench(
-    out: Annotated[Path | None, typer.Option(help="Also write the table as a recording, a .json.")] = None,
-    peers: Annotated[bool, typer.Option(help="Time flash-linear-attention too, where it is installed.")] = True,
-    first_calls: Annotated[bool, typer.Option(help="Time first calls too, in fresh processes.")] = False,
-    only: Annotated[str, typer.Option(help='Cases whose description holds this, e.g. "chunk" or "T=32768".')] = "",
+    json: Annotated[Path | None, typer.Option("--json", help="Also write the rows as a recording, a .json.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Draw the times against the floor, a .png.")] = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Time each kernel instead of each call.")] = False,
+    recorded: Annotated[
+        Path | None, typer.Option(help="Show what --json wrote instead of timing; needs no GPU.")
+    ] = None,
+    peers: Annotated[bool, typer.Option(help="Time flash-linear-attention and wind_rwkv too, if installed.")] = True,
+    first_calls: Annotated[
+        bool, typer.Option("--first-calls", help="Time first calls too, in fresh processes.")
+    ] = False,
+    only: Annotated[str, typer.Option(help='Cases that these words are in: "rwkv6 chunk", "decode", "T=32768".')] = "",
 ):
-    """Time the operators on this machine's GPU. A peer that tunes itself at run time takes minutes per shape."""
+    """Time the operators on this machine's GPU: a forward, one with gradients, one token, and what the host needs.
+
+    A peer that tunes itself at run time takes minutes per shape. Exits with 2 if it could not run.
+
+    flakit bench --only "rwkv6 chunk" --json times.json --picture times.png
+
+    flakit bench --recorded data/h200_speed.json --picture recorded.png
+    """
     import torch
 
-    from .bench.speed import CASES, peer_version, rows
-    from .numerics.recorded import provenance, write
+    from .bench import speed
+    from .bench.meter import Meter
+    from .numerics import recorded as recordings
 
-    console = Console()
-    if not torch.cuda.is_available():
-        console.print("flakit bench: expected a CUDA GPU, found none; data/h200_speed.json holds recorded figures")
-        raise typer.Exit(1)
-    table = Table("operator", "form", "dtype", "B, T, H, K, V", "decay", "who", "forward ms", "both ms", "GiB", "error")
-    found = []
-    for case in track([case for case in CASES if only in str(case)], "timing", console=console):
-        for row in rows([case], peers=peers, first_calls=first_calls):
-            found.append(row)
-            if out is not None:  # after every row: a table cut short is still a table
-                command = "flakit bench --first-calls --out data/h200_speed.json"
-                write(out, provenance(command, **peer_version()), found)
-            sizes = ", ".join(str(row[axis]) for axis in "BTHKV")
-            times = f"{row['forward_ms']:.2f}", f"{row['both_ms']:.2f}"
-            what = row["op"], row["form"], row["dtype"], sizes, str(row["decay"]), row["who"]
-            table.add_row(*what, *times, f"{row['extra_gib']:.2f}", f"{row['error']:.1e}")
-    console.print(table)
+    console, errors = Console(), Console(stderr=True)
+    try:
+        _writable("--json", json, ".json")
+        _writable("--picture", picture, ".png")
+        if profile and (picture or recorded):
+            raise ValueError("--profile: expected without --picture and --recorded: kernels have no floor of their own")
+        if recorded is not None:
+            if json or only or first_calls:
+                raise ValueError("--recorded: expected alone or with --picture: nothing is timed")
+            table = recordings.read(recorded, needs=("op", "who", "forward_ms", "both_ms"))
+            _shown(console, table.rows, table.meta, table.label, picture)
+            return
+        cases = speed.chosen(only)
+        if not torch.cuda.is_available():
+            raise RuntimeError(
+                "expected a CUDA GPU, found none; --recorded data/h200_speed.json shows recorded figures"
+            )
+        meter, run = Meter(), speed.profile if profile else speed.rows
+        options = [("--profile", profile), ("--no-peers", not peers), ("--first-calls", first_calls)]
+        words = ["flakit bench", *(name for name, given in options if given)]
+        words += [f'--only "{only}"'] * bool(only) + [f"--json {json}"] * (json is not None)
+        meta = recordings.provenance(" ".join(words), **speed.peer_version())
+        meta |= {} if profile else {name: float(f"{x:.3g}") for name, x in meter.ceilings().items()}
+        found, said = [], {}
+        with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
+            task = bar.add_task("", total=len(cases))
+            how = {"peers": peers, "meter": meter, "say": lambda text: said.setdefault(text)}
+            how |= {"progress": lambda what: bar.update(task, description=what)}
+            for done, case in enumerate(cases, 1):
+                for row in run([case], **how, **({} if profile else {"first_calls": first_calls})):
+                    found.append(row)
+                    if json is not None:  # after every row: a table cut short is still a table
+                        recordings.write(json, meta, found)
+                bar.update(task, completed=done)
+        for text in said:
+            errors.print(text, style="yellow", markup=False, highlight=False)
+        if profile:
+            console.print(_kernels(found))
+        else:
+            _shown(console, found, meta, recordings.Recording(meta, (), ()).label.removeprefix("recorded "), picture)
+    except (ValueError, RuntimeError, OSError) as error:
+        errors.print(f"flakit bench: {error}", style="red", markup=False, highlight=False)
+        raise typer.Exit(2) from None
+
+
+def _writable(option: str, path: Path | None, ending: str) -> None:
+    """Said before anything takes long."""
+    if path is not None and path.suffix != ending:
+        raise ValueError(f"{option}: expected a name ending in {ending}, got {path}")
+    if path is not None and not path.absolute().parent.is_dir():
+        raise ValueError(f"{option}: expected a folder that there is, got {path.parent}")
+
+
+def _shown(console: Console, rows, meta, label: str, picture: Path | None) -> None:
+    """Rows of `flakit bench` as a table, and as a picture where one is asked for."""
+    ceilings = {name: meta[name] for name in ("copy_tb_s", "tflops") if name in meta}
+    known = len(ceilings) == 2
+    if picture is not None and not known:
+        raise ValueError("--picture: expected copy_tb_s and tflops in the recording's meta, which the floor is made of")
+    console.print(_times(rows, ceilings if known else None, label))
+    if picture is not None:
+        from .figures.roofline import speed
+
+        picture.write_bytes(speed(rows, title=label, **ceilings).png())
+
+
+def _times(rows, ceilings, title: str) -> Table:
+    from .numerics.work import in_short, work
+
+    heads = ["case", "forward\nms", "both\nms", "20–80%", "×\nfloor", "host\nms", "GiB", "error"]
+    first = any(row.get("first_forward_s") is not None for row in rows)
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", padding=(0, 1, 0, 0), pad_edge=False)
+    for n, head in enumerate(heads + ["first s"] * first):
+        table.add_column(head, justify="right" if n else "left", no_wrap=n > 0)
+
+    def value(row, name, digits=".3g"):
+        return "" if row.get(name) is None else f"{row[name]:{digits}}"
+
+    case = None
+    for row in rows:
+        if in_short(row) != case:
+            table.add_row(case := in_short(row))
+        what = "forward" if row["both_ms"] is None else "both"
+        floor = work(row, what).floor_ms(**ceilings) if ceilings else None
+        spread = [value(row, f"{what}_ms_{part}") for part in (20, 80)]
+        cells = [f"  {row['who']}", value(row, "forward_ms"), value(row, "both_ms")]
+        cells += ["–".join(filter(None, spread)), "" if floor is None else f"{row[f'{what}_ms'] / floor:.3g}"]
+        cells += [value(row, f"host_{what}_ms"), value(row, "extra_gib"), value(row, "error", ".1e")]
+        if first:
+            seconds = (value(row, f"first_{part}_s", ".0f") for part in ("forward", "backward"))
+            cells.append(" + ".join(filter(None, seconds)))
+        table.add_row(*map(escape, cells))
+    return table
+
+
+def _case(row) -> str:
+    from .bench.speed import Case
+
+    return str(Case(**{name: row[name] for name in Case.__dataclass_fields__ if name in row}))
+
+
+def _kernels(rows) -> Group:
+    """What `flakit bench --profile` found: a table for each call."""
+    calls: dict = {}
+    for row in rows:
+        calls.setdefault((_case(row), row["who"], row["what"]), []).append(row)
+    tables = []
+    for (case, who, what), kernels in calls.items():
+        table = Table(box=box.SIMPLE_HEAD, title=f"{case}: {who}, {what}", title_justify="left")
+        table.add_column("kernel", overflow="ellipsis", no_wrap=True)
+        for head in ("calls", "ms", "share"):
+            table.add_column(head, justify="right")
+        for row in kernels:
+            table.add_row(escape(row["kernel"]), f"{row['calls']:g}", f"{row['ms']:.4g}", f"{row['share']:.1%}")
+        table.add_row("all", f"{sum(r['calls'] for r in kernels):g}", f"{sum(r['ms'] for r in kernels):.4g}", "")
+        tables.append(table)
+    return Group(*tables)
 
 
 @app.command(context_settings={"allow_extra_args": True, "allow_interspersed_args": False})

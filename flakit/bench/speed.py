@@ -1,8 +1,9 @@
 """How long an operator takes and how much memory, with its error in the same run: `flakit bench`.
 
-Medians of CUDA-event times after warm-up, the competitors in turn on the same inputs; "both" is the forward and the
-gradients of all inputs by `torch.autograd.grad`. Extra memory is the peak above the inputs. First calls are timed in a
-fresh process with an empty kernel cache, so that compiling and any autotuning count.
+Medians of CUDA-event times after warm-up, and what 20% and 80% of the calls stay below, the competitors in turn on the
+same inputs; "both" is the forward and the gradients of all inputs by `torch.autograd.grad`. A decode is one token with
+its states, replayed from a CUDA graph. Host times are what it takes to issue a call. Extra memory is the peak above the
+inputs. First calls are timed in a fresh process with an empty kernel cache, so that compiling and any autotuning count.
 """
 
 import importlib.metadata
@@ -17,16 +18,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
 import torch
+from torch import Tensor
 
 from ..numerics.evaluate import cotangents, truth
 from ..numerics.gradients import measures
 from ..numerics.inputs import inputs
-from ..numerics.operators import operator
+from ..numerics.operators import Operator, operator
+from .meter import Meter, Times
 
 
 @dataclass(frozen=True)
 class Case:
-    """One line of the table: what runs on which inputs."""
+    """One line of the table: what runs on which inputs. decode: one token with its states, forward only."""
 
     op: str
     form: str
@@ -38,10 +41,24 @@ class Case:
     decay: str | float
     dtype: str = "bfloat16"
     M: int | None = None
+    decode: bool = False
 
-    def inputs(self, **smaller) -> dict:
-        made = {key: value for key, value in asdict(self).items() if key not in ("op", "form")} | smaller
-        return inputs(self.op, **{**made, "dtype": getattr(torch, self.dtype)}, device="cuda", requires_grad=True)
+    def __str__(self) -> str:
+        sizes = " ".join(f"{axis}={getattr(self, axis)}" for axis in "BTHKVM" if getattr(self, axis))
+        return f"{self.op} {'decode' if self.decode else self.form} {self.dtype} {sizes} decay={self.decay}"
+
+    @property
+    def operator(self) -> Operator:
+        return operator(self.op)
+
+    def inputs(self, device: str = "cuda", **smaller) -> dict:
+        made = {n: x for n, x in asdict(self).items() if n not in ("op", "form", "decode")} | smaller
+        given = {"initial_state": True} if self.decode else {"requires_grad": True}
+        return inputs(self.op, **{**made, "dtype": getattr(torch, self.dtype)}, **given, device=device)
+
+
+def _decodes(op: str, **sizes) -> list[Case]:
+    return [Case(op, "recurrent", B, 1, decode=True, **sizes) for B in (1, 16, 256)]
 
 
 CASES = [
@@ -49,15 +66,55 @@ CASES = [
     Case("rwkv6", "chunk", 1, 32768, 32, 64, 64, "rwkv6-init"),
     Case("rwkv6", "chunk", 8, 4096, 32, 64, 64, "rwkv6-init", "float32"),
     Case("rwkv6", "recurrent", 8, 4096, 32, 64, 64, "rwkv6-init"),
+    *_decodes("rwkv6", H=32, K=64, V=64, decay="rwkv6-init"),
     *(Case("rwkv7", "chunk", 8, 4096, 32, 64, 64, decay) for decay in ("rwkv7", -5.0)),
     Case("rwkv7", "chunk", 1, 32768, 32, 64, 64, "rwkv7"),
     Case("rwkv7", "chunk", 8, 4096, 32, 64, 64, "rwkv7", "float32"),
     Case("rwkv7", "recurrent", 8, 4096, 32, 64, 64, "rwkv7"),
+    *_decodes("rwkv7", H=32, K=64, V=64, decay="rwkv7"),
     *(Case("gsa", "chunk", 8, 4096, 16, 128, 128, decay, M=64) for decay in ("gsa", -5.0)),
     Case("gsa", "chunk", 1, 32768, 16, 128, 128, "gsa", M=64),
+    Case("gsa", "chunk", 8, 4096, 4, 512, 512, "gsa", M=64),
     Case("gsa", "chunk", 8, 4096, 16, 128, 128, "gsa", "float32", M=64),
     Case("gsa", "recurrent", 8, 4096, 16, 128, 128, "gsa", M=64),
+    *_decodes("gsa", H=16, K=128, V=128, decay="gsa", M=64),
 ]
+
+
+def chosen(only: str = "", cases: list[Case] = CASES) -> list[Case]:
+    """The cases whose description holds every word of `only`; ValueError where none does."""
+
+    def holds(case: Case, word: str) -> bool:
+        return word in (str(case).split() if "=" in word else str(case))  # B=1 is not B=16
+
+    found = [case for case in cases if all(holds(case, word) for word in only.split())]
+    if not found:
+        raise ValueError(f"only: expected words of a case such as {str(cases[0])!r}, got {only!r}")
+    return found
+
+
+# --- who is timed ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Competitor:
+    """An implementation of an operator.
+
+    call: takes the operator's tensors in their order, and a state and output_final_state by name.
+    takes: what it wants in place of the natural-log decay, if it does; means: the decay that this stands for.
+    """
+
+    call: Callable
+    takes: Callable[[Tensor], Tensor] | None = None
+    means: Callable[[Tensor], Tensor] | None = None
+
+    def leaves(self, op: Operator, made: dict) -> list[Tensor]:
+        """The tensors as it wants them, computed beforehand and so not timed."""
+        given = dict(made)
+        if self.takes is not None:
+            rows = made[op.decay]
+            given[op.decay] = self.takes(rows.detach().float()).to(rows.dtype).requires_grad_(rows.requires_grad)
+        return [given[name] for name in op.tensors]
 
 
 def peer_version() -> dict[str, str]:
@@ -65,45 +122,92 @@ def peer_version() -> dict[str, str]:
     return {"fla": importlib.metadata.version("fla-core")} if importlib.util.find_spec("fla") else {}
 
 
-def competitors(case: Case, peers: bool = True) -> dict[str, Callable]:
-    """The functions to time, by name: ours, and flash-linear-attention's where it is installed."""
-    ours = operator(case.op).forms[case.form]
-    found = {"flakit": ours}
-    if peers and importlib.util.find_spec("fla"):
-        peers = importlib.import_module(f"fla.ops.{case.op}")
-        peer = getattr(peers, ours.__name__, None)
-        if peer:
-            scale = (
-                case.K ** operator(case.op).scale_exponent
-            )  # said aloud: the peer's two forms differ in their default
-            found["fla"] = lambda *args, **named: peer(*args, scale=scale, **named)
+def competitors(case: Case, peers: bool = True, say: Callable[[str], None] = lambda text: None) -> dict:
+    """{name: Competitor}: ours, and of those that are installed all that compute such a case.
+
+    say: told of each that could and is not there, or cannot run.
+    """
+    found = {"flakit": Competitor(case.operator.forms[case.form])}
+    for name, find in PEERS.items() if peers else ():
+        try:
+            peer = find(case)
+        except Exception as error:  # whatever keeps somebody else's code from loading: ours is timed all the same
+            words = str(error).strip().splitlines() or [""]
+            say(f"{name} is not timed: {type(error).__name__}: {words[-1]}")
+            continue
+        if peer is not None:
+            found[name] = peer
     return found
 
 
-def _calls(function: Callable, case: Case, made: dict) -> tuple[Callable, Callable]:
-    op = operator(case.op)
-    leaves = [made[name] for name in op.tensors]
-    do, _ = cotangents(op, made)
+def _installed(module: str, project: str) -> None:
+    if importlib.util.find_spec(module) is None:
+        raise ModuleNotFoundError(f"{project} is not installed here")
+
+
+def _fla(case: Case) -> Competitor | None:
+    _installed("fla", "flash-linear-attention")
+    peer = getattr(importlib.import_module(f"fla.ops.{case.op}"), case.operator.forms[case.form].__name__, None)
+    # The scale is said aloud: the peer's two forms differ in their default.
+    scale = case.K**case.operator.scale_exponent
+    return peer and Competitor(lambda *args, **named: peer(*args, scale=scale, **named))
+
+
+def _wind(case: Case) -> Competitor | None:
+    """RWKV7's chunks in CUDA: https://github.com/johanwind/wind_rwkv. Its decay is e^{-e^w}."""
+    square = case.K == case.V and case.T % 16 == 0 and case.dtype == "bfloat16"
+    if case.op != "rwkv7" or case.form != "chunk" or not square:
+        return None
+    _installed("wind_rwkv", "wind_rwkv")
+    module = importlib.import_module("wind_rwkv.rwkv7")
+    module.load_chunked_cuda(case.K)  # compiles for some seconds, where that was not done before
+    return Competitor(module.attn_chunked_cuda, takes=lambda w: (-w).log(), means=lambda x: -x.exp())
+
+
+PEERS = {"fla": _fla, "wind": _wind}
+
+
+# --- what is timed --------------------------------------------------------------------------------------------------
+
+
+def calls(rival: Competitor, case: Case, made: dict) -> dict[str, Callable]:
+    """What is timed by name: "forward" and, but for a decode, "both"."""
+    op, leaves = case.operator, rival.leaves(case.operator, made)
+    state = {"initial_state": made["initial_state"], "output_final_state": True} if case.decode else {}
 
     def forward():
         with torch.no_grad():
-            return function(*leaves)[0]
+            return rival.call(*leaves, **state)[0]
+
+    if case.decode:
+        return {"forward": forward}
+    do, _ = cotangents(op, made)
 
     def both():
-        return torch.autograd.grad(function(*leaves)[0], leaves, do)
+        return torch.autograd.grad(rival.call(*leaves)[0], leaves, do)
 
-    return forward, both
+    return {"forward": forward, "both": both}
 
 
-def _error(function: Callable, case: Case) -> float:
-    """Worst relative L2 error over o and every gradient, on a short sequence of the same kind."""
-    op, made = operator(case.op), case.inputs(B=1, T=512)
-    leaves = [made[name] for name in op.tensors]
-    o, *_ = function(*leaves)
-    do, _ = cotangents(op, made)
-    grads = torch.autograd.grad(o, leaves, do)
+def error(rival: Competitor, case: Case, device: str = "cuda") -> float:
+    """Worst relative L2 error over o and every gradient, on a short sequence of the same kind; of a decode over o and
+    the final state."""
+    op, made = case.operator, case.inputs(device, B=min(case.B, 16 if case.decode else 1), T=min(case.T, 512))
+    leaves, w = rival.leaves(op, made), op.tensors.index(op.decay)
+    if rival.means is not None:
+        made[op.decay] = rival.means(leaves[w].detach().float())
+    if case.decode:
+        o, state = rival.call(*leaves, initial_state=made["initial_state"], output_final_state=True)[:2]
+        named = dict(zip(op.outputs, (o, *op.parts(state)), strict=True))
+    else:
+        o, *_ = rival.call(*leaves)
+        grads = list(torch.autograd.grad(o, leaves, cotangents(op, made)[0]))
+        if rival.means is not None:  # d means(x) / dx takes a gradient of the decay to one of x
+            x = leaves[w].detach().float().requires_grad_()
+            (slope,) = torch.autograd.grad(rival.means(x).sum(), x)
+            grads[w] = grads[w].float() / slope
+        named = {"o": o} | {f"d{name}": grad for name, grad in zip(op.tensors, grads, strict=True)}
     true = truth(op, made)
-    named = {"o": o} | {f"d{name}": grad for name, grad in zip(op.tensors, grads, strict=True)}
     return max(measures(x.detach(), true[name])["l2"] for name, x in named.items())
 
 
@@ -112,7 +216,7 @@ def first_call(case: Case, who: str) -> tuple[float, float]:
     with tempfile.TemporaryDirectory() as cache:
         run = subprocess.run(
             [sys.executable, "-m", __name__, json.dumps(asdict(case)), who],
-            env=os.environ | {"TRITON_CACHE_DIR": cache},
+            env=os.environ | {"TRITON_CACHE_DIR": cache, "TORCH_EXTENSIONS_DIR": cache},
             capture_output=True,
             text=True,
         )
@@ -124,48 +228,91 @@ def first_call(case: Case, who: str) -> tuple[float, float]:
 
 def _time_first_call(case: Case, who: str) -> None:
     made = case.inputs(B=1, T=max(64, case.T // 8))
-    forward, both = _calls(competitors(case)[who], case, made)
-    times = []
-    for call in (forward, both):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
+    torch.cuda.synchronize()
+    times = [time.perf_counter()]
+    rival = PEERS[who](case) if who in PEERS else competitors(case, peers=False)[who]  # some compile when they load
+    for call in calls(rival, case, made).values():
         call()
         torch.cuda.synchronize()
-        times.append(time.perf_counter() - start)
-    print(*times)
+        times.append(time.perf_counter())
+    print(*(end - start for start, end in zip(times, times[1:], strict=False)))
 
 
-def rows(cases: list[Case] | None = None, *, peers: bool = True, first_calls: bool = True) -> Iterator[dict]:
-    """One row per case and competitor; needs a GPU. A peer that tunes itself takes minutes per shape."""
-    from triton.testing import do_bench
+def rows(
+    cases: list[Case] | None = None,
+    *,
+    peers: bool = True,
+    first_calls: bool = True,
+    meter: Meter | None = None,
+    progress: Callable[[str], None] = lambda what: None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Iterator[dict]:
+    """One row per case and competitor, columns as in data/README.md; needs a GPU. A peer that tunes itself takes
+    minutes per shape.
 
-    if not torch.cuda.is_available():
-        raise RuntimeError("flakit bench: expected a CUDA GPU, found none")
+    progress: told what is being timed; say: told of peers that are not there. meter: what times.
+    """
+    meter = meter or _meter()
     for case in CASES if cases is None else cases:
-        made = case.inputs()
-        calls = {who: _calls(function, case, made) for who, function in competitors(case, peers).items()}
-        timed: dict[tuple[str, str], list[float]] = {}
-        for _ in range(2):  # A B A B: a clock that drifts drifts for both
-            for who, pair in calls.items():
-                for what, call in zip(("forward", "both"), pair, strict=True):
-                    timed.setdefault((who, what), []).append(do_bench(call, warmup=50, rep=200, return_mode="median"))
-        for who, (_, both) in calls.items():
-            torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
-            before = torch.cuda.memory_allocated()
-            both()
-            extra = (torch.cuda.max_memory_allocated() - before) / 2**30
-            first = first_call(case, who) if first_calls else (None, None)
-            yield asdict(case) | {
-                "who": who,
-                "forward_ms": min(timed[who, "forward"]),
-                "both_ms": min(timed[who, "both"]),
-                "both_ms_other_round": max(timed[who, "both"]),
-                "extra_gib": extra,
+        made = case.inputs(meter.device)
+        rivals = competitors(case, peers, say)
+        what = {who: calls(rival, case, made) for who, rival in rivals.items()}
+        timed: dict[tuple[str, str], list[Times]] = {}
+        timer = meter.replayed if case.decode else meter.times
+        for turn in range(2):  # A B A B: a clock that drifts drifts for both
+            for who in rivals:
+                progress(f"{case}: {who}, {'first' if turn == 0 else 'second'} round")
+                for name, call in what[who].items():
+                    timed.setdefault((who, name), []).append(timer(call))
+        for who, rival in rivals.items():
+            progress(f"{case}: {who}, memory, host and error")
+            first = first_call(case, who) if first_calls and not case.decode else (None, None)
+            yield _row(case, who, timed, what[who], meter) | {
                 "first_forward_s": first[0],
                 "first_backward_s": first[1],
-                "error": _error(competitors(case)[who], case),
+                "error": error(rival, case, meter.device),
             }
+
+
+def _row(case: Case, who: str, timed: dict, what: dict[str, Callable], meter: Meter) -> dict:
+    row = asdict(case) | {"who": who}
+    for name in ("forward", "both"):
+        rounds = sorted(timed.get((who, name), []), key=lambda times: times.median)
+        best = rounds[0] if rounds else Times(None, None, None)
+        row |= {f"{name}_ms": best.median, f"{name}_ms_20": best.low, f"{name}_ms_80": best.high}
+        if name == "both":
+            row["both_ms_other_round"] = rounds[-1].median if rounds else None
+    row["host_forward_ms"] = meter.host_ms(what["forward"])
+    row["host_both_ms"] = meter.host_ms(what["both"]) if "both" in what else None
+    return row | {"extra_gib": meter.extra_gib(what.get("both", what["forward"]))}
+
+
+def profile(
+    cases: list[Case] | None = None,
+    *,
+    peers: bool = True,
+    meter: Meter | None = None,
+    progress: Callable[[str], None] = lambda what: None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Iterator[dict]:
+    """One row per case, competitor, what is called ("forward", "both") and kernel: calls, ms and share of all kernels.
+
+    Arguments as of `rows`.
+    """
+    meter = meter or _meter()
+    for case in CASES if cases is None else cases:
+        made = case.inputs(meter.device)
+        for who, rival in competitors(case, peers, say).items():
+            for what, call in calls(rival, case, made).items():
+                progress(f"{case}: {who}, {what}")
+                for kernel in meter.kernels(call):
+                    yield asdict(case) | {"who": who, "what": what} | kernel._asdict()
+
+
+def _meter() -> Meter:
+    if not torch.cuda.is_available():
+        raise RuntimeError("expected a CUDA GPU, found none")
+    return Meter()
 
 
 if __name__ == "__main__":

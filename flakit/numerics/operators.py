@@ -34,6 +34,8 @@ class Operator:
     reference: module with `forward`, `backward` and `steps`; chunked: the same maths in chunks, `forward`, `backward`.
     decay: the argument that holds the natural-log decay; profile: the decay of `flakit.inputs` unless said otherwise.
     scale_exponent: the scale is K to this power where none is given. chunk_sizes: those that the kernels take.
+    state_products: with every element of its state, at each token: what is written and what is read, of RWKV7 also what
+    is looked up and what is taken out.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Operator:
     profile: str
     chunk_sizes: tuple[int, ...]
     scale_exponent: float = -0.5
+    state_products: int = 2
     states: tuple[str, ...] = ("initial_state",)
     outputs: tuple[str, ...] = ("o", "final_state")
 
@@ -154,6 +157,7 @@ OPERATORS: dict[str, Operator] = {
             profile="rwkv7",
             chunk_sizes=rwkv7_api.CHUNK_SIZES,
             scale_exponent=0.0,
+            state_products=4,
         ),
         Operator(
             name="gsa",

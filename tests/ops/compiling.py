@@ -19,6 +19,7 @@ from triton.runtime import driver
 
 from flakit.bench.launches import Launch, watched
 
+
 class _AbsentDevice:
     def __init__(self, capability: int):
         self.capability = capability

@@ -1,0 +1,154 @@
+"""Measured times against the floor: case by case in milliseconds, and as operations a second under the roofline.
+
+speed(recorded.read("h200_speed").rows, copy_tb_s=4.3, tflops=790)
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from ..numerics.operators import operator
+from ..numerics.work import WHAT, Work, in_short, work
+from . import style
+from .plots import Picture
+
+_OURS = "flakit"
+_LOOKS = (
+    {"color": style.BLUE, "marker": "o"},
+    {"color": style.VERMILLION, "marker": "D"},
+    {"color": style.GREEN, "marker": "s"},
+    {"color": style.PURPLE, "marker": "^"},
+    {"color": style.ORANGE, "marker": "v"},
+)
+"""Colour and shape of each competitor; ours is the first."""
+
+_LANE, _WIDE = 0.19, 8.0  # inches
+
+
+def speed(
+    rows: Sequence[Mapping],
+    *,
+    copy_tb_s: float,
+    tflops: float,
+    what: str = "both",
+    title: str = "",
+    width: float = 9.4,
+) -> Picture:
+    """Above, a lane for each case: the floor, and how long each implementation took. Below, the roofline.
+
+    rows: those of `flakit bench --json`, or of a recording. A decode is shown by its forward, which is all it has.
+    copy_tb_s, tflops: what the device does at most, as in the recording's meta: 10^12 bytes a second of a copy, read
+    and written, and 10^12 operations a second.
+    what: "both", a forward with all gradients, or "forward". title: e.g. where the rows were recorded.
+    """
+    lanes: dict[str, dict[str, Mapping]] = {}
+    for row in rows:
+        if row.get(f"{_timed(row, what)}_ms") is not None:
+            lanes.setdefault(in_short(row), {})[row["who"]] = row
+    if not lanes:
+        raise ValueError(f"rows: expected at least one with {what}_ms, got none of {len(rows)}")
+    names = sorted({who for lane in lanes.values() for who in lane}, key=lambda who: (who != _OURS, who))
+    if len(names) > len(_LOOKS):
+        raise ValueError(f"rows: expected at most {len(_LOOKS)} who, got {', '.join(names)}")
+    looks = dict(zip(names if _OURS in names else ["", *names], _LOOKS, strict=False))
+    told = {"both": "forward and all gradients", "forward": "forward"}[what]
+
+    wide = width >= _WIDE
+    beside = 2.72 if wide else 2.36  # inches for the words of the lanes
+    above, between, below = 0.62 if wide else 0.98, 0.86, 0.5
+    tall, roof = _LANE * len(lanes), 2.6 if wide else 2.4
+    height = above + tall + between + roof + below
+    times = [f"{case}: {_ratios(lane, what, copy_tb_s, tflops)}" for case, lane in lanes.items()]
+    picture = Picture(height, f"{title or told}: times as multiples of the floor. {'; '.join(times)}", width=width)
+    with style.context():
+        figure = picture.figure
+        figure.text(0.1 / width, 1 - 0.08 / height, title or told, va="top", fontsize=10)
+        lower = picture.axes(beside, above, width - beside - 0.72, tall)
+        _lanes(lower, lanes, looks, what, copy_tb_s, tflops)
+        lower.set_xlabel(f"milliseconds: {told}; of a decode the forward")
+        figure.text(1 - 0.08 / width, 1 - (above - 0.05) / height, "× floor", ha="right", va="bottom", fontsize=8.5)
+        under = picture.axes(0.62, above + tall + between, width - 0.8, roof)
+        _roofline(under, lanes, looks, what, copy_tb_s, tflops)
+        handles, labels = lower.get_legend_handles_labels()
+        figure.legend(
+            handles, labels, loc="upper left", bbox_to_anchor=(0.02 / width, 1 - 0.26 / height), borderaxespad=0,
+            ncols=len(labels) if wide else 2, columnspacing=1.4, handletextpad=0.5,
+        )  # fmt: skip
+    return picture
+
+
+def _timed(row: Mapping, what: str) -> str:
+    """Which of a row's times is shown."""
+    if what not in WHAT:
+        raise ValueError(f"what: expected one of {', '.join(WHAT)}, got {what!r}")
+    return "forward" if row.get("decode") else what
+
+
+def _work(row: Mapping, what: str) -> Work:
+    return work(row, _timed(row, what))
+
+
+def _ratios(lane: Mapping[str, Mapping], what: str, *ceilings: float) -> str:
+    row = next(iter(lane.values()))
+    floor = _work(row, what).floor_ms(*ceilings)
+    return ", ".join(f"{who} {row[f'{_timed(row, what)}_ms'] / floor:.3g}" for who, row in lane.items())
+
+
+def _lanes(ax: Axes, lanes: Mapping, looks: Mapping, what: str, *ceilings: float) -> None:
+    floors = [_work(next(iter(lane.values())), what).floor_ms(*ceilings) for lane in lanes.values()]
+    ax.plot(floors, range(len(lanes)), "|", color=style.BLACK, markersize=11, markeredgewidth=2, label="floor")
+    labelled = set()
+    for y, (lane, floor) in enumerate(zip(lanes.values(), floors, strict=True)):
+        shown = {who: row[f"{_timed(row, what)}_ms"] for who, row in lane.items()}
+        ax.plot([floor, max(shown.values())], [y, y], color=style.EMPTY, linewidth=0.8, zorder=0)
+        for who, ms in shown.items():
+            ends = [lane[who].get(f"{_timed(lane[who], what)}_ms_{part}") for part in (20, 80)]
+            if None not in ends:
+                ax.plot(ends, [y, y], color=looks[who]["color"], linewidth=2.2, zorder=2)
+            ax.plot(
+                ms, y, **looks[who], markersize=5.5, linestyle="", zorder=4 if who == _OURS else 3,
+                label=None if who in labelled else who,
+            )  # fmt: skip
+            labelled.add(who)
+        ours = shown.get(_OURS, min(shown.values()))
+        place = {"transform": ax.get_yaxis_transform(), "va": "center", "ha": "right", "fontsize": 8.5}
+        ax.text(1 + 0.64 / _inches(ax), y, f"{ours / floor:.3g}", **place)
+    ax.set(xscale="log", ylim=(len(lanes) - 0.4, -0.6), yticks=range(len(lanes)), yticklabels=list(lanes))
+    ax.tick_params(axis="y", length=0)
+    ax.xaxis.set_major_formatter("{x:g}")
+    ax.spines[["top", "right", "left"]].set_visible(False)
+
+
+def _inches(ax: Axes) -> float:
+    return ax.get_position().width * ax.figure.get_figwidth()
+
+
+def _roofline(ax: Axes, lanes: Mapping, looks: Mapping, what: str, copy_tb_s: float, tflops: float) -> None:
+    """Operations a second over operations a byte, both of the floor: no point lies above the roof.
+
+    The roof is that of 16-bit products, so rows in float32 are left out.
+    """
+    shown = [row for lane in lanes.values() for row in lane.values() if row["dtype"] != "float32"]
+    points = [(_work(row, what), row) for row in shown]
+    ridge, names = tflops / copy_tb_s, {}
+    low, high = (end([each.intensity for each, _ in points], default=ridge) for end in (min, max))
+    across = np.array([low / 2, ridge, 2 * max(ridge, high)])
+    ax.plot(across, np.minimum(across * copy_tb_s, tflops), color=style.BLACK, linewidth=1.6)
+    slowest = low * copy_tb_s
+    for each, row in points:
+        rate = 1e-9 * each.operations / row[f"{_timed(row, what)}_ms"]
+        slowest = min(slowest, rate)
+        ax.plot(each.intensity, rate, **looks[row["who"]], markersize=5.5, linestyle="", alpha=0.8)
+        column = names.setdefault(round(20 * np.log10(each.intensity)), (each.intensity, {}))
+        column[1]["decode" if row.get("decode") else operator(row["op"]).label] = None
+    for at, labels in names.values():
+        place = {"rotation": 90, "ha": "center", "va": "bottom", "fontsize": 8.5, "color": style.GREY}
+        ax.text(at, slowest / 25, ", ".join(labels), **place)
+    ax.set_ylim(slowest / 30, 3 * tflops)
+    ax.set(xscale="log", yscale="log", xlabel="operations per byte that must move", ylabel="10¹² operations a second")
+    ax.xaxis.set_major_formatter("{x:g}")
+    ax.yaxis.set_major_formatter("{x:g}")
+    words = f"the roof: {copy_tb_s:.3g} · 10¹² bytes and\n{tflops:.3g} · 10¹² operations a second"
+    ax.text(0.02, 0.97, words, transform=ax.transAxes, va="top", fontsize=8.5)
+    ax.spines[["top", "right"]].set_visible(False)

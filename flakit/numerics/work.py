@@ -1,0 +1,73 @@
+"""What an operator cannot do without: the bytes that have to move, the operations, and the time both take at least.
+
+A row is a mapping with op, B, T, H, K, V, dtype, GSA's M, and decode (a state goes in and out), as in h200_speed.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+import torch
+
+from .arguments import one_of
+from .operators import Operator, operator, state_dtype
+
+WHAT = ("forward", "both")
+"""A forward without gradients, or a forward with the gradients of all inputs."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """Of one call."""
+
+    bytes: int
+    operations: int
+
+    @property
+    def intensity(self) -> float:
+        """Operations per byte."""
+        return self.operations / self.bytes
+
+    def floor_ms(self, copy_tb_s: float, tflops: float) -> float:
+        """Milliseconds below which no implementation gets: the longer of moving the bytes and doing the operations.
+
+        copy_tb_s: bytes read and written by a copy, in 10^12 a second; tflops: 10^12 operations a second.
+        """
+        return 1e-9 * max(self.bytes / copy_tb_s, self.operations / tflops)
+
+
+def work(row: Mapping, what: str = "both") -> Work:
+    """The least work of a call.
+
+    Bytes: every input is read once and every output written once, a backward reads the inputs again, reads do and
+    writes a gradient for each; of a decode both states as well. Operations: the products of the recurrence with its
+    states, a multiplication and an addition each, and for a backward two more of each. What chunks do among themselves
+    comes on top.
+    """
+    one_of("what", what, WHAT)
+    op, dtype = operator(row["op"]), getattr(torch, row["dtype"])
+    size = {axis: row[axis] for axis in "BTHKVM" if row.get(axis) is not None}
+    size |= {"HQ": size["H"], "N": size["B"]}
+    inputs, output = sum(_elements(op, name, size) for name in op.tensors), _elements(op, "o", size)
+    state = sum(_elements(op, name, size) for name in op.states)
+    moved = dtype.itemsize * (inputs + output)
+    if what == "both":
+        moved += dtype.itemsize * (2 * inputs + output)
+    if row.get("decode"):
+        moved += 2 * state_dtype(dtype).itemsize * state
+    once = 2 * op.state_products * size["T"] * state
+    return Work(moved, once * (3 if what == "both" else 1))
+
+
+def in_short(row: Mapping) -> str:
+    """A row's case: operator, form and sizes, and of the rest what is not as a model has it in bfloat16."""
+    op = operator(row["op"])
+    words = [op.label, "decode" if row.get("decode") else row["form"], f"B{row['B']}"]
+    words += [f"T{row['T']}"] * (not row.get("decode")) + [f"K{row['K']}"] * (row["K"] > 128)
+    words += [row["dtype"]] * (row["dtype"] != "bfloat16")
+    words += [f"w {row['decay']:g}" if isinstance(row["decay"], float) else row["decay"]] * (row["decay"] != op.profile)
+    return " ".join(words)
+
+
+def _elements(op: Operator, name: str, size: Mapping[str, int]) -> int:
+    return prod(size[axis] for axis in op.axes[name].split())
