@@ -381,33 +381,39 @@ def _shown(console: Console, rows, meta, label: str, picture: Path | None) -> No
         picture.write_bytes(speed(rows, title=label, **ceilings).png())
 
 
-def _times(rows, ceilings, title: str) -> Table:
+def _times(rows, ceilings, title: str) -> Group:
+    """A line for each case, and one below it for each that was timed."""
     from .numerics.work import in_short, work
 
-    heads = ["case", "forward\nms", "both\nms", "20–80%", "×\nfloor", "host\nms", "GiB", "error"]
-    first = any(row.get("first_forward_s") is not None for row in rows)
-    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", padding=(0, 1, 0, 0), pad_edge=False)
-    for n, head in enumerate(heads + ["first s"] * first):
-        table.add_column(head, justify="right" if n else "left", no_wrap=n > 0)
+    heads = {"": 17, "forward ms": 7, "both ms": 6, "20–80%": 11, "× floor": 5, "host ms": 6, "GiB": 5, "error": 7}
+    if any(row.get("first_forward_s") is not None for row in rows):
+        heads["first s"] = 7
+
+    def line(*cells: str) -> Table:
+        made = Table.grid(padding=(0, 1, 0, 0))
+        for n, width in enumerate(heads.values()):
+            made.add_column(width=width, justify="right" if n else "left")
+        made.add_row(*map(escape, cells))
+        return made
 
     def value(row, name, digits=".3g"):
         return "" if row.get(name) is None else f"{row[name]:{digits}}"
 
-    case = None
+    lines, case = [escape(title), line(*heads)], None
     for row in rows:
         if in_short(row) != case:
-            table.add_row(case := in_short(row))
+            lines.append(f"[bold]{escape(case := in_short(row))}[/]")
         what = "forward" if row["both_ms"] is None else "both"
         floor = work(row, what).floor_ms(**ceilings) if ceilings else None
         spread = [value(row, f"{what}_ms_{part}") for part in (20, 80)]
         cells = [f"  {row['who']}", value(row, "forward_ms"), value(row, "both_ms")]
         cells += ["–".join(filter(None, spread)), "" if floor is None else f"{row[f'{what}_ms'] / floor:.3g}"]
         cells += [value(row, f"host_{what}_ms"), value(row, "extra_gib"), value(row, "error", ".1e")]
-        if first:
+        if "first s" in heads:
             seconds = (value(row, f"first_{part}_s", ".0f") for part in ("forward", "backward"))
             cells.append(" + ".join(filter(None, seconds)))
-        table.add_row(*map(escape, cells))
-    return table
+        lines.append(line(*cells))
+    return Group(*lines)
 
 
 def _case(row) -> str:
@@ -432,6 +438,62 @@ def _kernels(rows) -> Group:
         table.add_row("all", f"{sum(r['calls'] for r in kernels):g}", f"{sum(r['ms'] for r in kernels):.4g}", "")
         tables.append(table)
     return Group(*tables)
+
+
+@app.command()
+def tune(
+    only: Annotated[str, typer.Option(help='Rows that these words are in: "rwkv6 16-bit", "gsa.stream".')] = "",
+    out: Annotated[Path | None, typer.Option(help="Where to write; default: where flakit finds it.")] = None,
+):
+    """Find launch parameters for this machine's GPU, and write them where flakit takes them from on GPUs like it.
+
+    Run once: all rows take an hour or two, and each is written when it is found. Needs a GPU that does nothing else.
+
+    Each candidate is held to the result of the row in use before it is timed. Exits with 2 if it could not run.
+
+    flakit tune --only "rwkv6 16-bit"
+    """
+    from .bench import tune as own
+    from .ops.common.launch import rows_file
+
+    console, errors = Console(soft_wrap=True), Console(stderr=True, soft_wrap=True)
+    found, path = [], out
+    try:
+        _writable("--out", out, ".json")
+        keys = own.chosen(only)
+        device, trial = own.here()
+        path = out or rows_file(device.capability)
+        own.check(path, device)
+        command = f'flakit tune --only "{only}"' if only else "flakit tune"
+        with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
+            task = bar.add_task("", total=len(keys))
+            for row in own.tune(keys, device, trial, lambda what: bar.update(task, description=what)):
+                found.append(row)
+                own.write(path, device, found, command)
+                bar.advance(task)
+    except (ValueError, RuntimeError, OSError) as error:
+        kept = f"\n{len(found)} rows found before stand in {path}; --only goes on with others" if found else ""
+        errors.print(f"flakit tune: {error}{kept}", style="red", markup=False, highlight=False)
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        errors.print(f"stopped; {len(found)} rows stand in {path}" if found else "stopped; no row was found yet")
+        raise typer.Exit(130) from None
+    console.print(_tuned(found))
+    where = "" if out is None else f"; flakit takes it from {rows_file(device.capability)}"
+    console.print(f"wrote {path}, for GPUs of compute capability {device.capability / 10}{where}", highlight=False)
+
+
+def _tuned(rows) -> Table:
+    from .bench.tune import in_short
+    from .ops.common.launch import Launch
+
+    table = Table(box=box.SIMPLE_HEAD)
+    for head in ("row", "blocks, warps, stages", "ms before", "ms"):
+        table.add_column(head, justify="right" if "ms" in head else "left")
+    for row in rows:
+        best = in_short(Launch(*(row[name] for name in Launch._fields)))
+        table.add_row(f"{row['kernel']} {row['width']}", best, f"{row['ms_before']:.4g}", f"{row['ms']:.4g}")
+    return table
 
 
 @app.command(context_settings={"allow_extra_args": True, "allow_interspersed_args": False})

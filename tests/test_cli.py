@@ -2,12 +2,17 @@ import json
 import math
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import flakit
 from flakit import cli, doctor
+from flakit.bench import speed, tune
 from flakit.cases import registry
 from flakit.cases.laws import Row
+from flakit.numerics.recorded import data_folder, read
+from flakit.ops.common.launch import Chip, rows_for
+from tests.bench.metering import FakeMeter
 
 
 def run(*args):
@@ -128,3 +133,93 @@ def test_a_sweep_that_cannot_run_says_why(words, says, monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "0")  # the command would set it for the whole process
     result = run("sweep", *words)
     assert result.exit_code == 2 and says in " ".join(result.output.split())
+
+
+# --- speed ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_recording_is_shown_and_drawn_without_a_gpu(tmp_path):
+    picture = tmp_path / "times.png"
+    done = run("bench", "--recorded", str(data_folder() / "h200_speed.json"), "--picture", str(picture))
+    assert done.exit_code == 0, done.output
+    assert "recorded on NVIDIA H200" in done.output and "RWKV6 chunk B8 T4096" in done.output
+    assert ["flakit", "1.04", "4.14", "9.48", "1.65", "1.7e-03", "7", "+", "7"] in map(
+        str.split, done.output.splitlines()
+    )
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    """`flakit bench` of two small cases on the CPU, with a meter that needs no GPU."""
+    sizes = {"B": 1, "H": 2, "K": 16, "V": 16, "decay": "rwkv6-init", "dtype": "float32"}
+    cases = [speed.Case("rwkv6", "chunk", T=32, **sizes), speed.Case("rwkv6", "recurrent", T=1, decode=True, **sizes)]
+    monkeypatch.setattr(speed, "chosen", lambda only: cases)
+    monkeypatch.setattr(speed, "PEERS", {"fla": lambda case: speed._installed("no_such_module", "that library")})
+    monkeypatch.setattr("flakit.bench.meter.Meter", FakeMeter)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    return lambda *options: run("bench", *options)
+
+
+def test_bench_prints_writes_and_draws_what_it_times(bench, tmp_path):
+    written, picture = tmp_path / "times.json", tmp_path / "times.png"
+    done = bench("--json", str(written), "--picture", str(picture), "--only", "rwkv6")
+    assert done.exit_code == 0, done.output
+    assert "RWKV6 chunk B1 T32 float32" in done.output and "1.75–2.25" in done.output
+    assert "fla is not timed: ModuleNotFoundError: that library is not installed here" in done.stderr
+    table = read(written)
+    assert table.meta["command"] == f'flakit bench --only "rwkv6" --json {written}'
+    assert (table.meta["device"], table.meta["copy_tb_s"], table.meta["tflops"]) == ("a GPU", 4.0, 800.0)
+    assert [(row["decode"], row["both_ms"]) for row in table.rows] == [(False, 2.0), (True, None)]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    again = run("bench", "--recorded", str(written), "--picture", str(tmp_path / "again.png"))
+    assert again.exit_code == 0 and "1.75–2.25" in again.output
+
+
+def test_bench_profiles_kernels(bench, tmp_path):
+    done = bench("--profile", "--json", str(tmp_path / "kernels.json"))
+    assert done.exit_code == 0, done.output
+    assert ["a_kernel", "2", "3", "75.0%"] in map(str.split, done.output.splitlines())
+    rows = read(tmp_path / "kernels.json").rows
+    assert [row["what"] for row in rows] == ["forward", "forward", "both", "both", "forward", "forward"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["bench", "--only", "rwkv5"], "only: expected words of a case such as"),
+        (["bench", "--json", "times.csv"], "--json: expected a name ending in .json, got times.csv"),
+        (["bench", "--picture", "nowhere/a.png"], "--picture: expected a folder that there is, got nowhere"),
+        (["bench", "--profile", "--picture", "a.png"], "--profile: expected without --picture"),
+        (["bench", "--recorded", "no.json"], "no recording no.json"),
+        (["bench", "--recorded", "no.json", "--only", "gsa"], "--recorded: expected alone or with --picture"),
+        (["bench"], "flakit bench: expected a CUDA GPU, found none"),
+        (["tune"], "flakit tune: expected a CUDA GPU to time kernels on, found none"),
+        (["tune", "--only", "rwkv5"], "only: expected words such as 'rwkv6 16-bit'"),
+        (["tune", "--out", "rows"], "--out: expected a name ending in .json, got rows"),
+    ],
+    ids=" ".join,
+)
+def test_bench_and_tune_say_why_they_cannot_run(words, says, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    done = run(*words)
+    assert done.exit_code == 2 and says in " ".join(done.stderr.split())
+
+
+def test_tune_writes_its_rows_and_says_where(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLAKIT_ROWS", str(tmp_path))
+
+    def trial(key, row, anew):
+        if key[0] == "scan" and key[1] == "float32":
+            raise RuntimeError("an illegal memory access")
+        return 1.0 if row.num_warps == 8 else 2.0
+
+    monkeypatch.setattr(tune, "here", lambda: (Chip("NVIDIA RTX 4090", 89, 101376), trial))
+    done = run("tune", "--only", "scan 16-bit")
+    assert done.exit_code == 0, done.output
+    assert f"wrote {tmp_path / 'sm_89.json'}, for GPUs of compute capability 8.9" in done.output
+    assert rows_for(Chip("", 89, 0))["scan", "16-bit"].num_warps == 8
+    done = run("tune", "--only", "scan")
+    assert done.exit_code == 2 and "an illegal memory access" in done.stderr
+    assert f"1 rows found before stand in {tmp_path / 'sm_89.json'}" in done.stderr

@@ -15,7 +15,11 @@ from flakit.numerics.operators import OPERATORS, operator
 from flakit.numerics.work import work
 from tests.bench.metering import FakeMeter
 
-SMALL = {"rwkv6": {"H": 2, "K": 16, "V": 24}, "rwkv7": {"H": 2, "K": 16, "V": 16}, "gsa": {"H": 2, "K": 16, "V": 16, "M": 8}}  # fmt: skip
+SMALL = {
+    "rwkv6": {"H": 2, "K": 16, "V": 24},
+    "rwkv7": {"H": 2, "K": 16, "V": 16},
+    "gsa": {"H": 2, "K": 16, "V": 16, "M": 8},
+}
 
 
 def small(op, form="chunk", **more):

@@ -4,6 +4,7 @@ Triton asks its driver which device is active and compiles for that. A driver th
 stops after compiling, leave everything else as it is: the launch table, specialisation of arguments, options.
 """
 
+import math
 import re
 import subprocess
 import tempfile
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 from triton import knobs
 from triton.backends.compiler import GPUTarget
+from triton.compiler.compiler import CompiledKernel, make_backend
 from triton.runtime import driver
 
 from flakit.bench.launches import Launch, watched
@@ -41,6 +43,27 @@ def launches(code: Callable[[], object]) -> list[Launch]:
     return found
 
 
+_BLOCKS = "C", "BK", "BV", "BM", "BD", "BE"
+
+
+def described(launch: Launch) -> dict:
+    """What makes other code of a kernel: its row, its switches and blocks, and what its arguments are."""
+    options = {n: x for n, x in launch.options.items() if isinstance(x, (bool, str)) or n in _BLOCKS}
+    kinds = {n: _kind(x) for n, x in enumerate(launch.args)}
+    return {"row": launch.row, **options, **kinds}
+
+
+def _kind(x: object) -> str:
+    if isinstance(x, Tensor):
+        return str(x.dtype)
+    return "1" if x == 1 else type(x).__name__  # of a 1 Triton makes a constant
+
+
+def tile(launch: Launch) -> int:
+    """Numbers in a program's block of a chunk, which is what time to compile and shared memory grow with."""
+    return math.prod(launch.options.get(name) or 1 for name in _BLOCKS)
+
+
 @dataclass(frozen=True)
 class Resources:
     registers: int
@@ -48,21 +71,39 @@ class Resources:
     shared: int  # bytes a block
 
 
+SAME_PTX = {86: 80, 89: 80}
+"""Chips for which Triton writes the same PTX as for another, but for the target's name: a test compares them."""
+
+
 def compile_for(launch: Launch, capability: int) -> Resources:
     """Compile one launch to machine code for a compute capability (80: A100, 90: H100 and H200)."""
+    written_for = SAME_PTX.get(capability, capability)
+    compiled = compiled_for(launch, written_for)
+    cubin = compiled.asm["cubin"]
+    if written_for != capability:
+        ptx = compiled.asm["ptx"].replace(f".target sm_{written_for}", f".target sm_{capability}")
+        backend = make_backend(GPUTarget("cuda", capability, 32))
+        cubin = backend.make_cubin(ptx, {}, compiled.metadata, capability)
+    return _resources(cubin, compiled.metadata.shared)
+
+
+def compiled_for(launch: Launch, capability: int) -> CompiledKernel:
     here = driver._active
     driver.set_active(_AbsentDevice(capability))
     try:
-        compiled = launch.kernel.run(*launch.args, grid=(1,), warmup=True, **launch.options)
+        return launch.kernel.run(*launch.args, grid=(1,), warmup=True, **launch.options)
     finally:
         driver._active = here
+
+
+def _resources(cubin: bytes, shared: int) -> Resources:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(compiled.asm["cubin"])
+        file.write(cubin)
         file.flush()
         command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
         usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     registers, stack = (int(re.search(rf"{what}:(\d+)", usage)[1]) for what in ("REG", "STACK"))
-    return Resources(registers, stack, compiled.metadata.shared)
+    return Resources(registers, stack, shared)
 
 
 @dataclass(frozen=True)
@@ -80,7 +121,7 @@ class Configuration:
     packed: bool = False
     states: bool = False
     only: str = ""  # in the names of the kernels to compile; default all
-    chips: tuple[int, ...] = (80, 90)
+    chips: tuple[int, ...] = (90,)
 
     def zeros(self) -> tuple[tuple[Tensor, ...], Tensor | tuple[Tensor, ...], Tensor]:
         """The operator's tensors, its state, and the gradient arriving at o."""
@@ -112,4 +153,5 @@ class Configuration:
 
     def kernels(self) -> list[Launch]:
         """What it launches; the same kernel with the same switches once."""
-        return list({launch.name: launch for launch in launches(self.run) if self.only in launch.name}.values())
+        found = (x for x in launches(self.run) if self.only in x.name or x.row[0] == "scan")
+        return list({launch.name: launch for launch in found}.values())
