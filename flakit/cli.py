@@ -457,7 +457,7 @@ def tune(
     from .ops.common.launch import rows_file
 
     console, errors = Console(soft_wrap=True), Console(stderr=True, soft_wrap=True)
-    found, path = [], out
+    found, left_out, path = [], [], out
     try:
         _writable("--out", out, ".json")
         keys = own.chosen(only)
@@ -467,10 +467,10 @@ def tune(
         command = f'flakit tune --only "{only}"' if only else "flakit tune"
         with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
             task = bar.add_task("", total=len(keys))
-            for row in own.tune(keys, device, trial, lambda what: bar.update(task, description=what)):
+            for row in own.tune(keys, device, trial, lambda what: bar.update(task, description=what), left_out.append):
                 found.append(row)
                 own.write(path, device, found, command)
-                bar.advance(task)
+                bar.update(task, completed=len(found) + len(left_out))
     except (ValueError, RuntimeError, OSError) as error:
         kept = f"\n{len(found)} rows found before stand in {path}; --only goes on with others" if found else ""
         errors.print(f"flakit tune: {error}{kept}", style="red", markup=False, highlight=False)
@@ -478,6 +478,10 @@ def tune(
     except KeyboardInterrupt:
         errors.print(f"stopped; {len(found)} rows stand in {path}" if found else "stopped; no row was found yet")
         raise typer.Exit(130) from None
+    for text in left_out:
+        errors.print(text, style="yellow", markup=False, highlight=False)
+    if not found:
+        raise typer.Exit(2)
     console.print(_tuned(found))
     where = "" if out is None else f"; flakit takes it from {rows_file(device.capability)}"
     console.print(f"wrote {path}, for GPUs of compute capability {device.capability / 10}{where}", highlight=False)

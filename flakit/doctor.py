@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -28,7 +28,7 @@ from .numerics.evaluate import evaluate, truth
 from .numerics.inputs import inputs
 from .numerics.operators import OPERATORS
 from .ops.common.dispatch import interpreted, interpreted_too_late
-from .ops.common.launch import RUN_ON, SHARED_MEMORY, TABLE, Chip, chip, read_rows, rows_file
+from .ops.common.launch import RUN_ON, SHARED_MEMORY, TABLE, Chip, chips, read_rows, rows_file
 from .torch_build import CPU_INDEX, LARGE, SMALL
 
 OK, NOTE, WARNING, BROKEN = "ok", "note", "warning", "BROKEN"
@@ -146,7 +146,7 @@ def examine() -> Diagnosis:
         *python_and_packages(versions),
         *mismatches(versions),
         kernels(versions),
-        *launch_rows(chip() if versions["triton"] and torch.cuda.is_available() else None),
+        *launch_rows(chips() if versions["triton"] and torch.cuda.is_available() else ()),
         *lab(versions),
     )
     return Diagnosis(findings, tuple(check_operators()), versions)
@@ -239,16 +239,20 @@ def kernels(versions: Mapping[str, str | None]) -> Finding:
     return Finding("kernels", NOTE, says, "to run kernels on the CPU set TRITON_INTERPRET=1 before Python starts")
 
 
-def launch_rows(device: Chip | None) -> Iterator[Finding]:
-    """Which rows of the launch table a GPU gets, and whether they ever ran on one like it."""
-    if device is None:
-        return
-    topic, place = "launch table", rows_file(device.capability)
-    try:
-        meta, tuned = read_rows(place)
-    except ValueError as error:
-        yield Finding(topic, BROKEN, str(error), f"remove {place}, or make it anew: flakit tune")
-        return
+def launch_rows(devices: Sequence[Chip]) -> Iterator[Finding]:
+    """Which rows of the launch table each kind of GPU gets, and whether they ever ran on one like it."""
+    for device in devices:
+        place = rows_file(device.capability)
+        try:
+            meta, tuned = read_rows(place) if len(devices) == 1 else ({}, {})
+        except ValueError as error:
+            yield Finding("launch table", BROKEN, str(error), f"remove {place}, or make it anew: flakit tune")
+        else:
+            several = f"{device.name}, beside GPUs of another kind: " if len(devices) > 1 else ""
+            yield _rows_of(device, several, place, meta, tuned)
+
+
+def _rows_of(device: Chip, several: str, place: Path, meta: Mapping, tuned: Mapping) -> Finding:
     known = [key for key in tuned if key in TABLE]
     says = []
     if tuned:
@@ -260,7 +264,7 @@ def launch_rows(device: Chip | None) -> Iterator[Finding]:
         says.append(f"{'the other' if known else 'all'} {left} rows are those built in, {_seen(device)}")
     unseen = left and device.capability not in RUN_ON
     cure = "flakit tune tries rows on this GPU and writes the best" if unseen else ""
-    yield Finding(topic, NOTE if unseen else OK, "; ".join(says), cure)
+    return Finding("launch table", NOTE if unseen else OK, several + "; ".join(says), cure)
 
 
 def _seen(device: Chip) -> str:

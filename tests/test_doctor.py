@@ -117,7 +117,7 @@ def own_rows(tmp_path, monkeypatch):
 @pytest.mark.parametrize("capability", CHIPS)
 def test_where_the_launch_table_was_run_is_said(capability, own_rows):
     level, says = CHIPS[capability]
-    (found,) = doctor.launch_rows(Chip("a GPU", capability, 65536 if capability == 75 else 101376))
+    (found,) = doctor.launch_rows([Chip("a GPU", capability, 65536 if capability == 75 else 101376)])
     assert (found.level, says in found.says) == (level, True), found.says
     assert f"all {len(TABLE)} rows are those built in" in found.says
     assert ("flakit tune" in found.cure) == (level == doctor.NOTE)
@@ -127,7 +127,7 @@ def test_rows_that_were_tuned_here_are_told(own_rows):
     meta = recorded.provenance("flakit tune", "NVIDIA RTX 4090")
     rows = [{"kernel": name, "width": "16-bit", **TABLE[name, "16-bit"]._asdict()} for name in ("scan", "gsa.stream")]
     recorded.write(own_rows / "sm_89.json", meta, [*rows, rows[0] | {"kernel": "rwkv5.stream"}])
-    (found,) = doctor.launch_rows(Chip("NVIDIA RTX 4090", 89, 101376))
+    (found,) = doctor.launch_rows([Chip("NVIDIA RTX 4090", 89, 101376)])
     assert f"2 rows of {own_rows / 'sm_89.json'}, tuned on NVIDIA RTX 4090, {meta['date']}" in found.says
     assert "1 there are of kernels that flakit no longer has" in found.says
     assert f"the other {len(TABLE) - 2} rows" in found.says and found.level == doctor.NOTE
@@ -135,12 +135,19 @@ def test_rows_that_were_tuned_here_are_told(own_rows):
 
 def test_a_broken_file_of_rows_is_told_with_its_cure(own_rows):
     (own_rows / "sm_89.json").write_text("[]")
-    (found,) = doctor.launch_rows(Chip("NVIDIA RTX 4090", 89, 101376))
+    (found,) = doctor.launch_rows([Chip("NVIDIA RTX 4090", 89, 101376)])
     assert (found.level, "flakit tune" in found.cure) == (doctor.BROKEN, True)
 
 
+def test_gpus_of_two_kinds_get_the_rows_built_in(own_rows):
+    (own_rows / "sm_89.json").write_text("[]")  # not even looked at
+    ada, hopper = doctor.launch_rows([Chip("NVIDIA RTX 4090", 89, 101376), Chip("NVIDIA H200", 90, 232448)])
+    assert ada.says.startswith("NVIDIA RTX 4090, beside GPUs of another kind: all") and ada.level == doctor.NOTE
+    assert "found and run on an NVIDIA H200" in hopper.says and hopper.level == doctor.OK
+
+
 def test_without_a_gpu_there_is_no_word_of_rows():
-    assert list(doctor.launch_rows(None)) == []
+    assert list(doctor.launch_rows([])) == []
 
 
 def test_wrong_numbers_and_failures_are_broken():

@@ -50,6 +50,6 @@ def watched(*, run: bool = True) -> Iterator[list[Launch]]:
 
 
 def _row(kernel: JITFunction, looked_up: list[tuple[str, str]]) -> tuple[str, str] | None:
-    """The last row looked up that has the kernel's name, else the last one."""
-    bare = kernel.fn.__name__.removeprefix("mild_").removesuffix("_kernel")
-    return next((key for key in reversed(looked_up) if bare in key[0].split(".")), looked_up[-1] if looked_up else None)
+    """A row is looked up before its kernel is launched. Between two launches of a stream there may be a scan."""
+    scans = kernel.fn.__name__ == "scan_kernel"
+    return next((key for key in reversed(looked_up) if (key[0] == "scan") == scans), None)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..numerics import recorded
 from ..numerics.operators import operator
-from ..ops.common.launch import TABLE, Chip, Launch, chip
+from ..ops.common.launch import TABLE, Chip, Launch, chips
 from .meter import Meter
 from .speed import Case, calls, competitors
 
@@ -39,6 +39,10 @@ class Refused(Exception):
     """A candidate that cannot run here, or that computes something else."""
 
 
+class Unreached(Exception):
+    """A row that nothing launches on the inputs that are tried."""
+
+
 def chosen(only: str = "") -> list[Key]:
     """The keys of the rows whose kernel or width holds each word of `only`; ValueError where none does."""
     found = [key for key in TABLE if all(word in " ".join(key) for word in only.split())]
@@ -47,17 +51,17 @@ def chosen(only: str = "") -> list[Key]:
     return found
 
 
-def case_of(key: Key, B: int = 8) -> Case:
-    """The inputs on which a row is tuned: those that its kernel is mostly for."""
+def cases_of(key: Key, B: int = 8) -> list[Case]:
+    """The inputs on which a row is tuned, the first of those that launch it: what its kernel is mostly for."""
     (kernel, width), dtype = key, {"16-bit": "bfloat16", "float32": "float32"}[key[1]]
     if kernel == "scan":  # segments are scanned where there are few sequences and heads
-        return Case("rwkv6", "chunk", 1, 32768, 8, 64, 64, operator("rwkv6").profile, dtype)
+        return [Case("rwkv6", "chunk", 1, 32768, 8, 64, 64, operator("rwkv6").profile, dtype)]
     op = kernel.partition(".")[0].removesuffix("128")
     form = "recurrent" if "recurrent" in kernel else "chunk"
     decay = -5.0 if kernel.endswith(".dyadic") and width == "16-bit" else operator(op).profile
-    if op == "gsa":
-        return Case(op, form, B, 4096, 16, 128, 128, decay, dtype, M=128 if "128" in kernel else 64)
-    return Case(op, form, B, 4096, 32, 64, 64, decay, dtype)
+    M = {"gsa": 64, "gsa128": 128}.get(kernel.partition(".")[0])
+    heads = [(16, 128), (32, 64)] if op == "gsa" else [(32, 64), (16, 128)]
+    return [Case(op, form, B, 4096, H, K, K, decay, dtype, M=M) for H, K in heads]
 
 
 def fields(key: Key) -> dict[str, tuple]:
@@ -118,21 +122,24 @@ class Trial:
         self._prepare(key)
         with TABLE.using({key: row}):
             launched = self._launched(key)
-            if not launched:
-                raise RuntimeError(f"{' '.join(key)}: expected {self._case} to launch it, it did not")
             if anew or launched not in self._known:  # sizes may leave no difference between two rows
                 self._known[launched] = self._measured(key, {name for name, _ in launched})
         return self._known[launched]
 
     def _prepare(self, key: Key) -> None:
-        case = case_of(key, self.B)
-        if case != self._case:
-            self._case, self._calls, self._expected = case, None, None
-            rival = competitors(case, peers=False)["flakit"]
-            self._calls = calls(rival, case, case.inputs(self.meter.device))
-        if key != self._key:
-            self._key, self._known, self._expected = key, {}, None
-            self._expected = self._results()
+        if key == self._key:
+            return
+        self._key, self._known, self._expected = key, {}, None
+        for case in cases_of(key, self.B):
+            if case != self._case:
+                self._case, self._calls = case, None  # its tensors go before others come
+                rival = competitors(case, peers=False)["flakit"]
+                self._calls = calls(rival, case, case.inputs(self.meter.device))
+            if self._launched(key):
+                self._expected = self._results()
+                return
+        self._key = None
+        raise Unreached(f"{' '.join(key)}: not launched by {' nor by '.join(map(str, cases_of(key, self.B)))}")
 
     def _results(self) -> dict[str, Tensor]:
         gradients = (f"d{name}" for name in self._case.operator.tensors)
@@ -167,10 +174,12 @@ def tune(
     device: Chip,
     trial: Callable[[Key, Launch, bool], float],
     progress: Callable[[str], None] = lambda what: None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> Iterator[dict]:
     """One row at a time, columns as in `flakit/ops/common/rows`; each is used while the next ones are tuned.
 
-    trial: milliseconds of a row's kernels, measured anew or not; raises `Refused` for one that cannot be taken.
+    trial: milliseconds of a row's kernels, measured anew or not; raises `Refused` for one that cannot be taken, and
+    `Unreached` for a key that it has no inputs for, of which `say` is told.
     """
     found: dict[Key, Launch] = {}
     for key in keys:
@@ -183,7 +192,11 @@ def tune(
                 progress(f"{' '.join(key)}: {tried}. {in_short(row)}")
                 return trial(key, row, anew)
 
-            best, ms, before = climb(key, TABLE[key], measure, device)
+            try:
+                best, ms, before = climb(key, TABLE[key], measure, device)
+            except Unreached as error:
+                say(str(error))
+                continue
         found[key] = best
         yield {"kernel": key[0], "width": key[1], **best._asdict(), "ms": ms, "ms_before": before}
 
@@ -217,5 +230,8 @@ def here() -> tuple[Chip, Trial]:
         raise RuntimeError("expected a CUDA GPU to time kernels on, found none")
     if not has_triton() or interpreted():
         raise RuntimeError("expected Triton, in a process without TRITON_INTERPRET")
+    device, *others = chips()
+    if others:  # whose rows would not be looked up
+        raise RuntimeError(f"expected GPUs of one kind, got {device.name} and {others[0].name}: CUDA_VISIBLE_DEVICES=0")
     gib = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory / 2**30
-    return chip(), Trial(Meter(), B=8 if gib > 20 else 4 if gib > 10 else 1)
+    return device, Trial(Meter(), B=8 if gib > 20 else 4 if gib > 10 else 1)

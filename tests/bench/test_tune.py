@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from flakit.bench import tune
-from flakit.bench.tune import GAIN, Refused, Trial, case_of, chosen, climb, fields, fits, write
+from flakit.bench.tune import GAIN, Refused, Trial, Unreached, cases_of, chosen, climb, fields, fits, write
 from flakit.ops.common.launch import TABLE, Chip, Launch, read_rows, rows_for
 from tests.bench.metering import FakeMeter
 
@@ -74,10 +74,11 @@ def test_no_row_is_measured_twice_in_a_search():
 
 @pytest.mark.parametrize("key", TABLE, ids=" ".join)
 def test_every_row_has_a_case_and_fields(key):
-    case, changed = case_of(key), fields(key)
-    assert case.op in key[0] or key[0] == "scan"
-    assert (case.dtype == "bfloat16") == (key[1] == "16-bit")
-    assert (case.form == "recurrent") == ("recurrent" in key[0])
+    cases, changed = cases_of(key), fields(key)
+    for case in cases:
+        assert case.op in key[0] or key[0] == "scan"
+        assert (case.dtype == "bfloat16") == (key[1] == "16-bit")
+        assert (case.form == "recurrent") == ("recurrent" in key[0])
     assert changed and set(changed) <= set(Launch._fields)
     if TABLE[key].BK > 128:
         assert "BK" not in changed  # all of K in one program: a smaller block would refuse a larger K
@@ -126,6 +127,7 @@ def test_rows_of_two_kinds_of_device_do_not_share_a_file(tmp_path):
 @pytest.fixture
 def trial(monkeypatch):
     """Of an operator whose gradient of v is wrong with 8 warps, a little with 2, and whose o is with one."""
+    pytest.importorskip("triton")
     ones = torch.ones(4)
 
     def results():
@@ -155,6 +157,15 @@ def test_rows_that_launch_the_same_are_timed_once_unless_anew(trial):
     assert trial.meter.called == ["kernels"]
     trial(KEY, START, True)
     assert trial.meter.called == ["kernels"] * 2
+
+
+def test_a_row_that_nothing_launches_is_told_and_left_out(trial, monkeypatch):
+    monkeypatch.setattr(Trial, "_launched", lambda self, key: () if key == KEY else (("a_kernel", ()),))
+    with pytest.raises(Unreached, match="rwkv6.output.mild 16-bit: not launched by rwkv6 .* K=64 .* nor by .* K=128"):
+        trial(KEY, START)
+    said = []
+    (row,) = tune.tune([KEY, ("rwkv6.stream", "16-bit")], ADA, trial, say=said.append)
+    assert row["kernel"] == "rwkv6.stream" and [text.split(":")[0] for text in said] == ["rwkv6.output.mild 16-bit"]
 
 
 def test_without_a_gpu_nothing_is_tuned(monkeypatch):

@@ -121,7 +121,6 @@ class Configuration:
     packed: bool = False
     states: bool = False
     only: str = ""  # in the names of the kernels to compile; default all
-    chips: tuple[int, ...] = (90,)
 
     def zeros(self) -> tuple[tuple[Tensor, ...], Tensor | tuple[Tensor, ...], Tensor]:
         """The operator's tensors, its state, and the gradient arriving at o."""

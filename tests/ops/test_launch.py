@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+import torch
 
 from flakit.numerics import recorded
 from flakit.ops.common import launch
@@ -35,16 +36,52 @@ def test_a_file_has_its_rows_and_says_where_they_were_found(folder):
     assert rows_for(ADA._replace(capability=86)) == {}
 
 
-def test_a_device_gets_its_rows(folder, monkeypatch):
+@pytest.fixture
+def devices(monkeypatch):
+    """A process that uses CUDA devices which are not there."""
+
+    def there(*found):
+        monkeypatch.setattr(launch.torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.setattr(launch, "chips", lambda: list(found))
+        launch._rows_here.cache_clear()
+
+    yield there
+    launch._rows_here.cache_clear()
+    TABLE._known.clear()
+
+
+def test_a_device_gets_its_rows(folder, devices):
     write(folder)
-    monkeypatch.setattr(launch.torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(launch.torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(launch, "chip", lambda device=None: ADA)
-    launch._rows_of.cache_clear()
-    try:
+    assert TABLE[KEY] == launch.ROWS[KEY]
+    devices(ADA)
+    for _ in range(2):  # found, and known from then on
         assert TABLE[KEY] == OTHER and TABLE["scan", "16-bit"] == launch.ROWS["scan", "16-bit"]
-    finally:
-        launch._rows_of.cache_clear()
+    with TABLE.using({KEY: OTHER._replace(num_warps=8)}):
+        assert TABLE[KEY].num_warps == 8
+    assert TABLE[KEY] == OTHER and dict(TABLE.items()) == launch.ROWS
+
+
+def test_devices_of_two_kinds_get_the_rows_built_in(folder, devices):
+    write(folder)
+    devices(ADA, ADA._replace(name="NVIDIA H200", capability=90))
+    assert TABLE[KEY] == launch.ROWS[KEY]
+
+
+def test_a_row_that_is_set_is_the_row(devices, folder, monkeypatch):
+    devices(ADA)
+    assert TABLE[KEY] == launch.ROWS[KEY]
+    with monkeypatch.context() as patched:
+        patched.setitem(TABLE, KEY, OTHER)
+        assert TABLE[KEY] == OTHER
+    assert TABLE[KEY] == launch.ROWS[KEY]
+
+
+@pytest.mark.gpu
+def test_this_gpu_says_what_it_has():
+    (found,) = launch.chips()
+    assert found.name == torch.cuda.get_device_name() and found.capability >= 70
+    assert found.shared >= 48 * 1024 and found.registers == 65536
+    assert TABLE[KEY] == rows_for(found).get(KEY, launch.ROWS[KEY])
 
 
 def test_rows_tried_are_seen_by_every_thread_and_leave_no_trace():

@@ -131,22 +131,39 @@ ROWS = {
 
 
 class Table(dict):
-    """Rows by (kernel, width). `table[key]` is the row for the device at hand; all else sees those built in."""
+    """Rows by (kernel, width). `table[key]` is the row for the GPUs at hand; all else sees those built in."""
 
-    instead: Mapping = {}
+    def __init__(self, rows: Mapping[tuple[str, str], Launch]):
+        super().__init__(rows)
+        self._instead: Mapping = {}
+        self._known: dict = {}  # a decode of some microseconds looks up several
 
     def __getitem__(self, key: tuple[str, str]) -> Launch:
-        row = self.instead.get(key) or _rows_here().get(key)
-        return super().__getitem__(key) if row is None else row
+        row = self._known.get(key)
+        return self._find(key) if row is None else row
+
+    def __setitem__(self, key: tuple[str, str], row: Launch) -> None:
+        super().__setitem__(key, row)
+        self._known.clear()
+
+    def _find(self, key: tuple[str, str]) -> Launch:
+        # Where CUDA was never used no tensor is on a device: the interpreter, and compiling ahead of time.
+        used = torch.cuda.is_initialized()
+        row = self._instead.get(key) or (_rows_here().get(key) if used else None) or super().__getitem__(key)
+        if used:
+            self._known[key] = row
+        return row
 
     @contextmanager
     def using(self, rows: Mapping[tuple[str, str], Launch]) -> Iterator[None]:
         """These rows before all others, for every thread: a backward runs in one of its own."""
-        before, self.instead = self.instead, {**self.instead, **rows}
+        before, self._instead = self._instead, {**self._instead, **rows}
+        self._known.clear()
         try:
             yield
         finally:
-            self.instead = before
+            self._instead = before
+            self._known.clear()
 
 
 TABLE = Table(ROWS)
@@ -187,11 +204,16 @@ class Chip(NamedTuple):
     """Of a multiprocessor, 32 bits each."""
 
 
-def chip(device: int | None = None) -> Chip:
-    """The CUDA device of that number; default: the current one."""
-    found = torch.cuda.get_device_properties(torch.cuda.current_device() if device is None else device)
-    capability = 10 * found.major + found.minor
-    return Chip(found.name, capability, found.shared_memory_per_block_optin, found.regs_per_multiprocessor)
+def chips() -> list[Chip]:
+    """The CUDA devices of this process, one of each compute capability, the current one first."""
+    here = torch.cuda.current_device()
+    found = {}
+    for n in sorted(range(torch.cuda.device_count()), key=lambda n: n != here):
+        one = torch.cuda.get_device_properties(n)
+        shared = getattr(one, "shared_memory_per_block_optin", 49152)  # AMD's have no such thing
+        made = Chip(one.name, 10 * one.major + one.minor, shared, getattr(one, "regs_per_multiprocessor", 65536))
+        found.setdefault(made.capability, made)
+    return list(found.values())
 
 
 def rows_file(capability: int) -> Path:
@@ -237,10 +259,7 @@ def rows_for(chip: Chip) -> dict[tuple[str, str], Launch]:
 
 
 @cache
-def _rows_of(device: int) -> dict[tuple[str, str], Launch]:
-    return rows_for(chip(device))
-
-
 def _rows_here() -> dict[tuple[str, str], Launch]:
-    # Where CUDA was never used no tensor is on a device: the interpreter, and compiling ahead of time.
-    return _rows_of(torch.cuda.current_device()) if torch.cuda.is_initialized() else {}
+    """Of GPUs of several kinds each gets the rows built in, which fit them all."""
+    found = chips()
+    return rows_for(found[0]) if len(found) == 1 else {}

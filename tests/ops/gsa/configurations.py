@@ -33,20 +33,20 @@ class Launches(Configuration):
 CONFIGURATIONS = {
     "bf16-K128-V128-M64": Launches(chunk, bf16, 128, 128, M=64),
     "bf16-gf32-K512-V100-M128-G4-packed-states": Launches(
-        chunk, bf16, 512, 100, M=128, group=4, wide=f32, packed=True, states=True, chips=(90,)
+        chunk, bf16, 512, 100, M=128, group=4, wide=f32, packed=True, states=True
     ),
     "bf16-K64-V64-M64-T2000-packed-states": Launches(
-        chunk, bf16, 64, 64, M=64, T=2000, packed=True, states=True, only="stream", chips=(90,)
+        chunk, bf16, 64, 64, M=64, T=2000, packed=True, states=True, only="stream"
     ),
-    "f32-K64-V64-M128": Launches(chunk, f32, 64, 64, M=128, chips=(90,)),
-    "f32-K64-V64-M64-C16": Launches(chunk, f32, 64, 64, M=64, chunk_size=16, chips=(90,)),
+    "f32-K64-V64-M128": Launches(chunk, f32, 64, 64, M=128),
+    "f32-K64-V64-M64-C16": Launches(chunk, f32, 64, 64, M=64, chunk_size=16),
     "f16-K24-V100-M20-G2-packed-states-C16": Launches(
-        chunk, f16, 24, 100, M=20, group=2, packed=True, states=True, chunk_size=16, chips=(90,)
+        chunk, f16, 24, 100, M=20, group=2, packed=True, states=True, chunk_size=16
     ),
-    "bf16-T1-H1-K16-V16-M16": Launches(chunk, bf16, 16, 16, M=16, T=1, H=1, chips=(90,)),
-    "bf16-K128-V128-M64-recurrent": Launches(recurrent, bf16, 128, 128, M=64, chips=(90,)),
+    "bf16-T1-H1-K16-V16-M16": Launches(chunk, bf16, 16, 16, M=16, T=1, H=1),
+    "bf16-K128-V128-M64-recurrent": Launches(recurrent, bf16, 128, 128, M=64),
     "f16-gf32-K100-V512-M128-G4-packed-states-recurrent": Launches(
         recurrent, f16, 100, 512, M=128, group=4, wide=f32, packed=True, states=True
     ),
-    "f32-T1-H1-K16-V16-M16-recurrent": Launches(recurrent, f32, 16, 16, M=16, T=1, H=1, chips=(90,)),
+    "f32-T1-H1-K16-V16-M16-recurrent": Launches(recurrent, f32, 16, 16, M=16, T=1, H=1),
 }

@@ -26,17 +26,17 @@ class Launches(Configuration):
         return 9216
 
 
-# Every row of the table on both chips, then what else changes the code: sizes, packing, states, float32 beside 16 bits,
+# Every row of the table, then what else changes the code: sizes, packing, states, float32 beside 16 bits,
 # T = 1 (of which Triton makes a constant). Kernels that work inside chunks are slow to compile and alike there, the
 # stream holds all of K: `only` it, for the large ones.
 CONFIGURATIONS = {
     "bf16-K64-V64": Launches(chunk, bf16, 64, 64),
     "f32-K64-V64": Launches(chunk, f32, 64, 64),
     "f16-wf32-K24-V40-packed-states-C16": Launches(
-        chunk, f16, 24, 40, wide=f32, chunk_size=16, packed=True, states=True, chips=(90,)
+        chunk, f16, 24, 40, wide=f32, chunk_size=16, packed=True, states=True
     ),
-    "bf16-T1-H1-K16-V16": Launches(chunk, bf16, 16, 16, T=1, H=1, only="MILD", chips=(90,)),
-    "bf16-K128-V100-packed-states": Launches(chunk, bf16, 128, 100, packed=True, states=True, only="MILD", chips=(90,)),
+    "bf16-T1-H1-K16-V16": Launches(chunk, bf16, 16, 16, T=1, H=1, only="MILD"),
+    "bf16-K128-V100-packed-states": Launches(chunk, bf16, 128, 100, packed=True, states=True, only="MILD"),
     "bf16-K256-V256-states": Launches(chunk, bf16, 256, 256, states=True, only="stream"),
     "f32-K256-V128-packed": Launches(chunk, f32, 256, 128, packed=True, only="stream"),
     "bf16-K64-V64-packed-states-recurrent": Launches(recurrent, bf16, 64, 64, packed=True, states=True),
