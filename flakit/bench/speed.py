@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
 import torch
@@ -96,6 +97,9 @@ def chosen(only: str = "", cases: list[Case] = CASES) -> list[Case]:
 # --- who is timed ---------------------------------------------------------------------------------------------------
 
 
+OURS = "flakit"
+
+
 @dataclass(frozen=True)
 class Competitor:
     """An implementation of an operator.
@@ -127,13 +131,12 @@ def competitors(case: Case, peers: bool = True, say: Callable[[str], None] = lam
 
     say: told of each that could and is not there, or cannot run.
     """
-    found = {"flakit": Competitor(case.operator.forms[case.form])}
+    found = {OURS: Competitor(case.operator.forms[case.form])}
     for name, find in PEERS.items() if peers else ():
         try:
             peer = find(case)
         except Exception as error:  # whatever keeps somebody else's code from loading: ours is timed all the same
-            words = str(error).strip().splitlines() or [""]
-            say(f"{name} is not timed: {type(error).__name__}: {words[-1]}")
+            say(f"{name} is not timed: {_in_words(error)}")
             continue
         if peer is not None:
             found[name] = peer
@@ -259,19 +262,37 @@ def rows(
         what = {who: calls(rival, case, made) for who, rival in rivals.items()}
         timed: dict[tuple[str, str], list[Times]] = {}
         timer = meter.replayed if case.decode else meter.times
-        for turn in range(2):  # A B A B: a clock that drifts drifts for both
-            for who in rivals:
-                progress(f"{case}: {who}, {'first' if turn == 0 else 'second'} round")
-                for name, call in what[who].items():
-                    timed.setdefault((who, name), []).append(timer(call))
-        for who, rival in rivals.items():
+        for turn in ("first", "second"):  # A B A B: a clock that drifts drifts for both
+            for who in list(rivals):
+                progress(f"{case}: {who}, {turn} round")
+                with _failing(who, case, rivals, say):
+                    for name, call in what[who].items():
+                        timed.setdefault((who, name), []).append(timer(call))
+        for who, rival in list(rivals.items()):
             progress(f"{case}: {who}, memory, host and error")
-            first = first_call(case, who) if first_calls and not case.decode else (None, None)
-            yield _row(case, who, timed, what[who], meter) | {
-                "first_forward_s": first[0],
-                "first_backward_s": first[1],
-                "error": error(rival, case, meter.device),
-            }
+            with _failing(who, case, rivals, say):
+                row = _row(case, who, timed, what[who], meter)
+                first = first_call(case, who) if first_calls and not case.decode else (None, None)
+                row |= {"first_forward_s": first[0], "first_backward_s": first[1]}
+                row |= {"error": error(rival, case, meter.device)}
+            if who in rivals:
+                yield row
+
+
+@contextmanager
+def _failing(who: str, case: Case, rivals: dict[str, Competitor], say: Callable[[str], None]) -> Iterator[None]:
+    """What fails inside is told and no rival from then on; where it is ours that fails, nothing goes on."""
+    try:
+        yield
+    except Exception as error:
+        if who == OURS:
+            raise
+        del rivals[who]
+        say(f"{who} failed on {case}: {_in_words(error)}")
+
+
+def _in_words(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[-1]}"
 
 
 def _row(case: Case, who: str, timed: dict, what: dict[str, Callable], meter: Meter) -> dict:
@@ -302,11 +323,14 @@ def profile(
     meter = meter or _meter()
     for case in CASES if cases is None else cases:
         made = case.inputs(meter.device)
-        for who, rival in competitors(case, peers, say).items():
-            for what, call in calls(rival, case, made).items():
-                progress(f"{case}: {who}, {what}")
-                for kernel in meter.kernels(call):
-                    yield asdict(case) | {"who": who, "what": what} | kernel._asdict()
+        rivals = competitors(case, peers, say)
+        for who, rival in list(rivals.items()):
+            found = []
+            with _failing(who, case, rivals, say):
+                for what, call in calls(rival, case, made).items():
+                    progress(f"{case}: {who}, {what}")
+                    found += [{"who": who, "what": what, **kernel._asdict()} for kernel in meter.kernels(call)]
+            yield from (asdict(case) | row for row in found)
 
 
 def _meter() -> Meter:

@@ -15,7 +15,7 @@ from ..numerics import recorded
 from ..numerics.operators import operator
 from ..ops.common.launch import TABLE, Chip, Launch, chips
 from .meter import Meter
-from .speed import Case, calls, competitors
+from .speed import OURS, Case, calls, competitors
 
 Key = tuple[str, str]
 
@@ -133,7 +133,7 @@ class Trial:
         for case in cases_of(key, self.B):
             if case != self._case:
                 self._case, self._calls = case, None  # its tensors go before others come
-                rival = competitors(case, peers=False)["flakit"]
+                rival = competitors(case, peers=False)[OURS]
                 self._calls = calls(rival, case, case.inputs(self.meter.device))
             if self._launched(key):
                 self._expected = self._results()

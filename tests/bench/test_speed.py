@@ -97,6 +97,29 @@ def test_a_peer_that_is_not_there_or_does_not_load_is_told_once_and_the_rest_is_
     ]
 
 
+def test_a_peer_that_fails_when_it_runs_is_told_and_ours_is_timed(monkeypatch):
+    def failing(*args, **named):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(speed, "PEERS", {"peer": lambda case: Competitor(failing)})
+    said = []
+    rows, meter = run([small("rwkv6")], peers=True, say=said.append)
+    assert [row["who"] for row in rows] == ["flakit"] and len(meter.called) == 7
+    assert said == [f"peer failed on {small('rwkv6')}: RuntimeError: operation not permitted when stream is capturing"]
+    kernels = list(speed.profile([small("rwkv6")], meter=FakeMeter(), say=said.append))
+    assert {row["who"] for row in kernels} == {"flakit"} and len(said) == 2
+
+
+def test_where_ours_fails_nothing_goes_on():
+    with pytest.raises(ValueError, match="r: expected K"):
+        case = small("rwkv6")
+        run([case], meter=type("Failing", (FakeMeter,), {"times": lambda self, call: _raise()})())
+
+
+def _raise():
+    raise ValueError("r: expected K <= 512")
+
+
 @pytest.fixture
 def wind(monkeypatch):
     """A wind_rwkv of our own recurrence, that takes its decay as e^{-e^w} and bfloat16 only."""
