@@ -72,9 +72,14 @@ def open_notebook(jupyterlab, page, request):
 @pytest.fixture(scope="class")
 def all_panels(served, open_notebook):
     """A notebook that has run and shows every panel."""
-    cells = [nbformat.v4.new_code_cell(f"from flakit.panels import *\n{code}") for code in CODE]
+    return open_panels(served, open_notebook, CODE)
+
+
+def open_panels(served, open_notebook, code):
+    """A notebook that has run and shows these panels."""
+    cells = [nbformat.v4.new_code_cell(f"from flakit.panels import *\n{each}") for each in code]
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel}), served / "all_panels.ipynb")
-    notebook = open_notebook("all_panels.ipynb")
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel}), served / "panels.ipynb")
+    notebook = open_notebook("panels.ipynb")
     notebook.run_all()
     return notebook

@@ -23,6 +23,9 @@ PANELS = {
 }
 """A setting of each panel with a slider, that slider, and the operators it is tried with where it has a choice."""
 
+TIMED = ("decay-explorer", "gradient-comparer", "state-stepper")
+"""Those whose time from a key to the picture is measured."""
+
 WITHOUT_A_SLIDER = {"phase-diagram": ("phase_diagram()", "tensor", "dk")}
 """A drop-down list of these, and what to choose there."""
 

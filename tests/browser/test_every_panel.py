@@ -1,10 +1,11 @@
-"""Every panel once in a real JupyterLab, as it stands. That it draws anew when a knob moves: test_panels.py, timed."""
+"""Every panel once in a real JupyterLab. How soon the picture follows a key: test_panels.py, timed."""
 
 import pytest
 
 from flakit import panels
+from flakit.numerics.operators import OPERATORS
 from tests.browser import lab, layout
-from tests.browser.panels import CODE
+from tests.browser.panels import CODE, PANELS, WITHOUT_A_SLIDER
 
 pytestmark = pytest.mark.browser
 
@@ -19,6 +20,27 @@ class TestEveryPanel:
     def test_laid_out_for_both_screens(self, all_panels, record_property):
         assert all_panels.page.locator(".jp-OutputArea .flakit-panel").count() == len(CODE)
         layout.check(all_panels.page, record_property)
+
+    @pytest.mark.full
+    def test_a_slider_draws_in_every_panel_and_operator(self, all_panels):
+        for name, (_, slider, operators) in PANELS.items():
+            panel = all_panels.panel(name)
+            for op in operators or [None]:
+                if op is not None:
+                    panel.choose("operator", OPERATORS[op].label)
+                panel.focus(slider)
+                before = panel.picture()
+                panel.press("ArrowRight", times=2, pause=0)
+                assert panel.picture() != before and panel.readout(), (name, op)
+                panel.press("ArrowLeft", times=2, pause=0)
+
+    @pytest.mark.full
+    def test_a_list_draws_where_there_is_no_slider(self, all_panels):
+        for name, (_, knob, option) in WITHOUT_A_SLIDER.items():
+            panel = all_panels.panel(name)
+            before = panel.picture()
+            panel.choose(knob, option)
+            assert panel.picture() != before and panel.readout(), name
 
     def test_a_cell_pointed_at_shows_its_arithmetic(self, all_panels):
         """By mouse, by click and by arrow keys; the picture itself is not drawn anew."""
