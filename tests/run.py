@@ -19,7 +19,18 @@ MAX_WORKERS = 8  # each one imports torch and, on a GPU, holds a CUDA context
 
 
 QUICK, REST, ALL = "not full", "full", "not in_site"
-WITHOUT_KERNELS = ("bench", "browser", "data", "figures", "language", "models", "notebooks", "numerics", "panels", "site")
+WITHOUT_KERNELS = (
+    "bench",
+    "browser",
+    "data",
+    "figures",
+    "language",
+    "models",
+    "notebooks",
+    "numerics",
+    "panels",
+    "site",
+)
 """Folders with no interpreted test, which so are not even imported."""
 
 
