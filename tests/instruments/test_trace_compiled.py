@@ -163,7 +163,7 @@ def test_rewritten_kernels_compile_for_a_gpu(dtype):
     for launch in launched(dtype):
         made = compiled.rewritten(launch.kernel)
         seen = made.buffer((4,), torch.device("cpu"))
-        used = compile_for(Launch(made.kernel, (seen, *launch.args), launch.options), 90)
+        used = compile_for(Launch(made.kernel, (seen, *launch.args), launch.options, launch.row), 90)
         assert used.registers > compile_for(launch, 90).registers  # the checks are there
 
 
@@ -184,7 +184,9 @@ def test_two_kernels_of_each_operator_compile_rewritten(op):
     smallest = min(operators()[op].CONFIGURATIONS.values(), key=lambda c: (c.T == 1, c.K * c.V))
     for launch in smallest.kernels()[:2]:  # all of them would take many minutes
         made = compiled.rewritten(launch.kernel)
-        compile_for(Launch(made.kernel, (made.buffer((4,), torch.device("cpu")), *launch.args), launch.options), 90)
+        compile_for(
+            Launch(made.kernel, (made.buffer((4,), torch.device("cpu")), *launch.args), launch.options, launch.row), 90
+        )
 
 
 def test_every_check_knows_its_line():
