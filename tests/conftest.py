@@ -49,6 +49,9 @@ def pytest_collection_modifyitems(items):
         for marker, (runs, reason) in RUNS_HERE.items():
             if not runs and item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.skip(reason=reason))
+    # One process builds the site and takes minutes: first of all, so that the other has work of its own meanwhile and
+    # finds it built, instead of waiting for it.
+    items.sort(key=lambda item: item.path.parent.name != "site")
 
 
 def pytest_runtest_teardown(item):
