@@ -56,8 +56,7 @@ def cores():
 
 def main():
     parser = argparse.ArgumentParser(description="Run the tests that a change needs, or every one this machine can.")
-    # One more than there are cores: a test that waits for a browser, a kernel or a command leaves its core to another.
-    parser.add_argument("--workers", type=int, default=min(cores() + 1, MAX_WORKERS))
+    parser.add_argument("--workers", type=int, default=min(cores(), MAX_WORKERS))
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--all", action="store_const", dest="which", const=ALL, help="every test")
     which.add_argument("--rest", action="store_const", dest="which", const=REST, help="those of --all left out without")
