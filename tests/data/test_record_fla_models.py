@@ -21,6 +21,7 @@ SPEC.loader.exec_module(record)
 TINY = replace(record.QUICK, hidden=64, vocabulary=64, T=96, rounds=1, steps=2)
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore")
 def test_ours_stand_beside_the_originals(tmp_path):
     for part in ("transformers", "fla.models"):

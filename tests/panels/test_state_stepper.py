@@ -68,6 +68,7 @@ def press_play(panel):
         play.value += 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("T", [8, 16])
 def test_play_stops_at_the_last_token_and_pressed_again_goes_through_the_backward_pass(T):
     panel = state_stepper(T=T, t=2)
@@ -171,6 +172,7 @@ def test_the_arithmetic_has_the_numbers_of_the_reference(op, direction):
     assert compared >= ({"o"} if direction == "forward" else {f"d{x}" for x in OPERATORS[op].sequences})
 
 
+@pytest.mark.full
 def test_what_overflowed_is_said_as_computed_and_as_it_is():
     panel = state_stepper(profile="growing", decay=-8, t=12)
     panel.picture.pick(Cell("state", 0, 0))
@@ -313,6 +315,7 @@ def test_another_operator_is_one_redraw(monkeypatch):
     assert len(drawn) == 1
 
 
+@pytest.mark.full
 def test_the_delta_rule_takes_away_a_part_of_what_stands_under_its_key():
     """Nothing fades: what a finds after the edit is 1 + a.b of what it found, between none and all of it."""
     frame = state_stepper("rwkv7", profile="none", t=9).result["forward"][9]
