@@ -87,6 +87,12 @@ def compile_for(launch: Launch, capability: int) -> Resources:
     return _resources(cubin, compiled.metadata.shared)
 
 
+def instructions(launch: Launch, capability: int) -> str:
+    """Its PTX without the files and lines that it came from: Triton's cache may have them from another folder."""
+    code = compiled_for(launch, capability).asm["ptx"].partition(".section")[0]
+    return re.sub(r"^\s*\.(file|loc)\b.*\n", "", code, flags=re.MULTILINE)
+
+
 def compiled_for(launch: Launch, capability: int) -> CompiledKernel:
     here = driver._active
     driver.set_active(_AbsentDevice(capability))
