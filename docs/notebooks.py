@@ -159,6 +159,7 @@ def page(notebook, path, pictures):
             cell.source = CLAIM.sub("", cell.source)
             cell.source = OF_THE_SOURCE.sub(lambda link: f"]({up}source/{link['file']}.md)", cell.source)
             cell.source = re.sub(r"\]\((\.\./)+data/README\.md\)", f"]({up}results/index.md)", cell.source)
+            cell.source = re.sub(r"\]\((\.\./)+data/tuning\.md\)", f"]({up}results/h200_steps.md)", cell.source)
     if path in TRANSLATIONS:
         notebook.cells.insert(1, nbformat.v4.new_markdown_cell(STILL.format(lesson=path.name)))
         notebook.metadata["mystnb"] = {"code_prompt_show": "代码", "code_prompt_hide": "代码"}

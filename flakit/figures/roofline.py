@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, NullLocator
 
 from ..numerics.operators import operator
 from ..numerics.work import WHAT, Work, in_short, work
@@ -147,6 +148,8 @@ def _roofline(ax: Axes, lanes: Mapping, looks: Mapping, what: str, copy_tb_s: fl
         ax.text(at, slowest / 25, ", ".join(labels), **place)
     ax.set_ylim(slowest / 30, 3 * tflops)
     ax.set(xscale="log", yscale="log", xlabel="operations per byte that must move", ylabel="10¹² operations a second")
+    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.xaxis.set_minor_locator(NullLocator())
     ax.xaxis.set_major_formatter("{x:g}")
     ax.yaxis.set_major_formatter("{x:g}")
     words = f"the roof: {copy_tb_s:.3g} · 10¹² bytes and\n{tflops:.3g} · 10¹² operations a second"

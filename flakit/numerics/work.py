@@ -3,7 +3,7 @@
 A row is a mapping with op, B, T, H, K, V, dtype, GSA's M, and decode (a state goes in and out), as in h200_speed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -46,17 +46,34 @@ def work(row: Mapping, what: str = "both") -> Work:
     """
     one_of("what", what, WHAT)
     op, dtype = operator(row["op"]), getattr(torch, row["dtype"])
-    size = {axis: row[axis] for axis in "BTHKVM" if row.get(axis) is not None}
-    size |= {"HQ": size["H"], "N": size["B"]}
-    inputs, output = sum(_elements(op, name, size) for name in op.tensors), _elements(op, "o", size)
-    state = sum(_elements(op, name, size) for name in op.states)
-    moved = dtype.itemsize * (inputs + output)
+    names = [*op.tensors, "o"]
     if what == "both":
-        moved += dtype.itemsize * (2 * inputs + output)
-    if row.get("decode"):
-        moved += 2 * state_dtype(dtype).itemsize * state
-    once = 2 * op.state_products * size["T"] * state
-    return Work(moved, once * (3 if what == "both" else 1))
+        names += [*op.tensors, *(f"d{name}" for name in op.tensors), "do"]
+    states = ("states", "states") if row.get("decode") else ()
+    size = _size(row)
+    once = 2 * op.state_products * size["T"] * sum(_elements(op, name, size) for name in op.states)
+    kept = moved(row, states, every=size["T"], itemsize=state_dtype(dtype).itemsize)
+    return Work(moved(row, names) + kept, once * (3 if what == "both" else 1))
+
+
+def moved(row: Mapping, names: Iterable[str], *, every: int = 1, itemsize: int = 4) -> int:
+    """Bytes of reading or writing each of the named tensors once; a name may occur several times.
+
+    names: of the operator's tensors and o, or "d" and such a name for a gradient, all in the row's dtype; "states" and
+    "dstates" are a state of every sequence and head, and its gradient, kept every so many tokens with itemsize bytes an
+    element.
+    """
+    op, size, item = operator(row["op"]), _size(row), getattr(torch, row["dtype"]).itemsize
+    known = {*op.tensors, "o", "states"}
+    known |= {f"d{name}" for name in known}
+    total = 0
+    for name in names:
+        if one_of("names", name, sorted(known)).endswith("states"):
+            kept = -(-size["T"] // every)
+            total += itemsize * kept * sum(_elements(op, part, size) for part in op.states)
+        else:
+            total += item * _elements(op, name if name in op.axes else name[1:], size)
+    return total
 
 
 def in_short(row: Mapping) -> str:
@@ -67,6 +84,11 @@ def in_short(row: Mapping) -> str:
     words += [row["dtype"]] * (row["dtype"] != "bfloat16")
     words += [f"w {row['decay']:g}" if isinstance(row["decay"], float) else row["decay"]] * (row["decay"] != op.profile)
     return " ".join(words)
+
+
+def _size(row: Mapping) -> dict[str, int]:
+    size = {axis: row[axis] for axis in "BTHKVM" if row.get(axis) is not None}
+    return size | {"HQ": size["H"], "N": size["B"]}
 
 
 def _elements(op: Operator, name: str, size: Mapping[str, int]) -> int:

@@ -30,6 +30,7 @@ from flakit.figures.sketches.delta_rule_in_chunks import Chained, ChainedShown
 from flakit.figures.sketches.gsa import SlotGate, SlotGateShown, Slots, SlotsShown
 from flakit.figures.sketches.rwkv6_backward import Growth, GrowthShown, Walk, WalkShown
 from flakit.figures.sketches.rwkv6_forward import Forgetting, ForgettingShown, Reading, ReadingShown
+from flakit.figures.sketches.speed import Kept, KeptShown, Roof, RoofShown
 from flakit.figures.sketches.start_here import Broken, BrokenShown
 from flakit.figures.sketches.state_tracking import Again, AgainShown, Mirror, MirrorShown, Swaps, SwapsShown
 from flakit.figures.sketches.states_and_shapes import Pieces, PiecesShown
@@ -193,7 +194,19 @@ def budget(fault):
     return BudgetShown(fault, "float32", ("o", "dr"), np.array([1e-8, 2e-8]) + fault, np.array([1e-5, 2e-5]))
 
 
+def roof(intensity):
+    return RoofShown(4, 64, 2 * 10**9, round(intensity * 2 * 10**9), 4.0, 800.0)
+
+
+def kept(at, itemsize=4):
+    chunks = [1, 2, 4, 8]
+    sizes = itemsize * 1e9 / np.array(chunks)
+    return KeptShown(at, itemsize, chunks, sizes, 2e-9 * sizes / 4.0, 0.01 * np.array(chunks), 0.25, 4.0)
+
+
 PICTURES = {
+    "roof": (Roof, roof(10), roof(400)),
+    "kept": (Kept, kept(0), kept(2, 2)),
     "budget": (Budget, budget(0.0), budget(1.5e-5)),
     "swaps": (Swaps, SwapsShown(0, MOVES, ORDERED), SwapsShown(2, MOVES, ORDERED)),
     "mirror": (Mirror, mirror(0.5), mirror(2.0)),
@@ -556,3 +569,27 @@ def test_a_budget_names_what_is_called_wrong():
     assert picture.say(budget(1.5e-5)) == "All values are 0.0015% too large, and o is called wrong."
     assert "o and dr are called wrong" in picture.say(budget(1e-3))
     assert picture.arithmetic(budget(0.0), Cell("tensors", 1, 0)) == "dr: off by 2.0e-08, allowed 2.0e-05"
+
+
+def test_the_roof_says_what_sets_the_floor():
+    picture = Roof(9.4)
+    assert "10 operations per byte. The bytes take 500 µs, the operations 25 µs. The floor is set by the memory" in (
+        picture.say(roof(10))
+    )
+    assert picture.say(roof(400)).endswith("set by the products.")
+    said = picture.arithmetic(roof(10), Cell("times", 0, 0))
+    assert said == "2,000 · 10⁶ bytes / 4 · 10¹² a second = 500 µs"
+    said = picture.arithmetic(roof(400), Cell("times", 1, 0))
+    assert said == "800,000 · 10⁶ operations / 800 · 10¹² a second = 1,000 µs"
+
+
+def test_kept_states_say_what_they_cost():
+    assert "A state after every token, 4 bytes a number: 4 GB" in Kept(9.4).say(kept(0))
+    said = Kept(9.4).say(kept(2, 2))
+    assert said.startswith(
+        "A state every 4 tokens, 2 bytes a number: 500 MB. Written once and read once they take 0.25"
+    )
+    assert "1 times the forward's floor" in said and said.endswith("take 0.04 ms.")
+    assert (
+        Kept(9.4).arithmetic(kept(0), Cell("chunks", 0, 1)) == "C = 2: states 2 · 2 GB / 4 TB/s = 1 ms, pairs 0.02 ms"
+    )

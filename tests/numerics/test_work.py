@@ -4,7 +4,7 @@ import pytest
 
 from flakit.numerics.inputs import inputs
 from flakit.numerics.operators import OPERATORS
-from flakit.numerics.work import Work, in_short, work
+from flakit.numerics.work import Work, in_short, moved, work
 
 MAIN = {"B": 8, "T": 4096, "K": 64, "V": 64, "H": 32, "dtype": "bfloat16"}
 GSA = MAIN | {"op": "gsa", "H": 16, "K": 128, "V": 128, "M": 64}
@@ -30,6 +30,17 @@ def test_bytes_and_operations_of_a_token_and_head():
 def test_a_decode_moves_its_states():
     row = MAIN | {"op": "rwkv6", "T": 1, "decode": True}
     assert work(row, "forward").bytes - work(row | {"decode": False}, "forward").bytes == 2 * 4 * 8 * 32 * 64 * 64
+
+
+def test_kept_states_are_those_of_every_head_and_of_a_last_short_piece():
+    row = MAIN | {"op": "rwkv6"}
+    assert moved(row, ["states"], every=32) == 4 * 8 * 128 * 32 * 64 * 64
+    assert moved(row, ["dstates", "dr"], every=64, itemsize=2) == 2 * 8 * 64 * 32 * 64 * 64 + SEQUENCE
+    assert moved(row | {"T": 65}, ["states"], every=64) == 4 * 8 * 2 * 32 * 64 * 64
+    assert moved(GSA, ["states"], every=4096) == 4 * 8 * 16 * 2 * 64 * 128
+    assert moved(row, ["r", "r"]) == 2 * SEQUENCE and moved(row, []) == 0
+    with pytest.raises(ValueError, match="names: expected one of .*, got 'x'"):
+        moved(row, ["x"])
 
 
 @pytest.mark.parametrize("op", OPERATORS)

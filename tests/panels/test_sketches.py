@@ -344,3 +344,27 @@ def test_a_planted_fault_is_seen_from_its_budget_on_and_not_before():
                 assert shown.wrong == [], (dtype, fault)
             if fault > 2 * shown.allowed.max():
                 assert shown.wrong == list(shown.names), (dtype, fault)
+
+
+def test_a_call_of_one_token_moves_its_state_and_one_of_many_its_tokens():
+    panel = sketch("roof")
+    for tokens in stops_of(panel.knobs["tokens"]):
+        for K in stops_of(panel.knobs["K"]):
+            shown = panel.set(tokens=tokens, K=K).result
+            heads = 8 * 32
+            moves = heads * (tokens * 5 * K * 2 + 2 * K * K * 4)
+            assert math.isclose(shown.bytes, moves + 2 * 32 * K, rel_tol=1e-12)  # and u
+            assert shown.operations == heads * tokens * 2 * 2 * K * K
+            slope = shown.intensity < shown.tflops / shown.copy_tb_s
+            assert panel.text.endswith("the memory." if slope else "the products.")
+
+
+def test_states_halve_and_pairs_double_with_the_chunk():
+    panel = sketch("kept")
+    for itemsize in stops_of(panel.knobs["itemsize"]):
+        shown = panel.set(itemsize=itemsize).result
+        assert shown.bytes[0] == 8 * 4096 * 32 * 64 * 64 * itemsize
+        assert np.allclose(shown.bytes[:-1] / shown.bytes[1:], 2) and np.allclose(shown.pairs[1:] / shown.pairs[:-1], 2)
+        assert np.allclose(shown.states, 2e-9 * shown.bytes / shown.copy_tb_s)
+        for chunk in stops_of(panel.knobs["chunk"]):
+            assert shown.chunks[panel.set(chunk=chunk).result.at] == chunk

@@ -54,6 +54,12 @@ def test_a_page_has_its_pictures_as_files_and_no_claims_of_the_tests(tmp_path):
     assert 'alt="the state after a token"' in output.data["text/html"]
 
 
+def test_links_to_the_recordings_lead_to_their_pages(tmp_path):
+    words = nbformat.v4.new_markdown_cell("[all](../data/README.md), [the log](../data/tuning.md)")
+    made = notebooks.page(nbformat.v4.new_notebook(cells=[words]), notebooks.LESSONS[0], tmp_path)
+    assert made.cells[0].source == "[all](../results/index.md), [the log](../results/h200_steps.md)"
+
+
 def test_docstrings_become_pages_without_losing_a_word():
     doc = """A sum, for every w <= 0 and x_t.
 

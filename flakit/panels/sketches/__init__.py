@@ -16,6 +16,7 @@ from . import (
     gsa,
     rwkv6_backward,
     rwkv6_forward,
+    speed,
     start_here,
     state_tracking,
     states_and_shapes,
@@ -36,6 +37,7 @@ LESSONS = (
     states_and_shapes,
     training,
     audit_your_kernel,
+    speed,
 )
 SKETCHES = {name: each for lesson in LESSONS for name, each in lesson.SKETCHES.items()}
 

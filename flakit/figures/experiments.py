@@ -1,0 +1,87 @@
+"""What was tried for speed: what was expected beside what was measured, a line for each step.
+
+experiments(recorded.read("h200_steps").select(op="rwkv6"))
+"""
+
+from collections.abc import Mapping, Sequence
+
+from matplotlib.ticker import NullLocator
+
+from ..numerics.operators import operator
+from ..numerics.words import number
+from . import style
+from .plots import Picture
+
+_LANE, _LOW, _HIGH = 0.24, 0.33, 3.6
+_KEPT = {"color": style.BLUE, "marker": "o", "markersize": 7}
+_GIVEN_UP = {"color": style.VERMILLION, "marker": "X", "markersize": 8}
+_EXPECTED = {"color": "white", "marker": "D", "markersize": 9, "markeredgecolor": style.BLACK, "zorder": 3}
+
+
+def experiments(rows: Sequence[Mapping], *, title: str = "", width: float = 9.4) -> Picture:
+    """A line for each row: how long a kernel takes as a multiple of before, as expected and as measured.
+
+    rows: of the recording h200_steps. An expected time is a diamond; where something was only expected to get faster,
+    the half of the line where that would be is shaded.
+    """
+    if not rows:
+        raise ValueError("rows: expected at least one step, got none")
+    several = len({row["op"] for row in rows}) > 1
+    above, below, left, right = 0.78, 0.5, (4.1 if several else 3.3), 1.4
+    height = above + _LANE * len(rows) + below
+    names = [f"{operator(row['op']).label} " * several + f"{row['part']}: {row['name']}" for row in rows]
+    said = "; ".join(f"{name}: {_outcome(row)}" for name, row in zip(names, rows, strict=True))
+    picture = Picture(height, f"{title or 'Steps'}, how many times as long as before: {said}", width=width)
+    with style.context():
+        ax = picture.axes(left, above, width - left - right, _LANE * len(rows))
+        ax.axvline(1, color=style.GREY, linewidth=1, zorder=1)
+        for y, row in enumerate(rows):
+            low, high = times(row)
+            look = _KEPT if row["kept"] else _GIVEN_UP
+            if row["expected_ms"] is not None:
+                ax.plot(row["expected_ms"] / row["before_ms"], y, linestyle="", **_EXPECTED)
+            elif row["expected"] is not None:
+                ax.barh(y, 1 - _LOW, left=_LOW, height=0.8, color=style.FINITE, zorder=0)
+            if low != high:
+                ax.plot([low, high], [y, y], color=look["color"], linewidth=2, zorder=4)
+            ax.plot([low, high], [y, y], linestyle="", zorder=5, **look)
+            place = {"transform": ax.get_yaxis_transform(), "va": "center", "fontsize": 8.5}
+            ax.text(1.02, y, _outcome(row), **place)
+        ax.set(xscale="log", xlim=(_LOW, _HIGH), ylim=(len(rows) - 0.4, -0.6), yticks=range(len(rows)))
+        ax.set_yticklabels(names)
+        ax.set_xticks([0.5, 0.7, 1, 1.5, 2, 3], ["0.5", "0.7", "1", "1.5", "2", "3"])
+        ax.xaxis.set_minor_locator(NullLocator())
+        ax.set_xlabel("times as long as before")
+        ax.tick_params(axis="y", length=0)
+        ax.spines[["top", "right", "left"]].set_visible(False)
+        figure = picture.figure
+        figure.text(0.1 / width, 1 - 0.08 / height, title, va="top", fontsize=10)
+        handles = [
+            ax.plot([], [], linestyle="", label="expected time", **_EXPECTED)[0],
+            style.swatch(style.FINITE, "expected to be faster"),
+            ax.plot([], [], linestyle="", label="measured, kept", **_KEPT)[0],
+            ax.plot([], [], linestyle="", label="measured, given up", **_GIVEN_UP)[0],
+        ]
+        at = (0.02 / width, 1 - 0.32 / height)
+        figure.legend(handles=handles, loc="upper left", bbox_to_anchor=at, ncols=4, columnspacing=1.6)
+    return picture
+
+
+def times(row: Mapping) -> tuple[float, float]:
+    """How many times as long as before a step takes, at least and at most."""
+    if row["times"] is not None:
+        low, high = row["times"]
+        return low, high
+    after = row["after_ms"] if isinstance(row["after_ms"], list) else [row["after_ms"]]
+    return min(after) / row["before_ms"], max(after) / row["before_ms"]
+
+
+def _outcome(row: Mapping) -> str:
+    if row["times"] is not None:
+        return f"× {_range(row['times'])}"
+    after = row["after_ms"] if isinstance(row["after_ms"], list) else [row["after_ms"]]
+    return f"{row['before_ms']:.2f} → {_range(after)} ms"
+
+
+def _range(values: Sequence[float]) -> str:
+    return " to ".join(number(x) if len(values) > 1 else f"{x:.2f}" for x in values)

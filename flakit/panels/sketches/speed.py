@@ -1,0 +1,86 @@
+"""The sketches of 14_speed."""
+
+import functools
+
+import numpy as np
+
+from ...figures.sketches.speed import WORDS, Kept, KeptShown, Roof, RoofShown
+from ...numerics import recorded
+from ...numerics.work import moved, work
+from ..knobs import choice, steps
+from .sketch import Sketch
+
+_TOKENS, _HEADS = [1 << n for n in range(13)], (16, 32, 64, 128, 256, 512)
+
+
+@functools.cache
+def _recorded() -> tuple[dict, dict]:
+    """RWKV6 as a model has it, of the recorded speeds, and what that device does at most."""
+    table = recorded.read("h200_speed")
+    row = table.select(op="rwkv6", form="chunk", who="flakit", B=8, decay="rwkv6-init", dtype="bfloat16")[0]
+    return dict(row), {name: table.meta[name] for name in ("copy_tb_s", "tflops")}
+
+
+def _roof(tokens: int, K: int) -> RoofShown:
+    """Of a call that takes a state in and hands one out."""
+    row, rates = _recorded()
+    call = work(row | {"T": tokens, "K": K, "V": K, "decode": True}, "forward")
+    return RoofShown(tokens, K, call.bytes, call.operations, **rates)
+
+
+def _kept(chunk: int, itemsize: int) -> KeptShown:
+    row, rates = _recorded()
+    sizes = np.array([moved(row, ["states"], every=C, itemsize=itemsize) for C in _TOKENS])
+    # Every token with every token of its chunk: a score, and its value read.
+    pairs = [2 * row["B"] * row["T"] * row["H"] * C * (row["K"] + row["V"]) for C in _TOKENS]
+    return KeptShown(
+        _TOKENS.index(chunk),
+        itemsize,
+        _TOKENS,
+        sizes,
+        2e-9 * sizes / rates["copy_tb_s"],
+        1e-9 * np.array(pairs) / rates["tflops"],
+        work(row, "forward").floor_ms(**rates),
+        rates["copy_tb_s"],
+    )
+
+
+SKETCHES = {
+    "roof": Sketch(
+        {"tokens": lambda: steps(1, _TOKENS, "tokens"), "K": lambda: steps(64, _HEADS, "channels K")},
+        _roof,
+        Roof,
+        WORDS.english["roof"]["alt"],
+        {"one token": {"tokens": 1, "K": 64}, "a text": {"tokens": 4096, "K": 64}, "wide": {"tokens": 4096, "K": 512}},
+        """from flakit.numerics import recorded
+from flakit.numerics.work import work
+
+table = recorded.read("h200_speed")
+row = table.rows[0] | {{"T": {tokens}, "K": {K}, "V": {K}, "decode": True}}
+call = work(row, "forward")
+floor = call.floor_ms(table.meta["copy_tb_s"], table.meta["tflops"])
+print("operations per byte", call.intensity, "floor", floor, "ms")
+""",
+    ),
+    "kept": Sketch(
+        {
+            "chunk": lambda: steps(32, _TOKENS, "chunk C"),
+            "itemsize": lambda: choice(4, {"float32": 4, "float16": 2}, "states"),
+        },
+        _kept,
+        Kept,
+        WORDS.english["kept"]["alt"],
+        {
+            "every token": {"chunk": 1, "itemsize": 4},
+            "32, float32": {"chunk": 32, "itemsize": 4},
+            "64, float16": {"chunk": 64, "itemsize": 2},
+        },
+        """from flakit.numerics import recorded
+from flakit.numerics.work import moved
+
+table = recorded.read("h200_speed")
+size = moved(table.rows[0], ["states"], every={chunk}, itemsize={itemsize})
+print(size, "bytes of states, written and read in", 2e-9 * size / table.meta["copy_tb_s"], "ms")
+""",
+    ),
+}

@@ -1,0 +1,59 @@
+"""The table of what was tried for speed says what tuning.md says."""
+
+import re
+
+import pytest
+
+from flakit.numerics import recorded
+
+TUNING = (recorded.data_folder() / "tuning.md").read_text(encoding="utf-8")
+STEPS = recorded.read("h200_steps")
+
+
+def blocks():
+    """[(section, a line of a table or a paragraph of it)]"""
+    found = []
+    for section in re.split(r"^## ", TUNING, flags=re.M):
+        lines = re.sub(r"(?<!\n)\n(?![|\n])", " ", section).splitlines()
+        found += [(section, line) for line in lines if line]
+    return found
+
+
+BLOCKS = blocks()
+
+
+def numbers(text):
+    """Every number of a text, and the sums that it writes with a plus."""
+    found = {float(x) for x in re.findall(r"(?<![\w.])\d+(?:\.\d+)?", text)}
+    return found | {round(float(a) + float(b), 2) for a, b in re.findall(r"(\d+\.\d+) \+ (\d+\.\d+)", text)}
+
+
+def several(x):
+    return set() if x is None else set(x) if isinstance(x, list) else {x}
+
+
+@pytest.mark.parametrize("row", STEPS.rows, ids=lambda row: f"{row['name']}, {row['part']}")
+def test_a_step_is_that_of_tuning_md(row):
+    ((section, line),) = [found for found in BLOCKS if found[1].removeprefix("| ").startswith(row["step"])]
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    assert row["expected"] is None or row["expected"] == cells[1]
+
+    before, after = several(row["before_ms"]), several(row["after_ms"])
+    assert before <= numbers(section)
+    assert after <= numbers(line) or (cells[-1] == "nothing" and after == before)
+    assert several(row["times"]) | several(row["spilled"]) <= numbers(line)
+    assert bool(after) != bool(row["times"]), "milliseconds, or how many times as long"
+
+    if row["expected_ms"] is not None:
+        words, (start,) = row["expected"], before
+        may_be = numbers(words) | {round(start + x, 3) for x in numbers(words)}
+        may_be |= {start} if words in ("nothing", "as fast") else set()
+        may_be |= {round(start / 2, 3)} if "half" in words else set()
+        assert row["expected_ms"] in may_be
+
+
+def test_what_was_kept_stands_where_it_says_so():
+    for row in STEPS.rows:
+        if row["step"] in TUNING.partition("## Given up")[2]:
+            assert row["kept"] is False
+    assert sum(row["kept"] for row in STEPS.rows) > len(STEPS.rows) / 3
