@@ -10,7 +10,7 @@ from matplotlib.ticker import NullLocator
 from ..numerics.operators import operator
 from ..numerics.words import number
 from . import style
-from .plots import Picture
+from .plots import WIDTH, Picture
 
 _LANE, _LOW, _HIGH = 0.24, 0.33, 3.6
 _KEPT = {"color": style.BLUE, "marker": "o", "markersize": 7}
@@ -18,7 +18,7 @@ _GIVEN_UP = {"color": style.VERMILLION, "marker": "X", "markersize": 8}
 _EXPECTED = {"color": "white", "marker": "D", "markersize": 9, "markeredgecolor": style.BLACK, "zorder": 3}
 
 
-def experiments(rows: Sequence[Mapping], *, title: str = "", width: float = 9.4) -> Picture:
+def experiments(rows: Sequence[Mapping], *, title: str = "", width: float = WIDTH) -> Picture:
     """A line for each row: how long a kernel takes as a multiple of before, as expected and as measured.
 
     rows: of the recording h200_steps. An expected time is a diamond; where something was only expected to get faster,
