@@ -1,6 +1,7 @@
 """What every test directory shares: which markers can run in this process, and showing what tests measured."""
 
 import os
+import sys
 
 import pytest
 import torch
@@ -39,6 +40,14 @@ def interpreter_as_it_was():
         os.environ.pop("TRITON_INTERPRET", None)
     else:
         os.environ["TRITON_INTERPRET"] = before
+
+
+@pytest.fixture(scope="module", autouse=True)
+def panels_are_freed():
+    """ipywidgets keeps every widget until it is closed: some 20 MB a panel."""
+    yield
+    if "ipywidgets" in sys.modules:
+        sys.modules["ipywidgets"].Widget.close_all()
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marker

@@ -17,7 +17,7 @@ class Picture(anywidget.AnyWidget):
     it when the browser shows it, and whenever these change.
     """
 
-    _esm = Path(__file__).with_suffix(".js")
+    _esm = Path(__file__).with_suffix(".js").read_text()
 
     png = traitlets.Bytes(b"").tag(sync=True)
     alt = traitlets.Unicode("").tag(sync=True)

@@ -53,7 +53,7 @@ def test_our_operators_pass(name):
 @pytest.mark.parametrize("name", one_quick(RIGHT, []))
 def test_right_kernels_pass(name):
     op, kernel = RIGHT[name]
-    found = flakit.audit(kernel, op, shrink=False, seconds=20 if name == "slow loops" else 60)
+    found = flakit.audit(kernel, op, shrink=False, seconds=5 if name == "slow loops" else 60)
     assert found.passed, words(found)
 
 

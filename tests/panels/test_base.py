@@ -2,8 +2,10 @@
 
 import asyncio
 import base64
+import gc
 import threading
 import time
+import weakref
 
 import ipywidgets as widgets
 import pytest
@@ -414,3 +416,12 @@ def test_the_alternative_text_says_what_is_shown_now():
     assert panel.picture.alt == "a bar. x is 42, decay < -1.0"
     panel.set(x=43)
     assert panel.picture.alt == "a bar. x is 43, decay < -1.0"
+
+
+def test_a_panel_is_freed_when_its_widgets_are_closed():
+    panel = Bars()
+    freed = weakref.ref(panel)
+    del panel
+    widgets.Widget.close_all()
+    gc.collect()
+    assert freed() is None
