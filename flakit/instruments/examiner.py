@@ -11,7 +11,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from ..numerics.evaluate import truth
+from ..numerics.evaluate import one_thread, truth
 from ..numerics.operators import operator
 from ..ops.common.dispatch import interpreted
 from .budget import budget, judge, total_decay, units
@@ -71,6 +71,7 @@ class Ran:
 
 
 @functools.lru_cache(maxsize=2048)  # an audit has some 190 settings of an operator
+@one_thread()
 def true_values(op: str, setting: Setting, device: str, power: float | None) -> tuple[dict[str, Tensor], float]:
     """The float64 truth of a setting, and the largest sum of its log decays; power: of K, the default scale."""
     op = operator(op)
@@ -85,6 +86,7 @@ def true_values(op: str, setting: Setting, device: str, power: float | None) -> 
 
 
 @functools.lru_cache(maxsize=64)
+@one_thread()
 def true_units(op: str, setting: Setting, device: str, power: float | None) -> dict[str, Tensor]:
     values, _ = true_values(op, setting, device, power)
     op = operator(op)

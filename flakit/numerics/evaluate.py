@@ -4,7 +4,9 @@ Both use the same cotangents (the gradients arriving at the outputs), drawn from
 outputs' dtype, and the truth starts from the rounded inputs: what differs is the operator's arithmetic alone.
 """
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -20,6 +22,22 @@ LONGEST_RECURRENCE = 256
 
 Arriving = tuple[Tensor, Tensor | tuple[Tensor, ...] | None]
 """The gradients arriving at o and, unless None, at the final state (a tuple of parts where the state has several)."""
+
+
+_THREADS_OF_THE_PROCESS = threading.RLock()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """PyTorch's operations on a CPU use one thread: to small tensors a second one brings nothing, and where cores are
+    taken (by a browser, say) threads wait for each other so long that seconds become minutes."""
+    with _THREADS_OF_THE_PROCESS:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
 
 
 def cotangents(

@@ -20,14 +20,13 @@ import html
 import json
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 import ipywidgets as widgets
-import torch
 
 from ..figures.canvas import Cell
 from ..language import Words, current, label, say, speaking, tight
+from ..numerics.evaluate import one_thread
 from .knobs import assign, stops_of
 from .picture import Picture
 
@@ -88,17 +87,6 @@ _CSS = """<style>
 .flakit-lit-cell {border: 3px solid #000; outline: 1.5px solid #fff}
 .flakit-strip {min-height: 20px; line-height: 20px; font-family: monospace; font-size: 12px; white-space: pre-wrap}
 </style>"""
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """A slider's tensors are small: a second thread brings them nothing and takes a core from the browser."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _in_its_language(method: Callable) -> Callable:
@@ -162,7 +150,7 @@ class Panel(widgets.VBox):
     presets: Mapping[str, Mapping] = {}
     readout_lines = 3
     _held = True  # no redraw: several knobs are being moved
-    _redrawing = threading.RLock()  # one for all panels: `_one_thread` is a setting of the process
+    _redrawing = threading.RLock()  # one for all panels, which draw one after the other
     language: str
     """What it was made in, by `flakit.language.speaking`."""
 
@@ -388,7 +376,7 @@ class Panel(widgets.VBox):
             self._cancel_timer()
             start = time.perf_counter()
             setting = self.setting
-            with _one_thread():
+            with one_thread():
                 self.result = self.compute(**setting)
             self.draw(self.result, **setting)
             self.say(self.describe(self.result, **setting))

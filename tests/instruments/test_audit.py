@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import flakit
 from flakit import cli
 from flakit.cases import registry
-from flakit.instruments import budget
+from flakit.instruments import budget, examiner
 from flakit.instruments.probes import PROBES
 from flakit.instruments.subject import Broken, Refused, Subject, load
 from tests.instruments import kernels
@@ -519,3 +519,16 @@ def test_a_script_for_a_gpu_runs_and_leaves_the_default_device_alone(name):
         with pytest.raises(AssertionError, match="is off by"):
             exec(failed.repro.replace("# function = ...", "pass #"), {"function": kernel})
         assert torch.get_default_device() == torch.device("cpu")
+
+
+def test_threads_that_would_wait_for_each_other_are_not_started(monkeypatch):
+    used, truth = [], examiner.truth
+    monkeypatch.setattr(examiner, "truth", lambda *a, **k: used.append(torch.get_num_threads()) or truth(*a, **k))
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        flakit.audit(kernels.naive, "rwkv6", only="truth", shrink=False, seed=12)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert set(used) == {1}
