@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
+import comm
 import ipywidgets as widgets
 import numpy as np
 from PIL import Image
@@ -91,6 +92,7 @@ def install(folder: str | Path, stem: str) -> None:
         return {"text/html": record(panel, Path(folder), f"{stem}-{shown}", f"{stem}.ipynb"), "text/plain": text}
 
     Panel._repr_mimebundle_ = bundle
+    comm.create_comm = comm.DummyComm  # there is no browser to tell what moves
 
 
 def record(panel: Panel, folder: Path, name: str, notebook: str) -> str:

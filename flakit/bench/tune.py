@@ -67,13 +67,14 @@ def cases_of(key: Key, B: int = 8) -> list[Case]:
 def fields(key: Key) -> dict[str, tuple]:
     """What of a row may be changed, and the values to try.
 
-    Where a program holds all of K, or of GSA's slots, the row's BK says how large that may be, and stays.
+    Where a program holds all of K, the row's BK says how large that may be, and stays; where it holds all of V too,
+    neither says anything.
     """
     kernel, _ = key
     if kernel == "scan":
         return {"num_warps": VALUES["num_warps"], "BV": (256, 512, 1024, 2048)}
-    whole = "recurrent" in kernel or kernel == "rwkv7.stream" or kernel.endswith(".gates")
-    left_out = ("BK", "BV") if kernel.endswith(".gates") else ("BK",) if whole else ()
+    whole = "recurrent" in kernel or kernel == "rwkv7.stream"
+    left_out = ("BK", "BV") if kernel.startswith("rwkv7.long.") else ("BK",) if whole else ()
     return {name: values for name, values in VALUES.items() if name not in left_out}
 
 

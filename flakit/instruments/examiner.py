@@ -70,7 +70,11 @@ class Ran:
     missing_state: bool = False
 
 
-@functools.lru_cache(maxsize=2048)  # an audit has some 190 settings of an operator
+SETTINGS = 2048
+"""Of which truths are kept; an audit has some 190 of an operator."""
+
+
+@functools.lru_cache(maxsize=SETTINGS)
 @one_thread()
 def true_values(op: str, setting: Setting, device: str, power: float | None) -> tuple[dict[str, Tensor], float]:
     """The float64 truth of a setting, and the largest sum of its log decays; power: of K, the default scale."""
@@ -85,7 +89,7 @@ def true_values(op: str, setting: Setting, device: str, power: float | None) -> 
     return {name: y.detach() for name, y in found.items()}, total_decay(x[op.decay])
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=SETTINGS)
 @one_thread()
 def true_units(op: str, setting: Setting, device: str, power: float | None) -> dict[str, Tensor]:
     values, _ = true_values(op, setting, device, power)

@@ -21,6 +21,11 @@ class Result(NamedTuple):
 # --- right ---------------------------------------------------------------------------------------------------------
 
 
+def over_time(*tensors):
+    """Their tokens, one after the other: differentiated as a whole, where each x[:, t] makes zeros of x's size."""
+    return zip(*(x.unbind(1) for x in tensors), strict=True)
+
+
 def naive(r, k, v, w, u, scale=None, initial_state=None, output_final_state=False, *, dtype=torch.float32):
     """The recurrence, token after token, gradients by automatic differentiation."""
     out = r.dtype
@@ -28,10 +33,10 @@ def naive(r, k, v, w, u, scale=None, initial_state=None, output_final_state=Fals
     scale = r.shape[-1] ** -0.5 if scale is None else scale
     S = r.new_zeros(*k.shape[:1], *k.shape[2:], v.shape[-1]) if initial_state is None else initial_state.to(dtype)
     o = []
-    for t in range(r.shape[1]):
-        kv = k[:, t, :, :, None] * v[:, t, :, None, :]
-        o.append(torch.einsum("bhk,bhkv->bhv", scale * r[:, t], S + u[..., None] * kv))
-        S = w[:, t].exp()[..., None] * S + kv
+    for r_t, k_t, v_t, kept in over_time(scale * r, k, v, w.exp()):
+        kv = k_t[..., None] * v_t[..., None, :]
+        o.append((r_t[..., None, :] @ (S + u[..., None] * kv)).squeeze(-2))
+        S = kept[..., None] * S + kv
     return torch.stack(o, 1).to(out), S if output_final_state else None
 
 
@@ -44,14 +49,10 @@ def naive_rwkv7(r, w, k, v, a, b, scale=1.0, initial_state=None, output_final_st
     r, w, k, v, a, b = (x.float() for x in (r, w, k, v, a, b))
     S = r.new_zeros(*k.shape[:1], *k.shape[2:], v.shape[-1]) if initial_state is None else initial_state.float()
     o = []
-    for t in range(r.shape[1]):
-        found = torch.einsum("bhk,bhkv->bhv", a[:, t], S)
-        S = (
-            w[:, t].exp()[..., None] * S
-            + b[:, t, :, :, None] * found[:, :, None]
-            + k[:, t, ..., None] * v[:, t, :, None]
-        )
-        o.append(scale * torch.einsum("bhk,bhkv->bhv", r[:, t], S))
+    for r_t, kept, k_t, v_t, a_t, b_t in over_time(scale * r, w.exp(), k, v, a, b):
+        found = a_t[..., None, :] @ S
+        S = kept[..., None] * S + b_t[..., None] * found + k_t[..., None] * v_t[..., None, :]
+        o.append((r_t[..., None, :] @ S).squeeze(-2))
     return torch.stack(o, 1).to(out), S if output_final_state else None
 
 
@@ -64,12 +65,10 @@ def naive_gsa(q, k, v, s, g, scale=None, initial_state=None, output_final_state=
     if initial_state is not None:
         hk, hv = (x.float() for x in initial_state)
     o = []
-    for t in range(q.shape[1]):
-        kept = g[:, t].exp()
-        hk = hk * kept[..., None, :] + k[:, t, ..., None] * s[:, t, :, None]
-        hv = hv * kept[..., None] + s[:, t, ..., None] * v[:, t, :, None]
-        p = torch.einsum("bhk,bhkm->bhm", scale * q[:, t], hk).softmax(-1)
-        o.append(torch.einsum("bhm,bhmv->bhv", p, hv))
+    for q_t, k_t, v_t, s_t, kept in over_time(scale * q, k, v, s, g.exp()):
+        hk = hk * kept[..., None, :] + k_t[..., None] * s_t[..., None, :]
+        hv = hv * kept[..., None] + s_t[..., None] * v_t[..., None, :]
+        o.append(((q_t[..., None, :] @ hk).softmax(-1) @ hv).squeeze(-2))
     return torch.stack(o, 1).to(out), (hk, hv) if output_final_state else None
 
 
@@ -85,12 +84,14 @@ def slow(r, k, v, w, u, scale=None, initial_state=None, output_final_state=False
                 for i in range(K)
             ]
             o = []
-            for t in range(T):
+            for r_t, k_t, v_t, kept in over_time(*(x[b : b + 1, :, h].float() for x in (r, k, v, w))):
                 row = 0
-                for i in range(K):
-                    kv = k[b, t, h, i].float() * v[b, t, h].float()
-                    row = row + scale * r[b, t, h, i].float() * (S[i] + u[h, i].float() * kv)
-                    S[i] = w[b, t, h, i].float().exp() * S[i] + kv
+                for i, (r_i, k_i, u_i, kept_i) in enumerate(
+                    zip(r_t[0], k_t[0], u[h].float(), kept[0].exp(), strict=True)
+                ):
+                    kv = k_i * v_t[0]
+                    row = row + scale * r_i * (S[i] + u_i * kv)
+                    S[i] = kept_i * S[i] + kv
                 o.append(row)
             rows.append(torch.stack(o))
             states.append(torch.stack(S))

@@ -9,6 +9,8 @@ import torch
 from nbclient import NotebookClient
 from traitlets.config import Config
 
+from tests.notebooks.forked import ForkedKernels
+
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 LESSONS = sorted(NOTEBOOKS.glob("*.ipynb"))
 TRANSLATIONS = sorted((NOTEBOOKS / "zh").glob("*.ipynb"))
@@ -52,6 +54,7 @@ def run(path, before=None, change=lambda notebook: notebook, timeout=CELL_TIMEOU
             done,
             timeout=timeout,
             kernel_name="python3",
+            kernel_manager_class=ForkedKernels,
             record_timing=False,
             config=Config({"KernelManager": sockets}),
             resources={"metadata": {"path": str((before or path).parent)}},

@@ -43,12 +43,13 @@ def launches(code: Callable[[], object]) -> list[Launch]:
     return found
 
 
-_BLOCKS = "C", "BK", "BV", "BM", "BD", "BE"
+BLOCKS = "C", "BK", "BV", "BM", "BD", "BE"
+"""Sides of the tiles that a program holds."""
 
 
 def described(launch: Launch) -> dict:
     """What makes other code of a kernel: its row, its switches and blocks, and what its arguments are."""
-    options = {n: x for n, x in launch.options.items() if isinstance(x, (bool, str)) or n in _BLOCKS}
+    options = {n: x for n, x in launch.options.items() if isinstance(x, (bool, str)) or n in BLOCKS}
     kinds = {n: _kind(x) for n, x in enumerate(launch.args)}
     return {"row": launch.row, **options, **kinds}
 
@@ -61,7 +62,7 @@ def _kind(x: object) -> str:
 
 def tile(launch: Launch) -> int:
     """Numbers in a program's block of a chunk, which is what time to compile and shared memory grow with."""
-    return math.prod(launch.options.get(name) or 1 for name in _BLOCKS)
+    return math.prod(launch.options.get(name) or 1 for name in BLOCKS)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Which way a kernel takes through a chunk: the mild one up to its limits, the one for any decay at them and beyond.
 
-A chunk is mild where no channel decays by e^55 over either half of it and no token by e^4; RWKV7 looks at tokens alone,
-each of which has to stay within its share of the first limit. On either side of each limit the way is watched and the
-results are held against float64.
+A chunk is mild where no channel decays by e^55 over either half of it and no token by e^4; in chunks of 32 RWKV7 looks
+at tokens alone, each of which has to stay within its share of the first limit. On either side of each limit the way is
+watched and the results are held against float64.
 """
 
 from importlib import import_module
@@ -54,15 +54,21 @@ class OneWay:
 
 
 def chunks_taken(monkeypatch, place, op, made, mild, size=C):
-    """Of each chunk, whether the launch for mild chunks (or the other) writes its output: all of it, or nothing."""
-    kernels = import_module(f"flakit.ops.{op}.chunk_triton")
+    """Of each chunk, whether the launch for mild chunks (or the other) writes what it makes: all of it, or nothing."""
+    long = op == "rwkv7" and size == 64
+    kernels = import_module(f"flakit.ops.{op}.{'long_chunk_triton' if long else 'chunk_triton'}")
+    name = "read_grads_kernel" if long else "output_kernel"
+    made = made | {"r": made["r"].clone().requires_grad_()} if long else made
     with monkeypatch.context() as patch:
-        apart = hasattr(kernels, "mild_output_kernel")  # or one kernel, told which way to go
-        patch.setattr(kernels, "output_kernel", OneWay(kernels.output_kernel, mild, 0 if apart else None))
+        apart = hasattr(kernels, f"mild_{name}")  # or one kernel, told which way to go
+        patch.setattr(kernels, name, OneWay(getattr(kernels, name), mild, 0 if apart else None))
         if apart:
-            patch.setattr(kernels, "mild_output_kernel", OneWay(kernels.mild_output_kernel, mild, 1))
-        o = OPERATORS[op].forms["chunk"](**made, backend=place.backend, chunk_size=size).o
-    written = o.isfinite().unflatten(1, (2, size)).movedim(1, 0).flatten(1)
+            patch.setattr(kernels, f"mild_{name}", OneWay(getattr(kernels, f"mild_{name}"), mild, 1))
+        found = OPERATORS[op].forms["chunk"](**made, backend=place.backend, chunk_size=size).o
+        if long:
+            # Here a chunk's output takes all chunks before it, its gradients only what was made of them.
+            (found,) = torch.autograd.grad(found, made["r"], torch.ones_like(found))
+    written = found.isfinite().unflatten(1, (2, size)).movedim(1, 0).flatten(1)
     assert (written.all(1) == written.any(1)).all()
     return written.all(1).tolist()
 
@@ -79,15 +85,19 @@ def test_the_way_through_a_chunk(place, op, total, token, mild, monkeypatch, poi
 @TRITON
 @pytest.mark.parametrize("late", [False, True], ids=["first half", "second half"])
 @pytest.mark.parametrize("tokens, mild", [(13, True), (14, False), (27, False)])
-def test_a_steep_half_is_not_mild_however_flat_the_other_is(place, tokens, mild, late, monkeypatch, poisoned_memory):
-    """RWKV6 takes chunks of 64: 27 tokens of e^-4 in one half would be a factor of e^108 about the middle."""
+@pytest.mark.parametrize("op", ["rwkv6", "rwkv7"])
+def test_a_steep_half_is_not_mild_however_flat_the_other_is(
+    place, op, tokens, mild, late, monkeypatch, poisoned_memory
+):
+    """In chunks of 64: 27 tokens of e^-4 in one half would be a factor of e^108 about the middle."""
     size = 64
     dtype = "bfloat16" if place.device == "cuda" else "float16"  # which stands in for it in the interpreter
-    made, arriving = place.make(of("rwkv6", SETTING), T=2 * size, H=1, K=size, V=size, dtype=dtype)
+    made, arriving = place.make(of(op, SETTING), T=2 * size, H=1, K=size, V=size, dtype=dtype)
     made["w"] = torch.zeros_like(made["w"])
     made["w"][0, slice(-tokens, None) if late else slice(size, size + tokens), 0, 3] = -3.96875
-    assert chunks_taken(monkeypatch, place, "rwkv6", made, 1, size) == [True, mild]
-    place.check(made, arriving, "chunk", "rwkv6", chunk_size=size)
+    assert chunks_taken(monkeypatch, place, op, made, 1, size) == [True, mild]
+    assert chunks_taken(monkeypatch, place, op, made, 0, size) == [False, not mild]
+    place.check(made, arriving, "chunk", op, chunk_size=size)
 
 
 @TRITON

@@ -8,6 +8,7 @@ rounding, 1e-7, at every ordinary decay; but the exponents are no longer those o
 the right ones have room, and NaN begins. With one head the two addresses are the same.
 """
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Annotated
@@ -66,6 +67,14 @@ def onset(w: Tensor, *, wrong: bool = True, tolerance: float = 1e-3, backend: st
     return search(finite, near=[law(w, wrong=wrong)], tolerance=tolerance)["scores"]
 
 
+@functools.lru_cache(maxsize=2)
+def _begins(H: int, block: int, spread: float, wrong: bool) -> tuple[float, float]:
+    """Law and onset of `decays`, where this process runs kernels: the same for every w."""
+    device, backend = kernel_place()
+    made = decays(block, H, spread=spread).to(device)
+    return law(made, wrong=wrong), onset(made, wrong=wrong, backend=backend)
+
+
 def decays(block: int = 16, H: int = 4, K: int = 16, *, spread: float = 0.0) -> Tensor:
     """Log decays [block, H, K] of -1, each further head's stronger by `spread`."""
     return -(1 + spread * torch.arange(H, dtype=torch.float32)).view(1, H, 1).expand(block, H, K).contiguous()
@@ -106,6 +115,11 @@ class Shown:
 
 def show(*, H: int, block: int, spread: float, w: float, seed: int = 0) -> Shown:
     """What `at` measures at w."""
+    return _show_once(H, block, spread, w, seed)
+
+
+@functools.lru_cache(maxsize=1)
+def _show_once(H: int, block: int, spread: float, w: float, seed: int) -> Shown:
     if H < 1 or block < 2:
         raise ValueError(f"H, block: expected at least 1 head and 2 rows, got {H} and {block}")
     device, backend = kernel_place()
@@ -135,12 +149,13 @@ def at(
     """One number of heads and block, the heads' decays apart by `spread` times w: the onset of both anchors, the error
     of the wrong one at w."""
     off = show(H=H, block=block, spread=spread, w=w, seed=seed).off
-    device, backend = kernel_place()
-    made = decays(block, H, spread=spread).to(device)
     return [
-        Row(f"H = {H}, spread {spread:g}, {which} anchor: |w| at which NaN begins", math.nan, *both)
-        for which, wrong in (("wrong", True), ("right", False))
-        for both in [(law(made, wrong=wrong), onset(made, wrong=wrong, backend=backend))]
+        Row(
+            f"H = {H}, spread {spread:g}, {which} anchor: |w| at which NaN begins",
+            math.nan,
+            *_begins(H, block, spread, which == "wrong"),
+        )
+        for which in ("wrong", "right")
     ] + [
         Row(
             f"H = {H}, spread {spread:g}, wrong anchor: error at w = {w:g}",

@@ -19,6 +19,12 @@ def program(BLOCKS: tl.constexpr):
 
 
 @triton.jit
+def exp(x):
+    """e^x; 0 where float32 has only its smallest numbers left, whose care is three instructions a call."""
+    return tl.exp2(x * 1.4426950408889634)
+
+
+@triton.jit
 def to_operand(x, PRECISION: tl.constexpr):
     """x as a tensor core will see it: rounded to nearest TF32, where the hardware alone truncates; else unchanged."""
     if PRECISION == "tf32":
@@ -45,10 +51,22 @@ def to_bfloat16(x):
 
 
 @triton.jit
+def _cut(x):
+    """The first 8 bits of float32 x's mantissa as bfloat16, and the rest of x. Cut, not rounded: that is one
+    instruction, and so exact that a third part is all that can be left after two."""
+    bits = x.to(tl.int32, bitcast=True)
+    high = (bits & -65536).to(tl.float32, bitcast=True)
+    rest = x - high
+    if not INTERPRETED:
+        high = (bits >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+    return high, rest
+
+
+@triton.jit
 def split(x):
     """x as high + low, two bfloat16 tiles: 16 bits of mantissa, with all of float32's range."""
-    high = to_bfloat16(x.to(tl.float32))
-    return high, to_bfloat16(x.to(tl.float32) - high.to(tl.float32))
+    high, rest = _cut(x.to(tl.float32))
+    return high, to_bfloat16(rest)
 
 
 @triton.jit
@@ -66,9 +84,30 @@ def add_whole_product(acc, a_high, a_low, b_high, b_low):
 
 
 @triton.jit
+def operand(x, SPLIT: tl.constexpr):
+    """x as a product of `add_operands` takes it: `split` beside 16-bit inputs, beside float32 ones as it is."""
+    high, low = x, x
+    if SPLIT:
+        high, low = split(x)
+    return high, low
+
+
+@triton.jit
+def add_operands(acc, a_high, a_low, b_high, b_low, SPLIT: tl.constexpr):
+    """acc + a b of two that `operand` made."""
+    if SPLIT:
+        acc = add_product(acc, a_high, a_low, b_high, b_low)
+    else:
+        acc = tl.dot(a_high, b_high, acc, input_precision="tf32x3")
+    return acc
+
+
+@triton.jit
 def add_split_by_given(acc, a_high, a_low, b):
-    """acc + a b of a split operand and a 16-bit tile as it was given."""
-    if b.dtype == tl.bfloat16:
+    """acc + a b of an `operand` and a tile as it was given."""
+    if b.dtype == tl.float32:
+        acc = tl.dot(a_high, b, acc, input_precision="tf32x3")
+    elif b.dtype == tl.bfloat16:
         acc = tl.dot(a_high, b, acc)
         acc = tl.dot(a_low, b, acc)
     else:
@@ -79,8 +118,10 @@ def add_split_by_given(acc, a_high, a_low, b):
 
 @triton.jit
 def add_given_by_split(acc, a, b_high, b_low):
-    """acc + a b of a 16-bit tile as it was given and a split operand."""
-    if a.dtype == tl.bfloat16:
+    """acc + a b of a tile as it was given and an `operand`."""
+    if a.dtype == tl.float32:
+        acc = tl.dot(a, b_high, acc, input_precision="tf32x3")
+    elif a.dtype == tl.bfloat16:
         acc = tl.dot(a, b_high, acc)
         acc = tl.dot(a, b_low, acc)
     else:
@@ -96,13 +137,28 @@ def sums(which, b_w):
     One product for bfloat16, three for float32; nothing of b_w is lost, and its result lies where products need it.
     """
     which = to_bfloat16(which.to(tl.float32))
-    high, low = split(b_w)
-    total = tl.dot(which, high)
-    if b_w.dtype != tl.bfloat16:
-        total = tl.dot(which, low, total)
-    if b_w.dtype == tl.float32:
-        total = tl.dot(which, to_bfloat16(b_w - high.to(tl.float32) - low.to(tl.float32)), total)
+    if b_w.dtype == tl.bfloat16:
+        total = tl.dot(which, b_w)
+    else:
+        high, rest = _cut(b_w.to(tl.float32))
+        total = tl.dot(which, high)
+        if b_w.dtype == tl.float32:
+            high, rest = _cut(rest)
+            total = tl.dot(which, high, total)
+        total = tl.dot(which, to_bfloat16(rest), total)
     return total
+
+
+@triton.jit
+def add_sums(acc, which, x, WHOLE: tl.constexpr):
+    """acc + which x of float32 x, of which two parts are taken, or WHOLE all three. which: 0 and 1, [C, C]."""
+    which = to_bfloat16(which.to(tl.float32))
+    high, rest = _cut(x)
+    acc = tl.dot(which, high, acc)
+    if WHOLE:
+        high, rest = _cut(rest)
+        acc = tl.dot(which, high, acc)
+    return tl.dot(which, to_bfloat16(rest), acc)
 
 
 @triton.jit

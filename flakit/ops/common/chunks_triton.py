@@ -15,12 +15,17 @@ import triton
 import triton.language as tl
 
 from .blocks_triton import (
+    add_operands,
+    add_product,
     add_split_by_given,
+    add_sums,
     decay_after,
     decay_before,
     dot,
+    exp,
     level_pairs,
     level_weights,
+    operand,
     program,
     row_at,
     split,
@@ -28,13 +33,34 @@ from .blocks_triton import (
     to_operand,
 )
 from .dispatch import interpreted
-from .launch import CHUNK_SIZE, ENOUGH, LONG_CHUNK_SIZE, SHORTEST_SEGMENT, TABLE, block, elements, width
+from .launch import (
+    CHUNK_SIZE,
+    ENOUGH,
+    LONG_CHUNK_SIZE,
+    NARROWEST,
+    SHORTEST_SEGMENT,
+    TABLE,
+    block,
+    elements,
+    width,
+)
 from .packed import chunk_offsets, max_chunks
 
 MILD_HALF = tl.constexpr(-55.0)
 """A chunk is mild if no channel decays as much as this over either half: no factor about the middle reaches e^55."""
 MILD_TOKEN = tl.constexpr(-4.0)
 """… and no token more than this: the mild path's decay gradient loses a factor e^{-w} of float32's digits."""
+
+BLOCK = tl.constexpr(16)
+BLOCK_LEVELS = tl.constexpr(4)
+"""Rows that one product about their middle takes the place of so many dyadic levels for, where that fits."""
+BLOCK_TOKEN = tl.constexpr(-6.0)
+"""Of no token more than this: as `MILD_TOKEN`, but with a quarter of the rows that a difference is taken over."""
+
+
+RAISED = tl.constexpr(2.0**-28)
+"""What two operands with weights 2^14 times too large make right again: so much room float16 has above what is
+scaled, and below it e^-19 then still has all its digits."""
 
 
 @triton.jit
@@ -87,29 +113,54 @@ def scale_pointers(p, i, i_k, i_v, K: tl.constexpr, V: tl.constexpr, BK: tl.cons
 
 
 @triton.jit
+def scaled(x):
+    """x [N, D] as float16, each row over the power of two below its largest element, and these powers [N]."""
+    x = x.to(tl.float32)
+    exponent = tl.max(tl.abs(x), 1).to(tl.int32, bitcast=True) & 0x7F800000
+    exponent = tl.minimum(tl.maximum(exponent, 0x04000000), 0x7B000000)  # so that its reciprocal is a number too
+    over = (0x7F000000 - exponent).to(tl.float32, bitcast=True)
+    return (x * over[:, None]).to(tl.float16), exponent.to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def store_state(states, scales, i, b_S, i_k, i_v, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
                 BV: tl.constexpr, SCALED: tl.constexpr):  # fmt: skip
     """A tile of state number i. SCALED: in float16, each row over the power of two below its largest element."""
     p_S, m_S = state_pointers(states, i, i_k, i_v, K, V, BK, BV)
     if SCALED:
-        exponent = tl.max(tl.abs(b_S), 1).to(tl.int32, bitcast=True) & 0x7F800000
-        exponent = tl.minimum(tl.maximum(exponent, 0x04000000), 0x7B000000)  # so that its reciprocal is a number too
+        b_S, unit = scaled(b_S)
         p_s, m_s = scale_pointers(scales, i, i_k, i_v, K, V, BK, BV)
-        tl.store(p_s, exponent.to(tl.float32, bitcast=True), mask=m_s)
-        b_S *= (0x7F000000 - exponent).to(tl.float32, bitcast=True)[:, None]
+        tl.store(p_s, unit, mask=m_s)
     tl.store(p_S, b_S.to(states.dtype.element_ty), mask=m_S)
 
 
 @triton.jit
-def load_state(states, scales, i, there, factor, i_k, i_v, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
+def kept_state(states, scales, i, there, i_k, i_v, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
                BV: tl.constexpr, SCALED: tl.constexpr):  # fmt: skip
-    """What `store_state` put there in float32, its rows times a factor (a number or [BK]); 0 if nothing is `there`."""
+    """What `store_state` put there, [BK, BV], and what its rows are multiples of, [BK]; 0 if nothing is `there`."""
     p_S, m_S = state_pointers(states, i, i_k, i_v, K, V, BK, BV)
-    b_S = tl.load(p_S, mask=m_S & there, other=0.0).to(tl.float32)
+    b_S = tl.load(p_S, mask=m_S & there, other=0.0)
+    unit = tl.full([BK], 1.0, tl.float32)
     if SCALED:
         p_s, m_s = scale_pointers(scales, i, i_k, i_v, K, V, BK, BV)
-        b_S *= (tl.load(p_s, mask=m_s & there, other=0.0) * factor)[:, None]
-    return b_S
+        unit = tl.load(p_s, mask=m_s & there, other=0.0)
+    return b_S, unit
+
+
+@triton.jit
+def by_rows(x, SCALED: tl.constexpr):
+    """x [N, D] for a single product in float16, and what its rows are multiples of, [N]: `scaled`, or as it is."""
+    unit = tl.full([x.shape[0]], 1.0, tl.float32)
+    if SCALED:
+        x, unit = scaled(x)
+    return x, unit
+
+
+@triton.jit
+def from_middle(b_w, C: tl.constexpr):
+    """Log decay up to and with each row, counted from the middle of the chunk, [C, BK]. b_w: as it was given."""
+    o_c = tl.arange(0, C)
+    return sums((o_c[:, None] >= o_c[None, :]).to(tl.float32) - (o_c[None, :] < C // 2).to(tl.float32), b_w)
 
 
 @triton.jit
@@ -178,43 +229,156 @@ def scores(b_q, b_k, p_w, start, end, i_h, i_k, H: tl.constexpr, K: tl.constexpr
 
 
 @triton.jit
-def dyadic_pairs(b_q, b_k, b_prev, b_next, b_dA, b_dq, b_dk, C: tl.constexpr, BK: tl.constexpr, LEVELS: tl.constexpr,
-                  PRECISION: tl.constexpr):  # fmt: skip
-    """dq, dk and dw without its e^{total} term, for any decay: nothing is subtracted. b_dq, b_dk come as do S^T and
-    v D^T, before their decay."""
-    o_c = tl.arange(0, C)
-    b_dq *= tl.exp(decay_before(b_prev))
-    b_dk *= tl.exp(decay_after(b_next))
-    later, earlier = o_c[:, None] < o_c[None, :], o_c[:, None] > o_c[None, :]
-    b_dw = dot(later.to(tl.float32), b_q * b_dq, PRECISION) + dot(earlier.to(tl.float32), b_k * b_dk, PRECISION)
-    pairs = b_dA + tl.trans(b_dA)
-    for level in tl.static_range(LEVELS):
-        right = ((o_c // (1 << level)) % 2 == 1)[:, None]
-        half = o_c // (1 << level)
-        # Rows of right halves meet those of left halves and the other way round: one product serves dq and dk.
-        meet = tl.where((half[:, None] ^ half[None, :]) == 1, pairs, 0.0)
-        b_p = tl.where(right, b_q, b_k)
-        if level == 0:
-            b_g = dot(meet, b_p, PRECISION)
-        else:
-            weight = level_weights(b_prev, b_next, 1 << level, C, BK)
-            b_g = dot(meet, b_p * weight, PRECISION) * weight
-            # The decay at t is passed by the reads after t in its right half, by the keys before t in its left half.
-            passes = (half[:, None] == half[None, :]) & ((right & later) | ((~right) & earlier))
-            b_dw += dot(passes.to(tl.float32), b_p * b_g, PRECISION)
-        b_dq += tl.where(right, b_g, 0.0)
-        b_dk += tl.where(right, 0.0, b_g)
-    return b_dq, b_dk, b_dw
+def load_decays(w, start, end, i_h, i_k, H: tl.constexpr, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr):
+    """The decay of C rows, none below -128: its exponential is 0 already, and what `sums` adds has to be finite."""
+    b_w = load_tile(w, start, end, i_h, i_k, 0, H, K, C, BK)
+    return tl.where(b_w < -128.0, -128.0, b_w).to(b_w.dtype)
 
 
 @triton.jit
-def _decays(w, start, end, i_h, i_k, H: tl.constexpr, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
-            SCALED: tl.constexpr):  # fmt: skip
-    """The decay of C rows, as it was given."""
-    b_w = load_tile(w, start, end, i_h, i_k, 0, H, K, C, BK)
-    if SCALED:  # e^-128 is 0 in float32 already, and what is summed by a product has to be finite
-        b_w = tl.where(b_w < -128.0, -128.0, b_w).to(b_w.dtype)
-    return b_w
+def within(first, end, C: tl.constexpr):
+    """Whether first_i <= j < end_i, [C, C]: two instructions an element, of masks that would else cost as much as
+    products."""
+    o_c = tl.arange(0, C)
+    return (o_c[None, :] - first[:, None]).to(tl.uint32) < (end - first)[:, None].to(tl.uint32)
+
+
+@triton.jit
+def halves(level, C: tl.constexpr):
+    """Of each row at a dyadic level, [C] each: its number, whether it lies in a right half, the first row of its half,
+    and the half's size.
+
+    The compiler is kept from knowing that rows are the same at every level: masks made of them would lie in registers.
+    """
+    o_c = tl.arange(0, C) + (level >> 8)
+    size = o_c * 0 + (1 << level)
+    return o_c, (o_c & size) != 0, o_c & -size, size
+
+
+@triton.jit
+def level_decays(b_w, level, C: tl.constexpr):
+    """Log decay between each row and its half's boundary, [C, BK]: over the rows before it in a right half, after it
+    in a left one."""
+    o_c, right, first, size = halves(level, C)
+    return sums(within(tl.where(right, first, o_c + 1), tl.where(right, o_c, first + size), C), b_w)
+
+
+@triton.jit
+def level_weight(b_w, level, C: tl.constexpr, SCALED: tl.constexpr):
+    """e^{`level_decays`}, for SCALED 2^14 times that (`RAISED`)."""
+    weight = exp(level_decays(b_w, level, C))
+    if SCALED:
+        weight *= 16384.0
+    return weight
+
+
+@triton.jit
+def meet(level, C: tl.constexpr):
+    """Whether two rows are of the two halves of one block of a dyadic level, [C, C]."""
+    _, _, first, size = halves(level, C)
+    return within(first ^ size, (first ^ size) + size, C)
+
+
+@triton.jit
+def only(mask, x):
+    return tl.where(mask, x, tl.zeros_like(x))
+
+
+@triton.jit
+def same_block(C: tl.constexpr):
+    first = tl.arange(0, C) // BLOCK * BLOCK
+    return within(first, first + BLOCK, C)
+
+
+@triton.jit
+def about_middles(b_w, B: tl.constexpr, C: tl.constexpr):
+    """Log decays of reads and of keys counted from the middle of each block of B rows, [C, BK]."""
+    o_c = tl.arange(0, C)
+    middle = o_c // B * B + B // 2
+    second = o_c >= middle
+    mask = within(tl.where(second, middle, o_c + 1), tl.where(second, o_c + 1, middle), C)
+    upto = sums(tl.where(mask, tl.where(second, 1.0, -1.0)[:, None], 0.0), b_w)
+    return upto - b_w.to(tl.float32), -upto
+
+
+@triton.jit
+def about_blocks(b_w, C: tl.constexpr):
+    """`about_middles` of blocks of `BLOCK` rows, and whether every one of these is mild."""
+    read, key = about_middles(b_w, BLOCK, C)
+    spare = tl.minimum(-tl.maximum(tl.abs(read), tl.abs(key)) - MILD_HALF, b_w.to(tl.float32) - BLOCK_TOKEN)
+    return read, key, tl.min(spare) > 0
+
+
+@triton.jit
+def pair_scores(b_q, b_k, b_w, C: tl.constexpr, LEVELS: tl.constexpr, TURNED: tl.constexpr, SCALED: tl.constexpr):
+    """sum over a block of k of q_i k_j e^{decay strictly between j and i}, [C, C], right for i > j only; TURNED: its
+    transpose."""
+    q, q_unit = by_rows(b_q, SCALED)
+    k, k_unit = by_rows(b_k, SCALED)
+    b_A = tl.zeros([C, C], dtype=tl.float32)
+    for level in range(LEVELS):
+        _, right, _, _ = halves(level, C)
+        p = tl.where(right[:, None], q, k) * level_weight(b_w, level, C, SCALED).to(q.dtype)
+        b_A += tl.where(meet(level, C), tl.dot(p, tl.trans(p), input_precision="tf32x3"), 0.0)
+    if SCALED:
+        k_unit *= RAISED
+    if TURNED:
+        b_A *= k_unit[:, None] * q_unit[None, :]
+    else:
+        b_A *= q_unit[:, None] * k_unit[None, :]
+    return b_A
+
+
+@triton.jit
+def add_pair_sums(b_x, pairs_high, pairs_low, b_k, b_w, C: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr):
+    """b_x + sum_{j<i} pairs_ij k_j e^{decay strictly between j and i}, [C, BK]. pairs: an `operand`, [C, C]."""
+    o_c = tl.arange(0, C)
+    first_level = 0
+    if SCALED:
+        read, key, mild = about_blocks(b_w, C)
+        if mild:
+            below = same_block(C) & (o_c[:, None] > o_c[None, :])
+            k_high, k_low = split(b_k * exp(key))
+            x = tl.zeros_like(b_x)
+            b_x += add_product(x, only(below, pairs_high), only(below, pairs_low), k_high, k_low) * exp(read)
+        first_level = mild.to(tl.int32) * BLOCK_LEVELS
+    for level in range(first_level, LEVELS):
+        _, right, _, _ = halves(level, C)
+        right_by_left = right[:, None] & meet(level, C)
+        weight = exp(level_decays(b_w, level, C))
+        k_high, k_low = operand(b_k * weight, SCALED)
+        x = tl.zeros_like(b_x)
+        b_x += (
+            add_operands(x, only(right_by_left, pairs_high), only(right_by_left, pairs_low), k_high, k_low, SCALED)
+            * weight
+        )
+    return b_x
+
+
+@triton.jit
+def pair_grads(b_q, b_k, b_w, pairs, C: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr):
+    """What the pairs inside the chunk add to dq, dk and dw. pairs: dA + dA^T, the diagonal left out."""
+    o_c = tl.arange(0, C)
+    q, q_unit = by_rows(b_q, SCALED)
+    k, k_unit = by_rows(b_k, SCALED)
+    pairs *= tl.where(o_c[:, None] > o_c[None, :], k_unit[None, :], q_unit[None, :])
+    pairs, unit = by_rows(pairs, SCALED)
+    if SCALED:
+        unit *= RAISED
+    b_dq, b_dk, b_dw = tl.zeros_like(b_q), tl.zeros_like(b_k), tl.zeros_like(b_q)
+    for level in range(LEVELS):
+        # Rows of right halves meet those of left halves and the other way round: one product serves dq and dk.
+        o_c, right, first, size = halves(level, C)
+        p = tl.where(right[:, None], q, k)
+        weight = level_weight(b_w, level, C, SCALED)
+        b_g = tl.dot(only(meet(level, C), pairs), p * weight.to(q.dtype), input_precision="tf32x3")
+        b_g *= weight * unit[:, None]
+        b_dq += tl.where(right[:, None], b_g, 0.0)
+        b_dk += tl.where(right[:, None], 0.0, b_g)
+        # The decay at t is passed by the reads after t in its right half, by the keys before t in its left half.
+        passing = within(tl.where(right, o_c + 1, first), tl.where(right, first + size, o_c), C)
+        b_dw = add_sums(b_dw, passing, b_g * p * tl.where(right, q_unit, k_unit)[:, None], not SCALED)
+    return b_dq, b_dk, b_dw
 
 
 @triton.jit
@@ -224,7 +388,9 @@ def _passed(b_S, b_w, total, x, y, w, scale, start, end, i_h, i_k, i_v, H: tl.co
     """The state after C rows with decays b_w, in reverse its gradient before them. As in `stream_kernel`."""
     o_c = tl.arange(0, C)
     if REVERSE:
-        if INCLUSIVE:
+        if INCLUSIVE and SCALED:
+            factor = tl.exp(sums(o_c[:, None] >= o_c[None, :], b_w)) * scale
+        elif INCLUSIVE:
             factor = tl.exp(tl.cumsum(b_w.to(tl.float32), 0)) * scale
         elif SCALED:
             factor = tl.exp(sums(o_c[:, None] > o_c[None, :], b_w)) * scale
@@ -247,25 +413,56 @@ def _passed(b_S, b_w, total, x, y, w, scale, start, end, i_h, i_k, i_v, H: tl.co
 
 
 @triton.jit
-def stream_kernel(
-    x, y, w, states, scales, decay, mild, initial, last, scale, sequence_of_segment, segment_offsets, cu_seqlens,
-    offsets, T, L,
+def _walk(
+    x, y, w, states, scales, decay, mild, initial, last, scale, begin, end, first_chunk, chunks, i_s, i_h, i_k, i_v,
     H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
-    BV: tl.constexpr, REVERSE: tl.constexpr, INCLUSIVE: tl.constexpr, TOTALS: tl.constexpr, SEGMENTED: tl.constexpr,
-    MAY_BE_MILD: tl.constexpr, PARTS: tl.constexpr, SCALED: tl.constexpr, HAS_FIRST: tl.constexpr,
-    WANTS_LAST: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
+    BV: tl.constexpr, REVERSE: tl.constexpr, INCLUSIVE: tl.constexpr, TOTALS: tl.constexpr, MAY_BE_MILD: tl.constexpr,
+    SCALED: tl.constexpr, HAS_FIRST: tl.constexpr, WANTS_LAST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """S <- e^{total} S + (k e^{after})^T v, chunk after chunk of a segment of L; in reverse (scale r e^{before})^T do.
-
-    The state before each chunk is stored, and whether its decays are mild; or, for TOTALS, what the whole segment makes
-    of a zero state, and e^{its total}. INCLUSIVE: a read is faded by its own token's decay too.
-    G: heads of x and y that write into one state. PARTS: 2 stores the state in the middle of a chunk too, unless it is
-    mild. SCALED: products of split operands, and states in 16 bits. In registers: S [BK, BV].
-    """
+    """One tile of one state through one segment; decay and mild may be None. As in `stream_kernel`."""
     NK: tl.constexpr = (K + BK - 1) // BK
-    NV: tl.constexpr = (V + BV - 1) // BV
-    i, i_s = program(NK * NV * H)
-    i_h, i_k, i_v = i % H, (i // H) % NK, i // (H * NK)
+    i_sh = i_s * H + i_h
+    b_S = tl.zeros([BK, BV], dtype=tl.float32)
+    if HAS_FIRST:
+        p_S, m_S = state_pointers(initial, i_sh, i_k, i_v, K, V, BK, BV)
+        b_S += tl.load(p_S, mask=m_S, other=0.0)
+    b_all = tl.zeros([BK], dtype=tl.float32)
+    for j in range(0, chunks):
+        if REVERSE:
+            i_c = chunks - 1 - j
+        else:
+            i_c = j
+        start = begin + i_c * C
+        i_ch = (first_chunk + i_c) * H + i_h
+        if SCALED:
+            b_w = load_decays(w, start, end, i_h, i_k, H, K, C, BK)
+        else:
+            b_w = load_tile(w, start, end, i_h, i_k, 0, H, K, C, BK)
+        first, second = half_decays(b_w, C)
+        total = first + second
+        if TOTALS:
+            b_all += total
+        else:
+            store_state(states, scales, i_ch, b_S, i_k, i_v, K, V, BK, BV, SCALED)
+            if mild is not None:
+                tl.store(mild + i_ch * NK + i_k, is_mild(b_w, first, second) * MAY_BE_MILD, mask=i_v == 0)
+        b_S = _passed(b_S, b_w, total, x, y, w, scale, start, end, i_h, i_k, i_v, H, G, K, V, C, BK, BV, REVERSE,
+                      INCLUSIVE, SCALED, PRECISION)  # fmt: skip
+    if TOTALS:
+        if decay is not None:
+            o_k = i_k * BK + tl.arange(0, BK)
+            tl.store(decay + i_sh.to(tl.int64) * K + o_k, tl.exp(b_all), mask=(o_k < K) & (i_v == 0))
+        p_S, m_S = state_pointers(states, i_sh, i_k, i_v, K, V, BK, BV)
+        tl.store(p_S, b_S, mask=m_S)
+    if WANTS_LAST:
+        p_S, m_S = state_pointers(last, i_sh, i_k, i_v, K, V, BK, BV)
+        tl.store(p_S, b_S, mask=m_S)
+
+
+@triton.jit
+def locate_segment(i_s, sequence_of_segment, segment_offsets, cu_seqlens, offsets, T, L, C: tl.constexpr,
+                   SEGMENTED: tl.constexpr, PACKED: tl.constexpr):  # fmt: skip
+    """First row of segment i_s of L chunks and the end of its sequence, its first chunk, and how many it has."""
     if PACKED:
         if SEGMENTED:
             i_n = tl.load(sequence_of_segment + i_s)
@@ -285,48 +482,41 @@ def stream_kernel(
         end = (i_n + 1).to(tl.int64) * T
         first_chunk = i_n * NT + skipped
     chunks = tl.minimum(tl.maximum(end - begin + C - 1, 0) // C, L).to(tl.int32)
-    i_sh = i_s * H + i_h
-    b_S = tl.zeros([BK, BV], dtype=tl.float32)
-    if HAS_FIRST:
-        p_S, m_S = state_pointers(initial, i_sh, i_k, i_v, K, V, BK, BV)
-        b_S += tl.load(p_S, mask=m_S, other=0.0)
-    b_all = tl.zeros([BK], dtype=tl.float32)
-    for j in range(0, chunks):
-        if REVERSE:
-            i_c = chunks - 1 - j
-        else:
-            i_c = j
-        start = begin + i_c * C
-        i_ch = (first_chunk + i_c) * H + i_h
-        b_w = _decays(w, start, end, i_h, i_k, H, K, C, BK, SCALED)
-        first, second = half_decays(b_w, C)
-        total = first + second
-        if TOTALS:
-            b_all += total
-        else:
-            # In reverse a chunk's first state is the one that leaves its last part.
-            i_p = i_ch // H * PARTS * H + i_h
-            store_state(states, scales, i_p + (PARTS - 1) * H * REVERSE, b_S, i_k, i_v, K, V, BK, BV, SCALED)
-            mildness = is_mild(b_w, first, second) * MAY_BE_MILD
-            tl.store(mild + i_ch * NK + i_k, mildness, mask=i_v == 0)
-            if PARTS == 2:
-                if (mildness == 0) | (NK > 1):  # of several blocks, another may not be mild
-                    part = start + C // 2 * REVERSE
-                    b_part = _decays(w, part, end, i_h, i_k, H, K, C // 2, BK, SCALED)
-                    half = second if REVERSE else first
-                    b_M = _passed(b_S, b_part, half, x, y, w, scale, part, end, i_h, i_k, i_v, H, G, K, V, C // 2, BK,
-                                  BV, REVERSE, INCLUSIVE, SCALED, PRECISION)  # fmt: skip
-                    store_state(states, scales, i_p + H * (1 - REVERSE), b_M, i_k, i_v, K, V, BK, BV, SCALED)
-        b_S = _passed(b_S, b_w, total, x, y, w, scale, start, end, i_h, i_k, i_v, H, G, K, V, C, BK, BV, REVERSE,
-                      INCLUSIVE, SCALED, PRECISION)  # fmt: skip
-    if TOTALS:
-        o_k = i_k * BK + tl.arange(0, BK)
-        tl.store(decay + i_sh.to(tl.int64) * K + o_k, tl.exp(b_all), mask=(o_k < K) & (i_v == 0))
-        p_S, m_S = state_pointers(states, i_sh, i_k, i_v, K, V, BK, BV)
-        tl.store(p_S, b_S, mask=m_S)
-    if WANTS_LAST:
-        p_S, m_S = state_pointers(last, i_sh, i_k, i_v, K, V, BK, BV)
-        tl.store(p_S, b_S, mask=m_S)
+    return begin, end, first_chunk, chunks
+
+
+@triton.jit
+def stream_kernel(
+    x, y, states, scales, initial, last, other_x, other_y, other_states, other_scales, other_initial, other_last,
+    w, decay, mild, scale, sequence_of_segment, segment_offsets, cu_seqlens, offsets, T, L,
+    H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, OTHER_V: tl.constexpr, C: tl.constexpr,
+    BK: tl.constexpr, BV: tl.constexpr, OTHER_BV: tl.constexpr, REVERSE: tl.constexpr, INCLUSIVE: tl.constexpr,
+    TOTALS: tl.constexpr, SEGMENTED: tl.constexpr, MAY_BE_MILD: tl.constexpr, SCALED: tl.constexpr,
+    HAS_FIRST: tl.constexpr, WANTS_LAST: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """S <- e^{total} S + (k e^{after})^T v, chunk after chunk of a segment of L; in reverse (scale r e^{before})^T do.
+
+    The state before each chunk is stored, and whether its decays are mild; or, for TOTALS, what the whole segment makes
+    of a zero state, and e^{its total}. INCLUSIVE: a read is faded by its own token's decay too.
+    G: heads of x and y that write into one state. SCALED: products of split operands, and states in 16 bits.
+    OTHER_V: columns of another state that decays alike, 0 if there is none. In registers: a tile of one, [BK, BV].
+    """
+    NK: tl.constexpr = (K + BK - 1) // BK
+    NV: tl.constexpr = (V + BV - 1) // BV
+    OTHER_NV: tl.constexpr = (OTHER_V + OTHER_BV - 1) // OTHER_BV
+    i, i_s = program(NK * (NV + OTHER_NV) * H)
+    i_h, i_k, i_v = i % H, (i // H) % NK, i // (H * NK)
+    begin, end, first_chunk, chunks = locate_segment(
+        i_s, sequence_of_segment, segment_offsets, cu_seqlens, offsets, T, L, C, SEGMENTED, PACKED
+    )
+    if i_v < NV:
+        _walk(x, y, w, states, scales, decay, mild, initial, last, scale, begin, end, first_chunk, chunks, i_s, i_h,
+              i_k, i_v, H, G, K, V, C, BK, BV, REVERSE, INCLUSIVE, TOTALS, MAY_BE_MILD, SCALED, HAS_FIRST, WANTS_LAST,
+              PRECISION)  # fmt: skip
+    elif OTHER_V > 0:
+        _walk(other_x, other_y, w, other_states, other_scales, None, None, other_initial, other_last, scale, begin, end,
+              first_chunk, chunks, i_s, i_h, i_k, i_v - NV, H, G, K, OTHER_V, C, BK, OTHER_BV, REVERSE, INCLUSIVE,
+              TOTALS, MAY_BE_MILD, SCALED, HAS_FIRST, WANTS_LAST, PRECISION)  # fmt: skip
 
 
 @triton.jit
@@ -401,7 +591,7 @@ class ChunkPlan:
     ):
         (B, self.T, self.H, self.K), self.V = x.shape, V
         self.op, self.width = op, width(x.element_size())
-        self.scaled, self.C, self.parts = _cut(op, x, V, chunk_size)
+        self.scaled, self.C = cut_into_chunks(op, x, V, chunk_size)
         self.precision = "tf32" if self.width == "16-bit" else "tf32x3"
         self.cu_seqlens, self.offsets, self.sequence_of_chunk = cu_seqlens, None, None
         if cu_seqlens is None:
@@ -412,7 +602,7 @@ class ChunkPlan:
         self.empty = x.new_empty(0, dtype=torch.float32).new_empty
         self.where = (self.sequence_of_chunk, cu_seqlens, self.offsets, self.T)
         # The guard looks at blocks of K as `stream_kernel` cuts them, unless the operator says otherwise.
-        self.flags = flags or triton.cdiv(self.K, block(self.K, TABLE[f"{op}.stream", self.width].BK))
+        self.flags = flags or _flags(op, x)
 
     def _packed_parts(self, tokens: int) -> tuple[int, torch.Tensor, torch.Tensor]:
         """A packed batch cut into parts: room for so many, the sequence of each, and how many come before each one."""
@@ -421,10 +611,14 @@ class ChunkPlan:
         found = torch.searchsorted(offsets[1:], order, right=True)
         return parts, found.clamp_(max=self.N - 1).to(torch.int32), offsets
 
+    def block(self, size: int, limit: int) -> int:
+        """As `launch.block`, but in long chunks of `NARROWEST` at least, whatever the limit."""
+        return max(block(size, limit), NARROWEST if self.C == LONG_CHUNK_SIZE else 0)
+
     def sizes(self, kernel: str, V: int | None = None) -> tuple[dict, int, int]:
         """Keyword arguments every kernel takes, and the numbers of blocks along K and V (default: the state's)."""
         launch, V = TABLE[f"{self.op}.{kernel}", self.width], self.V if V is None else V
-        BK, BV = block(self.K, launch.BK), block(V, launch.BV)
+        BK, BV = self.block(self.K, launch.BK), self.block(V, launch.BV)
         common = dict(
             H=self.H, K=self.K, V=V, C=self.C, BK=BK, BV=BV, PACKED=self.cu_seqlens is not None,
             PRECISION=self.precision, num_warps=launch.num_warps, num_stages=launch.num_stages, maxnreg=launch.maxnreg,
@@ -435,61 +629,74 @@ class ChunkPlan:
         """The launches of a kernel that works inside chunks: (keyword arguments, blocks along V)."""
         for way in ("mild", "dyadic") if self.width == "16-bit" else ("dyadic",):
             common, _, NV = self.sizes(f"{kernel}.{way}")
-            C = self.C if way == "mild" else self.C // self.parts
-            yield common | dict(C=C, FLAGS=self.flags, LEVELS=C.bit_length() - 1, MILD=int(way == "mild")), NV
+            yield common | dict(FLAGS=self.flags, LEVELS=self.C.bit_length() - 1, MILD=int(way == "mild")), NV
 
     def kept_shape(self, V: int) -> tuple[int, ...]:
-        """Of the float32 tensor that holds the state entering every part of a chunk."""
-        return _kept_shape(self.scaled, self.op, self.chunks * self.parts, self.H, self.K, V)
+        """Of the float32 tensor that holds the state entering every chunk."""
+        return _kept_shape(self.scaled, self.op, self.chunks, self.H, self.K, V)
 
     def unpacked(self, kept: torch.Tensor, V: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The states [chunks parts, H, K, V] in such a tensor; where they are 16-bit, the scales of their rows too."""
+        """The states [chunks, H, K, V] in such a tensor; where they are 16-bit, the scales of their rows too."""
         if not self.scaled:
             return kept, None
-        scales = _scales(self.op, self.chunks * self.parts, self.H, self.K, V)
+        scales = _scales(self.op, self.chunks, self.H, self.K, V)
         return kept[scales:].view(torch.float16), kept[:scales]
 
     def state_shape(self) -> tuple[int, int, int, int]:
         return self.N, self.H, self.K, self.V
 
-    def states(self, x, y, w, scale, first, last, reverse, inclusive=False):
-        """The state entering each part of a chunk (reverse: the gradient leaving it), and which chunks are mild.
+    def states(self, x, y, w, scale, first, last, reverse, inclusive=False, beside=None):
+        """The state entering each chunk (reverse: the gradient leaving it), and which chunks are mild.
 
-        The states come in one tensor of `kept_shape`, which `unpacked` takes apart. Of a mild chunk only the state that
-        enters it is there (reverse: the gradient leaving its last part).
+        The states come in one tensor of `kept_shape`, which `unpacked` takes apart.
 
         x [B, T, G H, K] and y [B, T, G H, V] make each chunk's writing, G heads one state's; V is y's own, whatever the
         plan's is. inclusive: in reverse, a read is faded by its own token's decay too.
         first and last [N, H, K, V]: where to begin, and where to leave the end; None: zeros, nowhere.
+        beside: (x, y, first, last) of another state that decays alike, of which all is as of this one but V. It goes
+        through the same launch, and a tensor for each comes back.
         """
-        V = y.shape[-1]
-        common, NK, NV = self.sizes("stream", V)
-        kept, mild = self.empty(self.kept_shape(V)), self.empty(self.chunks, self.H, NK, dtype=torch.int32)
-        if self.cu_seqlens is not None:
-            # A packed batch has room for more chunks than it fills, and no output may be left to chance.
-            kept.zero_()
-            mild.zero_()
-        states, scales = self.unpacked(kept, V)
+        given = [(x, y, first, last)] + ([beside] if beside else [])
+        columns = [y.shape[-1] for _, y, _, _ in given]
+        common, NK, NV = self.sizes("stream", columns[0])
         common |= dict(
             G=x.shape[2] // self.H, REVERSE=reverse, INCLUSIVE=inclusive, MAY_BE_MILD=self.width == "16-bit",
+            SCALED=self.scaled, OTHER_V=0, OTHER_BV=1,
         )  # fmt: skip
+        if beside:
+            other, _, other_NV = self.sizes("stream", columns[1])
+            common |= dict(OTHER_V=columns[1], OTHER_BV=other["BV"])
+            NV += other_NV
+        kept = [self.empty(self.kept_shape(V)) for V in columns]
+        mild = self.empty(self.chunks, self.H, NK, dtype=torch.int32)
+        if self.cu_seqlens is not None:
+            # A packed batch has room for more chunks than it fills, and no output may be left to chance.
+            for each in (*kept, mild):
+                each.zero_()
         L, segments, segment_offsets, sequence_of_segment = self.segments(NK * NV * self.H)
         where = (sequence_of_segment, segment_offsets, self.cu_seqlens, self.offsets, self.T, L)
         grid = (NK * NV * self.H * segments,)
         if segments > self.N:
-            entering, decay = self.empty(segments, self.H, self.K, V), self.empty(segments, self.H, self.K)
+            entering = [self.empty(segments, self.H, self.K, V) for V in columns]
+            decay = self.empty(segments, self.H, self.K)
+            totals = [(x, y, S, None, None, None) for (x, y, _, _), S in zip(given, entering, strict=True)]
             stream_kernel[grid](
-                x, y, w, entering, None, decay, mild, None, None, scale, *where,
-                TOTALS=True, SEGMENTED=True, PARTS=self.parts, SCALED=self.scaled, HAS_FIRST=False, WANTS_LAST=False,
-                **common,
+                *_pair(totals), w, decay, mild, scale, *where,
+                TOTALS=True, SEGMENTED=True, HAS_FIRST=False, WANTS_LAST=False, **common,
             )  # fmt: skip
-            self._scan(entering, decay, first, last, segments // self.N, segment_offsets, reverse)
-            first, last = entering, None
+            for (_, _, first, last), S in zip(given, entering, strict=True):
+                self._scan(S, decay, first, last, segments // self.N, segment_offsets, reverse)
+            given = [(x, y, S, None) for (x, y, _, _), S in zip(given, entering, strict=True)]
+        streams = [
+            (x, y, *self.unpacked(S, V), first, last)
+            for (x, y, first, last), S, V in zip(given, kept, columns, strict=True)
+        ]
+        _, _, first, last = given[0]
         stream_kernel[grid](
-            x, y, w, states, scales, None, mild, first, last, scale, *where, TOTALS=False, SEGMENTED=segments > self.N,
-            PARTS=self.parts, SCALED=self.scaled, HAS_FIRST=first is not None, WANTS_LAST=last is not None, **common,
+            *_pair(streams), w, None, mild, scale, *where, TOTALS=False, SEGMENTED=segments > self.N,
+            HAS_FIRST=first is not None, WANTS_LAST=last is not None, **common,
         )  # fmt: skip
-        return kept, mild
+        return (tuple(kept) if beside else kept[0]), mild
 
     def segments(self, programs):
         """Chunks a segment, segments, and of a packed batch the segments before each sequence and whose each is.
@@ -518,17 +725,28 @@ class ChunkPlan:
         )  # fmt: skip
 
 
-def _cut(op: str, x: torch.Tensor, V: int, chunk_size: int) -> tuple[bool, int, int]:
-    """Whether states between chunks are 16-bit, each row over a power of two; tokens a chunk; its parts, each of which
-    a kernel for any decay goes through by itself. Arguments as of `ChunkPlan`."""
-    scaled = op == "rwkv6" and x.element_size() == 2
+def _pair(streams: list[tuple]) -> tuple:
+    """What `stream_kernel` takes of one stream or two."""
+    return (*streams[0], *(streams[1] if len(streams) > 1 else (None,) * len(streams[0])))
+
+
+def cut_into_chunks(op: str, x: torch.Tensor, V: int, chunk_size: int) -> tuple[bool, int]:
+    """Whether states between chunks are 16-bit, each row over a power of two, and tokens a chunk. As of `ChunkPlan`."""
+    scaled = x.element_size() == 2
     # In the interpreter, which cannot multiply bfloat16, float16 stands in for it.
     tried = scaled and (x.dtype == torch.bfloat16 or interpreted())
-    long = tried and block(x.shape[-1], 128) == block(V, 128) == 64
-    C = chunk_size or (LONG_CHUNK_SIZE if long else CHUNK_SIZE)
-    if scaled and not long:
-        C = min(C, CHUNK_SIZE)
-    return scaled, C, max(1, C // CHUNK_SIZE)
+    long = block(x.shape[-1], 128) == 64 and (op == "gsa" or block(V, 128) == 64)
+    most = LONG_CHUNK_SIZE if tried and long else CHUNK_SIZE
+    # RWKV7 goes through long chunks by kernels of their own, whose way for any decay no GPU has run: when asked to.
+    C = min(chunk_size or (CHUNK_SIZE if op == "rwkv7" else most), most)
+    # Only these of its kernels scale their states.
+    return scaled and (op != "rwkv7" or C == LONG_CHUNK_SIZE), C
+
+
+def _flags(op: str, x: torch.Tensor) -> int:
+    """Of each chunk and head: blocks along K whose decay is said to be mild or not."""
+    K = x.shape[-1]
+    return triton.cdiv(K, block(K, TABLE[f"{op}.stream", width(x.element_size())].BK))
 
 
 def _scales(op: str, states: int, H: int, K: int, V: int) -> int:
@@ -543,9 +761,18 @@ def _kept_shape(scaled: bool, op: str, states: int, H: int, K: int, V: int) -> t
     return (_scales(op, states, H, K, V) + triton.cdiv(states * H * K * V, 2),)
 
 
+def chunks_of(op, x, V, cu_seqlens, chunk_size) -> int:
+    _, C = cut_into_chunks(op, x, V, chunk_size)
+    B, T = x.shape[:2]
+    return B * -(-T // C) if cu_seqlens is None else max_chunks(T, cu_seqlens.shape[0] - 1, C)
+
+
 def kept_states_shape(op, x, V, cu_seqlens, chunk_size) -> tuple[int, ...]:
     """Shape of what `ChunkPlan.states` returns, known without the offsets' values; arguments as of `ChunkPlan`."""
-    scaled, C, parts = _cut(op, x, V, chunk_size)
-    B, T, H, K = x.shape
-    chunks = B * -(-T // C) if cu_seqlens is None else max_chunks(T, cu_seqlens.shape[0] - 1, C)
-    return _kept_shape(scaled, op, chunks * parts, H, K, V)
+    scaled, _ = cut_into_chunks(op, x, V, chunk_size)
+    return _kept_shape(scaled, op, chunks_of(op, x, V, cu_seqlens, chunk_size), *x.shape[2:], V)
+
+
+def flags_of(op, x, V, cu_seqlens, chunk_size) -> int:
+    """How many flags say which chunks are mild; arguments as of `ChunkPlan`."""
+    return chunks_of(op, x, V, cu_seqlens, chunk_size) * x.shape[2] * _flags(op, x)

@@ -28,13 +28,23 @@ class Launch(NamedTuple):
 
 
 CHUNK_SIZE = 32
-"""Tokens a chunk where the caller does not say, and the most a kernel for any decay looks at."""
+"""Tokens a chunk where the caller does not say, unless long ones are right."""
 
 LONG_CHUNK_SIZE = 64
-"""Likewise of bfloat16 RWKV6 with heads of 33 to 64 channels, which is what models have and where it was tried."""
+"""Likewise of bfloat16 where 33 to 64 channels or slots decay, which is what models have and where it was tried."""
+
+NARROWEST = 64
+"""Columns of every tile that products take in long chunks. Their 64 rows bring Hopper's own instruction for products,
+which reads 16-bit tiles in lines of 128 bytes; as Triton 3.6 compiles it, it is wrong for tiles narrower than that."""
 
 CHECKPOINT = 32
 """Tokens between the states a recurrent forward keeps for its backward."""
+
+TOGETHER = {"rwkv6": 2, "rwkv7": 1, "gsa": 2}
+"""Tokens whose rows a recurrent kernel loads at once, to wait for memory once for all of them; divide CHECKPOINT.
+
+RWKV7 has the most rows a token: on an H200 its forward took 19.3 ms with those of two at once, 11.1 ms with one's.
+"""
 
 ENOUGH = 512
 """Programs that walk along time which fill a GPU: about four a multiprocessor."""
@@ -58,18 +68,18 @@ ROWS = {
     ("rwkv6.stream", "16-bit"): Launch(64, 64, 4, 3),
     ("rwkv6.stream", "float32"): Launch(32, 64, 2, 2),
     ("rwkv6.output.mild", "16-bit"): Launch(64, 64, 4, 1),
-    ("rwkv6.output.dyadic", "16-bit"): Launch(64, 64, 2, 1),
+    ("rwkv6.output.dyadic", "16-bit"): Launch(64, 64, 4, 1),
     ("rwkv6.output.dyadic", "float32"): Launch(32, 32, 4, 1),
     ("rwkv6.value_grads.mild", "16-bit"): Launch(64, 64, 4, 1, 168),
-    ("rwkv6.value_grads.dyadic", "16-bit"): Launch(64, 64, 2, 1),
+    ("rwkv6.value_grads.dyadic", "16-bit"): Launch(64, 64, 4, 1),
     ("rwkv6.value_grads.dyadic", "float32"): Launch(32, 32, 4, 1),
     ("rwkv6.key_grads.mild", "16-bit"): Launch(64, 64, 4, 1),
     ("rwkv6.key_grads.dyadic", "16-bit"): Launch(64, 64, 4, 1),
     ("rwkv6.key_grads.dyadic", "float32"): Launch(32, 32, 4, 1),
-    ("rwkv6.recurrent", "16-bit"): Launch(512, 16, 4, 1),
-    ("rwkv6.recurrent", "float32"): Launch(512, 16, 4, 1),
-    ("rwkv6.recurrent_grads", "16-bit"): Launch(512, 16, 4, 1),
-    ("rwkv6.recurrent_grads", "float32"): Launch(512, 16, 4, 1),
+    ("rwkv6.recurrent", "16-bit"): Launch(512, 16, 2, 1),
+    ("rwkv6.recurrent", "float32"): Launch(512, 16, 2, 1),
+    ("rwkv6.recurrent_grads", "16-bit"): Launch(512, 16, 1, 1),
+    ("rwkv6.recurrent_grads", "float32"): Launch(512, 16, 1, 1),
     ("rwkv7.prepare.mild", "16-bit"): Launch(64, 64, 2, 1),
     ("rwkv7.prepare.dyadic", "16-bit"): Launch(64, 64, 4, 1),
     ("rwkv7.prepare.dyadic", "float32"): Launch(32, 32, 4, 1),
@@ -87,46 +97,52 @@ ROWS = {
     ("rwkv7.key_grads.mild", "16-bit"): Launch(64, 64, 4, 1),
     ("rwkv7.key_grads.dyadic", "16-bit"): Launch(64, 64, 8, 1),
     ("rwkv7.key_grads.dyadic", "float32"): Launch(32, 32, 4, 1),
-    ("rwkv7.recurrent", "16-bit"): Launch(512, 16, 4, 1),
-    ("rwkv7.recurrent", "float32"): Launch(512, 16, 4, 1),
-    ("rwkv7.recurrent_grads", "16-bit"): Launch(512, 16, 4, 1),
-    ("rwkv7.recurrent_grads", "float32"): Launch(512, 16, 4, 1),
-    ("gsa.gates", "16-bit"): Launch(128, 1, 1, 1),
-    ("gsa.gates", "float32"): Launch(128, 1, 1, 1),
-    ("gsa.stream", "16-bit"): Launch(32, 128, 2, 2),
+    ("rwkv7.long.transition.mild", "16-bit"): Launch(64, 64, 4, 1),
+    ("rwkv7.long.transition.dyadic", "16-bit"): Launch(64, 64, 4, 1),
+    ("rwkv7.long.walk", "16-bit"): Launch(64, 64, 4, 2),
+    ("rwkv7.long.read", "16-bit"): Launch(64, 64, 4, 1),
+    ("rwkv7.long.found.mild", "16-bit"): Launch(64, 64, 4, 1),
+    ("rwkv7.long.found.dyadic", "16-bit"): Launch(64, 64, 4, 1),
+    ("rwkv7.long.read_grads.mild", "16-bit"): Launch(64, 64, 4, 1),
+    ("rwkv7.long.read_grads.dyadic", "16-bit"): Launch(64, 64, 4, 1),
+    ("rwkv7.long.write_grads.mild", "16-bit"): Launch(64, 64, 4, 1),
+    ("rwkv7.long.write_grads.dyadic", "16-bit"): Launch(64, 64, 4, 1),
+    ("rwkv7.recurrent", "16-bit"): Launch(512, 16, 2, 1),
+    ("rwkv7.recurrent", "float32"): Launch(512, 16, 2, 1),
+    ("rwkv7.recurrent_grads", "16-bit"): Launch(512, 16, 1, 1),
+    ("rwkv7.recurrent_grads", "float32"): Launch(512, 16, 1, 1),
+    ("gsa.stream", "16-bit"): Launch(64, 128, 4, 2),
     ("gsa.stream", "float32"): Launch(32, 64, 2, 2),
-    ("gsa.output.mild", "16-bit"): Launch(64, 64, 2, 1),
-    ("gsa.output.dyadic", "16-bit"): Launch(32, 32, 4, 1),
+    ("gsa.output.mild", "16-bit"): Launch(64, 64, 4, 1),
+    ("gsa.output.dyadic", "16-bit"): Launch(64, 64, 4, 1),
     ("gsa.output.dyadic", "float32"): Launch(32, 32, 4, 1),
-    ("gsa.softmax_grads.mild", "16-bit"): Launch(64, 64, 2, 1),
+    ("gsa.softmax_grads.mild", "16-bit"): Launch(64, 64, 4, 1),
     ("gsa.softmax_grads.dyadic", "16-bit"): Launch(64, 64, 4, 1),
     ("gsa.softmax_grads.dyadic", "float32"): Launch(32, 32, 4, 1),
-    ("gsa.slot_grads.mild", "16-bit"): Launch(64, 64, 2, 1),
+    ("gsa.slot_grads.mild", "16-bit"): Launch(64, 64, 4, 1),
     ("gsa.slot_grads.dyadic", "16-bit"): Launch(64, 64, 4, 1),
     ("gsa.slot_grads.dyadic", "float32"): Launch(32, 32, 4, 1),
-    ("gsa.pass_grads.mild", "16-bit"): Launch(32, 32, 2, 1),
+    ("gsa.pass_grads.mild", "16-bit"): Launch(64, 64, 4, 1),
     ("gsa.pass_grads.dyadic", "16-bit"): Launch(64, 64, 4, 1),
     ("gsa.pass_grads.dyadic", "float32"): Launch(16, 16, 4, 1),
-    ("gsa128.stream", "16-bit"): Launch(32, 128, 2, 2),
+    ("gsa128.stream", "16-bit"): Launch(64, 64, 4, 2),
     ("gsa128.stream", "float32"): Launch(32, 64, 2, 2),
-    ("gsa128.gates", "16-bit"): Launch(128, 1, 2, 1),
-    ("gsa128.gates", "float32"): Launch(128, 1, 2, 1),
     ("gsa128.output.mild", "16-bit"): Launch(64, 64, 4, 1),
     ("gsa128.output.dyadic", "16-bit"): Launch(64, 64, 4, 1),
     ("gsa128.output.dyadic", "float32"): Launch(32, 32, 8, 1),
     ("gsa128.softmax_grads.mild", "16-bit"): Launch(64, 64, 4, 1),
-    ("gsa128.softmax_grads.dyadic", "16-bit"): Launch(64, 64, 8, 1),
+    ("gsa128.softmax_grads.dyadic", "16-bit"): Launch(64, 64, 4, 1),
     ("gsa128.softmax_grads.dyadic", "float32"): Launch(32, 32, 8, 1),
     ("gsa128.slot_grads.mild", "16-bit"): Launch(64, 64, 4, 1),
-    ("gsa128.slot_grads.dyadic", "16-bit"): Launch(64, 64, 8, 1),
+    ("gsa128.slot_grads.dyadic", "16-bit"): Launch(64, 64, 4, 1),
     ("gsa128.slot_grads.dyadic", "float32"): Launch(32, 32, 8, 1),
     ("gsa128.pass_grads.mild", "16-bit"): Launch(64, 64, 4, 1),
     ("gsa128.pass_grads.dyadic", "16-bit"): Launch(64, 64, 4, 1),
     ("gsa128.pass_grads.dyadic", "float32"): Launch(16, 16, 8, 1),
-    ("gsa.recurrent", "16-bit"): Launch(128, 16, 4, 1),
-    ("gsa.recurrent", "float32"): Launch(128, 16, 4, 1),
-    ("gsa.recurrent_grads", "16-bit"): Launch(128, 16, 4, 1),
-    ("gsa.recurrent_grads", "float32"): Launch(128, 16, 4, 1),
+    ("gsa.recurrent", "16-bit"): Launch(512, 128, 4, 1),
+    ("gsa.recurrent", "float32"): Launch(512, 128, 4, 1),
+    ("gsa.recurrent_grads", "16-bit"): Launch(128, 16, 1, 1),
+    ("gsa.recurrent_grads", "float32"): Launch(128, 16, 1, 1),
 }
 
 

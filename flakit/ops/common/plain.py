@@ -5,8 +5,8 @@
 is the last of `rest`, its gradient the last one of `backward`: a tensor, or a pair of them.
 """
 
+from functools import cache
 from importlib import import_module
-from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -16,9 +16,12 @@ from .packed import buckets, joined_rows, joined_states
 CHUNK_SIZE = 32  # on a CPU: half of the scores of 64, and states still cost less than the rest
 
 
-def kernels(package: str, form: str) -> ModuleType:
+@cache
+def kernels(package: str, form: str):
     """The operator's Triton code, imported on first use: `import flakit` works where Triton does not exist."""
-    return import_module(f".{form}_triton", package)
+    from .ahead_triton import Kernels
+
+    return Kernels(import_module(f".{form}_triton", package))
 
 
 def _implementation(package: str, form: str, backend: str, chunk_size: int, first: Tensor):

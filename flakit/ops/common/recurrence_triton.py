@@ -1,15 +1,23 @@
 """What every operator's step-by-step kernels share: the tokens of a sequence, an exact decay, the cuts of a state.
 
-A program carries a state's [BK, BV] block over one sequence. Its backward needs the states again and cannot divide by a
-decay to walk back, so the forward keeps one every CHECKPOINT tokens.
+A program carries a state's [BK, BV] block over one sequence, U tokens a turn: it loads their rows before it computes
+with the first, since a load takes longer than a step. Behind the end of a sequence rows are 0, which change neither a
+state nor its gradient. (GSA's forward takes one: its two states leave no registers for more rows.)
+
+Its backward needs the states again and cannot divide by a decay to walk back, so the forward keeps one every CHECKPOINT
+tokens. From it the backward walks a segment twice: first it writes the state before every turn to a scratch buffer;
+then it takes the turns in reverse, and the states within one stay in registers.
 """
 
 import torch
 import triton
 import triton.language as tl
 
-from .launch import CHECKPOINT, TABLE, block, width
+from .launch import CHECKPOINT, TABLE, TOGETHER, block, width
 from .packed import chunk_offsets, max_chunks
+
+ROWS = 64
+"""Rows of a state for which the launch table's warps are meant; a taller one gets more of them."""
 
 
 @triton.jit
@@ -24,6 +32,12 @@ def span(i_n, cu_seqlens, offsets, T, C: tl.constexpr, PACKED: tl.constexpr):
         end = start + T
         first = i_n.to(tl.int64) * tl.cdiv(T, C)
     return start, end, first
+
+
+@triton.jit
+def load_row(p, row, o_d, m_d, D: tl.constexpr):
+    """Row `row` of p [rows, D] in float32, 0 where m_d does not hold."""
+    return tl.load(p + row * D + o_d, mask=m_d, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -45,13 +59,27 @@ def split_decay(b_w):
     return tl.where(slow, high, tl.exp(b_w)), tl.where(slow, low, 0.0)
 
 
+@triton.jit
+def through(p_scratch, x):
+    """x by way of the scratch buffer: spread over the threads as the states are that come from there.
+
+    Triton spreads each tensor as suits its first use, and computes twice what two such tensors meet in.
+    """
+    tl.store(p_scratch, x)
+    tl.debug_barrier()
+    x = tl.load(p_scratch)
+    tl.debug_barrier()
+    return x
+
+
 def cut(kernel: str, x: torch.Tensor, V: int) -> tuple[int, int, int, dict]:
     """Block of K (all of it), block of V, blocks along V, and launch options; x: a sequence with the state's rows."""
     launch = TABLE[kernel, width(x.element_size())]
     BK, BV = block(x.shape[-1], launch.BK), block(V, launch.BV)
     if x.shape[-1] > BK:
         raise ValueError(f"r: expected K <= {BK} for the recurrent kernel, got K = {x.shape[-1]}")
-    return BK, BV, triton.cdiv(V, BV), dict(num_warps=launch.num_warps, num_stages=launch.num_stages)
+    warps = min(16, launch.num_warps * max(1, BK // ROWS))
+    return BK, BV, -(-V // BV), dict(num_warps=warps, num_stages=launch.num_stages)
 
 
 def checkpoints_shape(x: torch.Tensor, V: int, cu_seqlens: torch.Tensor | None) -> tuple[int, int, int, int]:
@@ -66,6 +94,11 @@ def checkpoints(x: torch.Tensor, V: int, cu_seqlens: torch.Tensor | None) -> tor
     # A packed batch has room for more than it fills, and an operator's output may not be left to chance.
     new = x.new_empty if cu_seqlens is None else x.new_zeros
     return new(checkpoints_shape(x, V, cu_seqlens), dtype=torch.float32)
+
+
+def together(op: str, T: int, queries: int = 1) -> int:
+    """Tokens a turn: a decode has but one, and where a token has several queries their rows are loaded at once, too."""
+    return 1 if T == 1 else max(1, TOGETHER[op] // queries)
 
 
 def sequences(x: torch.Tensor, cu_seqlens: torch.Tensor | None) -> tuple[int, torch.Tensor | None]:

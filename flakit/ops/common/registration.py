@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from . import plain
 from . import validation as check
@@ -79,14 +80,16 @@ class Registered:
     ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
         """o, and the parts of the final state, None unless asked for."""
         given = [x for x in (*tensors, *states) if x is not None]
-        run, keep = self.forward, torch.is_grad_enabled() and any(x.requires_grad for x in given)
-        if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
-            run = self.transformed.apply
-        o, *rest = run(
-            *tensors, *states, cu_seqlens, cu_seqlens_cpu, scale, form, backend, chunk_size, output_final_state, keep
-        )
-        final = rest[: len(self.states)]
-        return o, tuple(x if output_final_state else None for x in final)
+        keep = torch.is_grad_enabled() and any(x.requires_grad for x in given)
+        offsets, settings = (cu_seqlens, cu_seqlens_cpu), (scale, form, backend, chunk_size, output_final_state, keep)
+        if not keep and _unseen(given):
+            o, final, _ = self._compute(tensors, self._whole(states), *offsets, *settings)
+        else:
+            run = self.forward
+            if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+                run = self.transformed.apply
+            o, *final = run(*tensors, *states, *offsets, *settings)
+        return o, tuple(final[: len(self.states)]) if output_final_state else (None,) * len(self.states)
 
     def _apart(self, given):
         """Of an operator's leading arguments: the tensors, the state (a tensor, a tuple or None), cu_seqlens."""
@@ -103,12 +106,30 @@ class Registered:
     def _forward(self, *given):
         """o, the final state's parts (empty unless asked for), what the kernels keep (empty unless kept)."""
         tensors, state, cu_seqlens, rest = self._apart(given)
-        cu_seqlens_cpu, scale, form, backend, chunk_size, output_final_state, keep = rest
+        o, final, kept = self._compute(tensors, state, cu_seqlens, *rest)
+        final = final or [o.new_empty(0) for _ in self.states]
+        kept = kept or [o.new_empty(0) for _ in range(self.kept)]
+        wide = torch.promote_types(o.dtype, torch.float32)
+        return o, *(check.in_dtype(x, wide).contiguous() for x in (*final, *kept))
+
+    def _compute(
+        self,
+        tensors,
+        state,
+        cu_seqlens,
+        cu_seqlens_cpu,
+        scale,
+        form,
+        backend,
+        chunk_size,
+        output_final_state,
+        keep,
+    ):
+        """o; the final state's parts, None unless asked for; what the kernels keep, None unless kept."""
         first, T = tensors[0], tensors[0].shape[1]
         name, at = self.decay
         check.check_decay(name, tensors[at])
         check.check_offsets(cu_seqlens, cu_seqlens_cpu, T)
-        wide = torch.promote_types(first.dtype, torch.float32)
         kept = None
         if backend == "triton":
             tensors, state, cu_seqlens = _contiguous(tensors), _contiguous(state), _contiguous(cu_seqlens)
@@ -118,9 +139,12 @@ class Registered:
         else:
             rows, rest = tensors[: self.sequences], (*tensors[self.sequences :], scale, state)
             o, final = plain.forward(self.package, form, backend, chunk_size, rows, rest, cu_seqlens)
-        final = self._parts(final) if output_final_state else [o.new_empty(0) for _ in self.states]
-        kept = kept if keep and kept is not None else [o.new_empty(0) for _ in range(self.kept)]
-        return o.to(first.dtype).contiguous(), *(x.to(wide).contiguous() for x in (*final, *kept))
+        o = check.in_dtype(o, first.dtype).contiguous()
+        if not output_final_state:
+            return o, None, kept if keep else None
+        wide = torch.promote_types(first.dtype, torch.float32)
+        final = [check.in_dtype(x, wide).contiguous() for x in self._parts(final)]
+        return o, final, kept if keep else None
 
     def _backward(self, *given):
         """The gradients of the tensors and of the state's parts (empty without a state), each in its input's dtype."""
@@ -192,6 +216,17 @@ class Registered:
         raise RuntimeError(
             f"flakit::{self.name}: double backward is not supported; its gradient is not differentiable again"
         )
+
+
+def _unseen(tensors: Sequence[Tensor]) -> bool:
+    """Whether nothing follows what PyTorch calls: no compiler or tracer, no transform, no mode, no tensor of another
+    kind. Then an operator need not be one: making it known to PyTorch takes longer than a token of a decode."""
+    return not (
+        torch.compiler.is_compiling()
+        or torch._C._get_tracing_state()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._are_functorch_transforms_active()
+    ) and all(type(x) in (Tensor, Parameter) and x.device.type in ("cuda", "cpu") for x in tensors)
 
 
 def _contiguous(x):

@@ -39,12 +39,25 @@ def check_tensor(name: str, x: object, shape: Mapping[str, int | None], like: st
     """x is a floating tensor of `shape`, an ordered mapping of axis names to sizes (None: any size of at least 1)."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
-    if x.ndim != len(shape) or any(size not in (None, got) for size, got in zip(shape.values(), x.shape, strict=True)):
-        raise ValueError(f"{name}: expected {_axes(shape)}{like}, got {list(x.shape)}")
-    if 0 in x.shape:
+    sizes = x.shape
+    if len(sizes) != len(shape) or not _fits(sizes, shape):
+        raise ValueError(f"{name}: expected {_axes(shape)}{like}, got {list(sizes)}")
+    if 0 in sizes:
         raise ValueError(f"{name}: expected every axis of {_axes(shape)}{like} to be at least 1, got {list(x.shape)}")
     if x.dtype not in FLOATS:
         raise TypeError(f"{name}: expected float64, float32, bfloat16 or float16, got {_name(x.dtype)}")
+
+
+def _fits(sizes: torch.Size, shape: Mapping[str, int | None]) -> bool:
+    for got, size in zip(sizes, shape.values(), strict=True):  # a call asks often: a loop takes half of any()'s time
+        if size is not None and size != got:
+            return False
+    return True
+
+
+def in_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x.to(dtype), which takes a microsecond even where there is nothing to do."""
+    return x if x.dtype == dtype else x.to(dtype)
 
 
 def check_dtype(name: str, x: Tensor, allowed: tuple[torch.dtype, ...], r: Tensor, like: str = "r") -> None:
@@ -122,7 +135,7 @@ def check_state(
     """
     check_tensor(name, state, shape, f" (N = {shape['N']} {'packed sequences' if packed else 'like B'})")
     check_device(name, state, first.device, like)
-    return state.to(torch.promote_types(first.dtype, torch.float32))
+    return in_dtype(state, torch.promote_types(first.dtype, torch.float32))
 
 
 def check_flag(name: str, flag: object) -> bool:
@@ -174,12 +187,12 @@ def check_offsets(cu_seqlens: Tensor | None, cu_seqlens_cpu: Tensor | None, T: i
 
 def refuse_forward_mode(**tensors: Tensor | None) -> None:
     """A custom operator silently drops forward-mode tangents; say so instead of returning zeros."""
+    if forward_ad._current_level < 0:
+        return  # there are none
     message = "forward-mode differentiation is not supported, use reverse mode"
     if torch.compiler.is_compiling():
         # What is compiled cannot see a tangent, only whether there may be one: torch.compile guards on the level.
-        if forward_ad._current_level >= 0:
-            raise NotImplementedError(f"{message}, or compile outside of torch.autograd.forward_ad.dual_level")
-        return
+        raise NotImplementedError(f"{message}, or compile outside of torch.autograd.forward_ad.dual_level")
     for name, x in tensors.items():
         if isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None:
             raise NotImplementedError(f"{name}: {message}")

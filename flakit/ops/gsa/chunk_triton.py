@@ -1,78 +1,104 @@
 """GSA in chunks as Triton kernels: everything is parallel over chunks but a light stream of memories.
 
-Forward:  `gates_kernel`         the running sums of g that the others need, and which chunks are mild
-          `stream_kernel`        the memory entering each chunk: twice, for hk and for hv
+Forward:  `stream_kernel`        the memories hk and hv entering each chunk, and which chunks are mild
           `output_kernel`        scores, softmax and o from a chunk's tokens and its entering memories
-Backward: `softmax_grads_kernel` dscores, from p and what reaches it through the second pass
-          `stream_kernel`        in reverse, twice: the gradient of the memory leaving each chunk
-          `slot_grads_kernel`    ds and dg as far as a chunk's own tokens and its entering memory go, once a pass
-          `pass_grads_kernel`    dk and dq, or dv, and the rest of ds and dg, once a pass
+Backward: `softmax_grads_kernel` p again, and dscores from it and from what reaches it through the second pass
+          `stream_kernel`        in reverse: the gradients of both memories leaving each chunk
+          `slot_grads_kernel`    ds and dg
+          `pass_grads_kernel`    dk and dq, then dv
 
 Both memories are kept with the slots as rows, hk turned to [M, K]. The two passes are then one thing to the backward: a
 read x over the slots (dscores or p) meets the key s of the same and of earlier tokens with the score matrix q k^T or
 do v^T, and both read a memory that has taken in their own token. All M slots are in registers: the softmax needs them.
 
-There are two ways through a chunk, compiled apart so that the common one stays small; both are launched and each leaves
-the other's chunks alone (`common.chunks_triton`). With upto_i the sum of g over the chunk's rows up to i:
-- mild (16-bit inputs, the chunk's whole decay fits float32): e^{upto_i - upto_j} = read_i key_j about the middle row;
-- dyadic (any g): a read's own fading e^{g_i} is split off, so that what is left lies strictly between j and i as in
-  RWKV6, log2(C) products whose factors are all in [0, 1]; a token meets itself without any decay.
+There are two ways through a chunk; both are launched and each leaves the other's chunks alone. With upto_i the sum of g
+over the chunk's rows up to i, and mid that over its first half:
+- `mild_*` (16-bit inputs, the chunk's whole decay fits float32): e^{upto_i - upto_j} is the product of what reads are
+  multiplied with, e^{upto_i - mid}, and keys, e^{mid - upto_j}: x*_i and s*_j. Memories take up what is left, e^{mid}
+  where they are read and e^{total - mid} where they are written;
+- any other: a read's own fading e^{g_i} is split off, so that what is left lies strictly between j and i as in RWKV6,
+  products by dyadic level whose factors are all in [0, 1] (`pair_scores`); a token meets itself without any decay.
 Rows beyond a sequence's end are loaded as zeros, g too; no factor is ever above e^55, so that a zero stays a zero.
+Chunks have 64 tokens where inputs are bfloat16, slots 33 to 64 and queries as many as heads, else 32.
+
+Mild operands are split into two bfloat16 numbers where decays are in them (`blocks_triton.split`). Products with a
+memory, which is kept in float16 with a power of two for each row, take the other operand in float16 too, each of its
+rows over a power of two: one product in the place of two or three, and the memory goes from where it lies to the tensor
+core as it is. What that rounds, 2^-12, is what the memory has lost already.
+
+The decay's gradient is a difference of two running sums on the mild way. What a read finds, and what a key is found by,
+come from the same split operands with all four products of their parts, and are summed from three parts, which is all
+of float32: the same products are added and taken away, and only float32 accumulation is left to disagree. What reads
+find is known to the forward (scores) and to softmax_grads (dp), which hand it on in float32.
+
+Where tiles are loaded again so as not to be kept in registers, a `tl.debug_barrier` stands before: else Triton takes
+two loads of the same for one, and moves those in a loop before it.
 """
+
+import math
 
 import torch
 import triton
 import triton.language as tl
 
-from ..common.blocks_triton import decay_after, dot, level_pairs, level_weights, row_at, to_operand
+from ..common.blocks_triton import (
+    add_given_by_split,
+    add_operands,
+    add_product,
+    add_split_by_given,
+    add_sums,
+    add_whole_product,
+    operand,
+    program,
+    split,
+    sums,
+)
 from ..common.chunks_triton import (
+    BLOCK_LEVELS,
     ChunkPlan,
-    dyadic_pairs,
-    dyadic_scores,
+    about_blocks,
+    add_pair_sums,
+    flags_of,
+    from_middle,
+    half_decays,
+    halves,
     kept_states_shape,
+    level_decays,
+    load_decays,
     load_tile,
     locate,
+    meet,
+    only,
+    pair_scores,
+    same_block,
+    scaled,
     state_pointers,
     store_tile,
     takes,
+    within,
 )
-from ..common.launch import TABLE, block
+from ..common.launch import CHUNK_SIZE, TABLE
+
+# --- memories --------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
-def gates_kernel(
-    g, upto, after, decay, sequence_of_chunk, cu_seqlens, offsets, T,
-    H: tl.constexpr, M: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, PACKED: tl.constexpr,
-):  # fmt: skip
-    """Sums of g over a chunk's rows up to and after each [B, T, H, M], and e^{total}. In registers: [C, BM].
+def _memory(states, i, there, i_d, M: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr):
+    """A block of columns of memory number i, [BM, BD], as it is kept; 0 if nothing is `there`."""
+    p, m = state_pointers(states, i, 0, i_d, M, D, BM, BD)
+    return tl.load(p, mask=m & there, other=0.0)
 
-    Both are sums of what they cover, never the difference of one and the total: -inf stays -inf.
-    """
-    i = tl.program_id(0)
-    i_h, i_c = i % H, i // H
-    start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
-    b_g = load_tile(g, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32)
-    b_next = load_tile(g, start, end, i_h, 0, 1, H, M, C, BM).to(tl.float32)
-    store_tile(upto, tl.cumsum(b_g, 0), start, end, i_h, 0, H, M, C, BM)
-    store_tile(after, decay_after(b_next), start, end, i_h, 0, H, M, C, BM)
+
+@triton.jit
+def _units(scales, i, there, i_d, M: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr,
+           BS: tl.constexpr, SCALED: tl.constexpr):  # fmt: skip
+    """What the rows of that block are multiples of, [BM]; BS: columns that the stream scaled together."""
     o_m = tl.arange(0, BM)
-    tl.store(decay + (i_c.to(tl.int64) * H + i_h) * M + o_m, tl.exp(tl.sum(b_g, 0)), mask=o_m < M)
-
-
-@triton.jit
-def _gates(g, upto, start, end, i_h, H: tl.constexpr, M: tl.constexpr, C: tl.constexpr, BM: tl.constexpr,
-           MILD: tl.constexpr):  # fmt: skip
-    """Four [C, BM] tiles: e^{upto} and, mild, the decay of reads and of keys about the middle row (the last is unused);
-    dyadic, g of the row before and of the row after, and e^g."""
-    b_u = load_tile(upto, start, end, i_h, 0, 0, H, M, C, BM)
-    if MILD:
-        from_middle = b_u - row_at(b_u, C // 2, C)[None, :]
-        return tl.exp(b_u), tl.exp(from_middle), tl.exp(-from_middle), b_u
+    if SCALED:
+        BLOCKS: tl.constexpr = (D + BS - 1) // BS
+        return tl.load(scales + (i.to(tl.int64) * BLOCKS + i_d * BD // BS) * M + o_m, mask=(o_m < M) & there, other=0.0)
     else:
-        b_prev = load_tile(g, start, end, i_h, 0, -1, H, M, C, BM).to(tl.float32)
-        b_next = load_tile(g, start, end, i_h, 0, 1, H, M, C, BM).to(tl.float32)
-        b_g = load_tile(g, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32)
-        return tl.exp(b_u), b_prev, b_next, tl.exp(b_g)
+        return tl.full([BM], 1.0, tl.float32)
 
 
 @triton.jit
@@ -83,291 +109,630 @@ def _lower(b_A, C: tl.constexpr):
 
 
 @triton.jit
-def _below(b_A, C: tl.constexpr):
-    """b_A below its diagonal, and its diagonal as a column."""
+def _upper(b_A, C: tl.constexpr):
+    """b_A on and above its diagonal."""
     o_c = tl.arange(0, C)
-    diagonal = tl.sum(tl.where(o_c[:, None] == o_c[None, :], b_A, 0.0), 1)[:, None]
-    return tl.where(o_c[:, None] > o_c[None, :], b_A, 0.0), diagonal
+    return tl.where(o_c[:, None] <= o_c[None, :], b_A, 0.0)
 
 
 @triton.jit
-def _products(x, y, state, start, end, i_hx, i_h, i_s, HX: tl.constexpr, H: tl.constexpr, D: tl.constexpr,
-              M: tl.constexpr, C: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr,
-              PRECISION: tl.constexpr):  # fmt: skip
-    """x y^T [C, C], right on and below the diagonal, and x S^T [C, BM] over all of D: of q, k, hk or of do, v, hv."""
+def _softmax(b_scores, M: tl.constexpr, BM: tl.constexpr):
+    b_scores = tl.where((tl.arange(0, BM) < M)[None, :], b_scores, -float("inf"))
+    b_p = tl.exp(b_scores - tl.max(b_scores, 1)[:, None])
+    return b_p / tl.sum(b_p, 1)[:, None]
+
+
+# --- mild chunks -----------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _mild_found(x, y, states, scales, b_s, b_g, upto, start, end, i_hx, i_h, i_s, HX: tl.constexpr, H: tl.constexpr,
+                D: tl.constexpr, M: tl.constexpr, C: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr,
+                BS: tl.constexpr):  # fmt: skip
+    """What x finds in a slot over the read's factor, [C, BM]: lower(x y^T) s* + (x S^T) e^{mid}."""
+    b_A = tl.zeros([C, C], dtype=tl.float32)
+    found = tl.zeros([C, BM], dtype=tl.float32)
+    for i_d in range(0, (D + BD - 1) // BD):
+        b_x = load_tile(x, start, end, i_hx, i_d, 0, HX, D, C, BD)
+        b_y = load_tile(y, start, end, i_h, i_d, 0, H, D, C, BD)
+        b_A = tl.dot(b_x, tl.trans(b_y), b_A)
+        x_16, x_unit = scaled(b_x)
+        b_S = _memory(states, i_s, start < end, i_d, M, D, BM, BD)
+        unit = _units(scales, i_s, start < end, i_d, M, D, BM, BD, BS, True)
+        found += tl.dot(x_16, tl.trans(b_S)) * x_unit[:, None] * unit[None, :]
+    mid, _ = half_decays(b_g, C)
+    found *= tl.exp(mid)[None, :]
+    A_high, A_low = split(_lower(b_A, C))
+    s_high, s_low = split(b_s * tl.exp(-upto))
+    return add_whole_product(found, A_high, A_low, s_high, s_low)
+
+
+@triton.jit
+def mild_output_kernel(
+    q, k, v, s, g, hk, hk_scales, hv, hv_scales, mild, o, found, scale, sequence_of_chunk, cu_seqlens, offsets, T,
+    H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
+    BK: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr, KEEP: tl.constexpr,
+    FLAGS: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """p = softmax(scale found), o = B v + (p* e^{mid}) hv for one chunk and query head, B = lower(p* s*^T).
+
+    In registers: A, then B [C, C]; what q finds, then p [C, BM]; o [C, BV].
+    """
+    i = tl.program_id(0)
+    i_hq, i_c = i % (H * G), i // (H * G)
+    i_h = i_hq // G
+    if takes(mild, i_c * H + i_h, FLAGS, 1) == 0:
+        return
+    start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
+    i_s = i_c * H + i_h
+    b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32)
+    b_g = load_tile(g, start, end, i_h, 0, 0, H, M, C, BM)
+    upto = from_middle(b_g, C)
+    b_p = _mild_found(q, k, hk, hk_scales, b_s, b_g, upto, start, end, i_hq, i_h, i_s, H * G, H, K, M, C, BK, BM, BS)
+    b_p *= tl.exp(upto)
+    if KEEP:
+        store_tile(found, b_p, start, end, i_hq, 0, H * G, M, C, BM)
+    b_p = _softmax(b_p * scale, M, BM) * tl.exp(upto)
+    p_high, p_low = split(b_p)
+    s_high, s_low = split(b_s * tl.exp(-upto))
+    b_B = tl.zeros([C, C], dtype=tl.float32)
+    b_B = add_product(b_B, p_high, p_low, tl.trans(s_high), tl.trans(s_low))
+    B_high, B_low = split(_lower(b_B, C))
+    mid, _ = half_decays(b_g, C)
+    b_p *= tl.exp(mid)[None, :]
+    for i_v in range(0, (V + BV - 1) // BV):
+        unit = _units(hv_scales, i_s, start < end, i_v, M, V, BM, BV, BS, True)
+        p_16, p_unit = scaled(b_p * unit[None, :])
+        b_o = tl.dot(p_16, _memory(hv, i_s, start < end, i_v, M, V, BM, BV)) * p_unit[:, None]
+        b_v = load_tile(v, start, end, i_h, i_v, 0, H, V, C, BV)
+        b_o = add_split_by_given(b_o, B_high, B_low, b_v)
+        store_tile(o, b_o, start, end, i_hq, i_v, H * G, V, C, BV)
+
+
+@triton.jit
+def mild_softmax_grads_kernel(
+    v, s, g, do, hv, hv_scales, found, mild, p, dscores, reads, scale, sequence_of_chunk, cu_seqlens, offsets, T,
+    H: tl.constexpr, G: tl.constexpr, V: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
+    BV: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr,
+    FLAGS: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """p, scale dscores = scale p (dp - <p, dp>), dp being what do finds, and reads, all [B, T, HQ, M].
+
+    reads: what the decay up to a read gets from it in both passes, p dp + scale dscores found, from the operands x* of
+    `mild_slot_grads_kernel`. For one chunk and query head. In registers: do v^T [C, C]; dp, p and found [C, BM].
+    """
+    i = tl.program_id(0)
+    i_hq, i_c = i % (H * G), i // (H * G)
+    i_h = i_hq // G
+    if takes(mild, i_c * H + i_h, FLAGS, 1) == 0:
+        return
+    start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
+    i_s = i_c * H + i_h
+    b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32)
+    b_g = load_tile(g, start, end, i_h, 0, 0, H, M, C, BM)
+    upto = from_middle(b_g, C)
+    b_dp = _mild_found(do, v, hv, hv_scales, b_s, b_g, upto, start, end, i_hq, i_h, i_s, H * G, H, V, M, C, BV, BM, BS)
+    b_found = load_tile(found, start, end, i_hq, 0, 0, H * G, M, C, BM)
+    b_p = _softmax(b_found * scale, M, BM)
+    kept = b_p.to(p.dtype.element_ty)
+    store_tile(p, kept, start, end, i_hq, 0, H * G, M, C, BM)
+    read = tl.exp(upto)
+    high, low = split(kept.to(tl.float32) * read)
+    b_reads = (high.to(tl.float32) + low.to(tl.float32)) * b_dp
+    b_dp *= read
+    b_x = b_p * (b_dp - tl.sum(b_p * b_dp, 1)[:, None]) * scale
+    store_tile(dscores, b_x, start, end, i_hq, 0, H * G, M, C, BM)
+    high, low = split(b_x * read)
+    b_reads += (high.to(tl.float32) + low.to(tl.float32)) * (b_found * tl.exp(-upto))
+    store_tile(reads, b_reads, start, end, i_hq, 0, H * G, M, C, BM)
+
+
+@triton.jit
+def _add_found_by(b_z, x, y, z, read, start, end, i_hq, i_h, HQ: tl.constexpr, H: tl.constexpr, M: tl.constexpr,
+                  D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr):  # fmt: skip
+    """b_z + upper(y z^T) x*: what finds a key in one pass, [C, BM]."""
+    b_dA = tl.zeros([C, C], dtype=tl.float32)
+    for i_d in range(0, (D + BD - 1) // BD):
+        b_y = load_tile(y, start, end, i_h, i_d, 0, H, D, C, BD)
+        b_z1 = load_tile(z, start, end, i_hq, i_d, 0, HQ, D, C, BD)
+        b_dA = tl.dot(b_y, tl.trans(b_z1), b_dA)
+    dA_high, dA_low = split(_upper(b_dA, C))
+    x_high, x_low = split(load_tile(x, start, end, i_hq, 0, 0, HQ, M, C, BM).to(tl.float32) * read)
+    return add_whole_product(b_z, dA_high, dA_low, x_high, x_low)
+
+
+@triton.jit
+def _mild_written(y, states, scales, dstates, dscales, start, end, i_h, i_s, H: tl.constexpr, M: tl.constexpr,
+                  D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr, BS: tl.constexpr):  # fmt: skip
+    """y D_S^T [C, BM], and sum_d S D_S [BM], of one pass."""
+    b_ds = tl.zeros([C, BM], dtype=tl.float32)
+    b_SD = tl.zeros([BM], dtype=tl.float32)
+    for i_d in range(0, (D + BD - 1) // BD):
+        y_16, y_unit = scaled(load_tile(y, start, end, i_h, i_d, 0, H, D, C, BD))
+        b_D = _memory(dstates, i_s, start < end, i_d, M, D, BM, BD)
+        unit = _units(dscales, i_s, start < end, i_d, M, D, BM, BD, BS, True)
+        b_ds += tl.dot(y_16, tl.trans(b_D)) * y_unit[:, None] * unit[None, :]
+        b_S = _memory(states, i_s, start < end, i_d, M, D, BM, BD)
+        unit *= _units(scales, i_s, start < end, i_d, M, D, BM, BD, BS, True)
+        b_SD += tl.sum(b_S.to(tl.float32) * b_D.to(tl.float32), 1) * unit
+    return b_ds, b_SD
+
+
+@triton.jit
+def mild_slot_grads_kernel(
+    q, k, v, s, g, do, hk, hk_scales, hv, hv_scales, dhk, dhk_scales, dhv, dhv_scales, p, dscores, reads, mild, ds, dg,
+    sequence_of_chunk, cu_seqlens, offsets, T,
+    H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
+    BK: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr,
+    FLAGS: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """ds and dg for one chunk and head. In registers: y z^T [C, C], then Z, dg and Y [C, BM].
+
+    Over both passes, x and z of each query of a group, S and D_S as in `mild_pass_grads_kernel`:
+        Z = sum upper(y z^T) x*,   Y = sum (y D_S^T) e^{total - mid},   ds = (Y + Z) e^{mid - upto}
+        dg_t = e^{total} sum S D_S + sum_{i>=t} reads_i - sum_{j>=t} s*_j Z_j + sum_{j<t} s*_j Y_j
+    """
+    i = tl.program_id(0)
+    i_h, i_c = i % H, i // H
+    if takes(mild, i_c * H + i_h, FLAGS, 1) == 0:
+        return
+    start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
+    i_s = i_c * H + i_h
+    o_c = tl.arange(0, C)
+    b_g = load_tile(g, start, end, i_h, 0, 0, H, M, C, BM)
+    upto = from_middle(b_g, C)
+    read = tl.exp(upto)
+    b_z = tl.zeros([C, BM], dtype=tl.float32)
+    passing = tl.zeros([C, BM], dtype=tl.float32)
+    for i_g in range(G):
+        i_hq = i_h * G + i_g
+        b_z = _add_found_by(b_z, dscores, k, q, read, start, end, i_hq, i_h, H * G, H, M, K, C, BM, BK)
+        b_z = _add_found_by(b_z, p, v, do, read, start, end, i_hq, i_h, H * G, H, M, V, C, BM, BV)
+        passing += load_tile(reads, start, end, i_hq, 0, 0, H * G, M, C, BM)
+    high, low = split(load_tile(s, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32) * tl.exp(-upto))
+    passing -= (high.to(tl.float32) + low.to(tl.float32)) * b_z
+    b_dg = add_sums(tl.zeros([C, BM], dtype=tl.float32), o_c[:, None] <= o_c[None, :], passing, True)
+    tl.debug_barrier()
+    b_y, b_SD = _mild_written(k, hk, hk_scales, dhk, dhk_scales, start, end, i_h, i_s, H, M, K, C, BM, BK, BS)
+    b_y2, b_SD2 = _mild_written(v, hv, hv_scales, dhv, dhv_scales, start, end, i_h, i_s, H, M, V, C, BM, BV, BS)
+    tl.debug_barrier()
+    b_g = load_tile(g, start, end, i_h, 0, 0, H, M, C, BM)
+    mid, rest = half_decays(b_g, C)
+    key = tl.exp(-from_middle(b_g, C))
+    b_y = (b_y + b_y2) * tl.exp(rest)[None, :]
+    b_dg += ((b_SD + b_SD2) * tl.exp(mid + rest))[None, :]
+    b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32)
+    b_dg = add_sums(b_dg, o_c[:, None] > o_c[None, :], b_s * key * b_y, False)
+    store_tile(ds, (b_y + b_z) * key, start, end, i_h, 0, H, M, C, BM)
+    store_tile(dg, b_dg, start, end, i_h, 0, H, M, C, BM)
+
+
+@triton.jit
+def _mild_scores(b_x, b_s, C: tl.constexpr):
+    """lower(x* s*^T) [C, C] of what is not split yet, as two bfloat16 tiles."""
+    x_high, x_low = split(b_x)
+    s_high, s_low = split(b_s)
+    b_E = tl.zeros([C, C], dtype=tl.float32)
+    return split(_lower(add_product(b_E, x_high, x_low, tl.trans(s_high), tl.trans(s_low)), C))
+
+
+@triton.jit
+def mild_pass_grads_kernel(
+    x, y, z, s, g, states, scales, dstates, dscales, mild, dy, dz, sequence_of_chunk, cu_seqlens, offsets, T,
+    H: tl.constexpr, G: tl.constexpr, M: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr,
+    BD: tl.constexpr, BS: tl.constexpr, FIRST: tl.constexpr,
+    FLAGS: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """One pass's gradients for one chunk and head: x = p, y = v, z = do or x = scale dscores, y = k, z = q.
+
+    With E = lower(x* s*^T), S the memory entering and D_S the gradient of the one leaving the chunk:
+        dy = E^T z + (s* e^{total - mid}) D_S,   dz = E y + (x* e^{mid}) S (dq; nobody asks for do's)
+    In registers: E [C, C]; x* and s* [C, BM]; dy or dz [C, BD].
+    A group's queries each have an E, made for one block of D: a program goes through all blocks only where G is 1.
+    """
+    BLOCKS: tl.constexpr = (D + BD - 1) // BD
+    AT_ONCE: tl.constexpr = BLOCKS if G == 1 else 1
+    i_b, i = program(BLOCKS // AT_ONCE)
+    i_h, i_c = i % H, i // H
+    if takes(mild, i_c * H + i_h, FLAGS, 1) == 0:
+        return
+    start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
+    i_s = i_c * H + i_h
+    b_g = load_tile(g, start, end, i_h, 0, 0, H, M, C, BM)
+    upto = from_middle(b_g, C)
+    mid, rest = half_decays(b_g, C)
+    read = tl.exp(upto)
+    b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32) * tl.exp(-upto)
+    if G == 1:
+        b_x = load_tile(x, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32) * read
+        E_high, E_low = _mild_scores(b_x, b_s, C)
+    for n in range(AT_ONCE):
+        i_d = i_b + n
+        unit = _units(dscales, i_s, start < end, i_d, M, D, BM, BD, BS, True)
+        s_16, s_unit = scaled(b_s * (tl.exp(rest) * unit)[None, :])
+        b_dy = tl.dot(s_16, _memory(dstates, i_s, start < end, i_d, M, D, BM, BD)) * s_unit[:, None]
+        for i_g in range(G):
+            if G > 1:
+                b_x = load_tile(x, start, end, i_h * G + i_g, 0, 0, H * G, M, C, BM).to(tl.float32) * read
+                E_high, E_low = _mild_scores(b_x, b_s, C)
+            b_z = load_tile(z, start, end, i_h * G + i_g, i_d, 0, H * G, D, C, BD)
+            b_dy = add_split_by_given(b_dy, tl.trans(E_high), tl.trans(E_low), b_z)
+        store_tile(dy, b_dy, start, end, i_h, i_d, H, D, C, BD)
+    if FIRST:
+        tl.debug_barrier()
+        for i_g in range(G):
+            i_hq = i_h * G + i_g
+            b_x = load_tile(x, start, end, i_hq, 0, 0, H * G, M, C, BM).to(tl.float32) * read
+            if G > 1:
+                E_high, E_low = _mild_scores(b_x, b_s, C)
+            for n in range(AT_ONCE):
+                i_d = i_b + n
+                unit = _units(scales, i_s, start < end, i_d, M, D, BM, BD, BS, True)
+                x_16, x_unit = scaled(b_x * (tl.exp(mid) * unit)[None, :])
+                b_dz = tl.dot(x_16, _memory(states, i_s, start < end, i_d, M, D, BM, BD)) * x_unit[:, None]
+                b_y = load_tile(y, start, end, i_h, i_d, 0, H, D, C, BD)
+                b_dz = add_split_by_given(b_dz, E_high, E_low, b_y)
+                store_tile(dz, b_dz, start, end, i_hq, i_d, H * G, D, C, BD)
+
+
+# --- chunks with any decay -------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _diagonal(b_A, C: tl.constexpr):
+    """b_A's diagonal as a column."""
+    o_c = tl.arange(0, C)
+    return tl.sum(tl.where(o_c[:, None] == o_c[None, :], b_A, 0.0), 1)[:, None]
+
+
+@triton.jit
+def _operand_memory(states, scales, i, there, i_d, M: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
+                    BD: tl.constexpr, BS: tl.constexpr, SCALED: tl.constexpr):  # fmt: skip
+    """A block of columns of memory number i, [BM, BD], as an operand."""
+    b_S = _memory(states, i, there, i_d, M, D, BM, BD).to(tl.float32)
+    return operand(b_S * _units(scales, i, there, i_d, M, D, BM, BD, BS, SCALED)[:, None], SCALED)
+
+
+@triton.jit
+def _products(x, y, states, scales, start, end, i_hx, i_h, i_s, HX: tl.constexpr, H: tl.constexpr, D: tl.constexpr,
+              M: tl.constexpr, C: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr,
+              SCALED: tl.constexpr):  # fmt: skip
+    """x y^T [C, C] and x S^T [C, BM] over all of D: of q, k, hk or of do, v, hv."""
     b_A = tl.zeros([C, C], dtype=tl.float32)
     b_base = tl.zeros([C, BM], dtype=tl.float32)
     for i_d in range(0, (D + BD - 1) // BD):
         b_x = load_tile(x, start, end, i_hx, i_d, 0, HX, D, C, BD)
         b_y = load_tile(y, start, end, i_h, i_d, 0, H, D, C, BD)
-        b_A += tl.dot(b_x, tl.trans(b_y), input_precision=PRECISION)
-        p, m = state_pointers(state, i_s, 0, i_d, M, D, BM, BD)
-        b_S = tl.load(p, mask=m & (start < end), other=0.0)
-        b_base += dot(b_x.to(tl.float32), tl.trans(b_S), PRECISION)
-    return _lower(b_A, C), b_base
+        b_A = tl.dot(b_x, tl.trans(b_y), b_A, input_precision="tf32x3")
+        S_high, S_low = _operand_memory(states, scales, i_s, start < end, i_d, M, D, BM, BD, BS, SCALED)
+        b_base = add_given_by_split(b_base, b_x, tl.trans(S_high), tl.trans(S_low))
+    return b_A, b_base
 
 
 @triton.jit
-def _read(b_A, b_base, b_s, upto, b_1, b_2, now, C: tl.constexpr, BM: tl.constexpr, LEVELS: tl.constexpr,
-          MILD: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+def _found(b_A, b_base, b_s, b_g, C: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr):
     """What a row finds in its slots: sum_{j<=i} A_ij s_j e^{decay after j up to i} + base_i e^{upto_i}, [C, BM]."""
-    b_found = b_base * upto
-    if MILD:
-        b_found += dot(b_A, b_s * b_2, PRECISION) * b_1
-    else:
-        b_A, diagonal = _below(b_A, C)
-        faded = tl.zeros([C, BM], dtype=tl.float32)
-        for level in tl.static_range(LEVELS):
-            b_a = tl.where(level_pairs(1 << level, C), b_A, 0.0)
-            if level == 0:
-                faded += dot(b_a, b_s, PRECISION)
-            else:
-                weight = level_weights(b_1, b_2, 1 << level, C, BM)
-                faded += dot(b_a, b_s * weight, PRECISION) * weight
-        b_found += now * faded + diagonal * b_s
-    return b_found
+    o_c = tl.arange(0, C)
+    A_high, A_low = operand(b_A, SCALED)
+    faded = add_pair_sums(tl.zeros_like(b_base), A_high, A_low, b_s, b_g, C, LEVELS, SCALED)
+    found = b_base * tl.exp(sums(o_c[:, None] >= o_c[None, :], b_g)) + tl.exp(b_g.to(tl.float32)) * faded
+    return found + _diagonal(b_A, C) * b_s
 
 
 @triton.jit
-def _pair_scores(b_x, b_s, b_1, b_2, now, C: tl.constexpr, BM: tl.constexpr, LEVELS: tl.constexpr,
-                 MILD: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """sum_m x_i s_j e^{decay after j up to i} for j <= i, else 0, [C, C]."""
-    if MILD:
-        b_B = _lower(dot(b_x * b_1, tl.trans(b_s * b_2), PRECISION), C)
-    else:
-        o_c = tl.arange(0, C)
-        b_B = dyadic_scores(b_x * now, b_s, b_1, b_2, C, BM, LEVELS, PRECISION)
-        b_B += tl.where(o_c[:, None] == o_c[None, :], tl.sum(b_x * b_s, 1)[:, None], 0.0)
-    return b_B
-
-
-@triton.jit
-def _slot_grads(b_x, b_s, b_dA, b_base, upto, b_1, b_2, now, C: tl.constexpr, BM: tl.constexpr, LEVELS: tl.constexpr,
-                MILD: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """ds and dg [C, BM] from the pairs inside the chunk and the reads of the memory entering it.
-
-    Mild: dg is a difference of two running sums, formed from the *same rounded operands*: the same products are added
-    and taken away, a token's with itself altogether, and only float32 accumulation is left to disagree.
-    """
-    if MILD:
-        b_dA = to_operand(b_dA, PRECISION)
-        b_xr, b_sk = to_operand(b_x * b_1, PRECISION), to_operand(b_s * b_2, PRECISION)
-        g_x = tl.dot(b_dA, b_sk, input_precision=PRECISION)
-        g_s = tl.dot(tl.trans(b_dA), b_xr, input_precision=PRECISION)
-        b_dg = tl.cumsum(b_xr * g_x - b_sk * g_s + b_x * (b_base * upto), axis=0, reverse=True)
-        b_ds = g_s * b_2
-    else:
-        b_ds = tl.zeros([C, BM], dtype=tl.float32)
-        b_dA, diagonal = _below(b_dA, C)
-        b_dx, b_ds, b_dg = dyadic_pairs(
-            b_x * now, b_s, b_1, b_2, to_operand(b_dA, PRECISION), b_base, b_ds, C, BM, LEVELS, PRECISION
-        )
-        b_ds += diagonal * b_x
-        b_dg += b_x * now * b_dx  # the read's own gate comes before all that it reads
-    return b_ds, b_dg
+def _scores(b_x, b_s, b_g, C: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr):
+    """sum_m x_i s_j e^{decay after j up to i} for j <= i, else 0, as an operand [C, C]."""
+    o_c = tl.arange(0, C)
+    own = tl.sum(b_x * b_s, 1)[:, None]
+    b_E = pair_scores(b_x * tl.exp(b_g.to(tl.float32)), b_s, b_g, C, LEVELS, False, SCALED)
+    b_E = tl.where(o_c[:, None] > o_c[None, :], b_E, tl.where(o_c[:, None] == o_c[None, :], own, 0.0))
+    return operand(b_E, SCALED)
 
 
 @triton.jit
 def output_kernel(
-    q, k, v, s, g, upto, hk, hv, mild, o, p, scale, sequence_of_chunk, cu_seqlens, offsets, T,
+    q, k, v, s, g, hk, hk_scales, hv, hv_scales, mild, o, found, scale, sequence_of_chunk, cu_seqlens, offsets, T,
     H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
-    BK: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr, KEEP: tl.constexpr,
-    FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
+    BK: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr, KEEP: tl.constexpr,
+    FLAGS: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """p = softmax of the scores, o = B v + (p e^{upto}) hv for one chunk and query head, B the scores of p with s.
+    """p = softmax(scale found), o = B v + (p e^{upto}) hv for one chunk and query head, B the scores of p with s.
 
-    In registers: A, then B [C, C]; the scores, then p [C, BM]; o [C, BV].
+    In registers: A, then B [C, C]; what q finds, then p [C, BM]; o [C, BV].
     """
     i = tl.program_id(0)
     i_hq, i_c = i % (H * G), i // (H * G)
     i_h = i_hq // G
     i_s = i_c * H + i_h
-    if takes(mild, i_s, FLAGS, MILD) == 0:
+    if takes(mild, i_s, FLAGS, 0) == 0:
         return
     start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
-    b_A, b_base = _products(q, k, hk, start, end, i_hq, i_h, i_s, H * G, H, K, M, C, BK, BM, PRECISION)
+    o_c = tl.arange(0, C)
+    b_A, b_base = _products(q, k, hk, hk_scales, start, end, i_hq, i_h, i_s, H * G, H, K, M, C, BK, BM, BS, SCALED)
     b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32)
-    b_u, b_1, b_2, now = _gates(g, upto, start, end, i_h, H, M, C, BM, MILD)
-    b_p = _read(b_A * scale, b_base * scale, b_s, b_u, b_1, b_2, now, C, BM, LEVELS, MILD, PRECISION)
-    b_p = tl.where((tl.arange(0, BM) < M)[None, :], b_p, -float("inf"))
-    b_p = tl.exp(b_p - tl.max(b_p, 1)[:, None])
-    b_p /= tl.sum(b_p, 1)[:, None]
+    b_g = load_decays(g, start, end, i_h, 0, H, M, C, BM)
+    b_p = _found(b_A, b_base, b_s, b_g, C, LEVELS, SCALED)
     if KEEP:
-        store_tile(p, b_p, start, end, i_hq, 0, H * G, M, C, BM)
-
-    b_B = to_operand(_pair_scores(b_p, b_s, b_1, b_2, now, C, BM, LEVELS, MILD, PRECISION), PRECISION)
-    b_p = to_operand(b_p * b_u, PRECISION)
+        store_tile(found, b_p, start, end, i_hq, 0, H * G, M, C, BM)
+    b_p = _softmax(b_p * scale, M, BM)
+    B_high, B_low = _scores(b_p, b_s, b_g, C, LEVELS, SCALED)
+    p_high, p_low = operand(b_p * tl.exp(sums(o_c[:, None] >= o_c[None, :], b_g)), SCALED)
     for i_v in range(0, (V + BV - 1) // BV):
-        b_v = load_tile(v, start, end, i_h, i_v, 0, H, V, C, BV).to(tl.float32)
-        p_S, m_S = state_pointers(hv, i_s, 0, i_v, M, V, BM, BV)
-        b_S = to_operand(tl.load(p_S, mask=m_S & (start < end), other=0.0), PRECISION)
-        b_o = tl.dot(b_B, b_v, input_precision=PRECISION)
-        b_o += tl.dot(b_p, b_S, input_precision=PRECISION)
+        S_high, S_low = _operand_memory(hv, hv_scales, i_s, start < end, i_v, M, V, BM, BV, BS, SCALED)
+        b_o = add_operands(tl.zeros([C, BV], dtype=tl.float32), p_high, p_low, S_high, S_low, SCALED)
+        b_v = load_tile(v, start, end, i_h, i_v, 0, H, V, C, BV)
+        b_o = add_split_by_given(b_o, B_high, B_low, b_v)
         store_tile(o, b_o, start, end, i_hq, i_v, H * G, V, C, BV)
 
 
 @triton.jit
 def softmax_grads_kernel(
-    v, s, g, upto, do, hv, p, mild, dscores, scale, sequence_of_chunk, cu_seqlens, offsets, T,
-    H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
-    BK: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr,
-    FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
+    v, s, g, do, hv, hv_scales, found, mild, p, dscores, reads, scale, sequence_of_chunk, cu_seqlens, offsets, T,
+    H: tl.constexpr, G: tl.constexpr, V: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
+    BV: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr,
+    FLAGS: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """scale dscores = scale p (dp - <p, dp>) [B, T, HQ, M] for one chunk and query head, dp being what do finds.
+    """p and scale dscores = scale p (dp - <p, dp>) [B, T, HQ, M], dp being what do finds. reads: the mild way's alone.
 
-    In registers: do v^T [C, C]; dp and p [C, BM].
+    For one chunk and query head. In registers: do v^T [C, C]; dp and p [C, BM].
     """
     i = tl.program_id(0)
     i_hq, i_c = i % (H * G), i // (H * G)
     i_h = i_hq // G
     i_s = i_c * H + i_h
-    if takes(mild, i_s, FLAGS, MILD) == 0:
+    if takes(mild, i_s, FLAGS, 0) == 0:
         return
     start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
-    b_dB, b_base = _products(do, v, hv, start, end, i_hq, i_h, i_s, H * G, H, V, M, C, BV, BM, PRECISION)
+    b_dA, b_base = _products(do, v, hv, hv_scales, start, end, i_hq, i_h, i_s, H * G, H, V, M, C, BV, BM, BS, SCALED)
     b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32)
-    b_u, b_1, b_2, now = _gates(g, upto, start, end, i_h, H, M, C, BM, MILD)
-    b_dp = _read(b_dB, b_base, b_s, b_u, b_1, b_2, now, C, BM, LEVELS, MILD, PRECISION)
-    b_p = load_tile(p, start, end, i_hq, 0, 0, H * G, M, C, BM)
+    b_g = load_decays(g, start, end, i_h, 0, H, M, C, BM)
+    b_dp = _found(b_dA, b_base, b_s, b_g, C, LEVELS, SCALED)
+    b_p = _softmax(load_tile(found, start, end, i_hq, 0, 0, H * G, M, C, BM) * scale, M, BM)
+    store_tile(p, b_p, start, end, i_hq, 0, H * G, M, C, BM)
     b_dp = b_p * (b_dp - tl.sum(b_p * b_dp, 1)[:, None])
     store_tile(dscores, b_dp * scale, start, end, i_hq, 0, H * G, M, C, BM)
 
 
 @triton.jit
-def slot_grads_kernel(
-    x, y, z, s, g, upto, states, mild, slot_ds, slot_dg, sequence_of_chunk, cu_seqlens, offsets, T,
-    H: tl.constexpr, G: tl.constexpr, M: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr,
-    BD: tl.constexpr, ADD: tl.constexpr,
-    FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """ds and dg [B, T, H, M] as far as one pass's pairs and reads of S go, for one chunk and head; or ADD them.
+def _read_of(p, dscores, second, start, end, i_hq, HQ: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
+             BM: tl.constexpr):  # fmt: skip
+    """x of the first or second pass, [C, BM]."""
+    if second:
+        b_x = load_tile(p, start, end, i_hq, 0, 0, HQ, M, C, BM).to(tl.float32)
+    else:
+        b_x = load_tile(dscores, start, end, i_hq, 0, 0, HQ, M, C, BM).to(tl.float32)
+    return b_x
 
-    x, y, z as in `pass_grads_kernel`; a group's queries one after another. In registers: z y^T [C, C], _slot_grads.
+
+@triton.jit
+def _add_slot_pairs(b_ds, b_dg, pairs_high, pairs_low, blocks_fit, p, dscores, second, s, g, start, end, i_hq, i_h,
+                    HQ: tl.constexpr, H: tl.constexpr, M: tl.constexpr, C: tl.constexpr, BM: tl.constexpr,
+                    LEVELS: tl.constexpr, SCALED: tl.constexpr):  # fmt: skip
+    """ds and dg [C, BM], and what pairs of rows of one query add to them in one pass.
+
+    pairs: z y^T below the diagonal and its transpose above it, an `operand`. As `add_pair_grads`, but that the gate of
+    a read's own token lies between the two, too, and that nobody asks for the gradient of x. Tiles are loaded again for
+    each product: they are near, and registers are what there is least of.
+    """
+    o_c = tl.arange(0, C)
+    first = 0
+    if SCALED:
+        if blocks_fit:
+            read, key, _ = about_blocks(load_decays(g, start, end, i_h, 0, H, M, C, BM), C)
+            b_g = load_decays(g, start, end, i_h, 0, H, M, C, BM).to(tl.float32)
+            below = same_block(C) & (o_c[:, None] > o_c[None, :])
+            above = same_block(C) & (o_c[:, None] < o_c[None, :])
+            b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32)
+            s_high, s_low = split(b_s * tl.exp(key))
+            faded = tl.zeros_like(b_ds)
+            faded = add_whole_product(faded, only(below, pairs_high), only(below, pairs_low), s_high, s_low)
+            b_x = _read_of(p, dscores, second, start, end, i_hq, HQ, M, C, BM)
+            x_high, x_low = split(b_x * tl.exp(b_g + read))
+            passing = (x_high.to(tl.float32) + x_low.to(tl.float32)) * faded
+            b_z = tl.zeros_like(b_ds)
+            b_z = add_whole_product(b_z, only(above, pairs_high), only(above, pairs_low), x_high, x_low)
+            passing -= (s_high.to(tl.float32) + s_low.to(tl.float32)) * b_z
+            b_ds += b_z * tl.exp(key)
+            b_dg = add_sums(b_dg, same_block(C) & (o_c[:, None] <= o_c[None, :]), passing, True)
+        first = blocks_fit.to(tl.int32) * BLOCK_LEVELS
+    for level in range(first, LEVELS):
+        tl.debug_barrier()
+        # Rows of right halves meet those of left halves and the other way round: one product serves both.
+        o_c, right, first_row, size = halves(level, C)
+        met = meet(level, C)
+        b_g = load_decays(g, start, end, i_h, 0, H, M, C, BM)
+        weight = tl.exp(level_decays(b_g, level, C))
+        b_x = _read_of(p, dscores, second, start, end, i_hq, HQ, M, C, BM) * tl.exp(b_g.to(tl.float32))
+        b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32)
+        b_met = tl.where(right[:, None], b_x, b_s) * weight
+        high, low = operand(b_met, SCALED)
+        b_z = tl.zeros_like(b_ds)
+        b_z = add_operands(b_z, only(met, pairs_high), only(met, pairs_low), high, low, SCALED)
+        b_ds += tl.where(right[:, None], 0.0, b_z * weight)
+        # The gate at t is passed by the reads from t on in its right half, by the keys before t in its left half.
+        passes = within(tl.where(right, o_c, first_row), tl.where(right, first_row + size, o_c), C)
+        b_dg = add_sums(b_dg, passes, b_met * b_z, not SCALED)
+    return b_ds, b_dg
+
+
+@triton.jit
+def _written(y, states, scales, dstates, dscales, start, end, i_h, i_s, H: tl.constexpr, M: tl.constexpr,
+             D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr, BS: tl.constexpr,
+             SCALED: tl.constexpr):  # fmt: skip
+    """y D_S^T [C, BM], and sum_d S D_S [BM], of one pass."""
+    b_ds = tl.zeros([C, BM], dtype=tl.float32)
+    b_SD = tl.zeros([BM], dtype=tl.float32)
+    for i_d in range(0, (D + BD - 1) // BD):
+        unit = _units(scales, i_s, start < end, i_d, M, D, BM, BD, BS, SCALED)
+        unit *= _units(dscales, i_s, start < end, i_d, M, D, BM, BD, BS, SCALED)
+        b_S = _memory(states, i_s, start < end, i_d, M, D, BM, BD).to(tl.float32)
+        b_SD += tl.sum(b_S * _memory(dstates, i_s, start < end, i_d, M, D, BM, BD).to(tl.float32), 1) * unit
+        b_y = load_tile(y, start, end, i_h, i_d, 0, H, D, C, BD)
+        D_high, D_low = _operand_memory(dstates, dscales, i_s, start < end, i_d, M, D, BM, BD, BS, SCALED)
+        b_ds = add_given_by_split(b_ds, b_y, tl.trans(D_high), tl.trans(D_low))
+    return b_ds, b_SD
+
+
+@triton.jit
+def slot_grads_kernel(
+    q, k, v, s, g, do, hk, hk_scales, hv, hv_scales, dhk, dhk_scales, dhv, dhv_scales, p, dscores, reads, mild, ds, dg,
+    sequence_of_chunk, cu_seqlens, offsets, T,
+    H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
+    BK: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr,
+    FLAGS: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """ds and dg for one chunk and head, both passes and a group's queries one after another.
+
+    With Y = sum (y D_S^T) e^{after} over both passes, S and D_S as in `pass_grads_kernel`, beside what pairs and reads
+    of S give: ds += Y, dg_t += e^{total} sum S D_S + sum_{j<t} s_j Y_j.
+    In registers: z y^T [C, C]; x, ds, dg [C, BM].
     """
     i = tl.program_id(0)
     i_h, i_c = i % H, i // H
     i_s = i_c * H + i_h
-    if takes(mild, i_s, FLAGS, MILD) == 0:
+    if takes(mild, i_s, FLAGS, 0) == 0:
         return
     start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
-    b_ds = tl.zeros([C, BM], dtype=tl.float32)
-    b_dg = tl.zeros([C, BM], dtype=tl.float32)
-    for i_g in range(G):
-        i_hq = i_h * G + i_g
-        b_dA, b_base = _products(z, y, states, start, end, i_hq, i_h, i_s, H * G, H, D, M, C, BD, BM, PRECISION)
-        b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32)
-        b_u, b_1, b_2, now = _gates(g, upto, start, end, i_h, H, M, C, BM, MILD)
-        b_x = load_tile(x, start, end, i_hq, 0, 0, H * G, M, C, BM)
-        b_ds1, b_dg1 = _slot_grads(b_x, b_s, b_dA, b_base, b_u, b_1, b_2, now, C, BM, LEVELS, MILD, PRECISION)
-        b_ds += b_ds1
-        b_dg += b_dg1
-    if ADD:
-        b_ds += load_tile(slot_ds, start, end, i_h, 0, 0, H, M, C, BM)
-        b_dg += load_tile(slot_dg, start, end, i_h, 0, 0, H, M, C, BM)
-    store_tile(slot_ds, b_ds, start, end, i_h, 0, H, M, C, BM)
-    store_tile(slot_dg, b_dg, start, end, i_h, 0, H, M, C, BM)
+    o_c = tl.arange(0, C)
+    later, earlier = o_c[:, None] < o_c[None, :], o_c[:, None] > o_c[None, :]
+    b_ds, b_SD = _written(k, hk, hk_scales, dhk, dhk_scales, start, end, i_h, i_s, H, M, K, C, BM, BK, BS, SCALED)
+    b_y, b_SD2 = _written(v, hv, hv_scales, dhv, dhv_scales, start, end, i_h, i_s, H, M, V, C, BM, BV, BS, SCALED)
+    b_g = load_decays(g, start, end, i_h, 0, H, M, C, BM)
+    b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32)
+    b_ds = (b_ds + b_y) * tl.exp(sums(later, b_g))
+    b_dg = tl.zeros_like(b_ds) + (tl.exp(tl.sum(b_g.to(tl.float32), 0)) * (b_SD + b_SD2))[None, :]
+    b_dg = add_sums(b_dg, earlier, b_s * b_ds, not SCALED)
+    blocks_fit = False
+    if SCALED:
+        _, _, blocks_fit = about_blocks(load_decays(g, start, end, i_h, 0, H, M, C, BM), C)
+    for n in range(2 * G):  # one code for both passes: of two, each would keep masks in registers for the other
+        tl.debug_barrier()
+        i_hq, second = i_h * G + n // 2, n % 2 == 1
+        if second:
+            b_A, b_dx = _products(
+                do, v, hv, hv_scales, start, end, i_hq, i_h, i_s, H * G, H, V, M, C, BV, BM, BS, SCALED
+            )
+        else:
+            b_A, b_dx = _products(
+                q, k, hk, hk_scales, start, end, i_hq, i_h, i_s, H * G, H, K, M, C, BK, BM, BS, SCALED
+            )
+        b_g = load_decays(g, start, end, i_h, 0, H, M, C, BM)
+        b_x = _read_of(p, dscores, second, start, end, i_hq, H * G, M, C, BM)
+        b_ds += _diagonal(b_A, C) * b_x
+        b_dx *= b_x * tl.exp(sums(o_c[:, None] >= o_c[None, :], b_g))
+        b_dg = add_sums(b_dg, o_c[:, None] <= o_c[None, :], b_dx, not SCALED)
+        pairs_high, pairs_low = operand(tl.where(earlier, b_A, tl.where(later, tl.trans(b_A), 0.0)), SCALED)
+        b_ds, b_dg = _add_slot_pairs(b_ds, b_dg, pairs_high, pairs_low, blocks_fit, p, dscores, second, s, g, start,
+                                     end, i_hq, i_h, H * G, H, M, C, BM, LEVELS, SCALED)  # fmt: skip
+    store_tile(ds, b_ds, start, end, i_h, 0, H, M, C, BM)
+    store_tile(dg, b_dg, start, end, i_h, 0, H, M, C, BM)
 
 
 @triton.jit
 def pass_grads_kernel(
-    x, y, z, s, g, upto, after, decay, states, dstates, mild, slot_ds, slot_dg, dy, dz, ds, dg,
-    sequence_of_chunk, cu_seqlens, offsets, T,
+    x, y, z, s, g, states, scales, dstates, dscales, mild, dy, dz, sequence_of_chunk, cu_seqlens, offsets, T,
     H: tl.constexpr, G: tl.constexpr, M: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr,
-    BD: tl.constexpr, FIRST: tl.constexpr,
-    FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
+    BD: tl.constexpr, BS: tl.constexpr, FIRST: tl.constexpr,
+    FLAGS: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """The rest of one pass's gradients for one chunk and head: x = p, y = v, z = do or x = scale dscores, y = k, z = q.
+    """One pass's gradients for one chunk and head: x = p, y = v, z = do or x = scale dscores, y = k, z = q.
 
     With E the scores of x with s, S the memory entering and D_S the gradient of the one leaving the chunk:
         dy = E^T z + (s e^{after}) D_S,   dz = E y + (x e^{upto}) S (dq; nobody asks for do's)
-        ds += (y D_S^T) e^{after},   dg_t += e^{total} sum_d S D_S + sum_{j<t} s_j (that part of ds)_j
-    The second pass adds to slot_ds and slot_dg [B, T, H, M], the first adds its own and leaves ds and dg.
-    In registers: E [C, C]; x, s, decays and that part of ds [C, BM]; dy and dz [C, BD].
+    In registers: E [C, C]; x, s and decays [C, BM]; dy or dz [C, BD].
+    A group's queries each have an E, made for one block of D: a program goes through all blocks only where G is 1.
     """
-    i = tl.program_id(0)
+    BLOCKS: tl.constexpr = (D + BD - 1) // BD
+    AT_ONCE: tl.constexpr = BLOCKS if G == 1 else 1
+    i_b, i = program(BLOCKS // AT_ONCE)
     i_h, i_c = i % H, i // H
     i_s = i_c * H + i_h
-    if takes(mild, i_s, FLAGS, MILD) == 0:
+    if takes(mild, i_s, FLAGS, 0) == 0:
         return
     start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
+    o_c = tl.arange(0, C)
     b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32)
-    b_u, b_1, b_2, now = _gates(g, upto, start, end, i_h, H, M, C, BM, MILD)
-    b_left = to_operand(b_s * tl.exp(load_tile(after, start, end, i_h, 0, 0, H, M, C, BM)), PRECISION)
-    if G == 1:  # then they need not be made again for every block of D
-        b_x = load_tile(x, start, end, i_h, 0, 0, H, M, C, BM)
-        b_E = to_operand(_pair_scores(b_x, b_s, b_1, b_2, now, C, BM, LEVELS, MILD, PRECISION), PRECISION)
-        b_x = to_operand(b_x * b_u, PRECISION)
-    b_ds = tl.zeros([C, BM], dtype=tl.float32)
-    b_SD = tl.zeros([BM], dtype=tl.float32)
-    for i_d in range(0, (D + BD - 1) // BD):
-        p_S, m_S = state_pointers(states, i_s, 0, i_d, M, D, BM, BD)
-        p_D, _ = state_pointers(dstates, i_s, 0, i_d, M, D, BM, BD)
-        b_S = tl.load(p_S, mask=m_S & (start < end), other=0.0)
-        b_D = tl.load(p_D, mask=m_S & (start < end), other=0.0)
-        b_SD += tl.sum(b_S * b_D, 1)
-        b_S, b_D = to_operand(b_S, PRECISION), to_operand(b_D, PRECISION)
-        b_y = load_tile(y, start, end, i_h, i_d, 0, H, D, C, BD).to(tl.float32)
-        b_ds += tl.dot(b_y, tl.trans(b_D), input_precision=PRECISION)
-        b_dy = tl.dot(b_left, b_D, input_precision=PRECISION)
+    b_g = load_decays(g, start, end, i_h, 0, H, M, C, BM)
+    left_high, left_low = operand(b_s * tl.exp(sums(o_c[:, None] < o_c[None, :], b_g)), SCALED)
+    if G == 1:
+        b_x = load_tile(x, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32)
+        E_high, E_low = _scores(b_x, b_s, b_g, C, LEVELS, SCALED)
+    for n in range(AT_ONCE):
+        i_d = i_b + n
+        D_high, D_low = _operand_memory(dstates, dscales, i_s, start < end, i_d, M, D, BM, BD, BS, SCALED)
+        b_dy = add_operands(tl.zeros([C, BD], dtype=tl.float32), left_high, left_low, D_high, D_low, SCALED)
+        for i_g in range(G):
+            if G > 1:
+                tl.debug_barrier()
+                b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32)
+                b_g = load_decays(g, start, end, i_h, 0, H, M, C, BM)
+                b_x = load_tile(x, start, end, i_h * G + i_g, 0, 0, H * G, M, C, BM).to(tl.float32)
+                E_high, E_low = _scores(b_x, b_s, b_g, C, LEVELS, SCALED)
+            b_z = load_tile(z, start, end, i_h * G + i_g, i_d, 0, H * G, D, C, BD)
+            b_dy = add_split_by_given(b_dy, tl.trans(E_high), tl.trans(E_low), b_z)
+        store_tile(dy, b_dy, start, end, i_h, i_d, H, D, C, BD)
+    if FIRST:
+        tl.debug_barrier()
         for i_g in range(G):
             i_hq = i_h * G + i_g
             if G > 1:
-                b_x = load_tile(x, start, end, i_hq, 0, 0, H * G, M, C, BM)
-                b_E = to_operand(_pair_scores(b_x, b_s, b_1, b_2, now, C, BM, LEVELS, MILD, PRECISION), PRECISION)
-                b_x = to_operand(b_x * b_u, PRECISION)
-            b_z = load_tile(z, start, end, i_hq, i_d, 0, H * G, D, C, BD).to(tl.float32)
-            b_dy += tl.dot(tl.trans(b_E), b_z, input_precision=PRECISION)
-            if FIRST:
-                b_dz = tl.dot(b_E, b_y, input_precision=PRECISION)
-                b_dz += tl.dot(b_x, b_S, input_precision=PRECISION)
+                tl.debug_barrier()
+                b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32)
+                b_g = load_decays(g, start, end, i_h, 0, H, M, C, BM)
+            b_x = load_tile(x, start, end, i_hq, 0, 0, H * G, M, C, BM).to(tl.float32)
+            if G > 1:
+                E_high, E_low = _scores(b_x, b_s, b_g, C, LEVELS, SCALED)
+            x_high, x_low = operand(b_x * tl.exp(sums(o_c[:, None] >= o_c[None, :], b_g)), SCALED)
+            for n in range(AT_ONCE):
+                i_d = i_b + n
+                S_high, S_low = _operand_memory(states, scales, i_s, start < end, i_d, M, D, BM, BD, BS, SCALED)
+                b_dz = add_operands(tl.zeros([C, BD], dtype=tl.float32), x_high, x_low, S_high, S_low, SCALED)
+                b_y = load_tile(y, start, end, i_h, i_d, 0, H, D, C, BD)
+                b_dz = add_split_by_given(b_dz, E_high, E_low, b_y)
                 store_tile(dz, b_dz, start, end, i_hq, i_d, H * G, D, C, BD)
-        store_tile(dy, b_dy, start, end, i_h, i_d, H, D, C, BD)
 
-    o_c, o_m = tl.arange(0, C), tl.arange(0, BM)
-    b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32)
-    b_ds *= tl.exp(load_tile(after, start, end, i_h, 0, 0, H, M, C, BM))
-    b_total = tl.load(decay + i_s.to(tl.int64) * M + o_m, mask=o_m < M, other=0.0)
-    earlier = (o_c[:, None] > o_c[None, :]).to(tl.float32)
-    b_dg = (b_total * b_SD)[None, :] + dot(earlier, b_s * b_ds, PRECISION)
-    b_dg += load_tile(slot_dg, start, end, i_h, 0, 0, H, M, C, BM)
-    b_ds += load_tile(slot_ds, start, end, i_h, 0, 0, H, M, C, BM)
-    if FIRST:
-        store_tile(ds, b_ds, start, end, i_h, 0, H, M, C, BM)
-        store_tile(dg, b_dg, start, end, i_h, 0, H, M, C, BM)
-    else:
-        store_tile(slot_ds, b_ds, start, end, i_h, 0, H, M, C, BM)
-        store_tile(slot_dg, b_dg, start, end, i_h, 0, H, M, C, BM)
+
+# --- launches --------------------------------------------------------------------------------------------------------
+
+
+def _op(M: int) -> str:
+    """Prefix of the rows of the launch table for so many slots."""
+    return "gsa" if M <= 64 else "gsa128"
 
 
 class _Plan(ChunkPlan):
-    """A chunk plan whose states' rows are the slots, with a group of queries' sizes and the gates beside it."""
+    """A chunk plan whose states' rows are the slots, with the sizes of a group of queries beside it."""
 
-    def __init__(self, q, k, v, s, g, cu_seqlens, chunk_size):
-        super().__init__("gsa" if s.shape[-1] <= 64 else "gsa128", s, v.shape[-1], cu_seqlens, chunk_size)
-        self.M, self.D, self.G = self.K, k.shape[-1], q.shape[2] // self.H
-        self.upto, self.after = self.empty(g.shape), self.empty(g.shape)
-        self.decay = self.empty(self.chunks, self.H, self.M)
-        gates_kernel[(self.chunks * self.H,)](
-            g, self.upto, self.after, self.decay, *self.where, H=self.H, M=self.M, C=self.C, BM=self.block_M,
-            PACKED=cu_seqlens is not None, **self.options("gates"),
-        )  # fmt: skip
+    def __init__(self, q, v, s, cu_seqlens, chunk_size):
+        super().__init__(_op(s.shape[-1]), s, v.shape[-1], cu_seqlens, _tokens(q, s, chunk_size))
+        self.M, self.G = s.shape[-1], q.shape[2] // self.H
+        self.scaled_together = TABLE[f"{self.op}.stream", self.width].BV
 
-    @property
-    def block_M(self) -> int:
-        return block(self.M, 128)
+    def launch(
+        self, kernel: str, mild_kernel, any_kernel, heads: int, blocks: dict[str, int], *given, apart=False, **more
+    ) -> None:
+        """Both ways through a chunk, a program for each and each of so many heads.
 
-    def options(self, kernel: str) -> dict:
-        launch = TABLE[f"{self.op}.{kernel}", self.width]
-        return dict(num_warps=launch.num_warps, num_stages=launch.num_stages)
-
-    def ways(self, kernel: str):
-        """The launches of a kernel that works inside chunks: (keyword arguments, largest block along K or V)."""
+        given: what the kernels take before `where`; blocks: what they go through block by block, as {"K": its size};
+        apart: whether each of these blocks has a program of its own; more: further keyword arguments.
+        """
         for way in ("mild", "dyadic") if self.width == "16-bit" else ("dyadic",):
-            common = dict(
-                H=self.H, G=self.G, M=self.M, C=self.C, BM=self.block_M, FLAGS=self.flags, MILD=int(way == "mild"),
-                LEVELS=self.C.bit_length() - 1, PACKED=self.cu_seqlens is not None, PRECISION=self.precision,
+            row = TABLE[f"{self.op}.{kernel}.{way}", self.width]
+            options = dict(
+                H=self.H, G=self.G, M=self.M, C=self.C, BM=self.block(self.M, 128),
+                BS=self.scaled_together, FLAGS=self.flags, PACKED=self.cu_seqlens is not None,
+                num_warps=row.num_warps, num_stages=row.num_stages, maxnreg=row.maxnreg,
             )  # fmt: skip
-            yield common | self.options(f"{kernel}.{way}"), TABLE[f"{self.op}.{kernel}.{way}", self.width].BV
+            for name, size in blocks.items():
+                options |= {name: size, f"B{name}": self.block(size, row.BV)}
+            kernel_of_way = mild_kernel
+            if way == "dyadic":
+                kernel_of_way = any_kernel
+                options |= dict(LEVELS=self.C.bit_length() - 1, SCALED=self.scaled)
+            programs = self.chunks * heads
+            if apart:
+                programs *= math.prod(triton.cdiv(size, options[f"B{name}"]) for name, size in blocks.items())
+            kernel_of_way[(programs,)](*given, *self.where, **options, **more)
 
 
 def _slot_rows(states) -> tuple:
@@ -375,61 +740,76 @@ def _slot_rows(states) -> tuple:
     return (None, None) if states is None else (states[0].mT.contiguous(), states[1].contiguous())
 
 
+def _tokens(q, s, chunk_size: int) -> int:
+    """Tokens a chunk, 0 for as many as is best: 32 where queries share a memory. In chunks of 64 dv of such a group was
+    wrong for strong gates on an H200, where a score matrix was made in a loop within a loop (data/tuning.md)."""
+    return min(chunk_size or CHUNK_SIZE, CHUNK_SIZE) if q.shape[2] > s.shape[2] else chunk_size
+
+
 def kept_shapes(q, k, v, s, g, cu_seqlens, chunk_size) -> tuple[tuple[int, ...], ...]:
-    """Shapes of what `forward` keeps for `backward`: p, and hk and hv entering every chunk, slots as rows."""
-    states = (kept_states_shape("gsa", s, x.shape[-1], cu_seqlens, chunk_size) for x in (k, v))
-    return (*q.shape[:3], s.shape[-1]), *states
+    """Shapes of what `forward` keeps for `backward`: what q finds and, behind it, which chunks are mild; hk and hv
+    entering every chunk, slots as rows."""
+    chunk_size = _tokens(q, s, chunk_size)
+    states = (kept_states_shape(_op(s.shape[-1]), s, x.shape[-1], cu_seqlens, chunk_size) for x in (k, v))
+    plan = _op(s.shape[-1]), s, v.shape[-1], cu_seqlens, chunk_size
+    return (q.shape[:3].numel() * s.shape[-1] + flags_of(*plan),), *states
 
 
 def forward(q, k, v, s, g, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep):
-    """o, (hk_T, hv_T) (None unless asked for), and as in `kept_shapes` (p empty unless kept)."""
-    plan = _Plan(q, k, v, s, g, cu_seqlens, chunk_size)
+    """o, (hk_T, hv_T) (None unless asked for), and as in `kept_shapes` (the first empty unless kept)."""
+    plan = _Plan(q, v, s, cu_seqlens, chunk_size)
+    K, V = q.shape[-1], v.shape[-1]
     (first_hk, first_hv), last_hk, last_hv = _slot_rows(initial_state), None, None
     if output_final_state:
-        last_hk, last_hv = (plan.empty(plan.N, plan.H, plan.M, x.shape[-1]) for x in (k, v))
-    hk, mild = plan.states(s, k, g, 1.0, first_hk, last_hk, reverse=False)
-    hv, _ = plan.states(s, v, g, 1.0, first_hv, last_hv, reverse=False)
-    o, p = q.new_empty(*q.shape[:3], plan.V), plan.empty((*q.shape[:3], plan.M) if keep else 0)
-    for options, limit in plan.ways("output"):
-        output_kernel[(plan.chunks * plan.H * plan.G,)](
-            q, k, v, s, g, plan.upto, hk, hv, mild, o, p, scale, *plan.where,
-            K=plan.D, V=plan.V, BK=block(plan.D, limit), BV=block(plan.V, limit), KEEP=keep, **options,
-        )  # fmt: skip
-    return o, (last_hk.mT, last_hv) if output_final_state else None, (p, hk, hv)
+        last_hk, last_hv = (plan.empty(plan.N, plan.H, plan.M, D) for D in (K, V))
+    (hk, hv), mild = plan.states(s, k, g, 1.0, first_hk, last_hk, reverse=False, beside=(s, v, first_hv, last_hv))
+    o, found = q.new_empty(*q.shape[:3], V), plan.empty(q.shape[:3].numel() * plan.M + mild.numel() if keep else 0)
+    plan.launch(
+        "output", mild_output_kernel, output_kernel, q.shape[2], dict(K=K, V=V),
+        q, k, v, s, g, *plan.unpacked(hk, K), *plan.unpacked(hv, V), mild, o, found, scale, KEEP=keep,
+    )  # fmt: skip
+    if keep:
+        found[-mild.numel() :].copy_(mild.view(torch.float32).flatten())
+    return o, (last_hk.mT, last_hv) if output_final_state else None, (found, hk, hv)
 
 
 def backward(q, k, v, s, g, scale, initial_state, cu_seqlens, chunk_size, kept, do, dfinal_state):
     """dq, dk, dv, ds, dg in their inputs' dtypes and (dhk_0, dhv_0) in float32."""
-    plan = _Plan(q, k, v, s, g, cu_seqlens, chunk_size)
-    p, hk, hv = kept
-    dscores = torch.empty_like(p)
+    plan = _Plan(q, v, s, cu_seqlens, chunk_size)
+    K, V = q.shape[-1], v.shape[-1]
+    found, mild = kept[0].split(
+        [kept[0].numel() - plan.chunks * plan.H * plan.flags, plan.chunks * plan.H * plan.flags]
+    )
+    mild = mild.view(torch.int32)
+    hk, hv = plan.unpacked(kept[1], K), plan.unpacked(kept[2], V)
+    slots = *q.shape[:3], plan.M
+    p = found.new_empty(slots, dtype=torch.float16 if plan.scaled else torch.float32)
+    dscores, reads = plan.empty(slots), plan.empty(slots if plan.scaled else 0)
+    plan.launch(
+        "softmax_grads", mild_softmax_grads_kernel, softmax_grads_kernel, q.shape[2], dict(V=V),
+        v, s, g, do, *hv, found, mild, p, dscores, reads, scale,
+    )  # fmt: skip
     last_hk, last_hv = _slot_rows(dfinal_state)
-    first_hk, first_hv = (plan.empty(plan.N, plan.H, plan.M, x.shape[-1]) for x in (k, v))
-    dhv, mild = plan.states(p, do, g, 1.0, last_hv, first_hv, reverse=True, inclusive=True)
-    for options, limit in plan.ways("softmax_grads"):
-        if q.dtype == torch.float16:
-            # dscores is what dp differs from its mean by: of float16's 11 bits TF32's rounding of dp would cost one.
-            options["PRECISION"] = "tf32x3"
-        softmax_grads_kernel[(plan.chunks * plan.H * plan.G,)](
-            v, s, g, plan.upto, do, hv, p, mild, dscores, scale, *plan.where,
-            K=plan.D, V=plan.V, BK=block(plan.D, limit), BV=block(plan.V, limit), **options,
-        )  # fmt: skip
-    dhk, _ = plan.states(dscores, q, g, 1.0, last_hk, first_hk, reverse=True, inclusive=True)
-    dq, dk, dv, ds, dg = (torch.empty_like(x) for x in (q, k, v, s, g))
-    slot_ds, slot_dg = plan.empty(s.shape), plan.empty(s.shape)
-    second, first = (p, v, do, hv, dhv, dv, None), (dscores, k, q, hk, dhk, dk, dq)
-    for x, y, z, states, _, _, dz in (second, first):
-        for options, limit in plan.ways("slot_grads"):
-            # A product is taken away from a sum that holds it: a fused multiply-add would not take the same one.
-            slot_grads_kernel[(plan.chunks * plan.H,)](
-                x, y, z, s, g, plan.upto, states, mild, slot_ds, slot_dg, *plan.where,
-                D=y.shape[-1], BD=block(y.shape[-1], limit), ADD=dz is not None, enable_fp_fusion=False, **options,
-            )  # fmt: skip
-    for x, y, z, states, dstates, dy, dz in (second, first):
-        for options, limit in plan.ways("pass_grads"):
-            pass_grads_kernel[(plan.chunks * plan.H,)](
-                x, y, z, s, g, plan.upto, plan.after, plan.decay, states, dstates, mild, slot_ds, slot_dg,
-                dy, dz, ds, dg, *plan.where, D=y.shape[-1], BD=block(y.shape[-1], limit), FIRST=dz is not None,
-                **options,
-            )  # fmt: skip
+    first_hk, first_hv = (plan.empty(plan.N, plan.H, plan.M, D) for D in (K, V))
+    (dhk, dhv), _ = plan.states(
+        dscores, q, g, 1.0, last_hk, first_hk, reverse=True, inclusive=True, beside=(p, do, last_hv, first_hv)
+    )
+    dhk, dhv = plan.unpacked(dhk, K), plan.unpacked(dhv, V)
+    ds, dg = torch.empty_like(s), torch.empty_like(g)
+    plan.launch(
+        "slot_grads", mild_slot_grads_kernel, slot_grads_kernel, plan.H, dict(K=K, V=V),
+        q, k, v, s, g, do, *hk, *hv, *dhk, *dhv, p, dscores, reads, mild, ds, dg,
+    )  # fmt: skip
+    del reads  # whose memory the next gradients then take
+    dv = torch.empty_like(v)
+    plan.launch(
+        "pass_grads", mild_pass_grads_kernel, pass_grads_kernel, plan.H, dict(D=V),
+        p, v, do, s, g, *hv, *dhv, mild, dv, None, FIRST=False, apart=plan.G > 1,
+    )  # fmt: skip
+    del p, dhv
+    dq, dk = torch.empty_like(q), torch.empty_like(k)
+    plan.launch(
+        "pass_grads", mild_pass_grads_kernel, pass_grads_kernel, plan.H, dict(D=K),
+        dscores, k, q, s, g, *hk, *dhk, mild, dk, dq, FIRST=True, apart=plan.G > 1,
+    )  # fmt: skip
     return dq, dk, dv, ds, dg, (first_hk.mT, first_hv)

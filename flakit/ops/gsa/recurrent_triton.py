@@ -1,18 +1,17 @@
-"""GSA one token after another as Triton kernels: the memory stays in registers, [M, BD] a program.
+"""GSA one token after another as Triton kernels: the memory stays in registers.
 
-Both passes carry a state S [M, D] with the slots as rows, S <- diag(e^{g_t}) S + s_t y_t^T: hk turned to [M, K] with
-y = k, and hv [M, V] with y = v. They differ in how S is read:
+The forward is one kernel, hk [K, M] and a block of hv [M, BV] a program, so that scores, softmax and read of a token
+need no other program. Where V is cut, each of its blocks walks the whole of hk.
 
-    first:   scores = S q     sums over D, so that blocks of D leave shares; the softmax of their sum is taken between
-    second:  o = p^T S        sums over the slots
-
-The gradients of a pass are the same too, with a row x over the slots (dscores or p) and one z over D (q or do), D_S
-the gradient of S with the read x z^T at t included:
+Backwards it is two passes of the same form over a state S [M, D], S <- diag(e^{g_t}) S + s_t y_t^T: hk turned to [M, K]
+with y = k, and hv with y = v. With a row x over the slots (dscores or p) and one z over D (q or do), and D_S the
+gradient of S with the read x z^T at t included:
 
     dx = S z,   dz = S^T x,   ds += D_S y,   dy = D_S^T s,   dg += e^{g} sum_d S_{t-1} D_S
 
-The second pass goes first: its dx is dp, which gives dscores. The states needed are recomputed segment after segment
-from checkpoints, as in `rwkv6.recurrent_triton`; dg comes from the states themselves and cancels nothing.
+The second pass goes first: its dx is dp, which gives dscores. A block of D is a program of its own. The states needed
+are recomputed segment after segment from checkpoints, as in `rwkv6.recurrent_triton`; dg comes from the states
+themselves and cancels nothing.
 """
 
 import torch
@@ -20,83 +19,112 @@ import triton
 import triton.language as tl
 
 from ..common.blocks_triton import program
-from ..common.launch import CHECKPOINT
-from ..common.recurrence_triton import checkpoints, checkpoints_shape, cut, sequences, span, split_decay
+from ..common.launch import CHECKPOINT, ENOUGH, TABLE, block, width
+from ..common.recurrence_triton import (
+    checkpoints,
+    checkpoints_shape,
+    cut,
+    load_row,
+    sequences,
+    span,
+    split_decay,
+    through,
+    together,
+)
+
+FEW, FEW_WALKS = 64, 256
+"""Programs of one token and of several; below it V is cut finer, though every block of V walks hk again."""
+
+ROOM = 8192
+"""Numbers of hk for which the launch table's warps are meant; a larger one gets more of them."""
 
 
 @triton.jit
-def pass_kernel(
-    x, y, s, g, initial_state, out, states, final_state, cu_seqlens, offsets, T, tokens,
-    H: tl.constexpr, G: tl.constexpr, M: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr,
-    BD: tl.constexpr, FIRST: tl.constexpr, HAS_INITIAL: tl.constexpr, WANTS_FINAL: tl.constexpr, KEEP: tl.constexpr,
-    PACKED: tl.constexpr,
+def recurrent_kernel(
+    q, k, v, s, g, initial_hk, initial_hv, o, p, states_hk, states_hv, final_hk, final_hv, scale, cu_seqlens, offsets,
+    T,
+    H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
+    BK: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr,
+    HAS_INITIAL: tl.constexpr, WANTS_FINAL: tl.constexpr, KEEP: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """S <- diag(e^{g_t}) S + s_t y_t^T, read by each query of the group. In registers: S [BM, BD].
+    """hk <- hk diag(e^{g_t}) + k_t s_t^T, hv <- diag(e^{g_t}) hv + s_t v_t^T, o_t = softmax(scale q_t^T hk) hv for
+    each query of the group. In registers: hk [BK, BM] and hv [BM, BV].
 
-    First: x = q [tokens, H G, D], out is this block's share of S q, [ND, tokens, H G, M].
-    Second: x = p [tokens, H G, M], out = p^T S, [tokens, H G, D].
+    The programs of a head all have the same hk: of what is stored of it each stores some rows, and of p the first all.
     """
-    ND: tl.constexpr = (D + BD - 1) // BD
-    i_d, i_nh = program(ND)
+    NV: tl.constexpr = (V + BV - 1) // BV
+    i_v, i_nh = program(NV)
     i_n, i_h = i_nh // H, i_nh % H
-    o_m, o_d = tl.arange(0, BM), i_d * BD + tl.arange(0, BD)
-    m_m, m_d = o_m < M, o_d < D
-    o_s, m_s = o_m[:, None] * D + o_d[None, :], m_m[:, None] & m_d[None, :]
+    o_k, o_v, o_m = tl.arange(0, BK), i_v * BV + tl.arange(0, BV), tl.arange(0, BM)
+    m_k, m_v, m_m = o_k < K, o_v < V, o_m < M
+    o_hk, o_hv = o_k[:, None] * M + o_m[None, :], o_m[:, None] * V + o_v[None, :]
+    m_hk, m_hv = m_k[:, None] & m_m[None, :], m_m[:, None] & m_v[None, :]
+    m_mine = m_hk & (o_k % NV == i_v)[:, None]
     start, end, first = span(i_n, cu_seqlens, offsets, T, C, PACKED)
-    share = i_d.to(tl.int64) * tokens * H * G
 
-    b_S = tl.zeros([BM, BD], dtype=tl.float32)
+    b_hk = tl.zeros([BK, BM], dtype=tl.float32)
+    b_hv = tl.zeros([BM, BV], dtype=tl.float32)
     if HAS_INITIAL:
-        b_S += tl.load(initial_state + i_nh.to(tl.int64) * M * D + o_s, mask=m_s, other=0.0)
+        b_hk += tl.load(initial_hk + i_nh.to(tl.int64) * K * M + o_hk, mask=m_hk, other=0.0)
+        b_hv += tl.load(initial_hv + i_nh.to(tl.int64) * M * V + o_hv, mask=m_hv, other=0.0)
     length = (end - start).to(tl.int32)
     for t in range(0, length):
         if KEEP:
-            p_s = states + ((first + t // C) * H + i_h) * M * D + o_s
-            tl.store(p_s, b_S, mask=m_s & (t % C == 0))
+            if t % C == 0:
+                kept = (first + t // C) * H + i_h
+                tl.store(states_hk + kept * K * M + o_hk, b_hk, mask=m_mine)
+                tl.store(states_hv + kept * M * V + o_hv, b_hv, mask=m_hv)
         row = (start + t) * H + i_h
+        b_k = tl.load(k + row * K + o_k, mask=m_k, other=0.0).to(tl.float32)
+        b_v = tl.load(v + row * V + o_v, mask=m_v, other=0.0).to(tl.float32)
         b_s = tl.load(s + row * M + o_m, mask=m_m, other=0.0).to(tl.float32)
         b_g = tl.load(g + row * M + o_m, mask=m_m, other=0.0).to(tl.float32)
-        b_y = tl.load(y + row * D + o_d, mask=m_d, other=0.0).to(tl.float32)
         high, low = split_decay(b_g)
-        b_S = high[:, None] * b_S + (low[:, None] * b_S + b_s[:, None] * b_y[None, :])
+        b_hk = high[None, :] * b_hk + (low[None, :] * b_hk + b_k[:, None] * b_s[None, :])
+        b_hv = high[:, None] * b_hv + (low[:, None] * b_hv + b_s[:, None] * b_v[None, :])
         for i_g in range(G):
             query = row * G + i_g
-            if FIRST:
-                b_x = tl.load(x + query * D + o_d, mask=m_d, other=0.0).to(tl.float32)
-                tl.store(out + (share + query) * M + o_m, tl.sum(b_S * b_x[None, :], 1), mask=m_m)
-            else:
-                b_x = tl.load(x + query * M + o_m, mask=m_m, other=0.0)
-                b_o = tl.sum(b_S * b_x[:, None], 0)
-                tl.store(out + query * D + o_d, b_o.to(out.dtype.element_ty), mask=m_d)
+            b_q = tl.load(q + query * K + o_k, mask=m_k, other=0.0).to(tl.float32)
+            b_p = tl.where(m_m, scale * tl.sum(b_hk * b_q[:, None], 0), -float("inf"))
+            b_p = tl.exp(b_p - tl.max(b_p, 0))
+            b_p /= tl.sum(b_p, 0)
+            b_o = tl.sum(b_hv * b_p[:, None], 0)
+            tl.store(o + query * V + o_v, b_o.to(o.dtype.element_ty), mask=m_v)
+            if KEEP:
+                tl.store(p + query * M + o_m, b_p, mask=m_m & (i_v == 0))
     if WANTS_FINAL:
-        tl.store(final_state + i_nh.to(tl.int64) * M * D + o_s, b_S, mask=m_s)
+        tl.store(final_hk + i_nh.to(tl.int64) * K * M + o_hk, b_hk, mask=m_mine)
+        tl.store(final_hv + i_nh.to(tl.int64) * M * V + o_hv, b_hv, mask=m_hv)
 
 
 @triton.jit
 def pass_grads_kernel(
     x, y, z, s, g, states, dfinal_state, scratch, dx, dy, dz, ds, dg, dinitial_state, cu_seqlens, offsets, T, tokens, N,
-    H: tl.constexpr, G: tl.constexpr, M: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr,
-    BD: tl.constexpr, FIRST: tl.constexpr, HAS_FINAL: tl.constexpr, PACKED: tl.constexpr,
+    H: tl.constexpr, G: tl.constexpr, M: tl.constexpr, D: tl.constexpr, C: tl.constexpr, U: tl.constexpr,
+    BM: tl.constexpr, BD: tl.constexpr, FIRST: tl.constexpr, HAS_FINAL: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """Every gradient of one pass, from the last token. In registers: S or its gradient [BM, BD].
 
     x [tokens, H G, M] and z [tokens, H G, D] are each query's rows over the slots and over D; the first pass wants dz
-    (dq), the second dx (dp). dx [ND, tokens, H G, M], ds and dg [ND, tokens, H, M] are this block's shares.
+    (dq), the second dx (dp). dx [ND, tokens, H G, M], ds and dg [ND, tokens, H, M] are this block's shares. In memory
+    the states of the first pass have the slots as columns.
     """
     ND: tl.constexpr = (D + BD - 1) // BD
     i_d, i_nh = program(ND)
     i_n, i_h = i_nh // H, i_nh % H
     o_m, o_d = tl.arange(0, BM), i_d * BD + tl.arange(0, BD)
     m_m, m_d = o_m < M, o_d < D
-    o_s, m_s = o_m[:, None] * D + o_d[None, :], m_m[:, None] & m_d[None, :]
+    o_s = o_m[:, None] + o_d[None, :] * M if FIRST else o_m[:, None] * D + o_d[None, :]
+    m_s = m_m[:, None] & m_d[None, :]
     start, end, first = span(i_n, cu_seqlens, offsets, T, C, PACKED)
-    p_scratch = scratch + (i_d * N * H + i_nh).to(tl.int64) * C * BM * BD
+    p_scratch = scratch + (i_d * N * H + i_nh).to(tl.int64) * (C // U) * BM * BD
     p_scratch += tl.arange(0, BM)[:, None] * BD + tl.arange(0, BD)[None, :]
     share = i_d.to(tl.int64) * tokens * H
 
     b_D = tl.zeros([BM, BD], dtype=tl.float32)
     if HAS_FINAL:
         b_D += tl.load(dfinal_state + i_nh.to(tl.int64) * M * D + o_s, mask=m_s, other=0.0)
+    b_D = through(p_scratch, b_D)
     # A token's decay waits for the reads of the token before it: added alone, its low part would be rounded away.
     later_high, later_low = tl.full([BM], 1.0, dtype=tl.float32), tl.zeros([BM], dtype=tl.float32)
     segments = tl.cdiv(end - start, C).to(tl.int32)
@@ -104,41 +132,61 @@ def pass_grads_kernel(
         i = segments - 1 - j
         begin = start + tl.cast(i, tl.int64) * C
         length = tl.minimum(end - begin, C).to(tl.int32)
+        turns = tl.cdiv(length, U)
         b_S = tl.load(states + ((first + i) * H + i_h) * M * D + o_s, mask=m_s, other=0.0)
-        for t in range(0, length):
-            tl.store(p_scratch + t * BM * BD, b_S)
-            row = (begin + t) * H + i_h
-            b_s = tl.load(s + row * M + o_m, mask=m_m, other=0.0).to(tl.float32)
-            b_g = tl.load(g + row * M + o_m, mask=m_m, other=0.0).to(tl.float32)
-            b_y = tl.load(y + row * D + o_d, mask=m_d, other=0.0).to(tl.float32)
-            high, low = split_decay(b_g)
-            b_S = high[:, None] * b_S + (low[:, None] * b_S + b_s[:, None] * b_y[None, :])
+        for turn in range(0, turns):
+            tl.store(p_scratch + turn * BM * BD, b_S)
+            rows = ()
+            for n in tl.static_range(U):
+                t = turn * U + n
+                row, within = (begin + t) * H + i_h, t < length
+                b_s, b_g = load_row(s, row, o_m, m_m & within, M), load_row(g, row, o_m, m_m & within, M)
+                rows += ((b_s, b_g, load_row(y, row, o_d, m_d & within, D)),)
+            for n in tl.static_range(U):
+                b_s, b_g, b_y = rows[n]
+                high, low = split_decay(b_g)
+                b_S = high[:, None] * b_S + (low[:, None] * b_S + b_s[:, None] * b_y[None, :])
         tl.debug_barrier()
-        for u in range(0, length):
-            t = length - 1 - u
-            row = (begin + t) * H + i_h
-            b_before = tl.load(p_scratch + t * BM * BD)
-            b_s = tl.load(s + row * M + o_m, mask=m_m, other=0.0).to(tl.float32)
-            b_g = tl.load(g + row * M + o_m, mask=m_m, other=0.0).to(tl.float32)
-            b_y = tl.load(y + row * D + o_d, mask=m_d, other=0.0).to(tl.float32)
-            high, low = split_decay(b_g)
-            b_S = high[:, None] * b_before + (low[:, None] * b_before + b_s[:, None] * b_y[None, :])
-            b_reads = later_low[:, None] * b_D
-            for i_g in range(G):
-                query = row * G + i_g
-                b_x = tl.load(x + query * M + o_m, mask=m_m, other=0.0)
-                b_z = tl.load(z + query * D + o_d, mask=m_d, other=0.0).to(tl.float32)
-                b_reads += b_x[:, None] * b_z[None, :]
-                if FIRST:
-                    b_dz = tl.sum(b_S * b_x[:, None], 0)
-                    tl.store(dz + query * D + o_d, b_dz.to(dz.dtype.element_ty), mask=m_d)
-                else:
-                    tl.store(dx + (share * G + query) * M + o_m, tl.sum(b_S * b_z[None, :], 1), mask=m_m)
-            b_D = later_high[:, None] * b_D + b_reads
-            later_high, later_low = high, low
-            tl.store(dy + row * D + o_d, tl.sum(b_D * b_s[:, None], 0).to(dy.dtype.element_ty), mask=m_d)
-            tl.store(ds + (share + row) * M + o_m, tl.sum(b_D * b_y[None, :], 1), mask=m_m)
-            tl.store(dg + (share + row) * M + o_m, high * tl.sum(b_before * b_D, 1), mask=m_m)
+        for back in range(0, turns):
+            turn = turns - 1 - back
+            b_S = tl.load(p_scratch + turn * BM * BD)
+            rows, queries, walked = (), (), (b_S,)
+            for n in tl.static_range(U):
+                t = turn * U + n
+                row, within = (begin + t) * H + i_h, t < length
+                high, low = split_decay(load_row(g, row, o_m, m_m & within, M))
+                b_s, b_y = load_row(s, row, o_m, m_m & within, M), load_row(y, row, o_d, m_d & within, D)
+                rows += ((high, low, b_s, b_y),)
+                for i_g in tl.static_range(G):
+                    query = row * G + i_g
+                    b_x = load_row(x, query, o_m, m_m & within, M)
+                    queries += ((b_x, load_row(z, query, o_d, m_d & within, D)),)
+            for n in tl.static_range(U):
+                high, low, b_s, b_y = rows[n]
+                b_S = high[:, None] * b_S + (low[:, None] * b_S + b_s[:, None] * b_y[None, :])
+                walked += (b_S,)
+            for m in tl.static_range(U):
+                t = turn * U + U - 1 - m
+                row, within = (begin + t) * H + i_h, t < length
+                high, low, b_s, b_y = rows[U - 1 - m]
+                b_before, b_S = walked[U - 1 - m], walked[U - m]
+                b_reads = later_low[:, None] * b_D
+                for i_g in tl.static_range(G):
+                    query = row * G + i_g
+                    b_x, b_z = queries[(U - 1 - m) * G + i_g]
+                    b_reads += b_x[:, None] * b_z[None, :]
+                    if FIRST:
+                        b_dz = tl.sum(b_S * b_x[:, None], 0)
+                        tl.store(dz + query * D + o_d, b_dz.to(dz.dtype.element_ty), mask=m_d & within)
+                    else:
+                        b_dx = tl.sum(b_S * b_z[None, :], 1)
+                        tl.store(dx + (share * G + query) * M + o_m, b_dx, mask=m_m & within)
+                b_D = later_high[:, None] * b_D + b_reads
+                later_high, later_low = high, low
+                b_dy = tl.sum(b_D * b_s[:, None], 0)
+                tl.store(dy + row * D + o_d, b_dy.to(dy.dtype.element_ty), mask=m_d & within)
+                tl.store(ds + (share + row) * M + o_m, tl.sum(b_D * b_y[None, :], 1), mask=m_m & within)
+                tl.store(dg + (share + row) * M + o_m, high * tl.sum(b_before * b_D, 1), mask=m_m & within)
         # The next segment overwrites the scratch that this one still reads.
         tl.debug_barrier()
     b_D = later_high[:, None] * b_D + later_low[:, None] * b_D
@@ -146,17 +194,48 @@ def pass_grads_kernel(
 
 
 def kept_shapes(q, k, v, s, g, cu_seqlens, chunk_size) -> tuple[tuple[int, ...], ...]:
-    """Shapes of what `forward` keeps for `backward`: p, and hk and hv every CHECKPOINT tokens, slots as rows."""
-    return (*q.shape[:3], s.shape[-1]), *(checkpoints_shape(s, x.shape[-1], cu_seqlens) for x in (k, v))
+    """Shapes of what `forward` keeps for `backward`: p, and hk and hv every CHECKPOINT tokens."""
+    M, V = s.shape[-1], v.shape[-1]
+    return (*q.shape[:3], M), checkpoints_shape(k, M, cu_seqlens), checkpoints_shape(s, V, cu_seqlens)
 
 
-def _slot_rows(states) -> tuple:
-    """(hk [N, H, K, M], hv [N, H, M, V]) with hk turned to [N, H, M, K]."""
-    return (None, None) if states is None else (states[0].mT.contiguous(), states[1].contiguous())
+def _cut(k, v, s, N: int) -> tuple[dict, int, dict]:
+    """Blocks of K (all of it), of V and of the slots (all of them), blocks along V, and launch options."""
+    launch, (_, T, H, K), V, M = TABLE["gsa.recurrent", width(s.element_size())], k.shape, v.shape[-1], s.shape[-1]
+    BK, BV, BM = block(K, launch.BK), block(V, launch.BV), block(M, 128)
+    enough = FEW if T == 1 else FEW_WALKS
+    while BV > 16 and -(-V // BV) * N * H < enough:
+        BV //= 2
+    warps = launch.num_warps * max(1, BK * BM // ROOM)
+    if T == 1 and BV > 64 and -(-V // BV) * N * H < ENOUGH:
+        warps *= 2  # with a program or two a multiprocessor, more threads have more loads under way
+    warps = min(16, warps)
+    blocks = dict(BK=BK, BV=BV, BM=BM)
+    return blocks, -(-V // BV), dict(num_warps=warps, num_stages=launch.num_stages)
+
+
+def forward(q, k, v, s, g, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep):
+    """o, (hk_T, hv_T) (None unless asked for), and as in `kept_shapes` (None unless kept)."""
+    (B, T, H, K), V, M, HQ = k.shape, v.shape[-1], s.shape[-1], q.shape[2]
+    N, offsets = sequences(s, cu_seqlens)
+    blocks, NV, options = _cut(k, v, s, N)
+    new = q.new_empty(0, dtype=torch.float32).new_empty
+    o = q.new_empty(B, T, HQ, V)
+    final = (new(N, H, K, M), new(N, H, M, V)) if output_final_state else (None, None)
+    kept = (None, None, None)
+    if keep:
+        kept = new(B, T, HQ, M), checkpoints(k, M, cu_seqlens), checkpoints(s, V, cu_seqlens)
+    recurrent_kernel[(NV * N * H,)](
+        q, k, v, s, g, *(initial_state or (None, None)), o, *kept, *final, scale, cu_seqlens, offsets, T,
+        H=H, G=HQ // H, K=K, V=V, M=M, C=CHECKPOINT, **blocks,
+        HAS_INITIAL=initial_state is not None, WANTS_FINAL=output_final_state, KEEP=keep,
+        PACKED=cu_seqlens is not None, **options,
+    )  # fmt: skip
+    return o, final if output_final_state else None, kept if keep else None
 
 
 class _Passes:
-    """What both passes of a call share."""
+    """What both passes of a backward share."""
 
     def __init__(self, q, s, g, cu_seqlens):
         self.s, self.g, self.cu_seqlens = s, g, cu_seqlens
@@ -168,53 +247,28 @@ class _Passes:
         """Shares of numbers over the slots."""
         return self.empty(ND, self.B, self.T, heads, self.M)
 
-    def run(self, x, y, out_dtype, first: bool, initial_state, wants_final: bool, keep: bool):
-        """(S q [B, T, HQ, M] or p^T S [B, T, HQ, D], the final state or None, the checkpoints or None)."""
-        D = y.shape[-1]
-        BM, BD, ND, options = cut("gsa.recurrent", self.s, D)
-        state = (self.N, self.H, self.M, D)
-        out = self.rows(self.HQ, ND) if first else x.new_empty(self.B, self.T, self.HQ, D, dtype=out_dtype)
-        final_state = self.empty(state) if wants_final else None
-        kept = checkpoints(self.s, D, self.cu_seqlens) if keep else None
-        pass_kernel[(ND * self.N * self.H,)](
-            x, y, self.s, self.g, initial_state, out, kept, final_state, self.cu_seqlens, self.offsets, self.T,
-            self.B * self.T, H=self.H, G=self.HQ // self.H, M=self.M, D=D, C=CHECKPOINT, BM=BM, BD=BD, FIRST=first,
-            HAS_INITIAL=initial_state is not None, WANTS_FINAL=wants_final, KEEP=keep,
-            PACKED=self.cu_seqlens is not None, **options,
-        )  # fmt: skip
-        return out.sum(0) if first else out, final_state, kept
-
     def differentiate(self, x, y, z, first: bool, kept, dfinal_state):
         """(dz of the first pass or dx of the second, dy, ds, dg, dinitial_state)."""
-        D = y.shape[-1]
+        D, G = y.shape[-1], self.HQ // self.H
+        U = together("gsa", self.T, G)
         BM, BD, ND, options = cut("gsa.recurrent_grads", self.s, D)
         dx, dz = (None, torch.empty_like(z)) if first else (self.rows(self.HQ, ND), None)
         ds, dg = self.rows(self.H, ND), self.rows(self.H, ND)
-        dy, dinitial_state = torch.empty_like(y), self.empty(self.N, self.H, self.M, D)
+        dy, dinitial_state = torch.empty_like(y), self.empty(self.N, *kept.shape[1:])
         pass_grads_kernel[(ND * self.N * self.H,)](
-            x, y, z, self.s, self.g, kept, dfinal_state, self.empty(ND * self.N * self.H, CHECKPOINT, BM, BD),
+            x, y, z, self.s, self.g, kept, dfinal_state, self.empty(ND * self.N * self.H, CHECKPOINT // U, BM, BD),
             dx, dy, dz, ds, dg, dinitial_state, self.cu_seqlens, self.offsets, self.T, self.B * self.T, self.N,
-            H=self.H, G=self.HQ // self.H, M=self.M, D=D, C=CHECKPOINT, BM=BM, BD=BD, FIRST=first,
+            H=self.H, G=G, M=self.M, D=D, C=CHECKPOINT, U=U, BM=BM, BD=BD, FIRST=first,
             HAS_FINAL=dfinal_state is not None, PACKED=self.cu_seqlens is not None, **options,
         )  # fmt: skip
         return dz if first else dx.sum(0), dy, ds.sum(0), dg.sum(0), dinitial_state
 
 
-def forward(q, k, v, s, g, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep):
-    """o, (hk_T, hv_T) (None unless asked for), and as in `kept_shapes` (None unless kept)."""
-    passes = _Passes(q, s, g, cu_seqlens)
-    hk, hv = _slot_rows(initial_state)
-    scores, last_hk, kept_hk = passes.run(q, k, None, True, hk, output_final_state, keep)
-    p = (scale * scores).softmax(-1)
-    o, last_hv, kept_hv = passes.run(p, v, q.dtype, False, hv, output_final_state, keep)
-    return o, (last_hk.mT, last_hv) if output_final_state else None, (p, kept_hk, kept_hv) if keep else None
-
-
 def backward(q, k, v, s, g, scale, initial_state, cu_seqlens, chunk_size, kept, do, dfinal_state):
     """dq, dk and dv in their inputs' dtypes, ds, dg and (dhk_0, dhv_0) in float32."""
     passes = _Passes(q, s, g, cu_seqlens)
-    (p, hk, hv), (dhk, dhv) = kept, _slot_rows(dfinal_state)
+    (p, hk, hv), (dhk, dhv) = kept, dfinal_state or (None, None)
     dp, dv, ds_v, dg_v, dhv = passes.differentiate(p, v, do, False, hv, dhv)
     dscores = scale * p * (dp - (p * dp).sum(-1, keepdim=True))
     dq, dk, ds_k, dg_k, dhk = passes.differentiate(dscores, k, q, True, hk, dhk)
-    return dq, dk, dv, ds_k + ds_v, dg_k + dg_v, (dhk.mT, dhv)
+    return dq, dk, dv, ds_k + ds_v, dg_k + dg_v, (dhk, dhv)

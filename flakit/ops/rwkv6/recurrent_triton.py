@@ -1,8 +1,8 @@
 """RWKV6 one token after another as Triton kernels: the state stays in registers, [K, BV] a program.
 
 The backward needs every S_{t-1}, and dividing by a decay to walk backwards is out of the question. So the forward keeps
-the state every CHECKPOINT tokens; the backward recomputes one such segment at a time into a scratch buffer and walks
-it in reverse. dw_t = sum_v e^{w_t} S_{t-1} D_t then comes from the states themselves and cancels nothing.
+the state every CHECKPOINT tokens; the backward recomputes one such segment at a time and walks it in reverse.
+dw_t = sum_v e^{w_t} S_{t-1} D_t then comes from the states themselves and cancels nothing.
 """
 
 import torch
@@ -11,14 +11,24 @@ import triton.language as tl
 
 from ..common.blocks_triton import program
 from ..common.launch import CHECKPOINT
-from ..common.recurrence_triton import checkpoints, checkpoints_shape, cut, sequences, span, split_decay
+from ..common.recurrence_triton import (
+    checkpoints,
+    checkpoints_shape,
+    cut,
+    load_row,
+    sequences,
+    span,
+    split_decay,
+    through,
+    together,
+)
 
 
 @triton.jit
 def recurrent_kernel(
     r, k, v, w, u, initial_state, o, states, final_state, scale, cu_seqlens, offsets, T,
-    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    HAS_INITIAL: tl.constexpr, WANTS_FINAL: tl.constexpr, KEEP: tl.constexpr, PACKED: tl.constexpr,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, U: tl.constexpr, BK: tl.constexpr,
+    BV: tl.constexpr, HAS_INITIAL: tl.constexpr, WANTS_FINAL: tl.constexpr, KEEP: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """o_t = scale r_t^T (S + diag(u) k_t v_t^T), S <- diag(e^{w_t}) S + k_t v_t^T. In registers: S [BK, BV]."""
     NV: tl.constexpr = (V + BV - 1) // BV
@@ -34,20 +44,24 @@ def recurrent_kernel(
     if HAS_INITIAL:
         b_S += tl.load(initial_state + i_nh.to(tl.int64) * K * V + o_s, mask=m_s, other=0.0)
     length = (end - start).to(tl.int32)
-    for t in range(0, length):
+    for begin in range(0, length, U):
         if KEEP:
-            p_s = states + ((first + t // C) * H + i_h) * K * V + o_s
-            tl.store(p_s, b_S, mask=m_s & (t % C == 0))
-        row = (start + t) * H + i_h
-        b_r = tl.load(r + row * K + o_k, mask=m_k, other=0.0).to(tl.float32) * scale
-        b_k = tl.load(k + row * K + o_k, mask=m_k, other=0.0).to(tl.float32)
-        b_w = tl.load(w + row * K + o_k, mask=m_k, other=0.0).to(tl.float32)
-        b_v = tl.load(v + row * V + o_v, mask=m_v, other=0.0).to(tl.float32)
-        b_kv = b_k[:, None] * b_v[None, :]
-        b_o = tl.sum(b_r[:, None] * (b_S + b_u[:, None] * b_kv), 0)
-        tl.store(o + row * V + o_v, b_o.to(o.dtype.element_ty), mask=m_v)
-        high, low = split_decay(b_w)
-        b_S = high[:, None] * b_S + (low[:, None] * b_S + b_kv)
+            if begin % C == 0:
+                tl.store(states + ((first + begin // C) * H + i_h) * K * V + o_s, b_S, mask=m_s)
+        rows = ()
+        for j in tl.static_range(U):
+            row, within = (start + begin + j) * H + i_h, begin + j < length
+            b_r, b_k = load_row(r, row, o_k, m_k & within, K) * scale, load_row(k, row, o_k, m_k & within, K)
+            b_w, b_v = load_row(w, row, o_k, m_k & within, K), load_row(v, row, o_v, m_v & within, V)
+            rows += ((b_r, b_k, b_w, b_v),)
+        for j in tl.static_range(U):
+            b_r, b_k, b_w, b_v = rows[j]
+            b_kv = b_k[:, None] * b_v[None, :]
+            b_o = tl.sum(b_r[:, None] * (b_S + b_u[:, None] * b_kv), 0)
+            row, within = (start + begin + j) * H + i_h, begin + j < length
+            tl.store(o + row * V + o_v, b_o.to(o.dtype.element_ty), mask=m_v & within)
+            high, low = split_decay(b_w)
+            b_S = high[:, None] * b_S + (low[:, None] * b_S + b_kv)
     if WANTS_FINAL:
         tl.store(final_state + i_nh.to(tl.int64) * K * V + o_s, b_S, mask=m_s)
 
@@ -56,8 +70,8 @@ def recurrent_kernel(
 def recurrent_grads_kernel(
     r, k, v, w, u, do, states, dfinal_state, scratch, dr, dk, dv, dw, du, dinitial_state, scale, cu_seqlens, offsets, T,
     tokens, N,
-    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    HAS_FINAL: tl.constexpr, PACKED: tl.constexpr,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, U: tl.constexpr, BK: tl.constexpr,
+    BV: tl.constexpr, HAS_FINAL: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """Every gradient, from the last token: D <- diag(e^{w_t}) D + scale r_t do_t^T. In registers: S or D [BK, BV].
 
@@ -70,7 +84,7 @@ def recurrent_grads_kernel(
     m_k, m_v = o_k < K, o_v < V
     o_s, m_s = o_k[:, None] * V + o_v[None, :], m_k[:, None] & m_v[None, :]
     start, end, first = span(i_n, cu_seqlens, offsets, T, C, PACKED)
-    p_scratch = scratch + (i_v * N * H + i_nh).to(tl.int64) * C * BK * BV
+    p_scratch = scratch + (i_v * N * H + i_nh).to(tl.int64) * (C // U) * BK * BV
     p_scratch += tl.arange(0, BK)[:, None] * BV + tl.arange(0, BV)[None, :]
     share = i_v.to(tl.int64) * tokens * H
 
@@ -79,42 +93,58 @@ def recurrent_grads_kernel(
     b_D = tl.zeros([BK, BV], dtype=tl.float32)
     if HAS_FINAL:
         b_D += tl.load(dfinal_state + i_nh.to(tl.int64) * K * V + o_s, mask=m_s, other=0.0)
+    b_D = through(p_scratch, b_D)
     segments = tl.cdiv(end - start, C).to(tl.int32)
     for j in range(0, segments):
         i = segments - 1 - j
         begin = start + tl.cast(i, tl.int64) * C
         length = tl.minimum(end - begin, C).to(tl.int32)
+        turns = tl.cdiv(length, U)
         b_S = tl.load(states + ((first + i) * H + i_h) * K * V + o_s, mask=m_s, other=0.0)
-        for t in range(0, length):
-            tl.store(p_scratch + t * BK * BV, b_S)
-            row = (begin + t) * H + i_h
-            b_k = tl.load(k + row * K + o_k, mask=m_k, other=0.0).to(tl.float32)
-            b_w = tl.load(w + row * K + o_k, mask=m_k, other=0.0).to(tl.float32)
-            b_v = tl.load(v + row * V + o_v, mask=m_v, other=0.0).to(tl.float32)
-            high, low = split_decay(b_w)
-            b_S = high[:, None] * b_S + (low[:, None] * b_S + b_k[:, None] * b_v[None, :])
+        for turn in range(0, turns):
+            tl.store(p_scratch + turn * BK * BV, b_S)
+            rows = ()
+            for n in tl.static_range(U):
+                t = turn * U + n
+                row, within = (begin + t) * H + i_h, t < length
+                b_k, b_w = load_row(k, row, o_k, m_k & within, K), load_row(w, row, o_k, m_k & within, K)
+                rows += ((b_k, b_w, load_row(v, row, o_v, m_v & within, V)),)
+            for n in tl.static_range(U):
+                b_k, b_w, b_v = rows[n]
+                high, low = split_decay(b_w)
+                b_S = high[:, None] * b_S + (low[:, None] * b_S + b_k[:, None] * b_v[None, :])
         tl.debug_barrier()
-        for s in range(0, length):
-            t = length - 1 - s
-            row = (begin + t) * H + i_h
-            b_S = tl.load(p_scratch + t * BK * BV)
-            b_q = tl.load(r + row * K + o_k, mask=m_k, other=0.0).to(tl.float32) * scale
-            b_k = tl.load(k + row * K + o_k, mask=m_k, other=0.0).to(tl.float32)
-            b_w = tl.load(w + row * K + o_k, mask=m_k, other=0.0).to(tl.float32)
-            b_v = tl.load(v + row * V + o_v, mask=m_v, other=0.0).to(tl.float32)
-            b_do = tl.load(do + row * V + o_v, mask=m_v, other=0.0).to(tl.float32)
-            v_do = tl.sum(b_v * b_do, 0)
-            high, low = split_decay(b_w)
-            b_dq = tl.sum(b_S * b_do[None, :], 1) + b_u * b_k * v_do
-            b_dk = tl.sum(b_D * b_v[None, :], 1) + b_u * b_q * v_do
-            b_dw = high * tl.sum(b_S * b_D, 1)
-            b_dv = tl.sum(b_D * b_k[:, None], 0) + tl.sum(b_q * b_u * b_k, 0) * b_do
-            b_du += b_q * b_k * v_do
-            tl.store(dr + (share + row) * K + o_k, b_dq * scale, mask=m_k)
-            tl.store(dk + (share + row) * K + o_k, b_dk, mask=m_k)
-            tl.store(dw + (share + row) * K + o_k, b_dw, mask=m_k)
-            tl.store(dv + row * V + o_v, b_dv.to(dv.dtype.element_ty), mask=m_v)
-            b_D = high[:, None] * b_D + (low[:, None] * b_D + b_q[:, None] * b_do[None, :])
+        for back in range(0, turns):
+            turn = turns - 1 - back
+            b_S = tl.load(p_scratch + turn * BK * BV)
+            rows, befores = (), ()
+            for n in tl.static_range(U):
+                t = turn * U + n
+                row, within = (begin + t) * H + i_h, t < length
+                b_q, b_k = load_row(r, row, o_k, m_k & within, K) * scale, load_row(k, row, o_k, m_k & within, K)
+                b_v, b_do = load_row(v, row, o_v, m_v & within, V), load_row(do, row, o_v, m_v & within, V)
+                high, low = split_decay(load_row(w, row, o_k, m_k & within, K))
+                rows += ((b_q, b_k, high, low, b_v, b_do),)
+            for n in tl.static_range(U):
+                _, b_k, high, low, b_v, _ = rows[n]
+                befores += (b_S,)
+                b_S = high[:, None] * b_S + (low[:, None] * b_S + b_k[:, None] * b_v[None, :])
+            for m in tl.static_range(U):
+                t = turn * U + U - 1 - m
+                row, within = (begin + t) * H + i_h, t < length
+                b_S = befores[U - 1 - m]
+                b_q, b_k, high, low, b_v, b_do = rows[U - 1 - m]
+                v_do = tl.sum(b_v * b_do, 0)
+                b_dq = tl.sum(b_S * b_do[None, :], 1) + b_u * b_k * v_do
+                b_dk = tl.sum(b_D * b_v[None, :], 1) + b_u * b_q * v_do
+                b_dw = high * tl.sum(b_S * b_D, 1)
+                b_dv = tl.sum(b_D * b_k[:, None], 0) + tl.sum(b_q * b_u * b_k, 0) * b_do
+                b_du += b_q * b_k * v_do
+                tl.store(dr + (share + row) * K + o_k, b_dq * scale, mask=m_k & within)
+                tl.store(dk + (share + row) * K + o_k, b_dk, mask=m_k & within)
+                tl.store(dw + (share + row) * K + o_k, b_dw, mask=m_k & within)
+                tl.store(dv + row * V + o_v, b_dv.to(dv.dtype.element_ty), mask=m_v & within)
+                b_D = high[:, None] * b_D + (low[:, None] * b_D + b_q[:, None] * b_do[None, :])
         # The next segment overwrites the scratch that this one still reads.
         tl.debug_barrier()
     tl.store(du + (i_v * N * H + i_nh) * K + o_k, b_du, mask=m_k)
@@ -137,7 +167,7 @@ def forward(r, k, v, w, u, scale, initial_state, output_final_state, cu_seqlens,
     states = checkpoints(r, V, cu_seqlens) if keep else None
     recurrent_kernel[(NV * N * H,)](
         r, k, v, w, u, initial_state, o, states, final_state, scale, cu_seqlens, offsets, T,
-        H=H, K=K, V=V, C=CHECKPOINT, BK=BK, BV=BV, HAS_INITIAL=initial_state is not None,
+        H=H, K=K, V=V, C=CHECKPOINT, U=together("rwkv6", T), BK=BK, BV=BV, HAS_INITIAL=initial_state is not None,
         WANTS_FINAL=output_final_state, KEEP=keep, PACKED=cu_seqlens is not None, **options,
     )  # fmt: skip
     return o, final_state, (states,) if keep else None
@@ -150,13 +180,14 @@ def backward(r, k, v, w, u, scale, initial_state, cu_seqlens, chunk_size, kept, 
     V = v.shape[-1]
     N, offsets = sequences(r, cu_seqlens)
     BK, BV, NV, options = cut("rwkv6.recurrent_grads", r, V)
+    U = together("rwkv6", T)
     new = r.new_empty(0, dtype=torch.float32).new_empty
     dr, dk, dw = (new(NV, B, T, H, K) for _ in range(3))
     dv, du, dinitial_state = torch.empty_like(v), new(NV, N, H, K), new(N, H, K, V)
     recurrent_grads_kernel[(NV * N * H,)](
-        r, k, v, w, u, do, states, dfinal_state, new(NV * N * H, CHECKPOINT, BK, BV), dr, dk, dv, dw, du,
+        r, k, v, w, u, do, states, dfinal_state, new(NV * N * H, CHECKPOINT // U, BK, BV), dr, dk, dv, dw, du,
         dinitial_state, scale, cu_seqlens, offsets, T, B * T, N,
-        H=H, K=K, V=V, C=CHECKPOINT, BK=BK, BV=BV, HAS_FINAL=dfinal_state is not None,
+        H=H, K=K, V=V, C=CHECKPOINT, U=U, BK=BK, BV=BV, HAS_FINAL=dfinal_state is not None,
         PACKED=cu_seqlens is not None, **options,
     )  # fmt: skip
     return dr.sum(0), dk.sum(0), dv, dw.sum(0), du.sum((0, 1)), dinitial_state

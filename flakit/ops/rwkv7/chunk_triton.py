@@ -1,5 +1,8 @@
 """RWKV7 in chunks as Triton kernels: everything is parallel over chunks but a light stream of states.
 
+Where chunks of 64 tokens are asked for, bfloat16 heads of 33 to 64 channels go through the kernels of
+`long_chunk_triton`. Here are those for all else, 32 tokens a chunk.
+
 Forward:  `prepare_kernel`        what a chunk finds and how it edits, before its state is known: U, U A_ak v, U a~
           `stream_kernel`         chunk after chunk: v2 = U A_ak v + (U a~) S, then the state S itself
           `output_kernel`         o from a chunk's tokens, its v2 and its entering state
@@ -28,6 +31,7 @@ from ..common.chunks_triton import (
     MILD_TOKEN,
     ChunkPlan,
     about_middle,
+    cut_into_chunks,
     kept_states_shape,
     load_tile,
     locate,
@@ -37,7 +41,8 @@ from ..common.chunks_triton import (
     takes,
 )
 from ..common.dispatch import interpreted
-from ..common.launch import CHUNK_SIZE, TABLE, block
+from ..common.launch import LONG_CHUNK_SIZE, TABLE, block
+from . import long_chunk_triton
 
 SOLVE = {"tf32": "ieee" if interpreted() else "bf16x3", "tf32x3": "ieee"}
 """Precision of the products with U, by that of all others.
@@ -606,15 +611,25 @@ class _Plan(ChunkPlan):
         return states
 
 
+def _is_long(r, v, chunk_size) -> bool:
+    return cut_into_chunks("rwkv7", r, v.shape[-1], chunk_size)[1] == LONG_CHUNK_SIZE
+
+
 def kept_shapes(r, w, k, v, a, b, cu_seqlens, chunk_size) -> tuple[tuple[int, ...], ...]:
     """Shapes of what `forward` keeps for `backward`: the state entering every chunk, v2, and each chunk's U."""
+    if _is_long(r, v, chunk_size):
+        return long_chunk_triton.kept_shapes(r, w, k, v, a, b, cu_seqlens, chunk_size)
     chunks, H, K, V = kept_states_shape("rwkv7", r, v.shape[-1], cu_seqlens, chunk_size)
-    C = chunk_size or CHUNK_SIZE
-    return (chunks, H, K, V), tuple(v.shape), (chunks, H, C, C)
+    _, C = cut_into_chunks("rwkv7", r, v.shape[-1], chunk_size)
+    return (chunks, H, K, V), tuple(v.shape), (chunks, H, C, C), (0,)
 
 
 def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep):
     """o, the final state (None unless asked for), and as in `kept_shapes`."""
+    if _is_long(r, v, chunk_size):
+        return long_chunk_triton.forward(
+            r, w, k, v, a, b, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep
+        )
     plan = _Plan(r, v, cu_seqlens, chunk_size)
     o, final_state = torch.empty_like(v), plan.empty(plan.state_shape()) if output_final_state else None
     transfer, found = plan.empty(r.shape), plan.empty(v.shape)
@@ -628,12 +643,16 @@ def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, cu_seqle
         output_kernel[(plan.chunks * NV * plan.H,)](
             r, w, k, v, b, found, states, mild, o, scale, *plan.where, **options
         )
-    return o, final_state, (states, found, inverse)
+    return o, final_state, (states, found, inverse, plan.empty(0))
 
 
 def backward(r, w, k, v, a, b, scale, initial_state, cu_seqlens, chunk_size, kept, do, dfinal_state):
     """dr, dw, dk, dv, da, db in their inputs' dtypes and dinitial_state [N, H, K, V] in float32."""
-    states, found, inverse = kept
+    if _is_long(r, v, chunk_size):
+        return long_chunk_triton.backward(
+            r, w, k, v, a, b, scale, initial_state, cu_seqlens, chunk_size, kept, do, dfinal_state
+        )
+    states, found, inverse, _ = kept
     plan = _Plan(r, v, cu_seqlens, chunk_size)
     dr, dw, dk, dv, da, db = (torch.empty_like(x) for x in (r, w, k, v, a, b))
     dinitial_state = plan.empty(plan.state_shape())

@@ -2,8 +2,8 @@
 
 What a looks up is a sum over K, so the columns of the state never meet: each block of V is a program of its own.
 The backward needs every S_{t-1}, and dividing by a decay to walk backwards is out of the question. So the forward keeps
-the state every CHECKPOINT tokens; the backward recomputes one such segment at a time into a scratch buffer and walks
-it in reverse. dw_t = sum_v e^{w_t} S_{t-1} D_t then comes from the states themselves and cancels nothing.
+the state every CHECKPOINT tokens; the backward recomputes one such segment at a time and walks it in reverse.
+dw_t = sum_v e^{w_t} S_{t-1} D_t then comes from the states themselves and cancels nothing.
 """
 
 import torch
@@ -12,19 +12,31 @@ import triton.language as tl
 
 from ..common.blocks_triton import program
 from ..common.launch import CHECKPOINT
-from ..common.recurrence_triton import checkpoints, checkpoints_shape, cut, sequences, span, split_decay
+from ..common.recurrence_triton import (
+    checkpoints,
+    checkpoints_shape,
+    cut,
+    load_row,
+    sequences,
+    span,
+    split_decay,
+    through,
+    together,
+)
 
 
 @triton.jit
-def _row(p, row, o_d, m_d, D: tl.constexpr):
-    return tl.load(p + row * D + o_d, mask=m_d, other=0.0).to(tl.float32)
+def _rows(w, k, v, a, b, row, o_k, m_k, o_v, m_v, K: tl.constexpr, V: tl.constexpr):
+    """What a step takes of a token: e^w as high and low, k, v, a, b."""
+    high, low = split_decay(load_row(w, row, o_k, m_k, K))
+    b_k, b_v = load_row(k, row, o_k, m_k, K), load_row(v, row, o_v, m_v, V)
+    return high, low, b_k, b_v, load_row(a, row, o_k, m_k, K), load_row(b, row, o_k, m_k, K)
 
 
 @triton.jit
-def _step(b_S, b_w, b_k, b_v, b_a, b_b):
+def _step(b_S, high, low, b_k, b_v, b_a, b_b):
     """S_t = diag(e^w) S_{t-1} + b (a^T S_{t-1}) + k v^T, and what a found, a^T S_{t-1}."""
     removed = tl.sum(b_a[:, None] * b_S, 0)
-    high, low = split_decay(b_w)
     added = b_b[:, None] * removed[None, :] + b_k[:, None] * b_v[None, :]
     return high[:, None] * b_S + (low[:, None] * b_S + added), removed
 
@@ -32,8 +44,8 @@ def _step(b_S, b_w, b_k, b_v, b_a, b_b):
 @triton.jit
 def recurrent_kernel(
     r, w, k, v, a, b, initial_state, o, states, final_state, scale, cu_seqlens, offsets, T,
-    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    HAS_INITIAL: tl.constexpr, WANTS_FINAL: tl.constexpr, KEEP: tl.constexpr, PACKED: tl.constexpr,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, U: tl.constexpr, BK: tl.constexpr,
+    BV: tl.constexpr, HAS_INITIAL: tl.constexpr, WANTS_FINAL: tl.constexpr, KEEP: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """S <- diag(e^{w_t}) S + b_t (a_t^T S) + k_t v_t^T, o_t = scale r_t^T S. In registers: S [BK, BV]."""
     NV: tl.constexpr = (V + BV - 1) // BV
@@ -48,17 +60,21 @@ def recurrent_kernel(
     if HAS_INITIAL:
         b_S += tl.load(initial_state + i_nh.to(tl.int64) * K * V + o_s, mask=m_s, other=0.0)
     length = (end - start).to(tl.int32)
-    for t in range(0, length):
+    for begin in range(0, length, U):
         if KEEP:
-            p_s = states + ((first + t // C) * H + i_h) * K * V + o_s
-            tl.store(p_s, b_S, mask=m_s & (t % C == 0))
-        row = (start + t) * H + i_h
-        b_r, b_w = _row(r, row, o_k, m_k, K) * scale, _row(w, row, o_k, m_k, K)
-        b_k, b_v = _row(k, row, o_k, m_k, K), _row(v, row, o_v, m_v, V)
-        b_a, b_b = _row(a, row, o_k, m_k, K), _row(b, row, o_k, m_k, K)
-        b_S, _ = _step(b_S, b_w, b_k, b_v, b_a, b_b)
-        b_o = tl.sum(b_r[:, None] * b_S, 0)
-        tl.store(o + row * V + o_v, b_o.to(o.dtype.element_ty), mask=m_v)
+            if begin % C == 0:
+                tl.store(states + ((first + begin // C) * H + i_h) * K * V + o_s, b_S, mask=m_s)
+        tokens, reads = (), ()
+        for n in tl.static_range(U):
+            row, within = (start + begin + n) * H + i_h, begin + n < length
+            tokens += (_rows(w, k, v, a, b, row, o_k, m_k & within, o_v, m_v & within, K, V),)
+            reads += (load_row(r, row, o_k, m_k & within, K) * scale,)
+        for n in tl.static_range(U):
+            high, low, b_k, b_v, b_a, b_b = tokens[n]
+            b_S, _ = _step(b_S, high, low, b_k, b_v, b_a, b_b)
+            b_o = tl.sum(reads[n][:, None] * b_S, 0)
+            row, within = (start + begin + n) * H + i_h, begin + n < length
+            tl.store(o + row * V + o_v, b_o.to(o.dtype.element_ty), mask=m_v & within)
     if WANTS_FINAL:
         tl.store(final_state + i_nh.to(tl.int64) * K * V + o_s, b_S, mask=m_s)
 
@@ -67,8 +83,8 @@ def recurrent_kernel(
 def recurrent_grads_kernel(
     r, w, k, v, a, b, do, states, dfinal_state, scratch, dr, dw, dk, dv, da, db, dinitial_state, scale,
     cu_seqlens, offsets, T, tokens, N,
-    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    HAS_FINAL: tl.constexpr, PACKED: tl.constexpr,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, U: tl.constexpr, BK: tl.constexpr,
+    BV: tl.constexpr, HAS_FINAL: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """Every gradient, from the last token: D <- D + scale r_t do_t^T, then D <- diag(e^{w_t}) D + a_t (b_t^T D).
 
@@ -81,48 +97,64 @@ def recurrent_grads_kernel(
     m_k, m_v = o_k < K, o_v < V
     o_s, m_s = o_k[:, None] * V + o_v[None, :], m_k[:, None] & m_v[None, :]
     start, end, first = span(i_n, cu_seqlens, offsets, T, C, PACKED)
-    p_scratch = scratch + (i_v * N * H + i_nh).to(tl.int64) * C * BK * BV
+    p_scratch = scratch + (i_v * N * H + i_nh).to(tl.int64) * (C // U) * BK * BV
     p_scratch += tl.arange(0, BK)[:, None] * BV + tl.arange(0, BV)[None, :]
     share = i_v.to(tl.int64) * tokens * H
 
     b_D = tl.zeros([BK, BV], dtype=tl.float32)
     if HAS_FINAL:
         b_D += tl.load(dfinal_state + i_nh.to(tl.int64) * K * V + o_s, mask=m_s, other=0.0)
+    b_D = through(p_scratch, b_D)
     segments = tl.cdiv(end - start, C).to(tl.int32)
     for j in range(0, segments):
         i = segments - 1 - j
         begin = start + tl.cast(i, tl.int64) * C
         length = tl.minimum(end - begin, C).to(tl.int32)
+        turns = tl.cdiv(length, U)
         b_S = tl.load(states + ((first + i) * H + i_h) * K * V + o_s, mask=m_s, other=0.0)
-        for t in range(0, length):
-            tl.store(p_scratch + t * BK * BV, b_S)
-            row = (begin + t) * H + i_h
-            b_w, b_v = _row(w, row, o_k, m_k, K), _row(v, row, o_v, m_v, V)
-            b_k, b_a, b_b = _row(k, row, o_k, m_k, K), _row(a, row, o_k, m_k, K), _row(b, row, o_k, m_k, K)
-            b_S, _ = _step(b_S, b_w, b_k, b_v, b_a, b_b)
+        for turn in range(0, turns):
+            tl.store(p_scratch + turn * BK * BV, b_S)
+            rows = ()
+            for n in tl.static_range(U):
+                t = turn * U + n
+                row, within = (begin + t) * H + i_h, t < length
+                rows += (_rows(w, k, v, a, b, row, o_k, m_k & within, o_v, m_v & within, K, V),)
+            for n in tl.static_range(U):
+                high, low, b_k, b_v, b_a, b_b = rows[n]
+                b_S, _ = _step(b_S, high, low, b_k, b_v, b_a, b_b)
         tl.debug_barrier()
-        for s in range(0, length):
-            t = length - 1 - s
-            row = (begin + t) * H + i_h
-            b_S = tl.load(p_scratch + t * BK * BV)
-            b_q, b_w = _row(r, row, o_k, m_k, K) * scale, _row(w, row, o_k, m_k, K)
-            b_k, b_v = _row(k, row, o_k, m_k, K), _row(v, row, o_v, m_v, V)
-            b_a, b_b = _row(a, row, o_k, m_k, K), _row(b, row, o_k, m_k, K)
-            b_do = _row(do, row, o_v, m_v, V)
-            after, removed = _step(b_S, b_w, b_k, b_v, b_a, b_b)
-            high, low = split_decay(b_w)
-
-            at = share + row
-            tl.store(dr + at * K + o_k, tl.sum(after * b_do[None, :], 1) * scale, mask=m_k)
-            b_D += b_q[:, None] * b_do[None, :]
-            dremoved = tl.sum(b_D * b_b[:, None], 0)
-            tl.store(dw + at * K + o_k, high * tl.sum(b_S * b_D, 1), mask=m_k)
-            tl.store(dk + at * K + o_k, tl.sum(b_D * b_v[None, :], 1), mask=m_k)
-            tl.store(db + at * K + o_k, tl.sum(b_D * removed[None, :], 1), mask=m_k)
-            tl.store(da + at * K + o_k, tl.sum(b_S * dremoved[None, :], 1), mask=m_k)
-            b_dv = tl.sum(b_D * b_k[:, None], 0)
-            tl.store(dv + row * V + o_v, b_dv.to(dv.dtype.element_ty), mask=m_v)
-            b_D = high[:, None] * b_D + (low[:, None] * b_D + b_a[:, None] * dremoved[None, :])
+        for back in range(0, turns):
+            turn = turns - 1 - back
+            b_S = tl.load(p_scratch + turn * BK * BV)
+            rows, reads, walked, found = (), (), (b_S,), ()
+            for n in tl.static_range(U):
+                t = turn * U + n
+                row, within = (begin + t) * H + i_h, t < length
+                rows += (_rows(w, k, v, a, b, row, o_k, m_k & within, o_v, m_v & within, K, V),)
+                b_q = load_row(r, row, o_k, m_k & within, K) * scale
+                reads += ((b_q, load_row(do, row, o_v, m_v & within, V)),)
+            for n in tl.static_range(U):
+                high, low, b_k, b_v, b_a, b_b = rows[n]
+                b_S, removed = _step(b_S, high, low, b_k, b_v, b_a, b_b)
+                walked += (b_S,)
+                found += (removed,)
+            for m in tl.static_range(U):
+                t = turn * U + U - 1 - m
+                row, within = (begin + t) * H + i_h, t < length
+                high, low, b_k, b_v, b_a, b_b = rows[U - 1 - m]
+                b_q, b_do = reads[U - 1 - m]
+                b_S, after, removed = walked[U - 1 - m], walked[U - m], found[U - 1 - m]
+                at, m_t = share + row, m_k & within
+                tl.store(dr + at * K + o_k, tl.sum(after * b_do[None, :], 1) * scale, mask=m_t)
+                b_D += b_q[:, None] * b_do[None, :]
+                dremoved = tl.sum(b_D * b_b[:, None], 0)
+                tl.store(dw + at * K + o_k, high * tl.sum(b_S * b_D, 1), mask=m_t)
+                tl.store(dk + at * K + o_k, tl.sum(b_D * b_v[None, :], 1), mask=m_t)
+                tl.store(db + at * K + o_k, tl.sum(b_D * removed[None, :], 1), mask=m_t)
+                tl.store(da + at * K + o_k, tl.sum(b_S * dremoved[None, :], 1), mask=m_t)
+                b_dv = tl.sum(b_D * b_k[:, None], 0)
+                tl.store(dv + row * V + o_v, b_dv.to(dv.dtype.element_ty), mask=m_v & within)
+                b_D = high[:, None] * b_D + (low[:, None] * b_D + b_a[:, None] * dremoved[None, :])
         # The next segment overwrites the scratch that this one still reads.
         tl.debug_barrier()
     tl.store(dinitial_state + i_nh.to(tl.int64) * K * V + o_s, b_D, mask=m_s)
@@ -130,7 +162,7 @@ def recurrent_grads_kernel(
 
 def kept_shapes(r, w, k, v, a, b, cu_seqlens, chunk_size) -> tuple[tuple[int, ...], ...]:
     """Shapes of what `forward` keeps for `backward`: the state every CHECKPOINT tokens, and nothing more."""
-    return checkpoints_shape(r, v.shape[-1], cu_seqlens), (0,), (0,)
+    return checkpoints_shape(r, v.shape[-1], cu_seqlens), (0,), (0,), (0,)
 
 
 def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep):
@@ -144,26 +176,27 @@ def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, cu_seqle
     states = checkpoints(r, V, cu_seqlens) if keep else None
     recurrent_kernel[(NV * N * H,)](
         r, w, k, v, a, b, initial_state, o, states, final_state, scale, cu_seqlens, offsets, T,
-        H=H, K=K, V=V, C=CHECKPOINT, BK=BK, BV=BV, HAS_INITIAL=initial_state is not None,
+        H=H, K=K, V=V, C=CHECKPOINT, U=together("rwkv7", T), BK=BK, BV=BV, HAS_INITIAL=initial_state is not None,
         WANTS_FINAL=output_final_state, KEEP=keep, PACKED=cu_seqlens is not None, **options,
     )  # fmt: skip
-    return o, final_state, (states, new(0), new(0)) if keep else None
+    return o, final_state, (states, new(0), new(0), new(0)) if keep else None
 
 
 def backward(r, w, k, v, a, b, scale, initial_state, cu_seqlens, chunk_size, kept, do, dfinal_state):
     """dr, dw, dk, da, db, dinitial_state in float32 and dv in v's dtype."""
-    states, _, _ = kept
+    states, _, _, _ = kept
     B, T, H, K = r.shape
     V = v.shape[-1]
     N, offsets = sequences(r, cu_seqlens)
     BK, BV, NV, options = cut("rwkv7.recurrent_grads", r, V)
+    U = together("rwkv7", T)
     new = r.new_empty(0, dtype=torch.float32).new_empty
     dr, dw, dk, da, db = (new(NV, B, T, H, K) for _ in range(5))
     dv, dinitial_state = torch.empty_like(v), new(N, H, K, V)
     recurrent_grads_kernel[(NV * N * H,)](
-        r, w, k, v, a, b, do, states, dfinal_state, new(NV * N * H, CHECKPOINT, BK, BV), dr, dw, dk, dv, da, db,
+        r, w, k, v, a, b, do, states, dfinal_state, new(NV * N * H, CHECKPOINT // U, BK, BV), dr, dw, dk, dv, da, db,
         dinitial_state, scale, cu_seqlens, offsets, T, B * T, N,
-        H=H, K=K, V=V, C=CHECKPOINT, BK=BK, BV=BV, HAS_FINAL=dfinal_state is not None,
+        H=H, K=K, V=V, C=CHECKPOINT, U=U, BK=BK, BV=BV, HAS_FINAL=dfinal_state is not None,
         PACKED=cu_seqlens is not None, **options,
     )  # fmt: skip
     return (*(x.sum(0) for x in (dr, dw, dk)), dv, da.sum(0), db.sum(0), dinitial_state)

@@ -38,6 +38,12 @@ CONFIGURATIONS = {
     "bf16-K64-V64-M64-T2000-packed-states": Launches(
         chunk, bf16, 64, 64, M=64, T=2000, packed=True, states=True, only="stream"
     ),
+    "bf16-gf32-K100-V16-M48-G2-packed-states": Launches(
+        chunk, bf16, 100, 16, M=48, group=2, wide=f32, packed=True, states=True
+    ),
+    "bf16-K100-V100-M40-G2-packed-states": Launches(
+        chunk, bf16, 100, 100, M=40, group=2, packed=True, states=True, only="pass_grads"
+    ),
     "f32-K64-V64-M128": Launches(chunk, f32, 64, 64, M=128),
     "f32-K64-V64-M64-C16": Launches(chunk, f32, 64, 64, M=64, chunk_size=16),
     "f16-K24-V100-M20-G2-packed-states-C16": Launches(

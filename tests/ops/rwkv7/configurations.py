@@ -30,7 +30,7 @@ class Launches(Configuration):
 # T = 1 (of which Triton makes a constant). Kernels that work inside chunks are slow to compile and alike there, the
 # stream holds all of K: `only` it, for the large ones.
 CONFIGURATIONS = {
-    "bf16-K64-V64": Launches(chunk, bf16, 64, 64),
+    "f16-K64-V64": Launches(chunk, f16, 64, 64),
     "f32-K64-V64": Launches(chunk, f32, 64, 64),
     "f16-wf32-K24-V40-packed-states-C16": Launches(
         chunk, f16, 24, 40, wide=f32, chunk_size=16, packed=True, states=True
@@ -39,6 +39,13 @@ CONFIGURATIONS = {
     "bf16-K128-V100-packed-states": Launches(chunk, bf16, 128, 100, packed=True, states=True, only="MILD"),
     "bf16-K256-V256-states": Launches(chunk, bf16, 256, 256, states=True, only="stream"),
     "f32-K256-V128-packed": Launches(chunk, f32, 256, 128, packed=True, only="stream"),
+    "bf16-K64-V64-long": Launches(chunk, bf16, 64, 64, chunk_size=64),
+    "bf16-wf32-K40-V56-packed-states-long": Launches(
+        chunk, bf16, 40, 56, wide=f32, packed=True, states=True, chunk_size=64
+    ),
+    "bf16-T4096-H1-K64-V64-long": Launches(
+        chunk, bf16, 64, 64, T=4096, H=1, only="walk", chunk_size=64
+    ),  # cut into segments
     "bf16-K64-V64-packed-states-recurrent": Launches(recurrent, bf16, 64, 64, packed=True, states=True),
     "f16-wf32-K100-V40-recurrent": Launches(recurrent, f16, 100, 40, wide=f32),
     "f32-K256-V16-states-recurrent": Launches(recurrent, f32, 256, 16, states=True),

@@ -17,8 +17,10 @@ from tests.ops.checking import budget, true_values
 from tests.ops.places import everywhere
 from tests.ops.settings import Setting
 
-FORMS = pytest.mark.parametrize("form", ["chunk", "recurrent"])
-SETTING = Setting(T=70, K=32, V=24, decay="model", states="both", op="rwkv7")
+FORMS = pytest.mark.parametrize(
+    "form, more", [("chunk", {"chunk_size": 32}), ("chunk", {"chunk_size": 64}), ("recurrent", {})], ids=str
+)
+SETTING = Setting(T=70, K=40, V=48, decay="model", states="both", op="rwkv7")
 MOVES = 2.0
 """What values usually move when every input moves by one part of itself."""
 
@@ -47,10 +49,10 @@ def repeated(place, dtype, spread, alpha, decay, period=1):
 
 @everywhere("kind", *KINDS, interpreted=("equal", "equal, turned round, no decay", "two in turn"))
 @FORMS
-def test_repeated_tokens(place, form, kind):
+def test_repeated_tokens(place, form, more, kind):
     for dtype in place.dtypes:
         made, arriving = repeated(place, dtype, **KINDS[kind])
-        found = place.run(made, arriving, form, "rwkv7", **({"chunk_size": 32} if form == "chunk" else {}))
+        found = place.run(made, arriving, form, "rwkv7", **more)
         expected = true_values(made, arriving, op="rwkv7")
         for name, true in expected.values.items():
             error = (found[name].double() - true).norm() / true.norm()

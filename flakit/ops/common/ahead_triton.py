@@ -1,0 +1,140 @@
+"""The kernels of an operator's first call, compiled beside each other.
+
+Triton compiles a kernel when it is first launched, so that those of a call wait for one another, and a backward's for
+the forward. Here a call of a new kind is rehearsed: all of it happens but the launches, which are listed, and the
+kernels of the list are compiled in as many threads as there are processors. Then the call takes place as if nothing had
+been, and finds its kernels. A forward that keeps something for its backward has that one rehearsed too, and does not
+wait for it.
+
+Nothing depends on what is compiled ahead: a kernel that was not is compiled when it is launched, and there its errors
+are raised.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, nullcontext
+from types import ModuleType
+
+import torch
+from torch import Tensor
+from triton.runtime.jit import JITFunction
+
+from .dispatch import interpreted
+
+_RUN = JITFunction.run
+_LOCK = threading.Lock()
+"""Of rehearsals, one at a time."""
+
+
+class Kernels:
+    """An operator's Triton code, one of its forms, whose kernels are compiled ahead; called as `Registered` says."""
+
+    def __init__(self, module: ModuleType):
+        self.module, self.kept_shapes = module, module.kept_shapes
+        self._known: dict[tuple, list[Future]] = {}
+        """What is compiled for each kind of call; nothing to wait for once it is."""
+
+    def forward(self, *given):
+        *tensors, _, state, asked_for_state, cu_seqlens, chunk_size, keep = given
+        key = "forward", asked_for_state, keep, *_kind(tensors, state, cu_seqlens, chunk_size)
+        if self._known.get(key, True):
+            self._prepare(key, self._rehearse_forward, given)
+        return self.module.forward(*given)
+
+    def backward(self, *given):
+        *tensors, _, state, cu_seqlens, chunk_size, _, _, dfinal_state = given
+        key = "backward", dfinal_state is None, *_kind(tensors, state, cu_seqlens, chunk_size)
+        if self._known.get(key, True):
+            self._prepare(key, self._rehearse_backward, given)
+        return self.module.backward(*given)
+
+    def _prepare(self, key: tuple, rehearse: Callable, given: tuple) -> None:
+        """Wait until what this kind of call launches is compiled, as far as that is known."""
+        # Where somebody watches launches, or a stream is captured into a graph, nothing but the call should happen.
+        if interpreted() or JITFunction.run is not _RUN or _captured():
+            return
+        with _LOCK:
+            if key not in self._known:
+                rehearse(key, given)
+        wait(self._known[key])
+        self._known[key] = []
+
+    def _rehearse_forward(self, key: tuple, given: tuple) -> None:
+        *tensors, scale, state, asked_for_state, cu_seqlens, chunk_size, keep = given
+        with _listed() as forward:
+            o, _, kept = self.module.forward(*given)
+        backward: list[Callable] = []
+        later = "backward", True, *_kind(tensors, state, cu_seqlens, chunk_size)
+        if keep and not asked_for_state and later not in self._known:
+            # What has no memory for its backward may yet have enough for itself.
+            try:
+                with _listed() as backward:
+                    self.module.backward(*tensors, scale, state, cu_seqlens, chunk_size, kept, o, None)
+            except torch.OutOfMemoryError:
+                backward.clear()
+        self._known[key], compiled_later = _begin(forward, backward)
+        if backward:
+            self._known[later] = compiled_later
+
+    def _rehearse_backward(self, key: tuple, given: tuple) -> None:
+        with _listed() as backward:
+            self.module.backward(*given)
+        (self._known[key],) = _begin(backward)
+
+
+def _kind(tensors, state, cu_seqlens, chunk_size: int) -> tuple:
+    """What a call's kernels depend on, or nearly so; of the lengths only what Triton makes other code for."""
+    B, T, *_ = tensors[0].shape
+    length = B, T.bit_length(), T % 16 == 0
+    packed = None if cu_seqlens is None else cu_seqlens.dtype
+    return tensors[0].device, length, packed, state is None, chunk_size, *[(x.dtype, x.shape[2:]) for x in tensors]
+
+
+def _captured() -> bool:
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+class _Address:
+    """All that Triton asks of a tensor to compile for it, without its memory."""
+
+    def __init__(self, x: Tensor):
+        self.dtype, self._address = x.dtype, x.data_ptr()
+
+    def data_ptr(self) -> int:
+        return self._address
+
+
+@contextmanager
+def _listed() -> Iterator[list[Callable]]:
+    """A list that fills with what this thread would launch inside: functions that compile it, and launch nothing."""
+    found: list[Callable] = []
+    here, device = threading.get_ident(), torch.cuda.current_device() if torch.cuda.is_initialized() else None
+
+    def run(kernel, *args, grid, warmup, **options):
+        if threading.get_ident() != here:
+            return _RUN(kernel, *args, grid=grid, warmup=warmup, **options)
+        # Found here, since two threads that look at the same time for a function's key may find half of it.
+        kernel.cache_key  # noqa: B018
+        args = [_Address(x) if isinstance(x, Tensor) else x for x in args]
+
+        def compile():
+            with nullcontext() if device is None else torch.cuda.device(device):  # which is a thread's own
+                _RUN(kernel, *args, grid=grid, warmup=True, **options)
+
+        found.append(compile)
+
+    JITFunction.run = run
+    try:
+        yield found
+    finally:
+        JITFunction.run = _RUN
+
+
+def _begin(*lists: list[Callable]) -> list[list[Future]]:
+    """Begin with all of each list, the first list first."""
+    pool = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="flakit-compile")
+    begun = [[pool.submit(compile) for compile in each] for each in lists]
+    pool.shutdown(wait=False)
+    return begun

@@ -1,0 +1,126 @@
+"""Kernels of a first call are compiled beside each other, and nothing else changes. On a GPU: `flakit bench`."""
+
+import threading
+
+import pytest
+import torch
+
+from flakit.ops.common.dispatch import has_triton, interpreted
+
+if not has_triton() or interpreted():
+    pytest.skip("needs Triton, in a process without TRITON_INTERPRET", allow_module_level=True)
+
+from triton.runtime.jit import JITFunction
+
+from flakit.ops.common import ahead_triton
+from flakit.ops.common.ahead_triton import Kernels
+from tests.ops.gsa import configurations as gsa
+from tests.ops.rwkv6 import configurations as rwkv6
+from tests.ops.rwkv7 import configurations as rwkv7
+
+CALLS = {
+    f"{op}-{form}": module.Launches(getattr(module, form), torch.float32, 16, 16)
+    for op, module in {"rwkv6": rwkv6, "rwkv7": rwkv7, "gsa": gsa}.items()
+    for form in ("chunk", "recurrent")
+}
+CALL = CALLS["rwkv6-chunk"]
+EVERY = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+
+
+class Run:
+    """In place of what Triton does: `compiled` and `launched` are the kernels' names and switches, in any order."""
+
+    def __init__(self, monkeypatch):
+        self.compiled, self.launched, self.fails = [], [], ""
+
+        def run(kernel, *args, grid, warmup, **options):
+            name = kernel.fn.__name__
+            if name == self.fails:
+                raise ValueError(f"{name} cannot be compiled")
+            pointers = [hasattr(x, "data_ptr") and (x.dtype, x.data_ptr() % 16) for x in args]
+            (self.compiled if warmup else self.launched).append((name, *sorted(map(str, options.items())), *pointers))
+
+        monkeypatch.setattr(ahead_triton, "_RUN", run)
+        monkeypatch.setattr(JITFunction, "run", run)
+
+
+@pytest.fixture
+def run(monkeypatch):
+    return Run(monkeypatch)
+
+
+def forward(kernels, call, keep=True):
+    tensors, _, do = call.zeros()
+    return tensors, do, kernels.forward(*tensors, 0.5, None, False, None, 0, keep)[2]
+
+
+def backward(kernels, tensors, do, kept):
+    kernels.backward(*tensors, 0.5, None, None, 0, kept, do, None)
+
+
+@EVERY
+def test_all_of_a_first_call_is_compiled_before_it_is_launched(call, run):
+    kernels = Kernels(call.module)
+    forward(kernels, call, keep=False)
+    assert run.launched and sorted(run.compiled) == sorted(run.launched)
+    forward(kernels, call, keep=False)
+    assert len(run.launched) == 2 * len(run.compiled)
+
+
+@EVERY
+def test_a_forward_has_its_backward_compiled_too(call, run):
+    kernels = Kernels(call.module)
+    given = forward(kernels, call)
+    backward(kernels, *given)
+    assert sorted(run.compiled) == sorted(run.launched)
+    backward(kernels, *forward(kernels, call))
+    assert len(run.launched) == 2 * len(run.compiled)
+
+
+def test_a_backward_that_nobody_announced_is_compiled_when_it_is_called(run):
+    given = forward(CALL.module, CALL)
+    run.launched.clear()
+    backward(Kernels(CALL.module), *given)
+    assert run.launched and sorted(run.compiled) == sorted(run.launched)
+
+
+def test_what_cannot_be_compiled_says_so_when_it_is_launched(run):
+    kernels, run.fails = Kernels(CALL.module), "value_grads_kernel"
+    given = forward(kernels, CALL)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="value_grads_kernel cannot be compiled"):
+            backward(kernels, *given)
+
+
+def test_launches_of_another_thread_take_place(run):
+    kernels, module = Kernels(CALL.module), CALL.module
+    tensors, _, _ = CALL.zeros()
+    given = *tensors, 0.5, None, False, None, 0, False
+    with ahead_triton._listed() as mine:
+        thread = threading.Thread(target=module.forward, args=given)
+        thread.start(), thread.join()
+        assert run.launched and not mine
+        module.forward(*given)
+    assert len(mine) == len(run.launched)
+    run.launched.clear()
+    threads = [threading.Thread(target=kernels.forward, args=given) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(run.compiled) == len(mine) and len(run.launched) == 4 * len(mine)
+
+
+def test_who_watches_launches_sees_those_of_the_call_alone(run, monkeypatch):
+    seen = []
+    monkeypatch.setattr(JITFunction, "run", lambda kernel, *args, **options: seen.append(options["warmup"]))
+    forward(Kernels(CALL.module), CALL)
+    assert seen and not any(seen) and not run.compiled
+
+
+def test_lengths_are_of_one_kind_where_their_code_is(run):
+    kernels = Kernels(CALL.module)
+    for T, kinds in ((100, 1), (101, 1), (96, 2), (127, 2), (1000, 3)):
+        tensors = [x[:, :1].expand(-1, T, *x.shape[2:]).contiguous() for x in CALL.zeros()[0][:4]]
+        kernels.forward(*tensors, CALL.zeros()[0][4], 0.5, None, False, None, 0, False)
+        assert len(kernels._known) == kinds
