@@ -5,7 +5,6 @@ import dataclasses
 import io
 import itertools
 import math
-import time
 
 import numpy as np
 import pytest
@@ -23,7 +22,7 @@ from flakit.panels.sketches.chunk_vs_recurrent import SIZES
 from flakit.panels.sketches.decay_blowup import ANCHORS
 from flakit.panels.sketches.delta_rule import CLOSED, DOOR, LAMP, ON, OPEN
 from flakit.panels.sketches.rwkv6_forward import KEYS, VALUES
-from tests.panels.live import NOT_LIVE
+from tests.panels.live import NOT_LIVE, least_seconds
 
 ORDERS = list(itertools.permutations(range(3)))
 
@@ -39,14 +38,13 @@ def test_one_knob_moves_picture_and_sentence(name):
     stops = stops_of(panel.knobs[panel.main])
     seen = set()
     for stop in (stops[1], stops[-1]):
-        start = time.process_time()
         panel.set(**{panel.main: stop})
-        assert time.process_time() - start < NOT_LIVE
         seen.add((panel.png, panel.text))
     assert len({png for png, _ in seen}) == len({text for _, text in seen}) == 2
     for preset in panel.presets.values():
         panel.set(**preset)
     assert panel.alt_text(panel.result).endswith(panel.text)
+    assert least_seconds(panel.set, ({panel.main: stop} for stop in stops[:6])) < NOT_LIVE
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import contextlib
 import io
 import math
 import re
-import time
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ from flakit.numerics.inputs import inputs
 from flakit.numerics.operators import OPERATORS
 from flakit.panels import state_stepper
 from flakit.panels.base import NARROW, WIDE
-from tests.panels.live import NOT_LIVE
+from tests.panels.live import NOT_LIVE, least_seconds
 
 
 def outputs(script: str) -> dict[str, tuple[float, bool]]:
@@ -264,17 +263,9 @@ def test_reset_and_wrong_settings():
 def test_redraws_are_quick():
     panel = state_stepper(T=16)
     panel.set(direction="backward")
-
-    def seconds(settings):
-        taken = []
-        for setting in settings:
-            start = time.process_time()
-            panel.set(**setting)
-            taken.append(time.process_time() - start)
-        return min(taken)  # other tests share these cores
-
-    assert seconds([{"t": t} for t in range(12)]) < NOT_LIVE
-    assert seconds([{"profile": "constant", "decay": -0.1 * n} for n in range(12)]) < NOT_LIVE
+    assert least_seconds(panel.set, ({"t": t} for t in range(12))) < NOT_LIVE
+    decays = ({"profile": "constant", "decay": -0.1 * n} for n in range(12))
+    assert least_seconds(panel.set, decays) < NOT_LIVE
 
 
 def test_moving_the_decay_means_a_constant_decay():

@@ -68,11 +68,10 @@ def onset(w: Tensor, *, wrong: bool = True, tolerance: float = 1e-3, backend: st
 
 
 @functools.lru_cache(maxsize=2)
-def _begins(H: int, block: int, spread: float, wrong: bool) -> tuple[float, float]:
-    """Law and onset of `decays`, where this process runs kernels: the same for every w."""
+def _begins(H: int, block: int, spread: float, wrong: bool) -> float:
+    """The onset of `decays`, where this process runs kernels: the same for every w."""
     device, backend = kernel_place()
-    made = decays(block, H, spread=spread).to(device)
-    return law(made, wrong=wrong), onset(made, wrong=wrong, backend=backend)
+    return onset(decays(block, H, spread=spread).to(device), wrong=wrong, backend=backend)
 
 
 def decays(block: int = 16, H: int = 4, K: int = 16, *, spread: float = 0.0) -> Tensor:
@@ -153,7 +152,8 @@ def at(
         Row(
             f"H = {H}, spread {spread:g}, {which} anchor: |w| at which NaN begins",
             math.nan,
-            *_begins(H, block, spread, which == "wrong"),
+            law(decays(block, H, spread=spread), wrong=which == "wrong"),
+            _begins(H, block, spread, which == "wrong"),
         )
         for which in ("wrong", "right")
     ] + [
