@@ -10,6 +10,10 @@ from flakit.ops.common.dispatch import has_triton, interpreted
 from tests.interpreter import hurry
 from tests.quick import left_out
 
+# jsonschema, with which notebooks are read, builds a parser of web addresses when it is imported: two seconds of every
+# process for a check that no notebook asks for. It does without where there is none.
+sys.modules.setdefault("rfc3987_syntax", None)
+
 RUNS_HERE = {
     "gpu": (torch.cuda.is_available() and not interpreted(), "needs a CUDA device and no TRITON_INTERPRET"),
     "interpret": (

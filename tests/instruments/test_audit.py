@@ -302,6 +302,7 @@ def first_row():
     return flakit.audit(kernel, op, only=["spike", "decay-onset"])
 
 
+@pytest.mark.full
 def test_bug_a_shrinks_to_one_channel_and_the_row_after_a_block(first_row):
     setting = first_row["spike"].setting
     assert setting["T"] <= 20 and (setting["B"], setting["H"], setting["K"], setting["V"]) == (1, 1, 1, 1)
@@ -316,6 +317,7 @@ def test_the_law_stands_beside_the_onset(first_row):
         assert first_row[name].case == "anchor"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kernel", [reads_beyond, reads_uninitialised], ids=lambda kernel: kernel.__name__)
 def test_scripts_that_are_tried_leave_pytorch_as_it_was(kernel):
     """They put fences around memory and fill it with NaN, for themselves alone."""

@@ -62,6 +62,7 @@ def test_its_exit_status(tmp_path, words, status, says):
     assert "runpy" not in errors  # the traceback begins in the script
 
 
+@pytest.mark.full
 def test_a_script_that_is_not_there(tmp_path):
     code, _, errors = run(tmp_path, "other.py")
     assert code == 2 and "other.py" in errors

@@ -47,6 +47,7 @@ def of_the_wrong_shape():
     return scores
 
 
+@pytest.mark.full
 @needs_triton
 @pytest.mark.parametrize("way, decay", [("start", -1.3), ("middle", -2.5), ("blocks", -9.0), ("halves", -1000.0)])
 def test_every_way_is_the_operator_up_to_its_end(way, decay):

@@ -26,6 +26,7 @@ def test_every_english_word_has_a_chinese_one(name):
     assert [text for text in said(name) if text not in table("zh")] == []
 
 
+@pytest.mark.full
 def test_no_translation_is_of_words_that_are_gone():
     there = {text for name in SOURCES for text in (*texts(name), *said(name))}
     assert [text for text in table("zh") if text not in there] == []

@@ -56,6 +56,7 @@ def test_every_preset_draws_and_says_something_else(panel):
     assert len(texts) == len(pictures) == len(alts) == len(panel.presets) >= 2
 
 
+@pytest.mark.full
 def test_low_enough_to_be_seen_with_its_knobs(panel):
     """At both widths: what a browser adds to this is measured in tests/browser."""
     for room, most in ((1000, 430), (600, 390)):

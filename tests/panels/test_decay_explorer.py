@@ -107,6 +107,7 @@ def test_the_safe_form_is_exact_at_both_ends(panel, op, decay):
     assert all(error.l2 < (1e-6 if op == "rwkv6" else 4e-6) for error in panel.result["errors"].values())
 
 
+@pytest.mark.full
 def test_only_masks_that_mean_something_are_offered(panel):
     offered = {scheme: None for scheme in ("none", "pairwise", "dyadic")}
     for scheme in offered:
@@ -206,6 +207,7 @@ def test_from_the_first_notebooks_start_the_tensors_fail_one_after_another(panel
     assert seen == [set(), {"dr", "dw"}, {"dr", "dw", "dk"}, {"dr", "dw", "dk", "o", "dv"}]
 
 
+@pytest.mark.full
 def test_the_stops_follow_the_setting_and_the_value_stays(panel):
     panel.set(decay=-1.38)
     assert -1.38 in stops_of(panel.knobs["decay"])

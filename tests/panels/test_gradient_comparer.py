@@ -86,6 +86,7 @@ def test_a_gradient_too_small_for_its_dtype_is_told():
     assert "below what" not in panel.text
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "setting",
     [
@@ -242,6 +243,7 @@ def test_play_means_one_decay_for_all_tokens():
     assert panel.png != before and f"decay {panel.setting['decay']:g}" in panel._figure("rwkv6")._title.get_text()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("op", OPERATORS)
 def test_low_enough_at_both_widths(op):
     panel = gradient_comparer(op, T=16, K=16)

@@ -32,9 +32,8 @@ def at_the_start(panel):
     panel.reset()
 
 
-@pytest.mark.parametrize(
-    "way", [pytest.param(way, marks=() if way == "start" else pytest.mark.full) for way in workbench.WAYS]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("way", workbench.WAYS)
 def test_the_sentence_changes_sides_where_the_kernel_does(panel, way):
     found = workbench.onset(way=way)
     for decay in STOPS:

@@ -54,6 +54,7 @@ EVERYWHERE = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("op, scheme, against", EVERYWHERE)
 def test_the_law_foretells_every_coarse_setting(panel, op, scheme, against):
     """All of them but those within a percent and a half of its line, where many large terms meet in a sum."""
@@ -252,6 +253,7 @@ def test_the_script_runs_and_gives_the_same_numbers(panel, setting, fine):
     assert lines == [(str(row), f"{law:.4g}", f"{onset:.4g}") for row, law, onset in expected]
 
 
+@pytest.mark.full
 def test_an_operator_offers_its_own_tensors():
     panel = phase_diagram("gsa", tensor="dg")
     panel.knobs["op"].value = "rwkv7"

@@ -125,6 +125,7 @@ def pair_by_pair(C, decay):
     return masking.weights(torch.full((C, 1), decay, dtype=torch.float64), "before", exclusive=True)[..., 0].numpy()
 
 
+@pytest.mark.full
 def test_every_pair_of_tokens_is_inside_a_chunk_or_goes_through_a_state():
     for chunk in stops_of(sketch("chunks").knobs["chunk"]):
         shown = sketch("chunks", chunk=chunk).result
@@ -208,6 +209,7 @@ def test_walking_back_is_the_recurrence_and_its_mirror():
         assert np.allclose(forward[n] / forward[0], back[n] / back[0])
 
 
+@pytest.mark.full
 def test_growth_loses_dw_as_a_whole_and_the_tables_at_one_end():
     panel = sketch("growth")
     ends = math.log(torch.finfo(torch.float32).max)

@@ -116,6 +116,7 @@ def test_time_and_decay_are_on_view_and_every_slider_has_a_name():
     assert {"time t", "decay"} < set(names) and all(names)
 
 
+@pytest.mark.full
 @every_operator
 def test_low_enough_at_both_widths(op):
     panel = state_stepper(op)
@@ -127,6 +128,7 @@ def test_low_enough_at_both_widths(op):
             assert width == round(100 * wide) and height <= most
 
 
+@pytest.mark.full
 @every_operator
 def test_presets_draw_and_say_something_else(op):
     panel, seen = state_stepper(op), []
@@ -279,6 +281,7 @@ def test_moving_the_decay_means_a_constant_decay():
     assert panel.setting["profile"] == "logsigmoid"
 
 
+@pytest.mark.full
 def test_an_operator_brings_its_own_knobs_and_defaults():
     panel = state_stepper()
     slots = panel.knobs["M"].layout

@@ -244,6 +244,7 @@ def test_triton_on_cpu_tensors(op, monkeypatch):
         op(**given(), backend="triton")
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not has_triton(), reason="needs Triton")
 @FORMS
 def test_the_interpreter_asked_for_too_late(op):
