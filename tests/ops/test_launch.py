@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from flakit.numerics import recorded
+from flakit.numerics.operators import OPERATORS
 from flakit.ops.common import launch
+from flakit.ops.common.dispatch import has_triton
 from flakit.ops.common.launch import TABLE, Chip, Launch, read_rows, rows_for
 
 KEY = "rwkv6.stream", "16-bit"
@@ -82,6 +84,21 @@ def test_this_gpu_says_what_it_has():
     assert found.name == torch.cuda.get_device_name() and found.capability >= 70
     assert found.shared >= 48 * 1024 and found.registers == 65536
     assert TABLE[KEY] == rows_for(found).get(KEY, launch.ROWS[KEY])
+
+
+@pytest.mark.skipif(not has_triton(), reason="needs Triton")
+def test_rwkv7s_long_chunks_are_for_the_interpreter():
+    """No GPU has run its way for any decay, and flash-linear-attention's layer asks for chunks of 64."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from flakit.ops.common.chunks_triton import cut_into_chunks
+
+    taken = {}
+    with FakeTensorMode():
+        for device in ("cpu", "cuda"):
+            x = torch.empty(1, 8, 2, 64, dtype=torch.bfloat16, device=device)
+            taken[device] = {op: cut_into_chunks(op, x, 64, 64)[1] for op in OPERATORS}
+    assert taken == {"cpu": dict.fromkeys(OPERATORS, 64), "cuda": {"rwkv6": 64, "rwkv7": 32, "gsa": 64}}
 
 
 def test_rows_tried_are_seen_by_every_thread_and_leave_no_trace():

@@ -37,6 +37,7 @@ from .launch import (
     CHUNK_SIZE,
     ENOUGH,
     LONG_CHUNK_SIZE,
+    LONG_ON_GPUS,
     NARROWEST,
     SHORTEST_SEGMENT,
     TABLE,
@@ -736,8 +737,9 @@ def cut_into_chunks(op: str, x: torch.Tensor, V: int, chunk_size: int) -> tuple[
     # In the interpreter, which cannot multiply bfloat16, float16 stands in for it.
     tried = scaled and (x.dtype == torch.bfloat16 or interpreted())
     long = block(x.shape[-1], 128) == 64 and (op == "gsa" or block(V, 128) == 64)
+    long = long and (op in LONG_ON_GPUS or not x.is_cuda)
     most = LONG_CHUNK_SIZE if tried and long else CHUNK_SIZE
-    # RWKV7 goes through long chunks by kernels of their own, whose way for any decay no GPU has run: when asked to.
+    # RWKV7 goes through long chunks by kernels of their own, and when asked to.
     C = min(chunk_size or (CHUNK_SIZE if op == "rwkv7" else most), most)
     # Only these of its kernels scale their states.
     return scaled and (op != "rwkv7" or C == LONG_CHUNK_SIZE), C

@@ -33,6 +33,10 @@ CHUNK_SIZE = 32
 LONG_CHUNK_SIZE = 64
 """Likewise of bfloat16 where 33 to 64 channels or slots decay, which is what models have and where it was tried."""
 
+LONG_ON_GPUS = {"rwkv6", "gsa"}
+"""Operators that take long chunks on a GPU. RWKV7 has kernels of its own for them, whose way for any decay was
+interpreted and compiled and has run on no GPU: there its chunks stay short until it is added here and found right."""
+
 NARROWEST = 64
 """Columns of every tile that products take in long chunks. Their 64 rows bring Hopper's own instruction for products,
 which reads 16-bit tiles in lines of 128 bytes; as Triton 3.6 compiles it, it is wrong for tiles narrower than that."""
@@ -59,7 +63,7 @@ A100, then RTX 3090, RTX 4090, H100 and H200, RTX 5090 and their like.
 """
 
 RUN_ON = {90: "an NVIDIA H200"}
-"""Where ROWS were run, and not only compiled."""
+"""Where ROWS were run, and not only compiled; save those of `rwkv7.long`, which no GPU takes (LONG_ON_GPUS)."""
 
 
 ROWS = {
