@@ -120,8 +120,9 @@ class _Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out, name = func(*args, **(kwargs or {})), func.overloadpacket.__name__
-        # What is yet to be written holds whatever was there before, NaN as well.
-        kind = "finite" if "empty" in name else _kind(out)
+        if "empty" in name:  # which holds whatever was there before, NaN as well, and so would every view of it
+            out.zero_()
+        kind = _kind(out)
         made = kind != "finite" and _kind((args, kwargs)) == "finite"
         self.seen.append(Operation(name, kind, made, self.backward))
         return out
