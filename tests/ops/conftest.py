@@ -10,11 +10,3 @@ def poisoned_memory():
     assert torch.empty(3).isnan().all()
     yield
     torch.use_deterministic_algorithms(False)
-
-
-@pytest.fixture
-def long_chunks_on_gpus(monkeypatch):
-    """RWKV7's too, for which calls do not take them there yet."""
-    from flakit.ops.common import chunks_triton
-
-    monkeypatch.setattr(chunks_triton, "LONG_ON_GPUS", {*chunks_triton.LONG_ON_GPUS, "rwkv7"})
