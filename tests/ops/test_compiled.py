@@ -10,6 +10,7 @@ from flakit.ops.common.dispatch import has_triton, interpreted
 from flakit.ops.common.launch import (
     CHUNK_SIZE,
     LONG_CHUNK_SIZE,
+    LONG_ON_GPUS,
     NARROWEST,
     RUN_ON,
     SHARED_MEMORY,
@@ -134,8 +135,12 @@ def needed(launch, chip):
     return f"sm_{chip}: {used.registers}, {used.spilled}, {used.shared}"
 
 
+# Of long chunks a GPU takes only some operators', and the others' rows take minutes.
+TAKEN = [row for row in TABLE if ".long." not in row[0] or row[0].partition(".")[0] in LONG_ON_GPUS]
+
+
 @pytest.mark.full
-@pytest.mark.parametrize("row", TABLE, ids=" ".join)
+@pytest.mark.parametrize("row", TAKEN, ids=" ".join)
 def test_every_row_fits_every_chip(row, record_property):
     told = [needed(ROWS[chip][row], chip) for chip in ELSEWHERE]
     record_property("registers, bytes spilled, shared memory", "; ".join(told))

@@ -60,6 +60,12 @@ def carry_states(decay: Tensor, written: Tensor, state: Tensor | None, reverse: 
     return entering, state
 
 
+def weighed(x: Tensor, weight: Tensor) -> Tensor:
+    """x [..., C n, K] by weight [..., C, K]: every row by its token's."""
+    n = x.shape[-2] // weight.shape[-2]
+    return x * weight if n == 1 else (x.unflatten(-2, (-1, n)) * weight[..., None, :]).flatten(-3, -2)
+
+
 def pair_scores(read: Tensor, key: Tensor, levels: list[Level]) -> Tensor:
     """A [..., C R, C Y], zero unless the key's token comes before the read's.
 
@@ -67,8 +73,8 @@ def pair_scores(read: Tensor, key: Tensor, levels: list[Level]) -> Tensor:
     """
     A = read.new_zeros(*read.shape[:-1], key.shape[-2])
     for level in levels:
-        earlier, later = _left(key, level.key), _right(read, level.read)
-        _block(A, level).copy_((later * level.read) @ (earlier * level.key).mT)
+        earlier, later = _halves_met(key, read, level)
+        _block(A, level).copy_(weighed(later, level.read) @ weighed(earlier, level.key).mT)
     return A
 
 
@@ -76,8 +82,8 @@ def read_sums(dA: Tensor, key: Tensor, levels: list[Level]) -> Tensor:
     """Gradient of the read, sum_{j<i} dA_ij y_j exp(sum_{j<t<i} w_t), [..., C R, K]."""
     dread = dA.new_zeros(*dA.shape[:-1], key.shape[-1])
     for level in levels:
-        found = _block(dA, level) @ (_left(key, level.key) * level.key)
-        _right(dread, level.read).addcmul_(found, level.read)
+        earlier, dlater = _halves_met(key, dread, level)
+        _add(dlater, _block(dA, level) @ weighed(earlier, level.key), level.read)
     return dread
 
 
@@ -90,24 +96,31 @@ def pair_grads(dA: Tensor, read: Tensor, key: Tensor, levels: list[Level], dread
     terms that each carry their e^{w}, where the usual difference of two running sums cancels.
     """
     for level in reversed(levels):
-        earlier, dearlier = _left(key, level.key), _left(dkey, level.key)
-        later, dlater = _right(read, level.read), _right(dread, level.read)
+        earlier, later = _halves_met(key, read, level)
+        dearlier, dlater = _halves_met(dkey, dread, level)
         dw_left, dw_right = halves(dw, level.s)
         dw_left += (later * dlater).sum(-2, keepdim=True)
         dw_right += (earlier * dearlier).sum(-2, keepdim=True)
         block = _block(dA, level)
-        dlater.addcmul_(block @ (earlier * level.key), level.read)
-        dearlier.addcmul_(block.mT @ (later * level.read), level.key)
+        _add(dlater, block @ weighed(earlier, level.key), level.read)
+        _add(dearlier, block.mT @ weighed(later, level.read), level.key)
 
 
-def _left(x: Tensor, like: Tensor) -> Tensor:
-    return halves(x, like.shape[-2])[0]
+def _halves_met(keys: Tensor, reads: Tensor, level: Level) -> tuple[Tensor, Tensor]:
+    """The left halves of rows [..., C Y, K] and the right ones of rows [..., C R, K], views."""
+    C = 2 * level.s * level.key.shape[-3]
+    left, _ = halves(keys, level.s * keys.shape[-2] // C)
+    _, right = halves(reads, level.s * reads.shape[-2] // C)
+    return left, right
 
 
-def _right(x: Tensor, like: Tensor) -> Tensor:
-    return halves(x, like.shape[-2])[1]
+def _add(x: Tensor, found: Tensor, weight: Tensor) -> None:
+    """x += weighed(found, weight), where x may be a view."""
+    n = (-1, x.shape[-2] // weight.shape[-2])
+    x.unflatten(-2, n).addcmul_(found.unflatten(-2, n), weight[..., None, :])
 
 
 def _block(A: Tensor, level: Level) -> Tensor:
     """Where reads of right halves meet keys of left ones, [..., C/(2s), s R, s Y]."""
-    return level_blocks(A, level.read.shape[-2], width=level.key.shape[-2])
+    C = 2 * level.s * level.key.shape[-3]
+    return level_blocks(A, level.s * A.shape[-2] // C, width=level.s * A.shape[-1] // C)

@@ -61,11 +61,11 @@ def dyadic_levels(w: Tensor) -> Iterator[tuple[int, Tensor]]:
 
 
 class Level(NamedTuple):
-    """The weights of one dyadic level, where a token has R reads and Y keys as neighbouring rows."""
+    """The weights of one dyadic level."""
 
     s: int
-    key: Tensor  # [..., C/(2s), s Y, K], of every left half
-    read: Tensor  # [..., C/(2s), s R, K], of every right half
+    key: Tensor  # [..., C/(2s), s, K], of every left half
+    read: Tensor  # of every right half
 
 
 class Decays(NamedTuple):
@@ -77,19 +77,13 @@ class Decays(NamedTuple):
     levels: list[Level]  # s = 1, 2, 4, … C/2
 
 
-def decays(w: Tensor, reads: int = 1, keys: int = 1) -> Decays:
+def decays(w: Tensor) -> Decays:
     """The exponentials of `block_sums` and `dyadic_levels`, w [..., C, K]."""
     levels = []
     for s, before, after in block_sums(w):
         if s < w.shape[-2]:
-            key, read = halves(after, s)[0].exp(), halves(before, s)[1].exp()
-            levels.append(Level(s, repeated(key, keys), repeated(read, reads)))
+            levels.append(Level(s, halves(after, s)[0].exp(), halves(before, s)[1].exp()))
     return Decays(before.exp(), after.exp(), w.sum(-2).exp(), levels)
-
-
-def repeated(x: Tensor, n: int) -> Tensor:
-    """Every row n times, [..., C, D] -> [..., C n, D]."""
-    return x if n == 1 else x[..., None, :].expand(*x.shape[:-1], n, x.shape[-1]).flatten(-3, -2)
 
 
 def sum_before(x: Tensor) -> Tensor:

@@ -27,8 +27,9 @@ from ..common.chunks import (
     pair_scores,
     read_sums,
     split_chunks,
+    weighed,
 )
-from ..common.decay import Level, decays, repeated
+from ..common.decay import Level, decays
 
 
 def _queries(x: Tensor, H: int, C: int, dtype: torch.dtype) -> Tensor:
@@ -63,31 +64,31 @@ def _slot_rows(states: tuple[Tensor, Tensor] | None) -> tuple[Tensor | None, Ten
 
 def forward(q, k, v, s, g, scale, initial_state, chunk_size) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """o [B, T, HQ, V] and (hk_T, hv_T), in float32 (float64 for float64 inputs)."""
-    T, H, G, dtype = q.shape[1], k.shape[2], q.shape[2] // k.shape[2], torch.promote_types(q.dtype, torch.float32)
+    T, H, dtype = q.shape[1], k.shape[2], torch.promote_types(q.dtype, torch.float32)
     q = _queries(q, H, chunk_size, dtype) * scale
     k, v, s, g = (split_chunks(x, chunk_size, dtype) for x in (k, v, s, g))
-    before, after, total, levels = decays(g, reads=G)
-    before, now = repeated(before, G), repeated(g.exp(), G)
+    before, after, total, levels = decays(g)
+    now = g.exp()
     hk_first, hv_first = _slot_rows(initial_state)
     written = (s * after).mT
     hk_in, hk = carry_states(total, written @ k, hk_first)
     hv_in, hv = carry_states(total, written @ v, hv_first)
 
     A = q @ k.mT
-    faded = read_sums(A, s, levels) + (q @ hk_in.mT) * before
-    p = (faded * now + _own(A, s)).softmax(-1)
-    read = p * now
-    o = _scores(read, p, s, levels) @ v + (read * before) @ hv_in
+    faded = read_sums(A, s, levels) + weighed(q @ hk_in.mT, before)
+    p = (weighed(faded, now) + _own(A, s)).softmax(-1)
+    read = weighed(p, now)
+    o = _scores(read, p, s, levels) @ v + weighed(read, before) @ hv_in
     return _join_queries(o, chunk_size, T), (hk.mT, hv)
 
 
 def backward(q, k, v, s, g, scale, initial_state, do, dfinal_state, chunk_size) -> tuple:
     """dq [B, T, HQ, K], dk, dv, ds, dg [B, T, H, *] and (dhk_0, dhv_0), in float32 or float64."""
-    T, H, G, dtype = q.shape[1], k.shape[2], q.shape[2] // k.shape[2], torch.promote_types(q.dtype, torch.float32)
+    T, H, dtype = q.shape[1], k.shape[2], torch.promote_types(q.dtype, torch.float32)
     q, do = _queries(q, H, chunk_size, dtype) * scale, _queries(do, H, chunk_size, dtype)
     k, v, s, g = (split_chunks(x, chunk_size, dtype) for x in (k, v, s, g))
-    before, after, total, levels = decays(g, reads=2 * G)
-    before, now = repeated(before, 2 * G), repeated(g.exp(), 2 * G)
+    before, after, total, levels = decays(g)
+    now = g.exp()
     written = s * after
     hk_first, hv_first = _slot_rows(initial_state)
     hk_in, _ = carry_states(total, written.mT @ k, hk_first)
@@ -95,16 +96,16 @@ def backward(q, k, v, s, g, scale, initial_state, do, dfinal_state, chunk_size) 
 
     # What reads find in the first pass and their gradients in the second: first between chunks, then in all.
     A = beside(q @ k.mT, do @ v.mT)
-    found = beside(q @ hk_in.mT, do @ hv_in.mT) * before
+    found = weighed(beside(q @ hk_in.mT, do @ hv_in.mT), before)
     faded = found + read_sums(A, s, levels)
-    scores, dp = apart(faded * now + _own(A, s), -2, 2)
+    scores, dp = apart(weighed(faded, now) + _own(A, s), -2, 2)
     p = scores.softmax(-1)
     dscores = p * (dp - (p * dp).sum(-1, keepdim=True))
 
     own = beside(dscores, p)
-    reads = own * now
+    reads = weighed(own, now)
     scores_k, scores_v = apart(_scores(reads, own, s, levels), -2, 2)
-    read_k, read_v = apart(reads * before, -2, 2)
+    read_k, read_v = apart(weighed(reads, before), -2, 2)
     dhk_last, dhv_last = _slot_rows(dfinal_state)
     dhk, dhk_0 = carry_states(total, read_k.mT @ q, dhk_last, reverse=True)
     dhv, dhv_0 = carry_states(total, read_v.mT @ do, dhv_last, reverse=True)

@@ -20,8 +20,17 @@ The gradient of the decay is the sum over everything that passes through it: eac
 import torch
 from torch import Tensor
 
-from ..common.chunks import apart, beside, join_chunks, own_pairs, pair_grads, pair_scores, split_chunks
-from ..common.decay import decays, level_blocks, repeated
+from ..common.chunks import (
+    apart,
+    beside,
+    join_chunks,
+    own_pairs,
+    pair_grads,
+    pair_scores,
+    split_chunks,
+    weighed,
+)
+from ..common.decay import decays, level_blocks
 
 
 def inverse(A: Tensor) -> Tensor:
@@ -51,7 +60,7 @@ class _Chunks:
         dtype = torch.promote_types(r.dtype, torch.float32)
         r, w, k, self.v, a, b = (split_chunks(x, chunk_size, dtype) for x in (r, w, k, v, a, b))
         self.r, self.now = r * scale, w.exp()
-        self.before, self.after, self.total, self.levels = decays(w, reads=2, keys=2)
+        self.before, self.after, self.total, self.levels = decays(w)
         self.reads, self.keys = beside(self.r * self.now, a), beside(k, b)
         self.q_in, self.a_in = self.r * self.now * self.before, a * self.before
         self.k_out, self.b_out = k * self.after, b * self.after
@@ -106,8 +115,8 @@ def backward(r, w, k, v, a, b, scale, initial_state, do, dfinal_state, chunk_siz
 
     # Between chunks, then inside. at_reads holds the gradients of what q and a read, written what k and b write.
     at_reads, written = beside(do, y), beside(chunks.v, v2)
-    dreads = (at_reads @ S.mT) * repeated(chunks.before, 2)
-    dkeys = (written @ D.mT) * repeated(chunks.after, 2)
+    dreads = weighed(at_reads @ S.mT, chunks.before)
+    dkeys = weighed(written @ D.mT, chunks.after)
     dw = (chunks.total * (S * D).sum(-1))[..., None, :].expand_as(chunks.r).clone()
     dA = at_reads @ written.mT
     pair_grads(dA, chunks.reads, chunks.keys, chunks.levels, dreads, dkeys, dw)
