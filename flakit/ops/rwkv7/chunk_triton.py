@@ -1,7 +1,7 @@
 """RWKV7 in chunks as Triton kernels: everything is parallel over chunks but a light stream of states.
 
 Where chunks of 64 tokens are asked for, bfloat16 heads of 33 to 64 channels go through the kernels of
-`long_chunk_triton`. Here are those for all else, 32 tokens a chunk.
+`long_chunk_triton`, but not on a GPU yet. Here are those for all else, 32 tokens a chunk.
 
 Forward:  `prepare_kernel`        what a chunk finds and how it edits, before its state is known: U, U A_ak v, U a~
           `stream_kernel`         chunk after chunk: v2 = U A_ak v + (U a~) S, then the state S itself

@@ -1,7 +1,7 @@
 """RWKV7 in chunks of 64 tokens: each becomes one transition of the state, so that only a light walk over them waits.
 
 What bfloat16 heads of 33 to 64 channels take for chunk_size=64; `chunk_triton`, which is called, has the others' way.
-It is not the default yet: of the way for any decay no GPU has seen anything but that it compiles (data/tuning.md).
+For now where kernels are interpreted: its way for any decay compiles, and no GPU has run it (`launch.LONG_ON_GPUS`).
 
 With q the reads r of the state, U = (I - A_ab)^{-1}, a~ = a e^{before}, q~ = scale r e^{upto}, b^ = b e^{after} and
 k^ = k e^{after} (README.md of `ops`), what a chunk does to the state that enters it is
