@@ -46,14 +46,6 @@ def interpreter_as_it_was():
         os.environ["TRITON_INTERPRET"] = before
 
 
-@pytest.fixture
-def long_chunks_on_gpus(monkeypatch):
-    """RWKV7's too, for which calls do not take them there yet."""
-    from flakit.ops.common import chunks_triton
-
-    monkeypatch.setattr(chunks_triton, "LONG_ON_GPUS", {*chunks_triton.LONG_ON_GPUS, "rwkv7"})
-
-
 @pytest.fixture(scope="module", autouse=True)
 def panels_are_freed():
     """ipywidgets keeps every widget until it is closed: some 20 MB a panel."""

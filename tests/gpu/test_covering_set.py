@@ -32,7 +32,7 @@ def test_covering_set(setting, form, report, poisoned_memory):
 
 
 @pytest.mark.filterwarnings("ignore:.*deterministic")
-@pytest.mark.usefixtures("long_chunks_on_gpus", "poisoned_memory")
+@pytest.mark.usefixtures("poisoned_memory")
 @pytest.mark.parametrize("setting", sampled(LONG, lambda x: 2**22 + x.elements), ids=named)
 def test_rwkv7_in_long_chunks(setting):
     errors, wrong = measured(setting, "chunk", device="cuda")

@@ -87,18 +87,15 @@ def test_this_gpu_says_what_it_has():
 
 
 @pytest.mark.skipif(not has_triton(), reason="needs Triton")
-def test_rwkv7s_long_chunks_are_for_the_interpreter():
-    """No GPU has run its way for any decay, and flash-linear-attention's layer asks for chunks of 64."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
+def test_long_chunks_are_taken_where_they_are_right_and_asked_for_of_rwkv7():
     from flakit.ops.common.chunks_triton import cut_into_chunks
 
-    taken = {}
-    with FakeTensorMode():
-        for device in ("cpu", "cuda"):
-            x = torch.empty(1, 8, 2, 64, dtype=torch.bfloat16, device=device)
-            taken[device] = {op: cut_into_chunks(op, x, 64, 64)[1] for op in OPERATORS}
-    assert taken == {"cpu": dict.fromkeys(OPERATORS, 64), "cuda": {"rwkv6": 64, "rwkv7": 32, "gsa": 64}}
+    x = torch.empty(1, 8, 2, 64, dtype=torch.bfloat16)
+    taken = {asked: {op: cut_into_chunks(op, x, 64, asked)[1] for op in OPERATORS} for asked in (0, 32, 64)}
+    assert taken[0] == {"rwkv6": 64, "rwkv7": 32, "gsa": 64}
+    assert taken[32] == dict.fromkeys(OPERATORS, 32)
+    assert taken[64] == dict.fromkeys(OPERATORS, 64)
+    assert {op: cut_into_chunks(op, x[..., :32], 64, 64)[1] for op in OPERATORS} == taken[32]
 
 
 def test_rows_tried_are_seen_by_every_thread_and_leave_no_trace():

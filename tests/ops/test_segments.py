@@ -47,7 +47,6 @@ def test_cut_sequences_are_right(place, op, decay, packing, cut):
     place.check(made, arriving, "chunk", op, chunk_size=16)
 
 
-@pytest.mark.usefixtures("long_chunks_on_gpus")
 @pytest.mark.parametrize("packing", ["none", "packed"])
 @pytest.mark.parametrize("place", [place for place in PLACES if place.id != "torch"])
 def test_transitions_of_cut_sequences_are_right(place, packing, cut):

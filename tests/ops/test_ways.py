@@ -83,7 +83,6 @@ def test_the_way_through_a_chunk(place, op, total, token, mild, monkeypatch, poi
 
 
 @TRITON
-@pytest.mark.usefixtures("long_chunks_on_gpus")
 @pytest.mark.parametrize("late", [False, True], ids=["first half", "second half"])
 @pytest.mark.parametrize("tokens, mild", [(13, True), (14, False), (27, False)])
 @pytest.mark.parametrize("op", ["rwkv6", "rwkv7"])

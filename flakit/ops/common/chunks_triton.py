@@ -37,7 +37,6 @@ from .launch import (
     CHUNK_SIZE,
     ENOUGH,
     LONG_CHUNK_SIZE,
-    LONG_ON_GPUS,
     NARROWEST,
     SHORTEST_SEGMENT,
     TABLE,
@@ -195,7 +194,7 @@ def about_middle(b_w, C: tl.constexpr):
     upto = tl.cumsum(b_w, 0)
     before = upto - b_w
     mid = row_at(before, C // 2, C)[None, :]
-    return before, tl.exp(before - mid), tl.exp(mid - upto)
+    return before, exp(before - mid), exp(mid - upto)
 
 
 @triton.jit
@@ -390,18 +389,18 @@ def _passed(b_S, b_w, total, x, y, w, scale, start, end, i_h, i_k, i_v, H: tl.co
     o_c = tl.arange(0, C)
     if REVERSE:
         if INCLUSIVE and SCALED:
-            factor = tl.exp(sums(o_c[:, None] >= o_c[None, :], b_w)) * scale
+            factor = exp(sums(o_c[:, None] >= o_c[None, :], b_w)) * scale
         elif INCLUSIVE:
-            factor = tl.exp(tl.cumsum(b_w.to(tl.float32), 0)) * scale
+            factor = exp(tl.cumsum(b_w.to(tl.float32), 0)) * scale
         elif SCALED:
-            factor = tl.exp(sums(o_c[:, None] > o_c[None, :], b_w)) * scale
+            factor = exp(sums(o_c[:, None] > o_c[None, :], b_w)) * scale
         else:
-            factor = tl.exp(decay_before(load_tile(w, start, end, i_h, i_k, -1, H, K, C, BK).to(tl.float32))) * scale
+            factor = exp(decay_before(load_tile(w, start, end, i_h, i_k, -1, H, K, C, BK).to(tl.float32))) * scale
     elif SCALED:
-        factor = tl.exp(sums(o_c[:, None] < o_c[None, :], b_w))
+        factor = exp(sums(o_c[:, None] < o_c[None, :], b_w))
     else:
-        factor = tl.exp(decay_after(load_tile(w, start, end, i_h, i_k, 1, H, K, C, BK).to(tl.float32)))
-    b_S *= tl.exp(total)[:, None]
+        factor = exp(decay_after(load_tile(w, start, end, i_h, i_k, 1, H, K, C, BK).to(tl.float32)))
+    b_S *= exp(total)[:, None]
     for i_g in tl.static_range(G):
         b_x = load_tile(x, start, end, i_h * G + i_g, i_k, 0, H * G, K, C, BK).to(tl.float32) * factor
         b_y = load_tile(y, start, end, i_h * G + i_g, i_v, 0, H * G, V, C, BV)
@@ -452,7 +451,7 @@ def _walk(
     if TOTALS:
         if decay is not None:
             o_k = i_k * BK + tl.arange(0, BK)
-            tl.store(decay + i_sh.to(tl.int64) * K + o_k, tl.exp(b_all), mask=(o_k < K) & (i_v == 0))
+            tl.store(decay + i_sh.to(tl.int64) * K + o_k, exp(b_all), mask=(o_k < K) & (i_v == 0))
         p_S, m_S = state_pointers(states, i_sh, i_k, i_v, K, V, BK, BV)
         tl.store(p_S, b_S, mask=m_S)
     if WANTS_LAST:
@@ -737,7 +736,6 @@ def cut_into_chunks(op: str, x: torch.Tensor, V: int, chunk_size: int) -> tuple[
     # In the interpreter, which cannot multiply bfloat16, float16 stands in for it.
     tried = scaled and (x.dtype == torch.bfloat16 or interpreted())
     long = block(x.shape[-1], 128) == 64 and (op == "gsa" or block(V, 128) == 64)
-    long = long and (op in LONG_ON_GPUS or not x.is_cuda)
     most = LONG_CHUNK_SIZE if tried and long else CHUNK_SIZE
     # RWKV7 goes through long chunks by kernels of their own, and when asked to.
     C = min(chunk_size or (CHUNK_SIZE if op == "rwkv7" else most), most)

@@ -33,10 +33,6 @@ CHUNK_SIZE = 32
 LONG_CHUNK_SIZE = 64
 """Likewise of bfloat16 where 33 to 64 channels or slots decay, which is what models have and where it was tried."""
 
-LONG_ON_GPUS = {"rwkv6", "gsa"}
-"""Operators that take long chunks on a GPU. RWKV7 has kernels of its own for them, whose way for any decay was
-interpreted and compiled and has run on no GPU: there its chunks stay short until it is added here and found right."""
-
 NARROWEST = 64
 """Columns of every tile that products take in long chunks. Their 64 rows bring Hopper's own instruction for products,
 which reads 16-bit tiles in lines of 128 bytes; as Triton 3.6 compiles it, it is wrong for tiles narrower than that."""
@@ -63,7 +59,7 @@ A100, then RTX 3090, RTX 4090, H100 and H200, RTX 5090 and their like.
 """
 
 RUN_ON = {90: "an NVIDIA H200"}
-"""Where ROWS were run, and not only compiled; save those of `rwkv7.long`, which no GPU takes (LONG_ON_GPUS)."""
+"""Where ROWS were run, and not only compiled."""
 
 
 ROWS = {
@@ -117,13 +113,15 @@ ROWS = {
     ("rwkv7.recurrent_grads", "float32"): Launch(512, 16, 1, 1),
     ("gsa.stream", "16-bit"): Launch(64, 128, 4, 2),
     ("gsa.stream", "float32"): Launch(32, 64, 2, 2),
-    ("gsa.output.mild", "16-bit"): Launch(64, 64, 4, 1),
+    ("gsa.output.mild", "16-bit"): Launch(64, 128, 4, 1),
     ("gsa.output.dyadic", "16-bit"): Launch(64, 64, 4, 1),
     ("gsa.output.dyadic", "float32"): Launch(32, 32, 4, 1),
     ("gsa.softmax_grads.mild", "16-bit"): Launch(64, 64, 4, 1),
     ("gsa.softmax_grads.dyadic", "16-bit"): Launch(64, 64, 4, 1),
     ("gsa.softmax_grads.dyadic", "float32"): Launch(32, 32, 4, 1),
-    ("gsa.slot_grads.mild", "16-bit"): Launch(64, 64, 4, 1),
+    ("gsa.slot_grads.mild", "16-bit"): Launch(64, 128, 4, 1),
+    ("gsa.memory_grads.dyadic", "16-bit"): Launch(64, 64, 4, 1),
+    ("gsa.memory_grads.dyadic", "float32"): Launch(32, 32, 4, 1),
     ("gsa.slot_grads.dyadic", "16-bit"): Launch(64, 64, 4, 1),
     ("gsa.slot_grads.dyadic", "float32"): Launch(32, 32, 4, 1),
     ("gsa.pass_grads.mild", "16-bit"): Launch(64, 64, 4, 1),
@@ -138,6 +136,8 @@ ROWS = {
     ("gsa128.softmax_grads.dyadic", "16-bit"): Launch(64, 64, 4, 1),
     ("gsa128.softmax_grads.dyadic", "float32"): Launch(32, 32, 8, 1),
     ("gsa128.slot_grads.mild", "16-bit"): Launch(64, 64, 4, 1),
+    ("gsa128.memory_grads.dyadic", "16-bit"): Launch(64, 64, 4, 1),
+    ("gsa128.memory_grads.dyadic", "float32"): Launch(32, 32, 8, 1),
     ("gsa128.slot_grads.dyadic", "16-bit"): Launch(64, 64, 4, 1),
     ("gsa128.slot_grads.dyadic", "float32"): Launch(32, 32, 8, 1),
     ("gsa128.pass_grads.mild", "16-bit"): Launch(64, 64, 4, 1),

@@ -48,6 +48,7 @@ from ..common.blocks_triton import (
     add_split_by_given,
     add_sums,
     add_whole_product,
+    exp,
     operand,
     program,
     split,
@@ -95,7 +96,7 @@ def _units(scales, i, there, i_d, M: tl.constexpr, D: tl.constexpr, BM: tl.const
     """What the rows of that block are multiples of, [BM]; BS: columns that the stream scaled together."""
     o_m = tl.arange(0, BM)
     if SCALED:
-        BLOCKS: tl.constexpr = (D + BS - 1) // BS
+        BLOCKS = (D + BS - 1) // BS
         return tl.load(scales + (i.to(tl.int64) * BLOCKS + i_d * BD // BS) * M + o_m, mask=(o_m < M) & there, other=0.0)
     else:
         return tl.full([BM], 1.0, tl.float32)
@@ -118,7 +119,7 @@ def _upper(b_A, C: tl.constexpr):
 @triton.jit
 def _softmax(b_scores, M: tl.constexpr, BM: tl.constexpr):
     b_scores = tl.where((tl.arange(0, BM) < M)[None, :], b_scores, -float("inf"))
-    b_p = tl.exp(b_scores - tl.max(b_scores, 1)[:, None])
+    b_p = exp(b_scores - tl.max(b_scores, 1)[:, None])
     return b_p / tl.sum(b_p, 1)[:, None]
 
 
@@ -141,9 +142,9 @@ def _mild_found(x, y, states, scales, b_s, b_g, upto, start, end, i_hx, i_h, i_s
         unit = _units(scales, i_s, start < end, i_d, M, D, BM, BD, BS, True)
         found += tl.dot(x_16, tl.trans(b_S)) * x_unit[:, None] * unit[None, :]
     mid, _ = half_decays(b_g, C)
-    found *= tl.exp(mid)[None, :]
+    found *= exp(mid)[None, :]
     A_high, A_low = split(_lower(b_A, C))
-    s_high, s_low = split(b_s * tl.exp(-upto))
+    s_high, s_low = split(b_s * exp(-upto))
     return add_whole_product(found, A_high, A_low, s_high, s_low)
 
 
@@ -169,17 +170,17 @@ def mild_output_kernel(
     b_g = load_tile(g, start, end, i_h, 0, 0, H, M, C, BM)
     upto = from_middle(b_g, C)
     b_p = _mild_found(q, k, hk, hk_scales, b_s, b_g, upto, start, end, i_hq, i_h, i_s, H * G, H, K, M, C, BK, BM, BS)
-    b_p *= tl.exp(upto)
+    b_p *= exp(upto)
     if KEEP:
         store_tile(found, b_p, start, end, i_hq, 0, H * G, M, C, BM)
-    b_p = _softmax(b_p * scale, M, BM) * tl.exp(upto)
+    b_p = _softmax(b_p * scale, M, BM) * exp(upto)
     p_high, p_low = split(b_p)
-    s_high, s_low = split(b_s * tl.exp(-upto))
+    s_high, s_low = split(b_s * exp(-upto))
     b_B = tl.zeros([C, C], dtype=tl.float32)
     b_B = add_product(b_B, p_high, p_low, tl.trans(s_high), tl.trans(s_low))
     B_high, B_low = split(_lower(b_B, C))
     mid, _ = half_decays(b_g, C)
-    b_p *= tl.exp(mid)[None, :]
+    b_p *= exp(mid)[None, :]
     for i_v in range(0, (V + BV - 1) // BV):
         unit = _units(hv_scales, i_s, start < end, i_v, M, V, BM, BV, BS, True)
         p_16, p_unit = scaled(b_p * unit[None, :])
@@ -216,14 +217,14 @@ def mild_softmax_grads_kernel(
     b_p = _softmax(b_found * scale, M, BM)
     kept = b_p.to(p.dtype.element_ty)
     store_tile(p, kept, start, end, i_hq, 0, H * G, M, C, BM)
-    read = tl.exp(upto)
+    read = exp(upto)
     high, low = split(kept.to(tl.float32) * read)
     b_reads = (high.to(tl.float32) + low.to(tl.float32)) * b_dp
     b_dp *= read
     b_x = b_p * (b_dp - tl.sum(b_p * b_dp, 1)[:, None]) * scale
     store_tile(dscores, b_x, start, end, i_hq, 0, H * G, M, C, BM)
     high, low = split(b_x * read)
-    b_reads += (high.to(tl.float32) + low.to(tl.float32)) * (b_found * tl.exp(-upto))
+    b_reads += (high.to(tl.float32) + low.to(tl.float32)) * (b_found * exp(-upto))
     store_tile(reads, b_reads, start, end, i_hq, 0, H * G, M, C, BM)
 
 
@@ -281,7 +282,7 @@ def mild_slot_grads_kernel(
     o_c = tl.arange(0, C)
     b_g = load_tile(g, start, end, i_h, 0, 0, H, M, C, BM)
     upto = from_middle(b_g, C)
-    read = tl.exp(upto)
+    read = exp(upto)
     b_z = tl.zeros([C, BM], dtype=tl.float32)
     passing = tl.zeros([C, BM], dtype=tl.float32)
     for i_g in range(G):
@@ -289,7 +290,7 @@ def mild_slot_grads_kernel(
         b_z = _add_found_by(b_z, dscores, k, q, read, start, end, i_hq, i_h, H * G, H, M, K, C, BM, BK)
         b_z = _add_found_by(b_z, p, v, do, read, start, end, i_hq, i_h, H * G, H, M, V, C, BM, BV)
         passing += load_tile(reads, start, end, i_hq, 0, 0, H * G, M, C, BM)
-    high, low = split(load_tile(s, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32) * tl.exp(-upto))
+    high, low = split(load_tile(s, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32) * exp(-upto))
     passing -= (high.to(tl.float32) + low.to(tl.float32)) * b_z
     b_dg = add_sums(tl.zeros([C, BM], dtype=tl.float32), o_c[:, None] <= o_c[None, :], passing, True)
     tl.debug_barrier()
@@ -298,9 +299,9 @@ def mild_slot_grads_kernel(
     tl.debug_barrier()
     b_g = load_tile(g, start, end, i_h, 0, 0, H, M, C, BM)
     mid, rest = half_decays(b_g, C)
-    key = tl.exp(-from_middle(b_g, C))
-    b_y = (b_y + b_y2) * tl.exp(rest)[None, :]
-    b_dg += ((b_SD + b_SD2) * tl.exp(mid + rest))[None, :]
+    key = exp(-from_middle(b_g, C))
+    b_y = (b_y + b_y2) * exp(rest)[None, :]
+    b_dg += ((b_SD + b_SD2) * exp(mid + rest))[None, :]
     b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32)
     b_dg = add_sums(b_dg, o_c[:, None] > o_c[None, :], b_s * key * b_y, False)
     store_tile(ds, (b_y + b_z) * key, start, end, i_h, 0, H, M, C, BM)
@@ -341,15 +342,15 @@ def mild_pass_grads_kernel(
     b_g = load_tile(g, start, end, i_h, 0, 0, H, M, C, BM)
     upto = from_middle(b_g, C)
     mid, rest = half_decays(b_g, C)
-    read = tl.exp(upto)
-    b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32) * tl.exp(-upto)
+    read = exp(upto)
+    b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32) * exp(-upto)
     if G == 1:
         b_x = load_tile(x, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32) * read
         E_high, E_low = _mild_scores(b_x, b_s, C)
     for n in range(AT_ONCE):
         i_d = i_b + n
         unit = _units(dscales, i_s, start < end, i_d, M, D, BM, BD, BS, True)
-        s_16, s_unit = scaled(b_s * (tl.exp(rest) * unit)[None, :])
+        s_16, s_unit = scaled(b_s * (exp(rest) * unit)[None, :])
         b_dy = tl.dot(s_16, _memory(dstates, i_s, start < end, i_d, M, D, BM, BD)) * s_unit[:, None]
         for i_g in range(G):
             if G > 1:
@@ -368,7 +369,7 @@ def mild_pass_grads_kernel(
             for n in range(AT_ONCE):
                 i_d = i_b + n
                 unit = _units(scales, i_s, start < end, i_d, M, D, BM, BD, BS, True)
-                x_16, x_unit = scaled(b_x * (tl.exp(mid) * unit)[None, :])
+                x_16, x_unit = scaled(b_x * (exp(mid) * unit)[None, :])
                 b_dz = tl.dot(x_16, _memory(states, i_s, start < end, i_d, M, D, BM, BD)) * x_unit[:, None]
                 b_y = load_tile(y, start, end, i_h, i_d, 0, H, D, C, BD)
                 b_dz = add_split_by_given(b_dz, E_high, E_low, b_y)
@@ -415,7 +416,7 @@ def _found(b_A, b_base, b_s, b_g, C: tl.constexpr, LEVELS: tl.constexpr, SCALED:
     o_c = tl.arange(0, C)
     A_high, A_low = operand(b_A, SCALED)
     faded = add_pair_sums(tl.zeros_like(b_base), A_high, A_low, b_s, b_g, C, LEVELS, SCALED)
-    found = b_base * tl.exp(sums(o_c[:, None] >= o_c[None, :], b_g)) + tl.exp(b_g.to(tl.float32)) * faded
+    found = b_base * exp(sums(o_c[:, None] >= o_c[None, :], b_g)) + exp(b_g.to(tl.float32)) * faded
     return found + _diagonal(b_A, C) * b_s
 
 
@@ -424,7 +425,7 @@ def _scores(b_x, b_s, b_g, C: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.con
     """sum_m x_i s_j e^{decay after j up to i} for j <= i, else 0, as an operand [C, C]."""
     o_c = tl.arange(0, C)
     own = tl.sum(b_x * b_s, 1)[:, None]
-    b_E = pair_scores(b_x * tl.exp(b_g.to(tl.float32)), b_s, b_g, C, LEVELS, False, SCALED)
+    b_E = pair_scores(b_x * exp(b_g.to(tl.float32)), b_s, b_g, C, LEVELS, False, SCALED)
     b_E = tl.where(o_c[:, None] > o_c[None, :], b_E, tl.where(o_c[:, None] == o_c[None, :], own, 0.0))
     return operand(b_E, SCALED)
 
@@ -456,7 +457,7 @@ def output_kernel(
         store_tile(found, b_p, start, end, i_hq, 0, H * G, M, C, BM)
     b_p = _softmax(b_p * scale, M, BM)
     B_high, B_low = _scores(b_p, b_s, b_g, C, LEVELS, SCALED)
-    p_high, p_low = operand(b_p * tl.exp(sums(o_c[:, None] >= o_c[None, :], b_g)), SCALED)
+    p_high, p_low = operand(b_p * exp(sums(o_c[:, None] >= o_c[None, :], b_g)), SCALED)
     for i_v in range(0, (V + BV - 1) // BV):
         S_high, S_low = _operand_memory(hv, hv_scales, i_s, start < end, i_v, M, V, BM, BV, BS, SCALED)
         b_o = add_operands(tl.zeros([C, BV], dtype=tl.float32), p_high, p_low, S_high, S_low, SCALED)
@@ -523,16 +524,16 @@ def _add_slot_pairs(b_ds, b_dg, pairs_high, pairs_low, blocks_fit, p, dscores, s
             below = same_block(C) & (o_c[:, None] > o_c[None, :])
             above = same_block(C) & (o_c[:, None] < o_c[None, :])
             b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32)
-            s_high, s_low = split(b_s * tl.exp(key))
+            s_high, s_low = split(b_s * exp(key))
             faded = tl.zeros_like(b_ds)
             faded = add_whole_product(faded, only(below, pairs_high), only(below, pairs_low), s_high, s_low)
             b_x = _read_of(p, dscores, second, start, end, i_hq, HQ, M, C, BM)
-            x_high, x_low = split(b_x * tl.exp(b_g + read))
+            x_high, x_low = split(b_x * exp(b_g + read))
             passing = (x_high.to(tl.float32) + x_low.to(tl.float32)) * faded
             b_z = tl.zeros_like(b_ds)
             b_z = add_whole_product(b_z, only(above, pairs_high), only(above, pairs_low), x_high, x_low)
             passing -= (s_high.to(tl.float32) + s_low.to(tl.float32)) * b_z
-            b_ds += b_z * tl.exp(key)
+            b_ds += b_z * exp(key)
             b_dg = add_sums(b_dg, same_block(C) & (o_c[:, None] <= o_c[None, :]), passing, True)
         first = blocks_fit.to(tl.int32) * BLOCK_LEVELS
     for level in range(first, LEVELS):
@@ -541,8 +542,8 @@ def _add_slot_pairs(b_ds, b_dg, pairs_high, pairs_low, blocks_fit, p, dscores, s
         o_c, right, first_row, size = halves(level, C)
         met = meet(level, C)
         b_g = load_decays(g, start, end, i_h, 0, H, M, C, BM)
-        weight = tl.exp(level_decays(b_g, level, C))
-        b_x = _read_of(p, dscores, second, start, end, i_hq, HQ, M, C, BM) * tl.exp(b_g.to(tl.float32))
+        weight = exp(level_decays(b_g, level, C))
+        b_x = _read_of(p, dscores, second, start, end, i_hq, HQ, M, C, BM) * exp(b_g.to(tl.float32))
         b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32)
         b_met = tl.where(right[:, None], b_x, b_s) * weight
         high, low = operand(b_met, SCALED)
@@ -574,18 +575,27 @@ def _written(y, states, scales, dstates, dscales, start, end, i_h, i_s, H: tl.co
 
 
 @triton.jit
-def slot_grads_kernel(
-    q, k, v, s, g, do, hk, hk_scales, hv, hv_scales, dhk, dhk_scales, dhv, dhv_scales, p, dscores, reads, mild, ds, dg,
+def _of_pass(second, z, y, states, scales, dstates, dscales, z_2, y_2, states_2, scales_2, dstates_2, dscales_2):
+    """The tensors of the first or second pass."""
+    if second:
+        z, y, states, scales, dstates, dscales = z_2, y_2, states_2, scales_2, dstates_2, dscales_2
+    return z, y, states, scales, dstates, dscales
+
+
+@triton.jit
+def memory_grads_kernel(
+    q, k, v, s, g, do, hk, hk_scales, hv, hv_scales, dhk, dhk_scales, dhv, dhv_scales, p, dscores, mild, ds, dg,
     sequence_of_chunk, cu_seqlens, offsets, T,
     H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr,
     FLAGS: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """ds and dg for one chunk and head, both passes and a group's queries one after another.
+    """What ds and dg of one chunk and head get through the memories, in float32 for `slot_grads_kernel`.
 
-    With Y = sum (y D_S^T) e^{after} over both passes, S and D_S as in `pass_grads_kernel`, beside what pairs and reads
-    of S give: ds += Y, dg_t += e^{total} sum S D_S + sum_{j<t} s_j Y_j.
-    In registers: z y^T [C, C]; x, ds, dg [C, BM].
+    Over both passes, x, y, z, S and D_S as in `pass_grads_kernel`, and a group's queries:
+        ds = Y = sum (y D_S^T) e^{after}
+        dg_t = e^{total} sum S D_S + sum_{j<t} s_j Y_j + sum_{i>=t} x_i (z_i S^T) e^{upto_i}
+    In registers: two of [C, BM].
     """
     i = tl.program_id(0)
     i_h, i_c = i % H, i // H
@@ -594,33 +604,79 @@ def slot_grads_kernel(
         return
     start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
     o_c = tl.arange(0, C)
-    later, earlier = o_c[:, None] < o_c[None, :], o_c[:, None] > o_c[None, :]
-    b_ds, b_SD = _written(k, hk, hk_scales, dhk, dhk_scales, start, end, i_h, i_s, H, M, K, C, BM, BK, BS, SCALED)
-    b_y, b_SD2 = _written(v, hv, hv_scales, dhv, dhv_scales, start, end, i_h, i_s, H, M, V, C, BM, BV, BS, SCALED)
-    b_g = load_decays(g, start, end, i_h, 0, H, M, C, BM)
-    b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32)
-    b_ds = (b_ds + b_y) * tl.exp(sums(later, b_g))
-    b_dg = tl.zeros_like(b_ds) + (tl.exp(tl.sum(b_g.to(tl.float32), 0)) * (b_SD + b_SD2))[None, :]
-    b_dg = add_sums(b_dg, earlier, b_s * b_ds, not SCALED)
+    BD: tl.constexpr = max(BK, BV)
+    b_ds = tl.zeros([C, BM], dtype=tl.float32)
+    b_dg = tl.zeros([C, BM], dtype=tl.float32)
+    for n in range(2):
+        second = n == 1
+        D = tl.where(second, V, K)
+        z, y, states, scales, dstates, dscales = _of_pass(
+            second, q, k, hk, hk_scales, dhk, dhk_scales, do, v, hv, hv_scales, dhv, dhv_scales
+        )
+        b_y, b_SD = _written(y, states, scales, dstates, dscales, start, end, i_h, i_s, H, M, D, C, BM, BD, BS, SCALED)
+        b_g = load_decays(g, start, end, i_h, 0, H, M, C, BM)
+        b_y *= exp(sums(o_c[:, None] < o_c[None, :], b_g))
+        b_ds += b_y
+        b_dg += (exp(tl.sum(b_g.to(tl.float32), 0)) * b_SD)[None, :]
+        b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32)
+        b_dg = add_sums(b_dg, o_c[:, None] > o_c[None, :], b_s * b_y, not SCALED)
+        for i_g in range(G):
+            tl.debug_barrier()
+            i_hq = i_h * G + i_g
+            b_x = tl.zeros([C, BM], dtype=tl.float32)
+            for i_d in range(0, (D + BD - 1) // BD):
+                b_z = load_tile(z, start, end, i_hq, i_d, 0, H * G, D, C, BD)
+                S_high, S_low = _operand_memory(states, scales, i_s, start < end, i_d, M, D, BM, BD, BS, SCALED)
+                b_x = add_given_by_split(b_x, b_z, tl.trans(S_high), tl.trans(S_low))
+            b_g = load_decays(g, start, end, i_h, 0, H, M, C, BM)
+            b_x *= exp(sums(o_c[:, None] >= o_c[None, :], b_g))
+            b_x *= _read_of(p, dscores, second, start, end, i_hq, H * G, M, C, BM)
+            b_dg = add_sums(b_dg, o_c[:, None] <= o_c[None, :], b_x, not SCALED)
+    store_tile(ds, b_ds, start, end, i_h, 0, H, M, C, BM)
+    store_tile(dg, b_dg, start, end, i_h, 0, H, M, C, BM)
+
+
+@triton.jit
+def slot_grads_kernel(
+    q, k, v, s, g, do, p, dscores, ds_of_memories, dg_of_memories, mild, ds, dg,
+    sequence_of_chunk, cu_seqlens, offsets, T,
+    H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
+    BK: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr,
+    FLAGS: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """ds and dg for one chunk and head: what `memory_grads_kernel` left and what pairs of its rows add, both passes and
+    a group's queries one after another.
+
+    One kernel for all would be more code than a multiprocessor keeps near, and take more than twice as long.
+    In registers: z y^T [C, C]; x, ds, dg [C, BM].
+    """
+    i = tl.program_id(0)
+    i_h, i_c = i % H, i // H
+    if takes(mild, i_c * H + i_h, FLAGS, 0) == 0:
+        return
+    start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
+    o_c = tl.arange(0, C)
+    BD: tl.constexpr = max(BK, BV)
+    b_ds = load_tile(ds_of_memories, start, end, i_h, 0, 0, H, M, C, BM)
+    b_dg = load_tile(dg_of_memories, start, end, i_h, 0, 0, H, M, C, BM)
     blocks_fit = False
     if SCALED:
         _, _, blocks_fit = about_blocks(load_decays(g, start, end, i_h, 0, H, M, C, BM), C)
     for n in range(2 * G):  # one code for both passes: of two, each would keep masks in registers for the other
         tl.debug_barrier()
         i_hq, second = i_h * G + n // 2, n % 2 == 1
+        D = tl.where(second, V, K)
         if second:
-            b_A, b_dx = _products(
-                do, v, hv, hv_scales, start, end, i_hq, i_h, i_s, H * G, H, V, M, C, BV, BM, BS, SCALED
-            )
+            y, z = v, do
         else:
-            b_A, b_dx = _products(
-                q, k, hk, hk_scales, start, end, i_hq, i_h, i_s, H * G, H, K, M, C, BK, BM, BS, SCALED
-            )
-        b_g = load_decays(g, start, end, i_h, 0, H, M, C, BM)
-        b_x = _read_of(p, dscores, second, start, end, i_hq, H * G, M, C, BM)
-        b_ds += _diagonal(b_A, C) * b_x
-        b_dx *= b_x * tl.exp(sums(o_c[:, None] >= o_c[None, :], b_g))
-        b_dg = add_sums(b_dg, o_c[:, None] <= o_c[None, :], b_dx, not SCALED)
+            y, z = k, q
+        b_A = tl.zeros([C, C], dtype=tl.float32)
+        for i_d in range(0, (D + BD - 1) // BD):
+            b_z = load_tile(z, start, end, i_hq, i_d, 0, H * G, D, C, BD)
+            b_y = load_tile(y, start, end, i_h, i_d, 0, H, D, C, BD)
+            b_A = tl.dot(b_z, tl.trans(b_y), b_A, input_precision="tf32x3")
+        b_ds += _diagonal(b_A, C) * _read_of(p, dscores, second, start, end, i_hq, H * G, M, C, BM)
+        earlier, later = o_c[:, None] > o_c[None, :], o_c[:, None] < o_c[None, :]
         pairs_high, pairs_low = operand(tl.where(earlier, b_A, tl.where(later, tl.trans(b_A), 0.0)), SCALED)
         b_ds, b_dg = _add_slot_pairs(b_ds, b_dg, pairs_high, pairs_low, blocks_fit, p, dscores, second, s, g, start,
                                      end, i_hq, i_h, H * G, H, M, C, BM, LEVELS, SCALED)  # fmt: skip
@@ -653,7 +709,7 @@ def pass_grads_kernel(
     o_c = tl.arange(0, C)
     b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32)
     b_g = load_decays(g, start, end, i_h, 0, H, M, C, BM)
-    left_high, left_low = operand(b_s * tl.exp(sums(o_c[:, None] < o_c[None, :], b_g)), SCALED)
+    left_high, left_low = operand(b_s * exp(sums(o_c[:, None] < o_c[None, :], b_g)), SCALED)
     if G == 1:
         b_x = load_tile(x, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32)
         E_high, E_low = _scores(b_x, b_s, b_g, C, LEVELS, SCALED)
@@ -682,7 +738,7 @@ def pass_grads_kernel(
             b_x = load_tile(x, start, end, i_hq, 0, 0, H * G, M, C, BM).to(tl.float32)
             if G > 1:
                 E_high, E_low = _scores(b_x, b_s, b_g, C, LEVELS, SCALED)
-            x_high, x_low = operand(b_x * tl.exp(sums(o_c[:, None] >= o_c[None, :], b_g)), SCALED)
+            x_high, x_low = operand(b_x * exp(sums(o_c[:, None] >= o_c[None, :], b_g)), SCALED)
             for n in range(AT_ONCE):
                 i_d = i_b + n
                 S_high, S_low = _operand_memory(states, scales, i_s, start < end, i_d, M, D, BM, BD, BS, SCALED)
@@ -711,12 +767,15 @@ class _Plan(ChunkPlan):
     def launch(
         self, kernel: str, mild_kernel, any_kernel, heads: int, blocks: dict[str, int], *given, apart=False, **more
     ) -> None:
-        """Both ways through a chunk, a program for each and each of so many heads.
+        """Both ways through a chunk (of which one may be None), a program for each and each of so many heads.
 
         given: what the kernels take before `where`; blocks: what they go through block by block, as {"K": its size};
         apart: whether each of these blocks has a program of its own; more: further keyword arguments.
         """
         for way in ("mild", "dyadic") if self.width == "16-bit" else ("dyadic",):
+            kernel_of_way = mild_kernel if way == "mild" else any_kernel
+            if kernel_of_way is None:
+                continue
             row = TABLE[f"{self.op}.{kernel}.{way}", self.width]
             options = dict(
                 H=self.H, G=self.G, M=self.M, C=self.C, BM=self.block(self.M, 128),
@@ -725,9 +784,7 @@ class _Plan(ChunkPlan):
             )  # fmt: skip
             for name, size in blocks.items():
                 options |= {name: size, f"B{name}": self.block(size, row.BV)}
-            kernel_of_way = mild_kernel
             if way == "dyadic":
-                kernel_of_way = any_kernel
                 options |= dict(LEVELS=self.C.bit_length() - 1, SCALED=self.scaled)
             programs = self.chunks * heads
             if apart:
@@ -796,11 +853,15 @@ def backward(q, k, v, s, g, scale, initial_state, cu_seqlens, chunk_size, kept, 
     )
     dhk, dhv = plan.unpacked(dhk, K), plan.unpacked(dhv, V)
     ds, dg = torch.empty_like(s), torch.empty_like(g)
+    of_memories = plan.empty(s.shape), plan.empty(s.shape)
+    memories = (q, k, v, s, g, do, *hk, *hv, *dhk, *dhv, p, dscores)
+    plan.launch("slot_grads", mild_slot_grads_kernel, None, plan.H, dict(K=K, V=V), *memories, reads, mild, ds, dg)
+    plan.launch("memory_grads", None, memory_grads_kernel, plan.H, dict(K=K, V=V), *memories, mild, *of_memories)
     plan.launch(
-        "slot_grads", mild_slot_grads_kernel, slot_grads_kernel, plan.H, dict(K=K, V=V),
-        q, k, v, s, g, do, *hk, *hv, *dhk, *dhv, p, dscores, reads, mild, ds, dg,
+        "slot_grads", None, slot_grads_kernel, plan.H, dict(K=K, V=V),
+        q, k, v, s, g, do, p, dscores, *of_memories, mild, ds, dg,
     )  # fmt: skip
-    del reads  # whose memory the next gradients then take
+    del reads, of_memories  # whose memory the next gradients then take
     dv = torch.empty_like(v)
     plan.launch(
         "pass_grads", mild_pass_grads_kernel, pass_grads_kernel, plan.H, dict(D=V),

@@ -88,9 +88,10 @@ def mild_output_kernel(
         k_high, k_low = split(b_k * exp(key))
         b_A = add_product(b_A, q_high, q_low, tl.trans(k_high), tl.trans(k_low))
         mid, _ = half_decays(b_w, C)
+        # Its rows are split already: finding their largest elements, for one float16 product, costs more than two.
         b_S, unit = kept_state(states, scales, i_c * H + i_h, start < end, i_k, i_v, K, V, BK, BV, True)
-        x, x_unit = by_rows(b_q * exp(read) * (exp(mid) * unit)[None, :], True)
-        b_o += tl.dot(x, b_S) * x_unit[:, None]
+        S_high, S_low = split(b_S.to(tl.float32) * (exp(mid) * unit)[:, None])
+        b_o = add_product(b_o, q_high, q_low, S_high, S_low)
     b_A = tl.where(o_c[:, None] > o_c[None, :], b_A, tl.where(o_c[:, None] == o_c[None, :], b_d[:, None], 0.0))
     b_v = load_tile(v, start, end, i_h, i_v, 0, H, V, C, BV)
     A_high, A_low = split(b_A)

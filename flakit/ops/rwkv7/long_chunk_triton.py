@@ -1,7 +1,6 @@
 """RWKV7 in chunks of 64 tokens: each becomes one transition of the state, so that only a light walk over them waits.
 
 What bfloat16 heads of 33 to 64 channels take for chunk_size=64; `chunk_triton`, which is called, has the others' way.
-For now where kernels are interpreted: its way for any decay compiles, and no GPU has run it (`launch.LONG_ON_GPUS`).
 
 With q the reads r of the state, U = (I - A_ab)^{-1}, a~ = a e^{before}, q~ = scale r e^{upto}, b^ = b e^{after} and
 k^ = k e^{after} (README.md of `ops`), what a chunk does to the state that enters it is
@@ -41,6 +40,7 @@ from ..common.blocks_triton import (
     add_split_by_given,
     add_sums,
     add_whole_product,
+    exp,
     level_pairs,
     program,
     split,
@@ -154,19 +154,10 @@ def _rows_by(p, start, end, i_h, factor, H: tl.constexpr, K: tl.constexpr, C: tl
 
 
 @triton.jit
-def _add_met(x, low, a_high, a_low, b_high, b_low):
-    """x + a b without what a's low part does, and low with that. Where c meets x + low, a factor b' of which is c, and
-    b meets c a likewise, `_met` takes of both the same products of three, and differences cancel."""
-    x = tl.dot(a_high, b_high, x)
-    x = tl.dot(a_high, b_low, x)
-    return x, tl.dot(a_low, b_high, low)
-
-
-@triton.jit
-def _met(c, factor, x, low):
-    """c times a factor, times x + low, less the low parts' product: what reads add and keys take away is the same."""
-    c_high, c_low = split(c.to(tl.float32) * factor)
-    return c_high.to(tl.float32) * (x + low) + c_low.to(tl.float32) * x
+def _as_split(x):
+    """x as `split` leaves it, 16 bits of its mantissa, in float32."""
+    high, low = split(x)
+    return high.to(tl.float32) + low.to(tl.float32)
 
 
 @triton.jit
@@ -183,8 +174,8 @@ def _fine_pair_scores(b_q, b_k, b_w, C: tl.constexpr, LEVELS: tl.constexpr, TURN
     b_A = tl.zeros([C, C], dtype=tl.float32)
     read, key, mild = about_blocks(b_w, C)
     if mild:
-        q_high, q_low = split(b_q * tl.exp(read))
-        k_high, k_low = split(b_k * tl.exp(key))
+        q_high, q_low = split(b_q * exp(read))
+        k_high, k_low = split(b_k * exp(key))
         if TURNED:
             b_a = add_product(b_A, k_high, k_low, tl.trans(q_high), tl.trans(q_low))
         else:
@@ -192,7 +183,7 @@ def _fine_pair_scores(b_q, b_k, b_w, C: tl.constexpr, LEVELS: tl.constexpr, TURN
         b_A = tl.where(same_block(C), b_a, 0.0)
     for level in range(mild.to(tl.int32) * BLOCK_LEVELS, LEVELS):
         _, right, _, _ = halves(level, C)
-        high, low = split(tl.where(right[:, None], b_q, b_k) * tl.exp(level_decays(b_w, level, C)))
+        high, low = split(tl.where(right[:, None], b_q, b_k) * exp(level_decays(b_w, level, C)))
         b_a = tl.zeros([C, C], dtype=tl.float32)
         b_A += tl.where(meet(level, C), add_product(b_a, high, low, tl.trans(high), tl.trans(low)), 0.0)
     return b_A
@@ -249,7 +240,7 @@ def _scores(x_high, x_low, y_high, y_low, x, y, w, scale, start, end, i_h, H: tl
         if OWN:
             b_x *= scale
             diagonal += tl.sum(b_x * b_y, 1)
-            b_x *= tl.exp(b_w.to(tl.float32))
+            b_x *= exp(b_w.to(tl.float32))
         b_A = _fine_pair_scores(b_x, b_y, b_w, C, LEVELS, TURNED)
         b_A = tl.where(ahead > 0, b_A, tl.where(ahead == 0, diagonal[:, None], 0.0))
     return b_A
@@ -304,9 +295,9 @@ def transition_kernel(
         return
     b_w = _load_w(w, start, end, i_h, H, K, C, BK, MILD)
     mid, _, _ = _of_states(b_w, C, MILD)
-    a_high, a_low = _rows_by(a, start, end, i_h, tl.exp(_before(b_w, C, MILD)), H, K, C, BK)
-    b_high, b_low = _rows_by(b, start, end, i_h, tl.exp(_after(b_w, C, MILD)), H, K, C, BK)
-    k_high, k_low = _rows_by(k, start, end, i_h, tl.exp(_after(b_w, C, MILD)), H, K, C, BK)
+    a_high, a_low = _rows_by(a, start, end, i_h, exp(_before(b_w, C, MILD)), H, K, C, BK)
+    b_high, b_low = _rows_by(b, start, end, i_h, exp(_after(b_w, C, MILD)), H, K, C, BK)
+    k_high, k_low = _rows_by(k, start, end, i_h, exp(_after(b_w, C, MILD)), H, K, C, BK)
     b_A = _scores(a_high, a_low, k_high, k_low, a, k, w, 1.0, start, end, i_h, H, K, C, BK, LEVELS, False, False, MILD)
     A_high, A_low = split(b_A)
     b_v = load_tile(v, start, end, i_h, 0, 0, H, V, C, BV)
@@ -316,29 +307,29 @@ def transition_kernel(
     tl.store(_matrix(inverse, i, C), b_U)
     U_high, U_low = split(b_U)
     # e^{mid} comes in here: T's rows of late tokens may hold channels that have all but decayed.
-    T_high, T_low = split(_product(U_high, U_low, a_high, a_low) * tl.exp(mid)[None, :])
+    T_high, T_low = split(_product(U_high, U_low, a_high, a_low) * exp(mid)[None, :])
     f_high, f_low = split(_product(U_high, U_low, x_high, x_low))
 
     b_w = _load_w(w, start, end, i_h, H, K, C, BK, MILD)
     _, rest, total = _of_states(b_w, C, MILD)
     o_k = tl.arange(0, BK)
-    b_G = _product(tl.trans(b_high), tl.trans(b_low), T_high, T_low) * tl.exp(rest)[:, None]
-    b_G += tl.where(o_k[:, None] == o_k[None, :], tl.exp(total)[:, None], 0.0)
+    b_G = _product(tl.trans(b_high), tl.trans(b_low), T_high, T_low) * exp(rest)[:, None]
+    b_G += tl.where(o_k[:, None] == o_k[None, :], exp(total)[:, None], 0.0)
     p_G, m_G = state_pointers(G, i, 0, 0, K, K, BK, BK)
     tl.store(p_G, b_G, mask=m_G)
     b_W = add_split_by_given(tl.zeros([BK, BV], dtype=tl.float32), tl.trans(k_high), tl.trans(k_low), b_v)
-    b_W = add_product(b_W, tl.trans(b_high), tl.trans(b_low), f_high, f_low) * tl.exp(rest)[:, None]
+    b_W = add_product(b_W, tl.trans(b_high), tl.trans(b_low), f_high, f_low) * exp(rest)[:, None]
     p_W, m_W = state_pointers(W, i, 0, 0, K, V, BK, BV)
     tl.store(p_W, b_W, mask=m_W)
 
-    r_high, r_low = _rows_by(r, start, end, i_h, tl.exp(_upto(b_w, C, MILD)) * scale, H, K, C, BK)
+    r_high, r_low = _rows_by(r, start, end, i_h, exp(_upto(b_w, C, MILD)) * scale, H, K, C, BK)
     b_A = _scores(r_high, r_low, k_high, k_low, r, k, w, scale, start, end, i_h, H, K, C, BK, LEVELS, True, False, MILD)
     A_high, A_low = split(b_A)
     b_o = add_split_by_given(tl.zeros([C, BV], dtype=tl.float32), A_high, A_low, b_v)
     b_A = _scores(r_high, r_low, b_high, b_low, r, b, w, scale, start, end, i_h, H, K, C, BK, LEVELS, True, False, MILD)
     A_high, A_low = split(b_A)
     store_tile(own, add_product(b_o, A_high, A_low, f_high, f_low), start, end, i_h, 0, H, V, C, BV)
-    b_Q = (r_high.to(tl.float32) + r_low.to(tl.float32)) * tl.exp(mid)[None, :]
+    b_Q = (r_high.to(tl.float32) + r_low.to(tl.float32)) * exp(mid)[None, :]
     store_tile(Q, add_product(b_Q, A_high, A_low, T_high, T_low), start, end, i_h, 0, H, K, C, BK)
 
 
@@ -467,10 +458,10 @@ def found_kernel(
     there = start < end
     b_w = _load_w(w, start, end, i_h, H, K, C, BK, MILD)
     mid, rest, _ = _of_states(b_w, C, MILD)
-    b_b = load_tile(b, start, end, i_h, 0, 0, H, K, C, BK).to(tl.float32) * tl.exp(_after(b_w, C, MILD))
-    b_x = _along_rows(b_b * tl.exp(rest)[None, :], dstates, dscales, i, there, K, V, BK, BV)
-    b_high, b_low = split(b_b)
-    r_high, r_low = _rows_by(r, start, end, i_h, tl.exp(_upto(b_w, C, MILD)) * scale, H, K, C, BK)
+    b_high, b_low = _rows_by(b, start, end, i_h, exp(_after(b_w, C, MILD)), H, K, C, BK)
+    D_high, D_low = split(_whole_state(dstates, dscales, i, there, exp(rest), K, V, BK, BV))
+    b_x = _product(b_high, b_low, D_high, D_low)
+    r_high, r_low = _rows_by(r, start, end, i_h, exp(_upto(b_w, C, MILD)) * scale, H, K, C, BK)
     b_A = _scores(r_high, r_low, b_high, b_low, r, b, w, scale, start, end, i_h, H, K, C, BK, LEVELS, True, True, MILD)
     A_high, A_low = split(b_A)
     b_do = load_tile(do, start, end, i_h, 0, 0, H, V, C, BV)
@@ -481,25 +472,42 @@ def found_kernel(
     y_high, y_low = split(b_y)
 
     b_w = _load_w(w, start, end, i_h, H, K, C, BK, MILD)
-    b_k = load_tile(k, start, end, i_h, 0, 0, H, K, C, BK).to(tl.float32) * tl.exp(_after(b_w, C, MILD))
-    b_dv = _along_rows(b_k * tl.exp(rest)[None, :], dstates, dscales, i, there, K, V, BK, BV)
-    k_high, k_low = split(b_k)
+    k_high, k_low = _rows_by(k, start, end, i_h, exp(_after(b_w, C, MILD)), H, K, C, BK)
+    b_dv = _product(k_high, k_low, D_high, D_low)
     b_A = _scores(r_high, r_low, k_high, k_low, r, k, w, scale, start, end, i_h, H, K, C, BK, LEVELS, True, True, MILD)
     A_high, A_low = split(b_A)
     b_dv = add_split_by_given(b_dv, A_high, A_low, b_do)
     b_w = _load_w(w, start, end, i_h, H, K, C, BK, MILD)
-    b_a = load_tile(a, start, end, i_h, 0, 0, H, K, C, BK).to(tl.float32) * tl.exp(_before(b_w, C, MILD))
-    a_high, a_low = split(b_a)
+    a_high, a_low = _rows_by(a, start, end, i_h, exp(_before(b_w, C, MILD)), H, K, C, BK)
     b_A = _scores(a_high, a_low, k_high, k_low, a, k, w, 1.0, start, end, i_h, H, K, C, BK, LEVELS, False, False, MILD)
     A_high, A_low = split(b_A)
     b_dv = add_product(b_dv, tl.trans(A_high), tl.trans(A_low), y_high, y_low)
     store_tile(dv, b_dv, start, end, i_h, 0, H, V, C, BV)
 
-    b_x = _along_rows(b_a * tl.exp(mid)[None, :], states, scales, i, there, K, V, BK, BV)
+    S_high, S_low = split(_whole_state(states, scales, i, there, exp(mid), K, V, BK, BV))
+    b_x = _product(a_high, a_low, S_high, S_low)
     b_v = load_tile(v, start, end, i_h, 0, 0, H, V, C, BV)
     x_high, x_low = split(add_split_by_given(b_x, A_high, A_low, b_v))
     U_high, U_low = split(tl.load(_matrix(inverse, i, C)))
     store_tile(found, _product(U_high, U_low, x_high, x_low), start, end, i_h, 0, H, V, C, BV)
+
+
+@triton.jit
+def _below(b_A, C: tl.constexpr):
+    o_c = tl.arange(0, C)
+    return tl.where(o_c[:, None] > o_c[None, :], b_A, 0.0)
+
+
+@triton.jit
+def _above(b_A, C: tl.constexpr):
+    o_c = tl.arange(0, C)
+    return tl.where(o_c[:, None] < o_c[None, :], b_A, 0.0)
+
+
+@triton.jit
+def _diagonal(b_A, C: tl.constexpr):
+    o_c = tl.arange(0, C)
+    return tl.sum(tl.where(o_c[:, None] == o_c[None, :], b_A, 0.0), 1)[:, None]
 
 
 @triton.jit
@@ -509,11 +517,12 @@ def mild_read_grads_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     FLAGS: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """dr, da for one chunk, and the reads' share of dw. In registers: a score's gradient [C, C], then x [C, BK].
+    """dr, da for one chunk, and the reads' share of dw. In registers: a score's gradient [C, C], then x, dw [C, BK].
 
-    x_r = (do v^T) k* + (do v2^T) b* + do (e^{mid} S)^T          dr = scale x_r e^{upto - mid}
+    x_r = (do v^T) k* + (do v2^T) b* + do (e^{mid} S)^T          dr = scale (x_r e^{upto - mid} + own)
     x_a = (y v^T) k* + (y v2^T) b* + y (e^{mid} S)^T             da = x_a e^{before - mid}
     passed_t = sum_{i>=t} r*_i x_r_i + sum_{i>t} a*_i x_a_i
+    with all scores strictly below the diagonal: own, what r reads of its token's own keys, no decay is passed for.
     """
     i = tl.program_id(0)
     i_h, i_c = i % H, i // H
@@ -524,37 +533,43 @@ def mild_read_grads_kernel(
     b_w = load_tile(w, start, end, i_h, 0, 0, H, K, C, BK)
     mid, _ = half_decays(b_w, C)
     upto = from_middle(b_w, C)
-    key = tl.exp(-upto)
+    key = exp(-upto)
     k_high, k_low = _rows_by(k, start, end, i_h, key, H, K, C, BK)
     b_high, b_low = _rows_by(b, start, end, i_h, key, H, K, C, BK)
     f_high, f_low = split(load_tile(found, start, end, i_h, 0, 0, H, V, C, BV))
     b_v = load_tile(v, start, end, i_h, 0, 0, H, V, C, BV)
 
     b_do = load_tile(do, start, end, i_h, 0, 0, H, V, C, BV)
-    x = _along_columns(b_do, states, scales, i, start < end, K, V, BK, BV) * tl.exp(mid)[None, :]
+    S_high, S_low = split(_whole_state(states, scales, i, start < end, exp(mid), K, V, BK, BV))
+    x = tl.zeros([C, BK], dtype=tl.float32)
+    x = add_given_by_split(x, b_do, tl.trans(S_high), tl.trans(S_low))
     b_A = tl.dot(b_do, tl.trans(b_v))
-    A_high, A_low = split(tl.where(o_c[:, None] >= o_c[None, :], b_A, 0.0))
-    x, low = _add_met(x, tl.zeros_like(x), A_high, A_low, k_high, k_low)
+    d_k = _diagonal(b_A, C)
+    A_high, A_low = split(_below(b_A, C))
+    x = add_whole_product(x, A_high, A_low, k_high, k_low)
     b_A = add_given_by_split(tl.zeros([C, C], dtype=tl.float32), b_do, tl.trans(f_high), tl.trans(f_low))
-    A_high, A_low = split(tl.where(o_c[:, None] >= o_c[None, :], b_A, 0.0))
-    x, low = _add_met(x, low, A_high, A_low, b_high, b_low)
-    read = tl.exp(upto) * scale
-    store_tile(dr, (x + low) * read, start, end, i_h, 0, H, K, C, BK)
-    x = _met(load_tile(r, start, end, i_h, 0, 0, H, K, C, BK), read, x, low)
+    d_b = _diagonal(b_A, C)
+    A_high, A_low = split(_below(b_A, C))
+    x = add_whole_product(x, A_high, A_low, b_high, b_low)
+    read = exp(upto) * scale
+    own = d_k * load_tile(k, start, end, i_h, 0, 0, H, K, C, BK).to(tl.float32)
+    own += d_b * load_tile(b, start, end, i_h, 0, 0, H, K, C, BK).to(tl.float32)
+    store_tile(dr, x * read + own * scale, start, end, i_h, 0, H, K, C, BK)
+    x *= _as_split(load_tile(r, start, end, i_h, 0, 0, H, K, C, BK).to(tl.float32) * read)
 
     b_y = load_tile(y, start, end, i_h, 0, 0, H, V, C, BV)
-    z = _along_columns(b_y, states, scales, i, start < end, K, V, BK, BV) * tl.exp(mid)[None, :]
     y_high, y_low = split(b_y)
+    z = _product(y_high, y_low, tl.trans(S_high), tl.trans(S_low))
     b_A = add_split_by_given(tl.zeros([C, C], dtype=tl.float32), y_high, y_low, tl.trans(b_v))
-    A_high, A_low = split(tl.where(o_c[:, None] > o_c[None, :], b_A, 0.0))
-    z, low = _add_met(z, tl.zeros_like(z), A_high, A_low, k_high, k_low)
+    A_high, A_low = split(_below(b_A, C))
+    z = add_whole_product(z, A_high, A_low, k_high, k_low)
     b_A = _product(y_high, y_low, tl.trans(f_high), tl.trans(f_low))
-    A_high, A_low = split(tl.where(o_c[:, None] > o_c[None, :], b_A, 0.0))
-    z, low = _add_met(z, low, A_high, A_low, b_high, b_low)
+    A_high, A_low = split(_below(b_A, C))
+    z = add_whole_product(z, A_high, A_low, b_high, b_low)
     b_w = load_tile(w, start, end, i_h, 0, 0, H, K, C, BK)
-    read = tl.exp(from_middle(b_w, C) - b_w.to(tl.float32))
-    store_tile(da, (z + low) * read, start, end, i_h, 0, H, K, C, BK)
-    z = _met(load_tile(a, start, end, i_h, 0, 0, H, K, C, BK), read, z, low)
+    read = exp(from_middle(b_w, C) - b_w.to(tl.float32))
+    store_tile(da, z * read, start, end, i_h, 0, H, K, C, BK)
+    z *= _as_split(load_tile(a, start, end, i_h, 0, 0, H, K, C, BK).to(tl.float32) * read)
     x = add_sums(x, o_c[:, None] < o_c[None, :], x + z, True)
     store_tile(passed, x, start, end, i_h, 0, H, K, C, BK)
 
@@ -566,12 +581,12 @@ def mild_write_grads_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     FLAGS: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """dk, db, dw for one chunk. In registers: a score's gradient [C, C], then z and x [C, BK].
+    """dk, db, dw for one chunk. In registers: a score's gradient [C, C], then z, x and dw [C, BK].
 
-    z_k = (do v^T)^T r* + (y v^T)^T a*,  x_k = v (e^{total - mid} D)^T      dk = (z_k + x_k) e^{mid - upto}
-    z_b and x_b likewise with v2 in the place of v                          db = (z_b + x_b) e^{mid - upto}
+    z_k = (do v^T)^T r* + (y v^T)^T a*,  x_k = v (e^{total - mid} D)^T      dk = (z_k + x_k) e^{mid - upto} + own
+    z_b and x_b likewise with v2 in the place of v                          db = (z_b + x_b) e^{mid - upto} + own
     dw_t = passed_t + e^{total} sum_v S D - sum_{j>=t} (k* z_k + b* z_b)_j + sum_{j<t} (k* x_k + b* x_b)_j,
-    of whose two sums one is all rows' less one over j < t.
+    of whose two sums one is all rows' less one over j < t. Scores and own as in `mild_read_grads_kernel`.
     """
     i = tl.program_id(0)
     i_h, i_c = i % H, i // H
@@ -581,51 +596,52 @@ def mild_write_grads_kernel(
     o_c = tl.arange(0, C)
     b_w = load_tile(w, start, end, i_h, 0, 0, H, K, C, BK)
     upto = from_middle(b_w, C)
-    r_high, r_low = _rows_by(r, start, end, i_h, tl.exp(upto) * scale, H, K, C, BK)
-    a_high, a_low = _rows_by(a, start, end, i_h, tl.exp(upto - b_w.to(tl.float32)), H, K, C, BK)
+    r_high, r_low = _rows_by(r, start, end, i_h, exp(upto) * scale, H, K, C, BK)
+    a_high, a_low = _rows_by(a, start, end, i_h, exp(upto - b_w.to(tl.float32)), H, K, C, BK)
 
     b_do = load_tile(do, start, end, i_h, 0, 0, H, V, C, BV)
     b_v = load_tile(v, start, end, i_h, 0, 0, H, V, C, BV)
     b_A = tl.dot(b_v, tl.trans(b_do))
-    A_high, A_low = split(tl.where(o_c[:, None] <= o_c[None, :], b_A, 0.0))
-    z, low = _add_met(tl.zeros([C, BK], dtype=tl.float32), tl.zeros([C, BK], dtype=tl.float32),
-                      A_high, A_low, r_high, r_low)  # fmt: skip
+    own = _diagonal(b_A, C)
+    A_high, A_low = split(_above(b_A, C))
+    z = add_whole_product(tl.zeros([C, BK], dtype=tl.float32), A_high, A_low, r_high, r_low)
     y_high, y_low = split(load_tile(y, start, end, i_h, 0, 0, H, V, C, BV))
     b_A = add_given_by_split(tl.zeros([C, C], dtype=tl.float32), b_v, tl.trans(y_high), tl.trans(y_low))
-    A_high, A_low = split(tl.where(o_c[:, None] < o_c[None, :], b_A, 0.0))
-    z, low = _add_met(z, low, A_high, A_low, a_high, a_low)
-    x = _along_columns(b_v, dstates, dscales, i, start < end, K, V, BK, BV)
+    A_high, A_low = split(_above(b_A, C))
+    z = add_whole_product(z, A_high, A_low, a_high, a_low)
     b_w = load_tile(w, start, end, i_h, 0, 0, H, K, C, BK)
     _, rest = half_decays(b_w, C)
-    x *= tl.exp(rest)[None, :]
-    key = tl.exp(-from_middle(b_w, C))
-    b_k = load_tile(k, start, end, i_h, 0, 0, H, K, C, BK)
-    both = _met(b_k, key, z, low)
+    D_high, D_low = split(_whole_state(dstates, dscales, i, start < end, exp(rest), K, V, BK, BV))
+    x = tl.zeros([C, BK], dtype=tl.float32)
+    x = add_given_by_split(x, b_v, tl.trans(D_high), tl.trans(D_low))
+    key = exp(-from_middle(b_w, C))
+    b_k = load_tile(k, start, end, i_h, 0, 0, H, K, C, BK).to(tl.float32) * key
+    both = _as_split(b_k) * z
     pairs = tl.sum(both, 0)
-    store_tile(dk, (z + low + x) * key, start, end, i_h, 0, H, K, C, BK)
-    both += b_k.to(tl.float32) * key * x
+    both += b_k * x
+    own *= load_tile(r, start, end, i_h, 0, 0, H, K, C, BK).to(tl.float32) * scale
+    store_tile(dk, (z + x) * key + own, start, end, i_h, 0, H, K, C, BK)
 
     f_high, f_low = split(load_tile(found, start, end, i_h, 0, 0, H, V, C, BV))
     b_A = add_split_by_given(tl.zeros([C, C], dtype=tl.float32), f_high, f_low, tl.trans(b_do))
-    A_high, A_low = split(tl.where(o_c[:, None] <= o_c[None, :], b_A, 0.0))
-    z, low = _add_met(tl.zeros([C, BK], dtype=tl.float32), tl.zeros([C, BK], dtype=tl.float32),
-                      A_high, A_low, r_high, r_low)  # fmt: skip
+    own = _diagonal(b_A, C)
+    A_high, A_low = split(_above(b_A, C))
+    z = add_whole_product(tl.zeros([C, BK], dtype=tl.float32), A_high, A_low, r_high, r_low)
     b_A = _product(f_high, f_low, tl.trans(y_high), tl.trans(y_low))
-    A_high, A_low = split(tl.where(o_c[:, None] < o_c[None, :], b_A, 0.0))
-    z, low = _add_met(z, low, A_high, A_low, a_high, a_low)
-    b_f = load_tile(found, start, end, i_h, 0, 0, H, V, C, BV)
-    x = _along_columns(b_f, dstates, dscales, i, start < end, K, V, BK, BV)
+    A_high, A_low = split(_above(b_A, C))
+    z = add_whole_product(z, A_high, A_low, a_high, a_low)
+    x = _product(f_high, f_low, tl.trans(D_high), tl.trans(D_low))
     b_w = load_tile(w, start, end, i_h, 0, 0, H, K, C, BK)
     mid, rest = half_decays(b_w, C)
-    x *= tl.exp(rest)[None, :]
-    key = tl.exp(-from_middle(b_w, C))
-    b_b = load_tile(b, start, end, i_h, 0, 0, H, K, C, BK)
-    met = _met(b_b, key, z, low)
+    key = exp(-from_middle(b_w, C))
+    b_b = load_tile(b, start, end, i_h, 0, 0, H, K, C, BK).to(tl.float32) * key
+    met = _as_split(b_b) * z
     pairs += tl.sum(met, 0)
-    store_tile(db, (z + low + x) * key, start, end, i_h, 0, H, K, C, BK)
-    both += met + b_b.to(tl.float32) * key * x
-    b_S = _whole_state(states, scales, i, start < end, tl.exp(mid), K, V, BK, BV)
-    b_SD = tl.sum(b_S * _whole_state(dstates, dscales, i, start < end, tl.exp(rest), K, V, BK, BV), 1)
+    both += met + b_b * x
+    own *= load_tile(r, start, end, i_h, 0, 0, H, K, C, BK).to(tl.float32) * scale
+    store_tile(db, (z + x) * key + own, start, end, i_h, 0, H, K, C, BK)
+    b_S = _whole_state(states, scales, i, start < end, exp(mid), K, V, BK, BV)
+    b_SD = tl.sum(b_S * _whole_state(dstates, dscales, i, start < end, exp(rest), K, V, BK, BV), 1)
     b_dw = load_tile(passed, start, end, i_h, 0, 0, H, K, C, BK) + (b_SD - pairs)[None, :]
     b_dw = add_sums(b_dw, o_c[:, None] > o_c[None, :], both, True)
     store_tile(dw, b_dw, start, end, i_h, 0, H, K, C, BK)
@@ -646,9 +662,9 @@ def _add_pairs(b_x, b_dw, b_own, one_high, one_low, b_one, two_high, two_low, b_
     read, key, mild = about_blocks(b_w, C)
     if mild:
         if READS:
-            own, other, inside = tl.exp(read), tl.exp(key), same_block(C) & earlier
+            own, other, inside = exp(read), exp(key), same_block(C) & earlier
         else:
-            own, other, inside = tl.exp(key), tl.exp(read), same_block(C) & later
+            own, other, inside = exp(key), exp(read), same_block(C) & later
         high, low = split(b_one * other)
         x = tl.zeros_like(b_x)
         x = add_whole_product(x, only(inside, one_high), only(inside, one_low), high, low)
@@ -667,7 +683,7 @@ def _add_pairs(b_x, b_dw, b_own, one_high, one_low, b_one, two_high, two_low, b_
             met, passes = right[:, None] & meet(level, C), within(o_c + 1, first + size, C)
         else:
             met, passes = (~right)[:, None] & meet(level, C), within(first, o_c, C)
-        weight = tl.exp(level_decays(b_w, level, C))
+        weight = exp(level_decays(b_w, level, C))
         high, low = split(b_one * weight)
         x = add_product(tl.zeros_like(b_x), only(met, one_high), only(met, one_low), high, low)
         high, low = split(b_two * weight)
@@ -708,10 +724,10 @@ def read_grads_kernel(
     b_A = add_given_by_split(tl.zeros([C, C], dtype=tl.float32), b_do, tl.trans(f_high), tl.trans(f_low))
     b_high, b_low = split(b_A)
     b_w = load_decays(w, start, end, i_h, 0, H, K, C, BK)
-    x *= tl.exp(_before(b_w, C, False))
+    x *= exp(_before(b_w, C, False))
     b_k = load_tile(k, start, end, i_h, 0, 0, H, K, C, BK)
     b_b = load_tile(b, start, end, i_h, 0, 0, H, K, C, BK)
-    own = tl.exp(b_w.to(tl.float32))
+    own = exp(b_w.to(tl.float32))
     b_q = load_tile(r, start, end, i_h, 0, 0, H, K, C, BK).to(tl.float32) * own * scale
     passed_by = add_sums(tl.zeros_like(x), later, b_q * x, False)
     x, passed_by = _add_pairs(x, passed_by, b_q, k_high, k_low, b_k, b_high, b_low, b_b, b_w, C, LEVELS, True)
@@ -727,7 +743,7 @@ def read_grads_kernel(
     f_high, f_low = split(load_tile(found, start, end, i_h, 0, 0, H, V, C, BV))
     b_high, b_low = split(_product(y_high, y_low, tl.trans(f_high), tl.trans(f_low)))
     b_w = load_decays(w, start, end, i_h, 0, H, K, C, BK)
-    x *= tl.exp(_before(b_w, C, False))
+    x *= exp(_before(b_w, C, False))
     b_k = load_tile(k, start, end, i_h, 0, 0, H, K, C, BK)
     b_b = load_tile(b, start, end, i_h, 0, 0, H, K, C, BK)
     b_a = load_tile(a, start, end, i_h, 0, 0, H, K, C, BK)
@@ -767,13 +783,13 @@ def write_grads_kernel(
     b_A = add_given_by_split(tl.zeros([C, C], dtype=tl.float32), b_v, tl.trans(y_high), tl.trans(y_low))
     a_high, a_low = split(b_A)
     b_w = load_decays(w, start, end, i_h, 0, H, K, C, BK)
-    x *= tl.exp(_after(b_w, C, False))
+    x *= exp(_after(b_w, C, False))
     b_r = load_tile(r, start, end, i_h, 0, 0, H, K, C, BK).to(tl.float32) * scale
-    b_q = b_r * tl.exp(b_w.to(tl.float32))
+    b_q = b_r * exp(b_w.to(tl.float32))
     b_a = load_tile(a, start, end, i_h, 0, 0, H, K, C, BK)
     b_k = load_tile(k, start, end, i_h, 0, 0, H, K, C, BK)
     b_dw = load_tile(passed, start, end, i_h, 0, 0, H, K, C, BK)
-    b_dw += (tl.exp(tl.sum(b_w.to(tl.float32), 0)) * b_SD)[None, :]
+    b_dw += (exp(tl.sum(b_w.to(tl.float32), 0)) * b_SD)[None, :]
     b_dw = add_sums(b_dw, earlier, b_k * x, False)
     x, b_dw = _add_pairs(x, b_dw, b_k, q_high, q_low, b_q, a_high, a_low, b_a, b_w, C, LEVELS, False)
     store_tile(dk, x + d_k * b_r, start, end, i_h, 0, H, K, C, BK)
@@ -788,9 +804,9 @@ def write_grads_kernel(
     y_high, y_low = split(load_tile(y, start, end, i_h, 0, 0, H, V, C, BV))
     a_high, a_low = split(_product(f_high, f_low, tl.trans(y_high), tl.trans(y_low)))
     b_w = load_decays(w, start, end, i_h, 0, H, K, C, BK)
-    x *= tl.exp(_after(b_w, C, False))
+    x *= exp(_after(b_w, C, False))
     b_r = load_tile(r, start, end, i_h, 0, 0, H, K, C, BK).to(tl.float32) * scale
-    b_q = b_r * tl.exp(b_w.to(tl.float32))
+    b_q = b_r * exp(b_w.to(tl.float32))
     b_a = load_tile(a, start, end, i_h, 0, 0, H, K, C, BK)
     b_b = load_tile(b, start, end, i_h, 0, 0, H, K, C, BK)
     b_dw = add_sums(b_dw, earlier, b_b * x, False)
