@@ -192,6 +192,27 @@ def level_weights(b_w_prev, b_w_next, s: tl.constexpr, C: tl.constexpr, BK: tl.c
 
 
 @triton.jit
+def below(b_A, C: tl.constexpr):
+    """What of [C, C] lies below the diagonal, else 0."""
+    o_c = tl.arange(0, C)
+    return tl.where(o_c[:, None] > o_c[None, :], b_A, 0.0)
+
+
+@triton.jit
+def above(b_A, C: tl.constexpr):
+    """What of [C, C] lies above the diagonal, else 0."""
+    o_c = tl.arange(0, C)
+    return tl.where(o_c[:, None] < o_c[None, :], b_A, 0.0)
+
+
+@triton.jit
+def diagonal(b_A, C: tl.constexpr):
+    """The diagonal of [C, C] as a column, [C, 1]."""
+    o_c = tl.arange(0, C)
+    return tl.sum(tl.where(o_c[:, None] == o_c[None, :], b_A, 0.0), 1)[:, None]
+
+
+@triton.jit
 def level_pairs(s: tl.constexpr, C: tl.constexpr):
     """Which (i, j) meet at level s: i in the right, j in the left half of one block of 2s rows, [C, C]."""
     o_c = tl.arange(0, C)

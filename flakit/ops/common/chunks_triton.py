@@ -105,6 +105,13 @@ def state_pointers(p, i, i_k, i_v, K: tl.constexpr, V: tl.constexpr, BK: tl.cons
 
 
 @triton.jit
+def matrix_pointers(p, i, N: tl.constexpr):
+    """Pointers of the [N, N] matrix number i."""
+    o = tl.arange(0, N)
+    return p + i.to(tl.int64) * N * N + o[:, None] * N + o[None, :]
+
+
+@triton.jit
 def scale_pointers(p, i, i_k, i_v, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr):
     """Pointers and mask of the scales of the rows of a [BK, BV] tile of state number i."""
     o_k = i_k * BK + tl.arange(0, BK)

@@ -48,6 +48,7 @@ from ..common.blocks_triton import (
     add_split_by_given,
     add_sums,
     add_whole_product,
+    diagonal,
     exp,
     operand,
     program,
@@ -380,13 +381,6 @@ def mild_pass_grads_kernel(
 
 
 @triton.jit
-def _diagonal(b_A, C: tl.constexpr):
-    """b_A's diagonal as a column."""
-    o_c = tl.arange(0, C)
-    return tl.sum(tl.where(o_c[:, None] == o_c[None, :], b_A, 0.0), 1)[:, None]
-
-
-@triton.jit
 def _operand_memory(states, scales, i, there, i_d, M: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
                     BD: tl.constexpr, BS: tl.constexpr, SCALED: tl.constexpr):  # fmt: skip
     """A block of columns of memory number i, [BM, BD], as an operand."""
@@ -417,7 +411,7 @@ def _found(b_A, b_base, b_s, b_g, C: tl.constexpr, LEVELS: tl.constexpr, SCALED:
     A_high, A_low = operand(b_A, SCALED)
     faded = add_pair_sums(tl.zeros_like(b_base), A_high, A_low, b_s, b_g, C, LEVELS, SCALED)
     found = b_base * exp(sums(o_c[:, None] >= o_c[None, :], b_g)) + exp(b_g.to(tl.float32)) * faded
-    return found + _diagonal(b_A, C) * b_s
+    return found + diagonal(b_A, C) * b_s
 
 
 @triton.jit
@@ -675,7 +669,7 @@ def slot_grads_kernel(
             b_z = load_tile(z, start, end, i_hq, i_d, 0, H * G, D, C, BD)
             b_y = load_tile(y, start, end, i_h, i_d, 0, H, D, C, BD)
             b_A = tl.dot(b_z, tl.trans(b_y), b_A, input_precision="tf32x3")
-        b_ds += _diagonal(b_A, C) * _read_of(p, dscores, second, start, end, i_hq, H * G, M, C, BM)
+        b_ds += diagonal(b_A, C) * _read_of(p, dscores, second, start, end, i_hq, H * G, M, C, BM)
         earlier, later = o_c[:, None] > o_c[None, :], o_c[:, None] < o_c[None, :]
         pairs_high, pairs_low = operand(tl.where(earlier, b_A, tl.where(later, tl.trans(b_A), 0.0)), SCALED)
         b_ds, b_dg = _add_slot_pairs(b_ds, b_dg, pairs_high, pairs_low, blocks_fit, p, dscores, second, s, g, start,

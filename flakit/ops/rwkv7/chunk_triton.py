@@ -25,7 +25,17 @@ import torch
 import triton
 import triton.language as tl
 
-from ..common.blocks_triton import decay_after, decay_before, dot, exp, level_pairs, level_weights, to_operand
+from ..common.blocks_triton import (
+    below,
+    decay_after,
+    decay_before,
+    diagonal,
+    dot,
+    exp,
+    level_pairs,
+    level_weights,
+    to_operand,
+)
 from ..common.chunks_triton import (
     MILD_HALF,
     MILD_TOKEN,
@@ -35,6 +45,7 @@ from ..common.chunks_triton import (
     kept_states_shape,
     load_tile,
     locate,
+    matrix_pointers,
     scores,
     state_pointers,
     store_tile,
@@ -103,22 +114,10 @@ def _two_scores(b_x, b_y, b_p, b_q, p_w, start, end, i_h, i_k, H: tl.constexpr, 
 
 
 @triton.jit
-def _below(b_A, C: tl.constexpr):
-    o_c = tl.arange(0, C)
-    return tl.where(o_c[:, None] > o_c[None, :], b_A, 0.0)
-
-
-@triton.jit
 def _with_diagonal(b_A, b_d, C: tl.constexpr):
     """b_A below the diagonal, b_d on it."""
     o_c = tl.arange(0, C)
-    return _below(b_A, C) + tl.where(o_c[:, None] == o_c[None, :], b_d[:, None], 0.0)
-
-
-@triton.jit
-def _diagonal(b_A, C: tl.constexpr):
-    o_c = tl.arange(0, C)
-    return tl.sum(tl.where(o_c[:, None] == o_c[None, :], b_A, 0.0), 1)[:, None]
+    return below(b_A, C) + tl.where(o_c[:, None] == o_c[None, :], b_d[:, None], 0.0)
 
 
 @triton.jit
@@ -130,13 +129,6 @@ def _inverse(b_A, C: tl.constexpr, LEVELS: tl.constexpr, PRECISION: tl.constexpr
         b_block = tl.where(level_pairs(1 << level, C), b_A, 0.0)
         b_U += dot(b_U, dot(b_block, b_U, PRECISION), PRECISION)
     return b_U
-
-
-@triton.jit
-def _square(p, i, C: tl.constexpr):
-    """Pointers of the [C, C] matrix number i."""
-    o_c = tl.arange(0, C)
-    return p + i.to(tl.int64) * C * C + o_c[:, None] * C + o_c[None, :]
 
 
 @triton.jit
@@ -165,9 +157,9 @@ def prepare_kernel(
         )
         b_ab += b_A
         b_ak += b_B
-    b_U = _inverse(_below(b_ab, C), C, LEVELS, SOLVE)
-    tl.store(_square(inverse, i, C), b_U)
-    b_ak = _below(b_ak, C)
+    b_U = _inverse(below(b_ab, C), C, LEVELS, SOLVE)
+    tl.store(matrix_pointers(inverse, i, C), b_U)
+    b_ak = below(b_ak, C)
     if K <= BK:
         store_tile(transfer, dot(b_U, b_a * exp(before), SOLVE), start, end, i_h, 0, H, K, C, BK)
     else:
@@ -343,7 +335,7 @@ def prepare_grads_kernel(
     start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
     if _decides(mild, i, w, start, end, i_h, H, K, C, BK, MILD) == 0:
         return
-    b_Ut = tl.trans(tl.load(_square(inverse, i, C)))
+    b_Ut = tl.trans(tl.load(matrix_pointers(inverse, i, C)))
     b_rb = tl.zeros([C, C], dtype=tl.float32)
     d_rb = tl.zeros([C], dtype=tl.float32)
     for i_k in range(0, (K + BK - 1) // BK):
@@ -396,7 +388,7 @@ def value_grads_kernel(
     b_do = load_tile(do, start, end, i_h, i_v, 0, H, V, C, BV).to(tl.float32)
     b_y = load_tile(y, start, end, i_h, i_v, 0, H, V, C, BV)
     b_dv += tl.dot(to_operand(tl.trans(_with_diagonal(b_rk, d_rk, C)), PRECISION), b_do, input_precision=PRECISION)
-    b_dv += dot(tl.trans(_below(b_ak, C)), b_y, PRECISION)
+    b_dv += dot(tl.trans(below(b_ak, C)), b_y, PRECISION)
     store_tile(dv, b_dv, start, end, i_h, i_v, H, V, C, BV)
 
 
@@ -529,9 +521,9 @@ def key_grads_kernel(
         b_qb += tl.dot(b_do, tl.trans(b_f), input_precision=PRECISION)
         b_ak += tl.dot(b_y, tl.trans(b_v), input_precision=PRECISION)
         b_ab += tl.dot(b_y, tl.trans(b_f), input_precision=PRECISION)
-    d_k, d_b = _diagonal(b_qk, C), _diagonal(b_qb, C)
-    b_qk, b_qb = to_operand(_below(b_qk, C), PRECISION), to_operand(_below(b_qb, C), PRECISION)
-    b_ak, b_ab = to_operand(_below(b_ak, C), PRECISION), to_operand(_below(b_ab, C), PRECISION)
+    d_k, d_b = diagonal(b_qk, C), diagonal(b_qb, C)
+    b_qk, b_qb = to_operand(below(b_qk, C), PRECISION), to_operand(below(b_qb, C), PRECISION)
+    b_ak, b_ab = to_operand(below(b_ak, C), PRECISION), to_operand(below(b_ab, C), PRECISION)
 
     for i_k in range(0, (K + BK - 1) // BK):
         b_SD = tl.zeros([BK], dtype=tl.float32)

@@ -35,11 +35,14 @@ import triton
 import triton.language as tl
 
 from ..common.blocks_triton import (
+    above,
     add_given_by_split,
     add_product,
     add_split_by_given,
     add_sums,
     add_whole_product,
+    below,
+    diagonal,
     exp,
     level_pairs,
     program,
@@ -62,6 +65,7 @@ from ..common.chunks_triton import (
     load_tile,
     locate,
     locate_segment,
+    matrix_pointers,
     meet,
     only,
     same_block,
@@ -236,21 +240,14 @@ def _scores(x_high, x_low, y_high, y_low, x, y, w, scale, start, end, i_h, H: tl
         b_w = load_decays(w, start, end, i_h, 0, H, K, C, BK)
         b_x = load_tile(x, start, end, i_h, 0, 0, H, K, C, BK).to(tl.float32)
         b_y = load_tile(y, start, end, i_h, 0, 0, H, K, C, BK).to(tl.float32)
-        diagonal = tl.zeros([C], dtype=tl.float32)
+        b_own = tl.zeros([C], dtype=tl.float32)
         if OWN:
             b_x *= scale
-            diagonal += tl.sum(b_x * b_y, 1)
+            b_own += tl.sum(b_x * b_y, 1)
             b_x *= exp(b_w.to(tl.float32))
         b_A = _fine_pair_scores(b_x, b_y, b_w, C, LEVELS, TURNED)
-        b_A = tl.where(ahead > 0, b_A, tl.where(ahead == 0, diagonal[:, None], 0.0))
+        b_A = tl.where(ahead > 0, b_A, tl.where(ahead == 0, b_own[:, None], 0.0))
     return b_A
-
-
-@triton.jit
-def _matrix(p, i, N: tl.constexpr):
-    """Pointers of the [N, N] matrix number i."""
-    o = tl.arange(0, N)
-    return p + i.to(tl.int64) * N * N + o[:, None] * N + o[None, :]
 
 
 @triton.jit
@@ -304,7 +301,7 @@ def transition_kernel(
     x_high, x_low = split(add_split_by_given(tl.zeros([C, BV], dtype=tl.float32), A_high, A_low, b_v))
     b_A = _scores(a_high, a_low, b_high, b_low, a, b, w, 1.0, start, end, i_h, H, K, C, BK, LEVELS, False, False, MILD)
     b_U = _inverse(b_A, C, PRECISION)
-    tl.store(_matrix(inverse, i, C), b_U)
+    tl.store(matrix_pointers(inverse, i, C), b_U)
     U_high, U_low = split(b_U)
     # e^{mid} comes in here: T's rows of late tokens may hold channels that have all but decayed.
     T_high, T_low = split(_product(U_high, U_low, a_high, a_low) * exp(mid)[None, :])
@@ -466,7 +463,7 @@ def found_kernel(
     A_high, A_low = split(b_A)
     b_do = load_tile(do, start, end, i_h, 0, 0, H, V, C, BV)
     x_high, x_low = split(add_split_by_given(b_x, A_high, A_low, b_do))
-    U_high, U_low = split(tl.load(_matrix(inverse, i, C)))
+    U_high, U_low = split(tl.load(matrix_pointers(inverse, i, C)))
     b_y = _product(tl.trans(U_high), tl.trans(U_low), x_high, x_low)
     store_tile(y, b_y, start, end, i_h, 0, H, V, C, BV)
     y_high, y_low = split(b_y)
@@ -488,26 +485,8 @@ def found_kernel(
     b_x = _product(a_high, a_low, S_high, S_low)
     b_v = load_tile(v, start, end, i_h, 0, 0, H, V, C, BV)
     x_high, x_low = split(add_split_by_given(b_x, A_high, A_low, b_v))
-    U_high, U_low = split(tl.load(_matrix(inverse, i, C)))
+    U_high, U_low = split(tl.load(matrix_pointers(inverse, i, C)))
     store_tile(found, _product(U_high, U_low, x_high, x_low), start, end, i_h, 0, H, V, C, BV)
-
-
-@triton.jit
-def _below(b_A, C: tl.constexpr):
-    o_c = tl.arange(0, C)
-    return tl.where(o_c[:, None] > o_c[None, :], b_A, 0.0)
-
-
-@triton.jit
-def _above(b_A, C: tl.constexpr):
-    o_c = tl.arange(0, C)
-    return tl.where(o_c[:, None] < o_c[None, :], b_A, 0.0)
-
-
-@triton.jit
-def _diagonal(b_A, C: tl.constexpr):
-    o_c = tl.arange(0, C)
-    return tl.sum(tl.where(o_c[:, None] == o_c[None, :], b_A, 0.0), 1)[:, None]
 
 
 @triton.jit
@@ -544,12 +523,12 @@ def mild_read_grads_kernel(
     x = tl.zeros([C, BK], dtype=tl.float32)
     x = add_given_by_split(x, b_do, tl.trans(S_high), tl.trans(S_low))
     b_A = tl.dot(b_do, tl.trans(b_v))
-    d_k = _diagonal(b_A, C)
-    A_high, A_low = split(_below(b_A, C))
+    d_k = diagonal(b_A, C)
+    A_high, A_low = split(below(b_A, C))
     x = add_whole_product(x, A_high, A_low, k_high, k_low)
     b_A = add_given_by_split(tl.zeros([C, C], dtype=tl.float32), b_do, tl.trans(f_high), tl.trans(f_low))
-    d_b = _diagonal(b_A, C)
-    A_high, A_low = split(_below(b_A, C))
+    d_b = diagonal(b_A, C)
+    A_high, A_low = split(below(b_A, C))
     x = add_whole_product(x, A_high, A_low, b_high, b_low)
     read = exp(upto) * scale
     own = d_k * load_tile(k, start, end, i_h, 0, 0, H, K, C, BK).to(tl.float32)
@@ -561,10 +540,10 @@ def mild_read_grads_kernel(
     y_high, y_low = split(b_y)
     z = _product(y_high, y_low, tl.trans(S_high), tl.trans(S_low))
     b_A = add_split_by_given(tl.zeros([C, C], dtype=tl.float32), y_high, y_low, tl.trans(b_v))
-    A_high, A_low = split(_below(b_A, C))
+    A_high, A_low = split(below(b_A, C))
     z = add_whole_product(z, A_high, A_low, k_high, k_low)
     b_A = _product(y_high, y_low, tl.trans(f_high), tl.trans(f_low))
-    A_high, A_low = split(_below(b_A, C))
+    A_high, A_low = split(below(b_A, C))
     z = add_whole_product(z, A_high, A_low, b_high, b_low)
     b_w = load_tile(w, start, end, i_h, 0, 0, H, K, C, BK)
     read = exp(from_middle(b_w, C) - b_w.to(tl.float32))
@@ -602,12 +581,12 @@ def mild_write_grads_kernel(
     b_do = load_tile(do, start, end, i_h, 0, 0, H, V, C, BV)
     b_v = load_tile(v, start, end, i_h, 0, 0, H, V, C, BV)
     b_A = tl.dot(b_v, tl.trans(b_do))
-    own = _diagonal(b_A, C)
-    A_high, A_low = split(_above(b_A, C))
+    own = diagonal(b_A, C)
+    A_high, A_low = split(above(b_A, C))
     z = add_whole_product(tl.zeros([C, BK], dtype=tl.float32), A_high, A_low, r_high, r_low)
     y_high, y_low = split(load_tile(y, start, end, i_h, 0, 0, H, V, C, BV))
     b_A = add_given_by_split(tl.zeros([C, C], dtype=tl.float32), b_v, tl.trans(y_high), tl.trans(y_low))
-    A_high, A_low = split(_above(b_A, C))
+    A_high, A_low = split(above(b_A, C))
     z = add_whole_product(z, A_high, A_low, a_high, a_low)
     b_w = load_tile(w, start, end, i_h, 0, 0, H, K, C, BK)
     _, rest = half_decays(b_w, C)
@@ -624,11 +603,11 @@ def mild_write_grads_kernel(
 
     f_high, f_low = split(load_tile(found, start, end, i_h, 0, 0, H, V, C, BV))
     b_A = add_split_by_given(tl.zeros([C, C], dtype=tl.float32), f_high, f_low, tl.trans(b_do))
-    own = _diagonal(b_A, C)
-    A_high, A_low = split(_above(b_A, C))
+    own = diagonal(b_A, C)
+    A_high, A_low = split(above(b_A, C))
     z = add_whole_product(tl.zeros([C, BK], dtype=tl.float32), A_high, A_low, r_high, r_low)
     b_A = _product(f_high, f_low, tl.trans(y_high), tl.trans(y_low))
-    A_high, A_low = split(_above(b_A, C))
+    A_high, A_low = split(above(b_A, C))
     z = add_whole_product(z, A_high, A_low, a_high, a_low)
     x = _product(f_high, f_low, tl.trans(D_high), tl.trans(D_low))
     b_w = load_tile(w, start, end, i_h, 0, 0, H, K, C, BK)
