@@ -34,6 +34,7 @@ from ..common.blocks_triton import (
     exp,
     level_pairs,
     level_weights,
+    program,
     to_operand,
 )
 from ..common.chunks_triton import (
@@ -496,15 +497,18 @@ def key_grads_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dr, dw, dk, da, db for one chunk. In registers: the gradients of four scores [C, C], then five rows [C, BK].
+    """dr, dw, dk, da, db for one chunk and block of K.
+
+    In registers: the gradients of four scores [C, C], then five rows [C, BK].
 
     dq = (do S^T) e^{before} + pairs, da = (y S^T) e^{before} + pairs, dk = (v D^T) e^{after} + pairs, db likewise of v2
     dr = scale (e^w dq + diagonal), as q = scale r e^w meets every key but its own token's
     dw_t = e^{total} sum_v S D + q_t dq_t + what passes by t
     """
-    i = tl.program_id(0)
+    # A program for each block of K: in a loop Triton keeps each block's tiles in shared memory of their own.
+    i_k, i = program((K + BK - 1) // BK)
     i_h, i_c = i % H, i // H
-    if takes(mild, i_c * H + i_h, FLAGS, MILD) == 0:
+    if takes(mild, i, FLAGS, MILD) == 0:
         return
     start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
 
@@ -525,53 +529,52 @@ def key_grads_kernel(
     b_qk, b_qb = to_operand(below(b_qk, C), PRECISION), to_operand(below(b_qb, C), PRECISION)
     b_ak, b_ab = to_operand(below(b_ak, C), PRECISION), to_operand(below(b_ab, C), PRECISION)
 
-    for i_k in range(0, (K + BK - 1) // BK):
-        b_SD = tl.zeros([BK], dtype=tl.float32)
-        for i_v in range(0, (V + BV - 1) // BV):
-            p_D, m_D = state_pointers(dstates, i_c * H + i_h, i_k, i_v, K, V, BK, BV)
-            p_S, m_S = state_pointers(states, i_c * H + i_h, i_k, i_v, K, V, BK, BV)
-            b_D = tl.load(p_D, mask=m_D & (start < end), other=0.0)
-            b_SD += tl.sum(tl.load(p_S, mask=m_S & (start < end), other=0.0) * b_D, 1)
-        b_w = load_tile(w, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
-        b_r = load_tile(r, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32) * scale
-        b_k = load_tile(k, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
-        b_a = load_tile(a, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
-        b_b = load_tile(b, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
-        own = exp(b_w)
-        b_q = b_r * own
-        b_dq, b_da = _meet_states(do, y, states, start, end, i, i_h, i_k, H, K, V, C, BK, BV, PRECISION)
-        if MILD:
-            before, read, key = about_middle(b_w, C)
-            after = exp(tl.sum(b_w, 0)[None, :] - before - b_w)
-            b_km, b_bm = to_operand(b_k * key, PRECISION), to_operand(b_b * key, PRECISION)
-            b_dq, b_da, reads = _mild_reads(
-                b_q, b_a, b_km, b_bm, b_qk, b_qb, b_ak, b_ab, b_dq, b_da, exp(before), read, PRECISION
-            )
-            # Stored at once: what a program holds until the end is what it spills.
-            own_dw = b_q * b_dq
-            store_tile(dr, (own * b_dq + d_k * b_k + d_b * b_b) * scale, start, end, i_h, i_k, H, K, C, BK)
-            store_tile(da, b_da, start, end, i_h, i_k, H, K, C, BK)
-            b_qm, b_am = to_operand(b_q * read, PRECISION), to_operand(b_a * read, PRECISION)
-            b_dk, b_db = _meet_states(v, found, dstates, start, end, i, i_h, i_k, H, K, V, C, BK, BV, PRECISION)
-            b_dk, b_db, b_dw = _mild_keys(
-                b_qm, b_am, b_k, b_b, b_km, b_bm, b_qk, b_qb, b_ak, b_ab, b_dk, b_db, reads, after, key, PRECISION
-            )
-            b_dw += own_dw
-        else:
-            b_prev = load_tile(w, start, end, i_h, i_k, -1, H, K, C, BK).to(tl.float32)
-            b_next = load_tile(w, start, end, i_h, i_k, 1, H, K, C, BK).to(tl.float32)
-            b_dk, b_db = _meet_states(v, found, dstates, start, end, i, i_h, i_k, H, K, V, C, BK, BV, PRECISION)
-            b_dq, b_da, b_dk, b_db, b_dw = _dyadic_grads(
-                b_q, b_a, b_k, b_b, b_prev, b_next, b_qk, b_qb, b_ak, b_ab, b_dq, b_da, b_dk, b_db,
-                C, BK, LEVELS, PRECISION,
-            )  # fmt: skip
-            b_dw += b_q * b_dq
-            store_tile(dr, (own * b_dq + d_k * b_k + d_b * b_b) * scale, start, end, i_h, i_k, H, K, C, BK)
-            store_tile(da, b_da, start, end, i_h, i_k, H, K, C, BK)
-        b_dw += (exp(tl.sum(b_w, 0)) * b_SD)[None, :]
-        store_tile(dw, b_dw, start, end, i_h, i_k, H, K, C, BK)
-        store_tile(dk, b_dk + d_k * b_r, start, end, i_h, i_k, H, K, C, BK)
-        store_tile(db, b_db + d_b * b_r, start, end, i_h, i_k, H, K, C, BK)
+    b_SD = tl.zeros([BK], dtype=tl.float32)
+    for i_v in range(0, (V + BV - 1) // BV):
+        p_D, m_D = state_pointers(dstates, i, i_k, i_v, K, V, BK, BV)
+        p_S, m_S = state_pointers(states, i, i_k, i_v, K, V, BK, BV)
+        b_D = tl.load(p_D, mask=m_D & (start < end), other=0.0)
+        b_SD += tl.sum(tl.load(p_S, mask=m_S & (start < end), other=0.0) * b_D, 1)
+    b_w = load_tile(w, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
+    b_r = load_tile(r, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32) * scale
+    b_k = load_tile(k, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
+    b_a = load_tile(a, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
+    b_b = load_tile(b, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
+    own = exp(b_w)
+    b_q = b_r * own
+    b_dq, b_da = _meet_states(do, y, states, start, end, i, i_h, i_k, H, K, V, C, BK, BV, PRECISION)
+    if MILD:
+        before, read, key = about_middle(b_w, C)
+        after = exp(tl.sum(b_w, 0)[None, :] - before - b_w)
+        b_km, b_bm = to_operand(b_k * key, PRECISION), to_operand(b_b * key, PRECISION)
+        b_dq, b_da, reads = _mild_reads(
+            b_q, b_a, b_km, b_bm, b_qk, b_qb, b_ak, b_ab, b_dq, b_da, exp(before), read, PRECISION
+        )
+        # Stored at once: what a program holds until the end is what it spills.
+        own_dw = b_q * b_dq
+        store_tile(dr, (own * b_dq + d_k * b_k + d_b * b_b) * scale, start, end, i_h, i_k, H, K, C, BK)
+        store_tile(da, b_da, start, end, i_h, i_k, H, K, C, BK)
+        b_qm, b_am = to_operand(b_q * read, PRECISION), to_operand(b_a * read, PRECISION)
+        b_dk, b_db = _meet_states(v, found, dstates, start, end, i, i_h, i_k, H, K, V, C, BK, BV, PRECISION)
+        b_dk, b_db, b_dw = _mild_keys(
+            b_qm, b_am, b_k, b_b, b_km, b_bm, b_qk, b_qb, b_ak, b_ab, b_dk, b_db, reads, after, key, PRECISION
+        )
+        b_dw += own_dw
+    else:
+        b_prev = load_tile(w, start, end, i_h, i_k, -1, H, K, C, BK).to(tl.float32)
+        b_next = load_tile(w, start, end, i_h, i_k, 1, H, K, C, BK).to(tl.float32)
+        b_dk, b_db = _meet_states(v, found, dstates, start, end, i, i_h, i_k, H, K, V, C, BK, BV, PRECISION)
+        b_dq, b_da, b_dk, b_db, b_dw = _dyadic_grads(
+            b_q, b_a, b_k, b_b, b_prev, b_next, b_qk, b_qb, b_ak, b_ab, b_dq, b_da, b_dk, b_db,
+            C, BK, LEVELS, PRECISION,
+        )  # fmt: skip
+        b_dw += b_q * b_dq
+        store_tile(dr, (own * b_dq + d_k * b_k + d_b * b_b) * scale, start, end, i_h, i_k, H, K, C, BK)
+        store_tile(da, b_da, start, end, i_h, i_k, H, K, C, BK)
+    b_dw += (exp(tl.sum(b_w, 0)) * b_SD)[None, :]
+    store_tile(dw, b_dw, start, end, i_h, i_k, H, K, C, BK)
+    store_tile(dk, b_dk + d_k * b_r, start, end, i_h, i_k, H, K, C, BK)
+    store_tile(db, b_db + d_b * b_r, start, end, i_h, i_k, H, K, C, BK)
 
 
 class _Plan(ChunkPlan):
@@ -659,8 +662,9 @@ def backward(r, w, k, v, a, b, scale, initial_state, cu_seqlens, chunk_size, kep
             r, w, k, a, do, y, dstates, mild, dv, scale, *plan.where, **options
         )
     for options, _ in plan.ways("key_grads"):
+        NK = triton.cdiv(plan.K, options["BK"])
         # The mild path takes a product away from a sum that holds it: a fused multiply-add would not take the same one.
-        key_grads_kernel[(plan.chunks * plan.H,)](
+        key_grads_kernel[(plan.chunks * plan.H * NK,)](
             r, w, k, v, a, b, found, do, y, states, dstates, mild, dr, dw, dk, da, db, scale, *plan.where, **options,
             enable_fp_fusion=False,
         )  # fmt: skip
