@@ -569,10 +569,16 @@ def _written(y, states, scales, dstates, dscales, start, end, i_h, i_s, H: tl.co
 
 
 @triton.jit
-def _of_pass(second, z, y, states, scales, dstates, dscales, z_2, y_2, states_2, scales_2, dstates_2, dscales_2):
+def _of_pass(second, z, y, states, scales, dstates, dscales, z_2, y_2, states_2, scales_2, dstates_2, dscales_2,
+             SCALED: tl.constexpr):  # fmt: skip
     """The tensors of the first or second pass."""
     if second:
-        z, y, states, scales, dstates, dscales = z_2, y_2, states_2, scales_2, dstates_2, dscales_2
+        z, y, states, dstates = z_2, y_2, states_2, dstates_2
+    if SCALED:
+        if second:
+            scales, dscales = scales_2, dscales_2
+    else:
+        scales, dscales = states, dstates  # there are none, nobody looks, and what is returned has to be a tensor
     return z, y, states, scales, dstates, dscales
 
 
@@ -605,7 +611,7 @@ def memory_grads_kernel(
         second = n == 1
         D = tl.where(second, V, K)
         z, y, states, scales, dstates, dscales = _of_pass(
-            second, q, k, hk, hk_scales, dhk, dhk_scales, do, v, hv, hv_scales, dhv, dhv_scales
+            second, q, k, hk, hk_scales, dhk, dhk_scales, do, v, hv, hv_scales, dhv, dhv_scales, SCALED
         )
         b_y, b_SD = _written(y, states, scales, dstates, dscales, start, end, i_h, i_s, H, M, D, C, BM, BD, BS, SCALED)
         b_g = load_decays(g, start, end, i_h, 0, H, M, C, BM)
