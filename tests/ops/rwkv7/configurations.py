@@ -51,3 +51,6 @@ CONFIGURATIONS = {
     "f32-K256-V16-states-recurrent": Launches(recurrent, f32, 256, 16, states=True),
     "f32-T1-H1-K16-V16-recurrent": Launches(recurrent, f32, 16, 16, T=1, H=1),
 }
+
+WIDE = Launches(chunk, bf16, 128, 128, packed=True, only="key_grads")
+"""Heads of more channels than a block has."""
