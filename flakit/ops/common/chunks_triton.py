@@ -37,6 +37,7 @@ from .launch import (
     CHUNK_SIZE,
     ENOUGH,
     LONG_CHUNK_SIZE,
+    LONG_RWKV7_ON,
     NARROWEST,
     SHORTEST_SEGMENT,
     TABLE,
@@ -56,7 +57,6 @@ BLOCK_LEVELS = tl.constexpr(4)
 """Rows that one product about their middle takes the place of so many dyadic levels for, where that fits."""
 BLOCK_TOKEN = tl.constexpr(-6.0)
 """Of no token more than this: as `MILD_TOKEN`, but with a quarter of the rows that a difference is taken over."""
-
 
 RAISED = tl.constexpr(2.0**-28)
 """What two operands with weights 2^14 times too large make right again: so much room float16 has above what is
@@ -743,6 +743,8 @@ def cut_into_chunks(op: str, x: torch.Tensor, V: int, chunk_size: int) -> tuple[
     # In the interpreter, which cannot multiply bfloat16, float16 stands in for it.
     tried = scaled and (x.dtype == torch.bfloat16 or interpreted())
     long = block(x.shape[-1], 128) == 64 and (op == "gsa" or block(V, 128) == 64)
+    if op == "rwkv7" and x.is_cuda:
+        long = long and torch.cuda.get_device_capability(x.device)[0] in LONG_RWKV7_ON
     most = LONG_CHUNK_SIZE if tried and long else CHUNK_SIZE
     # RWKV7 goes through long chunks by kernels of their own, and when asked to.
     C = min(chunk_size or (CHUNK_SIZE if op == "rwkv7" else most), most)
