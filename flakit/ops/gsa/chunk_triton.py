@@ -4,7 +4,7 @@ Forward:  `stream_kernel`        the memories hk and hv entering each chunk, and
           `output_kernel`        scores, softmax and o from a chunk's tokens and its entering memories
 Backward: `softmax_grads_kernel` p again, and dscores from it and from what reaches it through the second pass
           `stream_kernel`        in reverse: the gradients of both memories leaving each chunk
-          `slot_grads_kernel`    ds and dg
+          `slot_grads_kernel`    ds and dg (for any decay `memory_grads_kernel` before it: what memories give)
           `pass_grads_kernel`    dk and dq, then dv
 
 Both memories are kept with the slots as rows, hk turned to [M, K]. The two passes are then one thing to the backward: a
