@@ -590,13 +590,13 @@ def scan_kernel(
 class ChunkPlan:
     """What all launches of a call share: sizes, where the chunks are, precision, and the launch table's word.
 
-    op: prefix of its rows in the launch table; x: a sequence with the rows of the state, [B, T, H, K]; V: its columns.
+    op: prefix of its rows in the launch table; x: a sequence with the rows of the state, [B, T, H, rows]; V: its columns.
     """
 
     def __init__(
         self, op: str, x: torch.Tensor, V: int, cu_seqlens: torch.Tensor | None, chunk_size: int, flags: int = 0
     ):
-        (B, self.T, self.H, self.K), self.V = x.shape, V
+        (B, self.T, self.H, self.rows), self.columns = x.shape, V
         self.op, self.width = op, width(x.element_size())
         self.scaled, self.C = cut_into_chunks(op, x, V, chunk_size)
         self.precision = "tf32" if self.width == "16-bit" else "tf32x3"
@@ -624,13 +624,13 @@ class ChunkPlan:
 
     def sizes(self, kernel: str, V: int | None = None) -> tuple[dict, int, int]:
         """Keyword arguments every kernel takes, and the numbers of blocks along K and V (default: the state's)."""
-        launch, V = TABLE[f"{self.op}.{kernel}", self.width], self.V if V is None else V
-        BK, BV = self.block(self.K, launch.BK), self.block(V, launch.BV)
+        launch, V = TABLE[f"{self.op}.{kernel}", self.width], self.columns if V is None else V
+        BK, BV = self.block(self.rows, launch.BK), self.block(V, launch.BV)
         common = dict(
-            H=self.H, K=self.K, V=V, C=self.C, BK=BK, BV=BV, PACKED=self.cu_seqlens is not None,
+            H=self.H, K=self.rows, V=V, C=self.C, BK=BK, BV=BV, PACKED=self.cu_seqlens is not None,
             PRECISION=self.precision, num_warps=launch.num_warps, num_stages=launch.num_stages, maxnreg=launch.maxnreg,
         )  # fmt: skip
-        return common, triton.cdiv(self.K, BK), triton.cdiv(V, BV)
+        return common, triton.cdiv(self.rows, BK), triton.cdiv(V, BV)
 
     def ways(self, kernel: str):
         """The launches of a kernel that works inside chunks: (keyword arguments, blocks along V)."""
@@ -640,17 +640,17 @@ class ChunkPlan:
 
     def kept_shape(self, V: int) -> tuple[int, ...]:
         """Of the float32 tensor that holds the state entering every chunk."""
-        return _kept_shape(self.scaled, self.op, self.chunks, self.H, self.K, V)
+        return _kept_shape(self.scaled, self.op, self.chunks, self.H, self.rows, V)
 
     def unpacked(self, kept: torch.Tensor, V: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The states [chunks, H, K, V] in such a tensor; where they are 16-bit, the scales of their rows too."""
         if not self.scaled:
             return kept, None
-        scales = _scales(self.op, self.chunks, self.H, self.K, V)
+        scales = _scales(self.op, self.chunks, self.H, self.rows, V)
         return kept[scales:].view(torch.float16), kept[:scales]
 
     def state_shape(self) -> tuple[int, int, int, int]:
-        return self.N, self.H, self.K, self.V
+        return self.N, self.H, self.rows, self.columns
 
     def states(self, x, y, w, scale, first, last, reverse, inclusive=False, beside=None):
         """The state entering each chunk (reverse: the gradient leaving it), and which chunks are mild.
@@ -684,8 +684,8 @@ class ChunkPlan:
         where = (sequence_of_segment, segment_offsets, self.cu_seqlens, self.offsets, self.T, L)
         grid = (NK * NV * self.H * segments,)
         if segments > self.N:
-            entering = [self.empty(segments, self.H, self.K, V) for V in columns]
-            decay = self.empty(segments, self.H, self.K)
+            entering = [self.empty(segments, self.H, self.rows, V) for V in columns]
+            decay = self.empty(segments, self.H, self.rows)
             totals = [(x, y, S, None, None, None) for (x, y, _, _), S in zip(given, entering, strict=True)]
             stream_kernel[grid](
                 *_pair(totals), w, decay, mild, scale, *where,
@@ -724,9 +724,9 @@ class ChunkPlan:
         """Put the state entering each part where its writing [parts, H, K, V] was; decay e^{total} [parts, H, K]."""
         V = written.shape[-1]
         launch = TABLE["scan", self.width]
-        BE = elements(self.K * V, self.N * self.H, launch.BV)
-        scan_kernel[(triton.cdiv(self.K * V, BE) * self.N * self.H,)](
-            written, decay, first, last, offsets, parts, H=self.H, K=self.K, V=V, BE=BE,
+        BE = elements(self.rows * V, self.N * self.H, launch.BV)
+        scan_kernel[(triton.cdiv(self.rows * V, BE) * self.N * self.H,)](
+            written, decay, first, last, offsets, parts, H=self.H, K=self.rows, V=V, BE=BE,
             REVERSE=reverse, HAS_FIRST=first is not None, WANTS_LAST=last is not None,
             PACKED=self.cu_seqlens is not None, num_warps=launch.num_warps, num_stages=launch.num_stages,
         )  # fmt: skip

@@ -378,7 +378,7 @@ def _launch(plan, kernel, mild_kernel, any_kernel, *given):
     """Both ways through a chunk; given: what the kernels take before `plan.where`."""
     for options, NV in plan.ways(kernel):
         del options["PRECISION"]
-        blocks = triton.cdiv(plan.K, options["BK"]) if kernel == "key_grads" else NV
+        blocks = triton.cdiv(plan.rows, options["BK"]) if kernel == "key_grads" else NV
         grid = (plan.chunks * plan.H * blocks,)
         if options.pop("MILD"):
             del options["LEVELS"]
@@ -397,7 +397,7 @@ def forward(r, k, v, w, u, scale, initial_state, output_final_state, cu_seqlens,
     plan = ChunkPlan("rwkv6", r, v.shape[-1], cu_seqlens, chunk_size)
     o, final_state = torch.empty_like(v), plan.empty(plan.state_shape()) if output_final_state else None
     kept, mild = plan.states(k, v, w, 1.0, initial_state, final_state, reverse=False)
-    states = plan.unpacked(kept, plan.V)
+    states = plan.unpacked(kept, plan.columns)
     _launch(plan, "output", mild_output_kernel, output_kernel, r, k, v, w, u, *states, mild, o, scale)
     return o, final_state, (kept,)
 
@@ -406,9 +406,9 @@ def backward(r, k, v, w, u, scale, initial_state, cu_seqlens, chunk_size, kept, 
     """dr, dk, dv, dw in their inputs' dtypes, du [H, K] and dinitial_state [N, H, K, V] in float32."""
     plan = ChunkPlan("rwkv6", r, v.shape[-1], cu_seqlens, chunk_size)
     dr, dk, dv, dw = (torch.empty_like(x) for x in (r, k, v, w))
-    dinitial_state, du = plan.empty(plan.state_shape()), plan.empty(plan.chunks, plan.H, plan.K)
+    dinitial_state, du = plan.empty(plan.state_shape()), plan.empty(plan.chunks, plan.H, plan.rows)
     dkept, mild = plan.states(r, do, w, scale, dfinal_state, dinitial_state, reverse=True)
-    states, dstates = plan.unpacked(kept[0], plan.V), plan.unpacked(dkept, plan.V)
+    states, dstates = plan.unpacked(kept[0], plan.columns), plan.unpacked(dkept, plan.columns)
     _launch(plan, "value_grads", mild_value_grads_kernel, value_grads_kernel, r, k, w, u, do, *dstates, mild, dv, scale)
     _launch(
         plan, "key_grads", mild_key_grads_kernel, key_grads_kernel,

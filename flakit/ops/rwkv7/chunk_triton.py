@@ -590,16 +590,16 @@ class _Plan(ChunkPlan):
     def stream(self, x, y, z, w, transfer, found, first, last, scale, reverse):
         """The state entering each chunk (reverse: the gradient leaving it), [chunks, H, K, V]; `found` is completed."""
         launch = TABLE["rwkv7.stream", self.width]
-        BK = block(self.K, launch.BK)
-        if self.K > BK:
-            raise ValueError(f"r: expected K <= {BK} for the chunk kernels, got K = {self.K}")
-        BV = block(self.V, max(16, launch.BV * 64 // BK))  # the state's registers, whatever its shape
-        states = self.empty(self.chunks, self.H, self.K, self.V)
+        BK = block(self.rows, launch.BK)
+        if self.rows > BK:
+            raise ValueError(f"r: expected K <= {BK} for the chunk kernels, got K = {self.rows}")
+        BV = block(self.columns, max(16, launch.BV * 64 // BK))  # the state's registers, whatever its shape
+        states = self.empty(self.chunks, self.H, self.rows, self.columns)
         if self.cu_seqlens is not None:
             # A packed batch has room for more than it fills, and an operator's output may not be left to chance.
             states.zero_()
         common, _, _ = self.sizes("stream")
-        stream_kernel[self.N * self.H, triton.cdiv(self.V, BV)](
+        stream_kernel[self.N * self.H, triton.cdiv(self.columns, BV)](
             x, y, z, w, transfer, found, states, first, last, scale, *self.where[1:], REVERSE=reverse,
             HAS_FIRST=first is not None, WANTS_LAST=last is not None, **common | dict(BV=BV),
         )  # fmt: skip
@@ -662,7 +662,7 @@ def backward(r, w, k, v, a, b, scale, initial_state, cu_seqlens, chunk_size, kep
             r, w, k, a, do, y, dstates, mild, dv, scale, *plan.where, **options
         )
     for options, _ in plan.ways("key_grads"):
-        NK = triton.cdiv(plan.K, options["BK"])
+        NK = triton.cdiv(plan.rows, options["BK"])
         # The mild path takes a product away from a sum that holds it: a fused multiply-add would not take the same one.
         key_grads_kernel[(plan.chunks * plan.H * NK,)](
             r, w, k, v, a, b, found, do, y, states, dstates, mild, dr, dw, dk, da, db, scale, *plan.where, **options,

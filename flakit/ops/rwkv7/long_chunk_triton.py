@@ -812,7 +812,7 @@ class LongPlan(ChunkPlan):
     def options(self, kernel):
         common, _, _ = self.sizes(f"long.{kernel}")
         del common["PRECISION"]
-        return common | dict(BK=block(self.K, self.C), BV=block(self.V, self.C))
+        return common | dict(BK=block(self.rows, self.C), BV=block(self.columns, self.C))
 
     def launch(self, kernel, mild_kernel, any_kernel, *given, **more):
         """Both ways through a chunk; given: what the kernels take before `where`."""
@@ -826,17 +826,17 @@ class LongPlan(ChunkPlan):
 
     def walk(self, G, W, Q, do, first, last, reverse):
         """The state entering each chunk (reverse: the gradient leaving it), in one tensor of `kept_shape`."""
-        kept = self.empty(self.kept_shape(self.V))
+        kept = self.empty(self.kept_shape(self.columns))
         if self.cu_seqlens is not None:
             # A packed batch has room for more than it fills, and an operator's output may not be left to chance.
             kept.zero_()
-        states = self.unpacked(kept, self.V)
+        states = self.unpacked(kept, self.columns)
         L, segments, segment_offsets, sequence_of_segment = self.segments(2 * self.H)
         where = (sequence_of_segment, segment_offsets, self.cu_seqlens, self.offsets, self.T, L)
         options = self.options("walk") | dict(REVERSE=reverse, SEGMENTED=segments > self.N)
         if segments > self.N:
-            products = self.empty(segments, self.H, self.K, self.K)
-            written, entering = (self.empty(segments, self.H, self.K, self.V) for _ in range(2))
+            products = self.empty(segments, self.H, self.rows, self.rows)
+            written, entering = (self.empty(segments, self.H, self.rows, self.columns) for _ in range(2))
             walk_kernel[(2 * segments * self.H,)](
                 G, W, Q, do, None, None, products, written, None, None, *where,
                 TOTALS=True, HAS_FIRST=False, WANTS_LAST=False, **options,
@@ -865,14 +865,14 @@ def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, cu_seqle
     """o, the final state (None unless asked for), and as in `kept_shapes`."""
     plan = LongPlan(r, v, cu_seqlens, chunk_size)
     o, final_state = torch.empty_like(v), plan.empty(plan.state_shape()) if output_final_state else None
-    G, inverse = plan.empty(plan.chunks, plan.H, plan.K, plan.K), plan.empty(plan.chunks, plan.H, plan.C, plan.C)
-    Q, own, W = plan.empty(r.shape), plan.empty(v.shape), plan.empty(plan.chunks, plan.H, plan.K, plan.V)
+    G, inverse = plan.empty(plan.chunks, plan.H, plan.rows, plan.rows), plan.empty(plan.chunks, plan.H, plan.C, plan.C)
+    Q, own, W = plan.empty(r.shape), plan.empty(v.shape), plan.empty(plan.chunks, plan.H, plan.rows, plan.columns)
     plan.launch(
         "transition", transition_kernel, transition_kernel,
         r, w, k, v, a, b, G, W, Q, own, inverse, plan.room_for_flags(), scale, PRECISION=BLOCK_PRECISION,
     )  # fmt: skip
     kept = plan.walk(G, W, None, None, initial_state, final_state, reverse=False)
-    read_kernel[plan.each](Q, own, *plan.unpacked(kept, plan.V), o, *plan.where, **plan.options("read"))
+    read_kernel[plan.each](Q, own, *plan.unpacked(kept, plan.columns), o, *plan.where, **plan.options("read"))
     return o, final_state, (kept, G, inverse, Q)
 
 
@@ -882,7 +882,7 @@ def backward(r, w, k, v, a, b, scale, initial_state, cu_seqlens, chunk_size, kep
     kept, G, inverse, Q = kept
     dinitial_state = plan.empty(plan.state_shape())
     dkept = plan.walk(G, None, Q, do, dfinal_state, dinitial_state, reverse=True)
-    states, dstates = plan.unpacked(kept, plan.V), plan.unpacked(dkept, plan.V)
+    states, dstates = plan.unpacked(kept, plan.columns), plan.unpacked(dkept, plan.columns)
     dr, dw, dk, dv, da, db = (torch.empty_like(x) for x in (r, w, k, v, a, b))
     found, y, passed, mild = plan.empty(v.shape), plan.empty(v.shape), plan.empty(r.shape), plan.room_for_flags()
     plan.launch(
