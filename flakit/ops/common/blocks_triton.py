@@ -188,7 +188,7 @@ def level_weights(b_w_prev, b_w_next, s: tl.constexpr, C: tl.constexpr, BK: tl.c
     before = tl.reshape(tl.cumsum(tl.reshape(before, [C // s, s, BK]), axis=1), [C, BK])
     after = tl.where(o_c[:, None] % s == s - 1, 0.0, b_w_next)
     after = tl.reshape(tl.cumsum(tl.reshape(after, [C // s, s, BK]), axis=1, reverse=True), [C, BK])
-    return exp(tl.where(right[:, None], before, after))
+    return tl.exp(tl.where(right[:, None], before, after))
 
 
 @triton.jit

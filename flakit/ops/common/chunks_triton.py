@@ -155,6 +155,20 @@ def kept_state(states, scales, i, there, i_k, i_v, K: tl.constexpr, V: tl.conste
 
 
 @triton.jit
+def is_zero(scales, i, there, i_k, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr):
+    """Which rows of state number i are 0 (or below 2^-118), [BK], by what they are multiples of.
+
+    The decay of a chunk's first token falls on the state alone: where that is 0 so is the decay's gradient, and not
+    what the pairs of later tokens leave of a difference.
+    """
+    largest = tl.zeros([BK], dtype=tl.float32)
+    for i_v in range(0, (V + BV - 1) // BV):
+        p_s, m_s = scale_pointers(scales, i, i_k, i_v, K, V, BK, BV)
+        largest = tl.maximum(largest, tl.load(p_s, mask=m_s & there, other=0.0))
+    return largest < 2.0**-118
+
+
+@triton.jit
 def by_rows(x, SCALED: tl.constexpr):
     """x [N, D] for a single product in float16, and what its rows are multiples of, [N]: `scaled`, or as it is."""
     unit = tl.full([x.shape[0]], 1.0, tl.float32)
@@ -201,7 +215,7 @@ def about_middle(b_w, C: tl.constexpr):
     upto = tl.cumsum(b_w, 0)
     before = upto - b_w
     mid = row_at(before, C // 2, C)[None, :]
-    return before, exp(before - mid), exp(mid - upto)
+    return before, tl.exp(before - mid), tl.exp(mid - upto)
 
 
 @triton.jit
@@ -396,18 +410,18 @@ def _passed(b_S, b_w, total, x, y, w, scale, start, end, i_h, i_k, i_v, H: tl.co
     o_c = tl.arange(0, C)
     if REVERSE:
         if INCLUSIVE and SCALED:
-            factor = exp(sums(o_c[:, None] >= o_c[None, :], b_w)) * scale
+            factor = tl.exp(sums(o_c[:, None] >= o_c[None, :], b_w)) * scale
         elif INCLUSIVE:
-            factor = exp(tl.cumsum(b_w.to(tl.float32), 0)) * scale
+            factor = tl.exp(tl.cumsum(b_w.to(tl.float32), 0)) * scale
         elif SCALED:
-            factor = exp(sums(o_c[:, None] > o_c[None, :], b_w)) * scale
+            factor = tl.exp(sums(o_c[:, None] > o_c[None, :], b_w)) * scale
         else:
-            factor = exp(decay_before(load_tile(w, start, end, i_h, i_k, -1, H, K, C, BK).to(tl.float32))) * scale
+            factor = tl.exp(decay_before(load_tile(w, start, end, i_h, i_k, -1, H, K, C, BK).to(tl.float32))) * scale
     elif SCALED:
-        factor = exp(sums(o_c[:, None] < o_c[None, :], b_w))
+        factor = tl.exp(sums(o_c[:, None] < o_c[None, :], b_w))
     else:
-        factor = exp(decay_after(load_tile(w, start, end, i_h, i_k, 1, H, K, C, BK).to(tl.float32)))
-    b_S *= exp(total)[:, None]
+        factor = tl.exp(decay_after(load_tile(w, start, end, i_h, i_k, 1, H, K, C, BK).to(tl.float32)))
+    b_S *= tl.exp(total)[:, None]
     for i_g in tl.static_range(G):
         b_x = load_tile(x, start, end, i_h * G + i_g, i_k, 0, H * G, K, C, BK).to(tl.float32) * factor
         b_y = load_tile(y, start, end, i_h * G + i_g, i_v, 0, H * G, V, C, BV)
@@ -458,7 +472,7 @@ def _walk(
     if TOTALS:
         if decay is not None:
             o_k = i_k * BK + tl.arange(0, BK)
-            tl.store(decay + i_sh.to(tl.int64) * K + o_k, exp(b_all), mask=(o_k < K) & (i_v == 0))
+            tl.store(decay + i_sh.to(tl.int64) * K + o_k, tl.exp(b_all), mask=(o_k < K) & (i_v == 0))
         p_S, m_S = state_pointers(states, i_sh, i_k, i_v, K, V, BK, BV)
         tl.store(p_S, b_S, mask=m_S)
     if WANTS_LAST:
@@ -590,7 +604,7 @@ def scan_kernel(
 class ChunkPlan:
     """What all launches of a call share: sizes, where the chunks are, precision, and the launch table's word.
 
-    op: prefix of its rows in the launch table; x: a sequence with the rows of the state, [B, T, H, rows]; V: its columns.
+    op: prefix of its rows in the launch table; x: a sequence with a state's rows, [B, T, H, rows]; V: its columns.
     """
 
     def __init__(

@@ -64,6 +64,7 @@ from ..common.chunks_triton import (
     from_middle,
     half_decays,
     halves,
+    is_zero,
     kept_states_shape,
     level_decays,
     load_decays,
@@ -120,7 +121,7 @@ def _upper(b_A, C: tl.constexpr):
 @triton.jit
 def _softmax(b_scores, M: tl.constexpr, BM: tl.constexpr):
     b_scores = tl.where((tl.arange(0, BM) < M)[None, :], b_scores, -float("inf"))
-    b_p = exp(b_scores - tl.max(b_scores, 1)[:, None])
+    b_p = tl.exp(b_scores - tl.max(b_scores, 1)[:, None])
     return b_p / tl.sum(b_p, 1)[:, None]
 
 
@@ -306,6 +307,10 @@ def mild_slot_grads_kernel(
     b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32)
     b_dg = add_sums(b_dg, o_c[:, None] > o_c[None, :], b_s * key * b_y, False)
     store_tile(ds, (b_y + b_z) * key, start, end, i_h, 0, H, M, C, BM)
+    empty = is_zero(hk_scales, i_s, start < end, 0, M, K, BM, BS) & is_zero(
+        hv_scales, i_s, start < end, 0, M, V, BM, BS
+    )
+    b_dg = tl.where((o_c == 0)[:, None] & empty[None, :], 0.0, b_dg)
     store_tile(dg, b_dg, start, end, i_h, 0, H, M, C, BM)
 
 
@@ -410,7 +415,7 @@ def _found(b_A, b_base, b_s, b_g, C: tl.constexpr, LEVELS: tl.constexpr, SCALED:
     o_c = tl.arange(0, C)
     A_high, A_low = operand(b_A, SCALED)
     faded = add_pair_sums(tl.zeros_like(b_base), A_high, A_low, b_s, b_g, C, LEVELS, SCALED)
-    found = b_base * exp(sums(o_c[:, None] >= o_c[None, :], b_g)) + exp(b_g.to(tl.float32)) * faded
+    found = b_base * tl.exp(sums(o_c[:, None] >= o_c[None, :], b_g)) + tl.exp(b_g.to(tl.float32)) * faded
     return found + diagonal(b_A, C) * b_s
 
 
@@ -419,7 +424,7 @@ def _scores(b_x, b_s, b_g, C: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.con
     """sum_m x_i s_j e^{decay after j up to i} for j <= i, else 0, as an operand [C, C]."""
     o_c = tl.arange(0, C)
     own = tl.sum(b_x * b_s, 1)[:, None]
-    b_E = pair_scores(b_x * exp(b_g.to(tl.float32)), b_s, b_g, C, LEVELS, False, SCALED)
+    b_E = pair_scores(b_x * tl.exp(b_g.to(tl.float32)), b_s, b_g, C, LEVELS, False, SCALED)
     b_E = tl.where(o_c[:, None] > o_c[None, :], b_E, tl.where(o_c[:, None] == o_c[None, :], own, 0.0))
     return operand(b_E, SCALED)
 
@@ -451,7 +456,7 @@ def output_kernel(
         store_tile(found, b_p, start, end, i_hq, 0, H * G, M, C, BM)
     b_p = _softmax(b_p * scale, M, BM)
     B_high, B_low = _scores(b_p, b_s, b_g, C, LEVELS, SCALED)
-    p_high, p_low = operand(b_p * exp(sums(o_c[:, None] >= o_c[None, :], b_g)), SCALED)
+    p_high, p_low = operand(b_p * tl.exp(sums(o_c[:, None] >= o_c[None, :], b_g)), SCALED)
     for i_v in range(0, (V + BV - 1) // BV):
         S_high, S_low = _operand_memory(hv, hv_scales, i_s, start < end, i_v, M, V, BM, BV, BS, SCALED)
         b_o = add_operands(tl.zeros([C, BV], dtype=tl.float32), p_high, p_low, S_high, S_low, SCALED)
@@ -518,16 +523,16 @@ def _add_slot_pairs(b_ds, b_dg, pairs_high, pairs_low, blocks_fit, p, dscores, s
             below = same_block(C) & (o_c[:, None] > o_c[None, :])
             above = same_block(C) & (o_c[:, None] < o_c[None, :])
             b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32)
-            s_high, s_low = split(b_s * exp(key))
+            s_high, s_low = split(b_s * tl.exp(key))
             faded = tl.zeros_like(b_ds)
             faded = add_whole_product(faded, only(below, pairs_high), only(below, pairs_low), s_high, s_low)
             b_x = _read_of(p, dscores, second, start, end, i_hq, HQ, M, C, BM)
-            x_high, x_low = split(b_x * exp(b_g + read))
+            x_high, x_low = split(b_x * tl.exp(b_g + read))
             passing = (x_high.to(tl.float32) + x_low.to(tl.float32)) * faded
             b_z = tl.zeros_like(b_ds)
             b_z = add_whole_product(b_z, only(above, pairs_high), only(above, pairs_low), x_high, x_low)
             passing -= (s_high.to(tl.float32) + s_low.to(tl.float32)) * b_z
-            b_ds += b_z * exp(key)
+            b_ds += b_z * tl.exp(key)
             b_dg = add_sums(b_dg, same_block(C) & (o_c[:, None] <= o_c[None, :]), passing, True)
         first = blocks_fit.to(tl.int32) * BLOCK_LEVELS
     for level in range(first, LEVELS):
@@ -536,8 +541,8 @@ def _add_slot_pairs(b_ds, b_dg, pairs_high, pairs_low, blocks_fit, p, dscores, s
         o_c, right, first_row, size = halves(level, C)
         met = meet(level, C)
         b_g = load_decays(g, start, end, i_h, 0, H, M, C, BM)
-        weight = exp(level_decays(b_g, level, C))
-        b_x = _read_of(p, dscores, second, start, end, i_hq, HQ, M, C, BM) * exp(b_g.to(tl.float32))
+        weight = tl.exp(level_decays(b_g, level, C))
+        b_x = _read_of(p, dscores, second, start, end, i_hq, HQ, M, C, BM) * tl.exp(b_g.to(tl.float32))
         b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32)
         b_met = tl.where(right[:, None], b_x, b_s) * weight
         high, low = operand(b_met, SCALED)
@@ -615,9 +620,9 @@ def memory_grads_kernel(
         )
         b_y, b_SD = _written(y, states, scales, dstates, dscales, start, end, i_h, i_s, H, M, D, C, BM, BD, BS, SCALED)
         b_g = load_decays(g, start, end, i_h, 0, H, M, C, BM)
-        b_y *= exp(sums(o_c[:, None] < o_c[None, :], b_g))
+        b_y *= tl.exp(sums(o_c[:, None] < o_c[None, :], b_g))
         b_ds += b_y
-        b_dg += (exp(tl.sum(b_g.to(tl.float32), 0)) * b_SD)[None, :]
+        b_dg += (tl.exp(tl.sum(b_g.to(tl.float32), 0)) * b_SD)[None, :]
         b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32)
         b_dg = add_sums(b_dg, o_c[:, None] > o_c[None, :], b_s * b_y, not SCALED)
         for i_g in range(G):
@@ -629,7 +634,7 @@ def memory_grads_kernel(
                 S_high, S_low = _operand_memory(states, scales, i_s, start < end, i_d, M, D, BM, BD, BS, SCALED)
                 b_x = add_given_by_split(b_x, b_z, tl.trans(S_high), tl.trans(S_low))
             b_g = load_decays(g, start, end, i_h, 0, H, M, C, BM)
-            b_x *= exp(sums(o_c[:, None] >= o_c[None, :], b_g))
+            b_x *= tl.exp(sums(o_c[:, None] >= o_c[None, :], b_g))
             b_x *= _read_of(p, dscores, second, start, end, i_hq, H * G, M, C, BM)
             b_dg = add_sums(b_dg, o_c[:, None] <= o_c[None, :], b_x, not SCALED)
     store_tile(ds, b_ds, start, end, i_h, 0, H, M, C, BM)
@@ -709,7 +714,7 @@ def pass_grads_kernel(
     o_c = tl.arange(0, C)
     b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32)
     b_g = load_decays(g, start, end, i_h, 0, H, M, C, BM)
-    left_high, left_low = operand(b_s * exp(sums(o_c[:, None] < o_c[None, :], b_g)), SCALED)
+    left_high, left_low = operand(b_s * tl.exp(sums(o_c[:, None] < o_c[None, :], b_g)), SCALED)
     if G == 1:
         b_x = load_tile(x, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32)
         E_high, E_low = _scores(b_x, b_s, b_g, C, LEVELS, SCALED)
@@ -738,7 +743,7 @@ def pass_grads_kernel(
             b_x = load_tile(x, start, end, i_hq, 0, 0, H * G, M, C, BM).to(tl.float32)
             if G > 1:
                 E_high, E_low = _scores(b_x, b_s, b_g, C, LEVELS, SCALED)
-            x_high, x_low = operand(b_x * exp(sums(o_c[:, None] >= o_c[None, :], b_g)), SCALED)
+            x_high, x_low = operand(b_x * tl.exp(sums(o_c[:, None] >= o_c[None, :], b_g)), SCALED)
             for n in range(AT_ONCE):
                 i_d = i_b + n
                 S_high, S_low = _operand_memory(states, scales, i_s, start < end, i_d, M, D, BM, BD, BS, SCALED)

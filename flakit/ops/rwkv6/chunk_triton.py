@@ -47,6 +47,7 @@ from ..common.chunks_triton import (
     about_middles,
     by_rows,
     half_decays,
+    is_zero,
     kept_state,
     kept_states_shape,
     load_decays,
@@ -88,10 +89,9 @@ def mild_output_kernel(
         k_high, k_low = split(b_k * exp(key))
         b_A = add_product(b_A, q_high, q_low, tl.trans(k_high), tl.trans(k_low))
         mid, _ = half_decays(b_w, C)
-        # Its rows are split already: finding their largest elements, for one float16 product, costs more than two.
         b_S, unit = kept_state(states, scales, i_c * H + i_h, start < end, i_k, i_v, K, V, BK, BV, True)
-        S_high, S_low = split(b_S.to(tl.float32) * (exp(mid) * unit)[:, None])
-        b_o = add_product(b_o, q_high, q_low, S_high, S_low)
+        x, x_unit = by_rows(b_q * exp(read) * (exp(mid) * unit)[None, :], True)
+        b_o += tl.dot(x, b_S) * x_unit[:, None]
     b_A = tl.where(o_c[:, None] > o_c[None, :], b_A, tl.where(o_c[:, None] == o_c[None, :], b_d[:, None], 0.0))
     b_v = load_tile(v, start, end, i_h, i_v, 0, H, V, C, BV)
     A_high, A_low = split(b_A)
@@ -220,6 +220,8 @@ def mild_key_grads_kernel(
     tl.debug_barrier()
     b_k = load_tile(k, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
     b_dw = add_sums(b_dw + b_SD[None, :], earlier, b_k * key * y, False)
+    empty = is_zero(scales, i_S, start < end, i_k, K, V, BK, BV)
+    b_dw = tl.where((o_c == 0)[:, None] & empty[None, :], 0.0, b_dw)
     b_q = load_tile(r, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32) * scale
     store_tile(dk, (y + z) * key + diagonal * b_u * b_q, start, end, i_h, i_k, H, K, C, BK)
     store_tile(dw, b_dw, start, end, i_h, i_k, H, K, C, BK)

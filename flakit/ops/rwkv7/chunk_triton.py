@@ -31,7 +31,6 @@ from ..common.blocks_triton import (
     decay_before,
     diagonal,
     dot,
-    exp,
     level_pairs,
     level_weights,
     program,
@@ -162,12 +161,12 @@ def prepare_kernel(
     tl.store(matrix_pointers(inverse, i, C), b_U)
     b_ak = below(b_ak, C)
     if K <= BK:
-        store_tile(transfer, dot(b_U, b_a * exp(before), SOLVE), start, end, i_h, 0, H, K, C, BK)
+        store_tile(transfer, dot(b_U, b_a * tl.exp(before), SOLVE), start, end, i_h, 0, H, K, C, BK)
     else:
         for i_k in range(0, (K + BK - 1) // BK):
             b_a = load_tile(a, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
             b_prev = load_tile(w, start, end, i_h, i_k, -1, H, K, C, BK).to(tl.float32)
-            b_W = dot(b_U, b_a * exp(decay_before(b_prev)), SOLVE)
+            b_W = dot(b_U, b_a * tl.exp(decay_before(b_prev)), SOLVE)
             store_tile(transfer, b_W, start, end, i_h, i_k, H, K, C, BK)
     for i_v in range(0, (V + BV - 1) // BV):
         b_v = load_tile(v, start, end, i_h, i_v, 0, H, V, C, BV).to(tl.float32)
@@ -210,11 +209,11 @@ def _stream_operands(b_W, b_x, b_y, b_z, b_w, b_next, scale, REVERSE: tl.constex
     The running sum goes over the rows before each in reverse and, rows being flipped, over those after it otherwise.
     """
     b_x, b_w, b_next = b_x.to(tl.float32), b_w.to(tl.float32), b_next.to(tl.float32)
-    decay = exp(tl.cumsum(b_next, axis=0))
+    decay = tl.exp(tl.cumsum(b_next, axis=0))
     if REVERSE:
-        b_x *= scale * exp(b_w)
+        b_x *= scale * tl.exp(b_w)
     b_x, b_z = to_operand(b_x * decay, PRECISION), to_operand(b_z.to(tl.float32) * decay, PRECISION)
-    return to_operand(b_W, PRECISION), tl.trans(b_x), b_y.to(tl.float32), tl.trans(b_z), exp(tl.sum(b_w, 0))
+    return to_operand(b_W, PRECISION), tl.trans(b_x), b_y.to(tl.float32), tl.trans(b_z), tl.exp(tl.sum(b_w, 0))
 
 
 @triton.jit
@@ -305,7 +304,7 @@ def output_kernel(
         b_r = load_tile(r, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32) * scale
         b_k = load_tile(k, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
         b_b = load_tile(b, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
-        b_q = b_r * exp(load_tile(w, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32))
+        b_q = b_r * tl.exp(load_tile(w, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32))
         p_S, m_S = state_pointers(states, i_c * H + i_h, i_k, i_v, K, V, BK, BV)
         b_S = tl.load(p_S, mask=m_S & (start < end), other=0.0)
         b_A, b_B, before, _ = _two_scores(
@@ -315,7 +314,7 @@ def output_kernel(
         b_rb += b_B
         d_rk += tl.sum(b_r * b_k, 1)
         d_rb += tl.sum(b_r * b_b, 1)
-        b_o += dot(b_q * exp(before), b_S, PRECISION)
+        b_o += dot(b_q * tl.exp(before), b_S, PRECISION)
     b_v = load_tile(v, start, end, i_h, i_v, 0, H, V, C, BV).to(tl.float32)
     b_f = load_tile(found, start, end, i_h, i_v, 0, H, V, C, BV)
     b_o += tl.dot(to_operand(_with_diagonal(b_rk, d_rk, C), PRECISION), b_v, input_precision=PRECISION)
@@ -342,11 +341,11 @@ def prepare_grads_kernel(
     for i_k in range(0, (K + BK - 1) // BK):
         b_r = load_tile(r, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32) * scale
         b_b = load_tile(b, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
-        b_q = b_r * exp(load_tile(w, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32))
+        b_q = b_r * tl.exp(load_tile(w, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32))
         b_A, _, after = scores(b_q, b_b, w, start, end, i_h, i_k, H, K, C, BK, LEVELS, MILD, PRECISION)
         b_rb += b_A
         d_rb += tl.sum(b_r * b_b, 1)
-        b_P = dot(b_Ut, b_b * exp(after), SOLVE)
+        b_P = dot(b_Ut, b_b * tl.exp(after), SOLVE)
         store_tile(transfer, b_P, start, end, i_h, i_k, H, K, C, BK)
     b_rb = tl.trans(_with_diagonal(b_rb, d_rb, C))
     for i_v in range(0, (V + BV - 1) // BV):
@@ -376,7 +375,7 @@ def value_grads_kernel(
         b_r = load_tile(r, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32) * scale
         b_k = load_tile(k, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
         b_a = load_tile(a, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
-        b_q = b_r * exp(load_tile(w, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32))
+        b_q = b_r * tl.exp(load_tile(w, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32))
         p_D, m_D = state_pointers(dstates, i_c * H + i_h, i_k, i_v, K, V, BK, BV)
         b_D = tl.load(p_D, mask=m_D & (start < end), other=0.0)
         b_A, b_B, _, after = _two_scores(
@@ -385,7 +384,7 @@ def value_grads_kernel(
         b_rk += b_A
         b_ak += b_B
         d_rk += tl.sum(b_r * b_k, 1)
-        b_dv += dot(b_k * exp(after), b_D, PRECISION)
+        b_dv += dot(b_k * tl.exp(after), b_D, PRECISION)
     b_do = load_tile(do, start, end, i_h, i_v, 0, H, V, C, BV).to(tl.float32)
     b_y = load_tile(y, start, end, i_h, i_v, 0, H, V, C, BV)
     b_dv += tl.dot(to_operand(tl.trans(_with_diagonal(b_rk, d_rk, C)), PRECISION), b_do, input_precision=PRECISION)
@@ -456,7 +455,7 @@ def _dyadic_grads(b_q, b_a, b_k, b_b, b_prev, b_next, b_qk, b_qb, b_ak, b_ab, b_
     k, y holds a or b, and each meets what was of the other kind in the other half.
     """
     o_c = tl.arange(0, C)
-    before, after = exp(decay_before(b_prev)), exp(decay_after(b_next))
+    before, after = tl.exp(decay_before(b_prev)), tl.exp(decay_after(b_next))
     b_dq *= before
     b_da *= before
     b_dk *= after
@@ -540,15 +539,15 @@ def key_grads_kernel(
     b_k = load_tile(k, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
     b_a = load_tile(a, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
     b_b = load_tile(b, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
-    own = exp(b_w)
+    own = tl.exp(b_w)
     b_q = b_r * own
     b_dq, b_da = _meet_states(do, y, states, start, end, i, i_h, i_k, H, K, V, C, BK, BV, PRECISION)
     if MILD:
         before, read, key = about_middle(b_w, C)
-        after = exp(tl.sum(b_w, 0)[None, :] - before - b_w)
+        after = tl.exp(tl.sum(b_w, 0)[None, :] - before - b_w)
         b_km, b_bm = to_operand(b_k * key, PRECISION), to_operand(b_b * key, PRECISION)
         b_dq, b_da, reads = _mild_reads(
-            b_q, b_a, b_km, b_bm, b_qk, b_qb, b_ak, b_ab, b_dq, b_da, exp(before), read, PRECISION
+            b_q, b_a, b_km, b_bm, b_qk, b_qb, b_ak, b_ab, b_dq, b_da, tl.exp(before), read, PRECISION
         )
         # Stored at once: what a program holds until the end is what it spills.
         own_dw = b_q * b_dq
@@ -571,7 +570,7 @@ def key_grads_kernel(
         b_dw += b_q * b_dq
         store_tile(dr, (own * b_dq + d_k * b_k + d_b * b_b) * scale, start, end, i_h, i_k, H, K, C, BK)
         store_tile(da, b_da, start, end, i_h, i_k, H, K, C, BK)
-    b_dw += (exp(tl.sum(b_w, 0)) * b_SD)[None, :]
+    b_dw += (tl.exp(tl.sum(b_w, 0)) * b_SD)[None, :]
     store_tile(dw, b_dw, start, end, i_h, i_k, H, K, C, BK)
     store_tile(dk, b_dk + d_k * b_r, start, end, i_h, i_k, H, K, C, BK)
     store_tile(db, b_db + d_b * b_r, start, end, i_h, i_k, H, K, C, BK)
