@@ -5,10 +5,12 @@ import sys
 
 import pytest
 import torch
+from _pytest import runner
 
 from flakit.ops.common.dispatch import has_triton, interpreted
 from tests.interpreter import hurry
 from tests.quick import left_out
+from tests.roomy import roomy
 
 # jsonschema, with which notebooks are read, builds a parser of web addresses when it is imported: two seconds of every
 # process for a check that no notebook asks for. It does without where there is none.
@@ -73,6 +75,11 @@ def pytest_collection_modifyitems(items):
     # One process builds the site and takes minutes: first of all, so that the other has work of its own meanwhile and
     # finds it built, instead of waiting for it.
     items.sort(key=lambda item: item.path.parent.name != "site")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item, nextitem):
+    return roomy(runner.pytest_runtest_protocol)(item, nextitem)
 
 
 def pytest_runtest_teardown(item):
