@@ -1,5 +1,6 @@
 """What every test directory shares: which markers can run in this process, and showing what tests measured."""
 
+import gc
 import os
 import sys
 
@@ -15,6 +16,10 @@ from tests.roomy import roomy
 # jsonschema, with which notebooks are read, builds a parser of web addresses when it is imported: two seconds of every
 # process for a check that no notebook asks for. It does without where there is none.
 sys.modules.setdefault("rfc3987_syntax", None)
+
+# Figures and panels are made by the thousand, and looking through all that is alive for cycles took a quarter of their
+# tests' time, and of collecting the tests. All of it is looked through at the end of a file that made panels.
+gc.set_threshold(10_000, 20, 100)
 
 RUNS_HERE = {
     "gpu": (torch.cuda.is_available() and not interpreted(), "needs a CUDA device and no TRITON_INTERPRET"),
@@ -62,6 +67,7 @@ def panels_are_freed():
     yield
     if "ipywidgets" in sys.modules:
         sys.modules["ipywidgets"].Widget.close_all()
+        gc.collect()
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marker
@@ -75,6 +81,12 @@ def pytest_collection_modifyitems(items):
     # One process builds the site and takes minutes: first of all, so that the other has work of its own meanwhile and
     # finds it built, instead of waiting for it.
     items.sort(key=lambda item: item.path.parent.name != "site")
+
+
+def pytest_collection_finish():
+    """What is there before the first test stays, and need not be looked through for garbage again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)
