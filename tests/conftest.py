@@ -1,18 +1,25 @@
 """What every test directory shares: which markers can run in this process, and showing what tests measured."""
 
+import gc
 import os
 import sys
 
 import pytest
 import torch
+from _pytest import runner
 
 from flakit.ops.common.dispatch import has_triton, interpreted
 from tests.interpreter import hurry
 from tests.quick import left_out
+from tests.roomy import roomy
 
 # jsonschema, with which notebooks are read, builds a parser of web addresses when it is imported: two seconds of every
 # process for a check that no notebook asks for. It does without where there is none.
 sys.modules.setdefault("rfc3987_syntax", None)
+
+# Figures and panels are made by the thousand, and looking through all that is alive for cycles took a quarter of their
+# tests' time, and of collecting the tests. All of it is looked through at the end of a file that made panels.
+gc.set_threshold(10_000, 20, 100)
 
 RUNS_HERE = {
     "gpu": (torch.cuda.is_available() and not interpreted(), "needs a CUDA device and no TRITON_INTERPRET"),
@@ -52,6 +59,7 @@ def panels_are_freed():
     yield
     if "ipywidgets" in sys.modules:
         sys.modules["ipywidgets"].Widget.close_all()
+        gc.collect()
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marker
@@ -65,6 +73,17 @@ def pytest_collection_modifyitems(items):
     # One process builds the site and takes minutes: first of all, so that the other has work of its own meanwhile and
     # finds it built, instead of waiting for it.
     items.sort(key=lambda item: item.path.parent.name != "site")
+
+
+def pytest_collection_finish():
+    """What is there before the first test stays, and need not be looked through for garbage again."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item, nextitem):
+    return roomy(runner.pytest_runtest_protocol)(item, nextitem)
 
 
 def pytest_runtest_teardown(item):

@@ -3,7 +3,8 @@
 It replaces `tl`'s functions by its own when a kernel starts, and once more for every helper that the kernel calls,
 which finds them replaced already. It works out for each sum of integers whether it overflows, and then, unless
 debugging, looks at nothing. And for every number that a kernel makes it describes the type anew, shape and all. Here
-functions are replaced once, overflow is not looked for, and each type is described once.
+functions are replaced once, overflow is not looked for, and each type is described once. Before every sum it asks some
+forty questions about which type it is computed in, which two operands of one type answer by themselves.
 """
 
 from dataclasses import replace
@@ -24,6 +25,7 @@ def hurry() -> None:
     _replace_once(interpreter, language)
     _describe_once(interpreter, language.core)
     _broadcast_what_differs(language.semantic.TritonSemantic)
+    _promote_what_differs(language.semantic.TritonSemantic, language.core.tensor)
     options = interpreter.interpreter_builder.options
     if not options.debug:
         interpreter.interpreter_builder.options = replace(options, sanitize_overflow=False)
@@ -88,3 +90,33 @@ def _broadcast_what_differs(semantic) -> None:
         return (lhs, rhs) if same else broadcast(self, lhs, rhs)
 
     semantic.broadcast_impl_value = quickly
+
+
+ALIKE = ("fp64", "fp32", "fp16", "int64", "int32", "int1")
+"""Types that two operands of one type stay in, float16 but for a division."""
+NUMBERS = {"fp64": (int, float), "fp32": (int, float), "int64": (int,), "int32": (int,)}
+"""Python's numbers that become what the tensor is that they meet; integers, of 32 bits."""
+
+
+def _promote_what_differs(semantic, tensor) -> None:
+    """Operands of one type, and numbers beside a tensor that they become like, need no common type to be found."""
+    promote = semantic.binary_op_type_checking_impl
+
+    def quickly(self, lhs, rhs, allow_lhs_ptr=False, allow_rhs_ptr=False, arithmetic_check=True, div_or_mod=False):
+        x = lhs.type.scalar.name if isinstance(lhs, tensor) else None
+        y = rhs.type.scalar.name if isinstance(rhs, tensor) else None
+        if arithmetic_check:
+            if x is None and _becomes_like(lhs, y):
+                lhs, x = self.scalar_constant(lhs, dtype=rhs.type.scalar), y
+            elif y is None and _becomes_like(rhs, x):
+                rhs, y = self.scalar_constant(rhs, dtype=lhs.type.scalar), x
+            if x == y and x in ALIKE and not (div_or_mod and x == "fp16"):
+                return self.broadcast_impl_value(lhs, rhs)
+        return promote(self, lhs, rhs, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod)
+
+    semantic.binary_op_type_checking_impl = quickly
+
+
+def _becomes_like(number, element: str | None) -> bool:
+    kind = type(number)
+    return kind in NUMBERS.get(element, ()) and (kind is float or -(2**31) <= number < 2**31)

@@ -68,6 +68,7 @@ def main():
     left_out = ("TRITON_INTERPRET", "PYTHONDONTWRITEBYTECODE")
     env = {name: value for name, value in os.environ.items() if name not in left_out}
     env.setdefault("OMP_NUM_THREADS", "1")
+    env.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # the few tests with two threads share their cores with other tests
     pytest_args = ["--durations=10", "--durations-min=1", *pytest_args]  # of two, pytest takes the last
     results = []
     planned = list(steps(own.workers, own.which))

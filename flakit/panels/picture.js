@@ -98,7 +98,12 @@ function render({model, el}) {
     place();
   });
   const watch = new MutationObserver(nameSliders);
-  requestAnimationFrame(() => {
+  // A busy browser puts a picture into its panel some frames after it was made.
+  let next = requestAnimationFrame(function begin() {
+    if (!el.isConnected) {
+      next = requestAnimationFrame(begin);
+      return;
+    }
     const panel = el.closest(".flakit-panel") ?? el;
     room.observe(panel);
     room.observe(image);
@@ -114,6 +119,7 @@ function render({model, el}) {
   describe(); size(); say(); draw();
   return () => {
     for (const [name, listen] of Object.entries(listeners)) model.off(name, listen);
+    cancelAnimationFrame(next);
     room.disconnect();
     watch.disconnect();
     if (shown) URL.revokeObjectURL(shown);

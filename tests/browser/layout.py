@@ -22,8 +22,12 @@ ALL_THERE = """() => {
 
 LAID_OUT = """panel => {
   const image = panel.querySelector('img.flakit-picture');
-  return image.complete && image.clientWidth > 0.95 * image.naturalWidth;
+  const handles = [...panel.querySelectorAll('.noUi-handle')].filter(each => each.checkVisibility());
+  return image?.complete && image.clientWidth > 0.95 * image.naturalWidth
+    && handles.every(each => each.getAttribute('aria-label'))
+    && panel.querySelector('.flakit-readout')?.innerText.trim();
 }"""
+"""A kernel may be done long before a busy browser has drawn what it sent."""
 
 MEASURE = """panel => {
   const image = panel.querySelector('img.flakit-picture');

@@ -67,10 +67,18 @@ def test_right_kernels_pass_with_other_numbers(name, seed):
     assert found.passed, words(found)
 
 
+WHOLE = ("final state detached", "last channels lost", "dw a token late, rwkv7", "dg of one pass, gsa")
+"""Wrong kernels that are audited to the end, of each operator one at least. Of the others probe after probe is asked
+until one fails: with that the audit fails, whatever the rest of them, some hundreds of settings, would say."""
+
+
 @pytest.mark.parametrize("name", one_quick(WRONG, ["one element of dv lost"]))
 def test_wrong_kernels_fail(name):
     op, kernel = WRONG[name]
-    assert not flakit.audit(kernel, op, shrink=False, seconds=None).passed
+    for only in [None] if name in WHOLE else PROBES:
+        if not flakit.audit(kernel, op, only=only, shrink=False, seconds=None).passed:
+            return
+    pytest.fail("no probe fails")
 
 
 SHRUNK = (

@@ -19,8 +19,9 @@ from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 
 ROOT = Path(__file__).parents[2]
 _FORKING = """
-import importlib.util, json, os, signal, sys
+import gc, importlib.util, json, os, signal, sys
 import ipykernel.kernelapp, matplotlib.backends.backend_agg, matplotlib.figure, torch._dynamo
+from tests.roomy import roomy
 
 if os.environ.get("TRITON_INTERPRET") and importlib.util.find_spec("triton"):
     from tests.interpreter import hurry
@@ -35,8 +36,10 @@ def become_kernel(argv, cwd, env):
     os.environ.clear()
     os.environ.update(env)
     sys.argv = [*argv, f"--IPKernelApp.parent_handle={os.getppid()}"]  # whose end it does not survive
-    ipykernel.kernelapp.launch_new_instance()
+    roomy(ipykernel.kernelapp.launch_new_instance)()
 
+gc.collect()
+gc.freeze()  # a kernel's collections need not look through all that was imported: a tenth of a lesson's time
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a kernel that has ended
 for asked in iter(sys.stdin.readline, ""):
     if (pid := os.fork()) == 0:

@@ -296,13 +296,24 @@ def test_workers_know_operators_and_stores(tmp_path):
 
 @pytest.mark.full
 def test_ray_measures_what_one_process_does_and_a_killed_worker_is_replaced(file, tmp_path, monkeypatch):
-    pytest.importorskip("ray")
+    """On a Ray of its own, which it ends; then on one that is there, which it leaves: each takes long to start."""
+    ray = pytest.importorskip("ray")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    for name in ("overflow", "dies_once"):
+
+    def whole(name):
         assert_whole(sweep(f"{file}:{name}", OVER, workers=2, engine="ray", store=tmp_path / f"{name}.jsonl"))
-    assert (file.parent / "died").exists() and len(measured(file)) == 2 * 9
-    with pytest.raises(RuntimeError, match=r"sweep at decay=1\.0, T=4: at 4"):
-        sweep(f"{file}:fails", {"decay": [1.0], "T": [4]}, engine="ray")
+
+    whole("overflow")
+    assert not ray.is_initialized()
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        whole("dies_once")
+        assert (file.parent / "died").exists() and len(measured(file)) == 2 * 9
+        with pytest.raises(RuntimeError, match=r"sweep at decay=1\.0, T=4: at 4"):
+            sweep(f"{file}:fails", {"decay": [1.0], "T": [4]}, engine="ray")
+        assert ray.is_initialized()
+    finally:
+        ray.shutdown()
 
 
 def test_without_ray_its_engine_says_what_is_missing(monkeypatch):
