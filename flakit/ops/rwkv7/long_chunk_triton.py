@@ -496,7 +496,7 @@ def mild_read_grads_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     FLAGS: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """dr, da for one chunk, and the reads' share of dw. In registers: a score's gradient [C, C], then x, dw [C, BK].
+    """dr, da for one chunk, and the reads' share of dw. In registers: a score's gradient [C, C], x, z [C, BK].
 
     x_r = (do v^T) k* + (do v2^T) b* + do (e^{mid} S)^T          dr = scale (x_r e^{upto - mid} + own)
     x_a = (y v^T) k* + (y v2^T) b* + y (e^{mid} S)^T             da = x_a e^{before - mid}
@@ -560,7 +560,7 @@ def mild_write_grads_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     FLAGS: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """dk, db, dw for one chunk. In registers: a score's gradient [C, C], then z, x and dw [C, BK].
+    """dk, db, dw for one chunk. In registers: a score's gradient [C, C], z, x and dw's keys [C, BK].
 
     z_k = (do v^T)^T r* + (y v^T)^T a*,  x_k = v (e^{total - mid} D)^T      dk = (z_k + x_k) e^{mid - upto} + own
     z_b and x_b likewise with v2 in the place of v                          db = (z_b + x_b) e^{mid - upto} + own
