@@ -44,6 +44,7 @@ class OneWay:
 
     def __init__(self, kernel, mild, is_mild=None):
         self.kernel, self.mild, self.is_mild = kernel, mild, is_mild
+        self.arg_names = kernel.arg_names
 
     def __getitem__(self, grid):
         def launch(*given, **options):

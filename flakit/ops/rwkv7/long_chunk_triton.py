@@ -215,39 +215,65 @@ def _product(a_high, a_low, b_high, b_low):
 
 
 @triton.jit
-def _scores(x_high, x_low, y_high, y_low, x, y, w, scale, start, end, i_h, H: tl.constexpr, K: tl.constexpr,
-            C: tl.constexpr, BK: tl.constexpr, LEVELS: tl.constexpr, OWN: tl.constexpr, TURNED: tl.constexpr,
-            MILD: tl.constexpr):  # fmt: skip
-    """The scores of reads x with keys y, [C, C], zero where the key is later. MILD: of their operands alone.
+def _mild_scores(x_high, x_low, y_high, y_low, C: tl.constexpr, OWN: tl.constexpr, TURNED: tl.constexpr):
+    """The scores of reads x with keys y, operands about the middle, [C, C], zero where the key is later.
 
     OWN: x is r, which sees its own token's key; else a, which does not. TURNED: keys along the rows.
     """
     o_c = tl.arange(0, C)
     if TURNED:
+        b_A = _product(y_high, y_low, tl.trans(x_high), tl.trans(x_low))
+        ahead = o_c[None, :] - o_c[:, None]
+    else:
+        b_A = _product(x_high, x_low, tl.trans(y_high), tl.trans(y_low))
+        ahead = o_c[:, None] - o_c[None, :]
+    if OWN:
+        b_A = tl.where(ahead >= 0, b_A, 0.0)
+    else:
+        b_A = tl.where(ahead > 0, b_A, 0.0)
+    return b_A
+
+
+@triton.jit
+def _fine_scores(x, y, z, take_z, w, scale, start, end, i_h, H: tl.constexpr, K: tl.constexpr, C: tl.constexpr,
+                 BK: tl.constexpr, LEVELS: tl.constexpr, OWN: tl.constexpr, TURNED: tl.constexpr):  # fmt: skip
+    """As `_mild_scores`, for any decay: of reads x with keys y or, for take_z, with keys z."""
+    o_c = tl.arange(0, C)
+    if TURNED:
         ahead = o_c[None, :] - o_c[:, None]
     else:
         ahead = o_c[:, None] - o_c[None, :]
-    if MILD:
-        if TURNED:
-            b_A = _product(y_high, y_low, tl.trans(x_high), tl.trans(x_low))
-        else:
-            b_A = _product(x_high, x_low, tl.trans(y_high), tl.trans(y_low))
-        if OWN:
-            b_A = tl.where(ahead >= 0, b_A, 0.0)
-        else:
-            b_A = tl.where(ahead > 0, b_A, 0.0)
+    b_w = load_decays(w, start, end, i_h, 0, H, K, C, BK)
+    b_x = load_tile(x, start, end, i_h, 0, 0, H, K, C, BK).to(tl.float32)
+    b_y = _either(y, z, take_z, start, end, i_h, H, K, C, BK).to(tl.float32)
+    b_own = tl.zeros([C], dtype=tl.float32)
+    if OWN:
+        b_x *= scale
+        b_own += tl.sum(b_x * b_y, 1)
+        b_x *= exp(b_w.to(tl.float32))
+    b_A = _fine_pair_scores(b_x, b_y, b_w, C, LEVELS, TURNED)
+    return tl.where(ahead > 0, b_A, tl.where(ahead == 0, b_own[:, None], 0.0))
+
+
+@triton.jit
+def _fine_scores_of_two(x, y, z, w, scale, start, end, i_h, H: tl.constexpr, K: tl.constexpr, C: tl.constexpr,
+                        BK: tl.constexpr, LEVELS: tl.constexpr, OWN: tl.constexpr):  # fmt: skip
+    """`_fine_scores` of reads x with keys y, and with keys z: by one code, since a kernel's should not be large."""
+    b_A, b_B = tl.zeros([C, C], dtype=tl.float32), tl.zeros([C, C], dtype=tl.float32)
+    for n in range(2):
+        b_A = b_B
+        b_B = _fine_scores(x, y, z, n == 1, w, scale, start, end, i_h, H, K, C, BK, LEVELS, OWN, False)
+    return b_A, b_B
+
+
+@triton.jit
+def _either(y, z, take_z, start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
+    """A tile of y or, for take_z, of z."""
+    if take_z:
+        b_y = load_tile(z, start, end, i_h, 0, 0, H, D, C, BD)
     else:
-        b_w = load_decays(w, start, end, i_h, 0, H, K, C, BK)
-        b_x = load_tile(x, start, end, i_h, 0, 0, H, K, C, BK).to(tl.float32)
-        b_y = load_tile(y, start, end, i_h, 0, 0, H, K, C, BK).to(tl.float32)
-        b_own = tl.zeros([C], dtype=tl.float32)
-        if OWN:
-            b_x *= scale
-            b_own += tl.sum(b_x * b_y, 1)
-            b_x *= exp(b_w.to(tl.float32))
-        b_A = _fine_pair_scores(b_x, b_y, b_w, C, LEVELS, TURNED)
-        b_A = tl.where(ahead > 0, b_A, tl.where(ahead == 0, b_own[:, None], 0.0))
-    return b_A
+        b_y = load_tile(y, start, end, i_h, 0, 0, H, D, C, BD).to(z.dtype.element_ty)
+    return b_y
 
 
 @triton.jit
@@ -281,10 +307,14 @@ def _inverse(b_A, C: tl.constexpr, PRECISION: tl.constexpr):
 def transition_kernel(
     r, w, k, v, a, b, G, W, Q, own, inverse, mild, scale, sequence_of_chunk, cu_seqlens, offsets, T,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
+    FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
+    PACKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """U, G, W, Q and own of one chunk, as above. In registers: one of them [64, 64] at a time, and the operands of two
-    products; what else is needed lies in shared memory."""
+    """Of one chunk as above: FIRST U, G and W, SECOND Q and own, into whose places the first puts T and f for it.
+
+    In registers: one of them [64, 64] at a time, and the operands of two products; what else is needed lies in shared
+    memory.
+    """
     i = tl.program_id(0)
     i_h, i_c = i % H, i // H
     start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
@@ -292,42 +322,61 @@ def transition_kernel(
         return
     b_w = _load_w(w, start, end, i_h, H, K, C, BK, MILD)
     mid, _, _ = _of_states(b_w, C, MILD)
-    a_high, a_low = _rows_by(a, start, end, i_h, exp(_before(b_w, C, MILD)), H, K, C, BK)
+    if FIRST:
+        a_high, a_low = _rows_by(a, start, end, i_h, exp(_before(b_w, C, MILD)), H, K, C, BK)
     b_high, b_low = _rows_by(b, start, end, i_h, exp(_after(b_w, C, MILD)), H, K, C, BK)
     k_high, k_low = _rows_by(k, start, end, i_h, exp(_after(b_w, C, MILD)), H, K, C, BK)
-    b_A = _scores(a_high, a_low, k_high, k_low, a, k, w, 1.0, start, end, i_h, H, K, C, BK, LEVELS, False, False, MILD)
-    A_high, A_low = split(b_A)
-    b_v = load_tile(v, start, end, i_h, 0, 0, H, V, C, BV)
-    x_high, x_low = split(add_split_by_given(tl.zeros([C, BV], dtype=tl.float32), A_high, A_low, b_v))
-    b_A = _scores(a_high, a_low, b_high, b_low, a, b, w, 1.0, start, end, i_h, H, K, C, BK, LEVELS, False, False, MILD)
-    b_U = _inverse(b_A, C, PRECISION)
-    tl.store(matrix_pointers(inverse, i, C), b_U)
-    U_high, U_low = split(b_U)
-    # e^{mid} comes in here: T's rows of late tokens may hold channels that have all but decayed.
-    T_high, T_low = split(_product(U_high, U_low, a_high, a_low) * exp(mid)[None, :])
-    f_high, f_low = split(_product(U_high, U_low, x_high, x_low))
+    if FIRST:
+        if MILD:
+            b_A = _mild_scores(a_high, a_low, k_high, k_low, C, False, False)
+        else:
+            b_A, b_B = _fine_scores_of_two(a, k, b, w, 1.0, start, end, i_h, H, K, C, BK, LEVELS, False)
+        A_high, A_low = split(b_A)
+        b_v = load_tile(v, start, end, i_h, 0, 0, H, V, C, BV)
+        x_high, x_low = split(add_split_by_given(tl.zeros([C, BV], dtype=tl.float32), A_high, A_low, b_v))
+        if MILD:
+            b_B = _mild_scores(a_high, a_low, b_high, b_low, C, False, False)
+        b_U = _inverse(b_B, C, PRECISION)
+        tl.store(matrix_pointers(inverse, i, C), b_U)
+        U_high, U_low = split(b_U)
+        # e^{mid} comes in here: T's rows of late tokens may hold channels that have all but decayed.
+        b_T = _product(U_high, U_low, a_high, a_low) * exp(mid)[None, :]
+        T_high, T_low = split(b_T)
+        b_f = _product(U_high, U_low, x_high, x_low)
+        f_high, f_low = split(b_f)
 
-    b_w = _load_w(w, start, end, i_h, H, K, C, BK, MILD)
-    _, rest, total = _of_states(b_w, C, MILD)
-    o_k = tl.arange(0, BK)
-    b_G = _product(tl.trans(b_high), tl.trans(b_low), T_high, T_low) * exp(rest)[:, None]
-    b_G += tl.where(o_k[:, None] == o_k[None, :], exp(total)[:, None], 0.0)
-    p_G, m_G = state_pointers(G, i, 0, 0, K, K, BK, BK)
-    tl.store(p_G, b_G, mask=m_G)
-    b_W = add_split_by_given(tl.zeros([BK, BV], dtype=tl.float32), tl.trans(k_high), tl.trans(k_low), b_v)
-    b_W = add_product(b_W, tl.trans(b_high), tl.trans(b_low), f_high, f_low) * exp(rest)[:, None]
-    p_W, m_W = state_pointers(W, i, 0, 0, K, V, BK, BV)
-    tl.store(p_W, b_W, mask=m_W)
-
-    r_high, r_low = _rows_by(r, start, end, i_h, exp(_upto(b_w, C, MILD)) * scale, H, K, C, BK)
-    b_A = _scores(r_high, r_low, k_high, k_low, r, k, w, scale, start, end, i_h, H, K, C, BK, LEVELS, True, False, MILD)
-    A_high, A_low = split(b_A)
-    b_o = add_split_by_given(tl.zeros([C, BV], dtype=tl.float32), A_high, A_low, b_v)
-    b_A = _scores(r_high, r_low, b_high, b_low, r, b, w, scale, start, end, i_h, H, K, C, BK, LEVELS, True, False, MILD)
-    A_high, A_low = split(b_A)
-    store_tile(own, add_product(b_o, A_high, A_low, f_high, f_low), start, end, i_h, 0, H, V, C, BV)
-    b_Q = (r_high.to(tl.float32) + r_low.to(tl.float32)) * exp(mid)[None, :]
-    store_tile(Q, add_product(b_Q, A_high, A_low, T_high, T_low), start, end, i_h, 0, H, K, C, BK)
+        b_w = _load_w(w, start, end, i_h, H, K, C, BK, MILD)
+        _, rest, total = _of_states(b_w, C, MILD)
+        o_k = tl.arange(0, BK)
+        b_G = _product(tl.trans(b_high), tl.trans(b_low), T_high, T_low) * exp(rest)[:, None]
+        b_G += tl.where(o_k[:, None] == o_k[None, :], exp(total)[:, None], 0.0)
+        p_G, m_G = state_pointers(G, i, 0, 0, K, K, BK, BK)
+        tl.store(p_G, b_G, mask=m_G)
+        b_W = add_split_by_given(tl.zeros([BK, BV], dtype=tl.float32), tl.trans(k_high), tl.trans(k_low), b_v)
+        b_W = add_product(b_W, tl.trans(b_high), tl.trans(b_low), f_high, f_low) * exp(rest)[:, None]
+        p_W, m_W = state_pointers(W, i, 0, 0, K, V, BK, BV)
+        tl.store(p_W, b_W, mask=m_W)
+        if not SECOND:
+            store_tile(Q, b_T, start, end, i_h, 0, H, K, C, BK)
+            store_tile(own, b_f, start, end, i_h, 0, H, V, C, BV)
+    if SECOND:
+        if not FIRST:
+            b_v = load_tile(v, start, end, i_h, 0, 0, H, V, C, BV)
+            T_high, T_low = split(load_tile(Q, start, end, i_h, 0, 0, H, K, C, BK))
+            f_high, f_low = split(load_tile(own, start, end, i_h, 0, 0, H, V, C, BV))
+        r_high, r_low = _rows_by(r, start, end, i_h, exp(_upto(b_w, C, MILD)) * scale, H, K, C, BK)
+        if MILD:
+            b_A = _mild_scores(r_high, r_low, k_high, k_low, C, True, False)
+        else:
+            b_A, b_B = _fine_scores_of_two(r, k, b, w, scale, start, end, i_h, H, K, C, BK, LEVELS, True)
+        A_high, A_low = split(b_A)
+        b_o = add_split_by_given(tl.zeros([C, BV], dtype=tl.float32), A_high, A_low, b_v)
+        if MILD:
+            b_B = _mild_scores(r_high, r_low, b_high, b_low, C, True, False)
+        A_high, A_low = split(b_B)
+        store_tile(own, add_product(b_o, A_high, A_low, f_high, f_low), start, end, i_h, 0, H, V, C, BV)
+        b_Q = (r_high.to(tl.float32) + r_low.to(tl.float32)) * exp(mid)[None, :]
+        store_tile(Q, add_product(b_Q, A_high, A_low, T_high, T_low), start, end, i_h, 0, H, K, C, BK)
 
 
 @triton.jit
@@ -444,9 +493,11 @@ def found_kernel(
     r, w, k, v, a, b, do, inverse, states, scales, dstates, dscales, mild, found, y, dv, scale,
     sequence_of_chunk, cu_seqlens, offsets, T,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr,
+    FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
+    PACKED: tl.constexpr,
 ):  # fmt: skip
-    """v2 = U (A_ak v + a~ S), y = U^T (A_rb^T do + b^ D), dv = A_rk^T do + A_ak^T y + k^ D for one chunk."""
+    """Of one chunk FIRST y = U^T (A_rb^T do + b^ D), SECOND dv = A_rk^T do + A_ak^T y + k^ D and
+    v2 = U (A_ak v + a~ S)."""
     i = tl.program_id(0)
     i_h, i_c = i % H, i // H
     start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
@@ -455,38 +506,60 @@ def found_kernel(
     there = start < end
     b_w = _load_w(w, start, end, i_h, H, K, C, BK, MILD)
     mid, rest, _ = _of_states(b_w, C, MILD)
-    b_high, b_low = _rows_by(b, start, end, i_h, exp(_after(b_w, C, MILD)), H, K, C, BK)
+    if FIRST:
+        b_high, b_low = _rows_by(b, start, end, i_h, exp(_after(b_w, C, MILD)), H, K, C, BK)
     D_high, D_low = split(_whole_state(dstates, dscales, i, there, exp(rest), K, V, BK, BV))
-    b_x = _product(b_high, b_low, D_high, D_low)
+    if FIRST:
+        b_x = _product(b_high, b_low, D_high, D_low)
     r_high, r_low = _rows_by(r, start, end, i_h, exp(_upto(b_w, C, MILD)) * scale, H, K, C, BK)
-    b_A = _scores(r_high, r_low, b_high, b_low, r, b, w, scale, start, end, i_h, H, K, C, BK, LEVELS, True, True, MILD)
-    A_high, A_low = split(b_A)
+    if FIRST:
+        if MILD:
+            b_A = _mild_scores(r_high, r_low, b_high, b_low, C, True, True)
+        else:
+            b_A = _fine_scores(
+                r, b, b, False, w, scale, start, end, i_h, H, K, C, BK, LEVELS, True, True
+            )
+        A_high, A_low = split(b_A)
     b_do = load_tile(do, start, end, i_h, 0, 0, H, V, C, BV)
-    x_high, x_low = split(add_split_by_given(b_x, A_high, A_low, b_do))
-    U_high, U_low = split(tl.load(matrix_pointers(inverse, i, C)))
-    b_y = _product(tl.trans(U_high), tl.trans(U_low), x_high, x_low)
-    store_tile(y, b_y, start, end, i_h, 0, H, V, C, BV)
-    y_high, y_low = split(b_y)
+    if FIRST:
+        x_high, x_low = split(add_split_by_given(b_x, A_high, A_low, b_do))
+        U_high, U_low = split(tl.load(matrix_pointers(inverse, i, C)))
+        b_y = _product(tl.trans(U_high), tl.trans(U_low), x_high, x_low)
+        store_tile(y, b_y, start, end, i_h, 0, H, V, C, BV)
 
-    b_w = _load_w(w, start, end, i_h, H, K, C, BK, MILD)
-    k_high, k_low = _rows_by(k, start, end, i_h, exp(_after(b_w, C, MILD)), H, K, C, BK)
-    b_dv = _product(k_high, k_low, D_high, D_low)
-    b_A = _scores(r_high, r_low, k_high, k_low, r, k, w, scale, start, end, i_h, H, K, C, BK, LEVELS, True, True, MILD)
-    A_high, A_low = split(b_A)
-    b_dv = add_split_by_given(b_dv, A_high, A_low, b_do)
-    b_w = _load_w(w, start, end, i_h, H, K, C, BK, MILD)
-    a_high, a_low = _rows_by(a, start, end, i_h, exp(_before(b_w, C, MILD)), H, K, C, BK)
-    b_A = _scores(a_high, a_low, k_high, k_low, a, k, w, 1.0, start, end, i_h, H, K, C, BK, LEVELS, False, False, MILD)
-    A_high, A_low = split(b_A)
-    b_dv = add_product(b_dv, tl.trans(A_high), tl.trans(A_low), y_high, y_low)
-    store_tile(dv, b_dv, start, end, i_h, 0, H, V, C, BV)
+    if SECOND:
+        if not FIRST:
+            b_y = load_tile(y, start, end, i_h, 0, 0, H, V, C, BV)
+        y_high, y_low = split(b_y)
+        b_w = _load_w(w, start, end, i_h, H, K, C, BK, MILD)
+        k_high, k_low = _rows_by(k, start, end, i_h, exp(_after(b_w, C, MILD)), H, K, C, BK)
+        b_dv = _product(k_high, k_low, D_high, D_low)
+        if MILD:
+            b_A = _mild_scores(r_high, r_low, k_high, k_low, C, True, True)
+        else:
+            b_A = _fine_scores(
+                r, k, k, False, w, scale, start, end, i_h, H, K, C, BK, LEVELS, True, True
+            )
+        A_high, A_low = split(b_A)
+        b_dv = add_split_by_given(b_dv, A_high, A_low, b_do)
+        b_w = _load_w(w, start, end, i_h, H, K, C, BK, MILD)
+        a_high, a_low = _rows_by(a, start, end, i_h, exp(_before(b_w, C, MILD)), H, K, C, BK)
+        if MILD:
+            b_A = _mild_scores(a_high, a_low, k_high, k_low, C, False, False)
+        else:
+            b_A = _fine_scores(
+                a, k, k, False, w, 1.0, start, end, i_h, H, K, C, BK, LEVELS, False, False
+            )
+        A_high, A_low = split(b_A)
+        b_dv = add_product(b_dv, tl.trans(A_high), tl.trans(A_low), y_high, y_low)
+        store_tile(dv, b_dv, start, end, i_h, 0, H, V, C, BV)
 
-    S_high, S_low = split(_whole_state(states, scales, i, there, exp(mid), K, V, BK, BV))
-    b_x = _product(a_high, a_low, S_high, S_low)
-    b_v = load_tile(v, start, end, i_h, 0, 0, H, V, C, BV)
-    x_high, x_low = split(add_split_by_given(b_x, A_high, A_low, b_v))
-    U_high, U_low = split(tl.load(matrix_pointers(inverse, i, C)))
-    store_tile(found, _product(U_high, U_low, x_high, x_low), start, end, i_h, 0, H, V, C, BV)
+        S_high, S_low = split(_whole_state(states, scales, i, there, exp(mid), K, V, BK, BV))
+        b_x = _product(a_high, a_low, S_high, S_low)
+        b_v = load_tile(v, start, end, i_h, 0, 0, H, V, C, BV)
+        x_high, x_low = split(add_split_by_given(b_x, A_high, A_low, b_v))
+        U_high, U_low = split(tl.load(matrix_pointers(inverse, i, C)))
+        store_tile(found, _product(U_high, U_low, x_high, x_low), start, end, i_h, 0, H, V, C, BV)
 
 
 @triton.jit
@@ -627,14 +700,14 @@ def mild_write_grads_kernel(
 
 
 @triton.jit
-def _add_pairs(b_x, b_dw, b_own, one_high, one_low, b_one, two_high, two_low, b_two, b_w, C: tl.constexpr,
-               LEVELS: tl.constexpr, READS: tl.constexpr):  # fmt: skip
+def _add_pairs(b_x, b_dw, b_own, A_high, A_low, b_other, b_w, C: tl.constexpr, LEVELS: tl.constexpr,
+               READS: tl.constexpr):  # fmt: skip
     """x and dw with what the pairs inside a chunk add to them, for any decay: the gradient of reads x_i, which is
-    sum_{j<i} (one_ij k_j + two_ij b_j) e^{decay strictly between j and i}; or of keys, with i and j changed over.
+    sum_{j<i} A_ij other_j e^{decay strictly between j and i}; or of keys, with i and j changed over.
 
-    own: the reads or keys that x is the gradient of; one, two [C, C]: gradients of scores, of which the part that is
-    none does not matter. Of dw the reads' and the keys' share together are what passes by a token. Inside a block that
-    is mild it is a difference between them, of the same products.
+    own: the reads or keys that x is the gradient of; A [C, C]: gradients of scores, of which the part that is none does
+    not matter. Of dw the reads' and the keys' share together are what passes by a token. Inside a block that is mild it
+    is a difference between them, of the same products.
     """
     o_c = tl.arange(0, C)
     later, earlier = o_c[:, None] < o_c[None, :], o_c[:, None] > o_c[None, :]
@@ -644,13 +717,9 @@ def _add_pairs(b_x, b_dw, b_own, one_high, one_low, b_one, two_high, two_low, b_
             own, other, inside = exp(read), exp(key), same_block(C) & earlier
         else:
             own, other, inside = exp(key), exp(read), same_block(C) & later
-        high, low = split(b_one * other)
-        x = tl.zeros_like(b_x)
-        x = add_whole_product(x, only(inside, one_high), only(inside, one_low), high, low)
-        high, low = split(b_two * other)
-        x = add_whole_product(x, only(inside, two_high), only(inside, two_low), high, low)
-        high, low = split(b_own * own)
-        passing = (high.to(tl.float32) + low.to(tl.float32)) * x
+        high, low = split(b_other * other)
+        x = add_whole_product(tl.zeros_like(b_x), only(inside, A_high), only(inside, A_low), high, low)
+        passing = _as_split(b_own * own) * x
         if READS:
             b_dw = add_sums(b_dw, same_block(C) & later, passing, True)
         else:
@@ -663,10 +732,8 @@ def _add_pairs(b_x, b_dw, b_own, one_high, one_low, b_one, two_high, two_low, b_
         else:
             met, passes = (~right)[:, None] & meet(level, C), within(first, o_c, C)
         weight = exp(level_decays(b_w, level, C))
-        high, low = split(b_one * weight)
-        x = add_product(tl.zeros_like(b_x), only(met, one_high), only(met, one_low), high, low)
-        high, low = split(b_two * weight)
-        x = add_product(x, only(met, two_high), only(met, two_low), high, low) * weight
+        high, low = split(b_other * weight)
+        x = add_product(tl.zeros_like(b_x), only(met, A_high), only(met, A_low), high, low) * weight
         b_dw = add_sums(b_dw, passes, b_own * x, False)
         b_x += x
     return b_x, b_dw
@@ -677,9 +744,10 @@ def read_grads_kernel(
     r, w, k, v, a, b, do, found, y, states, scales, mild, dr, da, passed, scale,
     sequence_of_chunk, cu_seqlens, offsets, T,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    FLAGS: tl.constexpr, LEVELS: tl.constexpr, PACKED: tl.constexpr,
+    FLAGS: tl.constexpr, LEVELS: tl.constexpr, FIRST: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """dr, da for one chunk, and the reads' share of dw. In registers: scores' gradients [C, C], x and dw [C, BK].
+    """FIRST dr, else da, for one chunk, and the reads' share of dw. In registers: scores' gradients [C, C], x and dw
+    [C, BK].
 
     dq = (do S^T) e^{before} + pairs, da = (y S^T) e^{before} + pairs, dr = scale (e^w dq + diagonal), q = scale r e^w
     passed_t = q_t dq_t + sum_{i>t} (q_i dq_i^S + a_i da_i^S) + the pairs' share
@@ -691,44 +759,35 @@ def read_grads_kernel(
     start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
     o_c = tl.arange(0, C)
     later = o_c[:, None] < o_c[None, :]
-    # What is needed again is loaded again: what a program holds until the end is what it spills.
-    b_v = load_tile(v, start, end, i_h, 0, 0, H, V, C, BV)
-    b_do = load_tile(do, start, end, i_h, 0, 0, H, V, C, BV)
-    b_f = load_tile(found, start, end, i_h, 0, 0, H, V, C, BV)
-    d_k = tl.sum(b_do.to(tl.float32) * b_v.to(tl.float32), 1)[:, None]
-    d_b = tl.sum(b_do.to(tl.float32) * b_f, 1)[:, None]
-    x = _along_columns(b_do, states, scales, i, start < end, K, V, BK, BV)
-    k_high, k_low = split(tl.dot(b_do, tl.trans(b_v)))
-    f_high, f_low = split(b_f)
-    b_A = add_given_by_split(tl.zeros([C, C], dtype=tl.float32), b_do, tl.trans(f_high), tl.trans(f_low))
-    b_high, b_low = split(b_A)
     b_w = load_decays(w, start, end, i_h, 0, H, K, C, BK)
-    x *= exp(_before(b_w, C, False))
-    b_k = load_tile(k, start, end, i_h, 0, 0, H, K, C, BK)
-    b_b = load_tile(b, start, end, i_h, 0, 0, H, K, C, BK)
-    own = exp(b_w.to(tl.float32))
-    b_q = load_tile(r, start, end, i_h, 0, 0, H, K, C, BK).to(tl.float32) * own * scale
-    passed_by = add_sums(tl.zeros_like(x), later, b_q * x, False)
-    x, passed_by = _add_pairs(x, passed_by, b_q, k_high, k_low, b_k, b_high, b_low, b_b, b_w, C, LEVELS, True)
-    store_tile(dr, (own * x + d_k * b_k + d_b * b_b) * scale, start, end, i_h, 0, H, K, C, BK)
-    passed_by += b_q * x
-
-    b_y = load_tile(y, start, end, i_h, 0, 0, H, V, C, BV)
-    x = _along_columns(b_y, states, scales, i, start < end, K, V, BK, BV)
-    y_high, y_low = split(b_y)
-    b_v = load_tile(v, start, end, i_h, 0, 0, H, V, C, BV)
-    b_A = add_split_by_given(tl.zeros([C, C], dtype=tl.float32), y_high, y_low, tl.trans(b_v))
-    k_high, k_low = split(b_A)
-    f_high, f_low = split(load_tile(found, start, end, i_h, 0, 0, H, V, C, BV))
-    b_high, b_low = split(_product(y_high, y_low, tl.trans(f_high), tl.trans(f_low)))
-    b_w = load_decays(w, start, end, i_h, 0, H, K, C, BK)
-    x *= exp(_before(b_w, C, False))
-    b_k = load_tile(k, start, end, i_h, 0, 0, H, K, C, BK)
-    b_b = load_tile(b, start, end, i_h, 0, 0, H, K, C, BK)
-    b_a = load_tile(a, start, end, i_h, 0, 0, H, K, C, BK)
-    passed_by = add_sums(passed_by, later, b_a * x, False)
-    x, passed_by = _add_pairs(x, passed_by, b_a, k_high, k_low, b_k, b_high, b_low, b_b, b_w, C, LEVELS, True)
-    store_tile(da, x, start, end, i_h, 0, H, K, C, BK)
+    if FIRST:
+        b_g = load_tile(do, start, end, i_h, 0, 0, H, V, C, BV)
+        own = exp(b_w.to(tl.float32))
+        b_q = load_tile(r, start, end, i_h, 0, 0, H, K, C, BK).to(tl.float32) * own * scale
+        passed_by = tl.zeros([C, BK], dtype=tl.float32)
+    else:
+        b_g = load_tile(y, start, end, i_h, 0, 0, H, V, C, BV)
+        b_q = load_tile(a, start, end, i_h, 0, 0, H, K, C, BK)
+        passed_by = load_tile(passed, start, end, i_h, 0, 0, H, K, C, BK)
+    x = _along_columns(b_g, states, scales, i, start < end, K, V, BK, BV) * exp(_before(b_w, C, False))
+    passed_by = add_sums(passed_by, later, b_q * x, False)
+    for n in range(2):  # v and k, then v2 and b
+        b_v = _either(v, found, n == 1, start, end, i_h, H, V, C, BV)
+        g_high, g_low = split(b_g)
+        v_high, v_low = split(b_v)
+        A_high, A_low = split(_product(g_high, g_low, tl.trans(v_high), tl.trans(v_low)))
+        b_k = _either(k, b, n == 1, start, end, i_h, H, K, C, BK)
+        x, passed_by = _add_pairs(x, passed_by, b_q, A_high, A_low, b_k, b_w, C, LEVELS, True)
+    if FIRST:
+        passed_by += b_q * x
+        x *= own
+        for n in range(2):
+            b_v = _either(v, found, n == 1, start, end, i_h, H, V, C, BV)
+            b_k = _either(k, b, n == 1, start, end, i_h, H, K, C, BK)
+            x += tl.sum(b_g.to(tl.float32) * b_v, 1)[:, None] * b_k
+        store_tile(dr, x * scale, start, end, i_h, 0, H, K, C, BK)
+    else:
+        store_tile(da, x, start, end, i_h, 0, H, K, C, BK)
     store_tile(passed, passed_by, start, end, i_h, 0, H, K, C, BK)
 
 
@@ -737,9 +796,9 @@ def write_grads_kernel(
     r, w, k, v, a, b, do, found, y, states, scales, dstates, dscales, mild, passed, dw, dk, db, scale,
     sequence_of_chunk, cu_seqlens, offsets, T,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    FLAGS: tl.constexpr, LEVELS: tl.constexpr, PACKED: tl.constexpr,
+    FLAGS: tl.constexpr, LEVELS: tl.constexpr, FIRST: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """dk, db, dw for one chunk. In registers: scores' gradients [C, C], x and dw [C, BK].
+    """FIRST dk, else db and dw, for one chunk. In registers: scores' gradients [C, C], x and dw [C, BK].
 
     dk = (v D^T) e^{after} + pairs + diagonal, db likewise with v2 in the place of v
     dw_t = passed_t + e^{total} sum_v S D + sum_{j<t} (k_j dk_j^D + b_j db_j^D) + the pairs' share
@@ -751,47 +810,38 @@ def write_grads_kernel(
     start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
     o_c = tl.arange(0, C)
     earlier = o_c[:, None] > o_c[None, :]
-    b_v = load_tile(v, start, end, i_h, 0, 0, H, V, C, BV)
-    b_do = load_tile(do, start, end, i_h, 0, 0, H, V, C, BV)
-    d_k = tl.sum(b_do.to(tl.float32) * b_v.to(tl.float32), 1)[:, None]
-    b_D = _whole_state(dstates, dscales, i, start < end, 1.0, K, V, BK, BV)
-    b_SD = tl.sum(b_D * _whole_state(states, scales, i, start < end, 1.0, K, V, BK, BV), 1)
-    x = _along_columns(b_v, dstates, dscales, i, start < end, K, V, BK, BV)
-    q_high, q_low = split(tl.dot(b_v, tl.trans(b_do)))
-    y_high, y_low = split(load_tile(y, start, end, i_h, 0, 0, H, V, C, BV))
-    b_A = add_given_by_split(tl.zeros([C, C], dtype=tl.float32), b_v, tl.trans(y_high), tl.trans(y_low))
-    a_high, a_low = split(b_A)
     b_w = load_decays(w, start, end, i_h, 0, H, K, C, BK)
-    x *= exp(_after(b_w, C, False))
-    b_r = load_tile(r, start, end, i_h, 0, 0, H, K, C, BK).to(tl.float32) * scale
-    b_q = b_r * exp(b_w.to(tl.float32))
-    b_a = load_tile(a, start, end, i_h, 0, 0, H, K, C, BK)
-    b_k = load_tile(k, start, end, i_h, 0, 0, H, K, C, BK)
     b_dw = load_tile(passed, start, end, i_h, 0, 0, H, K, C, BK)
-    b_dw += (exp(tl.sum(b_w.to(tl.float32), 0)) * b_SD)[None, :]
+    if FIRST:
+        b_v = load_tile(v, start, end, i_h, 0, 0, H, V, C, BV)
+        b_k = load_tile(k, start, end, i_h, 0, 0, H, K, C, BK)
+    else:
+        b_v = load_tile(found, start, end, i_h, 0, 0, H, V, C, BV)
+        b_k = load_tile(b, start, end, i_h, 0, 0, H, K, C, BK)
+        b_D = _whole_state(dstates, dscales, i, start < end, 1.0, K, V, BK, BV)
+        b_SD = tl.sum(b_D * _whole_state(states, scales, i, start < end, 1.0, K, V, BK, BV), 1)
+        b_dw += (exp(tl.sum(b_w.to(tl.float32), 0)) * b_SD)[None, :]
+    x = _along_columns(b_v, dstates, dscales, i, start < end, K, V, BK, BV) * exp(_after(b_w, C, False))
     b_dw = add_sums(b_dw, earlier, b_k * x, False)
-    x, b_dw = _add_pairs(x, b_dw, b_k, q_high, q_low, b_q, a_high, a_low, b_a, b_w, C, LEVELS, False)
-    store_tile(dk, x + d_k * b_r, start, end, i_h, 0, H, K, C, BK)
-
-    b_f = load_tile(found, start, end, i_h, 0, 0, H, V, C, BV)
+    for n in range(2):  # do and r, then y and a
+        b_g = _either(do, y, n == 1, start, end, i_h, H, V, C, BV)
+        g_high, g_low = split(b_g)
+        v_high, v_low = split(b_v)
+        A_high, A_low = split(_product(v_high, v_low, tl.trans(g_high), tl.trans(g_low)))
+        if n == 0:
+            b_q = load_tile(r, start, end, i_h, 0, 0, H, K, C, BK).to(tl.float32) * scale * exp(b_w.to(tl.float32))
+        else:
+            b_q = load_tile(a, start, end, i_h, 0, 0, H, K, C, BK).to(tl.float32)
+        x, b_dw = _add_pairs(x, b_dw, b_k, A_high, A_low, b_q, b_w, C, LEVELS, False)
     b_do = load_tile(do, start, end, i_h, 0, 0, H, V, C, BV)
-    d_b = tl.sum(b_do.to(tl.float32) * b_f, 1)[:, None]
-    f_high, f_low = split(b_f)
-    x = _along_columns(b_f, dstates, dscales, i, start < end, K, V, BK, BV)
-    b_A = add_split_by_given(tl.zeros([C, C], dtype=tl.float32), f_high, f_low, tl.trans(b_do))
-    q_high, q_low = split(b_A)
-    y_high, y_low = split(load_tile(y, start, end, i_h, 0, 0, H, V, C, BV))
-    a_high, a_low = split(_product(f_high, f_low, tl.trans(y_high), tl.trans(y_low)))
-    b_w = load_decays(w, start, end, i_h, 0, H, K, C, BK)
-    x *= exp(_after(b_w, C, False))
-    b_r = load_tile(r, start, end, i_h, 0, 0, H, K, C, BK).to(tl.float32) * scale
-    b_q = b_r * exp(b_w.to(tl.float32))
-    b_a = load_tile(a, start, end, i_h, 0, 0, H, K, C, BK)
-    b_b = load_tile(b, start, end, i_h, 0, 0, H, K, C, BK)
-    b_dw = add_sums(b_dw, earlier, b_b * x, False)
-    x, b_dw = _add_pairs(x, b_dw, b_b, q_high, q_low, b_q, a_high, a_low, b_a, b_w, C, LEVELS, False)
-    store_tile(db, x + d_b * b_r, start, end, i_h, 0, H, K, C, BK)
-    store_tile(dw, b_dw, start, end, i_h, 0, H, K, C, BK)
+    own = tl.sum(b_do.to(tl.float32) * b_v, 1)[:, None]
+    x += own * load_tile(r, start, end, i_h, 0, 0, H, K, C, BK).to(tl.float32) * scale
+    if FIRST:
+        store_tile(dk, x, start, end, i_h, 0, H, K, C, BK)
+        store_tile(passed, b_dw, start, end, i_h, 0, H, K, C, BK)
+    else:
+        store_tile(db, x, start, end, i_h, 0, H, K, C, BK)
+        store_tile(dw, b_dw, start, end, i_h, 0, H, K, C, BK)
 
 
 class LongPlan(ChunkPlan):
@@ -815,13 +865,17 @@ class LongPlan(ChunkPlan):
         return common | dict(BK=block(self.rows, self.C), BV=block(self.columns, self.C))
 
     def launch(self, kernel, mild_kernel, any_kernel, *given, **more):
-        """Both ways through a chunk; given: what the kernels take before `where`."""
-        for way, found in (("mild", mild_kernel), ("dyadic", any_kernel)):
-            options = self.options(f"{kernel}.{way}") | dict(FLAGS=self.flags) | more
-            if way == "dyadic" or mild_kernel is any_kernel:
-                options |= dict(LEVELS=self.C.bit_length() - 1)
-            if mild_kernel is any_kernel:
-                options |= dict(MILD=int(way == "mild"))
+        """Both ways through a chunk; given: what the kernels take before `where`.
+
+        Any other than mild is launched in two halves, one after the other: a multiprocessor keeps 128 KB of code near,
+        and what is past it takes more than twice as long.
+        """
+        ways = [("mild", mild_kernel, True, True)]
+        ways += [("dyadic", any_kernel, True, False), ("dyadic", any_kernel, False, True)]
+        for way, found, first, second in ways:
+            switches = dict(LEVELS=self.C.bit_length() - 1, MILD=int(way == "mild"), FIRST=first, SECOND=second)
+            switches = {name: value for name, value in switches.items() if name in found.arg_names}
+            options = self.options(f"{kernel}.{way}") | dict(FLAGS=self.flags) | switches | more
             found[self.each](*given, *self.where, **options)
 
     def walk(self, G, W, Q, do, first, last, reverse):
