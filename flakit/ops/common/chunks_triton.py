@@ -21,13 +21,9 @@ from .blocks_triton import (
     add_sums,
     decay_after,
     decay_before,
-    dot,
     exp,
-    level_pairs,
-    level_weights,
     operand,
     program,
-    row_at,
     split,
     sums,
     to_operand,
@@ -204,49 +200,6 @@ def takes(mild, i, FLAGS: tl.constexpr, MILD: tl.constexpr):
     """Whether chunk-and-head i is this launch's: mild everywhere for the mild one, anything else for the other."""
     o = tl.arange(0, triton.next_power_of_2(FLAGS))
     return tl.min(tl.load(mild + i * FLAGS + o, mask=o < FLAGS, other=1), 0) == MILD
-
-
-@triton.jit
-def about_middle(b_w, C: tl.constexpr):
-    """Mild decays from one running sum: before each row, of reads and of keys about the middle row. [C, BK] each.
-
-    read_i key_j is the decay strictly between j and i.
-    """
-    upto = tl.cumsum(b_w, 0)
-    before = upto - b_w
-    mid = row_at(before, C // 2, C)[None, :]
-    return before, tl.exp(before - mid), tl.exp(mid - upto)
-
-
-@triton.jit
-def dyadic_scores(b_q, b_k, b_prev, b_next, C: tl.constexpr, BK: tl.constexpr, LEVELS: tl.constexpr,
-                   PRECISION: tl.constexpr):  # fmt: skip
-    b_A = tl.zeros([C, C], dtype=tl.float32)
-    for level in tl.static_range(LEVELS):
-        right = ((tl.arange(0, C) // (1 << level)) % 2 == 1)[:, None]
-        b_p = tl.where(right, b_q, b_k)
-        if level > 0:
-            b_p *= level_weights(b_prev, b_next, 1 << level, C, BK)
-        b_A += tl.where(level_pairs(1 << level, C), dot(b_p, tl.trans(b_p), PRECISION), 0.0)
-    return b_A
-
-
-@triton.jit
-def scores(b_q, b_k, p_w, start, end, i_h, i_k, H: tl.constexpr, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
-            LEVELS: tl.constexpr, MILD: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """sum over a block of k of q_i k_j e^{decay strictly between j and i}, right for i > j only, [C, C]; and the log
-    decay before and after each row, [C, BK]."""
-    if MILD:
-        b_w = load_tile(p_w, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
-        before, read, key = about_middle(b_w, C)
-        b_A = dot(b_q * read, tl.trans(b_k * key), PRECISION)
-        after = tl.sum(b_w, 0)[None, :] - before - b_w
-    else:
-        b_prev = load_tile(p_w, start, end, i_h, i_k, -1, H, K, C, BK).to(tl.float32)
-        b_next = load_tile(p_w, start, end, i_h, i_k, 1, H, K, C, BK).to(tl.float32)
-        b_A = dyadic_scores(b_q, b_k, b_prev, b_next, C, BK, LEVELS, PRECISION)
-        before, after = decay_before(b_prev), decay_after(b_next)
-    return b_A, before, after
 
 
 @triton.jit
@@ -760,9 +713,8 @@ def cut_into_chunks(op: str, x: torch.Tensor, V: int, chunk_size: int) -> tuple[
     if op == "rwkv7" and x.is_cuda:
         long = long and torch.cuda.get_device_capability(x.device)[0] in LONG_RWKV7_ON
     most = LONG_CHUNK_SIZE if tried and long else CHUNK_SIZE
-    # RWKV7 goes through long chunks by kernels of their own, and when asked to.
-    C = min(chunk_size or (CHUNK_SIZE if op == "rwkv7" else most), most)
-    # Only these of its kernels scale their states.
+    C = min(chunk_size or most, most)
+    # RWKV7 goes through long chunks by kernels of their own, and only these scale their states.
     return scaled and (op != "rwkv7" or C == LONG_CHUNK_SIZE), C
 
 

@@ -34,8 +34,8 @@ LONG_CHUNK_SIZE = 64
 """Likewise of bfloat16 where 33 to 64 channels or slots decay, which is what models have and where it was tried."""
 
 LONG_RWKV7_ON = {9}
-"""GPUs, by the first digit of their compute capability, on which RWKV7's chunks are long where that is asked for.
-Compiled for others, its kernels for them keep four kilobytes a thread in local memory; nobody has timed that."""
+"""GPUs, by the first digit of their compute capability, on which RWKV7's chunks may be long. Compiled for others,
+its kernels for them keep four kilobytes a thread in local memory; nobody has timed that."""
 
 NARROWEST = 64
 """Columns of every tile that products take in long chunks. Their 64 rows bring Hopper's own instruction for products,

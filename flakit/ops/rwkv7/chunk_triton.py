@@ -1,6 +1,6 @@
 """RWKV7 in chunks as Triton kernels: everything is parallel over chunks but a light stream of states.
 
-Where chunks of 64 tokens are asked for, bfloat16 heads of 33 to 64 channels go through the kernels of
+Bfloat16 heads of 33 to 64 channels go through chunks of 64 tokens, where the GPU is right for them, by the kernels of
 `long_chunk_triton`. Here are those for all else, 32 tokens a chunk.
 
 Forward:  `prepare_kernel`        what a chunk finds and how it edits, before its state is known: U, U A_ak v, U a~
@@ -34,19 +34,18 @@ from ..common.blocks_triton import (
     level_pairs,
     level_weights,
     program,
+    row_at,
     to_operand,
 )
 from ..common.chunks_triton import (
     MILD_HALF,
     MILD_TOKEN,
     ChunkPlan,
-    about_middle,
     cut_into_chunks,
     kept_states_shape,
     load_tile,
     locate,
     matrix_pointers,
-    scores,
     state_pointers,
     store_tile,
     takes,
@@ -84,31 +83,49 @@ def _decides(mild, i, w, start, end, i_h, H: tl.constexpr, K: tl.constexpr, C: t
 
 
 @triton.jit
-def _two_scores(b_x, b_y, b_p, b_q, p_w, start, end, i_h, i_k, H: tl.constexpr, K: tl.constexpr, C: tl.constexpr,
-                BK: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Over a block of K, reads x with keys y and reads p with keys q through the decay strictly between, two [C, C]
-    right for i > j only; and the log decay before and after each row, [C, BK]."""
+def _about_middle(b_w, C: tl.constexpr):
+    """Mild decays from one running sum: before each row, of reads and of keys about the middle row. [C, BK] each.
+
+    read_i key_j is the decay strictly between j and i.
+    """
+    upto = tl.cumsum(b_w, 0)
+    before = upto - b_w
+    mid = row_at(before, C // 2, C)[None, :]
+    return before, tl.exp(before - mid), tl.exp(mid - upto)
+
+
+@triton.jit
+def _level_scores(b_x, b_y, weight, level: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr):
+    """The scores of reads x with keys y that meet at one dyadic level, [C, C]; weight: of its rows, 1 at level 0."""
+    b_xy = tl.where(((tl.arange(0, C) // (1 << level)) % 2 == 1)[:, None], b_x, b_y)
+    if level > 0:
+        b_xy *= weight
+    return tl.where(level_pairs(1 << level, C), dot(b_xy, tl.trans(b_xy), PRECISION), 0.0)
+
+
+@triton.jit
+def _scores(b_x, b_y, b_p, b_q, p_w, start, end, i_h, i_k, H: tl.constexpr, K: tl.constexpr, C: tl.constexpr,
+            BK: tl.constexpr, LEVELS: tl.constexpr, TWO: tl.constexpr, MILD: tl.constexpr,
+            PRECISION: tl.constexpr):  # fmt: skip
+    """Over a block of K, sum_k x_i y_j e^{decay strictly between j and i}, right for i > j only, [C, C]; for TWO the
+    same of reads p with keys q, else zeros; and the log decay before and after each row, [C, BK]."""
+    b_B = tl.zeros([C, C], dtype=tl.float32)
     if MILD:
         b_w = load_tile(p_w, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
-        before, read, key = about_middle(b_w, C)
+        before, read, key = _about_middle(b_w, C)
         b_A = dot(b_x * read, tl.trans(b_y * key), PRECISION)
-        b_B = dot(b_p * read, tl.trans(b_q * key), PRECISION)
+        if TWO:
+            b_B = dot(b_p * read, tl.trans(b_q * key), PRECISION)
         after = tl.sum(b_w, 0)[None, :] - before - b_w
     else:
         b_prev = load_tile(p_w, start, end, i_h, i_k, -1, H, K, C, BK).to(tl.float32)
         b_next = load_tile(p_w, start, end, i_h, i_k, 1, H, K, C, BK).to(tl.float32)
         b_A = tl.zeros([C, C], dtype=tl.float32)
-        b_B = tl.zeros([C, C], dtype=tl.float32)
         for level in tl.static_range(LEVELS):
-            right = ((tl.arange(0, C) // (1 << level)) % 2 == 1)[:, None]
-            b_xy, b_pq = tl.where(right, b_x, b_y), tl.where(right, b_p, b_q)
-            if level > 0:
-                weight = level_weights(b_prev, b_next, 1 << level, C, BK)
-                b_xy *= weight
-                b_pq *= weight
-            pairs = level_pairs(1 << level, C)
-            b_A += tl.where(pairs, dot(b_xy, tl.trans(b_xy), PRECISION), 0.0)
-            b_B += tl.where(pairs, dot(b_pq, tl.trans(b_pq), PRECISION), 0.0)
+            weight = level_weights(b_prev, b_next, 1 << level, C, BK)
+            b_A += _level_scores(b_x, b_y, weight, level, C, PRECISION)
+            if TWO:
+                b_B += _level_scores(b_p, b_q, weight, level, C, PRECISION)
         before, after = decay_before(b_prev), decay_after(b_next)
     return b_A, b_B, before, after
 
@@ -152,8 +169,8 @@ def prepare_kernel(
         b_a = load_tile(a, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
         b_b = load_tile(b, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
         b_k = load_tile(k, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
-        b_A, b_B, before, _ = _two_scores(
-            b_a, b_b, b_a, b_k, w, start, end, i_h, i_k, H, K, C, BK, LEVELS, MILD, PRECISION
+        b_A, b_B, before, _ = _scores(
+            b_a, b_b, b_a, b_k, w, start, end, i_h, i_k, H, K, C, BK, LEVELS, True, MILD, PRECISION
         )
         b_ab += b_A
         b_ak += b_B
@@ -307,8 +324,8 @@ def output_kernel(
         b_q = b_r * tl.exp(load_tile(w, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32))
         p_S, m_S = state_pointers(states, i_c * H + i_h, i_k, i_v, K, V, BK, BV)
         b_S = tl.load(p_S, mask=m_S & (start < end), other=0.0)
-        b_A, b_B, before, _ = _two_scores(
-            b_q, b_k, b_q, b_b, w, start, end, i_h, i_k, H, K, C, BK, LEVELS, MILD, PRECISION
+        b_A, b_B, before, _ = _scores(
+            b_q, b_k, b_q, b_b, w, start, end, i_h, i_k, H, K, C, BK, LEVELS, True, MILD, PRECISION
         )
         b_rk += b_A
         b_rb += b_B
@@ -342,7 +359,9 @@ def prepare_grads_kernel(
         b_r = load_tile(r, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32) * scale
         b_b = load_tile(b, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
         b_q = b_r * tl.exp(load_tile(w, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32))
-        b_A, _, after = scores(b_q, b_b, w, start, end, i_h, i_k, H, K, C, BK, LEVELS, MILD, PRECISION)
+        b_A, _, _, after = _scores(
+            b_q, b_b, b_q, b_b, w, start, end, i_h, i_k, H, K, C, BK, LEVELS, False, MILD, PRECISION
+        )
         b_rb += b_A
         d_rb += tl.sum(b_r * b_b, 1)
         b_P = dot(b_Ut, b_b * tl.exp(after), SOLVE)
@@ -378,8 +397,8 @@ def value_grads_kernel(
         b_q = b_r * tl.exp(load_tile(w, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32))
         p_D, m_D = state_pointers(dstates, i_c * H + i_h, i_k, i_v, K, V, BK, BV)
         b_D = tl.load(p_D, mask=m_D & (start < end), other=0.0)
-        b_A, b_B, _, after = _two_scores(
-            b_q, b_k, b_a, b_k, w, start, end, i_h, i_k, H, K, C, BK, LEVELS, MILD, PRECISION
+        b_A, b_B, _, after = _scores(
+            b_q, b_k, b_a, b_k, w, start, end, i_h, i_k, H, K, C, BK, LEVELS, True, MILD, PRECISION
         )
         b_rk += b_A
         b_ak += b_B
@@ -543,7 +562,7 @@ def key_grads_kernel(
     b_q = b_r * own
     b_dq, b_da = _meet_states(do, y, states, start, end, i, i_h, i_k, H, K, V, C, BK, BV, PRECISION)
     if MILD:
-        before, read, key = about_middle(b_w, C)
+        before, read, key = _about_middle(b_w, C)
         after = tl.exp(tl.sum(b_w, 0)[None, :] - before - b_w)
         b_km, b_bm = to_operand(b_k * key, PRECISION), to_operand(b_b * key, PRECISION)
         b_dq, b_da, reads = _mild_reads(

@@ -1,6 +1,7 @@
 """RWKV7 in chunks of 64 tokens: each becomes one transition of the state, so that only a light walk over them waits.
 
-What bfloat16 heads of 33 to 64 channels take for chunk_size=64; `chunk_triton`, which is called, has the others' way.
+What bfloat16 heads of 33 to 64 channels take on GPUs of compute capability 9; `chunk_triton`, which is called, has the
+others' way.
 
 With q the reads r of the state, U = (I - A_ab)^{-1}, a~ = a e^{before}, q~ = scale r e^{upto}, b^ = b e^{after} and
 k^ = k e^{after} (README.md of `ops`), what a chunk does to the state that enters it is
@@ -261,6 +262,7 @@ def _fine_scores_of_two(x, y, z, w, scale, start, end, i_h, H: tl.constexpr, K: 
     """`_fine_scores` of reads x with keys y, and with keys z: by one code, since a kernel's should not be large."""
     b_A, b_B = tl.zeros([C, C], dtype=tl.float32), tl.zeros([C, C], dtype=tl.float32)
     for n in range(2):
+        tl.debug_barrier()
         b_A = b_B
         b_B = _fine_scores(x, y, z, n == 1, w, scale, start, end, i_h, H, K, C, BK, LEVELS, OWN, False)
     return b_A, b_B
@@ -362,8 +364,6 @@ def transition_kernel(
     if SECOND:
         if not FIRST:
             b_v = load_tile(v, start, end, i_h, 0, 0, H, V, C, BV)
-            T_high, T_low = split(load_tile(Q, start, end, i_h, 0, 0, H, K, C, BK))
-            f_high, f_low = split(load_tile(own, start, end, i_h, 0, 0, H, V, C, BV))
         r_high, r_low = _rows_by(r, start, end, i_h, exp(_upto(b_w, C, MILD)) * scale, H, K, C, BK)
         if MILD:
             b_A = _mild_scores(r_high, r_low, k_high, k_low, C, True, False)
@@ -374,7 +374,11 @@ def transition_kernel(
         if MILD:
             b_B = _mild_scores(r_high, r_low, b_high, b_low, C, True, False)
         A_high, A_low = split(b_B)
+        if not FIRST:
+            f_high, f_low = split(load_tile(own, start, end, i_h, 0, 0, H, V, C, BV))
         store_tile(own, add_product(b_o, A_high, A_low, f_high, f_low), start, end, i_h, 0, H, V, C, BV)
+        if not FIRST:
+            T_high, T_low = split(load_tile(Q, start, end, i_h, 0, 0, H, K, C, BK))
         b_Q = (r_high.to(tl.float32) + r_low.to(tl.float32)) * exp(mid)[None, :]
         store_tile(Q, add_product(b_Q, A_high, A_low, T_high, T_low), start, end, i_h, 0, H, K, C, BK)
 
@@ -516,9 +520,7 @@ def found_kernel(
         if MILD:
             b_A = _mild_scores(r_high, r_low, b_high, b_low, C, True, True)
         else:
-            b_A = _fine_scores(
-                r, b, b, False, w, scale, start, end, i_h, H, K, C, BK, LEVELS, True, True
-            )
+            b_A = _fine_scores(r, b, b, False, w, scale, start, end, i_h, H, K, C, BK, LEVELS, True, True)
         A_high, A_low = split(b_A)
     b_do = load_tile(do, start, end, i_h, 0, 0, H, V, C, BV)
     if FIRST:
@@ -528,18 +530,15 @@ def found_kernel(
         store_tile(y, b_y, start, end, i_h, 0, H, V, C, BV)
 
     if SECOND:
-        if not FIRST:
-            b_y = load_tile(y, start, end, i_h, 0, 0, H, V, C, BV)
-        y_high, y_low = split(b_y)
+        if FIRST:
+            y_high, y_low = split(b_y)
         b_w = _load_w(w, start, end, i_h, H, K, C, BK, MILD)
         k_high, k_low = _rows_by(k, start, end, i_h, exp(_after(b_w, C, MILD)), H, K, C, BK)
         b_dv = _product(k_high, k_low, D_high, D_low)
         if MILD:
             b_A = _mild_scores(r_high, r_low, k_high, k_low, C, True, True)
         else:
-            b_A = _fine_scores(
-                r, k, k, False, w, scale, start, end, i_h, H, K, C, BK, LEVELS, True, True
-            )
+            b_A = _fine_scores(r, k, k, False, w, scale, start, end, i_h, H, K, C, BK, LEVELS, True, True)
         A_high, A_low = split(b_A)
         b_dv = add_split_by_given(b_dv, A_high, A_low, b_do)
         b_w = _load_w(w, start, end, i_h, H, K, C, BK, MILD)
@@ -547,10 +546,10 @@ def found_kernel(
         if MILD:
             b_A = _mild_scores(a_high, a_low, k_high, k_low, C, False, False)
         else:
-            b_A = _fine_scores(
-                a, k, k, False, w, 1.0, start, end, i_h, H, K, C, BK, LEVELS, False, False
-            )
+            b_A = _fine_scores(a, k, k, False, w, 1.0, start, end, i_h, H, K, C, BK, LEVELS, False, False)
         A_high, A_low = split(b_A)
+        if not FIRST:
+            y_high, y_low = split(load_tile(y, start, end, i_h, 0, 0, H, V, C, BV))
         b_dv = add_product(b_dv, tl.trans(A_high), tl.trans(A_low), y_high, y_low)
         store_tile(dv, b_dv, start, end, i_h, 0, H, V, C, BV)
 
@@ -740,6 +739,17 @@ def _add_pairs(b_x, b_dw, b_own, A_high, A_low, b_other, b_w, C: tl.constexpr, L
 
 
 @triton.jit
+def _read_of(r, a, b_w, scale, start, end, i_h, H: tl.constexpr, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
+             OF_R: tl.constexpr):  # fmt: skip
+    """q = scale r e^w, or a."""
+    if OF_R:
+        b_q = load_tile(r, start, end, i_h, 0, 0, H, K, C, BK).to(tl.float32) * exp(b_w.to(tl.float32)) * scale
+    else:
+        b_q = load_tile(a, start, end, i_h, 0, 0, H, K, C, BK).to(tl.float32)
+    return b_q
+
+
+@triton.jit
 def read_grads_kernel(
     r, w, k, v, a, b, do, found, y, states, scales, mild, dr, da, passed, scale,
     sequence_of_chunk, cu_seqlens, offsets, T,
@@ -760,27 +770,34 @@ def read_grads_kernel(
     o_c = tl.arange(0, C)
     later = o_c[:, None] < o_c[None, :]
     b_w = load_decays(w, start, end, i_h, 0, H, K, C, BK)
+    x = exp(_before(b_w, C, False))
     if FIRST:
         b_g = load_tile(do, start, end, i_h, 0, 0, H, V, C, BV)
-        own = exp(b_w.to(tl.float32))
-        b_q = load_tile(r, start, end, i_h, 0, 0, H, K, C, BK).to(tl.float32) * own * scale
         passed_by = tl.zeros([C, BK], dtype=tl.float32)
     else:
         b_g = load_tile(y, start, end, i_h, 0, 0, H, V, C, BV)
-        b_q = load_tile(a, start, end, i_h, 0, 0, H, K, C, BK)
         passed_by = load_tile(passed, start, end, i_h, 0, 0, H, K, C, BK)
-    x = _along_columns(b_g, states, scales, i, start < end, K, V, BK, BV) * exp(_before(b_w, C, False))
+    x *= _along_columns(b_g, states, scales, i, start < end, K, V, BK, BV)
+    b_q = _read_of(r, a, b_w, scale, start, end, i_h, H, K, C, BK, FIRST)
     passed_by = add_sums(passed_by, later, b_q * x, False)
     for n in range(2):  # v and k, then v2 and b
-        b_v = _either(v, found, n == 1, start, end, i_h, H, V, C, BV)
-        g_high, g_low = split(b_g)
-        v_high, v_low = split(b_v)
+        tl.debug_barrier()
+        if FIRST:
+            g_high, g_low = split(load_tile(do, start, end, i_h, 0, 0, H, V, C, BV))
+        else:
+            g_high, g_low = split(load_tile(y, start, end, i_h, 0, 0, H, V, C, BV))
+        v_high, v_low = split(_either(v, found, n == 1, start, end, i_h, H, V, C, BV))
         A_high, A_low = split(_product(g_high, g_low, tl.trans(v_high), tl.trans(v_low)))
+        b_w = load_decays(w, start, end, i_h, 0, H, K, C, BK)
         b_k = _either(k, b, n == 1, start, end, i_h, H, K, C, BK)
+        b_q = _read_of(r, a, b_w, scale, start, end, i_h, H, K, C, BK, FIRST)
         x, passed_by = _add_pairs(x, passed_by, b_q, A_high, A_low, b_k, b_w, C, LEVELS, True)
     if FIRST:
-        passed_by += b_q * x
-        x *= own
+        tl.debug_barrier()
+        b_w = load_decays(w, start, end, i_h, 0, H, K, C, BK)
+        passed_by += _read_of(r, a, b_w, scale, start, end, i_h, H, K, C, BK, FIRST) * x
+        x *= exp(b_w.to(tl.float32))
+        b_g = load_tile(do, start, end, i_h, 0, 0, H, V, C, BV)
         for n in range(2):
             b_v = _either(v, found, n == 1, start, end, i_h, H, V, C, BV)
             b_k = _either(k, b, n == 1, start, end, i_h, H, K, C, BK)
@@ -824,17 +841,28 @@ def write_grads_kernel(
     x = _along_columns(b_v, dstates, dscales, i, start < end, K, V, BK, BV) * exp(_after(b_w, C, False))
     b_dw = add_sums(b_dw, earlier, b_k * x, False)
     for n in range(2):  # do and r, then y and a
-        b_g = _either(do, y, n == 1, start, end, i_h, H, V, C, BV)
-        g_high, g_low = split(b_g)
-        v_high, v_low = split(b_v)
-        A_high, A_low = split(_product(v_high, v_low, tl.trans(g_high), tl.trans(g_low)))
-        if n == 0:
-            b_q = load_tile(r, start, end, i_h, 0, 0, H, K, C, BK).to(tl.float32) * scale * exp(b_w.to(tl.float32))
+        tl.debug_barrier()
+        if FIRST:
+            v_high, v_low = split(load_tile(v, start, end, i_h, 0, 0, H, V, C, BV))
+            b_k = load_tile(k, start, end, i_h, 0, 0, H, K, C, BK)
         else:
-            b_q = load_tile(a, start, end, i_h, 0, 0, H, K, C, BK).to(tl.float32)
+            v_high, v_low = split(load_tile(found, start, end, i_h, 0, 0, H, V, C, BV))
+            b_k = load_tile(b, start, end, i_h, 0, 0, H, K, C, BK)
+        g_high, g_low = split(_either(do, y, n == 1, start, end, i_h, H, V, C, BV))
+        A_high, A_low = split(_product(v_high, v_low, tl.trans(g_high), tl.trans(g_low)))
+        b_w = load_decays(w, start, end, i_h, 0, H, K, C, BK)
+        if n == 0:
+            b_q = _read_of(r, a, b_w, scale, start, end, i_h, H, K, C, BK, True)
+        else:
+            b_q = _read_of(r, a, b_w, scale, start, end, i_h, H, K, C, BK, False)
         x, b_dw = _add_pairs(x, b_dw, b_k, A_high, A_low, b_q, b_w, C, LEVELS, False)
+    tl.debug_barrier()
     b_do = load_tile(do, start, end, i_h, 0, 0, H, V, C, BV)
-    own = tl.sum(b_do.to(tl.float32) * b_v, 1)[:, None]
+    if FIRST:
+        b_v = load_tile(v, start, end, i_h, 0, 0, H, V, C, BV)
+    else:
+        b_v = load_tile(found, start, end, i_h, 0, 0, H, V, C, BV)
+    own = tl.sum(b_do.to(tl.float32) * b_v.to(tl.float32), 1)[:, None]
     x += own * load_tile(r, start, end, i_h, 0, 0, H, K, C, BK).to(tl.float32) * scale
     if FIRST:
         store_tile(dk, x, start, end, i_h, 0, H, K, C, BK)
