@@ -1,0 +1,62 @@
+"""Record which kernels a forward with all gradients spends its time in, and what their bytes alone would take.
+
+    python data/record_kernels.py data/h200_kernels.json
+
+On a GPU, for each operator as a model has it: every kernel's time by the profiler, and the bytes of the tensors that it
+is handed, each once. Kernels for chunks that are not mild are launched too, find nothing to do, and count no bytes.
+"""
+
+import sys
+from collections import Counter
+
+from torch import Tensor
+
+from flakit.bench.launches import watched
+from flakit.bench.meter import Meter
+from flakit.bench.speed import CASES, OURS, calls, competitors
+from flakit.numerics import recorded
+
+
+def handed(launches) -> Counter:
+    """Bytes by kernel: of each launch's tensors, each memory once."""
+    found: Counter = Counter()
+    for launch in launches:
+        if launch.row is None or not launch.row[0].endswith(".dyadic"):
+            tensors = {x.data_ptr(): x.numel() * x.element_size() for x in launch.args if isinstance(x, Tensor)}
+            found[launch.kernel.fn.__name__] += sum(tensors.values())
+    return found
+
+
+def rows(meter: Meter, copy_tb_s: float):
+    for case in CASES:
+        if case.form == "chunk" and case.B == 8 and case.dtype == "bfloat16" and case.K <= 128:
+            if case.decay != case.operator.profile:
+                continue
+            call = calls(competitors(case, peers=False)[OURS], case, case.inputs(meter.device))["both"]
+            call()
+            with watched() as launched:
+                call()
+            moved = handed(launched)
+            for kernel in meter.kernels(call):
+                bytes_ms = 1e-9 * moved[kernel.kernel] / copy_tb_s
+                yield {
+                    "op": case.op,
+                    "kernel": kernel.kernel if kernel.kernel in moved else "PyTorch's",
+                    "calls": kernel.calls,
+                    "ms": round(kernel.ms, 4),
+                    "gb": round(1e-9 * moved[kernel.kernel], 3),
+                    "of_copy": round(bytes_ms / kernel.ms, 3),
+                }
+
+
+def main(path: str) -> None:
+    meter = Meter()
+    ceilings = meter.ceilings()
+    meta = recorded.provenance(f"python data/record_kernels.py {path}")
+    recorded.write(
+        path, meta | {"copy_tb_s": round(ceilings["copy_tb_s"], 3)}, list(rows(meter, ceilings["copy_tb_s"]))
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
