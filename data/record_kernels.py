@@ -3,7 +3,7 @@
     python data/record_kernels.py data/h200_kernels.json
 
 On a GPU, for each operator as a model has it: every kernel's time by the profiler, and the bytes of the tensors that it
-is handed, each once. Kernels for chunks that are not mild are launched too, find nothing to do, and count no bytes.
+is handed, each once. What is launched for chunks that are not mild finds nothing to do and counts no bytes.
 """
 
 import sys
@@ -15,6 +15,9 @@ from flakit.bench.launches import watched
 from flakit.bench.meter import Meter
 from flakit.bench.speed import CASES, OURS, calls, competitors
 from flakit.numerics import recorded
+
+OTHERS = "all others"
+"""Launches that find nothing to do, and what PyTorch launches."""
 
 
 def handed(launches) -> Counter:
@@ -37,16 +40,24 @@ def rows(meter: Meter, copy_tb_s: float):
             with watched() as launched:
                 call()
             moved = handed(launched)
-            for kernel in meter.kernels(call):
-                bytes_ms = 1e-9 * moved[kernel.kernel] / copy_tb_s
-                yield {
-                    "op": case.op,
-                    "kernel": kernel.kernel if kernel.kernel in moved else "PyTorch's",
-                    "calls": kernel.calls,
-                    "ms": round(kernel.ms, 4),
-                    "gb": round(1e-9 * moved[kernel.kernel], 3),
-                    "of_copy": round(bytes_ms / kernel.ms, 3),
-                }
+            found = meter.kernels(call)
+            for kernel in found:
+                if moved[kernel.kernel]:
+                    yield _row(case.op, kernel.kernel, kernel.calls, kernel.ms, 1e-9 * moved[kernel.kernel], copy_tb_s)
+            others = [kernel for kernel in found if not moved[kernel.kernel]]
+            yield _row(case.op, OTHERS, sum(x.calls for x in others), sum(x.ms for x in others), 0.0, copy_tb_s)
+
+
+def _row(op: str, kernel: str, calls: float, ms: float, gb: float, copy_tb_s: float) -> dict:
+    of_copy = gb / copy_tb_s / ms
+    return {
+        "op": op,
+        "kernel": kernel,
+        "calls": calls,
+        "ms": round(ms, 4),
+        "gb": round(gb, 3),
+        "of_copy": round(of_copy, 3),
+    }
 
 
 def main(path: str) -> None:
