@@ -1,6 +1,8 @@
 """Every operator as a citizen of PyTorch: registration, torch.compile, autocast, modes of autograd it refuses."""
 
 import io
+import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
 
@@ -363,17 +365,43 @@ class Seen(TorchDispatchMode):
 @OPS
 @FORMS
 def test_who_follows_what_is_called_sees_an_operator(op, form):
-    """Without gradients a call that nobody follows goes past PyTorch's dispatcher, and gives the same."""
+    """A call that nobody follows goes past PyTorch's dispatcher, and gives the same; its backward likewise."""
     op = OPERATORS[op]
     made, _ = TORCH.make(of(op.name, SETTING))
-    leaves = [x.detach() for x in op.leaves(made).values()][: len(op.tensors)]
+    inputs = list(op.leaves(made).values())[: len(op.tensors)]
+    leaves = [x.detach() for x in inputs]
     call = partial(op.forms[form], scale=0.25)
     alone = call(*leaves).o
     with Seen() as seen:
         assert torch.equal(call(*leaves).o, alone)
     assert f"flakit::{op.name}" in seen.names
+    o = call(*inputs).o
+    grads = torch.autograd.grad(o, inputs, torch.ones_like(o), retain_graph=True)
+    with Seen() as seen:
+        again = torch.autograd.grad(o, inputs, torch.ones_like(o), retain_graph=True)
+    assert f"flakit::{op.name}_backward" in seen.names and all(map(torch.equal, grads, again))
+    batched = torch.autograd.grad(o, inputs, torch.ones_like(o).expand(2, *o.shape), is_grads_batched=True)
+    for once, twice in zip(grads, batched, strict=True):
+        torch.testing.assert_close(twice, once.expand_as(twice))
     traced = torch.jit.trace(lambda *given: call(*given).o, leaves, check_trace=False)
     assert f"flakit::{op.name}" in str(traced.graph) and torch.equal(traced(*leaves), alone)
+
+
+@OPS
+def test_a_first_backward_imports_no_compiler(op):
+    """To be an operator takes PyTorch's compiler, whose import takes longer than a first lesson's first panel."""
+    code = f"""
+import sys
+import flakit
+from flakit.numerics.operators import operator
+form = operator("{op}").forms["chunk"]
+x = flakit.inputs("{op}", T=20, K=16, V=16, requires_grad=True)
+form(**x).o.sum().backward()
+assert all(each.grad is not None for each in x.values())
+print("torch._dynamo" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "False\n", done.stdout + done.stderr
 
 
 @OPS

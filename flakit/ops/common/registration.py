@@ -65,8 +65,9 @@ class Registered:
         self.backward.register_fake(self._fake_backward)
         self.forward.register_autograd(self._differentiate, setup_context=self._save)
         self.backward.register_autograd(self._refuse_double_backward)
-        self.transformed = _function(self.forward, self._save, self._differentiate_transformed)
-        self.transformed_backward = _function(self.backward, _save_nothing, self._refuse_double_backward)
+        self.transformed = _function(name, self.forward, self._save, self._differentiate_transformed)
+        self.transformed_backward = _function(name, self.backward, _save_nothing, self._refuse_double_backward)
+        self.direct = _function(name, self._forward, self._save, self._differentiate_directly)
 
     @staticmethod
     def _operator(name, run, arguments, results):
@@ -82,10 +83,11 @@ class Registered:
         given = [x for x in (*tensors, *states) if x is not None]
         keep = torch.is_grad_enabled() and any(x.requires_grad for x in given)
         offsets, settings = (cu_seqlens, cu_seqlens_cpu), (scale, form, backend, chunk_size, output_final_state, keep)
-        if not keep and _unseen(given):
+        unseen = _unseen(given)
+        if unseen and not keep:
             o, final, _ = self._compute(tensors, self._whole(states), *offsets, *settings)
         else:
-            run = self.forward
+            run = self.direct.apply if unseen else self.forward
             if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
                 run = self.transformed.apply
             o, *final = run(*tensors, *states, *offsets, *settings)
@@ -212,6 +214,11 @@ class Registered:
     def _differentiate_transformed(self, ctx, *arriving):
         return self._differentiate(ctx, *arriving, run=self.transformed_backward.apply)
 
+    def _differentiate_directly(self, ctx, *arriving):
+        # As the operator where that is followed, and where a graph of the gradients is asked for: it refuses that.
+        followed = torch.is_grad_enabled() or not _unseen([x for x in arriving if x is not None])
+        return self._differentiate(ctx, *arriving, run=None if followed else self._backward)
+
     def _refuse_double_backward(self, ctx, *_):
         raise RuntimeError(
             f"flakit::{self.name}: double backward is not supported; its gradient is not differentiable again"
@@ -220,13 +227,19 @@ class Registered:
 
 def _unseen(tensors: Sequence[Tensor]) -> bool:
     """Whether nothing follows what PyTorch calls: no compiler or tracer, no transform, no mode, no tensor of another
-    kind. Then an operator need not be one: making it known to PyTorch takes longer than a token of a decode."""
+    kind. Then an operator need not be one: to be one takes longer than a token of a decode, and with gradients, the first
+    time, some seconds of imports."""
     return not (
         torch.compiler.is_compiling()
         or torch._C._get_tracing_state()
         or torch._C._len_torch_dispatch_stack()
         or torch._C._are_functorch_transforms_active()
-    ) and all(type(x) in (Tensor, Parameter) and x.device.type in ("cuda", "cpu") for x in tensors)
+    ) and all(
+        type(x) in (Tensor, Parameter)
+        and x.device.type in ("cuda", "cpu")
+        and not torch._C._functorch.is_legacy_batchedtensor(x)  # of autograd.grad(..., is_grads_batched=True)
+        for x in tensors
+    )
 
 
 def _contiguous(x):
@@ -240,15 +253,16 @@ def _save_nothing(ctx, inputs, output):
     pass
 
 
-def _function(operator, save, differentiate):
-    """The operator as an autograd.Function that torch.func can transform: those of custom operators refuse it."""
+def _function(name, run, save, differentiate):
+    """What runs an operator as an autograd.Function, which torch.func can transform: those of custom operators refuse
+    it."""
     members = dict(
         generate_vmap_rule=True,
-        forward=staticmethod(lambda *given: operator(*given)),
+        forward=staticmethod(lambda *given: run(*given)),
         setup_context=staticmethod(save),
         backward=staticmethod(differentiate),
     )
-    return type(f"Transformed_{operator._name}", (torch.autograd.Function,), members)
+    return type(f"Function_{name}", (torch.autograd.Function,), members)
 
 
 def _one_by_one(operator):
