@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import LogLocator, NullLocator
+from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
 
 from ..numerics.operators import operator
 from ..numerics.work import WHAT, Work, in_short, work
@@ -117,6 +117,9 @@ def _lanes(ax: Axes, lanes: Mapping, looks: Mapping, what: str, *ceilings: float
         ax.text(1 + 0.64 / _inches(ax), y, f"{ours / floor:.3g}", **place)
     ax.set(xscale="log", ylim=(len(lanes) - 0.4, -0.6), yticks=range(len(lanes)), yticklabels=list(lanes))
     ax.tick_params(axis="y", length=0)
+    low, high = ax.get_xlim()
+    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1e3 * low else (1,)))
+    ax.xaxis.set_minor_formatter(NullFormatter())
     ax.xaxis.set_major_formatter("{x:g}")
     ax.spines[["top", "right", "left"]].set_visible(False)
 

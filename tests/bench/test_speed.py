@@ -66,7 +66,8 @@ def test_the_recorded_table_has_a_floor_below_every_time():
     ceilings = {name: table.meta[name] for name in ("copy_tb_s", "tflops")}
     for row in table.rows:
         for what in ("forward", "both"):
-            assert work(row, what).floor_ms(**ceilings) < row[f"{what}_ms"]
+            if what == "forward" or not row["decode"]:  # which has no backward
+                assert work(row, what).floor_ms(**ceilings) < row[f"{what}_ms"]
 
 
 def test_two_rounds_take_turns_and_progress_is_told(monkeypatch):

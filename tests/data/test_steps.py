@@ -41,7 +41,8 @@ def test_a_step_is_that_of_tuning_md(row):
     before, after = several(row["before_ms"]), several(row["after_ms"])
     assert before <= numbers(section)
     assert after <= numbers(line) or (cells[-1] == "nothing" and after == before)
-    assert several(row["times"]) | several(row["spilled"]) <= numbers(line)
+    assert several(row["times"]) | several(row["spilled"]) | several(row["code_kb"]) <= numbers(line)
+    assert several(row["code_kb_before"]) <= numbers(section)
     assert bool(after) != bool(row["times"]), "milliseconds, or how many times as long"
 
     if row["expected_ms"] is not None:

@@ -36,7 +36,7 @@ def test_how_many_times_as_long():
     assert [times(row) for row in (STEP, HOPED, TIMES)] == [(0.75, 0.75), (1.5, 2.5), (1.5, 3)]
 
 
-@pytest.mark.parametrize("op", ["rwkv6", "rwkv7", ""])
+@pytest.mark.parametrize("op", ["rwkv6", "rwkv7", "gsa", ""])
 def test_the_recorded_steps_are_legible(op):
     table = recorded.read("h200_steps")
     picture = experiments([row for row in table.rows if row["op"] == op or not op], title=table.label)
