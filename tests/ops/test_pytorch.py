@@ -368,13 +368,13 @@ def test_who_follows_what_is_called_sees_an_operator(op, form):
     """A call that nobody follows goes past PyTorch's dispatcher, and gives the same; its backward likewise."""
     op = OPERATORS[op]
     made, _ = TORCH.make(of(op.name, SETTING))
-    inputs = list(op.leaves(made).values())[: len(op.tensors)]
-    leaves = [x.detach() for x in inputs]
+    leaves = [x.detach() for x in op.leaves(made).values()][: len(op.tensors)]
     call = partial(op.forms[form], scale=0.25)
     alone = call(*leaves).o
     with Seen() as seen:
         assert torch.equal(call(*leaves).o, alone)
     assert f"flakit::{op.name}" in seen.names
+    inputs = [x.clone().requires_grad_() for x in leaves]
     o = call(*inputs).o
     grads = torch.autograd.grad(o, inputs, torch.ones_like(o), retain_graph=True)
     with Seen() as seen:

@@ -227,8 +227,8 @@ class Registered:
 
 def _unseen(tensors: Sequence[Tensor]) -> bool:
     """Whether nothing follows what PyTorch calls: no compiler or tracer, no transform, no mode, no tensor of another
-    kind. Then an operator need not be one: to be one takes longer than a token of a decode, and with gradients, the first
-    time, some seconds of imports."""
+    kind. Then an operator need not be one: to be one takes longer than a token of a decode, and with gradients, the
+    first time, some seconds of imports."""
     return not (
         torch.compiler.is_compiling()
         or torch._C._get_tracing_state()
