@@ -233,7 +233,7 @@ class Panel:
     def settle(self, quiet=250, seconds=30):
         """Wait until the kernel has nothing to do and no redraw has come for `quiet` ms."""
         self.page.evaluate("() => {window.flakit.since = performance.now()}")
-        self.page.wait_for_function(STILL, arg=quiet, timeout=seconds * 1000)
+        self.page.wait_for_function(STILL, arg=quiet, timeout=seconds * 1000, polling=50)
 
     def readout(self):
         return self.root.locator(".flakit-readout").first.inner_text()
