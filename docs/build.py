@@ -6,6 +6,9 @@ python -m docs.build none        none of them: words and styles alone
 
 What is kept in build/ makes a second call quick: a notebook runs again only when it, flakit, data or the recorder has
 changed, and a page is written again only when it has.
+
+FLAKIT_SPARSE=1, which the tests set, builds the same pages with few frames of each panel, into build/sparse: less work,
+and nothing to publish. What the site weighs is checked where all frames are, at the end of `make site`.
 """
 
 import os
@@ -27,7 +30,8 @@ from docs import notebooks, tables
 from tests.notebooks.running import LESSONS, NOTEBOOKS, SOLUTIONS, TRANSLATIONS, name
 
 ROOT = Path(__file__).parents[1]
-BUILD = ROOT / "build"
+BUILD = ROOT / "build" / "sparse" if os.environ.get("FLAKIT_SPARSE") else ROOT / "build"
+KATEX = ROOT / "build" / "katex"
 PAGES, SITE, PICTURES = BUILD / "pages", BUILD / "site", BUILD / "pictures"
 MAX_SITE, MAX_PAGE = 80e6, 1.5e6  # bytes: of all files, and of what opening a page loads
 
@@ -43,7 +47,7 @@ def main(prefixes):
         sys.exit(f"{error}\nA notebook failed: the site was not built.")
     except notebooks.Untrue as error:
         sys.exit(f"{error}\nA lesson says what it did not compute: the site was not built.")
-    katex(BUILD / "katex")
+    katex(KATEX)
     print("pages", flush=True)
     assemble(executed)
     write(PAGES, SITE)

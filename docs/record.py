@@ -16,6 +16,7 @@ import base64
 import html
 import io
 import json
+import os
 import shutil
 import time
 import zlib
@@ -36,12 +37,18 @@ from flakit.panels import base
 from flakit.panels.base import NARROW, Panel
 from flakit.panels.knobs import NumberKnob, stops_of
 
-FRAMES = 80
+SPARSE = bool(os.environ.get("FLAKIT_SPARSE"))
+"""For the tests of the site: every panel, knob and preset, but few stops, and larger files of the same pictures."""
+
+FRAMES = 12 if SPARSE else 80
 """Frames of a panel, about: stops of the first knob times stops of the second, and those of presets."""
 
-STOPS, SECOND, SLOW, PRESET = 40, 6, 12, 9
+STOPS, SECOND, SLOW, PRESET = (6, 2, 3, 3) if SPARSE else (40, 6, 12, 9)
 """The most stops of a first knob, of a second one, of a first one where each setting runs a kernel, and of the first
 one at a preset that lies beside the grid."""
+
+EVERY = 10 if SPARSE else 1
+"""Of the places of a player of its own, which are frames all: every how many-th."""
 
 SLOW_PANELS = ("kernel-trace", "wrong-head-anchor", "strided-offsets")
 
@@ -51,7 +58,7 @@ CELLS, FEW = 400, 300
 PACK = 600_000
 """Characters of arithmetic and scripts, before they are packed, that are read at once."""
 
-_WEBP = {"lossless": True, "method": 1, "quality": 30}  # here: effort, not loss
+_WEBP = {"lossless": True, "method": 0 if SPARSE else 1, "quality": 30}  # here: effort, not loss
 
 WORDS = {
     "play": "play",
@@ -234,10 +241,10 @@ class Recording:
         if self.walks:
             player, way = self.panel.player, []
             passes = player.passes
-            for place in range(passes[-1]):
+            for place in range(0, passes[-1], EVERY):
                 player.step(place - player.place)
                 way.append(self._take())
-            self.ways.append((way, passes))
+            self.ways.append((way, [-(-place // EVERY) for place in passes]))
         elif first:
             for value in self._stops(first, count, dense):
                 if self._with(here, first, value) not in self.frames:

@@ -93,9 +93,16 @@ def _free_port():
         return s.getsockname()[1]
 
 
+# For a JupyterLab in which many notebooks run: kernels that start at once.
+FORKS = ("--AsyncMappingKernelManager.kernel_manager_class=tests.browser.kernels.ForkedServerKernels",)
+
+
 @contextlib.contextmanager
-def jupyterlab(folder, home, env):
-    """Serve `folder` as `make lab` does, but without a token (tests only); what Jupyter writes goes under `home`."""
+def jupyterlab(folder, home, env, more=()):
+    """Serve `folder` as `make lab` does, but without a token (tests only); what Jupyter writes goes under `home`.
+
+    more: flags that `make lab` does not give.
+    """
     folders = {
         "HOME": home,
         "JUPYTER_CONFIG_DIR": home / "config",
@@ -112,13 +119,14 @@ def jupyterlab(folder, home, env):
         "--ServerApp.port_retries=0",
         "--IdentityProvider.token=",
         "--expose-app-in-browser",
+        *more,
     )
     log = home / "jupyterlab.log"
     with log.open("wb") as out:
         server = subprocess.Popen(
             start.jupyterlab(folder, start.FIRST, flags),
             cwd=folder,
-            env=env | {name: str(path) for name, path in folders.items()},
+            env=env | {name: str(path) for name, path in folders.items()} | {"PYTHONPATH": str(ROOT)},
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
@@ -159,7 +167,7 @@ class Notebook:
     def run_all(self, seconds=300):
         """Run all cells as the menu does; fails with the errors the cells show."""
         self.page.evaluate(RUN_ALL)
-        self.page.wait_for_function("() => window.flakit.run !== 'running'", timeout=seconds * 1000)
+        self.page.wait_for_function("() => window.flakit.run !== 'running'", timeout=seconds * 1000, polling=200)
         assert self.page.evaluate("() => window.flakit.run") == "done"
         assert self.page.evaluate(ERRORS) == []
         assert self.page.evaluate(LEFT_OUT) == []
@@ -225,7 +233,7 @@ class Panel:
     def settle(self, quiet=250, seconds=30):
         """Wait until the kernel has nothing to do and no redraw has come for `quiet` ms."""
         self.page.evaluate("() => {window.flakit.since = performance.now()}")
-        self.page.wait_for_function(STILL, arg=quiet, timeout=seconds * 1000)
+        self.page.wait_for_function(STILL, arg=quiet, timeout=seconds * 1000, polling=50)
 
     def readout(self):
         return self.root.locator(".flakit-readout").first.inner_text()

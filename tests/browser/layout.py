@@ -54,7 +54,7 @@ def measured(page, size):
     for panel in page.locator(".jp-OutputArea .flakit-panel").all():
         panel.scroll_into_view_if_needed()
         with contextlib.suppress(TimeoutError):  # what is wrong then is said with the rest
-            page.wait_for_function(LAID_OUT, arg=panel.element_handle(), timeout=60_000)
+            page.wait_for_function(LAID_OUT, arg=panel.element_handle(), timeout=60_000, polling=50)
         lab.Panel(page, panel).settle(quiet=300)
         found.append(panel.evaluate(MEASURE))
     return found
@@ -78,7 +78,7 @@ def faults(found, size):
 def check(page, record_property):
     """No panel on the page has a fault, at no size."""
     wrong, heights = {}, {}
-    page.wait_for_function(ALL_THERE, timeout=180_000)  # a busy browser shows later what lies further down
+    page.wait_for_function(ALL_THERE, timeout=180_000, polling=200)  # a busy browser shows later what lies further down
     for size in SCREENS:
         panels = measured(page, size)
         assert panels, "the notebook shows no panel"

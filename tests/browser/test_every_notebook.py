@@ -1,19 +1,26 @@
 """Every notebook in JupyterLab, as a learner leaves it: after its solutions have run in the same kernel.
 
 The solutions run, the lesson runs again where they have run, and its panels are laid out as layout.py says. That it
-runs by itself, and says what it computed, is shown in tests/notebooks.
+runs by itself, and says what it computed, is shown in tests/notebooks. Kernels are forks of a process that has imported
+torch; other tests in a browser have kernels that start as those of `make lab` do.
 """
 
 import nbformat
 import pytest
 
 from flakit.lab import FIRST
-from tests.browser import layout
-from tests.notebooks.running import LESSONS, SOLUTIONS, read
+from tests.browser import lab, layout
+from tests.notebooks.running import LESSONS, SOLUTIONS, kernel_environment, read
 
 pytestmark = [pytest.mark.browser, pytest.mark.full]
 
 NEWS = "Would you like to get notified about official Jupyter news?"  # JupyterLab 4 asks so unless told not to
+
+
+@pytest.fixture(scope="module")
+def jupyterlab(chromium, served, home):
+    with lab.jupyterlab(served, home, kernel_environment(), lab.FORKS) as url:
+        yield url
 
 
 @pytest.fixture

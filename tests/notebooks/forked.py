@@ -104,10 +104,14 @@ def _fork(argv: list[str], cwd: str, env: dict[str, str]) -> _Fork:
         return _Fork(int(process.stdout.readline()))
 
 
-class ForkedKernels(AsyncKernelManager):
+class Forks:
     """Starts a kernel as a fork, on Linux: what macOS imports does not survive one, and Windows has none."""
 
     def __init__(self, **given):
         super().__init__(**given)
         if sys.platform == "linux":
             self.provisioner = _Forking(kernel_id=self.kernel_id, kernel_spec=self.kernel_spec, parent=self)
+
+
+class ForkedKernels(Forks, AsyncKernelManager):
+    """For nbclient. JupyterLab's are in tests/browser/kernels.py."""

@@ -11,12 +11,12 @@ from filelock import FileLock
 from tests.browser.conftest import chromium  # noqa: F401
 
 ROOT = Path(__file__).parents[2]
-SITE = ROOT / "build" / "site"
+SITE = ROOT / "build" / "sparse" / "site"
 
 
 @pytest.fixture(scope="session")
 def site():
-    """The folder of the built site. The processes of a run take turns: the first one builds."""
+    """The folder of the site, with few frames of each panel. Processes take turns: the first one builds."""
     pytest.importorskip("sphinx", reason="the extra `site` is not installed: make test-all installs it")
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
     stamp = ROOT / "build" / "tested"
@@ -29,7 +29,7 @@ def site():
                 capture_output=True,
                 text=True,
                 stdin=subprocess.DEVNULL,
-                env={name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"},
+                env={name: x for name, x in os.environ.items() if name != "TRITON_INTERPRET"} | {"FLAKIT_SPARSE": "1"},
             )
             assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-6000:]
             print(done.stdout)

@@ -31,7 +31,7 @@ def test_faults_of_a_page_fail_the_build_and_are_named(tmp_path, capfd, text, sa
     pages = tmp_path / "pages"
     pages.mkdir()
     (pages / "index.md").write_text(f"# A page\n\n{text}\n")
-    build.katex(build.BUILD / "katex")
+    build.katex(build.KATEX)
     if said is None:
         build.write(pages, tmp_path / "site")
         assert (tmp_path / "site" / "index.html").read_text().count('class="katex"') == 2
@@ -120,3 +120,14 @@ def test_a_page_that_loads_too_much_is_named(tmp_path, monkeypatch, capsys):
     (tmp_path / "bad.html").write_text('<img src="big.png">')
     assert build.sizes()
     assert "TOO LARGE: opening bad.html loads 1.60 MB" in capsys.readouterr().out
+
+
+def test_a_site_that_is_too_large_is_named(tmp_path, monkeypatch, capsys):
+    """The one of the tests has few frames: of the one that is published, `make site` itself says so, and fails."""
+    monkeypatch.setattr(build, "SITE", tmp_path)
+    monkeypatch.setattr(build, "MAX_SITE", 1e6)
+    (tmp_path / "0.webp").write_bytes(b"0" * 900_000)
+    assert not build.sizes()
+    (tmp_path / "1.webp").write_bytes(b"0" * 200_000)
+    assert build.sizes()
+    assert "TOO LARGE: the site has 1.1 MB" in capsys.readouterr().out

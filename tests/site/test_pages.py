@@ -16,7 +16,6 @@ pytestmark = [pytest.mark.browser, pytest.mark.full]
 
 WIDTHS = (1440, 1024, 390)
 MAX_FIRST_VIEW = 1.5e6  # bytes
-MAX_SITE = 80e6
 
 WIDER = """() => {
   const room = document.documentElement.clientWidth;
@@ -89,12 +88,6 @@ def test_the_first_view_of_each_page_is_within_its_budget(visited, record_proper
     heaviest = max(weight, key=weight.get)
     record_property("heaviest first view", f"{heaviest}, {weight[heaviest] / 1e6:.2f} MB")
     assert {name: bytes for name, bytes in weight.items() if bytes > MAX_FIRST_VIEW} == {}
-
-
-def test_the_site_is_within_its_budget(site, record_property):
-    total = sum(path.stat().st_size for path in site.rglob("*") if path.is_file())
-    record_property("whole site", f"{total / 1e6:.1f} MB")
-    assert total <= MAX_SITE
 
 
 # --- links ----------------------------------------------------------------------------------------------------------
