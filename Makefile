@@ -9,7 +9,8 @@ TEST_FLAGS ?=
 
 VENV      := .venv
 PY        := $(VENV)/bin/python
-INSTALL   := $(PY) -m pip install --constraint constraints.txt
+# Python compiles what is imported, when it is: compiling all that is installed would take pip as long as installing it.
+INSTALL   := $(PY) -m pip install --no-compile --constraint constraints.txt
 
 .DEFAULT_GOAL := help
 .PHONY: help lab test test-rest test-all notebooks site lint dist clean

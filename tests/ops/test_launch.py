@@ -87,7 +87,7 @@ def test_this_gpu_says_what_it_has():
 
 
 @pytest.mark.skipif(not has_triton(), reason="needs Triton")
-def test_long_chunks_are_taken_where_they_are_right_and_asked_for_of_rwkv7(monkeypatch):
+def test_long_chunks_are_taken_where_they_are_right(monkeypatch):
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from flakit.ops.common.chunks_triton import cut_into_chunks
@@ -97,12 +97,12 @@ def test_long_chunks_are_taken_where_they_are_right_and_asked_for_of_rwkv7(monke
             x = torch.empty(1, 8, 2, K, dtype=torch.bfloat16, device=device)
             return {op: cut_into_chunks(op, x, 64, asked)[1] for op in OPERATORS}
 
-    assert taken(0) == {"rwkv6": 64, "rwkv7": 32, "gsa": 64}
-    assert taken(64) == dict.fromkeys(OPERATORS, 64)
+    assert taken(0) == taken(64) == dict.fromkeys(OPERATORS, 64)
     assert taken(32) == taken(64, K=32) == dict.fromkeys(OPERATORS, 32)
     for capability, size in (((8, 0), 32), ((9, 0), 64), ((12, 0), 32)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
-        assert taken(64, device="cuda") == {"rwkv6": 64, "rwkv7": size, "gsa": 64}
+        for asked in (0, 64):
+            assert taken(asked, device="cuda") == {"rwkv6": 64, "rwkv7": size, "gsa": 64}
 
 
 def test_rows_tried_are_seen_by_every_thread_and_leave_no_trace():
