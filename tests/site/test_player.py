@@ -67,6 +67,8 @@ def folder(tmp_path_factory):
     with pytest.MonkeyPatch.context() as fewer:
         fewer.setattr(record, "FRAMES", 48)
         fewer.setattr(record, "STOPS", 24)
+        fewer.setattr(record, "SECOND", 3)
+        fewer.setattr(record, "PRESET", 4)
         for name, (code, *_) in PANELS.items():
             made[name] = record.record(live(code), folder / "_static" / "frames", f"lesson-{name}", "lesson.ipynb")
     for name, players in {**{name: [each] for name, each in made.items()}, "two": list(made.values())[-2:]}.items():
