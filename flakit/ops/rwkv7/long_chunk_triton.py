@@ -26,9 +26,11 @@ There are two ways through a chunk, mild and any other (`common.chunks_triton`),
   for the states.
 - Any other: the states meet a~, q~, b^ and k^ themselves, and the scores are formed in blocks and levels whose factors
   no decay can break (`_fine_pair_scores`). There a read does not meet its own token's key: without a decay between
-  them, the diagonal is added apart.
+  them, the diagonal is added apart. Its kernels are launched in two halves each (`LongPlan.launch`).
 
-Operands are split into two bfloat16 numbers (`blocks_triton.split`), which leaves 2^-17 of them.
+Operands are split into two bfloat16 numbers (`blocks_triton.split`), which leaves 2^-17 of them. What a program holds
+until the end is what it spills: so tiles are loaded again, behind a `tl.debug_barrier` where Triton would else take two
+loads of the same for one, or move them in a loop before it.
 """
 
 import torch
