@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -99,7 +98,6 @@ def chosen(only: str = "", cases: list[Case] = CASES) -> list[Case]:
 
 
 OURS = "flakit"
-OURS_SHORT = f"{OURS}, chunk_size 32"
 
 
 @dataclass(frozen=True)
@@ -135,9 +133,6 @@ def competitors(case: Case, peers: bool = True, say: Callable[[str], None] = lam
     """
     form = case.operator.forms[case.form]
     found = {OURS: Competitor(form)}
-    if case.op == "rwkv7" and case.form == "chunk" and case.dtype == "bfloat16":
-        # What its docstring tells a caller with other decays than the model's to ask for.
-        found[OURS_SHORT] = Competitor(partial(form, chunk_size=32))
     for name, find in PEERS.items() if peers else ():
         try:
             peer = find(case)
@@ -236,7 +231,7 @@ def first_call(case: Case, who: str) -> tuple[float, float]:
 
 
 def _time_first_call(case: Case, who: str) -> None:
-    made = case.inputs(B=1, T=max(64, case.T // 8))
+    made = case.inputs(T=max(64, case.T // 8))
     torch.cuda.synchronize()
     times = [time.perf_counter()]
     rival = PEERS[who](case) if who in PEERS else competitors(case, peers=False)[who]  # some compile when they load
@@ -291,7 +286,7 @@ def _failing(who: str, case: Case, rivals: dict[str, Competitor], say: Callable[
     try:
         yield
     except Exception as error:
-        if who in (OURS, OURS_SHORT):
+        if who == OURS:
             raise
         del rivals[who]
         say(f"{who} failed on {case}: {_in_words(error)}")
