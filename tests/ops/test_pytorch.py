@@ -55,6 +55,17 @@ def test_registered_operator(place, op, form, setting, poisoned_memory):
     torch.library.opcheck(registered, registered_arguments(op, made, place, form))
 
 
+@pytest.mark.parametrize("place", [place for place in PLACES if place.id != "torch"])
+@pytest.mark.parametrize(("K", "V", "size"), [(16, 24, 16), (33, 35, 16), (35, 37, 64)])
+@OPS
+def test_nothing_kept_is_left_to_chance(place, op, K, V, size, poisoned_memory):
+    dtype = str(place.dtypes[1]).removeprefix("torch.")
+    made, _ = place.make(of(op, SETTING), T=17, B=1, H=1, K=K, V=V, dtype=dtype)
+    given = registered_arguments(op, made, place, "chunk")
+    kept = getattr(torch.ops.flakit, op)(*given[:-3], size, True, True)[1 + len(OPERATORS[op].states) :]
+    assert kept and all(x.numel() and x.isfinite().all() for x in kept if x.shape != (0,))
+
+
 @EVERYWHERE
 @OPS
 @FORMS

@@ -609,6 +609,20 @@ class ChunkPlan:
         """Of the float32 tensor that holds the state entering every chunk."""
         return _kept_shape(self.scaled, self.op, self.chunks, self.H, self.rows, V)
 
+    def room_for_states(self, V: int) -> torch.Tensor:
+        """A tensor of `kept_shape` in which what no kernel will write is 0: no output may be left to chance."""
+        kept = self.empty(self.kept_shape(V))
+        if self.cu_seqlens is not None:
+            kept.zero_()  # a packed batch has room for more chunks than it fills
+        elif self.scaled:
+            scales = _scales(self.op, self.chunks, self.H, self.rows, V)
+            used = _scales(self.op, self.chunks, self.H, self.rows, V, rounded=False)
+            if used < scales:
+                kept[used:scales] = 0
+            if self.chunks * self.H * self.rows * V % 2:
+                kept[-1:] = 0
+        return kept
+
     def unpacked(self, kept: torch.Tensor, V: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The states [chunks, H, K, V] in such a tensor; where they are 16-bit, the scales of their rows too."""
         if not self.scaled:
@@ -641,12 +655,10 @@ class ChunkPlan:
             other, _, other_NV = self.sizes("stream", columns[1])
             common |= dict(OTHER_V=columns[1], OTHER_BV=other["BV"])
             NV += other_NV
-        kept = [self.empty(self.kept_shape(V)) for V in columns]
+        kept = [self.room_for_states(V) for V in columns]
         mild = self.empty(self.chunks, self.H, NK, dtype=torch.int32)
         if self.cu_seqlens is not None:
-            # A packed batch has room for more chunks than it fills, and no output may be left to chance.
-            for each in (*kept, mild):
-                each.zero_()
+            mild.zero_()
         L, segments, segment_offsets, sequence_of_segment = self.segments(NK * NV * self.H)
         where = (sequence_of_segment, segment_offsets, self.cu_seqlens, self.offsets, self.T, L)
         grid = (NK * NV * self.H * segments,)
@@ -724,10 +736,10 @@ def _flags(op: str, x: torch.Tensor) -> int:
     return triton.cdiv(K, block(K, TABLE[f"{op}.stream", width(x.element_size())].BK))
 
 
-def _scales(op: str, states: int, H: int, K: int, V: int) -> int:
+def _scales(op: str, states: int, H: int, K: int, V: int, rounded: bool = True) -> int:
     """Numbers that scale the rows of so many states, one for each block along V, rounded up to whole cache lines."""
-    blocks = triton.cdiv(V, block(V, TABLE[f"{op}.stream", "16-bit"].BV))
-    return triton.cdiv(states * H * K * blocks, 32) * 32
+    numbers = states * H * K * triton.cdiv(V, block(V, TABLE[f"{op}.stream", "16-bit"].BV))
+    return triton.cdiv(numbers, 32) * 32 if rounded else numbers
 
 
 def _kept_shape(scaled: bool, op: str, states: int, H: int, K: int, V: int) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """RWKV7 in chunks of 64 tokens: each becomes one transition of the state, so that only a light walk over them waits.
 
-What bfloat16 heads of 33 to 64 channels take on GPUs of compute capability 9; `chunk_triton`, which is called, has the
-others' way.
+What bfloat16 heads of 33 to 64 channels take on GPUs of compute capability 9 where there are few of them or they are
+packed; `chunk_triton`, which is called, decides.
 
 With q the reads r of the state, U = (I - A_ab)^{-1}, a~ = a e^{before}, q~ = scale r e^{upto}, b^ = b e^{after} and
 k^ = k e^{after} (README.md of `ops`), what a chunk does to the state that enters it is
@@ -910,10 +910,7 @@ class LongPlan(ChunkPlan):
 
     def walk(self, G, W, Q, do, first, last, reverse):
         """The state entering each chunk (reverse: the gradient leaving it), in one tensor of `kept_shape`."""
-        kept = self.empty(self.kept_shape(self.columns))
-        if self.cu_seqlens is not None:
-            # A packed batch has room for more than it fills, and an operator's output may not be left to chance.
-            kept.zero_()
+        kept = self.room_for_states(self.columns)
         states = self.unpacked(kept, self.columns)
         L, segments, segment_offsets, sequence_of_segment = self.segments(2 * self.H)
         where = (sequence_of_segment, segment_offsets, self.cu_seqlens, self.offsets, self.T, L)
