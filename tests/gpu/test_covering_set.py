@@ -1,7 +1,7 @@
 """Every operator over its whole covering set on a GPU. Properties on a GPU are in tests/ops with all others."""
 
 from dataclasses import replace
-from itertools import cycle
+from itertools import cycle, product
 
 import pytest
 
@@ -16,6 +16,16 @@ SETTINGS = [setting for op in OPERATORS for setting in covering_set(op, "full")]
 LONG = [
     replace(setting, K=K, V=V, dtype="bfloat16", chunk_size="64")
     for setting, (K, V) in zip(covering_set("rwkv7", "full"), cycle([(64, 64), (40, 64), (64, 56)]), strict=False)
+]
+
+# All that its fused chunks take: 16 bits, such heads, nothing packed.
+FUSED = [
+    replace(setting, K=K, V=V, dtype=dtype, packing="none", chunk_size="16")
+    for setting, ((K, V), dtype) in zip(
+        covering_set("rwkv7", "full"),
+        cycle(product([(64, 64), (40, 64), (64, 56)], ["bfloat16", "float16"])),
+        strict=False,
+    )
 ]
 
 
@@ -35,5 +45,13 @@ def test_covering_set(setting, form, report, poisoned_memory):
 @pytest.mark.usefixtures("poisoned_memory")
 @pytest.mark.parametrize("setting", sampled(LONG, lambda x: 2**22 + x.elements), ids=named)
 def test_rwkv7_in_long_chunks(setting):
+    errors, wrong = measured(setting, "chunk", device="cuda")
+    assert errors and not wrong
+
+
+@pytest.mark.filterwarnings("ignore:.*deterministic")
+@pytest.mark.usefixtures("poisoned_memory")
+@pytest.mark.parametrize("setting", sampled(FUSED, lambda x: 2**22 + x.elements), ids=named)
+def test_rwkv7_in_fused_chunks(setting):
     errors, wrong = measured(setting, "chunk", device="cuda")
     assert errors and not wrong

@@ -1,5 +1,8 @@
 """Every operator over its covering set, forward, every gradient and finiteness together. On a GPU: tests/gpu."""
 
+from dataclasses import replace
+from itertools import cycle
+
 import pytest
 
 from flakit.numerics.evaluate import LONGEST_RECURRENCE, truth
@@ -11,6 +14,14 @@ AFFORDABLE = 2**25  # state elements visited; the few settings above take minute
 WALKED = 2**24  # of states that are walked through one after another: some seconds
 FULL = [setting for op in OPERATORS for setting in covering_set(op, "full") if setting.elements <= AFFORDABLE]
 SMALL = [setting for op in OPERATORS for setting in covering_set(op, "small")]
+
+# What RWKV7's fused chunks take: 16-bit heads of 33 to 64 channels, nothing packed.
+FUSED = [
+    replace(setting, K=K, V=V, dtype="float16", chunk_size="16")
+    for setting, (K, V) in zip(
+        (x for x in SMALL if x.op == "rwkv7" and x.packing == "none"), cycle([(64, 40), (33, 64)]), strict=False
+    )
+]
 
 
 def test_most_settings_are_affordable_and_the_longest_among_them():
@@ -39,6 +50,13 @@ def test_torch(setting):
 @pytest.mark.interpret
 @pytest.mark.parametrize("setting", sampled(SMALL, programs), ids=named)
 def test_interpreted_chunk_kernels(setting, poisoned_memory):
+    _, wrong = measured(setting, "chunk", "triton")
+    assert not wrong
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("setting", sampled(FUSED, programs), ids=named)
+def test_interpreted_fused_chunk_kernels(setting, poisoned_memory):
     _, wrong = measured(setting, "chunk", "triton")
     assert not wrong
 

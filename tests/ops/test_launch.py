@@ -105,6 +105,19 @@ def test_long_chunks_are_taken_where_they_are_right(monkeypatch):
             assert taken(asked, device="cuda") == {"rwkv6": 64, "rwkv7": size, "gsa": 64}
 
 
+@pytest.mark.skipif(not has_triton(), reason="needs Triton")
+def test_fused_chunks_are_taken_where_heads_fill_a_gpu():
+    from flakit.ops.rwkv7.fused_chunk_triton import takes
+
+    def taken(size, H=32, K=64, V=64, dtype=torch.bfloat16, offsets=None):
+        return takes(torch.empty(4, 8, H, K, dtype=dtype), torch.empty(4, 8, H, V, dtype=dtype), offsets, size)
+
+    assert taken(0) and taken(16) and taken(16, H=1) and taken(0, dtype=torch.float16) and taken(0, K=33, V=33)
+    others = [dict(K=32), dict(V=65), dict(dtype=torch.float32), dict(offsets=torch.tensor([0, 8]))]
+    assert not any(taken(size, **other) for size in (0, 16) for other in others)
+    assert not taken(0, H=31) and not taken(32) and not taken(64)
+
+
 def test_rows_tried_are_seen_by_every_thread_and_leave_no_trace():
     seen = []
     with TABLE.using({KEY: OTHER}):

@@ -1,7 +1,8 @@
 """RWKV7 in chunks as Triton kernels: everything is parallel over chunks but a light stream of states.
 
-Bfloat16 heads of 33 to 64 channels go through chunks of 64 tokens, where the GPU is right for them, by the kernels of
-`long_chunk_triton`. Here are those for all else, 32 tokens a chunk.
+Where heads have 33 to 64 channels, 16-bit ones go through chunks of 16 tokens by `fused_chunk_triton` if there are
+enough of them, and bfloat16 ones else through chunks of 64 by `long_chunk_triton`, on GPUs that this is right for. Here
+are the kernels for all others, 32 tokens a chunk.
 
 Forward:  `prepare_kernel`        what a chunk finds and how it edits, before its state is known: U, U A_ak v, U a~
           `stream_kernel`         chunk after chunk: v2 = U A_ak v + (U a~) S, then the state S itself
@@ -52,7 +53,7 @@ from ..common.chunks_triton import (
 )
 from ..common.dispatch import interpreted
 from ..common.launch import LONG_CHUNK_SIZE, TABLE, block
-from . import long_chunk_triton
+from . import fused_chunk_triton, long_chunk_triton
 
 SOLVE = {"tf32": "ieee" if interpreted() else "bf16x3", "tf32x3": "ieee"}
 """Precision of the products with U, by that of all others.
@@ -624,14 +625,19 @@ class _Plan(ChunkPlan):
         return states
 
 
-def _is_long(r, v, chunk_size) -> bool:
-    return cut_into_chunks("rwkv7", r, v.shape[-1], chunk_size)[1] == LONG_CHUNK_SIZE
+def _kernels(r, v, cu_seqlens, chunk_size):
+    """The module of the kernels for a call, None for those of this one."""
+    if fused_chunk_triton.takes(r, v, cu_seqlens, chunk_size):
+        return fused_chunk_triton
+    long = cut_into_chunks("rwkv7", r, v.shape[-1], chunk_size)[1] == LONG_CHUNK_SIZE
+    return long_chunk_triton if long else None
 
 
 def kept_shapes(r, w, k, v, a, b, cu_seqlens, chunk_size) -> tuple[tuple[int, ...], ...]:
     """Shapes of what `forward` keeps for `backward`: the state entering every chunk, v2, and each chunk's U."""
-    if _is_long(r, v, chunk_size):
-        return long_chunk_triton.kept_shapes(r, w, k, v, a, b, cu_seqlens, chunk_size)
+    others = _kernels(r, v, cu_seqlens, chunk_size)
+    if others:
+        return others.kept_shapes(r, w, k, v, a, b, cu_seqlens, chunk_size)
     chunks, H, K, V = kept_states_shape("rwkv7", r, v.shape[-1], cu_seqlens, chunk_size)
     _, C = cut_into_chunks("rwkv7", r, v.shape[-1], chunk_size)
     return (chunks, H, K, V), tuple(v.shape), (chunks, H, C, C), (0,)
@@ -639,10 +645,9 @@ def kept_shapes(r, w, k, v, a, b, cu_seqlens, chunk_size) -> tuple[tuple[int, ..
 
 def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep):
     """o, the final state (None unless asked for), and as in `kept_shapes`."""
-    if _is_long(r, v, chunk_size):
-        return long_chunk_triton.forward(
-            r, w, k, v, a, b, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep
-        )
+    others = _kernels(r, v, cu_seqlens, chunk_size)
+    if others:
+        return others.forward(r, w, k, v, a, b, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep)
     plan = _Plan(r, v, cu_seqlens, chunk_size)
     o, final_state = torch.empty_like(v), plan.empty(plan.state_shape()) if output_final_state else None
     transfer, found = plan.empty(r.shape), plan.empty(v.shape)
@@ -661,10 +666,9 @@ def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, cu_seqle
 
 def backward(r, w, k, v, a, b, scale, initial_state, cu_seqlens, chunk_size, kept, do, dfinal_state):
     """dr, dw, dk, dv, da, db in their inputs' dtypes and dinitial_state [N, H, K, V] in float32."""
-    if _is_long(r, v, chunk_size):
-        return long_chunk_triton.backward(
-            r, w, k, v, a, b, scale, initial_state, cu_seqlens, chunk_size, kept, do, dfinal_state
-        )
+    others = _kernels(r, v, cu_seqlens, chunk_size)
+    if others:
+        return others.backward(r, w, k, v, a, b, scale, initial_state, cu_seqlens, chunk_size, kept, do, dfinal_state)
     states, found, inverse, _ = kept
     plan = _Plan(r, v, cu_seqlens, chunk_size)
     dr, dw, dk, dv, da, db = (torch.empty_like(x) for x in (r, w, k, v, a, b))

@@ -46,6 +46,8 @@ CONFIGURATIONS = {
     "bf16-T4096-H1-K64-V64-long": Launches(
         chunk, bf16, 64, 64, T=4096, H=1, only="walk", chunk_size=64
     ),  # cut into segments
+    "bf16-K64-V64-fused": Launches(chunk, bf16, 64, 64, chunk_size=16),
+    "f16-wf32-K40-V56-states-fused": Launches(chunk, f16, 40, 56, wide=f32, states=True, chunk_size=16),
     "bf16-K64-V64-packed-states-recurrent": Launches(recurrent, bf16, 64, 64, packed=True, states=True),
     "f16-wf32-K100-V40-recurrent": Launches(recurrent, f16, 100, 40, wide=f32),
     "f32-K256-V16-states-recurrent": Launches(recurrent, f32, 256, 16, states=True),

@@ -18,7 +18,9 @@ from tests.ops.places import everywhere
 from tests.ops.settings import Setting
 
 FORMS = pytest.mark.parametrize(
-    "form, more", [("chunk", {"chunk_size": 32}), ("chunk", {"chunk_size": 64}), ("recurrent", {})], ids=str
+    "form, more",
+    [*(("chunk", {"chunk_size": size}) for size in (16, 32, 64)), ("recurrent", {})],
+    ids=str,
 )
 SETTING = Setting(T=70, K=40, V=48, decay="model", states="both", op="rwkv7")
 MOVES = 2.0
