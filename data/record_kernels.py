@@ -3,7 +3,8 @@
     python data/record_kernels.py data/h200_kernels.json
 
 On a GPU, for each operator as a model has it: every kernel's time by the profiler, and the bytes of the tensors that it
-is handed, each once. What is launched for chunks that are not mild finds nothing to do and counts no bytes.
+is handed, each once. What is launched for chunks that are not mild finds nothing to do and counts no bytes; where it is
+the same kernel, its time is in that kernel's.
 """
 
 import sys
@@ -45,7 +46,8 @@ def rows(meter: Meter, copy_tb_s: float):
                 if moved[kernel.kernel]:
                     yield _row(case.op, kernel.kernel, kernel.calls, kernel.ms, 1e-9 * moved[kernel.kernel], copy_tb_s)
             others = [kernel for kernel in found if not moved[kernel.kernel]]
-            yield _row(case.op, OTHERS, sum(x.calls for x in others), sum(x.ms for x in others), 0.0, copy_tb_s)
+            if others:
+                yield _row(case.op, OTHERS, sum(x.calls for x in others), sum(x.ms for x in others), 0.0, copy_tb_s)
 
 
 def _row(op: str, kernel: str, calls: float, ms: float, gb: float, copy_tb_s: float) -> dict:

@@ -12,7 +12,7 @@ from ..numerics.words import number
 from . import style
 from .plots import WIDTH, Picture
 
-_LANE, _LOW, _HIGH = 0.24, 0.33, 3.6
+_LANE, _LOW, _HIGH = 0.24, 0.21, 3.6
 _KEPT = {"color": style.BLUE, "marker": "o", "markersize": 7}
 _GIVEN_UP = {"color": style.VERMILLION, "marker": "X", "markersize": 8}
 _EXPECTED = {"color": "white", "marker": "D", "markersize": 9, "markeredgecolor": style.BLACK, "zorder": 3}
@@ -49,7 +49,7 @@ def experiments(rows: Sequence[Mapping], *, title: str = "", width: float = WIDT
             ax.text(1.02, y, _outcome(row), **place)
         ax.set(xscale="log", xlim=(_LOW, _HIGH), ylim=(len(rows) - 0.4, -0.6), yticks=range(len(rows)))
         ax.set_yticklabels(names)
-        ax.set_xticks([0.5, 0.7, 1, 1.5, 2, 3], ["0.5", "0.7", "1", "1.5", "2", "3"])
+        ax.set_xticks([0.25, 0.5, 0.7, 1, 1.5, 2, 3], ["0.25", "0.5", "0.7", "1", "1.5", "2", "3"])
         ax.xaxis.set_minor_locator(NullLocator())
         ax.set_xlabel("times as long as before")
         ax.tick_params(axis="y", length=0)

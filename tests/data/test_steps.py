@@ -1,4 +1,4 @@
-"""The table of what was tried for speed says what tuning.md says."""
+"""The tables of what was tried for speed say what tuning.md says."""
 
 import re
 
@@ -58,3 +58,13 @@ def test_what_was_kept_stands_where_it_says_so():
         if row["step"] in TUNING.partition("## Given up")[2]:
             assert row["kept"] is False
     assert sum(row["kept"] for row in STEPS.rows) > len(STEPS.rows) / 3
+
+
+def test_how_many_sequences_it_takes():
+    table = recorded.read("h200_waves")
+    ((_, head),) = [found for found in BLOCKS if "sequences | programs" in found[1]]
+    lines = [line for _, line in BLOCKS][[line for _, line in BLOCKS].index(head) + 2 :]
+    for row, line in zip(table.rows, lines, strict=False):
+        cells = [float(cell) for cell in line.strip("| ").split("|")]
+        assert cells == [row["B"], row["programs"], row["one_program_ms"], row["long_ms"]]
+        assert row["programs"] == row["B"] * table.meta["H"]
