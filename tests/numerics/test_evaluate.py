@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from flakit.numerics.errors import compare
-from flakit.numerics.evaluate import LONGEST_RECURRENCE, cotangents, evaluate, truth
+from flakit.numerics.evaluate import LONGEST_NOT_FINITE, cotangents, evaluate, truth
 from flakit.numerics.inputs import DECAYS, inputs
 from flakit.numerics.operators import OPERATORS
 
@@ -20,10 +20,24 @@ def worst(got, exact):
 @OPS
 @pytest.mark.parametrize("decay", [*DECAYS, -20.0], ids=str)
 def test_both_ways_to_the_truth_agree(op, decay):
-    x = inputs(op, T=LONGEST_RECURRENCE + 37, H=1, K=8, V=5, decay=decay, initial_state=True)
+    x = inputs(op, T=LONGEST_NOT_FINITE + 37, H=1, K=8, V=5, decay=decay, initial_state=True)
     walked, chunked = (truth(op, x, dfinal_state=True, recurrence=way) for way in (True, False))
     assert worst(chunked, walked) < 2e-14
     assert worst(truth(op, x, dfinal_state=True), chunked) == 0  # long ones come from the chunks
+
+
+@OPS
+@pytest.mark.parametrize("change", ["an infinite value", "a growing state"])
+def test_what_is_not_finite_begins_where_the_recurrence_says(op, change):
+    x = inputs(op, T=100, H=1, K=8, V=5)
+    if change == "an infinite value":
+        x["v"][0, 40] = torch.inf
+    else:
+        x[OPERATORS[op].decay][0, 30:] = 40.0  # e^709 is the last float64, some 18 tokens on
+    walked, chosen = truth(op, x, recurrence=True), truth(op, x)
+    assert not walked["o"][:, 60:].isfinite().any() and walked["o"][:, :40].isfinite().all()
+    for name, exact in walked.items():
+        torch.testing.assert_close(chosen[name], exact, rtol=0, atol=0, equal_nan=True)
 
 
 @OPS

@@ -11,7 +11,7 @@ from functools import partial
 from itertools import pairwise
 
 import torch
-from torch import Tensor, einsum
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 MOST_KEPT = 2**24  # elements of the state, over all tokens, that autograd may keep at once: about half a gigabyte
@@ -23,28 +23,37 @@ State = tuple[Tensor, ...]
 def rwkv6(x: Rows, state: State, scale: float) -> tuple[Tensor, State]:
     """o = scale r^T (S + diag(u) k v^T), then S <- diag(e^w) S + k v^T."""
     (S,) = state
-    kv = einsum("bhk,bhv->bhkv", x["k"], x["v"])
-    o = scale * einsum("bhk,bhkv->bhv", x["r"], S + x["u"][..., None] * kv)
-    return o, (x["w"].exp()[..., None] * S + kv,)
+    kv = _outer(x["k"], x["v"])
+    o = scale * _read(x["r"], S + x["u"][..., None] * kv)
+    return o, (x["e^w"][..., None] * S + kv,)
 
 
 def rwkv7(x: Rows, state: State, scale: float) -> tuple[Tensor, State]:
     """S <- diag(e^w) S + b (a^T S) + k v^T, then o = scale r^T S."""
     (S,) = state
-    edit = einsum("bhk,bhv->bhkv", x["b"], einsum("bhk,bhkv->bhv", x["a"], S))
-    S = x["w"].exp()[..., None] * S + edit + einsum("bhk,bhv->bhkv", x["k"], x["v"])
-    return scale * einsum("bhk,bhkv->bhv", x["r"], S), (S,)
+    S = x["e^w"][..., None] * S + _outer(x["b"], _read(x["a"], S)) + _outer(x["k"], x["v"])
+    return scale * _read(x["r"], S), (S,)
 
 
 def gsa(x: Rows, state: State, scale: float) -> tuple[Tensor, State]:
     """hk <- hk diag(e^g) + k s^T, hv <- diag(e^g) hv + s v^T, then o = softmax(scale q^T hk)^T hv."""
     hk, hv = state
-    hk = hk * x["g"].exp()[..., None, :] + einsum("bhk,bhm->bhkm", x["k"], x["s"])
-    hv = hv * x["g"].exp()[..., None] + einsum("bhm,bhv->bhmv", x["s"], x["v"])
+    hk = hk * x["e^g"][..., None, :] + _outer(x["k"], x["s"])
+    hv = hv * x["e^g"][..., None] + _outer(x["s"], x["v"])
     HQ, H = x["q"].shape[1], x["k"].shape[1]
     owner = [head // (HQ // H) for head in range(HQ)]
-    p = torch.softmax(scale * einsum("bhk,bhkm->bhm", x["q"], hk[:, owner]), -1)
-    return einsum("bhm,bhmv->bhv", p, hv[:, owner]), (hk, hv)
+    p = torch.softmax(scale * _read(x["q"], hk[:, owner] if HQ > H else hk), -1)
+    return _read(p, hv[:, owner] if HQ > H else hv), (hk, hv)
+
+
+def _outer(x: Tensor, y: Tensor) -> Tensor:
+    """x y^T of every head."""
+    return x[..., None] * y[..., None, :]
+
+
+def _read(x: Tensor, S: Tensor) -> Tensor:
+    """x^T S of every head."""
+    return (x[..., None, :] @ S)[..., 0, :]
 
 
 RECURRENCE = {"rwkv6": rwkv6, "rwkv7": rwkv7, "gsa": gsa}
@@ -84,7 +93,10 @@ def outputs(op: str, leaves: Rows, scale: float | None, cu_seqlens: Tensor | Non
     zeros = {x: k.new_zeros(len(runs) if packed else B, H, *shapes[x]) for x in STATES[op]}
     states = [leaves.get(f"initial_{x}", zeros[x]).split(1 if packed else B) for x in STATES[op]]
 
-    tokens = {name: x.unbind(1) for name, x in leaves.items() if name != "u" and not name.startswith("initial")}
+    decay = "g" if op == "gsa" else "w"
+    rows = {name: x for name, x in leaves.items() if name not in ("u", decay) and not name.startswith("initial")}
+    rows[f"e^{decay}"] = leaves[decay].exp()
+    tokens = {name: x.unbind(1) for name, x in rows.items()}
     whole = {"u": leaves["u"]} if op == "rwkv6" else {}
 
     def stretch(times, *state):
@@ -100,8 +112,8 @@ def outputs(op: str, leaves: Rows, scale: float | None, cu_seqlens: Tensor | Non
     for (start, end), *state in zip(runs, *states, strict=True):
         for first in range(start, end, at_once):
             times = range(first, min(first + at_once, end))
-            rows, state = again(stretch, times, *state) if at_once < T else stretch(times, *state)
-            o += rows
+            read, state = again(stretch, times, *state) if at_once < T else stretch(times, *state)
+            o += read
         ended.append(state)
     finals = {f"final_{x}": torch.cat(parts) for x, parts in zip(STATES[op], zip(*ended, strict=True), strict=True)}
     return {"o": torch.stack(o, 1), **finals}

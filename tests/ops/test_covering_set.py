@@ -5,7 +5,7 @@ from itertools import cycle
 
 import pytest
 
-from flakit.numerics.evaluate import LONGEST_RECURRENCE, truth
+from flakit.numerics.evaluate import LONGEST_NOT_FINITE, truth
 from flakit.numerics.operators import OPERATORS
 from tests.ops.checking import measure, measured, run, true_values
 from tests.ops.settings import covering_set, make, named, programs, sampled
@@ -41,7 +41,7 @@ def test_torch(setting):
         form: measure(run(setting, made, arriving, form, "torch"), expected, made)[1]
         for form in ["chunk"] + ["recurrent"] * walked
     }
-    for recurrence in [False] + [True] * (walked and setting.T <= LONGEST_RECURRENCE):
+    for recurrence in [False] + [True] * (walked and setting.T <= LONGEST_NOT_FINITE):
         found = truth(op, made, arriving=arriving, recurrence=recurrence)
         wrong[f"truth, {recurrence=}"] = measure(found, expected, exact)[1]
     assert not any(wrong.values()), wrong
