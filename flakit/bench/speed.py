@@ -194,9 +194,9 @@ def calls(rival: Competitor, case: Case, made: dict) -> dict[str, Callable]:
 
 
 def error(rival: Competitor, case: Case, device: str = "cuda") -> float:
-    """Worst relative L2 error over o and every gradient, on a short sequence of the same kind; of a decode over o and
-    the final state."""
-    op, made = case.operator, case.inputs(device, B=min(case.B, 16 if case.decode else 1), T=min(case.T, 512))
+    """Worst relative L2 error over o and every gradient, on short sequences of the same kind, as many as are timed (at
+    most 16), since kernels may depend on that; of a decode over o and the final state."""
+    op, made = case.operator, case.inputs(device, B=min(case.B, 16), T=min(case.T, 512))
     leaves, w = rival.leaves(op, made), op.tensors.index(op.decay)
     if rival.means is not None:
         made[op.decay] = rival.means(leaves[w].detach().float())

@@ -6,6 +6,7 @@ timed are the row's own kernels, by the profiler, in a forward and backward of t
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,7 +16,7 @@ from ..numerics import recorded
 from ..numerics.operators import operator
 from ..ops.common.launch import TABLE, Chip, Launch, chips
 from .meter import Meter
-from .speed import OURS, Case, calls, competitors
+from .speed import Case, Competitor, calls
 
 Key = tuple[str, str]
 
@@ -58,10 +59,20 @@ def cases_of(key: Key, B: int = 8) -> list[Case]:
         return [Case("rwkv6", "chunk", 1, 32768, 8, 64, 64, operator("rwkv6").profile, dtype)]
     op = kernel.partition(".")[0].removesuffix("128")
     form = "recurrent" if "recurrent" in kernel else "chunk"
-    decay = -5.0 if kernel.endswith(".dyadic") and width == "16-bit" else operator(op).profile
+    # Chunks of 16 are mild up to -6, longer ones are not at -5.
+    hard = -8.0 if ".fused." in kernel else -5.0
+    decay = hard if kernel.endswith(".dyadic") and width == "16-bit" else operator(op).profile
     M = {"gsa": 64, "gsa128": 128}.get(kernel.partition(".")[0])
     heads = [(16, 128), (32, 64)] if op == "gsa" else [(32, 64), (16, 128)]
     return [Case(op, form, B, 4096, H, K, K, decay, dtype, M=M) for H, K in heads]
+
+
+def options_of(key: Key) -> dict:
+    """What the operator is called with: RWKV7 has other kernels for each size of 16-bit chunks."""
+    kernel, width = key
+    if not kernel.startswith("rwkv7.") or "recurrent" in kernel or width != "16-bit":
+        return {}
+    return {"chunk_size": 64 if ".long." in kernel else 16 if ".fused." in kernel else 32}
 
 
 def fields(key: Key) -> dict[str, tuple]:
@@ -74,7 +85,8 @@ def fields(key: Key) -> dict[str, tuple]:
     if kernel == "scan":
         return {"num_warps": VALUES["num_warps"], "BV": (256, 512, 1024, 2048)}
     whole = "recurrent" in kernel or kernel == "rwkv7.stream"
-    left_out = ("BK", "BV") if kernel.startswith("rwkv7.long.") else ("BK",) if whole else ()
+    both = kernel.startswith(("rwkv7.long.", "rwkv7.fused."))
+    left_out = ("BK", "BV") if both else ("BK",) if whole else ()
     return {name: values for name, values in VALUES.items() if name not in left_out}
 
 
@@ -117,7 +129,7 @@ class Trial:
     """Times a row of the table on the GPU; keeps the inputs of the latest case, and what the latest row gave first."""
 
     def __init__(self, meter: Meter, B: int = 8):
-        self.meter, self.B, self._case, self._key = meter, B, None, None
+        self.meter, self.B, self._given, self._key = meter, B, None, None
 
     def __call__(self, key: Key, row: Launch, anew: bool = False) -> float:
         self._prepare(key)
@@ -132,9 +144,10 @@ class Trial:
             return
         self._key, self._known, self._expected = key, {}, None
         for case in cases_of(key, self.B):
-            if case != self._case:
-                self._case, self._calls = case, None  # its tensors go before others come
-                rival = competitors(case, peers=False)[OURS]
+            given = case, options_of(key)
+            if given != self._given:
+                self._given, self._calls = given, None  # its tensors go before others come
+                rival = Competitor(partial(case.operator.forms[case.form], **options_of(key)))
                 self._calls = calls(rival, case, case.inputs(self.meter.device))
             if self._launched(key):
                 self._expected = self._results()
@@ -143,7 +156,7 @@ class Trial:
         raise Unreached(f"{' '.join(key)}: not launched by {' nor by '.join(map(str, cases_of(key, self.B)))}")
 
     def _results(self) -> dict[str, Tensor]:
-        gradients = (f"d{name}" for name in self._case.operator.tensors)
+        gradients = (f"d{name}" for name in self._given[0].operator.tensors)
         return {"o": self._calls["forward"](), **dict(zip(gradients, self._calls["both"](), strict=True))}
 
     def _launched(self, key: Key) -> tuple:

@@ -91,19 +91,33 @@ def judge(got: Tensor, true: Tensor, allowed: float, unit: Tensor | None = None)
     return max(found, key=lambda x: x.share if x.share == x.share else math.inf)
 
 
-def units(op: Operator, inputs: Mapping, arriving: Arriving, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """How far every value moves, per part that all inputs move, in the mean square of a few draws."""
+def units(
+    op: Operator, inputs: Mapping, arriving: Arriving, values: Mapping[str, Tensor], draws: int = DRAWS
+) -> dict[str, Tensor]:
+    """How far every value moves, per part that all inputs move, in the mean square of a few draws.
+
+    The draws are computed at once, as heads of one problem: no head knows of another.
+    """
     generator = torch.Generator().manual_seed(0)
 
     def moved(x: Tensor) -> Tensor:
         drawn = torch.randn(x.shape, generator=generator, dtype=torch.float64, device="cpu")
         return x.double() * (1 + STEP * drawn.to(x.device))
 
-    leaves, found = op.leaves(inputs), {name: torch.zeros_like(x) for name, x in values.items()}
     do, dstate = arriving
-    for _ in range(DRAWS):
-        elsewhere = op.arguments({name: moved(x) for name, x in leaves.items()}, {**inputs, "scale": op.scale(inputs)})
-        arrives = moved(do), op.state([moved(x) for x in op.parts(dstate)])
-        for name, x in truth(op, elsewhere, arriving=arrives, recurrence=False).items():
-            found[name] += ((x - values[name]) / STEP).square().nan_to_num(0.0) / DRAWS
-    return {name: x.sqrt() for name, x in found.items()}
+    there = op.leaves(inputs) | {"o": do} | dict(zip(op.outputs[1:], op.parts(dstate), strict=False))
+    drawn = [{name: moved(x) for name, x in there.items()} for _ in range(draws)]
+    moved_to = {name: torch.cat([draw[name] for draw in drawn], _heads(op, name)) for name in there}
+    arrives = moved_to.pop("o"), op.state([moved_to.pop(name) for name in op.outputs[1:] if name in there])
+    elsewhere = op.arguments(moved_to, {**inputs, "scale": op.scale(inputs)})
+    found = {}
+    for name, x in truth(op, elsewhere, arriving=arrives, recurrence=False).items():
+        one_each = x.chunk(draws, _heads(op, name if name in op.outputs else name[1:]))
+        found[name] = sum(((y - values[name]) / STEP).square().nan_to_num(0.0) for y in one_each).div(draws).sqrt()
+    return found
+
+
+def _heads(op: Operator, name: str) -> int:
+    """The axis of heads, of queries' where they have their own."""
+    axes = op.axes[name].split()
+    return axes.index("HQ" if "HQ" in axes else "H")

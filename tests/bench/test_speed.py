@@ -150,6 +150,16 @@ def test_wind_gets_its_own_decay_beforehand_and_its_error_is_that_of_its_inputs(
     assert ours["error"] < 4e-3 and theirs["error"] < 4e-3
 
 
+def test_the_error_is_that_of_as_many_sequences_as_are_timed():
+    case, seen = small("rwkv7", B=3, T=64), []
+
+    def watched(*leaves):
+        seen.append(len(leaves[0]))
+        return case.operator.forms["chunk"](*leaves)
+
+    assert speed.error(speed.Competitor(watched), case, "cpu") < 1e-5 and set(seen) == {3}
+
+
 def test_wind_is_asked_only_for_what_it_computes(wind):
     case = small("rwkv7", dtype="bfloat16")
     other = [small("rwkv6", dtype="bfloat16"), small("rwkv7"), small("rwkv7", dtype="bfloat16", T=33)]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from flakit.bench import tune
-from flakit.bench.tune import GAIN, Refused, Trial, Unreached, cases_of, chosen, climb, fields, fits, write
+from flakit.bench.tune import GAIN, Refused, Trial, Unreached, cases_of, chosen, climb, fields, fits, options_of, write
 from flakit.ops.common.launch import TABLE, Chip, Launch, read_rows, rows_for
 from tests.bench.metering import FakeMeter
 
@@ -82,6 +82,22 @@ def test_every_row_has_a_case_and_fields(key):
     assert changed and set(changed) <= set(Launch._fields)
     if TABLE[key].BK > 128:
         assert "BK" not in changed  # all of K in one program: a smaller block would refuse a larger K
+
+
+@pytest.mark.parametrize("key", [key for key in TABLE if options_of(key)], ids=" ".join)
+def test_rwkv7_is_called_with_the_chunks_that_a_row_is_for(key):
+    pytest.importorskip("triton")
+    from tests.ops.rwkv7.configurations import Launches, chunk
+
+    (case, *_), options = cases_of(key), options_of(key)
+    made = Launches(chunk, torch.bfloat16, case.K, case.V, H=case.B * case.H // 2, T=64, **options)
+    assert key in {launch.row for launch in made.kernels()}
+    if ".fused." in key[0]:
+        from flakit.ops.common.chunks_triton import BLOCK_TOKEN
+
+        mild = case.decay == "rwkv7"  # whose decays are -0.61 at least
+        assert mild or case.decay < BLOCK_TOKEN.value
+        assert mild == key[0].endswith(".mild") and not {"BK", "BV"} & set(fields(key))
 
 
 def test_rows_are_chosen_by_words():

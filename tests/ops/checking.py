@@ -30,6 +30,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flakit.instruments.budget import units
 from flakit.numerics.errors import Errors, compare
 from flakit.numerics.evaluate import Arriving, evaluate, truth
 from flakit.numerics.operators import OPERATORS, Operator, operator, state_dtype
@@ -53,7 +54,7 @@ again for what the solution and the softmax make of them. bfloat16's are the sam
 
 LONGEST_LOOP = 256  # tokens, on a GPU
 MOST_MOVED = 2**21
-DRAWS, STEP = 8, 1e-6
+DRAWS = 8
 
 
 def budget(op: Operator, dtype: torch.dtype, name: str) -> float:
@@ -89,28 +90,16 @@ def _squares(op: Operator, made: Mapping, arriving: Arriving, values: Mapping) -
     squared[op.decay] = 2 * made[op.decay].double()
     rest = {"scale": op.scale(made) ** 2, "cu_seqlens": made.get("cu_seqlens")}
     squares = tuple(None if x is None else x.double().square() for x in arriving)
-    units = truth(op, op.arguments(squared, rest), arriving=squares, recurrence=False)
-    return {name: x.sqrt() for name, x in units.items()}
+    summed = truth(op, op.arguments(squared, rest), arriving=squares, recurrence=False)
+    return {name: x.sqrt() for name, x in summed.items()}
 
 
 def _movements(op: Operator, made: Mapping, arriving: Arriving, values: Mapping) -> dict[str, Tensor]:
     """How far every value moves, per part that the inputs move, in the mean square of a few draws."""
-    leaves, size = op.leaves(made), op.size(op.leaves(made))
+    size = op.size(op.leaves(made))
     if size["B"] * size["T"] * size["H"] * size["K"] * max(size["V"], size.get("M", 1)) > MOST_MOVED:
         return {}
-    generator = torch.Generator().manual_seed(0)
-
-    def moved(x):
-        return x.double() * (1 + STEP * torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.device))
-
-    units = {name: torch.zeros_like(x) for name, x in values.items()}
-    for _ in range(DRAWS):
-        elsewhere = op.arguments({name: moved(x) for name, x in leaves.items()}, {**made, "scale": op.scale(made)})
-        do, dstate = arriving
-        arrives = moved(do), op.state([moved(x) for x in op.parts(dstate)])
-        for name, x in truth(op, elsewhere, arriving=arrives, recurrence=False).items():
-            units[name] += ((x - values[name]) / STEP).square() / DRAWS
-    return {name: x.sqrt() for name, x in units.items()}
+    return units(op, made, arriving, values, draws=DRAWS)
 
 
 def check(found: Mapping[str, Tensor], expected: Truth, made: Mapping) -> dict[str, Errors]:
