@@ -153,6 +153,8 @@ def test_without_a_gpu_there_is_no_word_of_rows():
 def test_wrong_numbers_and_failures_are_broken():
     assert doctor.Check("rwkv6", "chunk", "torch on cpu", 2e-7, "dw").level == doctor.OK
     assert doctor.Check("rwkv6", "chunk", "torch on cpu", 2e-3, "dw").level == doctor.BROKEN
+    assert doctor.Check("rwkv6", "chunk", "triton on cuda", 2e-3, "dw", dtype="bfloat16").level == doctor.OK
+    assert doctor.Check("rwkv6", "chunk", "triton on cuda", 2e-2, "dw", dtype="bfloat16").level == doctor.BROKEN
     assert doctor.Check("rwkv6", "chunk", "torch on cpu", failure="dw: non-finite").level == doctor.BROKEN
     assert doctor.Check("rwkv6", "chunk", "interpreted", failure="x", essential=False).level == doctor.WARNING
 
@@ -210,3 +212,36 @@ def test_command_runs_every_operator_on_every_backend(tmp_path):
     for backend in backends:
         ran = {(c["operator"], c["form"]) for c in said["checks"] if c["backend"].startswith(backend)}
         assert ran == {(name, form) for name, op in OPERATORS.items() for form in op.forms}
+
+
+def all_of_16_bits(device):
+    found = list(doctor.check_16_bits(device))
+    forms = [(c.operator, c.form, c.chunk_size) for c in found]
+    assert ("rwkv6", "chunk", None) in forms and ("gsa", "recurrent", None) in forms
+    assert [size for *form, size in forms if form == ["rwkv7", "chunk"]] == [16, 32, 64]
+    assert [c for c in found if c.level != doctor.OK] == []
+    return found
+
+
+@pytest.mark.interpret
+@pytest.mark.full
+def test_kernels_of_16_bits_are_looked_at(monkeypatch):
+    """And a wrong one is seen: the fused kernels' gradient of a state, which nothing adds to."""
+    from flakit.ops.rwkv7 import fused_chunk_triton as fused
+
+    assert {c.dtype for c in all_of_16_bits("cpu")} == {"float16"}
+    written = fused.backward
+
+    def nothing_carried(*given):
+        *grads, dinitial = written(*given)
+        return *grads, dinitial.zero_()
+
+    monkeypatch.setattr(fused, "backward", nothing_carried)
+    monkeypatch.setattr(doctor, "OPERATORS", {"rwkv7": OPERATORS["rwkv7"]})
+    wrong = [c for c in doctor.check_16_bits("cpu") if c.level != doctor.OK]
+    assert [(c.form, c.chunk_size, c.tensor) for c in wrong] == [("chunk", 16, "dinitial_state")]
+
+
+@pytest.mark.gpu
+def test_kernels_of_16_bits_are_looked_at_on_a_gpu():
+    assert {c.dtype for c in all_of_16_bits("cuda")} == {"bfloat16"}
