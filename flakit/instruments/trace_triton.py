@@ -242,9 +242,10 @@ class InterpreterWatch:
         x = self._values(out)
         if x is None:
             if out.data.dtype == np.uint64:
-                base = next((y.base for y in args if "base" in getattr(y, "__dict__", ())), None)
-                if base is not None:
-                    out.base = base
+                bases = [y.base for y in args if "base" in getattr(y, "__dict__", ())]
+                if bases:  # of a `where` between pointers there are two
+                    found = tuple(dict.fromkeys(x for base in bases for x in _each(base)))
+                    out.base = found if len(found) > 1 else found[0]
             return
         if x is not out.data and operation != "to":
             self.trace.note(
@@ -321,34 +322,47 @@ class InterpreterWatch:
 
         return through
 
-    def _base(self, pointers) -> "_Argument | None":
+    def _base(self, pointers) -> "_Argument | tuple[_Argument, ...] | None":
         base = pointers.__dict__.get("base") or self._block_base
         if base is None and pointers.data.size == 1:
             base = self._tensors.get(int(pointers.data.reshape(-1)[0]))
         return base
 
-    def _inside(self, operation: str, pointers, mask) -> tuple["_Argument | None", np.ndarray | None]:
-        """The argument that is touched, and the lanes that must not be, None for none."""
+    def _inside(self, operation: str, pointers, mask) -> tuple["list[_Touched]", np.ndarray | None]:
+        """The arguments that are touched, each with its lanes, and the lanes that must not be, None for none."""
         base = self._base(pointers)
         if base is None:
-            return None, None
+            return [], None
         at, on = pointers.data, _lit(mask)
         used = at[on] if not on.all() else at
-        if not used.size or (used.min() >= base.start and used.max() <= base.last):
-            return base, None
-        outside = on & ((at < base.start) | (at > base.last))
-        wild = outside & ((at < base.storage_start) | (at > base.storage_last))
-        self._beyond(operation, base, at, wild if wild.any() else outside, within=not wild.any())
-        return base, wild if wild.any() else None
+        first, *others = _each(base)
+        if not others and (not used.size or (used.min() >= first.start and used.max() <= first.last)):
+            return [(first, on)], None
+        touched = [(x, on & (at >= x.start) & (at <= x.last)) for x in (first, *others)]
+        outside = on & ~np.any([lanes for _, lanes in touched], axis=0)
+        if not outside.any():
+            return touched, None
+        wild = outside.copy()
+        for x, _ in touched:
+            wild &= (at < x.storage_start) | (at > x.storage_last)
+        where = wild if wild.any() else outside
+        # What lies in none belongs to the nearest.
+        away = [np.where(at < x.start, x.start - at, at - np.uint64(x.last)) for x, _ in touched]
+        nearest = np.argmin(away, axis=0)
+        touched = [(x, lanes | outside & (nearest == n)) for n, (x, lanes) in enumerate(touched)]
+        for x, lanes in touched:
+            if (lanes & where).any():
+                self._beyond(operation, x, at, lanes & where, within=not wild.any())
+        return touched, wild if wild.any() else None
 
     def _beyond(self, operation: str, base: "_Argument", at: np.ndarray, lanes: np.ndarray, within: bool) -> None:
         key, place = self._place()
         program = tuple(self.names.builder.grid_idx)
-        access = self._accesses.get((key, operation, within))
+        access = self._accesses.get((key, operation, within, base.name))
         if access is None:
             index = np.unravel_index(int(lanes.argmax()), lanes.shape)
             access = Access(place, operation, base.name, base.shape, 0, within, program, _plain(index), 0)
-            self._accesses[key, operation, within] = access
+            self._accesses[key, operation, within, base.name] = access
             self.trace.accesses.append(access)
         touched = at[lanes].astype(np.int64)
         past, before = touched.max() - base.last, touched.min() - base.start
@@ -360,7 +374,7 @@ class InterpreterWatch:
 
     def _loading(self, original):
         def load(builder, pointers, mask, other, *args, **kwargs):
-            base, wild = self._inside("load", pointers, mask)
+            touched, wild = self._inside("load", pointers, mask)
             if wild is not None:
                 mask = self.names.Handle(_lit(mask) & ~wild, self.names.int1)
             out = original(builder, pointers, mask, other, *args, **kwargs)
@@ -377,12 +391,14 @@ class InterpreterWatch:
                 nans = np.isnan(x) & bad
                 if (bad & (nans | (x > 0))).any():  # -inf is what masks, and decays that forget all, are made of
                     how = READ if wild is None else BEYOND
+                    read = [argument for argument, lanes in touched if (lanes & bad).any()]
                     site = self._found(
                         "load", how, lambda at: self._tile(out, x, bad, nans, [], "load", at), bad, nans,
-                        base.name if base else "",
+                        ", ".join(argument.name for argument in read),
                     )  # fmt: skip
-                    for writer in self.memory.get(base.storage_start, ()) if base else ():
-                        site.descends_from(writer)
+                    for argument in read:
+                        for writer in self.memory.get(argument.storage_start, ()):
+                            site.descends_from(writer)
                     out.site = site
                 elif other is not None and "site" in other.__dict__:
                     out.site = other.site
@@ -392,10 +408,10 @@ class InterpreterWatch:
 
     def _storing(self, original):
         def store(builder, pointers, value, mask, *args, **kwargs):
-            base, wild = self._inside("store", pointers, mask)
+            touched, wild = self._inside("store", pointers, mask)
             if wild is not None:
                 mask = self.names.Handle(_lit(mask) & ~wild, self.names.int1)
-            self._stored("store", base, value, mask)
+            self._stored("store", touched, value, mask)
             return original(builder, pointers, value, mask, *args, **kwargs)
 
         return store
@@ -406,36 +422,37 @@ class InterpreterWatch:
             by_mask = not hasattr(args[0], "data")
             pointers, value = (args[1], args[2]) if by_mask else (args[0], args[2])
             mask = args[3] if by_mask else self.names.Handle(np.ones_like(pointers.data, dtype=bool), self.names.int1)
-            base, wild = self._inside("atomic", pointers, mask)
+            touched, wild = self._inside("atomic", pointers, mask)
             if wild is not None and by_mask:
                 mask = self.names.Handle(_lit(mask) & ~wild, self.names.int1)
                 args = (*args[:3], mask, *args[4:])
-            self._stored("atomic", base, value, mask)
+            self._stored("atomic", touched, value, mask)
             return original(builder, *args, **kwargs)
 
         return add
 
-    def _stored(self, operation: str, base: "_Argument | None", value, mask) -> None:
+    def _stored(self, operation: str, touched: "list[_Touched]", value, mask) -> None:
         if "site" not in value.__dict__:
             return
         x = self._values(value)
         if x is None:
             return
         wrong, on = ~np.isfinite(x), _lit(mask)
-        bad = wrong & on
         self._mask(value.site, "the store's mask", int((wrong & ~on).sum()))
-        if not bad.any():
-            return
-        nans = np.isnan(x) & bad
-        site = self._found(
-            operation, STORED, lambda at: self._tile(value, x, bad, nans, [], operation, at), bad, nans,
-            base.name if base else "",
-        )  # fmt: skip
-        site.descends_from(value.site)
-        if base is not None:
-            reached = self.memory.setdefault(base.storage_start, [])
-            if site not in reached:
-                reached.append(site)
+        for argument, lanes in touched or [(None, on)]:
+            bad = wrong & on & lanes
+            if not bad.any():
+                continue
+            nans = np.isnan(x) & bad
+            site = self._found(
+                operation, STORED, lambda at, b=bad, n=nans: self._tile(value, x, b, n, [], operation, at), bad, nans,
+                argument.name if argument else "",
+            )  # fmt: skip
+            site.descends_from(value.site)
+            if argument is not None:
+                reached = self.memory.setdefault(argument.storage_start, [])
+                if site not in reached:
+                    reached.append(site)
 
     # --- keeping ----------------------------------------------------------------------------------------------------
 
@@ -458,9 +475,9 @@ class InterpreterWatch:
 
     def _found(self, operation: str, how: str, tile, bad: np.ndarray, nans: np.ndarray, into: str = "") -> Site:
         key, place = self._place()
-        site = self._sites.get((key, operation))
+        site = self._sites.get((key, operation, into))
         if site is None:
-            site = self._sites[key, operation] = self.trace.add(Site(place, operation, how, tile(place), into))
+            site = self._sites[key, operation, into] = self.trace.add(Site(place, operation, how, tile(place), into))
         number = int(nans.sum())
         site.count(number, int(bad.sum()) - number, tuple(self.names.builder.grid_idx))
         return site
@@ -517,6 +534,13 @@ class _Argument:
         storage = x.untyped_storage()
         self.storage_start = storage.data_ptr()
         self.storage_last = self.storage_start + storage.nbytes() - self.itemsize
+
+
+_Touched = tuple[_Argument, np.ndarray]
+
+
+def _each(base: "_Argument | tuple[_Argument, ...]") -> "tuple[_Argument, ...]":
+    return base if isinstance(base, tuple) else (base,)
 
 
 def _lit(mask) -> np.ndarray:

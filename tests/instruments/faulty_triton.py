@@ -94,3 +94,10 @@ def summed(x, o, n, D: tl.constexpr):
     o_d = tl.arange(0, D)
     b_e = tl.exp(tl.load(x + o_d))
     tl.atomic_add(o + o_d, b_e, mask=o_d < n)  # added
+
+
+@triton.jit
+def one_of_two(x, y, o, p, D: tl.constexpr, FURTHER: tl.constexpr):
+    first, o_d = tl.arange(0, 2 * D) < D, tl.arange(0, 2 * D) % D
+    b_x = tl.load(tl.where(first, x, y) + o_d + tl.where(first, 0, FURTHER))  # reads one of two
+    tl.store(tl.where(first, o, p) + o_d, 2.0 * b_x)  # writes one of two

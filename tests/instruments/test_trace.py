@@ -146,6 +146,38 @@ def test_loads_and_stores_out_of_bounds(kernels):
 
 
 @pytest.mark.interpret
+@pytest.mark.parametrize("further", [0, 3])
+def test_pointers_that_are_one_of_two(kernels, further):
+    """Each lane belongs to the tensor in which it lies; only what lies in neither is out of bounds."""
+    x, y, o, p = torch.arange(8.0), torch.arange(8.0), torch.zeros(8), torch.zeros(8)
+    y[5] = torch.inf
+    with trace() as t:
+        kernels.one_of_two[(1,)](x, y, o, p, D=8, FURTHER=further)
+    loads = [(a.operation, a.into, a.within, a.lanes) for a in t.accesses]
+    assert loads == ([("load", "y", False, 3)] if further else [])
+    read, *_, stored = t.sites
+    assert read.into == "y" and stored.into == "p" and stored.nan + stored.inf == 1 + further
+    assert torch.equal(o, 2 * x)
+
+
+@pytest.mark.interpret
+def test_our_kernels_with_two_rows_in_a_tile_are_followed():
+    made = inputs("rwkv7", T=40, H=1, K=40, V=40, dtype=torch.float16, requires_grad=True)
+
+    def call():
+        flakit.chunk_rwkv7(**made, chunk_size=16, backend="triton")[0].float().sum().backward()
+
+    with trace() as t:
+        call()
+    assert t.finite and not t.accesses
+    made["k"].data[0, 20, 0, 3] = torch.inf
+    with trace() as t:
+        call()
+    assert not t.accesses and t.first.into == "k" and t.first.inf == 1
+    assert {"o", "dr", "da", "dk", "db"} <= {site.into for site in t.sites}
+
+
+@pytest.mark.interpret
 def test_what_one_kernel_stores_another_reads(kernels):
     x, between, o = torch.full((16,), -100.0), torch.zeros(16), torch.zeros(16)
     x[3] = 100.0
