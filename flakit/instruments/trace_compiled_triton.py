@@ -144,6 +144,7 @@ class _Watch(ast.NodeTransformer):
         self.kernel, self.name, self.file = kernel, function.__name__, inspect.getsourcefile(function)
         self.space, self.first, self.made = space, first, made
         self.is_helper = function.__name__ != kernel
+        self.own = inspect.signature(function).parameters
         self.before: list[ast.stmt] = []
         self.conditional = 0
         self.defined: dict[str, ast.expr] = {}
@@ -206,10 +207,10 @@ class _Watch(ast.NodeTransformer):
         return ast.Name(name, ast.Load())
 
     def base(self, pointers: ast.expr, depth: int = 8) -> str:
-        """The argument that pointers are into."""
+        """The argument that pointers are into; of a helper's, if it has the kernel's name for it."""
         for node in ast.walk(pointers):
             if isinstance(node, ast.Name):
-                if node.id in self.made.parameters:
+                if node.id in self.own and node.id in self.made.parameters:
                     return node.id
                 if depth and node.id in self.defined:
                     found = self.base(self.defined[node.id], depth - 1)
@@ -241,6 +242,32 @@ class _Watch(ast.NodeTransformer):
             return [node, *self.notes(node, text, names, _names(node.value), _calls(node.value))]
 
         return self.taken(make)
+
+    def visit_If(self, node):
+        def make():
+            node.test = self.taken_apart(node.test)
+            node.body, node.orelse = self.each(node.body), self.each(node.orelse)
+            return [node]
+
+        return self.taken(make)
+
+    def visit_For(self, node):
+        def make():
+            node.iter = self.taken_apart(node.iter)
+            node.body = self.each(node.body)
+            return [node]
+
+        return self.taken(make)
+
+    def visit_While(self, node):
+        self.conditional += 1  # made again at each turn
+        node.test = self.taken_apart(node.test)
+        self.conditional -= 1
+        node.body = self.each(node.body)
+        return node
+
+    def each(self, statements: list[ast.stmt]) -> list[ast.stmt]:
+        return [made for statement in statements for made in _as_list(self.visit(statement))]
 
     def visit_AnnAssign(self, node):
         return node  # constants

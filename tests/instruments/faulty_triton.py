@@ -101,3 +101,18 @@ def one_of_two(x, y, o, p, D: tl.constexpr, FURTHER: tl.constexpr):
     first, o_d = tl.arange(0, 2 * D) < D, tl.arange(0, 2 * D) % D
     b_x = tl.load(tl.where(first, x, y) + o_d + tl.where(first, 0, FURTHER))  # reads one of two
     tl.store(tl.where(first, o, p) + o_d, 2.0 * b_x)  # writes one of two
+
+
+@triton.jit
+def taken_from(x, i, D: tl.constexpr):
+    o = i * D + tl.arange(0, D)  # not the kernel's o
+    return tl.load(x + o)
+
+
+@triton.jit
+def where_a_flag_says_so(flag, n, y, o, D: tl.constexpr):
+    i = tl.program_id(0)
+    if tl.load(flag + i) != 0:
+        for j in range(tl.load(n + i)):
+            if tl.load(flag + i) > j:
+                tl.store(o + i * D + tl.arange(0, D), tl.exp(taken_from(y, i, D)))

@@ -77,6 +77,19 @@ def test_the_lines_lanes_and_parents_of_an_overflow():
 
 @pytest.mark.interpret
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_loads_in_conditions_and_a_local_name_that_is_an_arguments():
+    flag, n, y, o = torch.tensor([0, 2]), torch.tensor([1, 1]), torch.full((2, 8), 100.0), torch.zeros(2, 8)
+    y[1, 3] = math.inf
+    kernel = Watched(faulty.where_a_flag_says_so)
+    kernel[(2,)](flag, n, y, o, D=8)
+    assert not o[0].any() and o[1].isinf().all()
+    read, *_, stored = kernel.trace.sites
+    assert (read.operation, read.how, read.into) == ("load", "read", "") and (read.inf, read.nan) == (1, 0)
+    assert (stored.operation, stored.into, stored.inf) == ("store", "o", 8)
+
+
+@pytest.mark.interpret
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_a_helper_in_a_loop():
     x = torch.zeros(5, 8)
     x[3, 2] = 100.0
