@@ -17,7 +17,7 @@ import math
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import ModuleType
 
@@ -109,7 +109,8 @@ def leave_note(x, seen, SITE: tl.constexpr, SITES: tl.constexpr):
 class Check:
     """One check: its place, what it looks at, and the names that went into it.
 
-    function: the kernel or helper; target: the name that is assigned, "" for a store and for what is returned.
+    function: the kernel or helper; target: the name that is assigned, "" for a store and for what is returned; into: the
+    kernel's argument that is loaded from or stored to, "x or y" where a helper is called with both.
     """
 
     place: Place
@@ -144,7 +145,7 @@ class _Watch(ast.NodeTransformer):
         self.kernel, self.name, self.file = kernel, function.__name__, inspect.getsourcefile(function)
         self.space, self.first, self.made = space, first, made
         self.is_helper = function.__name__ != kernel
-        self.own = inspect.signature(function).parameters
+        self.own = _not_constant(function)
         self.before: list[ast.stmt] = []
         self.conditional = 0
         self.defined: dict[str, ast.expr] = {}
@@ -158,7 +159,8 @@ class _Watch(ast.NodeTransformer):
             return getattr(owner, node.attr, None) if isinstance(owner, ModuleType) else None
         return None
 
-    def check(self, node: ast.AST, text: str, operation: str, target: str, reads, into: str = "", calls=()) -> int:
+    def check(self, node: ast.AST, text: str, operation: str, target: str, reads, into=(), calls=()) -> int:
+        """Its number. into: this function's names of what is loaded from or stored to; `_Making` finds the kernel's."""
         place = Place(self.file, node.lineno + self.first - 1, text, self.kernel)
         check = Check(place, operation, self.name, target, tuple(dict.fromkeys(reads)), into, tuple(calls))
         self.made.checks.append(check)
@@ -198,7 +200,7 @@ class _Watch(ast.NodeTransformer):
         if self.conditional or operation not in _HOISTED or not _of_triton(found):
             return node
         name = f"flakit_{len(self.made.checks)}"
-        into = self.base(node.args[0]) if operation == "load" and node.args else ""
+        into = self.base(node.args[0]) if operation == "load" and node.args else ()
         reads = _names(node) if operation != "load" else ()
         site = self.check(node, text, operation, name, reads, into)
         self.before += [
@@ -206,17 +208,21 @@ class _Watch(ast.NodeTransformer):
         ]  # fmt: skip
         return ast.Name(name, ast.Load())
 
-    def base(self, pointers: ast.expr, depth: int = 8) -> str:
-        """The argument that pointers are into; of a helper's, if it has the kernel's name for it."""
+    def base(self, pointers: ast.expr, depth: int = 8) -> tuple[str, ...]:
+        """The parameters of this function that pointers may be into; several where one of them is chosen."""
         for node in ast.walk(pointers):
+            if isinstance(node, ast.Call) and len(node.args) == 3:
+                chosen = self.resolve(node.func)
+                if getattr(chosen, "__name__", "") == "where" and _of_triton(chosen):
+                    return (*self.base(node.args[1], depth), *self.base(node.args[2], depth))
             if isinstance(node, ast.Name):
-                if node.id in self.own and node.id in self.made.parameters:
-                    return node.id
+                if node.id in self.own:
+                    return (node.id,)
                 if depth and node.id in self.defined:
                     found = self.base(self.defined[node.id], depth - 1)
                     if found:
                         return found
-        return ""
+        return ()
 
     # --- statements
 
@@ -370,20 +376,30 @@ class _Making:
     def __init__(self, kernel):
         self.checks: list[Check] = []
         self.passed: list = []
-        self.parameters = {
-            p.name for p in inspect.signature(kernel.fn).parameters.values() if "constexpr" not in str(p.annotation)
-        }
+        self.parameters = _not_constant(kernel.fn)
         self.kernel, self.made, self.spaces, self.sources = kernel, {}, [], []
         self.add(kernel)
+        for i, check in enumerate(self.checks):
+            names = (x for name in check.into for x in self.given(name, check.function))
+            self.checks[i] = replace(check, into=" or ".join(dict.fromkeys(names)))
         for space in self.spaces:
             space["flakit_sites"] = tl.constexpr(len(self.checks))
             space.update({name: made for name, made in self.made.items() if name in space})
+
+    def given(self, name: str, function: str, depth: int = 8) -> list[str]:
+        """The kernel's arguments that a function gets under a name, from all who call it."""
+        if function == self.kernel.fn.__name__:
+            return [name] if name in self.parameters else []
+        calls = [given.get(name, ()) for _, helper, given in self.passed if helper == function]
+        callers = [caller for caller, helper, _ in self.passed if helper == function]
+        pairs = [(x, caller) for names, caller in zip(calls, callers, strict=True) for x in names]
+        return [y for x, caller in pairs for y in (self.given(x, caller, depth - 1) if depth else ())]
 
     def rename(self, old: str, new: str) -> None:
         """A check of a name of ours is one of the name that it is assigned to."""
         for i, check in enumerate(self.checks):
             if check.target == old:
-                self.checks[i] = Check(**{**check.__dict__, "target": new})
+                self.checks[i] = replace(check, target=new)
 
     def add(self, kernel) -> None:
         name = _traced(kernel)
@@ -434,6 +450,12 @@ def _is_jitted(x: object) -> bool:
 def _of_triton(x: object) -> bool:
     module = getattr(getattr(x, "fn", x), "__module__", "") or ""
     return module == "triton" or module.startswith("triton.")
+
+
+def _not_constant(function) -> frozenset[str]:
+    """The parameters of a function that are none of a compile-time constant."""
+    parameters = inspect.signature(function).parameters.values()
+    return frozenset(p.name for p in parameters if "constexpr" not in str(p.annotation))
 
 
 def _as_list(x) -> list:
@@ -517,11 +539,12 @@ def _relate(i: int, made: Rewritten, sites: dict[int, Site], args: dict, memory:
     storage = argument.untyped_storage().data_ptr() if isinstance(argument, Tensor) else 0
     if check.operation == "load":
         site.how = READ
-        for parent in memory.get(storage, ()):
+        for parent in memory.get(storage, ()) if storage else ():
             site.descends_from(parent)
     elif check.operation in ("store", "atomic"):
         site.how = STORED
-        memory[storage] = [*memory.get(storage, ()), site]
+        if storage:
+            memory[storage] = [*memory.get(storage, ()), site]
     elif site.parents:
         only_inf = site.first.nan and not any(parent.nan for parent in site.parents)
         site.how = BECAME_NAN if only_inf else CARRIED

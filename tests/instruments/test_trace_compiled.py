@@ -84,7 +84,7 @@ def test_loads_in_conditions_and_a_local_name_that_is_an_arguments():
     kernel[(2,)](flag, n, y, o, D=8)
     assert not o[0].any() and o[1].isinf().all()
     read, *_, stored = kernel.trace.sites
-    assert (read.operation, read.how, read.into) == ("load", "read", "") and (read.inf, read.nan) == (1, 0)
+    assert (read.operation, read.how, read.into) == ("load", "read", "y") and (read.inf, read.nan) == (1, 0)
     assert (stored.operation, stored.into, stored.inf) == ("store", "o", 8)
 
 
