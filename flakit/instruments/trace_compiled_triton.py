@@ -109,8 +109,8 @@ def leave_note(x, seen, SITE: tl.constexpr, SITES: tl.constexpr):
 class Check:
     """One check: its place, what it looks at, and the names that went into it.
 
-    function: the kernel or helper; target: the name that is assigned, "" for a store and for what is returned; into: the
-    kernel's argument that is loaded from or stored to, "x or y" where a helper is called with both.
+    function: the kernel or helper; target: the name that is assigned, "" for a store and for what is returned; into:
+    the kernel's argument that is loaded from or stored to, "x or y" where a helper is called with both.
     """
 
     place: Place
