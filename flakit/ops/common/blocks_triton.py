@@ -1,5 +1,7 @@
 """Pieces of kernels for any operator with a decay per channel: which program, operands of products, decay weights."""
 
+import os
+
 import triton
 import triton.language as tl
 
@@ -22,6 +24,36 @@ def program(BLOCKS: tl.constexpr):
 def exp(x):
     """e^x; 0 where float32 has only its smallest numbers left, whose care is three instructions a call."""
     return tl.exp2(x * 1.4426950408889634)
+
+
+@triton.jit
+def fading(x, QUICK: tl.constexpr):
+    """e^x, by `exp` where it is to be QUICK, as beside 16-bit inputs; float32 ones keep its smallest numbers."""
+    if QUICK:
+        x = exp(x)
+    else:
+        x = tl.exp(x)
+    return x
+
+
+@triton.jit
+def expect(p, there, N: tl.constexpr):
+    """Have memory send N elements from each of the pointers p on that are `there` to the cache of all multiprocessors.
+
+    No register waits for them. A load that comes later, from behind a barrier that it cannot pass, then waits a third
+    as long.
+    """
+    if not INTERPRETED:
+        LINE: tl.constexpr = 1024 // p.dtype.element_ty.primitive_bitwidth
+        for n in tl.static_range(0, N, LINE):
+            tl.inline_asm_elementwise(
+                "{ .reg .pred there; setp.ne.s32 there, $2, 0; @there prefetch.global.L2 [$1]; mov.b32 $0, 0; }",
+                "=r,l,r",
+                [(p + n).to(tl.int64), there.to(tl.int32)],
+                dtype=tl.int32,
+                is_pure=False,
+                pack=1,
+            )
 
 
 @triton.jit
@@ -150,6 +182,22 @@ def sums(which, b_w):
 
 
 @triton.jit
+def sums_of_columns(b_w, which):
+    """As `sums`, turned: b_w^T which."""
+    which = to_bfloat16(which.to(tl.float32))
+    if b_w.dtype == tl.bfloat16:
+        total = tl.dot(tl.trans(b_w), which)
+    else:
+        high, rest = _cut(b_w.to(tl.float32))
+        total = tl.dot(tl.trans(high), which)
+        if b_w.dtype == tl.float32:
+            high, rest = _cut(rest)
+            total = tl.dot(tl.trans(high), which, total)
+        total = tl.dot(tl.trans(to_bfloat16(rest)), which, total)
+    return total
+
+
+@triton.jit
 def add_sums(acc, which, x, WHOLE: tl.constexpr):
     """acc + which x of float32 x, of which two parts are taken, or WHOLE all three. which: 0 and 1, [C, C]."""
     which = to_bfloat16(which.to(tl.float32))
@@ -174,21 +222,6 @@ def decay_before(b_w_prev):
 def decay_after(b_w_next):
     """Log decay over the chunk's rows after each row, [C, BK]; b_w_next holds w of the row after, 0 at the last."""
     return tl.cumsum(b_w_next, axis=0, reverse=True)
-
-
-@triton.jit
-def level_weights(b_w_prev, b_w_next, s: tl.constexpr, C: tl.constexpr, BK: tl.constexpr):
-    """Decay between each row and the boundary of its halves at dyadic level s, [C, BK], in [0, 1] for every w <= 0.
-
-    Rows of a right half: over the half's rows before it (a read sees these). Rows of a left half: over those after it.
-    """
-    o_c = tl.arange(0, C)
-    right = (o_c // s) % 2 == 1
-    before = tl.where(o_c[:, None] % s == 0, 0.0, b_w_prev)
-    before = tl.reshape(tl.cumsum(tl.reshape(before, [C // s, s, BK]), axis=1), [C, BK])
-    after = tl.where(o_c[:, None] % s == s - 1, 0.0, b_w_next)
-    after = tl.reshape(tl.cumsum(tl.reshape(after, [C // s, s, BK]), axis=1, reverse=True), [C, BK])
-    return tl.exp(tl.where(right[:, None], before, after))
 
 
 @triton.jit

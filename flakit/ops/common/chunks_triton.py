@@ -22,10 +22,12 @@ from .blocks_triton import (
     decay_after,
     decay_before,
     exp,
+    expect,
     operand,
     program,
     split,
     sums,
+    sums_of_columns,
     to_operand,
 )
 from .dispatch import interpreted
@@ -90,6 +92,20 @@ def store_tile(p, x, start, end, i_h, i_d, H: tl.constexpr, D: tl.constexpr, C: 
     o_d = i_d * BD + tl.arange(0, BD)
     m = (o_c < end - start)[:, None] & (o_d < D)[None, :]
     tl.store(p + (start * H + i_h) * D + o_c[:, None] * (H * D) + o_d[None, :], x.to(p.dtype.element_ty), mask=m)
+
+
+@triton.jit
+def expect_tile(p, start, end, i_h, i_d, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
+    """As `expect`, of what `load_tile` will load."""
+    o_c = tl.arange(0, C)
+    expect(p + (start * H + i_h) * D + o_c * (H * D) + i_d * BD, o_c < end - start, BD)
+
+
+@triton.jit
+def expect_state(states, i, there, i_k, i_v, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr):
+    """As `expect`, of what `kept_state` will load."""
+    o_k = i_k * BK + tl.arange(0, BK)
+    expect(states + i.to(tl.int64) * K * V + o_k * V + i_v * BV, (o_k < K) & there, BV)
 
 
 @triton.jit
@@ -189,10 +205,22 @@ def half_decays(b_w, C: tl.constexpr):
 
 
 @triton.jit
-def is_mild(b_w, first, second):
-    """Whether every decay of a chunk's rows b_w [C, BK], with its `half_decays`, is mild, 1 or 0."""
-    spare = tl.minimum(tl.minimum(first, second) - MILD_HALF, tl.min(b_w.to(tl.float32), 0) - MILD_TOKEN)
-    return (tl.min(spare, 0) > 0).to(tl.int32)
+def whole_decay(b_w, C: tl.constexpr, BY_PRODUCT: tl.constexpr):
+    """Log decay of all of a chunk's rows, [BK]. BY_PRODUCT: as a product leaves it, so that no two warps have to agree."""
+    if BY_PRODUCT:
+        total = tl.max(sums_of_columns(b_w, tl.full([C, C], 1.0, tl.float32)), 1)
+    else:
+        first, second = half_decays(b_w, C)
+        total = first + second
+    return total
+
+
+@triton.jit
+def is_mild(b_w, C: tl.constexpr):
+    """Whether every decay of a chunk's rows b_w [C, BK] is mild, 1 or 0."""
+    o_c = tl.arange(0, C)
+    halves = sums_of_columns(b_w, (o_c[:, None] < C // 2) == (o_c[None, :] < C // 2))
+    return ((tl.min(halves) > MILD_HALF) & (tl.min(b_w.to(tl.float32)) > MILD_TOKEN)).to(tl.int32)
 
 
 @triton.jit
@@ -287,10 +315,23 @@ def about_blocks(b_w, C: tl.constexpr):
 def pair_scores(b_q, b_k, b_w, C: tl.constexpr, LEVELS: tl.constexpr, TURNED: tl.constexpr, SCALED: tl.constexpr):
     """sum over a block of k of q_i k_j e^{decay strictly between j and i}, [C, C], right for i > j only; TURNED: its
     transpose."""
+    within_blocks = tl.zeros([C, C], dtype=tl.float32)
+    first_level = 0
+    if SCALED:
+        read, key, fit = about_blocks(b_w, C)
+        if fit:
+            q_high, q_low = split(b_q * exp(read))
+            k_high, k_low = split(b_k * exp(key))
+            if TURNED:
+                within_blocks = add_product(within_blocks, k_high, k_low, tl.trans(q_high), tl.trans(q_low))
+            else:
+                within_blocks = add_product(within_blocks, q_high, q_low, tl.trans(k_high), tl.trans(k_low))
+            within_blocks = only(same_block(C), within_blocks)
+        first_level = fit.to(tl.int32) * BLOCK_LEVELS
     q, q_unit = by_rows(b_q, SCALED)
     k, k_unit = by_rows(b_k, SCALED)
     b_A = tl.zeros([C, C], dtype=tl.float32)
-    for level in range(LEVELS):
+    for level in range(first_level, LEVELS):
         _, right, _, _ = halves(level, C)
         p = tl.where(right[:, None], q, k) * level_weight(b_w, level, C, SCALED).to(q.dtype)
         b_A += tl.where(meet(level, C), tl.dot(p, tl.trans(p), input_precision="tf32x3"), 0.0)
@@ -300,7 +341,7 @@ def pair_scores(b_q, b_k, b_w, C: tl.constexpr, LEVELS: tl.constexpr, TURNED: tl
         b_A *= k_unit[:, None] * q_unit[None, :]
     else:
         b_A *= q_unit[:, None] * k_unit[None, :]
-    return b_A
+    return b_A + within_blocks
 
 
 @triton.jit
@@ -333,13 +374,13 @@ def add_pair_sums(b_x, pairs_high, pairs_low, b_k, b_w, C: tl.constexpr, LEVELS:
 def pair_grads(b_q, b_k, b_w, pairs, C: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr):
     """What the pairs inside the chunk add to dq, dk and dw. pairs: dA + dA^T, the diagonal left out."""
     o_c = tl.arange(0, C)
+    b_dq, b_dk, b_dw = tl.zeros_like(b_q), tl.zeros_like(b_k), tl.zeros_like(b_q)
     q, q_unit = by_rows(b_q, SCALED)
     k, k_unit = by_rows(b_k, SCALED)
     pairs *= tl.where(o_c[:, None] > o_c[None, :], k_unit[None, :], q_unit[None, :])
     pairs, unit = by_rows(pairs, SCALED)
     if SCALED:
         unit *= RAISED
-    b_dq, b_dk, b_dw = tl.zeros_like(b_q), tl.zeros_like(b_k), tl.zeros_like(b_q)
     for level in range(LEVELS):
         # Rows of right halves meet those of left halves and the other way round: one product serves dq and dk.
         o_c, right, first, size = halves(level, C)
@@ -412,14 +453,13 @@ def _walk(
             b_w = load_decays(w, start, end, i_h, i_k, H, K, C, BK)
         else:
             b_w = load_tile(w, start, end, i_h, i_k, 0, H, K, C, BK)
-        first, second = half_decays(b_w, C)
-        total = first + second
+        total = whole_decay(b_w, C, SCALED)
         if TOTALS:
             b_all += total
         else:
             store_state(states, scales, i_ch, b_S, i_k, i_v, K, V, BK, BV, SCALED)
             if mild is not None:
-                tl.store(mild + i_ch * NK + i_k, is_mild(b_w, first, second) * MAY_BE_MILD, mask=i_v == 0)
+                tl.store(mild + i_ch * NK + i_k, is_mild(b_w, C) * MAY_BE_MILD, mask=i_v == 0)
         b_S = _passed(b_S, b_w, total, x, y, w, scale, start, end, i_h, i_k, i_v, H, G, K, V, C, BK, BV, REVERSE,
                       INCLUSIVE, SCALED, PRECISION)  # fmt: skip
     if TOTALS:
@@ -634,7 +674,7 @@ class ChunkPlan:
         return self.N, self.H, self.rows, self.columns
 
     def states(self, x, y, w, scale, first, last, reverse, inclusive=False, beside=None):
-        """The state entering each chunk (reverse: the gradient leaving it), and which chunks are mild.
+        """The state entering each chunk (reverse: the gradient leaving it), and which chunks are mild (reverse: None).
 
         The states come in one tensor of `kept_shape`, which `unpacked` takes apart.
 
@@ -656,9 +696,11 @@ class ChunkPlan:
             common |= dict(OTHER_V=columns[1], OTHER_BV=other["BV"])
             NV += other_NV
         kept = [self.room_for_states(V) for V in columns]
-        mild = self.empty(self.chunks, self.H, NK, dtype=torch.int32)
-        if self.cu_seqlens is not None:
-            mild.zero_()
+        mild = None
+        if not reverse:
+            mild = self.empty(self.chunks, self.H, NK, dtype=torch.int32)
+            if self.cu_seqlens is not None:
+                mild.zero_()
         L, segments, segment_offsets, sequence_of_segment = self.segments(NK * NV * self.H)
         where = (sequence_of_segment, segment_offsets, self.cu_seqlens, self.offsets, self.T, L)
         grid = (NK * NV * self.H * segments,)

@@ -50,6 +50,7 @@ from ..common.blocks_triton import (
     add_whole_product,
     diagonal,
     exp,
+    fading,
     operand,
     program,
     split,
@@ -60,6 +61,8 @@ from ..common.chunks_triton import (
     ChunkPlan,
     about_blocks,
     add_pair_sums,
+    expect_state,
+    expect_tile,
     flags_of,
     from_middle,
     half_decays,
@@ -138,10 +141,10 @@ def _mild_found(x, y, states, scales, b_s, b_g, upto, start, end, i_hx, i_h, i_s
     for i_d in range(0, (D + BD - 1) // BD):
         b_x = load_tile(x, start, end, i_hx, i_d, 0, HX, D, C, BD)
         b_y = load_tile(y, start, end, i_h, i_d, 0, H, D, C, BD)
-        b_A = tl.dot(b_x, tl.trans(b_y), b_A)
-        x_16, x_unit = scaled(b_x)
         b_S = _memory(states, i_s, start < end, i_d, M, D, BM, BD)
         unit = _units(scales, i_s, start < end, i_d, M, D, BM, BD, BS, True)
+        b_A = tl.dot(b_x, tl.trans(b_y), b_A)
+        x_16, x_unit = scaled(b_x)
         found += tl.dot(x_16, tl.trans(b_S)) * x_unit[:, None] * unit[None, :]
     mid, _ = half_decays(b_g, C)
     found *= exp(mid)[None, :]
@@ -168,9 +171,12 @@ def mild_output_kernel(
         return
     start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
     i_s = i_c * H + i_h
-    b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32)
     b_g = load_tile(g, start, end, i_h, 0, 0, H, M, C, BM)
+    b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM)
+    expect_state(hv, i_s, start < end, 0, 0, M, V, BM, V)
+    expect_tile(v, start, end, i_h, 0, H, V, C, V)
     upto = from_middle(b_g, C)
+    b_s = b_s.to(tl.float32)
     b_p = _mild_found(q, k, hk, hk_scales, b_s, b_g, upto, start, end, i_hq, i_h, i_s, H * G, H, K, M, C, BK, BM, BS)
     b_p *= exp(upto)
     if KEEP:
@@ -185,9 +191,10 @@ def mild_output_kernel(
     b_p *= exp(mid)[None, :]
     for i_v in range(0, (V + BV - 1) // BV):
         unit = _units(hv_scales, i_s, start < end, i_v, M, V, BM, BV, BS, True)
-        p_16, p_unit = scaled(b_p * unit[None, :])
-        b_o = tl.dot(p_16, _memory(hv, i_s, start < end, i_v, M, V, BM, BV)) * p_unit[:, None]
+        b_hv = _memory(hv, i_s, start < end, i_v, M, V, BM, BV)
         b_v = load_tile(v, start, end, i_h, i_v, 0, H, V, C, BV)
+        p_16, p_unit = scaled(b_p * unit[None, :])
+        b_o = tl.dot(p_16, b_hv) * p_unit[:, None]
         b_o = add_split_by_given(b_o, B_high, B_low, b_v)
         store_tile(o, b_o, start, end, i_hq, i_v, H * G, V, C, BV)
 
@@ -211,9 +218,11 @@ def mild_softmax_grads_kernel(
         return
     start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
     i_s = i_c * H + i_h
-    b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32)
     b_g = load_tile(g, start, end, i_h, 0, 0, H, M, C, BM)
+    b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM)
+    expect_tile(found, start, end, i_hq, 0, H * G, M, C, M)
     upto = from_middle(b_g, C)
+    b_s = b_s.to(tl.float32)
     b_dp = _mild_found(do, v, hv, hv_scales, b_s, b_g, upto, start, end, i_hq, i_h, i_s, H * G, H, V, M, C, BV, BM, BS)
     b_found = load_tile(found, start, end, i_hq, 0, 0, H * G, M, C, BM)
     b_p = _softmax(b_found * scale, M, BM)
@@ -235,12 +244,13 @@ def _add_found_by(b_z, x, y, z, read, start, end, i_hq, i_h, HQ: tl.constexpr, H
                   D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr):  # fmt: skip
     """b_z + upper(y z^T) x*: what finds a key in one pass, [C, BM]."""
     b_dA = tl.zeros([C, C], dtype=tl.float32)
+    b_x = load_tile(x, start, end, i_hq, 0, 0, HQ, M, C, BM)
     for i_d in range(0, (D + BD - 1) // BD):
         b_y = load_tile(y, start, end, i_h, i_d, 0, H, D, C, BD)
         b_z1 = load_tile(z, start, end, i_hq, i_d, 0, HQ, D, C, BD)
         b_dA = tl.dot(b_y, tl.trans(b_z1), b_dA)
     dA_high, dA_low = split(_upper(b_dA, C))
-    x_high, x_low = split(load_tile(x, start, end, i_hq, 0, 0, HQ, M, C, BM).to(tl.float32) * read)
+    x_high, x_low = split(b_x.to(tl.float32) * read)
     return add_whole_product(b_z, dA_high, dA_low, x_high, x_low)
 
 
@@ -254,8 +264,8 @@ def _mild_written(y, states, scales, dstates, dscales, start, end, i_h, i_s, H: 
         y_16, y_unit = scaled(load_tile(y, start, end, i_h, i_d, 0, H, D, C, BD))
         b_D = _memory(dstates, i_s, start < end, i_d, M, D, BM, BD)
         unit = _units(dscales, i_s, start < end, i_d, M, D, BM, BD, BS, True)
-        b_ds += tl.dot(y_16, tl.trans(b_D)) * y_unit[:, None] * unit[None, :]
         b_S = _memory(states, i_s, start < end, i_d, M, D, BM, BD)
+        b_ds += tl.dot(y_16, tl.trans(b_D)) * y_unit[:, None] * unit[None, :]
         unit *= _units(scales, i_s, start < end, i_d, M, D, BM, BD, BS, True)
         b_SD += tl.sum(b_S.to(tl.float32) * b_D.to(tl.float32), 1) * unit
     return b_ds, b_SD
@@ -283,6 +293,13 @@ def mild_slot_grads_kernel(
     i_s = i_c * H + i_h
     o_c = tl.arange(0, C)
     b_g = load_tile(g, start, end, i_h, 0, 0, H, M, C, BM)
+    for i_g in range(G):
+        i_hq = i_h * G + i_g
+        expect_tile(dscores, start, end, i_hq, 0, H * G, M, C, M)
+        expect_tile(do, start, end, i_hq, 0, H * G, V, C, V)
+        expect_tile(p, start, end, i_hq, 0, H * G, M, C, M)
+        expect_tile(reads, start, end, i_hq, 0, H * G, M, C, M)
+    expect_tile(v, start, end, i_h, 0, H, V, C, V)
     upto = from_middle(b_g, C)
     read = exp(upto)
     b_z = tl.zeros([C, BM], dtype=tl.float32)
@@ -292,6 +309,11 @@ def mild_slot_grads_kernel(
         b_z = _add_found_by(b_z, dscores, k, q, read, start, end, i_hq, i_h, H * G, H, M, K, C, BM, BK)
         b_z = _add_found_by(b_z, p, v, do, read, start, end, i_hq, i_h, H * G, H, M, V, C, BM, BV)
         passing += load_tile(reads, start, end, i_hq, 0, 0, H * G, M, C, BM)
+    expect_tile(s, start, end, i_h, 0, H, M, C, M)
+    expect_state(dhk, i_s, start < end, 0, 0, M, K, BM, K)
+    expect_state(hk, i_s, start < end, 0, 0, M, K, BM, K)
+    expect_state(dhv, i_s, start < end, 0, 0, M, V, BM, V)
+    expect_state(hv, i_s, start < end, 0, 0, M, V, BM, V)
     high, low = split(load_tile(s, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32) * exp(-upto))
     passing -= (high.to(tl.float32) + low.to(tl.float32)) * b_z
     b_dg = add_sums(tl.zeros([C, BM], dtype=tl.float32), o_c[:, None] <= o_c[None, :], passing, True)
@@ -346,18 +368,27 @@ def mild_pass_grads_kernel(
     start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
     i_s = i_c * H + i_h
     b_g = load_tile(g, start, end, i_h, 0, 0, H, M, C, BM)
+    b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM)
+    if G == 1:
+        b_x = load_tile(x, start, end, i_h, 0, 0, H, M, C, BM)
+        expect_state(dstates, i_s, start < end, 0, 0, M, D, BM, D)
+        expect_tile(z, start, end, i_h, 0, H, D, C, D)
+        if FIRST:
+            expect_state(states, i_s, start < end, 0, 0, M, D, BM, D)
+            expect_tile(y, start, end, i_h, 0, H, D, C, D)
     upto = from_middle(b_g, C)
     mid, rest = half_decays(b_g, C)
     read = exp(upto)
-    b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32) * exp(-upto)
+    b_s = b_s.to(tl.float32) * exp(-upto)
     if G == 1:
-        b_x = load_tile(x, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32) * read
+        b_x = b_x.to(tl.float32) * read
         E_high, E_low = _mild_scores(b_x, b_s, C)
     for n in range(AT_ONCE):
         i_d = i_b + n
         unit = _units(dscales, i_s, start < end, i_d, M, D, BM, BD, BS, True)
+        b_D = _memory(dstates, i_s, start < end, i_d, M, D, BM, BD)
         s_16, s_unit = scaled(b_s * (exp(rest) * unit)[None, :])
-        b_dy = tl.dot(s_16, _memory(dstates, i_s, start < end, i_d, M, D, BM, BD)) * s_unit[:, None]
+        b_dy = tl.dot(s_16, b_D) * s_unit[:, None]
         for i_g in range(G):
             if G > 1:
                 b_x = load_tile(x, start, end, i_h * G + i_g, 0, 0, H * G, M, C, BM).to(tl.float32) * read
@@ -375,9 +406,10 @@ def mild_pass_grads_kernel(
             for n in range(AT_ONCE):
                 i_d = i_b + n
                 unit = _units(scales, i_s, start < end, i_d, M, D, BM, BD, BS, True)
-                x_16, x_unit = scaled(b_x * (exp(mid) * unit)[None, :])
-                b_dz = tl.dot(x_16, _memory(states, i_s, start < end, i_d, M, D, BM, BD)) * x_unit[:, None]
+                b_S = _memory(states, i_s, start < end, i_d, M, D, BM, BD)
                 b_y = load_tile(y, start, end, i_h, i_d, 0, H, D, C, BD)
+                x_16, x_unit = scaled(b_x * (exp(mid) * unit)[None, :])
+                b_dz = tl.dot(x_16, b_S) * x_unit[:, None]
                 b_dz = add_split_by_given(b_dz, E_high, E_low, b_y)
                 store_tile(dz, b_dz, start, end, i_hq, i_d, H * G, D, C, BD)
 
@@ -415,7 +447,7 @@ def _found(b_A, b_base, b_s, b_g, C: tl.constexpr, LEVELS: tl.constexpr, SCALED:
     o_c = tl.arange(0, C)
     A_high, A_low = operand(b_A, SCALED)
     faded = add_pair_sums(tl.zeros_like(b_base), A_high, A_low, b_s, b_g, C, LEVELS, SCALED)
-    found = b_base * tl.exp(sums(o_c[:, None] >= o_c[None, :], b_g)) + tl.exp(b_g.to(tl.float32)) * faded
+    found = b_base * fading(sums(o_c[:, None] >= o_c[None, :], b_g), SCALED) + fading(b_g.to(tl.float32), SCALED) * faded
     return found + diagonal(b_A, C) * b_s
 
 
@@ -424,7 +456,7 @@ def _scores(b_x, b_s, b_g, C: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.con
     """sum_m x_i s_j e^{decay after j up to i} for j <= i, else 0, as an operand [C, C]."""
     o_c = tl.arange(0, C)
     own = tl.sum(b_x * b_s, 1)[:, None]
-    b_E = pair_scores(b_x * tl.exp(b_g.to(tl.float32)), b_s, b_g, C, LEVELS, False, SCALED)
+    b_E = pair_scores(b_x * fading(b_g.to(tl.float32), SCALED), b_s, b_g, C, LEVELS, False, SCALED)
     b_E = tl.where(o_c[:, None] > o_c[None, :], b_E, tl.where(o_c[:, None] == o_c[None, :], own, 0.0))
     return operand(b_E, SCALED)
 
@@ -456,7 +488,7 @@ def output_kernel(
         store_tile(found, b_p, start, end, i_hq, 0, H * G, M, C, BM)
     b_p = _softmax(b_p * scale, M, BM)
     B_high, B_low = _scores(b_p, b_s, b_g, C, LEVELS, SCALED)
-    p_high, p_low = operand(b_p * tl.exp(sums(o_c[:, None] >= o_c[None, :], b_g)), SCALED)
+    p_high, p_low = operand(b_p * fading(sums(o_c[:, None] >= o_c[None, :], b_g), SCALED), SCALED)
     for i_v in range(0, (V + BV - 1) // BV):
         S_high, S_low = _operand_memory(hv, hv_scales, i_s, start < end, i_v, M, V, BM, BV, BS, SCALED)
         b_o = add_operands(tl.zeros([C, BV], dtype=tl.float32), p_high, p_low, S_high, S_low, SCALED)
@@ -523,16 +555,16 @@ def _add_slot_pairs(b_ds, b_dg, pairs_high, pairs_low, blocks_fit, p, dscores, s
             below = same_block(C) & (o_c[:, None] > o_c[None, :])
             above = same_block(C) & (o_c[:, None] < o_c[None, :])
             b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32)
-            s_high, s_low = split(b_s * tl.exp(key))
+            s_high, s_low = split(b_s * fading(key, SCALED))
             faded = tl.zeros_like(b_ds)
             faded = add_whole_product(faded, only(below, pairs_high), only(below, pairs_low), s_high, s_low)
             b_x = _read_of(p, dscores, second, start, end, i_hq, HQ, M, C, BM)
-            x_high, x_low = split(b_x * tl.exp(b_g + read))
+            x_high, x_low = split(b_x * fading(b_g + read, SCALED))
             passing = (x_high.to(tl.float32) + x_low.to(tl.float32)) * faded
             b_z = tl.zeros_like(b_ds)
             b_z = add_whole_product(b_z, only(above, pairs_high), only(above, pairs_low), x_high, x_low)
             passing -= (s_high.to(tl.float32) + s_low.to(tl.float32)) * b_z
-            b_ds += b_z * tl.exp(key)
+            b_ds += b_z * fading(key, SCALED)
             b_dg = add_sums(b_dg, same_block(C) & (o_c[:, None] <= o_c[None, :]), passing, True)
         first = blocks_fit.to(tl.int32) * BLOCK_LEVELS
     for level in range(first, LEVELS):
@@ -541,8 +573,8 @@ def _add_slot_pairs(b_ds, b_dg, pairs_high, pairs_low, blocks_fit, p, dscores, s
         o_c, right, first_row, size = halves(level, C)
         met = meet(level, C)
         b_g = load_decays(g, start, end, i_h, 0, H, M, C, BM)
-        weight = tl.exp(level_decays(b_g, level, C))
-        b_x = _read_of(p, dscores, second, start, end, i_hq, HQ, M, C, BM) * tl.exp(b_g.to(tl.float32))
+        weight = fading(level_decays(b_g, level, C), SCALED)
+        b_x = _read_of(p, dscores, second, start, end, i_hq, HQ, M, C, BM) * fading(b_g.to(tl.float32), SCALED)
         b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32)
         b_met = tl.where(right[:, None], b_x, b_s) * weight
         high, low = operand(b_met, SCALED)
@@ -620,9 +652,9 @@ def memory_grads_kernel(
         )
         b_y, b_SD = _written(y, states, scales, dstates, dscales, start, end, i_h, i_s, H, M, D, C, BM, BD, BS, SCALED)
         b_g = load_decays(g, start, end, i_h, 0, H, M, C, BM)
-        b_y *= tl.exp(sums(o_c[:, None] < o_c[None, :], b_g))
+        b_y *= fading(sums(o_c[:, None] < o_c[None, :], b_g), SCALED)
         b_ds += b_y
-        b_dg += (tl.exp(tl.sum(b_g.to(tl.float32), 0)) * b_SD)[None, :]
+        b_dg += (fading(tl.sum(b_g.to(tl.float32), 0), SCALED) * b_SD)[None, :]
         b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32)
         b_dg = add_sums(b_dg, o_c[:, None] > o_c[None, :], b_s * b_y, not SCALED)
         for i_g in range(G):
@@ -634,7 +666,7 @@ def memory_grads_kernel(
                 S_high, S_low = _operand_memory(states, scales, i_s, start < end, i_d, M, D, BM, BD, BS, SCALED)
                 b_x = add_given_by_split(b_x, b_z, tl.trans(S_high), tl.trans(S_low))
             b_g = load_decays(g, start, end, i_h, 0, H, M, C, BM)
-            b_x *= tl.exp(sums(o_c[:, None] >= o_c[None, :], b_g))
+            b_x *= fading(sums(o_c[:, None] >= o_c[None, :], b_g), SCALED)
             b_x *= _read_of(p, dscores, second, start, end, i_hq, H * G, M, C, BM)
             b_dg = add_sums(b_dg, o_c[:, None] <= o_c[None, :], b_x, not SCALED)
     store_tile(ds, b_ds, start, end, i_h, 0, H, M, C, BM)
@@ -714,7 +746,7 @@ def pass_grads_kernel(
     o_c = tl.arange(0, C)
     b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32)
     b_g = load_decays(g, start, end, i_h, 0, H, M, C, BM)
-    left_high, left_low = operand(b_s * tl.exp(sums(o_c[:, None] < o_c[None, :], b_g)), SCALED)
+    left_high, left_low = operand(b_s * fading(sums(o_c[:, None] < o_c[None, :], b_g), SCALED), SCALED)
     if G == 1:
         b_x = load_tile(x, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32)
         E_high, E_low = _scores(b_x, b_s, b_g, C, LEVELS, SCALED)
@@ -743,7 +775,7 @@ def pass_grads_kernel(
             b_x = load_tile(x, start, end, i_hq, 0, 0, H * G, M, C, BM).to(tl.float32)
             if G > 1:
                 E_high, E_low = _scores(b_x, b_s, b_g, C, LEVELS, SCALED)
-            x_high, x_low = operand(b_x * tl.exp(sums(o_c[:, None] >= o_c[None, :], b_g)), SCALED)
+            x_high, x_low = operand(b_x * fading(sums(o_c[:, None] >= o_c[None, :], b_g), SCALED), SCALED)
             for n in range(AT_ONCE):
                 i_d = i_b + n
                 S_high, S_low = _operand_memory(states, scales, i_s, start < end, i_d, M, D, BM, BD, BS, SCALED)

@@ -147,4 +147,4 @@ def _shapes(r, k, v, w, u, N):
     return v.shape, ((N, *r.shape[2:], v.shape[3]),)
 
 
-_registered = Registered("rwkv6", __package__, sequences="rkvw", weights="u", decay="w", shapes=_shapes)
+_registered = Registered("rwkv6", __package__, sequences="rkvw", weights="u", decay="w", kept=2, shapes=_shapes)

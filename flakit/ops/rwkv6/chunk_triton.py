@@ -46,6 +46,9 @@ from ..common.chunks_triton import (
     ChunkPlan,
     about_middles,
     by_rows,
+    expect_state,
+    expect_tile,
+    flags_of,
     half_decays,
     is_zero,
     kept_state,
@@ -74,26 +77,27 @@ def mild_output_kernel(
         return
     start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
     o_c = tl.arange(0, C)
+    b_v = load_tile(v, start, end, i_h, i_v, 0, H, V, C, BV)
     b_A = tl.zeros([C, C], dtype=tl.float32)
     b_o = tl.zeros([C, BV], dtype=tl.float32)
     b_d = tl.zeros([C], dtype=tl.float32)
     for i_k in range(0, (K + BK - 1) // BK):
         o_k = i_k * BK + tl.arange(0, BK)
         b_w = load_tile(w, start, end, i_h, i_k, 0, H, K, C, BK)
-        b_q = load_tile(r, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32) * scale
-        b_k = load_tile(k, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
+        b_q = load_tile(r, start, end, i_h, i_k, 0, H, K, C, BK)
+        b_k = load_tile(k, start, end, i_h, i_k, 0, H, K, C, BK)
         b_u = tl.load(u + i_h * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)
+        b_S, unit = kept_state(states, scales, i_c * H + i_h, start < end, i_k, i_v, K, V, BK, BV, True)
+        b_q, b_k = b_q.to(tl.float32) * scale, b_k.to(tl.float32)
         b_d += tl.sum(b_q * b_k * b_u[None, :], 1)
         read, key = about_middles(b_w, C, C)
         q_high, q_low = split(b_q * exp(read))
         k_high, k_low = split(b_k * exp(key))
         b_A = add_product(b_A, q_high, q_low, tl.trans(k_high), tl.trans(k_low))
         mid, _ = half_decays(b_w, C)
-        b_S, unit = kept_state(states, scales, i_c * H + i_h, start < end, i_k, i_v, K, V, BK, BV, True)
         x, x_unit = by_rows(b_q * exp(read) * (exp(mid) * unit)[None, :], True)
         b_o += tl.dot(x, b_S) * x_unit[:, None]
     b_A = tl.where(o_c[:, None] > o_c[None, :], b_A, tl.where(o_c[:, None] == o_c[None, :], b_d[:, None], 0.0))
-    b_v = load_tile(v, start, end, i_h, i_v, 0, H, V, C, BV)
     A_high, A_low = split(b_A)
     b_o = add_split_by_given(b_o, A_high, A_low, b_v)
     store_tile(o, b_o, start, end, i_h, i_v, H, V, C, BV)
@@ -113,26 +117,27 @@ def mild_value_grads_kernel(
         return
     start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
     o_c = tl.arange(0, C)
+    b_do = load_tile(do, start, end, i_h, i_v, 0, H, V, C, BV)
     b_A = tl.zeros([C, C], dtype=tl.float32)
     b_dv = tl.zeros([C, BV], dtype=tl.float32)
     b_d = tl.zeros([C], dtype=tl.float32)
     for i_k in range(0, (K + BK - 1) // BK):
         o_k = i_k * BK + tl.arange(0, BK)
         b_w = load_tile(w, start, end, i_h, i_k, 0, H, K, C, BK)
-        b_q = load_tile(r, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32) * scale
-        b_k = load_tile(k, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
+        b_q = load_tile(r, start, end, i_h, i_k, 0, H, K, C, BK)
+        b_k = load_tile(k, start, end, i_h, i_k, 0, H, K, C, BK)
         b_u = tl.load(u + i_h * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)
+        b_D, unit = kept_state(dstates, dscales, i_c * H + i_h, start < end, i_k, i_v, K, V, BK, BV, True)
+        b_q, b_k = b_q.to(tl.float32) * scale, b_k.to(tl.float32)
         b_d += tl.sum(b_q * b_k * b_u[None, :], 1)
         read, key = about_middles(b_w, C, C)
         q_high, q_low = split(b_q * exp(read))
         k_high, k_low = split(b_k * exp(key))
         b_A = add_product(b_A, k_high, k_low, tl.trans(q_high), tl.trans(q_low))
         _, rest = half_decays(b_w, C)
-        b_D, unit = kept_state(dstates, dscales, i_c * H + i_h, start < end, i_k, i_v, K, V, BK, BV, True)
         x, x_unit = by_rows(b_k * exp(key) * (exp(rest) * unit)[None, :], True)
         b_dv += tl.dot(x, b_D) * x_unit[:, None]
     b_A = tl.where(o_c[:, None] < o_c[None, :], b_A, tl.where(o_c[:, None] == o_c[None, :], b_d[None, :], 0.0))
-    b_do = load_tile(do, start, end, i_h, i_v, 0, H, V, C, BV)
     A_high, A_low = split(b_A)
     b_dv = add_split_by_given(b_dv, A_high, A_low, b_do)
     store_tile(dv, b_dv, start, end, i_h, i_v, H, V, C, BV)
@@ -163,12 +168,8 @@ def mild_key_grads_kernel(
     i_S = i_c * H + i_h
     o_k = i_k * BK + tl.arange(0, BK)
     b_w = load_tile(w, start, end, i_h, i_k, 0, H, K, C, BK)
-    b_k = load_tile(k, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
+    b_k = load_tile(k, start, end, i_h, i_k, 0, H, K, C, BK)
     b_u = tl.load(u + i_h * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)[None, :]
-    read, key = about_middles(b_w, C, C)
-    mid, rest = half_decays(b_w, C)
-    read, key = exp(read), exp(key)
-    k_high, k_low = split(b_k * key)
 
     # Reads.
     b_dA = tl.zeros([C, C], dtype=tl.float32)
@@ -176,8 +177,16 @@ def mild_key_grads_kernel(
     for i_v in range(0, NV):
         b_v = load_tile(v, start, end, i_h, i_v, 0, H, V, C, BV)
         b_do = load_tile(do, start, end, i_h, i_v, 0, H, V, C, BV)
+        expect_state(states, i_S, start < end, i_k, i_v, K, V, BK, BV)
+        expect_state(dstates, i_S, start < end, i_k, i_v, K, V, BK, BV)
+        expect_tile(r, start, end, i_h, i_k, H, K, C, BK)
         diagonal += tl.sum(b_v.to(tl.float32) * b_do.to(tl.float32), 1)
         b_dA = tl.dot(b_do, tl.trans(b_v), b_dA)
+    read, key = about_middles(b_w, C, C)
+    mid, rest = half_decays(b_w, C)
+    read, key = exp(read), exp(key)
+    b_k = b_k.to(tl.float32)
+    k_high, k_low = split(b_k * key)
     dA_high, dA_low = split(tl.where(earlier, b_dA, 0.0))
     x = add_whole_product(tl.zeros([C, BK], dtype=tl.float32), dA_high, dA_low, k_high, k_low)
     for i_v in range(0, NV):
@@ -389,9 +398,10 @@ def _launch(plan, kernel, mild_kernel, any_kernel, *given):
             any_kernel[grid](*given, *plan.where, SCALED=plan.scaled, **options)
 
 
-def kept_shapes(r, k, v, w, u, cu_seqlens, chunk_size) -> tuple[tuple[int, ...]]:
-    """Shape of what `forward` keeps for `backward`: the state entering every chunk."""
-    return (kept_states_shape("rwkv6", r, v.shape[-1], cu_seqlens, chunk_size),)
+def kept_shapes(r, k, v, w, u, cu_seqlens, chunk_size) -> tuple[tuple[int, ...], ...]:
+    """Shapes of what `forward` keeps for `backward`: the state entering every chunk, and which chunks are mild."""
+    plan = "rwkv6", r, v.shape[-1], cu_seqlens, chunk_size
+    return kept_states_shape(*plan), (flags_of(*plan),)
 
 
 def forward(r, k, v, w, u, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep):
@@ -401,7 +411,7 @@ def forward(r, k, v, w, u, scale, initial_state, output_final_state, cu_seqlens,
     kept, mild = plan.states(k, v, w, 1.0, initial_state, final_state, reverse=False)
     states = plan.unpacked(kept, plan.columns)
     _launch(plan, "output", mild_output_kernel, output_kernel, r, k, v, w, u, *states, mild, o, scale)
-    return o, final_state, (kept,)
+    return o, final_state, (kept, mild.view(torch.float32).flatten())
 
 
 def backward(r, k, v, w, u, scale, initial_state, cu_seqlens, chunk_size, kept, do, dfinal_state):
@@ -409,8 +419,9 @@ def backward(r, k, v, w, u, scale, initial_state, cu_seqlens, chunk_size, kept, 
     plan = ChunkPlan("rwkv6", r, v.shape[-1], cu_seqlens, chunk_size)
     dr, dk, dv, dw = (torch.empty_like(x) for x in (r, k, v, w))
     dinitial_state, du = plan.empty(plan.state_shape()), plan.empty(plan.chunks, plan.H, plan.rows)
-    dkept, mild = plan.states(r, do, w, scale, dfinal_state, dinitial_state, reverse=True)
-    states, dstates = plan.unpacked(kept[0], plan.columns), plan.unpacked(dkept, plan.columns)
+    dkept, _ = plan.states(r, do, w, scale, dfinal_state, dinitial_state, reverse=True)
+    kept, mild = kept[0], kept[1].view(torch.int32)
+    states, dstates = plan.unpacked(kept, plan.columns), plan.unpacked(dkept, plan.columns)
     _launch(plan, "value_grads", mild_value_grads_kernel, value_grads_kernel, r, k, w, u, do, *dstates, mild, dv, scale)
     _launch(
         plan, "key_grads", mild_key_grads_kernel, key_grads_kernel,

@@ -28,14 +28,12 @@ import triton.language as tl
 
 from ..common.blocks_triton import (
     below,
-    decay_after,
-    decay_before,
     diagonal,
     dot,
     level_pairs,
-    level_weights,
     program,
     row_at,
+    sums,
     to_operand,
 )
 from ..common.chunks_triton import (
@@ -43,13 +41,19 @@ from ..common.chunks_triton import (
     MILD_TOKEN,
     ChunkPlan,
     cut_into_chunks,
+    halves,
     kept_states_shape,
+    level_decays,
+    load_decays,
     load_tile,
     locate,
     matrix_pointers,
+    meet,
+    only,
     state_pointers,
     store_tile,
     takes,
+    within,
 )
 from ..common.dispatch import interpreted
 from ..common.launch import LONG_CHUNK_SIZE, TABLE, block
@@ -96,12 +100,12 @@ def _about_middle(b_w, C: tl.constexpr):
 
 
 @triton.jit
-def _level_scores(b_x, b_y, weight, level: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr):
-    """The scores of reads x with keys y that meet at one dyadic level, [C, C]; weight: of its rows, 1 at level 0."""
-    b_xy = tl.where(((tl.arange(0, C) // (1 << level)) % 2 == 1)[:, None], b_x, b_y)
-    if level > 0:
-        b_xy *= weight
-    return tl.where(level_pairs(1 << level, C), dot(b_xy, tl.trans(b_xy), PRECISION), 0.0)
+def _level_scores(b_x, b_y, weight, level, C: tl.constexpr, PRECISION: tl.constexpr):
+    """The scores of reads x with keys y that meet at one dyadic level, [C, C]; weight: of its rows, [C, BK]."""
+    _, right, _, _ = halves(level, C)
+    b_xy = tl.where(right[:, None], b_x, b_y) * weight
+    right_by_left = right[:, None] & meet(level, C)
+    return only(right_by_left, dot(b_xy, tl.trans(b_xy), PRECISION))
 
 
 @triton.jit
@@ -119,15 +123,16 @@ def _scores(b_x, b_y, b_p, b_q, p_w, start, end, i_h, i_k, H: tl.constexpr, K: t
             b_B = dot(b_p * read, tl.trans(b_q * key), PRECISION)
         after = tl.sum(b_w, 0)[None, :] - before - b_w
     else:
-        b_prev = load_tile(p_w, start, end, i_h, i_k, -1, H, K, C, BK).to(tl.float32)
-        b_next = load_tile(p_w, start, end, i_h, i_k, 1, H, K, C, BK).to(tl.float32)
+        b_w = load_decays(p_w, start, end, i_h, i_k, H, K, C, BK)
         b_A = tl.zeros([C, C], dtype=tl.float32)
-        for level in tl.static_range(LEVELS):
-            weight = level_weights(b_prev, b_next, 1 << level, C, BK)
+        for level in range(LEVELS):
+            weight = tl.exp(level_decays(b_w, level, C))
             b_A += _level_scores(b_x, b_y, weight, level, C, PRECISION)
             if TWO:
                 b_B += _level_scores(b_p, b_q, weight, level, C, PRECISION)
-        before, after = decay_before(b_prev), decay_after(b_next)
+        o_c = tl.arange(0, C)
+        before = sums(o_c[:, None] > o_c[None, :], b_w)
+        after = sums(o_c[:, None] < o_c[None, :], b_w)
     return b_A, b_B, before, after
 
 
@@ -183,8 +188,9 @@ def prepare_kernel(
     else:
         for i_k in range(0, (K + BK - 1) // BK):
             b_a = load_tile(a, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
-            b_prev = load_tile(w, start, end, i_h, i_k, -1, H, K, C, BK).to(tl.float32)
-            b_W = dot(b_U, b_a * tl.exp(decay_before(b_prev)), SOLVE)
+            b_w = load_decays(w, start, end, i_h, i_k, H, K, C, BK)
+            before = sums(tl.arange(0, C)[:, None] > tl.arange(0, C)[None, :], b_w)
+            b_W = dot(b_U, b_a * tl.exp(before), SOLVE)
             store_tile(transfer, b_W, start, end, i_h, i_k, H, K, C, BK)
     for i_v in range(0, (V + BV - 1) // BV):
         b_v = load_tile(v, start, end, i_h, i_v, 0, H, V, C, BV).to(tl.float32)
@@ -466,8 +472,8 @@ def _mild_keys(b_qm, b_am, b_k, b_b, b_km, b_bm, b_qk, b_qb, b_ak, b_ab, b_dk, b
 
 
 @triton.jit
-def _dyadic_grads(b_q, b_a, b_k, b_b, b_prev, b_next, b_qk, b_qb, b_ak, b_ab, b_dq, b_da, b_dk, b_db,
-                  C: tl.constexpr, BK: tl.constexpr, LEVELS: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+def _dyadic_grads(b_q, b_a, b_k, b_b, b_w, b_qk, b_qb, b_ak, b_ab, b_dq, b_da, b_dk, b_db,
+                  C: tl.constexpr, LEVELS: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """dq, da, dk, db and dw of what passes by a token, for any decay: nothing is subtracted.
 
     b_qk … b_ab are the gradients of the scores; b_dq … b_db come as what the states make of them, before their decay.
@@ -475,37 +481,33 @@ def _dyadic_grads(b_q, b_a, b_k, b_b, b_prev, b_next, b_qk, b_qb, b_ak, b_ab, b_
     k, y holds a or b, and each meets what was of the other kind in the other half.
     """
     o_c = tl.arange(0, C)
-    before, after = tl.exp(decay_before(b_prev)), tl.exp(decay_after(b_next))
+    later, earlier = o_c[:, None] < o_c[None, :], o_c[:, None] > o_c[None, :]
+    before, after = tl.exp(sums(earlier, b_w)), tl.exp(sums(later, b_w))
     b_dq *= before
     b_da *= before
     b_dk *= after
     b_db *= after
-    later, earlier = o_c[:, None] < o_c[None, :], o_c[:, None] > o_c[None, :]
     b_dw = dot(later.to(tl.float32), b_q * b_dq + b_a * b_da, PRECISION)
     b_dw += dot(earlier.to(tl.float32), b_k * b_dk + b_b * b_db, PRECISION)
     b_xx, b_yy = b_qk + tl.trans(b_qk), b_ab + tl.trans(b_ab)
     b_xy = b_qb + tl.trans(b_ak)
-    for level in tl.static_range(LEVELS):
-        half = o_c // (1 << level)
-        right = (half % 2 == 1)[:, None]
-        meet = (half[:, None] ^ half[None, :]) == 1
-        m_xx, m_yy, m_xy = tl.where(meet, b_xx, 0.0), tl.where(meet, b_yy, 0.0), tl.where(meet, b_xy, 0.0)
-        b_x, b_y = tl.where(right, b_q, b_k), tl.where(right, b_a, b_b)
-        if level == 0:
-            g_x = dot(m_xx, b_x, PRECISION) + dot(m_xy, b_y, PRECISION)
-            g_y = dot(tl.trans(m_xy), b_x, PRECISION) + dot(m_yy, b_y, PRECISION)
-        else:
-            weight = level_weights(b_prev, b_next, 1 << level, C, BK)
-            x, y = b_x * weight, b_y * weight
-            g_x = (dot(m_xx, x, PRECISION) + dot(m_xy, y, PRECISION)) * weight
-            g_y = (dot(tl.trans(m_xy), x, PRECISION) + dot(m_yy, y, PRECISION)) * weight
-            # The decay at t is passed by the reads after t in its right half, by the keys before t in its left half.
-            passes = (half[:, None] == half[None, :]) & ((right & later) | ((~right) & earlier))
-            b_dw += dot(passes.to(tl.float32), b_x * g_x + b_y * g_y, PRECISION)
-        b_dq += tl.where(right, g_x, 0.0)
-        b_dk += tl.where(right, 0.0, g_x)
-        b_da += tl.where(right, g_y, 0.0)
-        b_db += tl.where(right, 0.0, g_y)
+    for level in range(LEVELS):
+        o_c, right, first, size = halves(level, C)
+        met = meet(level, C)
+        m_xx, m_yy, m_xy = only(met, b_xx), only(met, b_yy), only(met, b_xy)
+        weight = tl.exp(level_decays(b_w, level, C))
+        b_x, b_y = tl.where(right[:, None], b_q, b_k) * weight, tl.where(right[:, None], b_a, b_b) * weight
+        g_x = dot(m_xx, b_x, PRECISION) + dot(m_xy, b_y, PRECISION)
+        g_y = dot(tl.trans(m_xy), b_x, PRECISION) + dot(m_yy, b_y, PRECISION)
+        # The decay at t is passed by the reads after t in its right half, by the keys before t in its left half.
+        passes = within(tl.where(right, o_c + 1, first), tl.where(right, first + size, o_c), C)
+        b_dw += dot(passes.to(tl.float32), b_x * g_x + b_y * g_y, PRECISION)
+        g_x *= weight
+        g_y *= weight
+        b_dq += tl.where(right[:, None], g_x, 0.0)
+        b_dk += tl.where(right[:, None], 0.0, g_x)
+        b_da += tl.where(right[:, None], g_y, 0.0)
+        b_db += tl.where(right[:, None], 0.0, g_y)
     return b_dq, b_da, b_dk, b_db, b_dw
 
 
@@ -580,13 +582,11 @@ def key_grads_kernel(
         )
         b_dw += own_dw
     else:
-        b_prev = load_tile(w, start, end, i_h, i_k, -1, H, K, C, BK).to(tl.float32)
-        b_next = load_tile(w, start, end, i_h, i_k, 1, H, K, C, BK).to(tl.float32)
         b_dk, b_db = _meet_states(v, found, dstates, start, end, i, i_h, i_k, H, K, V, C, BK, BV, PRECISION)
+        decays = load_decays(w, start, end, i_h, i_k, H, K, C, BK)
         b_dq, b_da, b_dk, b_db, b_dw = _dyadic_grads(
-            b_q, b_a, b_k, b_b, b_prev, b_next, b_qk, b_qb, b_ak, b_ab, b_dq, b_da, b_dk, b_db,
-            C, BK, LEVELS, PRECISION,
-        )  # fmt: skip
+            b_q, b_a, b_k, b_b, decays, b_qk, b_qb, b_ak, b_ab, b_dq, b_da, b_dk, b_db, C, LEVELS, PRECISION
+        )
         b_dw += b_q * b_dq
         store_tile(dr, (own * b_dq + d_k * b_k + d_b * b_b) * scale, start, end, i_h, i_k, H, K, C, BK)
         store_tile(da, b_da, start, end, i_h, i_k, H, K, C, BK)

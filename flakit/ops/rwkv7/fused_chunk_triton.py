@@ -40,9 +40,8 @@ from ..common.blocks_triton import (
 from ..common.chunks_triton import (
     BLOCK,
     BLOCK_TOKEN,
-    is_zero,
-    kept_state,
     load_decays,
+    scale_pointers,
     state_pointers,
     store_state,
 )
@@ -346,7 +345,12 @@ def backward_kernel(
         b_keys = _load_both(k, b, start, end, i_h, H, K, C, BK)
         b_v = _load_upper(v, start, end, i_h, H, V, C, BV)
         b_do = _load_upper(do, start, end, i_h, H, V, C, BV)
-        b_S, unit = kept_state(states, scales, i, True, 0, 0, K, V, BK, BV, True)
+        p_S, m_S = state_pointers(states, i, 0, 0, K, V, BK, BV)
+        b_S = tl.load(p_S, mask=m_S, other=0.0)
+        # Each twice: a tile with fewer numbers than threads would be loaded anew for every layout, each time from afar.
+        p_s, m_s = scale_pointers(scales, i, 0, 0, K, V, BK, BV)
+        twice = tl.zeros([BK, 2], dtype=tl.int32)
+        unit = tl.max(tl.load(p_s[:, None] + twice, mask=m_s[:, None] & (twice == 0), other=0.0), 1)
         b_S = b_S.to(tl.float32) * unit[:, None]
         b_U = tl.load(inverse + i.to(tl.int64) * C * C + o_u[:, None] * C + o_u[None, :], mask=solved, other=0.0)
         U_high, U_low = split(tl.where(upper & (o_r[:, None] == o_r[None, :]), 1.0, b_U))
@@ -390,8 +394,7 @@ def backward_kernel(
             b_dw = add_sums(b_dw, o_c[:, None] <= o_c[None, :], _folded(of_reads - keys * d_keys), True)
             b_dw = add_sums(b_dw, o_c[:, None] > o_c[None, :], _folded(keys * x_keys), False)
             b_dw += b_SD[None, :] - _folded(tl.where(upper, 0.0, of_reads))  # a has not passed its own token's decay
-            nothing = is_zero(scales, i, True, 0, K, V, BK, BV)
-            b_dw = tl.where((o_c == 0)[:, None] & nothing[None, :], 0.0, b_dw)
+            b_dw = tl.where((o_c == 0)[:, None] & (unit < 2.0**-118)[None, :], 0.0, b_dw)
             d_reads *= read
             d_keys = (d_keys + x_keys) * key
             passing = mid

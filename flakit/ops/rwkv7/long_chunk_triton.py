@@ -91,9 +91,7 @@ def _decides(mild, i, w, start, end, i_h, H: tl.constexpr, K: tl.constexpr, C: t
              MILD: tl.constexpr):  # fmt: skip
     """Whether chunk-and-head i is this launch's, where it is the first: the mild one looks and leaves a flag."""
     if MILD:
-        b_w = load_tile(w, start, end, i_h, 0, 0, H, K, C, BK)
-        first, second = half_decays(b_w, C)
-        found = is_mild(b_w, first, second)
+        found = is_mild(load_decays(w, start, end, i_h, 0, H, K, C, BK), C)
         tl.store(mild + i, found)
     else:
         found = takes(mild, i, 1, MILD)
