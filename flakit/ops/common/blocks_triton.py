@@ -1,7 +1,5 @@
 """Pieces of kernels for any operator with a decay per channel: which program, operands of products, decay weights."""
 
-import os
-
 import triton
 import triton.language as tl
 

@@ -10,6 +10,8 @@ A chunk is *mild* where its whole decay provably fits float32 about the middle r
 compiled for mild chunks and for any other apart, so that the common way stays small.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -143,13 +145,20 @@ def scaled(x):
 
 @triton.jit
 def store_state(states, scales, i, b_S, i_k, i_v, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
-                BV: tl.constexpr, SCALED: tl.constexpr):  # fmt: skip
-    """A tile of state number i. SCALED: in float16, each row over the power of two below its largest element."""
+                BV: tl.constexpr, SCALED: tl.constexpr, mild_scales=None, half=None):  # fmt: skip
+    """A tile of state number i. SCALED: in float16, each row over the power of two below its largest element.
+
+    half: what half a chunk leaves of the state, [BK]. With it, the rows of the state at the chunk's middle are multiples
+    of mild_scales; 0 there says that a row is 0 (or below 2^-118).
+    """
     p_S, m_S = state_pointers(states, i, i_k, i_v, K, V, BK, BV)
     if SCALED:
         b_S, unit = scaled(b_S)
         p_s, m_s = scale_pointers(scales, i, i_k, i_v, K, V, BK, BV)
         tl.store(p_s, unit, mask=m_s)
+        if mild_scales is not None:
+            p_s, m_s = scale_pointers(mild_scales, i, i_k, i_v, K, V, BK, BV)
+            tl.store(p_s, tl.where(unit < 2.0**-118, 0.0, unit * half), mask=m_s)
     tl.store(p_S, b_S.to(states.dtype.element_ty), mask=m_S)
 
 
@@ -167,7 +176,7 @@ def kept_state(states, scales, i, there, i_k, i_v, K: tl.constexpr, V: tl.conste
 
 
 @triton.jit
-def is_zero(scales, i, there, i_k, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr):
+def is_zero(mild_scales, i, there, i_k, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr):
     """Which rows of state number i are 0 (or below 2^-118), [BK], by what they are multiples of.
 
     The decay of a chunk's first token falls on the state alone: where that is 0 so is the decay's gradient, and not
@@ -175,9 +184,9 @@ def is_zero(scales, i, there, i_k, K: tl.constexpr, V: tl.constexpr, BK: tl.cons
     """
     largest = tl.zeros([BK], dtype=tl.float32)
     for i_v in range(0, (V + BV - 1) // BV):
-        p_s, m_s = scale_pointers(scales, i, i_k, i_v, K, V, BK, BV)
+        p_s, m_s = scale_pointers(mild_scales, i, i_k, i_v, K, V, BK, BV)
         largest = tl.maximum(largest, tl.load(p_s, mask=m_s & there, other=0.0))
-    return largest < 2.0**-118
+    return largest == 0.0
 
 
 @triton.jit
@@ -206,7 +215,7 @@ def half_decays(b_w, C: tl.constexpr):
 
 @triton.jit
 def whole_decay(b_w, C: tl.constexpr, BY_PRODUCT: tl.constexpr):
-    """Log decay of all of a chunk's rows, [BK]. BY_PRODUCT: as a product leaves it, so that no two warps have to agree."""
+    """Log decay of all of a chunk's rows, [BK]. BY_PRODUCT: as a product leaves it, for which no warps have to agree."""
     if BY_PRODUCT:
         total = tl.max(sums_of_columns(b_w, tl.full([C, C], 1.0, tl.float32)), 1)
     else:
@@ -216,11 +225,13 @@ def whole_decay(b_w, C: tl.constexpr, BY_PRODUCT: tl.constexpr):
 
 
 @triton.jit
-def is_mild(b_w, C: tl.constexpr):
-    """Whether every decay of a chunk's rows b_w [C, BK] is mild, 1 or 0."""
-    o_c = tl.arange(0, C)
-    halves = sums_of_columns(b_w, (o_c[:, None] < C // 2) == (o_c[None, :] < C // 2))
-    return ((tl.min(halves) > MILD_HALF) & (tl.min(b_w.to(tl.float32)) > MILD_TOKEN)).to(tl.int32)
+def halves_by_product(b_w, C: tl.constexpr):
+    """`half_decays` as a product leaves them, and whether every decay of a chunk's rows b_w [C, BK] is mild, 1 or 0."""
+    in_first = (tl.arange(0, C) < C // 2)[None, :]
+    halves = sums_of_columns(b_w, (tl.arange(0, C) < C // 2)[:, None] == in_first)
+    mild = (tl.min(halves) > MILD_HALF) & (tl.min(b_w.to(tl.float32)) > MILD_TOKEN)
+    first = tl.max(tl.where(in_first, halves, -float("inf")), 1)
+    return first, tl.max(tl.where(in_first, -float("inf"), halves), 1), mild.to(tl.int32)
 
 
 @triton.jit
@@ -429,9 +440,10 @@ def _passed(b_S, b_w, total, x, y, w, scale, start, end, i_h, i_k, i_v, H: tl.co
 
 @triton.jit
 def _walk(
-    x, y, w, states, scales, decay, mild, initial, last, scale, begin, end, first_chunk, chunks, i_s, i_h, i_k, i_v,
+    x, y, w, states, scales, mild_scales, decay, mild, initial, last, scale, begin, end, first_chunk, chunks, i_s, i_h,
+    i_k, i_v,
     H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
-    BV: tl.constexpr, REVERSE: tl.constexpr, INCLUSIVE: tl.constexpr, TOTALS: tl.constexpr, MAY_BE_MILD: tl.constexpr,
+    BV: tl.constexpr, REVERSE: tl.constexpr, INCLUSIVE: tl.constexpr, TOTALS: tl.constexpr,
     SCALED: tl.constexpr, HAS_FIRST: tl.constexpr, WANTS_LAST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One tile of one state through one segment; decay and mild may be None. As in `stream_kernel`."""
@@ -453,13 +465,22 @@ def _walk(
             b_w = load_decays(w, start, end, i_h, i_k, H, K, C, BK)
         else:
             b_w = load_tile(w, start, end, i_h, i_k, 0, H, K, C, BK)
-        total = whole_decay(b_w, C, SCALED)
-        if TOTALS:
-            b_all += total
-        else:
-            store_state(states, scales, i_ch, b_S, i_k, i_v, K, V, BK, BV, SCALED)
+        if SCALED and not TOTALS:
+            first, second, is_mild = halves_by_product(b_w, C)
+            total = first + second
+            if REVERSE:
+                half = exp(second)
+            else:
+                half = exp(first)
+            store_state(states, scales, i_ch, b_S, i_k, i_v, K, V, BK, BV, SCALED, mild_scales, half)
             if mild is not None:
-                tl.store(mild + i_ch * NK + i_k, is_mild(b_w, C) * MAY_BE_MILD, mask=i_v == 0)
+                tl.store(mild + i_ch * NK + i_k, is_mild, mask=i_v == 0)
+        else:
+            total = whole_decay(b_w, C, SCALED)
+            if TOTALS:
+                b_all += total
+            else:
+                store_state(states, scales, i_ch, b_S, i_k, i_v, K, V, BK, BV, SCALED)
         b_S = _passed(b_S, b_w, total, x, y, w, scale, start, end, i_h, i_k, i_v, H, G, K, V, C, BK, BV, REVERSE,
                       INCLUSIVE, SCALED, PRECISION)  # fmt: skip
     if TOTALS:
@@ -501,11 +522,12 @@ def locate_segment(i_s, sequence_of_segment, segment_offsets, cu_seqlens, offset
 
 @triton.jit
 def stream_kernel(
-    x, y, states, scales, initial, last, other_x, other_y, other_states, other_scales, other_initial, other_last,
+    x, y, states, scales, mild_scales, initial, last,
+    other_x, other_y, other_states, other_scales, other_mild_scales, other_initial, other_last,
     w, decay, mild, scale, sequence_of_segment, segment_offsets, cu_seqlens, offsets, T, L,
     H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, OTHER_V: tl.constexpr, C: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, OTHER_BV: tl.constexpr, REVERSE: tl.constexpr, INCLUSIVE: tl.constexpr,
-    TOTALS: tl.constexpr, SEGMENTED: tl.constexpr, MAY_BE_MILD: tl.constexpr, SCALED: tl.constexpr,
+    TOTALS: tl.constexpr, SEGMENTED: tl.constexpr, SCALED: tl.constexpr,
     HAS_FIRST: tl.constexpr, WANTS_LAST: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """S <- e^{total} S + (k e^{after})^T v, chunk after chunk of a segment of L; in reverse (scale r e^{before})^T do.
@@ -524,13 +546,13 @@ def stream_kernel(
         i_s, sequence_of_segment, segment_offsets, cu_seqlens, offsets, T, L, C, SEGMENTED, PACKED
     )
     if i_v < NV:
-        _walk(x, y, w, states, scales, decay, mild, initial, last, scale, begin, end, first_chunk, chunks, i_s, i_h,
-              i_k, i_v, H, G, K, V, C, BK, BV, REVERSE, INCLUSIVE, TOTALS, MAY_BE_MILD, SCALED, HAS_FIRST, WANTS_LAST,
+        _walk(x, y, w, states, scales, mild_scales, decay, mild, initial, last, scale, begin, end, first_chunk, chunks,
+              i_s, i_h, i_k, i_v, H, G, K, V, C, BK, BV, REVERSE, INCLUSIVE, TOTALS, SCALED, HAS_FIRST, WANTS_LAST,
               PRECISION)  # fmt: skip
     elif OTHER_V > 0:
-        _walk(other_x, other_y, w, other_states, other_scales, None, None, other_initial, other_last, scale, begin, end,
-              first_chunk, chunks, i_s, i_h, i_k, i_v - NV, H, G, K, OTHER_V, C, BK, OTHER_BV, REVERSE, INCLUSIVE,
-              TOTALS, MAY_BE_MILD, SCALED, HAS_FIRST, WANTS_LAST, PRECISION)  # fmt: skip
+        _walk(other_x, other_y, w, other_states, other_scales, other_mild_scales, None, None, other_initial, other_last,
+              scale, begin, end, first_chunk, chunks, i_s, i_h, i_k, i_v - NV, H, G, K, OTHER_V, C, BK, OTHER_BV,
+              REVERSE, INCLUSIVE, TOTALS, SCALED, HAS_FIRST, WANTS_LAST, PRECISION)  # fmt: skip
 
 
 @triton.jit
@@ -592,6 +614,13 @@ def scan_kernel(
         b_S = d_3 * b_S + b_3
     if WANTS_LAST:
         tl.store(last + i_nh.to(tl.int64) * K * V + o_e, b_S, mask=m_e)
+
+
+class Kept(NamedTuple):
+    """Kept states in the tensor that holds them, to be taken apart by `ChunkPlan.taken_apart`."""
+
+    packed: torch.Tensor
+    V: int
 
 
 class ChunkPlan:
@@ -658,17 +687,24 @@ class ChunkPlan:
             scales = _scales(self.op, self.chunks, self.H, self.rows, V)
             used = _scales(self.op, self.chunks, self.H, self.rows, V, rounded=False)
             if used < scales:
-                kept[used:scales] = 0
+                kept[: 2 * scales].view(2, scales)[:, used:] = 0
             if self.chunks * self.H * self.rows * V % 2:
                 kept[-1:] = 0
         return kept
 
-    def unpacked(self, kept: torch.Tensor, V: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The states [chunks, H, K, V] in such a tensor; where they are 16-bit, the scales of their rows too."""
+    def unpacked(self, kept: torch.Tensor, V: int, mild: bool = False) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The states [chunks, H, K, V] in such a tensor; where they are 16-bit, the scales of their rows too.
+
+        mild: as states at the middles of chunks.
+        """
         if not self.scaled:
             return kept, None
         scales = _scales(self.op, self.chunks, self.H, self.rows, V)
-        return kept[scales:].view(torch.float16), kept[:scales]
+        return kept[2 * scales :].view(torch.float16), kept[scales : 2 * scales] if mild else kept[:scales]
+
+    def taken_apart(self, given, mild: bool) -> list:
+        """What a kernel takes: given, but each `Kept` as its states and their scales."""
+        return [y for x in given for y in (self.unpacked(*x, mild=mild) if isinstance(x, Kept) else (x,))]
 
     def state_shape(self) -> tuple[int, int, int, int]:
         return self.N, self.H, self.rows, self.columns
@@ -688,8 +724,7 @@ class ChunkPlan:
         columns = [y.shape[-1] for _, y, _, _ in given]
         common, NK, NV = self.sizes("stream", columns[0])
         common |= dict(
-            G=x.shape[2] // self.H, REVERSE=reverse, INCLUSIVE=inclusive, MAY_BE_MILD=self.width == "16-bit",
-            SCALED=self.scaled, OTHER_V=0, OTHER_BV=1,
+            G=x.shape[2] // self.H, REVERSE=reverse, INCLUSIVE=inclusive, SCALED=self.scaled, OTHER_V=0, OTHER_BV=1,
         )  # fmt: skip
         if beside:
             other, _, other_NV = self.sizes("stream", columns[1])
@@ -699,7 +734,7 @@ class ChunkPlan:
         mild = None
         if not reverse:
             mild = self.empty(self.chunks, self.H, NK, dtype=torch.int32)
-            if self.cu_seqlens is not None:
+            if self.cu_seqlens is not None or not self.scaled:
                 mild.zero_()
         L, segments, segment_offsets, sequence_of_segment = self.segments(NK * NV * self.H)
         where = (sequence_of_segment, segment_offsets, self.cu_seqlens, self.offsets, self.T, L)
@@ -707,16 +742,16 @@ class ChunkPlan:
         if segments > self.N:
             entering = [self.empty(segments, self.H, self.rows, V) for V in columns]
             decay = self.empty(segments, self.H, self.rows)
-            totals = [(x, y, S, None, None, None) for (x, y, _, _), S in zip(given, entering, strict=True)]
+            totals = [(x, y, S, None, None, None, None) for (x, y, _, _), S in zip(given, entering, strict=True)]
             stream_kernel[grid](
-                *_pair(totals), w, decay, mild, scale, *where,
+                *_pair(totals), w, decay, None, scale, *where,
                 TOTALS=True, SEGMENTED=True, HAS_FIRST=False, WANTS_LAST=False, **common,
             )  # fmt: skip
             for (_, _, first, last), S in zip(given, entering, strict=True):
                 self._scan(S, decay, first, last, segments // self.N, segment_offsets, reverse)
             given = [(x, y, S, None) for (x, y, _, _), S in zip(given, entering, strict=True)]
         streams = [
-            (x, y, *self.unpacked(S, V), first, last)
+            (x, y, *self.unpacked(S, V), self.unpacked(S, V, mild=True)[1], first, last)
             for (x, y, first, last), S, V in zip(given, kept, columns, strict=True)
         ]
         _, _, first, last = given[0]
@@ -787,7 +822,7 @@ def _scales(op: str, states: int, H: int, K: int, V: int, rounded: bool = True) 
 def _kept_shape(scaled: bool, op: str, states: int, H: int, K: int, V: int) -> tuple[int, ...]:
     if not scaled:
         return states, H, K, V
-    return (_scales(op, states, H, K, V) + triton.cdiv(states * H * K * V, 2),)
+    return (2 * _scales(op, states, H, K, V) + triton.cdiv(states * H * K * V, 2),)
 
 
 def chunks_of(op, x, V, cu_seqlens, chunk_size) -> int:

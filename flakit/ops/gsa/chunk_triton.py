@@ -59,13 +59,13 @@ from ..common.blocks_triton import (
 from ..common.chunks_triton import (
     BLOCK_LEVELS,
     ChunkPlan,
+    Kept,
     about_blocks,
     add_pair_sums,
     expect_state,
     expect_tile,
     flags_of,
     from_middle,
-    half_decays,
     halves,
     is_zero,
     kept_states_shape,
@@ -132,7 +132,7 @@ def _softmax(b_scores, M: tl.constexpr, BM: tl.constexpr):
 
 
 @triton.jit
-def _mild_found(x, y, states, scales, b_s, b_g, upto, start, end, i_hx, i_h, i_s, HX: tl.constexpr, H: tl.constexpr,
+def _mild_found(x, y, states, scales, b_s, upto, start, end, i_hx, i_h, i_s, HX: tl.constexpr, H: tl.constexpr,
                 D: tl.constexpr, M: tl.constexpr, C: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr,
                 BS: tl.constexpr):  # fmt: skip
     """What x finds in a slot over the read's factor, [C, BM]: lower(x y^T) s* + (x S^T) e^{mid}."""
@@ -146,8 +146,6 @@ def _mild_found(x, y, states, scales, b_s, b_g, upto, start, end, i_hx, i_h, i_s
         b_A = tl.dot(b_x, tl.trans(b_y), b_A)
         x_16, x_unit = scaled(b_x)
         found += tl.dot(x_16, tl.trans(b_S)) * x_unit[:, None] * unit[None, :]
-    mid, _ = half_decays(b_g, C)
-    found *= exp(mid)[None, :]
     A_high, A_low = split(_lower(b_A, C))
     s_high, s_low = split(b_s * exp(-upto))
     return add_whole_product(found, A_high, A_low, s_high, s_low)
@@ -177,7 +175,7 @@ def mild_output_kernel(
     expect_tile(v, start, end, i_h, 0, H, V, C, V)
     upto = from_middle(b_g, C)
     b_s = b_s.to(tl.float32)
-    b_p = _mild_found(q, k, hk, hk_scales, b_s, b_g, upto, start, end, i_hq, i_h, i_s, H * G, H, K, M, C, BK, BM, BS)
+    b_p = _mild_found(q, k, hk, hk_scales, b_s, upto, start, end, i_hq, i_h, i_s, H * G, H, K, M, C, BK, BM, BS)
     b_p *= exp(upto)
     if KEEP:
         store_tile(found, b_p, start, end, i_hq, 0, H * G, M, C, BM)
@@ -187,8 +185,6 @@ def mild_output_kernel(
     b_B = tl.zeros([C, C], dtype=tl.float32)
     b_B = add_product(b_B, p_high, p_low, tl.trans(s_high), tl.trans(s_low))
     B_high, B_low = split(_lower(b_B, C))
-    mid, _ = half_decays(b_g, C)
-    b_p *= exp(mid)[None, :]
     for i_v in range(0, (V + BV - 1) // BV):
         unit = _units(hv_scales, i_s, start < end, i_v, M, V, BM, BV, BS, True)
         b_hv = _memory(hv, i_s, start < end, i_v, M, V, BM, BV)
@@ -223,7 +219,7 @@ def mild_softmax_grads_kernel(
     expect_tile(found, start, end, i_hq, 0, H * G, M, C, M)
     upto = from_middle(b_g, C)
     b_s = b_s.to(tl.float32)
-    b_dp = _mild_found(do, v, hv, hv_scales, b_s, b_g, upto, start, end, i_hq, i_h, i_s, H * G, H, V, M, C, BV, BM, BS)
+    b_dp = _mild_found(do, v, hv, hv_scales, b_s, upto, start, end, i_hq, i_h, i_s, H * G, H, V, M, C, BV, BM, BS)
     b_found = load_tile(found, start, end, i_hq, 0, 0, H * G, M, C, BM)
     b_p = _softmax(b_found * scale, M, BM)
     kept = b_p.to(p.dtype.element_ty)
@@ -322,10 +318,9 @@ def mild_slot_grads_kernel(
     b_y2, b_SD2 = _mild_written(v, hv, hv_scales, dhv, dhv_scales, start, end, i_h, i_s, H, M, V, C, BM, BV, BS)
     tl.debug_barrier()
     b_g = load_tile(g, start, end, i_h, 0, 0, H, M, C, BM)
-    mid, rest = half_decays(b_g, C)
     key = exp(-from_middle(b_g, C))
-    b_y = (b_y + b_y2) * exp(rest)[None, :]
-    b_dg += ((b_SD + b_SD2) * exp(mid + rest))[None, :]
+    b_y += b_y2
+    b_dg += (b_SD + b_SD2)[None, :]
     b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32)
     b_dg = add_sums(b_dg, o_c[:, None] > o_c[None, :], b_s * key * b_y, False)
     store_tile(ds, (b_y + b_z) * key, start, end, i_h, 0, H, M, C, BM)
@@ -377,7 +372,6 @@ def mild_pass_grads_kernel(
             expect_state(states, i_s, start < end, 0, 0, M, D, BM, D)
             expect_tile(y, start, end, i_h, 0, H, D, C, D)
     upto = from_middle(b_g, C)
-    mid, rest = half_decays(b_g, C)
     read = exp(upto)
     b_s = b_s.to(tl.float32) * exp(-upto)
     if G == 1:
@@ -387,7 +381,7 @@ def mild_pass_grads_kernel(
         i_d = i_b + n
         unit = _units(dscales, i_s, start < end, i_d, M, D, BM, BD, BS, True)
         b_D = _memory(dstates, i_s, start < end, i_d, M, D, BM, BD)
-        s_16, s_unit = scaled(b_s * (exp(rest) * unit)[None, :])
+        s_16, s_unit = scaled(b_s * unit[None, :])
         b_dy = tl.dot(s_16, b_D) * s_unit[:, None]
         for i_g in range(G):
             if G > 1:
@@ -408,7 +402,7 @@ def mild_pass_grads_kernel(
                 unit = _units(scales, i_s, start < end, i_d, M, D, BM, BD, BS, True)
                 b_S = _memory(states, i_s, start < end, i_d, M, D, BM, BD)
                 b_y = load_tile(y, start, end, i_h, i_d, 0, H, D, C, BD)
-                x_16, x_unit = scaled(b_x * (exp(mid) * unit)[None, :])
+                x_16, x_unit = scaled(b_x * unit[None, :])
                 b_dz = tl.dot(x_16, b_S) * x_unit[:, None]
                 b_dz = add_split_by_given(b_dz, E_high, E_low, b_y)
                 store_tile(dz, b_dz, start, end, i_hq, i_d, H * G, D, C, BD)
@@ -447,7 +441,9 @@ def _found(b_A, b_base, b_s, b_g, C: tl.constexpr, LEVELS: tl.constexpr, SCALED:
     o_c = tl.arange(0, C)
     A_high, A_low = operand(b_A, SCALED)
     faded = add_pair_sums(tl.zeros_like(b_base), A_high, A_low, b_s, b_g, C, LEVELS, SCALED)
-    found = b_base * fading(sums(o_c[:, None] >= o_c[None, :], b_g), SCALED) + fading(b_g.to(tl.float32), SCALED) * faded
+    found = (
+        b_base * fading(sums(o_c[:, None] >= o_c[None, :], b_g), SCALED) + fading(b_g.to(tl.float32), SCALED) * faded
+    )
     return found + diagonal(b_A, C) * b_s
 
 
@@ -826,7 +822,8 @@ class _Plan(ChunkPlan):
             programs = self.chunks * heads
             if apart:
                 programs *= math.prod(triton.cdiv(size, options[f"B{name}"]) for name, size in blocks.items())
-            kernel_of_way[(programs,)](*given, *self.where, **options, **more)
+            taken = self.taken_apart(given, mild=way == "mild")
+            kernel_of_way[(programs,)](*taken, *self.where, **options, **more)
 
 
 def _slot_rows(states) -> tuple:
@@ -860,7 +857,7 @@ def forward(q, k, v, s, g, scale, initial_state, output_final_state, cu_seqlens,
     o, found = q.new_empty(*q.shape[:3], V), plan.empty(q.shape[:3].numel() * plan.M + mild.numel() if keep else 0)
     plan.launch(
         "output", mild_output_kernel, output_kernel, q.shape[2], dict(K=K, V=V),
-        q, k, v, s, g, *plan.unpacked(hk, K), *plan.unpacked(hv, V), mild, o, found, scale, KEEP=keep,
+        q, k, v, s, g, Kept(hk, K), Kept(hv, V), mild, o, found, scale, KEEP=keep,
     )  # fmt: skip
     if keep:
         found[-mild.numel() :].copy_(mild.view(torch.float32).flatten())
@@ -875,39 +872,39 @@ def backward(q, k, v, s, g, scale, initial_state, cu_seqlens, chunk_size, kept, 
         [kept[0].numel() - plan.chunks * plan.H * plan.flags, plan.chunks * plan.H * plan.flags]
     )
     mild = mild.view(torch.int32)
-    hk, hv = plan.unpacked(kept[1], K), plan.unpacked(kept[2], V)
+    hk, hv = Kept(kept[1], K), Kept(kept[2], V)
     slots = *q.shape[:3], plan.M
     p = found.new_empty(slots, dtype=torch.float16 if plan.scaled else torch.float32)
     dscores, reads = plan.empty(slots), plan.empty(slots if plan.scaled else 0)
     plan.launch(
         "softmax_grads", mild_softmax_grads_kernel, softmax_grads_kernel, q.shape[2], dict(V=V),
-        v, s, g, do, *hv, found, mild, p, dscores, reads, scale,
+        v, s, g, do, hv, found, mild, p, dscores, reads, scale,
     )  # fmt: skip
     last_hk, last_hv = _slot_rows(dfinal_state)
     first_hk, first_hv = (plan.empty(plan.N, plan.H, plan.M, D) for D in (K, V))
     (dhk, dhv), _ = plan.states(
         dscores, q, g, 1.0, last_hk, first_hk, reverse=True, inclusive=True, beside=(p, do, last_hv, first_hv)
     )
-    dhk, dhv = plan.unpacked(dhk, K), plan.unpacked(dhv, V)
+    dhk, dhv = Kept(dhk, K), Kept(dhv, V)
     ds, dg = torch.empty_like(s), torch.empty_like(g)
     of_memories = plan.empty(s.shape), plan.empty(s.shape)
-    memories = (q, k, v, s, g, do, *hk, *hv, *dhk, *dhv, p, dscores)
+    memories = (q, k, v, s, g, do, hk, hv, dhk, dhv, p, dscores)
     plan.launch("slot_grads", mild_slot_grads_kernel, None, plan.H, dict(K=K, V=V), *memories, reads, mild, ds, dg)
     plan.launch("memory_grads", None, memory_grads_kernel, plan.H, dict(K=K, V=V), *memories, mild, *of_memories)
     plan.launch(
         "slot_grads", None, slot_grads_kernel, plan.H, dict(K=K, V=V),
         q, k, v, s, g, do, p, dscores, *of_memories, mild, ds, dg,
     )  # fmt: skip
-    del reads, of_memories  # whose memory the next gradients then take
+    del reads, of_memories, memories  # whose memory the next gradients then take
     dv = torch.empty_like(v)
     plan.launch(
         "pass_grads", mild_pass_grads_kernel, pass_grads_kernel, plan.H, dict(D=V),
-        p, v, do, s, g, *hv, *dhv, mild, dv, None, FIRST=False, apart=plan.G > 1,
+        p, v, do, s, g, hv, dhv, mild, dv, None, FIRST=False, apart=plan.G > 1,
     )  # fmt: skip
     del p, dhv
     dq, dk = torch.empty_like(q), torch.empty_like(k)
     plan.launch(
         "pass_grads", mild_pass_grads_kernel, pass_grads_kernel, plan.H, dict(D=K),
-        dscores, k, q, s, g, *hk, *dhk, mild, dk, dq, FIRST=True, apart=plan.G > 1,
+        dscores, k, q, s, g, hk, dhk, mild, dk, dq, FIRST=True, apart=plan.G > 1,
     )  # fmt: skip
     return dq, dk, dv, ds, dg, (first_hk.mT, first_hv)

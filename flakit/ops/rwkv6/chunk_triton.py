@@ -44,12 +44,12 @@ from ..common.blocks_triton import (
 )
 from ..common.chunks_triton import (
     ChunkPlan,
+    Kept,
     about_middles,
     by_rows,
     expect_state,
     expect_tile,
     flags_of,
-    half_decays,
     is_zero,
     kept_state,
     kept_states_shape,
@@ -94,8 +94,7 @@ def mild_output_kernel(
         q_high, q_low = split(b_q * exp(read))
         k_high, k_low = split(b_k * exp(key))
         b_A = add_product(b_A, q_high, q_low, tl.trans(k_high), tl.trans(k_low))
-        mid, _ = half_decays(b_w, C)
-        x, x_unit = by_rows(b_q * exp(read) * (exp(mid) * unit)[None, :], True)
+        x, x_unit = by_rows(b_q * exp(read) * unit[None, :], True)
         b_o += tl.dot(x, b_S) * x_unit[:, None]
     b_A = tl.where(o_c[:, None] > o_c[None, :], b_A, tl.where(o_c[:, None] == o_c[None, :], b_d[:, None], 0.0))
     A_high, A_low = split(b_A)
@@ -134,8 +133,7 @@ def mild_value_grads_kernel(
         q_high, q_low = split(b_q * exp(read))
         k_high, k_low = split(b_k * exp(key))
         b_A = add_product(b_A, k_high, k_low, tl.trans(q_high), tl.trans(q_low))
-        _, rest = half_decays(b_w, C)
-        x, x_unit = by_rows(b_k * exp(key) * (exp(rest) * unit)[None, :], True)
+        x, x_unit = by_rows(b_k * exp(key) * unit[None, :], True)
         b_dv += tl.dot(x, b_D) * x_unit[:, None]
     b_A = tl.where(o_c[:, None] < o_c[None, :], b_A, tl.where(o_c[:, None] == o_c[None, :], b_d[None, :], 0.0))
     A_high, A_low = split(b_A)
@@ -183,7 +181,6 @@ def mild_key_grads_kernel(
         diagonal += tl.sum(b_v.to(tl.float32) * b_do.to(tl.float32), 1)
         b_dA = tl.dot(b_do, tl.trans(b_v), b_dA)
     read, key = about_middles(b_w, C, C)
-    mid, rest = half_decays(b_w, C)
     read, key = exp(read), exp(key)
     b_k = b_k.to(tl.float32)
     k_high, k_low = split(b_k * key)
@@ -193,7 +190,7 @@ def mild_key_grads_kernel(
         b_do = load_tile(do, start, end, i_h, i_v, 0, H, V, C, BV)
         b_S, S_unit = kept_state(states, scales, i_S, start < end, i_k, i_v, K, V, BK, BV, True)
         b_do, unit = by_rows(b_do, True)
-        x += tl.dot(b_do, tl.trans(b_S)) * unit[:, None] * (S_unit * exp(mid))[None, :]
+        x += tl.dot(b_do, tl.trans(b_S)) * unit[:, None] * S_unit[None, :]
     diagonal = diagonal[:, None]
     b_q = load_tile(r, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32) * scale
     store_tile(dr, (x * read + diagonal * b_u * b_k) * scale, start, end, i_h, i_k, H, K, C, BK)
@@ -222,8 +219,7 @@ def mild_key_grads_kernel(
         b_v = load_tile(v, start, end, i_h, i_v, 0, H, V, C, BV)
         b_D, D_unit = kept_state(dstates, dscales, i_S, start < end, i_k, i_v, K, V, BK, BV, True)
         b_S, S_unit = kept_state(states, scales, i_S, start < end, i_k, i_v, K, V, BK, BV, True)
-        D_unit *= exp(rest)
-        b_SD += tl.sum(b_S.to(tl.float32) * b_D, 1) * D_unit * (S_unit * exp(mid))
+        b_SD += tl.sum(b_S.to(tl.float32) * b_D, 1) * D_unit * S_unit
         b_v, unit = by_rows(b_v, True)
         y += tl.dot(b_v, tl.trans(b_D)) * unit[:, None] * D_unit[None, :]
     tl.debug_barrier()
@@ -391,11 +387,13 @@ def _launch(plan, kernel, mild_kernel, any_kernel, *given):
         del options["PRECISION"]
         blocks = triton.cdiv(plan.rows, options["BK"]) if kernel == "key_grads" else NV
         grid = (plan.chunks * plan.H * blocks,)
-        if options.pop("MILD"):
+        way_is_mild = options.pop("MILD")
+        taken = plan.taken_apart(given, mild=way_is_mild)
+        if way_is_mild:
             del options["LEVELS"]
-            mild_kernel[grid](*given, *plan.where, **options)
+            mild_kernel[grid](*taken, *plan.where, **options)
         else:
-            any_kernel[grid](*given, *plan.where, SCALED=plan.scaled, **options)
+            any_kernel[grid](*taken, *plan.where, SCALED=plan.scaled, **options)
 
 
 def kept_shapes(r, k, v, w, u, cu_seqlens, chunk_size) -> tuple[tuple[int, ...], ...]:
@@ -409,8 +407,8 @@ def forward(r, k, v, w, u, scale, initial_state, output_final_state, cu_seqlens,
     plan = ChunkPlan("rwkv6", r, v.shape[-1], cu_seqlens, chunk_size)
     o, final_state = torch.empty_like(v), plan.empty(plan.state_shape()) if output_final_state else None
     kept, mild = plan.states(k, v, w, 1.0, initial_state, final_state, reverse=False)
-    states = plan.unpacked(kept, plan.columns)
-    _launch(plan, "output", mild_output_kernel, output_kernel, r, k, v, w, u, *states, mild, o, scale)
+    states = Kept(kept, plan.columns)
+    _launch(plan, "output", mild_output_kernel, output_kernel, r, k, v, w, u, states, mild, o, scale)
     return o, final_state, (kept, mild.view(torch.float32).flatten())
 
 
@@ -420,11 +418,10 @@ def backward(r, k, v, w, u, scale, initial_state, cu_seqlens, chunk_size, kept, 
     dr, dk, dv, dw = (torch.empty_like(x) for x in (r, k, v, w))
     dinitial_state, du = plan.empty(plan.state_shape()), plan.empty(plan.chunks, plan.H, plan.rows)
     dkept, _ = plan.states(r, do, w, scale, dfinal_state, dinitial_state, reverse=True)
-    kept, mild = kept[0], kept[1].view(torch.int32)
-    states, dstates = plan.unpacked(kept, plan.columns), plan.unpacked(dkept, plan.columns)
-    _launch(plan, "value_grads", mild_value_grads_kernel, value_grads_kernel, r, k, w, u, do, *dstates, mild, dv, scale)
+    states, dstates, mild = Kept(kept[0], plan.columns), Kept(dkept, plan.columns), kept[1].view(torch.int32)
+    _launch(plan, "value_grads", mild_value_grads_kernel, value_grads_kernel, r, k, w, u, do, dstates, mild, dv, scale)
     _launch(
         plan, "key_grads", mild_key_grads_kernel, key_grads_kernel,
-        r, k, v, w, u, do, *states, *dstates, mild, dr, dk, dw, du, scale,
+        r, k, v, w, u, do, states, dstates, mild, dr, dk, dw, du, scale,
     )  # fmt: skip
     return dr, dk, dv, dw, du.sum(0), dinitial_state
