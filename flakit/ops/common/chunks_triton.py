@@ -242,6 +242,24 @@ def takes(mild, i, FLAGS: tl.constexpr, MILD: tl.constexpr):
 
 
 @triton.jit
+def none_to_do(mild, first, total, AT_ONCE: tl.constexpr, FLAGS: tl.constexpr):
+    """Whether each of AT_ONCE chunks-and-heads from the first on is mild, so that there is nothing for the other way.
+
+    One look at memory for all of them: a launch that finds nothing is all waiting for such looks.
+    """
+    o = first * FLAGS + tl.arange(0, triton.next_power_of_2(AT_ONCE * FLAGS))
+    flags = tl.load(mild + o, mask=o < tl.minimum(first + AT_ONCE, total) * FLAGS, other=1)
+    return tl.min(flags, 0) == 1
+
+
+@triton.jit
+def not_mild(mild, i, total, FLAGS: tl.constexpr):
+    """Whether chunk-and-head i is one of the total and anything but mild everywhere."""
+    o = tl.arange(0, triton.next_power_of_2(FLAGS))
+    return tl.min(tl.load(mild + i * FLAGS + o, mask=(o < FLAGS) & (i < total), other=1), 0) == 0
+
+
+@triton.jit
 def load_decays(w, start, end, i_h, i_k, H: tl.constexpr, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr):
     """The decay of C rows, none below -128: its exponential is 0 already, and what `sums` adds has to be finite."""
     b_w = load_tile(w, start, end, i_h, i_k, 0, H, K, C, BK)
@@ -642,6 +660,9 @@ class ChunkPlan:
         else:
             self.N = len(cu_seqlens) - 1
             self.chunks, self.sequence_of_chunk, self.offsets = self._packed_parts(self.C)
+        # Chunks and heads that a program looks at where a launch may find that few or none are its own.
+        enough = self.chunks * self.H // (2 * ENOUGH)
+        self.at_once = min(8, triton.next_power_of_2(enough + 1)) if self.width == "16-bit" else 1
         self.empty = x.new_empty(0, dtype=torch.float32).new_empty
         self.where = (self.sequence_of_chunk, cu_seqlens, self.offsets, self.T)
         # The guard looks at blocks of K as `stream_kernel` cuts them, unless the operator says otherwise.

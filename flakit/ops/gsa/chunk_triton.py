@@ -74,6 +74,8 @@ from ..common.chunks_triton import (
     load_tile,
     locate,
     meet,
+    none_to_do,
+    not_mild,
     only,
     pair_scores,
     same_block,
@@ -458,22 +460,17 @@ def _scores(b_x, b_s, b_g, C: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.con
 
 
 @triton.jit
-def output_kernel(
-    q, k, v, s, g, hk, hk_scales, hv, hv_scales, mild, o, found, scale, sequence_of_chunk, cu_seqlens, offsets, T,
+def _any_output(
+    i_hq, i_h, i_c, q, k, v, s, g, hk, hk_scales, hv, hv_scales, o, found, scale, sequence_of_chunk, cu_seqlens, offsets, T,
     H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr, KEEP: tl.constexpr,
-    FLAGS: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
+    LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """p = softmax(scale found), o = B v + (p e^{upto}) hv for one chunk and query head, B the scores of p with s.
 
     In registers: A, then B [C, C]; what q finds, then p [C, BM]; o [C, BV].
     """
-    i = tl.program_id(0)
-    i_hq, i_c = i % (H * G), i // (H * G)
-    i_h = i_hq // G
     i_s = i_c * H + i_h
-    if takes(mild, i_s, FLAGS, 0) == 0:
-        return
     start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
     o_c = tl.arange(0, C)
     b_A, b_base = _products(q, k, hk, hk_scales, start, end, i_hq, i_h, i_s, H * G, H, K, M, C, BK, BM, BS, SCALED)
@@ -494,22 +491,41 @@ def output_kernel(
 
 
 @triton.jit
-def softmax_grads_kernel(
-    v, s, g, do, hv, hv_scales, found, mild, p, dscores, reads, scale, sequence_of_chunk, cu_seqlens, offsets, T,
+def output_kernel(
+    q, k, v, s, g, hk, hk_scales, hv, hv_scales, mild, o, found, scale, sequence_of_chunk, cu_seqlens, offsets, T, chunks,
+    H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
+    BK: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr, KEEP: tl.constexpr,
+    FLAGS: tl.constexpr, AT_ONCE: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """`_any_output` of those of AT_ONCE chunks and heads that are not mild; chunks: of all sequences."""
+    i_g, i_p = program(G)
+    first, total = i_p * AT_ONCE, chunks * H
+    if none_to_do(mild, first, total, AT_ONCE, FLAGS):
+        return
+    for n in range(AT_ONCE):
+        i = first + n
+        i_h, i_c = i % H, i // H
+        i_hq = i_h * G + i_g
+        if not_mild(mild, i, total, FLAGS):
+            _any_output(
+                i_hq, i_h, i_c, q, k, v, s, g, hk, hk_scales, hv, hv_scales, o, found, scale,
+                sequence_of_chunk, cu_seqlens, offsets, T, H, G, K, V, M, C, BK, BV, BM, BS, KEEP,
+                LEVELS, SCALED, PACKED,
+            )  # fmt: skip
+
+
+@triton.jit
+def _any_softmax_grads(
+    i_hq, i_h, i_c, v, s, g, do, hv, hv_scales, found, p, dscores, reads, scale, sequence_of_chunk, cu_seqlens, offsets, T,
     H: tl.constexpr, G: tl.constexpr, V: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
     BV: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr,
-    FLAGS: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
+    LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """p and scale dscores = scale p (dp - <p, dp>) [B, T, HQ, M], dp being what do finds. reads: the mild way's alone.
 
     For one chunk and query head. In registers: do v^T [C, C]; dp and p [C, BM].
     """
-    i = tl.program_id(0)
-    i_hq, i_c = i % (H * G), i // (H * G)
-    i_h = i_hq // G
     i_s = i_c * H + i_h
-    if takes(mild, i_s, FLAGS, 0) == 0:
-        return
     start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
     b_dA, b_base = _products(do, v, hv, hv_scales, start, end, i_hq, i_h, i_s, H * G, H, V, M, C, BV, BM, BS, SCALED)
     b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32)
@@ -519,6 +535,30 @@ def softmax_grads_kernel(
     store_tile(p, b_p, start, end, i_hq, 0, H * G, M, C, BM)
     b_dp = b_p * (b_dp - tl.sum(b_p * b_dp, 1)[:, None])
     store_tile(dscores, b_dp * scale, start, end, i_hq, 0, H * G, M, C, BM)
+
+
+@triton.jit
+def softmax_grads_kernel(
+    v, s, g, do, hv, hv_scales, found, mild, p, dscores, reads, scale, sequence_of_chunk, cu_seqlens, offsets, T, chunks,
+    H: tl.constexpr, G: tl.constexpr, V: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
+    BV: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr,
+    FLAGS: tl.constexpr, AT_ONCE: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """`_any_softmax_grads` of those of AT_ONCE chunks and heads that are not mild; chunks: of all sequences."""
+    i_g, i_p = program(G)
+    first, total = i_p * AT_ONCE, chunks * H
+    if none_to_do(mild, first, total, AT_ONCE, FLAGS):
+        return
+    for n in range(AT_ONCE):
+        i = first + n
+        i_h, i_c = i % H, i // H
+        i_hq = i_h * G + i_g
+        if not_mild(mild, i, total, FLAGS):
+            _any_softmax_grads(
+                i_hq, i_h, i_c, v, s, g, do, hv, hv_scales, found, p, dscores, reads, scale,
+                sequence_of_chunk, cu_seqlens, offsets, T, H, G, V, M, C, BV, BM, BS, LEVELS,
+                SCALED, PACKED,
+            )  # fmt: skip
 
 
 @triton.jit
@@ -616,12 +656,12 @@ def _of_pass(second, z, y, states, scales, dstates, dscales, z_2, y_2, states_2,
 
 
 @triton.jit
-def memory_grads_kernel(
-    q, k, v, s, g, do, hk, hk_scales, hv, hv_scales, dhk, dhk_scales, dhv, dhv_scales, p, dscores, mild, ds, dg,
+def _any_memory_grads(
+    i_h, i_c, q, k, v, s, g, do, hk, hk_scales, hv, hv_scales, dhk, dhk_scales, dhv, dhv_scales, p, dscores, ds, dg,
     sequence_of_chunk, cu_seqlens, offsets, T,
     H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr,
-    FLAGS: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
+    LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """What ds and dg of one chunk and head get through the memories, in float32 for `slot_grads_kernel`.
 
@@ -630,11 +670,7 @@ def memory_grads_kernel(
         dg_t = e^{total} sum S D_S + sum_{j<t} s_j Y_j + sum_{i>=t} x_i (z_i S^T) e^{upto_i}
     In registers: two of [C, BM].
     """
-    i = tl.program_id(0)
-    i_h, i_c = i % H, i // H
     i_s = i_c * H + i_h
-    if takes(mild, i_s, FLAGS, 0) == 0:
-        return
     start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
     o_c = tl.arange(0, C)
     BD: tl.constexpr = max(BK, BV)
@@ -670,12 +706,35 @@ def memory_grads_kernel(
 
 
 @triton.jit
-def slot_grads_kernel(
-    q, k, v, s, g, do, p, dscores, ds_of_memories, dg_of_memories, mild, ds, dg,
+def memory_grads_kernel(
+    q, k, v, s, g, do, hk, hk_scales, hv, hv_scales, dhk, dhk_scales, dhv, dhv_scales, p, dscores, mild, ds, dg,
+    sequence_of_chunk, cu_seqlens, offsets, T, chunks,
+    H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
+    BK: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr,
+    FLAGS: tl.constexpr, AT_ONCE: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """`_any_memory_grads` of those of AT_ONCE chunks and heads that are not mild; chunks: of all sequences."""
+    first, total = tl.program_id(0) * AT_ONCE, chunks * H
+    if none_to_do(mild, first, total, AT_ONCE, FLAGS):
+        return
+    for n in range(AT_ONCE):
+        i = first + n
+        i_h, i_c = i % H, i // H
+        if not_mild(mild, i, total, FLAGS):
+            _any_memory_grads(
+                i_h, i_c, q, k, v, s, g, do, hk, hk_scales, hv, hv_scales, dhk, dhk_scales, dhv,
+                dhv_scales, p, dscores, ds, dg, sequence_of_chunk, cu_seqlens, offsets, T, H, G, K,
+                V, M, C, BK, BV, BM, BS, LEVELS, SCALED, PACKED,
+            )  # fmt: skip
+
+
+@triton.jit
+def _any_slot_grads(
+    i_h, i_c, q, k, v, s, g, do, p, dscores, ds_of_memories, dg_of_memories, ds, dg,
     sequence_of_chunk, cu_seqlens, offsets, T,
     H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr,
-    FLAGS: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
+    LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """ds and dg for one chunk and head: what `memory_grads_kernel` left and what pairs of its rows add, both passes and
     a group's queries one after another.
@@ -683,10 +742,6 @@ def slot_grads_kernel(
     One kernel for all would be more code than a multiprocessor keeps near, and take more than twice as long.
     In registers: z y^T [C, C]; x, ds, dg [C, BM].
     """
-    i = tl.program_id(0)
-    i_h, i_c = i % H, i // H
-    if takes(mild, i_c * H + i_h, FLAGS, 0) == 0:
-        return
     start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
     o_c = tl.arange(0, C)
     BD: tl.constexpr = max(BK, BV)
@@ -718,11 +773,34 @@ def slot_grads_kernel(
 
 
 @triton.jit
-def pass_grads_kernel(
-    x, y, z, s, g, states, scales, dstates, dscales, mild, dy, dz, sequence_of_chunk, cu_seqlens, offsets, T,
+def slot_grads_kernel(
+    q, k, v, s, g, do, p, dscores, ds_of_memories, dg_of_memories, mild, ds, dg,
+    sequence_of_chunk, cu_seqlens, offsets, T, chunks,
+    H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
+    BK: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr,
+    FLAGS: tl.constexpr, AT_ONCE: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """`_any_slot_grads` of those of AT_ONCE chunks and heads that are not mild; chunks: of all sequences."""
+    first, total = tl.program_id(0) * AT_ONCE, chunks * H
+    if none_to_do(mild, first, total, AT_ONCE, FLAGS):
+        return
+    for n in range(AT_ONCE):
+        i = first + n
+        i_h, i_c = i % H, i // H
+        if not_mild(mild, i, total, FLAGS):
+            _any_slot_grads(
+                i_h, i_c, q, k, v, s, g, do, p, dscores, ds_of_memories, dg_of_memories, ds, dg,
+                sequence_of_chunk, cu_seqlens, offsets, T, H, G, K, V, M, C, BK, BV, BM, BS, LEVELS,
+                SCALED, PACKED,
+            )  # fmt: skip
+
+
+@triton.jit
+def _any_pass_grads(
+    i_b, i_h, i_c, x, y, z, s, g, states, scales, dstates, dscales, dy, dz, sequence_of_chunk, cu_seqlens, offsets, T,
     H: tl.constexpr, G: tl.constexpr, M: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr,
     BD: tl.constexpr, BS: tl.constexpr, FIRST: tl.constexpr,
-    FLAGS: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
+    LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """One pass's gradients for one chunk and head: x = p, y = v, z = do or x = scale dscores, y = k, z = q.
 
@@ -731,13 +809,9 @@ def pass_grads_kernel(
     In registers: E [C, C]; x, s and decays [C, BM]; dy or dz [C, BD].
     A group's queries each have an E, made for one block of D: a program goes through all blocks only where G is 1.
     """
-    BLOCKS: tl.constexpr = (D + BD - 1) // BD
-    AT_ONCE: tl.constexpr = BLOCKS if G == 1 else 1
-    i_b, i = program(BLOCKS // AT_ONCE)
-    i_h, i_c = i % H, i // H
     i_s = i_c * H + i_h
-    if takes(mild, i_s, FLAGS, 0) == 0:
-        return
+    BLOCKS: tl.constexpr = (D + BD - 1) // BD
+    HERE: tl.constexpr = BLOCKS if G == 1 else 1
     start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
     o_c = tl.arange(0, C)
     b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32)
@@ -746,7 +820,7 @@ def pass_grads_kernel(
     if G == 1:
         b_x = load_tile(x, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32)
         E_high, E_low = _scores(b_x, b_s, b_g, C, LEVELS, SCALED)
-    for n in range(AT_ONCE):
+    for n in range(HERE):
         i_d = i_b + n
         D_high, D_low = _operand_memory(dstates, dscales, i_s, start < end, i_d, M, D, BM, BD, BS, SCALED)
         b_dy = add_operands(tl.zeros([C, BD], dtype=tl.float32), left_high, left_low, D_high, D_low, SCALED)
@@ -772,13 +846,37 @@ def pass_grads_kernel(
             if G > 1:
                 E_high, E_low = _scores(b_x, b_s, b_g, C, LEVELS, SCALED)
             x_high, x_low = operand(b_x * fading(sums(o_c[:, None] >= o_c[None, :], b_g), SCALED), SCALED)
-            for n in range(AT_ONCE):
+            for n in range(HERE):
                 i_d = i_b + n
                 S_high, S_low = _operand_memory(states, scales, i_s, start < end, i_d, M, D, BM, BD, BS, SCALED)
                 b_dz = add_operands(tl.zeros([C, BD], dtype=tl.float32), x_high, x_low, S_high, S_low, SCALED)
                 b_y = load_tile(y, start, end, i_h, i_d, 0, H, D, C, BD)
                 b_dz = add_split_by_given(b_dz, E_high, E_low, b_y)
                 store_tile(dz, b_dz, start, end, i_hq, i_d, H * G, D, C, BD)
+
+
+@triton.jit
+def pass_grads_kernel(
+    x, y, z, s, g, states, scales, dstates, dscales, mild, dy, dz, sequence_of_chunk, cu_seqlens, offsets, T, chunks,
+    H: tl.constexpr, G: tl.constexpr, M: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr,
+    BD: tl.constexpr, BS: tl.constexpr, FIRST: tl.constexpr,
+    FLAGS: tl.constexpr, AT_ONCE: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """`_any_pass_grads` of those of AT_ONCE chunks and heads that are not mild; chunks: of all sequences."""
+    BLOCKS: tl.constexpr = (D + BD - 1) // BD
+    i_b, i_p = program(1 if G == 1 else BLOCKS)
+    first, total = i_p * AT_ONCE, chunks * H
+    if none_to_do(mild, first, total, AT_ONCE, FLAGS):
+        return
+    for n in range(AT_ONCE):
+        i = first + n
+        i_h, i_c = i % H, i // H
+        if not_mild(mild, i, total, FLAGS):
+            _any_pass_grads(
+                i_b, i_h, i_c, x, y, z, s, g, states, scales, dstates, dscales, dy, dz,
+                sequence_of_chunk, cu_seqlens, offsets, T, H, G, M, D, C, BM, BD, BS, FIRST, LEVELS,
+                SCALED, PACKED,
+            )  # fmt: skip
 
 
 # --- launches --------------------------------------------------------------------------------------------------------
@@ -820,10 +918,15 @@ class _Plan(ChunkPlan):
             if way == "dyadic":
                 options |= dict(LEVELS=self.C.bit_length() - 1, SCALED=self.scaled)
             programs = self.chunks * heads
+            where = self.where
+            if way == "dyadic":
+                programs = triton.cdiv(self.chunks * self.H, self.at_once) * (heads // self.H)
+                where = (*self.where, self.chunks)
+                options |= dict(AT_ONCE=self.at_once)
             if apart:
                 programs *= math.prod(triton.cdiv(size, options[f"B{name}"]) for name, size in blocks.items())
             taken = self.taken_apart(given, mild=way == "mild")
-            kernel_of_way[(programs,)](*taken, *self.where, **options, **more)
+            kernel_of_way[(programs,)](*taken, *where, **options, **more)
 
 
 def _slot_rows(states) -> tuple:

@@ -39,6 +39,7 @@ from ..common.blocks_triton import (
     add_whole_product,
     exp,
     operand,
+    program,
     split,
     sums,
 )
@@ -56,6 +57,8 @@ from ..common.chunks_triton import (
     load_decays,
     load_tile,
     locate,
+    none_to_do,
+    not_mild,
     pair_grads,
     pair_scores,
     store_tile,
@@ -233,17 +236,12 @@ def mild_key_grads_kernel(
 
 
 @triton.jit
-def output_kernel(
-    r, k, v, w, u, states, scales, mild, o, scale, sequence_of_chunk, cu_seqlens, offsets, T,
+def _any_output(
+    i_v, i_h, i_c, r, k, v, w, u, states, scales, o, scale, sequence_of_chunk, cu_seqlens, offsets, T,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    FLAGS: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
+    LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """o = A v + (scale r e^{before}) S for one chunk and block of V. In registers: A [C, C], o [C, BV]."""
-    i = tl.program_id(0)
-    NV: tl.constexpr = (V + BV - 1) // BV
-    i_h, i_v, i_c = i % H, (i // H) % NV, i // (H * NV)
-    if takes(mild, i_c * H + i_h, FLAGS, 0) == 0:
-        return
     start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
     o_c = tl.arange(0, C)
     earlier = o_c[:, None] > o_c[None, :]
@@ -269,17 +267,34 @@ def output_kernel(
 
 
 @triton.jit
-def value_grads_kernel(
-    r, k, w, u, do, dstates, dscales, mild, dv, scale, sequence_of_chunk, cu_seqlens, offsets, T,
+def output_kernel(
+    r, k, v, w, u, states, scales, mild, o, scale, sequence_of_chunk, cu_seqlens, offsets, T, chunks,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    FLAGS: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
+    FLAGS: tl.constexpr, AT_ONCE: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """`_any_output` of those of AT_ONCE chunks and heads that are not mild; chunks: of all sequences."""
+    BLOCKS: tl.constexpr = (V + BV - 1) // BV
+    i_v, i_g = program(BLOCKS)
+    first, total = i_g * AT_ONCE, chunks * H
+    if none_to_do(mild, first, total, AT_ONCE, FLAGS):
+        return
+    for n in range(AT_ONCE):
+        i = first + n
+        i_h, i_c = i % H, i // H
+        if not_mild(mild, i, total, FLAGS):
+            _any_output(
+                i_v, i_h, i_c, r, k, v, w, u, states, scales, o, scale, sequence_of_chunk,
+                cu_seqlens, offsets, T, H, K, V, C, BK, BV, LEVELS, SCALED, PACKED,
+            )  # fmt: skip
+
+
+@triton.jit
+def _any_value_grads(
+    i_v, i_h, i_c, r, k, w, u, do, dstates, dscales, dv, scale, sequence_of_chunk, cu_seqlens, offsets, T,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """dv = A^T do + (k e^{after}) D for one chunk and block of V. In registers: A^T [C, C], dv [C, BV]."""
-    i = tl.program_id(0)
-    NV: tl.constexpr = (V + BV - 1) // BV
-    i_h, i_v, i_c = i % H, (i // H) % NV, i // (H * NV)
-    if takes(mild, i_c * H + i_h, FLAGS, 0) == 0:
-        return
     start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
     o_c = tl.arange(0, C)
     later = o_c[:, None] < o_c[None, :]
@@ -305,6 +320,28 @@ def value_grads_kernel(
 
 
 @triton.jit
+def value_grads_kernel(
+    r, k, w, u, do, dstates, dscales, mild, dv, scale, sequence_of_chunk, cu_seqlens, offsets, T, chunks,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    FLAGS: tl.constexpr, AT_ONCE: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """`_any_value_grads` of those of AT_ONCE chunks and heads that are not mild; chunks: of all sequences."""
+    BLOCKS: tl.constexpr = (V + BV - 1) // BV
+    i_v, i_g = program(BLOCKS)
+    first, total = i_g * AT_ONCE, chunks * H
+    if none_to_do(mild, first, total, AT_ONCE, FLAGS):
+        return
+    for n in range(AT_ONCE):
+        i = first + n
+        i_h, i_c = i % H, i // H
+        if not_mild(mild, i, total, FLAGS):
+            _any_value_grads(
+                i_v, i_h, i_c, r, k, w, u, do, dstates, dscales, dv, scale, sequence_of_chunk,
+                cu_seqlens, offsets, T, H, K, V, C, BK, BV, LEVELS, SCALED, PACKED,
+            )  # fmt: skip
+
+
+@triton.jit
 def _load_pair(r, k, scale, start, end, i_h, i_k, H: tl.constexpr, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr):
     """q = scale r and k of a chunk, in float32, anew: tiles that wait in registers for their next use push out others,
     and a barrier keeps the compiler from making one load of two."""
@@ -314,23 +351,18 @@ def _load_pair(r, k, scale, start, end, i_h, i_k, H: tl.constexpr, K: tl.constex
 
 
 @triton.jit
-def key_grads_kernel(
-    r, k, v, w, u, do, states, scales, dstates, dscales, mild, dr, dk, dw, du, scale, sequence_of_chunk, cu_seqlens,
+def _any_key_grads(
+    i_k, i_h, i_c, r, k, v, w, u, do, states, scales, dstates, dscales, dr, dk, dw, du, scale, sequence_of_chunk, cu_seqlens,
     offsets, T,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    FLAGS: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
+    LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """dr, dk, dw and the share of du of one chunk and block of K. In registers: dA [C, C]; dq, dk, dw [C, BK].
 
     dq = (do S^T) e^{before} + pairs,  dk = (v D^T) e^{after} + pairs,  dr = scale dq,  q = scale r
     dw_t = e^{total} sum_v S D + sum_{i>t} q_i dq_i^S + sum_{j<t} k_j dk_j^D + pairs j < t < i
     """
-    i = tl.program_id(0)
-    NK: tl.constexpr = (K + BK - 1) // BK
     NV: tl.constexpr = (V + BV - 1) // BV
-    i_k, i_h, i_c = i % NK, (i // NK) % H, i // (NK * H)
-    if takes(mild, i_c * H + i_h, FLAGS, 0) == 0:
-        return
     start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
     o_c = tl.arange(0, C)
     o_k = i_k * BK + tl.arange(0, BK)
@@ -381,6 +413,30 @@ def key_grads_kernel(
     store_tile(dw, b_dw, start, end, i_h, i_k, H, K, C, BK)
 
 
+@triton.jit
+def key_grads_kernel(
+    r, k, v, w, u, do, states, scales, dstates, dscales, mild, dr, dk, dw, du, scale, sequence_of_chunk, cu_seqlens,
+    offsets, T, chunks,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    FLAGS: tl.constexpr, AT_ONCE: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """`_any_key_grads` of those of AT_ONCE chunks and heads that are not mild; chunks: of all sequences."""
+    BLOCKS: tl.constexpr = (K + BK - 1) // BK
+    i_k, i_g = program(BLOCKS)
+    first, total = i_g * AT_ONCE, chunks * H
+    if none_to_do(mild, first, total, AT_ONCE, FLAGS):
+        return
+    for n in range(AT_ONCE):
+        i = first + n
+        i_h, i_c = i % H, i // H
+        if not_mild(mild, i, total, FLAGS):
+            _any_key_grads(
+                i_k, i_h, i_c, r, k, v, w, u, do, states, scales, dstates, dscales, dr, dk, dw, du,
+                scale, sequence_of_chunk, cu_seqlens, offsets, T, H, K, V, C, BK, BV, LEVELS,
+                SCALED, PACKED,
+            )  # fmt: skip
+
+
 def _launch(plan, kernel, mild_kernel, any_kernel, *given):
     """Both ways through a chunk; given: what the kernels take before `plan.where`."""
     for options, NV in plan.ways(kernel):
@@ -393,7 +449,8 @@ def _launch(plan, kernel, mild_kernel, any_kernel, *given):
             del options["LEVELS"]
             mild_kernel[grid](*taken, *plan.where, **options)
         else:
-            any_kernel[grid](*taken, *plan.where, SCALED=plan.scaled, **options)
+            grid = (triton.cdiv(plan.chunks * plan.H, plan.at_once) * blocks,)
+            any_kernel[grid](*taken, *plan.where, plan.chunks, SCALED=plan.scaled, AT_ONCE=plan.at_once, **options)
 
 
 def kept_shapes(r, k, v, w, u, cu_seqlens, chunk_size) -> tuple[tuple[int, ...], ...]:
