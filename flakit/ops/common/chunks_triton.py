@@ -42,6 +42,7 @@ from .launch import (
     SHORTEST_SEGMENT,
     TABLE,
     block,
+    cdiv,
     elements,
     width,
 )
@@ -148,8 +149,8 @@ def store_state(states, scales, i, b_S, i_k, i_v, K: tl.constexpr, V: tl.constex
                 BV: tl.constexpr, SCALED: tl.constexpr, mild_scales=None, half=None):  # fmt: skip
     """A tile of state number i. SCALED: in float16, each row over the power of two below its largest element.
 
-    half: what half a chunk leaves of the state, [BK]. With it, the rows of the state at the chunk's middle are multiples
-    of mild_scales; 0 there says that a row is 0 (or below 2^-118).
+    half: what half a chunk leaves of the state, [BK]. With it, rows of the state at the chunk's middle are multiples of
+    mild_scales; 0 there says that a row is 0 (or below 2^-118).
     """
     p_S, m_S = state_pointers(states, i, i_k, i_v, K, V, BK, BV)
     if SCALED:
@@ -215,7 +216,7 @@ def half_decays(b_w, C: tl.constexpr):
 
 @triton.jit
 def whole_decay(b_w, C: tl.constexpr, BY_PRODUCT: tl.constexpr):
-    """Log decay of all of a chunk's rows, [BK]. BY_PRODUCT: as a product leaves it, for which no warps have to agree."""
+    """Log decay of all of a chunk's rows, [BK]. BY_PRODUCT: as a product leaves it, so that warps need not agree."""
     if BY_PRODUCT:
         total = tl.max(sums_of_columns(b_w, tl.full([C, C], 1.0, tl.float32)), 1)
     else:
@@ -635,10 +636,12 @@ def scan_kernel(
 
 
 class Kept(NamedTuple):
-    """Kept states in the tensor that holds them, to be taken apart by `ChunkPlan.taken_apart`."""
+    """Kept states [chunks, H, K, V]; where they are 16-bit, the scales of their rows, and those of the states at the
+    middles of chunks."""
 
-    packed: torch.Tensor
-    V: int
+    states: torch.Tensor
+    scales: torch.Tensor | None
+    mild_scales: torch.Tensor | None
 
 
 class ChunkPlan:
@@ -656,13 +659,13 @@ class ChunkPlan:
         self.precision = "tf32" if self.width == "16-bit" else "tf32x3"
         self.cu_seqlens, self.offsets, self.sequence_of_chunk = cu_seqlens, None, None
         if cu_seqlens is None:
-            self.N, self.chunks = B, B * triton.cdiv(self.T, self.C)
+            self.N, self.chunks = B, B * cdiv(self.T, self.C)
         else:
             self.N = len(cu_seqlens) - 1
             self.chunks, self.sequence_of_chunk, self.offsets = self._packed_parts(self.C)
         # Chunks and heads that a program looks at where a launch may find that few or none are its own.
         enough = self.chunks * self.H // (2 * ENOUGH)
-        self.at_once = min(8, triton.next_power_of_2(enough + 1)) if self.width == "16-bit" else 1
+        self.at_once = min(8, 1 << enough.bit_length()) if self.width == "16-bit" else 1
         self.empty = x.new_empty(0, dtype=torch.float32).new_empty
         self.where = (self.sequence_of_chunk, cu_seqlens, self.offsets, self.T)
         # The guard looks at blocks of K as `stream_kernel` cuts them, unless the operator says otherwise.
@@ -687,7 +690,7 @@ class ChunkPlan:
             H=self.H, K=self.rows, V=V, C=self.C, BK=BK, BV=BV, PACKED=self.cu_seqlens is not None,
             PRECISION=self.precision, num_warps=launch.num_warps, num_stages=launch.num_stages, maxnreg=launch.maxnreg,
         )  # fmt: skip
-        return common, triton.cdiv(self.rows, BK), triton.cdiv(V, BV)
+        return common, cdiv(self.rows, BK), cdiv(V, BV)
 
     def ways(self, kernel: str):
         """The launches of a kernel that works inside chunks: (keyword arguments, blocks along V)."""
@@ -708,24 +711,29 @@ class ChunkPlan:
             scales = _scales(self.op, self.chunks, self.H, self.rows, V)
             used = _scales(self.op, self.chunks, self.H, self.rows, V, rounded=False)
             if used < scales:
-                kept[: 2 * scales].view(2, scales)[:, used:] = 0
+                sets = _sets_of_scales(self.op)
+                kept[: sets * scales].view(sets, scales)[:, used:] = 0
             if self.chunks * self.H * self.rows * V % 2:
                 kept[-1:] = 0
         return kept
 
-    def unpacked(self, kept: torch.Tensor, V: int, mild: bool = False) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The states [chunks, H, K, V] in such a tensor; where they are 16-bit, the scales of their rows too.
-
-        mild: as states at the middles of chunks.
-        """
+    def unpacked(self, kept: torch.Tensor, V: int) -> Kept:
+        """What lies in a tensor of `kept_shape`."""
         if not self.scaled:
-            return kept, None
-        scales = _scales(self.op, self.chunks, self.H, self.rows, V)
-        return kept[2 * scales :].view(torch.float16), kept[scales : 2 * scales] if mild else kept[:scales]
+            return Kept(kept, None, None)
+        scales, sets = _scales(self.op, self.chunks, self.H, self.rows, V), _sets_of_scales(self.op)
+        *found, states = kept.split([*[scales] * sets, kept.numel() - sets * scales])
+        return Kept(states.view(torch.float16), found[0], found[-1])
 
     def taken_apart(self, given, mild: bool) -> list:
         """What a kernel takes: given, but each `Kept` as its states and their scales."""
-        return [y for x in given for y in (self.unpacked(*x, mild=mild) if isinstance(x, Kept) else (x,))]
+        taken = []
+        for x in given:
+            if type(x) is Kept:
+                taken += x.states, x.mild_scales if mild else x.scales
+            else:
+                taken.append(x)
+        return taken
 
     def state_shape(self) -> tuple[int, int, int, int]:
         return self.N, self.H, self.rows, self.columns
@@ -772,7 +780,7 @@ class ChunkPlan:
                 self._scan(S, decay, first, last, segments // self.N, segment_offsets, reverse)
             given = [(x, y, S, None) for (x, y, _, _), S in zip(given, entering, strict=True)]
         streams = [
-            (x, y, *self.unpacked(S, V), self.unpacked(S, V, mild=True)[1], first, last)
+            (x, y, *self.unpacked(S, V), first, last)
             for (x, y, first, last), S, V in zip(given, kept, columns, strict=True)
         ]
         _, _, first, last = given[0]
@@ -790,10 +798,10 @@ class ChunkPlan:
         """
         enough = ENOUGH // 2 if self.scaled else ENOUGH  # each with a state twice as large
         if self.cu_seqlens is None and self.N * programs >= enough:
-            return triton.cdiv(self.T, self.C), self.N, None, None
-        L = max(SHORTEST_SEGMENT, triton.cdiv(self.chunks * programs, 2 * enough))  # finer: pieces are of unlike length
+            return cdiv(self.T, self.C), self.N, None, None
+        L = max(SHORTEST_SEGMENT, cdiv(self.chunks * programs, 2 * enough))  # finer: pieces are of unlike length
         if self.cu_seqlens is None:
-            return L, self.N * triton.cdiv(self.T, self.C * L), None, None
+            return L, self.N * cdiv(self.T, self.C * L), None, None
         segments, sequence_of_segment, offsets = self._packed_parts(self.C * L)
         return L, segments, offsets, sequence_of_segment
 
@@ -802,7 +810,7 @@ class ChunkPlan:
         V = written.shape[-1]
         launch = TABLE["scan", self.width]
         BE = elements(self.rows * V, self.N * self.H, launch.BV)
-        scan_kernel[(triton.cdiv(self.rows * V, BE) * self.N * self.H,)](
+        scan_kernel[(cdiv(self.rows * V, BE) * self.N * self.H,)](
             written, decay, first, last, offsets, parts, H=self.H, K=self.rows, V=V, BE=BE,
             REVERSE=reverse, HAS_FIRST=first is not None, WANTS_LAST=last is not None,
             PACKED=self.cu_seqlens is not None, num_warps=launch.num_warps, num_stages=launch.num_stages,
@@ -831,19 +839,24 @@ def cut_into_chunks(op: str, x: torch.Tensor, V: int, chunk_size: int) -> tuple[
 def _flags(op: str, x: torch.Tensor) -> int:
     """Of each chunk and head: blocks along K whose decay is said to be mild or not."""
     K = x.shape[-1]
-    return triton.cdiv(K, block(K, TABLE[f"{op}.stream", width(x.element_size())].BK))
+    return cdiv(K, block(K, TABLE[f"{op}.stream", width(x.element_size())].BK))
 
 
 def _scales(op: str, states: int, H: int, K: int, V: int, rounded: bool = True) -> int:
     """Numbers that scale the rows of so many states, one for each block along V, rounded up to whole cache lines."""
-    numbers = states * H * K * triton.cdiv(V, block(V, TABLE[f"{op}.stream", "16-bit"].BV))
-    return triton.cdiv(numbers, 32) * 32 if rounded else numbers
+    numbers = states * H * K * cdiv(V, block(V, TABLE[f"{op}.stream", "16-bit"].BV))
+    return cdiv(numbers, 32) * 32 if rounded else numbers
+
+
+def _sets_of_scales(op: str) -> int:
+    """Of a kept state's rows: of the state itself and, but for RWKV7, at the middle of its chunk."""
+    return 1 if op == "rwkv7" else 2
 
 
 def _kept_shape(scaled: bool, op: str, states: int, H: int, K: int, V: int) -> tuple[int, ...]:
     if not scaled:
         return states, H, K, V
-    return (2 * _scales(op, states, H, K, V) + triton.cdiv(states * H * K * V, 2),)
+    return (_sets_of_scales(op) * _scales(op, states, H, K, V) + cdiv(states * H * K * V, 2),)
 
 
 def chunks_of(op, x, V, cu_seqlens, chunk_size) -> int:

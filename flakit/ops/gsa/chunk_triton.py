@@ -59,7 +59,6 @@ from ..common.blocks_triton import (
 from ..common.chunks_triton import (
     BLOCK_LEVELS,
     ChunkPlan,
-    Kept,
     about_blocks,
     add_pair_sums,
     expect_state,
@@ -85,7 +84,7 @@ from ..common.chunks_triton import (
     takes,
     within,
 )
-from ..common.launch import CHUNK_SIZE, TABLE
+from ..common.launch import CHUNK_SIZE, TABLE, cdiv
 
 # --- memories --------------------------------------------------------------------------------------------------------
 
@@ -379,7 +378,7 @@ def mild_pass_grads_kernel(
     if G == 1:
         b_x = b_x.to(tl.float32) * read
         E_high, E_low = _mild_scores(b_x, b_s, C)
-    for n in range(AT_ONCE):
+    for n in tl.range(0, AT_ONCE, disable_licm=True):
         i_d = i_b + n
         unit = _units(dscales, i_s, start < end, i_d, M, D, BM, BD, BS, True)
         b_D = _memory(dstates, i_s, start < end, i_d, M, D, BM, BD)
@@ -399,7 +398,7 @@ def mild_pass_grads_kernel(
             b_x = load_tile(x, start, end, i_hq, 0, 0, H * G, M, C, BM).to(tl.float32) * read
             if G > 1:
                 E_high, E_low = _mild_scores(b_x, b_s, C)
-            for n in range(AT_ONCE):
+            for n in tl.range(0, AT_ONCE, disable_licm=True):
                 i_d = i_b + n
                 unit = _units(scales, i_s, start < end, i_d, M, D, BM, BD, BS, True)
                 b_S = _memory(states, i_s, start < end, i_d, M, D, BM, BD)
@@ -461,7 +460,8 @@ def _scores(b_x, b_s, b_g, C: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.con
 
 @triton.jit
 def _any_output(
-    i_hq, i_h, i_c, q, k, v, s, g, hk, hk_scales, hv, hv_scales, o, found, scale, sequence_of_chunk, cu_seqlens, offsets, T,
+    i_hq, i_h, i_c, q, k, v, s, g, hk, hk_scales, hv, hv_scales, o, found, scale,
+    sequence_of_chunk, cu_seqlens, offsets, T,
     H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr, KEEP: tl.constexpr,
     LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
@@ -492,7 +492,8 @@ def _any_output(
 
 @triton.jit
 def output_kernel(
-    q, k, v, s, g, hk, hk_scales, hv, hv_scales, mild, o, found, scale, sequence_of_chunk, cu_seqlens, offsets, T, chunks,
+    q, k, v, s, g, hk, hk_scales, hv, hv_scales, mild, o, found, scale,
+    sequence_of_chunk, cu_seqlens, offsets, T, chunks,
     H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr, KEEP: tl.constexpr,
     FLAGS: tl.constexpr, AT_ONCE: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
@@ -502,7 +503,7 @@ def output_kernel(
     first, total = i_p * AT_ONCE, chunks * H
     if none_to_do(mild, first, total, AT_ONCE, FLAGS):
         return
-    for n in range(AT_ONCE):
+    for n in tl.range(0, AT_ONCE, disable_licm=True):
         i = first + n
         i_h, i_c = i % H, i // H
         i_hq = i_h * G + i_g
@@ -516,7 +517,8 @@ def output_kernel(
 
 @triton.jit
 def _any_softmax_grads(
-    i_hq, i_h, i_c, v, s, g, do, hv, hv_scales, found, p, dscores, reads, scale, sequence_of_chunk, cu_seqlens, offsets, T,
+    i_hq, i_h, i_c, v, s, g, do, hv, hv_scales, found, p, dscores, reads, scale,
+    sequence_of_chunk, cu_seqlens, offsets, T,
     H: tl.constexpr, G: tl.constexpr, V: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
     BV: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr,
     LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
@@ -539,7 +541,8 @@ def _any_softmax_grads(
 
 @triton.jit
 def softmax_grads_kernel(
-    v, s, g, do, hv, hv_scales, found, mild, p, dscores, reads, scale, sequence_of_chunk, cu_seqlens, offsets, T, chunks,
+    v, s, g, do, hv, hv_scales, found, mild, p, dscores, reads, scale,
+    sequence_of_chunk, cu_seqlens, offsets, T, chunks,
     H: tl.constexpr, G: tl.constexpr, V: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
     BV: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr,
     FLAGS: tl.constexpr, AT_ONCE: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
@@ -549,7 +552,7 @@ def softmax_grads_kernel(
     first, total = i_p * AT_ONCE, chunks * H
     if none_to_do(mild, first, total, AT_ONCE, FLAGS):
         return
-    for n in range(AT_ONCE):
+    for n in tl.range(0, AT_ONCE, disable_licm=True):
         i = first + n
         i_h, i_c = i % H, i // H
         i_hq = i_h * G + i_g
@@ -717,7 +720,7 @@ def memory_grads_kernel(
     first, total = tl.program_id(0) * AT_ONCE, chunks * H
     if none_to_do(mild, first, total, AT_ONCE, FLAGS):
         return
-    for n in range(AT_ONCE):
+    for n in tl.range(0, AT_ONCE, disable_licm=True):
         i = first + n
         i_h, i_c = i % H, i // H
         if not_mild(mild, i, total, FLAGS):
@@ -784,7 +787,7 @@ def slot_grads_kernel(
     first, total = tl.program_id(0) * AT_ONCE, chunks * H
     if none_to_do(mild, first, total, AT_ONCE, FLAGS):
         return
-    for n in range(AT_ONCE):
+    for n in tl.range(0, AT_ONCE, disable_licm=True):
         i = first + n
         i_h, i_c = i % H, i // H
         if not_mild(mild, i, total, FLAGS):
@@ -868,7 +871,7 @@ def pass_grads_kernel(
     first, total = i_p * AT_ONCE, chunks * H
     if none_to_do(mild, first, total, AT_ONCE, FLAGS):
         return
-    for n in range(AT_ONCE):
+    for n in tl.range(0, AT_ONCE, disable_licm=True):
         i = first + n
         i_h, i_c = i % H, i // H
         if not_mild(mild, i, total, FLAGS):
@@ -920,11 +923,11 @@ class _Plan(ChunkPlan):
             programs = self.chunks * heads
             where = self.where
             if way == "dyadic":
-                programs = triton.cdiv(self.chunks * self.H, self.at_once) * (heads // self.H)
+                programs = cdiv(self.chunks * self.H, self.at_once) * (heads // self.H)
                 where = (*self.where, self.chunks)
                 options |= dict(AT_ONCE=self.at_once)
             if apart:
-                programs *= math.prod(triton.cdiv(size, options[f"B{name}"]) for name, size in blocks.items())
+                programs *= math.prod(cdiv(size, options[f"B{name}"]) for name, size in blocks.items())
             taken = self.taken_apart(given, mild=way == "mild")
             kernel_of_way[(programs,)](*taken, *where, **options, **more)
 
@@ -960,7 +963,7 @@ def forward(q, k, v, s, g, scale, initial_state, output_final_state, cu_seqlens,
     o, found = q.new_empty(*q.shape[:3], V), plan.empty(q.shape[:3].numel() * plan.M + mild.numel() if keep else 0)
     plan.launch(
         "output", mild_output_kernel, output_kernel, q.shape[2], dict(K=K, V=V),
-        q, k, v, s, g, Kept(hk, K), Kept(hv, V), mild, o, found, scale, KEEP=keep,
+        q, k, v, s, g, plan.unpacked(hk, K), plan.unpacked(hv, V), mild, o, found, scale, KEEP=keep,
     )  # fmt: skip
     if keep:
         found[-mild.numel() :].copy_(mild.view(torch.float32).flatten())
@@ -975,7 +978,7 @@ def backward(q, k, v, s, g, scale, initial_state, cu_seqlens, chunk_size, kept, 
         [kept[0].numel() - plan.chunks * plan.H * plan.flags, plan.chunks * plan.H * plan.flags]
     )
     mild = mild.view(torch.int32)
-    hk, hv = Kept(kept[1], K), Kept(kept[2], V)
+    hk, hv = plan.unpacked(kept[1], K), plan.unpacked(kept[2], V)
     slots = *q.shape[:3], plan.M
     p = found.new_empty(slots, dtype=torch.float16 if plan.scaled else torch.float32)
     dscores, reads = plan.empty(slots), plan.empty(slots if plan.scaled else 0)
@@ -988,7 +991,7 @@ def backward(q, k, v, s, g, scale, initial_state, cu_seqlens, chunk_size, kept, 
     (dhk, dhv), _ = plan.states(
         dscores, q, g, 1.0, last_hk, first_hk, reverse=True, inclusive=True, beside=(p, do, last_hv, first_hv)
     )
-    dhk, dhv = Kept(dhk, K), Kept(dhv, V)
+    dhk, dhv = plan.unpacked(dhk, K), plan.unpacked(dhv, V)
     ds, dg = torch.empty_like(s), torch.empty_like(g)
     of_memories = plan.empty(s.shape), plan.empty(s.shape)
     memories = (q, k, v, s, g, do, hk, hv, dhk, dhv, p, dscores)

@@ -45,7 +45,6 @@ from ..common.blocks_triton import (
 )
 from ..common.chunks_triton import (
     ChunkPlan,
-    Kept,
     about_middles,
     by_rows,
     expect_state,
@@ -64,6 +63,7 @@ from ..common.chunks_triton import (
     store_tile,
     takes,
 )
+from ..common.launch import cdiv
 
 
 @triton.jit
@@ -278,7 +278,7 @@ def output_kernel(
     first, total = i_g * AT_ONCE, chunks * H
     if none_to_do(mild, first, total, AT_ONCE, FLAGS):
         return
-    for n in range(AT_ONCE):
+    for n in tl.range(0, AT_ONCE, disable_licm=True):
         i = first + n
         i_h, i_c = i % H, i // H
         if not_mild(mild, i, total, FLAGS):
@@ -331,7 +331,7 @@ def value_grads_kernel(
     first, total = i_g * AT_ONCE, chunks * H
     if none_to_do(mild, first, total, AT_ONCE, FLAGS):
         return
-    for n in range(AT_ONCE):
+    for n in tl.range(0, AT_ONCE, disable_licm=True):
         i = first + n
         i_h, i_c = i % H, i // H
         if not_mild(mild, i, total, FLAGS):
@@ -352,8 +352,8 @@ def _load_pair(r, k, scale, start, end, i_h, i_k, H: tl.constexpr, K: tl.constex
 
 @triton.jit
 def _any_key_grads(
-    i_k, i_h, i_c, r, k, v, w, u, do, states, scales, dstates, dscales, dr, dk, dw, du, scale, sequence_of_chunk, cu_seqlens,
-    offsets, T,
+    i_k, i_h, i_c, r, k, v, w, u, do, states, scales, dstates, dscales, dr, dk, dw, du, scale,
+    sequence_of_chunk, cu_seqlens, offsets, T,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
@@ -426,7 +426,7 @@ def key_grads_kernel(
     first, total = i_g * AT_ONCE, chunks * H
     if none_to_do(mild, first, total, AT_ONCE, FLAGS):
         return
-    for n in range(AT_ONCE):
+    for n in tl.range(0, AT_ONCE, disable_licm=True):
         i = first + n
         i_h, i_c = i % H, i // H
         if not_mild(mild, i, total, FLAGS):
@@ -441,7 +441,7 @@ def _launch(plan, kernel, mild_kernel, any_kernel, *given):
     """Both ways through a chunk; given: what the kernels take before `plan.where`."""
     for options, NV in plan.ways(kernel):
         del options["PRECISION"]
-        blocks = triton.cdiv(plan.rows, options["BK"]) if kernel == "key_grads" else NV
+        blocks = cdiv(plan.rows, options["BK"]) if kernel == "key_grads" else NV
         grid = (plan.chunks * plan.H * blocks,)
         way_is_mild = options.pop("MILD")
         taken = plan.taken_apart(given, mild=way_is_mild)
@@ -449,7 +449,7 @@ def _launch(plan, kernel, mild_kernel, any_kernel, *given):
             del options["LEVELS"]
             mild_kernel[grid](*taken, *plan.where, **options)
         else:
-            grid = (triton.cdiv(plan.chunks * plan.H, plan.at_once) * blocks,)
+            grid = (cdiv(plan.chunks * plan.H, plan.at_once) * blocks,)
             any_kernel[grid](*taken, *plan.where, plan.chunks, SCALED=plan.scaled, AT_ONCE=plan.at_once, **options)
 
 
@@ -464,7 +464,7 @@ def forward(r, k, v, w, u, scale, initial_state, output_final_state, cu_seqlens,
     plan = ChunkPlan("rwkv6", r, v.shape[-1], cu_seqlens, chunk_size)
     o, final_state = torch.empty_like(v), plan.empty(plan.state_shape()) if output_final_state else None
     kept, mild = plan.states(k, v, w, 1.0, initial_state, final_state, reverse=False)
-    states = Kept(kept, plan.columns)
+    states = plan.unpacked(kept, plan.columns)
     _launch(plan, "output", mild_output_kernel, output_kernel, r, k, v, w, u, states, mild, o, scale)
     return o, final_state, (kept, mild.view(torch.float32).flatten())
 
@@ -475,7 +475,8 @@ def backward(r, k, v, w, u, scale, initial_state, cu_seqlens, chunk_size, kept, 
     dr, dk, dv, dw = (torch.empty_like(x) for x in (r, k, v, w))
     dinitial_state, du = plan.empty(plan.state_shape()), plan.empty(plan.chunks, plan.H, plan.rows)
     dkept, _ = plan.states(r, do, w, scale, dfinal_state, dinitial_state, reverse=True)
-    states, dstates, mild = Kept(kept[0], plan.columns), Kept(dkept, plan.columns), kept[1].view(torch.int32)
+    states, dstates = plan.unpacked(kept[0], plan.columns), plan.unpacked(dkept, plan.columns)
+    mild = kept[1].view(torch.int32)
     _launch(plan, "value_grads", mild_value_grads_kernel, value_grads_kernel, r, k, w, u, do, dstates, mild, dv, scale)
     _launch(
         plan, "key_grads", mild_key_grads_kernel, key_grads_kernel,

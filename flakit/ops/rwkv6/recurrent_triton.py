@@ -151,9 +151,9 @@ def recurrent_grads_kernel(
     tl.store(dinitial_state + i_nh.to(tl.int64) * K * V + o_s, b_D, mask=m_s)
 
 
-def kept_shapes(r, k, v, w, u, cu_seqlens, chunk_size) -> tuple[tuple[int, ...]]:
-    """Shape of what `forward` keeps for `backward`: the state every CHECKPOINT tokens."""
-    return (checkpoints_shape(r, v.shape[-1], cu_seqlens),)
+def kept_shapes(r, k, v, w, u, cu_seqlens, chunk_size) -> tuple[tuple[int, ...], ...]:
+    """Shapes of what `forward` keeps for `backward`: the state every CHECKPOINT tokens, and nothing more."""
+    return checkpoints_shape(r, v.shape[-1], cu_seqlens), (0,)
 
 
 def forward(r, k, v, w, u, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep):
@@ -170,12 +170,12 @@ def forward(r, k, v, w, u, scale, initial_state, output_final_state, cu_seqlens,
         H=H, K=K, V=V, C=CHECKPOINT, U=together("rwkv6", T), BK=BK, BV=BV, HAS_INITIAL=initial_state is not None,
         WANTS_FINAL=output_final_state, KEEP=keep, PACKED=cu_seqlens is not None, **options,
     )  # fmt: skip
-    return o, final_state, (states,) if keep else None
+    return o, final_state, (states, new(0)) if keep else None
 
 
 def backward(r, k, v, w, u, scale, initial_state, cu_seqlens, chunk_size, kept, do, dfinal_state):
     """dr, dk, dw, du, dinitial_state in float32 and dv in v's dtype."""
-    (states,) = kept
+    states, _ = kept
     B, T, H, K = r.shape
     V = v.shape[-1]
     N, offsets = sequences(r, cu_seqlens)

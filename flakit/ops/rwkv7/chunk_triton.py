@@ -56,7 +56,7 @@ from ..common.chunks_triton import (
     within,
 )
 from ..common.dispatch import interpreted
-from ..common.launch import LONG_CHUNK_SIZE, TABLE, block
+from ..common.launch import LONG_CHUNK_SIZE, TABLE, block, cdiv
 from . import fused_chunk_triton, long_chunk_triton
 
 SOLVE = {"tf32": "ieee" if interpreted() else "bf16x3", "tf32x3": "ieee"}
@@ -618,7 +618,7 @@ class _Plan(ChunkPlan):
             # A packed batch has room for more than it fills, and an operator's output may not be left to chance.
             states.zero_()
         common, _, _ = self.sizes("stream")
-        stream_kernel[self.N * self.H, triton.cdiv(self.columns, BV)](
+        stream_kernel[self.N * self.H, cdiv(self.columns, BV)](
             x, y, z, w, transfer, found, states, first, last, scale, *self.where[1:], REVERSE=reverse,
             HAS_FIRST=first is not None, WANTS_LAST=last is not None, **common | dict(BV=BV),
         )  # fmt: skip
@@ -684,7 +684,7 @@ def backward(r, w, k, v, a, b, scale, initial_state, cu_seqlens, chunk_size, kep
             r, w, k, a, do, y, dstates, mild, dv, scale, *plan.where, **options
         )
     for options, _ in plan.ways("key_grads"):
-        NK = triton.cdiv(plan.rows, options["BK"])
+        NK = cdiv(plan.rows, options["BK"])
         # The mild path takes a product away from a sum that holds it: a fused multiply-add would not take the same one.
         key_grads_kernel[(plan.chunks * plan.H * NK,)](
             r, w, k, v, a, b, found, do, y, states, dstates, mild, dr, dw, dk, da, db, scale, *plan.where, **options,

@@ -23,8 +23,6 @@ Operands are split into two bfloat16 numbers (`blocks_triton.split`), which leav
 that every GPU since sm_80 has, none of Hopper's own.
 """
 
-import os
-
 import torch
 import triton
 import triton.language as tl
@@ -42,17 +40,13 @@ from ..common.blocks_triton import (
 from ..common.chunks_triton import (
     BLOCK,
     BLOCK_TOKEN,
-    expect_state,
-    expect_tile,
     kept_state,
     load_decays,
     state_pointers,
     store_state,
 )
-from ..common.launch import ENOUGH, TABLE
+from ..common.launch import ENOUGH, TABLE, cdiv
 
-XF = tl.constexpr(bool(os.environ.get('XF')))
-XB = tl.constexpr(bool(os.environ.get('XB')))
 CHUNK = BLOCK.value
 LEVELS = CHUNK.bit_length() - 1
 CHANNELS = 64
@@ -98,21 +92,6 @@ def _load_upper(x, start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.cons
     """Rows of x above zeros, [2 C, BD], as they were given."""
     o, m = _rows(start, end, i_h, H, D, C, BD)
     return tl.load(x + o, mask=m & _upper(C), other=0.0)
-
-
-@triton.jit
-def _expect_rows(r, w, k, v, a, b, start, end, i_h, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr,
-                 BK: tl.constexpr, BV: tl.constexpr):  # fmt: skip
-    """Have the rows of a chunk come nearer while another is computed.
-
-    Loads that Triton has under way meanwhile would lie in shared memory, which is what spilled registers need.
-    """
-    expect_tile(r, start, end, i_h, 0, H, K, C, BK)
-    expect_tile(w, start, end, i_h, 0, H, K, C, BK)
-    expect_tile(k, start, end, i_h, 0, H, K, C, BK)
-    expect_tile(a, start, end, i_h, 0, H, K, C, BK)
-    expect_tile(b, start, end, i_h, 0, H, K, C, BK)
-    expect_tile(v, start, end, i_h, 0, H, V, C, BV)
 
 
 @triton.jit
@@ -287,8 +266,6 @@ def forward_kernel(
         b_reads = _load_both(r, a, start, end, i_h, H, K, C, BK) * tl.where(upper, scale, 1.0)
         b_keys = _load_both(k, b, start, end, i_h, H, K, C, BK)
         b_v = _load_upper(v, start, end, i_h, H, V, C, BV)
-        if XF:
-            _expect_rows(r, w, k, v, a, b, start + C, end, i_h, H, K, V, C, BK, BV)
         if MILD:
             lowest = tl.minimum(lowest, b_w.to(tl.float32))
             b_w = tl.where(b_w <= BLOCK_TOKEN, 0.0, b_w).to(b_w.dtype)  # wrong, but finite, and written again
@@ -369,11 +346,6 @@ def backward_kernel(
         b_v = _load_upper(v, start, end, i_h, H, V, C, BV)
         b_do = _load_upper(do, start, end, i_h, H, V, C, BV)
         b_S, unit = kept_state(states, scales, i, True, 0, 0, K, V, BK, BV, True)
-        if XB:
-            more = j + 1 < chunks
-            _expect_rows(r, w, k, v, a, b, start - C, tl.where(more, start, start - C), i_h, H, K, V, C, BK, BV)
-            expect_tile(do, start - C, tl.where(more, start, start - C), i_h, 0, H, V, C, BV)
-            expect_state(states, i - H, more, 0, 0, K, V, BK, BV)
         b_S = b_S.to(tl.float32) * unit[:, None]
         b_U = tl.load(inverse + i.to(tl.int64) * C * C + o_u[:, None] * C + o_u[None, :], mask=solved, other=0.0)
         U_high, U_low = split(tl.where(upper & (o_r[:, None] == o_r[None, :]), 1.0, b_U))
@@ -417,7 +389,7 @@ def backward_kernel(
             b_dw = add_sums(b_dw, o_c[:, None] <= o_c[None, :], _folded(of_reads - keys * d_keys), True)
             b_dw = add_sums(b_dw, o_c[:, None] > o_c[None, :], _folded(keys * x_keys), False)
             b_dw += b_SD[None, :] - _folded(tl.where(upper, 0.0, of_reads))  # a has not passed its own token's decay
-            b_dw = tl.where((o_c == 0)[:, None] & (unit < 2.0**-118)[None, :], 0.0, b_dw)
+            b_dw = tl.where((o_c == 0)[:, None] & (unit < 2.0**-118)[None, :], 0.0, b_dw)  # no state: as `is_zero`
             d_reads *= read
             d_keys = (d_keys + x_keys) * key
             passing = mid
@@ -452,8 +424,8 @@ def kept_shapes(r, w, k, v, a, b, cu_seqlens, chunk_size) -> tuple[tuple[int, ..
     """Shapes of what `forward` keeps for `backward`: the state entering every chunk, 16-bit, two to a number; what its
     rows are multiples of; each chunk's U; and which heads' sequences are mild."""
     (B, T, H, K), V = r.shape, v.shape[-1]
-    chunks = B * triton.cdiv(T, CHUNK)
-    return (triton.cdiv(chunks * H * K * V, 2),), (chunks, H, K), (chunks, H, CHUNK, CHUNK), (B, H)
+    chunks = B * cdiv(T, CHUNK)
+    return (cdiv(chunks * H * K * V, 2),), (chunks, H, K), (chunks, H, CHUNK, CHUNK), (B, H)
 
 
 def _launch(kernel, name, r, v, *given, **switches):

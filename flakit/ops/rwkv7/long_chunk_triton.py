@@ -909,7 +909,7 @@ class LongPlan(ChunkPlan):
     def walk(self, G, W, Q, do, first, last, reverse):
         """The state entering each chunk (reverse: the gradient leaving it), in one tensor of `kept_shape`."""
         kept = self.room_for_states(self.columns)
-        states = self.unpacked(kept, self.columns)
+        states = self.unpacked(kept, self.columns)[:2]
         L, segments, segment_offsets, sequence_of_segment = self.segments(2 * self.H)
         where = (sequence_of_segment, segment_offsets, self.cu_seqlens, self.offsets, self.T, L)
         options = self.options("walk") | dict(REVERSE=reverse, SEGMENTED=segments > self.N)
@@ -951,7 +951,7 @@ def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, cu_seqle
         r, w, k, v, a, b, G, W, Q, own, inverse, plan.room_for_flags(), scale, PRECISION=BLOCK_PRECISION,
     )  # fmt: skip
     kept = plan.walk(G, W, None, None, initial_state, final_state, reverse=False)
-    read_kernel[plan.each](Q, own, *plan.unpacked(kept, plan.columns), o, *plan.where, **plan.options("read"))
+    read_kernel[plan.each](Q, own, *plan.unpacked(kept, plan.columns)[:2], o, *plan.where, **plan.options("read"))
     return o, final_state, (kept, G, inverse, Q)
 
 
@@ -961,7 +961,7 @@ def backward(r, w, k, v, a, b, scale, initial_state, cu_seqlens, chunk_size, kep
     kept, G, inverse, Q = kept
     dinitial_state = plan.empty(plan.state_shape())
     dkept = plan.walk(G, None, Q, do, dfinal_state, dinitial_state, reverse=True)
-    states, dstates = plan.unpacked(kept, plan.columns), plan.unpacked(dkept, plan.columns)
+    states, dstates = plan.unpacked(kept, plan.columns)[:2], plan.unpacked(dkept, plan.columns)[:2]
     dr, dw, dk, dv, da, db = (torch.empty_like(x) for x in (r, w, k, v, a, b))
     found, y, passed, mild = plan.empty(v.shape), plan.empty(v.shape), plan.empty(r.shape), plan.room_for_flags()
     plan.launch(
