@@ -6,15 +6,20 @@ of a head's sequence, mild if no token decays by e^6. On either side of each lim
 watched and the results are held against float64.
 """
 
+from dataclasses import replace
 from importlib import import_module
 
 import pytest
 import torch
 
 from flakit.numerics.operators import OPERATORS
+from flakit.ops.common.dispatch import has_triton
 from flakit.ops.common.launch import CHUNK_SIZE
 from tests.ops.places import PLACES, of
 from tests.ops.settings import Setting
+
+if has_triton():
+    from flakit.ops.common import chunks_triton
 
 C = CHUNK_SIZE
 TRITON = pytest.mark.parametrize("place", [p for p in PLACES if p.id != "torch"])
@@ -129,3 +134,27 @@ def test_float32_never_takes_the_mild_way(place, op, monkeypatch, poisoned_memor
     made, _ = made_of(place, op, 0, 0, dtype="float32")
     assert chunks_taken(monkeypatch, place, op, made, 1) == [False, False]
     assert chunks_taken(monkeypatch, place, op, made, 0) == [True, True]
+
+
+@TRITON
+@pytest.mark.parametrize("packing", ["none", "packed"])
+@pytest.mark.parametrize(
+    "op, K, V, G", [("rwkv6", 64, 64, 1), ("rwkv6", 80, 16, 1), ("gsa", 64, 64, 1), ("gsa", 16, 40, 2)]
+)
+def test_one_program_looks_at_several_chunks(place, op, K, V, G, packing, monkeypatch, poisoned_memory):
+    """Chunks of three heads, some of them mild: of those that a program looks at, it computes what is not."""
+    monkeypatch.setattr("flakit.ops.common.chunks_triton.ENOUGH", 2)
+    looked_at = []
+    taken_apart = chunks_triton.ChunkPlan.taken_apart
+    monkeypatch.setattr(
+        chunks_triton.ChunkPlan,
+        "taken_apart",
+        lambda plan, *given, **named: looked_at.append(plan.at_once) or taken_apart(plan, *given, **named),
+    )
+    dtype = "bfloat16" if place.device == "cuda" else "float16"
+    setting = replace(of(op, SETTING), group=G, packing=packing)
+    made, arriving = place.make(setting, T=5 * 64 - 20, H=3, K=K, V=V, dtype=dtype)
+    w = torch.full_like(made[OPERATORS[op].decay], -0.01)
+    w[:, 32:64, 0], w[:, 128:, 1] = -5.0, -70.0
+    place.check(made | {OPERATORS[op].decay: w}, arriving, "chunk", op)
+    assert min(looked_at) >= 4
