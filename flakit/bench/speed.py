@@ -3,7 +3,8 @@
 Medians of CUDA-event times after warm-up, and what 20% and 80% of the calls stay below, the competitors in turn on the
 same inputs; "both" is the forward and the gradients of all inputs by `torch.autograd.grad`. A decode is one token with
 its states, replayed from a CUDA graph. Host times are what it takes to issue a call. Extra memory is the peak above the
-inputs. First calls are timed in a fresh process with an empty kernel cache, so that compiling and any autotuning count.
+inputs. First calls are timed in a fresh process with an empty kernel cache, so that compiling and any autotuning count,
+and in another one that finds the first one's kernels in the cache.
 """
 
 import importlib.metadata
@@ -215,30 +216,43 @@ def error(rival: Competitor, case: Case, device: str = "cuda") -> float:
     return max(measures(x.detach(), true[name])["l2"] for name, x in named.items())
 
 
-def first_call(case: Case, who: str) -> tuple[float, float]:
-    """Seconds of the first forward and of the first backward, in a fresh process with an empty kernel cache."""
+FIRST_CALLS = "first_forward_s", "first_backward_s", "warm_forward_s", "warm_backward_s"
+
+
+def first_calls_of(case: Case, who: str) -> dict[str, float]:
+    """Seconds of the first forward and of the first training step, in a fresh process with an empty kernel cache and in
+    one that finds the kernels of that one."""
+    found: list[float] = []
     with tempfile.TemporaryDirectory() as cache:
-        run = subprocess.run(
-            [sys.executable, "-m", __name__, json.dumps(asdict(case)), who],
-            env=os.environ | {"TRITON_CACHE_DIR": cache, "TORCH_EXTENSIONS_DIR": cache},
-            capture_output=True,
-            text=True,
-        )
-    if run.returncode:
-        raise RuntimeError(f"{who}: the first call failed\n{run.stderr}")
-    forward, backward = map(float, run.stdout.split()[-2:])
-    return forward, backward
+        for _ in range(2):
+            run = subprocess.run(
+                [sys.executable, "-m", __name__, json.dumps(asdict(case)), who],
+                env=os.environ | {"TRITON_CACHE_DIR": cache, "TORCH_EXTENSIONS_DIR": cache},
+                capture_output=True,
+                text=True,
+            )
+            if run.returncode:
+                raise RuntimeError(f"{who}: the first call failed\n{run.stderr}")
+            found += map(float, run.stdout.split()[-2:])
+    return dict(zip(FIRST_CALLS, found, strict=True))
 
 
 def _time_first_call(case: Case, who: str) -> None:
     made = case.inputs(T=max(64, case.T // 8))
+    do, _ = cotangents(case.operator, made)
     torch.cuda.synchronize()
     times = [time.perf_counter()]
     rival = PEERS[who](case) if who in PEERS else competitors(case, peers=False)[who]  # some compile when they load
-    for call in calls(rival, case, made).values():
-        call()
-        torch.cuda.synchronize()
-        times.append(time.perf_counter())
+    leaves = rival.leaves(case.operator, made)
+    with torch.no_grad():
+        rival.call(*leaves)
+    torch.cuda.synchronize()
+    times.append(time.perf_counter())
+    # As a training step does it. `torch.autograd.grad` with a gradient for o would import sympy first: two seconds of
+    # PyTorch's own, and not of any operator.
+    (rival.call(*leaves)[0] * do).sum().backward()
+    torch.cuda.synchronize()
+    times.append(time.perf_counter())
     print(*(end - start for start, end in zip(times, times[1:], strict=False)))
 
 
@@ -273,8 +287,8 @@ def rows(
             progress(f"{case}: {who}, memory, host and error")
             with _failing(who, case, rivals, say):
                 row = _row(case, who, timed, what[who], meter)
-                first = first_call(case, who) if first_calls and not case.decode else (None, None)
-                row |= {"first_forward_s": first[0], "first_backward_s": first[1]}
+                timed_first = first_calls and not case.decode
+                row |= first_calls_of(case, who) if timed_first else dict.fromkeys(FIRST_CALLS)
                 row |= {"error": error(rival, case, meter.device)}
             if who in rivals:
                 yield row

@@ -118,7 +118,7 @@ def test_rows_found_are_used_while_the_next_are_tuned_and_written(tmp_path, monk
     rows = list(tune.tune([KEY, other], ADA, trial, said.append))
     assert [row["num_warps"] for row in rows] == [8, TABLE[other].num_warps]
     assert {used.num_warps for key, used in seen if key == other} == {8} and TABLE[KEY].num_warps == 4
-    assert said[0] == "rwkv6.output.mild 16-bit: 1. 64 × 64, 4 warps, 1 stages"
+    assert said[0] == "rwkv6.output.mild 16-bit: 1. 64 × 64, 4 warps, 1 stages, 168 registers"
 
     monkeypatch.setenv("FLAKIT_ROWS", str(tmp_path / "rows"))
     write(tmp_path / "rows" / "sm_89.json", ADA, rows[:1], "flakit tune --only output")
