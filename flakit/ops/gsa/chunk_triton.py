@@ -14,8 +14,8 @@ do v^T, and both read a memory that has taken in their own token. All M slots ar
 There are two ways through a chunk; both are launched and each leaves the other's chunks alone. With upto_i the sum of g
 over the chunk's rows up to i, and mid that over its first half:
 - `mild_*` (16-bit inputs, the chunk's whole decay fits float32): e^{upto_i - upto_j} is the product of what reads are
-  multiplied with, e^{upto_i - mid}, and keys, e^{mid - upto_j}: x*_i and s*_j. Memories take up what is left, e^{mid}
-  where they are read and e^{total - mid} where they are written;
+  multiplied with, e^{upto_i - mid}, and keys, e^{mid - upto_j}: x*_i and s*_j. What is left, e^{mid} where memories are
+  read and e^{total - mid} where they are written, lies in the scales that mild kernels are given (`store_state`);
 - any other: a read's own fading e^{g_i} is split off, so that what is left lies strictly between j and i as in RWKV6,
   products by dyadic level whose factors are all in [0, 1] (`pair_scores`); a token meets itself without any decay.
 Rows beyond a sequence's end are loaded as zeros, g too; no factor is ever above e^55, so that a zero stays a zero.

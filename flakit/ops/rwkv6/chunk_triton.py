@@ -8,10 +8,10 @@ Backward: `stream_kernel`   in reverse: the gradient of the state leaving each c
 Formulas as in `chunk_torch`. There are two ways through a chunk; both are launched and each leaves the other's chunks
 alone:
 - `mild_*` (16-bit inputs; the chunk's whole decay fits float32): one product about the middle, of the reads
-  q*_i = q_i e^{before_i - mid} and the keys k*_j = k_j e^{mid - upto_j}. These serve for the products with states too,
-  which take up what is left, e^{mid} and e^{total - mid};
+  q*_i = q_i e^{before_i - mid} and the keys k*_j = k_j e^{mid - upto_j}. These serve for the products with states too:
+  what is left, e^{mid} and e^{total - mid}, lies in the scales that mild kernels are given (`store_state`);
 - any other: dyadic products whose factors are all in [0, 1] (`common.decay`), which no w <= 0 can break.
-Chunks have 64 tokens where heads have 33 to 64 channels of bfloat16, else 32.
+Chunks have 64 tokens where heads have 33 to 64 channels of bfloat16, else 32. Loads stand before what is computed.
 
 Beside 16-bit inputs, operands that decays about the middle are in are split into two bfloat16 numbers
 (`blocks_triton.split`): 16 bits of mantissa instead of TF32's 11, all of float32's range, twice TF32's speed, and
