@@ -181,16 +181,13 @@ def sums(which, b_w):
 
 @triton.jit
 def sums_of_columns(b_w, which):
-    """As `sums`, turned: b_w^T which."""
+    """As `sums` of a 16-bit tile, turned: b_w^T which."""
     which = to_bfloat16(which.to(tl.float32))
     if b_w.dtype == tl.bfloat16:
         total = tl.dot(tl.trans(b_w), which)
     else:
         high, rest = _cut(b_w.to(tl.float32))
         total = tl.dot(tl.trans(high), which)
-        if b_w.dtype == tl.float32:
-            high, rest = _cut(rest)
-            total = tl.dot(tl.trans(high), which, total)
         total = tl.dot(tl.trans(to_bfloat16(rest)), which, total)
     return total
 

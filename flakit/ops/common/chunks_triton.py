@@ -215,9 +215,9 @@ def half_decays(b_w, C: tl.constexpr):
 
 
 @triton.jit
-def whole_decay(b_w, C: tl.constexpr, BY_PRODUCT: tl.constexpr):
-    """Log decay of all of a chunk's rows, [BK]. BY_PRODUCT: as a product leaves it, so that warps need not agree."""
-    if BY_PRODUCT:
+def whole_decay(b_w, C: tl.constexpr, SCALED: tl.constexpr):
+    """Log decay of all of a chunk's rows, [BK]. Beside 16-bit inputs as in `halves_and_mild`."""
+    if SCALED and b_w.dtype != tl.float32:
         total = tl.max(sums_of_columns(b_w, tl.full([C, C], 1.0, tl.float32)), 1)
     else:
         first, second = half_decays(b_w, C)
@@ -226,13 +226,23 @@ def whole_decay(b_w, C: tl.constexpr, BY_PRODUCT: tl.constexpr):
 
 
 @triton.jit
-def halves_by_product(b_w, C: tl.constexpr):
-    """`half_decays` as a product leaves them, and whether every decay of a chunk's rows b_w [C, BK] is mild, 1 or 0."""
-    in_first = (tl.arange(0, C) < C // 2)[None, :]
-    halves = sums_of_columns(b_w, (tl.arange(0, C) < C // 2)[:, None] == in_first)
-    mild = (tl.min(halves) > MILD_HALF) & (tl.min(b_w.to(tl.float32)) > MILD_TOKEN)
-    first = tl.max(tl.where(in_first, halves, -float("inf")), 1)
-    return first, tl.max(tl.where(in_first, -float("inf"), halves), 1), mild.to(tl.int32)
+def halves_and_mild(b_w, C: tl.constexpr):
+    """`half_decays` of a chunk's rows b_w [C, BK], and whether every decay is mild, 1 or 0.
+
+    16-bit decays are summed by a product, for which no warps have to agree. Float32 ones are not: on an H200 (Triton
+    3.6) three settings of RWKV6 with them ended in a misaligned address (data/tuning.md).
+    """
+    if b_w.dtype == tl.float32:
+        first, second = half_decays(b_w, C)
+        spare = tl.minimum(tl.minimum(first, second) - MILD_HALF, tl.min(b_w, 0) - MILD_TOKEN)
+        mild = tl.min(spare, 0) > 0
+    else:
+        in_first = (tl.arange(0, C) < C // 2)[None, :]
+        halves = sums_of_columns(b_w, (tl.arange(0, C) < C // 2)[:, None] == in_first)
+        mild = (tl.min(halves) > MILD_HALF) & (tl.min(b_w.to(tl.float32)) > MILD_TOKEN)
+        first = tl.max(tl.where(in_first, halves, -float("inf")), 1)
+        second = tl.max(tl.where(in_first, -float("inf"), halves), 1)
+    return first, second, mild.to(tl.int32)
 
 
 @triton.jit
@@ -347,7 +357,7 @@ def pair_scores(b_q, b_k, b_w, C: tl.constexpr, LEVELS: tl.constexpr, TURNED: tl
     transpose."""
     within_blocks = tl.zeros([C, C], dtype=tl.float32)
     first_level = 0
-    if SCALED:
+    if SCALED and b_w.dtype != tl.float32:  # as in `halves_and_mild`
         read, key, fit = about_blocks(b_w, C)
         if fit:
             q_high, q_low = split(b_q * exp(read))
@@ -485,7 +495,7 @@ def _walk(
         else:
             b_w = load_tile(w, start, end, i_h, i_k, 0, H, K, C, BK)
         if SCALED and not TOTALS:
-            first, second, is_mild = halves_by_product(b_w, C)
+            first, second, is_mild = halves_and_mild(b_w, C)
             total = first + second
             if REVERSE:
                 half = exp(second)

@@ -60,7 +60,7 @@ from ..common.chunks_triton import (
     from_middle,
     half_decays,
     halves,
-    halves_by_product,
+    halves_and_mild,
     kept_state,
     kept_states_shape,
     level_decays,
@@ -91,7 +91,7 @@ def _decides(mild, i, w, start, end, i_h, H: tl.constexpr, K: tl.constexpr, C: t
              MILD: tl.constexpr):  # fmt: skip
     """Whether chunk-and-head i is this launch's, where it is the first: the mild one looks and leaves a flag."""
     if MILD:
-        _, _, found = halves_by_product(load_decays(w, start, end, i_h, 0, H, K, C, BK), C)
+        _, _, found = halves_and_mild(load_decays(w, start, end, i_h, 0, H, K, C, BK), C)
         tl.store(mild + i, found)
     else:
         found = takes(mild, i, 1, MILD)
