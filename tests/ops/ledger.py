@@ -26,8 +26,6 @@ from tests.ops.compiling import Compiled, absent_gpu, compile_for, target
 
 FILE = Path(__file__).parents[2] / "data" / "compiled.json"
 COMMAND = "python -m tests.ops.record_compiled"
-
-
 COLUMNS = tuple(field.name for field in fields(Compiled))
 
 
@@ -69,7 +67,7 @@ def key(launch: Launch, capability: int) -> str:
         text(launch.kernel),
         *(sorted(x.items()) for x in (signature, constants, attributes)),
     ]
-    return _hash("\n".join(map(str, said)))
+    return hashlib.sha256("\n".join(map(str, said)).encode()).hexdigest()[:16]
 
 
 @cache
@@ -99,12 +97,11 @@ class _Reached(DependenciesFinder):
 
 def _words(source: str) -> str:
     """What of it makes code: comments and texts of functions do not, nor do blank lines."""
-    tokens = [x for x in tokenize.generate_tokens(io.StringIO(source).readline)]
-    tokens = [x for x in tokens if x.type not in (tokenize.COMMENT, tokenize.NL)]
-    begins = tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT
-    told = {n for n, x in enumerate(tokens) if x.type == tokenize.STRING and tokens[n - 1].type in begins}
-    return "\n".join(f"{tokenize.tok_name[x.type]} {x.string}" for n, x in enumerate(tokens) if n not in told)
-
-
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    beside_code = tokenize.COMMENT, tokenize.NL
+    between_lines = tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT
+    words, before = [], tokenize.NEWLINE
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in beside_code and not (token.type == tokenize.STRING and before in between_lines):
+            words.append(f"{tokenize.tok_name[token.type]} {token.string}")
+        before = before if token.type in beside_code else token.type
+    return "\n".join(words)

@@ -33,7 +33,7 @@ def record(wanted: Iterable[tuple[Launch, int]], *, anew: bool = False, workers:
     asked.update((ledger.key(*each), each) for each in wanted)
     known = {} if anew else {key: found for key, found in ledger.read().items() if key in asked}
     # The longest first, so that no worker ends long after the others.
-    missing = sorted(asked.keys() - known.keys(), key=lambda key: -tile(asked[key][0]))
+    missing = sorted((key for key in asked if key not in known), key=lambda key: -tile(asked[key][0]))
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as empty, ProcessPoolExecutor(workers, get_context("fork")) as pool:
         running = {pool.submit(compiled, key, empty): key for key in missing}
