@@ -16,11 +16,12 @@ def assert_legible(canvas, least=8.5):
             continue
         assert text.get_fontsize() >= least, f"{words} is small"
         assert -1 <= box.x0 and box.x1 <= width + 1 and -1 <= box.y0 and box.y1 <= height + 1, f"{words} is cut off"
-        for other, beside in boxes:
+        (left, bottom), (right, top) = box.min.tolist(), box.max.tolist()
+        for other, (left_of, bottom_of, right_of, top_of) in boxes:
             # Some of the empty space around letters may be shared.
-            x, y = (min(box.max[n], beside.max[n]) - max(box.min[n], beside.min[n]) for n in (0, 1))
+            x, y = min(right, right_of) - max(left, left_of), min(top, top_of) - max(bottom, bottom_of)
             assert x <= 1 or y <= 3, f"{words} lies over {other}"
-        boxes.append((words, box))
+        boxes.append((words, (left, bottom, right, top)))
 
 
 def _beyond(figure):

@@ -193,14 +193,14 @@ def operators():
 @pytest.mark.parametrize("kernel", ["stream_kernel", "recurrent_kernel"])
 @pytest.mark.parametrize("op", ["rwkv6", "rwkv7", "gsa"])
 def test_a_kernel_of_each_form_compiles_rewritten(op, kernel):
-    from tests.ops.compiling import Launch, instructions, tile
+    from tests.ops.compiling import Launch, compiled_for, ptx, tile
 
     found = [x for c in operators()[op].CONFIGURATIONS.values() for x in c.kernels() if x.kernel.fn.__name__ == kernel]
     launch = min(found, key=lambda x: (len(x.name), tile(x)))  # with fewest switches, since checks take long to compile
     made = compiled.rewritten(launch.kernel)
     seen = made.buffer((4,), torch.device("cpu"))
-    checked = instructions(Launch(made.kernel, (seen, *launch.args), launch.options, launch.row), 90)
-    assert len(checked) > len(instructions(launch, 90))  # the checks are there
+    checked = compiled_for(Launch(made.kernel, (seen, *launch.args), launch.options, launch.row), 90)
+    assert len(ptx(checked)) > len(ptx(compiled_for(launch, 90)))  # the checks are there
 
 
 def test_every_check_knows_its_line():

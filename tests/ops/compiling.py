@@ -4,11 +4,13 @@ Triton asks its driver which device is active and compiles for that. A driver th
 stops after compiling, leave everything else as it is: the launch table, specialisation of arguments, options.
 """
 
+import hashlib
 import math
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -16,24 +18,40 @@ import torch
 from torch import Tensor
 from triton import knobs
 from triton.backends.compiler import GPUTarget
-from triton.compiler.compiler import CompiledKernel, make_backend
+from triton.compiler.compiler import CompiledKernel
 from triton.runtime import driver
 
 from flakit.bench.launches import Launch, watched
 
 
+def target(capability: int) -> GPUTarget:
+    return GPUTarget("cuda", capability, 32)
+
+
 class _AbsentDevice:
-    def __init__(self, capability: int):
-        self.capability = capability
+    def __init__(self, capability: int, name: Hashable):
+        self.capability, self.name = capability, name
 
-    def get_current_device(self) -> int:
-        return self.capability
+    def get_current_device(self) -> Hashable:
+        return self.name
 
-    def get_current_stream(self, device: int) -> int:
+    def get_current_stream(self, device: Hashable) -> int:
         return 0
 
     def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", self.capability, 32)
+        return target(self.capability)
+
+
+@contextmanager
+def absent_gpu(capability: int, name: Hashable = None) -> Iterator[None]:
+    """A GPU of this compute capability is the one in use. name: apart from others; what was compiled for a device,
+    Triton keeps by it."""
+    here = driver._active
+    driver.set_active(_AbsentDevice(capability, name or capability))
+    try:
+        yield
+    finally:
+        driver._active = here
 
 
 def launches(code: Callable[[], object]) -> list[Launch]:
@@ -66,51 +84,43 @@ def tile(launch: Launch) -> int:
 
 
 @dataclass(frozen=True)
-class Resources:
+class Compiled:
+    """What the machine code of a kernel needs, and which code it is."""
+
     registers: int
     spilled: int  # bytes a thread keeps in local memory
     shared: int  # bytes a block
+    instructions: str  # a hash of its PTX, but for the target's name and where each line came from
 
 
-SAME_PTX = {86: 80, 89: 80}
-"""Chips for which Triton writes the same PTX as for another, but for the target's name: a test compares them."""
-
-
-def compile_for(launch: Launch, capability: int) -> Resources:
+def compile_for(launch: Launch, capability: int) -> Compiled:
     """Compile one launch to machine code for a compute capability (80: A100, 90: H100 and H200)."""
-    written_for = SAME_PTX.get(capability, capability)
-    compiled = compiled_for(launch, written_for)
-    cubin = compiled.asm["cubin"]
-    if written_for != capability:
-        ptx = compiled.asm["ptx"].replace(f".target sm_{written_for}", f".target sm_{capability}")
-        backend = make_backend(GPUTarget("cuda", capability, 32))
-        cubin = backend.make_cubin(ptx, {}, compiled.metadata, capability)
-    return _resources(cubin, compiled.metadata.shared)
+    compiled = compiled_for(launch, capability)
+    registers, stack = _usage(compiled.asm["cubin"])
+    instructions = re.sub(rf"(\.target sm_){capability}\b", r"\1", ptx(compiled))
+    return Compiled(registers, stack, compiled.metadata.shared, hashlib.sha256(instructions.encode()).hexdigest()[:16])
 
 
-def instructions(launch: Launch, capability: int) -> str:
+def ptx(compiled: CompiledKernel) -> str:
     """Its PTX without the files and lines that it came from: Triton's cache may have them from another folder."""
-    code = compiled_for(launch, capability).asm["ptx"].partition(".section")[0]
+    code = compiled.asm["ptx"].partition(".section")[0]
     return re.sub(r"^\s*\.(file|loc)\b.*\n", "", code, flags=re.MULTILINE)
 
 
 def compiled_for(launch: Launch, capability: int) -> CompiledKernel:
-    here = driver._active
-    driver.set_active(_AbsentDevice(capability))
-    try:
+    with absent_gpu(capability):
         return launch.kernel.run(*launch.args, grid=(1,), warmup=True, **launch.options)
-    finally:
-        driver._active = here
 
 
-def _resources(cubin: bytes, shared: int) -> Resources:
+def _usage(cubin: bytes) -> tuple[int, int]:
+    """Registers, and bytes in local memory."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
         command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
         usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     registers, stack = (int(re.search(rf"{what}:(\d+)", usage)[1]) for what in ("REG", "STACK"))
-    return Resources(registers, stack, shared)
+    return registers, stack
 
 
 @dataclass(frozen=True)

@@ -20,43 +20,34 @@ Rows = Mapping[str, Tensor]
 State = tuple[Tensor, ...]
 
 
-def rwkv6(x: Rows, state: State, scale: float) -> tuple[Tensor, State]:
-    """o = scale r^T (S + diag(u) k v^T), then S <- diag(e^w) S + k v^T."""
+def rwkv6(x: Rows, state: State) -> tuple[Tensor, State]:
+    """o = r^T (S + diag(u) k v^T), then S <- diag(e^w) S + k v^T."""
     (S,) = state
-    kv = _outer(x["k"], x["v"])
-    o = scale * _read(x["r"], S + x["u"][..., None] * kv)
-    return o, (x["e^w"][..., None] * S + kv,)
+    kv = x["k"] * x["v"]
+    return x["r"] @ (S + x["u"] * kv), (x["e^w"] * S + kv,)
 
 
-def rwkv7(x: Rows, state: State, scale: float) -> tuple[Tensor, State]:
-    """S <- diag(e^w) S + b (a^T S) + k v^T, then o = scale r^T S."""
+def rwkv7(x: Rows, state: State) -> tuple[Tensor, State]:
+    """S <- diag(e^w) S + b (a^T S) + k v^T, then o = r^T S."""
     (S,) = state
-    S = x["e^w"][..., None] * S + _outer(x["b"], _read(x["a"], S)) + _outer(x["k"], x["v"])
-    return scale * _read(x["r"], S), (S,)
+    S = x["e^w"] * S + x["b"] * (x["a"] @ S) + x["k"] * x["v"]
+    return x["r"] @ S, (S,)
 
 
-def gsa(x: Rows, state: State, scale: float) -> tuple[Tensor, State]:
-    """hk <- hk diag(e^g) + k s^T, hv <- diag(e^g) hv + s v^T, then o = softmax(scale q^T hk)^T hv."""
+def gsa(x: Rows, state: State) -> tuple[Tensor, State]:
+    """hk <- hk diag(e^g) + k s^T, hv <- diag(e^g) hv + s v^T, then o = softmax(q^T hk)^T hv."""
     hk, hv = state
-    hk = hk * x["e^g"][..., None, :] + _outer(x["k"], x["s"])
-    hv = hv * x["e^g"][..., None] + _outer(x["s"], x["v"])
+    hk = hk * x["e^g"] + x["k"] * x["s"]
+    hv = hv * x["e^g"].mT + x["s"].mT * x["v"]
     HQ, H = x["q"].shape[1], x["k"].shape[1]
     owner = [head // (HQ // H) for head in range(HQ)]
-    p = torch.softmax(scale * _read(x["q"], hk[:, owner] if HQ > H else hk), -1)
-    return _read(p, hv[:, owner] if HQ > H else hv), (hk, hv)
-
-
-def _outer(x: Tensor, y: Tensor) -> Tensor:
-    """x y^T of every head."""
-    return x[..., None] * y[..., None, :]
-
-
-def _read(x: Tensor, S: Tensor) -> Tensor:
-    """x^T S of every head."""
-    return (x[..., None, :] @ S)[..., 0, :]
+    p = torch.softmax(x["q"] @ (hk[:, owner] if HQ > H else hk), -1)
+    return p @ (hv[:, owner] if HQ > H else hv), (hk, hv)
 
 
 RECURRENCE = {"rwkv6": rwkv6, "rwkv7": rwkv7, "gsa": gsa}
+COLUMNS = {"rwkv6": ("k", "u", "e^w"), "rwkv7": ("k", "b", "e^w"), "gsa": ("k",)}
+"""Vectors that stand upright in these formulas; the others lie."""
 TENSORS = {
     "rwkv6": ("r", "k", "v", "w", "u"),
     "rwkv7": ("r", "w", "k", "v", "a", "b"),
@@ -93,16 +84,17 @@ def outputs(op: str, leaves: Rows, scale: float | None, cu_seqlens: Tensor | Non
     zeros = {x: k.new_zeros(len(runs) if packed else B, H, *shapes[x]) for x in STATES[op]}
     states = [leaves.get(f"initial_{x}", zeros[x]).split(1 if packed else B) for x in STATES[op]]
 
-    decay = "g" if op == "gsa" else "w"
-    rows = {name: x for name, x in leaves.items() if name not in ("u", decay) and not name.startswith("initial")}
-    rows[f"e^{decay}"] = leaves[decay].exp()
+    first, decay = TENSORS[op][0], "g" if op == "gsa" else "w"
+    rows = {name: x for name, x in leaves.items() if name != decay and not name.startswith("initial")}
+    rows |= {f"e^{decay}": leaves[decay].exp(), first: scale * leaves[first]}
+    rows = {name: x[..., None] if name in COLUMNS[op] else x[..., None, :] for name, x in rows.items()}
+    whole = {"u": rows.pop("u")} if op == "rwkv6" else {}
     tokens = {name: x.unbind(1) for name, x in rows.items()}
-    whole = {"u": leaves["u"]} if op == "rwkv6" else {}
 
     def stretch(times, *state):
         o = []
         for t in times:
-            row, state = RECURRENCE[op]({name: x[t] for name, x in tokens.items()} | whole, state, scale)
+            row, state = RECURRENCE[op]({name: x[t] for name, x in tokens.items()} | whole, state)
             o.append(row)
         return o, state
 
@@ -116,7 +108,7 @@ def outputs(op: str, leaves: Rows, scale: float | None, cu_seqlens: Tensor | Non
             o += read
         ended.append(state)
     finals = {f"final_{x}": torch.cat(parts) for x, parts in zip(STATES[op], zip(*ended, strict=True), strict=True)}
-    return {"o": torch.stack(o, 1), **finals}
+    return {"o": torch.stack(o, 1)[..., 0, :], **finals}
 
 
 def _parts(state: Tensor | tuple | None) -> tuple:

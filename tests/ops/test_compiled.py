@@ -1,7 +1,11 @@
-"""Every kernel in every launch configuration, compiled for real GPUs on any machine: shapes, shared memory, spills."""
+"""Every kernel in every launch configuration, compiled for real GPUs on any machine: shapes, shared memory, spills.
+
+What the ledger (ledger.py) has of a kernel as it is now is not compiled again.
+"""
 
 import math
 from collections import defaultdict
+from pathlib import Path
 
 import pytest
 import torch
@@ -25,14 +29,17 @@ if not has_triton() or interpreted():
 import triton
 import triton.language as tl
 
-from tests.ops.compiling import BLOCKS, SAME_PTX, compile_for, described, instructions, launches, tile
+from tests.ops import ledger
+from tests.ops.compiling import BLOCKS, compile_for, described, launches, tile
 from tests.ops.gsa import configurations as gsa
+from tests.ops.ledger import needs
 from tests.ops.rwkv6 import configurations as rwkv6
 from tests.ops.rwkv7 import configurations as rwkv7
 from tests.quick import each_value_once
 
 OPERATORS = {"rwkv6": rwkv6, "rwkv7": rwkv7, "gsa": gsa}
 (FOUND_ON,) = RUN_ON
+PINNED = f"triton=={triton.__version__};" in (Path(__file__).parents[2] / "constraints.txt").read_text()
 
 
 def planned():
@@ -79,7 +86,7 @@ PLANNED = list(planned())
 
 @pytest.mark.parametrize("configuration, launch", PLANNED)
 def test_compiles_and_fits(configuration, launch):
-    used = compile_for(launch, FOUND_ON)
+    used = needs(launch, FOUND_ON)
     assert used.shared <= SHARED_MEMORY[FOUND_ON]
     assert used.spilled <= configuration.most_spilled
 
@@ -96,6 +103,8 @@ def test_no_tile_of_long_chunks_is_narrow(op):
 
 # --- chips that the rows were not found on ---------------------------------------------------------------------------
 
+SAME_PTX = {86: 80, 89: 80}
+"""Chips for which Triton writes the same PTX as for another, but for the target's name: a test compares them."""
 OWN = {chip: rows_for(Chip("absent", chip, shared)) for chip, shared in SHARED_MEMORY.items()}
 LIKE = {chip: like for chip, like in SAME_PTX.items() if OWN[chip] == OWN[like]}
 """Chips that another stands for, since Triton writes the same for both, as a test shows."""
@@ -125,9 +134,9 @@ def _sizes(launch):
 ROWS = {chip: rows(chip) for chip in ELSEWHERE}
 
 
-def needed(launch, chip):
-    """What a launch needs on a chip, which has to be there."""
-    used = compile_for(launch, chip)
+def fits(launch, chip):
+    """What a launch needs on a chip, in words; it has to be there."""
+    used = needs(launch, chip)
     stands_for = [chip, *(other for other, like in LIKE.items() if like == chip)]
     assert used.shared <= min(SHARED_MEMORY[each] for each in stands_for), chip
     assert used.registers * 32 * launch.options["num_warps"] <= 65536, chip  # a multiprocessor's
@@ -146,32 +155,82 @@ def test_only_that_chip_takes_rwkv7s_long_chunks():
 @pytest.mark.full
 @pytest.mark.parametrize("row", TAKEN, ids=" ".join)
 def test_every_row_fits_every_chip(row, record_property):
-    told = [needed(ROWS[chip][row], chip) for chip in ELSEWHERE]
+    told = [fits(ROWS[chip][row], chip) for chip in ELSEWHERE]
     record_property("registers, bytes spilled, shared memory", "; ".join(told))
 
 
+(WIDE,) = (launch for launch in rwkv7.WIDE.kernels() if launch.options["MILD"])
+
+
 @pytest.mark.full
-def test_gradients_of_rwkv7s_wide_heads_fit_every_chip():
+@pytest.mark.parametrize("chip", ELSEWHERE)
+def test_gradients_of_rwkv7s_wide_heads_fit_every_chip(chip):
     """Once a loop over blocks of K kept what each of them uses in shared memory of its own: 120 KB on the mild way."""
-    (launch,) = (x for x in rwkv7.WIDE.kernels() if x.options["MILD"])
-    for chip in ELSEWHERE:
-        needed(launch, chip)
+    fits(WIDE, chip)
+
+
+def of_two_forms(op):
+    """A launch of the output's kernel and one of the stream's."""
+    return [ROWS[80][next(row for row in TABLE if row[0].startswith(f"{op}.{name}"))] for name in ("output", "stream")]
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("kernel", ["output", "stream"])
+@pytest.mark.parametrize("chip, like", SAME_PTX.items())
 @pytest.mark.parametrize("op", OPERATORS)
-def test_of_ampere_and_ada_one_stands_for_the_others(op, kernel):
-    launch = ROWS[80][next(key for key in TABLE if key[0].startswith(f"{op}.{kernel}"))]
-    for chip, like in SAME_PTX.items():
-        target = f".target sm_{like}", f".target sm_{chip}"
-        assert instructions(launch, chip) == instructions(launch, like).replace(*target)
-        needed(launch, chip)
+def test_of_ampere_and_ada_one_stands_for_the_others(op, chip, like):
+    for launch in of_two_forms(op):
+        assert needs(launch, chip).instructions == needs(launch, like).instructions
+        fits(launch, chip)
 
 
 def test_every_row_of_the_launch_table_is_compiled():
     assert {parameters.values[1].row for parameters in PLANNED} == TABLE.keys()
     assert all(found.keys() == TABLE.keys() for found in ROWS.values())
+
+
+# --- the ledger ------------------------------------------------------------------------------------------------------
+
+
+def smallest(op, kernel):
+    of_the_operator = (parameters.values[1] for parameters in PLANNED if parameters.id.startswith(op))
+    return min((x for x in of_the_operator if x.kernel.fn.__name__ == kernel), key=tile)
+
+
+SMALL = [
+    smallest("rwkv6", "scan_kernel"),
+    smallest("rwkv6", "key_grads_kernel"),
+    smallest("rwkv7", "value_grads_kernel"),
+    smallest("rwkv7", "recurrent_grads_kernel"),
+    smallest("gsa", "mild_pass_grads_kernel"),
+]
+
+
+def asked_for():
+    """Every launch that the tests of this file ask for, with its chip: what the ledger has."""
+    yield from ((parameters.values[1], FOUND_ON) for parameters in PLANNED)
+    yield from ((ROWS[chip][row], chip) for row in TAKEN for chip in ELSEWHERE)
+    yield from ((WIDE, chip) for chip in ELSEWHERE)
+    alike = {*SAME_PTX, *SAME_PTX.values()}
+    yield from ((launch, chip) for op in OPERATORS for launch in of_two_forms(op) for chip in alike)
+    yield from ((launch, chip) for launch in SMALL for chip in SHARED_MEMORY)
+
+
+@pytest.mark.parametrize("chip", SHARED_MEMORY)
+@pytest.mark.parametrize("launch", SMALL, ids=lambda launch: launch.name)
+def test_the_ledger_says_what_compiling_says(launch, chip):
+    """Small ones of several kernels, which are always compiled."""
+    compiled = compile_for(launch, chip)
+    assert ledger.read().get(ledger.key(launch, chip), compiled) == compiled
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not PINNED, reason="the ledger is of the Triton that constraints.txt pins")
+def test_the_ledger_has_every_launch_as_it_is_now():
+    """Here alone: whoever is at work on a kernel goes on without, and what the ledger lacks is compiled."""
+    wanted, there = {ledger.key(*each) for each in asked_for()}, ledger.read().keys()
+    if wanted != there:
+        lacks, needless = len(wanted - there), len(there - wanted)
+        pytest.fail(f"it lacks {lacks} launches of {len(wanted)} and has {needless} of others: {ledger.COMMAND}")
 
 
 @triton.jit
