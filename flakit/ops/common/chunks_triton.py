@@ -214,10 +214,18 @@ def half_decays(b_w, C: tl.constexpr):
     return tl.sum(tl.where(first, b_w, 0.0), 0), tl.sum(tl.where(first, 0.0, b_w), 0)
 
 
+SUMMED_BY_PRODUCT = tl.constexpr(LONG_CHUNK_SIZE)
+"""Rows of a chunk whose 16-bit decays are summed by a product, for which no warps have to agree.
+
+In shorter chunks it would be Hopper's own product with an operand narrower than `NARROWEST`. Nor are float32 decays
+summed so: three settings of RWKV6 with them ended in a misaligned address on an H200 (Triton 3.6, data/tuning.md).
+"""
+
+
 @triton.jit
 def whole_decay(b_w, C: tl.constexpr, SCALED: tl.constexpr):
-    """Log decay of all of a chunk's rows, [BK]. Beside 16-bit inputs as in `halves_and_mild`."""
-    if SCALED and b_w.dtype != tl.float32:
+    """Log decay of all of a chunk's rows, [BK]; SCALED: beside 16-bit inputs."""
+    if SCALED and C == SUMMED_BY_PRODUCT and b_w.dtype != tl.float32:
         total = tl.max(sums_of_columns(b_w, tl.full([C, C], 1.0, tl.float32)), 1)
     else:
         first, second = half_decays(b_w, C)
@@ -227,21 +235,17 @@ def whole_decay(b_w, C: tl.constexpr, SCALED: tl.constexpr):
 
 @triton.jit
 def halves_and_mild(b_w, C: tl.constexpr):
-    """`half_decays` of a chunk's rows b_w [C, BK], and whether every decay is mild, 1 or 0.
-
-    16-bit decays are summed by a product, for which no warps have to agree. Float32 ones are not: on an H200 (Triton
-    3.6) three settings of RWKV6 with them ended in a misaligned address (data/tuning.md).
-    """
-    if b_w.dtype == tl.float32:
-        first, second = half_decays(b_w, C)
-        spare = tl.minimum(tl.minimum(first, second) - MILD_HALF, tl.min(b_w, 0) - MILD_TOKEN)
-        mild = tl.min(spare, 0) > 0
-    else:
+    """`half_decays` of a chunk's rows b_w [C, BK], and whether every decay is mild, 1 or 0."""
+    if C == SUMMED_BY_PRODUCT and b_w.dtype != tl.float32:
         in_first = (tl.arange(0, C) < C // 2)[None, :]
         halves = sums_of_columns(b_w, (tl.arange(0, C) < C // 2)[:, None] == in_first)
         mild = (tl.min(halves) > MILD_HALF) & (tl.min(b_w.to(tl.float32)) > MILD_TOKEN)
         first = tl.max(tl.where(in_first, halves, -float("inf")), 1)
         second = tl.max(tl.where(in_first, -float("inf"), halves), 1)
+    else:
+        first, second = half_decays(b_w, C)
+        spare = tl.minimum(tl.minimum(first, second) - MILD_HALF, tl.min(b_w.to(tl.float32), 0) - MILD_TOKEN)
+        mild = tl.min(spare, 0) > 0
     return first, second, mild.to(tl.int32)
 
 
@@ -357,7 +361,7 @@ def pair_scores(b_q, b_k, b_w, C: tl.constexpr, LEVELS: tl.constexpr, TURNED: tl
     transpose."""
     within_blocks = tl.zeros([C, C], dtype=tl.float32)
     first_level = 0
-    if SCALED and b_w.dtype != tl.float32:  # as in `halves_and_mild`
+    if SCALED and b_w.dtype != tl.float32:  # as in `SUMMED_BY_PRODUCT`
         read, key, fit = about_blocks(b_w, C)
         if fit:
             q_high, q_low = split(b_q * exp(read))
