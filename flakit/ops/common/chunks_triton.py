@@ -218,7 +218,7 @@ SUMMED_BY_PRODUCT = tl.constexpr(LONG_CHUNK_SIZE)
 """Rows of a chunk whose 16-bit decays are summed by a product, for which no warps have to agree.
 
 In shorter chunks it would be Hopper's own product with an operand narrower than `NARROWEST`. Nor are float32 decays
-summed so: three settings of RWKV6 with them ended in a misaligned address on an H200 (Triton 3.6, data/tuning.md).
+summed so: a setting of RWKV6 with them ended in a misaligned address on an H200 (Triton 3.6, data/tuning.md).
 """
 
 

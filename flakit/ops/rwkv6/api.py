@@ -9,7 +9,7 @@ from ..common import validation as check
 from ..common.dispatch import autocast, check_chunk_size, choose_backend
 from ..common.registration import Registered
 
-CHUNK_SIZES = (16, 32, 64)
+CHUNK_SIZES = (32, 64)
 """Of the kernels."""
 
 
@@ -62,7 +62,7 @@ def chunk_rwkv6(
             zero hands its initial state on.
         cu_seqlens_cpu: a copy of cu_seqlens on the CPU, whose values are checked without waiting for a GPU.
         chunk_size: tokens a chunk, a power of two up to 256, or None for the backend's own choice. The kernels take the
-            nearest of 16, 32 and 64, 64 only for bfloat16 heads of 33 to 64 channels. It changes
+            nearest of 32 and 64, 64 only for bfloat16 heads of 33 to 64 channels. It changes
             rounding only.
         head_first, reverse: accepted as False only: [B, T, H, ...] is the one layout, and time runs forwards.
         backend: "triton" (default on CUDA; on CPU under TRITON_INTERPRET=1), "torch" (default elsewhere) or

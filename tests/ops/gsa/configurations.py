@@ -45,9 +45,9 @@ CONFIGURATIONS = {
         chunk, bf16, 100, 100, M=40, group=2, packed=True, states=True, only="pass_grads"
     ),
     "f32-K64-V64-M128": Launches(chunk, f32, 64, 64, M=128),
-    "f32-K64-V64-M64-C16": Launches(chunk, f32, 64, 64, M=64, chunk_size=16),
-    "f16-K24-V100-M20-G2-packed-states-C16": Launches(
-        chunk, f16, 24, 100, M=20, group=2, packed=True, states=True, chunk_size=16
+    "f32-K64-V64-M64-C32": Launches(chunk, f32, 64, 64, M=64, chunk_size=32),
+    "f16-K24-V100-M20-G2-packed-states-C32": Launches(
+        chunk, f16, 24, 100, M=20, group=2, packed=True, states=True, chunk_size=32
     ),
     "bf16-T1-H1-K16-V16-M16": Launches(chunk, bf16, 16, 16, M=16, T=1, H=1),
     "bf16-K128-V128-M64-recurrent": Launches(recurrent, bf16, 128, 128, M=64),
