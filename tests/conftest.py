@@ -42,6 +42,17 @@ def pytest_configure(config):
         config.pluginmanager.import_plugin("tests.gpu.report")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    # After an illegal access to a GPU's memory every later call fails in a process. One of xdist's workers ends then:
+    # that test is said to have crashed, and another worker takes those that are left.
+    report = yield
+    if call.excinfo and "CUDA error" in str(call.excinfo.value) and hasattr(item.config, "workerinput"):
+        print(f"{item.nodeid}: {call.excinfo.value}", file=sys.__stderr__, flush=True)
+        os._exit(1)
+    return report
+
+
 @pytest.fixture(autouse=True)
 def interpreter_as_it_was():
     """A command that a test runs in this process may switch Triton's interpreter on: not for the tests after it."""
