@@ -55,6 +55,21 @@ def expect(p, there, N: tl.constexpr):
 
 
 @triton.jit
+def arrived(x):
+    """x, a 16-bit or float32 tile that was loaded, for use from here on.
+
+    Triton puts a change of layout right behind the load of what it changes, and with it a wait. Behind `arrived` it
+    stays: loads that are written before it are under way together.
+    """
+    if not INTERPRETED:
+        if x.dtype == tl.float32:
+            x = tl.inline_asm_elementwise("", "=r,0", [x], dtype=tl.float32, is_pure=False, pack=1)
+        else:
+            x = tl.inline_asm_elementwise("", "=r,0", [x], dtype=x.dtype, is_pure=False, pack=2)
+    return x
+
+
+@triton.jit
 def to_operand(x, PRECISION: tl.constexpr):
     """x as a tensor core will see it: rounded to nearest TF32, where the hardware alone truncates; else unchanged."""
     if PRECISION == "tf32":
@@ -189,6 +204,22 @@ def sums_of_columns(b_w, which):
         high, rest = _cut(b_w.to(tl.float32))
         total = tl.dot(tl.trans(high), which)
         total = tl.dot(tl.trans(to_bfloat16(rest)), which, total)
+    return total
+
+
+@triton.jit
+def sums_along(b_w, which):
+    """As `sums` of the columns of b_w: b_w which."""
+    which = to_bfloat16(which.to(tl.float32))
+    if b_w.dtype == tl.bfloat16:
+        total = tl.dot(b_w, which)
+    else:
+        high, rest = _cut(b_w.to(tl.float32))
+        total = tl.dot(high, which)
+        if b_w.dtype == tl.float32:
+            high, rest = _cut(rest)
+            total = tl.dot(high, which, total)
+        total = tl.dot(to_bfloat16(rest), which, total)
     return total
 
 

@@ -46,11 +46,14 @@ from ..common.chunks_triton import (
     store_state,
 )
 from ..common.launch import ENOUGH, TABLE, cdiv
+from .fused_mild_triton import mild_backward_kernel, mild_forward_kernel, scores_kernel
 
 CHUNK = BLOCK.value
 LEVELS = CHUNK.bit_length() - 1
 CHANNELS = 64
 """Of every tile: what is narrower is padded."""
+SCALES = tl.constexpr(CHANNELS + 1)
+"""Numbers that what is kept of a chunk and head is multiples of: v2's rows and the state, or the state's rows."""
 
 
 @triton.jit
@@ -231,7 +234,7 @@ def _any_grads(b_reads, b_keys, b_w, b_P, b_dw, C: tl.constexpr, LEVELS: tl.cons
 
 @triton.jit
 def forward_kernel(
-    r, w, k, v, a, b, o, states, scales, inverse, mild, first, last, scale, T,
+    r, w, k, v, a, b, o, states, found, scales, inverse, mild, first, last, scale, T,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     LEVELS: tl.constexpr, MILD: tl.constexpr, KEEP: tl.constexpr, HAS_FIRST: tl.constexpr, WANTS_LAST: tl.constexpr,
 ):  # fmt: skip
@@ -274,7 +277,7 @@ def forward_kernel(
         mid, rest = -_row(read, C), _row(read, C - 1)
         b_S *= exp(passing + mid)[:, None]
         if KEEP:
-            store_state(states, scales, i, b_S, 0, 0, K, V, BK, BV, True)
+            store_state(states, scales + i.to(tl.int64) * (SCALES - K), i, b_S, 0, 0, K, V, BK, BV, True)
         r_high, r_low = split(b_reads * exp(read))
         k_high, k_low = split(b_keys * exp(key))
         if MILD:
@@ -284,7 +287,7 @@ def forward_kernel(
         A_high, A_low = split(b_A)
         b_U = _inverse(tl.where(solved, b_A, 0.0), 2 * C, LEVELS)
         if KEEP:
-            tl.store(inverse + i.to(tl.int64) * C * C + o_u[:, None] * C + o_u[None, :], b_U, mask=solved)
+            tl.store(inverse + i.to(tl.int64) * 2 * C * C + o_u[:, None] * C + o_u[None, :], b_U, mask=solved)
         U_high, U_low = split(b_U)
         S_high, S_low = split(b_S)
         b_o = _product(r_high, r_low, S_high, S_low)
@@ -307,7 +310,7 @@ def forward_kernel(
 
 @triton.jit
 def backward_kernel(
-    r, w, k, v, a, b, do, states, scales, inverse, mild, dr, dw, dk, dv, da, db, last, first, scale, T,
+    r, w, k, v, a, b, do, states, found, scales, inverse, mild, dr, dw, dk, dv, da, db, last, first, scale, T,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     LEVELS: tl.constexpr, MILD: tl.constexpr, HAS_LAST: tl.constexpr,
 ):  # fmt: skip
@@ -345,9 +348,9 @@ def backward_kernel(
         b_keys = _load_both(k, b, start, end, i_h, H, K, C, BK)
         b_v = _load_upper(v, start, end, i_h, H, V, C, BV)
         b_do = _load_upper(do, start, end, i_h, H, V, C, BV)
-        b_S, unit = kept_state(states, scales, i, True, 0, 0, K, V, BK, BV, True)
+        b_S, unit = kept_state(states, scales + i.to(tl.int64) * (SCALES - K), i, True, 0, 0, K, V, BK, BV, True)
         b_S = b_S.to(tl.float32) * unit[:, None]
-        b_U = tl.load(inverse + i.to(tl.int64) * C * C + o_u[:, None] * C + o_u[None, :], mask=solved, other=0.0)
+        b_U = tl.load(inverse + i.to(tl.int64) * 2 * C * C + o_u[:, None] * C + o_u[None, :], mask=solved, other=0.0)
         U_high, U_low = split(tl.where(upper & (o_r[:, None] == o_r[None, :]), 1.0, b_U))
         read, key = _factors(b_w, C, MILD)
         mid, rest = -_row(read, C), _row(read, C - 1)
@@ -422,49 +425,59 @@ def takes(r, v, cu_seqlens, chunk_size) -> bool:
 
 def kept_shapes(r, w, k, v, a, b, cu_seqlens, chunk_size) -> tuple[tuple[int, ...], ...]:
     """Shapes of what `forward` keeps for `backward`: the state entering every chunk, 16-bit, two to a number; what its
-    rows are multiples of; each chunk's U; and which heads' sequences are mild."""
+    rows are multiples of; each chunk's scores or U; and which heads' sequences are mild."""
     (B, T, H, K), V = r.shape, v.shape[-1]
     chunks = B * cdiv(T, CHUNK)
-    return (cdiv(chunks * H * K * V, 2),), (chunks, H, K), (chunks, H, CHUNK, CHUNK), (B, H)
+    halves = chunks * H * (K + CHUNK) * V
+    return (cdiv(halves, 2),), (chunks, H, SCALES.value), (chunks, H, 2, CHUNK, CHUNK), (B, H)
 
 
-def _launch(kernel, name, r, v, *given, **switches):
-    """Both ways through all sequences, of which each has its own."""
-    B, T, H, K = r.shape
-    for way in ("mild", "dyadic"):
-        launch = TABLE[f"rwkv7.fused.{name}.{way}", "16-bit"]
-        kernel[(B * H,)](
-            *given, T, H=H, K=K, V=v.shape[-1], C=CHUNK, BK=CHANNELS, BV=CHANNELS, LEVELS=LEVELS,
-            MILD=int(way == "mild"), num_warps=launch.num_warps, num_stages=launch.num_stages, maxnreg=launch.maxnreg,
-            **switches,
-        )  # fmt: skip
+def _states_and_found(kept, r, v):
+    """The states and v2's in a tensor that is kept."""
+    (B, T, H, K), V = r.shape, v.shape[-1]
+    halves = kept.view(torch.float16)
+    return halves, halves[B * cdiv(T, CHUNK) * H * K * V :]
+
+
+def _options(name, r, v):
+    launch = TABLE[f"rwkv7.fused.{name}", "16-bit"]
+    return dict(
+        H=r.shape[2], K=r.shape[3], C=CHUNK, BK=CHANNELS,
+        num_warps=launch.num_warps, num_stages=launch.num_stages, maxnreg=launch.maxnreg,
+    )  # fmt: skip
 
 
 def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep):
     """o, the final state (None unless asked for), and as in `kept_shapes`."""
-    (B, _, H, K), V = r.shape, v.shape[-1]
-    shapes = kept_shapes(r, w, k, v, a, b, cu_seqlens, chunk_size) if keep else [(0,)] * 4
-    states, scales, inverse, _ = (r.new_empty(shape, dtype=torch.float32) for shape in shapes)
-    mild = scales.new_empty(B, H)
-    if scales.numel() * V % 2:
+    (B, T, H, K), V = r.shape, v.shape[-1]
+    shapes = kept_shapes(r, w, k, v, a, b, cu_seqlens, chunk_size)
+    states, scales = (r.new_empty(shape if keep else 0, dtype=torch.float32) for shape in shapes[:2])
+    scores, mild = (r.new_empty(shape, dtype=torch.float32) for shape in shapes[2:])
+    if (K + CHUNK) * V * scales.numel() % 2:
         states[-1:] = 0  # half of it is written, and no output may be left to chance
     o, final_state = torch.empty_like(v), scales.new_empty(B, H, K, V) if output_final_state else None
-    _launch(
-        forward_kernel, "forward", r, v, r, w, k, v, a, b, o, states.view(torch.float16), scales, inverse, mild,
-        initial_state, final_state, scale,
-        KEEP=keep, HAS_FIRST=initial_state is not None, WANTS_LAST=output_final_state,
-    )  # fmt: skip
-    return o, final_state, (states, scales, inverse, mild)
+    written = (*_states_and_found(states, r, v), scales, scores, mild)
+    given = r, w, k, v, a, b, o, *written, initial_state, final_state, scale, T
+    switches = dict(V=V, BV=CHANNELS, KEEP=keep, HAS_FIRST=initial_state is not None, WANTS_LAST=output_final_state)
+    options = _options("scores", r, v)
+    together = options["num_warps"]
+    scores_kernel[(B * cdiv(T, CHUNK * together) * H,)](
+        r, w, k, a, b, scores, scale, T, LEVELS=LEVELS, CHUNKS=together, **options
+    )
+    mild_forward_kernel[(B * H,)](*given, **switches, **_options("forward.mild", r, v))
+    forward_kernel[(B * H,)](*given, LEVELS=LEVELS, MILD=0, **switches, **_options("forward.dyadic", r, v))
+    return o, final_state, (states, scales, scores, mild)
 
 
 def backward(r, w, k, v, a, b, scale, initial_state, cu_seqlens, chunk_size, kept, do, dfinal_state):
     """dr, dw, dk, dv, da, db in their inputs' dtypes and dinitial_state [N, H, K, V] in float32."""
-    states, scales, inverse, mild = kept
-    (B, _, H, K), V = r.shape, v.shape[-1]
+    states, scales, scores, mild = kept
+    (B, T, H, K), V = r.shape, v.shape[-1]
     dr, dw, dk, dv, da, db = (torch.empty_like(x) for x in (r, w, k, v, a, b))
     dinitial_state = scales.new_empty(B, H, K, V)
-    _launch(
-        backward_kernel, "backward", r, v, r, w, k, v, a, b, do, states.view(torch.float16), scales, inverse, mild,
-        dr, dw, dk, dv, da, db, dfinal_state, dinitial_state, scale, HAS_LAST=dfinal_state is not None,
-    )  # fmt: skip
+    read = (*_states_and_found(states, r, v), scales, scores, mild)
+    given = r, w, k, v, a, b, do, *read, dr, dw, dk, dv, da, db, dfinal_state, dinitial_state, scale, T
+    switches = dict(V=V, BV=CHANNELS, HAS_LAST=dfinal_state is not None)
+    mild_backward_kernel[(B * H,)](*given, **switches, **_options("backward.mild", r, v))
+    backward_kernel[(B * H,)](*given, LEVELS=LEVELS, MILD=0, **switches, **_options("backward.dyadic", r, v))
     return dr, dw, dk, dv, da, db, dinitial_state

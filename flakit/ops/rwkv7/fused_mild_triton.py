@@ -1,0 +1,457 @@
+"""draft"""
+
+import triton
+import triton.language as tl
+
+from ..common.blocks_triton import (
+    add_given_by_split,
+    add_product,
+    add_whole_product,
+    arrived,
+    exp,
+    expect,
+    level_pairs,
+    split,
+    sums,
+    sums_along,
+)
+from ..common.chunks_triton import BLOCK_TOKEN, load_tile
+
+BANDS = tl.constexpr(4)
+
+
+@triton.jit
+def _bands(x, N: tl.constexpr = BANDS):
+    """The rows of x in N bands, [N, rows / N, columns]."""
+    return tl.reshape(x, (N, x.shape[0] // N, x.shape[1]))
+
+
+@triton.jit
+def _whole(x):
+    """x [4, N, M] as [4 N, M]."""
+    return tl.reshape(x, (x.shape[0] * x.shape[1], x.shape[2]))
+
+
+@triton.jit
+def _each(x, N: tl.constexpr = BANDS):
+    """x for each of N bands, [N, rows, columns]."""
+    return tl.broadcast_to(x[None, :, :], (N, x.shape[0], x.shape[1]))
+
+
+@triton.jit
+def _turned(x):
+    return tl.permute(x, (0, 2, 1))
+
+
+@triton.jit
+def _halves(x):
+    """The left half and the right half of the columns of x [4, N, 2 C]."""
+    C: tl.constexpr = x.shape[2] // 2
+    return tl.split(tl.permute(tl.reshape(x, (x.shape[0], x.shape[1], 2, C)), (0, 1, 3, 2)))
+
+
+@triton.jit
+def _twice(x):
+    """The columns of x [4, N, C], and once more, [4, N, 2 C]."""
+    x = tl.reshape(x, (x.shape[0], x.shape[1], 1, x.shape[2]))
+    x = tl.broadcast_to(x, (x.shape[0], x.shape[1], 2, x.shape[3]))
+    return tl.reshape(x, (x.shape[0], x.shape[1], 2 * x.shape[3]))
+
+
+@triton.jit
+def _given(x):
+    """A tile as it was given as two parts, as `split` makes them."""
+    if x.dtype == tl.bfloat16:
+        high, low = x, tl.zeros_like(x)
+    else:
+        high, low = split(x)
+    return high, low
+
+
+@triton.jit
+def _product(a_high, a_low, b_high, b_low):
+    return tl.dot(a_high, b_high) + tl.dot(a_low, b_high, tl.dot(a_high, b_low))
+
+
+@triton.jit
+def _by_turned(a_high, a_low, b_high, b_low):
+    """a b^T of split operands."""
+    return _product(a_high, a_low, _turned(b_high), _turned(b_low))
+
+
+@triton.jit
+def _over_pairs(x):
+    """x [N, C, C], each of its blocks of 2 x 2 filled with their sum."""
+    N: tl.constexpr = x.shape[0]
+    C: tl.constexpr = x.shape[1]
+    x = tl.sum(tl.sum(tl.reshape(x, (N, C // 2, 2, C // 2, 2)), 4), 2)
+    return tl.reshape(tl.broadcast_to(x[:, :, None, :, None], (N, C // 2, 2, C // 2, 2)), (N, C, C))
+
+
+@triton.jit
+def _inverse(b_A, C: tl.constexpr, LEVELS: tl.constexpr):
+    """(I - A)^{-1} and its transpose of strictly lower triangular matrices A [N, C, C]."""
+    o_c = tl.arange(0, C)
+    eye = tl.where(o_c[:, None] == o_c[None, :], 1.0, 0.0)[None, :, :]
+    pairs = level_pairs(1, C)
+    x = tl.where(pairs[None, :, :], b_A, 0.0)
+    b_U, b_X = eye + x, eye + tl.where(tl.trans(pairs)[None, :, :], _over_pairs(x), 0.0)
+    for level in tl.static_range(1, LEVELS):
+        A_high, A_low = split(tl.where(level_pairs(1 << level, C)[None, :, :], b_A, 0.0))
+        U_high, U_low = split(b_U)
+        X_high, X_low = split(b_X)
+        y_high, y_low = split(_by_turned(X_high, X_low, A_high, A_low))
+        b_U = add_product(b_U, U_high, U_low, _turned(y_high), _turned(y_low))
+        b_X = add_product(b_X, y_high, y_low, _turned(U_high), _turned(U_low))
+    return b_U, b_X
+
+
+@triton.jit
+def scores_kernel(
+    r, w, k, a, b, scores, scale, T,
+    H: tl.constexpr, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, LEVELS: tl.constexpr,
+    CHUNKS: tl.constexpr,
+):  # fmt: skip
+    """Of four chunks of a head, a warp's each: A_rk, A_ak, A_rb U and U."""
+    i_g, i_h = tl.program_id(0) // H, tl.program_id(0) % H
+    chunks = tl.cdiv(T, C)
+    groups = tl.cdiv(chunks, CHUNKS)
+    i_n = i_g // groups
+    i_c = i_g % groups * CHUNKS
+    start = i_n.to(tl.int64) * T + i_c * C
+    end = (i_n + 1).to(tl.int64) * T
+    o_c, o_b = tl.arange(0, C), tl.arange(0, CHUNKS)
+    i, j = o_c[:, None], o_c[None, :]
+    N: tl.constexpr = C * CHUNKS
+    b_w = load_tile(w, start, end, i_h, 0, 0, H, K, N, BK)
+    b_r = load_tile(r, start, end, i_h, 0, 0, H, K, N, BK)
+    b_a = load_tile(a, start, end, i_h, 0, 0, H, K, N, BK)
+    b_k = load_tile(k, start, end, i_h, 0, 0, H, K, N, BK)
+    b_b = load_tile(b, start, end, i_h, 0, 0, H, K, N, BK)
+    b_w, b_r, b_a, b_k, b_b = arrived(b_w), arrived(b_r), arrived(b_a), arrived(b_k), arrived(b_b)
+    b_w = _bands(tl.where(b_w <= BLOCK_TOKEN, 0.0, b_w).to(b_w.dtype), CHUNKS)
+    half = (j < C // 2).to(tl.float32)
+    upto = sums(_each((j <= i).to(tl.float32) - half, CHUNKS), b_w)
+    before = sums(_each((j < i).to(tl.float32) - half, CHUNKS), b_w)
+    key = exp(-upto)
+    r_high, r_low = split(_bands(b_r, CHUNKS).to(tl.float32) * (exp(upto) * scale))
+    a_high, a_low = split(_bands(b_a, CHUNKS).to(tl.float32) * exp(before))
+    k_high, k_low = split(_bands(b_k, CHUNKS).to(tl.float32) * key)
+    b_high, b_low = split(_bands(b_b, CHUNKS).to(tl.float32) * key)
+    b_U, b_X = _inverse(tl.where((i > j)[None, :, :], _by_turned(a_high, a_low, b_high, b_low), 0.0), C, LEVELS)
+    A_high, A_low = split(tl.where((i >= j)[None, :, :], _by_turned(r_high, r_low, b_high, b_low), 0.0))
+    X_high, X_low = split(b_X)
+    at = ((i_n * chunks + i_c + o_b) * H + i_h).to(tl.int64)[:, None, None]
+    p, turned = scores + at * (2 * C * C) + (i * C + j)[None, :, :], scores + at * (2 * C * C) + (j * C + i)[None, :, :]
+    there = (i_c + o_b < chunks)[:, None, None]
+    upto, later = there & (i >= j)[None, :, :], there & (i > j)[None, :, :]
+    tl.store(turned, _by_turned(r_high, r_low, k_high, k_low), mask=upto)
+    tl.store(p, _by_turned(a_high, a_low, k_high, k_low), mask=later)
+    tl.store(turned + C * C, _by_turned(A_high, A_low, X_high, X_low), mask=upto)
+    tl.store(p + C * C, b_U, mask=later)
+
+
+@triton.jit
+def _load(x, start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
+    """A chunk's rows, turned, [BD, C]."""
+    o_c, o_d = tl.arange(0, C), tl.arange(0, BD)
+    m = (o_d < D)[:, None] & (o_c < end - start)[None, :]
+    return tl.load(x + (start * H + i_h) * D + o_d[:, None] + o_c[None, :] * (H * D), mask=m, other=0.0)
+
+
+@triton.jit
+def _pair(start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
+    """Offsets and mask of a chunk's rows, turned, and once more, [BD, 2 C]; which are the first, [1, 2 C]."""
+    o_r, o_d = tl.arange(0, 2 * C), tl.arange(0, BD)
+    o_c = o_r % C
+    m = (o_d < D)[:, None] & (o_c < end - start)[None, :]
+    return (start * H + i_h) * D + o_d[:, None] + o_c[None, :] * (H * D), m, (o_r < C)[None, :]
+
+
+@triton.jit
+def _load_pair(x, y, start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
+    """Rows of x, turned, beside those of y, [BD, 2 C]."""
+    o, m, left = _pair(start, end, i_h, H, D, C, BD)
+    if x.dtype == y.dtype:
+        b_x = tl.load(tl.where(left, x, y) + o, mask=m, other=0.0)
+    else:
+        b_x = tl.load(x + o, mask=m & left, other=0.0).to(tl.float32)
+        b_x += tl.load(y + o, mask=m & (left == 0), other=0.0).to(tl.float32)
+    return b_x
+
+
+@triton.jit
+def _store_pair(p, q, x, start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
+    """The left half of x [4, BD / 4, 2 C], turned, to p, the right half to q."""
+    o, m, left = _pair(start, end, i_h, H, D, C, BD)
+    x = _whole(x)
+    if p.dtype == q.dtype:
+        tl.store(tl.where(left, p, q) + o, x.to(p.dtype.element_ty), mask=m)
+    else:
+        tl.store(p + o, x.to(p.dtype.element_ty), mask=m & left)
+        tl.store(q + o, x.to(q.dtype.element_ty), mask=m & (left == 0))
+
+
+@triton.jit
+def _store(p, x, start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
+    """x [4, BD / 4, C], turned."""
+    o_c, o_d = tl.arange(0, C), tl.arange(0, BD)
+    m = (o_d < D)[:, None] & (o_c < end - start)[None, :]
+    p = p + (start * H + i_h) * D + o_d[:, None] + o_c[None, :] * (H * D)
+    tl.store(p, _whole(x).to(p.dtype.element_ty), mask=m)
+
+
+@triton.jit
+def _load_scores(p, there, C: tl.constexpr):
+    """The turned scores that lie at p, [C, 2 C]: what is above its diagonal, which belongs to it, beside what is
+    below, turned."""
+    o_r, o_c = tl.arange(0, 2 * C), tl.arange(0, C)[:, None]
+    left, i = (o_r < C)[None, :], (o_r % C)[None, :]
+    m = tl.where(left, i >= o_c, i > o_c)
+    return tl.load(p + tl.where(left, o_c * C + i, i * C + o_c), mask=m & there, other=0.0)
+
+
+@triton.jit
+def _load_scores_turned(p, C: tl.constexpr):
+    """`_load_scores`, turned, [2 C, C]."""
+    o_r, j = tl.arange(0, 2 * C)[:, None], tl.arange(0, C)[None, :]
+    i = o_r % C
+    m = tl.where(o_r < C, i >= j, i > j)
+    return tl.load(p + tl.where(o_r < C, j * C + i, i * C + j), mask=m, other=0.0)
+
+
+@triton.jit
+def _load_beside(p, by_row: tl.constexpr, by_column: tl.constexpr, RIGHT: tl.constexpr, C: tl.constexpr):
+    """Scores beside ones on the diagonal of the left half, or RIGHT: inverse"""
+    o_r, i = tl.arange(0, 2 * C)[None, :], tl.arange(0, C)[:, None]
+    j = o_r - C
+    if RIGHT:
+        m, ones = (j >= 0) & (i > j), i == j
+    else:
+        m, ones = (j >= 0) & (i >= j), i == o_r
+    return tl.load(p + i * by_row + j * by_column, mask=m, other=0.0) + tl.where(ones, 1.0, 0.0)
+
+
+@triton.jit
+def _factors(b_w, C: tl.constexpr):
+    """Log decays of reads, r's beside a's, and of keys, from the middle of the chunk, [4, BK / 4, 2 C] each."""
+    o_c, o_r = tl.arange(0, C)[:, None], tl.arange(0, 2 * C)
+    half, i = (o_c < C // 2).to(tl.float32), (o_r % C)[None, :]
+    upto = (o_c <= i).to(tl.float32)
+    of_read = tl.where((o_r < C)[None, :], upto, (o_c < i).to(tl.float32)) - half
+    return sums_along(b_w, _each(of_read)), sums_along(b_w, _each(half - upto))
+
+
+@triton.jit
+def _expect_rows(r, w, k, v, a, b, do, start, end, i_h, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+                 C: tl.constexpr):  # fmt: skip
+    """As `expect`, of a chunk's rows of seven tensors, each of which is one line of a cache."""
+    o = tl.arange(0, 8 * C)
+    which, o_c = o // C, o % C
+    of_k = tl.where(which == 0, r.to(tl.int64), tl.where(which == 1, k.to(tl.int64), tl.where(which == 2, a.to(tl.int64), b.to(tl.int64))))
+    of_v = tl.where(which == 4, v.to(tl.int64), do.to(tl.int64))
+    row = (start + o_c) * H + i_h
+    p = tl.where(which < 4, of_k + row * (2 * K), of_v + row * (2 * V))
+    W: tl.constexpr = w.dtype.element_ty.primitive_bitwidth // 8
+    p = tl.where(which == 6, w.to(tl.int64) + row * (W * K), p)
+    expect(p.to(tl.pointer_type(tl.float16)), (o_c < end - start) & (which < 7), 1)
+
+
+@triton.jit
+def _column(x, at: tl.constexpr):
+    """Column `at` of x [4, N, M], [4 N]."""
+    x = tl.sum(tl.where((tl.arange(0, x.shape[2]) == at)[None, None, :], x, 0.0), 2)
+    return tl.reshape(x, (x.shape[0] * x.shape[1],))
+
+
+@triton.jit
+def _scale(largest):
+    """The power of two not above what is largest, as a factor that takes it away, and itself."""
+    exponent = largest.to(tl.int32, bitcast=True) & 0x7F800000
+    exponent = tl.minimum(tl.maximum(exponent, 0x04000000), 0x7B000000)  # so that its reciprocal is a number too
+    return (0x7F000000 - exponent).to(tl.float32, bitcast=True), exponent.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def mild_forward_kernel(
+    r, w, k, v, a, b, o, states, found, units, scores, mild, first, last, scale, T,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    KEEP: tl.constexpr, HAS_FIRST: tl.constexpr, WANTS_LAST: tl.constexpr,
+):  # fmt: skip
+    """draft"""
+    i_nh = tl.program_id(0)
+    i_n, i_h = i_nh // H, i_nh % H
+    chunks = tl.cdiv(T, C)
+    begin = i_n.to(tl.int64) * T
+    end = begin + T
+    o_r, o_k, o_v = tl.arange(0, 2 * C), tl.arange(0, BK), tl.arange(0, BV)
+    left = (o_r < C)[None, None, :]
+    m_S = (o_v < V)[:, None] & (o_k < K)[None, :]
+    b_S = tl.zeros([BV, BK], dtype=tl.float32)
+    if HAS_FIRST:
+        p_first = first + i_nh.to(tl.int64) * K * V + o_k[None, :] * V + o_v[:, None]
+        b_S += tl.load(p_first, mask=m_S, other=0.0)
+    b_S = _bands(b_S)
+    passing = tl.zeros([BK], dtype=tl.float32)
+    lowest = tl.zeros([BK, C], dtype=tl.float32)
+    p_A = scores + (i_n * chunks * H + i_h).to(tl.int64) * (2 * C * C)
+    w_next = _load(w, begin, end, i_h, H, K, C, BK)
+    R_next = _load_pair(r, a, begin, end, i_h, H, K, C, BK)
+    E_next = _load_pair(k, b, begin, end, i_h, H, K, C, BK)
+    v_next = _load(v, begin, end, i_h, H, V, C, BV)
+    A_next = _load_scores(p_A, True, C)
+    U_next = _load_scores(p_A + C * C, True, C)
+    for i_c in range(0, chunks):
+        start = begin + i_c * C
+        i = (i_n * chunks + i_c) * H + i_h
+        b_w, b_R, b_E, b_v, b_A, b_U = w_next, R_next, E_next, v_next, A_next, U_next
+        more = i_c + 1 < chunks
+        stop = tl.where(more, end, start + C)
+        w_next = _load(w, start + C, stop, i_h, H, K, C, BK)
+        R_next = _load_pair(r, a, start + C, stop, i_h, H, K, C, BK)
+        E_next = _load_pair(k, b, start + C, stop, i_h, H, K, C, BK)
+        v_next = _load(v, start + C, stop, i_h, H, V, C, BV)
+        p_A += H * 2 * C * C
+        A_next = _load_scores(p_A, more, C)
+        U_next = _load_scores(p_A + C * C, more, C)
+        lowest = tl.minimum(lowest, b_w.to(tl.float32))
+        b_w = tl.where(b_w <= BLOCK_TOKEN, 0.0, b_w).to(b_w.dtype)  # wrong, but finite, and written again
+        read, key = _factors(_bands(b_w), C)
+        mid, rest = -_column(read, C), _column(read, C - 1)
+        R_high, R_low = split(_whole(_bands(b_R).to(tl.float32) * (exp(read) * tl.where(left, scale, 1.0))))
+        E_high, E_low = split(_whole(_bands(b_E).to(tl.float32) * exp(key)))
+        b_S *= exp(passing)[None, None, :]
+        if KEEP:
+            over, unit = _scale(tl.max(tl.reshape(tl.abs(b_S), (BV * BK,)), 0, keep_dims=True))
+            p_S = states + i.to(tl.int64) * K * V + o_k[None, :] + o_v[:, None] * K
+            tl.store(p_S, _whole((b_S * over[None, None, :]).to(tl.float16)), mask=m_S)
+            tl.store(units + i.to(tl.int64) * (BV + 1) + BV + tl.zeros([1], tl.int32), unit)
+        b_S *= exp(mid)[None, None, :]
+        S_high, S_low = split(b_S)
+        A_high, A_low = split(b_A)
+        U_high, U_low = split(b_U + tl.where((o_r - C)[None, :] == tl.arange(0, C)[:, None], 1.0, 0.0))
+        b_v = _bands(b_v)
+        b_x = _product(S_high, S_low, _each(R_high), _each(R_low))
+        b_x = add_given_by_split(b_x, b_v, _each(A_high), _each(A_low))
+        x_high, x_low = split(_halves(b_x)[1])
+        b_f = _product(x_high, x_low, _each(U_high), _each(U_low))
+        _store(o, _halves(b_x + b_f)[0], start, end, i_h, H, V, C, BV)
+        if KEEP:
+            b_x = _halves(b_f)[1]
+            over, unit = _scale(tl.max(tl.abs(b_x), 2))
+            p_f = found + i.to(tl.int64) * C * V + o_v[:, None] + tl.arange(0, C)[None, :] * V
+            tl.store(p_f, _whole((b_x * over[:, :, None]).to(tl.float16)), mask=(o_v < V)[:, None] & (tl.arange(0, C) < C)[None, :])
+            tl.store(units + i.to(tl.int64) * (BV + 1) + o_v, tl.reshape(unit, (BV,)))
+        v_high, v_low = _given(b_v)
+        f_high, f_low = split(b_f)
+        f_high, f_low = tl.where(left, _twice(v_high), f_high), tl.where(left, _twice(v_low), f_low)
+        b_S = add_product(b_S, f_high, f_low, _each(tl.trans(E_high)), _each(tl.trans(E_low)))
+        passing = rest
+    tl.store(mild + i_nh, (tl.min(lowest) > BLOCK_TOKEN).to(tl.float32))
+    if WANTS_LAST:
+        b_S *= exp(passing)[None, None, :]
+        p_last = last + i_nh.to(tl.int64) * K * V + o_k[None, :] * V + o_v[:, None]
+        tl.store(p_last, _whole(b_S), mask=m_S)
+
+
+@triton.jit
+def mild_backward_kernel(
+    r, w, k, v, a, b, do, states, found, units, scores, mild, dr, dw, dk, dv, da, db, last, first, scale, T,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    HAS_LAST: tl.constexpr,
+):  # fmt: skip
+    """draft"""
+    i_nh = tl.program_id(0)
+    if tl.load(mild + i_nh) == 0:
+        return
+    i_n, i_h = i_nh // H, i_nh % H
+    chunks = tl.cdiv(T, C)
+    begin = i_n.to(tl.int64) * T
+    end = begin + T
+    o_c, o_r, o_k, o_v = tl.arange(0, C), tl.arange(0, 2 * C), tl.arange(0, BK), tl.arange(0, BV)
+    left = (o_r < C)[None, None, :]
+    by_scale = tl.where(left, scale, 1.0)
+    ahead = (o_r % C)[:, None] - (o_r % C)[None, :]
+    seen = (ahead > 0) | ((ahead == 0) & (o_r < C)[:, None])
+    m_S = (o_v < V)[:, None] & (o_k < K)[None, :]
+    b_D = tl.zeros([BV, BK], dtype=tl.float32)
+    if HAS_LAST:
+        p_D = last + i_nh.to(tl.int64) * K * V + o_k[None, :] * V + o_v[:, None]
+        b_D += tl.load(p_D, mask=m_S, other=0.0)
+    b_D = _bands(b_D)
+    passing = tl.zeros([BK], dtype=tl.float32)
+    for n in range(0, chunks):
+        i_c = chunks - 1 - n
+        start = begin + i_c * C
+        i = ((i_n * chunks + i_c) * H + i_h).to(tl.int64)
+        b_w = _load(w, start, end, i_h, H, K, C, BK)
+        b_R = _load_pair(r, a, start, end, i_h, H, K, C, BK)
+        b_E = _load_pair(k, b, start, end, i_h, H, K, C, BK)
+        b_v = _load(v, start, end, i_h, H, V, C, BV)
+        b_do = _load(do, start, end, i_h, H, V, C, BV)
+        p_f = found + i * C * V + o_v[:, None] + o_c[None, :] * V
+        b_f = tl.load(p_f, mask=(o_v < V)[:, None] & (o_c < C)[None, :], other=0.0)
+        S_unit = tl.load(units + i * (BV + 1) + BV + tl.zeros([BK], tl.int32))
+        f_unit = tl.load(units + i * (BV + 1) + o_v)
+        p_A = scores + i * (2 * C * C)
+        there = (o_v < V) & (n + 1 < chunks)
+        _expect_rows(r, w, k, v, a, b, do, start - C, tl.where(n + 1 < chunks, start, start - C), i_h, H, K, V, C)
+        expect(states + (i - H) * K * V + o_v * K, there, 1)
+        expect(p_A - H * 2 * C * C + o_c * 32, n + 1 < chunks, 1)
+
+        b_w, b_R, b_E = arrived(b_w), arrived(b_R), arrived(b_E)
+        b_v, b_do, b_f = _bands(arrived(b_v)), _bands(arrived(b_do)), _bands(arrived(b_f))
+        read, key = _factors(_bands(b_w), C)
+        mid, rest = -_column(read, C), _column(read, C - 1)
+        read, key = exp(read), exp(key)
+        R_high, R_low = split(_bands(b_R).to(tl.float32) * (read * by_scale))
+        E_high, E_low = split(_bands(b_E).to(tl.float32) * key)
+
+        # Rows of channels of v: F = [v; v2], G = [do; y], dv.
+        b_F = tl.dot(b_f, _each(o_c[:, None] + C == o_r[None, :]).to(b_f.dtype))
+        b_F = tl.dot(b_v, _each(o_c[:, None] == o_r[None, :]).to(b_v.dtype)) + b_F * tl.reshape(f_unit, (BANDS, BV // BANDS))[:, :, None]
+        F_high, F_low = split(b_F)
+        b_D *= exp(passing + rest)[None, None, :]
+        D_high, D_low = split(b_D)
+        b_x, b_y = _halves(_product(D_high, D_low, _each(_whole(E_high)), _each(_whole(E_low))))
+        A_high, A_low = split(_load_beside(p_A + C * C, 1, C, 0, C))
+        U_high, U_low = split(_load_beside(p_A + C * C, C, 1, 1, C))
+        x_high, x_low = split(b_y)
+        b_G = add_given_by_split(_product(x_high, x_low, _each(U_high), _each(U_low)), b_do, _each(A_high), _each(A_low))
+        G_high, G_low = split(b_G)
+        A_high, A_low = split(_load_scores_turned(p_A, C))
+        b_x = add_product(b_x, G_high, G_low, _each(A_high), _each(A_low))
+        _store(dv, b_x, start, end, i_h, H, V, C, BV)
+
+        # Rows of channels of k.
+        g_high, g_low, f_high, f_low = _whole(G_high), _whole(G_low), _whole(F_high), _whole(F_low)
+        b_P = add_product(tl.zeros([2 * C, 2 * C], tl.float32), tl.trans(g_high), tl.trans(g_low), f_high, f_low)
+        P_high, P_low = split(tl.where(seen, b_P, 0.0))
+        b_S = tl.load(states + i * K * V + o_k[:, None] + o_v[None, :] * K, mask=tl.trans(m_S), other=0.0)
+        b_S = _bands(b_S.to(tl.float32) * (exp(mid) * S_unit)[:, None])
+        S_high, S_low = split(b_S)
+        x_reads = _product(S_high, S_low, _each(g_high), _each(g_low))
+        d_reads = add_whole_product(x_reads, E_high, E_low, _each(tl.trans(P_high)), _each(tl.trans(P_low)))
+        D_high, D_low = _bands(tl.trans(_whole(D_high))), _bands(tl.trans(_whole(D_low)))
+        b_SD = _by_turned(S_high, S_low, D_high, D_low)
+        b_SD = tl.sum(tl.where(o_c[:, None] == o_c[None, :], b_SD, 0.0), 2)
+        x_keys = _product(D_high, D_low, _each(f_high), _each(f_low))
+        d_keys = add_whole_product(tl.zeros_like(x_keys), R_high, R_low, _each(P_high), _each(P_low))
+        of_reads = (R_high.to(tl.float32) + R_low.to(tl.float32)) * d_reads
+        keys = E_high.to(tl.float32) + E_low.to(tl.float32)
+        of_r, of_a = _halves(of_reads)
+        of_k, of_b = _halves(keys * d_keys)
+        by_k, by_b = _halves(keys * x_keys)
+        later = (o_c[:, None] >= o_c[None, :]).to(tl.float32)
+        b_dw = sums_along((of_r - of_k) + (of_a - of_b), _each(later))
+        b_dw += sums_along(by_k + by_b, _each(1.0 - later))
+        b_dw += b_SD[:, :, None] - of_a  # a has not passed its own token's decay
+        b_dw = tl.where((o_c == 0)[None, None, :] & tl.reshape(S_unit < 2.0**-118, (BANDS, BK // BANDS))[:, :, None], 0.0, b_dw)  # no state: as `is_zero`
+        _store(dw, b_dw, start, end, i_h, H, K, C, BK)
+        _store_pair(dr, da, d_reads * (read * by_scale), start, end, i_h, H, K, C, BK)
+        _store_pair(dk, db, (d_keys + x_keys) * key, start, end, i_h, H, K, C, BK)
+        b_D = add_product(b_D, G_high, G_low, _each(tl.trans(_whole(R_high))), _each(tl.trans(_whole(R_low))))
+        passing = mid
+    b_D *= exp(passing)[None, None, :]
+    p_D = first + i_nh.to(tl.int64) * K * V + o_k[None, :] * V + o_v[:, None]
+    tl.store(p_D, _whole(b_D), mask=m_S)
