@@ -208,15 +208,15 @@ def sums_of_columns(b_w, which):
 
 
 @triton.jit
-def sums_along(b_w, which):
-    """As `sums` of the columns of b_w: b_w which."""
+def sums_along(b_w, which, WHOLE: tl.constexpr = True):
+    """As `sums` of the columns of b_w: b_w which. Of float32 two parts are taken, or WHOLE all three."""
     which = to_bfloat16(which.to(tl.float32))
     if b_w.dtype == tl.bfloat16:
         total = tl.dot(b_w, which)
     else:
         high, rest = _cut(b_w.to(tl.float32))
         total = tl.dot(high, which)
-        if b_w.dtype == tl.float32:
+        if WHOLE and b_w.dtype == tl.float32:
             high, rest = _cut(rest)
             total = tl.dot(high, which, total)
         total = tl.dot(to_bfloat16(rest), which, total)

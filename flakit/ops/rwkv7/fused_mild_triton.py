@@ -70,7 +70,8 @@ def _given(x):
 
 @triton.jit
 def _product(a_high, a_low, b_high, b_low):
-    return tl.dot(a_high, b_high) + tl.dot(a_low, b_high, tl.dot(a_high, b_low))
+    acc = tl.zeros([a_high.shape[0], a_high.shape[1], b_high.shape[2]], dtype=tl.float32)
+    return add_product(acc, a_high, a_low, b_high, b_low)
 
 
 @triton.jit
@@ -141,14 +142,14 @@ def scores_kernel(
     b_U, b_X = _inverse(tl.where((i > j)[None, :, :], _by_turned(a_high, a_low, b_high, b_low), 0.0), C, LEVELS)
     A_high, A_low = split(tl.where((i >= j)[None, :, :], _by_turned(r_high, r_low, b_high, b_low), 0.0))
     X_high, X_low = split(b_X)
+    upper = (i <= j)[None, :, :]
+    first = tl.where(upper, _turned(_by_turned(r_high, r_low, k_high, k_low)), _by_turned(a_high, a_low, k_high, k_low))
+    second = tl.where(upper, _turned(_by_turned(A_high, A_low, X_high, X_low)), b_U)
     at = ((i_n * chunks + i_c + o_b) * H + i_h).to(tl.int64)[:, None, None]
-    p, turned = scores + at * (2 * C * C) + (i * C + j)[None, :, :], scores + at * (2 * C * C) + (j * C + i)[None, :, :]
+    p = scores + at * (2 * C * C) + (i * C + j)[None, :, :]
     there = (i_c + o_b < chunks)[:, None, None]
-    upto, later = there & (i >= j)[None, :, :], there & (i > j)[None, :, :]
-    tl.store(turned, _by_turned(r_high, r_low, k_high, k_low), mask=upto)
-    tl.store(p, _by_turned(a_high, a_low, k_high, k_low), mask=later)
-    tl.store(turned + C * C, _by_turned(A_high, A_low, X_high, X_low), mask=upto)
-    tl.store(p + C * C, b_U, mask=later)
+    tl.store(p, first, mask=there)
+    tl.store(p + C * C, second, mask=there)
 
 
 @triton.jit
@@ -225,11 +226,20 @@ def _load_beside(p, by_row: tl.constexpr, by_column: tl.constexpr, RIGHT: tl.con
     """Scores beside ones on the diagonal of the left half, or RIGHT: inverse"""
     o_r, i = tl.arange(0, 2 * C)[None, :], tl.arange(0, C)[:, None]
     j = o_r - C
-    if RIGHT:
-        m, ones = (j >= 0) & (i > j), i == j
-    else:
-        m, ones = (j >= 0) & (i >= j), i == o_r
-    return tl.load(p + i * by_row + j * by_column, mask=m, other=0.0) + tl.where(ones, 1.0, 0.0)
+    m = (j >= 0) & ((i > j) if RIGHT else (i >= j))
+    return tl.load(p + i * by_row + j * by_column, mask=m, other=0.0)
+
+
+GONE = tl.constexpr(-120.0)
+"""A decay of which nothing is left in float32."""
+
+
+@triton.jit
+def _decays(b_w, C: tl.constexpr):
+    """Log decays of reads, r's beside a's, from the chunk's beginning, and of keys to its end, [4, BK / 4, 2 C] each."""
+    o_c, o_r = tl.arange(0, C)[:, None], tl.arange(0, 2 * C)
+    i = (o_r % C)[None, :]
+    return sums_along(b_w, _each(o_c < i + (o_r < C)[None, :])), sums_along(b_w, _each(o_c > i))
 
 
 @triton.jit
@@ -243,18 +253,17 @@ def _factors(b_w, C: tl.constexpr):
 
 
 @triton.jit
-def _expect_rows(r, w, k, v, a, b, do, start, end, i_h, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
-                 C: tl.constexpr):  # fmt: skip
-    """As `expect`, of a chunk's rows of seven tensors, each of which is one line of a cache."""
+def _rows_ahead(r, w, k, v, a, b, do, start, i_h, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr):
+    """Addresses of a chunk's rows of seven tensors, as far as it is from them to the chunk before, and which are any."""
     o = tl.arange(0, 8 * C)
-    which, o_c = o // C, o % C
-    of_k = tl.where(which == 0, r.to(tl.int64), tl.where(which == 1, k.to(tl.int64), tl.where(which == 2, a.to(tl.int64), b.to(tl.int64))))
-    of_v = tl.where(which == 4, v.to(tl.int64), do.to(tl.int64))
-    row = (start + o_c) * H + i_h
-    p = tl.where(which < 4, of_k + row * (2 * K), of_v + row * (2 * V))
+    which, row = o // C, (start + o % C) * H + i_h
+    B: tl.constexpr = r.dtype.element_ty.primitive_bitwidth // 8
     W: tl.constexpr = w.dtype.element_ty.primitive_bitwidth // 8
-    p = tl.where(which == 6, w.to(tl.int64) + row * (W * K), p)
-    expect(p.to(tl.pointer_type(tl.float16)), (o_c < end - start) & (which < 7), 1)
+    size = tl.where(which < 4, B * K, tl.where(which == 6, W * K, B * V)).to(tl.int64)
+    p = tl.where(which == 0, r.to(tl.int64), tl.where(which == 1, a.to(tl.int64), k.to(tl.int64)))
+    p = tl.where(which == 3, b.to(tl.int64), tl.where(which == 4, v.to(tl.int64), p))
+    p = tl.where(which == 5, do.to(tl.int64), tl.where(which == 6, w.to(tl.int64), p))
+    return p + row * size, size * (C * H), which < 7
 
 
 @triton.jit
@@ -284,15 +293,15 @@ def mild_forward_kernel(
     chunks = tl.cdiv(T, C)
     begin = i_n.to(tl.int64) * T
     end = begin + T
-    o_r, o_k, o_v = tl.arange(0, 2 * C), tl.arange(0, BK), tl.arange(0, BV)
+    o_c, o_r, o_k, o_v = tl.arange(0, C), tl.arange(0, 2 * C), tl.arange(0, BK), tl.arange(0, BV)
     left = (o_r < C)[None, None, :]
     m_S = (o_v < V)[:, None] & (o_k < K)[None, :]
     b_S = tl.zeros([BV, BK], dtype=tl.float32)
     if HAS_FIRST:
         p_first = first + i_nh.to(tl.int64) * K * V + o_k[None, :] * V + o_v[:, None]
         b_S += tl.load(p_first, mask=m_S, other=0.0)
+    empty = tl.max(tl.reshape(tl.abs(b_S), (BV * BK,)), 0, keep_dims=True) == 0.0
     b_S = _bands(b_S)
-    passing = tl.zeros([BK], dtype=tl.float32)
     lowest = tl.zeros([BK, C], dtype=tl.float32)
     p_A = scores + (i_n * chunks * H + i_h).to(tl.int64) * (2 * C * C)
     w_next = _load(w, begin, end, i_h, H, K, C, BK)
@@ -315,18 +324,10 @@ def mild_forward_kernel(
         A_next = _load_scores(p_A, more, C)
         U_next = _load_scores(p_A + C * C, more, C)
         lowest = tl.minimum(lowest, b_w.to(tl.float32))
-        b_w = tl.where(b_w <= BLOCK_TOKEN, 0.0, b_w).to(b_w.dtype)  # wrong, but finite, and written again
-        read, key = _factors(_bands(b_w), C)
-        mid, rest = -_column(read, C), _column(read, C - 1)
+        read, key = _decays(_bands(tl.maximum(b_w, GONE).to(b_w.dtype)), C)
+        total = _column(read, C - 1)
         R_high, R_low = split(_whole(_bands(b_R).to(tl.float32) * (exp(read) * tl.where(left, scale, 1.0))))
         E_high, E_low = split(_whole(_bands(b_E).to(tl.float32) * exp(key)))
-        b_S *= exp(passing)[None, None, :]
-        if KEEP:
-            over, unit = _scale(tl.max(tl.reshape(tl.abs(b_S), (BV * BK,)), 0, keep_dims=True))
-            p_S = states + i.to(tl.int64) * K * V + o_k[None, :] + o_v[:, None] * K
-            tl.store(p_S, _whole((b_S * over[None, None, :]).to(tl.float16)), mask=m_S)
-            tl.store(units + i.to(tl.int64) * (BV + 1) + BV + tl.zeros([1], tl.int32), unit)
-        b_S *= exp(mid)[None, None, :]
         S_high, S_low = split(b_S)
         A_high, A_low = split(b_A)
         U_high, U_low = split(b_U + tl.where((o_r - C)[None, :] == tl.arange(0, C)[:, None], 1.0, 0.0))
@@ -338,18 +339,21 @@ def mild_forward_kernel(
         _store(o, _halves(b_x + b_f)[0], start, end, i_h, H, V, C, BV)
         if KEEP:
             b_x = _halves(b_f)[1]
-            over, unit = _scale(tl.max(tl.abs(b_x), 2))
-            p_f = found + i.to(tl.int64) * C * V + o_v[:, None] + tl.arange(0, C)[None, :] * V
-            tl.store(p_f, _whole((b_x * over[:, :, None]).to(tl.float16)), mask=(o_v < V)[:, None] & (tl.arange(0, C) < C)[None, :])
-            tl.store(units + i.to(tl.int64) * (BV + 1) + o_v, tl.reshape(unit, (BV,)))
+            largest = tl.maximum(tl.max(tl.abs(b_S), 2), tl.max(tl.abs(b_x), 2))
+            over, unit = _scale(tl.max(tl.reshape(largest, (BV,)), 0, keep_dims=True))
+            p_S = states + i.to(tl.int64) * K * V + o_k[None, :] + o_v[:, None] * K
+            tl.store(p_S, _whole((b_S * over[None, None, :]).to(tl.float16)), mask=m_S)
+            p_f = found + i.to(tl.int64) * C * V + o_v[:, None] + o_c[None, :] * V
+            tl.store(p_f, _whole((b_x * over[None, None, :]).to(tl.float16)), mask=(o_v < V)[:, None] & (o_c < C)[None, :])
+            unit = tl.where((i_c == 0) & empty, -unit, unit) + tl.zeros([BK], tl.float32)
+            tl.store(units + i.to(tl.int64) * K + o_k, unit, mask=o_k < K)
         v_high, v_low = _given(b_v)
         f_high, f_low = split(b_f)
         f_high, f_low = tl.where(left, _twice(v_high), f_high), tl.where(left, _twice(v_low), f_low)
+        b_S *= exp(total)[None, None, :]
         b_S = add_product(b_S, f_high, f_low, _each(tl.trans(E_high)), _each(tl.trans(E_low)))
-        passing = rest
     tl.store(mild + i_nh, (tl.min(lowest) > BLOCK_TOKEN).to(tl.float32))
     if WANTS_LAST:
-        b_S *= exp(passing)[None, None, :]
         p_last = last + i_nh.to(tl.int64) * K * V + o_k[None, :] * V + o_v[:, None]
         tl.store(p_last, _whole(b_S), mask=m_S)
 
@@ -380,6 +384,7 @@ def mild_backward_kernel(
         b_D += tl.load(p_D, mask=m_S, other=0.0)
     b_D = _bands(b_D)
     passing = tl.zeros([BK], dtype=tl.float32)
+    ahead_rows, far, rows_there = _rows_ahead(r, w, k, v, a, b, do, begin + (chunks - 1) * C, i_h, H, K, V, C)
     for n in range(0, chunks):
         i_c = chunks - 1 - n
         start = begin + i_c * C
@@ -391,16 +396,15 @@ def mild_backward_kernel(
         b_do = _load(do, start, end, i_h, H, V, C, BV)
         p_f = found + i * C * V + o_v[:, None] + o_c[None, :] * V
         b_f = tl.load(p_f, mask=(o_v < V)[:, None] & (o_c < C)[None, :], other=0.0)
-        S_unit = tl.load(units + i * (BV + 1) + BV + tl.zeros([BK], tl.int32))
-        f_unit = tl.load(units + i * (BV + 1) + o_v)
+        unit = tl.load(units + i * K)
         p_A = scores + i * (2 * C * C)
-        there = (o_v < V) & (n + 1 < chunks)
-        _expect_rows(r, w, k, v, a, b, do, start - C, tl.where(n + 1 < chunks, start, start - C), i_h, H, K, V, C)
-        expect(states + (i - H) * K * V + o_v * K, there, 1)
-        expect(p_A - H * 2 * C * C + o_c * 32, n + 1 < chunks, 1)
-
+        expect(states + i * K * V + o_v * K, o_v < V, 1)
+        ahead_rows -= far
+        expect(ahead_rows.to(tl.pointer_type(tl.float16)), rows_there & (n + 1 < chunks), 1)
+        b_N, b_U, b_A = _load_beside(p_A + C * C, 1, C, 0, C), _load_beside(p_A + C * C, C, 1, 1, C), _load_scores_turned(p_A, C)
         b_w, b_R, b_E = arrived(b_w), arrived(b_R), arrived(b_E)
         b_v, b_do, b_f = _bands(arrived(b_v)), _bands(arrived(b_do)), _bands(arrived(b_f))
+        b_N, b_U, b_A =  arrived(b_N), arrived(b_U), arrived(b_A)
         read, key = _factors(_bands(b_w), C)
         mid, rest = -_column(read, C), _column(read, C - 1)
         read, key = exp(read), exp(key)
@@ -409,17 +413,17 @@ def mild_backward_kernel(
 
         # Rows of channels of v: F = [v; v2], G = [do; y], dv.
         b_F = tl.dot(b_f, _each(o_c[:, None] + C == o_r[None, :]).to(b_f.dtype))
-        b_F = tl.dot(b_v, _each(o_c[:, None] == o_r[None, :]).to(b_v.dtype)) + b_F * tl.reshape(f_unit, (BANDS, BV // BANDS))[:, :, None]
+        b_F = tl.dot(b_v, _each(o_c[:, None] == o_r[None, :]).to(b_v.dtype)) + b_F * tl.abs(unit)
         F_high, F_low = split(b_F)
         b_D *= exp(passing + rest)[None, None, :]
         D_high, D_low = split(b_D)
         b_x, b_y = _halves(_product(D_high, D_low, _each(_whole(E_high)), _each(_whole(E_low))))
-        A_high, A_low = split(_load_beside(p_A + C * C, 1, C, 0, C))
-        U_high, U_low = split(_load_beside(p_A + C * C, C, 1, 1, C))
+        A_high, A_low = split(b_N + tl.where(o_c[:, None] == o_r[None, :], 1.0, 0.0))
+        U_high, U_low = split(b_U + tl.where(o_c[:, None] + C == o_r[None, :], 1.0, 0.0))
         x_high, x_low = split(b_y)
         b_G = add_given_by_split(_product(x_high, x_low, _each(U_high), _each(U_low)), b_do, _each(A_high), _each(A_low))
         G_high, G_low = split(b_G)
-        A_high, A_low = split(_load_scores_turned(p_A, C))
+        A_high, A_low = split(b_A)
         b_x = add_product(b_x, G_high, G_low, _each(A_high), _each(A_low))
         _store(dv, b_x, start, end, i_h, H, V, C, BV)
 
@@ -427,29 +431,29 @@ def mild_backward_kernel(
         g_high, g_low, f_high, f_low = _whole(G_high), _whole(G_low), _whole(F_high), _whole(F_low)
         b_P = add_product(tl.zeros([2 * C, 2 * C], tl.float32), tl.trans(g_high), tl.trans(g_low), f_high, f_low)
         P_high, P_low = split(tl.where(seen, b_P, 0.0))
-        b_S = tl.load(states + i * K * V + o_k[:, None] + o_v[None, :] * K, mask=tl.trans(m_S), other=0.0)
-        b_S = _bands(b_S.to(tl.float32) * (exp(mid) * S_unit)[:, None])
-        S_high, S_low = split(b_S)
-        x_reads = _product(S_high, S_low, _each(g_high), _each(g_low))
-        d_reads = add_whole_product(x_reads, E_high, E_low, _each(tl.trans(P_high)), _each(tl.trans(P_low)))
         D_high, D_low = _bands(tl.trans(_whole(D_high))), _bands(tl.trans(_whole(D_low)))
-        b_SD = _by_turned(S_high, S_low, D_high, D_low)
-        b_SD = tl.sum(tl.where(o_c[:, None] == o_c[None, :], b_SD, 0.0), 2)
         x_keys = _product(D_high, D_low, _each(f_high), _each(f_low))
         d_keys = add_whole_product(tl.zeros_like(x_keys), R_high, R_low, _each(P_high), _each(P_low))
-        of_reads = (R_high.to(tl.float32) + R_low.to(tl.float32)) * d_reads
         keys = E_high.to(tl.float32) + E_low.to(tl.float32)
-        of_r, of_a = _halves(of_reads)
         of_k, of_b = _halves(keys * d_keys)
         by_k, by_b = _halves(keys * x_keys)
+        _store_pair(dk, db, (d_keys + x_keys) * key, start, end, i_h, H, K, C, BK)
         later = (o_c[:, None] >= o_c[None, :]).to(tl.float32)
-        b_dw = sums_along((of_r - of_k) + (of_a - of_b), _each(later))
-        b_dw += sums_along(by_k + by_b, _each(1.0 - later))
+        b_dw = sums_along(by_k + by_b, _each(1.0 - later), False)
+        of_keys = of_k + of_b
+        b_S = tl.load(states + i * K * V + o_k[:, None] + o_v[None, :] * K, mask=tl.trans(m_S), other=0.0)
+        b_S = _bands(b_S.to(tl.float32) * (exp(mid) * tl.abs(unit))[:, None])
+        S_high, S_low = split(b_S)
+        b_SD = _by_turned(S_high, S_low, D_high, D_low)
+        b_SD = tl.sum(tl.where(o_c[:, None] == o_c[None, :], b_SD, 0.0), 2)
+        x_reads = _product(S_high, S_low, _each(g_high), _each(g_low))
+        d_reads = add_whole_product(x_reads, E_high, E_low, _each(tl.trans(P_high)), _each(tl.trans(P_low)))
+        of_r, of_a = _halves((R_high.to(tl.float32) + R_low.to(tl.float32)) * d_reads)
+        b_dw += sums_along((of_r + of_a) - of_keys, _each(later))
         b_dw += b_SD[:, :, None] - of_a  # a has not passed its own token's decay
-        b_dw = tl.where((o_c == 0)[None, None, :] & tl.reshape(S_unit < 2.0**-118, (BANDS, BK // BANDS))[:, :, None], 0.0, b_dw)  # no state: as `is_zero`
+        b_dw = tl.where((o_c == 0)[None, None, :], tl.where(unit < 0.0, 0.0, b_dw), b_dw)  # no state: as `is_zero`
         _store(dw, b_dw, start, end, i_h, H, K, C, BK)
         _store_pair(dr, da, d_reads * (read * by_scale), start, end, i_h, H, K, C, BK)
-        _store_pair(dk, db, (d_keys + x_keys) * key, start, end, i_h, H, K, C, BK)
         b_D = add_product(b_D, G_high, G_low, _each(tl.trans(_whole(R_high))), _each(tl.trans(_whole(R_low))))
         passing = mid
     b_D *= exp(passing)[None, None, :]
