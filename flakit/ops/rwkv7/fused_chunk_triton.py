@@ -52,6 +52,8 @@ CHUNK = BLOCK.value
 LEVELS = CHUNK.bit_length() - 1
 CHANNELS = 64
 """Of every tile: what is narrower is padded."""
+SCALES = tl.constexpr(CHANNELS + 1)
+"""Powers of two that what is kept of a chunk and head is multiples of: v2's rows and the state, or the state's rows."""
 
 
 @triton.jit
@@ -275,7 +277,7 @@ def forward_kernel(
         mid, rest = -_row(read, C), _row(read, C - 1)
         b_S *= exp(passing + mid)[:, None]
         if KEEP:
-            store_state(states, scales, i, b_S, 0, 0, K, V, BK, BV, True)
+            store_state(states, scales + i.to(tl.int64) * (SCALES - K), i, b_S, 0, 0, K, V, BK, BV, True)
         r_high, r_low = split(b_reads * exp(read))
         k_high, k_low = split(b_keys * exp(key))
         if MILD:
@@ -346,7 +348,7 @@ def backward_kernel(
         b_keys = _load_both(k, b, start, end, i_h, H, K, C, BK)
         b_v = _load_upper(v, start, end, i_h, H, V, C, BV)
         b_do = _load_upper(do, start, end, i_h, H, V, C, BV)
-        b_S, unit = kept_state(states, scales, i, True, 0, 0, K, V, BK, BV, True)
+        b_S, unit = kept_state(states, scales + i.to(tl.int64) * (SCALES - K), i, True, 0, 0, K, V, BK, BV, True)
         b_S = b_S.to(tl.float32) * unit[:, None]
         b_U = tl.load(inverse + i.to(tl.int64) * 2 * C * C + o_u[:, None] * C + o_u[None, :], mask=solved, other=0.0)
         U_high, U_low = split(tl.where(upper & (o_r[:, None] == o_r[None, :]), 1.0, b_U))
@@ -427,7 +429,7 @@ def kept_shapes(r, w, k, v, a, b, cu_seqlens, chunk_size) -> tuple[tuple[int, ..
     (B, T, H, K), V = r.shape, v.shape[-1]
     chunks = B * cdiv(T, CHUNK)
     halves = chunks * H * (K + CHUNK) * V
-    return (cdiv(halves, 2),), (chunks, H, K), (chunks, H, 2, CHUNK, CHUNK), (B, H)
+    return (cdiv(halves, 2),), (chunks, H, SCALES.value), (chunks, H, 2, CHUNK, CHUNK), (B, H)
 
 
 def _states_and_found(kept, r, v):

@@ -77,7 +77,8 @@ def _product(a_high, a_low, b_high, b_low):
 @triton.jit
 def _by_turned(a_high, a_low, b_high, b_low):
     """a b^T of split operands."""
-    return _product(a_high, a_low, _turned(b_high), _turned(b_low))
+    b_high, b_low = _turned(b_high), _turned(b_low)
+    return tl.dot(a_high, b_high) + tl.dot(a_low, b_high, tl.dot(a_high, b_low))
 
 
 @triton.jit
@@ -142,14 +143,14 @@ def scores_kernel(
     b_U, b_X = _inverse(tl.where((i > j)[None, :, :], _by_turned(a_high, a_low, b_high, b_low), 0.0), C, LEVELS)
     A_high, A_low = split(tl.where((i >= j)[None, :, :], _by_turned(r_high, r_low, b_high, b_low), 0.0))
     X_high, X_low = split(b_X)
-    upper = (i <= j)[None, :, :]
-    first = tl.where(upper, _turned(_by_turned(r_high, r_low, k_high, k_low)), _by_turned(a_high, a_low, k_high, k_low))
-    second = tl.where(upper, _turned(_by_turned(A_high, A_low, X_high, X_low)), b_U)
     at = ((i_n * chunks + i_c + o_b) * H + i_h).to(tl.int64)[:, None, None]
-    p = scores + at * (2 * C * C) + (i * C + j)[None, :, :]
+    p, turned = scores + at * (2 * C * C) + (i * C + j)[None, :, :], scores + at * (2 * C * C) + (j * C + i)[None, :, :]
     there = (i_c + o_b < chunks)[:, None, None]
-    tl.store(p, first, mask=there)
-    tl.store(p + C * C, second, mask=there)
+    upto, later = there & (i >= j)[None, :, :], there & (i > j)[None, :, :]
+    tl.store(turned, _by_turned(r_high, r_low, k_high, k_low), mask=upto)
+    tl.store(p, _by_turned(a_high, a_low, k_high, k_low), mask=later)
+    tl.store(turned + C * C, _by_turned(A_high, A_low, X_high, X_low), mask=upto)
+    tl.store(p + C * C, b_U, mask=later)
 
 
 @triton.jit
@@ -253,20 +254,6 @@ def _factors(b_w, C: tl.constexpr):
 
 
 @triton.jit
-def _rows_ahead(r, w, k, v, a, b, do, start, i_h, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr):
-    """Addresses of a chunk's rows of seven tensors, as far as it is from them to the chunk before, and which are any."""
-    o = tl.arange(0, 8 * C)
-    which, row = o // C, (start + o % C) * H + i_h
-    B: tl.constexpr = r.dtype.element_ty.primitive_bitwidth // 8
-    W: tl.constexpr = w.dtype.element_ty.primitive_bitwidth // 8
-    size = tl.where(which < 4, B * K, tl.where(which == 6, W * K, B * V)).to(tl.int64)
-    p = tl.where(which == 0, r.to(tl.int64), tl.where(which == 1, a.to(tl.int64), k.to(tl.int64)))
-    p = tl.where(which == 3, b.to(tl.int64), tl.where(which == 4, v.to(tl.int64), p))
-    p = tl.where(which == 5, do.to(tl.int64), tl.where(which == 6, w.to(tl.int64), p))
-    return p + row * size, size * (C * H), which < 7
-
-
-@triton.jit
 def _column(x, at: tl.constexpr):
     """Column `at` of x [4, N, M], [4 N]."""
     x = tl.sum(tl.where((tl.arange(0, x.shape[2]) == at)[None, None, :], x, 0.0), 2)
@@ -293,14 +280,13 @@ def mild_forward_kernel(
     chunks = tl.cdiv(T, C)
     begin = i_n.to(tl.int64) * T
     end = begin + T
-    o_c, o_r, o_k, o_v = tl.arange(0, C), tl.arange(0, 2 * C), tl.arange(0, BK), tl.arange(0, BV)
+    o_r, o_k, o_v = tl.arange(0, 2 * C), tl.arange(0, BK), tl.arange(0, BV)
     left = (o_r < C)[None, None, :]
     m_S = (o_v < V)[:, None] & (o_k < K)[None, :]
     b_S = tl.zeros([BV, BK], dtype=tl.float32)
     if HAS_FIRST:
         p_first = first + i_nh.to(tl.int64) * K * V + o_k[None, :] * V + o_v[:, None]
         b_S += tl.load(p_first, mask=m_S, other=0.0)
-    empty = tl.max(tl.reshape(tl.abs(b_S), (BV * BK,)), 0, keep_dims=True) == 0.0
     b_S = _bands(b_S)
     lowest = tl.zeros([BK, C], dtype=tl.float32)
     p_A = scores + (i_n * chunks * H + i_h).to(tl.int64) * (2 * C * C)
@@ -328,6 +314,11 @@ def mild_forward_kernel(
         total = _column(read, C - 1)
         R_high, R_low = split(_whole(_bands(b_R).to(tl.float32) * (exp(read) * tl.where(left, scale, 1.0))))
         E_high, E_low = split(_whole(_bands(b_E).to(tl.float32) * exp(key)))
+        if KEEP:
+            over, unit = _scale(tl.max(tl.reshape(tl.abs(b_S), (BV * BK,)), 0, keep_dims=True))
+            p_S = states + i.to(tl.int64) * K * V + o_k[None, :] + o_v[:, None] * K
+            tl.store(p_S, _whole((b_S * over[None, None, :]).to(tl.float16)), mask=m_S)
+            tl.store(units + i.to(tl.int64) * (BV + 1) + BV + tl.zeros([1], tl.int32), unit)
         S_high, S_low = split(b_S)
         A_high, A_low = split(b_A)
         U_high, U_low = split(b_U + tl.where((o_r - C)[None, :] == tl.arange(0, C)[:, None], 1.0, 0.0))
@@ -339,14 +330,10 @@ def mild_forward_kernel(
         _store(o, _halves(b_x + b_f)[0], start, end, i_h, H, V, C, BV)
         if KEEP:
             b_x = _halves(b_f)[1]
-            largest = tl.maximum(tl.max(tl.abs(b_S), 2), tl.max(tl.abs(b_x), 2))
-            over, unit = _scale(tl.max(tl.reshape(largest, (BV,)), 0, keep_dims=True))
-            p_S = states + i.to(tl.int64) * K * V + o_k[None, :] + o_v[:, None] * K
-            tl.store(p_S, _whole((b_S * over[None, None, :]).to(tl.float16)), mask=m_S)
-            p_f = found + i.to(tl.int64) * C * V + o_v[:, None] + o_c[None, :] * V
-            tl.store(p_f, _whole((b_x * over[None, None, :]).to(tl.float16)), mask=(o_v < V)[:, None] & (o_c < C)[None, :])
-            unit = tl.where((i_c == 0) & empty, -unit, unit) + tl.zeros([BK], tl.float32)
-            tl.store(units + i.to(tl.int64) * K + o_k, unit, mask=o_k < K)
+            over, unit = _scale(tl.max(tl.abs(b_x), 2))
+            p_f = found + i.to(tl.int64) * C * V + o_v[:, None] + tl.arange(0, C)[None, :] * V
+            tl.store(p_f, _whole((b_x * over[:, :, None]).to(tl.float16)), mask=(o_v < V)[:, None] & (tl.arange(0, C) < C)[None, :])
+            tl.store(units + i.to(tl.int64) * (BV + 1) + o_v, tl.reshape(unit, (BV,)))
         v_high, v_low = _given(b_v)
         f_high, f_low = split(b_f)
         f_high, f_low = tl.where(left, _twice(v_high), f_high), tl.where(left, _twice(v_low), f_low)
@@ -384,7 +371,6 @@ def mild_backward_kernel(
         b_D += tl.load(p_D, mask=m_S, other=0.0)
     b_D = _bands(b_D)
     passing = tl.zeros([BK], dtype=tl.float32)
-    ahead_rows, far, rows_there = _rows_ahead(r, w, k, v, a, b, do, begin + (chunks - 1) * C, i_h, H, K, V, C)
     for n in range(0, chunks):
         i_c = chunks - 1 - n
         start = begin + i_c * C
@@ -396,11 +382,10 @@ def mild_backward_kernel(
         b_do = _load(do, start, end, i_h, H, V, C, BV)
         p_f = found + i * C * V + o_v[:, None] + o_c[None, :] * V
         b_f = tl.load(p_f, mask=(o_v < V)[:, None] & (o_c < C)[None, :], other=0.0)
-        unit = tl.load(units + i * K)
+        S_unit = tl.load(units + i * (BV + 1) + BV + tl.zeros([BK], tl.int32))
+        f_unit = tl.load(units + i * (BV + 1) + o_v)
         p_A = scores + i * (2 * C * C)
         expect(states + i * K * V + o_v * K, o_v < V, 1)
-        ahead_rows -= far
-        expect(ahead_rows.to(tl.pointer_type(tl.float16)), rows_there & (n + 1 < chunks), 1)
         b_N, b_U, b_A = _load_beside(p_A + C * C, 1, C, 0, C), _load_beside(p_A + C * C, C, 1, 1, C), _load_scores_turned(p_A, C)
         b_w, b_R, b_E = arrived(b_w), arrived(b_R), arrived(b_E)
         b_v, b_do, b_f = _bands(arrived(b_v)), _bands(arrived(b_do)), _bands(arrived(b_f))
@@ -413,7 +398,7 @@ def mild_backward_kernel(
 
         # Rows of channels of v: F = [v; v2], G = [do; y], dv.
         b_F = tl.dot(b_f, _each(o_c[:, None] + C == o_r[None, :]).to(b_f.dtype))
-        b_F = tl.dot(b_v, _each(o_c[:, None] == o_r[None, :]).to(b_v.dtype)) + b_F * tl.abs(unit)
+        b_F = tl.dot(b_v, _each(o_c[:, None] == o_r[None, :]).to(b_v.dtype)) + b_F * tl.reshape(f_unit, (BANDS, BV // BANDS))[:, :, None]
         F_high, F_low = split(b_F)
         b_D *= exp(passing + rest)[None, None, :]
         D_high, D_low = split(b_D)
@@ -442,7 +427,7 @@ def mild_backward_kernel(
         b_dw = sums_along(by_k + by_b, _each(1.0 - later), False)
         of_keys = of_k + of_b
         b_S = tl.load(states + i * K * V + o_k[:, None] + o_v[None, :] * K, mask=tl.trans(m_S), other=0.0)
-        b_S = _bands(b_S.to(tl.float32) * (exp(mid) * tl.abs(unit))[:, None])
+        b_S = _bands(b_S.to(tl.float32) * (exp(mid) * S_unit)[:, None])
         S_high, S_low = split(b_S)
         b_SD = _by_turned(S_high, S_low, D_high, D_low)
         b_SD = tl.sum(tl.where(o_c[:, None] == o_c[None, :], b_SD, 0.0), 2)
@@ -451,7 +436,7 @@ def mild_backward_kernel(
         of_r, of_a = _halves((R_high.to(tl.float32) + R_low.to(tl.float32)) * d_reads)
         b_dw += sums_along((of_r + of_a) - of_keys, _each(later))
         b_dw += b_SD[:, :, None] - of_a  # a has not passed its own token's decay
-        b_dw = tl.where((o_c == 0)[None, None, :], tl.where(unit < 0.0, 0.0, b_dw), b_dw)  # no state: as `is_zero`
+        b_dw = tl.where((o_c == 0)[None, None, :] & tl.reshape(S_unit < 2.0**-118, (BANDS, BK // BANDS))[:, :, None], 0.0, b_dw)  # no state: as `is_zero`
         _store(dw, b_dw, start, end, i_h, H, K, C, BK)
         _store_pair(dr, da, d_reads * (read * by_scale), start, end, i_h, H, K, C, BK)
         b_D = add_product(b_D, G_high, G_low, _each(tl.trans(_whole(R_high))), _each(tl.trans(_whole(R_low))))
