@@ -1,26 +1,41 @@
-"""RWKV7 in chunks of 16 tokens, a head's whole sequence in one program: one kernel forward, one backward.
+"""RWKV7 in chunks of 16 tokens, a head's whole sequence in one program: a forward kernel, a backward one, and one
+before them that is parallel over all chunks and solves each.
 
 What 16-bit heads of 33 to 64 channels take where batch times heads fill a GPU by themselves, or where chunks of 16 are
-asked for; not packed ones. Nothing but the states and U goes through memory between the two kernels, and a decay, a
-factor or a tile is made once for all that need it.
+asked for; not packed ones.
 
-Two rows are made of every token and stacked: r's above a's, k's above b's, v's above v2's, do's above y's. So one
-product gives all four score matrices of a chunk, and one all gradients of them. With reads R = [r*; a*], what they meet
-E = [k*; b*], and their scores A, zero where E's token is later (a does not see its own token's, r does),
+Two rows are made of every token. With reads R = [r*; a*], what they meet E = [k*; b*], and their scores A, zero where
+E's token is later (a does not see its own token's, r does),
 
-    v2 = U (A_ak v + a* S)         F = [v; v2]      o = r* S + A_r F        S <- E^T F + S      U = (I - A_ab)^{-1}
-    y = U^T (A_rb^T do + b* D)     G = [do; y]      dv = k* D + A_k^T G     D <- R^T G + D
+    v2 = U (A_ak v + a* S)         F = [v; v2]      o = r* S + A_r F        S <- E^T F + e^{total} S
+    y = U^T (A_rb^T do + b* D)     G = [do; y]      dv = k* D + A_k^T G     D <- R^T G + e^{total} D
     dR = G S^T + P E               dE = F D^T + P^T R                       P = G F^T where A is not zero
 
-There are two ways, compiled apart; which one the sequence of a head takes depends on its lowest decay.
-- Mild, where no token decays more than `BLOCK_TOKEN`: decays are taken about the middle of the chunk, r* = scale r
-  e^{upto - mid}, a* = a e^{before - mid}, k* = k e^{mid - upto}, b* likewise; S stands for e^{mid} S, and D for
-  e^{rest} D, rest = total - mid. The decay's gradient is a difference of the same products.
-- Any other: decays are taken from the chunk's ends, no factor is above 1, and scores are formed by dyadic levels: at
-  each, rows of right halves are reads and rows of left halves keys, so that one product serves all four scores.
+and U = (I - A_ab)^{-1}. `scores_kernel` finds of every chunk A_rk, A_ak, U and N = A_rb U, with x = A_ak v + a* S then
 
-Operands are split into two bfloat16 numbers (`blocks_triton.split`), which leaves 2^-17 of them. The products are those
-that every GPU since sm_80 has, none of Hopper's own.
+    v2 = U x,   o = r* S + A_rk v + N x,   y = N^T do + U^T b* D
+
+so that what follows one chunk after the other is a few products with the state. `forward_kernel` keeps S and v2 in
+float16 for the backward kernel.
+
+**Everything lies turned, in bands.** A program has four warps, and each has 16 channels of v: of S^T, F^T, G^T and D^T
+[V, ...] it holds a band of 16 rows and all columns. Products run along those rows, and what one product gives is, in
+the very registers where it lies, an operand of the next. The warps exchange only what they all read: R* and E*, which
+they make together, each of 16 channels of k, and the scores. What is summed over channels of v, the gradients of R and
+E, lies in bands of channels of k likewise. In Triton a band is an index of a batch: [4, 16, columns]. That also keeps
+to the products that every GPU since sm_80 has; Hopper's own is compiled wrongly here (data/tuning.md).
+
+**Ways.** Where no token of a chunk decays more than `BLOCK_TOKEN`, its scores are products of operands decayed about
+its middle: r* = scale r e^{upto - mid}, a* = a e^{before - mid}, k* = k e^{mid - upto}, b* likewise. Other chunks leave
+them to `fused_any_triton`. In the products with states decays are taken from the chunk's ends, where no factor is above
+1, so that the forward kernel is one for all. The backward one is for heads of mild chunks: there S stands for
+e^{mid} S, D for e^{rest} D, rest = total - mid, and the decay's gradient is a difference of the same products,
+
+    dw_t = e^{total} sum_v S D + sum_{i passed t} R_i dR_i - sum_{j >= t} E_j (P^T R)_j + sum_{j < t} E_j (F D^T)_j
+
+where r_i has passed t <= i and a_i t < i. Other heads have a backward kernel in `fused_any_triton`.
+
+Operands are split into two bfloat16 numbers (`blocks_triton.split`), which leaves 2^-17 of them.
 """
 
 import torch
@@ -28,392 +43,476 @@ import triton
 import triton.language as tl
 
 from ..common.blocks_triton import (
+    add_given_by_split,
     add_product,
-    add_split_by_given,
-    add_sums,
     add_whole_product,
+    arrived,
     exp,
+    expect,
     level_pairs,
     split,
     sums,
+    sums_along,
 )
-from ..common.chunks_triton import (
-    BLOCK,
-    BLOCK_TOKEN,
-    kept_state,
-    load_decays,
-    state_pointers,
-    store_state,
-)
+from ..common.chunks_triton import BLOCK, BLOCK_TOKEN, load_tile, state_pointers
 from ..common.launch import ENOUGH, TABLE, cdiv
-from .fused_mild_triton import mild_backward_kernel, mild_forward_kernel, scores_kernel
+from .fused_any_triton import any_backward_kernel, any_scores_kernel
 
 CHUNK = BLOCK.value
 LEVELS = CHUNK.bit_length() - 1
 CHANNELS = 64
 """Of every tile: what is narrower is padded."""
-SCALES = tl.constexpr(CHANNELS + 1)
-"""Powers of two that what is kept of a chunk and head is multiples of: v2's rows and the state, or the state's rows."""
+BANDS = tl.constexpr(4)
+UNITS = CHANNELS + 1
+"""Powers of two that what is kept of a chunk and head is multiples of: each row of v2^T, and the state."""
+LOOKED_AT = 16
+"""Chunks that a program for any decay looks at."""
+GONE = tl.constexpr(-128.0)
+"""A decay of which float32 keeps nothing. What `sums` adds has to be finite."""
 
 
 @triton.jit
-def _rows(start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
-    """Offsets and mask of a chunk's rows, twice, [2 C, BD]."""
-    o_c, o_d = tl.arange(0, 2 * C) % C, tl.arange(0, BD)
-    m = (o_c < end - start)[:, None] & (o_d < D)[None, :]
-    return (start * H + i_h) * D + o_c[:, None] * (H * D) + o_d[None, :], m
+def _bands(x, N: tl.constexpr = BANDS):
+    """The rows of x in N bands, [N, rows / N, columns]."""
+    return tl.reshape(x, (N, x.shape[0] // N, x.shape[1]))
 
 
 @triton.jit
-def _upper(C: tl.constexpr):
-    """Which rows are the upper ones, [2 C, 1]."""
-    return (tl.arange(0, 2 * C) < C)[:, None]
+def _whole(x):
+    """x [4, N, M] as [4 N, M]: what `_bands` took apart."""
+    return tl.reshape(x, (x.shape[0] * x.shape[1], x.shape[2]))
 
 
 @triton.jit
-def _ahead(C: tl.constexpr):
-    """How many tokens a row is after a column, [2 C, 2 C]."""
-    o_c = tl.arange(0, 2 * C) % C
-    return o_c[:, None] - o_c[None, :]
+def _each(x, N: tl.constexpr = BANDS):
+    """x for each of N bands, [N, rows, columns]."""
+    return tl.broadcast_to(x[None, :, :], (N, x.shape[0], x.shape[1]))
 
 
 @triton.jit
-def _load_both(x, y, start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
-    """Rows of x above the same of y, [2 C, BD], in float32."""
-    o, m = _rows(start, end, i_h, H, D, C, BD)
-    upper = _upper(C)
-    if x.dtype == y.dtype:
-        b_x = tl.load(tl.where(upper, x, y) + o, mask=m, other=0.0).to(tl.float32)
+def _turned(x):
+    """x [4, N, M] as [4, M, N]."""
+    return tl.permute(x, (0, 2, 1))
+
+
+@triton.jit
+def _halves(x):
+    """The left half and the right half of the columns of x [4, N, 2 C]."""
+    C: tl.constexpr = x.shape[2] // 2
+    return tl.split(tl.permute(tl.reshape(x, (x.shape[0], x.shape[1], 2, C)), (0, 1, 3, 2)))
+
+
+@triton.jit
+def _twice(x):
+    """The columns of x [4, N, C], and once more, [4, N, 2 C]."""
+    x = tl.reshape(x, (x.shape[0], x.shape[1], 1, x.shape[2]))
+    x = tl.broadcast_to(x, (x.shape[0], x.shape[1], 2, x.shape[3]))
+    return tl.reshape(x, (x.shape[0], x.shape[1], 2 * x.shape[3]))
+
+
+@triton.jit
+def _given(x):
+    """A tile as it was given as two parts, as `split` makes them."""
+    if x.dtype == tl.bfloat16:
+        high, low = x, tl.zeros_like(x)
     else:
-        b_x = tl.load(x + o, mask=m & upper, other=0.0).to(tl.float32)
-        b_x += tl.load(y + o, mask=m & (upper == 0), other=0.0).to(tl.float32)
-    return b_x
-
-
-@triton.jit
-def _load_upper(x, start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
-    """Rows of x above zeros, [2 C, BD], as they were given."""
-    o, m = _rows(start, end, i_h, H, D, C, BD)
-    return tl.load(x + o, mask=m & _upper(C), other=0.0)
-
-
-@triton.jit
-def _store_both(p, q, x, start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
-    """The upper half of x to p, the lower to q."""
-    o, m = _rows(start, end, i_h, H, D, C, BD)
-    upper = _upper(C)
-    if p.dtype == q.dtype:
-        tl.store(tl.where(upper, p, q) + o, x.to(p.dtype.element_ty), mask=m)
-    else:
-        tl.store(p + o, x.to(p.dtype.element_ty), mask=m & upper)
-        tl.store(q + o, x.to(q.dtype.element_ty), mask=m & (upper == 0))
-
-
-@triton.jit
-def _store_upper(p, x, start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
-    o, m = _rows(start, end, i_h, H, D, C, BD)
-    tl.store(p + o, x.to(p.dtype.element_ty), mask=m & _upper(C))
-
-
-@triton.jit
-def _folded(x):
-    """The upper half of x [2 C, D] and the lower, added."""
-    return tl.sum(tl.reshape(x, (2, x.shape[0] // 2, x.shape[1])), 0)
-
-
-@triton.jit
-def _row(x, row: tl.constexpr):
-    """Row `row` of x [2 C, D], as [D]."""
-    return tl.sum(tl.where((tl.arange(0, x.shape[0]) == row)[:, None], x, 0.0), 0)
+        high, low = split(x)
+    return high, low
 
 
 @triton.jit
 def _product(a_high, a_low, b_high, b_low):
-    return add_product(tl.zeros([a_high.shape[0], b_high.shape[1]], dtype=tl.float32), a_high, a_low, b_high, b_low)
+    acc = tl.zeros([a_high.shape[0], a_high.shape[1], b_high.shape[2]], dtype=tl.float32)
+    return add_product(acc, a_high, a_low, b_high, b_low)
 
 
 @triton.jit
-def _add_written(b_S, x_high, x_low, y_high, y_low):
-    """b_S + x^T y, [BK, BV], of split operands [2 C, ...].
+def _by_turned(a_high, a_low, b_high, b_low):
+    """a b^T of split operands. As two sums: with few columns, a product waits for the one before it."""
+    b_high, b_low = _turned(b_high), _turned(b_low)
+    return tl.dot(a_high, b_high) + tl.dot(a_low, b_high, tl.dot(a_high, b_low))
 
-    In four bands of rows, a warp's each: as one product of 64 rows it would be Hopper's own instruction, and as Triton
-    3.6 compiles that here, what it adds up is wrong where the state starts from zeros, from the second chunk on.
-    """
-    N: tl.constexpr = b_S.shape[0] // 4
-    C: tl.constexpr = x_high.shape[0]
-    x_high, x_low = tl.reshape(tl.trans(x_high), (4, N, C)), tl.reshape(tl.trans(x_low), (4, N, C))
-    y_high = tl.broadcast_to(y_high[None, :, :], (4, C, b_S.shape[1]))
-    y_low = tl.broadcast_to(y_low[None, :, :], (4, C, b_S.shape[1]))
-    b_S = add_product(tl.reshape(b_S, (4, N, b_S.shape[1])), x_high, x_low, y_high, y_low)
-    return tl.reshape(b_S, (4 * N, b_S.shape[2]))
+
+@triton.jit
+def _over_pairs(x):
+    """x [N, C, C], each of its blocks of 2 x 2 filled with their sum."""
+    N: tl.constexpr = x.shape[0]
+    C: tl.constexpr = x.shape[1]
+    x = tl.sum(tl.sum(tl.reshape(x, (N, C // 2, 2, C // 2, 2)), 4), 2)
+    return tl.reshape(tl.broadcast_to(x[:, :, None, :, None], (N, C // 2, 2, C // 2, 2)), (N, C, C))
 
 
 @triton.jit
 def _inverse(b_A, C: tl.constexpr, LEVELS: tl.constexpr):
-    """(I - A)^{-1} of A's blocks of 2^LEVELS rows, strictly lower triangular, [C, C]: at each level the lower left
-    blocks join two inverses."""
+    """(I - A)^{-1} and its transpose, of strictly lower triangular matrices A [N, C, C]: at each level the lower left
+    blocks join two inverses, U + U A U. A product's result is in its place as a left operand, or turned as a right one,
+    so that with both of them at hand no thread needs what another has.
+    """
     o_c = tl.arange(0, C)
-    b_U = tl.where(o_c[:, None] == o_c[None, :], 1.0, tl.where(level_pairs(1, C), b_A, 0.0))
+    eye = tl.where(o_c[:, None] == o_c[None, :], 1.0, 0.0)[None, :, :]
+    pairs = level_pairs(1, C)
+    x = tl.where(pairs[None, :, :], b_A, 0.0)
+    b_U, b_X = eye + x, eye + tl.where(tl.trans(pairs)[None, :, :], _over_pairs(x), 0.0)
     for level in tl.static_range(1, LEVELS):
-        A_high, A_low = split(tl.where(level_pairs(1 << level, C), b_A, 0.0))
+        A_high, A_low = split(tl.where(level_pairs(1 << level, C)[None, :, :], b_A, 0.0))
         U_high, U_low = split(b_U)
-        x_high, x_low = split(_product(A_high, A_low, U_high, U_low))
-        b_U = add_product(b_U, U_high, U_low, x_high, x_low)
-    return b_U
+        X_high, X_low = split(b_X)
+        y_high, y_low = split(_by_turned(X_high, X_low, A_high, A_low))
+        b_U = add_product(b_U, U_high, U_low, _turned(y_high), _turned(y_low))
+        b_X = add_product(b_X, y_high, y_low, _turned(U_high), _turned(U_low))
+    return b_U, b_X
 
 
 @triton.jit
-def _passed(C: tl.constexpr):
-    """The decays that what a row reads of the entering state has passed, and what a row's key writes will have in the
-    leaving one, [2 C, C] each: r's its own token's too, a's and a key's not."""
-    o_r, o_c = tl.arange(0, 2 * C), tl.arange(0, C)
-    ahead = (o_r % C)[:, None] - o_c[None, :]
-    return tl.where(_upper(C), ahead >= 0, ahead > 0), ahead < 0
+def scores_kernel(
+    r, w, k, a, b, scores, mild_chunks, scale, T,
+    H: tl.constexpr, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, LEVELS: tl.constexpr, CHUNKS: tl.constexpr,
+):  # fmt: skip
+    """A_rk, A_ak, N and U of CHUNKS chunks of a head, a warp's each, and which of them are mild.
+
+    Two matrices [C, C] of a chunk hold all four: A_rk and N, turned, on and above the diagonal, below it A_ak and U.
+    """
+    i_g, i_h = tl.program_id(0) // H, tl.program_id(0) % H
+    chunks = tl.cdiv(T, C)
+    groups = tl.cdiv(chunks, CHUNKS)
+    i_n = i_g // groups
+    i_c = i_g % groups * CHUNKS
+    start = i_n.to(tl.int64) * T + i_c * C
+    end = (i_n + 1).to(tl.int64) * T
+    o_c, o_b = tl.arange(0, C), tl.arange(0, CHUNKS)
+    i, j = o_c[:, None], o_c[None, :]
+    N: tl.constexpr = C * CHUNKS
+    b_w = load_tile(w, start, end, i_h, 0, 0, H, K, N, BK)
+    b_r = load_tile(r, start, end, i_h, 0, 0, H, K, N, BK)
+    b_a = load_tile(a, start, end, i_h, 0, 0, H, K, N, BK)
+    b_k = load_tile(k, start, end, i_h, 0, 0, H, K, N, BK)
+    b_b = load_tile(b, start, end, i_h, 0, 0, H, K, N, BK)
+    b_w, b_r, b_a, b_k, b_b = arrived(b_w), arrived(b_r), arrived(b_a), arrived(b_k), arrived(b_b)
+    lowest = tl.min(tl.min(_bands(b_w, CHUNKS).to(tl.float32), 2), 1)
+    b_w = _bands(tl.where(b_w <= BLOCK_TOKEN, 0.0, b_w).to(b_w.dtype), CHUNKS)  # wrong, but finite: written again
+    half = (j < C // 2).to(tl.float32)
+    upto = sums(_each((j <= i).to(tl.float32) - half, CHUNKS), b_w)
+    before = sums(_each((j < i).to(tl.float32) - half, CHUNKS), b_w)
+    key = exp(-upto)
+    r_high, r_low = split(_bands(b_r, CHUNKS).to(tl.float32) * (exp(upto) * scale))
+    a_high, a_low = split(_bands(b_a, CHUNKS).to(tl.float32) * exp(before))
+    k_high, k_low = split(_bands(b_k, CHUNKS).to(tl.float32) * key)
+    b_high, b_low = split(_bands(b_b, CHUNKS).to(tl.float32) * key)
+    b_U, b_X = _inverse(tl.where((i > j)[None, :, :], _by_turned(a_high, a_low, b_high, b_low), 0.0), C, LEVELS)
+    A_high, A_low = split(tl.where((i >= j)[None, :, :], _by_turned(r_high, r_low, b_high, b_low), 0.0))
+    X_high, X_low = split(b_X)
+    at, there = ((i_n * chunks + i_c + o_b) * H + i_h).to(tl.int64), i_c + o_b < chunks
+    tl.store(mild_chunks + at, (lowest > BLOCK_TOKEN).to(tl.int32), mask=there)
+    p = scores + at[:, None, None] * (2 * C * C)
+    p, turned = p + (i * C + j)[None, :, :], p + (j * C + i)[None, :, :]
+    upto, later = there[:, None, None] & (i >= j)[None, :, :], there[:, None, None] & (i > j)[None, :, :]
+    tl.store(turned, _by_turned(r_high, r_low, k_high, k_low), mask=upto)
+    tl.store(p, _by_turned(a_high, a_low, k_high, k_low), mask=later)
+    tl.store(turned + C * C, _by_turned(A_high, A_low, X_high, X_low), mask=upto)
+    tl.store(p + C * C, b_U, mask=later)
 
 
 @triton.jit
-def _factors(b_w, C: tl.constexpr, MILD: tl.constexpr):
-    """Log decays of reads and of keys, [2 C, BK] each. MILD: counted from the middle of the chunk."""
-    reads, keys = _passed(C)
-    if MILD:
-        half = (tl.arange(0, C) < C // 2)[None, :].to(tl.float32)
-        read, key = sums(reads.to(tl.float32) - half, b_w), sums(keys.to(tl.float32) + half - 1.0, b_w)
+def _load(x, start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
+    """A chunk's rows, turned, [BD, C]."""
+    o_c, o_d = tl.arange(0, C), tl.arange(0, BD)
+    m = (o_d < D)[:, None] & (o_c < end - start)[None, :]
+    return tl.load(x + (start * H + i_h) * D + o_d[:, None] + o_c[None, :] * (H * D), mask=m, other=0.0)
+
+
+@triton.jit
+def _pair(start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
+    """Offsets and mask of a chunk's rows, turned, and once more, [BD, 2 C]; which are the first, [1, 2 C]."""
+    o_r, o_d = tl.arange(0, 2 * C), tl.arange(0, BD)
+    o_c = o_r % C
+    m = (o_d < D)[:, None] & (o_c < end - start)[None, :]
+    return (start * H + i_h) * D + o_d[:, None] + o_c[None, :] * (H * D), m, (o_r < C)[None, :]
+
+
+@triton.jit
+def _load_pair(x, y, start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
+    """Rows of x, turned, beside those of y, [BD, 2 C]."""
+    o, m, left = _pair(start, end, i_h, H, D, C, BD)
+    if x.dtype == y.dtype:
+        b_x = tl.load(tl.where(left, x, y) + o, mask=m, other=0.0)
     else:
-        read, key = sums(reads, b_w), sums(keys, b_w)
-    return read, key
+        b_x = tl.load(x + o, mask=m & left, other=0.0).to(tl.float32)
+        b_x += tl.load(y + o, mask=m & (left == 0), other=0.0).to(tl.float32)
+    return b_x
 
 
 @triton.jit
-def _level(level, b_w, b_reads, b_keys, C: tl.constexpr):
-    """Of each row at a dyadic level: the decays between it and its half's boundary [2 C, C] and their product
-    [2 C, BK], what the row is, read or key [2 C, BK], which rows it meets [2 C, 2 C], and whether it is a read."""
-    o_r = tl.arange(0, 2 * C)
-    o_i = o_r % C + (level >> 8)  # as in `halves`: masks that are known before the loop would lie in registers
-    size = o_i * 0 + (1 << level)
-    is_read, first = ((o_i & size) != 0)[:, None], (o_i & -size)[:, None]
-    o_c = tl.arange(0, C)[None, :]
-    upto = o_i[:, None] + (o_r < C)[:, None].to(tl.int32)
-    passed = tl.where(is_read, (o_c >= first) & (o_c < upto), (o_c > o_i[:, None]) & (o_c < first + size[:, None]))
-    meet = ((o_i[:, None] ^ o_i[None, :]) >> level) == 1
-    return passed, exp(sums(passed, b_w)), tl.where(is_read, b_reads, b_keys), meet, is_read
+def _store_pair(p, q, x, start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
+    """The left half of x [4, BD / 4, 2 C], turned, to p, the right half to q."""
+    o, m, left = _pair(start, end, i_h, H, D, C, BD)
+    x = _whole(x)
+    if p.dtype == q.dtype:
+        tl.store(tl.where(left, p, q) + o, x.to(p.dtype.element_ty), mask=m)
+    else:
+        tl.store(p + o, x.to(p.dtype.element_ty), mask=m & left)
+        tl.store(q + o, x.to(q.dtype.element_ty), mask=m & (left == 0))
 
 
 @triton.jit
-def _any_scores(b_reads, b_keys, b_w, C: tl.constexpr, LEVELS: tl.constexpr):
-    """The scores for any decay, [2 C, 2 C]. b_reads, b_keys: without decay."""
-    x_high, x_low = split(b_reads)
-    y_high, y_low = split(b_keys)
-    b_A = tl.where((_ahead(C) == 0) & _upper(C), _product(x_high, x_low, tl.trans(y_high), tl.trans(y_low)), 0.0)
-    for level in range(LEVELS):
-        _, weight, x, meet, _ = _level(level, b_w, b_reads, b_keys, C)
-        high, low = split(x * weight)
-        b_A += tl.where(meet & (_ahead(C) > 0), _product(high, low, tl.trans(high), tl.trans(low)), 0.0)
-    return b_A
+def _store(p, x, start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
+    """x [4, BD / 4, C], turned."""
+    o_c, o_d = tl.arange(0, C), tl.arange(0, BD)
+    m = (o_d < D)[:, None] & (o_c < end - start)[None, :]
+    p = p + (start * H + i_h) * D + o_d[:, None] + o_c[None, :] * (H * D)
+    tl.store(p, _whole(x).to(p.dtype.element_ty), mask=m)
 
 
 @triton.jit
-def _any_grads(b_reads, b_keys, b_w, b_P, b_dw, C: tl.constexpr, LEVELS: tl.constexpr):
-    """What the scores' P makes of the gradients of reads and keys, and adds to b_dw. Nothing is subtracted."""
-    high, low = split(tl.where((_ahead(C) == 0) & _upper(C), b_P, 0.0))
-    x_high, x_low = split(b_keys)
-    d_reads = _product(high, low, x_high, x_low)
-    x_high, x_low = split(b_reads)
-    d_keys = _product(tl.trans(high), tl.trans(low), x_high, x_low)
-    b_P = tl.where(_ahead(C) > 0, b_P, 0.0)
-    b_P += tl.trans(b_P)
-    for level in range(LEVELS):
-        passed, weight, x, meet, is_read = _level(level, b_w, b_reads, b_keys, C)
-        high, low = split(tl.where(meet, b_P, 0.0))
-        x_high, x_low = split(x * weight)
-        grad = _product(high, low, x_high, x_low) * weight
-        d_reads += tl.where(is_read, grad, 0.0)
-        d_keys += tl.where(is_read, 0.0, grad)
-        b_dw = add_sums(b_dw, tl.trans(passed), grad * x, False)
-    return d_reads, d_keys, b_dw
+def _load_scores(p, there, C: tl.constexpr):
+    """Of the matrix at p what is on and above its diagonal, beside what is below, turned, [C, 2 C]."""
+    o_r, o_c = tl.arange(0, 2 * C), tl.arange(0, C)[:, None]
+    left, i = (o_r < C)[None, :], (o_r % C)[None, :]
+    m = tl.where(left, i >= o_c, i > o_c)
+    return tl.load(p + tl.where(left, o_c * C + i, i * C + o_c), mask=m & there, other=0.0)
+
+
+@triton.jit
+def _load_scores_turned(p, C: tl.constexpr):
+    """`_load_scores`, turned, [2 C, C]."""
+    o_r, j = tl.arange(0, 2 * C)[:, None], tl.arange(0, C)[None, :]
+    i = o_r % C
+    m = tl.where(o_r < C, i >= j, i > j)
+    return tl.load(p + tl.where(o_r < C, j * C + i, i * C + j), mask=m, other=0.0)
+
+
+@triton.jit
+def _load_right(p, OF_U: tl.constexpr, C: tl.constexpr):
+    """Zeros beside N or U of which `scores_kernel` left a half at p, [C, 2 C]."""
+    i, j = tl.arange(0, C)[:, None], tl.arange(0, 2 * C)[None, :] - C
+    if OF_U:
+        p, m = p + i * C + j, (j >= 0) & (i > j)
+    else:
+        p, m = p + j * C + i, (j >= 0) & (i >= j)
+    return tl.load(p, mask=m, other=0.0)
+
+
+@triton.jit
+def _decays(b_w, C: tl.constexpr):
+    """Log decays of reads, r's beside a's, from the chunk's beginning, and of keys to its end, [4, N, 2 C] each."""
+    o_c, o_r = tl.arange(0, C)[:, None], tl.arange(0, 2 * C)
+    i = (o_r % C)[None, :]
+    return sums_along(b_w, _each(o_c < i + (o_r < C)[None, :])), sums_along(b_w, _each(o_c > i))
+
+
+@triton.jit
+def _about_middle(b_w, C: tl.constexpr):
+    """Log decays of reads, r's beside a's, and of keys, from the middle of the chunk, [4, N, 2 C] each."""
+    o_c, o_r = tl.arange(0, C)[:, None], tl.arange(0, 2 * C)
+    half, i = (o_c < C // 2).to(tl.float32), (o_r % C)[None, :]
+    upto = (o_c <= i).to(tl.float32)
+    of_read = tl.where((o_r < C)[None, :], upto, (o_c < i).to(tl.float32)) - half
+    return sums_along(b_w, _each(of_read)), sums_along(b_w, _each(half - upto))
+
+
+@triton.jit
+def _column(x, at: tl.constexpr):
+    """Column `at` of x [4, N, M], [4 N]."""
+    x = tl.sum(tl.where((tl.arange(0, x.shape[2]) == at)[None, None, :], x, 0.0), 2)
+    return tl.reshape(x, (x.shape[0] * x.shape[1],))
+
+
+@triton.jit
+def _found_pointers(found, i, V: tl.constexpr, C: tl.constexpr, BV: tl.constexpr):
+    """Pointers and mask of v2^T of chunk and head i, [BV, C]."""
+    o_c, o_v = tl.arange(0, C), tl.arange(0, BV)
+    return found + i * C * V + o_v[:, None] + o_c[None, :] * V, (o_v < V)[:, None] & (o_c < C)[None, :]
+
+
+@triton.jit
+def _scale(largest):
+    """The power of two not above what is largest: what takes it away, and itself."""
+    exponent = largest.to(tl.int32, bitcast=True) & 0x7F800000
+    exponent = tl.minimum(tl.maximum(exponent, 0x04000000), 0x7B000000)  # so that its reciprocal is a number too
+    return (0x7F000000 - exponent).to(tl.float32, bitcast=True), exponent.to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def forward_kernel(
-    r, w, k, v, a, b, o, states, found, scales, inverse, mild, first, last, scale, T,
+    r, w, k, v, a, b, o, states, found, units, scores, mild, first, last, scale, T,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    LEVELS: tl.constexpr, MILD: tl.constexpr, KEEP: tl.constexpr, HAS_FIRST: tl.constexpr, WANTS_LAST: tl.constexpr,
+    KEEP: tl.constexpr, HAS_FIRST: tl.constexpr, WANTS_LAST: tl.constexpr,
 ):  # fmt: skip
-    """o, chunk after chunk; to KEEP, the state that enters each (about its middle) and its U. In registers: S [BK, BV].
-
-    The mild way goes first, through everything, and leaves a flag where it was not the right one: there the other way
-    writes all of it again. From one chunk's middle to the next it is one factor, of which `passing` is yet to come.
-    """
+    """o, chunk after chunk; to KEEP, S and v2. In registers: S^T, and the next chunk's rows on their way."""
     i_nh = tl.program_id(0)
-    if not MILD:
-        if tl.load(mild + i_nh) != 0:
-            return
     i_n, i_h = i_nh // H, i_nh % H
     chunks = tl.cdiv(T, C)
     begin = i_n.to(tl.int64) * T
     end = begin + T
-    o_r = tl.arange(0, 2 * C)
-    upper = _upper(C)
-    seen = (_ahead(C) > 0) | ((_ahead(C) == 0) & upper)
-    solved = (o_r >= C)[:, None] & (o_r >= C)[None, :]
-    o_u = tl.where(o_r < C, 0, o_r - C)
+    o_r, o_k, o_v = tl.arange(0, 2 * C), tl.arange(0, BK), tl.arange(0, BV)
+    left = (o_r < C)[None, None, :]
+    m_S = (o_v < V)[:, None] & (o_k < K)[None, :]
     b_S = tl.zeros([BK, BV], dtype=tl.float32)
     if HAS_FIRST:
-        p_S, m_S = state_pointers(first, i_nh, 0, 0, K, V, BK, BV)
-        b_S += tl.load(p_S, mask=m_S, other=0.0)
-    passing = tl.zeros([BK], dtype=tl.float32)
-    lowest = tl.zeros([C, BK], dtype=tl.float32)
+        p_first, m_first = state_pointers(first, i_nh, 0, 0, K, V, BK, BV)
+        b_S += tl.load(p_first, mask=m_first, other=0.0)
+    b_S = _bands(tl.trans(b_S))
+    lowest = tl.zeros([BK, C], dtype=tl.float32)
+    p_A = scores + (i_n * chunks * H + i_h).to(tl.int64) * (2 * C * C)
+    w_next = _load(w, begin, end, i_h, H, K, C, BK)
+    R_next = _load_pair(r, a, begin, end, i_h, H, K, C, BK)
+    E_next = _load_pair(k, b, begin, end, i_h, H, K, C, BK)
+    v_next = _load(v, begin, end, i_h, H, V, C, BV)
+    A_next = _load_scores(p_A, True, C)
+    U_next = _load_scores(p_A + C * C, True, C)
     for i_c in range(0, chunks):
         start = begin + i_c * C
-        i = (i_n * chunks + i_c) * H + i_h
-        b_w = load_decays(w, start, end, i_h, 0, H, K, C, BK)
-        b_reads = _load_both(r, a, start, end, i_h, H, K, C, BK) * tl.where(upper, scale, 1.0)
-        b_keys = _load_both(k, b, start, end, i_h, H, K, C, BK)
-        b_v = _load_upper(v, start, end, i_h, H, V, C, BV)
-        if MILD:
-            lowest = tl.minimum(lowest, b_w.to(tl.float32))
-            b_w = tl.where(b_w <= BLOCK_TOKEN, 0.0, b_w).to(b_w.dtype)  # wrong, but finite, and written again
-        read, key = _factors(b_w, C, MILD)
-        # The first row of a's reads is what comes before the chunk's first token, the last of r's what comes after all.
-        mid, rest = -_row(read, C), _row(read, C - 1)
-        b_S *= exp(passing + mid)[:, None]
+        i = ((i_n * chunks + i_c) * H + i_h).to(tl.int64)
+        b_w, b_R, b_E, b_v, b_A, b_U = w_next, R_next, E_next, v_next, A_next, U_next
+        more = i_c + 1 < chunks
+        stop = tl.where(more, end, start + C)
+        w_next = _load(w, start + C, stop, i_h, H, K, C, BK)
+        R_next = _load_pair(r, a, start + C, stop, i_h, H, K, C, BK)
+        E_next = _load_pair(k, b, start + C, stop, i_h, H, K, C, BK)
+        v_next = _load(v, start + C, stop, i_h, H, V, C, BV)
+        p_A += H * 2 * C * C
+        A_next = _load_scores(p_A, more, C)
+        U_next = _load_scores(p_A + C * C, more, C)
+        lowest = tl.minimum(lowest, b_w.to(tl.float32))
+        read, key = _decays(_bands(tl.maximum(b_w, GONE).to(b_w.dtype)), C)
+        total = _column(read, C - 1)
+        R_high, R_low = split(_whole(_bands(b_R).to(tl.float32) * (exp(read) * tl.where(left, scale, 1.0))))
+        E_high, E_low = split(_whole(_bands(b_E).to(tl.float32) * exp(key)))
         if KEEP:
-            store_state(states, scales + i.to(tl.int64) * (SCALES - K), i, b_S, 0, 0, K, V, BK, BV, True)
-        r_high, r_low = split(b_reads * exp(read))
-        k_high, k_low = split(b_keys * exp(key))
-        if MILD:
-            b_A = tl.where(seen, _product(r_high, r_low, tl.trans(k_high), tl.trans(k_low)), 0.0)
-        else:
-            b_A = _any_scores(b_reads, b_keys, b_w, C, LEVELS)
-        A_high, A_low = split(b_A)
-        b_U = _inverse(tl.where(solved, b_A, 0.0), 2 * C, LEVELS)
-        if KEEP:
-            tl.store(inverse + i.to(tl.int64) * 2 * C * C + o_u[:, None] * C + o_u[None, :], b_U, mask=solved)
-        U_high, U_low = split(b_U)
+            over, unit = _scale(tl.max(tl.reshape(tl.abs(b_S), (BV * BK,)), 0, keep_dims=True))
+            p_S = states + i * K * V + o_k[None, :] + o_v[:, None] * K
+            tl.store(p_S, _whole((b_S * over[None, None, :]).to(tl.float16)), mask=m_S)
+            tl.store(units + i * (BV + 1) + BV + tl.zeros([1], tl.int32), unit)
         S_high, S_low = split(b_S)
-        b_o = _product(r_high, r_low, S_high, S_low)
-        b_x = add_split_by_given(b_o, A_high, A_low, b_v)
-        x_high, x_low = split(tl.where(upper, b_v.to(tl.float32), b_x))
-        f_high, f_low = split(_product(U_high, U_low, x_high, x_low))
-        _store_upper(o, add_product(b_o, A_high, A_low, f_high, f_low), start, end, i_h, H, V, C, BV)
-        if MILD:
-            passing = rest
-        else:
-            b_S *= exp(rest)[:, None]
-        b_S = _add_written(b_S, k_high, k_low, f_high, f_low)
-    if MILD:
-        tl.store(mild + i_nh, (tl.min(lowest) > BLOCK_TOKEN).to(tl.float32))
+        A_high, A_low = split(b_A)
+        U_high, U_low = split(b_U + tl.where((o_r - C)[None, :] == tl.arange(0, C)[:, None], 1.0, 0.0))
+        b_v = _bands(b_v)
+        b_x = _product(S_high, S_low, _each(R_high), _each(R_low))
+        b_x = add_given_by_split(b_x, b_v, _each(A_high), _each(A_low))
+        x_high, x_low = split(_halves(b_x)[1])
+        b_f = _product(x_high, x_low, _each(U_high), _each(U_low))
+        _store(o, _halves(b_x + b_f)[0], start, end, i_h, H, V, C, BV)
+        if KEEP:
+            b_x = _halves(b_f)[1]
+            over, unit = _scale(tl.max(tl.abs(b_x), 2))
+            p_f, m_f = _found_pointers(found, i, V, C, BV)
+            tl.store(p_f, _whole((b_x * over[:, :, None]).to(tl.float16)), mask=m_f)
+            tl.store(units + i * (BV + 1) + o_v, tl.reshape(unit, (BV,)))
+        v_high, v_low = _given(b_v)
+        f_high, f_low = split(b_f)
+        f_high, f_low = tl.where(left, _twice(v_high), f_high), tl.where(left, _twice(v_low), f_low)
+        b_S *= exp(total)[None, None, :]
+        b_S = add_product(b_S, f_high, f_low, _each(tl.trans(E_high)), _each(tl.trans(E_low)))
+    tl.store(mild + i_nh, (tl.min(lowest) > BLOCK_TOKEN).to(tl.float32))
     if WANTS_LAST:
-        b_S *= exp(passing)[:, None]
-        p_S, m_S = state_pointers(last, i_nh, 0, 0, K, V, BK, BV)
-        tl.store(p_S, b_S, mask=m_S)
+        p_last, m_last = state_pointers(last, i_nh, 0, 0, K, V, BK, BV)
+        tl.store(p_last, tl.trans(_whole(b_S)), mask=m_last)
 
 
 @triton.jit
-def backward_kernel(
-    r, w, k, v, a, b, do, states, found, scales, inverse, mild, dr, dw, dk, dv, da, db, last, first, scale, T,
+def mild_backward_kernel(
+    r, w, k, v, a, b, do, states, found, units, scores, mild, dr, dw, dk, dv, da, db, last, first, scale, T,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    LEVELS: tl.constexpr, MILD: tl.constexpr, HAS_LAST: tl.constexpr,
+    HAS_LAST: tl.constexpr,
 ):  # fmt: skip
-    """All gradients, chunk after chunk from the last. last: that of the final state; first: where the initial one's
-    goes. In registers: D [BK, BV].
-
-    With what the states make of dR and dE, G S^T and F D^T, and with what has passed t as in `_passed`,
-    dw_t = e^{total} sum_v S D + sum_{i passed t} R_i (G S^T)_i + sum_{j passes t} E_j (F D^T)_j + the pairs' share,
-    which in mild chunks is sum_{i passed t} R_i (P E)_i - sum_{j >= t} E_j (P^T R)_j.
-    """
+    """All gradients of heads of mild chunks, chunk after chunk from the last. last: that of the final state; first:
+    where the initial one's goes. In registers: D^T."""
     i_nh = tl.program_id(0)
-    if tl.load(mild + i_nh) != MILD:
+    if tl.load(mild + i_nh) == 0:
         return
     i_n, i_h = i_nh // H, i_nh % H
     chunks = tl.cdiv(T, C)
     begin = i_n.to(tl.int64) * T
     end = begin + T
-    o_r, o_c, o_k = tl.arange(0, 2 * C), tl.arange(0, C), tl.arange(0, BK)
-    upper = _upper(C)
-    seen = (_ahead(C) > 0) | ((_ahead(C) == 0) & upper)
-    solved = (o_r >= C)[:, None] & (o_r >= C)[None, :]
-    o_u = tl.where(o_r < C, 0, o_r - C)
+    o_c, o_r, o_k, o_v = tl.arange(0, C), tl.arange(0, 2 * C), tl.arange(0, BK), tl.arange(0, BV)
+    left = (o_r < C)[None, None, :]
+    by_scale = tl.where(left, scale, 1.0)
+    ahead = (o_r % C)[:, None] - (o_r % C)[None, :]
+    seen = (ahead > 0) | ((ahead == 0) & (o_r < C)[:, None])
+    m_S = (o_k < K)[:, None] & (o_v < V)[None, :]
     b_D = tl.zeros([BK, BV], dtype=tl.float32)
     if HAS_LAST:
         p_D, m_D = state_pointers(last, i_nh, 0, 0, K, V, BK, BV)
         b_D += tl.load(p_D, mask=m_D, other=0.0)
+    b_D = _bands(tl.trans(b_D))
     passing = tl.zeros([BK], dtype=tl.float32)
-    for j in range(0, chunks):
-        i_c = chunks - 1 - j
+    for n in range(0, chunks):
+        i_c = chunks - 1 - n
         start = begin + i_c * C
-        i = (i_n * chunks + i_c) * H + i_h
-        b_w = load_decays(w, start, end, i_h, 0, H, K, C, BK)
-        by_scale = tl.where(upper, scale, 1.0)
-        b_reads = _load_both(r, a, start, end, i_h, H, K, C, BK) * by_scale
-        b_keys = _load_both(k, b, start, end, i_h, H, K, C, BK)
-        b_v = _load_upper(v, start, end, i_h, H, V, C, BV)
-        b_do = _load_upper(do, start, end, i_h, H, V, C, BV)
-        b_S, unit = kept_state(states, scales + i.to(tl.int64) * (SCALES - K), i, True, 0, 0, K, V, BK, BV, True)
-        b_S = b_S.to(tl.float32) * unit[:, None]
-        b_U = tl.load(inverse + i.to(tl.int64) * 2 * C * C + o_u[:, None] * C + o_u[None, :], mask=solved, other=0.0)
-        U_high, U_low = split(tl.where(upper & (o_r[:, None] == o_r[None, :]), 1.0, b_U))
-        read, key = _factors(b_w, C, MILD)
-        mid, rest = -_row(read, C), _row(read, C - 1)
+        i = ((i_n * chunks + i_c) * H + i_h).to(tl.int64)
+        b_w = _load(w, start, end, i_h, H, K, C, BK)
+        b_R = _load_pair(r, a, start, end, i_h, H, K, C, BK)
+        b_E = _load_pair(k, b, start, end, i_h, H, K, C, BK)
+        b_v = _load(v, start, end, i_h, H, V, C, BV)
+        b_do = _load(do, start, end, i_h, H, V, C, BV)
+        p_f, m_f = _found_pointers(found, i, V, C, BV)
+        b_f = tl.load(p_f, mask=m_f, other=0.0)
+        S_unit = tl.load(units + i * (BV + 1) + BV + tl.zeros([BK], tl.int32))
+        f_unit = tl.load(units + i * (BV + 1) + o_v)
+        p_A = scores + i * (2 * C * C)
+        expect(states + i * K * V + o_v * K, o_v < V, 1)  # there are no registers for it yet
+        b_N, b_U = _load_right(p_A + C * C, False, C), _load_right(p_A + C * C, True, C)
+        b_A = _load_scores_turned(p_A, C)
+        b_w, b_R, b_E = arrived(b_w), arrived(b_R), arrived(b_E)
+        b_v, b_do, b_f = _bands(arrived(b_v)), _bands(arrived(b_do)), _bands(arrived(b_f))
+        b_N, b_U, b_A = arrived(b_N), arrived(b_U), arrived(b_A)
+        read, key = _about_middle(_bands(b_w), C)
+        mid, rest = -_column(read, C), _column(read, C - 1)
         read, key = exp(read), exp(key)
-        r_high, r_low = split(b_reads * read)
-        k_high, k_low = split(b_keys * key)
-        if MILD:
-            b_A = tl.where(seen, _product(r_high, r_low, tl.trans(k_high), tl.trans(k_low)), 0.0)
-            b_D *= exp(passing + rest)[:, None]
-        else:
-            b_A = _any_scores(b_reads, b_keys, b_w, C, LEVELS)
-        A_high, A_low = split(b_A)
-        S_high, S_low = split(b_S)
+        R_high, R_low = split(_bands(b_R).to(tl.float32) * (read * by_scale))
+        E_high, E_low = split(_bands(b_E).to(tl.float32) * key)
+
+        # In bands of channels of v: F, G and dv. F's halves come beside each other by products with ones: what a
+        # product gives lies where the next one needs it, in the place of wherever loads put it.
+        b_F = tl.dot(b_f, _each(o_c[:, None] + C == o_r[None, :]).to(b_f.dtype))
+        b_F *= tl.reshape(f_unit, (BANDS, BV // BANDS))[:, :, None]
+        b_F += tl.dot(b_v, _each(o_c[:, None] == o_r[None, :]).to(b_v.dtype))
+        F_high, F_low = split(b_F)
+        b_D *= exp(passing + rest)[None, None, :]
         D_high, D_low = split(b_D)
-        b_SD = tl.sum(b_S * b_D, 1)
+        b_x, b_y = _halves(_product(D_high, D_low, _each(_whole(E_high)), _each(_whole(E_low))))
+        A_high, A_low = split(b_N + tl.where(o_c[:, None] == o_r[None, :], 1.0, 0.0))  # do stays, and N^T do
+        U_high, U_low = split(b_U + tl.where(o_c[:, None] + C == o_r[None, :], 1.0, 0.0))
+        x_high, x_low = split(b_y)
+        b_G = _product(x_high, x_low, _each(U_high), _each(U_low))
+        b_G = add_given_by_split(b_G, b_do, _each(A_high), _each(A_low))
+        G_high, G_low = split(b_G)
+        A_high, A_low = split(b_A)
+        b_x = add_product(b_x, G_high, G_low, _each(A_high), _each(A_low))
+        _store(dv, b_x, start, end, i_h, H, V, C, BV)
 
-        b_x = add_split_by_given(_product(r_high, r_low, S_high, S_low), A_high, A_low, b_v)
-        x_high, x_low = split(tl.where(upper, b_v.to(tl.float32), b_x))
-        f_high, f_low = split(_product(U_high, U_low, x_high, x_low))
-        b_x = add_split_by_given(_product(k_high, k_low, D_high, D_low), tl.trans(A_high), tl.trans(A_low), b_do)
-        x_high, x_low = split(tl.where(upper, b_do.to(tl.float32), b_x))
-        b_G = _product(tl.trans(U_high), tl.trans(U_low), x_high, x_low)
-        g_high, g_low = split(b_G)
-        x_high, x_low = split(tl.where(upper, 0.0, b_G))
-        b_dv = add_product(b_x, tl.trans(A_high), tl.trans(A_low), x_high, x_low)
-        _store_upper(dv, b_dv, start, end, i_h, H, V, C, BV)
-
-        b_P = _product(g_high, g_low, tl.trans(f_high), tl.trans(f_low))
-        x_reads = _product(g_high, g_low, tl.trans(S_high), tl.trans(S_low))
-        x_keys = _product(f_high, f_low, tl.trans(D_high), tl.trans(D_low))
-        b_dw = tl.zeros([C, BK], dtype=tl.float32)
-        if MILD:
-            P_high, P_low = split(tl.where(seen, b_P, 0.0))
-            # The same products in both, of which a decay's gradient is the difference: nothing of them is left out.
-            d_reads = add_whole_product(x_reads, P_high, P_low, k_high, k_low)
-            d_keys = add_whole_product(tl.zeros_like(x_keys), tl.trans(P_high), tl.trans(P_low), r_high, r_low)
-            of_reads = (r_high.to(tl.float32) + r_low.to(tl.float32)) * d_reads
-            keys = k_high.to(tl.float32) + k_low.to(tl.float32)
-            b_dw = add_sums(b_dw, o_c[:, None] <= o_c[None, :], _folded(of_reads - keys * d_keys), True)
-            b_dw = add_sums(b_dw, o_c[:, None] > o_c[None, :], _folded(keys * x_keys), False)
-            b_dw += b_SD[None, :] - _folded(tl.where(upper, 0.0, of_reads))  # a has not passed its own token's decay
-            b_dw = tl.where((o_c == 0)[:, None] & (unit < 2.0**-118)[None, :], 0.0, b_dw)  # no state: as `is_zero`
-            d_reads *= read
-            d_keys = (d_keys + x_keys) * key
-            passing = mid
-        else:
-            x_reads, x_keys = x_reads * read, x_keys * key
-            passed_reads, passed_keys = _passed(C)
-            b_dw = add_sums(b_dw, tl.trans(passed_reads), b_reads * x_reads, False)
-            b_dw = add_sums(b_dw, tl.trans(passed_keys), b_keys * x_keys, False)
-            d_reads, d_keys, b_dw = _any_grads(b_reads, b_keys, b_w, b_P, b_dw, C, LEVELS)
-            d_reads += x_reads
-            d_keys += x_keys
-            b_dw += (b_SD * exp(rest))[None, :]
-            b_D *= exp(rest)[:, None]
-        _store_both(dr, da, d_reads * by_scale, start, end, i_h, H, K, C, BK)
-        _store_both(dk, db, d_keys, start, end, i_h, H, K, C, BK)
-        p_w = dw + (start * H + i_h) * K + o_c[:, None] * (H * K) + o_k[None, :]
-        tl.store(p_w, b_dw.to(dw.dtype.element_ty), mask=(o_c < end - start)[:, None] & (o_k < K)[None, :])
-        b_D = _add_written(b_D, r_high, r_low, g_high, g_low)
-    b_D *= exp(passing)[:, None]
+        # In bands of channels of k: all others.
+        g_high, g_low, f_high, f_low = _whole(G_high), _whole(G_low), _whole(F_high), _whole(F_low)
+        b_P = add_product(tl.zeros([2 * C, 2 * C], tl.float32), tl.trans(g_high), tl.trans(g_low), f_high, f_low)
+        P_high, P_low = split(tl.where(seen, b_P, 0.0))
+        D_high, D_low = _bands(tl.trans(_whole(D_high))), _bands(tl.trans(_whole(D_low)))
+        x_keys = _product(D_high, D_low, _each(f_high), _each(f_low))
+        d_keys = add_whole_product(tl.zeros_like(x_keys), R_high, R_low, _each(P_high), _each(P_low))
+        keys = E_high.to(tl.float32) + E_low.to(tl.float32)
+        of_k, of_b = _halves(keys * d_keys)
+        by_k, by_b = _halves(keys * x_keys)
+        _store_pair(dk, db, (d_keys + x_keys) * key, start, end, i_h, H, K, C, BK)
+        later = (o_c[:, None] >= o_c[None, :]).to(tl.float32)
+        b_dw = sums_along(by_k + by_b, _each(1.0 - later), False)
+        of_keys = of_k + of_b
+        b_S = tl.load(states + i * K * V + o_k[:, None] + o_v[None, :] * K, mask=m_S, other=0.0)
+        b_S = _bands(b_S.to(tl.float32) * (exp(mid) * S_unit)[:, None])
+        S_high, S_low = split(b_S)
+        b_SD = _by_turned(S_high, S_low, D_high, D_low)
+        b_SD = tl.sum(tl.where(o_c[:, None] == o_c[None, :], b_SD, 0.0), 2)
+        x_reads = _product(S_high, S_low, _each(g_high), _each(g_low))
+        d_reads = add_whole_product(x_reads, E_high, E_low, _each(tl.trans(P_high)), _each(tl.trans(P_low)))
+        of_r, of_a = _halves((R_high.to(tl.float32) + R_low.to(tl.float32)) * d_reads)
+        b_dw += sums_along((of_r + of_a) - of_keys, _each(later))
+        b_dw += b_SD[:, :, None] - of_a  # a has not passed its own token's decay
+        empty = tl.reshape(S_unit < 2.0**-118, (BANDS, BK // BANDS))[:, :, None]
+        b_dw = tl.where((o_c == 0)[None, None, :] & empty, 0.0, b_dw)  # as `is_zero`
+        _store(dw, b_dw, start, end, i_h, H, K, C, BK)
+        _store_pair(dr, da, d_reads * (read * by_scale), start, end, i_h, H, K, C, BK)
+        b_D = add_product(b_D, G_high, G_low, _each(tl.trans(_whole(R_high))), _each(tl.trans(_whole(R_low))))
+        passing = mid
+    b_D *= exp(passing)[None, None, :]
     p_D, m_D = state_pointers(first, i_nh, 0, 0, K, V, BK, BV)
-    tl.store(p_D, b_D, mask=m_D)
+    tl.store(p_D, tl.trans(_whole(b_D)), mask=m_D)
 
 
 def takes(r, v, cu_seqlens, chunk_size) -> bool:
@@ -424,22 +523,22 @@ def takes(r, v, cu_seqlens, chunk_size) -> bool:
 
 
 def kept_shapes(r, w, k, v, a, b, cu_seqlens, chunk_size) -> tuple[tuple[int, ...], ...]:
-    """Shapes of what `forward` keeps for `backward`: the state entering every chunk, 16-bit, two to a number; what its
-    rows are multiples of; each chunk's scores or U; and which heads' sequences are mild."""
+    """Shapes of what `forward` keeps for `backward`: the state entering every chunk and each v2, 16-bit, two to a
+    number; what these are multiples of; the scores; and which heads' sequences are mild."""
     (B, T, H, K), V = r.shape, v.shape[-1]
     chunks = B * cdiv(T, CHUNK)
-    halves = chunks * H * (K + CHUNK) * V
-    return (cdiv(halves, 2),), (chunks, H, SCALES.value), (chunks, H, 2, CHUNK, CHUNK), (B, H)
+    states = cdiv(chunks * H * (K + CHUNK) * V, 2)
+    return (states,), (chunks, H, UNITS), (chunks, H, 2, CHUNK, CHUNK), (B, H)
 
 
 def _states_and_found(kept, r, v):
-    """The states and v2's in a tensor that is kept."""
+    """The states, and v2 behind them, in a tensor that is kept."""
     (B, T, H, K), V = r.shape, v.shape[-1]
     halves = kept.view(torch.float16)
     return halves, halves[B * cdiv(T, CHUNK) * H * K * V :]
 
 
-def _options(name, r, v):
+def _options(name, r):
     launch = TABLE[f"rwkv7.fused.{name}", "16-bit"]
     return dict(
         H=r.shape[2], K=r.shape[3], C=CHUNK, BK=CHANNELS,
@@ -451,33 +550,38 @@ def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, cu_seqle
     """o, the final state (None unless asked for), and as in `kept_shapes`."""
     (B, T, H, K), V = r.shape, v.shape[-1]
     shapes = kept_shapes(r, w, k, v, a, b, cu_seqlens, chunk_size)
-    states, scales = (r.new_empty(shape if keep else (0,) * len(shape), dtype=torch.float32) for shape in shapes[:2])
-    scores, mild = (r.new_empty(shape, dtype=torch.float32) for shape in shapes[2:])
-    if (K + CHUNK) * V * scales.shape[0] * H % 2:
+    if not keep:
+        shapes = (0,), (0,), *shapes[2:]
+    states, units, scores, mild = (r.new_empty(shape, dtype=torch.float32) for shape in shapes)
+    if keep and units[..., 0].numel() * (K + CHUNK) * V % 2:
         states[-1:] = 0  # half of it is written, and no output may be left to chance
-    o, final_state = torch.empty_like(v), scales.new_empty(B, H, K, V) if output_final_state else None
-    written = (*_states_and_found(states, r, v), scales, scores, mild)
-    given = r, w, k, v, a, b, o, *written, initial_state, final_state, scale, T
-    switches = dict(V=V, BV=CHANNELS, KEEP=keep, HAS_FIRST=initial_state is not None, WANTS_LAST=output_final_state)
-    options = _options("scores", r, v)
-    together = options["num_warps"]
-    scores_kernel[(B * cdiv(T, CHUNK * together) * H,)](
-        r, w, k, a, b, scores, scale, T, LEVELS=LEVELS, CHUNKS=together, **options
-    )
-    mild_forward_kernel[(B * H,)](*given, **switches, **_options("forward.mild", r, v))
-    forward_kernel[(B * H,)](*given, LEVELS=LEVELS, MILD=0, **switches, **_options("forward.dyadic", r, v))
-    return o, final_state, (states, scales, scores, mild)
+    mild_chunks = scores.new_empty(scores.shape[:2], dtype=torch.int32)
+    o, final_state = torch.empty_like(v), scores.new_empty(B, H, K, V) if output_final_state else None
+    for kernel, name in (scores_kernel, "scores.mild"), (any_scores_kernel, "scores.dyadic"):
+        options = _options(name, r)
+        together = options["num_warps"] if kernel is scores_kernel else LOOKED_AT
+        kernel[(B * cdiv(T, CHUNK * together) * H,)](
+            r, w, k, a, b, scores, mild_chunks, scale, T, LEVELS=LEVELS, CHUNKS=together, **options
+        )
+    forward_kernel[(B * H,)](
+        r, w, k, v, a, b, o, *_states_and_found(states, r, v), units, scores, mild, initial_state, final_state,
+        scale, T, V=V, BV=CHANNELS, KEEP=keep, HAS_FIRST=initial_state is not None, WANTS_LAST=output_final_state,
+        **_options("forward", r),
+    )  # fmt: skip
+    return o, final_state, (states, units, scores, mild)
 
 
 def backward(r, w, k, v, a, b, scale, initial_state, cu_seqlens, chunk_size, kept, do, dfinal_state):
     """dr, dw, dk, dv, da, db in their inputs' dtypes and dinitial_state [N, H, K, V] in float32."""
-    states, scales, scores, mild = kept
+    states, units, scores, mild = kept
     (B, T, H, K), V = r.shape, v.shape[-1]
     dr, dw, dk, dv, da, db = (torch.empty_like(x) for x in (r, w, k, v, a, b))
-    dinitial_state = scales.new_empty(B, H, K, V)
-    read = (*_states_and_found(states, r, v), scales, scores, mild)
-    given = r, w, k, v, a, b, do, *read, dr, dw, dk, dv, da, db, dfinal_state, dinitial_state, scale, T
+    dinitial_state = units.new_empty(B, H, K, V)
+    given = (
+        r, w, k, v, a, b, do, *_states_and_found(states, r, v), units, scores, mild, dr, dw, dk, dv, da, db,
+        dfinal_state, dinitial_state, scale, T,
+    )  # fmt: skip
     switches = dict(V=V, BV=CHANNELS, HAS_LAST=dfinal_state is not None)
-    mild_backward_kernel[(B * H,)](*given, **switches, **_options("backward.mild", r, v))
-    backward_kernel[(B * H,)](*given, LEVELS=LEVELS, MILD=0, **switches, **_options("backward.dyadic", r, v))
+    mild_backward_kernel[(B * H,)](*given, **switches, **_options("backward.mild", r))
+    any_backward_kernel[(B * H,)](*given, LEVELS=LEVELS, **switches, **_options("backward.dyadic", r))
     return dr, dw, dk, dv, da, db, dinitial_state
