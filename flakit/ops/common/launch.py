@@ -111,7 +111,7 @@ ROWS = {
     ("rwkv7.long.read_grads.dyadic", "16-bit"): Launch(64, 64, 4, 1),
     ("rwkv7.long.write_grads.mild", "16-bit"): Launch(64, 64, 4, 1),
     ("rwkv7.long.write_grads.dyadic", "16-bit"): Launch(64, 64, 4, 1),
-    ("rwkv7.fused.scores.mild", "16-bit"): Launch(64, 64, 1, 1),
+    ("rwkv7.fused.scores.mild", "16-bit"): Launch(64, 64, 2, 1, 168),
     ("rwkv7.fused.scores.dyadic", "16-bit"): Launch(64, 64, 4, 1),
     ("rwkv7.fused.forward", "16-bit"): Launch(64, 64, 4, 1),
     ("rwkv7.fused.backward.mild", "16-bit"): Launch(64, 64, 4, 1),

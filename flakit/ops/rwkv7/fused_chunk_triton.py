@@ -122,15 +122,21 @@ def _given(x):
 
 @triton.jit
 def _product(a_high, a_low, b_high, b_low):
+    """a b of split operands, band by band."""
     acc = tl.zeros([a_high.shape[0], a_high.shape[1], b_high.shape[2]], dtype=tl.float32)
     return add_product(acc, a_high, a_low, b_high, b_low)
 
 
 @triton.jit
-def _by_turned(a_high, a_low, b_high, b_low):
-    """a b^T of split operands. As two sums: with few columns, a product waits for the one before it."""
-    b_high, b_low = _turned(b_high), _turned(b_low)
+def _narrow_product(a_high, a_low, b_high, b_low):
+    """As `_product`, in two sums: with few columns each product would wait for the one before it."""
     return tl.dot(a_high, b_high) + tl.dot(a_low, b_high, tl.dot(a_high, b_low))
+
+
+@triton.jit
+def _by_turned(a_high, a_low, b_high, b_low):
+    """a b^T of split operands."""
+    return _narrow_product(a_high, a_low, _turned(b_high), _turned(b_low))
 
 
 @triton.jit
@@ -473,7 +479,7 @@ def mild_backward_kernel(
         A_high, A_low = split(b_N + tl.where(o_c[:, None] == o_r[None, :], 1.0, 0.0))  # do stays, and N^T do
         U_high, U_low = split(b_U + tl.where(o_c[:, None] + C == o_r[None, :], 1.0, 0.0))
         x_high, x_low = split(b_y)
-        b_G = _product(x_high, x_low, _each(U_high), _each(U_low))
+        b_G = _narrow_product(x_high, x_low, _each(U_high), _each(U_low))
         b_G = add_given_by_split(b_G, b_do, _each(A_high), _each(A_low))
         G_high, G_low = split(b_G)
         A_high, A_low = split(b_A)
