@@ -54,6 +54,7 @@ again for what the solution and the softmax make of them. bfloat16's are the sam
 
 LONGEST_LOOP = 256  # tokens, on a GPU
 MOST_MOVED = 2**21
+MOST_MOVED_ON_A_GPU = 2**23  # of at most LONGEST_LOOP tokens
 DRAWS = 8
 
 
@@ -97,7 +98,8 @@ def _squares(op: Operator, made: Mapping, arriving: Arriving, values: Mapping) -
 def _movements(op: Operator, made: Mapping, arriving: Arriving, values: Mapping) -> dict[str, Tensor]:
     """How far every value moves, per part that the inputs move, in the mean square of a few draws."""
     size = op.size(op.leaves(made))
-    if size["B"] * size["T"] * size["H"] * size["K"] * max(size["V"], size.get("M", 1)) > MOST_MOVED:
+    most = MOST_MOVED_ON_A_GPU if made[op.tensors[0]].is_cuda and size["T"] <= LONGEST_LOOP else MOST_MOVED
+    if size["B"] * size["T"] * size["H"] * size["K"] * max(size["V"], size.get("M", 1)) > most:
         return {}
     return units(op, made, arriving, values, draws=DRAWS)
 
