@@ -540,8 +540,8 @@ def kept_shapes(r, w, k, v, a, b, cu_seqlens, chunk_size) -> tuple[tuple[int, ..
 def _states_and_found(kept, r, v):
     """The states, and v2 behind them, in a tensor that is kept."""
     (B, T, H, K), V = r.shape, v.shape[-1]
-    halves = kept.view(torch.float16)
-    return halves, halves[B * cdiv(T, CHUNK) * H * K * V :]
+    halves, states = kept.view(torch.float16), B * cdiv(T, CHUNK) * H * K * V
+    return halves[:states], halves[states:]
 
 
 def _options(name, r):
