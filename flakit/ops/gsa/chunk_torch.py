@@ -62,6 +62,16 @@ def _slot_rows(states: tuple[Tensor, Tensor] | None) -> tuple[Tensor | None, Ten
     return (None, None) if states is None else (states[0].mT, states[1])
 
 
+def softmax_grads(p: Tensor, dp: Tensor) -> Tensor:
+    """p (dp - <p, dp>), with dp taken from that of the likeliest slot on.
+
+    <p, dp> takes away what all of dp have in common. Where nearly all of p is one slot's, that is nearly all of that
+    slot's dp, and what is left of it would be the few digits of a difference.
+    """
+    dp = dp - dp.gather(-1, p.argmax(-1, keepdim=True))
+    return p * (dp - (p * dp).sum(-1, keepdim=True))
+
+
 def forward(q, k, v, s, g, scale, initial_state, chunk_size) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """o [B, T, HQ, V] and (hk_T, hv_T), in float32 (float64 for float64 inputs)."""
     T, H, dtype = q.shape[1], k.shape[2], torch.promote_types(q.dtype, torch.float32)
@@ -100,7 +110,7 @@ def backward(q, k, v, s, g, scale, initial_state, do, dfinal_state, chunk_size) 
     faded = found + read_sums(A, s, levels)
     scores, dp = apart(weighed(faded, now) + _own(A, s), -2, 2)
     p = scores.softmax(-1)
-    dscores = p * (dp - (p * dp).sum(-1, keepdim=True))
+    dscores = softmax_grads(p, dp)
 
     own = beside(dscores, p)
     reads = weighed(own, now)

@@ -129,6 +129,15 @@ def _softmax(b_scores, M: tl.constexpr, BM: tl.constexpr):
     return b_p / tl.sum(b_p, 1)[:, None]
 
 
+@triton.jit
+def _softmax_grads(b_p, b_dp, SCALED: tl.constexpr):
+    """p (dp - <p, dp>), as `chunk_torch.softmax_grads`; SCALED: straight away, beside 16-bit inputs."""
+    if not SCALED:
+        largest = tl.max(b_p, 1)[:, None]
+        b_dp -= tl.max(tl.where(b_p == largest, b_dp, -float("inf")), 1)[:, None]
+    return b_p * (b_dp - tl.sum(b_p * b_dp, 1)[:, None])
+
+
 # --- mild chunks -----------------------------------------------------------------------------------------------------
 
 
@@ -229,7 +238,7 @@ def mild_softmax_grads_kernel(
     high, low = split(kept.to(tl.float32) * read)
     b_reads = (high.to(tl.float32) + low.to(tl.float32)) * b_dp
     b_dp *= read
-    b_x = b_p * (b_dp - tl.sum(b_p * b_dp, 1)[:, None]) * scale
+    b_x = _softmax_grads(b_p, b_dp, True) * scale
     store_tile(dscores, b_x, start, end, i_hq, 0, H * G, M, C, BM)
     high, low = split(b_x * read)
     b_reads += (high.to(tl.float32) + low.to(tl.float32)) * (b_found * exp(-upto))
@@ -535,7 +544,7 @@ def _any_softmax_grads(
     b_dp = _found(b_dA, b_base, b_s, b_g, C, LEVELS, SCALED)
     b_p = _softmax(load_tile(found, start, end, i_hq, 0, 0, H * G, M, C, BM) * scale, M, BM)
     store_tile(p, b_p, start, end, i_hq, 0, H * G, M, C, BM)
-    b_dp = b_p * (b_dp - tl.sum(b_p * b_dp, 1)[:, None])
+    b_dp = _softmax_grads(b_p, b_dp, SCALED)
     store_tile(dscores, b_dp * scale, start, end, i_hq, 0, H * G, M, C, BM)
 
 

@@ -31,6 +31,7 @@ from ..common.recurrence_triton import (
     through,
     together,
 )
+from .chunk_torch import softmax_grads
 
 FEW, FEW_WALKS = 64, 256
 """Programs of one token and of several; below it V is cut finer, though every block of V walks hk again."""
@@ -269,6 +270,6 @@ def backward(q, k, v, s, g, scale, initial_state, cu_seqlens, chunk_size, kept, 
     passes = _Passes(q, s, g, cu_seqlens)
     (p, hk, hv), (dhk, dhv) = kept, dfinal_state or (None, None)
     dp, dv, ds_v, dg_v, dhv = passes.differentiate(p, v, do, False, hv, dhv)
-    dscores = scale * p * (dp - (p * dp).sum(-1, keepdim=True))
+    dscores = scale * softmax_grads(p, dp)
     dq, dk, ds_k, dg_k, dhk = passes.differentiate(dscores, k, q, True, hk, dhk)
     return dq, dk, dv, ds_k + ds_v, dg_k + dg_v, (dhk, dhv)

@@ -131,3 +131,13 @@ def test_groups_of_queries_with_several_blocks_of_channels(place):
     T, dtype = (70, "float16") if place is INTERPRETED else (300, "bfloat16")
     made, arriving = place.make(setting, T=T, H=1, dtype=dtype)
     place.check(made, arriving, "chunk", "gsa", chunk_size=64)
+
+
+@EVERYWHERE
+@FORMS
+def test_a_softmax_that_is_all_but_one_slots(place, form):
+    """What is left for the others is small, and its gradients' digits are not those of a difference of large ones."""
+    made, arriving = place.make(SETTING, T=37, H=2, K=16, V=16, M=16, dtype="float32", decay="-50", states="none")
+    made["q"] = 32 * made["q"]
+    found = place.check(made, arriving, form, "gsa")
+    assert found["dq"].abs().amax(-1).min() < 1e-5 * found["dq"].abs().max()
