@@ -927,14 +927,11 @@ class _Plan(ChunkPlan):
             )  # fmt: skip
             for name, size in blocks.items():
                 options |= {name: size, f"B{name}": self.block(size, row.BV)}
-            if way == "dyadic":
-                options |= dict(LEVELS=self.C.bit_length() - 1, SCALED=self.scaled)
-            programs = self.chunks * heads
-            where = self.where
+            programs, where = self.chunks * heads, self.where
             if way == "dyadic":
                 programs = cdiv(self.chunks * self.H, self.at_once) * (heads // self.H)
                 where = (*self.where, self.chunks)
-                options |= dict(AT_ONCE=self.at_once)
+                options |= dict(LEVELS=self.C.bit_length() - 1, SCALED=self.scaled, AT_ONCE=self.at_once)
             if apart:
                 programs *= math.prod(cdiv(size, options[f"B{name}"]) for name, size in blocks.items())
             taken = self.taken_apart(given, mild=way == "mild")
