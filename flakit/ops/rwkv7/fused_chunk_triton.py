@@ -68,7 +68,7 @@ UNITS = CHANNELS + 1
 LOOKED_AT = 16
 """Chunks that a program for any decay looks at."""
 GONE = tl.constexpr(-128.0)
-"""A decay of which float32 keeps nothing. What `sums` adds has to be finite."""
+"""A decay of which float32 keeps nothing, as in `load_decays`. A NaN is not lost with it: the scores have it."""
 
 
 @triton.jit
@@ -149,7 +149,7 @@ def _over_pairs(x):
 
 
 @triton.jit
-def _inverse(b_A, C: tl.constexpr, LEVELS: tl.constexpr):
+def _inverse_and_turned(b_A, C: tl.constexpr, LEVELS: tl.constexpr):
     """(I - A)^{-1} and its transpose, of strictly lower triangular matrices A [N, C, C]: at each level the lower left
     blocks join two inverses, U + U A U. A product's result is in its place as a left operand, or turned as a right one,
     so that with both of them at hand no thread needs what another has.
@@ -204,7 +204,8 @@ def scores_kernel(
     a_high, a_low = split(_bands(b_a, CHUNKS).to(tl.float32) * exp(before))
     k_high, k_low = split(_bands(b_k, CHUNKS).to(tl.float32) * key)
     b_high, b_low = split(_bands(b_b, CHUNKS).to(tl.float32) * key)
-    b_U, b_X = _inverse(tl.where((i > j)[None, :, :], _by_turned(a_high, a_low, b_high, b_low), 0.0), C, LEVELS)
+    b_A = tl.where((i > j)[None, :, :], _by_turned(a_high, a_low, b_high, b_low), 0.0)
+    b_U, b_X = _inverse_and_turned(b_A, C, LEVELS)
     A_high, A_low = split(tl.where((i >= j)[None, :, :], _by_turned(r_high, r_low, b_high, b_low), 0.0))
     X_high, X_low = split(b_X)
     at, there = ((i_n * chunks + i_c + o_b) * H + i_h).to(tl.int64), i_c + o_b < chunks
@@ -306,7 +307,7 @@ def _decays(b_w, C: tl.constexpr):
 
 
 @triton.jit
-def _about_middle(b_w, C: tl.constexpr):
+def _decays_about_middle(b_w, C: tl.constexpr):
     """Log decays of reads, r's beside a's, and of keys, from the middle of the chunk, [4, N, 2 C] each."""
     o_c, o_r = tl.arange(0, C)[:, None], tl.arange(0, 2 * C)
     half, i = (o_c < C // 2).to(tl.float32), (o_r % C)[None, :]
@@ -331,7 +332,7 @@ def _found_pointers(found, i, V: tl.constexpr, C: tl.constexpr, BV: tl.constexpr
 
 @triton.jit
 def _scale(largest):
-    """The power of two not above what is largest: what takes it away, and itself."""
+    """The power of two not above what is largest, as in `scaled`: what takes it away, and itself."""
     exponent = largest.to(tl.int32, bitcast=True) & 0x7F800000
     exponent = tl.minimum(tl.maximum(exponent, 0x04000000), 0x7B000000)  # so that its reciprocal is a number too
     return (0x7F000000 - exponent).to(tl.float32, bitcast=True), exponent.to(tl.float32, bitcast=True)
@@ -461,7 +462,7 @@ def mild_backward_kernel(
         b_w, b_R, b_E = arrived(b_w), arrived(b_R), arrived(b_E)
         b_v, b_do, b_f = _bands(arrived(b_v)), _bands(arrived(b_do)), _bands(arrived(b_f))
         b_N, b_U, b_A = arrived(b_N), arrived(b_U), arrived(b_A)
-        read, key = _about_middle(_bands(b_w), C)
+        read, key = _decays_about_middle(_bands(b_w), C)
         mid, rest = -_column(read, C), _column(read, C - 1)
         read, key = exp(read), exp(key)
         R_high, R_low = split(_bands(b_R).to(tl.float32) * (read * by_scale))
