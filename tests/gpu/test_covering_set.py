@@ -18,13 +18,12 @@ LONG = [
     for setting, (K, V) in zip(covering_set("rwkv7", "full"), cycle([(64, 64), (40, 64), (64, 56)]), strict=False)
 ]
 
-# All that its fused chunks take: 16 bits, such heads, nothing packed.
+# All that fused chunks take: 16 bits, such heads, nothing packed.
 FUSED = [
     replace(setting, K=K, V=V, dtype=dtype, packing="none", chunk_size="16")
+    for op in ("rwkv6", "rwkv7")
     for setting, ((K, V), dtype) in zip(
-        covering_set("rwkv7", "full"),
-        cycle(product([(64, 64), (40, 64), (64, 56)], ["bfloat16", "float16"])),
-        strict=False,
+        covering_set(op, "full"), cycle(product([(64, 64), (40, 64), (64, 56)], ["bfloat16", "float16"])), strict=False
     )
 ]
 
@@ -52,6 +51,6 @@ def test_rwkv7_in_long_chunks(setting):
 @pytest.mark.filterwarnings("ignore:.*deterministic")
 @pytest.mark.usefixtures("poisoned_memory")
 @pytest.mark.parametrize("setting", sampled(FUSED, lambda x: 2**22 + x.elements), ids=named)
-def test_rwkv7_in_fused_chunks(setting):
+def test_fused_chunks(setting):
     errors, wrong = measured(setting, "chunk", device="cuda")
     assert errors and not wrong

@@ -9,7 +9,7 @@ from ..common import validation as check
 from ..common.dispatch import autocast, check_chunk_size, choose_backend
 from ..common.registration import Registered
 
-CHUNK_SIZES = (32, 64)
+CHUNK_SIZES = (16, 32, 64)
 """Of the kernels."""
 
 

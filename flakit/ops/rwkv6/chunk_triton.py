@@ -5,6 +5,9 @@ Forward:  `stream_kernel`   the state entering each chunk, and whether the chunk
 Backward: `stream_kernel`   in reverse: the gradient of the state leaving each chunk
           `value_grads_kernel`, `key_grads_kernel`  dv; dr, dk, dw and each chunk's share of du
 
+16-bit heads of 33 to 64 channels go through chunks of 16 by `fused_chunk_triton` if there are enough of them. Here are
+the kernels for all others.
+
 Formulas as in `chunk_torch`. There are two ways through a chunk; both are launched and each leaves the other's chunks
 alone:
 - `mild_*` (16-bit inputs; the chunk's whole decay fits float32): one product about the middle, of the reads
@@ -32,6 +35,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ..common.bands_triton import takes as takes_fused
 from ..common.blocks_triton import (
     add_product,
     add_split_by_given,
@@ -63,7 +67,8 @@ from ..common.chunks_triton import (
     store_tile,
     takes,
 )
-from ..common.launch import cdiv
+from ..common.launch import CHUNK_SIZE, cdiv
+from . import fused_chunk_triton
 
 
 @triton.jit
@@ -453,15 +458,27 @@ def _launch(plan, kernel, mild_kernel, any_kernel, *given):
             any_kernel[grid](*taken, *plan.where, plan.chunks, SCALED=plan.scaled, AT_ONCE=plan.at_once, **options)
 
 
+def _tokens(chunk_size: int) -> int:
+    """Tokens a chunk of these kernels, 0 for as many as is best: of chunks of 16 LLVM compiles some wrongly
+    (data/tuning.md)."""
+    return max(chunk_size, CHUNK_SIZE) if chunk_size else 0
+
+
 def kept_shapes(r, k, v, w, u, cu_seqlens, chunk_size) -> tuple[tuple[int, ...], ...]:
     """Shapes of what `forward` keeps for `backward`: the state entering every chunk, and which chunks are mild."""
-    plan = "rwkv6", r, v.shape[-1], cu_seqlens, chunk_size
+    if takes_fused(r, v, cu_seqlens, chunk_size):
+        return fused_chunk_triton.kept_shapes(r, k, v, w, u, cu_seqlens, chunk_size)
+    plan = "rwkv6", r, v.shape[-1], cu_seqlens, _tokens(chunk_size)
     return kept_states_shape(*plan), (flags_of(*plan),)
 
 
 def forward(r, k, v, w, u, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep):
     """o, the final state (None unless asked for), and as in `kept_shapes`."""
-    plan = ChunkPlan("rwkv6", r, v.shape[-1], cu_seqlens, chunk_size)
+    if takes_fused(r, v, cu_seqlens, chunk_size):
+        return fused_chunk_triton.forward(
+            r, k, v, w, u, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep
+        )
+    plan = ChunkPlan("rwkv6", r, v.shape[-1], cu_seqlens, _tokens(chunk_size))
     o, final_state = torch.empty_like(v), plan.empty(plan.state_shape()) if output_final_state else None
     kept, mild = plan.states(k, v, w, 1.0, initial_state, final_state, reverse=False)
     states = plan.unpacked(kept, plan.columns)
@@ -471,7 +488,11 @@ def forward(r, k, v, w, u, scale, initial_state, output_final_state, cu_seqlens,
 
 def backward(r, k, v, w, u, scale, initial_state, cu_seqlens, chunk_size, kept, do, dfinal_state):
     """dr, dk, dv, dw in their inputs' dtypes, du [H, K] and dinitial_state [N, H, K, V] in float32."""
-    plan = ChunkPlan("rwkv6", r, v.shape[-1], cu_seqlens, chunk_size)
+    if takes_fused(r, v, cu_seqlens, chunk_size):
+        return fused_chunk_triton.backward(
+            r, k, v, w, u, scale, initial_state, cu_seqlens, chunk_size, kept, do, dfinal_state
+        )
+    plan = ChunkPlan("rwkv6", r, v.shape[-1], cu_seqlens, _tokens(chunk_size))
     dr, dk, dv, dw = (torch.empty_like(x) for x in (r, k, v, w))
     dinitial_state, du = plan.empty(plan.state_shape()), plan.empty(plan.chunks, plan.H, plan.rows)
     dkept, _ = plan.states(r, do, w, scale, dfinal_state, dinitial_state, reverse=True)

@@ -18,12 +18,10 @@ and U = (I - A_ab)^{-1}. `scores_kernel` finds of every chunk A_rk, A_ak, U and 
 so that what follows one chunk after the other is a few products with the state. `forward_kernel` keeps S and v2 in
 float16 for the backward kernel.
 
-**Everything lies turned, in bands.** A program has four warps, and each has 16 channels of v: of S^T, F^T, G^T and D^T
-[V, ...] it holds a band of 16 rows and all columns. Products run along those rows, and what one product gives is, in
-the very registers where it lies, an operand of the next. The warps exchange only what they all read: R* and E*, which
-they make together, each of 16 channels of k, and the scores. What is summed over channels of v, the gradients of R and
-E, lies in bands of channels of k likewise. In Triton a band is an index of a batch: [4, 16, columns]. That also keeps
-to the products that every GPU since sm_80 has; Hopper's own is compiled wrongly here (data/tuning.md).
+**Everything lies turned, in bands** (`common.bands_triton`), of 16 channels of v to a warp: of S^T, F^T, G^T and D^T
+[V, ...] it holds a band of 16 rows and all columns. The warps exchange only what they all read: R* and E*, which they
+make together, each of 16 channels of k, and the scores. What is summed over channels of v, the gradients of R and E,
+lies in bands of channels of k likewise.
 
 **Ways.** Where no token of a chunk decays more than `BLOCK_TOKEN`, its scores are products of operands decayed about
 its middle: r* = scale r e^{upto - mid}, a* = a e^{before - mid}, k* = k e^{mid - upto}, b* likewise. Other chunks leave
@@ -42,6 +40,25 @@ import torch
 import triton
 import triton.language as tl
 
+from ..common.bands_triton import (
+    BANDS,
+    CHANNELS,
+    CHUNK,
+    LEVELS,
+    bands,
+    by_turned,
+    column,
+    each,
+    given,
+    load_turned,
+    narrow_product,
+    options_of,
+    power_of_two,
+    product,
+    store_turned,
+    turned,
+    whole,
+)
 from ..common.blocks_triton import (
     add_given_by_split,
     add_product,
@@ -54,45 +71,16 @@ from ..common.blocks_triton import (
     sums,
     sums_along,
 )
-from ..common.chunks_triton import BLOCK, BLOCK_TOKEN, load_tile, state_pointers
-from ..common.launch import ENOUGH, TABLE, cdiv
+from ..common.chunks_triton import BLOCK_TOKEN, load_tile, state_pointers
+from ..common.launch import cdiv
 from .fused_any_triton import any_backward_kernel, any_scores_kernel
 
-CHUNK = BLOCK.value
-LEVELS = CHUNK.bit_length() - 1
-CHANNELS = 64
-"""Of every tile: what is narrower is padded."""
-BANDS = tl.constexpr(4)
 UNITS = CHANNELS + 1
 """Powers of two that what is kept of a chunk and head is multiples of: each row of v2^T, and the state."""
 LOOKED_AT = 16
 """Chunks that a program for any decay looks at."""
 GONE = tl.constexpr(-128.0)
 """A decay of which float32 keeps nothing, as in `load_decays`. A NaN is not lost with it: the scores have it."""
-
-
-@triton.jit
-def _bands(x, N: tl.constexpr = BANDS):
-    """The rows of x in N bands, [N, rows / N, columns]."""
-    return tl.reshape(x, (N, x.shape[0] // N, x.shape[1]))
-
-
-@triton.jit
-def _whole(x):
-    """x [4, N, M] as [4 N, M]: what `_bands` took apart."""
-    return tl.reshape(x, (x.shape[0] * x.shape[1], x.shape[2]))
-
-
-@triton.jit
-def _each(x, N: tl.constexpr = BANDS):
-    """x for each of N bands, [N, rows, columns]."""
-    return tl.broadcast_to(x[None, :, :], (N, x.shape[0], x.shape[1]))
-
-
-@triton.jit
-def _turned(x):
-    """x [4, N, M] as [4, M, N]."""
-    return tl.permute(x, (0, 2, 1))
 
 
 @triton.jit
@@ -108,35 +96,6 @@ def _twice(x):
     x = tl.reshape(x, (x.shape[0], x.shape[1], 1, x.shape[2]))
     x = tl.broadcast_to(x, (x.shape[0], x.shape[1], 2, x.shape[3]))
     return tl.reshape(x, (x.shape[0], x.shape[1], 2 * x.shape[3]))
-
-
-@triton.jit
-def _given(x):
-    """A tile as it was given as two parts, as `split` makes them."""
-    if x.dtype == tl.bfloat16:
-        high, low = x, tl.zeros_like(x)
-    else:
-        high, low = split(x)
-    return high, low
-
-
-@triton.jit
-def _product(a_high, a_low, b_high, b_low):
-    """a b of split operands, band by band."""
-    acc = tl.zeros([a_high.shape[0], a_high.shape[1], b_high.shape[2]], dtype=tl.float32)
-    return add_product(acc, a_high, a_low, b_high, b_low)
-
-
-@triton.jit
-def _narrow_product(a_high, a_low, b_high, b_low):
-    """As `_product`, in two sums: with few columns each product would wait for the one before it."""
-    return tl.dot(a_high, b_high) + tl.dot(a_low, b_high, tl.dot(a_high, b_low))
-
-
-@triton.jit
-def _by_turned(a_high, a_low, b_high, b_low):
-    """a b^T of split operands."""
-    return _narrow_product(a_high, a_low, _turned(b_high), _turned(b_low))
 
 
 @triton.jit
@@ -163,9 +122,9 @@ def _inverse_and_turned(b_A, C: tl.constexpr, LEVELS: tl.constexpr):
         A_high, A_low = split(tl.where(level_pairs(1 << level, C)[None, :, :], b_A, 0.0))
         U_high, U_low = split(b_U)
         X_high, X_low = split(b_X)
-        y_high, y_low = split(_by_turned(X_high, X_low, A_high, A_low))
-        b_U = add_product(b_U, U_high, U_low, _turned(y_high), _turned(y_low))
-        b_X = add_product(b_X, y_high, y_low, _turned(U_high), _turned(U_low))
+        y_high, y_low = split(by_turned(X_high, X_low, A_high, A_low))
+        b_U = add_product(b_U, U_high, U_low, turned(y_high), turned(y_low))
+        b_X = add_product(b_X, y_high, y_low, turned(U_high), turned(U_low))
     return b_U, b_X
 
 
@@ -194,37 +153,29 @@ def scores_kernel(
     b_k = load_tile(k, start, end, i_h, 0, 0, H, K, N, BK)
     b_b = load_tile(b, start, end, i_h, 0, 0, H, K, N, BK)
     b_w, b_r, b_a, b_k, b_b = arrived(b_w), arrived(b_r), arrived(b_a), arrived(b_k), arrived(b_b)
-    lowest = tl.min(tl.min(_bands(b_w, CHUNKS).to(tl.float32), 2), 1)
-    b_w = _bands(tl.where(b_w <= BLOCK_TOKEN, 0.0, b_w).to(b_w.dtype), CHUNKS)  # wrong, but finite: written again
+    lowest = tl.min(tl.min(bands(b_w, CHUNKS).to(tl.float32), 2), 1)
+    b_w = bands(tl.where(b_w <= BLOCK_TOKEN, 0.0, b_w).to(b_w.dtype), CHUNKS)  # wrong, but finite: written again
     half = (j < C // 2).to(tl.float32)
-    upto = sums(_each((j <= i).to(tl.float32) - half, CHUNKS), b_w)
-    before = sums(_each((j < i).to(tl.float32) - half, CHUNKS), b_w)
+    upto = sums(each((j <= i).to(tl.float32) - half, CHUNKS), b_w)
+    before = sums(each((j < i).to(tl.float32) - half, CHUNKS), b_w)
     key = exp(-upto)
-    r_high, r_low = split(_bands(b_r, CHUNKS).to(tl.float32) * (exp(upto) * scale))
-    a_high, a_low = split(_bands(b_a, CHUNKS).to(tl.float32) * exp(before))
-    k_high, k_low = split(_bands(b_k, CHUNKS).to(tl.float32) * key)
-    b_high, b_low = split(_bands(b_b, CHUNKS).to(tl.float32) * key)
-    b_A = tl.where((i > j)[None, :, :], _by_turned(a_high, a_low, b_high, b_low), 0.0)
+    r_high, r_low = split(bands(b_r, CHUNKS).to(tl.float32) * (exp(upto) * scale))
+    a_high, a_low = split(bands(b_a, CHUNKS).to(tl.float32) * exp(before))
+    k_high, k_low = split(bands(b_k, CHUNKS).to(tl.float32) * key)
+    b_high, b_low = split(bands(b_b, CHUNKS).to(tl.float32) * key)
+    b_A = tl.where((i > j)[None, :, :], by_turned(a_high, a_low, b_high, b_low), 0.0)
     b_U, b_X = _inverse_and_turned(b_A, C, LEVELS)
-    A_high, A_low = split(tl.where((i >= j)[None, :, :], _by_turned(r_high, r_low, b_high, b_low), 0.0))
+    A_high, A_low = split(tl.where((i >= j)[None, :, :], by_turned(r_high, r_low, b_high, b_low), 0.0))
     X_high, X_low = split(b_X)
     at, there = ((i_n * chunks + i_c + o_b) * H + i_h).to(tl.int64), i_c + o_b < chunks
     tl.store(mild_chunks + at, (lowest > BLOCK_TOKEN).to(tl.int32), mask=there)
     p = scores + at[:, None, None] * (2 * C * C)
-    p, turned = p + (i * C + j)[None, :, :], p + (j * C + i)[None, :, :]
+    p, p_turned = p + (i * C + j)[None, :, :], p + (j * C + i)[None, :, :]
     upto, later = there[:, None, None] & (i >= j)[None, :, :], there[:, None, None] & (i > j)[None, :, :]
-    tl.store(turned, _by_turned(r_high, r_low, k_high, k_low), mask=upto)
-    tl.store(p, _by_turned(a_high, a_low, k_high, k_low), mask=later)
-    tl.store(turned + C * C, _by_turned(A_high, A_low, X_high, X_low), mask=upto)
+    tl.store(p_turned, by_turned(r_high, r_low, k_high, k_low), mask=upto)
+    tl.store(p, by_turned(a_high, a_low, k_high, k_low), mask=later)
+    tl.store(p_turned + C * C, by_turned(A_high, A_low, X_high, X_low), mask=upto)
     tl.store(p + C * C, b_U, mask=later)
-
-
-@triton.jit
-def _load(x, start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
-    """A chunk's rows, turned, [BD, C]."""
-    o_c, o_d = tl.arange(0, C), tl.arange(0, BD)
-    m = (o_d < D)[:, None] & (o_c < end - start)[None, :]
-    return tl.load(x + (start * H + i_h) * D + o_d[:, None] + o_c[None, :] * (H * D), mask=m, other=0.0)
 
 
 @triton.jit
@@ -252,21 +203,12 @@ def _load_pair(x, y, start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.co
 def _store_pair(p, q, x, start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
     """The left half of x [4, BD / 4, 2 C], turned, to p, the right half to q."""
     o, m, left = _pair(start, end, i_h, H, D, C, BD)
-    x = _whole(x)
+    x = whole(x)
     if p.dtype == q.dtype:
         tl.store(tl.where(left, p, q) + o, x.to(p.dtype.element_ty), mask=m)
     else:
         tl.store(p + o, x.to(p.dtype.element_ty), mask=m & left)
         tl.store(q + o, x.to(q.dtype.element_ty), mask=m & (left == 0))
-
-
-@triton.jit
-def _store(p, x, start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
-    """x [4, BD / 4, C], turned."""
-    o_c, o_d = tl.arange(0, C), tl.arange(0, BD)
-    m = (o_d < D)[:, None] & (o_c < end - start)[None, :]
-    p = p + (start * H + i_h) * D + o_d[:, None] + o_c[None, :] * (H * D)
-    tl.store(p, _whole(x).to(p.dtype.element_ty), mask=m)
 
 
 @triton.jit
@@ -303,7 +245,7 @@ def _decays(b_w, C: tl.constexpr):
     """Log decays of reads, r's beside a's, from the chunk's beginning, and of keys to its end, [4, N, 2 C] each."""
     o_c, o_r = tl.arange(0, C)[:, None], tl.arange(0, 2 * C)
     i = (o_r % C)[None, :]
-    return sums_along(b_w, _each(o_c < i + (o_r < C)[None, :])), sums_along(b_w, _each(o_c > i))
+    return sums_along(b_w, each(o_c < i + (o_r < C)[None, :])), sums_along(b_w, each(o_c > i))
 
 
 @triton.jit
@@ -313,14 +255,7 @@ def _decays_about_middle(b_w, C: tl.constexpr):
     half, i = (o_c < C // 2).to(tl.float32), (o_r % C)[None, :]
     upto = (o_c <= i).to(tl.float32)
     of_read = tl.where((o_r < C)[None, :], upto, (o_c < i).to(tl.float32)) - half
-    return sums_along(b_w, _each(of_read)), sums_along(b_w, _each(half - upto))
-
-
-@triton.jit
-def _column(x, at: tl.constexpr):
-    """Column `at` of x [4, N, M], [4 N]."""
-    x = tl.sum(tl.where((tl.arange(0, x.shape[2]) == at)[None, None, :], x, 0.0), 2)
-    return tl.reshape(x, (x.shape[0] * x.shape[1],))
+    return sums_along(b_w, each(of_read)), sums_along(b_w, each(half - upto))
 
 
 @triton.jit
@@ -328,14 +263,6 @@ def _found_pointers(found, i, V: tl.constexpr, C: tl.constexpr, BV: tl.constexpr
     """Pointers and mask of v2^T of chunk and head i, [BV, C]."""
     o_c, o_v = tl.arange(0, C), tl.arange(0, BV)
     return found + i * C * V + o_v[:, None] + o_c[None, :] * V, (o_v < V)[:, None] & (o_c < C)[None, :]
-
-
-@triton.jit
-def _scale(largest):
-    """The power of two not above what is largest, as in `scaled`: what takes it away, and itself."""
-    exponent = largest.to(tl.int32, bitcast=True) & 0x7F800000
-    exponent = tl.minimum(tl.maximum(exponent, 0x04000000), 0x7B000000)  # so that its reciprocal is a number too
-    return (0x7F000000 - exponent).to(tl.float32, bitcast=True), exponent.to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -357,13 +284,13 @@ def forward_kernel(
     if HAS_FIRST:
         p_first, m_first = state_pointers(first, i_nh, 0, 0, K, V, BK, BV)
         b_S += tl.load(p_first, mask=m_first, other=0.0)
-    b_S = _bands(tl.trans(b_S))
+    b_S = bands(tl.trans(b_S))
     lowest = tl.zeros([BK, C], dtype=tl.float32)
     p_A = scores + (i_n * chunks * H + i_h).to(tl.int64) * (2 * C * C)
-    w_next = _load(w, begin, end, i_h, H, K, C, BK)
+    w_next = load_turned(w, begin, end, i_h, H, K, C, BK)
     R_next = _load_pair(r, a, begin, end, i_h, H, K, C, BK)
     E_next = _load_pair(k, b, begin, end, i_h, H, K, C, BK)
-    v_next = _load(v, begin, end, i_h, H, V, C, BV)
+    v_next = load_turned(v, begin, end, i_h, H, V, C, BV)
     A_next = _load_scores(p_A, True, C)
     U_next = _load_scores(p_A + C * C, True, C)
     for i_c in range(0, chunks):
@@ -372,47 +299,47 @@ def forward_kernel(
         b_w, b_R, b_E, b_v, b_A, b_U = w_next, R_next, E_next, v_next, A_next, U_next
         more = i_c + 1 < chunks
         stop = tl.where(more, end, start + C)
-        w_next = _load(w, start + C, stop, i_h, H, K, C, BK)
+        w_next = load_turned(w, start + C, stop, i_h, H, K, C, BK)
         R_next = _load_pair(r, a, start + C, stop, i_h, H, K, C, BK)
         E_next = _load_pair(k, b, start + C, stop, i_h, H, K, C, BK)
-        v_next = _load(v, start + C, stop, i_h, H, V, C, BV)
+        v_next = load_turned(v, start + C, stop, i_h, H, V, C, BV)
         p_A += H * 2 * C * C
         A_next = _load_scores(p_A, more, C)
         U_next = _load_scores(p_A + C * C, more, C)
         lowest = tl.minimum(lowest, b_w.to(tl.float32))
-        read, key = _decays(_bands(tl.maximum(b_w, GONE).to(b_w.dtype)), C)
-        total = _column(read, C - 1)
-        R_high, R_low = split(_whole(_bands(b_R).to(tl.float32) * (exp(read) * tl.where(left, scale, 1.0))))
-        E_high, E_low = split(_whole(_bands(b_E).to(tl.float32) * exp(key)))
+        read, key = _decays(bands(tl.maximum(b_w, GONE).to(b_w.dtype)), C)
+        total = column(read, C - 1)
+        R_high, R_low = split(whole(bands(b_R).to(tl.float32) * (exp(read) * tl.where(left, scale, 1.0))))
+        E_high, E_low = split(whole(bands(b_E).to(tl.float32) * exp(key)))
         if KEEP:
-            over, unit = _scale(tl.max(tl.reshape(tl.abs(b_S), (BV * BK,)), 0, keep_dims=True))
+            over, unit = power_of_two(tl.max(tl.reshape(tl.abs(b_S), (BV * BK,)), 0, keep_dims=True))
             p_S = states + i * K * V + o_k[None, :] + o_v[:, None] * K
-            tl.store(p_S, _whole((b_S * over[None, None, :]).to(tl.float16)), mask=m_S)
+            tl.store(p_S, whole((b_S * over[None, None, :]).to(tl.float16)), mask=m_S)
             tl.store(units + i * (BV + 1) + BV + tl.zeros([1], tl.int32), unit)
         S_high, S_low = split(b_S)
         A_high, A_low = split(b_A)
         U_high, U_low = split(b_U + tl.where((o_r - C)[None, :] == tl.arange(0, C)[:, None], 1.0, 0.0))
-        b_v = _bands(b_v)
-        b_x = _product(S_high, S_low, _each(R_high), _each(R_low))
-        b_x = add_given_by_split(b_x, b_v, _each(A_high), _each(A_low))
+        b_v = bands(b_v)
+        b_x = product(S_high, S_low, each(R_high), each(R_low))
+        b_x = add_given_by_split(b_x, b_v, each(A_high), each(A_low))
         x_high, x_low = split(_halves(b_x)[1])
-        b_f = _product(x_high, x_low, _each(U_high), _each(U_low))
-        _store(o, _halves(b_x + b_f)[0], start, end, i_h, H, V, C, BV)
+        b_f = product(x_high, x_low, each(U_high), each(U_low))
+        store_turned(o, _halves(b_x + b_f)[0], start, end, i_h, H, V, C, BV)
         if KEEP:
             b_x = _halves(b_f)[1]
-            over, unit = _scale(tl.max(tl.abs(b_x), 2))
+            over, unit = power_of_two(tl.max(tl.abs(b_x), 2))
             p_f, m_f = _found_pointers(found, i, V, C, BV)
-            tl.store(p_f, _whole((b_x * over[:, :, None]).to(tl.float16)), mask=m_f)
+            tl.store(p_f, whole((b_x * over[:, :, None]).to(tl.float16)), mask=m_f)
             tl.store(units + i * (BV + 1) + o_v, tl.reshape(unit, (BV,)))
-        v_high, v_low = _given(b_v)
+        v_high, v_low = given(b_v)
         f_high, f_low = split(b_f)
         f_high, f_low = tl.where(left, _twice(v_high), f_high), tl.where(left, _twice(v_low), f_low)
         b_S *= exp(total)[None, None, :]
-        b_S = add_product(b_S, f_high, f_low, _each(tl.trans(E_high)), _each(tl.trans(E_low)))
+        b_S = add_product(b_S, f_high, f_low, each(tl.trans(E_high)), each(tl.trans(E_low)))
     tl.store(mild + i_nh, (tl.min(lowest) > BLOCK_TOKEN).to(tl.float32))
     if WANTS_LAST:
         p_last, m_last = state_pointers(last, i_nh, 0, 0, K, V, BK, BV)
-        tl.store(p_last, tl.trans(_whole(b_S)), mask=m_last)
+        tl.store(p_last, tl.trans(whole(b_S)), mask=m_last)
 
 
 @triton.jit
@@ -440,17 +367,17 @@ def mild_backward_kernel(
     if HAS_LAST:
         p_D, m_D = state_pointers(last, i_nh, 0, 0, K, V, BK, BV)
         b_D += tl.load(p_D, mask=m_D, other=0.0)
-    b_D = _bands(tl.trans(b_D))
+    b_D = bands(tl.trans(b_D))
     passing = tl.zeros([BK], dtype=tl.float32)
     for n in range(0, chunks):
         i_c = chunks - 1 - n
         start = begin + i_c * C
         i = ((i_n * chunks + i_c) * H + i_h).to(tl.int64)
-        b_w = _load(w, start, end, i_h, H, K, C, BK)
+        b_w = load_turned(w, start, end, i_h, H, K, C, BK)
         b_R = _load_pair(r, a, start, end, i_h, H, K, C, BK)
         b_E = _load_pair(k, b, start, end, i_h, H, K, C, BK)
-        b_v = _load(v, start, end, i_h, H, V, C, BV)
-        b_do = _load(do, start, end, i_h, H, V, C, BV)
+        b_v = load_turned(v, start, end, i_h, H, V, C, BV)
+        b_do = load_turned(do, start, end, i_h, H, V, C, BV)
         p_f, m_f = _found_pointers(found, i, V, C, BV)
         b_f = tl.load(p_f, mask=m_f, other=0.0)
         S_unit = tl.load(units + i * (BV + 1) + BV + tl.zeros([BK], tl.int32))
@@ -460,73 +387,66 @@ def mild_backward_kernel(
         b_N, b_U = _load_right(p_A + C * C, False, C), _load_right(p_A + C * C, True, C)
         b_A = _load_scores_turned(p_A, C)
         b_w, b_R, b_E = arrived(b_w), arrived(b_R), arrived(b_E)
-        b_v, b_do, b_f = _bands(arrived(b_v)), _bands(arrived(b_do)), _bands(arrived(b_f))
+        b_v, b_do, b_f = bands(arrived(b_v)), bands(arrived(b_do)), bands(arrived(b_f))
         b_N, b_U, b_A = arrived(b_N), arrived(b_U), arrived(b_A)
-        read, key = _decays_about_middle(_bands(b_w), C)
-        mid, rest = -_column(read, C), _column(read, C - 1)
+        read, key = _decays_about_middle(bands(b_w), C)
+        mid, rest = -column(read, C), column(read, C - 1)
         read, key = exp(read), exp(key)
-        R_high, R_low = split(_bands(b_R).to(tl.float32) * (read * by_scale))
-        E_high, E_low = split(_bands(b_E).to(tl.float32) * key)
+        R_high, R_low = split(bands(b_R).to(tl.float32) * (read * by_scale))
+        E_high, E_low = split(bands(b_E).to(tl.float32) * key)
 
         # In bands of channels of v: F, G and dv. F's halves come beside each other by products with ones: what a
         # product gives lies where the next one needs it, in the place of wherever loads put it.
-        b_F = tl.dot(b_f, _each(o_c[:, None] + C == o_r[None, :]).to(b_f.dtype))
+        b_F = tl.dot(b_f, each(o_c[:, None] + C == o_r[None, :]).to(b_f.dtype))
         b_F *= tl.reshape(f_unit, (BANDS, BV // BANDS))[:, :, None]
-        b_F += tl.dot(b_v, _each(o_c[:, None] == o_r[None, :]).to(b_v.dtype))
+        b_F += tl.dot(b_v, each(o_c[:, None] == o_r[None, :]).to(b_v.dtype))
         F_high, F_low = split(b_F)
         b_D *= exp(passing + rest)[None, None, :]
         D_high, D_low = split(b_D)
-        b_x, b_y = _halves(_product(D_high, D_low, _each(_whole(E_high)), _each(_whole(E_low))))
+        b_x, b_y = _halves(product(D_high, D_low, each(whole(E_high)), each(whole(E_low))))
         A_high, A_low = split(b_N + tl.where(o_c[:, None] == o_r[None, :], 1.0, 0.0))  # do stays, and N^T do
         U_high, U_low = split(b_U + tl.where(o_c[:, None] + C == o_r[None, :], 1.0, 0.0))
         x_high, x_low = split(b_y)
-        b_G = _narrow_product(x_high, x_low, _each(U_high), _each(U_low))
-        b_G = add_given_by_split(b_G, b_do, _each(A_high), _each(A_low))
+        b_G = narrow_product(x_high, x_low, each(U_high), each(U_low))
+        b_G = add_given_by_split(b_G, b_do, each(A_high), each(A_low))
         G_high, G_low = split(b_G)
         A_high, A_low = split(b_A)
-        b_x = add_product(b_x, G_high, G_low, _each(A_high), _each(A_low))
-        _store(dv, b_x, start, end, i_h, H, V, C, BV)
+        b_x = add_product(b_x, G_high, G_low, each(A_high), each(A_low))
+        store_turned(dv, b_x, start, end, i_h, H, V, C, BV)
 
         # In bands of channels of k: all others.
-        g_high, g_low, f_high, f_low = _whole(G_high), _whole(G_low), _whole(F_high), _whole(F_low)
+        g_high, g_low, f_high, f_low = whole(G_high), whole(G_low), whole(F_high), whole(F_low)
         b_P = add_product(tl.zeros([2 * C, 2 * C], tl.float32), tl.trans(g_high), tl.trans(g_low), f_high, f_low)
         P_high, P_low = split(tl.where(seen, b_P, 0.0))
-        D_high, D_low = _bands(tl.trans(_whole(D_high))), _bands(tl.trans(_whole(D_low)))
-        x_keys = _product(D_high, D_low, _each(f_high), _each(f_low))
-        d_keys = add_whole_product(tl.zeros_like(x_keys), R_high, R_low, _each(P_high), _each(P_low))
+        D_high, D_low = bands(tl.trans(whole(D_high))), bands(tl.trans(whole(D_low)))
+        x_keys = product(D_high, D_low, each(f_high), each(f_low))
+        d_keys = add_whole_product(tl.zeros_like(x_keys), R_high, R_low, each(P_high), each(P_low))
         keys = E_high.to(tl.float32) + E_low.to(tl.float32)
         of_k, of_b = _halves(keys * d_keys)
         by_k, by_b = _halves(keys * x_keys)
         _store_pair(dk, db, (d_keys + x_keys) * key, start, end, i_h, H, K, C, BK)
         later = (o_c[:, None] >= o_c[None, :]).to(tl.float32)
-        b_dw = sums_along(by_k + by_b, _each(1.0 - later), False)
+        b_dw = sums_along(by_k + by_b, each(1.0 - later), False)
         of_keys = of_k + of_b
         b_S = tl.load(states + i * K * V + o_k[:, None] + o_v[None, :] * K, mask=m_S, other=0.0)
-        b_S = _bands(b_S.to(tl.float32) * (exp(mid) * S_unit)[:, None])
+        b_S = bands(b_S.to(tl.float32) * (exp(mid) * S_unit)[:, None])
         S_high, S_low = split(b_S)
-        b_SD = _by_turned(S_high, S_low, D_high, D_low)
+        b_SD = by_turned(S_high, S_low, D_high, D_low)
         b_SD = tl.sum(tl.where(o_c[:, None] == o_c[None, :], b_SD, 0.0), 2)
-        x_reads = _product(S_high, S_low, _each(g_high), _each(g_low))
-        d_reads = add_whole_product(x_reads, E_high, E_low, _each(tl.trans(P_high)), _each(tl.trans(P_low)))
+        x_reads = product(S_high, S_low, each(g_high), each(g_low))
+        d_reads = add_whole_product(x_reads, E_high, E_low, each(tl.trans(P_high)), each(tl.trans(P_low)))
         of_r, of_a = _halves((R_high.to(tl.float32) + R_low.to(tl.float32)) * d_reads)
-        b_dw += sums_along((of_r + of_a) - of_keys, _each(later))
+        b_dw += sums_along((of_r + of_a) - of_keys, each(later))
         b_dw += b_SD[:, :, None] - of_a  # a has not passed its own token's decay
         empty = tl.reshape(S_unit < 2.0**-118, (BANDS, BK // BANDS))[:, :, None]
         b_dw = tl.where((o_c == 0)[None, None, :] & empty, 0.0, b_dw)  # as `is_zero`
-        _store(dw, b_dw, start, end, i_h, H, K, C, BK)
+        store_turned(dw, b_dw, start, end, i_h, H, K, C, BK)
         _store_pair(dr, da, d_reads * (read * by_scale), start, end, i_h, H, K, C, BK)
-        b_D = add_product(b_D, G_high, G_low, _each(tl.trans(_whole(R_high))), _each(tl.trans(_whole(R_low))))
+        b_D = add_product(b_D, G_high, G_low, each(tl.trans(whole(R_high))), each(tl.trans(whole(R_low))))
         passing = mid
     b_D *= exp(passing)[None, None, :]
     p_D, m_D = state_pointers(first, i_nh, 0, 0, K, V, BK, BV)
-    tl.store(p_D, tl.trans(_whole(b_D)), mask=m_D)
-
-
-def takes(r, v, cu_seqlens, chunk_size) -> bool:
-    """Whether these kernels are the ones for a call: asked for with chunks of 16, or fastest by themselves."""
-    B, _, H, K = r.shape
-    fits = cu_seqlens is None and r.element_size() == 2 and 32 < K <= CHANNELS and 32 < v.shape[-1] <= CHANNELS
-    return fits and (chunk_size == CHUNK or (not chunk_size and B * H >= ENOUGH // 4))
+    tl.store(p_D, tl.trans(whole(b_D)), mask=m_D)
 
 
 def kept_shapes(r, w, k, v, a, b, cu_seqlens, chunk_size) -> tuple[tuple[int, ...], ...]:
@@ -545,14 +465,6 @@ def _states_and_found(kept, r, v):
     return halves[:states], halves[states:]
 
 
-def _options(name, r):
-    launch = TABLE[f"rwkv7.fused.{name}", "16-bit"]
-    return dict(
-        H=r.shape[2], K=r.shape[3], C=CHUNK, BK=CHANNELS,
-        num_warps=launch.num_warps, num_stages=launch.num_stages, maxnreg=launch.maxnreg,
-    )  # fmt: skip
-
-
 def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep):
     """o, the final state (None unless asked for), and as in `kept_shapes`."""
     (B, T, H, K), V = r.shape, v.shape[-1]
@@ -565,7 +477,7 @@ def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, cu_seqle
     mild_chunks = scores.new_empty(scores.shape[:2], dtype=torch.int32)
     o, final_state = torch.empty_like(v), scores.new_empty(B, H, K, V) if output_final_state else None
     for kernel, name in (scores_kernel, "scores.mild"), (any_scores_kernel, "scores.dyadic"):
-        options = _options(name, r)
+        options = options_of(f"rwkv7.fused.{name}", r)
         together = options["num_warps"] if kernel is scores_kernel else LOOKED_AT
         kernel[(B * cdiv(T, CHUNK * together) * H,)](
             r, w, k, a, b, scores, mild_chunks, scale, T, LEVELS=LEVELS, CHUNKS=together, **options
@@ -573,7 +485,7 @@ def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, cu_seqle
     forward_kernel[(B * H,)](
         r, w, k, v, a, b, o, *_states_and_found(states, r, v), units, scores, mild, initial_state, final_state,
         scale, T, V=V, BV=CHANNELS, KEEP=keep, HAS_FIRST=initial_state is not None, WANTS_LAST=output_final_state,
-        **_options("forward", r),
+        **options_of("rwkv7.fused.forward", r),
     )  # fmt: skip
     return o, final_state, (states, units, scores, mild)
 
@@ -589,6 +501,6 @@ def backward(r, w, k, v, a, b, scale, initial_state, cu_seqlens, chunk_size, kep
         dfinal_state, dinitial_state, scale, T,
     )  # fmt: skip
     switches = dict(V=V, BV=CHANNELS, HAS_LAST=dfinal_state is not None)
-    mild_backward_kernel[(B * H,)](*given, **switches, **_options("backward.mild", r))
-    any_backward_kernel[(B * H,)](*given, LEVELS=LEVELS, **switches, **_options("backward.dyadic", r))
+    mild_backward_kernel[(B * H,)](*given, **switches, **options_of("rwkv7.fused.backward.mild", r))
+    any_backward_kernel[(B * H,)](*given, LEVELS=LEVELS, **switches, **options_of("rwkv7.fused.backward.dyadic", r))
     return dr, dw, dk, dv, da, db, dinitial_state

@@ -1,0 +1,121 @@
+"""Tiles that lie turned, in bands: for kernels in which one program has a head's whole sequence, 16 tokens at a time.
+
+A program has four warps, and each a band of 16 channels with all tokens of a chunk: [4, 16, columns], the band being
+the index of a batch. Products run along those rows, and what one product gives is, in the very registers where it lies,
+an operand of the next. What all warps read, [rows, columns], goes through shared memory once (`each`). This also keeps
+to the products that every GPU since sm_80 has; Hopper's own is compiled wrongly for such tiles (data/tuning.md).
+"""
+
+import triton
+import triton.language as tl
+
+from .blocks_triton import add_product, split
+from .chunks_triton import BLOCK
+from .launch import ENOUGH, TABLE
+
+BANDS = tl.constexpr(4)
+CHUNK = BLOCK.value
+LEVELS = CHUNK.bit_length() - 1
+CHANNELS = 64
+"""Of every tile: what is narrower is padded."""
+
+
+@triton.jit
+def bands(x, N: tl.constexpr = BANDS):
+    """The rows of x in N bands, [N, rows / N, columns]."""
+    return tl.reshape(x, (N, x.shape[0] // N, x.shape[1]))
+
+
+@triton.jit
+def whole(x):
+    """x [4, N, M] as [4 N, M]: what `bands` took apart."""
+    return tl.reshape(x, (x.shape[0] * x.shape[1], x.shape[2]))
+
+
+@triton.jit
+def each(x, N: tl.constexpr = BANDS):
+    """x for each of N bands, [N, rows, columns]."""
+    return tl.broadcast_to(x[None, :, :], (N, x.shape[0], x.shape[1]))
+
+
+@triton.jit
+def turned(x):
+    """x [4, N, M] as [4, M, N]."""
+    return tl.permute(x, (0, 2, 1))
+
+
+@triton.jit
+def given(x):
+    """A tile of the inputs as two parts, as `split` makes them."""
+    if x.dtype == tl.bfloat16:
+        high, low = x, tl.zeros_like(x)
+    else:
+        high, low = split(x)
+    return high, low
+
+
+@triton.jit
+def product(a_high, a_low, b_high, b_low):
+    """a b of split operands, band by band."""
+    acc = tl.zeros([a_high.shape[0], a_high.shape[1], b_high.shape[2]], dtype=tl.float32)
+    return add_product(acc, a_high, a_low, b_high, b_low)
+
+
+@triton.jit
+def narrow_product(a_high, a_low, b_high, b_low):
+    """As `product`, in two sums: with few columns each product would wait for the one before it."""
+    return tl.dot(a_high, b_high) + tl.dot(a_low, b_high, tl.dot(a_high, b_low))
+
+
+@triton.jit
+def by_turned(a_high, a_low, b_high, b_low):
+    """a b^T of split operands."""
+    return narrow_product(a_high, a_low, turned(b_high), turned(b_low))
+
+
+@triton.jit
+def load_turned(x, start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
+    """A chunk's rows, turned, [BD, C]."""
+    o_c, o_d = tl.arange(0, C), tl.arange(0, BD)
+    m = (o_d < D)[:, None] & (o_c < end - start)[None, :]
+    return tl.load(x + (start * H + i_h) * D + o_d[:, None] + o_c[None, :] * (H * D), mask=m, other=0.0)
+
+
+@triton.jit
+def store_turned(p, x, start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
+    """x [4, BD / 4, C], turned."""
+    o_c, o_d = tl.arange(0, C), tl.arange(0, BD)
+    m = (o_d < D)[:, None] & (o_c < end - start)[None, :]
+    p = p + (start * H + i_h) * D + o_d[:, None] + o_c[None, :] * (H * D)
+    tl.store(p, whole(x).to(p.dtype.element_ty), mask=m)
+
+
+@triton.jit
+def column(x, at: tl.constexpr):
+    """Column `at` of x [4, N, M], [4 N]."""
+    x = tl.sum(tl.where((tl.arange(0, x.shape[2]) == at)[None, None, :], x, 0.0), 2)
+    return tl.reshape(x, (x.shape[0] * x.shape[1],))
+
+
+@triton.jit
+def power_of_two(largest):
+    """The power of two not above what is largest, as in `scaled`: what takes it away, and itself."""
+    exponent = largest.to(tl.int32, bitcast=True) & 0x7F800000
+    exponent = tl.minimum(tl.maximum(exponent, 0x04000000), 0x7B000000)  # so that its reciprocal is a number too
+    return (0x7F000000 - exponent).to(tl.float32, bitcast=True), exponent.to(tl.float32, bitcast=True)
+
+
+def takes(r, v, cu_seqlens, chunk_size) -> bool:
+    """Whether kernels of this kind are the ones for a call: asked for with chunks of 16, or fastest by themselves."""
+    B, _, H, K = r.shape
+    fits = cu_seqlens is None and r.element_size() == 2 and 32 < K <= CHANNELS and 32 < v.shape[-1] <= CHANNELS
+    return fits and (chunk_size == CHUNK or (not chunk_size and B * H >= ENOUGH // 4))
+
+
+def options_of(kernel: str, r) -> dict:
+    """Keyword arguments that every such kernel takes."""
+    launch = TABLE[kernel, "16-bit"]
+    return dict(
+        H=r.shape[2], K=r.shape[3], C=CHUNK, BK=CHANNELS,
+        num_warps=launch.num_warps, num_stages=launch.num_stages, maxnreg=launch.maxnreg,
+    )  # fmt: skip

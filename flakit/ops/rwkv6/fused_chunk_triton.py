@@ -1,0 +1,420 @@
+"""RWKV6 in chunks of 16 tokens, a head's whole sequence in one program: a forward kernel, a backward one, and one
+before them that is parallel over all chunks and forms their scores.
+
+What 16-bit heads of 33 to 64 channels take where batch times heads fill a GPU by themselves, or where chunks of 16 are
+asked for; not packed ones.
+
+With q = scale r and the scores A, A_ij = sum_k q_i k_j e^{decay strictly between j and i} for i > j, sum_k q_i u k_i on
+the diagonal, 0 above it, a chunk is
+
+    o = A v + (q e^{before}) S                     S <- (k e^{after})^T v + e^{total} S
+    dv = A^T do + (k e^{after}) D                  D <- (q e^{before})^T do + e^{total} D
+
+`scores_kernel` finds A; what follows one chunk after the other is a few products with a state. `forward_kernel` keeps
+S in float16 for the backward kernel. Everything lies turned, in bands (`common.bands_triton`): S^T, D^T, o^T and dv^T
+in bands of channels of v, the gradients of q, k and w in bands of channels of k.
+
+**Ways.** No factor of `forward_kernel` is above 1, whatever the decay. The scores of a chunk in which no token decays
+more than `BLOCK_TOKEN` are one product about its middle, of q*_i = q_i e^{before_i - mid}, k*_j = k_j e^{mid - upto_j};
+of any other they are formed by dyadic levels (`common.decay`). So are its gradients, unless no token of the whole head
+decays more than that. Then, S standing for e^{mid} S and D for e^{rest} D, rest = total - mid, in what follows, and
+P = do v^T below the diagonal,
+
+    x = P k* + do S^T,   y = v D^T,   z = P^T q*   dq = x e^{before - mid} + bonus,  dk = (y + z) e^{mid - upto} + bonus
+    dw_t = sum_v S D + sum_{i>t} q*_i x_i - sum_{j>=t} k*_j z_j + sum_{j<t} k*_j y_j
+
+where x and z come from the same split operands, with all four products of their parts: what is added to dw is what is
+taken away. Any other head's dw is a sum of terms that each carry their decay, and nothing is taken away.
+
+Operands are split into two bfloat16 numbers (`blocks_triton.split`), which leaves 2^-17 of them.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from ..common.bands_triton import (
+    BANDS,
+    CHANNELS,
+    CHUNK,
+    LEVELS,
+    bands,
+    by_turned,
+    column,
+    each,
+    load_turned,
+    narrow_product,
+    options_of,
+    power_of_two,
+    store_turned,
+    whole,
+)
+from ..common.blocks_triton import (
+    add_given_by_split,
+    add_split_by_given,
+    add_whole_product,
+    arrived,
+    exp,
+    expect,
+    split,
+    sums,
+    sums_along,
+)
+from ..common.chunks_triton import BLOCK_TOKEN, load_tile, only, state_pointers
+from ..common.launch import cdiv
+
+
+@triton.jit
+def _finite(b_w):
+    """b_w, none below -128: its exponential is 0 already, and what `sums` adds has to be finite."""
+    return tl.where(b_w < -128.0, -128.0, b_w).to(b_w.dtype)
+
+
+@triton.jit
+def _half(level, C: tl.constexpr):
+    """Of each token at a dyadic level, [C] each: whether it is in a right half, and so a read, and its half's first
+    token. The compiler is kept from knowing them before the loop over levels: masks would lie in registers."""
+    o_c = tl.arange(0, C) + (level >> 8)
+    size = o_c * 0 + (1 << level)
+    return o_c, (o_c & size) != 0, o_c & -size, size
+
+
+@triton.jit
+def _passed(level, C: tl.constexpr):
+    """Which decays, the rows, lie between a token, a column, and its half's boundary, [C, C]."""
+    i, is_read, first, size = _half(level, C)
+    t = tl.arange(0, C)[:, None]
+    begin, end = tl.where(is_read, first, i + 1), tl.where(is_read, i, first + size)
+    return (t >= begin[None, :]) & (t < end[None, :])
+
+
+@triton.jit
+def _meet(level, C: tl.constexpr):
+    """Whether two tokens are of the two halves of one block, [C, C]."""
+    i, _, _, _ = _half(level, C)
+    return ((i[:, None] ^ i[None, :]) >> level) == 1
+
+
+@triton.jit
+def scores_kernel(
+    r, w, k, u, scores, scale, T,
+    H: tl.constexpr, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, LEVELS: tl.constexpr, CHUNKS: tl.constexpr,
+):  # fmt: skip
+    """The scores of CHUNKS chunks of a head, a warp's each."""
+    i_g, i_h = tl.program_id(0) // H, tl.program_id(0) % H
+    chunks = tl.cdiv(T, C)
+    groups = tl.cdiv(chunks, CHUNKS)
+    i_n = i_g // groups
+    i_c = i_g % groups * CHUNKS
+    start = i_n.to(tl.int64) * T + i_c * C
+    end = (i_n + 1).to(tl.int64) * T
+    o_c, o_b, o_k = tl.arange(0, C), tl.arange(0, CHUNKS), tl.arange(0, BK)
+    i, j = o_c[:, None], o_c[None, :]
+    N: tl.constexpr = C * CHUNKS
+    b_w = load_tile(w, start, end, i_h, 0, 0, H, K, N, BK)
+    b_q = load_tile(r, start, end, i_h, 0, 0, H, K, N, BK)
+    b_k = load_tile(k, start, end, i_h, 0, 0, H, K, N, BK)
+    b_u = tl.load(u + i_h * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)
+    b_w, b_q, b_k = arrived(b_w), arrived(b_q), arrived(b_k)
+    mild = tl.min(b_w.to(tl.float32)) > BLOCK_TOKEN
+    b_w = bands(_finite(b_w), CHUNKS)
+    b_q, b_k = bands(b_q, CHUNKS).to(tl.float32) * scale, bands(b_k, CHUNKS).to(tl.float32)
+    own = tl.sum(b_q * b_k * b_u[None, None, :], 2)
+    if mild:
+        half = (j < C // 2).to(tl.float32)
+        q_high, q_low = split(b_q * exp(sums(each((j < i).to(tl.float32) - half, CHUNKS), b_w)))
+        k_high, k_low = split(b_k * exp(-sums(each((j <= i).to(tl.float32) - half, CHUNKS), b_w)))
+        b_A = by_turned(q_high, q_low, k_high, k_low)
+    else:
+        b_A = tl.zeros([CHUNKS, C, C], dtype=tl.float32)
+        for level in range(LEVELS):
+            _, is_read, _, _ = _half(level, C)
+            weight = exp(sums(each(tl.trans(_passed(level, C)), CHUNKS), b_w))
+            high, low = split(tl.where(is_read[None, :, None], b_q, b_k) * weight)
+            b_A += only(each(_meet(level, C), CHUNKS), by_turned(high, low, high, low))
+    b_A = tl.where((i == j)[None, :, :], own[:, :, None], b_A)
+    at, there = ((i_n * chunks + i_c + o_b) * H + i_h).to(tl.int64), i_c + o_b < chunks
+    p = scores + at[:, None, None] * (C * C) + (i * C + j)[None, :, :]
+    tl.store(p, b_A, mask=there[:, None, None] & (i >= j)[None, :, :])
+
+
+@triton.jit
+def _load_scores(p, there, C: tl.constexpr):
+    i, j = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
+    return tl.load(p + i * C + j, mask=(i >= j) & there, other=0.0)
+
+
+@triton.jit
+def _load_scores_turned(p, there, C: tl.constexpr):
+    i, j = tl.arange(0, C)[None, :], tl.arange(0, C)[:, None]
+    return tl.load(p + i * C + j, mask=(i >= j) & there, other=0.0)
+
+
+@triton.jit
+def _to_ends(b_w, C: tl.constexpr):
+    """Log decays from the chunk's beginning to each read and from each key to its end, [4, N, C] each, and of all of
+    it, [4 N]. b_w: finite, in bands."""
+    t, i = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
+    total = tl.max(sums_along(b_w, each(t >= 0 * i)), 2)
+    total = tl.reshape(total, (b_w.shape[0] * b_w.shape[1],))
+    return sums_along(b_w, each(t < i)), sums_along(b_w, each(t > i)), total
+
+
+@triton.jit
+def forward_kernel(
+    r, w, k, v, o, states, units, scores, mild, first, last, scale, T,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    KEEP: tl.constexpr, HAS_FIRST: tl.constexpr, WANTS_LAST: tl.constexpr,
+):  # fmt: skip
+    """o, chunk after chunk, and whether the head's decays are mild; to KEEP, S. In registers: S^T, and the next chunk's
+    rows on their way."""
+    i_nh = tl.program_id(0)
+    i_n, i_h = i_nh // H, i_nh % H
+    chunks = tl.cdiv(T, C)
+    begin = i_n.to(tl.int64) * T
+    end = begin + T
+    o_k, o_v = tl.arange(0, BK), tl.arange(0, BV)
+    m_S = (o_v < V)[:, None] & (o_k < K)[None, :]
+    b_S = tl.zeros([BK, BV], dtype=tl.float32)
+    if HAS_FIRST:
+        p_first, m_first = state_pointers(first, i_nh, 0, 0, K, V, BK, BV)
+        b_S += tl.load(p_first, mask=m_first, other=0.0)
+    b_S = bands(tl.trans(b_S))
+    lowest = tl.zeros([BK, C], dtype=tl.float32)
+    p_A = scores + (i_n * chunks * H + i_h).to(tl.int64) * (C * C)
+    w_next = load_turned(w, begin, end, i_h, H, K, C, BK)
+    r_next = load_turned(r, begin, end, i_h, H, K, C, BK)
+    k_next = load_turned(k, begin, end, i_h, H, K, C, BK)
+    v_next = load_turned(v, begin, end, i_h, H, V, C, BV)
+    A_next = _load_scores_turned(p_A, True, C)
+    for i_c in range(0, chunks):
+        start = begin + i_c * C
+        i = ((i_n * chunks + i_c) * H + i_h).to(tl.int64)
+        b_w, b_r, b_k, b_v, b_A = w_next, r_next, k_next, v_next, A_next
+        more = i_c + 1 < chunks
+        stop = tl.where(more, end, start + C)
+        p_A += H * C * C
+        w_next = load_turned(w, start + C, stop, i_h, H, K, C, BK)
+        r_next = load_turned(r, start + C, stop, i_h, H, K, C, BK)
+        k_next = load_turned(k, start + C, stop, i_h, H, K, C, BK)
+        v_next = load_turned(v, start + C, stop, i_h, H, V, C, BV)
+        A_next = _load_scores_turned(p_A, more, C)
+        lowest = tl.minimum(lowest, b_w.to(tl.float32))
+        before, after, total = _to_ends(bands(_finite(b_w)), C)
+        q_high, q_low = split(whole(bands(b_r).to(tl.float32) * (exp(before) * scale)))
+        k_high, k_low = split(whole(bands(b_k).to(tl.float32) * exp(after)))
+        if KEEP:
+            over, unit = power_of_two(tl.max(tl.reshape(tl.abs(b_S), (BV * BK,)), 0, keep_dims=True))
+            p_S = states + i * K * V + o_k[None, :] + o_v[:, None] * K
+            tl.store(p_S, whole((b_S * over[None, None, :]).to(tl.float16)), mask=m_S)
+            tl.store(units + i + tl.zeros([1], tl.int32), unit)
+        S_high, S_low = split(b_S)
+        A_high, A_low = split(b_A)
+        b_v = bands(b_v)
+        b_o = narrow_product(S_high, S_low, each(q_high), each(q_low))
+        b_o = add_given_by_split(b_o, b_v, each(A_high), each(A_low))
+        store_turned(o, b_o, start, end, i_h, H, V, C, BV)
+        b_S *= exp(total)[None, None, :]
+        b_S = add_given_by_split(b_S, b_v, each(tl.trans(k_high)), each(tl.trans(k_low)))
+    tl.store(mild + i_nh, (tl.min(lowest) > BLOCK_TOKEN).to(tl.float32))
+    if WANTS_LAST:
+        p_last, m_last = state_pointers(last, i_nh, 0, 0, K, V, BK, BV)
+        tl.store(p_last, tl.trans(whole(b_S)), mask=m_last)
+
+
+@triton.jit
+def _decays_about_middle(b_w, C: tl.constexpr):
+    """Log decays of reads and of keys from the middle of the chunk, [4, N, C] each."""
+    t, i = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
+    half = (t < C // 2).to(tl.float32)
+    return sums_along(b_w, each((t < i).to(tl.float32) - half)), sums_along(b_w, each(half - (t <= i).to(tl.float32)))
+
+
+@triton.jit
+def _any_pairs(b_q, b_k, b_w, b_P, C: tl.constexpr, LEVELS: tl.constexpr):
+    """What the chunk's pairs make of the gradients of q and k, and of w, [4, N, C]. b_P: P + P^T without diagonal."""
+    dq, dk, b_dw = tl.zeros_like(b_q), tl.zeros_like(b_k), tl.zeros_like(b_q)
+    P_high, P_low = split(b_P)
+    for level in range(LEVELS):
+        _, is_read, _, _ = _half(level, C)
+        is_read = is_read[None, None, :]
+        passed, meets = _passed(level, C), _meet(level, C)
+        weight = exp(sums_along(b_w, each(passed)))
+        b_x = tl.where(is_read, b_q, b_k) * weight
+        high, low = split(b_x)
+        grad = narrow_product(high, low, each(only(meets, P_high)), each(only(meets, P_low)))
+        b_dw += sums_along(grad * b_x, each(tl.trans(passed)), False)
+        grad *= weight
+        dq += tl.where(is_read, grad, 0.0)
+        dk += tl.where(is_read, 0.0, grad)
+    return dq, dk, b_dw
+
+
+@triton.jit
+def backward_kernel(
+    r, w, k, v, u, do, states, units, scores, mild, dr, dw, dk, dv, du, last, first, scale, T,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    LEVELS: tl.constexpr, MILD: tl.constexpr, HAS_LAST: tl.constexpr,
+):  # fmt: skip
+    """All gradients of a head that is MILD, or of one that is not, chunk after chunk from the last.
+
+    last: that of the final state; first: where the initial one's goes; du: of each sequence and head. In registers:
+    D^T and du.
+    """
+    i_nh = tl.program_id(0)
+    if tl.load(mild + i_nh) != MILD:
+        return
+    i_n, i_h = i_nh // H, i_nh % H
+    chunks = tl.cdiv(T, C)
+    begin = i_n.to(tl.int64) * T
+    end = begin + T
+    o_c, o_k, o_v = tl.arange(0, C), tl.arange(0, BK), tl.arange(0, BV)
+    t, s = o_c[:, None], o_c[None, :]
+    m_S = (o_k < K)[:, None] & (o_v < V)[None, :]
+    b_u = tl.load(u + i_h * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)
+    b_u = tl.reshape(b_u, (BANDS, BK // BANDS))[:, :, None]
+    b_D = tl.zeros([BK, BV], dtype=tl.float32)
+    if HAS_LAST:
+        p_D, m_D = state_pointers(last, i_nh, 0, 0, K, V, BK, BV)
+        b_D += tl.load(p_D, mask=m_D, other=0.0)
+    b_D = bands(tl.trans(b_D))
+    b_du = tl.zeros([BANDS, BK // BANDS, C], dtype=tl.float32)
+    passing = tl.zeros([BK], dtype=tl.float32)
+    for n in range(0, chunks):
+        i_c = chunks - 1 - n
+        start = begin + i_c * C
+        i = ((i_n * chunks + i_c) * H + i_h).to(tl.int64)
+        b_w = load_turned(w, start, end, i_h, H, K, C, BK)
+        b_r = load_turned(r, start, end, i_h, H, K, C, BK)
+        b_k = load_turned(k, start, end, i_h, H, K, C, BK)
+        b_v = load_turned(v, start, end, i_h, H, V, C, BV)
+        b_do = load_turned(do, start, end, i_h, H, V, C, BV)
+        b_A = _load_scores(scores + i * (C * C), True, C)
+        unit = tl.load(units + i + tl.zeros([BK], tl.int32))
+        expect(states + i * K * V + o_v * K, o_v < V, 1)  # there are no registers for it yet
+        b_w, b_r, b_k = arrived(b_w), arrived(b_r), arrived(b_k)
+        b_v, b_do, b_A = arrived(b_v), arrived(b_do), arrived(b_A)
+        b_w = bands(_finite(b_w))
+        if MILD:
+            read, key = _decays_about_middle(b_w, C)
+            mid, rest = -column(read, 0), -column(key, C - 1)
+            b_D *= exp(passing + rest)[None, None, :]
+            of_S, passing = exp(mid) * unit, mid
+        else:
+            read, key, rest = _to_ends(b_w, C)
+            of_S = unit
+        read, key = exp(read), exp(key)
+        b_q, b_k = bands(b_r).to(tl.float32) * scale, bands(b_k).to(tl.float32)
+        q_high, q_low = split(b_q * read)
+        k_high, k_low = split(b_k * key)
+
+        # In bands of channels of v.
+        D_high, D_low = split(b_D)
+        A_high, A_low = split(b_A)
+        b_dv = narrow_product(D_high, D_low, each(whole(k_high)), each(whole(k_low)))
+        b_dv = add_given_by_split(b_dv, bands(b_do), each(A_high), each(A_low))
+        store_turned(dv, b_dv, start, end, i_h, H, V, C, BV)
+
+        # In bands of channels of k: keys.
+        b_P = tl.dot(tl.trans(b_do), b_v)
+        own = tl.sum(only(t == s, b_P), 0)[None, None, :]
+        b_P = only(t > s, b_P)
+        D_high, D_low = bands(tl.trans(whole(D_high))), bands(tl.trans(whole(D_low)))
+        y = add_split_by_given(tl.zeros([BANDS, BK // BANDS, C], tl.float32), D_high, D_low, each(b_v))
+        b_du += own * b_q * b_k
+        if MILD:
+            P_high, P_low = split(b_P)
+            z = add_whole_product(tl.zeros_like(y), q_high, q_low, each(P_high), each(P_low))
+            keys = k_high.to(tl.float32) + k_low.to(tl.float32)
+            b_dw = sums_along(keys * y, each(t < s), False)
+            of_pairs = keys * z
+            b_dk = (y + z) * key
+        else:
+            b_dq, b_dk, b_dw = _any_pairs(b_q, b_k, b_w, b_P + tl.trans(b_P), C, LEVELS)
+            y *= key
+            b_dw += sums_along(b_k * y, each(t < s), False)
+            b_dk += y
+        store_turned(dk, b_dk + own * b_u * b_q, start, end, i_h, H, K, C, BK)
+
+        # Reads.
+        b_S = tl.load(states + i * K * V + o_k[:, None] + o_v[None, :] * K, mask=m_S, other=0.0)
+        S_high, S_low = split(bands(b_S.to(tl.float32) * of_S[:, None]))
+        b_SD = by_turned(S_high, S_low, D_high, D_low)
+        b_SD = tl.sum(tl.where(t == s, b_SD, 0.0), 2)
+        x = add_split_by_given(tl.zeros_like(y), S_high, S_low, each(b_do))
+        if MILD:
+            x = add_whole_product(x, k_high, k_low, each(tl.trans(P_high)), each(tl.trans(P_low)))
+            b_dw += sums_along((q_high.to(tl.float32) + q_low.to(tl.float32)) * x - of_pairs, each(t > s))
+            b_dw += b_SD[:, :, None] - of_pairs
+            b_dq = x * read
+        else:
+            x *= read
+            b_dw += sums_along(b_q * x, each(t > s), False)
+            b_SD *= tl.reshape(exp(rest), (BANDS, BK // BANDS))
+            b_dw += b_SD[:, :, None]
+            b_dq += x
+        empty = tl.reshape(unit < 2.0**-118, (BANDS, BK // BANDS))[:, :, None]
+        b_dw = tl.where((o_c == 0)[None, None, :] & empty, 0.0, b_dw)  # as `is_zero`
+        store_turned(dw, b_dw, start, end, i_h, H, K, C, BK)
+        store_turned(dr, (b_dq + own * b_u * b_k) * scale, start, end, i_h, H, K, C, BK)
+        if not MILD:
+            b_D *= exp(rest)[None, None, :]
+        b_D = add_given_by_split(b_D, bands(b_do), each(tl.trans(whole(q_high))), each(tl.trans(whole(q_low))))
+    if MILD:
+        b_D *= exp(passing)[None, None, :]
+    p_D, m_D = state_pointers(first, i_nh, 0, 0, K, V, BK, BV)
+    tl.store(p_D, tl.trans(whole(b_D)), mask=m_D)
+    tl.store(du + i_nh * K + o_k, tl.reshape(tl.sum(b_du, 2), (BK,)), mask=o_k < K)
+
+
+def kept_shapes(r, k, v, w, u, cu_seqlens, chunk_size) -> tuple[tuple[int, ...], ...]:
+    """Shapes of what `forward` keeps for `backward`: the state entering every chunk, two 16-bit numbers to one; what these
+    are multiples of, the scores, and which heads' sequences are mild, in one tensor."""
+    states, *others = _sizes(r, v)
+    return (cdiv(states, 2),), (sum(others),)
+
+
+def _sizes(r, v) -> tuple[int, int, int, int]:
+    """How many numbers the states are, what they are multiples of, the scores, and the flags."""
+    (B, T, H, K), V = r.shape, v.shape[-1]
+    chunks = B * cdiv(T, CHUNK) * H
+    return chunks * K * V, chunks, chunks * CHUNK * CHUNK, B * H
+
+
+def forward(r, k, v, w, u, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep):
+    """o, the final state (None unless asked for), and as in `kept_shapes`."""
+    (B, T, H, K), V = r.shape, v.shape[-1]
+    (states_shape,), (others_shape,) = kept_shapes(r, k, v, w, u, cu_seqlens, chunk_size)
+    states = r.new_empty(states_shape if keep else 0, dtype=torch.float32)
+    others = states.new_empty(others_shape)
+    if keep and B * cdiv(T, CHUNK) * H * K * V % 2:
+        states[-1:] = 0  # half of it is written, and no output may be left to chance
+    units, scores, mild = others.split(_sizes(r, v)[1:])
+    o, final_state = torch.empty_like(v), others.new_empty(B, H, K, V) if output_final_state else None
+    options = options_of("rwkv6.fused.scores", r)
+    together = options["num_warps"]
+    scores_kernel[(B * cdiv(T, CHUNK * together) * H,)](
+        r, w, k, u, scores, scale, T, LEVELS=LEVELS, CHUNKS=together, **options
+    )
+    forward_kernel[(B * H,)](
+        r, w, k, v, o, states.view(torch.float16), units, scores, mild, initial_state, final_state, scale, T,
+        V=V, BV=CHANNELS, KEEP=keep, HAS_FIRST=initial_state is not None, WANTS_LAST=output_final_state,
+        **options_of("rwkv6.fused.forward", r),
+    )  # fmt: skip
+    return o, final_state, (states, others)
+
+
+def backward(r, k, v, w, u, scale, initial_state, cu_seqlens, chunk_size, kept, do, dfinal_state):
+    """dr, dk, dv, dw in their inputs' dtypes, du [H, K] and dinitial_state [N, H, K, V] in float32."""
+    states, others = kept
+    (B, T, H, K), V = r.shape, v.shape[-1]
+    units, scores, mild = others.split(_sizes(r, v)[1:])
+    dr, dk, dv, dw = (torch.empty_like(x) for x in (r, k, v, w))
+    dinitial_state, du = others.new_empty(B, H, K, V), others.new_empty(B, H, K)
+    for way in "mild", "dyadic":
+        backward_kernel[(B * H,)](
+            r, w, k, v, u, do, states.view(torch.float16), units, scores, mild, dr, dw, dk, dv, du,
+            dfinal_state, dinitial_state, scale, T, V=V, BV=CHANNELS, LEVELS=LEVELS, MILD=int(way == "mild"),
+            HAS_LAST=dfinal_state is not None, **options_of(f"rwkv6.fused.backward.{way}", r),
+        )  # fmt: skip
+    return dr, dk, dv, dw, du.sum(0), dinitial_state
