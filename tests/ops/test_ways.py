@@ -157,5 +157,5 @@ def test_one_program_looks_at_several_chunks(place, op, K, V, G, packing, monkey
     made, arriving = place.make(setting, T=5 * 64 - 20, H=3, K=K, V=V, dtype=dtype)
     w = torch.full_like(made[OPERATORS[op].decay], -0.01)
     w[:, 32:64, 0], w[:, 128:, 1] = -5.0, -70.0
-    place.check(made | {OPERATORS[op].decay: w}, arriving, "chunk", op)
+    place.check(made | {OPERATORS[op].decay: w}, arriving, "chunk", op, chunk_size=C)
     assert min(looked_at) >= 4

@@ -46,6 +46,7 @@ from ..common.bands_triton import (
     narrow_product,
     options_of,
     power_of_two,
+    product,
     store_turned,
     whole,
 )
@@ -211,7 +212,7 @@ def forward_kernel(
         S_high, S_low = split(b_S)
         A_high, A_low = split(b_A)
         b_v = bands(b_v)
-        b_o = narrow_product(S_high, S_low, each(q_high), each(q_low))
+        b_o = product(S_high, S_low, each(q_high), each(q_low))
         b_o = add_given_by_split(b_o, b_v, each(A_high), each(A_low))
         store_turned(o, b_o, start, end, i_h, H, V, C, BV)
         b_S *= exp(total)[None, None, :]
@@ -292,6 +293,14 @@ def backward_kernel(
         b_A = _load_scores(scores + i * (C * C), True, C)
         unit = tl.load(units + i + tl.zeros([BK], tl.int32))
         expect(states + i * K * V + o_v * K, o_v < V, 1)  # there are no registers for it yet
+        more = (o_c >= 0) & (i_c > 0)
+        p_rows = (start - C + o_c) * H + i_h
+        expect(w + p_rows * K, more, BK)
+        expect(r + p_rows * K, more, BK)
+        expect(k + p_rows * K, more, BK)
+        expect(v + p_rows * V, more, BV)
+        expect(do + p_rows * V, more, BV)
+        expect(scores + (i - H) * (C * C) + o_c * C, more & (o_c % 2 == 0), 1)
         b_w, b_r, b_k = arrived(b_w), arrived(b_r), arrived(b_k)
         b_v, b_do, b_A = arrived(b_v), arrived(b_do), arrived(b_A)
         b_w = bands(_finite(b_w))
@@ -311,7 +320,7 @@ def backward_kernel(
         # In bands of channels of v.
         D_high, D_low = split(b_D)
         A_high, A_low = split(b_A)
-        b_dv = narrow_product(D_high, D_low, each(whole(k_high)), each(whole(k_low)))
+        b_dv = product(D_high, D_low, each(whole(k_high)), each(whole(k_low)))
         b_dv = add_given_by_split(b_dv, bands(b_do), each(A_high), each(A_low))
         store_turned(dv, b_dv, start, end, i_h, H, V, C, BV)
 
@@ -368,8 +377,8 @@ def backward_kernel(
 
 
 def kept_shapes(r, k, v, w, u, cu_seqlens, chunk_size) -> tuple[tuple[int, ...], ...]:
-    """Shapes of what `forward` keeps for `backward`: the state entering every chunk, two 16-bit numbers to one; what these
-    are multiples of, the scores, and which heads' sequences are mild, in one tensor."""
+    """Shapes of what `forward` keeps for `backward`: the state entering every chunk, two 16-bit numbers to one; what
+    these are multiples of, the scores, and which heads' sequences are mild, in one tensor."""
     states, *others = _sizes(r, v)
     return (cdiv(states, 2),), (sum(others),)
 
