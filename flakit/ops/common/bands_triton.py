@@ -91,6 +91,46 @@ def store_turned(p, x, start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.
 
 
 @triton.jit
+def sides(x):
+    """The left side and the right side of the columns of x [4, N, 2 C]."""
+    C: tl.constexpr = x.shape[2] // 2
+    return tl.split(tl.permute(tl.reshape(x, (x.shape[0], x.shape[1], 2, C)), (0, 1, 3, 2)))
+
+
+@triton.jit
+def _pair(start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
+    """Offsets and mask of a chunk's rows, turned, and once more, [BD, 2 C]; which are the first, [1, 2 C]."""
+    o_r, o_d = tl.arange(0, 2 * C), tl.arange(0, BD)
+    o_c = o_r % C
+    m = (o_d < D)[:, None] & (o_c < end - start)[None, :]
+    return (start * H + i_h) * D + o_d[:, None] + o_c[None, :] * (H * D), m, (o_r < C)[None, :]
+
+
+@triton.jit
+def load_pair(x, y, start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
+    """Rows of x, turned, beside those of y, [BD, 2 C]."""
+    o, m, left = _pair(start, end, i_h, H, D, C, BD)
+    if x.dtype == y.dtype:
+        b_x = tl.load(tl.where(left, x, y) + o, mask=m, other=0.0)
+    else:
+        b_x = tl.load(x + o, mask=m & left, other=0.0).to(tl.float32)
+        b_x += tl.load(y + o, mask=m & (left == 0), other=0.0).to(tl.float32)
+    return b_x
+
+
+@triton.jit
+def store_pair(p, q, x, start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
+    """The left half of x [4, BD / 4, 2 C], turned, to p, the right half to q."""
+    o, m, left = _pair(start, end, i_h, H, D, C, BD)
+    x = whole(x)
+    if p.dtype == q.dtype:
+        tl.store(tl.where(left, p, q) + o, x.to(p.dtype.element_ty), mask=m)
+    else:
+        tl.store(p + o, x.to(p.dtype.element_ty), mask=m & left)
+        tl.store(q + o, x.to(q.dtype.element_ty), mask=m & (left == 0))
+
+
+@triton.jit
 def column(x, at: tl.constexpr):
     """Column `at` of x [4, N, M], [4 N]."""
     x = tl.sum(tl.where((tl.arange(0, x.shape[2]) == at)[None, None, :], x, 0.0), 2)

@@ -39,6 +39,7 @@ from .launch import (
     LONG_CHUNK_SIZE,
     LONG_RWKV7_ON,
     NARROWEST,
+    SHORT_CHUNK_SIZE,
     SHORTEST_SEGMENT,
     TABLE,
     block,
@@ -845,7 +846,8 @@ def cut_into_chunks(op: str, x: torch.Tensor, V: int, chunk_size: int) -> tuple[
     if op == "rwkv7" and x.is_cuda:
         long = long and torch.cuda.get_device_capability(x.device)[0] in LONG_RWKV7_ON
     most = LONG_CHUNK_SIZE if tried and long else CHUNK_SIZE
-    C = min(chunk_size or most, most)
+    usual = SHORT_CHUNK_SIZE if op == "rwkv7" and not scaled else most
+    C = min(chunk_size or usual, most)
     # RWKV7 goes through long chunks by kernels of their own, and only these scale their states.
     return scaled and (op != "rwkv7" or C == LONG_CHUNK_SIZE), C
 

@@ -42,11 +42,13 @@ from ..common.bands_triton import (
     by_turned,
     column,
     each,
+    load_pair,
     load_turned,
     narrow_product,
     options_of,
     power_of_two,
     product,
+    sides,
     store_turned,
     whole,
 )
@@ -153,12 +155,13 @@ def _load_scores_turned(p, there, C: tl.constexpr):
 
 @triton.jit
 def _to_ends(b_w, C: tl.constexpr):
-    """Log decays from the chunk's beginning to each read and from each key to its end, [4, N, C] each, and of all of
-    it, [4 N]. b_w: finite, in bands."""
-    t, i = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
-    total = tl.max(sums_along(b_w, each(t >= 0 * i)), 2)
-    total = tl.reshape(total, (b_w.shape[0] * b_w.shape[1],))
-    return sums_along(b_w, each(t < i)), sums_along(b_w, each(t > i)), total
+    """Log decays from the chunk's beginning to each read, beside those from each key to its end, [4, N, 2 C], and of
+    all of it, [4 N]. b_w: finite, in bands."""
+    t, o_i = tl.arange(0, C)[:, None], tl.arange(0, 2 * C)
+    i = (o_i % C)[None, :]
+    passed = tl.where((o_i < C)[None, :], t < i, t > i)
+    total = tl.max(sums_along(b_w, each(t >= 0 * tl.arange(0, C)[None, :])), 2)
+    return sums_along(b_w, each(passed)), tl.reshape(total, (b_w.shape[0] * b_w.shape[1],))
 
 
 @triton.jit
@@ -181,29 +184,29 @@ def forward_kernel(
         p_first, m_first = state_pointers(first, i_nh, 0, 0, K, V, BK, BV)
         b_S += tl.load(p_first, mask=m_first, other=0.0)
     b_S = bands(tl.trans(b_S))
-    lowest = tl.zeros([BK, C], dtype=tl.float32)
+    lowest = tl.zeros([BK, C], dtype=w.dtype.element_ty)
+    by_scale = tl.where(tl.arange(0, 2 * C) < C, scale, 1.0)[None, None, :]
     p_A = scores + (i_n * chunks * H + i_h).to(tl.int64) * (C * C)
     w_next = load_turned(w, begin, end, i_h, H, K, C, BK)
-    r_next = load_turned(r, begin, end, i_h, H, K, C, BK)
-    k_next = load_turned(k, begin, end, i_h, H, K, C, BK)
+    x_next = load_pair(r, k, begin, end, i_h, H, K, C, BK)
     v_next = load_turned(v, begin, end, i_h, H, V, C, BV)
     A_next = _load_scores_turned(p_A, True, C)
     for i_c in range(0, chunks):
         start = begin + i_c * C
         i = ((i_n * chunks + i_c) * H + i_h).to(tl.int64)
-        b_w, b_r, b_k, b_v, b_A = w_next, r_next, k_next, v_next, A_next
+        b_w, b_x, b_v, b_A = w_next, x_next, v_next, A_next
         more = i_c + 1 < chunks
         stop = tl.where(more, end, start + C)
         p_A += H * C * C
         w_next = load_turned(w, start + C, stop, i_h, H, K, C, BK)
-        r_next = load_turned(r, start + C, stop, i_h, H, K, C, BK)
-        k_next = load_turned(k, start + C, stop, i_h, H, K, C, BK)
+        x_next = load_pair(r, k, start + C, stop, i_h, H, K, C, BK)
         v_next = load_turned(v, start + C, stop, i_h, H, V, C, BV)
         A_next = _load_scores_turned(p_A, more, C)
-        lowest = tl.minimum(lowest, b_w.to(tl.float32))
-        before, after, total = _to_ends(bands(_finite(b_w)), C)
-        q_high, q_low = split(whole(bands(b_r).to(tl.float32) * (exp(before) * scale)))
-        k_high, k_low = split(whole(bands(b_k).to(tl.float32) * exp(after)))
+        lowest = tl.where(b_w < lowest, b_w, lowest)
+        decays, total = _to_ends(bands(_finite(b_w)), C)
+        high, low = split(bands(b_x).to(tl.float32) * (exp(decays) * by_scale))
+        q_high, k_high = sides(high)
+        q_low, k_low = sides(low)
         if KEEP:
             over, unit = power_of_two(tl.max(tl.reshape(tl.abs(b_S), (BV * BK,)), 0, keep_dims=True))
             p_S = states + i * K * V + o_k[None, :] + o_v[:, None] * K
@@ -212,12 +215,12 @@ def forward_kernel(
         S_high, S_low = split(b_S)
         A_high, A_low = split(b_A)
         b_v = bands(b_v)
-        b_o = product(S_high, S_low, each(q_high), each(q_low))
+        b_o = product(S_high, S_low, each(whole(q_high)), each(whole(q_low)))
         b_o = add_given_by_split(b_o, b_v, each(A_high), each(A_low))
         store_turned(o, b_o, start, end, i_h, H, V, C, BV)
         b_S *= exp(total)[None, None, :]
-        b_S = add_given_by_split(b_S, b_v, each(tl.trans(k_high)), each(tl.trans(k_low)))
-    tl.store(mild + i_nh, (tl.min(lowest) > BLOCK_TOKEN).to(tl.float32))
+        b_S = add_given_by_split(b_S, b_v, each(tl.trans(whole(k_high))), each(tl.trans(whole(k_low))))
+    tl.store(mild + i_nh, (tl.min(lowest.to(tl.float32)) > BLOCK_TOKEN).to(tl.float32))
     if WANTS_LAST:
         p_last, m_last = state_pointers(last, i_nh, 0, 0, K, V, BK, BV)
         tl.store(p_last, tl.trans(whole(b_S)), mask=m_last)
@@ -310,7 +313,8 @@ def backward_kernel(
             b_D *= exp(passing + rest)[None, None, :]
             of_S, passing = exp(mid) * unit, mid
         else:
-            read, key, rest = _to_ends(b_w, C)
+            decays, rest = _to_ends(b_w, C)
+            read, key = sides(decays)
             of_S = unit
         read, key = exp(read), exp(key)
         b_q, b_k = bands(b_r).to(tl.float32) * scale, bands(b_k).to(tl.float32)

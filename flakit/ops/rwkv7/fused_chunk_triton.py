@@ -50,11 +50,14 @@ from ..common.bands_triton import (
     column,
     each,
     given,
+    load_pair,
     load_turned,
     narrow_product,
     options_of,
     power_of_two,
     product,
+    sides,
+    store_pair,
     store_turned,
     turned,
     whole,
@@ -81,13 +84,6 @@ LOOKED_AT = 16
 """Chunks that a program for any decay looks at."""
 GONE = tl.constexpr(-128.0)
 """A decay of which float32 keeps nothing, as in `load_decays`. A NaN is not lost with it: the scores have it."""
-
-
-@triton.jit
-def _halves(x):
-    """The left half and the right half of the columns of x [4, N, 2 C]."""
-    C: tl.constexpr = x.shape[2] // 2
-    return tl.split(tl.permute(tl.reshape(x, (x.shape[0], x.shape[1], 2, C)), (0, 1, 3, 2)))
 
 
 @triton.jit
@@ -179,39 +175,6 @@ def scores_kernel(
 
 
 @triton.jit
-def _pair(start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
-    """Offsets and mask of a chunk's rows, turned, and once more, [BD, 2 C]; which are the first, [1, 2 C]."""
-    o_r, o_d = tl.arange(0, 2 * C), tl.arange(0, BD)
-    o_c = o_r % C
-    m = (o_d < D)[:, None] & (o_c < end - start)[None, :]
-    return (start * H + i_h) * D + o_d[:, None] + o_c[None, :] * (H * D), m, (o_r < C)[None, :]
-
-
-@triton.jit
-def _load_pair(x, y, start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
-    """Rows of x, turned, beside those of y, [BD, 2 C]."""
-    o, m, left = _pair(start, end, i_h, H, D, C, BD)
-    if x.dtype == y.dtype:
-        b_x = tl.load(tl.where(left, x, y) + o, mask=m, other=0.0)
-    else:
-        b_x = tl.load(x + o, mask=m & left, other=0.0).to(tl.float32)
-        b_x += tl.load(y + o, mask=m & (left == 0), other=0.0).to(tl.float32)
-    return b_x
-
-
-@triton.jit
-def _store_pair(p, q, x, start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
-    """The left half of x [4, BD / 4, 2 C], turned, to p, the right half to q."""
-    o, m, left = _pair(start, end, i_h, H, D, C, BD)
-    x = whole(x)
-    if p.dtype == q.dtype:
-        tl.store(tl.where(left, p, q) + o, x.to(p.dtype.element_ty), mask=m)
-    else:
-        tl.store(p + o, x.to(p.dtype.element_ty), mask=m & left)
-        tl.store(q + o, x.to(q.dtype.element_ty), mask=m & (left == 0))
-
-
-@triton.jit
 def _load_scores(p, there, C: tl.constexpr):
     """Of the matrix at p what is on and above its diagonal, beside what is below, turned, [C, 2 C]."""
     o_r, o_c = tl.arange(0, 2 * C), tl.arange(0, C)[:, None]
@@ -288,8 +251,8 @@ def forward_kernel(
     lowest = tl.zeros([BK, C], dtype=tl.float32)
     p_A = scores + (i_n * chunks * H + i_h).to(tl.int64) * (2 * C * C)
     w_next = load_turned(w, begin, end, i_h, H, K, C, BK)
-    R_next = _load_pair(r, a, begin, end, i_h, H, K, C, BK)
-    E_next = _load_pair(k, b, begin, end, i_h, H, K, C, BK)
+    R_next = load_pair(r, a, begin, end, i_h, H, K, C, BK)
+    E_next = load_pair(k, b, begin, end, i_h, H, K, C, BK)
     v_next = load_turned(v, begin, end, i_h, H, V, C, BV)
     A_next = _load_scores(p_A, True, C)
     U_next = _load_scores(p_A + C * C, True, C)
@@ -300,8 +263,8 @@ def forward_kernel(
         more = i_c + 1 < chunks
         stop = tl.where(more, end, start + C)
         w_next = load_turned(w, start + C, stop, i_h, H, K, C, BK)
-        R_next = _load_pair(r, a, start + C, stop, i_h, H, K, C, BK)
-        E_next = _load_pair(k, b, start + C, stop, i_h, H, K, C, BK)
+        R_next = load_pair(r, a, start + C, stop, i_h, H, K, C, BK)
+        E_next = load_pair(k, b, start + C, stop, i_h, H, K, C, BK)
         v_next = load_turned(v, start + C, stop, i_h, H, V, C, BV)
         p_A += H * 2 * C * C
         A_next = _load_scores(p_A, more, C)
@@ -322,11 +285,11 @@ def forward_kernel(
         b_v = bands(b_v)
         b_x = product(S_high, S_low, each(R_high), each(R_low))
         b_x = add_given_by_split(b_x, b_v, each(A_high), each(A_low))
-        x_high, x_low = split(_halves(b_x)[1])
+        x_high, x_low = split(sides(b_x)[1])
         b_f = product(x_high, x_low, each(U_high), each(U_low))
-        store_turned(o, _halves(b_x + b_f)[0], start, end, i_h, H, V, C, BV)
+        store_turned(o, sides(b_x + b_f)[0], start, end, i_h, H, V, C, BV)
         if KEEP:
-            b_x = _halves(b_f)[1]
+            b_x = sides(b_f)[1]
             over, unit = power_of_two(tl.max(tl.abs(b_x), 2))
             p_f, m_f = _found_pointers(found, i, V, C, BV)
             tl.store(p_f, whole((b_x * over[:, :, None]).to(tl.float16)), mask=m_f)
@@ -374,8 +337,8 @@ def mild_backward_kernel(
         start = begin + i_c * C
         i = ((i_n * chunks + i_c) * H + i_h).to(tl.int64)
         b_w = load_turned(w, start, end, i_h, H, K, C, BK)
-        b_R = _load_pair(r, a, start, end, i_h, H, K, C, BK)
-        b_E = _load_pair(k, b, start, end, i_h, H, K, C, BK)
+        b_R = load_pair(r, a, start, end, i_h, H, K, C, BK)
+        b_E = load_pair(k, b, start, end, i_h, H, K, C, BK)
         b_v = load_turned(v, start, end, i_h, H, V, C, BV)
         b_do = load_turned(do, start, end, i_h, H, V, C, BV)
         p_f, m_f = _found_pointers(found, i, V, C, BV)
@@ -403,7 +366,7 @@ def mild_backward_kernel(
         F_high, F_low = split(b_F)
         b_D *= exp(passing + rest)[None, None, :]
         D_high, D_low = split(b_D)
-        b_x, b_y = _halves(product(D_high, D_low, each(whole(E_high)), each(whole(E_low))))
+        b_x, b_y = sides(product(D_high, D_low, each(whole(E_high)), each(whole(E_low))))
         A_high, A_low = split(b_N + tl.where(o_c[:, None] == o_r[None, :], 1.0, 0.0))  # do stays, and N^T do
         U_high, U_low = split(b_U + tl.where(o_c[:, None] + C == o_r[None, :], 1.0, 0.0))
         x_high, x_low = split(b_y)
@@ -422,9 +385,9 @@ def mild_backward_kernel(
         x_keys = product(D_high, D_low, each(f_high), each(f_low))
         d_keys = add_whole_product(tl.zeros_like(x_keys), R_high, R_low, each(P_high), each(P_low))
         keys = E_high.to(tl.float32) + E_low.to(tl.float32)
-        of_k, of_b = _halves(keys * d_keys)
-        by_k, by_b = _halves(keys * x_keys)
-        _store_pair(dk, db, (d_keys + x_keys) * key, start, end, i_h, H, K, C, BK)
+        of_k, of_b = sides(keys * d_keys)
+        by_k, by_b = sides(keys * x_keys)
+        store_pair(dk, db, (d_keys + x_keys) * key, start, end, i_h, H, K, C, BK)
         later = (o_c[:, None] >= o_c[None, :]).to(tl.float32)
         b_dw = sums_along(by_k + by_b, each(1.0 - later), False)
         of_keys = of_k + of_b
@@ -435,13 +398,13 @@ def mild_backward_kernel(
         b_SD = tl.sum(tl.where(o_c[:, None] == o_c[None, :], b_SD, 0.0), 2)
         x_reads = product(S_high, S_low, each(g_high), each(g_low))
         d_reads = add_whole_product(x_reads, E_high, E_low, each(tl.trans(P_high)), each(tl.trans(P_low)))
-        of_r, of_a = _halves((R_high.to(tl.float32) + R_low.to(tl.float32)) * d_reads)
+        of_r, of_a = sides((R_high.to(tl.float32) + R_low.to(tl.float32)) * d_reads)
         b_dw += sums_along((of_r + of_a) - of_keys, each(later))
         b_dw += b_SD[:, :, None] - of_a  # a has not passed its own token's decay
         empty = tl.reshape(S_unit < 2.0**-118, (BANDS, BK // BANDS))[:, :, None]
         b_dw = tl.where((o_c == 0)[None, None, :] & empty, 0.0, b_dw)  # as `is_zero`
         store_turned(dw, b_dw, start, end, i_h, H, K, C, BK)
-        _store_pair(dr, da, d_reads * (read * by_scale), start, end, i_h, H, K, C, BK)
+        store_pair(dr, da, d_reads * (read * by_scale), start, end, i_h, H, K, C, BK)
         b_D = add_product(b_D, G_high, G_low, each(tl.trans(whole(R_high))), each(tl.trans(whole(R_low))))
         passing = mid
     b_D *= exp(passing)[None, None, :]

@@ -39,6 +39,8 @@ CONFIGURATIONS = {
     "bf16-T1-H1-K16-V16": Launches(chunk, bf16, 16, 16, T=1, H=1),
     "bf16-wf32-K64-V64-C64": Launches(chunk, bf16, 64, 64, wide=f32, chunk_size=64, only="mild"),
     "f32-K64-V64-C64": Launches(chunk, f32, 64, 64, chunk_size=64),
+    "bf16-K64-V64-fused": Launches(chunk, bf16, 64, 64, chunk_size=16),
+    "f16-wf32-K40-V56-states-fused": Launches(chunk, f16, 40, 56, wide=f32, states=True, chunk_size=16),
     "bf16-K64-V64-packed-states": Launches(recurrent, bf16, 64, 64, packed=True, states=True),
     "f16-wf32-K100-V40": Launches(recurrent, f16, 100, 40, wide=f32),
     "f32-K256-V16-states": Launches(recurrent, f32, 256, 16, states=True),

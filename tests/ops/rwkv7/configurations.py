@@ -32,6 +32,7 @@ class Launches(Configuration):
 CONFIGURATIONS = {
     "f16-K64-V64": Launches(chunk, f16, 64, 64),
     "f32-K64-V64": Launches(chunk, f32, 64, 64),
+    "f32-K64-V64-C32": Launches(chunk, f32, 64, 64, chunk_size=32, only="key_grads"),
     "f16-wf32-K24-V40-packed-states-C16": Launches(
         chunk, f16, 24, 40, wide=f32, chunk_size=16, packed=True, states=True
     ),
