@@ -100,10 +100,10 @@ def _meet(level, C: tl.constexpr):
 
 @triton.jit
 def scores_kernel(
-    r, w, k, u, scores, scale, T,
+    r, w, k, u, scores, mild, scale, T,
     H: tl.constexpr, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, LEVELS: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
-    """The scores of CHUNKS chunks of a head, a warp's each."""
+    """The scores of CHUNKS chunks of a head, a warp's each, and which of them are mild."""
     i_g, i_h = tl.program_id(0) // H, tl.program_id(0) % H
     chunks = tl.cdiv(T, C)
     groups = tl.cdiv(chunks, CHUNKS)
@@ -119,11 +119,11 @@ def scores_kernel(
     b_k = load_tile(k, start, end, i_h, 0, 0, H, K, N, BK)
     b_u = tl.load(u + i_h * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)
     b_w, b_q, b_k = arrived(b_w), arrived(b_q), arrived(b_k)
-    mild = tl.min(b_w.to(tl.float32)) > BLOCK_TOKEN
+    lowest = tl.min(tl.min(bands(b_w, CHUNKS).to(tl.float32), 2), 1)
     b_w = bands(_finite(b_w), CHUNKS)
     b_q, b_k = bands(b_q, CHUNKS).to(tl.float32) * scale, bands(b_k, CHUNKS).to(tl.float32)
     own = tl.sum(b_q * b_k * b_u[None, None, :], 2)
-    if mild:
+    if tl.min(lowest) > BLOCK_TOKEN:
         half = (j < C // 2).to(tl.float32)
         q_high, q_low = split(b_q * exp(sums(each((j < i).to(tl.float32) - half, CHUNKS), b_w)))
         k_high, k_low = split(b_k * exp(-sums(each((j <= i).to(tl.float32) - half, CHUNKS), b_w)))
@@ -137,6 +137,7 @@ def scores_kernel(
             b_A += only(each(_meet(level, C), CHUNKS), by_turned(high, low, high, low))
     b_A = tl.where((i == j)[None, :, :], own[:, :, None], b_A)
     at, there = ((i_n * chunks + i_c + o_b) * H + i_h).to(tl.int64), i_c + o_b < chunks
+    tl.store(mild + at, (lowest > BLOCK_TOKEN).to(tl.float32), mask=there)
     p = scores + at[:, None, None] * (C * C) + (i * C + j)[None, :, :]
     tl.store(p, b_A, mask=there[:, None, None] & (i >= j)[None, :, :])
 
@@ -166,12 +167,11 @@ def _to_ends(b_w, C: tl.constexpr):
 
 @triton.jit
 def forward_kernel(
-    r, w, k, v, o, states, units, scores, mild, first, last, scale, T,
+    r, w, k, v, o, states, units, scores, first, last, scale, T,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     KEEP: tl.constexpr, HAS_FIRST: tl.constexpr, WANTS_LAST: tl.constexpr,
 ):  # fmt: skip
-    """o, chunk after chunk, and whether the head's decays are mild; to KEEP, S. In registers: S^T, and the next chunk's
-    rows on their way."""
+    """o, chunk after chunk; to KEEP, S. In registers: S^T, and the next chunk's rows on their way."""
     i_nh = tl.program_id(0)
     i_n, i_h = i_nh // H, i_nh % H
     chunks = tl.cdiv(T, C)
@@ -184,7 +184,6 @@ def forward_kernel(
         p_first, m_first = state_pointers(first, i_nh, 0, 0, K, V, BK, BV)
         b_S += tl.load(p_first, mask=m_first, other=0.0)
     b_S = bands(tl.trans(b_S))
-    lowest = tl.zeros([BK, C], dtype=w.dtype.element_ty)
     by_scale = tl.where(tl.arange(0, 2 * C) < C, scale, 1.0)[None, None, :]
     p_A = scores + (i_n * chunks * H + i_h).to(tl.int64) * (C * C)
     w_next = load_turned(w, begin, end, i_h, H, K, C, BK)
@@ -202,7 +201,6 @@ def forward_kernel(
         x_next = load_pair(r, k, start + C, stop, i_h, H, K, C, BK)
         v_next = load_turned(v, start + C, stop, i_h, H, V, C, BV)
         A_next = _load_scores_turned(p_A, more, C)
-        lowest = tl.where(b_w < lowest, b_w, lowest)
         decays, total = _to_ends(bands(_finite(b_w)), C)
         high, low = split(bands(b_x).to(tl.float32) * (exp(decays) * by_scale))
         q_high, k_high = sides(high)
@@ -220,7 +218,6 @@ def forward_kernel(
         store_turned(o, b_o, start, end, i_h, H, V, C, BV)
         b_S *= exp(total)[None, None, :]
         b_S = add_given_by_split(b_S, b_v, each(tl.trans(whole(k_high))), each(tl.trans(whole(k_low))))
-    tl.store(mild + i_nh, (tl.min(lowest.to(tl.float32)) > BLOCK_TOKEN).to(tl.float32))
     if WANTS_LAST:
         p_last, m_last = state_pointers(last, i_nh, 0, 0, K, V, BK, BV)
         tl.store(p_last, tl.trans(whole(b_S)), mask=m_last)
@@ -255,6 +252,17 @@ def _any_pairs(b_q, b_k, b_w, b_P, C: tl.constexpr, LEVELS: tl.constexpr):
 
 
 @triton.jit
+def _is_mild(mild, i_n, i_h, chunks, H: tl.constexpr):
+    """Whether all chunks of a head are, 1 or 0."""
+    o = tl.arange(0, 256)
+    all_of = tl.full([256], 1.0, tl.float32)
+    for first in range(0, chunks, 256):
+        p = mild + (i_n * chunks + first + o).to(tl.int64) * H + i_h
+        all_of = tl.minimum(all_of, tl.load(p, mask=first + o < chunks, other=1.0))
+    return tl.min(all_of)
+
+
+@triton.jit
 def backward_kernel(
     r, w, k, v, u, do, states, units, scores, mild, dr, dw, dk, dv, du, last, first, scale, T,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
@@ -266,10 +274,10 @@ def backward_kernel(
     D^T and du.
     """
     i_nh = tl.program_id(0)
-    if tl.load(mild + i_nh) != MILD:
-        return
     i_n, i_h = i_nh // H, i_nh % H
     chunks = tl.cdiv(T, C)
+    if _is_mild(mild, i_n, i_h, chunks, H) != MILD:
+        return
     begin = i_n.to(tl.int64) * T
     end = begin + T
     o_c, o_k, o_v = tl.arange(0, C), tl.arange(0, BK), tl.arange(0, BV)
@@ -382,7 +390,7 @@ def backward_kernel(
 
 def kept_shapes(r, k, v, w, u, cu_seqlens, chunk_size) -> tuple[tuple[int, ...], ...]:
     """Shapes of what `forward` keeps for `backward`: the state entering every chunk, two 16-bit numbers to one; what
-    these are multiples of, the scores, and which heads' sequences are mild, in one tensor."""
+    these are multiples of, the scores, and which chunks are mild, in one tensor."""
     states, *others = _sizes(r, v)
     return (cdiv(states, 2),), (sum(others),)
 
@@ -391,7 +399,7 @@ def _sizes(r, v) -> tuple[int, int, int, int]:
     """How many numbers the states are, what they are multiples of, the scores, and the flags."""
     (B, T, H, K), V = r.shape, v.shape[-1]
     chunks = B * cdiv(T, CHUNK) * H
-    return chunks * K * V, chunks, chunks * CHUNK * CHUNK, B * H
+    return chunks * K * V, chunks, chunks * CHUNK * CHUNK, chunks
 
 
 def forward(r, k, v, w, u, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep):
@@ -407,10 +415,10 @@ def forward(r, k, v, w, u, scale, initial_state, output_final_state, cu_seqlens,
     options = options_of("rwkv6.fused.scores", r)
     together = options["num_warps"]
     scores_kernel[(B * cdiv(T, CHUNK * together) * H,)](
-        r, w, k, u, scores, scale, T, LEVELS=LEVELS, CHUNKS=together, **options
+        r, w, k, u, scores, mild, scale, T, LEVELS=LEVELS, CHUNKS=together, **options
     )
     forward_kernel[(B * H,)](
-        r, w, k, v, o, states.view(torch.float16), units, scores, mild, initial_state, final_state, scale, T,
+        r, w, k, v, o, states.view(torch.float16), units, scores, initial_state, final_state, scale, T,
         V=V, BV=CHANNELS, KEEP=keep, HAS_FIRST=initial_state is not None, WANTS_LAST=output_final_state,
         **options_of("rwkv6.fused.forward", r),
     )  # fmt: skip
