@@ -107,7 +107,7 @@ def test_long_chunks_are_taken_where_they_are_right(monkeypatch):
 
 @pytest.mark.skipif(not has_triton(), reason="needs Triton")
 def test_fused_chunks_are_taken_where_heads_fill_a_gpu():
-    from flakit.ops.rwkv7.fused_chunk_triton import takes
+    from flakit.ops.common.bands_triton import takes
 
     def taken(size, H=32, K=64, V=64, dtype=torch.bfloat16, offsets=None):
         return takes(torch.empty(4, 8, H, K, dtype=dtype), torch.empty(4, 8, H, V, dtype=dtype), offsets, size)

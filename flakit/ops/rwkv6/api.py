@@ -62,8 +62,9 @@ def chunk_rwkv6(
             zero hands its initial state on.
         cu_seqlens_cpu: a copy of cu_seqlens on the CPU, whose values are checked without waiting for a GPU.
         chunk_size: tokens a chunk, a power of two up to 256, or None for the backend's own choice. The kernels take the
-            nearest of 32 and 64, 64 only for bfloat16 heads of 33 to 64 channels. It changes
-            rounding only.
+            nearest of 16, 32 and 64. For 16-bit heads of 33 to 64 channels, not packed, 16 means one program for a
+            head's whole sequence, and is the choice where B H >= 128; elsewhere it is 32. 64 is for bfloat16 heads of
+            that size, the choice for fewer or packed ones. It changes rounding and speed only.
         head_first, reverse: accepted as False only: [B, T, H, ...] is the one layout, and time runs forwards.
         backend: "triton" (default on CUDA; on CPU under TRITON_INTERPRET=1), "torch" (default elsewhere) or
             "reference" (the recurrence, step by step).
