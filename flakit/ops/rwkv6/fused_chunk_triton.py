@@ -17,8 +17,8 @@ in bands of channels of v, the gradients of q, k and w in bands of channels of k
 **Ways.** No factor of `forward_kernel` is above 1, whatever the decay. The scores of a chunk in which no token decays
 more than `BLOCK_TOKEN` are one product about its middle, of q*_i = q_i e^{before_i - mid}, k*_j = k_j e^{mid - upto_j};
 of any other they are formed by dyadic levels (`common.decay`). So are its gradients, unless no token of the whole head
-decays more than that. Then, S standing for e^{mid} S and D for e^{rest} D, rest = total - mid, in what follows, and
-P = do v^T below the diagonal,
+decays more than that, as `scores_kernel` has found. Then, S standing for e^{mid} S and D for e^{rest} D, rest being
+total - mid, in what follows, and P = do v^T below the diagonal,
 
     x = P k* + do S^T,   y = v D^T,   z = P^T q*   dq = x e^{before - mid} + bonus,  dk = (y + z) e^{mid - upto} + bonus
     dw_t = sum_v S D + sum_{i>t} q*_i x_i - sum_{j>=t} k*_j z_j + sum_{j<t} k*_j y_j
@@ -63,7 +63,7 @@ from ..common.blocks_triton import (
     sums,
     sums_along,
 )
-from ..common.chunks_triton import BLOCK_TOKEN, load_tile, only, state_pointers
+from ..common.chunks_triton import BLOCK_TOKEN, halves, load_tile, only, state_pointers
 from ..common.launch import cdiv
 
 
@@ -74,18 +74,9 @@ def _finite(b_w):
 
 
 @triton.jit
-def _half(level, C: tl.constexpr):
-    """Of each token at a dyadic level, [C] each: whether it is in a right half, and so a read, and its half's first
-    token. The compiler is kept from knowing them before the loop over levels: masks would lie in registers."""
-    o_c = tl.arange(0, C) + (level >> 8)
-    size = o_c * 0 + (1 << level)
-    return o_c, (o_c & size) != 0, o_c & -size, size
-
-
-@triton.jit
 def _passed(level, C: tl.constexpr):
     """Which decays, the rows, lie between a token, a column, and its half's boundary, [C, C]."""
-    i, is_read, first, size = _half(level, C)
+    i, is_read, first, size = halves(level, C)
     t = tl.arange(0, C)[:, None]
     begin, end = tl.where(is_read, first, i + 1), tl.where(is_read, i, first + size)
     return (t >= begin[None, :]) & (t < end[None, :])
@@ -94,7 +85,7 @@ def _passed(level, C: tl.constexpr):
 @triton.jit
 def _meet(level, C: tl.constexpr):
     """Whether two tokens are of the two halves of one block, [C, C]."""
-    i, _, _, _ = _half(level, C)
+    i, _, _, _ = halves(level, C)
     return ((i[:, None] ^ i[None, :]) >> level) == 1
 
 
@@ -131,7 +122,7 @@ def scores_kernel(
     else:
         b_A = tl.zeros([CHUNKS, C, C], dtype=tl.float32)
         for level in range(LEVELS):
-            _, is_read, _, _ = _half(level, C)
+            _, is_read, _, _ = halves(level, C)
             weight = exp(sums(each(tl.trans(_passed(level, C)), CHUNKS), b_w))
             high, low = split(tl.where(is_read[None, :, None], b_q, b_k) * weight)
             b_A += only(each(_meet(level, C), CHUNKS), by_turned(high, low, high, low))
@@ -237,7 +228,7 @@ def _any_pairs(b_q, b_k, b_w, b_P, C: tl.constexpr, LEVELS: tl.constexpr):
     dq, dk, b_dw = tl.zeros_like(b_q), tl.zeros_like(b_k), tl.zeros_like(b_q)
     P_high, P_low = split(b_P)
     for level in range(LEVELS):
-        _, is_read, _, _ = _half(level, C)
+        _, is_read, _, _ = halves(level, C)
         is_read = is_read[None, None, :]
         passed, meets = _passed(level, C), _meet(level, C)
         weight = exp(sums_along(b_w, each(passed)))
