@@ -126,11 +126,11 @@ def scores_kernel(
             weight = exp(sums(each(tl.trans(_passed(level, C)), CHUNKS), b_w))
             high, low = split(tl.where(is_read[None, :, None], b_q, b_k) * weight)
             b_A += only(each(_meet(level, C), CHUNKS), by_turned(high, low, high, low))
-    b_A = tl.where((i == j)[None, :, :], own[:, :, None], b_A)
+    b_A = tl.where((i == j)[None, :, :], own[:, :, None], only((i > j)[None, :, :], b_A))
     at, there = ((i_n * chunks + i_c + o_b) * H + i_h).to(tl.int64), i_c + o_b < chunks
     tl.store(mild + at, (lowest > BLOCK_TOKEN).to(tl.float32), mask=there)
     p = scores + at[:, None, None] * (C * C) + (i * C + j)[None, :, :]
-    tl.store(p, b_A, mask=there[:, None, None] & (i >= j)[None, :, :])
+    tl.store(p, b_A, mask=there[:, None, None])  # what is above the diagonal too: nothing kept is left to chance
 
 
 @triton.jit
