@@ -2,7 +2,7 @@
 
 Where heads have 33 to 64 channels, 16-bit ones go through chunks of 16 tokens by `fused_chunk_triton` if there are
 enough of them, and bfloat16 ones else through chunks of 64 by `long_chunk_triton`, on GPUs that this is right for. Here
-are the kernels for all others, 32 tokens a chunk.
+are the kernels for all others, 32 tokens a chunk, in float32 16.
 
 Forward:  `prepare_kernel`        what a chunk finds and how it edits, before its state is known: U, U A_ak v, U a~
           `stream_kernel`         chunk after chunk: v2 = U A_ak v + (U a~) S, then the state S itself
