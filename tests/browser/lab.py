@@ -236,7 +236,7 @@ class Panel:
         self.page.wait_for_function(STILL, arg=quiet, timeout=seconds * 1000, polling=50)
 
     def readout(self):
-        return self.root.locator(".flakit-readout").first.inner_text()
+        return self.root.locator(".flakit-readout").first.text_content()
 
     def picture(self):
         """The picture's PNG as a PIL image."""

@@ -25,9 +25,13 @@ LAID_OUT = """panel => {
   const handles = [...panel.querySelectorAll('.noUi-handle')].filter(each => each.checkVisibility());
   return image?.complete && image.clientWidth > 0.95 * image.naturalWidth
     && handles.every(each => each.getAttribute('aria-label'))
-    && panel.querySelector('.flakit-readout')?.innerText.trim();
+    && panel.querySelector('.flakit-readout')?.textContent.trim();
 }"""
-"""A kernel may be done long before a busy browser has drawn what it sent."""
+"""A kernel may be done long before a busy browser has drawn what it sent.
+
+Of texts, textContent is asked: JupyterLab has the browser skip cells that are out of view, and what is skipped has no
+innerText, although it is laid out. A panel is skipped for a moment where the cell above it grows while it is measured.
+"""
 
 MEASURE = """panel => {
   const image = panel.querySelector('img.flakit-picture');
@@ -39,7 +43,7 @@ MEASURE = """panel => {
     sideways: Math.max(output.scrollWidth - output.clientWidth, panel.scrollWidth - panel.clientWidth),
     shrunk: image.clientWidth / image.naturalWidth,
     alt: image.alt,
-    readout: panel.querySelector('.flakit-readout').innerText,
+    readout: panel.querySelector('.flakit-readout').textContent,
     sliders: [...panel.querySelectorAll('.noUi-handle')].filter(seen).map(each => each.getAttribute('aria-label')),
     order: ['flakit-knobs', 'flakit-readout', 'flakit-pictures', 'flakit-buttons'].map(
       name => panel.querySelector('.' + name).getBoundingClientRect().top),
