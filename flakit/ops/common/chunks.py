@@ -27,6 +27,21 @@ def split_chunks(x: Tensor, C: int, dtype: torch.dtype) -> Tensor:
     return rearrange(x, "b (n c) h d -> b h n c d", c=C).to(dtype).contiguous()  # or every product would copy it
 
 
+def split_beside(*x: Tensor | None, C: int, dtype: torch.dtype) -> Tensor:
+    """[B, T, H, D] each -> [B, H, N, C, n, D], the rows of a token next to each other; beyond T as in `split_chunks`.
+
+    None, but for the first, leaves room for rows that are not known yet.
+    """
+    B, T, H, D = x[0].shape
+    N = -(-T // C)
+    rows = x[0].new_empty(B, H, N * C, len(x), D, dtype=dtype)
+    rows[:, :, T:] = 0
+    for n, each in enumerate(x):
+        if each is not None:
+            rows[:, :, :T, n] = each.transpose(1, 2)
+    return rows.unflatten(2, (N, C))
+
+
 def join_chunks(x: Tensor, T: int) -> Tensor:
     return rearrange(x, "b h n c d -> b (n c) h d")[:, :T]
 
@@ -39,6 +54,11 @@ def beside(*x: Tensor) -> Tensor:
 def apart(x: Tensor, axis: int, n: int) -> tuple[Tensor, ...]:
     """Every nth row (axis -2) or column (-1), the first ones first: n views; on rows the inverse of `beside`."""
     return x.unflatten(axis, (-1, n)).unbind(axis)
+
+
+def add_product(x: Tensor, a: Tensor, b: Tensor) -> None:
+    """x += a b, x contiguous."""
+    x.flatten(0, -3).baddbmm_(a.flatten(0, -3), b.flatten(0, -3))
 
 
 def own_pairs(A: Tensor, C: int) -> Tensor:
@@ -66,6 +86,11 @@ def weighed(x: Tensor, weight: Tensor) -> Tensor:
     return x * weight if n == 1 else (x.unflatten(-2, (-1, n)) * weight[..., None, :]).flatten(-3, -2)
 
 
+def weigh_(x: Tensor, weight: Tensor) -> Tensor:
+    """`weighed`, in x itself."""
+    return x.unflatten(-2, (weight.shape[-2], -1)).mul_(weight[..., None, :]).flatten(-3, -2)
+
+
 def pair_scores(read: Tensor, key: Tensor, levels: list[Level]) -> Tensor:
     """A [..., C R, C Y], zero unless the key's token comes before the read's.
 
@@ -74,7 +99,7 @@ def pair_scores(read: Tensor, key: Tensor, levels: list[Level]) -> Tensor:
     A = read.new_zeros(*read.shape[:-1], key.shape[-2])
     for level in levels:
         earlier, later = _halves_met(key, read, level)
-        _block(A, level).copy_(weighed(later, level.read) @ weighed(earlier, level.key).mT)
+        _block(A, level).copy_(_met(later, level.read, level) @ _met(earlier, level.key, level).mT)
     return A
 
 
@@ -83,7 +108,7 @@ def read_sums(dA: Tensor, key: Tensor, levels: list[Level]) -> Tensor:
     dread = dA.new_zeros(*dA.shape[:-1], key.shape[-1])
     for level in levels:
         earlier, dlater = _halves_met(key, dread, level)
-        _add(dlater, _block(dA, level) @ weighed(earlier, level.key), level.read)
+        _add(dlater, _block(dA, level) @ _met(earlier, level.key, level), level.read)
     return dread
 
 
@@ -102,8 +127,8 @@ def pair_grads(dA: Tensor, read: Tensor, key: Tensor, levels: list[Level], dread
         dw_left += (later * dlater).sum(-2, keepdim=True)
         dw_right += (earlier * dearlier).sum(-2, keepdim=True)
         block = _block(dA, level)
-        _add(dlater, block @ weighed(earlier, level.key), level.read)
-        _add(dearlier, block.mT @ weighed(later, level.read), level.key)
+        _add(dlater, block @ _met(earlier, level.key, level), level.read)
+        _add(dearlier, block.mT @ _met(later, level.read, level), level.key)
 
 
 def _halves_met(keys: Tensor, reads: Tensor, level: Level) -> tuple[Tensor, Tensor]:
@@ -112,6 +137,11 @@ def _halves_met(keys: Tensor, reads: Tensor, level: Level) -> tuple[Tensor, Tens
     left, _ = halves(keys, level.s * keys.shape[-2] // C)
     _, right = halves(reads, level.s * reads.shape[-2] // C)
     return left, right
+
+
+def _met(x: Tensor, weight: Tensor, level: Level) -> Tensor:
+    """x weighed, which changes nothing where no decay lies between two rows that meet."""
+    return x if level.s == 1 else weighed(x, weight)
 
 
 def _add(x: Tensor, found: Tensor, weight: Tensor) -> None:

@@ -64,7 +64,7 @@ class Level(NamedTuple):
     """The weights of one dyadic level."""
 
     s: int
-    key: Tensor  # [..., C/(2s), s, K], of every left half
+    key: Tensor  # [..., C/(2s), s, K], of every left half; for s = 1, where no decay lies between two rows, ones
     read: Tensor  # of every right half
 
 
@@ -81,9 +81,12 @@ def decays(w: Tensor) -> Decays:
     """The exponentials of `block_sums` and `dyadic_levels`, w [..., C, K]."""
     levels = []
     for s, before, after in block_sums(w):
-        if s < w.shape[-2]:
+        if 1 < s < w.shape[-2]:
             levels.append(Level(s, halves(after, s)[0].exp(), halves(before, s)[1].exp()))
-    return Decays(before.exp(), after.exp(), w.sum(-2).exp(), levels)
+        elif s < w.shape[-2]:
+            ones = w.new_ones(()).expand_as(halves(w, 1)[0])
+            levels.append(Level(1, ones, ones))
+    return Decays(before.exp_(), after.exp_(), w.sum(-2).exp_(), levels)
 
 
 def sum_before(x: Tensor) -> Tensor:

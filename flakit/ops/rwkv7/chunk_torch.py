@@ -17,18 +17,21 @@ transposed, y = U^T (A_rb^T do + (b e^{after}) D_out), and the gradients of both
 The gradient of the decay is the sum over everything that passes through it: each term carries its e^{w}.
 """
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
 from ..common.chunks import (
+    add_product,
     apart,
-    beside,
     join_chunks,
     own_pairs,
     pair_grads,
     pair_scores,
+    split_beside,
     split_chunks,
-    weighed,
+    weigh_,
 )
 from ..common.decay import decays, level_blocks
 
@@ -53,54 +56,61 @@ def inverse(A: Tensor) -> Tensor:
 class _Chunks:
     """Everything of a call's chunks that does not depend on the state; rows are [B, H, N, C, K] or [B, H, N, C, V].
 
-    `reads` holds q and a, `keys` holds k and b as neighbouring rows, [B, H, N, 2 C, K].
+    `reads` holds q and a, `keys` k and b, `written` v and v2 as neighbouring rows, [B, H, N, 2 C, D].
     """
 
     def __init__(self, r, w, k, v, a, b, scale, chunk_size):
         dtype = torch.promote_types(r.dtype, torch.float32)
-        r, w, k, self.v, a, b = (split_chunks(x, chunk_size, dtype) for x in (r, w, k, v, a, b))
-        self.r, self.now = r * scale, w.exp()
+        w = split_chunks(w, chunk_size, dtype)
+        reads, keys, written = (split_beside(*x, C=chunk_size, dtype=dtype) for x in ((r, a), (k, b), (v, None)))
+        (q, a), (k, b), (self.v, self.v2) = reads.unbind(-2), keys.unbind(-2), written.unbind(-2)
+        self.reads, self.keys, self.written = (x.flatten(-3, -2) for x in (reads, keys, written))
+        self.r, self.now = q * scale, w.exp()
         self.before, self.after, self.total, self.levels = decays(w)
-        self.reads, self.keys = beside(self.r * self.now, a), beside(k, b)
-        self.q_in, self.a_in = self.r * self.now * self.before, a * self.before
+        torch.mul(self.r, self.now, out=q)
+        self.q_in, self.a_in = q * self.before, a * self.before
         self.k_out, self.b_out = k * self.after, b * self.after
 
-        A = pair_scores(self.reads, self.keys, self.levels)
-        (self.A_rk, self.A_rb), (self.A_ak, A_ab) = ((x.contiguous() for x in apart(y, -1, 2)) for y in apart(A, -2, 2))
-        for A, y in ((self.A_rk, k), (self.A_rb, b)):
-            A.diagonal(0, -2, -1).copy_((self.r * y).sum(-1))
+        self.A = pair_scores(self.reads, self.keys, self.levels)
+        own_pairs(self.A, chunk_size)[..., 0, :] = (self.r[..., None, :] * keys).sum(-1)
+        self.A_r, A_a = apart(self.A, -2, 2)
+        self.A_ak, A_ab = apart(A_a, -1, 2)
         self.U = inverse(A_ab)
 
-    def states(self, initial_state) -> tuple[Tensor, Tensor, Tensor]:
-        """The state entering each chunk [B, H, N, K, V], what a finds [B, H, N, C, V], and the final state."""
+    def states(self, initial_state) -> tuple[Tensor, Tensor]:
+        """The state entering each chunk [B, H, N, K, V] and the final state; v2 [B, H, N, C, V] is what a finds."""
         found, written = self.A_ak @ self.v, self.k_out.mT @ self.v
-        return _carry(self.total, self.a_in, found, self.U, self.b_out, written, initial_state)
+        return _carry(self.total, self.a_in, found, self.U, self.v2, self.b_out, written, initial_state)
 
-    def dstates(self, do, dfinal_state) -> tuple[Tensor, Tensor, Tensor]:
-        """The gradient leaving each chunk [B, H, N, K, V], of what a looks up [B, H, N, C, V], and dinitial_state."""
-        found, written = self.A_rb.mT @ do, self.q_in.mT @ do
-        return _carry(self.total, self.b_out, found, self.U.mT, self.a_in, written, dfinal_state, reverse=True)
+    def dstates(self, do, y, dfinal_state) -> tuple[Tensor, Tensor]:
+        """The gradient leaving each chunk [B, H, N, K, V] and dinitial_state; y [B, H, N, C, V] is that of what a
+        looks up."""
+        found, written = apart(self.A_r, -1, 2)[1].mT @ do, self.q_in.mT @ do
+        return _carry(self.total, self.b_out, found, self.U.mT, y, self.a_in, written, dfinal_state, reverse=True)
 
 
-def _carry(total, read, found, U, write, written, state, reverse=False) -> tuple[Tensor, Tensor, Tensor]:
-    """x = U (found + read S), then S <- diag(total) S + written + write^T x: every S, every x and the last S."""
-    B, H, _, K, V = written.shape
-    S = written.new_zeros(B, H, K, V) if state is None else state.to(written.dtype)
-    entering, solved = torch.empty_like(written), torch.empty_like(found)
-    each = (x.unbind(2) for x in (total[..., None], read, found, U, write, written, entering, solved))
-    chunks = list(zip(*each, strict=True))
-    for total, read, found, U, write, written, S_in, x in reversed(chunks) if reverse else chunks:
-        S_in.copy_(S)
-        x.copy_(U @ (found + read @ S))
-        S = total * S + written + write.mT @ x
-    return entering, solved, S
+def _carry(total, read, found, U, x, write, written, state, reverse=False) -> tuple[Tensor, Tensor]:
+    """x = U (found + read S), then S <- diag(total) S + written + write^T x: every x into its place, every S and the
+    last one."""
+    B, H, N, K, V = written.shape
+    entering, last = written.new_empty(B * H, N, K, V), written.new_empty(B * H, K, V)
+    states = [*(entering.unbind(1)[::-1] if reverse else entering.unbind(1)), last]
+    states[0].copy_(state.flatten(0, 1)) if state is not None else states[0].zero_()
+    each = (y.flatten(0, 1).unbind(1) for y in (total[..., None], read, found, U, x, write, written))
+    steps = list(zip(*each, strict=True))
+    for (S, leaving), step in zip(pairwise(states), reversed(steps) if reverse else steps, strict=True):
+        total, read, found, U, x, write, written = step
+        torch.bmm(U, torch.baddbmm(found, read, S), out=x)
+        torch.addcmul(written, total, S, out=leaving).baddbmm_(write.mT, x)
+    return entering.unflatten(0, (B, H)), last.unflatten(0, (B, H))
 
 
 def forward(r, w, k, v, a, b, scale, initial_state, chunk_size) -> tuple[Tensor, Tensor]:
     """o [B, T, H, V] and the final state [B, H, K, V], in float32 (float64 for float64 inputs)."""
     chunks = _Chunks(r, w, k, v, a, b, scale, chunk_size)
-    S, v2, final_state = chunks.states(initial_state)
-    o = chunks.A_rk @ chunks.v + chunks.A_rb @ v2 + chunks.q_in @ S
+    S, final_state = chunks.states(initial_state)
+    o = chunks.A_r @ chunks.written
+    add_product(o, chunks.q_in, S)
     return join_chunks(o, r.shape[1]), final_state
 
 
@@ -108,23 +118,26 @@ def backward(r, w, k, v, a, b, scale, initial_state, do, dfinal_state, chunk_siz
     """dr, dw, dk, dv, da, db [B, T, H, *] and dinitial_state [B, H, K, V], in float32 or float64."""
     T = r.shape[1]
     chunks = _Chunks(r, w, k, v, a, b, scale, chunk_size)
-    do = split_chunks(do, chunk_size, chunks.r.dtype)
-    S, v2, _ = chunks.states(initial_state)
-    D, y, dinitial_state = chunks.dstates(do, dfinal_state)
-    dv = chunks.A_rk.mT @ do + chunks.A_ak.mT @ y + chunks.k_out @ D
+    at_reads = split_beside(do, None, C=chunk_size, dtype=chunks.r.dtype)
+    do, y = at_reads.unbind(-2)  # the gradients of what q and a read
+    S, _ = chunks.states(initial_state)
+    D, dinitial_state = chunks.dstates(do, y, dfinal_state)
+    at_reads = at_reads.flatten(-3, -2)
+    dv = apart(chunks.A, -1, 2)[0].mT @ at_reads
+    add_product(dv, chunks.k_out, D)
 
-    # Between chunks, then inside. at_reads holds the gradients of what q and a read, written what k and b write.
-    at_reads, written = beside(do, y), beside(chunks.v, v2)
-    dreads = weighed(at_reads @ S.mT, chunks.before)
-    dkeys = weighed(written @ D.mT, chunks.after)
+    # Between chunks, then inside.
+    dreads = weigh_(at_reads @ S.mT, chunks.before)
+    dkeys = weigh_(chunks.written @ D.mT, chunks.after)
     dw = (chunks.total * (S * D).sum(-1))[..., None, :].expand_as(chunks.r).clone()
-    dA = at_reads @ written.mT
+    dA = at_reads @ chunks.written.mT
     pair_grads(dA, chunks.reads, chunks.keys, chunks.levels, dreads, dkeys, dw)
 
     # q = r e^{w} passes its own token's decay too; r meets its own token's keys without any.
     (q, _), (dq, da), (k, b), (dk, db) = (apart(x, -2, 2) for x in (chunks.reads, dreads, chunks.keys, dkeys))
     at_k, at_b = own_pairs(dA, chunk_size)[..., 0, :, None].unbind(-2)
-    dw += q * dq
-    dr = (dq * chunks.now + at_k * k + at_b * b) * scale
-    dk, db = dk + at_k * chunks.r, db + at_b * chunks.r
+    dw.addcmul_(q, dq)
+    dr = (dq * chunks.now).addcmul_(at_k, k).addcmul_(at_b, b).mul_(scale)
+    dk.addcmul_(at_k, chunks.r)
+    db.addcmul_(at_b, chunks.r)
     return (*(join_chunks(x, T) for x in (dr, dw, dk, dv, da, db)), dinitial_state)
