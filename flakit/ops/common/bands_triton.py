@@ -2,8 +2,9 @@
 
 A program has four warps, and each a band of 16 channels with all tokens of a chunk: [4, 16, columns], the band being
 the index of a batch. Products run along those rows, and what one product gives is, in the very registers where it lies,
-an operand of the next. What all warps read, [rows, columns], goes through shared memory once (`each`). This also keeps
-to the products that every GPU since sm_80 has; Hopper's own is compiled wrongly for such tiles (data/tuning.md).
+an operand of the next. What all warps read, [rows, columns], goes through shared memory once (`each`). (In the kernels
+that form the scores of mild chunks a band is one chunk, and there is a warp for each.) This also keeps to the products
+that every GPU since sm_80 has; Hopper's own is compiled wrongly for such tiles (data/tuning.md).
 """
 
 import triton

@@ -40,7 +40,7 @@ def chunk_rwkv6(
     reverse: bool = False,
     backend: str | None = None,
 ) -> RWKV6Output:
-    """RWKV6 computed in chunks: parallel over T, one state per chunk. Finite and accurate for every w <= 0.
+    """RWKV6 computed in chunks, by products of whole chunks, not step by step. Finite and accurate for every w <= 0.
 
         o_t = scale * r_t^T (S_{t-1} + diag(u) k_t v_t^T)
         S_t = diag(e^{w_t}) S_{t-1} + k_t v_t^T
@@ -63,8 +63,9 @@ def chunk_rwkv6(
         cu_seqlens_cpu: a copy of cu_seqlens on the CPU, whose values are checked without waiting for a GPU.
         chunk_size: tokens a chunk, a power of two up to 256, or None for the backend's own choice. The kernels take the
             nearest of 16, 32 and 64. For 16-bit heads of 33 to 64 channels, not packed, 16 means one program for a
-            head's whole sequence, and is the choice where B H >= 128; elsewhere it is 32. 64 is for bfloat16 heads of
-            that size, the choice for fewer or packed ones. It changes rounding and speed only.
+            head's whole sequence, and is the choice where B H >= 128; for all others 16 is taken as 32. 64 is for
+            bfloat16 heads of that size, and the choice where they are fewer or packed. The choice for all else is 32.
+            It changes rounding and speed only.
         head_first, reverse: accepted as False only: [B, T, H, ...] is the one layout, and time runs forwards.
         backend: "triton" (default on CUDA; on CPU under TRITON_INTERPRET=1), "torch" (default elsewhere) or
             "reference" (the recurrence, step by step).

@@ -5,15 +5,16 @@ Forward:  `stream_kernel`   the state entering each chunk, and whether the chunk
 Backward: `stream_kernel`   in reverse: the gradient of the state leaving each chunk
           `value_grads_kernel`, `key_grads_kernel`  dv; dr, dk, dw and each chunk's share of du
 
-16-bit heads of 33 to 64 channels go through chunks of 16 by `fused_chunk_triton` if there are enough of them. Here are
-the kernels for all others.
+16-bit heads of 33 to 64 channels go through chunks of 16 by `fused_chunk_triton` if they are not packed and there are
+128 of them, or if such chunks are asked for. Here are the kernels for all others.
 
 Formulas as in `chunk_torch`. There are two ways through a chunk; both are launched and each leaves the other's chunks
 alone:
 - `mild_*` (16-bit inputs; the chunk's whole decay fits float32): one product about the middle, of the reads
   q*_i = q_i e^{before_i - mid} and the keys k*_j = k_j e^{mid - upto_j}. These serve for the products with states too:
   what is left, e^{mid} and e^{total - mid}, lies in the scales that mild kernels are given (`store_state`);
-- any other: dyadic products whose factors are all in [0, 1] (`common.decay`), which no w <= 0 can break.
+- any other: dyadic products whose factors are all in [0, 1] (`common.decay`), which no w <= 0 can break. Where blocks
+  of 16 rows decay little enough, each of those is one product about its own middle (`about_blocks`).
 Chunks have 64 tokens where heads have 33 to 64 channels of bfloat16, else 32. Loads stand before what is computed.
 
 Beside 16-bit inputs, operands that decays about the middle are in are split into two bfloat16 numbers

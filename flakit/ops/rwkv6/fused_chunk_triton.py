@@ -1,8 +1,8 @@
 """RWKV6 in chunks of 16 tokens, a head's whole sequence in one program: a forward kernel, a backward one, and one
 before them that is parallel over all chunks and forms their scores.
 
-What 16-bit heads of 33 to 64 channels take where batch times heads fill a GPU by themselves, or where chunks of 16 are
-asked for; not packed ones.
+What 16-bit heads of 33 to 64 channels, not packed, take where batch times heads are 128 or more, about one program for
+each multiprocessor of an H200, or where chunks of 16 are asked for.
 
 With q = scale r and the scores A, A_ij = sum_k q_i k_j e^{decay strictly between j and i} for i > j, sum_k q_i u k_i on
 the diagonal, 0 above it, a chunk is
@@ -14,11 +14,12 @@ the diagonal, 0 above it, a chunk is
 S in float16 for the backward kernel. Everything lies turned, in bands (`common.bands_triton`): S^T, D^T, o^T and dv^T
 in bands of channels of v, the gradients of q, k and w in bands of channels of k.
 
-**Ways.** No factor of `forward_kernel` is above 1, whatever the decay. The scores of a chunk in which no token decays
-more than `BLOCK_TOKEN` are one product about its middle, of q*_i = q_i e^{before_i - mid}, k*_j = k_j e^{mid - upto_j};
-of any other they are formed by dyadic levels (`common.decay`). So are its gradients, unless no token of the whole head
-decays more than that, as `scores_kernel` has found. Then, S standing for e^{mid} S and D for e^{rest} D, rest being
-total - mid, in what follows, and P = do v^T below the diagonal,
+**Ways.** No factor of `forward_kernel` is above 1, whatever the decay. A chunk is mild if each of its log decays is
+above `BLOCK_TOKEN`. `scores_kernel` has some chunks at a time. If all of them are mild, their scores are one product
+about each one's middle, of q*_i = q_i e^{before_i - mid}, k*_j = k_j e^{mid - upto_j}; if not, they are formed by
+dyadic levels (`common.decay`). The gradients are formed by dyadic levels throughout a head's sequence if one of its
+chunks is not mild, else about the middles. Then, S standing for e^{mid} S and D for e^{rest} D, rest being total - mid,
+in what follows, and P = do v^T below the diagonal,
 
     x = P k* + do S^T,   y = v D^T,   z = P^T q*   dq = x e^{before - mid} + bonus,  dk = (y + z) e^{mid - upto} + bonus
     dw_t = sum_v S D + sum_{i>t} q*_i x_i - sum_{j>=t} k*_j z_j + sum_{j<t} k*_j y_j

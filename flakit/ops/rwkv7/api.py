@@ -45,7 +45,7 @@ def chunk_rwkv7(
     reverse: bool = False,
     backend: str | None = None,
 ) -> RWKV7Output:
-    """RWKV7 computed in chunks: parallel over T but a light stream of states. Finite and accurate for every w <= 0.
+    """RWKV7 computed in chunks, by products of whole chunks, not step by step. Finite and accurate for every w <= 0.
 
         S_t = diag(e^{w_t}) S_{t-1} + b_t (a_t^T S_{t-1}) + k_t v_t^T
         o_t = scale * r_t^T S_t
@@ -71,10 +71,11 @@ def chunk_rwkv7(
         cu_seqlens_cpu: a copy of cu_seqlens on the CPU, whose values are checked without waiting for a GPU.
         safe_gate, disable_recompute, lower_bound: accepted for compatibility; they change nothing, any w <= 0 is safe.
         chunk_size: tokens a chunk, a power of two up to 256, or None for the backend's own choice. The kernels take the
-            nearest of 16, 32 and 64; by themselves 16 in float32. For 16-bit heads of 33 to 64 channels, not packed,
-            16 means one program for a head's whole sequence, and is the choice where B H >= 128. 64 is for bfloat16
-            heads of that size on a GPU of compute capability 9, the choice for fewer or packed ones; there 32 is faster
-            for decays of -5 and below, of which the model makes none (w >= -0.61). It changes rounding and speed only.
+            nearest of 16, 32 and 64. For 16-bit heads of 33 to 64 channels, not packed, 16 means one program for a
+            head's whole sequence, and is the choice where B H >= 128. 64 is for bfloat16 heads of that size on a GPU of
+            compute capability 9, and the choice where they are fewer or packed; there 32 is faster for decays of -5 and
+            below, of which the model makes none (w >= -0.61). The choice for all else is 32, in float32 16. It changes
+            rounding and speed only.
         cp_context: accepted as None only.
         head_first, reverse: accepted as False only: [B, T, H, ...] is the one layout, and time runs forwards.
         backend: "triton" (default on CUDA; on CPU under TRITON_INTERPRET=1; K up to 256), "torch" (default elsewhere)

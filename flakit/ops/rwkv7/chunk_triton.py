@@ -1,8 +1,9 @@
 """RWKV7 in chunks as Triton kernels: everything is parallel over chunks but a light stream of states.
 
-Where heads have 33 to 64 channels, 16-bit ones go through chunks of 16 tokens by `fused_chunk_triton` if there are
-enough of them, and bfloat16 ones else through chunks of 64 by `long_chunk_triton`, on GPUs that this is right for. Here
-are the kernels for all others, 32 tokens a chunk, in float32 16.
+Where heads have 33 to 64 channels, 16-bit ones go through chunks of 16 tokens by `fused_chunk_triton` if they are not
+packed and there are 128 of them, or if such chunks are asked for, and bfloat16 ones else through chunks of 64 by
+`long_chunk_triton`, on GPUs that this is right for. Here are the kernels for all others, 32 tokens a chunk, in float32
+16.
 
 Forward:  `prepare_kernel`        what a chunk finds and how it edits, before its state is known: U, U A_ak v, U a~
           `stream_kernel`         chunk after chunk: v2 = U A_ak v + (U a~) S, then the state S itself
@@ -12,7 +13,8 @@ Backward: `prepare_grads_kernel`  the same transposed: U^T A_rb^T do, U^T b^
           `value_grads_kernel`, `key_grads_kernel`  dv; dr, dw, dk, da, db
 
 Formulas as in `chunk_torch`; a~ = a e^{before} reads the entering state, b^ = b e^{after} writes the leaving one. There
-are two ways through a chunk, mild and dyadic (`common.chunks_triton`), compiled apart; `prepare_kernel` decides.
+are two ways through a chunk, mild and dyadic (`common.chunks_triton`), compiled apart; `prepare_kernel` decides, and
+backward `prepare_grads_kernel` likewise.
 
 The inverse U = (I - A_ab)^{-1} grows by recursive 2 x 2 blocks, as full-size products under a mask. Never by the
 powers of A_ab, which are huge and cancel where tokens repeat. Where they do, what U makes is a small difference of

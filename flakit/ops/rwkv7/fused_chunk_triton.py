@@ -1,8 +1,8 @@
 """RWKV7 in chunks of 16 tokens, a head's whole sequence in one program: a forward kernel, a backward one, and one
 before them that is parallel over all chunks and solves each.
 
-What 16-bit heads of 33 to 64 channels take where batch times heads fill a GPU by themselves, or where chunks of 16 are
-asked for; not packed ones.
+What 16-bit heads of 33 to 64 channels, not packed, take where batch times heads are 128 or more, about one program for
+each multiprocessor of an H200, or where chunks of 16 are asked for.
 
 Two rows are made of every token. With reads R = [r*; a*], what they meet E = [k*; b*], and their scores A, zero where
 E's token is later (a does not see its own token's, r does),
@@ -29,7 +29,7 @@ them to `fused_any_triton`. In the products with states decays are taken from th
 1, so that the forward kernel is one for all. The backward one is for heads of mild chunks: there S stands for
 e^{mid} S, D for e^{rest} D, rest = total - mid, and the decay's gradient is a difference of the same products,
 
-    dw_t = e^{total} sum_v S D + sum_{i passed t} R_i dR_i - sum_{j >= t} E_j (P^T R)_j + sum_{j < t} E_j (F D^T)_j
+    dw_t = sum_v S D + sum_{i passed t} R_i dR_i - sum_{j >= t} E_j (P^T R)_j + sum_{j < t} E_j (F D^T)_j
 
 where r_i has passed t <= i and a_i t < i. Other heads have a backward kernel in `fused_any_triton`.
 
