@@ -1,8 +1,8 @@
 """What every operator's step-by-step kernels share: the tokens of a sequence, an exact decay, the cuts of a state.
 
-A program carries a state's [BK, BV] block over one sequence, U tokens a turn: it loads their rows before it computes
-with the first, since a load takes longer than a step. Behind the end of a sequence rows are 0, which change neither a
-state nor its gradient. (GSA's forward takes one: its two states leave no registers for more rows.)
+A program carries a state's [BK, BV] block over one sequence, U tokens a turn. A load takes longer than a step: while a
+program computes with the rows of one turn, those of the next are on their way. Behind the end of a sequence rows are 0,
+which change neither a state nor its gradient.
 
 Its backward needs the states again and cannot divide by a decay to walk back, so the forward keeps one every CHECKPOINT
 tokens. From it the backward walks a segment twice: first it writes the state before every turn to a scratch buffer;
@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from .blocks_triton import arrived
 from .launch import CHECKPOINT, TABLE, TOGETHER, block, width
 from .packed import chunk_offsets, max_chunks
 
@@ -35,9 +36,45 @@ def span(i_n, cu_seqlens, offsets, T, C: tl.constexpr, PACKED: tl.constexpr):
 
 
 @triton.jit
-def load_row(p, row, o_d, m_d, D: tl.constexpr):
-    """Row `row` of p [rows, D] in float32, 0 where m_d does not hold."""
-    return tl.load(p + row * D + o_d, mask=m_d, other=0.0).to(tl.float32)
+def load_turn(
+    keys, values, start, t, length, i_h, o_k, m_k, o_v, m_v, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+    U: tl.constexpr,
+):  # fmt: skip
+    """Rows of tokens t, t + 1, … of a sequence, U of them, on their way: a tuple a token, of [1, BK] from each of `keys`
+    [rows, K] and then [1, BV] from each of `values` [rows, V]. Where there is no such token they are 0.
+    """
+    turn = ()
+    for n in tl.static_range(U):
+        row, within = (start + t + n) * H + i_h, (t + n >= 0) & (t + n < length)
+        rows = ()
+        for x in tl.static_range(len(keys)):
+            rows += (tl.load(keys[x] + row * K + o_k[None, :], mask=m_k[None, :] & within, other=0.0),)
+        for x in tl.static_range(len(values)):
+            rows += (tl.load(values[x] + row * V + o_v[None, :], mask=m_v[None, :] & within, other=0.0),)
+        turn += (rows,)
+    return turn
+
+
+@triton.jit
+def arrived_turn(turn):
+    """What `load_turn` gave, in float32, for use from here on."""
+    found = ()
+    for n in tl.static_range(len(turn)):
+        rows = ()
+        for x in tl.static_range(len(turn[n])):
+            rows += (arrived(turn[n][x]).to(tl.float32),)
+        found += (rows,)
+    return found
+
+
+@triton.jit
+def taken(x):
+    """A row [1, D] as [D], to meet a state.
+
+    Each thread has some of a row's numbers, and needs all of those that meet its part of the state. Triton would rather
+    hand round what a row was made of, and have every thread make the row anew; a sum it makes where its numbers are.
+    """
+    return tl.sum(x, 0)
 
 
 @triton.jit
@@ -60,14 +97,14 @@ def split_decay(b_w):
 
 
 @triton.jit
-def through(p_scratch, x):
-    """x by way of the scratch buffer: spread over the threads as the states are that come from there.
+def through(p, x, m):
+    """x by way of memory, at p where m holds: spread over the threads as the states are that lie there.
 
     Triton spreads each tensor as suits its first use, and computes twice what two such tensors meet in.
     """
-    tl.store(p_scratch, x)
+    tl.store(p, x, mask=m)
     tl.debug_barrier()
-    x = tl.load(p_scratch)
+    x = tl.load(p, mask=m, other=0.0)
     tl.debug_barrier()
     return x
 

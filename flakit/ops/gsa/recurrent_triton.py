@@ -21,13 +21,15 @@ import triton.language as tl
 from ..common.blocks_triton import program
 from ..common.launch import CHECKPOINT, ENOUGH, TABLE, block, width
 from ..common.recurrence_triton import (
+    arrived_turn,
     checkpoints,
     checkpoints_shape,
     cut,
-    load_row,
+    load_turn,
     sequences,
     span,
     split_decay,
+    taken,
     through,
     together,
 )
@@ -69,24 +71,29 @@ def recurrent_kernel(
         b_hk += tl.load(initial_hk + i_nh.to(tl.int64) * K * M + o_hk, mask=m_hk, other=0.0)
         b_hv += tl.load(initial_hv + i_nh.to(tl.int64) * M * V + o_hv, mask=m_hv, other=0.0)
     length = (end - start).to(tl.int32)
+    token = load_turn((k,), (v,), start, 0, length, i_h, o_k, m_k, o_v, m_v, H, K, V, 1)
+    slots = load_turn((s, g), (), start, 0, length, i_h, o_m, m_m, o_m, m_m, H, M, M, 1)
+    read = load_turn((q,), (), start, 0, length, i_h * G, o_k, m_k, o_k, m_k, H * G, K, K, 1)
     for t in range(0, length):
         if KEEP:
             if t % C == 0:
                 kept = (first + t // C) * H + i_h
                 tl.store(states_hk + kept * K * M + o_hk, b_hk, mask=m_mine)
                 tl.store(states_hv + kept * M * V + o_hv, b_hv, mask=m_hv)
-        row = (start + t) * H + i_h
-        b_k = tl.load(k + row * K + o_k, mask=m_k, other=0.0).to(tl.float32)
-        b_v = tl.load(v + row * V + o_v, mask=m_v, other=0.0).to(tl.float32)
-        b_s = tl.load(s + row * M + o_m, mask=m_m, other=0.0).to(tl.float32)
-        b_g = tl.load(g + row * M + o_m, mask=m_m, other=0.0).to(tl.float32)
+        b_k, b_v = arrived_turn(token)[0]
+        b_s, b_g = arrived_turn(slots)[0]
+        token = load_turn((k,), (v,), start, t + 1, length, i_h, o_k, m_k, o_v, m_v, H, K, V, 1)
+        slots = load_turn((s, g), (), start, t + 1, length, i_h, o_m, m_m, o_m, m_m, H, M, M, 1)
         high, low = split_decay(b_g)
-        b_hk = high[None, :] * b_hk + (low[None, :] * b_hk + b_k[:, None] * b_s[None, :])
-        b_hv = high[:, None] * b_hv + (low[:, None] * b_hv + b_s[:, None] * b_v[None, :])
+        high, low, b_s = taken(high), taken(low), taken(b_s)
+        b_hk = high[None, :] * b_hk + (low[None, :] * b_hk + taken(b_k)[:, None] * b_s[None, :])
+        b_hv = high[:, None] * b_hv + (low[:, None] * b_hv + b_s[:, None] * taken(b_v)[None, :])
         for i_g in range(G):
-            query = row * G + i_g
-            b_q = tl.load(q + query * K + o_k, mask=m_k, other=0.0).to(tl.float32)
-            b_p = tl.where(m_m, scale * tl.sum(b_hk * b_q[:, None], 0), -float("inf"))
+            query = ((start + t) * H + i_h) * G + i_g
+            b_q = arrived_turn(read)[0][0]
+            i_q = i_h * G + tl.where(i_g + 1 < G, i_g + 1, 0)
+            read = load_turn((q,), (), start, t + (i_g + 1) // G, length, i_q, o_k, m_k, o_k, m_k, H * G, K, K, 1)
+            b_p = tl.where(m_m, scale * tl.sum(b_hk * taken(b_q)[:, None], 0), -float("inf"))
             b_p = tl.exp(b_p - tl.max(b_p, 0))
             b_p /= tl.sum(b_p, 0)
             b_o = tl.sum(b_hv * b_p[:, None], 0)
@@ -125,7 +132,7 @@ def pass_grads_kernel(
     b_D = tl.zeros([BM, BD], dtype=tl.float32)
     if HAS_FINAL:
         b_D += tl.load(dfinal_state + i_nh.to(tl.int64) * M * D + o_s, mask=m_s, other=0.0)
-    b_D = through(p_scratch, b_D)
+    b_D = through(p_scratch, b_D, True)
     # A token's decay waits for the reads of the token before it: added alone, its low part would be rounded away.
     later_high, later_low = tl.full([BM], 1.0, dtype=tl.float32), tl.zeros([BM], dtype=tl.float32)
     segments = tl.cdiv(end - start, C).to(tl.int32)
@@ -135,46 +142,50 @@ def pass_grads_kernel(
         length = tl.minimum(end - begin, C).to(tl.int32)
         turns = tl.cdiv(length, U)
         b_S = tl.load(states + ((first + i) * H + i_h) * M * D + o_s, mask=m_s, other=0.0)
-        for turn in range(0, turns):
-            tl.store(p_scratch + turn * BM * BD, b_S)
-            rows = ()
+        written = load_turn((s, g), (y,), begin, 0, length, i_h, o_m, m_m, o_d, m_d, H, M, D, U)
+        for i_t in range(0, turns):
+            tl.store(p_scratch + i_t * BM * BD, b_S)
+            turn = arrived_turn(written)
+            t = (i_t + 1) * U
+            written = load_turn((s, g), (y,), begin, t, length, i_h, o_m, m_m, o_d, m_d, H, M, D, U)
             for n in tl.static_range(U):
-                t = turn * U + n
-                row, within = (begin + t) * H + i_h, t < length
-                b_s, b_g = load_row(s, row, o_m, m_m & within, M), load_row(g, row, o_m, m_m & within, M)
-                rows += ((b_s, b_g, load_row(y, row, o_d, m_d & within, D)),)
+                b_s, b_g, b_y = turn[n]
+                high, low = split_decay(b_g)
+                b_sy = taken(b_s)[:, None] * taken(b_y)[None, :]
+                b_S = taken(high)[:, None] * b_S + (taken(low)[:, None] * b_S + b_sy)
+        tl.debug_barrier()
+        t = (turns - 1) * U
+        ahead = load_turn((s, g), (y,), begin, t, length, i_h, o_m, m_m, o_d, m_d, H, M, D, U)
+        asked = ()
+        for i_g in tl.static_range(G):
+            asked += load_turn((x,), (z,), begin, t, length, i_h * G + i_g, o_m, m_m, o_d, m_d, H * G, M, D, U)
+        for back in range(0, turns):
+            i_t = turns - 1 - back
+            b_S = tl.load(p_scratch + i_t * BM * BD)
+            rows, queries = arrived_turn(ahead), arrived_turn(asked)
+            t = (i_t - 1) * U
+            ahead = load_turn((s, g), (y,), begin, t, length, i_h, o_m, m_m, o_d, m_d, H, M, D, U)
+            asked = ()
+            for i_g in tl.static_range(G):
+                asked += load_turn((x,), (z,), begin, t, length, i_h * G + i_g, o_m, m_m, o_d, m_d, H * G, M, D, U)
+            walked, factors = (b_S,), ()
             for n in tl.static_range(U):
                 b_s, b_g, b_y = rows[n]
                 high, low = split_decay(b_g)
-                b_S = high[:, None] * b_S + (low[:, None] * b_S + b_s[:, None] * b_y[None, :])
-        tl.debug_barrier()
-        for back in range(0, turns):
-            turn = turns - 1 - back
-            b_S = tl.load(p_scratch + turn * BM * BD)
-            rows, queries, walked = (), (), (b_S,)
-            for n in tl.static_range(U):
-                t = turn * U + n
-                row, within = (begin + t) * H + i_h, t < length
-                high, low = split_decay(load_row(g, row, o_m, m_m & within, M))
-                b_s, b_y = load_row(s, row, o_m, m_m & within, M), load_row(y, row, o_d, m_d & within, D)
-                rows += ((high, low, b_s, b_y),)
-                for i_g in tl.static_range(G):
-                    query = row * G + i_g
-                    b_x = load_row(x, query, o_m, m_m & within, M)
-                    queries += ((b_x, load_row(z, query, o_d, m_d & within, D)),)
-            for n in tl.static_range(U):
-                high, low, b_s, b_y = rows[n]
-                b_S = high[:, None] * b_S + (low[:, None] * b_S + b_s[:, None] * b_y[None, :])
+                high, low = taken(high), taken(low)
+                b_S = high[:, None] * b_S + (low[:, None] * b_S + taken(b_s)[:, None] * taken(b_y)[None, :])
                 walked += (b_S,)
-            for m in tl.static_range(U):
-                t = turn * U + U - 1 - m
-                row, within = (begin + t) * H + i_h, t < length
-                high, low, b_s, b_y = rows[U - 1 - m]
-                b_before, b_S = walked[U - 1 - m], walked[U - m]
+                factors += ((high, low),)
+            for n in tl.static_range(U - 1, -1, -1):
+                row, within = (begin + i_t * U + n) * H + i_h, i_t * U + n < length
+                b_s, _, b_y = rows[n]
+                high, low = factors[n]
+                b_before, b_S = walked[n], walked[n + 1]
                 b_reads = later_low[:, None] * b_D
                 for i_g in tl.static_range(G):
                     query = row * G + i_g
-                    b_x, b_z = queries[(U - 1 - m) * G + i_g]
+                    b_x, b_z = queries[i_g * U + n]
+                    b_x, b_z = taken(b_x), taken(b_z)
                     b_reads += b_x[:, None] * b_z[None, :]
                     if FIRST:
                         b_dz = tl.sum(b_S * b_x[:, None], 0)
@@ -184,9 +195,9 @@ def pass_grads_kernel(
                         tl.store(dx + (share * G + query) * M + o_m, b_dx, mask=m_m & within)
                 b_D = later_high[:, None] * b_D + b_reads
                 later_high, later_low = high, low
-                b_dy = tl.sum(b_D * b_s[:, None], 0)
+                b_dy = tl.sum(b_D * taken(b_s)[:, None], 0)
                 tl.store(dy + row * D + o_d, b_dy.to(dy.dtype.element_ty), mask=m_d & within)
-                tl.store(ds + (share + row) * M + o_m, tl.sum(b_D * b_y[None, :], 1), mask=m_m & within)
+                tl.store(ds + (share + row) * M + o_m, tl.sum(b_D * taken(b_y)[None, :], 1), mask=m_m & within)
                 tl.store(dg + (share + row) * M + o_m, high * tl.sum(b_before * b_D, 1), mask=m_m & within)
         # The next segment overwrites the scratch that this one still reads.
         tl.debug_barrier()

@@ -12,13 +12,15 @@ import triton.language as tl
 from ..common.blocks_triton import program
 from ..common.launch import CHECKPOINT
 from ..common.recurrence_triton import (
+    arrived_turn,
     checkpoints,
     checkpoints_shape,
     cut,
-    load_row,
+    load_turn,
     sequences,
     span,
     split_decay,
+    taken,
     through,
     together,
 )
@@ -30,7 +32,7 @@ def recurrent_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, U: tl.constexpr, BK: tl.constexpr,
     BV: tl.constexpr, HAS_INITIAL: tl.constexpr, WANTS_FINAL: tl.constexpr, KEEP: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """o_t = scale r_t^T (S + diag(u) k_t v_t^T), S <- diag(e^{w_t}) S + k_t v_t^T. In registers: S [BK, BV]."""
+    """o_t = scale r_t^T S + (scale r_t^T diag(u) k_t) v_t, S <- diag(e^{w_t}) S + k_t v_t^T. In registers: S [BK, BV]."""
     NV: tl.constexpr = (V + BV - 1) // BV
     i_v, i_nh = program(NV)
     i_n, i_h = i_nh // H, i_nh % H
@@ -39,29 +41,32 @@ def recurrent_kernel(
     o_s, m_s = o_k[:, None] * V + o_v[None, :], m_k[:, None] & m_v[None, :]
     start, end, first = span(i_n, cu_seqlens, offsets, T, C, PACKED)
 
-    b_u = tl.load(u + i_h * K + o_k, mask=m_k, other=0.0).to(tl.float32)
+    b_u = tl.load(u + i_h * K + o_k[None, :], mask=m_k[None, :], other=0.0).to(tl.float32)
     b_S = tl.zeros([BK, BV], dtype=tl.float32)
     if HAS_INITIAL:
         b_S += tl.load(initial_state + i_nh.to(tl.int64) * K * V + o_s, mask=m_s, other=0.0)
+    elif KEEP:
+        b_S = through(states + (first * H + i_h) * K * V + o_s, b_S, m_s)
+    elif WANTS_FINAL:
+        b_S = through(final_state + i_nh.to(tl.int64) * K * V + o_s, b_S, m_s)
     length = (end - start).to(tl.int32)
+    ahead = load_turn((r, k, w), (v,), start, 0, length, i_h, o_k, m_k, o_v, m_v, H, K, V, U)
     for begin in range(0, length, U):
         if KEEP:
             if begin % C == 0:
                 tl.store(states + ((first + begin // C) * H + i_h) * K * V + o_s, b_S, mask=m_s)
-        rows = ()
-        for j in tl.static_range(U):
-            row, within = (start + begin + j) * H + i_h, begin + j < length
-            b_r, b_k = load_row(r, row, o_k, m_k & within, K) * scale, load_row(k, row, o_k, m_k & within, K)
-            b_w, b_v = load_row(w, row, o_k, m_k & within, K), load_row(v, row, o_v, m_v & within, V)
-            rows += ((b_r, b_k, b_w, b_v),)
-        for j in tl.static_range(U):
-            b_r, b_k, b_w, b_v = rows[j]
-            b_kv = b_k[:, None] * b_v[None, :]
-            b_o = tl.sum(b_r[:, None] * (b_S + b_u[:, None] * b_kv), 0)
-            row, within = (start + begin + j) * H + i_h, begin + j < length
-            tl.store(o + row * V + o_v, b_o.to(o.dtype.element_ty), mask=m_v & within)
+        turn = arrived_turn(ahead)
+        ahead = load_turn((r, k, w), (v,), start, begin + U, length, i_h, o_k, m_k, o_v, m_v, H, K, V, U)
+        for n in tl.static_range(U):
+            b_r, b_k, b_w, b_v = turn[n]
+            b_r *= scale
             high, low = split_decay(b_w)
-            b_S = high[:, None] * b_S + (low[:, None] * b_S + b_kv)
+            own = tl.sum(b_r * b_u * b_k, 1)[:, None] * b_v
+            b_o = tl.sum(taken(b_r)[:, None] * b_S, 0) + taken(own)
+            row, within = (start + begin + n) * H + i_h, begin + n < length
+            tl.store(o + row * V + o_v, b_o.to(o.dtype.element_ty), mask=m_v & within)
+            b_kv = taken(b_k)[:, None] * taken(b_v)[None, :]
+            b_S = taken(high)[:, None] * b_S + (taken(low)[:, None] * b_S + b_kv)
     if WANTS_FINAL:
         tl.store(final_state + i_nh.to(tl.int64) * K * V + o_s, b_S, mask=m_s)
 
@@ -88,12 +93,12 @@ def recurrent_grads_kernel(
     p_scratch += tl.arange(0, BK)[:, None] * BV + tl.arange(0, BV)[None, :]
     share = i_v.to(tl.int64) * tokens * H
 
-    b_u = tl.load(u + i_h * K + o_k, mask=m_k, other=0.0).to(tl.float32)
-    b_du = tl.zeros([BK], dtype=tl.float32)
+    b_u = tl.load(u + i_h * K + o_k[None, :], mask=m_k[None, :], other=0.0).to(tl.float32)
+    b_du = tl.zeros([1, BK], dtype=tl.float32)
     b_D = tl.zeros([BK, BV], dtype=tl.float32)
     if HAS_FINAL:
         b_D += tl.load(dfinal_state + i_nh.to(tl.int64) * K * V + o_s, mask=m_s, other=0.0)
-    b_D = through(p_scratch, b_D)
+    b_D = through(p_scratch, b_D, True)
     segments = tl.cdiv(end - start, C).to(tl.int32)
     for j in range(0, segments):
         i = segments - 1 - j
@@ -101,53 +106,57 @@ def recurrent_grads_kernel(
         length = tl.minimum(end - begin, C).to(tl.int32)
         turns = tl.cdiv(length, U)
         b_S = tl.load(states + ((first + i) * H + i_h) * K * V + o_s, mask=m_s, other=0.0)
-        for turn in range(0, turns):
-            tl.store(p_scratch + turn * BK * BV, b_S)
-            rows = ()
+        written = load_turn((k, w), (v,), begin, 0, length, i_h, o_k, m_k, o_v, m_v, H, K, V, U)
+        for i_t in range(0, turns):
+            tl.store(p_scratch + i_t * BK * BV, b_S)
+            turn = arrived_turn(written)
+            t = (i_t + 1) * U
+            written = load_turn((k, w), (v,), begin, t, length, i_h, o_k, m_k, o_v, m_v, H, K, V, U)
             for n in tl.static_range(U):
-                t = turn * U + n
-                row, within = (begin + t) * H + i_h, t < length
-                b_k, b_w = load_row(k, row, o_k, m_k & within, K), load_row(w, row, o_k, m_k & within, K)
-                rows += ((b_k, b_w, load_row(v, row, o_v, m_v & within, V)),)
-            for n in tl.static_range(U):
-                b_k, b_w, b_v = rows[n]
+                b_k, b_w, b_v = turn[n]
                 high, low = split_decay(b_w)
-                b_S = high[:, None] * b_S + (low[:, None] * b_S + b_k[:, None] * b_v[None, :])
+                b_kv = taken(b_k)[:, None] * taken(b_v)[None, :]
+                b_S = taken(high)[:, None] * b_S + (taken(low)[:, None] * b_S + b_kv)
         tl.debug_barrier()
+        t = (turns - 1) * U
+        ahead = load_turn((r, k, w), (v, do), begin, t, length, i_h, o_k, m_k, o_v, m_v, H, K, V, U)
         for back in range(0, turns):
-            turn = turns - 1 - back
-            b_S = tl.load(p_scratch + turn * BK * BV)
-            rows, befores = (), ()
+            i_t = turns - 1 - back
+            b_S = tl.load(p_scratch + i_t * BK * BV)
+            rows = arrived_turn(ahead)
+            t = (i_t - 1) * U
+            ahead = load_turn((r, k, w), (v, do), begin, t, length, i_h, o_k, m_k, o_v, m_v, H, K, V, U)
+            factors, befores = (), ()
             for n in tl.static_range(U):
-                t = turn * U + n
-                row, within = (begin + t) * H + i_h, t < length
-                b_q, b_k = load_row(r, row, o_k, m_k & within, K) * scale, load_row(k, row, o_k, m_k & within, K)
-                b_v, b_do = load_row(v, row, o_v, m_v & within, V), load_row(do, row, o_v, m_v & within, V)
-                high, low = split_decay(load_row(w, row, o_k, m_k & within, K))
-                rows += ((b_q, b_k, high, low, b_v, b_do),)
-            for n in tl.static_range(U):
-                _, b_k, high, low, b_v, _ = rows[n]
+                _, b_k, b_w, b_v, _ = rows[n]
+                high, low = split_decay(b_w)
+                n_high, n_low = taken(high), taken(low)
+                factors += ((high, n_high, n_low),)
                 befores += (b_S,)
-                b_S = high[:, None] * b_S + (low[:, None] * b_S + b_k[:, None] * b_v[None, :])
-            for m in tl.static_range(U):
-                t = turn * U + U - 1 - m
-                row, within = (begin + t) * H + i_h, t < length
-                b_S = befores[U - 1 - m]
-                b_q, b_k, high, low, b_v, b_do = rows[U - 1 - m]
-                v_do = tl.sum(b_v * b_do, 0)
-                b_dq = tl.sum(b_S * b_do[None, :], 1) + b_u * b_k * v_do
-                b_dk = tl.sum(b_D * b_v[None, :], 1) + b_u * b_q * v_do
-                b_dw = high * tl.sum(b_S * b_D, 1)
-                b_dv = tl.sum(b_D * b_k[:, None], 0) + tl.sum(b_q * b_u * b_k, 0) * b_do
+                if n + 1 < U:
+                    b_kv = taken(b_k)[:, None] * taken(b_v)[None, :]
+                    b_S = n_high[:, None] * b_S + (n_low[:, None] * b_S + b_kv)
+            for n in tl.static_range(U - 1, -1, -1):
+                b_q, b_k, _, b_v, b_do = rows[n]
+                high, n_high, n_low = factors[n]
+                b_S = befores[n]
+                b_q *= scale
+                q_do = taken(b_q)[:, None] * taken(b_do)[None, :]
+                v_do = tl.sum(b_v * b_do, 1)[:, None]
+                b_dq = tl.sum(b_S * taken(b_do)[None, :], 1) + taken(b_u * b_k * v_do)
+                b_dk = tl.sum(b_D * taken(b_v)[None, :], 1) + taken(b_u * b_q * v_do)
+                b_dw = taken(high) * tl.sum(b_S * b_D, 1)
+                b_dv = tl.sum(b_D * taken(b_k)[:, None], 0) + taken(tl.sum(b_q * b_u * b_k, 1)[:, None] * b_do)
                 b_du += b_q * b_k * v_do
+                row, within = (begin + i_t * U + n) * H + i_h, i_t * U + n < length
                 tl.store(dr + (share + row) * K + o_k, b_dq * scale, mask=m_k & within)
                 tl.store(dk + (share + row) * K + o_k, b_dk, mask=m_k & within)
                 tl.store(dw + (share + row) * K + o_k, b_dw, mask=m_k & within)
                 tl.store(dv + row * V + o_v, b_dv.to(dv.dtype.element_ty), mask=m_v & within)
-                b_D = high[:, None] * b_D + (low[:, None] * b_D + b_q[:, None] * b_do[None, :])
+                b_D = n_high[:, None] * b_D + (n_low[:, None] * b_D + q_do)
         # The next segment overwrites the scratch that this one still reads.
         tl.debug_barrier()
-    tl.store(du + (i_v * N * H + i_nh) * K + o_k, b_du, mask=m_k)
+    tl.store(du + (i_v * N * H + i_nh) * K + o_k[None, :], b_du, mask=m_k[None, :])
     tl.store(dinitial_state + i_nh.to(tl.int64) * K * V + o_s, b_D, mask=m_s)
 
 

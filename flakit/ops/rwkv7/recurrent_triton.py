@@ -13,32 +13,28 @@ import triton.language as tl
 from ..common.blocks_triton import program
 from ..common.launch import CHECKPOINT
 from ..common.recurrence_triton import (
+    arrived_turn,
     checkpoints,
     checkpoints_shape,
     cut,
-    load_row,
+    load_turn,
     sequences,
     span,
     split_decay,
+    taken,
     through,
     together,
 )
 
 
 @triton.jit
-def _rows(w, k, v, a, b, row, o_k, m_k, o_v, m_v, K: tl.constexpr, V: tl.constexpr):
-    """What a step takes of a token: e^w as high and low, k, v, a, b."""
-    high, low = split_decay(load_row(w, row, o_k, m_k, K))
-    b_k, b_v = load_row(k, row, o_k, m_k, K), load_row(v, row, o_v, m_v, V)
-    return high, low, b_k, b_v, load_row(a, row, o_k, m_k, K), load_row(b, row, o_k, m_k, K)
-
-
-@triton.jit
-def _step(b_S, high, low, b_k, b_v, b_a, b_b):
-    """S_t = diag(e^w) S_{t-1} + b (a^T S_{t-1}) + k v^T, and what a found, a^T S_{t-1}."""
-    removed = tl.sum(b_a[:, None] * b_S, 0)
-    added = b_b[:, None] * removed[None, :] + b_k[:, None] * b_v[None, :]
-    return high[:, None] * b_S + (low[:, None] * b_S + added), removed
+def _step(b_S, b_w, b_k, b_v, b_a, b_b):
+    """S_t = diag(e^w) S_{t-1} + b (a^T S_{t-1}) + k v^T, and what a found, a^T S_{t-1}, and e^w as high and low."""
+    high, low = split_decay(b_w)
+    n_high, n_low = taken(high), taken(low)
+    removed = tl.sum(taken(b_a)[:, None] * b_S, 0)
+    added = taken(b_b)[:, None] * removed[None, :] + taken(b_k)[:, None] * taken(b_v)[None, :]
+    return n_high[:, None] * b_S + (n_low[:, None] * b_S + added), removed, n_high, n_low
 
 
 @triton.jit
@@ -59,20 +55,22 @@ def recurrent_kernel(
     b_S = tl.zeros([BK, BV], dtype=tl.float32)
     if HAS_INITIAL:
         b_S += tl.load(initial_state + i_nh.to(tl.int64) * K * V + o_s, mask=m_s, other=0.0)
+    elif KEEP:
+        b_S = through(states + (first * H + i_h) * K * V + o_s, b_S, m_s)
+    elif WANTS_FINAL:
+        b_S = through(final_state + i_nh.to(tl.int64) * K * V + o_s, b_S, m_s)
     length = (end - start).to(tl.int32)
+    ahead = load_turn((w, k, a, b, r), (v,), start, 0, length, i_h, o_k, m_k, o_v, m_v, H, K, V, U)
     for begin in range(0, length, U):
         if KEEP:
             if begin % C == 0:
                 tl.store(states + ((first + begin // C) * H + i_h) * K * V + o_s, b_S, mask=m_s)
-        tokens, reads = (), ()
+        turn = arrived_turn(ahead)
+        ahead = load_turn((w, k, a, b, r), (v,), start, begin + U, length, i_h, o_k, m_k, o_v, m_v, H, K, V, U)
         for n in tl.static_range(U):
-            row, within = (start + begin + n) * H + i_h, begin + n < length
-            tokens += (_rows(w, k, v, a, b, row, o_k, m_k & within, o_v, m_v & within, K, V),)
-            reads += (load_row(r, row, o_k, m_k & within, K) * scale,)
-        for n in tl.static_range(U):
-            high, low, b_k, b_v, b_a, b_b = tokens[n]
-            b_S, _ = _step(b_S, high, low, b_k, b_v, b_a, b_b)
-            b_o = tl.sum(reads[n][:, None] * b_S, 0)
+            b_w, b_k, b_a, b_b, b_r, b_v = turn[n]
+            b_S, _, _, _ = _step(b_S, b_w, b_k, b_v, b_a, b_b)
+            b_o = tl.sum(taken(b_r * scale)[:, None] * b_S, 0)
             row, within = (start + begin + n) * H + i_h, begin + n < length
             tl.store(o + row * V + o_v, b_o.to(o.dtype.element_ty), mask=m_v & within)
     if WANTS_FINAL:
@@ -104,7 +102,7 @@ def recurrent_grads_kernel(
     b_D = tl.zeros([BK, BV], dtype=tl.float32)
     if HAS_FINAL:
         b_D += tl.load(dfinal_state + i_nh.to(tl.int64) * K * V + o_s, mask=m_s, other=0.0)
-    b_D = through(p_scratch, b_D)
+    b_D = through(p_scratch, b_D, True)
     segments = tl.cdiv(end - start, C).to(tl.int32)
     for j in range(0, segments):
         i = segments - 1 - j
@@ -112,49 +110,48 @@ def recurrent_grads_kernel(
         length = tl.minimum(end - begin, C).to(tl.int32)
         turns = tl.cdiv(length, U)
         b_S = tl.load(states + ((first + i) * H + i_h) * K * V + o_s, mask=m_s, other=0.0)
-        for turn in range(0, turns):
-            tl.store(p_scratch + turn * BK * BV, b_S)
-            rows = ()
+        written = load_turn((w, k, a, b), (v,), begin, 0, length, i_h, o_k, m_k, o_v, m_v, H, K, V, U)
+        for i_t in range(0, turns):
+            tl.store(p_scratch + i_t * BK * BV, b_S)
+            turn = arrived_turn(written)
+            t = (i_t + 1) * U
+            written = load_turn((w, k, a, b), (v,), begin, t, length, i_h, o_k, m_k, o_v, m_v, H, K, V, U)
             for n in tl.static_range(U):
-                t = turn * U + n
-                row, within = (begin + t) * H + i_h, t < length
-                rows += (_rows(w, k, v, a, b, row, o_k, m_k & within, o_v, m_v & within, K, V),)
-            for n in tl.static_range(U):
-                high, low, b_k, b_v, b_a, b_b = rows[n]
-                b_S, _ = _step(b_S, high, low, b_k, b_v, b_a, b_b)
+                b_w, b_k, b_a, b_b, b_v = turn[n]
+                b_S, _, _, _ = _step(b_S, b_w, b_k, b_v, b_a, b_b)
         tl.debug_barrier()
+        t = (turns - 1) * U
+        ahead = load_turn((w, k, a, b, r), (v, do), begin, t, length, i_h, o_k, m_k, o_v, m_v, H, K, V, U)
         for back in range(0, turns):
-            turn = turns - 1 - back
-            b_S = tl.load(p_scratch + turn * BK * BV)
-            rows, reads, walked, found = (), (), (b_S,), ()
+            i_t = turns - 1 - back
+            b_S = tl.load(p_scratch + i_t * BK * BV)
+            rows = arrived_turn(ahead)
+            t = (i_t - 1) * U
+            ahead = load_turn((w, k, a, b, r), (v, do), begin, t, length, i_h, o_k, m_k, o_v, m_v, H, K, V, U)
+            walked, found, factors = (b_S,), (), ()
             for n in tl.static_range(U):
-                t = turn * U + n
-                row, within = (begin + t) * H + i_h, t < length
-                rows += (_rows(w, k, v, a, b, row, o_k, m_k & within, o_v, m_v & within, K, V),)
-                b_q = load_row(r, row, o_k, m_k & within, K) * scale
-                reads += ((b_q, load_row(do, row, o_v, m_v & within, V)),)
-            for n in tl.static_range(U):
-                high, low, b_k, b_v, b_a, b_b = rows[n]
-                b_S, removed = _step(b_S, high, low, b_k, b_v, b_a, b_b)
+                b_w, b_k, b_a, b_b, _, b_v, _ = rows[n]
+                b_S, removed, high, low = _step(b_S, b_w, b_k, b_v, b_a, b_b)
                 walked += (b_S,)
                 found += (removed,)
-            for m in tl.static_range(U):
-                t = turn * U + U - 1 - m
-                row, within = (begin + t) * H + i_h, t < length
-                high, low, b_k, b_v, b_a, b_b = rows[U - 1 - m]
-                b_q, b_do = reads[U - 1 - m]
-                b_S, after, removed = walked[U - 1 - m], walked[U - m], found[U - 1 - m]
+                factors += ((high, low),)
+            for n in tl.static_range(U - 1, -1, -1):
+                _, b_k, b_a, b_b, b_r, b_v, b_do = rows[n]
+                high, low = factors[n]
+                b_S, after, removed = walked[n], walked[n + 1], found[n]
+                row, within = (begin + i_t * U + n) * H + i_h, i_t * U + n < length
                 at, m_t = share + row, m_k & within
-                tl.store(dr + at * K + o_k, tl.sum(after * b_do[None, :], 1) * scale, mask=m_t)
-                b_D += b_q[:, None] * b_do[None, :]
-                dremoved = tl.sum(b_D * b_b[:, None], 0)
+                n_do = taken(b_do)[None, :]
+                tl.store(dr + at * K + o_k, tl.sum(after * n_do, 1) * scale, mask=m_t)
+                b_D += taken(b_r * scale)[:, None] * n_do
+                dremoved = tl.sum(b_D * taken(b_b)[:, None], 0)
                 tl.store(dw + at * K + o_k, high * tl.sum(b_S * b_D, 1), mask=m_t)
-                tl.store(dk + at * K + o_k, tl.sum(b_D * b_v[None, :], 1), mask=m_t)
+                tl.store(dk + at * K + o_k, tl.sum(b_D * taken(b_v)[None, :], 1), mask=m_t)
                 tl.store(db + at * K + o_k, tl.sum(b_D * removed[None, :], 1), mask=m_t)
                 tl.store(da + at * K + o_k, tl.sum(b_S * dremoved[None, :], 1), mask=m_t)
-                b_dv = tl.sum(b_D * b_k[:, None], 0)
+                b_dv = tl.sum(b_D * taken(b_k)[:, None], 0)
                 tl.store(dv + row * V + o_v, b_dv.to(dv.dtype.element_ty), mask=m_v & within)
-                b_D = high[:, None] * b_D + (low[:, None] * b_D + b_a[:, None] * dremoved[None, :])
+                b_D = high[:, None] * b_D + (low[:, None] * b_D + taken(b_a)[:, None] * dremoved[None, :])
         # The next segment overwrites the scratch that this one still reads.
         tl.debug_barrier()
     tl.store(dinitial_state + i_nh.to(tl.int64) * K * V + o_s, b_D, mask=m_s)
