@@ -40,8 +40,8 @@ def load_turn(
     keys, values, start, t, length, i_h, o_k, m_k, o_v, m_v, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     U: tl.constexpr,
 ):  # fmt: skip
-    """Rows of tokens t, t + 1, … of a sequence, U of them, on their way: a tuple a token, of [1, BK] from each of `keys`
-    [rows, K] and then [1, BV] from each of `values` [rows, V]. Where there is no such token they are 0.
+    """Rows of U tokens of a sequence, the one numbered t and those behind it, on their way: a tuple a token, of [1, BK]
+    from each of `keys` [rows, K] and then [BV, 1] from each of `values` [rows, V]. Where there is no such token, 0.
     """
     turn = ()
     for n in tl.static_range(U):
@@ -50,7 +50,7 @@ def load_turn(
         for x in tl.static_range(len(keys)):
             rows += (tl.load(keys[x] + row * K + o_k[None, :], mask=m_k[None, :] & within, other=0.0),)
         for x in tl.static_range(len(values)):
-            rows += (tl.load(values[x] + row * V + o_v[None, :], mask=m_v[None, :] & within, other=0.0),)
+            rows += (tl.load(values[x] + row * V + o_v[:, None], mask=m_v[:, None] & within, other=0.0),)
         turn += (rows,)
     return turn
 
@@ -69,12 +69,17 @@ def arrived_turn(turn):
 
 @triton.jit
 def taken(x):
-    """A row [1, D] as [D], to meet a state.
+    """A row, [1, D] of a key or [D, 1] of a value, as [D], to meet a state.
 
     Each thread has some of a row's numbers, and needs all of those that meet its part of the state. Triton would rather
     hand round what a row was made of, and have every thread make the row anew; a sum it makes where its numbers are.
+    Rows lie across how they meet a state, or Triton would spread the state over the threads as the row is.
     """
-    return tl.sum(x, 0)
+    if x.shape[0] == 1:
+        x = tl.sum(x, 0)
+    else:
+        x = tl.sum(x, 1)
+    return x
 
 
 @triton.jit

@@ -32,7 +32,8 @@ def recurrent_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, U: tl.constexpr, BK: tl.constexpr,
     BV: tl.constexpr, HAS_INITIAL: tl.constexpr, WANTS_FINAL: tl.constexpr, KEEP: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """o_t = scale r_t^T S + (scale r_t^T diag(u) k_t) v_t, S <- diag(e^{w_t}) S + k_t v_t^T. In registers: S [BK, BV]."""
+    """o_t = q_t^T S + (q_t^T diag(u) k_t) v_t, q_t = scale r_t, and S <- diag(e^{w_t}) S + k_t v_t^T. In registers: S
+    [BK, BV]."""
     NV: tl.constexpr = (V + BV - 1) // BV
     i_v, i_nh = program(NV)
     i_n, i_h = i_nh // H, i_nh % H
@@ -61,7 +62,7 @@ def recurrent_kernel(
             b_r, b_k, b_w, b_v = turn[n]
             b_r *= scale
             high, low = split_decay(b_w)
-            own = tl.sum(b_r * b_u * b_k, 1)[:, None] * b_v
+            own = tl.sum(b_r * b_u * b_k) * b_v
             b_o = tl.sum(taken(b_r)[:, None] * b_S, 0) + taken(own)
             row, within = (start + begin + n) * H + i_h, begin + n < length
             tl.store(o + row * V + o_v, b_o.to(o.dtype.element_ty), mask=m_v & within)
@@ -142,11 +143,11 @@ def recurrent_grads_kernel(
                 b_S = befores[n]
                 b_q *= scale
                 q_do = taken(b_q)[:, None] * taken(b_do)[None, :]
-                v_do = tl.sum(b_v * b_do, 1)[:, None]
+                v_do = tl.sum(b_v * b_do)
                 b_dq = tl.sum(b_S * taken(b_do)[None, :], 1) + taken(b_u * b_k * v_do)
                 b_dk = tl.sum(b_D * taken(b_v)[None, :], 1) + taken(b_u * b_q * v_do)
                 b_dw = taken(high) * tl.sum(b_S * b_D, 1)
-                b_dv = tl.sum(b_D * taken(b_k)[:, None], 0) + taken(tl.sum(b_q * b_u * b_k, 1)[:, None] * b_do)
+                b_dv = tl.sum(b_D * taken(b_k)[:, None], 0) + taken(tl.sum(b_q * b_u * b_k) * b_do)
                 b_du += b_q * b_k * v_do
                 row, within = (begin + i_t * U + n) * H + i_h, i_t * U + n < length
                 tl.store(dr + (share + row) * K + o_k, b_dq * scale, mask=m_k & within)
