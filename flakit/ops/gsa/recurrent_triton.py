@@ -70,6 +70,12 @@ def recurrent_kernel(
     if HAS_INITIAL:
         b_hk += tl.load(initial_hk + i_nh.to(tl.int64) * K * M + o_hk, mask=m_hk, other=0.0)
         b_hv += tl.load(initial_hv + i_nh.to(tl.int64) * M * V + o_hv, mask=m_hv, other=0.0)
+    elif KEEP:
+        b_hk = through(states_hk + (first * H + i_h) * K * M + o_hk, b_hk, m_mine)
+        b_hv = through(states_hv + (first * H + i_h) * M * V + o_hv, b_hv, m_hv)
+    elif WANTS_FINAL:
+        b_hk = through(final_hk + i_nh.to(tl.int64) * K * M + o_hk, b_hk, m_mine)
+        b_hv = through(final_hv + i_nh.to(tl.int64) * M * V + o_hv, b_hv, m_hv)
     length = (end - start).to(tl.int32)
     token = load_turn((k,), (v,), start, 0, length, i_h, o_k, m_k, o_v, m_v, H, K, V, 1)
     slots = load_turn((s, g), (), start, 0, length, i_h, o_m, m_m, o_m, m_m, H, M, M, 1)
