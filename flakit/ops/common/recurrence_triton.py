@@ -143,6 +143,11 @@ def together(op: str, T: int, queries: int = 1) -> int:
     return 1 if T == 1 else max(1, TOGETHER[op] // queries)
 
 
+def summed(shares: torch.Tensor) -> torch.Tensor:
+    """What every block along V has a share of, [blocks, ...], without its first axis."""
+    return shares[0] if len(shares) == 1 else shares.sum(0)
+
+
 def sequences(x: torch.Tensor, cu_seqlens: torch.Tensor | None) -> tuple[int, torch.Tensor | None]:
     """The number of sequences, and of checkpoints before each where they are packed."""
     return (x.shape[0], None) if cu_seqlens is None else (len(cu_seqlens) - 1, chunk_offsets(cu_seqlens, CHECKPOINT))

@@ -29,6 +29,7 @@ from ..common.recurrence_triton import (
     sequences,
     span,
     split_decay,
+    summed,
     taken,
     through,
     together,
@@ -279,7 +280,7 @@ class _Passes:
             H=self.H, G=G, M=self.M, D=D, C=CHECKPOINT, U=U, BM=BM, BD=BD, FIRST=first,
             HAS_FINAL=dfinal_state is not None, PACKED=self.cu_seqlens is not None, **options,
         )  # fmt: skip
-        return dz if first else dx.sum(0), dy, ds.sum(0), dg.sum(0), dinitial_state
+        return dz if first else summed(dx), dy, summed(ds), summed(dg), dinitial_state
 
 
 def backward(q, k, v, s, g, scale, initial_state, cu_seqlens, chunk_size, kept, do, dfinal_state):

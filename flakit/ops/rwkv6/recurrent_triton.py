@@ -20,6 +20,7 @@ from ..common.recurrence_triton import (
     sequences,
     span,
     split_decay,
+    summed,
     taken,
     through,
     together,
@@ -200,4 +201,4 @@ def backward(r, k, v, w, u, scale, initial_state, cu_seqlens, chunk_size, kept, 
         H=H, K=K, V=V, C=CHECKPOINT, U=U, BK=BK, BV=BV, HAS_FINAL=dfinal_state is not None,
         PACKED=cu_seqlens is not None, **options,
     )  # fmt: skip
-    return dr.sum(0), dk.sum(0), dv, dw.sum(0), du.sum((0, 1)), dinitial_state
+    return summed(dr), summed(dk), dv, summed(dw), du.sum((0, 1)), dinitial_state

@@ -21,6 +21,7 @@ from ..common.recurrence_triton import (
     sequences,
     span,
     split_decay,
+    summed,
     taken,
     through,
     together,
@@ -196,4 +197,4 @@ def backward(r, w, k, v, a, b, scale, initial_state, cu_seqlens, chunk_size, kep
         H=H, K=K, V=V, C=CHECKPOINT, U=U, BK=BK, BV=BV, HAS_FINAL=dfinal_state is not None,
         PACKED=cu_seqlens is not None, **options,
     )  # fmt: skip
-    return (*(x.sum(0) for x in (dr, dw, dk)), dv, da.sum(0), db.sum(0), dinitial_state)
+    return (*map(summed, (dr, dw, dk)), dv, summed(da), summed(db), dinitial_state)
