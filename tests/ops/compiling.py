@@ -9,6 +9,7 @@ import math
 import re
 import subprocess
 import tempfile
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -90,6 +91,7 @@ class Compiled:
     registers: int
     spilled: int  # bytes a thread keeps in local memory
     shared: int  # bytes a block
+    twice: float  # the part of its tiles' numbers that it computes once more, spread over the threads in another way
     instructions: str  # a hash of its PTX, but for the target's name and where each line came from
 
 
@@ -98,13 +100,37 @@ def compile_for(launch: Launch, capability: int) -> Compiled:
     compiled = compiled_for(launch, capability)
     registers, stack = _usage(compiled.asm["cubin"])
     instructions = re.sub(rf"(\.target sm_){capability}\b", r"\1", ptx(compiled))
-    return Compiled(registers, stack, compiled.metadata.shared, hashlib.sha256(instructions.encode()).hexdigest()[:16])
+    said = hashlib.sha256(instructions.encode()).hexdigest()[:16]
+    return Compiled(registers, stack, compiled.metadata.shared, computed_twice(compiled.asm["ttgir"]), said)
 
 
 def ptx(compiled: CompiledKernel) -> str:
     """Its PTX without the files and lines that it came from: Triton's cache may have them from another folder."""
     code = compiled.asm["ptx"].partition(".section")[0]
     return re.sub(r"^\s*\.(file|loc)\b.*\n", "", code, flags=re.MULTILINE)
+
+
+COMPUTED = re.compile(
+    r"= (?P<what>(?:arith|math)\.(?!constant)\w+) .*?tensor<(?P<sizes>[\dx]+)x(?:bf16|f16|f32), (?P<spread>#.*?)>"
+    r"(?: to tensor<.*>)? loc\((?P<where>#loc\d*)\)$",
+    re.MULTILINE,
+)
+
+
+def computed_twice(ttgir: str) -> float:
+    """The part of its tiles' numbers that a kernel computes a second time, by Triton's last text that still has tiles.
+
+    Two tensors that meet have to be spread over the threads alike. Where they are not, Triton moves one of them, or
+    computes it anew as the other is spread, with all that it was made of: a state that is carried through a loop, too,
+    and then the whole loop runs twice. In the text, what one line of code computes stands there once for each spread.
+    """
+    spreads = defaultdict(Counter)
+    for found in COMPUTED.finditer(ttgir):
+        numbers = math.prod(map(int, found["sizes"].split("x")))
+        spreads[found["what"], found["sizes"], found["where"]][found["spread"]] += numbers
+    every = sum(each.total() for each in spreads.values())
+    once = sum(max(each.values()) for each in spreads.values())
+    return round(1 - once / every, 3) if every else 0.0
 
 
 SHIFTED_OUT = re.compile(r"= shl nuw (?:nsw )?<\d+ x i32> [^,]+, <[^>]*\bi32 (?:2[5-9]|3[01])\b.*")

@@ -29,6 +29,7 @@ if not has_triton() or interpreted():
 import triton
 import triton.language as tl
 
+from flakit.ops.common.recurrence_triton import through
 from tests.ops import ledger
 from tests.ops.compiling import BLOCKS, compile_for, described, launches, tile
 from tests.ops.gsa import configurations as gsa
@@ -39,6 +40,8 @@ from tests.quick import each_value_once
 
 OPERATORS = {"rwkv6": rwkv6, "rwkv7": rwkv7, "gsa": gsa}
 (FOUND_ON,) = RUN_ON
+MOST_TWICE = 0.25
+"""The part of its numbers that a kernel may compute a second time: what is cheaper made again than moved."""
 PINNED = f"triton=={triton.__version__};" in (Path(__file__).parents[2] / "constraints.txt").read_text()
 
 
@@ -89,6 +92,7 @@ def test_compiles_and_fits(configuration, launch):
     used = needs(launch, FOUND_ON)
     assert used.shared <= SHARED_MEMORY[FOUND_ON]
     assert used.spilled <= configuration.most_spilled
+    assert used.twice <= MOST_TWICE
 
 
 @pytest.mark.parametrize("op", OPERATORS)
@@ -246,3 +250,24 @@ def test_a_kernel_that_needs_too_much_is_seen():
     (launch,) = launches(lambda: greedy_kernel[(1,)](x, x, N=2**17, num_warps=1))
     limits = {c.most_spilled for module in OPERATORS.values() for c in module.CONFIGURATIONS.values()}
     assert compile_for(launch, 90).spilled > max(limits - {math.inf})
+
+
+@triton.jit
+def state_kernel(x, y, states, T, BY_MEMORY: tl.constexpr):
+    o_k, o_v = tl.arange(0, 64), tl.arange(0, 16)
+    p_S = states + o_k[:, None] * 16 + o_v[None, :]
+    b_S = tl.zeros([64, 16], dtype=tl.float32)
+    if BY_MEMORY:
+        b_S = through(p_S, b_S, True)
+    for t in range(T):
+        tl.store(p_S + t * 64 * 16, b_S)
+        b_S = 0.5 * b_S + tl.load(x + t * 64 + o_k)[:, None]
+        tl.store(y + t * 16 + o_v, tl.sum(b_S, 0))
+
+
+@pytest.mark.parametrize("by_memory", [False, True])
+def test_a_state_that_is_carried_in_two_ways_is_seen(by_memory):
+    """Zeros lie any way, and what is stored lies as memory is best written: Triton carries a state both ways."""
+    x = torch.zeros(64)
+    (launch,) = launches(lambda: state_kernel[(1,)](x, x, x, 8, BY_MEMORY=by_memory, num_warps=2))
+    assert (compile_for(launch, FOUND_ON).twice > MOST_TWICE) != by_memory
