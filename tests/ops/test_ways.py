@@ -103,8 +103,7 @@ def test_the_way_of_a_head_in_fused_chunks(place, op, token, mild, monkeypatch, 
 
     def watched(*given):
         o, state, kept = forward(*given)
-        decided = 3 if op == "rwkv6" else 1  # of each head: a flag for a chunk, or one for all
-        flags.append(kept[-1].flatten()[-2 * decided :].view(decided, 2).amin(0).tolist())
+        flags.append(kept[-1].flatten()[-6:].view(3, 2).amin(0).tolist())  # one for each chunk and head
         return o, state, kept
 
     monkeypatch.setattr(kernels, "forward", watched)

@@ -132,6 +132,23 @@ def store_pair(p, q, x, start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl
 
 
 @triton.jit
+def finite(b_w):
+    """b_w, none below -128: its exponential is 0 already, and what `sums` adds has to be finite."""
+    return tl.where(b_w < -128.0, -128.0, b_w).to(b_w.dtype)
+
+
+@triton.jit
+def all_mild(mild, i_n, i_h, chunks, H: tl.constexpr):
+    """Whether all chunks of a head are, 1 or 0."""
+    o = tl.arange(0, 256)
+    all_of = tl.full([256], 1.0, tl.float32)
+    for first in range(0, chunks, 256):
+        p = mild + (i_n * chunks + first + o).to(tl.int64) * H + i_h
+        all_of = tl.minimum(all_of, tl.load(p, mask=first + o < chunks, other=1.0))
+    return tl.min(all_of)
+
+
+@triton.jit
 def column(x, at: tl.constexpr):
     """Column `at` of x [4, N, M], [4 N]."""
     x = tl.sum(tl.where((tl.arange(0, x.shape[2]) == at)[None, None, :], x, 0.0), 2)

@@ -39,10 +39,12 @@ from ..common.bands_triton import (
     CHANNELS,
     CHUNK,
     LEVELS,
+    all_mild,
     bands,
     by_turned,
     column,
     each,
+    finite,
     load_pair,
     load_turned,
     narrow_product,
@@ -66,12 +68,6 @@ from ..common.blocks_triton import (
 )
 from ..common.chunks_triton import BLOCK_TOKEN, halves, load_tile, only, state_pointers
 from ..common.launch import cdiv
-
-
-@triton.jit
-def _finite(b_w):
-    """b_w, none below -128: its exponential is 0 already, and what `sums` adds has to be finite."""
-    return tl.where(b_w < -128.0, -128.0, b_w).to(b_w.dtype)
 
 
 @triton.jit
@@ -112,7 +108,7 @@ def scores_kernel(
     b_u = tl.load(u + i_h * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)
     b_w, b_q, b_k = arrived(b_w), arrived(b_q), arrived(b_k)
     lowest = tl.min(tl.min(bands(b_w, CHUNKS).to(tl.float32), 2), 1)
-    b_w = bands(_finite(b_w), CHUNKS)
+    b_w = bands(finite(b_w), CHUNKS)
     b_q, b_k = bands(b_q, CHUNKS).to(tl.float32) * scale, bands(b_k, CHUNKS).to(tl.float32)
     own = tl.sum(b_q * b_k * b_u[None, None, :], 2)
     if tl.min(lowest) > BLOCK_TOKEN:
@@ -193,7 +189,7 @@ def forward_kernel(
         x_next = load_pair(r, k, start + C, stop, i_h, H, K, C, BK)
         v_next = load_turned(v, start + C, stop, i_h, H, V, C, BV)
         A_next = _load_scores_turned(p_A, more, C)
-        decays, total = _to_ends(bands(_finite(b_w)), C)
+        decays, total = _to_ends(bands(finite(b_w)), C)
         high, low = split(bands(b_x).to(tl.float32) * (exp(decays) * by_scale))
         q_high, k_high = sides(high)
         q_low, k_low = sides(low)
@@ -244,17 +240,6 @@ def _any_pairs(b_q, b_k, b_w, b_P, C: tl.constexpr, LEVELS: tl.constexpr):
 
 
 @triton.jit
-def _is_mild(mild, i_n, i_h, chunks, H: tl.constexpr):
-    """Whether all chunks of a head are, 1 or 0."""
-    o = tl.arange(0, 256)
-    all_of = tl.full([256], 1.0, tl.float32)
-    for first in range(0, chunks, 256):
-        p = mild + (i_n * chunks + first + o).to(tl.int64) * H + i_h
-        all_of = tl.minimum(all_of, tl.load(p, mask=first + o < chunks, other=1.0))
-    return tl.min(all_of)
-
-
-@triton.jit
 def backward_kernel(
     r, w, k, v, u, do, states, units, scores, mild, dr, dw, dk, dv, du, last, first, scale, T,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
@@ -268,7 +253,7 @@ def backward_kernel(
     i_nh = tl.program_id(0)
     i_n, i_h = i_nh // H, i_nh % H
     chunks = tl.cdiv(T, C)
-    if _is_mild(mild, i_n, i_h, chunks, H) != MILD:
+    if all_mild(mild, i_n, i_h, chunks, H) != MILD:
         return
     begin = i_n.to(tl.int64) * T
     end = begin + T
@@ -306,7 +291,7 @@ def backward_kernel(
         expect(scores + (i - H) * (C * C) + o_c * C, more & (o_c % 2 == 0), 1)
         b_w, b_r, b_k = arrived(b_w), arrived(b_r), arrived(b_k)
         b_v, b_do, b_A = arrived(b_v), arrived(b_do), arrived(b_A)
-        b_w = bands(_finite(b_w))
+        b_w = bands(finite(b_w))
         if MILD:
             read, key = _decays_about_middle(b_w, C)
             mid, rest = -column(read, 0), -column(key, C - 1)

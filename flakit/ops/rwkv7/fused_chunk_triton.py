@@ -23,15 +23,18 @@ float16 for the backward kernel.
 make together, each of 16 channels of k, and the scores. What is summed over channels of v, the gradients of R and E,
 lies in bands of channels of k likewise.
 
-**Ways.** Where no token of a chunk decays more than `BLOCK_TOKEN`, its scores are products of operands decayed about
-its middle: r* = scale r e^{upto - mid}, a* = a e^{before - mid}, k* = k e^{mid - upto}, b* likewise. Other chunks leave
-them to `fused_any_triton`. In the products with states decays are taken from the chunk's ends, where no factor is above
-1, so that the forward kernel is one for all. The backward one is for heads of mild chunks: there S stands for
-e^{mid} S, D for e^{rest} D, rest = total - mid, and the decay's gradient is a difference of the same products,
+**Ways.** A chunk is mild if each of its log decays is above `BLOCK_TOKEN`. `scores_kernel` has some chunks at a time.
+If all of them are mild, their scores are products of operands decayed about each one's middle: r* = scale r e^{upto -
+mid}, a* = a e^{before - mid}, k* = k e^{mid - upto}, b* likewise; if not, they are formed by dyadic levels
+(`common.decay`). In the products with states decays are taken from the chunk's ends, where no factor is above 1, so
+that the forward kernel is one for all. The gradients are formed by dyadic levels throughout a head's sequence if one of
+its chunks is not mild, and every term of the decay's gradient carries its decay. Else they are formed about the
+middles: there S stands for e^{mid} S, D for e^{rest} D, rest = total - mid, and the decay's gradient is a difference of
+the same products,
 
     dw_t = sum_v S D + sum_{i passed t} R_i dR_i - sum_{j >= t} E_j (P^T R)_j + sum_{j < t} E_j (F D^T)_j
 
-where r_i has passed t <= i and a_i t < i. Other heads have a backward kernel in `fused_any_triton`.
+where r_i has passed t <= i and a_i t < i.
 
 Operands are split into two bfloat16 numbers (`blocks_triton.split`), which leaves 2^-17 of them.
 """
@@ -45,10 +48,12 @@ from ..common.bands_triton import (
     CHANNELS,
     CHUNK,
     LEVELS,
+    all_mild,
     bands,
     by_turned,
     column,
     each,
+    finite,
     given,
     load_pair,
     load_turned,
@@ -74,14 +79,11 @@ from ..common.blocks_triton import (
     sums,
     sums_along,
 )
-from ..common.chunks_triton import BLOCK_TOKEN, load_tile, state_pointers
+from ..common.chunks_triton import BLOCK_TOKEN, load_tile, only, state_pointers
 from ..common.launch import cdiv
-from .fused_any_triton import any_backward_kernel, any_scores_kernel
 
 UNITS = CHANNELS + 1
 """Powers of two that what is kept of a chunk and head is multiples of: each row of v2^T, and the state."""
-LOOKED_AT = 16
-"""Chunks that a program for any decay looks at."""
 GONE = tl.constexpr(-128.0)
 """A decay of which float32 keeps nothing, as in `load_decays`. A NaN is not lost with it: the scores have it."""
 
@@ -125,8 +127,23 @@ def _inverse_and_turned(b_A, C: tl.constexpr, LEVELS: tl.constexpr):
 
 
 @triton.jit
+def _level(level, C: tl.constexpr, N: tl.constexpr = 1):
+    """Of N C columns, a chunk's tokens N times, at a dyadic level: which decays, the rows, lie between a token and its
+    half's boundary [C, N C]; whether it lies in a right half, where it reads [1, N C]; and which two are of the two
+    halves of one block [N C, N C]. Of the first of two times the reads pass their own token's decay, too."""
+    o = tl.arange(0, N * C)
+    i = o % C + (level >> 8)  # as in `halves`: masks that are known before the loop would lie in registers
+    size = i * 0 + (1 << level)
+    is_read, first = (i & size) != 0, i & -size
+    t = tl.arange(0, C)[:, None]
+    upto = i + (o < (N - 1) * C).to(tl.int32)
+    begin, end = tl.where(is_read, first, i + 1)[None, :], tl.where(is_read, upto, first + size)[None, :]
+    return (t >= begin) & (t < end), is_read[None, :], ((i[:, None] ^ i[None, :]) >> level) == 1
+
+
+@triton.jit
 def scores_kernel(
-    r, w, k, a, b, scores, mild_chunks, scale, T,
+    r, w, k, a, b, scores, mild, scale, T,
     H: tl.constexpr, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, LEVELS: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
     """A_rk, A_ak, N and U of CHUNKS chunks of a head, a warp's each, and which of them are mild.
@@ -150,26 +167,52 @@ def scores_kernel(
     b_b = load_tile(b, start, end, i_h, 0, 0, H, K, N, BK)
     b_w, b_r, b_a, b_k, b_b = arrived(b_w), arrived(b_r), arrived(b_a), arrived(b_k), arrived(b_b)
     lowest = tl.min(tl.min(bands(b_w, CHUNKS).to(tl.float32), 2), 1)
-    b_w = bands(tl.where(b_w <= BLOCK_TOKEN, 0.0, b_w).to(b_w.dtype), CHUNKS)  # wrong, but finite: written again
-    half = (j < C // 2).to(tl.float32)
-    upto = sums(each((j <= i).to(tl.float32) - half, CHUNKS), b_w)
-    before = sums(each((j < i).to(tl.float32) - half, CHUNKS), b_w)
-    key = exp(-upto)
-    r_high, r_low = split(bands(b_r, CHUNKS).to(tl.float32) * (exp(upto) * scale))
-    a_high, a_low = split(bands(b_a, CHUNKS).to(tl.float32) * exp(before))
-    k_high, k_low = split(bands(b_k, CHUNKS).to(tl.float32) * key)
-    b_high, b_low = split(bands(b_b, CHUNKS).to(tl.float32) * key)
-    b_A = tl.where((i > j)[None, :, :], by_turned(a_high, a_low, b_high, b_low), 0.0)
+    b_w = bands(finite(b_w), CHUNKS)
+    b_r, b_a, b_k, b_b = bands(b_r, CHUNKS), bands(b_a, CHUNKS), bands(b_k, CHUNKS), bands(b_b, CHUNKS)
+    if tl.min(lowest) > BLOCK_TOKEN:
+        half = (j < C // 2).to(tl.float32)
+        upto = sums(each((j <= i).to(tl.float32) - half, CHUNKS), b_w)
+        before = sums(each((j < i).to(tl.float32) - half, CHUNKS), b_w)
+        key = exp(-upto)
+        r_high, r_low = split(b_r.to(tl.float32) * (exp(upto) * scale))
+        a_high, a_low = split(b_a.to(tl.float32) * exp(before))
+        k_high, k_low = split(b_k.to(tl.float32) * key)
+        b_high, b_low = split(b_b.to(tl.float32) * key)
+        A_rk = by_turned(r_high, r_low, k_high, k_low)
+        A_rb = by_turned(r_high, r_low, b_high, b_low)
+        A_ak = by_turned(a_high, a_low, k_high, k_low)
+        b_A = by_turned(a_high, a_low, b_high, b_low)
+    else:
+        own_k = tl.sum(b_r.to(tl.float32) * b_k.to(tl.float32), 2)[:, :, None] * scale
+        own_b = tl.sum(b_r.to(tl.float32) * b_b.to(tl.float32), 2)[:, :, None] * scale
+        A_rk = tl.zeros([CHUNKS, C, C], dtype=tl.float32)
+        A_rb, A_ak, b_A = tl.zeros_like(A_rk), tl.zeros_like(A_rk), tl.zeros_like(A_rk)
+        for level in range(LEVELS):
+            # r stands where it reads and k where it is a key, a where it reads and b where it is one.
+            passed, is_read, meet = _level(level, C)
+            is_read = tl.trans(is_read)[None, :, :]
+            weight = exp(sums(each(tl.trans(passed), CHUNKS), b_w))
+            own = tl.where(is_read, exp(b_w.to(tl.float32)) * scale, 1.0)  # r passes its own token's decay, too
+            r_high, r_low = split(tl.where(is_read, b_r, b_k).to(tl.float32) * (weight * own))
+            a_high, a_low = split(tl.where(is_read, b_a, b_b).to(tl.float32) * weight)
+            met = each(meet & (i > j), CHUNKS)
+            A_rk += only(met, by_turned(r_high, r_low, r_high, r_low))
+            A_rb += only(met, by_turned(r_high, r_low, a_high, a_low))
+            A_ak += only(met, by_turned(a_high, a_low, r_high, r_low))
+            b_A += only(met, by_turned(a_high, a_low, a_high, a_low))
+        A_rk = tl.where((i == j)[None, :, :], own_k, A_rk)
+        A_rb = tl.where((i == j)[None, :, :], own_b, A_rb)
+    b_A = tl.where((i > j)[None, :, :], b_A, 0.0)
     b_U, b_X = _inverse_and_turned(b_A, C, LEVELS)
-    A_high, A_low = split(tl.where((i >= j)[None, :, :], by_turned(r_high, r_low, b_high, b_low), 0.0))
+    A_high, A_low = split(tl.where((i >= j)[None, :, :], A_rb, 0.0))
     X_high, X_low = split(b_X)
     at, there = ((i_n * chunks + i_c + o_b) * H + i_h).to(tl.int64), i_c + o_b < chunks
-    tl.store(mild_chunks + at, (lowest > BLOCK_TOKEN).to(tl.int32), mask=there)
+    tl.store(mild + at, (lowest > BLOCK_TOKEN).to(tl.float32), mask=there)
     p = scores + at[:, None, None] * (2 * C * C)
     p, p_turned = p + (i * C + j)[None, :, :], p + (j * C + i)[None, :, :]
     upto, later = there[:, None, None] & (i >= j)[None, :, :], there[:, None, None] & (i > j)[None, :, :]
-    tl.store(p_turned, by_turned(r_high, r_low, k_high, k_low), mask=upto)
-    tl.store(p, by_turned(a_high, a_low, k_high, k_low), mask=later)
+    tl.store(p_turned, A_rk, mask=upto)
+    tl.store(p, A_ak, mask=later)
     tl.store(p_turned + C * C, by_turned(A_high, A_low, X_high, X_low), mask=upto)
     tl.store(p + C * C, b_U, mask=later)
 
@@ -230,7 +273,7 @@ def _found_pointers(found, i, V: tl.constexpr, C: tl.constexpr, BV: tl.constexpr
 
 @triton.jit
 def forward_kernel(
-    r, w, k, v, a, b, o, states, found, units, scores, mild, first, last, scale, T,
+    r, w, k, v, a, b, o, states, found, units, scores, first, last, scale, T,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     KEEP: tl.constexpr, HAS_FIRST: tl.constexpr, WANTS_LAST: tl.constexpr,
 ):  # fmt: skip
@@ -248,7 +291,6 @@ def forward_kernel(
         p_first, m_first = state_pointers(first, i_nh, 0, 0, K, V, BK, BV)
         b_S += tl.load(p_first, mask=m_first, other=0.0)
     b_S = bands(tl.trans(b_S))
-    lowest = tl.zeros([BK, C], dtype=tl.float32)
     p_A = scores + (i_n * chunks * H + i_h).to(tl.int64) * (2 * C * C)
     w_next = load_turned(w, begin, end, i_h, H, K, C, BK)
     R_next = load_pair(r, a, begin, end, i_h, H, K, C, BK)
@@ -269,7 +311,6 @@ def forward_kernel(
         p_A += H * 2 * C * C
         A_next = _load_scores(p_A, more, C)
         U_next = _load_scores(p_A + C * C, more, C)
-        lowest = tl.minimum(lowest, b_w.to(tl.float32))
         read, key = _decays(bands(tl.maximum(b_w, GONE).to(b_w.dtype)), C)
         total = column(read, C - 1)
         R_high, R_low = split(whole(bands(b_R).to(tl.float32) * (exp(read) * tl.where(left, scale, 1.0))))
@@ -299,25 +340,52 @@ def forward_kernel(
         f_high, f_low = tl.where(left, _twice(v_high), f_high), tl.where(left, _twice(v_low), f_low)
         b_S *= exp(total)[None, None, :]
         b_S = add_product(b_S, f_high, f_low, each(tl.trans(E_high)), each(tl.trans(E_low)))
-    tl.store(mild + i_nh, (tl.min(lowest) > BLOCK_TOKEN).to(tl.float32))
     if WANTS_LAST:
         p_last, m_last = state_pointers(last, i_nh, 0, 0, K, V, BK, BV)
         tl.store(p_last, tl.trans(whole(b_S)), mask=m_last)
 
 
 @triton.jit
-def mild_backward_kernel(
+def _any_pairs(b_R, b_E, b_w, b_P, C: tl.constexpr, LEVELS: tl.constexpr):
+    """What a chunk's pairs make of the gradients of reads and of keys, [4, N, 2 C], and of w, [4, N, C]; none is
+    subtracted. b_R, b_E: without decay; b_P: [2 C, 2 C], of all pairs."""
+    o = tl.arange(0, 2 * C)
+    ahead = (o % C)[:, None] - (o % C)[None, :]
+    own_high, own_low = split(tl.where((ahead == 0) & (o < C)[:, None], b_P, 0.0))  # r meets its own token's keys
+    high, low = split(b_E)
+    d_reads = product(high, low, each(tl.trans(own_high)), each(tl.trans(own_low)))
+    high, low = split(b_R)
+    d_keys = product(high, low, each(own_high), each(own_low))
+    b_P = tl.where(ahead > 0, b_P, 0.0)
+    P_high, P_low = split(b_P + tl.trans(b_P))
+    b_dw = tl.zeros([b_R.shape[0], b_R.shape[1], C], dtype=tl.float32)
+    for level in range(LEVELS):
+        passed, is_read, meet = _level(level, C, 2)
+        is_read = is_read[None, :, :]
+        weight = exp(sums_along(b_w, each(passed)))
+        b_x = tl.where(is_read, b_R, b_E) * weight
+        high, low = split(b_x)
+        grad = product(high, low, each(only(meet, P_high)), each(only(meet, P_low)))
+        b_dw += sums_along(grad * b_x, each(tl.trans(passed)), False)
+        grad *= weight
+        d_reads += tl.where(is_read, grad, 0.0)
+        d_keys += tl.where(is_read, 0.0, grad)
+    return d_reads, d_keys, b_dw
+
+
+@triton.jit
+def backward_kernel(
     r, w, k, v, a, b, do, states, found, units, scores, mild, dr, dw, dk, dv, da, db, last, first, scale, T,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    HAS_LAST: tl.constexpr,
+    LEVELS: tl.constexpr, MILD: tl.constexpr, HAS_LAST: tl.constexpr,
 ):  # fmt: skip
-    """All gradients of heads of mild chunks, chunk after chunk from the last. last: that of the final state; first:
-    where the initial one's goes. In registers: D^T."""
+    """All gradients of a head that is MILD, or of one that is not, chunk after chunk from the last. last: that of the
+    final state; first: where the initial one's goes. In registers: D^T."""
     i_nh = tl.program_id(0)
-    if tl.load(mild + i_nh) == 0:
-        return
     i_n, i_h = i_nh // H, i_nh % H
     chunks = tl.cdiv(T, C)
+    if all_mild(mild, i_n, i_h, chunks, H) != MILD:
+        return
     begin = i_n.to(tl.int64) * T
     end = begin + T
     o_c, o_r, o_k, o_v = tl.arange(0, C), tl.arange(0, 2 * C), tl.arange(0, BK), tl.arange(0, BV)
@@ -343,7 +411,7 @@ def mild_backward_kernel(
         b_do = load_turned(do, start, end, i_h, H, V, C, BV)
         p_f, m_f = _found_pointers(found, i, V, C, BV)
         b_f = tl.load(p_f, mask=m_f, other=0.0)
-        S_unit = tl.load(units + i * (BV + 1) + BV + tl.zeros([BK], tl.int32))
+        unit = tl.load(units + i * (BV + 1) + BV + tl.zeros([BK], tl.int32))
         f_unit = tl.load(units + i * (BV + 1) + o_v)
         p_A = scores + i * (2 * C * C)
         expect(states + i * K * V + o_v * K, o_v < V, 1)  # there are no registers for it yet
@@ -352,11 +420,17 @@ def mild_backward_kernel(
         b_w, b_R, b_E = arrived(b_w), arrived(b_R), arrived(b_E)
         b_v, b_do, b_f = bands(arrived(b_v)), bands(arrived(b_do)), bands(arrived(b_f))
         b_N, b_U, b_A = arrived(b_N), arrived(b_U), arrived(b_A)
-        read, key = _decays_about_middle(bands(b_w), C)
-        mid, rest = -column(read, C), column(read, C - 1)
+        if MILD:
+            read, key = _decays_about_middle(bands(b_w), C)
+            mid, rest = -column(read, C), column(read, C - 1)
+        else:
+            b_w = bands(finite(b_w))
+            read, key = _decays(b_w, C)
+            rest = column(read, C - 1)
         read, key = exp(read), exp(key)
-        R_high, R_low = split(bands(b_R).to(tl.float32) * (read * by_scale))
-        E_high, E_low = split(bands(b_E).to(tl.float32) * key)
+        b_R, b_E = bands(b_R), bands(b_E)
+        R_high, R_low = split(b_R.to(tl.float32) * (read * by_scale))
+        E_high, E_low = split(b_E.to(tl.float32) * key)
 
         # In bands of channels of v: F, G and dv. F's halves come beside each other by products with ones: what a
         # product gives lies where the next one needs it, in the place of wherever loads put it.
@@ -364,7 +438,8 @@ def mild_backward_kernel(
         b_F *= tl.reshape(f_unit, (BANDS, BV // BANDS))[:, :, None]
         b_F += tl.dot(b_v, each(o_c[:, None] == o_r[None, :]).to(b_v.dtype))
         F_high, F_low = split(b_F)
-        b_D *= exp(passing + rest)[None, None, :]
+        if MILD:
+            b_D *= exp(passing + rest)[None, None, :]
         D_high, D_low = split(b_D)
         b_x, b_y = sides(product(D_high, D_low, each(whole(E_high)), each(whole(E_low))))
         A_high, A_low = split(b_N + tl.where(o_c[:, None] == o_r[None, :], 1.0, 0.0))  # do stays, and N^T do
@@ -380,45 +455,65 @@ def mild_backward_kernel(
         # In bands of channels of k: all others.
         g_high, g_low, f_high, f_low = whole(G_high), whole(G_low), whole(F_high), whole(F_low)
         b_P = add_product(tl.zeros([2 * C, 2 * C], tl.float32), tl.trans(g_high), tl.trans(g_low), f_high, f_low)
-        P_high, P_low = split(tl.where(seen, b_P, 0.0))
         D_high, D_low = bands(tl.trans(whole(D_high))), bands(tl.trans(whole(D_low)))
         x_keys = product(D_high, D_low, each(f_high), each(f_low))
-        d_keys = add_whole_product(tl.zeros_like(x_keys), R_high, R_low, each(P_high), each(P_low))
-        keys = E_high.to(tl.float32) + E_low.to(tl.float32)
-        of_k, of_b = sides(keys * d_keys)
-        by_k, by_b = sides(keys * x_keys)
-        store_pair(dk, db, (d_keys + x_keys) * key, start, end, i_h, H, K, C, BK)
-        later = (o_c[:, None] >= o_c[None, :]).to(tl.float32)
-        b_dw = sums_along(by_k + by_b, each(1.0 - later), False)
-        of_keys = of_k + of_b
+        if MILD:
+            P_high, P_low = split(tl.where(seen, b_P, 0.0))
+            d_keys = add_whole_product(tl.zeros_like(x_keys), R_high, R_low, each(P_high), each(P_low))
+            keys = E_high.to(tl.float32) + E_low.to(tl.float32)
+            of_k, of_b = sides(keys * d_keys)
+            by_k, by_b = sides(keys * x_keys)
+            store_pair(dk, db, (d_keys + x_keys) * key, start, end, i_h, H, K, C, BK)
+            b_dw = sums_along(by_k + by_b, each((o_c[:, None] < o_c[None, :]).to(tl.float32)), False)
+            of_keys = of_k + of_b
+        else:
+            b_R, b_E = b_R.to(tl.float32) * by_scale, b_E.to(tl.float32)
+            d_reads, d_keys, b_dw = _any_pairs(b_R, b_E, b_w, b_P, C, LEVELS)
+            x_keys *= key
+            b_dw += sums_along(b_E * x_keys, each((o_r % C)[:, None] < o_c[None, :]), False)
+            store_pair(dk, db, d_keys + x_keys, start, end, i_h, H, K, C, BK)
         b_S = tl.load(states + i * K * V + o_k[:, None] + o_v[None, :] * K, mask=m_S, other=0.0)
-        b_S = bands(b_S.to(tl.float32) * (exp(mid) * S_unit)[:, None])
+        of_S = unit
+        if MILD:
+            of_S = exp(mid) * unit
+        b_S = bands(b_S.to(tl.float32) * of_S[:, None])
         S_high, S_low = split(b_S)
         b_SD = by_turned(S_high, S_low, D_high, D_low)
         b_SD = tl.sum(tl.where(o_c[:, None] == o_c[None, :], b_SD, 0.0), 2)
         x_reads = product(S_high, S_low, each(g_high), each(g_low))
-        d_reads = add_whole_product(x_reads, E_high, E_low, each(tl.trans(P_high)), each(tl.trans(P_low)))
-        of_r, of_a = sides((R_high.to(tl.float32) + R_low.to(tl.float32)) * d_reads)
-        b_dw += sums_along((of_r + of_a) - of_keys, each(later))
-        b_dw += b_SD[:, :, None] - of_a  # a has not passed its own token's decay
-        empty = tl.reshape(S_unit < 2.0**-118, (BANDS, BK // BANDS))[:, :, None]
+        if MILD:
+            d_reads = add_whole_product(x_reads, E_high, E_low, each(tl.trans(P_high)), each(tl.trans(P_low)))
+            of_r, of_a = sides((R_high.to(tl.float32) + R_low.to(tl.float32)) * d_reads)
+            b_dw += sums_along((of_r + of_a) - of_keys, each((o_c[:, None] >= o_c[None, :]).to(tl.float32)))
+            b_dw += b_SD[:, :, None] - of_a  # a has not passed its own token's decay
+            b_dR = d_reads * (read * by_scale)
+            passing = mid
+        else:
+            x_reads *= read
+            upto = (o_r % C)[:, None] + (o_r < C)[:, None].to(tl.int32)
+            b_dw += sums_along(b_R * x_reads, each(upto > o_c[None, :]), False)
+            b_SD *= tl.reshape(exp(rest), (BANDS, BK // BANDS))
+            b_dw += b_SD[:, :, None]
+            b_dR = (d_reads + x_reads) * by_scale
+            b_D *= exp(rest)[None, None, :]
+        empty = tl.reshape(unit < 2.0**-118, (BANDS, BK // BANDS))[:, :, None]
         b_dw = tl.where((o_c == 0)[None, None, :] & empty, 0.0, b_dw)  # as `is_zero`
         store_turned(dw, b_dw, start, end, i_h, H, K, C, BK)
-        store_pair(dr, da, d_reads * (read * by_scale), start, end, i_h, H, K, C, BK)
+        store_pair(dr, da, b_dR, start, end, i_h, H, K, C, BK)
         b_D = add_product(b_D, G_high, G_low, each(tl.trans(whole(R_high))), each(tl.trans(whole(R_low))))
-        passing = mid
-    b_D *= exp(passing)[None, None, :]
+    if MILD:
+        b_D *= exp(passing)[None, None, :]
     p_D, m_D = state_pointers(first, i_nh, 0, 0, K, V, BK, BV)
     tl.store(p_D, tl.trans(whole(b_D)), mask=m_D)
 
 
 def kept_shapes(r, w, k, v, a, b, cu_seqlens, chunk_size) -> tuple[tuple[int, ...], ...]:
     """Shapes of what `forward` keeps for `backward`: the state entering every chunk and each v2, 16-bit, two to a
-    number; what these are multiples of; the scores; and which heads' sequences are mild."""
+    number; what these are multiples of; the scores; and which chunks of a head are mild."""
     (B, T, H, K), V = r.shape, v.shape[-1]
     chunks = B * cdiv(T, CHUNK)
     states = cdiv(chunks * H * (K + CHUNK) * V, 2)
-    return (states,), (chunks, H, UNITS), (chunks, H, 2, CHUNK, CHUNK), (B, H)
+    return (states,), (chunks, H, UNITS), (chunks, H, 2, CHUNK, CHUNK), (chunks, H)
 
 
 def _states_and_found(kept, r, v):
@@ -437,16 +532,14 @@ def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, cu_seqle
     states, units, scores, mild = (r.new_empty(shape, dtype=torch.float32) for shape in shapes)
     if keep and units[..., 0].numel() * (K + CHUNK) * V % 2:
         states[-1:] = 0  # half of it is written, and no output may be left to chance
-    mild_chunks = scores.new_empty(scores.shape[:2], dtype=torch.int32)
     o, final_state = torch.empty_like(v), scores.new_empty(B, H, K, V) if output_final_state else None
-    for kernel, name in (scores_kernel, "scores.mild"), (any_scores_kernel, "scores.dyadic"):
-        options = options_of(f"rwkv7.fused.{name}", r)
-        together = options["num_warps"] if kernel is scores_kernel else LOOKED_AT
-        kernel[(B * cdiv(T, CHUNK * together) * H,)](
-            r, w, k, a, b, scores, mild_chunks, scale, T, LEVELS=LEVELS, CHUNKS=together, **options
-        )
+    options = options_of("rwkv7.fused.scores", r)
+    together = options["num_warps"]
+    scores_kernel[(B * cdiv(T, CHUNK * together) * H,)](
+        r, w, k, a, b, scores, mild, scale, T, LEVELS=LEVELS, CHUNKS=together, **options
+    )
     forward_kernel[(B * H,)](
-        r, w, k, v, a, b, o, *_states_and_found(states, r, v), units, scores, mild, initial_state, final_state,
+        r, w, k, v, a, b, o, *_states_and_found(states, r, v), units, scores, initial_state, final_state,
         scale, T, V=V, BV=CHANNELS, KEEP=keep, HAS_FIRST=initial_state is not None, WANTS_LAST=output_final_state,
         **options_of("rwkv7.fused.forward", r),
     )  # fmt: skip
@@ -463,7 +556,9 @@ def backward(r, w, k, v, a, b, scale, initial_state, cu_seqlens, chunk_size, kep
         r, w, k, v, a, b, do, *_states_and_found(states, r, v), units, scores, mild, dr, dw, dk, dv, da, db,
         dfinal_state, dinitial_state, scale, T,
     )  # fmt: skip
-    switches = dict(V=V, BV=CHANNELS, HAS_LAST=dfinal_state is not None)
-    mild_backward_kernel[(B * H,)](*given, **switches, **options_of("rwkv7.fused.backward.mild", r))
-    any_backward_kernel[(B * H,)](*given, LEVELS=LEVELS, **switches, **options_of("rwkv7.fused.backward.dyadic", r))
+    for way in "mild", "dyadic":
+        backward_kernel[(B * H,)](
+            *given, V=V, BV=CHANNELS, LEVELS=LEVELS, MILD=int(way == "mild"), HAS_LAST=dfinal_state is not None,
+            **options_of(f"rwkv7.fused.backward.{way}", r),
+        )  # fmt: skip
     return dr, dw, dk, dv, da, db, dinitial_state
