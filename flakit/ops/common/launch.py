@@ -47,11 +47,8 @@ which reads 16-bit tiles in lines of 128 bytes; as Triton 3.6 compiles it, it is
 CHECKPOINT = 32
 """Tokens between the states a recurrent forward keeps for its backward."""
 
-TOGETHER = {"rwkv6": 2, "rwkv7": 1, "gsa": 2}
-"""Tokens whose rows a recurrent kernel loads at once, to wait for memory once for all of them; divide CHECKPOINT.
-
-RWKV7 has the most rows a token: on an H200 its forward took 19.3 ms with those of two at once, 11.1 ms with one's.
-"""
+TOGETHER = 2
+"""Tokens whose rows a recurrent kernel loads at once, to wait for memory once for all of them; divides CHECKPOINT."""
 
 ENOUGH = 512
 """Programs that walk along time which fill a GPU: about four a multiprocessor."""
@@ -87,8 +84,8 @@ ROWS = {
     ("rwkv6.fused.forward", "16-bit"): Launch(64, 64, 4, 1),
     ("rwkv6.fused.backward.mild", "16-bit"): Launch(64, 64, 4, 1),
     ("rwkv6.fused.backward.dyadic", "16-bit"): Launch(64, 64, 4, 1),
-    ("rwkv6.recurrent", "16-bit"): Launch(512, 16, 2, 1),
-    ("rwkv6.recurrent", "float32"): Launch(512, 16, 2, 1),
+    ("rwkv6.recurrent", "16-bit"): Launch(512, 16, 1, 1),
+    ("rwkv6.recurrent", "float32"): Launch(512, 16, 1, 1),
     ("rwkv6.recurrent_grads", "16-bit"): Launch(512, 16, 1, 1),
     ("rwkv6.recurrent_grads", "float32"): Launch(512, 16, 1, 1),
     ("rwkv7.prepare.mild", "16-bit"): Launch(64, 64, 2, 1),
@@ -122,8 +119,8 @@ ROWS = {
     ("rwkv7.fused.forward", "16-bit"): Launch(64, 64, 4, 1),
     ("rwkv7.fused.backward.mild", "16-bit"): Launch(64, 64, 4, 1),
     ("rwkv7.fused.backward.dyadic", "16-bit"): Launch(64, 64, 4, 1),
-    ("rwkv7.recurrent", "16-bit"): Launch(512, 16, 2, 1),
-    ("rwkv7.recurrent", "float32"): Launch(512, 16, 2, 1),
+    ("rwkv7.recurrent", "16-bit"): Launch(512, 16, 1, 1),
+    ("rwkv7.recurrent", "float32"): Launch(512, 16, 1, 1),
     ("rwkv7.recurrent_grads", "16-bit"): Launch(512, 16, 1, 1),
     ("rwkv7.recurrent_grads", "float32"): Launch(512, 16, 1, 1),
     ("gsa.stream", "16-bit"): Launch(64, 128, 4, 2),

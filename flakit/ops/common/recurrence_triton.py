@@ -138,9 +138,9 @@ def checkpoints(x: torch.Tensor, V: int, cu_seqlens: torch.Tensor | None) -> tor
     return new(checkpoints_shape(x, V, cu_seqlens), dtype=torch.float32)
 
 
-def together(op: str, T: int, queries: int = 1) -> int:
+def together(T: int, queries: int = 1) -> int:
     """Tokens a turn: a decode has but one, and where a token has several queries their rows are loaded at once, too."""
-    return 1 if T == 1 else max(1, TOGETHER[op] // queries)
+    return 1 if T == 1 else max(1, TOGETHER // queries)
 
 
 def summed(shares: torch.Tensor) -> torch.Tensor:

@@ -269,7 +269,7 @@ class _Passes:
     def differentiate(self, x, y, z, first: bool, kept, dfinal_state):
         """(dz of the first pass or dx of the second, dy, ds, dg, dinitial_state)."""
         D, G = y.shape[-1], self.HQ // self.H
-        U = together("gsa", self.T, G)
+        U = together(self.T, G)
         BM, BD, ND, options = cut("gsa.recurrent_grads", self.s, D)
         dx, dz = (None, torch.empty_like(z)) if first else (self.rows(self.HQ, ND), None)
         ds, dg = self.rows(self.H, ND), self.rows(self.H, ND)

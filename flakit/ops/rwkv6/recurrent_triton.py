@@ -178,7 +178,7 @@ def forward(r, k, v, w, u, scale, initial_state, output_final_state, cu_seqlens,
     states = checkpoints(r, V, cu_seqlens) if keep else None
     recurrent_kernel[(NV * N * H,)](
         r, k, v, w, u, initial_state, o, states, final_state, scale, cu_seqlens, offsets, T,
-        H=H, K=K, V=V, C=CHECKPOINT, U=together("rwkv6", T), BK=BK, BV=BV, HAS_INITIAL=initial_state is not None,
+        H=H, K=K, V=V, C=CHECKPOINT, U=together(T), BK=BK, BV=BV, HAS_INITIAL=initial_state is not None,
         WANTS_FINAL=output_final_state, KEEP=keep, PACKED=cu_seqlens is not None, **options,
     )  # fmt: skip
     return o, final_state, (states, new(0)) if keep else None
@@ -191,7 +191,7 @@ def backward(r, k, v, w, u, scale, initial_state, cu_seqlens, chunk_size, kept, 
     V = v.shape[-1]
     N, offsets = sequences(r, cu_seqlens)
     BK, BV, NV, options = cut("rwkv6.recurrent_grads", r, V)
-    U = together("rwkv6", T)
+    U = together(T)
     new = r.new_empty(0, dtype=torch.float32).new_empty
     dr, dk, dw = (new(NV, B, T, H, K) for _ in range(3))
     dv, du, dinitial_state = torch.empty_like(v), new(NV, N, H, K), new(N, H, K, V)

@@ -174,7 +174,7 @@ def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, cu_seqle
     states = checkpoints(r, V, cu_seqlens) if keep else None
     recurrent_kernel[(NV * N * H,)](
         r, w, k, v, a, b, initial_state, o, states, final_state, scale, cu_seqlens, offsets, T,
-        H=H, K=K, V=V, C=CHECKPOINT, U=together("rwkv7", T), BK=BK, BV=BV, HAS_INITIAL=initial_state is not None,
+        H=H, K=K, V=V, C=CHECKPOINT, U=together(T), BK=BK, BV=BV, HAS_INITIAL=initial_state is not None,
         WANTS_FINAL=output_final_state, KEEP=keep, PACKED=cu_seqlens is not None, **options,
     )  # fmt: skip
     return o, final_state, (states, new(0), new(0), new(0)) if keep else None
@@ -187,7 +187,7 @@ def backward(r, w, k, v, a, b, scale, initial_state, cu_seqlens, chunk_size, kep
     V = v.shape[-1]
     N, offsets = sequences(r, cu_seqlens)
     BK, BV, NV, options = cut("rwkv7.recurrent_grads", r, V)
-    U = together("rwkv7", T)
+    U = together(T)
     new = r.new_empty(0, dtype=torch.float32).new_empty
     dr, dw, dk, da, db = (new(NV, B, T, H, K) for _ in range(5))
     dv, dinitial_state = torch.empty_like(v), new(N, H, K, V)
