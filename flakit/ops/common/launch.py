@@ -80,7 +80,7 @@ ROWS = {
     ("rwkv6.key_grads.mild", "16-bit"): Launch(64, 64, 4, 1),
     ("rwkv6.key_grads.dyadic", "16-bit"): Launch(64, 64, 4, 1),
     ("rwkv6.key_grads.dyadic", "float32"): Launch(32, 32, 4, 1),
-    ("rwkv6.fused.scores", "16-bit"): Launch(64, 64, 2, 1, 128),
+    ("rwkv6.fused.scores", "16-bit"): Launch(64, 64, 1, 1, 128),
     ("rwkv6.fused.forward", "16-bit"): Launch(64, 64, 4, 1),
     ("rwkv6.fused.backward.mild", "16-bit"): Launch(64, 64, 4, 1),
     ("rwkv6.fused.backward.dyadic", "16-bit"): Launch(64, 64, 4, 1),
