@@ -225,10 +225,7 @@ def _cut(k, v, s, N: int) -> tuple[dict, int, dict]:
     enough = FEW if T == 1 else FEW_WALKS
     while BV > 16 and -(-V // BV) * N * H < enough:
         BV //= 2
-    warps = launch.num_warps * max(1, BK * BM // ROOM)
-    if T == 1 and BV > 64 and -(-V // BV) * N * H < ENOUGH:
-        warps *= 2  # with a program or two a multiprocessor, more threads have more loads under way
-    warps = min(16, warps)
+    warps = min(16, launch.num_warps * max(1, BK * BM // ROOM))
     blocks = dict(BK=BK, BV=BV, BM=BM)
     return blocks, -(-V // BV), dict(num_warps=warps, num_stages=launch.num_stages)
 
