@@ -113,7 +113,7 @@ OWN = {chip: rows_for(Chip("absent", chip, shared)) for chip, shared in SHARED_M
 LIKE = {chip: like for chip, like in SAME_PTX.items() if OWN[chip] == OWN[like]}
 """Chips that another stands for, since Triton writes the same for both, as a test shows."""
 ELSEWHERE = [chip for chip in SHARED_MEMORY if chip != FOUND_ON and chip not in LIKE]
-SPILLED_ELSEWHERE = {"scan": 0, "rwkv6": 3072, "rwkv7": 9216, "gsa": 1536, "gsa128": 14848}
+SPILLED_ELSEWHERE = {"scan": 0, "rwkv6": 3072, "rwkv7": 9216, "gsa": 1552, "gsa128": 14848}
 """Bytes that a thread may keep in local memory there: right, but slow."""
 
 
