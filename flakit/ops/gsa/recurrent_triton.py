@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from ..common.blocks_triton import program
-from ..common.launch import CHECKPOINT, ENOUGH, TABLE, block, width
+from ..common.launch import CHECKPOINT, TABLE, block, width
 from ..common.recurrence_triton import (
     arrived_turn,
     checkpoints,
