@@ -29,6 +29,11 @@ from ..numerics.operators import Operator, operator
 from .meter import Meter, Times
 
 
+DRAWN = 512
+"""Tokens of a sequence that are drawn; a longer one has them over and over. To draw a number takes a thread of the host
+longer than the GPU needs for all that is timed with it."""
+
+
 @dataclass(frozen=True)
 class Case:
     """One line of the table: what runs on which inputs. decode: one token with its states, forward only."""
@@ -54,9 +59,14 @@ class Case:
         return operator(self.op)
 
     def inputs(self, device: str = "cuda", **smaller) -> dict:
-        made = {n: x for n, x in asdict(self).items() if n not in ("op", "form", "decode")} | smaller
-        given = {"initial_state": True} if self.decode else {"requires_grad": True}
-        return inputs(self.op, **{**made, "dtype": getattr(torch, self.dtype)}, **given, device=device)
+        sizes = {n: x for n, x in asdict(self).items() if n not in ("op", "form", "decode")} | smaller
+        sizes |= {"dtype": getattr(torch, self.dtype), "T": min(T := sizes["T"], DRAWN)}
+        trained = {"requires_grad": not self.decode}
+        made = inputs(self.op, **sizes, **trained, initial_state=self.decode, device=device)
+        for name in self.operator.sequences:
+            again = made[name].detach().repeat(1, -(-T // DRAWN), 1, 1)
+            made[name] = again[:, :T].contiguous().requires_grad_(**trained)
+        return made
 
 
 def _decodes(op: str, **sizes) -> list[Case]:

@@ -11,6 +11,7 @@ from flakit.bench import speed
 from flakit.bench.meter import Meter, by_kernel
 from flakit.bench.speed import CASES, Case, Competitor
 from flakit.numerics import recorded
+from flakit.numerics.inputs import inputs
 from flakit.numerics.operators import OPERATORS, operator
 from flakit.numerics.work import work
 from tests.bench.metering import FakeMeter
@@ -51,6 +52,16 @@ def test_a_decode_is_replayed_from_a_graph_and_has_no_backward(case):
     assert meter.called == ["replayed", "replayed", "host", "memory"]
     assert row["both_ms"] is row["host_both_ms"] is row["both_ms_20"] is row["first_forward_s"] is None
     assert row["forward_ms"] == 1.0 and 0 < row["error"] < 1e-5
+
+
+@pytest.mark.parametrize("op", ["rwkv6", "gsa"])
+def test_a_long_sequence_has_the_same_tokens_over_and_over(op):
+    case = small(op, B=2, T=speed.DRAWN * 2 + 3)
+    made, drawn = case.inputs("cpu"), inputs(op, B=2, T=speed.DRAWN, decay=case.decay, **SMALL[op])
+    for name, x in made.items():
+        assert x.is_leaf and x.requires_grad and x.is_contiguous()
+        whole = torch.cat([drawn[name]] * 3, 1)[:, : case.T] if name in case.operator.sequences else drawn[name]
+        assert torch.equal(x, whole)
 
 
 def test_rows_of_all_kinds_make_one_recording(tmp_path):
