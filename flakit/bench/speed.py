@@ -28,7 +28,6 @@ from ..numerics.inputs import inputs
 from ..numerics.operators import Operator, operator
 from .meter import Meter, Times
 
-
 DRAWN = 512
 """Tokens of a sequence that are drawn; a longer one has them over and over. To draw a number takes a thread of the host
 longer than the GPU needs for all that is timed with it."""
