@@ -10,7 +10,7 @@ that every GPU since sm_80 has; Hopper's own is compiled wrongly for such tiles 
 import triton
 import triton.language as tl
 
-from .blocks_triton import add_product, split
+from .blocks_triton import add_product, split, sums_along
 from .chunks_triton import BLOCK
 from .launch import ENOUGH, TABLE
 
@@ -138,13 +138,24 @@ def finite(b_w):
 
 
 @triton.jit
-def all_mild(mild, i_n, i_h, chunks, H: tl.constexpr):
-    """Whether all chunks of a head are, 1 or 0."""
+def to_ends(b_w, C: tl.constexpr):
+    """Log decays from the chunk's beginning to each read, beside those from each key to its end, [4, N, 2 C], and of
+    all of it, [4 N]. b_w: finite, in bands."""
+    t, o_i = tl.arange(0, C)[:, None], tl.arange(0, 2 * C)
+    i = (o_i % C)[None, :]
+    passed = tl.where((o_i < C)[None, :], t < i, t > i)
+    total = tl.max(sums_along(b_w, each(t >= 0 * tl.arange(0, C)[None, :])), 2)
+    return sums_along(b_w, each(passed)), tl.reshape(total, (b_w.shape[0] * b_w.shape[1],))
+
+
+@triton.jit
+def all_mild(mild, i_n, i_h, first, behind, chunks, H: tl.constexpr):
+    """Whether all chunks of a head are, from the first up to that behind the last, 1 or 0."""
     o = tl.arange(0, 256)
     all_of = tl.full([256], 1.0, tl.float32)
-    for first in range(0, chunks, 256):
-        p = mild + (i_n * chunks + first + o).to(tl.int64) * H + i_h
-        all_of = tl.minimum(all_of, tl.load(p, mask=first + o < chunks, other=1.0))
+    for i_c in range(first, behind, 256):
+        p = mild + (i_n * chunks + i_c + o).to(tl.int64) * H + i_h
+        all_of = tl.minimum(all_of, tl.load(p, mask=i_c + o < behind, other=1.0))
     return tl.min(all_of)
 
 

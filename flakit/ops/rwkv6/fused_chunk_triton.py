@@ -53,6 +53,7 @@ from ..common.bands_triton import (
     product,
     sides,
     store_turned,
+    to_ends,
     whole,
 )
 from ..common.blocks_triton import (
@@ -143,17 +144,6 @@ def _load_scores_turned(p, there, C: tl.constexpr):
 
 
 @triton.jit
-def _to_ends(b_w, C: tl.constexpr):
-    """Log decays from the chunk's beginning to each read, beside those from each key to its end, [4, N, 2 C], and of
-    all of it, [4 N]. b_w: finite, in bands."""
-    t, o_i = tl.arange(0, C)[:, None], tl.arange(0, 2 * C)
-    i = (o_i % C)[None, :]
-    passed = tl.where((o_i < C)[None, :], t < i, t > i)
-    total = tl.max(sums_along(b_w, each(t >= 0 * tl.arange(0, C)[None, :])), 2)
-    return sums_along(b_w, each(passed)), tl.reshape(total, (b_w.shape[0] * b_w.shape[1],))
-
-
-@triton.jit
 def forward_kernel(
     r, w, k, v, o, states, units, scores, first, last, scale, T,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
@@ -189,7 +179,7 @@ def forward_kernel(
         x_next = load_pair(r, k, start + C, stop, i_h, H, K, C, BK)
         v_next = load_turned(v, start + C, stop, i_h, H, V, C, BV)
         A_next = _load_scores_turned(p_A, more, C)
-        decays, total = _to_ends(bands(finite(b_w)), C)
+        decays, total = to_ends(bands(finite(b_w)), C)
         high, low = split(bands(b_x).to(tl.float32) * (exp(decays) * by_scale))
         q_high, k_high = sides(high)
         q_low, k_low = sides(low)
@@ -253,7 +243,7 @@ def backward_kernel(
     i_nh = tl.program_id(0)
     i_n, i_h = i_nh // H, i_nh % H
     chunks = tl.cdiv(T, C)
-    if all_mild(mild, i_n, i_h, chunks, H) != MILD:
+    if all_mild(mild, i_n, i_h, 0, chunks, chunks, H) != MILD:
         return
     begin = i_n.to(tl.int64) * T
     end = begin + T
@@ -298,7 +288,7 @@ def backward_kernel(
             b_D *= exp(passing + rest)[None, None, :]
             of_S, passing = exp(mid) * unit, mid
         else:
-            decays, rest = _to_ends(b_w, C)
+            decays, rest = to_ends(b_w, C)
             read, key = sides(decays)
             of_S = unit
         read, key = exp(read), exp(key)

@@ -28,7 +28,6 @@ import torch
 import triton
 import triton.language as tl
 
-from ..common.bands_triton import takes as takes_fused
 from ..common.blocks_triton import (
     below,
     diagonal,
@@ -630,7 +629,7 @@ class _Plan(ChunkPlan):
 
 def _kernels(r, v, cu_seqlens, chunk_size):
     """The module of the kernels for a call, None for those of this one."""
-    if takes_fused(r, v, cu_seqlens, chunk_size):
+    if fused_chunk_triton.takes(r, v, cu_seqlens, chunk_size):
         return fused_chunk_triton
     long = cut_into_chunks("rwkv7", r, v.shape[-1], chunk_size)[1] == LONG_CHUNK_SIZE
     return long_chunk_triton if long else None

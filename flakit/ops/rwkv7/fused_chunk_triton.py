@@ -64,9 +64,11 @@ from ..common.bands_triton import (
     sides,
     store_pair,
     store_turned,
+    to_ends,
     turned,
     whole,
 )
+from ..common.bands_triton import takes as takes_whole
 from ..common.blocks_triton import (
     add_given_by_split,
     add_product,
@@ -80,7 +82,7 @@ from ..common.blocks_triton import (
     sums_along,
 )
 from ..common.chunks_triton import BLOCK_TOKEN, load_tile, only, state_pointers
-from ..common.launch import cdiv
+from ..common.launch import ENOUGH, SHORTEST_SEGMENT, TABLE, cdiv
 
 UNITS = CHANNELS + 1
 """Powers of two that what is kept of a chunk and head is multiples of: each row of v2^T, and the state."""
@@ -265,6 +267,18 @@ def _decays_about_middle(b_w, C: tl.constexpr):
 
 
 @triton.jit
+def _part(T, L, H: tl.constexpr, C: tl.constexpr):
+    """Which sequence, which of all parts of L chunks, and which head this program has; where its tokens begin; its first
+    chunk, the one behind its last, and how many the sequence has."""
+    i_p, i_h = tl.program_id(0) // H, tl.program_id(0) % H
+    chunks = tl.cdiv(T, C)
+    parts = tl.cdiv(chunks, L)
+    i_n, first_chunk = i_p // parts, i_p % parts * L
+    begin = i_n.to(tl.int64) * T + first_chunk * C
+    return i_n, i_p, i_h, begin, first_chunk, tl.minimum(chunks, first_chunk + L), chunks
+
+
+@triton.jit
 def _found_pointers(found, i, V: tl.constexpr, C: tl.constexpr, BV: tl.constexpr):
     """Pointers and mask of v2^T of chunk and head i, [BV, C]."""
     o_c, o_v = tl.arange(0, C), tl.arange(0, BV)
@@ -272,37 +286,178 @@ def _found_pointers(found, i, V: tl.constexpr, C: tl.constexpr, BV: tl.constexpr
 
 
 @triton.jit
+def carry_kernel(
+    w, k, v, a, b, scores, carried, T, L,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    PRODUCT: tl.constexpr,
+):  # fmt: skip
+    """What a part makes of the state: that which leaves it where 0 enters, or for PRODUCT, where the columns of a unit
+    matrix do and no v is written. In registers: S^T, and the next chunk's rows on their way."""
+    i_n, i_p, i_h, begin, first_chunk, behind, chunks = _part(T, L, H, C)
+    end = (i_n + 1).to(tl.int64) * T
+    i, j = tl.arange(0, C)[None, :], tl.arange(0, C)[:, None]
+    below, eye = i > j, tl.where(i == j, 1.0, 0.0)
+    b_S = tl.zeros([BV, BK], dtype=tl.float32)
+    if PRODUCT:
+        b_S += tl.where(tl.arange(0, BV)[:, None] == tl.arange(0, BK)[None, :], 1.0, 0.0)
+    b_S = bands(b_S)
+    p_A = scores + ((i_n * chunks + first_chunk) * H + i_h).to(tl.int64) * (2 * C * C) + i * C + j
+    w_next = load_turned(w, begin, end, i_h, H, K, C, BK)
+    x_next = load_pair(a, b, begin, end, i_h, H, K, C, BK)
+    U_next = tl.load(p_A + C * C, mask=below, other=0.0)
+    if not PRODUCT:
+        k_next = load_turned(k, begin, end, i_h, H, K, C, BK)
+        v_next = load_turned(v, begin, end, i_h, H, V, C, BV)
+        A_next = tl.load(p_A, mask=below, other=0.0)
+    for i_c in range(first_chunk, behind):
+        start = begin + (i_c - first_chunk + 1) * C
+        more = i_c + 1 < behind
+        stop = tl.where(more, end, start)
+        b_w, b_x, b_U = w_next, x_next, U_next
+        p_A += H * 2 * C * C
+        w_next = load_turned(w, start, stop, i_h, H, K, C, BK)
+        x_next = load_pair(a, b, start, stop, i_h, H, K, C, BK)
+        U_next = tl.load(p_A + C * C, mask=below & more, other=0.0)
+        if not PRODUCT:
+            b_k, b_v, b_A = k_next, bands(v_next), A_next
+            k_next = load_turned(k, start, stop, i_h, H, K, C, BK)
+            v_next = load_turned(v, start, stop, i_h, H, V, C, BV)
+            A_next = tl.load(p_A, mask=below & more, other=0.0)
+        decays, total = to_ends(bands(finite(b_w)), C)
+        decays = exp(decays)
+        x_high, x_low = split(bands(b_x).to(tl.float32) * decays)
+        a_high, b_high = sides(x_high)
+        a_low, b_low = sides(x_low)
+        S_high, S_low = split(b_S)
+        b_f = narrow_product(S_high, S_low, each(whole(a_high)), each(whole(a_low)))
+        if not PRODUCT:
+            A_high, A_low = split(b_A)
+            b_f = add_given_by_split(b_f, b_v, each(A_high), each(A_low))
+        U_high, U_low = split(b_U + eye)
+        f_high, f_low = split(b_f)
+        f_high, f_low = split(narrow_product(f_high, f_low, each(U_high), each(U_low)))
+        b_S *= exp(total)[None, None, :]
+        b_S = add_product(b_S, f_high, f_low, each(tl.trans(whole(b_high))), each(tl.trans(whole(b_low))))
+        if not PRODUCT:
+            k_high, k_low = split(bands(b_k).to(tl.float32) * sides(decays)[1])
+            b_S = add_given_by_split(b_S, b_v, each(tl.trans(whole(k_high))), each(tl.trans(whole(k_low))))
+    p_S, m_S = state_pointers(carried, i_p * H + i_h, 0, 0, K, V, BK, BV)
+    tl.store(p_S, tl.trans(whole(b_S)), mask=m_S)
+
+
+@triton.jit
+def carry_grads_kernel(
+    r, w, a, b, do, scores, carried, scale, T, L,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+):  # fmt: skip
+    """The gradient of the state that enters a part, where that of the one which leaves it is 0. In registers: D^T, and
+    the rows of the chunk before on their way."""
+    i_n, i_p, i_h, begin, first_chunk, behind, chunks = _part(T, L, H, C)
+    end = (i_n + 1).to(tl.int64) * T
+    i, j = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
+    eye = tl.where(i == j, 1.0, 0.0)
+    by_scale = tl.where(tl.arange(0, 2 * C) < C, scale, 1.0)[None, None, :]
+    b_D = bands(tl.zeros([BV, BK], dtype=tl.float32))
+    start = begin + (behind - 1 - first_chunk) * C
+    p_A = scores + ((i_n * chunks + behind - 1) * H + i_h).to(tl.int64) * (2 * C * C) + C * C
+    w_next = load_turned(w, start, end, i_h, H, K, C, BK)
+    R_next = load_pair(r, a, start, end, i_h, H, K, C, BK)
+    b_next = load_turned(b, start, end, i_h, H, K, C, BK)
+    do_next = load_turned(do, start, end, i_h, H, V, C, BV)
+    N_next = tl.load(p_A + j * C + i, mask=i >= j, other=0.0)
+    U_next = tl.load(p_A + i * C + j, mask=i > j, other=0.0)
+    for n in range(first_chunk, behind):
+        b_w, b_R, b_b, b_do, b_N, b_U = w_next, R_next, b_next, bands(do_next), N_next, U_next
+        more = n + 1 < behind
+        start -= C
+        stop = tl.where(more, end, start)
+        p_A -= H * 2 * C * C
+        w_next = load_turned(w, start, stop, i_h, H, K, C, BK)
+        R_next = load_pair(r, a, start, stop, i_h, H, K, C, BK)
+        b_next = load_turned(b, start, stop, i_h, H, K, C, BK)
+        do_next = load_turned(do, start, stop, i_h, H, V, C, BV)
+        N_next = tl.load(p_A + j * C + i, mask=(i >= j) & more, other=0.0)
+        U_next = tl.load(p_A + i * C + j, mask=(i > j) & more, other=0.0)
+        read, key = _decays(bands(finite(b_w)), C)
+        total = column(read, C - 1)
+        R_high, R_low = split(bands(b_R).to(tl.float32) * (exp(read) * by_scale))
+        r_high, a_high = sides(R_high)
+        r_low, a_low = sides(R_low)
+        b_high, b_low = split(bands(b_b).to(tl.float32) * exp(sides(key)[0]))
+        D_high, D_low = split(b_D)
+        y_high, y_low = split(narrow_product(D_high, D_low, each(whole(b_high)), each(whole(b_low))))
+        U_high, U_low = split(b_U + eye)
+        N_high, N_low = split(b_N)
+        b_y = narrow_product(y_high, y_low, each(U_high), each(U_low))
+        b_y = add_given_by_split(b_y, b_do, each(N_high), each(N_low))
+        y_high, y_low = split(b_y)
+        b_D *= exp(total)[None, None, :]
+        b_D = add_product(b_D, y_high, y_low, each(tl.trans(whole(a_high))), each(tl.trans(whole(a_low))))
+        b_D = add_given_by_split(b_D, b_do, each(tl.trans(whole(r_high))), each(tl.trans(whole(r_low))))
+    p_D, m_D = state_pointers(carried, i_p * H + i_h, 0, 0, K, V, BK, BV)
+    tl.store(p_D, tl.trans(whole(b_D)), mask=m_D)
+
+
+@triton.jit
+def entering_kernel(
+    products, written, entering, first, parts,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    REVERSE: tl.constexpr, HAS_FIRST: tl.constexpr,
+):  # fmt: skip
+    """S <- product S + written, part after part, or D <- product^T D + written from the last one; what enters each.
+    In registers: S or D."""
+    i_nh = tl.program_id(0)
+    i_n, i_h = i_nh // H, i_nh % H
+    b_S = tl.zeros([BK, BV], dtype=tl.float32)
+    if HAS_FIRST:
+        p_S, m_S = state_pointers(first, i_nh, 0, 0, K, V, BK, BV)
+        b_S += tl.load(p_S, mask=m_S, other=0.0)
+    for n in range(0, parts):
+        if REVERSE:
+            i = (i_n * parts + parts - 1 - n) * H + i_h
+        else:
+            i = (i_n * parts + n) * H + i_h
+        p_S, m_S = state_pointers(entering, i, 0, 0, K, V, BK, BV)
+        tl.store(p_S, b_S, mask=m_S)
+        p_P, m_P = state_pointers(products, i, 0, 0, K, K, BK, BK)
+        P_high, P_low = split(tl.load(p_P, mask=m_P, other=0.0))
+        if REVERSE:
+            P_high, P_low = tl.trans(P_high), tl.trans(P_low)
+        S_high, S_low = split(b_S)
+        p_W, m_W = state_pointers(written, i, 0, 0, K, V, BK, BV)
+        b_S = add_product(tl.load(p_W, mask=m_W, other=0.0), P_high, P_low, S_high, S_low)
+
+
+@triton.jit
 def forward_kernel(
-    r, w, k, v, a, b, o, states, found, units, scores, first, last, scale, T,
+    r, w, k, v, a, b, o, states, found, units, scores, first, last, scale, T, L,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     KEEP: tl.constexpr, HAS_FIRST: tl.constexpr, WANTS_LAST: tl.constexpr,
 ):  # fmt: skip
-    """o, chunk after chunk; to KEEP, S and v2. In registers: S^T, and the next chunk's rows on their way."""
-    i_nh = tl.program_id(0)
-    i_n, i_h = i_nh // H, i_nh % H
-    chunks = tl.cdiv(T, C)
-    begin = i_n.to(tl.int64) * T
-    end = begin + T
+    """o of a part of a sequence, chunk after chunk; to KEEP, S and v2. first: the states that enter the parts; last:
+    where that goes which leaves the last of them. In registers: S^T, and the next chunk's rows on their way."""
+    i_n, i_p, i_h, begin, first_chunk, behind, chunks = _part(T, L, H, C)
+    end = (i_n + 1).to(tl.int64) * T
     o_r, o_k, o_v = tl.arange(0, 2 * C), tl.arange(0, BK), tl.arange(0, BV)
     left = (o_r < C)[None, None, :]
     m_S = (o_v < V)[:, None] & (o_k < K)[None, :]
     b_S = tl.zeros([BK, BV], dtype=tl.float32)
     if HAS_FIRST:
-        p_first, m_first = state_pointers(first, i_nh, 0, 0, K, V, BK, BV)
+        p_first, m_first = state_pointers(first, i_p * H + i_h, 0, 0, K, V, BK, BV)
         b_S += tl.load(p_first, mask=m_first, other=0.0)
     b_S = bands(tl.trans(b_S))
-    p_A = scores + (i_n * chunks * H + i_h).to(tl.int64) * (2 * C * C)
+    p_A = scores + ((i_n * chunks + first_chunk) * H + i_h).to(tl.int64) * (2 * C * C)
     w_next = load_turned(w, begin, end, i_h, H, K, C, BK)
     R_next = load_pair(r, a, begin, end, i_h, H, K, C, BK)
     E_next = load_pair(k, b, begin, end, i_h, H, K, C, BK)
     v_next = load_turned(v, begin, end, i_h, H, V, C, BV)
     A_next = _load_scores(p_A, True, C)
     U_next = _load_scores(p_A + C * C, True, C)
-    for i_c in range(0, chunks):
-        start = begin + i_c * C
+    for i_c in range(first_chunk, behind):
+        start = begin + (i_c - first_chunk) * C
         i = ((i_n * chunks + i_c) * H + i_h).to(tl.int64)
         b_w, b_R, b_E, b_v, b_A, b_U = w_next, R_next, E_next, v_next, A_next, U_next
-        more = i_c + 1 < chunks
+        more = i_c + 1 < behind
         stop = tl.where(more, end, start + C)
         w_next = load_turned(w, start + C, stop, i_h, H, K, C, BK)
         R_next = load_pair(r, a, start + C, stop, i_h, H, K, C, BK)
@@ -341,8 +496,8 @@ def forward_kernel(
         b_S *= exp(total)[None, None, :]
         b_S = add_product(b_S, f_high, f_low, each(tl.trans(E_high)), each(tl.trans(E_low)))
     if WANTS_LAST:
-        p_last, m_last = state_pointers(last, i_nh, 0, 0, K, V, BK, BV)
-        tl.store(p_last, tl.trans(whole(b_S)), mask=m_last)
+        p_last, m_last = state_pointers(last, i_n * H + i_h, 0, 0, K, V, BK, BV)
+        tl.store(p_last, tl.trans(whole(b_S)), mask=m_last & (behind == chunks))
 
 
 @triton.jit
@@ -375,19 +530,16 @@ def _any_pairs(b_R, b_E, b_w, b_P, C: tl.constexpr, LEVELS: tl.constexpr):
 
 @triton.jit
 def backward_kernel(
-    r, w, k, v, a, b, do, states, found, units, scores, mild, dr, dw, dk, dv, da, db, last, first, scale, T,
+    r, w, k, v, a, b, do, states, found, units, scores, mild, dr, dw, dk, dv, da, db, last, first, scale, T, L,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     LEVELS: tl.constexpr, MILD: tl.constexpr, HAS_LAST: tl.constexpr,
 ):  # fmt: skip
-    """All gradients of a head that is MILD, or of one that is not, chunk after chunk from the last. last: that of the
-    final state; first: where the initial one's goes. In registers: D^T."""
-    i_nh = tl.program_id(0)
-    i_n, i_h = i_nh // H, i_nh % H
-    chunks = tl.cdiv(T, C)
-    if all_mild(mild, i_n, i_h, chunks, H) != MILD:
+    """All gradients of a part of a head's sequence that is MILD, or of one that is not, chunk after chunk from the last.
+    last: those of the states that leave the parts; first: where that of the initial one goes. In registers: D^T."""
+    i_n, i_p, i_h, begin, first_chunk, behind, chunks = _part(T, L, H, C)
+    if all_mild(mild, i_n, i_h, first_chunk, behind, chunks, H) != MILD:
         return
-    begin = i_n.to(tl.int64) * T
-    end = begin + T
+    end = (i_n + 1).to(tl.int64) * T
     o_c, o_r, o_k, o_v = tl.arange(0, C), tl.arange(0, 2 * C), tl.arange(0, BK), tl.arange(0, BV)
     left = (o_r < C)[None, None, :]
     by_scale = tl.where(left, scale, 1.0)
@@ -396,13 +548,13 @@ def backward_kernel(
     m_S = (o_k < K)[:, None] & (o_v < V)[None, :]
     b_D = tl.zeros([BK, BV], dtype=tl.float32)
     if HAS_LAST:
-        p_D, m_D = state_pointers(last, i_nh, 0, 0, K, V, BK, BV)
+        p_D, m_D = state_pointers(last, i_p * H + i_h, 0, 0, K, V, BK, BV)
         b_D += tl.load(p_D, mask=m_D, other=0.0)
     b_D = bands(tl.trans(b_D))
     passing = tl.zeros([BK], dtype=tl.float32)
-    for n in range(0, chunks):
-        i_c = chunks - 1 - n
-        start = begin + i_c * C
+    for n in range(0, behind - first_chunk):
+        i_c = behind - 1 - n
+        start = begin + (i_c - first_chunk) * C
         i = ((i_n * chunks + i_c) * H + i_h).to(tl.int64)
         b_w = load_turned(w, start, end, i_h, H, K, C, BK)
         b_R = load_pair(r, a, start, end, i_h, H, K, C, BK)
@@ -503,17 +655,40 @@ def backward_kernel(
         b_D = add_product(b_D, G_high, G_low, each(tl.trans(whole(R_high))), each(tl.trans(whole(R_low))))
     if MILD:
         b_D *= exp(passing)[None, None, :]
-    p_D, m_D = state_pointers(first, i_nh, 0, 0, K, V, BK, BV)
-    tl.store(p_D, tl.trans(whole(b_D)), mask=m_D)
+    p_D, m_D = state_pointers(first, i_n * H + i_h, 0, 0, K, V, BK, BV)
+    tl.store(p_D, tl.trans(whole(b_D)), mask=m_D & (first_chunk == 0))
+
+
+def takes(r, v, cu_seqlens, chunk_size) -> bool:
+    """Whether these kernels are the ones for a call: where `bands_triton.takes` says so, or there are enough parts."""
+    B, _, H, _ = r.shape
+    return takes_whole(r, v, cu_seqlens, chunk_size) or (
+        takes_whole(r, v, cu_seqlens, CHUNK) and not chunk_size and B * H * _parts(r)[1] >= ENOUGH // 4
+    )
+
+
+def _parts(r) -> tuple[int, int]:
+    """Chunks a part of a sequence has, and parts: one where heads are enough, else so many as fill a GPU."""
+    B, T, H, _ = r.shape
+    chunks = cdiv(T, CHUNK)
+    wanted = 1 if B * H >= ENOUGH // 4 else ENOUGH // 2 // (B * H)
+    L = max(SHORTEST_SEGMENT, cdiv(chunks, wanted))
+    return L, cdiv(chunks, L)
 
 
 def kept_shapes(r, w, k, v, a, b, cu_seqlens, chunk_size) -> tuple[tuple[int, ...], ...]:
     """Shapes of what `forward` keeps for `backward`: the state entering every chunk and each v2, 16-bit, two to a
-    number; what these are multiples of; the scores; and which chunks of a head are mild."""
-    (B, T, H, K), V = r.shape, v.shape[-1]
-    chunks = B * cdiv(T, CHUNK)
-    states = cdiv(chunks * H * (K + CHUNK) * V, 2)
-    return (states,), (chunks, H, UNITS), (chunks, H, 2, CHUNK, CHUNK), (chunks, H)
+    number; what these are multiples of; the scores; and which chunks of a head are mild, and each part's product."""
+    states, units, scores, mild, products = _sizes(r, v)
+    return (cdiv(states, 2),), (units,), (scores,), (mild + products,)
+
+
+def _sizes(r, v) -> tuple[int, int, int, int, int]:
+    """How many numbers these are; there is no product where there is one part."""
+    (B, T, H, K), V, (_, parts) = r.shape, v.shape[-1], _parts(r)
+    heads = B * cdiv(T, CHUNK) * H
+    products = B * parts * H * K * K if parts > 1 else 0
+    return heads * (K + CHUNK) * V, heads * UNITS, heads * 2 * CHUNK * CHUNK, heads, products
 
 
 def _states_and_found(kept, r, v):
@@ -523,42 +698,70 @@ def _states_and_found(kept, r, v):
     return halves[:states], halves[states:]
 
 
+def _entering(products, written, first, parts: int, reverse: bool):
+    """The states that enter the parts of all sequences (reverse: the gradients of those that leave them)."""
+    entering, (_, H, K, V) = torch.empty_like(written), written.shape
+    launch = TABLE["rwkv7.fused.entering", "16-bit"]
+    entering_kernel[(len(written) // parts * H,)](
+        products, written, entering, first, parts, H=H, K=K, V=V, BK=CHANNELS, BV=CHANNELS,
+        REVERSE=reverse, HAS_FIRST=first is not None, num_warps=launch.num_warps, num_stages=launch.num_stages,
+    )  # fmt: skip
+    return entering
+
+
 def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep):
     """o, the final state (None unless asked for), and as in `kept_shapes`."""
-    (B, T, H, K), V = r.shape, v.shape[-1]
+    (B, T, H, K), V, (L, parts) = r.shape, v.shape[-1], _parts(r)
     shapes = kept_shapes(r, w, k, v, a, b, cu_seqlens, chunk_size)
     if not keep:
         shapes = (0,), (0,), *shapes[2:]
-    states, units, scores, mild = (r.new_empty(shape, dtype=torch.float32) for shape in shapes)
-    if keep and units[..., 0].numel() * (K + CHUNK) * V % 2:
+    states, units, scores, others = (r.new_empty(shape, dtype=torch.float32) for shape in shapes)
+    if keep and _sizes(r, v)[0] % 2:
         states[-1:] = 0  # half of it is written, and no output may be left to chance
+    mild, products = others.split(_sizes(r, v)[3:])
     o, final_state = torch.empty_like(v), scores.new_empty(B, H, K, V) if output_final_state else None
     options = options_of("rwkv7.fused.scores", r)
     together = options["num_warps"]
     scores_kernel[(B * cdiv(T, CHUNK * together) * H,)](
         r, w, k, a, b, scores, mild, scale, T, LEVELS=LEVELS, CHUNKS=together, **options
     )
-    forward_kernel[(B * H,)](
-        r, w, k, v, a, b, o, *_states_and_found(states, r, v), units, scores, initial_state, final_state,
-        scale, T, V=V, BV=CHANNELS, KEEP=keep, HAS_FIRST=initial_state is not None, WANTS_LAST=output_final_state,
+    first = initial_state
+    if parts > 1:
+        written, options = scores.new_empty(B * parts, H, K, V), options_of("rwkv7.fused.carry", r)
+        for carried, product in (products, True), (written, False):
+            carry_kernel[(B * parts * H,)](
+                w, k, v, a, b, scores, carried, T, L, V=K if product else V, BV=CHANNELS, PRODUCT=product, **options
+            )
+        first = _entering(products, written, initial_state, parts, reverse=False)
+    forward_kernel[(B * parts * H,)](
+        r, w, k, v, a, b, o, *_states_and_found(states, r, v), units, scores, first, final_state, scale, T, L,
+        V=V, BV=CHANNELS, KEEP=keep, HAS_FIRST=first is not None, WANTS_LAST=output_final_state,
         **options_of("rwkv7.fused.forward", r),
     )  # fmt: skip
-    return o, final_state, (states, units, scores, mild)
+    return o, final_state, (states, units, scores, others)
 
 
 def backward(r, w, k, v, a, b, scale, initial_state, cu_seqlens, chunk_size, kept, do, dfinal_state):
     """dr, dw, dk, dv, da, db in their inputs' dtypes and dinitial_state [N, H, K, V] in float32."""
-    states, units, scores, mild = kept
-    (B, T, H, K), V = r.shape, v.shape[-1]
+    states, units, scores, others = kept
+    (B, T, H, K), V, (L, parts) = r.shape, v.shape[-1], _parts(r)
+    mild, products = others.split(_sizes(r, v)[3:])
     dr, dw, dk, dv, da, db = (torch.empty_like(x) for x in (r, w, k, v, a, b))
     dinitial_state = units.new_empty(B, H, K, V)
+    last = dfinal_state
+    if parts > 1:
+        written = scores.new_empty(B * parts, H, K, V)
+        carry_grads_kernel[(B * parts * H,)](
+            r, w, a, b, do, scores, written, scale, T, L, V=V, BV=CHANNELS, **options_of("rwkv7.fused.carry_grads", r)
+        )
+        last = _entering(products, written, dfinal_state, parts, reverse=True)
     given = (
         r, w, k, v, a, b, do, *_states_and_found(states, r, v), units, scores, mild, dr, dw, dk, dv, da, db,
-        dfinal_state, dinitial_state, scale, T,
+        last, dinitial_state, scale, T, L,
     )  # fmt: skip
     for way in "mild", "dyadic":
-        backward_kernel[(B * H,)](
-            *given, V=V, BV=CHANNELS, LEVELS=LEVELS, MILD=int(way == "mild"), HAS_LAST=dfinal_state is not None,
+        backward_kernel[(B * parts * H,)](
+            *given, V=V, BV=CHANNELS, LEVELS=LEVELS, MILD=int(way == "mild"), HAS_LAST=last is not None,
             **options_of(f"rwkv7.fused.backward.{way}", r),
         )  # fmt: skip
     return dr, dw, dk, dv, da, db, dinitial_state
