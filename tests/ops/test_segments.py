@@ -13,6 +13,7 @@ if not has_triton():
     pytest.skip("needs Triton", allow_module_level=True)
 
 from flakit.ops.common import chunks_triton
+from flakit.ops.rwkv7 import fused_chunk_triton
 
 SETTING = Setting(T=85, H=1, K=24, V=40, decay="uniform", states="both")
 
@@ -56,3 +57,15 @@ def test_transitions_of_cut_sequences_are_right(place, packing, cut):
         lengths = made["cu_seqlens"].diff()
         assert lengths.min() < 128 < lengths.max()  # shorter and longer than a segment
     place.check(made, arriving, "chunk", "rwkv7", chunk_size=64)
+
+
+@pytest.mark.parametrize("decay", ["model", "uniform", "inf-spikes"])
+@pytest.mark.parametrize("T", [85, 128])
+@pytest.mark.parametrize("place", [place for place in PLACES if place.id != "torch"])
+def test_parts_of_whole_heads_are_right(place, T, decay, monkeypatch):
+    """One program a head in chunks of 16 tokens, where heads are few: each has a part of the sequence."""
+    monkeypatch.setattr(fused_chunk_triton, "SHORTEST_SEGMENT", 2)
+    dtype = str(place.dtypes[1]).removeprefix("torch.")
+    made, arriving = place.make(of("rwkv7", SETTING, decay=decay, dtype=dtype), T=T, H=2, K=64, V=40)
+    assert fused_chunk_triton._parts(made["r"]) == (2, -(-T // 32))
+    place.check(made, arriving, "chunk", "rwkv7", chunk_size=16)

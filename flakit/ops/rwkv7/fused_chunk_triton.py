@@ -268,8 +268,8 @@ def _decays_about_middle(b_w, C: tl.constexpr):
 
 @triton.jit
 def _part(T, L, H: tl.constexpr, C: tl.constexpr):
-    """Which sequence, which of all parts of L chunks, and which head this program has; where its tokens begin; its first
-    chunk, the one behind its last, and how many the sequence has."""
+    """This program's sequence, part of L chunks, of all there are, and head; where its tokens begin; the numbers of its
+    first chunk and of the one behind its last, and how many the sequence has."""
     i_p, i_h = tl.program_id(0) // H, tl.program_id(0) % H
     chunks = tl.cdiv(T, C)
     parts = tl.cdiv(chunks, L)
@@ -534,8 +534,8 @@ def backward_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     LEVELS: tl.constexpr, MILD: tl.constexpr, HAS_LAST: tl.constexpr,
 ):  # fmt: skip
-    """All gradients of a part of a head's sequence that is MILD, or of one that is not, chunk after chunk from the last.
-    last: those of the states that leave the parts; first: where that of the initial one goes. In registers: D^T."""
+    """All gradients of a part of a head's sequence that is MILD, or of one that is not, chunk after chunk from the
+    last. last: of the states that leave the parts; first: where that of the initial one goes. In registers: D^T."""
     i_n, i_p, i_h, begin, first_chunk, behind, chunks = _part(T, L, H, C)
     if all_mild(mild, i_n, i_h, first_chunk, behind, chunks, H) != MILD:
         return

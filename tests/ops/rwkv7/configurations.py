@@ -49,6 +49,8 @@ CONFIGURATIONS = {
     ),  # cut into segments
     "bf16-K64-V64-fused": Launches(chunk, bf16, 64, 64, chunk_size=16),
     "f16-wf32-K40-V56-states-fused": Launches(chunk, f16, 40, 56, wide=f32, states=True, chunk_size=16),
+    "bf16-T4096-H1-K64-V64-fused": Launches(chunk, bf16, 64, 64, T=4096, H=1, chunk_size=16),  # in parts
+    "f16-wf32-T600-K40-V56-states-fused": Launches(chunk, f16, 40, 56, T=600, wide=f32, states=True, chunk_size=16),
     "bf16-K64-V64-packed-states-recurrent": Launches(recurrent, bf16, 64, 64, packed=True, states=True),
     "f16-wf32-K100-V40-recurrent": Launches(recurrent, f16, 100, 40, wide=f32),
     "f32-K256-V16-states-recurrent": Launches(recurrent, f32, 256, 16, states=True),
