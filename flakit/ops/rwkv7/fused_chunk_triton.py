@@ -453,11 +453,13 @@ def forward_kernel(
     v_next = load_turned(v, begin, end, i_h, H, V, C, BV)
     A_next = _load_scores(p_A, True, C)
     U_next = _load_scores(p_A + C * C, True, C)
-    for i_c in range(first_chunk, behind):
-        start = begin + (i_c - first_chunk) * C
-        i = ((i_n * chunks + i_c) * H + i_h).to(tl.int64)
+    i_first = i_n * chunks + first_chunk
+    count = behind - first_chunk
+    for n in range(0, count):
+        start = begin + n * C
+        i = ((i_first + n) * H + i_h).to(tl.int64)
         b_w, b_R, b_E, b_v, b_A, b_U = w_next, R_next, E_next, v_next, A_next, U_next
-        more = i_c + 1 < behind
+        more = n + 1 < count
         stop = tl.where(more, end, start + C)
         w_next = load_turned(w, start + C, stop, i_h, H, K, C, BK)
         R_next = load_pair(r, a, start + C, stop, i_h, H, K, C, BK)
