@@ -52,11 +52,17 @@ def chosen(only: str = "") -> list[Key]:
     return found
 
 
+OF_PARTS = "rwkv7.fused.carry", "rwkv7.fused.carry_grads", "rwkv7.fused.entering"
+"""Kernels that are launched where heads are few, each with parts of its sequence."""
+
+
 def cases_of(key: Key, B: int = 8) -> list[Case]:
     """The inputs on which a row is tuned, the first of those that launch it: what its kernel is mostly for."""
     (kernel, width), dtype = key, {"16-bit": "bfloat16", "float32": "float32"}[key[1]]
     if kernel == "scan":  # segments are scanned where there are few sequences and heads
         return [Case("rwkv6", "chunk", 1, 32768, 8, 64, 64, operator("rwkv6").profile, dtype)]
+    if kernel in OF_PARTS:
+        return [Case("rwkv7", "chunk", 1, 32768, 32, 64, 64, operator("rwkv7").profile, dtype)]
     op = kernel.partition(".")[0].removesuffix("128")
     form = "recurrent" if "recurrent" in kernel else "chunk"
     # Chunks of 16 are mild up to -6, longer ones are not at -5.
