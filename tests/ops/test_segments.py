@@ -60,12 +60,16 @@ def test_transitions_of_cut_sequences_are_right(place, packing, cut):
 
 
 @pytest.mark.parametrize("decay", ["model", "uniform", "inf-spikes"])
-@pytest.mark.parametrize("T", [85, 128])
+@pytest.mark.parametrize(("T", "packing"), [(85, "none"), (128, "none"), (90, "packed")])
 @pytest.mark.parametrize("place", [place for place in PLACES if place.id != "torch"])
-def test_parts_of_whole_heads_are_right(place, T, decay, monkeypatch):
+def test_parts_of_whole_heads_are_right(place, T, packing, decay, monkeypatch):
     """One program a head in chunks of 16 tokens, where heads are few: each has a part of the sequence."""
     monkeypatch.setattr(fused_chunk_triton, "SHORTEST_SEGMENT", 2)
-    dtype = str(place.dtypes[1]).removeprefix("torch.")
-    made, arriving = place.make(of("rwkv7", SETTING, decay=decay, dtype=dtype), T=T, H=2, K=64, V=40)
-    assert fused_chunk_triton._parts(made["r"]) == (2, -(-T // 32))
+    setting = of("rwkv7", SETTING, decay=decay, packing=packing, dtype=str(place.dtypes[1]).removeprefix("torch."))
+    made, arriving = place.make(setting, T=T, H=2, K=64, V=40)
+    plan = fused_chunk_triton._Plan(made["r"], made["v"], made.get("cu_seqlens"))
+    assert plan.L == 2 and plan.several
+    if packing == "packed":
+        lengths = made["cu_seqlens"].diff()
+        assert lengths.min() < 32 < lengths.max()  # shorter and longer than a part
     place.check(made, arriving, "chunk", "rwkv7", chunk_size=16)

@@ -149,13 +149,13 @@ def to_ends(b_w, C: tl.constexpr):
 
 
 @triton.jit
-def all_mild(mild, i_n, i_h, first, behind, chunks, H: tl.constexpr):
-    """Whether all chunks of a head are, from the first up to that behind the last, 1 or 0."""
+def all_mild(mild, i_h, first, count, H: tl.constexpr):
+    """Whether so many chunks of a head are, from the first on, 1 or 0."""
     o = tl.arange(0, 256)
     all_of = tl.full([256], 1.0, tl.float32)
-    for i_c in range(first, behind, 256):
-        p = mild + (i_n * chunks + i_c + o).to(tl.int64) * H + i_h
-        all_of = tl.minimum(all_of, tl.load(p, mask=i_c + o < behind, other=1.0))
+    for n in range(0, count, 256):
+        p = mild + (first + n + o).to(tl.int64) * H + i_h
+        all_of = tl.minimum(all_of, tl.load(p, mask=n + o < count, other=1.0))
     return tl.min(all_of)
 
 

@@ -47,7 +47,7 @@ from .launch import (
     elements,
     width,
 )
-from .packed import chunk_offsets, max_chunks
+from .packed import chunk_offsets, max_chunks, sequence_of_each
 
 MILD_HALF = tl.constexpr(-55.0)
 """A chunk is mild if no channel decays as much as this over either half: no factor about the middle reaches e^55."""
@@ -689,9 +689,7 @@ class ChunkPlan:
     def _packed_parts(self, tokens: int) -> tuple[int, torch.Tensor, torch.Tensor]:
         """A packed batch cut into parts: room for so many, the sequence of each, and how many come before each one."""
         parts, offsets = max_chunks(self.T, self.N, tokens), chunk_offsets(self.cu_seqlens, tokens)
-        order = torch.arange(parts, device=offsets.device, dtype=torch.int32)
-        found = torch.searchsorted(offsets[1:], order, right=True)
-        return parts, found.clamp_(max=self.N - 1).to(torch.int32), offsets
+        return parts, sequence_of_each(offsets, parts), offsets
 
     def block(self, size: int, limit: int) -> int:
         """As `launch.block`, but in long chunks of `NARROWEST` at least, whatever the limit."""

@@ -74,10 +74,19 @@ def positions(cu_seqlens: Tensor, T: int) -> Tensor:
     return token - cu_seqlens[torch.searchsorted(cu_seqlens, token, right=True) - 1]
 
 
-def chunk_offsets(cu_seqlens: Tensor, chunk_size: int) -> Tensor:
-    """Number of chunks before each sequence, int32 [N + 1]; computed where cu_seqlens lives, without waiting for it."""
-    chunks = (cu_seqlens.diff() + chunk_size - 1) // chunk_size
+def chunk_offsets(cu_seqlens: Tensor, chunk_size: int, least: int = 0) -> Tensor:
+    """Number of chunks before each sequence, int32 [N + 1]; computed where cu_seqlens lives, without waiting for it.
+
+    least: how many a sequence has that has fewer.
+    """
+    chunks = ((cu_seqlens.diff() + chunk_size - 1) // chunk_size).clamp(min=least)
     return torch.cat((chunks.new_zeros(1), chunks.cumsum(0))).to(torch.int32)
+
+
+def sequence_of_each(offsets: Tensor, room: int) -> Tensor:
+    """Which sequence each chunk is of, int32 [room], by `chunk_offsets`; of what is not filled, the last one."""
+    order = torch.arange(room, device=offsets.device, dtype=torch.int32)
+    return torch.searchsorted(offsets[1:], order, right=True).clamp_(max=len(offsets) - 2).to(torch.int32)
 
 
 def max_chunks(T: int, N: int, chunk_size: int) -> int:

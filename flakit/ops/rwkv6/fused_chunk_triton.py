@@ -243,7 +243,7 @@ def backward_kernel(
     i_nh = tl.program_id(0)
     i_n, i_h = i_nh // H, i_nh % H
     chunks = tl.cdiv(T, C)
-    if all_mild(mild, i_n, i_h, 0, chunks, chunks, H) != MILD:
+    if all_mild(mild, i_h, i_n * chunks, chunks, H) != MILD:
         return
     begin = i_n.to(tl.int64) * T
     end = begin + T

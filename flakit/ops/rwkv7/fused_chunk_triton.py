@@ -83,6 +83,7 @@ from ..common.blocks_triton import (
 )
 from ..common.chunks_triton import BLOCK_TOKEN, load_tile, only, state_pointers
 from ..common.launch import ENOUGH, SHORTEST_SEGMENT, TABLE, cdiv
+from ..common.packed import chunk_offsets, max_chunks, sequence_of_each
 
 UNITS = CHANNELS + 1
 """Powers of two that what is kept of a chunk and head is multiples of: each row of v2^T, and the state."""
@@ -145,20 +146,29 @@ def _level(level, C: tl.constexpr, N: tl.constexpr = 1):
 
 @triton.jit
 def scores_kernel(
-    r, w, k, a, b, scores, mild, scale, T,
+    r, w, k, a, b, scores, mild, scale, T, sequence_of_group, groups_before, cu_seqlens, chunks_before,
     H: tl.constexpr, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, LEVELS: tl.constexpr, CHUNKS: tl.constexpr,
+    PACKED: tl.constexpr,
 ):  # fmt: skip
     """A_rk, A_ak, N and U of CHUNKS chunks of a head, a warp's each, and which of them are mild.
 
     Two matrices [C, C] of a chunk hold all four: A_rk and N, turned, on and above the diagonal, below it A_ak and U.
     """
     i_g, i_h = tl.program_id(0) // H, tl.program_id(0) % H
-    chunks = tl.cdiv(T, C)
-    groups = tl.cdiv(chunks, CHUNKS)
-    i_n = i_g // groups
-    i_c = i_g % groups * CHUNKS
-    start = i_n.to(tl.int64) * T + i_c * C
-    end = (i_n + 1).to(tl.int64) * T
+    if PACKED:
+        i_n = tl.load(sequence_of_group + i_g)
+        start = tl.load(cu_seqlens + i_n).to(tl.int64)
+        end = tl.minimum(tl.load(cu_seqlens + i_n + 1).to(tl.int64), T)
+        i_c = (i_g - tl.load(groups_before + i_n)) * CHUNKS
+        first_chunk = tl.load(chunks_before + i_n)
+    else:
+        chunks = tl.cdiv(T, C)
+        groups = tl.cdiv(chunks, CHUNKS)
+        i_n, i_c = i_g // groups, i_g % groups * CHUNKS
+        start = i_n.to(tl.int64) * T
+        end = start + T
+        first_chunk = i_n * chunks
+    start += i_c * C
     o_c, o_b = tl.arange(0, C), tl.arange(0, CHUNKS)
     i, j = o_c[:, None], o_c[None, :]
     N: tl.constexpr = C * CHUNKS
@@ -208,7 +218,7 @@ def scores_kernel(
     b_U, b_X = _inverse_and_turned(b_A, C, LEVELS)
     A_high, A_low = split(tl.where((i >= j)[None, :, :], A_rb, 0.0))
     X_high, X_low = split(b_X)
-    at, there = ((i_n * chunks + i_c + o_b) * H + i_h).to(tl.int64), i_c + o_b < chunks
+    at, there = ((first_chunk + i_c + o_b) * H + i_h).to(tl.int64), start + o_b * C < end
     tl.store(mild + at, (lowest > BLOCK_TOKEN).to(tl.float32), mask=there)
     p = scores + at[:, None, None] * (2 * C * C)
     p, p_turned = p + (i * C + j)[None, :, :], p + (j * C + i)[None, :, :]
@@ -267,15 +277,29 @@ def _decays_about_middle(b_w, C: tl.constexpr):
 
 
 @triton.jit
-def _part(T, L, H: tl.constexpr, C: tl.constexpr):
-    """This program's sequence, part of L chunks, of all there are, and head; where its tokens begin; the numbers of its
-    first chunk and of the one behind its last, and how many the sequence has."""
+def _part(T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H: tl.constexpr, C: tl.constexpr,
+          PACKED: tl.constexpr):  # fmt: skip
+    """This program's part of L chunks, of all there are, its sequence and its head; where the part begins and the
+    sequence ends; the number of its first chunk, and how many it has; whether it is the sequence's first, or last."""
     i_p, i_h = tl.program_id(0) // H, tl.program_id(0) % H
-    chunks = tl.cdiv(T, C)
-    parts = tl.cdiv(chunks, L)
-    i_n, first_chunk = i_p // parts, i_p % parts * L
-    begin = i_n.to(tl.int64) * T + first_chunk * C
-    return i_n, i_p, i_h, begin, first_chunk, tl.minimum(chunks, first_chunk + L), chunks
+    if PACKED:
+        i_n = tl.load(sequence_of_part + i_p)
+        begin = tl.load(cu_seqlens + i_n).to(tl.int64)
+        end = tl.minimum(tl.load(cu_seqlens + i_n + 1).to(tl.int64), T)
+        chunks = tl.cdiv(end - begin, C).to(tl.int32)
+        part = (i_p - tl.load(parts_before + i_n)) * L
+        first_chunk = tl.load(chunks_before + i_n)
+    else:
+        chunks = tl.cdiv(T, C)
+        parts = tl.cdiv(chunks, L)
+        i_n, part = i_p // parts, i_p % parts * L
+        begin = i_n.to(tl.int64) * T
+        end = begin + T
+        first_chunk = i_n * chunks
+    # There is room for more parts than are filled. A sequence without tokens has one, of no chunk.
+    count = tl.maximum(tl.minimum(chunks - part, L), 0)
+    is_last = (part + L >= chunks) & ((count > 0) | (part == 0))
+    return i_p, i_n, i_h, begin + part * C, end, first_chunk + part, count, part == 0, is_last
 
 
 @triton.jit
@@ -287,21 +311,24 @@ def _found_pointers(found, i, V: tl.constexpr, C: tl.constexpr, BV: tl.constexpr
 
 @triton.jit
 def carry_kernel(
-    w, k, v, a, b, scores, carried, T, L,
+    w, k, v, a, b, scores, carried, T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    PRODUCT: tl.constexpr,
+    PRODUCT: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """What a part makes of the state: that which leaves it where 0 enters, or for PRODUCT, where the columns of a unit
     matrix do and no v is written. In registers: S^T, and the next chunk's rows on their way."""
-    i_n, i_p, i_h, begin, first_chunk, behind, chunks = _part(T, L, H, C)
-    end = (i_n + 1).to(tl.int64) * T
+    i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = _part(
+        T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H, C, PACKED
+    )
+    if is_last & (is_first | (PRODUCT == 0)):  # nobody waits for it
+        return
     i, j = tl.arange(0, C)[None, :], tl.arange(0, C)[:, None]
     below, eye = i > j, tl.where(i == j, 1.0, 0.0)
     b_S = tl.zeros([BV, BK], dtype=tl.float32)
     if PRODUCT:
         b_S += tl.where(tl.arange(0, BV)[:, None] == tl.arange(0, BK)[None, :], 1.0, 0.0)
     b_S = bands(b_S)
-    p_A = scores + ((i_n * chunks + first_chunk) * H + i_h).to(tl.int64) * (2 * C * C) + i * C + j
+    p_A = scores + (first_chunk * H + i_h).to(tl.int64) * (2 * C * C) + i * C + j
     w_next = load_turned(w, begin, end, i_h, H, K, C, BK)
     x_next = load_pair(a, b, begin, end, i_h, H, K, C, BK)
     U_next = tl.load(p_A + C * C, mask=below, other=0.0)
@@ -309,9 +336,9 @@ def carry_kernel(
         k_next = load_turned(k, begin, end, i_h, H, K, C, BK)
         v_next = load_turned(v, begin, end, i_h, H, V, C, BV)
         A_next = tl.load(p_A, mask=below, other=0.0)
-    for i_c in range(first_chunk, behind):
-        start = begin + (i_c - first_chunk + 1) * C
-        more = i_c + 1 < behind
+    for n in range(0, count):
+        start = begin + (n + 1) * C
+        more = n + 1 < count
         stop = tl.where(more, end, start)
         b_w, b_x, b_U = w_next, x_next, U_next
         p_A += H * 2 * C * C
@@ -347,28 +374,32 @@ def carry_kernel(
 
 @triton.jit
 def carry_grads_kernel(
-    r, w, a, b, do, scores, carried, scale, T, L,
+    r, w, a, b, do, scores, carried, scale, T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    PACKED: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the state that enters a part, where that of the one which leaves it is 0. In registers: D^T, and
     the rows of the chunk before on their way."""
-    i_n, i_p, i_h, begin, first_chunk, behind, chunks = _part(T, L, H, C)
-    end = (i_n + 1).to(tl.int64) * T
+    i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = _part(
+        T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H, C, PACKED
+    )
+    if is_first:
+        return
     i, j = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
     eye = tl.where(i == j, 1.0, 0.0)
     by_scale = tl.where(tl.arange(0, 2 * C) < C, scale, 1.0)[None, None, :]
     b_D = bands(tl.zeros([BV, BK], dtype=tl.float32))
-    start = begin + (behind - 1 - first_chunk) * C
-    p_A = scores + ((i_n * chunks + behind - 1) * H + i_h).to(tl.int64) * (2 * C * C) + C * C
+    start = begin + (count - 1) * C
+    p_A = scores + ((first_chunk + count - 1) * H + i_h).to(tl.int64) * (2 * C * C) + C * C
     w_next = load_turned(w, start, end, i_h, H, K, C, BK)
     R_next = load_pair(r, a, start, end, i_h, H, K, C, BK)
     b_next = load_turned(b, start, end, i_h, H, K, C, BK)
     do_next = load_turned(do, start, end, i_h, H, V, C, BV)
     N_next = tl.load(p_A + j * C + i, mask=i >= j, other=0.0)
     U_next = tl.load(p_A + i * C + j, mask=i > j, other=0.0)
-    for n in range(first_chunk, behind):
+    for n in range(0, count):
         b_w, b_R, b_b, b_do, b_N, b_U = w_next, R_next, b_next, bands(do_next), N_next, U_next
-        more = n + 1 < behind
+        more = n + 1 < count
         start -= C
         stop = tl.where(more, end, start)
         p_A -= H * 2 * C * C
@@ -400,44 +431,51 @@ def carry_grads_kernel(
 
 @triton.jit
 def entering_kernel(
-    products, written, entering, first, parts,
+    products, written, entering, first, parts, parts_before,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    REVERSE: tl.constexpr, HAS_FIRST: tl.constexpr,
+    REVERSE: tl.constexpr, HAS_FIRST: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """S <- product S + written, part after part, or D <- product^T D + written from the last one; what enters each.
     In registers: S or D."""
     i_nh = tl.program_id(0)
     i_n, i_h = i_nh // H, i_nh % H
+    first_part = i_n * parts
+    if PACKED:
+        first_part = tl.load(parts_before + i_n)
+        parts = tl.load(parts_before + i_n + 1) - first_part
     b_S = tl.zeros([BK, BV], dtype=tl.float32)
     if HAS_FIRST:
         p_S, m_S = state_pointers(first, i_nh, 0, 0, K, V, BK, BV)
         b_S += tl.load(p_S, mask=m_S, other=0.0)
     for n in range(0, parts):
         if REVERSE:
-            i = (i_n * parts + parts - 1 - n) * H + i_h
+            i = (first_part + parts - 1 - n) * H + i_h
         else:
-            i = (i_n * parts + n) * H + i_h
+            i = (first_part + n) * H + i_h
         p_S, m_S = state_pointers(entering, i, 0, 0, K, V, BK, BV)
         tl.store(p_S, b_S, mask=m_S)
-        p_P, m_P = state_pointers(products, i, 0, 0, K, K, BK, BK)
-        P_high, P_low = split(tl.load(p_P, mask=m_P, other=0.0))
-        if REVERSE:
-            P_high, P_low = tl.trans(P_high), tl.trans(P_low)
-        S_high, S_low = split(b_S)
-        p_W, m_W = state_pointers(written, i, 0, 0, K, V, BK, BV)
-        b_S = add_product(tl.load(p_W, mask=m_W, other=0.0), P_high, P_low, S_high, S_low)
+        if n + 1 < parts:
+            p_P, m_P = state_pointers(products, i, 0, 0, K, K, BK, BK)
+            P_high, P_low = split(tl.load(p_P, mask=m_P, other=0.0))
+            if REVERSE:
+                P_high, P_low = tl.trans(P_high), tl.trans(P_low)
+            S_high, S_low = split(b_S)
+            p_W, m_W = state_pointers(written, i, 0, 0, K, V, BK, BV)
+            b_S = add_product(tl.load(p_W, mask=m_W, other=0.0), P_high, P_low, S_high, S_low)
 
 
 @triton.jit
 def forward_kernel(
-    r, w, k, v, a, b, o, states, found, units, scores, first, last, scale, T, L,
+    r, w, k, v, a, b, o, states, found, units, scores, first, last, scale,
+    T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    KEEP: tl.constexpr, HAS_FIRST: tl.constexpr, WANTS_LAST: tl.constexpr,
+    KEEP: tl.constexpr, HAS_FIRST: tl.constexpr, WANTS_LAST: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """o of a part of a sequence, chunk after chunk; to KEEP, S and v2. first: the states that enter the parts; last:
     where that goes which leaves the last of them. In registers: S^T, and the next chunk's rows on their way."""
-    i_n, i_p, i_h, begin, first_chunk, behind, chunks = _part(T, L, H, C)
-    end = (i_n + 1).to(tl.int64) * T
+    i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = _part(
+        T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H, C, PACKED
+    )
     o_r, o_k, o_v = tl.arange(0, 2 * C), tl.arange(0, BK), tl.arange(0, BV)
     left = (o_r < C)[None, None, :]
     m_S = (o_v < V)[:, None] & (o_k < K)[None, :]
@@ -446,18 +484,16 @@ def forward_kernel(
         p_first, m_first = state_pointers(first, i_p * H + i_h, 0, 0, K, V, BK, BV)
         b_S += tl.load(p_first, mask=m_first, other=0.0)
     b_S = bands(tl.trans(b_S))
-    p_A = scores + ((i_n * chunks + first_chunk) * H + i_h).to(tl.int64) * (2 * C * C)
+    p_A = scores + (first_chunk * H + i_h).to(tl.int64) * (2 * C * C)
     w_next = load_turned(w, begin, end, i_h, H, K, C, BK)
     R_next = load_pair(r, a, begin, end, i_h, H, K, C, BK)
     E_next = load_pair(k, b, begin, end, i_h, H, K, C, BK)
     v_next = load_turned(v, begin, end, i_h, H, V, C, BV)
     A_next = _load_scores(p_A, True, C)
     U_next = _load_scores(p_A + C * C, True, C)
-    i_first = i_n * chunks + first_chunk
-    count = behind - first_chunk
     for n in range(0, count):
         start = begin + n * C
-        i = ((i_first + n) * H + i_h).to(tl.int64)
+        i = ((first_chunk + n) * H + i_h).to(tl.int64)
         b_w, b_R, b_E, b_v, b_A, b_U = w_next, R_next, E_next, v_next, A_next, U_next
         more = n + 1 < count
         stop = tl.where(more, end, start + C)
@@ -499,7 +535,7 @@ def forward_kernel(
         b_S = add_product(b_S, f_high, f_low, each(tl.trans(E_high)), each(tl.trans(E_low)))
     if WANTS_LAST:
         p_last, m_last = state_pointers(last, i_n * H + i_h, 0, 0, K, V, BK, BV)
-        tl.store(p_last, tl.trans(whole(b_S)), mask=m_last & (behind == chunks))
+        tl.store(p_last, tl.trans(whole(b_S)), mask=m_last & is_last)
 
 
 @triton.jit
@@ -532,16 +568,18 @@ def _any_pairs(b_R, b_E, b_w, b_P, C: tl.constexpr, LEVELS: tl.constexpr):
 
 @triton.jit
 def backward_kernel(
-    r, w, k, v, a, b, do, states, found, units, scores, mild, dr, dw, dk, dv, da, db, last, first, scale, T, L,
+    r, w, k, v, a, b, do, states, found, units, scores, mild, dr, dw, dk, dv, da, db, last, first, scale,
+    T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    LEVELS: tl.constexpr, MILD: tl.constexpr, HAS_LAST: tl.constexpr,
+    LEVELS: tl.constexpr, MILD: tl.constexpr, HAS_LAST: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """All gradients of a part of a head's sequence that is MILD, or of one that is not, chunk after chunk from the
     last. last: of the states that leave the parts; first: where that of the initial one goes. In registers: D^T."""
-    i_n, i_p, i_h, begin, first_chunk, behind, chunks = _part(T, L, H, C)
-    if all_mild(mild, i_n, i_h, first_chunk, behind, chunks, H) != MILD:
+    i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = _part(
+        T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H, C, PACKED
+    )
+    if all_mild(mild, i_h, first_chunk, count, H) != MILD:
         return
-    end = (i_n + 1).to(tl.int64) * T
     o_c, o_r, o_k, o_v = tl.arange(0, C), tl.arange(0, 2 * C), tl.arange(0, BK), tl.arange(0, BV)
     left = (o_r < C)[None, None, :]
     by_scale = tl.where(left, scale, 1.0)
@@ -554,10 +592,9 @@ def backward_kernel(
         b_D += tl.load(p_D, mask=m_D, other=0.0)
     b_D = bands(tl.trans(b_D))
     passing = tl.zeros([BK], dtype=tl.float32)
-    for n in range(0, behind - first_chunk):
-        i_c = behind - 1 - n
-        start = begin + (i_c - first_chunk) * C
-        i = ((i_n * chunks + i_c) * H + i_h).to(tl.int64)
+    for n in range(0, count):
+        start = begin + (count - 1 - n) * C
+        i = ((first_chunk + count - 1 - n) * H + i_h).to(tl.int64)
         b_w = load_turned(w, start, end, i_h, H, K, C, BK)
         b_R = load_pair(r, a, start, end, i_h, H, K, C, BK)
         b_E = load_pair(k, b, start, end, i_h, H, K, C, BK)
@@ -658,86 +695,104 @@ def backward_kernel(
     if MILD:
         b_D *= exp(passing)[None, None, :]
     p_D, m_D = state_pointers(first, i_n * H + i_h, 0, 0, K, V, BK, BV)
-    tl.store(p_D, tl.trans(whole(b_D)), mask=m_D & (first_chunk == 0))
+    tl.store(p_D, tl.trans(whole(b_D)), mask=m_D & is_first)
 
 
 def takes(r, v, cu_seqlens, chunk_size) -> bool:
-    """Whether these kernels are the ones for a call: where `bands_triton.takes` says so, or there are enough parts."""
-    B, _, H, _ = r.shape
-    return takes_whole(r, v, cu_seqlens, chunk_size) or (
-        takes_whole(r, v, cu_seqlens, CHUNK) and not chunk_size and B * H * _parts(r)[1] >= ENOUGH // 4
-    )
+    """Whether these kernels are the ones for a call: of 16-bit heads that fit, chunks of 16 are asked for or nothing."""
+    return takes_whole(r, v, None, CHUNK) and chunk_size in (None, 0, CHUNK)
 
 
-def _parts(r) -> tuple[int, int]:
-    """Chunks a part of a sequence has, and parts: one where heads are enough, else so many as fill a GPU."""
-    B, T, H, _ = r.shape
-    chunks = cdiv(T, CHUNK)
-    wanted = 1 if B * H >= ENOUGH // 4 else ENOUGH // 2 // (B * H)
-    L = max(SHORTEST_SEGMENT, cdiv(chunks, wanted))
-    return L, cdiv(chunks, L)
+class _Plan:
+    """How the sequences of a call are cut: into chunks, and where heads are few into parts, which fill a GPU."""
+
+    def __init__(self, r, v, cu_seqlens):
+        (B, self.T, self.H, self.K), self.V = r.shape, v.shape[-1]
+        self.cu_seqlens, self.packed = cu_seqlens, cu_seqlens is not None
+        self.N = cu_seqlens.shape[0] - 1 if self.packed else B
+        self.chunks = self.room(CHUNK)
+        self.L = max(SHORTEST_SEGMENT, cdiv(self.chunks * self.H, ENOUGH // 2))
+        if not self.packed and self.N * self.H >= ENOUGH // 4:
+            self.L = cdiv(self.T, CHUNK)
+        self.parts = self.room(CHUNK * self.L)
+        self.several = self.T > CHUNK * self.L
+
+    def room(self, tokens: int) -> int:
+        """Pieces of so many tokens; of packed sequences, how many there may be."""
+        return max_chunks(self.T, self.N, tokens) if self.packed else self.N * cdiv(self.T, tokens)
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int, int]:
+        """How many numbers are kept: of states and v2, units, scores, flags, and the products of parts."""
+        heads = self.chunks * self.H
+        products = self.parts * self.H * self.K**2 if self.several else 0
+        return heads * (self.K + CHUNK) * self.V, heads * UNITS, heads * 2 * CHUNK * CHUNK, heads, products
+
+    def where(self, tokens: int, *more) -> tuple:
+        """What a kernel takes to find its piece of so many tokens."""
+        if not self.packed:
+            return self.T, None, None, None, None, *more
+        before = chunk_offsets(self.cu_seqlens, tokens, least=1)
+        chunks_before = chunk_offsets(self.cu_seqlens, CHUNK)
+        return self.T, sequence_of_each(before, self.room(tokens)), before, self.cu_seqlens, chunks_before, *more
+
+    def entering(self, products, written, first, where, reverse: bool):
+        """The states that enter the parts of all sequences (reverse: the gradients of those that leave them)."""
+        launch = TABLE["rwkv7.fused.entering", "16-bit"]
+        entering = torch.zeros_like(written) if self.packed else torch.empty_like(written)
+        entering_kernel[(self.N * self.H,)](
+            products, written, entering, first, self.parts // self.N, where[2], H=self.H, K=self.K, V=self.V,
+            BK=CHANNELS, BV=CHANNELS, REVERSE=reverse, HAS_FIRST=first is not None, PACKED=self.packed,
+            num_warps=launch.num_warps, num_stages=launch.num_stages,
+        )  # fmt: skip
+        return entering
+
+    def states_and_found(self, kept):
+        """The states, and v2 behind them, in a tensor that is kept."""
+        halves, states = kept.view(torch.float16), self.chunks * self.H * self.K * self.V
+        return halves[:states], halves[states:]
 
 
 def kept_shapes(r, w, k, v, a, b, cu_seqlens, chunk_size) -> tuple[tuple[int, ...], ...]:
     """Shapes of what `forward` keeps for `backward`: the state entering every chunk and each v2, 16-bit, two to a
     number; what these are multiples of; the scores; and which chunks of a head are mild, and each part's product."""
-    states, units, scores, mild, products = _sizes(r, v)
+    states, units, scores, mild, products = _Plan(r, v, cu_seqlens).sizes
     return (cdiv(states, 2),), (units,), (scores,), (mild + products,)
-
-
-def _sizes(r, v) -> tuple[int, int, int, int, int]:
-    """How many numbers these are; there is no product where there is one part."""
-    (B, T, H, K), V, (_, parts) = r.shape, v.shape[-1], _parts(r)
-    heads = B * cdiv(T, CHUNK) * H
-    products = B * parts * H * K * K if parts > 1 else 0
-    return heads * (K + CHUNK) * V, heads * UNITS, heads * 2 * CHUNK * CHUNK, heads, products
-
-
-def _states_and_found(kept, r, v):
-    """The states, and v2 behind them, in a tensor that is kept."""
-    (B, T, H, K), V = r.shape, v.shape[-1]
-    halves, states = kept.view(torch.float16), B * cdiv(T, CHUNK) * H * K * V
-    return halves[:states], halves[states:]
-
-
-def _entering(products, written, first, parts: int, reverse: bool):
-    """The states that enter the parts of all sequences (reverse: the gradients of those that leave them)."""
-    entering, (_, H, K, V) = torch.empty_like(written), written.shape
-    launch = TABLE["rwkv7.fused.entering", "16-bit"]
-    entering_kernel[(len(written) // parts * H,)](
-        products, written, entering, first, parts, H=H, K=K, V=V, BK=CHANNELS, BV=CHANNELS,
-        REVERSE=reverse, HAS_FIRST=first is not None, num_warps=launch.num_warps, num_stages=launch.num_stages,
-    )  # fmt: skip
-    return entering
 
 
 def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep):
     """o, the final state (None unless asked for), and as in `kept_shapes`."""
-    (B, T, H, K), V, (L, parts) = r.shape, v.shape[-1], _parts(r)
+    plan = _Plan(r, v, cu_seqlens)
+    N, H, K, V = plan.N, plan.H, plan.K, plan.V
     shapes = kept_shapes(r, w, k, v, a, b, cu_seqlens, chunk_size)
     if not keep:
         shapes = (0,), (0,), *shapes[2:]
-    states, units, scores, others = (r.new_empty(shape, dtype=torch.float32) for shape in shapes)
-    if keep and _sizes(r, v)[0] % 2:
-        states[-1:] = 0  # half of it is written, and no output may be left to chance
-    mild, products = others.split(_sizes(r, v)[3:])
-    o, final_state = torch.empty_like(v), scores.new_empty(B, H, K, V) if output_final_state else None
+    # What is kept is not left to chance, and of packed sequences not all of it is written.
+    new = r.new_zeros if plan.packed else r.new_empty
+    states, units, scores = (new(shape, dtype=torch.float32) for shape in shapes[:3])
+    if keep and plan.sizes[0] % 2:
+        states[-1:] = 0  # half of it is written
+    others = new(shapes[3], dtype=torch.float32)
+    mild, products = others.split(plan.sizes[3:])
+    o, final_state = torch.empty_like(v), scores.new_empty(N, H, K, V) if output_final_state else None
     options = options_of("rwkv7.fused.scores", r)
     together = options["num_warps"]
-    scores_kernel[(B * cdiv(T, CHUNK * together) * H,)](
-        r, w, k, a, b, scores, mild, scale, T, LEVELS=LEVELS, CHUNKS=together, **options
-    )
-    first = initial_state
-    if parts > 1:
-        written, options = scores.new_empty(B * parts, H, K, V), options_of("rwkv7.fused.carry", r)
+    scores_kernel[(plan.room(CHUNK * together) * H,)](
+        r, w, k, a, b, scores, mild, scale, *plan.where(CHUNK * together), LEVELS=LEVELS, CHUNKS=together,
+        PACKED=plan.packed, **options,
+    )  # fmt: skip
+    where, first = plan.where(CHUNK * plan.L, plan.L), initial_state
+    if plan.several:
+        written, options = scores.new_empty(plan.parts, H, K, V), options_of("rwkv7.fused.carry", r)
         for carried, product in (products, True), (written, False):
-            carry_kernel[(B * parts * H,)](
-                w, k, v, a, b, scores, carried, T, L, V=K if product else V, BV=CHANNELS, PRODUCT=product, **options
-            )
-        first = _entering(products, written, initial_state, parts, reverse=False)
-    forward_kernel[(B * parts * H,)](
-        r, w, k, v, a, b, o, *_states_and_found(states, r, v), units, scores, first, final_state, scale, T, L,
-        V=V, BV=CHANNELS, KEEP=keep, HAS_FIRST=first is not None, WANTS_LAST=output_final_state,
+            carry_kernel[(plan.parts * H,)](
+                w, k, v, a, b, scores, carried, *where, V=K if product else V, BV=CHANNELS, PRODUCT=product,
+                PACKED=plan.packed, **options,
+            )  # fmt: skip
+        first = plan.entering(products, written, initial_state, where, reverse=False)
+    forward_kernel[(plan.parts * H,)](
+        r, w, k, v, a, b, o, *plan.states_and_found(states), units, scores, first, final_state, scale, *where,
+        V=V, BV=CHANNELS, KEEP=keep, HAS_FIRST=first is not None, WANTS_LAST=output_final_state, PACKED=plan.packed,
         **options_of("rwkv7.fused.forward", r),
     )  # fmt: skip
     return o, final_state, (states, units, scores, others)
@@ -746,24 +801,26 @@ def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, cu_seqle
 def backward(r, w, k, v, a, b, scale, initial_state, cu_seqlens, chunk_size, kept, do, dfinal_state):
     """dr, dw, dk, dv, da, db in their inputs' dtypes and dinitial_state [N, H, K, V] in float32."""
     states, units, scores, others = kept
-    (B, T, H, K), V, (L, parts) = r.shape, v.shape[-1], _parts(r)
-    mild, products = others.split(_sizes(r, v)[3:])
+    plan = _Plan(r, v, cu_seqlens)
+    N, H, K, V = plan.N, plan.H, plan.K, plan.V
+    mild, products = others.split(plan.sizes[3:])
     dr, dw, dk, dv, da, db = (torch.empty_like(x) for x in (r, w, k, v, a, b))
-    dinitial_state = units.new_empty(B, H, K, V)
-    last = dfinal_state
-    if parts > 1:
-        written = scores.new_empty(B * parts, H, K, V)
-        carry_grads_kernel[(B * parts * H,)](
-            r, w, a, b, do, scores, written, scale, T, L, V=V, BV=CHANNELS, **options_of("rwkv7.fused.carry_grads", r)
-        )
-        last = _entering(products, written, dfinal_state, parts, reverse=True)
+    dinitial_state = units.new_empty(N, H, K, V)
+    where, last = plan.where(CHUNK * plan.L, plan.L), dfinal_state
+    if plan.several:
+        written = scores.new_empty(plan.parts, H, K, V)
+        carry_grads_kernel[(plan.parts * H,)](
+            r, w, a, b, do, scores, written, scale, *where, V=V, BV=CHANNELS, PACKED=plan.packed,
+            **options_of("rwkv7.fused.carry_grads", r),
+        )  # fmt: skip
+        last = plan.entering(products, written, dfinal_state, where, reverse=True)
     given = (
-        r, w, k, v, a, b, do, *_states_and_found(states, r, v), units, scores, mild, dr, dw, dk, dv, da, db,
-        last, dinitial_state, scale, T, L,
+        r, w, k, v, a, b, do, *plan.states_and_found(states), units, scores, mild, dr, dw, dk, dv, da, db,
+        last, dinitial_state, scale, *where,
     )  # fmt: skip
     for way in "mild", "dyadic":
-        backward_kernel[(B * parts * H,)](
+        backward_kernel[(plan.parts * H,)](
             *given, V=V, BV=CHANNELS, LEVELS=LEVELS, MILD=int(way == "mild"), HAS_LAST=last is not None,
-            **options_of(f"rwkv7.fused.backward.{way}", r),
+            PACKED=plan.packed, **options_of(f"rwkv7.fused.backward.{way}", r),
         )  # fmt: skip
     return dr, dw, dk, dv, da, db, dinitial_state
