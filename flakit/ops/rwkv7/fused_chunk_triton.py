@@ -699,7 +699,7 @@ def backward_kernel(
 
 
 def takes(r, v, cu_seqlens, chunk_size) -> bool:
-    """Whether these kernels are the ones for a call: of 16-bit heads that fit, chunks of 16 are asked for or nothing."""
+    """Whether these kernels are the ones for a call: of 16-bit heads that fit, with chunks of 16 or no word of them."""
     return takes_whole(r, v, None, CHUNK) and chunk_size in (None, 0, CHUNK)
 
 
