@@ -18,9 +18,9 @@ LONG = [
     for setting, (K, V) in zip(covering_set("rwkv7", "full"), cycle([(64, 64), (40, 64), (64, 56)]), strict=False)
 ]
 
-# All that fused chunks take: 16 bits, such heads, nothing packed.
+# All that fused chunks take: 16 bits, such heads, of RWKV6 nothing packed.
 FUSED = [
-    replace(setting, K=K, V=V, dtype=dtype, packing="none", chunk_size="16")
+    replace(setting, K=K, V=V, dtype=dtype, chunk_size="16", **({"packing": "none"} if op == "rwkv6" else {}))
     for op in ("rwkv6", "rwkv7")
     for setting, ((K, V), dtype) in zip(
         covering_set(op, "full"), cycle(product([(64, 64), (40, 64), (64, 56)], ["bfloat16", "float16"])), strict=False

@@ -49,6 +49,7 @@ CONFIGURATIONS = {
     ),  # cut into segments
     "bf16-K64-V64-fused": Launches(chunk, bf16, 64, 64, chunk_size=16),
     "f16-wf32-K40-V56-states-fused": Launches(chunk, f16, 40, 56, wide=f32, states=True, chunk_size=16),
+    "bf16-K64-V56-packed-states-fused": Launches(chunk, bf16, 64, 56, packed=True, states=True, chunk_size=16),
     "bf16-T4096-H1-K64-V64-fused": Launches(chunk, bf16, 64, 64, T=4096, H=1, chunk_size=16),  # in parts
     "f16-wf32-T600-K40-V56-states-fused": Launches(chunk, f16, 40, 56, T=600, wide=f32, states=True, chunk_size=16),
     "bf16-K64-V64-packed-states-recurrent": Launches(recurrent, bf16, 64, 64, packed=True, states=True),
