@@ -1,8 +1,5 @@
 """RWKV7 in chunks of 16 tokens, a head's whole sequence in one program: a forward kernel, a backward one, and one
-before them that is parallel over all chunks and solves each.
-
-What 16-bit heads of 33 to 64 channels, not packed, take where batch times heads are 128 or more, about one program for
-each multiprocessor of an H200, or where chunks of 16 are asked for.
+before them that is parallel over all chunks and solves each. What 16-bit heads of 33 to 64 channels take.
 
 Two rows are made of every token. With reads R = [r*; a*], what they meet E = [k*; b*], and their scores A, zero where
 E's token is later (a does not see its own token's, r does),
@@ -17,6 +14,11 @@ and U = (I - A_ab)^{-1}. `scores_kernel` finds of every chunk A_rk, A_ak, U and 
 
 so that what follows one chunk after the other is a few products with the state. `forward_kernel` keeps S and v2 in
 float16 for the backward kernel.
+
+**Parts.** Where batch times heads are fewer than 128, about one program for each multiprocessor of an H200, or
+sequences are packed, each is cut into parts of L chunks, with a program each. What a part makes of the state that
+enters it is M S + N. `carry_kernel` walks a part for M, from a unit matrix and with no v, and for N, from 0;
+`carry_grads_kernel` does so for what D begins with; `entering_kernel` finds from these what enters each part, M^T for D.
 
 **Everything lies turned, in bands** (`common.bands_triton`), of 16 channels of v to a warp: of S^T, F^T, G^T and D^T
 [V, ...] it holds a band of 16 rows and all columns. The warps exchange only what they all read: R* and E*, which they
