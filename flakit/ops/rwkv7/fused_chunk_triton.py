@@ -18,7 +18,7 @@ float16 for the backward kernel.
 **Parts.** Where batch times heads are fewer than 128, about one program for each multiprocessor of an H200, or
 sequences are packed, each is cut into parts of L chunks, with a program each. What a part makes of the state that
 enters it is M S + N. `carry_kernel` walks a part for M, from a unit matrix and with no v, and for N, from 0;
-`carry_grads_kernel` does so for what D begins with. From these `entering_kernel` finds what enters each part; D takes M^T.
+`carry_grads_kernel` does so for what D begins with. From these `entering_kernel` finds what enters each part.
 
 **Everything lies turned, in bands** (`common.bands_triton`), of 16 channels of v to a warp: of S^T, F^T, G^T and D^T
 [V, ...] it holds a band of 16 rows and all columns. The warps exchange only what they all read: R* and E*, which they
