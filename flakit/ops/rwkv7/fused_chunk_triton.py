@@ -17,8 +17,9 @@ float16 for the backward kernel.
 
 **Parts.** Where batch times heads are fewer than 128, about one program for each multiprocessor of an H200, or
 sequences are packed, each is cut into parts of L chunks, with a program each. What a part makes of the state that
-enters it is M S + N. `carry_kernel` walks a part for M, from a unit matrix and with no v, and for N, from 0;
-`carry_grads_kernel` does so for what D begins with. From these `entering_kernel` finds what enters each part.
+enters it is M S + N. `carry_kernel` walks a part for both at once, for M from a unit matrix and with no v, for N from
+0, or the first part from the initial state; `carry_grads_kernel` walks it for what D begins with. From these
+`entering_kernel` finds what enters each part.
 
 **Everything lies turned, in bands** (`common.bands_triton`), of 16 channels of v to a warp: of S^T, F^T, G^T and D^T
 [V, ...] it holds a band of 16 rows and all columns. The warps exchange only what they all read: R* and E*, which they
@@ -313,75 +314,80 @@ def _found_pointers(found, i, V: tl.constexpr, C: tl.constexpr, BV: tl.constexpr
 
 @triton.jit
 def carry_kernel(
-    w, k, v, a, b, scores, carried, T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L,
+    w, k, v, a, b, scores, first, products, written,
+    T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    PRODUCT: tl.constexpr, PACKED: tl.constexpr,
+    HAS_FIRST: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """What a part makes of the state: that which leaves it where 0 enters, or for PRODUCT, where the columns of a unit
-    matrix do and no v is written. In registers: S^T, and the next chunk's rows on their way."""
+    """What a part makes of the state that enters it: M, which it makes of a unit matrix if no v is written, and what
+    it makes of 0, or the first part of the initial state. In registers: both, turned, and the next chunk's rows on
+    their way."""
     i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = _part(
         T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H, C, PACKED
     )
-    if is_last & (is_first | (PRODUCT == 0)):  # nobody waits for it
-        return
+    count = tl.where(is_last, 0, count)  # nobody waits for it, but what is kept is not left to chance
     i, j = tl.arange(0, C)[None, :], tl.arange(0, C)[:, None]
     below, eye = i > j, tl.where(i == j, 1.0, 0.0)
-    b_S = tl.zeros([BV, BK], dtype=tl.float32)
-    if PRODUCT:
-        b_S += tl.where(tl.arange(0, BV)[:, None] == tl.arange(0, BK)[None, :], 1.0, 0.0)
-    b_S = bands(b_S)
+    o_k = tl.arange(0, BK)
+    b_M = bands(tl.where(o_k[:, None] == o_k[None, :], 1.0, 0.0))
+    b_S = tl.zeros([BK, BV], dtype=tl.float32)
+    if HAS_FIRST:
+        p_S, m_S = state_pointers(first, i_n * H + i_h, 0, 0, K, V, BK, BV)
+        b_S += tl.load(p_S, mask=m_S & is_first, other=0.0)
+    b_S = bands(tl.trans(b_S))
     p_A = scores + (first_chunk * H + i_h).to(tl.int64) * (2 * C * C) + i * C + j
     w_next = load_turned(w, begin, end, i_h, H, K, C, BK)
     x_next = load_pair(a, b, begin, end, i_h, H, K, C, BK)
+    k_next = load_turned(k, begin, end, i_h, H, K, C, BK)
+    v_next = load_turned(v, begin, end, i_h, H, V, C, BV)
+    A_next = tl.load(p_A, mask=below, other=0.0)
     U_next = tl.load(p_A + C * C, mask=below, other=0.0)
-    if not PRODUCT:
-        k_next = load_turned(k, begin, end, i_h, H, K, C, BK)
-        v_next = load_turned(v, begin, end, i_h, H, V, C, BV)
-        A_next = tl.load(p_A, mask=below, other=0.0)
     for n in range(0, count):
         start = begin + (n + 1) * C
         more = n + 1 < count
         stop = tl.where(more, end, start)
-        b_w, b_x, b_U = w_next, x_next, U_next
+        b_w, b_x, b_k, b_v, b_A, b_U = w_next, x_next, k_next, bands(v_next), A_next, U_next
         p_A += H * 2 * C * C
         w_next = load_turned(w, start, stop, i_h, H, K, C, BK)
         x_next = load_pair(a, b, start, stop, i_h, H, K, C, BK)
+        k_next = load_turned(k, start, stop, i_h, H, K, C, BK)
+        v_next = load_turned(v, start, stop, i_h, H, V, C, BV)
+        A_next = tl.load(p_A, mask=below & more, other=0.0)
         U_next = tl.load(p_A + C * C, mask=below & more, other=0.0)
-        if not PRODUCT:
-            b_k, b_v, b_A = k_next, bands(v_next), A_next
-            k_next = load_turned(k, start, stop, i_h, H, K, C, BK)
-            v_next = load_turned(v, start, stop, i_h, H, V, C, BV)
-            A_next = tl.load(p_A, mask=below & more, other=0.0)
         decays, total = to_ends(bands(finite(b_w)), C)
         decays = exp(decays)
         x_high, x_low = split(bands(b_x).to(tl.float32) * decays)
+        k_high, k_low = split(bands(b_k).to(tl.float32) * sides(decays)[1])
         a_high, b_high = sides(x_high)
         a_low, b_low = sides(x_low)
-        S_high, S_low = split(b_S)
-        b_f = narrow_product(S_high, S_low, each(whole(a_high)), each(whole(a_low)))
-        if not PRODUCT:
-            A_high, A_low = split(b_A)
-            b_f = add_given_by_split(b_f, b_v, each(A_high), each(A_low))
+        a_high, a_low, b_high, b_low = whole(a_high), whole(a_low), tl.trans(whole(b_high)), tl.trans(whole(b_low))
+        A_high, A_low = split(b_A)
         U_high, U_low = split(b_U + eye)
-        f_high, f_low = split(b_f)
+        total = exp(total)[None, None, :]
+        high, low = split(b_M)
+        f_high, f_low = split(narrow_product(high, low, each(a_high), each(a_low)))
         f_high, f_low = split(narrow_product(f_high, f_low, each(U_high), each(U_low)))
-        b_S *= exp(total)[None, None, :]
-        b_S = add_product(b_S, f_high, f_low, each(tl.trans(whole(b_high))), each(tl.trans(whole(b_low))))
-        if not PRODUCT:
-            k_high, k_low = split(bands(b_k).to(tl.float32) * sides(decays)[1])
-            b_S = add_given_by_split(b_S, b_v, each(tl.trans(whole(k_high))), each(tl.trans(whole(k_low))))
-    p_S, m_S = state_pointers(carried, i_p * H + i_h, 0, 0, K, V, BK, BV)
+        b_M = add_product(b_M * total, f_high, f_low, each(b_high), each(b_low))
+        high, low = split(b_S)
+        b_f = narrow_product(high, low, each(a_high), each(a_low))
+        f_high, f_low = split(add_given_by_split(b_f, b_v, each(A_high), each(A_low)))
+        f_high, f_low = split(narrow_product(f_high, f_low, each(U_high), each(U_low)))
+        b_S = add_product(b_S * total, f_high, f_low, each(b_high), each(b_low))
+        b_S = add_given_by_split(b_S, b_v, each(tl.trans(whole(k_high))), each(tl.trans(whole(k_low))))
+    p_M, m_M = state_pointers(products, i_p * H + i_h, 0, 0, K, K, BK, BK)
+    tl.store(p_M, tl.trans(whole(b_M)), mask=m_M)
+    p_S, m_S = state_pointers(written, i_p * H + i_h, 0, 0, K, V, BK, BV)
     tl.store(p_S, tl.trans(whole(b_S)), mask=m_S)
 
 
 @triton.jit
 def carry_grads_kernel(
-    r, w, a, b, do, scores, carried, scale, T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L,
+    r, w, a, b, do, scores, last, written, scale, T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    PACKED: tl.constexpr,
+    HAS_LAST: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the state that enters a part, where that of the one which leaves it is 0. In registers: D^T, and
-    the rows of the chunk before on their way."""
+    """The gradient of the state that enters a part, where that of the one which leaves it is 0, or of the last part
+    the final state's. In registers: D^T, and the rows of the chunk before on their way."""
     i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = _part(
         T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H, C, PACKED
     )
@@ -390,7 +396,11 @@ def carry_grads_kernel(
     i, j = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
     eye = tl.where(i == j, 1.0, 0.0)
     by_scale = tl.where(tl.arange(0, 2 * C) < C, scale, 1.0)[None, None, :]
-    b_D = bands(tl.zeros([BV, BK], dtype=tl.float32))
+    b_D = tl.zeros([BK, BV], dtype=tl.float32)
+    if HAS_LAST:
+        p_D, m_D = state_pointers(last, i_n * H + i_h, 0, 0, K, V, BK, BV)
+        b_D += tl.load(p_D, mask=m_D & is_last, other=0.0)
+    b_D = bands(tl.trans(b_D))
     start = begin + (count - 1) * C
     p_A = scores + ((first_chunk + count - 1) * H + i_h).to(tl.int64) * (2 * C * C) + C * C
     w_next = load_turned(w, start, end, i_h, H, K, C, BK)
@@ -427,7 +437,7 @@ def carry_grads_kernel(
         b_D *= exp(total)[None, None, :]
         b_D = add_product(b_D, y_high, y_low, each(tl.trans(whole(a_high))), each(tl.trans(whole(a_low))))
         b_D = add_given_by_split(b_D, b_do, each(tl.trans(whole(r_high))), each(tl.trans(whole(r_low))))
-    p_D, m_D = state_pointers(carried, i_p * H + i_h, 0, 0, K, V, BK, BV)
+    p_D, m_D = state_pointers(written, i_p * H + i_h, 0, 0, K, V, BK, BV)
     tl.store(p_D, tl.trans(whole(b_D)), mask=m_D)
 
 
@@ -438,7 +448,7 @@ def entering_kernel(
     REVERSE: tl.constexpr, HAS_FIRST: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """S <- product S + written, part after part, or D <- product^T D + written from the last one; what enters each.
-    In registers: S or D."""
+    What is written in the one met first is all that leaves it. In registers: S or D."""
     i_nh = tl.program_id(0)
     i_n, i_h = i_nh // H, i_nh % H
     first_part = i_n * parts
@@ -458,7 +468,7 @@ def entering_kernel(
         tl.store(p_S, b_S, mask=m_S)
         if n + 1 < parts:
             p_P, m_P = state_pointers(products, i, 0, 0, K, K, BK, BK)
-            P_high, P_low = split(tl.load(p_P, mask=m_P, other=0.0))
+            P_high, P_low = split(tl.load(p_P, mask=m_P & (n > 0), other=0.0))
             if REVERSE:
                 P_high, P_low = tl.trans(P_high), tl.trans(P_low)
             S_high, S_low = split(b_S)
@@ -785,12 +795,11 @@ def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, cu_seqle
     )  # fmt: skip
     where, first = plan.where(CHUNK * plan.L, plan.L), initial_state
     if plan.several:
-        written, options = scores.new_empty(plan.parts, H, K, V), options_of("rwkv7.fused.carry", r)
-        for carried, product in (products, True), (written, False):
-            carry_kernel[(plan.parts * H,)](
-                w, k, v, a, b, scores, carried, *where, V=K if product else V, BV=CHANNELS, PRODUCT=product,
-                PACKED=plan.packed, **options,
-            )  # fmt: skip
+        written = scores.new_empty(plan.parts, H, K, V)
+        carry_kernel[(plan.parts * H,)](
+            w, k, v, a, b, scores, initial_state, products, written, *where, V=V, BV=CHANNELS,
+            HAS_FIRST=initial_state is not None, PACKED=plan.packed, **options_of("rwkv7.fused.carry", r),
+        )  # fmt: skip
         first = plan.entering(products, written, initial_state, where, reverse=False)
     forward_kernel[(plan.parts * H,)](
         r, w, k, v, a, b, o, *plan.states_and_found(states), units, scores, first, final_state, scale, *where,
@@ -812,8 +821,8 @@ def backward(r, w, k, v, a, b, scale, initial_state, cu_seqlens, chunk_size, kep
     if plan.several:
         written = scores.new_empty(plan.parts, H, K, V)
         carry_grads_kernel[(plan.parts * H,)](
-            r, w, a, b, do, scores, written, scale, *where, V=V, BV=CHANNELS, PACKED=plan.packed,
-            **options_of("rwkv7.fused.carry_grads", r),
+            r, w, a, b, do, scores, dfinal_state, written, scale, *where, V=V, BV=CHANNELS,
+            HAS_LAST=dfinal_state is not None, PACKED=plan.packed, **options_of("rwkv7.fused.carry_grads", r),
         )  # fmt: skip
         last = plan.entering(products, written, dfinal_state, where, reverse=True)
     given = (
