@@ -340,8 +340,8 @@ def carry_kernel(
     x_next = load_pair(a, b, begin, end, i_h, H, K, C, BK)
     k_next = load_turned(k, begin, end, i_h, H, K, C, BK)
     v_next = load_turned(v, begin, end, i_h, H, V, C, BV)
-    A_next = tl.load(p_A, mask=below, other=0.0)
-    U_next = tl.load(p_A + C * C, mask=below, other=0.0)
+    A_next = tl.load(p_A, mask=below & (count > 0), other=0.0)
+    U_next = tl.load(p_A + C * C, mask=below & (count > 0), other=0.0)
     for n in range(0, count):
         start = begin + (n + 1) * C
         more = n + 1 < count
@@ -407,8 +407,8 @@ def carry_grads_kernel(
     R_next = load_pair(r, a, start, end, i_h, H, K, C, BK)
     b_next = load_turned(b, start, end, i_h, H, K, C, BK)
     do_next = load_turned(do, start, end, i_h, H, V, C, BV)
-    N_next = tl.load(p_A + j * C + i, mask=i >= j, other=0.0)
-    U_next = tl.load(p_A + i * C + j, mask=i > j, other=0.0)
+    N_next = tl.load(p_A + j * C + i, mask=(i >= j) & (count > 0), other=0.0)
+    U_next = tl.load(p_A + i * C + j, mask=(i > j) & (count > 0), other=0.0)
     for n in range(0, count):
         b_w, b_R, b_b, b_do, b_N, b_U = w_next, R_next, b_next, bands(do_next), N_next, U_next
         more = n + 1 < count
@@ -501,8 +501,8 @@ def forward_kernel(
     R_next = load_pair(r, a, begin, end, i_h, H, K, C, BK)
     E_next = load_pair(k, b, begin, end, i_h, H, K, C, BK)
     v_next = load_turned(v, begin, end, i_h, H, V, C, BV)
-    A_next = _load_scores(p_A, True, C)
-    U_next = _load_scores(p_A + C * C, True, C)
+    A_next = _load_scores(p_A, count > 0, C)
+    U_next = _load_scores(p_A + C * C, count > 0, C)
     for n in range(0, count):
         start = begin + n * C
         i = ((first_chunk + n) * H + i_h).to(tl.int64)
@@ -723,8 +723,12 @@ class _Plan:
         self.cu_seqlens, self.packed = cu_seqlens, cu_seqlens is not None
         self.N = cu_seqlens.shape[0] - 1 if self.packed else B
         self.chunks = self.room(CHUNK)
-        self.L = max(SHORTEST_SEGMENT, cdiv(self.chunks * self.H, ENOUGH // 2))
-        if not self.packed and self.N * self.H >= ENOUGH // 4:
+        enough, heads = ENOUGH // 2, self.N * self.H  # two a multiprocessor, which is all that their registers allow
+        if self.packed:
+            self.L = max(SHORTEST_SEGMENT, cdiv(self.chunks * self.H, enough))
+        elif heads < enough // 2:
+            self.L = max(SHORTEST_SEGMENT, cdiv(cdiv(self.T, CHUNK), enough // heads))
+        else:
             self.L = cdiv(self.T, CHUNK)
         self.parts = self.room(CHUNK * self.L)
         self.several = self.T > CHUNK * self.L
