@@ -64,7 +64,7 @@ def test_transitions_of_cut_sequences_are_right(place, packing, cut):
 @pytest.mark.parametrize("place", [place for place in PLACES if place.id != "torch"])
 def test_parts_of_whole_heads_are_right(place, T, packing, decay, monkeypatch):
     """One program a head in chunks of 16 tokens, where heads are few: each has a part of the sequence."""
-    monkeypatch.setattr(fused_chunk_triton, "SHORTEST_SEGMENT", 2)
+    monkeypatch.setattr(fused_chunk_triton, "SHORTEST_PART", 2)
     setting = of("rwkv7", SETTING, decay=decay, packing=packing, dtype=str(place.dtypes[1]).removeprefix("torch."))
     made, arriving = place.make(setting, T=T, H=2, K=64, V=40)
     plan = fused_chunk_triton._Plan(made["r"], made["v"], made.get("cu_seqlens"))

@@ -15,8 +15,8 @@ and U = (I - A_ab)^{-1}. `scores_kernel` finds of every chunk A_rk, A_ak, U and 
 so that what follows one chunk after the other is a few products with the state. `forward_kernel` keeps S and v2 in
 float16 for the backward kernel.
 
-**Parts.** Where batch times heads are fewer than 128, about one program for each multiprocessor of an H200, or
-sequences are packed, each is cut into parts of L chunks, with a program each. What a part makes of the state that
+**Parts.** Where there are no more heads of all sequences than 128, about one program for each multiprocessor of an
+H200, or sequences are packed, each is cut into parts of L chunks, with a program each. What a part makes of the state that
 enters it is M S + N. `carry_kernel` walks a part for both at once, for M from a unit matrix and with no v, for N from
 0, or the first part from the initial state; `carry_grads_kernel` walks it for what D begins with. From these
 `entering_kernel` finds what enters each part.
@@ -85,11 +85,13 @@ from ..common.blocks_triton import (
     sums_along,
 )
 from ..common.chunks_triton import BLOCK_TOKEN, load_tile, only, state_pointers
-from ..common.launch import ENOUGH, SHORTEST_SEGMENT, TABLE, cdiv
+from ..common.launch import ENOUGH, TABLE, cdiv
 from ..common.packed import chunk_offsets, max_chunks, sequence_of_each
 
 UNITS = CHANNELS + 1
 """Powers of two that what is kept of a chunk and head is multiples of: each row of v2^T, and the state."""
+SHORTEST_PART = 8
+"""Chunks; below it, cutting sequences into parts costs more than it brings."""
 GONE = tl.constexpr(-128.0)
 """A decay of which float32 keeps nothing, as in `load_decays`. A NaN is not lost with it: the scores have it."""
 
@@ -723,13 +725,12 @@ class _Plan:
         self.cu_seqlens, self.packed = cu_seqlens, cu_seqlens is not None
         self.N = cu_seqlens.shape[0] - 1 if self.packed else B
         self.chunks = self.room(CHUNK)
-        enough, heads = ENOUGH // 2, self.N * self.H  # two a multiprocessor, which is all that their registers allow
+        enough = ENOUGH // 2  # two a multiprocessor, which is all that their registers allow
         if self.packed:
-            self.L = max(SHORTEST_SEGMENT, cdiv(self.chunks * self.H, enough))
-        elif heads < enough // 2:
-            self.L = max(SHORTEST_SEGMENT, cdiv(cdiv(self.T, CHUNK), enough // heads))
+            L = cdiv(self.chunks * self.H, enough)
         else:
-            self.L = cdiv(self.T, CHUNK)
+            L = cdiv(cdiv(self.T, CHUNK), max(1, enough // (self.N * self.H)))
+        self.L = max(SHORTEST_PART, L)
         self.parts = self.room(CHUNK * self.L)
         self.several = self.T > CHUNK * self.L
 
