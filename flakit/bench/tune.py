@@ -6,7 +6,6 @@ timed are the row's own kernels, by the profiler, in a forward and backward of t
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -73,14 +72,6 @@ def cases_of(key: Key, B: int = 8) -> list[Case]:
     return [Case(op, form, B, 4096, H, K, K, decay, dtype, M=M) for H, K in heads]
 
 
-def options_of(key: Key) -> dict:
-    """What the operator is called with: RWKV7 has other kernels for each size of 16-bit chunks."""
-    kernel, width = key
-    if not kernel.startswith("rwkv7.") or "recurrent" in kernel or width != "16-bit":
-        return {}
-    return {"chunk_size": 64 if ".long." in kernel else 16 if ".fused." in kernel else 32}
-
-
 def fields(key: Key) -> dict[str, tuple]:
     """What of a row may be changed, and the values to try.
 
@@ -91,7 +82,7 @@ def fields(key: Key) -> dict[str, tuple]:
     if kernel == "scan":
         return {"num_warps": VALUES["num_warps"], "BV": (256, 512, 1024, 2048)}
     whole = "recurrent" in kernel or kernel == "rwkv7.stream"
-    both = kernel.startswith(("rwkv7.long.", "rwkv7.fused."))
+    both = ".fused." in kernel
     left_out = ("BK", "BV") if both else ("BK",) if whole else ()
     return {name: values for name, values in VALUES.items() if name not in left_out}
 
@@ -150,10 +141,9 @@ class Trial:
             return
         self._key, self._known, self._expected = key, {}, None
         for case in cases_of(key, self.B):
-            given = case, options_of(key)
-            if given != self._given:
-                self._given, self._calls = given, None  # its tensors go before others come
-                rival = Competitor(partial(case.operator.forms[case.form], **options_of(key)))
+            if case != self._given:
+                self._given, self._calls = case, None  # its tensors go before others come
+                rival = Competitor(case.operator.forms[case.form])
                 self._calls = calls(rival, case, case.inputs(self.meter.device))
             if self._launched(key):
                 self._expected = self._results()
@@ -162,7 +152,7 @@ class Trial:
         raise Unreached(f"{' '.join(key)}: not launched by {' nor by '.join(map(str, cases_of(key, self.B)))}")
 
     def _results(self) -> dict[str, Tensor]:
-        gradients = (f"d{name}" for name in self._given[0].operator.tensors)
+        gradients = (f"d{name}" for name in self._given.operator.tensors)
         return {"o": self._calls["forward"](), **dict(zip(gradients, self._calls["both"](), strict=True))}
 
     def _launched(self, key: Key) -> tuple:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from flakit.bench import tune
-from flakit.bench.tune import GAIN, Refused, Trial, Unreached, cases_of, chosen, climb, fields, fits, options_of, write
+from flakit.bench.tune import GAIN, Refused, Trial, Unreached, cases_of, chosen, climb, fields, fits, write
 from flakit.ops.common.launch import TABLE, Chip, Launch, read_rows, rows_for
 from tests.bench.metering import FakeMeter
 
@@ -84,15 +84,22 @@ def test_every_row_has_a_case_and_fields(key):
         assert "BK" not in changed  # all of K in one program: a smaller block would refuse a larger K
 
 
-@pytest.mark.parametrize("key", [key for key in TABLE if options_of(key)], ids=" ".join)
-def test_rwkv7_is_called_with_the_chunks_that_a_row_is_for(key):
+@pytest.mark.parametrize(
+    "key",
+    [k for k in TABLE if k[0].startswith("rwkv7.") and "recurrent" not in k[0] and k[1] == "16-bit"],
+    ids=" ".join,
+)
+def test_rwkv7_is_called_with_the_heads_that_a_row_is_for(key):
     pytest.importorskip("triton")
     from tests.ops.rwkv7.configurations import Launches, chunk
 
-    (case, *_), options = cases_of(key), options_of(key)
-    T = 64 if case.B > 1 else 4096  # which is cut into parts
-    made = Launches(chunk, torch.bfloat16, case.K, case.V, H=case.B * case.H // 2, T=T, **options)
-    assert key in {launch.row for launch in made.kernels()}
+    for case in cases_of(key):
+        T = 64 if case.B > 1 else 4096  # which is cut into parts
+        made = Launches(chunk, torch.bfloat16, case.K, case.V, H=case.B * case.H // 2, T=T)
+        if key in {launch.row for launch in made.kernels()}:
+            break
+    else:
+        pytest.fail(f"launched by none of {cases_of(key)}")
     if ".fused." in key[0]:
         from flakit.ops.common.chunks_triton import BLOCK_TOKEN
 

@@ -12,12 +12,6 @@ from tests.ops.settings import covering_set, named, sampled
 pytestmark = pytest.mark.gpu
 
 SETTINGS = [setting for op in OPERATORS for setting in covering_set(op, "full")]
-# All that RWKV7's long chunks take: bfloat16 heads of 33 to 64 channels.
-LONG = [
-    replace(setting, K=K, V=V, dtype="bfloat16", chunk_size="64")
-    for setting, (K, V) in zip(covering_set("rwkv7", "full"), cycle([(64, 64), (40, 64), (64, 56)]), strict=False)
-]
-
 # All that fused chunks take: 16 bits, such heads, of RWKV6 nothing packed.
 FUSED = [
     replace(setting, K=K, V=V, dtype=dtype, chunk_size="16", **({"packing": "none"} if op == "rwkv6" else {}))
@@ -38,14 +32,6 @@ def test_covering_set(setting, form, report, poisoned_memory):
         {**same, "output": name, "l2": e.l2, "worst": e.worst, "worst_row": e.worst_row} for name, e in errors.items()
     )
     assert not wrong
-
-
-@pytest.mark.filterwarnings("ignore:.*deterministic")
-@pytest.mark.usefixtures("poisoned_memory")
-@pytest.mark.parametrize("setting", sampled(LONG, lambda x: 2**22 + x.elements), ids=named)
-def test_rwkv7_in_long_chunks(setting):
-    errors, wrong = measured(setting, "chunk", device="cuda")
-    assert errors and not wrong
 
 
 @pytest.mark.filterwarnings("ignore:.*deterministic")

@@ -14,7 +14,6 @@ from flakit.ops.common.dispatch import has_triton, interpreted
 from flakit.ops.common.launch import (
     CHUNK_SIZE,
     LONG_CHUNK_SIZE,
-    LONG_RWKV7_ON,
     NARROWEST,
     RUN_ON,
     SHARED_MEMORY,
@@ -47,8 +46,7 @@ PINNED = f"triton=={triton.__version__};" in (Path(__file__).parents[2] / "const
 
 def planned():
     """For the chip that the rows were found on: each kernel's smallest launch, and in the full run the cheapest of the
-    others in which every row, switch, size and type of an argument occurs; (configuration, launch), with an id. In the
-    full run alone, since they take seconds each, the kernels that run only where long chunks are asked for."""
+    others in which every row, switch, size and type of an argument occurs; (configuration, launch), with an id."""
     for op, module in OPERATORS.items():
         kernels = defaultdict(list)
         for name, configuration in sorted(module.CONFIGURATIONS.items(), key=_size):
@@ -61,12 +59,11 @@ def planned():
             chosen = each_value_once(rows, [_cost(launch) for _, _, launch in found])
             for n in sorted({0, *chosen}):
                 name, configuration, launch = found[n]
-                quick = n == 0 and not name.endswith("-long")
                 yield pytest.param(
                     configuration,
                     launch,
                     id=f"{op}-{name}-{launch.name}",
-                    marks=() if quick else pytest.mark.full,
+                    marks=() if n == 0 else pytest.mark.full,
                 )
 
 
@@ -99,10 +96,10 @@ def test_compiles_and_fits(configuration, launch):
 def test_no_tile_of_long_chunks_is_narrow(op):
     found = [x for c in OPERATORS[op].CONFIGURATIONS.values() for x in c.kernels()]
     long = [x for x in found if x.options.get("C") == LONG_CHUNK_SIZE and x.row[1] == "16-bit"]
+    assert bool(long) == (op != "rwkv7")
     for launch in long:
         narrow = {n: x for n, x in launch.options.items() if n in BLOCKS and x < NARROWEST}
         assert not narrow, launch.name
-    assert long
 
 
 # --- chips that the rows were not found on ---------------------------------------------------------------------------
@@ -148,16 +145,8 @@ def fits(launch, chip):
     return f"sm_{chip}: {used.registers}, {used.spilled}, {used.shared}"
 
 
-# Other chips than the one that the rows were found on take no long chunks of RWKV7, and its rows take minutes.
-TAKEN = [row for row in TABLE if not row[0].startswith("rwkv7.long.")]
-
-
-def test_only_that_chip_takes_rwkv7s_long_chunks():
-    assert {FOUND_ON // 10} == LONG_RWKV7_ON
-
-
 @pytest.mark.full
-@pytest.mark.parametrize("row", TAKEN, ids=" ".join)
+@pytest.mark.parametrize("row", TABLE, ids=" ".join)
 def test_every_row_fits_every_chip(row, record_property):
     told = [fits(ROWS[chip][row], chip) for chip in ELSEWHERE]
     record_property("registers, bytes spilled, shared memory", "; ".join(told))
@@ -212,7 +201,7 @@ SMALL = [
 def asked_for():
     """Every launch that the tests of this file ask for, with its chip: what the ledger has."""
     yield from ((parameters.values[1], FOUND_ON) for parameters in PLANNED)
-    yield from ((ROWS[chip][row], chip) for row in TAKEN for chip in ELSEWHERE)
+    yield from ((ROWS[chip][row], chip) for row in TABLE for chip in ELSEWHERE)
     yield from ((WIDE, chip) for chip in ELSEWHERE)
     alike = {*SAME_PTX, *SAME_PTX.values()}
     yield from ((launch, chip) for op in OPERATORS for launch in of_two_forms(op) for chip in alike)

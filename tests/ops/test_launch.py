@@ -87,34 +87,32 @@ def test_this_gpu_says_what_it_has():
 
 
 @pytest.mark.skipif(not has_triton(), reason="needs Triton")
-def test_long_chunks_are_taken_where_they_are_right(monkeypatch):
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
+def test_how_many_tokens_a_chunk_has():
     from flakit.ops.common.chunks_triton import cut_into_chunks
 
-    def taken(asked, K=64, device="cpu"):
-        with FakeTensorMode():
-            x = torch.empty(1, 8, 2, K, dtype=torch.bfloat16, device=device)
-            return {op: cut_into_chunks(op, x, 64, asked)[1] for op in OPERATORS}
+    def taken(asked, K=64, dtype=torch.bfloat16):
+        return {op: cut_into_chunks(op, torch.empty(1, 8, 2, K, dtype=dtype), 64, asked)[1] for op in OPERATORS}
 
-    assert taken(0) == taken(64) == dict.fromkeys(OPERATORS, 64)
-    assert taken(32) == taken(64, K=32) == dict.fromkeys(OPERATORS, 32)
-    for capability, size in (((8, 0), 32), ((9, 0), 64), ((12, 0), 32)):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
-        for asked in (0, 64):
-            assert taken(asked, device="cuda") == {"rwkv6": 64, "rwkv7": size, "gsa": 64}
+    assert taken(0) == taken(64) == taken(256) == {"rwkv6": 64, "rwkv7": 32, "gsa": 64}
+    assert taken(32) == taken(64, K=32) == taken(0, K=32) == dict.fromkeys(OPERATORS, 32)
+    assert taken(0, dtype=torch.float32) == {"rwkv6": 32, "rwkv7": 16, "gsa": 32}
 
 
 @pytest.mark.skipif(not has_triton(), reason="needs Triton")
-def test_fused_chunks_are_taken_where_heads_fill_a_gpu():
-    from flakit.ops.common.bands_triton import takes
+def test_fused_chunks_are_taken_of_16_bit_heads_that_fit():
+    from flakit.ops.common.bands_triton import fits
+    from flakit.ops.rwkv6.fused_chunk_triton import takes
 
     def taken(size, H=32, K=64, V=64, dtype=torch.bfloat16, offsets=None):
         return takes(torch.empty(4, 8, H, K, dtype=dtype), torch.empty(4, 8, H, V, dtype=dtype), offsets, size)
 
     assert taken(0) and taken(16) and taken(16, H=1) and taken(0, dtype=torch.float16) and taken(0, K=33, V=33)
-    others = [dict(K=32), dict(V=65), dict(dtype=torch.float32), dict(offsets=torch.tensor([0, 8]))]
-    assert not any(taken(size, **other) for size in (0, 16) for other in others)
+    others = [dict(K=32), dict(V=65), dict(dtype=torch.float32)]
+    for other in others:
+        x = torch.empty(1, 8, 1, other.get("K", 64), dtype=other.get("dtype", torch.float16))
+        assert not fits(x, x.new_empty(1, 8, 1, other.get("V", 64)))
+    # RWKV6 has them only where heads fill a GPU or chunks of 16 are asked for.
+    assert not any(taken(size, **other) for size in (0, 16) for other in [*others, dict(offsets=torch.tensor([0, 8]))])
     assert not taken(0, H=31) and not taken(32) and not taken(64)
 
 

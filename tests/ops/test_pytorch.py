@@ -26,7 +26,7 @@ VARIANTS = [
     replace(SETTING, packing="ragged"),
     replace(SETTING, layout="strided"),
     replace(SETTING, dtype="bfloat16", decay_dtype="float32"),
-    replace(SETTING, dtype="bfloat16", K=40, V=48, packing="ragged"),  # long chunks
+    replace(SETTING, dtype="bfloat16", K=40, V=48, packing="ragged"),  # chunks of 64, or fused ones
 ]
 
 

@@ -48,17 +48,6 @@ def test_cut_sequences_are_right(place, op, decay, packing, cut):
     place.check(made, arriving, "chunk", op, chunk_size=16)
 
 
-@pytest.mark.parametrize("packing", ["none", "packed"])
-@pytest.mark.parametrize("place", [place for place in PLACES if place.id != "torch"])
-def test_transitions_of_cut_sequences_are_right(place, packing, cut):
-    setting = of("rwkv7", SETTING, decay="model", packing=packing, dtype=str(place.dtypes[1]).removeprefix("torch."))
-    made, arriving = place.make(setting, T=300 if packing == "none" else 500, H=1, K=40, V=56)
-    if packing == "packed":
-        lengths = made["cu_seqlens"].diff()
-        assert lengths.min() < 128 < lengths.max()  # shorter and longer than a segment
-    place.check(made, arriving, "chunk", "rwkv7", chunk_size=64)
-
-
 @pytest.mark.parametrize("decay", ["model", "uniform", "inf-spikes"])
 @pytest.mark.parametrize(("T", "packing"), [(85, "none"), (128, "none"), (90, "packed")])
 @pytest.mark.parametrize("place", [place for place in PLACES if place.id != "torch"])

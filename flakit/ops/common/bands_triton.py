@@ -12,7 +12,7 @@ import triton.language as tl
 
 from .blocks_triton import add_product, split, sums_along
 from .chunks_triton import BLOCK
-from .launch import ENOUGH, TABLE
+from .launch import TABLE
 
 BANDS = tl.constexpr(4)
 CHUNK = BLOCK.value
@@ -174,11 +174,9 @@ def power_of_two(largest):
     return (0x7F000000 - exponent).to(tl.float32, bitcast=True), exponent.to(tl.float32, bitcast=True)
 
 
-def takes(r, v, cu_seqlens, chunk_size) -> bool:
-    """Whether kernels of this kind are the ones for a call: asked for with chunks of 16, or fastest by themselves."""
-    B, _, H, K = r.shape
-    fits = cu_seqlens is None and r.element_size() == 2 and 32 < K <= CHANNELS and 32 < v.shape[-1] <= CHANNELS
-    return fits and (chunk_size == CHUNK or (not chunk_size and B * H >= ENOUGH // 4))
+def fits(r, v) -> bool:
+    """Whether heads are such as these kernels are for: 16-bit, of 33 to 64 channels."""
+    return r.element_size() == 2 and 32 < r.shape[-1] <= CHANNELS and 32 < v.shape[-1] <= CHANNELS
 
 
 def options_of(kernel: str, r) -> dict:

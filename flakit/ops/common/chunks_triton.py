@@ -37,7 +37,6 @@ from .launch import (
     CHUNK_SIZE,
     ENOUGH,
     LONG_CHUNK_SIZE,
-    LONG_RWKV7_ON,
     NARROWEST,
     SHORT_CHUNK_SIZE,
     SHORTEST_SEGMENT,
@@ -724,8 +723,7 @@ class ChunkPlan:
             scales = _scales(self.op, self.chunks, self.H, self.rows, V)
             used = _scales(self.op, self.chunks, self.H, self.rows, V, rounded=False)
             if used < scales:
-                sets = _sets_of_scales(self.op)
-                kept[: sets * scales].view(sets, scales)[:, used:] = 0
+                kept[: 2 * scales].view(2, scales)[:, used:] = 0
             if self.chunks * self.H * self.rows * V % 2:
                 kept[-1:] = 0
         return kept
@@ -734,9 +732,9 @@ class ChunkPlan:
         """What lies in a tensor of `kept_shape`."""
         if not self.scaled:
             return Kept(kept, None, None)
-        scales, sets = _scales(self.op, self.chunks, self.H, self.rows, V), _sets_of_scales(self.op)
-        *found, states = kept.split([*[scales] * sets, kept.numel() - sets * scales])
-        return Kept(states.view(torch.float16), found[0], found[-1])
+        scales = _scales(self.op, self.chunks, self.H, self.rows, V)
+        own, mild, states = kept.split([scales, scales, kept.numel() - 2 * scales])
+        return Kept(states.view(torch.float16), own, mild)
 
     def taken_apart(self, given, mild: bool) -> list:
         """What a kernel takes: given, but each `Kept` as its states and their scales."""
@@ -837,17 +835,14 @@ def _pair(streams: list[tuple]) -> tuple:
 
 def cut_into_chunks(op: str, x: torch.Tensor, V: int, chunk_size: int) -> tuple[bool, int]:
     """Whether states between chunks are 16-bit, each row over a power of two, and tokens a chunk. As of `ChunkPlan`."""
-    scaled = x.element_size() == 2
+    narrow = x.element_size() == 2
+    if op == "rwkv7":
+        return False, min(chunk_size or (CHUNK_SIZE if narrow else SHORT_CHUNK_SIZE), CHUNK_SIZE)
     # In the interpreter, which cannot multiply bfloat16, float16 stands in for it.
-    tried = scaled and (x.dtype == torch.bfloat16 or interpreted())
+    tried = narrow and (x.dtype == torch.bfloat16 or interpreted())
     long = block(x.shape[-1], 128) == 64 and (op == "gsa" or block(V, 128) == 64)
-    if op == "rwkv7" and x.is_cuda:
-        long = long and torch.cuda.get_device_capability(x.device)[0] in LONG_RWKV7_ON
     most = LONG_CHUNK_SIZE if tried and long else CHUNK_SIZE
-    usual = SHORT_CHUNK_SIZE if op == "rwkv7" and not scaled else most
-    C = min(chunk_size or usual, most)
-    # RWKV7 goes through long chunks by kernels of their own, and only these scale their states.
-    return scaled and (op != "rwkv7" or C == LONG_CHUNK_SIZE), C
+    return narrow, min(chunk_size or most, most)
 
 
 def _flags(op: str, x: torch.Tensor) -> int:
@@ -857,20 +852,16 @@ def _flags(op: str, x: torch.Tensor) -> int:
 
 
 def _scales(op: str, states: int, H: int, K: int, V: int, rounded: bool = True) -> int:
-    """Numbers that scale the rows of so many states, one for each block along V, rounded up to whole cache lines."""
+    """Numbers that scale the rows of so many states, one for each block along V, rounded up to whole cache lines. There
+    are as many again, of the states at the middles of chunks."""
     numbers = states * H * K * cdiv(V, block(V, TABLE[f"{op}.stream", "16-bit"].BV))
     return cdiv(numbers, 32) * 32 if rounded else numbers
-
-
-def _sets_of_scales(op: str) -> int:
-    """Of a kept state's rows: of the state itself and, but for RWKV7, at the middle of its chunk."""
-    return 1 if op == "rwkv7" else 2
 
 
 def _kept_shape(scaled: bool, op: str, states: int, H: int, K: int, V: int) -> tuple[int, ...]:
     if not scaled:
         return states, H, K, V
-    return (_sets_of_scales(op) * _scales(op, states, H, K, V) + cdiv(states * H * K * V, 2),)
+    return (2 * _scales(op, states, H, K, V) + cdiv(states * H * K * V, 2),)
 
 
 def chunks_of(op, x, V, cu_seqlens, chunk_size) -> int:

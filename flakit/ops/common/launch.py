@@ -31,14 +31,10 @@ CHUNK_SIZE = 32
 """Tokens a chunk where the caller does not say, unless long ones are right."""
 
 LONG_CHUNK_SIZE = 64
-"""Likewise of bfloat16 where 33 to 64 channels or slots decay, which is what models have and where it was tried."""
+"""Likewise of RWKV6 and GSA in bfloat16 where 33 to 64 channels or slots decay, which is what models have."""
 
 SHORT_CHUNK_SIZE = 16
 """Likewise of RWKV7 in float32, whose work inside a chunk grows faster than what lies between chunks shrinks."""
-
-LONG_RWKV7_ON = {9}
-"""GPUs, by the first digit of their compute capability, on which RWKV7's chunks may be long. Compiled for others,
-its kernels for them keep four kilobytes a thread in local memory; nobody has timed that."""
 
 NARROWEST = 64
 """Columns of every tile that products take in long chunks. Their 64 rows bring Hopper's own instruction for products,
@@ -105,16 +101,6 @@ ROWS = {
     ("rwkv7.key_grads.mild", "16-bit"): Launch(64, 64, 4, 1),
     ("rwkv7.key_grads.dyadic", "16-bit"): Launch(64, 64, 8, 1),
     ("rwkv7.key_grads.dyadic", "float32"): Launch(64, 64, 4, 1),
-    ("rwkv7.long.transition.mild", "16-bit"): Launch(64, 64, 4, 1),
-    ("rwkv7.long.transition.dyadic", "16-bit"): Launch(64, 64, 4, 1),
-    ("rwkv7.long.walk", "16-bit"): Launch(64, 64, 4, 2),
-    ("rwkv7.long.read", "16-bit"): Launch(64, 64, 4, 1),
-    ("rwkv7.long.found.mild", "16-bit"): Launch(64, 64, 4, 1),
-    ("rwkv7.long.found.dyadic", "16-bit"): Launch(64, 64, 4, 1),
-    ("rwkv7.long.read_grads.mild", "16-bit"): Launch(64, 64, 4, 1),
-    ("rwkv7.long.read_grads.dyadic", "16-bit"): Launch(64, 64, 4, 1),
-    ("rwkv7.long.write_grads.mild", "16-bit"): Launch(64, 64, 4, 1),
-    ("rwkv7.long.write_grads.dyadic", "16-bit"): Launch(64, 64, 4, 1),
     ("rwkv7.fused.scores", "16-bit"): Launch(64, 64, 2, 1, 168),
     ("rwkv7.fused.carry", "16-bit"): Launch(64, 64, 4, 1),
     ("rwkv7.fused.entering", "16-bit"): Launch(64, 64, 4, 1),

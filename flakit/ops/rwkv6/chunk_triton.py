@@ -36,7 +36,6 @@ import torch
 import triton
 import triton.language as tl
 
-from ..common.bands_triton import takes as takes_fused
 from ..common.blocks_triton import (
     add_product,
     add_split_by_given,
@@ -467,7 +466,7 @@ def _tokens(chunk_size: int) -> int:
 
 def kept_shapes(r, k, v, w, u, cu_seqlens, chunk_size) -> tuple[tuple[int, ...], ...]:
     """Shapes of what `forward` keeps for `backward`: the state entering every chunk, and which chunks are mild."""
-    if takes_fused(r, v, cu_seqlens, chunk_size):
+    if fused_chunk_triton.takes(r, v, cu_seqlens, chunk_size):
         return fused_chunk_triton.kept_shapes(r, k, v, w, u, cu_seqlens, chunk_size)
     plan = "rwkv6", r, v.shape[-1], cu_seqlens, _tokens(chunk_size)
     return kept_states_shape(*plan), (flags_of(*plan),)
@@ -475,7 +474,7 @@ def kept_shapes(r, k, v, w, u, cu_seqlens, chunk_size) -> tuple[tuple[int, ...],
 
 def forward(r, k, v, w, u, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep):
     """o, the final state (None unless asked for), and as in `kept_shapes`."""
-    if takes_fused(r, v, cu_seqlens, chunk_size):
+    if fused_chunk_triton.takes(r, v, cu_seqlens, chunk_size):
         return fused_chunk_triton.forward(
             r, k, v, w, u, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep
         )
@@ -489,7 +488,7 @@ def forward(r, k, v, w, u, scale, initial_state, output_final_state, cu_seqlens,
 
 def backward(r, k, v, w, u, scale, initial_state, cu_seqlens, chunk_size, kept, do, dfinal_state):
     """dr, dk, dv, dw in their inputs' dtypes, du [H, K] and dinitial_state [N, H, K, V] in float32."""
-    if takes_fused(r, v, cu_seqlens, chunk_size):
+    if fused_chunk_triton.takes(r, v, cu_seqlens, chunk_size):
         return fused_chunk_triton.backward(
             r, k, v, w, u, scale, initial_state, cu_seqlens, chunk_size, kept, do, dfinal_state
         )

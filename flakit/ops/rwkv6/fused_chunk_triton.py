@@ -45,6 +45,7 @@ from ..common.bands_triton import (
     column,
     each,
     finite,
+    fits,
     load_pair,
     load_turned,
     narrow_product,
@@ -68,7 +69,7 @@ from ..common.blocks_triton import (
     sums_along,
 )
 from ..common.chunks_triton import BLOCK_TOKEN, halves, load_tile, only, state_pointers
-from ..common.launch import cdiv
+from ..common.launch import ENOUGH, cdiv
 
 
 @triton.jit
@@ -353,6 +354,12 @@ def backward_kernel(
     p_D, m_D = state_pointers(first, i_nh, 0, 0, K, V, BK, BV)
     tl.store(p_D, tl.trans(whole(b_D)), mask=m_D)
     tl.store(du + i_nh * K + o_k, tl.reshape(tl.sum(b_du, 2), (BK,)), mask=o_k < K)
+
+
+def takes(r, v, cu_seqlens, chunk_size) -> bool:
+    """Whether these kernels are the ones for a call: asked for with chunks of 16, or fastest by themselves."""
+    B, _, H, _ = r.shape
+    return fits(r, v) and cu_seqlens is None and (chunk_size == CHUNK or (not chunk_size and B * H >= ENOUGH // 4))
 
 
 def kept_shapes(r, k, v, w, u, cu_seqlens, chunk_size) -> tuple[tuple[int, ...], ...]:

@@ -9,7 +9,7 @@ from ..common import validation as check
 from ..common.dispatch import autocast, check_chunk_size, choose_backend
 from ..common.registration import Registered
 
-CHUNK_SIZES = (16, 32, 64)
+CHUNK_SIZES = (16, 32)
 """Of the kernels."""
 
 
@@ -71,11 +71,8 @@ def chunk_rwkv7(
         cu_seqlens_cpu: a copy of cu_seqlens on the CPU, whose values are checked without waiting for a GPU.
         safe_gate, disable_recompute, lower_bound: accepted for compatibility; they change nothing, any w <= 0 is safe.
         chunk_size: tokens a chunk, a power of two up to 256, or None for the backend's own choice. The kernels take the
-            nearest of 16, 32 and 64. For 16-bit heads of 33 to 64 channels, not packed, 16 means one program for a
-            head's whole sequence, and is the choice where B H >= 128. 64 is for bfloat16 heads of that size on a GPU of
-            compute capability 9, and the choice where they are fewer or packed; there 32 is faster for decays of -5 and
-            below, of which the model makes none (w >= -0.61). The choice for all else is 32, in float32 16. It changes
-            rounding and speed only.
+            nearest of 16 and 32, for 16-bit heads of 33 to 64 channels always 16. The choice for all else is 32, in
+            float32 16. It changes rounding and speed only.
         cp_context: accepted as None only.
         head_first, reverse: accepted as False only: [B, T, H, ...] is the one layout, and time runs forwards.
         backend: "triton" (default on CUDA; on CPU under TRITON_INTERPRET=1; K up to 256), "torch" (default elsewhere)

@@ -1,9 +1,7 @@
 """RWKV7 in chunks as Triton kernels: everything is parallel over chunks but a light stream of states.
 
-Where heads have 33 to 64 channels, 16-bit ones go through chunks of 16 tokens by `fused_chunk_triton` if they are not
-packed and there are 128 of them, or if such chunks are asked for, and bfloat16 ones else through chunks of 64 by
-`long_chunk_triton`, on GPUs that this is right for. Here are the kernels for all others, 32 tokens a chunk, in float32
-16.
+16-bit heads of 33 to 64 channels go through chunks of 16 tokens by `fused_chunk_triton`. Here are the kernels for all
+others, 32 tokens a chunk, in float32 16.
 
 Forward:  `prepare_kernel`        what a chunk finds and how it edits, before its state is known: U, U A_ak v, U a~
           `stream_kernel`         chunk after chunk: v2 = U A_ak v + (U a~) S, then the state S itself
@@ -28,6 +26,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ..common.bands_triton import fits
 from ..common.blocks_triton import (
     below,
     diagonal,
@@ -58,8 +57,8 @@ from ..common.chunks_triton import (
     within,
 )
 from ..common.dispatch import interpreted
-from ..common.launch import LONG_CHUNK_SIZE, TABLE, block, cdiv
-from . import fused_chunk_triton, long_chunk_triton
+from ..common.launch import TABLE, block, cdiv
+from . import fused_chunk_triton
 
 SOLVE = {"tf32": "ieee" if interpreted() else "bf16x3", "tf32x3": "ieee"}
 """Precision of the products with U, by that of all others.
@@ -627,19 +626,10 @@ class _Plan(ChunkPlan):
         return states
 
 
-def _kernels(r, v, cu_seqlens, chunk_size):
-    """The module of the kernels for a call, None for those of this one."""
-    if fused_chunk_triton.takes(r, v, cu_seqlens, chunk_size):
-        return fused_chunk_triton
-    long = cut_into_chunks("rwkv7", r, v.shape[-1], chunk_size)[1] == LONG_CHUNK_SIZE
-    return long_chunk_triton if long else None
-
-
 def kept_shapes(r, w, k, v, a, b, cu_seqlens, chunk_size) -> tuple[tuple[int, ...], ...]:
     """Shapes of what `forward` keeps for `backward`: the state entering every chunk, v2, and each chunk's U."""
-    others = _kernels(r, v, cu_seqlens, chunk_size)
-    if others:
-        return others.kept_shapes(r, w, k, v, a, b, cu_seqlens, chunk_size)
+    if fits(r, v):
+        return fused_chunk_triton.kept_shapes(r, w, k, v, a, b, cu_seqlens, chunk_size)
     chunks, H, K, V = kept_states_shape("rwkv7", r, v.shape[-1], cu_seqlens, chunk_size)
     _, C = cut_into_chunks("rwkv7", r, v.shape[-1], chunk_size)
     return (chunks, H, K, V), tuple(v.shape), (chunks, H, C, C), (0,)
@@ -647,9 +637,10 @@ def kept_shapes(r, w, k, v, a, b, cu_seqlens, chunk_size) -> tuple[tuple[int, ..
 
 def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep):
     """o, the final state (None unless asked for), and as in `kept_shapes`."""
-    others = _kernels(r, v, cu_seqlens, chunk_size)
-    if others:
-        return others.forward(r, w, k, v, a, b, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep)
+    if fits(r, v):
+        return fused_chunk_triton.forward(
+            r, w, k, v, a, b, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep
+        )
     plan = _Plan(r, v, cu_seqlens, chunk_size)
     o, final_state = torch.empty_like(v), plan.empty(plan.state_shape()) if output_final_state else None
     transfer, found = plan.empty(r.shape), plan.empty(v.shape)
@@ -668,9 +659,10 @@ def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, cu_seqle
 
 def backward(r, w, k, v, a, b, scale, initial_state, cu_seqlens, chunk_size, kept, do, dfinal_state):
     """dr, dw, dk, dv, da, db in their inputs' dtypes and dinitial_state [N, H, K, V] in float32."""
-    others = _kernels(r, v, cu_seqlens, chunk_size)
-    if others:
-        return others.backward(r, w, k, v, a, b, scale, initial_state, cu_seqlens, chunk_size, kept, do, dfinal_state)
+    if fits(r, v):
+        return fused_chunk_triton.backward(
+            r, w, k, v, a, b, scale, initial_state, cu_seqlens, chunk_size, kept, do, dfinal_state
+        )
     states, found, inverse, _ = kept
     plan = _Plan(r, v, cu_seqlens, chunk_size)
     dr, dw, dk, dv, da, db = (torch.empty_like(x) for x in (r, w, k, v, a, b))

@@ -71,7 +71,6 @@ from ..common.bands_triton import (
     turned,
     whole,
 )
-from ..common.bands_triton import takes as takes_whole
 from ..common.blocks_triton import (
     add_given_by_split,
     add_product,
@@ -712,11 +711,6 @@ def backward_kernel(
     tl.store(p_D, tl.trans(whole(b_D)), mask=m_D & is_first)
 
 
-def takes(r, v, cu_seqlens, chunk_size) -> bool:
-    """Whether these kernels are the ones for a call: of 16-bit heads that fit, with chunks of 16 or no word of them."""
-    return takes_whole(r, v, None, CHUNK) and chunk_size in (None, 0, CHUNK)
-
-
 class _Plan:
     """How the sequences of a call are cut: into chunks, and where heads are few into parts, which fill a GPU."""
 
@@ -727,7 +721,7 @@ class _Plan:
         self.chunks = self.room(CHUNK)
         enough = ENOUGH // 2  # two a multiprocessor, which is all that their registers allow
         if self.packed:
-            L = cdiv(self.chunks * self.H, enough)
+            L = cdiv(self.chunks * self.H, 2 * enough)  # finer: sequences are of unlike length
         else:
             L = cdiv(cdiv(self.T, CHUNK), max(1, enough // (self.N * self.H)))
         self.L = max(SHORTEST_PART, L)

@@ -30,7 +30,7 @@ class Launches(Configuration):
 # T = 1 (of which Triton makes a constant). Kernels that work inside chunks are slow to compile and alike there, the
 # stream holds all of K: `only` it, for the large ones.
 CONFIGURATIONS = {
-    "f16-K64-V64": Launches(chunk, f16, 64, 64),
+    "f16-K80-V80": Launches(chunk, f16, 80, 80),
     "f32-K64-V64": Launches(chunk, f32, 64, 64),
     "f32-K64-V64-C32": Launches(chunk, f32, 64, 64, chunk_size=32, only="key_grads"),
     "f16-wf32-K24-V40-packed-states-C16": Launches(
@@ -40,13 +40,6 @@ CONFIGURATIONS = {
     "bf16-K128-V100-packed-states": Launches(chunk, bf16, 128, 100, packed=True, states=True, only="MILD"),
     "bf16-K256-V256-states": Launches(chunk, bf16, 256, 256, states=True, only="stream"),
     "f32-K256-V128-packed": Launches(chunk, f32, 256, 128, packed=True, only="stream"),
-    "bf16-K64-V64-long": Launches(chunk, bf16, 64, 64, chunk_size=64),
-    "bf16-wf32-K40-V56-packed-states-long": Launches(
-        chunk, bf16, 40, 56, wide=f32, packed=True, states=True, chunk_size=64
-    ),
-    "bf16-T4096-H1-K64-V64-long": Launches(
-        chunk, bf16, 64, 64, T=4096, H=1, only="walk", chunk_size=64
-    ),  # cut into segments
     "bf16-K64-V64-fused": Launches(chunk, bf16, 64, 64, chunk_size=16),
     "f16-wf32-K40-V56-states-fused": Launches(chunk, f16, 40, 56, wide=f32, states=True, chunk_size=16),
     "bf16-K64-V56-packed-states-fused": Launches(chunk, bf16, 64, 56, packed=True, states=True, chunk_size=16),
