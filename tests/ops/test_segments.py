@@ -12,8 +12,7 @@ from tests.ops.settings import Setting
 if not has_triton():
     pytest.skip("needs Triton", allow_module_level=True)
 
-from flakit.ops.common import chunks_triton
-from flakit.ops.rwkv7 import fused_chunk_triton
+from flakit.ops.common import bands_triton, chunks_triton
 
 SETTING = Setting(T=85, H=1, K=24, V=40, decay="uniform", states="both")
 
@@ -49,16 +48,17 @@ def test_cut_sequences_are_right(place, op, decay, packing, cut):
 
 
 @pytest.mark.parametrize("decay", ["model", "uniform", "inf-spikes"])
-@pytest.mark.parametrize(("T", "packing"), [(85, "none"), (128, "none"), (90, "packed")])
+@pytest.mark.parametrize(("T", "packing"), [(85, "none"), (128, "none"), (170, "packed")])
 @pytest.mark.parametrize("place", [place for place in PLACES if place.id != "torch"])
-def test_parts_of_whole_heads_are_right(place, T, packing, decay, monkeypatch):
+@pytest.mark.parametrize("op", ["rwkv6", "rwkv7"])
+def test_parts_of_whole_heads_are_right(op, place, T, packing, decay, monkeypatch):
     """One program a head in chunks of 16 tokens, where heads are few: each has a part of the sequence."""
-    monkeypatch.setattr(fused_chunk_triton, "SHORTEST_PART", 2)
-    setting = of("rwkv7", SETTING, decay=decay, packing=packing, dtype=str(place.dtypes[1]).removeprefix("torch."))
+    monkeypatch.setattr(bands_triton, "SHORTEST_PART", 2)
+    setting = of(op, SETTING, decay=decay, packing=packing, dtype=str(place.dtypes[1]).removeprefix("torch."))
     made, arriving = place.make(setting, T=T, H=2, K=64, V=40)
-    plan = fused_chunk_triton._Plan(made["r"], made["v"], made.get("cu_seqlens"))
-    assert plan.L == 2 and plan.several
+    plan = bands_triton.Parts(made["r"], made["v"], made.get("cu_seqlens"))
+    assert plan.L == 4 and plan.several
     if packing == "packed":
         lengths = made["cu_seqlens"].diff()
-        assert lengths.min() < 32 < lengths.max()  # shorter and longer than a part
-    place.check(made, arriving, "chunk", "rwkv7", chunk_size=16)
+        assert lengths.min() < 64 < lengths.max()  # shorter and longer than a part
+    place.check(made, arriving, "chunk", op, chunk_size=16)

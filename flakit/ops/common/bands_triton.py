@@ -12,13 +12,18 @@ import triton.language as tl
 
 from .blocks_triton import add_product, split, sums_along
 from .chunks_triton import BLOCK
-from .launch import TABLE
+from .launch import ENOUGH, LONG_CHUNK_SIZE, TABLE, cdiv
+from .packed import chunk_offsets, max_chunks, sequence_of_each
 
 BANDS = tl.constexpr(4)
 CHUNK = BLOCK.value
 LEVELS = CHUNK.bit_length() - 1
 CHANNELS = 64
 """Of every tile: what is narrower is padded."""
+LONGEST = LONG_CHUNK_SIZE // CHUNK
+"""Chunks that a longer one of any other kernel is: each part has a whole number of them."""
+SHORTEST_PART = 8
+"""Chunks; below it, cutting sequences into parts costs more than it brings."""
 
 
 @triton.jit
@@ -174,6 +179,54 @@ def power_of_two(largest):
     return (0x7F000000 - exponent).to(tl.float32, bitcast=True), exponent.to(tl.float32, bitcast=True)
 
 
+@triton.jit
+def group(T, sequence_of_group, groups_before, cu_seqlens, chunks_before, CHUNKS: tl.constexpr, H: tl.constexpr,
+          C: tl.constexpr, PACKED: tl.constexpr):  # fmt: skip
+    """The head of this program's group of CHUNKS chunks, of all there are; where the group begins and the sequence
+    ends; the number of its first chunk."""
+    i_g, i_h = tl.program_id(0) // H, tl.program_id(0) % H
+    if PACKED:
+        i_n = tl.load(sequence_of_group + i_g)
+        start = tl.load(cu_seqlens + i_n).to(tl.int64)
+        end = tl.minimum(tl.load(cu_seqlens + i_n + 1).to(tl.int64), T)
+        i_c = (i_g - tl.load(groups_before + i_n)) * CHUNKS
+        first_chunk = tl.load(chunks_before + i_n)
+    else:
+        chunks = tl.cdiv(T, C)
+        groups = tl.cdiv(chunks, CHUNKS)
+        i_n, i_c = i_g // groups, i_g % groups * CHUNKS
+        start = i_n.to(tl.int64) * T
+        end = start + T
+        first_chunk = i_n * chunks
+    return i_h, start + i_c * C, end, first_chunk + i_c
+
+
+@triton.jit
+def part(T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H: tl.constexpr, C: tl.constexpr,
+          PACKED: tl.constexpr):  # fmt: skip
+    """This program's part of L chunks, of all there are, its sequence and its head; where the part begins and the
+    sequence ends; the number of its first chunk, and how many it has; whether it is the sequence's first, or last."""
+    i_p, i_h = tl.program_id(0) // H, tl.program_id(0) % H
+    if PACKED:
+        i_n = tl.load(sequence_of_part + i_p)
+        begin = tl.load(cu_seqlens + i_n).to(tl.int64)
+        end = tl.minimum(tl.load(cu_seqlens + i_n + 1).to(tl.int64), T)
+        chunks = tl.cdiv(end - begin, C).to(tl.int32)
+        skipped = (i_p - tl.load(parts_before + i_n)) * L
+        first_chunk = tl.load(chunks_before + i_n)
+    else:
+        chunks = tl.cdiv(T, C)
+        parts = tl.cdiv(chunks, L)
+        i_n, skipped = i_p // parts, i_p % parts * L
+        begin = i_n.to(tl.int64) * T
+        end = begin + T
+        first_chunk = i_n * chunks
+    # There is room for more parts than are filled. A sequence without tokens has one, of no chunk.
+    count = tl.maximum(tl.minimum(chunks - skipped, L), 0)
+    is_last = (skipped + L >= chunks) & ((count > 0) | (skipped == 0))
+    return i_p, i_n, i_h, begin + skipped * C, end, first_chunk + skipped, count, skipped == 0, is_last
+
+
 def fits(r, v) -> bool:
     """Whether heads are such as these kernels are for: 16-bit, of 33 to 64 channels."""
     return r.element_size() == 2 and 32 < r.shape[-1] <= CHANNELS and 32 < v.shape[-1] <= CHANNELS
@@ -186,3 +239,33 @@ def options_of(kernel: str, r) -> dict:
         H=r.shape[2], K=r.shape[3], C=CHUNK, BK=CHANNELS,
         num_warps=launch.num_warps, num_stages=launch.num_stages, maxnreg=launch.maxnreg,
     )  # fmt: skip
+
+
+class Parts:
+    """How the sequences of a call are cut: into chunks, and where heads are few into parts, which fill a GPU."""
+
+    def __init__(self, r, v, cu_seqlens):
+        (B, self.T, self.H, self.K), self.V = r.shape, v.shape[-1]
+        self.cu_seqlens, self.packed = cu_seqlens, cu_seqlens is not None
+        self.N = cu_seqlens.shape[0] - 1 if self.packed else B
+        self.chunks = self.room(CHUNK)
+        enough = ENOUGH // 2  # two a multiprocessor, which is all that their registers allow
+        if self.packed:
+            L = cdiv(self.chunks * self.H, 2 * enough)  # finer: sequences are of unlike length
+        else:
+            L = cdiv(cdiv(self.T, CHUNK), max(1, enough // (self.N * self.H)))
+        self.L = cdiv(max(SHORTEST_PART, L), LONGEST) * LONGEST
+        self.parts = self.room(CHUNK * self.L)
+        self.several = self.parts > self.N
+
+    def room(self, tokens: int) -> int:
+        """Pieces of so many tokens; of packed sequences, how many there may be."""
+        return max_chunks(self.T, self.N, tokens) if self.packed else self.N * cdiv(self.T, tokens)
+
+    def where(self, tokens: int, *more) -> tuple:
+        """What a kernel takes to find its piece of so many tokens."""
+        if not self.packed:
+            return self.T, None, None, None, None, *more
+        before = chunk_offsets(self.cu_seqlens, tokens, least=1)
+        chunks_before = chunk_offsets(self.cu_seqlens, CHUNK)
+        return self.T, sequence_of_each(before, self.room(tokens)), before, self.cu_seqlens, chunks_before, *more

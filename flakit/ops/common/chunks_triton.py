@@ -780,15 +780,7 @@ class ChunkPlan:
         where = (sequence_of_segment, segment_offsets, self.cu_seqlens, self.offsets, self.T, L)
         grid = (NK * NV * self.H * segments,)
         if segments > self.N:
-            entering = [self.empty(segments, self.H, self.rows, V) for V in columns]
-            decay = self.empty(segments, self.H, self.rows)
-            totals = [(x, y, S, None, None, None, None) for (x, y, _, _), S in zip(given, entering, strict=True)]
-            stream_kernel[grid](
-                *_pair(totals), w, decay, None, scale, *where,
-                TOTALS=True, SEGMENTED=True, HAS_FIRST=False, WANTS_LAST=False, **common,
-            )  # fmt: skip
-            for (_, _, first, last), S in zip(given, entering, strict=True):
-                self._scan(S, decay, first, last, segments // self.N, segment_offsets, reverse)
+            entering = self._entering(given, w, scale, segments, where, grid, common)
             given = [(x, y, S, None) for (x, y, _, _), S in zip(given, entering, strict=True)]
         streams = [
             (x, y, *self.unpacked(S, V), first, last)
@@ -815,6 +807,29 @@ class ChunkPlan:
             return L, self.N * cdiv(self.T, self.C * L), None, None
         segments, sequence_of_segment, offsets = self._packed_parts(self.C * L)
         return L, segments, offsets, sequence_of_segment
+
+    def entering(self, x, y, w, scale, first, parts, sequence_of_part, offsets, tokens, reverse):
+        """The state entering each of so many parts of so many tokens, [parts, H, K, V] (reverse: the gradient of the
+        one that leaves it). tokens: a multiple of all chunks; else as of `states`."""
+        common, NK, NV = self.sizes("stream")
+        common |= dict(G=1, REVERSE=reverse, INCLUSIVE=False, SCALED=self.scaled, OTHER_V=0, OTHER_BV=1)
+        where = (sequence_of_part, offsets, self.cu_seqlens, self.offsets, self.T, tokens // self.C)
+        grid = (NK * NV * self.H * parts,)
+        return self._entering([(x, y, first, None)], w, scale, parts, where, grid, common)[0]
+
+    def _entering(self, given, w, scale, segments, where, grid, common):
+        """Of each state that is given, as to `states`, what enters each segment."""
+        entering = [self.empty(segments, self.H, self.rows, y.shape[-1]) for _, y, _, _ in given]
+        decay = self.empty(segments, self.H, self.rows)
+        totals = [(x, y, S, None, None, None, None) for (x, y, _, _), S in zip(given, entering, strict=True)]
+        stream_kernel[grid](
+            *_pair(totals), w, decay, None, scale, *where,
+            TOTALS=True, SEGMENTED=True, HAS_FIRST=False, WANTS_LAST=False, **common,
+        )  # fmt: skip
+        _, segment_offsets, *_ = where
+        for (_, _, first, last), S in zip(given, entering, strict=True):
+            self._scan(S, decay, first, last, segments // self.N, segment_offsets, common["REVERSE"])
+        return entering
 
     def _scan(self, written, decay, first, last, parts, offsets, reverse):
         """Put the state entering each part where its writing [parts, H, K, V] was; decay e^{total} [parts, H, K]."""

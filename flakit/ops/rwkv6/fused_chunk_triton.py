@@ -39,6 +39,7 @@ from ..common.bands_triton import (
     CHANNELS,
     CHUNK,
     LEVELS,
+    Parts,
     all_mild,
     bands,
     by_turned,
@@ -46,10 +47,12 @@ from ..common.bands_triton import (
     each,
     finite,
     fits,
+    group,
     load_pair,
     load_turned,
     narrow_product,
     options_of,
+    part,
     power_of_two,
     product,
     sides,
@@ -68,8 +71,8 @@ from ..common.blocks_triton import (
     sums,
     sums_along,
 )
-from ..common.chunks_triton import BLOCK_TOKEN, halves, load_tile, only, state_pointers
-from ..common.launch import ENOUGH, cdiv
+from ..common.chunks_triton import BLOCK_TOKEN, ChunkPlan, halves, load_tile, only, state_pointers
+from ..common.launch import ENOUGH, LONG_CHUNK_SIZE, cdiv
 
 
 @triton.jit
@@ -90,17 +93,14 @@ def _meet(level, C: tl.constexpr):
 
 @triton.jit
 def scores_kernel(
-    r, w, k, u, scores, mild, scale, T,
+    r, w, k, u, scores, mild, scale, T, sequence_of_group, groups_before, cu_seqlens, chunks_before,
     H: tl.constexpr, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, LEVELS: tl.constexpr, CHUNKS: tl.constexpr,
+    PACKED: tl.constexpr,
 ):  # fmt: skip
     """The scores of CHUNKS chunks of a head, a warp's each, and which of them are mild."""
-    i_g, i_h = tl.program_id(0) // H, tl.program_id(0) % H
-    chunks = tl.cdiv(T, C)
-    groups = tl.cdiv(chunks, CHUNKS)
-    i_n = i_g // groups
-    i_c = i_g % groups * CHUNKS
-    start = i_n.to(tl.int64) * T + i_c * C
-    end = (i_n + 1).to(tl.int64) * T
+    i_h, start, end, first_chunk = group(
+        T, sequence_of_group, groups_before, cu_seqlens, chunks_before, CHUNKS, H, C, PACKED
+    )
     o_c, o_b, o_k = tl.arange(0, C), tl.arange(0, CHUNKS), tl.arange(0, BK)
     i, j = o_c[:, None], o_c[None, :]
     N: tl.constexpr = C * CHUNKS
@@ -126,7 +126,7 @@ def scores_kernel(
             high, low = split(tl.where(is_read[None, :, None], b_q, b_k) * weight)
             b_A += only(each(_meet(level, C), CHUNKS), by_turned(high, low, high, low))
     b_A = tl.where((i == j)[None, :, :], own[:, :, None], only((i > j)[None, :, :], b_A))
-    at, there = ((i_n * chunks + i_c + o_b) * H + i_h).to(tl.int64), i_c + o_b < chunks
+    at, there = ((first_chunk + o_b) * H + i_h).to(tl.int64), start + o_b * C < end
     tl.store(mild + at, (lowest > BLOCK_TOKEN).to(tl.float32), mask=there)
     p = scores + at[:, None, None] * (C * C) + (i * C + j)[None, :, :]
     tl.store(p, b_A, mask=there[:, None, None])  # what is above the diagonal too: nothing kept is left to chance
@@ -146,34 +146,34 @@ def _load_scores_turned(p, there, C: tl.constexpr):
 
 @triton.jit
 def forward_kernel(
-    r, w, k, v, o, states, units, scores, first, last, scale, T,
+    r, w, k, v, o, states, units, scores, first, last, scale,
+    T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    KEEP: tl.constexpr, HAS_FIRST: tl.constexpr, WANTS_LAST: tl.constexpr,
+    KEEP: tl.constexpr, HAS_FIRST: tl.constexpr, WANTS_LAST: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """o, chunk after chunk; to KEEP, S. In registers: S^T, and the next chunk's rows on their way."""
-    i_nh = tl.program_id(0)
-    i_n, i_h = i_nh // H, i_nh % H
-    chunks = tl.cdiv(T, C)
-    begin = i_n.to(tl.int64) * T
-    end = begin + T
+    """o of a part of a sequence, chunk after chunk; to KEEP, S. first: the states that enter the parts; last: where
+    that goes which leaves the last of them. In registers: S^T, and the next chunk's rows on their way."""
+    i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = part(
+        T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H, C, PACKED
+    )
     o_k, o_v = tl.arange(0, BK), tl.arange(0, BV)
     m_S = (o_v < V)[:, None] & (o_k < K)[None, :]
     b_S = tl.zeros([BK, BV], dtype=tl.float32)
     if HAS_FIRST:
-        p_first, m_first = state_pointers(first, i_nh, 0, 0, K, V, BK, BV)
+        p_first, m_first = state_pointers(first, i_p * H + i_h, 0, 0, K, V, BK, BV)
         b_S += tl.load(p_first, mask=m_first, other=0.0)
     b_S = bands(tl.trans(b_S))
     by_scale = tl.where(tl.arange(0, 2 * C) < C, scale, 1.0)[None, None, :]
-    p_A = scores + (i_n * chunks * H + i_h).to(tl.int64) * (C * C)
+    p_A = scores + (first_chunk * H + i_h).to(tl.int64) * (C * C)
     w_next = load_turned(w, begin, end, i_h, H, K, C, BK)
     x_next = load_pair(r, k, begin, end, i_h, H, K, C, BK)
     v_next = load_turned(v, begin, end, i_h, H, V, C, BV)
-    A_next = _load_scores_turned(p_A, True, C)
-    for i_c in range(0, chunks):
-        start = begin + i_c * C
-        i = ((i_n * chunks + i_c) * H + i_h).to(tl.int64)
+    A_next = _load_scores_turned(p_A, count > 0, C)
+    for n in range(0, count):
+        start = begin + n * C
+        i = ((first_chunk + n) * H + i_h).to(tl.int64)
         b_w, b_x, b_v, b_A = w_next, x_next, v_next, A_next
-        more = i_c + 1 < chunks
+        more = n + 1 < count
         stop = tl.where(more, end, start + C)
         p_A += H * C * C
         w_next = load_turned(w, start + C, stop, i_h, H, K, C, BK)
@@ -198,8 +198,8 @@ def forward_kernel(
         b_S *= exp(total)[None, None, :]
         b_S = add_given_by_split(b_S, b_v, each(tl.trans(whole(k_high))), each(tl.trans(whole(k_low))))
     if WANTS_LAST:
-        p_last, m_last = state_pointers(last, i_nh, 0, 0, K, V, BK, BV)
-        tl.store(p_last, tl.trans(whole(b_S)), mask=m_last)
+        p_last, m_last = state_pointers(last, i_n * H + i_h, 0, 0, K, V, BK, BV)
+        tl.store(p_last, tl.trans(whole(b_S)), mask=m_last & is_last)
 
 
 @triton.jit
@@ -232,22 +232,22 @@ def _any_pairs(b_q, b_k, b_w, b_P, C: tl.constexpr, LEVELS: tl.constexpr):
 
 @triton.jit
 def backward_kernel(
-    r, w, k, v, u, do, states, units, scores, mild, dr, dw, dk, dv, du, last, first, scale, T,
+    r, w, k, v, u, do, states, units, scores, mild, dr, dw, dk, dv, du, last, first, scale,
+    T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    LEVELS: tl.constexpr, MILD: tl.constexpr, HAS_LAST: tl.constexpr,
+    LEVELS: tl.constexpr, MILD: tl.constexpr, HAS_LAST: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """All gradients of a head that is MILD, or of one that is not, chunk after chunk from the last.
+    """All gradients of a part of a head's sequence that is MILD, or of one that is not, chunk after chunk from the
+    last.
 
-    last: that of the final state; first: where the initial one's goes; du: of each sequence and head. In registers:
-    D^T and du.
+    last: of the states that leave the parts; first: where that of the initial one goes; du: of each part and head. In
+    registers: D^T and du.
     """
-    i_nh = tl.program_id(0)
-    i_n, i_h = i_nh // H, i_nh % H
-    chunks = tl.cdiv(T, C)
-    if all_mild(mild, i_h, i_n * chunks, chunks, H) != MILD:
+    i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = part(
+        T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H, C, PACKED
+    )
+    if all_mild(mild, i_h, first_chunk, count, H) != MILD:
         return
-    begin = i_n.to(tl.int64) * T
-    end = begin + T
     o_c, o_k, o_v = tl.arange(0, C), tl.arange(0, BK), tl.arange(0, BV)
     t, s = o_c[:, None], o_c[None, :]
     m_S = (o_k < K)[:, None] & (o_v < V)[None, :]
@@ -255,15 +255,14 @@ def backward_kernel(
     b_u = tl.reshape(b_u, (BANDS, BK // BANDS))[:, :, None]
     b_D = tl.zeros([BK, BV], dtype=tl.float32)
     if HAS_LAST:
-        p_D, m_D = state_pointers(last, i_nh, 0, 0, K, V, BK, BV)
+        p_D, m_D = state_pointers(last, i_p * H + i_h, 0, 0, K, V, BK, BV)
         b_D += tl.load(p_D, mask=m_D, other=0.0)
     b_D = bands(tl.trans(b_D))
     b_du = tl.zeros([BANDS, BK // BANDS, C], dtype=tl.float32)
     passing = tl.zeros([BK], dtype=tl.float32)
-    for n in range(0, chunks):
-        i_c = chunks - 1 - n
-        start = begin + i_c * C
-        i = ((i_n * chunks + i_c) * H + i_h).to(tl.int64)
+    for n in range(0, count):
+        start = begin + (count - 1 - n) * C
+        i = ((first_chunk + count - 1 - n) * H + i_h).to(tl.int64)
         b_w = load_turned(w, start, end, i_h, H, K, C, BK)
         b_r = load_turned(r, start, end, i_h, H, K, C, BK)
         b_k = load_turned(k, start, end, i_h, H, K, C, BK)
@@ -272,7 +271,7 @@ def backward_kernel(
         b_A = _load_scores(scores + i * (C * C), True, C)
         unit = tl.load(units + i + tl.zeros([BK], tl.int32))
         expect(states + i * K * V + o_v * K, o_v < V, 1)  # there are no registers for it yet
-        more = (o_c >= 0) & (i_c > 0)
+        more = (o_c >= 0) & (n + 1 < count)
         p_rows = (start - C + o_c) * H + i_h
         expect(w + p_rows * K, more, BK)
         expect(r + p_rows * K, more, BK)
@@ -351,50 +350,66 @@ def backward_kernel(
         b_D = add_given_by_split(b_D, bands(b_do), each(tl.trans(whole(q_high))), each(tl.trans(whole(q_low))))
     if MILD:
         b_D *= exp(passing)[None, None, :]
-    p_D, m_D = state_pointers(first, i_nh, 0, 0, K, V, BK, BV)
-    tl.store(p_D, tl.trans(whole(b_D)), mask=m_D)
-    tl.store(du + i_nh * K + o_k, tl.reshape(tl.sum(b_du, 2), (BK,)), mask=o_k < K)
+    p_D, m_D = state_pointers(first, i_n * H + i_h, 0, 0, K, V, BK, BV)
+    tl.store(p_D, tl.trans(whole(b_D)), mask=m_D & is_first)
+    tl.store(du + (i_p * H + i_h) * K + o_k, tl.reshape(tl.sum(b_du, 2), (BK,)), mask=o_k < K)
 
 
 def takes(r, v, cu_seqlens, chunk_size) -> bool:
     """Whether these kernels are the ones for a call: asked for with chunks of 16, or fastest by themselves."""
     B, _, H, _ = r.shape
-    return fits(r, v) and cu_seqlens is None and (chunk_size == CHUNK or (not chunk_size and B * H >= ENOUGH // 4))
+    return fits(r, v) and (chunk_size == CHUNK or (not chunk_size and cu_seqlens is None and B * H >= ENOUGH // 4))
+
+
+class _Plan(Parts):
+    """Parts of RWKV6's sequences, and what is kept of them."""
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """How many numbers are kept: of states, what they are multiples of, the scores, and the flags."""
+        heads = self.chunks * self.H
+        return heads * self.K * self.V, heads, heads * CHUNK * CHUNK, heads
+
+    def entering(self, x, y, w, scale, first, where, reverse: bool):
+        """The states that enter the parts of all sequences (reverse: the gradients of those that leave them)."""
+        if not self.several:
+            return first
+        _, sequence_of_part, before, *_ = where
+        stream = ChunkPlan("rwkv6", x, self.V, self.cu_seqlens, LONG_CHUNK_SIZE)
+        tokens = CHUNK * self.L
+        return stream.entering(x, y, w, scale, first, self.parts, sequence_of_part, before, tokens, reverse)
 
 
 def kept_shapes(r, k, v, w, u, cu_seqlens, chunk_size) -> tuple[tuple[int, ...], ...]:
     """Shapes of what `forward` keeps for `backward`: the state entering every chunk, two 16-bit numbers to one; what
     these are multiples of, the scores, and which chunks are mild, in one tensor."""
-    states, *others = _sizes(r, v)
+    states, *others = _Plan(r, v, cu_seqlens).sizes
     return (cdiv(states, 2),), (sum(others),)
-
-
-def _sizes(r, v) -> tuple[int, int, int, int]:
-    """How many numbers the states are, what they are multiples of, the scores, and the flags."""
-    (B, T, H, K), V = r.shape, v.shape[-1]
-    chunks = B * cdiv(T, CHUNK) * H
-    return chunks * K * V, chunks, chunks * CHUNK * CHUNK, chunks
 
 
 def forward(r, k, v, w, u, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep):
     """o, the final state (None unless asked for), and as in `kept_shapes`."""
-    (B, T, H, K), V = r.shape, v.shape[-1]
+    plan = _Plan(r, v, cu_seqlens)
     (states_shape,), (others_shape,) = kept_shapes(r, k, v, w, u, cu_seqlens, chunk_size)
-    states = r.new_empty(states_shape if keep else 0, dtype=torch.float32)
-    others = states.new_empty(others_shape)
-    if keep and B * cdiv(T, CHUNK) * H * K * V % 2:
-        states[-1:] = 0  # half of it is written, and no output may be left to chance
-    units, scores, mild = others.split(_sizes(r, v)[1:])
-    o, final_state = torch.empty_like(v), others.new_empty(B, H, K, V) if output_final_state else None
-    options = options_of("rwkv6.fused.scores", r)
+    # What is kept is not left to chance, and of packed sequences not all of it is written.
+    new = r.new_zeros if plan.packed else r.new_empty
+    states, others = (new(shape, dtype=torch.float32) for shape in (states_shape if keep else 0, others_shape))
+    if keep and plan.sizes[0] % 2:
+        states[-1:] = 0  # half of it is written
+    units, scores, mild = others.split(plan.sizes[1:])
+    final_state = others.new_empty(plan.N, plan.H, plan.K, plan.V) if output_final_state else None
+    o, options = torch.empty_like(v), options_of("rwkv6.fused.scores", r)
     together = options["num_warps"]
-    scores_kernel[(B * cdiv(T, CHUNK * together) * H,)](
-        r, w, k, u, scores, mild, scale, T, LEVELS=LEVELS, CHUNKS=together, **options
-    )
-    forward_kernel[(B * H,)](
-        r, w, k, v, o, states.view(torch.float16), units, scores, initial_state, final_state, scale, T,
-        V=V, BV=CHANNELS, KEEP=keep, HAS_FIRST=initial_state is not None, WANTS_LAST=output_final_state,
-        **options_of("rwkv6.fused.forward", r),
+    scores_kernel[(plan.room(CHUNK * together) * plan.H,)](
+        r, w, k, u, scores, mild, scale, *plan.where(CHUNK * together), LEVELS=LEVELS, CHUNKS=together,
+        PACKED=plan.packed, **options,
+    )  # fmt: skip
+    where = plan.where(CHUNK * plan.L, plan.L)
+    first = plan.entering(k, v, w, 1.0, initial_state, where, reverse=False)
+    forward_kernel[(plan.parts * plan.H,)](
+        r, w, k, v, o, states.view(torch.float16), units, scores, first, final_state, scale, *where,
+        V=plan.V, BV=CHANNELS, KEEP=keep, HAS_FIRST=first is not None, WANTS_LAST=output_final_state,
+        PACKED=plan.packed, **options_of("rwkv6.fused.forward", r),
     )  # fmt: skip
     return o, final_state, (states, others)
 
@@ -402,14 +417,17 @@ def forward(r, k, v, w, u, scale, initial_state, output_final_state, cu_seqlens,
 def backward(r, k, v, w, u, scale, initial_state, cu_seqlens, chunk_size, kept, do, dfinal_state):
     """dr, dk, dv, dw in their inputs' dtypes, du [H, K] and dinitial_state [N, H, K, V] in float32."""
     states, others = kept
-    (B, T, H, K), V = r.shape, v.shape[-1]
-    units, scores, mild = others.split(_sizes(r, v)[1:])
+    plan = _Plan(r, v, cu_seqlens)
+    units, scores, mild = others.split(plan.sizes[1:])
     dr, dk, dv, dw = (torch.empty_like(x) for x in (r, k, v, w))
-    dinitial_state, du = others.new_empty(B, H, K, V), others.new_empty(B, H, K)
+    dinitial_state = others.new_empty(plan.N, plan.H, plan.K, plan.V)
+    du = others.new_empty(plan.parts, plan.H, plan.K)
+    where = plan.where(CHUNK * plan.L, plan.L)
+    last = plan.entering(r, do, w, scale, dfinal_state, where, reverse=True)
     for way in "mild", "dyadic":
-        backward_kernel[(B * H,)](
+        backward_kernel[(plan.parts * plan.H,)](
             r, w, k, v, u, do, states.view(torch.float16), units, scores, mild, dr, dw, dk, dv, du,
-            dfinal_state, dinitial_state, scale, T, V=V, BV=CHANNELS, LEVELS=LEVELS, MILD=int(way == "mild"),
-            HAS_LAST=dfinal_state is not None, **options_of(f"rwkv6.fused.backward.{way}", r),
+            last, dinitial_state, scale, *where, V=plan.V, BV=CHANNELS, LEVELS=LEVELS, MILD=int(way == "mild"),
+            HAS_LAST=last is not None, PACKED=plan.packed, **options_of(f"rwkv6.fused.backward.{way}", r),
         )  # fmt: skip
     return dr, dk, dv, dw, du.sum(0), dinitial_state

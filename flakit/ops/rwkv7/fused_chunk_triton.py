@@ -51,6 +51,7 @@ from ..common.bands_triton import (
     CHANNELS,
     CHUNK,
     LEVELS,
+    Parts,
     all_mild,
     bands,
     by_turned,
@@ -58,10 +59,12 @@ from ..common.bands_triton import (
     each,
     finite,
     given,
+    group,
     load_pair,
     load_turned,
     narrow_product,
     options_of,
+    part,
     power_of_two,
     product,
     sides,
@@ -84,13 +87,10 @@ from ..common.blocks_triton import (
     sums_along,
 )
 from ..common.chunks_triton import BLOCK_TOKEN, load_tile, only, state_pointers
-from ..common.launch import ENOUGH, TABLE, cdiv
-from ..common.packed import chunk_offsets, max_chunks, sequence_of_each
+from ..common.launch import TABLE, cdiv
 
 UNITS = CHANNELS + 1
 """Powers of two that what is kept of a chunk and head is multiples of: each row of v2^T, and the state."""
-SHORTEST_PART = 8
-"""Chunks; below it, cutting sequences into parts costs more than it brings."""
 GONE = tl.constexpr(-128.0)
 """A decay of which float32 keeps nothing, as in `load_decays`. A NaN is not lost with it: the scores have it."""
 
@@ -158,21 +158,9 @@ def scores_kernel(
 
     Two matrices [C, C] of a chunk hold all four: A_rk and N, turned, on and above the diagonal, below it A_ak and U.
     """
-    i_g, i_h = tl.program_id(0) // H, tl.program_id(0) % H
-    if PACKED:
-        i_n = tl.load(sequence_of_group + i_g)
-        start = tl.load(cu_seqlens + i_n).to(tl.int64)
-        end = tl.minimum(tl.load(cu_seqlens + i_n + 1).to(tl.int64), T)
-        i_c = (i_g - tl.load(groups_before + i_n)) * CHUNKS
-        first_chunk = tl.load(chunks_before + i_n)
-    else:
-        chunks = tl.cdiv(T, C)
-        groups = tl.cdiv(chunks, CHUNKS)
-        i_n, i_c = i_g // groups, i_g % groups * CHUNKS
-        start = i_n.to(tl.int64) * T
-        end = start + T
-        first_chunk = i_n * chunks
-    start += i_c * C
+    i_h, start, end, first_chunk = group(
+        T, sequence_of_group, groups_before, cu_seqlens, chunks_before, CHUNKS, H, C, PACKED
+    )
     o_c, o_b = tl.arange(0, C), tl.arange(0, CHUNKS)
     i, j = o_c[:, None], o_c[None, :]
     N: tl.constexpr = C * CHUNKS
@@ -222,7 +210,7 @@ def scores_kernel(
     b_U, b_X = _inverse_and_turned(b_A, C, LEVELS)
     A_high, A_low = split(tl.where((i >= j)[None, :, :], A_rb, 0.0))
     X_high, X_low = split(b_X)
-    at, there = ((first_chunk + i_c + o_b) * H + i_h).to(tl.int64), start + o_b * C < end
+    at, there = ((first_chunk + o_b) * H + i_h).to(tl.int64), start + o_b * C < end
     tl.store(mild + at, (lowest > BLOCK_TOKEN).to(tl.float32), mask=there)
     p = scores + at[:, None, None] * (2 * C * C)
     p, p_turned = p + (i * C + j)[None, :, :], p + (j * C + i)[None, :, :]
@@ -281,32 +269,6 @@ def _decays_about_middle(b_w, C: tl.constexpr):
 
 
 @triton.jit
-def _part(T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H: tl.constexpr, C: tl.constexpr,
-          PACKED: tl.constexpr):  # fmt: skip
-    """This program's part of L chunks, of all there are, its sequence and its head; where the part begins and the
-    sequence ends; the number of its first chunk, and how many it has; whether it is the sequence's first, or last."""
-    i_p, i_h = tl.program_id(0) // H, tl.program_id(0) % H
-    if PACKED:
-        i_n = tl.load(sequence_of_part + i_p)
-        begin = tl.load(cu_seqlens + i_n).to(tl.int64)
-        end = tl.minimum(tl.load(cu_seqlens + i_n + 1).to(tl.int64), T)
-        chunks = tl.cdiv(end - begin, C).to(tl.int32)
-        part = (i_p - tl.load(parts_before + i_n)) * L
-        first_chunk = tl.load(chunks_before + i_n)
-    else:
-        chunks = tl.cdiv(T, C)
-        parts = tl.cdiv(chunks, L)
-        i_n, part = i_p // parts, i_p % parts * L
-        begin = i_n.to(tl.int64) * T
-        end = begin + T
-        first_chunk = i_n * chunks
-    # There is room for more parts than are filled. A sequence without tokens has one, of no chunk.
-    count = tl.maximum(tl.minimum(chunks - part, L), 0)
-    is_last = (part + L >= chunks) & ((count > 0) | (part == 0))
-    return i_p, i_n, i_h, begin + part * C, end, first_chunk + part, count, part == 0, is_last
-
-
-@triton.jit
 def _found_pointers(found, i, V: tl.constexpr, C: tl.constexpr, BV: tl.constexpr):
     """Pointers and mask of v2^T of chunk and head i, [BV, C]."""
     o_c, o_v = tl.arange(0, C), tl.arange(0, BV)
@@ -323,7 +285,7 @@ def carry_kernel(
     """What a part makes of the state that enters it: M, which it makes of a unit matrix if no v is written, and what
     it makes of 0, or the first part of the initial state. In registers: both, turned, and the next chunk's rows on
     their way."""
-    i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = _part(
+    i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = part(
         T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H, C, PACKED
     )
     count = tl.where(is_last, 0, count)  # nobody waits for it, but what is kept is not left to chance
@@ -389,7 +351,7 @@ def carry_grads_kernel(
 ):  # fmt: skip
     """The gradient of the state that enters a part, where that of the one which leaves it is 0, or of the last part
     the final state's. In registers: D^T, and the rows of the chunk before on their way."""
-    i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = _part(
+    i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = part(
         T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H, C, PACKED
     )
     if is_first:
@@ -486,7 +448,7 @@ def forward_kernel(
 ):  # fmt: skip
     """o of a part of a sequence, chunk after chunk; to KEEP, S and v2. first: the states that enter the parts; last:
     where that goes which leaves the last of them. In registers: S^T, and the next chunk's rows on their way."""
-    i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = _part(
+    i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = part(
         T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H, C, PACKED
     )
     o_r, o_k, o_v = tl.arange(0, 2 * C), tl.arange(0, BK), tl.arange(0, BV)
@@ -588,7 +550,7 @@ def backward_kernel(
 ):  # fmt: skip
     """All gradients of a part of a head's sequence that is MILD, or of one that is not, chunk after chunk from the
     last. last: of the states that leave the parts; first: where that of the initial one goes. In registers: D^T."""
-    i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = _part(
+    i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = part(
         T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H, C, PACKED
     )
     if all_mild(mild, i_h, first_chunk, count, H) != MILD:
@@ -711,26 +673,8 @@ def backward_kernel(
     tl.store(p_D, tl.trans(whole(b_D)), mask=m_D & is_first)
 
 
-class _Plan:
-    """How the sequences of a call are cut: into chunks, and where heads are few into parts, which fill a GPU."""
-
-    def __init__(self, r, v, cu_seqlens):
-        (B, self.T, self.H, self.K), self.V = r.shape, v.shape[-1]
-        self.cu_seqlens, self.packed = cu_seqlens, cu_seqlens is not None
-        self.N = cu_seqlens.shape[0] - 1 if self.packed else B
-        self.chunks = self.room(CHUNK)
-        enough = ENOUGH // 2  # two a multiprocessor, which is all that their registers allow
-        if self.packed:
-            L = cdiv(self.chunks * self.H, 2 * enough)  # finer: sequences are of unlike length
-        else:
-            L = cdiv(cdiv(self.T, CHUNK), max(1, enough // (self.N * self.H)))
-        self.L = max(SHORTEST_PART, L)
-        self.parts = self.room(CHUNK * self.L)
-        self.several = self.T > CHUNK * self.L
-
-    def room(self, tokens: int) -> int:
-        """Pieces of so many tokens; of packed sequences, how many there may be."""
-        return max_chunks(self.T, self.N, tokens) if self.packed else self.N * cdiv(self.T, tokens)
+class _Plan(Parts):
+    """Parts of RWKV7's sequences, and what is kept of them."""
 
     @property
     def sizes(self) -> tuple[int, int, int, int, int]:
@@ -738,14 +682,6 @@ class _Plan:
         heads = self.chunks * self.H
         products = self.parts * self.H * self.K**2 if self.several else 0
         return heads * (self.K + CHUNK) * self.V, heads * UNITS, heads * 2 * CHUNK * CHUNK, heads, products
-
-    def where(self, tokens: int, *more) -> tuple:
-        """What a kernel takes to find its piece of so many tokens."""
-        if not self.packed:
-            return self.T, None, None, None, None, *more
-        before = chunk_offsets(self.cu_seqlens, tokens, least=1)
-        chunks_before = chunk_offsets(self.cu_seqlens, CHUNK)
-        return self.T, sequence_of_each(before, self.room(tokens)), before, self.cu_seqlens, chunks_before, *more
 
     def entering(self, products, written, first, where, reverse: bool):
         """The states that enter the parts of all sequences (reverse: the gradients of those that leave them)."""
