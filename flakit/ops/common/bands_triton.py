@@ -244,18 +244,25 @@ def options_of(kernel: str, r) -> dict:
 class Parts:
     """How the sequences of a call are cut: into chunks, and where heads are few into parts, which fill a GPU."""
 
-    def __init__(self, r, v, cu_seqlens):
+    def __init__(self, r, v, cu_seqlens, enough: int = ENOUGH // 2):
+        """enough: programs that fill a GPU, by the registers that each takes; the default is two a multiprocessor."""
         (B, self.T, self.H, self.K), self.V = r.shape, v.shape[-1]
         self.cu_seqlens, self.packed = cu_seqlens, cu_seqlens is not None
         self.N = cu_seqlens.shape[0] - 1 if self.packed else B
         self.chunks = self.room(CHUNK)
-        enough = ENOUGH // 2  # two a multiprocessor, which is all that their registers allow
+        heads = self.N * self.H
         if self.packed:
             L = cdiv(self.chunks * self.H, 2 * enough)  # finer: sequences are of unlike length
+        elif heads > ENOUGH // 4:
+            L = cdiv(self.T, CHUNK)
         else:
-            L = cdiv(cdiv(self.T, CHUNK), max(1, enough // (self.N * self.H)))
+            # As few as fill a GPU, or some more, if the programs of the last round are then not left with so much.
+            fewest = enough // heads
+            parts = min(range(fewest, 2 * fewest + 2), key=lambda n: cdiv(n * heads, enough) / n)
+            L = cdiv(cdiv(self.T, CHUNK), parts)
         self.L = cdiv(max(SHORTEST_PART, L), LONGEST) * LONGEST
         self.parts = self.room(CHUNK * self.L)
+        self._chunks_before = None
         self.several = self.parts > self.N
 
     def room(self, tokens: int) -> int:
@@ -267,5 +274,6 @@ class Parts:
         if not self.packed:
             return self.T, None, None, None, None, *more
         before = chunk_offsets(self.cu_seqlens, tokens, least=1)
-        chunks_before = chunk_offsets(self.cu_seqlens, CHUNK)
-        return self.T, sequence_of_each(before, self.room(tokens)), before, self.cu_seqlens, chunks_before, *more
+        if self._chunks_before is None:
+            self._chunks_before = chunk_offsets(self.cu_seqlens, CHUNK)
+        return self.T, sequence_of_each(before, self.room(tokens)), before, self.cu_seqlens, self._chunks_before, *more

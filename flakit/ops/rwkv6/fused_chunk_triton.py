@@ -361,6 +361,10 @@ def takes(r, v, cu_seqlens, chunk_size) -> bool:
     return fits(r, v) and (chunk_size == CHUNK or (not chunk_size and cu_seqlens is None and B * H >= ENOUGH // 4))
 
 
+FORWARD = 3 * ENOUGH // 4
+"""Programs of the forward kernel that fill a GPU: three a multiprocessor, where the backward one has two."""
+
+
 class _Plan(Parts):
     """Parts of RWKV6's sequences, and what is kept of them."""
 
@@ -389,7 +393,7 @@ def kept_shapes(r, k, v, w, u, cu_seqlens, chunk_size) -> tuple[tuple[int, ...],
 
 def forward(r, k, v, w, u, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep):
     """o, the final state (None unless asked for), and as in `kept_shapes`."""
-    plan = _Plan(r, v, cu_seqlens)
+    plan = _Plan(r, v, cu_seqlens, FORWARD)
     (states_shape,), (others_shape,) = kept_shapes(r, k, v, w, u, cu_seqlens, chunk_size)
     # What is kept is not left to chance, and of packed sequences not all of it is written.
     new = r.new_zeros if plan.packed else r.new_empty
