@@ -101,19 +101,27 @@ def test_how_many_tokens_a_chunk_has():
 @pytest.mark.skipif(not has_triton(), reason="needs Triton")
 def test_fused_chunks_are_taken_of_16_bit_heads_that_fit():
     from flakit.ops.common.bands_triton import fits
-    from flakit.ops.rwkv6.fused_chunk_triton import takes
 
-    def taken(size, H=32, K=64, V=64, dtype=torch.bfloat16, offsets=None):
-        return takes(torch.empty(4, 8, H, K, dtype=dtype), torch.empty(4, 8, H, V, dtype=dtype), offsets, size)
+    def taken(K=64, V=64, dtype=torch.bfloat16):
+        return fits(torch.empty(1, 8, 2, K, dtype=dtype), torch.empty(1, 8, 2, V, dtype=dtype))
 
-    assert taken(0) and taken(16) and taken(16, H=1) and taken(0, dtype=torch.float16) and taken(0, K=33, V=33)
-    others = [dict(K=32), dict(V=65), dict(dtype=torch.float32)]
-    for other in others:
-        x = torch.empty(1, 8, 1, other.get("K", 64), dtype=other.get("dtype", torch.float16))
-        assert not fits(x, x.new_empty(1, 8, 1, other.get("V", 64)))
-    # RWKV6 has them only where heads fill a GPU or chunks of 16 are asked for.
-    assert not any(taken(size, **other) for size in (0, 16) for other in [*others, dict(offsets=torch.tensor([0, 8]))])
-    assert not taken(0, H=31) and not taken(32) and not taken(64)
+    assert taken() and taken(dtype=torch.float16) and taken(K=33, V=33)
+    assert not any(taken(**other) for other in (dict(K=32), dict(V=65), dict(dtype=torch.float32)))
+
+
+@pytest.mark.skipif(not has_triton(), reason="needs Triton")
+@pytest.mark.parametrize(
+    ("B", "T", "H", "packed", "parts"),
+    [(8, 4096, 32, 0, 1), (4, 4096, 32, 0, 2), (3, 4096, 32, 0, 5), (1, 32768, 32, 0, 8), (1, 300, 1, 0, 3),
+     (1, 32768, 32, 8, 23), (1, 100, 1, 3, 3)],
+)  # fmt: skip
+def test_sequences_are_cut_into_parts_that_fill_a_gpu(B, T, H, packed, parts):
+    from flakit.ops.common.bands_triton import CHUNK, Parts
+
+    x = torch.empty(B, T, H, 64, dtype=torch.bfloat16, device="meta")
+    plan = Parts(x, x, torch.zeros(packed + 1, dtype=torch.int32) if packed else None)
+    assert plan.parts == parts * (1 if packed else B) and plan.several == (parts > max(1, packed))
+    assert plan.L * CHUNK % 64 == 0 and plan.L * CHUNK * plan.parts >= T
 
 
 def test_rows_tried_are_seen_by_every_thread_and_leave_no_trace():

@@ -110,11 +110,12 @@ def test_the_way_of_a_head_in_fused_chunks(place, op, token, mild, monkeypatch, 
 @pytest.mark.parametrize("tokens, mild", [(13, True), (14, False), (27, False)])
 def test_a_steep_half_is_not_mild_however_flat_the_other_is(place, tokens, mild, late, monkeypatch, poisoned_memory):
     """In chunks of 64: 27 tokens of e^-4 in one half would be a factor of e^108 about the middle."""
-    op, size = "rwkv6", 64
+    op, size = "gsa", 64
     dtype = "bfloat16" if place.device == "cuda" else "float16"  # which stands in for it in the interpreter
-    made, arriving = place.make(of(op, SETTING), T=2 * size, H=1, K=size, V=size, dtype=dtype)
-    made["w"] = torch.zeros_like(made["w"])
-    made["w"][0, slice(-tokens, None) if late else slice(size, size + tokens), 0, 3] = -3.96875
+    setting = replace(of(op, SETTING), M=size, group=1)
+    made, arriving = place.make(setting, T=2 * size, H=1, K=size, V=size, dtype=dtype)
+    made["g"] = torch.zeros_like(made["g"])
+    made["g"][0, slice(-tokens, None) if late else slice(size, size + tokens), 0, 3] = -3.96875
     assert chunks_taken(monkeypatch, place, op, made, 1, size) == [True, mild]
     assert chunks_taken(monkeypatch, place, op, made, 0, size) == [False, not mild]
     place.check(made, arriving, "chunk", op, chunk_size=size)
@@ -131,7 +132,7 @@ def test_float32_never_takes_the_mild_way(place, op, monkeypatch, poisoned_memor
 @TRITON
 @pytest.mark.parametrize("packing", ["none", "packed"])
 @pytest.mark.parametrize(
-    "op, K, V, G", [("rwkv6", 64, 64, 1), ("rwkv6", 80, 16, 1), ("gsa", 64, 64, 1), ("gsa", 16, 40, 2)]
+    "op, K, V, G", [("rwkv6", 32, 64, 1), ("rwkv6", 80, 16, 1), ("gsa", 64, 64, 1), ("gsa", 16, 40, 2)]
 )
 def test_one_program_looks_at_several_chunks(place, op, K, V, G, packing, monkeypatch, poisoned_memory):
     """Chunks of three heads, some of them mild: of those that a program looks at, it computes what is not."""

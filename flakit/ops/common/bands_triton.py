@@ -242,7 +242,11 @@ def options_of(kernel: str, r) -> dict:
 
 
 class Parts:
-    """How the sequences of a call are cut: into chunks, and where heads are few into parts, which fill a GPU."""
+    """How the sequences of a call are cut: into chunks, and into parts of L chunks, each of which a program walks.
+
+    Where there are more heads of all sequences than 128, about one for each multiprocessor of an H200, and sequences
+    are not packed, a part is all of a sequence. Else there are as many as fill a GPU.
+    """
 
     def __init__(self, r, v, cu_seqlens, enough: int = ENOUGH // 2):
         """enough: programs that fill a GPU, by the registers that each takes; the default is two a multiprocessor."""
@@ -256,9 +260,9 @@ class Parts:
         elif heads > ENOUGH // 4:
             L = cdiv(self.T, CHUNK)
         else:
-            # As few as fill a GPU, or some more, if the programs of the last round are then not left with so much.
-            fewest = enough // heads
-            parts = min(range(fewest, 2 * fewest + 2), key=lambda n: cdiv(n * heads, enough) / n)
+            parts = enough // max(1, heads)
+            if parts < 8:  # some more, if fewer of a GPU's places are then left empty
+                parts = min(range(parts, 2 * parts + 2), key=lambda n: cdiv(n * heads, enough) / n)
             L = cdiv(cdiv(self.T, CHUNK), parts)
         self.L = cdiv(max(SHORTEST_PART, L), LONGEST) * LONGEST
         self.parts = self.room(CHUNK * self.L)

@@ -31,7 +31,7 @@ CHUNK_SIZE = 32
 """Tokens a chunk where the caller does not say, unless long ones are right."""
 
 LONG_CHUNK_SIZE = 64
-"""Likewise of RWKV6 and GSA in bfloat16 where 33 to 64 channels or slots decay, which is what models have."""
+"""Likewise of GSA in bfloat16 with 33 to 64 slots, which is what models have, and of the stream of RWKV6's parts."""
 
 SHORT_CHUNK_SIZE = 16
 """Likewise of RWKV7 in float32, whose work inside a chunk grows faster than what lies between chunks shrinks."""

@@ -9,8 +9,8 @@ from ..common import validation as check
 from ..common.dispatch import autocast, check_chunk_size, choose_backend
 from ..common.registration import Registered
 
-CHUNK_SIZES = (16, 32, 64)
-"""Of the kernels."""
+CHUNK_SIZES = (32,)
+"""Of the kernels, but for the fused ones."""
 
 
 class RWKV6Output(NamedTuple):
@@ -62,10 +62,8 @@ def chunk_rwkv6(
             zero hands its initial state on.
         cu_seqlens_cpu: a copy of cu_seqlens on the CPU, whose values are checked without waiting for a GPU.
         chunk_size: tokens a chunk, a power of two up to 256, or None for the backend's own choice. The kernels take the
-            nearest of 16, 32 and 64. For 16-bit heads of 33 to 64 channels, not packed, 16 means one program for a
-            head's whole sequence, and is the choice where B H >= 128; for all others 16 is taken as 32. 64 is for
-            bfloat16 heads of that size, and the choice where they are fewer or packed. The choice for all else is 32.
-            It changes rounding and speed only.
+            one they have: 16 for 16-bit heads of 33 to 64 channels, 32 for all others. It changes rounding and speed
+            only.
         head_first, reverse: accepted as False only: [B, T, H, ...] is the one layout, and time runs forwards.
         backend: "triton" (default on CUDA; on CPU under TRITON_INTERPRET=1), "torch" (default elsewhere) or
             "reference" (the recurrence, step by step).

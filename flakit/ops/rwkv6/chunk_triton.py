@@ -5,8 +5,8 @@ Forward:  `stream_kernel`   the state entering each chunk, and whether the chunk
 Backward: `stream_kernel`   in reverse: the gradient of the state leaving each chunk
           `value_grads_kernel`, `key_grads_kernel`  dv; dr, dk, dw and each chunk's share of du
 
-16-bit heads of 33 to 64 channels go through chunks of 16 by `fused_chunk_triton` if they are not packed and there are
-128 of them, or if such chunks are asked for. Here are the kernels for all others.
+16-bit heads of 33 to 64 channels go through chunks of 16 by `fused_chunk_triton`. Here are the kernels for all others,
+32 tokens a chunk.
 
 Formulas as in `chunk_torch`. There are two ways through a chunk; both are launched and each leaves the other's chunks
 alone:
@@ -15,7 +15,7 @@ alone:
   what is left, e^{mid} and e^{total - mid}, lies in the scales that mild kernels are given (`store_state`);
 - any other: dyadic products whose factors are all in [0, 1] (`common.decay`), which no w <= 0 can break. Where blocks
   of 16 rows decay little enough, each of those is one product about its own middle (`about_blocks`).
-Chunks have 64 tokens where heads have 33 to 64 channels of bfloat16, else 32. Loads stand before what is computed.
+Loads stand before what is computed.
 
 Beside 16-bit inputs, operands that decays about the middle are in are split into two bfloat16 numbers
 (`blocks_triton.split`): 16 bits of mantissa instead of TF32's 11, all of float32's range, twice TF32's speed, and
@@ -36,6 +36,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ..common.bands_triton import fits
 from ..common.blocks_triton import (
     add_product,
     add_split_by_given,
@@ -458,27 +459,21 @@ def _launch(plan, kernel, mild_kernel, any_kernel, *given):
             any_kernel[grid](*taken, *plan.where, plan.chunks, SCALED=plan.scaled, AT_ONCE=plan.at_once, **options)
 
 
-def _tokens(chunk_size: int) -> int:
-    """Tokens a chunk of these kernels, 0 for as many as is best: of chunks of 16 LLVM compiles some wrongly
-    (data/tuning.md)."""
-    return max(chunk_size, CHUNK_SIZE) if chunk_size else 0
-
-
 def kept_shapes(r, k, v, w, u, cu_seqlens, chunk_size) -> tuple[tuple[int, ...], ...]:
     """Shapes of what `forward` keeps for `backward`: the state entering every chunk, and which chunks are mild."""
-    if fused_chunk_triton.takes(r, v, cu_seqlens, chunk_size):
+    if fits(r, v):
         return fused_chunk_triton.kept_shapes(r, k, v, w, u, cu_seqlens, chunk_size)
-    plan = "rwkv6", r, v.shape[-1], cu_seqlens, _tokens(chunk_size)
+    plan = "rwkv6", r, v.shape[-1], cu_seqlens, CHUNK_SIZE
     return kept_states_shape(*plan), (flags_of(*plan),)
 
 
 def forward(r, k, v, w, u, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep):
     """o, the final state (None unless asked for), and as in `kept_shapes`."""
-    if fused_chunk_triton.takes(r, v, cu_seqlens, chunk_size):
+    if fits(r, v):
         return fused_chunk_triton.forward(
             r, k, v, w, u, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep
         )
-    plan = ChunkPlan("rwkv6", r, v.shape[-1], cu_seqlens, _tokens(chunk_size))
+    plan = ChunkPlan("rwkv6", r, v.shape[-1], cu_seqlens, CHUNK_SIZE)
     o, final_state = torch.empty_like(v), plan.empty(plan.state_shape()) if output_final_state else None
     kept, mild = plan.states(k, v, w, 1.0, initial_state, final_state, reverse=False)
     states = plan.unpacked(kept, plan.columns)
@@ -488,11 +483,11 @@ def forward(r, k, v, w, u, scale, initial_state, output_final_state, cu_seqlens,
 
 def backward(r, k, v, w, u, scale, initial_state, cu_seqlens, chunk_size, kept, do, dfinal_state):
     """dr, dk, dv, dw in their inputs' dtypes, du [H, K] and dinitial_state [N, H, K, V] in float32."""
-    if fused_chunk_triton.takes(r, v, cu_seqlens, chunk_size):
+    if fits(r, v):
         return fused_chunk_triton.backward(
             r, k, v, w, u, scale, initial_state, cu_seqlens, chunk_size, kept, do, dfinal_state
         )
-    plan = ChunkPlan("rwkv6", r, v.shape[-1], cu_seqlens, _tokens(chunk_size))
+    plan = ChunkPlan("rwkv6", r, v.shape[-1], cu_seqlens, CHUNK_SIZE)
     dr, dk, dv, dw = (torch.empty_like(x) for x in (r, k, v, w))
     dinitial_state, du = plan.empty(plan.state_shape()), plan.empty(plan.chunks, plan.H, plan.rows)
     dkept, _ = plan.states(r, do, w, scale, dfinal_state, dinitial_state, reverse=True)

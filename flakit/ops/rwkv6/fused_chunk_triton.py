@@ -1,8 +1,7 @@
 """RWKV6 in chunks of 16 tokens, a head's whole sequence in one program: a forward kernel, a backward one, and one
 before them that is parallel over all chunks and forms their scores.
 
-What 16-bit heads of 33 to 64 channels, not packed, take where batch times heads are 128 or more, about one program for
-each multiprocessor of an H200, or where chunks of 16 are asked for.
+What 16-bit heads of 33 to 64 channels take.
 
 With q = scale r and the scores A, A_ij = sum_k q_i k_j e^{decay strictly between j and i} for i > j, sum_k q_i u k_i on
 the diagonal, 0 above it, a chunk is
@@ -13,6 +12,10 @@ the diagonal, 0 above it, a chunk is
 `scores_kernel` finds A; what follows one chunk after the other is a few products with a state. `forward_kernel` keeps
 S in float16 for the backward kernel. Everything lies turned, in bands (`common.bands_triton`): S^T, D^T, o^T and dv^T
 in bands of channels of v, the gradients of q, k and w in bands of channels of k.
+
+**Parts.** Where heads are few or sequences packed, each is cut into parts, with a program each (`bands_triton.Parts`).
+What enters each part is found before: a part makes of a state e^{total} S + N, N being what it makes of 0, and so of D
+(`chunks_triton`, `stream_kernel` and `scan_kernel`).
 
 **Ways.** No factor of `forward_kernel` is above 1, whatever the decay. A chunk is mild if each of its log decays is
 above `BLOCK_TOKEN`. `scores_kernel` has some chunks at a time. If all of them are mild, their scores are one product
@@ -46,7 +49,6 @@ from ..common.bands_triton import (
     column,
     each,
     finite,
-    fits,
     group,
     load_pair,
     load_turned,
@@ -355,12 +357,6 @@ def backward_kernel(
     tl.store(du + (i_p * H + i_h) * K + o_k, tl.reshape(tl.sum(b_du, 2), (BK,)), mask=o_k < K)
 
 
-def takes(r, v, cu_seqlens, chunk_size) -> bool:
-    """Whether these kernels are the ones for a call: asked for with chunks of 16, or fastest by themselves."""
-    B, _, H, _ = r.shape
-    return fits(r, v) and (chunk_size == CHUNK or (not chunk_size and cu_seqlens is None and B * H >= ENOUGH // 4))
-
-
 FORWARD = 3 * ENOUGH // 4
 """Programs of the forward kernel that fill a GPU: three a multiprocessor, where the backward one has two."""
 
@@ -379,7 +375,7 @@ class _Plan(Parts):
         if not self.several:
             return first
         _, sequence_of_part, before, *_ = where
-        stream = ChunkPlan("rwkv6", x, self.V, self.cu_seqlens, LONG_CHUNK_SIZE)
+        stream = ChunkPlan("rwkv6", x, self.V, self.cu_seqlens, LONG_CHUNK_SIZE)  # whose chunks are longer
         tokens = CHUNK * self.L
         return stream.entering(x, y, w, scale, first, self.parts, sequence_of_part, before, tokens, reverse)
 

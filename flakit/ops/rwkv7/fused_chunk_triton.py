@@ -15,8 +15,8 @@ and U = (I - A_ab)^{-1}. `scores_kernel` finds of every chunk A_rk, A_ak, U and 
 so that what follows one chunk after the other is a few products with the state. `forward_kernel` keeps S and v2 in
 float16 for the backward kernel.
 
-**Parts.** Where there are no more heads of all sequences than 128, about one program for each multiprocessor of an
-H200, or sequences are packed, each is cut into parts of L chunks, with a program each. What a part makes of the state
+**Parts.** Where heads are few or sequences packed, each is cut into parts, with a program each (`bands_triton.Parts`).
+What a part makes of the state
 that enters it is M S + N. `carry_kernel` walks a part for both at once, for M from a unit matrix and with no v, for N
 from 0, or the first part from the initial state; `carry_grads_kernel` walks it for what D begins with. From these
 `entering_kernel` finds what enters each part.

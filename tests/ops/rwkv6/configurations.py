@@ -26,7 +26,7 @@ class Launches(Configuration):
 
 
 # The table's blocks are reached by a K and V above them; smaller sizes take smaller blocks. T = 1 is a case of its own
-# because Triton makes a constant of it. Chunks of 64 are 16-bit inputs' default.
+# because Triton makes a constant of it.
 CONFIGURATIONS = {
     "bf16-K128-V128-packed-states": Launches(chunk, bf16, 128, 128, packed=True, states=True),
     "bf16-K128-V128-T2000-packed-states": Launches(
@@ -37,10 +37,12 @@ CONFIGURATIONS = {
     "f32-K100-V40-states-C32": Launches(chunk, f32, 100, 40, chunk_size=32, states=True),
     "f16-wf32-K24-V100-packed-C32": Launches(chunk, f16, 24, 100, wide=f32, chunk_size=32, packed=True),
     "bf16-T1-H1-K16-V16": Launches(chunk, bf16, 16, 16, T=1, H=1),
-    "bf16-wf32-K64-V64-C64": Launches(chunk, bf16, 64, 64, wide=f32, chunk_size=64, only="mild"),
+    "bf16-wf32-K64-V100": Launches(chunk, bf16, 64, 100, wide=f32, only="mild"),
     "f32-K64-V64-C64": Launches(chunk, f32, 64, 64, chunk_size=64),
     "bf16-K64-V64-fused": Launches(chunk, bf16, 64, 64, chunk_size=16),
     "f16-wf32-K40-V56-states-fused": Launches(chunk, f16, 40, 56, wide=f32, states=True, chunk_size=16),
+    "bf16-K64-V56-packed-states-fused": Launches(chunk, bf16, 64, 56, packed=True, states=True, chunk_size=16),
+    "bf16-T4096-H1-K64-V64-fused": Launches(chunk, bf16, 64, 64, T=4096, H=1, chunk_size=16),  # in parts
     "bf16-K64-V64-packed-states": Launches(recurrent, bf16, 64, 64, packed=True, states=True),
     "f16-wf32-K100-V40": Launches(recurrent, f16, 100, 40, wide=f32),
     "f32-K256-V16-states": Launches(recurrent, f32, 256, 16, states=True),
