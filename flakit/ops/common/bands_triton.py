@@ -7,13 +7,16 @@ that form the scores of mild chunks a band is one chunk, and there is a warp for
 that every GPU since sm_80 has; Hopper's own is compiled wrongly for such tiles (data/tuning.md).
 """
 
+from functools import cached_property
+
+import torch
 import triton
 import triton.language as tl
 
 from .blocks_triton import add_product, split, sums_along
 from .chunks_triton import BLOCK
 from .launch import ENOUGH, LONG_CHUNK_SIZE, TABLE, cdiv
-from .packed import chunk_offsets, max_chunks, sequence_of_each
+from .packed import lengths_behind_zero, max_chunks, pieces_before, sequence_of_each
 
 BANDS = tl.constexpr(4)
 CHUNK = BLOCK.value
@@ -266,7 +269,6 @@ class Parts:
             L = cdiv(cdiv(self.T, CHUNK), parts)
         self.L = cdiv(max(SHORTEST_PART, L), LONGEST) * LONGEST
         self.parts = self.room(CHUNK * self.L)
-        self._chunks_before = None
         self.several = self.parts > self.N
 
     def room(self, tokens: int) -> int:
@@ -277,7 +279,11 @@ class Parts:
         """What a kernel takes to find its piece of so many tokens."""
         if not self.packed:
             return self.T, None, None, None, None, *more
-        before = chunk_offsets(self.cu_seqlens, tokens, least=1)
-        if self._chunks_before is None:
-            self._chunks_before = chunk_offsets(self.cu_seqlens, CHUNK)
-        return self.T, sequence_of_each(before, self.room(tokens)), before, self.cu_seqlens, self._chunks_before, *more
+        lengths, chunks_before = self._lengths_and_chunks
+        before = pieces_before(lengths, tokens, least=1)
+        return self.T, sequence_of_each(before, self.room(tokens)), before, self.cu_seqlens, chunks_before, *more
+
+    @cached_property
+    def _lengths_and_chunks(self) -> tuple[torch.Tensor, torch.Tensor]:
+        lengths = lengths_behind_zero(self.cu_seqlens)
+        return lengths, pieces_before(lengths, CHUNK)

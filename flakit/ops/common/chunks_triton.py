@@ -10,6 +10,7 @@ A chunk is *mild* where its whole decay provably fits float32 about the middle r
 compiled for mild chunks and for any other apart, so that the common way stays small.
 """
 
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -46,7 +47,7 @@ from .launch import (
     elements,
     width,
 )
-from .packed import chunk_offsets, max_chunks, sequence_of_each
+from .packed import lengths_behind_zero, max_chunks, pieces_before, sequence_of_each
 
 MILD_HALF = tl.constexpr(-55.0)
 """A chunk is mild if no channel decays as much as this over either half: no factor about the middle reaches e^55."""
@@ -671,23 +672,34 @@ class ChunkPlan:
         self.op, self.width = op, width(x.element_size())
         self.scaled, self.C = cut_into_chunks(op, x, V, chunk_size)
         self.precision = "tf32" if self.width == "16-bit" else "tf32x3"
-        self.cu_seqlens, self.offsets, self.sequence_of_chunk = cu_seqlens, None, None
+        self.cu_seqlens = cu_seqlens
         if cu_seqlens is None:
             self.N, self.chunks = B, B * cdiv(self.T, self.C)
         else:
             self.N = len(cu_seqlens) - 1
-            self.chunks, self.sequence_of_chunk, self.offsets = self._packed_parts(self.C)
+            self.chunks = max_chunks(self.T, self.N, self.C)
         # Chunks and heads that a program looks at where a launch may find that few or none are its own.
         enough = self.chunks * self.H // (2 * ENOUGH)
         self.at_once = min(8, 1 << enough.bit_length()) if self.width == "16-bit" else 1
         self.empty = x.new_empty(0, dtype=torch.float32).new_empty
-        self.where = (self.sequence_of_chunk, cu_seqlens, self.offsets, self.T)
         # The guard looks at blocks of K as `stream_kernel` cuts them, unless the operator says otherwise.
         self.flags = flags or _flags(op, x)
 
+    @cached_property
+    def where(self) -> tuple:
+        """What a kernel takes to find its chunk: the sequence of each, and how many come before each sequence."""
+        if self.cu_seqlens is None:
+            return None, None, None, self.T
+        _, sequence_of_chunk, offsets = self._packed_parts(self.C)
+        return sequence_of_chunk, self.cu_seqlens, offsets, self.T
+
+    @cached_property
+    def _lengths(self) -> torch.Tensor:
+        return lengths_behind_zero(self.cu_seqlens)
+
     def _packed_parts(self, tokens: int) -> tuple[int, torch.Tensor, torch.Tensor]:
         """A packed batch cut into parts: room for so many, the sequence of each, and how many come before each one."""
-        parts, offsets = max_chunks(self.T, self.N, tokens), chunk_offsets(self.cu_seqlens, tokens)
+        parts, offsets = max_chunks(self.T, self.N, tokens), pieces_before(self._lengths, tokens)
         return parts, sequence_of_each(offsets, parts), offsets
 
     def block(self, size: int, limit: int) -> int:
@@ -777,7 +789,7 @@ class ChunkPlan:
             if self.cu_seqlens is not None or not self.scaled:
                 mild.zero_()
         L, segments, segment_offsets, sequence_of_segment = self.segments(NK * NV * self.H)
-        where = (sequence_of_segment, segment_offsets, self.cu_seqlens, self.offsets, self.T, L)
+        where = (sequence_of_segment, segment_offsets, *self.where[1:], L)
         grid = (NK * NV * self.H * segments,)
         if segments > self.N:
             entering = self._entering(given, w, scale, segments, where, grid, common)
@@ -813,7 +825,8 @@ class ChunkPlan:
         one that leaves it). tokens: a multiple of all chunks; else as of `states`."""
         common, NK, NV = self.sizes("stream")
         common |= dict(G=1, REVERSE=reverse, INCLUSIVE=False, SCALED=self.scaled, OTHER_V=0, OTHER_BV=1)
-        where = (sequence_of_part, offsets, self.cu_seqlens, self.offsets, self.T, tokens // self.C)
+        # The offsets of chunks tell where their states go, of which none is kept here.
+        where = (sequence_of_part, offsets, self.cu_seqlens, offsets, self.T, tokens // self.C)
         grid = (NK * NV * self.H * parts,)
         return self._entering([(x, y, first, None)], w, scale, parts, where, grid, common)[0]
 

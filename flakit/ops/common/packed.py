@@ -79,14 +79,24 @@ def chunk_offsets(cu_seqlens: Tensor, chunk_size: int, least: int = 0) -> Tensor
 
     least: how many a sequence has that has fewer.
     """
-    chunks = ((cu_seqlens.diff() + chunk_size - 1) // chunk_size).clamp(min=least)
-    return torch.cat((chunks.new_zeros(1), chunks.cumsum(0))).to(torch.int32)
+    return pieces_before(lengths_behind_zero(cu_seqlens), chunk_size, least)
+
+
+def lengths_behind_zero(cu_seqlens: Tensor) -> Tensor:
+    """0 and the length of each sequence, [N + 1]."""
+    return cu_seqlens.diff(prepend=cu_seqlens[:1])
+
+
+def pieces_before(lengths: Tensor, tokens: int, least: int = 0) -> Tensor:
+    """As `chunk_offsets`, by `lengths_behind_zero`, which serve for pieces of several sizes."""
+    before = ((lengths + (tokens - 1)) // tokens).clamp_(min=least).cumsum(0, dtype=torch.int32)
+    return before.sub_(least) if least else before  # the 0 at the head was raised too
 
 
 def sequence_of_each(offsets: Tensor, room: int) -> Tensor:
     """Which sequence each chunk is of, int32 [room], by `chunk_offsets`; of what is not filled, the last one."""
     order = torch.arange(room, device=offsets.device, dtype=torch.int32)
-    return torch.searchsorted(offsets[1:], order, right=True).clamp_(max=len(offsets) - 2).to(torch.int32)
+    return torch.searchsorted(offsets[1:], order, right=True, out_int32=True).clamp_(max=len(offsets) - 2)
 
 
 def max_chunks(T: int, N: int, chunk_size: int) -> int:
