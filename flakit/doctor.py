@@ -73,7 +73,7 @@ class Check:
     failure: str = ""  # instead of an error: what was raised, or what is not finite
     essential: bool = True  # False: something else does its work here, as a GPU does the interpreter's
     dtype: str = "float32"  # of the inputs
-    chunk_size: int | None = None  # that was asked for
+    channels: int | None = None  # of each head, where heads of other sizes have other kernels
 
     @property
     def level(self) -> str:
@@ -115,7 +115,7 @@ class Diagnosis(JupyterMixin):
         for x in self.checks:
             error = _literal(x.failure) if x.error is None else f"{x.error:.0e} in {x.tensor}"
             time = f"{1000 * x.seconds:.0f} ms"
-            form = x.form if x.chunk_size is None else f"{x.form}s of {x.chunk_size}"
+            form = x.form if x.channels is None else f"{x.form}, heads of {x.channels}"
             ran.add_row(_badge(x.level), OPERATORS[x.operator].label, form, x.dtype, x.backend, error, time)
         yield ran
         if not self.works:
@@ -361,26 +361,27 @@ def check_on(backend: str, device: str) -> Iterator[Check]:
 
 def check_16_bits(device: str) -> Iterator[Check]:
     """The kernels of 16-bit inputs, which are others than float32's: heads of 64 channels, one of them with decays as a
-    model has them and one with -20, so that both ways through a chunk are gone. RWKV7 has kernels for three sizes of
-    chunks. The interpreter, which cannot multiply bfloat16, is given float16."""
+    model has them and one with -20, so that both ways through a chunk are gone. In chunks RWKV6 and RWKV7 have other
+    kernels for heads of 80. The interpreter, which cannot multiply bfloat16, is given float16."""
     dtype = torch.bfloat16 if device == "cuda" else torch.float16
     for name, op in OPERATORS.items():
-        given = inputs(op, T=70, H=2, K=64, V=64, dtype=dtype, initial_state=True, device=device)
-        given[op.decay][:, :, 1] = -20.0
         for form in op.forms:
-            for size in (16, 32, 64) if (name, form) == ("rwkv7", "chunk") else (None,):
-                yield _checked(name, form, "triton", device, given, size)
+            for channels in (64, 80) if form == "chunk" and name != "gsa" else (None,):
+                K = channels or 64
+                given = inputs(op, T=70, H=2, K=K, V=K, dtype=dtype, initial_state=True, device=device)
+                given[op.decay][:, :, 1] = -20.0
+                yield _checked(name, form, "triton", device, given, channels)
 
 
-def _checked(name: str, form: str, backend: str, device: str, given: dict, chunk_size: int | None = None) -> Check:
+def _checked(name: str, form: str, backend: str, device: str, given: dict, channels: int | None = None) -> Check:
     op = OPERATORS[name]
     dtype = str(given[op.tensors[0]].dtype).removeprefix("torch.")
     label = f"{backend} on {device}" + ", interpreted" * (backend == "triton" and device == "cpu")
-    check = Check(name, form, label, dtype=dtype, chunk_size=chunk_size)
+    check = Check(name, form, label, dtype=dtype, channels=channels)
     exact = truth(op, given, dfinal_state=True)
     start = time.perf_counter()
     try:
-        found = evaluate(op, given, form=form, backend=backend, chunk_size=chunk_size, dfinal_state=True)
+        found = evaluate(op, given, form=form, backend=backend, dfinal_state=True)
     except Exception as error:  # whatever it is, it is what the doctor has to tell
         return replace(check, failure=f"{type(error).__name__}: {error}")
     errors = {tensor: compare(found[tensor], exact[tensor]) for tensor in exact}

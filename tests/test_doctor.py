@@ -216,9 +216,9 @@ def test_command_runs_every_operator_on_every_backend(tmp_path):
 
 def all_of_16_bits(device):
     found = list(doctor.check_16_bits(device))
-    forms = [(c.operator, c.form, c.chunk_size) for c in found]
-    assert ("rwkv6", "chunk", None) in forms and ("gsa", "recurrent", None) in forms
-    assert [size for *form, size in forms if form == ["rwkv7", "chunk"]] == [16, 32, 64]
+    forms = [(c.operator, c.form, c.channels) for c in found]
+    assert ("gsa", "chunk", None) in forms and ("gsa", "recurrent", None) in forms
+    assert [channels for *form, channels in forms if form == ["rwkv7", "chunk"]] == [64, 80]
     assert [c for c in found if c.level != doctor.OK] == []
     return found
 
@@ -239,7 +239,7 @@ def test_kernels_of_16_bits_are_looked_at(monkeypatch):
     monkeypatch.setattr(fused, "backward", nothing_carried)
     monkeypatch.setattr(doctor, "OPERATORS", {"rwkv7": OPERATORS["rwkv7"]})
     wrong = [c for c in doctor.check_16_bits("cpu") if c.level != doctor.OK]
-    assert [(c.form, c.chunk_size, c.tensor) for c in wrong] == [("chunk", 16, "dinitial_state")]
+    assert [(c.form, c.channels, c.tensor) for c in wrong] == [("chunk", 64, "dinitial_state")]
 
 
 @pytest.mark.gpu

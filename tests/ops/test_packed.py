@@ -1,17 +1,25 @@
-"""Packed sequences in plain PyTorch: cut into few batches of similar lengths, whatever the lengths are."""
+"""Packed sequences: cut into few batches of similar lengths in plain PyTorch, and into pieces for the kernels."""
 
 from itertools import accumulate
 from math import log2
 
 import pytest
 import torch
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from flakit.numerics.evaluate import evaluate
 from flakit.numerics.inputs import inputs
 from flakit.numerics.operators import OPERATORS
-from flakit.ops.common.packed import buckets, joined_rows, joined_states, positions
+from flakit.ops.common.packed import (
+    buckets,
+    chunk_offsets,
+    joined_rows,
+    joined_states,
+    max_chunks,
+    positions,
+    sequence_of_each,
+)
 from tests.ops.checking import check, true_values
 from tests.ops.memory import peak
 from tests.ops.settings import Setting, make
@@ -25,6 +33,7 @@ def offsets(lengths):
     return torch.tensor(list(accumulate(lengths, initial=0)))
 
 
+@settings(deadline=None)
 @given(lengths=LENGTHS)
 @example(lengths=[1] * 30 + [1000] + [1] * 30)
 @example(lengths=[0, 0, 1, 0])
@@ -48,10 +57,27 @@ def test_buckets_hold_everything_once_and_little_else(lengths):
             assert torch.equal(part, whole)
 
 
-@given(lengths=LENGTHS, dtype=st.sampled_from([torch.int32, torch.int64]), stride=st.sampled_from([1, 2]))
+DTYPES, STRIDES = st.sampled_from([torch.int32, torch.int64]), st.sampled_from([1, 2])
+
+
+@settings(deadline=None)
+@given(lengths=LENGTHS, dtype=DTYPES, stride=STRIDES)
 def test_positions(lengths, dtype, stride):
     given = torch.stack([offsets(lengths).to(dtype)] * stride, 1)[:, 0]
     assert positions(given, sum(lengths)).tolist() == [t for length in lengths for t in range(length)]
+
+
+@settings(deadline=None)
+@given(LENGTHS, DTYPES, STRIDES, st.sampled_from([1, 16, 48]), st.sampled_from([0, 1]))
+def test_pieces_of_each_sequence(lengths, dtype, stride, tokens, least):
+    given = torch.stack([offsets(lengths).to(dtype)] * stride, 1)[:, 0]
+    pieces = [max(least, -(-length // tokens)) for length in lengths]
+    before, room = chunk_offsets(given, tokens, least), max_chunks(sum(lengths), len(lengths), tokens)
+    assert before.dtype == torch.int32 and before.tolist() == list(accumulate(pieces, initial=0))
+    assert sum(pieces) <= room
+    found = sequence_of_each(before, room)
+    owners = [n for n, count in enumerate(pieces) for _ in range(count)]
+    assert found.dtype == torch.int32 and found.tolist() == owners + [len(lengths) - 1] * (room - sum(pieces))
 
 
 @OPS
