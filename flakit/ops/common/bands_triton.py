@@ -24,7 +24,7 @@ LEVELS = CHUNK.bit_length() - 1
 CHANNELS = 64
 """Of every tile: what is narrower is padded."""
 LONGEST = LONG_CHUNK_SIZE // CHUNK
-"""Chunks that a longer one of any other kernel is: each part has a whole number of them."""
+"""Of these chunks as many as the longest of any other kernel is: parts are multiples of that."""
 SHORTEST_PART = 8
 """Chunks; below it, cutting sequences into parts costs more than it brings."""
 
@@ -183,48 +183,27 @@ def power_of_two(largest):
 
 
 @triton.jit
-def group(T, sequence_of_group, groups_before, cu_seqlens, chunks_before, CHUNKS: tl.constexpr, H: tl.constexpr,
-          C: tl.constexpr, PACKED: tl.constexpr):  # fmt: skip
-    """The head of this program's group of CHUNKS chunks, of all there are; where the group begins and the sequence
-    ends; the number of its first chunk."""
-    i_g, i_h = tl.program_id(0) // H, tl.program_id(0) % H
-    if PACKED:
-        i_n = tl.load(sequence_of_group + i_g)
-        start = tl.load(cu_seqlens + i_n).to(tl.int64)
-        end = tl.minimum(tl.load(cu_seqlens + i_n + 1).to(tl.int64), T)
-        i_c = (i_g - tl.load(groups_before + i_n)) * CHUNKS
-        first_chunk = tl.load(chunks_before + i_n)
-    else:
-        chunks = tl.cdiv(T, C)
-        groups = tl.cdiv(chunks, CHUNKS)
-        i_n, i_c = i_g // groups, i_g % groups * CHUNKS
-        start = i_n.to(tl.int64) * T
-        end = start + T
-        first_chunk = i_n * chunks
-    return i_h, start + i_c * C, end, first_chunk + i_c
-
-
-@triton.jit
-def part(T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H: tl.constexpr, C: tl.constexpr,
+def piece(T, sequence_of_piece, pieces_before, cu_seqlens, chunks_before, L, H: tl.constexpr, C: tl.constexpr,
           PACKED: tl.constexpr):  # fmt: skip
-    """This program's part of L chunks, of all there are, its sequence and its head; where the part begins and the
-    sequence ends; the number of its first chunk, and how many it has; whether it is the sequence's first, or last."""
+    """This program's piece of L chunks, of all there are (`Parts.where`), its sequence and its head; where the piece
+    begins and the sequence ends; the number of its first chunk, and how many it has; whether it is the sequence's
+    first, or last."""
     i_p, i_h = tl.program_id(0) // H, tl.program_id(0) % H
     if PACKED:
-        i_n = tl.load(sequence_of_part + i_p)
+        i_n = tl.load(sequence_of_piece + i_p)
         begin = tl.load(cu_seqlens + i_n).to(tl.int64)
         end = tl.minimum(tl.load(cu_seqlens + i_n + 1).to(tl.int64), T)
         chunks = tl.cdiv(end - begin, C).to(tl.int32)
-        skipped = (i_p - tl.load(parts_before + i_n)) * L
+        skipped = (i_p - tl.load(pieces_before + i_n)) * L
         first_chunk = tl.load(chunks_before + i_n)
     else:
         chunks = tl.cdiv(T, C)
-        parts = tl.cdiv(chunks, L)
-        i_n, skipped = i_p // parts, i_p % parts * L
+        pieces = tl.cdiv(chunks, L)
+        i_n, skipped = i_p // pieces, i_p % pieces * L
         begin = i_n.to(tl.int64) * T
         end = begin + T
         first_chunk = i_n * chunks
-    # There is room for more parts than are filled. A sequence without tokens has one, of no chunk.
+    # There is room for more pieces than are filled. A sequence without tokens has one, of no chunk.
     count = tl.maximum(tl.minimum(chunks - skipped, L), 0)
     is_last = (skipped + L >= chunks) & ((count > 0) | (skipped == 0))
     return i_p, i_n, i_h, begin + skipped * C, end, first_chunk + skipped, count, skipped == 0, is_last
@@ -276,7 +255,7 @@ class Parts:
         return max_chunks(self.T, self.N, tokens) if self.packed else self.N * cdiv(self.T, tokens)
 
     def where(self, tokens: int, *more) -> tuple:
-        """What a kernel takes to find its piece of so many tokens."""
+        """What `piece` takes to find a program's piece of so many tokens."""
         if not self.packed:
             return self.T, None, None, None, None, *more
         lengths, chunks_before = self._lengths_and_chunks

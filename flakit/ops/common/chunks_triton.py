@@ -150,7 +150,7 @@ def store_state(states, scales, i, b_S, i_k, i_v, K: tl.constexpr, V: tl.constex
                 BV: tl.constexpr, SCALED: tl.constexpr, mild_scales=None, half=None):  # fmt: skip
     """A tile of state number i. SCALED: in float16, each row over the power of two below its largest element.
 
-    half: what half a chunk leaves of the state, [BK]. With it, rows of the state at the chunk's middle are multiples of
+    half: what half a chunk leaves of the state, [BK], so that rows of the state at the chunk's middle are multiples of
     mild_scales; 0 there says that a row is 0 (or below 2^-118).
     """
     p_S, m_S = state_pointers(states, i, i_k, i_v, K, V, BK, BV)
@@ -158,9 +158,8 @@ def store_state(states, scales, i, b_S, i_k, i_v, K: tl.constexpr, V: tl.constex
         b_S, unit = scaled(b_S)
         p_s, m_s = scale_pointers(scales, i, i_k, i_v, K, V, BK, BV)
         tl.store(p_s, unit, mask=m_s)
-        if mild_scales is not None:
-            p_s, m_s = scale_pointers(mild_scales, i, i_k, i_v, K, V, BK, BV)
-            tl.store(p_s, tl.where(unit < 2.0**-118, 0.0, unit * half), mask=m_s)
+        p_s, m_s = scale_pointers(mild_scales, i, i_k, i_v, K, V, BK, BV)
+        tl.store(p_s, tl.where(unit < 2.0**-118, 0.0, unit * half), mask=m_s)
     tl.store(p_S, b_S.to(states.dtype.element_ty), mask=m_S)
 
 

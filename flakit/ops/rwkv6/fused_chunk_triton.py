@@ -49,12 +49,11 @@ from ..common.bands_triton import (
     column,
     each,
     finite,
-    group,
     load_pair,
     load_turned,
     narrow_product,
     options_of,
-    part,
+    piece,
     power_of_two,
     product,
     sides,
@@ -100,7 +99,7 @@ def scores_kernel(
     PACKED: tl.constexpr,
 ):  # fmt: skip
     """The scores of CHUNKS chunks of a head, a warp's each, and which of them are mild."""
-    i_h, start, end, first_chunk = group(
+    i_g, i_n, i_h, start, end, first_chunk, count, is_first, is_last = piece(
         T, sequence_of_group, groups_before, cu_seqlens, chunks_before, CHUNKS, H, C, PACKED
     )
     o_c, o_b, o_k = tl.arange(0, C), tl.arange(0, CHUNKS), tl.arange(0, BK)
@@ -155,7 +154,7 @@ def forward_kernel(
 ):  # fmt: skip
     """o of a part of a sequence, chunk after chunk; to KEEP, S. first: the states that enter the parts; last: where
     that goes which leaves the last of them. In registers: S^T, and the next chunk's rows on their way."""
-    i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = part(
+    i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = piece(
         T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H, C, PACKED
     )
     o_k, o_v = tl.arange(0, BK), tl.arange(0, BV)
@@ -245,7 +244,7 @@ def backward_kernel(
     last: of the states that leave the parts; first: where that of the initial one goes; du: of each part and head. In
     registers: D^T and du.
     """
-    i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = part(
+    i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = piece(
         T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H, C, PACKED
     )
     if all_mild(mild, i_h, first_chunk, count, H) != MILD:

@@ -16,10 +16,9 @@ so that what follows one chunk after the other is a few products with the state.
 float16 for the backward kernel.
 
 **Parts.** Where heads are few or sequences packed, each is cut into parts, with a program each (`bands_triton.Parts`).
-What a part makes of the state
-that enters it is M S + N. `carry_kernel` walks a part for both at once, for M from a unit matrix and with no v, for N
-from 0, or the first part from the initial state; `carry_grads_kernel` walks it for what D begins with. From these
-`entering_kernel` finds what enters each part.
+What a part makes of the state that enters it is M S + N. `carry_kernel` walks a part for both at once, for M from a
+unit matrix and with no v, for N from 0, or the first part from the initial state; `carry_grads_kernel` walks it for
+what D begins with. From these `entering_kernel` finds what enters each part.
 
 **Everything lies turned, in bands** (`common.bands_triton`), of 16 channels of v to a warp: of S^T, F^T, G^T and D^T
 [V, ...] it holds a band of 16 rows and all columns. The warps exchange only what they all read: R* and E*, which they
@@ -59,12 +58,11 @@ from ..common.bands_triton import (
     each,
     finite,
     given,
-    group,
     load_pair,
     load_turned,
     narrow_product,
     options_of,
-    part,
+    piece,
     power_of_two,
     product,
     sides,
@@ -158,7 +156,7 @@ def scores_kernel(
 
     Two matrices [C, C] of a chunk hold all four: A_rk and N, turned, on and above the diagonal, below it A_ak and U.
     """
-    i_h, start, end, first_chunk = group(
+    i_g, i_n, i_h, start, end, first_chunk, count, is_first, is_last = piece(
         T, sequence_of_group, groups_before, cu_seqlens, chunks_before, CHUNKS, H, C, PACKED
     )
     o_c, o_b = tl.arange(0, C), tl.arange(0, CHUNKS)
@@ -285,7 +283,7 @@ def carry_kernel(
     """What a part makes of the state that enters it: M, which it makes of a unit matrix if no v is written, and what
     it makes of 0, or the first part of the initial state. In registers: both, turned, and the next chunk's rows on
     their way."""
-    i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = part(
+    i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = piece(
         T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H, C, PACKED
     )
     count = tl.where(is_last, 0, count)  # nobody waits for it, but what is kept is not left to chance
@@ -351,7 +349,7 @@ def carry_grads_kernel(
 ):  # fmt: skip
     """The gradient of the state that enters a part, where that of the one which leaves it is 0, or of the last part
     the final state's. In registers: D^T, and the rows of the chunk before on their way."""
-    i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = part(
+    i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = piece(
         T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H, C, PACKED
     )
     if is_first:
@@ -448,7 +446,7 @@ def forward_kernel(
 ):  # fmt: skip
     """o of a part of a sequence, chunk after chunk; to KEEP, S and v2. first: the states that enter the parts; last:
     where that goes which leaves the last of them. In registers: S^T, and the next chunk's rows on their way."""
-    i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = part(
+    i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = piece(
         T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H, C, PACKED
     )
     o_r, o_k, o_v = tl.arange(0, 2 * C), tl.arange(0, BK), tl.arange(0, BV)
@@ -550,7 +548,7 @@ def backward_kernel(
 ):  # fmt: skip
     """All gradients of a part of a head's sequence that is MILD, or of one that is not, chunk after chunk from the
     last. last: of the states that leave the parts; first: where that of the initial one goes. In registers: D^T."""
-    i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = part(
+    i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = piece(
         T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H, C, PACKED
     )
     if all_mild(mild, i_h, first_chunk, count, H) != MILD:
