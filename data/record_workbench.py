@@ -1,4 +1,4 @@
-"""Record data/workbench.json: what notebook 12 and its panel show where there is no Triton. Needs no GPU; a minute.
+"""Record data/workbench.json: what notebook 14 and its panel show where there is no Triton. Needs no GPU; a minute.
 
 python data/record_workbench.py [--out FILE]
 """

@@ -98,7 +98,7 @@ def assemble(executed):
         wanted[path.name] = path.read_text()
     wanted["index.md"] = (
         wanted["index.md"]
-        .replace("{{panel}}", notebooks.panel_html(pages, "04_decay_blowup", "decay_explorer"))
+        .replace("{{panel}}", notebooks.panel_html(pages, "05_one_infinity", "decay_explorer"))
         .replace("{{lessons}}", _lines(titles, LESSONS))
         .replace("{{translations}}", _lines(titles, TRANSLATIONS))
     )

@@ -47,7 +47,7 @@ def test_a_copy_has_every_lesson_solution_and_picture():
     there = [path.relative_to(ROOT / "notebooks") for path in (ROOT / "notebooks").rglob("*") if path.is_file()]
     left = re.compile(r"jupyterlab/|(.*/)?\.")  # settings, and what JupyterLab and others hide there
     given = {path.as_posix() for path in there if not left.match(path.as_posix())}
-    assert {"00_start_here.ipynb", "solutions/13_audit_your_kernel.ipynb", "glossary.md"} <= given
+    assert {"00_start_here.ipynb", "solutions/15_audit_your_kernel.ipynb", "glossary.md"} <= given
     assert given <= set(lab.contents())
     assert {name for name in set(lab.contents()) - given if not name.startswith("source/")} == set()
 

@@ -3,7 +3,7 @@
     model, run, held_out = learn("rwkv7", "published", **here())
 
 All have the same width, layers, optimizer, learning rate and data, and nothing is tuned for any of them: it shows that
-models on these operators train, not which operator is best. Behind notebook 11 and data/h200_language_models.json.
+models on these operators train, not which operator is best. Behind notebook 13 and data/h200_language_models.json.
 """
 
 from dataclasses import dataclass, replace

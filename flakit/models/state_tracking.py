@@ -3,7 +3,7 @@
     model, run, rows = follow("RWKV7, edit 2", items=3)
 
 A model learns `Permutations` on sequences that grow to 32 tokens; then it is asked along 512. All have the same
-width, heads, optimizer and data; those of four layers learn twice as long. Behind notebook 08 and
+width, heads, optimizer and data; those of four layers learn twice as long. Behind notebook 10 and
 data/state_tracking.json.
 """
 

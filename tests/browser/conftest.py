@@ -65,7 +65,7 @@ def page(chromium):
 
 @pytest.fixture(scope="class")
 def open_notebook(jupyterlab, page, request):
-    """open_notebook("04_decay_blowup.ipynb") -> Notebook"""
+    """open_notebook("05_one_infinity.ipynb") -> Notebook"""
     return lambda name: lab.Notebook(page, jupyterlab, name, workspace=re.sub(r"\W+", "-", request.node.name))
 
 

@@ -37,7 +37,7 @@ def across_the_onset(panel):
 
 PICTURES = {
     "decay_slider.webp": ("00_start_here.ipynb", "sketch-broken", across_the_onset),
-    "decay_explorer.png": ("04_decay_blowup.ipynb", "decay-explorer", past_the_onset),
+    "decay_explorer.png": ("05_one_infinity.ipynb", "decay-explorer", past_the_onset),
     "state_stepper.png": ("01_rwkv6_forward.ipynb", "state-stepper", in_the_middle),
 }
 

@@ -25,7 +25,7 @@ def jupyterlab(chromium, served, home):
 
 @pytest.fixture
 def open_after_solutions(served, open_notebook):
-    """open_after_solutions("04_decay_blowup.ipynb") -> Notebook"""
+    """open_after_solutions("05_one_infinity.ipynb") -> Notebook"""
 
     def open_lesson(name):
         (solutions,) = (path for path in SOLUTIONS if path.name == name)

@@ -30,8 +30,8 @@ def non_finite(panel):
 
 @pytest.fixture(scope="class")
 def explorer(served, open_notebook):
-    """The decay explorer of notebook 04, from its cell alone."""
-    notebook = read(served / "04_decay_blowup.ipynb")
+    """The decay explorer of notebook 05, from its cell alone."""
+    notebook = read(served / "05_one_infinity.ipynb")
     notebook.cells = [cell for cell in notebook.cells if "\ndecay_explorer(" in cell.source]
     nbformat.write(notebook, served / "explorer.ipynb")
     opened = open_notebook("explorer.ipynb")

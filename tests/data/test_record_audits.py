@@ -1,4 +1,4 @@
-"""The command that records audits writes what notebook 13 reads, and the committed recording is whole."""
+"""The command that records audits writes what notebook 15 reads, and the committed recording is whole."""
 
 import importlib.util
 import subprocess

@@ -1,4 +1,4 @@
-"""The command that records language models, as small as it goes: what notebook 11 needs is in what it writes."""
+"""The command that records language models, as small as it goes: what notebook 13 needs is in what it writes."""
 
 import math
 import subprocess

@@ -1,4 +1,4 @@
-"""The command that records state tracking writes what notebook 08 reads."""
+"""The command that records state tracking writes what notebook 10 reads."""
 
 import subprocess
 import sys

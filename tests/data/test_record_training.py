@@ -1,4 +1,4 @@
-"""The commands behind notebook 11's recordings: what they write is what the committed recordings hold."""
+"""The commands behind notebook 13's recordings: what they write is what the committed recordings hold."""
 
 import subprocess
 import sys

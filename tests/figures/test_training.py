@@ -1,4 +1,4 @@
-"""The pictures of notebook 11: what is drawn is what was given."""
+"""The pictures of notebook 13: what is drawn is what was given."""
 
 import numpy as np
 import pytest

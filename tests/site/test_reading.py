@@ -10,9 +10,9 @@ KINDS = (
     "index",
     "search",
     "notebooks/00_start_here",
-    "notebooks/04_decay_blowup",
-    "notebooks/13_audit_your_kernel",
-    "notebooks/solutions/04_decay_blowup",
+    "notebooks/05_one_infinity",
+    "notebooks/15_audit_your_kernel",
+    "notebooks/solutions/05_one_infinity",
     "notebooks/solutions/index",
     "notebooks/zh/00_start_here",
     "notebooks/glossary",
@@ -72,11 +72,11 @@ def test_search_finds_a_word(opened, width):
     page.keyboard.press("Enter")
     page.locator("p.search-summary").filter(has_text="found").wait_for()
     hits = page.locator("#search-results li a").evaluate_all("links => links.map(x => x.getAttribute('href'))")
-    assert any("04_decay_blowup.html" in hit for hit in hits) and any("glossary.html" in hit for hit in hits)
+    assert any("05_one_infinity.html" in hit for hit in hits) and any("glossary.html" in hit for hit in hits)
 
 
 def test_only_code_that_makes_a_picture_lies_folded(opened):
-    page = opened("notebooks/04_decay_blowup")
+    page = opened("notebooks/05_one_infinity")
     folded = page.locator("div.cell details.hide")
     assert folded.count() >= 10 and folded.evaluate_all("all => all.every(x => !x.open)")
     code = folded.first.locator("pre")
@@ -89,7 +89,7 @@ def test_only_code_that_makes_a_picture_lies_folded(opened):
 
 
 def test_a_prediction_is_revealed_when_it_is_chosen(opened):
-    page = opened("notebooks/04_decay_blowup")
+    page = opened("notebooks/05_one_infinity")
     question = page.get_by_role("group").filter(has_text="Predict.").first
     choices = question.locator("details")
     assert not choices.nth(1).locator("p").is_visible()
@@ -138,5 +138,5 @@ def test_what_is_too_wide_scrolls_in_a_box_of_its_own(opened):
 def test_formulas_are_there_without_a_script(site):
     text = (site / "notebooks" / "01_rwkv6_forward.html").read_text()
     assert text.count('<span class="katex">') > 20 and "katex.min.js" not in text
-    assert 'class="katex-display"' in (site / "notebooks" / "06_delta_rule.html").read_text()
+    assert 'class="katex-display"' in (site / "notebooks" / "08_delta_rule.html").read_text()
     assert len(list((site / "_static" / "katex" / "fonts").glob("*.woff2"))) >= 15

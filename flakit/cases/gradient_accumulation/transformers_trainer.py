@@ -2,7 +2,7 @@
 
 `run` trains a model of `gradient_accumulation` for a few optimizer steps and returns what the trainer logged. The data,
 its order and the weights are those of `gradient_accumulation.step`, so that the first step is the same step.
-data/record_transformers.py runs this with two releases; notebook 11 shows its recording, or runs it here.
+data/record_transformers.py runs this with two releases; notebook 13 shows its recording, or runs it here.
 """
 
 import tempfile

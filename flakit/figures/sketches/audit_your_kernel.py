@@ -1,4 +1,4 @@
-"""The small picture of 13_audit_your_kernel. Arrays in; it says itself in words."""
+"""The small picture of 15_audit_your_kernel. Arrays in; it says itself in words."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The small pictures of 05_chunk_vs_recurrent. Arrays in; each says itself in words."""
+"""The small pictures of 07_chunk_vs_recurrent. Arrays in; each says itself in words."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The small pictures of 04_decay_blowup. Arrays in; each says itself in words."""
+"""The small pictures of 05_one_infinity. Arrays in; each says itself in words."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The small pictures of 06_delta_rule. Arrays in; each says itself in words."""
+"""The small pictures of 08_delta_rule. Arrays in; each says itself in words."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""The small picture of 07_delta_rule_in_chunks. Arrays in; it says itself in words."""
+"""The small picture of 09_delta_rule_in_chunks. Arrays in; it says itself in words."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""The small pictures of 09_gsa. Arrays in; each says itself in words."""
+"""The small pictures of 11_gsa. Arrays in; each says itself in words."""
 
 import math
 from dataclasses import dataclass

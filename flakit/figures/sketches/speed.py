@@ -1,4 +1,4 @@
-"""The small pictures of 14_speed. Arrays in; each says itself in words."""
+"""The small pictures of 16_speed. Arrays in; each says itself in words."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

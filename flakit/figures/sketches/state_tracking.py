@@ -1,4 +1,4 @@
-"""The small pictures of 08_state_tracking. Arrays in; each says itself in words."""
+"""The small pictures of 10_state_tracking. Arrays in; each says itself in words."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The small pictures of 10_states_and_shapes. Arrays in; each says itself in words."""
+"""The small pictures of 12_states_and_shapes. Arrays in; each says itself in words."""
 
 from dataclasses import dataclass
 

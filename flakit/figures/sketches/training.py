@@ -1,4 +1,4 @@
-"""The small pictures of 11_training. Arrays in; each says itself in words."""
+"""The small pictures of 13_training. Arrays in; each says itself in words."""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The sketch of 13_audit_your_kernel."""
+"""The sketch of 15_audit_your_kernel."""
 
 import dataclasses
 import functools

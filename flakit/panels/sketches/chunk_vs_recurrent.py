@@ -1,4 +1,4 @@
-"""The sketches of 05_chunk_vs_recurrent."""
+"""The sketches of 07_chunk_vs_recurrent."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""The sketches of 04_decay_blowup."""
+"""The sketches of 05_one_infinity."""
 
 import functools
 from dataclasses import replace

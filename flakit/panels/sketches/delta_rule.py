@@ -1,4 +1,4 @@
-"""The sketches of 06_delta_rule."""
+"""The sketches of 08_delta_rule."""
 
 import torch
 

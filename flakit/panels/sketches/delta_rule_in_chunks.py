@@ -1,4 +1,4 @@
-"""The sketches of 07_delta_rule_in_chunks."""
+"""The sketches of 09_delta_rule_in_chunks."""
 
 import functools
 

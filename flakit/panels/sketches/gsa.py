@@ -1,4 +1,4 @@
-"""The sketches of 09_gsa."""
+"""The sketches of 11_gsa."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""The sketches of 14_speed."""
+"""The sketches of 16_speed."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""The sketches of 08_state_tracking."""
+"""The sketches of 10_state_tracking."""
 
 import itertools
 import math

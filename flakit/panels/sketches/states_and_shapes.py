@@ -1,4 +1,4 @@
-"""The sketches of 10_states_and_shapes."""
+"""The sketches of 12_states_and_shapes."""
 
 import functools
 

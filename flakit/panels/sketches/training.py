@@ -1,4 +1,4 @@
-"""The sketches of 11_training."""
+"""The sketches of 13_training."""
 
 import functools
 
