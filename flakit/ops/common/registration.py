@@ -83,11 +83,11 @@ class Registered:
         given = [x for x in (*tensors, *states) if x is not None]
         keep = torch.is_grad_enabled() and any(x.requires_grad for x in given)
         offsets, settings = (cu_seqlens, cu_seqlens_cpu), (scale, form, backend, chunk_size, output_final_state, keep)
-        unseen = _unseen(given)
-        if unseen and not keep:
+        alone = unseen(given)
+        if alone and not keep:
             o, final, _ = self._compute(tensors, self._whole(states), *offsets, *settings)
         else:
-            run = self.direct.apply if unseen else self.forward
+            run = self.direct.apply if alone else self.forward
             if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
                 run = self.transformed.apply
             o, *final = run(*tensors, *states, *offsets, *settings)
@@ -132,6 +132,8 @@ class Registered:
         name, at = self.decay
         check.check_decay(name, tensors[at])
         check.check_offsets(cu_seqlens, cu_seqlens_cpu, T)
+        if check.is_checked():
+            self._check_finite(tensors, state)
         kept = None
         if backend == "triton":
             tensors, state, cu_seqlens = _contiguous(tensors), _contiguous(state), _contiguous(cu_seqlens)
@@ -147,6 +149,14 @@ class Registered:
         wide = torch.promote_types(first.dtype, torch.float32)
         final = [check.in_dtype(x, wide).contiguous() for x in self._parts(final)]
         return o, final, kept if keep else None
+
+    def _check_finite(self, tensors, state):
+        for name, x in zip(self.tensors, tensors, strict=True):
+            if name != self.decay[0]:
+                check.check_finite(name, x)
+        parts = () if state is None else self._parts(state)
+        for i, x in enumerate(parts):
+            check.check_finite("initial_state" if len(parts) == 1 else f"initial_state[{i}]", x)
 
     def _backward(self, *given):
         """The gradients of the tensors and of the state's parts (empty without a state), each in its input's dtype."""
@@ -216,7 +226,7 @@ class Registered:
 
     def _differentiate_directly(self, ctx, *arriving):
         # As the operator where that is followed, and where a graph of the gradients is asked for: it refuses that.
-        followed = torch.is_grad_enabled() or not _unseen([x for x in arriving if x is not None])
+        followed = torch.is_grad_enabled() or not unseen([x for x in arriving if x is not None])
         return self._differentiate(ctx, *arriving, run=None if followed else self._backward)
 
     def _refuse_double_backward(self, ctx, *_):
@@ -225,7 +235,7 @@ class Registered:
         )
 
 
-def _unseen(tensors: Sequence[Tensor]) -> bool:
+def unseen(tensors: Sequence[Tensor]) -> bool:
     """Whether nothing follows what PyTorch calls: no compiler or tracer, no transform, no mode, no tensor of another
     kind. Then an operator need not be one: to be one takes longer than a token of a decode, and with gradients, the
     first time, some seconds of imports."""

@@ -1,9 +1,11 @@
 """What every operator asks of its arguments. Each error names the argument, what was expected and what came.
 
 Shapes and dtypes are always checked, they cost nothing. Values (a decay above zero, disordered offsets) are checked on
-CPU; on a GPU looking means waiting for it, so there they are checked under `checked()` or with FLAKIT_CHECK=1.
+CPU; on a GPU looking means waiting for it, so there they are checked under `checked()` or with FLAKIT_CHECK=1. That all
+inputs are finite is checked under `checked()` alone, on a CPU too.
 """
 
+import math
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -23,7 +25,11 @@ _checked: ContextVar[bool] = ContextVar("flakit_checked", default=os.environ.get
 
 @contextmanager
 def checked() -> Iterator[None]:
-    """Look at values on the GPU too, at the price of a synchronisation a call: `with flakit.checked(): ...`."""
+    """Look at values on the GPU too, at the price of a few synchronisations a call: `with flakit.checked(): ...`.
+
+    There, and on a CPU as well, a NaN or an infinity in any input (of the decay all but -inf) is a ValueError that
+    names the argument and the first place. Unchecked it is computed with: in a chunk form it reaches tokens before it.
+    """
     token = _checked.set(True)
     try:
         yield
@@ -31,8 +37,13 @@ def checked() -> Iterator[None]:
         _checked.reset(token)
 
 
+def is_checked() -> bool:
+    # A compiler cannot follow a context variable; what it calls, an operator, asks when it runs.
+    return not torch.compiler.is_compiling() and _checked.get()
+
+
 def looks_at_values(x: Tensor) -> bool:
-    return x.device.type == "cpu" or _checked.get()
+    return x.device.type == "cpu" or is_checked()
 
 
 def check_tensor(name: str, x: object, shape: Mapping[str, int | None], like: str = "") -> None:
@@ -89,10 +100,18 @@ def check_scale(scale: object, default: float) -> float:
 def check_decay(name: str, w: Tensor) -> None:
     if looks_at_values(w) and not (w <= 0).all():
         at = torch.unravel_index(w.detach().argmax(), w.shape)  # the first NaN, if there is one
-        raise ValueError(
-            f"{name}: expected a natural-log decay <= 0, got {w[at].item():.4g} at {[int(i) for i in at]}. "
-            f"A factor in (0, 1) has to become its logarithm: logsigmoid(x) or -exp(x)"
-        )
+        found = w[at].item()
+        if math.isnan(found):
+            why = f"A NaN is no missing logarithm, it comes from upstream: from the weights or inputs that made {name}"
+        else:
+            why = "A factor in (0, 1) has to become its logarithm: logsigmoid(x) or -exp(x)"
+        raise ValueError(f"{name}: expected a natural-log decay <= 0, got {found:.4g} at {[int(i) for i in at]}. {why}")
+
+
+def check_finite(name: str, x: Tensor, where: str = "under flakit.checked()") -> None:
+    if not x.isfinite().all():
+        at = (~x.isfinite()).nonzero()[0]
+        raise ValueError(f"{name}: expected finite values {where}, got {x[tuple(at)].item():.4g} at {at.tolist()}")
 
 
 def check_cu_seqlens(x: object, B: int, device: torch.device, like: str = "r", name: str = "cu_seqlens") -> None:

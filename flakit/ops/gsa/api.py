@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..common import validation as check
 from ..common.dispatch import autocast, check_chunk_size, choose_backend
-from ..common.registration import Registered
+from ..common.registration import Registered, unseen
 from .abc import slots_and_gates
 
 CHUNK_SIZES = (32, 64)
@@ -49,6 +49,10 @@ def chunk_gsa(
         o_t  = softmax(scale * q_t^T hk_t) hv_t
 
     Gated slot attention, arXiv:2409.07146. Every tensor argument has a gradient, the states included.
+
+    A NaN or an infinity in an input spoils no token before it in the recurrence. Here, where one product serves a whole
+    chunk, it may spoil the earlier tokens of its chunk too, for 0 * NaN is NaN: fill padding with zeros, `torch.empty`
+    holds anything. `flakit.checked()` names the first such value.
 
     Args:
         q: query, [B, T, HQ, K], HQ a multiple of H: query head h reads the memory of head h // (HQ / H). float64,
@@ -166,6 +170,8 @@ def _call(form, tensors, scale, initial_state, output_final_state, offsets, chun
                     f"{name}: expected {axis} <= {most} for backend 'triton', got {axis} = {size}; use backend='torch'"
                 )
     if g is None:
+        if check.looks_at_values(raw_s) and unseen([raw_s]):  # what follows a call cannot look at values
+            check.check_finite("s", raw_s, "with g=None")
         slots, g = slots_and_gates(raw_s, offsets[0])
         s = slots.to(q.dtype)
     o, final_state = _registered(

@@ -47,6 +47,10 @@ def chunk_rwkv6(
 
     Equations (19)-(20) of arXiv:2404.05892. Every tensor argument has a gradient, the states included.
 
+    A NaN or an infinity in an input spoils no token before it in the recurrence. Here, where one product serves a whole
+    chunk, it may spoil the earlier tokens of its chunk too, for 0 * NaN is NaN: fill padding with zeros, `torch.empty`
+    holds anything. `flakit.checked()` names the first such value.
+
     Args:
         r: receptance (query), [B, T, H, K]; float64, float32, bfloat16 or float16.
         k: key, [B, T, H, K], dtype of r.

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..common import validation as check
 from ..common.dispatch import autocast, check_chunk_size, choose_backend
-from ..common.registration import Registered
+from ..common.registration import Registered, unseen
 
 CHUNK_SIZES = (16, 32)
 """Of the kernels."""
@@ -53,6 +53,10 @@ def chunk_rwkv7(
     The generalised delta rule of arXiv:2503.14456. Every tensor argument has a gradient, the states included. In the
     model a = -κ̂ and b = κ̂ * α with κ̂ of length one a head and α a sigmoid: a step does not grow the state where
     sum(κ̂^2 α / (1 + e^w)) <= 1. Beyond that it may grow, and errors with it.
+
+    A NaN or an infinity in an input spoils no token before it in the recurrence. Here, where one product serves a whole
+    chunk, it may spoil the earlier tokens of its chunk too, for 0 * NaN is NaN: fill padding with zeros, `torch.empty`
+    holds anything. `flakit.checked()` names the first such value.
 
     Args:
         r: receptance (query), [B, T, H, K]; float64, float32, bfloat16 or float16.
@@ -178,6 +182,8 @@ def fused_mul_recurrent_rwkv7(
         check.check_tensor(name, x, dict(zip("BTHK", r.shape, strict=True)), " like r")
         check.check_dtype(name, x, (computed.dtype, torch.float32), computed)
         check.check_device(name, x, r.device)
+        if check.is_checked() and unseen([x]):  # what follows a call cannot look at values
+            check.check_finite(name, x)
     check.refuse_forward_mode(kk=kk, a=a)
     wide = torch.promote_types(computed.dtype, torch.float32)
     return fused_recurrent_rwkv7(

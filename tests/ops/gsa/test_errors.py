@@ -61,7 +61,8 @@ WRONG = {
     "NaN gate": (
         given(g=lambda x: x.index_fill(3, torch.tensor([1]), torch.nan)),
         ValueError,
-        "g: expected a natural-log decay <= 0, got nan at [0, 0, 0, 1]",
+        "g: expected a natural-log decay <= 0, got nan at [0, 0, 0, 1]. A NaN is no missing logarithm, it comes from "
+        "upstream: from the weights or inputs that made g",
     ),
     "state is one tensor": (given(initial_state=hk), TypeError, "initial_state: expected a pair (hk, hv), got Tensor"),
     "state of three": (

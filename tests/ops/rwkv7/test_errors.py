@@ -77,7 +77,8 @@ WRONG = {
     "NaN decay": (
         given(w=lambda x: x.index_fill(3, torch.tensor([1]), torch.nan)),
         ValueError,
-        "w: expected a natural-log decay <= 0, got nan at [0, 0, 0, 1]",
+        "w: expected a natural-log decay <= 0, got nan at [0, 0, 0, 1]. A NaN is no missing logarithm, it comes from "
+        "upstream: from the weights or inputs that made w",
     ),
     "state transposed": (
         given(initial_state=state(2, 3, 5, 4)),
