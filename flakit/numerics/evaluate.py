@@ -1,6 +1,7 @@
-"""One run of an operator, forward and every gradient, and the same in float64: `evaluate` and `truth`.
+"""One run of an operator, forward and every gradient, by `evaluate`; the same in float64 by `truth`, and token by token
+in float32 by `recurrence`.
 
-Both use the same cotangents (the gradients arriving at the outputs), drawn from a private generator and rounded to the
+All use the same cotangents (the gradients arriving at the outputs), drawn from a private generator and rounded to the
 outputs' dtype, and the truth starts from the rounded inputs: what differs is the operator's arithmetic alone.
 """
 
@@ -119,11 +120,44 @@ def truth(
     recurrence: walk the recurrence (True), use the chunked form in float64 (False), or choose (None): by length, and
         by whether everything is finite.
     """
+    walk = None if recurrence is None else flag("recurrence", recurrence, " or None")
+    drawn = {"grad_seed": grad_seed, "dfinal_state": dfinal_state}
+    return _by_the_text(operator(op), inputs, torch.float64, walk, arriving, drawn)
+
+
+def recurrence(
+    op: str | Operator,
+    inputs: Mapping[str, object],
+    *,
+    grad_seed: int = 1,
+    dfinal_state: bool = False,
+    arriving: Arriving | None = None,
+) -> dict[str, Tensor]:
+    """What `evaluate` finds, token by token in float32 (float64 for float64 inputs), every product and sum rounded.
+
+    So do the recurrent Triton kernels compute. Without them, form="recurrent" of `evaluate` walks in float64 and rounds
+    once (`ops.common.plain` says why), which says nothing of how a recurrence rounds. Arguments as for `evaluate`.
+    """
     op = operator(op)
-    do, dstate = _arriving(op, inputs, arriving, grad_seed=grad_seed, dfinal_state=dfinal_state)
-    recurrence = None if recurrence is None else flag("recurrence", recurrence, " or None")
-    exact = {name: x.detach().double() for name, x in op.leaves(inputs).items()}
-    do, dparts, scale = do.double(), [x.double() for x in op.parts(dstate)], op.scale(inputs)
+    leaves, drawn = op.leaves(inputs), {"grad_seed": grad_seed, "dfinal_state": dfinal_state}
+    arithmetic = state_dtype(leaves[op.tensors[0]].dtype)
+    found = _by_the_text(op, inputs, arithmetic, True, arriving, drawn)
+    stored = {f"d{name}": x.dtype for name, x in leaves.items()} | {"o": leaves[op.tensors[0]].dtype}
+    return {name: x.to(stored.get(name, arithmetic)) for name, x in found.items()}
+
+
+def _by_the_text(
+    op: Operator,
+    inputs: Mapping[str, object],
+    dtype: torch.dtype,
+    walk: bool | None,
+    arriving: Arriving | None,
+    drawn: Mapping[str, object],
+) -> dict[str, Tensor]:
+    """Outputs and gradients by the operator's reference (walk), by its chunked form, or by what suits, in a dtype."""
+    do, dstate = _arriving(op, inputs, arriving, **drawn)
+    exact = {name: x.detach().to(dtype) for name, x in op.leaves(inputs).items()}
+    do, dparts, scale = do.to(dtype), [x.to(dtype) for x in op.parts(dstate)], op.scale(inputs)
 
     runs = []
     for time, which in _sequences(inputs):
@@ -138,8 +172,8 @@ def truth(
             *grads, dinitial = module.backward(*rows, scale, state, *arrives, *extra)
             return o, *op.parts(final), *grads, *op.parts(dinitial)
 
-        found = run(bool(length) and (length <= LONGEST_RECURRENCE if recurrence is None else recurrence))
-        if recurrence is None and LONGEST_RECURRENCE < length <= LONGEST_NOT_FINITE:
+        found = run(bool(length) and (length <= LONGEST_RECURRENCE if walk is None else walk))
+        if walk is None and LONGEST_RECURRENCE < length <= LONGEST_NOT_FINITE:
             if not all(x.isfinite().all() for x in found):
                 found = run(True)
         runs.append(found)

@@ -10,6 +10,7 @@ from ..figures.canvas import Cell
 from ..figures.gradients import ERRORS, PLOTS, Curves, GradientFigure
 from ..language import Words, label, rephrase, say, speaking
 from ..numerics import recorded
+from ..numerics.evaluate import recurrence
 from ..numerics.gradients import MEASURES, along_time, gradient_rows, rounding_error
 from ..numerics.on_gpu import RECORDINGS
 from ..numerics.operators import OPERATORS
@@ -72,10 +73,10 @@ WORDS = {
     "small": "; its true size, {size:.1e}, is below what {dtype} holds in full ({least:.1e})",
     "bad": "Not finite: {bad}.",
     "bad tensor": "{tensor} ({form}, {count} values)",
-    "fine": "All finite; largest of the operator's own: {tensor} ({form}), {error}.",
+    "fine": "All finite; largest of the two forms: {tensor} ({form}), {error}.",
     "infinite": "infinite (not 0 where the truth is)",
     "triton": "Triton kernels",
-    "torch": "chunk in PyTorch, recurrent step by step",
+    "torch": "chunk in PyTorch, recurrent token by token in float32",
     "ran": "Ran here on {device}: {how}, torch {torch}. Truth: the same inputs in float64.",
     "nearest": " Nearest recorded setting: T = {T}, decay {decay}.",
     "dot": "{tensor}, {form}: L2 {l2}, worst row {worst_row}, worst element {worst_element}{place}",
@@ -149,8 +150,12 @@ class GradientComparer(Panel):
         return self._measured[1]
 
     def _measure(self, *, op: str, dtype: str, **setting) -> list[Mapping]:
-        where = {"device": self.device, "recurrence": False}  # chunks in float64: quick enough for a slider
-        return gradient_rows(op, others=OTHERS.get(op), H=1, dtype=getattr(torch, dtype), **where, **setting)
+        setting |= {"device": self.device, "recurrence": False}  # chunks in float64: quick enough for a slider
+        forms, others = None, dict(OTHERS.get(op, {}))
+        if self.device == "cpu":
+            # The operator's own recurrent form computes in float64 here and rounds once: no recurrence that rounds.
+            forms, others = "chunk", {"recurrent": lambda x, do: recurrence(op, x, arriving=(do, None))} | others
+        return gradient_rows(op, forms=forms, others=others, H=1, dtype=getattr(torch, dtype), **setting)
 
     def _recording(self, op: str) -> recorded.Recording:
         if op not in self.recordings:
@@ -314,12 +319,22 @@ rows = run.select(op={op!r}, dtype={dtype!r}, T={at["T"]}, decay={literal(at["de
         sizes = ", ".join(f"{name}={size}" for name, size in _sizes(op, setting).items())
         others = OTHERS.get(op, {})
         imports = "".join(f"from {make.__module__} import {make.__name__}\n" for make in others.values())
-        given = f"{{{', '.join(f'{name!r}: {make.__name__}' for name, make in others.items())}}}"
+        made, forms, loop = {name: make.__name__ for name, make in others.items()}, "", ""
+        if self.device == "cpu":
+            imports += "from flakit.numerics.evaluate import recurrence\n"
+            made, forms = {"recurrent": "in_float32"} | made, "forms='chunk', "
+            loop = f"""
+
+def in_float32(x, do):  # on a CPU the operator's own recurrent form computes in float64 and rounds once
+    return recurrence({op!r}, x, arriving=(do, None))
+
+"""
+        given = f"{{{', '.join(f'{name!r}: {make}' for name, make in made.items())}}}"
         return f"""import torch
 {imports}from flakit.numerics.gradients import gradient_rows
-
+{loop}
 rows = gradient_rows(
-    {op!r}, others={given},
+    {op!r}, {forms}others={given},
     T={T}, H=1, {sizes}, decay={literal(decay)}, dtype=torch.{dtype}, device={self.device!r}, seed={seed},
     recurrence=False,  # the float64 truth in chunks, as the panel does
 )

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from flakit.numerics.errors import compare
-from flakit.numerics.evaluate import LONGEST_NOT_FINITE, cotangents, evaluate, truth
+from flakit.numerics.evaluate import LONGEST_NOT_FINITE, cotangents, evaluate, recurrence, truth
 from flakit.numerics.inputs import DECAYS, inputs
 from flakit.numerics.operators import OPERATORS
 
@@ -76,6 +76,41 @@ def test_evaluate_agrees_with_truth(form, dtype, tolerance):
     got = evaluate("rwkv6", x, form=form, dfinal_state=True)
     assert worst(got, truth("rwkv6", x, dfinal_state=True)) < tolerance
     assert {name: y.dtype for name, y in got.items() if name[1:] in x} == {f"d{name}": x[name].dtype for name in x}
+
+
+def test_a_recurrence_in_float32_is_the_definition_walked_in_float32():
+    x = inputs("rwkv6", T=64, H=1, K=8, V=5, decay="logsigmoid")
+    S, outputs = torch.zeros(8, 5), []
+    for t in range(64):
+        r, k, v, w = (x[name][0, t, 0] for name in "rkvw")
+        outputs.append(8**-0.5 * (r[:, None] * (S + x["u"][0, :, None] * (k[:, None] * v))).sum(0))
+        S = w.exp()[:, None] * S + k[:, None] * v
+    found = recurrence("rwkv6", x)
+    assert torch.equal(found["o"][0, :, 0], torch.stack(outputs)) and torch.equal(found["final_state"][0, 0], S)
+
+
+@OPS
+@pytest.mark.parametrize("dtype, state", [(torch.float64, torch.float64), (torch.bfloat16, torch.float32)], ids=str)
+def test_a_recurrence_stores_what_an_operator_would(op, dtype, state):
+    x = inputs(op, B=3, T=20, H=1, K=8, V=5, dtype=dtype, initial_state=True)
+    packed = {
+        name: tensor.flatten(0, 1)[None] if name in OPERATORS[op].sequences else tensor for name, tensor in x.items()
+    }
+    packed["cu_seqlens"] = torch.tensor([0, 20, 40, 60])
+    for given in (x, packed):
+        found, stored = recurrence(op, given, dfinal_state=True), evaluate(op, given, dfinal_state=True)
+        assert {name: y.dtype for name, y in found.items()} == {name: y.dtype for name, y in stored.items()}
+        assert found[OPERATORS[op].outputs[1]].dtype == state
+        assert worst(found, truth(op, given, dfinal_state=True)) < {torch.float64: 1e-14}.get(dtype, 2.5e-3)
+
+
+def test_a_recurrence_in_float32_drifts_where_the_operators_own_does_not():
+    """Thousands of products with the same rounded e^w add its error up: why the torch backend walks in float64."""
+    x = inputs("rwkv6", T=4096, H=1, K=8, decay=-1e-4)
+    exact = truth("rwkv6", x)["o"]
+    drift = compare(recurrence("rwkv6", x)["o"], exact).l2
+    own = compare(evaluate("rwkv6", x, form="recurrent")["o"], exact).l2
+    assert 1e-5 < drift < 1e-4 and own < 3e-8
 
 
 def test_the_state_gradient_arrives_only_on_request():

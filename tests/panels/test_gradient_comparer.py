@@ -8,12 +8,13 @@ import threading
 from importlib import import_module
 
 import pytest
+import torch
 
 from flakit.cases.decay_gradient import law
 from flakit.figures.canvas import Cell
 from flakit.figures.gradients import ERRORS, PLOTS
 from flakit.numerics import recorded
-from flakit.numerics.gradients import MEASURES
+from flakit.numerics.gradients import MEASURES, rounding_error
 from flakit.numerics.operators import OPERATORS
 from flakit.panels import gradient_comparer
 from flakit.panels.base import NARROW, WIDE
@@ -68,6 +69,16 @@ def test_the_operators_own_gradients_are_at_rounding_level(op):
             assert error(panel, form, tensor) < 2.5e-3, (form, tensor)
     assert "All finite" in panel.text and "Ran here on" in panel.text
     assert panel.png.startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("op", OPERATORS)
+def test_the_recurrent_form_rounds_at_every_token(op):
+    """On a CPU the operator's own rounds once, at the end: beside it any chunk form looks worse than it is."""
+    panel = gradient_comparer(op, T=64, dtype="float32")
+    for tensor in ("o", f"d{OPERATORS[op].decay}"):
+        chunk, recurrent = (error(panel, form, tensor) for form in OPERATORS[op].forms)
+        assert recurrent > 2 * rounding_error(torch.float32), (tensor, recurrent)
+        assert 1 / 3 < chunk / recurrent < 3, (tensor, chunk, recurrent)
 
 
 def test_the_widely_used_dw_is_as_wrong_as_its_law_says():

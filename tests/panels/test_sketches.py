@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from flakit import chunk_rwkv6, fused_recurrent_rwkv6, inputs
+from flakit import chunk_rwkv6, inputs
 from flakit.cases import anchor, gate_drift, inverse, masking
 from flakit.cases.laws import LN_MAX
 from flakit.models import Permutations
+from flakit.numerics.evaluate import recurrence
+from flakit.numerics.gradients import rounding_error
 from flakit.numerics.operators import OPERATORS
 from flakit.panels import sketch
 from flakit.panels.knobs import stops_of
@@ -302,9 +304,11 @@ def test_the_gates_break_where_the_law_says():
 def test_two_forms_differ_in_float32_and_are_farther_off_and_alike_in_fewer_digits():
     panel = sketch("two_forms", digits=24)
     x = inputs("rwkv6", **SIZES)
-    forms = [operator(**x).o[0, :, 0].double() for operator in (chunk_rwkv6, fused_recurrent_rwkv6)]
+    forms = [o[0, :, 0].double() for o in (chunk_rwkv6(**x).o, recurrence("rwkv6", x)["o"])]
     fine = panel.result
     assert fine.share == (forms[0] != forms[1]).double().mean().item() > 0.5
+    assert min(fine.off.values()) > 3 * rounding_error(torch.float32), "both round on the way, not at the end alone"
+    assert max(fine.off.values()) < 2 * min(fine.off.values()), "neither is the better one"
     for digits, dtype in ((11, torch.float16), (8, torch.bfloat16)):
         coarse = panel.set(digits=digits).result
         assert np.array_equal(coarse.chunk, forms[0].float().to(dtype).double()[: len(coarse.chunk), 0])

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from ...numerics import recorded
 from ...numerics.errors import relative_l2
-from ...numerics.evaluate import evaluate, truth
+from ...numerics.evaluate import evaluate, recurrence, truth
 from ...numerics.gradients import rounding_error
 from ...numerics.inputs import inputs as make_inputs
 from ...numerics.operators import Operator, operator
@@ -127,6 +127,7 @@ def switches(
 ) -> dict[str, Ratio]:
     """The chunk form as a multiple of the recurrent one, tensor by tensor, with any of the three causes switched on.
 
+    The recurrent one computes in float32, as a kernel of it does (`numerics.evaluate.recurrence`).
     scale: the chunk form is given 1, the recurrent one its default. aliasing: the chunk form runs first and leaves its
     running sums in the w that the recurrent one is given. precision: the chunk form's dw is `running_sums`.
     Without any: a factor of 1, and nothing unexplained but rounding.
@@ -138,7 +139,7 @@ def switches(
 def _forms(
     inputs: Mapping[str, Tensor], scale: bool, aliasing: bool, precision: bool, seed: int
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The tensors of `REPORTED` by the chunk form and by the recurrent one, with these causes."""
+    """The tensors of `REPORTED` by the chunk form and by a recurrence in float32, with these causes."""
     x = {**inputs, "w": inputs["w"].clone()}
     chunk = run(x, scale=1.0 if scale else None, seed=seed)
     if precision:
@@ -146,7 +147,7 @@ def _forms(
         chunk |= {"dw": sums / default_scale(x) if scale else sums}
     if aliasing:
         overwrite(x["w"], backend="torch")
-    recurrent = run(x, form="recurrent", seed=seed)
+    recurrent = recurrence("rwkv6", x, arriving=(_arriving(x, seed), None))
     return tuple({name: found[name] for name in REPORTED} for found in (chunk, recurrent))
 
 
@@ -189,7 +190,7 @@ def repaired(*, T: int = 128, seed: int = 3) -> Repaired:
     read = (r * sum_before(w).exp()).bfloat16().float()
     _, kernel = carry_states(w.sum(-2).exp(), read.mT @ arriving, None, reverse=True)
     x["initial_state"] = torch.zeros_like(kernel)
-    right = evaluate("rwkv6", x, form="recurrent", arriving=(do, None))["dinitial_state"]
+    right = recurrence("rwkv6", x, arriving=(do, None))["dinitial_state"]
     difference = (kernel.bfloat16().double() - right.bfloat16().double()).abs()
     at = difference.argmax()
     there = max(y.flatten()[at].abs().item() for y in (kernel, right))

@@ -16,9 +16,9 @@ from ...figures.sketches.chunk_vs_recurrent import (
     TwoFormsShown,
 )
 from ...numerics.errors import compare, relative_l2
-from ...numerics.evaluate import truth
+from ...numerics.evaluate import recurrence, truth
 from ...numerics.inputs import inputs
-from ...ops.rwkv6 import chunk_rwkv6, fused_recurrent_rwkv6
+from ...ops.rwkv6 import chunk_rwkv6
 from .. import knobs
 from .sketch import Sketch
 
@@ -37,9 +37,9 @@ def rounded(x: Tensor, digits: int) -> Tensor:
 
 @functools.lru_cache(maxsize=2)
 def _outputs(seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """o [T, V] of one head in float64: by the chunk form and the recurrent form in float32, and as it is."""
+    """o [T, V] of one head in float64: by the chunk form and the recurrence in float32, and as it is."""
     x = inputs("rwkv6", seed=seed, **SIZES)
-    found = chunk_rwkv6(**x).o, fused_recurrent_rwkv6(**x).o, truth("rwkv6", x)["o"]
+    found = chunk_rwkv6(**x).o, recurrence("rwkv6", x)["o"], truth("rwkv6", x)["o"]
     return tuple(o[0, :, 0].double() for o in found)
 
 
@@ -89,12 +89,12 @@ SKETCHES = {
         {"float32": {"digits": 24}, "float16": {"digits": 11}, "bfloat16": {"digits": 8}},
         """import flakit
 from flakit.numerics.errors import relative_l2
-from flakit.numerics.evaluate import truth
+from flakit.numerics.evaluate import recurrence, truth
 from flakit.panels.sketches.chunk_vs_recurrent import SIZES, rounded
 
 x = flakit.inputs("rwkv6", seed={seed}, **SIZES)
-forms = flakit.chunk_rwkv6(**x).o.double(), flakit.fused_recurrent_rwkv6(**x).o.double()
-chunk, recurrent = (rounded(o, {digits}) for o in forms)
+forms = flakit.chunk_rwkv6(**x).o, recurrence("rwkv6", x)["o"]  # both in float32
+chunk, recurrent = (rounded(o.double(), {digits}) for o in forms)
 print("share that differs", (chunk != recurrent).double().mean().item())
 print("off by", [relative_l2(o, truth("rwkv6", x)["o"]) for o in (chunk, recurrent)])
 """,
