@@ -128,7 +128,9 @@ def fused_recurrent_rwkv7(
     """RWKV7 one token after another: the form for decoding and for checking the chunked one.
 
     Formula, arguments, result and errors as in `chunk_rwkv7`; chunk_size changes nothing. The "torch" and "reference"
-    backends are the same step-by-step recurrence here; "triton" keeps the state in registers.
+    backends are the same step-by-step recurrence here, in float64 and rounded once at the end, since in float32
+    thousands of products with the same rounded decay add its error up; "triton" keeps the state in registers, as
+    float32.
     """
     check.check_unused(
         head_first=head_first,
