@@ -219,6 +219,50 @@ def test_inputs_are_not_written_and_outputs_are_new(place, op, form, T, packing,
     assert len(set(storages)) == len(storages)
 
 
+# Shapes in which what is sliced, joined or turned comes out contiguous, so that no copy makes it an own tensor.
+VIEWS = [
+    dict(T=32, H=1),
+    dict(T=1, H=1),
+    dict(T=1, H=2, B=2),
+    dict(T=18, H=2, packing="ragged"),
+    dict(T=18, H=2, K=1),
+    dict(T=18, H=2, V=1, layout="strided"),
+]
+
+
+@pytest.mark.parametrize("place", SLOW_INTERPRETED)
+@pytest.mark.parametrize("sizes", VIEWS, ids=str)
+@OPS
+@FORMS
+def test_outputs_own_their_memory_and_are_changed_in_place(place, op, form, sizes):
+    sizes = {"M": 1, **sizes} if op == "gsa" and "K" in sizes else sizes
+    made, arriving = place.make(of(op, replace(SETTING, decay="rwkv6-init")), **sizes)
+    described = OPERATORS[op]
+    for backend in (place.backend, "reference"):
+        results = []
+        for grad in (True, False):
+            leaves = {name: x.clone().requires_grad_(grad) for name, x in described.leaves(made).items()}
+            given = described.arguments(leaves, made)
+            with torch.set_grad_enabled(grad):
+                o, state = described.forms[form](**given, output_final_state=True, backend=backend)
+                parts = described.parts(state)
+                results.append([x.detach().clone() for x in (o, *parts)])
+                o.add_(1)
+                for part in parts:
+                    part.mul_(2)
+            own = [o, *parts]
+            if grad:
+                arrives = [arriving[0], *described.parts(arriving[1])]
+                own += torch.autograd.grad(own.copy(), list(leaves.values()), arrives)
+                for x in own[-len(leaves) :]:
+                    x.mul_(2)
+            assert not any(x._is_view() for x in own)
+            memory = [x.untyped_storage() for x in (*own, *leaves.values())]
+            assert len({x.data_ptr() for x in memory}) == len(memory)
+            for x, y in zip(results[-1], (o, *parts), strict=True):
+                assert torch.equal(y, x + 1 if y is o else x * 2)
+
+
 @EVERYWHERE
 @OPS
 @FORMS

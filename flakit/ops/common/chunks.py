@@ -43,7 +43,8 @@ def split_beside(*x: Tensor | None, C: int, dtype: torch.dtype) -> Tensor:
 
 
 def join_chunks(x: Tensor, T: int) -> Tensor:
-    return rearrange(x, "b h n c d -> b (n c) h d")[:, :T]
+    """[B, H, N, C, D] -> [B, T, H, D], the inverse of `split_chunks`, in memory of its own."""
+    return rearrange(x, "b h n c d -> b (n c) h d")[:, :T].clone(memory_format=torch.contiguous_format)
 
 
 def beside(*x: Tensor) -> Tensor:

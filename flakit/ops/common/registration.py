@@ -112,7 +112,7 @@ class Registered:
         final = final or [o.new_empty(0) for _ in self.states]
         kept = kept or [o.new_empty(0) for _ in range(self.kept)]
         wide = torch.promote_types(o.dtype, torch.float32)
-        return o, *(check.in_dtype(x, wide).contiguous() for x in (*final, *kept))
+        return o, *final, *(check.in_dtype(x, wide).contiguous() for x in kept)
 
     def _compute(
         self,
@@ -143,11 +143,11 @@ class Registered:
         else:
             rows, rest = tensors[: self.sequences], (*tensors[self.sequences :], scale, state)
             o, final = plain.forward(self.package, form, backend, chunk_size, rows, rest, cu_seqlens)
-        o = check.in_dtype(o, first.dtype).contiguous()
+        o = _own(o, first.dtype)
         if not output_final_state:
             return o, None, kept if keep else None
         wide = torch.promote_types(first.dtype, torch.float32)
-        final = [check.in_dtype(x, wide).contiguous() for x in self._parts(final)]
+        final = [_own(x, wide) for x in self._parts(final)]
         return o, final, kept if keep else None
 
     def _check_finite(self, tensors, state):
@@ -174,7 +174,7 @@ class Registered:
         wide = torch.promote_types(do.dtype, torch.float32)
         dstates = [do.new_empty(0, dtype=wide) for _ in self.states] if state is None else self._parts(dstate)
         dtypes = [x.dtype for x in tensors] + [wide] * len(self.states)
-        return tuple(x.to(dtype).contiguous() for x, dtype in zip((*grads, *dstates), dtypes, strict=True))
+        return tuple(_own(x, dtype) for x, dtype in zip((*grads, *dstates), dtypes, strict=True))
 
     def _shapes(self, tensors, cu_seqlens):
         return self.shapes(*tensors, tensors[0].shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1)
@@ -257,6 +257,12 @@ def _contiguous(x):
     if isinstance(x, (tuple, list)):
         return tuple(map(_contiguous, x))
     return None if x is None else x.contiguous()
+
+
+def _own(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x in a dtype, contiguous, and no view: who gets it may change it in place, which autograd refuses of views."""
+    x = check.in_dtype(x, dtype).contiguous()
+    return x.clone() if x._is_view() else x
 
 
 def _save_nothing(ctx, inputs, output):

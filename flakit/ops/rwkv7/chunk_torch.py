@@ -93,8 +93,8 @@ def _carry(total, read, found, U, x, write, written, state, reverse=False) -> tu
     """x = U (found + read S), then S <- diag(total) S + written + write^T x: every x into its place, every S and the
     last one."""
     B, H, N, K, V = written.shape
-    entering, last = written.new_empty(B * H, N, K, V), written.new_empty(B * H, K, V)
-    states = [*(entering.unbind(1)[::-1] if reverse else entering.unbind(1)), last]
+    entering, last = written.new_empty(B * H, N, K, V), written.new_empty(B, H, K, V)
+    states = [*(entering.unbind(1)[::-1] if reverse else entering.unbind(1)), last.flatten(0, 1)]
     states[0].copy_(state.flatten(0, 1)) if state is not None else states[0].zero_()
     each = (y.flatten(0, 1).unbind(1) for y in (total[..., None], read, found, U, x, write, written))
     steps = list(zip(*each, strict=True))
@@ -102,7 +102,7 @@ def _carry(total, read, found, U, x, write, written, state, reverse=False) -> tu
         total, read, found, U, x, write, written = step
         torch.bmm(U, torch.baddbmm(found, read, S), out=x)
         torch.addcmul(written, total, S, out=leaving).baddbmm_(write.mT, x)
-    return entering.unflatten(0, (B, H)), last.unflatten(0, (B, H))
+    return entering.unflatten(0, (B, H)), last
 
 
 def forward(r, w, k, v, a, b, scale, initial_state, chunk_size) -> tuple[Tensor, Tensor]:
