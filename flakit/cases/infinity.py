@@ -53,7 +53,7 @@ class Numbers:
 class Way:
     """made: as float32 computes it; true: the same in float64, where nothing ends before e^709.
 
-    exponents: of the two factors, [C] each. operands: q (the read, scaled), k, v and do, [C, K].
+    exponents: of the two factors, [C] each. operands: r (scaled), k, v and do, [C, K].
     lost: the share of non-finite values among the keys' factors ("keys") and in each of `TENSORS`.
     """
 
@@ -100,13 +100,13 @@ def follow(decay: float, *, C: int = 8, K: int = 4, seed: int = 0) -> Way:
 
     (tile,) = chunk.products.tiles
     on_read, on_key = (exponent[0, 0, 0] for exponent in chunk.products.exponents(tile))
-    q, k, v, low = chunk.q[0, 0, 0], chunk.k[0, 0, 0], chunk.v[0, 0, 0], chunk.products.low
+    r, k, v, low = chunk.q[0, 0, 0], chunk.k[0, 0, 0], chunk.v[0, 0, 0], chunk.products.low
     read, key = on_read.exp(), on_key.exp()
     made = Numbers(
         read=read[:, 0],
         key=key[:, 0],
         pairs=read[:, :1] * key[:, 0],
-        scores=(q * read) @ (k * key).mT,
+        scores=(r * read) @ (k * key).mT,
         kept=chunk.A[0, 0, 0],
         scaled=k * key,
         dA=masked(chunk.scale * (do @ v.mT), low, "where"),
@@ -119,7 +119,7 @@ def follow(decay: float, *, C: int = 8, K: int = 4, seed: int = 0) -> Way:
         made,
         _true(x, do),
         (on_read[:, 0], on_key[:, 0]),
-        {"q": q, "k": k, "v": v, "do": do},
+        {"r": r, "k": k, "v": v, "do": do},
         {name: (~each.isfinite()).double().mean().item() for name, each in lost.items()},
     )
 
@@ -127,9 +127,9 @@ def follow(decay: float, *, C: int = 8, K: int = 4, seed: int = 0) -> Way:
 def _true(x: Mapping[str, Tensor], do: Tensor) -> Numbers:
     r, k, v, w = (x[name][0, :, 0].double() for name in "rkvw")
     do, gi, ge = do.double(), w.cumsum(0), sum_before(w)
-    q, low = r * scale(RWKV6, x), torch.ones(len(w), len(w)).tril(-1).bool()
+    r, low = r * scale(RWKV6, x), torch.ones(len(w), len(w)).tril(-1).bool()
     pairs = (ge[:, None] - gi).exp()  # [C, C, K]
-    scores = torch.einsum("ic,jc,ijc->ij", q, k, pairs)
+    scores = torch.einsum("ic,jc,ijc->ij", r, k, pairs)
     kept = torch.where(low, scores, 0.0)
     dA = torch.where(low, scale(RWKV6, x) * (do @ v.mT), 0.0)
     dr = torch.einsum("ij,jc,ijc->ic", dA, k, torch.where(low[..., None], pairs, 0.0))

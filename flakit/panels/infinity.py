@@ -459,7 +459,7 @@ def _cost(lost: Mapping[str, float]) -> str:
 
 def _why(way: case.Way, i: int, j: int) -> str:
     """How a score becomes NaN: by a term that is, or by the difference of two that are infinite."""
-    terms = way.operands["q"][i] * way.made.read[i] * way.made.scaled[j]
+    terms = way.operands["r"][i] * way.made.read[i] * way.made.scaled[j]
     return "zero" if terms.isnan().any() else "difference" if terms.sum().isnan() else ""
 
 
@@ -480,7 +480,7 @@ def _pair(way: case.Way, i: int, j: int) -> str:
 
 
 def _score(way: case.Way, i: int, j: int) -> str:
-    terms = way.operands["q"][i] * way.made.read[i] * way.made.scaled[j]
+    terms = way.operands["r"][i] * way.made.read[i] * way.made.scaled[j]
     made = WORDS["score"].format(i=i, j=j, sum=_sum(terms), score=_number(way.made.scores[i, j]))
     return _true(made, way.true.scores[i, j])
 
