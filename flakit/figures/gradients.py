@@ -23,12 +23,11 @@ _LOOKS = (
     {"color": style.GREEN, "marker": "^", "linestyle": (0, (1, 1.3))},
 )
 
-WORDS = {
+WORDS = Words() | {
     "zeros": {True: "worse than\nall zeros", False: "worse\nthan\nzeros"},
     "rounding": {True: "storing the exact result in this dtype", False: "rounding alone"},
     "exact": "exact",
 }
-WORDS = Words(WORDS)
 
 ERRORS, PLOTS = "errors", ("upper curves", "lower curves")
 """The maps: of the dots, a row for every series of every tensor; of each plot, a column for every whole number of x."""

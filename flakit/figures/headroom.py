@@ -15,7 +15,7 @@ from .marks import Over
 
 _WEAKEST, _STRONGEST = -3.0, 4.0  # powers of ten along the axis
 
-WORDS = {
+WORDS = Words() | {
     "across": {
         True: "natural-log units: |w| of one token above, the sum in one exponent below",
         False: "|w| of one token above, the sum in an exponent below",
@@ -31,7 +31,6 @@ WORDS = {
     "breaks": {True: "NaN: {exponent} is {times} × too much", False: "NaN: {times} ×"},
     "holds": {True: "holds up to {times} × these", False: "to {times} ×"},
 }
-WORDS = Words(WORDS)
 
 LANES = "kernels"
 """The map: a row for each kernel."""

@@ -21,7 +21,7 @@ _ERRORS = (-8, 0)  # powers of ten
 _OUTLINE = [withStroke(linewidth=3.6, foreground="white")]
 _PIXELS = 1.5  # of the narrowest cell that a map can show
 
-WORDS = {
+WORDS = Words() | {
     "law": "law",
     "not finite": "not finite",
     "finite": "finite",
@@ -33,7 +33,6 @@ WORDS = {
     "how wrong": "{what}: where it is finite, and how wrong",
     "line": "the line is the law: finite to its left",
 }
-WORDS = Words(WORDS)
 """Everything that stays written in the picture."""
 
 

@@ -18,7 +18,7 @@ from .heatmap import HeatMap
 WIDTH = 8.4
 DPI = 80
 
-WORDS = {
+WORDS = Words() | {
     "row": "row",
     "column": "column",
     "maps": "{names}: heat maps of {rows} against {columns}",
@@ -34,7 +34,6 @@ WORDS = {
     "curves": "{title}: {names} over {xlabel}",
     "ranges": "{title}: ranges of {names}",
 }
-WORDS = Words(WORDS)
 
 
 class Picture(Canvas):

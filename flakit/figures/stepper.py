@@ -41,12 +41,11 @@ def frames(scene: Scene, steps: Iterable, **constants) -> dict[str, list[Frame]]
     return {which: [found[t] for t in sorted(found)] for which, found in passes.items()}
 
 
-WORDS = {
+WORDS = Words() | {
     "survives": {True: "What survives a step, {decay}\n(dark 0, bright 1 or more)", False: "What survives, {decay}"},
     "t": "t",
     "size": "log10 of RMS",
 }
-WORDS = Words(WORDS)
 
 DECAYS = "decays over time"
 """The map of what survives at every step: a row for each entry of the decay, a column for each token."""

@@ -16,7 +16,7 @@ from .fonts import FAMILY
 from .heatmap import HeatMap
 from .marks import Over, whole_ticks
 
-WORDS = {
+WORDS = Words() | {
     "tree": "What came of it",
     "nothing": "Nothing came of it: all is finite",
     "more": "… and {n} more",
@@ -25,7 +25,6 @@ WORDS = {
     "over": "{room:.2f} over",
     "left": "{room:.2f} left",
 }
-WORDS = Words(WORDS)
 """Everything that stays written in the picture."""
 
 _CODE = ["monospace", FAMILY]

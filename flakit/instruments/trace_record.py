@@ -37,7 +37,7 @@ BORN, BECAME_NAN, CARRIED, READ, BEYOND, GIVEN, STORED = (
 )  # fmt: skip
 """How a site's first tile became what it is."""
 
-WORDS = {
+WORDS = Words() | {
     "how": {
         BORN: "{what} born of finite numbers",
         BECAME_NAN: "NaN made of infinities",
@@ -58,7 +58,6 @@ WORDS = {
     "lanes": "{what}: {bad} of {size} lanes",
     "tiles": "{what}: {bad} of {size} lanes, {tiles} tiles",
 }
-WORDS = Words(WORDS)
 """What a trace's picture says. What is printed is English, whatever is spoken."""
 
 

@@ -10,10 +10,13 @@ error, never English among Chinese. Words without letters to translate, such as 
 
 import functools
 import json
+import math
 import re
+import string
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from numbers import Integral, Real
 from pathlib import Path
 
 ENGLISH = "en"
@@ -115,14 +118,65 @@ def _patterns(language: str) -> list[tuple[re.Pattern, str]]:
     return found
 
 
+def number(x: object, digits: int = 4, *, nan: str = "NaN", inf: str = "inf") -> str:
+    """x in a few characters: a whole number in full, any other with its significant digits, yes or no, a dtype's name.
+
+    What is no number is said as `str` says it. nan: what NaN means here; inf: what infinity does, such as "never".
+
+    >>> number(1 / 3), number(-88.7228, 3), number(math.inf, inf="never"), number(True), number(torch.float16)
+    ('0.3333', '-88.7', 'never', 'yes', 'float16')
+    """
+    if type(x) is not float:  # by far the most are, and asking what a number is takes longer than saying it
+        if isinstance(x, bool):
+            return say("yes") if x else say("no")
+        if type(x).__name__ == "dtype":  # torch's, which nothing else here needs
+            return str(x).removeprefix("torch.")
+        if not isinstance(x, Real) or isinstance(x, Integral):
+            return str(x)
+    if x != x:
+        return nan
+    return inf if x == math.inf else f"{x:.{digits}g}"
+
+
+def percent(share: float) -> str:
+    """A share that calls neither a little nothing nor nearly all everything.
+
+    >>> percent(0.004), percent(0.5), percent(0.999), percent(1.0)
+    ('<1%', '50%', '>99%', '100%')
+    """
+    if 0 < share < 0.01:
+        return "<1%"
+    return ">99%" if 0.99 < share < 1 else f"{share:.0%}"
+
+
+class _Numbers(string.Formatter):
+    """Fills in numbers as `number` and `percent` say them; tensors and arrays of one element are their number."""
+
+    def format_field(self, value, spec: str) -> str:
+        value = value.item() if hasattr(value, "item") else value
+        if spec == "%":
+            return percent(value)
+        return format(value, spec) if spec and not _not_finite(value) else number(value)
+
+
+def _not_finite(x: object) -> bool:
+    return isinstance(x, float) and not math.isfinite(x)
+
+
+_FORMATTER = _Numbers()
+
+
 class Words(Mapping):
     """A table of English texts, nested as it likes, whose texts come out in the language that is spoken.
 
-    `english` is the table itself, for what is read when a module is imported and said later.
+        WORDS = Words() | {"lost": {1: "One row is lost, {share:%} of all.", 2: "{n} rows are lost, {share:%} of all."}}
+        WORDS.say("lost", n=rows, share=lost.mean())
+
+    `say` fills in a text. `english` is the table itself, for what is read when a module is imported and said later.
     """
 
-    def __init__(self, english: Mapping):
-        self.english = english
+    def __init__(self, english: Mapping | None = None):
+        self.english = {} if english is None else english
 
     def __getitem__(self, name):
         return _spoken_of(self.english[name])
@@ -133,11 +187,28 @@ class Words(Mapping):
     def __len__(self) -> int:
         return len(self.english)
 
-    def __or__(self, other: Mapping) -> dict:
-        return {**self, **other}
+    def __or__(self, other: Mapping) -> "Words":
+        return Words({**self.english, **other})
 
     def __repr__(self) -> str:
         return f"Words({dict(self.english)!r})"
+
+    def say(self, *path, **values) -> str:
+        """The text at these names, one for each level of the table, with values filled in.
+
+        Numbers, and tensors of one element, are said as `number` says them; "{x:%}" says a share as `percent` does and
+        any other format, "{x:.2f}", is Python's. Where texts are told apart by a whole number, {0: …, 1: …, 2: …}, the
+        first value is the count: it takes its own text or, beyond them, the last.
+        """
+        text = self.english
+        for name in path:
+            text = text[name]
+        if isinstance(text, (Mapping, Words)):
+            if not values or any(isinstance(count, bool) or not isinstance(count, int) for count in text):
+                raise ValueError(f"path: expected the names of a text, got a table: {', '.join(map(str, path))}")
+            count = int(next(iter(values.values())))
+            text = text[max((n for n in text if n <= count), default=min(text))]
+        return _FORMATTER.vformat(say(text), (), values)
 
 
 def _spoken_of(value):

@@ -29,7 +29,7 @@ from .words import number, padded
 
 _EMPTY = (None, ...)
 
-WORDS = {
+WORDS = Words() | {
     "right": "{name}: right",
     "wrong": "{name}: not yet",
     "hint": "hint",
@@ -48,7 +48,6 @@ WORDS = {
     "measured": "Measured: {measured}.",
     "chosen": " (your choice)",
 }
-WORDS = Words(WORDS)
 
 
 @dataclass(frozen=True)

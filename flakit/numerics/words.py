@@ -2,31 +2,10 @@
 
 import math
 import unicodedata
-from numbers import Integral, Real
 
-import torch
+from ..language import number, percent, say
 
-from ..language import say
-
-
-def number(x: object, digits: int = 4, *, nan: str = "NaN", inf: str = "inf") -> str:
-    """x in a few characters: a whole number in full, any other with its significant digits, yes or no, a dtype's name.
-
-    What is no number is said as `str` says it. nan: what NaN means here; inf: what infinity does, such as "never".
-
-    >>> number(1 / 3), number(-88.7228, 3), number(math.inf, inf="never"), number(True), number(torch.float16)
-    ('0.3333', '-88.7', 'never', 'yes', 'float16')
-    """
-    if type(x) is not float:  # by far the most are, and asking what a number is takes longer than saying it
-        if isinstance(x, bool):
-            return say("yes") if x else say("no")
-        if isinstance(x, torch.dtype):
-            return str(x).removeprefix("torch.")
-        if not isinstance(x, Real) or isinstance(x, Integral):
-            return str(x)
-    if x != x:
-        return nan
-    return inf if x == math.inf else f"{x:.{digits}g}"
+__all__ = ["error", "for_json", "number", "padded", "percent"]
 
 
 def error(x: float) -> str:
@@ -38,17 +17,6 @@ def error(x: float) -> str:
     if not math.isfinite(x):
         return say("not finite")
     return f"{x:.1e}" if x else say("0 (exact)")
-
-
-def percent(share: float) -> str:
-    """A share that calls neither a little nothing nor nearly all everything.
-
-    >>> percent(0.004), percent(0.5), percent(0.999), percent(1.0)
-    ('<1%', '50%', '>99%', '100%')
-    """
-    if 0 < share < 0.01:
-        return "<1%"
-    return ">99%" if 0.99 < share < 1 else f"{share:.0%}"
 
 
 def padded(text: str, width: int) -> str:

@@ -30,7 +30,7 @@ from ..numerics.evaluate import one_thread
 from .knobs import assign, stops_of
 from .picture import Picture
 
-WORDS = {
+WORDS = Words() | {
     "reset": "reset",
     "reset tip": "back to where the panel started",
     "copy": "copy as Python",
@@ -55,7 +55,6 @@ WORDS = {
     "progress": "{done} of {total}",
     "done": "done in {seconds:.1f} s",
 }
-WORDS = Words(WORDS)
 
 DEBOUNCE = 0.06
 """Seconds. A redraw that takes longer waits this long after the one before it, then jumps to the newest value."""

@@ -15,13 +15,12 @@ from . import knobs
 from .base import Panel
 from .shared import chosen, decay_knobs, literal
 
-WORDS = {
+WORDS = Words() | {
     "agrees": "{what}: {law} by the law, {measured} measured. The two agree{others}.",
     "differs": "{what}: {law} by the law, {measured} measured. The two differ.",
     "others": {0: "", 1: ", and so they do in the other number", 2: ", and so they do in the other {n} numbers"},
     "some": " Of the {n} numbers compared at this setting, {right} are as the law says.",
 }
-WORDS = Words(WORDS)
 
 
 class CasePanel(Panel):

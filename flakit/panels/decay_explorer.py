@@ -30,7 +30,7 @@ _WRITTEN = {"rwkv6": ("dk", "dv"), "rwkv7": ("dk", "dv", "db"), "gsa": ("dk", "d
 _SPIKES = (-1, -3, -10, -30, -60, -80, -85, -87, -88, -88.5, -88.7, -88.8, -89, -90, -95, -100, -150, -500, -1e4)
 _TOLERANCE = 1e-4  # of a measured onset
 
-WORDS = {
+WORDS = Words() | {
     "knobs": {
         "op": "operator",
         "query": "exponents of",
@@ -117,7 +117,6 @@ WORDS = {
     "no onset": "{name} never breaks, by the law and as measured: {verdict}",
     "verdict": {True: "fine", False: "broken"},
 }
-WORDS = Words(WORDS)
 """Everything the panel says."""
 
 PRESETS = {
@@ -365,7 +364,7 @@ for name in {names!r}:
 
 def _figure(op: str, width: float) -> DecayFigure:
     still = [name for name in tensors(op) if name != "o" and "T" not in OPERATORS[op].axes[name[1:]].split()]
-    words = WORDS["picture"] | {"scores": WORDS["scores"][op]}
+    words = {**WORDS["picture"], "scores": WORDS["scores"][op]}
     return DecayFigure(tensors(op), words, still=still, width=width)
 
 

@@ -40,7 +40,7 @@ _ALONG = {
 _STOPS = {-float(f"{10 ** (n / 10):.1g}") for n in range(-30, 31)}
 _AXES = {"K": "channel", "V": "channel", "M": "slot", "HQ": "head"}
 
-WORDS = {
+WORDS = Words() | {
     "source": "numbers",
     "here": "measured here, {device}",
     "recorded": "recorded on a GPU",
@@ -85,7 +85,6 @@ WORDS = {
     "token": "token",
     "none": "{tensor}: {form} makes none of its own.",
 }
-WORDS = Words(WORDS)
 
 PRESETS = {
     "float32": {"source": HERE, "dtype": "float32", "profile": "constant", "decay": -1.0, "T": 64},

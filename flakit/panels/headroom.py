@@ -18,7 +18,7 @@ from .base import WIDE, Panel
 
 ALL = "all layers"
 
-WORDS = {
+WORDS = Words() | {
     "dtype": "dtype",
     "times": "decays ×",
     "chunk": "chunk",
@@ -47,7 +47,6 @@ WORDS = {
     "short": "{kernel}: no exponent is above 0 at this length, so no factor above 1",
     "given": "w: the decays that this panel was given",
 }
-WORDS = Words(WORDS)
 
 PRESETS = {
     "as given": {"times": 1.0, "dtype": "float32"},

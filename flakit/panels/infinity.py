@@ -57,7 +57,7 @@ BACKWARD = (
 )
 """The formulas as terms, each with the steps in which it is lit."""
 
-WORDS = {
+WORDS = Words() | {
     "symbols forward": "r: a token's query, scaled; k, v: its key and value; o: its output; w: the decay, a natural "
     "logarithm, one for all here; ge_i: w added up over the tokens before i; gi_j: up to and with j. The mask comes "
     "last: 0 unless j < i (RWKV6 adds a token's own key by its bonus u)",
@@ -150,7 +150,6 @@ WORDS = {
     "alt loss": "Step {step} of {steps}, decay {decay}: bars of what is lost, NaN or infinite. {shares}",
     "lost names": {"keys": "the keys' factors", "o": "output o", **{f"d{x}": f"gradient d{x}" for x in "vkrw"}},
 }
-WORDS = Words(WORDS)
 """Everything the panel says."""
 
 

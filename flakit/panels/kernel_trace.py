@@ -15,7 +15,7 @@ from .shared import literal
 
 YOURS = "yours"
 
-WORDS = {
+WORDS = Words() | {
     "decay": "decay",
     "way": "scores",
     "ways": {
@@ -45,7 +45,6 @@ WORDS = {
     "room": "{place}  {code}: at most e^{largest}, in program {program}; float32 ends at e^{end}",
     "recorded": " There is no Triton here: this is a recording.",
 }
-WORDS = Words(WORDS)
 
 PRESETS = {
     "fine": {"decay": -1.3, "way": "start"},

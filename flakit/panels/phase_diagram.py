@@ -25,7 +25,7 @@ from .shared import RIGHT, around, in_words, mode, own_options, scheme_knobs, te
 H, K = 1, 16
 ANY = "any"
 
-WORDS = {
+WORDS = Words() | {
     "knobs": {
         "op": "operator",
         "against": "against",
@@ -71,7 +71,6 @@ WORDS = {
     "anywhere": "any distance",
     "verdict": {True: "as foretold", False: "the law is wrong here"},
 }
-WORDS = Words(WORDS)
 """Everything the panel says."""
 
 AGAINST = {label: name for name, label in WORDS.english["against"].items()}

@@ -25,7 +25,7 @@ ROOT = "K^-0.5"
 _PROFILES = {name: {"rwkv6": "rwkv6-wide"}.get(name, op.profile) for name, op in OPERATORS.items()}
 _SCALES = {name: ROOT if op.scale_exponent else 1.0 for name, op in OPERATORS.items()}
 
-WORDS = {
+WORDS = Words() | {
     "T": "length T",
     "t": "time t",
     "growing": "growing: +|decay|",
@@ -58,7 +58,6 @@ WORDS = {
     "true": " (true: {true})",
     "comment": "a decay must not be positive: with this one the state grows without end",
 }
-WORDS = Words(WORDS)
 
 PRESETS = {
     "remembers": {"profile": "constant", "decay": -0.03, "T": 16, "t": 15, "direction": "forward"},

@@ -4,6 +4,7 @@ import json
 import re
 import threading
 
+import numpy as np
 import pytest
 import torch
 
@@ -48,6 +49,19 @@ def pirate(monkeypatch):
     words = {"hello": "ahoy", "{n} of {all}": "{n} o' {all}", "{what}: {n} tokens": "{what}: {n} doubloons"}
     monkeypatch.setattr(language, "LANGUAGES", (*LANGUAGES, "pirate"))
     monkeypatch.setattr(language, "table", {"pirate": words}.__getitem__)
+
+
+def test_a_text_is_filled_in(pirate):
+    words = Words() | {"pair": {"in": "{n} of {all}"}, "rows": {0: "none", 1: "one", 3: "{n}, {share:%}, {x:.2f}"}}
+    assert words.say("pair", "in", n=torch.tensor(1 / 3), all=np.float32(1e-7)) == "0.3333 of 1e-07"
+    assert words.say("pair", "in", n=float("-inf"), all=torch.float16) == "-inf of float16"
+    assert [words.say("rows", n=n, share=0.999, x=1 / 3) for n in (0, 1, 2)] == ["none", "one", "one"]
+    assert words.say("rows", n=torch.tensor(4), share=torch.tensor(0.004), x=float("nan")) == "4, <1%, NaN"
+    with speaking("pirate"):
+        assert words.say("pair", "in", n=1, all="2") == "1 o' 2"
+    for path, values in (("pair",), {"n": 1}), (("rows",), {}):
+        with pytest.raises(ValueError, match="expected the names of a text, got a table: (pair|rows)"):
+            words.say(*path, **values)
 
 
 def test_a_table_speaks_what_is_spoken(pirate):

@@ -11,7 +11,7 @@ from ...language import Words
 from ...numerics.words import number, percent
 from . import Shown
 
-WORDS = {
+WORDS = Words() | {
     "knobs": {
         "in_place": "in place",
         "calls": "equal calls",
@@ -40,7 +40,6 @@ WORDS = {
     "output": "call {n} returns {x} for value {v}{true}",
     "true": " (true: {x})",
 }
-WORDS = Words(WORDS)
 ON_VIEW = ("calls", "in_place")
 LINE = "o off by"
 _SIZES = {"K": 16, "V": 16, "M": 8}

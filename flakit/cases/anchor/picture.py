@@ -15,7 +15,7 @@ from ...numerics.words import number, percent
 from ..laws import LN_MAX
 from . import SCHEMES, Shown
 
-WORDS = {
+WORDS = Words() | {
     "knobs": {
         "w": "decay w",
         "row": "at token",
@@ -58,7 +58,6 @@ WORDS = {
     "tensor": "{name} of token {t}: {nan} NaN, {inf} infinite",
     "true": " (true: {true})",
 }
-WORDS = Words(WORDS)
 ON_VIEW = ("w", "row", "scheme")
 LINE = "o ends at |w|"
 PRESETS = {

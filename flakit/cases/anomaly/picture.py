@@ -10,7 +10,7 @@ from ...language import Words, rephrase
 from ...numerics.words import percent
 from . import NOTHING, Operation, Shown
 
-WORDS = {
+WORDS = Words() | {
     "knobs": {"T": "length T", "gate": "gate", "op": "operator", "form": "padding"},
     "alt": "A strip of every operation of the forward and the backward pass, those that return an infinity or a NaN "
     "marked, with an arrow at the first; below, the output and every gradient over the tokens, what is lost marked, "
@@ -37,7 +37,6 @@ WORDS = {
     "passed": "{kind}, from operands that had one",
     "returns": "{name} of token {t}: {nan} NaN, {inf} infinite",
 }
-WORDS = Words(WORDS)
 ON_VIEW = ("gate", "T", "form")
 LINE = "anomaly detection"
 PRESETS = {

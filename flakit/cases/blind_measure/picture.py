@@ -10,7 +10,7 @@ from ...language import Words
 from ...numerics.words import number, percent
 from . import Shown
 
-WORDS = {
+WORDS = Words() | {
     "knobs": {"tolerance": "tolerance", "size": "elements N"},
     "alt": "A map of the tensor's first rows, the lost elements marked; beside it, on logarithmic scales, the ratio of "
     "root mean squares, the worst row and the worst element against the number of lost elements, with the tolerance "
@@ -37,7 +37,6 @@ WORDS = {
     "passes": "accepted",
     "fails": "seen",
 }
-WORDS = Words(WORDS)
 ON_VIEW = ("tolerance", "size")
 LINE = "share of elements lost"
 PRESETS = {

@@ -10,7 +10,7 @@ from ...language import Words
 from ...numerics.words import number, percent
 from . import Shown
 
-WORDS = {
+WORDS = Words() | {
     "knobs": {
         "scale": "other scale",
         "aliasing": "shared w",
@@ -38,7 +38,6 @@ WORDS = {
     "{factor} times (law: {law})",
     "empty": "{name}: no element lies here",
 }
-WORDS = Words(WORDS)
 ON_VIEW = ("scale", "aliasing", "precision")
 LINE = "factor"
 _OFF = {"scale": False, "aliasing": False, "precision": False}

@@ -12,7 +12,7 @@ from ...language import Words
 from ...numerics.words import number, percent
 from . import Shown
 
-WORDS = {
+WORDS = Words() | {
     "knobs": {"w": "decay w", "block": "block rows", "anchor": "anchor row", "bound": "bound b", "K": "channels K"},
     "alt": "A line of the exponent of every token of a block, cut off at the bound, the anchor's row marked; beside it "
     "the weights of its pairs, a row for each output and a column for each key, as they are and as they come out, the "
@@ -45,7 +45,6 @@ WORDS = {
     "of": "({clamped}, not {exponent})",
     "future": "output {i}, key {j}: an output reads no later token",
 }
-WORDS = Words(WORDS)
 ON_VIEW = ("w", "anchor", "bound")
 LINE = "scores off by"
 PRESETS = {

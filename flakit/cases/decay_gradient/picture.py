@@ -12,7 +12,7 @@ from ...language import Words, say
 from ...numerics.words import number, percent
 from . import FORMULAS, Shown
 
-WORDS = {
+WORDS = Words() | {
     "knobs": {"T": "tokens T", "rounding": "stored as"},
     "alt": "Over the tokens of one channel: two running sums, their difference dw beside the true one, and the error "
     "of that difference with the noise that the law expects; beside it bars with the error of dw by each formula",
@@ -50,7 +50,6 @@ WORDS = {
     "formula": "{name}: {about}; off by {off}{law}",
     "by law": ", {law} by the law",
 }
-WORDS = Words(WORDS)
 ON_VIEW = ("decay", "profile", "rounding")
 LINE = "identity-rounded"
 _SIZES = {"T": 256}

@@ -11,7 +11,7 @@ from ...language import Words
 from ...numerics.words import number, percent
 from . import Shown
 
-WORDS = {
+WORDS = Words() | {
     "knobs": {"on": "loss reads", "fault": "drop gradient", "H": "heads H", "K": "key K", "T": "tokens T"},
     "alt": "How much of the gradient of the final state is left at each token and row of the state, walking back; "
     "below it the share of each token's gradients that is lost, and bars for the whole tensors with the law",
@@ -38,7 +38,6 @@ WORDS = {
     "token": "{name} of token {t}: its size is {computed} (true: {true}), off by {lost}",
     "no token": "{name} is one for all tokens: off by {lost}",
 }
-WORDS = Words(WORDS)
 ON_VIEW = ("decay", "on", "fault")
 LINE = "dk off by"
 _SETTING = {"profile": "rwkv6-wide", "T": 104, "H": 4, "K": 32}

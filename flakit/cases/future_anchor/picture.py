@@ -10,7 +10,7 @@ from ...language import Words
 from ...numerics.words import error, number
 from . import Shown
 
-WORDS = {
+WORDS = Words() | {
     "knobs": {"anchor": "anchor n", "P": "changed P", "T": "tokens T", "block": "block rows"},
     "alt": "A strip of the block's tokens that marks those whose decays the anchor adds up, and the token whose decays "
     "change; below it, on a logarithmic scale, by how much every output moves, those before that token apart",
@@ -41,7 +41,6 @@ WORDS = {
     "moves": "moves by {size}",
     "stays": "the same to the last bit",
 }
-WORDS = Words(WORDS)
 ON_VIEW = ("P", "anchor")
 LINE = "outputs before it change"
 PRESETS = {

@@ -12,7 +12,7 @@ from ...language import Words
 from ...numerics.words import error, number
 from . import PARTS, SEQUENCES, VOCAB, Shown
 
-WORDS = {
+WORDS = Words() | {
     "knobs": {"accumulation": "in parts", "contract": "model", "mixer": "mixer"},
     "alt": "A box for every part of the step: the loss that the model returns for it and what the trainer adds up; "
     "below, a bar of the reported loss for every number of parts, with the law and the plain loop's loss, and this "
@@ -45,7 +45,6 @@ WORDS = {
     "bar": "in parts: {n}; reported {loss}, {factor} times the plain loop's {plain} (law: {law}); gradient {gradient} "
     "times, beside which {rest} of it is left",
 }
-WORDS = Words(WORDS)
 ON_VIEW = ("accumulation", "contract")
 LINE = "loss"
 PRESETS = {

@@ -14,7 +14,7 @@ from ...numerics.words import error, number
 from ..decay_gradient import ROUNDINGS
 from . import FORMS, LARGEST, Shown
 
-WORDS = {
+WORDS = Words() | {
     "knobs": {"alpha": "alpha", "w": "log decay w", "spread": "spread", "C": "tokens C", "rounding": "operands"},
     "alt": "A bar for every power of L, the size of the term that it adds to one element of the inverse, with lines "
     "for what the terms sum to, for what rounding leaves and for the end of the format; below, maps of the error of "
@@ -47,7 +47,6 @@ WORDS = {
     "upper": "element ({i}, {j}): as it is in I, 1 on the diagonal and 0 above it",
     "at alpha": "alpha = {alpha}: product {product}, by the law {law}; blocks {blocks}; substitution {substitution}",
 }
-WORDS = Words(WORDS)
 ON_VIEW = ("alpha", "spread", "rounding")
 LINE = "product off by"
 PRESETS = {

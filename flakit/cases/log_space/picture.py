@@ -14,7 +14,7 @@ from ...language import Words
 from ...numerics.words import number, percent
 from . import GRADIENTS, Shown
 
-WORDS = {
+WORDS = Words() | {
     "knobs": {
         "fed": "fed as w",
         "bias": "bias",
@@ -46,7 +46,6 @@ WORDS = {
     "true": " (above {end}, where {dtype} ends)",
     "share": "{name}: {finite} finite, {nan} NaN, {inf} infinite",
 }
-WORDS = Words(WORDS)
 ON_VIEW = ("bias", "fed", "T")
 LINE = "first t with a non-finite state"
 PRESETS = {

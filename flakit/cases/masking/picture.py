@@ -12,7 +12,7 @@ from ...numerics.words import number
 from ..laws import LN_MAX
 from . import Shown
 
-WORDS = {
+WORDS = Words() | {
     "knobs": {"w": "decay w", "chunk": "chunk C", "mask": "mask", "exclusive": "read before decay"},
     "alt": "Four maps of the pairs of one chunk, a row for each output and a column for each key: exponents, their "
     "exponentials, the weights after the mask, and the gradient of the exponents",
@@ -40,7 +40,6 @@ WORDS = {
     "masked": ", masked {kept}",
     "true": " (true: 0)",
 }
-WORDS = Words(WORDS)
 ON_VIEW = ("w", "mask")
 LINE = "dw ends at |w|"
 PRESETS = {

@@ -12,7 +12,7 @@ from ...language import Words
 from ...numerics.words import number, percent
 from . import Shown
 
-WORDS = {
+WORDS = Words() | {
     "knobs": {"C": "chunk C", "share": "at w = 0", "w": "other w"},
     "alt": "A strip of the chunk's tokens, those without decay filled; the weights of its pairs, a row for each output "
     "and a column for each key, by the right guard and by the wrong one, the lost pairs marked; and how far each "
@@ -38,7 +38,6 @@ WORDS = {
     "token": "token {j}: decay w = {w}, so e^{w} = {kept} of the state is kept",
     "row": "output {i}: {count} of its {all} pairs are lost, it is off by {off}",
 }
-WORDS = Words(WORDS)
 ON_VIEW = ("share", "w")
 LINE = "pairs lost"
 PRESETS = {

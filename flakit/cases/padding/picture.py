@@ -15,7 +15,7 @@ from ...numerics.words import number
 from ..laws import LN_MAX
 from . import KEY_GRADIENT, Shown, anchors, tokens
 
-WORDS = {
+WORDS = Words() | {
     "knobs": {
         "T": "length T",
         "gate": "log gate",
@@ -58,7 +58,6 @@ WORDS = {
     "limit": "{R} tokens in the last chunk: finite up to |gate| = {law}",
     "true": " (true: {true})",
 }
-WORDS = Words(WORDS)
 ON_VIEW = ("T", "gate", "form")
 LINE = "at which it begins"
 PRESETS = {

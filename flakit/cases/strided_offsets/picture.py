@@ -12,7 +12,7 @@ from ...language import Words, say
 from ...numerics.words import number
 from . import Shown
 
-WORDS = {
+WORDS = Words() | {
     "knobs": {
         "layout": "in memory",
         "raw": "ignore stride",
@@ -53,7 +53,6 @@ WORDS = {
     "computed": "program {program} begins at {begin}: off by {error} of the output's size",
     "nobody": "no program computes it",
 }
-WORDS = Words(WORDS)
 ON_VIEW = ("sequences", "layout", "raw")
 LINE = "share of tokens wrong"
 _SIZES = {"sequences": 5, "length": 10}

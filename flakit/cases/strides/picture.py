@@ -11,7 +11,7 @@ from ...figures.strip import Strip
 from ...language import Words
 from . import Shown
 
-WORDS = {
+WORDS = Words() | {
     "knobs": {"layout": "in memory", "B": "batch B", "T": "tokens T", "H": "heads H", "D": "row D"},
     "alt": "The memory of a tensor row by row, with what a kernel takes each row for; below it two maps of heads and "
     "tokens: which token belongs there, and which one the kernel reads",
@@ -48,7 +48,6 @@ WORDS = {
     "belongs": "it lies from {t} · {by_token} + {h} · {by_head} = {address} on",
     "as it should be": "as it should be",
 }
-WORDS = Words(WORDS)
 ON_VIEW = ("layout", "T", "H")
 LINE = "misread"
 _SIZES = {"B": 2, "T": 100, "H": 4, "D": 64}

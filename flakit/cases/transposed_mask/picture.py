@@ -12,7 +12,7 @@ from ...language import Words
 from ...numerics.words import number, percent
 from . import MOST, Shown
 
-WORDS = {
+WORDS = Words() | {
     "knobs": {"K": "keys K", "V": "values V", "BK": "tile BK", "BV": "tile BV", "transposed": "transposed"},
     "alt": "The state as rows of keys and columns of values, cut into tiles: hatched where the mask leaves out an "
     "entry or lets through memory beyond the state; beside it the number of wrong entries for every K and V",
@@ -47,7 +47,6 @@ WORDS = {
     "size": "K = {K}, V = {V}: {count} wrong entries of {all} by the law",
     "uncounted": "K = {K}, V = {V}: the kernel does not compile",
 }
-WORDS = Words(WORDS)
 ON_VIEW = ("K", "V", "transposed")
 LINE = "wrong entries"
 PRESETS = {

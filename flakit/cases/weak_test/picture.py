@@ -10,7 +10,7 @@ from ...numerics.words import error, number, percent
 from ..blind_measure import TOLERANCE
 from . import Shown
 
-WORDS = {
+WORDS = Words() | {
     "knobs": {"keep": "tokens kept", "K": "channels K", "T": "length T"},
     "alt": "Two rows of bars on a logarithmic scale: how much of an output comes from the token so many steps back, "
     "with the test's decays and with the model's, what the operator forgets hatched; beside each, how far the operator "
@@ -38,7 +38,6 @@ WORDS = {
     "below": "below",
     "above": "above",
 }
-WORDS = Words(WORDS)
 ON_VIEW = ("keep", "K")
 LINE = "w in [-8, -6]: o off by"
 PRESETS = {

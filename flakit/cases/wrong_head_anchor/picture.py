@@ -12,7 +12,7 @@ from ...numerics.words import error, number
 from ..laws import LN_MAX
 from . import Shown
 
-WORDS = {
+WORDS = Words() | {
     "knobs": {"H": "heads H", "block": "block rows", "spread": "spread", "w": "decay w"},
     "alt": "A map of the cumulative decays as they lie in memory, a row for each token and a column for each head, "
     "the anchor of one head marked as it is meant and as it is read; the exponents of that head's tokens with both; "
@@ -47,7 +47,6 @@ WORDS = {
     "(true: {exact})",
     "future": "output {i}, key {j}: an output reads no later token",
 }
-WORDS = Words(WORDS)
 ON_VIEW = ("w", "H", "spread")
 LINE = "wrong anchor: |w| at which NaN begins"
 PRESETS = {

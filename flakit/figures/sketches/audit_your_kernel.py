@@ -13,7 +13,7 @@ from ..canvas import Canvas, Cell
 from ..marks import Bars
 from .shared import listed, pointable, verb
 
-WORDS = {
+WORDS = Words() | {
     "budget": {
         "alt": "A bar for the output and each gradient of a right kernel with a fault planted in it, as long as its "
         "error, beside a mark at what the budget allows",
@@ -28,7 +28,6 @@ WORDS = {
         "arithmetic": "{name}: off by {error}, allowed {allowed}",
     },
 }
-WORDS = Words(WORDS)
 _LOW, _HIGH = -9.0, 0.3
 
 

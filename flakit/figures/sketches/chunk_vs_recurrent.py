@@ -14,7 +14,7 @@ from ..heatmap import HeatMap
 from ..marks import Bars, Over, Ring
 from .shared import percent
 
-WORDS = {
+WORDS = Words() | {
     "two_forms": {
         "alt": "Left, one number of the output of each of some tokens: how far the chunk form and the recurrent form "
         "are from the true value, in steps of the format; right, a bar for how far each form is off in all",
@@ -81,7 +81,6 @@ WORDS = {
         "arithmetic": "after {n} tokens: {left} of the difference (law: e^({n} · {w}) = {law})",
     },
 }
-WORDS = Words(WORDS)
 
 
 @dataclass(frozen=True)

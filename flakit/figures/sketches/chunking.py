@@ -17,7 +17,7 @@ from .shared import pointable
 READER, KEY = style.LINES[0], style.LINES[1]
 """Colour and dash of what belongs to the token that reads, and to the one that wrote."""
 
-WORDS = {
+WORDS = Words() | {
     "chunks": {
         "alt": "A square of all pairs of tokens, by the way in which the one reaches the other: inside one chunk or "
         "through a state; beside it, bars for the steps that wait for each other and for the pairs inside chunks",
@@ -92,7 +92,6 @@ WORDS = {
         "row": "{pairs} pairs, an exponential for each, and none is larger than 1",
     },
 }
-WORDS = Words(WORDS)
 
 KINDS = ("intra", "inter", "itself", "future")
 """How one token reaches another, in the order of the numbers in `ChunksShown.kinds`."""

@@ -14,7 +14,7 @@ from ..heatmap import HeatMap
 from ..marks import Marked
 from .shared import listed
 
-WORDS = {
+WORDS = Words() | {
     "ends": {
         "alt": "A strip for each number format along the exponents x: where e^x becomes 0, where it has few digits "
         "left, where it is an ordinary number, and where it is infinite; a line at the chosen exponent",
@@ -55,7 +55,6 @@ WORDS = {
         "broken": "w = {w} at token {t} alone: lost in {lost}",
     },
 }
-WORDS = Words(WORDS)
 
 
 @dataclass(frozen=True)

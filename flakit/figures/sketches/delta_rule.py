@@ -10,7 +10,7 @@ from ..canvas import Canvas, Cell
 from ..heatmap import HeatMap
 from .shared import percent, pointable, short
 
-WORDS = {
+WORDS = Words() | {
     "editing": {
         "alt": "Four small tables with a row for the door and one for the lamp, and a column each for open, closed, on "
         "and off: the memory before, what is taken out, what is written, and the memory now",
@@ -41,7 +41,6 @@ WORDS = {
         "arithmetic": "token {n}: taken out of {later} times later, (1 - {alpha})^{later} = {counts}",
     },
 }
-WORDS = Words(WORDS)
 
 
 @dataclass(frozen=True)

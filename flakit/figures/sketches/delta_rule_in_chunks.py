@@ -11,7 +11,7 @@ from ..heatmap import HeatMap
 from ..marks import whole_ticks
 from .shared import short
 
-WORDS = {
+WORDS = Words() | {
     "chained": {
         "alt": "Two square maps over the tokens of a chunk: how much token i finds of what token j put back, and the "
         "inverse, how much of it is left when all edits in between have been made",
@@ -29,7 +29,6 @@ WORDS = {
         "diagonal": "token {i} does not find what it is about to put back itself",
     },
 }
-WORDS = Words(WORDS)
 
 
 @dataclass(frozen=True)

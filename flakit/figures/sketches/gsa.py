@@ -13,7 +13,7 @@ from ..marks import Bars
 from ..strip import Strip
 from .shared import percent, pointable, short
 
-WORDS = {
+WORDS = Words() | {
     "slots": {
         "alt": "Left, a table with a row for each slot and a column for each token: how much of the token the slot "
         "holds; right, a bar for each token: its weight in what the last query reads, and a diamond where softmax "
@@ -52,7 +52,6 @@ WORDS = {
         "gate": "f = {f}: logsigmoid(f) / 8 = {g}",
     },
 }
-WORDS = Words(WORDS)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from ..canvas import Canvas, Cell
 from ..heatmap import HeatMap
 from .shared import listed, percent, pointable, short
 
-WORDS = {
+WORDS = Words() | {
     "walking_back": {
         "alt": "Two rows of small heat maps over eight tokens: above the state S after each token, filled from left to "
         "right, below it D, the gradient with respect to that state, filled from right to left",
@@ -62,7 +62,6 @@ WORDS = {
         "beyond": "{size} in {name} (not finite in float32)",
     },
 }
-WORDS = Words(WORDS)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from .. import style
 from ..canvas import Canvas, Cell
 from .shared import listed, percent, pointable, short
 
-WORDS = {
+WORDS = Words() | {
     "reading": {
         "alt": "Left, an arrow for each key and one for the query; middle, a bar for its product with each "
         "key; right, a bar for each number of the output",
@@ -38,7 +38,6 @@ WORDS = {
         "arithmetic": "after {n} more: e^({n} · {w}) = {left}",
     },
 }
-WORDS = Words(WORDS)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from .shared import pointable
 MOVING, MULTIPLYING = style.LINES[0], style.LINES[1]
 """Colour and dash of what memory takes, and of what the products take."""
 
-WORDS = {
+WORDS = Words() | {
     "roof": {
         "alt": "Left, the roof under which operations a second lie, over operations a byte, with a point for a call; "
         "right, a bar for how long its bytes take and one for its operations",
@@ -50,7 +50,6 @@ WORDS = {
         "arithmetic": "C = {chunk}: states 2 · {size} / {rate} = {states} ms, pairs {pairs} ms",
     },
 }
-WORDS = Words(WORDS)
 
 
 @dataclass(frozen=True)

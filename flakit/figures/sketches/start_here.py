@@ -12,7 +12,7 @@ from ..canvas import Canvas, Cell
 from ..heatmap import HeatMap
 from .shared import listed, percent, verb
 
-WORDS = {
+WORDS = Words() | {
     "broken": {
         "alt": "Two heat maps of one gradient, tokens from left to right and channels from top to bottom: as a fast "
         "kernel computes it in float32, and as it is in float64",
@@ -26,7 +26,6 @@ WORDS = {
         "arithmetic": "dr of token {t}, channel {c}: {computed} (true: {true})",
     },
 }
-WORDS = Words(WORDS)
 
 
 @dataclass(frozen=True)

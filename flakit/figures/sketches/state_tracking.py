@@ -12,7 +12,7 @@ from ..canvas import Canvas, Cell
 from ..marks import Bars
 from .shared import percent, pointable, short
 
-WORDS = {
+WORDS = Words() | {
     "swaps": {
         "alt": "A line for each of three things, over the moves: the place in which it lies; moves to come are pale",
         "x": "moves so far",
@@ -61,7 +61,6 @@ WORDS = {
         "arithmetic": "after {n}: ({kept} - {alpha})^{n} = {factor}^{n} = {left}",
     },
 }
-WORDS = Words(WORDS)
 
 
 def _listed(order: Sequence[int]) -> str:

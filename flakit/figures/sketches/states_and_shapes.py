@@ -10,7 +10,7 @@ from .. import style
 from ..canvas import Canvas, Cell
 from .shared import percent, pointable
 
-WORDS = {
+WORDS = Words() | {
     "pieces": {
         "alt": "Two lines over the tokens of a sequence that is cut in two, on a logarithmic scale: how far each "
         "output is off, and below it how far each token's gradient of v is off; the cut is marked",
@@ -28,7 +28,6 @@ WORDS = {
         "arithmetic": "{name} of token {t} is off by {off} of the tensor's typical size (root mean square)",
     },
 }
-WORDS = Words(WORDS)
 
 _LOW, _HIGH = 1e-9, 10.0
 """The errors that are shown; smaller ones lie on the lower edge."""

@@ -14,7 +14,7 @@ from ..marks import Bars
 from ..strip import Strip
 from .shared import pointable
 
-WORDS = {
+WORDS = Words() | {
     "mean_of_means": {
         "alt": "A bar for each target of a step that goes through the model in two parts: how much its loss counts "
         "where the means of the two parts are averaged, with a line at what it counts where all are averaged at once",
@@ -58,7 +58,6 @@ WORDS = {
         "element": "ds of token {t}, slot {m}: {computed} (true: {true})",
     },
 }
-WORDS = Words(WORDS)
 
 
 @dataclass(frozen=True)
