@@ -45,7 +45,7 @@ def shares(verdicts: Mapping[str, tuple[str, float]]) -> Picture:
 
 _WORDS = {
     PASS: ("✓ pass", style.GREEN),
-    FAIL: ("✗ fail", style.VERMILLION),
+    FAIL: ("✗ fail", style.BROKEN),
     UNSUPPORTED: ("not supported", style.GREY),
 }
 
@@ -100,7 +100,7 @@ def matrix(found: Mapping[str, Mapping[str, str]]) -> Picture:
             for x, verdict in enumerate(row.values()):
                 if verdict == FAIL:
                     ax.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, color="#F9E3D3", linewidth=0, zorder=1))
-                    ax.plot([x], [y], "x", color=style.VERMILLION, ms=6, mew=1.8)
+                    ax.plot([x], [y], "x", color=style.BROKEN, ms=6, mew=1.8)
                 elif verdict == PASS:
                     ax.plot([x], [y], ".", color=style.GREEN, ms=4)
     return picture

@@ -123,7 +123,7 @@ class DecayFigure:
 
     def _flag(self, name: str, ax: Axes) -> None:
         """Marks at the edge of a map for rows and columns that would be too few to be seen."""
-        look = {"linestyle": "", "color": style.VERMILLION, "markersize": 4.5, "clip_on": False, "zorder": 6}
+        look = {"linestyle": "", "color": style.BROKEN, "markersize": 4.5, "clip_on": False, "zorder": 6}
         height, width = ax.bbox.height, ax.bbox.width
         (rows,) = ax.plot([], [], marker="<", transform=ax.get_yaxis_transform(), **look)
         (columns,) = ax.plot([], [], marker="v", transform=ax.get_xaxis_transform(), **look)
@@ -140,7 +140,7 @@ class DecayFigure:
         ax.tick_params(axis="x", top=True, labeltop=True, bottom=False, labelbottom=False, length=3, pad=1)
         (self._all,) = ax.plot([], [], "|", color=style.BLACK, markersize=9, markeredgewidth=1.2, zorder=3)
         self._part = ax.axvspan(1, 2, facecolor=style.YELLOW, linewidth=0, zorder=1)
-        (self._here,) = ax.plot([1, 1], [-0.25, 1.25], color=style.BLUE, clip_on=False, zorder=5)
+        (self._here,) = ax.plot([1, 1], [-0.25, 1.25], color=style.BLACK, clip_on=False, zorder=5)
 
         self._zoom = ax = self._axes(left, layout.zoom[0], width, layout.zoom[1])
         ax.set(xlim=(0, 1), ylim=(len(rows) - 0.4, -0.6))
@@ -149,9 +149,9 @@ class DecayFigure:
         ax.xaxis.set_major_locator(MaxNLocator(4, min_n_ticks=3))
         self._broken = ax.barh(rows, 0 * rows, height=0.62, linewidth=0, zorder=1, **style.NAN)
         (self._law,) = ax.plot([], [], "|", color=style.BLACK, markersize=13, markeredgewidth=2, zorder=4)
-        (self._measured,) = ax.plot([], [], "o", color=style.VERMILLION, markersize=5, zorder=3)
-        self._now = ax.axvline(1, color=style.BLUE, zorder=5)
-        (self._aside,) = ax.plot([], [], linestyle="", color=style.BLUE, markersize=8, zorder=5, clip_on=False)
+        (self._measured,) = ax.plot([], [], "o", color=style.BLUE, markersize=5, zorder=3)
+        self._now = ax.axvline(1, color=style.BLACK, zorder=5)
+        (self._aside,) = ax.plot([], [], linestyle="", color=style.BLACK, markersize=8, zorder=5, clip_on=False)
         self._funnel = [Line2D([0, 0], [0, 0], color=style.GREY, linewidth=0.8) for _ in range(2)]
         for line in self._funnel:
             self.canvas.figure.add_artist(line)
@@ -171,8 +171,8 @@ class DecayFigure:
 
         law, measured, now = (
             (f"\u2503 {words['law']}", style.BLACK),
-            (f"\u25cf {words['measured']}", style.VERMILLION),
-            (f"\u2501 {words['now']}", style.BLUE),
+            (f"\u25cf {words['measured']}", style.BLUE),
+            (f"\u2501 {words['now']}", style.BLACK),
         )
         text(left - 24, layout.upper - 16, words["onset"], size=9.5)
         if not self.wide:

@@ -14,7 +14,7 @@ from .plots import WIDTH, Picture
 
 _LANE, _LOW, _HIGH = 0.24, 0.21, 3.6
 _KEPT = {"color": style.BLUE, "marker": "o", "markersize": 7}
-_GIVEN_UP = {"color": style.VERMILLION, "marker": "X", "markersize": 8}
+_GIVEN_UP = {"color": style.BROKEN, "marker": "X", "markersize": 8}
 _EXPECTED = {"color": "white", "marker": "D", "markersize": 9, "markeredgecolor": style.BLACK, "zorder": 3}
 
 

@@ -45,9 +45,7 @@ def lost_steps(
             below.plot(steps, middle, color=style.BLACK, linewidth=1.2, label="median")
             below.axhline(limit, **style.LAW, label=f"law: lost above {limit:.2f}")
             bad = high > limit
-            below.plot(
-                steps[bad], high[bad], "x", color=style.VERMILLION, markersize=3.5, label="a lost step's largest"
-            )
+            below.plot(steps[bad], high[bad], "x", color=style.BROKEN, markersize=3.5, label="a lost step's largest")
             below.set(xlabel="training step", xlim=(0, len(low)))
             below.set_ylim(0, 1.18 * max(limit, np.nanmax(high)))
             for ax in (above, below):

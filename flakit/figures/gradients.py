@@ -19,7 +19,7 @@ _EXACT, _BEYOND, _NON_FINITE = _LOW - 1.7, _HIGH + 1, _HIGH + 2.7
 
 _LOOKS = (
     {"color": style.BLUE, "marker": "o", "linestyle": "-"},
-    {"color": style.VERMILLION, "marker": "s", "linestyle": (0, (4, 2))},
+    {"color": style.PURPLE, "marker": "s", "linestyle": (0, (4, 2))},
     {"color": style.GREEN, "marker": "^", "linestyle": (0, (1, 1.3))},
 )
 

@@ -156,7 +156,7 @@ class HeadroomFigure:
         for text, x, end, law in zip(self._words, exponents, limits, uniform, strict=True):
             said = verdict(x, end, law, self.wide)
             if text.get_text() != said:
-                text.set(text=said, color=style.VERMILLION if x > end else style.BLACK if x else style.GREY)
+                text.set(text=said, color=style.BROKEN if x > end else style.BLACK if x else style.GREY)
 
 
 def verdict(exponent: float, limit: float, uniform: float, wide: bool = True) -> str:

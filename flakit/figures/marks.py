@@ -39,7 +39,7 @@ class Ring:
     Cells that together take more than `most` pixels either way are seen without one.
     """
 
-    def __init__(self, canvas: Canvas, ax: Axes, *, colour: str = style.VERMILLION, most: float = 22.0):
+    def __init__(self, canvas: Canvas, ax: Axes, *, colour: str = style.BROKEN, most: float = 22.0):
         self._ax, self._most = ax, most
         self._ring = ax.add_patch(
             Ellipse((0, 0), 1, 1, facecolor="none", edgecolor=colour, linewidth=2, zorder=7, clip_on=False)

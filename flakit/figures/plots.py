@@ -8,12 +8,11 @@ curves(t, {"product": a, "sum": b}, xlabel="t", ylabel="relative error", log="y"
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from matplotlib.ticker import MaxNLocator
 
 from ..language import Words
 from . import style
 from .canvas import Canvas
-from .heatmap import HeatMap
+from .maps import Map, Maps, Scale, signed
 
 WIDTH = 8.4
 DPI = 80
@@ -63,7 +62,7 @@ def matrices(
 
     panels: matrices [rows, columns], as tensors or arrays. NaN and inf are hatched.
     signed: colours around 0; limits: ends of the scale, default those of the finite values.
-    log: show log10 of the sizes. empty: where a matrix holds nothing, a boolean array for all of them.
+    log: sizes on a logarithmic scale. empty: where a matrix holds nothing, a boolean array for all of them.
     """
     if not panels:
         raise ValueError("panels: expected at least one matrix, got none")
@@ -71,44 +70,35 @@ def matrices(
     for name, x in arrays.items():
         if x.ndim != 2:
             raise ValueError(f"panels[{name!r}]: expected a matrix, got shape {list(x.shape)}")
-    if log:
-        with np.errstate(divide="ignore"):
-            logs = {name: np.log10(np.abs(x)) for name, x in arrays.items()}
-        lowest = min((x[np.isfinite(x)].min() for x in logs.values() if np.isfinite(x).any()), default=-1.0)
-        arrays = {name: np.where(x == -np.inf, lowest, x) for name, x in logs.items()}
     hidden = np.zeros(1, bool) if empty is None else np.asarray(empty)
-    if limits is None:
-        limits = _limits(np.concatenate([x[np.isfinite(x) & ~hidden] for x in arrays.values()]), signed)
+    seen = np.concatenate([x[np.isfinite(x) & ~hidden] for x in arrays.values()])
+    if log:
+        seen = np.log10(np.abs(seen[seen != 0]))
+    low, high = limits or _limits(seen, signed)
+    scale = Scale(style.SIGNED if signed else style.MAGNITUDE, low, high, log=log)
 
     rows, columns = rows or WORDS["row"], columns or WORDS["column"]
-    picture = Picture(height, WORDS["maps"].format(names=", ".join(arrays), rows=rows, columns=columns))
+    picture = Picture(height, WORDS.say("maps", names=", ".join(arrays), rows=rows, columns=columns))
     bad = any((~np.isfinite(x) & ~hidden).any() for x in arrays.values())
     with style.context():
-        grid = picture.figure.add_gridspec(
-            1, len(arrays) + 1, width_ratios=[1] * len(arrays) + [0.05],
-            left=0.075, right=0.92 if len(arrays) > 1 else 0.55, bottom=0.17, top=0.8 if bad else 0.88, wspace=0.14,
-        )  # fmt: skip
-        for n, (name, x) in enumerate(arrays.items()):
-            ax = picture.figure.add_subplot(grid[n])
-            heatmap = HeatMap(
-                picture, ax, cmap=style.SIGNED if signed else style.MAGNITUDE, vmin=limits[0], vmax=limits[1]
-            )
-            heatmap.update(x, empty=None if empty is None else np.broadcast_to(hidden, x.shape))
-            ax.set(title=name, xlabel=columns)
-            ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-            ax.yaxis.set_major_locator(MaxNLocator(6, integer=True))
-            if n == 0:
-                ax.set_ylabel(rows)
-            elif len(x) == len(next(iter(arrays.values()))):
-                ax.tick_params(labelleft=False)
-        bar = heatmap.colorbar(picture.figure.add_subplot(grid[-1]), label)
-        if log:
-            bar.locator = MaxNLocator(5, integer=True)
-            bar.formatter = lambda value, _: f"$10^{{{value:.0f}}}$"
-            bar.update_ticks()
-        if bad:
-            picture.figure.legend(handles=style.non_finite_handles(), loc="upper right", ncols=2, borderaxespad=0.2)
+        maps = _row(picture, {name: Map(name, scale, empty=f"no {name}") for name in arrays}, rows, columns, bad=bad)
+        maps.update(arrays | {f"no {name}": np.broadcast_to(hidden, x.shape) for name, x in arrays.items()})
+        first, *others = arrays
+        for name in others:
+            maps[name].ax.tick_params(labelleft=len(arrays[name]) != len(arrays[first]))
+        maps.bar(first, label)
     return picture
+
+
+def _row(picture: Picture, maps: Mapping[str, Map], rows: str, columns: str, *, bad: bool, most: int = 0) -> Maps:
+    """Maps across a picture, as wide as they get; most: as if so many stood there. bad: a legend of hatched cells."""
+    left, right, gap, top, bottom = 0.63, 0.75, 0.2, 0.55 if bad else 0.33, 0.5
+    width, height = picture.figure.get_size_inches()
+    across = (width - left - right + gap) / max(len(maps), most, 2) - gap
+    if bad:
+        picture.figure.legend(handles=style.non_finite_handles(), loc="upper right", ncols=2, borderaxespad=0.2)
+    size = across, height - top - bottom
+    return Maps(picture, maps, left=left, top=top, size=size, gap=gap, rows=rows, columns=columns)
 
 
 def _limits(values: np.ndarray, signed: bool) -> tuple[float, float]:
@@ -157,35 +147,21 @@ def beside(
     along = [x if isinstance(x, str) else ", ".join(x) for x in (rows, columns)]
     alt = WORDS["beside" if before is None else "before, beside"]
     picture = Picture(height, alt.format(rows=along[0], columns=along[1]))
+    names = [x if isinstance(x, str) else "" for x in (rows, columns)]
     with style.context():
-        grid = picture.figure.add_gridspec(
-            1,
-            4,
-            width_ratios=[1, 1, 1, 0.05],
-            left=0.075,
-            right=0.92,
-            bottom=0.2,
-            top=0.8 if bad else 0.87,
-            wspace=0.14,
+        declared = {name: Map(WORDS[name], signed(largest), empty=f"no {name}") for name in shown}
+        maps = _row(picture, declared, *names, bad=bad)
+        maps.update(
+            {name: expected if x is None else x for name, x in shown.items()}
+            | {f"no {name}": np.full(expected.shape, x is None) for name, x in shown.items()}
         )
-        for n, (name, x) in enumerate(shown.items()):
-            ax = picture.figure.add_subplot(grid[n])
-            heat = HeatMap(picture, ax, cmap=style.SIGNED, vmin=-largest, vmax=largest)
-            heat.update(expected if x is None else x, empty=None if x is not None else np.ones(expected.shape, bool))
-            ax.set_title(WORDS[name])
-            for axis, names in ((ax.xaxis, columns), (ax.yaxis, rows)):
-                if isinstance(names, str):
-                    axis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
-                    axis.set_label_text(names if axis is ax.xaxis or n == 0 else "")
-                else:
-                    axis.set_ticks(range(len(names)), names)
-            ax.tick_params(labelleft=n == 0)  # the same rows
-            if x is None:
-                text = missing if name == "yours" else ""
-                ax.text(0.5, 0.5, text, transform=ax.transAxes, ha="center", va="center")
-        heat.colorbar(picture.figure.add_subplot(grid[-1]), "")
-        if bad:
-            picture.figure.legend(handles=style.non_finite_handles(), loc="upper right", ncols=2, borderaxespad=0.2)
+        for name, heat in maps.items():
+            for axis, each in ((heat.ax.xaxis, columns), (heat.ax.yaxis, rows)):
+                if not isinstance(each, str):
+                    axis.set_ticks(range(len(each)), each)
+            if shown[name] is None and name == "yours":
+                heat.ax.text(0.5, 0.5, missing, transform=heat.ax.transAxes, ha="center", va="center")
+        maps.bar("expected")
     return picture
 
 

@@ -17,10 +17,10 @@ from .plots import Picture
 _OURS = "flakit"
 _LOOKS = (
     {"color": style.BLUE, "marker": "o"},
-    {"color": style.VERMILLION, "marker": "D"},
+    {"color": style.INDIGO, "marker": "D"},
     {"color": style.GREEN, "marker": "s"},
     {"color": style.PURPLE, "marker": "^"},
-    {"color": style.ORANGE, "marker": "v"},
+    {"color": style.OLIVE, "marker": "v"},
 )
 """Colour and shape of each competitor; ours is the first."""
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from ..language import say
 from . import style
-from .heatmap import HeatMap
+from .maps import Map, Maps, signed
 from .plots import WIDTH, Picture
 
 # Where things are, in inches.
@@ -32,21 +32,19 @@ def filmstrip(states: Sequence, titles: Sequence[str], rows: Sequence[str], *, t
         height, say("{title}: heat maps of the state, {names}").format(title=title, names=", ".join(titles))
     )
 
-    def axes(left: float, width: float):
-        return picture.figure.add_axes((left / WIDTH, _BOTTOM / height, width / WIDTH, size / height))
-
     with style.context():
-        for n, (state, name) in enumerate(zip(states, titles, strict=True)):
-            ax = axes(_LEFT + n * (size + _GAP), size)
-            heat = HeatMap(picture, ax, cmap=style.SIGNED, vmin=-largest, vmax=largest)
-            heat.update(state)
-            ax.set_title(name, loc="center", pad=4)
-            ax.set(xticks=[], yticks=[])
-            if n == 0:
-                ax.set_yticks(range(len(rows)), rows)
-                ax.tick_params(axis="y", length=0)
-        bar = heat.colorbar(axes(WIDTH - _RIGHT + 0.12, 0.1), "")
-        bar.set_ticks([-largest, 0, largest], labels=[f"{-largest:.2g}", "0", f"{largest:.2g}"])
+        maps = Maps(
+            picture, {str(n): Map(name, signed(largest)) for n, name in enumerate(titles)},
+            left=_LEFT, top=_TOP, size=(size, size), gap=_GAP,
+        )  # fmt: skip
+        maps.update({str(n): state for n, state in enumerate(states)})
+        for heat in maps.values():
+            heat.ax.set(xticks=[], yticks=[])
+        maps["0"].ax.set_yticks(range(len(rows)), rows)
+        maps["0"].ax.tick_params(axis="y", length=0)
+        maps.bar("0", gap=0.12, width=0.1).set_yticks(
+            [-largest, 0, largest], [f"{-largest:.2g}", "0", f"{largest:.2g}"]
+        )
         picture.figure.text(0.008, 1 - 0.12 / height, title, va="center", fontsize=10, fontweight="bold")
         middle = (_LEFT + WIDTH - _RIGHT) / 2 / WIDTH
         picture.figure.text(middle, 0.13 / height, say("columns: the values"), ha="center", va="center", fontsize=8.5)

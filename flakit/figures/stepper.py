@@ -159,11 +159,13 @@ class Stepper:
         label = self.scene.label(name)
         if not out:
             x, y = (left + (not free) * _STRIP, bottom - 0.1) if column else (left - 0.04, bottom + 0.07)
-            self._text(x, y, label, ha="left" if free else "right")
+            self._text(x, y, label, ha="left" if free else "right", color=style.letter(name))
             return
-        # Results stand on the other side, in a colour of their own, for a reader who skips the equation.
+        # Results stand on the other side.
         x, y = (left, bottom + height + 0.1) if column else (left + width + 0.05, bottom + 0.06)
-        self._text(x, y, label if column else rf"$\rightarrow$ {label}", ha="left", color=style.VERMILLION)
+        self._text(
+            x, y, label if column else rf"$\rightarrow$ {label}", ha="left", color=style.letter(name), weight="bold"
+        )
 
     def _groups(self) -> dict[str, list[str]]:
         shown = {
@@ -232,7 +234,7 @@ class Stepper:
             for kind, look in (("inf", style.INF), ("nan", style.NAN))
         }
         (self._line,) = ax.plot([], [], **style.LINES[0], marker="o", markersize=2.5, zorder=3)
-        (self._here,) = ax.plot([], [], "o", color=style.VERMILLION, markersize=6, zorder=5)
+        (self._here,) = ax.plot([], [], "o", **style.HERE, markersize=7, zorder=5)
         self.canvas.labels(ax.yaxis)
         self.canvas.moving(*self._gone.values(), self._line, self._here)
 

@@ -1,6 +1,7 @@
 """The look every picture shares: colours that colour-blind readers can tell apart, never colour alone.
 
-Lines pair an Okabe-Ito colour with a dash style, magnitudes use cividis, non-finite cells are hatched.
+Lines pair a colour with a dash style, sizes use cividis, signs green and purple, non-finite cells are hatched. Orange
+is what is broken. docs/pictures.md is this grammar in words.
 """
 
 import dataclasses
@@ -18,21 +19,31 @@ from ..language import ENGLISH, current
 from .fonts import FAMILY, FILE
 
 BLACK = "#000000"
-ORANGE = "#E69F00"
+BLUE = "#0072B2"
 SKY = "#56B4E9"
 GREEN = "#009E73"
-YELLOW = "#F0E442"
-BLUE = "#0072B2"
-VERMILLION = "#D55E00"
 PURPLE = "#CC79A7"
+INDIGO = "#44318D"
+OLIVE = "#8A7F00"
+YELLOW = "#F0E442"
 GREY = "#6B6B6B"
+
+BROKEN = "#D55E00"
+"""Orange: what is broken, NaN and wrong numbers and nothing else. No line, mark or colour map has it by chance."""
+
+POSITIVE, NEGATIVE = "#762A83", "#1B7837"
+"""Signs where there is no map: the ends of `SIGNED`."""
+
+R, K, V, W, STATE, GRADIENT = BLUE, GREEN, "#A8437E", OLIVE, BLACK, INDIGO
+"""What reads, what writes, its value, the decay, the state and what comes back: the same in formulas and pictures."""
+_LETTERS = {"r": R, "q": R, "k": K, "v": V, "w": W, "g": W, "S": STATE, "D": GRADIENT}
 
 LINES = (
     {"color": BLUE, "linestyle": "-"},
-    {"color": VERMILLION, "linestyle": "--"},
+    {"color": PURPLE, "linestyle": "--"},
     {"color": GREEN, "linestyle": "-."},
-    {"color": PURPLE, "linestyle": (0, (1, 1.2))},
-    {"color": ORANGE, "linestyle": (0, (5, 1.5, 1, 1.5, 1, 1.5))},
+    {"color": INDIGO, "linestyle": (0, (1, 1.2))},
+    {"color": OLIVE, "linestyle": (0, (5, 1.5, 1, 1.5, 1, 1.5))},
     {"color": BLACK, "linestyle": (0, (7, 3))},
     {"color": SKY, "linestyle": (0, (3, 1, 1, 1))},
 )
@@ -41,11 +52,19 @@ LINES = (
 LAW = {"color": BLACK, "linestyle": (0, (4, 2)), "linewidth": 1.8}
 """A prediction drawn over a measurement."""
 
-MAGNITUDE = "cividis"
-SIGNED = "PuOr"
+HERE = {"color": BLACK, "markeredgecolor": "white", "markeredgewidth": 1.2}
+"""A mark for the setting that the knobs have now."""
 
-NAN = {"facecolor": "#F6D5C0", "hatch": "////", "edgecolor": VERMILLION}
+MAGNITUDE = "cividis"
+"""The one palette of sizes: dark is small, yellow large."""
+SIGNED = "PRGn_r"
+"""The one palette of signs: green is negative, white zero, purple positive."""
+
+NAN = {"facecolor": "#F6D5C0", "hatch": "////", "edgecolor": BROKEN}
 INF = {"facecolor": "#F1DDE8", "hatch": "xxxx", "edgecolor": "#8F3A66"}
+LOST = {"facecolor": BROKEN, "edgecolor": BROKEN, "linewidth": 0.8}
+HATCHED = {"facecolor": "none", "edgecolor": BROKEN, "hatch": "////"}
+"""Finite but wrong: filled, or hatched where the number under it is to be seen."""
 FINITE = "#DCEBF4"
 """Cells known to be finite and nothing else."""
 EMPTY = "#DCDCDC"
@@ -96,6 +115,16 @@ def readable(text: Text) -> None:
     words = text.get_text()
     if "$" in words and _CHINESE.search(words):
         text.set_fontfamily(FAMILY)
+
+
+def power(exponent: float) -> str:
+    """The label of a tick on a logarithmic axis whose places are powers of ten."""
+    return f"$10^{{{exponent:.0f}}}$" if exponent else "1"
+
+
+def letter(name: str) -> str:
+    """The colour of a letter: dr has that of r, D that of what comes back; black where a letter has none."""
+    return _LETTERS.get(name, _LETTERS.get(name.removeprefix("d"), BLACK))
 
 
 def swatch(colour: str, label: str) -> Patch:

@@ -82,7 +82,7 @@ _CSS = """<style>
 .flakit-frame img {width: 100%}
 .flakit-lit {position: absolute; box-sizing: border-box; pointer-events: none}
 .flakit-lit-line {outline: 1px dashed rgba(0, 0, 0, 0.55)}
-.flakit-lit-same {border: 2px solid #E69F00}
+.flakit-lit-same {border: 2px solid #0072B2}
 .flakit-lit-cell {border: 3px solid #000; outline: 1.5px solid #fff}
 .flakit-strip {min-height: 20px; line-height: 20px; font-family: monospace; font-size: 12px; white-space: pre-wrap}
 </style>"""

@@ -81,7 +81,7 @@ class Picture:
                 [], [], "->", color=style.GREY, markevery=(1, 3), lw=1.2, ms=5, label=WORDS["reads"]
             )
             (self._writes,) = between.plot(
-                [], [], "--<", color=style.VERMILLION, markevery=(1, 3), lw=1.2, ms=5, label=WORDS["writes"]
+                [], [], "--<", color=style.BROKEN, markevery=(1, 3), lw=1.2, ms=5, label=WORDS["writes"]
             )
             self._bars = Bars(
                 self.canvas, self._off, horizontal=True, thick=0.4, facecolor=style.BLUE, label=WORDS["measured"]

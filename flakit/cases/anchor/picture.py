@@ -9,9 +9,9 @@ from matplotlib.ticker import MaxNLocator
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.heatmap import HeatMap
+from ...figures.maps import Map, Maps, powers, signed
 from ...figures.marks import Marked, Over, whole_ticks
 from ...language import Words, say
-from ...numerics.words import number, percent
 from ..laws import LN_MAX
 from . import SCHEMES, Shown
 
@@ -39,10 +39,10 @@ WORDS = Words() | {
     "as read": "read",
     "as meant": "meant",
     "anchor": "Anchor {label}.",
-    "infinite": "Row {row} of the {factor} factor has the exponent {exponent}, above {end}: it is infinite, though no "
-    "weight is above 1. Lost: {lost}; finite: {finite}.",
-    "large": "The largest exponent is {exponent}, in row {row} of the {factor} factor: below {end}, so every factor is "
-    "finite, and every tensor.",
+    "infinite": "Row {row} of the {factor} factor has the exponent {exponent}, above {end:.2f}: it is infinite, though "
+    "no weight is above 1. Lost: {lost}; finite: {finite}.",
+    "large": "The largest exponent is {exponent}, in row {row} of the {factor} factor: below {end:.2f}, so every "
+    "factor is finite, and every tensor.",
     "small": "No exponent is above 0, whatever the decay: every factor lies between 0 and 1, and all is finite.",
     "factors": {"read": "read", "key": "key"},
     "pair": "output {i}, key {j}: e^{read} · e^{key} = {q} · {k} = {weight}{true}",
@@ -55,7 +55,7 @@ WORDS = Words() | {
     "is read": "; as read the anchor of rows {rows}",
     "is meant": "; as meant the anchor of rows {rows}",
     "no token": "row {i}: behind the end of the sequence",
-    "tensor": "{name} of token {t}: {nan} NaN, {inf} infinite",
+    "tensor": "{name} of token {t}: {nan:%} NaN, {inf:%} infinite",
     "true": " (true: {true})",
 }
 ON_VIEW = ("w", "row", "scheme")
@@ -68,8 +68,6 @@ PRESETS = {
 }
 
 _END = LN_MAX[next(iter(LN_MAX))]
-_MAPS = ("read", "key", "weights")
-_DECADES = 20
 _FEW = 6
 """Rows with an infinity up to which each gets an arrow."""
 
@@ -83,28 +81,25 @@ class Picture:
         first, last = (1.2, 1.2) if wide else (0.8, 0.86)
         side = (width - left - first - last - 4 * gap - 3 * 0.1 - strip - 0.08) / 3
         high = 2.55
-        self.canvas, self._first, self._names, self._inclusive = Canvas(width, top + high + 0.46), 0, [], False
-        self._maps, self._arrows, self._title = {}, {}, None
+        self.canvas, self._first, self._names, self._arrows = Canvas(width, top + high + 0.46), 0, [], {}
         with style.context():
             self._draw_sums(self.canvas.axes(left, top, first, high))
             at = left + first + gap
             ax = self.canvas.axes(at, top, strip, high)
             ax.set(xticks=[], yticks=[])
             self._alone = HeatMap(self.canvas, ax, cmap=style.SIGNED, vmin=-_END, vmax=_END, name="alone")
-            mark = {"color": style.VERMILLION, "markersize": 8, "linewidth": 0, "clip_on": False, "zorder": 8}
+            mark = {"color": style.BROKEN, "markersize": 8, "linewidth": 0, "clip_on": False, "zorder": 8}
             (self._arrows["alone"],) = ax.plot([], [], ">", **mark)
             at += strip + 0.04
-            for name in _MAPS:
-                ax = whole_ticks(self.canvas.axes(at, top, side, high))
-                title = ax.set_title(WORDS[name][False] if name == "read" else WORDS[name], fontsize=9, pad=4)
-                self._title = title if name == "read" else self._title
-                ax.set_xlabel(WORDS["key j"])
-                ax.tick_params(labelleft=False)
-                signed = name != "weights"
-                look = {"cmap": style.SIGNED, "vmin": -_END, "vmax": _END} if signed else {"vmin": -_DECADES, "vmax": 0}
-                self._maps[name] = HeatMap(self.canvas, ax, **look, name=name)
-                (self._arrows[name],) = ax.plot([], [], "<", **mark)
-                at += side + gap + 0.1
+            titles = {**WORDS, "read": WORDS["read"][False]}
+            scales = {"read": signed(_END), "key": signed(_END), "weights": powers(-20, 0)}
+            self._maps = Maps(
+                self.canvas, {name: Map(titles[name], scale, empty="unformed") for name, scale in scales.items()},
+                left=at, top=top, size=(side, high), gap=gap + 0.1, columns=WORDS["key j"], labels=False,
+            )  # fmt: skip
+            for name, heat in self._maps.items():
+                (self._arrows[name],) = heat.ax.plot([], [], "<", **mark)
+            at = self._maps.right + gap + 0.1
             self._draw_lost(self.canvas.axes(at, top, last, high))
         self.canvas.moving(*self._arrows.values())
 
@@ -117,9 +112,9 @@ class Picture:
         (self._line,) = ax.plot([], [], color=style.BLUE, linewidth=1.8, zorder=3)
         ring = {"markersize": 9, "markerfacecolor": "none", "markeredgewidth": 1.6, "linewidth": 0}
         (self._meant,) = ax.plot([], [], "o", color=style.GREEN, **ring, zorder=5, clip_on=False)
-        (self._read,) = ax.plot([], [], "o", color=style.VERMILLION, markersize=4.5, zorder=6, clip_on=False)
+        (self._read,) = ax.plot([], [], "o", color=style.BLACK, markersize=4.5, zorder=6, clip_on=False)
         handles = [
-            Line2D([], [], color=style.VERMILLION, marker="o", markersize=4.5, linewidth=0, label=WORDS["as read"]),
+            Line2D([], [], color=style.BLACK, marker="o", markersize=4.5, linewidth=0, label=WORDS["as read"]),
             Line2D([], [], color=style.GREEN, marker="o", **ring, label=WORDS["as meant"]),
         ]
         ax.legend(
@@ -144,10 +139,7 @@ class Picture:
         if self._first != shown.first:
             self._first = shown.first
             self.canvas.stale()
-        if self._inclusive != shown.inclusive:
-            self._inclusive = shown.inclusive
-            self._title.set_text(WORDS["read"][shown.inclusive])
-            self.canvas.stale()
+        self._maps.entitle("read", WORDS["read"][shown.inclusive])
         if self._sums.get_ylim() != (C - 0.5, -1.8):
             self._sums.set_ylim(C - 0.5, -1.8)
             self.canvas.stale()
@@ -160,17 +152,13 @@ class Picture:
 
         alone = shown.alone.numpy()[:, None]
         self._alone.update(np.where(alone > _END, np.inf, alone), empty=np.isnan(alone))
-        for name, heat in self._maps.items():
-            x = getattr(shown, name).double().numpy()
-            formed = ~np.isnan(shown.read.numpy())
-            if name == "weights":
-                with np.errstate(divide="ignore"):
-                    values = np.where(np.isfinite(x), np.log10(x), x)
-                values, bad = np.where(values == -np.inf, -_DECADES, values), formed & ~np.isfinite(x)
-            else:
-                values, bad = np.where(x > _END, np.inf, x), formed & (x > _END)
-            heat.update(values, empty=~formed)
-            self._point(name, bad.any(1), 1.04 * C)
+        formed = ~shown.read.isnan().numpy()
+        arrays = {name: getattr(shown, name).double().numpy() for name in self._maps}
+        for name in ("read", "key"):  # what exp makes infinite
+            arrays[name] = np.where(arrays[name] > _END, np.inf, arrays[name])
+        self._maps.update(arrays | {"unformed": ~formed})
+        for name, x in arrays.items():
+            self._point(name, (formed & ~np.isfinite(x)).any(1), 1.04 * C)
         self._point("alone", alone[:, 0] > _END, -1.2)
 
         lost = {"nan": _columns(shown.nan), "inf": _columns(shown.inf)}
@@ -191,67 +179,60 @@ class Picture:
         self._arrows[name].set_data(np.full(len(few), x), few)
 
     def say(self, shown: Shown) -> str:
-        words, largest = [WORDS["anchor"].format(label=say(SCHEMES[shown.scheme].label))], []
+        largest = []
         for name, x in (("read", shown.alone[:, None]), ("read", shown.read), ("key", shown.key.T)):
             rows = x.nan_to_num(-math.inf).amax(1)
             largest.append((float(rows.max()), name, shown.first + int(rows.argmax())))
         exponent, factor, row = max(largest)
         lost = [name for name, finite in shown.finite.items() if not finite]
-        words.append(
-            WORDS["infinite" if exponent > _END else "large" if exponent > 0 else "small"].format(
-                row=row,
-                factor=WORDS["factors"][factor],
-                exponent=number(exponent),
-                end=f"{_END:.2f}",
-                lost=", ".join(lost) or say("nothing"),
-                finite=", ".join(name for name, finite in shown.finite.items() if finite),
-            )
+        made = WORDS.say(
+            "infinite" if exponent > _END else "large" if exponent > 0 else "small",
+            row=row,
+            factor=WORDS["factors"][factor],
+            exponent=exponent,
+            end=_END,
+            lost=", ".join(lost) or say("nothing"),
+            finite=", ".join(name for name, finite in shown.finite.items() if finite),
         )
-        return " ".join(words)
+        return f"{WORDS.say('anchor', label=say(SCHEMES[shown.scheme].label))} {made}"
 
     def arithmetic(self, shown: Shown, cell: Cell) -> str:
-        i, j = shown.first + cell.row, shown.first + cell.column
+        at, i, j = (cell.row, cell.column), shown.first + cell.row, shown.first + cell.column
         if cell.map == "sums":
-            return WORDS["sum"].format(
-                i=i,
-                sum=number(float(shown.sums[cell.row])),
-                seen=number(float(shown.seen[cell.row])),
-                anchors="".join(
-                    WORDS[words].format(rows=f"{shown.first + each.rows[0]} … {shown.first + each.rows[-1]}")
-                    for words, tiles in (("is read", shown.as_read), ("is meant", shown.as_meant))
-                    for each in tiles
-                    if each.row == cell.row
-                ),
+            anchors = "".join(
+                WORDS.say(words, rows=f"{shown.first + each.rows[0]} … {shown.first + each.rows[-1]}")
+                for words, tiles in (("is read", shown.as_read), ("is meant", shown.as_meant))
+                for each in tiles
+                if each.row == cell.row
             )
+            return WORDS.say("sum", i=i, sum=shown.sums[cell.row], seen=shown.seen[cell.row], anchors=anchors)
         if cell.map == "alone":
-            exponent = float(shown.alone[cell.row])
-            if math.isnan(exponent):
-                return WORDS["no anchor"].format(i=i)
-            inf = WORDS["alone inf"] if exponent > _END else ""
-            factor = number(float(shown.alone.exp()[cell.row]))
-            own = "gi" if shown.inclusive else "ge"
-            return WORDS["alone"].format(i=i, own=own, exponent=number(exponent), factor=factor, inf=inf)
+            exponent = shown.alone[cell.row]
+            if exponent.isnan():
+                return WORDS.say("no anchor", i=i)
+            inf, own = WORDS["alone inf"] if exponent > _END else "", "gi" if shown.inclusive else "ge"
+            return WORDS.say("alone", i=i, own=own, exponent=exponent, factor=exponent.exp(), inf=inf)
         if cell.map == "lost":
             name = list(shown.nan)[cell.column]
             if cell.row >= len(shown.nan[name]):
-                return WORDS["no token"].format(i=i)
-            shares = {kind: percent(float(getattr(shown, kind)[name][cell.row])) for kind in ("nan", "inf")}
-            return WORDS["tensor"].format(name=name, t=i, **shares)
-        at = cell.row, cell.column
-        read, key = float(shown.read[at]), float(shown.key[at])
-        if math.isnan(read):
-            return WORDS["none"].format(i=i, j=j)
+                return WORDS.say("no token", i=i)
+            nan, inf = (shares[name][cell.row] for shares in (shown.nan, shown.inf))
+            return WORDS.say("tensor", name=name, t=i, nan=nan, inf=inf)
+        read, key = shown.read[at], shown.key[at]
+        if read.isnan():
+            return WORDS.say("none", i=i, j=j)
         weight, true = float(shown.weights[at]), float(shown.true[at])
         seen = cell.column < cell.row or (cell.column == cell.row and shown.seen[cell.row] == shown.sums[cell.row])
-        return WORDS["pair" if seen else "future"].format(
+        return WORDS.say(
+            "pair" if seen else "future",
             i=i,
             j=j,
-            read=number(read),
-            key=number(key),
-            q=number(float(shown.read.exp()[at])),
-            k=number(float(shown.key.exp()[at])),
-            weight=number(weight),
-            true="" if math.isclose(weight, true, rel_tol=1e-3) else WORDS["true"].format(true=number(true)),
+            read=read,
+            key=key,
+            q=read.exp(),
+            k=key.exp(),
+            weight=weight,
+            true="" if math.isclose(weight, true, rel_tol=1e-3) else WORDS.say("true", true=true),
         )
 
 

@@ -7,7 +7,6 @@ from ...figures.canvas import Canvas, Cell
 from ...figures.heatmap import HeatMap
 from ...figures.marks import Marked, whole_ticks
 from ...language import Words, rephrase
-from ...numerics.words import percent
 from . import NOTHING, Operation, Shown
 
 WORDS = Words() | {
@@ -35,7 +34,7 @@ WORDS = Words() | {
     "kinds": {"finite": "finite", "inf": "an infinity", "NaN": "a NaN"},
     "made": "{kind}, made of finite numbers",
     "passed": "{kind}, from operands that had one",
-    "returns": "{name} of token {t}: {nan} NaN, {inf} infinite",
+    "returns": "{name} of token {t}: {nan:%} NaN, {inf:%} infinite",
 }
 ON_VIEW = ("gate", "T", "form")
 LINE = "anomaly detection"
@@ -59,9 +58,9 @@ class Picture:
             self._operations = HeatMap(self.canvas, self._strip, name="operations")
             self._border = self._strip.axvline(0, color=style.BLACK, linewidth=2, zorder=4)
             self._passes = self._strip.text(0, -0.6, WORDS["passes"], ha="center", va="bottom", fontsize=8.5)
-            mark = {"color": style.VERMILLION, "markersize": 9, "linewidth": 0, "clip_on": False, "zorder": 8}
+            mark = {"color": style.BROKEN, "markersize": 9, "linewidth": 0, "clip_on": False, "zorder": 8}
             (self._arrow,) = self._strip.plot([], [], "^", **mark)
-            self._first = self._strip.text(0, 0.95, "", ha="center", va="top", fontsize=9, color=style.VERMILLION)
+            self._first = self._strip.text(0, 0.95, "", ha="center", va="top", fontsize=9, color=style.BROKEN)
             ax = whole_ticks(self.canvas.axes(left, 1.62, width - left - right, 1.22))
             ax.set_title(WORDS["returned"], fontsize=9, pad=4)
             ax.set_xlabel(WORDS["token"])
@@ -69,14 +68,14 @@ class Picture:
             beside, inch = ax.get_yaxis_transform(), 1 / (width - left - right)
             (self._named,) = ax.plot([1 + 0.09 * inch], [0], "<", **mark, transform=beside)
             self._word = ax.text(
-                1 + 0.18 * inch, 0, WORDS["named"], va="center", fontsize=9, color=style.VERMILLION, transform=beside
+                1 + 0.18 * inch, 0, WORDS["named"], va="center", fontsize=9, color=style.BROKEN, transform=beside
             )
             self._marks = {
                 kind: [
                     Marked(self.canvas, on, facecolor=colour, edgecolor=colour, linewidth=0.8)
                     for on in (self._strip, ax)
                 ]
-                for kind, colour in (("NaN", style.VERMILLION), ("inf", style.PURPLE))
+                for kind, colour in (("NaN", style.BROKEN), ("inf", style.PURPLE))
             }
         self.canvas.moving(self._border, self._passes, self._arrow, self._first, self._named, self._word)
 
@@ -138,9 +137,8 @@ class Picture:
     def arithmetic(self, shown: Shown, cell: Cell) -> str:
         if cell.map == "returned":
             name = list(shown.nan)[cell.row]
-            shares = {"nan": shown.nan[name], "inf": shown.inf[name]}
-            shares = {kind: percent(float(x[cell.column])) for kind, x in shares.items()}
-            return WORDS["returns"].format(name=name, t=cell.column, **shares)
+            nan, inf = (shares[name][cell.column] for shares in (shown.nan, shown.inf))
+            return WORDS.say("returns", name=name, t=cell.column, nan=nan, inf=inf)
         each = shown.operations[cell.column]
         kind = WORDS["kinds"][each.kind]
         words = "{kind}" if each.kind == "finite" else WORDS["made" if each.made else "passed"]

@@ -64,7 +64,7 @@ class Picture:
             ax.set(xlabel=WORDS["element"], ylabel=WORDS["row"])
             self._title = ax.set_title("")
             self._map = HeatMap(self.canvas, ax, cmap="Greys", vmin=-5, vmax=5, name="map")
-            self._lost = Marked(self.canvas, ax, facecolor=style.VERMILLION, edgecolor=style.VERMILLION, linewidth=0.8)
+            self._lost = Marked(self.canvas, ax, facecolor=style.BROKEN, edgecolor=style.BROKEN, linewidth=0.8)
             self._ring = Ring(self.canvas, ax)
             ax = self._ax = self.canvas.axes(left + side + gap, top, width - left - side - gap - 0.15, height)
             ax.set(title=WORDS["curves"], xlabel=WORDS["n"], ylim=(_LOW, _HIGH))

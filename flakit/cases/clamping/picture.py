@@ -6,10 +6,10 @@ import numpy as np
 
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
-from ...figures.heatmap import HeatMap
-from ...figures.marks import Marked, Over, Ring, whole_ticks
+from ...figures.maps import FUTURE, Map, Maps
+from ...figures.marks import Over, whole_ticks
 from ...language import Words
-from ...numerics.words import number, percent
+from ...numerics.words import number
 from . import Shown
 
 WORDS = Words() | {
@@ -29,11 +29,12 @@ WORDS = Words() | {
     "in computed": "hatched: cut alike",
     "cut": "cut alike",
     "bounds": ("-b", "0", "b"),
-    "fine": "No token's exponent is beyond the bound of {bound}: nothing is cut off, and every weight is right.",
-    "one": "A token whose exponent is beyond the bound of {bound} is cut off there, and its weights come out too "
-    "large: the scores are off by {off}. No two tokens on one side of the anchor are cut off yet.",
-    "alike": "{sides} lie beyond the bound of {bound} and get one exponent. Between two of them it cancels: {pairs} "
-    "read at full weight, e^0 = 1, as if nothing were forgotten. The scores are off by {off}, and all are finite.",
+    "fine": "No token's exponent is beyond the bound of {bound:.3g}: nothing is cut off, and every weight is right.",
+    "one": "A token whose exponent is beyond the bound of {bound:.3g} is cut off there, and its weights come out too "
+    "large: the scores are off by {off:%}. No two tokens on one side of the anchor are cut off yet.",
+    "alike": "{sides} lie beyond the bound of {bound:.3g} and get one exponent. Between two of them it cancels: "
+    "{pairs} read at full weight, e^0 = 1, as if nothing were forgotten. The scores are off by {off:%}, and all are "
+    "finite.",
     "sides": {
         1: "{most} tokens on one side of the anchor",
         2: "{most} tokens on one side of the anchor, {least} on the other,",
@@ -72,21 +73,19 @@ class Picture:
             ax.set_xticks([-1, 0, 1], WORDS["bounds"])
             for bound in (-1, 1):
                 ax.axvline(bound, color=style.GREY, linewidth=1, linestyle=(0, (1, 1.5)))
-            self._anchor = ax.axhline(0, color=style.GREEN, linewidth=1.2)
+            self._anchor = ax.axhline(0, color=style.BLACK, linewidth=1.2)
             (self._true,) = ax.plot([], [], color=style.SKY, linewidth=1.4, linestyle="--", marker="o", markersize=3.5)
-            (self._clamped,) = ax.plot([], [], color=style.VERMILLION, linewidth=1.8, marker="o", markersize=4)
+            (self._clamped,) = ax.plot([], [], color=style.INDIGO, linewidth=1.8, marker="o", markersize=4)
             self._over = Over(self.canvas, ax, "exponents")
-            self._maps = {}
-            for n, name in enumerate(("right", "computed")):
-                ax = whole_ticks(self.canvas.axes(left + across + gap + n * (side + gap), top, side, side))
-                ax.set(title=WORDS[name], xlabel=WORDS["key j"])
-                ax.tick_params(labelleft=False)
-                self._maps[name] = HeatMap(self.canvas, ax, name=name)
-                words = ax.text(0.96, 0.95, WORDS[f"in {name}"], ha="right", va="top", transform=ax.transAxes, zorder=3)
-                self.canvas.moving(words)
-            look = {"facecolor": "none", "edgecolor": style.VERMILLION, "hatch": "////"}
-            self._alike = Marked(self.canvas, ax, **look)
-            self._ring = Ring(self.canvas, ax)
+            alike = {"lost": ("alike", WORDS["cut"]), "hatched": True}
+            maps = {
+                name: Map(WORDS[name], empty=FUTURE, note=WORDS[f"in {name}"], **(alike if name == "computed" else {}))
+                for name in ("right", "computed")
+            }
+            self._maps = Maps(
+                self.canvas, maps, left=left + across + gap, top=top, size=(side, side), gap=gap,
+                columns=WORDS["key j"], labels=False,
+            )  # fmt: skip
             handles = self._true, self._clamped, self._anchor
             words = [WORDS[name] for name in ("true", "clamped", "anchor")]
             self.canvas.figure.legend(handles, words, loc="lower right", ncols=3, borderaxespad=0.2, handlelength=2.4)
@@ -103,48 +102,34 @@ class Picture:
         at = int(shown.exponents.abs().argmin())
         self._anchor.set_ydata([at, at])
         self._over.update(len(rows), 1)
-        empty = ~np.tri(len(rows), dtype=bool)
-        for name, heat in self._maps.items():
-            heat.update(getattr(shown, name).numpy(), empty=empty)
-        self._alike.update(shown.alike)
-        self._ring.update(shown.alike, WORDS["cut"])
+        self._maps.update(shown)
 
     def say(self, shown: Shown) -> str:
         least, most = sorted(int((side * shown.exponents > shown.bound).sum()) for side in (-1, 1))
         count = int(shown.alike.sum())
-        return WORDS["alike" if count else "one" if most else "fine"].format(
-            sides=WORDS["sides"][2 if least else 1].format(most=most, least=least),
-            pairs=WORDS["pairs"][1 if count == 1 else 2].format(count=count),
-            bound=f"{shown.bound:.3g}",
-            off=percent(shown.off),
+        return WORDS.say(
+            "alike" if count else "one" if most else "fine",
+            sides=WORDS.say("sides", 2 if least else 1, most=most, least=least),
+            pairs=WORDS.say("pairs", count=count),
+            bound=shown.bound,
+            off=shown.off,
         )
 
     def arithmetic(self, shown: Shown, cell: Cell) -> str:
         i, j = cell.row, cell.column
         if cell.map == "exponents":
-            exponent, clamped = float(shown.exponents[i]), float(shown.clamped[i])
-            cut = WORDS["cut to"].format(clamped=number(clamped)) if clamped != exponent else ""
-            return WORDS["row"].format(i=i, exponent=number(exponent), cut=cut)
+            exponent, clamped = shown.exponents[i], shown.clamped[i]
+            cut = WORDS.say("cut to", clamped=clamped) if clamped != exponent else ""
+            return WORDS.say("row", i=i, exponent=exponent, cut=cut)
         if j > i:
-            return WORDS["future"].format(i=i, j=j)
+            return WORDS.say("future", i=i, j=j)
         (a, query), (b, key) = _factor(shown, i, 1), _factor(shown, j, -1)
-        return WORDS["pair"].format(
-            i=i,
-            j=j,
-            a=a,
-            b=b,
-            query=query,
-            key=key,
-            computed=number(float(shown.computed[i, j])),
-            d=number(float(shown.exponents[i] - shown.exponents[j])),
-            right=number(float(shown.right[i, j])),
-        )
+        d, computed, right = shown.exponents[i] - shown.exponents[j], shown.computed[i, j], shown.right[i, j]
+        return WORDS.say("pair", i=i, j=j, a=a, b=b, query=query, key=key, computed=computed, d=d, right=right)
 
 
-def _factor(shown: Shown, row: int, sign: int) -> tuple[str, str]:
+def _factor(shown: Shown, row: int, sign: int) -> tuple[str, float]:
     """The exponent of a row's factor in words, and the factor."""
     exponent, clamped = (sign * float(x[row]) + 0.0 for x in (shown.exponents, shown.clamped))
-    words = number(clamped)
-    if clamped != exponent:
-        words = WORDS["of"].format(clamped=words, exponent=number(exponent))
-    return words, number(math.exp(clamped))
+    words = number(clamped) if clamped == exponent else WORDS.say("of", clamped=clamped, exponent=exponent)
+    return words, math.exp(clamped)

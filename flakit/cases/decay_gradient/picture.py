@@ -61,13 +61,13 @@ PRESETS = {
 }
 
 _LINES = {
-    "sums": {"read": style.LINES[0], "written": style.LINES[1]},
+    "sums": {"read": {"color": style.R, "linestyle": "-"}, "written": {"color": style.K, "linestyle": "--"}},
     "dw": {
-        "direct": {"color": style.GREEN, "lw": 2.4},
+        "direct": {"color": style.W, "lw": 2.4},
         "true": {"color": style.BLACK, "lw": 1.0, "linestyle": (0, (2, 2))},
-        "difference": {"color": style.PURPLE, "lw": 1.2},
+        "difference": {"color": style.INDIGO, "lw": 1.2},
     },
-    "error": {"direct": {"color": style.GREEN, "lw": 1.6}, "difference": {"color": style.PURPLE, "lw": 1.2}},
+    "error": {"direct": {"color": style.W, "lw": 1.6}, "difference": {"color": style.INDIGO, "lw": 1.2}},
 }
 _FINE = 0.01
 _LOW, _HIGH = -8, 2  # powers of ten of the bars

@@ -71,7 +71,7 @@ class Picture:
             ax.set_axis_off()
             ax.text(0.55, 0.66, WORDS["arrives"], ha="center", fontsize=8.5)
             (self._arrow,) = ax.plot([0.0, 0.98], [0.5, 0.5], marker="<", markevery=[0], ms=8, lw=2)
-            (self._cross,) = ax.plot([0.55], [0.5], "x", color=style.VERMILLION, ms=14, mew=3)
+            (self._cross,) = ax.plot([0.55], [0.5], "x", color=style.BROKEN, ms=14, mew=3)
             self._fate = ax.text(0.55, 0.22, "", ha="center", fontsize=8.5)
 
             ax = self.canvas.axes(left, 1.98, room, 1.15)
@@ -103,7 +103,7 @@ class Picture:
         reach, T = shown.reach.T.numpy(), len(shown.reach)
         self._reach.update(reach, empty=np.full(reach.shape, fate == "none"))
         self._arrow.set(
-            color=style.VERMILLION if fate == "dropped" else style.GREEN if fate == "taken" else style.EMPTY,
+            color=style.BROKEN if fate == "dropped" else style.GREEN if fate == "taken" else style.EMPTY,
             linestyle="-" if fate == "taken" else "--",
         )
         self._cross.set_visible(fate == "dropped")

@@ -65,7 +65,7 @@ class Picture:
             tokens.set(xticks=[], yticks=[0], yticklabels=[WORDS["sum"]])
             tokens.tick_params(axis="y", length=0)
             self._tokens = HeatMap(self.canvas, tokens, cmap="Blues", name="tokens")
-            self._held = Marked(self.canvas, tokens, facecolor=style.VERMILLION)
+            self._held = Marked(self.canvas, tokens, facecolor=style.W)
             self._none = tokens.text(
                 0.5, 0.5, WORDS["none"], transform=tokens.transAxes, ha="center", va="center", zorder=5
             )
@@ -85,7 +85,7 @@ class Picture:
             self._ax.set(ylim=(_LOW, _HIGH), xlabel=WORDS["token"], ylabel=WORDS["moved"])
             self._ax.set_yticks(range(-9, 1, 3), ["0", "$10^{-6}$", "$10^{-3}$", "1"])
             self._ax.spines[["top", "right"]].set_visible(False)
-            self._before = Bars(self.canvas, self._ax, facecolor=style.VERMILLION)
+            self._before = Bars(self.canvas, self._ax, facecolor=style.BROKEN)
             self._after = Bars(self.canvas, self._ax, facecolor=style.SKY)
             (self._same,) = self._ax.plot([], [], "o", color=style.GREEN, markersize=6, clip_on=False, zorder=4)
             self._line = self._ax.axvline(0, color=style.BLACK, linewidth=1, linestyle=(0, (2, 2)))

@@ -87,7 +87,7 @@ class Picture:
         ax.set_xticks(range(len(PARTS)), PARTS)
         ax.spines[["top", "right"]].set_visible(False)
         self._others = Bars(self.canvas, ax, facecolor=style.SKY)
-        self._now = Bars(self.canvas, ax, facecolor=style.ORANGE)
+        self._now = Bars(self.canvas, ax, facecolor=style.BLUE)
         self._values = [ax.text(x, 0, "", ha="center", va="bottom", fontsize=8.5, zorder=5) for x in range(len(PARTS))]
         for text in self._values:
             text.set_bbox({"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5})
@@ -112,7 +112,7 @@ class Picture:
         ax.spines[["top", "right"]].set_visible(False)
         ax.plot(ends, ends, color=style.GREY, linewidth=1, label=WORDS["same"])
         (self._slope,) = ax.plot(ends, ends, **style.LAW, label=WORDS["law"], zorder=4)
-        (self._points,) = ax.plot([], [], "o", color=style.ORANGE, markersize=3, alpha=0.6, linewidth=0)
+        (self._points,) = ax.plot([], [], "o", color=style.BLUE, markersize=3, alpha=0.6, linewidth=0)
         place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.1}
         ax.legend(**place, ncols=2, handlelength=2)
         self.canvas.moving(self._points, self._slope)

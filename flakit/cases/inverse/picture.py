@@ -7,7 +7,7 @@ from matplotlib.patches import Rectangle
 
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
-from ...figures.heatmap import HeatMap
+from ...figures.maps import ITSELF, Map, Maps, powers
 from ...figures.marks import Bars, Over, whole_ticks
 from ...language import Words
 from ...numerics.words import error, number
@@ -55,7 +55,7 @@ PRESETS = {
     "first NaN": {"alpha": 1.45, "spread": 0.0, "w": 0.0, "C": 16, "rounding": "float16"},
 }
 
-_SMALLEST, _LARGEST = -9, 3  # powers of ten at the dark and at the bright end of the maps
+_ERRORS = powers(-9, 3)
 _LOWEST, _HIGHEST = 1e-9, 1e12  # errors on the curves
 
 
@@ -70,15 +70,10 @@ class Picture:
             self._draw_terms(self.canvas.axes(left, 0.32, width - left - 0.15, 1.2))
             _, height = self.canvas.figure.get_size_inches()
             self.canvas.figure.text(left / width, 1 - 2.13 / height, WORDS["off"], fontsize=9)
-            self._maps = {}
-            for n, form in enumerate(FORMS):
-                ax = whole_ticks(self.canvas.axes(left + n * (side + gap), top, side, side))
-                ax.set_title(WORDS[form], fontsize=9, pad=3)
-                ax.set_xlabel(WORDS["token j"])
-                ax.tick_params(labelleft=n == 0)
-                if n == 0:
-                    ax.set_ylabel(WORDS["token i"])
-                self._maps[form] = HeatMap(self.canvas, ax, vmin=_SMALLEST, vmax=_LARGEST, name=form)
+            self._maps = Maps(
+                self.canvas, {form: Map(WORDS[form], _ERRORS, empty=ITSELF) for form in FORMS},
+                left=left, top=top, size=(side, side), gap=gap, rows=WORDS["token i"], columns=WORDS["token j"],
+            )  # fmt: skip
             at = left + 3 * side + 2 * gap + 0.62
             self._draw_curves(self.canvas.axes(at, 2.2, width - at - 0.2, top + side - 2.2))
 
@@ -90,12 +85,12 @@ class Picture:
         ax.yaxis.set_major_formatter(lambda power, _: f"$10^{{{power:.0f}}}$")
         self._title = ax.set_title("", fontsize=9, pad=3)
         self._bars = {
-            "plus": Bars(self.canvas, ax, facecolor=style.BLUE),
-            "minus": Bars(self.canvas, ax, facecolor=style.ORANGE),
+            "plus": Bars(self.canvas, ax, facecolor=style.POSITIVE),
+            "minus": Bars(self.canvas, ax, facecolor=style.NEGATIVE),
             "infinite": Bars(self.canvas, ax, **style.INF),
         }
         self._lines, self._words = {}, {}
-        for name, colour in (("sum", style.BLACK), ("left", style.VERMILLION), ("end", style.GREY)):
+        for name, colour in (("sum", style.BLACK), ("left", style.INDIGO), ("end", style.GREY)):
             self._lines[name] = ax.axhline(0, color=colour, linewidth=1.6, zorder=4)
             words = ax.text(
                 1,
@@ -139,10 +134,7 @@ class Picture:
 
     def update(self, shown: Shown) -> None:
         self._update_terms(shown)
-        for form, heat in self._maps.items():
-            off = (shown.made[form].double() - shown.exact).abs().numpy()
-            with np.errstate(divide="ignore"):
-                heat.update(np.log10(off), empty=np.triu(np.ones(off.shape, bool)))
+        self._maps.update({form: (made.double() - shown.exact).abs() for form, made in shown.made.items()})
         for name, line in self._curves.items():
             found = shown.over[name].numpy()
             line.set_data(shown.alphas, np.where(np.isfinite(found), found, np.nan))

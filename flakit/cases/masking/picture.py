@@ -1,14 +1,11 @@
 """Four maps of one chunk: exponents, what exp makes of them, what the mask leaves, and the gradient that comes back."""
 
-import numpy as np
-from torch import Tensor
+import torch
 
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
-from ...figures.heatmap import HeatMap
-from ...figures.marks import NonFiniteRings, whole_ticks
+from ...figures.maps import Map, Maps, powers, signed
 from ...language import Words
-from ...numerics.words import number
 from ..laws import LN_MAX
 from . import Shown
 
@@ -20,13 +17,13 @@ WORDS = Words() | {
     "made": "2 after exp:\n$e^{exponent}$",
     "kept": "3 after the mask:\nthe weights",
     "gradient": "4 gradient of\nthe exponents",
-    "colours": "1: orange negative, purple positive\n2, 3, 4: dark tiny, yellow huge, light grey 0",
+    "colours": "1: green negative, purple positive\n2, 3, 4: dark tiny, yellow huge, light grey 0",
     "output i": "output i",
     "key j": "key j",
-    "fine": "All is finite: the largest exponent of a pair from the future is {largest}, and exp ends at {end}.",
+    "fine": "All is finite: the largest exponent of a pair from the future is {largest}, and exp ends at {end:.2f}.",
     "infinite": {
-        1: "One pair from the future has an exponent above {end}: exp makes it infinite.",
-        2: "{count} pairs from the future have exponents above {end}: exp makes them infinite.",
+        1: "One pair from the future has an exponent above {end:.2f}: exp makes it infinite.",
+        2: "{count} pairs from the future have exponents above {end:.2f}: exp makes them infinite.",
     },
     "hidden": "The mask replaces what is infinite, so every weight is right. On the way back the gradient of exp is "
     "exp itself: the mask's 0 times inf is NaN, and dw is lost.",
@@ -48,7 +45,7 @@ PRESETS = {
     "repaired": {"w": -2.87, "mask": "before", "chunk": 32, "exclusive": False},
 }
 
-_MAPS = ("exponents", "made", "kept", "gradient")
+_END = LN_MAX[torch.float32]
 
 
 class Picture:
@@ -58,75 +55,40 @@ class Picture:
         left, gap, top, bottom = 0.55, 0.12, 0.47, 0.88
         side = (width - left - 0.1 - 3 * gap) / 4
         self.canvas = Canvas(width, top + side + bottom)
-        self._maps, self._rings, self._exclusive, self._title = {}, {}, False, None
+        scales = {"exponents": signed(_END)} | dict.fromkeys(("made", "kept", "gradient"), powers(-9, 9))
+        titles = {**WORDS, "exponents": WORDS["exponents"][False]}
         with style.context():
-            for n, name in enumerate(_MAPS):
-                ax = whole_ticks(self.canvas.axes(left + n * (side + gap), top, side, side))
-                title = ax.set_title(WORDS[name][False] if name == "exponents" else WORDS[name], fontsize=9)
-                self._title = title if name == "exponents" else self._title
-                ax.set_xlabel(WORDS["key j"])
-                if n == 0:
-                    ax.set_ylabel(WORDS["output i"])
-                else:
-                    ax.tick_params(labelleft=False)
-                signed = name == "exponents"
-                self._maps[name] = HeatMap(
-                    self.canvas, ax, cmap=style.SIGNED if signed else style.MAGNITUDE, vmin=-1.0, vmax=1.0, name=name
-                )
-                self._rings[name] = NonFiniteRings(self.canvas, ax)
-            figure = self.canvas.figure
+            self._maps = Maps(
+                self.canvas, {name: Map(titles[name], scale) for name, scale in scales.items()},
+                left=left, top=top, size=(side, side), gap=gap, rows=WORDS["output i"], columns=WORDS["key j"],
+            )  # fmt: skip
+            figure, hatched = self.canvas.figure, style.non_finite_handles()
             figure.text(left / width, 0.01, WORDS["colours"], fontsize=8.5, va="bottom")
-            hatched = style.non_finite_handles()
             figure.legend(handles=hatched, loc="lower right", ncols=2, borderpad=0, bbox_to_anchor=(1, 0.01))
 
     def update(self, shown: Shown) -> None:
-        end = LN_MAX[shown.made.dtype]
-        if self._exclusive != shown.exclusive:
-            self._exclusive = shown.exclusive
-            self._title.set_text(WORDS["exponents"][shown.exclusive])
-            self.canvas.stale()
-        for name, heat in self._maps.items():
-            x = getattr(shown, name)
-            # Exponents from -end to end; sizes by their logarithm, from e^-20 to e^20.
-            values = x.numpy() / end if name == "exponents" else _logarithm(x) / 20
-            heat.update(values, empty=x.numpy() == 0 if name != "exponents" else None)
-            self._rings[name].update(x)
+        self._maps.entitle("exponents", WORDS["exponents"][shown.exclusive])
+        self._maps.update(shown)
 
     def say(self, shown: Shown) -> str:
-        end = LN_MAX[shown.made.dtype]
-        count, future = int(shown.made.isinf().sum()), shown.exponents.triu(1)
-        infinite = WORDS["infinite"][min(max(count, 1), 2)].format(count=count, end=f"{end:.2f}")
-        if count and not shown.finite["o"]:
-            return f"{infinite} {WORDS['seen' if shown.kept.isnan().any() else 'unmasked']}"
-        if count:
-            return f"{infinite} {WORDS['hidden']}"
-        if shown.kept.triu(1).any():
-            return WORDS["future"]
-        if future.max() > end:
-            return WORDS["before"]
-        return WORDS["fine"].format(largest=number(float(future.max())), end=f"{end:.2f}")
+        count, largest = shown.made.isinf().sum(), shown.exponents.triu(1).max()
+        if not count:
+            kind = "future" if shown.kept.triu(1).any() else "before" if largest > _END else "fine"
+            return WORDS.say(kind, largest=largest, end=_END)
+        lost = "hidden" if shown.finite["o"] else "seen" if shown.kept.isnan().any() else "unmasked"
+        return f"{WORDS.say('infinite', count=count, end=_END)} {WORDS[lost]}"
 
     def arithmetic(self, shown: Shown, cell: Cell) -> str:
         i, j = cell.row, cell.column
-        made, kept = float(shown.made[i, j]), float(shown.kept[i, j])
-        arriving, gradient = float(shown.arriving[i, j]), float(shown.gradient[i, j])
-        exponent = number(float(shown.exponents[i, j]))
-        if made == 0 and shown.exponents[i, j] > -1:
-            exponent = WORDS["first"].format(exponent=exponent)
-        return WORDS["arithmetic"].format(
+        made, kept, exponent = shown.made[i, j], shown.kept[i, j], shown.exponents[i, j]
+        return WORDS.say(
+            "arithmetic",
             i=i,
             j=j,
-            exponent=exponent,
-            made=number(made),
-            masked="" if made == kept else WORDS["masked"].format(kept=number(kept)),
-            arriving=number(arriving),
-            gradient=number(gradient),
-            true=WORDS["true"] if j > i and gradient != 0 else "",
+            exponent=WORDS.say("first", exponent=exponent) if made == 0 and exponent > -1 else exponent,
+            made=made,
+            masked="" if made == kept else WORDS.say("masked", kept=kept),
+            arriving=shown.arriving[i, j],
+            gradient=shown.gradient[i, j],
+            true=WORDS["true"] if j > i and shown.gradient[i, j] != 0 else "",
         )
-
-
-def _logarithm(x: Tensor) -> np.ndarray:
-    """Natural logarithm of the size; what is not finite stays so, and keeps its kind."""
-    sizes = x.abs().numpy()
-    with np.errstate(divide="ignore"):
-        return np.where(np.isfinite(sizes), np.log(sizes), sizes)

@@ -96,7 +96,7 @@ class Picture:
             for ax in (factors, gradient):
                 ax.yaxis.set_major_locator(MaxNLocator(3, integer=True))
             self._ends = [
-                ax.axvline(0, color=style.BLUE, linewidth=2, zorder=4) for ax in (self._sum, factors, gradient)
+                ax.axvline(0, color=style.BLACK, linewidth=2, zorder=4) for ax in (self._sum, factors, gradient)
             ]
             self._draw_limits(self.canvas.axes(width - side - right, 0.3, side, 3.1))
             self._over = [Over(self.canvas, self._sum, "sums"), Over(self.canvas, self._limits, "limits")]
@@ -106,7 +106,7 @@ class Picture:
         ax.set_title(WORDS["sum"], fontsize=9, pad=3)
         ax.yaxis.set_major_locator(MaxNLocator(4))
         (self._gates,) = ax.plot([], [], **style.LINES[0], zorder=3, drawstyle="steps-mid")
-        (self._empty,) = ax.plot([], [], ".", color=style.VERMILLION, markersize=5, zorder=3)
+        (self._empty,) = ax.plot([], [], ".", color=style.BLACK, markersize=5, zorder=3)
         (self._anchor,) = ax.plot([], [], "o", color=style.BLACK, markersize=6, zorder=5)
         (self._level,) = ax.plot([], [], color=style.GREY, linewidth=1, linestyle=":", zorder=2)
         self._jump = ax.annotate(
@@ -125,8 +125,8 @@ class Picture:
         ax.spines[["top", "right"]].set_visible(False)
         (self._law,) = ax.plot([], [], color=style.BLACK, linewidth=1.4, zorder=3, label=WORDS["law"])
         ring = {"markersize": 11, "markerfacecolor": "none", "markeredgewidth": 2}
-        (self._measured,) = ax.plot([], [], "o", color=style.VERMILLION, **ring, zorder=4, label=WORDS["measured"])
-        (self._now,) = ax.plot([], [], "D", color=style.BLUE, markersize=6, zorder=5, label=WORDS["now"])
+        (self._measured,) = ax.plot([], [], "o", color=style.BLUE, **ring, zorder=4, label=WORDS["measured"])
+        (self._now,) = ax.plot([], [], "D", **style.HERE, markersize=8, zorder=5, label=WORDS["now"])
         ax.legend(loc="upper right", borderaxespad=0.1)
         self.canvas.moving(self._law, self._measured, self._now)
 
@@ -178,10 +178,10 @@ class Picture:
             self._anchor.set_data([n], [-exponent])
             self._level.set_data([n, row], [-exponent, -exponent])
             self._jump.xy, self._jump.xyann = (row, 0), (row, -exponent)
-            self._jump.arrow_patch.set_color(style.VERMILLION if lost else style.GREY)
+            self._jump.arrow_patch.set_color(style.BROKEN if lost else style.GREY)
             factor = "inf" if lost else number(math.exp(exponent), 2)
             self._words.set_text(WORDS["jump"].format(exponent=f"{exponent:.1f}", factor=factor))
-            self._words.set_color(style.VERMILLION if lost else style.GREY)
+            self._words.set_color(style.BROKEN if lost else style.GREY)
             late = real > len(rows) // 2
             self._words.set_ha("right" if late else "left")
             self._words.set_position((real - 1.5 if late else real + 0.5, -0.5 * exponent))
@@ -190,7 +190,7 @@ class Picture:
         """From the empty rows of every block with an infinite factor down to the tokens that it is summed into."""
         upper, lower = self._factors.ax, self._gradient.ax
         while len(self._arrows) < len(shown.exponents):
-            look = {"arrowstyle": "-|>", "linewidth": 1.6, "color": style.VERMILLION, "mutation_scale": 12}
+            look = {"arrowstyle": "-|>", "linewidth": 1.6, "color": style.BROKEN, "mutation_scale": 12}
             arrow = ConnectionPatch((0, 0), (0, 0), "data", "data", axesA=upper, axesB=lower, zorder=6, **look)
             self.canvas.figure.add_artist(arrow)
             self._arrows += self.canvas.moving(arrow)

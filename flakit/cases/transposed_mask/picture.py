@@ -56,8 +56,8 @@ PRESETS = {
     "repaired": {"K": 100, "V": 120, "BK": 32, "BV": 32, "transposed": False},
 }
 
-MISSING = {"facecolor": "#9CC7E3", "hatch": "////", "edgecolor": style.BLUE}
-OUTSIDE = {"facecolor": "#F7E3B5", "hatch": "\\\\\\\\", "edgecolor": "#B07A00"}
+MISSING = style.NAN
+OUTSIDE = style.NAN | {"facecolor": "white", "hatch": "\\\\\\\\"}
 RIGHT = "#F4F8FB"
 
 _HEIGHT = 2.45

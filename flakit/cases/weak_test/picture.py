@@ -69,7 +69,7 @@ class Picture:
                 ax.spines[["top", "right"]].set_visible(False)
                 kept = Bars(self.canvas, ax, facecolor=style.BLUE)
                 forgotten = Bars(
-                    self.canvas, ax, facecolor="white", edgecolor=style.VERMILLION, hatch="////", linewidth=0.8
+                    self.canvas, ax, facecolor="white", edgecolor=style.BROKEN, hatch="////", linewidth=0.8
                 )
                 self._bars.append((kept, forgotten, Over(self.canvas, ax, f"seen {n}")))
                 beside = self.canvas.axes(left + across + 0.25, at, right, height)
@@ -77,7 +77,7 @@ class Picture:
                 beside.set_xticks([-8, -4, 0], ["$10^{-8}$", "$10^{-4}$", "1"])
                 beside.spines[["top", "right"]].set_visible(False)
                 (line,) = self.canvas.moving(beside.axvline(np.log10(TOLERANCE), **style.LAW, zorder=4))
-                off = Bars(self.canvas, beside, horizontal=True, facecolor=style.VERMILLION)
+                off = Bars(self.canvas, beside, horizontal=True, facecolor=style.BROKEN)
                 verdict = beside.set_title("")
                 self._errors.append((off, verdict, Over(self.canvas, beside, f"off {n}")))
                 if n:
@@ -101,6 +101,7 @@ class Picture:
             forgotten.update(np.where(back >= shown.keep, sizes, np.nan), begin=_LOW)
             over.update(1, len(seen))
             bar.update([np.clip(np.log10(off), _LOW, _HIGH)], begin=_LOW)
+            bar.patch.set_facecolor(style.BLUE if off < TOLERANCE else style.BROKEN)
             verdict.set_text(words[off < TOLERANCE])
             beside.update(1, 1)
 

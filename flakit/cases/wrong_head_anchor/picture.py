@@ -6,9 +6,10 @@ import torch
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.heatmap import HeatMap
-from ...figures.marks import NonFiniteRings, Over, whole_ticks
+from ...figures.maps import FUTURE, Map, Maps, signed
+from ...figures.marks import Over, whole_ticks
 from ...language import Words
-from ...numerics.words import error, number
+from ...numerics.words import error
 from ..laws import LN_MAX
 from . import Shown
 
@@ -33,8 +34,8 @@ WORDS = Words() | {
     "fine": "{where} But n cancels between e^(g_i - n) and e^(n - g_j): the scores are off by {off}, and nothing "
     "shows.",
     "infinite": "A decay of -inf makes g itself infinite, and inf - inf is NaN with any anchor.",
-    "broken": "{where} The factors reach q or k times e^{reach} instead of e^{meant}, and float32 ends at e^{end}: "
-    "{count} of {all} scores are inf or NaN. With n as meant {right}.",
+    "broken": "{where} The factors reach q or k times e^{reach:.3g} instead of e^{meant:.3g}, and float32 ends at "
+    "e^{end:.2f}: {count} of {all} scores are inf or NaN. With n as meant {right}.",
     "where": "Head {head} should take n from token {token}; a stride {H} times too short reads token {wrong}{of}.",
     "of": " of head {other}",
     "all finite": "all are finite",
@@ -74,7 +75,7 @@ class Picture:
             ax = whole_ticks(self.canvas.axes(left, top, memory, height))
             ax.set(title=WORDS["memory"], xlabel=WORDS["head"], ylabel=WORDS["token i"])
             self._memory = HeatMap(self.canvas, ax, cmap="Greys_r", vmin=-1.6, name="memory")
-            looks = {"meant": style.BLUE, "read": style.VERMILLION}
+            looks = {"meant": style.BLUE, "read": style.PURPLE}
             self._spots = {
                 name: ax.plot(
                     [0],
@@ -102,14 +103,10 @@ class Picture:
             }
             self._over = Over(self.canvas, ax, "exponents")
             at += exponents + gap
-            self._maps, self._rings = {}, {}
-            for name in ("wrong", "right"):
-                ax = whole_ticks(self.canvas.axes(at, top, side, height))
-                ax.set(title=WORDS[name], xlabel=WORDS["key j"])
-                ax.tick_params(labelleft=False)
-                self._maps[name] = HeatMap(self.canvas, ax, cmap=style.SIGNED, vmin=-8, vmax=8, name=name)
-                self._rings[name] = NonFiniteRings(self.canvas, ax)
-                at += side + gap
+            self._maps = Maps(
+                self.canvas, {name: Map(WORDS[name], signed(8), empty=FUTURE) for name in ("wrong", "right")},
+                left=at, top=top, size=(side, height), gap=gap, columns=WORDS["key j"], labels=False,
+            )  # fmt: skip
             handles = [*self._spots.values(), *style.non_finite_handles()]
             words = [WORDS["meant"], WORDS["read"], *(patch.get_label() for patch in handles[2:])]
             self.canvas.figure.legend(handles, words, loc="lower right", ncols=4, borderaxespad=0.2)
@@ -129,11 +126,7 @@ class Picture:
             token, head = each.rows[h]
             self._spots[name].set_data([head], [token])
             self._lines[name].set_data(each.exponents[:, h] / _END, np.arange(block))
-        future = ~np.tri(block, dtype=bool)
-        for name, heat in self._maps.items():
-            scores = getattr(shown, name).scores[h].numpy()
-            heat.update(scores, empty=future)
-            self._rings[name].update(scores)
+        self._maps.update({name: getattr(shown, name).scores[h] for name in self._maps})
 
     def say(self, shown: Shown) -> str:
         block, H = shown.g.shape
@@ -144,46 +137,47 @@ class Picture:
             "token": shown.right.rows[h][0],
             "H": H,
             "wrong": token,
-            "of": WORDS["of"].format(other=other) if other != h else "",
+            "of": WORDS.say("of", other=other) if other != h else "",
             "off": error(shown.off),
-            "reach": number(float(shown.wrong.exponents.abs().max()), 3),
-            "meant": number(float(shown.right.exponents.abs().max()), 3),
-            "end": f"{_END:.2f}",
+            "reach": shown.wrong.exponents.abs().max(),
+            "meant": shown.right.exponents.abs().max(),
+            "end": _END,
             "count": bad[0],
             "all": H * block * (block + 1) // 2,
-            "right": WORDS["some" if bad[1] else "all finite"].format(count=bad[1]),
+            "right": WORDS.say("some", count=bad[1]) if bad[1] else WORDS["all finite"],
         }
         if not shown.g.isfinite().all():
             return WORDS["infinite"]
         if H == 1:
-            return WORDS["one"].format(both=WORDS["both"].format(**said) if bad[0] else "")
-        return WORDS["broken" if bad[0] else "fine"].format(where=WORDS["where"].format(**said), **said)
+            return WORDS.say("one", both=WORDS.say("both", **said) if bad[0] else "")
+        return WORDS.say("broken" if bad[0] else "fine", where=WORDS.say("where", **said), **said)
 
     def arithmetic(self, shown: Shown, cell: Cell) -> str:
         H, h, i, j = shown.g.shape[1], shown.head, cell.row, cell.column
         if cell.map == "memory":
             marks = [
-                WORDS[f"mark {name}"].format(head=h)
+                WORDS.say(f"mark {name}", head=h)
                 for name, each in (("meant", shown.right), ("read", shown.wrong))
                 if each.rows[h] == (i, j)
             ]
-            g, address = number(float(shown.g[i, j])), (i * H + j) * shown.K
-            return WORDS["cell"].format(t=i, h=j, g=g, H=H, K=shown.K, address=address, mark="".join(marks))
+            address = (i * H + j) * shown.K
+            return WORDS.say("cell", t=i, h=j, g=shown.g[i, j], H=H, K=shown.K, address=address, mark="".join(marks))
         if cell.map == "exponents":
-            wrong, right = (number(float(each.exponents[i, h])) for each in (shown.wrong, shown.right))
-            return WORDS["row"].format(i=i, head=h, wrong=wrong, right=right)
+            wrong, right = (each.exponents[i, h] for each in (shown.wrong, shown.right))
+            return WORDS.say("row", i=i, head=h, wrong=wrong, right=right)
         if j > i:
-            return WORDS["future"].format(i=i, j=j)
+            return WORDS.say("future", i=i, j=j)
         each = getattr(shown, cell.map)
         read, key = each.read[i, h], each.key[j, h]
-        return WORDS["score"].format(
+        return WORDS.say(
+            "score",
             i=i,
             j=j,
-            a=number(float(each.exponents[i, h])),
-            b=number(float(-each.exponents[j, h]) + 0.0),
-            read=number(float(read)),
-            key=number(float(key)),
-            product=number(float(read * key)),
-            score=number(float(each.scores[h, i, j])),
-            exact=number(float(shown.exact[h, i, j])),
+            a=each.exponents[i, h],
+            b=0.0 - each.exponents[j, h],
+            read=read,
+            key=key,
+            product=read * key,
+            score=each.scores[h, i, j],
+            exact=shown.exact[h, i, j],
         )

@@ -67,11 +67,11 @@ class Budget:
             ax.tick_params(axis="y", length=0)
             self._within = Bars(self.canvas, ax, horizontal=True, thick=0.6, facecolor=style.BLUE)
             self._beyond = Bars(
-                self.canvas, ax, horizontal=True, thick=0.6, facecolor=style.VERMILLION, hatch="//", edgecolor="white"
+                self.canvas, ax, horizontal=True, thick=0.6, facecolor=style.BROKEN, hatch="//", edgecolor="white"
             )
             handles = [
                 style.swatch(style.BLUE, words["within"]),
-                style.swatch(style.VERMILLION, words["beyond"]),
+                style.swatch(style.BROKEN, words["beyond"]),
             ]
             handles.append(ax.plot([], [], color=style.BLACK, linewidth=2.5, label=words["allowed"])[0])
             at = (1 - 1.8 / width, 0.95)

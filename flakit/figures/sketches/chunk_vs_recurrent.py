@@ -107,7 +107,7 @@ class TwoForms:
     _LOOKS = {
         "chunk": {"color": style.BLUE, "marker": "o", "markersize": 6.5},
         "recurrent": {
-            "color": style.VERMILLION, "marker": "s", "markersize": 3.4, "markerfacecolor": "white",
+            "color": style.PURPLE, "marker": "s", "markersize": 3.4, "markerfacecolor": "white",
             "markeredgewidth": 1.3,
         },
     }  # fmt: skip

@@ -14,7 +14,7 @@ from ..marks import Marked, whole_ticks
 from ..strip import Strip
 from .shared import pointable
 
-READER, KEY = style.LINES[0], style.LINES[1]
+READER, KEY = {"color": style.R, "linestyle": "-"}, {"color": style.K, "linestyle": "--"}
 """Colour and dash of what belongs to the token that reads, and to the one that wrote."""
 
 WORDS = Words() | {
@@ -116,7 +116,7 @@ class Chunks:
         looks = {
             "intra": {"facecolor": style.SKY},
             "inter": {"facecolor": style.YELLOW, "edgecolor": style.GREY, "hatch": "..."},
-            "itself": {"facecolor": style.VERMILLION},
+            "itself": {"facecolor": style.INDIGO},
         }
         with style.context():
             self._ax = ax = self.canvas.axes(0.6, 0.12, side, side, facecolor=style.EMPTY)
@@ -297,7 +297,7 @@ class Ways:
             self._ax = ax = self.canvas.axes(left, 0.28, width - left - 0.75, side)
             ax.spines[["top", "right"]].set_visible(False)
             ax.set(ylim=(self._most - 0.5, -0.5), yticks=[])
-            bars = ax.barh(range(self._most), [0.0] * self._most, height=0.55, color=style.VERMILLION)
+            bars = ax.barh(range(self._most), [0.0] * self._most, height=0.55, color=style.BLUE)
             self._bars = self.canvas.moving(*bars)
             look = {"va": "center", "fontsize": 9}
             self._names = [ax.text(0, n, "", ha="right", **look) for n in range(self._most)]

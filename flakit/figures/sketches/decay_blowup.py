@@ -167,16 +167,16 @@ class Counting:
             self._ax = ax = self.canvas.axes(0.15, 0.55, width - 0.3, 0.34)
             ax.set(yticks=[], xlabel=words["token"])
             self._map = HeatMap(self.canvas, ax, name="tokens")
-            self._added = Marked(self.canvas, ax, facecolor=style.ORANGE)
+            self._added = Marked(self.canvas, ax, facecolor=style.W)
             (self._between,) = ax.plot([], [], color="white", linewidth=1.0, zorder=3)
             (self._blocks,) = ax.plot([], [], color=style.BLACK, linewidth=1.8, zorder=4)
             look = {"linewidth": 2.6, "clip_on": False, "zorder": 7}
-            (self._anchor,) = ax.plot([], [], color=style.GREEN, **look)
-            (self._arrow,) = ax.plot([], [], color=style.VERMILLION, marker="o", markevery=[1], **look)
+            (self._anchor,) = ax.plot([], [], color=style.BLACK, **look)
+            (self._arrow,) = ax.plot([], [], color=style.K, marker="o", markevery=[1], **look)
             handles = [
-                Line2D([], [], color=style.GREEN, linewidth=2.6, label=words["anchor"]),
-                Line2D([], [], color=style.VERMILLION, linewidth=2.6, marker="o", label=words["token with it"]),
-                style.swatch(style.ORANGE, words["added"]),
+                Line2D([], [], color=style.BLACK, linewidth=2.6, label=words["anchor"]),
+                Line2D([], [], color=style.K, linewidth=2.6, marker="o", label=words["token with it"]),
+                style.swatch(style.W, words["added"]),
             ]
             self.canvas.figure.legend(handles=handles, loc="upper left", ncols=3, borderaxespad=0.2)
         self.canvas.moving(self._between, self._blocks, self._anchor, self._arrow)
@@ -250,7 +250,7 @@ class Fatal:
                 self._strips.append(HeatMap(self.canvas, ax, name=f"chunk {n}"))
                 self._blocks += ax.plot([], [], color=style.BLACK, linewidth=1.2, zorder=4)
                 self._arrows += ax.plot(
-                    [], [], "v", color=style.VERMILLION, markersize=7, linewidth=0, clip_on=False, zorder=7
+                    [], [], "v", color=style.BROKEN, markersize=7, linewidth=0, clip_on=False, zorder=7
                 )
             ax.set_xlabel(words["token"])
             self.canvas.figure.legend(handles=style.non_finite_handles()[:1], loc="upper right", borderaxespad=0.2)

@@ -7,8 +7,7 @@ import numpy as np
 from ...language import Words
 from .. import style
 from ..canvas import Canvas, Cell
-from ..heatmap import HeatMap
-from ..marks import whole_ticks
+from ..maps import FUTURE, ITSELF, Map, Maps, signed
 from .shared import short
 
 WORDS = Words() | {
@@ -48,17 +47,14 @@ class Chained:
 
     def __init__(self, width: float):
         words, height, side = WORDS["chained"], 2.7, 1.95
-        self.canvas, self._maps, self._cut = Canvas(width, height), {}, []
-        gap = 0.55 if width > 8 else 0.4
+        self.canvas, self._cut = Canvas(width, height), []
         with style.context():
-            for n, (name, title) in enumerate(words["maps"].items()):
-                ax = whole_ticks(self.canvas.axes(0.6 + n * (side + gap), 0.3, side, side))
-                ax.set(title=title, xlabel=words["j"])
-                if n == 0:
-                    ax.set_ylabel(words["i"])
-                self._maps[name] = HeatMap(self.canvas, ax, cmap=style.SIGNED, vmin=-1, vmax=1, name=name)
-            bar = self.canvas.axes(0.6 + 2 * side + gap + 0.15, 0.3, 0.12, side)
-            self._maps["inverse"].colorbar(bar, "").set_ticks([-1, 0, 1])
+            empty = {"found": ITSELF, "inverse": FUTURE}
+            self._maps = Maps(
+                self.canvas, {name: Map(title, signed(), empty=empty[name]) for name, title in words["maps"].items()},
+                left=0.6, top=0.3, size=(side, side), gap=0.4, rows=words["i"], columns=words["j"],
+            )  # fmt: skip
+            self._maps.bar("inverse").set_yticks([-1, 0, 1])
 
     def update(self, shown: ChainedShown) -> None:
         C = len(shown.found)
@@ -66,9 +62,7 @@ class Chained:
             self._cut = self.canvas.moving(*self._blocks(C))
         for artist in self._cut:
             artist.set_visible(shown.halves)
-        upper = np.triu(np.ones((C, C), bool), 1)
-        self._maps["found"].update(shown.found, empty=np.triu(np.ones((C, C), bool)))
-        self._maps["inverse"].update(shown.inverse, empty=upper)
+        self._maps.update(shown)
 
     def _blocks(self, C: int) -> list:
         """The borders of the halves of a chunk, and the name of each block."""

@@ -175,9 +175,7 @@ class SlotGate:
             self._axes.set(ylim=(0, 1.02), yticks=(0, 0.5, 1))
             self._axes.axhline(0.5, color=style.GREY, linewidth=1, linestyle=(0, (4, 2)), zorder=0)
             self._bars = Bars(self.canvas, self._axes, thick=0.7, facecolor=style.BLUE)
-            (self._dot,) = self.canvas.moving(
-                *self._curve.plot([], [], "o", color=style.VERMILLION, markersize=8, zorder=5)
-            )
+            (self._dot,) = self.canvas.moving(*self._curve.plot([], [], "o", **style.HERE, markersize=9, zorder=5))
 
     def update(self, shown: SlotGateShown) -> None:
         N = len(shown.left)

@@ -214,7 +214,9 @@ class Growth:
             )
             self._end = ax.text(0.5, self._high - 1.5, "", va="top", ha="center", fontsize=8.5)
             self._end.set_transform(ax.get_yaxis_transform())
-            for name, look in zip(words["names"], style.LINES, strict=False):
+            dashes = {"S": "-", "D": "--", "dw": "-."}
+            for name, dash in dashes.items():
+                look = {"color": style.letter(name), "linestyle": dash}
                 (thin,) = ax.plot([], [], color=look["color"], zorder=3, **self._dotted)
                 (bold,) = ax.plot([], [], **look, linewidth=2.6, zorder=4)
                 self._lines[name] = self.canvas.moving(thin, bold)

@@ -164,7 +164,7 @@ class Forgetting:
             ax.set(xlabel=words["x"], ylabel=words["y"], ylim=(0, 1.02), yticks=(0, 0.25, 0.5, 0.75, 1))
             ax.axhline(0.5, color=style.GREY, linewidth=1, linestyle=(0, (4, 2)), zorder=0)
             (self._mark,) = self.canvas.moving(
-                ax.axvline(0, color=style.VERMILLION, linewidth=1.8, linestyle=(0, (5, 2)), zorder=3)
+                ax.axvline(0, color=style.BLACK, linewidth=1.8, linestyle=(0, (5, 2)), zorder=3)
             )
             (self._half,) = self.canvas.moving(ax.text(0, 0.93, words["half"], va="center", fontsize=9))
 

@@ -92,7 +92,7 @@ class Roof:
             ax.minorticks_off()
             (self._drop,) = self.canvas.moving(ax.plot([], [], color=style.GREY, linewidth=1, linestyle=":")[0])
             (self._point,) = self.canvas.moving(
-                ax.plot([], [], "o", color=style.VERMILLION, markersize=9, zorder=4, label=words["call"])[0]
+                ax.plot([], [], "o", **style.HERE, markersize=9, zorder=4, label=words["call"])[0]
             )
             ax.legend(loc="upper left", handletextpad=0.4, borderaxespad=0.1)
             left = width - right + 0.55

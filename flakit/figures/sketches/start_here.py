@@ -6,10 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...language import Words
-from ...numerics.words import number
 from .. import style
 from ..canvas import Canvas, Cell
-from ..heatmap import HeatMap
+from ..maps import Map, Maps, signed
 from .shared import listed, percent, verb
 
 WORDS = Words() | {
@@ -22,7 +21,7 @@ WORDS = Words() | {
         "channel": "channel",
         "fine": "At a decay of {decay} everything is fine: the output o and all gradients, {names}.",
         "some": "At a decay of {decay}, {bad} {are} broken; {good} {still} fine.",
-        "share": "Of dr, {share} is NaN, though no true value is larger than {largest}.",
+        "share": "Of dr, {share} is NaN, though no true value is larger than {largest:.3g}.",
         "arithmetic": "dr of token {t}, channel {c}: {computed} (true: {true})",
     },
 }
@@ -42,43 +41,32 @@ class Broken:
     """A gradient beside its true values, and a sentence on which tensors are broken. width: inches."""
 
     def __init__(self, width: float):
-        words, height = WORDS["broken"], 2.75
-        self.canvas = Canvas(width, height)
-        self._maps, side, gap = {}, 0.55, 0.15
-        across = (width - side - 0.1 - gap) / 2
+        words, left, gap, across = WORDS["broken"], 0.55, 0.15, (width - 0.8) / 2
+        self.canvas = Canvas(width, 3.3)
         with style.context():
-            for n, name in enumerate(("computed", "true")):
-                left = side + n * (across + gap)
-                ax = self.canvas.figure.add_axes((left / width, 0.5 / height, across / width, 1.72 / height))
-                ax.set(title=words[name], xlabel=words["token"])
-                if n == 0:
-                    ax.set_ylabel(words["channel"])
-                else:
-                    ax.set_yticks([])
-                self._maps[name] = HeatMap(self.canvas, ax, cmap=style.SIGNED, name=name)
+            self._maps = Maps(
+                self.canvas, {name: Map(words[name], signed(), across=True) for name in ("computed", "true")},
+                left=left, top=0.5, size=(across, 2.3), gap=gap, rows=words["channel"], columns=words["token"],
+            )  # fmt: skip
             self.canvas.figure.legend(handles=style.non_finite_handles()[:1], loc="upper right", borderaxespad=0.2)
 
     def update(self, shown: BrokenShown) -> None:
         largest = float(np.abs(shown.true).max())
-        for name, heat in self._maps.items():
+        for heat in self._maps.values():
             heat.colours.set_clim(-largest, largest)
-            heat.update(getattr(shown, name).T)
+        self._maps.update(shown)
 
     def say(self, shown: BrokenShown) -> str:
-        words, decay = WORDS["broken"], number(shown.decay)
+        words, decay = WORDS["broken"], shown.decay
         bad = [name for name, share in shown.shares.items() if share]
         good = [name for name in shown.shares if name not in bad]
         if not bad:
-            return words["fine"].format(decay=decay, names=listed([name for name in good if name != "o"]))
-        sentence = words["some"].format(
-            decay=decay, bad=listed(bad), are=verb(bad), good=listed(good), still=verb(good)
-        )
-        return f"{sentence}\n" + words["share"].format(
-            share=percent(float((~np.isfinite(shown.computed)).mean())), largest=number(np.abs(shown.true).max(), 3)
+            return words.say("fine", decay=decay, names=listed([name for name in good if name != "o"]))
+        sentence = words.say("some", decay=decay, bad=listed(bad), are=verb(bad), good=listed(good), still=verb(good))
+        return f"{sentence}\n" + words.say(
+            "share", share=percent(float((~np.isfinite(shown.computed)).mean())), largest=np.abs(shown.true).max()
         )
 
     def arithmetic(self, shown: BrokenShown, cell: Cell) -> str:
         t, c = cell.column, cell.row
-        return WORDS["broken"]["arithmetic"].format(
-            t=t, c=c, computed=number(float(shown.computed[t, c])), true=number(float(shown.true[t, c]))
-        )
+        return WORDS.say("broken", "arithmetic", t=t, c=c, computed=shown.computed[t, c], true=shown.true[t, c])

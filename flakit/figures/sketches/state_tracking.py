@@ -164,7 +164,7 @@ class Mirror:
                 label.set(ha=side_, multialignment=side_)
             ax.spines[["top", "right", "left", "bottom"]].set_visible(False)
             ax.axhline(0, color=style.EMPTY, linewidth=6, zorder=0, solid_capstyle="butt")
-            (self._here,) = self.canvas.moving(*ax.plot([], [], "o", color=style.VERMILLION, markersize=12, zorder=5))
+            (self._here,) = self.canvas.moving(*ax.plot([], [], "o", **style.HERE, markersize=12, zorder=5))
             pointable(self.canvas, "factor", ax, 1, 1)
 
     def _first(self, shown: MirrorShown) -> None:
@@ -177,11 +177,11 @@ class Mirror:
             ax.annotate("", shown.before, (0, 0), arrowprops=arrow | {"color": style.BLUE, "linewidth": 2})
             x, y = shown.before + (0.08, -0.16)
             ax.text(x, y, words["before"], ha="left", va="center", color=style.BLUE, fontsize=9)
-            look = {"color": style.VERMILLION, "linewidth": 2.6}
+            look = {"color": style.PURPLE, "linewidth": 2.6}
             self._arrows = self.canvas.moving(
                 ax.annotate("", (1, 0), (0, 0), arrowprops=arrow | look, zorder=5),
-                ax.text(0, 0, words["after"], ha="center", va="center", color=style.VERMILLION, fontsize=9, zorder=6),
-                *ax.plot([], [], color=style.VERMILLION, linewidth=1, linestyle=(0, (1, 2)), zorder=2),
+                ax.text(0, 0, words["after"], ha="center", va="center", color=style.PURPLE, fontsize=9, zorder=6),
+                *ax.plot([], [], color=style.PURPLE, linewidth=1, linestyle=(0, (1, 2)), zorder=2),
             )
             pointable(self.canvas, "plane", ax, 1, 2)
 
@@ -235,8 +235,8 @@ class Again:
             ax.minorticks_off()
             ax.axhline(1, **style.LAW, zorder=4)
             self._same = Bars(self.canvas, ax, facecolor=style.BLUE)
-            self._turned = Bars(self.canvas, ax, facecolor=style.ORANGE)
-            handles = [style.swatch(style.BLUE, words["same"]), style.swatch(style.ORANGE, words["turned"])]
+            self._turned = Bars(self.canvas, ax, facecolor=style.PURPLE)
+            handles = [style.swatch(style.BLUE, words["same"]), style.swatch(style.PURPLE, words["turned"])]
             self.canvas.figure.legend(
                 handles=handles, loc="upper left", bbox_to_anchor=(1 - 1.55 / width, 0.95), handlelength=1.4
             )

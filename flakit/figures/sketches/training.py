@@ -82,10 +82,10 @@ class MeanOfMeans:
             ax.spines[["top", "right"]].set_visible(False)
             ax.set(xlabel=words["x"], ylabel=words["y"], ylim=(0, 0.54), yticks=(0, 0.25, 0.5))
             self._first = Bars(self.canvas, ax, facecolor=style.BLUE)
-            self._second = Bars(self.canvas, ax, facecolor=style.ORANGE)
+            self._second = Bars(self.canvas, ax, facecolor=style.PURPLE)
             handles = [
                 style.swatch(style.BLUE, words["first"]),
-                style.swatch(style.ORANGE, words["second"]),
+                style.swatch(style.PURPLE, words["second"]),
             ]
             at = (1 - 1.75 / width, 0.95)
             self.canvas.figure.legend(handles=handles, loc="upper left", bbox_to_anchor=at, handlelength=1.4)
@@ -205,7 +205,7 @@ class FProj:
             self._ax = ax = self.canvas.axes(left, 0.35, across, height - 0.85)
             ax.spines[["top", "right"]].set_visible(False)
             ax.set(xlabel=words["x"], ylabel=words["y"])
-            (self._here,) = self.canvas.moving(*ax.plot([], [], "o", color=style.VERMILLION, markersize=9, zorder=6))
+            (self._here,) = self.canvas.moving(*ax.plot([], [], "o", **style.HERE, markersize=9, zorder=6))
             at = self.canvas.axes(left + across + gap, 0.35, across, height - 0.85)
             at.set(title=words["map"], xlabel=words["token"], ylabel=words["slot"])
             self._map = HeatMap(self.canvas, at, cmap=style.SIGNED, name="ds")

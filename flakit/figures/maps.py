@@ -1,0 +1,173 @@
+"""A row of maps of the same rows and columns: which array, in which colours, what holds nothing, what is lost.
+
+    maps = Maps(canvas, {"made": Map("after exp", powers(-9, 9)), "kept": Map("after the mask", powers(-9, 9))},
+                left=0.5, top=0.4, size=(2, 2), rows="output i", columns="key j")
+    maps.update(shown)
+
+A declaration instead of a loop over axes: pictures differ in their maps, not in how a row of them is drawn.
+"""
+
+import functools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from . import style
+from .canvas import Canvas
+from .heatmap import HeatMap
+from .marks import Marked, NonFiniteRings, Ring, whole_ticks
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How numbers become colours: the colour map and its ends. log: by the power of ten of their size."""
+
+    cmap: str
+    low: float
+    high: float
+    log: bool = False
+
+    def of(self, x: np.ndarray) -> np.ndarray:
+        """What is coloured; infinities and NaN stay what they are."""
+        if not self.log:
+            return x
+        sizes = np.abs(x)
+        with np.errstate(divide="ignore"):
+            return np.where(np.isfinite(sizes), np.maximum(np.log10(sizes), self.low), sizes)
+
+
+def signed(end: float = 1.0) -> Scale:
+    """Numbers of both signs, from -end to end."""
+    return Scale(style.SIGNED, -end, end)
+
+
+def sizes(low: float = 0.0, high: float = 1.0) -> Scale:
+    """Numbers of one sign, or whose sign does not matter, from low to high."""
+    return Scale(style.MAGNITUDE, low, high)
+
+
+def powers(low: float, high: float) -> Scale:
+    """Sizes on a logarithmic scale, from 10^low to 10^high."""
+    return Scale(style.MAGNITUDE, low, high, log=True)
+
+
+FUTURE = "future"
+"""Above the diagonal, where a token would read a later one."""
+ITSELF = "itself"
+"""The same, and the diagonal."""
+
+
+@dataclass(frozen=True)
+class Map:
+    """One map of a row.
+
+    array: its attribute of what is shown, [rows, columns]; default: the map's own name.
+    across: of a tensor [T, channels], whose tokens run from left to right as everywhere.
+    empty: FUTURE, ITSELF or an attribute of booleans; None: nothing, or zeros where the scale is logarithmic.
+    lost: what is wrong, an attribute of booleans [rows, columns], and its word. It has the colour of what is broken,
+    filled or, with hatched, over the numbers. note: words in the empty corner at the upper right.
+    """
+
+    title: str
+    scale: Scale = sizes()
+    array: str | None = None
+    across: bool = False
+    empty: str | None = None
+    lost: tuple[str, str] | None = None
+    hatched: bool = False
+    note: str = ""
+
+
+class Maps(Mapping):
+    """The `HeatMap`s of a row by name, redrawn in place; cells can be pointed at under these names.
+
+    left, top: of the first map, size: of each, in inches, width and height. rows, columns: what is counted along them;
+    the rows' ticks stand at the first map alone. labels: False where other axes beside the first map have them.
+    NaN and infinities too few to be seen get a ring.
+    """
+
+    def __init__(
+        self,
+        canvas: Canvas,
+        maps: Mapping[str, Map],
+        *,
+        left: float,
+        top: float,
+        size: tuple[float, float],
+        rows: str = "",
+        columns: str = "",
+        gap: float = 0.12,
+        labels: bool = True,
+    ):
+        self._canvas, self._declared = canvas, dict(maps)
+        self._maps, self._rings, self._lost, self._titles = {}, {}, {}, {}
+        self.right = left + len(maps) * (size[0] + gap) - gap
+        for n, (name, each) in enumerate(maps.items()):
+            ax = whole_ticks(canvas.axes(left + n * (size[0] + gap), top, *size))
+            ax.set(xlabel=columns, ylabel=rows if n == 0 else "")
+            ax.tick_params(labelleft=labels and n == 0)
+            self._titles[name] = ax.set_title(each.title, fontsize=9.5 if len(maps) < 4 else 9)
+            self._maps[name] = heat = HeatMap(
+                canvas, ax, cmap=each.scale.cmap, vmin=each.scale.low, vmax=each.scale.high, name=name
+            )
+            self._rings[name] = NonFiniteRings(canvas, ax)
+            if each.note:
+                corner = {"ha": "right", "va": "top", "transform": ax.transAxes, "zorder": 3}
+                canvas.moving(ax.text(0.96, 0.95, each.note, **corner))
+            if each.lost:
+                look = style.HATCHED if each.hatched else style.LOST
+                self._lost[name] = Marked(canvas, heat.ax, **look), Ring(canvas, heat.ax)
+
+    def __getitem__(self, name: str) -> HeatMap:
+        return self._maps[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._maps)
+
+    def __len__(self) -> int:
+        return len(self._maps)
+
+    def entitle(self, name: str, title: str) -> None:
+        """Another title for a map."""
+        if self._titles[name].get_text() != title:
+            self._titles[name].set_text(title)
+            self._canvas.stale()
+
+    def update(self, shown: object) -> None:
+        """The arrays of `shown`, its attributes or, of a mapping, its items."""
+        take = shown.__getitem__ if isinstance(shown, Mapping) else functools.partial(getattr, shown)
+        for name, each in self._declared.items():
+            x = np.asarray(take(each.array or name))
+            x = x.T if each.across else x
+            if each.empty in (None, FUTURE, ITSELF):
+                empty = _empty(each, x)
+            else:
+                empty = np.asarray(take(each.empty))
+            self._maps[name].update(each.scale.of(x), empty=empty)
+            self._rings[name].update(x if empty is None else np.where(empty, 0.0, x))
+            if each.lost:
+                mask, (marked, ring) = np.asarray(take(each.lost[0])), self._lost[name]
+                mask = mask.T if each.across else mask
+                marked.update(mask)
+                ring.update(mask, each.lost[1])
+
+    def bar(self, name: str, label: str = "", *, gap: float = 0.14, width: float = 0.12) -> Axes:
+        """A scale of a map's colours at the right of the row, as high as the maps; powers of ten where it is one."""
+        heat, declared = self._maps[name], self._declared[name].scale
+        box, (across, _) = heat.ax.get_position(), self._canvas.figure.get_size_inches()
+        cax = self._canvas.figure.add_axes(((self.right + gap) / across, box.y0, width / across, box.height))
+        bar = heat.colorbar(cax, label)
+        bar.locator = MaxNLocator(5, integer=declared.log)
+        if declared.log:
+            bar.formatter = lambda power, _: style.power(power)
+        bar.update_ticks()
+        return cax
+
+
+def _empty(declared: Map, x: np.ndarray) -> np.ndarray | None:
+    if declared.empty is not None:
+        return ~np.tri(*x.shape, k=0 if declared.empty == FUTURE else -1, dtype=bool)
+    return x == 0 if declared.scale.log else None
