@@ -1,4 +1,4 @@
-"""The command line, `flakit`: lab, doctor, cases, audit, bench, tune, trace, sweep."""
+"""The command line, `flakit`: lab, doctor, cases, diagnose, audit, bench, tune, trace, sweep."""
 
 import json as json_module
 import os
@@ -219,6 +219,62 @@ def _story(case, rows: list, given: dict) -> Group:
     for row in _told_and_measured(case):
         story.add_row(*row)
     return Group(story, table)
+
+
+@app.command()
+def diagnose(
+    seen: Annotated[list[str], typer.Argument(help="TENSOR=ok, wrong, inf or nan, such as dr=nan.")],
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+):
+    """Which tensors of an RWKV6 call are wrong? Print the faults of the casebook that do that, the best fit first.
+
+    Tensors: o, dr, dk, dv, dw, du, S_T (the final state) and dS_0 (the initial state's gradient).
+
+    flakit diagnose o=ok dr=nan du=ok
+
+    Exits with 1 if no fault fits, 2 if it could not run.
+    """
+    from .cases import fingerprint as fingerprints
+
+    console, errors = Console(), Console(stderr=True)
+    try:
+        pairs = [text.partition("=") for text in seen]
+        if odd := [text for text, (_, equals, _) in zip(seen, pairs, strict=True) if not equals]:
+            raise ValueError(f"expected what was seen as dr=nan, got {odd[0]!r}")
+        fits = fingerprints.diagnose({name: kind for name, _, kind in pairs})
+    except ValueError as error:
+        errors.print(f"flakit diagnose: {error}", style="red", markup=False, highlight=False)
+        raise typer.Exit(2) from None
+    good = [fit for fit in fits if fit.good]
+    shown = good or fits[:3]
+    if json:
+        typer.echo(_as_json([_fit(fit) for fit in shown]))
+        raise typer.Exit(not good)
+    if not good:
+        console.print("No fault of the casebook does that. Nearest:", style="bold red")
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("fault")
+    table.add_column("lesson")
+    names = fingerprints.SHORT
+    for name in fingerprints.TENSORS:
+        table.add_column(names.get(name, name), justify="center")
+    table.add_column("agree", justify="right")
+    for fit in shown:
+        cells = (
+            f"[bold red]{cell.kind}[/]" if name in fit.against else cell.kind for name, cell in fit.row.cells.items()
+        )
+        table.add_row(fit.row.cause.name, fit.row.cause.lesson, *cells, f"{fit.agree:g} of {fit.given}")
+    console.print(table)
+    for fit in shown[:3]:
+        cause = fit.row.cause
+        console.print(f"{cause.name}: {cause.what}. {cause.test} (flakit cases {cause.case})", markup=False)
+    raise typer.Exit(not good)
+
+
+def _fit(fit) -> dict:
+    cause, cells = fit.row.cause, {name: cell._asdict() for name, cell in fit.row.cells.items()}
+    words = {"fault": cause.key, "lesson": cause.lesson, "case": cause.case, "what": cause.what, "test": cause.test}
+    return words | {"agree": fit.agree, "given": fit.given, "against": list(fit.against), "tensors": cells}
 
 
 def _as_json(x: object) -> str:

@@ -105,6 +105,17 @@ def test_cases_all_fails_where_a_law_fails(monkeypatch):
     assert done.exit_code == 1 and "1 not as predicted" in done.output and "NO" in done.output
 
 
+def test_diagnose_prints_the_faults_that_fit():
+    done = run("diagnose", "o=ok", "dr=nan", "du=ok")
+    assert done.exit_code == 0 and "start anchor" in done.output and "scale" not in done.output
+    found = json.loads(run("diagnose", "dw=wrong", "o=ok", "dk=ok", "dr=ok", "--json").output)
+    assert [fit["fault"] for fit in found] == ["precision"] and found[0]["tensors"]["dw"]["kind"] == "wrong"
+    none = run("diagnose", "o=ok", "du=inf")
+    assert none.exit_code == 1 and "No fault of the casebook does that. Nearest:" in none.output
+    for words, says in ((["dr"], "expected what was seen as dr=nan"), (["dr=bad"], "dr: expected one of ok")):
+        assert run("diagnose", *words).exit_code == 2 and says in run("diagnose", *words).output
+
+
 # --- sweeps ---------------------------------------------------------------------------------------------------------
 
 

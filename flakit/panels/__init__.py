@@ -9,6 +9,7 @@ no kernel runs. `panel.set(decay=-2)` moves knobs from code, `panel.text` is the
 
 from .case import case
 from .decay_explorer import decay_explorer
+from .fingerprint import diagnose, fingerprint
 from .gradient_comparer import gradient_comparer
 from .headroom import headroom
 from .infinity import infinity
@@ -20,6 +21,8 @@ from .state_stepper import state_stepper
 __all__ = [
     "case",
     "decay_explorer",
+    "diagnose",
+    "fingerprint",
     "gradient_comparer",
     "headroom",
     "infinity",

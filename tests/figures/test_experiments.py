@@ -25,7 +25,7 @@ def test_every_step_has_its_expectation_and_its_outcome():
     (ax,) = picture.figure.axes
     assert [label.get_text() for label in ax.get_yticklabels()] == ["output: half", "output: hoped", "output: warps"]
     assert drawn(ax, 0) == [("white", 0.5), (style.BLUE, 0.75)]
-    assert {colour for y in (1, 2) for colour, _ in drawn(ax, y)} == {style.VERMILLION}
+    assert {colour for y in (1, 2) for colour, _ in drawn(ax, y)} == {style.BROKEN}
     assert (drawn(ax, 1)[0][1], drawn(ax, 2)[0][1]) == (1.5, 1.5)
     (shaded,) = ax.patches
     assert shaded.get_y() < 1 < shaded.get_y() + shaded.get_height() and shaded.get_x() + shaded.get_width() == 1

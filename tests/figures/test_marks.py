@@ -65,7 +65,7 @@ def test_no_ring_where_there_is_nothing_or_enough_to_be_seen(board):
     ring.update(many, "many")
     assert (pixels(canvas) == before).all()
     ring.update(one(3, 3), "one")
-    assert coloured(pixels(canvas), style.VERMILLION) > 40
+    assert coloured(pixels(canvas), style.BROKEN) > 40
 
 
 def test_rings_of_what_is_not_finite_have_their_colours(board):

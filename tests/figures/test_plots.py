@@ -39,22 +39,22 @@ def test_matrices_hatch_what_is_not_finite():
 def test_curves_draw_lines_laws_and_levels():
     t = np.arange(1, 20)
     plain = plots.curves(t, {"a": t}, xlabel="t", ylabel="y")
-    assert has_colour(plain, style.BLUE) and not has_colour(plain, style.VERMILLION)
+    assert has_colour(plain, style.BLUE) and not has_colour(plain, style.PURPLE)
     full = plots.curves(
         t, {"a": t, "b": t**2}, laws={"law": t**1.5}, levels={"ln max": 88.7}, xlabel="t", ylabel="y", log="xy"
     )
-    assert has_colour(full, style.VERMILLION) and "law over t" in repr(full)
+    assert has_colour(full, style.PURPLE) and "law over t" in repr(full)
     gap = plots.curves(t, {"a": np.full(19, np.inf)}, xlabel="t", ylabel="y")
     assert (pixels(gap) != pixels(plain)).any()
     apart = plots.curves({"a": t, "b": t[:5]}, {"a": t, "b": t[:5]}, xlabel="t", ylabel="y")
-    assert has_colour(apart, style.BLUE) and has_colour(apart, style.VERMILLION)
+    assert has_colour(apart, style.BLUE) and has_colour(apart, style.PURPLE)
     with pytest.raises(ValueError, match=r"lines\['a'\]: expected 19 values like x, got 18"):
         plots.curves(t, {"a": t[1:]}, xlabel="t", ylabel="y")
 
 
 def test_ranges():
     shown = plots.ranges({"a": (0.1, 0.2, 1.0), "b": (1, 2, 3)}, xlabel="|w|", limits={"none": 1.386}, title="where")
-    assert has_colour(shown, style.SKY) and has_colour(shown, style.VERMILLION) and "where" in repr(shown)
+    assert has_colour(shown, style.SKY) and has_colour(shown, style.PURPLE) and "where" in repr(shown)
 
 
 def test_ranges_without_limits_leave_no_room_for_their_legend(recwarn):

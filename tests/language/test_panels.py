@@ -20,6 +20,7 @@ from flakit.language import speaking, table, use
 from flakit.panels import (
     case,
     decay_explorer,
+    diagnose,
     gradient_comparer,
     headroom,
     infinity,
@@ -43,6 +44,7 @@ PANELS = {
     "infinity": infinity,
     "decay_explorer": decay_explorer,
     "phase_diagram": phase_diagram,
+    "diagnosis": diagnose,
     "gradient_comparer": gradient_comparer,
     "headroom": lambda **how: headroom(GATES, "rwkv6", **how),
     "kernel_trace": kernel_trace,

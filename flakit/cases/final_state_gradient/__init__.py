@@ -57,6 +57,12 @@ def ignoring(form: Callable) -> Callable:
     return faulty
 
 
+def ignored(op: str | Operator = "rwkv6") -> Operator:
+    """The operator, all of whose forms have the fault."""
+    op = operator(op)
+    return dataclasses.replace(op, forms={name: ignoring(form) for name, form in op.forms.items()})
+
+
 def errors(
     inputs: Mapping[str, object], op: str | Operator = "rwkv6", *, on: str = "both", fault: bool = True
 ) -> dict[str, float]:
@@ -77,8 +83,7 @@ def _gradients(
     op = operator(op)
     do, dstate = cotangents(op, inputs, dfinal_state=True, grad_seed=GRAD_SEED)
     arriving = (torch.zeros_like(do) if on == "state" else do), (None if on == "o" else dstate)
-    faulty = dataclasses.replace(op, forms={name: ignoring(form) for name, form in op.forms.items()})
-    found = evaluate(faulty if fault else op, inputs, arriving=arriving)
+    found = evaluate(ignored(op) if fault else op, inputs, arriving=arriving)
     exact = truth(op, inputs, arriving=arriving)
     names = [name for name in found if name not in op.outputs]
     return {name: found[name] for name in names}, {name: exact[name] for name in names}

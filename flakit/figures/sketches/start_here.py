@@ -42,11 +42,11 @@ class Broken:
 
     def __init__(self, width: float):
         words, left, gap, across = WORDS["broken"], 0.55, 0.15, (width - 0.8) / 2
-        self.canvas = Canvas(width, 3.3)
+        self.canvas = Canvas(width, 3.0)
         with style.context():
             self._maps = Maps(
                 self.canvas, {name: Map(words[name], signed(), across=True) for name in ("computed", "true")},
-                left=left, top=0.5, size=(across, 2.3), gap=gap, rows=words["channel"], columns=words["token"],
+                left=left, top=0.5, size=(across, 2.0), gap=gap, rows=words["channel"], columns=words["token"],
             )  # fmt: skip
             self.canvas.figure.legend(handles=style.non_finite_handles()[:1], loc="upper right", borderaxespad=0.2)
 

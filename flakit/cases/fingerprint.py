@@ -1,0 +1,418 @@
+"""The fingerprint of a fault: which tensors it leaves right, makes wrong, infinite or NaN.
+
+    fingerprint()["start anchor"].cells["dr"]       Cell(kind='NaN', everywhere=True, error=inf)
+    diagnose({"o": "ok", "dr": "nan"})              the causes, those that fit best first
+
+Every cell is computed: RWKV6 with a fault of the casebook, at a setting just beyond its onset, beside float64. So a
+fault has this fingerprint where it has just begun; further on more tensors are lost. Each row is kept once computed.
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..language import Words
+from ..numerics.errors import relative_l2
+from ..numerics.evaluate import cotangents, evaluate, recurrence, truth
+from ..numerics.inputs import inputs as make_inputs
+from ..ops.common.decay import sum_before
+from . import aliasing, anchor, decay_gradient, log_space, masking, padding, strided_offsets, transposed_mask
+from .anchor.schemes import Products, Scheme
+from .clamping import BOUND
+from .final_state_gradient import ignored
+
+WORDS = Words() | {
+    "scale": {
+        "name": "scale",
+        "what": "two scales: K^-0.5 here, 1 there",
+        "test": "Divide one output by the other: the ratio is one constant.",
+    },
+    "state overflows": {
+        "name": "state overflows",
+        "what": "a decay that is no logarithm: w above 0",
+        "test": "Look at the largest w: it has to be at most 0.",
+    },
+    "start anchor": {
+        "name": "start anchor",
+        "what": "factors from the chunk's start: keys of e^(64 |w|)",
+        "test": "Halve the chunk: it breaks at twice the decay. All of dr is lost, of dk one key a chunk.",
+    },
+    "end anchor": {
+        "name": "end anchor",
+        "what": "factors from the chunk's end: reads of e^(64 |w|)",
+        "test": "Halve the chunk: it breaks at twice the decay. All of dk is lost, of dr one token a chunk.",
+    },
+    "late mask": {
+        "name": "late mask",
+        "what": "masked after exp: e^(64 |w|) under the mask",
+        "test": "Only dw is lost: the mask's 0 meets inf in the gradient of exp.",
+    },
+    "bug A": {
+        "name": "bug A",
+        "what": "the anchor is the block's first row, one token too late",
+        "test": "One strong decay at token 16 breaks it, the same at token 17 does not.",
+    },
+    "bad repair": {
+        "name": "bad repair",
+        "what": "the row before the block, read across the chunk's border",
+        "test": "Up to 64 tokens all is finite, from the second chunk on it breaks.",
+    },
+    "clamp": {
+        "name": "clamp",
+        "what": "exponents cut off at a bound",
+        "test": "Without the clamp the same call gives NaN. The error grows with the decay.",
+    },
+    "overwritten input": {
+        "name": "overwritten input",
+        "what": "an earlier call wrote into w",
+        "test": "Compare clones of every input before and after one call.",
+    },
+    "precision": {
+        "name": "precision",
+        "what": "dw from rounded dr and dk, by two running sums",
+        "test": "In float32 the error shrinks by thousands, and only dw ever had it.",
+    },
+    "padding": {
+        "name": "padding",
+        "what": "rows behind the end forget nothing",
+        "test": "Lengths that are multiples of 64 are fine.",
+    },
+    "strided offsets": {
+        "name": "strided offsets",
+        "what": "offsets read without their stride",
+        "test": "Make cu_seqlens contiguous.",
+    },
+    "transposed mask": {
+        "name": "transposed mask",
+        "what": "a mask [BK, BV] over a tile [BV, BK]",
+        "test": "K = V = 64 is fine; without an initial state everything is.",
+    },
+    "no gradient from S_T": {
+        "name": "no gradient from S_T",
+        "what": "the gradient of the final state is dropped",
+        "test": "A loss on the output alone is fine.",
+    },
+    "wrong head's anchor": {
+        "name": "wrong head's anchor",
+        "what": "a stride that is too short: another head's row",
+        "test": "One head is fine.",
+    },
+    "zero decay forbidden": {
+        "name": "zero decay forbidden",
+        "what": "a guard d < 0 where d = 0 is allowed",
+        "test": "Random decays are fine; set some to exactly 0.",
+    },
+    "loss not divided": {
+        "name": "loss not divided",
+        "what": "four parts of a batch are added up",
+        "test": "Divide one gradient by the other: the ratio is the number of parts.",
+    },
+}
+"""What each fault is, and what to look at to be sure."""
+
+TENSORS = ("o", "dr", "dk", "dv", "dw", "du", "final_state", "dinitial_state")
+"""What RWKV6 returns and the gradients of what it takes; the last two are the state's."""
+
+SHORT = {"final_state": "S_T", "dinitial_state": "dS_0"}
+"""How the state's two are called where there is little room; `diagnose` takes both names."""
+
+KINDS = ("ok", "wrong", "inf", "NaN")
+_ALLOWED = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
+"""The relative L2 error up to which a tensor is ok: some ten times what rounding makes."""
+
+
+class Cell(NamedTuple):
+    """What became of one tensor: one of `KINDS`, whether that is so at every token, and the relative L2 error."""
+
+    kind: str
+    everywhere: bool
+    error: float
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A fault, the number of the lesson that explains it, its case. run: RWKV6's tensors with it, and in float64."""
+
+    key: str
+    lesson: str
+    case: str
+    run: Callable[[], tuple[Mapping[str, Tensor], Mapping[str, Tensor]]]
+
+    @property
+    def name(self) -> str:
+        return WORDS.say(self.key, "name")
+
+    @property
+    def what(self) -> str:
+        return WORDS.say(self.key, "what")
+
+    @property
+    def test(self) -> str:
+        """What to look at to be sure that it is this one."""
+        return WORDS.say(self.key, "test")
+
+
+@dataclass(frozen=True)
+class Row:
+    cause: Cause
+    cells: Mapping[str, Cell]
+
+
+def _inputs(T: int = 128, decay: float | str = -0.3, **how) -> dict[str, Tensor]:
+    return make_inputs("rwkv6", T=T, H=2, K=16, V=16, decay=decay, initial_state=True, **how)
+
+
+def _anchored(scheme: str | Scheme, decay: float, spike: int | None = None, **how):
+    """A chunk form with an anchor. spike: the one token that has the decay; the others forget little."""
+    x = _inputs(decay=decay if spike is None else -0.01)
+    if spike is not None:
+        x["w"][:, spike] = decay
+    return anchor.run(x, scheme, **how).tensors, truth("rwkv6", x)
+
+
+def _scale():
+    x = _inputs()
+    return evaluate("rwkv6", {**x, "scale": 1.0}), truth("rwkv6", x)
+
+
+def _positive():
+    x = _inputs(192) | {"w": log_space.inputs("sigmoid", B=1, T=192, H=2, K=16)["w"]}
+    return recurrence("rwkv6", x), truth("rwkv6", x)
+
+
+def _clamped(gi: Tensor, seen: Tensor) -> Tensor:
+    bound = BOUND / 2  # two factors of that size can still be multiplied
+    weights = seen.clamp(min=-bound).exp()[..., :, None, :] * (-gi).clamp(max=bound).exp()[..., None, :, :]
+    return torch.where(torch.ones(weights.shape[-3:-1], dtype=torch.bool).tril(-1)[..., None], weights, 0.0)
+
+
+def _late(gi: Tensor, seen: Tensor) -> Tensor:
+    return masking.weights(gi.diff(dim=-2, prepend=torch.zeros_like(gi[..., :1, :])), "where", exclusive=True)
+
+
+def _guarded(gi: Tensor, seen: Tensor) -> Tensor:
+    d = seen[..., :, None, :] - gi[..., None, :, :]
+    past = torch.ones(d.shape[-3:-1], dtype=torch.bool).tril(-1)[..., None]
+    return torch.where(past & (d < 0), d, -torch.inf).exp()
+
+
+def _one_chunk(weights: Callable[[Tensor, Tensor], Tensor], decay: float | Tensor):
+    """RWKV6 in one chunk by automatic differentiation, the weights of its pairs made from gi and ge."""
+    x = _inputs(64)
+    x["w"] = torch.as_tensor(decay, dtype=torch.float32).expand_as(x["w"]).clone()
+    leaves = {name: y.clone().requires_grad_() for name, y in x.items()}
+    r, k, v, w = (leaves[name].transpose(1, 2) for name in "rkvw")
+    gi, seen, S, scale = w.cumsum(-2), sum_before(w), leaves["initial_state"], x["r"].shape[-1] ** -0.5
+    A = torch.einsum("bhik,bhjk,bhijk->bhij", r, k, weights(gi, seen))
+    own = (r * leaves["u"][:, None] * k).sum(-1, keepdim=True) * v
+    o = scale * (A @ v + own + (r * seen.exp()) @ S)
+    last = gi[..., -1:, :].mT.exp() * S + (k * (gi[..., -1:, :] - gi).exp()).mT @ v
+    do, _ = cotangents("rwkv6", x)
+    grads = torch.autograd.grad(o.transpose(1, 2), tuple(leaves.values()), do)
+    found = {"o": o.detach().transpose(1, 2), "final_state": last.detach()}
+    return found | {f"d{name}": grad for name, grad in zip(leaves, grads, strict=True)}, truth("rwkv6", x)
+
+
+def _some_zero() -> Tensor:
+    """Decays of which every third is exactly 0."""
+    return torch.where(torch.arange(64) % 3 == 0, 0.0, -0.1)[None, :, None, None]
+
+
+def _overwritten():
+    x = _inputs()
+    found = {name: y.clone() for name, y in x.items()}
+    aliasing.overwrite(found["w"], backend="torch")
+    return evaluate("rwkv6", found), truth("rwkv6", x)
+
+
+def _rounded():
+    x = _inputs(512, -2.5, dtype=torch.bfloat16)
+    do, _ = cotangents("rwkv6", x)
+    return evaluate("rwkv6", x) | decay_gradient.running_sums(x, do), truth("rwkv6", x)
+
+
+def _padded():
+    x = _inputs(120, -2.0)
+
+    def products(w, scheme, *, inclusive, **how):
+        return padding.products(120)(w, inclusive=inclusive)
+
+    return anchor.run(x, padding.SCHEME, products=products).tensors, truth("rwkv6", x)
+
+
+class _WrongHead(Products):
+    """The anchor's row is found with a stride too short by the number of heads: another token's, another head's."""
+
+    def exponents(self, tile):
+        query, key = super().exponents(tile)
+        B, H, N, C, K = self.gi.shape
+        rows = self.gi.permute(0, 2, 3, 1, 4).reshape(B, N, C * H, K)[:, :, tile.anchor : tile.anchor + H]
+        n, meant = rows.transpose(1, 2)[..., None, :], self.gi[..., tile.anchor : tile.anchor + 1, :]
+        return query + (meant - n), key - (meant - n)
+
+
+def _short_stride():
+    x = _inputs(decay=-4.0)
+    return anchor.run(x, "previous-row", products=_WrongHead).tensors, truth("rwkv6", x)
+
+
+def _offsets():
+    """Packed sequences whose offsets are read as they follow in memory; what no program writes is NaN."""
+    ends = strided_offsets.offsets(6, 12)
+    x = _inputs(int(ends[-1]), -0.1)
+    x["initial_state"] = x["initial_state"].expand(len(ends) - 1, -1, -1, -1).contiguous()
+    packed = {**x, "cu_seqlens": ends}
+    exact = truth("rwkv6", packed)
+    found = {name: torch.full_like(y, torch.nan, dtype=torch.float32) for name, y in exact.items()}
+    read = strided_offsets.in_memory(ends.tolist(), "column of (begin, end)")
+    do, du = cotangents("rwkv6", packed)[0], 0.0
+    for n, (begin, end) in enumerate(zip(read, read[1:], strict=False)):
+        piece = {name: y if name == "u" else y[:, begin:end] for name, y in x.items() if name != "initial_state"}
+        piece["initial_state"] = state = x["initial_state"][n : n + 1]
+        if begin == end:
+            found["final_state"][n], found["dinitial_state"][n] = state[0], 0.0
+            continue
+        made = evaluate("rwkv6", piece, arriving=(do[:, begin:end], None))
+        du = du + made.pop("du")
+        for name, y in made.items():
+            place = (n,) if name.endswith("_state") else (slice(None), slice(begin, end))
+            found[name][place] = y[0] if name.endswith("_state") else y
+    return found | {"du": du}, exact
+
+
+def _mirrored():
+    """The initial state of the backward pass under a transposed mask, and dw from r dr and k dk, as in the report."""
+    x = transposed_mask.inputs(40, 64, T=32)
+    found, exact = evaluate("rwkv6", x), truth("rwkv6", x)
+    found["dr"] = transposed_mask.run(x, backend="torch").dr
+    return found | {"dw": decay_gradient.identity(x["r"], x["k"], found["dr"], found["dk"])}, exact
+
+
+def _without_final():
+    x = _inputs()
+    arriving = cotangents("rwkv6", x, dfinal_state=True)
+    return evaluate(ignored(), x, arriving=arriving), truth("rwkv6", x, arriving=arriving)
+
+
+def _undivided():
+    """Four parts of a batch whose losses nobody divides by four."""
+    x = _inputs()
+    do, _ = cotangents("rwkv6", x)
+    return evaluate("rwkv6", x, arriving=(4 * do, None)), truth("rwkv6", x)
+
+
+_END = Scheme("end", "end: the chunk's end", whole=True, diagonal=63)
+
+CAUSES: dict[str, Cause] = {
+    name: Cause(name, *rest)
+    for name, *rest in (
+        ("scale", "01", "chunk_vs_recurrent", _scale),
+        ("state overflows", "02", "log_space", _positive),
+        ("start anchor", "05", "anchor", functools.partial(_anchored, "none", -1.39)),
+        ("end anchor", "05", "anchor", functools.partial(_anchored, _END, -1.39)),
+        ("late mask", "05", "masking", functools.partial(_one_chunk, _late, -1.4)),
+        ("bug A", "06", "anchor", functools.partial(_anchored, "first-row", -88.8, 16)),
+        ("bad repair", "06", "anchor", functools.partial(_anchored, "previous-row-across", -1.4)),
+        ("clamp", "06", "clamping", functools.partial(_one_chunk, _clamped, -2.0)),
+        ("overwritten input", "07", "aliasing", _overwritten),
+        ("precision", "07", "decay_gradient", _rounded),
+        ("padding", "11", "padding", _padded),
+        ("strided offsets", "12", "strided_offsets", _offsets),
+        ("transposed mask", "12", "transposed_mask", _mirrored),
+        ("no gradient from S_T", "12", "final_state_gradient", _without_final),
+        ("wrong head's anchor", "12", "wrong_head_anchor", _short_stride),
+        ("zero decay forbidden", "12", "nan_guard", lambda: _one_chunk(_guarded, _some_zero())),
+        ("loss not divided", "13", "gradient_accumulation", _undivided),
+    )
+}
+"""In the order of the lessons."""
+
+
+def known(upto: str | None = None) -> tuple[str, ...]:
+    """The causes that are explained up to a lesson, such as "05"; None: all."""
+    if upto is None:
+        return tuple(CAUSES)
+    if not (isinstance(upto, str) and upto.isdigit() and len(upto) == 2):
+        raise ValueError(f'upto: expected the number of a lesson such as "05", got {upto!r}')
+    return tuple(name for name, cause in CAUSES.items() if cause.lesson <= upto)
+
+
+def fingerprint(causes: Iterable[str] | None = None) -> dict[str, Row]:
+    """What each cause does to each of `TENSORS`. causes: names of `CAUSES`, default all; each takes a moment once."""
+    names = tuple(CAUSES) if causes is None else tuple(causes)
+    for name in names:
+        if name not in CAUSES:
+            raise ValueError(f"causes: expected names among {', '.join(CAUSES)}, got {name!r}")
+    return {name: _row(name) for name in names}
+
+
+@functools.cache
+def _row(name: str) -> Row:
+    found, exact = CAUSES[name].run()
+    allowed = _ALLOWED[found["o"].dtype]
+    return Row(CAUSES[name], {tensor: _cell(tensor, found[tensor], exact[tensor], allowed) for tensor in TENSORS})
+
+
+def _cell(tensor: str, got: Tensor, exact: Tensor, allowed: float) -> Cell:
+    tokens = got.transpose(0, 1) if tensor not in ("du", "final_state", "dinitial_state") else got[None]
+    bad = (~tokens.isfinite()).flatten(1).any(1)
+    if bad.any():
+        return Cell("NaN" if got.isnan().any() else "inf", bool(bad.all()), float("inf"))
+    error = relative_l2(got, exact)
+    return Cell("ok" if error <= allowed else "wrong", True, error)
+
+
+class Fit(NamedTuple):
+    """How well a cause explains what was seen: of `given` tensors those that `agree`, and those that do not.
+
+    good: whether at least three quarters agree of the tensors that are not ok, as seen or as the cause leaves them.
+    """
+
+    row: Row
+    agree: float
+    given: int
+    against: tuple[str, ...]
+    good: bool
+
+
+def diagnose(seen: Mapping[str, str], causes: Iterable[str] | None = None) -> list[Fit]:
+    """Every cause with how well it fits what was seen, the best first.
+
+    seen: "ok", "wrong", "inf" or "nan" by tensor; names of `TENSORS`, or the short ones: S_T and dS_0. Tensors that
+    nobody looked at are left out. inf for NaN, and NaN for inf, agrees by half: it depends on how far beyond its onset
+    a fault is.
+    """
+    given = {_tensor(name): _kind(name, kind) for name, kind in seen.items()}
+    if not given:
+        raise ValueError(f"seen: expected what became of some of {', '.join(TENSORS)}, got nothing")
+    fits = [_fit(row, given) for row in fingerprint(causes).values()]
+    return sorted(fits, key=lambda fit: (not fit.good, -fit.agree))
+
+
+def _fit(row: Row, given: Mapping[str, str]) -> Fit:
+    points = {name: _agreement(row.cells[name].kind, kind) for name, kind in given.items()}
+    broken = [points[name] for name, kind in given.items() if {kind, row.cells[name].kind} != {"ok"}]
+    against = tuple(name for name, point in points.items() if point < 0.5)
+    return Fit(row, sum(points.values()), len(given), against, 4 * sum(broken) >= 3 * len(broken))
+
+
+def _agreement(one: str, other: str) -> float:
+    return 1.0 if one == other else 0.5 if {one, other} == {"inf", "NaN"} else 0.0
+
+
+def _tensor(name: str) -> str:
+    found = {short: name for name, short in SHORT.items()}.get(name, name)
+    if found not in TENSORS:
+        raise ValueError(f"seen: expected tensors among {', '.join(TENSORS)}, got {name!r}")
+    return found
+
+
+def _kind(name: str, kind: str) -> str:
+    found = {known.lower(): known for known in KINDS}.get(str(kind).lower())
+    if found is None:
+        raise ValueError(f"{name}: expected one of {', '.join(KINDS).lower()}, got {kind!r}")
+    return found
