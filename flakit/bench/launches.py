@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from triton.runtime.jit import JITFunction
 
+from ..ops.common import packed_triton
 from ..ops.common.launch import Table
 
 
@@ -17,7 +18,7 @@ class Launch:
     args: tuple
     options: dict
     row: tuple[str, str] | None
-    """The key of its row in the launch table."""
+    """The key of its row in the launch table; None of the kernels for packed sequences, which have none."""
 
     @property
     def name(self) -> str:
@@ -51,5 +52,7 @@ def watched(*, run: bool = True) -> Iterator[list[Launch]]:
 
 def _row(kernel: JITFunction, looked_up: list[tuple[str, str]]) -> tuple[str, str] | None:
     """A row is looked up before its kernel is launched. Between two launches of a stream there may be a scan."""
+    if kernel.fn.__module__ == packed_triton.__name__:
+        return None
     scans = kernel.fn.__name__ == "scan_kernel"
     return next((key for key in reversed(looked_up) if (key[0] == "scan") == scans), None)

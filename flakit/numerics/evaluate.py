@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .arguments import flag, one_of, shown, whole_number
@@ -182,7 +183,8 @@ def _by_the_text(
     found = {}
     for name, parts in zip(names, zip(*runs, strict=True), strict=True):
         if name == "o" or name.removeprefix("d") in op.sequences:
-            found[name] = torch.cat(parts, 1)
+            joined = torch.cat(parts, 1)
+            found[name] = F.pad(joined, (0, 0, 0, 0, 0, do.shape[1] - joined.shape[1]))  # rows of no sequence
         elif name.removeprefix("d") in op.tensors:
             found[name] = sum(parts)
         elif name in op.outputs or name.removeprefix("d") in exact:

@@ -23,6 +23,7 @@ from triton.compiler.compiler import CompiledKernel
 from triton.runtime import driver
 
 from flakit.bench.launches import Launch, watched
+from flakit.ops.common.packed_triton import Packing
 
 
 def target(capability: int) -> GPUTarget:
@@ -181,7 +182,8 @@ class Configuration:
     def run(self) -> None:
         """Call forward and backward."""
         tensors, state, do = self.zeros()
-        given, rest = (*tensors, 0.5, state if self.states else None), (self.cu_seqlens, self.chunk_size)
+        packing = Packing(self.cu_seqlens, self.T) if self.packed else None
+        given, rest = (*tensors, 0.5, state if self.states else None), (packing, self.chunk_size)
         _, _, kept = self.module.forward(*given, self.states, *rest, True)
         self.module.backward(*given, *rest, kept, do, state if self.states else None)
 
@@ -204,5 +206,5 @@ class Configuration:
 
     def kernels(self) -> list[Launch]:
         """What it launches; the same kernel with the same switches once."""
-        found = (x for x in launches(self.run) if self.only in x.name or x.row[0] == "scan")
+        found = (x for x in launches(self.run) if x.row and (self.only in x.name or x.row[0] == "scan"))
         return list({launch.name: launch for launch in found}.values())

@@ -108,7 +108,9 @@ def outputs(op: str, leaves: Rows, scale: float | None, cu_seqlens: Tensor | Non
             o += read
         ended.append(state)
     finals = {f"final_{x}": torch.cat(parts) for x, parts in zip(STATES[op], zip(*ended, strict=True), strict=True)}
-    return {"o": torch.stack(o, 1)[..., 0, :], **finals}
+    read = torch.stack(o, 1)[..., 0, :]
+    padding = torch.zeros_like(read[:, :1]).expand(-1, T - read.shape[1], -1, -1)
+    return {"o": torch.cat((read, padding), 1), **finals}
 
 
 def _parts(state: Tensor | tuple | None) -> tuple:

@@ -96,7 +96,7 @@ class Setting:
     dtype: str = "float32"
     decay_dtype: str = "same"
     states: str = "none"  # an initial state, a gradient arriving at the final state, or both
-    packing: str = "none"  # "packed": three sequences; "ragged": also empty ones and one of length 1
+    packing: str = "none"  # "packed": three sequences; "ragged": also empty ones, one of length 1, and padding
     layout: str = (
         "contiguous"  # of all inputs, offsets too, and of o's gradient; "expanded": that one has stride 0 along B and T
     )
@@ -134,8 +134,13 @@ class Setting:
         return {
             "none": [],
             "packed": [self.T // 2, self.T // 3, self.T - self.T // 2 - self.T // 3],
-            "ragged": [0, 1, 0, 0, third, self.T - 1 - third, 0],
+            "ragged": [0, 1, 0, 0, third, self.T - 1 - third - self.padding, 0],
         }[self.packing]
+
+    @property
+    def padding(self) -> int:
+        """Rows behind the last sequence."""
+        return self.T // 6 if self.packing == "ragged" else 0
 
 
 def make(setting: Setting, device="cpu") -> tuple[dict[str, object], Arriving]:

@@ -22,6 +22,7 @@ from torch import Tensor
 from triton.runtime.jit import JITFunction
 
 from .dispatch import interpreted
+from .packed_triton import Packing
 
 _RUN = JITFunction.run
 _LOCK = threading.Lock()
@@ -32,23 +33,50 @@ class Kernels:
     """An operator's Triton code, one of its forms, whose kernels are compiled ahead; called as `Registered` says."""
 
     def __init__(self, module: ModuleType):
-        self.module, self.kept_shapes = module, module.kept_shapes
+        self.module = module
         self._known: dict[tuple, list[Future]] = {}
         """What is compiled for each kind of call; nothing to wait for once it is."""
+
+    def kept_shapes(self, *given) -> tuple[tuple[int, ...], ...]:
+        *tensors, cu_seqlens, chunk_size = given
+        return self.module.kept_shapes(*tensors, _packing(tensors, cu_seqlens), chunk_size)
 
     def forward(self, *given):
         *tensors, _, state, asked_for_state, cu_seqlens, chunk_size, keep = given
         key = "forward", asked_for_state, keep, *_kind(tensors, state, cu_seqlens, chunk_size)
-        if self._known.get(key, True):
-            self._prepare(key, self._rehearse_forward, given)
-        return self.module.forward(*given)
+        with _on_device_of(tensors[0]):
+            if self._known.get(key, True):
+                self._prepare(key, self._rehearse_forward, given)
+            return self._run_forward(*given)
 
     def backward(self, *given):
         *tensors, _, state, cu_seqlens, chunk_size, _, _, dfinal_state = given
         key = "backward", dfinal_state is None, *_kind(tensors, state, cu_seqlens, chunk_size)
-        if self._known.get(key, True):
-            self._prepare(key, self._rehearse_backward, given)
-        return self.module.backward(*given)
+        with _on_device_of(tensors[0]):
+            if self._known.get(key, True):
+                self._prepare(key, self._rehearse_backward, given)
+            return self._run_backward(*given)
+
+    def _run_forward(self, *given):
+        *tensors, scale, state, asked_for_state, cu_seqlens, chunk_size, keep = given
+        packing = _packing(tensors, cu_seqlens)
+        o, final, kept = self.module.forward(
+            *tensors, scale, state, asked_for_state, packing, chunk_size, keep
+        )
+        if packing is not None:
+            packing.close([o], _parts(final))
+        return o, final, kept
+
+    def _run_backward(self, *given):
+        *tensors, scale, state, cu_seqlens, chunk_size, kept, do, dfinal_state = given
+        packing = _packing(tensors, cu_seqlens)
+        *grads, dstate = self.module.backward(
+            *tensors, scale, state, packing, chunk_size, kept, do, dfinal_state
+        )
+        if packing is not None:
+            rows = [x for x in grads if x.ndim == do.ndim]  # weights have no time axis
+            packing.close(rows, [x for x in grads if x.ndim != do.ndim] + _parts(dstate))
+        return *grads, dstate
 
     def _prepare(self, key: tuple, rehearse: Callable, given: tuple) -> None:
         """Wait until what this kind of call launches is compiled, as far as that is known."""
@@ -64,14 +92,14 @@ class Kernels:
     def _rehearse_forward(self, key: tuple, given: tuple) -> None:
         *tensors, scale, state, asked_for_state, cu_seqlens, chunk_size, keep = given
         with _listed() as forward:
-            o, _, kept = self.module.forward(*given)
+            o, _, kept = self._run_forward(*given)
         backward: list[Callable] = []
         later = "backward", True, *_kind(tensors, state, cu_seqlens, chunk_size)
         if keep and not asked_for_state and later not in self._known:
             # What has no memory for its backward may yet have enough for itself.
             try:
                 with _listed() as backward:
-                    self.module.backward(*tensors, scale, state, cu_seqlens, chunk_size, kept, o, None)
+                    self._run_backward(*tensors, scale, state, cu_seqlens, chunk_size, kept, o, None)
             except torch.OutOfMemoryError:
                 backward.clear()
         self._known[key], compiled_later = _begin(forward, backward)
@@ -80,8 +108,24 @@ class Kernels:
 
     def _rehearse_backward(self, key: tuple, given: tuple) -> None:
         with _listed() as backward:
-            self.module.backward(*given)
+            self._run_backward(*given)
         (self._known[key],) = _begin(backward)
+
+
+def _packing(tensors, cu_seqlens: Tensor | None) -> Packing | None:
+    return None if cu_seqlens is None else Packing(cu_seqlens, tensors[0].shape[1])
+
+
+def _parts(state) -> list[Tensor]:
+    """The parts of a state: a tensor, several, or None."""
+    return [] if state is None else [state] if isinstance(state, Tensor) else list(state)
+
+
+def _on_device_of(x: Tensor):
+    """Triton launches on the current GPU, whichever the tensors are on."""
+    if not x.is_cuda or x.device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(x.device)
 
 
 def _kind(tensors, state, cu_seqlens, chunk_size: int) -> tuple:

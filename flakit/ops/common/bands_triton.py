@@ -9,14 +9,12 @@ that every GPU since sm_80 has; Hopper's own is compiled wrongly for such tiles 
 
 from functools import cached_property
 
-import torch
 import triton
 import triton.language as tl
 
 from .blocks_triton import add_product, split, sums_along
 from .chunks_triton import BLOCK
 from .launch import ENOUGH, LONG_CHUNK_SIZE, TABLE, cdiv
-from .packed import lengths_behind_zero, max_chunks, pieces_before, sequence_of_each
 
 BANDS = tl.constexpr(4)
 CHUNK = BLOCK.value
@@ -230,11 +228,11 @@ class Parts:
     are not packed, a part is all of a sequence. Else there are as many as fill a GPU.
     """
 
-    def __init__(self, r, v, cu_seqlens, enough: int = ENOUGH // 2):
+    def __init__(self, r, v, packing, enough: int = ENOUGH // 2):
         """enough: programs that fill a GPU, by the registers that each takes; the default is two a multiprocessor."""
         (B, self.T, self.H, self.K), self.V = r.shape, v.shape[-1]
-        self.cu_seqlens, self.packed = cu_seqlens, cu_seqlens is not None
-        self.N = cu_seqlens.shape[0] - 1 if self.packed else B
+        self.packing, self.packed = packing, packing is not None
+        self.N = packing.N if self.packed else B
         self.chunks = self.room(CHUNK)
         heads = self.N * self.H
         if self.packed:
@@ -252,17 +250,15 @@ class Parts:
 
     def room(self, tokens: int) -> int:
         """Pieces of so many tokens; of packed sequences, how many there may be."""
-        return max_chunks(self.T, self.N, tokens) if self.packed else self.N * cdiv(self.T, tokens)
+        return self.packing.room(tokens) if self.packed else self.N * cdiv(self.T, tokens)
 
     def where(self, tokens: int, *more) -> tuple:
         """What `piece` takes to find a program's piece of so many tokens."""
         if not self.packed:
             return self.T, None, None, None, None, *more
-        lengths, chunks_before = self._lengths_and_chunks
-        before = pieces_before(lengths, tokens, least=1)
-        return self.T, sequence_of_each(before, self.room(tokens)), before, self.cu_seqlens, chunks_before, *more
+        pieces = self.packing.pieces(tokens, least=1)
+        return self.T, pieces.sequence, pieces.before, self.packing.offsets, self._chunks_before, *more
 
     @cached_property
-    def _lengths_and_chunks(self) -> tuple[torch.Tensor, torch.Tensor]:
-        lengths = lengths_behind_zero(self.cu_seqlens)
-        return lengths, pieces_before(lengths, CHUNK)
+    def _chunks_before(self):
+        return self.packing.before(CHUNK)

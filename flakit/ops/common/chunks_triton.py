@@ -47,7 +47,7 @@ from .launch import (
     elements,
     width,
 )
-from .packed import lengths_behind_zero, max_chunks, pieces_before, sequence_of_each
+from .packed_triton import Packing
 
 MILD_HALF = tl.constexpr(-55.0)
 """A chunk is mild if no channel decays as much as this over either half: no factor about the middle reaches e^55."""
@@ -665,18 +665,17 @@ class ChunkPlan:
     """
 
     def __init__(
-        self, op: str, x: torch.Tensor, V: int, cu_seqlens: torch.Tensor | None, chunk_size: int, flags: int = 0
+        self, op: str, x: torch.Tensor, V: int, packing: Packing | None, chunk_size: int, flags: int = 0
     ):
         (B, self.T, self.H, self.rows), self.columns = x.shape, V
         self.op, self.width = op, width(x.element_size())
         self.scaled, self.C = cut_into_chunks(op, x, V, chunk_size)
         self.precision = "tf32" if self.width == "16-bit" else "tf32x3"
-        self.cu_seqlens = cu_seqlens
-        if cu_seqlens is None:
+        self.packing = packing
+        if packing is None:
             self.N, self.chunks = B, B * cdiv(self.T, self.C)
         else:
-            self.N = len(cu_seqlens) - 1
-            self.chunks = max_chunks(self.T, self.N, self.C)
+            self.N, self.chunks = packing.N, packing.room(self.C)
         # Chunks and heads that a program looks at where a launch may find that few or none are its own.
         enough = self.chunks * self.H // (2 * ENOUGH)
         self.at_once = min(8, 1 << enough.bit_length()) if self.width == "16-bit" else 1
@@ -687,19 +686,10 @@ class ChunkPlan:
     @cached_property
     def where(self) -> tuple:
         """What a kernel takes to find its chunk: the sequence of each, and how many come before each sequence."""
-        if self.cu_seqlens is None:
+        if self.packing is None:
             return None, None, None, self.T
-        _, sequence_of_chunk, offsets = self._packed_parts(self.C)
-        return sequence_of_chunk, self.cu_seqlens, offsets, self.T
-
-    @cached_property
-    def _lengths(self) -> torch.Tensor:
-        return lengths_behind_zero(self.cu_seqlens)
-
-    def _packed_parts(self, tokens: int) -> tuple[int, torch.Tensor, torch.Tensor]:
-        """A packed batch cut into parts: room for so many, the sequence of each, and how many come before each one."""
-        parts, offsets = max_chunks(self.T, self.N, tokens), pieces_before(self._lengths, tokens)
-        return parts, sequence_of_each(offsets, parts), offsets
+        chunks = self.packing.pieces(self.C)
+        return chunks.sequence, self.packing.offsets, chunks.before, self.T
 
     def block(self, size: int, limit: int) -> int:
         """As `launch.block`, but in long chunks of `NARROWEST` at least, whatever the limit."""
@@ -710,7 +700,7 @@ class ChunkPlan:
         launch, V = TABLE[f"{self.op}.{kernel}", self.width], self.columns if V is None else V
         BK, BV = self.block(self.rows, launch.BK), self.block(V, launch.BV)
         common = dict(
-            H=self.H, K=self.rows, V=V, C=self.C, BK=BK, BV=BV, PACKED=self.cu_seqlens is not None,
+            H=self.H, K=self.rows, V=V, C=self.C, BK=BK, BV=BV, PACKED=self.packing is not None,
             PRECISION=self.precision, num_warps=launch.num_warps, num_stages=launch.num_stages, maxnreg=launch.maxnreg,
         )  # fmt: skip
         return common, cdiv(self.rows, BK), cdiv(V, BV)
@@ -728,7 +718,7 @@ class ChunkPlan:
     def room_for_states(self, V: int) -> torch.Tensor:
         """A tensor of `kept_shape` in which what no kernel will write is 0: no output may be left to chance."""
         kept = self.empty(self.kept_shape(V))
-        if self.cu_seqlens is not None:
+        if self.packing is not None:
             kept.zero_()  # a packed batch has room for more chunks than it fills
         elif self.scaled:
             scales = _scales(self.op, self.chunks, self.H, self.rows, V)
@@ -785,7 +775,7 @@ class ChunkPlan:
         mild = None
         if not reverse:
             mild = self.empty(self.chunks, self.H, NK, dtype=torch.int32)
-            if self.cu_seqlens is not None or not self.scaled:
+            if self.packing is not None or not self.scaled:
                 mild.zero_()
         L, segments, segment_offsets, sequence_of_segment = self.segments(NK * NV * self.H)
         where = (sequence_of_segment, segment_offsets, *self.where[1:], L)
@@ -811,13 +801,13 @@ class ChunkPlan:
         sequences may be of any length, is cut whenever that is needed to make them alike.
         """
         enough = ENOUGH // 2 if self.scaled else ENOUGH  # each with a state twice as large
-        if self.cu_seqlens is None and self.N * programs >= enough:
+        if self.packing is None and self.N * programs >= enough:
             return cdiv(self.T, self.C), self.N, None, None
         L = max(SHORTEST_SEGMENT, cdiv(self.chunks * programs, 2 * enough))  # finer: pieces are of unlike length
-        if self.cu_seqlens is None:
+        if self.packing is None:
             return L, self.N * cdiv(self.T, self.C * L), None, None
-        segments, sequence_of_segment, offsets = self._packed_parts(self.C * L)
-        return L, segments, offsets, sequence_of_segment
+        segments = self.packing.pieces(self.C * L)
+        return L, segments.room, segments.before, segments.sequence
 
     def entering(self, x, y, w, scale, first, parts, sequence_of_part, offsets, tokens, reverse):
         """The state entering each of so many parts of so many tokens, [parts, H, K, V] (reverse: the gradient of the
@@ -825,7 +815,7 @@ class ChunkPlan:
         common, NK, NV = self.sizes("stream")
         common |= dict(G=1, REVERSE=reverse, INCLUSIVE=False, SCALED=self.scaled, OTHER_V=0, OTHER_BV=1)
         # The offsets of chunks tell where their states go, of which none is kept here.
-        where = (sequence_of_part, offsets, self.cu_seqlens, offsets, self.T, tokens // self.C)
+        where = (sequence_of_part, offsets, self.packing.offsets, offsets, self.T, tokens // self.C)
         grid = (NK * NV * self.H * parts,)
         return self._entering([(x, y, first, None)], w, scale, parts, where, grid, common)[0]
 
@@ -851,7 +841,7 @@ class ChunkPlan:
         scan_kernel[(cdiv(self.rows * V, BE) * self.N * self.H,)](
             written, decay, first, last, offsets, parts, H=self.H, K=self.rows, V=V, BE=BE,
             REVERSE=reverse, HAS_FIRST=first is not None, WANTS_LAST=last is not None,
-            PACKED=self.cu_seqlens is not None, num_warps=launch.num_warps, num_stages=launch.num_stages,
+            PACKED=self.packing is not None, num_warps=launch.num_warps, num_stages=launch.num_stages,
         )  # fmt: skip
 
 
@@ -891,18 +881,18 @@ def _kept_shape(scaled: bool, op: str, states: int, H: int, K: int, V: int) -> t
     return (2 * _scales(op, states, H, K, V) + cdiv(states * H * K * V, 2),)
 
 
-def chunks_of(op, x, V, cu_seqlens, chunk_size) -> int:
+def chunks_of(op, x, V, packing, chunk_size) -> int:
     _, C = cut_into_chunks(op, x, V, chunk_size)
     B, T = x.shape[:2]
-    return B * -(-T // C) if cu_seqlens is None else max_chunks(T, cu_seqlens.shape[0] - 1, C)
+    return B * -(-T // C) if packing is None else packing.room(C)
 
 
-def kept_states_shape(op, x, V, cu_seqlens, chunk_size) -> tuple[int, ...]:
+def kept_states_shape(op, x, V, packing, chunk_size) -> tuple[int, ...]:
     """Shape of what `ChunkPlan.states` returns, known without the offsets' values; arguments as of `ChunkPlan`."""
     scaled, _ = cut_into_chunks(op, x, V, chunk_size)
-    return _kept_shape(scaled, op, chunks_of(op, x, V, cu_seqlens, chunk_size), *x.shape[2:], V)
+    return _kept_shape(scaled, op, chunks_of(op, x, V, packing, chunk_size), *x.shape[2:], V)
 
 
-def flags_of(op, x, V, cu_seqlens, chunk_size) -> int:
+def flags_of(op, x, V, packing, chunk_size) -> int:
     """How many flags say which chunks are mild; arguments as of `ChunkPlan`."""
-    return chunks_of(op, x, V, cu_seqlens, chunk_size) * x.shape[2] * _flags(op, x)
+    return chunks_of(op, x, V, packing, chunk_size) * x.shape[2] * _flags(op, x)

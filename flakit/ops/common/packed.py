@@ -51,54 +51,31 @@ def buckets(cu_seqlens: Tensor) -> list[Bucket]:
     return found
 
 
-def joined_rows(cut: Iterable[Bucket], parts: Iterable[Tensor]) -> Tensor:
-    """Every bucket's rows [n, L, ...] -> [1, T, ...]."""
-    return _joined([x.tokens[x.filled] for x in cut], [y[x.filled] for x, y in zip(cut, parts, strict=True)])[None]
+def joined_rows(cut: Iterable[Bucket], parts: Sequence[Tensor], T: int) -> Tensor:
+    """Every bucket's rows [n, L, ...] -> [1, T, ...]; zero in rows of no sequence."""
+    return _joined([x.tokens[x.filled] for x in cut], [y[x.filled] for x, y in zip(cut, parts, strict=True)], T)[None]
 
 
 def joined_states(cut: Iterable[Bucket], parts: Sequence[State]) -> State:
     """Every bucket's states [n, ...] -> [N, ...]."""
     if isinstance(parts[0], Tensor):
-        return _joined([x.members for x in cut], parts)
+        return _joined([x.members for x in cut], parts, sum(len(x.members) for x in cut))
     return tuple(joined_states(cut, x) for x in zip(*parts, strict=True))
 
 
-def _joined(places: Iterable[Tensor], parts: Iterable[Tensor]) -> Tensor:
-    return torch.cat(tuple(parts))[torch.cat(tuple(places)).argsort()]
+def _joined(places: Sequence[Tensor], parts: Sequence[Tensor], size: int) -> Tensor:
+    """[size, ...] with each row at its place, zero elsewhere."""
+    joined = parts[0].new_zeros(size, *parts[0].shape[1:])
+    for place, part in zip(places, parts, strict=True):
+        joined[place] = part
+    return joined
 
 
 def positions(cu_seqlens: Tensor, T: int) -> Tensor:
-    """Each token's place in its own sequence, [T]; computed where cu_seqlens lives, without waiting for it."""
+    """Each token's place in its own sequence, [T]; computed where cu_seqlens lives, without waiting for it.
+
+    Rows behind the last offset count from there.
+    """
     cu_seqlens = cu_seqlens.contiguous()
     token = torch.arange(T, dtype=cu_seqlens.dtype, device=cu_seqlens.device)
     return token - cu_seqlens[torch.searchsorted(cu_seqlens, token, right=True) - 1]
-
-
-def chunk_offsets(cu_seqlens: Tensor, chunk_size: int, least: int = 0) -> Tensor:
-    """Number of chunks before each sequence, int32 [N + 1]; computed where cu_seqlens lives, without waiting for it.
-
-    least: how many a sequence has that has fewer.
-    """
-    return pieces_before(lengths_behind_zero(cu_seqlens), chunk_size, least)
-
-
-def lengths_behind_zero(cu_seqlens: Tensor) -> Tensor:
-    """0 and the length of each sequence, [N + 1]."""
-    return cu_seqlens.diff(prepend=cu_seqlens[:1])
-
-
-def pieces_before(lengths: Tensor, tokens: int, least: int = 0) -> Tensor:
-    """As `chunk_offsets`, by `lengths_behind_zero`, which serve for pieces of several sizes."""
-    before = ((lengths + (tokens - 1)) // tokens).clamp_(min=least).cumsum(0, dtype=torch.int32)
-    return before.sub_(least) if least else before  # the 0 at the head was raised too
-
-
-def sequence_of_each(offsets: Tensor, room: int) -> Tensor:
-    """Which sequence each chunk is of, int32 [room], by `chunk_offsets`; of what is not filled, the last one."""
-    order = torch.arange(room, device=offsets.device, dtype=torch.int32)
-    return torch.searchsorted(offsets[1:], order, right=True, out_int32=True).clamp_(max=len(offsets) - 2)
-
-
-def max_chunks(T: int, N: int, chunk_size: int) -> int:
-    """An upper bound on the chunks of N sequences of T tokens together, known without reading the offsets."""
-    return T // chunk_size + N

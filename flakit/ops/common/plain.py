@@ -55,7 +55,7 @@ def forward(
         cut = buckets(cu_seqlens)
         found = [run([x.rows(y) for y in sequences], (*shared, x.states(state))) for x in cut]
         o, states = zip(*found, strict=True)
-        return joined_rows(cut, o), joined_states(cut, states)
+        return joined_rows(cut, o, sequences[0].shape[1]), joined_states(cut, states)
 
 
 def backward(
@@ -86,4 +86,4 @@ def backward(
         ]
         *grads, dstates = zip(*found, strict=True)
         rows, dshared = grads[: len(sequences)], grads[len(sequences) :]
-        return (*(joined_rows(cut, x) for x in rows), *(sum(x) for x in dshared), joined_states(cut, dstates))
+        return (*(joined_rows(cut, x, do.shape[1]) for x in rows), *(sum(x) for x in dshared), joined_states(cut, dstates))

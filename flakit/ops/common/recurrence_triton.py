@@ -15,7 +15,7 @@ import triton.language as tl
 
 from .blocks_triton import arrived
 from .launch import CHECKPOINT, TABLE, TOGETHER, block, width
-from .packed import chunk_offsets, max_chunks
+from .packed_triton import Packing
 
 ROWS = 64
 """Rows of a state for which the launch table's warps are meant; a taller one gets more of them."""
@@ -124,18 +124,18 @@ def cut(kernel: str, x: torch.Tensor, V: int) -> tuple[int, int, int, dict]:
     return BK, BV, -(-V // BV), dict(num_warps=warps, num_stages=launch.num_stages)
 
 
-def checkpoints_shape(x: torch.Tensor, V: int, cu_seqlens: torch.Tensor | None) -> tuple[int, int, int, int]:
+def checkpoints_shape(x: torch.Tensor, V: int, packing: Packing | None) -> tuple[int, int, int, int]:
     """Shape of the states kept every CHECKPOINT tokens, known without the offsets' values."""
     B, T, H, K = x.shape
-    kept = B * -(-T // CHECKPOINT) if cu_seqlens is None else max_chunks(T, cu_seqlens.shape[0] - 1, CHECKPOINT)
+    kept = B * -(-T // CHECKPOINT) if packing is None else packing.room(CHECKPOINT)
     return kept, H, K, V
 
 
-def checkpoints(x: torch.Tensor, V: int, cu_seqlens: torch.Tensor | None) -> torch.Tensor:
+def checkpoints(x: torch.Tensor, V: int, packing: Packing | None) -> torch.Tensor:
     """Room for the states kept every CHECKPOINT tokens, float32."""
     # A packed batch has room for more than it fills, and an operator's output may not be left to chance.
-    new = x.new_empty if cu_seqlens is None else x.new_zeros
-    return new(checkpoints_shape(x, V, cu_seqlens), dtype=torch.float32)
+    new = x.new_empty if packing is None else x.new_zeros
+    return new(checkpoints_shape(x, V, packing), dtype=torch.float32)
 
 
 def together(T: int, queries: int = 1) -> int:
@@ -148,6 +148,6 @@ def summed(shares: torch.Tensor) -> torch.Tensor:
     return shares[0] if len(shares) == 1 else shares.sum(0)
 
 
-def sequences(x: torch.Tensor, cu_seqlens: torch.Tensor | None) -> tuple[int, torch.Tensor | None]:
-    """The number of sequences, and of checkpoints before each where they are packed."""
-    return (x.shape[0], None) if cu_seqlens is None else (len(cu_seqlens) - 1, chunk_offsets(cu_seqlens, CHECKPOINT))
+def sequences(x: torch.Tensor, packing: Packing | None) -> tuple[int, tuple]:
+    """The number of sequences; what `span` takes of packed ones: their offsets, and the checkpoints before each."""
+    return (x.shape[0], (None, None)) if packing is None else (packing.N, (packing.offsets, packing.before(CHECKPOINT)))

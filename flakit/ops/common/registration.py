@@ -129,9 +129,9 @@ class Registered:
     ):
         """o; the final state's parts, None unless asked for; what the kernels keep, None unless kept."""
         first, T = tensors[0], tensors[0].shape[1]
+        check.check_offsets(cu_seqlens, cu_seqlens_cpu, T, reads_values=backend != "triton")
         name, at = self.decay
-        check.check_decay(name, tensors[at])
-        check.check_offsets(cu_seqlens, cu_seqlens_cpu, T)
+        check.check_decay(name, tensors[at], cu_seqlens)
         if check.is_checked():
             self._check_finite(tensors, state)
         kept = None

@@ -16,7 +16,7 @@ from ..common.packed import positions
 def slots_and_gates(s: Tensor, cu_seqlens: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """(e^{s - z}, g), both [B, T, H, M] in float32 (float64 for float64) and differentiable; s [B, T, H, M] is finite.
 
-    Each packed sequence begins anew. In float64: z is as large as s, and its gradient sums what nearly cancels.
+    Each packed sequence begins anew; s behind the last one is not read. In float64: z is as large as s, and its gradient sums what nearly cancels.
     """
     wide, s = torch.promote_types(s.dtype, torch.float32), s.double()
     if cu_seqlens is None:
@@ -24,6 +24,8 @@ def slots_and_gates(s: Tensor, cu_seqlens: Tensor | None = None) -> tuple[Tensor
         z = s.logcumsumexp(1)
     else:
         position = positions(cu_seqlens, s.shape[1])
+        unused = torch.arange(s.shape[1], device=s.device) >= cu_seqlens[-1]
+        s = s.masked_fill(unused[:, None, None], 0)  # padding, in which NaN would reach its own gradient
         z = _PackedLogCumSumExp.apply(s, position)
     g = (z.roll(1, 1) - z).where((position > 0)[:, None, None], 0)
     g = g - g.detach().clamp(min=0)  # a parallel sum may round a z below the one before it

@@ -69,8 +69,10 @@ def chunk_gsa(
             no state, as a call returns it that was not asked for one.
         output_final_state: return the memory after the last token too.
         checkpoint_level: accepted for compatibility; changes nothing.
-        cu_seqlens: offsets [N + 1] of sequences packed along T in a batch of one, int32 or int64. A sequence of length
-            zero hands its initial state on.
+        cu_seqlens: offsets [N + 1] of sequences packed along T in a batch of one, int32 or int64: from 0,
+            non-decreasing, at most T. A sequence of length zero hands its initial state on. Rows behind the last
+            offset are padding: their inputs are not read, their outputs and gradients are zero. Invalid offsets are a
+            ValueError; where values are not looked at (see Raises), every output and gradient is NaN.
         cu_seqlens_cpu: a copy of cu_seqlens on the CPU, whose values are checked without waiting for a GPU.
         chunk_size: tokens a chunk, a power of two up to 256, or None for the backend's own choice. The kernels take the
             nearest of 32 and 64, 64 only for bfloat16 with 33 to 64 slots and as many queries as heads. It changes

@@ -902,8 +902,8 @@ def _op(M: int) -> str:
 class _Plan(ChunkPlan):
     """A chunk plan whose states' rows are the slots, with the sizes of a group of queries beside it."""
 
-    def __init__(self, q, v, s, cu_seqlens, chunk_size):
-        super().__init__(_op(s.shape[-1]), s, v.shape[-1], cu_seqlens, _tokens(q, s, chunk_size))
+    def __init__(self, q, v, s, packing, chunk_size):
+        super().__init__(_op(s.shape[-1]), s, v.shape[-1], packing, _tokens(q, s, chunk_size))
         self.M, self.G = s.shape[-1], q.shape[2] // self.H
         self.scaled_together = TABLE[f"{self.op}.stream", self.width].BV
 
@@ -922,7 +922,7 @@ class _Plan(ChunkPlan):
             row = TABLE[f"{self.op}.{kernel}.{way}", self.width]
             options = dict(
                 H=self.H, G=self.G, M=self.M, C=self.C, BM=self.block(self.M, 128),
-                BS=self.scaled_together, FLAGS=self.flags, PACKED=self.cu_seqlens is not None,
+                BS=self.scaled_together, FLAGS=self.flags, PACKED=self.packing is not None,
                 num_warps=row.num_warps, num_stages=row.num_stages, maxnreg=row.maxnreg,
             )  # fmt: skip
             for name, size in blocks.items():
@@ -949,18 +949,18 @@ def _tokens(q, s, chunk_size: int) -> int:
     return min(chunk_size or CHUNK_SIZE, CHUNK_SIZE) if q.shape[2] > s.shape[2] else chunk_size
 
 
-def kept_shapes(q, k, v, s, g, cu_seqlens, chunk_size) -> tuple[tuple[int, ...], ...]:
+def kept_shapes(q, k, v, s, g, packing, chunk_size) -> tuple[tuple[int, ...], ...]:
     """Shapes of what `forward` keeps for `backward`: what q finds and, behind it, which chunks are mild; hk and hv
     entering every chunk, slots as rows."""
     chunk_size = _tokens(q, s, chunk_size)
-    states = (kept_states_shape(_op(s.shape[-1]), s, x.shape[-1], cu_seqlens, chunk_size) for x in (k, v))
-    plan = _op(s.shape[-1]), s, v.shape[-1], cu_seqlens, chunk_size
+    states = (kept_states_shape(_op(s.shape[-1]), s, x.shape[-1], packing, chunk_size) for x in (k, v))
+    plan = _op(s.shape[-1]), s, v.shape[-1], packing, chunk_size
     return (q.shape[:3].numel() * s.shape[-1] + flags_of(*plan),), *states
 
 
-def forward(q, k, v, s, g, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep):
+def forward(q, k, v, s, g, scale, initial_state, output_final_state, packing, chunk_size, keep):
     """o, (hk_T, hv_T) (None unless asked for), and as in `kept_shapes` (the first empty unless kept)."""
-    plan = _Plan(q, v, s, cu_seqlens, chunk_size)
+    plan = _Plan(q, v, s, packing, chunk_size)
     K, V = q.shape[-1], v.shape[-1]
     (first_hk, first_hv), last_hk, last_hv = _slot_rows(initial_state), None, None
     if output_final_state:
@@ -976,9 +976,9 @@ def forward(q, k, v, s, g, scale, initial_state, output_final_state, cu_seqlens,
     return o, (last_hk.mT, last_hv) if output_final_state else None, (found, hk, hv)
 
 
-def backward(q, k, v, s, g, scale, initial_state, cu_seqlens, chunk_size, kept, do, dfinal_state):
+def backward(q, k, v, s, g, scale, initial_state, packing, chunk_size, kept, do, dfinal_state):
     """dq, dk, dv, ds, dg in their inputs' dtypes and (dhk_0, dhv_0) in float32."""
-    plan = _Plan(q, v, s, cu_seqlens, chunk_size)
+    plan = _Plan(q, v, s, packing, chunk_size)
     K, V = q.shape[-1], v.shape[-1]
     found, mild = kept[0].split(
         [kept[0].numel() - plan.chunks * plan.H * plan.flags, plan.chunks * plan.H * plan.flags]

@@ -212,10 +212,10 @@ def pass_grads_kernel(
     tl.store(dinitial_state + i_nh.to(tl.int64) * M * D + o_s, b_D, mask=m_s)
 
 
-def kept_shapes(q, k, v, s, g, cu_seqlens, chunk_size) -> tuple[tuple[int, ...], ...]:
+def kept_shapes(q, k, v, s, g, packing, chunk_size) -> tuple[tuple[int, ...], ...]:
     """Shapes of what `forward` keeps for `backward`: p, and hk and hv every CHECKPOINT tokens."""
     M, V = s.shape[-1], v.shape[-1]
-    return (*q.shape[:3], M), checkpoints_shape(k, M, cu_seqlens), checkpoints_shape(s, V, cu_seqlens)
+    return (*q.shape[:3], M), checkpoints_shape(k, M, packing), checkpoints_shape(s, V, packing)
 
 
 def _cut(k, v, s, N: int) -> tuple[dict, int, dict]:
@@ -230,22 +230,24 @@ def _cut(k, v, s, N: int) -> tuple[dict, int, dict]:
     return blocks, -(-V // BV), dict(num_warps=warps, num_stages=launch.num_stages)
 
 
-def forward(q, k, v, s, g, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep):
+def forward(q, k, v, s, g, scale, initial_state, output_final_state, packing, chunk_size, keep):
     """o, (hk_T, hv_T) (None unless asked for), and as in `kept_shapes` (None unless kept)."""
     (B, T, H, K), V, M, HQ = k.shape, v.shape[-1], s.shape[-1], q.shape[2]
-    N, offsets = sequences(s, cu_seqlens)
+    N, offsets = sequences(s, packing)
     blocks, NV, options = _cut(k, v, s, N)
     new = q.new_empty(0, dtype=torch.float32).new_empty
     o = q.new_empty(B, T, HQ, V)
     final = (new(N, H, K, M), new(N, H, M, V)) if output_final_state else (None, None)
     kept = (None, None, None)
     if keep:
-        kept = new(B, T, HQ, M), checkpoints(k, M, cu_seqlens), checkpoints(s, V, cu_seqlens)
+        # Of packed sequences unused rows are not written, and an operator's output may not be left to chance.
+        p = (q.new_empty if packing is None else q.new_zeros)((B, T, HQ, M), dtype=torch.float32)
+        kept = p, checkpoints(k, M, packing), checkpoints(s, V, packing)
     recurrent_kernel[(NV * N * H,)](
-        q, k, v, s, g, *(initial_state or (None, None)), o, *kept, *final, scale, cu_seqlens, offsets, T,
+        q, k, v, s, g, *(initial_state or (None, None)), o, *kept, *final, scale, *offsets, T,
         H=H, G=HQ // H, K=K, V=V, M=M, C=CHECKPOINT, **blocks,
         HAS_INITIAL=initial_state is not None, WANTS_FINAL=output_final_state, KEEP=keep,
-        PACKED=cu_seqlens is not None, **options,
+        PACKED=packing is not None, **options,
     )  # fmt: skip
     return o, final if output_final_state else None, kept if keep else None
 
@@ -253,10 +255,10 @@ def forward(q, k, v, s, g, scale, initial_state, output_final_state, cu_seqlens,
 class _Passes:
     """What both passes of a backward share."""
 
-    def __init__(self, q, s, g, cu_seqlens):
-        self.s, self.g, self.cu_seqlens = s, g, cu_seqlens
+    def __init__(self, q, s, g, packing):
+        self.s, self.g, self.packing = s, g, packing
         (self.B, self.T, self.H, self.M), self.HQ = s.shape, q.shape[2]
-        self.N, self.offsets = sequences(s, cu_seqlens)
+        self.N, self.offsets = sequences(s, packing)
         self.empty = s.new_empty(0, dtype=torch.float32).new_empty
 
     def rows(self, heads: int, ND: int) -> torch.Tensor:
@@ -273,16 +275,16 @@ class _Passes:
         dy, dinitial_state = torch.empty_like(y), self.empty(self.N, *kept.shape[1:])
         pass_grads_kernel[(ND * self.N * self.H,)](
             x, y, z, self.s, self.g, kept, dfinal_state, self.empty(ND * self.N * self.H, CHECKPOINT // U, BM, BD),
-            dx, dy, dz, ds, dg, dinitial_state, self.cu_seqlens, self.offsets, self.T, self.B * self.T, self.N,
+            dx, dy, dz, ds, dg, dinitial_state, *self.offsets, self.T, self.B * self.T, self.N,
             H=self.H, G=G, M=self.M, D=D, C=CHECKPOINT, U=U, BM=BM, BD=BD, FIRST=first,
-            HAS_FINAL=dfinal_state is not None, PACKED=self.cu_seqlens is not None, **options,
+            HAS_FINAL=dfinal_state is not None, PACKED=self.packing is not None, **options,
         )  # fmt: skip
         return dz if first else summed(dx), dy, summed(ds), summed(dg), dinitial_state
 
 
-def backward(q, k, v, s, g, scale, initial_state, cu_seqlens, chunk_size, kept, do, dfinal_state):
+def backward(q, k, v, s, g, scale, initial_state, packing, chunk_size, kept, do, dfinal_state):
     """dq, dk and dv in their inputs' dtypes, ds, dg and (dhk_0, dhv_0) in float32."""
-    passes = _Passes(q, s, g, cu_seqlens)
+    passes = _Passes(q, s, g, packing)
     (p, hk, hv), (dhk, dhv) = kept, dfinal_state or (None, None)
     dp, dv, ds_v, dg_v, dhv = passes.differentiate(p, v, do, False, hv, dhv)
     dscores = scale * softmax_grads(p, dp)

@@ -62,8 +62,10 @@ def chunk_rwkv6(
         initial_state: [N, H, K, V] in any float dtype, computed in float32 (float64 for float64 inputs); its gradient
             has its own dtype. N is B, or the number of packed sequences.
         output_final_state: return S_T too.
-        cu_seqlens: offsets [N + 1] of sequences packed along T in a batch of one, int32 or int64. A sequence of length
-            zero hands its initial state on.
+        cu_seqlens: offsets [N + 1] of sequences packed along T in a batch of one, int32 or int64: from 0,
+            non-decreasing, at most T. A sequence of length zero hands its initial state on. Rows behind the last
+            offset are padding: their inputs are not read, their outputs and gradients are zero. Invalid offsets are a
+            ValueError; where values are not looked at (see Raises), every output and gradient is NaN.
         cu_seqlens_cpu: a copy of cu_seqlens on the CPU, whose values are checked without waiting for a GPU.
         chunk_size: tokens a chunk, a power of two up to 256, or None for the backend's own choice. The kernels take the
             one they have: 16 for 16-bit heads of 33 to 64 channels, 32 for all others. It changes rounding and speed

@@ -459,21 +459,21 @@ def _launch(plan, kernel, mild_kernel, any_kernel, *given):
             any_kernel[grid](*taken, *plan.where, plan.chunks, SCALED=plan.scaled, AT_ONCE=plan.at_once, **options)
 
 
-def kept_shapes(r, k, v, w, u, cu_seqlens, chunk_size) -> tuple[tuple[int, ...], ...]:
+def kept_shapes(r, k, v, w, u, packing, chunk_size) -> tuple[tuple[int, ...], ...]:
     """Shapes of what `forward` keeps for `backward`: the state entering every chunk, and which chunks are mild."""
     if fits(r, v):
-        return fused_chunk_triton.kept_shapes(r, k, v, w, u, cu_seqlens, chunk_size)
-    plan = "rwkv6", r, v.shape[-1], cu_seqlens, CHUNK_SIZE
+        return fused_chunk_triton.kept_shapes(r, k, v, w, u, packing, chunk_size)
+    plan = "rwkv6", r, v.shape[-1], packing, CHUNK_SIZE
     return kept_states_shape(*plan), (flags_of(*plan),)
 
 
-def forward(r, k, v, w, u, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep):
+def forward(r, k, v, w, u, scale, initial_state, output_final_state, packing, chunk_size, keep):
     """o, the final state (None unless asked for), and as in `kept_shapes`."""
     if fits(r, v):
         return fused_chunk_triton.forward(
-            r, k, v, w, u, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep
+            r, k, v, w, u, scale, initial_state, output_final_state, packing, chunk_size, keep
         )
-    plan = ChunkPlan("rwkv6", r, v.shape[-1], cu_seqlens, CHUNK_SIZE)
+    plan = ChunkPlan("rwkv6", r, v.shape[-1], packing, CHUNK_SIZE)
     o, final_state = torch.empty_like(v), plan.empty(plan.state_shape()) if output_final_state else None
     kept, mild = plan.states(k, v, w, 1.0, initial_state, final_state, reverse=False)
     states = plan.unpacked(kept, plan.columns)
@@ -481,13 +481,13 @@ def forward(r, k, v, w, u, scale, initial_state, output_final_state, cu_seqlens,
     return o, final_state, (kept, mild.view(torch.float32).flatten())
 
 
-def backward(r, k, v, w, u, scale, initial_state, cu_seqlens, chunk_size, kept, do, dfinal_state):
+def backward(r, k, v, w, u, scale, initial_state, packing, chunk_size, kept, do, dfinal_state):
     """dr, dk, dv, dw in their inputs' dtypes, du [H, K] and dinitial_state [N, H, K, V] in float32."""
     if fits(r, v):
         return fused_chunk_triton.backward(
-            r, k, v, w, u, scale, initial_state, cu_seqlens, chunk_size, kept, do, dfinal_state
+            r, k, v, w, u, scale, initial_state, packing, chunk_size, kept, do, dfinal_state
         )
-    plan = ChunkPlan("rwkv6", r, v.shape[-1], cu_seqlens, CHUNK_SIZE)
+    plan = ChunkPlan("rwkv6", r, v.shape[-1], packing, CHUNK_SIZE)
     dr, dk, dv, dw = (torch.empty_like(x) for x in (r, k, v, w))
     dinitial_state, du = plan.empty(plan.state_shape()), plan.empty(plan.chunks, plan.H, plan.rows)
     dkept, _ = plan.states(r, do, w, scale, dfinal_state, dinitial_state, reverse=True)

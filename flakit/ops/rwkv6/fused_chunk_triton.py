@@ -374,22 +374,22 @@ class _Plan(Parts):
         if not self.several:
             return first
         _, sequence_of_part, before, *_ = where
-        stream = ChunkPlan("rwkv6", x, self.V, self.cu_seqlens, LONG_CHUNK_SIZE)  # whose chunks are longer
+        stream = ChunkPlan("rwkv6", x, self.V, self.packing, LONG_CHUNK_SIZE)  # whose chunks are longer
         tokens = CHUNK * self.L
         return stream.entering(x, y, w, scale, first, self.parts, sequence_of_part, before, tokens, reverse)
 
 
-def kept_shapes(r, k, v, w, u, cu_seqlens, chunk_size) -> tuple[tuple[int, ...], ...]:
+def kept_shapes(r, k, v, w, u, packing, chunk_size) -> tuple[tuple[int, ...], ...]:
     """Shapes of what `forward` keeps for `backward`: the state entering every chunk, two 16-bit numbers to one; what
     these are multiples of, the scores, and which chunks are mild, in one tensor."""
-    states, *others = _Plan(r, v, cu_seqlens).sizes
+    states, *others = _Plan(r, v, packing).sizes
     return (cdiv(states, 2),), (sum(others),)
 
 
-def forward(r, k, v, w, u, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep):
+def forward(r, k, v, w, u, scale, initial_state, output_final_state, packing, chunk_size, keep):
     """o, the final state (None unless asked for), and as in `kept_shapes`."""
-    plan = _Plan(r, v, cu_seqlens, FORWARD)
-    (states_shape,), (others_shape,) = kept_shapes(r, k, v, w, u, cu_seqlens, chunk_size)
+    plan = _Plan(r, v, packing, FORWARD)
+    (states_shape,), (others_shape,) = kept_shapes(r, k, v, w, u, packing, chunk_size)
     # What is kept is not left to chance, and of packed sequences not all of it is written.
     new = r.new_zeros if plan.packed else r.new_empty
     states, others = (new(shape, dtype=torch.float32) for shape in (states_shape if keep else 0, others_shape))
@@ -413,10 +413,10 @@ def forward(r, k, v, w, u, scale, initial_state, output_final_state, cu_seqlens,
     return o, final_state, (states, others)
 
 
-def backward(r, k, v, w, u, scale, initial_state, cu_seqlens, chunk_size, kept, do, dfinal_state):
+def backward(r, k, v, w, u, scale, initial_state, packing, chunk_size, kept, do, dfinal_state):
     """dr, dk, dv, dw in their inputs' dtypes, du [H, K] and dinitial_state [N, H, K, V] in float32."""
     states, others = kept
-    plan = _Plan(r, v, cu_seqlens)
+    plan = _Plan(r, v, packing)
     units, scores, mild = others.split(plan.sizes[1:])
     dr, dk, dv, dw = (torch.empty_like(x) for x in (r, k, v, w))
     dinitial_state = others.new_empty(plan.N, plan.H, plan.K, plan.V)

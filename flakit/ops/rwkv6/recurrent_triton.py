@@ -162,34 +162,34 @@ def recurrent_grads_kernel(
     tl.store(dinitial_state + i_nh.to(tl.int64) * K * V + o_s, b_D, mask=m_s)
 
 
-def kept_shapes(r, k, v, w, u, cu_seqlens, chunk_size) -> tuple[tuple[int, ...], ...]:
+def kept_shapes(r, k, v, w, u, packing, chunk_size) -> tuple[tuple[int, ...], ...]:
     """Shapes of what `forward` keeps for `backward`: the state every CHECKPOINT tokens, and nothing more."""
-    return checkpoints_shape(r, v.shape[-1], cu_seqlens), (0,)
+    return checkpoints_shape(r, v.shape[-1], packing), (0,)
 
 
-def forward(r, k, v, w, u, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep):
+def forward(r, k, v, w, u, scale, initial_state, output_final_state, packing, chunk_size, keep):
     """o, the final state (None unless asked for), and as in `kept_shapes` (None unless kept)."""
     _, T, H, K = r.shape
     V = v.shape[-1]
-    N, offsets = sequences(r, cu_seqlens)
+    N, offsets = sequences(r, packing)
     BK, BV, NV, options = cut("rwkv6.recurrent", r, V)
     new = r.new_empty(0, dtype=torch.float32).new_empty
     o, final_state = torch.empty_like(v), new(N, H, K, V) if output_final_state else None
-    states = checkpoints(r, V, cu_seqlens) if keep else None
+    states = checkpoints(r, V, packing) if keep else None
     recurrent_kernel[(NV * N * H,)](
-        r, k, v, w, u, initial_state, o, states, final_state, scale, cu_seqlens, offsets, T,
+        r, k, v, w, u, initial_state, o, states, final_state, scale, *offsets, T,
         H=H, K=K, V=V, C=CHECKPOINT, U=together(T), BK=BK, BV=BV, HAS_INITIAL=initial_state is not None,
-        WANTS_FINAL=output_final_state, KEEP=keep, PACKED=cu_seqlens is not None, **options,
+        WANTS_FINAL=output_final_state, KEEP=keep, PACKED=packing is not None, **options,
     )  # fmt: skip
     return o, final_state, (states, new(0)) if keep else None
 
 
-def backward(r, k, v, w, u, scale, initial_state, cu_seqlens, chunk_size, kept, do, dfinal_state):
+def backward(r, k, v, w, u, scale, initial_state, packing, chunk_size, kept, do, dfinal_state):
     """dr, dk, dw, du, dinitial_state in float32 and dv in v's dtype."""
     states, _ = kept
     B, T, H, K = r.shape
     V = v.shape[-1]
-    N, offsets = sequences(r, cu_seqlens)
+    N, offsets = sequences(r, packing)
     BK, BV, NV, options = cut("rwkv6.recurrent_grads", r, V)
     U = together(T)
     new = r.new_empty(0, dtype=torch.float32).new_empty
@@ -197,8 +197,8 @@ def backward(r, k, v, w, u, scale, initial_state, cu_seqlens, chunk_size, kept, 
     dv, du, dinitial_state = torch.empty_like(v), new(NV, N, H, K), new(N, H, K, V)
     recurrent_grads_kernel[(NV * N * H,)](
         r, k, v, w, u, do, states, dfinal_state, new(NV * N * H, CHECKPOINT // U, BK, BV), dr, dk, dv, dw, du,
-        dinitial_state, scale, cu_seqlens, offsets, T, B * T, N,
+        dinitial_state, scale, *offsets, T, B * T, N,
         H=H, K=K, V=V, C=CHECKPOINT, U=U, BK=BK, BV=BV, HAS_FINAL=dfinal_state is not None,
-        PACKED=cu_seqlens is not None, **options,
+        PACKED=packing is not None, **options,
     )  # fmt: skip
     return summed(dr), summed(dk), dv, summed(dw), du.sum((0, 1)), dinitial_state

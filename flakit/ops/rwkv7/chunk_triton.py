@@ -600,8 +600,8 @@ def key_grads_kernel(
 class _Plan(ChunkPlan):
     """RWKV7's launches: here the states come of a stream, since what a chunk writes depends on what it finds."""
 
-    def __init__(self, r, v, cu_seqlens, chunk_size):
-        super().__init__("rwkv7", r, v.shape[-1], cu_seqlens, chunk_size, flags=1)
+    def __init__(self, r, v, packing, chunk_size):
+        super().__init__("rwkv7", r, v.shape[-1], packing, chunk_size, flags=1)
 
     def no_flags(self):
         """Which chunks are mild, to be found out; where there is one way only, none."""
@@ -615,7 +615,7 @@ class _Plan(ChunkPlan):
             raise ValueError(f"r: expected K <= {BK} for the chunk kernels, got K = {self.rows}")
         BV = block(self.columns, max(16, launch.BV * 64 // BK))  # the state's registers, whatever its shape
         states = self.empty(self.chunks, self.H, self.rows, self.columns)
-        if self.cu_seqlens is not None:
+        if self.packing is not None:
             # A packed batch has room for more than it fills, and an operator's output may not be left to chance.
             states.zero_()
         common, _, _ = self.sizes("stream")
@@ -626,22 +626,22 @@ class _Plan(ChunkPlan):
         return states
 
 
-def kept_shapes(r, w, k, v, a, b, cu_seqlens, chunk_size) -> tuple[tuple[int, ...], ...]:
+def kept_shapes(r, w, k, v, a, b, packing, chunk_size) -> tuple[tuple[int, ...], ...]:
     """Shapes of what `forward` keeps for `backward`: the state entering every chunk, v2, and each chunk's U."""
     if fits(r, v):
-        return fused_chunk_triton.kept_shapes(r, w, k, v, a, b, cu_seqlens, chunk_size)
-    chunks, H, K, V = kept_states_shape("rwkv7", r, v.shape[-1], cu_seqlens, chunk_size)
+        return fused_chunk_triton.kept_shapes(r, w, k, v, a, b, packing, chunk_size)
+    chunks, H, K, V = kept_states_shape("rwkv7", r, v.shape[-1], packing, chunk_size)
     _, C = cut_into_chunks("rwkv7", r, v.shape[-1], chunk_size)
     return (chunks, H, K, V), tuple(v.shape), (chunks, H, C, C), (0,)
 
 
-def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep):
+def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, packing, chunk_size, keep):
     """o, the final state (None unless asked for), and as in `kept_shapes`."""
     if fits(r, v):
         return fused_chunk_triton.forward(
-            r, w, k, v, a, b, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep
+            r, w, k, v, a, b, scale, initial_state, output_final_state, packing, chunk_size, keep
         )
-    plan = _Plan(r, v, cu_seqlens, chunk_size)
+    plan = _Plan(r, v, packing, chunk_size)
     o, final_state = torch.empty_like(v), plan.empty(plan.state_shape()) if output_final_state else None
     transfer, found = plan.empty(r.shape), plan.empty(v.shape)
     inverse, mild = plan.empty(plan.chunks, plan.H, plan.C, plan.C), plan.no_flags()
@@ -657,14 +657,14 @@ def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, cu_seqle
     return o, final_state, (states, found, inverse, plan.empty(0))
 
 
-def backward(r, w, k, v, a, b, scale, initial_state, cu_seqlens, chunk_size, kept, do, dfinal_state):
+def backward(r, w, k, v, a, b, scale, initial_state, packing, chunk_size, kept, do, dfinal_state):
     """dr, dw, dk, dv, da, db in their inputs' dtypes and dinitial_state [N, H, K, V] in float32."""
     if fits(r, v):
         return fused_chunk_triton.backward(
-            r, w, k, v, a, b, scale, initial_state, cu_seqlens, chunk_size, kept, do, dfinal_state
+            r, w, k, v, a, b, scale, initial_state, packing, chunk_size, kept, do, dfinal_state
         )
     states, found, inverse, _ = kept
-    plan = _Plan(r, v, cu_seqlens, chunk_size)
+    plan = _Plan(r, v, packing, chunk_size)
     dr, dw, dk, dv, da, db = (torch.empty_like(x) for x in (r, w, k, v, a, b))
     dinitial_state = plan.empty(plan.state_shape())
     transfer, y, mild = plan.empty(r.shape), plan.empty(v.shape), plan.no_flags()

@@ -698,18 +698,18 @@ class _Plan(Parts):
         return halves[:states], halves[states:]
 
 
-def kept_shapes(r, w, k, v, a, b, cu_seqlens, chunk_size) -> tuple[tuple[int, ...], ...]:
+def kept_shapes(r, w, k, v, a, b, packing, chunk_size) -> tuple[tuple[int, ...], ...]:
     """Shapes of what `forward` keeps for `backward`: the state entering every chunk and each v2, 16-bit, two to a
     number; what these are multiples of; the scores; and which chunks of a head are mild, and each part's product."""
-    states, units, scores, mild, products = _Plan(r, v, cu_seqlens).sizes
+    states, units, scores, mild, products = _Plan(r, v, packing).sizes
     return (cdiv(states, 2),), (units,), (scores,), (mild + products,)
 
 
-def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep):
+def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, packing, chunk_size, keep):
     """o, the final state (None unless asked for), and as in `kept_shapes`."""
-    plan = _Plan(r, v, cu_seqlens)
+    plan = _Plan(r, v, packing)
     N, H, K, V = plan.N, plan.H, plan.K, plan.V
-    shapes = kept_shapes(r, w, k, v, a, b, cu_seqlens, chunk_size)
+    shapes = kept_shapes(r, w, k, v, a, b, packing, chunk_size)
     if not keep:
         shapes = (0,), (0,), *shapes[2:]
     # What is kept is not left to chance, and of packed sequences not all of it is written.
@@ -742,10 +742,10 @@ def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, cu_seqle
     return o, final_state, (states, units, scores, others)
 
 
-def backward(r, w, k, v, a, b, scale, initial_state, cu_seqlens, chunk_size, kept, do, dfinal_state):
+def backward(r, w, k, v, a, b, scale, initial_state, packing, chunk_size, kept, do, dfinal_state):
     """dr, dw, dk, dv, da, db in their inputs' dtypes and dinitial_state [N, H, K, V] in float32."""
     states, units, scores, others = kept
-    plan = _Plan(r, v, cu_seqlens)
+    plan = _Plan(r, v, packing)
     N, H, K, V = plan.N, plan.H, plan.K, plan.V
     mild, products = others.split(plan.sizes[3:])
     dr, dw, dk, dv, da, db = (torch.empty_like(x) for x in (r, w, k, v, a, b))
