@@ -115,8 +115,9 @@ def inputs(
 
     B, T, H, K, V: batch, time, heads, rows (keys) and columns (values) of the state; T defaults to 64, V to K.
     M, HQ: of GSA only: memory slots, default 32; query heads, a multiple of H, default H.
-    cu_seqlens: the offsets [N + 1] of N packed sequences, 0 first and T last, which is then T's default; B is 1. They
-        are put among the inputs, and initial states are drawn for N sequences.
+    cu_seqlens: the offsets [N + 1] of N packed sequences, from 0, non-decreasing; the last one is T's default, and
+        rows up to a larger T are padding; B is 1. They are put among the inputs, and initial states are drawn for N
+        sequences.
     decay: a profile of `DECAYS`, one natural-log decay <= 0 for all tokens, or a tensor of the decay's shape. Default:
         what the operator's model has ("rwkv6-init", "rwkv7", "gsa").
     dtype: of every sequence tensor; decay_dtype: of the decay alone (default: dtype).

@@ -28,6 +28,7 @@ if not has_triton() or interpreted():
 import triton
 import triton.language as tl
 
+from flakit.ops.common.packed_triton import Packing
 from flakit.ops.common.recurrence_triton import through
 from tests.ops import ledger
 from tests.ops.compiling import BLOCKS, compile_for, described, launches, tile
@@ -187,6 +188,26 @@ def test_every_row_of_the_launch_table_is_compiled():
 def smallest(op, kernel):
     of_the_operator = (parameters.values[1] for parameters in PLANNED if parameters.id.startswith(op))
     return min((x for x in of_the_operator if x.kernel.fn.__name__ == kernel), key=tile)
+
+
+def packing_kernels():
+    """Of packed sequences; they have no row in the launch table."""
+    packing = Packing(torch.tensor([0, 7, 7, 100]), 100)
+
+    def lay_out_and_close():
+        packing.pieces(16)
+        packing.before(32)
+        packing.close([torch.zeros(1, 100, 2, 16, dtype=torch.bfloat16)] * 6, [torch.zeros(3, 2, 16, 16)] * 3)
+
+    return launches(lay_out_and_close)
+
+
+@pytest.mark.parametrize("chip", SHARED_MEMORY)
+@pytest.mark.parametrize("launch", packing_kernels(), ids=lambda launch: launch.name)
+def test_kernels_of_packed_sequences(launch, chip):
+    assert launch.row is None
+    used = compile_for(launch, chip)
+    assert used.spilled == 0 and used.shared <= 4096 and used.registers <= 64
 
 
 SMALL = [

@@ -1,4 +1,4 @@
-"""Packed sequences in the kernels' view: where pieces lie, padding behind the last offset, invalid offsets."""
+"""Padding behind the last packed sequence, and offsets that are no offsets: in every form, backend and way to call."""
 
 from itertools import accumulate
 
@@ -6,43 +6,185 @@ import pytest
 import torch
 
 from flakit import checked
-from flakit.numerics.evaluate import cotangents
+from flakit.numerics.evaluate import evaluate
 from flakit.numerics.inputs import inputs
 from flakit.numerics.operators import OPERATORS, operator
+from flakit.ops.common.dispatch import has_triton
+from tests.ops.places import GPU, PLACES, TORCH
 
-PLACES = [
-    pytest.param(("cpu", "torch"), id="torch"),
-    pytest.param(("cpu", "reference"), id="reference"),
-    pytest.param(("cpu", "triton"), id="interpreted", marks=pytest.mark.interpret),
-    pytest.param(("cuda", "triton"), id="gpu", marks=pytest.mark.gpu),
-]
-KERNELS = [x for x in PLACES if x.id in ("interpreted", "gpu")]
+if has_triton():
+    from flakit.ops.common.packed_triton import Packing
+
 OPS = pytest.mark.parametrize("op", list(OPERATORS))
 FORMS = pytest.mark.parametrize("form", ["chunk", "recurrent"])
+KERNELS = pytest.mark.parametrize("place", [p for p in PLACES if p.values[0] is not TORCH])
+PADDED = [0, 9, 9, 20]  # of 29 rows
 INVALID = {
-    "decreasing": [0, 30, 20, 45],
-    "not from 0": [3, 20, 30, 45],
-    "negative": [0, -5, 20, 45],
-    "beyond T": [0, 20, 30, 90],
+    "decreasing": [0, 20, 9, 29],
+    "not from 0": [3, 9, 20, 29],
+    "negative": [-5, 9, 20, 29],
+    "beyond T": [0, 9, 20, 61],
     "far beyond T": [0, 2**31 + 7, 2**33, 2**34],
 }
 
 
-def results(op, form, x, device, backend, state=True):
-    """Every output and gradient of a call with an initial state and gradients arriving everywhere."""
+def made(place, op, offsets, T=29, dtype=torch.float32, **more):
+    """Every argument, the states of as many sequences as there are offsets for."""
+    sizes = dict(H=2, K=16, V=24, dtype=dtype, device=place.device)
+    sizes |= dict(M=16, HQ=4) if op == "gsa" else {}
+    x = inputs(op, B=1, T=T, **sizes, **more)
+    state = inputs(op, B=len(offsets) - 1, T=1, initial_state=True, **sizes)["initial_state"]
+    return x | {"initial_state": state, "cu_seqlens": torch.tensor(offsets, device=place.device)}
+
+
+def results(place, op, form, x, run=None):
+    """Every output and gradient by name; an initial state goes in, a gradient arrives at the final one."""
     op = operator(op)
-    x = {name: y.to(device) if isinstance(y, torch.Tensor) else y for name, y in x.items()}
-    leaves = {name: y.detach().clone().requires_grad_() for name, y in op.leaves(x | {"cu_seqlens": None}).items()}
-    run = getattr(op, form)
-    o, final = run(**op.arguments(leaves, x), backend=backend, output_final_state=state)
-    parts = op.parts(final) if state else ()
-    outputs = (o, *parts)
+    leaves = {name: x[name] for name in op.tensors} | dict(zip(op.states, op.parts(x["initial_state"]), strict=True))
+    leaves = {name: y.detach().clone().requires_grad_() for name, y in leaves.items()}
+    o, final = (run or op.forms[form])(**op.arguments(leaves, x), backend=place.backend, output_final_state=True)
+    outputs = (o, *op.parts(final))
     grads = torch.autograd.grad(outputs, list(leaves.values()), [torch.ones_like(y) for y in outputs])
-    return dict(zip((*op.outputs[: len(outputs)], *(f"d{name}" for name in leaves)), (*outputs, *grads), strict=True))
+    names = (*op.outputs, *(f"d{name}" for name in leaves))
+    return {name: y.detach() for name, y in zip(names, (*outputs, *grads), strict=True)}
 
 
-def padded(op, offsets, T=45, dtype=torch.float32, group=1, **more):
-    sizes = dict(M=16, HQ=2 * group) if op == "gsa" else {}
-    x = inputs(op, B=1, T=T, H=2, K=16, V=24, dtype=dtype, **sizes, **more)
-    state = inputs(op, B=len(offsets) - 1, T=1, H=2, K=16, V=24, dtype=dtype, initial_state=True, **sizes)
-    return x | {"initial_state": state["initial_state"], "cu_seqlens": torch.tensor(offsets)}
+def padding_of(op, found, end):
+    sequences = ["o", *(f"d{name}" for name in OPERATORS[op].sequences)]
+    return {name: found[name][:, end:] for name in sequences}
+
+
+@OPS
+@FORMS
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("offsets", [PADDED, [0, 0, 0]], ids=["some rows", "all rows"])
+def test_padding_is_not_read_and_gives_zeros(place, op, form, offsets, poisoned_memory):
+    end = offsets[-1]
+    x = made(place, op, offsets)
+    for name in OPERATORS[op].sequences:
+        x[name][:, end:] = torch.nan
+    found = results(place, op, form, x)
+    for name, rows in padding_of(op, found, end).items():
+        assert not rows.any(), name
+    assert all(y.isfinite().all() for y in found.values())
+    if end:
+        short = {name: y[:, :end] if name in OPERATORS[op].sequences else y for name, y in x.items()}
+        for name, y in results(place, op, form, short).items():
+            got = found[name][:, :end] if name in padding_of(op, found, end) else found[name]
+            torch.testing.assert_close(got, y, rtol=2e-6, atol=2e-6 * y.abs().max().item(), msg=name)
+
+
+@FORMS
+@pytest.mark.parametrize("place", PLACES)
+def test_padding_of_gsa_without_gates(place, form):
+    x = made(place, "gsa", PADDED) | {"g": None}
+    for name in ("q", "k", "v", "s"):
+        x[name][:, PADDED[-1] :] = torch.nan
+    del x["initial_state"]
+    leaves = {name: x[name].clone().requires_grad_() for name in ("q", "k", "v", "s")}
+    o = OPERATORS["gsa"].forms[form](**x | leaves, backend=place.backend).o
+    grads = torch.autograd.grad(o.sum(), list(leaves.values()))
+    for y in (o, *grads):
+        assert y[:, : PADDED[-1]].isfinite().all() and not y[:, PADDED[-1] :].any()
+    assert all(y.any() for y in grads)
+
+
+@OPS
+@FORMS
+@KERNELS
+@pytest.mark.parametrize("kind", list(INVALID))
+def test_kernels_answer_invalid_offsets_with_nan_everywhere(place, op, form, kind, monkeypatch, poisoned_memory):
+    # A CPU looks at values and refuses; kernels are asked as they are where nobody looks.
+    monkeypatch.setattr("flakit.ops.common.validation.looks_at_values", lambda x: False)
+    x = made(place, op, INVALID[kind])
+    for name, y in results(place, op, form, x).items():
+        assert y.isnan().all(), name
+
+
+@OPS
+@FORMS
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("kind", list(INVALID))
+def test_invalid_offsets_are_refused_where_values_are_looked_at(place, op, form, kind):
+    x = made(place, op, INVALID[kind])
+    with checked(), pytest.raises(ValueError, match="cu_seqlens: expected (non-decreasing )?offsets"):
+        OPERATORS[op].forms[form](**x, backend=place.backend)
+
+
+@pytest.mark.gpu
+@OPS
+@FORMS
+def test_offsets_that_become_invalid_in_a_graph(op, form):
+    x = made(GPU, op, PADDED, dtype=torch.bfloat16)
+    run = OPERATORS[op].forms[form]
+    leaves = [y.requires_grad_() for name, y in x.items() if name in OPERATORS[op].tensors]
+
+    def step():
+        o, final = run(**x, output_final_state=True)
+        return o, *OPERATORS[op].parts(final), *torch.autograd.grad(o.sum(), leaves)
+
+    for _ in range(2):
+        step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step()
+    for offsets, end in ((PADDED, 20), ([0, 5, 9, 11], 11), ([0, 9, 5, 20], None), ([0, 1, 2, 29], 29)):
+        x["cu_seqlens"].copy_(torch.tensor(offsets))
+        for y in found:
+            y.fill_(7)
+        graph.replay()
+        for y in found:
+            assert y.isnan().all() if end is None else y.isfinite().all()
+        if end is not None:
+            assert not found[0][:, end:].any() and found[0][:, end - 1].any()
+
+
+@pytest.mark.gpu
+@pytest.mark.full
+@OPS
+@FORMS
+def test_padding_and_invalid_offsets_compiled(op, form):
+    compiled = torch.compile(OPERATORS[op].forms[form], fullgraph=True)
+    x = made(GPU, op, PADDED)
+    for name in OPERATORS[op].sequences:
+        x[name][:, PADDED[-1] :] = torch.nan
+    found = results(GPU, op, form, x, compiled)
+    assert all(not rows.any() for rows in padding_of(op, found, PADDED[-1]).values())
+    x["cu_seqlens"] = torch.tensor(INVALID["decreasing"], device="cuda")
+    assert all(y.isnan().all() for y in results(GPU, op, form, x, compiled).values())
+
+
+@KERNELS
+@pytest.mark.parametrize("lengths", [[5], [0, 0, 1, 0], [40, 1, 0, 17, 16, 48], [1] * 1030 + [70]], ids=len)
+@pytest.mark.parametrize("tokens, least", [(16, 0), (16, 1), (48, 1), (1, 0)])
+def test_pieces(place, lengths, tokens, least):
+    T = sum(lengths) + 3
+    packing = Packing(torch.tensor(list(accumulate(lengths, initial=0)), device=place.device), T)
+    expected = [max(least, -(-length // tokens)) for length in lengths]
+    pieces = packing.pieces(tokens, least)
+    assert pieces.before.tolist() == list(accumulate(expected, initial=0))
+    assert sum(expected) <= pieces.room == packing.room(tokens)
+    owners = [n for n, count in enumerate(expected) for _ in range(count)]
+    assert pieces.sequence.tolist() == owners + [len(lengths) - 1] * (pieces.room - sum(expected))
+    if not least:
+        assert packing.before(tokens).tolist() == pieces.before.tolist()
+
+
+TWO_GPUS = torch.cuda.is_available() and torch.cuda.device_count() > 1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not TWO_GPUS, reason="needs two GPUs")
+@OPS
+@FORMS
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_tensors_on_another_gpu_than_the_current_one(op, form, dtype):
+    x = made(GPU, op, PADDED, dtype=dtype)
+    there = {name: y.to("cuda:1") if isinstance(y, torch.Tensor) else y for name, y in x.items()}
+    there["initial_state"] = OPERATORS[op].state([y.to("cuda:1") for y in OPERATORS[op].parts(x["initial_state"])])
+    torch.cuda.set_device(0)
+    here = evaluate(op, x, form=form)
+    for name, y in evaluate(op, there, form=form).items():
+        assert y.device == torch.device("cuda:1") and torch.cuda.current_device() == 0
+        assert torch.equal(y.to("cuda:0"), here[name]), name

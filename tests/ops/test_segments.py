@@ -12,7 +12,7 @@ from tests.ops.settings import Setting
 if not has_triton():
     pytest.skip("needs Triton", allow_module_level=True)
 
-from flakit.ops.common import bands_triton, chunks_triton
+from flakit.ops.common import bands_triton, chunks_triton, packed_triton
 
 SETTING = Setting(T=85, H=1, K=24, V=40, decay="uniform", states="both")
 
@@ -56,7 +56,9 @@ def test_parts_of_whole_heads_are_right(op, place, T, packing, decay, monkeypatc
     monkeypatch.setattr(bands_triton, "SHORTEST_PART", 2)
     setting = of(op, SETTING, decay=decay, packing=packing, dtype=str(place.dtypes[1]).removeprefix("torch."))
     made, arriving = place.make(setting, T=T, H=2, K=64, V=40)
-    plan = bands_triton.Parts(made["r"], made["v"], made.get("cu_seqlens"))
+    offsets = made.get("cu_seqlens")
+    packing = None if offsets is None else packed_triton.Packing(offsets, made["r"].shape[1])
+    plan = bands_triton.Parts(made["r"], made["v"], packing)
     assert plan.L == 4 and plan.several
     if packing == "packed":
         lengths = made["cu_seqlens"].diff()

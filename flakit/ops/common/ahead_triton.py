@@ -60,9 +60,7 @@ class Kernels:
     def _run_forward(self, *given):
         *tensors, scale, state, asked_for_state, cu_seqlens, chunk_size, keep = given
         packing = _packing(tensors, cu_seqlens)
-        o, final, kept = self.module.forward(
-            *tensors, scale, state, asked_for_state, packing, chunk_size, keep
-        )
+        o, final, kept = self.module.forward(*tensors, scale, state, asked_for_state, packing, chunk_size, keep)
         if packing is not None:
             packing.close([o], _parts(final))
         return o, final, kept
@@ -70,9 +68,7 @@ class Kernels:
     def _run_backward(self, *given):
         *tensors, scale, state, cu_seqlens, chunk_size, kept, do, dfinal_state = given
         packing = _packing(tensors, cu_seqlens)
-        *grads, dstate = self.module.backward(
-            *tensors, scale, state, packing, chunk_size, kept, do, dfinal_state
-        )
+        *grads, dstate = self.module.backward(*tensors, scale, state, packing, chunk_size, kept, do, dfinal_state)
         if packing is not None:
             rows = [x for x in grads if x.ndim == do.ndim]  # weights have no time axis
             packing.close(rows, [x for x in grads if x.ndim != do.ndim] + _parts(dstate))

@@ -664,9 +664,7 @@ class ChunkPlan:
     op: prefix of its rows in the launch table; x: a sequence with a state's rows, [B, T, H, rows]; V: its columns.
     """
 
-    def __init__(
-        self, op: str, x: torch.Tensor, V: int, packing: Packing | None, chunk_size: int, flags: int = 0
-    ):
+    def __init__(self, op: str, x: torch.Tensor, V: int, packing: Packing | None, chunk_size: int, flags: int = 0):
         (B, self.T, self.H, self.rows), self.columns = x.shape, V
         self.op, self.width = op, width(x.element_size())
         self.scaled, self.C = cut_into_chunks(op, x, V, chunk_size)
@@ -815,7 +813,8 @@ class ChunkPlan:
         common, NK, NV = self.sizes("stream")
         common |= dict(G=1, REVERSE=reverse, INCLUSIVE=False, SCALED=self.scaled, OTHER_V=0, OTHER_BV=1)
         # The offsets of chunks tell where their states go, of which none is kept here.
-        where = (sequence_of_part, offsets, self.packing.offsets, offsets, self.T, tokens // self.C)
+        cu_seqlens = None if self.packing is None else self.packing.offsets
+        where = (sequence_of_part, offsets, cu_seqlens, offsets, self.T, tokens // self.C)
         grid = (NK * NV * self.H * parts,)
         return self._entering([(x, y, first, None)], w, scale, parts, where, grid, common)[0]
 

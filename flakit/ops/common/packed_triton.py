@@ -1,8 +1,8 @@
 """Packed sequences for kernels: offsets that every kernel may trust, where pieces of the sequences lie, unused rows.
 
-Looking at offsets on the host would make it wait for the GPU, so they are checked where they lie. Offsets that are not
-0, ..., non-decreasing, at most T are replaced by zeros: every sequence is then empty, no kernel leaves its tensors, and
-`Packing.close` fills all results with NaN. Rows behind the last offset belong to no sequence: `close` writes zeros there.
+The host would wait for the GPU to look at offsets, so a kernel checks them: from 0, non-decreasing, at most T. Invalid
+ones are replaced by zeros: every sequence is then empty, no kernel leaves its tensors, and `Packing.close` fills all
+results with NaN. Rows behind the last offset belong to no sequence; `close` writes zeros there.
 """
 
 from functools import cached_property
@@ -42,8 +42,8 @@ def check_kernel(cu_seqlens, offsets, N, T, BLOCK: tl.constexpr):
 def pieces_kernel(offsets, before, sequence, N, tokens, least, room, steps, BLOCK: tl.constexpr):
     """before [N + 1]: pieces of so many tokens before each sequence; sequence [room], or None: which one each is of.
 
-    A sequence has at least `least` pieces; slots that no piece fills belong to the last sequence. Every program computes
-    all of `before`, so that none waits for another, then finds the sequences of its own slots by bisection in `steps`.
+    A sequence has at least `least` pieces; slots that no piece fills belong to the last sequence. Every program
+    computes all of `before`, so that none waits for another, then bisects it, in `steps`, for each of its own slots.
     """
     o = tl.arange(0, BLOCK)
     total = N * 0
@@ -152,9 +152,8 @@ class Packing:
         return before
 
     def close(self, rows: list[Tensor], whole: list[Tensor]) -> None:
-        """Complete a call's results in place: rows [1, T, ...] behind the last offset, everything if offsets are invalid.
-
-        Up to six of rows, three of the others; all contiguous.
+        """Complete a call's results in place: zero rows [1, T, ...] behind the last offset, NaN everywhere if offsets
+        are invalid. Up to six of rows, three of the others; all contiguous.
         """
         widths = [x[0, 0].numel() for x in rows]
         programs = cdiv(max(self.T * max(widths), *(x.numel() for x in whole), 1), BLOCK)

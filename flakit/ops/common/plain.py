@@ -86,4 +86,8 @@ def backward(
         ]
         *grads, dstates = zip(*found, strict=True)
         rows, dshared = grads[: len(sequences)], grads[len(sequences) :]
-        return (*(joined_rows(cut, x, do.shape[1]) for x in rows), *(sum(x) for x in dshared), joined_states(cut, dstates))
+        return (
+            *(joined_rows(cut, x, do.shape[1]) for x in rows),
+            *(sum(x) for x in dshared),
+            joined_states(cut, dstates),
+        )

@@ -133,7 +133,7 @@ class Registered:
         name, at = self.decay
         check.check_decay(name, tensors[at], cu_seqlens)
         if check.is_checked():
-            self._check_finite(tensors, state)
+            self._check_finite(tensors, state, cu_seqlens)
         kept = None
         if backend == "triton":
             tensors, state, cu_seqlens = _contiguous(tensors), _contiguous(state), _contiguous(cu_seqlens)
@@ -150,10 +150,10 @@ class Registered:
         final = [_own(x, wide) for x in self._parts(final)]
         return o, final, kept if keep else None
 
-    def _check_finite(self, tensors, state):
-        for name, x in zip(self.tensors, tensors, strict=True):
+    def _check_finite(self, tensors, state, cu_seqlens):
+        for n, (name, x) in enumerate(zip(self.tensors, tensors, strict=True)):
             if name != self.decay[0]:
-                check.check_finite(name, x)
+                check.check_finite(name, check.without_padding(x, cu_seqlens) if n < self.sequences else x)
         parts = () if state is None else self._parts(state)
         for i, x in enumerate(parts):
             check.check_finite("initial_state" if len(parts) == 1 else f"initial_state[{i}]", x)

@@ -97,11 +97,15 @@ def check_scale(scale: object, default: float) -> float:
     return default if scale is None else check_number("scale", scale)
 
 
+def without_padding(x: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+    """The rows of x [B, T, ...] that belong to a sequence; waits for a GPU."""
+    return x if cu_seqlens is None else x[:, : max(0, int(cu_seqlens[-1]))]
+
+
 def check_decay(name: str, w: Tensor, cu_seqlens: Tensor | None = None) -> None:
-    """w <= 0 in every row that belongs to a sequence."""
     if not looks_at_values(w):
         return
-    w = w if cu_seqlens is None else w[:, : cu_seqlens[-1]]
+    w = without_padding(w, cu_seqlens)
     if not (w <= 0).all():
         at = torch.unravel_index(w.detach().argmax(), w.shape)  # the first NaN, if there is one
         found = w[at].item()

@@ -16,7 +16,8 @@ from ..common.packed import positions
 def slots_and_gates(s: Tensor, cu_seqlens: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """(e^{s - z}, g), both [B, T, H, M] in float32 (float64 for float64) and differentiable; s [B, T, H, M] is finite.
 
-    Each packed sequence begins anew; s behind the last one is not read. In float64: z is as large as s, and its gradient sums what nearly cancels.
+    Each packed sequence begins anew; s behind the last one is not read. In float64: z is as large as s, and its
+    gradient sums what nearly cancels.
     """
     wide, s = torch.promote_types(s.dtype, torch.float32), s.double()
     if cu_seqlens is None:

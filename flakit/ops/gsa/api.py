@@ -175,7 +175,7 @@ def _call(form, tensors, scale, initial_state, output_final_state, offsets, chun
                 )
     if g is None:
         if check.looks_at_values(raw_s) and unseen([raw_s]):  # what follows a call cannot look at values
-            check.check_finite("s", raw_s, "with g=None")
+            check.check_finite("s", check.without_padding(raw_s, offsets[0]), "with g=None")
         slots, g = slots_and_gates(raw_s, offsets[0])
         s = slots.to(q.dtype)
     o, final_state = _registered(

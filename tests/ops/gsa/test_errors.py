@@ -96,10 +96,10 @@ WRONG = {
         TypeError,
         "output_final_state: expected True or False, got int",
     ),
-    "offsets that end early": (
-        packed([0, 5]),
+    "offsets beyond the end": (
+        packed([0, 7]),
         ValueError,
-        "cu_seqlens: expected to start at 0 and end at T = 6, got 0 … 5",
+        "cu_seqlens: expected offsets up to T = 6 at most, got 7 at the end",
     ),
     "offsets that go back, without a gate": (
         packed([0, 4, 3, 6], g=None),

@@ -156,12 +156,12 @@ WRONG = {
     "offsets that start late": (
         packed([1, 6]),
         ValueError,
-        "cu_seqlens: expected to start at 0 and end at T = 6, got 1 … 6",
+        "cu_seqlens: expected offsets from 0, got 1 at index 0",
     ),
-    "offsets that end early": (
-        packed([0, 5]),
+    "offsets beyond the end": (
+        packed([0, 7]),
         ValueError,
-        "cu_seqlens: expected to start at 0 and end at T = 6, got 0 … 5",
+        "cu_seqlens: expected offsets up to T = 6 at most, got 7 at the end",
     ),
     "offsets that go back": (
         packed([0, 4, 3, 6]),
@@ -188,10 +188,10 @@ WRONG = {
         ValueError,
         "cu_seqlens_cpu: expected [0, 2, 6] like cu_seqlens, got [0, 3, 6]",
     ),
-    "offsets on the CPU that end early": (
-        packed([0, 2, 6], cu_seqlens_cpu=torch.tensor([0, 2, 5])),
+    "offsets on the CPU beyond the end": (
+        packed([0, 2, 6], cu_seqlens_cpu=torch.tensor([0, 2, 8])),
         ValueError,
-        "cu_seqlens_cpu: expected to start at 0 and end at T = 6, got 0 … 5",
+        "cu_seqlens_cpu: expected offsets up to T = 6 at most, got 8 at the end",
     ),
     "offsets on the CPU that are elsewhere": (
         packed([0, 2, 6], cu_seqlens_cpu=torch.tensor([0, 2, 6], device="meta")),

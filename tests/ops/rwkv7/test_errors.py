@@ -101,10 +101,10 @@ WRONG = {
         ValueError,
         "cu_seqlens: expected a batch of 1 with packed sequences, got B = 2",
     ),
-    "offsets that end early": (
-        packed([0, 5]),
+    "offsets beyond the end": (
+        packed([0, 7]),
         ValueError,
-        "cu_seqlens: expected to start at 0 and end at T = 6, got 0 … 5",
+        "cu_seqlens: expected offsets up to T = 6 at most, got 7 at the end",
     ),
     "offsets that go back": (
         packed([0, 4, 3, 6]),
