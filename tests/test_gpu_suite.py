@@ -1,0 +1,242 @@
+"""`python -m tests.gpu`: what it runs and keeps, and that its hashes know what a test depends on. No GPU needed."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from flakit.numerics import recorded
+from tests.gpu import results, sources
+
+ROOT = Path(__file__).parents[1]
+INI = "[pytest]\naddopts = --import-mode=importlib\nmarkers = gpu: a\n"
+TESTS = {
+    "tests/one/test_some.py": """
+        import pytest
+        from tests.one.helper import SEEN
+
+        @pytest.mark.gpu
+        @pytest.mark.parametrize("x", range(5))
+        def test_each(x):
+            open(SEEN, "a").write(f"{x}\\n")
+            assert x != 3
+
+        @pytest.mark.gpu
+        def test_that_is_skipped():
+            pytest.skip("no second GPU")
+
+        def test_that_needs_no_gpu():
+            assert False
+        """,
+    "tests/one/helper.py": "SEEN = 'seen'\n",
+    "tests/two/test_others.py": """
+        import pytest
+
+        pytestmark = pytest.mark.gpu
+
+        def test_other():
+            open("seen", "a").write("other\\n")
+        """,
+    "tests/two/test_without.py": "import missing_module\n",
+}
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A project with GPU tests of its own: three files, of which one has none."""
+    write(tmp_path, {"pytest.ini": INI, **TESTS})
+    return tmp_path
+
+
+def write(root, files):
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = text.strip("\n").splitlines()
+        indent = len(lines[0]) - len(lines[0].lstrip())
+        path.write_text("\n".join(line[indent:] for line in lines) + "\n")
+
+
+def command(root, *arguments, n=0):
+    given = ["-n", str(n), "--file", str(root / "out.json"), "--commit", "abc", *arguments]
+    code = (
+        "import sys; from pathlib import Path; from tests.gpu.__main__ import main; "
+        f"sys.exit(main({given!r}, Path({str(root)!r}), 'a card'))"
+    )
+    return [sys.executable, "-c", code], {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def run(root, *arguments, n=0):
+    """The exit code, and which tests ran."""
+    seen = root / "seen"
+    seen.unlink(missing_ok=True)
+    words, env = command(root, *arguments, n=n)
+    done = subprocess.run(words, cwd=root, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, seen.read_text().split() if seen.exists() else []
+
+
+def rows(root):
+    return {row["file"].split("/")[1]: row for row in results.read(root / "out.json")}
+
+
+@pytest.mark.parametrize("n", [0, pytest.param(2, marks=pytest.mark.full)])
+def test_what_has_passed_runs_once_and_what_fails_again(project, n):
+    code, seen = run(project, n=n)
+    assert (code, sorted(seen)) == (1, [*"01234", "other"])
+    one, two = rows(project)["one"], rows(project)["two"]
+    assert one["each"] == "...F.s" and one["failing"] == ["test_each[3]"] and two["each"] == "."
+    assert (one["passed"], one["failed"], one["skipped"], one["not_run"]) == (4, 1, 1, 0)
+    assert (one["card"], one["commit"]) == ("a card", "abc") and not results.green(one) and results.green(two)
+
+    assert run(project, n=n) == (1, ["3"])  # the one that failed, and what is skipped
+    path = project / "tests/one/test_some.py"
+    path.write_text(path.read_text().replace("x != 3", "x != 7"))
+    code, seen = run(project, n=n)
+    assert (code, sorted(seen)) == (0, [*"01234"])  # all of the file that has changed
+    assert run(project, "--again", n=n)[0] == 0 and rows(project)["one"]["each"] == ".....s"
+
+
+@pytest.mark.full
+def test_only_some_leaves_the_others_not_run(project):
+    assert run(project, "--only", "each and 1") == (3, ["1"])
+    assert rows(project)["one"]["each"] == "-.----" and rows(project)["two"]["each"] == "-"
+    assert run(project, "--only", "1 or other") == (3, ["other"])
+    assert rows(project)["one"]["not_run"] == 5
+
+
+@pytest.mark.full
+def test_what_a_helper_says_is_part_of_the_hash(project):
+    run(project)
+    write(project, {"tests/one/helper.py": "# of what was run\nSEEN = 'seen'\n"})
+    assert run(project)[1] == ["3"]
+    write(project, {"tests/one/helper.py": "SEEN = 'see' + 'n'\n"})
+    assert run(project)[1] == [*"01234"]
+
+
+@pytest.mark.full
+def test_results_of_several_cards_stand_side_by_side(project):
+    run(project)
+    first = results.read(project / "out.json")
+    others = [row | {"card": "another"} for row in first]
+    results.write(project / "out.json", dict.fromkeys(recorded.META, "x"), others)
+    assert run(project)[1] == [*"01234", "other"]  # nothing is known of this card
+    assert [row["card"] for row in results.read(project / "out.json")] == ["a card"] * 2 + ["another"] * 2
+
+
+@pytest.mark.full
+def test_a_file_that_cannot_be_collected_has_failed(project):
+    write(project, {"tests/two/test_others.py": "import pytest, missing_module\n\npytestmark = pytest.mark.gpu\n"})
+    for n in (0, 2):
+        assert run(project, n=n)[0] == 1
+        assert rows(project)["two"]["each"] == "F" and "cannot collect" in rows(project)["two"]["failing"][0]
+        assert rows(project)["one"]["passed"] == 4
+
+
+SLOW = """
+    import pytest, time
+
+    pytestmark = pytest.mark.gpu
+
+    @pytest.mark.parametrize("x", range(8))
+    def test_slow(x):
+        open("seen", "a").write(f"{x}\\n")
+        time.sleep(1 if x else 0)
+    """
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("ended_by", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL, "--limit-seconds"], ids=str)
+def test_one_that_is_stopped_goes_on_where_it_was(project, ended_by):
+    write(project, {"tests/one/test_some.py": SLOW})
+    by_signal = isinstance(ended_by, signal.Signals)
+    words, env = command(project, *([] if by_signal else [ended_by, "5"]), n=2 if by_signal else 0)
+    running = subprocess.Popen(words, cwd=project, env=env, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
+    until = time.monotonic() + 60
+    if by_signal:
+        while time.monotonic() < until and not (project / "out.json").exists():
+            time.sleep(0.1)
+        time.sleep(2.5)
+        running.send_signal(ended_by)
+    code = running.wait(60)
+    assert code == (-signal.SIGKILL if ended_by == signal.SIGKILL else 3)
+    known = rows(project)["one"]["each"]
+    assert 0 < known.count(".") < 8 and known.strip(".-") == ""
+    time.sleep(2.5)  # what still ran
+    left = [str(place) for place, letter in enumerate(known) if letter == "-"]
+    code, seen = run(project, "--only", "slow")
+    assert [x for x in seen if x != "other"] == left and rows(project)["one"]["each"] == "." * 8
+
+
+def test_without_a_gpu_it_says_so():
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.gpu"], cwd=ROOT, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True, text=True, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (2, "python -m tests.gpu: expected a CUDA GPU, found none\n")
+
+
+# --- what a test depends on ------------------------------------------------------------------------------------------
+
+
+def test_comments_and_words_are_no_code():
+    before = 'x = 1  # one\n\n\ndef f():\n    """Words,\n    more."""\n    return "# no comment"\n'
+    assert sources.code(before) == 'x = 1\ndef f():\n    return "# no comment"'
+
+
+def depends_on(file):
+    return {path.relative_to(ROOT).as_posix() for path in sources.dependencies(file)}
+
+
+def test_a_test_depends_on_the_kernels_its_helpers_and_its_own_room():
+    found = depends_on("tests/gpu/test_covering_set.py")
+    needed = {"flakit/ops/rwkv7/fused_chunk_triton.py", "flakit/numerics/evaluate.py", "tests/gpu/conftest.py"}
+    needed |= {"tests/conftest.py", "tests/ops/checking.py", "tests/ops/oracle.py", "tests/ops/settings/full.csv"}
+    assert needed <= found and "flakit/instruments/budget.py" in found
+    assert not [x for x in found if x.startswith(("flakit/panels", "flakit/cases", "tests/panels", "notebooks"))]
+    of_trace = {
+        path.relative_to(ROOT).as_posix() for path in sources.dependencies("tests/instruments/test_trace_gpu.py")
+    }
+    assert {"flakit/instruments/trace_compiled_triton.py", "tests/instruments/faulty_triton.py"} <= of_trace
+
+
+def test_versions_and_the_card_are_part_of_the_hash():
+    (file, *_) = sources.test_files()
+    assert (
+        len({sources.key(file), sources.key(file, "3.6.0"), sources.key(file, "3.7.1"), sources.key(file, "H100")}) == 4
+    )
+
+
+COLLECT = """
+import sys
+for name in sys.argv[1].split():
+    sys.modules[name] = None
+import pytest
+
+class Seen:
+    def pytest_collection_modifyitems(self, items):
+        found = {item.nodeid.partition("::")[0] for item in items if item.get_closest_marker("gpu")}
+        print("FILES", *sorted(found))
+
+sys.exit(pytest.main(["--collect-only", "-qq", "-p", "no:cacheprovider", *sys.argv[2:]], plugins=[Seen()]))
+"""
+NOT_ON_A_GPUS_MACHINE = "ipywidgets anywidget jupyterlab nbformat nbclient playwright IPython ipykernel yaml"
+
+
+def with_gpu_tests(*paths, without=""):
+    """The files of those with tests that are marked `gpu`, in a process without some modules."""
+    words = [sys.executable, "-c", COLLECT, without, *paths]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, done.stdout[-3000:]
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("FILES")]
+    return set(line.split()[1:])
+
+
+@pytest.mark.full
+def test_its_files_have_all_gpu_tests_and_are_collected_without_jupyter():
+    found = with_gpu_tests(*sources.test_files(), without=NOT_ON_A_GPUS_MACHINE)
+    assert len(found) > 20 and found == with_gpu_tests("tests")
