@@ -11,7 +11,7 @@ from .corpus import Corpus, standard_library
 from .language_model import IGNORED, MIXERS, LanguageModel, loss
 from .tasks import Copying, Delay, Permutations, Recall
 from .training import Run, accuracy, mean_loss, train
-from .watch import HeadroomWarning, Recording, recorded
+from .watch import HeadroomWarning, Recording, WatchWarning, recorded
 
 __all__ = [
     "IGNORED",
@@ -25,6 +25,7 @@ __all__ = [
     "Recall",
     "Recording",
     "Run",
+    "WatchWarning",
     "accumulate",
     "accuracy",
     "check_gradient_accumulation",

@@ -108,18 +108,29 @@ def _bar(label: str, steps: int, shown: bool) -> Iterator[Callable[[Run], None]]
         bar.refresh()  # a notebook's bar would stop at the last tenth of a second
 
 
-@torch.no_grad()
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Without gradients and in evaluation mode; then each module is again in the mode it was in."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
 def accuracy(model: nn.Module, batch: Batch, T: int, *, size: int = 64, seed: int = 1) -> Tensor:
     """Share of right answers at each position, [T]; NaN where nothing is asked."""
     tokens, targets = batch(size, T, Generator().manual_seed(seed))
     device = next(model.parameters()).device
-    model.eval()
-    right = (model(tokens.to(device)).argmax(-1).cpu() == targets).double()
+    with _evaluating(model):
+        right = (model(tokens.to(device)).argmax(-1).cpu() == targets).double()
     asked = (targets != IGNORED).double()
     return (right * asked).sum(0) / asked.sum(0)
 
 
-@torch.no_grad()
 def mean_loss(
     model: nn.Module,
     batch: Batch,
@@ -135,11 +146,11 @@ def mean_loss(
     batch: that data's, such as `Corpus.split()[1].batch`. autocast: as in `train`.
     """
     generator, device = Generator().manual_seed(seed), next(model.parameters()).device
-    model.eval()
     found = []
-    for _ in range(batches):
-        tokens, targets = batch(size, T, generator)
-        with torch.autocast(device.type, autocast, enabled=autocast is not None):
-            logits = model(tokens.to(device))
-        found.append(loss(logits, targets.to(device)).item())
+    with _evaluating(model):
+        for _ in range(batches):
+            tokens, targets = batch(size, T, generator)
+            with torch.autocast(device.type, autocast, enabled=autocast is not None):
+                logits = model(tokens.to(device))
+            found.append(loss(logits, targets.to(device)).item())
     return sum(found) / batches

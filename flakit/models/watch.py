@@ -9,11 +9,16 @@
 `flakit.headroom` is the measure that `flakit.watch` brings along; this module knows only what a hook sees.
 """
 
+import itertools
 import math
+import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +32,14 @@ OWN = {RWKV6: ("rwkv6", 3), RWKV7: ("rwkv7", 1), GSA: ("gsa", 4)}
 
 Decays = Callable[[str, nn.Module, Any], Tensor | None]
 """decays(name, module, output) -> the natural-log decays [B, T, H, K] that a module has just made, or None."""
+
+
+class WatchWarning(UserWarning):
+    """A watch or a recording that sees nothing, and why."""
+
+
+class HeadroomWarning(UserWarning):
+    """Decays that drift towards the law of a kernel."""
 
 
 class Recording(dict):
@@ -43,73 +56,234 @@ def recorded(model: nn.Module, decays: Decays | None = None) -> Iterator[Recordi
         its output; what it returns is recorded under that name. Default: what mixers of this package hand their
         operator.
 
+    A block that ends without a decay having been seen ends with a `WatchWarning` that says what may be the reason.
+
     >>> def decays(name, module, output):  # an RWKV6 whose w_proj makes x of w = -exp(x), heads of 64
     ...     return -output.float().exp().unflatten(-1, (-1, 64)) if name.endswith("w_proj") else None
     """
-    recording = Recording()
-    handles = _hooks(model, decays, recording, lambda: True)
+    sight = _Sight()
+    sight.attach(_uncompiled(model), decays)
+    sight.now = True
     try:
-        yield recording
+        yield sight.recording
     finally:
-        for handle in handles:
+        sight.detach()
+    if not sight.recording:
+        _warn(WatchWarning, f"nothing was recorded: no forward pass ran in the block, or {sight.blind()}")
+
+
+# --- what hooks see ---------------------------------------------------------------------------------------------------
+
+_SIGHTS: WeakValueDictionary[int, "_Sight"] = WeakValueDictionary()
+_KEYS = itertools.count()
+
+
+class _Sight:
+    """The recording that hooks fill, while `now` is true and, if there is one, `during` is in training mode.
+
+    torch.compile guards on both: a compiled model has one program that looks and another that does not, and the second
+    is as fast as if nobody watched. A program cannot call Python, so what looks is an operator, which finds this object
+    by its key; it says that it changes `touched`, else the compiler would drop an operator without results.
+    """
+
+    def __init__(self, during: nn.Module | None = None, passed: Callable[[bool, bool], None] | None = None):
+        self.recording, self.now, self.during, self.passed = Recording(), False, during, passed
+        self.touched = torch.zeros((), device="cpu")
+        self.key = next(_KEYS)
+        _SIGHTS[self.key] = self
+        self._handles, self._seen, self._decays = [], {}, None
+
+    def attach(self, model: nn.Module, decays: Decays | None) -> None:
+        modules = [(name.replace("_orig_mod.", ""), module) for name, module in model.named_modules()]
+        if decays is not None:
+            if not callable(decays):
+                raise TypeError(f"decays: expected a function of name, module and output, got {type(decays).__name__}")
+            self._decays = decays
+            looks = [(module, _Look(self, name, decays)) for name, module in modules]
+            self._handles += [module.register_forward_hook(look) for module, look in looks]
+        else:
+            own = [
+                (name, module, next(map(OWN.get, filter(OWN.get, type(module).__mro__)), None))
+                for name, module in modules
+            ]
+            own = [found for found in own if found[2] is not None]
+            operators = {op for _, _, (op, _) in own}
+            if not own:
+                raise ValueError(
+                    f"decays: expected a function, since {type(model).__name__} has no layer of flakit.models with "
+                    f"decays ({', '.join(x.__name__ for x in OWN)}); "
+                    f"decays(name, module, output) -> [B, T, H, K] or None"
+                )
+            if len(operators) > 1:
+                raise ValueError(
+                    f"model: expected layers of one operator, got {' and '.join(sorted(operators))}; "
+                    f"give the part of the model that has one"
+                )
+            (self.recording.op,) = operators
+            self._seen = {module: _Seen(self, name, at, module.operator) for name, module, (_, at) in own}
+            self.put()
+            self._handles.append(model.register_forward_pre_hook(_Before(self), prepend=True))
+        if self.passed is not None:
+            self._handles.append(model.register_forward_hook(_Passed(self)))
+
+    def put(self) -> None:
+        """Stand before every mixer's operator, also where the operator has been exchanged since."""
+        for module, seen in self._seen.items():
+            found = module.operator
+            while found is not seen and isinstance(found, _Seen):  # of another watch
+                found = found.operator
+            if found is not seen:
+                seen.operator = module.operator
+                module.operator = seen
+
+    def detach(self) -> None:
+        self.now = False
+        for handle in self._handles:
             handle.remove()
+        for module, seen in self._seen.items():
+            seen.gone = True  # another watch may stand before it
+            while isinstance(module.operator, _Seen) and module.operator.gone:
+                module.operator = module.operator.operator
+        self._handles, self._seen = [], {}
 
+    def looks(self) -> bool:
+        return self.now and (self.during is None or self.during.training)
 
-def _hooks(model: nn.Module, decays: Decays | None, recording: Recording, now: Callable[[], bool]) -> list:
-    """Hooks that fill the recording at the forward passes for which `now()` is true."""
-    if decays is not None:
-        if not callable(decays):
-            raise TypeError(f"decays: expected a function of name, module and output, got {type(decays).__name__}")
-
-        def look(name: str) -> Callable:
-            def hook(module: nn.Module, _, output: Any) -> None:
-                if now():
-                    w = decays(name, module, output)
-                    if w is not None:
-                        recording[name] = w.detach().clone()
-
-            return hook
-
-        return [module.register_forward_hook(look(name)) for name, module in model.named_modules()]
-
-    handles = []
-    for name, module in model.named_modules():
-        if type(module) in OWN:
-            recording.op, at = OWN[type(module)]
-            handles += _around(name, module, at, recording, now)
-    if not handles:
-        raise ValueError(
-            f"decays: expected a function, since {type(model).__name__} has no layer of flakit.models with decays "
-            f"({', '.join(own.__name__ for own in OWN)}); decays(name, module, output) -> [B, T, H, K] or None"
+    def blind(self) -> str:
+        """Why there may be nothing in the recording though a forward pass ran."""
+        return (
+            "no layer called its operator"
+            if self._decays is None
+            else "decays(name, module, output) returned None for every module, or the model was compiled before: then "
+            "call torch.compiler.reset() after this watch is on the model"
         )
-    return handles
+
+    def see(self, name: str, w: Tensor) -> None:
+        if torch.compiler.is_compiling():
+            torch.ops.flakit.see_decays(self.touched, self.key, name, w.detach())
+        else:
+            _see(self.touched, self.key, name, w.detach())
+
+    def end(self, training: bool) -> None:
+        if torch.compiler.is_compiling():
+            torch.ops.flakit.see_pass(self.touched, self.key, training, torch.is_grad_enabled())
+        else:
+            _see_pass(self.touched, self.key, training, torch.is_grad_enabled())
 
 
-def _around(name: str, module: nn.Module, at: int, recording: Recording, now: Callable[[], bool]) -> list:
-    """The module's operator is another one for the length of a forward pass, whatever it is then."""
-    originals = []
-
-    def before(*_) -> None:
-        if not now():
-            return
-        operator = module.operator
-        originals.append(operator)
-
-        def seen(*x: Tensor, **how):
-            recording[name] = x[at].detach().clone()
-            return operator(*x, **how)
-
-        module.operator = seen
-
-    def after(*_) -> None:
-        if originals:
-            module.operator = originals.pop()
-
-    return [module.register_forward_pre_hook(before), module.register_forward_hook(after, always_call=True)]
+def _uncompiled(model: nn.Module) -> nn.Module:
+    """What torch.compile wraps: calls of either run through it."""
+    return getattr(model, "_orig_mod", model)
 
 
-class HeadroomWarning(UserWarning):
-    """Decays that drift towards the law of a kernel."""
+def _again() -> bool:
+    """Inside a backward pass, where activation checkpointing runs a forward pass once more."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def _see(touched: Tensor, key: int, name: str, w: Tensor) -> None:
+    sight = _SIGHTS.get(key)
+    if sight is not None and not _again():
+        sight.recording[name] = w.clone()
+
+
+def _see_pass(touched: Tensor, key: int, training: bool, builds: bool) -> None:
+    sight = _SIGHTS.get(key)
+    if sight is not None and not _again():
+        sight.passed(training, builds)
+
+
+for _name, _run, _arguments in (
+    ("see_decays", _see, "str name, Tensor w"),
+    ("see_pass", _see_pass, "bool training, bool builds"),
+):
+    torch.library.custom_op(
+        f"flakit::{_name}", _run, mutates_args=("touched",), schema=f"(Tensor(a!) touched, int key, {_arguments}) -> ()"
+    ).register_fake(lambda *_: None)
+
+
+def _nothing(*_) -> None:
+    """What a hook is in a copy of a watched model, or in a file of it: nobody watches those."""
+
+
+def _same(x: Any) -> Any:
+    return x
+
+
+class _Hook:
+    def __init__(self, sight: _Sight):
+        self.sight = sight
+
+    def __reduce__(self) -> tuple:
+        return _same, (_nothing,)
+
+
+class _Before(_Hook):
+    """At the beginning of the watched model's forward pass."""
+
+    def __call__(self, *_) -> None:
+        if not torch.compiler.is_compiling():
+            self.sight.put()
+
+
+class _Passed(_Hook):
+    """At the end of the watched model's forward pass."""
+
+    def __call__(self, module: nn.Module, *_) -> None:
+        self.sight.end(module.training)
+
+
+class _Look(_Hook):
+    """At the end of any module's forward pass: asks the user's function for decays."""
+
+    def __init__(self, sight: _Sight, name: str, decays: Decays):
+        super().__init__(sight)
+        self.name, self.decays = name, decays
+
+    def __call__(self, module: nn.Module, _, output: Any) -> None:
+        if self.sight.looks():
+            w = self.decays(self.name, module, output)
+            if w is not None:
+                if not isinstance(w, Tensor):
+                    raise TypeError(f"decays: expected a tensor or None for {self.name!r}, got {type(w).__name__}")
+                self.sight.see(self.name, w)
+
+
+class _Seen:
+    """A mixer's operator for the time of a watch: the same, seen. In a copy or a file of the model it is the operator.
+
+    That it is another object is what makes torch.compile notice: it does not guard on hooks.
+    """
+
+    def __init__(self, sight: _Sight, name: str, at: int, operator: Callable):
+        self.sight, self.name, self.at, self.operator, self.gone = sight, name, at, operator, False
+
+    def __call__(self, *x: Tensor, **how):
+        if not self.gone and self.sight.looks():
+            self.sight.see(self.name, x[self.at])
+        return self.operator(*x, **how)
+
+    def __reduce__(self) -> tuple:
+        return _same, (self.operator,)
+
+
+_LIBRARIES = tuple(f"{folder}{os.sep}" for folder in (Path(__file__).parents[1], Path(torch.__file__).parent))
+
+
+def _warn(category: type[Warning], text: str) -> None:
+    """A warning at the line outside flakit and PyTorch that led here."""
+    level, frame = 2, sys._getframe(1)
+    while frame is not None and _inside(frame.f_code.co_filename):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(category(text), stacklevel=2 if frame is None else level)
+
+
+def _inside(file: str) -> bool:
+    compiled = file.startswith("<eval_with_key>") or "torchinductor_" in file
+    return compiled or file.startswith(_LIBRARIES) or file == contextmanager.__code__.co_filename
+
+
+# --- a watch ----------------------------------------------------------------------------------------------------------
 
 
 class Forecast(NamedTuple):
@@ -158,30 +332,51 @@ class Watch:
             if isinstance(number, bool) or not isinstance(number, int) or number < least:
                 raise ValueError(f"{name}: expected a whole number of at least {least}, got {number!r}")
         self.every, self.ahead, self.over, self.dtype, self.tell = every, ahead, over, dtype, tell
-        self.step, self.headrooms, self.warned = -1, {}, []
+        self.step, self.headrooms, self.warned, self.recording = -1, {}, [], Recording()
         self._measure, self._how, self._due = measure, how, {}
-        self.recording, self._now = Recording(), False
-        first = model.register_forward_pre_hook(self._begin, prepend=True)
-        try:
-            self._handles = [first, *_hooks(model, decays, self.recording, lambda: self._now)]
-        except Exception:
-            first.remove()
-            raise
-        self._handles.append(model.register_forward_hook(self._end))
+        self._evaluated, self._blind = 0, False
+        model = _uncompiled(model)
+        self._sight = _Sight(during=model, passed=self._passed)
+        self._sight.attach(model, decays)
+        self.recording.op = self._sight.recording.op
+        self._sight.now = True
 
-    def _begin(self, model: nn.Module, _) -> None:
-        self.step += model.training
-        self._now = model.training and self.step % self.every == 0
-
-    def _end(self, *_) -> None:
-        if not self._now:
+    def _passed(self, training: bool, builds: bool) -> None:
+        """After a forward pass. builds: whether a graph for a backward pass is made, as in a step."""
+        if not training:
+            self._evaluated += builds
+            if self._evaluated == self.every:
+                self._say_blind(
+                    f"{self.every} forward passes with gradients ran in evaluation mode, and a step is one in training "
+                    f"mode: if these were steps, call model.train()"
+                )
             return
-        self._now = False
-        if self.recording and not any(w.isnan().any() for w in self.recording.values()):  # lost weights have no decays
-            self.headrooms[self.step] = self._measure(self.recording, **self._how)
-            for layer in self.recording:
-                for kernel in {m.kernel for m in self.headrooms[self.step].layers[layer]}:
-                    self._judge(layer, kernel)
+        self._evaluated = 0
+        self.step += 1
+        if self.step % self.every == 0:
+            seen = self._sight.recording
+            self.recording.clear()
+            self.recording.update(seen)
+            seen.clear()
+            lost = [name for name, w in self.recording.items() if w.isnan().any()]
+            if not self.recording:
+                self._say_blind(self._sight.blind())
+            elif lost:  # lost weights have no decays
+                self._say_blind(f"the decays of {lost[0] or 'the model'} are NaN, so that they have no headroom")
+            else:
+                self._judge_all()
+        self._sight.now = (self.step + 1) % self.every == 0  # before the pass: a compiled one guards on it
+
+    def _judge_all(self) -> None:
+        self.headrooms[self.step] = self._measure(self.recording, **self._how)
+        for layer in self.recording:
+            for kernel in {m.kernel for m in self.headrooms[self.step].layers[layer]}:
+                self._judge(layer, kernel)
+
+    def _say_blind(self, why: str) -> None:
+        if not self._blind:  # once
+            self._blind = True
+            _warn(WatchWarning, f"nothing was measured at step {max(self.step, 0)}: {why}")
 
     def pace(self, layer: str, kernel: str) -> tuple[list[int], list[float]]:
         """The steps measured so far, and the largest exponent of a kernel at each."""
@@ -201,19 +396,24 @@ class Watch:
             self._due[layer, kernel] = math.inf if margin.breaks else used_up
             self.warned.append(found)
             if self.tell is None:
-                warnings.warn(HeadroomWarning(str(found)), stacklevel=2)
+                _warn(HeadroomWarning, str(found))
             else:
                 self.tell(found)
 
     def close(self) -> None:
-        """Take the hooks off the model; what was seen stays."""
-        for handle in self._handles:
-            handle.remove()
+        """Take the hooks off the model; what was seen stays. A `WatchWarning` if no step was."""
+        self._sight.detach()
+        if self.step < 0:
+            self._say_blind(
+                "no forward pass in training mode went through the model; one of a compiled function that ran before "
+                "is not seen until torch.compiler.reset()"
+            )
 
     def __enter__(self) -> "Watch":
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, error: type[BaseException] | None, *_) -> None:
+        self._blind |= error is not None  # which says enough
         self.close()
 
     def __str__(self) -> str:
@@ -247,11 +447,16 @@ def watch(
 ) -> Watch:
     """Measure the headroom of every layer while a model trains, and warn long before it is used up.
 
-    Every `every` steps, a step being a forward pass in training mode, the decays are recorded and the largest exponent
-    of each kernel is held against its law. A line through the last measurements says when it will be used up at the
-    present pace: a `HeadroomWarning` once that is within `ahead` steps, another when that step has passed and it still
-    lies ahead, and a last one when it has happened. What breaks from the first measurement on is not warned of:
-    `print(flakit.headroom(watching.recording))` says what that is.
+    A step is a forward pass of the whole model in training mode; that of activation checkpointing, which runs it once
+    more in the backward pass, is none. Every `every` steps the decays are recorded and the largest exponent of each
+    kernel is held against its law. A line through the last measurements says when it will be used up at the present
+    pace: a `HeadroomWarning` once that is within `ahead` steps, another when that step has passed and it still lies
+    ahead, and a last one when it has happened. What breaks from the first measurement on is not warned of:
+    `print(flakit.headroom(watching.recording))` says what that is. A watch that sees nothing says so once, in a
+    `WatchWarning`.
+
+    The model may be compiled, before or after; its next step is compiled again. A copy of a watched model, or a file of
+    it, is not watched.
 
     Args:
         model: of `flakit.models`, or any with `decays`.

@@ -127,6 +127,26 @@ def test_the_mean_loss_is_that_of_all_batches():
     assert found != mean_loss(model, batch, 12, size=4, batches=3, seed=6)
 
 
+@pytest.mark.parametrize(
+    "judge", [lambda model, batch: accuracy(model, batch, 8), lambda model, batch: mean_loss(model, batch, 8)]
+)
+def test_judging_a_model_leaves_its_mode(judge):
+    model = LanguageModel(TASK.vocab, dim=16, layers=1, mixer="attention", head_size=8)
+    model.norm_in.eval()  # a part that somebody keeps still
+    modes, during = {name: module.training for name, module in model.named_modules()}, []
+    model.head.register_forward_hook(lambda module, *_: during.append(module.training))
+    judge(model, TASK.batch)
+    assert during and not any(during)
+    assert {name: module.training for name, module in model.named_modules()} == modes
+
+    def fails(*_):
+        raise RuntimeError("no data")
+
+    with pytest.raises(RuntimeError, match="no data"):
+        judge(model, fails)
+    assert model.training
+
+
 def test_training_stops_by_time():
     _, run = trained(steps=10**6, seconds=0.2)
     assert 1 <= len(run.losses) < 10**4 and 0.2 < run.seconds < 5

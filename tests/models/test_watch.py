@@ -1,17 +1,25 @@
 """Watching decays: what hooks record, of these models and of others; the warning before a fault, in a real drift."""
 
+import copy
+import io
 import math
+import pickle
 import warnings
+from functools import partial
+from typing import NamedTuple
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import flakit
 from flakit.cases import gate_drift
-from flakit.models import Delay, HeadroomWarning, LanguageModel, recorded, train
-from flakit.models.watch import OWN
+from flakit.models import Delay, HeadroomWarning, LanguageModel, WatchWarning, recorded, train
+from flakit.models.gsa import GSA
+from flakit.models.watch import OWN, watch
 
+FULL = pytest.mark.full
 TOKENS = torch.randint(6, (2, 20), generator=torch.Generator().manual_seed(0))
 
 
@@ -165,14 +173,282 @@ def test_a_forecast_that_did_not_come_true_is_renewed():
     assert all(b.step >= a.used_up for a, b in zip(found, found[1:], strict=False))
 
 
-def test_it_warns_as_python_does():
-    with pytest.warns(HeadroomWarning, match="at this pace its headroom is used up at step 174"):
+def test_it_warns_as_python_does_and_where_the_model_is_called():
+    with pytest.warns(HeadroomWarning, match="at this pace its headroom is used up at step 174") as told:
         watched(Drifting(0.5), steps=90)
+    assert {warning.filename for warning in told} == {__file__}
+    made = model()
+    with pytest.warns(WatchWarning) as told, flakit.watch(made, decays=lambda *_: None):
+        train(made, Delay(4).batch, steps=1, size=2, T=20, progress=False)  # flakit's own loop
+    assert {warning.filename for warning in told} == {__file__}
 
 
 def test_lost_weights_are_not_measured():
-    assert list(watched(Drifting(0.5), steps=3, slower=math.nan, every=1).headrooms) == []
+    with pytest.warns(WatchWarning, match="nothing was measured at step 0: the decays of the model are NaN"):
+        assert list(watched(Drifting(0.5), steps=3, slower=math.nan, every=1).headrooms) == []
     assert list(watched(Drifting(0.5), steps=3, every=1).headrooms) == [0, 1, 2]
+
+
+# --- a watch that sees nothing says so --------------------------------------------------------------------------------
+
+
+class Output(NamedTuple):
+    o: torch.Tensor
+
+
+def quick(q, k, v, s, g):
+    """In the operator's place: compiled in no time."""
+    return Output(q + v * g.exp().mean(-1, keepdim=True))
+
+
+class Small(nn.Module):
+    """A model of one mixer that is compiled in a second."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(6, 16)
+        self.blocks = nn.ModuleList([GSA(16, 0, 1, head_size=8, slots=4, operator=quick)])
+
+    def forward(self, tokens):
+        return self.blocks[0](self.embedding(tokens), None)[0]
+
+
+class Inside(nn.Module):
+    """A model inside another."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner, self.last = inner, nn.Linear(16, 6)
+
+    def forward(self, tokens):
+        return self.last(self.inner(tokens))
+
+
+def compiled(made, how):
+    """What to call in the model's place."""
+    if how == "in place":
+        made.compile(backend="aot_eager")
+    elif how == "its blocks":
+        for block in made.blocks:
+            block.compile(backend="aot_eager")
+    elif how == "a function":
+        return torch.compile(lambda x: made(x), backend="aot_eager", fullgraph=True)
+    elif how == "the model":
+        return torch.compile(made, backend="aot_eager", fullgraph=True)
+    return made
+
+
+@pytest.fixture
+def nothing_compiled():
+    """Compiled code stays no longer than its test."""
+    yield
+    torch.compiler.reset()
+
+
+COMPILES = pytest.mark.usefixtures("nothing_compiled")
+
+
+def steps(call, n=3):
+    return [call(TOKENS).sum().backward() for _ in range(n)]
+
+
+@COMPILES
+@pytest.mark.parametrize(
+    "how", ["the model", "a function", pytest.param("in place", marks=FULL), pytest.param("its blocks", marks=FULL)]
+)
+@pytest.mark.parametrize("ran", [True, False], ids=["ran before", "watched first"])
+def test_a_compiled_model_is_watched(how, ran):
+    made = Small()
+    plain = copy.deepcopy(made)
+    call = compiled(made, how)
+    if ran:
+        call(TOKENS)
+    with flakit.watch(plain, every=2, only=["none"]) as expected:
+        steps(plain)
+    with flakit.watch(made, every=2, only=["none"]) as watching:
+        steps(call)
+    assert watching.step == 2 and list(watching.headrooms) == [0, 2]
+    assert list(watching.recording) == list(expected.recording)
+    for name, w in watching.recording.items():
+        torch.testing.assert_close(w, expected.recording[name])
+    steps(call)
+    assert watching.step == 2  # closed
+
+
+@COMPILES
+def test_a_compiled_model_can_be_what_is_given_and_a_part_of_what_is_compiled():
+    call = torch.compile(Small(), backend="aot_eager")
+    with flakit.watch(call, every=2, only=["none"]) as watching:
+        steps(call)
+    assert list(watching.headrooms) == [0, 2] and list(watching.recording) == ["blocks.0"]
+    made = Inside(Small())
+    call = torch.compile(made, backend="aot_eager", fullgraph=True)
+    steps(call)
+    with flakit.watch(made.inner, every=2, only=["none"]) as watching:
+        steps(call)
+    assert list(watching.headrooms) == [0, 2]
+
+
+@COMPILES
+def test_a_compiled_model_is_recorded():
+    made = Small()
+    call = torch.compile(made, backend="aot_eager", fullgraph=True)
+    call(TOKENS)
+    with recorded(made) as w:
+        call(TOKENS)
+    assert list(w) == ["blocks.0"]
+
+
+@FULL
+@COMPILES
+def test_the_compiler_keeps_what_looks():
+    made = model(layers=1)
+    call = torch.compile(made, fullgraph=True)
+    with flakit.watch(made, every=2, only=["none"]) as watching:
+        steps(call)
+    assert list(watching.headrooms) == [0, 2]
+
+
+@COMPILES
+def test_a_function_compiled_with_somebodys_model_is_named():
+    made, x = nn.Sequential(Foreign(), Foreign()), torch.randn(1, 30, 8)
+    call = torch.compile(lambda x: made(x), backend="eager")
+    call(x)
+    with pytest.warns(WatchWarning, match=r"no forward pass in training mode went through .* torch.compiler.reset"):
+        with flakit.watch(made, decays=decays):
+            call(x)
+    call = torch.compile(made, backend="eager")
+    call(x)
+    with pytest.warns(WatchWarning, match=r"torch.compiler.reset"):
+        with flakit.watch(made, decays=decays):
+            call(x)
+    with flakit.watch(made, decays=decays, every=2) as watching:
+        torch.compiler.reset()
+        for _ in range(3):
+            call(x)
+    assert list(watching.headrooms) == [0, 2]
+
+
+def test_decays_that_match_nothing_are_told_once():
+    made, x = nn.Sequential(Foreign(), Foreign()), torch.randn(1, 30, 8)
+    with pytest.warns(WatchWarning, match=r"at step 0: decays\(name, module, output\) returned None for every") as told:
+        with flakit.watch(made, every=1, decays=lambda *_: None):
+            made(x), made(x)
+    assert len(told) == 1
+    with pytest.warns(WatchWarning, match="nothing was recorded: no forward pass ran in the block, or decays"):
+        with recorded(made, lambda *_: None):
+            made(x)
+    with pytest.raises(TypeError, match="decays: expected a tensor or None for '0.w_proj', got list"):
+        with recorded(made, lambda name, module, output: [1.0] if name == "0.w_proj" else None):
+            made(x)
+
+
+def test_a_model_left_in_evaluation_mode_is_told():
+    made = model().eval()
+    with pytest.warns(WatchWarning, match="3 forward passes with gradients ran in evaluation mode") as told:
+        with flakit.watch(made, every=3):
+            with torch.no_grad():
+                steps_without = [made(TOKENS) for _ in range(9)]
+            assert len(steps_without) == 9 and not told
+            steps(made, 9)
+    assert len(told) == 1
+
+
+def test_a_watch_of_no_step_is_told_when_it_ends():
+    with pytest.warns(WatchWarning, match="no forward pass in training mode went through the model"):
+        flakit.watch(model()).close()
+    with warnings.catch_warnings(), pytest.raises(KeyError):
+        warnings.simplefilter("error")
+        with flakit.watch(model()):
+            raise KeyError("said enough")
+
+
+def test_an_operator_exchanged_on_the_way_is_seen():
+    made, calls = model(layers=1), []
+    operator = made.blocks[0].time.operator
+
+    def other(*x):
+        calls.append(x)
+        return operator(*x)
+
+    with flakit.watch(made, every=1, only=["none"]) as watching:
+        steps(made, 1)
+        made.blocks[0].time.operator = other
+        steps(made, 2)
+    assert len(calls) == 2 and list(watching.headrooms)[-1] == 2 and made.blocks[0].time.operator is other
+
+
+@pytest.mark.parametrize("reentrant", [False, True], ids=["", "reentrant"])
+def test_activation_checkpointing_makes_no_steps(reentrant):
+    made, first = Inside(Small()), nn.Parameter(torch.ones(()))
+    run = partial(checkpoint, use_reentrant=reentrant)
+    with flakit.watch(made.inner, every=1, only=["none"]) as watching:
+        for _ in range(3):
+            run(lambda x: made(TOKENS) * x, first).sum().backward()
+    assert watching.step == 2 and list(watching.headrooms) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("reentrant", [False, True], ids=["", "reentrant"])
+def test_activation_checkpointing_of_layers_is_recorded_once(reentrant):
+    made, seen = model(layers=1), []
+    made.blocks[0].forward = partial(checkpoint, made.blocks[0].forward, use_reentrant=reentrant)
+
+    def measure(recording, **_):
+        seen.append(dict(recording))
+        return flakit.headroom(recording)
+
+    with watch(made, every=2, measure=measure) as watching:
+        steps(made, 4)
+    assert watching.step == 3 and len(seen) == 2 and not watching._sight.recording
+
+
+def through_pickle(made):
+    return pickle.loads(pickle.dumps(made))
+
+
+def through_a_file(made):
+    file = io.BytesIO()
+    torch.save(made, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, through_pickle, through_a_file])
+@pytest.mark.parametrize("foreign", [False, True], ids=["ours", "somebody's"])
+def test_a_copy_of_a_watched_model_is_not_watched(copied, foreign):
+    made = nn.Sequential(Foreign()) if foreign else model()
+    x = torch.randn(1, 30, 8) if foreign else TOKENS
+    with flakit.watch(made, every=1, decays=decays if foreign else None) as watching:
+        made(x)
+        other = copied(made)
+        torch.testing.assert_close(other(x), made(x))
+        assert watching.step == 1
+        if not foreign:
+            assert other.blocks[0].time.operator is model().blocks[0].time.operator
+    with flakit.watch(other, every=1, decays=decays if foreign else None) as watching:
+        other(x)
+    assert list(watching.headrooms) == [0]
+
+
+def test_watches_of_one_model_end_in_any_order():
+    made = model()
+    operator = made.blocks[0].time.operator
+    one, two = (flakit.watch(made, every=1, only=["none"]) for _ in range(2))
+    steps(made, 1)
+    one.close()
+    steps(made, 1)
+    two.close()
+    assert (one.step, two.step) == (0, 1) and set(one.recording) == set(two.recording)
+    assert all(block.time.operator is operator for block in made.blocks) and not made._forward_hooks
+
+
+def test_layers_of_two_operators_need_a_choice():
+    made = nn.ModuleList([model("rwkv6"), model("gsa")])
+    with pytest.raises(ValueError, match="model: expected layers of one operator, got gsa and rwkv6"):
+        flakit.watch(made)
+
+
+# --- arguments --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "least"), [("every", 1), ("over", 2), ("ahead", 0)])
