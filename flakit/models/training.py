@@ -14,6 +14,7 @@ import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Generator, Tensor, nn
 
+from ..ops.common.validation import NaNDecay, is_checked
 from .language_model import IGNORED, loss
 
 Batch = Callable[..., tuple[Tensor, Tensor]]
@@ -59,7 +60,9 @@ def train(
     falling to zero along a cosine, or held without `cosine`. clip: largest gradient norm, None for none.
     autocast: the dtype of matrix products and operators, such as torch.bfloat16; parameters, their gradients and the
     loss stay float32. seconds: stop after the step that passes them, whatever `steps` says. seed: of the data.
-    A step that is not finite leaves the model and the optimizer as they were; `Run.skipped` names it.
+    A step that is not finite leaves the model and the optimizer as they were; `Run.skipped` names it. A step
+    whose decays are NaN, which operators refuse on a CPU, is such a step: its loss and norm count as NaN. Under
+    `flakit.checked()` that error ends the training. The model is in training mode afterwards.
     """
     device = next(model.parameters()).device
     matrices = [p for p in model.parameters() if p.ndim > 1]
@@ -72,13 +75,19 @@ def train(
         for step in range(steps):
             tokens, targets = batch(size, T(step) if callable(T) else T, generator)
             optimizer.zero_grad(set_to_none=True)
-            with torch.autocast(device.type, autocast, enabled=autocast is not None):
-                logits = model(tokens.to(device))
-            step_loss = loss(logits, targets.to(device))
-            step_loss.backward()
-            norm = nn.utils.clip_grad_norm_(model.parameters(), math.inf if clip is None else clip)
-            run.losses.append(step_loss.item())
-            run.grad_norms.append(norm.item())
+            try:
+                with torch.autocast(device.type, autocast, enabled=autocast is not None):
+                    logits = model(tokens.to(device))
+                step_loss = loss(logits, targets.to(device))
+                step_loss.backward()
+                norm = nn.utils.clip_grad_norm_(model.parameters(), math.inf if clip is None else clip)
+                found = step_loss.item(), norm.item()
+            except NaNDecay:  # on a GPU nobody looks, and the loss would be NaN
+                if is_checked():
+                    raise
+                found = math.nan, math.nan
+            run.losses.append(found[0])
+            run.grad_norms.append(found[1])
             if math.isfinite(run.losses[-1]) and math.isfinite(run.grad_norms[-1]):
                 for group in optimizer.param_groups:
                     group["lr"] = lr * _share_of_lr(step, steps, warmup, cosine)

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+import flakit
 from flakit.models import (
     MIXERS,
     Copying,
@@ -21,7 +22,8 @@ TASK = Permutations(items=3)
 
 
 def trained(mixer="rwkv7", batch=TASK.batch, steps=30, seed=0, model=None, **settings):
-    model = model or LanguageModel(TASK.vocab, dim=16, layers=1, mixer=mixer, head_size=8, seed=seed)
+    if model is None:
+        model = LanguageModel(TASK.vocab, dim=16, layers=1, mixer=mixer, head_size=8, seed=seed)
     how = {"size": 16, "T": 4, "lr": 1e-2, "seed": seed, "progress": False}
     return model, train(model, batch, steps=steps, **how | settings)
 
@@ -98,6 +100,43 @@ def test_a_step_that_is_not_finite_is_counted_and_not_taken(where):
     assert len(run.losses) == 8 and model.calls == 8
     assert all(p.isfinite().all() for p in model.parameters())
     assert math.isfinite(run.losses[3]) == (where == "gradient")
+
+
+def lose(model, at):
+    """At some of the steps what comes into the layers is NaN, and so are the decays that are made of it."""
+    step = iter(range(10**6))
+    hook = torch.compiler.disable(lambda module, _, output: output * math.nan if next(step) in at else None)
+    model.norm_in.register_forward_hook(hook)
+    return model
+
+
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.full)], ids=["", "compiled"])
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_a_step_whose_decays_are_nan_is_counted_too(mixer, compiled):
+    model = lose(LanguageModel(TASK.vocab, dim=16, layers=1, mixer=mixer, head_size=8), {0, 3})
+    _, run = trained(model=torch.compile(model, backend="eager") if compiled else model, steps=5)
+    assert run.skipped == [0, 3] and len(run.losses) == len(run.grad_norms) == 5
+    assert all(math.isnan(run.losses[n]) and math.isnan(run.grad_norms[n]) for n in run.skipped)
+    assert all(p.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_weights_that_are_lost_already_lose_every_step(mixer):
+    model = LanguageModel(TASK.vocab, dim=16, layers=1, mixer=mixer, head_size=8)
+    with torch.no_grad():
+        model.norm_in.weight.fill_(math.nan)
+    assert trained(model=model, steps=3)[1].skipped == [0, 1, 2]
+
+
+def test_who_looks_is_told_where_and_a_wrong_decay_is_no_lost_step():
+    def model(**how):
+        return LanguageModel(TASK.vocab, dim=16, layers=1, mixer="rwkv6", head_size=8, **how)
+
+    with flakit.checked(), pytest.raises(ValueError, match="w: expected a natural-log decay <= 0, got nan at"):
+        trained(model=lose(model(), {1}))
+    wrong = model(operator=lambda r, k, v, w, u: flakit.chunk_rwkv6(r, k, v, -w, u))
+    with pytest.raises(ValueError, match="w: expected a natural-log decay <= 0, got 0"):
+        trained(model=wrong)
 
 
 def test_clipping_is_no_cure_for_a_nan():

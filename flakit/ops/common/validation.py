@@ -102,6 +102,10 @@ def without_padding(x: Tensor, cu_seqlens: Tensor | None) -> Tensor:
     return x if cu_seqlens is None else x[:, : max(0, int(cu_seqlens[-1]))]
 
 
+class NaNDecay(ValueError):
+    """A decay that is NaN: whoever counts steps that are not finite, as on a GPU, can tell it from a wrong decay."""
+
+
 def check_decay(name: str, w: Tensor, cu_seqlens: Tensor | None = None) -> None:
     if not looks_at_values(w):
         return
@@ -110,10 +114,12 @@ def check_decay(name: str, w: Tensor, cu_seqlens: Tensor | None = None) -> None:
         at = torch.unravel_index(w.detach().argmax(), w.shape)  # the first NaN, if there is one
         found = w[at].item()
         if math.isnan(found):
+            kind = NaNDecay
             why = f"A NaN is no missing logarithm, it comes from upstream: from the weights or inputs that made {name}"
         else:
+            kind = ValueError
             why = "A factor in (0, 1) has to become its logarithm: logsigmoid(x) or -exp(x)"
-        raise ValueError(f"{name}: expected a natural-log decay <= 0, got {found:.4g} at {[int(i) for i in at]}. {why}")
+        raise kind(f"{name}: expected a natural-log decay <= 0, got {found:.4g} at {[int(i) for i in at]}. {why}")
 
 
 def check_finite(name: str, x: Tensor, where: str = "under flakit.checked()") -> None:
