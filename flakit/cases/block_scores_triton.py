@@ -6,6 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..ops.common.dispatch import interpreted_alone
+
 
 @triton.jit
 def block_scores_kernel(
@@ -32,6 +34,7 @@ def block_scores_kernel(
     tl.store(A + (i_h * T + o_t[:, None]) * T + o_t[None, :], b_A, mask=(o_t < T)[:, None] & (o_t < T)[None, :])
 
 
+@interpreted_alone()
 def scores(q: Tensor, k: Tensor, g: Tensor, *, anchor: int, short: bool = False, bound: float = float("inf")) -> Tensor:
     """A [H, T, T] float32; q, k and cumulative log decays g [T, H, K], anchored at a row of g.
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..numerics.evaluate import one_thread, truth
 from ..numerics.operators import operator
-from ..ops.common.dispatch import interpreted
+from ..ops.common.dispatch import interpreted, interpreted_alone
 from .budget import budget, judge, total_decay, units
 from .setting import Setting
 from .subject import Broken, Refused, Subject, _words
@@ -129,6 +129,7 @@ class Examiner:
 
     # --- one run ---------------------------------------------------------------------------------------------------
 
+    @interpreted_alone()
     def run(self, setting: Setting, *, backward: bool = True, keep: Callable | None = None) -> Ran:
         """Raises Refused where the subject does not take it, Broken where its backward pass or its result is wrong.
 
@@ -236,6 +237,7 @@ class Examiner:
                 return str(broken)
         return None
 
+    @interpreted_alone()
     def _launches_interpreted(self) -> bool:
         """Whether the plainest call runs a kernel in Triton's interpreter."""
         executor = getattr(sys.modules.get("triton.runtime.interpreter"), "GridExecutor", None)

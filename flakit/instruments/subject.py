@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..numerics.arguments import named_function, one_of, shown
 from ..numerics.operators import OPERATORS, Operator
+from ..ops.common.dispatch import interpreted_alone
 
 OPTIONS = ("scale", "initial_state", "output_final_state", "cu_seqlens")
 
@@ -75,6 +76,7 @@ class Subject:
             return inspect.Parameter.VAR_POSITIONAL not in kinds, frozenset(OPTIONS)
         return set(self.op.tensors) <= names, frozenset(names & set(OPTIONS))
 
+    @interpreted_alone()
     def __call__(self, inputs: Mapping[str, object]) -> tuple[Tensor, tuple[Tensor, ...]]:
         """o and the parts of the final state, none where it returns none; inputs by the operator's names.
 

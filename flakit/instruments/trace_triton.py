@@ -8,6 +8,7 @@ operation with its operands and its result, and Python's own frames say which li
 import math
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 import triton
 
+from ..ops.common.dispatch import interpreted_alone
 from .trace_record import (
     BECAME_NAN,
     BEYOND,
@@ -50,6 +52,10 @@ _OVERFLOW = {"exp": 1.0, "exp2": math.log(2)}
 """Natural logarithm of each exponential's base."""
 
 
+_ONE_TRACE = threading.RLock()
+"""What a trace replaces in the interpreter, the last one that began puts back first: threads wait for each other."""
+
+
 def private_names() -> SimpleNamespace:
     """What a trace needs of the interpreter, by names that are not Triton's promise; RuntimeError where one is gone."""
     import triton.language as tl
@@ -81,17 +87,20 @@ def private_names() -> SimpleNamespace:
 def watch_interpreter(trace: Trace, memory: dict[int, list[Site]]) -> Iterator["InterpreterWatch"]:
     """Record what interpreted kernels do meanwhile. memory: the sites whose bad values lie in a storage."""
     watch = InterpreterWatch(trace, memory, private_names())
-    try:
-        watch.install()
-        yield watch
-    finally:
-        watch.remove()
+    with _ONE_TRACE:
+        try:
+            with interpreted_alone():  # not in the middle of a launch
+                watch.install()
+            yield watch
+        finally:
+            with interpreted_alone():
+                watch.remove()
 
 
 class InterpreterWatch:
     def __init__(self, trace: Trace, memory: dict[int, list[Site]], names: SimpleNamespace):
         self.trace, self.memory, self.names = trace, memory, names
-        self.launches = 0  # kernels running now
+        self._thread: int | None = None  # in which a kernel runs now
         self._tensors: dict[int, _Argument] = {}
         self._kernel, self._silent, self._block_base = "", 0, None
         self._sites: dict = {}
@@ -103,8 +112,8 @@ class InterpreterWatch:
         self._launcher = names.Grid.__call__.__code__
 
     def running(self) -> bool:
-        """Whether a kernel is running now."""
-        return self.launches > 0
+        """Whether a kernel is running now, in this thread."""
+        return self._thread == threading.get_ident()
 
     # --- taking hold ------------------------------------------------------------------------------------------------
 
@@ -144,16 +153,15 @@ class InterpreterWatch:
 
     def _launching(self, original):
         def call(grid, *args, **kwargs):
-            outer = self._kernel, self._tensors
-            self._kernel, self._tensors = grid.fn.__name__, {}
-            self.launches += 1
-            try:
-                with np.errstate(all="ignore"):
-                    return original(grid, *args, **kwargs)
-            finally:
-                self.trace.grids[self._kernel] = tuple(self.names.builder.grid_dim)
-                self._kernel, self._tensors = outer
-                self.launches -= 1
+            with interpreted_alone():
+                outer = self._kernel, self._tensors, self._thread
+                self._kernel, self._tensors, self._thread = grid.fn.__name__, {}, threading.get_ident()
+                try:
+                    with np.errstate(all="ignore"):
+                        return original(grid, *args, **kwargs)
+                finally:
+                    self.trace.grids[self._kernel] = tuple(self.names.builder.grid_dim)
+                    self._kernel, self._tensors, self._thread = outer
 
         return call
 

@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...ops.common.dispatch import interpreted_alone
+
 
 @triton.jit
 def running_sum_kernel(w, T, H: tl.constexpr, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr):
@@ -20,6 +22,7 @@ def running_sum_kernel(w, T, H: tl.constexpr, K: tl.constexpr, C: tl.constexpr, 
         tl.store(p_w, b_sum.to(w.dtype.element_ty), mask=m_w)
 
 
+@interpreted_alone()
 def overwrite(w: Tensor, chunk: int) -> None:
     """w [B, T, H, K], contiguous, becomes its running sum within each chunk."""
     B, T, H, K = w.shape
@@ -55,6 +58,7 @@ def decode_kernel(
     tl.store(o + i_bh * V + o_v, tl.sum(b_p[:, None] * b_hv, 0), mask=m_v)
 
 
+@interpreted_alone()
 def decode(
     q: Tensor, k: Tensor, v: Tensor, s: Tensor, g: Tensor, hk: Tensor, hv: Tensor, scale: float, in_place: bool
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:

@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...ops.common.dispatch import interpreted_alone
+
 
 @triton.jit
 def load_anchor(
@@ -85,6 +87,7 @@ def read_kernel(
     tl.store(d + base + p_i, b_d, mask=m_i)
 
 
+@interpreted_alone()
 def _launch(kernel, first: Tensor, key: Tensor, seen: Tensor, gi: Tensor, last: int, block: int, **how) -> Tensor:
     """first, key, seen, gi [..., N, C, *] -> [..., N, C, last]; leading axes broadcast."""
     *_, N, C, K = key.shape

@@ -6,6 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...ops.common.dispatch import interpreted_alone
+
 
 @triton.jit
 def key_grads_kernel(
@@ -45,6 +47,7 @@ def key_grads_kernel(
     tl.store(d + p_j, b_d * tl.exp(b_n[None, :] - b_gi), mask=m_j)
 
 
+@interpreted_alone()
 def key_grads(A: Tensor, x: Tensor, seen: Tensor, gi: Tensor, T: int, block: int, form: str) -> Tensor:
     """What keys get from rows of later blocks, [B, H, N, C, K] like x; beyond T it is zero.
 

@@ -4,6 +4,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...ops.common.dispatch import interpreted_alone
+
 
 @triton.jit
 def packed_kernel(
@@ -30,6 +32,7 @@ def packed_kernel(
         b_S = tl.exp(b_w)[:, None] * b_S + b_k[:, None] * b_v[None, :]
 
 
+@interpreted_alone()
 def run_packed(r: Tensor, k: Tensor, v: Tensor, w: Tensor, o: Tensor, offsets: Tensor, raw: bool) -> None:
     """Write o [1, T, H, V] for r, k, w [1, T, H, K], all contiguous. raw: offsets as if their stride were 1."""
     _, T, H, K = k.shape

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.errors import TritonError
 
+from ...ops.common.dispatch import interpreted_alone
 from ..transposed_mask import DoesNotCompile
 
 
@@ -48,6 +49,7 @@ def read_grads_kernel(
         b_S = tl.exp(b_w)[None, :] * b_S + b_v[:, None] * b_k[None, :]
 
 
+@interpreted_alone()
 def read_grads(
     k: Tensor, v: Tensor, w: Tensor, do: Tensor, initial_state: Tensor, scale: float, BK: int, BV: int, transposed: bool
 ) -> tuple[Tensor, Tensor]:

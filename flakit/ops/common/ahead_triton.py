@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from triton.runtime.jit import JITFunction
 
-from .dispatch import interpreted
+from .dispatch import interpreted, interpreted_alone
 from .packed_triton import Packing
 
 _RUN = JITFunction.run
@@ -36,6 +36,8 @@ class Kernels:
         self.module = module
         self._known: dict[tuple, list[Future]] = {}
         """What is compiled for each kind of call; nothing to wait for once it is."""
+        if interpreted():  # there is nothing to compile
+            self.forward, self.backward = map(interpreted_alone(), (self._run_forward, self._run_backward))
 
     def kept_shapes(self, *given) -> tuple[tuple[int, ...], ...]:
         *tensors, cu_seqlens, chunk_size = given
@@ -77,7 +79,7 @@ class Kernels:
     def _prepare(self, key: tuple, rehearse: Callable, given: tuple) -> None:
         """Wait until what this kind of call launches is compiled, as far as that is known."""
         # Where somebody watches launches, or a stream is captured into a graph, nothing but the call should happen.
-        if interpreted() or JITFunction.run is not _RUN or _captured():
+        if JITFunction.run is not _RUN or _captured():
             return
         with _LOCK:
             if key not in self._known:

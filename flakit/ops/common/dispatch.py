@@ -3,6 +3,9 @@
 import importlib.util
 import os
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import torch
@@ -22,6 +25,17 @@ def has_triton() -> bool:
 def interpreted() -> bool:
     """Whether this process asked for Triton's interpreter, which runs kernels on CPU tensors."""
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+_LAUNCHES = threading.RLock()
+
+
+@contextmanager
+def interpreted_alone() -> Iterator[None]:
+    """Where kernels are interpreted, one thread at a time: Triton's interpreter keeps in globals in which program of a
+    grid it is, and what of `triton.language` it has replaced. Around launches, or as a decorator of what launches."""
+    with _LAUNCHES if interpreted() else nullcontext():
+        yield
 
 
 def interpreted_too_late() -> bool:
