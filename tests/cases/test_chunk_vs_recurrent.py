@@ -67,6 +67,17 @@ def test_three_switches_are_told_apart(small, scale, aliasing, precision):
         assert found[name].factor != pytest.approx(case.law(small, scale=not scale), rel=2e-3), name
 
 
+def test_four_anonymous_pairs_are_told_apart_by_what_a_factor_leaves():
+    found = {
+        letter: {name: case.ratio(one[name], other[name]) for name in case.REPORTED}
+        for letter, (one, other) in case.anonymous().items()
+    }
+    left = {letter: {name for name, fit in fits.items() if fit.unexplained > 6e-3} for letter, fits in found.items()}
+    assert left == {"A": {"dw"}, "B": set(), "C": set(), "D": set(case.REPORTED) - {"du"}}
+    factors = {letter: fits["du"].factor for letter, fits in found.items()}
+    assert factors == {letter: pytest.approx(8 if letter == "B" else 1, rel=2e-3) for letter in "ABCD"}
+
+
 def test_a_setting():
     rows = case.at(scale=False, precision=True, T=256, K=32, V=8)
     assert all(row.agrees is not False for row in rows)

@@ -20,11 +20,11 @@ WORDS = Words() | {
     "element": "element of the row",
     "lost": "lost",
     "curves": "error with n elements lost",
-    "n": "lost elements n",
+    "n": "lost elements",
     "ratio": "ratio of RMS",
     "worst_row": "worst row",
     "worst": "worst element",
-    "law": "law $\\sqrt{n / N}$",
+    "law": "law: root of the share lost",
     "tolerance": "tolerance {tolerance:g}",
     "accepted": "{lost} of {size} elements are 0 instead of what they should be, {where}, and the test passes: the "
     "ratio of root mean squares is {ratio}, not above {tolerance:g}. The worst element is off by {worst} times the "

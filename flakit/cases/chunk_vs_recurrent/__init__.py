@@ -151,6 +151,17 @@ def _forms(
     return tuple({name: found[name] for name in REPORTED} for found in (chunk, recurrent))
 
 
+ANONYMOUS = {"A": {"precision": True}, "B": {"scale": True}, "C": {}, "D": {"aliasing": True}}
+"""The causes behind four pairs of results that carry no name but a letter."""
+
+
+def anonymous(*, seed: int = 0) -> dict[str, tuple[dict[str, Tensor], dict[str, Tensor]]]:
+    """{letter of `ANONYMOUS`: two results for one function, the tensors of `REPORTED` each}: a diagnosis to be made."""
+    x = inputs(B=1, T=256, H=2, K=64, V=64, seed=seed)
+    off = dict.fromkeys(("scale", "aliasing", "precision"), False)
+    return {letter: _forms(x, **off | causes, seed=seed) for letter, causes in ANONYMOUS.items()}
+
+
 def default_scale(inputs: Mapping[str, Tensor]) -> float:
     return inputs["r"].shape[-1] ** -0.5
 
