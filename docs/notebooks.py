@@ -98,7 +98,7 @@ def _run(build, path, base):
 
     done = run(path, change=recording, timeout=CELL_TIMEOUT)
     found = values(done)
-    done.cells = [cell for cell in done.cells[1:] if "claims_of" not in cell.metadata]
+    done.cells = [cell for cell in done.cells[1:] if "probe_of" not in cell.metadata]
     seconds = time.monotonic() - start
     kept = _kept(build, path)
     kept.parent.mkdir(parents=True, exist_ok=True)

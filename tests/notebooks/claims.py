@@ -8,6 +8,11 @@ its last digit; of one with a percent sign the expression is the share. After wo
 has to be true. Pages do not show comments.
 
 A number that claims nothing, such as a setting or a size that was chosen, stands in a formula or in code.
+
+What a panel of the same section says, in its readout or in its picture, is read as well. A number of the prose that
+comes near one of a panel's and is not the same one, rounded or not, contradicts the panel, unless the expression is a
+comparison. If it is another number, the expression says so in a comment of its own:
+`1.386<!--= END / 64  # without the keys' sizes -->`.
 """
 
 import json
@@ -21,6 +26,7 @@ _DIGITS = r"[−-]?\d[\d,]*(?:\.\d+)?(?:e[−-]?\d+)?"
 _CLAIM = re.compile(
     rf"(?:(?<![\w.])(?P<number>{_DIGITS})(?P<percent>\s?%)?[\s*$)]*)?<!--=\s*(?P<expression>.+?)\s*-->", re.S
 )
+_SAID = re.compile(rf"(?<![\w.^/])(?P<number>{_DIGITS})(?P<percent>\s?%)?(?![\w/^])")
 _NO_CLAIMS = [
     r"^```.*?^```",  # code
     r"`[^`]*`",
@@ -37,6 +43,8 @@ _NO_CLAIMS = [
     r"^\s*\d+\. ",  # lists
     r"^\| \d+ \|",
 ]
+NEAR = 0.04
+"""Numbers that differ by less than this share of theirs are taken for the same, told differently."""
 
 PROBE = """
 import json as _json, math as _math, torch as _torch
@@ -50,15 +58,32 @@ def _held(expression):
 print(_json.dumps([_held(expression) for expression in EXPRESSIONS]))
 """
 
+READS = """
+import json as _json
+def _written(figure):
+    from matplotlib.text import Text
+    axes = [axis for ax in figure.axes for axis in (ax.xaxis, ax.yaxis)]
+    ticks = {id(label) for axis in axes for label in axis.get_ticklabels(which="both")}
+    return [x.get_text() for x in figure.findobj(Text) if x.get_visible() and id(x) not in ticks]
+_shown = Out.get(len(In) - 2)
+print(_json.dumps([_shown.text, *_written(_shown.canvas.figure)] if hasattr(_shown, "as_python") else []))
+"""
+"""Prints the texts of the panel that the cell above has shown: its readout, and what its picture says at no tick."""
+
 
 @dataclass(frozen=True)
 class Claim:
-    """What is written, the number in it (a share where it is a percentage; None after words), and what it has to be."""
+    """What is written, the number in it (a share where it is a percentage; None after words), and what it has to be.
+
+    figures: the significant digits of the number; kind: "%", or "." for a fraction and "" for a count.
+    """
 
     written: str
     number: float | None
     half_unit: float
     expression: str
+    figures: int = 0
+    kind: str = ""
 
     def wrong(self, value) -> str:
         """What is wrong with it, nothing if it holds."""
@@ -74,14 +99,19 @@ def claims(prose):
     """Every claim of a cell of prose, in order."""
     found = []
     for match in _CLAIM.finditer(prose):
-        written, number, half = _context(prose, match), None, 0.0
-        if match["number"]:
-            digits = match["number"].replace("−", "-").replace(",", "")
-            mantissa, _, power = digits.partition("e")
-            unit = 10.0 ** (int(power or 0) - len(mantissa.partition(".")[2]) - 2 * bool(match["percent"]))
-            number, half = float(digits) / (100 if match["percent"] else 1), unit / 2
-        found.append(Claim(written, number, half, match["expression"]))
+        written, digits, percent = _context(prose, match), match["number"], bool(match["percent"])
+        number, half = _number(digits, percent) if digits else (None, 0.0)
+        kind = _kind(digits or "", percent)
+        found.append(Claim(written, number, half, match["expression"], _figures(digits or ""), kind))
     return found
+
+
+def _number(digits, percent):
+    """A number as it is written, a share where it is a percentage, and half a unit of its last digit."""
+    digits = digits.replace("−", "-").replace(",", "")
+    mantissa, _, power = digits.partition("e")
+    unit = 10.0 ** (int(power or 0) - len(mantissa.partition(".")[2]) - 2 * percent)
+    return float(digits) / (100 if percent else 1), unit / 2
 
 
 def _context(prose, match):
@@ -100,34 +130,94 @@ def not_held(prose):
 
 
 def with_probes(notebook):
-    """The notebook with a cell after each cell of prose that prints what its claims have to be."""
+    """The notebook with a cell after each cell of prose that prints what its claims have to be, and one after each cell
+    of code that prints what a panel says."""
     cells = []
     for cell in notebook.cells:
         cells.append(cell)
-        if cell.cell_type == "markdown" and (held := claims(cell.source)):
-            source = f"EXPRESSIONS = {[claim.expression for claim in held]!r}\n{PROBE}"
-            cells.append(nbformat.v4.new_code_cell(source, metadata={"claims_of": cell.id}))
+        source = READS
+        if cell.cell_type == "markdown":
+            held = claims(cell.source)
+            source = f"EXPRESSIONS = {[claim.expression for claim in held]!r}\n{PROBE}" if held else ""
+        if source:
+            cells.append(nbformat.v4.new_code_cell(source, metadata={"probe_of": cell.id}))
     notebook.cells = cells
     return notebook
 
 
 def values(notebook):
-    """{id of a cell of prose: what its claims have to be}, of a notebook that ran `with_probes`."""
+    """{id of a cell: what its claims have to be, or the texts of its panel}, of a notebook that ran `with_probes`."""
     return {
-        cell.metadata["claims_of"]: json.loads(
+        cell.metadata["probe_of"]: json.loads(
             "".join(output.text for output in cell.outputs if output.output_type == "stream")
         )
         for cell in notebook.cells
-        if "claims_of" in cell.metadata
+        if "probe_of" in cell.metadata
     }
 
 
 def broken(notebook, found=None):
-    """The claims of a notebook that do not hold. found: `values` of an earlier run; its own, unless given."""
-    found = values(notebook) if found is None else found
-    prose = {cell.id: cell.source for cell in notebook.cells}
-    checked = [pair for cell, row in found.items() for pair in zip(claims(prose[cell]), row, strict=True)]
-    return [said for claim, value in checked if (said := claim.wrong(value))]
+    """The claims of a notebook that do not hold, and those that a panel of their section contradicts.
+
+    found: `values` of an earlier run; its own, unless given.
+    """
+    found, sections = values(notebook) if found is None else found, [([], [])]
+    for cell in notebook.cells:
+        if "probe_of" in cell.metadata:
+            continue
+        if cell.cell_type == "code":
+            sections[-1][1].extend(found.get(cell.id, []))
+            continue
+        held = iter(found.get(cell.id, []))
+        for n, prose in enumerate(re.split(r"^(?=## )", cell.source, flags=re.M)):
+            if n:
+                sections.append(([], []))
+            sections[-1][0].extend((claim, next(held)) for claim in claims(prose))
+    return [
+        said
+        for checked, texts in sections
+        for claim, value in checked
+        if (said := claim.wrong(value) or ("" if value is True else contradicted(claim, texts)))
+    ]
+
+
+def contradicted(claim, texts):
+    """What says that panels have another number, nothing if they have the same one or none that is near."""
+    if claim.number is None or "#" in claim.expression or claim.figures < 2:
+        return ""
+    near = []
+    for text in texts:
+        for match in _SAID.finditer(re.sub(r"\$[^$]*\$", " ", text)):
+            number, half = map(abs, _number(match["number"], bool(match["percent"])))
+            apart = abs(number - abs(claim.number))
+            if apart <= max(half, claim.half_unit) * (1 + 1e-9):
+                return ""
+            alike = _kind(match["number"], match["percent"]) == claim.kind and _figures(match["number"]) > 1
+            if alike and apart < NEAR * number:
+                near.append(match[0].strip())
+    return f"{claim.written!r}: a panel says {near[0]}" if near else ""
+
+
+def _kind(digits, percent):
+    """Numbers of different kinds are of different things: a count of 64 says nothing of 66.6 ms."""
+    return "%" if percent else "." if "." in digits else ""
+
+
+def _figures(digits):
+    """How many significant digits a number is written with; zeros behind an integer count."""
+    return len(re.sub(r"e.*|[^\d]", "", digits).lstrip("0"))
+
+
+def letters(prose):
+    """The letters of its formulas: gi and j of gi_j, i and j of A_ij. Words that are set upright are none."""
+    prose = re.sub(r"<!--.*?-->|^```.*?^```|`[^`]*`", " ", prose, flags=re.M | re.S)
+    found = set()
+    for block, inline in re.findall(r"\$\$(.+?)\$\$|\$([^$]+)\$", prose, re.S):
+        formula = re.sub(r"\\(?:text|operatorname|mathrm|begin|end|mathrel)\{[^}]*\}", " ", block or inline)
+        formula = formula.replace(r"\kappa", "κ").replace(r"\alpha", "α")
+        for word in re.findall(r"_\{?[A-Za-z]+|[A-Za-zκασ]+", re.sub(r"\\[a-zA-Z]+", " ", formula)):
+            found |= set(word.lstrip("_{")) if word[0] == "_" else {word}
+    return found
 
 
 def minutes(path):

@@ -8,7 +8,8 @@ import nbformat.v4
 import pytest
 import torch
 
-from tests.notebooks.claims import broken, claims, minutes, not_held, with_probes
+from flakit.panels import sketch
+from tests.notebooks.claims import broken, claims, contradicted, letters, minutes, not_held, with_probes
 from tests.notebooks.running import LESSONS, NOTEBOOKS, name, read, run
 
 pytestmark = pytest.mark.notebook
@@ -78,6 +79,61 @@ def test_claims_are_held_where_they_stand(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(
+    ("prose", "panel", "says"),
+    [
+        ("The state is gone at token 162<!--= x -->", "The state overflows at token 167.", "167"),
+        ("of $dk$ 79%<!--= x -->", "dk: 78% finite", "78%"),
+        ("$o$ ends at $1.397$<!--= x -->", "o 1.396", "1.396"),
+        ("it is 0.0322<!--= x -->", "off by 3.1e-02", "3.1e-02"),
+    ],
+)
+def test_a_panel_contradicts_a_number_that_it_says_differently(prose, panel, says):
+    (claim,) = claims(prose)
+    assert contradicted(claim, ["beside it 12", panel]).endswith(f"a panel says {says}")
+
+
+@pytest.mark.parametrize(
+    ("prose", "panel"),
+    [
+        ("off by 40%<!--= x -->", "off by 39.9%"),
+        ("1.375<!--= x -->", "measured: 1.3747"),
+        ("1.375<!--= x -->", "o 1.396, dr 1.375"),
+        ("79%<!--= x -->", "after 78 tokens"),
+        ("162<!--= x -->", "182"),
+        ("64<!--= x -->", "66.6 ms"),
+        ("6<!--= x -->", "5.9"),
+        ("162<!--= x  # with the report's sizes -->", "167"),
+        ("nearly all of 162 words<!--= x -->", "167"),
+        ("162<!--= x -->", "$167$ e^163"),
+    ],
+)
+def test_a_panel_that_says_the_same_or_something_else_contradicts_nothing(prose, panel):
+    (claim,) = claims(prose)
+    assert contradicted(claim, [panel]) == ""
+
+
+def test_panels_contradict_what_stands_in_their_section(tmp_path):
+    code, prose = nbformat.v4.new_code_cell, nbformat.v4.new_markdown_cell
+    panel = 'from flakit.panels import sketch\n\nshown = sketch("two_forms", digits=24)\nshown'
+    share = "shown.result.share"
+    (said,) = re.findall(r"(\d+)% of the outputs differ", sketch("two_forms", digits=24).text)
+    off, near = int(said), int(said) - 2
+    cells = [
+        prose("# One"),
+        code(panel),
+        prose(
+            f"It is {off}%<!--= {share} -->, not {near}%<!--= {near} / 100 -->.\n\n"
+            f"## Two\n\nIt is {near}%<!--= {near} / 100 -->."
+        ),
+        code("shown.result.share"),
+    ]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "lesson.ipynb")
+    assert broken(run(tmp_path / "lesson.ipynb", change=with_probes)) == [
+        f"'It is {off}%, not {near}%': a panel says {off}%",
+    ]
+
+
 @pytest.mark.parametrize("lesson", HELD)
 def test_every_number_of_the_prose_is_held(lesson):
     (path,) = [path for path in LESSONS if path.stem == lesson]
@@ -123,6 +179,29 @@ def test_the_first_lesson_lists_all_others_with_their_minutes():
 def test_the_glossary_has_every_word_once_and_in_order():
     words = [word.lower() for word in re.findall(r"^\*\*(.+?)\*\*", GLOSSARY.read_text(), re.M)]
     assert words == sorted(set(words))
+
+
+def _rows_of_letters():
+    rows = re.findall(r"^\| (\$.+?) \| (.+) \|$", GLOSSARY.read_text(), re.M)
+    return [(letters(re.sub(r"_\w", "", first)), what) for first, what in rows]
+
+
+def test_a_letter_of_the_glossary_means_one_thing_but_for_what_an_operator_calls_its_own():
+    meanings = {}
+    for found, what in _rows_of_letters():
+        for letter in found:
+            meanings.setdefault(letter, []).append(what)
+    several = {letter: rows for letter, rows in meanings.items() if len(rows) > 1}
+    own = re.compile(r"(RWKV6|RWKV7|GSA)\b")
+    assert {k: rows for k, rows in several.items() if sum(not own.match(what) for what in rows) > 1} == {}
+
+
+@pytest.mark.parametrize("path", LESSONS, ids=name)
+def test_the_letters_of_the_formulas_are_those_of_the_glossary(path):
+    known = set().union(*(found for found, _ in _rows_of_letters())) | {"e", "d"}
+    used = set().union(*(letters(cell.source) for cell in read(path).cells if cell.cell_type == "markdown"))
+    unknown = {each for each in used - known if each[1:] not in known or each[0] != "d"}
+    assert unknown == set(), "a row in the glossary, or a letter that is there"
 
 
 def test_the_glossary_ends_float32_where_it_ends():
