@@ -1,7 +1,9 @@
-"""Record gates that drift into a kernel's fault: data/gate_drift.json, or with --long data/h200_gate_drift.json.
+"""Record gates that drift into a kernel's fault: data/gate_drift.json, with --long data/h200_gate_drift.json, with
+--text data/fatal_run.json and data/fatal_run.npz.
 
 python data/record_gate_drift.py [--jobs 2] [--out FILE] [--quick]           needs no GPU; about 15 minutes on one core
 python data/record_gate_drift.py --long [--seconds 480] [--out FILE] [--quick]                 on one GPU or several
+python data/record_gate_drift.py --text [--out FILE] [--quick]                   needs no GPU; some minutes on one core
 
 The long runs are those of a wider GSA on the story's 3000 tokens, at learning rates that people use. One of them holds
 at most 0.46 GB of tensors (with the right kernel 0.39 GB; measured on a CPU, as the profiler counts allocations): all
@@ -11,15 +13,19 @@ six fit on one GPU beside other work, and `LIMIT_GB` sees to it.
 import argparse
 import math
 import multiprocessing
+import os
 import platform
 import time
 from concurrent.futures import ProcessPoolExecutor, wait
 from pathlib import Path
 
+import numpy as np
 import torch
 from rich.progress import Progress
 
 from flakit.cases import gate_drift
+from flakit.cases.gate_drift import text
+from flakit.models.training import adamw
 from flakit.numerics import recorded
 
 SEEDS, STEPS, WINDOW = range(4), 600, 20
@@ -27,6 +33,10 @@ SLOWER, SLOWER_STEPS = 4, 6000
 """A learning rate that is smaller by this factor, for GSA's faulty kernel, and how long it runs."""
 LONG = {"dim": 128, "tokens": 3000}
 LONG_RATES, LONG_SEEDS, LONG_WINDOW = (0.002, 0.001), range(2), 100
+TEXT_STEPS, TEXT_WINDOW = 1200, 20
+"""Of the run that dies: how long the right kernel trains, and after how many steps is looked whether one was fatal."""
+AFTER, RESUMED, RESUMED_LATER = 2, 120, 40
+"""Steps kept of a dead run, from the fatal one on; steps whose text is kept from the first death on, and others."""
 LIMIT_GB = 8
 """Of a GPU's memory, for each run: one that needs more fails by itself and leaves others theirs."""
 
@@ -34,6 +44,7 @@ LIMIT_GB = 8
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--long", action="store_true", help="the long runs, for a GPU, all at once")
+    parser.add_argument("--text", action="store_true", help="the run that dies, on the text of the standard library")
     parser.add_argument("--device", choices=("cuda", "cpu"), help="default: cpu, with --long cuda")
     parser.add_argument("--seconds", type=float, default=480.0, help="when each of the long runs stops")
     parser.add_argument("--jobs", type=int, default=1, help="runs at once without --long")
@@ -45,6 +56,9 @@ def main() -> None:
         parser.error("--device: expected cpu, since no GPU is here, got cuda")
     if options.jobs < 1:
         parser.error(f"--jobs: expected at least 1, got {options.jobs}")
+    if options.text:
+        print("wrote", text_run(options.out or Path(__file__).parent / "fatal_run.json", options.quick))
+        return
 
     sizes, settings = (LONG, long()) if options.long else ({"dim": 32, "tokens": gate_drift.T}, short())
     window = LONG_WINDOW if options.long else WINDOW
@@ -131,6 +145,92 @@ def windows(setting: dict, found: gate_drift.Drift, first: int, window: int) -> 
         row["loss"] = sum(losses) / len(losses) if losses else math.nan
         rows.append(setting | row)
     return rows
+
+
+def text_run(path: Path, quick: bool) -> Path:
+    """The run that dies, with each of its kernels, a row a step: and beside it as .npz what its last steps take.
+
+    quick: without bug A, and the right kernel no longer than a window.
+    """
+    torch.set_num_threads(1)
+    runs = {kernel: TextRun(kernel) for kernel in text.KERNELS if not (quick and kernel == "first-row")}
+    for kernel, run in runs.items():
+        run.train(TEXT_WINDOW if quick and kernel == "right" else TEXT_STEPS)
+    fatal = {kernel: run for kernel, run in runs.items() if kernel in text.FATAL}
+    for kernel, run in fatal.items():
+        if run.dead is None:
+            raise SystemExit(f"{kernel}: expected a step that is not finite, got none in {TEXT_STEPS}")
+    pieces = max(runs.values(), key=lambda run: len(run.pieces)).pieces
+    first = fatal["none"].dead
+    stored = {"text/0": torch.stack(pieces[: first + RESUMED])}
+    for kernel, run in fatal.items():
+        stored |= {f"{kernel}/{name}": x for name, x in run.before.items()} | {f"{kernel}/step": torch.tensor(run.dead)}
+        if kernel != "none":
+            stored[f"text/{run.dead}"] = torch.stack(pieces[run.dead : run.dead + RESUMED_LATER])
+    np.savez_compressed(path.with_suffix(".npz"), **{name: x.numpy() for name, x in stored.items()})
+
+    sizes = ", ".join(f"{name} {size}" for name, size in text.SIZES.items())
+    meta = recorded.provenance(
+        "python data/record_gate_drift.py --text",
+        f"{platform.machine()} CPU, one thread",
+        experiment=f"flakit.cases.gate_drift.text; RWKV6, {sizes}; {text.SEQUENCES} sequences of {text.TOKENS} bytes "
+        f"a step; learning rate {text.RATE}; seed {text.SEED}",
+        corpus=f"Python {platform.python_version()}'s standard library, its first {text.MODULES} modules without the "
+        "last tenth",
+    )
+    os.environ["FLAKIT_DATA"] = str(path.parent)  # the step is replayed from what has just been stored
+    meta |= {f"lost, {kernel}": " ".join(text.replay(kernel, of=kernel).lost) for kernel in fatal}
+    rows = [row for run in runs.values() for row in run.rows]
+    for kernel in fatal:
+        rows += resumed(kernel, 2 if quick else text.Text(text.fatal_step(kernel)).steps)
+    return recorded.write(path, meta, rows)
+
+
+def resumed(kernel: str, steps: int) -> list[dict]:
+    """The rows of the right kernel from the state before the fatal step of another."""
+    found = text.resume("right", of=kernel, steps=steps)
+    return [
+        {"kernel": "right", "since": kernel, "step": found.first + n, "loss": found.run.losses[n]}
+        | {"grad_norm": found.run.grad_norms[n], "exponent": found.quantiles[n][-1]}
+        for n in range(steps)
+    ]
+
+
+class TextRun:
+    """One run of `text`, a window of steps after another: its rows, its text, and its state before the fatal step."""
+
+    def __init__(self, kernel: str):
+        self.kernel, self.model, self.dead, self.before = kernel, text.model(), None, {}
+        self.optimizer, self.generator = adamw(self.model), torch.Generator().manual_seed(text.SEED)
+        self.rows, self.pieces, self._states, self._library = [], [], [], text.library()
+
+    def train(self, steps: int) -> None:
+        """Until that many steps, or a few beyond the fatal one."""
+        while len(self.rows) < (steps if self.dead is None else self.dead + AFTER):
+            first, self._states = len(self.rows), []
+            how = {"steps": TEXT_WINDOW, "optimizer": self.optimizer, "progress": False}
+            how["warmup"] = text.WARMUP / TEXT_WINDOW if not first else 0.0
+            scheme = "none" if self.kernel == "right" else self.kernel
+            found = gate_drift.Drift("rwkv6", self.kernel, first=first)
+            text.train_on(self._batch, self.kernel, self.model, found, scheme=scheme, **how)
+            for n, lost in enumerate(found.lost):
+                row = {"kernel": self.kernel, "since": "", "step": first + n, "loss": found.run.losses[n]}
+                row |= {"grad_norm": found.run.grad_norms[n], "exponent": found.quantiles[n][-1]}
+                if lost and self.dead is None:
+                    self.dead, self.before = first + n, self._states[n]
+                if self.dead is None or first + n < self.dead + AFTER:
+                    self.rows.append(row)
+            print(f"{self.kernel}: step {len(self.rows)}, loss {self.rows[-1]['loss']:.3f}", flush=True)
+
+    def _batch(self, size: int, T: int, _) -> tuple[torch.Tensor, torch.Tensor]:
+        tokens, targets = self._library(size, T, self.generator)
+        self.pieces.append(torch.cat([tokens, targets[:, -1:]], 1).to(torch.uint8))
+        state = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+        for name, p in self.model.named_parameters():
+            moments = self.optimizer.state.get(p, {})
+            state |= {f"{name}/{key}": moments[key].clone() for key in ("exp_avg", "exp_avg_sq") if key in moments}
+        self._states.append(state)
+        return tokens, targets
 
 
 if __name__ == "__main__":

@@ -49,6 +49,8 @@ def train(
     weight_decay: float = 0.01,
     clip: float | None = 1.0,
     autocast: torch.dtype | None = None,
+    skip: bool = True,
+    optimizer: torch.optim.Optimizer | None = None,
     seconds: float | None = None,
     seed: int = 0,
     progress: bool = True,
@@ -63,12 +65,11 @@ def train(
     A step that is not finite leaves the model and the optimizer as they were; `Run.skipped` names it. A step
     whose decays are NaN, which operators refuse on a CPU, is such a step: its loss and norm count as NaN. Under
     `flakit.checked()` that error ends the training. The model is in training mode afterwards.
+    skip: False takes such a step like any other, as a loop without a guard does: the weights are NaN from then on.
+    optimizer: one of `adamw` to go on with, `weight_decay` being its own; default a new one.
     """
     device = next(model.parameters()).device
-    matrices = [p for p in model.parameters() if p.ndim > 1]
-    vectors = [p for p in model.parameters() if p.ndim <= 1]
-    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.98))
+    optimizer = adamw(model, weight_decay=weight_decay) if optimizer is None else optimizer
     generator, run, start = Generator().manual_seed(seed), Run(), time.perf_counter()
     model.train()
     with _bar(label, steps, progress) as tell:
@@ -88,7 +89,7 @@ def train(
                 found = math.nan, math.nan
             run.losses.append(found[0])
             run.grad_norms.append(found[1])
-            if math.isfinite(run.losses[-1]) and math.isfinite(run.grad_norms[-1]):
+            if not skip or math.isfinite(run.losses[-1]) and math.isfinite(run.grad_norms[-1]):
                 for group in optimizer.param_groups:
                     group["lr"] = lr * _share_of_lr(step, steps, warmup, cosine)
                 optimizer.step()
@@ -97,6 +98,14 @@ def train(
                 break
     run.seconds = time.perf_counter() - start
     return run
+
+
+def adamw(model: nn.Module, *, weight_decay: float = 0.01) -> torch.optim.AdamW:
+    """The optimizer of `train`, which sets its learning rate at every step. weight_decay: of the matrices alone."""
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    vectors = [p for p in model.parameters() if p.ndim <= 1]
+    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, betas=(0.9, 0.98))
 
 
 def _share_of_lr(step: int, steps: int, warmup: float, cosine: bool) -> float:

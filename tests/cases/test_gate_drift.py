@@ -9,6 +9,7 @@ import torch
 
 from flakit.cases import gate_drift as case
 from flakit.cases import padding
+from flakit.cases.anchor.operators import OPERATORS
 from flakit.models import Delay
 from flakit.numerics import recorded
 from flakit.numerics.inputs import inputs
@@ -19,7 +20,7 @@ run = partial(case.drift, progress=False)
 def gates(op, exponent=case.LIMIT, seed=0):
     """One sequence with uneven log decays whose largest exponent is the one given."""
     x = inputs(op, T=case.T, H=1, K=4, **({"M": 4} if op == "gsa" else {}), decay=-1.0, seed=seed)
-    name = case.OPERATORS[op].decay
+    name = OPERATORS[op].decay
     x[name] *= torch.rand(x[name].shape, generator=torch.Generator().manual_seed(seed))
     x[name] *= exponent / case.exponents(op, x[name]).max()
     return x, x[name]
@@ -90,7 +91,7 @@ def tensors_between_steps(op, kernel, monkeypatch):
             counts.append(sum(issubclass(type(x), torch.Tensor) for x in gc.get_objects()))
             return super().batch(*how)
 
-    monkeypatch.setattr(case, "Delay", Counted)
+    monkeypatch.setattr(case.delay, "Delay", Counted)
     gc.collect()
     gc.disable()
     try:

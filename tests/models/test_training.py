@@ -17,6 +17,7 @@ from flakit.models import (
     standard_library,
     train,
 )
+from flakit.models.training import adamw
 
 TASK = Permutations(items=3)
 
@@ -73,10 +74,10 @@ def test_the_length_can_follow_the_step():
 class Failing(torch.nn.Module):
     """A model whose forward (or only its gradient) is not finite at some of its calls."""
 
-    def __init__(self, at, where):
+    def __init__(self, at, where, taken=False):
         super().__init__()
         self.inner = LanguageModel(TASK.vocab, dim=16, layers=1, mixer="attention", head_size=8)
-        self.at, self.where, self.calls, self.before = at, where, 0, None
+        self.at, self.where, self.calls, self.before, self.taken = at, where, 0, None, taken
 
     def forward(self, tokens):
         logits = self.inner(tokens)
@@ -86,7 +87,7 @@ class Failing(torch.nn.Module):
                 logits = logits * math.nan
             else:
                 logits.register_hook(lambda grad: grad * math.inf)
-        elif self.before:
+        elif self.before and not self.taken:
             assert all(torch.equal(a, b) for a, b in zip(self.before, self.parameters(), strict=True))
             self.before = None
         self.calls += 1
@@ -137,6 +138,23 @@ def test_who_looks_is_told_where_and_a_wrong_decay_is_no_lost_step():
     wrong = model(operator=lambda r, k, v, w, u: flakit.chunk_rwkv6(r, k, v, -w, u))
     with pytest.raises(ValueError, match="w: expected a natural-log decay <= 0, got 0"):
         trained(model=wrong)
+
+
+def test_a_loop_without_a_guard_takes_it_and_every_weight_is_lost():
+    model, run = trained(model=Failing({3}, "gradient", taken=True), steps=6, skip=False)
+    assert math.isfinite(run.losses[3]) and run.skipped == [3, 4, 5]
+    assert all(p.isnan().any() for p in model.parameters())
+
+
+def test_an_optimizer_goes_on():
+    model, run = trained(steps=8, warmup=0.0, cosine=False)
+    parts, generator = trained(steps=0)[0], torch.Generator().manual_seed(0)
+    optimizer, losses = adamw(parts), []
+    for steps in (5, 3):
+        how = {"warmup": 0.0, "cosine": False, "optimizer": optimizer}
+        losses += trained(model=parts, batch=lambda n, T, _: TASK.batch(n, T, generator), steps=steps, **how)[1].losses
+    assert losses == run.losses
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), parts.parameters(), strict=True))
 
 
 def test_clipping_is_no_cure_for_a_nan():
