@@ -16,9 +16,10 @@ A budget b per operator, dtype of the inputs and tensor, and these demands on ev
 RWKV6's outputs are sums of products of its inputs, so its units are the same sums of squares. The others' are found by
 moving the inputs, DRAWS times; of large settings that would take long, and they are held to the first two only.
 
-Three allowances. The range of a dtype: no value is asked to be right to better than one spacing of its stored dtype's
+Four allowances. The range of a dtype: no value is asked to be right to better than one spacing of its stored dtype's
 subnormal numbers (float16: e^-17), nor than float32's smallest normal number, 1e-38, below which tensor cores drop the
-parts that a float32 product is split into. And for 16-bit inputs 2^-16 RMS on an element's own size: there a kernel may
+parts that a float32 product is split into. A decay e^w below that number (w < -87.3) counts as itself or as nothing, as
+`blocks_triton.exp` has it: there the decay's gradient, which is a multiple of e^w, is right or exactly 0. For 16-bit inputs 2^-16 RMS on an element's own size: there a kernel may
 take the decay's gradient as a difference of float32 sums where no decay is below e^-4, which leaves about 4 e^4 2^-24.
 And GSA's float64 is held to a float64 oracle: where a softmax is all but one slot, the small differences in its
 gradient have the rounding of what they are differences of, 2^-50 RMS, which 2^-46 allows for.
@@ -126,6 +127,8 @@ def measure(found: Mapping[str, Tensor], expected: Truth, made: Mapping) -> tupl
 
         limits, computed = torch.finfo(got.dtype), torch.finfo(torch.promote_types(got.dtype, torch.float32))
         near = (got.double() - true).abs() <= max(limits.smallest_normal * limits.eps, computed.smallest_normal)
+        if name == f"d{op.decay}":
+            near |= (leaves[op.decay].double().exp() < computed.smallest_normal) & (got == 0)
         got = torch.where(near, true, got.double())
         measured = errors[name] = compare(got, true)
         rms, largest = true.square().mean().sqrt(), true.abs().max()

@@ -186,3 +186,18 @@ def test_queries_of_another_group_are_seen():
     found |= {name: found[name][:, :, mixed] for name in ("o", "dq")}
     wrong = measure(found, true_values(made, arriving, "gsa"), made)[1]
     assert {line.split(":")[0] for line in wrong} >= {"o", "dq", "ds"}
+
+
+@pytest.mark.parametrize("w, factor, is_right", [(-88.8, 0, True), (-88.8, 0.9, False), (-87.0, 0, False)])
+@OPS
+def test_a_decay_below_float32s_normal_numbers_counts_as_itself_or_as_nothing(op, w, factor, is_right):
+    made, arriving = make(of(op, SMALL, dtype="float32", decay="-1e-2"))
+    described = OPERATORS[op]
+    made[described.decay][:, 4] = w
+    # As large as dw may be and yet be a multiple of e^w: far above what float32 tells from 0.
+    arriving = 1e6 * arriving[0], described.state([1e6 * x for x in described.parts(arriving[1])])
+    expected, name = true_values(made, arriving, op), f"d{described.decay}"
+    found = {output: x.float() for output, x in expected.values.items()}
+    assert not measure(found, expected, made)[1]
+    found[name][:, 4] *= factor
+    assert bool(measure(found, expected, made)[1]) != is_right
