@@ -47,7 +47,7 @@ def trace() -> Iterator[Trace]:
         elif has_triton():
             from .trace_compiled_triton import watch_compiled
 
-            stack.enter_context(watch_compiled(found, memory, INSTEAD))
+            busy = stack.enter_context(watch_compiled(found, memory, INSTEAD))
         stack.enter_context(TorchWatch(found, memory, busy))
         yield found
 

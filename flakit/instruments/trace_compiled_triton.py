@@ -8,6 +8,10 @@ itself. What the checks find goes to a buffer, `seen`, int64:
     programs x (1 + sites)  a program's first site + 1, then the first tile of each site: lane, NaN and infinite lanes
 
 -inf is not counted: masks are made of it. Which site another came of is read from the names in the source.
+
+A rewritten kernel is other code: a compiler may order its sums otherwise, or compile it wrongly. So the program gets
+what the kernel as it is computes; the rewritten one works on copies, and where it computes something else a note of
+the trace says so.
 """
 
 import ast
@@ -15,9 +19,9 @@ import inspect
 import linecache
 import math
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from functools import lru_cache
 from types import ModuleType
 
@@ -25,7 +29,7 @@ import numpy as np
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 from triton.runtime.jit import JITFunction
 
 from .trace_record import BECAME_NAN, BORN, CARRIED, READ, STORED, Place, Site, Tile, Trace
@@ -564,16 +568,66 @@ def _definers(name: str, function: str, before: int, made: Rewritten, sites: dic
     return found
 
 
+class _Copies:
+    """Arguments with memory of their own: tensors that shared theirs share the copy."""
+
+    def __init__(self):
+        self._stored: dict[int, UntypedStorage] = {}
+
+    def of(self, x: object) -> object:
+        """x, and what is in it, in the copied memory; what holds no memory is itself."""
+        if isinstance(x, Tensor):
+            stored = x.untyped_storage()
+            if stored.data_ptr() not in self._stored:
+                self._stored[stored.data_ptr()] = stored.clone()
+            here = self._stored[stored.data_ptr()]
+            return torch.empty(0, dtype=x.dtype, device=x.device).set_(here, x.storage_offset(), x.shape, x.stride())
+        if type(x) is tuple:
+            return tuple(map(self.of, x))
+        if is_dataclass(x) and isinstance(getattr(x, "base", None), Tensor):  # a descriptor of a tensor
+            return replace(x, base=self.of(x.base))
+        return x
+
+
+MOST_APART = 2**-6
+"""Of the largest number of a tensor: what sums in another order may come to, in 16 bits."""
+
+
+def alike(x: object, y: object) -> bool:
+    """Whether two arguments hold the same tensors, but for rounding."""
+    if type(x) is tuple:
+        return all(map(alike, x, y))
+    if not isinstance(x, Tensor):
+        return not is_dataclass(x) or not hasattr(x, "base") or alike(x.base, y.base)
+    if not x.is_floating_point():
+        return torch.equal(x, y)
+    finite = x.isfinite()
+    if not torch.equal(finite, y.isfinite()) or not torch.equal(x.isnan(), y.isnan()):
+        return False
+    x, y = x.where(finite, 0.0).float(), y.where(finite, 0.0).float()
+    return not x.numel() or bool((x - y).abs().max() <= MOST_APART * x.abs().max())
+
+
 @contextmanager
-def watch_compiled(trace: Trace, memory: dict[int, list[Site]], instead: str) -> Iterator[None]:
-    """Run compiled kernels in their rewritten form meanwhile; without a GPU refuse them, with what to do `instead`."""
-    original, ours = JITFunction.run, []
+def watch_compiled(trace: Trace, memory: dict[int, list[Site]], instead: str) -> Iterator[Callable[[], object]]:
+    """Run compiled kernels in their rewritten form, too; without a GPU refuse them, with what to do `instead`.
+
+    Gives a function that says whether that is going on: PyTorch's operations are the trace's own then.
+    """
+    original, ours, running = JITFunction.run, [], []
 
     def run(kernel, *args, grid, warmup, **kwargs):
         if warmup or any(kernel is own for own in ours):
             return original(kernel, *args, grid=grid, warmup=warmup, **kwargs)
         if not torch.cuda.is_available():
             raise RuntimeError(f"trace: kernel {kernel.__name__} is compiled in this process: {instead}")
+        running.append(kernel)
+        try:
+            return launch(kernel, args, grid, kwargs)
+        finally:
+            running.pop()
+
+    def launch(kernel, args, grid, kwargs):
         made = rewritten(kernel)
         if not any(made.kernel is own for own in ours):
             ours.append(made.kernel)
@@ -584,13 +638,22 @@ def watch_compiled(trace: Trace, memory: dict[int, list[Site]], instead: str) ->
         shape = tuple(int(n) for n in shape)
         device = next((x.device for x in bound.arguments.values() if isinstance(x, Tensor)), torch.device("cuda"))
         seen = made.buffer(shape, device)
-        out = original(made.kernel, seen, *args, grid=shape, warmup=False, **kwargs)
+        apart = _Copies()
+        copied, named = [apart.of(x) for x in args], {name: apart.of(x) for name, x in kwargs.items()}
+        out = original(kernel, *args, grid=shape, warmup=False, **kwargs)
+        original(made.kernel, seen, *copied, grid=shape, warmup=False, **named)
         trace.grids[kernel.__name__] = (*shape, 1, 1)[:3]
         read(trace, made, seen, shape, bound.arguments, memory)
+        other = [name for name, x in bound.arguments.items() if not alike(x, apart.of(x))]
+        if other:
+            trace.note(
+                f"{kernel.__name__}: rewritten, so that it reports on itself, it computes something else "
+                f"({', '.join(other)}); what is said of it may be wrong"
+            )
         return out
 
     JITFunction.run = run
     try:
-        yield
+        yield lambda: running
     finally:
         JITFunction.run = original

@@ -209,22 +209,62 @@ def test_every_check_knows_its_line():
     assert exp.place.line == marked("born") == line_of(exp.place.file, "# born")[0]
 
 
-@pytest.mark.skipif(interpreted(), reason="needs a process without TRITON_INTERPRET")
-def test_on_a_gpu_a_launch_is_the_rewritten_kernel_with_a_buffer_for_its_programs(monkeypatch):
+@pytest.fixture
+def launched_here(monkeypatch):
+    """What would be launched, on a GPU that is not there: (kernel, arguments, grid, options); `.does` acts on them."""
+    from triton.runtime.jit import JITFunction
+
+    class Launched(list):
+        does = staticmethod(lambda kernel, args: None)
+
+        def launch(self, kernel, *args, grid, warmup, **kwargs):
+            self.append((kernel, args, grid, kwargs))
+            self.does(kernel, args)
+
+    found = Launched()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(JITFunction, "run", lambda kernel, *args, **more: found.launch(kernel, *args, **more))
+    return found
+
+
+COMPILED = pytest.mark.skipif(interpreted(), reason="needs a process without TRITON_INTERPRET")
+
+
+@COMPILED
+def test_on_a_gpu_a_launch_is_the_kernel_and_on_copies_the_rewritten_one_with_a_buffer(launched_here):
     from triton.runtime.jit import JITFunction
 
     from flakit import trace
 
-    launched = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(
-        JITFunction, "run", lambda kernel, *args, grid, warmup, **kwargs: launched.append((kernel, args, grid, kwargs))
-    )
+    before = JITFunction.run
     x, o = torch.ones(64), torch.zeros(64)
     with trace() as t:
         faulty.halve[lambda meta: (meta["x"].numel() // meta["D"], 3)](x, o, D=16, num_warps=2)
-    ((kernel, (seen, *args), grid, kwargs),) = launched
+    (plain, args, grid, kwargs), (kernel, (seen, *copies), *rest) = launched_here
     made = compiled.rewritten(faulty.halve)
-    assert kernel is made.kernel and args == [x, o] and kwargs == {"D": 16, "num_warps": 2}
-    assert grid == (4, 3) and seen.numel() == len(made.checks) * 8 + 12 * (len(made.checks) + 1)
-    assert t.grids == {"halve": (4, 3, 1)} and t.finite and JITFunction.run.__name__ == "<lambda>"
+    assert plain is faulty.halve and args[0] is x and args[1] is o and kwargs == {"D": 16, "num_warps": 2}
+    assert kernel is made.kernel and rest == [grid, kwargs] and grid == (4, 3)
+    assert [y.tolist() for y in copies] == [x.tolist(), o.tolist()]
+    assert not {y.data_ptr() for y in copies} & {x.data_ptr(), o.data_ptr()}
+    assert seen.numel() == len(made.checks) * 8 + 12 * (len(made.checks) + 1)
+    assert t.grids == {"halve": (4, 3, 1)} and t.finite and not t.notes and JITFunction.run is before
+
+
+@COMPILED
+@pytest.mark.parametrize("off, told", [(2**-9, False), (0.1, True), (math.nan, True)])
+def test_a_rewritten_kernel_that_computes_something_else_is_told_and_changes_nothing(launched_here, off, told):
+    from flakit import trace
+
+    def does(kernel, args):
+        *_, x, o = args
+        o.copy_(x / 2)
+        if kernel is not faulty.halve:
+            o[5] += off
+
+    launched_here.does = does
+    both = torch.rand(100)  # one memory, in which the two stand
+    x, o = both[:40], both[50:90]
+    with trace() as t:
+        faulty.halve[(4,)](x, o, D=10)
+    assert torch.equal(o, x / 2) and t.finite  # what the trace itself computes is no part of it
+    assert [("computes something else (o)" in words) for words in t.notes] == [True] * told

@@ -113,8 +113,8 @@ def test_our_own_operators_are_finite_and_compute_the_same(op, dtype, record_pro
         traced = call(*x.values()).o
     torch.cuda.synchronize()
     record_property("seconds, compiling included", round(time.perf_counter() - start, 1))
-    assert t.finite, str(t)
-    assert (plain.float() - traced.float()).abs().max() <= 2e-2 * plain.float().abs().max()
+    assert t.finite and not t.notes, str(t)  # a note names a kernel that, rewritten, computes something else
+    assert torch.equal(plain, traced)
 
 
 def _milliseconds(run, rounds=20):

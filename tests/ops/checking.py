@@ -17,12 +17,13 @@ RWKV6's outputs are sums of products of its inputs, so its units are the same su
 moving the inputs, DRAWS times; of large settings that would take long, and they are held to the first two only.
 
 Four allowances. The range of a dtype: no value is asked to be right to better than one spacing of its stored dtype's
-subnormal numbers (float16: e^-17), nor than float32's smallest normal number, 1e-38, below which tensor cores drop the
-parts that a float32 product is split into. A decay e^w below that number (w < -87.3) counts as itself or as nothing, as
-`blocks_triton.exp` has it: there the decay's gradient, which is a multiple of e^w, is right or exactly 0. For 16-bit inputs 2^-16 RMS on an element's own size: there a kernel may
-take the decay's gradient as a difference of float32 sums where no decay is below e^-4, which leaves about 4 e^4 2^-24.
-And GSA's float64 is held to a float64 oracle: where a softmax is all but one slot, the small differences in its
-gradient have the rounding of what they are differences of, 2^-50 RMS, which 2^-46 allows for.
+subnormal numbers (float16: e^-17), nor than float32's smallest normal number, 1e-38, below which tensor cores drop
+the parts that a float32 product is split into. A decay e^w below that number (w < -87.3) counts as itself or as
+nothing, as `blocks_triton.exp` has it: there the decay's gradient, which is a multiple of e^w, is right or exactly 0.
+And for 16-bit inputs 2^-16 RMS on an element's own size: there a kernel may take the decay's gradient as a difference
+of float32 sums where no decay is below e^-4, which leaves about 4 e^4 2^-24. And GSA's float64 is held to a float64
+oracle: where a softmax is all but one slot, the small differences in its gradient have the rounding of what they are
+differences of, 2^-50 RMS, which 2^-46 allows for.
 """
 
 from collections.abc import Mapping
