@@ -185,6 +185,13 @@ CASES: dict[str, Case] = {
             notebook="12_states_and_shapes",
         ),
         Case(
+            "unwritten_rows",
+            told="gradients of a padded packed batch are NaN in some runs and not in others",
+            measured="no program writes the rows behind the last offset; a weight's gradient sums over what lay there",
+            threads=(f"{_FLA}#892",),
+            notebook="12_states_and_shapes",
+        ),
+        Case(
             "clamping",
             told="a fast prefill path collapses for strong decays",
             measured="tokens beyond the clamp on one side of the anchor read each other at full weight; all is finite",

@@ -215,6 +215,7 @@ class Examiner:
         wide, narrow = self.plain.V * 2, self.plain.K
         self.supports["K != V"] = self._refuses(self.plain.without(K=narrow, V=wide))
         self.supports["packed sequences"] = self._refuses(self.plain.without(lengths=(32, 32)))
+        self.supports["padded sequences"] = self._refuses(self.plain.without(lengths=(32, 32), padding=64))
         if self._launches_interpreted():
             self.supports["bfloat16"] = "Triton's interpreter computes wrongly with bfloat16; float16 stands for it"
         self.granule = next((n for n in (1, 16, 64) if not self._refuses(self.plain.without(T=64 + n))), 64)
@@ -384,8 +385,7 @@ class Examiner:
         except Broken as broken:
             return [Finding(setting, "raises", "", float("inf"), 0.0, str(broken))]
         exact, total = self.exact(setting)
-        tokens = setting.T if setting.lengths is None else sum(setting.lengths)
-        terms, found = tokens + setting.K + setting.V, []
+        terms, found = setting.tokens + setting.K + setting.V, []
         for name in ran.cut_off:
             words = f"{name} is cut off: no gradient comes back from it"
             found.append(Finding(setting, "no gradient", name, float("inf"), 0.0, words))
@@ -407,7 +407,7 @@ class Examiner:
                 found.append(Finding(setting, kind, name, count, 0.0, _non_finite(name, got, true)))
                 continue
             shared = name[1:] in self.op.tensors and name[1:] not in self.op.sequences
-            allowed = budget(setting.torch_dtype, terms, total, setting.B * tokens if shared else 0)
+            allowed = budget(setting.torch_dtype, terms, total, setting.B * setting.tokens if shared else 0)
             lenient = COARSER * coarse.get(name, 0.0) > allowed
             allowed = max(allowed, COARSER * coarse.get(name, 0.0))
             excess = judge(got, true, allowed)

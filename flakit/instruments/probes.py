@@ -620,6 +620,17 @@ PROBES: dict[str, Probe] = {
             needs=("packed sequences",),
         ),
         Probe(
+            "padded-rows",
+            "Rows behind the last packed sequence are not written, or not as zeros: a padded batch sums over them.",
+            "unwritten_rows",
+            lambda x: [
+                x.plain.without(H=2, lengths=lengths, padding=28, decay="rwkv6-init", **BOTH)
+                for lengths in (LENGTHS, (60, 40))
+            ],
+            poisoned,
+            needs=("packed sequences", "padded sequences"),
+        ),
+        Probe(
             "strided-offsets",
             "Offsets of packed sequences that have a stride are read as if they had none.",
             "strided_offsets",

@@ -140,7 +140,7 @@ def _arguments(op: Operator, s: Setting) -> str:
 def _inputs(op: Operator, s: Setting, device: str) -> Iterator[str]:
     """Drawn on the CPU, so that the numbers are the same everywhere, and taken to the device from there."""
     there = "" if device == "cpu" else f'.to("{device}")'
-    sizes = {"B": s.B, "T": s.T if s.lengths is None else sum(s.lengths), "H": s.H, "K": s.K, "V": s.V}
+    sizes = {"B": s.B, "T": s.tokens, "H": s.H, "K": s.K, "V": s.V}
     sizes |= {"M": s.M} if "M" in op.sizes else {}
     if s.K == s.V:
         del sizes["V"]
@@ -308,7 +308,10 @@ def _compared(subject: Subject, s: Setting, finding: Finding, check: Callable, d
     last = STATES[op.name]
     if s.lengths is not None:
         last = ["torch.cat(last)"] if len(last) == 1 else [f"torch.cat([y[{n}] for y in last])" for n in range(2)]
-    true = _listed(["torch.stack(o, 1)", *last][n] for n in wanted)
+    read = "torch.stack(o, 1)"
+    if s.padding:
+        read = f"torch.nn.functional.pad({read}, (0, 0, 0, 0, 0, {s.padding}))"
+    true = _listed([read, *last][n] for n in wanted)
     if not is_output:
         true = f"torch.autograd.grad({true}, {leaf}, {arriving}, materialize_grads=True)[0]"
     yield f"true = {true}"

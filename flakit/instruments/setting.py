@@ -22,7 +22,8 @@ class Setting:
     decay: a profile of `flakit.inputs`, one natural-log decay <= 0 for all, or a pair of them for even and odd
     channels. per_head: each further head's decays are so many times the first's stronger.
     spike: (token, value), one token's decay in all channels; first: head h's first token decays by h times that.
-    lengths: of packed sequences, T is their sum; offsets: how the offsets lie in memory.
+    lengths: of packed sequences, T is their sum and `padding`, the rows behind the last one; offsets: how the offsets
+    lie in memory.
     initial_state, final_state: given, asked for. loss: what gradients arrive at: "o", "both" or the "state" alone.
     scale: None is the operator's default, given by number where the subject takes one; default_scale: not given.
     layout, arriving: of the inputs, and of the gradient at o, in memory.
@@ -42,6 +43,7 @@ class Setting:
     spike: tuple[int, float] | None = None
     first: float = 0.0
     lengths: tuple[int, ...] | None = None
+    padding: int = 0
     offsets: str = "contiguous"
     initial_state: bool = False
     final_state: bool = False
@@ -62,9 +64,14 @@ class Setting:
         plain = {x.name: x.default for x in fields(self)}
         found = {name: getattr(self, name) for name in plain}
         if self.lengths is not None:
-            found["T"] = sum(self.lengths)
+            found["T"] = self.tokens
         kept = {name: x for name, x in found.items() if name in always or x != plain[name]}
         return {name: x for name, x in kept.items() if name != "M" or "M" in always}
+
+    @property
+    def tokens(self) -> int:
+        """Rows of a call."""
+        return self.T if self.lengths is None else sum(self.lengths) + self.padding
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -76,7 +83,7 @@ class Setting:
         ends = None
         if self.lengths is not None:
             ends = torch.tensor([0, *self.lengths], device="cpu").cumsum(0)
-        sizes |= {"T": self.T if ends is None else int(ends[-1]), "cu_seqlens": ends}
+        sizes |= {"T": self.tokens, "cu_seqlens": ends}
         mixed = isinstance(self.decay, (tuple, list))
         how = {"dtype": self.torch_dtype, "seed": self.seed, "initial_state": self.initial_state}
         x = make_inputs(op, **sizes, **how, decay=-1.0 if mixed else self.decay, device=device)

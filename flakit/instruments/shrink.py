@@ -67,6 +67,8 @@ def shrink(x: Examiner, probe: Probe, finding: Finding, seconds: float = SECONDS
         else:
             kept = step(list(range(1, len(s.lengths) + 1)))
             fields["lengths"] = tuple(step(list(range(1, length + 1))) for length in s.lengths[:kept])
+        if s.padding:
+            fields["padding"] = step(list(range(1, s.padding + 1)))
         if isinstance(s.decay, str):
             fields["decay"] = step([-1.0, s.decay])
         if s.loss == "both":

@@ -118,9 +118,30 @@ def raw_offsets(*args, **given):
     """`strided_offsets`: the numbers one after the other in memory."""
     x = given.get("cu_seqlens")
     if x is not None:
-        T, read = given["r"].shape[1], x.as_strided(x.shape, (1,))
-        given["cu_seqlens"] = torch.cat((read[:1] * 0, read[1:-1].clamp(0, T).cummax(0)[0], read[-1:] * 0 + T))
+        end, read = int(x[-1]), x.as_strided(x.shape, (1,))
+        given["cu_seqlens"] = torch.cat((read[:1] * 0, read[1:-1].clamp(0, end).cummax(0)[0], read[-1:] * 0 + end))
     return chunk_rwkv6(*args, **given)
+
+
+class _LeavesRows(torch.autograd.Function):
+    """Rows behind the last offset as memory had them, in o and in what comes back for it."""
+
+    @staticmethod
+    def forward(ctx, o, end):
+        ctx.end = end
+        return torch.cat((o[:, :end], torch.empty_like(o[:, end:])), 1)
+
+    @staticmethod
+    def backward(ctx, do):
+        return do, None
+
+
+@functools.wraps(chunk_rwkv6)
+def leaving_rows(*args, **given):
+    """`unwritten_rows`: no program writes the padding."""
+    o, state = chunk_rwkv6(*args, **given)
+    x = given.get("cu_seqlens")
+    return (o if x is None else _LeavesRows.apply(o, int(x[-1]))), state
 
 
 @functools.wraps(chunk_gsa)
@@ -263,6 +284,7 @@ PLANTED: dict[str, tuple[str, Callable, str, str | None]] = {
     "strides, rwkv6": ("rwkv6", blind(chunk_rwkv6, ("r", "k", "v", "w")), "strides", "strides"),
     "strides, rwkv7": ("rwkv7", blind(chunk_rwkv7, ("a",)), "strides", "strides"),
     "strided offsets": ("rwkv6", raw_offsets, "strided-offsets", "strided_offsets"),
+    "rows that nobody writes": ("rwkv6", leaving_rows, "padded-rows", "unwritten_rows"),
     "aliasing: w overwritten": ("rwkv6", overwriting, "mutation", "aliasing"),
     "aliasing: gsa decoding": ("gsa", decoding, "aliasing", "aliasing"),
     "scale": ("rwkv6", other_scale, "scale", "chunk_vs_recurrent"),

@@ -1,6 +1,7 @@
 """Padding behind the last packed sequence, and offsets that are no offsets: in every form, backend and way to call."""
 
 from itertools import accumulate
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -188,3 +189,48 @@ def test_tensors_on_another_gpu_than_the_current_one(op, form, dtype):
     for name, y in evaluate(op, there, form=form).items():
         assert y.device == torch.device("cuda:1") and torch.cuda.current_device() == 0
         assert torch.equal(y.to("cuda:0"), here[name]), name
+
+
+class ElsewhereModule:
+    """Kernels that note which GPU is the current one when they are launched."""
+
+    def __init__(self, current):
+        self.current, self.noted = current, []
+
+    def forward(self, *given):
+        self.noted.append(("forward", *self.current))
+        return None, None, None
+
+    def backward(self, *given):
+        self.noted.append(("backward", *self.current))
+        return None, None
+
+
+@pytest.mark.skipif(not has_triton(), reason="needs Triton")
+@pytest.mark.parametrize("index, expected", [(1, [0, 1]), (0, [0])])
+def test_kernels_are_launched_on_the_gpu_of_their_tensors(index, expected, monkeypatch):
+    from flakit.ops.common.ahead_triton import Kernels
+
+    current = [0]
+
+    class Device:
+        def __init__(self, device):
+            self.index = device.index
+
+        def __enter__(self):
+            current.append(self.index)
+
+        def __exit__(self, *error):
+            current.pop()
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[-1])
+    monkeypatch.setattr(torch.cuda, "device", Device)
+    monkeypatch.setattr(Kernels, "_prepare", lambda *given: None)
+    x = SimpleNamespace(
+        is_cuda=True, device=torch.device("cuda", index), dtype=torch.float32, shape=(1, 2, 1, 1), ndim=4
+    )
+    module = ElsewhereModule(current)
+    kernels = Kernels(module)
+    kernels.forward(x, 1.0, None, False, None, 0, False)
+    kernels.backward(x, 1.0, None, None, 0, (), x, None)
+    assert module.noted == [("forward", *expected), ("backward", *expected)] and current == [0]

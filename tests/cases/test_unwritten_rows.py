@@ -1,0 +1,68 @@
+"""Padding behind packed sequences that nobody writes: the law of the weight's gradient, the cure, our operators."""
+
+import math
+
+import pytest
+import torch
+
+from flakit.cases import unwritten_rows as case
+from flakit.cases.unwritten_rows.picture import Picture
+from flakit.numerics.evaluate import evaluate
+from flakit.numerics.inputs import inputs
+
+
+def error(**knobs):
+    (row,) = case.at(**knobs)
+    return row
+
+
+@pytest.mark.parametrize("tokens, padding", [(100, 28), (400, 112), (60, 196)])
+@pytest.mark.parametrize("times", [0.1, 1.0, 1e4])
+def test_law_predicts_the_error_of_the_weight_gradient(tokens, padding, times):
+    rows = [error(tokens=tokens, padding=padding, times=times, seed=seed) for seed in range(4)]
+    mean = math.exp(sum(math.log(row.measured) for row in rows) / len(rows))
+    assert mean == pytest.approx(case.law(tokens, padding, "an earlier tensor", times), rel=0.15)
+    assert all(row.agrees for row in rows)
+
+
+WRONG_LAWS = {
+    "the share of rows": lambda tokens, padding: padding / tokens,
+    "the number of rows": lambda tokens, padding: padding**0.5,
+    "no rows": lambda tokens, padding: 0.0,
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_LAWS)
+def test_other_laws_fail(wrong):
+    rows = [error(tokens=tokens, padding=padding) for tokens, padding in ((100, 28), (400, 112), (60, 196))]
+    predicted = [WRONG_LAWS[wrong](tokens, padding) for tokens, padding in ((100, 28), (400, 112), (60, 196))]
+    assert not all(row._replace(law=law).agrees for row, law in zip(rows, predicted, strict=True))
+
+
+def test_only_the_padding_is_wrong_and_zeros_repair_it():
+    shown = case.show(tokens=60, padding=20, memory="NaN", times=1.0, zeroed=False, seed=0)
+    assert shown.lost[60:].all() and not shown.lost[:60].any()
+    assert torch.equal(shown.dk[:60], case.written(60)) and shown.found.isnan().all()
+    repaired = case.show(tokens=60, padding=20, memory="NaN", times=1.0, zeroed=True, seed=0)
+    assert torch.equal(repaired.found, repaired.true) and not repaired.lost.any()
+
+
+@pytest.mark.parametrize("form", ["chunk", "recurrent"])
+def test_our_operators_make_the_true_weight_gradient(form):
+    x = inputs("rwkv6", T=60, H=1, K=case.CHANNELS, cu_seqlens=[0, 20, 47])
+    dk = evaluate("rwkv6", x, form=form)["dk"][0, :, 0]
+    assert torch.equal(case.weight_gradient(dk), case.weight_gradient(torch.cat((dk[:47], torch.zeros(13, 16)))))
+    assert dk[:47].any()
+
+
+def test_unknown_memory_is_refused():
+    with pytest.raises(ValueError, match="memory: expected one of zeros, an earlier tensor, NaN, got 'rust'"):
+        case.run(torch.ones(3, case.CHANNELS), 2, "rust")
+
+
+@pytest.mark.parametrize("memory, says", [("NaN", "every number of it is NaN"), ("an earlier tensor", "is off by 0.5")])
+def test_the_picture_says_what_is_wrong(memory, says):
+    shown = case.show(tokens=100, padding=28, memory=memory, times=1.0, zeroed=False, seed=0)
+    picture = Picture(8)
+    picture.update(shown)
+    assert says in picture.say(shown)
