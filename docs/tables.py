@@ -10,6 +10,7 @@ import typer
 import flakit
 from docs.docstrings import entry, escaped
 from flakit import cli, panels
+from flakit.cases.fingerprint import SHORT, TENSORS, fingerprint
 from flakit.cases.registry import CASES
 from flakit.instruments import testing
 from flakit.models import recorded as models_recorded
@@ -82,7 +83,24 @@ def casebook(head):
             f"lesson\n: [{case.notebook}](notebooks/{case.notebook}.ipynb)\n\n"
             f"knobs\n: {_knobs(case)}\n"
         )
+    head = head.replace("{{fingerprint}}", fingerprints())
     return f"{head}\n\n" + "\n".join(lines) + "\n\n" + "\n".join(stories)
+
+
+def fingerprints():
+    """A table of every fault and what becomes of every tensor."""
+    names = [f"${SHORT[name]}$" if name in SHORT else name for name in TENSORS]
+    lines = [f"| fault | {' | '.join(names)} | lesson |", "|---" * (len(names) + 2) + "|"]
+    for row in fingerprint().values():
+        cells = (_kind(cell) for cell in row.cells.values())
+        lines.append(f"| [{row.cause.name}](#{row.cause.case}) | {' | '.join(cells)} | {row.cause.lesson} |")
+    return "\n".join(lines)
+
+
+def _kind(cell):
+    if cell.kind in ("inf", "NaN"):
+        return f"**{cell.kind}**" if cell.everywhere else f"some **{cell.kind}**"
+    return f"*{cell.kind}*" if cell.kind == "wrong" else cell.kind
 
 
 def _title(case):

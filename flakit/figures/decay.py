@@ -136,7 +136,7 @@ class DecayFigure:
         self._overview = ax = self._axes(left, top, width, 9)
         ax.set(xscale="log", xlim=(_WEAKEST, _STRONGEST), ylim=(0, 1), yticks=[])
         ax.minorticks_off()
-        ax.set_xticks([0.1, 1, 10, 100], ["0.1", "1", "10", "100"])
+        ax.set_xticks([0.1, 1, 10, 100], map(style.power, range(-1, 3)))
         ax.tick_params(axis="x", top=True, labeltop=True, bottom=False, labelbottom=False, length=3, pad=1)
         (self._all,) = ax.plot([], [], "|", color=style.BLACK, markersize=9, markeredgewidth=1.2, zorder=3)
         self._part = ax.axvspan(1, 2, facecolor=style.YELLOW, linewidth=0, zorder=1)

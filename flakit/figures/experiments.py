@@ -51,7 +51,7 @@ def experiments(rows: Sequence[Mapping], *, title: str = "", width: float = WIDT
         ax.set_yticklabels(names)
         ax.set_xticks([0.25, 0.5, 0.7, 1, 1.5, 2, 3], ["0.25", "0.5", "0.7", "1", "1.5", "2", "3"])
         ax.xaxis.set_minor_locator(NullLocator())
-        ax.set_xlabel("times as long as before")
+        ax.set_xlabel("times as long as before (log scale)")
         ax.tick_params(axis="y", length=0)
         ax.spines[["top", "right", "left"]].set_visible(False)
         figure = picture.figure

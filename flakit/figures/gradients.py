@@ -234,7 +234,7 @@ class _Plot:
 
     def _scale_x(self, x: np.ndarray, shown: Curves, names: bool) -> None:
         axis = self.ax.xaxis
-        self.ax.set_xlabel(shown.xlabel)
+        self.ax.set_xlabel(style.logarithmic(shown.xlabel) if shown.log else shown.xlabel)
         if not x.size:
             axis.set_major_locator(NullLocator())
             return

@@ -16,14 +16,14 @@ from .marks import Over
 _WEAKEST, _STRONGEST = -3.0, 4.0  # powers of ten along the axis
 
 WORDS = Words() | {
-    "across": {
-        True: "natural-log units: |w| of one token above, the sum in one exponent below",
-        False: "|w| of one token above, the sum in an exponent below",
+    "across": {True: "largest exponent of a factor: a sum of |w| (log scale)", False: "largest exponent (log scale)"},
+    "decays": {
+        True: "all decays, token by token:\n|w| of one (log scale)",
+        False: "all decays: |w|\nof one (log scale)",
     },
-    "decays": {True: "all decays |w|, token by token", False: "all decays |w|"},
     "limit": "ln(max) = {limit:.2f}",
     "legend": {
-        True: ("largest exponent", "law: the same |w| at every token", "law: ln(max)", "NaN"),
+        True: ("largest exponent", "law: a kernel ends, all |w| alike", "law: ln(max)", "NaN"),
         False: ("largest exponent", "law, equal |w|", "ln(max)", "NaN"),
     },
     "never": {True: "never breaks", False: "never"},
@@ -51,8 +51,8 @@ class _Places:
 
 
 _PLACES = {
-    True: _Places(3.02, 2.34, 0.6, 0.72, 0.12, 0.212, 0.44),
-    False: _Places(1.52, 0.95, 0.6, 0.52, 0.08, 0.175, 0.42),
+    True: _Places(3.02, 2.34, 0.6, 0.62, 0.34, 0.212, 0.44),
+    False: _Places(1.52, 0.95, 0.6, 0.44, 0.3, 0.175, 0.42),
 }
 _WIDE = 9.0
 """Inches from which on there is room for the wide places."""
@@ -78,27 +78,29 @@ class HeadroomFigure:
             for ax in (above, below):
                 ax.set(xlim=(_WEAKEST, _STRONGEST), xticks=ticks, yticks=[])
                 ax.spines[["top", "right", "left"]].set_visible(False)
-            above.set_xticklabels([])
-            below.set_xticklabels([f"{10.0**tick:g}" for tick in ticks])
-            below.tick_params(pad=2)
+            for ax in (above, below):
+                ax.set_xticklabels(map(style.power, ticks))
+                ax.tick_params(pad=2)
             above.set_ylim(0, 1.05)
             below.set_ylim(rows - 0.5, -0.5)
             below.set_xlabel(WORDS["across"][self.wide], labelpad=2)
             middle = 1 - (at.top + at.histogram / 2) / height
             figure.text(left, middle, WORDS["decays"][self.wide], va="center", fontsize=9)
             self._bars = above.add_patch(PathPatch(_boxes([]), facecolor=style.SKY, linewidth=0))
-            self._limits = [ax.axvline(0, **style.LAW, zorder=3) for ax in (above, below)]
-            self._limit_words = above.text(0, 0.98, "", va="top", fontsize=8.5)
+            (self._uniform,) = above.plot(
+                [], [], "|", color=style.BLACK, ms=11, mew=2, zorder=4, linestyle="none", clip_on=False
+            )
+            self._limit = below.axvline(0, **style.LAW, zorder=3)
+            self._limit_words = below.text(0, -0.62, "", va="bottom", ha="center", fontsize=8.5)
             below.hlines(range(rows), _WEAKEST, _STRONGEST, colors=style.EMPTY, linewidth=0.8, zorder=0)
             self._gone = below.add_patch(PathPatch(_boxes([]), zorder=1, linewidth=0, **style.NAN))
-            (self._uniform,) = below.plot([], [], "|", color=style.BLACK, ms=11, mew=2, zorder=4, linestyle="none")
             (self._largest,) = below.plot([], [], "o", color=style.BLUE, ms=6.5, zorder=5, linestyle="none")
             self._words = []
             for row, words in enumerate(self.kernels):
                 figure.text(left, (at.bottom + at.lane * (rows - row - 0.5)) / height, words, va="center", fontsize=8.5)
                 place = {"transform": below.get_yaxis_transform(), "va": "center", "fontsize": 8.5}
                 self._words.append(below.text(1 + 0.06 / across, row, "", **place))
-            handles = [self._largest, self._uniform, self._limits[0], self._gone]
+            handles = [self._largest, self._uniform, self._limit, self._gone]
             figure.legend(
                 handles,
                 WORDS["legend"][self.wide],
@@ -111,7 +113,7 @@ class HeadroomFigure:
                 borderpad=0.2,
             )
             Over(self.canvas, below, LANES).update(rows, 1)
-        self.canvas.moving(self._bars, self._gone, *self._limits, self._uniform, self._largest)
+        self.canvas.moving(self._bars, self._gone, self._limit, self._uniform, self._largest)
         self.canvas.labels(self._title, self._subtitle, self._limit_words, *self._words)
 
     def update(
@@ -139,14 +141,13 @@ class HeadroomFigure:
         clipped = [(max(a, _WEAKEST), min(b, _STRONGEST), 0, y) for a, b, y in bars if y]
         self._bars.set_path(_boxes([box for box in clipped if box[0] < box[1]]))
         at = np.log10(limit)
-        for line in self._limits:
-            line.set_xdata([at, at])
+        self._limit.set_xdata([at, at])
         self._limit_words.set_text(WORDS["limit"].format(limit=limit))
-        self._limit_words.set_x(at + 0.08)
+        self._limit_words.set_x(at)
         lanes = [(_across(x), row) for row, x in enumerate(exponents) if x > 0]
         self._largest.set_data(*(np.array(lanes).T if lanes else ([], [])))
-        ticks = [(_across(x), row) for row, x in enumerate(uniform) if x < np.inf]
-        self._uniform.set_data(*(np.array(ticks).T if ticks else ([], [])))
+        ends = [_across(x) for x in uniform if x < np.inf]
+        self._uniform.set_data(ends, np.zeros(len(ends)))
         beyond = [
             (_across(end), _STRONGEST, row - 0.36, row + 0.36)
             for row, (x, end) in enumerate(zip(exponents, limits, strict=True))

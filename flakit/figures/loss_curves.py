@@ -44,7 +44,7 @@ def loss_curves(
             for words, at in (levels or {}).items():
                 ax.axhline(at, color=style.GREY, linewidth=1, zorder=0)
                 ax.text(steps[-1], at, words, color=style.GREY, fontsize=8, ha="right", va="bottom")
-            ax.set(title=name, xlabel="training step", xscale="log", yscale="log")
+            ax.set(title=name, xlabel="training step (log scale)", xscale="log", yscale="log")
             ax.spines[["top", "right"]].set_visible(False)
             ax.yaxis.set_major_formatter("{x:g}")
             ax.set_yticks([0.5, 1, 2, 5])
@@ -52,6 +52,6 @@ def loss_curves(
         low = min(min(losses) for lines in panels.values() for seeds in lines.values() for losses in seeds.values())
         high = max(max(losses) for lines in panels.values() for seeds in lines.values() for losses in seeds.values())
         axes[0].set_ylim(0.9 * low, 1.15 * max(high, *(levels or {}).values(), 0))
-        axes[0].set_ylabel(ylabel)
+        axes[0].set_ylabel(style.logarithmic(ylabel))
         picture.figure.legend(*axes[0].get_legend_handles_labels(), loc="upper left", bbox_to_anchor=(0.865, 0.9))
     return picture

@@ -86,6 +86,7 @@ class Maps(Mapping):
 
     left, top: of the first map, size: of each, in inches, width and height. rows, columns: what is counted along them;
     the rows' ticks stand at the first map alone. labels: False where other axes beside the first map have them.
+    stacked: one under the other instead, with the columns' ticks at the last.
     NaN and infinities too few to be seen get a ring.
     """
 
@@ -101,14 +102,17 @@ class Maps(Mapping):
         columns: str = "",
         gap: float = 0.12,
         labels: bool = True,
+        stacked: bool = False,
     ):
         self._canvas, self._declared = canvas, dict(maps)
         self._maps, self._rings, self._lost, self._titles = {}, {}, {}, {}
-        self.right = left + len(maps) * (size[0] + gap) - gap
+        step = (0.0, size[1] + gap) if stacked else (size[0] + gap, 0.0)
+        self.right = left + size[0] + (len(maps) - 1) * step[0]
         for n, (name, each) in enumerate(maps.items()):
-            ax = whole_ticks(canvas.axes(left + n * (size[0] + gap), top, *size))
-            ax.set(xlabel=columns, ylabel=rows if n == 0 else "")
-            ax.tick_params(labelleft=labels and n == 0)
+            ax = whole_ticks(canvas.axes(left + n * step[0], top + n * step[1], *size))
+            last = n == len(maps) - 1
+            ax.set(xlabel=columns if last or not stacked else "", ylabel=rows if n == 0 or stacked else "")
+            ax.tick_params(labelleft=labels and (n == 0 or stacked), labelbottom=last or not stacked)
             self._titles[name] = ax.set_title(each.title, fontsize=9.5 if len(maps) < 4 else 9)
             self._maps[name] = heat = HeatMap(
                 canvas, ax, cmap=each.scale.cmap, vmin=each.scale.low, vmax=each.scale.high, name=name

@@ -191,7 +191,7 @@ class PhaseFigure:
         self.canvas.pointable("cells", self.ax, rows, len(measured.decay), edges)
         low, high = (np.log10(measured.decay[end]) for end in (0, -1))
         decades = np.arange(np.ceil(low), np.floor(high) + 1)
-        self.ax.set_xticks(self._place(10**decades), [f"{10**decade:g}" for decade in decades])
+        self.ax.set_xticks(self._place(10**decades), map(style.power, decades))
         self.ax.set_xticks(self._place(measured.decay), minor=True)
         self.ax.xaxis.set_minor_formatter(NullFormatter())
         every = -(-rows // 16)

@@ -207,11 +207,10 @@ def curves(
                 name, (0, at), xycoords=("axes fraction", "data"), xytext=(6, 2), textcoords="offset points",
                 va="bottom", fontsize=8.5, color=style.GREY,
             )  # fmt: skip
-        ax.set(xlabel=xlabel, ylabel=ylabel, title=title)
-        if "x" in log:
-            ax.set_xscale("log")
-        if "y" in log:
-            ax.set_yscale("log")
+        ax.set_title(title)
+        for name, axis, words in (("x", ax.xaxis, xlabel), ("y", ax.yaxis, ylabel)):
+            axis.set_label_text(style.logarithmic(words) if name in log else words)
+            ax.set(**{f"{name}scale": "log" if name in log else "linear"})
         if ylim is not None:
             ax.set_ylim(ylim)
         picture.figure.legend(loc="upper left", bbox_to_anchor=(0.7, 0.98), handlelength=3)
@@ -246,7 +245,7 @@ def ranges(
             ax.plot([middle], [row], "|", color=style.BLACK, markersize=13, markeredgewidth=2, zorder=3)
         ax.set_yticks(range(len(spans)), spans)
         ax.tick_params(axis="y", length=0)
-        ax.set(xscale="log", ylim=(len(spans) - 0.4, -0.6), xlabel=xlabel)
+        ax.set(xscale="log", ylim=(len(spans) - 0.4, -0.6), xlabel=style.logarithmic(xlabel))
         for (name, at), look in zip((limits or {}).items(), style.LINES[1:], strict=False):
             ax.axvline(at, **look, label=f"{name}: {at:.4g}", zorder=1)
         if limits:

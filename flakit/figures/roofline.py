@@ -67,7 +67,7 @@ def speed(
         figure.text(0.1 / width, 1 - 0.08 / height, title or told, va="top", fontsize=10)
         lower = picture.axes(beside, above, width - beside - 0.72, tall)
         _lanes(lower, lanes, looks, what, copy_tb_s, tflops)
-        lower.set_xlabel(f"milliseconds: {told}; of a decode the forward")
+        lower.set_xlabel(f"milliseconds (log scale): {told}; of a decode the forward")
         figure.text(1 - 0.08 / width, 1 - (above - 0.05) / height, "× floor", ha="right", va="bottom", fontsize=8.5)
         under = picture.axes(0.62, above + tall + between, width - 0.8, roof)
         _roofline(under, lanes, looks, what, copy_tb_s, tflops)
@@ -150,7 +150,8 @@ def _roofline(ax: Axes, lanes: Mapping, looks: Mapping, what: str, copy_tb_s: fl
         place = {"rotation": 90, "ha": "center", "va": "bottom", "fontsize": 8.5, "color": style.GREY}
         ax.text(at, slowest / 25, ", ".join(labels), **place)
     ax.set_ylim(slowest / 30, 3 * tflops)
-    ax.set(xscale="log", yscale="log", xlabel="operations per byte that must move", ylabel="10¹² operations a second")
+    ax.set(xscale="log", yscale="log", xlabel="operations per byte that must move (log scale)")
+    ax.set_ylabel("10¹² operations a second (log scale)")
     ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.xaxis.set_major_formatter("{x:g}")

@@ -15,7 +15,7 @@ from matplotlib.font_manager import fontManager
 from matplotlib.patches import Patch
 from matplotlib.text import Text
 
-from ..language import ENGLISH, current
+from ..language import ENGLISH, current, say
 from .fonts import FAMILY, FILE
 
 BLACK = "#000000"
@@ -118,8 +118,13 @@ def readable(text: Text) -> None:
 
 
 def power(exponent: float) -> str:
-    """The label of a tick on a logarithmic axis whose places are powers of ten."""
-    return f"$10^{{{exponent:.0f}}}$" if exponent else "1"
+    """The label of a tick at a power of ten, which is how a logarithmic axis says that it is one."""
+    return {0: "1", 1: "10"}.get(round(exponent), f"$10^{{{exponent:.0f}}}$")
+
+
+def logarithmic(words: str) -> str:
+    """The label of a logarithmic axis whose ticks are no powers of ten."""
+    return say("{label} (log scale)").format(label=words)
 
 
 def letter(name: str) -> str:

@@ -71,9 +71,9 @@ class Picture:
                 ax = self.canvas.axes(left + column * (across + gap), title + row * (title + down), across, down)
                 self._titles[name] = ax.text(0, 1.03, "", transform=ax.transAxes, fontsize=9, linespacing=1.05)
                 places = [(power - _LOW) * _DECADE - 0.5 for power in (-3, -1, 1)]
-                ax.set_xticks(places, ["0.001", "0.1", "10"])
+                ax.set_xticks(places, map(style.power, (-3, -1, 1)))
                 # Row 0 is on top.
-                ax.set_yticks([_BINS - 1 - place for place in places], ["0.001", "0.1", "10"])
+                ax.set_yticks([_BINS - 1 - place for place in places], map(style.power, (-3, -1, 1)))
                 ax.tick_params(labelleft=column == 0, labelbottom=row == rows - 1)
                 if column == 0:
                     ax.set_ylabel(WORDS["chunk"])

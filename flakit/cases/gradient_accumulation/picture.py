@@ -83,7 +83,7 @@ class Picture:
 
     def _draw_bars(self, ax) -> None:
         self._ax = ax
-        ax.set(xlim=(-0.6, len(PARTS) - 0.4), xlabel=WORDS["in parts"], ylabel=WORDS["reported"])
+        ax.set(xlim=(-0.6, len(PARTS) - 0.4), xlabel=style.logarithmic(WORDS["in parts"]), ylabel=WORDS["reported"])
         ax.set_xticks(range(len(PARTS)), PARTS)
         ax.spines[["top", "right"]].set_visible(False)
         self._others = Bars(self.canvas, ax, facecolor=style.SKY)

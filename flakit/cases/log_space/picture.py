@@ -100,11 +100,11 @@ class Picture:
         ax.set_yticks(rows, _TENSORS)
         ax.set_xticks([0, 0.5, 1], ["0", "50%", "100%"])
         ax.tick_params(axis="y", length=0)
-        lost = ax.barh(rows, np.ones(len(rows)), height=0.62, linewidth=0, zorder=1, **style.NAN)
+        self._gone = ax.barh(rows, np.ones(len(rows)), height=0.62, linewidth=0, zorder=1, **style.NAN)
         self._finite = ax.barh(rows, np.ones(len(rows)), height=0.62, color=style.SKY, zorder=2)
         self._percents = [ax.text(1.04, row, "", va="center", fontsize=8.5) for row in rows]
         self.canvas.labels(*self._percents)
-        self.canvas.moving(*lost, *self._finite, *ax.spines.values())
+        self.canvas.moving(*self._gone, *self._finite, *ax.spines.values())
         self._over_shares = Over(self.canvas, ax, "shares")
 
     def update(self, shown: Shown) -> None:
@@ -126,8 +126,9 @@ class Picture:
             self.canvas.stale()
         self._map.colours.set_clim(_LOWEST * top, top)
         self._map.update(sizes.T)
-        for name, bar, words in zip(_TENSORS, self._finite, self._percents, strict=True):
+        for name, bar, gone, words in zip(_TENSORS, self._finite, self._gone, self._percents, strict=True):
             bar.set_width(shown.finite[name])
+            gone.set_visible(shown.finite[name] < 1)
             words.set_text(percent(shown.finite[name]))
         self._over_size.update(1, tokens)
         self._over_shares.update(len(_TENSORS), 1)

@@ -121,7 +121,7 @@ class Picture:
         self._limits = ax
         ax.set(yscale="log", ylim=(_WEAKEST, _STRONGEST), xlabel=WORDS["rows"])
         ax.set_title(WORDS["limits"], fontsize=9, pad=3)
-        ax.set_yticks([1, 10, 100], ["1", "10", "100"])
+        ax.set_yticks([1, 10, 100], map(style.power, range(3)))
         ax.spines[["top", "right"]].set_visible(False)
         (self._law,) = ax.plot([], [], color=style.BLACK, linewidth=1.4, zorder=3, label=WORDS["law"])
         ring = {"markersize": 11, "markerfacecolor": "none", "markeredgewidth": 2}

@@ -87,8 +87,8 @@ class Roof:
             self._ax = ax = self.canvas.axes(0.7, 0.12, across, height - 0.66)
             ax.spines[["top", "right"]].set_visible(False)
             ax.set(xscale="log", yscale="log", xlim=self._ENDS, ylim=(0.3, 3000), xlabel=words["x"], ylabel=words["y"])
-            ax.set_xticks([1, 10, 100, 1000], ["1", "10", "100", "1000"])
-            ax.set_yticks([1, 10, 100, 1000], ["1", "10", "100", "1000"])
+            for axis in (ax.xaxis, ax.yaxis):
+                axis.set_ticks([1, 10, 100, 1000], map(style.power, range(4)))
             ax.minorticks_off()
             (self._drop,) = self.canvas.moving(ax.plot([], [], color=style.GREY, linewidth=1, linestyle=":")[0])
             (self._point,) = self.canvas.moving(
@@ -169,7 +169,7 @@ class Kept:
         with style.context():
             self._ax = ax = self.canvas.axes(0.72, 0.12, width - 0.72 - 2.2, height - 0.66)
             ax.spines[["top", "right"]].set_visible(False)
-            ax.set(xlabel=words["x"], ylabel=words["y"], yscale="log")
+            ax.set(xlabel=style.logarithmic(words["x"]), ylabel=words["y"], yscale="log")
             self._lines = [
                 ax.plot([], [], **look, label=words[name])[0]
                 for name, look in (("states", MOVING), ("pairs", MULTIPLYING))
@@ -188,7 +188,7 @@ class Kept:
                 shortest = min(shown.states.min() / 2, shown.pairs.min())
                 self._ax.set(xlim=(-0.5, n - 0.5), ylim=(shortest / 2, 2 * shown.states.max() * 4 / shown.itemsize))
                 self._ax.set_xticks(range(0, n, 2), [str(chunk) for chunk in shown.chunks[::2]])
-                self._ax.set_yticks([0.001, 0.01, 0.1, 1, 10], ["0.001", "0.01", "0.1", "1", "10"])
+                self._ax.set_yticks([0.001, 0.01, 0.1, 1, 10], map(style.power, range(-3, 2)))
                 self._ax.minorticks_off()
                 self._lines[1].set_data(range(n), shown.pairs)
                 self._floor.set_data([-0.5, n - 0.5], [shown.floor] * 2)

@@ -62,7 +62,7 @@ class Pieces:
             for n, name in enumerate(("o", "dv")):
                 ax = self.canvas.axes(left, 0.28 + 1.14 * n, width - left - 0.15, 0.98)
                 ax.set(yscale="log", ylim=(_LOW / 2, 2 * _HIGH), ylabel=words[name])
-                ax.set_yticks([1e-8, 1e-4, 1], ["1e-8", "1e-4", "1"])
+                ax.set_yticks([1e-8, 1e-4, 1], map(style.power, (-8, -4, 0)))
                 ax.minorticks_off()
                 ax.spines[["top", "right"]].set_visible(False)
                 ax.tick_params(labelbottom=name == "dv")

@@ -1,0 +1,87 @@
+"""The small picture of 05_one_infinity that has one column. Arrays in; it says itself in words."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...language import Words
+from .. import style
+from ..canvas import Canvas, Cell
+from ..maps import Map, Maps, powers, signed
+from .shared import listed, percent
+
+WORDS = Words() | {
+    "one_column": {
+        "alt": "Two maps over the tokens of one chunk: every key times its factor, the infinite ones crossed, and dr, "
+        "what is NaN hatched",
+        "maps": {"keys": "every key times its factor: dark small, yellow huge", "dr": "$dr$"},
+        "token": "token of the chunk",
+        "channel": "channel",
+        "fine": "At a decay of {w} the largest factor is e^{exponent:.2f} = {largest:.2g}: every key is finite, and so "
+        "is every tensor.",
+        "lost": {
+            1: "At a decay of {w}, one key of {C} is infinite, and nobody of this chunk reads it. Lost of dr: {dr}.",
+            2: "At a decay of {w}, the last {n} keys of {C} are infinite. Lost of dr: {dr}.",
+        },
+        "others": " Lost of {names}: {shares}. The output o is {o}.",
+        "o": {False: "finite", True: "lost as well"},
+        "keys": "key {t}, channel {c}: {k} · e^{exponent:.4g} = {made}",
+        "dr": "dr of token {t}, channel {c}: {made} (true: {true})",
+    },
+}
+
+
+@dataclass(frozen=True)
+class OneColumnShown:
+    """A chunk at one decay w: keys, keys times their factors, dr as computed and true, [C, K] each; exponents of the
+    factors [C]; the share of every tensor that is lost, by name."""
+
+    w: float
+    k: np.ndarray
+    keys: np.ndarray
+    dr: np.ndarray
+    true: np.ndarray
+    exponents: np.ndarray
+    lost: Mapping[str, float]
+
+
+class OneColumn:
+    """One infinite column, and the gradient that it costs. width: inches."""
+
+    def __init__(self, width: float):
+        words, left, down = WORDS["one_column"], 0.62, 0.85
+        self.canvas = Canvas(width, 3.0)
+        scales = {"keys": powers(-1, 38), "dr": signed()}
+        with style.context():
+            self._maps = Maps(
+                self.canvas,
+                {name: Map(title, scales[name], across=True) for name, title in words["maps"].items()},
+                left=left, top=0.34, size=(width - left - 0.12, down), gap=0.32, rows=words["channel"],
+                columns=words["token"], stacked=True,
+            )  # fmt: skip
+            hatched = style.non_finite_handles()
+            self.canvas.figure.legend(handles=hatched, loc="upper right", ncols=2, borderaxespad=0.2)
+
+    def update(self, shown: OneColumnShown) -> None:
+        largest = float(np.abs(shown.true).max())
+        self._maps["dr"].colours.set_clim(-largest, largest)
+        self._maps.update(shown)
+
+    def say(self, shown: OneColumnShown) -> str:
+        words, infinite = WORDS["one_column"], int(np.isinf(shown.keys).any(1).sum())
+        if not infinite:
+            exponent = shown.exponents.max()
+            return words.say("fine", w=shown.w, exponent=exponent, largest=np.exp(np.float64(exponent)))
+        share = {name: percent(lost) for name, lost in shown.lost.items()}
+        others = [name for name in ("dk", "dw") if shown.lost[name]]
+        said = words.say("lost", n=infinite, w=shown.w, C=len(shown.keys), dr=share["dr"])
+        shares, o = listed([share[name] for name in others]), words["o"][shown.lost["o"] > 0]
+        return said + words.say("others", names=listed(others), shares=shares, o=o)
+
+    def arithmetic(self, shown: OneColumnShown, cell: Cell) -> str:
+        t, c = cell.column, cell.row
+        said = {"t": t, "c": c, "made": getattr(shown, cell.map)[t, c]}
+        if cell.map == "dr":
+            return WORDS.say("one_column", "dr", true=shown.true[t, c], **said)
+        return WORDS.say("one_column", "keys", k=shown.k[t, c], exponent=shown.exponents[t], **said)
