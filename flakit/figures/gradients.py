@@ -234,7 +234,10 @@ class _Plot:
 
     def _scale_x(self, x: np.ndarray, shown: Curves, names: bool) -> None:
         axis = self.ax.xaxis
-        self.ax.set_xlabel(style.logarithmic(shown.xlabel) if shown.log else shown.xlabel)
+        if shown.log:
+            self.ax.set_xlabel(style.logarithmic(shown.xlabel), loc="right")
+        else:
+            self.ax.set_xlabel(shown.xlabel, loc="center")
         if not x.size:
             axis.set_major_locator(NullLocator())
             return

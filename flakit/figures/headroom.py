@@ -51,8 +51,8 @@ class _Places:
 
 
 _PLACES = {
-    True: _Places(3.02, 2.34, 0.6, 0.62, 0.34, 0.212, 0.44),
-    False: _Places(1.52, 0.95, 0.6, 0.44, 0.3, 0.175, 0.42),
+    True: _Places(3.02, 2.34, 0.6, 0.62, 0.5, 0.212, 0.44),
+    False: _Places(1.52, 0.95, 0.6, 0.44, 0.46, 0.175, 0.42),
 }
 _WIDE = 9.0
 """Inches from which on there is room for the wide places."""
@@ -91,7 +91,7 @@ class HeadroomFigure:
                 [], [], "|", color=style.BLACK, ms=11, mew=2, zorder=4, linestyle="none", clip_on=False
             )
             self._limit = below.axvline(0, **style.LAW, zorder=3)
-            self._limit_words = below.text(0, -0.62, "", va="bottom", ha="center", fontsize=8.5)
+            self._limit_words = below.text(0, -0.55, "", va="bottom", ha="center", fontsize=8.5)
             below.hlines(range(rows), _WEAKEST, _STRONGEST, colors=style.EMPTY, linewidth=0.8, zorder=0)
             self._gone = below.add_patch(PathPatch(_boxes([]), zorder=1, linewidth=0, **style.NAN))
             (self._largest,) = below.plot([], [], "o", color=style.BLUE, ms=6.5, zorder=5, linestyle="none")

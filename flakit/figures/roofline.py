@@ -67,7 +67,7 @@ def speed(
         figure.text(0.1 / width, 1 - 0.08 / height, title or told, va="top", fontsize=10)
         lower = picture.axes(beside, above, width - beside - 0.72, tall)
         _lanes(lower, lanes, looks, what, copy_tb_s, tflops)
-        lower.set_xlabel(f"milliseconds (log scale): {told}; of a decode the forward")
+        lower.set_xlabel(f"ms (log scale): {told}; of a decode the forward")
         figure.text(1 - 0.08 / width, 1 - (above - 0.05) / height, "× floor", ha="right", va="bottom", fontsize=8.5)
         under = picture.axes(0.62, above + tall + between, width - 0.8, roof)
         _roofline(under, lanes, looks, what, copy_tb_s, tflops)

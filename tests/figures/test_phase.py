@@ -73,7 +73,7 @@ def test_a_cell_that_contradicts_the_law_is_marked():
 def test_ticks_name_decays_and_rows():
     figure = draw(PhaseFigure())
     ax = figure.ax
-    assert [text.get_text() for text in ax.get_xticklabels()] == ["0.01", "0.1", "1", "10", "100"]
+    assert [text.get_text() for text in ax.get_xticklabels()] == ["$10^{-2}$", "$10^{-1}$", "1", "10", "$10^{2}$"]
     assert np.allclose(decay_at(figure, ax.get_xticks()), DECAY)
     assert np.allclose(decay_at(figure, ax.xaxis.get_minor_locator().locs), DECAY)  # a tick for every one measured
     assert dict(zip([text.get_text() for text in ax.get_yticklabels()], ax.get_yticks(), strict=True)) == {

@@ -72,7 +72,7 @@ RIGHT = [
     ("split", {}), ("chunks", {}), ("ways", {}), ("reading", {}), ("two_forms", {}), ("again", {}), ("mirror", {}),
     ("masking", "fine"), ("masking", "repaired"), ("clamping", "fine"), ("nan_guard", "fine"), ("anchor", "fine"),
     ("anchor", "repaired"), ("padding", "fine"), ("padding", "repaired"), ("wrong_head_anchor", "nothing shows"),
-    ("transposed_mask", "repaired"), ("log_space", "logsigmoid"), ("decay_gradient", "float32"), ("inverse", {}),
+    ("transposed_mask", "repaired"), ("log_space", "repaired"), ("decay_gradient", "float32"), ("inverse", {}),
     ("chunk_vs_recurrent", {}), ("state_stepper", {}), ("gradient_accumulation", "repaired"), ("walking_back", {}),
 ]  # fmt: skip
 """Panels at settings at which nothing is broken, by the name of a preset or by knobs."""
