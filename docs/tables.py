@@ -12,9 +12,10 @@ from docs.docstrings import entry, escaped
 from flakit import cli, panels
 from flakit.cases.fingerprint import SHORT, TENSORS, fingerprint
 from flakit.cases.registry import CASES
+from flakit.course import exercises, mine, record
 from flakit.instruments import testing
 from flakit.models import recorded as models_recorded
-from flakit.numerics import errors, evaluate, exercises, gradients, recorded, table
+from flakit.numerics import errors, evaluate, gradients, recorded, table
 from flakit.numerics.words import number
 
 
@@ -48,14 +49,22 @@ API = {
     ),
     "numerics": (
         "Numerics",
-        "What lessons, tests and panels measure with, and what asks the reader.",
+        "What lessons, tests and panels measure with.",
         [
             *_of(evaluate, "evaluate", "truth", prefix="flakit.numerics.evaluate"),
             *_of(errors, "compare", "relative_l2", prefix="flakit.numerics.errors"),
             *_of(gradients, "gradient_rows", prefix="flakit.numerics.gradients"),
             *_of(recorded, "read", "write", prefix="flakit.numerics.recorded"),
             *_of(table, "Table", "pivot", prefix="flakit.numerics.table"),
-            *_of(exercises, "check", "predict", prefix="flakit.numerics.exercises"),
+        ],
+    ),
+    "course": (
+        "Course",
+        "What lessons ask of a learner, and what a learner keeps.",
+        [
+            *_of(exercises, "check", "predict", prefix="flakit.course"),
+            *_of(mine, "add", "take", "show", prefix="flakit.course.mine"),
+            *_of(record, "progress", prefix="flakit.course"),
         ],
     ),
 }

@@ -65,6 +65,7 @@ def lab(
             raise ModuleNotFoundError('JupyterLab is not installed here: pip install "flakit[lab]"')
         if not own.is_own(place):
             console.print(f"== the notebooks, in {place.resolve()}\n{own.copy(place)}", markup=False, highlight=False)
+        console.print(f"== your kernel: {own.create_mine(place).resolve()}", markup=False, highlight=False)
     except (ModuleNotFoundError, OSError) as error:
         Console(stderr=True).print(f"flakit lab: {error}", style="red", markup=False, highlight=False)
         raise typer.Exit(1) from None

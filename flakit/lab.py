@@ -1,5 +1,7 @@
 """`flakit lab`: the notebooks in a folder of one's own, and JupyterLab opened there.
 
+The learner's own file, mine.py, is made there once and not touched again.
+
 A copy remembers what flakit gave: `.flakit.json` in the folder holds a fingerprint of each file as it was copied. A
 file that still has it was not changed and follows the next version; any other is the learner's and stays. Of a notebook
 only the cells and their text count, not the outputs: running it, or saving it in JupyterLab, is no change.
@@ -18,11 +20,13 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from . import __version__
+from .course import mine, record
 from .numerics import carried
 
 FIRST = "00_start_here.ipynb"
 SETTINGS = "jupyterlab"  # of JupyterLab, beside the notebooks; not copied
 RECORD = ".flakit.json"
+OWN = {mine.FILE, mine.OLD, record.FILE}  # the learner's, made here: of a checkout's, nothing is copied
 SOURCE = "source"  # in a copy: the files of flakit/ and data/ that the notebooks link to
 
 
@@ -91,6 +95,8 @@ def contents() -> dict[str, bytes]:
     found, linked = {}, set()
     for path in sorted(notebooks.rglob("*")):
         inside = PurePosixPath(path.relative_to(notebooks).as_posix())
+        if str(inside) in OWN:
+            continue
         if path.is_file() and inside.parts[0] != SETTINGS and not any(part.startswith(".") for part in inside.parts):
             content = path.read_bytes()
             if path.suffix in (".ipynb", ".md"):
@@ -148,6 +154,14 @@ def _write(path: Path, content: bytes) -> None:
     part = path.with_name(f".{path.name}.part")
     part.write_bytes(content)
     part.replace(path)
+
+
+def create_mine(folder: Path) -> Path:
+    """The learner's own file in `folder`, made if there is none and otherwise left as it is."""
+    place = folder / mine.FILE
+    if not place.exists():
+        _write(place, mine.BEGINS.encode())
+    return place
 
 
 # --- JupyterLab -----------------------------------------------------------------------------------------------------

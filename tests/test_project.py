@@ -83,7 +83,7 @@ def test_conda_and_make_open_the_notebooks_by_the_same_command():
 
 # --- who imports whom ---------------------------------------------------------------------------------------------
 
-LAYERS = ["language", "ops", "numerics", "figures", "cases", "instruments", "panels"]
+LAYERS = ["language", "ops", "numerics", "figures", "cases", "instruments", "panels", "course"]
 BESIDE = {"models": ["ops"], "bench": ["ops", "numerics"], "fla.py": ["ops"]}
 MAY_TRAIN = {"cases": ["models"], "panels": ["models"]}  # stories told by models in training, and one's own task
 ONLY_IN = {

@@ -5,7 +5,7 @@ import pytest
 
 pytestmark = [pytest.mark.browser, pytest.mark.full]
 
-ASKED = """from flakit.numerics.exercises import check, predict
+ASKED = """from flakit.course import check, predict
 predict("Which?", [1, 5, 50], answer=lambda: 2 + 3, why="Because it is {answer}.")"""
 TRIED = "check('mine', 1.0, 2.0, 'look again')"
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from flakit import language
+from flakit.course import check, predict
 from flakit.instruments.trace import trace
 from flakit.language import LANGUAGES, Words, current, label, rephrase, say, speaking, table, use
-from flakit.numerics.exercises import check, predict
 from tests.language.words import PACKAGE, SOURCES, said, texts
 
 FILES = sorted((PACKAGE / "language" / "zh").glob("*.json"))

@@ -35,11 +35,12 @@ def kernel_environment():
     return env if torch.cuda.is_available() else {**env, "TRITON_INTERPRET": "1"}
 
 
-def run(path, before=None, change=lambda notebook: notebook, timeout=CELL_TIMEOUT):
+def run(path, before=None, change=lambda notebook: notebook, timeout=CELL_TIMEOUT, mine=None):
     """Run all cells of the notebook at `path` top to bottom; returns a copy with their outputs.
 
     before: the path of another that runs first in the same kernel, so that this one finds all that it left behind.
-    change: what is done to the notebook before it runs. timeout: of a cell, in seconds.
+    change: what is done to the notebook before it runs. timeout: of a cell, in seconds. mine: the folder that gets the
+    functions which building exercises keep; one of its own, empty and soon gone, where it is None.
     Raises nbclient's CellExecutionError, which shows the cell and its traceback.
     """
     done = change(read(path))
@@ -60,6 +61,6 @@ def run(path, before=None, change=lambda notebook: notebook, timeout=CELL_TIMEOU
             config=Config({"KernelManager": sockets}),
             resources={"metadata": {"path": str((before or path).parent)}},
         )
-        client.execute(env=kernel_environment())
+        client.execute(env={**kernel_environment(), "FLAKIT_MINE": str(mine or os.path.join(folder, "mine"))})
     done.cells = done.cells[-own:]
     return done

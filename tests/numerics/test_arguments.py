@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from flakit.course import check
 from flakit.numerics.errors import compare, relative_l2
 from flakit.numerics.evaluate import cotangents, evaluate, truth
-from flakit.numerics.exercises import check
 from flakit.numerics.gradients import along_time, gradient_rows, measures, rounding_error
 from flakit.numerics.inputs import inputs
 from flakit.numerics.on_gpu import gradients_on_gpu

@@ -4,7 +4,8 @@
 
 prints "right", or the worst index with yours and the reference; of a single number, whether yours is too high or too
 low, since the number itself would be the answer. Hints are folded, and there are none before an attempt.
-An answer that is still the `...` or the None of an empty function is no error: the notebook goes on.
+An answer that is still the `...` or the None of an empty function is no error: the notebook goes on. What was right is
+written down for `progress`.
 
     predict("How much is left after one token?", ["1%", "10%"], answer=lambda: measured())
 
@@ -23,15 +24,14 @@ import torch
 from torch import Tensor
 
 from ..language import Words
-from .arguments import plain, shown
-from .errors import compare
-from .words import number, padded
+from ..numerics.arguments import plain, shown
+from ..numerics.errors import compare
+from ..numerics.words import number, padded
+from . import record
 
 _EMPTY = (None, ...)
 
 WORDS = Words() | {
-    "right": "{name}: right",
-    "wrong": "{name}: not yet",
     "hint": "hint",
     "yours": "yours",
     "reference": "reference",
@@ -76,8 +76,10 @@ def check(name: str, yours, reference, hint: str | Sequence[str] = (), *, tolera
     hints = tuple(filter(None, (hint,) if isinstance(hint, str) else hint))
     _share("tolerance", tolerance)
     wrong = _difference(yours, reference, tolerance)
-    text = "\n".join([WORDS["wrong" if wrong else "right"].format(name=name), *wrong])
+    text = "\n".join([record.WORDS["wrong" if wrong else "right"].format(name=name), *wrong])
     print(text)
+    if not wrong:
+        record.note(name)
     verdict = Verdict(not wrong, text, hints if wrong and not _is_empty(yours) else ())
     if verdict.hints:
         _display("".join(_folded(WORDS["hint"], html.escape(each)) for each in hints))
