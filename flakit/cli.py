@@ -54,6 +54,7 @@ def lab(
     flakit lab mine --port=8899        a folder of another name; other options go to JupyterLab
     """
     from . import lab as own
+    from .course import mine
 
     console = Console(soft_wrap=True)
     flags = list(context.args)
@@ -65,7 +66,7 @@ def lab(
             raise ModuleNotFoundError('JupyterLab is not installed here: pip install "flakit[lab]"')
         if not own.is_own(place):
             console.print(f"== the notebooks, in {place.resolve()}\n{own.copy(place)}", markup=False, highlight=False)
-        console.print(f"== your kernel: {own.create_mine(place).resolve()}", markup=False, highlight=False)
+        console.print(f"== your kernel: {mine.create(place).resolve()}", markup=False, highlight=False)
     except (ModuleNotFoundError, OSError) as error:
         Console(stderr=True).print(f"flakit lab: {error}", style="red", markup=False, highlight=False)
         raise typer.Exit(1) from None

@@ -156,14 +156,6 @@ def _write(path: Path, content: bytes) -> None:
     part.replace(path)
 
 
-def create_mine(folder: Path) -> Path:
-    """The learner's own file in `folder`, made if there is none and otherwise left as it is."""
-    place = folder / mine.FILE
-    if not place.exists():
-        _write(place, mine.BEGINS.encode())
-    return place
-
-
 # --- JupyterLab -----------------------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 import gc
 import os
 import sys
+import tempfile
 
 import pytest
 import torch
@@ -20,6 +21,9 @@ sys.modules.setdefault("rfc3987_syntax", None)
 # Figures and panels are made by the thousand, and looking through all that is alive for cycles took a quarter of their
 # tests' time, and of collecting the tests. All of it is looked through at the end of a file that made panels.
 gc.set_threshold(10_000, 20, 100)
+
+# The learner's files, which lessons and `flakit lab` write: not into the checkout's notebooks.
+os.environ.setdefault("FLAKIT_MINE", tempfile.mkdtemp(prefix="flakit-mine-"))
 
 RUNS_HERE = {
     "gpu": (torch.cuda.is_available() and not interpreted(), "needs a CUDA device and no TRITON_INTERPRET"),

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from flakit import cli, doctor, lab
+from flakit.course import mine
 from flakit.numerics import carried
 
 ROOT = Path(__file__).parents[1]
@@ -45,7 +46,7 @@ def files(folder):
 
 def test_a_copy_has_every_lesson_solution_and_picture():
     there = [path.relative_to(ROOT / "notebooks") for path in (ROOT / "notebooks").rglob("*") if path.is_file()]
-    left = re.compile(r"jupyterlab/|(.*/)?\.")  # settings, and what JupyterLab and others hide there
+    left = re.compile(r"jupyterlab/|(.*/)?\.|mine(_old)?\.py|mine\.json")  # settings, what others hide, a learner's own
     given = {path.as_posix() for path in there if not left.match(path.as_posix())}
     assert {"00_start_here.ipynb", "solutions/15_audit_your_kernel.ipynb", "glossary.md"} <= given
     assert given <= set(lab.contents())
@@ -263,6 +264,18 @@ def test_a_checkouts_own_notebooks_are_opened_in_place(monkeypatch, started):
     _, command, _ = started("notebooks")
     assert option(command, "--ServerApp.root_dir") == str(ROOT)
     assert option(command, "--LabApp.default_url") == "/lab/tree/notebooks/00_start_here.ipynb"
+
+
+def test_the_learners_own_file_is_made_once(tmp_path, monkeypatch, started, give):
+    monkeypatch.delenv("FLAKIT_MINE")
+    give("0.1.0", {"00_start_here.ipynb": notebook("1")})
+    file = tmp_path / "own" / "mine.py"
+    done, _, _ = started(str(file.parent), "--no-open")
+    assert f"your kernel: {file}" in done.output.replace("\n", "") and file.read_text() == mine.BEGINS
+    file.write_text("x = 1\n")
+    give("0.2.0", {"00_start_here.ipynb": notebook("2")})
+    started(str(file.parent), "--no-open")
+    assert file.read_text() == "x = 1\n"
 
 
 def test_copying_needs_no_jupyterlab_and_opening_says_how_to_get_it(monkeypatch, tmp_path, started, give):

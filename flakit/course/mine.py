@@ -53,11 +53,12 @@ def path() -> Path:
     return folder() / FILE
 
 
-def create() -> Path:
-    """The file, made if there is none."""
-    if not path().exists():
-        write(path(), SOLVED if folder().name == SOLUTIONS else BEGINS)
-    return path()
+def create(notebooks: Path | None = None) -> Path:
+    """The file, made if there is none and otherwise left as it is. notebooks: their folder, where it is not this one."""
+    place = folder(notebooks) / FILE
+    if not place.exists():
+        write(place, SOLVED if place.parent.name == SOLUTIONS else BEGINS)
+    return place
 
 
 def add(function: Callable, *verdicts) -> None:

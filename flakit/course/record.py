@@ -29,14 +29,15 @@ WORDS = {
 WORDS = Words(WORDS)
 
 
-def folder() -> Path:
+def folder(here: Path | None = None) -> Path:
     """Where the learner's files are: beside the notebook that runs, or, of a translated one, beside the English ones.
 
-    The environment variable FLAKIT_MINE names another folder.
+    here: the folder of the notebook, where it is not that of the process. The environment variable FLAKIT_MINE names
+    another folder for all.
     """
     if named := os.environ.get("FLAKIT_MINE"):
         return Path(named)
-    here = Path.cwd()
+    here = here or Path.cwd()
     return here.parent if here.name in LANGUAGES else here
 
 
