@@ -35,7 +35,7 @@ FILE, OLD = "mine.py", "mine_old.py"
 BEGINS = '"""Your kernel. The lessons add a function when its check is right; edit it as you like."""\n'
 SOLVED = '"""The kernel that the lessons build, as the solutions write it."""\n'
 
-WORDS = {
+WORDS = Words() | {
     "added": "{file}: {name} is in it",
     "same": "{file}: {name} is in it, as before",
     "replaced": "{file}: {name} is in it; the one before is in {old}",
@@ -45,7 +45,6 @@ WORDS = {
     "unreadable": "{file} cannot be read, line {line}: {error}",
     "empty": "{file} is empty so far: a building exercise puts its function here when its check is right.",
 }
-WORDS = Words(WORDS)
 
 
 def path() -> Path:
@@ -54,7 +53,10 @@ def path() -> Path:
 
 
 def create(notebooks: Path | None = None) -> Path:
-    """The file, made if there is none and otherwise left as it is. notebooks: their folder, where it is not this one."""
+    """The file, made if there is none and otherwise left as it is.
+
+    notebooks: their folder, where it is not that of the process.
+    """
     place = folder(notebooks) / FILE
     if not place.exists():
         write(place, SOLVED if place.parent.name == SOLUTIONS else BEGINS)
@@ -71,18 +73,18 @@ def add(function: Callable, *verdicts) -> None:
         raise TypeError(f"function: expected one written in this notebook, got {shown(function)}")
     name = _plain(function).__name__
     if not verdicts or not all(verdicts):
-        print(WORDS["waits"].format(file=FILE, name=name))
+        print(WORDS.say("waits", file=FILE, name=name))
         return
     before = _read(create())
     after = _with(function, before)
     write(path(), after)
     old = _functions(before).get(name)
     if old is None or old == _functions(after)[name]:
-        print(WORDS["added" if old is None else "same"].format(file=FILE, name=name))
+        print(WORDS.say("added" if old is None else "same", file=FILE, name=name))
         return
     kept = path().with_name(OLD)
     write(kept, (kept.read_text(encoding="utf-8") + "\n\n" if kept.exists() else "") + old + "\n")
-    print(WORDS["replaced"].format(file=FILE, name=name, old=OLD))
+    print(WORDS.say("replaced", file=FILE, name=name, old=OLD))
 
 
 def take(*names: str):
@@ -97,7 +99,7 @@ def take(*names: str):
         source = next((module for module in (own, solved) if hasattr(module, name)), None)
         if source is None:
             raise ValueError(f"name: expected a function of {FILE}, got {name!r}")
-        print(WORDS["yours" if source is own else "solved"].format(name=name, file=FILE))
+        print(WORDS.say("yours" if source is own else "solved", name=name, file=FILE))
         found.append(getattr(source, name))
     return found[0] if len(found) == 1 else tuple(found)
 
@@ -117,7 +119,7 @@ class Shown:
     text: str
 
     def __repr__(self) -> str:
-        return self.text or WORDS["empty"].format(file=FILE)
+        return self.text or WORDS.say("empty", file=FILE)
 
     def _repr_markdown_(self) -> str:
         return f"```python\n{self.text.strip()}\n```" if self.text else repr(self)
@@ -131,7 +133,7 @@ def _read(place: Path) -> str:
     try:
         ast.parse(text)
     except SyntaxError as error:
-        raise ValueError(WORDS["unreadable"].format(file=FILE, line=error.lineno, error=error.msg)) from None
+        raise ValueError(WORDS.say("unreadable", file=FILE, line=error.lineno, error=error.msg)) from None
     return text
 
 

@@ -20,13 +20,12 @@ from ..numerics import carried
 FILE = "mine.json"
 SOLUTIONS = "solutions"
 
-WORDS = {
+WORDS = Words() | {
     "right": "{name}: right",
     "wrong": "{name}: not yet",
     "progress": "{right} of {all} checks were right. Kept in {file}, on this machine only.",
     "lesson": "{right} of {all}",
 }
-WORDS = Words(WORDS)
 
 
 def folder(here: Path | None = None) -> Path:
@@ -93,7 +92,7 @@ class Progress:
         return {"right": sum(checks), "all": len(checks)}
 
     def __repr__(self) -> str:
-        lines = [WORDS["progress"].format(**self._counts(), file=FILE)]
+        lines = [WORDS.say("progress", **self._counts(), file=FILE)]
         for lesson in self.lessons:
             marks = "".join("●" if done else "○" for done in lesson.checks.values())
             lines.append(f"  {lesson.name[:2]}  {marks:<8}{lesson.title}")
@@ -107,10 +106,10 @@ class Progress:
                 f"{'●' if done else '○'} {html.escape(name)}</span>"
                 for name, done in lesson.checks.items()
             )
-            count = WORDS["lesson"].format(right=sum(lesson.checks.values()), all=len(lesson.checks))
+            count = WORDS.say("lesson", right=sum(lesson.checks.values()), all=len(lesson.checks))
             cells = (f"{lesson.name[:2]} {html.escape(lesson.title)}", marks, count)
             rows.append("<tr>" + "".join(f'<td style="text-align: left">{cell}</td>' for cell in cells) + "</tr>")
-        said = WORDS["progress"].format(**self._counts(), file=FILE)
+        said = WORDS.say("progress", **self._counts(), file=FILE)
         return f"<p>{said}</p><table><tbody>{''.join(rows)}</tbody></table>"
 
 
