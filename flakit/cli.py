@@ -1,4 +1,4 @@
-"""The command line, `flakit`: lab, doctor, cases, diagnose, audit, bench, tune, trace, sweep."""
+"""The command line, `flakit`: lab, doctor, cases, diagnose, headroom, audit, bench, tune, trace, sweep."""
 
 import json as json_module
 import os
@@ -277,6 +277,92 @@ def _fit(fit) -> dict:
     cause, cells = fit.row.cause, {name: cell._asdict() for name, cell in fit.row.cells.items()}
     words = {"fault": cause.key, "lesson": cause.lesson, "case": cause.case, "what": cause.what, "test": cause.test}
     return words | {"agree": fit.agree, "given": fit.given, "against": list(fit.against), "tensors": cells}
+
+
+@app.command()
+def headroom(
+    file: Annotated[Path, typer.Argument(help="Decays [B, T, H, K], or several by name: .pt, .safetensors, .npy.")],
+    op: Annotated[str, typer.Option(help="What they are for: rwkv6, rwkv7 or gsa.")] = "rwkv6",
+    layer: Annotated[
+        list[str] | None, typer.Option(help="A tensor of the file; may be repeated. Default: all.")
+    ] = None,
+    only: Annotated[list[str] | None, typer.Option(help="A kernel, as the table names it; may be repeated.")] = None,
+    dtype: Annotated[
+        list[str] | None, typer.Option(help="float32, bfloat16 or float16; may be repeated. Default: all.")
+    ] = None,
+    chunk: Annotated[int, typer.Option(help="Tokens a chunk, a power of two.")] = 64,
+    block: Annotated[int, typer.Option(help="Rows a block, a power of two.")] = 16,
+    json: Annotated[bool, typer.Option("--json", help="Print the margins of every layer as JSON.")] = False,
+):
+    """Which kernels would make NaN of a model's decays, at which token, and how far away are the others?
+
+    Nothing is run, and nothing in the file is executed: the exponents that each kernel takes are held against its law.
+
+    flakit headroom decays.safetensors --op gsa --layer blocks.3
+
+    flakit headroom decays.pt --only first-row --dtype bfloat16
+
+    Exits with 0 if no kernel shown breaks in a number format shown, 1 if one does, 2 if it could not run.
+    """
+    from .cases import decay_files
+    from .cases.headroom import headroom as measure
+    from .cases.laws import LN_MAX
+
+    console, errors = Console(), Console(stderr=True)
+    try:
+        formats = {str(x).removeprefix("torch."): x for x in LN_MAX}
+        if odd := [name for name in dtype or () if name not in formats]:
+            raise ValueError(f"--dtype: expected one of {', '.join(formats)}, got {odd[0]!r}")
+        formats = {name: x for name, x in formats.items() if not dtype or name in dtype}
+        with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
+            task = bar.add_task(f"reading {file.name}", total=None)
+
+            def progress(name: str, done: int, of: int) -> None:
+                bar.update(task, description=name or file.name, completed=done, total=of)
+
+            layers = decay_files.layers(file)
+            if odd := [name for name in layer or () if name not in layers]:
+                known = ", ".join(filter(None, layers))
+                expected = f"one of {known}" if known else f"none, since {file.name} holds one tensor without a name"
+                raise ValueError(f"--layer: expected {expected}, got {odd[0]!r}")
+            layers = {name: layers[name] for name in layer} if layer else layers
+            found = measure(layers, op, chunk, block=block, only=only or None, progress=progress)
+    except (ValueError, TypeError, OSError) as error:
+        errors.print(f"flakit headroom: {error}", style="red", markup=False, highlight=False)
+        raise typer.Exit(2) from None
+    breaks = any(m.breaks for m in found.margins if m.dtype in formats.values())
+    if json:
+        margins = {name: [_margin(m) for m in of if m.dtype in formats.values()] for name, of in found.layers.items()}
+        typer.echo(_as_json({"op": op, "chunk": chunk, "block": block, "breaks": breaks, "layers": margins}))
+    else:
+        console.print(_headroom(found, formats))
+    raise typer.Exit(breaks)
+
+
+def _margin(m) -> dict:
+    place = {name: getattr(m, name) for name in ("batch", "token", "head", "channel", "tokens")}
+    numbers = {name: getattr(m, name) for name in ("exponent", "limit", "factor", "breaks")}
+    return {"kernel": m.kernel, "dtype": str(m.dtype).removeprefix("torch."), **numbers, **place}
+
+
+def _headroom(found, formats: dict) -> Group:
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("kernel")
+    for head in ("exponent", *formats):
+        table.add_column(head, justify="right")
+    table.add_column("where the exponent is largest")
+    for kernel in dict.fromkeys(m.kernel for m in found.margins):
+        of = [found.margin(kernel, dtype) for dtype in formats.values()]
+        factors = (f"[bold red]{m.factor:.3g}[/]" if m.breaks else _factor(m.factor) for m in of)
+        table.add_row(escape(kernel), f"{of[0].exponent:.4g}", *factors, escape(of[0].place))
+    head = f"{found.op}, chunks of {found.chunk}, blocks of {found.block}. By number format: what all decays can be"
+    return Group(f"{head} multiplied by until it breaks; below 1, red: it breaks on these decays; any: never", table)
+
+
+def _factor(x: float) -> str:
+    from .numerics.words import number
+
+    return number(x, 3, inf="any")
 
 
 def _as_json(x: object) -> str:

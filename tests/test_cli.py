@@ -116,6 +116,62 @@ def test_diagnose_prints_the_faults_that_fit():
         assert run("diagnose", *words).exit_code == 2 and says in run("diagnose", *words).output
 
 
+# --- flakit headroom ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """Decays of two layers: one that no kernel breaks on, one with a token that bug A breaks on."""
+    calm = torch.full((1, 40, 1, 2), -0.01)
+    wild = calm.clone()
+    wild[0, 16, 0, 1] = -100.0
+    torch.save({"calm": calm, "wild": wild}, tmp_path / "w.pt")
+    torch.save(calm, tmp_path / "one.pt")
+    return tmp_path / "w.pt"
+
+
+def test_headroom_prints_a_table_and_exits_with_1_where_a_kernel_breaks(stored):
+    done = run("headroom", str(stored), "--op", "rwkv6")
+    assert done.exit_code == 1, done.output
+    said = " ".join(done.output.split())
+    assert "rwkv6, chunks of 64, blocks of 16" in said and "wild, token 16, head 0" in said and "0.887" in said
+    assert "float32 bfloat16 float16" in said
+    assert run("headroom", str(stored), "--layer", "calm").exit_code == 0
+    assert run("headroom", str(stored.with_name("one.pt"))).exit_code == 0
+
+
+def test_headroom_looks_at_the_kernels_and_formats_that_are_asked_for(stored):
+    for op, breaks in (("rwkv6", True), ("gsa", False)):
+        done = run("headroom", str(stored), "--op", op, "--only", "first-row", "--dtype", "bfloat16", "--json")
+        found = json.loads(done.output)
+        assert done.exit_code == breaks == found["breaks"] and found["op"] == op
+        assert list(found["layers"]) == ["calm", "wild"]
+        (margin,) = found["layers"]["wild"]
+        assert (margin["kernel"], margin["dtype"], margin["breaks"]) == ("first-row", "bfloat16", breaks)
+        assert (margin["token"], margin["channel"]) == ((16, 1) if breaks else (margin["token"], margin["channel"]))
+    shown = run("headroom", str(stored), "--only", "first-row", "--dtype", "bfloat16").output
+    assert "bfloat16" in shown and "float16 " not in shown.replace("bfloat16", "") and "dyadic" not in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["nowhere.pt"], "w: expected a file of decays, there is none at"),
+        (["w.csv"], "w: expected a file .pt, .pth, .safetensors, .npy, got 'w.csv'"),
+        (["w.pt", "--op", "gla"], "op: expected one of rwkv6, rwkv7, gsa, got 'gla'"),
+        (["w.pt", "--layer", "lost"], "--layer: expected one of calm, wild, got 'lost'"),
+        (["one.pt", "--layer", "calm"], "--layer: expected none, since one.pt holds one tensor without a name"),
+        (["w.pt", "--only", "gla"], "only: expected kernels of rwkv6"),
+        (["w.pt", "--dtype", "float8"], "--dtype: expected one of float32, bfloat16, float16, got 'float8'"),
+        (["w.pt", "--chunk", "48"], "chunk: expected a power of two, got 48"),
+    ],
+    ids=" ".join,
+)
+def test_headroom_says_why_it_cannot_run(words, says, stored):
+    done = run("headroom", str(stored.with_name(words[0])), *words[1:])
+    assert done.exit_code == 2 and says in " ".join(done.stderr.split())
+
+
 # --- sweeps ---------------------------------------------------------------------------------------------------------
 
 

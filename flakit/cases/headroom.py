@@ -10,9 +10,8 @@ units, `factor` what all decays may still be multiplied with. Operands count as 
 by ln |operand|, which is a percent or so of float32's and may be a fifth of float16's.
 """
 
-import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,12 +20,14 @@ import torch
 from torch import Tensor
 
 from ..language import say
-from ..numerics.arguments import shown, whole_number
+from ..numerics.arguments import whole_number
 from ..numerics.words import number, padded
 from ..ops.common.validation import check_offsets, check_packing
 from . import padding
 from .anchor import SCHEMES, Worst, law, worst
 from .anchor.operators import find_operator
+from .decay_files import checked
+from .decay_files import layers as given_layers
 from .laws import LN_MAX
 
 LATE = "pairwise, masked late"
@@ -177,24 +178,27 @@ def headroom(
     block: int = 16,
     cu_seqlens: Tensor | Sequence[int] | None = None,
     only: Sequence[str] | None = None,
+    progress: Callable[[str, int, int], None] = lambda *_: None,
 ) -> Headroom:
     """The margin to the law of every anchor scheme and dtype, from the decays of a real model.
 
     Args:
-        w: natural-log decays <= 0, [B, T, H, K] (GSA: the gates g [B, T, H, M]); or a file of them, .pt, .safetensors
-            or .npy; or several layers by name: a mapping, a file that holds one, or the recording of a hook
-            (`flakit.models.recorded`).
+        w: natural-log decays <= 0, [B, T, H, K] (GSA: the gates g [B, T, H, M]), of any floating dtype, float8 and
+            numpy's longdouble included; or a file of them, .pt, .safetensors or .npy; or several layers by name: a
+            mapping, a file that holds one, or the recording of a hook (`flakit.models.recorded`).
         op: "rwkv6", "rwkv7" or "gsa": whether reads have decayed by their own token decides what breaks. Default: what
             the recording says, else "rwkv6".
         chunk, block: tokens a chunk and rows a block in the kernels, powers of two.
         cu_seqlens: offsets [N + 1] of sequences packed along T in a batch of one; each begins a chunk of its own.
         only: kernels to look at, of `kernels(op)`; default all.
+        progress: told the name of the layer that comes next, how many are done, and of how many.
 
     Returns:
         Headroom: a `Margin` for each kernel and dtype; print it.
 
     Raises:
-        ValueError, TypeError: naming the argument, or the layer in it, what was expected and what came.
+        ValueError, TypeError: naming the argument, the layer in it or the file, what was expected and what came.
+        FileNotFoundError: where there is no such file.
 
     >>> flakit.headroom(-torch.rand(1, 100, 2, 8)).margin("none").breaks
     False
@@ -208,11 +212,10 @@ def headroom(
     for name, size in (("chunk", chunk), ("block", block)):
         if whole_number(name, size) & (size - 1):
             raise ValueError(f"{name}: expected a power of two, got {size!r}")
-    layers = {name: _checked(name, x) for name, x in _layers(w).items()}
-    found = {
-        name: tuple(m for kernel in wanted for m in _margins(kernel, x, op, chunk, block, cu_seqlens, name))
-        for name, x in layers.items()
-    }
+    layers, found = {name: checked(name, x) for name, x in given_layers(w).items()}, {}
+    for done, (name, x) in enumerate(layers.items()):
+        progress(name, done, len(layers))
+        found[name] = tuple(m for kernel in wanted for m in _margins(kernel, x, op, chunk, block, cu_seqlens, name))
     worst_of_all = tuple(min(same, key=lambda m: m.factor) for same in zip(*found.values(), strict=True))
     return Headroom(op, chunk, block, worst_of_all, found, *_histogram(layers.values()))
 
@@ -291,78 +294,3 @@ def _histogram(layers: Sequence[Tensor]) -> tuple[np.ndarray, np.ndarray, int]:
         logs = sizes.log10().clamp(_EDGES[0], _EDGES[-1])
         counts += torch.histc(logs, len(counts), _EDGES[0], _EDGES[-1]).long().numpy()
     return _EDGES, counts, zeros
-
-
-# --- where decays come from ------------------------------------------------------------------------------------------
-
-
-def _layers(w: object) -> dict[str, object]:
-    if isinstance(w, (str, Path)):
-        w = read(w)
-    if not isinstance(w, Mapping):
-        return {"": w}
-    if not w:
-        raise ValueError("w: expected decays of at least one layer, got none")
-    return {str(name): x for name, x in w.items()}
-
-
-def _checked(name: str, x: object) -> Tensor:
-    called = f"w[{name!r}]" if name else "w"
-    if isinstance(x, np.ndarray) and x.dtype.kind == "f":
-        x = torch.from_numpy(np.ascontiguousarray(x))
-    if not isinstance(x, Tensor) or not x.is_floating_point():
-        raise TypeError(f"{called}: expected a tensor of floating-point decays, got {shown(x)}")
-    if x.ndim != 4 or not x.numel():
-        cure = "; of [B, T, H K] make w.unflatten(-1, (H, K))" if x.ndim == 3 else ""
-        raise ValueError(f"{called}: expected decays [B, T, H, K], got {list(x.shape)}{cure}")
-    x = x.detach().cpu()
-    if x.isnan().any() or x.max() > 0:
-        got = "NaN" if x.isnan().any() else f"{x.max().item():.4g}"
-        raise ValueError(
-            f"{called}: expected natural-log decays <= 0, got {got}; of a factor e^w between 0 and 1 take the logarithm"
-        )
-    return x
-
-
-def read(path: str | Path) -> Tensor | dict[str, Tensor]:
-    """The tensor, or the tensors by name, in a file .pt (or .pth), .safetensors or .npy; nothing in it is executed."""
-    path = Path(path)
-    readers = {".pt": _read_pt, ".pth": _read_pt, ".safetensors": _read_safetensors, ".npy": _read_npy}
-    if path.suffix not in readers:
-        raise ValueError(f"w: expected a file {', '.join(readers)}, got {path.name!r}")
-    return readers[path.suffix](path)
-
-
-def _read_pt(path: Path) -> object:
-    return torch.load(path, map_location="cpu", weights_only=True)
-
-
-def _read_npy(path: Path) -> Tensor:
-    return torch.from_numpy(np.load(path, allow_pickle=False))
-
-
-_SAFETENSORS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-
-
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    """The format: 8 bytes with the length of a JSON header (little-endian), the header, and the tensors' bytes."""
-    data = path.read_bytes()
-    length = int.from_bytes(data[:8], "little")
-    try:
-        if len(data) < 8 + length:
-            raise ValueError(f"a header of {length} bytes in {len(data)}")
-        header = json.loads(data[8 : 8 + length])
-    except ValueError as error:
-        raise ValueError(f"w: expected a safetensors file, got {path.name!r}: {error}") from None
-    found = {}
-    for name, about in header.items():
-        if name == "__metadata__":
-            continue
-        dtype, (start, end) = _SAFETENSORS.get(about["dtype"]), about["data_offsets"]
-        if dtype is None:
-            raise ValueError(f"w[{name!r}]: expected one of {', '.join(_SAFETENSORS)}, got {about['dtype']}")
-        size, body = math.prod(about["shape"]) * dtype.itemsize, data[8 + length + start : 8 + length + end]
-        if not len(body) == end - start == size:
-            raise ValueError(f"w[{name!r}]: expected {size} bytes for {about['shape']}, got {len(body)}")
-        found[name] = torch.frombuffer(bytearray(body), dtype=dtype).reshape(about["shape"])
-    return found

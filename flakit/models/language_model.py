@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..ops.common.registration import unseen
+from ..ops.common.validation import looks_at_values
 from .attention import Attention
 from .gsa import GSA
 from .layers import ChannelMix
@@ -38,7 +40,7 @@ class Block(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """Tokens [B, T] to logits [B, T, vocab]; position t sees tokens 0 … t.
+    """Tokens [B, T], int64 or int32, to logits [B, T, vocab]; position t sees tokens 0 … t.
 
     vocab: number of different tokens. dim: width, a multiple of the mixers' head_size (32 unless given).
     mixer: one of `MIXERS`. options: keyword arguments of that mixer, such as head_size, operator or RWKV7's edit.
@@ -84,10 +86,34 @@ class LanguageModel(nn.Module):
                         nn.init.normal_(module.weight, std=SPREAD)
 
     def forward(self, tokens: Tensor) -> Tensor:
+        self._check(tokens)
         x, first_value = self.norm_in(self.embedding(tokens)), None
         for block in self.blocks:
             x, first_value = block(x, first_value)
         return self.head(self.norm_out(x))
+
+    def _check(self, tokens: Tensor) -> None:
+        """Their values too where that waits for no GPU, or under `flakit.checked()`; not in what is compiled."""
+        if not isinstance(tokens, Tensor):
+            raise TypeError(f"tokens: expected an integer tensor [B, T], got {type(tokens).__name__}")
+        if tokens.dtype not in (torch.int64, torch.int32):
+            raise TypeError(f"tokens: expected int64 or int32, got {str(tokens.dtype).removeprefix('torch.')}")
+        if tokens.ndim != 2:
+            cure = "; of one sequence make tokens[None]" if tokens.ndim == 1 else ""
+            raise ValueError(f"tokens: expected [B, T], got {list(tokens.shape)}{cure}")
+        if 0 in tokens.shape:
+            raise ValueError(f"tokens: expected B and T of at least 1, got {list(tokens.shape)}")
+        device = self.embedding.weight.device
+        if tokens.device != device:
+            raise ValueError(f"tokens: expected device {device} like the model, got {tokens.device}")
+        if unseen([tokens]) and looks_at_values(tokens):
+            wrong = (tokens < 0) | (tokens >= self.vocab)
+            if wrong.any():
+                b, t = wrong.nonzero()[0].tolist()
+                raise ValueError(
+                    f"tokens: expected 0 to {self.vocab - 1}, as vocab = {self.vocab}, got {tokens[b, t].item()} "
+                    f"at [{b}, {t}]"
+                )
 
 
 IGNORED = -100

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from ..cases import headroom as case
+from ..cases.decay_files import read
 from ..cases.laws import LN_MAX
 from ..figures.canvas import Cell
 from ..figures.headroom import HeadroomFigure
@@ -68,7 +69,7 @@ class Headroom(Panel):
     def __init__(self, w, op: str | None = None, show=None, **settings):
         self._w, self._path = w, str(w) if isinstance(w, (str, Path)) else None
         if self._path:
-            self._w = case.read(w)
+            self._w = read(w)
         self._measured = functools.lru_cache(maxsize=16)(self._measure)
         first = case.headroom(self._w, op, settings.get("chunk", 64), block=settings.get("block", 16))
         self.op, self.kernels = first.op, case.kernels(first.op)

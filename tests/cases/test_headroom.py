@@ -10,7 +10,8 @@ import torch
 import flakit
 from flakit.cases import anchor, padding
 from flakit.cases.anchor.operators import OPERATORS
-from flakit.cases.headroom import KERNELS, LATE, headroom, kernels, read
+from flakit.cases.decay_files import read
+from flakit.cases.headroom import KERNELS, LATE, headroom, kernels
 from flakit.cases.laws import LN_MAX
 from flakit.numerics.inputs import inputs
 
@@ -232,6 +233,119 @@ def test_a_broken_file_is_named(tmp_path):
     (tmp_path / "w.safetensors").write_bytes(b"\x20\0\0\0\0\0\0\0{}")
     with pytest.raises(ValueError, match="expected a safetensors file, got 'w.safetensors': a header of 32 bytes"):
         headroom(tmp_path / "w.safetensors")
+
+
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+
+
+def _saved(suffix, tmp_path):
+    """The bytes of a good file."""
+    path, w = tmp_path / f"good{suffix}", decays("random", 1, 70, 2, 4)
+    if suffix == ".npy":
+        np.save(path, w.numpy())
+    elif suffix == ".safetensors":
+        save_safetensors(path, {"a": w})
+    else:
+        torch.save({"a": w}, path)
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".pth", ".npy", ".safetensors"])
+@pytest.mark.parametrize("kind", ["empty", "lfs", "noise", "cut short", "half a header"])
+def test_a_file_that_is_none_is_named(suffix, kind, tmp_path):
+    path, good = tmp_path / f"w{suffix}", _saved(suffix, tmp_path)
+    content = {"empty": b"", "lfs": LFS, "noise": b"noise" * 20, "cut short": good[:-200], "half a header": good[:20]}
+    path.write_bytes(content[kind])
+    with pytest.raises(ValueError, match="w: expected|w\\['a'\\]: expected") as raised:
+        headroom(path)
+    says = str(raised.value)
+    assert f"w{suffix}" in says or kind == "cut short" and "bytes" in says
+    assert "weights_only" not in says and "pickle" not in says
+    assert {"empty": "it is empty", "lfs": "git lfs pull"}.get(kind, "") in says
+
+
+@pytest.mark.parametrize("name", ["w.pt", "w.npy", "w.safetensors", "W.NPY"])
+def test_a_missing_file_and_a_folder_are_named(name, tmp_path):
+    with pytest.raises(FileNotFoundError, match=f"w: expected a file of decays, there is none at .*{name}"):
+        headroom(tmp_path / name)
+    (tmp_path / name).mkdir()
+    with pytest.raises(ValueError, match=f"w: expected a file .pt, .* got the folder .*{name}"):
+        headroom(tmp_path / name)
+
+
+def test_files_of_anything_else_are_named(tmp_path):
+    torch.save(torch.nn.Linear(1, 1), tmp_path / "model.pt")
+    with pytest.raises(
+        ValueError, match="w: expected a file of torch.save, got 'model.pt': it holds more than tensors"
+    ):
+        headroom(tmp_path / "model.pt")
+    np.save(tmp_path / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
+    with pytest.raises(ValueError, match="w: expected a .npy file, got 'objects.npy': it holds Python objects"):
+        headroom(tmp_path / "objects.npy")
+    np.save(tmp_path / "whole.npy", np.zeros((1, 2, 1, 1), dtype=int))
+    with pytest.raises(TypeError, match="w: expected floating-point decays in 'whole.npy', got an array"):
+        headroom(tmp_path / "whole.npy")
+
+
+@pytest.mark.parametrize(
+    ("header", "says"),
+    [
+        ([], "a header that is no mapping"),
+        ({"a": 3}, "of 'a' expected dtype, shape and data_offsets, got 3"),
+        ({"a": {"dtype": "F32", "shape": [1]}}, "of 'a' expected dtype, shape and data_offsets"),
+        ({"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}, "of 'a' expected dtype, shape"),
+        ({"a": {"dtype": "F32", "shape": "1", "data_offsets": [0, 4]}}, "of 'a' expected dtype, shape"),
+        ({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0]}}, "of 'a' expected dtype, shape"),
+        ({"a": {"dtype": "I64", "shape": [1], "data_offsets": [0, 8]}}, r"w\['a'\]: expected one of F64, .* got I64"),
+        ({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}, r"w\['a'\]: expected 8 bytes for \[2\], got 4"),
+        ({"a": {"dtype": "F32", "shape": [1, 0, 1, 1], "data_offsets": [0, 0]}}, r"w\['a'\]: .* got \[1, 0, 1, 1\]"),
+        ({}, "w: expected decays of at least one layer, got none"),
+    ],
+)
+def test_odd_headers_are_named(header, says, tmp_path):
+    text = json.dumps(header).encode()
+    (tmp_path / "w.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(8))
+    with pytest.raises(ValueError, match=says):
+        headroom(tmp_path / "w.safetensors")
+
+
+@pytest.mark.parametrize("dtype", [">f4", ">f8", ">f2", "<f4", np.longdouble])
+def test_numpys_floats_in_any_order_are_decays(dtype, tmp_path):
+    w = decays("random", 1, 70, 2, 4).half()
+    array = w.numpy().astype(dtype)
+    np.save(tmp_path / "w.npy", array)
+    array.flags.writeable = False
+    expected = headroom(w.double()).margins
+    assert headroom(array).margins == headroom(array[::-1]).margins == headroom(tmp_path / "w.npy").margins == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_small_floats_are_decays(dtype, tmp_path):
+    w = decays("random", 1, 70, 2, 4).to(dtype)
+    expected = headroom(w.float()).margins
+    torch.save(w, tmp_path / "w.pt")
+    names = {torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2"}
+    header = json.dumps({"w": {"dtype": names[dtype], "shape": list(w.shape), "data_offsets": [0, w.numel()]}}).encode()
+    body = w.view(torch.uint8).numpy().tobytes()
+    (tmp_path / "w.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + body)
+    assert headroom(w).margins == headroom(tmp_path / "w.pt").margins == expected
+    assert [m.factor for m in headroom(tmp_path / "w.safetensors").margins] == [m.factor for m in expected]
+
+
+def test_other_kinds_of_tensors():
+    w = decays("random", 1, 40, 2, 4)
+    w[0, ::2] = 0.0
+    assert headroom(w.to_sparse()).margins == headroom(w).margins
+    with pytest.raises(ValueError, match=r"w: expected decays with values, got a tensor \[1, 40, 2, 4\] .* meta"):
+        headroom(w.to("meta"))
+    with pytest.raises(ValueError, match=r"w\['a'\]: expected one tensor \[B, T, H, K\], got a nested one"):
+        headroom({"a": torch.nested.nested_tensor([w[0], w[0, :20]], layout=torch.jagged)})
+
+
+def test_progress_is_told():
+    told = []
+    headroom({"a": decays("random", 1, 4, 1, 1), "b": decays("random", 1, 4, 1, 1)}, progress=lambda *x: told.append(x))
+    assert told == [("a", 0, 2), ("b", 1, 2)]
 
 
 def test_it_is_flakits_own_name():

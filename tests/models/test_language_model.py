@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import flakit
 from flakit.models import MIXERS, LanguageModel, loss
 from flakit.models.attention import rotate
 from flakit.models.language_model import INITIALISATIONS
@@ -140,3 +141,62 @@ def test_bad_arguments_are_named(arguments, says):
     with pytest.raises(ValueError) as error:
         LanguageModel(**{"vocab": 8} | arguments)
     assert str(error.value) == says
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "says"),
+    [
+        ([[1, 2]], TypeError, "tokens: expected an integer tensor [B, T], got list"),
+        (torch.zeros(1, 4), TypeError, "tokens: expected int64 or int32, got float32"),
+        (torch.zeros(1, 4, dtype=torch.bool), TypeError, "tokens: expected int64 or int32, got bool"),
+        (torch.zeros(4, dtype=int), ValueError, "tokens: expected [B, T], got [4]; of one sequence make tokens[None]"),
+        (torch.zeros(1, 4, 1, dtype=int), ValueError, "tokens: expected [B, T], got [1, 4, 1]"),
+        (torch.zeros(1, 0, dtype=int), ValueError, "tokens: expected B and T of at least 1, got [1, 0]"),
+        (
+            torch.zeros(1, 4, dtype=int, device="meta"),
+            ValueError,
+            "tokens: expected device cpu like the model, got meta",
+        ),
+        (
+            torch.tensor([[0, 1], [2, VOCAB]]),
+            ValueError,
+            f"tokens: expected 0 to {VOCAB - 1}, as vocab = {VOCAB}, got {VOCAB} at [1, 1]",
+        ),
+        (
+            torch.tensor([[0, -100]]),
+            ValueError,
+            f"tokens: expected 0 to {VOCAB - 1}, as vocab = {VOCAB}, got -100 at [0, 1]",
+        ),
+    ],
+)
+def test_wrong_tokens_are_named(given, error, says):
+    with pytest.raises(error) as raised:
+        small("attention")(given)
+    assert str(raised.value) == says
+
+
+def test_short_integers_are_tokens():
+    model = small("attention")
+    assert torch.equal(model(tokens().int()), model(tokens()))
+
+
+def test_tokens_are_checked_without_breaking_a_compiled_graph_or_a_transform():
+    model, seen = small("attention"), tokens()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(seen), model(seen))
+    torch.testing.assert_close(torch.vmap(model)(seen[:, None])[:, 0], model(seen))
+    with pytest.raises(ValueError, match=r"tokens: expected \[B, T\], got \[21\]"):
+        torch.compile(model, backend="eager")(seen[0])
+
+
+@pytest.mark.gpu
+def test_tokens_on_a_gpu_are_not_looked_at_unless_asked():
+    model, seen = small("attention").cuda(), tokens().cuda()
+    model(seen)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        model(seen)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    with flakit.checked(), pytest.raises(ValueError, match="tokens: expected 0 to 10, as vocab = 11, got 11 at"):
+        model(seen.fill_(VOCAB))

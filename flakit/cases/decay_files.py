@@ -1,0 +1,166 @@
+"""Decays as people keep them: a tensor, an array, or a file of one or of several by name."""
+
+import json
+import math
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..numerics.arguments import shown
+from ..ops.common.validation import FLOATS
+
+
+def layers(w: object) -> dict[str, object]:
+    """What was given, by the names of layers; "" where there is one without a name."""
+    if isinstance(w, (str, Path)):
+        w = read(w)
+    if not isinstance(w, Mapping):
+        return {"": w}
+    if not w:
+        raise ValueError("w: expected decays of at least one layer, got none")
+    return {str(name): x for name, x in w.items()}
+
+
+def checked(name: str, x: object) -> Tensor:
+    """One layer's decays on the CPU, [B, T, H, K] and all <= 0, or an error that names it."""
+    called = f"w[{name!r}]" if name else "w"
+    if isinstance(x, np.ndarray) and x.dtype.kind == "f":
+        x = _of_numpy(x)
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        raise TypeError(f"{called}: expected a tensor of floating-point decays, got {shown(x)}")
+    if x.is_nested:
+        raise ValueError(f"{called}: expected one tensor [B, T, H, K], got a nested one; pack it and give cu_seqlens")
+    if x.is_meta:
+        raise ValueError(f"{called}: expected decays with values, got {shown(x)} on the meta device, which has none")
+    if x.ndim != 4 or not x.numel():
+        cure = "; of [B, T, H, K] make w.unflatten(-1, (H, K))" if x.ndim == 3 else ""
+        raise ValueError(f"{called}: expected decays [B, T, H, K], got {list(x.shape)}{cure}")
+    x = x.detach().cpu()
+    if x.layout != torch.strided:
+        x = x.to_dense()  # what is not stored is a decay of 0
+    if x.dtype not in FLOATS:
+        x = x.float()  # float8 has no arithmetic, and every one of its numbers is one of float32's
+    if x.isnan().any() or x.max() > 0:
+        got = "NaN" if x.isnan().any() else f"{x.max().item():.4g}"
+        raise ValueError(
+            f"{called}: expected natural-log decays <= 0, got {got}; of a factor e^w between 0 and 1 take the logarithm"
+        )
+    return x
+
+
+def _of_numpy(x: np.ndarray) -> Tensor:
+    """Any array of floats, in any byte order; a longdouble as float64."""
+    dtype = x.dtype.newbyteorder("=") if x.dtype.itemsize <= 8 else np.dtype(np.float64)
+    with np.errstate(over="ignore"):  # below float64's range a decay forgets everything, as -inf does
+        return torch.from_numpy(np.array(x, dtype=dtype, order="C"))
+
+
+def read(path: str | Path) -> Tensor | dict[str, Tensor]:
+    """The tensor, or the tensors by name, in a file .pt (or .pth), .safetensors or .npy; nothing in it is executed."""
+    path = Path(path)
+    readers = {".pt": _read_pt, ".pth": _read_pt, ".safetensors": _read_safetensors, ".npy": _read_npy}
+    reader = readers.get(path.suffix.lower())
+    if path.is_dir():
+        raise ValueError(f"w: expected a file {', '.join(readers)}, got the folder {str(path)!r}")
+    if reader is None:
+        raise ValueError(f"w: expected a file {', '.join(readers)}, got {path.name!r}")
+    if not path.exists():
+        raise FileNotFoundError(f"w: expected a file of decays, there is none at {str(path)!r}")
+    with path.open("rb") as file:
+        begins = file.read(40)
+    if not begins:
+        raise _refused(path, "it is empty")
+    if begins.startswith(b"version https://git-lfs"):
+        raise _refused(path, "it is a pointer of Git LFS; `git lfs pull` brings the file itself")
+    return reader(path)
+
+
+def _refused(path: Path, why: str) -> ValueError:
+    kind = {".npy": "a .npy file", ".safetensors": "a safetensors file"}.get(
+        path.suffix.lower(), "a file of torch.save"
+    )
+    return ValueError(f"w: expected {kind}, got {path.name!r}: {why}")
+
+
+def _read_pt(path: Path) -> object:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except OSError:
+        raise
+    except Exception:  # PyTorch's own words would have a file that nobody knows executed
+        if zipfile.is_zipfile(path):
+            why = "it holds more than tensors, and nothing in a file is executed; save a tensor, or a dict of tensors"
+        else:
+            why = "it is cut short, or no such file"
+        raise _refused(path, why) from None
+
+
+def _read_npy(path: Path) -> Tensor:
+    try:
+        found = np.load(path, allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        pickled = "allow_pickle" in str(error) and path.open("rb").read(6) == b"\x93NUMPY"
+        why = "it holds Python objects, no numbers" if pickled else "it is cut short, or no such file"
+        raise _refused(path, why) from None
+    if not isinstance(found, np.ndarray):
+        raise _refused(path, "it is an archive of several arrays; save one, or a dict of tensors by torch.save")
+    if found.dtype.kind != "f":
+        raise TypeError(f"w: expected floating-point decays in {path.name!r}, got {shown(found)}")
+    return _of_numpy(found)
+
+
+_SAFETENSORS = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+}
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    """The format: 8 bytes with the length of a JSON header (little-endian), the header, and the tensors' bytes."""
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    if len(data) < 8 + length:
+        raise _refused(path, f"a header of {length} bytes in {len(data)}")
+    try:
+        header = json.loads(data[8 : 8 + length])
+    except ValueError as error:
+        raise _refused(path, str(error)) from None
+    if not isinstance(header, dict):
+        raise _refused(path, f"a header that is no mapping, {shown(header)}")
+    found = {}
+    for name, about in header.items():
+        if name == "__metadata__":
+            continue
+        if not _describes(about):
+            raise _refused(path, f"of {name!r} expected dtype, shape and data_offsets, got {shown(about)}")
+        dtype, shape, (start, end) = _SAFETENSORS.get(about["dtype"]), about["shape"], about["data_offsets"]
+        if dtype is None:
+            raise ValueError(f"w[{name!r}]: expected one of {', '.join(_SAFETENSORS)}, got {about['dtype']}")
+        size, body = math.prod(shape) * dtype.itemsize, data[8 + length + start : 8 + length + end]
+        if not len(body) == end - start == size:
+            raise ValueError(f"w[{name!r}]: expected {size} bytes for {shape}, got {len(body)}")
+        found[name] = (torch.frombuffer(bytearray(body), dtype=dtype) if body else torch.empty(0)).reshape(shape)
+    return found
+
+
+def _describes(about: object) -> bool:
+    """Whether this is what a header says of a tensor."""
+
+    def counts(x: object) -> bool:
+        return isinstance(x, list) and all(type(n) is int and n >= 0 for n in x)
+
+    return (
+        isinstance(about, dict)
+        and isinstance(about.get("dtype"), str)
+        and counts(about.get("shape"))
+        and counts(about.get("data_offsets"))
+        and len(about["data_offsets"]) == 2
+    )
