@@ -42,6 +42,8 @@ def accumulate(model: nn.Module, tokens: Tensor, targets: Tensor, accumulation: 
     divided by the number of targets in the *whole* step: parts may hold different numbers of them.
     """
     asked = (targets != IGNORED).sum()
+    if not asked:
+        raise ValueError(f"targets: expected at least one that is not {IGNORED}, which asks nothing, got none")
     reported = 0.0
     for x, y in micro_batches(tokens, targets, accumulation):
         logits = model(x).flatten(0, 1).float()

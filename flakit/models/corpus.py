@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
+from .layers import whole
+
 
 @dataclass(frozen=True)
 class Corpus:
@@ -31,6 +33,8 @@ class Corpus:
 
     def split(self, share: float = 0.1) -> tuple["Corpus", "Corpus"]:
         """All but the last `share` of the text, for training, and that share."""
+        if not 0 < share < 1:
+            raise ValueError(f"share: expected a number above 0 and below 1, got {share!r}")
         at = round(len(self.text) * (1 - share))
         return Corpus(self.text[:at]), Corpus(self.text[at:])
 
@@ -41,6 +45,8 @@ def standard_library(modules: int | None = None) -> Corpus:
 
     modules: only the first so many. Another version of Python brings another text.
     """
+    if modules is not None:
+        whole("modules", modules)
     files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))[:modules]
     if not files:
         raise FileNotFoundError(f"no *.py in {sysconfig.get_paths()['stdlib']}: this Python came without its source")

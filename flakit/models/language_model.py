@@ -16,7 +16,7 @@ from ..ops.common.registration import unseen
 from ..ops.common.validation import looks_at_values
 from .attention import Attention
 from .gsa import GSA
-from .layers import ChannelMix
+from .layers import ChannelMix, whole
 from .rwkv6 import RWKV6
 from .rwkv7 import RWKV7
 
@@ -66,11 +66,12 @@ class LanguageModel(nn.Module):
         if initialisation not in INITIALISATIONS:
             raise ValueError(f"initialisation: expected one of {', '.join(INITIALISATIONS)}, got {initialisation!r}")
         for name, size in (("vocab", vocab), ("dim", dim), ("layers", layers)):
-            if not isinstance(size, int) or size < 1:
-                raise ValueError(f"{name}: expected a whole number of at least 1, got {size!r}")
-        head_size = options.setdefault("head_size", min(32, dim))
+            whole(name, size)
+        head_size = whole("head_size", options.setdefault("head_size", min(32, dim)))
         if dim % head_size:
             raise ValueError(f"dim: expected a multiple of head_size = {head_size}, got {dim}")
+        if mixer == "attention" and head_size % 2:
+            raise ValueError(f"head_size: expected an even number, whose pairs of channels are turned, got {head_size}")
         self.vocab = vocab
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(seed)

@@ -1,8 +1,17 @@
-"""What several mixers use: the token before, matrices of low rank, a norm per head, the squared-ReLU channel mix."""
+"""What several models use: sizes checked, the token before, low-rank matrices, a norm per head, the channel mix."""
+
+from numbers import Integral
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+
+def whole(name: str, x: object, least: int = 1) -> int:
+    """A whole number, Python's or numpy's, or an error that names it."""
+    if isinstance(x, bool) or not isinstance(x, Integral) or x < least:
+        raise ValueError(f"{name}: expected a whole number of at least {least}, got {x!r}")
+    return int(x)
 
 
 def shift(x: Tensor) -> Tensor:

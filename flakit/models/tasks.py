@@ -13,6 +13,7 @@ import torch
 from torch import Generator, Tensor
 
 from .language_model import IGNORED
+from .layers import whole
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class Permutations:
         return max(self.classes, self.after.shape[1] + 1)
 
     def batch(self, size: int, T: int, generator: Generator) -> tuple[Tensor, Tensor]:
+        size, T = whole("size", size), whole("T", T)
         moves = torch.randint(self.after.shape[1], (size, T), generator=generator)
         order = torch.zeros(size, dtype=torch.long)
         targets = [order]
@@ -74,11 +76,15 @@ class Recall:
     keys: int = 16
     values: int = 16
 
+    def __post_init__(self):
+        whole("keys", self.keys), whole("values", self.values)
+
     @property
     def vocab(self) -> int:
         return self.keys + self.values
 
     def batch(self, size: int, T: int, generator: Generator) -> tuple[Tensor, Tensor]:
+        size, T = whole("size", size), whole("T", T)
         book = torch.randint(self.values, (size, self.keys), generator=generator) + self.keys
         key = torch.randint(self.keys, (size, -(-T // 2)), generator=generator)
         value = book.gather(1, key)
@@ -97,11 +103,15 @@ class Copying:
 
     symbols: int = 16
 
+    def __post_init__(self):
+        whole("symbols", self.symbols)
+
     @property
     def vocab(self) -> int:
         return self.symbols + 1
 
     def batch(self, size: int, T: int, generator: Generator) -> tuple[Tensor, Tensor]:
+        size, T = whole("size", size), whole("T", T)
         half = (T + 1) // 2
         said = torch.randint(self.symbols, (size, half), generator=generator)
         sign = torch.full((size, 1), self.symbols)
@@ -120,11 +130,15 @@ class Delay:
     symbols: int = 64
     by: int = 2
 
+    def __post_init__(self):
+        whole("symbols", self.symbols), whole("by", self.by)
+
     @property
     def vocab(self) -> int:
         return self.symbols
 
     def batch(self, size: int, T: int, generator: Generator) -> tuple[Tensor, Tensor]:
+        size, T = whole("size", size), whole("T", T)
         tokens = torch.randint(self.symbols, (size, T), generator=generator)
         targets = torch.full_like(tokens, IGNORED)
         targets[:, self.by :] = tokens[:, : -self.by]

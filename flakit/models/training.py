@@ -16,6 +16,7 @@ from torch import Generator, Tensor, nn
 
 from ..ops.common.validation import NaNDecay, is_checked
 from .language_model import IGNORED, loss
+from .layers import whole
 
 Batch = Callable[..., tuple[Tensor, Tensor]]
 """batch(size, T, generator) -> tokens and targets, each [size, T]: what tasks and corpora offer."""
@@ -68,6 +69,7 @@ def train(
     skip: False takes such a step like any other, as a loop without a guard does: the weights are NaN from then on.
     optimizer: one of `adamw` to go on with, `weight_decay` being its own; default a new one.
     """
+    whole("steps", steps, 0)
     device = next(model.parameters()).device
     optimizer = adamw(model, weight_decay=weight_decay) if optimizer is None else optimizer
     generator, run, start = Generator().manual_seed(seed), Run(), time.perf_counter()
@@ -87,6 +89,8 @@ def train(
                 if is_checked():
                     raise
                 found = math.nan, math.nan
+                for p in model.parameters():
+                    p.grad = torch.full_like(p, math.nan)
             run.losses.append(found[0])
             run.grad_norms.append(found[1])
             if not skip or math.isfinite(run.losses[-1]) and math.isfinite(run.grad_norms[-1]):
@@ -163,6 +167,7 @@ def mean_loss(
 
     batch: that data's, such as `Corpus.split()[1].batch`. autocast: as in `train`.
     """
+    whole("batches", batches)
     generator, device = Generator().manual_seed(seed), next(model.parameters()).device
     found = []
     with _evaluating(model):

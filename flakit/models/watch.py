@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from .gsa import GSA
+from .layers import whole
 from .rwkv6 import RWKV6
 from .rwkv7 import RWKV7
 
@@ -329,8 +330,7 @@ class Watch:
         **how,
     ):
         for name, number, least in (("every", every, 1), ("ahead", ahead, 0), ("over", over, 2)):
-            if isinstance(number, bool) or not isinstance(number, int) or number < least:
-                raise ValueError(f"{name}: expected a whole number of at least {least}, got {number!r}")
+            whole(name, number, least)
         self.every, self.ahead, self.over, self.dtype, self.tell = every, ahead, over, dtype, tell
         self.step, self.headrooms, self.warned, self.recording = -1, {}, [], Recording()
         self._measure, self._how, self._due = measure, how, {}

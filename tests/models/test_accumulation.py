@@ -129,3 +129,11 @@ def test_an_initial_loss_is_about_ln_of_the_vocabulary(vocab):
             check_initial_loss(wrong, vocab)
     with pytest.raises(ValueError, match="vocab: expected a whole number of at least 2, got 1"):
         check_initial_loss(1.0, 1)
+
+
+def test_a_step_that_asks_nothing_is_named():
+    model = LanguageModel(6, dim=16, layers=1, mixer="attention", head_size=8)
+    with pytest.raises(
+        ValueError, match="targets: expected at least one that is not -100, which asks nothing, got none"
+    ):
+        accumulate(model, torch.zeros(2, 4, dtype=int), torch.full((2, 4), IGNORED))

@@ -133,9 +133,15 @@ def test_rotary_scores_depend_on_the_distance_only():
         ({"mixer": "rwkv5"}, "mixer: expected one of rwkv7, rwkv6, gsa, attention, got 'rwkv5'"),
         ({"initialisation": "zero"}, "initialisation: expected one of published, normal, got 'zero'"),
         ({"vocab": 0}, "vocab: expected a whole number of at least 1, got 0"),
+        ({"vocab": True}, "vocab: expected a whole number of at least 1, got True"),
         ({"dim": 40}, "dim: expected a multiple of head_size = 32, got 40"),
+        ({"head_size": 0}, "head_size: expected a whole number of at least 1, got 0"),
+        (
+            {"mixer": "attention", "dim": 9, "head_size": 3},
+            "head_size: expected an even number, whose pairs of channels are turned, got 3",
+        ),
     ],
-    ids=["mixer", "initialisation", "vocab", "dim"],
+    ids=lambda x: " ".join(map(str, x.items())) if isinstance(x, dict) else "",
 )
 def test_bad_arguments_are_named(arguments, says):
     with pytest.raises(ValueError) as error:

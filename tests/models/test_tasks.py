@@ -108,3 +108,24 @@ def test_a_corpus_refuses_more_than_it_has():
 def test_bad_tasks_are_named(arguments):
     with pytest.raises(ValueError, match=f"{next(iter(arguments))}: expected"):
         Permutations(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: Delay(4, 0), "by: expected a whole number of at least 1, got 0"),
+        (lambda: Delay(0), "symbols: expected a whole number of at least 1, got 0"),
+        (lambda: Copying(0), "symbols: expected a whole number of at least 1, got 0"),
+        (lambda: batch(Copying(3), T=0), "T: expected a whole number of at least 1, got 0"),
+        (lambda: Recall(0, 2), "keys: expected a whole number of at least 1, got 0"),
+        (lambda: Recall(2, 2.0), "values: expected a whole number of at least 1, got 2.0"),
+        (lambda: batch(Permutations(3), T=0), "T: expected a whole number of at least 1, got 0"),
+        (lambda: batch(Permutations(3), size=0), "size: expected a whole number of at least 1, got 0"),
+        (lambda: Corpus(torch.zeros(9)).split(1.5), "share: expected a number above 0 and below 1, got 1.5"),
+        (lambda: standard_library(0), "modules: expected a whole number of at least 1, got 0"),
+    ],
+)
+def test_sizes_that_make_nothing_are_named(make, says):
+    with pytest.raises(ValueError) as error:
+        make()
+    assert str(error.value) == says

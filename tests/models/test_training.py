@@ -122,6 +122,13 @@ def test_a_step_whose_decays_are_nan_is_counted_too(mixer, compiled):
 
 
 @pytest.mark.parametrize("mixer", MIXERS)
+def test_without_a_guard_such_a_step_is_taken_too(mixer):
+    model = lose(LanguageModel(TASK.vocab, dim=16, layers=1, mixer=mixer, head_size=8), {1})
+    _, run = trained(model=model, steps=4, skip=False)
+    assert run.skipped == [1, 2, 3] and model.norm_in.weight.isnan().all()
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
 def test_weights_that_are_lost_already_lose_every_step(mixer):
     model = LanguageModel(TASK.vocab, dim=16, layers=1, mixer=mixer, head_size=8)
     with torch.no_grad():
@@ -202,6 +209,14 @@ def test_judging_a_model_leaves_its_mode(judge):
     with pytest.raises(RuntimeError, match="no data"):
         judge(model, fails)
     assert model.training
+
+
+def test_no_steps_and_no_batches_are_named():
+    model = LanguageModel(TASK.vocab, dim=16, layers=1, mixer="attention", head_size=8)
+    with pytest.raises(ValueError, match="steps: expected a whole number of at least 0, got -1"):
+        trained(model=model, steps=-1)
+    with pytest.raises(ValueError, match="batches: expected a whole number of at least 1, got 0"):
+        mean_loss(model, TASK.batch, 8, batches=0)
 
 
 def test_training_stops_by_time():
