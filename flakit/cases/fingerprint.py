@@ -20,7 +20,17 @@ from ..numerics.errors import relative_l2
 from ..numerics.evaluate import cotangents, evaluate, recurrence, truth
 from ..numerics.inputs import inputs as make_inputs
 from ..ops.common.decay import sum_before
-from . import aliasing, anchor, decay_gradient, log_space, masking, padding, strided_offsets, transposed_mask
+from . import (
+    aliasing,
+    anchor,
+    decay_gradient,
+    log_space,
+    masking,
+    padding,
+    strided_offsets,
+    transposed_mask,
+    unwritten_rows,
+)
 from .anchor.schemes import Products, Scheme
 from .clamping import BOUND
 from .final_state_gradient import ignored
@@ -85,6 +95,11 @@ WORDS = Words() | {
         "name": "strided offsets",
         "what": "offsets read without their stride",
         "test": "Make cu_seqlens contiguous.",
+    },
+    "unwritten rows": {
+        "name": "unwritten rows",
+        "what": "padding behind the last offset, which nobody writes",
+        "test": "Every row of the sequences is right: look behind cu_seqlens[-1].",
     },
     "transposed mask": {
         "name": "transposed mask",
@@ -284,6 +299,16 @@ def _offsets():
     return found | {"du": du}, exact
 
 
+def _unwritten():
+    """28 rows behind the packed sequences, whose memory held NaN."""
+    x = make_inputs("rwkv6", T=100, H=1, K=16, V=16, decay=-0.3, initial_state=True, cu_seqlens=[0, 60, 100])
+    found, exact = evaluate("rwkv6", x), truth("rwkv6", x)
+    for name in ("o", "dr", "dk", "dv", "dw"):
+        found[name] = unwritten_rows.run(found[name][0, :, 0], 28)[None, :, None]
+        exact[name] = torch.nn.functional.pad(exact[name], (0, 0, 0, 0, 0, 28))
+    return found, exact
+
+
 def _mirrored():
     """The initial state of the backward pass under a transposed mask, and dw from r dr and k dk, as in the report."""
     x = transposed_mask.inputs(40, 64, T=32)
@@ -322,6 +347,7 @@ CAUSES: dict[str, Cause] = {
         ("precision", "07", "decay_gradient", _rounded),
         ("padding", "11", "padding", _padded),
         ("strided offsets", "12", "strided_offsets", _offsets),
+        ("unwritten rows", "12", "unwritten_rows", _unwritten),
         ("transposed mask", "12", "transposed_mask", _mirrored),
         ("no gradient from S_T", "12", "final_state_gradient", _without_final),
         ("wrong head's anchor", "12", "wrong_head_anchor", _short_stride),

@@ -57,10 +57,12 @@ def matrices(
     log: bool = False,
     empty: Sequence | None = None,
     height: float = 2.9,
+    across: bool = False,
 ) -> Picture:
     """Heat maps in a row under their names, one colour scale for all.
 
     panels: matrices [rows, columns], as tensors or arrays. NaN and inf are hatched.
+    across: of tensors [T, channels], whose tokens run from left to right as everywhere: they are the columns.
     signed: colours around 0; limits: ends of the scale, default those of the finite values.
     log: sizes on a logarithmic scale. empty: where a matrix holds nothing, a boolean array for all of them.
     """
@@ -70,6 +72,8 @@ def matrices(
     for name, x in arrays.items():
         if x.ndim != 2:
             raise ValueError(f"panels[{name!r}]: expected a matrix, got shape {list(x.shape)}")
+    if across:
+        arrays = {name: x.T for name, x in arrays.items()}
     hidden = np.zeros(1, bool) if empty is None else np.asarray(empty)
     seen = np.concatenate([x[np.isfinite(x) & ~hidden] for x in arrays.values()])
     if log:
@@ -118,10 +122,12 @@ def beside(
     columns: str | Sequence[str] | None = None,
     height: float = 2.6,
     before=None,
+    across: bool = False,
 ) -> Picture:
     """A learner's matrix, the expected one and what is between them, in one colour scale; non-finite cells hatched.
 
-    rows, columns: what is counted along them, or the name of each. before: a matrix like `expected` that is shown
+    rows, columns: what is counted along them, or the name of each. across: of tensors [T, channels], whose tokens run
+    from left to right as everywhere: they are the columns. before: a matrix like `expected` that is shown
     first, as what the learner began with; then what is between yours and the expected is left out.
     yours: a matrix like `expected` [rows, columns]; of anything else, such as the ... of an empty exercise, the picture
     shows an empty frame and says what is missing.
@@ -138,10 +144,13 @@ def beside(
             missing = WORDS["no matrix"].format(type=type(yours).__name__)
         if got is not None and got.shape != expected.shape:
             got, missing = None, WORDS["shape"].format(got=list(got.shape), expected=list(expected.shape))
+    before = None if before is None else np.asarray(before, dtype=np.float64)
+    if across:
+        got, expected, before = (x if x is None else x.T for x in (got, expected, before))
 
     shown = {"yours": got, "expected": expected, "difference": None if got is None else got - expected}
     if before is not None:
-        shown = {"before": np.asarray(before, dtype=np.float64), "yours": got, "expected": expected}
+        shown = {"before": before, "yours": got, "expected": expected}
     bad = before is not None and not np.isfinite(shown["before"]).all()
     largest = float(np.abs(expected).max()) or 1.0
     along = [x if isinstance(x, str) else ", ".join(x) for x in (rows, columns)]

@@ -105,3 +105,13 @@ def test_beside_says_what_is_missing(yours, says):
 def test_beside_needs_something_to_expect():
     with pytest.raises(ValueError, match=r"expected: expected a matrix of finite numbers, got shape \[3\]"):
         plots.beside(..., torch.zeros(3))
+
+
+def test_tokens_run_from_left_to_right():
+    """Of tensors [T, channels], which code has with tokens first."""
+    x, names = np.arange(12.0).reshape(6, 2), {"rows": "channel", "columns": "token"}
+    for picture in (plots.beside(x, x, **names, across=True), plots.matrices({"x": x}, **names, across=True)):
+        (first, *_) = picture.figure.axes
+        assert (first.get_xlim(), first.get_ylim()) == ((-0.5, 5.5), (1.5, -0.5)) and first.get_xlabel() == "token"
+    assert plots.beside(..., x, **names, across=True).png() != plots.beside(x, x, **names, across=True).png()
+    assert plots.matrices({"x": x}, across=True).png() == plots.matrices({"x": x.T}).png()
