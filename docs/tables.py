@@ -29,7 +29,7 @@ API = {
         "Operators",
         "Six functions, two forms of each operator, and what goes into them. What they have in common is said on "
         "[Operators](../operators.md).",
-        _of(flakit, *OPERATORS, "inputs", "checked", "in_place_of_fla", prefix="flakit"),
+        _of(flakit, *OPERATORS, "log_decay", "inputs", "checked", "in_place_of_fla", prefix="flakit"),
     ),
     "instruments": (
         "Instruments",

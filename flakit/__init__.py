@@ -3,6 +3,7 @@
 from .fla import in_place_of_fla
 from .numerics.inputs import inputs
 from .numerics.sweep import sweep
+from .ops.common.gate import log_decay
 from .ops.common.validation import checked
 from .ops.gsa import chunk_gsa, fused_recurrent_gsa
 from .ops.rwkv6 import chunk_rwkv6, fused_recurrent_rwkv6
@@ -23,6 +24,7 @@ __all__ = [
     "headroom",
     "in_place_of_fla",
     "inputs",
+    "log_decay",
     "sweep",
     "trace",
     "watch",

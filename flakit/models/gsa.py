@@ -41,7 +41,8 @@ class GSA(nn.Module):
         g = F.logsigmoid(self.f_proj(x).unflatten(-1, (-1, self.slots))) / self.softening
         # As 1 - e^g it would be a difference of nearly equal numbers, and ten times as wrong in bfloat16.
         o = self.operator(q, k, v, -torch.expm1(g), g).o
-        o = F.silu(o.flatten(2)).to(
-            self.norm.weight.dtype
-        )  # RMSNorm is fast where both dtypes agree; autocast's do not
-        return self.output(self.norm(o)), first_value
+        # In float32 at least: rstd^3, of which the gradient is made, is beyond float16 where o is 0.
+        weight = self.norm.weight
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        o = F.rms_norm(F.silu(o.flatten(2)).to(wide), weight.shape, weight.to(wide), self.norm.eps).to(weight.dtype)
+        return self.output(o), first_value

@@ -36,6 +36,16 @@ def linear(inputs: int, outputs: int, size: float) -> nn.Linear:
     return made
 
 
+def unit(x: Tensor) -> Tensor:
+    """Each row of x [..., D] at length one, divided by at least its dtype's eps: a row of zeros stays zero.
+
+    The usual 1e-12 is 0 in float16, where 0 / 0 is NaN, and the gradient of a row of zeros is divided by it too.
+    In float32 at least: a sum of squares leaves float16 where its root does not.
+    """
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return F.normalize(wide, dim=-1, eps=torch.finfo(x.dtype).eps).to(x.dtype)
+
+
 class LowRank(nn.Module):
     """bias + f(x A) B with A [dim, rank] and B [rank, outputs]; A starts at zero, so that the bias decides at first."""
 

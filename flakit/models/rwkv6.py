@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..ops.common.gate import log_decay
 from ..ops.rwkv6 import chunk_rwkv6
 from .layers import HeadNorm, LowRank, blends, linear, shift
 
@@ -47,7 +48,7 @@ class RWKV6(nn.Module):
         blended = torch.lerp(x, before, self.blend_all)
         by_token = {name: blend + self.blend_by_token[name](blended) for name, blend in self.blend.items()}
         x = {name: torch.lerp(x, before, blend) for name, blend in by_token.items()}
-        made = self.receptance(x["r"]), self.key(x["k"]), self.value(x["v"]), -self.w(x["w"]).exp()
+        made = self.receptance(x["r"]), self.key(x["k"]), self.value(x["v"]), log_decay(self.w(x["w"]))
         o = self.operator(*(self._heads(y) for y in made), self._heads(self.u)).o
         return self.output(self.norm(o) * F.silu(self.gate(x["g"]))), first_value
 

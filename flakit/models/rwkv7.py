@@ -4,11 +4,10 @@ import math
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..ops.rwkv7 import chunk_rwkv7
-from .layers import HeadNorm, LowRank, blends, linear, shift
+from .layers import HeadNorm, LowRank, blends, linear, shift, unit
 
 STRONGEST_DECAY = -math.exp(-0.5)
 """The log decay per token that no input can pass: -0.6065."""
@@ -67,7 +66,7 @@ class RWKV7(nn.Module):
             v = torch.lerp(v, first_value, self.v_mix(x["v"]).sigmoid().to(v.dtype))  # wider under autocast
         w = STRONGEST_DECAY * self.w(x["w"]).sigmoid()
         share = self.a(x["a"]).sigmoid()
-        kappa = F.normalize(self._heads(k * self.removal), dim=-1)
+        kappa = unit(self._heads(k * self.removal))
         k = k * (1 + (share - 1) * self.replacement)
 
         r, w, k, v, share = (self._heads(y) for y in (r, w, k, v, share))

@@ -109,7 +109,9 @@ def adamw(model: nn.Module, *, weight_decay: float = 0.01) -> torch.optim.AdamW:
     matrices = [p for p in model.parameters() if p.ndim > 1]
     vectors = [p for p in model.parameters() if p.ndim <= 1]
     groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, betas=(0.9, 0.98))
+    # The usual 1e-8 is 0 in float16, where a gradient of 0 would make 0 / 0.
+    eps = max(1e-8, *(torch.finfo(p.dtype).tiny for p in model.parameters()))
+    return torch.optim.AdamW(groups, betas=(0.9, 0.98), eps=eps)
 
 
 def _share_of_lr(step: int, steps: int, warmup: float, cosine: bool) -> float:

@@ -60,7 +60,7 @@ def recorded(model: nn.Module, decays: Decays | None = None) -> Iterator[Recordi
     A block that ends without a decay having been seen ends with a `WatchWarning` that says what may be the reason.
 
     >>> def decays(name, module, output):  # an RWKV6 whose w_proj makes x of w = -exp(x), heads of 64
-    ...     return -output.float().exp().unflatten(-1, (-1, 64)) if name.endswith("w_proj") else None
+    ...     return log_decay(output.float()).unflatten(-1, (-1, 64)) if name.endswith("w_proj") else None
     """
     sight = _Sight()
     sight.attach(_uncompiled(model), decays)

@@ -118,7 +118,7 @@ def check_decay(name: str, w: Tensor, cu_seqlens: Tensor | None = None) -> None:
             why = f"A NaN is no missing logarithm, it comes from upstream: from the weights or inputs that made {name}"
         else:
             kind = ValueError
-            why = "A factor in (0, 1) has to become its logarithm: logsigmoid(x) or -exp(x)"
+            why = "A factor in (0, 1) has to become its logarithm: logsigmoid(x) or flakit.log_decay(x)"
         raise kind(f"{name}: expected a natural-log decay <= 0, got {found:.4g} at {[int(i) for i in at]}. {why}")
 
 

@@ -81,7 +81,7 @@ def chunk_rwkv6(
         TypeError, ValueError: naming the argument, what was expected and what came. Values on a GPU are looked at
             only under `flakit.checked()`.
 
-    >>> o, state = chunk_rwkv6(r, k, v, -torch.exp(x), u, output_final_state=True)
+    >>> o, state = chunk_rwkv6(r, k, v, flakit.log_decay(x), u, output_final_state=True)
     """
     check.check_unused(head_first=head_first, reverse=reverse)
     offsets = cu_seqlens, cu_seqlens_cpu

@@ -96,7 +96,7 @@ WRONG = {
         given(w=lambda x: x.index_fill(1, torch.tensor([2]), 0.25)),
         ValueError,
         "w: expected a natural-log decay <= 0, got 0.25 at [0, 2, 0, 0]. "
-        "A factor in (0, 1) has to become its logarithm: logsigmoid(x) or -exp(x)",
+        "A factor in (0, 1) has to become its logarithm: logsigmoid(x) or flakit.log_decay(x)",
     ),
     "infinite positive decay": (
         given(w=lambda x: x.clone().fill_(torch.inf)),
