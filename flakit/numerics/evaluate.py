@@ -136,8 +136,9 @@ def recurrence(
 ) -> dict[str, Tensor]:
     """What `evaluate` finds, token by token in float32 (float64 for float64 inputs), every product and sum rounded.
 
-    So do the recurrent Triton kernels compute. Without them, form="recurrent" of `evaluate` walks in float64 and rounds
-    once (`ops.common.plain` says why), which says nothing of how a recurrence rounds. Arguments as for `evaluate`.
+    A plain one: the recurrent Triton kernels round so too, but keep a slow decay as two numbers. Without them,
+    form="recurrent" of `evaluate` walks in float64 and rounds once (`ops.common.plain` says why), which says nothing of
+    how a recurrence rounds. Arguments as for `evaluate`.
     """
     op = operator(op)
     leaves, drawn = op.leaves(inputs), {"grad_seed": grad_seed, "dfinal_state": dfinal_state}

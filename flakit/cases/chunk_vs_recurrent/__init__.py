@@ -127,7 +127,7 @@ def switches(
 ) -> dict[str, Ratio]:
     """The chunk form as a multiple of the recurrent one, tensor by tensor, with any of the three causes switched on.
 
-    The recurrent one computes in float32, as a kernel of it does (`numerics.evaluate.recurrence`).
+    The recurrent one computes in float32 (`numerics.evaluate.recurrence`).
     scale: the chunk form is given 1, the recurrent one its default. aliasing: the chunk form runs first and leaves its
     running sums in the w that the recurrent one is given. precision: the chunk form's dw is `running_sums`.
     Without any: a factor of 1, and nothing unexplained but rounding.

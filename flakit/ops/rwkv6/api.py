@@ -110,7 +110,7 @@ def fused_recurrent_rwkv6(
     Formula, arguments, result and errors as in `chunk_rwkv6`; chunk_size changes nothing. The "torch" and "reference"
     backends are the same step-by-step recurrence here, in float64 and rounded once at the end, since in float32
     thousands of products with the same rounded decay add its error up; "triton" keeps the state in registers, as
-    float32.
+    float32, and a slow decay as two numbers.
     """
     check.check_unused(head_first=head_first, reverse=reverse)
     offsets = cu_seqlens, cu_seqlens_cpu
