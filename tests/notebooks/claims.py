@@ -33,7 +33,7 @@ _NO_CLAIMS = [
     r"\$\$.*?\$\$",  # formulas
     r"\$[^$]*\$",
     r"\]\([^)]*\)",  # where a link leads to
-    r"\b[Nn]otebooks? \d\d(?:(?:, | and | to )\d\d)*",
+    r"\b(?:[Nn]otebook|[Ll]esson)s? \d\d(?:(?:, | and | to )\d\d)*",
     r"\[\d\d_\w+",  # their names
     r"\babout \d+ minutes",
     r"约?需要 \d+ 分钟|约 \d+ 分钟",
