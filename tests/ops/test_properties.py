@@ -104,7 +104,11 @@ def test_packed_sequences_are_separate_calls(place, op, form):
                     o, last = form(**sequence, **rest, initial_state=first, output_final_state=True)
                     states[n] = OPERATORS[op].parts(last)
                     outputs.append(o)
-            return Output(torch.cat(outputs, 1), OPERATORS[op].state([torch.cat(x) for x in zip(*states, strict=True)]))
+            padding = torch.zeros_like(outputs[0][:, :1]).expand(-1, rows["v"].shape[1] - end, -1, -1)
+            return Output(
+                torch.cat((*outputs, padding), 1),
+                OPERATORS[op].state([torch.cat(x) for x in zip(*states, strict=True)]),
+            )
 
         return call
 

@@ -123,6 +123,9 @@ class Packing:
 
     def __init__(self, cu_seqlens: Tensor, T: int):
         self.cu_seqlens, self.T, self.N = cu_seqlens, T, cu_seqlens.shape[0] - 1
+        self.kept_rows: list[Tensor] = []
+        """[1, T, ...] that a forward keeps for its backward; `close` completes them too, for no output of an operator
+        may be left to chance."""
 
     @cached_property
     def offsets(self) -> Tensor:
@@ -155,6 +158,7 @@ class Packing:
         """Complete a call's results in place: zero rows [1, T, ...] behind the last offset, NaN everywhere if offsets
         are invalid. Up to six of rows, three of the others; all contiguous.
         """
+        rows = [*rows, *self.kept_rows]
         widths = [x[0, 0].numel() for x in rows]
         programs = cdiv(max(self.T * max(widths), *(x.numel() for x in whole), 1), BLOCK)
         close_kernel[(min(programs, MOST_PROGRAMS),)](

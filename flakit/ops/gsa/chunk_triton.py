@@ -972,6 +972,8 @@ def forward(q, k, v, s, g, scale, initial_state, output_final_state, packing, ch
         q, k, v, s, g, plan.unpacked(hk, K), plan.unpacked(hv, V), mild, o, found, scale, KEEP=keep,
     )  # fmt: skip
     if keep:
+        if packing is not None:
+            packing.kept_rows.append(found[: -mild.numel()].view(*q.shape[:3], plan.M))
         found[-mild.numel() :].copy_(mild.view(torch.float32).flatten())
     return o, (last_hk.mT, last_hv) if output_final_state else None, (found, hk, hv)
 

@@ -240,9 +240,9 @@ def forward(q, k, v, s, g, scale, initial_state, output_final_state, packing, ch
     final = (new(N, H, K, M), new(N, H, M, V)) if output_final_state else (None, None)
     kept = (None, None, None)
     if keep:
-        # Of packed sequences unused rows are not written, and an operator's output may not be left to chance.
-        p = (q.new_empty if packing is None else q.new_zeros)((B, T, HQ, M), dtype=torch.float32)
-        kept = p, checkpoints(k, M, packing), checkpoints(s, V, packing)
+        kept = new(B, T, HQ, M), checkpoints(k, M, packing), checkpoints(s, V, packing)
+        if packing is not None:
+            packing.kept_rows.append(kept[0])
     recurrent_kernel[(NV * N * H,)](
         q, k, v, s, g, *(initial_state or (None, None)), o, *kept, *final, scale, *offsets, T,
         H=H, G=HQ // H, K=K, V=V, M=M, C=CHECKPOINT, **blocks,

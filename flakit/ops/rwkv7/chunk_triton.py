@@ -644,6 +644,8 @@ def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, packing,
     plan = _Plan(r, v, packing, chunk_size)
     o, final_state = torch.empty_like(v), plan.empty(plan.state_shape()) if output_final_state else None
     transfer, found = plan.empty(r.shape), plan.empty(v.shape)
+    if packing is not None:
+        packing.kept_rows.append(found)
     inverse, mild = plan.empty(plan.chunks, plan.H, plan.C, plan.C), plan.no_flags()
     for options, _ in plan.ways("prepare"):
         prepare_kernel[(plan.chunks * plan.H,)](
