@@ -113,6 +113,17 @@ def test_a_recurrence_in_float32_drifts_where_the_operators_own_does_not():
     assert 1e-5 < drift < 1e-4 and own < 3e-8
 
 
+@OPS
+@pytest.mark.parametrize(
+    "device", [pytest.param("cpu", marks=pytest.mark.interpret), pytest.param("cuda", marks=pytest.mark.gpu)]
+)
+def test_a_recurrent_kernel_rounds_as_a_recurrence_in_float32_does(op, device):
+    x = inputs(op, T=32, H=1, K=64, device=device)
+    exact, kernel, plain = truth(op, x), evaluate(op, x, form="recurrent", backend="triton"), recurrence(op, x)
+    for name in exact:
+        assert 1 / 3 < compare(kernel[name], exact[name]).l2 / compare(plain[name], exact[name]).l2 < 3, name
+
+
 def test_the_state_gradient_arrives_only_on_request():
     x = inputs("rwkv6", T=20, K=8, initial_state=True)
     without, with_state = (evaluate("rwkv6", x, dfinal_state=asked) for asked in (False, True))
