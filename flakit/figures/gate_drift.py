@@ -1,11 +1,84 @@
-"""Training that drifts into a fault: the share of lost steps, over the gates that cause it, by training step."""
+"""Training that drifts into a fault: lost steps over the gates that cause them, and a loss that falls and is NaN."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from ..language import Words
 from . import style
 from .plots import Picture
+
+WORDS = Words() | {
+    "loss": "loss, nats a byte",
+    "step": "training step",
+    "exponent": "largest exponent",
+    "died": "{name}: NaN from step {step}",
+    "fatal": "The loss of each training step: {names}",
+}
+
+
+def fatal_run(
+    runs: Mapping[str, tuple[int, Sequence[float]]],
+    *,
+    start: int = 0,
+    end: int | None = None,
+    window: int = 1,
+    exponents: Mapping[str, tuple[int, Sequence[float]]] | None = None,
+    limit: float = math.inf,
+    height: float = 2.6,
+) -> Picture:
+    """Losses by training step. Where one turns NaN its line ends in an orange cross, and the legend says at which step.
+
+    runs: by name, the number of the first step and the losses from there on. start, end: the steps that are shown.
+    window: steps to a mean, of which the last may have fewer.
+    exponents: below, the same of the largest exponents, against a dashed line at `limit`.
+    """
+    ends = {name: _first_nan(losses) for name, (_, losses) in runs.items()}
+    died = {name: first + ends[name] for name, (first, _) in runs.items() if ends[name] is not None}
+    said = {name: WORDS.say("died", name=name, step=died[name]) if name in died else name for name in runs}
+    tall = height + 1.6 * bool(exponents)
+    end = max(first + len(losses) for first, losses in runs.values()) if end is None else end
+    picture = Picture(tall, WORDS.say("fatal", names="; ".join(said.values())))
+
+    def drawn(ax, curves, looks, means):
+        for n, (name, (first, values)) in enumerate(curves.items()):
+            x, y = _means(first, values[: ends[name]], means)
+            shown = (x >= start) & (x <= end)
+            ax.plot(x[shown], y[shown], **looks[name] | {"linewidth": 2.6 if n == 0 else 1.5}, label=said[name])
+            if died.get(name, math.inf) <= end and ends[name]:
+                ax.plot(x[-1], y[-1], "x", color=style.BROKEN, markersize=11, markeredgewidth=3, zorder=9)
+        ax.spines[["top", "right"]].set_visible(False)
+
+    with style.context():
+        above = picture.figure.add_axes((0.075, 1 - (height - 0.5) / tall, 0.9, (height - 0.85) / tall))
+        lowest, looks = above, dict(zip(runs, style.LINES, strict=False))
+        drawn(above, runs, looks, window)
+        above.set_ylabel(WORDS["loss"])
+        picture.figure.legend(
+            *above.get_legend_handles_labels(), loc="upper left", bbox_to_anchor=(0.065, 1.0), ncols=3, handlelength=3
+        )
+        if exponents:
+            above.tick_params(labelbottom=False)
+            lowest = picture.figure.add_axes((0.075, 0.47 / tall, 0.9, 1.45 / tall), sharex=above)
+            drawn(lowest, exponents, looks, 1)
+            lowest.axhline(limit, **style.LAW)
+            lowest.set(ylabel=WORDS["exponent"], ylim=(0, 3 * limit))
+        lowest.set(xlabel=WORDS["step"], xlim=(start, end))
+    return picture
+
+
+def _means(first: int, values: Sequence[float], window: int) -> tuple[np.ndarray, np.ndarray]:
+    """The middles of windows of so many steps, and the means in them."""
+    y = np.asarray(values, dtype=np.float64)
+    parts = [y[n : n + window] for n in range(0, len(y), window)]
+    x = [first + n * window + (len(part) - 1) / 2 for n, part in enumerate(parts)]
+    return np.array(x), np.array([part.mean() for part in parts])
+
+
+def _first_nan(losses: Sequence[float]) -> int | None:
+    """Where a list of losses is not finite for the first time; None where it never is."""
+    return next((n for n, loss in enumerate(losses) if not math.isfinite(loss)), None)
 
 
 def lost_steps(

@@ -1,9 +1,12 @@
 """The pictures of notebook 13: what is drawn is what was given."""
 
+import math
+
 import numpy as np
 import pytest
 
-from flakit.figures.gate_drift import lost_steps
+from flakit.figures import style
+from flakit.figures.gate_drift import fatal_run, lost_steps
 from flakit.figures.loss_curves import loss_curves
 
 QUANTILES = np.linspace(0.5, 1.5, 40)[:, None] * np.array([10, 30, 50, 70, 90.0])
@@ -51,3 +54,26 @@ def test_loss_curves_draw_every_seed_and_name_a_model_once():
 def test_loss_curves_say_what_they_want(panels, says):
     with pytest.raises(ValueError, match=says):
         loss_curves([10, 30], panels)
+
+
+def test_a_run_that_dies_ends_in_a_cross_and_says_when():
+    runs = {"dies": (0, [5.0, 4.0, 3.0, math.nan, math.nan]), "lives": (0, [5.0, 4.0, 3.0, 2.0, 1.0])}
+    picture = fatal_run(runs | {"later": (3, [2.5, 1.5])})
+    (ax,) = picture.figure.axes
+    dies, cross, lives, later = ax.get_lines()
+    assert list(dies.get_ydata()) == [5, 4, 3] and list(later.get_xdata()) == [3, 4] and len(lives.get_xdata()) == 5
+    assert (list(cross.get_xdata()), list(cross.get_ydata())) == ([2], [3]) and cross.get_color() == style.BROKEN
+    said = [text.get_text() for text in picture.figure.legends[0].get_texts()]
+    assert said == ["dies: NaN from step 3", "lives", "later"] and "dies: NaN from step 3" in picture.alt
+
+
+def test_a_run_that_dies_in_means_over_its_exponents():
+    runs = {"dies": (0, [4.0, 2.0, 3.0, 1.0, math.nan])}
+    exponents = {"dies": (0, [1.0, 2.0, 3.0, 9.0, math.nan])}
+    above, below = fatal_run(runs, window=2, exponents=exponents, limit=8.0).figure.axes
+    line, cross = above.get_lines()
+    assert list(line.get_xdata()) == [0.5, 2.5] and list(line.get_ydata()) == [3, 2] and list(cross.get_ydata()) == [2]
+    line, cross, law = below.get_lines()
+    assert list(line.get_ydata()) == [1, 2, 3, 9] and list(cross.get_ydata()) == [9] and set(law.get_ydata()) == {8}
+    (ax,) = fatal_run(runs, end=3).figure.axes
+    assert len(ax.get_lines()) == 1  # what comes after is not shown
