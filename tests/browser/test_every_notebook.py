@@ -10,7 +10,7 @@ import pytest
 
 from flakit.lab import FIRST
 from tests.browser import lab, layout
-from tests.notebooks.running import LESSONS, SOLUTIONS, kernel_environment, read
+from tests.notebooks.running import LESSONS, SOLUTIONS, WITH_EXERCISES, kernel_environment, read
 
 pytestmark = [pytest.mark.browser, pytest.mark.full]
 
@@ -28,13 +28,11 @@ def open_after_solutions(served, open_notebook):
     """open_after_solutions("05_one_infinity.ipynb") -> Notebook"""
 
     def open_lesson(name):
-        (solutions,) = (path for path in SOLUTIONS if path.name == name)
+        solutions = [path for path in SOLUTIONS if path.name == name]
+        assert len(solutions) == any(path.name == name for path in WITH_EXERCISES)
         both = read(served / name)
-        before = [
-            "%cd -q solutions",
-            *(cell.source for cell in read(solutions).cells if cell.cell_type == "code"),
-            "%cd -q ..",
-        ]
+        cells = [cell.source for path in solutions for cell in read(path).cells if cell.cell_type == "code"]
+        before = ["%cd -q solutions", *cells, "%cd -q .."]
         both.cells = [*map(nbformat.v4.new_code_cell, before), *both.cells]
         nbformat.write(both, served / f"after_{name}")
         return open_notebook(f"after_{name}")

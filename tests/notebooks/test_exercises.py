@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.notebooks.running import LESSONS, NOTEBOOKS, name, read
+from tests.notebooks.running import NOTEBOOKS, WITH_EXERCISES, name, read
 
 pytestmark = pytest.mark.notebook
 
@@ -16,7 +16,7 @@ def verdicts(path):
     return re.findall(r"^(\S.*): (right|not yet)$", text, re.M)
 
 
-@pytest.mark.parametrize("path", LESSONS, ids=name)
+@pytest.mark.parametrize("path", WITH_EXERCISES, ids=name)
 def test_exercises_are_open_in_the_lesson_and_solved_in_its_solutions(path):
     open_ones, solved = verdicts(path), verdicts(NOTEBOOKS / "solutions" / path.name)
     assert len(open_ones) >= 2
@@ -25,7 +25,7 @@ def test_exercises_are_open_in_the_lesson_and_solved_in_its_solutions(path):
     assert {exercise for exercise, _ in open_ones} <= {exercise for exercise, _ in solved}
 
 
-@pytest.mark.parametrize("path", LESSONS, ids=name)
+@pytest.mark.parametrize("path", WITH_EXERCISES, ids=name)
 def test_a_wrong_solution_would_fail_its_cell(path):
     cells = read(NOTEBOOKS / "solutions" / path.name).cells
     checks = [
