@@ -142,7 +142,7 @@ class HeadroomFigure:
         self._bars.set_path(_boxes([box for box in clipped if box[0] < box[1]]))
         at = np.log10(limit)
         self._limit.set_xdata([at, at])
-        self._limit_words.set_text(WORDS["limit"].format(limit=limit))
+        self._limit_words.set_text(WORDS.say("limit", limit=limit))
         self._limit_words.set_x(at)
         lanes = [(_across(x), row) for row, x in enumerate(exponents) if x > 0]
         self._largest.set_data(*(np.array(lanes).T if lanes else ([], [])))
@@ -165,8 +165,8 @@ def verdict(exponent: float, limit: float, uniform: float, wide: bool = True) ->
     if not exponent:
         return WORDS["never" if uniform == np.inf else "short"][wide]
     if exponent > limit:
-        return WORDS["breaks"][wide].format(exponent=number(exponent, 3), times=number(exponent / limit, 3))
-    return WORDS["holds"][wide].format(times=number(limit / exponent, 3))
+        return WORDS.say("breaks", wide, exponent=number(exponent, 3), times=number(exponent / limit, 3))
+    return WORDS.say("holds", wide, times=number(limit / exponent, 3))
 
 
 def _across(x: float) -> float:

@@ -231,7 +231,7 @@ def phase(
     share, error = (_worst(found, names, kind) for kind in _KINDS)
     share, error = (None if x is None else (x.T if turned else x)[:, order] for x in (share, error))
     limits = [np.nan] * len(rows) if law is None else [law(x) for x in rows] if callable(law) else list(law)
-    title = WORDS["where" if error is None else "how wrong"].format(what=tensor or WORDS["every"])
+    title = WORDS.say("where" if error is None else "how wrong", what=tensor or WORDS["every"])
     figure = PhaseFigure(law=law is not None)
     figure.update(
         title=title, across=f"|{across}|", up=up,

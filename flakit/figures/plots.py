@@ -141,9 +141,9 @@ def beside(
         try:
             got = np.asarray(yours, dtype=np.float64)
         except (TypeError, ValueError):
-            missing = WORDS["no matrix"].format(type=type(yours).__name__)
+            missing = WORDS.say("no matrix", type=type(yours).__name__)
         if got is not None and got.shape != expected.shape:
-            got, missing = None, WORDS["shape"].format(got=list(got.shape), expected=list(expected.shape))
+            got, missing = None, WORDS.say("shape", got=list(got.shape), expected=list(expected.shape))
     before = None if before is None else np.asarray(before, dtype=np.float64)
     if across:
         got, expected, before = (x if x is None else x.T for x in (got, expected, before))
@@ -200,7 +200,7 @@ def curves(
             raise ValueError(f"lines[{name!r}]: expected {len(along[name])} values like x, got {len(y)}")
     if len(lines) > len(style.LINES):
         raise ValueError(f"lines: expected at most {len(style.LINES)}, got {len(lines)}")
-    picture = Picture(height, WORDS["curves"].format(title=title or ylabel, names=", ".join(both), xlabel=xlabel))
+    picture = Picture(height, WORDS.say("curves", title=title or ylabel, names=", ".join(both), xlabel=xlabel))
     with style.context():
         ax = picture.figure.add_axes((0.095, 0.165, 0.6, 0.835 - 0.07 * bool(title) - 0.02))
         ax.spines[["top", "right"]].set_visible(False)
@@ -243,7 +243,7 @@ def ranges(
     limits: named vertical lines, such as the decay at which something breaks.
     """
     above = 1.08 if limits else 0.3
-    alt = WORDS["ranges"].format(title=title or xlabel, names=", ".join(spans))
+    alt = WORDS.say("ranges", title=title or xlabel, names=", ".join(spans))
     picture = Picture(0.33 * len(spans) + 0.67 + above, alt)
     height = picture.figure.get_figheight()
     with style.context():

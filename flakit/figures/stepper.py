@@ -192,7 +192,7 @@ class Stepper:
     def _draw_timeline(self) -> None:
         at = self._places
         ax = self._axes(*at.decay)
-        ax.set_title(WORDS["survives"][self.wide].format(decay=self.scene.label(self.scene.decay)), fontsize=9, pad=3)
+        ax.set_title(WORDS.say("survives", self.wide, decay=self.scene.label(self.scene.decay)), fontsize=9, pad=3)
         for axis in (ax.xaxis, ax.yaxis):
             axis.set_major_locator(MaxNLocator(4, integer=True))
         if self.wide:

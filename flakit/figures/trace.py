@@ -150,7 +150,7 @@ class TraceFigure:
             last[branch.depth] = i
         left = more + len(tree) - len(shown)
         if left:
-            ax.text(0.012, len(shown), WORDS["more"].format(n=left), fontsize=8.5, color=style.GREY, va="center")
+            ax.text(0.012, len(shown), WORDS.say("more", n=left), fontsize=8.5, color=style.GREY, va="center")
         self._over[0].update(len(shown), 1)
 
     def _fill(self, rooms: Sequence[Room]) -> None:
@@ -172,7 +172,7 @@ class TraceFigure:
             look = style.INF if over else {"facecolor": style.SKY, "edgecolor": "none"}
             ax.add_patch(Rectangle((0, i - 0.32), bar, 0.64, facecolor=style.EMPTY, linewidth=0))
             ax.add_patch(Rectangle((0, i - 0.32), bar * share, 0.64, linewidth=0, **look))
-            words = WORDS["over" if over else "left"].format(room=abs(room.left))
+            words = WORDS.say("over" if over else "left", room=abs(room.left))
             text = ax.text(bar / 2, i, words, fontsize=8.5, ha="center", va="center")
             if over:
                 text.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.8})

@@ -434,10 +434,10 @@ class Panel(widgets.VBox):
                 self.width = NARROW
                 self._size_readout()
                 self.redraw()
-            words = widgets.HTML(html.escape(WORDS["pinned"].format(text=self.text)))
+            words = widgets.HTML(html.escape(WORDS.say("pinned", text=self.text)))
             words.add_class("flakit-pinned")
             still = Picture(lambda _: "", lambda *_: None)
-            still.show(self.canvas, WORDS["pinned"].format(text=self.picture.alt), points=False)
+            still.show(self.canvas, WORDS.say("pinned", text=self.picture.alt), points=False)
             self._pinned.children, self._pinned.layout.display = [still, words], ""
             self.add_class("flakit-pinning")
         else:
@@ -557,7 +557,7 @@ class ButtonRun(widgets.HBox):
         self._told = now
         self.bar.max, self.bar.value = total, done
         if not self._stop.is_set():
-            self.status.value = WORDS["progress"].format(done=done, total=total)
+            self.status.value = WORDS.say("progress", done=done, total=total)
 
     @_in_its_language
     def _run(self) -> None:
@@ -565,7 +565,7 @@ class ButtonRun(widgets.HBox):
         try:
             result = self._work(self._progress, self._stop.is_set)
             self._done(result)
-            done = WORDS["done"].format(seconds=time.perf_counter() - start)
+            done = WORDS.say("done", seconds=time.perf_counter() - start)
             self.status.value = WORDS["cancelled"] if self._stop.is_set() else done
         except Exception as error:
             self.status.value = WORDS["failed"]

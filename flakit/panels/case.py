@@ -123,15 +123,16 @@ def law_and_measurement(rows: list[Row], about: str, *, inf: str = "never") -> s
         return ""
     row, which = (wrong[0], "differs") if wrong else (next(row for row in judged if about in row.what), "agrees")
     more = len(judged) - 1
-    said = WORDS[which].format(
+    said = WORDS.say(
+        which,
         what=rephrase(row.what),
         law=rephrase(number(row.law, inf=inf)),
         measured=rephrase(number(row.measured, inf=inf)),
-        others=WORDS["others"][min(more, 2)].format(n=more),
+        others=WORDS.say("others", min(more, 2), n=more),
     )
     if not (wrong and more):
         return said
-    return said + WORDS["some"].format(n=len(judged), right=len(judged) - len(wrong))
+    return said + WORDS.say("some", n=len(judged), right=len(judged) - len(wrong))
 
 
 def case(name: str, show=None, *, language: str | None = None, **settings) -> CasePanel:

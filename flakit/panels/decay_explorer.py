@@ -211,10 +211,10 @@ class DecayExplorer(Panel):
         shown = {
             "op": OPERATORS[op].label,
             "decay": f"{decay:.5g}",
-            "spike": "" if spike == NONE else WORDS["title spike"].format(spike=f"{spike:.5g}", at=at),
+            "spike": "" if spike == NONE else WORDS.say("title spike", spike=f"{spike:.5g}", at=at),
             "chunk": chunk,
             "dtype": dtype,
-            "mask": "" if mask == RIGHT else WORDS["title mask"].format(mask=say(masking.MASKS[mask])),
+            "mask": "" if mask == RIGHT else WORDS.say("title mask", mask=say(masking.MASKS[mask])),
             "first": first,
             "last": min(first + chunk, T) - 1,
         }
@@ -230,7 +230,7 @@ class DecayExplorer(Panel):
             A=result["A"].numpy(),
             tensors={name: (x[0, :, 0] if x.dim() == 4 else x).numpy() for name, x in result["tensors"].items()},
             onsets=result["onsets"],
-            knob=WORDS["knob"] if spike == NONE else WORDS["knob spike"].format(at=at),
+            knob=WORDS["knob"] if spike == NONE else WORDS.say("knob spike", at=at),
             now=-decay if spike == NONE else -spike,
         )
 
@@ -242,12 +242,12 @@ class DecayExplorer(Panel):
         worst = max(errors, key=errors.get, default=None)
         said = {"error": error(errors[worst]), "name": worst} if errors else {}
         if not bad:
-            lines = [WORDS["all fine"].format(**said)]
+            lines = [WORDS.say("all fine", **said)]
         else:
             sentence = WORDS["all broken"]
             if errors:
-                sentence = WORDS["broken"][min(len(bad), 2)].format(names=_listed(bad))
-                sentence += WORDS["others fine"][min(len(errors), 2)].format(names=_listed(errors), **said)
+                sentence = WORDS.say("broken", min(len(bad), 2), names=_listed(bad))
+                sentence += WORDS.say("others fine", min(len(errors), 2), names=_listed(errors), **said)
             lines = [f"{sentence} {_shares({name: result['tensors'][name] for name in bad})}"]
         lines.append(_law(result["onsets"], OPERATORS[op].decay, None if spike == NONE else at))
         if op in WORDS["bounds"]:
@@ -286,26 +286,26 @@ class DecayExplorer(Panel):
         how = {name: setting[name] for name in ("op", "decay", "T", "spike", "at", "dtype", "seed", "chunk")}
         true = _true_scores(**how)[result["index"]][cell.row, cell.column].item()
         got = result["A"][cell.row, cell.column].item()
-        score = WORDS["score"].format(i=cell.row, j=cell.column, got=number(got), true=number(true))
+        score = WORDS.say("score", i=cell.row, j=cell.column, got=got, true=true)
         return score + said.partition(": ")[2]
 
     def _onset_of(self, result, name, *, op, decay, spike, at, **_) -> str:
         onset, fine = result["onsets"][name], result["tensors"][name].isfinite().all().item()
         verdict = WORDS["verdict"][fine]
         if onset == (None, None):
-            return WORDS["no onset"].format(name=name, verdict=verdict)
+            return WORDS.say("no onset", name=name, verdict=verdict)
         law, measured = (WORDS["picture"]["never"] if x is None else number(x, 5) for x in onset)
-        return WORDS["onset"].format(
+        return WORDS.say("onset",
             name=name, which=OPERATORS[op].decay, law=law, measured=measured, verdict=verdict,
-            knob=WORDS["per token"] if spike == NONE else WORDS["of token"].format(at=at),
-            now=number(-decay if spike == NONE else -spike),
+            knob=WORDS["per token"] if spike == NONE else WORDS.say("of token", at=at),
+            now=-decay if spike == NONE else -spike,
         )  # fmt: skip
 
     def _pair(self, result, i, j, *, op, query, T, scheme, chunk, mask, dtype, **_) -> str:
         """Both factors as they are stored, their product, and what it should be."""
         x, y = (each[i, j] for each in result["factors"])
         if not result["formed"][i, j]:
-            return WORDS["no pair"].format(i=i, j=j)
+            return WORDS.say("no pair", i=i, j=j)
         anchors, exact = anchor.SCHEMES[scheme], _exact(scheme, chunk)[i, j]
         stored = torch.float32 if anchors.dyadic else getattr(torch, dtype)
         on_query, on_key = (each.exp().to(torch.float32 if exact else stored).float() for each in (x, y))
@@ -317,20 +317,23 @@ class DecayExplorer(Panel):
         made_of, first = result["inputs"], result["index"] * chunk
         if j <= i - (not inclusive):
             between = made_of[OPERATORS[op].decay][0, first + j + 1 : first + i + inclusive, 0, 0]
-            text = WORDS["pair"].format(true=number(between.double().sum().exp().item(), 3), **said)
+            text = WORDS.say("pair", true=number(between.double().sum().exp().item(), 3), **said)
         else:
             mask = anchors.masks[0] if mask == RIGHT else mask
-            after = WORDS["after"][mask].format(zero=number((made * 0).item()))
-            text = WORDS["masked"].format(after=after, **said)
+            after = WORDS.say("after", mask, zero=(made * 0).item())
+            text = WORDS.say("masked", after=after, **said)
             if mask == "where" and not made.isfinite():
-                text += WORDS["back"].format(product=said["product"])
+                text += WORDS.say("back", product=said["product"])
         if not exact and on_key.isfinite() and first + j < T:
             name = _KEYS[op][0]
             key = made_of[name][0, first + j, 0].float()
             operand = key[key.abs().argmax()]
             if not (operand * y.exp()).to(stored).isfinite():
-                text += WORDS["operand"].format(
-                    operand=f"{name}_{j} = {number(operand.item(), 3)}", factor=number(on_key.item(), 2), made="inf"
+                text += WORDS.say(
+                    "operand",
+                    operand=f"{name}_{j} = {number(operand.item(), 3)}",
+                    factor=number(on_key.item(), 2),
+                    made="inf",
                 )
         return text
 
@@ -472,15 +475,15 @@ def _shares(bad: dict[str, torch.Tensor]) -> str:
                 first = int(hits.any(-1)[0, :, 0].nonzero()[0, 0]) if x.dim() == 4 and not hits.all() else 0
                 found.setdefault((percent(hits.double().mean().item()), first), []).append(name)
         parts = [
-            WORDS["all of" if share == "100%" else "share"].format(share=share, names=_listed(names))
-            + (WORDS["from"].format(t=first) if first else "")
+            WORDS.say("all of" if share == "100%" else "share", share=share, names=_listed(names))
+            + (WORDS.say("from", t=first) if first else "")
             for (share, first), names in found.items()
         ]
         if parts:
-            said.append(WORDS["kinds"][kind].format(shares=_listed(parts)))
+            said.append(WORDS.say("kinds", kind, shares=_listed(parts)))
     text = WORDS["also"].join(said)
     named = text.startswith(tuple(bad))  # a name is no word to be written large
-    return WORDS["sentence"].format(said=text if named else text[0].upper() + text[1:])
+    return WORDS.say("sentence", said=text if named else text[0].upper() + text[1:])
 
 
 def _law(onsets: dict[str, Onset], which: str, at: int | None) -> str:
@@ -489,15 +492,15 @@ def _law(onsets: dict[str, Onset], which: str, at: int | None) -> str:
     measured = min((onset.measured for onset in onsets.values() if onset.measured is not None), default=None)
     said = {
         "which": which,
-        "knob": WORDS["per token"] if at is None else WORDS["of token"].format(at=at),
+        "knob": WORDS["per token"] if at is None else WORDS.say("of token", at=at),
         "measured": WORDS["nothing"] if measured is None else number(measured),
     }
     if not laws:
-        return WORDS["nothing breaks"].format(**said)
+        return WORDS.say("nothing breaks", **said)
     least = min(laws.values())
     names = [name for name, law in laws.items() if law <= least * (1 + SAME)]
-    return WORDS["first"]["all" if len(names) == len(onsets) else min(len(names), 2)].format(
-        names=_listed(names), law=number(least), **said
+    return WORDS.say(
+        "first", "all" if len(names) == len(onsets) else min(len(names), 2), names=_listed(names), law=least, **said
     )
 
 
@@ -506,8 +509,14 @@ def _value(result, cell: Cell, op: str) -> str:
     name, x = cell.map, result["tensors"][cell.map]
     at = (0, cell.row, 0, cell.column) if x.dim() == 4 else (0, cell.column)
     got, true = x[at].item(), result["exact"][name][at].item()
-    return WORDS["value" if x.dim() == 4 else "still"].format(
-        name=name, t=cell.row, column=tensors(op)[name], c=cell.column, got=number(got), true=number(true)
+    return WORDS.say(
+        "value" if x.dim() == 4 else "still",
+        name=name,
+        t=cell.row,
+        column=tensors(op)[name],
+        c=cell.column,
+        got=got,
+        true=true,
     )
 
 

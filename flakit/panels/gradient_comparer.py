@@ -107,7 +107,7 @@ class GradientComparer(Panel):
         self.recordings = {name: found for name in OPERATORS if (found := _recording(name)) is not None}
         self._measured: tuple[tuple, list[Mapping]] | None = None
         self._swept: dict | None = None
-        sources = {WORDS["here"].format(device=self.device): HERE}
+        sources = {WORDS.say("here", device=self.device): HERE}
         if self.recordings:
             sources[WORDS["recorded"]] = RECORDED
         first = next(iter(OPERATORS))
@@ -188,9 +188,7 @@ class GradientComparer(Panel):
         self.canvas = figure.canvas
         at = rows[0]
         where = (
-            rephrase(self.recordings[op].label)
-            if source == RECORDED
-            else WORDS["where here"].format(device=self.device)
+            rephrase(self.recordings[op].label) if source == RECORDED else WORDS.say("where here", device=self.device)
         )
         now = {"T": at["T"], "decay": _size(at["decay"]), "dtype": None}
         if source == RECORDED:
@@ -199,7 +197,7 @@ class GradientComparer(Panel):
             curves = [self._along_axis(rows, tensor), self._along_knob(at, along, tensor, measure, now[along])]
         title = {"op": OPERATORS[op].label, "dtype": at["dtype"], "T": at["T"], "decay": number(at["decay"], 5)}
         figure.update(
-            title=WORDS["title"].format(**title),
+            title=WORDS.say("title", **title),
             where=where,
             measure=say(MEASURES[measure]),
             errors={(row["form"], row["tensor"]): row[measure] for row in rows},
@@ -211,8 +209,8 @@ class GradientComparer(Panel):
         """Along time, or along the first axis of what has no time."""
         op = rows[0]["op"]
         axis = _first_axis(op, tensor)
-        words = WORDS["along time" if axis == "T" else "along rows"].format(
-            tensor=tensor, axis=label(_AXES.get(axis, axis))
+        words = WORDS.say(
+            "along time" if axis == "T" else "along rows", tensor=tensor, axis=label(_AXES.get(axis, axis))
         )
         of = [row for row in rows if row["tensor"] == tensor]
         errors = {row["form"]: _along(op, tensor, row["got"], row["true"]) for row in of}
@@ -223,11 +221,11 @@ class GradientComparer(Panel):
         swept = self._swept
         if swept is not None and (swept["along"], swept["setting"]["op"]) == (along, at["op"]):
             fixed = {name: x for name, x in swept["setting"].items() if name != along}
-            where = WORDS["where here"].format(device=self.device)
+            where = WORDS.say("where here", device=self.device)
             return _curve(swept["rows"], along, fixed, tensor, measure, now, where)
         if self.device == "cpu" and at["op"] in self.recordings:
             return self._recorded_curve(along, at, tensor, measure, now)
-        title = WORDS["along knob"].format(tensor=tensor, knob=WORDS["alongs"][along])
+        title = WORDS.say("along knob", tensor=tensor, knob=WORDS["alongs"][along])
         return Curves(title, "", [], {}, note=WORDS["press"])
 
     def _recorded_curve(self, along: str, at: Mapping, tensor: str, measure: str, now: float | None) -> Curves:
@@ -235,7 +233,7 @@ class GradientComparer(Panel):
         near = _nearest(recording, **{name: at[name] for name in ("op", "dtype", "T", "decay")})[0]
         fixed = {name: near[name] for name in ("op", "dtype", "T", "decay") if name != along}
         rows = recording.select(**fixed)
-        where = WORDS["where recorded"].format(device=recording.meta["device"])
+        where = WORDS.say("where recorded", device=recording.meta["device"])
         return _curve(rows, along, fixed, tensor, measure, now, where)
 
     # Words.
@@ -245,28 +243,28 @@ class GradientComparer(Panel):
         of = [row for row in rows if row["tensor"] == tensor]
         limits = torch.finfo(getattr(torch, at["dtype"]))
         small = 0 < of[0]["rms"] < limits.smallest_normal
-        size = WORDS["small"].format(size=of[0]["rms"], dtype=at["dtype"], least=limits.smallest_normal)
-        said = (WORDS["error"].format(form=label(row["form"]), error=_said(row, measure)) for row in of)
-        errors = WORDS["errors"].format(
-            tensor=tensor, measure=say(MEASURES[measure]), errors=", ".join(said), size=size if small else ""
+        size = WORDS.say("small", size=of[0]["rms"], dtype=at["dtype"], least=limits.smallest_normal)
+        said = (WORDS.say("error", form=label(row["form"]), error=_said(row, measure)) for row in of)
+        errors = WORDS.say(
+            "errors", tensor=tensor, measure=say(MEASURES[measure]), errors=", ".join(said), size=size if small else ""
         )
         bad = [
-            WORDS["bad tensor"].format(tensor=row["tensor"], form=label(row["form"]), count=row["non_finite"])
+            WORDS.say("bad tensor", tensor=row["tensor"], form=label(row["form"]), count=row["non_finite"])
             for row in rows
             if row["non_finite"]
         ]
         worst = max((row for row in rows if row["form"] in OPERATORS[op].forms), key=lambda row: row[measure])
         worst = {"tensor": worst["tensor"], "form": label(worst["form"]), "error": _said(worst, measure)}
-        finite = WORDS["bad"].format(bad=", ".join(bad)) if bad else WORDS["fine"].format(**worst)
+        finite = WORDS.say("bad", bad=", ".join(bad)) if bad else WORDS.say("fine", **worst)
         if source == RECORDED:
             ran = rephrase(self.recordings[op].label)
             ran = say("{said}.").format(said=ran[0].upper() + ran[1:])
             if (at["T"], at["decay"]) != (T, chosen(profile, decay)):
-                ran += WORDS["nearest"].format(T=at["T"], decay=number(at["decay"], 5))
+                ran += WORDS.say("nearest", T=at["T"], decay=number(at["decay"], 5))
         else:
             kernels = choose_backend(None, torch.empty(0, device=self.device)) == "triton"
             how = WORDS["triton" if kernels else "torch"]
-            ran = WORDS["ran"].format(device=self.device, how=how, torch=torch.__version__)
+            ran = WORDS.say("ran", device=self.device, how=how, torch=torch.__version__)
         return "\n".join((errors, finite, ran))
 
     # Cells that are pointed at.
@@ -277,18 +275,18 @@ class GradientComparer(Panel):
             tensor, form = self._figure(op).lane(cell.row)
             row = next((row for row in rows if (row["tensor"], row["form"]) == (tensor, form)), None)
             if row is None:
-                return WORDS["none"].format(tensor=tensor, form=label(form))
+                return WORDS.say("none", tensor=tensor, form=label(form))
             errors = {measure: error(row[measure]) for measure in MEASURES}
-            return WORDS["dot"].format(tensor=tensor, form=label(form), place=_worst(op, row), **errors)
+            return WORDS.say("dot", tensor=tensor, form=label(form), place=_worst(op, row), **errors)
         if cell.map != PLOTS[0]:
             return None
         axis, of = _first_axis(op, tensor), [row for row in rows if row["tensor"] == tensor]
         found = {row["form"]: _along(op, tensor, row["got"], row["true"])[cell.column] for row in of}
-        errors = ", ".join(WORDS["error"].format(form=label(form), error=error(x)) for form, x in found.items())
+        errors = ", ".join(WORDS.say("error", form=label(form), error=error(x)) for form, x in found.items())
         largest = max(of, key=lambda row: found[row["form"]])
         place = _worst(op, largest, axis, cell.column)
         words = WORDS["token"] if axis == "T" else label(_AXES[axis])
-        return WORDS["step"].format(tensor=tensor, axis=words, n=cell.column, errors=errors, place=place)
+        return WORDS.say("step", tensor=tensor, axis=words, n=cell.column, errors=errors, place=place)
 
     def beside(self, cell: Cell) -> list[tuple[str, int | None, int | None]]:
         """The dots of the tensor whose curves are drawn."""
@@ -396,9 +394,9 @@ def _curve(rows, along, fixed, tensor, measure, now, where) -> Curves:
     setting = [
         fixed.get("dtype"),
         f"T = {fixed['T']}" if "T" in fixed else None,
-        WORDS["decay"].format(decay=number(fixed["decay"], 5)) if "decay" in fixed else None,
+        WORDS.say("decay", decay=number(fixed["decay"], 5)) if "decay" in fixed else None,
     ]
-    title = WORDS["along knob"].format(tensor=tensor, knob=WORDS["alongs"][along])
+    title = WORDS.say("along knob", tensor=tensor, knob=WORDS["alongs"][along])
     x = values if along == "dtype" else [abs(value) for value in values]
     return Curves(
         title,
@@ -451,7 +449,7 @@ def _worst(op: str, row: Mapping, axis: str | None = None, at: int = 0) -> str:
     words = {"T": WORDS["token"], **_AXES}
     said = [f"{label(words[name])} {n}" for name, n in zip(axes, place, strict=True) if name in words and name != axis]
     value = {"got": number(got[tuple(place)].item()), "true": number(true[tuple(place)].item())}
-    return WORDS["place"].format(place=", ".join(said), **value)
+    return WORDS.say("place", place=", ".join(said), **value)
 
 
 def _size(decay: str | float) -> float | None:

@@ -101,11 +101,11 @@ class Headroom(Panel):
         found, margins, uniform = result
         figure = self.figure(_figure, self.kernels)
         self.canvas = figure.canvas
-        scaled = "" if times == 1 else WORDS["scaled"].format(times=number(times))
-        where = "" if layer == ALL else WORDS["in layer"].format(layer=layer)
+        scaled = "" if times == 1 else WORDS.say("scaled", times=times)
+        where = "" if layer == ALL else WORDS.say("in layer", layer=layer)
         figure.update(
-            title=WORDS["title"].format(op=OPERATORS[self.op].label) + scaled,
-            subtitle=where + WORDS["subtitle"].format(dtype=dtype),
+            title=WORDS.say("title", op=OPERATORS[self.op].label) + scaled,
+            subtitle=where + WORDS.say("subtitle", dtype=dtype),
             edges=found.edges,
             counts=found.counts,
             limit=LN_MAX[getattr(torch, dtype)],
@@ -123,11 +123,11 @@ class Headroom(Panel):
         if broken:
             m = broken[0]
             said = {"kernel": say(case.KERNELS[m.kernel]), "exponent": number(m.exponent), "place": m.place}
-            lines.append(WORDS["first"].format(dtype=dtype, limit=f"{m.limit:.2f}", **said))
+            lines.append(WORDS.say("first", dtype=dtype, limit=f"{m.limit:.2f}", **said))
         if near:
             m = near[0]
-            lines.append(WORDS["near"].format(kernel=say(case.KERNELS[m.kernel]), times=number(m.factor, 3)))
-        lines.append(WORDS["safe"].format(n=uniform.count(math.inf)))
+            lines.append(WORDS.say("near", kernel=say(case.KERNELS[m.kernel]), times=number(m.factor, 3)))
+        lines.append(WORDS.say("safe", n=uniform.count(math.inf)))
         return "\n".join(lines)
 
     def arithmetic(self, result, cell: Cell, **_) -> str:
@@ -135,19 +135,20 @@ class Headroom(Panel):
         _, margins, uniform = result
         m = margins[cell.row]
         if m.token is None:
-            return WORDS["never" if uniform[cell.row] == math.inf else "short"].format(kernel=m.kernel)
+            return WORDS.say("never" if uniform[cell.row] == math.inf else "short", kernel=m.kernel)
         tokens = m.place
         if m.tokens:
             layer = f", {m.layer}" if m.layer else ""
             first, last = m.tokens
             place = {"first": first, "last": last, "head": m.head, "channel": m.channel, "layer": layer}
-            tokens = WORDS["tokens"][first == last].format(**place)
-        true = WORDS["true"].format(power=round(m.exponent / math.log(10))) if math.isfinite(m.exponent) else "inf"
-        return WORDS["lane" if m.tokens else "lane at"].format(
+            tokens = WORDS.say("tokens", first == last, **place)
+        true = WORDS.say("true", power=round(m.exponent / math.log(10))) if math.isfinite(m.exponent) else "inf"
+        return WORDS.say(
+            "lane" if m.tokens else "lane at",
             kernel=m.kernel,
             w=OPERATORS[self.op].decay,
             tokens=tokens,
-            exponent=number(m.exponent),
+            exponent=m.exponent,
             sign=">" if m.breaks else "<",
             limit=f"{m.limit:.2f}",
             size=true if m.breaks else number(math.exp(m.exponent), 2),

@@ -93,9 +93,9 @@ class KernelTrace(Panel):
         recorded = "" if workbench.tl else WORDS["recorded"]
         decay, site = number(decay), result.first
         if site is None:
-            return WORDS["fine"].format(decay=decay, line=_least(result)) + recorded
+            return WORDS.say("fine", decay=decay, line=_least(result)) + recorded
         tile = site.first
-        said = WORDS["broken"].format(
+        said = WORDS.say("broken",
             decay=decay, line=site.place.line, code=_code(site.place), what=tile.what, bad=tile.bad, size=tile.size,
             token=tile.index[0] if tile.index else 0, program=tile.program[0],
         )  # fmt: skip
@@ -107,15 +107,13 @@ class KernelTrace(Panel):
         if cell.map == "programs":
             bad = any((cell.column, 0, 0) in site.programs for site in result.sites)
             at = number(workbench.PACES[cell.column] * decay)
-            return WORDS["program"].format(
-                n=cell.column, decay=at, what=WORDS["program bad" if bad else "program fine"]
-            )
+            return WORDS.say("program", n=cell.column, decay=at, what=WORDS["program bad" if bad else "program fine"])
         if cell.map == "tree":
             _, site = result.tree(result.first)[cell.row]
-            return WORDS["branch"].format(place=site.place.short, statement=site.place.statement, what=site.words)
+            return WORDS.say("branch", place=site.place.short, statement=site.place.statement, what=site.words)
         line = result.headroom[cell.row]
-        return WORDS["room"].format(
-            place=line.place.short, code=_code(line.place), largest=number(line.largest), program=line.program[0],
+        return WORDS.say("room",
+            place=line.place.short, code=_code(line.place), largest=line.largest, program=line.program[0],
             end=_end(line),
         )  # fmt: skip
 
@@ -132,15 +130,13 @@ def _least(trace: Trace) -> str:
     line = trace.headroom[0]
     if line.largest <= 0:
         return WORDS["flat"]
-    return WORDS["least"].format(
-        line=line.place.line, code=_code(line.place), largest=number(line.largest), end=_end(line)
-    )
+    return WORDS.say("least", line=line.place.line, code=_code(line.place), largest=line.largest, end=_end(line))
 
 
 def _fate(trace: Trace) -> str:
     """What became of all that was found."""
     into = {store.into for site in trace.roots for store in site.stores}
-    return WORDS["reached"].format(into=say(" and ").join(sorted(into))) if into else WORDS["dropped"]
+    return WORDS.say("reached", into=say(" and ").join(sorted(into))) if into else WORDS["dropped"]
 
 
 def _lane(trace: Trace, cell: Cell) -> str:
@@ -149,15 +145,15 @@ def _lane(trace: Trace, cell: Cell) -> str:
     if site is None:
         line = trace.headroom[0]
         if (cell.row, cell.column) == line.index:
-            return WORDS["there"].format(**at, exponent=number(line.largest), value=WORDS["values"][0], end=_end(line))
-        return WORDS["lane"][True].format(**at, value=WORDS["values"][0])
+            return WORDS.say("there", **at, exponent=line.largest, value=WORDS["values"][0], end=_end(line))
+        return WORDS.say("lane", True, **at, value=WORDS["values"][0])
     tile = site.first
     value = WORDS["values"][int(tile.lanes[cell.row, cell.column])]
     (operand, *others) = tile.operands or (None,)
     if (cell.row, cell.column) == tile.index and site.operation == "exp" and operand.at is not None and not others:
         end = f"{math.log(3.4028234663852886e38):.2f}"
-        return WORDS["there"].format(**at, exponent=number(operand.at), value=value, end=end)
-    return WORDS["lane"][tile.shape[0] != tile.shape[1]].format(**at, value=value)
+        return WORDS.say("there", **at, exponent=operand.at, value=value, end=end)
+    return WORDS.say("lane", tile.shape[0] != tile.shape[1], **at, value=value)
 
 
 def _end(line: Headroom) -> str:

@@ -159,9 +159,9 @@ class PhaseDiagram(Panel):
     def draw(self, result, *, op, against, scheme, mask, dtype, tensor, T, chunk, **_):
         figure = self.figure(_figure)
         self.canvas = figure.canvas
-        fixed = WORDS["fixed"][against].format(T=T, chunk=chunk)
+        fixed = WORDS.say("fixed", against, T=T, chunk=chunk)
         figure.update(
-            title=WORDS["title"].format(what=WORDS["every"] if tensor == ANY else tensor, op=OPERATORS[op].label),
+            title=WORDS.say("title", what=WORDS["every"] if tensor == ANY else tensor, op=OPERATORS[op].label),
             subtitle=f"{fixed} · {in_words(scheme, mask, dtype)}",
             across=WORDS["across at" if against == "at" else "across"],
             up=WORDS["up"][against],
@@ -171,8 +171,12 @@ class PhaseDiagram(Panel):
     def describe(self, result, *, op, against, **_) -> str:
         rows, columns = result.share.shape
         known, whole = result.known, result.known & ~result.broken
-        count = WORDS["count"][bool(known.all())].format(
-            known=known.sum(), all=rows * columns, share=percent(float(result.broken[known].mean()))
+        count = WORDS.say(
+            "count",
+            bool(known.all()),
+            known=known.sum(),
+            all=rows * columns,
+            share=percent(float(result.broken[known].mean())),
         )
         lines = [f"{count} {_agreement(result)}"]
         if result.error is None:
@@ -180,8 +184,8 @@ class PhaseDiagram(Panel):
         elif whole.any():
             row, column = np.unravel_index(np.where(whole, result.error, -1).argmax(), whole.shape)
             lines.append(
-                WORDS["error"].format(
-                    error=error(result.error[row, column]), at=WORDS["at"][against].format(row=result.rows[row]),
+                WORDS.say("error",
+                    error=error(result.error[row, column]), at=WORDS.say("at", against, row=result.rows[row]),
                     which=OPERATORS[op].decay, decay=f"{result.decay[column]:.3g}",
                 )
             )  # fmt: skip
@@ -190,20 +194,21 @@ class PhaseDiagram(Panel):
     def arithmetic(self, result, cell, *, op, against, tensor, **_) -> str:
         row, column = len(result.rows) - 1 - cell.row, cell.column
         said = {
-            "at": WORDS["at"][against].format(row=result.rows[row]),
+            "at": WORDS.say("at", against, row=result.rows[row]),
             "which": OPERATORS[op].decay,
             "decay": number(float(result.decay[column])),
             "knob": "" if against == "at" else WORDS["knob"],
             "law": number(float(result.law[row]), inf=WORDS["no end"]),
         }
         if not result.known[row, column]:
-            return WORDS["unknown"].format(**said)
+            return WORDS.say("unknown", **said)
         broken, off = result.broken[row, column], result.error is not None
         lost = percent(1 - float(result.share[row, column]))
         name = WORDS["worst"] if tensor == ANY else tensor
-        return WORDS["cell"].format(
-            share=WORDS["lost"].format(share=lost, name=name) if broken else WORDS["whole"],
-            error=WORDS["off"].format(error=error(result.error[row, column])) if off and not broken else "",
+        return WORDS.say(
+            "cell",
+            share=WORDS.say("lost", share=lost, name=name) if broken else WORDS["whole"],
+            error=WORDS.say("off", error=error(result.error[row, column])) if off and not broken else "",
             verdict=WORDS["verdict"][not result.wrong[row, column]],
             **said,
         )
@@ -337,7 +342,7 @@ def _agreement(result: Map) -> str:
     wrong, distance = result.wrong, result.distance
     if wrong.any():
         far = _away(distance[wrong].max())
-        return WORDS["some"][min(wrong.sum(), 2)].format(wrong=wrong.sum(), far=far)
+        return WORDS.say("some", min(wrong.sum(), 2), wrong=wrong.sum(), far=far)
     # On both sides of every row's line that crosses the map.
     crossed = [row for row, law in enumerate(result.law) if result.decay[0] < law < result.decay[-1]]
     sides = [
@@ -347,7 +352,7 @@ def _agreement(result: Map) -> str:
     ]
     if not crossed and not result.broken.any():
         return WORDS["none"]
-    return WORDS["all"].format(near=_away(max(sides, default=math.inf)))
+    return WORDS.say("all", near=_away(max(sides, default=math.inf)))
 
 
 def _away(factor: float) -> str:

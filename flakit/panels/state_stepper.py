@@ -179,7 +179,7 @@ class StateStepper(Panel):
     def describe(self, run, *, op, profile, decay, T, direction, t, dtype, **_) -> str:
         scene, frame = SCENES[op], run[direction][t]
         low, high = (number(float(x), 3) for x in (frame[scene.decay].min(), frame[scene.decay].max()))
-        factor = low if low == high else WORDS["between"].format(low=low, high=high)
+        factor = low if low == high else WORDS.say("between", low=low, high=high)
         step = WORDS["multiplied"]
         if frame[scene.decay].max() <= 1:
             step, factor = WORDS["survives"], WORDS["all"].get(factor, factor)
@@ -187,15 +187,16 @@ class StateStepper(Panel):
         sizes = (f"{scene.word(name)} {number(_rms(frame[name]), 3)}" for name in (*scene.outputs(direction), followed))
         words = WORDS["directions"][direction].capitalize()
         lines = [
-            WORDS["where"].format(
-                direction=words, t=t, last=T - 1, step=step.format(factor=factor, decays=say(scene.decays))
+            WORDS.say(
+                "where", direction=words, t=t, last=T - 1, step=step.format(factor=factor, decays=say(scene.decays))
             ),
-            WORDS["sizes"].format(sizes=", ".join(sizes)),
+            WORDS.say("sizes", sizes=", ".join(sizes)),
         ]
         lines.append(self._bad(run, scene, direction))
         if profile == GROWING and decay < 0:
             limit = math.log(torch.finfo(getattr(torch, dtype)).max)
-            grows = WORDS["grows"].format(
+            grows = WORDS.say(
+                "grows",
                 memory=WORDS["memory"][len(OPERATORS[op].states)],
                 decay=f"{-decay:g}",
                 dtype=dtype,
@@ -217,9 +218,9 @@ class StateStepper(Panel):
         if not bad:
             return WORDS["fine"]
         here, other = bad.pop(direction, None), [*bad.items()]
-        parts = [WORDS["bad here"].format(bad="; ".join(here))] if here else []
+        parts = [WORDS.say("bad here", bad="; ".join(here))] if here else []
         parts += [
-            WORDS["bad there"].format(direction=WORDS["directions"][which].capitalize(), bad=", ".join(names))
+            WORDS.say("bad there", direction=WORDS["directions"][which].capitalize(), bad=", ".join(names))
             for which, names in other
         ]
         return " ".join(parts)
@@ -235,18 +236,18 @@ class StateStepper(Panel):
         words = {"name": scene.symbol(name, t), "place": ", ".join(map(str, place)), "value": number(value, 3)}
         if name == scene.decay:
             exponent = number(float(frame[OPERATORS[op].decay][place]), 3)
-            return WORDS["decay"].format(exponent=exponent, **words)
+            return WORDS.say("decay", exponent=exponent, **words)
         said = scene.arithmetic(frame, name, place, t)
         if said is None:
-            return WORDS["given"].format(**words)
+            return WORDS.say("given", **words)
         true = ""
         if not math.isfinite(value):
             exact = self._run(
                 op, *(setting[x] for x in ("profile", "decay", "T", "K", "V", "M", "scale")), "float64", setting["seed"]
             )
             exact = float(exact[direction][t][name][place])
-            true = WORDS["true"].format(true=number(exact, 3)) if math.isfinite(exact) else ""
-        return WORDS["arithmetic"].format(formula=said[0], numbers=said[1], true=true, **words)
+            true = WORDS.say("true", true=number(exact, 3)) if math.isfinite(exact) else ""
+        return WORDS.say("arithmetic", formula=said[0], numbers=said[1], true=true, **words)
 
     def beside(self, cell: Cell) -> list[tuple[str, int | None, int | None]]:
         at = self.setting

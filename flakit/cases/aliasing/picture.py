@@ -110,7 +110,7 @@ class Picture:
         if self._between.get_ylim() != limits:
             self._between.set_ylim(limits)
             self._off.set_ylim(limits)
-            self._calls.set_yticks(range(calls), [WORDS["call"].format(n=n + 1) for n in range(calls)])
+            self._calls.set_yticks(range(calls), [WORDS.say("call", n=n + 1) for n in range(calls)])
             self.canvas.stale()
         rows = np.arange(calls, dtype=float)
         self._reads.set_data(_broken(0 * rows, 0 * rows + 1), _broken(rows, rows))
@@ -132,7 +132,7 @@ class Picture:
             return WORDS["apart"]
         if len(shown.o) == 1:
             return WORDS["first"]
-        return WORDS["in place"].format(n=len(shown.o), off=percent(float(shown.off[-1])), counted=shown.counted)
+        return WORDS.say("in place", n=len(shown.o), off=percent(float(shown.off[-1])), counted=shown.counted)
 
     def arithmetic(self, shown: Shown, cell: Cell) -> str:
         n, column = cell.row, cell.column
@@ -143,8 +143,8 @@ class Picture:
         else:
             x, first = (float(shown.o[call, column]) for call in (n, 0))
             at = {"v": column}
-        true = "" if x == first else WORDS["true"].format(x=number(first))
-        return WORDS["state" if cell.map == "states" else "output"].format(n=n + 1, x=number(x), true=true, **at)
+        true = "" if x == first else WORDS.say("true", x=first)
+        return WORDS.say("state" if cell.map == "states" else "output", n=n + 1, x=x, true=true, **at)
 
 
 def _memory(shown: Shown) -> Tensor:

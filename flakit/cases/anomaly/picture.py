@@ -93,12 +93,12 @@ class Picture:
         if n is not None:
             self._arrow.set_data([n], [0.62])
             self._first.set_x(n)
-            self._first.set_text(WORDS["first"].format(name=seen[n].name))
+            self._first.set_text(WORDS.say("first", name=seen[n].name))
 
         ax = self._returned.ax
         if (shape := (names, tokens)) != self._shape:
             self._shape = shape
-            labels = [WORDS["output"].format(n=_output(shown, name), name=name) for name in names[1:]]
+            labels = [WORDS.say("output", n=_output(shown, name), name=name) for name in names[1:]]
             ax.set_yticks(range(len(names)), [WORDS["o"], *labels])
             self.canvas.stale()
         lost = {"NaN": _rows(shown.nan) > 0, "inf": _rows(shown.inf) > 0}
@@ -123,14 +123,15 @@ class Picture:
             "which": WORDS["backward"][first.backward],
         }
         if shown.words == NOTHING:
-            return WORDS["missed"].format(**where)
+            return WORDS.say("missed", **where)
         named = shown.words.split(", ")[1]
         rows = shown.nan[named].nonzero()[:, 0]
         also = [name for name in shown.nan if name != named and (shown.nan[name] + shown.inf[name]).any()]
-        return WORDS["said"].format(
+        return WORDS.say(
+            "said",
             words=rephrase(shown.words),
             tokens=f"{int(rows[0])} … {int(rows[-1])}",
-            also=WORDS["also"][min(len(also), 2)].format(names=", ".join(also)),
+            also=WORDS.say("also", min(len(also), 2), names=", ".join(also)),
             **where,
         )
 
@@ -142,7 +143,8 @@ class Picture:
         each = shown.operations[cell.column]
         kind = WORDS["kinds"][each.kind]
         words = "{kind}" if each.kind == "finite" else WORDS["made" if each.made else "passed"]
-        return WORDS["operation"].format(
+        return WORDS.say(
+            "operation",
             n=_number(shown.operations, cell.column),
             which=WORDS["backward"][each.backward],
             name=each.name,

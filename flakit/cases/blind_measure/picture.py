@@ -88,7 +88,7 @@ class Picture:
         self.canvas.labels(self._title)
 
     def update(self, shown: Shown) -> None:
-        self._title.set_text(WORDS["map"].format(rows=len(shown.truth), all=shown.size // 64))
+        self._title.set_text(WORDS.say("map", rows=len(shown.truth), all=shown.size // 64))
         self._map.update(shown.truth.numpy())
         self._lost.update(shown.lost)
         self._ring.update(shown.lost, WORDS["lost"])
@@ -109,20 +109,19 @@ class Picture:
         self._accepted.set_visible(lost > 0)
         self._accepted.set_x(limits[0])
         self._accepted.set_width(np.log10(max(lost, 1)) - limits[0])
-        self._words.set_text(WORDS["tolerance"].format(tolerance=shown.tolerance))
+        self._words.set_text(WORDS.say("tolerance", tolerance=shown.tolerance))
         self._words.set_position((limits[1], tolerance))
 
     def say(self, shown: Shown) -> str:
         lost, errors = shown.accepted.lost, shown.accepted.errors
         if not lost:
-            return WORDS["none"].format(
-                ratio=number(float(shown.ratio[0]), 2), tolerance=shown.tolerance, size=shown.size
-            )
+            return WORDS.say("none", ratio=number(float(shown.ratio[0]), 2), tolerance=shown.tolerance, size=shown.size)
         rows = -(-lost // 64)
-        return WORDS["accepted"].format(
+        return WORDS.say(
+            "accepted",
             lost=lost,
             size=shown.size,
-            where=WORDS["rows"][min(rows, 2)].format(rows=rows),
+            where=WORDS.say("rows", min(rows, 2), rows=rows),
             ratio=number(errors.l2, 3),
             tolerance=shown.tolerance,
             worst=number(errors.worst, 2),
@@ -133,12 +132,13 @@ class Picture:
         i, j = cell.row, cell.column
         if cell.map == "map":
             true = number(float(shown.truth[i, j]), 3)
-            return WORDS["cell lost" if shown.lost[i, j] else "cell"].format(i=i, j=j, true=true)
+            return WORDS.say("cell lost" if shown.lost[i, j] else "cell", i=i, j=j, true=true)
         low, high = self._ax.get_xlim()
         place = low + (j + 0.5) / _COLUMNS * (high - low)
         at = int((shown.counts.log10() - place).abs().argmin())
         ratio = float(shown.ratio[at])
-        return WORDS["point"].format(
+        return WORDS.say(
+            "point",
             n=int(shown.counts[at]),
             size=shown.size,
             ratio=number(ratio, 3),

@@ -94,7 +94,7 @@ class Picture:
             np.add.at(counts, _places(shown, name), 1)
             self._maps[name].update(np.log10(np.maximum(counts, 1)), empty=counts == 0)
             fit = shown.fits[name]
-            title = WORDS["title"].format(name=name, factor=number(fit.factor, 3), unexplained=_left(fit.unexplained))
+            title = WORDS.say("title", name=name, factor=number(fit.factor, 3), unexplained=_left(fit.unexplained))
             if self._titles[name].get_text() != title:
                 self._titles[name].set_text(title)
 
@@ -103,11 +103,11 @@ class Picture:
         left = {name: _left(shown.fits[name].unexplained) for name in off}
         said = []
         if abs(shown.fits["du"].factor - 1) > shown.rest:
-            said.append(WORDS["scale too" if off else "scale"].format(factor=number(shown.fits["du"].factor, 3)))
+            said.append(WORDS.say("scale too" if off else "scale", factor=number(shown.fits["du"].factor, 3)))
         if off == ["dw"]:
-            said.append(WORDS["fan"].format(unexplained=left["dw"]))
+            said.append(WORDS.say("fan", unexplained=left["dw"]))
         elif off:
-            said.append(WORDS["cloud"].format(names=", ".join(off), unexplained=left["o"]))
+            said.append(WORDS.say("cloud", names=", ".join(off), unexplained=left["o"]))
         return " ".join(said) or WORDS["equal"]
 
     def arithmetic(self, shown: Shown, cell: Cell) -> str:
@@ -115,17 +115,18 @@ class Picture:
         rows, columns = _places(shown, name)
         here = np.flatnonzero((rows == cell.row) & (columns == cell.column))
         if not len(here):
-            return WORDS["empty"].format(name=name)
+            return WORDS.say("empty", name=name)
         x, y = (found[name].flatten()[here[0]].item() for found in (shown.recurrent, shown.chunk))
         shape = shown.chunk[name].shape
         index = [int(i) for i in np.unravel_index(here[0], shape)][-len(_AXES[name]) :]
-        return WORDS["cell"].format(
+        return WORDS.say(
+            "cell",
             name=name,
             count=len(here),
             all=len(rows),
             index=" ".join(f"{axis} {i}" for axis, i in zip(_AXES[name], index, strict=True)),
-            chunk=number(y),
-            recurrent=number(x),
+            chunk=y,
+            recurrent=x,
             factor=number(y / x if x else np.inf, 3),
             law=number(shown.law, 3),
         )

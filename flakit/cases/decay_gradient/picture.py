@@ -130,7 +130,7 @@ class Picture:
             for which, y in ys.items():
                 self._lines[name][which].set_data(t, y.double().numpy() / largest)
             self._over[name].update(1, len(t))
-            title = WORDS[name].format(size=number(largest, 2))
+            title = WORDS.say(name, size=number(largest, 2))
             if self._titles[name].get_text() != title:
                 self._titles[name].set_text(title)
             self._lines[name][which].axes.set_xlim(-0.5, len(t) - 0.5)
@@ -151,7 +151,8 @@ class Picture:
     def say(self, shown: Shown) -> str:
         off, direct = shown.errors["identity-rounded"], shown.errors["direct"]
         which = "nothing" if not shown.true.any() else "noise only" if off >= 1 else "noisy" if off >= _FINE else "fine"
-        return WORDS[which].format(
+        return WORDS.say(
+            which,
             sums=number(_largest(shown.read, shown.written), 2),
             dw=number(_largest(shown.true), 2),
             rounding=shown.rounding,
@@ -162,24 +163,29 @@ class Picture:
     def arithmetic(self, shown: Shown, cell: Cell) -> str:
         if cell.map == "errors":
             name = list(FORMULAS)[cell.row]
-            law = WORDS["by law"].format(law=number(shown.laws[name], 3)) if name in shown.laws else ""
-            return WORDS["formula"].format(
-                name=WORDS["formulas"][name], about=say(FORMULAS[name]), off=number(shown.errors[name], 3), law=law
+            law = WORDS.say("by law", law=number(shown.laws[name], 3)) if name in shown.laws else ""
+            return WORDS.say(
+                "formula",
+                name=WORDS["formulas"][name],
+                about=say(FORMULAS[name]),
+                off=number(shown.errors[name], 3),
+                law=law,
             )
         t = cell.column
         read, written, true, dw, direct, noise = (
             float(x[t]) for x in (shown.read, shown.written, shown.true, shown.rounded, shown.direct, shown.noise)
         )
         if cell.map == "error":
-            expected = "" if math.isnan(noise) else WORDS["expected"].format(noise=number(noise, 2))
-            return WORDS["off"].format(t=t, off=number(dw - true, 3), noise=expected, direct=number(direct - true, 2))
-        return WORDS["token"].format(
+            expected = "" if math.isnan(noise) else WORDS.say("expected", noise=number(noise, 2))
+            return WORDS.say("off", t=t, off=number(dw - true, 3), noise=expected, direct=number(direct - true, 2))
+        return WORDS.say(
+            "token",
             t=t,
             read=number(read, 6),
             written=number(written, 6),
-            dw=number(dw),
-            true=number(true),
-            direct=number(direct),
+            dw=dw,
+            true=true,
+            direct=direct,
         )
 
 

@@ -8,7 +8,7 @@ from ...figures.canvas import Canvas, Cell
 from ...figures.heatmap import HeatMap
 from ...figures.marks import Bars
 from ...language import Words
-from ...numerics.words import number, percent
+from ...numerics.words import percent
 from . import Shown
 
 WORDS = Words() | {
@@ -123,27 +123,29 @@ class Picture:
             return WORDS["right"]
         first, *_, last = (_share(float(x)) for x in shown.lost["dk"])
         whole = {name: _share(shown.errors[name]) for name in ("dk", "dw")}
-        return WORDS[shown.on].format(first=first, last=last, **whole)
+        return WORDS.say(shown.on, first=first, last=last, **whole)
 
     def arithmetic(self, shown: Shown, cell: Cell) -> str:
         t = cell.column
         if cell.map == "reach":
             left = shown.reach[t, cell.row]
-            return WORDS["left"].format(
+            return WORDS.say(
+                "left",
                 t=t,
                 k=cell.row,
-                exponent=number(float(left.log())),
-                left=number(float(left)),
+                exponent=left.log(),
+                left=left,
                 fate=WORDS["fate"][_fate(shown)],
             )
         name = _ROWS[cell.row]
         if name not in shown.lost:
-            return WORDS["no token"].format(name=name, lost=_share(shown.errors[name]))
-        return WORDS["token"].format(
+            return WORDS.say("no token", name=name, lost=_share(shown.errors[name]))
+        return WORDS.say(
+            "token",
             name=name,
             t=t,
-            computed=number(float(shown.computed[name][t])),
-            true=number(float(shown.true[name][t])),
+            computed=shown.computed[name][t],
+            true=shown.true[name][t],
             lost=_share(float(shown.lost[name][t])),
         )
 

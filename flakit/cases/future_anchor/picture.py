@@ -127,21 +127,22 @@ class Picture:
             return WORDS["first"]
         kind = "future" if count else "pair" if shown.row is None else "past"
         size = error(float(before.max()))
-        return WORDS[kind].format(P=shown.P, row=shown.row, count=count, size=size)
+        return WORDS.say(kind, P=shown.P, row=shown.row, count=count, size=size)
 
     def arithmetic(self, shown: Shown, cell: Cell) -> str:
         t = cell.column
         if cell.map == "tokens":
             w, later = (number(float(x[t, 0])) for x in shown.w)
             held = WORDS["held"] if shown.row is not None and t <= shown.row else ""
-            return WORDS["decay" if w == later else "another"].format(t=t, w=w, later=later, held=held)
-        moved = WORDS["moves" if shown.moved[t] > 0 else "stays"].format(size=error(float(shown.moved[t])))
+            return WORDS.say("decay" if w == later else "another", t=t, w=w, later=later, held=held)
+        moved = WORDS.say("moves" if shown.moved[t] > 0 else "stays", size=error(float(shown.moved[t])))
         if shown.row is None:
-            return WORDS["no anchor"].format(t=t, moved=moved)
+            return WORDS.say("no anchor", t=t, moved=moved)
         before, after = shown.own
         c = int((after - before)[t].abs().argmax())
         (a, b), was, now = (float(x[t, c]) for x in shown.exponents), float(before[t, c]), float(after[t, c])
-        return WORDS["output"].format(
+        return WORDS.say(
+            "output",
             t=t,
             moved=moved,
             c=c,

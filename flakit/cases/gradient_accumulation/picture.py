@@ -127,8 +127,8 @@ class Picture:
         self._parts.update(np.array([shown.returned, shown.added]), [words(shown.returned), words(shown.added)])
         between = np.arange(n - 1) + 0.5
         self._borders.set_data(np.repeat(between, 3), np.tile([-0.5, 1.5, np.nan], n - 1))
-        self._title.set_text(WORDS["part" if n == 1 else "parts"].format(sequences=SEQUENCES, n=n))
-        self._sum.set_text(WORDS["sum"].format(sum=number(shown.cuts[n].loss)))
+        self._title.set_text(WORDS.say("part" if n == 1 else "parts", sequences=SEQUENCES, n=n))
+        self._sum.set_text(WORDS.say("sum", sum=shown.cuts[n].loss))
 
         losses = np.array([shown.cuts[parts].loss for parts in PARTS])
         mine, top = np.array(PARTS) == n, 1.15 * max(losses.max(), 1.5 * shown.plain)
@@ -152,13 +152,14 @@ class Picture:
             words = "trainer"
         else:
             words = "nobody" if n > 1 and abs(now.loss_factor / n - 1) < 1e-3 else "model"
-        return WORDS[words].format(
+        return WORDS.say(
+            words,
             n=n,
-            loss=number(now.loss),
-            plain=number(shown.plain),
-            factor=number(now.grad_factor),
+            loss=now.loss,
+            plain=shown.plain,
+            factor=now.grad_factor,
             vocab=VOCAB,
-            known=number(math.log(VOCAB)),
+            known=math.log(VOCAB),
             counted=shown.counted,
             predicted=shown.predicted,
         )
@@ -167,18 +168,19 @@ class Picture:
         n = shown.accumulation
         if cell.map == "in parts":
             row = shown.cuts[PARTS[cell.column]]
-            return WORDS["bar"].format(
+            return WORDS.say(
+                "bar",
                 n=row.accumulation,
-                loss=number(row.loss),
-                factor=number(row.loss_factor),
-                plain=number(shown.plain),
-                law=number(shown.laws[row.accumulation]),
-                gradient=number(row.grad_factor),
+                loss=row.loss,
+                factor=row.loss_factor,
+                plain=shown.plain,
+                law=shown.laws[row.accumulation],
+                gradient=row.grad_factor,
                 rest=error(row.rest),
             )
         loss, added, part = number(shown.returned[cell.column]), number(shown.added[cell.column]), cell.column + 1
         if cell.row == 1:
-            return WORDS["adds undivided" if shown.accepts else "adds"].format(part=part, loss=loss, by=n, added=added)
+            return WORDS.say("adds undivided" if shown.accepts else "adds", part=part, loss=loss, by=n, added=added)
         what = "share" if shown.contract == "uses num_items_in_batch" else "mean"
-        said = WORDS[what].format(size=SEQUENCES // n, counted=shown.counted)
-        return WORDS["returns"].format(part=part, loss=loss, what=said)
+        said = WORDS.say(what, size=SEQUENCES // n, counted=shown.counted)
+        return WORDS.say("returns", part=part, loss=loss, what=said)

@@ -165,19 +165,20 @@ class Picture:
             if there:
                 line.set_ydata([at[name]] * 2)
                 self._words[name].set_y(at[name])
-                self._words[name].set_text(WORDS[name].format(rounding=shown.rounding))
+                self._words[name].set_text(WORDS.say(name, rounding=shown.rounding))
         self._terms.set_ylim(bottom, top)
         if self._terms.get_xlim() != (-0.6, len(sizes) - 0.4):
             self._terms.set_xlim(-0.6, len(sizes) - 0.4)
             self.canvas.stale()
         i, j = shown.element
-        self._title.set_text(WORDS["terms"].format(i=i, j=j))
+        self._title.set_text(WORDS.say("terms", i=i, j=j))
         self._over_terms.update(1, len(sizes))
 
     def say(self, shown: Shown) -> str:
         ends = not math.isfinite(shown.errors["product"])
         largest = shown.multiplied if ends else float(shown.terms.abs().max())
-        return WORDS["ends" if ends else "cancels" if shown.cancels > 3 else "cancels not"].format(
+        return WORDS.say(
+            "ends" if ends else "cancels" if shown.cancels > 3 else "cancels not",
             largest=number(largest, 2),
             times=number(shown.cancels, 2),
             rounding=shown.rounding,
@@ -189,23 +190,24 @@ class Picture:
     def arithmetic(self, shown: Shown, cell: Cell) -> str:
         if cell.map == "over alpha":
             found = {name: error(float(x[cell.column])) for name, x in shown.over.items()}
-            return WORDS["at alpha"].format(alpha=number(float(shown.alphas[cell.column])), **found)
+            return WORDS.say("at alpha", alpha=shown.alphas[cell.column], **found)
         if cell.map == "terms":
             (i, j), term, end = shown.element, float(shown.terms[cell.column]), LARGEST[shown.rounding]
             left = 2.0 ** -ROUNDINGS[shown.rounding] * abs(term)
-            return WORDS["term"].format(
+            return WORDS.say(
+                "term",
                 n=cell.column + 1,
                 i=i,
                 j=j,
-                term=number(term),
+                term=term,
                 left=number(left, 2),
                 sum=number(float(shown.exact[i, j]), 2),
-                inf=WORDS["inf"].format(end=number(end, 5), rounding=shown.rounding) if abs(term) > end else "",
+                inf=WORDS.say("inf", end=number(end, 5), rounding=shown.rounding) if abs(term) > end else "",
             )
         i, j = cell.row, cell.column
         if j >= i:
-            return WORDS["upper"].format(i=i, j=j)
+            return WORDS.say("upper", i=i, j=j)
         made, true = float(shown.made[cell.map][i, j]), float(shown.exact[i, j])
-        return WORDS["element"].format(
-            form=WORDS[cell.map], i=i, j=j, made=number(made), true=number(true), off=number(abs(made - true), 2)
+        return WORDS.say(
+            "element", form=WORDS[cell.map], i=i, j=j, made=made, true=true, off=number(abs(made - true), 2)
         )

@@ -122,7 +122,7 @@ class Picture:
             self._ax.set(xlim=limits[0], ylim=limits[1])
             self._end.set_ydata([top, top])
             self._end_words.set_y(top)
-            self._end_words.set_text(WORDS["end"].format(dtype=number(shown.dtype), top=top))
+            self._end_words.set_text(WORDS.say("end", dtype=shown.dtype, top=top))
             self.canvas.stale()
         self._map.colours.set_clim(_LOWEST * top, top)
         self._map.update(sizes.T)
@@ -137,10 +137,10 @@ class Picture:
         low, high = shown.decay
         made = {"low": number(low, 3), "high": number(high, 3)}
         made |= {"shrink": number(math.exp(low), 3), "grow": number(math.exp(high), 3)}
-        began = WORDS["grows" if high > 0 else "fades"].format(**made)
+        began = WORDS.say("grows" if high > 0 else "fades", **made)
         if shown.onset is None:
             size = number(float(shown.rows[-1].max()), 3)
-            ended = WORDS["not yet" if high > 0 else "fine"].format(T=len(shown.rows), size=size)
+            ended = WORDS.say("not yet" if high > 0 else "fine", T=len(shown.rows), size=size)
         else:
             whole = [name for name in _TENSORS if shown.finite[name] == 1]
             words = WORDS["overflow" if whole == ["du"] else "overflow, more"]
@@ -152,19 +152,20 @@ class Picture:
             name = _TENSORS[cell.row]
             finite, nan = shown.finite[name], shown.nan[name]
             shares = {"finite": percent(finite), "nan": percent(nan), "inf": percent(1 - finite - nan)}
-            return WORDS["share"].format(name=name, **shares)
+            return WORDS.say("share", name=name, **shares)
         t, (sums, rows) = cell.column, (shown.sums[cell.column], shown.rows[cell.column])
         found = (sums[cell.row], rows[cell.row]) if cell.map == "rows" else (sums.max(), rows.max())
         total, size = (float(x) for x in found)
         end = torch.finfo(shown.dtype).max
-        return WORDS["row" if cell.map == "rows" else "largest"].format(
+        return WORDS.say(
+            "row" if cell.map == "rows" else "largest",
             row=cell.row + 1,
             rows=rows.numel(),
             t=t,
-            sum=number(total),
+            sum=total,
             law=_power(total),
-            size=number(size),
-            true="" if math.isfinite(size) else WORDS["true"].format(end=number(end), dtype=number(shown.dtype)),
+            size=size,
+            true="" if math.isfinite(size) else WORDS.say("true", end=end, dtype=shown.dtype),
         )
 
 

@@ -149,7 +149,7 @@ class Picture:
             gradient[:, :real] = np.log10(np.abs(shown.gradient.numpy()))
         behind = np.broadcast_to(np.arange(chunk) >= real, gradient.shape)
         self._gradient.update(np.where(gradient == -np.inf, _DECADES[0], gradient), empty=behind)
-        words = WORDS["gradient"].format(name=KEY_GRADIENT[shown.op])
+        words = WORDS.say("gradient", name=KEY_GRADIENT[shown.op])
         if self._gradient.ax.get_xlabel() != words:
             self._gradient.ax.set(xlabel=words, ylabel=WORDS["channel"][shown.op])
             self.canvas.stale()
@@ -180,7 +180,7 @@ class Picture:
             self._jump.xy, self._jump.xyann = (row, 0), (row, -exponent)
             self._jump.arrow_patch.set_color(style.BROKEN if lost else style.GREY)
             factor = "inf" if lost else number(math.exp(exponent), 2)
-            self._words.set_text(WORDS["jump"].format(exponent=f"{exponent:.1f}", factor=factor))
+            self._words.set_text(WORDS.say("jump", exponent=f"{exponent:.1f}", factor=factor))
             self._words.set_color(style.BROKEN if lost else style.GREY)
             late = real > len(rows) // 2
             self._words.set_ha("right" if late else "left")
@@ -206,13 +206,14 @@ class Picture:
         empty, met = shown.gates[shown.real :], _farthest(shown)
         if met is None:
             words = "full" if not len(empty) else "forgets" if shown.form == "right" else "unvisited"
-            return WORDS[words].format(count=len(empty))
+            return WORDS.say(words, count=len(empty))
         gradient = ~shown.gradient.isfinite()
         exponent = -float(shown.gates[met.tokens - 1])
-        return WORDS["lost" if gradient.any() else "fine"].format(
+        return WORDS.say(
+            "lost" if gradient.any() else "fine",
             count=int(empty.isfinite().sum()),
             tokens=met.tokens,
-            exponent=number(exponent),
+            exponent=exponent,
             end=f"{_END:.2f}",
             name=KEY_GRADIENT[shown.op],
             rows=tokens(gradient.T[None, :, None], shown.first),
@@ -223,28 +224,34 @@ class Picture:
         row, t, name = cell.column, shown.first + cell.column, KEY_GRADIENT[shown.op]
         behind = row >= shown.real
         if cell.map == "limits":
-            return WORDS["limit"].format(R=row + 1, law=number(shown.limits[row], inf=say("any")))
+            return WORDS.say("limit", R=row + 1, law=number(shown.limits[row], inf=say("any")))
         if cell.map == "sums":
             total = float(shown.gates[row])
             words = "no row" if math.isnan(total) else "empty sum" if behind else "token sum"
-            return WORDS[words].format(t=t, sum=number(total))
+            return WORDS.say(words, t=t, sum=total)
         if cell.map == "gradient":
             if behind:
-                return WORDS["no element"].format(t=t)
+                return WORDS.say("no element", t=t)
             value, right = (float(x[cell.row, row]) for x in (shown.gradient, shown.right))
-            true = "" if math.isfinite(value) else WORDS["true"].format(true=number(right))
+            true = "" if math.isfinite(value) else WORDS.say("true", true=right)
             channel = WORDS["channel"][shown.op]
-            return WORDS["element"].format(name=name, t=t, channel=channel, k=cell.row, value=number(value), true=true)
+            return WORDS.say("element", name=name, t=t, channel=channel, k=cell.row, value=value, true=true)
         exponent, first = float(shown.exponents[cell.row, row]), shown.first + cell.row * shown.block
         keys = f"{first} … {first + shown.block - 1}"
         if math.isnan(exponent):
-            return WORDS["no factor"].format(t=t, keys=keys)
+            return WORDS.say("no factor", t=t, keys=keys)
         infinite = exponent > _END
         factor = "inf" if infinite else number(math.exp(exponent))
-        true = WORDS["true"].format(true=0) if infinite else ""
+        true = WORDS.say("true", true=0) if infinite else ""
         product = "NaN" if infinite else "0"
-        return WORDS["empty factor" if behind else "factor"].format(
-            t=t, keys=keys, exponent=number(exponent), factor=factor, product=product, true=true
+        return WORDS.say(
+            "empty factor" if behind else "factor",
+            t=t,
+            keys=keys,
+            exponent=exponent,
+            factor=factor,
+            product=product,
+            true=true,
         )
 
 

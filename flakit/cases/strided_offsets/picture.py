@@ -140,11 +140,12 @@ class Picture:
         late = wrong - missing
         if not wrong:
             which = "side by side" if shown.stride == 1 else "asked" if shown.step == shown.stride else "luck"
-            return WORDS[which].format(stride=shown.stride)
-        return WORDS["faulty"].format(
+            return WORDS.say(which, stride=shown.stride)
+        return WORDS.say(
+            "faulty",
             T=len(shown.errors),
             wrong=wrong,
-            late=WORDS["late"].format(late=late, their=say("its") if late == 1 else say("their"))
+            late=WORDS.say("late", late=late, their=say("its") if late == 1 else say("their"))
             if late
             else WORDS["none late"],
             missing=missing or say("none"),
@@ -156,23 +157,25 @@ class Picture:
         if cell.map == "memory":
             place = cell.column
             meant, read = (_th(place, step, N) for step in (shown.stride, shown.step))
-            true = "" if meant == read else WORDS["true"].format(number=shown.offsets[read or 0])
-            return WORDS["place"].format(
+            true = "" if meant == read else WORDS.say("true", number=shown.offsets[read or 0])
+            return WORDS.say(
+                "place",
                 place=place,
                 number=shown.memory[place],
-                meant=WORDS["is none"] if meant is None else WORDS["is"].format(n=meant),
-                read=WORDS["not read"] if read is None else WORDS["as"].format(n=read, true=true),
+                meant=WORDS["is none"] if meant is None else WORDS.say("is", n=meant),
+                read=WORDS["not read"] if read is None else WORDS.say("as", n=read, true=true),
             )
         t, T = cell.column, len(shown.errors)
         sequence, program = (_pieces(offsets, T)[t] for offsets in (shown.offsets, shown.read))
-        return WORDS["token"].format(
+        return WORDS.say(
+            "token",
             t=t,
             sequence=sequence,
             begin=shown.offsets[sequence],
             program=WORDS["nobody"]
             if program < 0
-            else WORDS["computed"].format(
-                program=program, begin=shown.read[program], error=number(float(shown.errors[t]), 2)
+            else WORDS.say(
+                "computed", program=program, begin=shown.read[program], error=number(float(shown.errors[t]), 2)
             ),
         )
 

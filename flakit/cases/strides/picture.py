@@ -104,7 +104,7 @@ class Picture:
     def update(self, shown: Shown) -> None:
         _, T, H, D = shown.shape
         last = max(T - 1, 1)
-        self._title.set_text(WORDS["memory"].format(D=D))
+        self._title.set_text(WORDS.say("memory", D=D))
         for name, rows in (("meant", shown.meant), ("read", shown.read)):
             other = shown.neighbour if name == "read" else shown.neighbour.new_zeros(T, H)
             self._maps[name].update((rows // H / last).T.numpy(), empty=other.T.numpy())
@@ -119,7 +119,7 @@ class Picture:
             for n in places
         ]
         if not any(shown.strides) and D > 1:
-            there[0] = WORDS["one"].format(D=D)
+            there[0] = WORDS.say("one", D=D)
         tokens = np.stack([np.arange(len(places)) // H, read // H])
         most = max(np.nanmax(tokens), 1)
         self._memory.update(tokens / most, [taken, there], empty=np.stack([np.zeros(len(places), bool), other]))
@@ -128,7 +128,8 @@ class Picture:
         _, T, H, _ = shown.shape
         if not shown.misread:
             return WORDS["fine"]
-        return WORDS[shown.layout].format(
+        return WORDS.say(
+            shown.layout,
             right=int(_right(shown).sum()),
             rows=T * H,
             last=int(shown.read.nan_to_num().max()) // H,
@@ -143,16 +144,15 @@ class Picture:
         kind = "right" if right else "other" if other else "beyond" if read != read else "row"
         at = dict(zip("th", divmod(int(read), H) if read == read else (t, h), strict=True))
         _, by_token, by_head, _ = shown.strides
-        belongs = WORDS["belongs"].format(
-            t=t, h=h, by_token=by_token, by_head=by_head, address=t * by_token + h * by_head
-        )
-        return WORDS["place"].format(
+        belongs = WORDS.say("belongs", t=t, h=h, by_token=by_token, by_head=by_head, address=t * by_token + h * by_head)
+        return WORDS.say(
+            "place",
             t=t,
             h=h,
             H=H,
             D=D,
             taken=(t * H + h) * D,
-            found=WORDS["found"][kind].format(**at),
+            found=WORDS.say("found", kind, **at),
             right=WORDS["as it should be"] if right else belongs,
         )
 

@@ -9,7 +9,7 @@ from ...figures.canvas import Canvas, Cell
 from ...figures.heatmap import HeatMap
 from ...figures.marks import Marked, whole_ticks
 from ...language import Words
-from ...numerics.words import number, percent
+from ...numerics.words import percent
 from . import MOST, Shown
 
 WORDS = Words() | {
@@ -149,20 +149,20 @@ class Picture:
     def say(self, shown: Shown) -> str:
         (K, V), (BK, BV) = shown.state.shape, shown.tile
         if shown.seen is None:
-            return WORDS["compiler"].format(BK=BK, BV=BV)
+            return WORDS.say("compiler", BK=BK, BV=BV)
         if not shown.transposed:
-            return WORDS["repaired"].format(BK=BK, BV=BV)
+            return WORDS.say("repaired", BK=BK, BV=BV)
         wrong = int(_missing(shown).sum())
         if wrong:
-            return WORDS["faulty"].format(wrong=wrong, dr=percent(shown.dr))
-        return WORDS["hidden"].format(why=WORDS["whole" if K % BK == V % BV == 0 else "one"])
+            return WORDS.say("faulty", wrong=wrong, dr=percent(shown.dr))
+        return WORDS.say("hidden", why=WORDS["whole" if K % BK == V % BV == 0 else "one"])
 
     def arithmetic(self, shown: Shown, cell: Cell) -> str:
         if cell.map == "sizes":
             K, V = cell.row + 1, cell.column + 1
             if shown.counts is None:
-                return WORDS["uncounted"].format(K=K, V=V)
-            return WORDS["size"].format(K=K, V=V, count=int(shown.counts[cell.row, cell.column]), all=K * V)
+                return WORDS.say("uncounted", K=K, V=V)
+            return WORDS.say("size", K=K, V=V, count=int(shown.counts[cell.row, cell.column]), all=K * V)
         if shown.seen is None:
             return WORDS["refused"]
         (K, V), k, v = shown.state.shape, cell.row, cell.column
@@ -170,15 +170,13 @@ class Picture:
             seen = WORDS["loaded beyond" if shown.mask[k, v] else "beyond"]
         else:
             zero = bool(_missing(shown)[k, v])
-            seen = WORDS["zero" if zero else "loaded"].format(
-                seen=number(float(shown.seen[k, v])), state=number(float(shown.state[k, v]))
-            )
+            seen = WORDS.say("zero" if zero else "loaded", seen=shown.seen[k, v], state=shown.state[k, v])
         mirror = ""
         if shown.transposed:
             row, column = _mirror(shown, cell)
             where = WORDS["inside" if row < K and column < V else "without"]
-            mirror = WORDS["mirror"].format(k=row, v=column, where=where)
-        return WORDS["entry"].format(k=k, v=v, seen=seen, mirror=mirror)
+            mirror = WORDS.say("mirror", k=row, v=column, where=where)
+        return WORDS.say("entry", k=k, v=v, seen=seen, mirror=mirror)
 
     def beside(self, shown: Shown, cell: Cell) -> list[tuple[str, int, int]]:
         """The entry that the transposed mask asks for."""

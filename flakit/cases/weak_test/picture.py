@@ -86,7 +86,7 @@ class Picture:
                 else:
                     ax.tick_params(labelbottom=False)
                     beside.tick_params(labelbottom=False)
-            words = WORDS["kept"], WORDS["forgotten"], WORDS["tolerance"].format(tolerance=TOLERANCE)
+            words = WORDS["kept"], WORDS["forgotten"], WORDS.say("tolerance", tolerance=TOLERANCE)
             handles = kept.patch, forgotten.patch, line
             self.canvas.figure.legend(handles, words, loc="lower right", ncols=3, borderaxespad=0.2, handlelength=2.4)
         self.canvas.labels(*(verdict for _, verdict, _ in self._errors))
@@ -107,8 +107,9 @@ class Picture:
 
     def say(self, shown: Shown) -> str:
         fast, real = shown.off
-        return WORDS["passes" if fast < TOLERANCE else "caught"].format(
-            tokens=WORDS["tokens"][min(shown.keep, 2)].format(keep=shown.keep),
+        return WORDS.say(
+            "passes" if fast < TOLERANCE else "caught",
+            tokens=WORDS.say("tokens", min(shown.keep, 2), keep=shown.keep),
             fast=error(fast),
             real=percent(real),
             tolerance=TOLERANCE,
@@ -118,15 +119,17 @@ class Picture:
         kind, n = cell.map.split()
         n = int(n)
         if kind == "off":
-            return WORDS["error"].format(
+            return WORDS.say(
+                "error",
                 decays=WORDS["whose"][n],
                 off=error(shown.off[n]),
                 side=WORDS["below" if shown.off[n] < TOLERANCE else "above"],
                 tolerance=TOLERANCE,
             )
         back = cell.column
-        return WORDS["bar"].format(
-            back=WORDS["tokens back"][min(back, 2)].format(back=back),
+        return WORDS.say(
+            "bar",
+            back=WORDS.say("tokens back", min(back, 2), back=back),
             decays=WORDS["whose"][n],
             share=number(float(shown.seen[n][back]), 2),
             reads=WORDS["reads" if back < shown.keep else "forgets"],

@@ -96,11 +96,11 @@ class Budget:
     def say(self, shown: BudgetShown) -> str:
         words, fault = WORDS["budget"], fault_words(shown.fault)
         if shown.wrong:
-            return words["seen"].format(fault=fault, names=listed(shown.wrong), verb=verb(shown.wrong))
+            return words.say("seen", fault=fault, names=listed(shown.wrong), verb=verb(shown.wrong))
         share = max(x / y for x, y in zip(shown.errors, shown.allowed, strict=True))
         worst = f"{math.ceil(100 * share)}%"
-        return words["unseen" if shown.fault else "none"].format(fault=fault, worst=worst, dtype=shown.dtype)
+        return words.say("unseen" if shown.fault else "none", fault=fault, worst=worst, dtype=shown.dtype)
 
     def arithmetic(self, shown: BudgetShown, cell: Cell) -> str:
         off, allowed = error(float(shown.errors[cell.row])), error(float(shown.allowed[cell.row]))
-        return WORDS["budget"]["arithmetic"].format(name=shown.names[cell.row], error=off, allowed=allowed)
+        return WORDS.say("budget", "arithmetic", name=shown.names[cell.row], error=off, allowed=allowed)

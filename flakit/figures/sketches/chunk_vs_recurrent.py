@@ -163,7 +163,8 @@ class TwoForms:
 
     def say(self, shown: TwoFormsShown) -> str:
         words = WORDS["two_forms"]
-        return words["say"].format(
+        return words.say(
+            "say",
             digits=shown.digits,
             name=words["names"].get(shown.digits, ""),
             share=percent(shown.share) if shown.share else words["none"],
@@ -175,11 +176,11 @@ class TwoForms:
         words = WORDS["two_forms"]
         if cell.map == "off":
             form = list(self._LOOKS)[cell.row]
-            return words["off"].format(form=words[form], off=error(shown.off[form]))
+            return words.say("off", form=words[form], off=error(shown.off[form]))
         t = cell.column
         true, chunk, recurrent = (number(float(x[t]), 9) for x in (shown.true, shown.chunk, shown.recurrent))
         step = number(float(shown.step[t]), 3)
-        return words["arithmetic"].format(t=t, true=true, chunk=chunk, recurrent=recurrent, step=step)
+        return words.say("arithmetic", t=t, true=true, chunk=chunk, recurrent=recurrent, step=step)
 
 
 @dataclass(frozen=True)
@@ -247,28 +248,28 @@ class Measures:
     def say(self, shown: MeasuresShown) -> str:
         words = WORDS["measures"]
         found = {name: _short(x) for name, x in self._found(shown).items()}
-        return words["say"].format(wrong=words["wrong"][shown.wrong], **found)
+        return words.say("say", wrong=words["wrong"][shown.wrong], **found)
 
     def arithmetic(self, shown: MeasuresShown, cell: Cell) -> str:
         words, difference = WORDS["measures"], np.abs(shown.got - shown.true)
         if cell.map == "map":
             t, c = cell.column, cell.row
             off = float(difference[t, c])
-            said = words["cell"].format(
-                t=t, c=c, got=number(float(shown.got[t, c])), true=number(float(shown.true[t, c])), off=number(off, 3)
-            )
+            said = words.say("cell", t=t, c=c, got=shown.got[t, c], true=shown.true[t, c], off=number(off, 3))
             times, rms = number(off / abs(float(shown.true[t, c])), 3), number(off / _rms(shown.true), 3)
-            return said + words["times"].format(times=times, rms=rms)
+            return said + words.say("times", times=times, rms=rms)
         name = list(words["names"])[cell.row]
         at = np.unravel_index((difference / np.abs(shown.true)).argmax(), shown.true.shape)
         rows = np.linalg.norm(difference, axis=1) / np.linalg.norm(shown.true, axis=1)
-        of = words["of"][name].format(
+        of = words.say(
+            "of",
+            name,
             rms=number(_rms(shown.true), 3),
             got=number(float(shown.got[at]), 3),
             true=number(float(shown.true[at]), 3),
             t=int(rows.argmax()),
         )
-        return words["bar"].format(name=words["names"][name], value=number(self._found(shown)[name], 3), of=of)
+        return words.say("bar", name=words["names"][name], value=number(self._found(shown)[name], 3), of=of)
 
 
 @dataclass(frozen=True)
@@ -315,12 +316,12 @@ class Amplified:
         words, left = WORDS["amplified"], float(shown.measured[-1])
         which = "stays" if shown.w == 0 else "shrinks" if shown.w < 0 else "grows"
         said = (percent(left) if left > 1e-4 else number(left, 2)) if which == "shrinks" else number(left, 3)
-        return words[which].format(w=number(shown.w), T=len(shown.measured), left=said)
+        return words.say(which, w=shown.w, T=len(shown.measured), left=said)
 
     def arithmetic(self, shown: AmplifiedShown, cell: Cell) -> str:
         n = cell.column + 1
         measured, law = (number(float(x[n - 1])) for x in (shown.measured, shown.law))
-        return WORDS["amplified"]["arithmetic"].format(n=n, w=number(shown.w), left=measured, law=law)
+        return WORDS.say("amplified", "arithmetic", n=n, w=shown.w, left=measured, law=law)
 
 
 def _short(x: float) -> str:

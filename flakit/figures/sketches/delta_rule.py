@@ -92,17 +92,17 @@ class Editing:
         alpha = shown.alpha
         kind = "none" if alpha == 0 else "part" if alpha < 1 else "all" if alpha == 1 else "more"
         opened, closed = (short(x) for x in shown.now[0, :2])
-        return WORDS["editing"][kind].format(alpha=short(alpha), share=percent(alpha), open=opened, closed=closed)
+        return WORDS.say("editing", kind, alpha=short(alpha), share=percent(alpha), open=opened, closed=closed)
 
     def arithmetic(self, shown: EditingShown, cell: Cell) -> str:
         words, at = WORDS["editing"], (cell.row, cell.column)
         where = {"row": words["rows"][cell.row], "column": words["columns"][cell.column]}
         tables = {name: short(getattr(shown, name)[at]) for name in words["maps"]}
         if cell.map == "now":
-            return words["now"].format(**where, **tables)
+            return words.say("now", **where, **tables)
         if cell.map == "taken" and cell.row == 0:
-            return words["taken"].format(**where, alpha=short(shown.alpha), **tables)
-        return words["given"].format(**where, value=tables[cell.map])
+            return words.say("taken", **where, alpha=short(shown.alpha), **tables)
+        return words.say("given", **where, value=tables[cell.map])
 
 
 @dataclass(frozen=True)
@@ -144,11 +144,11 @@ class Revisions:
         said = {"before": percent(counts[-2]), "first": percent(counts[0])}
         if kind == "more":
             said = {"before": short(counts[-2]), "first": short(counts[0])}
-        return WORDS["revisions"][kind].format(T=len(counts), alpha=short(alpha), **said)
+        return WORDS.say("revisions", kind, T=len(counts), alpha=short(alpha), **said)
 
     def arithmetic(self, shown: RevisionsShown, cell: Cell) -> str:
         n = cell.column
         later = len(shown.counts) - 1 - n
-        return WORDS["revisions"]["arithmetic"].format(
-            n=n, later=later, alpha=short(shown.alpha), counts=short(shown.counts[n])
+        return WORDS.say(
+            "revisions", "arithmetic", n=n, later=later, alpha=short(shown.alpha), counts=short(shown.counts[n])
         )

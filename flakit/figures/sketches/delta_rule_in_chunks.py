@@ -86,7 +86,9 @@ class Chained:
 
     def say(self, shown: ChainedShown) -> str:
         far = np.abs(np.tril(shown.inverse, -2)).max()
-        return WORDS["chained"]["differ" if shown.spread else "same"].format(
+        return WORDS.say(
+            "chained",
+            "differ" if shown.spread else "same",
             C=len(shown.found),
             spread=short(shown.spread),
             found=short(np.abs(shown.found).max()),
@@ -97,7 +99,7 @@ class Chained:
     def arithmetic(self, shown: ChainedShown, cell: Cell) -> str:
         words, i, j = WORDS["chained"], cell.row, cell.column
         if j > i:
-            return words["upper"].format(i=i, j=j)
+            return words.say("upper", i=i, j=j)
         if j == i and cell.map == "found":
-            return words["diagonal"].format(i=i)
-        return words[cell.map].format(i=i, j=j, value=short(getattr(shown, cell.map)[i, j]))
+            return words.say("diagonal", i=i)
+        return words.say(cell.map, i=i, j=j, value=short(getattr(shown, cell.map)[i, j]))

@@ -105,7 +105,7 @@ class Slots:
                 ax.set_xticks(range(T))
             self._table.set_yticks(range(M))
             self._axes.set_xlim(-0.6, T - 0.4)
-            self._marks.set_label(words["attention"].format(M=M))
+            self._marks.set_label(words.say("attention", M=M))
             self.canvas.figure.legend(
                 handles=[self._bars.patch, self._marks], loc="lower right", ncols=2, borderaxespad=0.2, handlelength=1.2
             )
@@ -122,7 +122,9 @@ class Slots:
 
     def say(self, shown: SlotsShown) -> str:
         words = "fades" if shown.gate == 0 else "wiped" if shown.gate == -math.inf else "keeps"
-        return WORDS["slots"][words].format(
+        return WORDS.say(
+            "slots",
+            words,
             kept=percent(math.exp(shown.gate)),
             off=percent(shown.off),
             rounding=say("nothing at all") if shown.off == 0 else number(shown.off, 2),
@@ -133,16 +135,16 @@ class Slots:
         words, j = WORDS["slots"], cell.column
         if cell.map == "weights":
             m = j % len(shown.p)
-            return words["weight"].format(
+            return words.say("weight",
                 j=j, m=m, p=short(shown.p[m]), x=short(shown.holds[m, j]), weight=short(shown.weights[j]),
                 attention=short(shown.attention[j]),
             )  # fmt: skip
         m, x = cell.row, shown.holds[cell.row, j]
         if j % len(shown.p) != m:
-            return words["never"].format(m=m, j=j, other=j % len(shown.p))
+            return words.say("never", m=m, j=j, other=j % len(shown.p))
         new = j + len(shown.p) >= shown.holds.shape[1]
-        how = words["new"] if new else words["old"].format(gate=number(shown.gate))
-        return words["held"].format(m=m, j=j, how=how, x=number(float(x)))
+        how = words["new"] if new else words.say("old", gate=shown.gate)
+        return words.say("held", m=m, j=j, how=how, x=x)
 
 
 @dataclass(frozen=True)
@@ -193,15 +195,16 @@ class SlotGate:
 
     def say(self, shown: SlotGateShown) -> str:
         words, half = WORDS["slot_gate"], math.log(2) / -shown.g
-        return words["say"].format(
-            f=number(shown.f),
+        return words.say(
+            "say",
+            f=shown.f,
             g=number(shown.g, 3),
             one=percent(float(shown.left[0])),
-            half=words["half-life"].format(half=number(half, 3)) if half >= 1 else words["quick"],
+            half=words.say("half-life", half=number(half, 3)) if half >= 1 else words["quick"],
         )
 
     def arithmetic(self, shown: SlotGateShown, cell: Cell) -> str:
         words, n = WORDS["slot_gate"], cell.column + 1
         if cell.map == "gate":
-            return words["gate"].format(f=number(shown.f), g=number(shown.g))
-        return words["arithmetic"].format(n=n, g=number(shown.g), left=number(float(shown.left[n - 1])))
+            return words.say("gate", f=shown.f, g=shown.g)
+        return words.say("arithmetic", n=n, g=shown.g, left=shown.left[n - 1])

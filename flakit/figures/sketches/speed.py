@@ -127,8 +127,9 @@ class Roof:
 
     def say(self, shown: RoofShown) -> str:
         words, (moving, multiplying) = WORDS["roof"], shown.ms
-        return words["say"].format(
-            call=words["one" if shown.tokens == 1 else "more"].format(tokens=shown.tokens),
+        return words.say(
+            "say",
+            call=words.say("one" if shown.tokens == 1 else "more", tokens=shown.tokens),
             K=shown.K,
             intensity=number(shown.intensity, 3),
             moving=_us(moving),
@@ -201,7 +202,8 @@ class Kept:
 
     def say(self, shown: KeptShown) -> str:
         words, n = WORDS["kept"], shown.at
-        return words["every" if shown.chunks[n] == 1 else "say"].format(
+        return words.say(
+            "every" if shown.chunks[n] == 1 else "say",
             chunk=shown.chunks[n],
             itemsize=shown.itemsize,
             size=_size(shown.bytes[n]),
@@ -212,7 +214,9 @@ class Kept:
 
     def arithmetic(self, shown: KeptShown, cell: Cell) -> str:
         n = cell.column
-        return WORDS["kept"]["arithmetic"].format(
+        return WORDS.say(
+            "kept",
+            "arithmetic",
             chunk=shown.chunks[n],
             size=_size(shown.bytes[n]),
             rate=f"{number(shown.copy_tb_s, 3)} TB/s",

@@ -116,14 +116,14 @@ class Swaps:
     def say(self, shown: SwapsShown) -> str:
         words, order = WORDS["swaps"], _listed(shown.orders[shown.t])
         if shown.t == 0:
-            return words["begin"].format(order=order)
+            return words.say("begin", order=order)
         a, b = (words["places"][place] for place in shown.moves[shown.t - 1])
-        return words["say"].format(t=shown.t, swap=words["swap"].format(a=a, b=b), order=order, all=6)
+        return words.say("say", t=shown.t, swap=words.say("swap", a=a, b=b), order=order, all=6)
 
     def arithmetic(self, shown: SwapsShown, cell: Cell) -> str:
         words, t = WORDS["swaps"], cell.column
         thing = words["things"][shown.orders[t, cell.row]]
-        return words["arithmetic" if t else "first"].format(t=t, thing=thing, place=words["places"][cell.row])
+        return words.say("arithmetic" if t else "first", t=t, thing=thing, place=words["places"][cell.row])
 
 
 @dataclass(frozen=True)
@@ -200,14 +200,14 @@ class Mirror:
             what = {1: "kept", 0: "forgotten", -1: "turned"}[factor]
         else:
             what = "fades" if factor > 0 else "fades round"
-        return words["say"].format(alpha=short(shown.alpha), factor=short(factor), what=words["what"][what])
+        return words.say("say", alpha=short(shown.alpha), factor=short(factor), what=words["what"][what])
 
     def arithmetic(self, shown: MirrorShown, cell: Cell) -> str:
         words, alpha = WORDS["mirror"], short(shown.alpha)
         if cell.map == "factor":
-            return words["factor is"].format(alpha=alpha, factor=short(shown.factor))
+            return words.say("factor is", alpha=alpha, factor=short(shown.factor))
         x, y = (short(each) for each in (shown.before, shown.after)[cell.column])
-        return words["before is" if cell.column == 0 else "after is"].format(x=x, y=y, alpha=alpha)
+        return words.say("before is" if cell.column == 0 else "after is", x=x, y=y, alpha=alpha)
 
 
 @dataclass(frozen=True)
@@ -258,12 +258,11 @@ class Again:
         if abs(last - 1) < 0.02:
             left = words["held"]
         else:
-            left = (
-                words["grown"].format(size=number(last, 3)) if last > 1 else words["faded"].format(size=percent(last))
-            )
-        return words["say"].format(
-            w=number(shown.w),
-            alpha=number(shown.alpha),
+            left = words.say("grown", size=number(last, 3)) if last > 1 else words.say("faded", size=percent(last))
+        return words.say(
+            "say",
+            w=shown.w,
+            alpha=shown.alpha,
             factor=number(float(shown.left[0]), 3),
             n=len(shown.left),
             left=left,
@@ -271,10 +270,12 @@ class Again:
 
     def arithmetic(self, shown: AgainShown, cell: Cell) -> str:
         n = cell.column + 1
-        return WORDS["again"]["arithmetic"].format(
+        return WORDS.say(
+            "again",
+            "arithmetic",
             n=n,
             kept=number(float(np.exp(shown.w)), 3),
-            alpha=number(shown.alpha),
+            alpha=shown.alpha,
             factor=number(float(shown.left[0]), 3),
             left=number(float(shown.left[n - 1]), 3),
         )

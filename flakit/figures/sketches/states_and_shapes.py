@@ -89,7 +89,9 @@ class Pieces:
             line.set_data(np.arange(len(values)), np.clip(values, _LOW, _HIGH))
 
     def say(self, shown: PiecesShown) -> str:
-        return WORDS["pieces"][shown.handed].format(
+        return WORDS.say(
+            "pieces",
+            shown.handed,
             op=shown.op,
             worst=error(shown.worst),
             o=error(shown.o_second) if shown.handed == "detached" else percent(shown.o_second),
@@ -97,6 +99,10 @@ class Pieces:
         )
 
     def arithmetic(self, shown: PiecesShown, cell: Cell) -> str:
-        return WORDS["pieces"]["arithmetic"].format(
-            name=cell.map, t=cell.column, off=number(float(getattr(shown, cell.map)[cell.column]), 2)
+        return WORDS.say(
+            "pieces",
+            "arithmetic",
+            name=cell.map,
+            t=cell.column,
+            off=number(float(getattr(shown, cell.map)[cell.column]), 2),
         )

@@ -98,7 +98,7 @@ class MeanOfMeans:
                 self._ax.set_xlim(-0.6, n - 0.4)
                 self._ax.axhline(shown.right[0], **style.LAW, zorder=3)
                 self._labels = self._ax.text(
-                    1.02, shown.right[0], WORDS["mean_of_means"]["right"].format(n=n), va="center", fontsize=9,
+                    1.02, shown.right[0], WORDS.say("mean_of_means", "right", n=n), va="center", fontsize=9,
                     transform=self._ax.get_yaxis_transform(),
                 )  # fmt: skip
                 pointable(self.canvas, "targets", self._ax, 1, n)
@@ -115,13 +115,13 @@ class MeanOfMeans:
             "other": number(float(shown.averaged[-1]), 3),
             "right": number(float(shown.right[0]), 3),
         }
-        return words["same" if np.allclose(shown.averaged, shown.right) else "uneven"].format(**said)
+        return words.say("same" if np.allclose(shown.averaged, shown.right) else "uneven", **said)
 
     def arithmetic(self, shown: MeanOfMeansShown, cell: Cell) -> str:
         t, n = cell.column, len(shown.right)
         size = shown.cut if t < shown.cut else n - shown.cut
         weight, right = (number(float(x[t]), 3) for x in (shown.averaged, shown.right))
-        return WORDS["mean_of_means"]["arithmetic"].format(t=t, size=size, weight=weight, n=n, right=right)
+        return WORDS.say("mean_of_means", "arithmetic", t=t, size=size, weight=weight, n=n, right=right)
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class Clipping:
             for n, (name, largest) in enumerate((("before", 9.0), ("after", 0.6))):
                 ax = self.canvas.axes(side + n * (across + gap), 0.35, across, height - 0.5)
                 ax.set(title=words[name], xticks=[])
-                ax.set_yticks(range(3), [words["parameter"].format(n=row) for row in range(3)] if n == 0 else [""] * 3)
+                ax.set_yticks(range(3), [words.say("parameter", n=row) for row in range(3)] if n == 0 else [""] * 3)
                 ax.tick_params(axis="y", length=0)
                 self._strips[name] = Strip(
                     self.canvas, ax, 3, 3, size=10, cmap="Blues_r", vmin=-largest, vmax=largest, name=name
@@ -165,11 +165,11 @@ class Clipping:
             return words["nan"]
         if math.isinf(shown.norm):
             return words["zero" if np.isfinite(shown.after).all() else "inf"]
-        return words["finite"].format(norm=number(shown.norm, 3), factor=number(min(1.0, 1 / shown.norm), 3))
+        return words.say("finite", norm=number(shown.norm, 3), factor=number(min(1.0, 1 / shown.norm), 3))
 
     def arithmetic(self, shown: ClippingShown, cell: Cell) -> str:
         before, after = (number(float(x[cell.row, cell.column]), 3) for x in (shown.before, shown.after))
-        return WORDS["clipping"]["arithmetic"].format(p=cell.row, e=cell.column, before=before, after=after)
+        return WORDS.say("clipping", "arithmetic", p=cell.row, e=cell.column, before=before, after=after)
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ class FProj:
             ax.plot(shown.stops, shown.exponents, **style.LINES[0])
             ax.set(xlim=(0.6, shown.stops[-1]), ylim=(0, 1.04 * shown.exponents[-1]))
             ax.axhline(shown.limit, **style.LAW)
-            ax.text(0, shown.limit, words["limit"].format(limit=f"{shown.limit:.2f}"), va="bottom", fontsize=9)
+            ax.text(0, shown.limit, words.say("limit", limit=f"{shown.limit:.2f}"), va="bottom", fontsize=9)
             ax.axvline(shown.clamp, color=style.GREY, linewidth=1.2, linestyle=(0, (2, 2)))
             ax.text(shown.clamp, 3, words["clamp"] + " ", ha="right", va="bottom", fontsize=9, color=style.GREY)
         self._drawn = True
@@ -235,8 +235,10 @@ class FProj:
     def say(self, shown: FProjShown) -> str:
         exponent = float(shown.exponents[shown.at])
         bad = ~np.isfinite(shown.computed).all(1)
-        return WORDS["f_proj"]["lost" if bad.any() else "fine"].format(
-            f=number(shown.f),
+        return WORDS.say(
+            "f_proj",
+            "lost" if bad.any() else "fine",
+            f=shown.f,
             g=number(float(shown.gates[shown.at]), 3),
             tokens=shown.tokens,
             exponent=number(exponent, 3),
@@ -251,13 +253,14 @@ class FProj:
         if cell.map == "ds":
             m, t = cell.row, cell.column
             computed, true = (number(float(x[t, m])) for x in (shown.computed, shown.true))
-            return words["element"].format(t=t, m=m, computed=computed, true=true)
+            return words.say("element", t=t, m=m, computed=computed, true=true)
         n = cell.column
         exponent = float(shown.exponents[n])
         size = number(math.exp(exponent), 2) if exponent <= shown.limit else f"1e{exponent / math.log(10):.0f}"
         size = size if exponent <= shown.limit else say("inf (true: {size})").format(size=size)
-        return words["curve"].format(
-            f=number(float(shown.stops[n])),
+        return words.say(
+            "curve",
+            f=shown.stops[n],
             tokens=shown.tokens,
             g=number(float(shown.gates[n]), 3),
             exponent=number(exponent, 3),
