@@ -13,7 +13,7 @@ PY        := $(VENV)/bin/python
 INSTALL   := $(PY) -m pip install --no-compile --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test test-rest test-all notebooks site lint dist clean
+.PHONY: help lab test test-rest test-all release-check notebooks site lint dist clean
 
 help:  ## list the targets
 	@echo "flakit: an interactive laboratory for the numerics of linear-attention kernels"
@@ -69,6 +69,10 @@ test-rest: $(VENV)/.rest  ## the tests that `make test` leaves out
 
 test-all: $(VENV)/.rest  ## both: every test this machine can run
 	@$(PY) tests/run.py --all $(TEST_FLAGS)
+	@$(PY) -m tests.gpu.said --check || echo "(a warning: make release-check fails)"
+
+release-check: $(VENV)/.test  ## whether every GPU test has passed for the code as it is (python -m tests.gpu on a GPU)
+	@$(PY) -m tests.gpu.said --check
 
 notebooks: $(VENV)/.test  ## run all notebooks (or NOTEBOOKS="00 04") and store their outputs, small
 	@$(PY) -m tests.notebooks.execute $(NOTEBOOKS)

@@ -42,6 +42,10 @@ PYTHON = "3.10"
 TRITON_OF_TORCH = {"2.10": "3.6", "2.11": "3.6", "2.13": "3.7"}
 """The triton release line that each torch release is built with."""
 
+CHAINED_WRONG = (100, 103), "3.6.0", "3.7.1"
+"""Compute capabilities for which Triton, from a version to another, compiles two products that are added to one sum
+wrongly, where a tile has 64 rows (triton-lang/triton#10821). Of later versions flakit knows nothing yet."""
+
 TOLERANCE = {"float32": 1e-5, "bfloat16": 4e-3, "float16": 1.4e-3}
 """Relative L2 error against float64 that an operator may have, by the dtype of its inputs."""
 
@@ -145,11 +149,13 @@ def _literal(text: str) -> str:
 def examine() -> Diagnosis:
     """Look at everything; takes some seconds, most of them running the kernels."""
     versions = installed()
+    devices = chips() if versions["triton"] and torch.cuda.is_available() else []
     findings = (
         *python_and_packages(versions),
         *mismatches(versions),
         kernels(versions),
-        *launch_rows(chips() if versions["triton"] and torch.cuda.is_available() else ()),
+        *compiled_wrongly(devices, versions["triton"]),
+        *launch_rows(devices),
         *lab(versions),
     )
     return Diagnosis(findings, tuple(check_operators()), versions)
@@ -240,6 +246,22 @@ def kernels(versions: Mapping[str, str | None]) -> Finding:
         return Finding("kernels", OK, f"{here}compiled for {gpu}")
     says = f"{here}no GPU, interpreter off: the torch backend does the work"
     return Finding("kernels", NOTE, says, "to run kernels on the CPU set TRITON_INTERPRET=1 before Python starts")
+
+
+def compiled_wrongly(devices: Sequence[Chip], triton: str | None) -> Iterator[Finding]:
+    """GPUs for which this Triton is known to compile kernels like flakit's wrongly, or not known not to."""
+    capabilities, first, last = CHAINED_WRONG
+    for device in devices:
+        if device.capability in capabilities and triton:
+            known = Version(first) <= Version(triton) <= Version(last)
+            yield Finding(
+                "kernels",
+                WARNING,
+                f"{device.name}: triton {first} to {last} compile two products that are added to one sum wrongly for "
+                f"sm_{device.capability} (triton-lang/triton#10821), as flakit's kernels do; "
+                + (f"here is {triton}" if known else f"whether {triton} does is not known"),
+                "backend='torch' computes the same without Triton; below, every operator is held to float64 here",
+            )
 
 
 def launch_rows(devices: Sequence[Chip]) -> Iterator[Finding]:

@@ -4,6 +4,7 @@ import sys
 import types
 
 import pytest
+import torch
 
 from flakit import doctor
 from flakit.numerics import recorded
@@ -102,9 +103,36 @@ def test_interpreter_set_too_late_is_found(monkeypatch, late):
 CHIPS = {
     90: (doctor.OK, "found and run on an NVIDIA H200 (sm_90)"),
     89: (doctor.NOTE, "compiled for sm_89 in flakit's tests, and run on no such GPU"),
-    100: (doctor.NOTE, "neither run on a GPU with compute capability 10.0 nor compiled for one"),
+    100: (doctor.NOTE, "compiled for sm_100 in flakit's tests, and run on no such GPU"),
+    110: (doctor.NOTE, "neither run on a GPU with compute capability 11.0 nor compiled for one"),
     75: (doctor.NOTE, "which may need 99 KB of shared memory a block, and here are 64"),
 }
+
+
+@pytest.mark.parametrize(
+    ("capability", "triton", "says"),
+    [
+        (100, "3.7.1", "here is 3.7.1"),
+        (103, "3.6.0", "here is 3.6.0"),
+        (103, "3.8.0", "whether 3.8.0 does is not known"),
+        (90, "3.6.0", None),
+        (120, "3.7.1", None),
+        (100, None, None),
+    ],
+)
+def test_a_card_for_which_triton_compiles_chained_products_wrongly_is_warned_of(capability, triton, says):
+    found = list(doctor.compiled_wrongly([Chip("a GPU", capability, 232448)], triton))
+    assert [x.level for x in found] == [doctor.WARNING] * (says is not None)
+    assert all(says in x.says and "triton-lang/triton#10821" in x.says and "backend='torch'" in x.cure for x in found)
+
+
+def test_the_doctor_looks_at_the_card_for_it(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (10, 3))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA B300")
+    monkeypatch.setattr(doctor, "chips", lambda: [Chip("NVIDIA B300", 103, 232448)])
+    monkeypatch.setattr(doctor, "check_operators", list)
+    assert [x.level for x in doctor.examine().findings if "#10821" in x.says] == [doctor.WARNING]
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flakit.numerics import recorded
-from tests.gpu import results, sources
+from tests.gpu import results, said, sources
 
 ROOT = Path(__file__).parents[1]
 INI = "[pytest]\naddopts = --import-mode=importlib\nmarkers = gpu: a\n"
@@ -240,3 +240,45 @@ def with_gpu_tests(*paths, without=""):
 def test_its_files_have_all_gpu_tests_and_are_collected_without_jupyter():
     found = with_gpu_tests(*sources.test_files(), without=NOT_ON_A_GPUS_MACHINE)
     assert len(found) > 20 and found == with_gpu_tests("tests")
+
+
+# --- what is said of it ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", said.TEXTS)
+def test_the_texts_say_what_is_recorded(name):
+    """Where they do not: python -m tests.gpu.said"""
+    assert said.written(name, results.read()) == (ROOT / name).read_text(encoding="utf-8")
+
+
+def some_rows(card, each="...s", root=ROOT, **more):
+    ran = {"card": card, "torch": "2.11.0", "triton": "3.6.0", "commit": "abc", "date": "2026-11-26"}
+    files = sources.test_files(root)
+    return [results.row(ran, file, results.key(file, ran, root), each, ()) | more for file in files]
+
+
+def test_a_table_has_a_line_for_each_card():
+    rows = [*some_rows("one", "..s"), *some_rows("two", ".F-")]
+    (one, two), n = said.totals(rows), len(sources.test_files())
+    assert (one["passed"], one["skipped"], one["failed"]) == (2 * n, n, 0)
+    assert (two["passed"], two["failed"], two["not_run"], two["triton"]) == (n, n, n, "3.6.0")
+    table, words = said.text("docs/speed.md", rows), said.text("README.md", rows)
+    assert (
+        f"| one | {2 * n} | 0 | {n} | 0 | 2026-11-26 | abc |" in table and "ran on Triton 3.6.0; pip installs" in table
+    )
+    assert f"on one {2 * n} of {2 * n} passed" in words and f"on two {n} of {3 * n} passed" in words
+
+
+def test_a_release_needs_every_file_green_for_todays_code_on_one_card(project):
+    def complaints(*rows):
+        return said.complaints([row for each in rows for row in each], project)
+
+    green, red = some_rows("one", root=project), some_rows("two", ".F", root=project)
+    assert not complaints(green) and not complaints(red, green)
+    assert complaints(red)[0].endswith("1 failed, 0 not run")
+    assert complaints(some_rows("one", ".-", root=project))[0].endswith("0 failed, 1 not run")
+    assert complaints(green[1:]) == ["one: tests/one/test_some.py: not run"]
+    assert complaints(some_rows("one", root=project, key="of before"))[0].endswith("other code, abc of 2026-11-26")
+    assert "no GPU test is recorded" in complaints([])[0]
+    write(project, {"tests/one/helper.py": "SEEN = 'other'\n"})
+    assert complaints(green)[0].startswith("one: tests/one/test_some.py: run on other code")

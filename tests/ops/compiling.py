@@ -134,17 +134,44 @@ def computed_twice(ttgir: str) -> float:
     return round(1 - once / every, 3) if every else 0.0
 
 
-SHIFTED_OUT = re.compile(r"= shl nuw (?:nsw )?<\d+ x i32> [^,]+, <[^>]*\bi32 (?:2[5-9]|3[01])\b.*")
-"""LLVM's vector of two shifts of a thread's number, one so far that bits fall out, and yet said not to: that
-promise belongs to the other one. What is made of it has the fallen bits in the other's place, and so looks at
-wrong addresses (Triton 3.6 and 3.7; three settings on an H200 ended so, data/tuning.md)."""
+SHIFT = re.compile(r"(?P<name>%[\w.]+) = shl nuw (?:nsw )?<\d+ x i32> [^,]+, <(?P<by>[^>]*)>")
+FAR = 25
+"""Bits, beyond which the number of a thread falls out of 32."""
+
+
+def shifted_out(llir: str) -> str | None:
+    """LLVM's vector of two shifts of a thread's number, one so far that bits fall out, and yet said not to: that
+    promise belongs to the other one. What is made of it has the fallen bits in the other's place, and so looks at
+    wrong addresses (Triton 3.6 and 3.7; three settings on an H200 ended so, data/tuning.md). Where nothing takes the
+    one that is shifted far, all is well. Returns the line, or None."""
+    for function in llir.split("\ndefine "):
+        for found in SHIFT.finditer(function):
+            by = [int(x.rpartition(" ")[2]) if x[-1].isdigit() else 0 for x in found["by"].split(", ")]
+            far = {lane for lane, bits in enumerate(by) if bits >= FAR}
+            if far and any(_takes(line, found["name"], far, len(by)) for line in function.splitlines()):
+                return found[0]
+    return None
+
+
+def _takes(line: str, name: str, lanes: set[int], width: int) -> bool:
+    """Whether a line of LLVM's code makes something of certain lanes of a vector."""
+    _, _, right = line.partition(" = ")
+    if not re.search(rf"{re.escape(name)}(?![\w.])", right or line):
+        return False
+    if picked := re.match(r"extractelement <.*?> \S+, i\d+ (\d+)", right):
+        return int(picked[1]) in lanes
+    if picked := re.match(r"shufflevector <.*?> (\S+), <.*?> (\S+), <\d+ x i32> (?:<(.*?)>|zeroinitializer)", right):
+        of = [int(x.rpartition(" ")[2]) for x in picked[3].split(", ") if x[-1].isdigit()] if picked[3] else [0]
+        sides = picked[1], picked[2]
+        return any(sides[n // width] == name and n % width in lanes for n in of)
+    return True
 
 
 def compiled_for(launch: Launch, capability: int) -> CompiledKernel:
     with absent_gpu(capability):
         compiled = launch.kernel.run(*launch.args, grid=(1,), warmup=True, **launch.options)
-    wrong = SHIFTED_OUT.search(compiled.asm.get("llir", ""))
-    assert wrong is None, f"{launch.name}: compiled wrongly for sm_{capability}: {wrong[0]}"
+    wrong = shifted_out(compiled.asm.get("llir", ""))
+    assert wrong is None, f"{launch.name}: compiled wrongly for sm_{capability}: {wrong}"
     return compiled
 
 

@@ -1,5 +1,5 @@
 """What compiled kernels need, kept in data/compiled.json: compiling says the same each time, so each code is compiled
-once.
+once. Rows of several Tritons stand beside each other.
 
 An entry is found by a hash of all that machine code follows from. What has none, a kernel that changed or one for
 another Triton, is compiled where it is asked for; `python -m tests.ops.record_compiled` brings the file up to date.
@@ -10,6 +10,7 @@ import inspect
 import io
 import tokenize
 import warnings
+from collections.abc import Mapping
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -45,7 +46,16 @@ def read() -> dict[str, Compiled]:
 
 @cache
 def _read(path: Path, _: int) -> dict[str, Compiled]:
-    return {row["key"]: Compiled(*(row[name] for name in COLUMNS)) for row in recorded.read(path).rows}
+    return {row["key"]: Compiled(*(row[name] for name in COLUMNS)) for row in recorded.read(path).rows if _ours(row)}
+
+
+def of_other_tritons() -> list[dict]:
+    """The rows that another Triton than the one here compiled, which it alone can bring up to date."""
+    return [dict(row) for row in recorded.read(FILE).rows if not _ours(row)] if FILE.is_file() else []
+
+
+def _ours(row: Mapping) -> bool:
+    return row.get("triton", triton.__version__) == triton.__version__
 
 
 def key(launch: Launch, capability: int) -> str:

@@ -3,7 +3,11 @@
     python -m tests.ops.record_compiled [--anew] [--workers N]
 
 It compiles what the file does not have and leaves out what no test asks for any more; with --anew, it compiles all.
-What is cut short goes on from there.
+What is cut short goes on from there. Another Triton than the one that constraints.txt pins compiles for sm_90 alone,
+which is what flakit has run on; each Triton's rows stand beside the others':
+
+    pip install --no-deps --target build/triton-3.6.0 triton==3.6.0
+    PYTHONPATH=build/triton-3.6.0 python -m tests.ops.record_compiled
 """
 
 import argparse
@@ -15,13 +19,15 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
 from multiprocessing import get_context
 
+import triton
+
 from flakit.bench.launches import Launch
 from flakit.numerics import recorded
 from tests.ops import ledger
 from tests.ops.compiling import Compiled, compile_for, tile
 from tests.run import cores
 
-ORDER = "chip", "row", "kernel", "constants", "key"
+ORDER = "triton", "chip", "row", "kernel", "constants", "key"
 
 asked: dict[str, tuple[Launch, int]] = {}
 """By its key, each launch with its chip; workers are forked, since none of these could be sent to them."""
@@ -55,13 +61,20 @@ def compiled(key: str, cache: str) -> Compiled:
 def write(known: Mapping[str, Compiled]) -> None:
     meta = recorded.provenance(f"{ledger.COMMAND} --anew", "no device: compiled for these chips, run on none")
     rows = [described(*asked[key]) | asdict(found) | {"key": key} for key, found in known.items()]
+    rows += ledger.of_other_tritons()
+    meta["triton"] = ", ".join(sorted({row["triton"] for row in rows}))
     recorded.write(ledger.FILE, meta, sorted(rows, key=lambda row: [row[name] for name in ORDER]))
 
 
-def described(launch: Launch, chip: int) -> dict:
-    """A launch in words: its row of the launch table, its kernel with the switches, the other constants."""
+def words(launch: Launch, chip: int) -> tuple[str, str, str, int]:
+    """A launch in words: its row of the launch table, its kernel with the switches, the other constants; the chip."""
     constants = (f"{name} {x}" for name, x in launch.options.items() if type(x) is int and name != "MILD")
-    return {"row": " ".join(launch.row), "kernel": launch.name, "constants": ", ".join(constants), "chip": chip}
+    return " ".join(launch.row), launch.name, ", ".join(constants), chip
+
+
+def described(launch: Launch, chip: int) -> dict:
+    found = zip(("row", "kernel", "constants", "chip"), words(launch, chip), strict=True)
+    return {"triton": triton.__version__, **dict(found)}
 
 
 def main() -> None:
@@ -70,9 +83,10 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=cores(), help="kernels compiled at a time; default: a core each")
     options = parser.parse_args()
 
-    from tests.ops.test_compiled import asked_for
+    from tests.ops.test_compiled import FOUND_ON, PINNED, asked_for
 
-    made = record(asked_for(), anew=options.anew, workers=options.workers)
+    wanted = [each for each in asked_for() if PINNED or each[1] == FOUND_ON]
+    made = record(wanted, anew=options.anew, workers=options.workers)
     print(f"wrote {ledger.FILE}: {len(asked)} launches, {len(made)} of them compiled now")
 
 

@@ -30,8 +30,8 @@ import triton.language as tl
 
 from flakit.ops.common.packed_triton import Packing
 from flakit.ops.common.recurrence_triton import through
-from tests.ops import ledger
-from tests.ops.compiling import BLOCKS, compile_for, described, launches, tile
+from tests.ops import ledger, record_compiled
+from tests.ops.compiling import BLOCKS, compile_for, described, launches, shifted_out, tile
 from tests.ops.gsa import configurations as gsa
 from tests.ops.ledger import needs
 from tests.ops.rwkv6 import configurations as rwkv6
@@ -42,6 +42,8 @@ OPERATORS = {"rwkv6": rwkv6, "rwkv7": rwkv7, "gsa": gsa}
 (FOUND_ON,) = RUN_ON
 MOST_TWICE = 0.25
 """The part of its numbers that a kernel may compute a second time: what is cheaper made again than moved."""
+RAN_ON = ("3.6.0",)
+"""The Triton that everything ran on that ran on a GPU, where that is not the pinned one."""
 PINNED = f"triton=={triton.__version__};" in (Path(__file__).parents[2] / "constraints.txt").read_text()
 
 
@@ -247,6 +249,19 @@ def test_the_ledger_has_every_launch_as_it_is_now():
         pytest.fail(f"it lacks {lacks} launches of {len(wanted)} and has {needless} of others: {ledger.COMMAND}")
 
 
+@pytest.mark.full
+@pytest.mark.skipif(not PINNED, reason="the ledger is of the Triton that constraints.txt pins")
+def test_the_triton_that_gpus_ran_on_compiled_the_same_launches_and_they_fit():
+    """Its keys only it can say; that it was asked for every launch of today shows in the launches' words."""
+    others = ledger.of_other_tritons()
+    if {row["triton"] for row in others} != {*RAN_ON}:
+        pytest.fail(f"expected rows of triton {', '.join(RAN_ON)} for sm_{FOUND_ON}: see {ledger.COMMAND} --help")
+    words = {record_compiled.words(*each) for each in asked_for() if each[1] == FOUND_ON}
+    assert {(row["row"], row["kernel"], row["constants"], row["chip"]) for row in others} == words
+    for row in others:
+        assert row["shared"] <= SHARED_MEMORY[FOUND_ON] and row["twice"] <= MOST_TWICE, row
+
+
 @triton.jit
 def greedy_kernel(x, y, N: tl.constexpr):
     p = tl.arange(0, N)
@@ -281,3 +296,23 @@ def test_a_state_that_is_carried_in_two_ways_is_seen(by_memory):
     x = torch.zeros(64)
     (launch,) = launches(lambda: state_kernel[(1,)](x, x, x, 8, BY_MEMORY=by_memory, num_warps=2))
     assert (compile_for(launch, FOUND_ON).twice > MOST_TWICE) != by_memory
+
+
+VECTOR = "define void @k() {\n  %4 = shl nuw nsw <2 x i32> %3, <i32 28, i32 1>, !dbg !9\n  %5 = USE, !dbg !9\n}\n"
+
+
+@pytest.mark.parametrize(
+    "use, is_wrong",
+    [
+        ("or disjoint <2 x i32> %4, %3", True),
+        ("extractelement <2 x i32> %4, i64 0", True),
+        ("extractelement <2 x i32> %4, i64 1", False),
+        ("shufflevector <2 x i32> %3, <2 x i32> %4, <4 x i32> <i32 0, i32 3, i32 poison, i32 3>", False),
+        ("shufflevector <2 x i32> %3, <2 x i32> %4, <2 x i32> <i32 0, i32 2>", True),
+        ("shufflevector <2 x i32> %4, <2 x i32> poison, <2 x i32> zeroinitializer", True),
+        ("or disjoint <2 x i32> %44, %3", False),
+    ],
+)
+def test_a_number_of_a_thread_that_is_shifted_out_is_seen_where_something_is_made_of_it(use, is_wrong):
+    assert (shifted_out(VECTOR.replace("USE", use)) is not None) == is_wrong
+    assert shifted_out(VECTOR.replace("USE", use).replace("i32 28", "i32 4")) is None

@@ -185,3 +185,15 @@ def test_what_the_file_has_is_not_compiled_again(file, load, monkeypatch, capsys
     assert ledger.read().keys() == {ledger.key(one, 90), ledger.key(other, 90)}
     assert record_compiled.record([(one, 90)], anew=True) == [ledger.key(one, 90)]
     assert ledger.read() == {ledger.key(one, 90): found}
+
+
+def test_another_triton_keeps_its_rows(file, load, monkeypatch):
+    one = replace(launched(load(KERNEL)), row=("a row", "16-bit"))
+    record_compiled.record([(one, 90)])
+    monkeypatch.setattr(triton, "__version__", "3.99")
+    assert ledger.read() == {} and record_compiled.record([(one, 90)]) == [ledger.key(one, 90)]
+    assert len(ledger.read()) == 1 and record_compiled.record([(one, 90)]) == []
+    table, tested = recorded.read(file), triton.__version__
+    monkeypatch.undo()
+    assert table.values("triton") == sorted({tested, triton.__version__}) == table.meta["triton"].split(", ")
+    assert len({row["key"] for row in table.rows}) == len(table.rows) == 2

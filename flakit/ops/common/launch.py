@@ -52,10 +52,10 @@ ENOUGH = 512
 SHORTEST_SEGMENT = 16
 """Chunks; below it, cutting sequences into segments costs more than it brings."""
 
-SHARED_MEMORY = {80: 166912, 86: 101376, 89: 101376, 90: 232448, 120: 101376}
+SHARED_MEMORY = {80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 103: 232448, 120: 101376}
 """Bytes of shared memory a block may have, by compute capability, of the chips that the tests compile every row for.
 
-A100, then RTX 3090, RTX 4090, H100 and H200, RTX 5090 and their like.
+A100, then RTX 3090, RTX 4090, H100 and H200, B200, B300, RTX 5090 and their like.
 """
 
 RUN_ON = {90: "an NVIDIA H200"}
