@@ -24,7 +24,11 @@ FINITE = "none: every value whose truth is finite is finite"
 
 @dataclass(frozen=True)
 class Probe:
-    """One question. needs: features without which it is not supported; long: for GPUs, left to `--full`."""
+    """One question.
+
+    needs: features without which it is not supported. condition: whether a setting is still what the probe asks about,
+    of (operator, setting); a failure shrinks no further than that.
+    """
 
     name: str
     meaning: str
@@ -33,6 +37,7 @@ class Probe:
     check: Callable[[Examiner, Setting], Finding]
     budget: str = ROUNDING
     needs: tuple[str, ...] = ()
+    condition: Callable[[Operator, Setting], bool] = lambda op, setting: True
     kinds: dict[str, str] = field(default_factory=dict)
     """Another case for a kind of finding, or for a finding of "kind tensor"."""
 
@@ -417,6 +422,15 @@ def _layouts(x: Examiner) -> list[Setting]:
 LENGTHS = (20, 1, 37, 64, 9)
 
 
+def _decays(op: Operator, setting: Setting) -> Tensor:
+    return setting.make(op)[0][op.decay]
+
+
+def _strided(op: Operator, setting: Setting) -> bool:
+    x, (do, _) = setting.laid_out(*setting.make(op), op)
+    return not all(y.is_contiguous() for y in (*(x[name] for name in op.sequences), do))
+
+
 PROBES: dict[str, Probe] = {
     probe.name: probe
     for probe in (
@@ -480,6 +494,7 @@ PROBES: dict[str, Probe] = {
             "nan_guard",
             lambda x: [x.plain.without(T=70, decay=d, **BOTH) for d in ("none", (0.0, -0.3), -1e-30)],
             against_truth,
+            condition=lambda op, s: _decays(op, s).max() >= -1e-30,
         ),
         Probe(
             "inf-decay",
@@ -487,6 +502,7 @@ PROBES: dict[str, Probe] = {
             "anchor",
             lambda x: [x.plain.without(T=70, decay=d, **BOTH) for d in ("inf-spikes", "forget", "spikes")],
             against_truth,
+            condition=lambda op, s: _decays(op, s).min() <= -1e4,
         ),
         Probe(
             "tails",
@@ -515,6 +531,7 @@ PROBES: dict[str, Probe] = {
             ],
             against_truth,
             needs=("heads",),
+            condition=lambda op, s: s.H > 1,
         ),
         Probe(
             "halves",
@@ -545,6 +562,7 @@ PROBES: dict[str, Probe] = {
             ],
             through_states,
             needs=("initial state",),
+            condition=lambda op, s: s.initial_state,
         ),
         Probe(
             "rectangles",
@@ -556,6 +574,7 @@ PROBES: dict[str, Probe] = {
             ],
             against_truth,
             needs=("K != V",),
+            condition=lambda op, s: s.K != s.V,
         ),
         Probe(
             "mutation",
@@ -582,6 +601,7 @@ PROBES: dict[str, Probe] = {
             "strides",
             _layouts,
             against_truth,
+            condition=_strided,
         ),
         Probe(
             "repeat",
@@ -655,6 +675,7 @@ PROBES: dict[str, Probe] = {
             "inverse",
             _repeated,
             against_truth,
+            condition=lambda op, s: s.T > 1,
         ),
     )
 }

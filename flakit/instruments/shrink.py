@@ -25,8 +25,11 @@ def check_installed() -> None:
 
 
 def shrink(x: Examiner, probe: Probe, finding: Finding, seconds: float = SECONDS) -> Finding:
-    """The finding at the smallest setting that fails in the same way, as far as `seconds` allow."""
-    from hypothesis import HealthCheck, find, settings
+    """The finding at the smallest setting that fails in the same way and is still what the probe asks about.
+
+    As far as `seconds` allow.
+    """
+    from hypothesis import HealthCheck, Phase, find, settings
     from hypothesis import strategies as st
     from hypothesis.errors import HypothesisException
 
@@ -36,7 +39,7 @@ def shrink(x: Examiner, probe: Probe, finding: Finding, seconds: float = SECONDS
     def fails(setting: Setting) -> bool:
         setting = x.resolved(setting)
         if setting not in known:
-            if x.clock() > deadline:
+            if x.clock() > deadline or not probe.condition(x.op, setting):
                 return False
             known[setting] = _again(x, probe, setting)
         found = known[setting]
@@ -70,7 +73,7 @@ def shrink(x: Examiner, probe: Probe, finding: Finding, seconds: float = SECONDS
         if s.padding:
             fields["padding"] = step(list(range(1, s.padding + 1)))
         if isinstance(s.decay, str):
-            fields["decay"] = step([-1.0, s.decay])
+            fields["decay"] = step([-1.0, *(["forget"] if s.decay == "inf-spikes" else []), s.decay])
         if s.loss == "both":
             fields["loss"] = step(["o", "state", "both"])
         if s.initial_state:
@@ -80,7 +83,12 @@ def shrink(x: Examiner, probe: Probe, finding: Finding, seconds: float = SECONDS
         return s.without(**fields)
 
     how = settings(
-        max_examples=200, database=None, deadline=None, suppress_health_check=list(HealthCheck), print_blob=False
+        max_examples=200,
+        phases=(Phase.generate, Phase.shrink),  # `explain` runs on from the smallest, and `find` returns its last
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        print_blob=False,
     )
     try:
         found = x.resolved(find(smaller(), fails, settings=how, random=Random(0)))

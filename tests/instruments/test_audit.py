@@ -5,6 +5,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,7 +16,9 @@ from flakit import cli
 from flakit.cases import registry
 from flakit.instruments import budget, examiner
 from flakit.instruments.probes import PROBES
+from flakit.instruments.shrink import shrink
 from flakit.instruments.subject import Broken, Refused, Subject, load
+from flakit.numerics.operators import OPERATORS
 from tests.instruments import kernels
 from tests.instruments.kernels import RIGHT, WRONG
 from tests.instruments.planted import PLANTED
@@ -323,6 +326,35 @@ def test_the_law_stands_beside_the_onset(first_row):
         begins = float(first_row[name].law.split(" of -")[1].split(" =")[0])
         assert math.isclose(begins, 88.7, rel_tol=2e-3)
         assert first_row[name].case == "anchor"
+
+
+def test_a_failure_shrinks_to_the_smallest_setting_there_is():
+    op, kernel = WRONG["dv off by 0.1%"]
+    found = flakit.audit(kernel, op, only="truth")
+    assert {found["truth"].setting[name] for name in "TBHKV"} == {1}, found
+
+
+KEPT = {
+    "initial-state": lambda s: s.initial_state,
+    "inf-decay": lambda s: s.make(OPERATORS["rwkv6"])[0]["w"].min() == -math.inf,
+    "zero-decay": lambda s: s.make(OPERATORS["rwkv6"])[0]["w"].max() == 0,
+    "rectangles": lambda s: s.K != s.V,
+    "anchor-shift": lambda s: s.H > 1,
+    "repeated-tokens": lambda s: s.T > 1 and s.repeated,
+    "padded-rows": lambda s: s.padding > 0,
+    "strides": lambda s: s.H > 1 or s.T > 1,
+    "final-state": lambda s: s.loss == "state",
+}
+"""What a probe asks about, and a setting keeps while it shrinks."""
+
+
+@pytest.mark.parametrize("probe", one_quick(KEPT, ["initial-state", "inf-decay"]))
+def test_shrinking_keeps_what_the_probe_asks_about(probe):
+    x = examiner.Examiner(Subject(flakit.chunk_rwkv6), seed=0)
+    asked = replace(PROBES[probe], check=lambda _, setting: examiner.Finding(setting, "wrong", "o", 1.0, 0.1, ""))
+    first = asked.check(x, x.resolved(asked.settings(x)[0]))
+    found = shrink(x, asked, first).setting
+    assert KEPT[probe](found) and (found.tokens, found.B) < (first.setting.tokens, 2), found
 
 
 @pytest.mark.full
