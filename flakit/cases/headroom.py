@@ -212,12 +212,13 @@ def headroom(
     for name, size in (("chunk", chunk), ("block", block)):
         if whole_number(name, size) & (size - 1):
             raise ValueError(f"{name}: expected a power of two, got {size!r}")
-    layers, found = {name: checked(name, x) for name, x in given_layers(w).items()}, {}
-    for done, (name, x) in enumerate(layers.items()):
-        progress(name, done, len(layers))
-        found[name] = tuple(m for kernel in wanted for m in _margins(kernel, x, op, chunk, block, cu_seqlens, name))
-    worst_of_all = tuple(min(same, key=lambda m: m.factor) for same in zip(*found.values(), strict=True))
-    return Headroom(op, chunk, block, worst_of_all, found, *_histogram(layers.values()))
+    with torch.device("cpu"):  # where decays are looked at, whatever torch.set_default_device says
+        layers, found = {name: checked(name, x) for name, x in given_layers(w).items()}, {}
+        for done, (name, x) in enumerate(layers.items()):
+            progress(name, done, len(layers))
+            found[name] = tuple(m for kernel in wanted for m in _margins(kernel, x, op, chunk, block, cu_seqlens, name))
+        worst_of_all = tuple(min(same, key=lambda m: m.factor) for same in zip(*found.values(), strict=True))
+        return Headroom(op, chunk, block, worst_of_all, found, *_histogram(layers.values()))
 
 
 def _scheme(kernel: str) -> dict:

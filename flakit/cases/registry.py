@@ -14,8 +14,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 
+import torch
+
 from .knobs import Knob, knobs_of
 from .laws import Row
+
+_ON_CPU = torch.device("cpu")
+"""Where a case makes its tensors, whatever `torch.set_default_device` says."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,8 @@ class Case:
 
     def reproduce(self) -> list[Row]:
         """The numbers of the story, predicted and measured."""
-        return self.module.reproduce()
+        with _ON_CPU:
+            return self.module.reproduce()
 
     def at(self, **knobs) -> list[Row]:
         """Prediction and measurement at one setting; a ValueError names what is not a knob or not a value of one."""
@@ -56,7 +62,8 @@ class Case:
             knob = self._knob(name)
             if not knob.fits(value):
                 raise ValueError(f"{name}: expected {knob.expects}, got {value!r}")
-        return self.module.at(**knobs)
+        with _ON_CPU:
+            return self.module.at(**knobs)
 
     def parse(self, texts: Mapping[str, str]) -> dict:
         """Knobs from words, as a command line has them."""

@@ -129,7 +129,7 @@ class Run:
 def inputs(decay: float) -> dict[str, Tensor]:
     """What the kernel is run on: two chunks, four heads of 16 channels, each with its share of the decay (PACES)."""
     x = make_inputs("rwkv6", T=2 * CHUNK, H=len(PACES), K=16, V=16, decay=decay)
-    return x | {"w": x["w"] * torch.tensor(PACES)[:, None]}
+    return x | {"w": x["w"] * torch.tensor(PACES, device="cpu")[:, None]}
 
 
 def run(decay: float, *lines: Callable, way: str = "start") -> Run:

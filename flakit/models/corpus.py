@@ -27,8 +27,8 @@ class Corpus:
         """`size` pieces from anywhere: tokens and targets, each [size, T] int64."""
         if not 1 <= T < len(self.text):
             raise ValueError(f"T: expected 1 to {len(self.text) - 1}, the bytes of the corpus less one, got {T}")
-        start = torch.randint(len(self.text) - T, (size, 1), generator=generator)
-        pieces = self.text[start + torch.arange(T + 1)].long()
+        start = torch.randint(len(self.text) - T, (size, 1), generator=generator, device="cpu")
+        pieces = self.text[start + torch.arange(T + 1, device="cpu")].long()
         return pieces[:, :-1], pieces[:, 1:]
 
     def split(self, share: float = 0.1) -> tuple["Corpus", "Corpus"]:

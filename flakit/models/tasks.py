@@ -43,7 +43,9 @@ class Permutations:
         number = {order: n for n, order in enumerate(orders)}
         moved = [sum(a != b for a, b in zip(order, orders[0], strict=True)) for order in orders]
         moves = [order for order, n in zip(orders, moved, strict=True) if self.moves == "all" or n == 2]
-        return torch.tensor([[number[tuple(order[at] for at in move)] for move in moves] for order in orders])
+        return torch.tensor(
+            [[number[tuple(order[at] for at in move)] for move in moves] for order in orders], device="cpu"
+        )
 
     @property
     def classes(self) -> int:
@@ -55,8 +57,8 @@ class Permutations:
 
     def batch(self, size: int, T: int, generator: Generator) -> tuple[Tensor, Tensor]:
         size, T = whole("size", size), whole("T", T)
-        moves = torch.randint(self.after.shape[1], (size, T), generator=generator)
-        order = torch.zeros(size, dtype=torch.long)
+        moves = torch.randint(self.after.shape[1], (size, T), generator=generator, device="cpu")
+        order = torch.zeros(size, dtype=torch.long, device="cpu")
         targets = [order]
         for move in moves.unbind(1)[1:]:
             order = self.after[order, move]
@@ -85,8 +87,8 @@ class Recall:
 
     def batch(self, size: int, T: int, generator: Generator) -> tuple[Tensor, Tensor]:
         size, T = whole("size", size), whole("T", T)
-        book = torch.randint(self.values, (size, self.keys), generator=generator) + self.keys
-        key = torch.randint(self.keys, (size, -(-T // 2)), generator=generator)
+        book = torch.randint(self.values, (size, self.keys), generator=generator, device="cpu") + self.keys
+        key = torch.randint(self.keys, (size, -(-T // 2)), generator=generator, device="cpu")
         value = book.gather(1, key)
         seen = (key[:, :, None] == key[:, None, :]).tril(-1).any(-1)
         tokens = torch.stack((key, value), -1).flatten(1)
@@ -113,9 +115,9 @@ class Copying:
     def batch(self, size: int, T: int, generator: Generator) -> tuple[Tensor, Tensor]:
         size, T = whole("size", size), whole("T", T)
         half = (T + 1) // 2
-        said = torch.randint(self.symbols, (size, half), generator=generator)
-        sign = torch.full((size, 1), self.symbols)
-        silent = torch.full((size, half), IGNORED)
+        said = torch.randint(self.symbols, (size, half), generator=generator, device="cpu")
+        sign = torch.full((size, 1), self.symbols, device="cpu")
+        silent = torch.full((size, half), IGNORED, device="cpu")
         return torch.cat((said, sign, said), 1)[:, :T], torch.cat((silent, said), 1)[:, :T]
 
 
@@ -139,7 +141,7 @@ class Delay:
 
     def batch(self, size: int, T: int, generator: Generator) -> tuple[Tensor, Tensor]:
         size, T = whole("size", size), whole("T", T)
-        tokens = torch.randint(self.symbols, (size, T), generator=generator)
+        tokens = torch.randint(self.symbols, (size, T), generator=generator, device="cpu")
         targets = torch.full_like(tokens, IGNORED)
         targets[:, self.by :] = tokens[:, : -self.by]
         return tokens, targets

@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 import ipywidgets as widgets
+import torch
 
 from ..figures.canvas import Cell
 from ..language import Words, current, label, say, speaking, tight
@@ -89,11 +90,12 @@ _CSS = """<style>
 
 
 def _in_its_language(method: Callable) -> Callable:
-    """A method of something that has a `language`, which is spoken inside."""
+    """A method of something that has a `language`, which is spoken inside; tensors are made on the CPU there, whatever
+    `torch.set_default_device` says."""
 
     @functools.wraps(method)
     def spoken(self, *args, **kwargs):
-        with speaking(self.language):
+        with speaking(self.language), torch.device("cpu"):
             return method(self, *args, **kwargs)
 
     return spoken
@@ -160,7 +162,7 @@ class Panel(widgets.VBox):
 
     def __init_subclass__(cls, **kwargs) -> None:
         super().__init_subclass__(**kwargs)
-        for name in ("compute", "draw", "describe", "script", "arithmetic", "alt_text"):
+        for name in ("__init__", "compute", "draw", "describe", "script", "arithmetic", "alt_text"):
             if name in vars(cls):
                 setattr(cls, name, _in_its_language(vars(cls)[name]))
 
