@@ -6,7 +6,7 @@ from matplotlib.ticker import MaxNLocator
 
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
-from ...figures.heatmap import HeatMap
+from ...figures.maps import Map, Maps
 from ...figures.strip import Strip
 from ...language import Words
 from . import Shown
@@ -77,17 +77,15 @@ class Picture:
             ax.set_yticks([0, 1], [WORDS["taken"], WORDS["there"]])
             ax.tick_params(length=0)
             self._memory = Strip(self.canvas, ax, 2, self._columns, name="memory")
-            self._maps, self._right = {}, None
-            for n, name in enumerate(("meant", "read")):
-                ax = self.canvas.axes(_LEFT, 1.27 + 1.15 * n, room, 0.85)
-                ax.set_title(WORDS[name], fontsize=9.5)
-                ax.set_ylabel(WORDS["head h"])
-                ax.yaxis.set_major_locator(MaxNLocator(3, integer=True, min_n_ticks=1))
-                ax.xaxis.set_major_locator(MaxNLocator(10, integer=True, min_n_ticks=1))
-                if n == 0:
-                    ax.tick_params(labelbottom=False)
-                self._maps[name] = HeatMap(self.canvas, ax, name=name)
-            ax.set_xlabel(WORDS["token t"])
+            self._maps = Maps(
+                self.canvas,
+                {name: Map(WORDS[name], across=True, empty=f"{name} of another") for name in ("meant", "read")},
+                left=_LEFT, top=1.27, size=(room, 0.85), gap=0.3, rows=WORDS["head h"], columns=WORDS["token t"],
+                stacked=True,
+            )  # fmt: skip
+            ax = self._maps["read"].ax
+            for heat in self._maps.values():
+                heat.ax.xaxis.set_major_locator(MaxNLocator(10, integer=True, min_n_ticks=1))
             (self._right,) = ax.plot(
                 [], [], "o", ms=5, mfc="white", mec=style.BLACK, clip_on=False, zorder=6, label=WORDS["right"]
             )
@@ -105,9 +103,9 @@ class Picture:
         _, T, H, D = shown.shape
         last = max(T - 1, 1)
         self._title.set_text(WORDS.say("memory", D=D))
-        for name, rows in (("meant", shown.meant), ("read", shown.read)):
-            other = shown.neighbour if name == "read" else shown.neighbour.new_zeros(T, H)
-            self._maps[name].update((rows // H / last).T.numpy(), empty=other.T.numpy())
+        other = shown.neighbour.T.numpy()
+        rows = {"meant": shown.meant // H / last, "read": shown.read // H / last}
+        self._maps.update(rows | {"meant of another": np.zeros_like(other), "read of another": other})
         right = _right(shown)
         self._right.set_data(*(np.nonzero(right) if not right.all() else ([], [])))
 

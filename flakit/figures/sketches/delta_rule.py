@@ -7,7 +7,7 @@ import numpy as np
 from ...language import Words
 from .. import style
 from ..canvas import Canvas, Cell
-from ..heatmap import HeatMap
+from ..maps import Map, Maps, signed
 from .shared import percent, pointable, short
 
 WORDS = Words() | {
@@ -63,30 +63,28 @@ class Editing:
         words, left, gap = WORDS["editing"], 0.52, 0.16
         across = (width - left - 0.1 - 3 * gap) / 4
         narrow = across < 1.5  # the columns' names stand upright
-        self.canvas, self._maps, self._numbers = Canvas(width, 1.75 if narrow else 1.45), {}, {}
+        self.canvas, self._numbers = Canvas(width, 1.75 if narrow else 1.45), {}
         with style.context():
-            for n, (name, title) in enumerate(words["maps"].items()):
-                ax = self.canvas.axes(left + n * (across + gap), 0.32, across, 0.84)
-                ax.set_title(title)
-                ax.set_xticks(range(4), words["columns"], rotation=90 if narrow else 0)
-                ax.set_yticks(range(2), words["rows"] if n == 0 else ("", ""))
-                ax.tick_params(length=0)
-                self._maps[name] = HeatMap(
-                    self.canvas, ax, cmap=style.SIGNED, vmin=-self._largest, vmax=self._largest, name=name
-                )
-                cells = [(row, column) for row in range(2) for column in range(4)]
+            self._maps = Maps(
+                self.canvas, {name: Map(title, signed(self._largest)) for name, title in words["maps"].items()},
+                left=left, top=0.32, size=(across, 0.84), gap=gap,
+            )  # fmt: skip
+            for n, (name, heat) in enumerate(self._maps.items()):
+                heat.ax.set_xticks(range(4), words["columns"], rotation=90 if narrow else 0)
+                heat.ax.set_yticks(range(2), words["rows"] if n == 0 else ("", ""))
+                heat.ax.tick_params(length=0)
                 self._numbers[name] = {
-                    (row, column): ax.text(column, row, "", ha="center", va="center", fontsize=9.5, zorder=6)
-                    for row, column in cells
+                    (row, column): heat.ax.text(column, row, "", ha="center", va="center", fontsize=9.5, zorder=6)
+                    for row in range(2)
+                    for column in range(4)
                 }
                 self.canvas.moving(*self._numbers[name].values())
 
     def update(self, shown: EditingShown) -> None:
-        for name, heat in self._maps.items():
-            table = getattr(shown, name)
-            heat.update(table)
-            for cell, text in self._numbers[name].items():
-                text.set_text(short(table[cell]))
+        self._maps.update(shown)
+        for name, numbers in self._numbers.items():
+            for cell, text in numbers.items():
+                text.set_text(short(getattr(shown, name)[cell]))
 
     def say(self, shown: EditingShown) -> str:
         alpha = shown.alpha
