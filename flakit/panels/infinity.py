@@ -13,6 +13,7 @@ import torch
 
 from ..cases import infinity as case
 from ..cases.laws import LN_MAX
+from ..figures import style
 from ..figures.canvas import Cell
 from ..figures.infinity import CHUNKS, LIT, LossFigure, WayFigure, rounded
 from ..language import Words, speaking
@@ -532,13 +533,20 @@ def _formula(step: str) -> str:
     found = []
     for lit, group in itertools.groupby(terms, lambda term: step in term[1]):
         words = " ".join(words for words, _ in group)
-        found.append(f'<mark style="{look}">{words}</mark>' if lit else words)
+        found.append(f'<mark style="{look}">{words}</mark>' if lit else _LETTER.sub(_coloured, words))
     return " ".join(found)
+
+
+_LETTER = re.compile(r"(?<![A-Za-z])d?[rkv](?=<sub>)")
+
+
+def _coloured(letter: re.Match) -> str:
+    return f'<span style="color: {style.letter(letter[0])}">{letter[0]}</span>'
 
 
 def _plain(formula: str) -> str:
     """The same without HTML: lit terms in brackets."""
-    text = re.sub(r"<mark[^>]*>(.*?)</mark>", r"[\1]", formula)
+    text = re.sub(r"</?span[^>]*>", "", re.sub(r"<mark[^>]*>(.*?)</mark>", r"[\1]", formula))
     return re.sub(r"<sup>(.*?)</sup>", r"^(\1)", re.sub(r"<sub>(.*?)</sub>", r"_\1", text))
 
 

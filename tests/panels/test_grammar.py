@@ -17,6 +17,7 @@ from flakit.panels import sketch, state_stepper
 from flakit.panels.base import NARROW, WIDE
 from flakit.panels.sketches import SKETCHES
 from tests.language.test_panels import PANELS
+from tests.notebooks.running import NOTEBOOKS
 
 SOURCES = [path for kind in ("py", "js", "css") for path in Path(flakit.__file__).parent.rglob(f"*.{kind}")]
 SLOW = ("kernel_trace", "anomaly", "gradient_accumulation")
@@ -186,6 +187,23 @@ def test_letters_have_their_colours(panels):
     assert drawn["$k_t$"] == drawn["$dk_t$"] == style.K and drawn["$r_t$"] == drawn["$dr_t$"] == style.R
     lines = {line.get_label(): line.get_color() for line in sketch("split").canvas.figure.axes[0].lines}
     assert (lines["reader"], lines["key"]) == (style.R, style.K)
+
+
+def test_a_formula_has_the_letters_in_their_colours(panels):
+    panel = panels["infinity"].set(step=8)
+    assert f'<span style="color: {style.R}">dr</span><sub>i</sub>' in panel.readout.value
+    assert "span" not in panel.text and "dr_i = e^(ge_i)" in panel.text
+
+
+def test_the_glossary_and_the_grammar_name_these_colours():
+    named = {"r": "blue", "k": "green", "v": "magenta", "w": "olive", "S": "black", "D": "indigo"}
+    looks = {"blue": style.BLUE, "green": style.GREEN, "magenta": "#A8437E", "olive": style.OLIVE, "black": style.BLACK,
+             "indigo": style.INDIGO}  # fmt: skip
+    assert {name: looks[colour] for name, colour in named.items()} == {name: style.letter(name) for name in named}
+    for path in (NOTEBOOKS / "glossary.md", NOTEBOOKS.parent / "docs" / "pictures.md"):
+        words = path.read_text(encoding="utf-8")
+        for name, colour in named.items():
+            assert re.search(rf"\${name}\$[^,.|]*(, [^.|]*)?\b{colour}\b", words), (path, name)
 
 
 def test_the_cases_are_all_looked_at():
