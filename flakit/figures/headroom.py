@@ -51,8 +51,8 @@ class _Places:
 
 
 _PLACES = {
-    True: _Places(3.02, 2.34, 0.6, 0.62, 0.5, 0.212, 0.44),
-    False: _Places(1.52, 0.95, 0.6, 0.44, 0.46, 0.175, 0.42),
+    True: _Places(3.02, 2.34, 0.6, 0.62, 0.37, 0.204, 0.44),
+    False: _Places(1.52, 0.95, 0.6, 0.44, 0.36, 0.165, 0.42),
 }
 _WIDE = 9.0
 """Inches from which on there is room for the wide places."""
