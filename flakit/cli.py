@@ -412,6 +412,9 @@ def audit(
 
     console, errors = Console(), Console(stderr=True)
     try:
+        _writable("--json", json)
+        _writable("--html", html)
+        _folder("--repros", repros)
         with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
             task = bar.add_task("looking at the subject", total=None)
 
@@ -420,7 +423,7 @@ def audit(
 
             how = {"only": only or None, "seed": seed, "full": full, "shrink": shrink, "progress": progress}
             found = run(load(subject, like, adapter), **how)
-    except Exception as error:  # whatever the subject's own module raises: it could not run
+    except (Exception, SystemExit) as error:  # whatever the subject's own module raises: it could not run
         words = str(error) if isinstance(error, (ValueError, ImportError)) else f"{type(error).__name__}: {error}"
         errors.print(f"flakit audit: {words}", style="red", markup=False, highlight=False)
         raise typer.Exit(2) from None
@@ -504,12 +507,27 @@ def bench(
         raise typer.Exit(2) from None
 
 
-def _writable(option: str, path: Path | None, ending: str) -> None:
+def _writable(option: str, path: Path | None, ending: str = "") -> None:
     """Said before anything takes long."""
-    if path is not None and path.suffix != ending:
+    if path is None:
+        return
+    if path.is_dir():
+        raise ValueError(f"{option}: expected a file, {path} is a folder")
+    if ending and path.suffix != ending:
         raise ValueError(f"{option}: expected a name ending in {ending}, got {path}")
-    if path is not None and not path.absolute().parent.is_dir():
+    if not path.absolute().parent.is_dir():
         raise ValueError(f"{option}: expected a folder that there is, got {path.parent}")
+    if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+        raise ValueError(f"{option}: expected a file that can be written, got {path}")
+
+
+def _folder(option: str, path: Path | None) -> None:
+    """Made before anything takes long."""
+    try:
+        if path is not None:
+            path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"{option}: expected a folder that is there or can be made, got {path}") from error
 
 
 def _shown(console: Console, rows, meta, label: str, picture: Path | None) -> None:

@@ -20,7 +20,7 @@ from .repro import repro
 from .shrink import SECONDS as SHRINKING
 from .shrink import check_installed, law
 from .shrink import shrink as shrink_finding
-from .subject import Broken, Refused, Subject, load
+from .subject import ONCE, Broken, Refused, Subject, load
 
 PASS, FAIL, UNSUPPORTED = "pass", "fail", "not supported"
 SECONDS = 60.0
@@ -144,8 +144,10 @@ def audit(
     shrink: look for the smallest setting at which each failure is still there, with hypothesis (the extra `audit`).
     progress: called with (the probe's name, probes done, probes in all).
 
-    A verdict is "pass", "fail", or "not supported": an argument that it does not name or refuses with an error, and a
-    backward pass that it has nowhere. Once any input gets a gradient, one that gets none is a failure.
+    A verdict is "pass", "fail", or "not supported": an argument that it does not name or refuses with a TypeError, a
+    ValueError, a NotImplementedError or an AssertionError, and a backward pass that it has nowhere. Any other error is
+    a failure, and so is one that the same call does not meet again. Once any input gets a gradient, one that gets none
+    is a failure.
 
     Raises ValueError where the subject takes not even the plainest call, TypeError where it is none.
 
@@ -206,7 +208,7 @@ def _with_one_head(x: Examiner, v: Verdict) -> bool:
     spike = (0, s.first * (s.H - 1)) if s.first else None
     alone = s.without(H=1, first=0.0, per_head=0.0, spike=spike, decay=s.decay * (1 + s.per_head * (s.H - 1)))
     try:
-        return v.probe.check(x, alone).fails
+        return v.probe.ask(x, alone).fails
     except Refused:
         return False
 
@@ -222,6 +224,15 @@ def _pair(x: Examiner, finding: Finding) -> tuple[Tensor, Tensor] | None:
     return None if got is None or true is None or got.shape != true.shape else (got, true)
 
 
+def _once(probe: Probe, x: Examiner, finding: Finding) -> str:
+    """`ONCE` where the same setting passes when it is asked again."""
+    x.forget(finding.setting)
+    try:
+        return "" if ONCE in finding.words or probe.ask(x, finding.setting).fails else ONCE
+    except Refused:
+        return ONCE
+
+
 def _run(probe: Probe, x: Examiner) -> Verdict:
     for feature in probe.needs:
         if x.supports.get(feature) is not None:
@@ -232,7 +243,7 @@ def _run(probe: Probe, x: Examiner) -> Verdict:
         if x.late and tried:
             break
         try:
-            finding = probe.check(x, setting)
+            finding = probe.ask(x, setting)
         except Refused as why:
             refused.append(str(why))
             continue
@@ -240,6 +251,7 @@ def _run(probe: Probe, x: Examiner) -> Verdict:
         if worst is None or (finding.fails, finding.share) > (worst.fails, worst.share):
             worst = finding
         if finding.fails:
+            worst = replace(worst, words=worst.words + _once(probe, x, worst))
             break
     how = {"tried": tried, "settings": len(settings)}
     if worst is None:

@@ -16,7 +16,7 @@ from ..numerics.operators import operator
 from ..ops.common.dispatch import interpreted, interpreted_alone
 from .budget import budget, judge, total_decay, units
 from .setting import Setting
-from .subject import Broken, Refused, Subject, _words
+from .subject import ONCE, BackwardBroken, Broken, Refused, Subject, _words
 
 SCALES = (None, 0.0, -0.5, -1.0)
 """The default scale is K to one of these powers; None: the operator's own."""
@@ -59,6 +59,10 @@ class Finding:
         if self.kind in ("no gradient", "raises", "non-finite"):
             return float("inf")
         return self.figure / self.allowed if self.allowed else float("inf") if self.figure else 0.0
+
+
+def raised(setting: Setting, error: Exception) -> Finding:
+    return Finding(setting, "raises", "", float("inf"), 0.0, str(error))
 
 
 @dataclass
@@ -107,6 +111,7 @@ class Examiner:
     supports: why a feature is not supported, None where it is. known: tensors that need no second mention, and why.
     coarse: tensors that are right but less precise than their dtype (TensorFloat-32 products, say), and their relative
         error at the plainest calls: elsewhere they are held to COARSER times that.
+    crashed: what came of plainest calls that did not end, and of crashes that a second call did not repeat.
     power: its default scale is K to this power, None for the operator's own.
     clock: seconds of this process on a CPU, so that others who use it shorten no audit; of the world on a GPU.
     deadline: the moment from which probes try no further settings.
@@ -122,6 +127,7 @@ class Examiner:
         self.coarse: dict[str, float] = {}
         self.granule = 1
         self.raising, self.asking = "", False
+        self.crashed: dict[Setting, Finding] = {}
         self.supports: dict[str, str | None] = {"scale": None, "backward": None}
         self.power: float | None = None
         self.backward = True
@@ -188,9 +194,9 @@ class Examiner:
                 )
             except NotImplementedError as error:
                 raise Refused(_words(error)) from error
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 words = f"its backward pass raised {_words(error)}"
-                raise (Refused if words == self.raising and not self.asking else Broken)(words) from error
+                raise (Refused if words == self.raising and not self.asking else BackwardBroken)(words) from error
         ran.values |= {f"d{name}": grad for name, grad in zip(leaves, grads, strict=True)}
 
     # --- what the subject takes ------------------------------------------------------------------------------------
@@ -234,7 +240,10 @@ class Examiner:
         except Refused as refused:
             return str(refused)
         except Broken as broken:
-            if setting == self.plain:
+            plain = setting == self.plain
+            if plain or ONCE in str(broken):
+                self.crashed[setting] = raised(setting, broken)
+            if plain:
                 return str(broken)
         return None
 
@@ -261,17 +270,18 @@ class Examiner:
             return True
 
     def _learn_backward(self) -> str | None:
-        """None where any input gets a gradient in any of a few calls."""
-        why = "no input gets a gradient"
+        """None where any input gets a gradient in any of a few calls, or where every backward pass crashes."""
+        why, crashes = "no input gets a gradient", True
         for fields in ({}, {"final_state": True, "loss": "both"}, {"K": 64, "V": 64, "M": 64}, {"T": 16}, {"H": 2}):
             try:
                 ran = self.run(self.resolved(self.plain.without(**fields)))
             except (Refused, Broken) as error:
-                why = str(error)
+                why, crashes = str(error), crashes and isinstance(error, BackwardBroken)
                 continue
+            crashes = False
             if any(y is not None for name, y in ran.values.items() if name not in self.op.outputs):
                 return None
-        return why
+        return None if crashes else why
 
     def _learn_scale(self) -> None:
         """Which default scale a subject without a `scale` has, so that other probes can go on."""
@@ -383,7 +393,7 @@ class Examiner:
         try:
             ran = self.run(setting) if ran is None else ran
         except Broken as broken:
-            return [Finding(setting, "raises", "", float("inf"), 0.0, str(broken))]
+            return [raised(setting, broken)]
         exact, total = self.exact(setting)
         terms, found = setting.tokens + setting.K + setting.V, []
         for name in ran.cut_off:
@@ -450,7 +460,7 @@ class Examiner:
         try:
             ran = (run or self.run)(setting)
         except Broken as broken:
-            return Finding(setting, "raises", "", float("inf"), 0.0, str(broken))
+            return raised(setting, broken)
         allowances = self.coarse if coarse and excuse != "none" else EMPTY
         found = self.findings(setting, ran=ran, only=only, finite=finite, coarse=allowances)
         known = {"all": self.with_states | self.known, "plain": self.known, "none": {}}[excuse]
@@ -470,6 +480,11 @@ class Examiner:
         if setting not in self._remembered:
             self._remembered[setting] = self.run(setting)
         return self._remembered[setting]
+
+    def forget(self, setting: Setting) -> None:
+        """Run a setting anew at its next turn."""
+        self._remembered.pop(setting, None)
+        self.crashed.pop(setting, None)
 
     @property
     def late(self) -> bool:

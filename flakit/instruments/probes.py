@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..numerics.errors import compare
 from ..numerics.operators import Operator
-from .examiner import Broken, Examiner, Finding, Ran, Refused
+from .examiner import Broken, Examiner, Finding, Ran, Refused, raised
 from .setting import EXPANDED, Setting
 
 ROUNDING = "rounding: 2 (sqrt(12) roundings of the dtype + (T + K + V + |sum of log decays|) of float32)"
@@ -41,6 +41,13 @@ class Probe:
     kinds: dict[str, str] = field(default_factory=dict)
     """Another case for a kind of finding, or for a finding of "kind tensor"."""
 
+    def ask(self, x: Examiner, setting: Setting) -> Finding:
+        """What `check` finds; a subject that crashes fails. Raises Refused."""
+        try:
+            return self.check(x, setting)
+        except Broken as broken:
+            return raised(setting, broken)
+
     def resembles(self, finding: Finding, op: Operator) -> str:
         """The name of the case that a failure resembles, "" for none."""
         if finding.kind == "raises":
@@ -59,6 +66,8 @@ def against_truth(x: Examiner, setting: Setting) -> Finding:
 
 def everything(x: Examiner, setting: Setting) -> Finding:
     """As `against_truth`, what is known to be wrong too, but not what gets no gradient: another probe says so."""
+    if setting in x.crashed:
+        return x.crashed[setting]
     wrong = [name for name, why in x.known.items() if why == "wrong"]
     return x.compare(setting, excuse="plain", but=wrong, coarse=False)
 
@@ -109,7 +118,7 @@ def gradients(x: Examiner, setting: Setting) -> Finding:
     try:
         ran = x.run(setting)
     except Broken as broken:
-        return Finding(setting, "raises", "", math.inf, 0.0, str(broken))
+        return raised(setting, broken)
     exact, _ = x.exact(setting)
     none = [name for name in ran.values if ran.values[name] is None and exact[name].any()]
     cut = ran.cut_off
@@ -129,7 +138,7 @@ def scale(x: Examiner, setting: Setting) -> Finding:
         exact, total = x.exact(setting)
         found = x.findings(setting, ran=ran, only=("o",), coarse=x.coarse)[0]
     except Broken as broken:
-        return Finding(setting, "raises", "", math.inf, 0.0, str(broken))
+        return raised(setting, broken)
     finally:
         x.power = power
     if "o" in x.known and power is None:
@@ -189,7 +198,7 @@ def unchanged(x: Examiner, setting: Setting) -> Finding:
     try:
         x.run(setting, keep=keep)
     except Broken as broken:
-        return Finding(setting, "raises", "", math.inf, 0.0, str(broken))
+        return raised(setting, broken)
     shares = {}
     for name, y in seen.items():
         differs = (y.detach() != before[name]) & ~(y.detach().isnan() & before[name].isnan())
@@ -234,7 +243,7 @@ def repeatable(x: Examiner, setting: Setting) -> Finding:
     try:
         first, second = x.run(setting), x.run(setting)
     except Broken as broken:
-        return Finding(setting, "raises", "", math.inf, 0.0, str(broken))
+        return raised(setting, broken)
     for name, y in first.values.items():
         z = second.values[name]
         if y is not None and z is not None and not torch.equal(y.nan_to_num(), z.nan_to_num()):
@@ -348,6 +357,7 @@ SWEEP = (-8.0, -1.5, -20.0, -3.0, -90.0, -0.5, -6.0, -12.0, -1e3, -2.0, -50.0, -
 def _truth(x: Examiner) -> list[Setting]:
     p = x.plain
     found = [
+        *x.crashed,
         p.without(T=100, **SIZES, **BOTH),
         p,
         p.without(T=17, **SIZES),

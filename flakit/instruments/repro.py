@@ -78,7 +78,7 @@ def shows(script: str, subject: Subject, error: type[Exception]) -> bool:
     try:
         with _as_it_was(), contextlib.redirect_stdout(io.StringIO()):
             exec(compile(body, "<repro>", "exec"), {"__name__": "repro"} | given)
-    except Exception as raised:
+    except (Exception, SystemExit) as raised:
         return isinstance(raised, error)
     return False
 

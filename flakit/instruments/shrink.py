@@ -99,7 +99,7 @@ def shrink(x: Examiner, probe: Probe, finding: Finding, seconds: float = SECONDS
 
 def _again(x: Examiner, probe: Probe, setting: Setting) -> Finding | None:
     try:
-        return probe.check(x, setting)
+        return probe.ask(x, setting)
     except Refused:
         return None
 

@@ -2,9 +2,11 @@
 
 A subject is called as its operator is: the tensors by name where its signature has those names, else in the operator's
 order. `scale`, `initial_state`, `output_final_state` and `cu_seqlens` are given only where its signature names them, or
-names nothing at all. An argument that it does not name, or refuses with an error, is not supported; `Refused` says why.
+names nothing at all. An argument that it does not name, or refuses with one of `REFUSALS`, is not supported; `Refused`
+says why. Any other error is a crash, and so is a refusal that the same call does not meet again: `Broken`.
 """
 
+import ast
 import functools
 import inspect
 import sys
@@ -18,15 +20,25 @@ from ..numerics.arguments import named_function, one_of, shown
 from ..numerics.operators import OPERATORS, Operator
 from ..ops.common.dispatch import interpreted_alone
 
+REFUSALS = (TypeError, ValueError, NotImplementedError, AssertionError)
+"""What a function raises that does not take an argument; everything else is a crash."""
+
+ONCE = "; a second call does not repeat it"
+"""Said of a failure that comes and goes."""
+
 OPTIONS = ("scale", "initial_state", "output_final_state", "cu_seqlens")
 
 
 class Refused(Exception):
-    """The subject does not take these arguments: it raised an error, or its signature does not name one of them."""
+    """The subject does not take these arguments: it says so by an error, or its signature does not name one of them."""
 
 
 class Broken(Exception):
-    """What the subject returned is not what its operator returns, or its backward pass raised an error."""
+    """What the subject returned is not what its operator returns, or it crashed."""
+
+
+class BackwardBroken(Broken):
+    """Its backward pass raised an error."""
 
 
 class Subject:
@@ -80,7 +92,8 @@ class Subject:
     def __call__(self, inputs: Mapping[str, object]) -> tuple[Tensor, tuple[Tensor, ...]]:
         """o and the parts of the final state, none where it returns none; inputs by the operator's names.
 
-        Raises Refused where it does not take them, and Broken where what it returns is not a tensor o.
+        Raises Refused where it does not take them, and Broken where it crashes, where it takes at a second call what it
+        refused at the first, or where what it returns is not a tensor o.
         """
         given = dict(inputs)
         options = {name: given.pop(name) for name in OPTIONS if given.get(name) is not None}
@@ -94,12 +107,18 @@ class Subject:
             args, given = (), dict(zip(self.op.tensors, tensors, strict=True)) | given
         else:
             args = tensors
+        call = functools.partial(self.function, *args, **given, **options)
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                returned = self.function(*args, **given, **options)
-        except Exception as error:
-            raise Refused(_words(error)) from error
+            returned = _quietly(call)
+        except (Exception, SystemExit) as error:
+            try:
+                _quietly(call)
+            except (Exception, SystemExit) as again:
+                if _refuses(error) and _refuses(again):
+                    raise Refused(_words(error)) from error
+                crash = again if _refuses(error) else error
+                raise Broken(f"it raised {_words(crash)}") from crash
+            raise Broken(f"it raised {_words(error)}{ONCE}") from error
         return self._outputs(returned)
 
     def _outputs(self, returned: object) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -138,9 +157,38 @@ def load(spec: str, like: str | None = None, adapter: str | None = None) -> Subj
     return subject
 
 
+def _quietly(call: Callable) -> object:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return call()
+
+
+def _refuses(error: BaseException) -> bool:
+    """Whether an error says that an argument is not taken; Triton wraps what its kernels assert."""
+    asserted = isinstance(error.__cause__, AssertionError) or type(error).__name__ == "CompileTimeAssertionFailure"
+    return isinstance(error, REFUSALS) or asserted
+
+
+def _functions(path: Path) -> str:
+    """The functions that a file defines, in words; it is read and not run."""
+    if not path.is_file():
+        raise ValueError(f"subject: expected a file, {path} does not exist")
+    try:
+        found = [x.name for x in ast.parse(path.read_bytes()).body if isinstance(x, ast.FunctionDef)]
+    except SyntaxError as error:
+        raise ValueError(f"subject: expected Python in {path}: {error}") from error
+    return ", ".join(name for name in found if not name.startswith("_")) or "none"
+
+
 def _find(spec: str, called: str) -> tuple[Callable, tuple[str, ...]]:
+    argument = {"function": "subject"}.get(called, called)
+    if spec.endswith(".py"):
+        raise ValueError(f"{argument}: expected {spec}:NAME, of the functions in it: {_functions(Path(spec))}")
     place, _, attribute = (spec if ":" in spec else f"flakit:{spec}").rpartition(":")
-    found = named_function(f"{place}:{attribute}", {"function": "subject"}.get(called, called))
+    try:
+        found = named_function(f"{place}:{attribute}", argument)
+    except SystemExit as left:
+        raise ValueError(f"{argument}: {place} left Python when it was imported, by sys.exit({left.code!r})") from left
     if place.endswith(".py"):
         return found, _from_file(Path(place).resolve(), attribute, called)
     return found, (f"from {place} import {attribute} as {called}",)

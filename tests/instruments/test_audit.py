@@ -224,6 +224,81 @@ def test_a_subject_that_takes_nothing_could_not_run():
         flakit.audit(broken, "rwkv6", shrink=False)
 
 
+def index_error_at_100(r, k, v, w, u, scale=None, initial_state=None, output_final_state=False):
+    if r.shape[1] == 100:
+        raise IndexError("block 100 out of range")
+    return kernels.naive(r, k, v, w, u, scale, initial_state, output_final_state)
+
+
+def no_packing(r, k, v, w, u, scale=None, cu_seqlens=None):
+    if cu_seqlens is not None:
+        raise KeyError("lengths")
+    return kernels.only_o(r, k, v, w, u, scale)
+
+
+def leaves_python(r, k, v, w, u, scale=None):
+    if r.shape[1] == 17:
+        sys.exit(0)
+    return kernels.only_o(r, k, v, w, u, scale)
+
+
+@pytest.mark.parametrize(
+    "kernel, probe, says",
+    [
+        (index_error_at_100, "truth", "it raised IndexError: block 100 out of range"),
+        (index_error_at_100, "suffix", ""),
+        (no_packing, "packed", "it raised KeyError: 'lengths'"),
+        (leaves_python, "truth", "it raised SystemExit: 0"),
+    ],
+)
+def test_a_crash_is_a_failure_and_no_refusal(kernel, probe, says):
+    found = flakit.audit(kernel, "rwkv6", only=probe, shrink=False)
+    assert found[probe].verdict == ("fail" if says else "pass") and says in found[probe].words, found
+
+
+@pytest.mark.parametrize("error", [RuntimeError, ValueError])
+def test_what_is_raised_now_and_then_is_a_failure_and_says_so(error):
+    calls = []
+
+    def now_and_then(r, k, v, w, u, scale=None):
+        calls.append(1)
+        if len(calls) % 25 == 0:
+            raise error("busy")
+        return kernels.only_o(r, k, v, w, u, scale)
+
+    found = flakit.audit(now_and_then, "rwkv6", only=["suffix", "tails"], shrink=False)
+    assert found.failed and all("busy; a second call does not repeat it" in v.words for v in found.failed), found
+
+
+def test_a_wrong_result_that_does_not_come_again_says_so():
+    calls = []
+
+    def now_and_then(r, k, v, w, u, scale=None):
+        calls.append(r.shape[1] == 81)
+        return kernels.only_o(r, k, v, w, u, scale) * (2.0 if sum(calls) == 1 and calls[-1] else 1.0)
+
+    found = flakit.audit(now_and_then, "rwkv6", only="tails", shrink=False, seconds=None)
+    assert "a second call does not repeat it" in found.failed[0].words, found
+
+
+def test_a_backward_that_always_crashes_is_a_failure():
+    class Crashes(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, o):
+            return o.clone()
+
+        @staticmethod
+        def backward(ctx, do):
+            raise IndexError("saved tensors")
+
+    def kernel(r, k, v, w, u, scale=None):
+        return Crashes.apply(kernels.only_o(r, k, v, w, u, scale))
+
+    found = flakit.audit(kernel, "rwkv6", only=["truth", "gradients", "tails"], shrink=False)
+    assert [v.probe.name for v in found.failed] == ["truth", "gradients"], found
+    assert "backward pass raised IndexError" in found["gradients"].words
+
+
 def reads_uninitialised(r, k, v, w, u, scale=None):
     o = kernels.only_o(r, k, v, w, u, scale)
     return o + 0 * torch.empty(o.shape)
@@ -457,6 +532,28 @@ def test_what_cannot_run_exits_2_and_says_why(tmp_path):
     path.write_text("def op_rwkv6(*args, **given):\n    raise RuntimeError('no autotuner here')\n")
     done = run(f"{path}:op_rwkv6", "--no-shrink")
     assert done.exit_code == 2
+
+
+@pytest.mark.parametrize("option", ["--json", "--html", "--repros"])
+def test_a_place_that_cannot_be_written_exits_2_before_the_work(file, tmp_path, option):
+    wrong = {"--json": tmp_path, "--html": tmp_path / "none" / "page.html", "--repros": file}[option]
+    done = run(f"{file}:wrong", "--like", "rwkv6", "--only", "gradients", "--no-shrink", option, wrong)
+    assert done.exit_code == 2 and "probe" not in done.output, done.output
+    assert option in done.output
+
+
+def test_a_file_that_leaves_python_when_it_is_imported_exits_2(tmp_path):
+    path = tmp_path / "a_script.py"
+    path.write_text("import sys\n\ndef op_rwkv6(r, k, v, w, u):\n    pass\n\nsys.exit(0)\n")
+    done = run(f"{path}:op_rwkv6")
+    assert done.exit_code == 2 and "sys.exit(0)" in done.output, done.output
+
+
+def test_a_file_without_a_name_lists_its_functions(file, tmp_path):
+    done = run(file, "--like", "rwkv6")
+    assert done.exit_code == 2 and "naive, wrong, only_o, forward_only" in done.output.replace("\n", " "), done.output
+    done = run(tmp_path / "none.py")
+    assert done.exit_code == 2 and "does not exist" in " ".join(done.output.split()), done.output
 
 
 # --- in somebody's own test-suite, and interpreted -----------------------------------------------------------------
