@@ -1,5 +1,7 @@
 """The kernel that the lessons build, as the solutions write it."""
 
+from torch.nn.functional import pad
+
 
 def step(S, r, k, v, w, u):
     table = k[:, None] * v
@@ -10,6 +12,50 @@ def step(S, r, k, v, w, u):
 
 def step_back(D, r, w, do):
     return w.exp()[:, None] * D + len(r) ** -0.5 * r[:, None] * do
+
+
+def before(x):
+    return pad(x[:-1].cumsum(0), (0, 0, 1, 0))  # row i: the sum of rows 0 to i - 1
+
+
+def after(x):
+    return before(x.flip(0)).flip(0)  # row i: the sum of rows i + 1 to the last
+
+
+def factors(w):
+    read, key = before(w).exp(), (-w.cumsum(0)).exp()  # e^ge and e^-gi, [C, K]
+    left, total = after(w).exp(), w.sum(0).exp()[:, None]  # of a key at the chunk's end; of the whole chunk
+    return read, key, left, total
+
+
+def chunk_scores(r, k, w, u):
+    read, key, left, total = factors(w)
+    return ((r * read) @ (k * key).T).tril(-1) + (r * u * k).sum(1).diag()
+
+
+def chunk_forward(r, k, v, w, u, S, scores=chunk_scores):
+    read, key, left, total = factors(w)
+    o = len(u) ** -0.5 * (scores(r, k, w, u) @ v + (r * read) @ S)
+    return o, total * S + (k * left).T @ v
+
+
+def scores_back(r, k, w, dA):
+    read, key, left, total = factors(w)
+    dr = read * (dA @ (k * key))
+    dk = key * (dA.T @ (r * read))
+    return dr, dk, after(r * dr) - after(k * dk) - k * dk
+
+
+def chunk_backward(r, k, v, w, u, S, do, D, scores=chunk_scores, back=scores_back):
+    read, key, left, total = factors(w)
+    do = len(u) ** -0.5 * do
+    dA, own = do @ v.T, (do * v).sum(1, keepdim=True)
+    dr, dk, dw = back(r, k, w, dA.tril(-1))
+    dr_S, dk_D = read * (do @ S.T), left * (v @ D.T)
+    dw = dw + after(r * dr_S) + before(k * dk_D) + (total * S * D).sum(1)
+    dv = scores(r, k, w, u).T @ do + (k * left) @ D
+    dS = total * D + (r * read).T @ do
+    return dr + dr_S + own * u * k, dk + dk_D + own * u * r, dv, dw, (own * r * k).sum(0), dS
 
 
 def diagnose(one, other):

@@ -8,6 +8,7 @@ import torch
 
 from flakit.figures.canvas import Cell
 from flakit.figures.sketches.audit_your_kernel import Budget, BudgetShown
+from flakit.figures.sketches.chunk_backward import Passing, PassingShown
 from flakit.figures.sketches.chunk_vs_recurrent import (
     Amplified,
     AmplifiedShown,
@@ -225,6 +226,7 @@ PICTURES = {
     "counting": (Counting, counting(-1, "key", 15, 0, 15), counting(4, "read", 0, 0, 4)),
     "fatal": (Fatal, fatal(4, 8, 20), fatal(row=-1)),
     "chunks": (Chunks, chunks(2), chunks(4)),
+    "passing": (Passing, PassingShown(2, np.tri(5, k=-1)), PassingShown(4, np.tri(5, k=-1))),
     "split": (Split, split(0), split(4)),
     "ways": (Ways, ways(True), ways(False)),
     "editing": (Editing, editing(0.0), editing(0.7)),
@@ -296,6 +298,17 @@ def test_the_arithmetic_is_that_of_the_cell():
     assert Chunks(9.4).arithmetic(chunks(4), Cell("pairs", 0, 0)) == "2 · 4 · 3 / 2 = 12"
     assert "by product 2: e^0 · e^0 = 1" in Ways(9.4).arithmetic(ways(True), Cell("pairs", 1, 0))
     assert "computed by itself" in Ways(9.4).arithmetic(ways(False), Cell("pairs", 1, 0))
+
+
+def test_what_passes_a_token_is_said_in_both_sums():
+    shown = PassingShown(2, np.tri(5, k=-1))
+    assert Passing(9.4).say(shown) == (
+        "4 pairs of 10 pass token 2, and their sum is dw of it: 4.00. Read after it is 7.00, of which 3.00 comes from "
+        "keys of token 2 and later."
+    )
+    assert Passing(9.4).say(PassingShown(4, np.tri(5, k=-1))).startswith("No pair passes token 4")
+    assert "leads past token 2" in Passing(9.4).arithmetic(shown, Cell("pairs", 3, 1))
+    assert "does not lead past token 2" in Passing(9.4).arithmetic(shown, Cell("pairs", 4, 2))
 
 
 def test_the_sentence_names_what_is_broken():

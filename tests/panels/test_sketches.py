@@ -14,7 +14,7 @@ from flakit import chunk_rwkv6, inputs
 from flakit.cases import anchor, gate_drift, inverse, masking
 from flakit.cases.laws import LN_MAX
 from flakit.models import Permutations
-from flakit.numerics.evaluate import recurrence
+from flakit.numerics.evaluate import cotangents, recurrence
 from flakit.numerics.gradients import rounding_error
 from flakit.numerics.operators import OPERATORS
 from flakit.panels import sketch
@@ -194,6 +194,18 @@ def test_chained_shows_the_inverse_of_what_it_shows():
         assert np.allclose((np.eye(len(shown.found)) - shown.found) @ shown.inverse, np.eye(len(shown.found)))
         assert np.allclose(shown.found, inverse.matrix(0.9, -1e-3, spread))
         assert np.abs(shown.inverse).max() <= 1 + 1e-12, "the colours end there"
+
+
+def test_what_passes_a_token_is_the_gradient_of_its_decay():
+    x = inputs("rwkv6", T=8, H=1, K=1, V=4, decay=-0.3, dtype=torch.float64)
+    x["w"].requires_grad_()
+    do, _ = cotangents("rwkv6", x)
+    (dw,) = torch.autograd.grad(OPERATORS["rwkv6"].forms["recurrent"](**x, scale=1.0).o, x["w"], do)
+    for t in range(8):
+        shown = sketch("passing", t=t).result
+        assert shown.dw(t) == pytest.approx(dw[0, t, 0, 0].item(), abs=1e-12)
+        assert shown.dw(t) == pytest.approx(shown.read(t) - shown.own(t), abs=1e-12)
+        assert shown.count(t) == sum(j < t < i for i in range(8) for j in range(i))
 
 
 def test_walking_back_is_the_recurrence_and_its_mirror():

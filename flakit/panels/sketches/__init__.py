@@ -8,6 +8,7 @@ from ..base import Panel
 from ..shared import literal
 from . import (
     audit_your_kernel,
+    chunk_backward,
     chunk_vs_recurrent,
     chunking,
     decay_blowup,
@@ -29,6 +30,7 @@ LESSONS = (
     rwkv6_forward,
     rwkv6_backward,
     chunking,
+    chunk_backward,
     one_infinity,
     decay_blowup,
     chunk_vs_recurrent,

@@ -1,0 +1,108 @@
+"""The small picture of 04_chunk_backward. Arrays in; it says itself in words."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.patches import Rectangle
+
+from ...language import Words
+from .. import style
+from ..canvas import Canvas, Cell
+from ..maps import ITSELF, Map, Maps, signed
+from ..marks import whole_ticks
+from .shared import pointable
+
+WORDS = Words() | {
+    "passing": {
+        "alt": "Left, what every pair of tokens adds to the loss, with a frame around the pairs that pass one token; "
+        "right, the gradient of the decay of each token",
+        "map": "what a pair adds to the loss",
+        "reads": "token i, which reads",
+        "wrote": "token j, which wrote",
+        "bars": "dw of each token",
+        "token": "token t",
+        "say": {
+            0: "No pair passes token {t}: nothing was written before it or nothing is read after it. dw is 0.",
+            1: "{n} pairs of {all} pass token {t}, and their sum is dw of it: {dw:.2f}. Read after it is {read:.2f}, "
+            "of which {own:.2f} comes from keys of token {t} and later.",
+        },
+        "passes": "token {i} reads token {j}: {x:.3f}. The way leads past token {t}, whose decay is in its weight",
+        "misses": "token {i} reads token {j}: {x:.3f}. The way does not lead past token {t}",
+        "future": "token {i} does not read token {j} through the state",
+        "bar": "token {t}: {n} pairs pass it, and add up to {dw:.3f}",
+    },
+}
+
+
+@dataclass(frozen=True)
+class PassingShown:
+    """What each pair (i, j) of a chunk adds to the loss in one channel, [C, C] with zeros unless j < i, and a token."""
+
+    t: int
+    pairs: np.ndarray
+
+    def read(self, t: int) -> float:
+        """What is read after token t."""
+        return float(self.pairs[t + 1 :].sum())
+
+    def own(self, t: int) -> float:
+        """The part of it that was written by token t or later."""
+        return float(self.pairs[t + 1 :, t:].sum())
+
+    def dw(self, t: int) -> float:
+        """What passes token t."""
+        return float(self.pairs[t + 1 :, :t].sum())
+
+    def count(self, t: int) -> int:
+        return t * (len(self.pairs) - 1 - t)
+
+
+class Passing:
+    """All pairs of a chunk, those that pass one token in a frame, and each token's sum of them. width: inches."""
+
+    def __init__(self, width: float):
+        words, side, left = WORDS["passing"], 2.1, 0.62
+        self.canvas = Canvas(width, 2.8)
+        with style.context():
+            names = {"rows": words["reads"], "columns": words["wrote"]}
+            maps = {"pairs": Map(words["map"], signed(1.0), empty=ITSELF)}
+            self._maps = Maps(self.canvas, maps, left=left, top=0.3, size=(side, side), **names)
+            self._maps.bar("pairs")
+            self._frame = Rectangle((0, 0), 0, 0, fill=False, edgecolor=style.BLACK, linewidth=2.5, zorder=4)
+            self.canvas.moving(self._maps["pairs"].ax.add_patch(self._frame))
+            start = left + side + 1.15
+            self._ax = whole_ticks(self.canvas.axes(start, 0.3, width - start - 0.2, side))
+            self._ax.spines[["top", "right"]].set_visible(False)
+            self._ax.axhline(0, color=style.GREY, linewidth=0.8)
+            self._ax.set_title(words["bars"], fontsize=9.5)
+            self._ax.set_xlabel(words["token"])
+            self._bars = None
+
+    def update(self, shown: PassingShown) -> None:
+        C = len(shown.pairs)
+        heights = [shown.dw(t) for t in range(C)]
+        if self._bars is None:
+            self._bars = self._ax.bar(range(C), heights, width=0.7, color=style.W)
+            self.canvas.moving(*self._bars)
+            self._ax.set(xlim=(-0.6, C - 0.4), ylim=(1.15 * min(0, *heights) - 0.05, 1.15 * max(0, *heights) + 0.05))
+            pointable(self.canvas, "bars", self._ax, 1, C)
+        self._maps.update(shown)
+        t, n = shown.t, shown.count(shown.t)
+        self._frame.set_bounds(-0.5, t + 0.5, t if n else 0, C - 1 - t if n else 0)
+        self._frame.set_visible(n > 0)
+        for each, (bar, height) in enumerate(zip(self._bars, heights, strict=True)):
+            bar.set(height=height, alpha=1.0 if each == t else 0.35)
+
+    def say(self, shown: PassingShown) -> str:
+        t, all_ = shown.t, len(shown.pairs) * (len(shown.pairs) - 1) // 2
+        sums = {"dw": shown.dw(t), "read": shown.read(t), "own": shown.own(t)}
+        return WORDS.say("passing", "say", n=shown.count(t), t=t, all=all_, **sums)
+
+    def arithmetic(self, shown: PassingShown, cell: Cell) -> str:
+        if cell.map == "bars":
+            t = cell.column
+            return WORDS.say("passing", "bar", t=t, n=shown.count(t), dw=shown.dw(t))
+        i, j, t = cell.row, cell.column, shown.t
+        if j >= i:
+            return WORDS.say("passing", "future", i=i, j=j)
+        return WORDS.say("passing", "passes" if j < t < i else "misses", i=i, j=j, t=t, x=float(shown.pairs[i, j]))

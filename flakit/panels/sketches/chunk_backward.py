@@ -1,0 +1,43 @@
+"""The sketch of 04_chunk_backward."""
+
+import functools
+
+import torch
+
+from ...figures.sketches.chunk_backward import WORDS, Passing, PassingShown
+from ...numerics.evaluate import cotangents
+from ...numerics.inputs import inputs
+from ..knobs import integer
+from .sketch import Sketch
+
+_TOKENS = 8
+
+
+@functools.cache
+def _pairs() -> torch.Tensor:
+    """Of one channel: what token i reads of what token j wrote, times what it is worth to the loss, [T, T]."""
+    x = inputs("rwkv6", T=_TOKENS, H=1, K=1, V=4, decay=-0.3, dtype=torch.float64)
+    do, _ = cotangents("rwkv6", x)
+    r, k, v, w, do = (tensor[0, :, 0] for tensor in (x["r"], x["k"], x["v"], x["w"], do))
+    between = (w.cumsum(0) - w)[:, None, 0] - w.cumsum(0)[None, :, 0]
+    return ((do @ v.T) * r * k.T * between.exp()).tril(-1)
+
+
+def _passing(t: int) -> PassingShown:
+    return PassingShown(t, _pairs().numpy())
+
+
+SKETCHES = {
+    "passing": Sketch(
+        {"t": lambda: integer(3, 0, _TOKENS - 1, "token t")},
+        _passing,
+        Passing,
+        WORDS.english["passing"]["alt"],
+        {},
+        """from flakit.panels import sketch
+
+shown = sketch("passing", t={t}).result
+print("pairs that pass:", shown.count({t}), " their sum, dw:", shown.dw({t}))
+""",
+    ),
+}
