@@ -61,17 +61,17 @@ class Passing:
     """All pairs of a chunk, those that pass one token in a frame, and each token's sum of them. width: inches."""
 
     def __init__(self, width: float):
-        words, side, left = WORDS["passing"], 2.1, 0.62
+        words, side, left = WORDS["passing"], 1.98, 0.62
         self.canvas = Canvas(width, 2.8)
         with style.context():
             names = {"rows": words["reads"], "columns": words["wrote"]}
             maps = {"pairs": Map(words["map"], signed(1.0), empty=ITSELF)}
-            self._maps = Maps(self.canvas, maps, left=left, top=0.3, size=(side, side), **names)
+            self._maps = Maps(self.canvas, maps, left=left, top=0.28, size=(side, side), **names)
             self._maps.bar("pairs")
             self._frame = Rectangle((0, 0), 0, 0, fill=False, edgecolor=style.BLACK, linewidth=2.5, zorder=4)
             self.canvas.moving(self._maps["pairs"].ax.add_patch(self._frame))
             start = left + side + 1.15
-            self._ax = whole_ticks(self.canvas.axes(start, 0.3, width - start - 0.2, side))
+            self._ax = whole_ticks(self.canvas.axes(start, 0.28, width - start - 0.2, side))
             self._ax.spines[["top", "right"]].set_visible(False)
             self._ax.axhline(0, color=style.GREY, linewidth=0.8)
             self._ax.set_title(words["bars"], fontsize=9.5)
