@@ -200,7 +200,7 @@ class TextRun:
     """One run of `text`, a window of steps after another: its rows, its text, and its state before the fatal step."""
 
     def __init__(self, kernel: str):
-        self.kernel, self.model, self.dead, self.before = kernel, text.model(), None, {}
+        self.kernel, self.model, self.dead, self.before = kernel, text.initial(), None, {}
         self.optimizer, self.generator = adamw(self.model), torch.Generator().manual_seed(text.SEED)
         self.rows, self.pieces, self._states, self._library = [], [], [], text.library()
 

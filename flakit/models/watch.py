@@ -300,6 +300,10 @@ class Forecast(NamedTuple):
     """Of the exponent, natural-log units a step."""
     used_up: float
 
+    def line(self, steps: Sequence[int]) -> list[float]:
+        """The straight line that it goes by: the exponents that it expects at these steps, NaN before its own."""
+        return [self.exponent + self.pace * (n - self.step) if n >= self.step else math.nan for n in steps]
+
     def __str__(self) -> str:
         where = f"step {self.step}, {self.layer}: with the kernel {self.kernel!r} the largest exponent"
         if self.exponent > self.limit:

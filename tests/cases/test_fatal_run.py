@@ -32,7 +32,7 @@ def test_the_recording_tells_the_story():
 
 
 def test_what_is_stored_is_small_and_needs_no_pickle():
-    assert sum(p.numel() for p in text.model().parameters()) <= 150_000
+    assert sum(p.numel() for p in text.initial().parameters()) <= 150_000
     assert sum((folder("data") / f"fatal_run.{kind}").stat().st_size for kind in ("npz", "json")) < 2e6
 
 

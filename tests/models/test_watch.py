@@ -156,6 +156,8 @@ def test_a_steady_drift_is_foretold_to_the_step():
     first, last = told(Drifting(0.5), steps=200)
     assert first.step == 80 and first.used_up == pytest.approx(ends, abs=0.01) and first.pace == pytest.approx(0.5)
     assert last.step == last.used_up == 180 and last.exponent > last.limit
+    assert first.line([79, 80, ends])[1:] == pytest.approx([first.exponent, first.limit])
+    assert math.isnan(first.line([79])[0])
     assert "of 88.72 and grows by 0.5 a step: at this pace its headroom is used up at step 174" in str(first)
     assert "its headroom is used up, it makes NaN" in str(last)
 

@@ -45,7 +45,7 @@ LAYER = "blocks.0.time"
 NAME = "fatal_run"
 
 
-def model() -> LanguageModel:
+def initial() -> LanguageModel:
     """The model before its first step."""
     return LanguageModel(Corpus.vocab, mixer="rwkv6", seed=SEED, **SIZES)
 
@@ -115,7 +115,7 @@ def lost_tensors(kernel: str = "none") -> tuple[str, ...]:
 
 def state(of: str = "none") -> tuple[LanguageModel, torch.optim.AdamW]:
     """The model and its optimizer before the fatal step of a kernel."""
-    stored, made = _stored(), model()
+    stored, made = _stored(), initial()
     optimizer = adamw(made)
     for name, parameter in made.named_parameters():
         weights, *moments = (torch.from_numpy(stored[f"{of}/{name}{part}"]) for part in ("", "/exp_avg", "/exp_avg_sq"))
@@ -125,13 +125,20 @@ def state(of: str = "none") -> tuple[LanguageModel, torch.optim.AdamW]:
     return made, optimizer
 
 
-def start(kernel: str | Callable = "none", *, steps: int | None = None, progress: bool = False) -> Drift:
+def start(
+    kernel: str | Callable = "none",
+    *,
+    steps: int | None = None,
+    model: LanguageModel | None = None,
+    progress: bool = False,
+) -> Drift:
     """The run from its first step, computed here and on the recorded text.
 
     kernel: one of `KERNELS`, or a function as `resume` takes it. steps: default two more than "none" lives.
+    model: what `initial` has made, to be looked at while it trains; it is trained in place.
     """
     steps = fatal_step() + 3 if steps is None else steps
-    return _run(kernel, model(), Text(0), steps, progress=progress)
+    return _run(kernel, initial() if model is None else model, Text(0), steps, progress=progress)
 
 
 def resume(kernel: str | Callable = "right", *, steps: int = 40, of: str = "none", progress: bool = False) -> Drift:
