@@ -665,7 +665,8 @@ def _tuned(rows) -> Table:
 @app.command(context_settings={"allow_extra_args": True, "allow_interspersed_args": False})
 def trace(
     context: typer.Context,
-    script: Annotated[Path, typer.Argument(help="A Python script; what follows it is its own.", exists=True)],
+    script: Annotated[str, typer.Argument(help="A Python script; what follows it is its own.")],
+    module: Annotated[bool, typer.Option("-m", help="It is a module, as for `python -m`.")] = False,
     json: Annotated[Path | None, typer.Option("--json", help="Also write what was found as JSON.")] = None,
     picture: Annotated[Path | None, typer.Option(help="Also write the picture, a .png.")] = None,
     interpret: Annotated[bool, typer.Option(help="Interpret Triton kernels also where there is a GPU.")] = False,
@@ -673,13 +674,24 @@ def trace(
     """Run a script and say where its first NaN or infinity is born: kernel, line, tile and lane, or PyTorch operation.
 
     The script runs in a process of its own, its Triton kernels in Triton's interpreter where there is no GPU. Exits
-    with 0 if all was finite, 1 if something was found, 2 if the script did not come to its end.
+    with 0 if all was finite, 1 if something was found, 2 if nothing ran or the script did not come to its end.
 
-    flakit trace my_test.py --seed 3
+    flakit trace my_script.py --seed 3
+
+    flakit trace -m pytest test_mine.py -k decay
     """
     from .instruments.trace_script import start
 
-    options = [f"--json={json}"] * (json is not None) + [f"--picture={picture}"] * (picture is not None)
+    try:
+        _writable("--json", json)
+        _writable("--picture", picture)
+        if not module and not Path(script).is_file():
+            raise ValueError(f"script: expected a file, {script} does not exist")
+    except ValueError as error:
+        Console(stderr=True).print(f"flakit trace: {error}", style="red", markup=False, highlight=False)
+        raise typer.Exit(2) from None
+    options = ["--module"] * module
+    options += [f"--json={json}"] * (json is not None) + [f"--picture={picture}"] * (picture is not None)
     raise typer.Exit(start(script, context.args, *options, interpret=interpret))
 
 

@@ -273,6 +273,7 @@ class Trace:
     first: the site of the first non-finite tile, None where all was finite.
     sites: every site, in the order in which they turned bad. headroom: a line each, the tightest first.
     accesses: loads and stores out of bounds. notes: what limits the trace itself. grids: kernel to grid.
+    operations: how many of PyTorch's made floating-point numbers.
     """
 
     def __init__(self):
@@ -280,6 +281,7 @@ class Trace:
         self.accesses: list[Access] = []
         self.notes: list[str] = []
         self.grids: dict[str, tuple[int, ...]] = {}
+        self.operations = 0
         self._headroom: dict = {}
 
     def note(self, words: str) -> None:
@@ -298,6 +300,11 @@ class Trace:
     def first_in(self, kernel: str) -> Site | None:
         """The site of a kernel's first non-finite tile."""
         return next((site for site in self.sites if site.place.kernel == kernel), None)
+
+    @property
+    def ran(self) -> bool:
+        """Whether there was anything to watch: a kernel, or an operation of PyTorch."""
+        return bool(self.grids or self.operations or self.sites)
 
     @property
     def finite(self) -> bool:
@@ -344,6 +351,7 @@ class Trace:
             ],
             "notes": self.notes,
             "grids": self.grids,
+            "operations": self.operations,
         }
         return _plain(found)
 
@@ -352,6 +360,7 @@ class Trace:
         """What `to_dict` made of a trace, in another process or on another day; accesses out of bounds are left out."""
         trace = cls()
         trace.notes, trace.grids = list(found["notes"]), {name: tuple(grid) for name, grid in found["grids"].items()}
+        trace.operations = found.get("operations", 0)
         for x in found["sites"]:
             operands = tuple(
                 Operand(**y | {name: y[name] if y[name] is None else float(y[name]) for name in ("low", "high", "at")})
@@ -480,6 +489,10 @@ class Trace:
 
     def _first(self) -> Iterator:
         site = self.first
+        if not self.ran:
+            words = "Nothing ran: no kernel was launched, and no operation of PyTorch made floating-point numbers."
+            yield Text(words, style="bold red")
+            return
         if site is None:
             yield Text("Every value was finite.", style="green")
             return

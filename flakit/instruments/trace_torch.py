@@ -72,6 +72,7 @@ class TorchWatch(TorchDispatchMode):
         custom = func.namespace not in ("aten", "prims", "prim")
         out = (self._within(func) if custom else func)(*args, **kwargs)
         made = [x for x in tree_leaves(out) if _floating(x)]
+        self.trace.operations += bool(made)
         if name in _OVERFLOW and operands:
             self._headroom(name, operands[0])
         for x in made:

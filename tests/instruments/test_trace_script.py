@@ -73,3 +73,35 @@ def test_a_script_of_pytorch_alone(tmp_path):
     script = "import torch\nx = torch.tensor([1.0, 0.0])\ny = (1 / x).log()\nz = y - y\n"
     code, said, _ = run(tmp_path, "mine.py", script=script)
     assert code == 1 and "mine.py:3" in said and "NaN made of infinities" in said
+
+
+TESTS = """
+import torch
+
+
+def test_it():
+    assert (torch.ones(3) / 0).isinf().all()
+
+
+def test_other():
+    assert torch.ones(3).sum() == 3
+"""
+
+
+@pytest.mark.parametrize(
+    "script, says",
+    [
+        pytest.param(TESTS, "", id="tests that nobody calls"),
+        pytest.param("def f(:\n    pass\n", "SyntaxError", id="a syntax error", marks=pytest.mark.full),
+        pytest.param("print(1 + 1)\n", "", id="no numbers", marks=pytest.mark.full),
+    ],
+)
+def test_a_script_in_which_nothing_ran_is_not_called_finite(tmp_path, script, says):
+    code, said, errors = run(tmp_path, "mine.py", script=script)
+    assert code == 2 and "Nothing ran" in said and "finite" not in said, said + errors
+    assert says in errors and "runpy" not in errors
+
+
+def test_the_tests_of_a_file_are_traced_by_pytest(tmp_path):
+    code, said, errors = run(tmp_path, "-m", "pytest", "-p", "no:cacheprovider", "mine.py", "-k", "it", script=TESTS)
+    assert code == 1 and "mine.py:6" in said and "1 passed, 1 deselected" in said, said + errors
