@@ -297,6 +297,7 @@ def headroom(
     """Which kernels would make NaN of a model's decays, at which token, and how far away are the others?
 
     Nothing is run, and nothing in the file is executed: the exponents that each kernel takes are held against its law.
+    Decays of -inf are counted, for a gate w = -exp(x) has no gradient there.
 
     flakit headroom decays.safetensors --op gsa --layer blocks.3
 
@@ -333,7 +334,9 @@ def headroom(
     breaks = any(m.breaks for m in found.margins if m.dtype in formats.values())
     if json:
         margins = {name: [_margin(m) for m in of if m.dtype in formats.values()] for name, of in found.layers.items()}
-        typer.echo(_as_json({"op": op, "chunk": chunk, "block": block, "breaks": breaks, "layers": margins}))
+        sizes = {"op": op, "chunk": chunk, "block": block}
+        gates = {name: _gate(gate) for name, gate in found.gates.items()}
+        typer.echo(_as_json({**sizes, "breaks": breaks, "layers": margins, "gates": gates}))
     else:
         console.print(_headroom(found, formats))
     raise typer.Exit(breaks)
@@ -343,6 +346,11 @@ def _margin(m) -> dict:
     place = {name: getattr(m, name) for name in ("batch", "token", "head", "channel", "tokens")}
     numbers = {name: getattr(m, name) for name in ("exponent", "limit", "factor", "breaks")}
     return {"kernel": m.kernel, "dtype": str(m.dtype).removeprefix("torch."), **numbers, **place}
+
+
+def _gate(gate) -> dict:
+    numbers = {name: getattr(gate, name) for name in ("infinite", "largest", "margin")}
+    return {"dtype": str(gate.dtype).removeprefix("torch."), **numbers}
 
 
 def _headroom(found, formats: dict) -> Group:
@@ -356,7 +364,8 @@ def _headroom(found, formats: dict) -> Group:
         factors = (f"[bold red]{m.factor:.3g}[/]" if m.breaks else _factor(m.factor) for m in of)
         table.add_row(escape(kernel), f"{of[0].exponent:.4g}", *factors, escape(of[0].place))
     head = f"{found.op}, chunks of {found.chunk}, blocks of {found.block}. By number format: what all decays can be"
-    return Group(f"{head} multiplied by until it breaks; below 1, red: it breaks on these decays; any: never", table)
+    head += " multiplied by until it breaks; below 1, red: it breaks on these decays; any: never"
+    return Group(head, table, escape(str(found.gate)))
 
 
 def _factor(x: float) -> str:

@@ -153,6 +153,19 @@ def test_headroom_looks_at_the_kernels_and_formats_that_are_asked_for(stored):
     assert "bfloat16" in shown and "float16 " not in shown.replace("bfloat16", "") and "dyadic" not in shown
 
 
+def test_headroom_says_where_a_gate_has_no_gradient(stored):
+    w = -torch.tensor([1.0, 12.0]).half().exp().view(1, 2, 1, 1)
+    torch.save(w, stored.with_name("gate.pt"))
+    done = run("headroom", str(stored.with_name("gate.pt")), "--only", "dyadic")
+    said = " ".join(done.output.split())
+    assert done.exit_code == 0 and "1 decay is -inf: a gate w = -exp(x) has no gradient there" in said
+    assert "flakit.log_decay" in said
+    done = run("headroom", str(stored.with_name("gate.pt")), "--only", "dyadic", "--json")
+    (gate,) = json.loads(done.output)["gates"].values()
+    margin = pytest.approx(math.log(65504) - 1, abs=1e-3)
+    assert gate == {"dtype": "float16", "infinite": 1, "largest": 2.71875, "margin": margin}
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

@@ -8,6 +8,9 @@ is an infinity, and then a NaN (`anchor`). Here the exponents are formed from th
 in float64, no operator is run, and the largest is held against the limit: `margin` is what is left in natural-log
 units, `factor` what all decays may still be multiplied with. Operands count as of order 1: others shift the limit
 by ln |operand|, which is a percent or so of float32's and may be a fifth of float16's.
+
+What no kernel sees is the gate that made the decays: w = -exp(x) has no gradient where w is -inf (`gate_gradient`).
+`gate` counts such decays and says how far x is from there.
 """
 
 import math
@@ -19,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..language import say
+from ..language import Words, say
 from ..numerics.arguments import whole_number
 from ..numerics.words import number, padded
 from ..ops.common.validation import check_offsets, check_packing
@@ -29,6 +32,20 @@ from .anchor.operators import find_operator
 from .decay_files import checked
 from .decay_files import layers as given_layers
 from .laws import LN_MAX
+
+WORDS = Words() | {
+    "gone": {
+        0: "Decays of this size are -inf in {dtype}",
+        1: "1 decay is -inf",
+        2: "{n} decays are -inf",
+    },
+    "no gradient": "{gone}: a gate w = -exp(x) has no gradient there (dx = 0 * inf = NaN), unless it is "
+    "flakit.log_decay.",
+    "far": "If a gate w = -exp(x) made these decays: x can grow by {margin:.3g} until w = -inf in {dtype} and "
+    "dx = 0 * inf = NaN. flakit.log_decay has no such limit.",
+    "others": "The x of the largest finite decay is {margin:.3g} below that in {dtype}.",
+    "zero": "No decay is -inf.",
+}
 
 LATE = "pairwise, masked late"
 """Exact differences whose future is removed after the exponential (the case `masking`): the gradient is NaN."""
@@ -95,6 +112,37 @@ class Margin:
 
 
 @dataclass(frozen=True)
+class Gate:
+    """How far decays are from where a gate w = -exp(x) loses its gradient: dx = w dw is inf * 0 = NaN at w = -inf."""
+
+    dtype: torch.dtype
+    """Of the decays as given (of float8's float32, of longdouble's float64): where it ends, w is -inf."""
+    infinite: int
+    """How many decays are -inf."""
+    largest: float
+    """The largest finite |w|."""
+    layer: str = ""
+    """The layer of the largest."""
+
+    @property
+    def margin(self) -> float:
+        """How much the x of the largest finite decay may grow before w is -inf; inf where all finite decays are 0."""
+        return math.log(torch.finfo(self.dtype).max) - math.log(self.largest) if self.largest else math.inf
+
+    @property
+    def breaks(self) -> bool:
+        return self.infinite > 0 or self.margin < 0
+
+    def __str__(self) -> str:
+        said = {"margin": self.margin, "dtype": self.dtype}
+        if not self.breaks:
+            return WORDS.say("far" if self.largest else "zero", **said)
+        gone = WORDS.say("gone", min(self.infinite, 2), n=self.infinite, dtype=self.dtype)
+        line = WORDS.say("no gradient", gone=gone)
+        return f"{line} {WORDS.say('others', **said)}" if 0 <= self.margin < math.inf else line
+
+
+@dataclass(frozen=True)
 class Headroom:
     """What `headroom` found. margins: by kernel and dtype, the worst of all layers.
 
@@ -107,6 +155,8 @@ class Headroom:
     margins: tuple[Margin, ...]
     layers: Mapping[str, tuple[Margin, ...]]
     """The margins of each layer by its name, "" where there is one without a name."""
+    gates: Mapping[str, Gate]
+    """By layer, what the decays would be to a gate w = -exp(x)."""
     edges: np.ndarray
     counts: np.ndarray
     zeros: int
@@ -115,6 +165,12 @@ class Headroom:
     def broken(self) -> tuple[Margin, ...]:
         """What breaks on these decays, the worst first."""
         return tuple(sorted((m for m in self.margins if m.breaks), key=lambda m: m.factor))
+
+    @property
+    def gate(self) -> Gate:
+        """Of all layers: how many decays are -inf, and the largest finite one that is nearest to it."""
+        nearest = min(self.gates.values(), key=lambda gate: gate.margin)
+        return replace(nearest, infinite=sum(gate.infinite for gate in self.gates.values()))
 
     def margin(self, kernel: str, dtype: torch.dtype = torch.float32, layer: str | None = None) -> Margin:
         """One kernel's, of one layer or the worst of all."""
@@ -136,8 +192,9 @@ class Headroom:
             return tuple(replace(m, exponent=m.exponent * factor) for m in margins)
 
         layers = {name: more(margins) for name, margins in self.layers.items()}
+        gates = {name: replace(gate, largest=gate.largest * factor) for name, gate in self.gates.items()}
         edges = self.edges + math.log10(factor)
-        return replace(self, margins=more(self.margins), layers=layers, edges=edges)
+        return replace(self, margins=more(self.margins), layers=layers, gates=gates, edges=edges)
 
     def uniform(self, kernel: str, dtype: torch.dtype = torch.float32) -> float:
         """The law at uniform decay: the largest |w| per token that the kernel survives; of padding the worst length."""
@@ -167,7 +224,7 @@ class Headroom:
             factors = "".join(padded(number(of[dtype].factor, 3, inf=say("any")), -11) for dtype in LN_MAX)
             first = of[torch.float32]
             lines.append(f"{kernel:{wide}}{number(first.exponent):>10}{factors}  {first.place}".rstrip())
-        return "\n".join(lines)
+        return "\n".join([*lines, "", str(self.gate)])
 
 
 def headroom(
@@ -194,7 +251,7 @@ def headroom(
         progress: told the name of the layer that comes next, how many are done, and of how many.
 
     Returns:
-        Headroom: a `Margin` for each kernel and dtype; print it.
+        Headroom: a `Margin` for each kernel and dtype, and of the gate the `Gate`; print it.
 
     Raises:
         ValueError, TypeError: naming the argument, the layer in it or the file, what was expected and what came.
@@ -218,7 +275,14 @@ def headroom(
             progress(name, done, len(layers))
             found[name] = tuple(m for kernel in wanted for m in _margins(kernel, x, op, chunk, block, cu_seqlens, name))
         worst_of_all = tuple(min(same, key=lambda m: m.factor) for same in zip(*found.values(), strict=True))
-        return Headroom(op, chunk, block, worst_of_all, found, *_histogram(layers.values()))
+        gates = {name: _gate(name, x) for name, x in layers.items()}
+        return Headroom(op, chunk, block, worst_of_all, found, gates, *_histogram(layers.values()))
+
+
+def _gate(layer: str, w: Tensor) -> Gate:
+    finite = w[w.isfinite()]
+    largest = -finite.min().double().item() if finite.numel() else 0.0
+    return Gate(w.dtype, w.numel() - finite.numel(), abs(largest), layer)
 
 
 def _scheme(kernel: str) -> dict:

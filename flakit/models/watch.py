@@ -40,7 +40,7 @@ class WatchWarning(UserWarning):
 
 
 class HeadroomWarning(UserWarning):
-    """Decays that drift towards the law of a kernel."""
+    """Decays that drift towards the law of a kernel, or are -inf, where a gate w = -exp(x) has no gradient."""
 
 
 class Recording(dict):
@@ -338,7 +338,7 @@ class Watch:
         self.every, self.ahead, self.over, self.dtype, self.tell = every, ahead, over, dtype, tell
         self.step, self.headrooms, self.warned, self.recording = -1, {}, [], Recording()
         self._measure, self._how, self._due = measure, how, {}
-        self._evaluated, self._blind = 0, False
+        self._evaluated, self._blind, self._told_infinite = 0, False, False
         model = _uncompiled(model)
         self._sight = _Sight(during=model, passed=self._passed)
         self._sight.attach(model, decays)
@@ -362,6 +362,7 @@ class Watch:
             self.recording.clear()
             self.recording.update(seen)
             seen.clear()
+            self._look_for_infinite()
             lost = [name for name, w in self.recording.items() if w.isnan().any()]
             if not self.recording:
                 self._say_blind(self._sight.blind())
@@ -376,6 +377,18 @@ class Watch:
         for layer in self.recording:
             for kernel in {m.kernel for m in self.headrooms[self.step].layers[layer]}:
                 self._judge(layer, kernel)
+
+    def _look_for_infinite(self) -> None:
+        """Tell once of decays of -inf: what the gate that made them does there no kernel's law says."""
+        layer = next((name for name, w in self.recording.items() if w.isneginf().any()), None)
+        if layer is not None and not self._told_infinite:
+            self._told_infinite = True
+            where = f"step {self.step}, {layer}" if layer else f"step {self.step}"
+            _warn(
+                HeadroomWarning,
+                f"{where}: decays are -inf. A gate w = -exp(x) has no gradient there, dx = 0 * inf = NaN, unless it is "
+                f"flakit.log_decay(x): the same w, and dx = 0",
+            )
 
     def _say_blind(self, why: str) -> None:
         if not self._blind:  # once
@@ -456,8 +469,8 @@ def watch(
     kernel is held against its law. A line through the last measurements says when it will be used up at the present
     pace: a `HeadroomWarning` once that is within `ahead` steps, another when that step has passed and it still lies
     ahead, and a last one when it has happened. What breaks from the first measurement on is not warned of:
-    `print(flakit.headroom(watching.recording))` says what that is. A watch that sees nothing says so once, in a
-    `WatchWarning`.
+    `print(flakit.headroom(watching.recording))` says what that is. Of decays that are -inf, where a gate w = -exp(x)
+    has no gradient, a `HeadroomWarning` tells once. A watch that sees nothing says so once, in a `WatchWarning`.
 
     The model may be compiled, before or after; its next step is compiled again. A copy of a watched model, or a file of
     it, is not watched.

@@ -114,8 +114,8 @@ class Headroom(Panel):
             uniform=uniform,
         )
 
-    def describe(self, result, *, dtype, **_) -> str:
-        _, margins, uniform = result
+    def describe(self, result, *, dtype, layer=ALL, **_) -> str:
+        found, margins, uniform = result
         broken = sorted((m for m in margins if m.breaks), key=lambda m: m.factor)
         near = sorted((m for m in margins if m.token is not None and not m.breaks), key=lambda m: m.factor)
         words = WORDS["some"][min(len(broken), 2)] if broken else WORDS["none"]
@@ -128,6 +128,9 @@ class Headroom(Panel):
             m = near[0]
             lines.append(WORDS.say("near", kernel=say(case.KERNELS[m.kernel]), times=number(m.factor, 3)))
         lines.append(WORDS.say("safe", n=uniform.count(math.inf)))
+        gate = found.gate if layer == ALL else found.gates[layer]
+        if gate.breaks:
+            lines.append(str(gate))
         return "\n".join(lines)
 
     def arithmetic(self, result, cell: Cell, **_) -> str:

@@ -179,6 +179,55 @@ def test_times_multiplies_what_measuring_again_would_find():
         assert scaled.breaks == again.breaks
 
 
+# --- the gate that made them ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_a_gates_margin_is_where_autograd_loses_its_gradient(dtype):
+    """x shifted to 1% below the margin has a gradient, 1% above it none."""
+    x = torch.linspace(-6, 2, 40, dtype=torch.float64)
+    gate = headroom(-x.exp().to(dtype).view(1, 20, 1, 2)).gate
+    assert (gate.dtype, gate.infinite, gate.breaks) == (dtype, 0, False)
+    assert gate.margin == pytest.approx(math.log(torch.finfo(dtype).max) - 2, rel=3e-3)
+    for share, finite in ((0.99, True), (1.01, False)):
+        moved = (x + share * gate.margin).to(dtype).requires_grad_()
+        w = -moved.exp()
+        (w.exp().sum()).backward()  # dw = e^w, 0 where w = -inf
+        assert moved.grad.isfinite().all().item() == finite
+        assert headroom(w.view(1, 20, 1, 2)).gate.breaks != finite
+
+
+def test_decays_of_minus_infinity_are_counted_and_say_what_a_gate_does_there():
+    x = torch.tensor([0.0, 89.0, 10.0, 100.0]).view(1, 4, 1, 1)
+    w = -x.exp()
+    found = headroom({"calm": decays("random", 1, 4, 1, 2), "wild": w}, only=["dyadic"])
+    assert found.gates["calm"].infinite == 0 and found.gates["wild"].infinite == found.gate.infinite == 2
+    assert found.gate.layer == "wild" and found.gate.largest == pytest.approx(math.exp(10))
+    said = str(found).splitlines()[-1]
+    assert said == str(found.gate)
+    assert said.startswith("2 decays are -inf: a gate w = -exp(x) has no gradient there (dx = 0 * inf = NaN), unless")
+    assert "flakit.log_decay" in said and "largest finite decay is 78.7 below that in float32" in said
+    one = headroom(w[:, :2], only=["dyadic"])
+    assert str(one.gate).startswith("1 decay is -inf: ")
+
+
+def test_a_gate_that_is_far_from_it_says_how_far():
+    found = headroom({"a": decays("uniform", 1, 4, 1, 1).half(), "b": 60 * decays("uniform", 1, 4, 1, 1)})
+    assert found.gate.layer == "a" and found.gate.dtype == torch.float16  # nearer, though smaller
+    assert "x can grow by 11.1 until w = -inf in float16" in str(found) and "flakit.log_decay" in str(found)
+    nothing = headroom(torch.zeros(1, 4, 1, 1)).gate
+    assert nothing.margin == math.inf and str(nothing) == "No decay is -inf."
+    everything = headroom(torch.full((1, 4, 1, 1), -math.inf)).gate
+    assert everything.infinite == 4 and everything.margin == math.inf and "finite" not in str(everything)
+
+
+def test_multiplied_decays_leave_the_format_where_their_gate_does():
+    w = torch.full((1, 4, 1, 1), -1000.0).half()
+    near, beyond = (headroom(w).times(factor).gate for factor in (60.0, 70.0))
+    assert not near.breaks and beyond.breaks and (w * 70).isinf().all() and not (w * 60).isinf().any()
+    assert str(beyond).startswith("Decays of this size are -inf in float16: a gate")
+
+
 def save_safetensors(path, tensors):
     header, body = {"__metadata__": {"format": "pt"}}, b""
     names = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64"}

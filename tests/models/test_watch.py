@@ -185,6 +185,34 @@ def test_it_warns_as_python_does_and_where_the_model_is_called():
     assert {warning.filename for warning in told} == {__file__}
 
 
+def test_decays_of_minus_infinity_are_told_once():
+    """From the first step on or later, in whichever layer, also where another layer is lost."""
+    says = r"step {}, {}: decays are -inf\. A gate w = -exp\(x\) has no gradient there.* unless it is flakit\.log_decay"
+    made = nn.Sequential(nn.Identity(), nn.Identity())
+
+    def watched_at(*x, every=1):
+        def decays(name, module, output):
+            return -output.exp().view(1, 4, 1, 1) if name else None
+
+        with flakit.watch(made, every=every, decays=decays, only=["dyadic"]) as watching:
+            for value in x:
+                made(torch.tensor([0.0, 1.0, 2.0, value]))
+        return watching
+
+    with pytest.warns(HeadroomWarning, match=says.format(2, 0)) as told:
+        watching = watched_at(3.0, 88.7, 88.8, 90.0, 3.0, 90.0)
+    assert len(told) == 1 and told[0].filename == __file__
+    assert [h.gate.infinite for h in watching.headrooms.values()] == [0, 0, 2, 2, 0, 2]
+    with pytest.warns(HeadroomWarning, match=says.format(0, 0)):
+        watched_at(math.inf)
+    with pytest.warns(WatchWarning, match="NaN"), warnings.catch_warnings():
+        warnings.simplefilter("error", HeadroomWarning)
+        watched_at(1.0, math.nan)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        watched_at(3.0, 88.7)
+
+
 def test_lost_weights_are_not_measured():
     with pytest.warns(WatchWarning, match="nothing was measured at step 0: the decays of the model are NaN"):
         assert list(watched(Drifting(0.5), steps=3, slower=math.nan, every=1).headrooms) == []

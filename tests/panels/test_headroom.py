@@ -81,6 +81,17 @@ def test_low_enough_at_both_widths(panel):
     panel.picture._told({"kind": "room", "x": 1000, "y": 700})
 
 
+def test_decays_of_minus_infinity_are_told_where_they_are():
+    wild = W.clone()
+    wild[0, 3, 0, 0] = -math.inf
+    panel = headroom({"calm": W, "wild": wild})
+    says = "1 decay is -inf: a gate w = -exp(x) has no gradient there"
+    assert says in panel.text and "flakit.log_decay" in panel.text
+    panel.set(layer="calm")
+    assert says not in panel.text and "log_decay" not in panel.text
+    assert "1 个衰减为 -inf" in headroom(wild, language="zh").text
+
+
 def test_knobs_on_view_and_presets(panel):
     (row,) = [box for box in panel.children if "flakit-knobs" in box._dom_classes]
     assert [knob.description for knob in row.children] == ["decays ×", "dtype", "layer"]
