@@ -733,11 +733,21 @@ def sweep(
     if ":" in subject and not torch.cuda.is_available():
         os.environ.setdefault("TRITON_INTERPRET", "1")  # before the subject imports Triton
     from .numerics import sweep as module
+    from .numerics.arguments import named_function
 
     console, errors = Console(), Console(stderr=True)
     try:
-        axes = dict(_axis(text, "--over") for text in over)
-        stays = {name: values[0] for name, values in (_axis(text, "--set") for text in fixed or ())}
+        axes = _axes(over, "--over")
+        stays = {name: values[0] for name, values in _axes(fixed or (), "--set").items()}
+        for option, path in (("--csv", csv), ("--parquet", parquet), ("--json", json), ("--picture", picture)):
+            _writable(option, path)
+        if store is not None and not store.is_dir() and store.suffix not in ("", ".jsonl"):
+            raise ValueError(
+                f"--store: expected a name ending in .jsonl, or a folder, got {store}; --csv writes a table"
+            )
+        if law and ":" not in law:
+            raise ValueError(f"--law: expected module:function or file.py:function, got {law!r}")
+        limit = named_function(law, "--law") if law else None
         found = module.sweep(
             subject, axes, like=like or None, workers=workers, engine=engine, store=store, progress=errors.is_terminal,
             **stays,
@@ -749,9 +759,7 @@ def sweep(
             json.write_text(_as_json(found.to_dict()) + "\n", encoding="utf-8")
         if picture is not None:
             from .figures.phase import phase
-            from .numerics.arguments import named_function
 
-            limit = named_function(law, "law") if law else None
             picture.write_bytes(phase(found, tensor=tensor or None, law=limit).canvas.png())
     except (ValueError, TypeError, RuntimeError, ImportError) as error:
         errors.print(f"flakit sweep: {error}", style="red", markup=False, highlight=False)
@@ -760,6 +768,16 @@ def sweep(
         errors.print(f"stopped; {f'run it again to go on from {store}' if store else 'nothing was kept: --store'}")
         raise typer.Exit(130) from None
     console.print(_onsets(found))
+
+
+def _axes(texts, option: str) -> dict[str, list]:
+    found: dict[str, list] = {}
+    for text in texts:
+        name, values = _axis(text, option)
+        if name in found:
+            raise ValueError(f"{option}: expected {name} once, got it twice; values of one axis stand behind commas")
+        found[name] = values
+    return found
 
 
 def _axis(text: str, option: str) -> tuple[str, list]:
@@ -795,18 +813,22 @@ def _axis(text: str, option: str) -> tuple[str, list]:
 
 def _onsets(found) -> Table:
     """What a sweep says in a few lines: of each tensor, where it is finite and how wrong it is there."""
-    table = Table("tensor", "finite in", "first not finite at", "largest error where finite")
+
+    def at(index) -> str:
+        return ", ".join(f"{axis}={_cell(of[i])}" for (axis, of), i in zip(found.axes.items(), index, strict=True))
+
+    table = Table("tensor", "finite in", "first not finite at", "largest error where finite", "at")
     for name in found.tensors:
         share, error = found[f"{name}.finite"], found.grids.get(f"{name}.l2")
         whole, index = share == 1, next(zip(*(share < 1).nonzero(), strict=True), None)
-        at = "" if index is None else ", ".join(
-            f"{axis}={_cell(values[i])}" for (axis, values), i in zip(found.axes.items(), index, strict=True)
-        )  # fmt: skip
-        worst = f"{error[whole].max():.1e}" if error is not None and whole.any() else ""
-        table.add_row(name, f"{int(whole.sum())} of {share.size}", at, worst)
+        most, where = "", ""
+        if error is not None and whole.any():
+            place = max(zip(*whole.nonzero(), strict=True), key=lambda place: error[place])
+            most, where = f"{error[place]:.1e}", at(place)
+        table.add_row(name, f"{int(whole.sum())} of {share.size}", "" if index is None else at(index), most, where)
     for name in found.grids:
         if "." not in name:
-            table.add_row(name, f"{found[name].min():.4g} … {found[name].max():.4g}", "", "")
+            table.add_row(name, f"{found[name].min():.4g} … {found[name].max():.4g}", "", "", "")
     return table
 
 

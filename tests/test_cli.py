@@ -1,6 +1,7 @@
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -188,13 +189,20 @@ def test_headroom_says_why_it_cannot_run(words, says, stored):
 # --- sweeps ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_sweep_prints_where_it_is_finite_and_writes_its_files(tmp_path):
+def test_a_sweep_prints_where_it_is_finite_and_writes_its_files(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "140")
     files = {name: tmp_path / f"found.{name}" for name in ("csv", "json", "png", "jsonl")}
     options = [f"--csv={files['csv']}", f"--json={files['json']}", f"--store={files['jsonl']}"]
     options += [f"--picture={files['png']}", "--law=flakit.cases.padding:law"]
     result = run("sweep", "rwkv6", "--over", "decay=-0.1..-10:3", "--over", "T=4,8", "--set", "K=4", *options)
     assert result.exit_code == 0, result.output
     assert [line.split()[1:5] for line in result.output.splitlines() if " dw " in line] == [["dw", "│", "6", "of"]]
+    grid = json.loads(files["json"].read_text())
+    errors = np.array(grid["grids"]["dw.l2"])
+    i, j = np.unravel_index(errors.argmax(), errors.shape)
+    where = f"decay={grid['axes']['decay'][i]:g}, T={grid['axes']['T'][j]}"
+    row = next(line for line in result.output.splitlines() if " dw " in line)
+    assert [cell.strip() for cell in row.split("│")[4:6]] == [f"{errors.max():.1e}", where]
     assert len(files["csv"].read_text().splitlines()) == 7
     assert json.loads(files["json"].read_text())["axes"]["decay"] == pytest.approx([-0.1, -1.0, -10.0])
     assert files["png"].read_bytes().startswith(b"\x89PNG") and len(files["jsonl"].read_text().splitlines()) == 7
@@ -208,6 +216,12 @@ def test_a_sweep_prints_where_it_is_finite_and_writes_its_files(tmp_path):
         (["rwkv6", "--over", "decay=-1..1:3"], "expected two numbers of one sign"),
         (["rwkv6", "--over", "form=chonk"], "form: expected one of chunk, recurrent, got 'chonk'"),
         (["nowhere.py:f", "--over", "T=4"], "subject: expected a file, nowhere.py does not exist"),
+        (["rwkv6", "--over", "T=4", "--over", "T=8"], "--over: expected T once, got it twice"),
+        (["rwkv6", "--over", "T=4", "--set", "K=4", "--set", "K=8"], "--set: expected K once, got it twice"),
+        (["rwkv6", "--over", "T=4", "--store", "a.csv"], "--store: expected a name ending in .jsonl, or a folder"),
+        (["rwkv6", "--over", "T=4", "--law", "foo"], "--law: expected module:function or file.py:function, got 'foo'"),
+        (["rwkv6", "--over", "T=4", "--csv", "none/a.csv"], "--csv: expected a folder that there is, got none"),
+        (["rwkv6", "--over", "T=4", "--picture", "/"], "--picture: expected a file, / is a folder"),
     ],
 )
 def test_a_sweep_that_cannot_run_says_why(words, says, monkeypatch):

@@ -7,10 +7,11 @@ test_my_op = audited(my_op, like="rwkv6")
 
 from collections.abc import Callable, Iterable
 
+from ..numerics.arguments import one_of
 from .audit import UNSUPPORTED, audit
 from .probes import PROBES
 from .report import setting_words
-from .subject import Subject
+from .subject import Subject, load
 
 
 def audited(
@@ -24,16 +25,22 @@ def audited(
 ) -> Callable:
     """A test function for pytest with a case for every probe; what is not supported is skipped, with the reason.
 
+    What is wrong with its own arguments is an error here, once, and none of its cases.
+
     subject, like, adapter, only, how: as `flakit.audit` takes them. shrink: failures at the smallest setting, slower.
     """
     import pytest
 
-    names = list(PROBES if only is None else only)
+    names = [one_of("only", name, PROBES) for name in (PROBES if only is None else only)]
+    if isinstance(subject, str):
+        subject = load(subject, like, adapter)
+    elif not isinstance(subject, Subject):
+        subject = Subject(subject, like, adapter=adapter)
 
     @pytest.mark.parametrize("probe", names)
     def test(probe: str) -> None:
         __tracebackhide__ = True
-        (verdict,) = audit(subject, like, adapter=adapter, only=[probe], shrink=shrink, **how).verdicts
+        (verdict,) = audit(subject, only=[probe], shrink=shrink, **how).verdicts
         if verdict.verdict == UNSUPPORTED:
             pytest.skip(verdict.words)
         if verdict.verdict == "fail":

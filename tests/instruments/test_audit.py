@@ -18,6 +18,7 @@ from flakit.instruments import budget, examiner
 from flakit.instruments.probes import PROBES
 from flakit.instruments.shrink import shrink
 from flakit.instruments.subject import Broken, Refused, Subject, load
+from flakit.instruments.testing import audited
 from flakit.numerics.operators import OPERATORS
 from tests.instruments import kernels
 from tests.instruments.kernels import RIGHT, WRONG
@@ -583,6 +584,14 @@ def test_one_line_makes_every_probe_a_test(file, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert "1 failed, 3 passed, 2 skipped" in done.stdout, done.stdout
     assert "import torch" in done.stdout and "cu_seqlens" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "how, says", [({"like": "rwkv5"}, "like: expected one of rwkv6"), ({"like": "rwkv6", "only": ["truht"]}, "only: ")]
+)
+def test_a_wrong_argument_of_audited_is_one_error_where_it_stands(how, says):
+    with pytest.raises(ValueError, match=says):
+        audited(kernels.naive, **how)
 
 
 @pytest.mark.interpret
