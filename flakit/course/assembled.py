@@ -1,0 +1,68 @@
+"""A chunk of one head, forward and backward, made into an operator: the loops over sequences, heads and chunks.
+
+    operator = assembled(chunk_forward, chunk_backward)
+    o, final_state = operator(r, k, v, w, u, output_final_state=True)
+
+It adds no arithmetic of its own beyond the scale and the format: what it computes, and at which decay it breaks, is what
+the two functions compute.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+CHUNK = 64
+"""Tokens a chunk; the last one of a sequence has what is left."""
+
+
+def assembled(forward: Callable, backward: Callable) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    """An operator like `flakit.chunk_rwkv6`, of two functions of one chunk and one head.
+
+    forward(r, k, v, w, u, S) returns o and the state that leaves; backward(r, k, v, w, u, S, do, D) returns dr, dk, dv,
+    dw, du and dS: r, k, w [C, K], v, o, do [C, V], u [K], S, D [K, V], float32; w is a natural-log decay <= 0. Their
+    scale is K^-0.5.
+
+    The operator takes r, k, w [B, T, H, K], v [B, T, H, V], u [H, K], and scale (default K^-0.5), initial_state
+    [B, H, K, V] and output_final_state, and returns o [B, T, H, V] in r's format and the final state in float32, or None.
+    """
+
+    class OneHead(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, r, k, v, w, u, S):
+            outputs, states = [], []
+            for part in _parts(r, k, v, w):
+                states.append(S)
+                o, S = forward(*part, u, S)
+                outputs.append(o)
+            ctx.save_for_backward(r, k, v, w, u, *states)
+            return torch.cat(outputs), S
+
+        @staticmethod
+        @once_differentiable
+        def backward(ctx, do, D):
+            r, k, v, w, u, *states = ctx.saved_tensors
+            found, du = [], torch.zeros_like(u)
+            for part, S in zip(reversed(_parts(r, k, v, w, do)), reversed(states), strict=True):
+                *sequence, of_u, D = backward(*part[:4], u, S, part[4], D)
+                found.append(sequence)
+                du = du + of_u
+            return *(torch.cat(each[::-1]) for each in zip(*found, strict=True)), du, D
+
+    def operator(r, k, v, w, u, scale=None, initial_state=None, output_final_state=False):
+        B, _, H, K = r.shape
+        dtype, V = r.dtype, v.shape[-1]
+        r, k, v, w, u = (x.float() for x in (r, k, v, w, u))
+        r = r if scale is None else r * (scale * K**0.5)
+        S = r.new_zeros(B, H, K, V) if initial_state is None else initial_state.float()
+        found = [[OneHead.apply(*(x[b, :, h] for x in (r, k, v, w)), u[h], S[b, h]) for h in range(H)] for b in range(B)]
+        o = torch.stack([torch.stack([head[0] for head in row], 1) for row in found])
+        state = torch.stack([torch.stack([head[1] for head in row]) for row in found])
+        return o.to(dtype), state if output_final_state else None
+
+    return operator
+
+
+def _parts(*tensors: Tensor) -> list[tuple[Tensor, ...]]:
+    return list(zip(*(x.split(CHUNK) for x in tensors), strict=True))
