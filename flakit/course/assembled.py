@@ -3,8 +3,8 @@
     operator = assembled(chunk_forward, chunk_backward)
     o, final_state = operator(r, k, v, w, u, output_final_state=True)
 
-It adds no arithmetic of its own beyond the scale and the format: what it computes, and at which decay it breaks, is what
-the two functions compute.
+It adds no arithmetic beyond the scale and the format: what it computes, and at which decay it breaks, is up to the two
+functions.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ def assembled(forward: Callable, backward: Callable) -> Callable[..., tuple[Tens
     scale is K^-0.5.
 
     The operator takes r, k, w [B, T, H, K], v [B, T, H, V], u [H, K], and scale (default K^-0.5), initial_state
-    [B, H, K, V] and output_final_state, and returns o [B, T, H, V] in r's format and the final state in float32, or None.
+    [B, H, K, V] and output_final_state. It returns o [B, T, H, V] in r's format and the final state, float32 or None.
     """
 
     class OneHead(torch.autograd.Function):
@@ -56,10 +56,10 @@ def assembled(forward: Callable, backward: Callable) -> Callable[..., tuple[Tens
         r, k, v, w, u = (x.float() for x in (r, k, v, w, u))
         r = r if scale is None else r * (scale * K**0.5)
         S = r.new_zeros(B, H, K, V) if initial_state is None else initial_state.float()
-        found = [[OneHead.apply(*(x[b, :, h] for x in (r, k, v, w)), u[h], S[b, h]) for h in range(H)] for b in range(B)]
-        o = torch.stack([torch.stack([head[0] for head in row], 1) for row in found])
-        state = torch.stack([torch.stack([head[1] for head in row]) for row in found])
-        return o.to(dtype), state if output_final_state else None
+        heads = [(b, h) for b in range(B) for h in range(H)]
+        made = [OneHead.apply(*(x[b, :, h] for x in (r, k, v, w)), u[h], S[b, h]) for b, h in heads]
+        o, states = (torch.stack(each).unflatten(0, (B, H)) for each in zip(*made, strict=True))
+        return o.transpose(1, 2).to(dtype), states if output_final_state else None
 
     return operator
 
