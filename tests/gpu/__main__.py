@@ -87,6 +87,9 @@ def _pytest(options: argparse.Namespace, of_pytest: list[str], root: Path, files
     given += ["-p", "no:cacheprovider", "-n", str(options.n), "--dist=worksteal", "--continue-on-collection-errors"]
     given += ["-k", options.only] if options.only else []
     os.chdir(root)
+    os.environ.setdefault(
+        "TRITON_DISABLE_LINE_INFO", "1"
+    )  # which line an instruction came from: a twentieth of the time
     pytest.main([*given, *of_pytest, *files])
 
 

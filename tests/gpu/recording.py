@@ -28,6 +28,7 @@ def pytest_configure(config):
         config.pluginmanager.register(Keeper(), "flakit-gpu-results")
     if config.getoption("numprocesses", None) in (None, 0) or hasattr(config, "workerinput"):
         config.pluginmanager.register(Timer(), "flakit-gpu-compiling")
+        _share_processors(int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -51,6 +52,16 @@ def pytest_collection_modifyitems(config, items):
 def name(nodeid: str) -> str:
     """Of a test, without its file's."""
     return nodeid.partition("::")[2]
+
+
+def _share_processors(processes: int) -> None:
+    """Compile ahead in this process's share of the threads: every process has work for all of them."""
+    try:
+        from flakit.ops.common import ahead_triton
+    except ImportError:
+        return
+    pool = ahead_triton.ThreadPoolExecutor
+    ahead_triton.ThreadPoolExecutor = lambda threads, **how: pool(max(1, 2 * threads // processes), **how)
 
 
 class Timer:
