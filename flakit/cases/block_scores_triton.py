@@ -11,12 +11,13 @@ from ..ops.common.dispatch import interpreted_alone
 
 @triton.jit
 def block_scores_kernel(
-    q, k, g, A, T, bound,
+    q, k, read, g, n, A, T, bound,
     H: tl.constexpr, K: tl.constexpr, BC: tl.constexpr, BK: tl.constexpr, ANCHOR: tl.constexpr, STRIDE: tl.constexpr,
+    STRICT: tl.constexpr,
 ):  # fmt: skip
-    """A_ij = (q_i e^{g_i - n}) . (k_j e^{n - g_j}) for j <= i < T, both exponents within +-bound.
+    """A_ij = (q_i e^{read_i - n}) . (k_j e^{n - g_j}) for j <= i < T, STRICT: j < i; both exponents within +-bound.
 
-    n lies ANCHOR times STRIDE numbers after the head's first row of g; a token is H K numbers. In registers: the block
+    n lies ANCHOR times STRIDE numbers after the head's first row of n; a token is H K numbers. In registers: the block
     of q and of k, [BC, BK].
     """
     i_h = tl.program_id(0)
@@ -24,27 +25,40 @@ def block_scores_kernel(
     p_t = (o_t[:, None] * H + i_h) * K + o_k[None, :]
     m_k = o_k < K
     m_t = (o_t < T)[:, None] & m_k[None, :]
-    b_n = tl.load(g + i_h * K + ANCHOR * STRIDE + o_k, mask=m_k, other=0.0)
-    b_d = tl.load(g + p_t, mask=m_t, other=0.0) - b_n[None, :]
-    b_d = tl.minimum(tl.maximum(b_d, -bound), bound)
-    b_q = tl.load(q + p_t, mask=m_t, other=0.0) * tl.exp(b_d)
-    b_k = tl.load(k + p_t, mask=m_t, other=0.0) * tl.exp(-b_d)
+    b_n = tl.load(n + i_h * K + ANCHOR * STRIDE + o_k, mask=m_k, other=0.0)
+    b_read = tl.load(read + p_t, mask=m_t, other=0.0) - b_n[None, :]
+    b_key = b_n[None, :] - tl.load(g + p_t, mask=m_t, other=0.0)
+    b_q = tl.load(q + p_t, mask=m_t, other=0.0) * tl.exp(tl.minimum(tl.maximum(b_read, -bound), bound))
+    b_k = tl.load(k + p_t, mask=m_t, other=0.0) * tl.exp(tl.minimum(tl.maximum(b_key, -bound), bound))
     b_A = tl.dot(b_q, tl.trans(b_k), input_precision="ieee")
-    b_A = tl.where(o_t[:, None] >= o_t[None, :], b_A, 0.0)
+    b_A = tl.where(o_t[:, None] >= o_t[None, :] + STRICT, b_A, 0.0)
     tl.store(A + (i_h * T + o_t[:, None]) * T + o_t[None, :], b_A, mask=(o_t < T)[:, None] & (o_t < T)[None, :])
 
 
 @interpreted_alone()
-def scores(q: Tensor, k: Tensor, g: Tensor, *, anchor: int, short: bool = False, bound: float = float("inf")) -> Tensor:
-    """A [H, T, T] float32; q, k and cumulative log decays g [T, H, K], anchored at a row of g.
+def scores(
+    q: Tensor,
+    k: Tensor,
+    g: Tensor,
+    *,
+    anchor: int,
+    read: Tensor | None = None,
+    n: Tensor | None = None,
+    short: bool = False,
+    bound: float = float("inf"),
+) -> Tensor:
+    """A [H, T, T] float32; q, k and cumulative log decays g [T, H, K], anchored at a row of g, or of n [*, H, K].
 
+    read: what tokens have decayed by when they read, [T, H, K]; then they do not read themselves. Default: g, and they do.
     short: the fault of the wrong head, K numbers a token instead of H K.
     """
     T, H, K = g.shape
-    q, k, g = (x.float().contiguous() for x in (q, k, g))
+    strict = read is not None
+    read, n = g if read is None else read, g if n is None else n
+    q, k, read, g, n = (x.float().contiguous() for x in (q, k, read, g, n))
     A = torch.empty(H, T, T, dtype=torch.float32, device=g.device)
     BC, BK = (max(16, triton.next_power_of_2(size)) for size in (T, K))
-    stride = K if short else H * K
+    sizes = {"H": H, "K": K, "BC": BC, "BK": BK, "ANCHOR": anchor, "STRIDE": K if short else H * K}
     with np.errstate(over="ignore", invalid="ignore"):  # the interpreter is numpy, and warns of what is to be seen here
-        block_scores_kernel[H,](q, k, g, A, T, bound, H=H, K=K, BC=BC, BK=BK, ANCHOR=anchor, STRIDE=stride)
+        block_scores_kernel[H,](q, k, read, g, n, A, T, bound, **sizes, STRICT=int(strict))
     return A

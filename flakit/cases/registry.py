@@ -152,7 +152,7 @@ CASES: dict[str, Case] = {
         Case(
             "masking",
             told="a gated linear attention trains until its loss turns NaN",
-            measured="masked after exp: the output is right, the gradient 0 * inf from |w| = 88.72 / (C - 1) on",
+            measured="masked after exp: the output is right, the gradient 0 * inf from |w| = 88.72 / C on",
             threads=("huggingface/transformers#48455",),
             notebook="05_one_infinity",
         ),

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from flakit.cases import blind_measure, clamping, future_anchor, nan_guard, weak_test, wrong_head_anchor
+from flakit.cases import blind_measure, clamping, future_anchor, masking, nan_guard, weak_test, wrong_head_anchor
 from flakit.cases.blind_measure.picture import Picture as BlindMeasurePicture
 from flakit.cases.clamping.picture import Picture as ClampingPicture
 from flakit.cases.future_anchor.picture import Picture as FutureAnchorPicture
@@ -121,11 +121,36 @@ def test_a_guard_is_said_to_forget_where_the_law_counts_pairs():
 # --- a clamp ---
 
 
-@pytest.mark.parametrize("anchor", [0, 7, 15])
+read = pytest.mark.parametrize("exclusive", [True, False], ids=["read before the decay", "read after it"])
+
+
+@read
+@pytest.mark.parametrize("anchor", [0, 7, 16])
 @pytest.mark.parametrize("w", [-0.1, -6.0, -8.0, -20.0, -200.0])
-def test_law_predicts_the_error_of_a_clamp(w, anchor):
-    found, finite = clamping.at(w=w, anchor=anchor)
+def test_law_predicts_the_error_of_a_clamp(w, anchor, exclusive):
+    found, finite = clamping.at(w=w, anchor=anchor, exclusive=exclusive)
     assert found.agrees and finite.measured is True
+
+
+@read
+@pytest.mark.parametrize("anchor", [0, 1, 9])
+def test_without_a_bound_the_weights_are_the_decays_between_two_tokens(anchor, exclusive):
+    q, k = torch.randn(2, 9, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    w = make_inputs("rwkv6", T=9, H=1, K=4, decay="logsigmoid", dtype=torch.float64)["w"][0, :, 0]
+    true = masking.weights(w, "before", exclusive=exclusive)
+    expected = torch.einsum("ic,jc,ijc->ij", q, k, true)
+    for got in (
+        clamping.exact(q, k, w, exclusive=exclusive),
+        clamping.scores(q, k, w, anchor=anchor, exclusive=exclusive),
+    ):
+        torch.testing.assert_close(got, expected)
+
+
+def test_a_clamp_begins_where_two_tokens_are_a_bound_apart():
+    """Anchored before token 0 of 16, the last reader is 15 decays away, of itself or not."""
+    for factor, off in ((0.999, False), (1.01, True)):
+        assert (clamping.law(-factor * clamping.BOUND / 15) > 0) == off
+        assert (clamping.at(w=-factor * clamping.BOUND / 15)[0].measured > 1e-12) == off
 
 
 def test_another_bound_is_rejected():
@@ -136,9 +161,9 @@ def test_another_bound_is_rejected():
 
 
 def test_an_error_below_rounding_is_none():
-    """Of two tokens, one cut off: its weight is e^-87 instead of e^-100."""
-    found, _ = clamping.at(w=-100.0, block=2)
-    assert 0 < clamping.law(-100.0, block=2) < 1e-30 and found.agrees
+    """Of three tokens, one cut off: its weight is e^-87 instead of e^-100."""
+    found, _ = clamping.at(w=-100.0, block=3, anchor=1)
+    assert 0 < clamping.law(-100.0, block=3, anchor=1) < 1e-30 and found.agrees
 
 
 def clamped(w, anchor=0, block=16, bound=clamping.BOUND):
@@ -151,9 +176,10 @@ def test_a_clamp_shows_what_is_measured(w, anchor):
     assert (shown.off, shown.finite) == tuple(row.measured for row in rows)
     off = relative_l2(shown.computed, shown.right)  # with operands of size 1 that is the law itself
     assert off == pytest.approx(clamping.law(w, anchor=anchor), rel=1e-6, abs=1e-13)
-    past = shown.exponents.abs() > shown.bound
-    sides = [int((past & (side * shown.exponents > 0)).sum()) for side in (-1, 1)]
-    assert int(shown.alike.sum()) == sum(m * (m - 1) // 2 for m in sides)
+    past = shown.exponents.sign() * (shown.exponents.abs() > shown.bound)
+    # A key is written one place further on than its token reads, so that none stands before the first place.
+    cut = [(i, place) for i in range(16) for place in range(1, i) if past[i] == past[place] != 0]
+    assert [(i, j + 1) for i, j in shown.alike.nonzero().tolist()] == cut
     assert torch.equal(shown.alike, ((shown.computed - shown.right) > 0.9).tril(-1))
 
 
@@ -312,7 +338,7 @@ def test_the_test_is_said_to_pass_where_the_law_is_below_its_tolerance():
     [
         (lambda: blind_measure.at(size=65), "size: expected a multiple of 64, got 65"),
         (lambda: nan_guard.weights(torch.zeros(3), "d != 0"), "guard: expected one of d < 0, d <= 0, got 'd != 0'"),
-        (lambda: clamping.at(anchor=16), "anchor: expected a row 0 ... 15, got 16"),
+        (lambda: clamping.at(anchor=17), "anchor: expected a token 0 ... 15, or 16 for behind the last, got 17"),
         (lambda: wrong_head_anchor.at(H=0), "H, block: expected at least 1 head and 2 rows, got 0 and 16"),
         (lambda: future_anchor.at(P=16), "P: expected a token 0 ... 15, got 16"),
         (lambda: future_anchor.at(anchor="last"), "anchor: expected one of middle, first, pair, got 'last'"),
@@ -354,12 +380,14 @@ def test_wrong_head_kernel_and_twin_agree(H, spread):
 
 
 @pytest.mark.interpret
+@read
 @pytest.mark.parametrize("anchor", [0, 8])
-def test_clamping_kernel_and_twin_agree(anchor):
+def test_clamping_kernel_and_twin_agree(anchor, exclusive):
     q, k = torch.randn(2, 16, 32, generator=torch.Generator().manual_seed(0))
     for w in (-0.5, -8.0, -50.0):
         decays = torch.full((16, 32), w)
-        twin, got = (clamping.scores(q, k, decays, anchor=anchor, backend=name) for name in ("torch", "triton"))
+        knobs = {"anchor": anchor, "exclusive": exclusive}
+        twin, got = (clamping.scores(q, k, decays, **knobs, backend=name) for name in ("torch", "triton"))
         assert got.isfinite().all()
         torch.testing.assert_close(got, twin, rtol=1e-4, atol=1e-4)
 

@@ -6,18 +6,25 @@ import numpy as np
 
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
-from ...figures.maps import FUTURE, Map, Maps
+from ...figures.maps import Map, Maps
 from ...figures.marks import Over, whole_ticks
 from ...language import Words
 from ...numerics.words import number
 from . import Shown
 
 WORDS = Words() | {
-    "knobs": {"w": "decay w", "block": "block rows", "anchor": "anchor row", "bound": "bound b", "K": "channels K"},
+    "knobs": {
+        "w": "decay w",
+        "block": "block rows",
+        "anchor": "anchor before token",
+        "bound": "bound b",
+        "K": "channels K",
+        "exclusive": "read before decay",
+    },
     "alt": "A line of the exponent of every token of a block, cut off at the bound, the anchor's row marked; beside it "
     "the weights of its pairs, a row for each output and a column for each key, as they are and as they come out, the "
     "pairs hatched whose two tokens were cut to one exponent",
-    "exponents": "exponent $gi_i - n$",
+    "exponents": {False: "exponent $gi_i - n$", True: "exponent $ge_i - n$"},
     "token i": "token i",
     "key j": "key j",
     "true": "as it is",
@@ -40,11 +47,12 @@ WORDS = Words() | {
         2: "{most} tokens on one side of the anchor, {least} on the other,",
     },
     "pairs": {1: "one pair is", 2: "{count} pairs are"},
-    "row": "token {i}: exponent gi - n = {exponent}{cut}",
+    "row": "token {i}: exponent {own} - n = {exponent}{cut}",
     "cut to": ", cut to {clamped}",
     "pair": "output {i}, key {j}: e^{a} · e^{b} = {query} · {key} = {computed} (true: e^{d} = {right})",
     "of": "({clamped}, not {exponent})",
     "future": "output {i}, key {j}: an output reads no later token",
+    "bonus": "output {i}, key {j}: a token reads its own key through the bonus, without decay",
 }
 ON_VIEW = ("w", "anchor", "bound")
 LINE = "scores off by"
@@ -66,10 +74,10 @@ class Picture:
         left, gap, top, bottom = 0.55, 0.12, 0.3, 0.76
         side = min(2.75, (width - left - 2 * gap - 0.1) * 0.36)
         across = width - left - 2 * side - 2 * gap - 0.1
-        self.canvas = Canvas(width, top + side + bottom)
+        self.canvas, self._exclusive = Canvas(width, top + side + bottom), True
         with style.context():
             ax = self._ax = whole_ticks(self.canvas.axes(left, top, across, side))
-            ax.set(xlim=(-_BEYOND, _BEYOND), title=WORDS["exponents"], ylabel=WORDS["token i"])
+            ax.set(xlim=(-_BEYOND, _BEYOND), title=WORDS["exponents"][True], ylabel=WORDS["token i"])
             ax.set_xticks([-1, 0, 1], WORDS["bounds"])
             for bound in (-1, 1):
                 ax.axvline(bound, color=style.GREY, linewidth=1, linestyle=(0, (1, 1.5)))
@@ -79,7 +87,7 @@ class Picture:
             self._over = Over(self.canvas, ax, "exponents")
             alike = {"lost": ("alike", WORDS["cut"]), "hatched": True}
             maps = {
-                name: Map(WORDS[name], empty=FUTURE, note=WORDS[f"in {name}"], **(alike if name == "computed" else {}))
+                name: Map(WORDS[name], empty="unread", note=WORDS[f"in {name}"], **(alike if name == "computed" else {}))
                 for name in ("right", "computed")
             }
             self._maps = Maps(
@@ -97,9 +105,13 @@ class Picture:
         if self._ax.get_ylim() != limits:
             self._ax.set_ylim(limits)
             self.canvas.stale()
+        if self._exclusive != shown.exclusive:
+            self._exclusive = shown.exclusive
+            self._ax.set_title(WORDS["exponents"][shown.exclusive])
+            self.canvas.stale()
         self._true.set_data(shown.exponents / shown.bound, rows)
         self._clamped.set_data(shown.clamped / shown.bound, rows)
-        at = int(shown.exponents.abs().argmin())
+        at = shown.anchor - (not shown.exclusive)
         self._anchor.set_ydata([at, at])
         self._over.update(len(rows), 1)
         self._maps.update(shown)
@@ -120,11 +132,12 @@ class Picture:
         if cell.map == "exponents":
             exponent, clamped = shown.exponents[i], shown.clamped[i]
             cut = WORDS.say("cut to", clamped=clamped) if clamped != exponent else ""
-            return WORDS.say("row", i=i, exponent=exponent, cut=cut)
-        if j > i:
-            return WORDS.say("future", i=i, j=j)
-        (a, query), (b, key) = _factor(shown, i, 1), _factor(shown, j, -1)
-        d, computed, right = shown.exponents[i] - shown.exponents[j], shown.computed[i, j], shown.right[i, j]
+            return WORDS.say("row", i=i, own="ge" if shown.exclusive else "gi", exponent=exponent, cut=cut)
+        if shown.unread[i, j]:
+            return WORDS.say("future" if j > i else "bonus", i=i, j=j)
+        before = j + shown.exclusive  # the token that reads where key j has been written
+        (a, query), (b, key) = _factor(shown, i, 1), _factor(shown, before, -1)
+        d, computed, right = shown.exponents[i] - shown.exponents[before], shown.computed[i, j], shown.right[i, j]
         return WORDS.say("pair", i=i, j=j, a=a, b=b, query=query, key=key, computed=computed, d=d, right=right)
 
 

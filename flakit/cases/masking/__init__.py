@@ -1,12 +1,15 @@
 """A mask that comes after the exponential: the forward pass is finite, the gradient is NaN.
 
-The decay between two tokens of a chunk is exp(g_i - g_j), g the cumulative log decay. For j <= i the exponent is <= 0;
-for the pairs the mask will remove it is positive, up to C - 1 tokens of decay, and overflows at |w| = 88.72 / (C - 1).
+The decay between two tokens of a chunk is exp(ge_i - gi_j), the sum of the log decays before i less that up to and with
+j (RWKV6, whose tokens read before they decay). For j < i the exponent is <= 0; for the pairs that the mask will remove
+it is positive, up to C tokens of decay, and overflows at |w| = 88.72 / C. Where tokens read after they decay, as in GSA,
+it is exp(gi_i - gi_j), and C - 1 tokens.
 
 As told (transformers issue #48455, and many like it): a gated linear attention trains until its loss turns NaN.
 As measured: `exp(x).masked_fill(...)` replaces the infinities, so the output is right. But the derivative of exp is exp
 itself: automatic differentiation multiplies the mask's zero by the infinity underneath, and the decay's gradient is
-NaN. At C = 32 that begins at a uniform w of -2.862; masking with -inf *before* the exponential has no onset at all.
+NaN. At C = 32 that begins at a uniform w of -2.773, and in the thread, which reads after the decay, at -2.862; masking
+with -inf *before* the exponential has no onset at all.
 """
 
 import math
@@ -40,18 +43,18 @@ def mask_mode(mask: str, allowed: tuple[str, ...] = tuple(MASKS)) -> str:
     return mask
 
 
-def weights(w: Tensor, mask: str = "where", *, exclusive: bool = False) -> Tensor:
-    """exp(g_i - g_j) for every pair of one chunk, w [..., C, K] -> [..., C, C, K], the future masked as `mask` says.
+def weights(w: Tensor, mask: str = "where", *, exclusive: bool = True) -> Tensor:
+    """exp(ge_i - gi_j) for every pair of one chunk, w [..., C, K] -> [..., C, C, K], the future masked as `mask` says.
 
-    exclusive: the output reads before it decays, exp(ge_i - gi_j) for j < i, as in RWKV6; the removed exponents then
-    reach C tokens instead of C - 1.
+    exclusive: the output reads before it decays, so that j < i, as in RWKV6. Otherwise after it, as in GSA:
+    exp(gi_i - gi_j) for j <= i; the removed exponents then reach C - 1 tokens instead of C.
     """
     mask_mode(mask)
     return _masked(_exponents(w, exclusive), mask, exclusive)[1]
 
 
 def _exponents(w: Tensor, exclusive: bool) -> Tensor:
-    """g_i - g_j for every pair, w [..., C, K] -> [..., C, C, K]."""
+    """What lies between every pair, w [..., C, K] -> [..., C, C, K]."""
     gi = w.cumsum(-2)
     return (sum_before(w) if exclusive else gi)[..., :, None, :] - gi[..., None, :, :]
 
@@ -68,7 +71,7 @@ def _masked(exponents: Tensor, mask: str, exclusive: bool) -> tuple[Tensor, Tens
     return made, made * past if mask == "multiply" else made
 
 
-def run(inputs: Mapping[str, Tensor], mask: str = "where", *, exclusive: bool = False) -> dict[str, Tensor]:
+def run(inputs: Mapping[str, Tensor], mask: str = "where", *, exclusive: bool = True) -> dict[str, Tensor]:
     """One chunk of linear attention with decay and its gradients by automatic differentiation.
 
     inputs: r, k, w [B, C, H, K] and v [B, C, H, V] as `flakit.inputs("rwkv6", T=C)` makes them; no bonus, scale 1.
@@ -88,12 +91,12 @@ def law(
     *,
     tensor: str = "dw",
     chunk: int = 32,
-    exclusive: bool = False,
+    exclusive: bool = True,
     dtype: torch.dtype = torch.float32,
 ) -> float:
     """The largest uniform |w| per token at which `tensor` is finite: ln(max) / n, inf where nothing can fail.
 
-    n = chunk - 1 tokens between the first output and the last key, chunk when the output reads before it decays.
+    n = chunk tokens between the first output and the last key, chunk - 1 when the output reads after it decays.
     "where" loses dw alone; "multiply" and "none" lose everything (for "none", operands of order 1).
     """
     if tensor not in TENSORS:
@@ -103,7 +106,7 @@ def law(
 
 
 def onset(
-    mask: str = "where", *, chunk: int = 32, exclusive: bool = False, tolerance: float = 1e-3
+    mask: str = "where", *, chunk: int = 32, exclusive: bool = True, tolerance: float = 1e-3
 ) -> dict[str, float]:
     """The measured counterpart of `law` for every tensor, operands of size 1, float32."""
     x = make_inputs("rwkv6", T=chunk, H=1, K=1, decay=-1.0)
@@ -121,7 +124,7 @@ def at(
     w: Annotated[float, DECAY] = -2.9,
     chunk: Annotated[int, Range(2, 128)] = 32,
     mask: Annotated[str, MASKS] = "where",
-    exclusive: bool = False,
+    exclusive: bool = True,
 ) -> list[Row]:
     """One uniform log decay w, chunk and mask: which tensors are finite, and where each ends."""
     x = make_inputs("rwkv6", T=chunk, H=1, K=1, decay=w)
@@ -149,11 +152,11 @@ class Shown:
     """Of the exponents: what arrived times what exp made."""
     finite: Mapping[str, bool]
     """Of the output and each gradient."""
-    exclusive: bool = False
+    exclusive: bool = True
     """Whether the output reads before it decays."""
 
 
-def show(*, w: float, chunk: int, mask: str, exclusive: bool) -> Shown:
+def show(*, w: float, chunk: int, mask: str, exclusive: bool = True) -> Shown:
     """What `at` measures, step by step, with operands of size 1."""
     x = make_inputs("rwkv6", T=chunk, H=1, K=1, decay=w)
     x |= {name: x[name].sign() for name in "rkv"}
@@ -169,12 +172,14 @@ def show(*, w: float, chunk: int, mask: str, exclusive: bool) -> Shown:
 
 
 def reproduce() -> list[Row]:
-    """The |w| per token at which NaN begins, predicted and measured, by mask and tensor."""
-    recorded = {"where": {"dw": 88.72 / 31}, "before": {"dw": math.inf}}
+    """The |w| per token at which NaN begins, predicted and measured, by mask and tensor; the thread's read after it."""
+    recorded = {("where", "dw"): 88.72 / 31, ("before", "dw"): math.inf}
     rows = []
-    for mask in MASKS:
-        measured = onset(mask)
-        for tensor in ("o", "dw"):
-            told = recorded.get(mask, {}).get(tensor, math.nan)
-            rows.append(Row(f"C = 32, {MASKS[mask]}: {tensor}", told, law(mask, tensor=tensor), measured[tensor]))
+    for exclusive, masks in ((True, MASKS), (False, ("where", "before"))):
+        for mask in masks:
+            measured = onset(mask, exclusive=exclusive)
+            for tensor in ("o", "dw"):
+                told = math.nan if exclusive else recorded.get((mask, tensor), math.nan)
+                what = f"C = 32, {MASKS[mask]}: {tensor}" + ("" if exclusive else ", read after the decay")
+                rows.append(Row(what, told, law(mask, tensor=tensor, exclusive=exclusive), measured[tensor]))
     return rows

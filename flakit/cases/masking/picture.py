@@ -40,9 +40,9 @@ WORDS = Words() | {
 ON_VIEW = ("w", "mask")
 LINE = "dw ends at |w|"
 PRESETS = {
-    "fine": {"w": -2.8, "mask": "where", "chunk": 32, "exclusive": False},
-    "first NaN": {"w": -2.87, "mask": "where", "chunk": 32, "exclusive": False},
-    "repaired": {"w": -2.87, "mask": "before", "chunk": 32, "exclusive": False},
+    "fine": {"w": -2.77, "mask": "where", "chunk": 32, "exclusive": True},
+    "first NaN": {"w": -2.78, "mask": "where", "chunk": 32, "exclusive": True},
+    "repaired": {"w": -2.78, "mask": "before", "chunk": 32, "exclusive": True},
 }
 
 _END = LN_MAX[torch.float32]
@@ -56,7 +56,7 @@ class Picture:
         side = (width - left - 0.1 - 3 * gap) / 4
         self.canvas = Canvas(width, top + side + bottom)
         scales = {"exponents": signed(_END)} | dict.fromkeys(("made", "kept", "gradient"), powers(-9, 9))
-        titles = {**WORDS, "exponents": WORDS["exponents"][False]}
+        titles = {**WORDS, "exponents": WORDS["exponents"][True]}
         with style.context():
             self._maps = Maps(
                 self.canvas, {name: Map(titles[name], scale) for name, scale in scales.items()},
