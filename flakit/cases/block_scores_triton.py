@@ -49,7 +49,7 @@ def scores(
 ) -> Tensor:
     """A [H, T, T] float32; q, k and cumulative log decays g [T, H, K], anchored at a row of g, or of n [*, H, K].
 
-    read: what tokens have decayed by when they read, [T, H, K]; then they do not read themselves. Default: g, and they do.
+    read: what tokens have decayed by when they read, [T, H, K]; then none reads itself. Default: g, and each does.
     short: the fault of the wrong head, K numbers a token instead of H K.
     """
     T, H, K = g.shape

@@ -113,9 +113,7 @@ class Shown:
 
 
 @lru_cache(maxsize=4)
-def show(
-    *, w: float, block: int, anchor: int, bound: float, K: int, exclusive: bool = True, seed: int = 0
-) -> Shown:
+def show(*, w: float, block: int, anchor: int, bound: float, K: int, exclusive: bool = True, seed: int = 0) -> Shown:
     """What `at` measures, with the weights that come of q and k of 1."""
     if not 0 <= anchor <= block:
         raise ValueError(f"anchor: expected a token 0 ... {block - 1}, or {block} for behind the last, got {anchor}")

@@ -2,8 +2,8 @@
 
 The decay between two tokens of a chunk is exp(ge_i - gi_j), the sum of the log decays before i less that up to and with
 j (RWKV6, whose tokens read before they decay). For j < i the exponent is <= 0; for the pairs that the mask will remove
-it is positive, up to C tokens of decay, and overflows at |w| = 88.72 / C. Where tokens read after they decay, as in GSA,
-it is exp(gi_i - gi_j), and C - 1 tokens.
+it is positive, up to C tokens of decay, and overflows at |w| = 88.72 / C. Where tokens read after they decay, as in
+GSA, it is exp(gi_i - gi_j), and C - 1 tokens.
 
 As told (transformers issue #48455, and many like it): a gated linear attention trains until its loss turns NaN.
 As measured: `exp(x).masked_fill(...)` replaces the infinities, so the output is right. But the derivative of exp is exp
@@ -105,9 +105,7 @@ def law(
     return math.inf if tensor in safe else LN_MAX[dtype] / (chunk if exclusive else chunk - 1)
 
 
-def onset(
-    mask: str = "where", *, chunk: int = 32, exclusive: bool = True, tolerance: float = 1e-3
-) -> dict[str, float]:
+def onset(mask: str = "where", *, chunk: int = 32, exclusive: bool = True, tolerance: float = 1e-3) -> dict[str, float]:
     """The measured counterpart of `law` for every tensor, operands of size 1, float32."""
     x = make_inputs("rwkv6", T=chunk, H=1, K=1, decay=-1.0)
     x |= {name: x[name].sign() for name in "rkv"}
