@@ -65,13 +65,13 @@ def ends(exponent):
 def counting(anchor, factor, token, first, last):
     tokens = np.zeros(16, bool)
     tokens[first : last + 1] = True
-    return CountingShown("its first row", anchor, factor, token, tokens, 8)
+    return CountingShown(anchor, factor, token, tokens)
 
 
-def fatal(*positions, row=0):
+def fatal(*positions, anchor=1):
     lost = np.zeros(32, bool)
     lost[list(positions)] = True
-    return FatalShown(-500.0, row, {"o": lost, "dk": np.zeros(32, bool)}, 16, 4)
+    return FatalShown(-500.0, anchor, {"o": lost, "dk": np.zeros(32, bool)}, 16, 4)
 
 
 def chunks(chunk, T=8):
@@ -223,8 +223,8 @@ PICTURES = {
         ForgettingShown(-1.0, np.exp(-1.0 * np.arange(1, 9))),
     ),
     "ends": (Ends, ends(80.0), ends(100.0)),
-    "counting": (Counting, counting(-1, "key", 15, 0, 15), counting(4, "read", 0, 0, 4)),
-    "fatal": (Fatal, fatal(4, 8, 20), fatal(row=-1)),
+    "counting": (Counting, counting(0, "key", 15, 0, 15), counting(9, "read", 0, 0, 8)),
+    "fatal": (Fatal, fatal(4, 8, 20), fatal(anchor=0)),
     "chunks": (Chunks, chunks(2), chunks(4)),
     "passing": (Passing, PassingShown(2, np.tri(5, k=-1)), PassingShown(4, np.tri(5, k=-1))),
     "split": (Split, split(0), split(4)),
@@ -343,16 +343,20 @@ def test_ends_says_what_each_format_holds():
 
 
 def test_counting_says_whose_factor_it_is_and_which_tokens_are_in_it():
-    shown = counting(4, "read", 0, 0, 4)
-    assert "that of the read of token 0" in Counting(9.4).say(shown) and "tokens 0 to 4" in Counting(9.4).say(shown)
-    assert "is in the exponent" in Counting(9.4).arithmetic(shown, Cell("tokens", 0, 4))
-    assert "is not in the exponent" in Counting(9.4).arithmetic(shown, Cell("tokens", 0, 5))
+    shown, picture = counting(9, "read", 0, 0, 8), Counting(9.4)
+    said = picture.say(shown)
+    assert "before token 9 (n = ge_9 = gi_8)" in said and "that of reader 0" in said and "tokens 0 to 8" in said
+    assert "is in the exponent" in picture.arithmetic(shown, Cell("tokens", 0, 8))
+    assert "is not in the exponent" in picture.arithmetic(shown, Cell("tokens", 0, 9))
+    assert "before token 0, at the start of the block" in picture.say(counting(0, "key", 15, 0, 15))
+    assert "behind the last token (n = gi_15)" in picture.say(counting(16, "read", 0, 0, 15))
 
 
 def test_fatal_lists_the_positions_and_what_breaks():
     assert "breaks something at 3 of 32 positions: 4, 8 and 20.\nWhat breaks: o." in Fatal(9.4).say(fatal(4, 8, 20))
-    assert "the row before each block" in (said := Fatal(9.4).say(fatal(row=-1))) and "breaks nothing" in said
-    assert "0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 4 more" in Fatal(9.4).say(fatal(*range(14), row=3))
+    assert "before token p, the first" in (said := Fatal(9.4).say(fatal(anchor=0))) and "breaks nothing" in said
+    assert "before token p + 1 of each" in Fatal(9.4).say(fatal(4)) and "p − 2," in Fatal(9.4).say(fatal(4, anchor=-2))
+    assert "0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 4 more" in Fatal(9.4).say(fatal(*range(14), anchor=4))
     assert Fatal(9.4).arithmetic(fatal(20), Cell("chunk 1", 0, 4)) == "w = -500 at token 20 alone: lost in o"
 
 

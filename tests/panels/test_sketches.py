@@ -21,7 +21,6 @@ from flakit.panels import sketch
 from flakit.panels.knobs import stops_of
 from flakit.panels.sketches import LESSONS, SKETCHES
 from flakit.panels.sketches.chunk_vs_recurrent import SIZES
-from flakit.panels.sketches.decay_blowup import ANCHORS
 from flakit.panels.sketches.delta_rule import CLOSED, DOOR, LAMP, ON, OPEN
 from flakit.panels.sketches.rwkv6_forward import KEYS, VALUES
 from tests.panels.live import NOT_LIVE, least_seconds
@@ -94,20 +93,21 @@ def test_a_format_ends_where_its_law_says():
             assert (held == 0) == (exponent < math.log(most.smallest_normal * most.eps / 2))
 
 
-@pytest.mark.parametrize("scheme", ANCHORS.values())
-def test_the_tokens_to_be_counted_are_those_of_the_largest_exponent(scheme):
-    shown = sketch("counting", scheme=scheme).result
-    (worst,) = anchor.worst(-torch.ones(1, 64, 1, 1), scheme)
-    assert shown.tokens.sum() == worst.exponent == round(anchor.law(scheme, tensor="dr") ** -1 * LN_MAX[torch.float32])
+@pytest.mark.parametrize("at", range(17))
+def test_the_tokens_to_be_counted_are_those_of_the_largest_exponent(at):
+    shown = sketch("counting", anchor=at).result
+    scheme = dataclasses.replace(anchor.SCHEMES["none"], diagonal=at - 1)
+    (worst, *_) = anchor.worst(-torch.ones(1, 16, 1, 1), scheme, chunk=16)
+    assert shown.tokens.sum() == worst.exponent == max(at, 16 - at)
     run = np.flatnonzero(shown.tokens)
-    assert len(run) == run[-1] - run[0] + 1 and shown.token in (run[0], run[-1]) and shown.token == worst.token
-    assert shown.anchor in (run[0] - 1, run[-1])
+    assert len(run) == run[-1] - run[0] + 1 and shown.token in (run[0], run[-1])
+    assert shown.anchor in (run[0], run[-1] + 1) and (worst.token == shown.token or at == 8)
 
 
-@pytest.mark.parametrize("row", [0, -1, 3])
-def test_one_token_is_fatal_where_a_run_of_its_own_is(row):
-    shown = sketch("fatal", row=row).result
-    scheme = dataclasses.replace(anchor.SCHEMES["first-row"], left=row)
+@pytest.mark.parametrize("at", [1, 0, 4])
+def test_one_token_is_fatal_where_a_run_of_its_own_is(at):
+    shown = sketch("fatal", anchor=at).result
+    scheme = dataclasses.replace(anchor.SCHEMES["first-row"], left=at - 1)
     for token in (0, 15, 16, 17, 19, 63, 64, 80, 127):
         alone = anchor.run(anchor.spike(token, shown.w, T=128, K=2), scheme).finite
         assert {name: not lost[token] for name, lost in shown.lost.items()} == {
@@ -115,11 +115,11 @@ def test_one_token_is_fatal_where_a_run_of_its_own_is(row):
         }
 
 
-def test_only_with_the_row_before_the_block_no_token_is_fatal():
+def test_only_before_the_block_no_token_is_fatal():
     panel = sketch("fatal")
-    safe = [row for row in stops_of(panel.knobs["row"]) if not panel.set(row=row).result.fatal.any()]
-    assert safe == [-1]
-    assert list(np.flatnonzero(panel.set(row=0).result.fatal)) == [16, 32, 48, 80, 96, 112]
+    safe = [at for at in stops_of(panel.knobs["anchor"]) if not panel.set(anchor=at).result.fatal.any()]
+    assert safe == [0]
+    assert list(np.flatnonzero(panel.set(anchor=1).result.fatal)) == [16, 32, 48, 80, 96, 112]
 
 
 def pair_by_pair(C, decay):

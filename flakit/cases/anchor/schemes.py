@@ -43,11 +43,11 @@ SCHEMES: dict[str, Scheme] = {
     scheme.name: scheme
     for scheme in (
         Scheme("none", "none: the chunk's start", whole=True, diagonal=-1),
-        Scheme("first-row", "first-row: after the block's first row (bug A)", left=0),
-        Scheme("previous-row-across", "previous-row-across: row before (bad repair)", across=True),
-        Scheme("previous-row", "previous-row: before the block's first row", left=-1),
-        Scheme("block-start", "block-start: in a block, after its first row", diagonal=0),
-        Scheme("middle", "middle: in a block, after its middle row", diagonal="middle"),
+        Scheme("first-row", "first-row: before the block's token 1 (bug A)", left=0),
+        Scheme("previous-row-across", "previous-row-across: across chunks (bad repair)", across=True),
+        Scheme("previous-row", "previous-row: before the block's token 0", left=-1),
+        Scheme("block-start", "block-start: in a block, before its token 1", diagonal=0),
+        Scheme("middle", "middle: in a block, past its middle token", diagonal="middle"),
         Scheme("pairwise", "pairwise: exact differences, pair by pair", whole=True),
         Scheme("dyadic", "dyadic: halves of halves", dyadic=True),
     )

@@ -1,4 +1,4 @@
-"""The small pictures of 05_one_infinity. Arrays in; each says itself in words."""
+"""The small pictures of 05_one_infinity and 06_the_anchor. Arrays in; each says itself in words."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,16 +25,18 @@ WORDS = Words() | {
         "arithmetic": "{format}: e^{x} = {value} (true: {true})",
     },
     "counting": {
-        "alt": "The 64 tokens of a chunk in a row, with the anchor and the token whose factor is largest; the tokens "
+        "alt": "The 16 tokens of a block in a row, with the anchor and the token whose factor is largest; the tokens "
         "whose decays are in its exponent are coloured",
         "token": "token",
         "anchor": "anchor",
         "token with it": "the token whose factor it is",
         "added": "decays in its exponent",
-        "say": "Anchored {anchor} ({n}), the largest factor of all is that of {whose} {token}. Its exponent undoes the "
+        "say": "Anchored {anchor}, the largest factor of all is that of {whose} {token}. Its exponent undoes the "
         "decays of tokens {first} to {last}, both of them included.",
-        "n": {True: "n = ge_0 = 0", False: "n = gi_{row} = ge_{next}"},
-        "whose": {"key": "key", "read": "the read of token"},
+        "inside": "before token {anchor} (n = ge_{anchor} = gi_{before})",
+        "start": "before token 0, at the start of the block (n = ge_0 = 0)",
+        "end": "behind the last token (n = gi_{before})",
+        "whose": {"key": "key", "read": "reader"},
         "in": "token {t}: its decay is in the exponent, with the sign turned",
         "out": "token {t}: its decay is not in the exponent",
     },
@@ -43,12 +45,12 @@ WORDS = Words() | {
         "token alone, makes some value NaN or infinite",
         "token": "the token that decays",
         "chunk": "tokens {first} – {last}",
-        "row": {0: "after the first row of each block", -1: "after the row before each block"},
-        "inside": "after row {row} of each block",
-        "before": "after row −{row}, counted from each block's first row",
-        "say": "Anchored {row}, one token with w = {w} breaks something at {n} of {T} positions: {where}.\n"
+        "anchor": {0: "before token p, the first of each block", 1: "before token p + 1 of each block, p its first"},
+        "inside": "before token p + {n} of each block",
+        "before": "before token p − {n}, p the first of each block",
+        "say": "Anchored {anchor}, one token with w = {w} breaks something at {n} of {T} positions: {where}.\n"
         "What breaks: {lost}.",
-        "none": "Anchored {row}, one token with w = {w} breaks nothing, at whichever of the {T} positions it "
+        "none": "Anchored {anchor}, one token with w = {w} breaks nothing, at whichever of the {T} positions it "
         "stands.\nEverything is finite.",
         "more": "{first} and {n} more",
         "fine": "w = {w} at token {t} alone: everything is finite",
@@ -143,18 +145,15 @@ class Ends:
 
 @dataclass(frozen=True)
 class CountingShown:
-    """A chunk's largest factor: the key or the read whose it is, its token, and whose decays are in its exponent.
+    """A block's largest factor: the key or the reader whose it is, its token, and whose decays are in its exponent.
 
-    anchor: the row whose cumulative sum it is, -1 for the chunk's start; label: its words. tokens: those added up,
-    boolean [C]. block: tokens a block.
+    anchor: the token that it lies before, or as many as there are: behind the last. tokens: those added up, boolean.
     """
 
-    label: str
     anchor: int
     factor: str
     token: int
     tokens: np.ndarray
-    block: int
 
 
 class Counting:
@@ -162,14 +161,13 @@ class Counting:
 
     def __init__(self, width: float):
         words, height = WORDS["counting"], 1.4
-        self.canvas, self._ticks = Canvas(width, height), None
+        self.canvas = Canvas(width, height)
         with style.context():
             self._ax = ax = self.canvas.axes(0.15, 0.55, width - 0.3, 0.34)
             ax.set(yticks=[], xlabel=words["token"])
             self._map = HeatMap(self.canvas, ax, name="tokens")
             self._added = Marked(self.canvas, ax, facecolor=style.W)
             (self._between,) = ax.plot([], [], color="white", linewidth=1.0, zorder=3)
-            (self._blocks,) = ax.plot([], [], color=style.BLACK, linewidth=1.8, zorder=4)
             look = {"linewidth": 2.6, "clip_on": False, "zorder": 7}
             (self._anchor,) = ax.plot([], [], color=style.BLACK, **look)
             (self._arrow,) = ax.plot([], [], color=style.K, marker="o", markevery=[1], **look)
@@ -179,29 +177,25 @@ class Counting:
                 style.swatch(style.W, words["added"]),
             ]
             self.canvas.figure.legend(handles=handles, loc="upper left", ncols=3, borderaxespad=0.2)
-        self.canvas.moving(self._between, self._blocks, self._anchor, self._arrow)
+        self.canvas.moving(self._between, self._anchor, self._arrow)
 
     def update(self, shown: CountingShown) -> None:
-        C, at = len(shown.tokens), shown.anchor + 0.5
-        first, last = np.flatnonzero(shown.tokens)[[0, -1]]
-        ends = sorted({0, int(first), int(last), C - 1} - ({0} if 0 < first < 3 else set()))
-        if self._ticks != ends:
-            self._ticks = ends
-            self._ax.set_xticks(ends, [str(t) for t in ends])
+        C, at = len(shown.tokens), shown.anchor - 0.5
+        if len(self._ax.get_xticks()) != C:
+            self._ax.set_xticks(range(C))
             self.canvas.stale()
         self._map.update(np.zeros((1, C)), finite=np.ones((1, C), bool))
         self._added.update(shown.tokens[None])
         self._between.set_data(*_upright(np.arange(1, C)))
-        self._blocks.set_data(*_upright(np.arange(shown.block, C, shown.block)))
         self._anchor.set_data([at, at], [-0.8, 0.5])
         self._arrow.set_data([at, shown.token], [-0.75, -0.75])
 
     def say(self, shown: CountingShown) -> str:
-        words = WORDS["counting"]
+        words, C, a = WORDS["counting"], len(shown.tokens), shown.anchor
         first, last = np.flatnonzero(shown.tokens)[[0, -1]]
-        n = words["n"][shown.anchor < 0].format(row=shown.anchor, next=shown.anchor + 1)
+        place = words["start" if a == 0 else "end" if a == C else "inside"].format(anchor=a, before=a - 1)
         return words["say"].format(
-            anchor=say(shown.label), n=n, whose=words["whose"][shown.factor], token=shown.token, first=first, last=last
+            anchor=place, whose=words["whose"][shown.factor], token=shown.token, first=first, last=last
         )
 
     def arithmetic(self, shown: CountingShown, cell: Cell) -> str:
@@ -217,11 +211,11 @@ def _upright(before: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 class FatalShown:
     """Which tensors are lost if one token alone has the decay w: booleans [T] by name, token by token.
 
-    row: the anchor, counted from each block's first row. chunk, block: tokens.
+    anchor: before which token, counted from each block's first. chunk, block: tokens.
     """
 
     w: float
-    row: int
+    anchor: int
     lost: Mapping[str, np.ndarray]
     chunk: int
     block: int
@@ -272,8 +266,9 @@ class Fatal:
 
     def say(self, shown: FatalShown) -> str:
         words, where = WORDS["fatal"], [str(t) for t in np.flatnonzero(shown.fatal)]
-        row = words["row"].get(shown.row) or words["inside" if shown.row > 0 else "before"].format(row=abs(shown.row))
-        said = {"row": row, "w": number(shown.w), "T": len(shown.fatal), "n": len(where)}
+        a = shown.anchor
+        place = words["anchor"].get(a) or words["inside" if a > 0 else "before"].format(n=abs(a))
+        said = {"anchor": place, "w": number(shown.w), "T": len(shown.fatal), "n": len(where)}
         if not where:
             return words["none"].format(**said)
         if len(where) > 12:

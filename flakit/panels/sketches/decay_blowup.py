@@ -1,11 +1,11 @@
-"""The sketches of 05_one_infinity."""
+"""The sketches of 05_one_infinity and 06_the_anchor."""
 
 import functools
 from dataclasses import replace
 
 import torch
 
-from ...cases import anchor
+from ...cases import anchor as case
 from ...cases.laws import LN_MAX
 from ...figures.sketches.decay_blowup import (
     WORDS,
@@ -18,7 +18,8 @@ from ...figures.sketches.decay_blowup import (
 )
 from ...numerics.inputs import inputs
 from ...numerics.words import number
-from ..knobs import NumberKnob, choice, integer
+from ...ops.common.decay import sum_before
+from ..knobs import NumberKnob, integer
 from .sketch import Sketch
 
 _END = 120
@@ -26,13 +27,6 @@ _EXPONENTS = (
     *range(-_END, _END + 1, 10), -104, -103, -95, -88, -87, -17, -9, 5, 11, 11.08, 11.1, 12, 88, 88.7, 88.72, 88.73,
     88.8, 89, 95,
 )  # fmt: skip
-
-ANCHORS = {
-    "before the chunk's first row": "none",
-    "after each block's first row": "block-start",
-    "after each block's middle row": "middle",
-}
-"""Where the pairs inside a chunk, or inside each of its blocks, are anchored: names of `anchor.SCHEMES`."""
 
 _CHUNK, _BLOCK = 64, 16
 _TOKENS, _STRONG = 2 * _CHUNK, -500.0
@@ -53,36 +47,27 @@ def _ends(exponent: float) -> EndsShown:
     return EndsShown(exponent, values, exponents.numpy(), held, smallest)
 
 
-def _counting(scheme: str) -> CountingShown:
-    """At a decay of -1 an exponent is a number of tokens; the largest of all pairs is the one to count."""
-    x = {"w": -torch.ones(1, _CHUNK, 1, 1)}
-    exponents = [e.nan_to_num(-torch.inf) for e in anchor.exponents(x, scheme, chunk=_CHUNK, block=_BLOCK)]
-    factor = max((0, 1), key=lambda n: exponents[n].max())
-    i, j = (at.item() for at in torch.unravel_index(exponents[factor].argmax(), (_CHUNK, _CHUNK)))
-    tile = next(
-        tile
-        for tile in anchor.tiles(scheme, _CHUNK, _BLOCK)
-        if tile.rows.start <= i < tile.rows.stop and tile.keys.start <= j < tile.keys.stop
-    )
-    tokens = torch.zeros(_CHUNK, dtype=torch.bool)
-    if factor:
-        tokens[tile.anchor + 1 : j + 1] = True
-    else:
-        tokens[i : tile.anchor + 1] = True
-    label = next(label for label, name in ANCHORS.items() if name == scheme)
-    block = tile.rows.stop - tile.rows.start
-    return CountingShown(label, tile.anchor, ("read", "key")[factor], (i, j)[factor], tokens.numpy(), block)
+def _counting(anchor: int) -> CountingShown:
+    """At a decay of -1 an exponent is a number of tokens; the largest of all is the one to count."""
+    w = -torch.ones(_BLOCK, 1)
+    n = w[:anchor].sum(0)
+    exponents = {"read": sum_before(w) - n, "key": n - w.cumsum(0)}
+    factor = max(("key", "read"), key=lambda name: exponents[name].max())
+    token = int(exponents[factor].argmax())
+    tokens = torch.zeros(_BLOCK, dtype=torch.bool)
+    tokens[slice(anchor, token + 1) if factor == "key" else slice(token, anchor)] = True
+    return CountingShown(anchor, factor, token, tokens.numpy())
 
 
-def _fatal(row: int) -> FatalShown:
-    """A sequence for each position; the tiles left of the blocks are anchored at `row`, counted from the block."""
+def _fatal(anchor: int) -> FatalShown:
+    """A sequence for each position; the tiles left of the blocks are anchored before the block's token `anchor`."""
     x = inputs("rwkv6", B=_TOKENS, T=_TOKENS, H=1, K=2, decay=0.0)
     each = torch.arange(_TOKENS)
     x["w"][each, each] = _STRONG
-    scheme = replace(anchor.SCHEMES["first-row"], left=row)
-    found = anchor.run(x, scheme, chunk=_CHUNK, block=_BLOCK).non_finite
+    scheme = replace(case.SCHEMES["first-row"], left=anchor - 1)
+    found = case.run(x, scheme, chunk=_CHUNK, block=_BLOCK).non_finite
     lost = {name: bad.flatten(1).any(1).numpy() for name, bad in found.items() if len(bad) == _TOKENS}
-    return FatalShown(_STRONG, row, lost, _CHUNK, _BLOCK)
+    return FatalShown(_STRONG, anchor, lost, _CHUNK, _BLOCK)
 
 
 SKETCHES = {
@@ -100,21 +85,23 @@ for dtype in (torch.float32, torch.bfloat16, torch.float16):
 """,
     ),
     "counting": Sketch(
-        {"scheme": lambda: choice("none", ANCHORS, "anchor")},
+        {"anchor": lambda: integer(0, 0, _BLOCK, "anchor before token")},
         _counting,
         Counting,
         WORDS.english["counting"]["alt"],
         {},
         """import torch
-from flakit.cases import anchor
 
-w = -torch.ones(1, 64, 1, 1)  # at a decay of -1 an exponent is a number of tokens
-for worst in anchor.worst(w, {scheme}):
-    print("the factor of token", worst.token, "has the exponent", worst.exponent)
+w = -torch.ones(16)  # at a decay of -1 an exponent is a number of tokens
+gi = w.cumsum(0)
+ge = gi - w
+n = w[:{anchor}].sum()  # the sum of the log decays before the anchor
+print("of the readers", (ge - n).tolist())
+print("of the keys", (n - gi).tolist())
 """,
     ),
     "fatal": Sketch(
-        {"row": lambda: integer(0, -4, 8, "anchor row")},
+        {"anchor": lambda: integer(1, -3, 9, "anchor before token p +")},
         _fatal,
         Fatal,
         WORDS.english["fatal"]["alt"],
@@ -124,7 +111,7 @@ for worst in anchor.worst(w, {scheme}):
 import flakit
 from flakit.cases import anchor
 
-scheme = replace(anchor.SCHEMES["first-row"], left={row})  # counted from the block's first row
+scheme = replace(anchor.SCHEMES["first-row"], left={anchor} - 1)  # a row of gi is the place behind it
 x = flakit.inputs("rwkv6", B=128, T=128, H=1, K=2, decay=0.0)
 x["w"][range(128), range(128)] = -500.0  # a sequence for each position
 found = anchor.run(x, scheme).non_finite
