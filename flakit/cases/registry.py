@@ -133,7 +133,7 @@ CASES: dict[str, Case] = {
             told="exclusive cumulative decays explode, inclusive ones are immune",
             measured="the anchor was the block's first row: one token's decay of -88.8 at that row suffices",
             threads=(f"{_FLA}#77", f"{_FLA}#78"),
-            notebook="05_one_infinity",
+            notebook="06_the_anchor",
         ),
         Case(
             "padding",
@@ -203,7 +203,7 @@ CASES: dict[str, Case] = {
             told="a fast prefill path collapses for strong decays",
             measured="tokens beyond the clamp on one side of the anchor read each other at full weight; all is finite",
             threads=("sgl-project/sglang#39971",),
-            notebook="05_one_infinity",
+            notebook="06_the_anchor",
         ),
         Case(
             "wrong_head_anchor",

@@ -3,7 +3,7 @@
 Every cell of `notebooks/zh/` has the id of the English one and, in its metadata, the hash of the text that it was made
 from. When a cell of the English changes, a test names it. Translate it again, then say so:
 
-    python -m tests.notebooks.translations 05_one_infinity 04-15 04-18    these cells are translated
+    python -m tests.notebooks.translations 05_one_infinity 05-16 05-24    these cells are translated
     python -m tests.notebooks.translations 05_one_infinity                all are
 """
 
