@@ -108,7 +108,7 @@ class Shown:
 
     @property
     def unread(self) -> Tensor:
-        """Pairs that are not read with a decay, boolean [block, block]: later keys and, read before the decay, the own."""
+        """Pairs not read through a decay, boolean [block, block]: later keys; read before the decay, the own too."""
         return ~torch.ones_like(self.right, dtype=torch.bool).tril(-int(self.exclusive))
 
 

@@ -87,7 +87,9 @@ class Picture:
             self._over = Over(self.canvas, ax, "exponents")
             alike = {"lost": ("alike", WORDS["cut"]), "hatched": True}
             maps = {
-                name: Map(WORDS[name], empty="unread", note=WORDS[f"in {name}"], **(alike if name == "computed" else {}))
+                name: Map(
+                    WORDS[name], empty="unread", note=WORDS[f"in {name}"], **(alike if name == "computed" else {})
+                )
                 for name in ("right", "computed")
             }
             self._maps = Maps(
