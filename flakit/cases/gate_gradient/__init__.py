@@ -1,0 +1,115 @@
+"""The gate that has no gradient where it forgets everything: w = -exp(x), and dx = dw w is 0 * inf = NaN.
+
+RWKV6 makes its log decays as w = -exp(x), of a number x that a layer computes. Where e^x is above the largest number of
+the format, w is -inf. That is a decay like any other: e^w = 0, everything is forgotten, and the kernel returns dw = 0.
+The right dx is 0 as well, since dw vanishes like e^w, much faster than w grows. But autograd multiplies dw with the
+derivative of -exp(x), which is w: 0 * inf = NaN.
+
+As told (flash-linear-attention #19): RWKV6's loss turns NaN after an update; -exp is not stable yet, logsigmoid is.
+As measured: output and loss are finite, and one x above the `law`, 88.72 or in float16 11.09, suffices: its dx is NaN,
+and the gradient of every weight that x was made with. The kernel is blameless. `flakit.log_decay` makes the same w, and
+dx = 0 there.
+"""
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from ...numerics.inputs import inputs
+from ...ops.common.gate import log_decay
+from ...ops.rwkv6 import fused_recurrent_rwkv6
+from ..knobs import Range
+from ..laws import LN_MAX, Row, search
+
+T, K = 24, 6
+"""Tokens, and channels of keys and values, of one head."""
+TOKEN, CHANNEL = 9, 2
+"""Whose x is moved; the others are normal around -1."""
+DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in LN_MAX}
+GATES = {"-exp": lambda x: -x.exp(), "logsigmoid": logsigmoid, "log_decay": log_decay}
+
+
+def law(dtype: str = "float32", gate: str = "-exp") -> float:
+    """The x from which on dx is NaN: ln of the largest number of the dtype, for -exp; inf, never, for the others.
+
+    >>> round(law(), 2), round(law("float16"), 2), law("float16", "log_decay")
+    (88.72, 11.09, inf)
+    """
+    return LN_MAX[DTYPES[dtype]] if gate == "-exp" else math.inf
+
+
+@dataclass(frozen=True)
+class Shown:
+    """x, the decays made of it, and both gradients, [T, K] each and in the dtype."""
+
+    x: Tensor
+    w: Tensor
+    dw: Tensor
+    dx: Tensor
+    true: Tensor
+    """dx of -exp(x), or of logsigmoid(x), in float64."""
+    o: Tensor
+    """The operator's output, [T, K]."""
+    dtype: str
+    gate: str
+
+
+def _gradients(value: float, dtype: torch.dtype, gate: str, seed: int) -> tuple[Tensor, ...]:
+    """x, w, dw, dx and o."""
+    made = inputs("rwkv6", T=T, H=1, K=K, seed=seed)
+    generator = torch.Generator().manual_seed(seed)
+    x, do = torch.randn(2, 1, T, 1, K, generator=generator)
+    x = x - 1
+    x[0, TOKEN, 0, CHANNEL] = value
+    x = x.to(dtype).requires_grad_()
+    w = GATES[gate](x)
+    o = fused_recurrent_rwkv6(*(made[name].to(dtype) for name in "rkv"), w, made["u"].to(dtype)).o
+    dw, dx = torch.autograd.grad(o, (w, x), do.to(dtype))
+    return tuple(y.detach()[0, :, 0] for y in (x, w, dw, dx, o))
+
+
+@functools.lru_cache(maxsize=16)
+def show(*, x: float, dtype: str, gate: str, seed: int) -> Shown:
+    """What `at` measures."""
+    found = dict(zip(("x", "w", "dw", "dx", "o"), _gradients(x, DTYPES[dtype], gate, seed), strict=True))
+    rounded = found["x"][TOKEN, CHANNEL].item()
+    *_, true, _ = _gradients(rounded, torch.float64, "-exp" if gate == "log_decay" else gate, seed)
+    return Shown(**found, true=true, dtype=dtype, gate=gate)
+
+
+@functools.lru_cache(maxsize=16)
+def onset(dtype: str, gate: str, seed: int = 0) -> float:
+    """The measured counterpart of `law`: the smallest x, before it is rounded to the dtype, with a dx that is NaN."""
+
+    def finite(x: float) -> dict[str, bool]:
+        return {"dx": bool(_gradients(x, DTYPES[dtype], gate, seed)[3].isfinite().all())}
+
+    return search(finite, near=[LN_MAX[DTYPES[dtype]]], tolerance=1e-4)["dx"]
+
+
+def at(
+    *,
+    x: Annotated[float, Range(-10.0, 100.0, 0.1)] = 89.0,
+    dtype: Annotated[str, DTYPES] = "float32",
+    gate: Annotated[str, GATES] = "-exp",
+    seed: int = 0,
+) -> list[Row]:
+    """One token's x in one channel: whether its gradient is a number, and from which x on it is none."""
+    shown, end = show(x=x, dtype=dtype, gate=gate, seed=seed), law(dtype, gate)
+    finite, rounded = bool(shown.dx.isfinite().all()), shown.x[TOKEN, CHANNEL].item()
+    return [
+        Row(f"{gate} in {dtype}, the x from which dx is NaN", math.nan, end, onset(dtype, gate, seed)),
+        Row(f"{gate} in {dtype}, x = {rounded:.4g}, dx finite", math.nan, rounded <= end, finite),
+    ]
+
+
+def reproduce() -> list[Row]:
+    """The onset of every gate in every dtype, and a gate beyond it."""
+    rows = [row for gate in GATES for dtype in DTYPES for row in at(x=100.0, dtype=dtype, gate=gate)]
+    finite = bool(show(x=100.0, dtype="float32", gate="-exp", seed=0).o.isfinite().all())
+    return [*rows, Row("-exp in float32, x = 100, output finite", math.nan, True, finite)]
