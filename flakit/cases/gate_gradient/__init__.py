@@ -7,8 +7,9 @@ derivative of -exp(x), which is w: 0 * inf = NaN.
 
 As told (flash-linear-attention #19): RWKV6's loss turns NaN after an update; -exp is not stable yet, logsigmoid is.
 As measured: output and loss are finite, and one x above the `law`, 88.72 or in float16 11.09, suffices: its dx is NaN,
-and the gradient of every weight that x was made with. The kernel is blameless. `flakit.log_decay` makes the same w, and
-dx = 0 there.
+and the gradient of every weight that x was made with. The kernel is blameless, so the audit, which gives w to an
+operator, has no probe for it and the fingerprint no row; `flakit.headroom` and `flakit.watch` count such decays.
+`flakit.log_decay` makes the same w, and dx = 0 there.
 """
 
 import functools
@@ -101,10 +102,10 @@ def at(
 ) -> list[Row]:
     """One token's x in one channel: whether its gradient is a number, and from which x on it is none."""
     shown, end = show(x=x, dtype=dtype, gate=gate, seed=seed), law(dtype, gate)
-    finite, rounded = bool(shown.dx.isfinite().all()), shown.x[TOKEN, CHANNEL].item()
+    finite, x = bool(shown.dx.isfinite().all()), shown.x[TOKEN, CHANNEL].item()  # as the dtype rounds it
     return [
         Row(f"{gate} in {dtype}, the x from which dx is NaN", math.nan, end, onset(dtype, gate, seed)),
-        Row(f"{gate} in {dtype}, x = {rounded:.4g}, dx finite", math.nan, rounded <= end, finite),
+        Row(f"{gate} in {dtype}, x = {x:.4g}, dx finite", math.nan, x <= end, finite),
     ]
 
 
