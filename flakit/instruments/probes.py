@@ -15,7 +15,7 @@ from torch import Tensor
 from ..numerics.errors import compare
 from ..numerics.operators import Operator
 from .examiner import Broken, Examiner, Finding, Ran, Refused, raised
-from .setting import EXPANDED, Setting
+from .setting import EXPANDED, INT32, Setting
 
 ROUNDING = "rounding: 2 (sqrt(12) roundings of the dtype + (T + K + V + |sum of log decays|) of float32)"
 EXACT = "none: equal bits"
@@ -429,6 +429,11 @@ def _layouts(x: Examiner) -> list[Setting]:
     ]
 
 
+def _trained(x: Examiner) -> list[Setting]:
+    sizes = ((64, 64), (16, 256), *([(128, 128)] if x.full else []))
+    return [x.plain.without(T=70, K=K, V=V, **BOTH) for K, V in sizes]
+
+
 LENGTHS = (20, 1, 37, 64, 9)
 
 
@@ -587,6 +592,22 @@ PROBES: dict[str, Probe] = {
             condition=lambda op, s: s.K != s.V,
         ),
         Probe(
+            "sizes",
+            "Heads of the sizes that models have, or more values than a block of them holds, are wrong.",
+            "",
+            _trained,
+            against_truth,
+            condition=lambda op, s: s.V >= 64,
+        ),
+        Probe(
+            "cotangent",
+            "Gradients are no multiple of what arrives: small ones are flushed, large ones clamped, or some ignore it.",
+            "",
+            lambda x: [x.plain.without(T=37, H=2, cotangent=c, **BOTH) for c in (2.0**-20, 1024.0, 0.0, -1.0)],
+            against_truth,
+            needs=("backward",),
+        ),
+        Probe(
             "mutation",
             "An input is written to: every later call that is given the same tensor is wrong.",
             "aliasing",
@@ -668,6 +689,14 @@ PROBES: dict[str, Probe] = {
                 x.plain.without(H=2, lengths=LENGTHS, decay="rwkv6-init", offsets=how, **BOTH)
                 for how in ("column of (begin, end)", "every second of the halves")
             ],
+            against_truth,
+            needs=("packed sequences",),
+        ),
+        Probe(
+            "int32-offsets",
+            "Offsets of packed sequences that are int32 are read as if they were int64.",
+            "strided_offsets",
+            lambda x: [x.plain.without(H=2, lengths=LENGTHS, decay="rwkv6-init", offsets=INT32, **BOTH)],
             against_truth,
             needs=("packed sequences",),
         ),

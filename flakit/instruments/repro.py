@@ -12,7 +12,7 @@ import torch
 from ..numerics.operators import Operator
 from .examiner import Examiner, Finding
 from .probes import Probe, apart, causal, contained, fenced, poisoned, repeatable, unchanged
-from .setting import EXPANDED, Setting, repeated
+from .setting import EXPANDED, INT32, Setting, repeated
 from .subject import Subject
 
 RIGHT = {
@@ -51,6 +51,7 @@ OFFSETS = {
     "column of (begin, end)": "torch.stack((ends, torch.cat((ends[1:], ends[-1:]))), 1)[:, 0]",
     "every second of the halves": "torch.stack((ends, torch.cat(((ends[:-1] + ends[1:]) // 2, ends[-1:]))), 1)"
     ".flatten()[::2]",
+    INT32: "ends.int()",
 }
 SEEDS = 5
 
@@ -335,6 +336,9 @@ def _arriving(op: Operator, s: Setting, on: str) -> Iterator[str]:
                 yield f"do = {LAYOUTS[s.arriving]}"
     for name, short in zip(op.states, STATES[op.name], strict=True) if s.loss != "o" else ():
         yield f"d{short} = torch.randn({_shape(op, name, s)}{on})"
+    arrive = [*(["do"] if s.loss != "state" else []), *(f"d{x}" for x in (STATES[op.name] if s.loss != "o" else ()))]
+    for name in arrive if s.cotangent != 1.0 else ():
+        yield f"{name} *= {s.cotangent!r}"
 
 
 def _pieces(subject: Subject, s: Setting) -> Iterator[str]:

@@ -12,6 +12,7 @@ from ..numerics.inputs import inputs as make_inputs
 from ..numerics.operators import Operator
 
 EXPANDED = "expanded, stride 0"
+INT32 = "int32"
 LOSSES = ("o", "both", "state")
 
 
@@ -23,10 +24,11 @@ class Setting:
     channels. per_head: each further head's decays are so many times the first's stronger.
     spike: (token, value), one token's decay in all channels; first: head h's first token decays by h times that.
     lengths: of packed sequences, T is their sum and `padding`, the rows behind the last one; offsets: how the offsets
-    lie in memory.
+    lie in memory, or "int32", their dtype.
     initial_state, final_state: given, asked for. loss: what gradients arrive at: "o", "both" or the "state" alone.
     scale: None is the operator's default, given by number where the subject takes one; default_scale: not given.
-    layout, arriving: of the inputs, and of the gradient at o, in memory.
+    layout, arriving: of the inputs, and of the gradient at o, in memory. cotangent: what arrives is so many times the
+    plainest call's.
     cut: run in two pieces, the state handed over. changed: from which token on the inputs are changed.
     bad: (token, value), a non-finite v. repeated: all tokens have the same key.
     """
@@ -52,6 +54,7 @@ class Setting:
     default_scale: bool = False
     layout: str = "contiguous"
     arriving: str = "contiguous"
+    cotangent: float = 1.0
     cut: int | None = None
     changed: int | None = None
     bad: tuple[int, str] | None = None
@@ -107,6 +110,9 @@ class Setting:
         arriving = cotangents(op, x, dfinal_state=True)
         if self.arriving == EXPANDED:
             arriving = torch.ones_like(arriving[0]), arriving[1]
+        if self.cotangent != 1.0:
+            do, dstate = arriving
+            arriving = do * self.cotangent, op.state([part * self.cotangent for part in op.parts(dstate)])
         if self.final_state:
             x["output_final_state"] = True
         return x, arriving
@@ -117,7 +123,8 @@ class Setting:
         if self.layout != "contiguous":
             x |= {name: strides.layout(x[name], self.layout) for name in op.sequences}
         if x.get("cu_seqlens") is not None:
-            x["cu_seqlens"] = strided_offsets.layout(x["cu_seqlens"], self.offsets)
+            ends = x["cu_seqlens"]
+            x["cu_seqlens"] = ends.int() if self.offsets == INT32 else strided_offsets.layout(ends, self.offsets)
         do, dstate = arriving
         return x, (strides.layout(do, self.arriving), dstate)
 

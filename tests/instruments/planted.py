@@ -123,6 +123,16 @@ def raw_offsets(*args, **given):
     return chunk_rwkv6(*args, **given)
 
 
+@functools.wraps(chunk_rwkv6)
+def wide_offsets(*args, **given):
+    """`strided_offsets`: int32 numbers, read by twos as if they were int64."""
+    x = given.get("cu_seqlens")
+    if x is not None and x.dtype == torch.int32:
+        end, read = int(x[-1]), torch.nn.functional.pad(x, (0, len(x))).view(torch.int64)
+        given["cu_seqlens"] = torch.cat((read[:1] * 0, read[1:-1].clamp(0, end).cummax(0)[0], read[-1:] * 0 + end))
+    return chunk_rwkv6(*args, **given)
+
+
 class _LeavesRows(torch.autograd.Function):
     """Rows behind the last offset as memory had them, in o and in what comes back for it."""
 
@@ -202,6 +212,31 @@ def forgetful(r, w, k, v, a, b, scale=1.0):
 def resetting(r, w, k, v, a, b, scale=1.0):
     """`weak_test`: an operator that begins with an empty state every 16 tokens."""
     return scale * weak_test.resetting({"r": r, "w": w, "k": k, "v": v, "a": a, "b": b}, 16).to(r.dtype)
+
+
+def _flushed(found, x):
+    """Gradients under 1e-6 taken for 0."""
+    return {name: torch.where(d.abs() < 1e-6, 0.0, d) for name, d in found.items()}
+
+
+def _penalised(found, x):
+    """A term of the loss in the backward pass, whatever arrives there."""
+    return dict(found) | {"v": found["v"] + 1e-8 * x["v"]}
+
+
+def _square(found, x):
+    """The last channel of heads of 64 is not read."""
+    o, S = found
+    if o.shape[-1] == S.shape[-2] == 64:
+        o[..., -1] = 0
+    return [o, S]
+
+
+def _one_block(found, x):
+    """Values behind the second block of 64 are not written."""
+    o, S = found
+    o[..., 128:] = 0
+    return [o, S]
 
 
 def _lost(found, x):
@@ -284,9 +319,14 @@ PLANTED: dict[str, tuple[str, Callable, str, str | None]] = {
     "strides, rwkv6": ("rwkv6", blind(chunk_rwkv6, ("r", "k", "v", "w")), "strides", "strides"),
     "strides, rwkv7": ("rwkv7", blind(chunk_rwkv7, ("a",)), "strides", "strides"),
     "strided offsets": ("rwkv6", raw_offsets, "strided-offsets", "strided_offsets"),
+    "int32 offsets": ("rwkv6", wide_offsets, "int32-offsets", "strided_offsets"),
     "rows that nobody writes": ("rwkv6", leaving_rows, "padded-rows", "unwritten_rows"),
     "aliasing: w overwritten": ("rwkv6", overwriting, "mutation", "aliasing"),
     "aliasing: gsa decoding": ("gsa", decoding, "aliasing", "aliasing"),
+    "cotangents flushed": ("rwkv6", tampered("rwkv6", grads=_flushed), "cotangent", None),
+    "a term that ignores what arrives": ("rwkv6", tampered("rwkv6", grads=_penalised), "cotangent", None),
+    "heads of 64": ("rwkv6", tampered("rwkv6", _square), "sizes", None),
+    "more than two blocks of values": ("rwkv6", tampered("rwkv6", _one_block), "sizes", None),
     "scale": ("rwkv6", other_scale, "scale", "chunk_vs_recurrent"),
     "weak test: three tokens": ("rwkv7", forgetful, "truth", None),
     "weak test: a state that resets": ("rwkv7", resetting, "truth", None),
