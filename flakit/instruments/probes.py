@@ -112,6 +112,14 @@ def half(x: Examiner, setting: Setting) -> Finding:
     return found
 
 
+def mixed(x: Examiner, setting: Setting) -> Finding:
+    """Against the truth; PyTorch's own error for two dtypes in one product is taken for a refusal."""
+    found = x.compare(setting)
+    if found.kind == "raises" and "RuntimeError" in found.words and "type" in found.words:
+        raise Refused(found.words)
+    return found
+
+
 def gradients(x: Examiner, setting: Setting) -> Finding:
     """Every input gets a gradient."""
     setting = x.resolved(setting.without(initial_state=False, final_state=False, loss="o"))
@@ -463,6 +471,17 @@ PROBES: dict[str, Probe] = {
             _half,
             half,
             kinds={"non-finite": "inverse"},
+        ),
+        Probe(
+            "mixed-dtypes",
+            "Decays in float32 beside other inputs of 16 bits are misread, or get a wrong gradient.",
+            "",
+            lambda x: [
+                x.plain.without(T=70, H=2, dtype=dtype, decay_dtype="float32", **BOTH)
+                for dtype in ("bfloat16", "float16")
+                if x.supports[dtype] is None
+            ],
+            mixed,
         ),
         Probe(
             "gradients",

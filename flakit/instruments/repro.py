@@ -167,7 +167,10 @@ def _inputs(op: Operator, s: Setting, device: str) -> Iterator[str]:
         yield f"ends = torch.tensor([0, {', '.join(map(str, s.lengths))}]).cumsum(0){there}"
     for name, short in zip(op.states, _initial(op, s), strict=False):
         yield f"{short} = torch.randn({_shape(op, name, s)}){there}"
-    given = ", ".join(op.tensors)
+    apart = s.decay_dtype is not None  # made in float32, and left so
+    if apart and there:
+        yield f"{w} = {w}{there}"
+    given = ", ".join(name for name in op.tensors if not (apart and name == w))
     to = [*([f'"{device}"'] if there else []), *([f"torch.{s.dtype}"] if s.dtype != "float32" else [])]
     if to:
         yield f"{given} = (y.to({', '.join(to)}) for y in ({given}))"

@@ -21,7 +21,7 @@ class Setting:
     """Every field at its default is the plainest call there is.
 
     decay: a profile of `flakit.inputs`, one natural-log decay <= 0 for all, or a pair of them for even and odd
-    channels. per_head: each further head's decays are so many times the first's stronger.
+    channels; decay_dtype: None is `dtype`. per_head: each further head's decays are so many times the first's stronger.
     spike: (token, value), one token's decay in all channels; first: head h's first token decays by h times that.
     lengths: of packed sequences, T is their sum and `padding`, the rows behind the last one; offsets: how the offsets
     lie in memory, or "int32", their dtype.
@@ -40,6 +40,7 @@ class Setting:
     V: int = 16
     M: int = 16
     dtype: str = "float32"
+    decay_dtype: str | None = None
     decay: str | float | tuple[float, float] = "logsigmoid"
     per_head: float = 0.0
     spike: tuple[int, float] | None = None
@@ -88,7 +89,13 @@ class Setting:
             ends = torch.tensor([0, *self.lengths], device="cpu").cumsum(0)
         sizes |= {"T": self.tokens, "cu_seqlens": ends}
         mixed = isinstance(self.decay, (tuple, list))
-        how = {"dtype": self.torch_dtype, "seed": self.seed, "initial_state": self.initial_state}
+        of_decay = None if self.decay_dtype is None else getattr(torch, self.decay_dtype)
+        how = {
+            "dtype": self.torch_dtype,
+            "decay_dtype": of_decay,
+            "seed": self.seed,
+            "initial_state": self.initial_state,
+        }
         x = make_inputs(op, **sizes, **how, decay=-1.0 if mixed else self.decay, device=device)
         w = x[op.decay]
         if mixed:

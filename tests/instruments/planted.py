@@ -133,6 +133,25 @@ def wide_offsets(*args, **given):
     return chunk_rwkv6(*args, **given)
 
 
+class _ByTheOthersType(torch.autograd.Function):
+    """Numbers in memory read as if they had another dtype."""
+
+    @staticmethod
+    def forward(ctx, w, dtype):
+        read = w.contiguous().view(dtype).flatten()[: w.numel()].view(w.shape).to(w.dtype)
+        return read if dtype == w.dtype else read.nan_to_num(0.0).clamp(-80.0, 0.0)
+
+    @staticmethod
+    def backward(ctx, dw):
+        return dw, None
+
+
+@functools.wraps(chunk_rwkv6)
+def one_type_for_all(*args, **given):
+    """Decays are read with the dtype of the keys."""
+    return chunk_rwkv6(*args, **given | {"w": _ByTheOthersType.apply(given["w"], given["k"].dtype)})
+
+
 class _LeavesRows(torch.autograd.Function):
     """Rows behind the last offset as memory had them, in o and in what comes back for it."""
 
@@ -215,8 +234,9 @@ def resetting(r, w, k, v, a, b, scale=1.0):
 
 
 def _flushed(found, x):
-    """Gradients under 1e-6 taken for 0."""
-    return {name: torch.where(d.abs() < 1e-6, 0.0, d) for name, d in found.items()}
+    """What arrives, and nothing of it is over 1e-5, taken for 0."""
+    small = all((d.abs() < 1e-5).all() for d in (x["do"], *x["dstates"]))
+    return {name: d * 0 if small else d for name, d in found.items()}
 
 
 def _penalised(found, x):
@@ -320,6 +340,7 @@ PLANTED: dict[str, tuple[str, Callable, str, str | None]] = {
     "strides, rwkv7": ("rwkv7", blind(chunk_rwkv7, ("a",)), "strides", "strides"),
     "strided offsets": ("rwkv6", raw_offsets, "strided-offsets", "strided_offsets"),
     "int32 offsets": ("rwkv6", wide_offsets, "int32-offsets", "strided_offsets"),
+    "one dtype for all": ("rwkv6", one_type_for_all, "mixed-dtypes", None),
     "rows that nobody writes": ("rwkv6", leaving_rows, "padded-rows", "unwritten_rows"),
     "aliasing: w overwritten": ("rwkv6", overwriting, "mutation", "aliasing"),
     "aliasing: gsa decoding": ("gsa", decoding, "aliasing", "aliasing"),
