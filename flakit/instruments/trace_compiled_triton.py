@@ -1,497 +1,27 @@
-"""Compiled kernels: their source is rewritten before it is compiled, so that they report on themselves.
-
-After each assignment of a float tile, and around each store, stands a check; it is compiled away where a value is no
-float tile. Loads, exponentials and products inside a larger expression are assigned first, so that each is checked by
-itself. What the checks find goes to a buffer, `seen`, int64:
-
-    sites x 8               tiles, NaN lanes, infinite lanes, rank and dtype, sizes (a tile has at most four axes here)
-    programs x (1 + sites)  a program's first site + 1, then the first tile of each site: lane, NaN and infinite lanes
-
--inf is not counted: masks are made of it. Which site another came of is read from the names in the source.
+"""Compiled kernels: they run rewritten (`trace_rewrite_triton`), too, so that they report on themselves.
 
 A rewritten kernel is other code: a compiler may order its sums otherwise, or compile it wrongly. So the program gets
-what the kernel as it is computes; the rewritten one works on copies, and where it computes something else a note of
-the trace says so.
+what the kernel as it is computes; the rewritten one works on copies, and what it saw counts only if it computes the
+same. Where it does not, the kernel is rewritten again with parts of its checks, in smaller and smaller parts until each
+computes the same; what these saw is put together. A check that no such part has is not measured, and a note says so.
 """
 
-import ast
 import inspect
-import linecache
-import math
-import textwrap
+import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, is_dataclass, replace
-from functools import lru_cache
-from types import ModuleType
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager, nullcontext
+from dataclasses import is_dataclass, replace
 
 import numpy as np
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor, UntypedStorage
 from triton.runtime.jit import JITFunction
 
-from .trace_record import BECAME_NAN, BORN, CARRIED, READ, STORED, Place, Site, Tile, Trace
+from .trace_record import BECAME_NAN, BORN, CARRIED, READ, STORED, Site, Tile, Trace
+from .trace_rewrite_triton import ALL, NONE, ROW, Check, Part, Rewritten, rewritten
 
-SEEN = "flakit_seen"
-_ROW = 8
-_HOISTED = ("load", "exp", "exp2", "log", "log2", "sqrt", "rsqrt", "dot", "sum", "cumsum")
 _DTYPES = {16: "float16", 17: "bfloat16", 32: "float32", 64: "float64"}
-
-
-# --- the checks -----------------------------------------------------------------------------------------------------
-
-
-@triton.jit
-def note(x, seen, SITE: tl.constexpr, SITES: tl.constexpr):
-    """Leave in `seen` where the float tile x is NaN or +inf; of anything else nothing is compiled."""
-    if isinstance(x, tl.tensor):
-        if x.dtype.is_floating():
-            leave_note(x, seen, SITE, SITES)
-
-
-@triton.jit
-def note_store(pointers, x, mask, seen, SITE: tl.constexpr, SITES: tl.constexpr):
-    """The same of what a store writes: x in the dtype of its memory, where the mask lets it through."""
-    if isinstance(x, tl.tensor):
-        if x.dtype.is_floating():
-            if pointers.dtype.is_ptr():
-                if pointers.dtype.element_ty.is_floating():
-                    x = x.to(pointers.dtype.element_ty)
-            if isinstance(mask, tl.tensor):
-                x = tl.where(mask, x, 0.0)
-            leave_note(x, seen, SITE, SITES)
-
-
-@triton.jit
-def lanes(x):
-    """The number of each element of a tile, in its shape."""
-    if len(x.shape) == 1:
-        return tl.arange(0, x.shape[0])
-    elif len(x.shape) == 2:
-        return tl.arange(0, x.shape[0])[:, None] * x.shape[1] + tl.arange(0, x.shape[1])[None, :]
-    else:
-        return tl.reshape(tl.arange(0, x.numel), x.shape)
-
-
-@triton.jit
-def leave_note(x, seen, SITE: tl.constexpr, SITES: tl.constexpr):
-    wide = x
-    if x.dtype.primitive_bitwidth < 32:
-        wide = x.to(tl.float32)
-    bad = (wide != wide) | (wide == float("inf"))
-    if len(x.shape) > 0:
-        lane = tl.min(tl.where(bad, lanes(x), x.numel))
-    else:
-        lane = tl.where(bad, 0, 1)
-    if lane < x.numel:
-        counted = tl.where(wide != wide, 1, 2097152).to(tl.int64)
-        if len(x.shape) > 0:
-            counted = tl.sum(tl.where(bad, counted, 0))
-        row = seen + SITE * 8
-        tl.atomic_add(row, 1)
-        tl.atomic_add(row + 1, counted % 2097152)
-        tl.atomic_add(row + 2, counted // 2097152)
-        if x.dtype == tl.bfloat16:
-            tl.store(row + 3, len(x.shape) * 128 + 17)
-        else:
-            tl.store(row + 3, len(x.shape) * 128 + x.dtype.primitive_bitwidth)
-        for axis in tl.static_range(len(x.shape)):
-            tl.store(row + 4 + axis, x.shape[axis])
-        program = (tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)) * tl.num_programs(2)
-        own = seen + SITES * 8 + (program + tl.program_id(2)) * (SITES + 1)
-        nothing = tl.full((), 0, tl.int64)
-        tl.atomic_cas(own, nothing, tl.full((), SITE + 1, tl.int64))
-        tl.atomic_cas(own + SITE + 1, nothing, lane.to(tl.int64) + counted * 2097152)
-
-
-# --- the source -----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Check:
-    """One check: its place, what it looks at, and the names that went into it.
-
-    function: the kernel or helper; target: the name that is assigned, "" for a store and for what is returned; into:
-    the kernel's argument that is loaded from or stored to, "x or y" where a helper is called with both.
-    """
-
-    place: Place
-    operation: str
-    function: str
-    target: str
-    reads: tuple[str, ...]
-    into: str = ""
-    calls: tuple[str, ...] = ()
-
-
-@dataclass
-class Rewritten:
-    """A kernel that reports on itself; `run` it with `seen` before its own arguments."""
-
-    kernel: object
-    checks: list[Check]
-    source: str
-    passed: list[tuple[str, str, dict[str, tuple[str, ...]]]] = field(default_factory=list)
-    """Calls of helpers: caller, helper, the names that go into each of the helper's arguments."""
-
-    def buffer(self, grid: tuple[int, ...], device: torch.device) -> Tensor:
-        """An empty `seen` for the programs of a grid."""
-        sites = len(self.checks)
-        return torch.zeros(sites * _ROW + math.prod(grid) * (sites + 1), dtype=torch.int64, device=device)
-
-
-class _Watch(ast.NodeTransformer):
-    """Adds the checks to one function."""
-
-    def __init__(self, kernel: str, function, space: dict, first: int, made: "_Making"):
-        self.kernel, self.name, self.file = kernel, function.__name__, inspect.getsourcefile(function)
-        self.space, self.first, self.made = space, first, made
-        self.is_helper = function.__name__ != kernel
-        self.own = _not_constant(function)
-        self.before: list[ast.stmt] = []
-        self.conditional = 0
-        self.defined: dict[str, ast.expr] = {}
-
-    # what a name stands for, of those that are no local ones
-    def resolve(self, node: ast.expr):
-        if isinstance(node, ast.Name):
-            return self.space.get(node.id)
-        if isinstance(node, ast.Attribute):
-            owner = self.resolve(node.value)
-            return getattr(owner, node.attr, None) if isinstance(owner, ModuleType) else None
-        return None
-
-    def check(self, node: ast.AST, text: str, operation: str, target: str, reads, into=(), calls=()) -> int:
-        """Its number. into: this function's names of what is loaded from or stored to; `_Making` finds the kernel's."""
-        place = Place(self.file, node.lineno + self.first - 1, text, self.kernel)
-        check = Check(place, operation, self.name, target, tuple(dict.fromkeys(reads)), into, tuple(calls))
-        self.made.checks.append(check)
-        return len(self.made.checks) - 1
-
-    def call(self, function: str, *arguments: str, site: int) -> ast.stmt:
-        return ast.parse(f"{function}({', '.join(arguments)}, {SEEN}, {site}, flakit_sites)").body[0]
-
-    # --- expressions: loads and the like get a name of their own
-
-    def taken_apart(self, node: ast.expr) -> ast.expr:
-        return self.visit(node)
-
-    def visit_IfExp(self, node):
-        self.conditional += 1
-        node = self.generic_visit(node)
-        self.conditional -= 1
-        return node
-
-    visit_BoolOp = visit_Lambda = visit_ListComp = visit_GeneratorExp = visit_IfExp
-
-    def visit_Call(self, node):
-        text = ast.unparse(node)
-        found = self.resolve(node.func)
-        self.generic_visit(node)
-        if _is_jitted(found) and not _of_triton(found):
-            self.made.add(found)
-            names = [parameter for parameter in inspect.signature(found.fn).parameters]
-            given = {name: _names(x) for name, x in zip(names, node.args, strict=False)}
-            given |= {x.arg: _names(x.value) for x in node.keywords if x.arg}
-            self.made.passed.append((self.name, found.fn.__name__, given))
-            self.space[_traced(found)] = None  # filled in when all are made
-            node.func = ast.Name(_traced(found), ast.Load())
-            node.args.insert(0, ast.Name(SEEN, ast.Load()))
-            return node
-        operation = getattr(found, "__name__", "")
-        if self.conditional or operation not in _HOISTED or not _of_triton(found):
-            return node
-        name = f"flakit_{len(self.made.checks)}"
-        into = self.base(node.args[0]) if operation == "load" and node.args else ()
-        reads = _names(node) if operation != "load" else ()
-        site = self.check(node, text, operation, name, reads, into)
-        self.before += [
-            ast.Assign([ast.Name(name, ast.Store())], node, lineno=node.lineno), self.call("note", name, site=site),
-        ]  # fmt: skip
-        return ast.Name(name, ast.Load())
-
-    def base(self, pointers: ast.expr, depth: int = 8) -> tuple[str, ...]:
-        """The parameters of this function that pointers may be into; several where one of them is chosen."""
-        for node in ast.walk(pointers):
-            if isinstance(node, ast.Call) and len(node.args) == 3:
-                chosen = self.resolve(node.func)
-                if getattr(chosen, "__name__", "") == "where" and _of_triton(chosen):
-                    return (*self.base(node.args[1], depth), *self.base(node.args[2], depth))
-            if isinstance(node, ast.Name):
-                if node.id in self.own:
-                    return (node.id,)
-                if depth and node.id in self.defined:
-                    found = self.base(self.defined[node.id], depth - 1)
-                    if found:
-                        return found
-        return ()
-
-    # --- statements
-
-    def taken(self, make) -> list[ast.stmt]:
-        """The statements that `make` returns, behind those that its expressions need first."""
-        outer, self.before = self.before, []
-        own = make()
-        found, self.before = [*self.before, *own], outer
-        return found
-
-    def visit_Assign(self, node):
-        text, plain = ast.unparse(node.value), node.value
-
-        def make():
-            node.value = self.taken_apart(node.value)
-            names = [x for target in node.targets for x in _targets(target)]
-            for name in names:
-                self.defined[name] = plain
-            if isinstance(node.value, ast.Name) and node.value.id.startswith("flakit_"):
-                # Nothing but a call that was checked by itself: the two names are one.
-                self.made.rename(node.value.id, names[0] if len(names) == 1 else node.value.id)
-                return [node]
-            return [node, *self.notes(node, text, names, _names(node.value), _calls(node.value))]
-
-        return self.taken(make)
-
-    def visit_If(self, node):
-        def make():
-            node.test = self.taken_apart(node.test)
-            node.body, node.orelse = self.each(node.body), self.each(node.orelse)
-            return [node]
-
-        return self.taken(make)
-
-    def visit_For(self, node):
-        def make():
-            node.iter = self.taken_apart(node.iter)
-            node.body = self.each(node.body)
-            return [node]
-
-        return self.taken(make)
-
-    def visit_While(self, node):
-        self.conditional += 1  # made again at each turn
-        node.test = self.taken_apart(node.test)
-        self.conditional -= 1
-        node.body = self.each(node.body)
-        return node
-
-    def each(self, statements: list[ast.stmt]) -> list[ast.stmt]:
-        return [made for statement in statements for made in _as_list(self.visit(statement))]
-
-    def visit_AnnAssign(self, node):
-        return node  # constants
-
-    def visit_AugAssign(self, node):
-        text = ast.unparse(node)
-
-        def make():
-            node.value = self.taken_apart(node.value)
-            names = _targets(node.target)
-            return [node, *self.notes(node, text, names, (*names, *_names(node.value)), _calls(node.value))]
-
-        return self.taken(make)
-
-    def notes(self, node, text: str, names, reads, calls) -> list[ast.stmt]:
-        operation = _operation(node.value)
-        return [
-            self.call("note", name, site=self.check(node, text, operation, name, reads, calls=calls)) for name in names
-        ]
-
-    def visit_Return(self, node):
-        if not self.is_helper or node.value is None or isinstance(node.value, (ast.Tuple, ast.Constant, ast.Name)):
-            return node
-        text = ast.unparse(node.value)
-
-        def make():
-            value = self.taken_apart(node.value)
-            if isinstance(value, ast.Name):
-                self.made.rename(value.id, "return")
-                return [ast.Return(value)]
-            name = f"flakit_{len(self.made.checks)}"
-            site = self.check(node, text, _operation(value), "return", _names(value), calls=_calls(value))
-            assigned = ast.Assign([ast.Name(name, ast.Store())], value, lineno=node.lineno)
-            return [assigned, self.call("note", name, site=site), ast.Return(ast.Name(name, ast.Load()))]
-
-        return self.taken(make)
-
-    def visit_Expr(self, node):
-        call = node.value
-        if not isinstance(call, ast.Call):
-            return node
-        found = self.resolve(call.func)
-        name = getattr(found, "__name__", "")
-        if found is None and isinstance(call.func, ast.Attribute) and call.func.attr == "store" and len(call.args) == 2:
-            return self.taken(lambda: self.through_descriptor(node, call))
-        if name not in ("store", "atomic_add") or not _of_triton(found):
-            if name.startswith(("static_", "device_")):
-                return node
-            return self.taken(lambda: [ast.Expr(self.taken_apart(call))])
-        text = ast.unparse(call)
-
-        def make():
-            given = {"pointer": None, "value": None, "mask": None, **{x.arg: x.value for x in call.keywords}}
-            value_name = "val" if name == "atomic_add" else "value"
-            for key, x in zip(("pointer", value_name, "mask"), call.args, strict=False):
-                given[key] = x
-            into, value, mask = self.base(given["pointer"]), given[value_name], given["mask"]
-            said, reads = "" if value is None else ast.unparse(value), ()
-            if value is None or "boundary_check" in given:
-                return [ast.Expr(self.taken_apart(call))]
-            site = len(self.made.checks)
-            named = {"pointer": given["pointer"], value_name: value, "mask": mask}
-            for key, x in named.items():
-                if x is None:
-                    continue
-                taken, target = self.taken_apart(x), f"flakit_{key}_{site}"
-                self.before.append(ast.Assign([ast.Name(target, ast.Store())], taken, lineno=node.lineno))
-                if key == value_name:
-                    reads = (*_names(taken), *_calls(taken))
-                    if not isinstance(taken, (ast.Name, ast.Constant)):
-                        own = self.check(node, said, _operation(taken), target, reads, calls=_calls(taken))
-                        self.before.append(self.call("note", target, site=own))
-                        reads = (target,)
-                self.replace(call, key, ("pointer", value_name, "mask"), ast.Name(target, ast.Load()))
-            number = self.check(node, text, "store" if name == "store" else "atomic", "", reads, into)
-            words = (f"flakit_pointer_{site}", f"flakit_{value_name}_{site}", f"flakit_mask_{site}" if mask else "None")
-            return [self.call("note_store", *words, site=number), ast.Expr(call)]
-
-        return self.taken(make)
-
-    def through_descriptor(self, node: ast.Expr, call: ast.Call) -> list[ast.stmt]:
-        text, name = ast.unparse(call), f"flakit_value_{len(self.made.checks)}"
-        taken = self.taken_apart(call.args[1])
-        self.before.append(ast.Assign([ast.Name(name, ast.Store())], taken, lineno=node.lineno))
-        call.args[1] = ast.Name(name, ast.Load())
-        site = self.check(node, text, "store", "", (*_names(taken), *_calls(taken)), self.base(call.func.value))
-        return [self.call("note", name, site=site), ast.Expr(call)]
-
-    @staticmethod
-    def replace(call: ast.Call, key: str, order: tuple[str, ...], value: ast.expr) -> None:
-        if order.index(key) < len(call.args):
-            call.args[order.index(key)] = value
-        else:
-            next(x for x in call.keywords if x.arg == key).value = value
-
-
-class _Making:
-    """Rewrites a kernel and the helpers that it calls."""
-
-    def __init__(self, kernel):
-        self.checks: list[Check] = []
-        self.passed: list = []
-        self.parameters = _not_constant(kernel.fn)
-        self.kernel, self.made, self.spaces, self.sources = kernel, {}, [], []
-        self.add(kernel)
-        for i, check in enumerate(self.checks):
-            names = (x for name in check.into for x in self.given(name, check.function))
-            self.checks[i] = replace(check, into=" or ".join(dict.fromkeys(names)))
-        for space in self.spaces:
-            space["flakit_sites"] = tl.constexpr(len(self.checks))
-            space.update({name: made for name, made in self.made.items() if name in space})
-
-    def given(self, name: str, function: str, depth: int = 8) -> list[str]:
-        """The kernel's arguments that a function gets under a name, from all who call it."""
-        if function == self.kernel.fn.__name__:
-            return [name] if name in self.parameters else []
-        calls = [given.get(name, ()) for _, helper, given in self.passed if helper == function]
-        callers = [caller for caller, helper, _ in self.passed if helper == function]
-        pairs = [(x, caller) for names, caller in zip(calls, callers, strict=True) for x in names]
-        return [y for x, caller in pairs for y in (self.given(x, caller, depth - 1) if depth else ())]
-
-    def rename(self, old: str, new: str) -> None:
-        """A check of a name of ours is one of the name that it is assigned to."""
-        for i, check in enumerate(self.checks):
-            if check.target == old:
-                self.checks[i] = replace(check, target=new)
-
-    def add(self, kernel) -> None:
-        name = _traced(kernel)
-        if name in self.made:
-            return
-        self.made[name] = None
-        function = kernel.fn
-        lines, first = inspect.getsourcelines(function)
-        tree = ast.parse(textwrap.dedent("".join(lines)))
-        definition = tree.body[0]
-        space = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
-        watch = _Watch(self.kernel.fn.__name__, function, space, max(first, 1), self)
-        definition.body = [y for x in definition.body for y in _as_list(watch.visit(x))]
-        definition.name, definition.decorator_list = name, []
-        definition.args.args.insert(0, ast.arg(SEEN))
-        ast.fix_missing_locations(tree)
-        text = ast.unparse(tree)
-        file = f"<flakit trace of {function.__module__}.{name} {id(self)}>"
-        linecache.cache[file] = (len(text), None, text.splitlines(True), file)
-        space |= {"note": note, "note_store": note_store, name: None}
-        local: dict = {}
-        exec(compile(text, file, "exec"), space, local)
-        options = {}
-        if isinstance(kernel, JITFunction):
-            names = [p.name for p in kernel.params if p.do_not_specialize]
-            aligned = [p.name for p in kernel.params if p.do_not_specialize_on_alignment]
-            options = {"do_not_specialize": names, "do_not_specialize_on_alignment": aligned}
-        self.made[name] = triton.jit(**options)(local[name]) if options else triton.jit(local[name])
-        self.spaces.append(space)
-        self.sources.append(text)
-
-
-@lru_cache(maxsize=256)
-def rewritten(kernel) -> Rewritten:
-    """A kernel that reports on itself, with `seen` before its other arguments."""
-    made = _Making(kernel)
-    return Rewritten(made.made[_traced(kernel)], made.checks, "\n\n".join(made.sources), made.passed)
-
-
-def _traced(kernel) -> str:
-    return f"{kernel.fn.__name__}_traced"
-
-
-def _is_jitted(x: object) -> bool:
-    return type(x).__name__ in ("JITFunction", "InterpretedFunction")
-
-
-def _of_triton(x: object) -> bool:
-    module = getattr(getattr(x, "fn", x), "__module__", "") or ""
-    return module == "triton" or module.startswith("triton.")
-
-
-def _not_constant(function) -> frozenset[str]:
-    """The parameters of a function that are none of a compile-time constant."""
-    parameters = inspect.signature(function).parameters.values()
-    return frozenset(p.name for p in parameters if "constexpr" not in str(p.annotation))
-
-
-def _as_list(x) -> list:
-    return x if isinstance(x, list) else [x]
-
-
-def _targets(node: ast.expr) -> list[str]:
-    if isinstance(node, ast.Name):
-        return [node.id]
-    return [name for x in getattr(node, "elts", ()) for name in _targets(x)]
-
-
-def _names(node: ast.AST) -> tuple[str, ...]:
-    return tuple(x.id for x in ast.walk(node) if isinstance(x, ast.Name))
-
-
-def _calls(node: ast.AST) -> tuple[str, ...]:
-    """The helpers that an expression calls, by their own names."""
-    called = (x.func.id for x in ast.walk(node) if isinstance(x, ast.Call) and isinstance(x.func, ast.Name))
-    return tuple(name.removesuffix("_traced") for name in called if name.endswith("_traced"))
-
-
-def _operation(node: ast.expr) -> str:
-    if isinstance(node, ast.BinOp):
-        names = {ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide"}
-        return names.get(type(node.op), type(node.op).__name__.lower())
-    if isinstance(node, ast.Call):
-        return ast.unparse(node.func).rpartition(".")[2].removesuffix("_traced")
-    return type(node).__name__.lower()
-
-
-# --- what was seen --------------------------------------------------------------------------------------------------
 
 
 def read(
@@ -500,9 +30,9 @@ def read(
     """Add what a launch has seen to a trace. args: the kernel's arguments by name; memory: as `trace` keeps it."""
     count = len(made.checks)
     seen = seen.cpu().numpy()
-    if not seen[: count * _ROW].any():
+    if not seen[: count * ROW].any():
         return
-    rows, programs = seen[: count * _ROW].reshape(count, _ROW), seen[count * _ROW :].reshape(-1, count + 1)
+    rows, programs = seen[: count * ROW].reshape(count, ROW), seen[count * ROW :].reshape(-1, count + 1)
     grid3 = (*grid, 1, 1)[:3]
     bad = np.flatnonzero(rows[:, 0])
     lowest = {i: int(np.flatnonzero(programs[:, i + 1])[0]) for i in bad}
@@ -608,6 +138,40 @@ def alike(x: object, y: object) -> bool:
     return not x.numel() or bool((x - y).abs().max() <= MOST_APART * x.abs().max())
 
 
+def watch_parts(
+    made: Rewritten,
+    parts: list[Part],
+    run_part: Callable[[Part], tuple[Tensor, list[str]]],
+    compile_part: Callable[[Part], None],
+) -> tuple[dict[Part, Tensor], dict[Part, list[str]]]:
+    """Watch a launch in parts of the checks, each so small that its rewriting computes what the kernel does.
+
+    run_part: launches a part's rewriting, and gives what it saw and the arguments in which it differs; compile_part
+    only compiles it. Returns what each part saw, and for each that differs and has no smaller ones in what it differs.
+    """
+    settled: dict[Part, Tensor] = {}
+    not_measured: dict[Part, list[str]] = {}
+    while parts:
+        if len(parts) > 1:
+            # Found here, since two threads that look at the same time for a function's key may find half of it.
+            for part in parts:
+                getattr(made.with_part(part).kernel, "cache_key", None)
+            with ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="flakit-compile") as pool:
+                wait([pool.submit(compile_part, part) for part in parts])  # an error comes again where it is launched
+        further: list[Part] = []
+        for part in parts:
+            seen, other = run_part(part)
+            finer = made.smaller(part) if other else []
+            if not other:
+                settled[part] = seen
+            elif finer and not (part == ALL and run_part(NONE)[1]):  # no part is right that is wrong without checks
+                further += finer
+            else:
+                not_measured[part] = other
+        parts = further
+    return settled, not_measured
+
+
 @contextmanager
 def watch_compiled(trace: Trace, memory: dict[int, list[Site]], instead: str) -> Iterator[Callable[[], object]]:
     """Run compiled kernels in their rewritten form, too; without a GPU refuse them, with what to do `instead`.
@@ -637,18 +201,36 @@ def watch_compiled(trace: Trace, memory: dict[int, list[Site]], instead: str) ->
         shape = grid(bound.arguments) if callable(grid) else grid
         shape = tuple(int(n) for n in shape)
         device = next((x.device for x in bound.arguments.values() if isinstance(x, Tensor)), torch.device("cuda"))
-        seen = made.buffer(shape, device)
-        apart = _Copies()
-        copied, named = [apart.of(x) for x in args], {name: apart.of(x) for name, x in kwargs.items()}
+        before = _Copies()
+        copied, named = [before.of(x) for x in args], {name: before.of(x) for name, x in kwargs.items()}
         out = original(kernel, *args, grid=shape, warmup=False, **kwargs)
-        original(made.kernel, seen, *copied, grid=shape, warmup=False, **named)
         trace.grids[kernel.__name__] = (*shape, 1, 1)[:3]
-        read(trace, made, seen, shape, bound.arguments, memory)
-        other = [name for name, x in bound.arguments.items() if not alike(x, apart.of(x))]
-        if other:
+
+        def run_part(part: Part) -> tuple[Tensor, list[str]]:
+            """What a part of the checks saw, and the arguments of which that rewriting made something else."""
+            seen, apart = made.buffer(shape, device), _Copies()
+            own = {name: apart.of(x) for name, x in named.items()}
+            original(made.with_part(part).kernel, seen, *map(apart.of, copied), grid=shape, warmup=False, **own)
+            other = [name for name, x in bound.arguments.items() if not alike(x, apart.of(before.of(x)))]
+            return seen, other
+
+        def compile_part(part: Part) -> None:
+            with torch.cuda.device(device) if device.type == "cuda" else nullcontext():  # which is a thread's own
+                seen = made.buffer(shape, device)
+                original(made.with_part(part).kernel, seen, *copied, grid=shape, warmup=True, **named)
+
+        kind = tuple(x.dtype for x in bound.arguments.values() if isinstance(x, Tensor))
+        settled, not_measured = watch_parts(made, made.settled.get(kind, [ALL]), run_part, compile_part)
+        made.settled[kind] = [*settled, *not_measured]
+        if settled:
+            read(trace, made, made.merged(list(settled.values())), shape, bound.arguments, memory)
+        if not_measured and made.checks:
+            places = {check.place for i, check in enumerate(made.checks) for j, n in not_measured if i % n == j}
+            lines = ", ".join(dict.fromkeys(place.short for place in sorted(places, key=lambda x: (x.file, x.line))))
+            other = ", ".join(dict.fromkeys(name for names in not_measured.values() for name in names))
             trace.note(
-                f"{kernel.__name__}: rewritten, so that it reports on itself, it computes something else "
-                f"({', '.join(other)}); what is said of it may be wrong"
+                f"{kernel.__name__}: rewritten, so that it reports on itself, it computes something else ({other}) "
+                f"with checks of some lines, which are not measured: {lines}"
             )
         return out
 

@@ -494,7 +494,9 @@ class Trace:
             yield Text(words, style="bold red")
             return
         if site is None:
-            yield Text("Every value was finite.", style="green")
+            # A note says what limits the trace.
+            measured = "Every value that was measured" if self.notes else "Every value"
+            yield Text(f"{measured} was finite.", style="green")
             return
         tile, place = site.first, site.place
         yield Text(f"First non-finite tile: {site.words}", style="bold red")

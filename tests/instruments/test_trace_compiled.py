@@ -1,6 +1,7 @@
 """A kernel rewritten: it computes what it did, reports where it turns bad, compiles for GPUs that are not here."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ if not has_triton():
     pytest.skip("needs Triton", allow_module_level=True)
 
 from flakit.instruments import trace_compiled_triton as compiled
+from flakit.instruments.trace_rewrite_triton import ALL, NONE, rewritten
 from tests.instruments import faulty_triton as faulty
 
 
@@ -21,7 +23,7 @@ class Watched:
     """A kernel that is launched rewritten, and what it then reports."""
 
     def __init__(self, kernel):
-        self.made, self.kernel, self.trace, self.memory = compiled.rewritten(kernel), kernel, Trace(), {}
+        self.made, self.kernel, self.trace, self.memory = rewritten(kernel), kernel, Trace(), {}
 
     def __getitem__(self, grid):
         import inspect
@@ -142,6 +144,31 @@ def test_it_names_what_the_interpreters_trace_names_in_the_casebook(watch):
         assert [s.into for s in again.stores] == [s.into for s in first.stores]
 
 
+@pytest.mark.interpret
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_parts_of_the_checks_see_together_what_all_see():
+    g, r = torch.full((2, 64, 16), -3.0), torch.ones(2, 64, 16)
+    x = torch.zeros(5, 8)
+    x[3, 2] = 100.0
+    for kernel, grid, args, sizes in [
+        (faulty.anchored_at_the_start, (2,), (r, r, g, torch.zeros(2, 64, 64)), {"T": 64, "D": 16}),
+        (faulty.in_a_loop_with_a_helper, (2,), (x, torch.zeros(2, 8), 5), {"D": 8}),
+    ]:
+        made = rewritten(kernel)
+
+        def seen_by(part, made=made, grid=grid, args=args, sizes=sizes):
+            seen = made.buffer(grid, torch.device("cpu"))
+            made.with_part(part).kernel[grid](seen, *args, **sizes)
+            return seen
+
+        parts = [finer for part in made.smaller(ALL) for finer in made.smaller(part) or [part]]
+        seen = [seen_by(part) for part in parts]
+        together = seen_by(ALL)
+        assert together.any() and not any(torch.equal(x, together) for x in seen)
+        assert torch.equal(made.merged(seen), together) and torch.equal(made.merged(seen[::-1]), together)
+        assert not seen_by(NONE).any()
+
+
 # --- compiled ahead of time -----------------------------------------------------------------------------------------
 
 
@@ -174,10 +201,26 @@ def test_rewritten_kernels_compile_for_a_gpu(dtype):
     from tests.ops.compiling import Launch, compile_for
 
     for launch in launched(dtype):
-        made = compiled.rewritten(launch.kernel)
+        made = rewritten(launch.kernel)
         seen = made.buffer((4,), torch.device("cpu"))
         used = compile_for(Launch(made.kernel, (seen, *launch.args), launch.options, launch.row), 90)
         assert used.registers > compile_for(launch, 90).registers  # the checks are there
+
+
+@pytest.mark.skipif(interpreted(), reason="needs a process without TRITON_INTERPRET")
+def test_a_part_of_the_checks_compiles_to_its_checks_alone():
+    from tests.ops.compiling import Launch, compiled_for, ptx
+
+    (launch,) = [x for x in launched(torch.bfloat16) if x.kernel is faulty.softmax_with_infinite_masks]
+    made = rewritten(launch.kernel)
+
+    def left(part):
+        args = made.buffer((4,), torch.device("cpu")), *launch.args
+        kernel = compiled_for(Launch(made.with_part(part).kernel, args, launch.options, launch.row), 90)
+        return ptx(kernel).count("atom.")
+
+    parts = [left(part) for part in made.smaller(ALL)]
+    assert left(NONE) == 0 and all(parts) and sum(parts) == left(ALL)
 
 
 def operators():
@@ -197,27 +240,34 @@ def test_a_kernel_of_each_form_compiles_rewritten(op, kernel):
 
     found = [x for c in operators()[op].CONFIGURATIONS.values() for x in c.kernels() if x.kernel.fn.__name__ == kernel]
     launch = min(found, key=lambda x: (len(x.name), tile(x)))  # with fewest switches, since checks take long to compile
-    made = compiled.rewritten(launch.kernel)
+    made = rewritten(launch.kernel)
     seen = made.buffer((4,), torch.device("cpu"))
     checked = compiled_for(Launch(made.kernel, (seen, *launch.args), launch.options, launch.row), 90)
     assert len(ptx(checked)) > len(ptx(compiled_for(launch, 90)))  # the checks are there
 
 
 def test_every_check_knows_its_line():
-    checks = compiled.rewritten(faulty.anchored_at_the_start).checks
+    checks = rewritten(faulty.anchored_at_the_start).checks
     (exp,) = [check for check in checks if check.place.expression == "tl.exp(-b_g)"]
     assert exp.place.line == marked("born") == line_of(exp.place.file, "# born")[0]
 
 
 @pytest.fixture
 def launched_here(monkeypatch):
-    """What would be launched, on a GPU that is not there: (kernel, arguments, grid, options); `.does` acts on them."""
+    """What would be launched, on a GPU that is not there: (kernel, arguments, grid, options); `.does` acts on them.
+
+    `.compiled`: the kernels that would only be compiled.
+    """
     from triton.runtime.jit import JITFunction
 
     class Launched(list):
         does = staticmethod(lambda kernel, args: None)
+        compiled = []
 
         def launch(self, kernel, *args, grid, warmup, **kwargs):
+            if warmup:
+                self.compiled.append(kernel)
+                return
             self.append((kernel, args, grid, kwargs))
             self.does(kernel, args)
 
@@ -241,7 +291,7 @@ def test_on_a_gpu_a_launch_is_the_kernel_and_on_copies_the_rewritten_one_with_a_
     with trace() as t:
         faulty.halve[lambda meta: (meta["x"].numel() // meta["D"], 3)](x, o, D=16, num_warps=2)
     (plain, args, grid, kwargs), (kernel, (seen, *copies), *rest) = launched_here
-    made = compiled.rewritten(faulty.halve)
+    made = rewritten(faulty.halve)
     assert plain is faulty.halve and args[0] is x and args[1] is o and kwargs == {"D": 16, "num_warps": 2}
     assert kernel is made.kernel and rest == [grid, kwargs] and grid == (4, 3)
     assert [y.tolist() for y in copies] == [x.tolist(), o.tolist()]
@@ -268,3 +318,97 @@ def test_a_rewritten_kernel_that_computes_something_else_is_told_and_changes_not
         faulty.halve[(4,)](x, o, D=10)
     assert torch.equal(o, x / 2) and t.finite  # what the trace itself computes is no part of it
     assert [("computes something else (o)" in words) for words in t.notes] == [True] * told
+
+
+MADE = rewritten(faulty.anchored_at_the_start)
+SITES = frozenset(range(len(MADE.checks)))
+
+
+def sites_of(kernel):
+    """The checks in a rewritten kernel's source."""
+    return {int(site) for site in re.findall(r"flakit_seen, (\d+), flakit_sites", kernel.src)}
+
+
+@COMPILED
+@pytest.mark.parametrize(
+    "wrong, lost, parts",
+    [
+        ([], [], 1),
+        ([{2, 3}], [], 4),  # together in no quarter
+        ([{1, 5}], [], 5),  # together in a quarter, in no eighth
+        ([{6}], [6], 5),  # quarters 0, 1, 3; of quarter 2 the check 2 (and 10), and 6 by itself
+        ([{0, 8}, {7}, {3, 4}], [7], 6),
+        ([set()], SITES, 0),  # wrong without a check: nothing to be gained by smaller parts
+    ],
+    ids=["never", "two", "two in a quarter", "one", "several", "always"],
+)
+def test_checks_that_make_a_kernel_compute_something_else_are_kept_apart(launched_here, wrong, lost, parts):
+    """A compiler that is wrong where all checks of one of the sets `wrong` are in a kernel."""
+    from flakit import trace
+
+    def does(kernel, args):
+        *_, A = args
+        A += 1.0  # so that a launch on what another left is found out
+        if kernel is not faulty.anchored_at_the_start:
+            own = sites_of(kernel)
+            if any(apart <= own for apart in wrong):
+                A[0, 3, 4] += 0.5
+                own = SITES  # what it says is wrong, too
+            seen, programs = args[0], args[0][len(SITES) * 8 :].view(-1, len(SITES) + 1)
+            for site in sorted(own):
+                seen[site * 8 : site * 8 + 4] = torch.tensor([3, 2, 1, 32])
+                programs[1, site + 1] = 1 << 21
+                programs[1, 0] = programs[1, 0] or site + 1
+
+    launched_here.does = does
+    MADE.settled.clear()
+    x = torch.ones(2, 64, 16)
+    for again in (False, True):
+        A = torch.zeros(2, 64, 64)
+        launched_here.clear()
+        with trace() as t:
+            faulty.anchored_at_the_start[(2,)](x, x, x, A, T=64, D=16)
+        assert torch.equal(A, torch.ones(2, 64, 64))  # the program's own is the plain kernel's
+        places = [MADE.checks[site].place for site in sorted(SITES - set(lost))]
+        assert sorted((s.place.line, s.tiles, s.nan, s.inf) for s in t.sites) == sorted(
+            (p.line, 3, 2, 1) for p in places
+        )
+        assert all(s.programs == {(1, 0, 0)} for s in t.sites) and [s.place for s in t.sites][:1] == places[:1]
+        not_measured = sorted({MADE.checks[site].place.line for site in lost})
+        (words,) = t.notes or [""]
+        assert [int(line) for line in re.findall(r"faulty_triton.py:(\d+)", words)] == not_measured
+        assert bool(words) == ("computes something else (A)" in words) == ("not measured" in words) == bool(lost)
+        assert ("Every value that was measured was finite" in str(t)) == (not places)
+        if again:  # what is right is launched at once, and what no part can check is tried again
+            tried = [sites_of(kernel) for kernel, *_ in launched_here[1:]]
+            right = [own for own in tried if not any(apart <= own for apart in wrong)]
+            assert len(right) == parts and sorted(site for own in right for site in own) == sorted(SITES - set(lost))
+            assert len(tried) - parts == (2 if lost is SITES else len(lost))
+
+
+@COMPILED
+def test_parts_are_compiled_beside_each_other_before_they_are_launched(launched_here):
+    from flakit import trace
+
+    seen_then = []
+
+    def does(kernel, args):
+        seen_then.append((kernel, list(launched_here.compiled)))
+        if kernel is MADE.kernel:
+            args[-1].add_(1.0)
+
+    launched_here.does = does
+    launched_here.compiled.clear()
+    MADE.settled.clear()
+    x = torch.ones(2, 64, 16)
+    with trace() as t:
+        faulty.anchored_at_the_start[(2,)](x, x, x, torch.zeros(2, 64, 64), T=64, D=16)
+    quarters = [MADE.with_part(part).kernel for part in MADE.smaller(ALL)]
+    plain, whole, none = seen_then[:3]
+    assert (plain[0], whole[0], none[0]) == (
+        faulty.anchored_at_the_start,
+        MADE.kernel,
+        MADE.with_part(NONE).kernel,
+    )
+    assert not none[1] and [kernel for kernel, _ in seen_then[3:]] == quarters
+    assert all(set(before) == set(quarters) for _, before in seen_then[3:]) and not t.notes

@@ -16,6 +16,7 @@ from tests.instruments.test_trace import line_of, marked
 if not has_triton():
     pytest.skip("needs Triton", allow_module_level=True)
 
+from flakit.instruments import trace_compiled_triton as compiled
 from tests.instruments import faulty_triton as faulty
 
 pytestmark = pytest.mark.gpu
@@ -104,17 +105,39 @@ def test_padding(dtype):
 
 @DTYPES
 @pytest.mark.parametrize("op", ["rwkv6", "rwkv7", "gsa"])
-def test_our_own_operators_are_finite_and_compute_the_same(op, dtype, record_property):
+def test_our_own_operators_are_finite_and_compute_the_same(op, dtype, record_property, monkeypatch):
     x = cuda(inputs(op, B=2, T=1000, H=4, K=64, dtype=dtype, decay=-0.5, seed=0))
     call = getattr(flakit, f"chunk_{op}")
+    launches = []  # of each that is watched: made, and its checks' parts that were right and that were not
+
+    def watch_parts(made, *more):
+        settled, not_measured = watched(made, *more)
+        launches.append((made, list(settled), list(not_measured)))
+        return settled, not_measured
+
+    watched = compiled.watch_parts
+    monkeypatch.setattr(compiled, "watch_parts", watch_parts)
     plain = call(*x.values()).o
     start = time.perf_counter()
     with trace() as t:
         traced = call(*x.values()).o
     torch.cuda.synchronize()
     record_property("seconds, compiling included", round(time.perf_counter() - start, 1))
-    assert t.finite and not t.notes, str(t)  # a note names a kernel that, rewritten, computes something else
+    assert t.finite, str(t)  # no line is reported that is not wrong
     assert torch.equal(plain, traced)
+    assert launches
+    places = set()
+    for made, right, not_measured in launches:
+        lost = [i for i in range(len(made.checks)) if any(i % n == j for j, n in not_measured)]
+        covered = [i for i in range(len(made.checks)) for j, n in right if i % n == j]
+        assert sorted([*covered, *lost]) == list(range(len(made.checks)))  # each check once
+        assert len(lost) == len(not_measured), str(t)  # down to single checks, and right without any
+        places |= {made.checks[i].place.short for i in lost}
+        if len(right) > 1 or lost:
+            words = f"{len(right)}, {len(lost)} of {len(made.checks)}"
+            record_property(f"{made.plain.__name__}: parts, and checks not measured", words)
+    named = {place for words in t.notes for place in words.partition(" not measured: ")[2].split(", ")}
+    assert named == places and bool(t.notes) == bool(places), str(t)
 
 
 def _milliseconds(run, rounds=20):
@@ -133,7 +156,7 @@ def _milliseconds(run, rounds=20):
 @DTYPES
 def test_overhead_of_the_checks(dtype, record_property):
     """Kernel alone: the launch table, buffers and their reading left out."""
-    from flakit.instruments.trace_compiled_triton import rewritten
+    from flakit.instruments.trace_rewrite_triton import rewritten
 
     N, T, D = 4096, 64, 64
     g = torch.full((N, T, D), -0.01, device="cuda")

@@ -1,0 +1,516 @@
+"""A kernel's source, rewritten so that the kernel reports on itself.
+
+After each assignment of a float tile, and around each store, stands a check; it is compiled away where a value is no
+float tile. Loads, exponentials and products inside a larger expression are assigned first, so that each is checked by
+itself. What the checks find goes to a buffer, `seen`, int64:
+
+    sites x 8               tiles, NaN lanes, infinite lanes, rank and dtype, sizes (a tile has at most four axes here)
+    programs x (1 + sites)  a program's first site + 1, then the first tile of each site: lane, NaN and infinite lanes
+
+-inf is not counted: masks are made of it. Which site another came of is read from the names in the source.
+"""
+
+import ast
+import inspect
+import linecache
+import math
+import textwrap
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from types import ModuleType
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.runtime.jit import JITFunction
+
+from .trace_record import Place
+
+SEEN = "flakit_seen"
+ROW = 8
+_HOISTED = ("load", "exp", "exp2", "log", "log2", "sqrt", "rsqrt", "dot", "sum", "cumsum")
+Part = tuple[int, int]
+"""Some of a kernel's checks: i, n are those whose site is i modulo n."""
+ALL, NONE = (0, 1), (1, 1)
+
+
+# --- the checks -----------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def note(x, seen, SITE: tl.constexpr, SITES: tl.constexpr):
+    """Leave in `seen` where the float tile x is NaN or +inf; of anything else nothing is compiled."""
+    if isinstance(x, tl.tensor):
+        if x.dtype.is_floating():
+            leave_note(x, seen, SITE, SITES)
+
+
+@triton.jit
+def note_store(pointers, x, mask, seen, SITE: tl.constexpr, SITES: tl.constexpr):
+    """The same of what a store writes: x in the dtype of its memory, where the mask lets it through."""
+    if isinstance(x, tl.tensor):
+        if x.dtype.is_floating():
+            if pointers.dtype.is_ptr():
+                if pointers.dtype.element_ty.is_floating():
+                    x = x.to(pointers.dtype.element_ty)
+            if isinstance(mask, tl.tensor):
+                x = tl.where(mask, x, 0.0)
+            leave_note(x, seen, SITE, SITES)
+
+
+@triton.jit
+def lanes(x):
+    """The number of each element of a tile, in its shape."""
+    if len(x.shape) == 1:
+        return tl.arange(0, x.shape[0])
+    elif len(x.shape) == 2:
+        return tl.arange(0, x.shape[0])[:, None] * x.shape[1] + tl.arange(0, x.shape[1])[None, :]
+    else:
+        return tl.reshape(tl.arange(0, x.numel), x.shape)
+
+
+@triton.jit
+def leave_note(x, seen, SITE: tl.constexpr, SITES: tl.constexpr):
+    wide = x
+    if x.dtype.primitive_bitwidth < 32:
+        wide = x.to(tl.float32)
+    bad = (wide != wide) | (wide == float("inf"))
+    if len(x.shape) > 0:
+        lane = tl.min(tl.where(bad, lanes(x), x.numel))
+    else:
+        lane = tl.where(bad, 0, 1)
+    if lane < x.numel:
+        counted = tl.where(wide != wide, 1, 2097152).to(tl.int64)
+        if len(x.shape) > 0:
+            counted = tl.sum(tl.where(bad, counted, 0))
+        row = seen + SITE * 8
+        tl.atomic_add(row, 1)
+        tl.atomic_add(row + 1, counted % 2097152)
+        tl.atomic_add(row + 2, counted // 2097152)
+        if x.dtype == tl.bfloat16:
+            tl.store(row + 3, len(x.shape) * 128 + 17)
+        else:
+            tl.store(row + 3, len(x.shape) * 128 + x.dtype.primitive_bitwidth)
+        for axis in tl.static_range(len(x.shape)):
+            tl.store(row + 4 + axis, x.shape[axis])
+        program = (tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)) * tl.num_programs(2)
+        own = seen + SITES * 8 + (program + tl.program_id(2)) * (SITES + 1)
+        nothing = tl.full((), 0, tl.int64)
+        tl.atomic_cas(own, nothing, tl.full((), SITE + 1, tl.int64))
+        tl.atomic_cas(own + SITE + 1, nothing, lane.to(tl.int64) + counted * 2097152)
+
+
+# --- the source -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check: its place, what it looks at, and the names that went into it.
+
+    function: the kernel or helper; target: the name that is assigned, "" for a store and for what is returned; into:
+    the kernel's argument that is loaded from or stored to, "x or y" where a helper is called with both.
+    """
+
+    place: Place
+    operation: str
+    function: str
+    target: str
+    reads: tuple[str, ...]
+    into: str = ""
+    calls: tuple[str, ...] = ()
+
+
+@dataclass
+class Rewritten:
+    """A kernel that reports on itself; `run` it with `seen` before its own arguments."""
+
+    plain: object
+    kernel: object
+    checks: list[Check]
+    source: str
+    passed: list[tuple[str, str, dict[str, tuple[str, ...]]]] = field(default_factory=list)
+    """Calls of helpers: caller, helper, the names that go into each of the helper's arguments."""
+    settled: dict[tuple, list[Part]] = field(default_factory=dict)
+    """The parts, all checks together, in which a launch with arguments of these dtypes was last watched."""
+
+    def with_part(self, part: Part) -> "Rewritten":
+        """The same with some of the checks alone, each with the number that it has here."""
+        return self if part == ALL else _rewritten(self.plain, part)
+
+    def smaller(self, part: Part) -> list[Part]:
+        """The parts of a part, four of all the checks and two of any other; none of a single check."""
+        (i, n), sites = part, len(self.checks)
+        finer = 4 if part == ALL else 2 * n
+        return [(j, finer) for j in range(i, min(finer, sites), n)] if i + n < sites else []
+
+    def merged(self, seen: list[Tensor]) -> Tensor:
+        """What rewritings with different checks have seen, as if one had all these checks."""
+        total = seen[0].clone()
+        first = total[len(self.checks) * ROW :: len(self.checks) + 1]  # of each program, its first site + 1
+        for other in seen[1:]:
+            own, others = first.clone(), other[len(self.checks) * ROW :: len(self.checks) + 1]
+            total += other  # a site's numbers are zeros in all but one
+            first.copy_(torch.where((own == 0) | (others == 0), own + others, torch.minimum(own, others)))
+        return total
+
+    def buffer(self, grid: tuple[int, ...], device: torch.device) -> Tensor:
+        """An empty `seen` for the programs of a grid."""
+        sites = len(self.checks)
+        return torch.zeros(sites * ROW + math.prod(grid) * (sites + 1), dtype=torch.int64, device=device)
+
+
+class _Watch(ast.NodeTransformer):
+    """Adds the checks to one function."""
+
+    def __init__(self, kernel: str, function, space: dict, first: int, made: "_Making"):
+        self.kernel, self.name, self.file = kernel, function.__name__, inspect.getsourcefile(function)
+        self.space, self.first, self.made = space, first, made
+        self.is_helper = function.__name__ != kernel
+        self.own = _not_constant(function)
+        self.before: list[ast.stmt] = []
+        self.conditional = 0
+        self.defined: dict[str, ast.expr] = {}
+
+    # what a name stands for, of those that are no local ones
+    def resolve(self, node: ast.expr):
+        if isinstance(node, ast.Name):
+            return self.space.get(node.id)
+        if isinstance(node, ast.Attribute):
+            owner = self.resolve(node.value)
+            return getattr(owner, node.attr, None) if isinstance(owner, ModuleType) else None
+        return None
+
+    def check(self, node: ast.AST, text: str, operation: str, target: str, reads, into=(), calls=()) -> int:
+        """Its number. into: this function's names of what is loaded from or stored to; `_Making` finds the kernel's."""
+        place = Place(self.file, node.lineno + self.first - 1, text, self.kernel)
+        check = Check(place, operation, self.name, target, tuple(dict.fromkeys(reads)), into, tuple(calls))
+        self.made.checks.append(check)
+        return len(self.made.checks) - 1
+
+    def call(self, function: str, *arguments: str, site: int) -> ast.stmt:
+        if site % self.made.part[1] != self.made.part[0]:
+            return ast.Pass()
+        return ast.parse(f"{function}({', '.join(arguments)}, {SEEN}, {site}, flakit_sites)").body[0]
+
+    # --- expressions: loads and the like get a name of their own
+
+    def taken_apart(self, node: ast.expr) -> ast.expr:
+        return self.visit(node)
+
+    def visit_IfExp(self, node):
+        self.conditional += 1
+        node = self.generic_visit(node)
+        self.conditional -= 1
+        return node
+
+    visit_BoolOp = visit_Lambda = visit_ListComp = visit_GeneratorExp = visit_IfExp
+
+    def visit_Call(self, node):
+        text = ast.unparse(node)
+        found = self.resolve(node.func)
+        self.generic_visit(node)
+        if _is_jitted(found) and not _of_triton(found):
+            self.made.add(found)
+            names = [parameter for parameter in inspect.signature(found.fn).parameters]
+            given = {name: _names(x) for name, x in zip(names, node.args, strict=False)}
+            given |= {x.arg: _names(x.value) for x in node.keywords if x.arg}
+            self.made.passed.append((self.name, found.fn.__name__, given))
+            self.space[_traced(found)] = None  # filled in when all are made
+            node.func = ast.Name(_traced(found), ast.Load())
+            node.args.insert(0, ast.Name(SEEN, ast.Load()))
+            return node
+        operation = getattr(found, "__name__", "")
+        if self.conditional or operation not in _HOISTED or not _of_triton(found):
+            return node
+        name = f"flakit_{len(self.made.checks)}"
+        into = self.base(node.args[0]) if operation == "load" and node.args else ()
+        reads = _names(node) if operation != "load" else ()
+        site = self.check(node, text, operation, name, reads, into)
+        self.before += [
+            ast.Assign([ast.Name(name, ast.Store())], node, lineno=node.lineno), self.call("note", name, site=site),
+        ]  # fmt: skip
+        return ast.Name(name, ast.Load())
+
+    def base(self, pointers: ast.expr, depth: int = 8) -> tuple[str, ...]:
+        """The parameters of this function that pointers may be into; several where one of them is chosen."""
+        for node in ast.walk(pointers):
+            if isinstance(node, ast.Call) and len(node.args) == 3:
+                chosen = self.resolve(node.func)
+                if getattr(chosen, "__name__", "") == "where" and _of_triton(chosen):
+                    return (*self.base(node.args[1], depth), *self.base(node.args[2], depth))
+            if isinstance(node, ast.Name):
+                if node.id in self.own:
+                    return (node.id,)
+                if depth and node.id in self.defined:
+                    found = self.base(self.defined[node.id], depth - 1)
+                    if found:
+                        return found
+        return ()
+
+    # --- statements
+
+    def taken(self, make) -> list[ast.stmt]:
+        """The statements that `make` returns, behind those that its expressions need first."""
+        outer, self.before = self.before, []
+        own = make()
+        found, self.before = [*self.before, *own], outer
+        return found
+
+    def visit_Assign(self, node):
+        text, plain = ast.unparse(node.value), node.value
+
+        def make():
+            node.value = self.taken_apart(node.value)
+            names = [x for target in node.targets for x in _targets(target)]
+            for name in names:
+                self.defined[name] = plain
+            if isinstance(node.value, ast.Name) and node.value.id.startswith("flakit_"):
+                # Nothing but a call that was checked by itself: the two names are one.
+                self.made.rename(node.value.id, names[0] if len(names) == 1 else node.value.id)
+                return [node]
+            return [node, *self.notes(node, text, names, _names(node.value), _calls(node.value))]
+
+        return self.taken(make)
+
+    def visit_If(self, node):
+        def make():
+            node.test = self.taken_apart(node.test)
+            node.body, node.orelse = self.each(node.body), self.each(node.orelse)
+            return [node]
+
+        return self.taken(make)
+
+    def visit_For(self, node):
+        def make():
+            node.iter = self.taken_apart(node.iter)
+            node.body = self.each(node.body)
+            return [node]
+
+        return self.taken(make)
+
+    def visit_While(self, node):
+        self.conditional += 1  # made again at each turn
+        node.test = self.taken_apart(node.test)
+        self.conditional -= 1
+        node.body = self.each(node.body)
+        return node
+
+    def each(self, statements: list[ast.stmt]) -> list[ast.stmt]:
+        return [made for statement in statements for made in _as_list(self.visit(statement))]
+
+    def visit_AnnAssign(self, node):
+        return node  # constants
+
+    def visit_AugAssign(self, node):
+        text = ast.unparse(node)
+
+        def make():
+            node.value = self.taken_apart(node.value)
+            names = _targets(node.target)
+            return [node, *self.notes(node, text, names, (*names, *_names(node.value)), _calls(node.value))]
+
+        return self.taken(make)
+
+    def notes(self, node, text: str, names, reads, calls) -> list[ast.stmt]:
+        operation = _operation(node.value)
+        return [
+            self.call("note", name, site=self.check(node, text, operation, name, reads, calls=calls)) for name in names
+        ]
+
+    def visit_Return(self, node):
+        if not self.is_helper or node.value is None or isinstance(node.value, (ast.Tuple, ast.Constant, ast.Name)):
+            return node
+        text = ast.unparse(node.value)
+
+        def make():
+            value = self.taken_apart(node.value)
+            if isinstance(value, ast.Name):
+                self.made.rename(value.id, "return")
+                return [ast.Return(value)]
+            name = f"flakit_{len(self.made.checks)}"
+            site = self.check(node, text, _operation(value), "return", _names(value), calls=_calls(value))
+            assigned = ast.Assign([ast.Name(name, ast.Store())], value, lineno=node.lineno)
+            return [assigned, self.call("note", name, site=site), ast.Return(ast.Name(name, ast.Load()))]
+
+        return self.taken(make)
+
+    def visit_Expr(self, node):
+        call = node.value
+        if not isinstance(call, ast.Call):
+            return node
+        found = self.resolve(call.func)
+        name = getattr(found, "__name__", "")
+        if found is None and isinstance(call.func, ast.Attribute) and call.func.attr == "store" and len(call.args) == 2:
+            return self.taken(lambda: self.through_descriptor(node, call))
+        if name not in ("store", "atomic_add") or not _of_triton(found):
+            if name.startswith(("static_", "device_")):
+                return node
+            return self.taken(lambda: [ast.Expr(self.taken_apart(call))])
+        text = ast.unparse(call)
+
+        def make():
+            given = {"pointer": None, "value": None, "mask": None, **{x.arg: x.value for x in call.keywords}}
+            value_name = "val" if name == "atomic_add" else "value"
+            for key, x in zip(("pointer", value_name, "mask"), call.args, strict=False):
+                given[key] = x
+            into, value, mask = self.base(given["pointer"]), given[value_name], given["mask"]
+            said, reads = "" if value is None else ast.unparse(value), ()
+            if value is None or "boundary_check" in given:
+                return [ast.Expr(self.taken_apart(call))]
+            site = len(self.made.checks)
+            named = {"pointer": given["pointer"], value_name: value, "mask": mask}
+            for key, x in named.items():
+                if x is None:
+                    continue
+                taken, target = self.taken_apart(x), f"flakit_{key}_{site}"
+                self.before.append(ast.Assign([ast.Name(target, ast.Store())], taken, lineno=node.lineno))
+                if key == value_name:
+                    reads = (*_names(taken), *_calls(taken))
+                    if not isinstance(taken, (ast.Name, ast.Constant)):
+                        own = self.check(node, said, _operation(taken), target, reads, calls=_calls(taken))
+                        self.before.append(self.call("note", target, site=own))
+                        reads = (target,)
+                self.replace(call, key, ("pointer", value_name, "mask"), ast.Name(target, ast.Load()))
+            number = self.check(node, text, "store" if name == "store" else "atomic", "", reads, into)
+            words = (f"flakit_pointer_{site}", f"flakit_{value_name}_{site}", f"flakit_mask_{site}" if mask else "None")
+            return [self.call("note_store", *words, site=number), ast.Expr(call)]
+
+        return self.taken(make)
+
+    def through_descriptor(self, node: ast.Expr, call: ast.Call) -> list[ast.stmt]:
+        text, name = ast.unparse(call), f"flakit_value_{len(self.made.checks)}"
+        taken = self.taken_apart(call.args[1])
+        self.before.append(ast.Assign([ast.Name(name, ast.Store())], taken, lineno=node.lineno))
+        call.args[1] = ast.Name(name, ast.Load())
+        site = self.check(node, text, "store", "", (*_names(taken), *_calls(taken)), self.base(call.func.value))
+        return [self.call("note", name, site=site), ast.Expr(call)]
+
+    @staticmethod
+    def replace(call: ast.Call, key: str, order: tuple[str, ...], value: ast.expr) -> None:
+        if order.index(key) < len(call.args):
+            call.args[order.index(key)] = value
+        else:
+            next(x for x in call.keywords if x.arg == key).value = value
+
+
+class _Making:
+    """Rewrites a kernel and the helpers that it calls, with a part of the checks; what else is changed is the same."""
+
+    def __init__(self, kernel, part: Part):
+        self.part = part
+        self.checks: list[Check] = []
+        self.passed: list = []
+        self.parameters = _not_constant(kernel.fn)
+        self.kernel, self.made, self.spaces, self.sources = kernel, {}, [], []
+        self.add(kernel)
+        for i, check in enumerate(self.checks):
+            names = (x for name in check.into for x in self.given(name, check.function))
+            self.checks[i] = replace(check, into=" or ".join(dict.fromkeys(names)))
+        for space in self.spaces:
+            space["flakit_sites"] = tl.constexpr(len(self.checks))
+            space.update({name: made for name, made in self.made.items() if name in space})
+
+    def given(self, name: str, function: str, depth: int = 8) -> list[str]:
+        """The kernel's arguments that a function gets under a name, from all who call it."""
+        if function == self.kernel.fn.__name__:
+            return [name] if name in self.parameters else []
+        calls = [given.get(name, ()) for _, helper, given in self.passed if helper == function]
+        callers = [caller for caller, helper, _ in self.passed if helper == function]
+        pairs = [(x, caller) for names, caller in zip(calls, callers, strict=True) for x in names]
+        return [y for x, caller in pairs for y in (self.given(x, caller, depth - 1) if depth else ())]
+
+    def rename(self, old: str, new: str) -> None:
+        """A check of a name of ours is one of the name that it is assigned to."""
+        for i, check in enumerate(self.checks):
+            if check.target == old:
+                self.checks[i] = replace(check, target=new)
+
+    def add(self, kernel) -> None:
+        name = _traced(kernel)
+        if name in self.made:
+            return
+        self.made[name] = None
+        function = kernel.fn
+        lines, first = inspect.getsourcelines(function)
+        tree = ast.parse(textwrap.dedent("".join(lines)))
+        definition = tree.body[0]
+        space = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
+        watch = _Watch(self.kernel.fn.__name__, function, space, max(first, 1), self)
+        definition.body = [y for x in definition.body for y in _as_list(watch.visit(x))]
+        definition.name, definition.decorator_list = name, []
+        definition.args.args.insert(0, ast.arg(SEEN))
+        ast.fix_missing_locations(tree)
+        text = ast.unparse(tree)
+        file = f"<flakit trace of {function.__module__}.{name} {id(self)}>"
+        linecache.cache[file] = (len(text), None, text.splitlines(True), file)
+        space |= {"note": note, "note_store": note_store, name: None}
+        local: dict = {}
+        exec(compile(text, file, "exec"), space, local)
+        options = {}
+        if isinstance(kernel, JITFunction):
+            names = [p.name for p in kernel.params if p.do_not_specialize]
+            aligned = [p.name for p in kernel.params if p.do_not_specialize_on_alignment]
+            options = {"do_not_specialize": names, "do_not_specialize_on_alignment": aligned}
+        self.made[name] = triton.jit(**options)(local[name]) if options else triton.jit(local[name])
+        self.spaces.append(space)
+        self.sources.append(text)
+
+
+def rewritten(kernel) -> Rewritten:
+    """A kernel that reports on itself, with `seen` before its other arguments."""
+    return _rewritten(kernel, ALL)
+
+
+@lru_cache(maxsize=1024)
+def _rewritten(kernel, part: Part) -> Rewritten:
+    made = _Making(kernel, part)
+    return Rewritten(kernel, made.made[_traced(kernel)], made.checks, "\n\n".join(made.sources), made.passed)
+
+
+def _traced(kernel) -> str:
+    return f"{kernel.fn.__name__}_traced"
+
+
+def _is_jitted(x: object) -> bool:
+    return type(x).__name__ in ("JITFunction", "InterpretedFunction")
+
+
+def _of_triton(x: object) -> bool:
+    module = getattr(getattr(x, "fn", x), "__module__", "") or ""
+    return module == "triton" or module.startswith("triton.")
+
+
+def _not_constant(function) -> frozenset[str]:
+    """The parameters of a function that are none of a compile-time constant."""
+    parameters = inspect.signature(function).parameters.values()
+    return frozenset(p.name for p in parameters if "constexpr" not in str(p.annotation))
+
+
+def _as_list(x) -> list:
+    return x if isinstance(x, list) else [x]
+
+
+def _targets(node: ast.expr) -> list[str]:
+    if isinstance(node, ast.Name):
+        return [node.id]
+    return [name for x in getattr(node, "elts", ()) for name in _targets(x)]
+
+
+def _names(node: ast.AST) -> tuple[str, ...]:
+    return tuple(x.id for x in ast.walk(node) if isinstance(x, ast.Name))
+
+
+def _calls(node: ast.AST) -> tuple[str, ...]:
+    """The helpers that an expression calls, by their own names."""
+    called = (x.func.id for x in ast.walk(node) if isinstance(x, ast.Call) and isinstance(x.func, ast.Name))
+    return tuple(name.removesuffix("_traced") for name in called if name.endswith("_traced"))
+
+
+def _operation(node: ast.expr) -> str:
+    if isinstance(node, ast.BinOp):
+        names = {ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide"}
+        return names.get(type(node.op), type(node.op).__name__.lower())
+    if isinstance(node, ast.Call):
+        return ast.unparse(node.func).rpartition(".")[2].removesuffix("_traced")
+    return type(node).__name__.lower()
