@@ -6,6 +6,7 @@ import torch
 from torch.nn.functional import pad
 
 from flakit.course.assembled import assembled
+from flakit.instruments.workbench import tl
 
 
 def step(S, r, k, v, w, u):
@@ -116,3 +117,26 @@ def chunk_rwkv6(r, k, v, w, u, scale=None, initial_state=None, output_final_stat
     forward = partial(chunk_forward, scores=halved_scores)
     backward = partial(chunk_backward, scores=halved_scores, back=halved_back)
     return assembled(forward, backward)(r, k, v, w, u, scale, initial_state, output_final_state)
+
+
+def output(b_A, b_v, b_r, b_ge, b_S):
+    b_inside = tl.dot(b_A, b_v, input_precision="ieee")
+    b_before = tl.dot(b_r * tl.exp(b_ge), b_S, input_precision="ieee")
+    return b_inside + b_before
+
+
+def next_state(b_S, b_k, b_v, b_gi, b_all):
+    b_keys = b_k * tl.exp(b_all[None, :] - b_gi)
+    return tl.exp(b_all)[:, None] * b_S + tl.dot(tl.trans(b_keys), b_v, input_precision="ieee")
+
+
+def scores(b_r, b_k, b_ge, b_gi, o_i, o_j, C):
+    b_A = tl.zeros([C, C], dtype=tl.float32)
+    for level in tl.static_range(6):
+        half = 1 << level
+        right = o_i // half % 2 == 1
+        at = o_i // (2 * half) * (2 * half) + half - 1
+        b_n = tl.gather(b_gi, tl.broadcast_to(at, b_gi.shape), 0)
+        b_p = tl.where(right, b_r, b_k) * tl.exp(tl.where(right, b_ge - b_n, b_n - b_gi))
+        b_A += tl.where(right & (o_i // half == o_j // half + 1), tl.dot(b_p, tl.trans(b_p), input_precision="ieee"), 0)
+    return b_A
