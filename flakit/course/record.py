@@ -122,6 +122,8 @@ def progress() -> Progress:
     notebooks = carried.folder("notebooks")
     for path in sorted(notebooks.glob("[0-9]*.ipynb")):
         title, names = _checks(path, ENGLISH)
+        if not names:  # a page to look things up, not a lesson
+            continue
         said, others = names, [names]
         for language in LANGUAGES[1:]:
             if (other := notebooks / language / path.name).is_file():
