@@ -1,5 +1,6 @@
 """Every exercise of a lesson is open in the lesson and solved, under the same name, in its solutions."""
 
+import ast
 import re
 
 import pytest
@@ -32,3 +33,17 @@ def test_a_wrong_solution_would_fail_its_cell(path):
         line for cell in cells if cell.cell_type == "code" for line in cell.source.splitlines() if "check(" in line
     ]
     assert checks and all(re.match(r"\s*assert check\(", line) for line in checks), "write: assert check(…)"
+
+
+def test_the_file_of_the_solutions_is_what_they_add():
+    written, added = {}, set()
+    for path in SOLUTIONS:
+        for cell in read(path).cells:
+            if cell.cell_type == "code":
+                body = ast.parse(cell.source).body
+                written |= {node.name: ast.unparse(node) for node in body if isinstance(node, ast.FunctionDef)}
+                added |= set(re.findall(r"mine\.add\((\w+)", cell.source))
+    file = ast.parse((NOTEBOOKS / "solutions" / "mine.py").read_text(encoding="utf-8")).body
+    kept = {node.name: ast.unparse(node) for node in file if isinstance(node, ast.FunctionDef)}
+    assert added and added <= set(kept)
+    assert {name: text for name, text in kept.items() if written[name] != text} == {}, "make notebooks writes it"
