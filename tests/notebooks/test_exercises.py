@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tests.notebooks.running import NOTEBOOKS, WITH_EXERCISES, name, read
+from tests.notebooks.running import NOTEBOOKS, SOLUTIONS, WITH_EXERCISES, name, read
 
 pytestmark = pytest.mark.notebook
 
