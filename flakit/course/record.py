@@ -106,7 +106,8 @@ class Progress:
                 f"{'●' if done else '○'} {html.escape(name)}</span>"
                 for name, done in lesson.checks.items()
             )
-            count = WORDS.say("lesson", right=sum(lesson.checks.values()), all=len(lesson.checks))
+            said = WORDS.say("lesson", right=sum(lesson.checks.values()), all=len(lesson.checks))
+            count = f'<span style="white-space: nowrap">{said}</span>'
             cells = (f"{lesson.name[:2]} {html.escape(lesson.title)}", marks, count)
             rows.append("<tr>" + "".join(f'<td style="text-align: left">{cell}</td>' for cell in cells) + "</tr>")
         said = WORDS.say("progress", **self._counts(), file=FILE)
