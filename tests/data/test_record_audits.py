@@ -56,11 +56,17 @@ def test_an_operator_that_cannot_be_audited_is_named_with_the_reason(command, tm
     assert "chunk_rwkv6\n        ValueError: only: expected one of truth" in capsys.readouterr().out
 
 
+SINCE_THE_H200 = ("cotangent", "mixed-dtypes", "sizes", "padded-rows", "int32-offsets")
+"""Probes that are younger than the recording on an H200; data/README.md says so."""
+
+
 @pytest.mark.parametrize("where, whose", [("h200", "flakit"), ("h200", "fla"), ("cpu", "flakit")])
 def test_the_recordings_have_every_operator_and_probe(command, where, whose):
     found = recorded.read(f"{where}_audits")
     assert found.meta["unfinished"] == "none"
+    younger = SINCE_THE_H200 if where == "h200" else ()
+    assert set(younger) <= set(PROBES)
     for subject in command.SUBJECTS[whose]:
         rows = found.select(subject=subject)
-        assert [row["probe"] for row in rows] == list(PROBES)
+        assert [row["probe"] for row in rows] == [name for name in PROBES if name not in younger]
         assert whose == "fla" or {row["verdict"] for row in rows} == {"pass"}
