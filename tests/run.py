@@ -27,7 +27,6 @@ WITHOUT_KERNELS = (
     "language",
     "models",
     "notebooks",
-    "numerics",
     "panels",
     "site",
 )

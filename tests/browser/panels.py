@@ -26,7 +26,13 @@ PANELS = {
 TIMED = ("decay-explorer", "gradient-comparer", "state-stepper")
 """Those whose time from a key to the picture is measured."""
 
-WITHOUT_A_SLIDER = {"phase-diagram": ("phase_diagram()", "tensor", "dk")}
+WITHOUT_A_SLIDER = {
+    "phase-diagram": ("phase_diagram()", "tensor", "dk"),
+    "diagnosis": ("diagnose(o='ok', dr='NaN')", "dw", "NaN"),
+}
 """A drop-down list of these, and what to choose there."""
+
+PICTURES = {"fingerprint"}
+"""What `flakit.panels` has beside panels."""
 
 CODE = [code for code, *_ in (PANELS | WITHOUT_A_SLIDER).values()]
