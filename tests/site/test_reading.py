@@ -72,20 +72,21 @@ def test_search_finds_a_word(opened, width):
     page.keyboard.press("Enter")
     page.locator("p.search-summary").filter(has_text="found").wait_for()
     hits = page.locator("#search-results li a").evaluate_all("links => links.map(x => x.getAttribute('href'))")
-    assert any("05_one_infinity.html" in hit for hit in hits) and any("glossary.html" in hit for hit in hits)
+    assert any("06_the_anchor.html" in hit for hit in hits) and any("glossary.html" in hit for hit in hits)
 
 
 def test_only_code_that_makes_a_picture_lies_folded(opened):
     page = opened("notebooks/05_one_infinity")
     folded = page.locator("div.cell details.hide")
     assert folded.count() >= 10 and folded.evaluate_all("all => all.every(x => !x.open)")
-    code = folded.first.locator("pre")
+    drawn = folded.filter(has=page.locator("pre", has_text="sketch(")).first
+    code = drawn.locator("pre")
     assert not code.is_visible()
-    folded.first.locator("summary").focus()
+    drawn.locator("summary").focus()
     page.keyboard.press("Enter")
     assert "sketch(" in code.inner_text() and code.is_visible()
     open_code = "\n".join(page.locator("div.cell > div.cell_input").all_inner_texts())
-    assert "def chunk_scores(r, k, w):" in open_code and "sketch(" not in open_code
+    assert "def both_ways(r, k, v, do, w, p=0):" in open_code and "sketch(" not in open_code
 
 
 def test_a_prediction_is_revealed_when_it_is_chosen(opened):

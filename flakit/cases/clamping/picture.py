@@ -109,7 +109,7 @@ class Picture:
             self.canvas.stale()
         if self._exclusive != shown.exclusive:
             self._exclusive = shown.exclusive
-            self._ax.set_title(WORDS["exponents"][shown.exclusive])
+            self._ax.title.set_text(WORDS["exponents"][shown.exclusive])  # set_title takes the size anew
             self.canvas.stale()
         self._true.set_data(shown.exponents / shown.bound, rows)
         self._clamped.set_data(shown.clamped / shown.bound, rows)

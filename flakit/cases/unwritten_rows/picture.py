@@ -43,23 +43,23 @@ PRESETS = {
     "repaired": _SIZES | {"memory": "NaN", "zeroed": True},
 }
 
-_LEFT, _SIDE = 0.55, 1.7
+_LEFT, _SIDE = 0.55, 1.5
 
 
 class Picture:
     """Persistent: `update` redraws in place. width: inches."""
 
     def __init__(self, width: float):
-        self.canvas = Canvas(width, 4.3)
+        self.canvas = Canvas(width, 3.85)
         with style.context():
             rows = {"dk": Map(WORDS["dk"], signed(), "scaled", across=True, lost=("lost", "dk"), hatched=True)}
             self._rows = Maps(
-                self.canvas, rows, left=_LEFT, top=0.35, size=(width - _LEFT - 0.12, 1.05), rows=WORDS["channel"],
+                self.canvas, rows, left=_LEFT, top=0.35, size=(width - _LEFT - 0.12, 0.95), rows=WORDS["channel"],
                 columns=WORDS["row t"],
             )  # fmt: skip
             maps = {name: Map(WORDS[name], signed()) for name in ("true", "found")}
             self._weights = Maps(
-                self.canvas, maps, left=_LEFT, top=2.05, size=(_SIDE, _SIDE), rows=WORDS["input"],
+                self.canvas, maps, left=_LEFT, top=1.85, size=(_SIDE, _SIDE), rows=WORDS["input"],
                 columns=WORDS["channel"],
             )  # fmt: skip
             at = self._weights.right + 0.25
