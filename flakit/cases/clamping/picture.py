@@ -77,7 +77,8 @@ class Picture:
         self.canvas, self._exclusive = Canvas(width, top + side + bottom), True
         with style.context():
             ax = self._ax = whole_ticks(self.canvas.axes(left, top, across, side))
-            ax.set(xlim=(-_BEYOND, _BEYOND), title=WORDS["exponents"][True], ylabel=WORDS["token i"])
+            ax.set(xlim=(-_BEYOND, _BEYOND), ylabel=WORDS["token i"])
+            self._title = ax.set_title(WORDS["exponents"][True])
             ax.set_xticks([-1, 0, 1], WORDS["bounds"])
             for bound in (-1, 1):
                 ax.axvline(bound, color=style.GREY, linewidth=1, linestyle=(0, (1, 1.5)))
@@ -109,7 +110,7 @@ class Picture:
             self.canvas.stale()
         if self._exclusive != shown.exclusive:
             self._exclusive = shown.exclusive
-            self._ax.title.set_text(WORDS["exponents"][shown.exclusive])  # set_title takes the size anew
+            self._title.set_text(WORDS["exponents"][shown.exclusive])
             self.canvas.stale()
         self._true.set_data(shown.exponents / shown.bound, rows)
         self._clamped.set_data(shown.clamped / shown.bound, rows)
