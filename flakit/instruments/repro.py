@@ -10,8 +10,9 @@ from textwrap import indent
 import torch
 
 from ..numerics.operators import Operator
+from .checks import apart, causal, contained, fenced, poisoned, repeatable, unchanged
 from .examiner import Examiner, Finding
-from .probes import Probe, apart, causal, contained, fenced, poisoned, repeatable, unchanged
+from .probes import Probe
 from .setting import EXPANDED, INT32, Setting, repeated
 from .subject import Subject
 

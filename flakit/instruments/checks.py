@@ -1,0 +1,305 @@
+"""The checks of the probes: each runs the subject at one setting, and returns a `Finding`."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from ..numerics.errors import compare
+from .examiner import Broken, Examiner, Finding, Ran, Refused, raised
+from .setting import Setting
+
+
+def against_truth(x: Examiner, setting: Setting) -> Finding:
+    return x.compare(setting)
+
+
+def everything(x: Examiner, setting: Setting) -> Finding:
+    """As `against_truth`, what is known to be wrong too, but not what gets no gradient: another probe says so."""
+    if setting in x.crashed:
+        return x.crashed[setting]
+    wrong = [name for name, why in x.known.items() if why == "wrong"]
+    return x.compare(setting, excuse="plain", but=wrong, coarse=False)
+
+
+def through_states(x: Examiner, setting: Setting) -> Finding:
+    """As `against_truth`; what is wrong only where states go in and out is the question here."""
+    return x.compare(setting, excuse="plain", but=(*x.op.outputs[1:], *(f"d{name}" for name in x.op.states)))
+
+
+def finite(x: Examiner, setting: Setting) -> Finding:
+    return x.compare(setting, finite=True, run=x.run_once)
+
+
+def accurate(x: Examiner, setting: Setting) -> Finding:
+    """Right where finite: another probe says where it is not."""
+    found = finite(x, setting)
+    if found.fails:
+        return replace(found, kind="fine", tensor="", figure=0.0, words="not finite everywhere")
+    return x.compare(setting, run=x.run_once)
+
+
+def tail(x: Examiner, setting: Setting) -> Finding:
+    """Against the truth; what fails with full blocks too is not a matter of the tail, and is tried at mild decay."""
+    found = x.compare(setting)
+    if not found.fails:
+        return found
+    if x.compare(setting.without(T=-(-setting.T // 64) * 64)).kind == found.kind:
+        return x.compare(setting.without(decay=(-0.5, -0.05)))
+    return found
+
+
+def half(x: Examiner, setting: Setting) -> Finding:
+    """Against the truth; what is not finite in float32 either is another probe's."""
+    found = x.compare(setting)
+    if found.kind == "non-finite":
+        try:
+            wide = x.compare(setting.without(dtype="float32"))
+        except Refused:
+            return found
+        if wide.kind == "non-finite":
+            return replace(found, kind="fine", figure=0.0, words="not finite in float32 either")
+    return found
+
+
+def mixed(x: Examiner, setting: Setting) -> Finding:
+    """Against the truth; PyTorch's own error for two dtypes in one product is taken for a refusal."""
+    found = x.compare(setting)
+    if found.kind == "raises" and "RuntimeError" in found.words and "type" in found.words:
+        raise Refused(found.words)
+    return found
+
+
+def gradients(x: Examiner, setting: Setting) -> Finding:
+    """Every input gets a gradient."""
+    setting = x.resolved(setting.without(initial_state=False, final_state=False, loss="o"))
+    try:
+        ran = x.run(setting)
+    except Broken as broken:
+        return raised(setting, broken)
+    exact, _ = x.exact(setting)
+    none = [name for name in ran.values if ran.values[name] is None and exact[name].any()]
+    cut = ran.cut_off
+    if none or cut:
+        words = f"no gradient for {', '.join(name[1:] for name in none)}" if none else "o is cut off from every input"
+        return Finding(setting, "no gradient", none[0] if none else "o", len(none), 0.0, words)
+    return Finding(setting, "fine", "", 0.0, 0.0, "every input gets a gradient")
+
+
+def scale(x: Examiner, setting: Setting) -> Finding:
+    """A scale is used, and the default one is the operator's."""
+    if setting.scale is not None and x.supports["scale"] is not None:
+        raise Refused(x.supports["scale"])
+    power, x.power = x.power, None
+    try:
+        ran = x.run(setting)
+        exact, total = x.exact(setting)
+        found = x.findings(setting, ran=ran, only=("o",), coarse=x.coarse)[0]
+    except Broken as broken:
+        return raised(setting, broken)
+    finally:
+        x.power = power
+    if "o" in x.known and power is None:
+        raise Refused("o is wrong at the plainest call already, by more than a factor")
+    if found.kind != "wrong":
+        return Finding(setting, "fine", "o", found.figure, found.allowed, found.words)
+    factor, rest = _ratio(ran.values["o"], exact["o"])
+    words = f"o is {factor:.4g} times what it should be, {rest:.0e} of it unexplained"
+    if rest > 0.01:
+        words = found.words
+    return Finding(setting, "wrong", "o", found.figure, found.allowed, words)
+
+
+def _ratio(got: Tensor, true: Tensor) -> tuple[float, float]:
+    y, x = got.double().flatten(), true.flatten()
+    factor = (x @ y) / (x @ x)
+    return factor.item(), ((y - factor * x).norm() / y.norm()).item()
+
+
+def causal(x: Examiner, setting: Setting) -> Finding:
+    """Outputs before a token have the same bits whatever comes from it on."""
+    setting = x.resolved(setting)
+    op, P = x.op, setting.changed
+    o = []
+    for changed in (False, True, False):
+        made, arriving = setting.make(op, x.device)
+        made = setting.later_changed(made, op) if changed else made
+        with torch.no_grad():
+            y, _ = x.subject(made)
+        o.append(y[:, :P].detach().double())
+    if not torch.equal(o[0].nan_to_num(), o[2].nan_to_num()):
+        # Not repeatable to the bit: hold the change to rounding instead.
+        change = compare(o[1], o[0]).l2
+        allowed = 100 * torch.finfo(setting.torch_dtype).eps
+        kind = "changed" if change > allowed else "fine"
+        return Finding(setting, kind, "o", change, allowed, f"outputs before token {P} change by {change:.1e}")
+    same = (o[0] == o[1]) | o[0].isnan() & o[1].isnan()
+    size = torch.where(o[0].isfinite(), o[0], 0.0).square().mean().sqrt()
+    moved = torch.where(same, 0.0, o[1] - o[0]).abs().nan_to_num(math.inf).max()
+    change = 0.0 if same.all() else (moved / size).item()
+    kind = "fine" if same.all() else "changed"
+    return Finding(setting, kind, "o", change, 0.0, f"outputs before token {P} change by {change:.1e} of their RMS")
+
+
+def unchanged(x: Examiner, setting: Setting) -> Finding:
+    """Neither inputs nor arriving gradients are written to."""
+    setting, op = x.resolved(setting), x.op
+    seen, before = {}, {}
+
+    def keep(made: dict, arriving: tuple) -> tuple[dict, tuple]:
+        do, dstate = arriving
+        for name, y in {**op.leaves(made), "do": do, "cu_seqlens": made.get("cu_seqlens")}.items():
+            if y is not None:
+                seen[name], before[name] = y, y.detach().clone()
+        return made, arriving
+
+    try:
+        x.run(setting, keep=keep)
+    except Broken as broken:
+        return raised(setting, broken)
+    shares = {}
+    for name, y in seen.items():
+        differs = (y.detach() != before[name]) & ~(y.detach().isnan() & before[name].isnan())
+        shares[name] = differs.double().mean().item()
+    name = max(shares, key=shares.get)
+    kind = "changed" if shares[name] else "fine"
+    words = f"{100 * shares[name]:.3g}% of {name} changed" if shares[name] else "inputs are as they were"
+    return Finding(setting, kind, name if shares[name] else "", shares[name], 0.0, words)
+
+
+def apart(x: Examiner, setting: Setting) -> Finding:
+    """No output lives in an input's memory, nor in that of an earlier call's output; equal calls give equal results."""
+    setting, op = x.resolved(setting), x.op
+    made, _ = setting.make(op, x.device)
+    inputs = {name: y for name, y in op.leaves(made).items()}
+    with torch.no_grad():
+        o, parts = x.subject(made)
+        outputs = dict(zip(op.outputs, (o, *(parts if setting.final_state else ())), strict=False))
+        for name, y in outputs.items():
+            for other, z in inputs.items():
+                if _overlap(y, z):
+                    words = f"{name} lies in the memory of {other}"
+                    return Finding(setting, "changed", name, 1.0, 0.0, words)
+        kept = {name: y.detach().clone() for name, y in outputs.items()}
+        again, _ = setting.without(seed=setting.seed + 1).make(op, x.device)
+        x.subject(again)
+        for name, y in outputs.items():
+            if not torch.equal(y.nan_to_num(), kept[name].nan_to_num()):
+                return Finding(setting, "changed", name, 1.0, 0.0, f"{name} is overwritten by the next call")
+    return Finding(setting, "fine", "", 0.0, 0.0, "outputs have memory of their own")
+
+
+def _overlap(x: Tensor, y: Tensor) -> bool:
+    if x.numel() == 0 or y.numel() == 0 or x.device != y.device:
+        return False
+    return x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
+
+
+def repeatable(x: Examiner, setting: Setting) -> Finding:
+    """The same call twice gives the same bits."""
+    setting = x.resolved(setting)
+    try:
+        first, second = x.run(setting), x.run(setting)
+    except Broken as broken:
+        return raised(setting, broken)
+    for name, y in first.values.items():
+        z = second.values[name]
+        if y is not None and z is not None and not torch.equal(y.nan_to_num(), z.nan_to_num()):
+            off = ((y - z).double().norm() / y.double().norm()).item()
+            return Finding(setting, "changed", name, off, 0.0, f"{name} differs by {off:.1e} from call to call")
+    return Finding(setting, "fine", "", 0.0, 0.0, "equal bits")
+
+
+def poisoned(x: Examiner, setting: Setting) -> Finding:
+    """Right although memory that nobody wrote holds NaN."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        return x.compare(setting)
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+GUARD = 256  # numbers before and behind a tensor
+
+
+class _Fences:
+    """Tensors with a guard of NaN before and behind them, and whether every guard is still whole."""
+
+    def __init__(self):
+        self.guards: list[tuple[str, Tensor]] = []
+
+    def around(self, x: Tensor, name: str) -> Tensor:
+        """A copy of x with guards."""
+        memory = torch.full((x.numel() + 2 * GUARD,), math.nan, dtype=x.dtype, device=x.device)
+        memory[GUARD : GUARD + x.numel()] = x.detach().flatten()
+        self.guards += [(name, memory[:GUARD]), (name, memory[GUARD + x.numel() :])]
+        return memory[GUARD : GUARD + x.numel()].view(x.shape)
+
+    def broken(self) -> str | None:
+        return next((name for name, guard in self.guards if not guard.isnan().all()), None)
+
+
+def fenced(x: Examiner, setting: Setting) -> Finding:
+    """Right, and nothing written beyond a tensor's end, with NaN before and behind every tensor."""
+    fences, op = _Fences(), x.op
+
+    def keep(made: dict, arriving: tuple) -> tuple[dict, tuple]:
+        leaves = {name: fences.around(y, name) for name, y in op.leaves(made).items()}
+        do, dstate = arriving
+        dparts = [fences.around(part, "a state's gradient") for part in op.parts(dstate)]
+        return op.arguments(leaves, made), (fences.around(do, "do"), op.state(dparts))
+
+    def allocate(original: Callable, filled: bool = False) -> Callable:
+        def call(*args, **kwargs):
+            y = original(*args, **kwargs)
+            if not isinstance(y, Tensor) or not y.is_floating_point() or not y.is_contiguous() or y.requires_grad:
+                return y
+            return fences.around(y if filled else torch.full_like(y, math.nan), "an output or a buffer")
+
+        return call
+
+    def run(at: Setting) -> Ran:
+        names = ("empty", "empty_like", "zeros", "zeros_like")
+        on_tensor = ("new_empty", "new_zeros")
+        full_like, full = torch.full_like, torch.full
+        with mock.patch.multiple(torch, **{n: allocate(getattr(torch, n), "zeros" in n) for n in names}):
+            with mock.patch.multiple(Tensor, **{n: allocate(getattr(Tensor, n), "zeros" in n) for n in on_tensor}):
+                assert (full_like, full) == (torch.full_like, torch.full)
+                return x.run(at, keep=keep)
+
+    found = x.compare(setting, run=run)
+    written = fences.broken()
+    if written is not None:
+        words = f"numbers were written beyond {written}"
+        return Finding(found.setting, "changed", "", 1.0, 0.0, words)
+    return found
+
+
+def contained(x: Examiner, setting: Setting) -> Finding:
+    """A non-finite v stays in its own sequence and head; how far back it reaches is told."""
+    setting, op = x.resolved(setting), x.op
+    made, _ = setting.make(op, x.device)
+    with torch.no_grad():
+        o, _ = x.subject(made)
+    bad = ~o.isfinite().all(-1)  # [B, T, H]
+    t, groups = setting.bad[0], o.shape[2] // op.size(op.leaves(made))["H"]
+    own = torch.zeros_like(bad)
+    own[0, :, :groups] = True
+    if setting.lengths is not None:
+        start = 0
+        for length in setting.lengths:
+            if not start <= t < start + length:
+                own[0, start : start + length] = False
+            start += length
+    outside = int((bad & ~own).sum())
+    first = int(bad[0, :, 0].double().argmax()) if bad[0, :, 0].any() else t
+    reach = t - first
+    words = f"reaches {reach} tokens back" if reach else "no token before it"
+    if outside:
+        at = [int(i) for i in torch.unravel_index((bad & ~own).double().argmax(), bad.shape)]
+        words = f"{outside} outputs of other sequences or heads are not finite, first at {at}"
+    return Finding(setting, "non-finite" if outside else "fine", "o", outside, 0.0, words)
