@@ -12,6 +12,7 @@ from rich.console import Console, Group
 from rich.markup import escape
 from rich.progress import Progress, track
 from rich.table import Table
+from rich.text import Text
 
 from . import __version__
 
@@ -811,8 +812,9 @@ def _axis(text: str, option: str) -> tuple[str, list]:
     return name, [value(word) for word in values.split(",")]
 
 
-def _onsets(found) -> Table:
+def _onsets(found) -> Group:
     """What a sweep says in a few lines: of each tensor, where it is finite and how wrong it is there."""
+    import numpy as np
 
     def at(index) -> str:
         return ", ".join(f"{axis}={_cell(of[i])}" for (axis, of), i in zip(found.axes.items(), index, strict=True))
@@ -828,8 +830,13 @@ def _onsets(found) -> Table:
         table.add_row(name, f"{int(whole.sum())} of {share.size}", "" if index is None else at(index), most, where)
     for name in found.grids:
         if "." not in name:
-            table.add_row(name, f"{found[name].min():.4g} … {found[name].max():.4g}", "", "", "")
-    return table
+            numbers = found[name][found[name] == found[name]]
+            table.add_row(name, f"{numbers.min():.4g} … {numbers.max():.4g}" if numbers.size else "", "", "", "")
+    raised = [place for place in np.ndindex(found.raised.shape) if found.raised[place]]
+    if not raised:
+        return Group(table)
+    where = f"raised an error in {len(raised)} of {found.raised.size}, first at {at(raised[0])}"
+    return Group(table, Text(f"{where}: {found.raised[raised[0]]}", style="bold"))
 
 
 if __name__ == "__main__":

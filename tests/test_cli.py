@@ -208,6 +208,15 @@ def test_a_sweep_prints_where_it_is_finite_and_writes_its_files(tmp_path, monkey
     assert files["png"].read_bytes().startswith(b"\x89PNG") and len(files["jsonl"].read_text().splitlines()) == 7
 
 
+def test_a_sweep_says_where_something_was_raised_and_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "140")
+    table = tmp_path / "found.csv"
+    result = run("sweep", "rwkv6", "--over", "chunk_size=16,17,32", "--set", "T=8", "--set", "K=4", "--csv", str(table))
+    assert result.exit_code == 0, result.output
+    assert "raised an error in 1 of 3, first at chunk_size=17: chunk_size: expected" in result.output, result.output
+    assert ["chunk_size: expected" in line for line in table.read_text().splitlines()] == [False, False, True, False]
+
+
 @pytest.mark.parametrize(
     "words, says",
     [

@@ -19,6 +19,7 @@ from .heatmap import HeatMap
 
 _ERRORS = (-8, 0)  # powers of ten
 _OUTLINE = [withStroke(linewidth=3.6, foreground="white")]
+_RAISED = {"linestyle": "", "marker": "x", "markersize": 8, "markeredgewidth": 2.2, "color": style.BLACK}
 _PIXELS = 1.5  # of the narrowest cell that a map can show
 
 WORDS = Words() | {
@@ -26,6 +27,7 @@ WORDS = Words() | {
     "not finite": "not finite",
     "finite": "finite",
     "not measured": "not measured",
+    "raised": "raised an error",
     "wrong": "law is wrong",
     "error": "error against float64",
     "every": "every tensor",
@@ -50,6 +52,8 @@ class Map:
     """[rows, columns]: relative L2 error against float64; None where only finiteness was measured."""
     law: np.ndarray
     """[rows]: the largest |log decay| the law allows, inf where it allows all; NaN where there is no law."""
+    raised: np.ndarray | None = None
+    """[rows, columns]: where an error was raised instead of a measurement; None for nowhere."""
 
     @property
     def known(self) -> np.ndarray:
@@ -105,10 +109,11 @@ _NARROW = _Layout(width=590, height=340, left=64, top=68, right=64, bottom=50)
 class PhaseFigure:
     """The measurement as a map, the law as a line over it; `update` redraws in place. Its cells are the map "cells".
 
-    words: as in WORDS, in another language. law: whether there is one, to be named beside the picture.
+    words: as in WORDS, in another language. law, raised: whether there is one, and whether errors were raised, to be
+    named beside the picture.
     """
 
-    def __init__(self, words: Mapping[str, str] = WORDS, *, width: float = 9.4, law: bool = True):
+    def __init__(self, words: Mapping[str, str] = WORDS, *, width: float = 9.4, law: bool = True, raised: bool = False):
         layout = _WIDE if 100 * width >= _WIDE.width else _NARROW
         across, down = layout.width - layout.left - layout.right, layout.height - layout.top - layout.bottom
         self.canvas = Canvas(width, layout.height / 100)
@@ -125,6 +130,7 @@ class PhaseFigure:
             (self._wrong,) = ax.plot(
                 [], [], linestyle="", marker="X", markersize=8, color=style.BLUE, markeredgecolor="white", zorder=4
             )
+            (self._raised,) = ax.plot([], [], zorder=4, **_RAISED)
             ax.tick_params(axis="x", which="major", length=7, pad=1)
             ax.tick_params(which="minor", length=3)
             wide, gap = layout is _WIDE, layout.width - layout.right + 14
@@ -142,16 +148,17 @@ class PhaseFigure:
                 Patch(facecolor=style.EMPTY, label=words["not measured"]),
                 Line2D([], [], linestyle="", marker="X", markersize=8, color=style.BLUE, label=words["wrong"]),
             ]
+            handles += [Line2D([], [], label=words["raised"], **_RAISED)] * raised
             place = (gap - 6, layout.top) if wide else (layout.left - 8, 38)
             figure.legend(
-                handles=[handles[n] for n in range(5) if (wide or n != 3) and (law or n not in (0, 4))],
+                handles=[x for n, x in enumerate(handles) if (wide or n != 3) and (law or n not in (0, 4))],
                 loc="upper left",
                 bbox_to_anchor=(place[0] / layout.width, 1 - place[1] / layout.height),
                 ncols=1 if wide else 4,
                 borderaxespad=0, handlelength=2, labelspacing=0.6, columnspacing=1.2, handletextpad=0.6,
             )  # fmt: skip
         canvas.labels(self._title, self._subtitle)
-        canvas.moving(self._law, self._wrong)
+        canvas.moving(self._law, self._wrong, self._raised)
 
     def update(self, *, title: str, subtitle: str, across: str, up: str, measured: Map) -> None:
         """across, up: what the two axes are, with units."""
@@ -176,6 +183,8 @@ class PhaseFigure:
         rows = len(measured.rows)
         row, column = np.nonzero(measured.wrong)
         self._wrong.set_data((edges[column] + edges[column + 1]) / 2, rows - 1 - row)
+        row, column = np.nonzero(np.zeros_like(measured.known) if measured.raised is None else measured.raised)
+        self._raised.set_data((edges[column] + edges[column + 1]) / 2, rows - 1 - row)
         between = np.arange(rows, -1, -1) - 0.5
         with np.errstate(invalid="ignore"):
             border = np.clip(self._place(measured.law), -1, self._columns)
@@ -232,11 +241,13 @@ def phase(
     share, error = (None if x is None else (x.T if turned else x)[:, order] for x in (share, error))
     limits = [np.nan] * len(rows) if law is None else [law(x) for x in rows] if callable(law) else list(law)
     title = WORDS.say("where" if error is None else "how wrong", what=tensor or WORDS["every"])
-    figure = PhaseFigure(law=law is not None)
+    raised = np.vectorize(bool, otypes=[bool])(found.raised)
+    raised = (raised.T if turned else raised)[:, order]
+    figure = PhaseFigure(law=law is not None, raised=bool(raised.any()))
     figure.update(
         title=title, across=f"|{across}|", up=up,
         subtitle="" if law is None else WORDS["line"],
-        measured=Map([in_words(x) for x in rows], decay[order], share, error, np.asarray(limits, dtype=float)),
+        measured=Map([in_words(x) for x in rows], decay[order], share, error, np.asarray(limits, dtype=float), raised),
     )  # fmt: skip
     return figure
 

@@ -25,7 +25,7 @@ from .errors import Errors, compare
 from .evaluate import cotangents, evaluate, truth
 from .inputs import inputs
 from .operators import OPERATORS, Operator, operator
-from .sweep_workers import Measured, Store, fingerprint, here, in_processes, in_words, on_ray
+from .sweep_workers import Measured, Raised, Store, fingerprint, here, in_processes, in_words, on_ray
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,14 @@ class Sweep:
         "x.worst_row" (see `numerics.errors`); a plain number keeps its own name.
     first: for a tensor x, the index of its first non-finite value, None where there is none.
     complete: False when the sweep was cancelled.
+    raised: what the subject raised at a setting, in words, None where it raised nothing.
     """
 
     axes: Mapping[str, tuple]
     grids: Mapping[str, np.ndarray]
     first: Mapping[str, np.ndarray]
     complete: bool
+    raised: np.ndarray
 
     def __getitem__(self, name: str) -> np.ndarray:
         if name not in self.grids:
@@ -70,10 +72,15 @@ class Sweep:
         return found
 
     def rows(self) -> list[dict]:
-        """One dict a setting, axes first, then every measurement: what `numerics.recorded.write` takes."""
+        """One dict a setting, axes first, then every measurement: what `numerics.recorded.write` takes.
+
+        Where any setting raised something, "raised" says what, and "" where nothing was raised.
+        """
+        some = any(self.raised.flat)
         return [
             {name: in_words(values[i]) for (name, values), i in zip(self.axes.items(), at, strict=True)}
             | {name: float(grid[at]) for name, grid in self.grids.items()}
+            | ({"raised": self.raised[at] or ""} if some else {})
             for at in np.ndindex(*(len(values) for values in self.axes.values()))
         ]
 
@@ -97,11 +104,12 @@ class Sweep:
         return Path(path)
 
     def to_dict(self) -> dict:
-        """Plain lists and numbers: {"axes": …, "grids": …, "first": …, "complete": …}."""
+        """Plain lists and numbers: {"axes": …, "grids": …, "first": …, "raised": …, "complete": …}."""
         return {
             "axes": {name: [in_words(x) for x in values] for name, values in self.axes.items()},
             "grids": {name: grid.tolist() for name, grid in self.grids.items()},
             "first": {name: grid.tolist() for name, grid in self.first.items()},
+            "raised": self.raised.tolist(),
             "complete": self.complete,
         }
 
@@ -138,7 +146,9 @@ def sweep(
         store of another subject, of another version of it or with other settings that stay.
     progress: called with (settings done, settings in all) after each; True: a bar. cancelled: asked before each, True
         stops there.
-    What a setting raises is raised again with the setting named.
+
+    A setting that raises an error is a cell without measurements, and `Sweep.raised` says why; a store does not keep
+    it, so that it is measured again. RuntimeError, which names the first setting, where every setting raises.
     """
     measure = _subject(subject, like)
     function("progress", None if isinstance(progress, bool) else progress), function("cancelled", cancelled)
@@ -152,7 +162,7 @@ def sweep(
     _check_names(measure, {**axes, **fixed})
 
     shape = tuple(len(values) for values in axes.values())
-    grid = Grid(axes, shape, {}, {})
+    grid = Grid(axes, shape, {}, {}, np.full(shape, None, dtype=object))
     settings = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
     places = list(zip(np.ndindex(*shape), settings, strict=True))
     with _kept(store, measure, like, fixed) as kept, _told(progress, len(places)) as tell:
@@ -167,7 +177,7 @@ def sweep(
         if done:
             tell(done, len(places))
         if cancelled is not None and missing and cancelled():
-            return Sweep(axes, grid.grids, grid.first, False)
+            return grid.sweep(complete=False)
         settings = [setting for _, setting in missing]
         if engine == "ray" and missing:
             found = on_ray(_make, (_portable(subject), like, fixed), settings, workers)
@@ -175,17 +185,23 @@ def sweep(
             found = in_processes(_make, (_portable(subject), like, fixed), settings, min(workers, len(settings) or 1))
         else:
             found = here(partial(_setting, measure, fixed), settings)
-        for i, measured in _naming(found, settings):
+        for i, measured in found:
             at, setting = missing[i]
-            grid.put(at, measured)
-            if kept is not None:
-                kept.put(setting, measured)
+            if isinstance(measured, Raised):
+                grid.raised[at] = measured.words
+            else:
+                grid.put(at, measured)
+                if kept is not None:
+                    kept.put(setting, measured)
             done += 1
             tell(done, len(places))
             if cancelled is not None and done < len(places) and cancelled():
                 found.close()
                 break
-    return Sweep(axes, grid.grids, grid.first, done == len(places))
+    if all(grid.raised.flat):
+        at, setting = places[0]
+        raise RuntimeError(f"sweep at {_named(setting)}: {grid.raised[at]}")
+    return grid.sweep(complete=done == len(places))
 
 
 @dataclass
@@ -196,6 +212,10 @@ class Grid:
     shape: tuple[int, ...]
     grids: dict[str, np.ndarray]
     first: dict[str, np.ndarray]
+    raised: np.ndarray
+
+    def sweep(self, complete: bool) -> Sweep:
+        return Sweep(self.axes, self.grids, self.first, complete, self.raised)
 
     def put(self, at: tuple[int, ...], measured: Measured) -> None:
         for name, (numbers, index) in measured.items():
@@ -205,15 +225,15 @@ class Grid:
                 self.first.setdefault(name, np.full(self.shape, None, dtype=object))[at] = index
 
 
-def _setting(measure: Callable, fixed: Mapping[str, object], setting: Mapping[str, object]) -> Measured:
-    """One setting measured; what goes wrong is a RuntimeError that names it."""
+def _setting(measure: Callable, fixed: Mapping[str, object], setting: Mapping[str, object]) -> Measured | Raised:
+    """One setting measured, or what went wrong there."""
     try:
         found = measure(**fixed, **setting)
         if not isinstance(found, Mapping):
             raise TypeError(f"subject: expected a function that returns a dict, got {shown(found)} from it")
         return {name: _measurements(name, x) for name, x in found.items()}
     except Exception as error:
-        raise RuntimeError(f"sweep at {_named(setting)}: {error}") from error
+        return Raised(str(error) if isinstance(error, (ValueError, TypeError)) else f"{type(error).__name__}: {error}")
 
 
 def _named(setting: Mapping[str, object]) -> str:
@@ -223,16 +243,6 @@ def _named(setting: Mapping[str, object]) -> str:
 def _make(subject, like: str | None, fixed: Mapping[str, object]) -> Callable[[Mapping], Measured]:
     """In a worker: what measures a setting."""
     return partial(_setting, _subject(subject, like), fixed)
-
-
-def _naming(found: Iterator, settings: list[dict]) -> Iterator:
-    """A death of workers names its setting like any other error."""
-    try:
-        yield from found
-    except RuntimeError as error:
-        if len(error.args) == 2:
-            raise RuntimeError(f"sweep at {_named(settings[error.args[1]])}: {error.args[0]}") from None
-        raise
 
 
 @contextmanager

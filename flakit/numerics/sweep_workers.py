@@ -9,10 +9,13 @@ import json
 import multiprocessing
 import os
 import pickle
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
 from functools import partial
+from multiprocessing.connection import wait as wait_for
 from pathlib import Path
 
 import torch
@@ -21,6 +24,14 @@ from .arguments import shown
 
 Measured = dict[str, tuple[dict[str, float], tuple[int, ...] | None]]
 """By name: numbers, and the index of the first non-finite value."""
+
+
+@dataclass(frozen=True)
+class Raised:
+    """In the place of a measurement: what went wrong, in words."""
+
+    words: str
+
 
 _TRIES = 3
 """How often a measurement may take its process with it before it is taken to be the cause."""
@@ -109,6 +120,7 @@ _MEASURE: Callable | None = None
 def _begin(made: bytes, counter) -> None:
     """In a worker: one thread, since there are many processes; its own GPU where there are several."""
     global _MEASURE
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     if torch.cuda.is_available():
         with counter.get_lock():
@@ -121,15 +133,23 @@ def _begin(made: bytes, counter) -> None:
         _MEASURE = partial(_refuse, f"subject: a worker could not load it: {type(error).__name__}: {error}")
 
 
-def _refuse(words: str, setting: dict):
-    raise RuntimeError(words)
+def _end_with_parent() -> None:
+    """A parent that is killed tells nobody, and a worker would wait for its next setting for ever."""
+    wait_for([multiprocessing.parent_process().sentinel])
+    os._exit(1)
 
 
-def _measure(setting: dict) -> Measured:
+def _refuse(words: str, setting: dict) -> Raised:
+    return Raised(words)
+
+
+def _measure(setting: dict) -> Measured | Raised:
     return _MEASURE(setting)
 
 
-def here(measure: Callable[[dict], Measured], settings: Sequence[dict]) -> Iterator[tuple[int, Measured]]:
+def here(
+    measure: Callable[[dict], Measured | Raised], settings: Sequence[dict]
+) -> Iterator[tuple[int, Measured | Raised]]:
     """One after another, in this process."""
     for i, setting in enumerate(settings):
         yield i, measure(setting)
@@ -137,11 +157,11 @@ def here(measure: Callable[[dict], Measured], settings: Sequence[dict]) -> Itera
 
 def in_processes(
     make: Callable, arguments: tuple, settings: Sequence[dict], workers: int
-) -> Iterator[tuple[int, Measured]]:
+) -> Iterator[tuple[int, Measured | Raised]]:
     """As they get done; make(*arguments), called once in each process, gives the function that measures.
 
     A process that dies (killed, out of memory, a fault in a kernel) is replaced, and what it was measuring is measured
-    again; RuntimeError for a setting that was under way at three deaths.
+    again; a setting that was under way at three deaths is taken to be their cause, and `Raised`.
     """
     try:
         made = pickle.dumps((make, arguments))
@@ -171,11 +191,15 @@ def in_processes(
                     continue
                 deaths[i] += 1
                 if deaths[i] == _TRIES:
-                    raise RuntimeError(
-                        f"its process died, {_TRIES} times (a script that starts workers needs "
-                        f"`if __name__ == '__main__':` around what it runs)", i,
-                    ) from None  # fmt: skip
-                waiting.append(i)
+                    yield (
+                        i,
+                        Raised(
+                            f"its process died, {_TRIES} times (a script that starts workers needs "
+                            "`if __name__ == '__main__':` around what it runs)"
+                        ),
+                    )
+                else:
+                    waiting.append(i)
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
@@ -185,7 +209,9 @@ def _pool(made: bytes, workers: int) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(made, context.Value("i", 0)))
 
 
-def on_ray(make: Callable, arguments: tuple, settings: Sequence[dict], workers: int) -> Iterator[tuple[int, Measured]]:
+def on_ray(
+    make: Callable, arguments: tuple, settings: Sequence[dict], workers: int
+) -> Iterator[tuple[int, Measured | Raised]]:
     """As `in_processes`, by Ray: on a cluster that is connected to or that RAY_ADDRESS names, else on `workers` cores.
 
     A task takes one core, and one GPU where the cluster has any.
@@ -213,15 +239,15 @@ def on_ray(make: Callable, arguments: tuple, settings: Sequence[dict], workers: 
             try:
                 yield i, ray.get(done)
             except ray.exceptions.WorkerCrashedError:
-                raise RuntimeError(f"its process died, {_TRIES} times", i) from None
+                yield i, Raised(f"its process died, {_TRIES} times")
             except ray.exceptions.RayTaskError as error:
-                raise error.cause from None
+                yield i, Raised(f"subject: a worker could not load it: {error.cause}")
     finally:
         if ours:
             ray.shutdown()
 
 
-def _measure_on_ray(made: tuple, setting: dict) -> Measured:
+def _measure_on_ray(made: tuple, setting: dict) -> Measured | Raised:
     torch.set_num_threads(1)
     make, arguments = made
     return make(*arguments)(setting)

@@ -149,6 +149,23 @@ def test_only_what_is_there_is_spoken_of(with_law, with_error):
     assert ("how wrong" in figure._title.get_text()) == with_error
 
 
+def test_what_was_raised_is_a_mark_with_its_name():
+    def measure(decay, T):
+        if T == 44 and decay < -3:
+            raise ZeroDivisionError
+        return overflow(decay, T)
+
+    over = {"T": [8, 44, 64], "decay": [-0.5, -1.0, -2.0, -4.0, -8.0, -16.0]}
+    figure = phase(sweep(measure, over), law=law)
+    x, y = figure._raised.get_data()
+    step = figure._columns / 6
+    assert x.tolist() == pytest.approx([step * (n + 0.5) - 0.5 for n in (3, 4, 5)]) and set(y) == {1}
+    (legend,) = figure.canvas.figure.legends
+    assert "raised an error" in {text.get_text() for text in legend.get_texts()}
+    (legend,) = phase(sweep(overflow, over)).canvas.figure.legends
+    assert "raised an error" not in {text.get_text() for text in legend.get_texts()}
+
+
 @pytest.mark.parametrize(
     "over, how, message",
     [

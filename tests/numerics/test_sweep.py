@@ -183,6 +183,12 @@ def dies_once(decay, T):
     return overflow(decay, T)
 
 
+def fails_at_44(decay, T):
+    if T == 44:
+        raise ZeroDivisionError(f"at {T}")
+    return overflow(decay, T)
+
+
 def always_dies(decay, T):
     if T == 44:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -283,8 +289,43 @@ def test_workers_measure_what_one_process_does_and_a_dead_one_is_replaced(file):
     assert (file.parent / "died").exists()
     with pytest.raises(RuntimeError, match=r"sweep at decay=1\.0, T=44: its process died, 3 times"):
         sweep(f"{file}:always_dies", {"decay": [1.0], "T": [44]}, workers=2)
-    with pytest.raises(RuntimeError, match=r"sweep at decay=1\.0, T=4: at 4"):
+    with pytest.raises(RuntimeError, match=r"sweep at decay=1\.0, T=4: ZeroDivisionError: at 4"):
         sweep(f"{file}:fails", {"decay": [1.0], "T": [4]}, workers=2)
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.full)])
+def test_a_sweep_goes_on_where_a_setting_raises(file, tmp_path, workers):
+    store = tmp_path / "a.jsonl"
+    found = sweep(f"{file}:fails_at_44", OVER, workers=workers, store=store)
+    assert found.complete and found.raised.tolist() == [[None, "ZeroDivisionError: at 44", None]] * 3
+    assert np.isnan(found["x.finite"]).tolist() == [[False, True, False]] * 3
+    assert [row["raised"] for row in found.rows()] == ["", "ZeroDivisionError: at 44", ""] * 3
+    assert len(store.read_text().splitlines()) == 1 + 6  # what raised is measured again
+    expected = sweep(overflow, OVER)
+    assert (found["product"][:, ::2] == expected["product"][:, ::2]).all()
+    np.testing.assert_equal(found.onset("T"), [math.nan, 45.0, 8.0 if expected["x.finite"][2, 0] < 1 else 45.0])
+
+
+@pytest.mark.full
+def test_a_setting_that_kills_its_process_is_one_cell(file):
+    found = sweep(f"{file}:always_dies", {"decay": [1.0], "T": [8, 44]}, workers=2)
+    assert found.raised[0, 0] is None and "its process died, 3 times" in found.raised[0, 1]
+
+
+@pytest.mark.full
+def test_workers_end_when_their_parent_is_killed(file):
+    code = "from flakit import sweep; sweep({!r}, {{'decay': [0.01] * 2000, 'T': [4]}}, workers=2)"
+    parent = subprocess.Popen([sys.executable, "-c", code.format(f"{file}:overflow")], stdout=subprocess.PIPE)
+    end = time.monotonic() + 120
+    while not (file.parent / "log").exists():
+        assert parent.poll() is None and time.monotonic() < end
+        time.sleep(0.05)
+    parent.kill()
+    assert parent.stdout.read() == b""  # at its end when nobody holds it open, and workers do
+    assert parent.wait() != 0
+    count = len(measured(file))
+    time.sleep(0.5)
+    assert len(measured(file)) == count
 
 
 @pytest.mark.full
@@ -309,7 +350,7 @@ def test_ray_measures_what_one_process_does_and_a_killed_worker_is_replaced(file
     try:
         whole("dies_once")
         assert (file.parent / "died").exists() and len(measured(file)) == 2 * 9
-        with pytest.raises(RuntimeError, match=r"sweep at decay=1\.0, T=4: at 4"):
+        with pytest.raises(RuntimeError, match=r"sweep at decay=1\.0, T=4: ZeroDivisionError: at 4"):
             sweep(f"{file}:fails", {"decay": [1.0], "T": [4]}, engine="ray")
         assert ray.is_initialized()
     finally:
