@@ -230,7 +230,9 @@ def test_the_readme_is_short_and_leads_to_the_site():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("text", ["README.md", "README.zh.md", "docs/operators.md", "docs/instruments.md"])
+@pytest.mark.parametrize(
+    "text", ["README.md", "README.zh.md", "docs/operators.md", "docs/models.md", "docs/instruments.md"]
+)
 def test_scripts_of_the_readme_and_the_reference_run(text):
     scripts = re.findall(r"```python\n(.*?)```", (ROOT / text).read_text(), re.S)
     assert scripts

@@ -8,6 +8,7 @@ run = train(model, Permutations(items=3).batch, steps=200, T=16)
 
 from .accumulation import accumulate, check_gradient_accumulation, check_initial_loss
 from .corpus import Corpus, standard_library
+from .generation import generate, pad
 from .language_model import IGNORED, MIXERS, LanguageModel, loss
 from .tasks import Copying, Delay, Permutations, Recall
 from .training import Run, accuracy, mean_loss, train
@@ -30,8 +31,10 @@ __all__ = [
     "accuracy",
     "check_gradient_accumulation",
     "check_initial_loss",
+    "generate",
     "loss",
     "mean_loss",
+    "pad",
     "recorded",
     "standard_library",
     "train",

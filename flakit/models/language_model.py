@@ -2,23 +2,26 @@
 
     model = LanguageModel(vocab=256, dim=128, layers=4, mixer="rwkv7")
     logits = model(tokens)  # [B, T] -> [B, T, vocab]
+    logits, state = model(tokens, output_final_state=True)
+    logits, state = model(more, initial_state=state, output_final_state=True)  # as if tokens and more were one row
 
 The mixers differ and nothing else does, so that a comparison of two models compares their operators.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..ops.common import validation as check
 from ..ops.common.registration import unseen
-from ..ops.common.validation import looks_at_values
 from .attention import Attention
 from .gsa import GSA
 from .layers import ChannelMix, whole
 from .rwkv6 import RWKV6
 from .rwkv7 import RWKV7
+from .stream import WHOLE, Layout, Stream
 
 MIXERS: dict[str, Callable[..., nn.Module]] = {"rwkv7": RWKV7, "rwkv6": RWKV6, "gsa": GSA, "attention": Attention}
 INITIALISATIONS = ("published", "normal")
@@ -33,10 +36,10 @@ class Block(nn.Module):
         self.time = mixer(dim, layer, layers, **options)
         self.channels = ChannelMix(dim, layer, layers)
 
-    def forward(self, x: Tensor, first_value: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        y, first_value = self.time(self.norm_time(x), first_value)
+    def forward(self, x: Tensor, first_value: Tensor | None, stream: Stream = WHOLE) -> tuple[Tensor, Tensor | None]:
+        y, first_value = self.time(self.norm_time(x), first_value, stream.inside("time"))
         x = x + y
-        return x + self.channels(self.norm_channels(x)), first_value
+        return x + self.channels(self.norm_channels(x), stream.inside("channels")), first_value
 
 
 class LanguageModel(nn.Module):
@@ -86,19 +89,58 @@ class LanguageModel(nn.Module):
                     if isinstance(module, (nn.Linear, nn.Embedding)):
                         nn.init.normal_(module.weight, std=SPREAD)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        self._check(tokens)
-        x, first_value = self.norm_in(self.embedding(tokens)), None
-        for block in self.blocks:
-            x, first_value = block(x, first_value)
-        return self.head(self.norm_out(x))
+    def forward(
+        self,
+        tokens: Tensor,
+        *,
+        mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        initial_state: Mapping[str, Tensor] | None = None,
+        output_final_state: bool = False,
+    ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
+        """Logits [B, T, vocab], or (logits, final_state) where output_final_state is asked for.
 
-    def _check(self, tokens: Tensor) -> None:
-        """Their values too where that waits for no GPU, or under `flakit.checked()`; not in what is compiled."""
+        mask: [B, T], bool or whole numbers 0 and 1, False or 0 where there is no token: padding on the left, on the
+            right, or anywhere. A row counts as its tokens alone, wherever they stand; the logits of what is no token
+            say nothing, and neither does its number in `tokens`.
+        cu_seqlens: offsets [N + 1] of N sequences packed into a batch of one, as the operators take them.
+        initial_state: what an earlier call left, a tensor of each name with N = B rows, or one a packed sequence. The
+            call goes on from there; its gradient flows back into that call.
+        output_final_state: return what the next call takes: everything that a later token can see, by name, such as
+            "blocks.0.time.state" [N, H, K, V], float32, and "blocks.0.time.shift" [N, dim], the token before. Rows of
+            all tensors are rows of the batch: {name: x[rows] for name, x in state.items()} picks some of them.
+
+        Raises TypeError or ValueError, naming the argument, what was expected and what came.
+        """
+        x, kept, _ = self._features(tokens, mask, cu_seqlens, initial_state, output_final_state)
+        logits = self.head(x)
+        return logits if kept is None else (logits, kept)
+
+    def _features(
+        self, tokens, mask=None, cu_seqlens=None, initial_state=None, output_final_state=False
+    ) -> tuple[Tensor, dict[str, Tensor] | None, Layout | None]:
+        """What the head reads, [B, T, dim]; the state left, None unless asked for; where the tokens stand."""
+        mask = self._check(tokens, mask, cu_seqlens)
+        layout = None
+        if mask is not None or cu_seqlens is not None:
+            layout = Layout(*tokens.shape, tokens.device, mask, cu_seqlens)
+        if mask is not None:
+            tokens = tokens.masked_fill(~mask, 0)
+        kept = {} if check.check_flag("output_final_state", output_final_state) else None
+        came = self._check_state(initial_state)
+        stream = WHOLE if layout is kept is came is None else Stream(layout, came, kept)
+        x, first_value = self.norm_in(self.embedding(tokens)), None
+        for n, block in enumerate(self.blocks):
+            x, first_value = block(x, first_value, stream.inside(f"blocks.{n}"))
+        return self.norm_out(x), kept, layout
+
+    def _check(self, tokens: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None) -> Tensor | None:
+        """The mask as bool. Values too where that waits for no GPU, or under `flakit.checked()`; not in what is
+        compiled."""
         if not isinstance(tokens, Tensor):
             raise TypeError(f"tokens: expected an integer tensor [B, T], got {type(tokens).__name__}")
         if tokens.dtype not in (torch.int64, torch.int32):
-            raise TypeError(f"tokens: expected int64 or int32, got {str(tokens.dtype).removeprefix('torch.')}")
+            raise TypeError(f"tokens: expected int64 or int32, got {_name(tokens.dtype)}")
         if tokens.ndim != 2:
             cure = "; of one sequence make tokens[None]" if tokens.ndim == 1 else ""
             raise ValueError(f"tokens: expected [B, T], got {list(tokens.shape)}{cure}")
@@ -107,14 +149,67 @@ class LanguageModel(nn.Module):
         device = self.embedding.weight.device
         if tokens.device != device:
             raise ValueError(f"tokens: expected device {device} like the model, got {tokens.device}")
-        if unseen([tokens]) and looks_at_values(tokens):
+        if mask is not None:
+            if cu_seqlens is not None:
+                raise ValueError("mask: expected None with cu_seqlens, whose rows behind the last offset are padding")
+            mask = self._check_mask(mask, tokens)
+        check.check_packing(cu_seqlens, None, len(tokens), device, "tokens")
+        if unseen([tokens]) and check.looks_at_values(tokens):
+            check.check_offsets(cu_seqlens, None, tokens.shape[1])
             wrong = (tokens < 0) | (tokens >= self.vocab)
+            wrong = wrong if mask is None else wrong & mask
             if wrong.any():
                 b, t = wrong.nonzero()[0].tolist()
                 raise ValueError(
                     f"tokens: expected 0 to {self.vocab - 1}, as vocab = {self.vocab}, got {tokens[b, t].item()} "
                     f"at [{b}, {t}]"
                 )
+        return mask
+
+    def _check_mask(self, mask: Tensor, tokens: Tensor) -> Tensor:
+        if not isinstance(mask, Tensor):
+            raise TypeError(f"mask: expected a tensor [B, T], got {type(mask).__name__}")
+        if mask.dtype not in (torch.bool, torch.int64, torch.int32, torch.uint8):
+            raise TypeError(
+                f"mask: expected bool, or whole numbers 0 and 1, got {_name(mask.dtype)}; a mask that is added to "
+                f"scores is another thing"
+            )
+        if mask.shape != tokens.shape:
+            raise ValueError(f"mask: expected {list(tokens.shape)} like tokens, got {list(mask.shape)}")
+        check.check_device("mask", mask, tokens.device, "tokens")
+        if mask.dtype != torch.bool:
+            if unseen([mask]) and check.looks_at_values(mask) and ((mask != 0) & (mask != 1)).any():
+                found = mask[(mask != 0) & (mask != 1)][0].item()
+                raise ValueError(f"mask: expected 0 and 1, got {found}; of several sequences in a row make cu_seqlens")
+            mask = mask != 0
+        return mask
+
+    def _check_state(self, state: Mapping[str, Tensor] | None) -> Mapping[str, Tensor] | None:
+        """That it has the names of this model's; whoever takes a tensor looks at its shape."""
+        if state is None:
+            return None
+        if not isinstance(state, Mapping):
+            raise TypeError(f"initial_state: expected a dictionary of tensors, got {type(state).__name__}")
+        names = [
+            f"blocks.{n}.{part}.{name}"
+            for n, block in enumerate(self.blocks)
+            for part, names in (("time", block.time.STATE), ("channels", block.channels.STATE))
+            for name in names
+        ]
+        for name in names:
+            if name not in state:
+                raise ValueError(f"initial_state: expected {name!r}, got none of that name")
+            if not isinstance(state[name], Tensor):
+                raise TypeError(f"initial_state[{name!r}]: expected a tensor, got {type(state[name]).__name__}")
+            check.check_device(f"initial_state[{name!r}]", state[name], self.embedding.weight.device, "the model")
+        unknown = [name for name in state if name not in names]
+        if unknown:
+            raise ValueError(f"initial_state: expected the names that this model leaves, got {unknown[0]!r} too")
+        return state
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 IGNORED = -100

@@ -6,17 +6,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .stream import WHOLE, Stream
+
 
 def whole(name: str, x: object, least: int = 1) -> int:
     """A whole number, Python's or numpy's, or an error that names it."""
     if isinstance(x, bool) or not isinstance(x, Integral) or x < least:
         raise ValueError(f"{name}: expected a whole number of at least {least}, got {x!r}")
     return int(x)
-
-
-def shift(x: Tensor) -> Tensor:
-    """The token before, [B, T, D]; zeros before the first."""
-    return F.pad(x, (0, 0, 1, -1))
 
 
 def ramp(dim: int) -> Tensor:
@@ -75,11 +72,13 @@ class HeadNorm(nn.GroupNorm):
 class ChannelMix(nn.Module):
     """V relu(K x')^2 with x' a blend of the token and the one before: RWKV7's, used in every model here."""
 
+    STATE = ("shift",)
+
     def __init__(self, dim: int, layer: int, layers: int, *, widen: int = 4):
         super().__init__()
         self.blend = nn.Parameter(1 - ramp(dim) ** ((1 - layer / layers) ** 4))
         self.key = linear(dim, widen * dim, 0.5)
         self.value = linear(widen * dim, dim, 0.0)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.value(self.key(torch.lerp(x, shift(x), self.blend)).relu().square())
+    def forward(self, x: Tensor, stream: Stream = WHOLE) -> Tensor:
+        return self.value(self.key(torch.lerp(x, stream.shift(x), self.blend)).relu().square())

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from ..ops.common.gate import log_decay
 from ..ops.rwkv6 import chunk_rwkv6
-from .layers import HeadNorm, LowRank, blends, linear, shift
+from .layers import HeadNorm, LowRank, blends, linear
+from .stream import WHOLE, Stream
 
 
 class RWKV6(nn.Module):
@@ -17,6 +18,8 @@ class RWKV6(nn.Module):
     w_rank: rank of the matrix behind the decay; blend_rank: of those that choose how much of the token before is taken.
     operator: what computes the recurrence: `chunk_rwkv6`, or anything that is called and answers like it.
     """
+
+    STATE = ("shift", "state")
 
     def __init__(
         self,
@@ -42,14 +45,17 @@ class RWKV6(nn.Module):
         self.norm = HeadNorm(dim // head_size, dim)
         self.output = linear(dim, dim, 0.0)
 
-    def forward(self, x: Tensor, first_value: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor, first_value: Tensor | None, stream: Stream = WHOLE) -> tuple[Tensor, Tensor | None]:
         """x [B, T, dim] to this layer's contribution; first_value is RWKV7's alone and handed on."""
-        before = shift(x)
+        before = stream.shift(x)
         blended = torch.lerp(x, before, self.blend_all)
         by_token = {name: blend + self.blend_by_token[name](blended) for name, blend in self.blend.items()}
         x = {name: torch.lerp(x, before, blend) for name, blend in by_token.items()}
-        made = self.receptance(x["r"]), self.key(x["k"]), self.value(x["v"]), log_decay(self.w(x["w"]))
-        o = self.operator(*(self._heads(y) for y in made), self._heads(self.u)).o
+        r, k, v, w = self.receptance(x["r"]), self.key(x["k"]), self.value(x["v"]), log_decay(self.w(x["w"]))
+        made = r, stream.blank(k), v, stream.blank(w)  # padding writes nothing and lets nothing fade
+        u, size = self._heads(self.u), self.head_size
+        state = {"state": (len(u), size, size)}
+        o = stream.run(self.operator, *(self._heads(y) for y in made), u, state=state)
         return self.output(self.norm(o) * F.silu(self.gate(x["g"]))), first_value
 
     def _heads(self, x: Tensor) -> Tensor:

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from ..ops.rwkv7 import chunk_rwkv7
-from .layers import HeadNorm, LowRank, blends, linear, shift, unit
+from .layers import HeadNorm, LowRank, blends, linear, unit
+from .stream import WHOLE, Stream
 
 STRONGEST_DECAY = -math.exp(-0.5)
 """The log decay per token that no input can pass: -0.6065."""
@@ -23,6 +24,8 @@ class RWKV7(nn.Module):
     w_rank, a_rank, g_rank, v_rank: ranks of the matrices behind decay, edit, gate and the mix with layer 0's value.
     operator: what computes the recurrence: `chunk_rwkv7`, or anything that is called and answers like it.
     """
+
+    STATE = ("shift", "state")
 
     def __init__(
         self,
@@ -55,22 +58,24 @@ class RWKV7(nn.Module):
         self.norm = HeadNorm(dim // head_size, dim)
         self.output = linear(dim, dim, 0.0)
 
-    def forward(self, x: Tensor, first_value: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, first_value: Tensor | None, stream: Stream = WHOLE) -> tuple[Tensor, Tensor]:
         """x [B, T, dim] and layer 0's value (None in layer 0) to this layer's contribution and layer 0's value."""
-        before = shift(x)
+        before = stream.shift(x)
         x = {name: torch.lerp(x, before, blend) for name, blend in self.blend.items()}
         r, k, v = self.receptance(x["r"]), self.key(x["k"]), self.value(x["v"])
         if first_value is None:
             first_value = v
         else:
             v = torch.lerp(v, first_value, self.v_mix(x["v"]).sigmoid().to(v.dtype))  # wider under autocast
-        w = STRONGEST_DECAY * self.w(x["w"]).sigmoid()
+        # Padding writes nothing, lets nothing fade and takes nothing out.
+        w = stream.blank(STRONGEST_DECAY * self.w(x["w"]).sigmoid())
         share = self.a(x["a"]).sigmoid()
-        kappa = unit(self._heads(k * self.removal))
-        k = k * (1 + (share - 1) * self.replacement)
+        kappa = stream.blank(unit(self._heads(k * self.removal)))
+        k = stream.blank(k * (1 + (share - 1) * self.replacement))
 
         r, w, k, v, share = (self._heads(y) for y in (r, w, k, v, share))
-        o = self.operator(r, w, k, v, -kappa, self.edit * share * kappa).o
+        state = {"state": (r.shape[2], self.head_size, self.head_size)}
+        o = stream.run(self.operator, r, w, k, v, -kappa, self.edit * share * kappa, state=state)
         own = (r * k * self._heads(self.bonus)).sum(-1, keepdim=True) * v
         o = self.norm(o) + own.flatten(2)
         return self.output(o * self.g(x["g"])), first_value

@@ -133,7 +133,7 @@ def _bar(label: str, steps: int, shown: bool) -> Iterator[Callable[[Run], None]]
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     """Without gradients and in evaluation mode; then each module is again in the mode it was in."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
@@ -149,7 +149,7 @@ def accuracy(model: nn.Module, batch: Batch, T: int, *, size: int = 64, seed: in
     """Share of right answers at each position, [T]; NaN where nothing is asked."""
     tokens, targets = batch(size, T, Generator().manual_seed(seed))
     device = next(model.parameters()).device
-    with _evaluating(model):
+    with evaluating(model):
         right = (model(tokens.to(device)).argmax(-1).cpu() == targets).double()
     asked = (targets != IGNORED).double()
     return (right * asked).sum(0) / asked.sum(0)
@@ -172,7 +172,7 @@ def mean_loss(
     whole("batches", batches)
     generator, device = Generator().manual_seed(seed), next(model.parameters()).device
     found = []
-    with _evaluating(model):
+    with evaluating(model):
         for _ in range(batches):
             tokens, targets = batch(size, T, generator)
             with torch.autocast(device.type, autocast, enabled=autocast is not None):

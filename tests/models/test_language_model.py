@@ -10,7 +10,7 @@ import flakit
 from flakit.models import MIXERS, LanguageModel, loss
 from flakit.models.attention import rotate
 from flakit.models.language_model import INITIALISATIONS
-from flakit.models.layers import shift
+from flakit.models.stream import WHOLE
 from flakit.ops.rwkv6 import fused_recurrent_rwkv6
 from flakit.ops.rwkv7 import chunk_rwkv7, fused_recurrent_rwkv7
 
@@ -117,7 +117,7 @@ def test_rwkv7_feeds_its_operator_what_the_paper_says(edit):
 
 def test_shift_gives_the_token_before():
     x = torch.arange(6.0).view(1, 3, 2)
-    assert shift(x).tolist() == [[[0, 0], [0, 1], [2, 3]]]
+    assert WHOLE.shift(x).tolist() == [[[0, 0], [0, 1], [2, 3]]]
 
 
 def test_rotary_scores_depend_on_the_distance_only():
