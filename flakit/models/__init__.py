@@ -12,11 +12,12 @@ from .generation import generate, pad
 from .language_model import IGNORED, MIXERS, LanguageModel, loss
 from .tasks import Copying, Delay, Permutations, Recall
 from .training import Run, accuracy, mean_loss, train
-from .watch import HeadroomWarning, Recording, WatchWarning, recorded
+from .watch import Alarm, HeadroomWarning, Recording, WatchWarning, recorded
 
 __all__ = [
     "IGNORED",
     "MIXERS",
+    "Alarm",
     "Copying",
     "Corpus",
     "Delay",

@@ -314,6 +314,55 @@ class Forecast(NamedTuple):
         )
 
 
+class Alarm:
+    """Forecasts from a log: the largest exponent of one kernel, heard step by step.
+
+    `flakit.watch` sets one for each layer and kernel. Alone it serves a log that was written during a training.
+
+    Args:
+        limit: the largest exponent that the kernel survives, natural log: 88.72 for float32.
+        ahead: how many steps before the end to warn.
+        over: how many of the last measurements the line is drawn through, at least 2.
+        layer, kernel, dtype: what the forecast says of itself.
+    """
+
+    def __init__(
+        self,
+        limit: float,
+        *,
+        ahead: int,
+        over: int = 5,
+        layer: str = "",
+        kernel: str = "",
+        dtype: torch.dtype = torch.float32,
+    ):
+        whole("ahead", ahead, 0)
+        whole("over", over, 2)
+        self.limit, self.ahead, self.over, self.names = limit, ahead, over, (layer, kernel, dtype)
+        self.steps, self.exponents = [], []
+        self._due = -1  # the step that an earlier forecast named: nothing is said again until then
+
+    def hear(self, step: int, exponent: float) -> Forecast | None:
+        """The largest exponent at a step; steps only rise. The forecast, where there is one to be told.
+
+        Raises ValueError for a step that is not after the last one.
+        """
+        if self.steps and step <= self.steps[-1]:
+            raise ValueError(f"step: expected one after {self.steps[-1]}, got {step}")
+        self.steps.append(step)
+        self.exponents.append(exponent)
+        breaks = exponent > self.limit
+        waits = step < self._due and not breaks or self._due == math.inf
+        if len(self.steps) < 2 or self.exponents[0] > self.limit or waits:
+            return None  # what never had headroom does not lose it
+        pace, used_up = _line(self.steps[-self.over :], self.exponents[-self.over :], self.limit)
+        used_up = step if breaks else max(used_up, step + 1)
+        if not breaks and (len(self.steps) == 2 or used_up - step > self.ahead):
+            return None
+        self._due = math.inf if breaks else used_up
+        return Forecast(step, *self.names, exponent, self.limit, pace, used_up)
+
+
 class Watch:
     """What `flakit.watch` sees. headrooms: the measurements by step; warned: every `Forecast` so far.
 
@@ -337,7 +386,7 @@ class Watch:
             whole(name, number, least)
         self.every, self.ahead, self.over, self.dtype, self.tell = every, ahead, over, dtype, tell
         self.step, self.headrooms, self.warned, self.recording = -1, {}, [], Recording()
-        self._measure, self._how, self._due = measure, how, {}
+        self._measure, self._how, self._alarms = measure, how, {}
         self._evaluated, self._blind, self._told_infinite = 0, False, False
         model = _uncompiled(model)
         self._sight = _Sight(during=model, passed=self._passed)
@@ -401,16 +450,12 @@ class Watch:
         return list(found), [m.exponent for m in found.values()]
 
     def _judge(self, layer: str, kernel: str) -> None:
-        steps, exponents = self.pace(layer, kernel)
         margin = self.headrooms[self.step].margin(kernel, self.dtype, layer)
-        due = self._due.get((layer, kernel), -1)  # an earlier forecast's step: until then nothing is said again
-        if len(steps) < 2 or exponents[0] > margin.limit or self.step < due and not margin.breaks or due == math.inf:
-            return  # what never had headroom does not lose it
-        pace, used_up = _line(steps[-self.over :], exponents[-self.over :], margin.limit)
-        used_up = self.step if margin.breaks else max(used_up, self.step + 1)
-        if margin.breaks or len(steps) > 2 and used_up - self.step <= self.ahead:
-            found = Forecast(self.step, layer, kernel, self.dtype, margin.exponent, margin.limit, pace, used_up)
-            self._due[layer, kernel] = math.inf if margin.breaks else used_up
+        if (layer, kernel) not in self._alarms:
+            how = {"ahead": self.ahead, "over": self.over, "layer": layer, "kernel": kernel, "dtype": self.dtype}
+            self._alarms[layer, kernel] = Alarm(margin.limit, **how)
+        found = self._alarms[layer, kernel].hear(self.step, margin.exponent)
+        if found is not None:
             self.warned.append(found)
             if self.tell is None:
                 _warn(HeadroomWarning, str(found))

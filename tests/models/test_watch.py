@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import flakit
 from flakit.cases import gate_drift
-from flakit.models import Delay, HeadroomWarning, LanguageModel, WatchWarning, recorded, train
+from flakit.models import Alarm, Delay, HeadroomWarning, LanguageModel, WatchWarning, recorded, train
 from flakit.models.gsa import GSA
 from flakit.models.watch import OWN, watch
 
@@ -510,3 +510,15 @@ def test_the_casebooks_drift_is_warned_of_long_before_its_first_lost_step(record
     assert steps == list(range(0, 220, 10))
     for n, exponent in zip(steps, exponents, strict=True):  # the measurement is the law of the lost steps
         assert (n in run.skipped) == (exponent > gate_drift.LIMIT)
+
+
+def test_an_alarm_hears_from_a_log_what_a_watch_hears_from_a_model():
+    """A line that passes 88.72 between steps 17 and 18: told six steps ahead, and when it has happened."""
+    alarm = Alarm(88.72, ahead=6, over=3, layer="a", kernel="b", dtype=torch.bfloat16)
+    told = [x for step in range(30) if (x := alarm.hear(step, 5.0 * step)) is not None]
+    assert [x.step for x in told] == [12, 18] and told[0].used_up == pytest.approx(88.72 / 5) and told[0].pace == 5
+    assert told[1].used_up == 18 and (told[0].layer, told[0].kernel, told[0].dtype) == ("a", "b", torch.bfloat16)
+    with pytest.raises(ValueError, match="step: expected one after 29, got 29"):
+        alarm.hear(29, 1.0)
+    with pytest.raises(ValueError, match="over: expected a whole number of at least 2, got 1"):
+        Alarm(88.72, ahead=6, over=1)
