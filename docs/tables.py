@@ -10,10 +10,12 @@ import typer
 import flakit
 from docs.docstrings import entry, escaped
 from flakit import cli, panels
+from flakit import models as language_models
 from flakit.cases.fingerprint import SHORT, TENSORS, fingerprint
 from flakit.cases.registry import CASES
 from flakit.course import exercises, mine, record
 from flakit.instruments import testing
+from flakit.models import convert
 from flakit.models import recorded as models_recorded
 from flakit.numerics import errors, evaluate, gradients, recorded, table
 from flakit.numerics.words import number
@@ -30,6 +32,17 @@ API = {
         "Six functions, two forms of each operator, and what goes into them. What they have in common is said on "
         "[Operators](../operators.md).",
         _of(flakit, *OPERATORS, "log_decay", "inputs", "checked", "in_place_of_fla", prefix="flakit"),
+    ),
+    "models": (
+        "Models",
+        "Language models on the operators. [Models](../models.md) shows their use.",
+        _of(language_models, "LanguageModel", "generate", "pad", prefix="flakit.models")
+        + [("flakit.models.LanguageModel.forward", language_models.LanguageModel.forward)]
+        + _of(
+            convert,
+            *("model_from", "weights_of", "state_from", "state_of", "log_decay_from"),
+            prefix="flakit.convert",
+        ),
     ),
     "instruments": (
         "Instruments",

@@ -17,6 +17,7 @@ __all__ = [
     "chunk_gsa",
     "chunk_rwkv6",
     "chunk_rwkv7",
+    "convert",
     "fused_mul_recurrent_rwkv7",
     "fused_recurrent_gsa",
     "fused_recurrent_rwkv6",
@@ -41,6 +42,10 @@ def __getattr__(name: str):
         from .instruments.trace import trace
 
         return trace
+    if name == "convert":
+        from .models import convert
+
+        return convert
     if name not in ("headroom", "watch"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from .cases.headroom import headroom

@@ -282,8 +282,17 @@ def _fit(fit) -> dict:
 
 @app.command()
 def headroom(
-    file: Annotated[Path, typer.Argument(help="Decays [B, T, H, K], or several by name: .pt, .safetensors, .npy.")],
-    op: Annotated[str, typer.Option(help="What they are for: rwkv6, rwkv7 or gsa.")] = "rwkv6",
+    file: Annotated[
+        Path,
+        typer.Argument(help="Decays [B, T, H, K], or several by name: .pt, .safetensors, .npy; or a checkpoint."),
+    ],
+    op: Annotated[
+        str | None, typer.Option(help="What they are for: rwkv6, rwkv7 or gsa. Default: a checkpoint's, else rwkv6.")
+    ] = None,
+    tokens: Annotated[
+        Path | None,
+        typer.Option(help="What a checkpoint runs on, [T] or [B, T]: .pt, .npy. Default: 1024 random tokens."),
+    ] = None,
     layer: Annotated[
         list[str] | None, typer.Option(help="A tensor of the file; may be repeated. Default: all.")
     ] = None,
@@ -297,16 +306,19 @@ def headroom(
 ):
     """Which kernels would make NaN of a model's decays, at which token, and how far away are the others?
 
-    Nothing is run, and nothing in the file is executed: the exponents that each kernel takes are held against its law.
-    Decays of -inf are counted, for a gate w = -exp(x) has no gradient there.
+    No kernel is run, and nothing in the file is executed: the exponents that each kernel takes are held against its
+    law. Decays of -inf are counted, for a gate w = -exp(x) has no gradient there. A checkpoint of RWKV6 or RWKV7, by
+    the names of RWKV-LM or flash-linear-attention, runs in float32 on tokens, and each layer's decays are measured.
 
     flakit headroom decays.safetensors --op gsa --layer blocks.3
 
     flakit headroom decays.pt --only first-row --dtype bfloat16
 
+    flakit headroom RWKV-x060.pth --tokens text.npy
+
     Exits with 0 if no kernel shown breaks in a number format shown, 1 if one does, 2 if it could not run.
     """
-    from .cases import decay_files
+    from .cases import decay_checkpoint, decay_files
     from .cases.headroom import headroom as measure
     from .cases.laws import LN_MAX
 
@@ -322,7 +334,7 @@ def headroom(
             def progress(name: str, done: int, of: int) -> None:
                 bar.update(task, description=name or file.name, completed=done, total=of)
 
-            layers = decay_files.layers(file)
+            layers, op = _decays(file, op, tokens, decay_files, decay_checkpoint)
             if odd := [name for name in layer or () if name not in layers]:
                 known = ", ".join(filter(None, layers))
                 expected = f"one of {known}" if known else f"none, since {file.name} holds one tensor without a name"
@@ -341,6 +353,19 @@ def headroom(
     else:
         console.print(_headroom(found, formats))
     raise typer.Exit(breaks)
+
+
+def _decays(file: Path, op: str | None, tokens: Path | None, decay_files, decay_checkpoint) -> tuple[dict, str]:
+    """By layer, and what they are for."""
+    weights = decay_checkpoint.load(file)
+    if weights is None:
+        if tokens is not None:
+            raise ValueError(f"--tokens: expected none, since {file.name} holds decays, no checkpoint")
+        return decay_files.layers(file), op or "rwkv6"
+    found, layers = decay_checkpoint.decays(weights, tokens)
+    if op not in (None, found):
+        raise ValueError(f"--op: expected {found}, since {file.name} is a checkpoint of it, got {op!r}")
+    return layers, found
 
 
 def _margin(m) -> dict:

@@ -11,6 +11,7 @@ from flakit import cli, doctor
 from flakit.bench import speed, tune
 from flakit.cases import registry
 from flakit.cases.laws import Row
+from flakit.models import LanguageModel, convert, recorded
 from flakit.numerics.recorded import data_folder, read
 from flakit.numerics.work import work
 from flakit.ops.common.launch import Chip, rows_for
@@ -165,6 +166,41 @@ def test_headroom_says_where_a_gate_has_no_gradient(stored):
     (gate,) = json.loads(done.output)["gates"].values()
     margin = pytest.approx(math.log(65504) - 1, abs=1e-3)
     assert gate == {"dtype": "float16", "infinite": 1, "largest": 2.71875, "margin": margin}
+
+
+def test_headroom_runs_a_checkpoint_and_measures_its_decays(tmp_path):
+    model = LanguageModel(11, 16, 2, "rwkv6", head_size=8, gated=True, norm_eps=64e-5 / 8)
+    with torch.no_grad():
+        model.blocks[1].time.w.bias[3] = 3.0  # decays of e^3 a token
+    torch.save(convert.weights_of(model, "rwkv-lm"), tmp_path / "x060.pth")
+    tokens = torch.arange(40) % 11
+    torch.save(tokens, tmp_path / "tokens.pt")
+    np.save(tmp_path / "tokens.npy", tokens.numpy().astype(np.int32))
+    with recorded(model) as w:
+        model(tokens[None])
+    expected = flakit.headroom(w, "rwkv6")
+    for name in ("tokens.pt", "tokens.npy"):
+        done = run("headroom", str(tmp_path / "x060.pth"), "--tokens", str(tmp_path / name), "--json")
+        found = json.loads(done.output)
+        assert done.exit_code == 1 and found["op"] == "rwkv6" and list(found["layers"]) == list(w)
+        margins = {(m["kernel"], m["dtype"]): m for m in found["layers"]["blocks.1.time"]}
+        wanted = expected.margin("none", torch.float32, "blocks.1.time")
+        assert margins["none", "float32"]["exponent"] == pytest.approx(wanted.exponent, rel=1e-4)
+    assert run("headroom", str(tmp_path / "x060.pth"), "--only", "dyadic").exit_code == 0  # on random tokens
+    with pytest.raises(ValueError, match="w: expected decays, got the weights of RWKV-LM's RWKV6, whose decays depend"):
+        flakit.headroom(tmp_path / "x060.pth")
+    for words, says in (
+        (["x060.pth", "--op", "gsa"], "--op: expected rwkv6, since x060.pth is a checkpoint of it, got 'gsa'"),
+        (["x060.pth", "--tokens", "x060.pth"], "tokens: expected whole numbers [T] or [B, T] in 'x060.pth', got"),
+        (["x060.pth", "--tokens", "a.txt"], "tokens: expected a file .pt, .pth or .npy, got 'a.txt'"),
+        (
+            ["tokens.pt", "--tokens", "tokens.pt"],
+            "--tokens: expected none, since tokens.pt holds decays, no checkpoint",
+        ),
+    ):
+        paths = [str(tmp_path / word) if "." in word else word for word in words]
+        done = run("headroom", *paths)
+        assert done.exit_code == 2 and says in " ".join(done.stderr.split()), done.stderr
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..models.convert import kind_of
 from ..numerics.arguments import shown
 from ..ops.common.validation import FLOATS
 
@@ -22,6 +23,12 @@ def layers(w: object) -> dict[str, object]:
         return {"": w}
     if not w:
         raise ValueError("w: expected decays of at least one layer, got none")
+    kind = kind_of(w)
+    if kind is not None:
+        raise ValueError(
+            f"w: expected decays, got the weights of {kind.whose}, whose decays depend on tokens. `flakit headroom` "
+            f"runs such a file; in Python: with recorded(convert.model_from(weights)) as w: …, both of flakit.models"
+        )
     return {str(name): x for name, x in w.items()}
 
 

@@ -30,11 +30,13 @@ SPREAD = 0.02
 
 
 class Block(nn.Module):
-    def __init__(self, dim: int, layer: int, layers: int, mixer: Callable[..., nn.Module], options: dict):
+    def __init__(
+        self, dim: int, layer: int, layers: int, mixer: Callable[..., nn.Module], options: dict, channels: dict
+    ):
         super().__init__()
         self.norm_time, self.norm_channels = nn.LayerNorm(dim), nn.LayerNorm(dim)
         self.time = mixer(dim, layer, layers, **options)
-        self.channels = ChannelMix(dim, layer, layers)
+        self.channels = ChannelMix(dim, layer, layers, **channels)
 
     def forward(self, x: Tensor, first_value: Tensor | None, stream: Stream = WHOLE) -> tuple[Tensor, Tensor | None]:
         y, first_value = self.time(self.norm_time(x), first_value, stream.inside("time"))
@@ -47,6 +49,7 @@ class LanguageModel(nn.Module):
 
     vocab: number of different tokens. dim: width, a multiple of the mixers' head_size (32 unless given).
     mixer: one of `MIXERS`. options: keyword arguments of that mixer, such as head_size, operator or RWKV7's edit.
+    hidden: width inside the channel mix, default 4 dim. gated: with RWKV6's gate behind it.
     initialisation: "published", as RWKV's authors start it (values by layer and channel, every layer silent at first),
         or "normal", as Transformers starts a model that says nothing: each matrix normal with `SPREAD`.
     seed: of the weights; PyTorch's own random state is left as it was.
@@ -59,6 +62,8 @@ class LanguageModel(nn.Module):
         layers: int = 2,
         mixer: str = "rwkv7",
         *,
+        hidden: int | None = None,
+        gated: bool = False,
         initialisation: str = "published",
         seed: int = 0,
         **options,
@@ -70,6 +75,7 @@ class LanguageModel(nn.Module):
             raise ValueError(f"initialisation: expected one of {', '.join(INITIALISATIONS)}, got {initialisation!r}")
         for name, size in (("vocab", vocab), ("dim", dim), ("layers", layers)):
             whole(name, size)
+        channels = {"hidden": None if hidden is None else whole("hidden", hidden), "gated": gated}
         head_size = whole("head_size", options.setdefault("head_size", min(32, dim)))
         if dim % head_size:
             raise ValueError(f"dim: expected a multiple of head_size = {head_size}, got {dim}")
@@ -80,7 +86,7 @@ class LanguageModel(nn.Module):
             torch.manual_seed(seed)
             self.embedding = nn.Embedding(vocab, dim)
             self.norm_in, self.norm_out = nn.LayerNorm(dim), nn.LayerNorm(dim)
-            self.blocks = nn.ModuleList(Block(dim, n, layers, MIXERS[mixer], options) for n in range(layers))
+            self.blocks = nn.ModuleList(Block(dim, n, layers, MIXERS[mixer], options, channels) for n in range(layers))
             self.head = nn.Linear(dim, vocab, bias=False)
             nn.init.uniform_(self.embedding.weight, -1e-4, 1e-4)
             nn.init.orthogonal_(self.head.weight, gain=0.5 * max(1.0, vocab / dim) ** 0.5)

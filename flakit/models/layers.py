@@ -61,8 +61,8 @@ class LowRank(nn.Module):
 class HeadNorm(nn.GroupNorm):
     """Each head of [B, T, H, V] to mean 0 and variance 1, then a gain and an offset per channel: [B, T, H V]."""
 
-    def __init__(self, heads: int, dim: int):
-        super().__init__(heads, dim, eps=1e-5 * dim / heads)
+    def __init__(self, heads: int, dim: int, eps: float | None = None):
+        super().__init__(heads, dim, eps=1e-5 * dim / heads if eps is None else eps)
 
     def forward(self, o: Tensor) -> Tensor:
         B, T = o.shape[:2]
@@ -70,15 +70,23 @@ class HeadNorm(nn.GroupNorm):
 
 
 class ChannelMix(nn.Module):
-    """V relu(K x')^2 with x' a blend of the token and the one before: RWKV7's, used in every model here."""
+    """V relu(K x')^2 with x' a blend of the token and the one before: RWKV7's, used in every model here.
+
+    hidden: rows of K, default 4 dim. gated: times sigmoid(R x''), x'' another such blend, as RWKV6 was published.
+    """
 
     STATE = ("shift",)
 
-    def __init__(self, dim: int, layer: int, layers: int, *, widen: int = 4):
+    def __init__(self, dim: int, layer: int, layers: int, *, hidden: int | None = None, gated: bool = False):
         super().__init__()
+        hidden = 4 * dim if hidden is None else hidden
         self.blend = nn.Parameter(1 - ramp(dim) ** ((1 - layer / layers) ** 4))
-        self.key = linear(dim, widen * dim, 0.5)
-        self.value = linear(widen * dim, dim, 0.0)
+        self.key = linear(dim, hidden, 0.5)
+        self.value = linear(hidden, dim, 0.0)
+        self.gate_blend = nn.Parameter(1 - ramp(dim) ** (1 - layer / layers)) if gated else None
+        self.gate = linear(dim, dim, 0.0) if gated else None
 
     def forward(self, x: Tensor, stream: Stream = WHOLE) -> Tensor:
-        return self.value(self.key(torch.lerp(x, stream.shift(x), self.blend)).relu().square())
+        before = stream.shift(x)
+        y = self.value(self.key(torch.lerp(x, before, self.blend)).relu().square())
+        return y if self.gate is None else self.gate(torch.lerp(x, before, self.gate_blend)).sigmoid() * y

@@ -16,6 +16,7 @@ class RWKV6(nn.Module):
     """One layer's mixing along time.
 
     w_rank: rank of the matrix behind the decay; blend_rank: of those that choose how much of the token before is taken.
+    norm_eps: of the norm of each head, default 1e-5 head_size.
     operator: what computes the recurrence: `chunk_rwkv6`, or anything that is called and answers like it.
     """
 
@@ -30,6 +31,7 @@ class RWKV6(nn.Module):
         head_size: int = 32,
         w_rank: int = 16,
         blend_rank: int = 16,
+        norm_eps: float | None = None,
         operator: Callable = chunk_rwkv6,
     ):
         super().__init__()
@@ -42,7 +44,7 @@ class RWKV6(nn.Module):
         self.u = nn.Parameter(depth * (1 - place) + 0.1 * ((torch.arange(dim) + 1) % 3 - 1))
         self.receptance, self.key, self.value = (linear(dim, dim, 0.5) for _ in range(3))
         self.gate = linear(dim, dim, 0.5)
-        self.norm = HeadNorm(dim // head_size, dim)
+        self.norm = HeadNorm(dim // head_size, dim, norm_eps)
         self.output = linear(dim, dim, 0.0)
 
     def forward(self, x: Tensor, first_value: Tensor | None, stream: Stream = WHOLE) -> tuple[Tensor, Tensor | None]:

@@ -22,6 +22,7 @@ class RWKV7(nn.Module):
         so that what is turned round fades; 2.0 reaches -1, which tracking a state takes (arXiv:2411.12537). Above
         1 + e^w, 1.55 at the strongest decay, a token can make the state grow; nothing here prevents it.
     w_rank, a_rank, g_rank, v_rank: ranks of the matrices behind decay, edit, gate and the mix with layer 0's value.
+    norm_eps: of the norm of each head, default 1e-5 head_size.
     operator: what computes the recurrence: `chunk_rwkv7`, or anything that is called and answers like it.
     """
 
@@ -39,6 +40,7 @@ class RWKV7(nn.Module):
         a_rank: int = 16,
         g_rank: int = 16,
         v_rank: int = 16,
+        norm_eps: float | None = None,
         operator: Callable = chunk_rwkv7,
     ):
         super().__init__()
@@ -55,7 +57,7 @@ class RWKV7(nn.Module):
         self.removal = nn.Parameter(torch.full((dim,), 0.85))
         self.replacement = nn.Parameter(torch.ones(dim))
         self.bonus = nn.Parameter(torch.zeros(dim))
-        self.norm = HeadNorm(dim // head_size, dim)
+        self.norm = HeadNorm(dim // head_size, dim, norm_eps)
         self.output = linear(dim, dim, 0.0)
 
     def forward(self, x: Tensor, first_value: Tensor | None, stream: Stream = WHOLE) -> tuple[Tensor, Tensor]:

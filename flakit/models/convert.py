@@ -1,0 +1,442 @@
+"""Other people's conventions: checkpoints, states and decays of RWKV-LM and of flash-linear-attention, there and back.
+
+    model = convert.model_from(torch.load("RWKV-x070….pth", weights_only=True))   # a LanguageModel
+    convert.weights_of(model, "rwkv-lm")                                          # the same file's names and shapes
+
+The names are those that BlinkDL/RWKV-LM's RWKV_Tmix_x070 and RWKV_Tmix_x060 and flash-linear-attention's
+RWKV7ForCausalLM and RWKV6ForCausalLM save. What a model here has no place for is refused by its name.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..ops.common.gate import log_decay
+from .language_model import LanguageModel
+
+NAMES = ("rwkv-lm", "fla")
+"""Whose: RWKV-LM's, flash-linear-attention's."""
+HEAD_NORM_EPS = 64e-5
+"""RWKV-LM's, whatever the size of a head."""
+NORM_EPS = 1e-5
+"""flash-linear-attention's `norm_eps` where a configuration names none; RWKV7's is that times the size of a head."""
+BLENDS = {"rwkv-lm": "wkvrg", "fla": "rwkvg"}
+"""RWKV6: in which order the matrices that choose the blends stand in one tensor."""
+
+
+# --- decays -----------------------------------------------------------------------------------------------------------
+
+FACTORS: dict[str, Callable[[Tensor], Tensor]] = {
+    "exp(w)": lambda w: w,
+    "w": torch.log,
+    "exp(-exp(w))": log_decay,
+    "exp(-exp(-0.5) * sigmoid(w))": lambda w: -math.exp(-0.5) * w.sigmoid(),
+}
+"""The natural-log decay of a w, by what the state is multiplied with."""
+
+
+def log_decay_from(w: Tensor, factor: str) -> Tensor:
+    """Somebody's w as the natural-log decay <= 0 that the operators take, of the same shape and dtype.
+
+    factor: what w means, as one of `FACTORS`: what the state is multiplied with in a step.
+        "exp(w)": flash-linear-attention's and ours. "w": the factor itself, in [0, 1].
+        "exp(-exp(w))": what RWKV-LM's kernels for RWKV6 take, and for RWKV7 those that are not called clampw.
+        "exp(-exp(-0.5) * sigmoid(w))": what RWKV-LM's clampw kernels for RWKV7 take, w0 + tanh(x w1) w2.
+
+    Raises TypeError or ValueError for no tensor, an unknown factor, or a decay above 0: it was another, then.
+    """
+    if not isinstance(w, Tensor) or not w.is_floating_point():
+        came = str(w.dtype).removeprefix("torch.") if isinstance(w, Tensor) else type(w).__name__
+        raise TypeError(f"w: expected a tensor of floating-point numbers, got {came}")
+    if factor not in FACTORS:
+        raise ValueError(f"factor: expected one of {', '.join(map(repr, FACTORS))}, got {factor!r}")
+    made = FACTORS[factor](w)
+    if not w.is_meta and not (made <= 0).all():
+        wrong = w.detach()[~(made <= 0)][0].item()
+        raise ValueError(f"w: expected a factor {factor!r} of at most 1 and no NaN, got w = {wrong:.4g}")
+    return made
+
+
+# --- the names --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of theirs and those of ours that it holds."""
+
+    theirs: str
+    ours: tuple[str, ...]
+    split: Callable[[Tensor], Sequence[Tensor]] = lambda x: [x]
+    join: Callable[[Sequence[Tensor]], Tensor] = lambda x: x[0]
+    ndim: tuple[int, ...] = (2,)
+    """How many axes theirs may have."""
+
+
+def _same(theirs: str, ours: str, ndim: int = 2) -> Entry:
+    return Entry(theirs, (ours,), ndim=(ndim,))
+
+
+def _turned(theirs: str, ours: str) -> Entry:
+    return Entry(theirs, (ours,), lambda x: [x.T], lambda x: x[0].T)
+
+
+def _row(theirs: str, ours: str) -> Entry:
+    """[dim] that they keep as [1, 1, dim]."""
+    return Entry(theirs, (ours,), lambda x: [x.reshape(-1)], lambda x: x[0].view(1, 1, -1), (1, 2, 3))
+
+
+def _heads(theirs: str, ours: str, head_size: int) -> Entry:
+    """[dim] that they keep as [H, head_size]."""
+    return Entry(theirs, (ours,), lambda x: [x.reshape(-1)], lambda x: x[0].view(-1, head_size))
+
+
+def _norm(theirs: str, ours: str) -> list[Entry]:
+    return [_same(f"{theirs}.{name}", f"{ours}.{name}", 1) for name in ("weight", "bias")]
+
+
+def _rwkv_lm_7(n: int, head_size: int) -> Iterator[Entry]:
+    for name in "rwkvag":
+        yield _row(f"att.x_{name}", f"time.blend.{name}")
+    for theirs, ours in {"w": "w", "a": "a", "v": "v_mix", "g": "g"}.items():
+        if theirs == "v" and n == 0:
+            continue
+        if theirs != "g":
+            yield _row(f"att.{theirs}0", f"time.{ours}.bias")
+        yield _same(f"att.{theirs}1", f"time.{ours}.A")
+        yield _same(f"att.{theirs}2", f"time.{ours}.B")
+    yield _row("att.k_k", "time.removal")
+    yield _row("att.k_a", "time.replacement")
+    yield _heads("att.r_k", "time.bonus", head_size)
+    for name in ("receptance", "key", "value", "output"):
+        yield _same(f"att.{name}.weight", f"time.{name}.weight")
+    yield from _norm("att.ln_x", "time.norm")
+    yield _row("ffn.x_k", "channels.blend")
+    for name in ("key", "value"):
+        yield _same(f"ffn.{name}.weight", f"channels.{name}.weight")
+
+
+def _rwkv_lm_6(n: int, head_size: int) -> Iterator[Entry]:
+    yield _row("att.time_maa_x", "time.blend_all")
+    for name in BLENDS["rwkv-lm"]:
+        yield _row(f"att.time_maa_{name}", f"time.blend.{name}")
+    A, B = (tuple(f"time.blend_by_token.{name}.{x}" for name in BLENDS["rwkv-lm"]) for x in "AB")
+    yield Entry("att.time_maa_w1", A, lambda x: x.chunk(5, 1), lambda x: torch.cat(list(x), 1))
+    yield Entry("att.time_maa_w2", B, lambda x: x.unbind(0), lambda x: torch.stack(list(x)), (3,))
+    yield _row("att.time_decay", "time.w.bias")
+    yield _same("att.time_decay_w1", "time.w.A")
+    yield _same("att.time_decay_w2", "time.w.B")
+    yield _heads("att.time_faaaa", "time.u", head_size)
+    for name in ("receptance", "key", "value", "gate", "output"):
+        yield _same(f"att.{name}.weight", f"time.{name}.weight")
+    yield from _norm("att.ln_x", "time.norm")
+    yield _row("ffn.time_maa_k", "channels.blend")
+    yield _row("ffn.time_maa_r", "channels.gate_blend")
+    for theirs, ours in {"key": "key", "value": "value", "receptance": "gate"}.items():
+        yield _same(f"ffn.{theirs}.weight", f"channels.{ours}.weight")
+
+
+def _fla_7(n: int, head_size: int) -> Iterator[Entry]:
+    for name in "rwkvag":
+        yield _row(f"attn.x_{name}", f"time.blend.{name}")
+    for theirs, ours in {"w": "w", "a": "a", "v": "v_mix", "g": "g"}.items():
+        if theirs == "v" and n == 0:
+            continue
+        yield _turned(f"attn.{theirs}_lora.lora.0.weight", f"time.{ours}.A")
+        yield _turned(f"attn.{theirs}_lora.lora.2.weight", f"time.{ours}.B")
+        if theirs != "g":
+            yield _same(f"attn.{theirs}_lora.lora.2.bias", f"time.{ours}.bias", 1)
+    yield _same("attn.k_k", "time.removal", 1)
+    yield _same("attn.k_a", "time.replacement", 1)
+    yield _heads("attn.r_k", "time.bonus", head_size)
+    for theirs, ours in {"r": "receptance", "k": "key", "v": "value", "o": "output"}.items():
+        yield _same(f"attn.{theirs}_proj.weight", f"time.{ours}.weight")
+    yield from _norm("attn.g_norm", "time.norm")
+    yield _same("ffn.x_k", "channels.blend", 1)
+    for name in ("key", "value"):
+        yield _same(f"ffn.{name}.weight", f"channels.{name}.weight")
+
+
+def _fla_6(n: int, head_size: int) -> Iterator[Entry]:
+    A, B = (tuple(f"time.blend_by_token.{name}.{x}" for name in BLENDS["fla"]) for x in "AB")
+    yield _same("attn.x_proj.0.mu", "time.blend_all", 1)
+    yield Entry(
+        "attn.x_proj.0.linear.weight",
+        A,
+        lambda x: [y.T for y in x.chunk(5)],
+        lambda x: torch.cat([y.T for y in x]),
+    )
+    yield Entry(
+        "attn.x_proj.2.weight",
+        B,
+        lambda x: [y.T for y in x.chunk(5, 1)],
+        lambda x: torch.cat([y.T for y in x], 1),
+    )
+    blends = tuple(f"time.blend.{name}" for name in BLENDS["fla"])
+    yield Entry("attn.x_bias", blends, lambda x: x.unbind(0), lambda x: torch.stack(list(x)))
+    yield _turned("attn.w_proj.linear.lora.0.weight", "time.w.A")
+    yield _turned("attn.w_proj.linear.lora.2.weight", "time.w.B")
+    yield _same("attn.w_proj.linear.lora.2.bias", "time.w.bias", 1)
+    yield _heads("attn.bonus", "time.u", head_size)
+    for theirs, ours in {"r": "receptance", "k": "key", "v": "value", "g": "gate"}.items():
+        yield _same(f"attn.{theirs}_proj.linear.weight", f"time.{ours}.weight")
+    yield _same("attn.o_proj.weight", "time.output.weight")
+    yield from _norm("attn.g_norm", "time.norm")
+    yield _same("ffn.key.mu", "channels.blend", 1)
+    yield _same("ffn.receptance.mu", "channels.gate_blend", 1)
+    yield _same("ffn.key.linear.weight", "channels.key.weight")
+    yield _same("ffn.receptance.linear.weight", "channels.gate.weight")
+    yield _same("ffn.value.weight", "channels.value.weight")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of checkpoint. by: a name of layer 0 that only this kind has; heads: its tensor [H, head_size]."""
+
+    names: str
+    mixer: str
+    by: str
+    heads: str
+    layer: Callable[[int, int], Iterator[Entry]]
+
+    @property
+    def whose(self) -> str:
+        return {"rwkv-lm": "RWKV-LM", "fla": "flash-linear-attention"}[self.names] + f"'s {self.mixer.upper()}"
+
+    @property
+    def block(self) -> str:
+        return {"rwkv-lm": "blocks", "fla": "model.layers"}[self.names]
+
+    def norm_eps(self, head_size: int) -> float:
+        """What a model here needs for the same logits. Ours reads RWKV6's state with the scale head_size^-0.5, theirs
+        with 1, which a norm of heads takes out again where its eps is 1 / head_size as large."""
+        eps = HEAD_NORM_EPS if self.names == "rwkv-lm" else NORM_EPS * (head_size if self.mixer == "rwkv7" else 1)
+        return eps / head_size if self.mixer == "rwkv6" else eps
+
+    def entries(self, layers: int, head_size: int) -> Iterator[Entry]:
+        if self.names == "rwkv-lm":
+            outside = {"emb": "embedding", "head": "head"}, {"ln_out": "norm_out", "blocks.0.ln0": "norm_in"}
+            inside = {"ln1": "norm_time", "ln2": "norm_channels"}
+        else:
+            outside = (
+                {"model.embeddings": "embedding", "lm_head": "head"},
+                {"model.norm": "norm_out", "model.layers.0.pre_norm": "norm_in"},
+            )
+            inside = {"attn_norm": "norm_time", "ffn_norm": "norm_channels"}
+        for theirs, ours in outside[0].items():
+            yield _same(f"{theirs}.weight", f"{ours}.weight")
+        for theirs, ours in outside[1].items():
+            yield from _norm(theirs, ours)
+        for n in range(layers):
+            entries = [x for theirs, ours in inside.items() for x in _norm(theirs, ours)]
+            for entry in [*entries, *self.layer(n, head_size)]:
+                ours = tuple(f"blocks.{n}.{name}" for name in entry.ours)
+                yield Entry(f"{self.block}.{n}.{entry.theirs}", ours, entry.split, entry.join, entry.ndim)
+
+
+KINDS = (
+    Kind("rwkv-lm", "rwkv7", "att.w1", "att.r_k", _rwkv_lm_7),
+    Kind("rwkv-lm", "rwkv6", "att.time_maa_w1", "att.time_faaaa", _rwkv_lm_6),
+    Kind("fla", "rwkv7", "attn.w_lora.lora.0.weight", "attn.r_k", _fla_7),
+    Kind("fla", "rwkv6", "attn.x_proj.0.mu", "attn.bonus", _fla_6),
+)
+
+
+def kind_of(weights: object) -> Kind | None:
+    """Which kind of checkpoint this is; None if none that is known."""
+    if not isinstance(weights, Mapping):
+        return None
+    return next((kind for kind in KINDS if f"{kind.block}.0.{kind.by}" in weights), None)
+
+
+# --- weights ----------------------------------------------------------------------------------------------------------
+
+
+def model_from(weights: Mapping[str, Tensor]) -> LanguageModel:
+    """The model of a checkpoint, on the CPU, in the widest dtype of the checkpoint's tensors.
+
+    weights: by RWKV-LM's names or flash-linear-attention's, of RWKV7 (x070) or RWKV6 (x060). Sizes and ranks are read
+        from the shapes. Layer 0's v0, v1, v2, which some RWKV7 checkpoints carry and nothing reads, are left out.
+    The logits are those of the model that saved it: of RWKV-LM with its eps of 64e-5 in the norm of heads; of
+    flash-linear-attention with norm_eps = 1e-5, expand_k = 1 (RWKV6) and value_dim = hidden_size (RWKV7).
+
+    Raises ValueError for names of another kind, and for a tensor that is missing, has another shape, or for which a
+    model here has no place, with its name.
+    """
+    kind = kind_of(weights)
+    if kind is None:
+        got = f"{next(iter(weights), 'none')!r}" if isinstance(weights, Mapping) else type(weights).__name__
+        known = ", ".join(f"{kind.block}.0.{kind.by} ({kind.whose})" for kind in KINDS)
+        raise ValueError(f"weights: expected tensors by name, among them one of {known}; got {got}")
+    return _Reader(kind, weights).model()
+
+
+class _Reader:
+    """A checkpoint while it is read."""
+
+    def __init__(self, kind: Kind, weights: Mapping[str, Tensor]):
+        self.kind, self.weights = kind, dict(weights)
+        if kind.names == "rwkv-lm" and kind.mixer == "rwkv7":
+            for name in ("v0", "v1", "v2"):
+                self.weights.pop(f"blocks.0.att.{name}", None)
+
+    def take(self, name: str, ndim: tuple[int, ...] = (2,)) -> Tensor:
+        found = self.weights.get(name)
+        if not isinstance(found, Tensor):
+            came = "none of that name" if found is None else type(found).__name__
+            raise ValueError(f"weights: expected {name!r} as in {self.kind.whose}, got {came}")
+        if found.ndim not in ndim:
+            axes = " or ".join(map(str, ndim))
+            raise ValueError(f"weights[{name!r}]: expected {axes} axes, got {list(found.shape)}")
+        return found
+
+    def model(self) -> LanguageModel:
+        kind, prefix = self.kind, f"{self.kind.block}."
+        numbers = {name[len(prefix) :].split(".")[0] for name in self.weights if name.startswith(prefix)}
+        layers = 1 + max(int(n) for n in numbers if n.isdigit())
+        heads, head_size = self.take(f"{prefix}0.{kind.heads}").shape
+        found, taken = {}, set()
+        for entry in kind.entries(layers, head_size):
+            parts = entry.split(self.take(entry.theirs, entry.ndim))
+            if len(parts) != len(entry.ours):
+                shape = list(self.weights[entry.theirs].shape)
+                raise ValueError(f"weights[{entry.theirs!r}]: expected {len(entry.ours)} parts, got {shape}")
+            taken.add(entry.theirs)
+            found |= {name: (x, entry.theirs) for name, x in zip(entry.ours, parts, strict=True)}
+        more = [name for name in self.weights if name not in taken]
+        if more:
+            raise ValueError(
+                f"weights: expected the names of {kind.whose} and no others, got {more[0]!r}, for which a model here "
+                f"has no place"
+            )
+        vocab, dim = found["embedding.weight"][0].shape
+        made = self._made(vocab, dim, layers, head_size, {name: x.shape for name, (x, _) in found.items()})
+        dtype = None
+        for name, p in made.state_dict().items():
+            x, theirs = found[name]
+            if x.shape != p.shape:
+                shape, holds = list(self.weights[theirs].shape), list(p.shape)
+                raise ValueError(f"weights[{theirs!r}]: expected to hold {holds}, as dim = {dim}, got {shape}")
+            dtype = x.dtype if dtype is None else torch.promote_types(dtype, x.dtype)
+        made.to(dtype).load_state_dict({name: x for name, (x, _) in found.items()})
+        return made
+
+    def _made(self, vocab: int, dim: int, layers: int, head_size: int, shapes: dict) -> LanguageModel:
+        def rank(name: str) -> int:
+            return shapes[name][-1]
+
+        if self.kind.mixer == "rwkv7":
+            ranks = {f"{x}_rank": rank(f"blocks.0.time.{x}.A") for x in "wag"}
+            if layers > 1:
+                ranks["v_rank"] = rank("blocks.1.time.v_mix.A")
+        else:
+            ranks = {"w_rank": rank("blocks.0.time.w.A"), "blend_rank": rank("blocks.0.time.blend_by_token.w.A")}
+        return LanguageModel(
+            vocab,
+            dim,
+            layers,
+            self.kind.mixer,
+            hidden=shapes["blocks.0.channels.key.weight"][0],
+            gated=self.kind.mixer == "rwkv6",
+            head_size=head_size,
+            norm_eps=self.kind.norm_eps(head_size),
+            **ranks,
+        )
+
+
+def weights_of(model: LanguageModel, names: str) -> dict[str, Tensor]:
+    """A model's weights by RWKV-LM's names ("rwkv-lm") or flash-linear-attention's ("fla"): what `model_from` takes.
+
+    model: RWKV7's or RWKV6's. names: whose. The tensors are the model's own or copies of them.
+
+    Raises ValueError where their model is another one: with a mixer
+    but "rwkv7" and "rwkv6", RWKV7's edit that is not 1, another eps of the norm of heads, or RWKV6 without the gate of
+    its channel mix; it says how a model has to be made to be theirs.
+    """
+    kind = _kind(model, names)
+    time, channels = model.blocks[0].time, model.blocks[0].channels
+    if getattr(time, "edit", 1.0) != 1.0:
+        raise ValueError(f"model: expected edit = 1, as {kind.whose} has it, got {time.edit}")
+    eps = kind.norm_eps(time.head_size)
+    if not math.isclose(time.norm.eps, eps, rel_tol=1e-9):
+        raise ValueError(f"model: expected norm_eps = {eps:.6g}, as {kind.whose} has it, got {time.norm.eps:.6g}")
+    if (channels.gate is not None) != (kind.mixer == "rwkv6"):
+        expected = kind.mixer == "rwkv6"
+        raise ValueError(f"model: expected gated = {expected}, as {kind.whose} has it, got {not expected}")
+    ours = {name: x.detach() for name, x in model.state_dict().items()}
+    entries = kind.entries(len(model.blocks), time.head_size)
+    return {entry.theirs: entry.join([ours[name] for name in entry.ours]).contiguous() for entry in entries}
+
+
+def _kind(model: object, names: object) -> Kind:
+    if not isinstance(model, LanguageModel):
+        raise TypeError(f"model: expected a LanguageModel, got {type(model).__name__}")
+    if names not in NAMES:
+        raise ValueError(f"names: expected one of {', '.join(map(repr, NAMES))}, got {names!r}")
+    mixer = type(model.blocks[0].time).__name__.lower()
+    found = next((kind for kind in KINDS if (kind.names, kind.mixer) == (names, mixer)), None)
+    if found is None:
+        known = " or ".join(dict.fromkeys(repr(kind.mixer) for kind in KINDS))
+        raise ValueError(f"model: expected a model with mixer {known}, got {mixer!r}")
+    return found
+
+
+# --- states -----------------------------------------------------------------------------------------------------------
+
+
+def state_from(model: LanguageModel, state: Sequence, names: str) -> dict[str, Tensor]:
+    """Somebody's state as what `initial_state` of this model takes.
+
+    state: of "rwkv-lm" a list of three tensors a layer, for one sequence: the token before of the time mix [dim], the
+        state, RWKV7's [H, V, K], RWKV6's [H, K, V], and the token before of the channel mix [dim]. Of "fla" for each
+        layer a mapping with "conv_state" [N, dim], "recurrent_state" [N, H, K, V] and "ffn_state" [N, dim], as
+        `past_key_values[layer]` is.
+    names: "rwkv-lm" or "fla".
+
+    Keys and values have one size here, so that a state turned round is not noticed by its shape: the names decide.
+    Raises ValueError naming the tensor whose shape is another.
+    """
+    kind = _kind(model, names)
+    layers, time = len(model.blocks), model.blocks[0].time
+    dim, K = model.embedding.embedding_dim, time.head_size
+    expected = layers if names == "fla" else 3 * layers
+    if len(state) != expected:
+        raise ValueError(f"state: expected {expected} entries for {layers} layers, got {len(state)}")
+    found, N = {}, None
+    for n in range(layers):
+        for m, (ours, theirs) in enumerate(_PIECES.items()):
+            if names == "fla":
+                if theirs not in state[n]:
+                    raise ValueError(f"state[{n}]: expected {theirs!r}, got none of that name")
+                x, called = state[n][theirs], f"state[{n}][{theirs!r}]"
+            else:
+                x, called = state[3 * n + m][None], f"state[{3 * n + m}]"
+                x = x.transpose(-1, -2) if ours == "time.state" and kind.mixer == "rwkv7" else x
+            N = len(x) if N is None else N
+            shape = (N, dim // K, K, K) if ours == "time.state" else (N, dim)
+            if x.shape != shape:
+                cut = slice(0 if names == "fla" else 1, None)
+                raise ValueError(f"{called}: expected {list(shape[cut])}, got {list(x.shape[cut])}")
+            found[f"blocks.{n}.{ours}"] = x
+    return found
+
+
+_PIECES = {"time.shift": "conv_state", "time.state": "recurrent_state", "channels.shift": "ffn_state"}
+
+
+def state_of(model: LanguageModel, state: Mapping[str, Tensor], names: str) -> list:
+    """What `output_final_state` of this model gave, as `state_from` takes it; by "rwkv-lm" of one sequence, N = 1."""
+    kind, made = _kind(model, names), []
+    state = model._check_state(state)
+    if names == "rwkv-lm" and (N := len(next(iter(state.values())))) != 1:
+        raise ValueError(f"state: expected one sequence, as RWKV-LM keeps them, got {N}; give the rows one by one")
+    for n in range(len(model.blocks)):
+        layer = {theirs: state[f"blocks.{n}.{ours}"] for ours, theirs in _PIECES.items()}
+        if names == "fla":
+            made.append(layer)
+        else:
+            before, x, before_channels = (x[0] for x in layer.values())
+            made += [before, x.transpose(-1, -2) if kind.mixer == "rwkv7" else x, before_channels]
+    return made
