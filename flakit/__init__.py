@@ -1,6 +1,7 @@
 """flakit: an interactive laboratory for the numerics of linear-attention kernels."""
 
 from .fla import in_place_of_fla
+from .numerics.described import describe
 from .numerics.inputs import inputs
 from .numerics.sweep import sweep
 from .ops.common.gate import log_decay
@@ -18,6 +19,7 @@ __all__ = [
     "chunk_rwkv6",
     "chunk_rwkv7",
     "convert",
+    "describe",
     "fused_mul_recurrent_rwkv7",
     "fused_recurrent_gsa",
     "fused_recurrent_rwkv6",

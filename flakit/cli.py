@@ -415,7 +415,15 @@ def _cell(x: object) -> str:
 @app.command()
 def audit(
     subject: Annotated[str, typer.Argument(help="chunk_rwkv6, package.module:attribute or file.py:attribute.")],
-    like: Annotated[str | None, typer.Option(help="rwkv6, rwkv7 or gsa. Default: what the name says.")] = None,
+    like: Annotated[
+        str | None,
+        typer.Option(
+            "--like",
+            "--reference",
+            help="The operator: rwkv6, kda, …, or file.py:naive, a reference that is described in its docstring. "
+            "Default: what the name says.",
+        ),
+    ] = None,
     adapter: Annotated[str | None, typer.Option(help="A function that translates, file.py:attribute.")] = None,
     only: Annotated[list[str] | None, typer.Option(help="A probe to run; may be repeated.")] = None,
     json: Annotated[Path | None, typer.Option(help="Write the verdicts, versions and device as JSON.")] = None,
@@ -432,6 +440,8 @@ def audit(
     flakit audit chunk_rwkv6
 
     flakit audit my_kernel.py:my_op --like rwkv6 --html report.html
+
+    flakit audit my_kernel.py:my_op --reference my_kernel.py:naive
 
     Exits with 0 if no probe fails (what is not supported is no failure), 1 if one does, 2 if it could not run.
     """
@@ -734,7 +744,14 @@ def trace(
 def sweep(
     subject: Annotated[str, typer.Argument(help="An operator's name, file.py:function or module:function.")],
     over: Annotated[list[str], typer.Option(help='An axis: "decay=-0.1,-1,-10", "decay=-0.1..-100:13", "T=16,64".')],
-    like: Annotated[str, typer.Option(help="The operator that a kernel of your own computes: rwkv6, rwkv7, gsa.")] = "",
+    like: Annotated[
+        str,
+        typer.Option(
+            "--like",
+            "--reference",
+            help="The operator that a kernel of your own computes: rwkv6, kda, …, file.py:naive.",
+        ),
+    ] = "",
     fixed: Annotated[list[str] | None, typer.Option("--set", help='A setting that stays: "K=64".')] = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
     engine: Annotated[str, typer.Option(help="processes, or ray: a cluster, which needs the extra ray.")] = "processes",

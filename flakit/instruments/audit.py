@@ -12,6 +12,7 @@ from rich.console import Console
 from torch import Tensor
 
 from ..numerics.arguments import one_of, whole_number
+from ..numerics.operators import Operator
 from ..ops.common.dispatch import interpreted
 from .examiner import Examiner, Finding
 from .probes import PROBES, Probe
@@ -118,7 +119,7 @@ class Audit:
 
 def audit(
     subject: str | Callable | Subject,
-    like: str | None = None,
+    like: str | Operator | None = None,
     *,
     adapter: str | Callable | None = None,
     only: Iterable[str] | str | None = None,
@@ -135,7 +136,9 @@ def audit(
         the operator's tensors, by name where its signature has those names, else in the operator's order; `scale`,
         `initial_state`, `output_final_state` and `cu_seqlens` are given where its signature names them. It returns o, a
         tuple (o, final state), or a result with `o` and `final_state`. Decays are natural logarithms, <= 0.
-    like: the operator that it computes, "rwkv6", "rwkv7" or "gsa"; default: what its name says.
+    like: the operator that it computes: "rwkv6", "rwkv7", "gsa", one of the family ("kda", "gated_delta_rule", …: the
+        names of `flakit.numerics.operators.known()`), what `flakit.describe` returned, or "file.py:naive", a reference
+        that is described in its docstring. Default: what the subject's name says.
     adapter: a function called with the subject and then the operator's arguments by name, where they differ; or a name.
     only: probes to run, names of `PROBES`. full: denser grids and long sequences, without a limit of time.
     device: default the GPU, where there is one and Triton does not interpret.

@@ -96,7 +96,7 @@ def units(
 ) -> dict[str, Tensor]:
     """How far every value moves, per part that all inputs move, in the mean square of a few draws.
 
-    The draws are computed at once, as heads of one problem: no head knows of another.
+    The draws are computed at once, as heads of one problem, where a head is computed the same wherever it stands.
     """
     generator = torch.Generator().manual_seed(0)
 
@@ -107,6 +107,14 @@ def units(
     do, dstate = arriving
     there = op.leaves(inputs) | {"o": do} | dict(zip(op.outputs[1:], op.parts(dstate), strict=False))
     drawn = [{name: moved(x) for name, x in there.items()} for _ in range(draws)]
+    if not op.heads_alike:
+        found = {name: 0.0 for name in values}
+        for draw in drawn:
+            arrives = draw.pop("o"), op.state([draw.pop(name) for name in op.outputs[1:] if name in draw])
+            elsewhere = op.arguments(draw, {**inputs, "scale": op.scale(inputs)})
+            for name, x in truth(op, elsewhere, arriving=arrives, recurrence=False).items():
+                found[name] = found[name] + ((x - values[name]) / STEP).square().nan_to_num(0.0) / draws
+        return {name: x.sqrt() for name, x in found.items()}
     moved_to = {name: torch.cat([draw[name] for draw in drawn], _heads(op, name)) for name in there}
     arrives = moved_to.pop("o"), op.state([moved_to.pop(name) for name in op.outputs[1:] if name in there])
     elsewhere = op.arguments(moved_to, {**inputs, "scale": op.scale(inputs)})
@@ -118,6 +126,5 @@ def units(
 
 
 def _heads(op: Operator, name: str) -> int:
-    """The axis of heads, of queries' where they have their own."""
-    axes = op.axes[name].split()
-    return axes.index("HQ" if "HQ" in axes else "H")
+    """The axis of heads, of queries' or values' where they have their own."""
+    return next(n for n, axis in enumerate(op.axes[name].split()) if axis.startswith("H"))

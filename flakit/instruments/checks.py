@@ -286,7 +286,7 @@ def contained(x: Examiner, setting: Setting) -> Finding:
     with torch.no_grad():
         o, _ = x.subject(made)
     bad = ~o.isfinite().all(-1)  # [B, T, H]
-    t, groups = setting.bad[0], o.shape[2] // op.size(op.leaves(made))["H"]
+    t, groups = setting.bad[0], o.shape[2] // made[op.value].shape[2]
     own = torch.zeros_like(bad)
     own[0, :, :groups] = True
     if setting.lengths is not None:

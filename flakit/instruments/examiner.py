@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..numerics.evaluate import one_thread, truth
-from ..numerics.operators import operator
+from ..numerics.operators import Operator
 from ..ops.common.dispatch import interpreted, interpreted_alone
 from .budget import budget, judge, total_decay, units
 from .setting import Setting
@@ -80,9 +80,8 @@ SETTINGS = 2048
 
 @functools.lru_cache(maxsize=SETTINGS)
 @one_thread()
-def true_values(op: str, setting: Setting, device: str, power: float | None) -> tuple[dict[str, Tensor], float]:
+def true_values(op: Operator, setting: Setting, device: str, power: float | None) -> tuple[dict[str, Tensor], float]:
     """The float64 truth of a setting, and the largest sum of its log decays; power: of K, the default scale."""
-    op = operator(op)
     x, (do, dstate) = setting.make(op, device)
     arriving = do, None if setting.loss == "o" else dstate
     if setting.loss == "state":
@@ -90,14 +89,13 @@ def true_values(op: str, setting: Setting, device: str, power: float | None) -> 
     if setting.scale is None and power is not None:
         x["scale"] = float(setting.K) ** power
     found = truth(op, x, arriving=arriving)
-    return {name: y.detach() for name, y in found.items()}, total_decay(x[op.decay])
+    return {name: y.detach() for name, y in found.items()}, total_decay(op.log_decay(x))
 
 
 @functools.lru_cache(maxsize=SETTINGS)
 @one_thread()
-def true_units(op: str, setting: Setting, device: str, power: float | None) -> dict[str, Tensor]:
+def true_units(op: Operator, setting: Setting, device: str, power: float | None) -> dict[str, Tensor]:
     values, _ = true_values(op, setting, device, power)
-    op = operator(op)
     x, (do, dstate) = setting.make(op, device)
     if setting.scale is None and power is not None:
         x["scale"] = float(setting.K) ** power
@@ -211,9 +209,15 @@ class Examiner:
             refusals.append(why)
         else:
             raise ValueError(f"{self.subject.name}: it takes none of the plainest calls. {refusals[0]}")
+        none = f"the reference of {self.op.label} has no"
         self.supports["scale"] = self._refuses(self.plain.without(scale=float(self.plain.K) ** -0.5))
+        if not self.op.has_scale:
+            self.supports["scale"] = f"{none} scale"
+        self.supports["decay"] = None if self.op.decay else f"{self.op.label} has no decay among its arguments"
         self.supports["initial state"] = self._refuses(self.plain.without(initial_state=True))
         self.supports["final state"] = self._refuses(self.plain.without(final_state=True))
+        if not self.op.states:
+            self.supports |= dict.fromkeys(("initial state", "final state"), f"{none} state")
         if self.supports["final state"] is None and not self._returns_state():
             self.supports["final state"] = "it returns no final state"
         self.supports["batches"] = self._refuses(self.plain.without(B=2))
@@ -371,11 +375,11 @@ class Examiner:
 
     def exact(self, setting: Setting) -> tuple[dict[str, Tensor], float]:
         plain = setting.without(layout="contiguous", offsets="contiguous", cut=None)
-        return true_values(self.op.name, plain, self.device, self.power)
+        return true_values(self.op, plain, self.device, self.power)
 
     def unit(self, setting: Setting) -> dict[str, Tensor]:
         plain = setting.without(layout="contiguous", offsets="contiguous", cut=None)
-        return true_units(self.op.name, plain, self.device, self.power)
+        return true_units(self.op, plain, self.device, self.power)
 
     def findings(
         self,

@@ -69,7 +69,7 @@ class Probe:
             return "transposed_mask" if "compatible" in finding.words or "broadcast" in finding.words else ""
         decay = "decay" if finding.tensor == f"d{op.decay}" and not finding.others else "other"
         case = self.kinds.get(f"{finding.kind} {decay}") or self.kinds.get(finding.kind) or self.case
-        return "" if case == "inverse" and op.name != "rwkv7" else case  # no other operator inverts
+        return "" if case == "inverse" and not op.solves else case
 
 
 # --- settings ----------------------------------------------------------------------------------------------------
@@ -89,6 +89,7 @@ def _truth(x: Examiner) -> list[Setting]:
         p.without(T=100, **SIZES, **BOTH),
         p,
         p.without(T=17, **SIZES),
+        *([p.without(T=50, H=2, groups=2, **BOTH)] if {"HQ", "HV"} & {*x.op.sizes} else []),
         p.without(T=100, **SIZES, **BOTH, decay="rwkv6-init", seed=p.seed + 1),
         p.without(T=96, **SIZES, **BOTH, decay="none"),
         p.without(T=70, **SIZES, **BOTH, decay="uniform"),
@@ -202,6 +203,7 @@ PROBES: dict[str, Probe] = {
                 if x.supports[dtype] is None
             ],
             mixed,
+            needs=("decay",),
         ),
         Probe(
             "gradients",
@@ -226,6 +228,7 @@ PROBES: dict[str, Probe] = {
             _sweep,
             finite,
             budget=FINITE,
+            needs=("decay",),
         ),
         Probe(
             "decay-accuracy",
@@ -234,6 +237,7 @@ PROBES: dict[str, Probe] = {
             _sweep,
             accurate,
             kinds={"wrong decay": "decay_gradient"},
+            needs=("decay",),
         ),
         Probe(
             "spike",
@@ -241,6 +245,7 @@ PROBES: dict[str, Probe] = {
             "anchor",
             _spikes,
             against_truth,
+            needs=("decay",),
         ),
         Probe(
             "zero-decay",
@@ -249,6 +254,7 @@ PROBES: dict[str, Probe] = {
             lambda x: [x.plain.without(T=70, decay=d, **BOTH) for d in ("none", (0.0, -0.3), -1e-30)],
             against_truth,
             condition=lambda op, s: _decays(op, s).max() >= -1e-30,
+            needs=("decay",),
         ),
         Probe(
             "inf-decay",
@@ -257,6 +263,7 @@ PROBES: dict[str, Probe] = {
             lambda x: [x.plain.without(T=70, decay=d, **BOTH) for d in ("inf-spikes", "forget", "spikes")],
             against_truth,
             condition=lambda op, s: _decays(op, s).min() <= -1e4,
+            needs=("decay",),
         ),
         Probe(
             "tails",
@@ -284,7 +291,7 @@ PROBES: dict[str, Probe] = {
                 x.plain.without(T=48, H=4, decay=-0.01, per_head=300.0),
             ],
             against_truth,
-            needs=("heads",),
+            needs=("heads", "decay"),
             condition=lambda op, s: s.H > 1,
         ),
         Probe(

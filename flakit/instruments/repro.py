@@ -1,20 +1,24 @@
 """A failure as a script of its own: torch, the kernel, the formula in float64, and nothing of flakit."""
 
+import ast
 import contextlib
+import inspect
 import io
 import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from textwrap import indent
+from textwrap import dedent, indent
 
 import torch
 
+from ..numerics.draws import NORMAL
 from ..numerics.operators import Operator
 from .checks import apart, causal, contained, fenced, poisoned, repeatable, unchanged
 from .examiner import Examiner, Finding
 from .probes import Probe
-from .setting import EXPANDED, INT32, Setting, repeated
-from .subject import Subject
+from .setting import EXPANDED, INT32, MIXED_TOKENS, Setting, has_channels, repeated
+from .subject import Subject, import_of
 
 RIGHT = {
     "rwkv6": """\
@@ -33,7 +37,6 @@ p = ({scale} * q[:, t, :, :, None] * hk).sum(-2).softmax(-1)
 o.append((p[..., None] * hv).sum(-2))""",
 }
 """The recurrences at token t, in float64."""
-STATES = {"rwkv6": ("S",), "rwkv7": ("S",), "gsa": ("hk", "hv")}
 DRAWN = {
     "logsigmoid": "torch.nn.functional.logsigmoid(torch.randn({shape}))",
     "rwkv6-init": "-torch.exp(torch.empty({shape}).uniform_(-6, -1))",
@@ -57,6 +60,25 @@ OFFSETS = {
 SEEDS = 5
 
 
+def short(op: Operator) -> tuple[str, ...]:
+    """The state's parts as formulas call them."""
+    return ("S",) if len(op.states) == 1 else tuple(name.removeprefix("initial_") for name in op.states)
+
+
+def reference_source(op: Operator) -> tuple[str, ...]:
+    """The lines that define `naive`, where an operator's formula is none of `RIGHT`: those that import it where it lies
+    in a file of its user's, or its text, of PyTorch alone."""
+    function = op.reference.function
+    if inspect.getmodule(function).__name__.split(".")[0] != __name__.split(".")[0]:
+        return import_of(function, "naive")
+    lines = dedent(inspect.getsource(inspect.unwrap(function))).splitlines()
+    first = next(n for n, line in enumerate(lines) if line.startswith("def "))
+    body = ast.parse("\n".join(lines[first:])).body[0].body
+    head = lines[first : first + body[0].lineno - 1]  # what stands before the docstring
+    head[0] = re.sub(r"^def \w+", "def naive", head[0])
+    return ("", *head, *lines[first + body[1].lineno - 1 :])
+
+
 def repro(x: Examiner, probe: Probe, finding: Finding) -> str | None:
     """The script; run, it ends with an error that says what is wrong. None where none was found to show it."""
     error = Exception if finding.kind in ("raises", "no gradient") else AssertionError
@@ -75,8 +97,12 @@ def repro(x: Examiner, probe: Probe, finding: Finding) -> str | None:
 
 def shows(script: str, subject: Subject, error: type[Exception]) -> bool:
     """Whether a script, run here with the subject in the place of what it imports, ends with such an error."""
-    body = "\n".join(line for line in script.splitlines() if line not in subject.source)
     given = {"function": subject.original, "adapter": subject.adapter}
+    imported = {*subject.source}
+    if subject.op.name not in RIGHT and reference_source(subject.op)[0]:
+        imported |= {*reference_source(subject.op)}
+        given["naive"] = subject.op.reference.function
+    body = "\n".join(line for line in script.splitlines() if line not in imported)
     try:
         with _as_it_was(), contextlib.redirect_stdout(io.StringIO()):
             exec(compile(body, "<repro>", "exec"), {"__name__": "repro"} | given)
@@ -112,12 +138,12 @@ def _script(subject: Subject, probe: Probe, finding: Finding, seed: int, device:
         "import torch",
         "",
         *subject.source,
+        *(() if op.name in RIGHT or probe.check in _ALONE else reference_source(op)),
         "",
     ]
     lines += [f"torch.manual_seed({seed})", *_inputs(op, s, device)]
-    bodies = {causal: _causal, unchanged: _unchanged, apart: _apart, repeatable: _repeatable, contained: _contained}
-    if probe.check in bodies:
-        lines += [*_kernel(subject, s), *bodies[probe.check](op, s)]
+    if probe.check in _ALONE:
+        lines += [*_kernel(subject, s), *_ALONE[probe.check](op, s)]
     else:
         lines += _compared(subject, s, finding, probe.check, device)
     return "\n".join(lines) + "\n"
@@ -126,13 +152,15 @@ def _script(subject: Subject, probe: Probe, finding: Finding, seed: int, device:
 def _shape(op: Operator, name: str, s: Setting, N: str = "") -> str:
     """The axes of a tensor, by the names that `_inputs` gives them; N: the states, where not all of them."""
     N = N or ("B" if s.lengths is None else str(len(s.lengths)))
-    names = {"HQ": "H", "N": N, "V": "K" if s.K == s.V else "V"}
+    groups = "H" if s.groups == 1 else f"{s.groups} * H"
+    names = {"HQ": groups, "HV": groups, "N": N, "V": "K" if s.K == s.V else "V"}
+    names |= {axis: str(size) for axis, size in op.own_sizes.items()}
     return ", ".join(names.get(axis, axis) for axis in op.axes[name].split())
 
 
 def _initial(op: Operator, s: Setting) -> list[str]:
     """The names of the given states."""
-    return [f"{state}0" for state in STATES[op.name]] if s.initial_state else []
+    return [f"{state}0" for state in short(op)] if s.initial_state else []
 
 
 def _arguments(op: Operator, s: Setting) -> str:
@@ -152,23 +180,16 @@ def _inputs(op: Operator, s: Setting, device: str) -> Iterator[str]:
         alike = drawn.replace("torch.randn(", f"torch.randn({len(names)}, ") if len(names) > 1 else drawn
         yield f"{', '.join(names)} = {alike}"
     w = op.decay
-    if isinstance(s.decay, tuple):
-        yield f"{w}[..., 0::2], {w}[..., 1::2] = {s.decay[0]}, {s.decay[1]}"
-    if s.per_head:
-        yield f"{w} *= 1 + {s.per_head} * torch.arange(H)[:, None]"
-    if s.spike is not None:
-        yield f"{w}[:, {s.spike[0]}] = {s.spike[1]}"
-    if s.first:
-        yield f"{w}[:, 0] = {s.first} * torch.arange(H)[:, None]"
+    yield from _decays(op, s) if w else ()
     for name in repeated(op) if s.repeated else ():
         yield f"{name} = {name}[:, :1].expand_as({name}).contiguous()"
     if s.bad is not None:
-        yield f'v[:1, {s.bad[0]}, :1] = float("{s.bad[1]}")'
+        yield f'{op.value}[:1, {s.bad[0]}, :1] = float("{s.bad[1]}")'
     if s.lengths is not None:
         yield f"ends = torch.tensor([0, {', '.join(map(str, s.lengths))}]).cumsum(0){there}"
     for name, short in zip(op.states, _initial(op, s), strict=False):
         yield f"{short} = torch.randn({_shape(op, name, s)}){there}"
-    apart = s.decay_dtype is not None  # made in float32, and left so
+    apart = s.decay_dtype is not None and w != ""  # made in float32, and left so
     if apart and there:
         yield f"{w} = {w}{there}"
     given = ", ".join(name for name in op.tensors if not (apart and name == w))
@@ -177,18 +198,33 @@ def _inputs(op: Operator, s: Setting, device: str) -> Iterator[str]:
         yield f"{given} = (y.to({', '.join(to)}) for y in ({given}))"
 
 
+def _decays(op: Operator, s: Setting) -> Iterator[str]:
+    """What `Setting.make` writes into the decays."""
+    w, axes = op.decay, op.axes[op.decay].split()
+    if isinstance(s.decay, tuple):
+        pair = [x / op.nats for x in s.decay]
+        if has_channels(op):
+            yield f"{w}[..., 0::2], {w}[..., 1::2] = {pair[0]}, {pair[1]}"
+        else:
+            yield f"{w}[:], {w}[:, ::{MIXED_TOKENS}] = {pair[1]}, {pair[0]}"
+    heads = next((n for n, axis in enumerate(axes) if axis.startswith("H")), len(axes))
+    each = f"torch.arange({w}.shape[{heads}])" if s.groups > 1 else "torch.arange(H)"
+    each += "[:, None]" * (heads == len(axes) - 2)
+    if s.per_head and heads < len(axes):
+        yield f"{w} *= 1 + {s.per_head} * {each}"
+    if s.first and heads < len(axes) and "T" in axes:
+        yield f"{w}[:, 0] = {s.first / op.nats} * {each}"
+    if s.spike is not None and "T" in axes:
+        yield f"{w}[:, {s.spike[0]}] = {s.spike[1] / op.nats}"
+
+
 def _drawn(op: Operator, name: str, shape: str, s: Setting) -> str:
     if name == op.decay:
         if isinstance(s.decay, str):
-            return DRAWN.get(s.decay, DRAWN["logsigmoid"]).format(shape=shape)
-        return f"torch.full(({shape}), {-1.0 if isinstance(s.decay, tuple) else s.decay})"
-    if op.name == "rwkv7" and name == "a":
-        return "-torch.nn.functional.normalize(torch.randn(B, T, H, K), dim=-1)"
-    if op.name == "rwkv7" and name == "b":
-        return "-a * torch.rand(B, T, H, K)"
-    if op.name == "gsa" and name == "s":
-        return "torch.randn(B, T, H, M).softmax(-1)"
-    return f"torch.randn({shape})"
+            drawn = DRAWN.get(s.decay, DRAWN["logsigmoid"]).format(shape=shape)
+            return drawn if op.nats == 1 else f"({drawn}) / {op.nats}"
+        return f"torch.full(({shape}), {(-1.0 if isinstance(s.decay, tuple) else s.decay) / op.nats})"
+    return (op.draws.get(name, NORMAL).script or NORMAL.script).format(shape=shape)
 
 
 _OUTPUTS = {
@@ -249,11 +285,13 @@ def _returned(op: Operator, s: Setting, o: str, state: str) -> list[str]:
 
 def _right(op: Operator, s: Setting, states: bool, on: str) -> Iterator[str]:
     """The recurrence, over each packed sequence by itself; with `last`, its states after each, where asked for."""
-    short, scale = STATES[op.name], s.K**op.scale_exponent if s.scale is None else s.scale
-    formula = RIGHT[op.name].format(scale=repr(scale))
-    names = ", ".join(short)
+    scale = s.K**op.scale_exponent if s.scale is None else s.scale
+    if op.name not in RIGHT:
+        yield from _by_reference(op, s, scale)
+        return
+    formula, names = RIGHT[op.name].format(scale=repr(scale)), ", ".join(short(op))
     if s.lengths is None:
-        yield f"{names}, o = {', '.join(_initial(op, s) or ['0'] * len(short))}, []"
+        yield f"{names}, o = {', '.join(_initial(op, s) or ['0'] * len(op.states))}, []"
         yield "for t in range(T):"
         yield indent(formula, 4 * " ")
         return
@@ -264,7 +302,39 @@ def _right(op: Operator, s: Setting, states: bool, on: str) -> Iterator[str]:
     yield "    for t in range(ends[n], ends[n + 1]):"
     yield indent(formula, 8 * " ")
     if states:
-        yield f"    last.append({_tuple(short)})"
+        yield f"    last.append({_tuple(short(op))})"
+
+
+def _by_reference(op: Operator, s: Setting, scale: float) -> Iterator[str]:
+    """As `_right`, by the function `naive`; `o` is the tensor, where sequences are packed a list of them."""
+    reference = op.reference
+    options = {"scale": repr(scale), "output_final_state": "True" if op.states else None}
+    if s.initial_state:
+        options["initial_state"] = _tuple(
+            _initial(op, s) if s.lengths is None else map("{}[n : n + 1]".format, _initial(op, s))
+        )
+    options |= {name: repr(x) for name, x in op.constants.items()}
+    options = {name: x for name, x in options.items() if x is not None and (name in reference.named or reference.all)}
+    by_name = set(op.tensors) <= reference.named
+    part = "[:, part]" if s.lengths is not None else ""
+    rows = [f"{name}{part if name in op.sequences else ''}" for name in op.tensors]
+    given = [f"{name}={row}" if by_name else row for name, row in zip(op.tensors, rows, strict=True)]
+    call = f"naive({', '.join([*given, *(f'{name}={x}' for name, x in options.items())])})"
+    names = _tuple(short(op))
+    read = {"tensor": "o = {}", "tuple": "o, " + (names or "*_") + " = {}"}.get(reference.style)
+    if read is None:
+        read = f"out = {{}}\no, {names} = out.o, out.final_state" if names else "o = {}.o"
+    if s.lengths is None:
+        yield from read.format(call).splitlines()
+        return
+    yield "outputs, last = [], []"
+    yield "for n in range(len(ends) - 1):"
+    yield "    part = slice(ends[n], ends[n + 1])"
+    yield from indent(read.format(call), 4 * " ").splitlines()
+    yield "    outputs.append(o)"
+    if names:
+        yield f"    last.append({names})"
+    yield "o = torch.cat(outputs, 1)"
 
 
 def _compared(subject: Subject, s: Setting, finding: Finding, check: Callable, device: str) -> Iterator[str]:
@@ -277,7 +347,7 @@ def _compared(subject: Subject, s: Setting, finding: Finding, check: Callable, d
         yield "torch.use_deterministic_algorithms(True, warn_only=True)  # torch.empty holds NaN"
     if check is fenced:
         yield from _FENCES.splitlines()
-    y = "y" if s.layout == "contiguous" else f"({LAYOUTS[s.layout]} if y.ndim == 4 else y)"
+    y = "y" if s.layout == "contiguous" else f"({LAYOUTS[s.layout]} if y.ndim > 2 else y)"
     y = f"fenced({y})" if check is fenced else y
     y = y if is_output else f"{y}.requires_grad_()"
     if y != "y":
@@ -289,7 +359,7 @@ def _compared(subject: Subject, s: Setting, finding: Finding, check: Callable, d
         at = inputs.index(name[1:]) if name[1:] in inputs else 0
         name, leaf = f"d{inputs[at]}", given.split(", ")[at]
         wanted = {"o": [0], "both": range(1 + len(op.states)), "state": range(1, 1 + len(op.states))}[s.loss]
-        arriving = _listed(["do", *(f"d{state}" for state in STATES[op.name])][n] for n in wanted)
+        arriving = _listed(["do", *(f"d{state}" for state in short(op))][n] for n in wanted)
         yield from _arriving(op, s, on)
     if s.cut is None:
         o, state = _OUTPUTS[subject.style]
@@ -310,10 +380,12 @@ def _compared(subject: Subject, s: Setting, finding: Finding, check: Callable, d
     exact = "y.double()" if is_output else "y.detach().double().requires_grad_()"
     yield f"{given} = ({exact} for y in ({given}))"
     yield from _right(op, s, states=max(wanted) > 0, on=on)
-    last = STATES[op.name]
+    last = short(op)
     if s.lengths is not None:
-        last = ["torch.cat(last)"] if len(last) == 1 else [f"torch.cat([y[{n}] for y in last])" for n in range(2)]
-    read = "torch.stack(o, 1)"
+        last = (
+            ["torch.cat(last)"] if len(last) == 1 else [f"torch.cat([y[{n}] for y in last])" for n in range(len(last))]
+        )
+    read = "torch.stack(o, 1)" if op.name in RIGHT else "o"
     if s.padding:
         read = f"torch.nn.functional.pad({read}, (0, 0, 0, 0, 0, {s.padding}))"
     true = _listed([read, *last][n] for n in wanted)
@@ -338,9 +410,9 @@ def _arriving(op: Operator, s: Setting, on: str) -> Iterator[str]:
             yield f"{'y' if s.arriving in LAYOUTS else 'do'} = torch.randn({shape}{how})"
             if s.arriving in LAYOUTS:
                 yield f"do = {LAYOUTS[s.arriving]}"
-    for name, short in zip(op.states, STATES[op.name], strict=True) if s.loss != "o" else ():
-        yield f"d{short} = torch.randn({_shape(op, name, s)}{on})"
-    arrive = [*(["do"] if s.loss != "state" else []), *(f"d{x}" for x in (STATES[op.name] if s.loss != "o" else ()))]
+    for name, called in zip(op.states, short(op), strict=True) if s.loss != "o" else ():
+        yield f"d{called} = torch.randn({_shape(op, name, s)}{on})"
+    arrive = [*(["do"] if s.loss != "state" else []), *(f"d{x}" for x in (short(op) if s.loss != "o" else ()))]
     for name in arrive if s.cotangent != 1.0 else ():
         yield f"{name} *= {s.cotangent!r}"
 
@@ -413,7 +485,7 @@ def _apart(op: Operator, s: Setting) -> Iterator[str]:
     yield "    apart = all(y.untyped_storage().data_ptr() not in shared for y in outs)"
     yield '    assert apart, "an output lies in the memory of an input"'
     yield "    kept = [y.clone() for y in outs]"
-    yield "    kernel(*(-y if y is v else y for y in given))"
+    yield f"    kernel(*(-y if y is {op.value} else y for y in given))"
     yield "    same = all(torch.equal(y, z) for y, z in zip(outs, kept))"
     yield '    assert same, "an output is overwritten by the next call"'
 
@@ -436,3 +508,7 @@ def _contained(op: Operator, s: Setting) -> Iterator[str]:
     yield "    o = kernel(*given)[0]"
     yield "o[0, :, :1] = 0"
     yield 'assert o.isfinite().all(), "a non-finite token reached another sequence or head"'
+
+
+_ALONE = {causal: _causal, unchanged: _unchanged, apart: _apart, repeatable: _repeatable, contained: _contained}
+"""Checks that need no formula."""

@@ -20,9 +20,11 @@ LOSSES = ("o", "both", "state")
 class Setting:
     """Every field at its default is the plainest call there is.
 
+    groups: heads of the queries or of the values are so many times H, where they are an axis of their own.
     decay: a profile of `flakit.inputs`, one natural-log decay <= 0 for all, or a pair of them for even and odd
-    channels; decay_dtype: None is `dtype`. per_head: each further head's decays are so many times the first's stronger.
-    spike: (token, value), one token's decay in all channels; first: head h's first token decays by h times that.
+    channels, for every eighth token and the others where a decay has no channels; decay_dtype: None is `dtype`.
+    per_head: each further head's decays are so many times the first's stronger. spike: (token, value), one token's
+    decay in all channels; first: head h's first token decays by h times that.
     lengths: of packed sequences, T is their sum and `padding`, the rows behind the last one; offsets: how the offsets
     lie in memory, or "int32", their dtype.
     initial_state, final_state: given, asked for. loss: what gradients arrive at: "o", "both" or the "state" alone.
@@ -39,6 +41,7 @@ class Setting:
     K: int = 16
     V: int = 16
     M: int = 16
+    groups: int = 1
     dtype: str = "float32"
     decay_dtype: str | None = None
     decay: str | float | tuple[float, float] = "logsigmoid"
@@ -64,8 +67,8 @@ class Setting:
 
     def said(self, op: Operator) -> dict:
         """The sizes, and everything else that is not as in the plainest call."""
-        always = {"T", *op.sizes} - {"HQ"}
         plain = {x.name: x.default for x in fields(self)}
+        always = {"T", *(axis for axis in op.sizes if axis in plain)}
         found = {name: getattr(self, name) for name in plain}
         if self.lengths is not None:
             found["T"] = self.tokens
@@ -84,11 +87,11 @@ class Setting:
     def make(self, op: Operator, device: str = "cpu") -> tuple[dict, Arriving]:
         """The arguments by the operator's names, contiguous, and the gradients that arrive at o and the state."""
         sizes = {axis: getattr(self, axis) for axis in ("B", "H", "K", "V", "M") if axis in op.sizes}
+        sizes |= {axis: self.groups * self.H for axis in ("HQ", "HV") if axis in op.sizes}
         ends = None
         if self.lengths is not None:
             ends = torch.tensor([0, *self.lengths], device="cpu").cumsum(0)
         sizes |= {"T": self.tokens, "cu_seqlens": ends}
-        mixed = isinstance(self.decay, (tuple, list))
         of_decay = None if self.decay_dtype is None else getattr(torch, self.decay_dtype)
         how = {
             "dtype": self.torch_dtype,
@@ -96,22 +99,16 @@ class Setting:
             "seed": self.seed,
             "initial_state": self.initial_state,
         }
-        x = make_inputs(op, **sizes, **how, decay=-1.0 if mixed else self.decay, device=device)
-        w = x[op.decay]
-        if mixed:
-            w[..., 0::2], w[..., 1::2] = self.decay
-        if self.per_head:
-            heads = torch.arange(w.shape[2], device=w.device, dtype=w.dtype)
-            w *= 1 + self.per_head * heads[:, None]
-        if self.spike is not None:
-            w[:, self.spike[0]] = self.spike[1]
-        if self.first:
-            w[:, 0] = self.first * torch.arange(w.shape[2], device=w.device, dtype=w.dtype)[:, None]
+        if op.decay:
+            how["decay"] = -1.0 if isinstance(self.decay, (tuple, list)) else self.decay
+        x = make_inputs(op, **sizes, **how, device=device)
+        if op.decay:
+            self._change(x[op.decay], op)
         if self.repeated:
             for name in repeated(op):
                 x[name] = x[name][:, :1].expand_as(x[name]).contiguous()
         if self.bad is not None:
-            x["v"][:1, self.bad[0], :1] = float(self.bad[1])
+            x[op.value][:1, self.bad[0], :1] = float(self.bad[1])
         if self.scale is not None:
             x["scale"] = self.scale
         arriving = cotangents(op, x, dfinal_state=True)
@@ -123,6 +120,26 @@ class Setting:
         if self.final_state:
             x["output_final_state"] = True
         return x, arriving
+
+    def _change(self, w: Tensor, op: Operator) -> None:
+        """What is special about the decays, written into them; numbers are natural logarithms."""
+        axes = op.axes[op.decay].split()
+        if isinstance(self.decay, (tuple, list)):
+            pair = [x / op.nats for x in self.decay]
+            if has_channels(op):
+                w[..., 0::2], w[..., 1::2] = pair
+            else:
+                w[:], w[:, ::MIXED_TOKENS] = pair[1], pair[0]
+        heads = next((n for n, axis in enumerate(axes) if axis.startswith("H")), None)
+        if heads is not None and (self.per_head or self.first):
+            each = torch.arange(w.shape[heads], device=w.device, dtype=w.dtype)
+            each = each.view(-1, *[1] * (w.ndim - heads - 1))
+            if self.per_head:
+                w *= 1 + self.per_head * each
+            if self.first and "T" in axes:
+                w[:, 0] = self.first / op.nats * each
+        if self.spike is not None and "T" in axes:
+            w[:, self.spike[0]] = self.spike[1] / op.nats
 
     def laid_out(self, inputs: Mapping, arriving: Arriving, op: Operator) -> tuple[dict, Arriving]:
         """The same values as they lie in memory here."""
@@ -145,6 +162,15 @@ class Setting:
 
     def without(self, **fields) -> "Setting":
         return replace(self, **fields)
+
+
+MIXED_TOKENS = 8
+"""Where a decay has no channels, every so many tokens have the first of a pair."""
+
+
+def has_channels(op: Operator) -> bool:
+    """Whether the decay of a token is different for each channel of a head."""
+    return len(op.axes[op.decay].split()) > 3
 
 
 def repeated(op: Operator) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from torch import Tensor
 
 from ..numerics.arguments import named_function, one_of, shown
-from ..numerics.operators import OPERATORS, Operator
+from ..numerics.operators import Operator, known, operator
 from ..ops.common.dispatch import interpreted_alone
 
 REFUSALS = (TypeError, ValueError, NotImplementedError, AssertionError)
@@ -44,7 +44,7 @@ class BackwardBroken(Broken):
 class Subject:
     """A callable, called as an operator.
 
-    function: the callable; like: the operator's name, "rwkv6", "rwkv7" or "gsa"; adapter: called with the callable and
+    function: the callable; like: the operator, as `flakit.audit` takes it; adapter: called with the callable and
     the operator's arguments in its place, to translate. name: how reports call it; source: the lines of Python that
     import it in a script of its own, as `function`.
     """
@@ -52,7 +52,7 @@ class Subject:
     def __init__(
         self,
         function: Callable,
-        like: str | None = None,
+        like: str | Operator | None = None,
         *,
         adapter: Callable | None = None,
         name: str | None = None,
@@ -62,14 +62,15 @@ class Subject:
             if not callable(x) and not (argument == "adapter" and x is None):
                 raise TypeError(f"{argument}: expected a function, got {shown(x)}")
         self.name = name or _name_of(function)
-        self.op: Operator = OPERATORS[one_of("like", _guessed(self.name) if like is None else like, OPERATORS)]
+        self.op: Operator = operator(_like(_guessed(self.name) if like is None else like))
         self.function = function if adapter is None else functools.partial(adapter, function)
-        self.source = source or _import_of(function, "function")
+        self.source = source or import_of(function, "function")
         if adapter is not None:
-            self.source += _import_of(adapter, "adapter")
+            self.source += import_of(adapter, "adapter")
         self.original, self.adapter, self.adapted = function, adapter, adapter is not None
         self.style = "tuple"
         self.by_name, self.named = self._signature()
+        self.taken = _parameters(self.function)
 
     def _signature(self) -> tuple[bool, frozenset[str]]:
         """Whether the tensors can be given by name, and which of `OPTIONS` can be given at all."""
@@ -103,6 +104,7 @@ class Subject:
                 raise Refused(f"its signature does not name {name}")
         options = {name: x for name, x in options.items() if name in self.named}
         tensors = [given.pop(name) for name in self.op.tensors]
+        options |= {name: x for name, x in self.op.constants.items() if name in self.taken}
         if self.by_name:
             args, given = (), dict(zip(self.op.tensors, tensors, strict=True)) | given
         else:
@@ -143,7 +145,7 @@ class Subject:
         return o, parts
 
 
-def load(spec: str, like: str | None = None, adapter: str | None = None) -> Subject:
+def load(spec: str, like: str | Operator | None = None, adapter: str | None = None) -> Subject:
     """The subject that a command line names: "chunk_rwkv6", "package.module:attribute" or "file.py:attribute".
 
     adapter: a function in the same notation. Raises ValueError where there is no such thing.
@@ -202,7 +204,14 @@ def _from_file(path: Path, attribute: str, called: str) -> tuple[str, ...]:
     )
 
 
-def _import_of(function: Callable, called: str) -> tuple[str, ...]:
+def _parameters(function: Callable) -> frozenset[str]:
+    try:
+        return frozenset(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return frozenset()
+
+
+def import_of(function: Callable, called: str) -> tuple[str, ...]:
     """How a script imports it; a comment where nobody can."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
     if module is None or "<" in name or not name:
@@ -217,10 +226,18 @@ def _name_of(function: Callable) -> str:
     return getattr(function, "__name__", None) or getattr(getattr(function, "func", None), "__name__", "subject")
 
 
+def _like(like: object) -> str | Operator:
+    if isinstance(like, Operator) or isinstance(like, str) and ":" in like:
+        return like
+    return one_of("like", like, known())
+
+
 def _guessed(name: str) -> str:
-    found = [like for like in OPERATORS if like in name.lower()]
+    """The operator whose name is in a function's, and in no longer one's."""
+    found = [like for like in known() if like in name.lower()]
+    found = [like for like in found if not any(like in other and like != other for other in found)]
     if len(found) != 1:
-        raise ValueError(f"like: expected one of {', '.join(OPERATORS)}: the name {name!r} does not say which it is")
+        raise ValueError(f"like: expected one of {', '.join(known())}: the name {name!r} does not say which it is")
     return found[0]
 
 

@@ -8,6 +8,7 @@ test_my_op = audited(my_op, like="rwkv6")
 from collections.abc import Callable, Iterable
 
 from ..numerics.arguments import one_of
+from ..numerics.operators import Operator
 from .audit import UNSUPPORTED, audit
 from .probes import PROBES
 from .report import setting_words
@@ -16,7 +17,7 @@ from .subject import Subject, load
 
 def audited(
     subject: str | Callable | Subject,
-    like: str | None = None,
+    like: str | Operator | None = None,
     *,
     adapter: str | Callable | None = None,
     only: Iterable[str] | None = None,

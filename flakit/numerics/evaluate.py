@@ -169,13 +169,16 @@ def _by_the_text(
         length = do[:, time].shape[1]
 
         def run(walk, rows=rows, state=state, arrives=arrives):
-            module, extra = (op.reference, ()) if walk else (op.chunked, (64,))
-            o, final = module.forward(*rows, scale, state, *extra)
-            *grads, dinitial = module.backward(*rows, scale, state, *arrives, *extra)
+            if op.chunked is None:
+                o, final, (*grads, dinitial) = op.reference.both(*rows, scale, state, *arrives)
+            else:
+                module, extra = (op.reference, ()) if walk else (op.chunked, (64,))
+                o, final = module.forward(*rows, scale, state, *extra)
+                *grads, dinitial = module.backward(*rows, scale, state, *arrives, *extra)
             return o, *op.parts(final), *grads, *op.parts(dinitial)
 
         found = run(bool(length) and (length <= LONGEST_RECURRENCE if walk is None else walk))
-        if walk is None and LONGEST_RECURRENCE < length <= LONGEST_NOT_FINITE:
+        if walk is None and op.chunked is not None and LONGEST_RECURRENCE < length <= LONGEST_NOT_FINITE:
             if not all(x.isfinite().all() for x in found):
                 found = run(True)
         runs.append(found)
@@ -185,7 +188,8 @@ def _by_the_text(
     for name, parts in zip(names, zip(*runs, strict=True), strict=True):
         if name == "o" or name.removeprefix("d") in op.sequences:
             joined = torch.cat(parts, 1)
-            found[name] = F.pad(joined, (0, 0, 0, 0, 0, do.shape[1] - joined.shape[1]))  # rows of no sequence
+            empty = do.shape[1] - joined.shape[1]  # rows of no sequence
+            found[name] = F.pad(joined, (*[0] * (2 * joined.ndim - 3), empty))
         elif name.removeprefix("d") in op.tensors:
             found[name] = sum(parts)
         elif name in op.outputs or name.removeprefix("d") in exact:

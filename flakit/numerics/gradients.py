@@ -43,20 +43,20 @@ def rounding_error(dtype: torch.dtype) -> float:
 
 
 def along_time(got: Tensor, truth: Tensor) -> Tensor:
-    """Where along t the error sits: [B, T, H, D] -> [T], float64.
+    """Where along t the error sits: [B, T, H, D] or [B, T, H] -> [T], float64.
 
     RMS error of each time step relative to the RMS of the whole truth, so that a step whose true value is tiny does not
     stand out; inf where a value that should be finite is not.
     """
     got, truth = real_tensor("got", got), real_tensor("truth", truth)
-    if got.ndim != 4:
+    if got.ndim not in (3, 4):
         raise ValueError(f"got: expected [B, T, H, D], a tensor with a time axis, got {list(got.shape)}")
     if got.shape != truth.shape:
         raise ValueError(f"truth: expected {list(got.shape)} like got, got {list(truth.shape)}")
     truth = truth.double()
     error = torch.where(got.double() == truth, 0.0, (got.double() - truth).abs().nan_to_num(torch.inf, torch.inf))
     rms = truth.square().mean().sqrt()
-    per_step = error.square().mean((0, 2, 3)).sqrt()
+    per_step = error.square().mean((0, *range(2, error.ndim))).sqrt()
     return torch.where(per_step == 0, 0.0, per_step / rms)
 
 

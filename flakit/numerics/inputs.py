@@ -16,15 +16,8 @@ from torch import Tensor
 
 from ..ops.common.validation import FLOATS, check_offsets, check_packing
 from .arguments import flag, plain, shown, whole_number
+from .draws import NORMAL, logsigmoid, sigmoid
 from .operators import Operator, operator, state_dtype
-
-
-def _sigmoid(x: np.ndarray) -> np.ndarray:
-    return np.exp(_logsigmoid(x))
-
-
-def _logsigmoid(x: np.ndarray) -> np.ndarray:
-    return -np.logaddexp(0.0, -x)
 
 
 def _rwkv6_init(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
@@ -39,28 +32,12 @@ def _spikes(value: float) -> Callable:
     return lambda rng, shape: np.where(rng.random(shape) < 0.05, value, -0.01)
 
 
-def _removal_key(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    x = rng.standard_normal(shape)
-    return x / np.linalg.norm(x, axis=-1, keepdims=True)
+def _mamba2(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    # A is drawn once for every head, 1 to 16, and the step's bias so that a step is 0.001 to 0.1; tokens move it.
+    A = rng.uniform(1, 16, (shape[2], *[1] * (len(shape) - 3)))
+    step = np.exp(rng.uniform(math.log(1e-3), math.log(1e-1), shape[2:]))
+    return -A * np.logaddexp(0.0, np.log(np.expm1(step)) + 0.5 * rng.standard_normal(shape))
 
-
-def _written_back(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    (gate,) = rng.spawn(1)  # a stream of its own, or a longer T would not continue a shorter one
-    return _removal_key(rng, shape) * _sigmoid(gate.standard_normal(shape))
-
-
-def _over_slots(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    x = np.exp(rng.standard_normal(shape))
-    return x / x.sum(-1, keepdims=True)
-
-
-_AS_IN_THE_MODEL: dict[tuple[str, str], tuple[Callable, int]] = {
-    # a and b draw from one stream: they share their key.
-    ("rwkv7", "a"): (lambda rng, shape: -_removal_key(rng, shape), 4),
-    ("rwkv7", "b"): (_written_back, 4),
-    ("gsa", "s"): (_over_slots, 3),
-}
-"""What a model does not draw as standard normal: how, and from which stream."""
 
 _PROFILES: dict[str, tuple[str, Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]]] = {
     "rwkv6-init": (
@@ -73,11 +50,15 @@ _PROFILES: dict[str, tuple[str, Callable[[np.random.Generator, tuple[int, ...]],
     ),
     "rwkv7": (
         "-0.6065 sigmoid(x), x normal: RWKV7, bounded by -0.6065 per token",
-        lambda rng, shape: -math.exp(-0.5) * _sigmoid(rng.standard_normal(shape)),
+        lambda rng, shape: -math.exp(-0.5) * sigmoid(rng.standard_normal(shape)),
     ),
-    "gsa": ("logsigmoid(x) / 8, x normal: GSA", lambda rng, shape: _logsigmoid(rng.standard_normal(shape)) / 8),
-    "gla": ("logsigmoid(x) / 16, x normal: GLA", lambda rng, shape: _logsigmoid(rng.standard_normal(shape)) / 16),
-    "logsigmoid": ("logsigmoid(x), x normal: mean -0.81", lambda rng, shape: _logsigmoid(rng.standard_normal(shape))),
+    "gsa": ("logsigmoid(x) / 8, x normal: GSA", lambda rng, shape: logsigmoid(rng.standard_normal(shape)) / 8),
+    "mamba2": (
+        "-A softplus(x): Mamba-2, gated delta rule and KDA as fresh models have them, A from 1 to 16 for each head",
+        _mamba2,
+    ),
+    "gla": ("logsigmoid(x) / 16, x normal: GLA", lambda rng, shape: logsigmoid(rng.standard_normal(shape)) / 16),
+    "logsigmoid": ("logsigmoid(x), x normal: mean -0.81", lambda rng, shape: logsigmoid(rng.standard_normal(shape))),
     "uniform": (
         "log-uniform in [-8, -1e-5]: slow and fast channels side by side",
         lambda rng, shape: -np.exp(rng.uniform(math.log(1e-5), math.log(8), shape)),
@@ -87,6 +68,9 @@ _PROFILES: dict[str, tuple[str, Callable[[np.random.Generator, tuple[int, ...]],
     "inf-spikes": ("-0.01 with 5% of -inf: now and then a channel is wiped exactly", _spikes(-math.inf)),
     "forget": ("-inf: everything is forgotten at every token", lambda rng, shape: np.full(shape, -math.inf)),
 }
+
+MODEL = "model"
+"""The profile that an operator's own model has, whichever that is."""
 
 DECAYS: dict[str, str] = {name: description for name, (description, _) in _PROFILES.items()}
 """The decay profiles by name, with one line each; all are natural-log decays per token."""
@@ -102,6 +86,7 @@ def inputs(
     V: int | None = None,
     M: int | None = None,
     HQ: int | None = None,
+    HV: int | None = None,
     cu_seqlens: Tensor | Sequence[int] | None = None,
     decay: str | float | Tensor | np.ndarray | None = None,
     dtype: torch.dtype = torch.float32,
@@ -114,22 +99,25 @@ def inputs(
     """Inputs of an operator by the names of its arguments, ready for `chunk_rwkv6(**inputs("rwkv6"))`.
 
     B, T, H, K, V: batch, time, heads, rows (keys) and columns (values) of the state; T defaults to 64, V to K.
-    M, HQ: of GSA only: memory slots, default 32; query heads, a multiple of H, default H.
+    M, HQ: of GSA only: memory slots, default 32; query heads, a multiple of H, default H. HV: of gated delta rule and
+        KDA only: heads of the values, a multiple of H, default H.
     cu_seqlens: the offsets [N + 1] of N packed sequences, from 0, non-decreasing; the last one is T's default, and
         rows up to a larger T are padding; B is 1. They are put among the inputs, and initial states are drawn for N
         sequences.
-    decay: a profile of `DECAYS`, one natural-log decay <= 0 for all tokens, or a tensor of the decay's shape. Default:
-        what the operator's model has ("rwkv6-init", "rwkv7", "gsa").
+    decay: a profile of `DECAYS`, one natural-log decay <= 0 for all tokens, or a tensor of the decay's shape, all of
+        them natural logarithms. Default: what the operator's model has ("rwkv6-init", "rwkv7", "gsa", "mamba2", …). An
+        operator without a decay among its arguments takes none.
     dtype: of every sequence tensor; decay_dtype: of the decay alone (default: dtype).
     initial_state: add a random float32 (float64 for float64) initial state, for GSA a pair (hk, hv); without it the key
         is absent.
     All but the decay are standard normal, but for what a model makes otherwise: RWKV7's a = -κ̂ and b = κ̂ sigmoid(x)
-    with κ̂ of length 1 in each head, GSA's s = softmax over the slots of a normal. Nothing here touches a global random
-    state.
+    with κ̂ of length 1 in each head, GSA's s = softmax over the slots of a normal, q and k of length 1 and beta =
+    sigmoid(x) of the delta rules, HGRN2's k = 1 - e^g; of a described operator what its description says. Nothing
+    here touches a global random state.
     """
     op = operator(op)
     offsets = None if cu_seqlens is None else _offsets(cu_seqlens, B, T)
-    sizes = _sizes(op, offsets, B=B, T=T, H=H, K=K, V=V, M=M, HQ=HQ)
+    sizes = _sizes(op, offsets, B=B, T=T, H=H, K=K, V=V, M=M, HQ=HQ, HV=HV)
     decay_dtype = dtype if decay_dtype is None else decay_dtype
     for name, wanted in (("dtype", dtype), ("decay_dtype", decay_dtype)):
         if not isinstance(wanted, torch.dtype) or wanted not in FLOATS:
@@ -139,15 +127,20 @@ def inputs(
     initial_state = flag("initial_state", initial_state, own_state)
     requires_grad = flag("requires_grad", requires_grad)
 
+    if not op.decay and decay is not None:
+        raise ValueError(f"decay: expected None, {op.label} has no such argument, got {shown(decay)}")
     made = {}
     for stream, name in enumerate(op.tensors + (op.states if initial_state else ())):
         axes = op.axes[name].split()
         if name == op.decay:
             rng = np.random.default_rng([seed, stream])
-            x = _decay(op.profile if decay is None else decay, rng, axes, sizes)
+            profiles = _PROFILES | {name: ("", how) for name, how in op.profiles.items()}
+            profile = op.profile if decay is None or isinstance(decay, str) and decay == MODEL else decay
+            x = _decay(profile, rng, axes, sizes, profiles) / op.nats
         else:
-            how, stream = _AS_IN_THE_MODEL.get((op.name, name), (np.random.Generator.standard_normal, stream))
-            x = _time_first(np.random.default_rng([seed, stream]), axes, sizes, how)
+            drawn = op.draws.get(name, NORMAL)
+            stream = op.tensors.index(drawn.stream) if drawn.stream else stream
+            x = _time_first(np.random.default_rng([seed, stream]), axes, sizes, drawn.how)
         to = state_dtype(dtype) if name in op.states else decay_dtype if name == op.decay else dtype
         made[name] = x.to(to).to(device).requires_grad_(requires_grad)
     return op.arguments(made, {} if offsets is None else {"cu_seqlens": offsets.to(device)})
@@ -155,15 +148,17 @@ def inputs(
 
 def _sizes(op: Operator, offsets: Tensor | None, **given) -> dict[str, int]:
     """The size of every axis of an operator, from what was given for it."""
-    default = {"T": 64 if offsets is None else offsets[-1], "V": given["K"], "M": 32, "HQ": given["H"]}
-    sizes = {}
+    default = {"T": 64 if offsets is None else offsets[-1], "V": given["K"], "M": 32}
+    default |= dict.fromkeys(("HQ", "HV"), given["H"])
+    sizes = dict(op.own_sizes)
     for axis, size in given.items():
         if axis in op.sizes:
             sizes[axis] = whole_number(axis, default.get(axis) if size is None else size)
         elif size is not None:
             raise ValueError(f"{axis}: expected None, {op.label} has no such axis, got {shown(size)}")
-    if sizes.get("HQ", sizes["H"]) % sizes["H"]:
-        raise ValueError(f"HQ: expected a multiple of H = {sizes['H']}, got {sizes['HQ']}")
+    for heads in ("HQ", "HV"):
+        if sizes.get(heads, sizes["H"]) % sizes["H"]:
+            raise ValueError(f"{heads}: expected a multiple of H = {sizes['H']}, got {sizes[heads]}")
     sizes["N"] = sizes["B"] if offsets is None else len(offsets) - 1
     for name in (*op.tensors, *op.states):
         axes = op.axes[name].split()
@@ -206,13 +201,13 @@ def _time_first(rng, axes: list[str], sizes: dict[str, int], draw: Callable) -> 
     return x.permute([drawn.index(a) for a in axes]).contiguous()
 
 
-def _decay(decay, rng, axes: list[str], sizes: dict[str, int]) -> Tensor:
+def _decay(decay, rng, axes: list[str], sizes: dict[str, int], profiles: dict) -> Tensor:
     shape = tuple(sizes[a] for a in axes)
     if isinstance(decay, str):
-        if decay not in _PROFILES:
-            expected = f"one of {', '.join(DECAYS)}, a number <= 0 or a tensor"
+        if decay not in profiles:
+            expected = f"one of {', '.join(profiles)}, a number <= 0 or a tensor"
             raise ValueError(f"decay: expected {expected}, got {shown(decay)}")
-        return _time_first(rng, axes, sizes, _PROFILES[decay][1])
+        return _time_first(rng, axes, sizes, profiles[decay][1])
     number = plain(decay)
     if isinstance(number, Real) and not isinstance(number, bool):
         try:

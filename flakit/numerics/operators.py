@@ -1,8 +1,9 @@
 """The operators, described once: everything that works "for any operator" looks here and nowhere else."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -21,18 +22,35 @@ from ..ops.rwkv7 import chunk_rwkv7, fused_recurrent_rwkv7
 from ..ops.rwkv7 import chunk_torch as rwkv7_chunked
 from ..ops.rwkv7 import reference as rwkv7_reference
 from .arguments import one_of, shown
+from .draws import REMOVAL_KEY, SOFTMAX, WRITTEN_BACK, Draw, How
 
 
-@dataclass(frozen=True)
+class Reference(Protocol):
+    """What says what an operator computes: a module of `ops`, or `described.ByAutograd` around a function."""
+
+    def forward(self, *given: object) -> tuple: ...
+
+    def backward(self, *given: object) -> tuple: ...
+
+
+@dataclass(frozen=True, eq=False)
 class Operator:
-    """What an instrument or a panel must know to drive an operator.
+    """What an instrument or a panel must know to drive an operator; equal to itself alone.
 
     tensors: the arguments with a gradient, in the order that `reference` and `chunked` take them; o's dtype is the
     first one's. states: the state's parts by name; several go in and out of the operator as a tuple.
     axes: of every tensor, state and of o, by name ("B T H K"): B batch, T time, H heads, K keys, V values; GSA also HQ
     query heads, M slots; of a state, N sequences.
-    reference: module with `forward`, `backward` and `steps`; chunked: the same maths in chunks, `forward`, `backward`.
-    decay: the argument that holds the natural-log decay; profile: the decay of `flakit.inputs` unless said otherwise.
+    reference: `forward` and `backward`, of flakit's own operators also `steps`; chunked: the same maths in chunks, None
+    where there is no such thing.
+    decay: the argument that holds the log decay, "" where none does; profile: the decay of `flakit.inputs` unless said
+    otherwise; profiles: those that only this operator has. nats: natural-log units of one unit of the decay argument,
+    1, or ln 2 where it is a logarithm of base 2. fixed_decay: the natural-log decay of each of so many heads, where it
+    is no argument.
+    draws: how a model makes its tensors, standard normal where nothing is said. constants: further arguments, given to
+    functions whose signature names them. own_sizes: of axes that `flakit.inputs` has no argument for.
+    heads_alike: a head computes the same wherever among the heads it stands. has_scale: the formula has one.
+    solves: in chunks it solves a triangular system, as a delta rule does.
     scale_exponent: the scale is K to this power where none is given. chunk_sizes: those that the kernels take.
     state_products: with every element of its state, at each token: what is written and what is read, of RWKV7 also what
     is looked up and what is taken out.
@@ -41,8 +59,8 @@ class Operator:
     name: str
     label: str
     forms: Mapping[str, Callable]
-    reference: ModuleType
-    chunked: ModuleType
+    reference: ModuleType | Reference
+    chunked: ModuleType | Reference | None
     axes: Mapping[str, str]
     tensors: tuple[str, ...]
     decay: str
@@ -52,6 +70,33 @@ class Operator:
     state_products: int = 2
     states: tuple[str, ...] = ("initial_state",)
     outputs: tuple[str, ...] = ("o", "final_state")
+    profiles: Mapping[str, How] = field(default_factory=dict)
+    nats: float = 1.0
+    fixed_decay: Callable[[int], Tensor] | None = None
+    draws: Mapping[str, Draw] = field(default_factory=dict)
+    constants: Mapping[str, object] = field(default_factory=dict)
+    own_sizes: Mapping[str, int] = field(default_factory=dict)
+    heads_alike: bool = True
+    has_scale: bool = True
+    solves: bool = False
+
+    @property
+    def value(self) -> str:
+        """The tensor that is written: v, or what has its axes of time and values."""
+        found = [name for name in self.sequences if "V" in self.axes[name].split()]
+        return "v" if "v" in found or not found else found[0]
+
+    def log_decay(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """The natural-log decays [B, T, ...] among the inputs; where none is an argument, those of the heads or 0."""
+        first = inputs[self.sequences[0]]
+        if self.decay:
+            w = inputs[self.decay].detach() * self.nats
+            return w if self.decay in self.sequences else w.expand(*first.shape[:2], *w.shape)
+        heads = next((n for n, axis in enumerate(self.axes[self.sequences[0]].split()) if axis[0] == "H"), None)
+        if self.fixed_decay is None or heads is None:
+            return first.new_zeros(first.shape[:2], dtype=torch.float64)
+        w = self.fixed_decay(first.shape[heads]).to(first.device, torch.float64)
+        return w.expand(*first.shape[:2], -1)
 
     @property
     def sequences(self) -> tuple[str, ...]:
@@ -158,6 +203,8 @@ OPERATORS: dict[str, Operator] = {
             chunk_sizes=rwkv7_api.CHUNK_SIZES,
             scale_exponent=0.0,
             state_products=4,
+            draws={"a": REMOVAL_KEY, "b": WRITTEN_BACK},
+            solves=True,
         ),
         Operator(
             name="gsa",
@@ -174,6 +221,7 @@ OPERATORS: dict[str, Operator] = {
             chunk_sizes=gsa_api.CHUNK_SIZES,
             states=("initial_hk", "initial_hv"),
             outputs=("o", "final_hk", "final_hv"),
+            draws={"s": SOFTMAX},
         ),
     )
 }
@@ -184,8 +232,23 @@ def state_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
+DESCRIBED: dict[str, Operator] = {}
+"""What was described by `flakit.describe` in this process, by name."""
+
+
+def known() -> dict[str, Operator]:
+    """All operators by name: flakit's own, then the family, then what was described."""
+    from .family import FAMILY  # which is described by what stands here
+
+    return OPERATORS | FAMILY | DESCRIBED
+
+
 def operator(op: str | Operator) -> Operator:
-    """Look an operator up by name; an `Operator` is returned as it is."""
+    """Look an operator up by name, or describe the reference that "file.py:function" names; an `Operator` stays."""
     if isinstance(op, Operator):
         return op
-    return OPERATORS[one_of("op", op, OPERATORS)]
+    if isinstance(op, str) and ":" in op:
+        from .described import from_reference
+
+        return from_reference(op)
+    return known()[one_of("op", op, known())]

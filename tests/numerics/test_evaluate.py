@@ -175,5 +175,5 @@ def test_wrong_arguments_are_named():
         evaluate("rwkv6", x, form="parallel")
     with pytest.raises(ValueError, match="inputs: expected r, k, v, w, u, got none for w"):
         truth("rwkv6", {name: t for name, t in x.items() if name != "w"})
-    with pytest.raises(ValueError, match="op: expected one of rwkv6, rwkv7, gsa, got 'gla'"):
-        truth("gla", x)
+    with pytest.raises(ValueError, match="op: expected one of rwkv6, rwkv7, gsa, .*, got 'rwkv5'"):
+        truth("rwkv5", x)

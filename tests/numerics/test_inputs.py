@@ -13,6 +13,7 @@ RANGES = {  # log decay per token: lowest and highest value a profile may reach
     "rwkv6-wide": (-math.exp(2.5), -math.exp(-6)),
     "rwkv7": (-math.exp(-0.5), 0.0),
     "gsa": (-1.0, 0.0),
+    "mamba2": (-16.0, 0.0),
     "gla": (-0.5, 0.0),
     "logsigmoid": (-8.0, 0.0),
     "uniform": (-8.0, -1e-5),
@@ -124,7 +125,7 @@ def test_gradients_on_request():
 @pytest.mark.parametrize(
     "wrong, kind, message",
     [
-        (dict(op="rwkv9"), ValueError, "op: expected one of rwkv6, rwkv7, gsa, got 'rwkv9'"),
+        (dict(op="rwkv9"), ValueError, "op: expected one of rwkv6, rwkv7, gsa, .*, got 'rwkv9'"),
         (
             dict(decay="rwkv"),
             ValueError,

@@ -1,6 +1,6 @@
 """Packed sequences: N sequences laid end to end in a batch of one, with offsets cu_seqlens [N + 1]."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -79,3 +79,35 @@ def positions(cu_seqlens: Tensor, T: int) -> Tensor:
     cu_seqlens = cu_seqlens.contiguous()
     token = torch.arange(T, dtype=cu_seqlens.dtype, device=cu_seqlens.device)
     return token - cu_seqlens[torch.searchsorted(cu_seqlens, token, right=True) - 1]
+
+
+def one_by_one(
+    run: Callable[[Mapping[str, Tensor], State | None], tuple[Tensor, State]],
+    rows: Mapping[str, Tensor],
+    state: State | None,
+    cu_seqlens: Tensor,
+    zeros: Callable[[], State],
+) -> tuple[Tensor, State]:
+    """`run(rows, state)` for each of N sequences in a batch of one, joined: o [1, T, ...] and the states [N, ...].
+
+    rows: [1, T, ...] by name. zeros: makes the state [1, ...] that an empty sequence has where none is given. Rows of
+    no sequence are zero.
+    """
+    outputs, states, ends = [], [], cu_seqlens.tolist()
+    for n, (begin, end) in enumerate(zip(ends, ends[1:], strict=False)):
+        own = None if state is None else _each(lambda x, n=n: x[n : n + 1], state)
+        if begin == end:
+            states.append(zeros() if own is None else own)
+            continue
+        o, final = run({name: x[:, begin:end] for name, x in rows.items()}, own)
+        outputs.append(o)
+        states.append(final)
+    tokens = next(iter(rows.values())).shape[1]
+    outputs.append(outputs[0].new_zeros(1, tokens - ends[-1], *outputs[0].shape[2:]))
+    if isinstance(states[0], Tensor):
+        return torch.cat(outputs, 1), torch.cat(states)
+    return torch.cat(outputs, 1), tuple(torch.cat(parts) for parts in zip(*states, strict=True))
+
+
+def _each(change: Callable[[Tensor], Tensor], state: State) -> State:
+    return change(state) if isinstance(state, Tensor) else tuple(change(part) for part in state)

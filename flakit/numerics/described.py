@@ -1,0 +1,550 @@
+"""An operator described by its user: a function with a forward, and what its arguments are.
+
+    op = flakit.describe(
+        "kda",
+        naive,
+        axes={"q k": "B T H K", "v": "B T HV V", "g": "B T HV K", "beta": "B T HV"},
+        decay="g",
+        draws={"q k": "unit", "beta": "sigmoid"},
+    )
+
+The same stands in the function's docstring, or in a file beside its own, as TOML:
+
+    [flakit]
+    decay = "g"
+    axes = { "q k" = "B T H K", v = "B T HV V", g = "B T HV K", beta = "B T HV" }
+    draws = { "q k" = "unit", beta = "sigmoid" }
+"""
+
+import functools
+import inspect
+import math
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from textwrap import dedent
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..ops.common.packed import one_by_one
+from .arguments import function, named_function, one_of, plain, shown, whole_number
+from .draws import Draw, draw, recorded
+from .operators import DESCRIBED, OPERATORS, Operator
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+LOGS = {"natural": 1.0, "base 2": math.log(2)}
+"""Logarithms of a decay, each with its unit in natural ones."""
+OPTIONS = ("scale", "initial_state", "output_final_state", "cu_seqlens")
+NEEDED = ("B", "T", "H", "K", "V")
+HEADS = ("H", "HQ", "HV")
+TABLE = "flakit"
+
+
+class Output(NamedTuple):
+    o: Tensor
+    final_state: Tensor | tuple[Tensor, ...] | None
+
+
+def output(returned: object) -> Output:
+    """o and the final state (None where there is none) of what a function returns: o, a tuple that begins with o and
+    the final state, or a result with these names."""
+    if isinstance(returned, Tensor):
+        return Output(returned, None)
+    if isinstance(getattr(returned, "o", None), Tensor):
+        return Output(returned.o, getattr(returned, "final_state", None))
+    if isinstance(returned, (tuple, list)) and returned and isinstance(returned[0], Tensor):
+        return Output(returned[0], returned[1] if len(returned) > 1 else None)
+    raise TypeError(f"expected o, a tuple that begins with o, or a result with o, got {shown(returned)}")
+
+
+class Called:
+    """A function, called as an operator is: the tensors by name where its signature has these names, else in order.
+
+    tensors, states: names; axes: of each; constants: further arguments, given where the signature names them.
+    """
+
+    def __init__(
+        self,
+        function: Callable,
+        tensors: tuple[str, ...],
+        states: tuple[str, ...],
+        axes: Mapping[str, str],
+        constants: Mapping[str, object],
+    ):
+        self.function, self.name = function, getattr(function, "__name__", "the function")
+        self.tensors, self.states, self.axes, self.constants = tensors, states, axes, constants
+        parameters = inspect.signature(function).parameters.values()
+        self.named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+        self.style = "tuple"  # of what it returned last: "tensor", "tuple" or "attributes"
+        self.all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+
+    def on(self, tensors: Mapping[str, Tensor], scale: float | None, state: object) -> Output:
+        """As the function computes it, with a final state where it has one; `state` as it takes it."""
+        options = {"scale": scale, "initial_state": state, "output_final_state": True if self.states else None}
+        options = {name: x for name, x in options.items() if x is not None and (name in self.named or self.all)}
+        return self.made(tensors, options)
+
+    def made(self, tensors: Mapping[str, Tensor], options: Mapping[str, object]) -> Output:
+        options = {**options, **{name: x for name, x in self.constants.items() if name in self.named}}
+        if set(self.tensors) <= self.named:
+            returned = self.function(**tensors, **options)
+        else:
+            returned = self.function(*(tensors[name] for name in self.tensors), **options)
+        made = output(returned)
+        self.style = "tensor" if made.o is returned else "tuple" if isinstance(returned, tuple) else "attributes"
+        return made
+
+    def zeros(self, tensors: Mapping[str, object]) -> list[Tensor]:
+        """Initial states for these tensors; "N" among them: for so many sequences."""
+        size = {}
+        for name in self.tensors:
+            size |= zip(self.axes[name].split(), tensors[name].shape, strict=True)
+        size["N"] = tensors.get("N", size["B"])
+        first = tensors[self.tensors[0]]
+        return [first.new_zeros([size[axis] for axis in self.axes[name].split()]) for name in self.states]
+
+    def parts(self, state: object) -> list[Tensor]:
+        return [] if state is None else [state] if isinstance(state, Tensor) else list(state)
+
+    def joined(self, parts: Iterable[Tensor]) -> object:
+        parts = tuple(parts)
+        return None if not parts else parts[0] if len(parts) == 1 else parts
+
+
+class Kernel(Called):
+    """A form of a described operator, with the arguments and the result of flakit's own."""
+
+    def __call__(self, *, output_final_state: bool = False, **given) -> Output:
+        tensors = {name: given.pop(name) for name in self.tensors}
+        options = {name: x for name, x in given.items() if x is not None}
+        if unknown := [name for name in options if name not in self.named and not self.all]:
+            raise TypeError(f"{self.name}: expected arguments among its own, got {', '.join(unknown)}")
+        if self.states and ("output_final_state" in self.named or self.all):
+            options["output_final_state"] = output_final_state
+        return self.made(tensors, options)
+
+
+class Naive(Called):
+    """The reference as a form: any dtype, packed sequences."""
+
+    def __call__(self, *, output_final_state: bool = False, **given) -> Output:
+        """Arithmetic is float64 for float64 inputs and float32 for others, o in the dtype of the first tensor."""
+        rows = {name: given.pop(name) for name in self.tensors}
+        first = rows[self.tensors[0]]
+        wide = torch.promote_types(first.dtype, torch.float32)
+        scale, state, ends = (given.pop(name, None) for name in ("scale", "initial_state", "cu_seqlens"))
+        if given:
+            raise TypeError(f"expected arguments among {', '.join((*self.tensors, *OPTIONS))}, got {', '.join(given)}")
+        rows = {name: x.to(wide) for name, x in rows.items()}
+        shared = {name: x for name, x in rows.items() if "T" not in self.axes[name].split()}
+        timed = {name: x for name, x in rows.items() if name not in shared}
+
+        def run(timed, state):
+            o, final = self.on(timed | shared, scale, state)
+            return o, final if self.states else o[:, :0]
+
+        def zeros():
+            return self.joined(self.zeros(rows | {"N": 1}))
+
+        o, final = run(timed, state) if ends is None else one_by_one(run, timed, state, ends, zeros)
+        return Output(o.to(first.dtype), final if output_final_state and self.states else None)
+
+
+class ByAutograd(Called):
+    """`forward` and `backward` of an operator's reference from a function that has only a forward.
+
+    Gradients come from automatic differentiation, in the dtype that the tensors have.
+    """
+
+    def forward(self, *given) -> tuple[Tensor, object]:
+        o, *parts = self._run(given)[0]
+        return o.detach(), self.joined(part.detach() for part in parts)
+
+    def backward(self, *given) -> tuple:
+        *given, do, dstate = given
+        made, leaves = self._run(given)
+        return self._gradients(made, leaves, do, dstate)
+
+    def both(self, *given) -> tuple[Tensor, object, tuple]:
+        """o, the final state and what `backward` returns, of one run."""
+        *given, do, dstate = given
+        made, leaves = self._run(given)
+        o, *parts = (x.detach() for x in made)
+        return o, self.joined(parts), self._gradients(made, leaves, do, dstate)
+
+    @torch.enable_grad()
+    def _run(self, given) -> tuple[list[Tensor], list[Tensor]]:
+        """The outputs and the leaves: the tensors, then the state's parts, zeros where none is given."""
+        *rows, scale, state = given
+        tensors = {name: x.detach().requires_grad_() for name, x in zip(self.tensors, rows, strict=True)}
+        parts = [x.detach().requires_grad_() for x in (self.parts(state) or self.zeros(tensors))]
+        if not next(x for name, x in tensors.items() if "T" in self.axes[name].split()).shape[1]:
+            return [self._nothing(tensors), *parts], [*tensors.values(), *parts]
+        o, final = self.on(tensors, scale, self.joined(parts))
+        return [o, *self.parts(final)][: 1 + len(self.states)], [*tensors.values(), *parts]
+
+    def _nothing(self, tensors) -> Tensor:
+        """o of no token."""
+        size = {}
+        for name in self.tensors:
+            size |= zip(self.axes[name].split(), tensors[name].shape, strict=True)
+        return tensors[self.tensors[0]].new_zeros([size[axis] for axis in self.axes["o"].split()])
+
+    def _gradients(self, made, leaves, do, dstate) -> tuple:
+        pairs = list(zip(made, [do, *self.parts(dstate)], strict=False))
+        pairs = [(y, dy) for y, dy in pairs if y.requires_grad]
+        if not pairs:
+            grads = [torch.zeros_like(x) for x in leaves]
+        else:
+            made, arriving = zip(*pairs, strict=True)
+            grads = torch.autograd.grad(made, leaves, arriving, allow_unused=True, materialize_grads=True)
+        n = len(self.tensors)
+        return *grads[:n], self.joined(grads[n:])
+
+
+def describe(
+    name: str,
+    forward: Callable,
+    axes: Mapping[str, str | list[str]],
+    *,
+    decay: str = "",
+    log: str = "natural",
+    profile: str | None = None,
+    draws: Mapping[str, object] | None = None,
+    data: Mapping[str, Tensor] | str | Path | None = None,
+    scale_exponent: float = -0.5,
+    constants: Mapping[str, object] | None = None,
+    sizes: Mapping[str, int] | None = None,
+    kernels: Mapping[str, Callable] | None = None,
+    label: str | None = None,
+) -> Operator:
+    """Describe an operator, so that the instruments take it: `flakit.audit(my_kernel, like=flakit.describe(…))`.
+
+    name: what it is called, and what `like` and `flakit.inputs` know it by from now on.
+    forward: the naive recurrence, in PyTorch, called with the tensors of `axes` by name, or in the order of `axes`
+        where its signature has other names; with `scale`, `initial_state` and `output_final_state` where its signature
+        names them. It returns o, (o, final state) or a result with `o` and `final_state`, and computes in the dtype of
+        its inputs: its float64 is the truth, its gradients are those of autograd. Without an `initial_state` in its
+        signature the operator has no state.
+    axes: of every tensor, "B T H K" in the order of its memory: B batch, T time, H heads (HQ of queries, HV of values,
+        multiples of H), K keys, V values, M slots. Batch and time come first. A key may hold several names. o has those
+        of the values and a state [N, heads of the values, K, V] unless "o", "initial_state" and "final_state" are among
+        them; a state of several tensors is a list.
+    decay: the tensor that holds the log decay <= 0, if one does. log: "natural" or "base 2".
+    profile: the decays that a model gives, of `flakit.numerics.inputs.DECAYS`; default "logsigmoid".
+    draws: what a model gives as the other tensors: "normal" (the default), "unit" (length 1 along the last axis),
+        "sigmoid", "softmax", a pair (low, high) between which they are uniform, or a function of (numpy generator,
+        shape with time first). data: a mapping, or a file .pt, .safetensors or .npz, of real tensors by their names,
+        the decay among them, which go before `draws` and `profile`.
+    scale_exponent: the default scale is K to this power.
+    constants: further arguments, given to functions whose signature names them. sizes: of axes with other letters.
+    kernels: forms of it for `evaluate`, `sweep` and the gradient comparer, by name, beside the "naive" one.
+    label: its name in tables and pictures.
+
+    Returns:
+        Operator: what `like` takes. The function is run once, on 5 tokens in float64.
+
+    Raises:
+        ValueError, TypeError: naming the argument, what was expected and what came: of `forward`, too, where its o or
+            state has other axes, its arithmetic is not float64, it is not differentiable, or two halves of a sequence
+            with the state handed over are not the whole.
+    """
+    if not isinstance(name, str) or not name.isidentifier():
+        raise ValueError(f"name: expected letters, digits and _, got {shown(name)}")
+    from .family import FAMILY
+
+    if name in OPERATORS or name in FAMILY:
+        raise ValueError(f"name: expected one that is not built in, got {name!r}")
+    function("forward", forward, optional=False)
+    op = _described(
+        name, forward, axes, decay=decay, log=log, profile=profile, draws=draws, data=data, label=label,
+        scale_exponent=scale_exponent, constants=constants, sizes=sizes, kernels=kernels, heads_alike=False,
+    )  # fmt: skip
+    _tried(op)
+    DESCRIBED[name] = op
+    return op
+
+
+def _described(
+    name, forward, axes, *, decay="", log="natural", profile=None, draws=None, data=None, scale_exponent=-0.5,
+    constants=None, sizes=None, kernels=None, label=None, **fields,
+) -> Operator:  # fmt: skip
+    signature = _signature(forward)
+    known = _axes(axes)
+    tensors = tuple(x for x in known if not x.startswith(("initial", "final")) and x != "o")
+    if set(tensors) <= set(signature):
+        tensors = tuple(x for x in signature if x in tensors)
+    takes_all = signature is _ANY
+    states, outputs = _states(known, tensors, takes_all or "initial_state" in signature)
+    _check_axes(known, tensors, states, outputs)
+    if decay and decay not in tensors:
+        raise ValueError(f"decay: expected one of {', '.join(tensors)}, got {shown(decay)}")
+    nats = LOGS[one_of("log", log, LOGS)]
+    if data is not None and not isinstance(data, Mapping):
+        data = _tensors_of(Path(data))
+    drawn = {x: draw(f"draws[{x!r}]", y, known[x].split()) for x, y in _spread("draws", draws or {}, tensors).items()}
+    profiles = {}
+    for x, y in _spread("data", data or {}, tensors, strict=False).items():
+        made = draw(f"data[{x!r}]", torch.as_tensor(y), known[x].split())
+        if x != decay:
+            drawn[x] = made
+            continue
+        if not (torch.as_tensor(y) <= 0).all():
+            raise ValueError(f"data[{x!r}]: expected log decays <= 0, got {torch.as_tensor(y).max().item():g}")
+        profiles["data"] = recorded(torch.as_tensor(y).double() * nats, known[x].split()).how
+    profile = profile or ("data" if profiles else "logsigmoid")
+    own = {x: whole_number(f"sizes[{x!r}]", y) for x, y in (sizes or {}).items()}
+    letters = {axis for x in (*tensors, "o", *states) for axis in known[x].split()}
+    unknown = letters - {*NEEDED, "HQ", "HV", "M", "N", *own}
+    if unknown:
+        raise ValueError(f"sizes: expected the size of {', '.join(sorted(unknown))}, axes of no meaning here")
+    constants = dict(constants or {})
+    how = (tensors, states, known, constants)
+    forms = {"naive": Naive(forward, *how)}
+    forms |= {x: Kernel(function(f"kernels[{x!r}]", y, optional=False), *how) for x, y in (kernels or {}).items()}
+    return Operator(
+        name=name,
+        label=label or name,
+        forms=forms,
+        reference=ByAutograd(forward, *how),
+        chunked=None,
+        axes=known,
+        tensors=tensors,
+        decay=decay,
+        profile=profile,
+        chunk_sizes=(),
+        scale_exponent=float(plain(scale_exponent)),
+        states=states,
+        outputs=outputs,
+        profiles=profiles,
+        nats=nats,
+        draws=drawn,
+        constants=constants,
+        own_sizes=own,
+        has_scale=takes_all or "scale" in signature,
+        **fields,
+    )
+
+
+_ANY: tuple[str, ...] = ("anything",)
+
+
+def _signature(forward: Callable) -> tuple[str, ...]:
+    """The names that it can be given, in their order; `_ANY` where it takes whatever comes."""
+    parameters = inspect.signature(forward).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return _ANY
+    return tuple(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
+
+
+def _spread(called: str, given: object, tensors: Iterable[str], strict: bool = True) -> dict:
+    """Names that share a key apart; strict: all of them must be tensors."""
+    if not isinstance(given, Mapping):
+        raise TypeError(f"{called}: expected a dict by the names of tensors, got {shown(given)}")
+    found = {name: x for names, x in given.items() for name in str(names).split()}
+    tensors = tuple(tensors)
+    for name in found if strict else ():
+        one_of(called, name, tensors)
+    return {name: x for name, x in found.items() if name in tensors}
+
+
+def _axes(axes: object) -> dict[str, str | list[str]]:
+    if not isinstance(axes, Mapping) or not axes:
+        raise TypeError(f'axes: expected a dict like {{"q": "B T H K"}}, got {shown(axes)}')
+    found = {}
+    for names, x in axes.items():
+        for name in str(names).split():
+            parts = list(x) if isinstance(x, (list, tuple)) and name.endswith("state") else [x]
+            for part in parts:
+                if not isinstance(part, str) or not part.split() or len(set(part.split())) < len(part.split()):
+                    raise ValueError(
+                        f'axes: expected letters with spaces between, "B T H K", as {name}, got {shown(x)}'
+                    )
+            found[name] = parts if len(parts) > 1 else parts[0]
+    return found
+
+
+def _states(known: dict, tensors: tuple[str, ...], has: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names of the state's parts, going in, and of the outputs; their axes are put among the known ones."""
+    values = [name for name in tensors if {"T", "V"} <= set(known[name].split())]
+    if not values:
+        raise ValueError("axes: expected a tensor with the axes T and V, got none")
+    value = "v" if "v" in values else values[0]
+    known.setdefault("o", known[value])
+    if not has:
+        return (), ("o",)
+    heads = next((axis for axis in known[value].split() if axis in HEADS), "H")
+    parts = known.pop("initial_state", known.get("final_state", f"N {heads} K V"))
+    known.pop("final_state", None)
+    if isinstance(parts, str):
+        known |= {"initial_state": parts, "final_state": parts}
+        return ("initial_state",), ("o", "final_state")
+    numbers = range(1, len(parts) + 1)
+    known |= {f"{side}_{n}": parts[n - 1] for side in ("initial", "final") for n in numbers}
+    return tuple(f"initial_{n}" for n in numbers), ("o", *(f"final_{n}" for n in numbers))
+
+
+def _check_axes(known: Mapping[str, str], tensors: tuple[str, ...], states, outputs) -> None:
+    letters = {axis for name in tensors for axis in known[name].split()}
+    if missing := [axis for axis in NEEDED if axis not in letters]:
+        raise ValueError(f"axes: expected {', '.join(NEEDED)} among those of the tensors, got none called {missing[0]}")
+    for name in (*tensors, "o"):
+        of = known[name].split()
+        if ("T" in of or "B" in of) and of[:2] != ["B", "T"]:
+            raise ValueError(
+                f'axes: expected batch and time first, "B T …", got "{known[name]}" as {name}; '
+                "let a small function around yours transpose it"
+            )
+    if known[tensors[0]].split()[-1] != "K":
+        raise ValueError(f'axes: expected K as the last axis of the first tensor, got "{known[tensors[0]]}"')
+    for name in (*states, *outputs[1:]):
+        if known[name].split()[0] != "N":
+            raise ValueError(f'axes: expected N, the sequences, first in a state, got "{known[name]}"')
+
+
+def _tensors_of(path: Path) -> dict[str, Tensor]:
+    """Tensors by name out of a file."""
+    if not path.is_file():
+        raise ValueError(f"data: expected a file, {path} does not exist")
+    if path.suffix == ".npz":
+        import numpy as np
+
+        with np.load(path) as found:
+            return {name: torch.as_tensor(found[name]) for name in found.files}
+    if path.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        return load_file(path)
+    if path.suffix == ".pt":
+        found = torch.load(path, weights_only=True, map_location="cpu")
+        if isinstance(found, Mapping):
+            return dict(found)
+        raise ValueError(f"data: expected tensors by name in {path}, got {shown(found)}")
+    raise ValueError(f"data: expected a file .pt, .safetensors or .npz, got {path}")
+
+
+# --- is the description right? ---------------------------------------------------------------------------------------
+
+TRIED = {"B": 2, "T": 5, "H": 2, "K": 4, "V": 3}
+
+
+def _tried(op: Operator) -> None:
+    """Run the function once in float64 and hold it to what was said of it."""
+    from .inputs import inputs
+
+    x = inputs(op, **TRIED, dtype=torch.float64, initial_state=bool(op.states))
+    leaves = {name: y.requires_grad_() for name, y in op.leaves(x).items()}
+    run = op.reference
+    tensors = {name: leaves[name] for name in op.tensors}
+    state = op.state([leaves[name] for name in op.states])
+    scale = op.scale(x) if op.has_scale else None
+    try:
+        found = run.on(tensors, scale, state)
+    except Exception as error:
+        words = str(error).splitlines()[0] if str(error) else "without a message"
+        raise ValueError(f"forward: it raised {type(error).__name__}: {words}") from error
+    parts = run.parts(found.final_state)
+    if len(parts) != len(op.states):
+        raise ValueError(f"forward: expected {len(op.states)} tensors as the final state, got {len(parts)}")
+    size = op.size(leaves)
+    for name, y in zip(op.outputs, (found.o, *parts), strict=True):
+        expected = [size[axis] for axis in op.axes[name].split()]
+        if list(y.shape) != expected:
+            raise ValueError(f"forward: expected {name} [{op.axes[name]}] = {expected}, got {list(y.shape)}")
+        if y.dtype != torch.float64:
+            raise ValueError(f"forward: expected {name} in float64 for float64 inputs, got {y.dtype}")
+        if not y.requires_grad:
+            raise ValueError(f"forward: expected {name} to be differentiable, got one that is cut off from every input")
+    with torch.no_grad():
+        _exact(op, tensors, scale, state, found.o)
+        _in_halves(op, tensors, scale, state, found)
+
+
+def _exact(op: Operator, tensors: Mapping[str, Tensor], scale, state, o: Tensor) -> None:
+    """Arithmetic that is float32 somewhere does not see a change of 1e-10."""
+    step = 1e-10
+    moved = {name: x * (1 + step) for name, x in tensors.items()}
+    further = {name: x * (1 + 1e4 * step) for name, x in tensors.items()}
+    small, large = (op.reference.on(x, scale, state).o - o for x in (moved, further))
+    if (small * 1e4 - large).norm() > 0.01 * large.norm():
+        raise ValueError("forward: expected float64 arithmetic for float64 inputs, got coarser one: a cast on the way?")
+
+
+def _in_halves(op: Operator, tensors: Mapping[str, Tensor], scale, state, whole: Output) -> None:
+    if not op.states:
+        return
+    found = []
+    for part in (slice(0, 2), slice(2, None)):
+        piece = {name: x[:, part] if name in op.sequences else x for name, x in tensors.items()}
+        o, state = op.reference.on(piece, scale, state)
+        found.append(o)
+    pairs = [(torch.cat(found, 1), whole.o), *zip(*map(op.reference.parts, (state, whole.final_state)), strict=True)]
+    for name, (y, z) in zip(op.outputs, pairs, strict=True):
+        if (y - z).norm() > 1e-9 * z.norm():
+            raise ValueError(
+                f"forward: expected two halves with the state handed over to be the whole, got another {name}: is "
+                "initial_state used, and of the same layout as the final state?"
+            )
+
+
+# --- descriptions in files -------------------------------------------------------------------------------------------
+
+
+def from_reference(spec: str) -> Operator:
+    """The operator of a function that "file.py:function" or "package.module:function" names.
+
+    What is said of it stands in its docstring after a line [flakit], as TOML, or in file.toml beside file.py, in a
+    table that is called like the function. The keys are the arguments of `describe`; `name` is the function's unless
+    it is given, and a file as `data` is looked for beside the function's.
+    """
+    place = spec.rpartition(":")[0]
+    written = Path(place).stat().st_mtime_ns if place.endswith(".py") and Path(place).is_file() else 0
+    return _from_reference(spec, written)
+
+
+@functools.lru_cache(maxsize=64)
+def _from_reference(spec: str, written: int) -> Operator:
+    forward = named_function(spec, "reference")
+    file = Path(inspect.getsourcefile(inspect.unwrap(forward)) or "")
+    called = getattr(forward, "__name__", "reference")
+    said, where = _said(forward, file, called)
+    known = inspect.signature(describe).parameters
+    given = dict(said)
+    for key in given:
+        if key not in known or key in ("forward", "kernels"):
+            allowed = ", ".join(name for name in known if name not in ("forward", "kernels"))
+            raise ValueError(f"reference: expected keys among {allowed} in {where}, got {key}")
+    if "axes" not in given:
+        raise ValueError(f"reference: expected axes in {where}, got none")
+    if isinstance(given.get("data"), str):
+        given["data"] = file.parent / given["data"]
+    name = given.pop("name", called)
+    return describe(name, forward, given.pop("axes"), **given)
+
+
+def _said(forward: Callable, file: Path, called: str) -> tuple[dict, str]:
+    """What is said of a function, and where."""
+    _, found, text = dedent(inspect.getdoc(forward) or "").partition(f"[{TABLE}]\n")
+    beside, where = file.with_suffix(".toml"), f"the docstring of {called}"
+    try:
+        if found:
+            return tomllib.loads(text), where
+        where = f"{beside.name}, table {called}"
+        tables = tomllib.loads(beside.read_text(encoding="utf-8")) if beside.is_file() else {}
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"reference: expected TOML in {where}: {error}") from error
+    if called not in tables:
+        raise ValueError(
+            f"reference: expected a description of {called}, in its docstring after a line [{TABLE}] or in {beside} "
+            f"in a table [{called}]"
+        )
+    return tables[called], where
+
+
+__all__ = ["ByAutograd", "Called", "Draw", "Output", "describe", "from_reference", "output"]

@@ -1,0 +1,123 @@
+"""How a model makes its tensors: what `flakit.inputs` draws, and how a script of its own draws the like."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from numbers import Real
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .arguments import plain, real_tensor, shown
+
+How = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
+"""Makes numbers of a shape whose first axis is time."""
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One tensor's numbers.
+
+    script: the same with PyTorch, `{shape}` in the place of its sizes; "" where a script has no words for it.
+    stream: the tensor whose random numbers it shares, "" for its own.
+    """
+
+    how: How
+    script: str = ""
+    stream: str = ""
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    return np.exp(logsigmoid(x))
+
+
+def logsigmoid(x: np.ndarray) -> np.ndarray:
+    return -np.logaddexp(0.0, -x)
+
+
+def unit(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    x = rng.standard_normal(shape)
+    return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+
+def _written_back(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    (gate,) = rng.spawn(1)  # a stream of its own, or a longer T would not continue a shorter one
+    return unit(rng, shape) * sigmoid(gate.standard_normal(shape))
+
+
+def _softmax(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    x = np.exp(rng.standard_normal(shape))
+    return x / x.sum(-1, keepdims=True)
+
+
+WORDS: Mapping[str, tuple[str, Draw]] = {
+    "normal": (
+        "standard normal",
+        Draw(lambda rng, shape: rng.standard_normal(shape), "torch.randn({shape})"),
+    ),
+    "unit": (
+        "a vector of length 1 along the last axis",
+        Draw(unit, "torch.nn.functional.normalize(torch.randn({shape}), dim=-1)"),
+    ),
+    "sigmoid": (
+        "sigmoid of a standard normal, between 0 and 1",
+        Draw(lambda rng, shape: sigmoid(rng.standard_normal(shape)), "torch.randn({shape}).sigmoid()"),
+    ),
+    "softmax": ("softmax of a standard normal over the last axis", Draw(_softmax, "torch.randn({shape}).softmax(-1)")),
+}
+"""What a draw can be called by, each with its meaning."""
+
+NORMAL, UNIT, SIGMOID, SOFTMAX = (draw for _, draw in WORDS.values())
+REMOVAL_KEY = Draw(
+    lambda rng, shape: -unit(rng, shape), "-torch.nn.functional.normalize(torch.randn({shape}), dim=-1)", "a"
+)
+WRITTEN_BACK = Draw(_written_back, "-a * torch.rand({shape})", "a")
+"""RWKV7's a = -κ̂ and b = κ̂ sigmoid(x), κ̂ of length 1 in each head: they share their key."""
+ONE_MINUS_DECAY = Draw(lambda rng, shape: sigmoid(-rng.standard_normal(shape)), "torch.randn({shape}).sigmoid()", "g")
+"""HGRN2's k = 1 - e^g where g = logsigmoid(x)."""
+
+
+def uniform(low: float, high: float) -> Draw:
+    return Draw(lambda rng, shape: rng.uniform(low, high, shape), f"torch.empty({{shape}}).uniform_({low}, {high})")
+
+
+def recorded(x: Tensor | np.ndarray, axes: list[str]) -> Draw:
+    """Real numbers: read from where a seed says on, around the end, cut to the sizes that are asked for.
+
+    Rows of the last axis stay whole where it is no longer than asked; a smaller one takes their beginnings.
+    """
+    drawn = sorted(range(len(axes)), key=lambda n: axes[n] != "T")
+    values = torch.as_tensor(x).detach().to("cpu", torch.float64).permute(drawn).numpy()
+
+    def how(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        found = values
+        for axis, size in enumerate(shape):
+            start = rng.integers(values.shape[axis]) if axis == 0 else 0
+            found = np.take(found, range(start, start + size), axis, mode="wrap")
+        return found
+
+    return Draw(how)
+
+
+def draw(name: str, given: object, axes: list[str]) -> Draw:
+    """What a description says of a tensor's numbers: a word of `WORDS`, a pair (low, high) between which they are
+    uniform, a tensor of real ones, a function (generator, shape with time first) -> array, or a `Draw`."""
+    if isinstance(given, Draw):
+        return given
+    if isinstance(given, str) and given in WORDS:
+        return WORDS[given][1]
+    if isinstance(given, (Tensor, np.ndarray)):
+        x = real_tensor(name, torch.as_tensor(given))
+        if x.ndim != len(axes) or not x.numel():
+            raise ValueError(f"{name}: expected a tensor [{', '.join(axes)}], got {shown(given)}")
+        return recorded(x, axes)
+    if isinstance(given, (tuple, list)) and len(given) == 2:
+        low, high = (plain(x) for x in given)
+        ends = all(isinstance(x, Real) and not isinstance(x, bool) for x in (low, high))
+        if ends and -math.inf < low <= high < math.inf:
+            return uniform(float(low), float(high))
+    if callable(given):
+        return Draw(given)
+    expected = f"one of {', '.join(WORDS)}, a pair (low, high), a tensor [{', '.join(axes)}] or a function"
+    raise ValueError(f"{name}: expected {expected}, got {shown(given)}")
