@@ -162,9 +162,9 @@ class Stepper:
             self._text(x, y, label, ha="left" if free else "right", color=style.letter(name))
             return
         # Results stand on the other side.
-        x, y = (left, bottom + height + 0.1) if column else (left + width + 0.05, bottom + 0.06)
+        x, y = (left, bottom + height + 0.1) if column else (left + width + 0.03, bottom + 0.06)
         self._text(
-            x, y, label if column else rf"$\rightarrow$ {label}", ha="left", color=style.letter(name), weight="bold"
+            x, y, label if column else rf"$\rightarrow\,${label}", ha="left", color=style.letter(name), weight="bold"
         )
 
     def _groups(self) -> dict[str, list[str]]:
