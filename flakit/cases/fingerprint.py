@@ -23,6 +23,7 @@ from ..ops.common.decay import sum_before
 from . import (
     aliasing,
     anchor,
+    backstepping,
     decay_gradient,
     log_space,
     masking,
@@ -85,6 +86,11 @@ WORDS = Words() | {
         "name": "precision",
         "what": "dw from rounded dr and dk, by two running sums",
         "test": "In float32 the error shrinks by thousands, and only dw ever had it.",
+    },
+    "backstepping": {
+        "name": "backstepping",
+        "what": "states rebuilt backwards, divided by the decay",
+        "test": "Of every 16 tokens the first are worst, and a decay near 0 is fine.",
     },
     "padding": {
         "name": "padding",
@@ -250,6 +256,11 @@ def _rounded():
     return evaluate("rwkv6", x) | decay_gradient.running_sums(x, do), truth("rwkv6", x)
 
 
+def _backstepped():
+    x = _inputs(decay=-0.75)
+    return backstepping.run(x, "rwkv6"), truth("rwkv6", x)
+
+
 def _padded():
     x = _inputs(120, -2.0)
 
@@ -345,6 +356,7 @@ CAUSES: dict[str, Cause] = {
         ("clamp", "06", "clamping", functools.partial(_one_chunk, _clamped, -2.0)),
         ("overwritten input", "07", "aliasing", _overwritten),
         ("precision", "07", "decay_gradient", _rounded),
+        ("backstepping", "09", "backstepping", _backstepped),
         ("padding", "11", "padding", _padded),
         ("strided offsets", "12", "strided_offsets", _offsets),
         ("unwritten rows", "12", "unwritten_rows", _unwritten),

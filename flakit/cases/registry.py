@@ -206,6 +206,13 @@ CASES: dict[str, Case] = {
             notebook="12_states_and_shapes",
         ),
         Case(
+            "backstepping",
+            told="kernels step backwards over the states to avoid recomputation; somebody asks how precise that is",
+            measured="a rounding grows by e^(n |w|) over n tokens: RWKV7's bound of 0.6065 allows 16, no more",
+            threads=(f"{_FLA}#105",),
+            notebook="09_delta_rule_in_chunks",
+        ),
+        Case(
             "clamping",
             told="a fast prefill path collapses for strong decays",
             measured="tokens beyond the clamp on one side of the anchor read each other at full weight; all is finite",

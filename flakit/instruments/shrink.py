@@ -7,10 +7,11 @@ from random import Random
 import torch
 
 from ..cases.laws import LN_MAX
+from ..numerics.errors import relative_l2
 from .examiner import Examiner, Finding
 from .probes import Probe
 from .setting import Setting
-from .subject import Refused
+from .subject import Broken, Refused
 
 MISSING = "shrinking needs hypothesis: pip install 'flakit[audit]', or audit without it: shrink=False, --no-shrink"
 SECONDS = 6.0
@@ -138,13 +139,24 @@ def law(x: Examiner, probe: Probe, finding: Finding) -> tuple[str, str]:
     words = f"begins at a log decay of -{begins:.4g} = {limit:.4g} / {n:.3g}"
     if finding.setting.spike is not None:
         return case, f"{words}: one token's decay in an exponent"
-    if (
-        probe.name == "decay-onset"
-        and "o" not in (finding.tensor, *finding.others)
-        and _masked_late(x, probe, finding, n)
-    ):
-        case = "masking"
+    if probe.name == "decay-onset" and "o" not in (finding.tensor, *finding.others):
+        if (off := _off_before(x, finding, begins / 2)) > 1:
+            return "backstepping", (
+                f"begins at a log decay of -{begins:.4g}; at half of that {finding.tensor} is finite and off by "
+                f"{off:.1e} of its size: a rounding that grows with every token that is walked back"
+            )
+        case = "masking" if _masked_late(x, probe, finding, n) else case
     return case, f"{words}: an exponent holds about {max(1, round(n))} tokens"
+
+
+def _off_before(x: Examiner, finding: Finding, size: float) -> float:
+    """The relative L2 error at a weaker decay, where all is finite: an exponent that overflows is right until then."""
+    setting = finding.setting.without(decay=-size)
+    try:
+        got = x.run(setting).values[finding.tensor]
+    except (Refused, Broken, KeyError):
+        return 0.0
+    return relative_l2(got, x.exact(setting)[0][finding.tensor])
 
 
 def _masked_late(x: Examiner, probe: Probe, finding: Finding, n: float) -> bool:

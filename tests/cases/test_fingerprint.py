@@ -5,7 +5,16 @@ import math
 import pytest
 import torch
 
-from flakit.cases import anchor, chunk_vs_recurrent, final_state_gradient, log_space, masking, padding, transposed_mask
+from flakit.cases import (
+    anchor,
+    backstepping,
+    chunk_vs_recurrent,
+    final_state_gradient,
+    log_space,
+    masking,
+    padding,
+    transposed_mask,
+)
 from flakit.cases import fingerprint as case
 from flakit.cases.fingerprint import CAUSES, TENSORS, diagnose, fingerprint, known
 from flakit.cases.registry import CASES
@@ -35,7 +44,8 @@ def test_every_fault_breaks_something_and_no_two_are_alike_but_where_a_test_tell
     seen = {}
     for name, cells in rows.items():
         seen.setdefault(tuple((cell.kind, cell.everywhere) for cell in cells), []).append(name)
-    assert [names for names in seen.values() if len(names) > 1] == [["clamp", "zero decay forbidden"]]
+    alike = [names for names in seen.values() if len(names) > 1]
+    assert sorted(alike) == [["backstepping", "transposed mask"], ["clamp", "zero decay forbidden"]]
 
 
 # --- what the cases say -----------------------------------------------------------------------------------------------
@@ -79,6 +89,11 @@ def test_causes_that_make_two_forms_differ_are_those_of_their_case():
         fits = chunk_vs_recurrent.switches(x, **{switch: True})
         off = {tensor for tensor, fit in fits.items() if abs(fit.factor - 1) > 0.05 or fit.unexplained > 0.03}
         assert off == {tensor for tensor in fits if kinds(name)[tensor] == "wrong"}, name
+
+
+def test_a_walk_back_strikes_what_reads_its_states():
+    assert {name for name, kind in kinds("backstepping").items() if kind == "wrong"} == set(backstepping.READ["rwkv6"])
+    assert backstepping.law(16, "rwkv6") < 0.75 and finite("backstepping") == set(TENSORS)
 
 
 def test_padding_strikes_what_the_case_says():

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from flakit.cases import aliasing, inverse, strides, transposed_mask, weak_test
+from flakit.cases import aliasing, backstepping, inverse, strides, transposed_mask, weak_test
 from flakit.cases.anchor.operators import OPERATORS as SCHEMED
 from flakit.cases.anchor.schemes import Products
 from flakit.cases.chunk_vs_recurrent import overwriting_chunk
@@ -275,6 +275,26 @@ def not_in_log_space(*args, **given):
     return naive(r, k, v, w.exp(), u, given.get("scale"), given.get("initial_state"), given.get("output_final_state"))
 
 
+def backstepped(op: str) -> Callable:
+    """`backstepping`: the backward pass divides by the decay to walk back, 16 tokens at once."""
+    known = operator(op)
+
+    class Backstepped(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, scale, *given):
+            ctx.x = dict(zip((*known.tensors, *known.states), given, strict=True)) | {"scale": scale}
+            o, state = known.reference.forward(*given[:-1], scale, given[-1])
+            return o.to(given[0].dtype), state
+
+        @staticmethod
+        def backward(ctx, do, dfinal):
+            found = backstepping.run(ctx.x, op, arriving=(do, dfinal))
+            names = (*known.tensors, *known.states)
+            return None, *(found[f"d{name}"].to(ctx.x[name].dtype) for name in names)
+
+    return with_signature_of(known, lambda scale, given: Backstepped.apply(scale, *given))
+
+
 def _ignoring(form: Callable) -> Callable:
     return functools.wraps(form)(ignoring(form))
 
@@ -325,6 +345,8 @@ PLANTED: dict[str, tuple[str, Callable, str, str | None]] = {
         "repeated-tokens",
         "inverse",
     ),
+    "backstepping, rwkv6": ("rwkv6", backstepped("rwkv6"), "decay-onset", "backstepping"),
+    "backstepping, rwkv7": ("rwkv7", backstepped("rwkv7"), "decay-onset", "backstepping"),
     "transposed mask, 32 x 32": ("rwkv6", _transposed(32, 32), "rectangles", "transposed_mask"),
     "transposed mask, 16 x 64": ("rwkv6", _transposed(16, 64), "initial-state", "transposed_mask"),
     **{

@@ -1,0 +1,246 @@
+"""States rebuilt backwards by dividing by the decay: every token walked back costs |w| / ln 2 of float32's bits.
+
+The backward pass needs every state S_{t-1}. Some kernels keep one in every C tokens and undo the updates before it:
+
+    S_{t-1} = (S_t - k_t v_t^T - b_t (a_t^T S_{t-1})) / e^{w_t}      what a found was kept by the forward pass
+
+That is right in algebra. But S_t is rounded, and its rounding is divided as well: after n tokens it has grown by
+e^{n |w|}, while the state is no larger than before. With d = e^w, u = 0.196 * 2^-23, the root mean square of float32's
+rounding, and m sums in an update, 1 in RWKV6's and 2 in RWKV7's,
+
+    error of a row, n tokens back = u e^{n |w|} sqrt((2 m + 1) d^2 + 1) sqrt((1 - d^{2n}) / (1 - d^2))
+
+to within a factor of two, or of four where that is below 1e-5. dr, dw and da read these states and inherit it; o, dk,
+dv and db do not, and are right. Everything is finite until the error itself leaves float32, or e^w is 0 and nothing can
+be divided by it.
+
+As told (flash-linear-attention #105): wind_rwkv's kernels "backstep" over the states to avoid recomputation, and
+somebody asks how precise that is. RWKV-LM's CUDA kernels for RWKV7 do the same, over 16 tokens from one kept state to
+the next (RWKV-v7/train_temp/cuda/rwkv7_clampw.cu). As measured: at C = 16 the error reaches bfloat16's rounding, 2^-8,
+at w = -0.72, and the gate of RWKV7 ends at -0.6065, where a row of its state is off by 6e-4: that bound is what makes
+such a kernel right, with no room for C = 32, which would end at -0.35. At w = -1 a row is off by a third of its size,
+at -1.5 by 800 times. Running forward again from the state before the chunk gives the forward's states to the bit.
+"""
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from ...numerics.errors import relative_l2
+from ...numerics.evaluate import cotangents, truth
+from ...numerics.inputs import inputs as make_inputs
+from ...numerics.operators import operator
+from ..knobs import FINITE_DECAY
+from ..laws import Row, search
+
+STRONGEST = math.exp(-0.5)
+"""The largest |w| of RWKV7's gate, 0.6065."""
+ROUNDED = 2.0**-8
+"""What storing a number in bfloat16 may cost: a rebuilt row that is further off is called wrong."""
+LARGE = 1e30
+"""Errors beyond are called so: float32 ends, at one element sooner than at another."""
+REBUILT = ("by division", "forward again")
+"""From the state kept behind a chunk, and the right form, from the one before it."""
+SUMS = {"rwkv6": 1, "rwkv7": 2}
+"""How many sums an update of the state has, by operator."""
+READ = {"rwkv6": ("dr", "dw"), "rwkv7": ("dr", "dw", "da")}
+"""The gradients that read rebuilt states."""
+CHUNKS, H, K, V = 3, 4, 8, 16
+
+
+def grown(w: float, n: int, op: str = "rwkv7") -> float:
+    """The relative L2 error of a row of the state that was rebuilt n tokens back, each with a natural-log decay w <= 0.
+
+    >>> f"{grown(-0.6065, 16):.0e}", f"{grown(-1.0, 16):.1f}"
+    ('7e-04', '0.3')
+    """
+    d2 = math.exp(2 * w)
+    terms = n if d2 == 1 else (1 - d2**n) / (1 - d2)
+    size = 0.196 * 2**-23 * math.sqrt(((2 * SUMS[op] + 1) * d2 + 1) * terms)
+    return size * math.exp(-n * w) if -n * w < 700 else math.inf
+
+
+def law(chunk: int = 16, op: str = "rwkv7", rebuilt: str = "by division") -> float:
+    """The largest |w| a token at which a row is no further off than bfloat16's rounding, a whole chunk back.
+
+    >>> round(law(16), 2), round(law(32), 2), law(rebuilt="forward again")
+    (0.72, 0.35, inf)
+    """
+    if _checked(rebuilt) == "forward again":
+        return math.inf
+    low, high = 0.0, 100.0
+    while high - low > 1e-6 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if grown(-middle, chunk, op) <= ROUNDED else (low, middle)
+    return low
+
+
+def _checked(rebuilt: str) -> str:
+    if rebuilt not in REBUILT:
+        raise ValueError(f"rebuilt: expected one of {', '.join(REBUILT)}, got {rebuilt!r}")
+    return rebuilt
+
+
+def states(x: Mapping[str, Tensor], forward: Sequence, op: str, chunk: int, rebuilt: str) -> tuple[Tensor, Tensor]:
+    """S_t and S_{t-1} of every token, [B, T, H, K, V] each, as the backward pass has them.
+
+    x: as `flakit.inputs` makes them. forward: all `ForwardStep`s of the operator's reference; of their states only
+    those between two chunks are used, the last one and the initial one.
+    """
+    again, of = _checked(rebuilt) == "forward again", operator(op)
+    after, before = [], []
+    for begin in reversed(range(0, len(forward), chunk)):
+        part = forward[begin : begin + chunk]
+        if again:
+            rows = {name: x[name][:, begin : begin + chunk] if name in of.sequences else x[name] for name in of.tensors}
+            part = list(of.reference.steps(**rows, initial_state=part[0].state_before))
+        S = part[-1].state
+        for f in reversed(part):
+            after.append(f.state if again else S)
+            if not again:
+                S = S - f.kv if op == "rwkv6" else S - f.kv - f.edit
+                S = S / f.decay[..., None]
+            before.append(f.state_before if again else S)
+    return torch.stack(after[::-1], 1), torch.stack(before[::-1], 1)
+
+
+def run(
+    x: Mapping[str, Tensor],
+    op: str = "rwkv7",
+    *,
+    chunk: int = 16,
+    rebuilt: str = "by division",
+    arriving: tuple[Tensor, Tensor | None] | None = None,
+) -> dict[str, Tensor]:
+    """RWKV6 or RWKV7 token by token in float32, with the backward's states rebuilt; what `evaluate` returns.
+
+    x: as `flakit.inputs(op, …)` makes them. arriving: the gradients at o and the final state; default: `cotangents`.
+    """
+    of = operator(op)
+    do, dlast = cotangents(op, x) if arriving is None else arriving
+    scale = of.scale(x)
+    rows = {name: x[name] for name in (*of.tensors, *of.states) if x.get(name) is not None}
+    steps = list(of.reference.steps(**rows, scale=scale, do=do, dfinal_state=dlast))
+    forward, backward = steps[: len(steps) // 2], steps[: len(steps) // 2 - 1 : -1]
+    found = {"o": torch.stack([f.o for f in forward], 1), "final_state": forward[-1].state}
+    found |= {f"d{name}": torch.stack([getattr(b, f"d{name}") for b in backward], 1) for name in of.sequences}
+    found["dinitial_state"] = backward[0].dstate_before
+    if op == "rwkv6":
+        found["du"] = torch.stack([b.du for b in backward]).sum((0, 1))
+
+    after, before = states(rows, forward, op, chunk, rebuilt)
+    D, decay = torch.stack([b.dstate for b in backward], 1), torch.stack([f.decay for f in forward], 1)
+    if op == "rwkv6":
+        read = before + x["u"][..., None] * torch.stack([f.kv for f in forward], 1)
+    else:
+        read, to_a = after, (D * x["b"].to(D)[..., None]).sum(-2)
+        found["da"] = (before * to_a[..., None, :]).sum(-1)
+    found["dr"] = scale * (read * do.to(D)[..., None, :]).sum(-1)
+    found["dw"] = decay * (before * D).sum(-1)
+    return found
+
+
+def inputs(w: float, chunk: int = 16, op: str = "rwkv7", seed: int = 0) -> dict[str, Tensor]:
+    """Three chunks of tokens whose K channels have natural-log decays from w / K to w, with an initial state."""
+    x = make_inputs(op, T=CHUNKS * chunk, H=H, K=K, V=V, decay=-1.0, initial_state=True, seed=seed)
+    return x | {"w": (w * torch.arange(1, K + 1) / K).expand_as(x["w"]).contiguous()}
+
+
+def _off(x: Mapping[str, Tensor], forward: Sequence, op: str, chunk: int, rebuilt: str) -> Tensor:
+    """How far S_{t-1} of every token is from what it was, [T, H, K], by the size that its row has over all tokens."""
+    _, before = states(x, forward, op, chunk, rebuilt)
+    true = torch.stack([f.state_before for f in forward], 1).double()
+    size = true.square().sum(-1).mean((0, 1, 2)).sqrt()
+    return (before.double() - true).norm(dim=-1)[0] / size
+
+
+def _by_steps(off: Tensor, chunk: int) -> Tensor:
+    """The root mean square over chunks and heads, [chunk, K]: after one token walked back, after two, …"""
+    return off.unflatten(0, (-1, chunk)).square().mean((0, 2)).sqrt().flip(0)
+
+
+@functools.lru_cache(maxsize=64)
+def onset(chunk: int = 16, op: str = "rwkv7", rebuilt: str = "by division", seed: int = 0) -> float:
+    """The measured counterpart of `law`, of the channel with the strongest decay."""
+
+    def near(size: float) -> dict[str, bool]:
+        x = inputs(-size, chunk, op, seed)
+        off = _off(x, list(operator(op).reference.steps(**x)), op, chunk, rebuilt)
+        return {"states": bool(_by_steps(off, chunk)[-1, -1] <= ROUNDED)}
+
+    return search(near, near=[law(chunk, op)], tolerance=1e-3, highest=100.0)["states"]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Rebuilt states of one head, their errors over all heads, and the gradients."""
+
+    w: Tensor
+    """Log decays of the channels, [K]."""
+    off: Tensor
+    """How far S_{t-1} of every token is from what it was, [T, K]; inf and NaN where it is not finite."""
+    wrong: Tensor
+    """Where that is finite and beyond bfloat16's rounding."""
+    by_steps: Tensor
+    """Over heads and chunks, [chunk, K]: after one token walked back, after two, …"""
+    errors: Mapping[str, float]
+    """Relative L2 error of o and every gradient against float64."""
+    chunk: int
+    op: str
+    rebuilt: str
+
+
+@functools.lru_cache(maxsize=16)
+def show(*, w: float, chunk: int, op: str, rebuilt: str, seed: int = 0) -> Shown:
+    """What `at` measures."""
+    x = inputs(w, chunk, op, seed)
+    off = _off(x, list(operator(op).reference.steps(**x)), op, chunk, rebuilt)
+    found, exact = run(x, op, chunk=chunk, rebuilt=rebuilt), truth(op, x, recurrence=True)
+    return Shown(
+        w=x["w"][0, 0, 0],
+        off=off[:, 0],
+        wrong=off[:, 0].isfinite() & (off[:, 0] > ROUNDED),
+        by_steps=_by_steps(off, chunk),
+        errors={name: relative_l2(found[name], exact[name]) for name in exact if not name.endswith("_state")},
+        chunk=chunk,
+        op=op,
+        rebuilt=rebuilt,
+    )
+
+
+def at(
+    *,
+    w: Annotated[float, FINITE_DECAY] = -1.0,
+    chunk: Annotated[int, (4, 8, 16, 32, 64)] = 16,
+    op: Annotated[str, SUMS] = "rwkv7",
+    rebuilt: Annotated[str, REBUILT] = "by division",
+    seed: int = 0,
+) -> list[Row]:
+    """The strongest decay of K channels: how far its row of the state is off, and where it begins to be wrong."""
+    shown = show(w=w, chunk=chunk, op=op, rebuilt=rebuilt, seed=seed)
+    expected = grown(w, chunk, op) if rebuilt == "by division" else 0.0
+    what, within = f"{op}, C = {chunk}, {rebuilt}", 1.0 if expected > 1e-5 else 3.0
+    measured = float(shown.by_steps[-1, -1])
+    others = [error for name, error in shown.errors.items() if name not in READ[op]]
+    return [
+        Row(f"{what}: states wrong from |w|", math.nan, law(chunk, op, rebuilt), onset(chunk, op, rebuilt, seed), 0.05),
+        Row(f"{what}, w = {w:g}: a row off by", math.nan, _in_words(expected), _in_words(measured), within),
+        Row(f"{what}, w = {w:g}: other tensors right", math.nan, True, max(others) < 1e-5),
+        *(Row(f"{what}, w = {w:g}: {name} off by", math.nan, math.nan, shown.errors[name]) for name in READ[op]),
+    ]
+
+
+def _in_words(error: float) -> float | str:
+    return error if error < LARGE else "beyond 1e30"
+
+
+def reproduce() -> list[Row]:
+    """RWKV7's bound, -1 and -1.5 over 16 tokens, where every length of chunk ends, and the right form."""
+    rows = [at(w=w)[1] for w in (-STRONGEST, -1.0, -1.5)]
+    rows += [at(w=-STRONGEST, chunk=chunk, op=op)[0] for op in SUMS for chunk in (4, 8, 16, 32, 64)]
+    return [*rows, *at(rebuilt="forward again")]
