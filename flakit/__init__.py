@@ -40,6 +40,10 @@ def __getattr__(name: str):
         from .instruments.audit import audit
 
         return audit
+    if name == "compare":
+        from .instruments.compare_models import compare
+
+        return compare
     if name == "trace":
         from .instruments.trace import trace
 

@@ -1,0 +1,412 @@
+"""Two implementations of a model on the same tokens: in which layer, and at which token, they first part.
+
+    found = flakit.compare(mine, theirs, tokens)
+    print(found)            # the first layer and token that part, and a line for every layer
+    found.picture()         # layers and tokens, orange where they part
+
+Logits that agree at the last token say little about a model, and logits that differ say nothing about where. So every
+layer that both models have under one name is looked at while they run, and its outputs are compared token by token.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from ..models.watch import OWN
+from ..numerics.arguments import shown
+from ..numerics.table import Table
+from ..numerics.words import number
+from .budget import budget
+
+LOGITS = "logits"
+LAYERS_ADD_UP = 4
+"""How many budgets of one operator a whole model may differ by."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Where two models part: the layer, the token (None: of what has no token, such as a final state), the error."""
+
+    layer: str
+    token: int | None
+    error: float
+
+    def __str__(self) -> str:
+        where = "" if self.token is None else f" at token {self.token}"
+        return f"{self.layer}{where}, by {_size(self.error)}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `compare` found. Errors are relative L2, |a - b| over the larger of |a| and |b|, of all numbers of a token.
+
+    errors: of each layer in the order in which model_a finishes them, [T] float64, the logits last; inf where only one
+    of the two is finite. whole: of outputs without tokens, such as final states, one number each.
+    chosen: whether both models find the same next token likeliest, [T], for every sequence.
+    skipped: names of layers that were not compared, and why.
+    """
+
+    errors: Mapping[str, Tensor]
+    whole: Mapping[str, float]
+    chosen: Tensor
+    tolerance: float
+    dtype: torch.dtype | None
+    skipped: Mapping[str, str] = field(repr=False)
+
+    @property
+    def logits(self) -> Tensor:
+        """The errors of the logits, [T]."""
+        return self.errors[LOGITS]
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Every layer that parts, in the order of execution, with the first token at which it does; then `whole`."""
+        found = [Part(name, int((x > self.tolerance).nonzero()[0]), 0.0) for name, x in self._parted()]
+        found = [Part(p.layer, p.token, float(self.errors[p.layer][p.token])) for p in found]
+        return (*found, *(Part(name, None, x) for name, x in self.whole.items() if x > self.tolerance))
+
+    def _parted(self) -> Iterator[tuple[str, Tensor]]:
+        return ((name, x) for name, x in self.errors.items() if (x > self.tolerance).any())
+
+    @property
+    def first(self) -> Part | None:
+        """The first layer that parts, at its first token; None where the models agree."""
+        return next(iter(self.parts), None)
+
+    @property
+    def table(self) -> Table:
+        """A row for every layer: its largest error, at which token, and from which token on it is beyond tolerance."""
+        begins, rows = {p.layer: p.token for p in self.parts}, []
+        for name, x in self.errors.items():
+            at = int(x.argmax())
+            parted = name in begins
+            rows.append(
+                {"layer": name, "largest": x[at].item(), "at token": at, "parts at": begins[name] if parted else "-"}
+            )
+        for name, x in self.whole.items():
+            rows.append({"layer": name, "largest": x, "at token": "end", "parts at": "end" if name in begins else "-"})
+        return Table(rows, caption="largest relative difference of each layer, in the order of execution")
+
+    def picture(self):
+        """A map of the errors, a row for each layer and a column for each token; orange where the models part."""
+        from ..figures.compare_models import draw
+
+        return draw(self.errors, self.tolerance)
+
+    @property
+    def words(self) -> str:
+        """What was found, in sentences."""
+        count, tokens = len(self.errors) - 1 + len(self.whole), len(self.logits)
+        judged = f"tolerance {_size(self.tolerance)}" + (f", for {number(self.dtype)}" if self.dtype else "")
+        of = f"{count} layer{'s' * (count != 1)} and the logits at {tokens} token{'s' * (tokens != 1)} ({judged})"
+        if self.first is None:
+            worst, error = max(((n, float(x.max())) for n, x in self.errors.items()), key=lambda each: each[1])
+            said = f"The models agree in {of}. The largest difference is {_size(error)}, in {worst}."
+        else:
+            said = f"Of {of}, {len(self.parts)} part. The first is {self.first}."
+            before = 0 if self.first.token is None else list(self.errors).index(self.first.layer)
+            said += f" The {before} before it agree." if before > 1 else ""
+            late = (self.logits > self.tolerance).nonzero().flatten()
+            said += f" The logits part from token {int(late[0])} on." if len(late) else " The logits do not part."
+        differ = int((~self.chosen).sum())
+        said += f" At {differ} of {tokens} tokens another next token is likeliest." if differ else ""
+        said += f" {len(self.skipped)} outputs were not compared, see `skipped`." if self.skipped else ""
+        return said
+
+    def __str__(self) -> str:
+        return f"{self.words}\n{self.table}"
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        return f"<p>{escape(self.words)}</p>{self.table._repr_html_()}"
+
+
+def _size(x: float) -> str:
+    return f"{x:.1e}" if math.isfinite(x) else "not finite in one of them"
+
+
+def compare(
+    model_a: nn.Module,
+    model_b: nn.Module,
+    tokens: Tensor,
+    *,
+    tolerance: float | None = None,
+    layers: Mapping[str, str] | None = None,
+) -> Comparison:
+    """Run two implementations of a model on the same tokens and find the first layer and token at which they part.
+
+    Both run in evaluation mode and without gradients, and are left as they were. Of every submodule that both have
+    under one name, all floating-point tensors that it returns are compared: those of shape [B, T, …] token by token,
+    others, such as states that a layer returns, as a whole. A layer of `flakit.models` that has a state is compared in
+    it too, token by token, as its operator hands it on.
+
+    Args:
+        model_a: called with tokens, it returns logits [B, T, vocab], a tuple that begins with them, or an object or
+            mapping with `logits`, as Transformers' models do.
+        model_b: the same, of the same vocabulary and on the same device.
+        tokens: integers [T] or [B, T], on that device.
+        tolerance: the relative L2 error of a token's numbers that is still none. Default: four times what rounding in
+            the models' dtype may cost one operator (`instruments.budget`, T and the largest width being summed over).
+            Needed where the models have different dtypes: only you know what the rounding of one may cost.
+        layers: names in model_a by names in model_b where they are not the same; {} compares the logits alone.
+
+    Returns:
+        Comparison: `first`, `parts`, `words`, `table`, `picture()`, `errors` by layer.
+
+    Raises:
+        TypeError: what is no module, no integers, no logits.
+        ValueError: different vocabularies, devices, or dtypes without a tolerance; no layer in common.
+
+    >>> print(flakit.compare(model, rewritten, tokens).first)
+    blocks.1.time.norm at token 0, by 2.1e-02
+    """
+    models = {"model_a": _module("model_a", model_a), "model_b": _module("model_b", model_b)}
+    tokens = _tokens(tokens)
+    dtype = _alike(models, tokens, tolerance)
+    names = _common(models, layers)
+
+    with _evaluating(models):
+        record, made_a = {}, []
+        logits_a = _run("model_a", models["model_a"], tokens, {a: a for a in names}, made_a.append)
+        for name, x in made_a:
+            record.setdefault(name, []).append(x)
+        errors, whole, skipped, seen = {}, {}, {}, dict.fromkeys(record, 0)
+        widest = logits_a.shape[-1]
+        found = {}
+
+        def meet(each: tuple[str, Tensor]) -> None:
+            name, b = each
+            calls = record.get(name, [])
+            n = seen.get(name, 0)
+            seen[name] = n + 1
+            if n >= len(calls):
+                skipped[name] = "model_b returns it more often"
+                return
+            a = calls[n]
+            label = name if len(calls) == 1 else f"{name}, call {n + 1}"
+            if a.shape != b.shape:
+                skipped[label] = f"shapes {list(a.shape)} and {list(b.shape)}"
+                return
+            found[label] = _by_token(a, b) if a.shape[:2] == tokens.shape else _relative(a.flatten(), b.flatten())
+
+        logits_b = _run("model_b", models["model_b"], tokens, {b: a for a, b in names.items()}, meet)
+
+    if logits_a.shape[-1] != logits_b.shape[-1]:
+        raise ValueError(
+            f"model_b: expected logits over {logits_a.shape[-1]} tokens like model_a, got {logits_b.shape[-1]}"
+        )
+    for name, calls in record.items():
+        if seen.get(name, 0) < len(calls):
+            skipped.setdefault(name, "model_a returns it more often")
+        for n, x in enumerate(calls):
+            widest = max(widest, x.shape[-1]) if x.ndim else widest
+            label = name if len(calls) == 1 else f"{name}, call {n + 1}"
+            if label in found:
+                if found[label].ndim:
+                    errors[label] = found[label]
+                else:
+                    whole[label] = found[label].item()
+    errors[LOGITS] = _by_token(logits_a, logits_b)
+    chosen = (logits_a.argmax(-1) == logits_b.argmax(-1)).all(0)
+    if tolerance is None:
+        tolerance = LAYERS_ADD_UP * budget(dtype, tokens.shape[1] + widest, 0.0)
+    return Comparison(errors, whole, chosen.cpu(), float(tolerance), dtype, skipped)
+
+
+# --- what is asked for ------------------------------------------------------------------------------------------------
+
+
+def _module(name: str, model: object) -> nn.Module:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{name}: expected a torch.nn.Module, got {shown(model)}")
+    return getattr(model, "_orig_mod", model)  # hooks are not in what torch.compile has made
+
+
+def _tokens(tokens: object) -> Tensor:
+    if (
+        not isinstance(tokens, Tensor)
+        or tokens.is_floating_point()
+        or tokens.is_complex()
+        or tokens.dtype == torch.bool
+    ):
+        raise TypeError(f"tokens: expected a tensor of integers [T] or [B, T], got {shown(tokens)}")
+    if tokens.ndim not in (1, 2) or not tokens.numel():
+        raise ValueError(f"tokens: expected [T] or [B, T], at least one, got {list(tokens.shape)}")
+    return tokens if tokens.ndim == 2 else tokens[None]
+
+
+def _alike(models: Mapping[str, nn.Module], tokens: Tensor, tolerance: float | None) -> torch.dtype | None:
+    """The dtype of both; None where they differ and a tolerance says what that may cost."""
+    of = {}
+    for name, model in models.items():
+        weights = [p for p in (*model.parameters(), *model.buffers()) if p.is_floating_point()]
+        if not weights:
+            raise ValueError(f"{name}: expected a model with weights, got {type(model).__name__} without any")
+        devices = {p.device for p in weights}
+        if len(devices) > 1 or tokens.device not in devices:
+            got = " and ".join(sorted(map(str, devices)))
+            raise ValueError(f"{name}: expected device {tokens.device} like tokens, got {got}")
+        # Of what most numbers are stored in: norms often stay in float32.
+        sizes: dict[torch.dtype, int] = {}
+        for p in weights:
+            sizes[p.dtype] = sizes.get(p.dtype, 0) + p.numel()
+        of[name] = max(sizes, key=sizes.get)
+    a, b = of.values()
+    if tolerance is not None:
+        if not isinstance(tolerance, (int, float)) or isinstance(tolerance, bool) or not 0 <= tolerance < math.inf:
+            raise ValueError(f"tolerance: expected a relative error of 0 or more, got {shown(tolerance)}")
+        return a if a == b else None
+    if a != b:
+        raise ValueError(
+            f"model_b: expected {number(a)} like model_a, got {number(b)}; convert one of them, or say with "
+            f"`tolerance` what the rounding of the other may cost"
+        )
+    return a
+
+
+def _common(models: Mapping[str, nn.Module], layers: Mapping[str, str] | None) -> dict[str, str]:
+    """{name in model_a: name in model_b}"""
+    a, b = ([name for name, _ in model.named_modules() if name] for model in models.values())
+    if layers is None:
+        there = set(b)
+        names = {name: name for name in a if name in there}
+        if not names:
+            raise ValueError(
+                f"layers: expected names that both models have, got none; model_a has {_few(a)}, model_b {_few(b)}. "
+                f"layers={{name in model_a: name in model_b}} says which belong together, {{}} compares logits alone"
+            )
+        return names
+    if not isinstance(layers, Mapping):
+        raise TypeError(f"layers: expected {{name in model_a: name in model_b}}, got {shown(layers)}")
+    for which, known, given in (("model_a", a, layers.keys()), ("model_b", b, layers.values())):
+        for name in given:
+            if name not in known:
+                raise ValueError(f"layers: expected names in {which}, such as {_few(known)}, got {name!r}")
+    return dict(layers)
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "") if names else "no layers"
+
+
+@contextmanager
+def _evaluating(models: Mapping[str, nn.Module]) -> Iterator[None]:
+    """Without gradients and dropout; every module's mode is put back."""
+    modes = [(module, module.training) for model in models.values() for module in model.modules()]
+    try:
+        for model in models.values():
+            model.eval()
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+# --- running and looking ----------------------------------------------------------------------------------------------
+
+
+def _run(which: str, model: nn.Module, tokens: Tensor, names: Mapping[str, str], tell: Callable) -> Tensor:
+    """The logits. names: of the layers to be looked at, with what they are called; tell gets (name, tensor) of each."""
+    handles, operators = [], []
+
+    def look(name: str, module: nn.Module, _, out: object) -> None:
+        for path, x in _tensors(out):
+            tell((f"{name}{path}", x))
+        if module in asked:
+            parts = list(_states(*asked.pop(module)))
+            for n, x in enumerate(parts, 1):
+                tell((f"{name}: state" + (f" {n}" if len(parts) > 1 else ""), x))
+
+    asked: dict[nn.Module, tuple] = {}
+    try:
+        for name, module in model.named_modules():
+            if name in names:
+                if type(module) in OWN:
+                    operators.append((module, module.operator))
+                    module.operator = _listening(module, asked)
+                handles.append(module.register_forward_hook(functools.partial(look, names[name])))
+        return _logits(which, model(tokens), tokens)
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module, operator in operators:
+            module.operator = operator
+
+
+def _listening(module: nn.Module, asked: dict) -> Callable:
+    operator = module.operator
+
+    @functools.wraps(operator)
+    def listens(*rows, **options):
+        asked[module] = operator, rows, options
+        return operator(*rows, **options)
+
+    return listens
+
+
+def _states(operator: Callable, rows: tuple, options: dict) -> Iterator[Tensor]:
+    """The states after every token, [B, T, H, K, V] for each part; none where none is handed on, or rows are packed."""
+    if options.get("cu_seqlens") is not None:
+        return
+    states, state = [], options.get("initial_state")
+    for t in range(rows[0].shape[1]):
+        now = [x[:, t : t + 1] if x.ndim == 4 else x for x in rows]
+        try:
+            _, state = operator(*now, **options | {"initial_state": state, "output_final_state": True})
+        except TypeError:
+            return
+        states.append(state if isinstance(state, tuple) else (state,))
+    yield from (torch.stack(part, 1) for part in zip(*states, strict=True))
+
+
+def _tensors(out: object, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Every floating-point tensor in what a module returns, by its place: "" alone or first, "[1]", ".state"."""
+    if isinstance(out, Tensor):
+        if out.is_floating_point():
+            yield path, out
+    elif isinstance(out, Mapping):
+        for n, (name, x) in enumerate(out.items()):
+            yield from _tensors(x, path if n == 0 and not path else f"{path}.{name}")
+    elif isinstance(out, (tuple, list)):
+        for n, x in enumerate(out):
+            yield from _tensors(x, path if n == 0 and not path else f"{path}[{n}]")
+
+
+def _logits(which: str, out: object, tokens: Tensor) -> Tensor:
+    found = out
+    if isinstance(out, Mapping) and "logits" in out:
+        found = out["logits"]
+    elif hasattr(out, "logits"):
+        found = out.logits
+    elif isinstance(out, (tuple, list)) and out:
+        found = out[0]
+    if not isinstance(found, Tensor) or not found.is_floating_point():
+        raise TypeError(f"{which}: expected logits, a tuple that begins with them or .logits, got {shown(out)}")
+    if found.ndim != 3 or found.shape[:2] != tokens.shape:
+        raise ValueError(
+            f"{which}: expected logits [{', '.join(map(str, tokens.shape))}, vocab], got {list(found.shape)}"
+        )
+    return found
+
+
+def _by_token(a: Tensor, b: Tensor) -> Tensor:
+    """[B, T, …] twice -> the relative error of each token, [T] float64."""
+    return _relative(*(x.transpose(0, 1).flatten(1) for x in (a, b)))
+
+
+def _relative(a: Tensor, b: Tensor) -> Tensor:
+    """|a - b| over the larger of the two sizes, along the last axis; what is not finite agrees where it is the same."""
+    a, b = a.detach().double().cpu(), b.detach().double().cpu()
+    same = (a == b) | (a.isnan() & b.isnan())
+    lost = (~same & ~(a.isfinite() & b.isfinite())).any(-1)
+    a, b = (torch.where(x.isfinite(), x, 0.0) for x in (a, b))
+    off = torch.where(same, 0.0, a - b).norm(dim=-1)
+    size = torch.maximum(a.norm(dim=-1), b.norm(dim=-1))
+    return torch.where(lost, math.inf, torch.where(off == 0, 0.0, off / size))
