@@ -715,8 +715,15 @@ def trace(
     json: Annotated[Path | None, typer.Option("--json", help="Also write what was found as JSON.")] = None,
     picture: Annotated[Path | None, typer.Option(help="Also write the picture, a .png.")] = None,
     interpret: Annotated[bool, typer.Option(help="Interpret Triton kernels also where there is a GPU.")] = False,
+    digits: Annotated[bool, typer.Option(help="Also say which line lost digits; kernels are interpreted.")] = False,
+    rounds: Annotated[
+        int, typer.Option(min=0, help="With --digits: run so often more, each operation rounded at random.")
+    ] = 0,
 ):
     """Run a script and say where its first NaN or infinity is born: kernel, line, tile and lane, or PyTorch operation.
+
+    With --digits everything is computed once more in float64, and the lines that lost digits are named. Digits of
+    Triton kernels are measured under Triton's interpreter only, which it therefore switches on.
 
     The script runs in a process of its own, its Triton kernels in Triton's interpreter where there is no GPU. Exits
     with 0 if all was finite, 1 if something was found, 2 if nothing ran or the script did not come to its end.
@@ -724,6 +731,8 @@ def trace(
     flakit trace my_script.py --seed 3
 
     flakit trace -m pytest test_mine.py -k decay
+
+    flakit trace --digits my_script.py
     """
     from .instruments.trace_script import start
 
@@ -732,12 +741,17 @@ def trace(
         _writable("--picture", picture)
         if not module and not Path(script).is_file():
             raise ValueError(f"script: expected a file, {script} does not exist")
+        if rounds and not digits:
+            raise ValueError(f"--rounds: expected beside --digits, got {rounds} alone")
+        if rounds == 1:
+            raise ValueError("--rounds: expected two or more, which can differ, got 1")
     except ValueError as error:
         Console(stderr=True).print(f"flakit trace: {error}", style="red", markup=False, highlight=False)
         raise typer.Exit(2) from None
     options = ["--module"] * module
     options += [f"--json={json}"] * (json is not None) + [f"--picture={picture}"] * (picture is not None)
-    raise typer.Exit(start(script, context.args, *options, interpret=interpret))
+    options += ["--digits"] * digits + [f"--rounds={rounds}"] * (rounds > 0)
+    raise typer.Exit(start(script, context.args, *options, interpret=interpret or digits))
 
 
 @app.command()

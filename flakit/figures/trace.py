@@ -108,7 +108,7 @@ class TraceFigure:
         rooms: the tightest first.
         """
         self._title.set_text(title)
-        self._subtitle.set_text(_cut(subtitle, self._most + (40 if not self._narrow else 34)))
+        self._subtitle.set_text(cut(subtitle, self._most + (40 if not self._narrow else 34)))
         shown = ((tile, lane, tile_name, None), (programs, program, programs_name, empty))
         for (cells, (row, column), name, blank), (heat, ax, first) in zip(shown, self._maps, strict=True):
             for artist in (ax, *ax.get_children()):
@@ -142,10 +142,10 @@ class TraceFigure:
                 x0 = x - step
                 ax.plot([x0, x0, x], [last[branch.depth - 1] + 0.22, i, i], color=style.GREY, linewidth=0.9)
             ax.add_patch(Rectangle((x - step / 3, i - 0.2), 2 * step / 3, 0.4, linewidth=0.8, zorder=3, **look))
-            where = _cut(branch.where, self._most - 2 * branch.depth)
+            where = cut(branch.where, self._most - 2 * branch.depth)
             ax.text(x + 0.8 * step, i - 0.02, where, fontsize=8.5, family=_CODE, va="bottom")
             ax.text(
-                x + 0.8 * step, i + 0.04, _cut(branch.what, self._most + 14), fontsize=8.5, color=style.GREY, va="top"
+                x + 0.8 * step, i + 0.04, cut(branch.what, self._most + 14), fontsize=8.5, color=style.GREY, va="top"
             )
             last[branch.depth] = i
         left = more + len(tree) - len(shown)
@@ -176,12 +176,12 @@ class TraceFigure:
             text = ax.text(bar / 2, i, words, fontsize=8.5, ha="center", va="center")
             if over:
                 text.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.8})
-            ax.text(bar + 0.015, i, _cut(room.where, int(self._most * (end - bar))), fontsize=8.5, family=_CODE,
+            ax.text(bar + 0.015, i, cut(room.where, int(self._most * (end - bar))), fontsize=8.5, family=_CODE,
                     va="center")  # fmt: skip
         self._over[1].update(len(shown), 1)
 
 
-def _cut(text: str, most: int) -> str:
+def cut(text: str, most: int) -> str:
     """The text, or as much of it as `most` letters take; a Chinese character is as wide as two."""
     ends = accumulate(1 + (unicodedata.east_asian_width(x) in "WF") for x in text)
     fits = sum(end <= most for end in ends)

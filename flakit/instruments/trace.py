@@ -12,8 +12,14 @@ __all__ = ["Access", "Headroom", "Operand", "Place", "Site", "Tile", "Trace", "t
 INSTEAD = "run `flakit trace script.py` instead, or start the process with TRITON_INTERPRET=1"
 
 
+INTERPRETED_ALONE = (
+    "Digits of Triton kernels are measured under the interpreter only (TRITON_INTERPRET=1): what a compiled kernel "
+    "writes is taken as exact."
+)
+
+
 @contextmanager
-def trace() -> Iterator[Trace]:
+def trace(digits: bool = False) -> Iterator[Trace]:
     """Watch what runs in the `with` block, and find the first value that is not finite, and all that came of it.
 
         with flakit.trace() as t:
@@ -26,11 +32,38 @@ def trace() -> Iterator[Trace]:
 
     -inf that comes from a constant, a mask or memory is no fault; a NaN is, and an infinity made of finite numbers.
     A load out of bounds gives NaN while traced (0 for integers), a store out of bounds does nothing.
+    digits: also compute everything once more in float64, and say in `Trace.digits` which lines lost digits; see
+    `Digits`. Kernels are followed under the interpreter only.
     Raises RuntimeError where a kernel can be watched in neither way, with the command to use instead, and for a Triton
     whose interpreter is another than it knows.
     """
+    found = Trace()
+    tiles, tensors = _shadows(found) if digits else (None, None)
+    with watching(found, tiles, tensors):
+        yield found
+    if tensors is not None:
+        tensors.judge()
+
+
+def _shadows(found: Trace) -> tuple:
+    """What tells of the digits of tiles, None where there is no interpreter, and of tensors."""
+    from .digits import Digits
+    from .digits_shadow import Ledger
+    from .digits_torch import Memory, TorchDigits
+
+    found.digits = Digits()
+    told = found.digits, Ledger(found.digits), Memory()
+    if has_triton() and interpreted():
+        from .digits_triton import TileDigits
+
+        return TileDigits(*told), TorchDigits(*told)
+    return None, TorchDigits(*told)
+
+
+@contextmanager
+def watching(found: Trace, tiles=None, tensors=None) -> Iterator[None]:
+    """Record in `found` what runs meanwhile; tiles and tensors are told of every operation besides."""
     with ExitStack() as stack:
-        found = Trace()
         memory: dict[int, list[Site]] = {}
         busy = _no_kernel_runs
         if has_triton() and interpreted():
@@ -42,14 +75,15 @@ def trace() -> Iterator[Trace]:
                 )
             from .trace_triton import watch_interpreter
 
-            watch = stack.enter_context(watch_interpreter(found, memory))
-            busy = watch.running
+            busy = stack.enter_context(watch_interpreter(found, memory, tiles)).running
         elif has_triton():
             from .trace_compiled_triton import watch_compiled
 
             busy = stack.enter_context(watch_compiled(found, memory, INSTEAD))
-        stack.enter_context(TorchWatch(found, memory, busy))
-        yield found
+        stack.enter_context(TorchWatch(found, memory, busy, tensors))
+        yield
+        if found.digits is not None and found.grids and not (has_triton() and interpreted()):
+            found.digits.note(INTERPRETED_ALONE)
 
 
 def _no_kernel_runs() -> bool:

@@ -31,11 +31,15 @@ from ..numerics.words import number
 
 if TYPE_CHECKING:
     from ..figures.canvas import Canvas
+    from .digits import Digits
 
 BORN, BECAME_NAN, CARRIED, READ, BEYOND, GIVEN, STORED = (
     "born", "became NaN", "carried", "read", "out of bounds", "given", "stored",
 )  # fmt: skip
 """How a site's first tile became what it is."""
+
+DIGITS = str(Path(__file__).with_name("digits"))
+"""How the files that compute the shadows begin: whose lines are none of the user's."""
 
 WORDS = Words() | {
     "how": {
@@ -273,7 +277,8 @@ class Trace:
     first: the site of the first non-finite tile, None where all was finite.
     sites: every site, in the order in which they turned bad. headroom: a line each, the tightest first.
     accesses: loads and stores out of bounds. notes: what limits the trace itself. grids: kernel to grid.
-    operations: how many of PyTorch's made floating-point numbers.
+    operations: how many of PyTorch's made floating-point numbers. digits: which lines lost digits, None where that was
+    not asked for.
     """
 
     def __init__(self):
@@ -282,6 +287,7 @@ class Trace:
         self.notes: list[str] = []
         self.grids: dict[str, tuple[int, ...]] = {}
         self.operations = 0
+        self.digits: Digits | None = None
         self._headroom: dict = {}
 
     def note(self, words: str) -> None:
@@ -353,6 +359,8 @@ class Trace:
             "grids": self.grids,
             "operations": self.operations,
         }
+        if self.digits is not None:
+            found["digits"] = self.digits.to_dict()
         return _plain(found)
 
     @classmethod
@@ -361,6 +369,10 @@ class Trace:
         trace = cls()
         trace.notes, trace.grids = list(found["notes"]), {name: tuple(grid) for name, grid in found["grids"].items()}
         trace.operations = found.get("operations", 0)
+        if "digits" in found:
+            from .digits import Digits
+
+            trace.digits = Digits.from_dict(found["digits"])
         for x in found["sites"]:
             operands = tuple(
                 Operand(**y | {name: y[name] if y[name] is None else float(y[name]) for name in ("low", "high", "at")})
@@ -485,6 +497,8 @@ class Trace:
     def __rich__(self) -> Group:
         with speaking(ENGLISH):
             parts = [*self._first(), *self._families(), *self._bounds(), *self._rooms()]
+        if self.digits is not None and self.ran:
+            parts += [Text(""), self.digits]
         return Group(*parts, *(Text(words, style="dim") for words in self.notes))
 
     def _first(self) -> Iterator:

@@ -29,11 +29,15 @@ def start(script: str, arguments: Sequence[str], *options: str, interpret: bool 
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """0: all finite; 1: something was found; 2: nothing ran, or not to its end, what was found until then said."""
+    """0: all finite, and accurate where that was asked; 1: something was found; 2: nothing ran, or not to its end, what
+    was found until then said.
+    """
     parser = argparse.ArgumentParser(prog="flakit trace")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--picture", type=Path)
     parser.add_argument("--module", action="store_true")
+    parser.add_argument("--digits", action="store_true")
+    parser.add_argument("--rounds", type=int, default=0)
     parser.add_argument("script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     asked = parser.parse_args(words)
@@ -42,36 +46,47 @@ def main(words: Sequence[str] | None = None) -> int:
 
     from .trace import trace
 
-    sys.argv = [asked.script, *asked.arguments]
     sys.path[0] = os.getcwd() if asked.module else str(Path(asked.script).resolve().parent)
-    ended = None
-    with trace() as found:
-        try:
-            if asked.module:
-                runpy.run_module(asked.script, run_name="__main__", alter_sys=True)
-            else:
-                runpy.run_path(asked.script, run_name="__main__")
-        except SystemExit as leaving:
-            if leaving.code not in (None, 0):
-                ended = f"it left with {getattr(leaving.code, 'value', leaving.code)!r}"
-        except BaseException as error:
-            kept = error.__traceback__
-            while kept is not None and kept.tb_frame.f_code.co_filename != asked.script:
-                kept = kept.tb_next
-            in_it = isinstance(error, SyntaxError) and error.filename == asked.script
-            traceback.print_exception(type(error), error, None if in_it else kept or error.__traceback__)
-            ended = f"{type(error).__name__}"
+    with trace(digits=asked.digits) as found:
+        ended = _ran(asked)
+    if asked.rounds and ended is None and found.ran:
+        from .digits_rounding import Rounds
+
+        found.digits.rounds = Rounds.of(lambda: _ran(asked), asked.rounds)
     Console().print(found)
     if asked.json:
         asked.json.write_text(json.dumps(found.to_dict(), indent=1) + "\n", encoding="utf-8")
-    if asked.picture and found.first is not None:
+    if asked.picture and found.digits is not None and found.first is None and found.digits.lines:
+        asked.picture.write_bytes(found.digits.picture().png())
+    elif asked.picture and found.first is not None:
         asked.picture.write_bytes(found.picture().png())
     if ended is not None:
         print(f"flakit trace: {asked.script} did not come to its end: {ended}", file=sys.stderr)
         return COULD_NOT_RUN
     if not found.ran:
         return COULD_NOT_RUN
-    return FINITE if found.finite else FOUND
+    return FINITE if found.finite and (found.digits is None or found.digits.accurate) else FOUND
+
+
+def _ran(asked: argparse.Namespace) -> str | None:
+    """Run the script; how it ended, None for at its end."""
+    sys.argv = [asked.script, *asked.arguments]
+    try:
+        if asked.module:
+            runpy.run_module(asked.script, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(asked.script, run_name="__main__")
+    except SystemExit as leaving:
+        if leaving.code not in (None, 0):
+            return f"it left with {getattr(leaving.code, 'value', leaving.code)!r}"
+    except BaseException as error:
+        kept = error.__traceback__
+        while kept is not None and kept.tb_frame.f_code.co_filename != asked.script:
+            kept = kept.tb_next
+        in_it = isinstance(error, SyntaxError) and error.filename == asked.script
+        traceback.print_exception(type(error), error, None if in_it else kept or error.__traceback__)
+        return f"{type(error).__name__}"
+    return None
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from .trace_record import (
     BECAME_NAN,
     BORN,
     CARRIED,
+    DIGITS,
     GIVEN,
     Headroom,
     Operand,
@@ -33,7 +35,11 @@ from .trace_record import (
     outside,
 )
 
-_FOLDERS = (str(Path(torch.__file__).parent) + os.sep, str(Path(contextlib.__file__)), __file__)
+if TYPE_CHECKING:
+    from .digits_rounding import TorchRounding
+    from .digits_torch import TorchDigits
+
+_FOLDERS = (str(Path(torch.__file__).parent) + os.sep, str(Path(contextlib.__file__)), __file__, DIGITS)
 _OVERFLOW = {"exp": 1.0, "exp2": math.log(2), "expm1": 1.0}
 
 
@@ -41,11 +47,18 @@ class TorchWatch(TorchDispatchMode):
     """Record what PyTorch computes. memory: the sites whose bad values lie in a storage, by its address.
 
     busy: whether an interpreted kernel is running, whose host copies are none of ours.
+    digits: what is told of every operation besides, and may replace its result.
     """
 
-    def __init__(self, trace: Trace, memory: dict[int, list[Site]], busy: Callable[[], object] = lambda: False):
+    def __init__(
+        self,
+        trace: Trace,
+        memory: dict[int, list[Site]],
+        busy: Callable[[], object] = lambda: False,
+        digits: "TorchDigits | TorchRounding | None" = None,
+    ):
         super().__init__()
-        self.trace, self.memory, self.busy = trace, memory, busy
+        self.trace, self.memory, self.busy, self.digits = trace, memory, busy, digits
         self._sites: dict = {}
         self._places: dict = {}
         self._anomaly: list[tuple[bool, bool]] = []
@@ -70,8 +83,11 @@ class TorchWatch(TorchDispatchMode):
             operands = []  # their shapes alone are asked for
         before = [_bad(x) for x in operands] if func._schema.is_mutable else None
         custom = func.namespace not in ("aten", "prims", "prim")
+        known = self.digits.before(func, operands) if self.digits is not None else None
         out = (self._within(func) if custom else func)(*args, **kwargs)
         made = [x for x in tree_leaves(out) if _floating(x)]
+        if self.digits is not None:
+            self.digits.ran(func, name, args, kwargs, operands, known, made, out, custom, self._place)
         self.trace.operations += bool(made)
         if name in _OVERFLOW and operands:
             self._headroom(name, operands[0])

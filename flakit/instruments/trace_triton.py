@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from .trace_record import (
     BEYOND,
     BORN,
     CARRIED,
+    DIGITS,
     READ,
     STORED,
     Access,
@@ -37,6 +39,10 @@ from .trace_record import (
     operand_names,
     outside,
 )
+
+if TYPE_CHECKING:
+    from .digits_rounding import TileRounding
+    from .digits_triton import TileDigits
 
 KNOWN = "3.6 and 3.7"
 _MOVES = ("splat", "unsplat", "broadcast", "expand_dims", "reshape", "trans", "bitcast", "int_to_ptr", "ptr_to_int")
@@ -65,8 +71,9 @@ def private_names() -> SimpleNamespace:
 
         names = SimpleNamespace(
             builder=it.interpreter_builder, Builder=it.InterpreterBuilder, Handle=it.TensorHandle, Grid=it.GridExecutor,
-            Reduction=it.ReduceScanOpInterface, Function=it.InterpretedFunction, bfloat16=tl.bfloat16,
-            int1=tl.int1,
+            Reduction=it.ReduceScanOpInterface, Function=it.InterpretedFunction, bfloat16=tl.bfloat16, module=it,
+            language=tl,
+            int1=tl.int1, int32=tl.int32, float64=tl.float64,
         )  # fmt: skip
         wanted = {
             "Builder": ("create_masked_load", "create_masked_store", "create_fmul", "create_exp", "create_select")
@@ -84,9 +91,14 @@ def private_names() -> SimpleNamespace:
 
 
 @contextmanager
-def watch_interpreter(trace: Trace, memory: dict[int, list[Site]]) -> Iterator["InterpreterWatch"]:
-    """Record what interpreted kernels do meanwhile. memory: the sites whose bad values lie in a storage."""
-    watch = InterpreterWatch(trace, memory, private_names())
+def watch_interpreter(
+    trace: Trace, memory: dict[int, list[Site]], digits: "TileDigits | TileRounding | None" = None
+) -> Iterator["InterpreterWatch"]:
+    """Record what interpreted kernels do meanwhile. memory: the sites whose bad values lie in a storage.
+
+    digits: what is told of every operation besides, and may replace its result.
+    """
+    watch = InterpreterWatch(trace, memory, private_names(), digits)
     with _ONE_TRACE:
         try:
             with interpreted_alone():  # not in the middle of a launch
@@ -98,8 +110,10 @@ def watch_interpreter(trace: Trace, memory: dict[int, list[Site]]) -> Iterator["
 
 
 class InterpreterWatch:
-    def __init__(self, trace: Trace, memory: dict[int, list[Site]], names: SimpleNamespace):
-        self.trace, self.memory, self.names = trace, memory, names
+    def __init__(self, trace: Trace, memory: dict[int, list[Site]], names: SimpleNamespace, digits=None):
+        self.trace, self.memory, self.names, self.digits = trace, memory, names, digits
+        if digits is not None:
+            digits.watch = self
         self._thread: int | None = None  # in which a kernel runs now
         self._tensors: dict[int, _Argument] = {}
         self._kernel, self._silent, self._block_base = "", 0, None
@@ -108,7 +122,7 @@ class InterpreterWatch:
         self._places: dict = {}
         self._accesses: dict = {}
         self._replaced: list[tuple[object, str, object]] = []
-        self._folders = (str(Path(triton.__file__).parent) + os.sep, __file__)
+        self._folders = (str(Path(triton.__file__).parent) + os.sep, __file__, DIGITS)
         self._launcher = names.Grid.__call__.__code__
 
     def running(self) -> bool:
@@ -125,7 +139,7 @@ class InterpreterWatch:
                 continue
             original = getattr(Builder, name)
             if kind in _MOVES or kind == "addptr":
-                wrapped = self._moving(original)
+                wrapped = self._moving(original, kind)
             elif kind == "masked_load":
                 wrapped = self._loading(original)
             elif kind == "masked_store":
@@ -134,17 +148,21 @@ class InterpreterWatch:
                 wrapped = self._adding(original)
             elif kind.startswith(("tensor_pointer_", "descriptor_")):
                 wrapped = self._by_block(original)
+            elif kind.startswith("fcmp") and self.digits is not None:
+                wrapped = self._comparing(original)
             elif kind.startswith(("icmp", "fcmp", "make_", "get_", "advance", "histogram")):
                 continue
             else:
-                wrapped = self._computing(original, _WORDS.get(kind, kind))
+                wrapped = self._computing(original, kind)
             self._replace(Builder, name, wrapped)
         self._replace(self.names.Reduction, "apply", self._reducing(self.names.Reduction.apply))
         self._replace(self.names.Grid, "_init_args_hst", self._arguments(self.names.Grid._init_args_hst))
         self._replace(self.names.Grid, "__call__", self._launching(self.names.Grid.__call__))
+        if self.digits is not None:
+            self._replace(self.names.module, "_patch_lang_tensor", self._turning(self.names.module._patch_lang_tensor))
 
     def _replace(self, owner: object, name: str, new: object) -> None:
-        self._replaced.append((owner, name, owner.__dict__[name]))
+        self._replaced.append((owner, name, vars(owner)[name]))
         setattr(owner, name, new)
 
     def remove(self) -> None:
@@ -156,10 +174,16 @@ class InterpreterWatch:
             with interpreted_alone():
                 outer = self._kernel, self._tensors, self._thread
                 self._kernel, self._tensors, self._thread = grid.fn.__name__, {}, threading.get_ident()
+                known = self.digits.began() if self.digits is not None else None
                 try:
                     with np.errstate(all="ignore"):
-                        return original(grid, *args, **kwargs)
+                        out = original(grid, *args, **kwargs)
+                        if self.digits is not None:
+                            self.digits.ended(self._kernel)
+                        return out
                 finally:
+                    if self.digits is not None:
+                        self.digits.left(known)
                     self.trace.grids[self._kernel] = tuple(self.names.builder.grid_dim)
                     self._kernel, self._tensors, self._thread = outer
 
@@ -169,17 +193,21 @@ class InterpreterWatch:
         def on_host(grid, args, kwargs):
             args_hst, kwargs_hst = original(grid, args, kwargs)
             named = {**dict(zip(grid.arg_names, args_hst, strict=False)), **kwargs_hst}
+            device = {**dict(zip(grid.arg_names, args, strict=False)), **kwargs}
             for name, x in named.items():
                 x = getattr(x, "base", x)  # a descriptor's or a reinterpreted tensor
                 if isinstance(x, torch.Tensor) and x.data_ptr():
                     self._tensors.setdefault(x.data_ptr(), _Argument(name, x))
+                    if self.digits is not None:
+                        own = getattr(device[name], "base", device[name])
+                        self.digits.given(name, x, own.device.type != "cpu")
             return args_hst, kwargs_hst
 
         return on_host
 
     # --- the operations ---------------------------------------------------------------------------------------------
 
-    def _moving(self, original):
+    def _moving(self, original, kind: str):
         """Nothing is computed: whatever was known of the operand holds for the result."""
 
         def move(builder, *args):
@@ -194,11 +222,39 @@ class InterpreterWatch:
                     base = self._tensors.get(int(source.data.reshape(-1)[0]))
                 if base is not None:
                     out.base = base
+            if self.digits is not None:
+                self.digits.moved(kind, original, builder, args, out)
             return out
 
         return move
 
-    def _computing(self, original, operation: str):
+    def _turning(self, original):
+        """`x.T`, which the interpreter makes without its builder, by it."""
+        builder, tl = self.names.builder, self.names.language
+
+        def turned(tensor):
+            rank = len(tensor.shape)
+            order = [*range(rank - 2), rank - 1, rank - 2]
+            shape = [tensor.shape[i] for i in order]
+            return tl.tensor(builder.create_trans(tensor.handle, order), tl.block_type(tensor.dtype, shape))
+
+        def patch(tensor, *args):
+            original(tensor, *args)
+            tensor.T = property(turned)  # undone with what the interpreter has put there
+
+        return patch
+
+    def _comparing(self, original):
+        def compare(builder, *args):
+            out = original(builder, *args)
+            if not self._silent:
+                self.digits.compared(original, builder, args, out)
+            return out
+
+        return compare
+
+    def _computing(self, original, kind: str):
+        operation = _WORDS.get(kind, kind)
         ln_base, Handle = _OVERFLOW.get(operation), self.names.Handle
 
         def compute(builder, *args, **kwargs):
@@ -207,6 +263,8 @@ class InterpreterWatch:
                 return out
             if ln_base is not None:
                 self._headroom(operation, ln_base, args[0])
+            if self.digits is not None:
+                self.digits.computed(kind, operation, args, out)
             if type(out) is Handle:
                 self._made(operation, args, out)
             elif isinstance(out, tuple):  # the two halves of a split
@@ -231,11 +289,34 @@ class InterpreterWatch:
                 if "Scan" in type(reduction).__name__:
                     operation = f"cum{operation}" if operation in ("sum", "prod") else f"scan by {operation}"
                 handles = tuple(x.handle for x in input)
+                if self.digits is not None:
+                    outs = [x.handle for x in out]
+                    self.digits.reduced(reduction, operation, handles, outs, self._again(original, reduction, input))
                 for x in out:
                     self._made(operation, handles, x.handle)
             return out
 
         return apply
+
+    def _again(self, original, reduction, input):
+        """The same reduction of other numbers, in float64 where they are given; None where that is not possible."""
+        tl, Handle, double = self.names.language, self.names.Handle, self.names.float64
+
+        def again(numbers: list) -> list[np.ndarray] | None:
+            others = tuple(
+                x if y is None
+                else tl.tensor(Handle(y, double), tl.block_type(double, list(y.shape)) if x.type.is_block() else double)
+                for x, y in zip(input, numbers, strict=True)
+            )  # fmt: skip
+            self._silent += 1
+            try:
+                return [x.handle.data for x in original(reduction, others)]
+            except Exception:  # the function is anyone's, and may take float32 alone
+                return None
+            finally:
+                self._silent -= 1
+
+        return again
 
     def _values(self, handle) -> np.ndarray | None:
         """A float tile's numbers; None of anything else."""
@@ -255,7 +336,7 @@ class InterpreterWatch:
                     found = tuple(dict.fromkeys(x for base in bases for x in _each(base)))
                     out.base = found if len(found) > 1 else found[0]
             return
-        if x is not out.data and operation != "to":
+        if x is not out.data and operation != "to" and self.digits is None:
             self.trace.note(
                 f"{self._kernel} computes in bfloat16, which Triton's interpreter does wrongly: use float32 inputs, or "
                 f"a trace on a GPU, which compiles the kernel."
@@ -392,6 +473,8 @@ class InterpreterWatch:
                     x[wild] = np.nan
                 else:
                     out.data[wild], x = 0x7FC0, np.where(wild, np.nan, x)
+            if self.digits is not None and not self._silent:
+                self.digits.loaded(touched, pointers, _lit(mask), other, out)
             if x is not None and not self._silent:
                 bad = ~np.isfinite(x) & _lit(mask)
                 if wild is not None:
@@ -420,6 +503,8 @@ class InterpreterWatch:
             if wild is not None:
                 mask = self.names.Handle(_lit(mask) & ~wild, self.names.int1)
             self._stored("store", touched, value, mask)
+            if self.digits is not None:
+                self.digits.stored(touched, pointers, value, _lit(mask))
             return original(builder, pointers, value, mask, *args, **kwargs)
 
         return store
@@ -435,7 +520,11 @@ class InterpreterWatch:
                 mask = self.names.Handle(_lit(mask) & ~wild, self.names.int1)
                 args = (*args[:3], mask, *args[4:])
             self._stored("atomic", touched, value, mask)
-            return original(builder, *args, **kwargs)
+            out = original(builder, *args, **kwargs)
+            if self.digits is not None:
+                word = getattr(args[0], "name", "CAS") if by_mask else "CAS"
+                self.digits.added(word, touched, pointers, value, _lit(mask), out)
+            return out
 
         return add
 

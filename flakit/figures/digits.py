@@ -1,0 +1,167 @@
+"""Which lines lose digits: the source, and for each line how many decimal digits are right before and after it."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from matplotlib.patches import Rectangle
+
+from ..language import Words
+from . import style
+from .canvas import Canvas
+from .fonts import FAMILY
+from .marks import Over
+from .plots import Picture
+from .trace import cut
+
+WORDS = Words() | {
+    "digits": "decimal digits that are right",
+    "none": "not measured",
+    "in": "going in",
+    "out": "coming out",
+    "lost": "the line that lost them",
+    "budget": "what a result of float32 should have",
+    "more": "… and {n} lines that lost less",
+}
+"""Everything that stays written in the picture."""
+
+MOST = 8.0
+"""Digits at which the axis ends: float32 has 7.2, and more are drawn there."""
+
+
+class Row(NamedTuple):
+    """A line of source, the digits that are right in what goes in and what comes out (None: not measured), and whether
+    a wrong result is owed to it."""
+
+    text: str
+    inside: float | None
+    out: float | None
+    broken: bool = False
+
+
+class DigitsFigure:
+    """`update` redraws in place. Rows can be pointed at in the map "lines". width: inches; lines: at most so many."""
+
+    def __init__(self, width: float = 9.4, lines: int = 13):
+        wide = width >= 9.0
+        self._lines, self._each = lines, 0.25
+        height, across = 0.72 + self._each * lines + 0.5, 3.2 if wide else 2.3
+        self._letters = 74 if wide else 42
+        self.canvas = Canvas(width, height)
+        left = width - across - 0.15
+        with style.context():
+            figure = self.canvas.figure
+            self._title = figure.text(0.06 / width, 1 - 0.05 / height, "", va="top", fontsize=11, fontweight="bold")
+            self._subtitle = figure.text(0.06 / width, 1 - 0.28 / height, "", va="top", fontsize=8.5, color=style.GREY)
+            self._code = self.canvas.axes(0.1, 0.72, left - 0.2, self._each * lines)
+            self._bars = self.canvas.axes(left, 0.72, across, self._each * lines)
+            self._all = self.canvas.axes(0.1, 0.72, width - 0.2, self._each * lines)
+            self._over = Over(self.canvas, self._all, "lines")
+            self._all.set_axis_off()
+        self.canvas.labels(self._title, self._subtitle)
+
+    def update(self, *, title: str, subtitle: str, rows: Sequence[Row], budget: float, more: int = 0) -> None:
+        """rows: as the source has them, from above; more: how many were left out."""
+        self._title.set_text(title)
+        self._subtitle.set_text(cut(subtitle, 140 if self._letters > 50 else 90))
+        shown = rows[: self._lines - (more > 0)]
+        with style.context():
+            for ax in (self._code, self._bars):
+                ax.clear()
+                ax.set(ylim=(self._lines - 0.5, -0.5))
+            self._code.set_axis_off()
+            self._code.set_xlim(0, 1)
+            for n, row in enumerate(shown):
+                self._code.text(
+                    0, n, cut(row.text, self._letters), fontsize=8.5, family=["monospace", FAMILY], va="center",
+                    color=style.BROKEN if row.broken else style.BLACK, fontweight="bold" if row.broken else "normal",
+                )  # fmt: skip
+                self._bar(n, row)
+            if more:
+                words = WORDS.say("more", n=more)
+                self._code.text(0, len(shown), words, fontsize=8.5, color=style.GREY, va="center")
+            self._frame(budget, any(row.broken for row in shown))
+            self._over.update(self._lines, 1)
+        self.canvas.stale()
+
+    def _bar(self, n: int, row: Row) -> None:
+        ax = self._bars
+        if row.inside is None or row.out is None:
+            ax.add_patch(Rectangle((0, n - 0.3), MOST, 0.6, facecolor=style.EMPTY, linewidth=0))
+            ax.text(MOST / 2, n, WORDS["none"], fontsize=8, ha="center", va="center")
+            return
+        inside, out = (min(x, MOST) for x in (row.inside, row.out))
+        colour = style.BROKEN if row.broken else style.BLUE
+        ax.plot([inside, out], [n, n], color=colour, linewidth=4 if row.broken else 3, solid_capstyle="butt", zorder=2)
+        hollow = {"markersize": 6, "markerfacecolor": "white", "markeredgecolor": colour, "markeredgewidth": 1.4}
+        ax.plot(inside, n, "o", zorder=3, **hollow)
+        ax.plot(out, n, "X" if row.broken else "o", markersize=8 if row.broken else 6, color=colour, zorder=4)
+
+    def _frame(self, budget: float, broken: bool) -> None:
+        ax = self._bars
+        ax.set_xlim(-0.3, MOST + 0.3)
+        ax.set_yticks([])
+        ax.set_xticks(range(0, int(MOST) + 1, 2))
+        ax.set_xlabel(WORDS["digits"])
+        ax.grid(axis="y", visible=False)
+        for side in ("top", "right", "left"):
+            ax.spines[side].set_visible(False)
+        (law,) = ax.plot([budget, budget], [-0.5, self._lines - 0.5], zorder=1, **style.LAW)
+        (inside,) = ax.plot([], [], "o", markersize=6, markerfacecolor="white", markeredgecolor=style.BLUE,
+                            linestyle="none", markeredgewidth=1.4)  # fmt: skip
+        (out,) = ax.plot([], [], "o", markersize=6, color=style.BLUE, linestyle="none")
+        handles, names = [inside, out, law], [WORDS["in"], WORDS["out"], WORDS["budget"]]
+        if broken:
+            (lost,) = ax.plot([], [], "X", markersize=8, color=style.BROKEN, linestyle="none")
+            handles, names = [*handles[:2], lost, law], [*names[:2], WORDS["lost"], names[2]]
+        figure = self.canvas.figure
+        for old in list(figure.legends):
+            old.remove()
+        width, height = figure.get_size_inches()
+        figure.legend(
+            handles, names, loc="lower left", bbox_to_anchor=(0.06 / width, 0.02 / height), ncols=2 if width < 9 else 4,
+            borderaxespad=0, handlelength=1.6, columnspacing=1.2,
+        )  # fmt: skip
+
+
+class Cell(NamedTuple):
+    """A line of a kernel in `matrix`: the digits that it lost, and whether a wrong result was owed to it."""
+
+    lost: float
+    named: bool
+
+
+def matrix(cases: Mapping[str, tuple[Sequence[Cell], int]]) -> Picture:
+    """Planted losses down, the lines of each that compute across, from its first to its last.
+
+    cases: by name the lines, and the position of the one in which the fault was planted.
+    """
+    most = max(len(lines) for lines, _ in cases.values())
+    named = [[n for n, line in enumerate(lines) if line.named] for lines, _ in cases.values()]
+    agree = sum(found == [planted] for found, (_, planted) in zip(named, cases.values(), strict=True))
+    alt = f"{len(cases)} planted losses of digits and the lines of each: in {agree} the planted line is the one named."
+    height, width = 1.15 + 0.3 * len(cases), 3.0 + 0.62 * most
+    picture = Picture(height, alt, width=max(width, 7.5))
+    with style.context():
+        ax = picture.axes(2.75, 0.5, 0.62 * most, 0.3 * len(cases))
+        ax.set(xlim=(-0.5, most - 0.5), ylim=(len(cases) - 0.5, -0.5), title="digits that each line lost")
+        ax.set_yticks(range(len(cases)), list(cases))
+        ax.set_xticks(range(most), [f"{n + 1}" for n in range(most)])
+        ax.set_xlabel("line of the kernel that computes something")
+        ax.tick_params(length=0)
+        ax.spines[:].set_visible(False)
+        for row, (lines, planted) in enumerate(cases.values()):
+            for n, line in enumerate(lines):
+                face = style.FINITE if not line.named else style.GREEN if n == planted else style.BROKEN
+                ax.add_patch(Rectangle((n - 0.47, row - 0.44), 0.94, 0.88, facecolor=face, linewidth=0))
+                words = "all" if not math.isfinite(line.lost) else f"{line.lost:.1f}"
+                look = {"color": "white", "fontweight": "bold"} if line.named else {"color": style.GREY}
+                ax.text(n, row, words + (" ✓" if line.named and n == planted else ""), ha="center", va="center",
+                        fontsize=8.5, **look)  # fmt: skip
+            frame = Rectangle(
+                (planted - 0.47, row - 0.44), 0.94, 0.88, fill=False, edgecolor=style.BLACK, linewidth=1.8
+            )
+            ax.add_patch(frame)
+        words = "framed: the line in which the fault was planted; green: the line that the trace named"
+        picture.figure.text(0.98, 0.06 / height, words, ha="right", fontsize=8.5, color=style.GREY)
+    return picture

@@ -1,0 +1,505 @@
+"""Which lines lost digits: what `flakit.trace(digits=True)` found, and how to say it.
+
+A `Line` is one operation at one place of the source, an `Output` a tensor that a kernel stored or that PyTorch code
+made and nothing else used, a `Finding` the line to which outputs that are wrong owe it.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from ..language import ENGLISH, Words, speaking
+from ..numerics.words import number
+from .trace_record import Place
+
+if TYPE_CHECKING:
+    from ..figures.canvas import Canvas
+
+CANCELLATION, ABSORPTION, UNDERFLOW, OVERFLOW, ROUNDING, TF32, AMPLIFICATION, ACCUMULATION, EQUALS = (
+    "cancellation", "absorption", "underflow", "overflow", "rounding", "TF32", "amplification", "accumulation",
+    "equals",
+)  # fmt: skip
+
+WORDS = Words() | {
+    "kinds": {
+        CANCELLATION: "cancellation: nearly equal terms were subtracted, and the digits that they shared are gone",
+        ABSORPTION: "absorption: a small addend vanished beside a large one",
+        UNDERFLOW: "underflow: a value fell below the smallest normal number",
+        OVERFLOW: "overflow: a finite value went beyond the largest number",
+        ROUNDING: "rounding: a value was cast to a format with fewer digits",
+        TF32: "TF32: the operands of a product were rounded to ten bits behind the point",
+        AMPLIFICATION: "amplification: the operation made the error of its operands grow",
+        ACCUMULATION: "accumulation: many roundings added up, none of them large",
+        EQUALS: "a difference of equals: nothing but rounding is left of it",
+    },
+    "short": {
+        CANCELLATION: "cancellation",
+        ABSORPTION: "absorption",
+        UNDERFLOW: "underflow",
+        OVERFLOW: "overflow",
+        ROUNDING: "rounding to a shorter format",
+        TF32: "operands in TF32",
+        AMPLIFICATION: "an error that was amplified",
+        ACCUMULATION: "many roundings",
+        EQUALS: "a difference of equals",
+    },
+    "lost": "Digits lost: {what}",
+    "accurate": "Every result is right to its budget",
+    "many": "over many lines, at none of them many",
+    "to one": "the value became exactly 1: a decay that forgets nothing",
+}
+"""What happened at a line. What is printed is English, whatever is spoken."""
+
+UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+"""What rounding once may do to a value, relative to it."""
+
+ALLOWED = 256
+"""Roundings of float32 that a result may be wrong by: 2^-16, more than four and a half digits are right."""
+
+
+def budget(dtype: str) -> float:
+    """The error that a result of a dtype may have in its worst lane, relative to its RMS: 2^-16, or four roundings."""
+    return max(ALLOWED * UNIT["float32"], 4 * UNIT.get(dtype, 0.0))
+
+
+def right(error: float) -> float:
+    """How many decimal digits are right at a relative error."""
+    return math.inf if error == 0 else max(0.0, -math.log10(error)) if error < math.inf else 0.0
+
+
+@dataclass
+class Blame:
+    """How a line made lanes inaccurate, told of the worst of them.
+
+    inside, out: the relative error of the lane's terms and of the lane; gain: out over inside, or over one rounding.
+    computed, true: the lane's value and its shadow's. lanes: how many there were. weight: the lane's error over the RMS
+    of its tile, by which the worst is chosen.
+    """
+
+    kind: str
+    inside: float
+    out: float
+    gain: float
+    computed: float
+    true: float
+    index: tuple[int, ...]
+    shape: tuple[int, ...]
+    program: tuple[int, ...] | None
+    lanes: int
+    weight: float = 0.0
+
+
+@dataclass(eq=False)
+class Line:
+    """One operation at one place.
+
+    tiles: how often it ran. inside, out: the error of the tiles that went in and came out where it lost most, and
+    lost: the decimal digits that this is; worst: the largest error that ever came out. index, computed, true: the worst
+    lane of that tile. absorbed: addends that vanished. otherwise: lanes in which a comparison, an index or an integer
+    would be another without rounding. unmeasured: why its error is not known, "" where it is.
+    """
+
+    place: Place
+    operation: str
+    dtype: str
+    tiles: int = 0
+    inside: float = 0.0
+    out: float = 0.0
+    lost: float = 0.0
+    worst: float = 0.0
+    index: tuple[int, ...] = ()
+    shape: tuple[int, ...] = ()
+    program: tuple[int, ...] | None = None
+    computed: float = math.nan
+    true: float = math.nan
+    absorbed: int = 0
+    otherwise: int = 0
+    unmeasured: str = ""
+    blames: dict[str, Blame] = field(default_factory=dict)
+
+    @property
+    def measured(self) -> bool:
+        return not self.unmeasured
+
+    def saw(self, inside, out, off, x, exact, program, unit, exactly: bool = False) -> None:
+        """One more tile. exactly: the operation cannot lose anything."""
+        self.tiles += 1
+        lost = 0.0 if exactly or out <= max(inside, unit) else math.log10(out / max(inside, unit))
+        self.worst = max(self.worst, out)
+        if out and (lost > self.lost or (lost == self.lost and out > self.out)):
+            lane = np.unravel_index(int(off.argmax()), off.shape)
+            self.inside, self.out, self.lost, self.program = inside, out, lost, program
+            self.index, self.shape = tuple(int(i) for i in lane), off.shape
+            self.computed, self.true = float(x[lane]), float(exact[lane])
+
+    def blame(self, found: Blame) -> None:
+        known = self.blames.get(found.kind)
+        if known is None:
+            self.blames[found.kind] = found
+            return
+        lanes = known.lanes + found.lanes
+        if found.weight > known.weight:
+            self.blames[found.kind] = known = found
+        known.lanes = lanes
+
+    @property
+    def blamed(self) -> Blame | None:
+        """The worst of what it did; what vanished from a sum first, then what most lanes met."""
+        if ABSORPTION in self.blames:
+            return self.blames[ABSORPTION]
+        return max(self.blames.values(), key=lambda x: x.lanes, default=None)
+
+    @property
+    def words(self) -> str:
+        """What happened here, "" where nothing did."""
+        return _what(self.blamed) if self.blamed else ""
+
+
+def _what(blame: Blame) -> str:
+    words = WORDS["kinds"][blame.kind]
+    if blame.kind == ROUNDING and blame.computed == 1.0 != blame.true:
+        words += f"; {WORDS['to one']}"
+    return words
+
+
+@dataclass(eq=False)
+class Output:
+    """A result, and how far its worst lane is from its shadow, relative to the RMS of the whole.
+
+    kernel: "" for PyTorch code. name: the kernel's argument, or the line that made the tensor. line: the position among
+    `Digits.lines` of the line that the worst lane owes its error to, -1 for none. anew: its error is counted from where
+    a shadow began anew, and what was lost before that is not in it.
+    """
+
+    name: str
+    kernel: str
+    dtype: str
+    shape: tuple[int, ...]
+    error: float
+    index: tuple[int, ...]
+    computed: float
+    true: float
+    over: int
+    line: int = -1
+    anew: bool = False
+
+    @property
+    def allowed(self) -> float:
+        return budget(self.dtype)
+
+    @property
+    def accurate(self) -> bool:
+        return self.error <= self.allowed
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A line, and the outputs that are wrong because of it. line: None where no single one lost much."""
+
+    line: Line | None
+    outputs: tuple[Output, ...]
+
+    @property
+    def words(self) -> str:
+        return self.line.words if self.line is not None else WORDS["kinds"][ACCUMULATION]
+
+
+class Digits:
+    """What was found; printed by rich, `print` and the command line alike.
+
+    lines: in the order in which they first ran. outputs: the worst of each first. notes: what limits the measurement.
+    """
+
+    def __init__(self):
+        self.lines: list[Line] = []
+        self.outputs: list[Output] = []
+        self.notes: list[str] = []
+        self.rounds = None
+
+    def note(self, words: str) -> None:
+        if words not in self.notes:
+            self.notes.append(words)
+
+    def judged(self, output: Output) -> None:
+        """Keep an output, of one that is made again and again the worst."""
+        for n, known in enumerate(self.outputs):
+            if (known.kernel, known.name) == (output.kernel, output.name):
+                if output.error > known.error:
+                    self.outputs[n] = output
+                return
+        self.outputs.append(output)
+
+    @property
+    def findings(self) -> list[Finding]:
+        """A line each, the one behind the largest error first."""
+        by: dict[int, list[Output]] = {}
+        for output in sorted(self.outputs, key=lambda x: -x.error):
+            if not output.accurate and not self._equals(output):
+                by.setdefault(output.line, []).append(output)
+        return [Finding(self.lines[at] if at >= 0 else None, tuple(found)) for at, found in by.items()]
+
+    def _equals(self, output: Output) -> bool:
+        """A comparison of a script's own: what it measured was rounding."""
+        if output.line < 0:
+            return False
+        blamed = self.lines[output.line].blamed
+        return blamed is not None and blamed.kind == EQUALS
+
+    @property
+    def first(self) -> Line | None:
+        """The line behind the largest error."""
+        return next((finding.line for finding in self.findings), None)
+
+    @property
+    def accurate(self) -> bool:
+        """Whether every result is right to its budget."""
+        return not self.findings
+
+    @property
+    def losses(self) -> list[Line]:
+        """The lines that lost most, the worst first."""
+        return sorted((x for x in self.lines if x.measured and x.lost > 0), key=lambda x: -x.lost)
+
+    @property
+    def unmeasured(self) -> list[Line]:
+        return [x for x in self.lines if not x.measured]
+
+    def picture(self) -> "Canvas":
+        """For each line of source the digits that went in and came out, and the results below."""
+        from ..figures.digits import DigitsFigure
+
+        figure = DigitsFigure()
+        figure.update(**self.drawn())
+        return figure.canvas
+
+    def drawn(self, most: int = 13) -> dict:
+        """The arguments of `DigitsFigure.update`, with so many rows: the lines that lost most, where they stand."""
+        from ..figures.digits import Row
+
+        finding = next(iter(self.findings), None)
+        blamed = {id(finding.line) for finding in self.findings}
+        rows = [
+            Row(
+                f"{x.place.line}  {x.place.statement}", right(x.inside) if x.measured else None,
+                right(x.out) if x.measured else None, id(x) in blamed,
+            )
+            for x in self.shown(most)
+        ]  # fmt: skip
+        if finding is None:
+            title, subtitle = WORDS["accurate"], ""
+        elif finding.line is None:
+            title, subtitle = WORDS["lost"].format(what=WORDS["short"][ACCUMULATION]), WORDS["many"]
+        else:
+            place = finding.line.place
+            title = WORDS["lost"].format(what=WORDS["short"][finding.line.blamed.kind])
+            subtitle = f"{place.short}  {place.statement}"
+        more = len(self._by_line()) - len(rows)
+        return {"title": title, "subtitle": subtitle, "rows": rows, "budget": right(budget("float32")), "more": more}
+
+    def shown(self, most: int = 13) -> list[Line]:
+        """Of each line of source the operation that lost most; of so many lines, in the order of the source."""
+        blamed = {id(finding.line) for finding in self.findings}
+        lines = sorted(self._by_line().values(), key=lambda x: _weight(x, blamed), reverse=True)
+        return sorted(lines[: most if len(lines) <= most else most - 1], key=lambda x: (x.place.file, x.place.line))
+
+    def _by_line(self) -> dict[tuple, Line]:
+        blamed = {id(finding.line) for finding in self.findings}
+        best: dict[tuple, Line] = {}
+        for line in self.lines:
+            key = line.place.file, line.place.line
+            known = best.get(key)
+            if known is None or _weight(line, blamed) > _weight(known, blamed):
+                best[key] = line
+        return best
+
+    # --- plain data ---------------------------------------------------------------------------------------------------
+
+    def to_dict(self) -> dict:
+        """Plain lists, numbers and strings; an output names its line by its position in "lines"."""
+        return {
+            "accurate": self.accurate,
+            "findings": [
+                {
+                    "line": -1 if finding.line is None else self.lines.index(finding.line),
+                    "what": finding.words,
+                    "outputs": [output.name for output in finding.outputs],
+                }
+                for finding in self.findings
+            ],
+            "lines": [
+                {name: x for name, x in vars(line).items() if name not in ("place", "blames")}
+                | {"place": asdict(line.place) | {"text": line.place.statement}}
+                | {"blames": [asdict(x) for x in line.blames.values()], "what": line.words}
+                for line in self.lines
+            ],
+            "outputs": [asdict(x) | {"allowed": x.allowed, "accurate": x.accurate} for x in self.outputs],
+            "notes": self.notes,
+            "rounds": None if self.rounds is None else self.rounds.to_dict(),
+        }
+
+    @classmethod
+    def from_dict(cls, found: Mapping) -> "Digits":
+        """What `to_dict` made, in another process or on another day."""
+        digits = cls()
+        digits.notes = list(found["notes"])
+        for x in found["lines"]:
+            place = x["place"] | {"via": tuple((name, line) for name, line in x["place"]["via"])}
+            rest = {name: _read(value) for name, value in x.items() if name not in ("place", "blames", "what")}
+            line = Line(Place(**place), **rest)
+            for blame in x["blames"]:
+                line.blame(Blame(**{name: _read(value) for name, value in blame.items()}))
+            digits.lines.append(line)
+        for x in found["outputs"]:
+            rest = {name: _read(value) for name, value in x.items() if name not in ("allowed", "accurate")}
+            digits.outputs.append(Output(**rest))
+        return digits
+
+    # --- words --------------------------------------------------------------------------------------------------------
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        console = Console(width=120, no_color=True, highlight=False)
+        with console.capture() as said:
+            console.print(self)
+        return said.get()
+
+    __repr__ = __str__
+
+    def __rich__(self) -> Group:
+        with speaking(ENGLISH):
+            parts = [*self._found(), *self._table(), *self._not_measured()]
+            if self.rounds is not None:
+                parts.append(self.rounds)
+        return Group(*parts, *(Text(words, style="dim") for words in self.notes))
+
+    def _found(self) -> Iterator:
+        if not self.lines:
+            yield Text("No digits were measured: nothing ran that a shadow can follow.", style="bold red")
+            return
+        for finding in self.findings:
+            yield from _told(finding)
+        if self.findings:
+            return
+        if not self.outputs:
+            yield Text("No result was measured.", style="yellow")
+            return
+        worst = max(self.outputs, key=lambda x: x.error / x.allowed)
+        every = "Every result that was measured" if self.unmeasured else "Every result"
+        words = f"{every} is right to its budget; nearest to it, {_named(worst)}: {_digits(worst.error)}"
+        yield Text(words + (" (counted from where its shadow began anew)" if worst.anew else ""), style="green")
+
+    def _table(self, most: int = 8) -> Iterator:
+        lines = self.losses
+        if not lines:
+            return
+        yield Text("\nDigits that each line lost, the worst tile of each (error of its worst lane over the tile's RMS)",
+                   style="bold")  # fmt: skip
+        table = Table.grid(padding=(0, 2))
+        for x in lines[:most]:
+            at = f"{list(x.index)}" + (f" of program {x.program}" if x.program is not None else "")
+            table.add_row(
+                Text(f"  {x.place.short}"), Text(f"{x.lost:.1f}", _colour(x.lost)),
+                Text(f"{number(x.inside)} → {number(x.out)} at {at}"), Text(_text(x.place, 48)),
+            )  # fmt: skip
+        yield table
+        if len(lines) > most:
+            yield Text(f"  … and {len(lines) - most} that lost less", style="dim")
+
+    def _not_measured(self, most: int = 8) -> Iterator:
+        lines, other = self.unmeasured, [x for x in self.lines if x.otherwise]
+        if lines:
+            yield Text("\nNot measured", style="bold")
+            table = Table.grid(padding=(0, 2))
+            for x in lines[:most]:
+                what = Text(f"{x.operation}: {x.unmeasured}")
+                table.add_row(Text(f"  {x.place.short}"), what, Text(_text(x.place, 48)))
+            yield table
+            if len(lines) > most:
+                yield Text(f"  … and {len(lines) - most} more", style="dim")
+        if other:
+            yield Text("\nDecided otherwise without rounding; the shadow follows what was computed", style="bold")
+            table = Table.grid(padding=(0, 2))
+            for x in other[:most]:
+                what = Text(f"{x.operation}: {x.otherwise} lanes")
+                table.add_row(Text(f"  {x.place.short}"), what, Text(_text(x.place, 48)))
+            yield table
+
+
+def _told(finding: Finding) -> Iterator:
+    line, rows = finding.line, []
+    if line is None:
+        yield Text("Digits lost over many lines, at none of them many", style="bold red")
+    else:
+        blame = line.blamed
+        yield Text(f"Digits lost: {_what(blame)}", style="bold red")
+        where = f"kernel {line.place.kernel}, " if line.place.kernel else ""
+        where += f"program {blame.program}, " if blame.program is not None else ""
+        backward = f", in its backward pass ({line.place.backward})" if line.place.backward else ""
+        rows = [("where", f"{where}{line.place.short}{backward}")]
+        rows += [("", f"called from {function}, line {at}") for function, at in line.place.via]
+        rows += [("line", line.place.statement)]
+        if line.place.expression and line.place.expression != line.place.statement:
+            rows += [("in it", " ".join(line.place.expression.split()))]
+        index = f"lane {list(blame.index)} of {line.dtype} {list(blame.shape)}"
+        rows += [
+            ("worst lane", f"{index}: computed {_exactly(blame.computed)}, exact {_exactly(blame.true)}"),
+            ("error", f"{number(blame.inside)} in, {number(blame.out)} out: {_lost(blame)}"),
+        ]  # fmt: skip
+        if line.absorbed:
+            rows += [("vanished", f"{line.absorbed} addends left their sums as they were")]
+    for x in finding.outputs[:4]:
+        words = (
+            f"{_named(x)}: {_digits(x.error)} of {_digits(x.allowed, False)} that it should have; {x.over} lanes over "
+        )
+        words += f"the budget, {list(x.index)} is {_exactly(x.computed)}, exact {_exactly(x.true)}"
+        rows += [("reaches", words)]
+    if len(finding.outputs) > 4:
+        rows += [("", f"and {len(finding.outputs) - 4} more")]
+    table = Table.grid(padding=(0, 2))
+    for name, words in rows:
+        table.add_row(Text(f"  {name}"), Text(words, style="bold" if name == "line" else ""))
+    yield table
+
+
+def _lost(blame: Blame) -> str:
+    if not blame.gain < math.inf:
+        return "every digit"
+    return f"{math.log10(max(blame.gain, 1.0)):.1f} digits lost"
+
+
+def _digits(error: float, unit: bool = True) -> str:
+    count = right(error)
+    words = "all" if count == math.inf else f"{count:.1f}"
+    return f"{words} digits" if unit else words
+
+
+def _named(x: Output) -> str:
+    return f"{x.name} of {x.kernel}" if x.kernel else x.name
+
+
+def _exactly(x: float) -> str:
+    return f"{x:.9g}"
+
+
+def _colour(lost: float) -> str:
+    return "red" if lost >= 3 else "yellow" if lost >= 1.5 else "green"
+
+
+def _text(place: Place, most: int) -> str:
+    text = " ".join((place.expression or place.statement).split())
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _weight(line: Line, blamed: set[int]) -> tuple:
+    return id(line) in blamed, line.measured, line.lost, line.worst
+
+
+def _read(x):
+    return tuple(x) if isinstance(x, list) else float(x) if x in ("inf", "-inf", "nan") else x

@@ -1,0 +1,235 @@
+"""A second opinion without a shadow: run several times, every rounding moved at random, and see what the runs share.
+
+After each operation that rounds, its result is multiplied by 1 + u x, x drawn evenly from -1 … 1 and u the rounding of
+its dtype. Digits in which the runs differ are made by rounding alone. What is loaded, moved, chosen or masked is left
+as it is; a rounding that is systematic (an addend that vanishes, a gate that becomes 1) may escape.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from ..numerics.words import number
+from .digits import UNIT, right
+from .digits_torch import _LANES, _RANDOM, _SUMS, _WORDS
+from .digits_triton import _BITS, _SAME, to_bfloat16
+from .trace_record import Place, Trace
+
+KEPT, MOST = 4, 1 << 14
+"""Tiles of a line, the first and the last so many, and elements of each, that are compared."""
+_ROUNDING = (
+    *_LANES, *_SUMS, "add", "sub", "rsub", "mm", "bmm", "addmm", "baddbmm", "mv", "dot", "cumsum", "_to_copy",
+    "_softmax",
+)  # fmt: skip
+_CHOOSING = ("fabs", "minimumf", "maximumf", "minnumf", "maxnumf", "clampf", "floor", "ceil")
+_EXACT = ("neg", "abs", "relu", "maximum", "minimum", "clamp", "clamp_min", "clamp_max", "where", "masked_fill", "sign")
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How far the runs of a line, or of a tensor that a kernel stored, are apart: the largest deviation of a lane over
+    the RMS of its tile."""
+
+    place: Place
+    operation: str
+    spread: float
+
+
+class Rounds:
+    """What the runs share, line by line, the worst first. repeatable: whether what they began with was the same."""
+
+    def __init__(self, runs: int, spreads: list[Spread], repeatable: bool):
+        self.runs, self.spreads, self.repeatable = runs, spreads, repeatable
+
+    @classmethod
+    def of(cls, run: Callable[[], object], runs: int) -> "Rounds":
+        """Call `run` so often, each time with other roundings; it has to begin with the same numbers each time."""
+        if runs < 2:
+            raise ValueError(f"runs: expected two or more, which can differ, got {runs}")
+        from .trace import watching
+
+        told = []
+        for seed in range(runs):
+            record = _Record(seed)
+            tiles, tensors = record.tellers()
+            with watching(Trace(), tiles, tensors):
+                run()
+            told.append(record)
+        keys = [key for key in told[0].places if all(key in other.places for other in told)]
+        spreads, repeatable = [], all(other.places.keys() == told[0].places.keys() for other in told)
+        for key in keys:
+            place, operation = told[0].places[key]
+            apart = 0.0
+            for tiles in zip(*(other.tiles(key) for other in told), strict=False):
+                if len({tile.shape for tile in tiles}) == 1:
+                    apart = max(apart, _apart(np.stack(tiles)))
+            if operation == "load":
+                repeatable = repeatable and (apart == 0 or key not in told[0].given)
+            spreads.append(Spread(place, operation, apart))
+        return cls(runs, sorted(spreads, key=lambda x: -x.spread), repeatable)
+
+    def at(self, line: int, operation: str = "") -> float:
+        """The spread of a line of the source, of one operation there or of the worst."""
+        found = [x.spread for x in self.spreads if x.place.line == line and operation in ("", x.operation)]
+        return max(found, default=0.0)
+
+    def to_dict(self) -> dict:
+        return {
+            "runs": self.runs, "repeatable": self.repeatable,
+            "spreads": [
+                {"file": x.place.file, "line": x.place.line, "expression": x.place.expression,
+                 "operation": x.operation, "spread": x.spread}
+                for x in self.spreads
+            ],
+        }  # fmt: skip
+
+    def __rich__(self) -> Group:
+        title = f"\nRandom rounding, {self.runs} runs: digits that they share"
+        if not self.repeatable:
+            words = "the runs began with other numbers, so that this says nothing: set a seed in the script"
+            return Group(Text(title, style="bold"), Text(f"  {words}", style="yellow"))
+        table = Table.grid(padding=(0, 2))
+        for x in [x for x in self.spreads if x.operation != "load"][:8]:
+            text = " ".join((x.place.expression or x.place.statement).split())
+            table.add_row(
+                Text(f"  {x.place.short}"), Text(f"{right(x.spread):.1f}"), Text(f"apart by {number(x.spread)}"),
+                Text(text if len(text) <= 48 else text[:47] + "…"),
+            )  # fmt: skip
+        return Group(Text(title, style="bold"), table)
+
+
+def _apart(tiles: np.ndarray) -> float:
+    finite = np.isfinite(tiles)
+    if not finite.all():
+        return math.inf if (finite.any(0) & ~finite.all(0)).any() else 0.0
+    scale = float(np.sqrt(np.mean(tiles**2)))
+    return float(np.abs(tiles - tiles.mean(0)).max()) / scale if scale else 0.0
+
+
+class _Record:
+    """The tiles of one run."""
+
+    def __init__(self, seed: int):
+        self.generator = np.random.default_rng(seed)
+        self.places: dict = {}
+        self.given: set = set()
+        self._first: dict = {}
+        self._last: dict = {}
+
+    def tellers(self) -> tuple:
+        return TileRounding(self), TorchRounding(self)
+
+    def moved(self, x: np.ndarray, dtype: str) -> np.ndarray:
+        return x * (1 + UNIT.get(dtype, UNIT["float32"]) * self.generator.uniform(-1, 1, x.shape))
+
+    def keep(self, where: tuple, operation: str, x: np.ndarray) -> None:
+        _, place = where
+        key = place, operation
+        self.places.setdefault(key, (place, operation))
+        tile = np.array(x.reshape(-1)[:MOST], np.float64)
+        first = self._first.setdefault(key, [])
+        if len(first) < KEPT:
+            first.append(tile)
+        else:
+            last = self._last.setdefault(key, [])
+            last.append(tile)
+            del last[:-KEPT]
+
+    def tiles(self, key) -> list[np.ndarray]:
+        return self._first[key] + self._last.get(key, [])
+
+
+class TileRounding:
+    """Told by a `trace_triton.InterpreterWatch` of the operations of interpreted kernels."""
+
+    def __init__(self, record: _Record):
+        self.record, self.watch = record, None
+        self._written: set[int] = set()
+
+    def _move(self, operation: str, out) -> None:
+        x = self.watch._values(out)
+        if x is None:
+            return
+        dtype = _BITS.get(out.dtype.scalar.name, out.dtype.scalar.name)
+        moved = self.record.moved(x.astype(np.float64), dtype)
+        out.data = to_bfloat16(moved) if dtype == "bfloat16" else moved.astype(x.dtype)
+        self.record.keep(self.watch._place(), operation, self.watch._values(out))
+
+    def computed(self, kind: str, operation: str, args, out) -> None:
+        rounds = kind in _SAME and kind not in _CHOOSING
+        if not isinstance(out, tuple) and (rounds or kind in ("dot", "fp_trunc", "fp_to_fp")):
+            self._move(operation, out)
+
+    def reduced(self, reduction, operation: str, handles, outs, again) -> None:
+        if operation in ("sum", "cumsum", "prod", "cumprod"):
+            for out in outs:
+                self._move(operation, out)
+
+    def loaded(self, touched, pointers, on, other, out) -> None:
+        x = self.watch._values(out)
+        if x is not None and touched:
+            where = self.watch._place()
+            self.record.keep(where, "load", x)
+            if not any(argument.storage_start in self._written for argument, _ in touched):
+                self.record.given.add((where[1], "load"))
+
+    def stored(self, touched, pointers, value, on) -> None:
+        self._written |= {argument.storage_start for argument, _ in touched}
+        x = self.watch._values(value)
+        if x is not None:
+            self.record.keep(self.watch._place(), "store", x)
+
+    def added(self, operation, touched, pointers, value, on, out) -> None:
+        self._written |= {argument.storage_start for argument, _ in touched}
+
+    def moved(self, kind, original, builder, args, out) -> None:
+        """Nothing is rounded."""
+
+    def compared(self, original, builder, args, out) -> None:
+        """Nothing is rounded."""
+
+    def given(self, name, x, on_device) -> None:
+        """Nothing is rounded."""
+
+    def began(self) -> None:
+        """A kernel begins."""
+
+    def ended(self, kernel: str) -> None:
+        """A kernel ends."""
+
+    def left(self, outer) -> None:
+        """A kernel ends, in whatever way."""
+
+
+class TorchRounding:
+    """Told by a `TorchWatch` of PyTorch's operations."""
+
+    def __init__(self, record: _Record):
+        self.record = record
+
+    def before(self, func, operands) -> None:
+        """Nothing is needed of what was."""
+
+    def ran(self, func, name, args, kwargs, operands, before, made, out, custom, place) -> None:
+        name = name.rstrip("_")
+        if any(word in name for word in _RANDOM):
+            for x in made:
+                where = place()
+                self.record.keep(where, "load", x.detach().cpu().double().numpy())
+                self.record.given.add((where[1], "load"))
+            return
+        if custom or not operands or name not in _ROUNDING or name in _EXACT:
+            return
+        for x in made:
+            if x.is_floating_point() and x.numel():
+                dtype = str(x.dtype).removeprefix("torch.")
+                drawn = self.record.generator.uniform(-1, 1, tuple(x.shape)) * UNIT.get(dtype, UNIT["float32"])
+                with torch.no_grad():
+                    x.copy_(x.double() * (1 + torch.from_numpy(np.asarray(drawn)).to(x.device)))
+                self.record.keep(place(), _WORDS.get(name, name), x.detach().cpu().double().numpy())

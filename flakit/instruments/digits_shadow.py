@@ -1,0 +1,396 @@
+"""The arithmetic of lost digits: a tile beside its float64 shadow, and what each operation did to the distance.
+
+The shadow of a tile is what the same operations make of the same inputs in float64. Two measures of their distance:
+
+    of a tile     largest |computed - exact| over the RMS of exact: what the lines of the report say
+    of a lane     |computed - exact| / |exact|: by it a lane is followed
+
+A lane whose error is above 2^-20, sixteen roundings of float32, is followed with the line that it owes that to: the
+line where it crossed that bound, or a later one that made the error grow thirty times more than the first had. A line
+is only blamed where a result is wrong that such lanes reached.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from .digits import (
+    ABSORPTION,
+    ACCUMULATION,
+    AMPLIFICATION,
+    CANCELLATION,
+    EQUALS,
+    OVERFLOW,
+    UNDERFLOW,
+    UNIT,
+    Blame,
+    Digits,
+    Line,
+)
+
+FOLLOWED = 2.0**-20
+GROWS, LOST = 30.0, 0.1
+FLOAT32 = 2.0**-24
+_TINY = {"float16": 2.0**-14, "float64": 2.0**-1022}
+_MOST_LANES = 4096
+"""Lanes of a product whose largest wrong term is looked for."""
+
+Pair = tuple[np.ndarray, "Shadow"]
+
+
+class Shadow:
+    """What is known of a tile beside its values.
+
+    exact: float64. births: for each lane the line that it owes its error to, -1 for none; gains: by how much that line
+    made the error grow. missing: what vanished from sums, a signed number a lane, and absorber, the line where.
+    error: the tile's. anew: whether a shadow that began anew, from values of unknown accuracy, went into it.
+    """
+
+    __slots__ = ("exact", "births", "gains", "missing", "absorber", "error", "anew")
+
+    def __init__(self, exact, births=None, gains=None, missing=None, absorber=-1, error=0.0, anew=False):
+        self.exact, self.births, self.gains, self.missing = exact, births, gains, missing
+        self.absorber, self.error, self.anew = absorber, error, anew
+
+    def moved(self, move: Callable[[np.ndarray], np.ndarray]) -> "Shadow":
+        """The same lanes elsewhere."""
+        births = gains = missing = None
+        if self.births is not None:
+            births, gains = move(self.births), move(self.gains)
+        if self.missing is not None:
+            missing = move(self.missing)
+        return Shadow(move(self.exact), births, gains, missing, self.absorber, self.error, self.anew)
+
+
+def distance(x: np.ndarray, exact: np.ndarray) -> np.ndarray:
+    """|x - exact|, 0 where both are the same infinity or NaN, inf where one alone is finite."""
+    off = np.abs(x - exact)
+    if off.size and not off.max() < math.inf:
+        same = (x == exact) | (np.isnan(x) & np.isnan(exact))
+        off = np.where(same, 0.0, np.where(np.isnan(off), math.inf, off))
+    return off
+
+
+def size(exact: np.ndarray) -> float:
+    """The RMS of the finite lanes."""
+    if not exact.size:
+        return 0.0
+    flat = exact.reshape(-1)
+    found = math.sqrt(float(np.dot(flat, flat)) / flat.size)
+    if found < math.inf:
+        return found
+    finite = flat[np.isfinite(flat)]
+    top = float(np.abs(finite).max()) if finite.size else 0.0
+    return top * math.sqrt(float(np.mean((finite / top) ** 2))) if top else 0.0
+
+
+def relative(off: np.ndarray, exact: np.ndarray) -> float:
+    """The error of a tile."""
+    most = float(off.max()) if off.size else 0.0
+    return most / scale if most and (scale := size(exact)) else (math.inf if most else 0.0)
+
+
+def _each(off: np.ndarray, exact: np.ndarray) -> np.ndarray:
+    whole = np.abs(exact)
+    return np.divide(off, whole, out=np.where(off > 0, np.inf, 0.0), where=(whole > 0) & np.isfinite(whole))
+
+
+class Ledger:
+    """Holds every operation against its shadow, and keeps the lines of `Digits`."""
+
+    def __init__(self, digits: Digits):
+        self.digits = digits
+        self._lines: dict = {}
+
+    def line(self, where: tuple, operation: str, dtype: str) -> tuple[int, Line]:
+        key, place = where
+        at = self._lines.get((key, operation))
+        if at is None:
+            at = self._lines[key, operation] = len(self.digits.lines)
+            self.digits.lines.append(Line(place, operation, dtype))
+        return at, self.digits.lines[at]
+
+    # --- what is not measured -----------------------------------------------------------------------------------------
+
+    def anew(self, where: tuple, operation: str, dtype: str, x: np.ndarray, why: str) -> Shadow:
+        """A shadow that begins with the values as they are."""
+        _, line = self.line(where, operation, dtype)
+        line.tiles += 1
+        line.unmeasured = why
+        return Shadow(x.astype(np.float64), anew=True)
+
+    def decided(self, where: tuple, operation: str, dtype: str, one: np.ndarray, exact: np.ndarray) -> None:
+        """A comparison, an index or an integer; the shadow follows what was computed."""
+        if one is exact or not (other := one != exact).any():
+            return
+        _, line = self.line(where, operation, dtype)
+        line.otherwise += int(other.sum())
+
+    # --- what is ------------------------------------------------------------------------------------------------------
+
+    def carried(self, where: tuple, operation: str, dtype: str, x: np.ndarray, shadow: Shadow, program=None) -> Shadow:
+        """An operation that computes nothing: load, store, where, a change of shape."""
+        before = shadow.error
+        off = distance(x, shadow.exact)
+        shadow.error = relative(off, shadow.exact)
+        _, line = self.line(where, operation, dtype)
+        line.saw(before, shadow.error, off, x, shadow.exact, program, UNIT.get(dtype, FLOAT32), exactly=True)
+        return shadow
+
+    def made(
+        self,
+        where: tuple,
+        operation: str,
+        dtype: str,
+        x: np.ndarray,
+        exact: np.ndarray,
+        operands: Sequence[Pair],
+        how: "Callable | None" = None,
+        program=None,
+        kind: str = "",
+    ) -> Shadow:
+        """The shadow of what an operation made.
+
+        how: finds for each lane the operand's lane that it owes most of its error to; default: the same lane.
+        kind: what the operation is known to do, ROUNDING or TF32.
+        """
+        at, line = self.line(where, operation, dtype)
+        off = distance(x, exact)
+        error = relative(off, exact)
+        before = max((s.error for _, s in operands), default=0.0)
+        unit = FLOAT32 if kind else UNIT.get(dtype, FLOAT32)  # whoever rounds to less loses what there was
+        line.saw(before, error, off, x, exact, program, unit)
+        if dtype == "float64" and not before:
+            line.unmeasured = "float64 has no wider shadow"
+        made = Shadow(exact, error=error, anew=any(s.anew for _, s in operands))
+        summed = operation in ("add", "subtract") and len(operands) == 2
+        if summed:
+            self._absorbed(at, line, operation, x, operands, made)
+        if error == 0:
+            return made
+        bad = off > FOLLOWED * np.abs(exact)
+        if not bad.any():
+            return made
+        out = _each(off, exact)
+        inherited, gained, inside, terms = (how or (_sums if summed else _lanes))(x, exact, operands, bad)
+        with np.errstate(invalid="ignore"):
+            gain = np.where(np.isfinite(inside), out / np.maximum(inside, FLOAT32), 1.0)
+        # Of a lane that has no digit left, nobody can lose another.
+        new = bad & ((inherited < 0) | ((gain > np.maximum(gained, 1.0) * GROWS) & (inside < LOST)))
+        made.births = np.where(bad, np.where(new, at, inherited), -1).astype(np.int32)
+        made.gains = np.where(new, gain, gained).astype(np.float32)
+        if new.any():
+            self._blamed(line, dtype, kind, x, exact, operands, off, out, inside, gain, terms, new, made, program)
+        return made
+
+    def _absorbed(self, at: int, line: Line, operation: str, x, operands: Sequence[Pair], made: Shadow) -> None:
+        (a, sa), (b, sb) = operands
+        sign = -1.0 if operation == "subtract" else 1.0
+        gone = (x == a) & (b != 0) & np.isfinite(x)
+        came = (x == b * np.float32(sign) if sign < 0 else x == b) & (a != 0) & np.isfinite(x)
+        some = bool(gone.any()) or bool(came.any())
+        if not some and sa.missing is None and sb.missing is None:
+            return
+        missing = np.zeros(x.shape)
+        for part, s in ((sa, 1.0), (sb, sign)):
+            if part.missing is not None:
+                missing = missing + s * part.missing
+                made.absorber = part.absorber if made.absorber < 0 else made.absorber
+        if some:
+            missing = missing + np.where(gone, sign * sb.exact, 0.0) + np.where(came & ~gone, sa.exact, 0.0)
+            made.absorber = at
+            line.absorbed += int(gone.sum()) + int(came.sum())
+        made.missing = missing
+
+    def _blamed(self, line, dtype, kind, x, exact, operands, off, out, inside, gain, terms, new, made, program) -> None:
+        """Keep the worst of the lanes that this line made inaccurate, and say in a word what happened to it."""
+        scale = size(exact) or 1.0
+        weight = np.where(np.isfinite(off), off, 1e300) / scale
+
+        def worst(lanes):
+            return np.unravel_index(int(np.where(lanes, weight, -1.0).argmax()), weight.shape)
+
+        def told(word, lane, lanes):
+            return Blame(
+                word, float(inside[lane]), float(out[lane]), float(gain[lane]), float(x[lane]), float(exact[lane]),
+                tuple(int(i) for i in lane), x.shape, program, int(lanes.sum()), float(weight[lane]),
+            )  # fmt: skip
+
+        if made.missing is not None and made.absorber >= 0:
+            absorbed = new & (np.abs(made.missing) >= 0.5 * off)
+            if absorbed.any():
+                made.births = np.where(absorbed, made.absorber, made.births).astype(np.int32)
+                self.digits.lines[made.absorber].blame(told(ABSORPTION, worst(absorbed), absorbed))
+                new = new & ~absorbed
+                if not new.any():
+                    return
+        lane = worst(new)
+        value, true = float(x[lane]), float(exact[lane])
+        tiny, rising = _TINY.get(dtype, 2.0**-126), float(gain[lane]) > 8
+        if not math.isfinite(value) and math.isfinite(true):
+            word = OVERFLOW
+        elif kind:
+            word = kind
+        elif 0 < abs(true) < tiny * 2:
+            word = UNDERFLOW
+        elif terms is not None and rising and terms[lane] > 8 * max(abs(true), abs(value)):
+            word = EQUALS if len(operands) == 2 and _equals(exact, terms) else CANCELLATION
+        else:
+            word = AMPLIFICATION if rising else ACCUMULATION
+        line.blame(told(word, lane, new))
+
+
+def _equals(exact: np.ndarray, terms: np.ndarray) -> bool:
+    """Whether the terms were equal but for their rounding, everywhere in the tile."""
+    finite = np.abs(exact[np.isfinite(exact)])
+    return bool(finite.size) and float(finite.max()) <= 4 * FLOAT32 * float(np.nanmax(terms))
+
+
+# --- where a lane's error comes from ---------------------------------------------------------------------------------
+# Each returns for the lanes that are bad: the birth that is inherited or -1, its gain, the error that comes in relative
+# to the terms, and the size of the terms (None where no terms are added).
+
+Origin = tuple[np.ndarray, np.ndarray, np.ndarray, "np.ndarray | None"]
+
+
+def _none(shape) -> tuple[np.ndarray, np.ndarray]:
+    return np.full(shape, -1, np.int32), np.zeros(shape, np.float32)
+
+
+def _lanes(x, exact, operands: Sequence[Pair], bad) -> Origin:
+    """The same lane of the operand that is relatively worst."""
+    births, gains = _none(exact.shape)
+    inside, weight = np.zeros(exact.shape), np.full(exact.shape, -1.0)
+    for y, s in operands:
+        if not s.error:
+            continue
+        rel = np.broadcast_to(_each(distance(y, s.exact), s.exact), exact.shape)
+        inside = np.maximum(inside, rel)
+        if s.births is not None:
+            better = (s.births >= 0) & (rel > weight)
+            births, gains = np.where(better, s.births, births), np.where(better, s.gains, gains)
+            weight = np.where(better, rel, weight)
+    return births, gains, inside, None
+
+
+def _sums(x, exact, operands: Sequence[Pair], bad) -> Origin:
+    """The same lane of the operand that is absolutely worst."""
+    births, gains = _none(exact.shape)
+    inside, weight, terms = np.zeros(exact.shape), np.zeros(exact.shape), np.zeros(exact.shape)
+    for y, s in operands:
+        terms = np.maximum(terms, np.abs(s.exact))
+        if not s.error:
+            continue
+        off = np.broadcast_to(distance(y, s.exact), exact.shape)
+        inside = inside + off
+        if s.births is not None:
+            better = (s.births >= 0) & (off > weight)
+            births, gains = np.where(better, s.births, births), np.where(better, s.gains, gains)
+            weight = np.where(better, off, weight)
+    return births, gains, _each(inside, terms), terms
+
+
+def summed(axis: int | tuple[int, ...] | None) -> Callable[..., Origin]:
+    """Of a sum, or of the mean, over axes that stay or go."""
+
+    def find(x, exact, operands, bad) -> Origin:
+        ((y, s),) = operands
+        axes = tuple(range(y.ndim)) if axis is None else tuple(a % y.ndim for a in np.atleast_1d(axis))
+        kept = [a for a in range(y.ndim) if a not in axes]
+
+        def rows(z):
+            z = np.broadcast_to(z, y.shape).transpose(*kept, *axes)
+            return z.reshape(*z.shape[: len(kept)], -1)
+
+        off, true = rows(distance(y, s.exact)), rows(s.exact)
+        terms = np.abs(true).sum(-1)
+        inside = _each(off.sum(-1), terms)
+        births, gains = _none(inside.shape)
+        if s.births is not None:
+            worst = off.argmax(-1)[..., None]
+            births = np.take_along_axis(rows(s.births), worst, -1)[..., 0]
+            gains = np.take_along_axis(rows(s.gains), worst, -1)[..., 0]
+            owed = np.take_along_axis(off, worst, -1)[..., 0] >= 0.01 * off.sum(-1)
+            births = np.where(owed, births, -1)
+        return tuple(z.reshape(exact.shape) for z in (births, gains, inside, terms))
+
+    return find
+
+
+def running(axis: int, reverse: bool = False) -> Callable[..., Origin]:
+    """Of a running sum."""
+
+    def find(x, exact, operands, bad) -> Origin:
+        ((y, s),) = operands
+
+        def along(z):
+            z = np.moveaxis(np.broadcast_to(z, y.shape), axis, -1)
+            return z[..., ::-1] if reverse else z
+
+        def back(z):
+            return np.moveaxis(z[..., ::-1] if reverse else z, -1, axis)
+
+        off, true = along(distance(y, s.exact)), along(s.exact)
+        terms = np.abs(true).cumsum(-1)
+        inside = _each(off.cumsum(-1), terms)
+        births, gains = _none(off.shape)
+        if s.births is not None:
+            top = np.maximum.accumulate(off, -1)
+            worst = np.maximum.accumulate(np.where(off == top, np.arange(off.shape[-1]), 0), -1)
+            births = np.take_along_axis(along(s.births), worst, -1)
+            gains = np.take_along_axis(along(s.gains), worst, -1)
+        return back(births), back(gains), back(inside), back(terms)
+
+    return find
+
+
+def product(x, exact, operands, bad) -> Origin:
+    """Of a product of matrices, the last two axes, with an accumulator or without."""
+    (a, sa), (b, sb), *more = operands
+    ea, eb = distance(a, sa.exact), distance(b, sb.exact)
+    ta, tb = np.abs(sa.exact), np.abs(sb.exact)
+    terms, off = ta @ tb, ea @ tb + ta @ eb
+    births, gains = _none(exact.shape)
+    ed = td = None
+    for d, sd in more:
+        ed, td = np.broadcast_to(distance(d, sd.exact), exact.shape), np.abs(sd.exact)
+        terms, off = terms + td, off + ed
+    known = [s for s in (sa, sb, *(s for _, s in more)) if s.births is not None]
+    if known:
+        lanes = np.argwhere(bad)[:_MOST_LANES]
+        batch, (i, j) = tuple(lanes.T[:-2]), lanes.T[-2:]
+        rows, columns = (*batch, i), (*batch, j)
+        full = exact.shape[:-2]
+        ea, eb, ta, tb = (np.broadcast_to(z, (*full, *z.shape[-2:])) for z in (ea, eb, ta, tb))
+        left = ea[rows] * tb.swapaxes(-1, -2)[columns]
+        right = ta[rows] * eb.swapaxes(-1, -2)[columns]
+        from_left, from_right = left.argmax(-1), right.argmax(-1)
+        at = np.arange(len(lanes))
+        weights = [left[at, from_left], right[at, from_right]]
+        found = [_picked(sa, full, (*rows, from_left)), _picked(sb, full, (*batch, from_right, j))]
+        for _, sd in more:
+            weights.append(ed[(*batch, i, j)])
+            found.append(_picked(sd, full, (*batch, i, j), exact.shape))
+        worst = np.argmax(np.stack([np.where(f[0] >= 0, w, -1.0) for w, f in zip(weights, found, strict=True)]), 0)
+        births[tuple(lanes.T)] = np.stack([f[0] for f in found])[worst, at]
+        gains[tuple(lanes.T)] = np.stack([f[1] for f in found])[worst, at]
+    return births, gains, _each(off, terms), terms
+
+
+def _picked(s: Shadow, batch: tuple, index: tuple, shape: tuple = ()) -> tuple[np.ndarray, np.ndarray]:
+    if s.births is None:
+        return _none(np.shape(index[-1]))
+    shape = shape or (*batch, *s.births.shape[-2:])
+    return np.broadcast_to(s.births, shape)[index], np.broadcast_to(s.gains, shape)[index]
+
+
+def anywhere(x, exact, operands, bad) -> Origin:
+    """Of an operation whose lanes are made of any lanes: the worst lane of the worst operand stands for all."""
+    births, gains = _none(exact.shape)
+    inside = max((s.error for _, s in operands), default=0.0)
+    for y, s in sorted(operands, key=lambda pair: pair[1].error):
+        if s.births is not None and (s.births >= 0).any():
+            lane = np.unravel_index(int(np.where(s.births >= 0, distance(y, s.exact), -1.0).argmax()), y.shape)
+            births[...], gains[...] = s.births[lane], s.gains[lane]
+    return births, gains, np.full(exact.shape, inside), None

@@ -1,0 +1,404 @@
+"""Float64 shadows of PyTorch's tensors: every operation once more, on the shadows of its operands.
+
+A shadow belongs to a storage, so that views share it and what is written through one is read through the others; the
+kernels that are interpreted meanwhile read and write the same.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+from .digits import ROUNDING, Digits, Output
+from .digits_shadow import Ledger, Shadow, anywhere, distance, product, relative, running, size, summed
+from .trace_record import Place
+
+MOST = 1 << 24
+"""Elements of a tensor beyond which a shadow is too dear."""
+
+_MOVES = (
+    "cat", "stack", "index", "index_select", "gather", "flip", "roll", "clone", "constant_pad_nd", "repeat",
+    "select_backward", "slice_backward", "diag_embed", "tril", "triu", "embedding", "unfold_backward",
+    "as_strided_scatter", "contiguous", "expand_copy", "view_copy", "masked_select", "take", "take_along_dim",
+    "zeros_like", "ones_like", "full_like",
+)  # fmt: skip
+_IN_PLACE = (
+    "copy", "zero", "fill", "index_put", "index_copy", "scatter", "masked_fill", "select_scatter", "slice_scatter",
+)  # fmt: skip
+_SUMS = ("sum", "mean", "nansum")
+_RANDOM = (
+    "rand", "bernoulli", "dropout", "multinomial", "normal", "uniform", "exponential", "poisson", "random", "cauchy",
+)  # fmt: skip
+_NO_DECISION = ("_local_scalar_dense", "equal", "isfinite", "isnan", "isinf", "allclose", "is_nonzero")
+_WORDS = {"mul": "multiply", "sub": "subtract", "div": "divide", "_to_copy": "to", "rsub": "subtract"}
+_LANES = (
+    "mul", "div", "exp", "exp2", "expm1", "log", "log2", "log1p", "sqrt", "rsqrt", "sigmoid", "tanh", "silu", "relu",
+    "reciprocal", "neg", "abs", "pow", "square", "sin", "cos", "erf", "gelu", "softplus", "maximum", "minimum", "clamp",
+    "clamp_min", "clamp_max", "threshold_backward", "sigmoid_backward", "tanh_backward", "silu_backward", "where",
+    "masked_fill", "log_sigmoid_forward", "sign", "fmod", "remainder", "lerp", "addcmul", "addcdiv",
+)  # fmt: skip
+
+
+RANDOM = "random"
+
+
+class Kept:
+    """The shadow of a storage: flat, an element for each of the storage's."""
+
+    def __init__(self, x: Tensor):
+        storage = x.untyped_storage()
+        self.ref, self.dtype, self.itemsize = StorageWeakRef(storage), x.dtype, x.element_size()
+        self.n = storage.nbytes() // self.itemsize
+        flat = torch.empty(0, dtype=x.dtype, device=x.device).set_(storage, 0, (self.n,), (1,))
+        self.exact = flat.to(torch.float64, copy=True)  # a view of it would keep the storage alive
+        self.births: Tensor | None = None
+        self.gains: Tensor | None = None
+        self.missing: Tensor | None = None
+        self.absorber = -1
+        self.written: np.ndarray | None = None
+        self.used, self.anew, self.place, self.view = True, False, None, None
+
+    def of(self, x: Tensor) -> Tensor:
+        """The shadow of a view."""
+        return _viewed(self.exact, x)
+
+    def follow(self) -> None:
+        if self.births is None:
+            self.births = torch.full((self.n,), -1, dtype=torch.int32, device=self.exact.device)
+            self.gains = torch.zeros(self.n, dtype=torch.float32, device=self.exact.device)
+
+    def shadow(self, x: Tensor, values: np.ndarray) -> Shadow:
+        exact = _numpy(self.of(x))
+        births = gains = None
+        if self.births is not None:
+            births = _numpy(_viewed(self.births, x))
+            gains = _numpy(_viewed(self.gains, x))
+            if not (births >= 0).any():
+                births = gains = None
+        missing = None if self.missing is None else _numpy(_viewed(self.missing, x))
+        error = relative(distance(values, exact), exact)
+        return Shadow(exact, births, gains, missing, self.absorber, error, self.anew)
+
+    def keep(self, x: Tensor, made: Shadow) -> None:
+        """What an operation made of a view."""
+        if made.births is not None or self.births is not None:
+            self.follow()
+            births = _viewed(self.births, x)
+            if made.births is None:
+                births.fill_(-1)
+            else:
+                births.copy_(torch.as_tensor(np.array(made.births)))
+                gains = _viewed(self.gains, x)
+                gains.copy_(torch.as_tensor(np.array(made.gains)))
+        if made.missing is not None or self.missing is not None:
+            if self.missing is None:
+                self.missing = torch.zeros(self.n, dtype=torch.float64, device=self.exact.device)
+            _viewed(self.missing, x).copy_(torch.as_tensor(np.array(0.0 if made.missing is None else made.missing)))
+            self.absorber = max(self.absorber, made.absorber)
+        self.anew = self.anew or made.anew
+
+    def values_in(self, storage) -> np.ndarray:
+        """The storage's own elements, in float64."""
+        flat = torch.empty(0, dtype=self.dtype, device=storage.device).set_(storage, 0, (self.n,), (1,))
+        return _numpy(flat.double())
+
+
+class Memory:
+    """The shadows of all storages."""
+
+    def __init__(self):
+        self._kept: dict[int, Kept] = {}
+
+    def at(self, address: int) -> Kept | None:
+        found = self._kept.get(address)
+        if found is not None and found.ref.expired():
+            del self._kept[address]
+            return None
+        return found
+
+    def of(self, x: Tensor) -> Kept:
+        """That of x's storage; of one that nobody made, its values as they are."""
+        address = x.untyped_storage().data_ptr()
+        found = self.at(address)
+        if found is None or found.dtype != x.dtype or found.n * found.itemsize != x.untyped_storage().nbytes():
+            found = self._kept[address] = Kept(x)
+        return found
+
+    def new(self, x: Tensor) -> Kept:
+        found = self._kept[x.untyped_storage().data_ptr()] = Kept(x)
+        return found
+
+    def forget(self, x: Tensor) -> None:
+        self._kept.pop(x.untyped_storage().data_ptr(), None)
+
+    def sweep(self) -> None:
+        for address in [address for address, kept in self._kept.items() if kept.ref.expired()]:
+            del self._kept[address]
+
+    def alive(self) -> list[Kept]:
+        return [kept for kept in list(self._kept.values()) if not kept.ref.expired()]
+
+
+class TorchDigits:
+    """What a `TorchWatch` tells of every operation, held against its shadow."""
+
+    def __init__(self, digits: Digits, ledger: Ledger, memory: Memory):
+        self.digits, self.ledger, self.memory = digits, ledger, memory
+        self._ran = 0
+
+    # --- one operation ------------------------------------------------------------------------------------------------
+
+    def before(self, func, operands: Sequence[Tensor]) -> list[tuple[np.ndarray, Shadow]]:
+        """The operands as they are now, with their shadows."""
+        found, changes = [], func._schema.is_mutable
+        for x in operands:
+            if not _followed(x):
+                continue
+            values = _numpy(x.detach().to(torch.float64, copy=changes))
+            shadow = self.memory.of(x).shadow(x, values)
+            found.append((values, shadow.moved(np.copy) if changes else shadow))
+        return found
+
+    def ran(self, func, name, args, kwargs, operands, before, made: Sequence[Tensor], out, custom, place: Callable):
+        """After an operation. place: (key, `Place`) of the line that asked for it, looked up where it is needed."""
+        self._ran += 1
+        self._last_args, self._alpha = args, kwargs.get("alpha", 1)
+        if self._ran % 256 == 0:
+            self.memory.sweep()
+        name = name.rstrip("_")
+        operands = [x for x in operands if _followed(x)]
+        mutable = func._schema.is_mutable
+        shares = {x.untyped_storage().data_ptr() for x in operands}
+        outs = [x for x in made if _followed(x)]
+        if not mutable and outs and all(x.untyped_storage().data_ptr() in shares for x in outs):
+            return  # views
+        if custom and all(self.memory.at(x.untyped_storage().data_ptr()) is not None for x in outs):
+            return  # its inside has said all
+        if outs and max(x.numel() for x in outs) > 1:
+            for x in operands:
+                self.memory.of(x).used = True
+        if not outs:
+            self._decided(func, name, args, kwargs, operands, out, place)
+            return
+        why = self._hopeless(name, custom, operands, outs, made)
+        if why == RANDOM and mutable:
+            self.memory.new(outs[0])  # a source of numbers, exact as they are
+            return
+        shadows = None
+        if not why and (operands or mutable):
+            shadows, why = self._again(func, args, kwargs, made)
+        for n, x in enumerate(made):
+            if _followed(x):
+                self._keep(func, name, x, None if shadows is None else shadows[n], operands, before, place, why, shares)
+        self._last_args = ()  # they would live on
+
+    def _hopeless(self, name: str, custom: bool, operands, outs, made) -> str:
+        if custom:
+            return "an operator of its own, whose inside was not seen"
+        if any(x.is_complex() for x in made):
+            return "complex numbers"
+        if any(x.numel() > MOST for x in (*outs, *operands)):
+            return "a shadow of so large a tensor is too dear"
+        if any(word in name for word in _RANDOM) and (operands or "dropout" in name):
+            return RANDOM
+        return ""
+
+    def _again(self, func, args, kwargs, made) -> tuple[list | None, str]:
+        """The same operation on the shadows."""
+
+        def shadow(x):
+            if isinstance(x, Tensor):
+                return self.memory.of(x).of(x) if _followed(x) else x
+            return torch.float64 if isinstance(x, torch.dtype) and x.is_floating_point else x
+
+        leaves, spec = tree_flatten((args, kwargs))
+        again, named = tree_unflatten([shadow(x) for x in leaves], spec)
+        if func.overloadpacket.__name__ in ("_softmax", "_log_softmax"):
+            again = (*again[:2], False)
+        try:
+            out = func(*again, **named)
+        except (RuntimeError, NotImplementedError, TypeError) as error:
+            return None, f"it has no float64 form ({type(error).__name__})"
+        found = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
+        found = [x for x in found if x.is_floating_point() or x.is_complex()]
+        if len(found) != len(made) or any(a.shape != b.shape for a, b in zip(found, made, strict=True)):
+            return None, "its float64 form has another shape"
+        return found, ""
+
+    def _keep(self, func, name, x, exact, operands, before, place, why, shares) -> None:
+        values = _numpy(x.detach().double())
+        dtype = str(x.dtype).removeprefix("torch.")
+        word = _WORDS.get(name, name)
+        in_place = x.untyped_storage().data_ptr() in shares
+        if exact is None:
+            kept = self.memory.new(x)  # from numbers, or from nothing
+            if why:
+                self.ledger.anew(place(), word, dtype, values, why)
+                kept.anew, kept.used, kept.place, kept.view = True, False, place()[1], self._view(x)
+            return
+        if in_place:
+            kept = self.memory.of(x)
+        else:
+            kept = self.memory.new(x)
+            kept.of(x).copy_(exact)
+        made = self._made(func, name, word, dtype, x, values, _numpy(kept.of(x)), operands, before, place)
+        kept.keep(x, made)
+        kept.used, kept.place, kept.view = False, place()[1], self._view(x)
+
+    def _made(self, func, name, word, dtype, x, values, exact, operands, before, place) -> Shadow:
+        where = place()
+        narrower = name in ("_to_copy", "copy") and operands and x.element_size() < operands[-1].element_size()
+        if name in _IN_PLACE and not narrower or name in _MOVES and func.namespace == "aten":
+            inside = max((s.error for _, s in before), default=0.0)
+            births = self._moved(before, exact, name)
+            shadow = Shadow(exact, *births, error=inside, anew=any(s.anew for _, s in before))
+            return self.ledger.carried(where, word, dtype, values, shadow)
+        how, kind = None, ""
+        fits = all(_broadcasts(y.shape, exact.shape) for y, _ in before)
+        if name in ("_to_copy", "copy"):
+            kind = ROUNDING if narrower else ""
+            before = before[-1:]
+        elif name in ("mm", "bmm", "mv", "dot", "addmm", "baddbmm"):
+            if name in ("mm", "bmm"):
+                how = product
+            elif name in ("addmm", "baddbmm") and len(before) == 3:
+                before, how = [*before[1:], before[0]], product
+            else:
+                how = anywhere
+        elif name in _SUMS and len(before) == 1:
+            how = summed(self._axes(func, name, x, before[0][0]))
+        elif name == "cumsum":
+            how = running(self._last_args[1] if len(self._last_args) > 1 else -1)
+        elif name in ("add", "sub", "rsub") and len(before) in (1, 2) and fits:
+            if len(before) == 1:
+                before = self._with_number(before, exact.shape)
+            word = "add" if name == "add" else "subtract"
+            if name == "rsub":
+                before = before[::-1]
+            if self._alpha != 1:
+                word = name
+        elif not (name in _LANES and fits):
+            how = anywhere
+        return self.ledger.made(where, word, dtype, values, exact, before, how, kind=kind)
+
+    _last_args: Sequence = ()
+    _alpha: float = 1
+
+    def _with_number(self, before, shape):
+        """A tensor and a number, in the order in which they were given."""
+        known = [x for x in self._last_args[:2]]
+        number = [np.full(shape, float(x)) for x in known if isinstance(x, (int, float))]
+        if not number:  # an integer tensor
+            number = [_numpy(x.double()) for x in known if isinstance(x, Tensor) and not x.is_floating_point()]
+        if not number:
+            return [before[0], before[0]]  # twice the same tensor
+        pair = number[0], Shadow(number[0])
+        first = isinstance(known[0], Tensor) and known[0].is_floating_point()
+        return [*before, pair] if first else [pair, *before]
+
+    def _axes(self, func, name, x, y):
+        axes = self._last_args[1] if len(self._last_args) > 1 else None
+        if axes is None or (isinstance(axes, (list, tuple)) and not axes):
+            return None
+        return tuple(axes) if isinstance(axes, (list, tuple)) else axes
+
+    def _moved(self, before, exact, name):
+        """Births go with the values where there is but one tensor of the same shape; else the worst lane's stand."""
+        known = [(y, s) for y, s in before if s.births is not None]
+        if not known:
+            return None, None
+        for _, s in known[::-1]:
+            if s.births.shape == exact.shape and name in ("clone", "copy", "contiguous", "tril", "triu"):
+                return s.births, s.gains
+        births, gains, _, _ = anywhere(None, exact, known, None)
+        return births, gains
+
+    def _decided(self, func, name, args, kwargs, operands, out, place) -> None:
+        """A comparison, an index: is it another one on the shadows?"""
+        operands = [x for x in operands if _followed(x)]
+        if func._schema.is_mutable or name in _NO_DECISION or func.namespace != "aten":
+            return
+        if all(self.memory.of(x).place is None for x in operands):
+            return  # nothing computed went in
+        one = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
+
+        def shadow(x):
+            return self.memory.of(x).of(x) if isinstance(x, Tensor) and _followed(x) else x
+
+        again, named = tree_map(shadow, (args, kwargs))
+        try:
+            exact = [x for x in tree_leaves(func(*again, **named)) if isinstance(x, Tensor)]
+        except (RuntimeError, NotImplementedError, TypeError):
+            return
+        for a, b in zip(one, exact, strict=False):
+            if a.shape == b.shape and a.numel():
+                self.ledger.decided(place(), name, str(a.dtype).removeprefix("torch."), _numpy(a), _numpy(b))
+
+    @staticmethod
+    def _view(x: Tensor) -> tuple:
+        return tuple(x.shape), x.stride(), x.storage_offset()
+
+    # --- results ------------------------------------------------------------------------------------------------------
+
+    def judge(self) -> None:
+        """What was made and used by nothing is a result."""
+        for kept in self.memory.alive():
+            if kept.used or kept.place is None or kept.dtype == torch.float64:
+                continue
+            storage = torch.UntypedStorage._new_with_weak_ptr(kept.ref.cdata)
+            if storage is None:
+                continue
+            shape, stride, offset = kept.view
+            if not math.prod(shape):
+                continue
+            values = torch.from_numpy(kept.values_in(storage)).as_strided(shape, stride, offset).numpy()
+            exact = _numpy(kept.exact.as_strided(shape, stride, offset))
+            births = None if kept.births is None else _numpy(kept.births.as_strided(shape, stride, offset))
+            dtype = str(kept.dtype).removeprefix("torch.")
+            self.digits.judged(judged(_name(kept.place), "", dtype, values, exact, births, kept.anew, shape))
+
+
+def judged(name, kernel, dtype, values, exact, births, anew, shape, index=None) -> Output:
+    """A result, its lanes any array. index: of a lane in the tensor's shape, where the array has another."""
+    from .digits import budget
+
+    off, scale = distance(values, exact), size(exact)
+    error = relative(off, exact)
+    lane = np.unravel_index(int(off.argmax()), off.shape)
+    over, line = off > budget(dtype) * scale, -1
+    if births is not None and over.any():
+        if births[lane] >= 0:
+            line = int(births[lane])
+        else:
+            lines = births[over & (births >= 0)]
+            line = int(np.bincount(lines).argmax()) if lines.size else -1
+    at = tuple(int(i) for i in (index(lane) if index else lane))
+    return Output(name, kernel, dtype, tuple(shape), error, at, float(values[lane]), float(exact[lane]),
+                  int(over.sum()), line, anew)  # fmt: skip
+
+
+def _viewed(flat: Tensor, x: Tensor) -> Tensor:
+    return flat.as_strided(x.shape, x.stride(), x.storage_offset())
+
+
+def _name(place: Place) -> str:
+    words = f"{place.short}  {place.statement}"
+    if place.backward:
+        words += f" [{place.backward}]"
+    return words if len(words) <= 90 else words[:89] + "…"
+
+
+def _followed(x: Tensor) -> bool:
+    return x.is_floating_point() and x.device.type != "meta" and x.layout == torch.strided and x.numel() > 0
+
+
+def _numpy(x: Tensor) -> np.ndarray:
+    return x.detach().cpu().numpy()
+
+
+def _broadcasts(one: tuple[int, ...], to: tuple[int, ...]) -> bool:
+    return len(one) <= len(to) and all(a in (1, b) for a, b in zip(one[::-1], to[::-1], strict=False))

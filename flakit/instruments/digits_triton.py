@@ -1,0 +1,455 @@
+"""Float64 shadows of the tiles of interpreted kernels.
+
+What a `trace_triton.InterpreterWatch` sees, tile by tile, is computed once more in float64. Where the interpreter
+rounds otherwise than a GPU would, its result is replaced by what a GPU makes, and a note says so: casts to bfloat16 (it
+cuts off), arithmetic in bfloat16 (it adds up bit patterns), and products whose operands a GPU rounds to TF32 (it does
+not).
+"""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+
+from .digits import ROUNDING, TF32, Digits
+from .digits_shadow import Ledger, Shadow, anywhere, distance, product, relative, running, summed
+from .digits_torch import Kept, Memory, judged
+
+
+def _erf(x):
+    return np.vectorize(math.erf, otypes=[np.float64])(x)
+
+
+_SAME = {
+    "fadd": np.add, "fsub": np.subtract, "fmul": np.multiply, "fdiv": np.divide, "precise_divf": np.divide,
+    "frem": np.fmod, "minimumf": np.minimum, "minnumf": np.fmin, "maximumf": np.maximum, "maxnumf": np.fmax,
+    "clampf": np.clip, "fma": lambda x, y, z: x * y + z, "exp": np.exp, "exp2": np.exp2, "log": np.log,
+    "log2": np.log2, "sqrt": np.sqrt, "precise_sqrt": np.sqrt, "rsqrt": lambda x: 1 / np.sqrt(x), "sin": np.sin,
+    "cos": np.cos, "floor": np.floor, "ceil": np.ceil, "fabs": np.abs, "erf": _erf,
+}  # fmt: skip
+_CASTS = ("fp_trunc", "fp_ext", "fp_to_fp")
+_CHANGES = {
+    "cat": lambda a, b: np.concatenate([a, b]),
+    "join": lambda a, b: np.stack([a, b], axis=-1),
+}
+_BITS = {"fp16": "float16", "fp32": "float32", "fp64": "float64", "bf16": "bfloat16"}
+BFLOAT16 = "Casts to bfloat16 and arithmetic in it round to the nearest, as a GPU does and the interpreter does not."
+AS_TF32 = (
+    "Where a product of float32 tiles asks for TF32 (tl.dot's default), its operands are rounded to it by a cast: the "
+    "interpreter itself ignores input_precision. The order in which a GPU adds is not imitated."
+)
+
+
+def to_bfloat16(x: np.ndarray) -> np.ndarray:
+    """The bits, uint16, of the nearest bfloat16, ties to even."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    up = bits + (0x7FFF + ((bits >> 16) & 1))
+    return np.where(np.isnan(x), 0x7FC0, up >> 16).astype(np.uint16).reshape(x.shape)
+
+
+def to_tf32(x: np.ndarray) -> np.ndarray:
+    """The nearest float32 with ten bits behind the point, ties away from zero."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    rounded = ((bits + 0x1000) & 0xFFFFE000).view(np.float32).reshape(x.shape)
+    return np.where(np.isfinite(x), rounded, x)
+
+
+class TileDigits:
+    """Told by a watch of each operation after it; `watch` is the one that tells."""
+
+    def __init__(self, digits: Digits, ledger: Ledger, memory: Memory):
+        self.digits, self.ledger, self.memory = digits, ledger, memory
+        self.watch: SimpleNamespace | None = None
+        self._tensors: dict[int, tuple[str, torch.Tensor, Kept]] = {}
+        self._stored: set[int] = set()
+
+    # --- a tile's shadow ----------------------------------------------------------------------------------------------
+
+    def _values(self, handle) -> np.ndarray | None:
+        return self.watch._values(handle)
+
+    def of(self, handle) -> Shadow:
+        """That of a tile; a constant's is the constant."""
+        found = handle.__dict__.get("shadow")
+        if found is None:
+            found = handle.shadow = Shadow(self._values(handle).astype(np.float64))
+        return found
+
+    def _pairs(self, handles) -> list[tuple[np.ndarray, Shadow]]:
+        return [(self._values(x), self.of(x)) for x in handles]
+
+    def _dtype(self, handle) -> str:
+        name = handle.dtype.scalar.name
+        return _BITS.get(name, name)
+
+    @property
+    def _program(self) -> tuple[int, ...]:
+        return tuple(int(i) for i in self.watch.names.builder.grid_idx)
+
+    def _anew(self, operation: str, out, why: str) -> None:
+        out.shadow = self.ledger.anew(self.watch._place(), operation, self._dtype(out), self._values(out), why)
+
+    # --- operations ---------------------------------------------------------------------------------------------------
+
+    def moved(self, kind: str, original, builder, args, out) -> None:
+        if self._values(out) is None:
+            return
+        source = next((x for x in args if type(x) is self.watch.names.Handle), None)
+        if source is None or kind == "bitcast" or self._values(source) is None:
+            if source is not None:
+                self._anew(kind, out, "the bits of a number read as another's")
+            return
+        if "shadow" not in source.__dict__:
+            return
+        Handle, double = self.watch.names.Handle, self.watch.names.float64
+        types = {"f": double, "i": self.watch.names.int32}
+
+        def move(z: np.ndarray) -> np.ndarray:
+            z = np.asarray(z, np.float64) if z.dtype.kind == "f" else z
+            tile = Handle(z, types[z.dtype.kind])
+            return original(builder, *[tile if x is source else x for x in args]).data
+
+        out.shadow = self.of(source).moved(move)
+
+    def computed(self, kind: str, operation: str, args, out) -> None:
+        """Replaces the values of `out` where the interpreter's are not a GPU's, and gives it a shadow."""
+        if isinstance(out, tuple):
+            for n, part in enumerate(out):
+                if self._values(part) is not None:
+                    part.shadow = self.of(args[0]).moved(lambda z, n=n: z[..., n])
+            return
+        if self._values(out) is None:
+            if kind in ("fp_to_si", "fp_to_ui") and self._values(args[0]) is not None:
+                exact = np.trunc(self.of(args[0]).exact)
+                self.ledger.decided(self.watch._place(), operation, "integer", np.trunc(self._values(args[0])), exact)
+            return
+        Handle = self.watch.names.Handle
+        operands = [x for x in args if type(x) is Handle and self._values(x) is not None]
+        dtype, where = self._dtype(out), self.watch._place
+        if kind in _CASTS:
+            self._cast(operation, args, out, dtype)
+        elif kind == "dot":
+            self._dot(args, out, dtype)
+        elif kind == "select":
+            self._select(args, out, dtype)
+        elif kind in ("si_to_fp", "ui_to_fp"):
+            exact = args[0].data.astype(np.float64)
+            out.shadow = self.ledger.made(where(), operation, dtype, self._values(out), exact, [], None, self._program)
+        elif kind in _SAME:
+            self._bfloat16(kind, operands, out)
+            pairs = self._pairs(operands)
+            exact = _SAME[kind](*(s.exact for _, s in pairs))
+            x = self._values(out)
+            out.shadow = self.ledger.made(where(), operation, dtype, x, exact, pairs, None, self._program)
+        elif kind == "gather":
+            source, indices, axis = args[0], args[1].data, args[2]
+            shadow = self.of(source).moved(lambda z: np.take_along_axis(z, indices, axis=axis))
+            out.shadow = self.ledger.carried(where(), operation, dtype, self._values(out), shadow, self._program)
+        elif kind in _CHANGES and len(operands) == 2:
+            out.shadow = self._joined(_CHANGES[kind], *operands)
+        elif not operands and not any(type(x) is Handle for x in args):
+            return  # a constant
+        else:
+            self._anew(operation, out, "an operation that no shadow follows")
+
+    def _joined(self, join, one, other) -> Shadow:
+        a, b = self.of(one), self.of(other)
+        found = Shadow(join(a.exact, b.exact), error=max(a.error, b.error), anew=a.anew or b.anew)
+        if a.births is not None or b.births is not None:
+            both = [(s.births, s.gains) if s.births is not None else _nobody(s.exact.shape) for s in (a, b)]
+            found.births, found.gains = (join(both[0][n], both[1][n]) for n in (0, 1))
+        return found
+
+    def _bfloat16(self, kind: str, operands, out) -> None:
+        bfloat16 = self.watch.names.bfloat16
+        if not any(x.dtype.scalar == bfloat16 for x in operands):
+            return
+        found = _SAME[kind](*(self._values(x) for x in operands))
+        if out.dtype.scalar == bfloat16:
+            out.data = to_bfloat16(found)
+        else:
+            out.data = np.asarray(found, out.data.dtype)
+        self.digits.note(BFLOAT16)
+
+    def _cast(self, operation: str, args, out, dtype: str) -> None:
+        source = args[0]
+        x = self._values(source)
+        if x is None:
+            self._anew(operation, out, "a number format that no shadow follows")
+            return
+        rounding = args[2] if len(args) > 2 else None
+        if dtype == "bfloat16" and getattr(rounding, "name", "RTNE") == "RTNE":
+            out.data = to_bfloat16(x)
+            self.digits.note(BFLOAT16)
+        narrower = out.dtype.scalar.primitive_bitwidth < source.dtype.scalar.primitive_bitwidth
+        out.shadow = self.ledger.made(
+            self.watch._place(), operation, dtype, self._values(out), self.of(source).exact, [(x, self.of(source))],
+            None, self._program, ROUNDING if narrower else "",
+        )  # fmt: skip
+        out.shadow.missing, out.shadow.absorber = self.of(source).missing, self.of(source).absorber
+
+    def _dot(self, args, out, dtype: str) -> None:
+        a, b, d = args[:3]
+        x, y, z = (self._values(h) for h in (a, b, d))
+        if x is None or y is None or z is None:
+            self._anew("dot", out, "a product of integers, or of eight-bit numbers")
+            return
+        sa, sb, sd = self.of(a), self.of(b), self.of(d)
+        precision, kind = getattr(args[3], "name", str(args[3])) if len(args) > 3 else "", ""
+        if precision == "TF32" and x.dtype == y.dtype == np.float32 and x is a.data and y is b.data:
+            left, right = to_tf32(x), to_tf32(y)
+            if (left != x).any() or (right != y).any():
+                kind = TF32
+                out.data = np.matmul(left, right, dtype=z.dtype) + z
+            self.digits.note(AS_TF32)
+        elif x is not a.data or y is not b.data:
+            out.data = np.matmul(x, y, dtype=np.float32).astype(z.dtype) + z
+            self.digits.note(BFLOAT16)
+        exact = sa.exact @ sb.exact + sd.exact
+        pairs = [(x, sa), (y, sb), (z, sd)]
+        out.shadow = self.ledger.made(
+            self.watch._place(), "dot", dtype, self._values(out), exact, pairs, product, self._program, kind
+        )
+
+    def _select(self, args, out, dtype: str) -> None:
+        condition, one, other = args
+        if self._values(one) is None:
+            return
+        lit, a, b = condition.data.astype(bool), self.of(one), self.of(other)
+        shadow = Shadow(np.where(lit, a.exact, b.exact), error=max(a.error, b.error), anew=a.anew or b.anew)
+        if a.births is not None or b.births is not None:
+            both = [(s.births, s.gains) if s.births is not None else _nobody(s.exact.shape) for s in (a, b)]
+            shadow.births, shadow.gains = (np.where(lit, both[0][n], both[1][n]) for n in (0, 1))
+        if a.missing is not None or b.missing is not None:
+            gone = [0.0 if s.missing is None else s.missing for s in (a, b)]
+            shadow.missing, shadow.absorber = np.where(lit, *gone), max(a.absorber, b.absorber)
+        out.shadow = self.ledger.carried(self.watch._place(), "where", dtype, self._values(out), shadow, self._program)
+
+    def compared(self, original, builder, args, out) -> None:
+        """A comparison of floating-point tiles, again on their shadows."""
+        if any("shadow" in x.__dict__ and x.shadow.error for x in args):
+            Handle, double = self.watch.names.Handle, self.watch.names.float64
+            exact = original(builder, *(Handle(self.of(x).exact, double) for x in args)).data
+            self.ledger.decided(self.watch._place(), "comparison", "bool", out.data, exact)
+
+    def reduced(self, reduction, operation: str, handles, outs, again) -> None:
+        """again: the reduction of other tiles by the same function."""
+        values = [self._values(h) for h in handles]
+        where, axis = self.watch._place, reduction.axis
+        if len(handles) == 1 and values[0] is not None and operation in ("sum", "cumsum"):
+            (out,), (h,) = outs, handles
+            if h.dtype.scalar == self.watch.names.bfloat16:
+                self._anew(operation, out, "a sum in bfloat16, which the interpreter does wrongly")
+                return
+            s = self.of(h)
+            if operation == "sum":
+                exact, how = s.exact.sum(axis=axis, keepdims=reduction.keep_dims), summed(axis)
+            else:
+                turned = np.flip(s.exact, axis) if reduction.reverse else s.exact
+                exact = np.cumsum(turned, axis=axis)
+                exact, how = np.flip(exact, axis) if reduction.reverse else exact, running(axis, reduction.reverse)
+            x = self._values(out)
+            out.shadow = self.ledger.made(
+                where(), operation, self._dtype(out), x, np.asarray(exact).reshape(x.shape), [(values[0], s)], how,
+                self._program,
+            )  # fmt: skip
+            return
+        floats = [h for h, x in zip(handles, values, strict=True) if x is not None]
+        if not floats:
+            return
+        exact = again([self.of(h).exact if x is not None else None for h, x in zip(handles, values, strict=True)])
+        pairs = self._pairs(floats)
+        for n, out in enumerate(outs):
+            x = self._values(out)
+            if x is None:
+                if exact is not None:
+                    self.ledger.decided(where(), operation, "integer", out.data, exact[n].reshape(out.data.shape))
+            elif exact is None:
+                self._anew(operation, out, "its function has no float64 form")
+            else:
+                out.shadow = self.ledger.made(
+                    where(), operation, self._dtype(out), x, exact[n].reshape(x.shape), pairs, anywhere, self._program
+                )
+
+    # --- memory -------------------------------------------------------------------------------------------------------
+
+    def given(self, name: str, x: torch.Tensor, on_device: bool) -> None:
+        """An argument of the kernel that begins."""
+        address = x.untyped_storage().data_ptr()
+        if x.is_floating_point() and x.numel() and address not in self._tensors:
+            self._tensors[address] = name, x, self.memory.of(x)
+            if on_device:
+                self.digits.note("An argument on a GPU is copied for the interpreter, and taken as exact.")
+
+    def began(self) -> tuple:
+        """A kernel begins; what another that is running has."""
+        outer = self._tensors, self._stored
+        self._tensors, self._stored = {}, set()
+        return outer
+
+    def left(self, outer: tuple) -> None:
+        self._tensors, self._stored = outer
+
+    def ended(self, kernel: str) -> None:
+        """Each tensor that the kernel wrote is a result."""
+        for address in self._stored:
+            name, x, kept = self._tensors[address]
+            on = kept.written
+            flat = np.flatnonzero(on)
+            if not flat.size or kept.dtype == torch.float64:
+                continue
+            values = kept.values_in(x.untyped_storage())[flat]
+            births = None if kept.births is None else kept.births.numpy()[flat]
+
+            def index(lane, x=x, flat=flat):
+                return _index(x, int(flat[lane[0]]))
+
+            dtype = str(kept.dtype).removeprefix("torch.")
+            exact = kept.exact.numpy()[flat]
+            self.digits.judged(judged(name, kernel, dtype, values, exact, births, kept.anew, x.shape, index))
+
+    def _there(self, argument, at: np.ndarray, lanes: np.ndarray, dtype: str) -> tuple[Kept | None, np.ndarray]:
+        """The shadow of an argument's memory, None where it is read as another type, and the elements of the lanes."""
+        known = self._tensors.get(argument.storage_start)
+        if known is None:
+            return None, at
+        kept = known[2]
+        element = ((at[lanes] - np.uint64(argument.storage_start)) // np.uint64(kept.itemsize)).astype(np.int64)
+        if str(kept.dtype).removeprefix("torch.") != dtype:
+            return None, element
+        return kept, element
+
+    def loaded(self, touched, pointers, on: np.ndarray, other, out) -> None:
+        x = self._values(out)
+        if x is None:
+            return
+        dtype, where = self._dtype(out), self.watch._place()
+        shadow = Shadow(x.astype(np.float64))
+        if other is not None and "shadow" in other.__dict__:
+            shadow.exact = np.where(on, shadow.exact, other.shadow.exact)
+        for argument, lanes in touched:
+            lanes = lanes & on
+            kept, element = self._there(argument, pointers.data, lanes, dtype)
+            if kept is None:
+                if argument.storage_start in self._tensors:
+                    shadow = self.ledger.anew(where, "load", dtype, x, "memory read as another type")
+                continue
+            wrong = element >= kept.n
+            element = np.where(wrong, 0, element)
+            shadow.exact[lanes] = np.where(wrong, shadow.exact[lanes], kept.exact.numpy()[element])
+            shadow.anew |= kept.anew
+            if kept.births is not None:
+                births = kept.births.numpy()[element]
+                if (births >= 0).any():
+                    if shadow.births is None:
+                        shadow.births, shadow.gains = _nobody(x.shape)
+                    shadow.births[lanes], shadow.gains[lanes] = births, kept.gains.numpy()[element]
+        shadow.error = relative(distance(x, shadow.exact), shadow.exact)
+        out.shadow = self.ledger.carried(where, "load", dtype, x, shadow, self._program)
+
+    def stored(self, touched, pointers, value, on: np.ndarray) -> None:
+        x = self._values(value)
+        for argument, lanes in touched:
+            lanes = lanes & on
+            dtype = "" if x is None else self._dtype(value)
+            kept, element = self._there(argument, pointers.data, lanes, dtype)
+            if kept is None:
+                self._rewritten(argument, x)
+                continue
+            self._written(argument, kept, element)
+            shadow = self.of(value)
+            inside = element < kept.n
+
+            def lanes_of(z, lanes=lanes, inside=inside):
+                return np.broadcast_to(z, lanes.shape)[lanes][inside]
+
+            kept.exact.numpy()[element[inside]] = lanes_of(shadow.exact)
+            if shadow.births is not None or kept.births is not None:
+                kept.follow()
+                births, gains = (shadow.births, shadow.gains) if shadow.births is not None else _nobody(x.shape)
+                kept.births.numpy()[element[inside]] = lanes_of(births)
+                kept.gains.numpy()[element[inside]] = lanes_of(gains)
+            kept.anew |= shadow.anew
+        if x is not None:
+            shadow = self.of(value)
+            self.ledger.carried(self.watch._place(), "store", self._dtype(value), x, shadow, self._program)
+
+    def _written(self, argument, kept: Kept, element: np.ndarray) -> None:
+        if kept.written is None:
+            kept.written = np.zeros(kept.n, bool)
+        kept.written[element[element < kept.n]] = True
+        kept.used = True  # judged when the kernel ends
+        self._stored.add(argument.storage_start)
+
+    def _rewritten(self, argument, x) -> None:
+        """Numbers that were written as others' bits: from now on they are what they are."""
+        known = self._tensors.get(argument.storage_start)
+        if known is None or x is not None and known[2].dtype == torch.float64:
+            return
+        name, tensor, _ = known
+        kept = self.memory.new(tensor)
+        kept.anew = True
+        self._tensors[argument.storage_start] = name, tensor, kept
+        where = self.watch._place()
+        self.ledger.anew(where, "store", "bits", np.zeros(1), f"{name} is written as numbers of another type")
+
+    def added(self, operation: str, touched, pointers, value, on: np.ndarray, out) -> None:
+        """After an atomic operation; out: what was there before."""
+        x, where = self._values(value), self.watch._place()
+        if x is None:
+            for argument, _ in touched:
+                if argument.storage_start in self._tensors:
+                    self._rewritten(argument, None)
+            return
+        for argument, lanes in touched:
+            lanes = lanes & on
+            kept, element = self._there(argument, pointers.data, lanes, self._dtype(value))
+            if kept is None:
+                continue
+            self._written(argument, kept, element)
+            s, there = self.of(value), kept.exact.numpy()
+            before = there[element].copy()
+            mine = np.broadcast_to(s.exact, lanes.shape)[lanes]
+            if operation == "FADD":
+                np.add.at(there, element, mine)
+            elif operation == "XCHG":
+                there[element] = mine
+            else:
+                values = kept.values_in(self._tensors[argument.storage_start][1].untyped_storage())
+                there[element] = values[element]
+                kept.anew = True
+                self.ledger.anew(where, "atomic", self._dtype(value), x, f"atomic {operation}")
+                continue
+            now = kept.values_in(self._tensors[argument.storage_start][1].untyped_storage())[element]
+            mine_shadow = Shadow(mine, error=s.error)
+            if s.births is not None:
+                mine_shadow.births = np.broadcast_to(s.births, lanes.shape)[lanes]
+                mine_shadow.gains = np.broadcast_to(s.gains, lanes.shape)[lanes]
+            was = np.broadcast_to(self._values(out), lanes.shape)[lanes]
+            old = Shadow(before, error=relative(distance(was, before), before))
+            if kept.births is not None:
+                old.births, old.gains = kept.births.numpy()[element], kept.gains.numpy()[element]
+            pairs = [(was, old), (np.broadcast_to(x, lanes.shape)[lanes], mine_shadow)]
+            word = "add" if operation == "FADD" else "atomic"
+            made = self.ledger.made(where, word, self._dtype(value), now, there[element], pairs, None, self._program)
+            if made.births is not None or kept.births is not None:
+                kept.follow()
+                births, gains = (made.births, made.gains) if made.births is not None else _nobody(element.shape)
+                kept.births.numpy()[element], kept.gains.numpy()[element] = births, gains
+        back = self._values(out)
+        if back is not None:
+            out.shadow = Shadow(back.astype(np.float64), anew=True)
+
+
+def _nobody(shape) -> tuple[np.ndarray, np.ndarray]:
+    return np.full(shape, -1, np.int32), np.zeros(shape, np.float32)
+
+
+def _index(x: torch.Tensor, element: int) -> tuple[int, ...]:
+    """The index in a tensor of an element of its storage."""
+    left, found = element - x.storage_offset(), []
+    for stride, length in sorted(zip(x.stride(), range(x.ndim), strict=True), reverse=True):
+        found.append((length, left // stride if stride else 0))
+        left = left % stride if stride else left
+    return tuple(at for _, at in sorted(found))
