@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from ..models.watch import OWN
 from ..numerics.arguments import shown
 from ..numerics.table import Table
 from ..numerics.words import number
@@ -328,7 +327,7 @@ def _run(which: str, model: nn.Module, tokens: Tensor, names: Mapping[str, str],
     try:
         for name, module in model.named_modules():
             if name in names:
-                if type(module) in OWN:
+                if _hands_on(module):
                     operators.append((module, module.operator))
                     module.operator = _listening(module, asked)
                 handles.append(module.register_forward_hook(functools.partial(look, names[name])))
@@ -338,6 +337,13 @@ def _run(which: str, model: nn.Module, tokens: Tensor, names: Mapping[str, str],
             handle.remove()
         for module, operator in operators:
             module.operator = operator
+
+
+def _hands_on(module: nn.Module) -> bool:
+    """Whether it is a layer of flakit.models with an operator, whose states may be asked for."""
+    models = f"{__package__.partition('.')[0]}.models."
+    ours = any(kind.__module__.startswith(models) for kind in type(module).__mro__)
+    return ours and callable(getattr(module, "operator", None))
 
 
 def _listening(module: nn.Module, asked: dict) -> Callable:

@@ -75,6 +75,7 @@ RIGHT = [
     ("anchor", "repaired"), ("padding", "fine"), ("padding", "repaired"), ("wrong_head_anchor", "nothing shows"),
     ("transposed_mask", "repaired"), ("log_space", "repaired"), ("decay_gradient", "float32"), ("inverse", {}),
     ("chunk_vs_recurrent", {}), ("state_stepper", {}), ("gradient_accumulation", "repaired"), ("walking_back", {}),
+    ("backstepping", "RWKV7's bound"), ("backstepping", "repaired"),
 ]  # fmt: skip
 """Panels at settings at which nothing is broken, by the name of a preset or by knobs."""
 
