@@ -10,7 +10,7 @@ from matplotlib.patches import Rectangle
 from . import style
 from .plots import Picture
 
-PASS, FAIL, UNSUPPORTED = "pass", "fail", "not supported"
+PASS, FAIL, UNSUPPORTED, LEFT_OUT = "pass", "fail", "not supported", "left out"
 _LOW, _HIGH = 1e-4, 1e4
 
 
@@ -33,7 +33,7 @@ def shares(verdicts: Mapping[str, tuple[str, float]]) -> Picture:
             words, colour = _WORDS[verdict]
             beside = {"transform": ax.get_yaxis_transform(), "va": "center_baseline", "fontsize": 8.5}
             ax.text(1.02, y, words, color=colour, **beside)
-            if verdict == UNSUPPORTED:
+            if verdict in (UNSUPPORTED, LEFT_OUT):
                 continue
             if math.isinf(share):
                 ax.add_patch(Rectangle((_HIGH * 1.5, y - 0.32), _HIGH * 5, 0.64, linewidth=0, **style.NAN))
@@ -47,6 +47,7 @@ _WORDS = {
     PASS: ("✓ pass", style.GREEN),
     FAIL: ("✗ fail", style.BROKEN),
     UNSUPPORTED: ("not supported", style.GREY),
+    LEFT_OUT: ("left out", style.GREY),
 }
 
 

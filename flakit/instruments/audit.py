@@ -14,7 +14,7 @@ from torch import Tensor
 from ..numerics.arguments import one_of, whole_number
 from ..numerics.operators import Operator
 from ..ops.common.dispatch import interpreted
-from .examiner import Examiner, Finding
+from .examiner import Examiner, Finding, clock_of
 from .probes import PROBES, Probe
 from .report import as_dict, as_json, in_a_notebook, table
 from .repro import repro
@@ -23,9 +23,11 @@ from .shrink import check_installed, law
 from .shrink import shrink as shrink_finding
 from .subject import ONCE, Broken, Refused, Subject, load
 
-PASS, FAIL, UNSUPPORTED = "pass", "fail", "not supported"
+PASS, FAIL, UNSUPPORTED, LEFT_OUT = "pass", "fail", "not supported", "left out"
 SECONDS = 60.0
-"""How long the probes together may take before they leave the rest of their settings untried; --full has no limit."""
+"""How long the probes together may take before they leave all but their first settings untried; --full has no limit."""
+OVERTIME = 1.5
+"""After so many times as long no probe begins: a slow kernel's audit has an end, too."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,9 @@ class Verdict:
 
     words: what is worst beside what is allowed, or why the probe is not supported. setting: the smallest that was found
     to fail, or that of the worst figure. case: of the casebook, by its name; law: why that one. tried: settings run, of
-    `settings`. repro: a script of its own that shows the failure. pair: the tensor that failed as it was found first,
-    and its truth.
+    `settings`; left_out: those for which no time was left, or that are for --full. cause: the probe as which this one
+    fails, for a reason that has nothing to do with what it asks; control: what shows that. repro: a script of its own
+    that shows the failure. pair: the tensor that failed as it was found first, and its truth.
     """
 
     probe: Probe
@@ -47,6 +50,9 @@ class Verdict:
     law: str = ""
     tried: int = 0
     settings: int = 0
+    left_out: int = 0
+    cause: str = ""
+    control: Finding | None = None
     repro: str | None = None
     pair: tuple[Tensor, Tensor] | None = None
 
@@ -73,6 +79,11 @@ class Audit:
     def passed(self) -> bool:
         """No probe failed; what is not supported is no failure."""
         return not self.failed
+
+    @property
+    def left_out(self) -> int:
+        """Settings that nobody tried: no time was left, or they are for --full."""
+        return sum(x.left_out for x in self.verdicts)
 
     def __getitem__(self, name: str) -> Verdict:
         verdicts = {x.probe.name: x for x in self.verdicts}
@@ -142,15 +153,17 @@ def audit(
     adapter: a function called with the subject and then the operator's arguments by name, where they differ; or a name.
     only: probes to run, names of `PROBES`. full: denser grids and long sequences, without a limit of time.
     device: default the GPU, where there is one and Triton does not interpret.
-    seconds: for all probes together, of this process on a CPU; settings that do not fit are left out, and the verdict
-        says how many were tried.
+    seconds: for all probes together, of this process on a CPU. Each first tries the setting that tells most, then the
+        others as long as there is time; what is left out is counted. After half as long again no probe begins; looking
+        for small settings and scripts has half of `SECONDS`.
     shrink: look for the smallest setting at which each failure is still there, with hypothesis (the extra `audit`).
     progress: called with (the probe's name, probes done, probes in all).
 
-    A verdict is "pass", "fail", or "not supported": an argument that it does not name or refuses with a TypeError, a
-    ValueError, a NotImplementedError or an AssertionError, and a backward pass that it has nowhere. Any other error is
-    a failure, and so is one that the same call does not meet again. Once any input gets a gradient, one that gets none
-    is a failure.
+    A verdict is "pass", "fail", "left out" where no time was left, or "not supported": an argument that is not named
+    or refuses with a TypeError, a ValueError, a NotImplementedError or an AssertionError, and a backward pass that it
+    has nowhere. Any other error is a failure, and so is one that the same call does not meet again. Once any input gets
+    a gradient, one that gets none is a failure. A probe that fails without its own condition too fails as another does,
+    most often as `truth`, and is told so in the place of its own story.
 
     Raises ValueError where the subject takes not even the plainest call, TypeError where it is none.
 
@@ -166,22 +179,33 @@ def audit(
     chosen = [PROBES[one_of("only", name, PROBES)] for name in names]
     if device is None:
         device = "cuda" if torch.cuda.is_available() and not interpreted() else "cpu"
-    start = time.monotonic()
-    examiner = Examiner(subject, device=device, full=full, seed=whole_number("seed", seed, least=0))
-    verdicts, begun = [], examiner.clock()
-    for n, probe in enumerate(chosen):
+    start, limit = time.monotonic(), math.inf if seconds is None or full else seconds
+    seed = whole_number("seed", seed, least=0)
+    begun = clock_of(device)()
+    examiner = Examiner(subject, device=device, full=full, seed=seed)
+    asked = [_Asked(probe, examiner) for probe in chosen]
+    examiner.deadline = begun + OVERTIME * limit
+    for n, each in enumerate(asked):
         if progress is not None:
-            progress(probe.name, n, len(chosen))
-        if seconds is not None and not full:
-            now = examiner.clock()
-            examiner.deadline = now + max(0.0, begun + seconds - now) / (len(chosen) - n) * 2
-        verdicts.append(_run(probe, examiner))
+            progress(each.probe.name, n, 2 * len(asked))
+        each.go_on(first=True)
+    for n, each in enumerate(asked):
+        if progress is not None:
+            progress(each.probe.name, len(asked) + n, 2 * len(asked))
+        now = examiner.clock()
+        examiner.deadline = now + max(0.0, begun + limit - now) / (len(asked) - n) * 2
+        each.go_on()
+    verdicts = _led((each.verdict() for each in asked), examiner.op)
     failed = [n for n, v in enumerate(verdicts) if v.verdict == FAIL]
-    for n in failed:
+    end = examiner.clock() + (math.inf if limit == math.inf else SECONDS / 2)
+    for left, n in zip(range(len(failed), 0, -1), failed, strict=True):
         if progress is not None:
             progress(f"shrinking {verdicts[n].probe.name}", len(chosen), len(chosen))
-        examiner.deadline = math.inf
-        verdicts[n] = _smallest(verdicts[n], examiner, shrink, min(SHRINKING, SECONDS / 2 / len(failed)))
+        examiner.deadline = end
+        smaller = shrink and not verdicts[n].cause
+        verdicts[n] = _smallest(
+            verdicts[n], examiner, smaller, max(0.0, min(SHRINKING, (end - examiner.clock()) / left))
+        )
     if progress is not None:
         progress("", len(chosen), len(chosen))
     return Audit(subject, tuple(verdicts), device, time.monotonic() - start)
@@ -189,7 +213,11 @@ def audit(
 
 def _smallest(v: Verdict, x: Examiner, shrunk: bool, seconds: float) -> Verdict:
     """A failure at its smallest setting, with the law beside it and a script that shows it."""
+    if x.late:
+        return v
     finding = shrink_finding(x, v.probe, v.finding, seconds) if shrunk else v.finding
+    if v.cause:
+        return replace(v, repro=repro(x, v.probe, finding), pair=_pair(x, finding))
     case, words = law(x, v.probe, v.finding)
     if v.probe.name == "anchor-shift" and _with_one_head(x, v):
         case = "anchor"  # one head never shows another's
@@ -236,33 +264,66 @@ def _once(probe: Probe, x: Examiner, finding: Finding) -> str:
         return ONCE
 
 
-def _run(probe: Probe, x: Examiner) -> Verdict:
-    for feature in probe.needs:
-        if x.supports.get(feature) is not None:
-            return Verdict(probe, UNSUPPORTED, x.supports[feature])
-    settings = list(dict.fromkeys(map(x.resolved, probe.settings(x))))
-    worst, refused, tried = None, [], 0
-    for setting in settings:
-        if x.late and tried:
-            break
-        try:
-            finding = probe.ask(x, setting)
-        except Refused as why:
-            refused.append(str(why))
-            continue
-        tried += 1
-        if worst is None or (finding.fails, finding.share) > (worst.fails, worst.share):
-            worst = finding
-        if finding.fails:
-            worst = replace(worst, words=worst.words + _once(probe, x, worst))
-            break
-    how = {"tried": tried, "settings": len(settings)}
-    if worst is None:
-        return Verdict(probe, UNSUPPORTED, refused[0] if refused else "nothing that it asks is supported", **how)
-    how |= {"finding": worst, "setting": worst.setting.said(x.op)}
-    if worst.fails:
-        return Verdict(probe, FAIL, worst.words, case=probe.resembles(worst, x.op) or None, **how)
-    words = worst.words
-    if refused:
-        words += f"; {len(refused)} of {len(settings)} settings refused: {refused[0]}"
-    return Verdict(probe, PASS, words, **how)
+class _Asked:
+    """A probe while it is asked: what its settings have given so far."""
+
+    def __init__(self, probe: Probe, x: Examiner):
+        self.probe, self.x, self.tried, self.refused = probe, x, 0, []
+        self.worst: Finding | None = None
+        self.unsupported = next((why for name in probe.needs if (why := x.supports.get(name)) is not None), None)
+        self.waiting, self.costly = [], 0
+        if self.unsupported is None:
+            settings, costly = (list(dict.fromkeys(map(x.resolved, of(x)))) for of in (probe.settings, probe.costly))
+            tried = [] if x.interpreted and not x.full else [s for s in costly if s not in settings]
+            self.waiting, self.costly = settings + tried, len(costly) - len(tried)
+        self.settings = len(self.waiting) + self.costly
+
+    def go_on(self, first: bool = False) -> None:
+        """Try settings while there is time, the first that is taken alone or all that are left."""
+        while self.waiting and not (self.worst is not None and self.worst.fails) and not self.x.late:
+            try:
+                finding = self.probe.ask(self.x, self.waiting.pop(0))
+            except Refused as why:
+                self.refused.append(str(why))
+                continue
+            self.tried += 1
+            if self.worst is None or (finding.fails, finding.share) > (self.worst.fails, self.worst.share):
+                self.worst = finding
+            if finding.fails:
+                self.worst = replace(finding, words=finding.words + _once(self.probe, self.x, finding))
+            if first:
+                return
+
+    def verdict(self) -> Verdict:
+        probe, worst = self.probe, self.worst
+        if self.unsupported is not None:
+            return Verdict(probe, UNSUPPORTED, self.unsupported)
+        left_out = 0 if worst is not None and worst.fails else len(self.waiting) + self.costly
+        how = {"tried": self.tried, "settings": self.settings, "left_out": left_out}
+        if worst is None and self.waiting:
+            return Verdict(probe, LEFT_OUT, "no time was left for it", **how)
+        if worst is None:
+            words = self.refused[0] if self.refused else "nothing that it asks is supported"
+            return Verdict(probe, UNSUPPORTED, words, **how)
+        how |= {"finding": worst, "setting": worst.setting.said(self.x.op)}
+        if worst.fails:
+            cause, found = ("", None) if ONCE in worst.words else probe.cause(self.x, worst)
+            if cause:
+                words = f"fails as `{cause}` does, {worst.words}"
+                return Verdict(probe, FAIL, words, cause=cause, control=found, **how)
+            return Verdict(probe, FAIL, worst.words, case=probe.resembles(worst, self.x.op) or None, **how)
+        words = worst.words
+        if self.refused:
+            words += f"; {len(self.refused)} of {self.settings} settings refused: {self.refused[0]}"
+        return Verdict(probe, PASS, words, **how)
+
+
+def _led(verdicts: Iterable[Verdict], op: Operator) -> list[Verdict]:
+    """A probe as which others fail has failed, too, at what was found there."""
+    found = list(verdicts)
+    for n, v in enumerate(found):
+        control = next((other.control for other in found if other.cause == v.probe.name), None)
+        if v.verdict == PASS and control is not None:
+            said = {"finding": control, "setting": control.setting.said(op), "left_out": 0}
+            found[n] = replace(v, verdict=FAIL, words=control.words, **said)
+    return found

@@ -11,11 +11,11 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from ..numerics.evaluate import one_thread, truth
+from ..numerics.evaluate import Arriving, one_thread, truth
 from ..numerics.operators import Operator
 from ..ops.common.dispatch import interpreted, interpreted_alone
 from .budget import budget, judge, total_decay, units
-from .setting import Setting
+from .setting import TRANSPOSED, Setting
 from .subject import ONCE, BackwardBroken, Broken, Refused, Subject, _words
 
 SCALES = (None, 0.0, -0.5, -1.0)
@@ -65,6 +65,11 @@ def raised(setting: Setting, error: Exception) -> Finding:
     return Finding(setting, "raises", "", float("inf"), 0.0, str(error))
 
 
+def clock_of(device: str) -> Callable[[], float]:
+    """Seconds of this process on a CPU, so that others who use it shorten no audit; of the world on a GPU."""
+    return time.process_time if device == "cpu" else time.monotonic
+
+
 @dataclass
 class Ran:
     """What a subject made: outputs and gradients by name, None for a gradient that did not come."""
@@ -88,14 +93,28 @@ def true_values(op: Operator, setting: Setting, device: str, power: float | None
         arriving = torch.zeros_like(do), dstate
     if setting.scale is None and power is not None:
         x["scale"] = float(setting.K) ** power
-    found = truth(op, x, arriving=arriving)
+    found = _running_means(op, x, arriving) if setting.no_decay else truth(op, x, arriving=arriving)
     return {name: y.detach() for name, y in found.items()}, total_decay(op.log_decay(x))
+
+
+def _running_means(op: Operator, x: dict, arriving: Arriving) -> dict[str, Tensor]:
+    """GSA without a decay: slot m at token t is the mean of what was written, weighted by e^s. As decays, these are
+    log(sum of e^s before t) - log(sum up to t), and what is written e^s over that sum."""
+    s = x["s"].detach().double().requires_grad_()
+    total = s.logcumsumexp(1)
+    g = torch.cat((torch.zeros_like(total[:, :1]), total[:, :-1] - total[:, 1:]), 1)  # there is nothing to forget
+    share = (s - total).exp()
+    found = truth(op, x | {"s": share.detach(), "g": g.detach()}, arriving=arriving)
+    (ds,) = torch.autograd.grad([share, g], s, [found["ds"], found["dg"]])
+    return found | {"ds": ds}
 
 
 @functools.lru_cache(maxsize=SETTINGS)
 @one_thread()
 def true_units(op: Operator, setting: Setting, device: str, power: float | None) -> dict[str, Tensor]:
     values, _ = true_values(op, setting, device, power)
+    if setting.no_decay:  # means of so many tokens do not cancel
+        return {name: torch.zeros_like(y) for name, y in values.items()}
     x, (do, dstate) = setting.make(op, device)
     if setting.scale is None and power is not None:
         x["scale"] = float(setting.K) ** power
@@ -110,20 +129,22 @@ class Examiner:
     coarse: tensors that are right but less precise than their dtype (TensorFloat-32 products, say), and their relative
         error at the plainest calls: elsewhere they are held to COARSER times that.
     crashed: what came of plainest calls that did not end, and of crashes that a second call did not repeat.
+    interpreted: whether it launches kernels in Triton's interpreter, where a program takes milliseconds.
     power: its default scale is K to this power, None for the operator's own.
-    clock: seconds of this process on a CPU, so that others who use it shorten no audit; of the world on a GPU.
+    clock: as `clock_of` says.
     deadline: the moment from which probes try no further settings.
     """
 
     def __init__(self, subject: Subject, *, device: str = "cpu", full: bool = False, seed: int = 0):
         self.subject, self.op, self.device, self.full, self.seed = subject, subject.op, device, full, seed
-        self.clock = time.process_time if device == "cpu" else time.monotonic
+        self.clock = clock_of(device)
         self.deadline = float("inf")
         self._remembered: dict[Setting, Ran] = {}
         self.known: dict[str, str] = {}
         self.with_states: dict[str, str] = {}
         self.coarse: dict[str, float] = {}
         self.granule = 1
+        self.interpreted = False
         self.raising, self.asking = "", False
         self.crashed: dict[Setting, Finding] = {}
         self.supports: dict[str, str | None] = {"scale": None, "backward": None}
@@ -145,21 +166,27 @@ class Examiner:
         if keep is not None:
             x, arriving = keep(x, arriving)
         backward = backward and self.backward
-        leaves = {name: y.detach().requires_grad_(backward) for name, y in op.leaves(x).items()}
+        wanted = [name for name in op.leaves(x) if setting.wanted is None or name in setting.wanted]
+        if setting.no_decay:
+            wanted = [name for name in wanted if name != op.decay]
+        leaves = {name: y.detach().requires_grad_(backward and name in wanted) for name, y in op.leaves(x).items()}
+        arguments = op.arguments(leaves, x) | ({op.decay: None} if setting.no_decay else {})
         with torch.set_grad_enabled(backward):
-            o, parts = self._forward(setting, op.arguments(leaves, x))
+            o, parts = self._forward(setting, arguments)
         outputs = {"o": o} | (dict(zip(op.outputs[1:], parts, strict=False)) if setting.final_state else {})
         shapes = op.size(leaves, x.get("cu_seqlens"))
         for name, y in outputs.items():
             expected = [shapes[axis] for axis in op.axes[name].split()]
             if list(y.shape) != expected:
-                raise Broken(f"{name}: expected {expected}, got {list(y.shape)}")
+                turned = name != "o" and list(y.mT.shape) == expected
+                words = ", transposed: its rows belong to the last axis, and its columns to the one before"
+                raise Broken(f"{name}: expected {expected}, got {list(y.shape)}{words if turned else ''}")
             if not y.is_floating_point():
                 raise Broken(f"{name}: expected floating-point numbers, got {y.dtype}")
         ran = Ran({name: y.detach() for name, y in outputs.items()})
         ran.missing_state = setting.final_state and not parts
         if backward:
-            self._gradients(setting, ran, outputs, leaves, arriving)
+            self._gradients(setting, ran, outputs, {name: leaves[name] for name in wanted}, arriving)
         return ran
 
     def _forward(self, setting: Setting, arguments: dict) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -184,12 +211,14 @@ class Examiner:
         grads = [None] * len(leaves)
         if able:
             try:
-                grads = torch.autograd.grad(
-                    [outputs[name] for name in able],
-                    list(leaves.values()),
-                    [into[name].to(outputs[name].dtype) for name in able],
-                    allow_unused=True,
-                )
+                for last in (False, True) if setting.again else (True,):
+                    grads = torch.autograd.grad(
+                        [outputs[name] for name in able],
+                        list(leaves.values()),
+                        [into[name].to(outputs[name].dtype) for name in able],
+                        retain_graph=not last,
+                        allow_unused=True,
+                    )
             except NotImplementedError as error:
                 raise Refused(_words(error)) from error
             except (Exception, SystemExit) as error:
@@ -226,7 +255,15 @@ class Examiner:
         self.supports["K != V"] = self._refuses(self.plain.without(K=narrow, V=wide))
         self.supports["packed sequences"] = self._refuses(self.plain.without(lengths=(32, 32)))
         self.supports["padded sequences"] = self._refuses(self.plain.without(lengths=(32, 32), padding=64))
+        self.supports["groups"] = None if {"HQ", "HV"} & {*self.op.sizes} else f"{self.op.label} has no groups of heads"
+        if self.supports["groups"] is None:
+            self.supports["groups"] = self._raises(self.plain.without(T=16, H=2, groups=2))
+        without = self.op.name == "gsa" and self.subject.without_decay  # what no decay means is each operator's own
+        self.supports["None as decay"] = None if without else f"{self.op.decay} has no default None"
+        several = self.device.startswith("cuda") and torch.cuda.device_count() > 1
+        self.supports["two GPUs"] = None if several else "it needs two GPUs"
         if self._launches_interpreted():
+            self.interpreted = True
             self.supports["bfloat16"] = "Triton's interpreter computes wrongly with bfloat16; float16 stands for it"
         self.granule = next((n for n in (1, 16, 64) if not self._refuses(self.plain.without(T=64 + n))), 64)
         for dtype in ("bfloat16", "float16"):
@@ -249,6 +286,16 @@ class Examiner:
                 self.crashed[setting] = raised(setting, broken)
             if plain:
                 return str(broken)
+        return None
+
+    def _raises(self, setting: Setting) -> str | None:
+        """As `_refuses`, where no signature says what is taken, and few who do not take it say so: a crash refuses."""
+        try:
+            self.run(setting, backward=False)
+        except Refused as refused:
+            return str(refused)
+        except Broken as broken:
+            return str(broken) if "raised" in str(broken) else None
         return None
 
     @interpreted_alone()
@@ -358,6 +405,8 @@ class Examiner:
             fields["B"] = 1
         if refused("heads"):
             fields["H"] = 1
+        if refused("groups"):
+            fields["groups"] = 1
         if refused("K != V"):
             fields["V"] = setting.K
         if self.granule > 1:
@@ -374,12 +423,10 @@ class Examiner:
     # --- against the truth -----------------------------------------------------------------------------------------
 
     def exact(self, setting: Setting) -> tuple[dict[str, Tensor], float]:
-        plain = setting.without(layout="contiguous", offsets="contiguous", cut=None)
-        return true_values(self.op, plain, self.device, self.power)
+        return true_values(self.op, _same_values(setting), self.device, self.power)
 
     def unit(self, setting: Setting) -> dict[str, Tensor]:
-        plain = setting.without(layout="contiguous", offsets="contiguous", cut=None)
-        return true_units(self.op, plain, self.device, self.power)
+        return true_units(self.op, _same_values(setting), self.device, self.power)
 
     def findings(
         self,
@@ -493,6 +540,12 @@ class Examiner:
     @property
     def late(self) -> bool:
         return self.clock() > self.deadline
+
+
+def _same_values(setting: Setting) -> Setting:
+    """The plainest setting with the same truth."""
+    plain = setting.without(layout="contiguous", offsets="contiguous", cut=None, wanted=None, again=False)
+    return plain.without(states="contiguous") if plain.states == TRANSPOSED else plain
 
 
 def _rms(x: Tensor) -> float:

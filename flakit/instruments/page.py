@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from ..numerics.gradients import along_time
-from .report import as_dict, figure_words, setting_words
+from .report import as_dict, figure_words, headline, leading, setting_words
 
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; color: #1d1d1d; max-width: 1060px; margin: 2em auto; padding: 0 1em; }
@@ -35,7 +35,8 @@ def _lines(audit) -> Iterator[str]:
     yield f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head><body>'
     yield f"<h1>{_e(title)}</h1>"
     yield f"<p>Held to the float64 truth of {_e(audit.subject.op.label)} on {_e(found['device'])}; {_e(versions)}. "
-    yield f"{count or 'No'} of {len(audit.verdicts)} probes failed.</p>"
+    yield f"{count or 'No'} of {len(audit.verdicts)} probes failed. {_e(headline(audit))}.</p>"
+    yield from (f"<p><b>{_e(words)}</b></p>" for words in leading(audit))
     yield from _figure(audit.picture)
     yield "<table><thead><tr><th>probe</th><th>verdict</th><th>worst of budget</th><th>what was found</th></tr></thead>"
     yield "<tbody>"

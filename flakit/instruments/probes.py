@@ -7,8 +7,6 @@ A probe has settings, the plainest first, and a check that runs the subject at o
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
 from ..numerics.operators import Operator
 from .checks import (
     accurate,
@@ -29,12 +27,52 @@ from .checks import (
     through_states,
     unchanged,
 )
-from .examiner import Broken, Examiner, Finding, raised
-from .setting import EXPANDED, INT32, Setting
+from .checks_calls import ORDERED, as_documented, elsewhere, memoised, permuted
+from .examiner import Broken, Examiner, Finding, Refused, raised
+from .probe_settings import (
+    BOTH,
+    LENGTHS,
+    MIXED,
+    SIZES,
+    STATES,
+    constant_settings,
+    decays,
+    half_settings,
+    layouts_settings,
+    repeated_settings,
+    spikes_settings,
+    state_layout_settings,
+    strided,
+    suffixes_settings,
+    sweep_settings,
+    tails_settings,
+    trained_settings,
+    truth_settings,
+    wanted_settings,
+)
+from .setting import INT32, Setting
 
 ROUNDING = "rounding: 2 (sqrt(12) roundings of the dtype + (T + K + V + |sum of log decays|) of float32)"
 EXACT = "none: equal bits"
 FINITE = "none: every value whose truth is finite is finite"
+ORDER = f"none but {ORDERED} spacings of the dtype: equal values in another order"
+PROGRAMS = 1040
+"""More than 1,024 of them."""
+
+Control = tuple[str, Callable[[Setting], Setting]]
+
+
+def bare(probe: str = "truth", **fields) -> Control:
+    """The control of a probe: what is left without these fields is the question of another one."""
+    return probe, lambda s: s.without(**fields)
+
+
+def one_sequence(s: Setting) -> Setting:
+    """The longest of the packed ones, alone."""
+    return s.without(lengths=None, padding=0, offsets="contiguous", T=max(s.lengths))
+
+
+STATELESS = bare(initial_state=False, final_state=False, loss="o")
 
 
 @dataclass(frozen=True)
@@ -42,7 +80,9 @@ class Probe:
     """One question.
 
     needs: features without which it is not supported. condition: whether a setting is still what the probe asks about,
-    of (operator, setting); a failure shrinks no further than that.
+    of (operator, setting); a failure shrinks no further than that. controls: other probes, and what makes of a setting
+    one of theirs: where that fails as badly, this probe fails for their reason. costly: settings that are for --full
+    where kernels are interpreted.
     """
 
     name: str
@@ -53,6 +93,8 @@ class Probe:
     budget: str = ROUNDING
     needs: tuple[str, ...] = ()
     condition: Callable[[Operator, Setting], bool] = lambda op, setting: True
+    controls: tuple[Control, ...] = ()
+    costly: Callable[[Examiner], Sequence[Setting]] = lambda x: ()
     kinds: dict[str, str] = field(default_factory=dict)
     """Another case for a kind of finding, or for a finding of "kind tensor"."""
 
@@ -63,6 +105,25 @@ class Probe:
         except Broken as broken:
             return raised(setting, broken)
 
+    def cause(self, x: Examiner, finding: Finding) -> tuple[str, Finding | None]:
+        """The probe for whose reason this one fails, and what its setting gives; "" where there is none."""
+        check = {as_documented: through_states}.get(self.check, self.check)
+        check = against_truth if check in (poisoned, fenced, memoised, elsewhere) else check
+        for name, control in self.controls:
+            setting = control(finding.setting)
+            if setting == finding.setting and check is self.check:
+                continue
+            try:
+                found = check(x, setting)
+            except Broken as broken:
+                found = raised(setting, broken)
+            except Refused:
+                continue
+            if found.fails and found.kind == finding.kind and _as_bad(found, finding):
+                in_16_bits = name == "truth" and setting.torch_dtype.itemsize == 2
+                return "16-bit" if in_16_bits else name, found
+        return "", None
+
     def resembles(self, finding: Finding, op: Operator) -> str:
         """The name of the case that a failure resembles, "" for none."""
         if finding.kind == "raises":
@@ -72,107 +133,11 @@ class Probe:
         return "" if case == "inverse" and not op.solves else case
 
 
-# --- settings ----------------------------------------------------------------------------------------------------
-
-SIZES = {"B": 2, "H": 3}
-STATES = {"initial_state": True, "final_state": True}
-BOTH = {**STATES, "loss": "both"}
-MIXED = (-6.0, -0.05)
-# The telling ones first: where kernels are interpreted, time may not do for all.
-SWEEP = (-8.0, -1.5, -20.0, -3.0, -90.0, -0.5, -6.0, -12.0, -1e3, -2.0, -50.0, -1.0, -0.1, -1e-4)
-
-
-def _truth(x: Examiner) -> list[Setting]:
-    p = x.plain
-    found = [
-        *x.crashed,
-        p.without(T=100, **SIZES, **BOTH),
-        p,
-        p.without(T=17, **SIZES),
-        *([p.without(T=50, H=2, groups=2, **BOTH)] if {"HQ", "HV"} & {*x.op.sizes} else []),
-        p.without(T=100, **SIZES, **BOTH, decay="rwkv6-init", seed=p.seed + 1),
-        p.without(T=96, **SIZES, **BOTH, decay="none"),
-        p.without(T=70, **SIZES, **BOTH, decay="uniform"),
-        p.without(T=1, **SIZES, **BOTH),
-        p.without(T=2, **BOTH),
-        p.without(T=257, H=2, **BOTH, decay="gsa"),
-    ]
-    if x.full:
-        found += [p.without(T=T, **SIZES, **BOTH, decay="rwkv6-init") for T in (1000, 4096)]
-    return found
-
-
-def _half(x: Examiner) -> list[Setting]:
-    dtypes = [name for name in ("bfloat16", "float16") if x.supports[name] is None]
-    return [
-        x.plain.without(dtype=dtype, **fields)
-        for fields in (
-            {"T": 64},
-            {"T": 256, "H": 2, "decay": "logsigmoid"},
-            {"T": 200, "H": 2, "decay": "rwkv6-init", **BOTH},
-            {"T": 256, "decay": -2.0},
-        )
-        for dtype in dtypes
-    ]
-
-
-def _sweep(x: Examiner) -> list[Setting]:
-    values = SWEEP if not x.full else [-(10 ** (n / 8)) for n in range(-32, 33)]
-    return [x.plain.without(T=128, decay=w, **BOTH) for w in values]
-
-
-def _spikes(x: Examiner) -> list[Setting]:
-    rows = sorted(range(64), key=lambda p: (p % 16 not in (0, 15, 1, 8), p < 16, p))
-    found = [x.plain.without(T=66 + 14 * (p % 2), decay=-0.01, spike=(p, -100.0)) for p in rows]
-    return found + [x.plain.without(T=130, decay=-0.01, spike=(p, -100.0)) for p in (64, 65, 80, 96, 127, 128)]
-
-
-def _tails(x: Examiner) -> list[Setting]:
-    lengths = (100, 17, 15, 1, 63, 65, 33, 113, 127, 129, 2, 3, 16, 31, 32, 47, 48, 49, 80, 81, 97, 120)
-    lengths = range(1, 200) if x.full else lengths
-    return [x.plain.without(T=T, decay=MIXED, **BOTH) for T in lengths]
-
-
-def _suffixes(x: Examiner) -> list[Setting]:
-    places = [(64, P) for P in (5, 8, 16, 20, 24, 31, 32, 33, 40, 48, 56, 63)]
-    places += [(6, 5), (16, 7), (23, 20), (50, 45), (80, 64), (80, 70), (130, 3), (130, 100)]
-    return [x.plain.without(T=T, changed=P, K=max(32, x.plain.K), V=max(32, x.plain.V)) for T, P in places]
-
-
-def _repeated(x: Examiner) -> list[Setting]:
-    lengths = (32, 16, 64, 8)
-    decays = (-1e-3, "none")
-    dtypes = ["float32", *(name for name in ("float16", "bfloat16") if x.supports[name] is None)]
-    return [x.plain.without(T=T, decay=w, repeated=True, dtype=d) for d in dtypes for w in decays for T in lengths]
-
-
-def _layouts(x: Examiner) -> list[Setting]:
-    p = x.plain.without(T=37, **SIZES)
-    return [
-        p.without(arriving=EXPANDED),
-        p.without(layout="heads first, transposed"),
-        p.without(layout="slice of a fused projection"),
-        p.without(arriving="heads first, transposed"),
-        p.without(arriving="slice of a fused projection"),
-        p.without(T=130, layout="heads first, transposed", decay=(-0.5, -0.05), **BOTH),
-    ]
-
-
-def _trained(x: Examiner) -> list[Setting]:
-    sizes = ((64, 64), (16, 256), *([(128, 128)] if x.full else []))
-    return [x.plain.without(T=70, K=K, V=V, **BOTH) for K, V in sizes]
-
-
-LENGTHS = (20, 1, 37, 64, 9)
-
-
-def _decays(op: Operator, setting: Setting) -> Tensor:
-    return setting.make(op)[0][op.decay]
-
-
-def _strided(op: Operator, setting: Setting) -> bool:
-    x, (do, _) = setting.laid_out(*setting.make(op), op)
-    return not all(y.is_contiguous() for y in (*(x[name] for name in op.sequences), do))
+def _as_bad(found: Finding, finding: Finding) -> bool:
+    """Whether one explains the other: the same tensor among those that fail, and an error not much smaller."""
+    if found.kind != "wrong":
+        return True
+    return finding.tensor in (found.tensor, *found.others) and found.share > finding.share / 10
 
 
 PROBES: dict[str, Probe] = {
@@ -182,16 +147,17 @@ PROBES: dict[str, Probe] = {
             "truth",
             "Outputs or gradients differ from the formula by more than rounding, in the mean, an element or a row.",
             "",
-            _truth,
+            truth_settings,
             everything,
         ),
         Probe(
             "16-bit",
             "In 16 bits something is rounded that has to stay in float32: running sums, states, or their gradients.",
             "decay_gradient",
-            _half,
+            half_settings,
             half,
             kinds={"non-finite": "inverse"},
+            controls=(bare(dtype="float32"),),
         ),
         Probe(
             "mixed-dtypes",
@@ -204,6 +170,10 @@ PROBES: dict[str, Probe] = {
             ],
             mixed,
             needs=("decay",),
+            controls=(
+                bare(dtype="float32", decay_dtype=None),
+                bare("16-bit", decay_dtype=None),
+            ),
         ),
         Probe(
             "gradients",
@@ -225,27 +195,30 @@ PROBES: dict[str, Probe] = {
             "decay-onset",
             "From some decay on values are not finite: an exponent spans so many tokens that e to it overflows.",
             "anchor",
-            _sweep,
+            sweep_settings,
             finite,
             budget=FINITE,
             needs=("decay",),
+            controls=(bare(decay="rwkv6-init"),),
         ),
         Probe(
             "decay-accuracy",
             "At strong decay values are finite and wrong: a clamp, or numbers of order 1 that cancel to e^w.",
             "clamping",
-            _sweep,
+            sweep_settings,
             accurate,
             kinds={"wrong decay": "decay_gradient"},
             needs=("decay",),
+            controls=(bare(decay="rwkv6-init"),),
         ),
         Probe(
             "spike",
             "One token that forgets all, at one row of a block, makes others NaN: the block's anchor is that row.",
             "anchor",
-            _spikes,
+            spikes_settings,
             against_truth,
             needs=("decay",),
+            controls=(bare(spike=None),),
         ),
         Probe(
             "zero-decay",
@@ -253,8 +226,9 @@ PROBES: dict[str, Probe] = {
             "nan_guard",
             lambda x: [x.plain.without(T=70, decay=d, **BOTH) for d in ("none", (0.0, -0.3), -1e-30)],
             against_truth,
-            condition=lambda op, s: _decays(op, s).max() >= -1e-30,
             needs=("decay",),
+            condition=lambda op, s: decays(op, s).max() >= -1e-30,
+            controls=(bare(decay="rwkv6-init"),),
         ),
         Probe(
             "inf-decay",
@@ -262,21 +236,23 @@ PROBES: dict[str, Probe] = {
             "anchor",
             lambda x: [x.plain.without(T=70, decay=d, **BOTH) for d in ("inf-spikes", "forget", "spikes")],
             against_truth,
-            condition=lambda op, s: _decays(op, s).min() <= -1e4,
             needs=("decay",),
+            condition=lambda op, s: decays(op, s).min() <= -1e4,
+            controls=(bare(decay=-0.01),),
         ),
         Probe(
             "tails",
             "Lengths that do not fill the last block are wrong or NaN: rows beyond the end hold what they should not.",
             "padding",
-            _tails,
+            tails_settings,
             tail,
+            controls=(("truth", lambda s: s.without(T=-(-s.T // 64) * 64)),),
         ),
         Probe(
             "suffix",
             "Outputs depend on tokens after them: an anchor in the future, or a mask that lets something through.",
             "future_anchor",
-            _suffixes,
+            suffixes_settings,
             causal,
             budget=EXACT,
         ),
@@ -293,6 +269,7 @@ PROBES: dict[str, Probe] = {
             against_truth,
             needs=("heads", "decay"),
             condition=lambda op, s: s.H > 1,
+            controls=(bare(first=0.0, per_head=0.0),),
         ),
         Probe(
             "halves",
@@ -304,6 +281,7 @@ PROBES: dict[str, Probe] = {
             ],
             through_states,
             needs=("initial state", "final state"),
+            controls=(bare(cut=None),),
         ),
         Probe(
             "final-state",
@@ -312,6 +290,7 @@ PROBES: dict[str, Probe] = {
             lambda x: [x.plain.without(T=T, H=2, **STATES, loss="state") for T in (50, 64, 1)],
             through_states,
             needs=("final state", "backward"),
+            controls=(STATELESS,),
         ),
         Probe(
             "initial-state",
@@ -324,6 +303,7 @@ PROBES: dict[str, Probe] = {
             through_states,
             needs=("initial state",),
             condition=lambda op, s: s.initial_state,
+            controls=(STATELESS,),
         ),
         Probe(
             "rectangles",
@@ -336,30 +316,87 @@ PROBES: dict[str, Probe] = {
             against_truth,
             needs=("K != V",),
             condition=lambda op, s: s.K != s.V,
+            controls=(("truth", lambda s: s.without(V=s.K, M=s.K)),),
         ),
         Probe(
             "sizes",
             "Heads of the sizes that models have, or more values than a block of them holds, are wrong.",
             "",
-            _trained,
+            trained_settings,
             against_truth,
             condition=lambda op, s: s.V >= 64,
+            controls=(bare(K=16, V=16, M=16),),
+        ),
+        Probe(
+            "large",
+            "A larger batch, more heads or a longer sequence are wrong: a program takes the place of another.",
+            "",
+            lambda x: [
+                x.plain.without(B=3, H=5, T=20, **BOTH, decay="rwkv6-init"),
+                x.plain.without(T=320, **BOTH, decay="rwkv6-init"),
+            ],
+            against_truth,
+            condition=lambda op, s: s.B > 2 or s.H > 4 or s.T > 300,
+            controls=(bare(B=1, H=1, T=64),),
+            costly=lambda x: [
+                x.plain.without(B=3, H=5, T=320, **BOTH, decay="rwkv6-init"),
+                x.plain.without(B=PROGRAMS, T=3, **BOTH),
+                x.plain.without(B=52, H=20, T=3, **BOTH),
+            ],
+        ),
+        Probe(
+            "head-order",
+            "With the heads in another order a head's results are others: programs do not all do the same.",
+            "wrong_head_anchor",
+            lambda x: [x.plain.without(T=50, H=3, **BOTH), x.plain.without(T=50, B=2, H=5, groups=2)],
+            permuted,
+            budget=ORDER,
+            needs=("heads",),
+            condition=lambda op, s: s.H > 1,
         ),
         Probe(
             "cotangent",
             "Gradients are no multiple of what arrives: small ones are flushed, large ones clamped, or some ignore it.",
             "",
-            lambda x: [x.plain.without(T=37, H=2, cotangent=c, **BOTH) for c in (2.0**-20, 1024.0, 0.0, -1.0)],
+            lambda x: [
+                x.plain.without(T=37, H=2, cotangent=c, **BOTH) for c in (2.0**-20, 1024.0, 0.0, -1.0, 1e-4, 3.0)
+            ],
             against_truth,
             needs=("backward",),
+            controls=(bare(cotangent=1.0),),
+        ),
+        Probe(
+            "some-gradients",
+            "Where only some inputs require a gradient, those that do get a wrong one or none.",
+            "",
+            wanted_settings,
+            through_states,
+            needs=("backward",),
+            condition=lambda op, s: s.wanted is not None and (s.initial_state or not set(op.states) & set(s.wanted)),
+            controls=(bare(wanted=None),),
+        ),
+        Probe(
+            "second-backward",
+            "A second backward pass on a retained graph gives other gradients: the first one wrote to what was saved.",
+            "aliasing",
+            lambda x: [x.plain.without(T=T, H=2, again=True, **BOTH) for T in (50, 64)],
+            against_truth,
+            needs=("backward",),
+            condition=lambda op, s: s.again,
+            controls=(bare(again=False),),
         ),
         Probe(
             "mutation",
             "An input is written to: every later call that is given the same tensor is wrong.",
             "aliasing",
             lambda x: [
-                x.plain.without(T=T, H=2, initial_state=True, final_state=state, loss="both" if state else "o")
-                for T, state in ((64, True), (1, True), (100, False))
+                x.plain.without(T=T, H=2, initial_state=True, final_state=s, loss="both" if s else "o", decay=decay)
+                for T, s, decay in (
+                    (64, True, "logsigmoid"),
+                    (37, True, (-1000.0, -0.05)),  # a clamp of decays, in place
+                    (1, True, "logsigmoid"),
+                    (100, False, "logsigmoid"),
+                )
             ],
             unchanged,
             budget=EXACT,
@@ -376,15 +413,39 @@ PROBES: dict[str, Probe] = {
             "strides",
             "Inputs or an arriving gradient that are not contiguous are misread.",
             "strides",
-            _layouts,
+            layouts_settings,
             against_truth,
-            condition=_strided,
+            condition=strided,
+            controls=(bare(layout="contiguous", arriving="contiguous"),),
+        ),
+        Probe(
+            "state-strides",
+            "States, what has no time axis, or a gradient at a final state that are not contiguous are misread.",
+            "strides",
+            state_layout_settings,
+            through_states,
+            condition=lambda op, s: s.states != "contiguous",
+            controls=(bare(states="contiguous"),),
+        ),
+        Probe(
+            "state-layout",
+            "The axes of a state stand the other way round, which its shape hides where they are equally long.",
+            "",
+            lambda x: [x.plain.without(T=20, **SIZES, **BOTH)],
+            as_documented,
+            needs=("initial state", "final state"),
+            condition=lambda op, s: s.initial_state and s.final_state,
+            controls=(STATELESS,),
         ),
         Probe(
             "repeat",
             "The same call gives other bits: an atomic sum, or memory that nobody wrote.",
             "aliasing",
-            lambda x: [x.plain.without(T=T, **SIZES, **BOTH) for T in (64, 100)],
+            lambda x: [
+                x.plain.without(T=64, H=2, **BOTH),
+                *[x.plain.without(H=2, lengths=LENGTHS, **BOTH)] * (x.supports["packed sequences"] is None),
+                x.plain.without(T=100, **SIZES, **BOTH),
+            ],
             repeatable,
             budget=EXACT,
         ),
@@ -392,18 +453,20 @@ PROBES: dict[str, Probe] = {
             "poison",
             "A value is read before it is written: what it holds is a matter of luck.",
             "padding",
-            lambda x: [x.plain.without(T=T, **SIZES, **BOTH) for T in (64, 37, 100, 1)],
+            lambda x: [x.plain.without(T=T, B=2, H=2, **BOTH) for T in (37, 64, 100, 1)],
             poisoned,
+            controls=(bare(),),
         ),
         Probe(
             "canaries",
             "Memory before or behind a tensor is read or written.",
             "transposed_mask",
             lambda x: [
-                x.plain.without(T=37, **SIZES, **BOTH),
+                x.plain.without(T=37, B=2, H=2, **BOTH),
                 x.plain.without(T=20, H=2, K=24 if x.plain.K == 16 else x.plain.K, V=40, **BOTH),
             ],
             fenced,
+            controls=(bare(),),
         ),
         Probe(
             "packed",
@@ -415,6 +478,7 @@ PROBES: dict[str, Probe] = {
             ],
             against_truth,
             needs=("packed sequences",),
+            controls=(("truth", one_sequence),),
         ),
         Probe(
             "padded-rows",
@@ -426,6 +490,10 @@ PROBES: dict[str, Probe] = {
             ],
             poisoned,
             needs=("packed sequences", "padded sequences"),
+            controls=(
+                ("truth", one_sequence),
+                bare("packed", padding=0),
+            ),
         ),
         Probe(
             "strided-offsets",
@@ -437,6 +505,10 @@ PROBES: dict[str, Probe] = {
             ],
             against_truth,
             needs=("packed sequences",),
+            controls=(
+                ("truth", one_sequence),
+                bare("packed", offsets="contiguous"),
+            ),
         ),
         Probe(
             "int32-offsets",
@@ -445,6 +517,20 @@ PROBES: dict[str, Probe] = {
             lambda x: [x.plain.without(H=2, lengths=LENGTHS, decay="rwkv6-init", offsets=INT32, **BOTH)],
             against_truth,
             needs=("packed sequences",),
+            controls=(
+                ("truth", one_sequence),
+                bare("packed", offsets="contiguous"),
+            ),
+        ),
+        Probe(
+            "changed-offsets",
+            "Offsets that change in the same tensor are read as they were: something made of them is kept by its name.",
+            "strided_offsets",
+            lambda x: [x.plain.without(H=2, lengths=LENGTHS, decay="rwkv6-init", **BOTH)],
+            memoised,
+            needs=("packed sequences",),
+            condition=lambda op, s: s.lengths != s.lengths[::-1],
+            controls=(("truth", one_sequence), bare("packed")),
         ),
         Probe(
             "non-finite",
@@ -458,9 +544,28 @@ PROBES: dict[str, Probe] = {
             "repeated-tokens",
             "Equal tokens lose digits or give NaN: roundings add up one way, or, in RWKV7, powers of a table cancel.",
             "inverse",
-            _repeated,
+            repeated_settings,
             against_truth,
             condition=lambda op, s: s.T > 1,
+            controls=(bare(repeated=False),),
+        ),
+        Probe(
+            "constant-writes",
+            "A state that grows by the same amount at each token stops growing: it is rounded to 16 bits on the way.",
+            "",
+            constant_settings,
+            against_truth,
+            condition=lambda op, s: s.T > 256,
+            controls=(bare(dtype="float32", constant=False), bare("16-bit", constant=False, decay="logsigmoid")),
+        ),
+        Probe(
+            "other-device",
+            "Tensors on a GPU that is not the current one are computed wrongly, or not at all.",
+            "",
+            lambda x: [x.plain.without(T=50, **SIZES, **BOTH)],
+            elsewhere,
+            needs=("two GPUs",),
+            controls=(bare(),),
         ),
     )
 }

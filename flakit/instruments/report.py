@@ -16,8 +16,13 @@ from .. import __version__
 from ..numerics import table as still
 from ..numerics.words import for_json, number
 
-COLOURS = {"pass": "green", "fail": "bold red", "not supported": "dim"}
-_MARKS = {"pass": "✓ pass", "fail": "✗ fail", "not supported": "not\N{NO-BREAK SPACE}supported"}
+COLOURS = {"pass": "green", "fail": "bold red", "not supported": "dim", "left out": "yellow"}
+_MARKS = {
+    "pass": "✓ pass",
+    "fail": "✗ fail",
+    "not supported": "not\N{NO-BREAK SPACE}supported",
+    "left out": "left\N{NO-BREAK SPACE}out",
+}
 
 
 def setting_words(setting: Mapping) -> str:
@@ -57,19 +62,37 @@ def table(audit) -> Group:
             words = f"{v.words}\nat {setting_words(v.setting)}"
             if v.law:
                 words += f"\n{v.law}"
-        elif v.tried < v.settings and v.verdict == "pass":
+        elif v.left_out and v.verdict == "pass":
             words += f" ({v.tried} of {v.settings} settings)"
         rows.add_row(v.probe.name, f"[{colour}]{v.verdict}[/]", escape(figure_words(v)), escape(words))
-    said = [rows]
+    said: list = [rows, *(Text(words, style="bold red") for words in leading(audit))]
     for v in audit.failed:
+        if v.cause:
+            continue
         like = f" It resembles the case {v.case}: flakit cases {v.case}." if v.case else ""
         said.append(Text.assemble((f"{v.probe.name}: ", "bold red"), v.probe.meaning + like))
-    count = {word: sum(v.verdict == word for v in audit.verdicts) for word in COLOURS}
-    total = ", ".join(
-        f"{n} {'failed' if word == 'fail' else 'passed' if word == 'pass' else word}" for word, n in count.items()
-    )
-    said.append(Text(f"{total}; {audit.seconds:.0f} s", style="bold red" if audit.failed else "bold green"))
+    said.append(Text(headline(audit), style="bold red" if audit.failed else "bold green"))
     return Group(*said)
+
+
+def headline(audit) -> str:
+    """How many probes passed, and how much was left out."""
+    count = {word: sum(v.verdict == word for v in audit.verdicts) for word in COLOURS}
+    named = {"fail": "failed", "pass": "passed"}
+    total = ", ".join(f"{n} {named.get(word, word)}" for word, n in count.items() if n or word != "left out")
+    settings = sum(v.settings for v in audit.verdicts)
+    left = f"; {audit.left_out} of {settings} settings left out, --full tries them all" if audit.left_out else ""
+    return f"{total}{left}; {audit.seconds:.0f} s"
+
+
+def leading(audit) -> list[str]:
+    """What to look at first: of each probe as which others fail, a sentence."""
+    found = []
+    for cause in dict.fromkeys(v.cause for v in audit.failed if v.cause):
+        names = [v.probe.name for v in audit.failed if v.cause == cause]
+        many = f"{len(names)} other probes fail" if len(names) > 1 else "another probe fails"
+        found.append(f"Look at `{cause}` first: {many} as it does, without what they ask: {', '.join(names)}.")
+    return found
 
 
 def in_a_notebook(audit) -> str:
@@ -81,9 +104,13 @@ def in_a_notebook(audit) -> str:
         row = {"probe": v.probe.name, "verdict": _MARKS[v.verdict], "worst of budget": figure}
         rows.append(row | {"what was found": "; ".join(filter(None, found))})
     said = [still.Table(rows, caption=f"{audit.subject.name}, like {audit.subject.op.name}")._repr_html_()]
+    said += [f"<p><b>{escape_html(words)}</b></p>" for words in leading(audit)]
     for v in audit.failed:
+        if v.cause:
+            continue
         like = f" It resembles the case <code>{escape_html(v.case)}</code>." if v.case else ""
         said.append(f"<p><b>{escape_html(v.probe.name)}</b>: {escape_html(v.probe.meaning)}{like}</p>")
+    said.append(f"<p>{escape_html(headline(audit))}</p>")
     return "\n".join(said)
 
 
@@ -101,6 +128,7 @@ def as_dict(audit) -> dict:
                 "triton": _triton(),
             },
             "seconds": round(audit.seconds, 1),
+            "left_out": audit.left_out,
             "probes": [
                 {
                     "probe": v.probe.name,
@@ -110,11 +138,13 @@ def as_dict(audit) -> dict:
                     "setting": v.setting,
                     "meaning": v.probe.meaning,
                     "case": v.case,
+                    "cause": v.cause,
                     "words": v.words,
                     "law": v.law,
                     "budget_from": v.probe.budget,
                     "tried": v.tried,
                     "settings": v.settings,
+                    "left_out": v.left_out,
                     "repro": v.repro,
                 }
                 for v in audit.verdicts

@@ -15,9 +15,10 @@ import torch
 from ..numerics.draws import NORMAL
 from ..numerics.operators import Operator
 from .checks import apart, causal, contained, fenced, poisoned, repeatable, unchanged
+from .checks_calls import heads_of, memoised, permuted
 from .examiner import Examiner, Finding
 from .probes import Probe
-from .setting import EXPANDED, INT32, MIXED_TOKENS, Setting, has_channels, repeated
+from .setting import EXPANDED, INT32, MIXED_TOKENS, TRANSPOSED, Setting, has_channels, repeated
 from .subject import Subject, import_of
 
 RIGHT = {
@@ -89,6 +90,8 @@ def repro(x: Examiner, probe: Probe, finding: Finding) -> str | None:
             told = [replace(finding, tensor=name, allowed=finding.budget, measure="L2"), finding]
             break
     for finding, seed in itertools.product(told, range(SEEDS)):
+        if x.late:
+            return None
         script = _script(x.subject, probe, finding, seed, x.device)
         if shows(script, x.subject, error):
             return script
@@ -181,7 +184,8 @@ def _inputs(op: Operator, s: Setting, device: str) -> Iterator[str]:
         yield f"{', '.join(names)} = {alike}"
     w = op.decay
     yield from _decays(op, s) if w else ()
-    for name in repeated(op) if s.repeated else ():
+    alike = (*repeated(op), *([op.value] if s.constant else [])) if s.repeated or s.constant else ()
+    for name in alike:
         yield f"{name} = {name}[:, :1].expand_as({name}).contiguous()"
     if s.bad is not None:
         yield f'{op.value}[:1, {s.bad[0]}, :1] = float("{s.bad[1]}")'
@@ -196,6 +200,16 @@ def _inputs(op: Operator, s: Setting, device: str) -> Iterator[str]:
     to = [*([f'"{device}"'] if there else []), *([f"torch.{s.dtype}"] if s.dtype != "float32" else [])]
     if to:
         yield f"{given} = (y.to({', '.join(to)}) for y in ({given}))"
+    if s.states != "contiguous":
+        timeless = [(name, name) for name in op.tensors if name not in op.sequences]
+        for name, called in (*timeless, *zip(op.states, _initial(op, s), strict=False)):
+            yield f"{called} = {_stored(op, name, called, s)}"
+
+
+def _stored(op: Operator, name: str, called: str, s: Setting) -> str:
+    if s.states == TRANSPOSED and len(op.axes[name].split()) < 2:
+        return f"torch.stack(({called}, {called}), -1)[..., 0]"
+    return {TRANSPOSED: f"{called}.mT.contiguous().mT", EXPANDED: f"{called}[:1].expand_as({called})"}[s.states]
 
 
 def _decays(op: Operator, s: Setting) -> Iterator[str]:
@@ -349,9 +363,13 @@ def _compared(subject: Subject, s: Setting, finding: Finding, check: Callable, d
         yield from _FENCES.splitlines()
     y = "y" if s.layout == "contiguous" else f"({LAYOUTS[s.layout]} if y.ndim > 2 else y)"
     y = f"fenced({y})" if check is fenced else y
-    y = y if is_output else f"{y}.requires_grad_()"
+    y = y if is_output or s.wanted is not None else f"{y}.requires_grad_()"
     if y != "y":
         yield f"{given} = ({y} for y in ({given}))"
+    if s.wanted is not None and not is_output:
+        asked = [leaf for leaf, name in zip(given.split(", "), inputs, strict=True) if name in s.wanted]
+        yield f"for y in ({', '.join(asked)},):"
+        yield "    y.requires_grad_()"
     if is_output:
         at = list(op.outputs).index(name)
         wanted = [at]
@@ -361,10 +379,15 @@ def _compared(subject: Subject, s: Setting, finding: Finding, check: Callable, d
         wanted = {"o": [0], "both": range(1 + len(op.states)), "state": range(1, 1 + len(op.states))}[s.loss]
         arriving = _listed(["do", *(f"d{state}" for state in short(op))][n] for n in wanted)
         yield from _arriving(op, s, on)
+    if check is memoised:
+        yield "now = ends.clone()"
+        yield f"ends.copy_(torch.tensor([0, {', '.join(map(str, s.lengths[::-1]))}]).cumsum(0))"
+        yield _call(subject, s, _tuple(_initial(op, s)))
+        yield "ends.copy_(now)"
     if s.cut is None:
         o, state = _OUTPUTS[subject.style]
         call = _call(subject, s, _tuple(_initial(op, s)))
-        if len(wanted) > 1:
+        if len(wanted) > 1 or s.again:
             yield f"out = {call}"
             call = "out"
         returned = [call + each.removeprefix("out") for each in _returned(op, s, o, state)]
@@ -373,6 +396,8 @@ def _compared(subject: Subject, s: Setting, finding: Finding, check: Callable, d
         returned = ["o", *(["state"] if len(op.states) == 1 else [f"state[{n}]" for n in range(len(op.states))])]
     got = _listed(returned[n] for n in wanted)
     unused = ", allow_unused=True" if finding.kind == "no gradient" else ""
+    if s.again and not is_output:
+        yield f"torch.autograd.grad({got}, {leaf}, {arriving}, retain_graph=True)"
     yield f"got = {got}" if is_output else f"got = torch.autograd.grad({got}, {leaf}, {arriving}{unused})[0]"
     if finding.kind == "no gradient":
         yield f'assert got is not None, "{name} is None"'
@@ -412,6 +437,8 @@ def _arriving(op: Operator, s: Setting, on: str) -> Iterator[str]:
                 yield f"do = {LAYOUTS[s.arriving]}"
     for name, called in zip(op.states, short(op), strict=True) if s.loss != "o" else ():
         yield f"d{called} = torch.randn({_shape(op, name, s)}{on})"
+        if s.states != "contiguous":
+            yield f"d{called} = {_stored(op, name, f'd{called}', s)}"
     arrive = [*(["do"] if s.loss != "state" else []), *(f"d{x}" for x in (short(op) if s.loss != "o" else ()))]
     for name in arrive if s.cotangent != 1.0 else ():
         yield f"{name} *= {s.cotangent!r}"
@@ -503,6 +530,16 @@ def _repeatable(op: Operator, s: Setting) -> Iterator[str]:
     yield 'assert same, "the same call gave other bits"'
 
 
+def _permuted(op: Operator, s: Setting) -> Iterator[str]:
+    names = [*op.tensors, *(op.states if s.initial_state else ())]
+    into, out = ([heads_of(op, n)[0] for n in of] for of in (names, op.outputs[: None if s.final_state else 1]))
+    yield f"into, out = {into}, {out}  # the axes of heads"
+    yield "with torch.no_grad():"
+    yield "    first, second = kernel(*given), kernel(*(y.roll(1, axis) for y, axis in zip(given, into)))"
+    yield "moved = max((z.roll(-1, axis) - y).norm() / y.norm() for y, z, axis in zip(first, second, out)).item()"
+    yield 'assert moved < 1e-6, f"results move by {moved:.1e} where heads change places"'
+
+
 def _contained(op: Operator, s: Setting) -> Iterator[str]:
     yield "with torch.no_grad():"
     yield "    o = kernel(*given)[0]"
@@ -511,4 +548,5 @@ def _contained(op: Operator, s: Setting) -> Iterator[str]:
 
 
 _ALONE = {causal: _causal, unchanged: _unchanged, apart: _apart, repeatable: _repeatable, contained: _contained}
+_ALONE |= {permuted: _permuted}
 """Checks that need no formula."""

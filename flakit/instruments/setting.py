@@ -13,6 +13,7 @@ from ..numerics.operators import Operator
 
 EXPANDED = "expanded, stride 0"
 INT32 = "int32"
+TRANSPOSED = "transposed"
 LOSSES = ("o", "both", "state")
 
 
@@ -32,7 +33,10 @@ class Setting:
     layout, arriving: of the inputs, and of the gradient at o, in memory. cotangent: what arrives is so many times the
     plainest call's.
     cut: run in two pieces, the state handed over. changed: from which token on the inputs are changed.
-    bad: (token, value), a non-finite v. repeated: all tokens have the same key.
+    bad: (token, value), a non-finite v. repeated: all tokens have the same key; constant: the same value too.
+    no_decay: None is given in the place of the decay.
+    states: how what has no time axis, and the gradients at the final state, lie in memory.
+    wanted: the inputs that require a gradient, None for all. again: gradients are those of a second backward pass.
     """
 
     T: int = 64
@@ -41,7 +45,6 @@ class Setting:
     K: int = 16
     V: int = 16
     M: int = 16
-    groups: int = 1
     dtype: str = "float32"
     decay_dtype: str | None = None
     decay: str | float | tuple[float, float] = "logsigmoid"
@@ -63,6 +66,12 @@ class Setting:
     changed: int | None = None
     bad: tuple[int, str] | None = None
     repeated: bool = False
+    constant: bool = False
+    groups: int = 1
+    no_decay: bool = False
+    states: str = "contiguous"
+    wanted: tuple[str, ...] | None = None
+    again: bool = False
     seed: int = 0
 
     def said(self, op: Operator) -> dict:
@@ -104,8 +113,8 @@ class Setting:
         x = make_inputs(op, **sizes, **how, device=device)
         if op.decay:
             self._change(x[op.decay], op)
-        if self.repeated:
-            for name in repeated(op):
+        if self.repeated or self.constant:
+            for name in (*repeated(op), *([op.value] if self.constant else [])):
                 x[name] = x[name][:, :1].expand_as(x[name]).contiguous()
         if self.bad is not None:
             x[op.value][:1, self.bad[0], :1] = float(self.bad[1])
@@ -117,6 +126,11 @@ class Setting:
         if self.cotangent != 1.0:
             do, dstate = arriving
             arriving = do * self.cotangent, op.state([part * self.cotangent for part in op.parts(dstate)])
+        if self.states == EXPANDED:
+            one = {name: y[:1].expand_as(y).contiguous() for name, y in op.leaves(x).items() if _timeless(op, name)}
+            do, dstate = arriving
+            dparts = [part[:1].expand_as(part).contiguous() for part in op.parts(dstate)]
+            x, arriving = op.arguments(one, x), (do, op.state(dparts))
         if self.final_state:
             x["output_final_state"] = True
         return x, arriving
@@ -150,6 +164,10 @@ class Setting:
             ends = x["cu_seqlens"]
             x["cu_seqlens"] = ends.int() if self.offsets == INT32 else strided_offsets.layout(ends, self.offsets)
         do, dstate = arriving
+        if self.states != "contiguous":
+            there = {name: _stored(y, self.states) for name, y in op.leaves(inputs).items() if _timeless(op, name)}
+            x = op.arguments(there, x)
+            dstate = op.state([_stored(part, self.states) for part in op.parts(dstate)])
         return x, (strides.layout(do, self.arriving), dstate)
 
     def later_changed(self, inputs: Mapping, op: Operator) -> dict:
@@ -171,6 +189,17 @@ MIXED_TOKENS = 8
 def has_channels(op: Operator) -> bool:
     """Whether the decay of a token is different for each channel of a head."""
     return len(op.axes[op.decay].split()) > 3
+
+
+def _timeless(op: Operator, name: str) -> bool:
+    return name not in op.sequences
+
+
+def _stored(x: Tensor, how: str) -> Tensor:
+    """The same values in memory of another order, or, those of the first row, without memory for the others."""
+    if how == TRANSPOSED and x.ndim < 2:
+        return torch.stack((x, x), -1)[..., 0]
+    return x.mT.contiguous().mT if how == TRANSPOSED else x[:1].expand_as(x)
 
 
 def repeated(op: Operator) -> tuple[str, ...]:

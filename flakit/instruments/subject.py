@@ -71,6 +71,7 @@ class Subject:
         self.style = "tuple"
         self.by_name, self.named = self._signature()
         self.taken = _parameters(self.function)
+        self.without_decay = bool(self.op.decay) and self._takes_none(self.op.decay)
 
     def _signature(self) -> tuple[bool, frozenset[str]]:
         """Whether the tensors can be given by name, and which of `OPTIONS` can be given at all."""
@@ -89,6 +90,14 @@ class Subject:
             return inspect.Parameter.VAR_POSITIONAL not in kinds, frozenset(OPTIONS)
         return set(self.op.tensors) <= names, frozenset(names & set(OPTIONS))
 
+    def _takes_none(self, name: str) -> bool:
+        """Whether an argument is None where it is not given."""
+        try:
+            found = inspect.signature(self.function).parameters.get(name)
+        except (TypeError, ValueError):
+            return False
+        return found is not None and found.default is None
+
     @interpreted_alone()
     def __call__(self, inputs: Mapping[str, object]) -> tuple[Tensor, tuple[Tensor, ...]]:
         """o and the parts of the final state, none where it returns none; inputs by the operator's names.
@@ -103,7 +112,7 @@ class Subject:
             if name not in self.named and name != "output_final_state":
                 raise Refused(f"its signature does not name {name}")
         options = {name: x for name, x in options.items() if name in self.named}
-        tensors = [given.pop(name) for name in self.op.tensors]
+        tensors = [given.pop(name, None) for name in self.op.tensors]
         options |= {name: x for name, x in self.op.constants.items() if name in self.taken}
         if self.by_name:
             args, given = (), dict(zip(self.op.tensors, tensors, strict=True)) | given

@@ -19,7 +19,7 @@ from flakit.ops.common.chunks import split_chunks
 from flakit.ops.gsa import chunk_gsa
 from flakit.ops.rwkv6 import chunk_rwkv6, fused_recurrent_rwkv6
 from flakit.ops.rwkv7 import chunk_rwkv7
-from tests.instruments.kernels import tampered, with_signature_of
+from tests.instruments.kernels import bfloat16_state, tampered, with_signature_of
 
 
 def schemed(op: str, make: Callable[[int], Callable], chunk: int = 64, of: type | None = None) -> Callable:
@@ -171,6 +171,140 @@ def leaving_rows(*args, **given):
     o, state = chunk_rwkv6(*args, **given)
     x = given.get("cu_seqlens")
     return (o if x is None else _LeavesRows.apply(o, int(x[-1]))), state
+
+
+class _Through(torch.autograd.Function):
+    """The same numbers, with `back` of what comes back for them."""
+
+    @staticmethod
+    def forward(ctx, x, back):
+        ctx.back = back
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, dx):
+        return ctx.back(dx), None
+
+
+def blind_states(name: str) -> Callable:
+    """`strides`: the initial state, u, or what arrives at the final state, taken for contiguous."""
+
+    @functools.wraps(chunk_rwkv6)
+    def call(*args, **given):
+        if given.get(name) is not None:
+            x = given[name]
+            given[name] = x + (strides.blind(x.detach()).nan_to_num() - x.detach())
+        o, state = chunk_rwkv6(*args, **given)
+        return o, state if state is None or name != "final_state" else _Through.apply(state, strides.blind)
+
+    return call
+
+
+@functools.wraps(chunk_rwkv6)
+def columns_first(*args, **given):
+    """States as [V, K]."""
+    if given.get("initial_state") is not None:
+        given["initial_state"] = given["initial_state"].mT
+    o, state = chunk_rwkv6(*args, **given)
+    return o, None if state is None else state.mT
+
+
+SEEN = {}
+
+
+@functools.wraps(chunk_rwkv6)
+def known_by_name(*args, **given):
+    """Offsets that were seen at an earlier call are taken to be what they were then."""
+    x = given.get("cu_seqlens")
+    if x is not None:
+        if SEEN.get("tensor") is not x:
+            SEEN.update(tensor=x, values=x.clone())
+        given["cu_seqlens"] = SEEN["values"]
+    return chunk_rwkv6(*args, **given)
+
+
+@functools.wraps(chunk_gsa)
+def other_groups(*args, **given):
+    """Query heads take turns, where they stand in groups."""
+    q, H = given["q"], given["k"].shape[2]
+    B, T, HQ, K = q.shape
+    o, state = chunk_gsa(*args, **given | {"q": q.view(B, T, HQ // H, H, K).transpose(2, 3).reshape(q.shape)})
+    return o.view(B, T, H, HQ // H, -1).transpose(2, 3).reshape(o.shape), state
+
+
+@functools.wraps(chunk_gsa)
+def nothing_forgotten(q, k, v, s, g=None, **given):
+    """No decay taken for a decay of 0."""
+    return chunk_gsa(q, k, v, s, torch.zeros_like(s) if g is None else g, **given)
+
+
+@functools.wraps(chunk_rwkv6)
+def few_programs(*args, **given):
+    """From 1,024 programs on there is no room for what they write."""
+    o, state = chunk_rwkv6(*args, **given)
+    B, _, H, _ = o.shape
+    return (o * torch.nan if B * H >= 1024 else o), state
+
+
+@functools.wraps(chunk_rwkv6)
+def four_heads(*args, **given):
+    """The fifth head reads the bonus of the first."""
+    u = given["u"]
+    return chunk_rwkv6(*args, **given | {"u": u[torch.arange(len(u)) % 4]})
+
+
+@functools.wraps(chunk_rwkv6)
+def unlike_heads(*args, **given):
+    """The first head in a precision of its own, which the budget of rounding hides."""
+    o, state = chunk_rwkv6(*args, **given)
+    first = (torch.arange(o.shape[2]) == 0)[:, None]
+    return o * (1 + 4e-6 * first).to(o.dtype), state
+
+
+@functools.wraps(chunk_rwkv6)
+def needs_the_first(*args, **given):
+    """dw is right only where r requires a gradient."""
+    needed = given["r"].requires_grad
+    return chunk_rwkv6(*args, **given | {"w": _Through.apply(given["w"], lambda dw: dw if needed else 2 * dw)})
+
+
+@functools.wraps(chunk_rwkv6)
+def spent(*args, **given):
+    """The backward pass scales what was saved for it."""
+    saved = []
+
+    def back(do):
+        saved.append(1.0)
+        return do * len(saved)
+
+    o, state = chunk_rwkv6(*args, **given)
+    return _Through.apply(o, back), state
+
+
+@functools.wraps(chunk_rwkv6)
+def flushing(*args, **given):
+    """Of what arrives, every number under 1e-6 taken for 0."""
+    o, state = chunk_rwkv6(*args, **given)
+    return _Through.apply(o, lambda do: torch.where(do.abs() < 1e-6, 0.0, do)), state
+
+
+@functools.wraps(chunk_rwkv6)
+def clamping_in_place(*args, **given):
+    """`aliasing`: decays stronger than -300 are changed where they stand."""
+    with torch.no_grad():
+        given["w"].detach().clamp_(min=-300.0)
+    return chunk_rwkv6(*args, **given)
+
+
+CALLED = []
+
+
+@functools.wraps(chunk_rwkv6)
+def now_and_then(*args, **given):
+    """One packed call in three has other bits."""
+    o, state = chunk_rwkv6(*args, **given)
+    CALLED.append(given.get("cu_seqlens") is not None)
+    return (o * (1 + 1e-6) if CALLED[-1] and sum(CALLED) % 3 == 0 else o), state
 
 
 @functools.wraps(chunk_gsa)
@@ -370,6 +504,22 @@ PLANTED: dict[str, tuple[str, Callable, str, str | None]] = {
     "a term that ignores what arrives": ("rwkv6", tampered("rwkv6", grads=_penalised), "cotangent", None),
     "heads of 64": ("rwkv6", tampered("rwkv6", _square), "sizes", None),
     "more than two blocks of values": ("rwkv6", tampered("rwkv6", _one_block), "sizes", None),
+    "an initial state's strides": ("rwkv6", blind_states("initial_state"), "state-strides", "strides"),
+    "strides of u": ("rwkv6", blind_states("u"), "state-strides", "strides"),
+    "a final gradient's strides": ("rwkv6", blind_states("final_state"), "state-strides", "strides"),
+    "states as [V, K]": ("rwkv6", columns_first, "state-layout", None),
+    "offsets known by name": ("rwkv6", known_by_name, "changed-offsets", "strided_offsets"),
+    "groups of queries, gsa": ("gsa", other_groups, "truth", None),
+    "no decay, gsa": ("gsa", nothing_forgotten, "truth", None),
+    "1,024 programs": ("rwkv6", few_programs, "large", None),
+    "more than four heads": ("rwkv6", four_heads, "large", None),
+    "heads that are not alike": ("rwkv6", unlike_heads, "head-order", "wrong_head_anchor"),
+    "gradients that need another": ("rwkv6", needs_the_first, "some-gradients", None),
+    "a second backward pass": ("rwkv6", spent, "second-backward", "aliasing"),
+    "small numbers flushed": ("rwkv6", flushing, "cotangent", None),
+    "aliasing: strong decays clamped": ("rwkv6", clamping_in_place, "mutation", "aliasing"),
+    "bits that differ now and then": ("rwkv6", now_and_then, "repeat", "aliasing"),
+    "a state in 16 bits": ("rwkv6", bfloat16_state, "constant-writes", None),
     "scale": ("rwkv6", other_scale, "scale", "chunk_vs_recurrent"),
     "weak test: three tokens": ("rwkv7", forgetful, "truth", None),
     "weak test: a state that resets": ("rwkv7", resetting, "truth", None),

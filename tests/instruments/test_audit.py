@@ -50,8 +50,8 @@ def words(found):
 def test_our_operators_pass(name):
     found = flakit.audit(name, shrink=False, seconds=None)
     assert found.passed, words(found)
-    assert {v.verdict for v in found.verdicts} == {"pass"}
-    assert all(v.tried == v.settings for v in found.verdicts)
+    assert {v.verdict for v in found.verdicts if v.probe.name != "other-device"} == {"pass"}
+    assert found.left_out == 0 and all(v.tried == v.settings for v in found.verdicts)
 
 
 @pytest.mark.parametrize("name", one_quick(RIGHT, []))
@@ -98,12 +98,16 @@ SHRUNK = (
 """Planted faults that are shrunk too, which takes five times as long: a few of each kind."""
 
 
-@pytest.mark.parametrize("name", one_quick(PLANTED, ["masking: where"]))
+WITHOUT_SCRIPT = ("groups of queries, gsa", "no decay, gsa")
+"""Faults that a script of two dozen lines does not show."""
+
+
+@pytest.mark.parametrize("name", one_quick(PLANTED, ["masking: where", "states as [V, K]"]))
 def test_planted_faults_are_found_by_their_probe(name):
     op, kernel, probe, case = PLANTED[name]
     found = flakit.audit(kernel, op, only=[probe], seconds=None, shrink=name in SHRUNK)
     assert [v.probe.name for v in found.failed] == [probe]
-    assert found[probe].repro is not None, found[probe].words
+    assert (found[probe].repro is not None) == (name not in WITHOUT_SCRIPT), found[probe].words
     if case is not None:
         assert found[probe].case == case, (found[probe].case, found[probe].law)
 

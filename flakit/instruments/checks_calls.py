@@ -1,0 +1,117 @@
+"""Checks of more than one call: heads in another order, offsets that change, states laid out otherwise, other GPUs."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ..numerics.errors import compare
+from ..numerics.operators import Operator
+from .checks import through_states
+from .examiner import Broken, Examiner, Finding, Ran, raised
+from .setting import Setting
+
+ORDERED = 8
+"""Of the dtype's spacings: how far results may move where heads change places, and sums with them."""
+
+
+def permuted(x: Examiner, setting: Setting) -> Finding:
+    """With the heads in another order, results are the same in that order."""
+    setting, op = x.resolved(setting), x.op
+
+    def turned(y: Tensor, name: str, by: int) -> Tensor:
+        axis, grouped = heads_of(op, name)
+        return y if axis < 0 else y.roll(by * (y.shape[axis] // setting.H if grouped else 1), axis)
+
+    def keep(made: dict, arriving: tuple) -> tuple[dict, tuple]:
+        leaves = {name: turned(y, name, 1) for name, y in op.leaves(made).items()}
+        do, dstate = arriving
+        dparts = [turned(y, name, 1) for name, y in zip(op.outputs[1:], op.parts(dstate), strict=False)]
+        return op.arguments(leaves, made), (turned(do, "o", 1), op.state(dparts))
+
+    try:
+        first, second = x.run(setting), x.run(setting, keep=keep)
+    except Broken as broken:
+        return raised(setting, broken)
+    allowed = ORDERED * torch.finfo(setting.torch_dtype).eps
+    moved = {}
+    for name, y in first.values.items():
+        z = second.values[name]
+        if y is not None and z is not None and y.isfinite().all() and z.isfinite().all():
+            moved[name] = compare(turned(z, name if name in op.outputs else name[1:], -1), y).l2
+    if not moved:
+        return Finding(setting, "fine", "", 0.0, allowed, "not finite everywhere: another probe says so")
+    name = max(moved, key=moved.get)
+    words = f"{name} moves by {moved[name]:.1e} where heads change places"
+    return Finding(setting, "changed" if moved[name] > allowed else "fine", name, moved[name], allowed, words)
+
+
+def heads_of(op: Operator, name: str) -> tuple[int, bool]:
+    """The axis of heads, -1 for none, and whether it has groups of them."""
+    axes = op.axes[name].split()
+    return next(((n, axis != "H") for n, axis in enumerate(axes) if axis in ("H", "HQ", "HV")), (-1, False))
+
+
+def memoised(x: Examiner, setting: Setting) -> Finding:
+    """Right where the same tensor of offsets held others at an earlier call."""
+    setting, ends = x.resolved(setting), []
+
+    def seen(made: dict, arriving: tuple) -> tuple[dict, tuple]:
+        ends.append(made["cu_seqlens"])
+        return made, arriving
+
+    def overwritten(made: dict, arriving: tuple) -> tuple[dict, tuple]:
+        ends[0].copy_(made["cu_seqlens"])
+        return made | {"cu_seqlens": ends[0]}, arriving
+
+    try:
+        x.run(setting.without(lengths=setting.lengths[::-1]), keep=seen)
+    except Broken as broken:
+        return raised(setting, broken)
+    found = x.compare(setting, run=lambda at: x.run(at, keep=overwritten))
+    if found.fails and found.kind != "raises":
+        return replace(found, words=f"{found.words}; the same tensor held other offsets at an earlier call")
+    return found
+
+
+def as_documented(x: Examiner, setting: Setting) -> Finding:
+    """States go in and out as [K, V]; one that has their axes the other way round is told so."""
+    found = through_states(x, setting)
+    if found.kind != "wrong":
+        return found
+    op = x.op
+    for words, into, out in (
+        ("states are taken and returned", True, True),
+        ("the initial state is taken", True, False),
+        ("the final state is returned", False, True),
+    ):
+
+        def turned(at: Setting, into: bool = into, out: bool = out) -> Ran:
+            def keep(made: dict, arriving: tuple) -> tuple[dict, tuple]:
+                leaves, (do, dstate) = op.leaves(made), arriving
+                if into:
+                    leaves |= {name: leaves[name].mT.contiguous() for name in op.states if name in leaves}
+                if out:
+                    dstate = op.state([part.mT.contiguous() for part in op.parts(dstate)])
+                return op.arguments(leaves, made), (do, dstate)
+
+            ran = x.run(at, keep=keep)
+            back = [f"d{name}" for name in op.states] * into + list(op.outputs[1:]) * out
+            ran.values |= {name: ran.values[name].mT for name in back if ran.values.get(name) is not None}
+            return ran
+
+        if not through_states(x, setting, run=turned).fails:
+            rows, columns = op.axes[op.states[-1]].split()[-2:]
+            words = f"{words} as [{columns}, {rows}] in the place of [{rows}, {columns}]"
+            return replace(found, words=f"{words}: {found.words}")
+    return found
+
+
+def elsewhere(x: Examiner, setting: Setting) -> Finding:
+    """Right on a GPU that is not the current one."""
+    here, other = x.device, (torch.cuda.current_device() + 1) % torch.cuda.device_count()
+    x.device = f"cuda:{other}"
+    try:
+        return x.compare(setting)
+    finally:
+        x.device = here

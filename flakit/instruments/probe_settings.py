@@ -1,0 +1,128 @@
+"""The settings of the probes, the telling ones first: where kernels are interpreted, time may not do for all."""
+
+from torch import Tensor
+
+from ..numerics.operators import Operator
+from .examiner import Examiner
+from .setting import EXPANDED, TRANSPOSED, Setting
+
+SIZES = {"B": 2, "H": 3}
+STATES = {"initial_state": True, "final_state": True}
+BOTH = {**STATES, "loss": "both"}
+MIXED = (-6.0, -0.05)
+SWEEP = (-8.0, -1.5, -20.0, -3.0, -90.0, -0.5, -6.0, -12.0, -1e3, -2.0, -50.0, -1.0, -0.1, -1e-4)
+
+
+def truth_settings(x: Examiner) -> list[Setting]:
+    p = x.plain
+    found = [
+        *x.crashed,
+        p.without(T=100, **SIZES, **BOTH),
+        p,
+        p.without(T=17, **SIZES),
+        p.without(T=100, **SIZES, **BOTH, decay="rwkv6-init", seed=p.seed + 1),
+        p.without(T=96, **SIZES, **BOTH, decay="none"),
+        p.without(T=70, **SIZES, **BOTH, decay="uniform"),
+        p.without(T=1, **SIZES, **BOTH),
+        p.without(T=2, **BOTH),
+        p.without(T=257, H=2, **BOTH, decay="gsa"),
+    ]
+    found[3:3] = [p.without(T=40, **SIZES, **BOTH, groups=2)] * (x.supports["groups"] is None)
+    found[3:3] = [p.without(T=40, **SIZES, no_decay=True)] * (x.supports["None as decay"] is None)
+    if x.full:
+        found += [p.without(T=T, **SIZES, **BOTH, decay="rwkv6-init") for T in (1000, 4096)]
+    return found
+
+
+def half_settings(x: Examiner) -> list[Setting]:
+    dtypes = [name for name in ("bfloat16", "float16") if x.supports[name] is None]
+    return [
+        x.plain.without(dtype=dtype, **fields)
+        for fields in (
+            {"T": 64},
+            {"T": 256, "H": 2, "decay": "logsigmoid"},
+            {"T": 200, "H": 2, "decay": "rwkv6-init", **BOTH},
+            {"T": 256, "decay": -2.0},
+        )
+        for dtype in dtypes
+    ]
+
+
+def sweep_settings(x: Examiner) -> list[Setting]:
+    values = SWEEP if not x.full else [-(10 ** (n / 8)) for n in range(-32, 33)]
+    return [x.plain.without(T=128, decay=w, **BOTH) for w in values]
+
+
+def spikes_settings(x: Examiner) -> list[Setting]:
+    rows = sorted(range(64), key=lambda p: (p % 16 not in (0, 15, 1, 8), p < 16, p))
+    found = [x.plain.without(T=66 + 14 * (p % 2), decay=-0.01, spike=(p, -100.0)) for p in rows]
+    return found + [x.plain.without(T=130, decay=-0.01, spike=(p, -100.0)) for p in (64, 65, 80, 96, 127, 128)]
+
+
+def tails_settings(x: Examiner) -> list[Setting]:
+    lengths = (100, 17, 15, 1, 63, 65, 33, 113, 127, 129, 2, 3, 16, 31, 32, 47, 48, 49, 80, 81, 97, 120)
+    lengths = range(1, 200) if x.full else lengths
+    return [x.plain.without(T=T, decay=MIXED, **BOTH) for T in lengths]
+
+
+def suffixes_settings(x: Examiner) -> list[Setting]:
+    places = [(64, P) for P in (5, 8, 16, 20, 24, 31, 32, 33, 40, 48, 56, 63)]
+    places += [(6, 5), (16, 7), (23, 20), (50, 45), (80, 64), (80, 70), (130, 3), (130, 100)]
+    return [x.plain.without(T=T, changed=P, K=max(32, x.plain.K), V=max(32, x.plain.V)) for T, P in places]
+
+
+def repeated_settings(x: Examiner) -> list[Setting]:
+    lengths = (32, 16, 64, 8)
+    decays = (-1e-3, "none")
+    dtypes = ["float32", *(name for name in ("float16", "bfloat16") if x.supports[name] is None)]
+    return [x.plain.without(T=T, decay=w, repeated=True, dtype=d) for d in dtypes for w in decays for T in lengths]
+
+
+def layouts_settings(x: Examiner) -> list[Setting]:
+    p = x.plain.without(T=37, **SIZES)
+    return [
+        p.without(arriving=EXPANDED),
+        p.without(layout="heads first, transposed"),
+        p.without(layout="slice of a fused projection"),
+        p.without(arriving="heads first, transposed"),
+        p.without(arriving="slice of a fused projection"),
+        p.without(T=130, layout="heads first, transposed", decay=(-0.5, -0.05), **BOTH),
+    ]
+
+
+def state_layout_settings(x: Examiner) -> list[Setting]:
+    p = x.plain.without(T=20, B=2, H=2, **BOTH)
+    return [p.without(states=TRANSPOSED, V=2 * p.K), p.without(states=EXPANDED), p.without(states=TRANSPOSED)]
+
+
+def wanted_settings(x: Examiner) -> list[Setting]:
+    """Which inputs require a gradient: some that a backward pass meets first, in the middle and last."""
+    op, p = x.op, x.plain.without(T=37, B=2, H=2)
+    second = op.decay or op.tensors[1]
+    found = [(op.tensors[0],), (second,), tuple(y for y in op.tensors if y != second), op.tensors[-1:]]
+    found += [(name,) for name in op.tensors[1:]]
+    into = [p.without(initial_state=True, wanted=op.states)] * (x.supports["initial state"] is None)
+    return [p.without(wanted=names) for names in found[:2]] + into + [p.without(wanted=names) for names in found[2:]]
+
+
+def constant_settings(x: Examiner) -> list[Setting]:
+    dtypes = [name for name in ("bfloat16", "float16") if x.supports[name] is None]
+    p = x.plain.without(decay="none", constant=True)
+    return [p.without(T=T, dtype=dtype) for dtype in dtypes for T in (520, 3000)[: 2 if x.full else 1]]
+
+
+def trained_settings(x: Examiner) -> list[Setting]:
+    sizes = ((64, 64), (16, 256), *([(128, 128)] if x.full else []))
+    return [x.plain.without(T=70, K=K, V=V, **BOTH) for K, V in sizes]
+
+
+LENGTHS = (20, 1, 37, 64, 9)
+
+
+def decays(op: Operator, setting: Setting) -> Tensor:
+    return setting.make(op)[0][op.decay]
+
+
+def strided(op: Operator, setting: Setting) -> bool:
+    x, (do, _) = setting.laid_out(*setting.make(op), op)
+    return not all(y.is_contiguous() for y in (*(x[name] for name in op.sequences), do))
