@@ -98,7 +98,8 @@ def test_what_has_passed_runs_once_and_what_fails_again(project, n):
     path.write_text(path.read_text().replace("x != 3", "x != 7"))
     code, seen = run(project, n=n)
     assert (code, sorted(seen)) == (0, [*"01234"])  # all of the file that has changed
-    assert run(project, "--again", n=n)[0] == 0 and rows(project)["one"]["each"] == ".....s"
+    code, seen = run(project, "--again", n=n)
+    assert (code, sorted(seen)) == (0, [*"01234", "other"]) and rows(project)["one"]["each"] == ".....s"
 
 
 @pytest.mark.full
@@ -107,6 +108,108 @@ def test_only_some_leaves_the_others_not_run(project):
     assert rows(project)["one"]["each"] == "-.----" and rows(project)["two"]["each"] == "-"
     assert run(project, "--only", "1 or other") == (3, ["other"])
     assert rows(project)["one"]["not_run"] == 5
+
+
+SOME_TAKE_LONGER = """
+    import os, pytest, time
+
+    pytestmark = pytest.mark.gpu
+
+    @pytest.mark.parametrize("x", [pytest.param(x, marks=pytest.mark.together(x % 3)) for x in range(6)])
+    def test_each(x):
+        open("seen", "a").write(f"{x}-{os.getpid()}\\n")
+        time.sleep(0.3 * (x == 4))
+        assert x != 5 or os.path.exists("repaired")
+    """
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("n", [0, 2])
+def test_what_needs_it_most_runs_first_and_what_shares_kernels_in_one_process(project, n):
+    def order():
+        seen = [x.split("-") for x in run(project, "--again", "--only", "each", n=n)[1]]
+        processes = {int(x) % 3: {p for y, p in seen if int(y) % 3 == int(x) % 3} for x, _ in seen}
+        assert all(len(each) == 1 for each in processes.values())
+        return "".join(x for x, _ in seen) if n == 0 else {seen[0][0], seen[1][0]}
+
+    write(project, {"pytest.ini": INI + " together: a\n", "tests/one/test_some.py": SOME_TAKE_LONGER})
+    assert order() == ("031425" if n == 0 else {"0", "1"})  # nothing is known: as they stand there
+    row = rows(project)["one"]
+    assert row["each"] == ".....F" and len(row["seconds"]) == 6 and row["seconds"][4] >= 0.3 > row["seconds"][0]
+    assert results.spent(row) == pytest.approx(sum(row["seconds"]))
+    assert order() == ("251403" if n == 0 else {"2", "1"})  # with the one that failed, with the one that takes long
+    (project / "repaired").touch()
+    run(project, "--only", "each")
+    assert [row["each"], rows(project)["one"]["each"]] == [".....F", "......"]
+
+
+@pytest.mark.full
+def test_what_has_passed_stays_so_until_it_has_run_again(project):
+    run(project)
+    before = rows(project)["one"]
+    assert run(project, "--again", "--only", "each and 1")[1] == ["1"]
+    after = rows(project)["one"]
+    assert after["each"] == before["each"] == "...F.s" and rows(project)["two"]["each"] == "."
+    assert [n for n, x in enumerate(after["seconds"]) if x != before["seconds"][n]] in ([], [1])
+
+
+ENDS_ITS_PROCESS = """
+    import os, pytest
+
+    pytestmark = pytest.mark.gpu
+
+    @pytest.mark.parametrize("x", range(6))
+    def test_each(x):
+        open("seen", "a").write(f"{x}\\n")
+        if x == 1:
+            os._exit(1)
+    """
+
+
+@pytest.mark.full
+def test_one_in_which_a_process_ends_has_failed_and_the_others_run(project):
+    write(project, {"tests/one/test_some.py": ENDS_ITS_PROCESS})
+    code, seen = run(project, "--only", "each", n=2)
+    assert (code, sorted(seen)) == (1, [*"012345"]) and rows(project)["one"]["each"] == ".F...."
+
+
+COMPILES = """
+    import pytest, triton
+    from triton.compiler import compile
+
+    pytestmark = pytest.mark.gpu
+
+    @pytest.mark.parametrize("x", [pytest.param(x, marks=pytest.mark.together(x)) for x in range(2)])
+    def test_each(x):
+        class Source:
+            def hash(self):
+                return "a kernel"
+
+        assert triton.compiler.compile(Source(), options={"num_warps": 4}) == "compiled"
+    """
+COMPILER = """
+    import time
+
+    def compile(src, target=None, options=None):
+        with open("seen", "a") as seen:
+            seen.write("begins\\n")
+        time.sleep(1)
+        with open("seen", "a") as seen:
+            seen.write("ends\\n")
+        return "compiled"
+    """
+
+
+@pytest.mark.full
+def test_two_processes_do_not_compile_the_same_kernel_at_once(project):
+    write(project, {"pytest.ini": INI + " together: a\n", "tests/one/test_some.py": COMPILES})
+    write(project, {"stub/triton/__init__.py": "from . import compiler\n", "stub/triton/compiler.py": COMPILER})
+    words, env = command(project, "--only", "each", n=2)
+    words[2] = f"import sys; sys.path.insert(0, {str(project / 'stub')!r}); {words[2]}"
+    env["PYTHONPATH"] = f"{project / 'stub'}:{env['PYTHONPATH']}"
+    done = subprocess.run(words, cwd=project, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert rows(project)["one"]["each"] == "..", done.stdout
+    assert (project / "seen").read_text().split() == ["begins", "ends"] * 2
 
 
 @pytest.mark.full

@@ -3,10 +3,13 @@
     python -m tests.gpu                      # what is left, by 16 processes
     python -m tests.gpu --only "rwkv6 and spike"
     python -m tests.gpu --limit-seconds 540  # stop then; the same command goes on
+    python -m tests.gpu --again              # all of them: how long does the whole suite take?
 
 Stopped in whatever way, Ctrl-C, a signal or the machine's end, it has written what it knows to data/gpu_tests.json,
 which tests/gpu/results.py describes, and the next call runs the others. It ends with 0 when every test that this
-machine can run has passed for this code, with 1 when one fails, with 3 when some are left.
+machine can run has passed for this code, with 1 when one fails, with 3 when some are left. What has not passed runs
+first, with --again too, and what is known to have passed stays so until it has run again. At the end it says how many
+seconds all processes together took for each file, of the tests that were ever measured for this code.
 """
 
 import argparse
@@ -58,10 +61,9 @@ def run(options: argparse.Namespace, of_pytest: list[str], root: Path, card: str
     keys = {file: results.key(file, ran, root) for file in files}
     rows = [row for row in results.read(options.file) if row["card"] != card or row["file"] in keys]
     mine = {row["file"]: row for row in rows if row["card"] == card and row["key"] == keys[row["file"]]}
-    if options.again:
-        mine = {}
     left = [file for file in files if file not in mine or not results.green(mine[file]) or mine[file]["skipped"]]
     print(f"{card}: {len(files) - len(left)} of {len(files)} files have passed for this code", flush=True)
+    left += [file for file in files if options.again and file not in left]
     with tempfile.TemporaryDirectory() as folder:
         run = {
             "root": str(root),
@@ -70,7 +72,9 @@ def run(options: argparse.Namespace, of_pytest: list[str], root: Path, card: str
             "ran": ran,
             "keys": keys,
             "files": left,
+            "again": options.again,
             "known": {file: row["each"] for file, row in mine.items()},
+            "seconds": {file: row["seconds"] for file, row in mine.items()},
             "rows": rows,
         }
         (Path(folder) / "run.json").write_text(json.dumps(run))
@@ -84,7 +88,7 @@ def run(options: argparse.Namespace, of_pytest: list[str], root: Path, card: str
 
 def _pytest(options: argparse.Namespace, of_pytest: list[str], root: Path, files: list[str]) -> None:
     given = [f"--rootdir={root}", "-p", "tests.gpu.recording", "-q", "--tb=short", "--durations=20"]
-    given += ["-p", "no:cacheprovider", "-n", str(options.n), "--dist=worksteal", "--continue-on-collection-errors"]
+    given += ["-p", "no:cacheprovider", "-n", str(options.n), "--dist=loadscope", "--continue-on-collection-errors"]
     given += ["-k", options.only] if options.only else []
     os.chdir(root)
     os.environ.setdefault(
@@ -114,6 +118,10 @@ def _told(file: Path, card: str, keys: Mapping[str, str]) -> int:
         total.update({name: row[name] for name in results.COUNTED})
         for test in row["failing"]:
             print(f"  failed: {row['file']}::{test}")
+    for row in sorted((row for row in rows.values() if results.spent(row)), key=results.spent, reverse=True):
+        print(f"{results.spent(row):8.0f} s  {row['file']}")
+    measured = sum(x is not None for row in rows.values() for x in row["seconds"])
+    print(f"{sum(map(results.spent, rows.values())):8.0f} s  of all processes, for {measured} of {total.total()} tests")
     unknown = [name for name in keys if name not in rows]
     words = [f"{n} {name.replace('_', ' ')}" for name, n in total.items() if n]
     print(f"{card}: {', '.join(words) or 'nothing run'}; {file}")

@@ -4,12 +4,20 @@ The folder that FLAKIT_GPU_RUN names says what is known (`run.json`). Every proc
 tests to leave out; the first one leaves the names of all (`names.json`), by which the process that hears of outcomes,
 xdist's controller or the only one there is, knows each one's place. It writes the results every few seconds and at the
 end, so that whoever ends it loses no more than that.
+
+What has failed runs first, then what was not run, then what has passed; of each the tests that took longest first,
+where that is known. Tests that are marked `together`, because their kernels are the same, go to one process in one
+piece, and of a function's other tests a few at a time. No two processes compile the same kernel at once: the second
+waits for the first.
 """
 
+import fcntl
+import hashlib
 import json
 import os
 import time
 from collections import Counter
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -21,6 +29,8 @@ FOLDER = Path(os.environ["FLAKIT_GPU_RUN"])
 RUN = json.loads((FOLDER / "run.json").read_text())
 ROOT = Path(RUN["root"])
 NOT_COLLECTED = "the file itself, which pytest cannot collect"
+AT_ONCE = 4
+"""Tests of a function that a process takes at once: they share kernels, as a rule."""
 
 
 def pytest_configure(config):
@@ -28,25 +38,49 @@ def pytest_configure(config):
         config.pluginmanager.register(Keeper(), "flakit-gpu-results")
     if config.getoption("numprocesses", None) in (None, 0) or hasattr(config, "workerinput"):
         config.pluginmanager.register(Timer(), "flakit-gpu-compiling")
+        _compile_once()
         _share_processors(int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    names, wanted = {file: [] for file in RUN["files"]}, []
+    names, wanted, numbers = {file: [] for file in RUN["files"]}, {}, Counter()
     for item in items:
         if item.get_closest_marker("gpu"):
             file = item.path.relative_to(ROOT).as_posix()
-            known, place = RUN["known"].get(file, ""), len(names[file])
+            place = len(names[file])
             names[file].append(name(item.nodeid))
-            if known[place : place + 1] != results.PASSED:
-                wanted.append(item)
+            letter = RUN["known"].get(file, "")[place : place + 1]
+            if RUN["again"] or letter != results.PASSED:
+                seconds = RUN["seconds"].get(file, [])[place : place + 1]
+                wanted.setdefault(_piece(item, numbers), []).append((item, letter, seconds[0] if seconds else None))
+    # Pieces whole: the first in need of a run, then the longest; what has no time yet counts as long.
+    ordered = sorted(wanted.items(), key=lambda found: (min(_turn(x[1]) for x in found[1]), -_length(found[1])))
+    chosen = [item for _, tests in ordered for item, _, _ in tests]
+    pieces = {item.nodeid: piece for piece, tests in ordered for item, _, _ in tests}
     if not (FOLDER / "names.json").exists():
         own = FOLDER / f"names.{os.getpid()}"
-        own.write_text(json.dumps(names))
+        own.write_text(json.dumps({"names": names, "pieces": pieces}))
         os.replace(own, FOLDER / "names.json")
-    config.hook.pytest_deselected(items=[item for item in items if item not in set(wanted)])
-    items[:] = wanted
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
+    items[:] = chosen
+
+
+def _piece(item: pytest.Item, numbers: Counter) -> str:
+    """What a test is given to a process with. numbers: of the tests of each function so far."""
+    test = item.nodeid.partition("[")[0]
+    if marked := item.get_closest_marker("together"):
+        return f"{test} {marked.args}"
+    numbers[test] += 1
+    return f"{test} {(numbers[test] - 1) // AT_ONCE}"
+
+
+def _turn(letter: str) -> int:
+    return {results.FAILED: 0, results.PASSED: 2}.get(letter, 1)
+
+
+def _length(tests: list[tuple]) -> float:
+    return sum(float("inf") if seconds is None else seconds for _, _, seconds in tests)
 
 
 def name(nodeid: str) -> str:
@@ -64,24 +98,44 @@ def _share_processors(processes: int) -> None:
     ahead_triton.ThreadPoolExecutor = lambda threads, **how: pool(max(1, 2 * threads // processes), **how)
 
 
+def _compile_once() -> None:
+    """Who compiles a kernel holds a lock of its name; who waited for that finds it in Triton's cache."""
+    try:
+        from triton import compiler
+    except ImportError:
+        return
+    compile = compiler.compile
+
+    def compile_alone(src, target=None, options=None, **more):
+        said = f"{src.hash()} {target} {sorted((options or {}).items())}"
+        with (FOLDER / hashlib.sha256(said.encode()).hexdigest()).open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            return compile(src, target=target, options=options, **more)
+
+    compiler.compile = compile_alone
+
+
 class Timer:
-    """How long each test compiled kernels, added up over its threads."""
+    """How long each test compiled kernels, added up over its threads, and which."""
 
     def __init__(self):
-        self.seconds = 0.0
+        self.seconds, self.kernels = 0.0, []
         try:
             from triton import knobs
         except ImportError:
             return
         knobs.compilation.listener = self._compiled
 
-    def _compiled(self, *, times, cache_hit, **_):
-        self.seconds += 0.0 if cache_hit else times.total / 1e6
+    def _compiled(self, *, metadata, times, cache_hit, **_):
+        if not cache_hit:
+            self.seconds += times.total / 1e6
+            self.kernels.append(str(metadata.get("hash")))
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item, call):
         report = yield
         report.compiling, self.seconds = self.seconds, 0.0
+        report.kernels, self.kernels = self.kernels, []
         return report
 
 
@@ -90,7 +144,8 @@ class Keeper:
 
     def __init__(self):
         self.rows = {(row["card"], row["file"]): row for row in RUN["rows"]}
-        self.places, self.each, self.names = {}, {}, {}
+        self.places, self.each, self.names, self.seconds, self.pieces = {}, {}, {}, {}, {}
+        self.kernels = Counter()
         self.written = 0.0
         self.broken = set()
         self.spent, self.compiling = Counter(), Counter()
@@ -100,10 +155,13 @@ class Keeper:
         self._look()
         self.spent[file] += getattr(report, "duration", 0.0)
         self.compiling[file] += getattr(report, "compiling", 0.0)
+        self.kernels.update(getattr(report, "kernels", []))
         place = self.places.get((file, test))
         if place is None:
             return
-        each = self.each[file]
+        each, seconds = self.each[file], self.seconds[file]
+        before = 0.0 if report.when == "setup" else seconds[place] or 0.0
+        seconds[place] = round(before + getattr(report, "duration", 0.0), 2)
         if report.failed:
             each[place] = results.FAILED
         elif report.when == "call" or report.skipped:
@@ -124,24 +182,58 @@ class Keeper:
         terminalreporter.section("seconds of all processes together, and of these compiling, of all their threads")
         for file, seconds in self.spent.most_common():
             terminalreporter.line(f"{seconds:8.0f} {self.compiling[file]:8.0f}  {file}")
+        terminalreporter.line(f"{self.spent.total():8.0f} {self.compiling.total():8.0f}  all that ran")
+        more = self.kernels.total() - len(self.kernels)
+        terminalreporter.line(f"{len(self.kernels)} kernels compiled, {more} times one that there was already")
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_make_scheduler(self, config, log):
+        """In the order of the tests, a piece at a time."""
+        from xdist.scheduler import LoadScopeScheduling
+
+        keeper, alone = self, count()
+
+        class Pieces(LoadScopeScheduling):
+            def _split_scope(self, nodeid):
+                keeper._look()
+                return keeper.pieces.setdefault(nodeid, f"alone {next(alone)}")
+
+            def remove_node(self, node):
+                """A test in which a process ended has failed, and does not run again; xdist gives it to the next."""
+                pieces = self.assigned_work[node]
+                ended_in = next((test for tests in pieces.values() for test, done in tests.items() if not done), None)
+                for piece, tests in list(pieces.items()):
+                    if ended_in in tests:
+                        tests[ended_in] = True
+                    if all(tests.values()):
+                        del pieces[piece]
+                super().remove_node(node)
+                return ended_in
+
+        config.option.loadscopereorder = False
+        return Pieces(config, log)
 
     def _look(self) -> None:
         """At the names, once they are there; what was run of a file that has changed since counts no more."""
         if self.names or not (FOLDER / "names.json").exists():
             return
-        self.names = json.loads((FOLDER / "names.json").read_text())
+        found = json.loads((FOLDER / "names.json").read_text())
+        self.names, self.pieces = found["names"], found["pieces"]
         for file, names in self.names.items():
             known = RUN["known"].get(file, "")
             self.each[file] = list(known) if len(known) == len(names) else [results.NOT_RUN] * len(names)
+            seconds = RUN["seconds"].get(file, [])
+            self.seconds[file] = list(seconds) if len(known) == len(names) == len(seconds) else [None] * len(names)
             self.places |= {(file, test): place for place, test in enumerate(names)}
 
     def write(self) -> None:
         ran, keys = RUN["ran"], RUN["keys"]
         for file, names in self.names.items():
-            each = results.FAILED if file in self.broken else "".join(self.each[file])
-            names = [NOT_COLLECTED] if file in self.broken else names
+            each, seconds = "".join(self.each[file]), self.seconds[file]
+            if file in self.broken:
+                each, seconds, names = results.FAILED, [None], [NOT_COLLECTED]
             failing = [test for test, letter in zip(names, each, strict=True) if letter == results.FAILED]
-            self.rows[ran["card"], file] = results.row(ran, file, keys[file], each, failing)
+            self.rows[ran["card"], file] = results.row(ran, file, keys[file], each, failing, seconds)
         if self.rows:
             results.write(RUN["out"], RUN["meta"], self.rows.values())
         self.written = time.monotonic()

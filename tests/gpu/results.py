@@ -2,7 +2,8 @@
 
 A test's outcome is one letter of its row's `each`, in the order in which pytest collects the file: `.` passed, `F`
 failed, `s` skipped (a second GPU is not there), `-` not run. `key` is the hash of `sources.key`: where it is another
-today, what the row says is of older code.
+today, what the row says is of older code. `seconds` are those of each test, in the same order: of the process that ran
+it, what it compiled for others too; None where nobody has measured them.
 """
 
 import os
@@ -20,7 +21,8 @@ COUNTED = {"passed": PASSED, "failed": FAILED, "skipped": SKIPPED, "not_run": NO
 
 def read(path: Path = FILE) -> list[dict]:
     """The rows; none where nothing was ever recorded."""
-    return [dict(row) for row in recorded.read(path).rows] if path.is_file() else []
+    rows = [dict(row) for row in recorded.read(path).rows] if path.is_file() else []
+    return [row | {"seconds": row.get("seconds", [])} for row in rows]
 
 
 def write(path: Path, meta: Mapping[str, str], rows: Iterable[Mapping]) -> None:
@@ -31,11 +33,19 @@ def write(path: Path, meta: Mapping[str, str], rows: Iterable[Mapping]) -> None:
     os.replace(beside, path)
 
 
-def row(ran: Mapping[str, str], file: str, key: str, each: str, failing: Iterable[str]) -> dict:
+def row(
+    ran: Mapping[str, str], file: str, key: str, each: str, failing: Iterable[str], seconds: Iterable[float | None] = ()
+) -> dict:
     """One row. ran: the card, the versions, the commit and the day."""
     counts = {name: each.count(letter) for name, letter in COUNTED.items()}
     of = {name: ran[name] for name in ("commit", "date", "torch", "triton")}
-    return {"card": ran["card"], "file": file, **counts, **of, "key": key, "each": each, "failing": list(failing)}
+    found = {"key": key, "each": each, "failing": list(failing), "seconds": list(seconds)}
+    return {"card": ran["card"], "file": file, **counts, **of, **found}
+
+
+def spent(row: Mapping) -> float:
+    """Seconds of its tests in sum, of those that were measured."""
+    return sum(x for x in row["seconds"] if x is not None)
 
 
 def green(row: Mapping) -> bool:

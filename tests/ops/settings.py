@@ -1,4 +1,4 @@
-"""The covering sets: the settings that every backend of every operator is run on, in settings/*.csv.
+"""The covering sets: the settings that every operator is run on, in settings/*.csv; a GPU's are in tests/gpu/covering.
 
 `full` has about 80 rows; `small` has few and tiny ones, for Triton's interpreter (which has no bfloat16). RWKV6 and
 RWKV7 share theirs; GSA has its own, since it has slots and groups of query heads as well.
