@@ -107,7 +107,8 @@ def _compile_once() -> None:
     compile = compiler.compile
 
     def compile_alone(src, target=None, options=None, **more):
-        said = f"{src.hash()} {target} {sorted((options or {}).items())}"
+        source = src if isinstance(src, str) else src.hash()
+        said = f"{source} {target} {sorted((options or {}).items())}"
         with (FOLDER / hashlib.sha256(said.encode()).hexdigest()).open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             return compile(src, target=target, options=options, **more)
