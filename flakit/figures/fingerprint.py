@@ -16,7 +16,8 @@ WORDS = Words() | {
     "lesson": "lesson",
     "ok": "ok",
     "wrong": "wrong",
-    "some": {"wrong": "wrong", "inf": "some inf", "NaN": "some NaN"},
+    "some": {"inf": "some inf", "NaN": "some NaN"},
+    "brackets": "( ): at some tokens",
     "unknown": "not known yet",
     "seen": "what you see",
 }
@@ -38,6 +39,10 @@ class Line:
     against: Sequence[bool] = ()
 
 
+_WIDE = 8.0
+"""Inches from which on a cell has room for "some NaN"."""
+
+
 class Fingerprint:
     """A matrix of `rows` lines; `update` redraws in place.
 
@@ -48,6 +53,7 @@ class Fingerprint:
         self.canvas, self._columns, self._rows = canvas, tuple(columns), rows
         width, height = canvas.figure.get_size_inches()
         left, right, gap = 1.75, 0.72, 0.14 if seen else 0.0
+        self._brief = width < _WIDE
         top = 0.36
         with style.context():
             self._seen = self._axes(left, top, width - left - right, ROW, "seen", 1) if seen else None
@@ -68,6 +74,9 @@ class Fingerprint:
             ]
             if seen:
                 self._seen["ax"].set_yticks([0], [WORDS["seen"]])
+            if self._brief:
+                words = {"fontsize": 8.5, "color": style.GREY, "va": "center"}
+                canvas.figure.text(0.08 / width, 1 - 0.2 / height, WORDS["brackets"], **words)
             handles = [
                 style.swatch(style.FINITE, WORDS["ok"]),
                 Patch(linewidth=0, label=WORDS["wrong"], facecolor=style.BROKEN),
@@ -108,8 +117,10 @@ class Fingerprint:
         for line, row in zip(lines, part["words"], strict=True):
             against = line.against or [False] * len(row)
             for kind, everywhere, other, text in zip(line.kinds, line.everywhere, against, row, strict=True):
-                words = "" if kind is None else kind if everywhere or kind == "ok" else WORDS["some"][kind]
-                text.set_text(WORDS[kind] if kind in ("ok", "wrong") else words)
+                words = "" if kind is None else WORDS[kind] if kind in ("ok", "wrong") else kind
+                if not everywhere and kind in ("inf", "NaN"):
+                    words = f"({kind})" if self._brief else WORDS["some"][kind]
+                text.set_text(words)
                 text.set(color="white" if kind == "wrong" else style.BLACK, fontweight="bold" if other else "normal")
                 behind = kind in ("NaN", "inf")
                 text.set_bbox(

@@ -11,7 +11,7 @@ from ..cases.fingerprint import CAUSES, KINDS, TENSORS, Fit, Row
 from ..figures.canvas import Canvas, Cell
 from ..figures.fingerprint import ROW, Fingerprint, Line
 from ..figures.plots import WIDTH, Picture
-from ..language import Words, speaking
+from ..language import Words, say, speaking
 from ..numerics.words import error
 from . import knobs
 from .base import Panel
@@ -61,6 +61,10 @@ def fingerprint(
         picture = Picture(0.75 + len(lines) * ROW, said, width=WIDTH)
         Fingerprint(picture, [_LABELS.get(name, name) for name in NAMES], len(lines)).update(lines)
         return picture
+
+
+def _said(kind: str) -> str:
+    return say(kind) if kind in ("ok", "wrong") else kind
 
 
 def _line(row: Row, fit: Fit | None = None) -> Line:
@@ -117,14 +121,14 @@ class Diagnosis(Panel):
     def arithmetic(self, result, cell: Cell, **setting) -> str:
         name = NAMES[cell.column]
         if cell.map == "seen":
-            return WORDS.say("seen", name=f"{name} {setting[name]}")
+            return WORDS.say("seen", name=f"{name} {_said(setting[name])}")
         if cell.row >= len(result):
             return WORDS["empty"]
         row = result[cell.row].row
         found = row.cells[TENSORS[cell.column]]
         where = WORDS["everywhere"][found.everywhere]
         return WORDS.say(
-            "cell", cause=row.cause.name, name=name, kind=found.kind, where=where, error=error(found.error)
+            "cell", cause=row.cause.name, name=name, kind=_said(found.kind), where=where, error=error(found.error)
         )
 
     def script(self, **setting) -> str:
