@@ -59,7 +59,8 @@ def short(x: float) -> str:
 
 def _raised(x: float) -> str:
     """A number as an exponent: in plain text, where mathematical text would take most of a redraw."""
-    return f"{x:.4g}".translate(str.maketrans("-.0123456789", "⁻·⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    # Its point is the Canadian syllabics' middle dot: the usual one hangs below the digits and is read as a comma.
+    return f"{x:.4g}".translate(str.maketrans("-.0123456789", "⁻\u1427⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
 class _Numbers(Artist):

@@ -16,7 +16,7 @@ WORDS = Words() | {
     "knobs": {
         "w": "decay w",
         "block": "block rows",
-        "anchor": "anchor before token",
+        "anchor": "anchor",
         "bound": "bound b",
         "K": "channels K",
         "exclusive": "read before decay",

@@ -112,6 +112,7 @@ class Picture:
         powers = range(_LOW, _HIGH + 1, 4)
         ax.set_xticks(powers, [f"$10^{{{power}}}$" for power in powers])
         self._bars = Bars(self.canvas, ax, horizontal=True, thick=0.3, facecolor=style.BLUE)
+        self._infinite = Bars(self.canvas, ax, horizontal=True, thick=0.3, **style.INF)
         (self._law,) = ax.plot([], [], "d", color=style.BLACK, ms=6, zorder=4, label=WORDS["law"], clip_on=False)
         self._words = [ax.text(_LOW + 0.25, row - 0.2, "", va="bottom", fontsize=8.5) for row in range(rows)]
         self.canvas.moving(self._law)
@@ -140,7 +141,9 @@ class Picture:
             self._tokens = len(t)
             self.canvas.stale()
 
-        self._bars.update([_power(shown.errors[name]) for name in FORMULAS], begin=_LOW)
+        errors = [shown.errors[name] for name in FORMULAS]
+        self._bars.update([math.nan if x == math.inf else _power(x) for x in errors], begin=_LOW)
+        self._infinite.update([_HIGH if x == math.inf else math.nan for x in errors], begin=_LOW)
         there = [(_power(shown.laws[name]), row) for row, name in enumerate(FORMULAS) if name in shown.laws]
         self._law.set_data(*(zip(*there, strict=True) if there else ([], [])))
         for text, name in zip(self._words, FORMULAS, strict=True):

@@ -45,7 +45,7 @@ WORDS = Words() | {
         "token alone, makes some value NaN or infinite",
         "token": "the token that decays",
         "chunk": "tokens {first} – {last}",
-        "anchor": {0: "before token p, the first of each block", 1: "before token p + 1 of each block, p its first"},
+        "anchor": {0: "before token p, the first of each block", 1: "before token p + 1 of each block"},
         "inside": "before token p + {n} of each block",
         "before": "before token p − {n}, p the first of each block",
         "say": "Anchored {anchor}, one token with w = {w} breaks something at {n} of {T} positions: {where}.\n"

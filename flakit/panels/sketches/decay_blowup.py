@@ -85,7 +85,7 @@ for dtype in (torch.float32, torch.bfloat16, torch.float16):
 """,
     ),
     "counting": Sketch(
-        {"anchor": lambda: integer(0, 0, _BLOCK, "anchor before token")},
+        {"anchor": lambda: integer(0, 0, _BLOCK, "anchor")},
         _counting,
         Counting,
         WORDS.english["counting"]["alt"],
@@ -101,7 +101,7 @@ print("of the keys", (n - gi).tolist())
 """,
     ),
     "fatal": Sketch(
-        {"anchor": lambda: integer(1, -3, 9, "anchor before token p +")},
+        {"anchor": lambda: integer(1, -3, 9, "anchor p +")},
         _fatal,
         Fatal,
         WORDS.english["fatal"]["alt"],
