@@ -44,6 +44,7 @@ _LANES = (
 
 
 RANDOM = "random"
+FAILED = "its shadow failed ({})"
 
 
 class Kept:
@@ -192,8 +193,13 @@ class TorchDigits:
         if not why and (operands or mutable):
             shadows, why = self._again(func, args, kwargs, made)
         for n, x in enumerate(made):
-            if _followed(x):
-                self._keep(func, name, x, None if shadows is None else shadows[n], operands, before, place, why, shares)
+            if not _followed(x):
+                continue
+            exact = None if shadows is None else shadows[n]
+            try:
+                self._keep(func, name, x, exact, operands, before, place, why, shares)
+            except (RuntimeError, ValueError, IndexError, TypeError) as error:  # the script must go on
+                self._keep(func, name, x, None, operands, before, place, FAILED.format(type(error).__name__), shares)
         self._last_args = ()  # they would live on
 
     def _hopeless(self, name: str, custom: bool, operands, outs, made) -> str:

@@ -14,7 +14,7 @@ import torch
 
 from .digits import ROUNDING, TF32, Digits
 from .digits_shadow import Ledger, Shadow, anywhere, distance, product, relative, running, summed
-from .digits_torch import Kept, Memory, judged
+from .digits_torch import FAILED, Kept, Memory, judged
 
 
 def _erf(x):
@@ -114,6 +114,14 @@ class TileDigits:
 
     def computed(self, kind: str, operation: str, args, out) -> None:
         """Replaces the values of `out` where the interpreter's are not a GPU's, and gives it a shadow."""
+        try:
+            self._computed(kind, operation, args, out)
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:  # the kernel must go on
+            for part in out if isinstance(out, tuple) else (out,):
+                if self._values(part) is not None:
+                    self._anew(operation, part, FAILED.format(type(error).__name__))
+
+    def _computed(self, kind: str, operation: str, args, out) -> None:
         if isinstance(out, tuple):
             for n, part in enumerate(out):
                 if self._values(part) is not None:

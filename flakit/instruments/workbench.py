@@ -61,6 +61,9 @@ WAYS = {
 PIECES = ("scores", "output", "next_state")
 """The functions of the file that may be one's own."""
 
+PRODUCTS = ("ieee", "tf32")
+"""What `tl.dot` may be asked for."""
+
 CHUNK = 64
 PACES = (0.25, 0.5, 0.75, 1.0)
 """Heads forget at these shares of the decay that is asked for; the last one's output is drawn."""
@@ -156,11 +159,19 @@ def run(decay: float, *lines: Callable, way: str = "start") -> Run:
     return Run(decay, o, expected, trace, error, ... if empty else o, said)
 
 
-def traced(decay: float, *lines: Callable, way: str = "start") -> Trace:
-    """The trace of such a run alone."""
+def traced(decay: float, *lines: Callable, way: str = "start", digits: bool = False, products: str = "ieee") -> Trace:
+    """The trace of such a run alone; digits: also which lines lost digits, for which there has to be a Triton.
+
+    products: "ieee", or "tf32" for tensor cores, which every `tl.dot` of the file then asks for.
+    """
+    if products not in PRODUCTS:
+        raise ValueError(f"products: expected one of {', '.join(PRODUCTS)}, got {products!r}")
     if not has_triton():
+        if digits or products != "ieee":
+            raise RuntimeError("digits: nothing of this is recorded, and there is no Triton on this machine to run it")
         return _recorded(decay, way, with_output=False)[1]
-    return _interpreted(float(decay), source(*lines, way=way))[1]
+    text = source(*lines, way=way).replace('input_precision="ieee"', f'input_precision="{products}"')
+    return _interpreted(float(decay), text, digits)[1]
 
 
 def source(*lines: Callable, way: str = "start") -> str:
@@ -243,10 +254,10 @@ def _expected(decay: float) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=256)
-def _interpreted(decay: float, text: str) -> tuple[np.ndarray, Trace]:
+def _interpreted(decay: float, text: str, digits: bool = False) -> tuple[np.ndarray, Trace]:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "kernel.py").write_text(text, encoding="utf-8")
-        found = _PROCESS.ask({"folder": folder, "decay": decay})
+        found = _PROCESS.ask({"folder": folder, "decay": decay, "digits": digits})
     if "error" in found:
         raise RuntimeError(found["error"])
     return np.array(found["o"], dtype=np.float32), Trace.from_dict(found["trace"])
@@ -297,7 +308,7 @@ def main() -> None:
         request = json.loads(line)
         path = Path(request["folder"]) / "kernel.py"
         try:
-            o, trace = _launch(path, request["decay"])
+            o, trace = _launch(path, request["decay"], request["digits"])
             found = {"o": np.asarray(o, np.float64).tolist(), "trace": _by_name(trace.to_dict(), path)}
         except Exception as error:
             found = {"error": _failure(error, path)}
@@ -305,7 +316,7 @@ def main() -> None:
         answers.flush()
 
 
-def _launch(path: Path, decay: float) -> tuple[Tensor, Trace]:
+def _launch(path: Path, decay: float, digits: bool) -> tuple[Tensor, Trace]:
     from .trace import trace
 
     kernel = runpy.run_path(str(path))["chunk_kernel"]
@@ -313,7 +324,7 @@ def _launch(path: Path, decay: float) -> tuple[Tensor, Trace]:
     _, T, H, K = x["r"].shape
     V = x["v"].shape[-1]
     o = torch.full_like(x["v"], math.nan)
-    with trace() as found:
+    with trace(digits=digits) as found:
         kernel[(H,)](*x.values(), o, K**-0.5, T, H=H, K=K, V=V, C=CHUNK)
     return o[0, :, -1], found
 
