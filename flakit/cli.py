@@ -1,4 +1,4 @@
-"""The command line, `flakit`: lab, doctor, cases, diagnose, headroom, audit, bench, tune, trace, sweep."""
+"""The command line, `flakit`: lab, progress, doctor, cases, diagnose, headroom, audit, bench, tune, trace, sweep."""
 
 import json as json_module
 import os
@@ -79,6 +79,63 @@ def lab(
         raise typer.Exit(1)
     console.print("== JupyterLab: open the address with the token below if no browser opens; stop with Ctrl-C")
     raise typer.Exit(own.start(place, flags))
+
+
+@app.command("progress")
+def _progress(
+    folder: Annotated[
+        Path | None, typer.Argument(help="Where your mine.json is. Default: here, or the notebooks' folder in here.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+):
+    """Print which checks of the lessons were right, what comes next, and the fingerprints of faults that go with them.
+
+    It reads mine.json, where the notebooks write it down on this machine.
+
+    flakit progress
+
+    flakit progress flakit-notebooks
+
+    Exits with 2 if there is no such folder.
+    """
+    from .cases import fingerprint as fingerprints
+    from .course import progress, record
+
+    console = Console(soft_wrap=True)
+    if folder is not None and not folder.is_dir():
+        said = f"flakit progress: folder: expected an existing one, got {str(folder)!r}"
+        Console(stderr=True).print(said, style="red", markup=False, highlight=False)
+        raise typer.Exit(2)
+    places = [record.folder(), Path("flakit-notebooks"), Path("notebooks")] if folder is None else [folder]
+    place = next((each for each in places if (each / record.FILE).is_file()), places[0])
+    found = progress(place)
+    rows = fingerprints.fingerprint(found.faults) if found.faults else {}
+    if json:
+        after = found.next and {"lesson": found.next[0].name, "check": found.next[1]}
+        lessons = {lesson.name: lesson.checks for lesson in found.lessons}
+        faults = {name: {tensor: cell._asdict() for tensor, cell in row.cells.items()} for name, row in rows.items()}
+        typer.echo(_as_json({"folder": str(place.resolve()), "lessons": lessons, "next": after, "faults": faults}))
+        return
+    console.print(f"== {(place / record.FILE).resolve()}\n{found}", markup=False, highlight=False)
+    if rows:
+        table = _faults()
+        for name, cause in fingerprints.CAUSES.items():
+            known = rows[name].cells.values() if name in rows else ()
+            cells = [cell.kind for cell in known] or ["·"] * len(fingerprints.TENSORS)
+            table.add_row(cause.name, cause.lesson, *cells, style=None if name in rows else "dim")
+        Console().print(table)
+
+
+def _faults() -> Table:
+    """The columns of a table of faults: the fault, its lesson and the tensors."""
+    from .cases.fingerprint import SHORT, TENSORS
+
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("fault")
+    table.add_column("lesson")
+    for name in TENSORS:
+        table.add_column(SHORT.get(name, name), justify="center")
+    return table
 
 
 @app.command()
@@ -255,12 +312,7 @@ def diagnose(
         raise typer.Exit(not good)
     if not good:
         console.print("No fault of the casebook does that. Nearest:", style="bold red")
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("fault")
-    table.add_column("lesson")
-    names = fingerprints.SHORT
-    for name in fingerprints.TENSORS:
-        table.add_column(names.get(name, name), justify="center")
+    table = _faults()
     table.add_column("agree", justify="right")
     for fit in shown:
         cells = (

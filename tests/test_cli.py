@@ -11,6 +11,7 @@ from flakit import cli, doctor
 from flakit.bench import speed, tune
 from flakit.cases import registry
 from flakit.cases.laws import Row
+from flakit.course import progress
 from flakit.models import LanguageModel, convert, recorded
 from flakit.numerics.recorded import data_folder, read
 from flakit.numerics.work import work
@@ -116,6 +117,29 @@ def test_diagnose_prints_the_faults_that_fit():
     assert none.exit_code == 1 and "No fault of the casebook does that. Nearest:" in none.output
     for words, says in ((["dr"], "expected what was seen as dr=nan"), (["dr=bad"], "dr: expected one of ok")):
         assert run("diagnose", *words).exit_code == 2 and says in run("diagnose", *words).output
+
+
+# --- flakit progress ------------------------------------------------------------------------------------------------
+
+
+def test_progress_prints_what_was_right_and_what_comes_next(tmp_path, monkeypatch):
+    monkeypatch.delenv("FLAKIT_MINE", raising=False)
+    monkeypatch.chdir(tmp_path)
+    notebooks = tmp_path / "flakit-notebooks"
+    notebooks.mkdir()
+    assert "0 of" in run("progress").output and run("progress", "nowhere").exit_code == 2
+    lesson = progress().lessons[1]
+    right = dict.fromkeys(lesson.checks, "2026-01-01")
+    (notebooks / "mine.json").write_text(json.dumps({"right": right}))
+    found = json.loads(run("progress", "--json").output)
+    assert found["folder"] == str(notebooks.resolve()) and all(found["lessons"][lesson.name].values())
+    assert found["next"]["lesson"].startswith("02") and list(found["faults"]) == ["scale"]
+    assert found["faults"]["scale"]["final_state"]["kind"] == "ok" != found["faults"]["scale"]["o"]["kind"]
+    printed = run("progress", "flakit-notebooks").output
+    assert f"{len(right)} of" in printed and f"Next: {found['next']['check']}" in printed
+    (scale,) = (line.split() for line in printed.splitlines() if line.split()[:1] == ["scale"])
+    assert scale[1:] == ["01", *["wrong"] * 6, "ok", "wrong"]
+    assert [line.split()[2:] for line in printed.splitlines() if line.split()[:2] == ["bug", "A"]] == [["06", *"·" * 8]]
 
 
 # --- flakit headroom ------------------------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ and a later lesson begins so, whether or not the reader has been through the one
 
     step = mine.take("step")    # the learner's, else that of the solutions, and it says which
     mine.show()                 # the file, as the last line of a cell
-    progress()                  # which checks were right, lesson by lesson
+    progress()                  # which checks were right, lesson by lesson, and what comes next
+    progress().fingerprint()    # the faults of lessons that are done
 """
 
 from . import mine

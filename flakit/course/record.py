@@ -2,7 +2,7 @@
 
     {"right": {"the last state": "2026-11-26"}}
 
-A check that was right once stays so, whatever is tried after it.
+`flakit progress` prints it in a terminal. A check that was right once stays so, whatever is tried after it.
 """
 
 import datetime
@@ -13,9 +13,13 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..language import ENGLISH, LANGUAGES, Words, current, speaking
 from ..numerics import carried
+
+if TYPE_CHECKING:
+    from ..figures.plots import Picture
 
 FILE = "mine.json"
 SOLUTIONS = "solutions"
@@ -25,6 +29,10 @@ WORDS = Words() | {
     "wrong": "{name}: not yet",
     "progress": "{right} of {all} checks were right. Kept in {file}, on this machine only.",
     "lesson": "{right} of {all}",
+    "next": "Next: {check}, in {lesson}.",
+    "finished": "Every check was right.",
+    "faults": {1: "1 of {all} faults has its fingerprint.", 2: "{n} of {all} faults have their fingerprints."},
+    "no faults": "A fault of the fingerprint comes in when all checks of the lesson that explains it are right.",
 }
 
 
@@ -51,10 +59,13 @@ def note(name: str) -> None:
         write(place / FILE, json.dumps({"right": found}, ensure_ascii=False, indent=1) + "\n")
 
 
-def right() -> dict[str, str]:
-    """The checks that were right, and the day of each; none where there is no record or it cannot be read."""
+def right(place: Path | None = None) -> dict[str, str]:
+    """The checks that were right, and the day of each; none where there is no record or it cannot be read.
+
+    place: the folder of the record; default: that of the learner's files.
+    """
     try:
-        return dict(json.loads((folder() / FILE).read_text(encoding="utf-8"))["right"])
+        return dict(json.loads(((place or folder()) / FILE).read_text(encoding="utf-8"))["right"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return {}
 
@@ -80,6 +91,10 @@ class Lesson:
     title: str
     checks: dict[str, bool]
 
+    @property
+    def done(self) -> bool:
+        return all(self.checks.values())
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -87,15 +102,50 @@ class Progress:
 
     lessons: tuple[Lesson, ...]
 
+    @property
+    def next(self) -> tuple[Lesson, str] | None:
+        """The check to go on with, and its lesson: the first open one behind the last that was right, so that lessons
+        that were left out do not hold anybody up; then the first that is open. None where all were right."""
+        checks = [(lesson, name, done) for lesson in self.lessons for name, done in lesson.checks.items()]
+        last = max((n for n, (*_, done) in enumerate(checks) if done), default=-1)
+        return next(((lesson, name) for lesson, name, done in checks[last + 1 :] + checks if not done), None)
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """The rows of the fingerprint that are filled in: faults of the lessons of which every check was right."""
+        from ..cases.fingerprint import CAUSES  # `flakit lab` needs none of the casebook
+
+        done = {lesson.name[:2] for lesson in self.lessons if lesson.done}
+        return tuple(name for name, cause in CAUSES.items() if cause.lesson in done)
+
+    def fingerprint(self) -> "Picture":
+        """The table of faults and tensors with these rows; show it as the last line of a cell."""
+        from ..panels import fingerprint  # which brings matplotlib
+
+        return fingerprint(causes=self.faults)
+
     def _counts(self) -> dict[str, int]:
         checks = [done for lesson in self.lessons for done in lesson.checks.values()]
         return {"right": sum(checks), "all": len(checks)}
 
+    def _says_next(self) -> str:
+        if self.next is None:
+            return WORDS["finished"]
+        lesson, check = self.next
+        return WORDS.say("next", check=check, lesson=lesson.name)
+
+    def _says_faults(self) -> str:
+        from ..cases.fingerprint import CAUSES
+
+        return WORDS.say("faults", n=len(self.faults), all=len(CAUSES)) if self.faults else WORDS["no faults"]
+
     def __repr__(self) -> str:
         lines = [WORDS.say("progress", **self._counts(), file=FILE)]
+        width = 2 + max((len(lesson.checks) for lesson in self.lessons), default=0)
         for lesson in self.lessons:
             marks = "".join("●" if done else "○" for done in lesson.checks.values())
-            lines.append(f"  {lesson.name[:2]}  {marks:<8}{lesson.title}")
+            lines.append(f"  {lesson.name[:2]}  {marks:<{width}}{lesson.title}")
+        lines += [self._says_next(), self._says_faults()]
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
@@ -111,15 +161,18 @@ class Progress:
             cells = (f"{lesson.name[:2]} {html.escape(lesson.title)}", marks, count)
             rows.append("<tr>" + "".join(f'<td style="text-align: left">{cell}</td>' for cell in cells) + "</tr>")
         said = WORDS.say("progress", **self._counts(), file=FILE)
-        return f"<p>{said}</p><table><tbody>{''.join(rows)}</tbody></table>"
+        after = f"<p>{html.escape(self._says_next())}</p>"
+        return f"<p>{said}</p><table><tbody>{''.join(rows)}</tbody></table>{after}"
 
 
-def progress() -> Progress:
-    """Which checks of which lessons were right so far; show it as the last line of a cell.
+def progress(place: Path | None = None) -> Progress:
+    """Which checks of which lessons were right so far, and what comes next; show it as the last line of a cell.
+
+    place: the folder with the record, mine.json; default: that of the learner's files.
 
     The checks are those that the lessons as they came with flakit print, so a copy that was changed counts them, too.
     """
-    done, lessons = right(), []
+    done, lessons = right(place), []
     notebooks = carried.folder("notebooks")
     for path in sorted(notebooks.glob("[0-9]*.ipynb")):
         title, names = _checks(path, ENGLISH)

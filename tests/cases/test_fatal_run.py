@@ -71,10 +71,14 @@ def test_the_first_steps_are_those_recorded():
     assert found.run.losses == pytest.approx(recorded.run.losses[:12], abs=CLOSE)
 
 
-@pytest.mark.full
-def test_the_whole_run_dies_when_it_did():
-    found = case.start("none")
-    assert found.run.skipped[0] == pytest.approx(case.fatal_step(), abs=1)
+@pytest.mark.parametrize("of", text.FATAL)
+def test_the_whole_run_dies_when_it_did(of):
+    found, recorded, fatal = case.relive(of), case.recorded(of), case.fatal_step(of)
+    assert found.run.skipped == [fatal, fatal + 1, fatal + 2] and found.first == 0
+    assert found.run.losses[:fatal] == recorded.run.losses[:fatal]
+    assert found.run.losses[fatal : fatal + 2] == pytest.approx(recorded.run.losses[fatal:], abs=CLOSE, nan_ok=True)
+    assert found.quantiles[fatal][-1] == pytest.approx(recorded.quantiles[fatal][-1], abs=0.1)
+    assert [each > text.LIMIT for (each,) in found.quantiles[: fatal + 1]] == [False] * fatal + [True]
 
 
 @pytest.mark.parametrize("of", text.FATAL)
@@ -111,6 +115,7 @@ def forgets(r, k, v, w, u):
 @pytest.mark.parametrize(
     ("call", "says"),
     [
+        (lambda: case.relive("right"), "kernel: expected one of none, first-row, got 'right'"),
         (lambda: case.resume("best"), "kernel: expected one of none, first-row, right, got 'best'"),
         (lambda: case.resume(forgets, steps=1), "kernel: expected an output that is differentiable"),
         (
@@ -121,7 +126,7 @@ def forgets(r, k, v, w, u):
         (lambda: case.fatal_batch("right"), "kernel: expected one of none, first-row, got 'right'"),
         (lambda: text.Text(500), "first: expected a step whose text was recorded, got 500"),
     ],
-    ids=["name", "no gradient", "no tensor", "steps", "fatal", "text"],
+    ids=["right", "name", "no gradient", "no tensor", "steps", "fatal", "text"],
 )
 def test_bad_arguments_are_named(call, says):
     with pytest.raises(ValueError, match=says):

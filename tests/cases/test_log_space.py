@@ -163,9 +163,9 @@ def test_its_sentence_changes_with_the_law():
 
     end = law(inputs("sigmoid", bias=0.5, B=1, T=160, H=2, K=8, seed=3)["w"])
     assert f"Nothing has overflowed in {end - 4} tokens" in said(T=end - 4)
-    assert "Only du, which never meets the state, is finite as a whole" in said()
+    assert "Only du, which never meets it, is finite as a whole" in said()
     assert "Finite as a whole: dk, dv, du." in said(T=end + 5)
-    assert "what was written grows" in said(T=9) and "what was written fades" in said(fed="-exp")
+    assert "multiplies the rows" in said(T=9) and "what was written fades" in said(fed="-exp")
 
 
 def test_its_arithmetic():

@@ -7,6 +7,7 @@ import textwrap
 import pytest
 import torch
 
+from flakit.cases.fingerprint import CAUSES
 from flakit.course import check, mine, progress, record
 from flakit.numerics import carried
 
@@ -155,6 +156,35 @@ def test_progress_counts_what_was_right_and_forgets_nothing(place):
     assert after.lessons[1].checks == {each: each == name for each in first.checks}
     assert f"1 of {sum(len(lesson.checks) for lesson in after.lessons)} checks" in repr(after)
     assert f"● {name}" in after._repr_html_() and list(record.right()) == [name]
+
+
+def test_progress_says_what_comes_next_and_which_faults_are_filled_in(place, capsys):
+    before = progress()
+    first = before.lessons[0]
+    assert before.next == (first, next(iter(first.checks))) and before.faults == ()
+    assert "comes in when all checks" in repr(before) and before.next[1] in before._repr_html_()
+    lesson = before.lessons[2]
+    for name in list(lesson.checks)[:-1]:
+        assert check(name, 1.0, 1.0)
+    after = progress()
+    last = list(lesson.checks)[-1]
+    assert (after.next[0].name, after.next[1]) == (lesson.name, last), "lessons that were left out do not hold one up"
+    assert after.faults == () and f"Next: {last}, in {lesson.name}." in repr(after)
+    assert check(last, 1.0, 1.0)
+    done = progress()
+    assert done.faults == ("state overflows",) and f"1 of {len(CAUSES)} faults" in repr(done)
+    assert done.next == (done.lessons[3], next(iter(done.lessons[3].checks)))
+    picture = done.fingerprint()
+    assert repr(picture).startswith(f"1 of {len(CAUSES)} faults")
+    assert progress(place / "elsewhere").next == before.next, "another folder has its own record"
+
+
+def test_all_right_has_nothing_next():
+    for lesson in progress().lessons:
+        for name in lesson.checks:
+            assert check(name, 1.0, 1.0)
+    assert progress().next is None and set(progress().faults) == set(CAUSES)
+    assert "Every check was right." in repr(progress())
 
 
 def test_a_check_is_not_called_as_another_lesson_calls_one():

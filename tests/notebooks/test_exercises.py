@@ -2,6 +2,7 @@
 
 import ast
 import re
+from types import SimpleNamespace
 
 import pytest
 
@@ -33,6 +34,69 @@ def test_a_wrong_solution_would_fail_its_cell(path):
         line for cell in cells if cell.cell_type == "code" for line in cell.source.splitlines() if "check(" in line
     ]
     assert checks and all(re.match(r"\s*assert check\(", line) for line in checks), "write: assert check(…)"
+
+
+def binds_and_reads(source):
+    """The names that a cell binds, and those that it reads before it binds them; functions see what is there later."""
+    tree, binds, reads = ast.parse(source), set(), set()
+
+    def walk(node):
+        if isinstance(node, (ast.FunctionDef, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
+            if isinstance(node, ast.FunctionDef):
+                binds.add(node.name)
+            names = [each for each in ast.walk(node) if isinstance(each, ast.Name)]
+            own = {each.id for each in names if isinstance(each.ctx, ast.Store)}
+            own |= {each.arg for each in ast.walk(node) if isinstance(each, ast.arg)}
+            reads.update({each.id for each in names if isinstance(each.ctx, ast.Load)} - own - binds)
+        elif isinstance(node, ast.Name):
+            if isinstance(node.ctx, ast.Store):
+                binds.add(node.id)
+            elif node.id not in binds:
+                reads.add(node.id)
+        else:
+            first = ("value", "iter")  # of an assignment and of a loop, before what they bind
+            fields = sorted(ast.iter_fields(node), key=lambda field: field[0] not in first)
+            for _, value in fields:
+                for each in value if isinstance(value, list) else [value]:
+                    if isinstance(each, ast.AST):
+                        walk(each)
+
+    walk(tree)
+    return binds, reads
+
+
+def stale(cells):
+    """[(check's cell, name)] of names from before an exercise that a cell after it binds anew, to something else."""
+    found, known = [], {n: binds_and_reads(c.source) for n, c in enumerate(cells) if c.cell_type == "code"}
+    for n, (_, reads) in known.items():
+        if "check(" not in cells[n].source:
+            continue
+        begin = max((m + 1 for m in range(n) if cells[m].cell_type != "code"), default=0)
+        of_the_exercise = set().union(*(known[m][0] for m in range(begin, n)))
+        before = set().union(*(known[m][0] for m in known if m < begin))
+        later = set().union(*(known[m][0] for m in known if m > n))
+        found += [(n, name) for name in sorted((reads & before & later) - of_the_exercise)]
+    return found
+
+
+@pytest.mark.parametrize("path", WITH_EXERCISES, ids=name)
+def test_an_exercise_can_be_done_after_the_cells_behind_it_have_run(path):
+    assert stale(read(path).cells) == [], "a name that its check reads means something else by then"
+
+
+def test_a_stale_name_is_seen():
+    def cell(kind, source):
+        return SimpleNamespace(cell_type=kind, source=source)
+
+    text, given = cell("markdown", ""), cell("code", "S = 1")
+    asked, checks = (
+        cell("code", "def yours():\n    return ..."),
+        cell("code", "check('one', yours(), [S for _ in 'x'])"),
+    )
+    anew = cell("code", "for S in range(3):\n    pass")
+    assert stale([given, text, asked, checks, text, anew]) == [(3, "S")]
+    assert stale([given, text, asked, checks, text, cell("code", "[S for S in range(3)]")]) == []
+    assert stale([text, given, asked, checks, text, anew]) == [], "the exercise's own cells are run again"
 
 
 def test_the_file_of_the_solutions_is_what_they_add():

@@ -42,11 +42,11 @@ from .delay import (
     parts,
     reinitialised,
 )
-from .text import FatalBatch, Replay, fatal_batch, fatal_step, initial, recorded, replay, resume, start
+from .text import FatalBatch, Replay, fatal_batch, fatal_step, initial, recorded, relive, replay, resume, start
 from .watched import LIMIT, Drift, T, exponents, faulty
 
 __all__ = [
     "KERNELS", "LEARNING_RATE", "LIMIT", "PROJECTION", "SIZE", "WARMUP", "Attempt", "Drift", "FatalBatch", "Replay",
     "T", "attempts", "drift", "exponents", "fatal_batch", "fatal_step", "faulty", "initial", "law", "model", "parts",
-    "recorded", "reinitialised", "replay", "resume", "start",
+    "recorded", "reinitialised", "relive", "replay", "resume", "start",
 ]  # fmt: skip

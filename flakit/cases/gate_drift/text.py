@@ -132,7 +132,7 @@ def start(
     model: LanguageModel | None = None,
     progress: bool = False,
 ) -> Drift:
-    """The run from its first step, computed here and on the recorded text.
+    """The run from its first step, computed here and on the recorded text. Only some twenty steps are as recorded.
 
     kernel: one of `KERNELS`, or a function as `resume` takes it. steps: default two more than "none" lives.
     model: what `initial` has made, to be looked at while it trains; it is trained in place.
@@ -154,6 +154,23 @@ def resume(kernel: str | Callable = "right", *, steps: int = 40, of: str = "none
     made, optimizer = state(of)
     first = fatal_step(of)
     return _run(kernel, made, Text(first), steps, first=first, scheme=of, optimizer=optimizer, progress=progress)
+
+
+def relive(kernel: str = "none", *, steps: int = 3) -> Drift:
+    """The run of a kernel that dies, as recorded up to its fatal step; that step and those after it are computed here.
+
+    They begin with the weights that were kept, so that it dies on every machine. Computed from its first step, as by
+    `start`, it need not: what a machine rounds in another way changes the losses visibly after some twenty steps, and
+    the exponent of any later step with them.
+
+    kernel: one of `FATAL`. steps: how many are computed here. The quantiles are the largest exponents alone.
+    """
+    found, end = recorded(_known(kernel, FATAL)), resume(kernel, steps=steps, of=kernel)
+    before = end.first - found.first
+    found.run.losses[before:] = end.run.losses
+    found.run.grad_norms[before:] = end.run.grad_norms
+    found.quantiles[before:] = [[each[-1]] for each in end.quantiles]
+    return found
 
 
 def _run(

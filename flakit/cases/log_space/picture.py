@@ -32,11 +32,10 @@ WORDS = Words() | {
     "rows": "rows of $S$",
     "token": "token t",
     "finite": "finite values",
-    "grows": "w lies between {low} and {high}: every token multiplies the rows of the state by {shrink} to {grow}, and "
-    "what was written grows.",
+    "grows": "w lies between {low} and {high}: every token multiplies the rows of the state by {shrink} to {grow}.",
     "fades": "w lies between {low} and {high}: every token leaves between {shrink} and {grow} of the rows of the "
     "state, and what was written fades.",
-    "overflow": "The state overflows at token {onset}. Only du, which never meets the state, is finite as a whole.",
+    "overflow": "The state overflows at token {onset}. Only du, which never meets it, is finite as a whole.",
     "overflow, more": "The state overflows at token {onset}. Finite as a whole: {whole}.",
     "not yet": "Nothing has overflowed in {T} tokens: the largest number in the state is {size}.",
     "fine": "All is finite: the largest number in the state is {size}.",

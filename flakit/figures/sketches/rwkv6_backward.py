@@ -191,7 +191,7 @@ class Growth:
     """How large S, D and dw become along the tokens, against the end of float32. width: inches."""
 
     _low, _high = -4.0, 78.0  # of log10: what w = 0.8 makes in 192 tokens is 10^67
-    _dotted = {"linestyle": (0, (1, 1.4)), "linewidth": 1.6}
+    _dotted = {"linestyle": (0, (1, 1.4)), "linewidth": 2.6}
 
     def __init__(self, width: float):
         words, height = WORDS["growth"], 2.75
