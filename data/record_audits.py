@@ -1,6 +1,9 @@
 """Record data/h200_audits.json or data/cpu_audits.json: what `flakit audit` says of several operators.
 
-python data/record_audits.py flakit [fla] [--out FILE] [--only PROBE] [--workers 6] [--limit 480]
+python data/record_audits.py flakit [fla] [family] [--out FILE] [--only PROBE] [--workers 6] [--limit 480]
+
+family: flash-linear-attention's kernels of the operators that flakit has references of (`flakit.ops.family`); the file
+is data/h200_family_audits.json unless said otherwise.
 
 Each operator is audited in a process of its own. flash-linear-attention's kernels choose among many configurations by
 timing them at every new shape, which takes minutes an operator; here each kernel has the first of its configurations.
@@ -19,14 +22,31 @@ from pathlib import Path
 import torch
 
 from flakit.numerics import recorded
+from flakit.numerics.family import FAMILY
 from flakit.numerics.operators import OPERATORS
 
 SUBJECTS = {
     whose: [f"{whose}.ops.{op}:{form}_{op}" for op in OPERATORS for form in ("chunk", "fused_recurrent")]
     for whose in ("flakit", "fla")
 }
+PACKAGES = {"hgrn2": "gla", "dplr_delta_rule": "generalized_delta_rule"}
+"""Of flash-linear-attention, where it is not called like the operator."""
+SUBJECTS["family"] = [
+    f"fla.ops.{PACKAGES.get(op, op)}:{form}_{PACKAGES[op] if op == 'hgrn2' else op} as {op}"
+    for op in FAMILY
+    for form in ("chunk", "fused_recurrent")
+]
+"""With the operator that each is held to: HGRN2's kernels are GLA's."""
 FLA = {"autotuners": "every kernel with the first of its configurations"}
 VALUES = ("worst", "budget", "words", "case", "tried", "settings")
+
+
+ADAPTERS = {"fla.ops.gla:fused_recurrent_gla": f"{Path(__file__).resolve()}:gate_of_keys"}
+
+
+def gate_of_keys(function, q, k, v, g, **options):
+    """`fused_recurrent_gla` calls the gate of the keys gk."""
+    return function(q, k, v, gk=g, **options)
 
 
 def pin_autotuners() -> None:
@@ -47,23 +67,24 @@ def audit_one(subject: str, only: list[str] | None, seconds: float, out: Path) -
 
     if subject.startswith("fla."):
         pin_autotuners()
-    audit(load(subject), only=only, seconds=seconds).write_json(out)
+    name, _, like = subject.partition(" as ")
+    audit(load(name, like or None, ADAPTERS.get(name)), only=only, seconds=seconds).write_json(out)
 
 
-def rows_of(report: dict) -> list[dict]:
+def rows_of(subject: str, report: dict) -> list[dict]:
     """One row a probe; the setting in words."""
     found = []
     for probe in report["probes"]:
         setting = probe["setting"]
         said = None if setting is None else ", ".join(f"{name} {value}" for name, value in setting.items())
-        row = {"subject": report["subject"], "probe": probe["probe"], "verdict": probe["verdict"]}
+        row = {"subject": subject, "probe": probe["probe"], "verdict": probe["verdict"]}
         found.append(row | {name: probe[name] for name in VALUES} | {"setting": said})
     return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("whose", nargs="*", default=["flakit"], help="flakit (the default), fla, or both")
+    parser.add_argument("whose", nargs="*", default=["flakit"], help="some of flakit (the default), fla and family")
     parser.add_argument("--out", type=Path, help="default: data/h200_audits.json, or data/cpu_audits.json")
     parser.add_argument("--only", action="append", help="a probe; may be repeated")
     parser.add_argument("--workers", type=int, default=1, help="operators audited at a time")
@@ -74,16 +95,17 @@ def main() -> None:
     if options.one:
         return audit_one(options.one, options.only, options.seconds, options.out)
     if unknown := set(options.whose) - set(SUBJECTS):
-        parser.error(f"whose: expected flakit or fla, got {' '.join(unknown)}")
+        parser.error(f"whose: expected some of {', '.join(SUBJECTS)}, got {' '.join(unknown)}")
 
     on_gpu = torch.cuda.is_available()
-    out = options.out or Path(__file__).parent / ("h200_audits.json" if on_gpu else "cpu_audits.json")
+    name = "family_audits.json" if options.whose == ["family"] else "audits.json"
+    out = options.out or Path(__file__).parent / f"{'h200' if on_gpu else 'cpu'}_{name}"
     subjects = [subject for name in options.whose for subject in SUBJECTS[name]]
     meta = recorded.provenance(
         f"python data/record_audits.py {' '.join(options.whose)} --seconds {options.seconds:g}",
         None if on_gpu else "two cores of an x86-64 CPU",
         unfinished="none",
-        **(FLA | {"fla": version("fla-core")} if "fla" in options.whose else {}),
+        **(FLA | {"fla": version("fla-core")} if {"fla", "family"} & {*options.whose} else {}),
     )
     rows, unfinished, start = {}, [], time.monotonic()
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.workers) as pool:
@@ -94,7 +116,7 @@ def main() -> None:
                 unfinished.append(f"{subject} ({report})")
                 meta["unfinished"], said = ", ".join(unfinished), [report]
             else:
-                rows[subject] = rows_of(report)
+                rows[subject] = rows_of(subject, report)
                 failed = [row for row in rows[subject] if row["verdict"] == "fail"]
                 said = [f"{row['probe']}: {row['words']}" for row in failed] or ["no failure"]
             print(f"{time.monotonic() - start:4.0f} s  {subject}", *said, sep="\n        ", flush=True)
@@ -107,7 +129,7 @@ def main() -> None:
 
 def _in_a_process(subject: str, options: argparse.Namespace, folder: Path) -> dict | str:
     """The report, or why there is none."""
-    out = folder / f"{subject.replace(':', '.')}.json"
+    out = folder / f"{subject.replace(':', '.').replace(' ', '_')}.json"
     command = [sys.executable, __file__, "--one", subject, "--out", str(out), "--seconds", str(options.seconds)]
     command += [word for probe in options.only or () for word in ("--only", probe)]
     try:

@@ -47,7 +47,7 @@ API = {
     "instruments": (
         "Instruments",
         "For kernels and models of your own. [Instruments](../instruments.md) has the same from the command line.",
-        _of(flakit, "audit", "trace", "sweep", "compare", "headroom", "watch", prefix="flakit")
+        _of(flakit, "audit", "describe", "trace", "sweep", "compare", "headroom", "watch", prefix="flakit")
         + [
             ("flakit.models.recorded", models_recorded),
             *_of(testing, "audited", prefix="flakit.instruments.testing"),

@@ -339,7 +339,8 @@ def headroom(
         typer.Argument(help="Decays [B, T, H, K], or several by name: .pt, .safetensors, .npy; or a checkpoint."),
     ],
     op: Annotated[
-        str | None, typer.Option(help="What they are for: rwkv6, rwkv7 or gsa. Default: a checkpoint's, else rwkv6.")
+        str | None,
+        typer.Option(help="What they are for: rwkv6, kda, …, file.py:naive. Default: a checkpoint's, else rwkv6."),
     ] = None,
     tokens: Annotated[
         Path | None,

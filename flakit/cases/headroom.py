@@ -24,11 +24,12 @@ from torch import Tensor
 
 from ..language import Words, say
 from ..numerics.arguments import whole_number
+from ..numerics.operators import Operator, operator
 from ..numerics.words import number, padded
 from ..ops.common.validation import check_offsets, check_packing
 from . import padding
 from .anchor import SCHEMES, Worst, law, worst
-from .anchor.operators import find_operator
+from .anchor.operators import OPERATORS
 from .decay_files import checked
 from .decay_files import layers as given_layers
 from .laws import LN_MAX
@@ -62,8 +63,18 @@ forgets nothing (of GSA as of RWKV6, wherever later blocks are gathered in a key
 
 def kernels(op: str) -> tuple[str, ...]:
     """The `KERNELS` that an operator can be computed with."""
-    find_operator(op)
-    return tuple(name for name in KERNELS if op in padding.KEY_GRADIENT or not name.startswith("padding"))
+    like = as_read(op)
+    return tuple(name for name in KERNELS if like in padding.KEY_GRADIENT or not name.startswith("padding"))
+
+
+def as_read(op: str | Operator) -> str:
+    """The operator of the case `anchor` whose reads have decayed as those of `op`: the laws are the same for both."""
+    of = operator(op)
+    if of.name in OPERATORS:
+        return of.name
+    if not of.decay:
+        raise ValueError(f"op: expected an operator with a decay among its arguments, got {of.name!r}")
+    return next(name for name, x in OPERATORS.items() if set(x.meets) == set(of.inclusive))
 
 
 @dataclass(frozen=True)
@@ -202,7 +213,7 @@ class Headroom:
             form = kernel.removeprefix("padding, ")
             how = {"chunk": self.chunk, "block": self.block}
             return min(padding.law(T, form, **how) for T in range(1, self.chunk + 1))
-        return law(**_scheme(kernel), op=self.op, chunk=self.chunk, block=self.block, dtype=dtype)
+        return law(**_scheme(kernel), op=as_read(self.op), chunk=self.chunk, block=self.block, dtype=dtype)
 
     def __str__(self) -> str:
         wide = max(len(m.kernel) for m in self.margins) + 2
@@ -229,7 +240,7 @@ class Headroom:
 
 def headroom(
     w: Tensor | np.ndarray | str | Path | Mapping[str, object],
-    op: str | None = None,
+    op: str | Operator | None = None,
     chunk: int = 64,
     *,
     block: int = 16,
@@ -243,8 +254,9 @@ def headroom(
         w: natural-log decays <= 0, [B, T, H, K] (GSA: the gates g [B, T, H, M]), of any floating dtype, float8 and
             numpy's longdouble included; or a file of them, .pt, .safetensors or .npy; or several layers by name: a
             mapping, a file that holds one, or the recording of a hook (`flakit.models.recorded`).
-        op: "rwkv6", "rwkv7" or "gsa": whether reads have decayed by their own token decides what breaks. Default: what
-            the recording says, else "rwkv6".
+        op: an operator with a decay, "rwkv6", "gsa", "kda", … or a described one: whether reads have decayed by their
+            own token decides what breaks. Decays of a head as a whole, as simple GLA has them, are [B, T, H]; those
+            that are logarithms of base 2 are so here too. Default: what the recording says, else "rwkv6".
         chunk, block: tokens a chunk and rows a block in the kernels, powers of two.
         cu_seqlens: offsets [N + 1] of sequences packed along T in a batch of one; each begins a chunk of its own.
         only: kernels to look at, of `kernels(op)`; default all.
@@ -260,8 +272,8 @@ def headroom(
     >>> flakit.headroom(-torch.rand(1, 100, 2, 8)).margin("none").breaks
     False
     """
-    op = op or getattr(w, "op", None) or "rwkv6"
-    known = kernels(op)
+    of = operator(op or getattr(w, "op", None) or "rwkv6")
+    op, known, like = of.name, kernels(of), as_read(of)
     wanted = known if only is None else tuple(only)
     for kernel in wanted:
         if kernel not in known:
@@ -270,10 +282,17 @@ def headroom(
         if whole_number(name, size) & (size - 1):
             raise ValueError(f"{name}: expected a power of two, got {size!r}")
     with torch.device("cpu"):  # where decays are looked at, whatever torch.set_default_device says
-        layers, found = {name: checked(name, x) for name, x in given_layers(w).items()}, {}
+        given = given_layers(w)
+        if len(of.axes[of.decay].split()) == 3:  # one decay for all channels of a head
+            given = {name: x[..., None] if getattr(x, "ndim", 0) == 3 else x for name, x in given.items()}
+        layers, found = {name: checked(name, x) for name, x in given.items()}, {}
+        if of.nats != 1:
+            layers = {name: x.double() * of.nats for name, x in layers.items()}
         for done, (name, x) in enumerate(layers.items()):
             progress(name, done, len(layers))
-            found[name] = tuple(m for kernel in wanted for m in _margins(kernel, x, op, chunk, block, cu_seqlens, name))
+            found[name] = tuple(
+                m for kernel in wanted for m in _margins(kernel, x, like, chunk, block, cu_seqlens, name)
+            )
         worst_of_all = tuple(min(same, key=lambda m: m.factor) for same in zip(*found.values(), strict=True))
         gates = {name: _gate(name, x) for name, x in layers.items()}
         return Headroom(op, chunk, block, worst_of_all, found, gates, *_histogram(layers.values()))

@@ -51,6 +51,7 @@ class Operator:
     functions whose signature names them. own_sizes: of axes that `flakit.inputs` has no argument for.
     heads_alike: a head computes the same wherever among the heads it stands. has_scale: the formula has one.
     solves: in chunks it solves a triangular system, as a delta rule does.
+    inclusive: of each read with decay, whether its own token's decay is in it.
     scale_exponent: the scale is K to this power where none is given. chunk_sizes: those that the kernels take.
     state_products: with every element of its state, at each token: what is written and what is read, of RWKV7 also what
     is looked up and what is taken out.
@@ -79,6 +80,7 @@ class Operator:
     heads_alike: bool = True
     has_scale: bool = True
     solves: bool = False
+    inclusive: tuple[bool, ...] = (True,)
 
     @property
     def value(self) -> str:
@@ -187,6 +189,7 @@ OPERATORS: dict[str, Operator] = {
             | {"v": "B T H V", "u": "H K", "initial_state": _STATE, "final_state": _STATE, "o": "B T H V"},
             decay="w",
             profile="rwkv6-init",
+            inclusive=(False,),
             chunk_sizes=rwkv6_api.CHUNK_SIZES,
         ),
         Operator(
@@ -205,6 +208,7 @@ OPERATORS: dict[str, Operator] = {
             state_products=4,
             draws={"a": REMOVAL_KEY, "b": WRITTEN_BACK},
             solves=True,
+            inclusive=(True, False),
         ),
         Operator(
             name="gsa",

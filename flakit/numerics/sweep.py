@@ -132,9 +132,10 @@ def sweep(
         chunk_size, …), and every output and gradient is compared with `truth`. Or a function of the settings that
         returns a dict: a tensor, a pair (tensor, truth), an `Errors` or a number under each name. Or, with `like`, a
         kernel of your own. A function may be named: "module:function" or "file.py:function".
-    like: the operator whose arguments the kernel takes, in that order, and whose truth it is compared with: "rwkv6",
-        "rwkv7" or "gsa". It may return o, a tuple that begins with o and the final state, or a result with these names;
-        an input that gets no gradient has none here. A setting that `inputs` does not know goes to the kernel.
+    like: the operator whose arguments the kernel takes, by their names or in that order, and whose truth it is compared
+        with: "rwkv6", "kda", …, a described one, or "file.py:naive", which describes itself. It may return o, a tuple
+        that begins with o and the final state, or a result with these names; an input that gets no gradient has none
+        here. A setting that `inputs` does not know goes to the kernel.
     over: the values of each axis, first axis slowest: a list, an array, or a single value, an axis of one.
     fixed: settings that stay.
     workers: processes beside this one; the subject then has to be a name or a function that they can import. Each takes
@@ -336,7 +337,11 @@ def _kernel(kernel: Callable, op: Operator) -> Callable[..., Mapping]:
         if "output_final_state" in parameters:
             given["output_final_state"] = True
         given |= {name: value for name, value in setting.items() if name not in made}
-        out = kernel(*tensors, **given)
+        given |= {name: x for name, x in op.constants.items() if name in parameters and name not in given}
+        if set(op.tensors) <= set(parameters):
+            out = kernel(**dict(zip(op.tensors, tensors, strict=True)), **given)
+        else:
+            out = kernel(*tensors, **given)
         o, state = _outputs(out)
         found = {"o": o.detach()} | {
             name: part.detach() for name, part in zip(op.outputs[1:], op.parts(state), strict=False)

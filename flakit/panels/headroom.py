@@ -12,7 +12,7 @@ from ..cases.laws import LN_MAX
 from ..figures.canvas import Cell
 from ..figures.headroom import HeadroomFigure
 from ..language import Words, say, speaking
-from ..numerics.operators import OPERATORS
+from ..numerics.operators import operator
 from ..numerics.words import number
 from . import knobs
 from .base import WIDE, Panel
@@ -104,7 +104,7 @@ class Headroom(Panel):
         scaled = "" if times == 1 else WORDS.say("scaled", times=times)
         where = "" if layer == ALL else WORDS.say("in layer", layer=layer)
         figure.update(
-            title=WORDS.say("title", op=OPERATORS[self.op].label) + scaled,
+            title=WORDS.say("title", op=operator(self.op).label) + scaled,
             subtitle=where + WORDS.say("subtitle", dtype=dtype),
             edges=found.edges,
             counts=found.counts,
@@ -149,7 +149,7 @@ class Headroom(Panel):
         return WORDS.say(
             "lane" if m.tokens else "lane at",
             kernel=m.kernel,
-            w=OPERATORS[self.op].decay,
+            w=operator(self.op).decay,
             tokens=tokens,
             exponent=m.exponent,
             sign=">" if m.breaks else "<",

@@ -56,6 +56,19 @@ def test_an_operator_that_cannot_be_audited_is_named_with_the_reason(command, tm
     assert "chunk_rwkv6\n        ValueError: only: expected one of truth" in capsys.readouterr().out
 
 
+@pytest.mark.full
+def test_the_family_s_kernels_are_there_and_each_takes_the_arguments_of_its_reference(command):
+    pytest.importorskip("fla")
+    from flakit.instruments.subject import load
+
+    for subject in command.SUBJECTS["family"]:
+        name, _, like = subject.partition(" as ")
+        found = load(name, like, command.ADAPTERS.get(name))
+        assert found.by_name and {"scale", "initial_state", "output_final_state"} <= found.named, subject
+        assert set(found.op.constants) <= found.taken, subject
+    assert len(command.SUBJECTS["family"]) == 20
+
+
 SINCE_THE_CPU = (
     *("large", "head-order", "some-gradients", "second-backward", "state-strides", "state-layout"),
     *("changed-offsets", "constant-writes", "other-device"),

@@ -1,9 +1,18 @@
 """Every instrument on every member of the family, and the audit on kernels of it, right and wrong."""
 
+import functools
+
 import pytest
+import torch
 
 import flakit
+from flakit.figures.phase import phase
+from flakit.instruments.testing import audited
+from flakit.numerics.evaluate import evaluate, truth
 from flakit.numerics.family import FAMILY
+from flakit.numerics.gradients import gradient_rows
+from flakit.numerics.pieces import in_pieces
+from flakit.numerics.sweep import sweep
 from tests.instruments.family_kernels import RIGHT, WRONG
 
 OPS = pytest.mark.parametrize("op", FAMILY)
@@ -115,3 +124,131 @@ def test_values_in_groups_of_heads_are_asked_for():
     assert "2 * H" in found["truth"].repro
     with pytest.raises(AssertionError):
         exec(found["truth"].repro, {"function": first_of_each_group})
+
+
+# --- every instrument on every member --------------------------------------------------------------------------------
+
+SMALL = {"K": 4, "V": 3}
+
+
+def halved(op):
+    """A kernel that is wrong by a factor, with the arguments of the operator."""
+    right = naive(op)
+
+    @functools.wraps(right)
+    def kernel(*given, **named):
+        o, state = right(*given, **named)
+        return o / 2, state
+
+    return kernel
+
+
+def audits(op):
+    assert flakit.audit(naive(op), op, only=["truth", "initial-state"], shrink=False, seconds=2).passed
+
+
+def writes_scripts(op):
+    (v,) = flakit.audit(halved(op), op, only=["truth"], shrink=False, seconds=1).verdicts
+    assert v.verdict == "fail" and "def naive(" in v.repro
+    with pytest.raises(AssertionError, match="is off by"):
+        exec(v.repro, {"function": halved(op)})
+
+
+def shrinks(op):
+    (v,) = flakit.audit(halved(op), op, only=["truth"], seconds=1).verdicts
+    assert v.setting["T"] == v.setting["K"] == v.setting["V"] == 1, v.setting
+
+
+def is_a_test(op):
+    test = audited(naive(op), like=op, only=["truth"], seconds=1)
+    test(probe="truth")
+
+
+def sweeps(op):
+    over = {"T": [3, 9], **({"decay": [-0.1, -30.0]} if FAMILY[op].decay else {"seed": [0, 1]})}
+    found = sweep(naive(op), over, like=op, **SMALL)
+    assert found.complete and max(found[f"{name}.l2"].max() for name in found.tensors) < 1e-5
+    assert {"o", "dq", "dk", "dv"} <= set(found.tensors)
+    return found
+
+
+def draws_a_phase_diagram(op):
+    assert len(phase(sweeps(op)).canvas.png()) > 1000
+
+
+def compares_forms(op):
+    rows = gradient_rows(op, T=9, **SMALL, dfinal_state=True, over_time=True)
+    assert {row["form"] for row in rows} == {"naive"} and max(row["l2"] for row in rows) < 1e-5
+    assert {row["tensor"] for row in rows} == {*FAMILY[op].outputs, *(f"d{name}" for name in FAMILY[op].tensors)}
+
+
+def goes_in_pieces(op):
+    x = flakit.inputs(op, T=9, **SMALL, dtype=torch.float64)
+    true, found = truth(op, x), evaluate(in_pieces(op, [4]), x, form="naive")
+    assert all(torch.allclose(y, true[name], rtol=1e-10) for name, y in found.items())
+
+
+def traces(op):
+    x = flakit.inputs(op, T=5, **SMALL)
+    with flakit.trace() as clean:
+        naive(op)(**x, **constants(op))
+    assert clean.first is None
+    x["k"][0, 3, 0, 1] = float("inf")
+    with flakit.trace() as t:
+        naive(op)(**x, **constants(op))
+    assert t.first is not None and "family.py" in str(t)
+
+
+def has_headroom(op):
+    if not FAMILY[op].decay:
+        with pytest.raises(ValueError, match="expected an operator with a decay among its arguments"):
+            flakit.headroom(torch.zeros(1, 4, 2), op)
+        return
+    w = flakit.inputs(op, T=70, **SMALL, decay=-3.0)[FAMILY[op].decay]
+    found = flakit.headroom(w, op)
+    assert found.margin("none").breaks and not found.margin("dyadic").breaks and found.op == op
+
+
+def constants(op):
+    return {name: x for name, x in FAMILY[op].constants.items() if name in FAMILY[op].reference.named}
+
+
+INSTRUMENTS = {
+    "audit": audits,
+    "shrinking": shrinks,
+    "scripts": writes_scripts,
+    "audited": is_a_test,
+    "sweep": sweeps,
+    "phase diagram": draws_a_phase_diagram,
+    "comparer": compares_forms,
+    "pieces": goes_in_pieces,
+    "trace": traces,
+    "headroom": has_headroom,
+}
+
+
+@pytest.mark.full
+@OPS
+@pytest.mark.parametrize("instrument", INSTRUMENTS)
+def test_every_instrument_takes_every_member(op, instrument):
+    INSTRUMENTS[instrument](op)
+
+
+@pytest.mark.full
+def test_a_kernel_and_its_reference_in_a_file_are_audited_on_the_command_line(tmp_path):
+    from typer.testing import CliRunner
+
+    from flakit.cli import app
+    from tests.numerics.test_described import FILE, SAID
+
+    file = tmp_path / "audited_by_its_reference.py"
+    text = FILE.replace("{said}", f"[flakit]\n    {SAID}")
+    file.write_text(text + "\n\ndef half(*x, **given):\n    o, S = naive(*x, **given)\n    return o / 2, S\n")
+    for name, status in (("naive", 0), ("half", 1)):
+        spec = [f"{file}:{name}", "--reference", f"{file}:naive", "--only", "truth", "--repros", str(tmp_path)]
+        done = CliRunner().invoke(app, ["audit", *spec, "--no-shrink"])
+        assert done.exit_code == status, done.output
+    script = (tmp_path / "truth.py").read_text()
+    assert "import naive as naive" in script and "flakit" not in script.replace(str(tmp_path), "")
+    done = CliRunner().invoke(app, ["audit", f"{file}:naive", "--reference", f"{file}:half"])
+    assert done.exit_code == 2 and "expected a description of half" in " ".join(done.stderr.split())

@@ -54,8 +54,8 @@ PANELS = {
 NAMES = set(
     "Python ij float bfloat inf NaN nan log max exp where RMS RWKV GSA GPU ln ge gi do dr dk dv dw du dA final state "
     "none first row previous across block start middle pairwise dyadic masked late padding chunk blocks init wide rwkv "
-    "gsa gla logsigmoid uniform spikes forget multiply before mask last softmax ds dq dg sigmoid attention right both "
-    "pair forward detach sub alpha tf BK BV PyTorch torch triton Triton "
+    "gsa gla mamba logsigmoid uniform spikes forget multiply before mask last softmax ds dq dg sigmoid attention right "
+    "both pair forward detach sub alpha tf BK BV PyTorch torch triton Triton "
     "cpu NVIDIA MB GB TB True False kwargs tl dot trans ieee dx da db slice".split()
 )
 """What has the same name in code and in Chinese."""
