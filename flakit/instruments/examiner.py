@@ -255,6 +255,8 @@ class Examiner:
         self.supports["K != V"] = self._refuses(self.plain.without(K=narrow, V=wide))
         self.supports["packed sequences"] = self._refuses(self.plain.without(lengths=(32, 32)))
         self.supports["padded sequences"] = self._refuses(self.plain.without(lengths=(32, 32), padding=64))
+        alike = "" if self.op.heads_alike else f"a head of {self.op.label} depends on where it stands"
+        self.supports["heads alike"] = alike or None
         self.supports["groups"] = None if {"HQ", "HV"} & {*self.op.sizes} else f"{self.op.label} has no groups of heads"
         if self.supports["groups"] is None:
             self.supports["groups"] = self._raises(self.plain.without(T=16, H=2, groups=2))

@@ -351,7 +351,7 @@ PROBES: dict[str, Probe] = {
             lambda x: [x.plain.without(T=50, H=3, **BOTH), x.plain.without(T=50, B=2, H=5, groups=2)],
             permuted,
             budget=ORDER,
-            needs=("heads",),
+            needs=("heads", "heads alike"),
             condition=lambda op, s: s.H > 1,
         ),
         Probe(

@@ -16,6 +16,7 @@ The same stands in the function's docstring, or in a file beside its own, as TOM
     draws = { "q k" = "unit", beta = "sigmoid" }
 """
 
+import dataclasses
 import functools
 import inspect
 import math
@@ -248,7 +249,7 @@ def describe(
     label: its name in tables and pictures.
 
     Returns:
-        Operator: what `like` takes. The function is run once, on 5 tokens in float64.
+        Operator: what `like` takes. The function is run a few times, on 5 tokens in float64.
 
     Raises:
         ValueError, TypeError: naming the argument, what was expected and what came: of `forward`, too, where its o or
@@ -264,9 +265,9 @@ def describe(
     function("forward", forward, optional=False)
     op = _described(
         name, forward, axes, decay=decay, log=log, profile=profile, draws=draws, data=data, label=label,
-        scale_exponent=scale_exponent, constants=constants, sizes=sizes, kernels=kernels, heads_alike=False,
+        scale_exponent=scale_exponent, constants=constants, sizes=sizes, kernels=kernels,
     )  # fmt: skip
-    _tried(op)
+    op = dataclasses.replace(op, heads_alike=_tried(op))
     DESCRIBED[name] = op
     return op
 
@@ -434,8 +435,8 @@ def _tensors_of(path: Path) -> dict[str, Tensor]:
 TRIED = {"B": 2, "T": 5, "H": 2, "K": 4, "V": 3}
 
 
-def _tried(op: Operator) -> None:
-    """Run the function once in float64 and hold it to what was said of it."""
+def _tried(op: Operator) -> bool:
+    """Run the function in float64 and hold it to what was said of it; whether a head is the same wherever it stands."""
     from .inputs import inputs
 
     x = inputs(op, **TRIED, dtype=torch.float64, initial_state=bool(op.states))
@@ -464,6 +465,15 @@ def _tried(op: Operator) -> None:
     with torch.no_grad():
         _exact(op, tensors, scale, state, found.o)
         _in_halves(op, tensors, scale, state, found)
+        turned = {name: _turned(op, name, x) for name, x in leaves.items()}
+        o = run.on({name: turned[name] for name in op.tensors}, scale, op.state([turned[x] for x in op.states])).o
+        return torch.allclose(o, _turned(op, "o", found.o), rtol=1e-9, atol=1e-12)
+
+
+def _turned(op: Operator, name: str, x: Tensor) -> Tensor:
+    """With every head in the place of the one behind it."""
+    axis = next((n for n, axis in enumerate(op.axes[name].split()) if axis in HEADS), None)
+    return x if axis is None else x.roll(1, axis)
 
 
 def _exact(op: Operator, tensors: Mapping[str, Tensor], scale, state, o: Tensor) -> None:

@@ -71,7 +71,7 @@ def test_without_states_scale_or_decay():
         return torch.einsum("bhij,bjhv->bihv", A, v)
 
     op = flakit.describe("plain", softmax_free, {"q k": "B T H K", "v": "B T H V"}, scale_exponent=0)
-    assert op.states == () and op.outputs == ("o",) and not op.has_scale and op.decay == ""
+    assert op.heads_alike and op.states == () and op.outputs == ("o",) and not op.has_scale and op.decay == ""
     x = flakit.inputs(op, T=9, K=4, V=3, dtype=torch.float64)
     assert_same(truth(op, x), truth("linear_attn", x | {"scale": 1.0}), ("o", "dq", "dk", "dv"))
 
@@ -279,3 +279,10 @@ def test_family_members_say_what_decays():
         [math.log(1 - 2**-n) for n in range(5, 9)]
     )
     assert not FAMILY["linear_attn"].log_decay(flakit.inputs("linear_attn", T=3)).any()
+
+
+def test_a_head_that_depends_on_where_it_stands_is_known():
+    def retention(q, k, v, scale=None, initial_state=None, output_final_state=False):
+        return FAMILY["retention"].reference.function(q, k, v, scale, initial_state, output_final_state)
+
+    assert not flakit.describe("of_its_head", retention, {"q k": "B T H K", "v": "B T H V"}).heads_alike
