@@ -6,7 +6,23 @@ from pathlib import Path
 import anywidget
 import traitlets
 
+from ..figures import style
 from ..figures.canvas import Canvas, Cell
+
+
+def _letters() -> str:
+    """The style by which formulas around a panel have the letters' colours, with nothing written in their source.
+
+    JupyterLab's MathJax names the element of a letter by its code point: 1D45F is the italic r. In dr the r alone is
+    blue. A letter that is upright, as K and V in "K rows", is a number of channels and stays as it is.
+    """
+    rules = []
+    for name in "rqkvwgD":
+        italic = ord(name) - ord("a") + 0x1D44E if name.islower() else ord(name) - ord("A") + 0x1D434
+        letter, colour = f".jp-RenderedMarkdown mjx-c.mjx-c{italic:X}.TEX-I", style.letter(name)
+        rules.append(f"{letter} {{color: {colour}}}")
+        rules.append(f'[data-jp-theme-light="false"] {letter} {{color: color-mix(in srgb, {colour} 55%, white)}}')
+    return "\n".join(rules)
 
 
 class Picture(anywidget.AnyWidget):
@@ -18,6 +34,7 @@ class Picture(anywidget.AnyWidget):
     """
 
     _esm = Path(__file__).with_suffix(".js").read_text()
+    _css = _letters()
 
     png = traitlets.Bytes(b"").tag(sync=True)
     alt = traitlets.Unicode("").tag(sync=True)
