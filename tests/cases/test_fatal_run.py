@@ -81,6 +81,34 @@ def test_the_whole_run_dies_when_it_did(of):
     assert [each > text.LIMIT for (each,) in found.quantiles[: fatal + 1]] == [False] * fatal + [True]
 
 
+@pytest.mark.full
+def test_wherever_rounding_leads_the_law_names_the_lost_step():
+    """Processors part after some twenty steps, and each has a fatal step of its own, if any."""
+    found = case.start("none", steps=text.Text(0).steps)
+    first = next((n for n, lost in enumerate(found.lost) if lost), len(found.lost))
+    assert first >= 60 and found.predicted[:first] == [False] * first
+    assert first == len(found.lost) or found.predicted[first] and all(found.lost[first:])
+    assert all(math.isfinite(x) for x in found.run.losses[:first])
+
+
+def lost(of, inputs, do):
+    """Of the faulty kernel alone, with a finite gradient of o: which of o and the gradients are not finite."""
+    tensors = {name: x.clone().requires_grad_() for name, x in inputs.items()}
+    o = text._operator(of)(*tensors.values()).o
+    o.backward(do)
+    made = {"o": o} | {f"d{name}": x.grad for name, x in tensors.items()}
+    return {name for name, x in made.items() if not x.isfinite().all()}
+
+
+@pytest.mark.parametrize("of", text.FATAL)
+def test_the_fatal_step_does_not_hang_on_rounding(of):
+    """Inputs that are off by far more than any rounding lose the same tensors."""
+    x, generator = dict(case.fatal_batch(of).whole), torch.Generator().manual_seed(0)
+    do = x.pop("do")
+    moved = {name: y * (1 + 1e-4 * torch.randn(y.shape, generator=generator)) for name, y in x.items()}
+    assert {"dr", "dk", "dw"} <= lost(of, moved, do) == lost(of, x, do)
+
+
 @pytest.mark.parametrize("of", text.FATAL)
 def test_the_fatal_batch_is_where_the_exponent_is(of):
     x = case.fatal_batch(of)
