@@ -261,6 +261,7 @@ def _call(subject: Subject, s: Setting, states: str = "") -> str:
         options.append("output_final_state=True")
     if s.lengths is not None:
         options.append(f"cu_seqlens={OFFSETS.get(s.offsets, 'ends')}")
+    options += [f"{name}={x!r}" for name, x in op.constants.items() if name in subject.taken]
     given = [f"{name}={name}" if subject.by_name else name for name in op.tensors]
     return f"{'adapter(function, ' if subject.adapted else 'function('}{', '.join([*given, *options])})"
 
