@@ -45,7 +45,7 @@ def test_cases(name):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(x, marks=pytest.mark.full) if x == "kernel_trace" else x for x in PANELS]
+    "name", [pytest.param(x, marks=pytest.mark.full) if x in ("kernel_trace", "lost_digits") else x for x in PANELS]
 )
 def test_panels(name):
     assert getattr(panels, name)().png

@@ -14,6 +14,7 @@ from .gradient_comparer import gradient_comparer
 from .headroom import headroom
 from .infinity import infinity
 from .kernel_trace import kernel_trace
+from .lost_digits import lost_digits
 from .phase_diagram import phase_diagram
 from .sketches import sketch
 from .state_stepper import state_stepper
@@ -27,6 +28,7 @@ __all__ = [
     "headroom",
     "infinity",
     "kernel_trace",
+    "lost_digits",
     "phase_diagram",
     "sketch",
     "state_stepper",

@@ -25,6 +25,7 @@ from flakit.panels import (
     headroom,
     infinity,
     kernel_trace,
+    lost_digits,
     phase_diagram,
     sketch,
     state_stepper,
@@ -48,6 +49,7 @@ PANELS = {
     "gradient_comparer": gradient_comparer,
     "headroom": lambda **how: headroom(GATES, "rwkv6", **how),
     "kernel_trace": kernel_trace,
+    "lost_digits": lost_digits,
     **{name: lambda name=name, **how: case(name, **how) for name in CASES},
 }  # fmt: skip
 
@@ -55,7 +57,7 @@ NAMES = set(
     "Python ij float bfloat inf NaN nan log max exp where RMS RWKV GSA GPU ln ge gi do dr dk dv dw du dA final state "
     "none first row previous across block start middle pairwise dyadic masked late padding chunk blocks init wide rwkv "
     "gsa gla mamba logsigmoid uniform spikes forget multiply before mask last softmax ds dq dg sigmoid attention right "
-    "both pair forward detach sub alpha tf BK BV PyTorch torch triton Triton "
+    "both pair forward detach sub alpha tf TF None BK BV PyTorch torch triton Triton "
     "cpu NVIDIA MB GB TB True False kwargs tl dot trans ieee dx da db slice".split()
 )
 """What has the same name in code and in Chinese."""

@@ -20,7 +20,7 @@ from tests.language.test_panels import PANELS
 from tests.notebooks.running import NOTEBOOKS
 
 SOURCES = [path for kind in ("py", "js", "css") for path in Path(flakit.__file__).parent.rglob(f"*.{kind}")]
-SLOW = ("kernel_trace", "anomaly", "gradient_accumulation")
+SLOW = ("kernel_trace", "lost_digits", "anomaly", "gradient_accumulation")
 QUICK = [name for name in PANELS if name in SKETCHES or name in ("masking", "clamping", "state_stepper", "diagnosis")]
 
 
