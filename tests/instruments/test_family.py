@@ -29,7 +29,7 @@ def words(found):
 
 def test_a_kernel_with_a_factor_from_the_chunks_start_is_found():
     op, kernel, probe = WRONG["kda, e^(+) from the chunk's start"]
-    (v,) = flakit.audit(kernel, op, only=[probe], shrink=False, seconds=1).verdicts
+    (v,) = flakit.audit(kernel, op, only=[probe], shrink=False, seconds=None).verdicts
     assert v.verdict == "fail" and v.case == "anchor" and "are not finite" in v.words
     assert "def naive(q, k, v, g, beta" in v.repro and "import flakit" not in v.repro
 
@@ -37,7 +37,7 @@ def test_a_kernel_with_a_factor_from_the_chunks_start_is_found():
 @pytest.mark.full
 def test_a_kernel_with_a_factor_from_the_chunks_start_is_found_shrunk_and_shown():
     op, kernel, probe = WRONG["kda, e^(+) from the chunk's start"]
-    (v,) = flakit.audit(kernel, op, only=[probe], seconds=10).verdicts
+    (v,) = flakit.audit(kernel, op, only=[probe], seconds=None).verdicts
     assert v.setting["T"] <= 16 and v.setting["K"] == v.setting["V"] == 1
     with pytest.raises(AssertionError, match="is off by nan"):
         exec(v.repro, {})
@@ -54,7 +54,7 @@ def test_a_right_kernel_in_chunks_passes_what_finds_that():
 @pytest.mark.parametrize("name", RIGHT)
 def test_right_kernels_pass(name):
     op, kernel = RIGHT[name]
-    found = flakit.audit(kernel, op, shrink=False, seconds=20)
+    found = flakit.audit(kernel, op, shrink=False, seconds=None)
     assert found.passed, words(found)
 
 
@@ -62,7 +62,7 @@ def test_right_kernels_pass(name):
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_kernels_are_found_by_their_probe(name):
     op, kernel, probe = WRONG[name]
-    found = flakit.audit(kernel, op, only=[probe], seconds=10)
+    found = flakit.audit(kernel, op, only=[probe], seconds=None)
     assert found[probe].verdict == "fail", found
     assert found[probe].repro is not None
     with pytest.raises(AssertionError):
@@ -72,7 +72,7 @@ def test_wrong_kernels_are_found_by_their_probe(name):
 @pytest.mark.full
 @OPS
 def test_every_probe_passes_the_references(op):
-    found = flakit.audit(naive(op), op, shrink=False, seconds=15)
+    found = flakit.audit(naive(op), op, shrink=False, seconds=None)
     assert found.passed, words(found)
     unsupported = {v.probe.name for v in found.verdicts if v.verdict == "not supported"}
     expected = set() if FAMILY[op].decay else ON_DECAYS
@@ -146,23 +146,23 @@ def halved(op):
 
 
 def audits(op):
-    assert flakit.audit(naive(op), op, only=["truth", "initial-state"], shrink=False, seconds=2).passed
+    assert flakit.audit(naive(op), op, only=["truth", "initial-state"], shrink=False, seconds=None).passed
 
 
 def writes_scripts(op):
-    (v,) = flakit.audit(halved(op), op, only=["truth"], shrink=False, seconds=1).verdicts
+    (v,) = flakit.audit(halved(op), op, only=["truth"], shrink=False, seconds=None).verdicts
     assert v.verdict == "fail" and "def naive(" in v.repro
     with pytest.raises(AssertionError, match="is off by"):
         exec(v.repro, {"function": halved(op)})
 
 
 def shrinks(op):
-    (v,) = flakit.audit(halved(op), op, only=["truth"], seconds=1).verdicts
+    (v,) = flakit.audit(halved(op), op, only=["truth"], seconds=None).verdicts
     assert v.setting["T"] == v.setting["K"] == v.setting["V"] == 1, v.setting
 
 
 def is_a_test(op):
-    test = audited(naive(op), like=op, only=["truth"], seconds=1)
+    test = audited(naive(op), like=op, only=["truth"], seconds=None)
     test(probe="truth")
 
 
