@@ -18,6 +18,7 @@ PANELS = {
     "headroom": ("headroom(__import__('flakit').inputs('rwkv6', T=200)['w'])", "decays ×", ()),
     "gradient-accumulation": ("case('gradient_accumulation')", "in parts", ()),
     "kernel-trace": ("kernel_trace()", "decay", ()),
+    "lost-digits": ("lost_digits()", "decay", ()),
     "sketch-reading": ("sketch('reading')", "direction", ()),
     "masking": ("case('masking', w=-1.0)", "decay w", ()),  # and, as this one, every other case
 }

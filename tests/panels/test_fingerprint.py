@@ -20,7 +20,7 @@ def panel():
 
 def test_the_matrix_fills_lesson_by_lesson():
     empty, some, whole = fingerprint("00"), fingerprint(upto="05"), fingerprint()
-    assert [str(x).split(" faults")[0] for x in (empty, some, whole)] == ["0 of 18", "5 of 18", "18 of 18"]
+    assert [str(x).split(" faults")[0] for x in (empty, some, whole)] == ["0 of 19", "5 of 19", "19 of 19"]
     assert empty.pixels == some.pixels == whole.pixels and len({x.png() for x in (empty, some, whole)}) == 3
     assert fingerprint(causes=["scale"]).png() == fingerprint("01").png()
     for picture in (empty, whole):

@@ -222,7 +222,7 @@ def test_a_failing_run_is_told(panel, monkeypatch):
     panel.run.start()
     panel.run.wait(60)
     assert panel.run.status.value == "failed"
-    assert panel.text.startswith("RuntimeError: sweep at T=8, decay=0.05: division by zero")
+    assert panel.text.startswith("RuntimeError: sweep at T=8, decay=0.05: ZeroDivisionError: division by zero")
 
 
 @pytest.mark.full

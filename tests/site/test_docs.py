@@ -87,9 +87,19 @@ def test_an_argument_that_is_explained_behind_another_has_a_line_of_its_own():
     )
 
 
-@pytest.mark.parametrize("name", flakit.__all__)
+MODULES = {name: thing for name in flakit.__all__ if inspect.ismodule(thing := getattr(flakit, name))}
+PUBLIC = {name: getattr(flakit, name) for name in flakit.__all__ if name not in MODULES}
+PUBLIC |= {
+    f"{name}.{x}": thing
+    for name, module in MODULES.items()
+    for x, thing in vars(module).items()
+    if inspect.isfunction(thing) and thing.__module__ == module.__name__ and not x.startswith("_")
+}
+
+
+@pytest.mark.parametrize("name", PUBLIC)
 def test_every_public_docstring_is_whole_on_its_page(name):
-    thing = getattr(flakit, name)
+    thing = PUBLIC[name]
     page = docstrings.entry(f"flakit.{name}", thing)
 
     def words(text):
