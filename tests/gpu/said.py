@@ -27,6 +27,12 @@ def totals(rows: Sequence[Mapping]) -> list[dict]:
     return found
 
 
+def _others(x: Mapping) -> str:
+    """What became of those that did not pass."""
+    words = [f"{x[name]} {said}" for name, said in (("failed", "failed"), ("not_run", "not run yet")) if x[name]]
+    return f", {', '.join(words)}" if words else ""
+
+
 def text(name: str, rows: Sequence[Mapping]) -> str:
     """The words of one of the texts."""
     pinned = re.search(r"^triton==([\d.]+)", (sources.ROOT / "constraints.txt").read_text(), re.M)[1]
@@ -34,7 +40,7 @@ def text(name: str, rows: Sequence[Mapping]) -> str:
         return "What the GPU tests (`python -m tests.gpu`) say of these kernels is not recorded yet."
     if name == "README.md":
         each = [
-            f"on {x['card']} {x['passed']} of {sum(x[n] for n in results.COUNTED) - x['skipped']} passed "
+            f"on {x['card']} {x['passed']} of {sum(x[n] for n in results.COUNTED) - x['skipped']} passed{_others(x)} "
             f"({x['date']}, torch {x['torch']}, triton {x['triton']})"
             for x in totals(rows)
         ]
