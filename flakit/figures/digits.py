@@ -44,7 +44,7 @@ class DigitsFigure:
 
     def __init__(self, width: float = 9.4, lines: int = 13):
         wide = width >= 9.0
-        self._lines, self._each = lines, 0.25
+        self._lines, self._each = lines, 0.25 if wide else 0.22
         height, across = 0.72 + self._each * lines + 0.5, 3.2 if wide else 2.3
         self._letters = 74 if wide else 42
         self.canvas = Canvas(width, height)
