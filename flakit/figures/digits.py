@@ -20,7 +20,7 @@ WORDS = Words() | {
     "in": "going in",
     "out": "coming out",
     "lost": "the line that lost them",
-    "budget": "what a result of float32 should have",
+    "budget": "what float32 should have",
     "more": "… and {n} lines that lost less",
 }
 """Everything that stays written in the picture."""
@@ -120,7 +120,7 @@ class DigitsFigure:
         width, height = figure.get_size_inches()
         figure.legend(
             handles, names, loc="lower left", bbox_to_anchor=(0.06 / width, 0.02 / height), ncols=2 if width < 9 else 4,
-            borderaxespad=0, handlelength=1.6, columnspacing=1.2,
+            borderaxespad=0, handlelength=1.6, columnspacing=1.2 if width >= 9 else 0.4, handletextpad=0.5,
         )  # fmt: skip
 
 
