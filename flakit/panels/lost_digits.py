@@ -1,5 +1,6 @@
 """The lines of a chunk kernel and the digits that each loses, as its decay grows and its products are rounded."""
 
+import functools
 import math
 
 from ..figures.canvas import Cell
@@ -60,7 +61,7 @@ class LostDigits(Panel):
         self.knobs["seed"].layout.display = "none"
 
     def compute(self, decay, way, products, **_) -> Trace:
-        return workbench.traced(decay, way=way, digits=True, products=products)
+        return _traced(decay, way, products)
 
     def draw(self, result: Trace, **_) -> None:
         figure = self.figure(DigitsFigure)
@@ -99,6 +100,12 @@ class LostDigits(Panel):
 
 print(workbench.traced({literal(decay)}, way={way!r}, digits=True, products={products!r}).digits)
 """
+
+
+@functools.lru_cache(maxsize=32)
+def _traced(decay: float, way: str, products: str) -> Trace:
+    """Some seconds of an interpreted kernel: not again because a window has another width."""
+    return workbench.traced(decay, way=way, digits=True, products=products)
 
 
 def _digits(x: float) -> str:
