@@ -44,6 +44,9 @@ WORDS = Words() | {
     "unpin tip": "take the kept picture away",
     "pinned": "Pinned: {text}",
     "seed": "seed",
+    "play": "play",
+    "pause": "pause",
+    "stop": "stop and go back to the start",
     "back": "one step back",
     "on": "one step on",
     "point": "Point at a cell to see its arithmetic; the arrow keys walk on from there.",
@@ -191,7 +194,8 @@ class Panel(widgets.VBox):
 
         seed = self.knobs["seed"]
         seed.description, seed.style, seed.layout = WORDS["seed"], {"description_width": "34px"}, {"width": "130px"}
-        self.picture = Picture(self._found, self._roomy)
+        names = {icon: WORDS[icon] for icon in ("play", "pause", "stop")}
+        self.picture = Picture(self._found, self._roomy, names=names)
         self.picture.beside = self.beside
         self.readout = widgets.HTML(layout={"width": "auto", "flex": "0 0 auto"})
         self.readout.add_class("flakit-readout")

@@ -78,16 +78,26 @@ function render({model, el}) {
     event.stopPropagation();
   });
 
-  // A slider's handle has no name of its own: it is given the words that stand beside it.
-  const nameSliders = () => {
-    for (const slider of el.closest(".flakit-panel")?.querySelectorAll(".widget-slider") ?? []) {
-      const name = slider.querySelector(".widget-label")?.textContent;
+  // What the widgets leave without a name: a slider's handle has the words beside it, the player's buttons those of the
+  // panel, and what the readout says is read aloud when it changes.
+  const name = (control, words) => {
+    if (words && control.getAttribute("aria-label") !== words) control.setAttribute("aria-label", words);
+  };
+  const nameControls = () => {
+    const panel = el.closest(".flakit-panel");
+    if (!panel) return;
+    for (const slider of panel.querySelectorAll(".widget-slider")) {
       for (const handle of slider.querySelectorAll(".noUi-handle")) {
-        if (name && handle.getAttribute("aria-label") !== name) handle.setAttribute("aria-label", name);
+        name(handle, slider.querySelector(".widget-label")?.textContent);
         const value = slider.querySelector(".widget-readout")?.textContent;
         if (value && handle.getAttribute("aria-valuetext") !== value) handle.setAttribute("aria-valuetext", value);
       }
     }
+    for (const icon of panel.querySelectorAll(".widget-play .jupyter-button > i")) {
+      const which = Object.keys(model.get("names")).find(each => icon.classList.contains(`fa-${each}`));
+      name(icon.parentElement, model.get("names")[which]);
+    }
+    panel.querySelector(".flakit-readout > .widget-html-content")?.setAttribute("aria-live", "polite");
   };
 
   // How much room there is for pictures decides how the next one is laid out.
@@ -97,7 +107,7 @@ function render({model, el}) {
     if (width > 0 && Math.abs(width - told) >= MOVED) tell("room", told = width, window.innerHeight);
     place();
   });
-  const watch = new MutationObserver(nameSliders);
+  const watch = new MutationObserver(nameControls);
   // A busy browser puts a picture into its panel some frames after it was made.
   let next = requestAnimationFrame(function begin() {
     if (!el.isConnected) {
@@ -107,8 +117,8 @@ function render({model, el}) {
     const panel = el.closest(".flakit-panel") ?? el;
     room.observe(panel);
     room.observe(image);
-    watch.observe(panel, {childList: true, subtree: true, characterData: true});
-    nameSliders();
+    watch.observe(panel, {childList: true, subtree: true, characterData: true, attributes: true, attributeFilter: ["class"]});
+    nameControls();
   });
 
   const listeners = {

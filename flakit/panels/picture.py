@@ -43,9 +43,11 @@ class Picture(anywidget.AnyWidget):
     lit = traitlets.List([]).tag(sync=True)
     strip = traitlets.Unicode("").tag(sync=True)
     points = traitlets.Bool(False).tag(sync=True)
+    names = traitlets.Dict().tag(sync=True)
+    """What the player's buttons are called, by their icons."""
 
-    def __init__(self, found: Callable[[Cell | None], str], room: Callable[[int, int], None]):
-        super().__init__()
+    def __init__(self, found: Callable[[Cell | None], str], room: Callable[[int, int], None], **traits):
+        super().__init__(**traits)
         self._found, self._room = found, room
         self._canvas: Canvas | None = None
         self.picked: Cell | None = None
