@@ -10,7 +10,7 @@ from ...numerics.words import error, number
 from . import READ, ROUNDED, STRONGEST, Shown, grown
 
 WORDS = Words() | {
-    "knobs": {"w": "strongest decay", "chunk": "tokens C", "op": "operator", "rebuilt": "states", "seed": "seed"},
+    "knobs": {"w": "strongest w", "chunk": "tokens C", "op": "operator", "rebuilt": "states", "seed": "seed"},
     "alt": "A map of how far each row of the rebuilt state is off, a column for each token and a row for each channel; "
     "below, the same errors over the decay that was walked back, with the law, what bfloat16 rounds and the strongest "
     "decay of RWKV7's gate",
@@ -25,14 +25,14 @@ WORDS = Words() | {
     "law": "law",
     "rounded": "bfloat16 rounds",
     "gate": "the most that RWKV7's gate gives {n} tokens",
-    "right": "The state behind each chunk is right, and {n} tokens are walked back from there. The rounding of the "
-    "fastest channel grows to {off} of its size, less than bfloat16's rounding, {rounded}. {grads}",
-    "beyond": "The state behind each chunk is right, and {n} tokens are walked back from there. The rounding of the "
-    "fastest channel grows to {off} of its size, and bfloat16 would round by {rounded}. Nothing is NaN. {grads}",
-    "lost": "The state behind each chunk is right, and {n} tokens are walked back from there. On the way the rounding "
-    "of the fastest channel outgrows the state itself, {off} times its size: not one digit is right. {grads}",
-    "infinite": "The state behind each chunk is right, but {n} tokens are walked back from there, and the rounding of "
-    "the fastest channel leaves float32 on the way. {grads}",
+    "right": "{n} tokens are walked back from the right state behind each chunk. The fastest channel's rounding grows "
+    "to {off} of its size, less than bfloat16's rounding, {rounded}. {grads}",
+    "beyond": "{n} tokens are walked back from the right state behind each chunk. The fastest channel's rounding grows "
+    "to {off} of its size, and bfloat16 would round by {rounded}. Nothing is NaN. {grads}",
+    "lost": "{n} tokens are walked back from the right state behind each chunk. On the way the fastest channel's "
+    "rounding outgrows the state itself, {off} times its size: not one digit is right. {grads}",
+    "infinite": "{n} tokens are walked back from the right state behind each chunk. The fastest channel's rounding "
+    "leaves float32 on the way. {grads}",
     "grads": {
         2: "{first} is off by {one}, {second} by {two}; o and the others are right.",
         3: "{first} is off by {one}, {second} by {two}, {third} by {three}; o and the others are right.",
@@ -52,7 +52,7 @@ ON_VIEW = ("w", "chunk", "rebuilt")
 LINE = "a row off by"
 PRESETS = {
     "RWKV7's bound": {"w": -0.6065, "chunk": 16, "op": "rwkv7", "rebuilt": "by division"},
-    "beyond bfloat16": {"w": -1.0, "chunk": 16, "op": "rwkv7", "rebuilt": "by division"},
+    "wrong": {"w": -1.0, "chunk": 16, "op": "rwkv7", "rebuilt": "by division"},
     "infinite": {"w": -7.0, "chunk": 16, "op": "rwkv7", "rebuilt": "by division"},
     "repaired": {"w": -1.0, "chunk": 16, "op": "rwkv7", "rebuilt": "forward again"},
 }
