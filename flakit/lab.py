@@ -183,11 +183,13 @@ def environment() -> dict[str, str]:
 
 def jupyterlab(root: Path, page: str, flags: Sequence[str] = ()) -> list[str]:
     """The command that serves `root` to this machine alone and opens `page`, a path in it; `flags` are JupyterLab's."""
+    settings = carried.folder("notebooks") / SETTINGS
     as_root = ["--allow-root"] if getattr(os, "geteuid", lambda: None)() == 0 else []  # often so in a container
     return [
         *(sys.executable, "-m", "jupyterlab", "--ip=127.0.0.1", f"--ServerApp.root_dir={root.resolve()}"),
         f"--LabApp.default_url=/lab/tree/{page}",
-        f"--LabApp.app_settings_dir={carried.folder('notebooks') / SETTINGS}",
+        f"--LabApp.app_settings_dir={settings}",
+        f"--LabApp.extra_labextensions_path={settings / 'labextensions'}",
         *as_root,
         *flags,
     ]

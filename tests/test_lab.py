@@ -243,6 +243,8 @@ def test_jupyterlab_opens_the_copys_first_notebook(tmp_path, monkeypatch, starte
     assert option(command, "--ServerApp.root_dir") == str(folder)
     assert option(command, "--LabApp.default_url") == "/lab/tree/00_start_here.ipynb"
     assert Path(option(command, "--LabApp.app_settings_dir"), "overrides.json").is_file()
+    extension = Path(option(command, "--LabApp.extra_labextensions_path"), "flakit")
+    assert (extension / json.loads((extension / "package.json").read_text())["jupyterlab"]["_build"]["load"]).is_file()
     assert command[-3:] == ["--no-browser", "--port", "8899"]
     import torch
 

@@ -51,6 +51,7 @@ WORDS = Words() | {
     "on": "one step on",
     "point": "Point at a cell to see its arithmetic; the arrow keys walk on from there.",
     "stale": "The picture shows the last setting that worked.",
+    "gone": "The kernel that moves this panel has stopped. Run this cell again.",
     "starting": "starting",
     "stopping": "stopping",
     "cancel": "cancel",
@@ -80,6 +81,8 @@ _CSS = """<style>
 .flakit-readout.widget-html > .widget-html-content {white-space: pre-line; line-height: 1.4}
 .flakit-readout .flakit-error {border-left: 4px solid #D55E00; padding-left: 8px}
 .flakit-script textarea {font-family: monospace; font-size: 12px}
+.flakit-panel .jupyter-widgets-disconnected::before {display: none}
+.flakit-panel.jupyter-widgets-disconnected::before {content: "GONE"; border-left: 4px solid #D55E00; padding-left: 8px}
 .flakit-pictures {gap: 8px; align-items: flex-start}
 .flakit-pictures > * {flex: 1 1 45%; min-width: 0}
 .flakit-frame {position: relative; line-height: 0}
@@ -231,7 +234,7 @@ class Panel(widgets.VBox):
 
         super().__init__(
             [
-                widgets.HTML(_CSS, layout={"display": "none"}),
+                widgets.HTML(_CSS.replace("GONE", WORDS["gone"]), layout={"display": "none"}),
                 shown,
                 *([presets] if row else []),
                 *runs,
