@@ -34,13 +34,13 @@ def linear(inputs: int, outputs: int, size: float) -> nn.Linear:
 
 
 def unit(x: Tensor) -> Tensor:
-    """Each row of x [..., D] at length one, divided by at least its dtype's eps: a row of zeros stays zero.
+    """Each row of x [..., D] at length one, whatever its own length from 1e-12 on; a row of zeros stays zero.
 
-    The usual 1e-12 is 0 in float16, where 0 / 0 is NaN, and the gradient of a row of zeros is divided by it too.
-    In float32 at least: a sum of squares leaves float16 where its root does not.
+    In float16 from its smallest normal number on, 6e-5: there 1e-12 is 0, and 0 / 0 NaN. In float32 at least: a sum of
+    squares leaves float16 where its root does not.
     """
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    return F.normalize(wide, dim=-1, eps=torch.finfo(x.dtype).eps).to(x.dtype)
+    return F.normalize(wide, dim=-1, eps=max(1e-12, torch.finfo(x.dtype).smallest_normal)).to(x.dtype)
 
 
 class LowRank(nn.Module):
