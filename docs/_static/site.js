@@ -1,4 +1,5 @@
-// Tables that sort and can be searched, and boxes that scroll by keyboard. Every page is whole without it.
+// Tables that sort and can be searched, boxes that scroll by keyboard, headings that stay where a link led. Every page is
+// whole without it.
 (() => {
   const number = text => {
     const plain = { inf: Infinity, "-inf": -Infinity, NaN: NaN, nan: NaN }[text];
@@ -66,7 +67,29 @@
     }
   };
 
+  // A panel grows when it comes near the window and its controls appear: what lies below moves while the page is still on
+  // its way to it. What the address names is put back into its place until the reader scrolls or touches anything.
+  let held = null;
+  const hold = () => {
+    const name = decodeURIComponent(location.hash.slice(1));
+    held = name ? document.getElementById(name) : null;
+    place();
+  };
+  const place = () => held?.scrollIntoView({behavior: "instant", block: "start"});
+  const holding = () => {
+    addEventListener("hashchange", hold);
+    // The same link once more changes no address.
+    document.addEventListener("click", event => { if (event.target.closest?.('a[href^="#"]')) setTimeout(hold); });
+    for (const moved of ["wheel", "touchmove", "pointerdown", "keydown"]) {
+      addEventListener(moved, () => { held = null; }, {capture: true, passive: true});
+    }
+    addEventListener("scrollend", place);
+    new ResizeObserver(place).observe(document.querySelector("article") ?? document.body);
+    hold();
+  };
+
   document.addEventListener("DOMContentLoaded", () => {
+    holding();
     document.querySelectorAll("table.sortable").forEach(table => { sortable(table); searchable(table); });
     const chinese = document.documentElement.lang === "zh";
     const label = (selector, words) =>

@@ -103,6 +103,37 @@ def test_a_prediction_is_revealed_when_it_is_chosen(opened):
     assert not said.is_visible() and "(your choice)" not in choices.nth(0).locator("summary").inner_text()
 
 
+AT_THE_TOP = """async () => {
+  const off = [];
+  for (const link of document.querySelectorAll('.toc-tree a[href^="#"]:not([href="#"])')) {
+    scrollTo({top: 0, behavior: 'instant'});
+    link.click();
+    const heading = document.getElementById(decodeURIComponent(link.hash.slice(1)));
+    let top = NaN, calm = 0;
+    for (let n = 0; n < 60 && calm < 6; n++) {
+      await new Promise(done => setTimeout(done, 50));
+      const now = heading.getBoundingClientRect().top;
+      calm = Math.abs(now - top) < 1 ? calm + 1 : 0;
+      top = now;
+    }
+    const end = scrollY + innerHeight >= document.documentElement.scrollHeight - 2;
+    if (top < -2 || (top > 140 && !end)) off.push([link.textContent, Math.round(top)]);
+  }
+  return off;
+}"""
+
+
+@pytest.mark.parametrize("width", [1440, 1024, 390])
+@pytest.mark.parametrize("lesson", ["02_rwkv6_backward", "05_one_infinity", "06_the_anchor"])
+def test_a_link_within_a_page_leads_to_its_heading(opened, lesson, width):
+    page = opened("index")
+    page.set_viewport_size({"width": width, "height": 900})
+    page.goto(page.url.replace("index.html", f"notebooks/{lesson}.html"))
+    links = page.locator(".toc-tree a[href^='#']:not([href='#'])").count()
+    assert links >= 5
+    assert page.evaluate(AT_THE_TOP) == []
+
+
 def test_recorded_tables_sort_and_can_be_searched_from_the_keyboard(opened):
     page = opened("results/h200_rwkv6_gradients")
     table = page.locator("table.sortable")
