@@ -58,6 +58,8 @@ FINITE = "none: every value whose truth is finite is finite"
 ORDER = f"none but {ORDERED} spacings of the dtype: equal values in another order"
 PROGRAMS = 1040
 """More than 1,024 of them."""
+WIDEST = 64
+"""Of the tiles that kernels cut a head into; narrower ones divide it."""
 
 Control = tuple[str, Callable[[Setting], Setting]]
 
@@ -70,6 +72,12 @@ def bare(probe: str = "truth", **fields) -> Control:
 def one_sequence(s: Setting) -> Setting:
     """The longest of the packed ones, alone."""
     return s.without(lengths=None, padding=0, offsets="contiguous", T=max(s.lengths))
+
+
+def whole_tiles(s: Setting) -> Setting:
+    """Square, and of whole tiles, however wide: a square head cut off by a tile's edge shows a transposed mask too."""
+    size = -(-max(s.K, s.V) // WIDEST) * WIDEST
+    return s.without(K=size, V=size, M=size)
 
 
 STATELESS = bare(initial_state=False, final_state=False, loss="o")
@@ -316,7 +324,7 @@ PROBES: dict[str, Probe] = {
             against_truth,
             needs=("K != V",),
             condition=lambda op, s: s.K != s.V,
-            controls=(("truth", lambda s: s.without(V=s.K, M=s.K)),),
+            controls=(("truth", whole_tiles),),
         ),
         Probe(
             "sizes",

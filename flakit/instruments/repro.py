@@ -124,8 +124,9 @@ def _as_it_was() -> Iterator[None]:
     makers = [(owner, name, getattr(owner, name)) for owner, names in _MAKERS for name in names]
     deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     try:
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(devices=gpus):
             yield
     finally:
         for owner, name, maker in makers:

@@ -8,6 +8,7 @@ import torch
 import flakit
 from flakit.instruments import audit as audit_module
 from flakit.instruments.probes import PROBES
+from flakit.instruments.setting import Setting
 from tests.instruments import kernels
 from tests.instruments.planted import PLANTED
 
@@ -75,15 +76,41 @@ def test_a_final_state_of_the_other_shape_is_said_to_be_transposed():
     assert "final_state: expected [1, 2, 40, 64], got [1, 2, 64, 40], transposed" in found["rectangles"].words, found
 
 
+def computes_here(r, k, v, w, u, scale=None):
+    """On the current GPU, wherever its arguments are."""
+    on = torch.device("cuda", torch.cuda.current_device())
+    return kernels.only_o(*(x.to(on) for x in (r, k, v, w, u)), scale) + torch.zeros(1, device=r.device)
+
+
 @pytest.mark.gpu
 def test_a_kernel_that_allocates_on_the_current_device_is_found_where_there_are_two():
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
-
-    def here(r, k, v, w, u, scale=None):
-        on = torch.device("cuda", torch.cuda.current_device())
-        return kernels.only_o(*(x.to(on) for x in (r, k, v, w, u)), scale) + torch.zeros(1, device=r.device)
-
     right = flakit.audit(kernels.only_o, "rwkv6", only="other-device", shrink=False)
     assert right["other-device"].verdict == "pass", right
-    assert not flakit.audit(here, "rwkv6", only="other-device", shrink=False).passed
+    assert not flakit.audit(computes_here, "rwkv6", only="other-device", shrink=False).passed
+
+
+def test_the_other_device_is_one_that_is_not_current_and_no_other_probe_stays_there(monkeypatch):
+    """Two GPUs by name, whose tensors are on the CPU: what is asked of which, and who is told so."""
+    asked, make = [], Setting.make
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(Setting, "make", lambda self, op, device="cpu": asked.append(device) or make(self, op))
+
+    def current_alone(r, k, v, w, u, scale=None):
+        return kernels.only_o(r, k, v, w, u, scale) * (asked[-1] != "cuda:0")
+
+    def crashes_elsewhere(r, k, v, w, u, scale=None):
+        if asked[-1] == "cuda:0":
+            raise RuntimeError("expected all tensors to be on the same device")
+        return kernels.only_o(r, k, v, w, u, scale)
+
+    how = {"only": ["other-device", "truth"], "shrink": False, "device": "cuda"}
+    assert flakit.audit(kernels.only_o, "rwkv6", **how).passed and "cuda:0" in asked
+    for kernel, says in ((current_alone, "allowed"), (crashes_elsewhere, "on the same device")):
+        (failed,) = flakit.audit(kernel, "rwkv6", **how).failed
+        assert (failed.probe.name, failed.cause) == ("other-device", "") and says in failed.words, failed.words
+    asked.clear()
+    found = flakit.audit(current_alone, "rwkv6", only="other-device", shrink=False, device="cpu")
+    assert found["other-device"].words == "it needs two GPUs" and set(asked) == {"cpu"}

@@ -21,8 +21,8 @@ def verdicts(op, kernel):
     return {v.probe.name: v.verdict for v in found.verdicts}
 
 
-HELD = {probe for _, _, probe, _ in PLANTED.values()} | set(MEMORY.values())
-"""Probes that test_audit.py holds to a fault of their own, one by one."""
+HELD = {probe for _, _, probe, _ in PLANTED.values()} | set(MEMORY.values()) | {"other-device"}
+"""Probes that test_audit.py holds to a fault of their own, one by one; test_audit_causes.py, the one for two GPUs."""
 
 
 @pytest.mark.full
