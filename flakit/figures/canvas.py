@@ -159,9 +159,22 @@ class Canvas:
         box = box and Bbox.intersection(box.padded(across, along), self.figure.bbox)
         return box and self._agg.copy_from_bbox(box)
 
-    def png(self) -> bytes:
-        """The picture as PNG; quick rather than small."""
-        return _png(self.rgba())
+    def png(self, density: int = 1) -> bytes:
+        """The picture as PNG; quick rather than small.
+
+        density: dots for each of `pixels`, across and down. More than one, for a fine screen, is drawn from the ground
+        up: several times the cost of a redraw.
+        """
+        if density == 1:
+            return _png(self.rgba())
+        drawn, dpi = (self._background, self._labels), self.figure.dpi
+        self.stale()
+        self.figure.set_dpi(density * dpi)
+        try:
+            return _png(self.rgba())
+        finally:
+            self.figure.set_dpi(dpi)
+            self._background, self._labels = drawn
 
     def _repr_png_(self) -> bytes:
         return self.png()

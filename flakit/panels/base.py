@@ -64,6 +64,9 @@ WORDS = Words() | {
 DEBOUNCE = 0.06
 """Seconds. A redraw that takes longer waits this long after the one before it, then jumps to the newest value."""
 
+SETTLED = 0.25
+"""Seconds without a redraw after which a fine screen gets twice the dots, which take longer to draw."""
+
 WIDE, NARROW = 9.4, 5.9
 """Inches at 100 pixels, the two widths that pictures are laid out for: a laptop's screen, and a small one's."""
 
@@ -194,6 +197,7 @@ class Panel(widgets.VBox):
         self._figures: dict[Hashable, object] = {}
         self._room = self._kept = None
         self._timer, self._cost, self._drawn = None, 0.0, 0.0
+        self._density, self._loop, self._sharpening = 1, None, None
 
         seed = self.knobs["seed"]
         seed.description, seed.style, seed.layout = WORDS["seed"], {"description_width": "34px"}, {"width": "130px"}
@@ -395,6 +399,22 @@ class Panel(widgets.VBox):
                 self.player.show(stops.index(setting[self.main]), len(stops) - 1)
             self._drawn = time.perf_counter()
             self._cost = self._drawn - start
+        self._settle()
+
+    def _settle(self) -> None:
+        """On a fine screen, sharpen the picture once nothing has moved for a moment."""
+        if self._density > 1 and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._sharpen_later)
+
+    def _sharpen_later(self) -> None:
+        if self._sharpening is not None:
+            self._sharpening.cancel()
+        self._sharpening = self._loop.call_later(SETTLED, self._sharpen)
+
+    @_in_its_language
+    def _sharpen(self) -> None:
+        with self._redrawing:
+            self.picture.png = self.canvas.png(self._density)
 
     def say(self, text: str) -> None:
         """Show text in the readout."""
@@ -410,14 +430,22 @@ class Panel(widgets.VBox):
 
     # What the browser says: the room there is, the cell that is pointed at.
 
-    def _roomy(self, width: int, height: int) -> None:
+    def _roomy(self, width: int, density: float) -> None:
         """The browser shows the panel so wide: another layout of the picture where that is another one."""
-        self._room = width
-        layout = WIDE if width >= 100 * WIDE - 40 and self._kept is None else NARROW
-        if layout != self.width:
-            self.width = layout
-            self._size_readout()
-            self.redraw()
+        self._room, self._density, self._loop = width, 1 + (density > 1), _running_loop()
+        if not self._lay_out():
+            self._settle()
+
+    def _lay_out(self) -> bool:
+        """Take the layout that fits the room; whether that was another one."""
+        wide = self._room is None or self._room >= 100 * WIDE - 40
+        layout = WIDE if wide and self._kept is None else NARROW
+        if layout == self.width:
+            return False
+        self.width = layout
+        self._size_readout()
+        self.redraw()
+        return True
 
     def _size_readout(self) -> None:
         lines = self.readout_lines + (self.width == NARROW)
@@ -439,21 +467,19 @@ class Panel(widgets.VBox):
         """Keep the present picture and readout beside the next; a second call takes them away."""
         if self._kept is None:
             self._kept = self.setting
-            if self.width != NARROW:
-                self.width = NARROW
-                self._size_readout()
-                self.redraw()
+            self._lay_out()
             words = widgets.HTML(html.escape(WORDS.say("pinned", text=self.text)))
             words.add_class("flakit-pinned")
             still = Picture(lambda _: "", lambda *_: None)
             still.show(self.canvas, WORDS.say("pinned", text=self.picture.alt), points=False)
+            still.png = self.canvas.png(self._density)
             self._pinned.children, self._pinned.layout.display = [still, words], ""
             self.add_class("flakit-pinning")
         else:
             self._kept = None
             self._pinned.children, self._pinned.layout.display = [], "none"
             self.remove_class("flakit-pinning")
-            self._roomy(self._room or round(100 * WIDE), 0)
+            self._lay_out()
         which = "pin" if self._kept is None else "unpin"
         self._pin_button.description, self._pin_button.tooltip = WORDS[which], WORDS[f"{which} tip"]
 
@@ -463,10 +489,7 @@ class Panel(widgets.VBox):
     def _changed(self, _) -> None:
         if self._held:
             return
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:  # a script or a test: nothing would ever fire the timer
-            loop = None
+        loop = _running_loop()
         pause = time.perf_counter() - self._drawn
         if loop is None or self._cost <= DEBOUNCE or pause >= DEBOUNCE:
             self.redraw()
@@ -500,6 +523,14 @@ class Panel(widgets.VBox):
         bundle["text/plain"] = f"{self.name}: {self.text}"
         bundle["image/png"] = base64.b64encode(self.png).decode()
         return bundle
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    """None in a script or a test, where nothing would ever fire a timer."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 def _button(words: str, icon: str, pressed: Callable[[], None]) -> widgets.Button:

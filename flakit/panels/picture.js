@@ -104,7 +104,7 @@ function render({model, el}) {
   let told = 0;
   const room = new ResizeObserver(() => {
     const width = Math.floor((el.closest(".flakit-panel") ?? el).clientWidth);
-    if (width > 0 && Math.abs(width - told) >= MOVED) tell("room", told = width, window.innerHeight);
+    if (width > 0 && Math.abs(width - told) >= MOVED) tell("room", told = width, window.devicePixelRatio);
     place();
   });
   const watch = new MutationObserver(nameControls);

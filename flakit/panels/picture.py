@@ -29,8 +29,8 @@ class Picture(anywidget.AnyWidget):
     """A canvas's picture. Mouse, click and arrow keys choose a cell of the canvas's maps.
 
     found(cell) is called whenever another cell is pointed at, with None where there is none; what it returns is the
-    strip of words below the picture. room(width, height) is called with the pixels that a panel has beside and below
-    it when the browser shows it, and whenever these change.
+    strip of words below the picture. room(width, density) is called with the pixels that a panel has for pictures, and
+    with how many dots the screen has for each of them, when the browser shows it and whenever the width changes.
     """
 
     _esm = Path(__file__).with_suffix(".js").read_text()
@@ -46,7 +46,7 @@ class Picture(anywidget.AnyWidget):
     names = traitlets.Dict().tag(sync=True)
     """What the player's buttons are called, by their icons."""
 
-    def __init__(self, found: Callable[[Cell | None], str], room: Callable[[int, int], None], **traits):
+    def __init__(self, found: Callable[[Cell | None], str], room: Callable[[int, float], None], **traits):
         super().__init__(**traits)
         self._found, self._room = found, room
         self._canvas: Canvas | None = None
@@ -83,7 +83,7 @@ class Picture(anywidget.AnyWidget):
     def _told(self, content: dict) -> None:
         kind, x, y = content["kind"], content["x"], content["y"]
         if kind == "room":
-            self._room(int(x), int(y))
+            self._room(int(x), float(y))
         elif kind == "point":
             cell = self._canvas.cell(x, y)
             if cell != self.pointed:

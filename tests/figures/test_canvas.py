@@ -24,6 +24,10 @@ def line(y, title=""):
     return canvas, artist, name
 
 
+def opened(png):
+    return Image.open(io.BytesIO(png))
+
+
 def test_a_blitted_redraw_equals_a_fresh_figure():
     canvas, artist, name = line([1, 2, 3], "before")
     before = canvas.rgba().copy()
@@ -48,6 +52,25 @@ def test_png_holds_the_pixels():
     picture = Image.open(io.BytesIO(canvas.png()))
     assert picture.size == canvas.pixels == (300, 200)
     assert (np.asarray(picture) == canvas.rgba()[..., :3]).all()
+
+
+def test_a_denser_png_shows_the_same_and_leaves_redraws_as_they_were():
+    canvas, artist, name = line([1, 2, 3], "before")
+    canvas.labels(name)
+    plain = canvas.png()
+    dense = opened(canvas.png(2))
+    assert dense.size == (600, 400) and canvas.pixels == (300, 200)
+    small, same, other = (
+        np.asarray(each.resize((30, 20), Image.Resampling.BOX), float)
+        for each in (dense, opened(plain), opened(line([9, 5, 1], "before")[0].png()))
+    )
+    assert np.abs(small - same).max() < 30 and np.abs(small - other).max() > 60  # of 255
+    assert canvas.png() == plain
+    artist.set_ydata([9, 5, 1])
+    name.set_text("after")
+    dense = canvas.png(2)  # before a plain one of the same
+    assert canvas.png() == line([9, 5, 1], "after")[0].png()
+    assert dense == canvas.png(2)
 
 
 def test_axes_of_any_scale_can_be_divided_into_cells():

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import gc
+import io
 import threading
 import time
 import weakref
@@ -10,11 +11,12 @@ import weakref
 import ipywidgets as widgets
 import pytest
 import torch
+from PIL import Image
 
 from flakit.figures import style
 from flakit.figures.canvas import Canvas
 from flakit.panels import knobs
-from flakit.panels.base import DEBOUNCE, ButtonRun, Panel
+from flakit.panels.base import DEBOUNCE, SETTLED, ButtonRun, Panel
 
 
 class Bars(Panel):
@@ -393,10 +395,31 @@ def test_a_panel_without_arithmetic_is_not_pointed_at():
 def test_the_picture_is_laid_out_for_the_room_there_is():
     panel = Maps()
     assert panel.picture.width == 940
-    told(panel, "room", 592, 768)
+    told(panel, "room", 592, 1)
     assert panel.picture.width == panel.canvas.pixels[0] == 590
-    told(panel, "room", 1100, 900)
+    told(panel, "room", 1100, 1)
     assert panel.picture.width == 940
+
+
+def width_of(png):
+    return Image.open(io.BytesIO(png)).width
+
+
+def test_a_fine_screen_gets_a_sharp_picture_when_nothing_moves():
+    async def moved():
+        panel, widths = Maps(), []
+        told(panel, "room", 1100, 1.5)
+        for _ in range(2):
+            widths.append(width_of(panel.png))
+            await asyncio.sleep(2 * SETTLED)
+            widths.append(width_of(panel.png))
+            panel.move("x", 30)
+        panel.move("x", 40)  # and again before it has settled
+        return panel, widths
+
+    panel, widths = asyncio.run(moved())
+    assert widths == [940, 1880, 940, 1880]
+    assert panel.picture.width == 940 == width_of(panel.png)
 
 
 def test_a_pinned_picture_and_its_words_stay():
