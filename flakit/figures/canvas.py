@@ -167,14 +167,15 @@ class Canvas:
         """
         if density == 1:
             return _png(self.rgba())
-        drawn, dpi = (self._background, self._labels), self.figure.dpi
+        background, dpi = self._background, self.figure.dpi
         self.stale()
         self.figure.set_dpi(density * dpi)
         try:
             return _png(self.rgba())
         finally:
             self.figure.set_dpi(dpi)
-            self._background, self._labels = drawn
+            # Labels that have changed since the last plain picture no longer say so: all are drawn again in the next.
+            self._background, self._labels = background, dict.fromkeys(self._labels)
 
     def _repr_png_(self) -> bytes:
         return self.png()
