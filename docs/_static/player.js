@@ -138,7 +138,8 @@
       })) {
         const button = make("button", {type: "button", title: words[`${name} tip`], textContent: words[name]});
         button.addEventListener("click", pressed);
-        buttons.append(this.buttons[name] = button);
+        this.buttons[name] = button;
+        if (name === "enlarge") picture.prepend(button); else buttons.append(button);
       }
       this.buttons.enlarge.className = "flakit-enlarge";
       this.buttons.more.setAttribute("aria-expanded", "false");
