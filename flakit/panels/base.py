@@ -82,6 +82,7 @@ _CSS = """<style>
 .flakit-knobs > *, .flakit-presets > *, .flakit-presets button, .flakit-buttons > * {margin: 1px 2px}
 .flakit-readout {overflow-y: auto}
 .flakit-readout.widget-html > .widget-html-content {white-space: pre-line; line-height: 1.4}
+.flakit-readout sup, .flakit-readout sub {line-height: 0}
 .flakit-readout .flakit-error {border-left: 4px solid #D55E00; padding-left: 8px}
 .flakit-script textarea {font-family: monospace; font-size: 12px}
 .flakit-panel .jupyter-widgets-disconnected::before {display: none}

@@ -41,20 +41,20 @@ FORWARD = (
     ("o<sub>i</sub> = Σ<sub>j</sub>", ("row",)),
     ("mask<sub>ij</sub>", ("mask",)),
     ("( r<sub>i</sub>", ("all",)),
-    ("e<sup>ge_i</sup>", ("read", "pair", "all")),
+    ("e<sup>ge<sub>i</sub></sup>", ("read", "pair", "all")),
     ("·", ("all",)),
     ("k<sub>j</sub>", ("all",)),
-    ("e<sup>−gi_j</sup>", ("key", "pair", "all")),
+    ("e<sup>−gi<sub>j</sub></sup>", ("key", "pair", "all")),
     (")", ("all",)),
     ("v<sub>j</sub>", ("row",)),
 )
 BACKWARD = (
-    ("dr<sub>i</sub> = e<sup>ge_i</sup>", ()),
+    ("dr<sub>i</sub> = e<sup>ge<sub>i</sub></sup>", ()),
     ("Σ<sub>j</sub>", ("dr",)),
     ("dA<sub>ij</sub>", ("dA", "dr")),
     ("·", ("dr",)),
     ("k<sub>j</sub>", ("dr",)),
-    ("e<sup>−gi_j</sup>", ("dr", "loss")),
+    ("e<sup>−gi<sub>j</sub></sup>", ("dr", "loss")),
 )
 """The formulas as terms, each with the steps in which it is lit."""
 
@@ -370,8 +370,8 @@ class Infinity(Panel):
     def say(self, text: str) -> None:
         super().say(text)
         step = STEPS[self.knobs["step"].value - 1]
-        symbols = WORDS[f"symbols {'backward' if step in ('dA', 'dr', 'loss') else 'forward'}"]
-        _, sentence, *rest = map(html.escape, text.split("\n"))
+        symbols = _typeset(WORDS[f"symbols {'backward' if step in ('dA', 'dr', 'loss') else 'forward'}"])
+        _, sentence, *rest = map(_typeset, text.split("\n"))
         parts = [f'<div style="font-size: 115%">{_formula(step)}</div>']
         parts.append(f'<div style="font-size: 85%; line-height: 1.25; opacity: 0.75">{symbols}</div>')
         parts.append(f'<div style="margin: 5px 0">{sentence}</div>')
@@ -542,6 +542,17 @@ _LETTER = re.compile(r"(?<![A-Za-z])d?[rkv](?=<sub>)")
 
 def _coloured(letter: re.Match) -> str:
     return f'<span style="color: {style.letter(letter[0])}">{letter[0]}</span>'
+
+
+_INDEX = re.compile(r"(?<=[A-Za-z])_([a-z]{1,2}|\d+)\b")
+_POWER = re.compile(r"(?<=\be)\^(?:\(((?:[^()]|\([^()]*\))*)\)|([-−]?\d+(?:\.\d+)?))")
+
+
+def _typeset(text: str) -> str:
+    """Words as HTML: the indices and powers of e in them where a formula has them."""
+    return _POWER.sub(
+        lambda power: f"<sup>{power[1] or power[2]}</sup>", _INDEX.sub(r"<sub>\1</sub>", html.escape(text))
+    )
 
 
 def _plain(formula: str) -> str:

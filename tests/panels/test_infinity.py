@@ -53,6 +53,14 @@ def test_low_and_narrow_enough_for_a_small_screen(panel):
         assert width <= round(100 * NARROW) and height <= 320
 
 
+@pytest.mark.parametrize("step", STEPS)
+def test_indices_and_powers_are_set_as_in_a_formula(panel, step):
+    text = at(panel, FIRST, step)
+    shown = panel.readout.value
+    assert not re.search(r"[A-Za-z]_\w|e\^", re.sub(r"<[^>]*>", "", shown)), shown
+    assert "e<sup>" in shown and "<sub>i</sub>" in shown and re.search(r"_[ij]", text)
+
+
 def numbers_of(way, step, cell):
     """The number that stands in a cell, as computed and as it is."""
     made, true = way.made, way.true
