@@ -220,6 +220,18 @@ def test_links_of_the_readme_lead_somewhere():
         assert [link for link in links if not (ROOT / link).exists()] == []
 
 
+def test_the_page_on_architecture_names_every_room_and_files_that_exist():
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    rooms = {path.parent.name for path in (ROOT / "flakit").glob("*/__init__.py")}
+    assert {room for room in rooms if f"`flakit/{room}`" not in text} == set()
+    paths = set(re.findall(r"`([\w/]+(?:\.(?:py|md|js|ipynb)|/))`", text))
+    there = [f"/{path.relative_to(ROOT).as_posix()}" for path in ROOT.glob("*/**/*")]
+    assert (
+        len(paths) > 30
+        and {path for path in paths if not any(x.endswith(f"/{path}".rstrip("/")) for x in there)} == set()
+    )
+
+
 def test_the_readme_is_short_and_leads_to_the_site():
     readme = (ROOT / "README.md").read_text()
     assert len(readme.splitlines()) < 150

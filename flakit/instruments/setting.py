@@ -14,7 +14,6 @@ from ..numerics.operators import Operator
 EXPANDED = "expanded, stride 0"
 INT32 = "int32"
 TRANSPOSED = "transposed"
-LOSSES = ("o", "both", "state")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Casebook 2c: the gradient of the decay as a difference of two running sums, and as a sum that does not cancel.
+"""The gradient of the decay as a difference of two running sums, and as a sum that does not cancel.
 
 Told: chunk and recurrent kernels give different dw because small differences are amplified along the sequence.
 Measured: with scale and inputs alike, one formula is to blame. RWKV6's decay gradient needs no state at all in the form

@@ -1,4 +1,4 @@
-"""Case 3 in training: gates that drift until a kernel's fault is reached, and what brings the training back.
+"""Gates that drift in training until a kernel's fault is reached, and what brings the training back.
 
 As told (flash-linear-attention issue #77): NaN in the gradients as training goes on, rare at first, then more and more
 often; re-initialising the forget gate's projection cures it, re-initialising anything else does not.

@@ -1,4 +1,4 @@
-"""Case 5 in the real Transformers Trainer, where it is installed: `pip install "flakit[trainer]"`.
+"""`gradient_accumulation` in the real Transformers Trainer, where it is installed: `pip install "flakit[trainer]"`.
 
 `run` trains a model of `gradient_accumulation` for a few optimizer steps and returns what the trainer logged. The data,
 its order and the weights are those of `gradient_accumulation.step`, so that the first step is the same step.
