@@ -4,10 +4,9 @@ import os
 import shutil
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
-import pip
 import pytest
 
 from flakit import torch_build
@@ -96,7 +95,8 @@ def test_make_says_which_build_is_coming_and_hands_the_index_on_to_pip(indexes, 
         '[build-system]\nrequires = []\nbuild-backend = "wheels"\nbackend-path = ["."]\n'
     )
     (tmp_path / "pip").mkdir()
-    (tmp_path / "pip" / "pip").symlink_to(Path(pip.__file__).parent, target_is_directory=True)
+    # Found, not imported: below Python 3.12 setuptools cannot be imported after pip, and inductor imports it.
+    (tmp_path / "pip" / "pip").symlink_to(distribution("pip").locate_file("pip"), target_is_directory=True)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", ".venv"], cwd=tmp_path, check=True)
     (packages,) = tmp_path.glob(".venv/lib/python*/site-packages")
     (packages / "pip.pth").write_text(str(tmp_path / "pip"))

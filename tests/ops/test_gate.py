@@ -1,10 +1,6 @@
 """log_decay: -exp(x), with the gradient's limit where exp(x) is infinite."""
 
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -67,12 +63,10 @@ def test_compiled_in_one_graph(dtype):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_compiled_by_inductor(dtype, tmp_path):
-    # In a process of its own: inductor imports setuptools, which fails where others have imported distutils before.
-    code = f"import torch; from tests.ops.test_gate import compiled_in_one_graph as run; run(torch.{dtype}, 'inductor')"
-    env = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
-    subprocess.run([sys.executable, "-c", code], check=True, env=env, cwd=Path(__file__).parents[2])
+def test_compiled_by_inductor(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    for dtype in (torch.float32, torch.float16):
+        compiled_in_one_graph(dtype, "inductor")
 
 
 def compiled_in_one_graph(dtype, backend):
