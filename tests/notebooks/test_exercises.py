@@ -66,16 +66,24 @@ def binds_and_reads(source):
 
 
 def stale(cells):
-    """[(check's cell, name)] of names from before an exercise that a cell after it binds anew, to something else."""
+    """[(check's cell, name)] of names from before an exercise that mean something else once others have run.
+
+    A cell after it binds such a name anew; or an exercise before it does, when it is done again, and the cell that
+    gave the name its meaning is not run again.
+    """
     found, known = [], {n: binds_and_reads(c.source) for n, c in enumerate(cells) if c.cell_type == "code"}
+    first = {n: max((m + 1 for m in range(n) if m not in known), default=0) for n in known}
+    asks = {first[n] for n in known if "check(" in cells[n].source}
     for n, (_, reads) in known.items():
         if "check(" not in cells[n].source:
             continue
-        begin = max((m + 1 for m in range(n) if cells[m].cell_type != "code"), default=0)
-        of_the_exercise = set().union(*(known[m][0] for m in range(begin, n)))
-        before = set().union(*(known[m][0] for m in known if m < begin))
-        later = set().union(*(known[m][0] for m in known if m > n))
-        found += [(n, name) for name in sorted((reads & before & later) - of_the_exercise)]
+        of_the_exercise = set().union(*(known[m][0] for m in range(first[n], n)))
+        for read_name in sorted(reads - of_the_exercise):
+            binders = [m for m in known if read_name in known[m][0] and not first[n] <= m <= n]
+            meant = max((m for m in binders if m < n), default=None)
+            again = [m for m in binders if m > n or (first[m] in asks and first[m] != first[meant])]
+            if meant is not None and again:
+                found.append((n, read_name))
     return found
 
 
@@ -97,6 +105,10 @@ def test_a_stale_name_is_seen():
     assert stale([given, text, asked, checks, text, anew]) == [(3, "S")]
     assert stale([given, text, asked, checks, text, cell("code", "[S for S in range(3)]")]) == []
     assert stale([text, given, asked, checks, text, anew]) == [], "the exercise's own cells are run again"
+    one = cell("code", "S = 2\ncheck('another', yours(), S)")
+    assert stale([one, text, given, text, asked, checks]) == [(5, "S")], "the one before is done again"
+    assert stale([one, text, asked, given, checks]) == []
+    assert stale([cell("code", "S = 2"), text, given, text, asked, checks]) == [], "nobody does these again"
 
 
 def test_the_file_of_the_solutions_is_what_they_add():
