@@ -19,7 +19,7 @@ from flakit.numerics.gradients import rounding_error
 from flakit.numerics.operators import OPERATORS
 from flakit.panels import sketch
 from flakit.panels.knobs import stops_of
-from flakit.panels.sketches import LESSONS, SKETCHES
+from flakit.panels.sketches import LESSONS, SKETCHES, chunk_backward
 from flakit.panels.sketches.chunk_vs_recurrent import SIZES
 from flakit.panels.sketches.delta_rule import CLOSED, DOOR, LAMP, ON, OPEN
 from flakit.panels.sketches.rwkv6_forward import KEYS, VALUES
@@ -197,7 +197,7 @@ def test_chained_shows_the_inverse_of_what_it_shows():
 
 
 def test_what_passes_a_token_is_the_gradient_of_its_decay():
-    x = inputs("rwkv6", T=8, H=1, K=1, V=4, decay=-0.3, dtype=torch.float64)
+    x = inputs("rwkv6", T=8, H=1, K=1, V=4, decay=-0.3, dtype=torch.float64, seed=chunk_backward.SEED)
     x["w"].requires_grad_()
     do, _ = cotangents("rwkv6", x)
     (dw,) = torch.autograd.grad(OPERATORS["rwkv6"].forms["recurrent"](**x, scale=1.0).o, x["w"], do)
@@ -206,6 +206,9 @@ def test_what_passes_a_token_is_the_gradient_of_its_decay():
         assert shown.dw(t) == pytest.approx(dw[0, t, 0, 0].item(), abs=1e-12)
         assert shown.dw(t) == pytest.approx(shown.read(t) - shown.own(t), abs=1e-12)
         assert shown.count(t) == sum(j < t < i for i in range(8) for j in range(i))
+        said = (round(x, 2) for x in (shown.read(t), shown.own(t), shown.dw(t)))
+        assert math.isclose(next(said) - next(said), next(said), abs_tol=1e-9), "what is said adds up"
+    assert 1 < np.abs(shown.pairs).max() <= 1.5, "the colours end there"
 
 
 def test_walking_back_is_the_recurrence_and_its_mirror():

@@ -65,7 +65,7 @@ class Passing:
         self.canvas = Canvas(width, 2.8)
         with style.context():
             names = {"rows": words["reads"], "columns": words["wrote"]}
-            maps = {"pairs": Map(words["map"], signed(1.0), empty=ITSELF)}
+            maps = {"pairs": Map(words["map"], signed(1.5), empty=ITSELF)}
             self._maps = Maps(self.canvas, maps, left=left, top=0.28, size=(side, side), **names)
             self._maps.bar("pairs")
             self._frame = Rectangle((0, 0), 0, 0, fill=False, edgecolor=style.BLACK, linewidth=2.5, zorder=4)

@@ -83,14 +83,15 @@ class Reading:
         """What depends on the keys alone, and the bars."""
         words, T = WORDS["reading"], len(shown.keys)
         arrow = {"arrowstyle": "-|>", "shrinkA": 0, "shrinkB": 0, "mutation_scale": 12}
+        wide = arrow | {"mutation_scale": 22, "linewidth": 5}  # so that a key shows on both sides of a query along it
         with style.context():
             ax = self._axes["plane"]
             for n, key in enumerate(shown.keys):
                 look = style.LINES[n]["color"]
-                ax.annotate("", key, (0, 0), arrowprops=arrow | {"color": look, "linewidth": 1.6})
+                ax.annotate("", key, (0, 0), arrowprops=wide | {"color": look})
                 ax.annotate(str(n), 1.28 * key, ha="center", va="center", color=look, fontsize=9)
             (self._query,) = self.canvas.moving(
-                ax.annotate("", (1, 0), (0, 0), arrowprops=arrow | {"color": style.BLACK, "linewidth": 2.6}, zorder=5)
+                ax.annotate("", (1, 0), (0, 0), arrowprops=arrow | {"color": style.BLACK, "linewidth": 1.8}, zorder=5)
             )
             (self._name,) = self.canvas.moving(
                 ax.text(0, 0, words["query"], ha="center", va="center", fontsize=9, fontweight="bold", zorder=6)
