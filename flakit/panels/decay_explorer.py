@@ -55,7 +55,7 @@ WORDS = Words() | {
         "{op} · chunk {chunk} · {dtype}{mask} · upper maps: tokens {first} to {last} · ",
         "log decay {decay} a token{spike}",
     ),
-    "short title": ("{op} · chunk {chunk} · {dtype} · tokens {first} to {last} · ", "decay {decay}{spike}"),
+    "short title": ("{op} · {dtype} · tokens {first} to {last} · ", "decay {decay}{spike}"),
     "title spike": ", {spike} at token {at}",
     "title mask": " · mask: {mask}",
     "read": "exponent on ${query}_i$",

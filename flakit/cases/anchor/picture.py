@@ -32,7 +32,7 @@ WORDS = Words() | {
     "read": {False: "2 read factor\n$ge_i - n$", True: "2 read factor\n$gi_i - n$"},
     "key": "3 key factor\n$n - gi_j$",
     "weights": "4 their product:\nthe weight",
-    "lost": "5 lost: hatched\nNaN, crossed inf",
+    "lost": "5 lost: NaN,\ninf crossed",
     "row": "row i",
     "key j": "key j",
     "gi": "$gi_i$",
