@@ -44,6 +44,8 @@ MEASURE = """panel => {
     shrunk: image.clientWidth / image.naturalWidth,
     alt: image.alt,
     readout: panel.querySelector('.flakit-readout').textContent,
+    cut: [...panel.querySelectorAll('.widget-label, .widget-readout, button')].filter(seen).filter(
+      each => each.scrollWidth > each.clientWidth + 1).map(each => each.textContent.trim()),
     sliders: [...panel.querySelectorAll('.noUi-handle')].filter(seen).map(each => each.getAttribute('aria-label')),
     order: ['flakit-knobs', 'flakit-readout', 'flakit-pictures', 'flakit-buttons'].map(
       name => panel.querySelector('.' + name).getBoundingClientRect().top),
@@ -72,6 +74,7 @@ def faults(found, size):
         "scrolls sideways": found["sideways"] > 0,
         f"picture shrunk to {found['shrunk']:.0%}": found["shrunk"] < 0.95,
         "picture without words": len(found["alt"]) < 40,
+        f"words cut off: {', '.join(found['cut'])}": found["cut"],
         "a slider without a name": not all(found["sliders"]),
         "not knobs, readout, picture, buttons": not (knobs < readout <= picture < buttons or knobs < picture < buttons),
         "no readout": not found["readout"].strip(),

@@ -189,6 +189,8 @@ def test_a_clamp_is_said_to_harm_where_the_law_says_so():
         said = picture.say(clamped(w))
         assert ("nothing is cut off" in said) == (clamping.law(w) == 0), w
         assert ("at full weight" in said) == (clamping.law(w) > 0.2), w
+    assert "no score by more than rounding" in picture.say(clamped(-12.0, anchor=8))
+    assert "come out too large" in picture.say(clamped(-5.9))
     assert "7 tokens on one side of the anchor, 6 on the other," in picture.say(clamped(-50.0, anchor=8))
 
 

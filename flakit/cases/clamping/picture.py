@@ -39,6 +39,8 @@ WORDS = Words() | {
     "fine": "No token's exponent is beyond the bound of {bound:.3g}: nothing is cut off, and every weight is right.",
     "one": "A token whose exponent is beyond the bound of {bound:.3g} is cut off there, and its weights come out too "
     "large: the scores are off by {off:%}. No two tokens on one side of the anchor are cut off yet.",
+    "spared": "A token whose exponent is beyond the bound of {bound:.3g} is cut off there, but that changes "
+    "no score by more than rounding.",
     "alike": "{sides} lie beyond the bound of {bound:.3g} and get one exponent. Between two of them it cancels: "
     "{pairs} read at full weight, e^0 = 1, as if nothing were forgotten. The scores are off by {off:%}, and all are "
     "finite.",
@@ -123,7 +125,7 @@ class Picture:
         least, most = sorted(int((side * shown.exponents > shown.bound).sum()) for side in (-1, 1))
         count = int(shown.alike.sum())
         return WORDS.say(
-            "alike" if count else "one" if most else "fine",
+            "alike" if count else "fine" if not most else "one" if shown.off > 1e-6 else "spared",
             sides=WORDS.say("sides", 2 if least else 1, most=most, least=least),
             pairs=WORDS.say("pairs", count=count),
             bound=shown.bound,
