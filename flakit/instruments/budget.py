@@ -52,16 +52,19 @@ def total_decay(w: Tensor) -> float:
 
 
 class Excess(NamedTuple):
-    """How far a tensor is from its truth, in the measure that is worst beside its budget."""
+    """How far a tensor is from its truth, in the measure that is worst beside its budget.
+
+    errors: None where it is within its budget.
+    """
 
     measure: str
     figure: float
     allowed: float
-    errors: Errors
+    errors: Errors | None = None
 
     @property
     def share(self) -> float:
-        return math.inf if not self.errors.finite else self.figure / self.allowed
+        return self.figure / self.allowed
 
 
 def judge(got: Tensor, true: Tensor, allowed: float, unit: Tensor | None = None) -> Excess:
@@ -71,24 +74,25 @@ def judge(got: Tensor, true: Tensor, allowed: float, unit: Tensor | None = None)
     spacing = max(limits.smallest_normal * limits.eps, wide.smallest_normal)
     got = got.detach().to(true)
     got = torch.where((got - true).abs() <= spacing, true, got)
-    errors = compare(got, true)
-    if not errors.finite:
-        return Excess("non-finite", math.inf, allowed, errors)
+    finite = true.isfinite()
+    if (finite & ~got.isfinite()).any():
+        return Excess("non-finite", math.inf, allowed, compare(got, true))
+    error = torch.where(finite, got - true, 0.0)
+    largest = error.abs().max() if error.numel() else error.sum()
+    if largest == 0:
+        return Excess("L2", 0.0, allowed)
     size = true.square().mean().sqrt()
     if unit is not None:
         size = torch.maximum(size, unit.square().mean().sqrt() / 3)
-    if got.numel() == 0 or not (got != true).any():
-        return Excess("L2", 0.0, allowed, errors)
-    error = torch.where(true.isfinite(), got - true, 0.0)
-    l2, worst = error.square().mean().sqrt() / size, error.abs().max() / size
     rows = torch.atleast_1d(true).square().mean(-1).sqrt().clamp(min=size)
     row = (torch.atleast_1d(error).square().mean(-1).sqrt() / rows).max()
     found = [
-        Excess("L2", l2.item(), allowed, errors),
-        Excess("worst element", worst.item(), allowed * (5 + 2 * (true.abs().max() / size).item()), errors),
-        Excess("worst row", row.item(), 4 * allowed, errors),
+        Excess("L2", (error.square().mean().sqrt() / size).item(), allowed),
+        Excess("worst element", (largest / size).item(), allowed * (5 + 2 * (true.abs().max() / size).item())),
+        Excess("worst row", row.item(), 4 * allowed),
     ]
-    return max(found, key=lambda x: x.share if x.share == x.share else math.inf)
+    worst = max(found, key=lambda x: x.share if x.share == x.share else math.inf)
+    return worst if worst.share <= 1 else worst._replace(errors=compare(got, true))
 
 
 def units(

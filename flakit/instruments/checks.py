@@ -43,6 +43,16 @@ def accurate(x: Examiner, setting: Setting) -> Finding:
     return x.compare(setting, run=x.run_once)
 
 
+def row_after_row(x: Examiner, setting: Setting) -> Finding:
+    """Against the truth; where each sequence of a batch has its row, the first that fails alone too."""
+    found = x.compare(setting)
+    for row in (setting.rows or ()) if found.fails else ():
+        alone = x.compare(setting.without(B=1, spike=(row, setting.spike[1]), rows=None))
+        if alone.fails:
+            return alone
+    return found
+
+
 def tail(x: Examiner, setting: Setting) -> Finding:
     """Against the truth; what fails with full blocks too is not a matter of the tail, and is tried at mild decay."""
     found = x.compare(setting)
@@ -225,12 +235,12 @@ def repeatable(x: Examiner, setting: Setting) -> Finding:
 
 def poisoned(x: Examiner, setting: Setting) -> Finding:
     """Right although memory that nobody wrote holds NaN."""
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    before = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode("warn")  # `use_deterministic_algorithms` loads PyTorch's compiler: three seconds
     try:
         return x.compare(setting)
     finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.set_deterministic_debug_mode(before)
 
 
 GUARD = 256  # numbers before and behind a tensor

@@ -10,6 +10,7 @@ SIZES = {"B": 2, "H": 3}
 STATES = {"initial_state": True, "final_state": True}
 BOTH = {**STATES, "loss": "both"}
 MIXED = (-6.0, -0.05)
+BATCH = 16
 SWEEP = (-8.0, -1.5, -20.0, -3.0, -90.0, -0.5, -6.0, -12.0, -1e3, -2.0, -50.0, -1.0, -0.1, -1e-4)
 
 
@@ -55,8 +56,16 @@ def sweep_settings(x: Examiner) -> list[Setting]:
 
 def spikes_settings(x: Examiner) -> list[Setting]:
     rows = sorted(range(64), key=lambda p: (p % 16 not in (0, 15, 1, 8), p < 16, p))
-    found = [x.plain.without(T=66 + 14 * (p % 2), decay=-0.01, spike=(p, -100.0)) for p in rows]
-    return found + [x.plain.without(T=130, decay=-0.01, spike=(p, -100.0)) for p in (64, 65, 80, 96, 127, 128)]
+    lengths = {p: 66 + 14 * (p % 2) for p in rows} | dict.fromkeys((64, 65, 80, 96, 127, 128), 130)
+    found = [x.plain.without(T=T, decay=-0.01, spike=(p, -100.0)) for p, T in lengths.items()]
+    if x.interpreted or x.supports["batches"] is not None:
+        return found
+    together = []  # many rows at once, a sequence for each: 6 calls and not 70
+    for T in dict.fromkeys(lengths.values()):
+        same = [p for p in lengths if lengths[p] == T]
+        for some in (tuple(same[n : n + BATCH]) for n in range(0, len(same), BATCH)):
+            together.append(x.plain.without(B=len(some), T=T, decay=-0.01, spike=(some[0], -100.0), rows=some))
+    return found[:1] + together
 
 
 def tails_settings(x: Examiner) -> list[Setting]:

@@ -122,8 +122,7 @@ _MAKERS = ((torch, ("empty", "empty_like", "zeros", "zeros_like")), (torch.Tenso
 def _as_it_was() -> Iterator[None]:
     """PyTorch afterwards is as before: a script sets seeds, deterministic algorithms and fences."""
     makers = [(owner, name, getattr(owner, name)) for owner, names in _MAKERS for name in names]
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    deterministic = torch.get_deterministic_debug_mode()
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     try:
         with torch.random.fork_rng(devices=gpus):
@@ -131,7 +130,8 @@ def _as_it_was() -> Iterator[None]:
     finally:
         for owner, name, maker in makers:
             setattr(owner, name, maker)
-        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        if torch.get_deterministic_debug_mode() != deterministic:
+            torch.use_deterministic_algorithms(deterministic > 0, warn_only=deterministic == 1)
 
 
 def _script(subject: Subject, probe: Probe, finding: Finding, seed: int, device: str) -> str:

@@ -1,5 +1,6 @@
 """One call of a subject: sizes, decay, states, layout. What a probe tries, what shrinks, what a repro writes down."""
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
@@ -24,7 +25,8 @@ class Setting:
     decay: a profile of `flakit.inputs`, one natural-log decay <= 0 for all, or a pair of them for even and odd
     channels, for every eighth token and the others where a decay has no channels; decay_dtype: None is `dtype`.
     per_head: each further head's decays are so many times the first's stronger. spike: (token, value), one token's
-    decay in all channels; first: head h's first token decays by h times that.
+    decay in all channels; rows: which token in each sequence of the batch, in the place of spike's. first: head h's
+    first token decays by h times that.
     lengths: of packed sequences, T is their sum and `padding`, the rows behind the last one; offsets: how the offsets
     lie in memory, or "int32", their dtype.
     initial_state, final_state: given, asked for. loss: what gradients arrive at: "o", "both" or the "state" alone.
@@ -49,6 +51,7 @@ class Setting:
     decay: str | float | tuple[float, float] = "logsigmoid"
     per_head: float = 0.0
     spike: tuple[int, float] | None = None
+    rows: tuple[int, ...] | None = None
     first: float = 0.0
     lengths: tuple[int, ...] | None = None
     padding: int = 0
@@ -94,6 +97,9 @@ class Setting:
 
     def make(self, op: Operator, device: str = "cpu") -> tuple[dict, Arriving]:
         """The arguments by the operator's names, contiguous, and the gradients that arrive at o and the state."""
+        return _copied(_drawn(self, op, device))
+
+    def _draw(self, op: Operator, device: str) -> tuple[dict, Arriving]:
         sizes = {axis: getattr(self, axis) for axis in ("B", "H", "K", "V", "M") if axis in op.sizes}
         sizes |= {axis: self.groups * self.H for axis in ("HQ", "HV") if axis in op.sizes}
         ends = None
@@ -152,7 +158,8 @@ class Setting:
             if self.first and "T" in axes:
                 w[:, 0] = self.first / op.nats * each
         if self.spike is not None and "T" in axes:
-            w[:, self.spike[0]] = self.spike[1] / op.nats
+            for sequence, row in zip(w, self.rows or [self.spike[0]] * self.B, strict=False):
+                sequence[row] = self.spike[1] / op.nats
 
     def laid_out(self, inputs: Mapping, arriving: Arriving, op: Operator) -> tuple[dict, Arriving]:
         """The same values as they lie in memory here."""
@@ -179,6 +186,21 @@ class Setting:
 
     def without(self, **fields) -> "Setting":
         return replace(self, **fields)
+
+
+@functools.lru_cache(maxsize=2)
+def _drawn(setting: Setting, op: Operator, device: str) -> tuple[dict, Arriving]:
+    """A setting's numbers, which are asked for by the subject, the truth and the units, one after the other."""
+    return setting._draw(op, device)
+
+
+def _copied(x: object) -> object:
+    """The same in memory of its own, which a kernel may write to."""
+    if isinstance(x, Tensor):
+        return x.clone()
+    if isinstance(x, Mapping):
+        return {name: _copied(y) for name, y in x.items()}
+    return tuple(map(_copied, x)) if isinstance(x, tuple) else x
 
 
 MIXED_TOKENS = 8

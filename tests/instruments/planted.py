@@ -133,6 +133,15 @@ def wide_offsets(*args, **given):
     return chunk_rwkv6(*args, **given)
 
 
+@functools.wraps(chunk_rwkv6)
+def cut_at_blocks(*args, **given):
+    """Packed sequences begin where a block of 16 tokens does."""
+    x = given.get("cu_seqlens")
+    if x is not None:
+        given["cu_seqlens"] = torch.cat((x[:-1] // 16 * 16, x[-1:]))
+    return chunk_rwkv6(*args, **given)
+
+
 class _ByTheOthersType(torch.autograd.Function):
     """Numbers in memory read as if they had another dtype."""
 
@@ -494,6 +503,7 @@ PLANTED: dict[str, tuple[str, Callable, str, str | None]] = {
     },
     "strides, rwkv6": ("rwkv6", blind(chunk_rwkv6, ("r", "k", "v", "w")), "strides", "strides"),
     "strides, rwkv7": ("rwkv7", blind(chunk_rwkv7, ("a",)), "strides", "strides"),
+    "sequences cut at blocks": ("rwkv6", cut_at_blocks, "packed", "strided_offsets"),
     "strided offsets": ("rwkv6", raw_offsets, "strided-offsets", "strided_offsets"),
     "int32 offsets": ("rwkv6", wide_offsets, "int32-offsets", "strided_offsets"),
     "one dtype for all": ("rwkv6", one_type_for_all, "mixed-dtypes", None),
