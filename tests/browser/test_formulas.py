@@ -26,7 +26,7 @@ def test_letters_of_formulas_have_the_colours_of_pictures(served, open_notebook,
     notebook = open_notebook("formulas.ipynb")
     page.wait_for_selector("mjx-mi", timeout=30_000)
     notebook.run_all()
-    notebook.panel("sketch")
+    notebook.panel("sketch-forgetting")
     found = page.evaluate(COLOURS)
     plain = found[-1]  # K is a number of channels
     assert found[:7] == [rgb(style.letter(name)) for name in "rqkvwgD"]

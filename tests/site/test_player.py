@@ -3,18 +3,20 @@
 import base64
 import html
 import io
+import os
 import re
 import shutil
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from PIL import Image, ImageChops
 
 from docs import record
 from flakit import panels
 from flakit.figures.canvas import Cell
 from flakit.panels import base
-from flakit.panels.base import NARROW
+from flakit.panels.base import MILLISECONDS, NARROW
 from flakit.panels.knobs import stops_of
 
 pytestmark = [pytest.mark.browser, pytest.mark.full]
@@ -60,36 +62,52 @@ def live(code):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A site of one page a panel, and one with two of them; fewer frames than a real one has."""
-    folder = tmp_path_factory.mktemp("site")
-    shutil.copytree(STATIC, folder / "_static")
-    made = {}
-    with pytest.MonkeyPatch.context() as fewer:
-        fewer.setattr(record, "FRAMES", 48)
-        fewer.setattr(record, "STOPS", 24)
-        fewer.setattr(record, "SECOND", 3)
-        fewer.setattr(record, "PRESET", 4)
-        for name, (code, *_) in PANELS.items():
-            made[name] = record.record(live(code), folder / "_static" / "frames", f"lesson-{name}", "lesson.ipynb")
-    for name, players in {**{name: [each] for name, each in made.items()}, "two": list(made.values())[-2:]}.items():
-        (folder / f"{name}.html").write_text(
-            '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Players</title>'
-            '<meta name="viewport" content="width=device-width, initial-scale=1">'
-            '<meta name="color-scheme" content="light dark"><link rel="stylesheet" href="_static/player.css">'
-            "<style>body {background: Canvas; color: CanvasText}</style></head>"
-            f"<body><main><h1>Players</h1>{''.join(players)}</main>"
-            '<script src="_static/player.js"></script></body></html>',
-            encoding="utf-8",
-        )
-    return folder
+    """A site for pages of players. Processes share it."""
+    alone = "PYTEST_XDIST_WORKER" not in os.environ
+    folder = tmp_path_factory.getbasetemp() if alone else tmp_path_factory.getbasetemp().parent
+    with FileLock(folder / "players.lock"):
+        if not (folder / "players").exists():
+            shutil.copytree(STATIC, folder / "players" / "_static")
+    return folder / "players"
+
+
+def page_of(folder, *names):
+    """A page with these players, recorded where they are not yet; fewer frames than a real one has."""
+    page = folder / f"{'-and-'.join(names)}.html"
+    players = [recorded(folder, name) for name in names]
+    page.write_text(
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Players</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark"><link rel="stylesheet" href="_static/player.css">'
+        "<style>body {background: Canvas; color: CanvasText}</style></head>"
+        f"<body><main><h1>Players</h1>{''.join(players)}</main>"
+        '<script src="_static/player.js"></script></body></html>',
+        encoding="utf-8",
+    )
+    return page.as_uri()
+
+
+def recorded(folder, name):
+    """The HTML of a panel's player."""
+    made = folder / f"{name}.part"
+    with FileLock(folder / f"{name}.lock"), pytest.MonkeyPatch.context() as fewer:
+        if not made.exists():
+            for which, count in {"FRAMES": 48, "STOPS": 24, "SECOND": 3, "PRESET": 4}.items():
+                fewer.setattr(record, which, count)
+            panel, frames = live(PANELS[name][0]), folder / "_static" / "frames"
+            made.write_text(record.record(panel, frames, f"lesson-{name}", "lesson.ipynb"), encoding="utf-8")
+    return made.read_text(encoding="utf-8")
 
 
 @pytest.fixture
 def open_player(chromium, folder):
-    """open_player("masking") -> Played: without a network, and failing where the page has an error."""
+    """open_player("masking") -> Played, the first of several: without a network; fails where the page has an error.
+
+    held: the page's clock stands still, and goes on by `later` alone, however slow the machine is.
+    """
     contexts, wrong = [], []
 
-    def open_page(name, **how):
+    def open_page(*names, held=False, **how):
         context = chromium.new_context(**{"viewport": {"width": 1024, "height": 900}, **how})
         context.set_offline(True)
         contexts.append(context)
@@ -101,7 +119,10 @@ def open_player(chromium, folder):
             lambda asked: asked.url.startswith(("file:", "data:", "blob:")) or wrong.append(f"asked for {asked.url}"),
         )
         page.add_init_script(WATCH)
-        page.goto((folder / f"{name}.html").as_uri())
+        if held:
+            page.clock.install(time=0)
+            page.clock.pause_at(1000)
+        page.goto(page_of(folder, *names))
         page.locator(".flakit-live[data-frame]").first.wait_for()
         return Played(page, page.locator(".flakit-player").first)
 
@@ -129,6 +150,11 @@ class Played:
         """Wait until the frame that was asked for is the one that is seen."""
         self.page.wait_for_function("root => root.player.frame == root.dataset.frame", arg=self.root.element_handle())
         self.page.wait_for_timeout(30)
+
+    def later(self, milliseconds):
+        """Let a clock that is held go on."""
+        self.page.clock.run_for(milliseconds)
+        self.settle()
 
     def button(self, name):
         self.root.get_by_role("button", name=name, exact=True).click()
@@ -284,13 +310,17 @@ def test_presets_and_reset(name, open_player, folder):
 
 
 def test_play_goes_through_both_passes_and_stops_at_the_end_of_each(open_player):
-    player = open_player("state-stepper")
+    player = open_player("state-stepper", held=True)
     player.knob("time t").focus()
     player.press("End")
     player.press("ArrowLeft", 2)
     assert "Forward, token 5 of 0 to 7" in player.readout
     player.root.get_by_role("button", name="play", exact=True).click()
-    player.root.get_by_role("button", name="play", exact=True).wait_for(timeout=10_000)  # it says "pause" until it ends
+    for token in (6, 7):
+        player.later(MILLISECONDS)
+        assert f"Forward, token {token}" in player.readout
+    player.later(MILLISECONDS)
+    player.root.get_by_role("button", name="play", exact=True).wait_for()  # it says "pause" until it ends
     assert "Forward, token 7" in player.readout
     player.button("one step on")
     assert "Backward, token 7" in player.readout
@@ -302,23 +332,24 @@ def test_play_goes_through_both_passes_and_stops_at_the_end_of_each(open_player)
 
 
 def test_play_moves_a_slider_and_pause_stops_it(open_player):
-    player = open_player("masking")
+    player = open_player("masking", held=True)
     first = player.frame
     player.root.get_by_role("button", name="play", exact=True).click()
-    player.page.wait_for_function("first => document.querySelector('.flakit-player').dataset.frame != first", arg=first)
-    player.button("pause")
+    player.later(MILLISECONDS)
     stopped = player.frame
-    player.page.wait_for_timeout(1000)
+    player.button("pause")
+    player.later(10 * MILLISECONDS)
     assert player.frame == stopped != first
 
 
 def test_less_motion_plays_slower(open_player):
-    player = open_player("masking", reduced_motion="reduce")
-    player.root.get_by_role("button", name="play", exact=True).click()
+    player = open_player("masking", held=True, reduced_motion="reduce")
     first = player.frame
-    player.page.wait_for_timeout(1000)
+    player.root.get_by_role("button", name="play", exact=True).click()
+    player.later(1499)
     assert player.frame == first
-    player.page.wait_for_function("first => document.querySelector('.flakit-player').dataset.frame != first", arg=first)
+    player.later(1)
+    assert player.frame != first
 
 
 def test_a_pinned_picture_stays_beside_the_next(open_player):
@@ -357,7 +388,7 @@ def test_knobs_that_were_not_recorded_are_shown_with_their_value_and_say_so(open
 
 
 def test_two_players_on_a_page_do_not_disturb_each_other(open_player):
-    player = open_player("two")
+    player = open_player("decay-gradient", "sketch-broken")
     roots = player.page.locator(".flakit-player")
     assert roots.count() == 2
     roots.nth(1).scroll_into_view_if_needed()
@@ -374,10 +405,10 @@ def test_two_players_on_a_page_do_not_disturb_each_other(open_player):
     assert readouts.nth(0).inner_text() == first
 
 
-def test_without_scripts_picture_readout_and_knobs_are_there(open_player, chromium, folder):
+def test_without_scripts_picture_readout_and_knobs_are_there(chromium, folder):
     context = chromium.new_context(java_script_enabled=False)
     page = context.new_page()
-    page.goto((folder / "masking.html").as_uri())
+    page.goto(page_of(folder, "masking"))
     said = page.locator(".flakit-player").inner_text()
     assert live(PANELS["masking"][0]).text.split("\n")[0] in said and "decay w -2.7" in said and "make lab" in said
     assert page.locator("img.flakit-picture").bounding_box()["height"] > 200
