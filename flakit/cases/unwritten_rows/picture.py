@@ -10,7 +10,7 @@ WORDS = Words() | {
     "knobs": {
         "tokens": "tokens",
         "padding": "padding",
-        "memory": "memory held",
+        "memory": "memory",
         "times": "its size ×",
         "zeroed": "write zeros",
     },
