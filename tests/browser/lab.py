@@ -207,7 +207,11 @@ class Panel:
             return  # it stands there already, and nothing would be drawn anew
         self.forget()
         choice.select_option(label=option)
-        self.page.wait_for_function("() => window.flakit.redraws.length > 0", timeout=30_000)
+        self.redrawn()
+
+    def redrawn(self):
+        """Wait until something has been drawn anew since `forget`, and the last redraw is over."""
+        self.page.wait_for_function("() => window.flakit.redraws.length > 0", timeout=60_000)
         self.settle()
 
     def press(self, key, times=1, pause=450):

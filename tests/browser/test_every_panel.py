@@ -30,7 +30,9 @@ class TestEveryPanel:
                     panel.choose("operator", OPERATORS[op].label)
                 panel.focus(slider)
                 before = panel.picture()
+                panel.forget()
                 panel.press("ArrowRight", times=2, pause=0)
+                panel.redrawn()
                 assert panel.picture() != before and panel.readout(), (name, op)
                 panel.press("ArrowLeft", times=2, pause=0)
 

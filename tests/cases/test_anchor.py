@@ -16,8 +16,6 @@ from flakit.numerics.errors import compare
 from flakit.numerics.evaluate import truth
 from flakit.numerics.inputs import inputs
 from flakit.numerics.sweep import sweep
-from flakit.panels import case
-from tests.figures.words import assert_legible
 
 ALL = list(SCHEMES)
 ANCHORED = [name for name in ALL if name != "dyadic"]
@@ -522,10 +520,3 @@ def test_its_arithmetic():
     assert made.arithmetic(shown, Cell("lost", 3, 3)) == "dv of token 3: 100% NaN, 0% infinite"
     assert "masked afterwards" in made.arithmetic(drawn(scheme="none")[1], Cell("read", 3, 9))
     assert "0 · inf = NaN" in made.arithmetic(drawn(**REPAIR)[1], Cell("alone", 0, 0))
-
-
-def test_the_words_of_its_picture_are_whole_on_a_small_screen():
-    panel = case("anchor", w=-88.8, row=16)
-    for room in (600, 1000):
-        panel.picture._told({"kind": "room", "x": room, "y": 1})
-        assert_legible(panel.canvas, least=8)

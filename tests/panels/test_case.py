@@ -12,6 +12,7 @@ from flakit.figures.canvas import Cell
 from flakit.numerics.inputs import DECAYS
 from flakit.panels import case
 from flakit.panels.knobs import NONE
+from tests.figures.words import assert_legible
 from tests.panels.live import NOT_LIVE, least_seconds
 
 
@@ -191,3 +192,10 @@ def test_a_redraw_is_quick(panels, name):
 def test_play_moves_nothing_that_is_not_on_view():
     assert case("gradient_accumulation", show=("contract",)).player is None
     assert case("gradient_accumulation", show=("accumulation",)).player is not None
+
+
+def test_the_words_of_the_anchors_picture_are_whole_on_a_small_screen():
+    panel = case("anchor", w=-88.8, row=16)
+    for room in (600, 1000):
+        panel.picture._told({"kind": "room", "x": room, "y": 1})
+        assert_legible(panel.canvas, least=8)

@@ -120,7 +120,8 @@ def at(
     """Packed sequences of so many tokens and padding behind them, whose memory held something before."""
     shown = show(tokens=tokens, padding=padding, memory=memory, times=times, zeroed=zeroed, seed=seed)
     predicted = 0.0 if zeroed else law(tokens, padding, memory, times)
-    what = f"{tokens} tokens, {padding} rows of padding, {'zeroed' if zeroed else memory}: error of dW"
+    how = "zeroed" if zeroed else memory
+    what = f"{tokens} tokens, {padding} rows of padding, {how}: error of dW"
     return [Row(what, math.nan, predicted, shown.error, 0.3)]
 
 
