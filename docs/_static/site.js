@@ -71,13 +71,13 @@
   // its way to it. What the address names is put back into its place until the reader scrolls or touches anything.
   let held = null;
   const hold = () => {
-    const name = decodeURIComponent(location.hash.slice(1));
-    held = name ? document.getElementById(name) : null;
+    held = document.querySelector(":target");
     place();
   };
   const place = () => held?.scrollIntoView({behavior: "instant", block: "start"});
   const holding = () => {
     addEventListener("hashchange", hold);
+    addEventListener("load", hold);
     // The same link once more changes no address.
     document.addEventListener("click", event => { if (event.target.closest?.('a[href^="#"]')) setTimeout(hold); });
     for (const moved of ["wheel", "touchmove", "pointerdown", "keydown"]) {
