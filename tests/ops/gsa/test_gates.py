@@ -7,6 +7,7 @@ import torch
 
 from flakit.numerics.inputs import inputs
 from flakit.numerics.operators import OPERATORS
+from flakit.ops.gsa import fused_recurrent_gsa
 from tests.ops.checking import true_values
 from tests.ops.places import INTERPRETED, PLACES, everywhere
 from tests.ops.settings import Setting
@@ -141,3 +142,23 @@ def test_a_softmax_that_is_all_but_one_slots(place, form):
     made["q"] = 32 * made["q"]
     found = place.check(made, arriving, form, "gsa")
     assert found["dq"].abs().amax(-1).min() < 1e-5 * found["dq"].abs().max()
+
+
+@pytest.mark.parametrize(
+    "device, T",
+    [
+        pytest.param("cpu", 1000, marks=pytest.mark.interpret),
+        pytest.param("cuda", 20_000, marks=pytest.mark.gpu),
+    ],
+)
+def test_a_memory_that_nothing_fades_loses_nothing_to_its_length(device, T):
+    """Step by step, float32 adds T tokens up as if once rounded: the softmax would make an error of scores of hundreds
+    one of its weights."""
+    made = inputs("gsa", T=T, H=1, K=16, V=4, M=8, decay=0.0, device=device)
+    made["k"], made["s"] = made["k"].abs(), made["s"].abs()
+    _, (hk, _) = fused_recurrent_gsa(
+        *(made[name] for name in ("q", "k", "v", "s", "g")), output_final_state=True, backend="triton"
+    )
+    truth = (made["k"].double()[0, :, 0].T @ made["s"].double()[0, :, 0])[None, None]
+    # Half a spacing for the sum, and a tenth for what its own lost part loses.
+    assert ((hk.double() - truth).abs() / truth).max() < 0.6 * torch.finfo(torch.float32).eps
