@@ -14,6 +14,7 @@ from rich.progress import track
 from flakit.instruments import workbench
 from flakit.numerics import recorded
 from flakit.panels.kernel_trace import STOPS, STRONGEST
+from flakit.panels.lost_digits import PRESETS
 
 OUTPUTS = {
     "start": (-0.5, -1.0, -1.3, -1.39, -1.5, -2.5),
@@ -23,6 +24,9 @@ OUTPUTS = {
 }
 """The decays at which the notebook draws the output; of all others the trace alone is kept."""
 
+DIGITS = sorted({(at["way"], at["decay"], at["products"]) for at in PRESETS.values()}, reverse=True)
+"""Where the lines that lose digits are kept: ways, decays, products."""
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -31,11 +35,16 @@ def main() -> None:
     rows = []
     for way in track(workbench.WAYS, "anchors"):
         onsets = {f"{name}_onset": size for name, size in workbench.onset(way=way).items()}
-        for decay in sorted({0.0, STRONGEST, *STOPS, *OUTPUTS[way]}, reverse=True):
-            made = workbench.run(decay, way=way)
-            o = np.asarray(made.o, np.float64).reshape(-1).tolist() if decay in OUTPUTS[way] else []
+        whole = {(decay, products) for each, decay, products in DIGITS if each == way}
+        plain = {(decay, "ieee") for decay in {0.0, STRONGEST, *STOPS, *OUTPUTS[way]}} - whole
+        for decay, products in sorted(plain | whole, reverse=True):
+            digits = (decay, products) in whole
+            made = workbench.run(decay, way=way, digits=digits, products=products)
+            kept = digits or decay in OUTPUTS[way]
+            o = np.asarray(made.o, np.float64).reshape(-1).tolist() if kept else []
             trace = json.dumps(made.trace.to_dict(), separators=(",", ":"))
-            rows.append({"way": way, "decay": decay, **onsets, "error": made.error, "o": o, "trace": trace})
+            row = {"way": way, "decay": decay, "products": products, "digits": digits, **onsets}
+            rows.append(row | {"error": made.error, "o": o, "trace": trace})
     meta = recorded.provenance(
         "python data/record_workbench.py",
         f"{platform.machine()} CPU, Triton's interpreter",

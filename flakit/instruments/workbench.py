@@ -116,6 +116,16 @@ class Run:
         return matrices(shown, rows="channel", columns="token", signed=True, limits=(-largest, largest), height=2.4)
 
     @property
+    def lossy(self) -> object:
+        """Of a run with digits the lines that lost them, "none" for none; the ... of an empty answer where lines of
+        yours are missing."""
+        if self.yours is ...:
+            return ...
+        lines = (found.line for found in self.trace.digits.findings)
+        named = [f"line {line.place.line}, {line.place.statement}" if line else "many lines" for line in lines]
+        return "; ".join(named) or "none"
+
+    @property
     def words(self) -> str:
         """What became of the output."""
         if self.finite:
@@ -135,11 +145,13 @@ def inputs(decay: float) -> dict[str, Tensor]:
     return x | {"w": x["w"] * torch.tensor(PACES, device="cpu")[:, None]}
 
 
-def run(decay: float, *lines: Callable, way: str = "start") -> Run:
+def run(decay: float, *lines: Callable, way: str = "start", digits: bool = False, products: str = "ieee") -> Run:
     """Run the kernel on `inputs(decay)`, interpreted and traced, in a process of its own.
 
     decay: natural-log decay <= 0 per token of the last head. lines: functions named as in PIECES, in place of ours.
     One that still holds a `...` is replaced by ours, the scores by those of `way`, and the run says so.
+    digits: also find the lines that lose digits; then products are rounded as they would be on a GPU.
+    products: what `tl.dot` asks for in our lines, "ieee" or "tf32", as tensor cores compute it.
     Raises RuntimeError with the line where the kernel fails.
     """
     if way not in WAYS:
@@ -149,44 +161,38 @@ def run(decay: float, *lines: Callable, way: str = "start") -> Run:
     _, empty = _answered(lines)
     expected = _expected(float(decay))
     if not has_triton():
-        row, trace = _recorded(decay, way)
+        row, trace = _recorded(decay, way, digits=digits, products=products)
         o = np.array(row["o"], dtype=np.float64).reshape(expected.shape)
         said = f"there is no Triton on this machine: your lines were not run, and ours gave this, {_recording().label}"
         return Run(decay, o, expected, trace, row["error"], ..., said)
-    o, trace = _interpreted(float(decay), source(*lines, way=way))
+    o, trace = _interpreted(float(decay), source(*lines, way=way, products=products), digits)
     error = float(np.linalg.norm(o - expected) / np.linalg.norm(expected))
     said = f"{', '.join(empty)}: nothing of yours so far, ours ran" if empty else ""
     return Run(decay, o, expected, trace, error, ... if empty else o, said)
 
 
 def traced(decay: float, *lines: Callable, way: str = "start", digits: bool = False, products: str = "ieee") -> Trace:
-    """The trace of such a run alone; digits: also which lines lost digits, for which there has to be a Triton.
+    """The trace of such a run alone."""
+    if not has_triton():
+        return _recorded(decay, way, digits=digits, products=products, with_output=False)[1]
+    return _interpreted(float(decay), source(*lines, way=way, products=products), digits)[1]
 
-    products: "ieee", or "tf32" for tensor cores, which every `tl.dot` of the file then asks for.
-    """
+
+def source(*lines: Callable, way: str = "start", products: str = "ieee") -> str:
+    """The file: imports, the three pieces, each one's own or ours, and the kernel that calls them."""
     if products not in PRODUCTS:
         raise ValueError(f"products: expected one of {', '.join(PRODUCTS)}, got {products!r}")
-    if not has_triton():
-        if digits or products != "ieee":
-            raise RuntimeError("digits: nothing of this is recorded, and there is no Triton on this machine to run it")
-        return _recorded(decay, way, with_output=False)[1]
-    text = source(*lines, way=way).replace('input_precision="ieee"', f'input_precision="{products}"')
-    return _interpreted(float(decay), text, digits)[1]
-
-
-def source(*lines: Callable, way: str = "start") -> str:
-    """The file: imports, the three pieces, each one's own or ours, and the kernel that calls them."""
     own, _ = _answered(lines)
-    ours = _ours()
+    ours = {name: text.replace('="ieee"', f'="{products}"') for name, text in _ours().items()}
     parts = [own.get(name) or ours[WAYS[way] if name == "scores" else name] for name in PIECES]
     parts[0] = parts[0].replace(f"def {WAYS[way]}(", "def scores(", 1)
     decorated = ("@triton.jit\n" + part.strip() for part in (*parts, ours["chunk_kernel"]))
     return "import triton\nimport triton.language as tl\n\n\n" + "\n\n\n".join(decorated) + "\n"
 
 
-def listing(*lines: Callable, way: str = "start", only: str | None = None) -> str:
+def listing(*lines: Callable, way: str = "start", products: str = "ieee", only: str | None = None) -> str:
     """The file with the numbers of its lines, which a trace names; only: of one function."""
-    file = source(*lines, way=way)
+    file = source(*lines, way=way, products=products)
     numbered = list(enumerate(file.splitlines(), 1))
     if only is not None:
         functions = [node for node in ast.parse(file).body if isinstance(node, ast.FunctionDef)]
@@ -352,17 +358,24 @@ def _failure(error: BaseException, path: Path) -> str:
 # --- where there is no Triton ----------------------------------------------------------------------------------------
 
 
+_COLUMNS = ("way", "decay", "products", "digits", "tile_onset", "output_onset", "error", "o", "trace")
+
+
 @functools.lru_cache(maxsize=1)
 def _recording() -> Recording:
-    return read(RECORDING, needs=("way", "decay", "tile_onset", "output_onset", "error", "o", "trace"))
+    return read(RECORDING, needs=_COLUMNS)
 
 
-def _recorded(decay: float, way: str, with_output: bool = True) -> tuple[Mapping, Trace]:
-    rows = [row for row in _recording().select(way=way) if row["o"] or not with_output]
+def _recorded(
+    decay: float, way: str, *, digits: bool = False, products: str = "ieee", with_output: bool = True
+) -> tuple[Mapping, Trace]:
+    rows = _recording().select(way=way, products=products)
+    rows = [row for row in rows if (row["o"] or not with_output) and (row["digits"] or not digits)]
     found = next((row for row in rows if row["decay"] == decay), None)
     if found is None:
-        there = ", ".join(number(row["decay"]) for row in rows)
-        raise ValueError(f"decay: there is no Triton here, and of {way!r} were recorded {there}; got {number(decay)}")
+        there = ", ".join(number(row["decay"]) for row in rows) or "none"
+        what = f"of {way!r}{f', products in {products},' if digits else ''} were recorded {there}"
+        raise ValueError(f"decay: there is no Triton here, and {what}; got {number(decay)}")
     return found, Trace.from_dict(json.loads(found["trace"]))
 
 

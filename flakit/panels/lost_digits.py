@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Callable
 
 from ..figures.canvas import Cell
 from ..figures.digits import DigitsFigure
@@ -12,7 +13,7 @@ from ..language import Words, speaking
 from ..numerics.words import number
 from . import knobs
 from .base import Panel
-from .kernel_trace import STOPS, STRONGEST
+from .kernel_trace import STOPS, STRONGEST, YOURS
 from .kernel_trace import WORDS as KERNEL
 from .shared import literal
 
@@ -49,10 +50,14 @@ class LostDigits(Panel):
     presets = PRESETS
     readout_lines = 3
 
-    def __init__(self, show=None, **settings):
+    def __init__(self, lines: tuple[Callable, ...] = (), show=None, **settings):
+        self._lines = lines
+        yours = workbench.answered(*lines)
+        ways = [*workbench.WAYS, *([YOURS] if yours else [])]
+        settings.setdefault("way", YOURS if yours else "start")
         made = {
             "decay": knobs.DecayKnob(-0.5, KERNEL["decay"], stops=STOPS, low=STRONGEST),
-            "way": knobs.choice("start", {KERNEL["ways"][way]: way for way in workbench.WAYS}, KERNEL["way"]),
+            "way": knobs.choice("start", {KERNEL["ways"][way]: way for way in ways}, KERNEL["way"]),
             "products": knobs.choice(
                 "ieee", {WORDS["ways"][name]: name for name in workbench.PRODUCTS}, WORDS["products"]
             ),
@@ -61,6 +66,8 @@ class LostDigits(Panel):
         self.knobs["seed"].layout.display = "none"
 
     def compute(self, decay, way, products, **_) -> Trace:
+        if way == YOURS:
+            return _traced(decay, "start", products, self._lines)
         return _traced(decay, way, products)
 
     def draw(self, result: Trace, **_) -> None:
@@ -69,20 +76,20 @@ class LostDigits(Panel):
         self.canvas = figure.canvas
 
     def describe(self, result: Trace, *, decay, **_) -> str:
-        digits, decay = result.digits, number(decay)
+        digits, decay, recorded = result.digits, number(decay), "" if workbench.tl else KERNEL["recorded"]
         (o,) = (x for x in digits.outputs if x.name == "o")
         got = {"digits": _digits(right(o.error)), "allowed": _digits(right(budget("float32")))}
         line = digits.first
         if line is None:
             worst = digits.losses[0]
-            said = WORDS.say("fine", decay=decay, **got)
-            return said + WORDS.say("most", line=worst.place.line, code=_code(worst), lost=_digits(worst.lost))
+            most = {"line": worst.place.line, "code": _code(worst), "lost": _digits(worst.lost)}
+            return WORDS.say("fine", decay=decay, **got) + WORDS.say("most", **most) + recorded
         blame = line.blamed
         inside, out = _digits(right(blame.inside)), _digits(right(blame.out))
         said = WORDS.say(
             "lost", decay=decay, line=line.place.line, code=_code(line), what=line.words, inside=inside, out=out
         )
-        return said + WORDS.say("reaches", **got)
+        return said + WORDS.say("reaches", **got) + recorded
 
     def arithmetic(self, result: Trace, cell: Cell, **_) -> str | None:
         shown = result.digits.shown()
@@ -96,6 +103,7 @@ class LostDigits(Panel):
         )  # fmt: skip
 
     def script(self, *, decay, way, products, **_) -> str:
+        way = "start" if way == YOURS else way
         return f"""from flakit.instruments import workbench
 
 print(workbench.traced({literal(decay)}, way={way!r}, digits=True, products={products!r}).digits)
@@ -103,9 +111,9 @@ print(workbench.traced({literal(decay)}, way={way!r}, digits=True, products={pro
 
 
 @functools.lru_cache(maxsize=32)
-def _traced(decay: float, way: str, products: str) -> Trace:
+def _traced(decay: float, way: str, products: str, lines: tuple[Callable, ...] = ()) -> Trace:
     """Some seconds of an interpreted kernel: not again because a window has another width."""
-    return workbench.traced(decay, way=way, digits=True, products=products)
+    return workbench.traced(decay, *lines, way=way, digits=True, products=products)
 
 
 def _digits(x: float) -> str:
@@ -116,14 +124,16 @@ def _code(line: Line) -> str:
     return " ".join((line.place.expression or line.place.statement).split())
 
 
-def lost_digits(*, show=None, language: str | None = None, **settings) -> LostDigits:
-    """A panel on the digits that each line of a chunk kernel loses; it runs the kernel and needs Triton for that.
+def lost_digits(*lines: Callable, show=None, language: str | None = None, **settings) -> LostDigits:
+    """A panel on the digits that each line of a chunk kernel loses; it runs the kernel, and needs Triton for all
+    settings but its presets.
 
+    lines: functions of one's own in place of the kernel's, as `flakit.instruments.workbench.run` takes them.
     show: names of the knobs on view. settings: decay (per token, of the head that forgets fastest), way: "start",
-    "middle", "blocks" or "halves", and products: "ieee" or "tf32".
+    "middle", "blocks", "halves" or "yours", and products: "ieee" or "tf32", of what is not yours.
     language: of its words, "en" or "zh"; default: what flakit speaks, see `flakit.language`.
 
     >>> lost_digits(products="tf32")
     """
     with speaking(language):
-        return LostDigits(show, **settings)
+        return LostDigits(lines, show, **settings)

@@ -69,21 +69,22 @@ def test_the_family_s_kernels_are_there_and_each_takes_the_arguments_of_its_refe
     assert len(command.SUBJECTS["family"]) == 20
 
 
-SINCE_THE_CPU = (
-    *("large", "head-order", "some-gradients", "second-backward", "state-strides", "state-layout"),
-    *("changed-offsets", "constant-writes", "other-device"),
+SINCE_THE_H200 = (
+    *("cotangent", "mixed-dtypes", "sizes", "padded-rows", "int32-offsets", "large", "head-order", "some-gradients"),
+    *("second-backward", "state-strides", "state-layout", "changed-offsets", "constant-writes", "other-device"),
 )
-SINCE_THE_H200 = ("cotangent", "mixed-dtypes", "sizes", "padded-rows", "int32-offsets", *SINCE_THE_CPU)
-"""Probes that are younger than the recordings; data/README.md says so."""
+"""Probes that are younger than the recordings on that GPU; data/README.md says so."""
 
 
 @pytest.mark.parametrize("where, whose", [("h200", "flakit"), ("h200", "fla"), ("cpu", "flakit")])
 def test_the_recordings_have_every_operator_and_probe(command, where, whose):
     found = recorded.read(f"{where}_audits")
     assert found.meta["unfinished"] == "none"
-    younger = SINCE_THE_H200 if where == "h200" else SINCE_THE_CPU
+    younger = SINCE_THE_H200 if where == "h200" else ()
     assert set(younger) <= set(PROBES)
     for subject in command.SUBJECTS[whose]:
         rows = found.select(subject=subject)
         assert [row["probe"] for row in rows] == [name for name in PROBES if name not in younger]
-        assert whose == "fla" or {row["verdict"] for row in rows} == {"pass"}
+        if whose == "flakit":
+            others = {row["probe"]: row["words"] for row in rows if row["verdict"] != "pass"}
+            assert others == ({} if where == "h200" else {"other-device": "it needs two GPUs"})

@@ -185,8 +185,13 @@ def test_the_recording_is_what_runs_today(way):
     assert {f"{name}_onset": size for name, size in workbench.onset(way=way).items()} == {
         name: pytest.approx(rows[0][name], rel=1e-2) for name in ("tile_onset", "output_onset")
     }
-    for row in (rows[1], rows[-3]):
-        kept, now = json.loads(row["trace"]), json.loads(json.dumps(workbench.traced(row["decay"], way=way).to_dict()))
+    for row in (rows[1], rows[-3], *(row for row in rows if row["digits"])):
+        now = workbench.traced(row["decay"], way=way, digits=row["digits"], products=row["products"])
+        kept, now = json.loads(row["trace"]), json.loads(json.dumps(now.to_dict()))
+        assert ("digits" in kept) == row["digits"]
+        if row["digits"]:
+            for part in ("lines", "findings"):
+                assert [x["place"] for x in _lines(kept, part)] == [x["place"] for x in _lines(now, part)]
         for part in ("sites", "headroom"):
             assert [_of(x) for x in kept[part]] == [_of(x) for x in now[part]]
             for was, made in zip(kept[part], now[part], strict=True):
@@ -195,7 +200,7 @@ def test_the_recording_is_what_runs_today(way):
                 assert (_finite(was) == _finite(made)).mean() > 0.999
     with_output = [row for row in rows if row["o"]]
     for row in with_output:
-        made = workbench.run(row["decay"], way=way)
+        made = workbench.run(row["decay"], way=way, digits=row["digits"], products=row["products"])
         o = made.o
         assert np.allclose(np.reshape(row["o"], o.shape), o, rtol=1e-3, atol=1e-6, equal_nan=True)
         assert made.error != made.error or row["error"] == pytest.approx(made.error, rel=1)
@@ -210,3 +215,9 @@ def _of(x):
 def _finite(x):
     """Which of a site's lanes are finite: they are kept as runs [what, how many] of 0, finite, 1, inf, or 2, NaN."""
     return np.concatenate([np.full(many, what == 0) for what, many in x.get("lanes") or [(0, 1)]])
+
+
+def _lines(trace, part):
+    """Of a trace with digits all lines, or those that are named."""
+    digits = trace["digits"]
+    return digits["lines"] if part == "lines" else [digits["lines"][found["line"]] for found in digits["findings"]]

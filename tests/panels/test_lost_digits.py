@@ -6,7 +6,7 @@ from flakit.figures import style
 from flakit.figures.canvas import Cell
 from flakit.instruments import workbench
 from flakit.ops.common.dispatch import has_triton
-from flakit.panels.lost_digits import lost_digits
+from flakit.panels.lost_digits import PRESETS, _traced, lost_digits
 from tests.figures.test_plots import has_colour
 
 pytestmark = [pytest.mark.full, pytest.mark.skipif(not has_triton(), reason="needs Triton")]
@@ -36,3 +36,29 @@ def test_it_speaks_chinese_and_copies_as_python():
 def test_products_of_another_kind_are_refused():
     with pytest.raises(ValueError, match="products: expected one of ieee, tf32, got 'tf64'"):
         workbench.traced(-0.5, digits=True, products="tf64")
+
+
+def test_lines_of_ones_own_are_run_as_they_are_written():
+    from flakit.instruments.workbench import tl
+
+    def scores(b_r, b_k, b_ge, b_gi, o_i, o_j, C):
+        return tl.dot(b_r * tl.exp(b_ge), tl.trans(b_k * tl.exp(-b_gi)))
+
+    panel = lost_digits(scores)
+    assert panel.setting["way"] == "yours" and "loses the digits, “tl.dot(b_r * tl.exp(b_ge)" in panel.text
+    made = workbench.run(-0.5, scores, digits=True)
+    assert made.lossy == "line 7, return tl.dot(b_r * tl.exp(b_ge), tl.trans(b_k * tl.exp(-b_gi)))"
+    assert workbench.run(-0.5, digits=True).lossy == "none"
+
+
+def test_its_presets_were_recorded_for_machines_without_triton(monkeypatch):
+    live = {name: lost_digits(**at).text for name, at in PRESETS.items()}
+    monkeypatch.setattr(workbench, "has_triton", lambda: False)
+    monkeypatch.setattr(workbench, "tl", None)
+    _traced.cache_clear()
+    for name, at in PRESETS.items():
+        assert lost_digits(**at).text == live[name] + " There is no Triton here: this is a recording.", name
+    panel = lost_digits(products="tf32")
+    panel.knobs["decay"].value = -1.0
+    assert "products in tf32, were recorded -0.5" in panel.text
+    _traced.cache_clear()
