@@ -1,10 +1,14 @@
 """A table for notebooks and terminals: rows of dicts or named tuples, numbers short enough to compare."""
 
 import html
+import re
 from collections.abc import Mapping, Sequence
 from numbers import Real
 
 from .words import number
+
+_NEGATIVE = re.compile(r"(?<![\w-])-?[\d.,]+e-\d+|(?<![\w-])-(?:[\d.,]+\d|\d|inf\b)")
+"""Numbers in HTML that a browser would break at their minus."""
 
 
 class Table:
@@ -55,7 +59,7 @@ class Table:
         def line(tag: str, texts: Sequence[str]) -> str:
             sides = ("right" if number else "left" for number in self._numbers)
             cells = (
-                f'<{tag} style="text-align: {side}">{html.escape(text)}</{tag}>'
+                f'<{tag} style="text-align: {side}">{_unbroken(html.escape(text))}</{tag}>'
                 for side, text in zip(sides, texts, strict=True)
             )
             return f"<tr>{''.join(cells)}</tr>"
@@ -82,6 +86,10 @@ def pivot(rows: Sequence[Mapping], index: str, columns: Sequence[str], value: st
             raise ValueError(f"columns: expected one row for {index} {row[index]}, {name}, got two")
         line[name] = row[value]
     return list(made.values())
+
+
+def _unbroken(text: str) -> str:
+    return _NEGATIVE.sub(r'<span style="white-space: nowrap">\g<0></span>', text)
 
 
 def _is_number(x) -> bool:

@@ -35,13 +35,13 @@ _NO_CLAIMS = [
     r"\]\([^)]*\)",  # where a link leads to
     r"\b(?:[Nn]otebook|[Ll]esson)s? \d\d(?:(?:, | and | to )\d\d)*",
     r"\[\d\d_\w+",  # their names
-    r"\babout \d+ minutes",
-    r"约?需要 \d+ 分钟|约 \d+ 分钟",
+    r"\babout\s+\d+\s+minutes",
+    r"约?需要 \d+ 分钟",
     r"\bExercise \d+",
     r"练习 \d+",
     r"第 \d\d 课",
     r"^\s*\d+\. ",  # lists
-    r"^\| \d+ \|",
+    r"^\| \d+ \||\| \d+ \| \d+ \|$",
 ]
 NEAR = 0.04
 """Numbers that differ by less than this share of theirs are taken for the same, told differently."""

@@ -1,6 +1,7 @@
 """Tables: heads, alignment, short numbers, and the same cells as text and as HTML."""
 
 import math
+import re
 from typing import NamedTuple
 
 import pytest
@@ -26,6 +27,12 @@ def test_html_escapes_and_aligns():
     shown = Table(ROWS, {"what": "tensor", "T": "tokens"}, caption="a & b")._repr_html_()
     assert "a &amp; b</caption>" in shown and '<td style="text-align: left">d&lt;w&gt;</td>' in shown
     assert '<th style="text-align: right">tokens</th>' in shown and "limit" not in shown
+
+
+def test_a_number_is_not_broken_at_its_minus():
+    shown = Table([{"error": 1.2e-7, "told": "from -1.5e-3 to -inf, well-known", "w": -8}])._repr_html_()
+    unbroken = re.findall(r'<span style="white-space: nowrap">(.+?)</span>', shown)
+    assert unbroken == ["1.2e-07", "-1.5e-3", "-inf", "-8"]
 
 
 @pytest.mark.parametrize(
