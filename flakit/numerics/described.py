@@ -272,6 +272,13 @@ def describe(
     return op
 
 
+def with_kernels(op: Operator, kernels: Mapping[str, Callable]) -> Operator:
+    """The operator with further forms: functions that take its arguments by name or in its order."""
+    how = (op.tensors, op.states, op.axes, op.constants)
+    more = {x: Kernel(function(f"kernels[{x!r}]", y, optional=False), *how) for x, y in kernels.items()}
+    return dataclasses.replace(op, forms={**op.forms, **more})
+
+
 def _described(
     name, forward, axes, *, decay="", log="natural", profile=None, draws=None, data=None, scale_exponent=-0.5,
     constants=None, sizes=None, kernels=None, label=None, **fields,
@@ -307,12 +314,10 @@ def _described(
         raise ValueError(f"sizes: expected the size of {', '.join(sorted(unknown))}, axes of no meaning here")
     constants = dict(constants or {})
     how = (tensors, states, known, constants)
-    forms = {"naive": Naive(forward, *how)}
-    forms |= {x: Kernel(function(f"kernels[{x!r}]", y, optional=False), *how) for x, y in (kernels or {}).items()}
-    return Operator(
+    op = Operator(
         name=name,
         label=label or name,
-        forms=forms,
+        forms={"naive": Naive(forward, *how)},
         reference=ByAutograd(forward, *how),
         chunked=None,
         axes=known,
@@ -331,6 +336,7 @@ def _described(
         has_scale=takes_all or "scale" in signature,
         **fields,
     )
+    return with_kernels(op, kernels or {})
 
 
 _ANY: tuple[str, ...] = ("anything",)

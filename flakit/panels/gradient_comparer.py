@@ -8,12 +8,14 @@ import torch
 from ..cases.decay_gradient import running_sums
 from ..figures.canvas import Cell
 from ..figures.gradients import ERRORS, PLOTS, Curves, GradientFigure
+from ..instruments.subject import import_of
 from ..language import Words, label, rephrase, say, speaking
 from ..numerics import recorded
+from ..numerics.described import with_kernels
 from ..numerics.evaluate import recurrence
 from ..numerics.gradients import MEASURES, along_time, gradient_rows, rounding_error
 from ..numerics.on_gpu import RECORDINGS
-from ..numerics.operators import OPERATORS
+from ..numerics.operators import OPERATORS, Operator, operator
 from ..numerics.words import error, number
 from ..ops.common.dispatch import choose_backend
 from . import knobs
@@ -26,7 +28,6 @@ SUMS = "running sums"
 OTHERS = {"rwkv6": {SUMS: running_sums}}
 """By operator: further ways to make some of its tensors that are worth comparing."""
 _PROFILES = {name: {"rwkv6": "logsigmoid"}.get(name, op.profile) for name, op in OPERATORS.items()}
-_DECAYS = {name: f"d{op.decay}" for name, op in OPERATORS.items()}
 
 _COLUMNS = ("op", "form", "dtype", "T", "decay", "tensor", *MEASURES, "non_finite", "rms")
 _DTYPES = ("float32", "float16", "bfloat16")
@@ -59,6 +60,7 @@ WORDS = Words() | {
     "alt": "Errors of the output and of every gradient against float64, chunk and recurrent, as dots on a logarithmic "
     "scale; beside them one tensor's error along time, and along length, decay or dtype",
     "title": "{op} against float64: {dtype}, T = {T}, decay {decay}",
+    "title without": "{op} against float64: {dtype}, T = {T}",
     "where here": "measured here on {device}",
     "where recorded": "recorded, {device}",
     "decay": "decay {decay}",
@@ -74,9 +76,11 @@ WORDS = Words() | {
     "bad": "Not finite: {bad}.",
     "bad tensor": "{tensor} ({form}, {count} values)",
     "fine": "All finite; largest of the two forms: {tensor} ({form}), {error}.",
+    "fine alone": "All finite; largest: {tensor} ({form}), {error}.",
     "infinite": "infinite (not 0 where the truth is)",
     "triton": "Triton kernels",
     "torch": "chunk in PyTorch, recurrent token by token in float32",
+    "naive": "naive token by token as its text says, gradients by autograd",
     "ran": "Ran here on {device}: {how}, torch {torch}. Truth: the same inputs in float64.",
     "nearest": " Nearest recorded setting: T = {T}, decay {decay}.",
     "dot": "{tensor}, {form}: L2 {l2}, worst row {worst_row}, worst element {worst_element}{place}",
@@ -102,70 +106,97 @@ class GradientComparer(Panel):
     presets = PRESETS
     readout_lines = 3
 
-    def __init__(self, op: str = "rwkv6", show=None, **settings):
+    def __init__(self, op: str | Operator = "rwkv6", show=None, kernels=None, **settings):
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.recordings = {name: found for name in OPERATORS if (found := _recording(name)) is not None}
+        self.kernels = dict(kernels or {})
+        self.operators = OPERATORS
+        if kernels or isinstance(op, Operator) or op not in OPERATORS:  # one operator alone
+            self.spec = op if isinstance(op, str) else op.name
+            found = with_kernels(operator(op), self.kernels)
+            op, self.operators = found.name, {found.name: found}
+            settings = {"T": 16} | settings  # its truth walks token by token
+        self.recordings = {name: found for name in self.operators if (found := _recording(name)) is not None}
         self._measured: tuple[tuple, list[Mapping]] | None = None
         self._swept: dict | None = None
         sources = {WORDS.say("here", device=self.device): HERE}
         if self.recordings:
             sources[WORDS["recorded"]] = RECORDED
-        first = next(iter(OPERATORS))
+        first = next(iter(self.operators))
+        decays = {name: f"d{of.decay or of.value}" for name, of in self.operators.items()}
+        profiles = {name: _PROFILES.get(name, of.profile) for name, of in self.operators.items()}
+        own = {name: name for of in self.operators.values() for name in of.profiles}
         made = {
-            "op": knobs.operator_choice(first),
+            "op": knobs.choice(first, {of.label: name for name, of in self.operators.items()}, "operator"),
             "source": knobs.choice(HERE, sources, WORDS["source"]),
             "dtype": knobs.choice("bfloat16", _DTYPES, WORDS["dtype"]),
-            **decay_knobs(self, _PROFILES[first], -8.0, stops=_STOPS),
+            **decay_knobs(self, profiles[first], -8.0, own, stops=_STOPS),
             "T": knobs.steps(64, _LENGTHS + (_LONG if self.device == "cuda" else ()), WORDS["T"]),
             "K": knobs.steps(32, (16, 32, 64), WORDS["K"]),
             "M": knobs.steps(32, (16, 32, 64), WORDS["M"]),
             "HQ": knobs.steps(1, (1, 2, 4), WORDS["HQ"]),
-            "tensor": knobs.choice(_DECAYS[first], _tensors(first), WORDS["tensor"]),
+            "tensor": knobs.choice(decays[first], _tensors(self.operators[first]), WORDS["tensor"]),
             "measure": knobs.choice("l2", {words: name for name, words in MEASURES.items()}, WORDS["measure"]),
             "along": knobs.choice("T", {words: name for name, words in WORDS["alongs"].items()}, WORDS["along"]),
         }
-        own_default(self, made["op"], made["profile"], _PROFILES)
-        own_options(self, made["op"], made["tensor"], _tensors, _DECAYS)
+        own_default(self, made["op"], made["profile"], profiles)
+        own_options(self, made["op"], made["tensor"], lambda name: _tensors(self.operators[name]), decays)
         for name in ("M", "HQ"):
-            only_for(self, made["op"], made[name], [op for op, each in OPERATORS.items() if name in each.sizes])
+            only_for(self, made["op"], made[name], [op for op, of in self.operators.items() if name in of.sizes])
+        for name in ("profile", "decay"):
+            only_for(self, made["op"], made[name], [op for op, of in self.operators.items() if of.decay])
         sweep = ButtonRun(WORDS["button"], self._sweep, done=self._keep, failed=self.fail)
         self.sweep = sweep
         super().__init__(made, {"op": op, **settings}, alt=WORDS["alt"], show=show, runs=(sweep,))
 
     def _figure(self, op: str) -> GradientFigure:
-        return self.figure(_figure, op)
+        return self.figure(_figure, self.operators[op])
 
     # Numbers.
 
     def compute(self, op, source, dtype, profile, decay, T, seed, **setting) -> list[Mapping]:
         """The rows of `gradient_rows` at the knobs' setting, or the nearest recorded ones."""
-        decay = chosen(profile, decay)
+        decay = self._decay(op, profile, decay)
         if source == RECORDED:
             return _nearest(self._recording(op), op=op, dtype=dtype, T=T, decay=decay)
-        setting = {"op": op, "dtype": dtype, "T": T, "decay": decay, **_sizes(op, setting), "seed": seed}
+        setting = {"op": op, "dtype": dtype, "T": T, "decay": decay, **self._sizes(op, setting), "seed": seed}
         wanted = tuple(setting.values())
         if self._measured is None or self._measured[0] != wanted:
             self._measured = (wanted, self._measure(**setting, keep=True))
         return self._measured[1]
 
+    def _decay(self, op: str, profile: str, decay: float) -> str | float | None:
+        """What `flakit.inputs` takes as its decay."""
+        of = self.operators[op]
+        if not of.decay:
+            return None
+        return profile if profile in of.profiles else chosen(profile, decay)
+
+    def _sizes(self, op: str, setting: Mapping[str, object]) -> dict[str, int]:
+        """The knobs of sizes that the operator has, as `flakit.inputs` takes them."""
+        return {name: setting[name] for name in ("K", "M", "HQ") if name in self.operators[op].sizes}
+
     def _measure(self, *, op: str, dtype: str, **setting) -> list[Mapping]:
         setting |= {"device": self.device, "recurrence": False}  # chunks in float64: quick enough for a slider
-        forms, others = None, dict(OTHERS.get(op, {}))
-        if self.device == "cpu":
+        of, forms, others = self.operators[op], None, dict(OTHERS.get(op, {}))
+        if self.device == "cpu" and of.chunked is not None:
             # The operator's own recurrent form computes in float64 here and rounds once: no recurrence that rounds.
-            forms, others = "chunk", {"recurrent": lambda x, do: recurrence(op, x, arriving=(do, None))} | others
-        return gradient_rows(op, forms=forms, others=others, H=1, dtype=getattr(torch, dtype), **setting)
+            forms = [name for name in of.forms if name != "recurrent"]
+            others = {"recurrent": lambda x, do: recurrence(op, x, arriving=(do, None))} | others
+        return gradient_rows(of, forms=forms, others=others, H=1, dtype=getattr(torch, dtype), **setting)
 
     def _recording(self, op: str) -> recorded.Recording:
         if op not in self.recordings:
-            raise ValueError(f"numbers: expected an operator with a recording in data/, got {OPERATORS[op].label}")
+            raise ValueError(f"numbers: expected an operator with a recording in data/, got {self.operators[op].label}")
         return self.recordings[op]
 
     def _sweep(self, progress: Callable[[int, int], None], cancelled: Callable[[], bool]) -> dict:
         """Everything as the knobs say, but for the one that is run through."""
         at = self.setting
-        along, decay = at["along"], chosen(at["profile"], at["decay"])
-        setting = {name: at[name] for name in ("op", "dtype", "T", "seed")} | {"decay": decay, **_sizes(at["op"], at)}
+        along, op, decay = at["along"], at["op"], self._decay(at["op"], at["profile"], at["decay"])
+        if along == "decay" and decay is None:
+            raise ValueError(f"along: {self.operators[op].label} has no decay among its arguments")
+        setting = {name: at[name] for name in ("op", "dtype", "T", "seed")}
+        setting |= {"decay": decay, **self._sizes(op, at)}
         rows, values = [], _ALONG[along]
         for n, value in enumerate(values):
             progress(n, len(values))
@@ -195,9 +226,10 @@ class GradientComparer(Panel):
             curves = [self._recorded_curve(axis, at, tensor, measure, now[axis]) for axis in ("T", "decay")]
         else:
             curves = [self._along_axis(rows, tensor), self._along_knob(at, along, tensor, measure, now[along])]
-        title = {"op": OPERATORS[op].label, "dtype": at["dtype"], "T": at["T"], "decay": number(at["decay"], 5)}
+        of = self.operators[op]
+        title = {"op": of.label, "dtype": at["dtype"], "T": at["T"], "decay": number(at["decay"], 5)}
         figure.update(
-            title=WORDS.say("title", **title),
+            title=WORDS.say("title" if of.decay else "title without", **title),
             where=where,
             measure=say(MEASURES[measure]),
             errors={(row["form"], row["tensor"]): row[measure] for row in rows},
@@ -207,7 +239,7 @@ class GradientComparer(Panel):
 
     def _along_axis(self, rows: Sequence[Mapping], tensor: str) -> Curves:
         """Along time, or along the first axis of what has no time."""
-        op = rows[0]["op"]
+        op = self.operators[rows[0]["op"]]
         axis = _first_axis(op, tensor)
         words = WORDS.say(
             "along time" if axis == "T" else "along rows", tensor=tensor, axis=label(_AXES.get(axis, axis))
@@ -253,17 +285,19 @@ class GradientComparer(Panel):
             for row in rows
             if row["non_finite"]
         ]
-        worst = max((row for row in rows if row["form"] in OPERATORS[op].forms), key=lambda row: row[measure])
+        forms = self.operators[op].forms
+        worst = max((row for row in rows if row["form"] in forms), key=lambda row: row[measure])
         worst = {"tensor": worst["tensor"], "form": label(worst["form"]), "error": _said(worst, measure)}
-        finite = WORDS.say("bad", bad=", ".join(bad)) if bad else WORDS.say("fine", **worst)
+        fine = "fine" if len(forms) == 2 else "fine alone"
+        finite = WORDS.say("bad", bad=", ".join(bad)) if bad else WORDS.say(fine, **worst)
         if source == RECORDED:
             ran = rephrase(self.recordings[op].label)
             ran = say("{said}.").format(said=ran[0].upper() + ran[1:])
-            if (at["T"], at["decay"]) != (T, chosen(profile, decay)):
+            if (at["T"], at["decay"]) != (T, self._decay(op, profile, decay)):
                 ran += WORDS.say("nearest", T=at["T"], decay=number(at["decay"], 5))
         else:
             kernels = choose_backend(None, torch.empty(0, device=self.device)) == "triton"
-            how = WORDS["triton" if kernels else "torch"]
+            how = WORDS["naive" if self.operators[op].chunked is None else "triton" if kernels else "torch"]
             ran = WORDS.say("ran", device=self.device, how=how, torch=torch.__version__)
         return "\n".join((errors, finite, ran))
 
@@ -271,8 +305,9 @@ class GradientComparer(Panel):
 
     def arithmetic(self, rows, cell: Cell, *, op, tensor, **_) -> str | None:
         """A dot: its errors, and the worst element beside the truth. A step of the upper curves: all forms there."""
+        op = self.operators[op]
         if cell.map == ERRORS:
-            tensor, form = self._figure(op).lane(cell.row)
+            tensor, form = self._figure(op.name).lane(cell.row)
             row = next((row for row in rows if (row["tensor"], row["form"]) == (tensor, form)), None)
             if row is None:
                 return WORDS.say("none", tensor=tensor, form=label(form))
@@ -299,7 +334,7 @@ class GradientComparer(Panel):
         return [(ERRORS, first + n, None) for n in range(lanes)]
 
     def script(self, *, op, source, dtype, profile, decay, T, seed, **setting) -> str:
-        decay = chosen(profile, decay)
+        decay, of = self._decay(op, profile, decay), self.operators[op]
         show = """for row in rows:
     errors = "  ".join(f"{name} {row[name]:.3e}" for name in ("l2", "worst_element", "worst_row"))
     print(f"{row['tensor']:12} {row['form']:13} {errors}  non-finite {row['non_finite']}")
@@ -313,38 +348,46 @@ print(run.label)
 print("remade by:", run.meta["command"])
 rows = run.select(op={op!r}, dtype={dtype!r}, T={at["T"]}, decay={literal(at["decay"])})
 {show}"""
-        sizes = ", ".join(f"{name}={size}" for name, size in _sizes(op, setting).items())
+        sizes = ", ".join(f"{name}={size}" for name, size in self._sizes(op, setting).items())
         others = OTHERS.get(op, {})
         imports = "".join(f"from {make.__module__} import {make.__name__}\n" for make in others.values())
-        made, forms, loop = {name: make.__name__ for name, make in others.items()}, "", ""
-        if self.device == "cpu":
+        made, forms, loop, subject = {name: make.__name__ for name, make in others.items()}, "", "", repr(op)
+        if self.device == "cpu" and of.chunked is not None:
             imports += "from flakit.numerics.evaluate import recurrence\n"
-            made, forms = {"recurrent": "in_float32"} | made, "forms='chunk', "
+            made, forms = {"recurrent": "in_float32"} | made, " forms='chunk',"
             loop = f"""
 
 def in_float32(x, do):  # on a CPU the operator's own recurrent form computes in float64 and rounds once
     return recurrence({op!r}, x, arriving=(do, None))
 
 """
-        given = f"{{{', '.join(f'{name!r}: {make}' for name, make in made.items())}}}"
+        if of is not OPERATORS.get(op):
+            subject, forms, loop = "op", "", "\n".join(self._imported())
+            imports += "from flakit.numerics.described import with_kernels\n"
+            imports += "from flakit.numerics.operators import operator\n"
+        given = f" others={{{', '.join(f'{name!r}: {make}' for name, make in made.items())}}}," if made else ""
+        at = "" if decay is None else f"decay={literal(decay)}, "
         return f"""import torch
 {imports}from flakit.numerics.gradients import gradient_rows
 {loop}
 rows = gradient_rows(
-    {op!r}, {forms}others={given},
-    T={T}, H=1, {sizes}, decay={literal(decay)}, dtype=torch.{dtype}, device={self.device!r}, seed={seed},
-    recurrence=False,  # the float64 truth in chunks, as the panel does
+    {subject},{forms}{given}
+    T={T}, H=1, {sizes}, {at}dtype=torch.{dtype}, device={self.device!r}, seed={seed},
+    recurrence=False,  # the float64 truth in chunks where there are any, as the panel does
 )
 {show}"""
 
+    def _imported(self) -> list[str]:
+        """The lines that make the one operator and its kernels again."""
+        names = [f"kernel_{n}" for n in range(len(self.kernels))]
+        lines = [import_of(kernel, name) for name, kernel in zip(names, self.kernels.values(), strict=True)]
+        lines = dict.fromkeys(line for each in lines for line in each)
+        kernels = ", ".join(f"{called!r}: {name}" for called, name in zip(self.kernels, names, strict=True))
+        return ["", *lines, f"op = with_kernels(operator({self.spec!r}), {{{kernels}}})"]
 
-def _tensors(op: str) -> tuple[str, ...]:
-    return OPERATORS[op].outputs + tuple(f"d{name}" for name in OPERATORS[op].tensors)
 
-
-def _sizes(op: str, setting: Mapping[str, object]) -> dict[str, int]:
-    """The knobs of sizes that the operator has, as `flakit.inputs` takes them."""
-    return {name: setting[name] for name in ("K", "M", "HQ") if name in OPERATORS[op].sizes}
+def _tensors(op: Operator) -> tuple[str, ...]:
+    return op.outputs + tuple(f"d{name}" for name in op.tensors)
 
 
 def _recording(op: str) -> recorded.Recording | None:
@@ -410,31 +453,30 @@ def _curve(rows, along, fixed, tensor, measure, now, where) -> Curves:
     )
 
 
-def _figure(op: str, width: float) -> GradientFigure:
-    forms = (*OPERATORS[op].forms, *OTHERS.get(op, ()))
+def _figure(op: Operator, width: float) -> GradientFigure:
+    forms = (*op.forms, *OTHERS.get(op.name, ()))
     return GradientFigure({name: WORDS.get(name, label(name)) for name in forms}, _tensors(op), width)
 
 
-def _axes(op: str, tensor: str) -> list[str]:
+def _axes(op: Operator, tensor: str) -> list[str]:
     """Of an output or a gradient."""
-    axes = OPERATORS[op].axes
-    return axes[tensor if tensor in axes else tensor[1:]].split()
+    return op.axes[tensor if tensor in op.axes else tensor[1:]].split()
 
 
-def _first_axis(op: str, tensor: str) -> str:
+def _first_axis(op: Operator, tensor: str) -> str:
     """Time, else the first of those that are not batch or head."""
     axes = _axes(op, tensor)
     return "T" if "T" in axes else next(axis for axis in axes if axis not in ("B", "N", "H"))
 
 
-def _along(op: str, tensor: str, got: torch.Tensor, true: torch.Tensor) -> list[float]:
+def _along(op: Operator, tensor: str, got: torch.Tensor, true: torch.Tensor) -> list[float]:
     """The error of each place of the first axis, relative to the RMS of the whole."""
     at = _axes(op, tensor).index(_first_axis(op, tensor))
     moved = (x.movedim(at, 0).reshape(1, x.shape[at], -1, 1) for x in (got, true))
     return along_time(*moved).tolist()
 
 
-def _worst(op: str, row: Mapping, axis: str | None = None, at: int = 0) -> str:
+def _worst(op: Operator, row: Mapping, axis: str | None = None, at: int = 0) -> str:
     """Where the largest error is, of all elements or of those at a place of an axis, and the value beside the truth."""
     if "got" not in row:
         return ""
@@ -463,11 +505,20 @@ def _said(row: Mapping, measure: str) -> str:
     return WORDS["infinite"]
 
 
-def gradient_comparer(op: str = "rwkv6", show=None, *, language: str | None = None, **settings) -> GradientComparer:
+def gradient_comparer(
+    op: str | Operator = "rwkv6",
+    show=None,
+    *,
+    kernels: Mapping[str, Callable] | None = None,
+    language: str | None = None,
+    **settings,
+) -> GradientComparer:
     """A panel that compares an operator's forms, and the widely used dw, with float64.
 
-    op: an operator of `flakit.numerics.operators.OPERATORS`. show: names of the knobs on view, at first dtype, decay
-    and tensor; the others lie under "more".
+    op: an operator of `flakit.numerics.operators.OPERATORS`; or, alone, any other that `like` of `flakit.audit` takes,
+    whose one form of its own is the naive recurrence.
+    kernels: functions by name to be compared as further forms of that operator, at most two beside the naive one.
+    show: names of the knobs on view, at first dtype, decay and tensor; the others lie under "more".
     settings: any of its knobs: source ("here" or "recorded"), dtype, profile ("constant" or one of
     `flakit.numerics.inputs.DECAYS`), decay (the natural-log decay of "constant"), T, K, of GSA M (slots) and HQ (query
     heads of the one memory), tensor (of the curves) and measure, along ("T", "decay" or "dtype": what the button
@@ -475,6 +526,7 @@ def gradient_comparer(op: str = "rwkv6", show=None, *, language: str | None = No
     language: of its words, "en" or "zh"; default: what flakit speaks, see `flakit.language`.
 
     >>> gradient_comparer(dtype="float32", profile="constant", decay=-20)
+    >>> gradient_comparer("kda", kernels={"mine": my_kda}, dtype="float32")
     """
     with speaking(language):
-        return GradientComparer(op, show, **settings)
+        return GradientComparer(op, show, kernels, **settings)

@@ -1,6 +1,7 @@
 """The gradient comparer: what is measured here, what was recorded, and that it says which."""
 
 import contextlib
+import inspect
 import io
 import math
 import re
@@ -14,10 +15,13 @@ from flakit.cases.decay_gradient import law
 from flakit.figures.canvas import Cell
 from flakit.figures.gradients import ERRORS, PLOTS
 from flakit.numerics import recorded
+from flakit.numerics.family import FAMILY
 from flakit.numerics.gradients import MEASURES, rounding_error
 from flakit.numerics.operators import OPERATORS
+from flakit.ops.family import naive_kda
 from flakit.panels import gradient_comparer
 from flakit.panels.base import NARROW, WIDE
+from flakit.panels.knobs import stops_of
 from tests.panels.live import NOT_LIVE, least_seconds
 
 META = {"device": "NVIDIA H200", "date": "2026-11-20", "torch": "2.11.0", "triton": "3.6.0", "command": "remake"}
@@ -206,7 +210,9 @@ def test_what_has_no_time_is_not_drawn_over_time(op, tensor, axis):
     assert len(plot._lines["chunk"].get_xdata()) == {"time t": 32}.get(axis, 16)
     whole = error(panel, "chunk", tensor)
     steps = MODULE._along(
-        op, tensor, *((row["got"], row["true"]) for row in panel.result if row["tensor"] == tensor).__next__()
+        OPERATORS[op],
+        tensor,
+        *((row["got"], row["true"]) for row in panel.result if row["tensor"] == tensor).__next__(),
     )
     assert math.sqrt(sum(x * x for x in steps) / len(steps)) == pytest.approx(whole, rel=1e-6), (
         "their mean is the whole"
@@ -281,7 +287,7 @@ def test_reset_and_wrong_settings():
     assert panel.png == start
     with pytest.raises(ValueError, match="dtype: expected one of float32, float16, bfloat16, got 'int8'"):
         gradient_comparer(dtype="int8")
-    with pytest.raises(ValueError, match="op: expected one of rwkv6, rwkv7, gsa, got 'rwkv5'"):
+    with pytest.raises(ValueError, match="op: expected one of rwkv6, rwkv7, gsa, linear_attn, .*, got 'rwkv5'"):
         gradient_comparer("rwkv5")
 
 
@@ -310,3 +316,46 @@ def test_an_operator_without_a_recording_says_so(recording):
     assert panel.text == "ValueError: numbers: expected an operator with a recording in data/, got GSA"
     panel.set(source="here", T=16, K=16, M=16)
     assert "\nRan here on" in panel.text
+
+
+@pytest.mark.parametrize("op", FAMILY)
+def test_any_member_of_the_family_is_compared_alone_with_kernels_of_ones_own(op):
+    of = FAMILY[op]
+    panel = gradient_comparer(op, kernels={"tripled": tripled(op)}, T=16, K=16, dtype="float32")
+    assert stops_of(panel.knobs["op"]) == [op]
+    assert {row["form"] for row in panel.result} == {"naive", "tripled"}
+    for tensor in ("o", "dv"):
+        assert error(panel, "naive", tensor) < 1e-6 and error(panel, "tripled", tensor) == pytest.approx(2, rel=1e-4)
+    assert "largest of the two forms: " in panel.text and "(tripled)" in panel.text and "token by token" in panel.text
+    assert of.label in panel._figure(op)._title.get_text()
+    assert panel.knobs["decay"].layout.display == ("" if of.decay else "none")
+    panel.set(**({"profile": "constant", "decay": -2.0} if of.decay else {"tensor": "dk"}))
+    assert panel.png.startswith(b"\x89PNG") and "Error" not in panel.text
+    panel.picture.pick(Cell(ERRORS, 1, 0))
+    assert panel.picture.strip.startswith("o, tripled: L2 2.0e+00")
+
+
+def test_its_script_names_the_kernel():
+    panel = gradient_comparer("kda", kernels={"mine": naive_kda}, T=16, K=16, dtype="float32", decay=-1.0)
+    found = printed(panel.as_python())
+    expected = [error(panel, "naive", "dg", measure) for measure in ("l2", "worst_element", "worst_row")]
+    assert found["mine", "dg"] == found["naive", "dg"] == pytest.approx(expected, rel=1e-3)
+
+
+def test_along_a_decay_that_is_not_there_is_refused():
+    panel = gradient_comparer("delta_rule", T=16, K=16, along="decay")
+    panel.sweep.start()
+    panel.sweep.wait(60)
+    assert "DeltaNet has no decay among its arguments" in panel.text
+
+
+def tripled(op):
+    """A kernel that is wrong by a factor, with the arguments of the operator."""
+    right = FAMILY[op].reference.function
+
+    def kernel(*given, **named):
+        o, state = right(*given, **named)
+        return 3 * o, state
+
+    kernel.__signature__ = inspect.signature(right)
+    return kernel
