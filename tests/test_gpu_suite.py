@@ -142,6 +142,9 @@ def test_what_needs_it_most_runs_first_and_what_shares_kernels_in_one_process(pr
     (project / "repaired").touch()
     run(project, "--only", "each")
     assert [row["each"], rows(project)["one"]["each"]] == [".....F", "......"]
+    write(project, {"tests/one/test_some.py": SOME_TAKE_LONGER + "    # of other code now\n"})
+    longest = order()
+    assert longest[:2] == "14" if n == 0 else "1" in longest  # as was measured for the code before
 
 
 @pytest.mark.full

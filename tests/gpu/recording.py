@@ -6,9 +6,9 @@ xdist's controller or the only one there is, knows each one's place. It writes t
 end, so that whoever ends it loses no more than that.
 
 What has failed runs first, then what was not run, then what has passed; of each the tests that took longest first,
-where that is known. Tests that are marked `together`, because their kernels are the same, go to one process in one
-piece, and of a function's other tests a few at a time. No two processes compile the same kernel at once: the second
-waits for the first.
+where that is known, if only of older code or of another card. Tests that are marked `together`, because their kernels
+are the same, go to one process in one piece, and of a function's other tests a few at a time. No two processes compile
+the same kernel at once: the second waits for the first.
 """
 
 import fcntl
@@ -52,7 +52,7 @@ def pytest_collection_modifyitems(config, items):
             names[file].append(name(item.nodeid))
             letter = RUN["known"].get(file, "")[place : place + 1]
             if RUN["again"] or letter != results.PASSED:
-                seconds = RUN["seconds"].get(file, [])[place : place + 1]
+                seconds = RUN["expected"].get(file, [])[place : place + 1]
                 wanted.setdefault(_piece(item, numbers), []).append((item, letter, seconds[0] if seconds else None))
     # Pieces whole: the first in need of a run, then the longest; what has no time yet counts as long.
     ordered = sorted(wanted.items(), key=lambda found: (min(_turn(x[1]) for x in found[1]), -_length(found[1])))
