@@ -15,7 +15,7 @@ and a later lesson begins so, whether or not the reader has been through the one
 """
 
 from . import mine
-from .exercises import check, predict
+from .exercises import check, predict, returning
 from .record import progress
 
-__all__ = ["check", "mine", "predict", "progress"]
+__all__ = ["check", "mine", "predict", "progress", "returning"]

@@ -4,19 +4,26 @@
 
 prints "right", or the worst index with yours and the reference; of a single number, whether yours is too high or too
 low, since the number itself would be the answer. Hints are folded, and there are none before an attempt.
-An answer that is still the `...` or the None of an empty function is no error: the notebook goes on. What was right is
-written down for `progress`.
+An answer that is still the `...`, or the None of a function without return, is no error: the notebook goes on. What was
+right is written down for `progress`.
 
     predict("How much is left after one token?", ["1%", "10%"], answer=lambda: measured())
 
 shows the question and its choices; whether one is right, and why, unfolds under it when it is chosen.
+
+    o, S = returning(my_step, o="v", S="S")(S, r, k, v, w, u)
+
+calls a function of which a check needs more than one value, or calls it again with what it has returned: where that has
+another shape than v and S have, is of another type or is not there at all, the cell ends with a sentence that says so.
 """
 
+import functools
 import hashlib
 import html
+import inspect
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 
@@ -37,7 +44,17 @@ WORDS = Words() | {
     "reference": "reference",
     "at": "at",
     "nothing": "nothing so far: put your answer where the ... is and run the cell again",
+    "no return": "None: does your function end with return?",
     "no numbers": "{yours}, a {type}; expected numbers",
+    "expected": "expected",
+    "has shape": "{part} has the shape {shape}",
+    "as": "the shape {shape}, as {other} has",
+    "shape wanted": "the shape {shape}",
+    "holds": "{part} holds {dtype}",
+    "is": "{part} is {got}, a {type}",
+    "tensor": "a tensor of shape {shape}",
+    "number": "a number",
+    "values": {1: "one value", 2: "{n} values"},
     "shape": "shape {shape}",
     "too high": "{yours}, too high",
     "too low": "{yours}, too low",
@@ -119,6 +136,64 @@ def predict(
         )
     measured = number(true) if isinstance(true, Real) and not isinstance(true, bool) else right[0]
     return Prediction(question, tuple(meant), right[0], measured, why.replace("{answer}", measured))
+
+
+class Unfit(ValueError):
+    """What a function returned cannot be checked. A notebook shows these words alone, and no traceback."""
+
+    def _render_traceback_(self) -> list[str]:
+        return str(self).splitlines()
+
+
+def returning(function: Callable, *, dtype: torch.dtype | None = None, **parts) -> Callable:
+    """The function, whose every result is looked at before it is used; an `Unfit` says what was expected and what came.
+
+    parts: what it returns, in this order: the shape of each, or the name of the argument that it is shaped like. A
+    shape without axes is that of a number.
+    dtype: of all tensors returned; default: that of the function's floating-point arguments, where they have one, and
+    any for a number.
+    A `...` is an answer that is still open, and comes back as it is, once for each part.
+    """
+
+    @functools.wraps(function)
+    def asked(*given, **named):
+        found = function(*given, **named)
+        if found is ...:
+            return found if len(parts) == 1 else (found,) * len(parts)
+        if isinstance(found, (tuple, list)) and any(x is ... for x in found):
+            return found
+        arguments = inspect.signature(function).bind(*given, **named).arguments
+        floats = {x.dtype for x in arguments.values() if isinstance(x, Tensor) and x.is_floating_point()}
+        wanted = dtype or (floats.pop() if len(floats) == 1 else None)
+        shapes = {part: list(arguments[x].shape if isinstance(x, str) else x) for part, x in parts.items()}
+        words = {part: WORDS.say("tensor" if x or dtype else "number", shape=x) for part, x in shapes.items()}
+        values = found if isinstance(found, (tuple, list)) and len(parts) > 1 else (found,)
+        if found is None or len(values) != len(parts):
+            said = WORDS["no return"] if found is None else WORDS.say("values", min(len(values), 2), n=len(values))
+            raise _unfit(function, said, ", ".join(parts) if len(parts) > 1 else next(iter(words.values())))
+        for (part, like), x in zip(parts.items(), values, strict=True):
+            shape = shapes[part]
+            if not isinstance(x, Tensor):
+                if shape or dtype or isinstance(x, bool) or not isinstance(x, Real):
+                    raise _unfit(function, WORDS.say("is", part=part, got=shown(x), type=type(x).__name__), words[part])
+            elif list(x.shape) != shape:
+                right = WORDS.say("as" if isinstance(like, str) else "shape wanted", shape=shape, other=like)
+                right = right if shape else words[part]
+                raise _unfit(function, WORDS.say("has shape", part=part, shape=list(x.shape)), right)
+            elif x.dtype != (wanted if shape else dtype) is not None:
+                raise _unfit(function, WORDS.say("holds", part=part, dtype=_type(x.dtype)), _type(dtype or wanted))
+        return found
+
+    return asked
+
+
+def _type(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _unfit(function: Callable, got: str, expected: str) -> Unfit:
+    wrong = record.WORDS["wrong"].format(name=function.__name__)
+    return Unfit("\n".join([wrong, _line("yours", got), _line("expected", expected)]))
 
 
 @dataclass
@@ -208,7 +283,7 @@ def _is_empty(yours) -> bool:
 def _difference(yours, reference, tolerance: float) -> list[str]:
     """What is wrong, in lines; none if nothing is."""
     if _is_empty(yours):
-        return [_line("yours", WORDS["nothing"])]
+        return [_line("yours", WORDS["no return" if yours is None else "nothing"])]
     true = _numbers(reference)
     if true is None:
         return [] if yours == reference else [_line("yours", repr(yours))]
@@ -216,7 +291,7 @@ def _difference(yours, reference, tolerance: float) -> list[str]:
         raise ValueError("reference: expected numbers to compare with, got NaN among them")
     got = _numbers(yours)
     if got is None:
-        return [_line("yours", WORDS["no numbers"].format(yours=repr(yours), type=type(yours).__name__))]
+        return [_line("yours", WORDS["no numbers"].format(yours=shown(yours), type=type(yours).__name__))]
     if got.shape != true.shape:
         shapes = {"yours": got.shape, "reference": true.shape}
         return [_line(name, WORDS["shape"].format(shape=list(shape))) for name, shape in shapes.items()]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from flakit.course import check, predict
+from flakit.course import check, predict, returning
 
 X = torch.arange(6.0).reshape(2, 3)
 
@@ -54,7 +54,7 @@ def test_wrong_names_the_worst_place(capsys):
 @pytest.mark.parametrize(
     ("yours", "reference", "says"),
     [
-        (None, X, "nothing so far"),
+        (None, X, "None: does your function end with return?"),
         (..., 1.0, "nothing so far"),
         (..., "dw", "nothing so far"),
         (X.T, X, "shape [3, 2]"),
@@ -112,6 +112,51 @@ def test_a_notebook_does_not_show_a_verdict_twice(capsys):
     capsys.readouterr()
     verdict._ipython_display_()
     assert capsys.readouterr().out == ""
+
+
+S, V = torch.zeros(4, 6), torch.zeros(6)
+
+
+@pytest.mark.parametrize(
+    ("returned", "got", "expected"),
+    [
+        (None, "None: does your function end with return?", "o, S"),
+        (V, "one value", "o, S"),
+        ((V, S, S), "3 values", "o, S"),
+        ((S, S), "o has the shape [4, 6]", "the shape [6], as v has"),
+        ((V, S.T), "S has the shape [6, 4]", "the shape [4, 6]"),
+        ((V, S.long()), "S holds int64", "float32"),
+        ((V, S.double()), "S holds float64", "float32"),
+        ((V, 3.0), "S is 3.0, a float", "a tensor of shape [4, 6]"),
+        ((V, None), "S is None, a NoneType", "a tensor of shape [4, 6]"),
+    ],
+)
+def test_what_is_returned_is_told_in_a_sentence_where_it_cannot_be_used(returned, got, expected):
+    def step(S, v):
+        return returned
+
+    with pytest.raises(ValueError) as error:
+        returning(step, o="v", S=[4, 6])(S, V)
+    lines = ["step: not yet", f"  yours      {got}", f"  expected   {expected}"]
+    assert str(error.value).splitlines() == lines
+    assert error.value._render_traceback_() == lines, "a notebook shows this alone"
+
+
+def test_what_is_right_or_still_open_is_returned_as_it_is():
+    ask = returning(lambda S, v: (2 * v, S), o="v", S="S")
+    o, state = ask(S, v=V)
+    assert torch.equal(o, V) and state is S
+    assert returning(lambda: [..., V], o=[6], S=[6])() == [..., V]
+    assert returning(lambda: ..., o=[6])() is ... and returning(lambda: ..., o=[6], S=[6])() == (..., ...)
+    assert returning(lambda: 0.5, share=[])() == 0.5 and returning(lambda: torch.tensor(2), n=[])() == 2
+    assert torch.equal(returning(lambda x: x.bfloat16(), dtype=torch.bfloat16, y="x")(V), V.bfloat16())
+    with pytest.raises(ValueError, match="function end with return.*\n  expected   a tensor of shape .6.$"):
+        returning(lambda: None, o=[6])()
+    for number in (True, "half", torch.ones(1)):
+        with pytest.raises(ValueError, match="a number"):
+            returning(lambda number=number: number, share=[])()
+    with pytest.raises(ValueError, match="a tensor of shape \\[\\]"):
+        returning(lambda: 0.5, dtype=torch.float32, loss=[])()
 
 
 class Page(html.parser.HTMLParser):

@@ -170,7 +170,10 @@ def test_a_lesson_says_at_its_top_what_it_takes_and_is_no_longer_than_sixty_cell
 
 def minutes_said(lesson):
     """How long a lesson takes to read, and how long its exercises, as its top says."""
-    said = r"\*What it takes:\*.*?about\s+(\d+)\s+minutes\s+to\s+read,\s+about\s+(\d+)\s+minutes\s+for\s+the\s+exercises"
+    said = (
+        r"\*What it takes:\*.*?about\s+(\d+)\s+minutes\s+to\s+read,"
+        r"\s+about\s+(\d+)\s+minutes\s+for\s+the\s+exercises"
+    )
     ((read_, exercises),) = re.findall(said, top(lesson), re.S)
     return read_, exercises
 

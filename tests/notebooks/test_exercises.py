@@ -111,6 +111,69 @@ def test_a_stale_name_is_seen():
     assert stale([cell("code", "S = 2"), text, given, text, asked, checks]) == [], "nobody does these again"
 
 
+def is_open(node):
+    return (
+        isinstance(node, ast.Constant)
+        and node.value is ...
+        or isinstance(node, ast.Tuple)
+        and any(map(is_open, node.elts))
+    )
+
+
+def unlooked_at(cells):
+    """[(cell, function)] of exercises: what the function returns is used before anybody has looked whether it fits.
+
+    A value alone may go to `check` and to a picture as it is, which say what does not fit; else it takes `returning`.
+    """
+    code = {n: ast.parse(cell.source) for n, cell in enumerate(cells) if cell.cell_type == "code"}
+    asked = {
+        node.name
+        for tree in code.values()
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef)
+        and any(isinstance(each, (ast.Return, ast.Assign)) and is_open(each.value) for each in ast.walk(node))
+    }
+    found = []
+    for n, tree in code.items():
+        inside = {id(each) for node in tree.body if isinstance(node, ast.FunctionDef) for each in ast.walk(node)}
+        parents = {id(child): node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+        right = {each.id for each in ast.walk(tree) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
+        for call in ast.walk(tree):
+            of = getattr(call.func, "id", "") if isinstance(call, ast.Call) and id(call) not in inside else ""
+            if of in asked - right:  # what mine.take fetches has been looked at
+                by, binds = parents[id(call)], parents[id(parents[id(call)])]
+                fits = (
+                    isinstance(by, ast.Call) and getattr(by.func, "id", "") in ("check", "beside")
+                    or isinstance(by, ast.Assign) and isinstance(by.targets[0], ast.Name)
+                    or isinstance(by, ast.Tuple) and isinstance(binds, ast.Assign)
+                    or isinstance(by, ast.Compare)
+                )  # fmt: skip
+                if not fits:
+                    found.append((n, of))
+    return found
+
+
+OWN_WAY = {
+    "07_chunk_vs_recurrent": {"cause"},  # a word: what is none of the words is no cause
+    "15_audit_your_kernel": {"halved_back", "halved_scores"},  # the audit runs and judges them
+}
+
+
+@pytest.mark.parametrize("path", WITH_EXERCISES, ids=name)
+def test_what_a_learner_returns_is_looked_at_before_it_is_used(path):
+    found = {function for _, function in unlooked_at(read(path).cells)} - OWN_WAY.get(path.stem, set())
+    assert found == set(), "returning(function, …), which says what does not fit"
+
+
+def test_what_is_used_unlooked_at_is_seen():
+    asked = SimpleNamespace(cell_type="code", source="def step(S, r):\n    o = ...\n    return o, S")
+    for used, seen in (
+        ("o, S = step(S, r)", 1), ("torch.stack([step(S, r)])", 1), ("o, S = returning(step, o=[1], S='S')(S, r)", 0),
+        ("yours = step(S, r)", 0), ("check('one', step(S, r), 2)", 0), ("yours, true = step(S, r), 2", 0),
+    ):  # fmt: skip
+        assert len(unlooked_at([asked, SimpleNamespace(cell_type="code", source=used)])) == seen
+
+
 def test_the_file_of_the_solutions_is_what_they_add():
     written, added = set(), set()
     for path in SOLUTIONS:

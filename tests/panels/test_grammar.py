@@ -1,8 +1,10 @@
 """The grammar of pictures (docs/pictures.md): what colours mean, what axes say, nothing too thin to be seen."""
 
+import ast
 import re
 from pathlib import Path
 
+import nbformat.v4
 import numpy as np
 import pytest
 from matplotlib.colors import rgb_to_hsv, to_rgb
@@ -17,7 +19,7 @@ from flakit.panels import sketch, state_stepper
 from flakit.panels.base import NARROW, WIDE
 from flakit.panels.sketches import SKETCHES
 from tests.language.test_panels import PANELS
-from tests.notebooks.running import NOTEBOOKS
+from tests.notebooks.running import LESSONS, NOTEBOOKS, SOLUTIONS, TRANSLATIONS, read
 
 SOURCES = [path for kind in ("py", "js", "css") for path in Path(flakit.__file__).parent.rglob(f"*.{kind}")]
 SLOW = ("kernel_trace", "lost_digits", "anomaly", "gradient_accumulation")
@@ -107,6 +109,40 @@ def test_what_is_broken_is_orange(panels):
     for name, preset in (("broken", "broken"), ("masking", "first NaN"), ("clamping", "full weight")):
         panel = panels[name].set(**panels[name].presets[preset])
         assert is_orange(panel.canvas.rgba()[..., :3] / 255).sum() > 100
+
+
+# --- tokens run from left to right ------------------------------------------------------------------------------------
+
+TOKENS, KEYS = re.compile(r"(token|reader|output|词元|读取|输出)"), re.compile(r"(token|key|词元|键)")
+
+
+def of_tokens_down(path):
+    """Pictures of a notebook's own whose tokens run down and are not those that read, with the keys across."""
+    found = []
+    for cell in read(path).cells:
+        calls = ast.walk(ast.parse(cell.source)) if cell.cell_type == "code" else ()
+        for call in calls:
+            if isinstance(call, ast.Call):
+                given = {each.arg: each.value.value for each in call.keywords if isinstance(each.value, ast.Constant)}
+                rows, columns = (given.get(name) for name in ("rows", "columns"))
+                down = isinstance(rows, str) and TOKENS.match(rows)
+                if down and not (isinstance(columns, str) and KEYS.match(columns)):
+                    found.append(ast.unparse(call))
+    return found
+
+
+def test_in_lessons_and_solutions_tokens_run_from_left_to_right():
+    assert {path: found for path in LESSONS + SOLUTIONS + TRANSLATIONS if (found := of_tokens_down(path))} == {}
+
+
+def test_tokens_that_run_down_are_seen(tmp_path):
+    cells = [
+        nbformat.v4.new_code_cell('beside(yours, expected, rows="token", columns="channel")'),
+        nbformat.v4.new_code_cell('matrices(shown, rows="output i", columns="key")'),
+        nbformat.v4.new_code_cell('matrices(shown, rows="channel", columns="token", across=True)'),
+    ]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "lesson.ipynb")
+    assert len(of_tokens_down(tmp_path / "lesson.ipynb")) == 1
 
 
 # --- axes -------------------------------------------------------------------------------------------------------------
