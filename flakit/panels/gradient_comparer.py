@@ -455,7 +455,7 @@ def _curve(rows, along, fixed, tensor, measure, now, where) -> Curves:
 
 def _figure(op: Operator, width: float) -> GradientFigure:
     forms = (*op.forms, *OTHERS.get(op.name, ()))
-    return GradientFigure({name: WORDS.get(name, label(name)) for name in forms}, _tensors(op), width)
+    return GradientFigure({name: WORDS[SUMS] if name == SUMS else label(name) for name in forms}, _tensors(op), width)
 
 
 def _axes(op: Operator, tensor: str) -> list[str]:

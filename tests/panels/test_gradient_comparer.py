@@ -328,6 +328,8 @@ def test_any_member_of_the_family_is_compared_alone_with_kernels_of_ones_own(op)
         assert error(panel, "naive", tensor) < 1e-6 and error(panel, "tripled", tensor) == pytest.approx(2, rel=1e-4)
     assert "largest of the two forms: " in panel.text and "(tripled)" in panel.text and "token by token" in panel.text
     assert of.label in panel._figure(op)._title.get_text()
+    (legend,) = panel._figure(op).canvas.figure.legends
+    assert [words.get_text() for words in legend.get_texts()][:2] == ["naive", "tripled"]
     assert panel.knobs["decay"].layout.display == ("" if of.decay else "none")
     panel.set(**({"profile": "constant", "decay": -2.0} if of.decay else {"tensor": "dk"}))
     assert panel.png.startswith(b"\x89PNG") and "Error" not in panel.text
