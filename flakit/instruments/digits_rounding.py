@@ -113,12 +113,14 @@ def _apart(tiles: np.ndarray) -> float:
 
 
 class _Record:
-    """The tiles of one run."""
+    """The tiles of one run. moved_in: where in memory there is what was computed, and may differ between runs; given:
+    what was loaded from elsewhere or drawn."""
 
     def __init__(self, seed: int):
         self.generator = np.random.default_rng(seed)
         self.places: dict = {}
         self.given: set = set()
+        self.moved_in: set[int] = set()
         self._first: dict = {}
         self._last: dict = {}
 
@@ -150,7 +152,6 @@ class TileRounding:
 
     def __init__(self, record: _Record):
         self.record, self.watch = record, None
-        self._written: set[int] = set()
 
     def _move(self, operation: str, out) -> None:
         x = self.watch._values(out)
@@ -176,17 +177,17 @@ class TileRounding:
         if x is not None and touched:
             where = self.watch._place()
             self.record.keep(where, "load", x)
-            if not any(argument.storage_start in self._written for argument, _ in touched):
+            if not any(argument.storage_start in self.record.moved_in for argument, _ in touched):
                 self.record.given.add((where[1], "load"))
 
     def stored(self, touched, pointers, value, on) -> None:
-        self._written |= {argument.storage_start for argument, _ in touched}
+        self.record.moved_in |= {argument.storage_start for argument, _ in touched}
         x = self.watch._values(value)
         if x is not None:
             self.record.keep(self.watch._place(), "store", x)
 
     def added(self, operation, touched, pointers, value, on, out) -> None:
-        self._written |= {argument.storage_start for argument, _ in touched}
+        self.record.moved_in |= {argument.storage_start for argument, _ in touched}
 
     def moved(self, kind, original, builder, args, out) -> None:
         """Nothing is rounded."""
@@ -224,6 +225,8 @@ class TorchRounding:
                 self.record.keep(where, "load", x.detach().cpu().double().numpy())
                 self.record.given.add((where[1], "load"))
             return
+        if any(_start(x) in self.record.moved_in for x in operands):
+            self.record.moved_in |= {_start(x) for x in made}
         if custom or not operands or name not in _ROUNDING or name in _EXACT:
             return
         for x in made:
@@ -232,4 +235,9 @@ class TorchRounding:
                 drawn = self.record.generator.uniform(-1, 1, tuple(x.shape)) * UNIT.get(dtype, UNIT["float32"])
                 with torch.no_grad():
                     x.copy_(x.double() * (1 + torch.from_numpy(np.asarray(drawn)).to(x.device)))
+                self.record.moved_in.add(_start(x))
                 self.record.keep(place(), _WORDS.get(name, name), x.detach().cpu().double().numpy())
+
+
+def _start(x: torch.Tensor) -> int:
+    return x.untyped_storage().data_ptr()

@@ -1,18 +1,21 @@
 """Every instrument on every member of the family, and the audit on kernels of it, right and wrong."""
 
 import inspect
+from pathlib import Path
 
 import pytest
 import torch
 
 import flakit
 from flakit.figures.phase import phase
+from flakit.instruments.digits import ROUNDING
 from flakit.instruments.testing import audited
 from flakit.numerics.evaluate import evaluate, truth
 from flakit.numerics.family import FAMILY
 from flakit.numerics.gradients import gradient_rows
 from flakit.numerics.pieces import in_pieces
 from flakit.numerics.sweep import sweep
+from flakit.panels import gradient_comparer
 from tests.instruments.family_kernels import RIGHT, WRONG
 
 OPS = pytest.mark.parametrize("op", FAMILY)
@@ -200,6 +203,25 @@ def traces(op):
     assert t.first is not None and "family.py" in str(t)
 
 
+def names_lost_digits(op):
+    """Where v is rounded to bfloat16 on its way in; nothing is lost by the reference itself."""
+    x = flakit.inputs(op, T=5, **SMALL)
+    with flakit.trace(digits=True) as clean:
+        kept = naive(op)(**x, **constants(op))
+    assert clean.digits.accurate and clean.digits.lines
+    with flakit.trace(digits=True) as t:
+        short = {"v": x["v"].to(torch.bfloat16).float()}
+        kept = naive(op)(**x | short, **constants(op))
+    assert kept[0].isfinite().all()  # what nobody holds when the trace ends is no result
+    assert t.digits.first.place.expression == 'x["v"].to(torch.bfloat16)' and t.digits.first.blamed.kind == ROUNDING
+
+
+def compares_in_a_panel(op):
+    panel = gradient_comparer(op, kernels={"halved": halved(op)}, T=16, K=16, dtype="float32")
+    errors = {row["form"]: row["l2"] for row in panel.result if row["tensor"] == "o"}
+    assert errors["naive"] < 1e-6 and abs(errors["halved"] - 0.5) < 1e-6 and "Error" not in panel.text
+
+
 def has_headroom(op):
     if not FAMILY[op].decay:
         with pytest.raises(ValueError, match="expected an operator with a decay among its arguments"):
@@ -222,8 +244,10 @@ INSTRUMENTS = {
     "sweep": sweeps,
     "phase diagram": draws_a_phase_diagram,
     "comparer": compares_forms,
+    "its panel": compares_in_a_panel,
     "pieces": goes_in_pieces,
     "trace": traces,
+    "digits": names_lost_digits,
     "headroom": has_headroom,
 }
 
@@ -233,6 +257,20 @@ INSTRUMENTS = {
 @pytest.mark.parametrize("instrument", INSTRUMENTS)
 def test_every_instrument_takes_every_member(op, instrument):
     INSTRUMENTS[instrument](op)
+
+
+def table() -> str:
+    """What docs/instruments.md says: a row for each member; where an instrument has nothing to ask, what it says."""
+    lines = ["| | " + " | ".join(INSTRUMENTS) + " |", "|---" * (1 + len(INSTRUMENTS)) + "|"]
+    for name, op in FAMILY.items():
+        without = {} if op.decay else {"headroom": "no decay", "phase diagram": "over T"}
+        lines.append(f"| `{name}` | " + " | ".join(without.get(each, "✓") for each in INSTRUMENTS) + " |")
+    return "\n".join(lines)
+
+
+def test_the_table_of_the_reference_has_every_cell_that_is_run():
+    """`test_every_instrument_takes_every_member` runs each of them."""
+    assert table() in (Path(__file__).parents[2] / "docs" / "instruments.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.full

@@ -105,3 +105,45 @@ def test_a_script_in_which_nothing_ran_is_not_called_finite(tmp_path, script, sa
 def test_the_tests_of_a_file_are_traced_by_pytest(tmp_path):
     code, said, errors = run(tmp_path, "-m", "pytest", "-p", "no:cacheprovider", "mine.py", "-k", "it", script=TESTS)
     assert code == 1 and "mine.py:6" in said and "1 passed, 1 deselected" in said, said + errors
+
+
+SUMS = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def difference(a, b, o, T: tl.constexpr):
+    at = tl.arange(0, T)
+    b_a, b_b = tl.cumsum(tl.load(a + at), 0), tl.cumsum(tl.load(b + at), 0)
+    tl.store(o + at, b_a - b_b)
+
+
+{seed}
+a = 1000 * (1 + torch.randn(64).abs())
+b = a + 0.1 * torch.randn(64)
+difference[(1,)](a, b, torch.empty(64), T=64)
+"""
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not has_triton(), reason="needs Triton")
+@pytest.mark.parametrize("seed", ["torch.manual_seed(0)", ""], ids=["seeded", "another time other inputs"])
+def test_digits_and_random_rounding_name_the_line(tmp_path, seed):
+    """What the script computes before its kernel is rounded at random, too: the kernel may be given other numbers."""
+    script = SUMS.replace("{seed}", seed)
+    files = "--json", str(tmp_path / "found.json")
+    code, said, _ = run(tmp_path, "--digits", "--rounds", "3", *files, "mine.py", script=script)
+    assert code == 1 and "Digits lost: cancellation" in said and "Random rounding, 3 runs" in said
+    digits = json.loads((tmp_path / "found.json").read_text())["digits"]
+    line = 1 + script.splitlines().index("    tl.store(o + at, b_a - b_b)")
+    assert digits["lines"][digits["findings"][0]["line"]]["place"]["line"] == line
+    assert digits["rounds"]["repeatable"] == bool(seed) and ("set a seed" in said) == (not seed)
+    assert not seed or digits["rounds"]["spreads"][0]["line"] == line
+
+
+@pytest.mark.full
+def test_rounds_alone_are_refused(tmp_path):
+    code, said, errors = run(tmp_path, "--rounds", "3", "mine.py")
+    assert code == 2 and "--rounds: expected beside --digits, got 3 alone" in said + errors
