@@ -48,7 +48,7 @@ WORDS = Words() | {
     "no numbers": "{yours}, a {type}; expected numbers",
     "expected": "expected",
     "has shape": "{part} has the shape {shape}",
-    "as": "the shape {shape}, as {other} has",
+    "as": "the shape {shape}, that of the argument {other}",
     "shape wanted": "the shape {shape}",
     "holds": "{part} holds {dtype}",
     "is": "{part} is {got}, a {type}",

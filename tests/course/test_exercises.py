@@ -123,7 +123,7 @@ S, V = torch.zeros(4, 6), torch.zeros(6)
         (None, "None: does your function end with return?", "o, S"),
         (V, "one value", "o, S"),
         ((V, S, S), "3 values", "o, S"),
-        ((S, S), "o has the shape [4, 6]", "the shape [6], as v has"),
+        ((S, S), "o has the shape [4, 6]", "the shape [6], that of the argument v"),
         ((V, S.T), "S has the shape [6, 4]", "the shape [4, 6]"),
         ((V, S.long()), "S holds int64", "float32"),
         ((V, S.double()), "S holds float64", "float32"),
