@@ -1,6 +1,6 @@
 """What lessons ask of a learner, and what a learner keeps: checks, questions, a file of one's own, progress.
 
-    from flakit.course import check, mine, predict, progress
+    from flakit.course import check, fitting, mine, predict, progress, returning
 
 A building exercise ends so, in the cell that checks it:
 
@@ -15,7 +15,7 @@ and a later lesson begins so, whether or not the reader has been through the one
 """
 
 from . import mine
-from .exercises import check, predict, returning
+from .exercises import check, fitting, predict, returning
 from .record import progress
 
-__all__ = ["check", "mine", "predict", "progress", "returning"]
+__all__ = ["check", "fitting", "mine", "predict", "progress", "returning"]

@@ -170,29 +170,50 @@ def returning(function: Callable, *, dtype: torch.dtype | None = None, **parts) 
         values = found if isinstance(found, (tuple, list)) and len(parts) > 1 else (found,)
         if found is None or len(values) != len(parts):
             said = WORDS["no return"] if found is None else WORDS.say("values", min(len(values), 2), n=len(values))
-            raise _unfit(function, said, ", ".join(parts) if len(parts) > 1 else next(iter(words.values())))
+            raise _unfit(function.__name__, said, ", ".join(parts) if len(parts) > 1 else next(iter(words.values())))
         for (part, like), x in zip(parts.items(), values, strict=True):
             shape = shapes[part]
             if not isinstance(x, Tensor):
                 if shape or dtype or isinstance(x, bool) or not isinstance(x, Real):
-                    raise _unfit(function, WORDS.say("is", part=part, got=shown(x), type=type(x).__name__), words[part])
+                    raise _unfit(
+                        function.__name__, WORDS.say("is", part=part, got=shown(x), type=type(x).__name__), words[part]
+                    )
             elif list(x.shape) != shape:
                 right = WORDS.say("as" if isinstance(like, str) else "shape wanted", shape=shape, other=like)
                 right = right if shape else words[part]
-                raise _unfit(function, WORDS.say("has shape", part=part, shape=list(x.shape)), right)
+                raise _unfit(function.__name__, WORDS.say("has shape", part=part, shape=list(x.shape)), right)
             elif x.dtype != (wanted if shape else dtype) is not None:
-                raise _unfit(function, WORDS.say("holds", part=part, dtype=_type(x.dtype)), _type(dtype or wanted))
+                raise _unfit(
+                    function.__name__, WORDS.say("holds", part=part, dtype=_type(x.dtype)), _type(dtype or wanted)
+                )
         return found
 
     return asked
+
+
+def fitting(name: str, value, shape: Sequence[int]) -> Tensor:
+    """An answer that is no function, as a tensor of this shape, before anything is computed with it; else an `Unfit`.
+
+    name: of the variable that holds it. A `...` comes back as it is, and of a shape without axes a number will do.
+    """
+    if value is ...:
+        return value
+    x, shape = _numbers(value), list(shape)
+    if x is None:
+        said = WORDS.say("is", part=name, got=shown(value), type=type(value).__name__)
+        raise _unfit(name, said, WORDS.say("tensor" if shape else "number", shape=shape))
+    if list(x.shape) != shape:
+        wanted = WORDS.say("shape wanted" if shape else "number", shape=shape)
+        raise _unfit(name, WORDS.say("has shape", part=name, shape=list(x.shape)), wanted)
+    return value if isinstance(value, Tensor) else x.float()
 
 
 def _type(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _unfit(function: Callable, got: str, expected: str) -> Unfit:
-    wrong = record.WORDS["wrong"].format(name=function.__name__)
+def _unfit(name: str, got: str, expected: str) -> Unfit:
+    wrong = record.WORDS["wrong"].format(name=name)
     return Unfit("\n".join([wrong, _line("yours", got), _line("expected", expected)]))
 
 

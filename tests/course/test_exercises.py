@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from flakit.course import check, predict, returning
+from flakit.course import check, fitting, predict, returning
 
 X = torch.arange(6.0).reshape(2, 3)
 
@@ -157,6 +157,28 @@ def test_what_is_right_or_still_open_is_returned_as_it_is():
             returning(lambda number=number: number, share=[])()
     with pytest.raises(ValueError, match="a tensor of shape \\[\\]"):
         returning(lambda: 0.5, dtype=torch.float32, loss=[])()
+
+
+@pytest.mark.parametrize(
+    ("value", "got", "expected"),
+    [
+        (None, "a is None, a NoneType", "a tensor of shape [3]"),
+        ("b", "a is 'b', a str", "a tensor of shape [3]"),
+        ([1, 0], "a has the shape [2]", "the shape [3]"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_told_in_a_sentence(value, got, expected):
+    with pytest.raises(ValueError) as error:
+        fitting("a", value, [3])
+    assert str(error.value).splitlines() == ["a: not yet", f"  yours      {got}", f"  expected   {expected}"]
+
+
+def test_a_value_that_fits_is_a_tensor():
+    made = fitting("a", [1, 0, 2], [3])
+    assert torch.equal(made, torch.tensor([1.0, 0, 2])) and made.dtype == torch.float32
+    assert fitting("S", S, S.shape) is S and fitting("a", ..., [3]) is ... and fitting("x", 2, []) == 2
+    with pytest.raises(ValueError, match="x has the shape .2.\n.*a number"):
+        fitting("x", [1, 2], [])
 
 
 class Page(html.parser.HTMLParser):
