@@ -1,12 +1,18 @@
-"""`flakit trace script.py`: a process of its own, its words, its files and its exit status."""
+"""`flakit trace script.py`: a process of its own, its words, its files and its exit status.
+
+A process of its own takes as long as importing PyTorch twice: one shows the whole way, one is of what pytest runs, and
+the others call what such a process runs.
+"""
 
 import json
+import linecache
 import os
 import subprocess
 import sys
 
 import pytest
 
+from flakit.instruments import trace_script
 from flakit.ops.common.dispatch import has_triton
 
 SCRIPT = """
@@ -30,18 +36,33 @@ if "oops" in sys.argv:
 """
 
 
-def run(tmp_path, *words, script=SCRIPT):
+def in_a_process(tmp_path, *command, script=SCRIPT, **more):
     (tmp_path / "mine.py").write_text(script)
-    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "flakit.cli", "trace", *words]
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | more
+    command = [sys.executable, "-m", *command]
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """run("mine.py", "90") -> status, output, errors: what the process runs, in this one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["flakit trace"])
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+
+    def traced(*words, script=SCRIPT):
+        (tmp_path / "mine.py").write_text(script)
+        linecache.clearcache()  # of the test before, whose script has the same name
+        return trace_script.main(words), *capsys.readouterr()
+
+    return traced
 
 
 @pytest.mark.skipif(not has_triton(), reason="needs Triton")
 def test_it_finds_the_line_and_writes_its_files(tmp_path):
     files = "--json", str(tmp_path / "found.json"), "--picture", str(tmp_path / "found.png")
-    code, said, _ = run(tmp_path, *files, "mine.py", "90", "--own", "option")
+    code, said, _ = in_a_process(tmp_path, "flakit.cli", "trace", *files, "mine.py", "90", "--own", "option")
     assert code == 1 and "finite False --own option" in said
     assert "kernel growth, program (0, 0, 0), mine.py:11" in " ".join(said.split())
     found = json.loads((tmp_path / "found.json").read_text())
@@ -50,13 +71,13 @@ def test_it_finds_the_line_and_writes_its_files(tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.skipif(not has_triton(), reason="needs Triton")
+@pytest.mark.interpret
 @pytest.mark.parametrize("words, status, says", [
     (["80"], 0, "Every value was finite"), (["90", "oops"], 2, "did not come to its end: ZeroDivisionError"),
     (["80", "oops"], 2, "did not come to its end: ZeroDivisionError"),
 ])  # fmt: skip
-def test_its_exit_status(tmp_path, words, status, says):
-    code, said, errors = run(tmp_path, "mine.py", *words)
+def test_its_exit_status(run, words, status, says):
+    code, said, errors = run("mine.py", *words)
     assert code == status and says in said + errors
     assert "Headroom" in said and ("8.72" in said or "-1.28" in said)  # what was found until then
     assert "runpy" not in errors  # the traceback begins in the script
@@ -64,14 +85,14 @@ def test_its_exit_status(tmp_path, words, status, says):
 
 @pytest.mark.full
 def test_a_script_that_is_not_there(tmp_path):
-    code, _, errors = run(tmp_path, "other.py")
+    code, _, errors = in_a_process(tmp_path, "flakit.cli", "trace", "other.py")
     assert code == 2 and "other.py" in errors
 
 
 @pytest.mark.full
-def test_a_script_of_pytorch_alone(tmp_path):
+def test_a_script_of_pytorch_alone(run):
     script = "import torch\nx = torch.tensor([1.0, 0.0])\ny = (1 / x).log()\nz = y - y\n"
-    code, said, _ = run(tmp_path, "mine.py", script=script)
+    code, said, _ = run("mine.py", script=script)
     assert code == 1 and "mine.py:3" in said and "NaN made of infinities" in said
 
 
@@ -96,14 +117,25 @@ def test_other():
         pytest.param("print(1 + 1)\n", "", id="no numbers", marks=pytest.mark.full),
     ],
 )
-def test_a_script_in_which_nothing_ran_is_not_called_finite(tmp_path, script, says):
-    code, said, errors = run(tmp_path, "mine.py", script=script)
+def test_a_script_in_which_nothing_ran_is_not_called_finite(run, script, says):
+    code, said, errors = run("mine.py", script=script)
     assert code == 2 and "Nothing ran" in said and "finite" not in said, said + errors
     assert says in errors and "runpy" not in errors
 
 
 def test_the_tests_of_a_file_are_traced_by_pytest(tmp_path):
-    code, said, errors = run(tmp_path, "-m", "pytest", "-p", "no:cacheprovider", "mine.py", "-k", "it", script=TESTS)
+    command = (
+        "flakit.instruments.trace_script",
+        "--module",
+        "--",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "mine.py",
+        "-k",
+        "it",
+    )
+    code, said, errors = in_a_process(tmp_path, *command, script=TESTS, TRITON_INTERPRET="1")
     assert code == 1 and "mine.py:6" in said and "1 passed, 1 deselected" in said, said + errors
 
 
