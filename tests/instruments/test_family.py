@@ -147,10 +147,6 @@ def halved(op):
     return kernel
 
 
-def audits(op):
-    assert flakit.audit(naive(op), op, only=["truth", "initial-state"], shrink=False, seconds=None).passed
-
-
 def writes_scripts(op):
     (v,) = flakit.audit(halved(op), op, only=["truth"], shrink=False, seconds=None).verdicts
     assert v.verdict == "fail" and "def naive(" in v.repro
@@ -236,8 +232,7 @@ def constants(op):
     return {name: x for name, x in FAMILY[op].constants.items() if name in FAMILY[op].reference.named}
 
 
-INSTRUMENTS = {
-    "audit": audits,
+INSTRUMENTS = {  # beside the audit, of which every probe is asked above
     "shrinking": shrinks,
     "scripts": writes_scripts,
     "audited": is_a_test,
