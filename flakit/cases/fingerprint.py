@@ -34,6 +34,7 @@ from . import (
 )
 from .anchor.schemes import Products, Scheme
 from .clamping import BOUND
+from .device import on_cpu
 from .final_state_gradient import ignored
 
 WORDS = Words() | {
@@ -390,7 +391,7 @@ def fingerprint(causes: Iterable[str] | None = None) -> dict[str, Row]:
 
 @functools.cache
 def _row(name: str) -> Row:
-    with torch.device("cpu"):  # whatever torch.set_default_device says
+    with on_cpu():
         found, exact = CAUSES[name].run()
     allowed = _ALLOWED[found["o"].dtype]
     return Row(CAUSES[name], {tensor: _cell(tensor, found[tensor], exact[tensor], allowed) for tensor in TENSORS})

@@ -32,6 +32,7 @@ from .anchor import SCHEMES, Worst, law, worst
 from .anchor.operators import OPERATORS
 from .decay_files import checked
 from .decay_files import layers as given_layers
+from .device import on_cpu
 from .laws import LN_MAX
 
 WORDS = Words() | {
@@ -281,7 +282,7 @@ def headroom(
     for name, size in (("chunk", chunk), ("block", block)):
         if whole_number(name, size) & (size - 1):
             raise ValueError(f"{name}: expected a power of two, got {size!r}")
-    with torch.device("cpu"):  # where decays are looked at, whatever torch.set_default_device says
+    with on_cpu():  # where decays are looked at
         given = given_layers(w)
         if len(of.axes[of.decay].split()) == 3:  # one decay for all channels of a head
             given = {name: x[..., None] if getattr(x, "ndim", 0) == 3 else x for name, x in given.items()}

@@ -14,13 +14,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 
-import torch
-
+from .device import on_cpu
 from .knobs import Knob, knobs_of
 from .laws import Row
-
-_ON_CPU = torch.device("cpu")
-"""Where a case makes its tensors, whatever `torch.set_default_device` says."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +49,7 @@ class Case:
 
     def reproduce(self) -> list[Row]:
         """The numbers of the story, predicted and measured."""
-        with _ON_CPU:
+        with on_cpu():
             return self.module.reproduce()
 
     def at(self, **knobs) -> list[Row]:
@@ -62,7 +58,7 @@ class Case:
             knob = self._knob(name)
             if not knob.fits(value):
                 raise ValueError(f"{name}: expected {knob.expects}, got {value!r}")
-        with _ON_CPU:
+        with on_cpu():
             return self.module.at(**knobs)
 
     def parse(self, texts: Mapping[str, str]) -> dict:

@@ -23,8 +23,8 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 import ipywidgets as widgets
-import torch
 
+from ..cases.device import on_cpu
 from ..figures.canvas import Cell
 from ..language import Words, current, label, say, speaking, tight
 from ..numerics.evaluate import one_thread
@@ -105,7 +105,7 @@ def _in_its_language(method: Callable) -> Callable:
 
     @functools.wraps(method)
     def spoken(self, *args, **kwargs):
-        with speaking(self.language), torch.device("cpu"):
+        with speaking(self.language), on_cpu():
             return method(self, *args, **kwargs)
 
     return spoken

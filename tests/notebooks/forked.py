@@ -20,7 +20,7 @@ from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 ROOT = Path(__file__).parents[2]
 _FORKING = """
 import gc, importlib.util, json, os, signal, sys
-import ipykernel.kernelapp, matplotlib.backends.backend_agg, matplotlib.figure, torch._dynamo
+import hypothesis, ipykernel.kernelapp, ipywidgets, matplotlib.backends.backend_agg, matplotlib.figure, torch._dynamo
 from tests.roomy import roomy
 
 if os.environ.get("TRITON_INTERPRET") and importlib.util.find_spec("triton"):
