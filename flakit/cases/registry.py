@@ -160,6 +160,13 @@ CASES: dict[str, Case] = {
             notebook="05_one_infinity",
         ),
         Case(
+            "zero_key",
+            told="the epsilon in a normalised key only prevents a division by zero",
+            measured="a key of length l sends back a gradient 1 / max(l, epsilon) times as large: 10^12 at zeros",
+            threads=(),
+            notebook="08_delta_rule",
+        ),
+        Case(
             "inverse",
             told="(I - L)^-1 is a product of four brackets, all on tensor cores",
             measured="with repeated tokens its powers cancel: 0.8 off in bfloat16, NaN in float16 from alpha = 1.45 on",
@@ -199,6 +206,20 @@ CASES: dict[str, Case] = {
             told="gradients of a padded packed batch are NaN in some runs and not in others",
             measured="no program writes the rows behind the last offset; a weight's gradient sums over what lay there",
             threads=(f"{_FLA}#892",),
+            notebook="12_states_and_shapes",
+        ),
+        Case(
+            "shared_store",
+            told="gradients are right at one head size and wrong at the next",
+            measured="each of n blocks of V stores its share of dr, dk, dw at one place; sqrt((n - 1) / n) is missing",
+            threads=(),
+            notebook="12_states_and_shapes",
+        ),
+        Case(
+            "rounded_state",
+            told="a state in the dtype of the inputs is good enough, as all else in training is",
+            measured="a bfloat16 state counts to 256: further equal writes change nothing; random ones hide it",
+            threads=(),
             notebook="12_states_and_shapes",
         ),
         Case(

@@ -561,7 +561,7 @@ PROBES: dict[str, Probe] = {
         Probe(
             "constant-writes",
             "A state that grows by the same amount at each token stops growing: it is rounded to 16 bits on the way.",
-            "",
+            "rounded_state",
             constant_settings,
             against_truth,
             condition=lambda op, s: s.T > 256,

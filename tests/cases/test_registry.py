@@ -88,6 +88,7 @@ WRONG = dict.fromkeys(CASES, 1.1) | {
     "decay_gradient": 1.5,
     "final_state_gradient": 1.4,
     "inverse": 11.0,
+    "shared_store": 1.3,
     "unwritten_rows": 1.5,
     "weak_test": 2.0,
 }

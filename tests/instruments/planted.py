@@ -529,7 +529,7 @@ PLANTED: dict[str, tuple[str, Callable, str, str | None]] = {
     "small numbers flushed": ("rwkv6", flushing, "cotangent", None),
     "aliasing: strong decays clamped": ("rwkv6", clamping_in_place, "mutation", "aliasing"),
     "bits that differ now and then": ("rwkv6", now_and_then, "repeat", "aliasing"),
-    "a state in 16 bits": ("rwkv6", bfloat16_state, "constant-writes", None),
+    "a state in 16 bits": ("rwkv6", bfloat16_state, "constant-writes", "rounded_state"),
     "scale": ("rwkv6", other_scale, "scale", "chunk_vs_recurrent"),
     "weak test: three tokens": ("rwkv7", forgetful, "truth", None),
     "weak test: a state that resets": ("rwkv7", resetting, "truth", None),

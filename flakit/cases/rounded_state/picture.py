@@ -1,0 +1,88 @@
+"""The state after each token, as it is rounded and as it is, and where it stops."""
+
+import numpy as np
+
+from ...figures import style
+from ...figures.canvas import Canvas, Cell
+from ...figures.marks import Over
+from ...language import Words
+from ...numerics.words import number
+from . import Shown
+
+WORDS = Words() | {
+    "knobs": {
+        "tokens": "tokens",
+        "dtype": "state's dtype",
+        "writes": "writes",
+        "between": "at each token",
+        "seed": "seed",
+    },
+    "alt": "The state after each token: exact as a dashed line, and as it is kept; where it stands still it is orange",
+    "title": "a state that forgets nothing, after each token",
+    "true": "exact",
+    "kept": "as it is kept",
+    "stopped": "it stands still",
+    "token t": "token t",
+    "state": "state",
+    "counts": "The state counts to {state}: so far {dtype} holds every whole number.",
+    "stands": "From token {t} on the state stands still at {state}. One more would need a bit that {dtype} does not "
+    "have, and it rounds back. Of {true} writes {lost} are lost, and everything is finite.",
+    "end": "In float32 between tokens, and rounded to {dtype} once, at the end: {state}, of {true}.",
+    "random": "Writes of both signs: the largest sum is {most}, and the last is off by {lost:.2g} of that. A "
+    "test with random inputs sees nothing else.",
+    "cell": "after token {t}: {state}, exact {true}",
+}
+ON_VIEW = ("tokens", "dtype", "writes", "between")
+LINE = "the state"
+PRESETS = {
+    "it counts": {"tokens": 128, "dtype": "bfloat16", "writes": "equal", "between": True},
+    "it stops": {"tokens": 1024, "dtype": "bfloat16", "writes": "equal", "between": True},
+    "random writes": {"tokens": 1024, "dtype": "bfloat16", "writes": "random", "between": True},
+    "repaired": {"tokens": 1024, "dtype": "bfloat16", "writes": "equal", "between": False},
+}
+
+
+class Picture:
+    """Persistent: `update` redraws in place. width: inches."""
+
+    def __init__(self, width: float):
+        left = 0.78
+        self.canvas = Canvas(width, 3.0)
+        with style.context():
+            ax = self._ax = self.canvas.axes(left, 0.35, width - left - 0.2, 2.15)
+            ax.set_title(WORDS["title"], fontsize=9, loc="left", pad=4)
+            ax.set(xlabel=WORDS["token t"], ylabel=WORDS["state"])
+            ax.spines[["top", "right"]].set_visible(False)
+            (self._true,) = ax.plot([], [], **style.LAW, label=WORDS["true"], zorder=3)
+            (self._kept,) = ax.plot([], [], color=style.BLUE, linewidth=2.4, label=WORDS["kept"], zorder=2)
+            (self._stopped,) = ax.plot([], [], color=style.BROKEN, linewidth=3.2, label=WORDS["stopped"], zorder=4)
+            ax.legend(loc="upper left", borderaxespad=0.2, labelspacing=0.2, handlelength=2.2)
+            self._over = Over(self.canvas, ax, "tokens")
+            self.canvas.labels(ax.xaxis, ax.yaxis)
+            self.canvas.moving(self._true, self._kept, self._stopped)
+
+    def update(self, shown: Shown) -> None:
+        tokens = np.arange(len(shown.true))
+        true, kept = shown.true.numpy(), shown.rounded.numpy()
+        self._true.set_data(tokens, true)
+        self._kept.set_data(tokens, kept)
+        at = shown.stopped
+        self._stopped.set_data([] if at is None else tokens[at:], [] if at is None else kept[at:])
+        low, high = min(0.0, true.min(), kept.min()), max(true.max(), kept.max())
+        self._ax.set(xlim=(-0.5, len(tokens) - 0.5), ylim=(low - 0.05 * (high - low), high + 0.05 * (high - low)))
+        self._over.update(1, len(tokens))
+
+    def say(self, shown: Shown) -> str:
+        state, true = number(float(shown.rounded[-1])), number(float(shown.true[-1]))
+        if shown.writes == "random":
+            return WORDS.say("random", most=number(float(shown.true.abs().max()), 3), lost=shown.lost)
+        if not shown.between:
+            return WORDS.say("end", dtype=shown.dtype, state=state, true=true)
+        if shown.stopped is None:
+            return WORDS.say("counts", state=state, dtype=shown.dtype)
+        lost = number(float(shown.true[-1] - shown.rounded[-1]))
+        return WORDS.say("stands", t=shown.stopped, state=state, dtype=shown.dtype, true=true, lost=lost)
+
+    def arithmetic(self, shown: Shown, cell: Cell) -> str:
+        t = cell.column
+        return WORDS.say("cell", t=t, state=number(float(shown.rounded[t])), true=number(float(shown.true[t])))

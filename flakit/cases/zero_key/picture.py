@@ -1,0 +1,98 @@
+"""How large each token's gradient is before and after the normalisation of its key, and by which factor it grew."""
+
+import numpy as np
+
+from ...figures import style
+from ...figures.canvas import Canvas, Cell
+from ...figures.marks import Over
+from ...language import Words
+from ...numerics.words import number, percent
+from . import TOKEN, Shown, T
+
+WORDS = Words() | {
+    "knobs": {"length": "one |k|", "way": "divided by", "eps": "ε", "seed": "seed"},
+    "alt": "For each token the size of the gradient that arrives at its key of length one, and of the one that leaves "
+    "for the key as the layer made it, on a logarithmic scale; the token with the short key is orange where its "
+    "gradient is more than a hundred times every other",
+    "title": "size of each token's gradient",
+    "arrives": "at the key of length one",
+    "leaves": "at the key",
+    "largest": "at the short key",
+    "token t": "token t",
+    "size": "size",
+    "fair": "The key of token {t} is {length} long. Its gradient grows by {factor}, and is at most a hundred "
+    "times the largest other.",
+    "large": "The key of token {t} is {length} long. A step of that length turns it round, and its gradient grows by "
+    "{factor}. Clipped together, the other {n} tokens keep {share} of the step. Everything is finite.",
+    "bounded": "The key of token {t} is {length} long, shorter than ε lets count. Its gradient grows by {factor} = "
+    "1 / {end}, and by no more at length 0. Clipped together, the other {n} tokens keep {share} of the step.",
+    "cell": "token {t}: the gradient arrives with size {arrives} and leaves with {leaves}",
+}
+ON_VIEW = ("length", "way", "eps")
+LINE = "the gradient grows by"
+PRESETS = {
+    "a usual key": {"length": 1.0, "way": "max(|k|, ε)", "eps": 1e-12},
+    "a short key": {"length": 1e-6, "way": "max(|k|, ε)", "eps": 1e-12},
+    "nearly zero": {"length": 1e-14, "way": "max(|k|, ε)", "eps": 1e-12},
+    "ε under a root": {"length": 1e-14, "way": "sqrt(|k|^2 + ε)", "eps": 1e-6},
+    "repaired": {"length": 1e-14, "way": "max(|k|, ε)", "eps": 0.1},
+}
+
+_LOW, _HIGH, _FAR = 1e-4, 1e14, 100.0
+
+
+class Picture:
+    """Persistent: `update` redraws in place. width: inches."""
+
+    def __init__(self, width: float):
+        left = 0.85
+        self.canvas = Canvas(width, 3.0)
+        with style.context():
+            ax = self.canvas.axes(left, 0.35, width - left - 0.2, 2.15)
+            ax.set_title(WORDS["title"], fontsize=9, loc="left", pad=4)
+            ax.set(yscale="log", ylim=(_LOW, _HIGH), xlim=(-0.5, T - 0.5))
+            ax.set(xlabel=WORDS["token t"], ylabel=style.logarithmic(WORDS["size"]))
+            ax.set_yticks([1e-4, 1, 1e4, 1e8, 1e12])
+            ax.minorticks_off()
+            ax.spines[["top", "right"]].set_visible(False)
+            looks = {"arrives": {"marker": "_", "color": style.BLACK, "markersize": 14, "markeredgewidth": 2.2}}
+            looks["leaves"] = {"marker": "o", "color": style.BLUE, "markersize": 6}
+            looks["largest"] = {"marker": "X", "color": style.BROKEN, "markersize": 10}
+            self._points = {
+                name: ax.plot([], [], linestyle="none", label=WORDS[name], zorder=3, **look)[0]
+                for name, look in looks.items()
+            }
+            ax.legend(loc="upper right", borderaxespad=0.2, labelspacing=0.3)
+            self._over = Over(self.canvas, ax, "tokens")
+            self._over.update(1, T)
+            self.canvas.moving(*self._points.values())
+
+    def update(self, shown: Shown) -> None:
+        tokens, (arrives, leaves) = np.arange(T), _sizes(shown)
+        self._points["arrives"].set_data(tokens, arrives)
+        short = (tokens == TOKEN) & _large(shown)
+        self._points["leaves"].set_data(tokens[~short], leaves[~short])
+        self._points["largest"].set_data(tokens[short], leaves[short])
+
+    def say(self, shown: Shown) -> str:
+        said = {"t": TOKEN, "length": number(shown.length, 3), "factor": number(shown.factor, 3), "n": T - 1}
+        said["share"] = percent(shown.share) if shown.share > 1e-4 else number(shown.share, 2)
+        if not _large(shown):
+            return WORDS.say("fair", **said)
+        bounded = shown.length < (shown.eps if shown.way.startswith("max") else shown.eps**0.5)
+        return WORDS.say("bounded" if bounded else "large", end=number(1 / shown.factor, 2), **said)
+
+    def arithmetic(self, shown: Shown, cell: Cell) -> str:
+        arrives, leaves = _sizes(shown)
+        t = cell.column
+        return WORDS.say("cell", t=t, arrives=number(arrives[t], 3), leaves=number(leaves[t], 3))
+
+
+def _sizes(shown: Shown) -> tuple[np.ndarray, np.ndarray]:
+    return tuple(x.norm(dim=-1).numpy() for x in (shown.arrives, shown.leaves))
+
+
+def _large(shown: Shown) -> bool:
+    """Whether the short key's gradient is far above every other."""
+    _, leaves = _sizes(shown)
+    return bool(leaves[TOKEN] > _FAR * np.delete(leaves, TOKEN).max())
