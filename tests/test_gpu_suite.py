@@ -84,7 +84,8 @@ def rows(root):
     return {row["file"].split("/")[1]: row for row in results.read(root / "out.json")}
 
 
-@pytest.mark.parametrize("n", [0, pytest.param(2, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("n", [0, 2])
 def test_what_has_passed_runs_once_and_what_fails_again(project, n):
     code, seen = run(project, n=n)
     assert (code, sorted(seen)) == (1, [*"01234", "other"])

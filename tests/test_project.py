@@ -1,6 +1,7 @@
 """What holds the project together: what is installed, who imports whom, and what a bare import needs."""
 
 import ast
+import functools
 import json
 import os
 import re
@@ -95,16 +96,18 @@ ONLY_IN = {
 MODULES = {p.relative_to(ROOT / "flakit").as_posix(): p for p in sorted((ROOT / "flakit").rglob("*.py"))}
 
 
+@functools.cache
 def imported(path):
     """Absolute names of everything a module imports, inside functions too."""
-    package = ["flakit", *path.relative_to(ROOT / "flakit").parts[:-1]]
+    found, package = [], ["flakit", *path.relative_to(ROOT / "flakit").parts[:-1]]
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             module = ".".join([*base, *([node.module] if node.module else [])])
-            yield from (f"{module}.{alias.name}" for alias in node.names)
+            found += [f"{module}.{alias.name}" for alias in node.names]
+    return found
 
 
 def rooms(path):

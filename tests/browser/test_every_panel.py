@@ -14,6 +14,7 @@ def test_no_panel_is_forgotten():
     assert {code.split("(")[0] for code in CODE} == set(panels.__all__) - PICTURES
 
 
+@pytest.mark.full
 class TestEveryPanel:
     """One notebook shows them all, and runs once."""
 
@@ -21,7 +22,6 @@ class TestEveryPanel:
         assert all_panels.page.locator(".jp-OutputArea .flakit-panel").count() == len(CODE)
         layout.check(all_panels.page, record_property)
 
-    @pytest.mark.full
     def test_a_slider_draws_in_every_panel_and_operator(self, all_panels):
         for name, (_, slider, operators) in PANELS.items():
             panel = all_panels.panel(name)
@@ -36,7 +36,6 @@ class TestEveryPanel:
                 assert panel.picture() != before and panel.readout(), (name, op)
                 panel.press("ArrowLeft", times=2, pause=0)
 
-    @pytest.mark.full
     def test_a_list_draws_where_there_is_no_slider(self, all_panels):
         for name, (_, knob, option) in WITHOUT_A_SLIDER.items():
             panel = all_panels.panel(name)
