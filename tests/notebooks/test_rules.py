@@ -66,6 +66,16 @@ def test_lessons_end_with_what_to_remember():
     assert missing == []
 
 
+@pytest.mark.parametrize("start", ["00_start_here", "03", "04", "05"])
+def test_a_picture_is_on_the_first_screen(start):
+    """Behind a few lines: what is seen in JupyterLab at 1440 x 900, and begins to be at 1024 x 768."""
+    for path in LESSONS + TRANSLATIONS:
+        if path.stem.startswith(start):
+            words, picture = read(path).cells[:2]
+            assert len(words.source.split()) <= 80, path
+            assert any("image/png" in output.get("data", {}) for output in picture.outputs), path
+
+
 def test_every_solution_has_its_lesson():
     lessons = {path.stem for path in LESSONS}
     assert [s.stem for s in SOLUTIONS if not any(s.stem.startswith(lesson) for lesson in lessons)] == []
