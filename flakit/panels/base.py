@@ -205,7 +205,8 @@ class Panel(widgets.VBox):
         names = {icon: WORDS[icon] for icon in ("play", "pause", "stop")}
         self.picture = Picture(self._found, self._roomy, names=names)
         self.picture.beside = self.beside
-        self.readout = widgets.HTML(layout={"width": "auto", "flex": "0 0 auto"})
+        # It scrolls where there is more to say than room: so the keyboard must reach it.
+        self.readout = widgets.HTML(layout={"width": "auto", "flex": "0 0 auto"}, tabbable=True)
         self.readout.add_class("flakit-readout")
         self._pinned = widgets.VBox([], layout={"display": "none"})
         self._pictures = widgets.Box([self.picture, self._pinned], layout={"flex_flow": "row wrap"})

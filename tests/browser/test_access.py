@@ -9,6 +9,7 @@ PANELS = {
     "case": "from flakit.panels import case\ncase('masking')",
     "state-stepper": "from flakit.panels import state_stepper\nstate_stepper('rwkv6', T=8)",
     "decay-explorer": "from flakit.panels import decay_explorer\ndecay_explorer()",
+    "diagnosis": "from flakit.panels import diagnose\ndiagnose(dr='NaN')",
     "phase-diagram": "from flakit.panels import phase_diagram\nphase_diagram()",
 }
 
