@@ -19,7 +19,7 @@ def test_it_counts_to_two_to_its_bits(dtype):
     end = 2 ** case.BITS[dtype]
     assert end * torch.finfo(getattr(torch, dtype)).eps == 2
     assert [last(tokens, dtype) for tokens in (end - 1, end, end + 1, 2 * end)] == [end - 1, end, end, end]
-    assert case.show(tokens=2 * end, dtype=dtype, writes="equal", between=True, seed=0).stopped == end
+    assert case.show(tokens=2 * end, dtype=dtype, writes="all equal", between=True, seed=0).stopped == end
     assert last(2 * end, dtype, between=False) == 2 * end
 
 
@@ -29,9 +29,9 @@ def test_other_laws_fail(wrong):
 
 
 def test_random_writes_hide_it():
-    shown = case.show(tokens=1024, dtype="bfloat16", writes="random", between=True, seed=0)
+    shown = case.show(tokens=1024, dtype="bfloat16", writes="at random", between=True, seed=0)
     assert shown.stopped is None and shown.lost < 0.05
-    assert case.show(tokens=1024, dtype="bfloat16", writes="equal", between=True, seed=0).lost == 0.75
+    assert case.show(tokens=1024, dtype="bfloat16", writes="all equal", between=True, seed=0).lost == 0.75
 
 
 def test_an_operator_that_hands_its_state_on_so_stops_as_well():
@@ -48,7 +48,7 @@ def test_an_operator_that_hands_its_state_on_so_stops_as_well():
 
 
 def test_unknown_writes_are_refused():
-    with pytest.raises(ValueError, match="writes: expected one of equal, random, got 'odd'"):
+    with pytest.raises(ValueError, match="writes: expected one of all equal, at random, got 'odd'"):
         case.written(3, "odd")
 
 

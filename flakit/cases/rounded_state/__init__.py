@@ -24,15 +24,15 @@ from ..laws import Row
 
 BITS = {"bfloat16": 8, "float16": 11}
 """Significant bits of each format, the hidden one included."""
-WRITES = ("equal", "random")
+WRITES = ("all equal", "at random")
 
 
-def written(T: int, writes: str = "equal", seed: int = 0) -> Tensor:
+def written(T: int, writes: str = WRITES[0], seed: int = 0) -> Tensor:
     """What each of T tokens adds to the one number of the state: 1, or a normal number."""
     if writes not in WRITES:
         raise ValueError(f"writes: expected one of {', '.join(WRITES)}, got {writes!r}")
     generator = torch.Generator().manual_seed(seed)
-    return torch.ones(T) if writes == "equal" else torch.randn(T, generator=generator)
+    return torch.ones(T) if writes == WRITES[0] else torch.randn(T, generator=generator)
 
 
 def run(v: Tensor, dtype: str, *, between: bool = True) -> Tensor:
@@ -81,7 +81,7 @@ class Shown:
         """The first token whose write changes nothing."""
         steps = torch.diff(self.rounded, prepend=self.rounded.new_zeros(1))
         at = (steps == 0).nonzero()
-        return int(at[0]) if self.writes == "equal" and self.between and len(at) else None
+        return int(at[0]) if self.writes == WRITES[0] and self.between and len(at) else None
 
     @property
     def lost(self) -> float:
@@ -100,16 +100,20 @@ def at(
     *,
     tokens: Annotated[int, Range(16, 4096, log=True)] = 1024,
     dtype: Annotated[str, BITS] = "bfloat16",
-    writes: Annotated[str, WRITES] = "equal",
+    writes: Annotated[str, WRITES] = WRITES[0],
     between: bool = True,
     seed: int = 0,
 ) -> list[Row]:
     """So many writes to a state that forgets nothing: what it is in the end."""
     shown = show(tokens=tokens, dtype=dtype, writes=writes, between=between, seed=seed)
-    how = f"{tokens} {writes} writes, {dtype} {'between tokens' if between else 'at the end'}"
-    if writes == "random":
+    how = (
+        f"{tokens} writes, {writes}, {dtype} at each token"
+        if between
+        else f"{tokens} writes, {writes}, {dtype} at last"
+    )
+    if writes == WRITES[1]:
         most = 4 * spread(shown.true, dtype, between)
-        return [Row(f"{how}: the state off by no more than its roundings", math.nan, True, shown.lost <= most)]
+        return [Row(f"{how}: the state is off by no more than its roundings", math.nan, True, shown.lost <= most)]
     within = 2.0 ** -BITS[dtype]
     return [Row(f"{how}: the state", math.nan, law(tokens, dtype, between), float(shown.rounded[-1]), within)]
 
@@ -117,4 +121,4 @@ def at(
 def reproduce() -> list[Row]:
     """Where each format stops, that float32 does not, and what random writes show of it."""
     rows = [row for dtype in BITS for tokens in (200, 1024, 4096) for row in at(tokens=tokens, dtype=dtype)]
-    return [*rows, *at(between=False), *at(writes="random")]
+    return [*rows, *at(between=False), *at(writes=WRITES[1])]

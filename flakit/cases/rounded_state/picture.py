@@ -35,10 +35,10 @@ WORDS = Words() | {
 ON_VIEW = ("tokens", "dtype", "writes", "between")
 LINE = "the state"
 PRESETS = {
-    "it counts": {"tokens": 128, "dtype": "bfloat16", "writes": "equal", "between": True},
-    "it stops": {"tokens": 1024, "dtype": "bfloat16", "writes": "equal", "between": True},
-    "random writes": {"tokens": 1024, "dtype": "bfloat16", "writes": "random", "between": True},
-    "repaired": {"tokens": 1024, "dtype": "bfloat16", "writes": "equal", "between": False},
+    "it counts": {"tokens": 128, "dtype": "bfloat16", "writes": "all equal", "between": True},
+    "it stops": {"tokens": 1024, "dtype": "bfloat16", "writes": "all equal", "between": True},
+    "random writes": {"tokens": 1024, "dtype": "bfloat16", "writes": "at random", "between": True},
+    "repaired": {"tokens": 1024, "dtype": "bfloat16", "writes": "all equal", "between": False},
 }
 
 
@@ -74,7 +74,7 @@ class Picture:
 
     def say(self, shown: Shown) -> str:
         state, true = number(float(shown.rounded[-1])), number(float(shown.true[-1]))
-        if shown.writes == "random":
+        if shown.writes == "at random":
             return WORDS.say("random", most=number(float(shown.true.abs().max()), 3), lost=shown.lost)
         if not shown.between:
             return WORDS.say("end", dtype=shown.dtype, state=state, true=true)

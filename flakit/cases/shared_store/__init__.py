@@ -88,8 +88,8 @@ def at(
 ) -> list[Row]:
     """A kernel with so many columns of v in so large blocks: how far a gradient that sums over them is off."""
     shown = show(V=V, block=block, tensor=tensor, summed=summed, seed=seed)
-    blocks = shown.blocks
-    what = f"V = {V}, {blocks} block{'s' * (blocks > 1)}{', shares added' if summed else ''}: error of {tensor}"
+    how = f"V = {V} in blocks of {block}, shares added" if summed else f"V = {V} in blocks of {block}"
+    what = f"{how}: error of {tensor}"
     return [Row(what, math.nan, 0.0 if summed else law(V, block), shown.errors[tensor], 0.12)]
 
 

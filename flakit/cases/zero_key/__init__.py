@@ -6,7 +6,7 @@ or an embedding that was never trained, is sent the largest gradient of all.
 
 As told: ε only prevents a division by zero. As measured: at |k| = 0 it is the whole answer. With PyTorch's default of
 1e-12 the gradient is multiplied by 10^12; everything is finite, and a clipped step is that one token's. With ε = 1e-6
-under the root, k / sqrt(|k|^2 + ε), as kernels have it, the factor is at most 1,000. So it is where the key that is
+under the root, k / √(|k|² + ε), as kernels have it, the factor is at most 1,000. So it is where the key that is
 looked up is also written (DeltaNet, KDA). RWKV7 writes another one, and at |k| = 0 nothing arrives at the first.
 
 The operator is blameless: it is given keys and not what they were made of, so the audit has no probe for it. The cure
@@ -29,7 +29,7 @@ from ..laws import Row
 
 T, K, TOKEN = 24, 16, 9
 """Tokens of one head, channels of a key, and the token whose key is short; the others' are 4 long."""
-WAYS = ("max(|k|, ε)", "sqrt(|k|^2 + ε)")
+WAYS = ("max(|k|, ε)", "√(|k|² + ε)")
 """What a key is divided by: torch.nn.functional.normalize, and kernels of delta rules."""
 
 
@@ -44,7 +44,7 @@ def lengths(k: Tensor, way: str, eps: float) -> Tensor:
 def law(length: float, way: str = WAYS[0], eps: float = 1e-12) -> float:
     """By how much the gradient of a key of this length grows, across the key.
 
-    >>> f"{law(0.5):.4g}, {law(1e-9):.4g}, {law(0.0):.4g}, {law(0.0, 'sqrt(|k|^2 + ε)', 1e-6):.4g}"
+    >>> f"{law(0.5):.4g}, {law(1e-9):.4g}, {law(0.0):.4g}, {law(0.0, '√(|k|² + ε)', 1e-6):.4g}"
     '2, 1e+09, 1e+12, 1000'
     """
     return 1 / (max(length, eps) if way == WAYS[0] else math.sqrt(length**2 + eps))
@@ -101,7 +101,7 @@ def at(
 ) -> list[Row]:
     """One short key: by how much its gradient grows on its way through the normalisation."""
     shown = show(length=length, way=way, eps=eps, seed=seed)
-    what = f"|k| = {length:.3g} over {way} with ε = {eps:.3g}: the gradient grows by"
+    what = f"|k| = {length:.3g} over {way}, ε = {eps:.3g}: the gradient grows by"
     return [Row(what, math.nan, law(length, way, eps), shown.factor)]
 
 

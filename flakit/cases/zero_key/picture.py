@@ -34,7 +34,7 @@ PRESETS = {
     "a usual key": {"length": 1.0, "way": "max(|k|, ε)", "eps": 1e-12},
     "a short key": {"length": 1e-6, "way": "max(|k|, ε)", "eps": 1e-12},
     "nearly zero": {"length": 1e-14, "way": "max(|k|, ε)", "eps": 1e-12},
-    "ε under a root": {"length": 1e-14, "way": "sqrt(|k|^2 + ε)", "eps": 1e-6},
+    "ε under a root": {"length": 1e-14, "way": "√(|k|² + ε)", "eps": 1e-6},
     "repaired": {"length": 1e-14, "way": "max(|k|, ε)", "eps": 0.1},
 }
 
