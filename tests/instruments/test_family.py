@@ -256,15 +256,16 @@ def test_every_instrument_takes_every_member(op, instrument):
 
 def table() -> str:
     """What docs/instruments.md says: a row for each member; where an instrument has nothing to ask, what it says."""
-    lines = ["| | " + " | ".join(INSTRUMENTS) + " |", "|---" * (1 + len(INSTRUMENTS)) + "|"]
+    columns = ["audit", *INSTRUMENTS]
+    lines = ["| | " + " | ".join(columns) + " |", "|---" * (1 + len(columns)) + "|"]
     for name, op in FAMILY.items():
         without = {} if op.decay else {"headroom": "no decay", "phase diagram": "over T"}
-        lines.append(f"| `{name}` | " + " | ".join(without.get(each, "✓") for each in INSTRUMENTS) + " |")
+        lines.append(f"| `{name}` | " + " | ".join(without.get(each, "✓") for each in columns) + " |")
     return "\n".join(lines)
 
 
 def test_the_table_of_the_reference_has_every_cell_that_is_run():
-    """`test_every_instrument_takes_every_member` runs each of them."""
+    """`test_every_instrument_takes_every_member` runs each, `test_every_probe_passes_the_references` the audit's."""
     assert table() in (Path(__file__).parents[2] / "docs" / "instruments.md").read_text(encoding="utf-8")
 
 
