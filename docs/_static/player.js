@@ -6,6 +6,7 @@
   const STEPS = {ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1]};
   const NEAR = 3; // stops on either side whose pictures are read ahead
   const CALM = 1500; // ms a step while playing, at least, where less motion is asked for
+  const SETTLED = 400; // ms after the last move until the address says where a panel stands
   const ICONS = {
     play: "M4 2.5v11l9.5-5.5z",
     pause: "M4 2.5h3v11H4zM9 2.5h3v11H9z",
@@ -63,9 +64,39 @@
       this.frame = data.start;
       this.still = root.querySelector("img.flakit-picture");
       this.images.set(data.frames[data.start].picture, this.still.cloneNode());
-      this.picked = this.pointed = this.kept = this.timer = null;
+      this.picked = this.pointed = this.kept = this.timer = this.moved = null;
       this.build();
       this.show(data.start, true);
+      this.visit();
+      addEventListener("hashchange", () => this.visit());
+    }
+
+    // The address: #panel=<its name>&<knob>=<value>…, each value as it is written beside its knob.
+
+    /** The present setting as the last part of an address. */
+    address() {
+      const {knobs, frames} = this.data, said = new URLSearchParams({panel: this.id});
+      knobs.forEach(({name, values}, n) => { if (values.length > 1) said.set(name, values[frames[this.frame].at[n]]); });
+      return `#${said}`;
+    }
+
+    /** Go where the address says, if it speaks of this panel; what was not recorded is told, not passed over. */
+    visit() {
+      const said = new URLSearchParams(location.hash.slice(1));
+      if (said.get("panel") !== this.id) return;
+      const {knobs, frames, start} = this.data;
+      const at = knobs.map(({name, values}, n) => said.has(name) ? values.indexOf(said.get(name)) : frames[start].at[n]);
+      const unknown = [...said.keys()].filter(name => name !== "panel" && !knobs.some(knob => knob.name === name));
+      const n = unknown.length ? undefined : this.find(at);
+      this.stop();
+      this.go(n);
+      this.elsewhere.hidden = n !== undefined;
+    }
+
+    /** Have the address say where the panel stands, once it stands still: a reload or a copy of it comes back here. */
+    settle() {
+      clearTimeout(this.moved);
+      this.moved = setTimeout(() => history.replaceState(history.state, "", this.address()), SETTLED);
     }
 
     // Where a knob leads.
@@ -116,6 +147,7 @@
       for (const label of data.runs) {
         row.append(make("button", {type: "button", disabled: true, title: words.locally, textContent: label}));
       }
+      this.elsewhere = make("p", {className: "flakit-elsewhere", hidden: true, role: "status", textContent: words.elsewhere});
       this.readout = make("div", {className: "flakit-readout", "aria-live": "polite"});
       this.box = make("div", {className: "flakit-frame"}, this.still);
       this.still.decoding = "sync";
@@ -126,13 +158,13 @@
       this.pinned = make("figure", {className: "flakit-pinned", hidden: true});
       const pictures = make("div", {className: "flakit-pictures"}, picture, this.pinned);
       this.script = make("textarea", {className: "flakit-script", hidden: true, readOnly: true, rows: 10, spellcheck: false});
-      this.script.setAttribute("aria-label", words.copy);
       this.buttons = {};
       const buttons = make("div", {className: "flakit-buttons"});
       for (const [name, pressed] of Object.entries({
         reset: () => { this.stop(); this.script.hidden = true; this.go(data.start); },
         pin: () => this.pin(),
-        copy: () => this.copy(),
+        copy: async () => this.copy("copy", (await this.cells(this.frame)).script),
+        link: () => this.copy("link", new URL(this.address(), location).href),
         more: () => { this.more.hidden = !this.more.hidden; this.buttons.more.setAttribute("aria-expanded", !this.more.hidden); },
         enlarge: () => this.enlarge(),
       })) {
@@ -145,7 +177,7 @@
       this.buttons.more.setAttribute("aria-expanded", "false");
       this.buttons.more.hidden = !others.length;
       const note = make("p", {className: "flakit-note", innerHTML: data.note});
-      root.replaceChildren(knobs, ...(row.children.length ? [row] : []), this.readout, pictures, buttons, this.more, this.script, note);
+      root.replaceChildren(knobs, ...(row.children.length ? [row] : []), this.elsewhere, this.readout, pictures, buttons, this.more, this.script, note);
       root.classList.add("flakit-live");
       this.point();
       for (const event of ["pointerenter", "focusin"]) root.addEventListener(event, () => this.ahead(), {once: true});
@@ -214,7 +246,10 @@
 
     go(n) {
       if (n === undefined) { this.stand(); return; }
-      if (n !== this.frame) this.show(n);
+      if (n === this.frame) return;
+      this.elsewhere.hidden = true;
+      this.show(n);
+      this.settle();
     }
 
     // Pictures.
@@ -497,14 +532,15 @@
       this.buttons.pin.title = words[kept ? "pin tip" : "unpin tip"];
     }
 
-    async copy() {
-      const {script} = await this.cells(this.frame);
-      this.script.value = script;
+    /** Text to the clipboard, which the button then says. */
+    async copy(name, text) {
+      this.script.value = text;
+      this.script.setAttribute("aria-label", this.words[name]);
       this.script.hidden = false; // stays, for browsers that let nobody write to the clipboard
       try {
-        await navigator.clipboard.writeText(script);
-        this.buttons.copy.textContent = this.words.copied;
-        setTimeout(() => { this.buttons.copy.textContent = this.words.copy; }, 1500);
+        await navigator.clipboard.writeText(text);
+        this.buttons[name].textContent = this.words.copied;
+        setTimeout(() => { this.buttons[name].textContent = this.words[name]; }, 1500);
       } catch {
         this.script.select();
       }

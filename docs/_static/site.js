@@ -70,8 +70,12 @@
   // A panel grows when it comes near the window and its controls appear: what lies below moves while the page is still on
   // its way to it. What the address names is put back into its place until the reader scrolls or touches anything.
   let held = null;
+  const panel = () => {
+    const name = new URLSearchParams(location.hash.slice(1)).get("panel"); // as player.js writes it
+    return name && document.querySelector(`.flakit-player[data-frames="${CSS.escape(name)}"]`);
+  };
   const hold = () => {
-    held = document.querySelector(":target");
+    held = document.querySelector(":target") ?? panel();
     place();
   };
   const place = () => held?.scrollIntoView({behavior: "instant", block: "start"});

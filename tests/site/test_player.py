@@ -375,6 +375,43 @@ def test_copy_as_python_gives_the_script_of_the_present_setting(open_player):
     assert script.input_value() == live(PANELS["sketch-broken"][0]).set(decay=-1.39).as_python()
 
 
+def test_the_address_leads_back_to_where_a_panel_stood(open_player):
+    player = open_player("decay-gradient", "sketch-broken")
+    page, second = player.page, player.page.locator(".flakit-player").nth(1)
+    broken = Played(page, second)
+    second.scroll_into_view_if_needed()
+    broken.button("broken")
+    page.wait_for_function("() => location.hash.startsWith('#panel=lesson-sketch-broken&')")
+    address, readout = page.url, broken.readout
+    broken.button("copy link")
+    assert second.locator("textarea").input_value() == address and second.locator("textarea").is_visible()
+    broken.button("reset")
+    page.wait_for_function("address => location.href != address", arg=address)
+    assert broken.readout != readout
+    page.evaluate("address => { location.href = address }", address)  # as a link within the page does
+    page.wait_for_function("words => document.querySelectorAll('.flakit-readout')[1].innerText == words", arg=readout)
+    page.goto("about:blank")
+    page.goto(address)
+    second.scroll_into_view_if_needed()
+    second.locator(".flakit-readout").wait_for()
+    broken.settle()
+    assert broken.readout == readout and player.root.locator(".flakit-elsewhere").is_hidden()
+    first = player.root.evaluate("root => [root.player.frame, root.player.data.start]")
+    assert first[0] == first[1]
+
+
+@pytest.mark.parametrize("asked", ["decay=-1234", "no-such-knob=1"])
+def test_an_address_whose_setting_was_not_recorded_says_so(open_player, asked):
+    player = open_player("sketch-broken")
+    page, begun, told = player.page, player.readout, player.root.locator(".flakit-elsewhere")
+    assert told.is_hidden()
+    page.evaluate("asked => { location.hash = asked }", f"panel=lesson-sketch-broken&{asked}")
+    told.wait_for()
+    assert told.inner_text() == record.WORDS["elsewhere"] and player.readout == begun
+    player.button("broken")
+    assert told.is_hidden()
+
+
 def test_knobs_that_were_not_recorded_are_shown_with_their_value_and_say_so(open_player):
     player = open_player("decay-explorer")
     player.button("more")

@@ -134,6 +134,30 @@ def test_a_link_within_a_page_leads_to_its_heading(opened, lesson, width):
     assert page.evaluate(AT_THE_TOP) == []
 
 
+PANEL_AT_THE_TOP = """async name => {
+  const panel = document.querySelector(`[data-frames="${name}"]`);
+  let top = NaN, calm = 0;
+  for (let n = 0; n < 100 && calm < 10; n++) {
+    await new Promise(done => setTimeout(done, 50));
+    const now = panel.getBoundingClientRect().top;
+    calm = panel.matches('.flakit-live') && Math.abs(now - top) < 1 ? calm + 1 : 0;
+    top = now;
+  }
+  return Math.round(top);
+}"""
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_the_address_of_a_panel_leads_to_it(opened, width):
+    page = opened("notebooks/05_one_infinity")
+    page.set_viewport_size({"width": width, "height": 900})
+    address, panel = page.url, page.locator(".flakit-player").nth(2)
+    name = panel.get_attribute("data-frames")
+    page.goto("about:blank")
+    page.goto(f"{address}#panel={name}")
+    assert -2 <= page.evaluate(PANEL_AT_THE_TOP, name) <= 140
+
+
 def test_recorded_tables_sort_and_can_be_searched_from_the_keyboard(opened):
     page = opened("results/h200_rwkv6_gradients")
     table = page.locator("table.sortable")

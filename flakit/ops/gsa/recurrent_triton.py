@@ -55,7 +55,7 @@ def recurrent_kernel(
     each query of the group. In registers: hk [BK, BM] and hv [BM, BV].
 
     The programs of a head all have the same hk: of what is stored of it each stores some rows, and of p the first all.
-    LONG keeps beside hk what its additions round away (Kahan's sum). The softmax takes the exponential of what it reads:
+    LONG keeps beside hk what its additions round away (Kahan's sum). The softmax takes the exponential of what is read:
     where nothing fades, the rounding of 4096 additions is 1e-3 of a score of thousands, and moves its weight as much.
     """
     NV: tl.constexpr = (V + BV - 1) // BV
