@@ -4,7 +4,7 @@ tokens, mask = pad([prompt, longer_prompt])
 new = generate(model, tokens, 100, mask=mask, temperature=0.8, top_p=0.9, seed=0)  # [2, 100]
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Generator, Tensor
@@ -12,6 +12,7 @@ from torch import Generator, Tensor
 from ..ops.common import validation as check
 from .language_model import LanguageModel
 from .layers import whole
+from .stream import RECURRENT
 from .training import evaluating
 
 
@@ -53,7 +54,9 @@ def generate(
     """What a model says after each row of tokens: [B, n], n = max_new_tokens, or less once every row has ended.
 
     Each token is computed from the state alone, by the recurrent form of the operator. Memory and time of a token do
-    not grow with the text, but for mixer "attention".
+    not grow with the text, but for mixer "attention". On a GPU its kernels are launched as one CUDA graph, so that the
+    host does not hold the GPU up. Hooks on the model, compiled parts, autocast, an operator of your own and
+    `flakit.checked()` need the host: there they are launched one by one. The tokens are the same.
 
     Args:
         tokens: the prompts, [B, T].
@@ -84,6 +87,7 @@ def generate(
             if check.looks_at_values(layout.last) and (layout.last < 0).any():
                 raise ValueError(f"mask: expected a token in every row, got none in row {layout.last.argmin().item()}")
             x = layout.latest(x, None)
+        step = _next_step(model, state, max_new_tokens - 1)
         made = tokens.new_full((len(tokens), max_new_tokens), 0 if eos is None else eos)
         ended = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
         for n in range(max_new_tokens):
@@ -95,9 +99,64 @@ def generate(
             if eos is not None and ended.all():
                 return made[:, : n + 1]
             if n + 1 < max_new_tokens:
-                x, state, _ = model._features(made[:, n : n + 1], initial_state=state, output_final_state=True)
-                x = x[:, -1]
+                x = step(made[:, n : n + 1])
     return made
+
+
+WORTH_A_GRAPH = 8
+"""Tokens from which on a graph pays: it costs two steps to capture."""
+
+
+def _next_step(model: LanguageModel, state: Mapping[str, Tensor], steps: int) -> Callable[[Tensor], Tensor]:
+    """step(tokens [B, 1]) -> what the head reads, [B, dim]. Each step goes on from where the one before left off."""
+    if steps >= WORTH_A_GRAPH and _can_be_captured(model):
+        return _Captured(model, state)
+
+    def step(token: Tensor) -> Tensor:
+        nonlocal state
+        x, state, _ = model._features(token, initial_state=state, output_final_state=True)
+        return x[:, -1]
+
+    return step
+
+
+def _can_be_captured(model: LanguageModel) -> bool:
+    """A step launches the same kernels each time, flakit's among them, and nobody looks at it from the host."""
+    weight = model.head.weight
+    if not weight.is_cuda or check.looks_at_values(weight) or torch.is_autocast_enabled("cuda"):
+        return False
+    if not all(getattr(block.time, "operator", None) in RECURRENT for block in model.blocks):
+        return False  # attention, whose state grows; an operator of somebody else's, which may wait for the GPU
+    hooked = any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
+    compiled = any(part._compiled_call_impl for part in model.modules())
+    return not (hooked or compiled or torch.cuda.is_current_stream_capturing())
+
+
+class _Captured:
+    """A step as a CUDA graph: it reads `token` and `state`, and leaves `x` and the state after it in their places."""
+
+    def __init__(self, model: LanguageModel, state: Mapping[str, Tensor]):
+        device = model.head.weight.device
+        with torch.cuda.device(device):
+            self.state = {name: each.clone() for name, each in state.items()}
+            B = next(iter(self.state.values())).shape[0]
+            self.token = torch.zeros(B, 1, dtype=torch.int64, device=device)
+            aside = torch.cuda.Stream()
+            aside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(aside):  # what happens in a first call alone, compiling above all, is no part of it
+                model._features(self.token, initial_state=self.state, output_final_state=True)
+            torch.cuda.current_stream().wait_stream(aside)
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+                x, after, _ = model._features(self.token, initial_state=self.state, output_final_state=True)
+                self.x = x[:, -1]
+                for name, each in after.items():
+                    self.state[name].copy_(each)
+
+    def __call__(self, token: Tensor) -> Tensor:
+        self.token.copy_(token)
+        self.graph.replay()
+        return self.x
 
 
 def _check_sampling(

@@ -1,9 +1,12 @@
 """A model's state, masks and packed sequences: the same logits, state and gradients as of each sequence alone."""
 
+import time
+
 import pytest
 import torch
 
-from flakit.models import MIXERS, LanguageModel, generate, pad
+import flakit
+from flakit.models import MIXERS, LanguageModel, generate, generation, pad
 from flakit.models.generation import draw
 from flakit.ops.rwkv7 import fused_recurrent_rwkv7
 
@@ -302,6 +305,33 @@ def test_a_gpu_says_what_a_cpu_says(mixer):
         same(left[name].cpu(), state[name], torch.float32, name)
     said = generate(model, seen.cuda(), 6, mask=mask.cuda(), temperature=0)
     assert torch.equal(said.cpu(), generate(model.cpu(), seen, 6, mask=mask, temperature=0))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("mixer", ["rwkv6", "rwkv7", "gsa"])
+def test_a_graph_says_what_kernels_launched_one_by_one_say(mixer, dtype, monkeypatch, record_property):
+    model, seen = awake(mixer, dtype).cuda(), tokens().cuda()
+    captured, said, seconds = [], {}, {}
+    graph = generation._Captured
+    monkeypatch.setattr(generation, "_Captured", lambda *given: captured.append(given) or graph(*given))
+    for worth in (8, 1000, 8, 1000):  # twice: kernels are compiled in the first
+        monkeypatch.setattr(generation, "WORTH_A_GRAPH", worth)
+        torch.cuda.synchronize()
+        begun = time.perf_counter()
+        said[worth] = generate(model, seen, 200, seed=1)
+        torch.cuda.synchronize()
+        seconds[worth] = time.perf_counter() - begun
+    record_property("ms a token", {n: round(5 * each, 3) for n, each in seconds.items()})
+    assert len(captured) == 2 and torch.equal(said[8], said[1000])
+    assert len(set(said[8].flatten().tolist())) > 3
+    monkeypatch.setattr(generation, "WORTH_A_GRAPH", 8)
+    seen_by_hook = []
+    with model.blocks[0].register_forward_hook(lambda *_: seen_by_hook.append(1)):
+        assert torch.equal(generate(model, seen, 200, seed=1), said[8]) and len(seen_by_hook) == 200
+    with flakit.checked():
+        assert torch.equal(generate(model, seen, 200, seed=1), said[8])
+    assert len(captured) == 2
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------
