@@ -123,6 +123,7 @@ def test_a_script_in_which_nothing_ran_is_not_called_finite(run, script, says):
     assert says in errors and "runpy" not in errors
 
 
+@pytest.mark.full
 def test_the_tests_of_a_file_are_traced_by_pytest(tmp_path):
     command = (
         "flakit.instruments.trace_script",

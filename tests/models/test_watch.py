@@ -502,6 +502,7 @@ def drifted(seed, steps):
     return watching, run
 
 
+@pytest.mark.full
 def test_the_casebooks_drift_is_warned_of_long_before_its_first_lost_step(record_property):
     watching, run = drifted(seed=0, steps=220)
     first, lost = watching.warned[0], run.skipped[0]

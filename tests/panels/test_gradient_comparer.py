@@ -291,6 +291,7 @@ def test_reset_and_wrong_settings():
         gradient_comparer("rwkv5")
 
 
+@pytest.mark.full
 def test_redraws_are_quick():
     panel = gradient_comparer(profile="constant")
     assert least_seconds(panel.set, ({"decay": -0.1 * n} for n in range(1, 12))) < NOT_LIVE

@@ -122,6 +122,7 @@ def test_lines_of_ones_own_are_a_choice_once_they_are_answered():
     assert "yours" not in dict(kernel_trace(scores).knobs["way"].options).values()
 
 
+@pytest.mark.full
 def test_without_triton_it_shows_the_recording(monkeypatch):
     live = kernel_trace(decay=-1.39)
     monkeypatch.setattr(workbench, "has_triton", lambda: False)

@@ -91,6 +91,7 @@ def told_is_true(panel):
         assert "The law foretells that nothing breaks anywhere, and so it is." in text and not shown.broken.any()
 
 
+@pytest.mark.full
 def test_every_law_has_a_column_just_below_and_just_above(panel):
     """What was wrong: a law in the middle of a column that is finite, or is not, as a whole."""
     for tensor in ("any", "dk", "o"):
@@ -164,6 +165,7 @@ def test_the_varying_axis_has_no_knob(panel):
         assert (panel.knobs["T"].disabled, panel.knobs["chunk"].disabled) == disabled
 
 
+@pytest.mark.full
 def test_the_fine_run_adds_errors_and_stays_with_its_setting(panel):
     coarse = panel.png
     panel.run.button.click()

@@ -262,6 +262,7 @@ def test_reset_and_wrong_settings():
         state_stepper("rwkv5")
 
 
+@pytest.mark.full
 def test_redraws_are_quick():
     panel = state_stepper(T=16)
     panel.set(direction="backward")
