@@ -176,8 +176,10 @@ class Ledger:
         inherited, gained, inside, terms = (how or (_sums if summed else _lanes))(x, exact, operands, bad)
         with np.errstate(invalid="ignore"):
             gain = np.where(np.isfinite(inside), out / np.maximum(inside, FLOAT32), 1.0)
+        # An operation that is known to round adds an error of its own, whatever had made that of its operands grow.
+        most = GROWS if kind else np.maximum(gained, 1.0) * GROWS
         # Of a lane that has no digit left, nobody can lose another.
-        new = bad & ((inherited < 0) | ((gain > np.maximum(gained, 1.0) * GROWS) & (inside < LOST)))
+        new = bad & ((inherited < 0) | ((gain > most) & (inside < LOST)))
         made.births = np.where(bad, np.where(new, at, inherited), -1).astype(np.int32)
         made.gains = np.where(new, gain, gained).astype(np.float32)
         if new.any():
