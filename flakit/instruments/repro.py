@@ -136,13 +136,16 @@ def _as_it_was() -> Iterator[None]:
 
 def _script(subject: Subject, probe: Probe, finding: Finding, seed: int, device: str) -> str:
     s, op = finding.setting, subject.op
+    reference = () if op.name in RIGHT or probe.check in _ALONE else reference_source(op)
+    if reference and reference[0]:  # imported, perhaps from where the kernel is
+        reference = [line for line in reference if line not in subject.source]
     lines = [
         f'"""{subject.name}, {probe.name}: {probe.meaning}"""',
         "",
         "import torch",
         "",
         *subject.source,
-        *(() if op.name in RIGHT or probe.check in _ALONE else reference_source(op)),
+        *reference,
         "",
     ]
     lines += [f"torch.manual_seed({seed})", *_inputs(op, s, device)]

@@ -284,6 +284,7 @@ def test_a_kernel_and_its_reference_in_a_file_are_audited_on_the_command_line(tm
         done = CliRunner().invoke(app, ["audit", *spec, "--no-shrink"])
         assert done.exit_code == status, done.output
     script = (tmp_path / "truth.py").read_text()
-    assert "import naive as naive" in script and "flakit" not in script.replace(str(tmp_path), "")
+    assert script.count("import sys\n") == script.count("import naive as naive") == 1
+    assert "flakit" not in script.replace(str(tmp_path), "")
     done = CliRunner().invoke(app, ["audit", f"{file}:naive", "--reference", f"{file}:half"])
     assert done.exit_code == 2 and "expected a description of half" in " ".join(done.stderr.split())
