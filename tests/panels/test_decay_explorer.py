@@ -29,8 +29,13 @@ def shared():
 
 
 @pytest.fixture
-def panel(shared):
-    shared.reset()
+def panel(shared, monkeypatch):
+    """As it starts, but drawn only by what a test does with it: one that looks before finds nothing."""
+    with monkeypatch.context() as unseen:
+        unseen.setattr(shared, "redraw", lambda: None)
+        shared.reset()
+    shared.result, shared.picture.png = None, b""
+    shared.say("")
     return shared
 
 
