@@ -152,12 +152,13 @@ def returning(function: Callable, *, dtype: torch.dtype | None = None, **parts) 
     shape without axes is that of a number.
     dtype: of all tensors returned; default: that of the function's floating-point arguments, where they have one, and
     any for a number.
-    A `...` is an answer that is still open, and comes back as it is, once for each part.
+    A `...` is an answer that is still open, and comes back as it is, once for each part. It does so, too, where it is
+    among the arguments: of a step that returns it for the state, the next one is not asked.
     """
 
     @functools.wraps(function)
     def asked(*given, **named):
-        found = function(*given, **named)
+        found = ... if any(x is ... for x in (*given, *named.values())) else function(*given, **named)
         if found is ...:
             return found if len(parts) == 1 else (found,) * len(parts)
         if isinstance(found, (tuple, list)) and any(x is ... for x in found):
@@ -167,7 +168,8 @@ def returning(function: Callable, *, dtype: torch.dtype | None = None, **parts) 
         wanted = dtype or (floats.pop() if len(floats) == 1 else None)
         shapes = {part: list(arguments[x].shape if isinstance(x, str) else x) for part, x in parts.items()}
         words = {part: WORDS.say("tensor" if x or dtype else "number", shape=x) for part, x in shapes.items()}
-        values = found if isinstance(found, (tuple, list)) and len(parts) > 1 else (found,)
+        several = isinstance(found, tuple) or isinstance(found, list) and len(parts) > 1  # one part may be a list
+        values = found if several else (found,)
         if found is None or len(values) != len(parts):
             said = WORDS["no return"] if found is None else WORDS.say("values", min(len(values), 2), n=len(values))
             raise _unfit(function.__name__, said, ", ".join(parts) if len(parts) > 1 else next(iter(words.values())))
@@ -324,8 +326,14 @@ def _difference(yours, reference, tolerance: float) -> list[str]:
     if not at:
         said = WORDS["too high"] if got > true else WORDS["too low"] if got < true else "{yours}"
         return [_line("yours", said.format(yours=number(got.item(), 6)))]
+    values = {"yours": (yours, got), "reference": (reference, true)}
     where = _line("at", WORDS["worst"].format(index=list(at), count=true.numel()))
-    return [where, _line("yours", number(got[at].item(), 6)), _line("reference", number(true[at].item(), 6))]
+    return [where, *(_line(name, _value(given, x[at].item())) for name, (given, x) in values.items())]
+
+
+def _value(given, x: float) -> str:
+    """A number as it is told; of an answer that holds truths, True or False."""
+    return str(bool(x)) if torch.as_tensor(given).dtype == torch.bool else number(x, 6)
 
 
 def _numbers(x) -> Tensor | None:

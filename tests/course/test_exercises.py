@@ -102,6 +102,11 @@ def test_tolerance_is_relative_to_the_size_of_the_reference():
     assert check("coarse", X * (1 + 1e-3), X, tolerance=1e-2)
 
 
+def test_of_yes_and_no_a_check_says_which(capsys):
+    assert not check("lost", [False, True, False], torch.tensor([False, False, False]))
+    assert capsys.readouterr().out.splitlines()[2:] == ["  yours      True", "  reference  False"]
+
+
 def test_a_reference_with_nan_cannot_be_checked_against():
     with pytest.raises(ValueError, match="reference: expected numbers to compare with, got NaN"):
         check("name", X, X + math.nan)
@@ -148,10 +153,13 @@ def test_what_is_right_or_still_open_is_returned_as_it_is():
     assert torch.equal(o, V) and state is S
     assert returning(lambda: [..., V], o=[6], S=[6])() == [..., V]
     assert returning(lambda: ..., o=[6])() is ... and returning(lambda: ..., o=[6], S=[6])() == (..., ...)
+    assert ask(..., V) == (..., ...), "a step whose state is still open is not asked again"
     assert returning(lambda: 0.5, share=[])() == 0.5 and returning(lambda: torch.tensor(2), n=[])() == 2
     assert torch.equal(returning(lambda x: x.bfloat16(), dtype=torch.bfloat16, y="x")(V), V.bfloat16())
     with pytest.raises(ValueError, match="function end with return.*\n  expected   a tensor of shape .6.$"):
         returning(lambda: None, o=[6])()
+    with pytest.raises(ValueError, match="2 values\n  expected   a tensor of shape .6.$"):
+        returning(lambda: S.max(0), growth=[6])()  # the values, and where they are
     for number in (True, "half", torch.ones(1)):
         with pytest.raises(ValueError, match="a number"):
             returning(lambda number=number: number, share=[])()
