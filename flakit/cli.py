@@ -130,7 +130,7 @@ def _faults() -> Table:
     """The columns of a table of faults: the fault, its lesson and the tensors."""
     from .cases.fingerprint import SHORT, TENSORS
 
-    table = Table(box=box.SIMPLE_HEAD)
+    table = Table(box=box.SIMPLE_HEAD, padding=0)  # so that a terminal of 80 columns has room for the faults' names
     table.add_column("fault")
     table.add_column("lesson")
     for name in TENSORS:
