@@ -76,16 +76,14 @@ class Picture:
         self._maps.update({name: getattr(shown, name).double() for name in self._maps})
 
     def say(self, shown: Shown) -> str:
-        x, w, dw, dx = (getattr(shown, name)[TOKEN, CHANNEL].item() for name in ("x", "w", "dw", "dx"))
+        x, w, dw, dx = (getattr(shown, name)[TOKEN, CHANNEL].item() + 0.0 for name in ("x", "w", "dw", "dx"))  # no -0
         kind = "small" if dw else "forgets"
         if shown.gate == "logsigmoid":
             kind = "logsigmoid"
         elif math.isinf(w):
             kind = "lost" if math.isnan(dx) else "cured"
         end, true = torch.finfo(DTYPES[shown.dtype]).max, abs(shown.true[TOKEN, CHANNEL].item())
-        return WORDS.say(
-            kind, t=TOKEN, x=x, w=w, dw=dw, dx=abs(dx) if dx == 0 else dx, end=end, dtype=shown.dtype, true=true
-        )
+        return WORDS.say(kind, t=TOKEN, x=x, w=w, dw=dw, dx=dx, end=end, dtype=shown.dtype, true=true)
 
     def arithmetic(self, shown: Shown, cell: Cell) -> str:
         t, c = cell.column, cell.row
