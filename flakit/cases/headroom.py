@@ -13,8 +13,9 @@ What no kernel sees is the gate that made the decays: w = -exp(x) has no gradien
 `gate` counts such decays and says how far x is from there.
 """
 
+import html
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from torch import Tensor
 from ..language import Words, say
 from ..numerics.arguments import whole_number
 from ..numerics.operators import Operator, operator
+from ..numerics.table import Table
 from ..numerics.words import number, padded
 from ..ops.common.validation import check_offsets, check_packing
 from . import padding
@@ -223,20 +225,35 @@ class Headroom:
             + padded(say("exponent"), -10)
             + "".join(f"{number(dtype):>11}" for dtype in LN_MAX)
         )
-        lines = [
+        lines = [*self._says(), "", f"{head}  " + say("where the exponent is largest")]
+        for kernel, exponent, factors, place in self._rows():
+            told = "".join(padded(factor, -11) for factor in factors)
+            lines.append(f"{kernel:{wide}}{exponent:>10}{told}  {place}".rstrip())
+        return "\n".join([*lines, "", str(self.gate)])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        heads = say("kernel"), say("exponent"), *map(number, LN_MAX), say("where the exponent is largest")
+        rows = [dict(zip(heads, (name, of, *factors, at), strict=True)) for name, of, factors, at in self._rows()]
+        said, gate = html.escape(" ".join(self._says())), html.escape(str(self.gate))
+        return f"<p>{said}</p>{Table(rows)._repr_html_()}<p>{gate}</p>"
+
+    def _says(self) -> tuple[str, str]:
+        """How the table is read, in two lines."""
+        return (
             say("{op}, chunks of {chunk}, blocks of {block}. By number format: what all decays can be").format(
                 op=self.op, chunk=self.chunk, block=self.block
             ),
             say("multiplied by until it breaks; below 1: it breaks on these decays; any: it never breaks"),
-            "",
-            f"{head}  " + say("where the exponent is largest"),
-        ]
+        )
+
+    def _rows(self) -> Iterator[tuple[str, str, list[str], str]]:
+        """Of each kernel: its name, the largest exponent, the factor of each format, and where, in words."""
         for kernel in dict.fromkeys(m.kernel for m in self.margins):
             of = {m.dtype: m for m in self.margins if m.kernel == kernel}
-            factors = "".join(padded(number(of[dtype].factor, 3, inf=say("any")), -11) for dtype in LN_MAX)
-            first = of[torch.float32]
-            lines.append(f"{kernel:{wide}}{number(first.exponent):>10}{factors}  {first.place}".rstrip())
-        return "\n".join([*lines, "", str(self.gate)])
+            first, factors = of[torch.float32], [number(of[dtype].factor, 3, inf=say("any")) for dtype in LN_MAX]
+            yield kernel, number(first.exponent), factors, first.place
 
 
 def headroom(

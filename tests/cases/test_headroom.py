@@ -1,7 +1,9 @@
 """Headroom: the law's number for given decays, and NaN in the faulty kernels themselves just where it says."""
 
+import html
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -219,6 +221,13 @@ def test_a_gate_that_is_far_from_it_says_how_far():
     assert nothing.margin == math.inf and str(nothing) == "No decay is -inf."
     everything = headroom(torch.full((1, 4, 1, 1), -math.inf)).gate
     assert everything.infinite == 4 and everything.margin == math.inf and "finite" not in str(everything)
+
+
+def test_a_notebook_shows_the_lines_as_a_table():
+    found = headroom(-torch.rand(1, 100, 2, 8))
+    page = found._repr_html_()
+    said = " ".join(html.unescape(re.sub("<[^>]*>", " ", page)).split())
+    assert said == " ".join(str(found).split()) and page.count("<tr>") == 1 + len({m.kernel for m in found.margins})
 
 
 def test_multiplied_decays_leave_the_format_where_their_gate_does():
