@@ -77,7 +77,7 @@ AGAINST = {label: name for name, label in WORDS.english["against"].items()}
 """What the vertical axis is. With "at", the decay is that of one token; with the others, that of every token."""
 
 PRESETS = {
-    "no anchor": {"scheme": "none", "against": "T"},
+    "start anchor": {"scheme": "none", "against": "T"},
     "bug A": {"scheme": "first-row", "against": "at"},
     "bad repair": {"scheme": "previous-row-across", "against": "T"},
     "repaired": {"scheme": "previous-row", "against": "T"},

@@ -116,13 +116,13 @@ def test_the_first_repair_failed_across_chunks_and_only_in_the_backward_pass():
 STEP = 0.01  # of |w|, in units of the interval that is swept
 
 SWEPT = {  # setting: (scheme, knobs, T, the interval of |w| that is swept)
-    "no anchor": ("none", {}, 64, (1.2, 1.6)),
-    "no anchor, T = 100": ("none", {}, 100, (1.2, 1.6)),
-    "no anchor, T = 40": ("none", {}, 40, (2.0, 2.4)),
-    "no anchor, C = 32": ("none", {"chunk": 32}, 64, (2.5, 3.0)),
-    "no anchor, bfloat16": ("none", {"dtype": torch.bfloat16}, 64, (1.2, 1.6)),
-    "no anchor, float16": ("none", {"dtype": torch.float16}, 64, (0.14, 0.20)),
-    "no anchor, multiply": ("none", {"mask": "multiply"}, 64, (1.2, 1.6)),
+    "start anchor": ("none", {}, 64, (1.2, 1.6)),
+    "start anchor, T = 100": ("none", {}, 100, (1.2, 1.6)),
+    "start anchor, T = 40": ("none", {}, 40, (2.0, 2.4)),
+    "start anchor, C = 32": ("none", {"chunk": 32}, 64, (2.5, 3.0)),
+    "start anchor, bfloat16": ("none", {"dtype": torch.bfloat16}, 64, (1.2, 1.6)),
+    "start anchor, float16": ("none", {"dtype": torch.float16}, 64, (0.14, 0.20)),
+    "start anchor, multiply": ("none", {"mask": "multiply"}, 64, (1.2, 1.6)),
     "bug A": ("first-row", {}, 64, (88.0, 89.0)),
     "bad repair": ("previous-row-across", {}, 128, (1.2, 1.6)),
     "bad repair, C = 32": ("previous-row-across", {"chunk": 32}, 64, (2.5, 3.0)),

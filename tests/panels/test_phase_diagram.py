@@ -136,9 +136,9 @@ def test_presets_play_and_three_knobs(panel):
     for label, setting in panel.presets.items():
         panel.set(**setting)
         broken[label] = bool(panel.result.broken.any())
-    assert broken == {"no anchor": True, "bug A": True, "bad repair": True, "repaired": False}
+    assert broken == {"start anchor": True, "bug A": True, "bad repair": True, "repaired": False}
     assert panel.player.play.max == len(anchor.SCHEMES) - 1
-    panel.set(**panel.presets["no anchor"])
+    panel.set(**panel.presets["start anchor"])
     panel.player.step(1)
     assert panel.setting["scheme"] == "first-row"
 

@@ -214,7 +214,7 @@ def reproduce() -> list[Row]:
         row(f"{what}: {tensor}", recorded, scheme, tensor, uniform[T], **knobs)
         for what, scheme, T, knobs, found in (
             ("bad repair, T=128", "previous-row-across", 128, {}, {"dr": 1.386, "o": math.inf}),
-            ("no anchor", "none", 64, {}, {"dr": 1.377, "dk": 1.386, "o": 1.394}),
+            ("anchored at the start", "none", 64, {}, {"dr": 1.377, "dk": 1.386, "o": 1.394}),
             ("diagonal from its first row", "block-start", 64, {}, {"dk": 5.915}),
             ("middle, row 8", "middle", 64, {"row": 8}, {"dk": 9.72, "dr": 9.86}),
             ("the row before", "previous-row", 128, {}, {"o": math.inf, "dw": math.inf}),
