@@ -32,6 +32,9 @@ def test_a_saved_panel_is_a_picture_when_it_is_opened_again(notebook, page, jupy
     stored.wait_for(timeout=60_000)
     page.wait_for_selector("text=Loading widget", state="detached")
     assert stored.locator("img").evaluate("image => image.decode().then(() => image.naturalWidth)") > 500
+    page.set_viewport_size({"width": 1024, "height": 768})
+    assert stored.locator("img").evaluate("image => image.naturalWidth > image.width")
+    assert stored.evaluate("all => all.scrollWidth <= all.clientWidth"), "cut off in a narrow window"
     assert (
         "Run this cell" in stored.inner_text()
         and "Error displaying widget" not in page.locator(".jp-Notebook").inner_text()

@@ -38,6 +38,7 @@
     const image = document.createElement("img");
     image.src = `data:image/png;base64,${data["image/png"]}`;
     image.alt = data["text/plain"] ?? "";
+    image.style.maxWidth = "100%"; // of a window narrower than the one it was drawn for
     const words = document.createElement("p");
     words.textContent = WORDS[/[\u4e00-\u9fff]/.test(image.alt) ? "zh" : "en"];
     words.style.margin = "4px 0";
