@@ -1,9 +1,9 @@
-"""Record data/h200_audits.json or data/cpu_audits.json: what `flakit audit` says of several operators.
+"""Record data/gpu_audits.json or data/cpu_audits.json: what `flakit audit` says of several operators.
 
 python data/record_audits.py flakit [fla] [family] [--out FILE] [--only PROBE] [--workers 6] [--limit 480]
 
 family: flash-linear-attention's kernels of the operators that flakit has references of (`flakit.ops.family`); the file
-is data/h200_family_audits.json unless said otherwise.
+is data/gpu_family_audits.json unless said otherwise.
 
 Each operator is audited in a process of its own. flash-linear-attention's kernels choose among many configurations by
 timing them at every new shape, which takes minutes an operator; here each kernel has the first of its configurations.
@@ -85,7 +85,7 @@ def rows_of(subject: str, report: dict) -> list[dict]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("whose", nargs="*", default=["flakit"], help="some of flakit (the default), fla and family")
-    parser.add_argument("--out", type=Path, help="default: data/h200_audits.json, or data/cpu_audits.json")
+    parser.add_argument("--out", type=Path, help="default: data/gpu_audits.json, or data/cpu_audits.json")
     parser.add_argument("--only", action="append", help="a probe; may be repeated")
     parser.add_argument("--workers", type=int, default=1, help="operators audited at a time")
     parser.add_argument("--limit", type=float, default=3600.0, help="seconds after which an audit counts as unfinished")
@@ -99,7 +99,7 @@ def main() -> None:
 
     on_gpu = torch.cuda.is_available()
     name = "family_audits.json" if options.whose == ["family"] else "audits.json"
-    out = options.out or Path(__file__).parent / f"{'h200' if on_gpu else 'cpu'}_{name}"
+    out = options.out or Path(__file__).parent / f"{'gpu' if on_gpu else 'cpu'}_{name}"
     subjects = [subject for name in options.whose for subject in SUBJECTS[name]]
     meta = recorded.provenance(
         f"python data/record_audits.py {' '.join(options.whose)} --seconds {options.seconds:g}",
