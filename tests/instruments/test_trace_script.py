@@ -166,8 +166,8 @@ difference[(1,)](a, b, torch.empty(64), T=64)
 def test_digits_and_random_rounding_name_the_line(tmp_path, seed):
     """What the script computes before its kernel is rounded at random, too: the kernel may be given other numbers."""
     script = SUMS.replace("{seed}", seed)
-    files = "--json", str(tmp_path / "found.json")
-    code, said, _ = run(tmp_path, "--digits", "--rounds", "3", *files, "mine.py", script=script)
+    options = "--digits", "--rounds", "3", "--json", str(tmp_path / "found.json")
+    code, said, _ = in_a_process(tmp_path, "flakit.cli", "trace", *options, "mine.py", script=script)
     assert code == 1 and "Digits lost: cancellation" in said and "Random rounding, 3 runs" in said
     digits = json.loads((tmp_path / "found.json").read_text())["digits"]
     line = 1 + script.splitlines().index("    tl.store(o + at, b_a - b_b)")
@@ -178,5 +178,5 @@ def test_digits_and_random_rounding_name_the_line(tmp_path, seed):
 
 @pytest.mark.full
 def test_rounds_alone_are_refused(tmp_path):
-    code, said, errors = run(tmp_path, "--rounds", "3", "mine.py")
+    code, said, errors = in_a_process(tmp_path, "flakit.cli", "trace", "--rounds", "3", "mine.py")
     assert code == 2 and "--rounds: expected beside --digits, got 3 alone" in said + errors
