@@ -10,6 +10,7 @@ import torch
 from torch import Generator, Tensor
 
 from ..ops.common import validation as check
+from ..ops.common.registration import unseen
 from .language_model import LanguageModel
 from .layers import whole
 from .stream import RECURRENT
@@ -55,8 +56,8 @@ def generate(
 
     Each token is computed from the state alone, by the recurrent form of the operator. Memory and time of a token do
     not grow with the text, but for mixer "attention". On a GPU its kernels are launched as one CUDA graph, so that the
-    host does not hold the GPU up. Hooks on the model, compiled parts, autocast, an operator of your own and
-    `flakit.checked()` need the host: there they are launched one by one. The tokens are the same.
+    host does not hold the GPU up. Hooks on the model, compiled parts, autocast, an operator of your own,
+    `flakit.trace` and `flakit.checked()` need the host: there they are launched one by one. The tokens are the same.
 
     Args:
         tokens: the prompts, [B, T].
@@ -121,15 +122,20 @@ def _next_step(model: LanguageModel, state: Mapping[str, Tensor], steps: int) ->
 
 
 def _can_be_captured(model: LanguageModel) -> bool:
-    """A step launches the same kernels each time, flakit's among them, and nobody looks at it from the host."""
     weight = model.head.weight
     if not weight.is_cuda or check.looks_at_values(weight) or torch.is_autocast_enabled("cuda"):
         return False
+    return _repeats_itself(model) and not torch.cuda.is_current_stream_capturing()
+
+
+def _repeats_itself(model: LanguageModel) -> bool:
+    """A step launches the same kernels each time, flakit's among them, and nothing follows it on the host: a replay
+    calls no hook, and `flakit.trace` would see nothing of it."""
     if not all(getattr(block.time, "operator", None) in RECURRENT for block in model.blocks):
         return False  # attention, whose state grows; an operator of somebody else's, which may wait for the GPU
     hooked = any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
     compiled = any(part._compiled_call_impl for part in model.modules())
-    return not (hooked or compiled or torch.cuda.is_current_stream_capturing())
+    return unseen([model.head.weight]) and not (hooked or compiled)
 
 
 class _Captured:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import flakit
-from flakit.models import MIXERS, LanguageModel, generate, generation, pad
+from flakit.models import MIXERS, LanguageModel, WatchWarning, generate, generation, pad
 from flakit.models.generation import draw
 from flakit.ops.rwkv7 import fused_recurrent_rwkv7
 
@@ -305,6 +305,25 @@ def test_a_gpu_says_what_a_cpu_says(mixer):
         same(left[name].cpu(), state[name], torch.float32, name)
     said = generate(model, seen.cuda(), 6, mask=mask.cuda(), temperature=0)
     assert torch.equal(said.cpu(), generate(model.cpu(), seen, 6, mask=mask, temperature=0))
+
+
+def test_a_step_that_somebody_follows_is_no_graph():
+    """On a GPU a graph would be replayed past them."""
+    model, repeats = awake("rwkv6"), generation._repeats_itself
+    assert repeats(model)
+    assert not repeats(awake("attention"))
+    with flakit.trace():
+        assert not repeats(model)
+    with pytest.warns(WatchWarning, match="nothing was measured"), flakit.watch(model):
+        assert not repeats(model)
+    with model.blocks[1].channels.register_forward_hook(lambda *_: None):
+        assert not repeats(model)
+    model.blocks[2].time.operator = lambda *given, **named: flakit.chunk_rwkv6(*given, **named)
+    assert not repeats(model)
+    model = awake("gsa")
+    assert repeats(model)
+    model.blocks[0].compile(backend="eager")
+    assert not repeats(model)
 
 
 @pytest.mark.gpu
