@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from . import plain
+from . import plain, ranks
 from . import validation as check
 
 
@@ -24,6 +24,7 @@ class Registered:
     states: the parts of the state; one is a tensor wherever states go in or out, several are a tuple.
     kept: how many tensors the kernels' forward keeps for their backward.
     shapes: from the sequences, weights and the number of packed sequences N to (o's shape, the state parts' shapes).
+    passing: what of a state is left after some tokens, for sequences over several processes.
 
     Of the kernels (`chunk_triton`, `recurrent_triton`), which are given contiguous tensors only:
         forward(*tensors, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep)
@@ -44,8 +45,9 @@ class Registered:
         states: Sequence[str] = ("initial_state",),
         kept: int = 1,
         shapes: Callable,
+        passing: ranks.Passing,
     ):
-        self.name, self.package, self.shapes = name, package, shapes
+        self.name, self.package, self.shapes, self.passing = name, package, shapes, passing
         self.sequences, self.tensors, self.states, self.kept = len(sequences), (*sequences, *weights), states, kept
         self.decay = decay, self.tensors.index(decay)
 
@@ -54,12 +56,12 @@ class Registered:
         arriving = [f"Tensor kept_{i}" for i in range(kept)] + ["Tensor do"] + [f"Tensor? d{x}" for x in states]
         self.forward = self._operator(
             name,
-            self._forward,
+            self.run_forward,
             [*given, "Tensor? cu_seqlens_cpu", *settings, "bool output_final_state", "bool keep"],
             1 + len(states) + kept,
         )
         self.backward = self._operator(
-            f"{name}_backward", self._backward, [*given, *arriving, *settings], len(self.tensors) + len(states)
+            f"{name}_backward", self.run_backward, [*given, *arriving, *settings], len(self.tensors) + len(states)
         )
         self.forward.register_fake(self._fake_forward)
         self.backward.register_fake(self._fake_backward)
@@ -67,7 +69,7 @@ class Registered:
         self.backward.register_autograd(self._refuse_double_backward)
         self.transformed = _function(name, self.forward, self._save, self._differentiate_transformed)
         self.transformed_backward = _function(name, self.backward, _save_nothing, self._refuse_double_backward)
-        self.direct = _function(name, self._forward, self._save, self._differentiate_directly)
+        self.direct = _function(name, self.run_forward, self._save, self._differentiate_directly)
 
     @staticmethod
     def _operator(name, run, arguments, results):
@@ -77,9 +79,15 @@ class Registered:
         return found
 
     def __call__(
-        self, tensors, states, cu_seqlens, cu_seqlens_cpu, scale, form, backend, chunk_size, output_final_state
+        self, tensors, states, cu_seqlens, cu_seqlens_cpu, scale, form, backend, chunk_size, output_final_state, over
     ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-        """o, and the parts of the final state, None unless asked for."""
+        """o, and the parts of the final state, None unless asked for.
+
+        over: None, or a process group that holds these sequences, and whether this process holds no token of them.
+        """
+        if over is not None:
+            settings = scale, form, backend, chunk_size, output_final_state
+            return ranks.run(self, *over, tensors, states, cu_seqlens, cu_seqlens_cpu, *settings)
         given = [x for x in (*tensors, *states) if x is not None]
         keep = torch.is_grad_enabled() and any(x.requires_grad for x in given)
         offsets, settings = (cu_seqlens, cu_seqlens_cpu), (scale, form, backend, chunk_size, output_final_state, keep)
@@ -105,7 +113,7 @@ class Registered:
     def _parts(self, state):
         return (state,) if len(self.states) == 1 else tuple(state)
 
-    def _forward(self, *given):
+    def run_forward(self, *given):
         """o, the final state's parts (empty unless asked for), what the kernels keep (empty unless kept)."""
         tensors, state, cu_seqlens, rest = self._apart(given)
         o, final, kept = self._compute(tensors, state, cu_seqlens, *rest)
@@ -130,10 +138,7 @@ class Registered:
         """o; the final state's parts, None unless asked for; what the kernels keep, None unless kept."""
         first, T = tensors[0], tensors[0].shape[1]
         check.check_offsets(cu_seqlens, cu_seqlens_cpu, T, reads_values=backend != "triton")
-        name, at = self.decay
-        check.check_decay(name, tensors[at], cu_seqlens)
-        if check.is_checked():
-            self._check_finite(tensors, state, cu_seqlens)
+        self.check_values(tensors, () if state is None else self._parts(state), cu_seqlens)
         kept = None
         if backend == "triton":
             tensors, state, cu_seqlens = _contiguous(tensors), _contiguous(state), _contiguous(cu_seqlens)
@@ -150,15 +155,20 @@ class Registered:
         final = [_own(x, wide) for x in self._parts(final)]
         return o, final, kept if keep else None
 
-    def _check_finite(self, tensors, state, cu_seqlens):
+    def check_values(self, tensors, states, cu_seqlens):
+        """The decays and, under `checked()`, that all is finite; states: the parts of the initial one."""
+        name, at = self.decay
+        check.check_decay(name, tensors[at], cu_seqlens)
+        if not check.is_checked():
+            return
         for n, (name, x) in enumerate(zip(self.tensors, tensors, strict=True)):
             if name != self.decay[0]:
                 check.check_finite(name, check.without_padding(x, cu_seqlens) if n < self.sequences else x)
-        parts = () if state is None else self._parts(state)
-        for i, x in enumerate(parts):
-            check.check_finite("initial_state" if len(parts) == 1 else f"initial_state[{i}]", x)
+        for i, x in enumerate(states):
+            if x is not None:
+                check.check_finite("initial_state" if len(states) == 1 else f"initial_state[{i}]", x)
 
-    def _backward(self, *given):
+    def run_backward(self, *given):
         """The gradients of the tensors and of the state's parts (empty without a state), each in its input's dtype."""
         tensors, state, cu_seqlens, rest = self._apart(given)
         kept, do, rest = rest[: self.kept], rest[self.kept], rest[self.kept + 1 :]
@@ -227,7 +237,7 @@ class Registered:
     def _differentiate_directly(self, ctx, *arriving):
         # As the operator where that is followed, and where a graph of the gradients is asked for: it refuses that.
         followed = torch.is_grad_enabled() or not unseen([x for x in arriving if x is not None])
-        return self._differentiate(ctx, *arriving, run=None if followed else self._backward)
+        return self._differentiate(ctx, *arriving, run=None if followed else self.run_backward)
 
     def _refuse_double_backward(self, ctx, *_):
         raise RuntimeError(

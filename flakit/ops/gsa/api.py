@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..common import ranks
 from ..common import validation as check
 from ..common.dispatch import autocast, check_chunk_size, choose_backend
 from ..common.registration import Registered, unseen
@@ -41,6 +42,7 @@ def chunk_gsa(
     head_first: bool = False,
     reverse: bool = False,
     backend: str | None = None,
+    group: "torch.distributed.ProcessGroup | None" = None,
 ) -> GSAOutput:
     """GSA computed in chunks: parallel over T, one memory per chunk. Finite and accurate for every g <= 0.
 
@@ -80,6 +82,13 @@ def chunk_gsa(
         head_first, reverse: accepted as False only: [B, T, H, ...] is the one layout, and time runs forwards.
         backend: "triton" (default on CUDA; on CPU under TRITON_INTERPRET=1), "torch" (default elsewhere) or
             "reference" (the recurrence, step by step).
+        group: a process group of torch.distributed whose ranks hold the sequences together, each a slice of T in the
+            order of ranks, of any length, none too; o and gradients are of the slice. Every rank calls, and
+            differentiates or not. cu_seqlens go through all slices, the same on every rank, and are waited for.
+            initial_state is read where a sequence begins (of a batch: on the first rank) and final_state is
+            given where it ends, zeros elsewhere: sums over ranks are what one process has.
+            A call that differs between ranks is the same ValueError on all of them: on a GPU at the first call of its
+            shapes, with cu_seqlens, and under `flakit.checked()`. No torch.compile, no ABC.
 
     Returns:
         GSAOutput(o, final_state). Under autocast q, k, v and s are computed, and o returned, in autocast's dtype.
@@ -92,7 +101,9 @@ def chunk_gsa(
     """
     check.check_unused(head_first=head_first, reverse=reverse, checkpoint_level=checkpoint_level)
     offsets = cu_seqlens, cu_seqlens_cpu
-    return _call("chunk", (q, k, v, s, g), scale, initial_state, output_final_state, offsets, chunk_size, backend)
+    return _call(
+        "chunk", (q, k, v, s, g), scale, initial_state, output_final_state, offsets, chunk_size, backend, group
+    )
 
 
 def fused_recurrent_gsa(
@@ -112,6 +123,7 @@ def fused_recurrent_gsa(
     chunk_size: int | None = None,
     head_first: bool = False,
     backend: str | None = None,
+    group: "torch.distributed.ProcessGroup | None" = None,
 ) -> GSAOutput:
     """GSA one token after another: the form for decoding and for checking the chunked one.
 
@@ -122,10 +134,21 @@ def fused_recurrent_gsa(
     """
     check.check_unused(head_first=head_first, reverse=reverse, checkpoint_level=checkpoint_level)
     offsets = cu_seqlens, cu_seqlens_cpu
-    return _call("recurrent", (q, k, v, s, g), scale, initial_state, output_final_state, offsets, chunk_size, backend)
+    return _call(
+        "recurrent", (q, k, v, s, g), scale, initial_state, output_final_state, offsets, chunk_size, backend, group
+    )
 
 
-def _call(form, tensors, scale, initial_state, output_final_state, offsets, chunk_size, backend) -> GSAOutput:
+def _call(form, tensors, scale, initial_state, output_final_state, offsets, chunk_size, backend, group) -> GSAOutput:
+    given = scale, initial_state, output_final_state, offsets, chunk_size, backend
+    if group is None:
+        return _run(form, tensors, *given)
+    with ranks.refusals(group, *tensors):
+        empty, tensors = ranks.filled(tensors, 5)
+        return _run(form, tensors, *given, over=(group, empty))
+
+
+def _run(form, tensors, scale, initial_state, output_final_state, offsets, chunk_size, backend, over=None) -> GSAOutput:
     q, k, v, s, g = tensors
     check.check_tensor("q", q, dict(B=None, T=None, HQ=None, K=None))
     B, T, HQ, K = q.shape
@@ -138,6 +161,8 @@ def _call(form, tensors, scale, initial_state, output_final_state, offsets, chun
     M, V = s.shape[-1], v.shape[-1]
     if g is not None:
         check.check_tensor("g", g, dict(B=B, T=T, H=H, M=M), " like s")
+    elif over is not None:
+        raise ValueError("g: expected a tensor beside group, got None; ABC's normaliser is of one process")
 
     output_final_state = check.check_flag("output_final_state", output_final_state)
     N = check.check_packing(*offsets, B, q.device, "q")
@@ -179,7 +204,7 @@ def _call(form, tensors, scale, initial_state, output_final_state, offsets, chun
         slots, g = slots_and_gates(raw_s, offsets[0])
         s = slots.to(q.dtype)
     o, final_state = _registered(
-        (q, k, v, s, g), (hk, hv), *offsets, scale, form, backend, chunk_size, output_final_state
+        (q, k, v, s, g), (hk, hv), *offsets, scale, form, backend, chunk_size, output_final_state, over
     )
     return GSAOutput(o, final_state)
 
@@ -201,5 +226,12 @@ def _shapes(q, k, v, s, g, N):
 
 
 _registered = Registered(
-    "gsa", __package__, sequences="qkvsg", decay="g", states=("initial_hk", "initial_hv"), kept=3, shapes=_shapes
+    "gsa",
+    __package__,
+    sequences="qkvsg",
+    decay="g",
+    states=("initial_hk", "initial_hv"),
+    kept=3,
+    shapes=_shapes,
+    passing=ranks.decays(4, -1, -2),
 )

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..common import ranks
 from ..common import validation as check
 from ..common.dispatch import autocast, check_chunk_size, choose_backend
 from ..common.registration import Registered
@@ -39,6 +40,7 @@ def chunk_rwkv6(
     head_first: bool = False,
     reverse: bool = False,
     backend: str | None = None,
+    group: "torch.distributed.ProcessGroup | None" = None,
 ) -> RWKV6Output:
     """RWKV6 computed in chunks, by products of whole chunks, not step by step. Finite and accurate for every w <= 0.
 
@@ -73,6 +75,13 @@ def chunk_rwkv6(
         head_first, reverse: accepted as False only: [B, T, H, ...] is the one layout, and time runs forwards.
         backend: "triton" (default on CUDA; on CPU under TRITON_INTERPRET=1), "torch" (default elsewhere) or
             "reference" (the recurrence, step by step).
+        group: a process group of torch.distributed whose ranks hold the sequences together, each a slice of T in the
+            order of ranks, of any length, none too; o and gradients are of the slice. Every rank calls, and
+            differentiates or not. cu_seqlens go through all slices, the same on every rank, and are waited for.
+            initial_state is read where a sequence begins (of a batch: on the first rank) and final_state is
+            given where it ends, zeros elsewhere: sums over ranks are what one process has, of u's gradient too.
+            A call that differs between ranks is the same ValueError on all of them: on a GPU at the first call of its
+            shapes, with cu_seqlens, and under `flakit.checked()`. No torch.compile.
 
     Returns:
         RWKV6Output(o, final_state). Under autocast r, k and v are computed, and o returned, in autocast's dtype.
@@ -85,7 +94,9 @@ def chunk_rwkv6(
     """
     check.check_unused(head_first=head_first, reverse=reverse)
     offsets = cu_seqlens, cu_seqlens_cpu
-    return _call("chunk", (r, k, v, w, u), scale, initial_state, output_final_state, offsets, chunk_size, backend)
+    return _call(
+        "chunk", (r, k, v, w, u), scale, initial_state, output_final_state, offsets, chunk_size, backend, group
+    )
 
 
 def fused_recurrent_rwkv6(
@@ -104,6 +115,7 @@ def fused_recurrent_rwkv6(
     chunk_size: int | None = None,
     head_first: bool = False,
     backend: str | None = None,
+    group: "torch.distributed.ProcessGroup | None" = None,
 ) -> RWKV6Output:
     """RWKV6 one token after another: the form for decoding and for checking the chunked one.
 
@@ -114,10 +126,23 @@ def fused_recurrent_rwkv6(
     """
     check.check_unused(head_first=head_first, reverse=reverse)
     offsets = cu_seqlens, cu_seqlens_cpu
-    return _call("recurrent", (r, k, v, w, u), scale, initial_state, output_final_state, offsets, chunk_size, backend)
+    return _call(
+        "recurrent", (r, k, v, w, u), scale, initial_state, output_final_state, offsets, chunk_size, backend, group
+    )
 
 
-def _call(form, tensors, scale, initial_state, output_final_state, offsets, chunk_size, backend) -> RWKV6Output:
+def _call(form, tensors, scale, initial_state, output_final_state, offsets, chunk_size, backend, group) -> RWKV6Output:
+    given = scale, initial_state, output_final_state, offsets, chunk_size, backend
+    if group is None:
+        return _run(form, tensors, *given)
+    with ranks.refusals(group, *tensors):
+        empty, tensors = ranks.filled(tensors, 4)
+        return _run(form, tensors, *given, over=(group, empty))
+
+
+def _run(
+    form, tensors, scale, initial_state, output_final_state, offsets, chunk_size, backend, over=None
+) -> RWKV6Output:
     r, k, v, w, u = tensors
     check.check_tensor("r", r, dict(B=None, T=None, H=None, K=None))
     B, T, H, K = r.shape
@@ -146,7 +171,7 @@ def _call(form, tensors, scale, initial_state, output_final_state, offsets, chun
     backend = choose_backend(backend, r)
     chunk_size = check_chunk_size(chunk_size, backend, CHUNK_SIZES)
     o, (final_state,) = _registered(
-        (r, k, v, w, u), (initial_state,), *offsets, scale, form, backend, chunk_size, output_final_state
+        (r, k, v, w, u), (initial_state,), *offsets, scale, form, backend, chunk_size, output_final_state, over
     )
     return RWKV6Output(o, final_state)
 
@@ -155,4 +180,13 @@ def _shapes(r, k, v, w, u, N):
     return v.shape, ((N, *r.shape[2:], v.shape[3]),)
 
 
-_registered = Registered("rwkv6", __package__, sequences="rkvw", weights="u", decay="w", kept=2, shapes=_shapes)
+_registered = Registered(
+    "rwkv6",
+    __package__,
+    sequences="rkvw",
+    weights="u",
+    decay="w",
+    kept=2,
+    shapes=_shapes,
+    passing=ranks.decays(3, -2),
+)

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..common import ranks
 from ..common import validation as check
 from ..common.dispatch import autocast, check_chunk_size, choose_backend
 from ..common.registration import Registered, unseen
@@ -44,6 +45,7 @@ def chunk_rwkv7(
     head_first: bool = False,
     reverse: bool = False,
     backend: str | None = None,
+    group: "torch.distributed.ProcessGroup | None" = None,
 ) -> RWKV7Output:
     """RWKV7 computed in chunks, by products of whole chunks, not step by step. Finite and accurate for every w <= 0.
 
@@ -83,6 +85,13 @@ def chunk_rwkv7(
         head_first, reverse: accepted as False only: [B, T, H, ...] is the one layout, and time runs forwards.
         backend: "triton" (default on CUDA; on CPU under TRITON_INTERPRET=1; K up to 256), "torch" (default elsewhere)
             or "reference" (the recurrence, step by step).
+        group: a process group of torch.distributed whose ranks hold the sequences together, each a slice of T in the
+            order of ranks, of any length, none too; o and gradients are of the slice. Every rank calls, and
+            differentiates or not. cu_seqlens go through all slices, the same on every rank, and are waited for.
+            initial_state is read where a sequence begins (of a batch: on the first rank) and final_state is
+            given where it ends, zeros elsewhere: sums over ranks are what one process has.
+            A call that differs between ranks is the same ValueError on all of them: on a GPU at the first call of its
+            shapes, with cu_seqlens, and under `flakit.checked()`. No torch.compile.
 
     Returns:
         RWKV7Output(o, final_state). Under autocast r, k and v are computed, and o returned, in autocast's dtype.
@@ -102,7 +111,9 @@ def chunk_rwkv7(
         lower_bound=lower_bound,
     )
     offsets = cu_seqlens, cu_seqlens_cpu
-    return _call("chunk", (r, w, k, v, a, b), scale, initial_state, output_final_state, offsets, chunk_size, backend)
+    return _call(
+        "chunk", (r, w, k, v, a, b), scale, initial_state, output_final_state, offsets, chunk_size, backend, group
+    )
 
 
 def fused_recurrent_rwkv7(
@@ -126,6 +137,7 @@ def fused_recurrent_rwkv7(
     lower_bound: float | None = None,
     head_first: bool = False,
     backend: str | None = None,
+    group: "torch.distributed.ProcessGroup | None" = None,
 ) -> RWKV7Output:
     """RWKV7 one token after another: the form for decoding and for checking the chunked one.
 
@@ -144,7 +156,7 @@ def fused_recurrent_rwkv7(
     )
     offsets = cu_seqlens, cu_seqlens_cpu
     return _call(
-        "recurrent", (r, w, k, v, a, b), scale, initial_state, output_final_state, offsets, chunk_size, backend
+        "recurrent", (r, w, k, v, a, b), scale, initial_state, output_final_state, offsets, chunk_size, backend, group
     )
 
 
@@ -169,6 +181,7 @@ def fused_mul_recurrent_rwkv7(
     lower_bound: float | None = None,
     head_first: bool = False,
     backend: str | None = None,
+    group: "torch.distributed.ProcessGroup | None" = None,
 ) -> RWKV7Output:
     """`fused_recurrent_rwkv7` with a_t = -kk_t and b_t = kk_t * a_t, as the model has them.
 
@@ -210,10 +223,22 @@ def fused_mul_recurrent_rwkv7(
         lower_bound=lower_bound,
         head_first=head_first,
         backend=backend,
+        group=group,
     )
 
 
-def _call(form, tensors, scale, initial_state, output_final_state, offsets, chunk_size, backend) -> RWKV7Output:
+def _call(form, tensors, scale, initial_state, output_final_state, offsets, chunk_size, backend, group) -> RWKV7Output:
+    given = scale, initial_state, output_final_state, offsets, chunk_size, backend
+    if group is None:
+        return _run(form, tensors, *given)
+    with ranks.refusals(group, *tensors):
+        empty, tensors = ranks.filled(tensors, 6)
+        return _run(form, tensors, *given, over=(group, empty))
+
+
+def _run(
+    form, tensors, scale, initial_state, output_final_state, offsets, chunk_size, backend, over=None
+) -> RWKV7Output:
     r, w, k, v, a, b = tensors
     check.check_tensor("r", r, dict(B=None, T=None, H=None, K=None))
     B, T, H, K = r.shape
@@ -241,7 +266,7 @@ def _call(form, tensors, scale, initial_state, output_final_state, offsets, chun
     backend = choose_backend(backend, r)
     chunk_size = check_chunk_size(chunk_size, backend, CHUNK_SIZES)
     o, (final_state,) = _registered(
-        (r, w, k, v, a, b), (initial_state,), *offsets, scale, form, backend, chunk_size, output_final_state
+        (r, w, k, v, a, b), (initial_state,), *offsets, scale, form, backend, chunk_size, output_final_state, over
     )
     return RWKV7Output(o, final_state)
 
@@ -250,4 +275,31 @@ def _shapes(r, w, k, v, a, b, N):
     return v.shape, ((N, *r.shape[2:], v.shape[3]),)
 
 
-_registered = Registered("rwkv7", __package__, sequences="rwkvab", decay="w", kept=4, shapes=_shapes)
+def _passing_shape(tensors):
+    B, _, H, K = tensors[0].shape
+    return B, H, K, K
+
+
+def _passing(operator, tensors, settings):
+    """What becomes of a unit matrix [B, H, K, K] when nothing is written."""
+    r, w, k, _, a, b = tensors
+    B, _, H, K = r.shape
+    unit = torch.eye(K, dtype=torch.promote_types(r.dtype, torch.float32), device=r.device).expand(B, H, K, K)
+    nothing = torch.zeros_like(k)
+    _, M, *_ = operator.run_forward(nothing, w, nothing, nothing, a, b, unit, None, None, *settings, True, False)
+    return M
+
+
+def _passed(M, parts, transposed):
+    return [(M.mT if transposed else M) @ x for x in parts]
+
+
+_registered = Registered(
+    "rwkv7",
+    __package__,
+    sequences="rwkvab",
+    decay="w",
+    kept=4,
+    shapes=_shapes,
+    passing=ranks.Passing(_passing_shape, _passing, _passed),
+)

@@ -1,0 +1,353 @@
+"""One sequence over several processes: each holds a slice of T, in the order of their ranks, and calls the operator.
+
+What a slice makes of the state S that enters it is M S + N. M is what its tokens let pass: a decay for each row of the
+state (for GSA for each slot, of both memories), for RWKV7 a matrix [K, K]. N is what it makes of zeros. So
+
+    forward   every rank finds its M and N; one all-gather; every rank goes through the ranks before it, which gives the
+              state that enters its slice, and with that the operator runs as it always does
+    backward  of the gradient D of the state that leaves a slice, M^T D + dN reaches the one that entered it, dN being
+              what the slice's own outputs ask for; one all-gather of dN, for every M is known by then; every rank goes
+              through the ranks behind it and runs the operator's backward with the gradient that leaves its slice
+
+GSA's ranks do not meet more often. Both memories are written from k, v, s and g, of which none needs the softmax; and
+when the gradients of the scores, which need hv, are found in the backward, the hv that entered is known.
+
+N and dN are found by the operator itself, begun from zeros: they are its final state and the gradient of its initial
+one. Ranks meet nowhere else, but to compare what they were called with.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+from zlib import crc32
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from . import validation as check
+
+NOTE = 2048
+"""Bytes of what a rank tells the others of its call."""
+
+
+# --- which sequences lie where ---------------------------------------------------------------------------------------
+
+
+class Piece(NamedTuple):
+    """What of the sequences lies on a rank."""
+
+    first: int  # which of the packed sequences is the first one here
+    offsets: list[int] | None  # where each of those here begins in the slice, and where the last ends; of a batch None
+    enters: bool  # whether the first of them (of a batch: each) began on a rank before
+    leaves: bool  # whether the last of them (of a batch: each) goes on behind
+
+    @property
+    def sequences(self) -> int | None:
+        return None if self.offsets is None else len(self.offsets) - 1
+
+    @property
+    def passes(self) -> bool:
+        """Whether what enters leaves, too."""
+        return self.enters and self.leaves and self.sequences in (None, 1)
+
+    @property
+    def entering(self) -> slice:
+        """The states here that come from a rank before."""
+        return slice(0, None if self.offsets is None else 1) if self.enters else slice(0, 0)
+
+    @property
+    def leaving(self) -> slice:
+        """The states here that go on to a rank behind."""
+        return slice(0 if self.offsets is None else self.sequences - 1, None) if self.leaves else slice(0, 0)
+
+
+def batch_pieces(ranks: int) -> list[Piece]:
+    """Those of sequences as long as all slices together."""
+    return [Piece(0, None, enters=r > 0, leaves=r < ranks - 1) for r in range(ranks)]
+
+
+def packed_pieces(lengths: Sequence[int], cu_seqlens: Sequence[int]) -> list[Piece]:
+    """Those of packed sequences whose offsets go through slices of so many tokens.
+
+    An empty sequence lies with the token at its offset, and on the last rank if there is none.
+    """
+    pieces, total = [], sum(lengths)
+    for rank, (length, end) in enumerate(zip(lengths, accumulate(lengths), strict=True)):
+        begin, is_last = end - length, rank == len(lengths) - 1
+        here = []
+        for n, (low, high) in enumerate(pairwise(cu_seqlens)):
+            at_end = is_last and low == total
+            if max(low, begin) < min(high, end) or (low == high and (begin <= low < end or at_end)):
+                here.append((n, low, high))
+        offsets = [max(low, begin) - begin for _, low, _ in here] + [min(here[-1][2], end) - begin] if here else [0]
+        first, low, _ = here[0] if here else (0, begin, end)
+        pieces.append(Piece(first, offsets, enters=low < begin, leaves=bool(here) and here[-1][2] > end))
+    return pieces
+
+
+# --- what a slice lets pass ------------------------------------------------------------------------------------------
+
+
+class Passing(NamedTuple):
+    """M of an operator."""
+
+    shape: Callable  # (tensors) -> its shape, [B, H, ...]
+    found: Callable  # (operator, tensors, settings) -> M
+    applied: Callable  # (M, parts of a state, whether transposed) -> the parts of M S
+
+
+def decays(at: int, *axes: int) -> Passing:
+    """M of a decay [B, T, H, rows]: the place of that tensor, and along which axis of each part of a state it is."""
+
+    def shape(tensors):
+        B, _, H, rows = tensors[at].shape
+        return B, H, rows
+
+    def found(operator, tensors, settings):
+        w = tensors[at]
+        return w.sum(1, dtype=torch.promote_types(w.dtype, torch.float32)).exp()
+
+    def applied(M, parts, transposed):
+        return [x * M.unsqueeze(-1 if axis == -2 else -2) for x, axis in zip(parts, axes, strict=True)]
+
+    return Passing(shape, found, applied)
+
+
+def _next(
+    passing: Passing, piece: Piece, M: Tensor, S: list[Tensor], N: list[Tensor], transposed: bool
+) -> list[Tensor]:
+    """The state behind a piece (transposed: the gradient before it), of the one at its other end."""
+    if piece.sequences == 0:
+        return S
+    return [x + y for x, y in zip(passing.applied(M, S, transposed), N, strict=True)] if piece.passes else N
+
+
+# --- where ranks meet ------------------------------------------------------------------------------------------------
+
+
+def gathered(x: Tensor, group) -> Tensor:
+    """x of every rank, [ranks, ...]: the one way in which they meet."""
+    found = x.new_empty(dist.get_world_size(group), *x.shape)
+    dist.all_gather(list(found), x, group=group)
+    return found
+
+
+def _gathered(group, *parts: Tensor) -> list[Tensor]:
+    """Tensors of every rank, [ranks, ...] each, in one message; as float64, in which ranks are gone through."""
+    found = gathered(torch.cat([x.flatten() for x in parts]), group).double()
+    each = found.split([x.numel() for x in parts], 1)
+    return [x.unflatten(1, y.shape) for x, y in zip(each, parts, strict=True)]
+
+
+class Disagreement(ValueError):
+    """What the ranks of a group were called with does not fit together; raised on every one of them."""
+
+
+def _told(group, device: torch.device, **said) -> list[dict]:
+    """What every rank says of its call; a `Disagreement` on all of them if they differ in anything but T, or if one
+    was refused its arguments."""
+    note = bytearray(json.dumps(said).encode().ljust(NOTE))
+    every = gathered(torch.frombuffer(note, dtype=torch.uint8).to(device), group)
+    notes = [json.loads(bytes(x)) for x in every.tolist()]
+    for rank, other in enumerate(notes):
+        if "refused" in other:
+            raise Disagreement(f"group: no rank runs, since rank {rank} was refused its arguments: {other['refused']}")
+    for name in said:
+        for rank, other in enumerate(notes):
+            if name != "T" and other.get(name) != notes[0].get(name):
+                raise Disagreement(
+                    f"{name}: expected the same on every rank of the group, got {notes[0].get(name)} on rank 0 and "
+                    f"{other.get(name)} on rank {rank}"
+                )
+    return notes
+
+
+@contextmanager
+def refusals(group, *tensors: object) -> Iterator[None]:
+    """Check a group, and tell its other ranks of an error in the arguments here, where they are about to compare
+    theirs."""
+    if torch.compiler.is_compiling():
+        raise NotImplementedError(
+            "group: a sequence over several ranks cannot be compiled; call it outside, as under torch.compiler.disable"
+        )
+    if not dist.is_available() or not isinstance(group, dist.ProcessGroup):
+        raise TypeError(f"group: expected a process group of torch.distributed or None, got {type(group).__name__}")
+    if dist.get_rank(group) < 0:
+        raise ValueError("group: expected one that this process belongs to")
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        device = next((x.device for x in tensors if isinstance(x, Tensor)), torch.device("cpu"))
+        if not isinstance(error, Disagreement) and (device.type == "cpu" or check.is_checked()):
+            with suppress(Disagreement):
+                _told(group, device, refused=f"{type(error).__name__}: {error}"[: NOTE // 8])
+        raise
+
+
+# --- the operator over ranks -----------------------------------------------------------------------------------------
+
+
+def filled(tensors: Sequence[Tensor], sequences: int) -> tuple[bool, tuple[Tensor, ...]]:
+    """Whether a slice is of no tokens, and what stands for it: one row of zeros, which lets any state pass and writes
+    nothing. sequences: how many of the tensors have tokens, the first ones."""
+
+    def rows(x):
+        empty = isinstance(x, Tensor) and x.ndim == 4 and x.shape[1] == 0
+        return F.pad(x, (0, 0, 0, 0, 0, 1)) if empty else x
+
+    found = tuple(map(rows, tensors[:sequences]))
+    return found[0] is not tensors[0], (*found, *tensors[sequences:])
+
+
+class Call(NamedTuple):
+    """What a forward and its backward share."""
+
+    operator: object  # a `registration.Registered`
+    group: object
+    rank: int
+    pieces: list[Piece]
+    settings: tuple  # scale, form, backend, chunk_size
+    output_final_state: bool
+    keep: bool
+
+    @property
+    def piece(self) -> Piece:
+        return self.pieces[self.rank]
+
+
+_compared = set()
+"""Calls that were the same on all ranks, as text."""
+
+
+def run(operator, group, empty, tensors, states, cu_seqlens, cu_seqlens_cpu, *settings):
+    """What `Registered.__call__` returns, of this rank's slice.
+
+    empty: whether that is of no tokens, for which `filled` stands. states: of all sequences; read are the initial ones
+    of those that begin here. The final ones are of those that end here, and zero for all others.
+    """
+    first, packed = tensors[0], cu_seqlens is not None
+    *settings, output_final_state = settings
+    keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*tensors, *states))
+    ends = (cu_seqlens if cu_seqlens_cpu is None else cu_seqlens_cpu).tolist() if packed else None
+    if not packed:
+        operator.check_values(tensors, states, None)
+
+    said = {"operator": operator.name}
+    for name, x in zip(operator.tensors, tensors, strict=True):
+        axes = list(x.shape) if x.ndim < 4 else [x.shape[0], "T", *x.shape[2:]]
+        said[name] = f"{str(x.dtype).removeprefix('torch.')} [{', '.join(map(str, axes))}]"
+    said["cu_seqlens"] = f"{len(ends)} offsets, CRC {crc32(str(ends).encode())}" if packed else None
+    said |= zip(("scale", "form", "backend", "chunk_size"), settings, strict=True)
+    said |= {"output_final_state": output_final_state, "requires_grad of any input": keep}
+    known = group.group_name, str(said)
+    if packed or first.device.type == "cpu" or check.is_checked() or known not in _compared:
+        notes = _told(group, first.device, **said, T=0 if empty else first.shape[1])
+        _compared.add(known)
+
+    rank, pieces = dist.get_rank(group), batch_pieces(dist.get_world_size(group))
+    offsets, own = None, slice(None)
+    if packed:
+        lengths = [x["T"] for x in notes]
+        check.check_offsets(torch.tensor(ends), None, sum(lengths), reads_values=True)
+        pieces = packed_pieces(lengths, ends)
+        piece = pieces[rank]
+        # Where there is no sequence, one of no tokens stands for it.
+        offsets = torch.tensor(piece.offsets if piece.sequences else [0, 0], device=first.device)
+        own = slice(piece.first, piece.first + piece.sequences)
+        states = [x[own] if x is not None and piece.sequences else None for x in states]
+        if check.looks_at_values(first):
+            operator.check_values(tensors, states, offsets)
+            _told(group, first.device)  # that no rank has refused any
+    call = Call(operator, group, rank, pieces, tuple(settings), output_final_state, keep)
+    o, *final = _Ranks.apply(call, offsets, *tensors, *states)
+    if empty:
+        o = o[:, :0]
+    if not output_final_state:
+        return o, (None,) * len(states)
+    if packed:
+        around = (0, 0) * 3 + (own.start, len(ends) - 1 - own.stop)
+        final = [F.pad(x[: piece.sequences], around) for x in final]
+    return o, tuple(final)
+
+
+def _with(states, rows: slice, found: list[Tensor], shapes) -> list[Tensor]:
+    """The parts of states with some rows found elsewhere; None are zeros."""
+    changed = []
+    for x, y, shape in zip(states, found, shapes, strict=True):
+        x = y.new_zeros(shape) if x is None else x.to(y.dtype, copy=True)
+        x[rows] = y[: len(x[rows])]
+        changed.append(x)
+    return changed
+
+
+class _Ranks(torch.autograd.Function):
+    """An operator that begins with what the ranks before make of their initial states."""
+
+    @staticmethod
+    def forward(ctx, call, offsets, *given):
+        operator, piece, passing = call.operator, call.piece, call.operator.passing
+        n = len(operator.tensors)
+        tensors, states = given[:n], given[n:]
+        first, wide = tensors[0], torch.promote_types(tensors[0].dtype, torch.float32)
+        _, shapes = operator.shapes(*tensors, first.shape[0] if offsets is None else len(offsets) - 1)
+        with torch.autocast(first.device.type, enabled=False):
+            # M and N of what goes on behind; N is of zeros for what enters, which is not known yet.
+            M = first.new_zeros(passing.shape(tensors), dtype=wide)
+            N = [first.new_zeros(M.shape[0], *shape[1:], dtype=wide) for shape in shapes]
+            if piece.leaves:
+                zeros = _with(states, piece.entering, N, shapes)
+                _, *found = operator.run_forward(*tensors, *zeros, offsets, None, *call.settings, True, False)
+                N = [x[piece.leaving] for x in found[: len(states)]]
+            if piece.passes:
+                M = passing.found(operator, tensors, call.settings)
+            Ms, *Ns = _gathered(call.group, M, *N)
+            if piece.enters:
+                S = [torch.zeros_like(x[0]) for x in Ns]
+                for r in range(call.rank):
+                    S = _next(passing, call.pieces[r], Ms[r], S, [x[r] for x in Ns], transposed=False)
+                states = _with(states, piece.entering, [x.to(wide) for x in S], shapes)
+            asked = call.output_final_state
+            o, *rest = operator.run_forward(*tensors, *states, offsets, None, *call.settings, asked, call.keep)
+        final, kept = rest[: len(states)], rest[len(states) :]
+        ctx.call, ctx.shapes, ctx.initial = call, shapes, [x is not None for x in given[n:]]
+        if call.keep:
+            ctx.save_for_backward(*tensors, *states, offsets, *kept, Ms)
+        ctx.set_materialize_grads(False)
+        if not asked:
+            return (o,)
+        for x in final:
+            x[piece.leaving] = 0
+        return o, *final
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, do, *dfinal):
+        call, (*saved, Ms) = ctx.call, ctx.saved_tensors
+        operator, piece, passing = call.operator, call.piece, call.operator.passing
+        n, first = len(operator.tensors), saved[0]
+        wide = torch.promote_types(first.dtype, torch.float32)
+        do = first.new_zeros(operator.shapes(*saved[:n], 1)[0]) if do is None else do
+        dfinal = dfinal or (None,) * len(ctx.shapes)
+        with torch.autocast(first.device.type, enabled=False):
+            # dN of what came from before; it is of zeros for what arrives from behind, which is not known yet.
+            dN = [first.new_zeros(Ms.shape[1], *shape[1:], dtype=wide) for shape in ctx.shapes]
+            if piece.enters:
+                zeros = _with(dfinal, piece.leaving, dN, ctx.shapes)
+                grads = operator.run_backward(*saved, do, *zeros, *call.settings)
+                dN = [x[piece.entering] for x in grads[n:]]
+            dNs = _gathered(call.group, *dN)
+            D = [torch.zeros_like(x[0]) for x in dNs]
+            for r in reversed(range(call.rank + 1, len(call.pieces))):
+                D = _next(passing, call.pieces[r], Ms[r], D, [x[r] for x in dNs], transposed=True)
+            dfinal = _with(dfinal, piece.leaving, [x.to(wide) for x in D], ctx.shapes)
+            grads = operator.run_backward(*saved, do, *dfinal, *call.settings)
+        dstates = [x if given else None for x, given in zip(grads[n:], ctx.initial, strict=True)]
+        for x in dstates:
+            if x is not None:
+                x[piece.entering] = 0
+        return None, None, *grads[:n], *dstates

@@ -1,0 +1,210 @@
+"""One sequence over several processes: all that one process gives, and what ranks tell each other."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import flakit
+from flakit.numerics.operators import OPERATORS
+from flakit.ops.common.ranks import NOTE, Piece, packed_pieces
+from tests.ops.checking import measure, true_values
+from tests.ops.over_ranks import Case, joined, over_ranks, run_each
+from tests.ops.settings import Setting
+
+OPS = pytest.mark.parametrize("op", OPERATORS)
+SETTING = Setting(T=37, K=16, V=24, decay="rwkv6-wide", states="both")
+
+
+def of(op: str, **changes) -> Setting:
+    slots = dict(M=16, group=2) if op == "gsa" else {}
+    return replace(SETTING, op=op, **(slots | changes))
+
+
+def cases(op: str, *cuts: tuple[int, ...]) -> list[Case]:
+    """Every decay, dtype, packing, form, and kind of states, over slices of unlike lengths."""
+    settings = [
+        *(of(op, decay=decay) for decay in ("none", "-1e-2", "-5", "-20", "inf-spikes", "forget")),
+        of(op, dtype="float64", B=2),
+        of(op, dtype="bfloat16", decay_dtype="float32"),
+        of(op, dtype="float16", packing="ragged", layout="strided"),
+        of(op, packing="packed", chunk_size="16"),
+        of(op, packing="ragged", dtype="float64"),
+        of(op, states="none", packing="ragged"),
+        of(op, states="initial"),
+        of(op, states="final", scale="0.05"),
+    ]
+    found = [Case(setting, cuts[n % len(cuts)]) for n, setting in enumerate(settings)]
+    found.append(Case(of(op, packing="ragged"), cuts[0], form="recurrent"))
+    found.append(Case(of(op), cuts[-1], backend="reference"))
+    return found
+
+
+def wrong(case: Case, found: list[dict[str, torch.Tensor]]) -> list[str]:
+    made, arriving = case.make()
+    _, lines = measure(joined(case, found), true_values(made, arriving, case.setting.op), made)
+    return [f"{case}: {line}" for line in lines]
+
+
+def check(ranks: int, chosen: list[Case], *then: Callable) -> list:
+    """What each rank gives of the cases, which is right, and of what it does then."""
+    found = over_ranks(ranks, run_each, chosen, *then)
+    for x in found:
+        if isinstance(x, Exception):
+            raise x
+    each = zip(*(x[0] for x in found), strict=True)
+    lines = [line for case, parts in zip(chosen, each, strict=True) for line in wrong(case, parts)]
+    assert not lines, "\n".join(lines)
+    return found
+
+
+TWO = (20, 17), (3, 34), (37, 0), (33, 4), (0, 37)
+"""Not of equal lengths, one shorter than a chunk, one of no tokens."""
+MORE = {
+    3: ((11, 1, 25), (0, 12, 25), (30, 0, 7)),
+    4: ((9, 10, 8, 10), (0, 5, 0, 32), (20, 9, 8, 0)),
+}
+ROWS = 16 * 2
+"""Of the states of all heads."""
+SENT = {
+    "rwkv6": ([ROWS, ROWS * 24], [ROWS * 24]),
+    "rwkv7": ([ROWS * 16, ROWS * 24], [ROWS * 24]),
+    "gsa": ([ROWS, ROWS * 16, ROWS * 24], [ROWS * 16, ROWS * 24]),
+}
+"""Numbers in the one message of the forward, (M, N), and in that of the backward, dN; of the states of `SETTING`."""
+
+
+def test_two_processes_give_what_one_does_and_tell_each_other_what_differs():
+    chosen = [case for op in OPERATORS for case in cases(op, *TWO)]
+    found, told = zip(*check(2, chosen, refused), strict=True)
+    for case, x in zip(chosen, found[0], strict=True):
+        if case.setting.packing == "none" and case.setting.B == 1 and case.setting.dtype != "float64":
+            forward, backward = SENT[case.setting.op]
+            assert x["messages"].tolist() == [NOTE, 4 * sum(forward), 4 * sum(backward)], case
+    assert [sorted(x) for x in told] == [sorted(REFUSED)] * 2
+    for name, (of_first, of_second) in REFUSED.items():
+        assert of_first in told[0][name], name
+        assert of_second in told[1][name], name
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("ranks", MORE)
+def test_more_processes_give_what_one_does(ranks):
+    check(ranks, [case for op in OPERATORS for case in cases(op, *MORE[ranks])])
+
+
+# --- what ranks tell each other --------------------------------------------------------------------------------------
+
+SAME = "expected the same on every rank of the group"
+BOTH = {
+    "another K": (f"r: {SAME}, got float32 [1, T, 2, 16] on rank 0 and float32 [1, T, 2, 8] on rank 1",) * 2,
+    "another dtype": (f"r: {SAME}, got float32 [1, T, 2, 16] on rank 0 and bfloat16 [1, T, 2, 16] on rank 1",) * 2,
+    "another scale": (f"scale: {SAME}, got 0.25 on rank 0 and 1.0 on rank 1",) * 2,
+    "other offsets": (f"cu_seqlens: {SAME}, got 3 offsets",) * 2,
+    "gradients on one": (f"requires_grad of any input: {SAME}, got True on rank 0 and False on rank 1",) * 2,
+    "offsets behind the end": ("cu_seqlens: ",) * 2,
+    "no gate": ("g: expected a tensor beside group, got None; ABC's normaliser is of one process",) * 2,
+}
+ONE = {
+    "a growing state": "w: expected a natural-log decay <= 0, got 1 at",
+    "a growing state, packed": "w: expected a natural-log decay <= 0, got 1 at",
+    "a wrong shape": "k: expected [1, 5, 2, 16] like r, got [1, 4, 2, 16]",
+    "a wrong backend": "backend: expected one of triton, torch, reference or None, got 'cuda'",
+}
+NO_RANK = "group: no rank runs, since rank 1 was refused its arguments: ValueError: "
+REFUSED = BOTH | {name: (NO_RANK + text, text) for name, text in ONE.items()}
+
+
+def refused(rank: int) -> dict[str, str]:
+    """What each rank is told of a call that does not fit; after each, one that does still runs."""
+    made = flakit.inputs("rwkv6", T=5, K=16, V=8, H=2)
+    narrow = flakit.inputs("rwkv6", T=5, K=8, V=8, H=2)
+    growing = made | {"w": made["w"].clone().fill_(1)}
+    whole = {"cu_seqlens": torch.tensor([0, 7, 10])}
+    of_rank_1 = {
+        "another K": narrow,
+        "another dtype": {n: x.bfloat16() for n, x in made.items()},
+        "another scale": made | {"scale": 1.0},
+        "a growing state": growing,
+        "a growing state, packed": growing | whole,
+        "a wrong shape": made | {"k": made["k"][:, :4]},
+        "a wrong backend": made | {"backend": "cuda"},
+        "other offsets": made | {"cu_seqlens": torch.tensor([0, 8, 10])},
+        "gradients on one": made,
+    }
+    of_rank_0 = {
+        "a growing state, packed": made | whole,
+        "other offsets": made | whole,
+        "gradients on one": made | {"u": made["u"].clone().requires_grad_()},
+    }
+    both = {
+        "offsets behind the end": made | {"cu_seqlens": torch.tensor([0, 7, 11])},
+        "no gate": flakit.inputs("gsa", T=5, K=16, V=8, M=4) | {"g": None},
+    }
+    told = {}
+    for name in REFUSED:
+        given = both.get(name) or (of_rank_1[name] if rank == 1 else of_rank_0.get(name, made))
+        call = flakit.chunk_gsa if name == "no gate" else flakit.chunk_rwkv6
+        try:
+            call(**given, group=dist.group.WORLD)
+        except Exception as error:
+            told[name] = str(error)
+        o, final = flakit.chunk_rwkv6(**made, group=dist.group.WORLD)
+        assert o.shape == (1, 5, 2, 8) and final is None
+    return told
+
+
+@OPS
+def test_not_a_group(op):
+    made = flakit.inputs(op, T=5, K=16, V=8)
+    with pytest.raises(TypeError, match="group: expected a process group of torch.distributed or None, got str"):
+        OPERATORS[op].forms["chunk"](**made, group="all of them")
+
+
+@pytest.mark.full
+@OPS
+def test_what_is_compiled_has_one_process(op):
+    made = flakit.inputs(op, T=5, K=16, V=8)
+    compiled = torch.compile(OPERATORS[op].forms["chunk"], fullgraph=True, backend="eager")
+    with pytest.raises(Exception, match="group: a sequence over several ranks cannot be compiled"):
+        compiled(**made, group="any")
+
+
+@pytest.mark.full
+def test_a_process_that_dies_ends_the_others():
+    alive, dead = over_ranks(2, without_the_second, timeout=timedelta(seconds=10))
+    assert isinstance(alive, RuntimeError), alive
+
+
+def without_the_second(rank: int) -> None:
+    if rank == 0:
+        flakit.chunk_rwkv6(**flakit.inputs("rwkv6", T=5, K=16, V=8), group=dist.group.WORLD)
+    raise RuntimeError("dead")
+
+
+# --- which sequences lie where ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lengths", "cu_seqlens", "pieces"),
+    [
+        ([4, 4], [0, 8], [Piece(0, [0, 4], False, True), Piece(0, [0, 4], True, False)]),
+        ([4, 4], [0, 4, 8], [Piece(0, [0, 4], False, False), Piece(1, [0, 4], False, False)]),
+        ([4, 4], [0, 3, 6, 8], [Piece(0, [0, 3, 4], False, True), Piece(1, [0, 2, 4], True, False)]),
+        ([4, 4], [0, 4, 4, 8, 8], [Piece(0, [0, 4], False, False), Piece(1, [0, 0, 4, 4], False, False)]),
+        (
+            [4, 0, 4],
+            [0, 8],
+            [Piece(0, [0, 4], False, True), Piece(0, [0], False, False), Piece(0, [0, 4], True, False)],
+        ),
+        ([8, 0], [0, 8, 8], [Piece(0, [0, 8], False, False), Piece(1, [0, 0], False, False)]),
+        ([4, 4], [0, 3], [Piece(0, [0, 3], False, False), Piece(0, [0], False, False)]),
+        ([4, 4], [0, 0, 6], [Piece(0, [0, 0, 4], False, True), Piece(1, [0, 2], True, False)]),
+    ],
+    ids=str,
+)
+def test_where_packed_sequences_lie(lengths, cu_seqlens, pieces):
+    assert packed_pieces(lengths, cu_seqlens) == pieces
