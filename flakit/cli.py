@@ -2,7 +2,9 @@
 
 import json as json_module
 import os
+import tempfile
 import warnings
+import webbrowser
 from pathlib import Path
 from typing import Annotated
 
@@ -481,6 +483,7 @@ def audit(
     only: Annotated[list[str] | None, typer.Option(help="A probe to run; may be repeated.")] = None,
     json: Annotated[Path | None, typer.Option(help="Write the verdicts, versions and device as JSON.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write one self-contained page with figures.")] = None,
+    show: Annotated[bool, typer.Option("--open", help="Open that page in a browser.")] = False,
     repros: Annotated[Path | None, typer.Option(help="A folder for a script of its own for each failure.")] = None,
     seed: Annotated[int, typer.Option(help="Of the inputs.", min=0)] = 0,
     full: Annotated[bool, typer.Option("--full", help="Denser grids and long sequences, for GPUs.")] = False,
@@ -492,7 +495,7 @@ def audit(
 
     flakit audit chunk_rwkv6
 
-    flakit audit my_kernel.py:my_op --like rwkv6 --html report.html
+    flakit audit my_kernel.py:my_op --like rwkv6 --html report.html --open
 
     flakit audit my_kernel.py:my_op --reference my_kernel.py:naive
 
@@ -529,6 +532,12 @@ def audit(
     for path, write in ((json, found.write_json), (html, found.write_html), (repros, found.write_repros)):
         if path is not None:
             write(path)
+    if show:
+        if html is None:
+            html = Path(tempfile.mkdtemp()) / "audit.html"
+            found.write_html(html)
+        opened = webbrowser.open(html.resolve().as_uri())
+        errors.print(f"{'opened' if opened else 'no browser was found to open'} {html}", highlight=False)
     raise typer.Exit(not found.passed)
 
 

@@ -10,7 +10,7 @@ from flakit.cases.registry import CASES
 from flakit.models import MIXERS, Copying, Delay, LanguageModel, Permutations, Recall, accuracy, mean_loss, train
 from flakit.numerics.operators import OPERATORS
 
-PANELS = [name for name in panels.__all__ if name not in ("case", "sketch", "headroom")]
+PANELS = [name for name in panels.__all__ if name not in ("audit", "case", "compare", "headroom", "sketch")]
 QUICK = ("masking", "nan_guard", "clamping", "inverse", "strided_offsets")
 
 
@@ -49,6 +49,13 @@ def test_cases(name):
 )
 def test_panels(name):
     assert getattr(panels, name)().png
+
+
+def test_kernels_of_ones_own():
+    assert panels.compare(flakit.chunk_rwkv6, T=16, K=16).png
+    panel = panels.audit(flakit.chunk_rwkv6, only=["truth", "gradients"])
+    panel.run.wait(120)
+    assert panel.audit.passed and panel.png
 
 
 @pytest.mark.full

@@ -1,5 +1,6 @@
-"""Pictures of audits: every probe's worst figure beside its budget, where along time a tensor is wrong, and a matrix of
-faults and the probes that find them. Never by colour alone: failures are crosses, what is not finite is hatched."""
+"""Pictures of audits: every probe's worst figure beside its budget, which elements of a tensor are wrong, where along
+time it is, and a matrix of faults and the probes that find them. Never by colour alone: failures are crosses, what is
+not finite is hatched."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,8 +8,18 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.patches import Rectangle
 
+from ..language import Words
 from . import style
+from .canvas import Canvas
+from .maps import Map, Maps, powers, signed
 from .plots import Picture
+
+WORDS = Words() | {
+    "got": "{name} as computed",
+    "true": "{name} as it is",
+    "off": "error / RMS, wrong ones hatched",
+    "wrong": "wrong",
+}
 
 PASS, FAIL, UNSUPPORTED, LEFT_OUT = "pass", "fail", "not supported", "left out"
 _LOW, _HIGH = 1e-4, 1e4
@@ -49,6 +60,47 @@ _WORDS = {
     UNSUPPORTED: ("not supported", style.GREY),
     LEFT_OUT: ("left out", style.GREY),
 }
+
+
+class ElementsFigure:
+    """Persistent: `update` redraws in place. One matrix of a tensor as it was computed, as it is, and its errors, those
+    hatched that are wrong; or words where there is none."""
+
+    HEIGHT = 2.75
+
+    def __init__(self, width: float = 9.4):
+        self.canvas = Canvas(width, self.HEIGHT)
+        gap = 0.2
+        across = (width - 0.62 - 2 * gap - 1.0) / 3
+        maps = {
+            "got": Map("", signed(), "got"),
+            "true": Map("", signed(), "true"),
+            "off": Map(WORDS["off"], powers(-8, 0), "off", empty="none", lost=("wrong", WORDS["wrong"]), hatched=True),
+        }
+        with style.context():
+            self.maps = Maps(self.canvas, maps, left=0.62, top=0.56, size=(across, 1.68), gap=gap)
+            self._bar = self.maps.bar("off")
+            self._title = self.canvas.figure.text(0.1 / width, 1 - 0.05 / self.HEIGHT, "", va="top", fontweight="bold")
+            self._words = self.canvas.figure.text(0.5, 0.5, "", ha="center", va="center", color=style.GREY)
+        self._axes = [*(heat.ax for heat in self.maps.values()), self._bar]
+
+    def update(self, title: str, shown: Mapping[str, np.ndarray] | None, **said: str) -> None:
+        """shown: got, true, off and wrong, [rows, columns]; None: `words` alone. said: name, rows, columns."""
+        self._title.set_text(title)
+        self._words.set_text("" if shown is not None else said["words"])
+        for ax in self._axes:
+            ax.set_visible(shown is not None)
+        if shown is not None:
+            largest = np.abs(shown["true"][np.isfinite(shown["true"])]).max(initial=0.0) or 1.0
+            none = np.zeros(shown["true"].shape, bool)
+            share = {name: shown[name] / largest for name in ("got", "true")}
+            for name in ("got", "true"):
+                self.maps.entitle(name, WORDS.say(name, name=said["name"]))
+            for n, heat in enumerate(self.maps.values()):
+                heat.ax.set_xlabel(said["columns"])
+                heat.ax.set_ylabel(said["rows"] if n == 0 else "")
+            self.maps.update({**shown, **share, "none": none})
+        self.canvas.stale()
 
 
 def along_time(name: str, errors: Sequence[float], allowed: float) -> Picture:

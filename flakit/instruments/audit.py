@@ -1,5 +1,6 @@
 """Run every probe of the casebook on a kernel: `flakit.audit(my_op, like="rwkv6")`, `flakit audit my.py:my_op`."""
 
+import contextlib
 import io
 import math
 import time
@@ -21,7 +22,7 @@ from .repro import repro
 from .shrink import SECONDS as SHRINKING
 from .shrink import check_installed, law
 from .shrink import shrink as shrink_finding
-from .subject import ONCE, Broken, Refused, Subject, load
+from .subject import ONCE, Broken, Refused, Stopped, Subject, load
 
 PASS, FAIL, UNSUPPORTED, LEFT_OUT = "pass", "fail", "not supported", "left out"
 SECONDS = 60.0
@@ -38,7 +39,8 @@ class Verdict:
     to fail, or that of the worst figure. case: of the casebook, by its name; law: why that one. tried: settings run, of
     `settings`; left_out: those for which no time was left, or that are for --full. cause: the probe as which this one
     fails, for a reason that has nothing to do with what it asks; control: what shows that. repro: a script of its own
-    that shows the failure. pair: the tensor that failed as it was found first, and its truth.
+    that shows the failure. pair: the tensor that failed as it was found first, and its truth; smallest: the same at
+    `setting`.
     """
 
     probe: Probe
@@ -55,6 +57,7 @@ class Verdict:
     control: Finding | None = None
     repro: str | None = None
     pair: tuple[Tensor, Tensor] | None = None
+    smallest: tuple[Tensor, Tensor] | None = None
 
     @property
     def worst(self) -> float:
@@ -140,6 +143,8 @@ def audit(
     seconds: float | None = SECONDS,
     shrink: bool = True,
     progress: Callable[[str, int, int], None] | None = None,
+    found: Callable[[Verdict], None] | None = None,
+    stopped: Callable[[], bool] | None = None,
 ) -> Audit:
     """Hold a linear-attention kernel to the float64 truth, with every probe of the casebook.
 
@@ -158,6 +163,8 @@ def audit(
         for small settings and scripts has half of `SECONDS`.
     shrink: look for the smallest setting at which each failure is still there, with hypothesis (the extra `audit`).
     progress: called with (the probe's name, probes done, probes in all).
+    found: called with each verdict as soon as there is one, and again whenever more is known of it.
+    stopped: asked before every call of the subject; once it says so the audit ends with what has been found by then.
 
     A verdict is "pass", "fail", "left out" where no time was left, or "not supported": an argument that is not named
     or refuses with a TypeError, a ValueError, a NotImplementedError or an AssertionError, and a backward pass that it
@@ -182,32 +189,43 @@ def audit(
     start, limit = time.monotonic(), math.inf if seconds is None or full else seconds
     seed = whole_number("seed", seed, least=0)
     begun = clock_of(device)()
-    examiner = Examiner(subject, device=device, full=full, seed=seed)
-    asked = [_Asked(probe, examiner) for probe in chosen]
-    examiner.deadline = begun + OVERTIME * limit
-    for n, each in enumerate(asked):
+    verdicts = [Verdict(probe, LEFT_OUT, "no time was left for it") for probe in chosen]
+
+    def tell(n: int, verdict: Verdict) -> None:
+        verdicts[n] = verdict
+        if found is not None:
+            found(verdict)
+
+    with contextlib.suppress(Stopped):
+        examiner = Examiner(subject, device=device, full=full, seed=seed, stopped=stopped)
+        asked = [_Asked(probe, examiner) for probe in chosen]
+        verdicts = [each.so_far() for each in asked]
+        examiner.deadline = begun + OVERTIME * limit
+        for n, each in enumerate(asked):
+            if progress is not None:
+                progress(each.probe.name, n, 2 * len(asked))
+            each.go_on(first=True)
+            tell(n, each.so_far())
+        for n, each in enumerate(asked):
+            if progress is not None:
+                progress(each.probe.name, len(asked) + n, 2 * len(asked))
+            now = examiner.clock()
+            examiner.deadline = now + max(0.0, begun + limit - now) / (len(asked) - n) * 2
+            each.go_on()
+            tell(n, each.so_far())
+        for n, verdict in enumerate(_led((each.verdict() for each in asked), examiner.op)):
+            tell(n, verdict)
+        failed = [n for n, v in enumerate(verdicts) if v.verdict == FAIL]
+        end = examiner.clock() + (math.inf if limit == math.inf else SECONDS / 2)
+        for left, n in zip(range(len(failed), 0, -1), failed, strict=True):
+            if progress is not None:
+                progress(f"shrinking {verdicts[n].probe.name}", len(chosen), len(chosen))
+            examiner.deadline = end
+            smaller = shrink and not verdicts[n].cause
+            seconds_left = max(0.0, min(SHRINKING, (end - examiner.clock()) / left))
+            tell(n, _smallest(verdicts[n], examiner, smaller, seconds_left))
         if progress is not None:
-            progress(each.probe.name, n, 2 * len(asked))
-        each.go_on(first=True)
-    for n, each in enumerate(asked):
-        if progress is not None:
-            progress(each.probe.name, len(asked) + n, 2 * len(asked))
-        now = examiner.clock()
-        examiner.deadline = now + max(0.0, begun + limit - now) / (len(asked) - n) * 2
-        each.go_on()
-    verdicts = _led((each.verdict() for each in asked), examiner.op)
-    failed = [n for n, v in enumerate(verdicts) if v.verdict == FAIL]
-    end = examiner.clock() + (math.inf if limit == math.inf else SECONDS / 2)
-    for left, n in zip(range(len(failed), 0, -1), failed, strict=True):
-        if progress is not None:
-            progress(f"shrinking {verdicts[n].probe.name}", len(chosen), len(chosen))
-        examiner.deadline = end
-        smaller = shrink and not verdicts[n].cause
-        verdicts[n] = _smallest(
-            verdicts[n], examiner, smaller, max(0.0, min(SHRINKING, (end - examiner.clock()) / left))
-        )
-    if progress is not None:
-        progress("", len(chosen), len(chosen))
+            progress("", len(chosen), len(chosen))
     return Audit(subject, tuple(verdicts), device, time.monotonic() - start)
 
 
@@ -217,7 +235,8 @@ def _smallest(v: Verdict, x: Examiner, shrunk: bool, seconds: float) -> Verdict:
         return v
     finding = shrink_finding(x, v.probe, v.finding, seconds) if shrunk else v.finding
     if v.cause:
-        return replace(v, repro=repro(x, v.probe, finding), pair=_pair(x, finding))
+        pair = _pair(x, finding)
+        return replace(v, repro=repro(x, v.probe, finding), pair=pair, smallest=pair)
     case, words = law(x, v.probe, v.finding)
     if v.probe.name == "anchor-shift" and _with_one_head(x, v):
         case = "anchor"  # one head never shows another's
@@ -230,6 +249,7 @@ def _smallest(v: Verdict, x: Examiner, shrunk: bool, seconds: float) -> Verdict:
         law=words,
         repro=repro(x, v.probe, finding) or repro(x, v.probe, v.finding),  # the smallest may be wrong by too little
         pair=_pair(x, v.finding),
+        smallest=_pair(x, finding),
     )
 
 
@@ -295,6 +315,17 @@ class _Asked:
                 return
 
     def verdict(self) -> Verdict:
+        """What has been found, and why it fails."""
+        probe, worst, v = self.probe, self.worst, self.so_far()
+        if v.verdict != FAIL:
+            return v
+        cause, found = ("", None) if ONCE in worst.words else probe.cause(self.x, worst)
+        if cause:
+            return replace(v, words=f"fails as `{cause}` does, {worst.words}", cause=cause, control=found)
+        return replace(v, case=probe.resembles(worst, self.x.op) or None)
+
+    def so_far(self) -> Verdict:
+        """What has been found, and nothing else is run."""
         probe, worst = self.probe, self.worst
         if self.unsupported is not None:
             return Verdict(probe, UNSUPPORTED, self.unsupported)
@@ -307,11 +338,7 @@ class _Asked:
             return Verdict(probe, UNSUPPORTED, words, **how)
         how |= {"finding": worst, "setting": worst.setting.said(self.x.op)}
         if worst.fails:
-            cause, found = ("", None) if ONCE in worst.words else probe.cause(self.x, worst)
-            if cause:
-                words = f"fails as `{cause}` does, {worst.words}"
-                return Verdict(probe, FAIL, words, cause=cause, control=found, **how)
-            return Verdict(probe, FAIL, worst.words, case=probe.resembles(worst, self.x.op) or None, **how)
+            return Verdict(probe, FAIL, worst.words, **how)
         words = worst.words
         if self.refused:
             words += f"; {len(self.refused)} of {self.settings} settings refused: {self.refused[0]}"

@@ -16,7 +16,7 @@ from ..numerics.operators import Operator
 from ..ops.common.dispatch import interpreted, interpreted_alone
 from .budget import budget, judge, total_decay, units
 from .setting import TRANSPOSED, Setting
-from .subject import ONCE, BackwardBroken, Broken, Refused, Subject, _words
+from .subject import ONCE, BackwardBroken, Broken, Refused, Stopped, Subject, _words
 
 SCALES = (None, 0.0, -0.5, -1.0)
 """The default scale is K to one of these powers; None: the operator's own."""
@@ -133,9 +133,19 @@ class Examiner:
     power: its default scale is K to this power, None for the operator's own.
     clock: as `clock_of` says.
     deadline: the moment from which probes try no further settings.
+    stopped: asked before every run; `Stopped` is raised once it says so.
     """
 
-    def __init__(self, subject: Subject, *, device: str = "cpu", full: bool = False, seed: int = 0):
+    def __init__(
+        self,
+        subject: Subject,
+        *,
+        device: str = "cpu",
+        full: bool = False,
+        seed: int = 0,
+        stopped: Callable[[], bool] | None = None,
+    ):
+        self.stopped = stopped or (lambda: False)
         self.subject, self.op, self.device, self.full, self.seed = subject, subject.op, device, full, seed
         self.clock = clock_of(device)
         self.deadline = float("inf")
@@ -160,6 +170,8 @@ class Examiner:
 
         keep: a function of the arguments and arriving gradients that may put them elsewhere in memory.
         """
+        if self.stopped():
+            raise Stopped
         op = self.op
         x, arriving = setting.make(op, self.device)
         x, arriving = setting.laid_out(x, arriving, op)

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from ..numerics.arguments import named_function, one_of, shown
@@ -35,6 +36,10 @@ class Refused(Exception):
 
 class Broken(Exception):
     """What the subject returned is not what its operator returns, or it crashed."""
+
+
+class Stopped(BaseException):
+    """Nobody waits for the answer any more: no failure, and nothing that a probe may catch."""
 
 
 class BackwardBroken(Broken):
@@ -131,6 +136,22 @@ class Subject:
                 raise Broken(f"it raised {_words(crash)}") from crash
             raise Broken(f"it raised {_words(error)}{ONCE}") from error
         return self._outputs(returned)
+
+    def made(self, inputs: Mapping[str, object], do: Tensor) -> dict[str, Tensor]:
+        """What comes of the inputs and the gradient that arrives at o: by name, the outputs and gradients it makes.
+
+        As `others` of `flakit.numerics.gradients.gradient_rows` takes it. Raises what a call does, and BackwardBroken.
+        """
+        leaves = {name: x.detach().requires_grad_() for name, x in self.op.leaves(inputs).items()}
+        o, parts = self(self.op.arguments(leaves, inputs) | {"output_final_state": True})
+        found = {"o": o.detach()} | {name: x.detach() for name, x in zip(self.op.outputs[1:], parts, strict=False)}
+        if not o.requires_grad:
+            return found
+        try:
+            grads = torch.autograd.grad(o, tuple(leaves.values()), do.to(o.dtype), allow_unused=True)
+        except (Exception, SystemExit) as error:
+            raise BackwardBroken(f"its backward pass raised {_words(error)}") from error
+        return found | {f"d{name}": x for name, x in zip(leaves, grads, strict=True) if x is not None}
 
     def _outputs(self, returned: object) -> tuple[Tensor, tuple[Tensor, ...]]:
         o, state, self.style = returned, None, "tensor"

@@ -7,10 +7,11 @@ Each factory returns a widget to show as the last line of a cell. It is live in 
 no kernel runs. `panel.set(decay=-2)` moves knobs from code, `panel.text` is the readout, `panel.as_python()` a script.
 """
 
+from .audit import audit
 from .case import case
 from .decay_explorer import decay_explorer
 from .fingerprint import diagnose, fingerprint
-from .gradient_comparer import gradient_comparer
+from .gradient_comparer import compare, gradient_comparer
 from .headroom import headroom
 from .infinity import infinity
 from .kernel_trace import kernel_trace
@@ -20,7 +21,9 @@ from .sketches import sketch
 from .state_stepper import state_stepper
 
 __all__ = [
+    "audit",
     "case",
+    "compare",
     "decay_explorer",
     "diagnose",
     "fingerprint",

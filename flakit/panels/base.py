@@ -84,6 +84,9 @@ _CSS = """<style>
 .flakit-readout.widget-html > .widget-html-content {white-space: pre-line; line-height: 1.4}
 .flakit-readout sup, .flakit-readout sub {line-height: 0}
 .flakit-readout .flakit-error {border-left: 4px solid #D55E00; padding-left: 8px}
+.flakit-table.widget-html > .widget-html-content {line-height: 1.35}
+.flakit-table td, .flakit-table th {padding: 0 12px 0 0; vertical-align: top; white-space: nowrap}
+.flakit-table td:last-child {white-space: normal}
 .flakit-script textarea {font-family: monospace; font-size: 12px}
 .flakit-panel .jupyter-widgets-disconnected::before {display: none}
 .flakit-panel.jupyter-widgets-disconnected::before {content: "GONE"; border-left: 4px solid #D55E00; padding-left: 8px}

@@ -1,6 +1,9 @@
-"""Chunk against recurrent against float64: how far every output and gradient is off, and where."""
+"""Chunk against recurrent, or one kernel against another, against float64: how far every output and gradient is off,
+and where."""
 
+import functools
 import math
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
@@ -8,19 +11,19 @@ import torch
 from ..cases.decay_gradient import running_sums
 from ..figures.canvas import Cell
 from ..figures.gradients import ERRORS, PLOTS, Curves, GradientFigure
-from ..instruments.subject import import_of
+from ..instruments.subject import Broken, Refused, Subject, import_of, load
 from ..language import Words, label, rephrase, say, speaking
 from ..numerics import recorded
-from ..numerics.described import with_kernels
+from ..numerics.errors import relative_l2
 from ..numerics.evaluate import recurrence
 from ..numerics.gradients import MEASURES, along_time, gradient_rows, rounding_error
 from ..numerics.on_gpu import RECORDINGS
-from ..numerics.operators import OPERATORS, Operator, operator
+from ..numerics.operators import OPERATORS, Operator, known, operator
 from ..numerics.words import error, number
 from ..ops.common.dispatch import choose_backend
 from . import knobs
 from .base import ButtonRun, Panel
-from .shared import chosen, decay_knobs, literal, only_for, own_default, own_options
+from .shared import CONSTANT, chosen, decay_knobs, literal, only_for, own_default, own_options
 
 HERE, RECORDED = "here", "recorded"
 
@@ -33,6 +36,7 @@ _COLUMNS = ("op", "form", "dtype", "T", "decay", "tensor", *MEASURES, "non_finit
 _DTYPES = ("float32", "float16", "bfloat16")
 _LENGTHS = (16, 32, 64, 128, 256, 512)
 _LONG = (1024, 2048, 4096)  # more than a slider should ask of a CPU
+_ODD = (1, 7, 17, 63, 65, 100)  # where a kernel of one's own may count wrongly
 _ALONG = {
     "T": (64, 128, 256, 512, *_LONG),
     "decay": (-0.01, -0.03, -0.1, -0.3, -1.0, -2.0, -4.0, -8.0, -12.0, -20.0, -35.0, -50.0),
@@ -88,6 +92,15 @@ WORDS = Words() | {
     "step": "{tensor}, {axis} {n}: {errors}{place}",
     "token": "token",
     "none": "{tensor}: {form} makes none of its own.",
+    "mine": "mine",
+    "other": "other",
+    "called": "{both}, called as {op} is",
+    "and": "{mine} and {other}",
+    "apart": "All finite; between the two, {tensor} differs most, by {error}.",
+    "failed": "{form}: {why}.",
+    "without": " {form} makes no {tensors}.",
+    "neither": "tensor: expected one that a kernel makes, got {tensor}",
+    "slow": " {form} took {seconds:.1f} s.",
 }
 
 PRESETS = {
@@ -95,6 +108,10 @@ PRESETS = {
     "bfloat16": {"source": HERE, "dtype": "bfloat16", "profile": "constant", "decay": -1.0, "T": 64},
     "strong decay": {"source": HERE, "dtype": "float32", "profile": "constant", "decay": -20.0, "T": 256},
 }
+
+
+SLOW = 1.0
+"""Seconds from which on a call is said to be slow."""
 
 
 class GradientComparer(Panel):
@@ -106,16 +123,19 @@ class GradientComparer(Panel):
     presets = PRESETS
     readout_lines = 3
 
-    def __init__(self, op: str | Operator = "rwkv6", show=None, kernels=None, **settings):
+    def __init__(self, op: str | Operator = "rwkv6", show=None, own=None, **settings):
+        """own: kernels by name that are compared in the place of the operator's forms."""
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.kernels = dict(kernels or {})
+        self.own: dict[str, Subject] = dict(own or {})
+        self._refused: dict[str, str] = {}
+        self._seconds: dict[str, float] = {}
         self.operators = OPERATORS
-        if kernels or isinstance(op, Operator) or op not in OPERATORS:  # one operator alone
-            self.spec = op if isinstance(op, str) else op.name
-            found = with_kernels(operator(op), self.kernels)
+        if own or isinstance(op, Operator) or op not in OPERATORS:  # one operator alone
+            self.spec, found = op if isinstance(op, str) else op.name, operator(op)
             op, self.operators = found.name, {found.name: found}
-            settings = {"T": 16} | settings  # its truth walks token by token
-        self.recordings = {name: found for name in self.operators if (found := _recording(name)) is not None}
+            settings = ({} if own else {"T": 16}) | settings  # its truth walks token by token
+        recordings = {} if own else {name: _recording(name) for name in self.operators}
+        self.recordings = {name: found for name, found in recordings.items() if found is not None}
         self._measured: tuple[tuple, list[Mapping]] | None = None
         self._swept: dict | None = None
         sources = {WORDS.say("here", device=self.device): HERE}
@@ -130,7 +150,7 @@ class GradientComparer(Panel):
             "source": knobs.choice(HERE, sources, WORDS["source"]),
             "dtype": knobs.choice("bfloat16", _DTYPES, WORDS["dtype"]),
             **decay_knobs(self, profiles[first], -8.0, own, stops=_STOPS),
-            "T": knobs.steps(64, _LENGTHS + (_LONG if self.device == "cuda" else ()), WORDS["T"]),
+            "T": knobs.steps(64, self._lengths(), WORDS["T"]),
             "K": knobs.steps(32, (16, 32, 64), WORDS["K"]),
             "M": knobs.steps(32, (16, 32, 64), WORDS["M"]),
             "HQ": knobs.steps(1, (1, 2, 4), WORDS["HQ"]),
@@ -148,12 +168,16 @@ class GradientComparer(Panel):
         self.sweep = sweep
         super().__init__(made, {"op": op, **settings}, alt=WORDS["alt"], show=show, runs=(sweep,))
 
+    def _lengths(self) -> tuple[int, ...]:
+        lengths = _LENGTHS + (_LONG if self.device == "cuda" else ())
+        return tuple(sorted({*lengths, *_ODD})) if self.own else lengths
+
     def _figure(self, op: str) -> GradientFigure:
-        return self.figure(_figure, self.operators[op])
+        return self.figure(_figure, self.operators[op], tuple(self.own))
 
     # Numbers.
 
-    def compute(self, op, source, dtype, profile, decay, T, seed, **setting) -> list[Mapping]:
+    def compute(self, op, source, dtype, profile, decay, T, tensor, seed, **setting) -> list[Mapping]:
         """The rows of `gradient_rows` at the knobs' setting, or the nearest recorded ones."""
         decay = self._decay(op, profile, decay)
         if source == RECORDED:
@@ -162,6 +186,8 @@ class GradientComparer(Panel):
         wanted = tuple(setting.values())
         if self._measured is None or self._measured[0] != wanted:
             self._measured = (wanted, self._measure(**setting, keep=True))
+        if not any(row["tensor"] == tensor for row in self._measured[1]):
+            raise ValueError(WORDS.say("neither", tensor=tensor))
         return self._measured[1]
 
     def _decay(self, op: str, profile: str, decay: float) -> str | float | None:
@@ -178,11 +204,28 @@ class GradientComparer(Panel):
     def _measure(self, *, op: str, dtype: str, **setting) -> list[Mapping]:
         setting |= {"device": self.device, "recurrence": False}  # chunks in float64: quick enough for a slider
         of, forms, others = self.operators[op], None, dict(OTHERS.get(op, {}))
-        if self.device == "cpu" and of.chunked is not None:
+        if self.own:
+            forms = ()
+            others = {name: functools.partial(self._made, name, subject) for name, subject in self.own.items()}
+        elif self.device == "cpu" and of.chunked is not None:
             # The operator's own recurrent form computes in float64 here and rounds once: no recurrence that rounds.
             forms = [name for name in of.forms if name != "recurrent"]
             others = {"recurrent": lambda x, do: recurrence(op, x, arriving=(do, None))} | others
         return gradient_rows(of, forms=forms, others=others, H=1, dtype=getattr(torch, dtype), **setting)
+
+    def _made(self, name: str, subject: Subject, x: Mapping, do: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        """Nothing of a kernel that does not take this setting, and why."""
+        self._refused.pop(name, None)
+        start = time.perf_counter()
+        try:
+            return subject.made(x, do)
+        except (Refused, Broken) as why:
+            self._refused[name] = str(why)
+            if len(self._refused) == len(self.own):
+                raise RuntimeError("; ".join(f"{label(each)}: {why}" for each, why in self._refused.items())) from why
+            return {}
+        finally:
+            self._seconds[name] = time.perf_counter() - start
 
     def _recording(self, op: str) -> recorded.Recording:
         if op not in self.recordings:
@@ -285,11 +328,14 @@ class GradientComparer(Panel):
             for row in rows
             if row["non_finite"]
         ]
-        forms = self.operators[op].forms
+        forms = self.own or self.operators[op].forms
         worst = max((row for row in rows if row["form"] in forms), key=lambda row: row[measure])
         worst = {"tensor": worst["tensor"], "form": label(worst["form"]), "error": _said(worst, measure)}
         fine = "fine" if len(forms) == 2 else "fine alone"
-        finite = WORDS.say("bad", bad=", ".join(bad)) if bad else WORDS.say(fine, **worst)
+        if bad or not self.own:
+            finite = WORDS.say("bad", bad=", ".join(bad)) if bad else WORDS.say(fine, **worst)
+        else:
+            finite = self._apart(rows)
         if source == RECORDED:
             ran = rephrase(self.recordings[op].label)
             ran = say("{said}.").format(said=ran[0].upper() + ran[1:])
@@ -298,8 +344,27 @@ class GradientComparer(Panel):
         else:
             kernels = choose_backend(None, torch.empty(0, device=self.device)) == "triton"
             how = WORDS["naive" if self.operators[op].chunked is None else "triton" if kernels else "torch"]
+            if self.own:
+                mine, other = map(label, self.own)
+                both = WORDS.say("and", mine=mine, other=other)
+                how = WORDS.say("called", both=both, op=self.operators[op].label)
             ran = WORDS.say("ran", device=self.device, how=how, torch=torch.__version__)
+            slow = {name: seconds for name, seconds in self._seconds.items() if seconds > SLOW}
+            ran += "".join(WORDS.say("slow", form=label(name), seconds=x) for name, x in slow.items())
         return "\n".join((errors, finite, ran))
+
+    def _apart(self, rows: Sequence[Mapping]) -> str:
+        """By how much two kernels of one's own differ from each other; of one that fails, why."""
+        if self._refused:
+            return " ".join(WORDS.say("failed", form=label(name), why=why) for name, why in self._refused.items())
+        mine, other = ({row["tensor"]: row["got"] for row in rows if row["form"] == name} for name in self.own)
+        apart = {name: relative_l2(x, other[name].double()) for name, x in mine.items() if name in other}
+        tensor = max(apart, key=apart.get)
+        said = WORDS.say("apart", tensor=tensor, error=error(apart[tensor]))
+        for name, made in zip(self.own, (mine, other), strict=True):
+            if none := [x for x in _tensors(self.operators[rows[0]["op"]]) if x not in made]:
+                said += WORDS.say("without", form=label(name), tensors=", ".join(none))
+        return said
 
     # Cells that are pointed at.
 
@@ -361,10 +426,10 @@ def in_float32(x, do):  # on a CPU the operator's own recurrent form computes in
     return recurrence({op!r}, x, arriving=(do, None))
 
 """
-        if of is not OPERATORS.get(op):
-            subject, forms, loop = "op", "", "\n".join(self._imported())
-            imports += "from flakit.numerics.described import with_kernels\n"
-            imports += "from flakit.numerics.operators import operator\n"
+        if self.own:
+            subject, forms, loop = repr(self.spec), " forms=(),", "\n".join(self._imported())
+            imports = "from flakit.instruments.subject import Subject\n"
+            made = {name: f"Subject({called}, {self.spec!r}).made" for name, called in self._called().items()}
         given = f" others={{{', '.join(f'{name!r}: {make}' for name, make in made.items())}}}," if made else ""
         at = "" if decay is None else f"decay={literal(decay)}, "
         return f"""import torch
@@ -377,13 +442,14 @@ rows = gradient_rows(
 )
 {show}"""
 
+    def _called(self) -> dict[str, str]:
+        """What a script calls the kernels of one's own."""
+        return {name: f"kernel_{n}" for n, name in enumerate(self.own)}
+
     def _imported(self) -> list[str]:
-        """The lines that make the one operator and its kernels again."""
-        names = [f"kernel_{n}" for n in range(len(self.kernels))]
-        lines = [import_of(kernel, name) for name, kernel in zip(names, self.kernels.values(), strict=True)]
-        lines = dict.fromkeys(line for each in lines for line in each)
-        kernels = ", ".join(f"{called!r}: {name}" for called, name in zip(self.kernels, names, strict=True))
-        return ["", *lines, f"op = with_kernels(operator({self.spec!r}), {{{kernels}}})"]
+        """The lines that import them."""
+        lines = [import_of(self.own[name].original, called) for name, called in self._called().items()]
+        return ["", *dict.fromkeys(line for each in lines for line in each)]
 
 
 def _tensors(op: Operator) -> tuple[str, ...]:
@@ -453,8 +519,8 @@ def _curve(rows, along, fixed, tensor, measure, now, where) -> Curves:
     )
 
 
-def _figure(op: Operator, width: float) -> GradientFigure:
-    forms = (*op.forms, *OTHERS.get(op.name, ()))
+def _figure(op: Operator, own: tuple[str, ...], width: float) -> GradientFigure:
+    forms = own or (*op.forms, *OTHERS.get(op.name, ()))
     return GradientFigure({name: WORDS[SUMS] if name == SUMS else label(name) for name in forms}, _tensors(op), width)
 
 
@@ -509,15 +575,13 @@ def gradient_comparer(
     op: str | Operator = "rwkv6",
     show=None,
     *,
-    kernels: Mapping[str, Callable] | None = None,
     language: str | None = None,
     **settings,
 ) -> GradientComparer:
     """A panel that compares an operator's forms, and the widely used dw, with float64.
 
     op: an operator of `flakit.numerics.operators.OPERATORS`; or, alone, any other that `like` of `flakit.audit` takes,
-    whose one form of its own is the naive recurrence.
-    kernels: functions by name to be compared as further forms of that operator, at most two beside the naive one.
+    whose one form of its own is the naive recurrence. `compare` is the same panel on kernels of one's own.
     show: names of the knobs on view, at first dtype, decay and tensor; the others lie under "more".
     settings: any of its knobs: source ("here" or "recorded"), dtype, profile ("constant" or one of
     `flakit.numerics.inputs.DECAYS`), decay (the natural-log decay of "constant"), T, K, of GSA M (slots) and HQ (query
@@ -526,7 +590,52 @@ def gradient_comparer(
     language: of its words, "en" or "zh"; default: what flakit speaks, see `flakit.language`.
 
     >>> gradient_comparer(dtype="float32", profile="constant", decay=-20)
-    >>> gradient_comparer("kda", kernels={"mine": my_kda}, dtype="float32")
     """
     with speaking(language):
-        return GradientComparer(op, show, kernels, **settings)
+        return GradientComparer(op, show, **settings)
+
+
+def compare(
+    mine: str | Callable | Subject,
+    other: str | Callable | Subject | None = None,
+    *,
+    like: str | Operator | None = None,
+    show=("dtype", "decay", "T", "tensor"),
+    language: str | None = None,
+    **settings,
+) -> GradientComparer:
+    """A panel that compares two kernels, each with float64 and both with each other: output, state and every gradient.
+
+    mine, other: as `flakit.audit` takes a kernel; other: default flakit's own, in chunks where it has such a form and
+    naive elsewhere. A kernel that raises has no dots, and the readout says why.
+    like: the operator that both compute, as `flakit.audit` takes it; default: what the name of the first says.
+    show, settings: as `gradient_comparer` takes them.
+    language: of its words, "en" or "zh"; default: what flakit speaks, see `flakit.language`.
+
+    >>> compare(my_kernel, like="rwkv6", decay=-1.0)
+    >>> compare(my_kda, "fla.ops.kda:chunk_kda", like="kda", dtype="bfloat16", T=100)
+    """
+    first = _subject(mine, like)
+    second = _own(first.op) if other is None else _subject(other, first.op)
+    names = [x.name.rpartition(":")[2] for x in (first, second)]
+    if names[0] == names[1] or "<" in "".join(names):
+        names = list(WORDS.english[name] for name in ("mine", "other"))
+    if "decay" in settings:
+        settings = {"profile": CONSTANT} | settings
+    with speaking(language):
+        own = dict(zip(names, (first, second), strict=True))
+        like = like if isinstance(like, str) else first.op.name if first.op.name in known() else first.op
+        return GradientComparer(like, show, own, **{"dtype": "float32"} | settings)
+
+
+def _own(op: Operator) -> Subject:
+    """What a kernel is compared with where there is no other."""
+    if op.chunked is None:
+        return Subject(op.reference.function, op, name="naive")
+    return Subject(op.forms["chunk"], op, name="chunk")
+
+
+def _subject(kernel: str | Callable | Subject, like: str | Operator | None) -> Subject:
+    if isinstance(kernel, Subject):
+        return kernel
+    return load(kernel, like) if isinstance(kernel, str) else Subject(kernel, like)

@@ -9,6 +9,7 @@ PANELS = {
         "decay",
         OPERATORS,
     ),
+    "compare": ("compare(__import__('flakit').chunk_rwkv6, T=16, K=16, decay=-1.0)", "decay", ()),
     "state-stepper": ("state_stepper(t=1, show=('op', 't', 'decay'))", "time t", OPERATORS),
     "infinity": ("infinity(step=4)", "decay", ()),
     "log-space": ("case('log_space')", "bias", ()),
@@ -30,6 +31,11 @@ TIMED = ("decay-explorer", "gradient-comparer", "state-stepper")
 WITHOUT_A_SLIDER = {
     "phase-diagram": ("phase_diagram()", "tensor", "dk"),
     "diagnosis": ("diagnose(o='ok', dr='NaN')", "dw", "NaN"),
+    "audit": (
+        "audit('tests.instruments.kernels:inclusive', 'rwkv6', only=('truth', 'initial-state'))",
+        "failure",
+        "initial-state",
+    ),
 }
 """A drop-down list of these, and what to choose there."""
 

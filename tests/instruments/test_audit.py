@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -548,6 +549,19 @@ def test_what_cannot_run_exits_2_and_says_why(tmp_path):
     path.write_text("def op_rwkv6(*args, **given):\n    raise RuntimeError('no autotuner here')\n")
     done = run(f"{path}:op_rwkv6", "--no-shrink")
     assert done.exit_code == 2
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_open_shows_the_page_in_a_browser(file, tmp_path, monkeypatch, written):
+    asked = []
+    monkeypatch.setattr("webbrowser.open", lambda url: asked.append(url) or True)
+    page = tmp_path / "report.html"
+    where = ("--html", page) if written else ()
+    done = run(f"{file}:wrong", "--like", "rwkv6", "--only", "repeat", "--no-shrink", "--open", *where)
+    assert done.exit_code == 0, done.output
+    (url,) = asked
+    assert url.startswith("file://") and "<!doctype html>" in Path(url.removeprefix("file://")).read_text()
+    assert (url == page.as_uri()) == written
 
 
 @pytest.mark.parametrize("option", ["--json", "--html", "--repros"])

@@ -11,7 +11,7 @@ import pytest
 from fontTools.ttLib import TTFont
 from matplotlib.text import Text
 
-from flakit import inputs
+from flakit import chunk_rwkv6, inputs
 from flakit.cases.registry import CASES
 from flakit.figures.canvas import Cell
 from flakit.figures.fonts import FILE
@@ -19,6 +19,7 @@ from flakit.figures.plots import curves
 from flakit.language import speaking, table, use
 from flakit.panels import (
     case,
+    compare,
     decay_explorer,
     diagnose,
     gradient_comparer,
@@ -47,6 +48,7 @@ PANELS = {
     "phase_diagram": phase_diagram,
     "diagnosis": diagnose,
     "gradient_comparer": gradient_comparer,
+    "compare": lambda **how: compare(chunk_rwkv6, **how),
     "headroom": lambda **how: headroom(GATES, "rwkv6", **how),
     "kernel_trace": kernel_trace,
     "lost_digits": lost_digits,

@@ -19,7 +19,8 @@ from flakit.numerics.family import FAMILY
 from flakit.numerics.gradients import MEASURES, rounding_error
 from flakit.numerics.operators import OPERATORS
 from flakit.ops.family import naive_kda
-from flakit.panels import gradient_comparer
+from flakit.ops.rwkv6 import chunk_rwkv6
+from flakit.panels import compare, gradient_comparer
 from flakit.panels.base import NARROW, WIDE
 from flakit.panels.knobs import stops_of
 from tests.panels.live import NOT_LIVE, least_seconds
@@ -320,29 +321,72 @@ def test_an_operator_without_a_recording_says_so(recording):
 
 
 @pytest.mark.parametrize("op", FAMILY)
-def test_any_member_of_the_family_is_compared_alone_with_kernels_of_ones_own(op):
+def test_any_member_of_the_family_is_compared_with_a_kernel_of_ones_own(op):
     of = FAMILY[op]
-    panel = gradient_comparer(op, kernels={"tripled": tripled(op)}, T=16, K=16, dtype="float32")
+    panel = compare(tripled(op), like=op, T=16, K=16)
     assert stops_of(panel.knobs["op"]) == [op]
     assert {row["form"] for row in panel.result} == {"naive", "tripled"}
     for tensor in ("o", "dv"):
         assert error(panel, "naive", tensor) < 1e-6 and error(panel, "tripled", tensor) == pytest.approx(2, rel=1e-4)
-    assert "largest of the two forms: " in panel.text and "(tripled)" in panel.text and "token by token" in panel.text
+    assert "All finite; between the two, " in panel.text and f"tripled and naive, called as {of.label} is" in panel.text
     assert of.label in panel._figure(op)._title.get_text()
     (legend,) = panel._figure(op).canvas.figure.legends
-    assert [words.get_text() for words in legend.get_texts()][:2] == ["naive", "tripled"]
+    assert [words.get_text() for words in legend.get_texts()][:2] == ["tripled", "naive"]
     assert panel.knobs["decay"].layout.display == ("" if of.decay else "none")
     panel.set(**({"profile": "constant", "decay": -2.0} if of.decay else {"tensor": "dk"}))
     assert panel.png.startswith(b"\x89PNG") and "Error" not in panel.text
-    panel.picture.pick(Cell(ERRORS, 1, 0))
+    panel.picture.pick(Cell(ERRORS, 0, 0))
     assert panel.picture.strip.startswith("o, tripled: L2 2.0e+00")
 
 
-def test_its_script_names_the_kernel():
-    panel = gradient_comparer("kda", kernels={"mine": naive_kda}, T=16, K=16, dtype="float32", decay=-1.0)
+def test_its_script_names_the_kernels():
+    panel = compare(naive_kda, "flakit.ops.family:naive_kda", like="kda", T=16, K=16, decay=-1.0)
     found = printed(panel.as_python())
-    expected = [error(panel, "naive", "dg", measure) for measure in ("l2", "worst_element", "worst_row")]
-    assert found["mine", "dg"] == found["naive", "dg"] == pytest.approx(expected, rel=1e-3)
+    expected = [error(panel, "mine", "dg", measure) for measure in ("l2", "worst_element", "worst_row")]
+    assert found["mine", "dg"] == found["other", "dg"] == pytest.approx(expected, rel=1e-3)
+
+
+def test_two_kernels_beside_each_other():
+    """Decay, length and tensor on view; a state that only one returns, and a gradient that one lacks, are told."""
+
+    def stateless(r, k, v, w, u):
+        return chunk_rwkv6(r, k, v, w, u.detach()).o
+
+    panel = compare(stateless, chunk_rwkv6, like="rwkv6", T=17, decay=-0.5)
+    assert panel.named_on_view == ["dtype", "decay", "T", "tensor"] and panel.player is not None
+    assert {row["form"] for row in panel.result} == {"stateless", "chunk_rwkv6"}
+    assert "between the two, o differs most, by 0 (exact)." in panel.text
+    assert "stateless makes no final_state, du." in panel.text
+    before = panel.png
+    panel.set(decay=-8.0, T=100)
+    assert panel.png != before and "T = 100, decay -8" in panel._figure("rwkv6")._title.get_text()
+    assert compare(stateless, stateless, like="rwkv6", T=16).own.keys() == {"mine", "other"}
+    panel = compare(stateless, stateless, like="rwkv6", T=16)
+    panel.set(tensor="du")
+    assert panel.text == "ValueError: tensor: expected one that a kernel makes, got du"
+
+
+def test_a_kernel_that_raises_is_told_beside_the_other(monkeypatch):
+    def fussy(r, k, v, w, u):
+        if r.shape[1] % 16:
+            raise ValueError("T: expected a multiple of 16")
+        return chunk_rwkv6(r, k, v, w, u)
+
+    panel = compare(fussy, like="rwkv6", T=17)
+    assert {row["form"] for row in panel.result} == {"chunk"}
+    assert "fussy: ValueError: T: expected a multiple of 16." in panel.text
+    panel.set(T=16)
+    assert "multiple" not in panel.text and {row["form"] for row in panel.result} == {"fussy", "chunk"}
+    monkeypatch.setattr(MODULE, "SLOW", 0.0)
+    panel.set(T=32)
+    assert re.search(r" fussy took \d+\.\d s\.", panel.text)
+    with pytest.raises(RuntimeError, match="mine: ValueError: T: expected .*; other: ValueError"):
+        compare(fussy, fussy, like="rwkv6", T=17)
+    panel = compare(fussy, fussy, like="rwkv6", T=16)
+    panel.set(T=17)
+    assert panel.text.startswith("RuntimeError: mine: ValueError")
+    panel.set(T=32)
+    assert "All finite" in panel.text
 
 
 def test_along_a_decay_that_is_not_there_is_refused():
@@ -360,5 +404,5 @@ def tripled(op):
         o, state = right(*given, **named)
         return 3 * o, state
 
-    kernel.__signature__ = inspect.signature(right)
+    kernel.__signature__, kernel.__name__ = inspect.signature(right), "tripled"
     return kernel
