@@ -777,15 +777,15 @@ def trace(
     json: Annotated[Path | None, typer.Option("--json", help="Also write what was found as JSON.")] = None,
     picture: Annotated[Path | None, typer.Option(help="Also write the picture, a .png.")] = None,
     interpret: Annotated[bool, typer.Option(help="Interpret Triton kernels also where there is a GPU.")] = False,
-    digits: Annotated[bool, typer.Option(help="Also say which line lost digits; kernels are interpreted.")] = False,
+    digits: Annotated[bool, typer.Option(help="Also say which line lost digits.")] = False,
     rounds: Annotated[
-        int, typer.Option(min=0, help="With --digits: run so often more, each operation rounded at random.")
+        int, typer.Option(min=0, help="With --digits: run so often more, interpreted, each time rounded at random.")
     ] = 0,
 ):
     """Run a script and say where its first NaN or infinity is born: kernel, line, tile and lane, or PyTorch operation.
 
-    With --digits everything is computed once more in float64, and the lines that lost digits are named. Digits of
-    Triton kernels are measured under Triton's interpreter only, which it therefore switches on.
+    With --digits everything is computed once more in float64, and the lines that lost digits are named. On a GPU each
+    launch of a Triton kernel is interpreted besides, which takes seconds, and what the compiled one stored is compared.
 
     The script runs in a process of its own, its Triton kernels in Triton's interpreter where there is no GPU. Exits
     with 0 if all was finite, 1 if something was found, 2 if nothing ran or the script did not come to its end.
@@ -813,7 +813,7 @@ def trace(
     options = ["--module"] * module
     options += [f"--json={json}"] * (json is not None) + [f"--picture={picture}"] * (picture is not None)
     options += ["--digits"] * digits + [f"--rounds={rounds}"] * (rounds > 0)
-    raise typer.Exit(start(script, context.args, *options, interpret=interpret or digits))
+    raise typer.Exit(start(script, context.args, *options, interpret=interpret or rounds > 0))
 
 
 @app.command()

@@ -21,9 +21,9 @@ from .trace_record import Place
 if TYPE_CHECKING:
     from ..figures.canvas import Canvas
 
-CANCELLATION, ABSORPTION, UNDERFLOW, OVERFLOW, ROUNDING, TF32, AMPLIFICATION, ACCUMULATION, EQUALS = (
+CANCELLATION, ABSORPTION, UNDERFLOW, OVERFLOW, ROUNDING, TF32, AMPLIFICATION, ACCUMULATION, EQUALS, COMPILED = (
     "cancellation", "absorption", "underflow", "overflow", "rounding", "TF32", "amplification", "accumulation",
-    "equals",
+    "equals", "compiled",
 )  # fmt: skip
 
 WORDS = Words() | {
@@ -37,6 +37,7 @@ WORDS = Words() | {
         AMPLIFICATION: "amplification: the operation made the error of its operands grow",
         ACCUMULATION: "accumulation: many roundings added up, none of them large",
         EQUALS: "a difference of equals: nothing but rounding is left of it",
+        COMPILED: "lost by the compiled kernel, not by its arithmetic as written",
     },
     "short": {
         CANCELLATION: "cancellation",
@@ -48,6 +49,7 @@ WORDS = Words() | {
         AMPLIFICATION: "an error that was amplified",
         ACCUMULATION: "many roundings",
         EQUALS: "a difference of equals",
+        COMPILED: "by the compiled kernel",
     },
     "lost": "Digits lost: {what}",
     "accurate": "Every result is right to its budget",
@@ -59,6 +61,9 @@ WORDS = Words() | {
 UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 """What rounding once may do to a value, relative to it."""
 
+WORSE = 8
+"""Times the error of its arithmetic as written, beyond which a compiled kernel's error is its own: sums in another
+order and fused operations come to less."""
 ALLOWED = 256
 """Roundings of float32 that a result may be wrong by: 2^-16, more than four and a half digits are right."""
 
@@ -174,7 +179,10 @@ class Output:
 
     kernel: "" for PyTorch code. name: the kernel's argument, or the line that made the tensor. line: the position among
     `Digits.lines` of the line that the worst lane owes its error to, -1 for none. anew: its error is counted from where
-    a shadow began anew, and what was lost before that is not in it.
+    a shadow began anew, and what was lost before that is not in it. over: lanes that are wrong beyond the budget.
+    Of a compiled kernel there is one for each line of store, `store`, and its `lanes`. format: the one with the fewest
+    digits that the kernel was given; as_written: the error of the same launch interpreted, which stored `interpreted`
+    in the worst lane; apart: how far the two are apart; by_compiler: compiling lost it, not the arithmetic as written.
     """
 
     name: str
@@ -188,38 +196,58 @@ class Output:
     over: int
     line: int = -1
     anew: bool = False
+    store: Place | None = None
+    lanes: int = 0
+    format: str = ""
+    as_written: float = math.nan
+    apart: float = math.nan
+    interpreted: float = math.nan
+    by_compiler: bool = False
 
     @property
     def allowed(self) -> float:
-        return budget(self.dtype)
+        """That of its dtype; a kernel that is given numbers with fewer digits may multiply in these."""
+        return max(budget(self.dtype), budget(self.format))
 
     @property
     def accurate(self) -> bool:
-        return self.error <= self.allowed
+        return not self.over
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A line, and the outputs that are wrong because of it. line: None where no single one lost much."""
+    """A line, and the outputs that are wrong because of it.
+
+    line: None where no single one lost much; compiled: because compiling lost what they store at the line `store`.
+    """
 
     line: Line | None
     outputs: tuple[Output, ...]
+    compiled: bool = False
+
+    @property
+    def store(self) -> Place | None:
+        return self.outputs[0].store if self.compiled else None
 
     @property
     def words(self) -> str:
-        return self.line.words if self.line is not None else WORDS["kinds"][ACCUMULATION]
+        if self.line is not None:
+            return self.line.words
+        return WORDS["kinds"][COMPILED if self.compiled else ACCUMULATION]
 
 
 class Digits:
     """What was found; printed by rich, `print` and the command line alike.
 
-    lines: in the order in which they first ran. outputs: the worst of each first. notes: what limits the measurement.
+    lines: in the order in which they first ran. outputs: the worst of each first. notes: what limits the measurement;
+    partial: launches or programs of compiled kernels were left out.
     """
 
     def __init__(self):
         self.lines: list[Line] = []
         self.outputs: list[Output] = []
         self.notes: list[str] = []
+        self.partial = False
         self.rounds = None
 
     def note(self, words: str) -> None:
@@ -229,7 +257,7 @@ class Digits:
     def judged(self, output: Output) -> None:
         """Keep an output, of one that is made again and again the worst."""
         for n, known in enumerate(self.outputs):
-            if (known.kernel, known.name) == (output.kernel, output.name):
+            if (known.kernel, known.name, known.store) == (output.kernel, output.name, output.store):
                 if output.error > known.error:
                     self.outputs[n] = output
                 return
@@ -238,11 +266,15 @@ class Digits:
     @property
     def findings(self) -> list[Finding]:
         """A line each, the one behind the largest error first."""
-        by: dict[int, list[Output]] = {}
+        by: dict[tuple, list[Output]] = {}
         for output in sorted(self.outputs, key=lambda x: -x.error):
             if not output.accurate and not self._equals(output):
-                by.setdefault(output.line, []).append(output)
-        return [Finding(self.lines[at] if at >= 0 else None, tuple(found)) for at, found in by.items()]
+                key = (-1, output.store) if output.by_compiler else (output.line, None)
+                by.setdefault(key, []).append(output)
+        return [
+            Finding(self.lines[at] if at >= 0 else None, tuple(found), store is not None)
+            for (at, store), found in by.items()
+        ]
 
     def _equals(self, output: Output) -> bool:
         """A comparison of a script's own: what it measured was rounding."""
@@ -293,6 +325,9 @@ class Digits:
         ]  # fmt: skip
         if finding is None:
             title, subtitle = WORDS["accurate"], ""
+        elif finding.compiled:
+            title = WORDS["lost"].format(what=WORDS["short"][COMPILED])
+            subtitle = f"{finding.store.short}  {finding.store.statement}"
         elif finding.line is None:
             title, subtitle = WORDS["lost"].format(what=WORDS["short"][ACCUMULATION]), WORDS["many"]
         else:
@@ -334,12 +369,16 @@ class Digits:
             ],
             "lines": [
                 {name: x for name, x in vars(line).items() if name not in ("place", "blames")}
-                | {"place": asdict(line.place) | {"text": line.place.statement}}
+                | {"place": _written(line.place)}
                 | {"blames": [asdict(x) for x in line.blames.values()], "what": line.words}
                 for line in self.lines
             ],
-            "outputs": [asdict(x) | {"allowed": x.allowed, "accurate": x.accurate} for x in self.outputs],
+            "outputs": [
+                asdict(x) | {"allowed": x.allowed, "accurate": x.accurate, "store": _written(x.store)}
+                for x in self.outputs
+            ],
             "notes": self.notes,
+            "partial": self.partial,
             "rounds": None if self.rounds is None else self.rounds.to_dict(),
         }
 
@@ -347,17 +386,16 @@ class Digits:
     def from_dict(cls, found: Mapping) -> "Digits":
         """What `to_dict` made, in another process or on another day."""
         digits = cls()
-        digits.notes = list(found["notes"])
+        digits.notes, digits.partial = list(found["notes"]), found.get("partial", False)
         for x in found["lines"]:
-            place = x["place"] | {"via": tuple((name, line) for name, line in x["place"]["via"])}
             rest = {name: _read(value) for name, value in x.items() if name not in ("place", "blames", "what")}
-            line = Line(Place(**place), **rest)
+            line = Line(_place(x["place"]), **rest)
             for blame in x["blames"]:
                 line.blame(Blame(**{name: _read(value) for name, value in blame.items()}))
             digits.lines.append(line)
         for x in found["outputs"]:
-            rest = {name: _read(value) for name, value in x.items() if name not in ("allowed", "accurate")}
-            digits.outputs.append(Output(**rest))
+            rest = {name: _read(value) for name, value in x.items() if name not in ("allowed", "accurate", "store")}
+            digits.outputs.append(Output(**rest, store=_place(x.get("store"))))
         return digits
 
     # --- words --------------------------------------------------------------------------------------------------------
@@ -374,7 +412,7 @@ class Digits:
 
     def __rich__(self) -> Group:
         with speaking(ENGLISH):
-            parts = [*self._found(), *self._table(), *self._not_measured()]
+            parts = [*self._found(), *self._stores(), *self._table(), *self._not_measured()]
             if self.rounds is not None:
                 parts.append(self.rounds)
         return Group(*parts, *(Text(words, style="dim") for words in self.notes))
@@ -391,16 +429,34 @@ class Digits:
             yield Text("No result was measured.", style="yellow")
             return
         worst = max(self.outputs, key=lambda x: x.error / x.allowed)
-        every = "Every result that was measured" if self.unmeasured else "Every result"
+        every = "Every result that was measured" if self.unmeasured or self.partial else "Every result"
         words = f"{every} is right to its budget; nearest to it, {_named(worst)}: {_digits(worst.error)}"
         yield Text(words + (" (counted from where its shadow began anew)" if worst.anew else ""), style="green")
+
+    def _stores(self, most: int = 8) -> Iterator:
+        rows = sorted((x for x in self.outputs if x.store is not None), key=lambda x: -x.error / x.allowed)
+        if not rows:
+            return
+        words = "\nDigits that are right in what each line stored: compiled, and interpreted as written"
+        yield Text(words, style="bold")
+        table = Table.grid(padding=(0, 2))
+        for x in rows[:most]:
+            colour = "green" if x.accurate else "red"
+            table.add_row(
+                Text(f"  {x.store.short}"), Text(_digits(x.error, False), colour), Text(_digits(x.as_written, False)),
+                Text(f"apart by {number(x.apart)}, {x.lanes} lanes of {_named(x)}"), Text(_text(x.store, 40)),
+            )  # fmt: skip
+        yield table
+        if len(rows) > most:
+            yield Text(f"  … and {len(rows) - most} lines with more of theirs", style="dim")
 
     def _table(self, most: int = 8) -> Iterator:
         lines = self.losses
         if not lines:
             return
-        yield Text("\nDigits that each line lost, the worst tile of each (error of its worst lane over the tile's RMS)",
-                   style="bold")  # fmt: skip
+        each = "each interpreted line" if any(x.store for x in self.outputs) else "each line"
+        words = f"\nDigits that {each} lost, the worst tile of each (error of its worst lane over the tile's RMS)"
+        yield Text(words, style="bold")
         table = Table.grid(padding=(0, 2))
         for x in lines[:most]:
             at = f"{list(x.index)}" + (f" of program {x.program}" if x.program is not None else "")
@@ -434,7 +490,16 @@ class Digits:
 
 def _told(finding: Finding) -> Iterator:
     line, rows = finding.line, []
-    if line is None:
+    if finding.compiled:
+        yield Text(f"Digits {finding.words}", style="bold red")
+        x = finding.outputs[0]
+        rows = [("where", f"kernel {x.kernel}, {x.store.short}")]
+        rows += [("", f"called from {function}, line {at}") for function, at in x.store.via]
+        rows += [
+            ("line", x.store.statement),
+            ("as written", f"interpreted, {_digits(x.as_written)} are right: {_exactly(x.interpreted)} there"),
+        ]
+    elif line is None:
         yield Text("Digits lost over many lines, at none of them many", style="bold red")
     else:
         blame = line.blamed
@@ -499,6 +564,14 @@ def _text(place: Place, most: int) -> str:
 
 def _weight(line: Line, blamed: set[int]) -> tuple:
     return id(line) in blamed, line.measured, line.lost, line.worst
+
+
+def _written(place: Place | None) -> dict | None:
+    return None if place is None else asdict(place) | {"text": place.statement}
+
+
+def _place(x: Mapping | None) -> Place | None:
+    return None if x is None else Place(**{**x, "via": tuple((name, line) for name, line in x["via"])})
 
 
 def _read(x):

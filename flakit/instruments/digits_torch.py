@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from .digits import ROUNDING, Digits, Output
+from .digits import ROUNDING, UNIT, Digits, Output, budget
 from .digits_shadow import Ledger, Shadow, anywhere, distance, product, relative, running, size, summed
 from .trace_record import Place
 
@@ -371,14 +371,18 @@ class TorchDigits:
             self.digits.judged(judged(_name(kept.place), "", dtype, values, exact, births, kept.anew, shape))
 
 
-def judged(name, kernel, dtype, values, exact, births, anew, shape, index=None) -> Output:
-    """A result, its lanes any array. index: of a lane in the tensor's shape, where the array has another."""
-    from .digits import budget
+def judged(name, kernel, dtype, values, exact, births, anew, shape, index=None, format="") -> Output:
+    """A result, its lanes any array. index: of a lane in the tensor's shape, where the array has another.
 
+    A lane may be wrong by the budget, and by its own last rounding, which of a large lane in 16 bits may be more.
+    """
     off, scale = distance(values, exact), size(exact)
-    error = relative(off, exact)
-    lane = np.unravel_index(int(off.argmax()), off.shape)
-    over, line = off > budget(dtype) * scale, -1
+    allowed = max(budget(dtype), budget(format)) * scale
+    with np.errstate(invalid="ignore"):
+        over, line = off > allowed + UNIT.get(dtype, 0.0) * np.where(np.isfinite(exact), np.abs(exact), 0.0), -1
+    counted = np.where(over, off, -1.0) if over.any() else off
+    lane = np.unravel_index(int(counted.argmax()), off.shape)
+    error = relative(counted[lane], exact)
     if births is not None and over.any():
         if births[lane] >= 0:
             line = int(births[lane])
@@ -387,7 +391,7 @@ def judged(name, kernel, dtype, values, exact, births, anew, shape, index=None) 
             line = int(np.bincount(lines).argmax()) if lines.size else -1
     at = tuple(int(i) for i in (index(lane) if index else lane))
     return Output(name, kernel, dtype, tuple(shape), error, at, float(values[lane]), float(exact[lane]),
-                  int(over.sum()), line, anew)  # fmt: skip
+                  int(over.sum()), line, anew, format=format)  # fmt: skip
 
 
 def _viewed(flat: Tensor, x: Tensor) -> Tensor:

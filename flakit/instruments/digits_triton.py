@@ -143,6 +143,8 @@ class TileDigits:
             self._select(args, out, dtype)
         elif kind in ("si_to_fp", "ui_to_fp"):
             exact = args[0].data.astype(np.float64)
+            if dtype == "bfloat16":
+                out.data = to_bfloat16(exact)
             out.shadow = self.ledger.made(where(), operation, dtype, self._values(out), exact, [], None, self._program)
         elif kind in _SAME:
             self._bfloat16(kind, operands, out)
@@ -235,7 +237,11 @@ class TileDigits:
         out.shadow = self.ledger.carried(self.watch._place(), "where", dtype, self._values(out), shadow, self._program)
 
     def compared(self, original, builder, args, out) -> None:
-        """A comparison of floating-point tiles, again on their shadows."""
+        """A comparison of floating-point tiles, again on their shadows; the interpreter compares bfloat16's bits."""
+        if any(x.dtype.scalar == self.watch.names.bfloat16 for x in args):
+            Handle, single = self.watch.names.Handle, self.watch.names.float32
+            out.data = original(builder, *(Handle(self._values(x), single) for x in args)).data
+            self.digits.note(BFLOAT16)
         if any("shadow" in x.__dict__ and x.shadow.error for x in args):
             Handle, double = self.watch.names.Handle, self.watch.names.float64
             exact = original(builder, *(Handle(self.of(x).exact, double) for x in args)).data

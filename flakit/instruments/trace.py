@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+import torch
+
 from ..ops.common.dispatch import has_triton, interpreted, interpreted_too_late
 from .trace_record import Access, Headroom, Operand, Place, Site, Tile, Trace
 from .trace_torch import TorchWatch
@@ -10,12 +12,6 @@ from .trace_torch import TorchWatch
 __all__ = ["Access", "Headroom", "Operand", "Place", "Site", "Tile", "Trace", "trace"]
 
 INSTEAD = "run `flakit trace script.py` instead, or start the process with TRITON_INTERPRET=1"
-
-
-INTERPRETED_ALONE = (
-    "Digits of Triton kernels are measured under the interpreter only (TRITON_INTERPRET=1): what a compiled kernel "
-    "writes is taken as exact."
-)
 
 
 @contextmanager
@@ -33,7 +29,7 @@ def trace(digits: bool = False) -> Iterator[Trace]:
     -inf that comes from a constant, a mask or memory is no fault; a NaN is, and an infinity made of finite numbers.
     A load out of bounds gives NaN while traced (0 for integers), a store out of bounds does nothing.
     digits: also compute everything once more in float64, and say in `Trace.digits` which lines lost digits; see
-    `Digits`. Kernels are followed under the interpreter only.
+    `Digits`. A compiled kernel is interpreted besides, and what it stored is compared.
     Raises RuntimeError where a kernel can be watched in neither way, with the command to use instead, and for a Triton
     whose interpreter is another than it knows.
     """
@@ -46,18 +42,22 @@ def trace(digits: bool = False) -> Iterator[Trace]:
 
 
 def _shadows(found: Trace) -> tuple:
-    """What tells of the digits of tiles, None where there is no interpreter, and of tensors."""
+    """What tells of the digits of tiles, None where there is no Triton, and of tensors."""
     from .digits import Digits
     from .digits_shadow import Ledger
     from .digits_torch import Memory, TorchDigits
 
     found.digits = Digits()
     told = found.digits, Ledger(found.digits), Memory()
-    if has_triton() and interpreted():
+    if not has_triton():
+        return None, TorchDigits(*told)
+    if interpreted():
         from .digits_triton import TileDigits
 
         return TileDigits(*told), TorchDigits(*told)
-    return None, TorchDigits(*told)
+    from .digits_compiled_triton import StoredDigits
+
+    return StoredDigits(*told[:2]), TorchDigits(*told)
 
 
 @contextmanager
@@ -80,10 +80,14 @@ def watching(found: Trace, tiles=None, tensors=None) -> Iterator[None]:
             from .trace_compiled_triton import watch_compiled
 
             busy = stack.enter_context(watch_compiled(found, memory, INSTEAD))
+            if found.digits is not None and torch.cuda.is_available():  # elsewhere it refuses to launch them
+                from .digits_compiled_triton import compare_compiled
+
+                # It copies arguments, which is none of the script's operations either.
+                watched, compared = busy, stack.enter_context(compare_compiled(found, tiles, tensors.memory))
+                busy = lambda: watched() or compared.running()  # noqa: E731
         stack.enter_context(TorchWatch(found, memory, busy, tensors))
         yield
-        if found.digits is not None and found.grids and not (has_triton() and interpreted()):
-            found.digits.note(INTERPRETED_ALONE)
 
 
 def _no_kernel_runs() -> bool:

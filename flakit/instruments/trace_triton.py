@@ -71,14 +71,16 @@ def private_names() -> SimpleNamespace:
 
         names = SimpleNamespace(
             builder=it.interpreter_builder, Builder=it.InterpreterBuilder, Handle=it.TensorHandle, Grid=it.GridExecutor,
-            Reduction=it.ReduceScanOpInterface, Function=it.InterpretedFunction, bfloat16=tl.bfloat16, module=it,
+            Reduction=it.ReduceScanOpInterface, Function=it.InterpretedFunction,
+            Rewriter=it.FunctionRewriter, bfloat16=tl.bfloat16, module=it,
             language=tl,
-            int1=tl.int1, int32=tl.int32, float64=tl.float64,
+            int1=tl.int1, int32=tl.int32, float32=tl.float32, float64=tl.float64,
         )  # fmt: skip
         wanted = {
             "Builder": ("create_masked_load", "create_masked_store", "create_fmul", "create_exp", "create_select")
         }
         wanted |= {"Grid": ("_init_args_hst", "__call__"), "Reduction": ("apply",), "Function": ("run",)}
+        wanted |= {"Rewriter": ("rewrite_ast", "_compile_and_exec"), "module": ("_patch_lang", "interpreter_semantic")}
         for owner, attributes in wanted.items():
             for attribute in attributes:
                 getattr(getattr(names, owner), attribute)
@@ -240,7 +242,9 @@ class InterpreterWatch:
 
         def patch(tensor, *args):
             original(tensor, *args)
-            tensor.T = property(turned)  # undone with what the interpreter has put there
+            # Undone with what the interpreter has put there. numpy 2.4 takes no array for a number.
+            tensor.T = property(turned)
+            tensor.__index__ = lambda self: int(self.handle.data.item())
 
         return patch
 
