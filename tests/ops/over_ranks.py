@@ -13,6 +13,8 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from flakit.numerics.operators import operator
+from flakit.ops.common.dispatch import interpreted
+from tests.interpreter import hurry
 from tests.ops.settings import Setting, make
 
 TIMEOUT = timedelta(seconds=60)
@@ -100,6 +102,8 @@ def over_ranks(ranks: int, work: Callable, *given, backend: str = "gloo", timeou
 def _worker(rank, ranks, folder, backend, timeout, work, given):
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # where a machine's own name has no address
     torch.set_num_threads(1)
+    if interpreted():
+        hurry()
     if backend == "nccl":
         torch.cuda.set_device(rank)
     store = dist.FileStore(f"{folder}/store", ranks)

@@ -49,9 +49,9 @@ def wrong(case: Case, found: list[dict[str, torch.Tensor]]) -> list[str]:
     return [f"{case}: {line}" for line in lines]
 
 
-def check(ranks: int, chosen: list[Case], *then: Callable) -> list:
+def check(ranks: int, chosen: list[Case], *then: Callable, backend: str = "gloo") -> list:
     """What each rank gives of the cases, which is right, and of what it does then."""
-    found = over_ranks(ranks, run_each, chosen, *then)
+    found = over_ranks(ranks, run_each, chosen, *then, backend=backend)
     for x in found:
         if isinstance(x, Exception):
             raise x
@@ -208,3 +208,36 @@ def without_the_second(rank: int) -> None:
 )
 def test_where_packed_sequences_lie(lengths, cu_seqlens, pieces):
     assert packed_pieces(lengths, cu_seqlens) == pieces
+
+
+# --- kernels ---------------------------------------------------------------------------------------------------------
+
+WIDE = dict(K=40, V=40)
+"""Heads of which RWKV6's and RWKV7's fused kernels take those of 16 bits."""
+
+
+def kernel_cases(op: str) -> list[Case]:
+    """Of kernels that know M and N on their way and of those that do not."""
+    settings = [
+        of(op, T=50, H=1, decay="inf-spikes"),
+        of(op, T=50, H=1, dtype="float16", **WIDE),
+        of(op, packing="packed", dtype="float16"),
+    ]
+    return [Case(setting, (33, 17) if setting.T == 50 else (20, 17), backend="triton") for setting in settings]
+
+
+@pytest.mark.interpret
+def test_kernels_over_two_processes_give_what_one_does():
+    check(2, [case for op in OPERATORS for case in kernel_cases(op)])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_two_gpus_give_what_one_process_does():
+    chosen = [replace(case, device="cuda") for op in OPERATORS for case in cases(op, *TWO)]
+    for op in OPERATORS:
+        settings = [
+            of(op, T=3000, K=64, V=64, dtype=dtype, decay="model") for dtype in ("bfloat16", "float16", "float32")
+        ]
+        chosen += [Case(setting, (1500 + 11 * n, 1500 - 11 * n), device="cuda") for n, setting in enumerate(settings)]
+    check(2, chosen, backend="nccl")

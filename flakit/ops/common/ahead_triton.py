@@ -39,6 +39,11 @@ class Kernels:
         if interpreted():  # there is nothing to compile
             self.forward, self.backward = map(interpreted_alone(), (self._run_forward, self._run_backward))
 
+    def meets(self, *tensors) -> bool:
+        """Whether a state at which sequences begin, or a gradient at their ends, may be known later: it is a function
+        then that gives the list of its parts, of M and of the list of what the call makes of zeros."""
+        return hasattr(self.module, "meets") and self.module.meets(*tensors)
+
     def kept_shapes(self, *given) -> tuple[tuple[int, ...], ...]:
         *tensors, cu_seqlens, chunk_size = given
         return self.module.kept_shapes(*tensors, _packing(tensors, cu_seqlens), chunk_size)
@@ -89,6 +94,7 @@ class Kernels:
 
     def _rehearse_forward(self, key: tuple, given: tuple) -> None:
         *tensors, scale, state, asked_for_state, cu_seqlens, chunk_size, keep = given
+        given = *tensors, scale, _at_once(state), asked_for_state, cu_seqlens, chunk_size, keep
         with _listed() as forward:
             o, _, kept = self._run_forward(*given)
         backward: list[Callable] = []
@@ -105,9 +111,15 @@ class Kernels:
             self._known[later] = compiled_later
 
     def _rehearse_backward(self, key: tuple, given: tuple) -> None:
+        *given, dfinal_state = given
         with _listed() as backward:
-            self._run_backward(*given)
+            self._run_backward(*given, _at_once(dfinal_state))
         (self._known[key],) = _begin(backward)
+
+
+def _at_once(state):
+    """A state, but for one that is known later a function that asks nobody."""
+    return (lambda factor, written: written) if callable(state) else state
 
 
 def _packing(tensors, cu_seqlens: Tensor | None) -> Packing | None:

@@ -755,7 +755,9 @@ class ChunkPlan:
 
         x [B, T, G H, K] and y [B, T, G H, V] make each chunk's writing, G heads one state's; V is y's own, whatever the
         plan's is. inclusive: in reverse, a read is faded by its own token's decay too.
-        first and last [N, H, K, V]: where to begin, and where to leave the end; None: zeros, nowhere.
+        first and last [N, H, K, V]: where to begin, and where to leave the end; None: zeros, nowhere. first may also be
+        a function that gives it, and beside's, in a list, of what this makes of any state: of the factor [N, H, K] and
+        the list of what it makes of zeros.
         beside: (x, y, first, last) of another state that decays alike, of which all is as of this one but V. It goes
         through the same launch, and a tensor for each comes back.
         """
@@ -778,7 +780,7 @@ class ChunkPlan:
         L, segments, segment_offsets, sequence_of_segment = self.segments(NK * NV * self.H)
         where = (sequence_of_segment, segment_offsets, *self.where[1:], L)
         grid = (NK * NV * self.H * segments,)
-        if segments > self.N:
+        if segments > self.N or callable(first):
             entering = self._entering(given, w, scale, segments, where, grid, common)
             given = [(x, y, S, None) for (x, y, _, _), S in zip(given, entering, strict=True)]
         streams = [
@@ -828,8 +830,15 @@ class ChunkPlan:
             TOTALS=True, SEGMENTED=True, HAS_FIRST=False, WANTS_LAST=False, **common,
         )  # fmt: skip
         _, segment_offsets, *_ = where
-        for (_, _, first, last), S in zip(given, entering, strict=True):
-            self._scan(S, decay, first, last, segments // self.N, segment_offsets, common["REVERSE"])
+        rest = segments // self.N, segment_offsets, common["REVERSE"]
+        firsts = [first for _, _, first, _ in given]
+        if callable(firsts[0]):
+            written = [S.new_empty(self.N, *S.shape[1:]) for S in entering]
+            for S, whole in zip(entering, written, strict=True):
+                self._scan(S.clone(), decay, None, whole, *rest)
+            firsts = firsts[0](decay.unflatten(0, (self.N, -1)).prod(1), written)
+        for (_, _, _, last), first, S in zip(given, firsts, entering, strict=True):
+            self._scan(S, decay, first, last, *rest)
         return entering
 
     def _scan(self, written, decay, first, last, parts, offsets, reverse):

@@ -13,7 +13,8 @@ GSA's ranks do not meet more often. Both memories are written from k, v, s and g
 when the gradients of the scores, which need hv, are found in the backward, the hv that entered is known.
 
 N and dN are found by the operator itself, begun from zeros: they are its final state and the gradient of its initial
-one. Ranks meet nowhere else, but to compare what they were called with.
+one. Kernels that cut a sequence into parts find them on their way, and M as well, and ask for the state that enters
+when they need it. Ranks meet nowhere else, but to compare what they were called with.
 """
 
 import json
@@ -124,7 +125,7 @@ def _next(
     """The state behind a piece (transposed: the gradient before it), of the one at its other end."""
     if piece.sequences == 0:
         return S
-    return [x + y for x, y in zip(passing.applied(M, S, transposed), N, strict=True)] if piece.passes else N
+    return _sums(passing.applied(M, S, transposed), N) if piece.passes else N
 
 
 # --- where ranks meet ------------------------------------------------------------------------------------------------
@@ -219,6 +220,10 @@ class Call(NamedTuple):
     def piece(self) -> Piece:
         return self.pieces[self.rank]
 
+    def meets(self, tensors: Sequence[Tensor]) -> bool:
+        _, form, backend, _ = self.settings
+        return self.piece.offsets is None and self.operator.meets(form, backend, tensors)
+
 
 _compared = set()
 """Calls that were the same on all ranks, as text."""
@@ -285,40 +290,65 @@ def _with(states, rows: slice, found: list[Tensor], shapes) -> list[Tensor]:
     return changed
 
 
+def _entered(call: Call, M: Tensor, N: list[Tensor], states, shapes) -> tuple[Tensor, list[Tensor]]:
+    """M of every rank, and the initial states here with those that enter; M and N: of what goes on behind."""
+    Ms, *Ns = _gathered(call.group, M, *N)
+    S = [torch.zeros_like(x[0]) for x in Ns]
+    for r in range(call.rank):
+        S = _next(call.operator.passing, call.pieces[r], Ms[r], S, [x[r] for x in Ns], transposed=False)
+    return Ms, _with(states, call.piece.entering, [x.to(M.dtype) for x in S], shapes)
+
+
+def _arrived(call: Call, Ms: Tensor, dN: list[Tensor], dstates, shapes) -> list[Tensor]:
+    """The final states' gradients here with those that arrive from behind; dN: of what came from before."""
+    dNs = _gathered(call.group, *dN)
+    D = [torch.zeros_like(x[0]) for x in dNs]
+    for r in reversed(range(call.rank + 1, len(call.pieces))):
+        D = _next(call.operator.passing, call.pieces[r], Ms[r], D, [x[r] for x in dNs], transposed=True)
+    return _with(dstates, call.piece.leaving, [x.to(y.dtype) for x, y in zip(D, dN, strict=True)], shapes)
+
+
 class _Ranks(torch.autograd.Function):
-    """An operator that begins with what the ranks before make of their initial states."""
+    """An operator that begins with what the ranks before make of their initial states.
+
+    Kernels that find M and N of a whole slice on their way are given the states as functions of them (`Kernels.meets`).
+    """
 
     @staticmethod
     def forward(ctx, call, offsets, *given):
         operator, piece, passing = call.operator, call.piece, call.operator.passing
-        n = len(operator.tensors)
+        n, settings = len(operator.tensors), (*call.settings, call.output_final_state, call.keep)
         tensors, states = given[:n], given[n:]
         first, wide = tensors[0], torch.promote_types(tensors[0].dtype, torch.float32)
         _, shapes = operator.shapes(*tensors, first.shape[0] if offsets is None else len(offsets) - 1)
+
+        def known(M, N):
+            nonlocal Ms, states
+            if states[0] is not None and not piece.enters:
+                N = _sums(passing.applied(M, states, False), N)
+            Ms, states = _entered(call, M, N, states, shapes)
+            return states
+
         with torch.autocast(first.device.type, enabled=False):
-            # M and N of what goes on behind; N is of zeros for what enters, which is not known yet.
-            M = first.new_zeros(passing.shape(tensors), dtype=wide)
-            N = [first.new_zeros(M.shape[0], *shape[1:], dtype=wide) for shape in shapes]
-            if piece.leaves:
-                zeros = _with(states, piece.entering, N, shapes)
-                _, *found = operator.run_forward(*tensors, *zeros, offsets, None, *call.settings, True, False)
-                N = [x[piece.leaving] for x in found[: len(states)]]
-            if piece.passes:
-                M = passing.found(operator, tensors, call.settings)
-            Ms, *Ns = _gathered(call.group, M, *N)
-            if piece.enters:
-                S = [torch.zeros_like(x[0]) for x in Ns]
-                for r in range(call.rank):
-                    S = _next(passing, call.pieces[r], Ms[r], S, [x[r] for x in Ns], transposed=False)
-                states = _with(states, piece.entering, [x.to(wide) for x in S], shapes)
-            asked = call.output_final_state
-            o, *rest = operator.run_forward(*tensors, *states, offsets, None, *call.settings, asked, call.keep)
+            Ms, unknown = None, (known, *[None] * (len(states) - 1))
+            if not call.meets(tensors):
+                M = first.new_zeros(passing.shape(tensors), dtype=wide)
+                N = [first.new_zeros(M.shape[0], *shape[1:], dtype=wide) for shape in shapes]
+                if piece.leaves:
+                    zeros = _with(states, piece.entering, N, shapes)
+                    _, *found = operator.run_forward(*tensors, *zeros, offsets, None, *call.settings, True, False)
+                    N = [x[piece.leaving] for x in found[: len(states)]]
+                if piece.passes:
+                    M = passing.found(operator, tensors, call.settings)
+                Ms, states = _entered(call, M, N, states, shapes)
+                unknown = states
+            o, *rest = operator.run_forward(*tensors, *unknown, offsets, None, *settings)
         final, kept = rest[: len(states)], rest[len(states) :]
         ctx.call, ctx.shapes, ctx.initial = call, shapes, [x is not None for x in given[n:]]
         if call.keep:
             ctx.save_for_backward(*tensors, *states, offsets, *kept, Ms)
         ctx.set_materialize_grads(False)
-        if not asked:
+        if not call.output_final_state:
             return (o,)
         for x in final:
             x[piece.leaving] = 0
@@ -327,27 +357,37 @@ class _Ranks(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, do, *dfinal):
-        call, (*saved, Ms) = ctx.call, ctx.saved_tensors
+        call, shapes, (*saved, Ms) = ctx.call, ctx.shapes, ctx.saved_tensors
         operator, piece, passing = call.operator, call.piece, call.operator.passing
         n, first = len(operator.tensors), saved[0]
         wide = torch.promote_types(first.dtype, torch.float32)
         do = first.new_zeros(operator.shapes(*saved[:n], 1)[0]) if do is None else do
-        dfinal = dfinal or (None,) * len(ctx.shapes)
+        dfinal = dfinal or (None,) * len(shapes)
+
+        def known(_, dN):
+            arriving = dfinal
+            if not piece.leaves and any(x is not None for x in dfinal):
+                arriving = _with(dfinal, piece.leaving, dN, shapes)
+                dN = _sums(passing.applied(Ms[call.rank], arriving, True), dN)
+            return _arrived(call, Ms, dN, arriving, shapes)
+
         with torch.autocast(first.device.type, enabled=False):
-            # dN of what came from before; it is of zeros for what arrives from behind, which is not known yet.
-            dN = [first.new_zeros(Ms.shape[1], *shape[1:], dtype=wide) for shape in ctx.shapes]
-            if piece.enters:
-                zeros = _with(dfinal, piece.leaving, dN, ctx.shapes)
-                grads = operator.run_backward(*saved, do, *zeros, *call.settings)
-                dN = [x[piece.entering] for x in grads[n:]]
-            dNs = _gathered(call.group, *dN)
-            D = [torch.zeros_like(x[0]) for x in dNs]
-            for r in reversed(range(call.rank + 1, len(call.pieces))):
-                D = _next(passing, call.pieces[r], Ms[r], D, [x[r] for x in dNs], transposed=True)
-            dfinal = _with(dfinal, piece.leaving, [x.to(wide) for x in D], ctx.shapes)
-            grads = operator.run_backward(*saved, do, *dfinal, *call.settings)
+            unknown = known, *[None] * (len(shapes) - 1)
+            if not call.meets(saved[:n]):
+                dN = [first.new_zeros(Ms.shape[1], *shape[1:], dtype=wide) for shape in shapes]
+                if piece.enters:
+                    zeros = _with(dfinal, piece.leaving, dN, shapes)
+                    grads = operator.run_backward(*saved, do, *zeros, *call.settings)
+                    dN = [x[piece.entering] for x in grads[n:]]
+                unknown = _arrived(call, Ms, dN, dfinal, shapes)
+            grads = operator.run_backward(*saved, do, *unknown, *call.settings)
         dstates = [x if given else None for x, given in zip(grads[n:], ctx.initial, strict=True)]
         for x in dstates:
             if x is not None:
                 x[piece.entering] = 0
         return None, None, *grads[:n], *dstates
+
+
+def _sums(x: list[Tensor], y: list[Tensor]) -> list[Tensor]:
+    """In the dtype of y."""
+    return [(a + b).to(b.dtype) for a, b in zip(x, y, strict=True)]

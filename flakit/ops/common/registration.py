@@ -93,7 +93,7 @@ class Registered:
         offsets, settings = (cu_seqlens, cu_seqlens_cpu), (scale, form, backend, chunk_size, output_final_state, keep)
         alone = unseen(given)
         if alone and not keep:
-            o, final, _ = self._compute(tensors, self._whole(states), *offsets, *settings)
+            o, final, _ = self._compute(tensors, self.whole(states), *offsets, *settings)
         else:
             run = self.direct.apply if alone else self.forward
             if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
@@ -104,13 +104,17 @@ class Registered:
     def _apart(self, given):
         """Of an operator's leading arguments: the tensors, the state (a tensor, a tuple or None), cu_seqlens."""
         n, m = len(self.tensors), len(self.states)
-        return given[:n], self._whole(given[n : n + m]), given[n + m], given[n + m + 1 :]
+        return given[:n], self.whole(given[n : n + m]), given[n + m], given[n + m + 1 :]
 
-    def _whole(self, parts):
-        """A state of its parts; None if they are None."""
-        return None if parts[0] is None else parts[0] if len(self.states) == 1 else tuple(parts)
+    def whole(self, parts):
+        """A state of its parts; None if they are None, and a function that gives them if that is the first."""
+        alone = parts[0] is None or callable(parts[0]) or len(self.states) == 1
+        return parts[0] if alone else tuple(parts)
 
     def _parts(self, state):
+        """The parts of a state, none of one that is not known yet."""
+        if callable(state):
+            return ()
         return (state,) if len(self.states) == 1 else tuple(state)
 
     def run_forward(self, *given):
@@ -155,6 +159,10 @@ class Registered:
         final = [_own(x, wide) for x in self._parts(final)]
         return o, final, kept if keep else None
 
+    def meets(self, form: str, backend: str, tensors) -> bool:
+        """Whether a state, or a gradient of one, may come as a function (`ahead_triton.Kernels.meets`)."""
+        return backend == "triton" and plain.kernels(self.package, form).meets(*tensors)
+
     def check_values(self, tensors, states, cu_seqlens):
         """The decays and, under `checked()`, that all is finite; states: the parts of the initial one."""
         name, at = self.decay
@@ -172,7 +180,7 @@ class Registered:
         """The gradients of the tensors and of the state's parts (empty without a state), each in its input's dtype."""
         tensors, state, cu_seqlens, rest = self._apart(given)
         kept, do, rest = rest[: self.kept], rest[self.kept], rest[self.kept + 1 :]
-        dfinal, (scale, form, backend, chunk_size) = self._whole(rest[: len(self.states)]), rest[len(self.states) :]
+        dfinal, (scale, form, backend, chunk_size) = self.whole(rest[: len(self.states)]), rest[len(self.states) :]
         if backend == "triton":
             tensors, state, cu_seqlens = _contiguous(tensors), _contiguous(state), _contiguous(cu_seqlens)
             *grads, dstate = plain.kernels(self.package, form).backward(
@@ -263,10 +271,10 @@ def unseen(tensors: Sequence[Tensor]) -> bool:
 
 
 def _contiguous(x):
-    """A tensor, or each of several; None stays None."""
+    """A tensor, or each of several; what is neither stays as it is."""
     if isinstance(x, (tuple, list)):
         return tuple(map(_contiguous, x))
-    return None if x is None else x.contiguous()
+    return x.contiguous() if isinstance(x, Tensor) else x
 
 
 def _own(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -939,7 +939,10 @@ class _Plan(ChunkPlan):
 
 
 def _slot_rows(states) -> tuple:
-    """(hk [N, H, K, M], hv [N, H, M, V]) with hk turned to [N, H, M, K]."""
+    """(hk [N, H, K, M], hv [N, H, M, V]) with hk turned to [N, H, M, K]; as `ChunkPlan.states` takes it, if they are
+    known later."""
+    if callable(states):
+        return (lambda factor, written: _slot_rows(states(factor, [written[0].mT, written[1]]))), None
     return (None, None) if states is None else (states[0].mT.contiguous(), states[1].contiguous())
 
 
@@ -947,6 +950,11 @@ def _tokens(q, s, chunk_size: int) -> int:
     """Tokens a chunk, 0 for as many as is best: 32 where queries share a memory. In chunks of 64 dv of such a group was
     wrong for strong gates on an H200, where a score matrix was made in a loop within a loop (data/tuning.md)."""
     return min(chunk_size or CHUNK_SIZE, CHUNK_SIZE) if q.shape[2] > s.shape[2] else chunk_size
+
+
+def meets(*tensors) -> bool:
+    """As of `ahead_triton.Kernels`: `ChunkPlan` takes a function in the place of a state to begin with."""
+    return True
 
 
 def kept_shapes(q, k, v, s, g, packing, chunk_size) -> tuple[tuple[int, ...], ...]:

@@ -371,7 +371,7 @@ class _Plan(Parts):
 
     def entering(self, x, y, w, scale, first, where, reverse: bool):
         """The states that enter the parts of all sequences (reverse: the gradients of those that leave them)."""
-        if not self.several:
+        if not self.several and not callable(first):
             return first
         _, sequence_of_part, before, *_ = where
         stream = ChunkPlan("rwkv6", x, self.V, self.packing, LONG_CHUNK_SIZE)  # whose chunks are longer

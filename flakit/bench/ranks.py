@@ -1,0 +1,145 @@
+"""One sequence over several GPUs, beside one GPU: times, their ratio, what is sent, and how far the results are apart.
+
+    python -m flakit.bench.ranks [--gpus 2] [--tokens 262144] [--only rwkv6] [--json ranks.json]
+
+Forward and all gradients, bfloat16, a sequence of so many tokens. Every rank holds the whole of it, runs it alone and
+then its slice together with the others; an error is that of its slices against its own whole, the largest of all
+ranks. What one card has no memory for is timed over ranks only.
+"""
+
+import argparse
+import time
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor
+
+from ..numerics import recorded
+from .speed import Case
+
+CASES = [
+    Case("rwkv6", "chunk", 1, 262_144, 32, 64, 64, "rwkv6-init"),
+    Case("rwkv7", "chunk", 1, 262_144, 32, 64, 64, "rwkv7"),
+    Case("gsa", "chunk", 1, 262_144, 16, 128, 128, "gsa", M=64),
+]
+CALLS = 10
+
+
+def measured(case: Case) -> dict:
+    """A row of the table, the same on every rank."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    op, whole = case.operator, case.inputs()
+    own = slice(case.T * rank // ranks, case.T * (rank + 1) // ranks)
+    mine = {n: (x[:, own] if n in op.sequences else x).detach().contiguous() for n, x in whole.items()}
+    mine = {n: x.requires_grad_() for n, x in mine.items()}
+    do = torch.randn(1, 512, case.H, case.V, device="cuda", dtype=torch.bfloat16)
+    do = do.repeat(1, -(-case.T // 512), 1, 1)[:, : case.T].contiguous()
+
+    def run(given, do, **more) -> tuple[Tensor, ...]:
+        o = op.forms["chunk"](**given, **more).o
+        return o.detach(), *torch.autograd.grad(o, list(given.values()), do)
+
+    row = {"operator": case.op, "T": case.T, "ranks": ranks, "alone_ms": None, "apart": None}
+    do_mine, together = do[:, own].contiguous(), {"group": dist.group.WORLD}
+    sent, gather = [], dist.all_gather
+
+    def counted(found, x, **more):
+        sent.append(x.numel() * x.element_size())
+        return gather(found, x, **more)
+
+    run(mine, do_mine, **together)
+    dist.all_gather = counted
+    found = run(mine, do_mine, **together)
+    dist.all_gather = gather
+    row |= {"messages": len(sent), "bytes": sum(sent)}
+    fits = torch.ones((), device="cuda")
+    try:
+        true = run(whole, do)
+        apart = [_apart(x, y[:, own]) for n, x, y in zip(("o", *whole), found, true, strict=True) if n != "u"]
+        del true
+        row["apart"] = _largest(max(apart))
+    except torch.OutOfMemoryError:
+        fits.zero_()
+    dist.all_reduce(fits, dist.ReduceOp.MIN)
+    del found
+    row["together_ms"] = _largest(_ms(lambda: run(mine, do_mine, **together)))
+    if fits.item():
+        row["alone_ms"] = _largest(_ms(lambda: run(whole, do)))
+    return row
+
+
+def _apart(x: Tensor, y: Tensor) -> float:
+    total, off = 0.0, 0.0
+    for a, b in zip(x.split(8192, 1), y.split(8192, 1), strict=True):  # in float32, a whole one takes too much memory
+        total += b.float().square().sum().item()
+        off += (a.float() - b.float()).square().sum().item()
+    return (off / total) ** 0.5
+
+
+def _largest(x: float) -> float:
+    found = torch.tensor(x, device="cuda", dtype=torch.float64)
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    return found.item()
+
+
+def _ms(call) -> float:
+    """The median of some calls, each begun by all ranks at once."""
+    times = []
+    for _ in range(3 + CALLS):
+        dist.barrier()
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        call()
+        torch.cuda.synchronize()
+        times.append((time.perf_counter() - begin) * 1e3)
+    return sorted(times[3:])[CALLS // 2]
+
+
+def _rank(rank: int, ranks: int, store: str, cases: list[Case], json: Path | None) -> None:
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", store=dist.FileStore(store, ranks), rank=rank, world_size=ranks)
+    rows = []
+    for case in cases:
+        torch.manual_seed(0)
+        rows.append(measured(case))
+        torch.cuda.empty_cache()
+        if rank == 0:
+            print(_line(rows[-1]), flush=True)
+    if rank == 0 and json:
+        recorded.write(json, recorded.provenance("python -m flakit.bench.ranks"), rows)
+    dist.destroy_process_group()
+
+
+def _line(row: dict) -> str:
+    alone = "no memory" if row["alone_ms"] is None else f"{row['alone_ms']:.2f}"
+    ratio = "" if row["alone_ms"] is None else f"{row['alone_ms'] / row['together_ms']:.2f}"
+    apart = "" if row["apart"] is None else f"{row['apart']:.1e}"
+    shown = (
+        row["operator"], row["T"], alone, f"{row['together_ms']:.2f}", ratio, row["messages"],
+        f"{row['bytes'] / 2**20:.2f}", apart,
+    )  # fmt: skip
+    return " ".join(f"{x!s:>12}" for x in shown)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m flakit.bench.ranks", description=__doc__.partition("\n")[0])
+    parser.add_argument("--gpus", type=int, default=2)
+    parser.add_argument("--tokens", type=int, default=262_144)
+    parser.add_argument("--only", default="", help="an operator")
+    parser.add_argument("--json", type=Path, help="write the rows as a recording")
+    given = parser.parse_args()
+    if torch.cuda.device_count() < given.gpus:
+        parser.error(f"expected {given.gpus} GPUs, found {torch.cuda.device_count()}")
+    cases = [replace(case, T=given.tokens) for case in CASES if given.only in case.op]
+    heads = "operator", "T", "one GPU, ms", f"{given.gpus} GPUs, ms", "ratio", "messages", "MiB a rank", "L2 apart"
+    print(" ".join(f"{x:>12}" for x in heads))
+    with TemporaryDirectory() as folder:
+        mp.spawn(_rank, (given.gpus, f"{folder}/store", cases, given.json), given.gpus)
+
+
+if __name__ == "__main__":
+    main()
