@@ -216,19 +216,21 @@ WIDE = dict(K=40, V=40)
 """Heads of which RWKV6's and RWKV7's fused kernels take those of 16 bits."""
 
 
-def kernel_cases(op: str) -> list[Case]:
-    """Of kernels that know M and N on their way and of those that do not."""
-    settings = [
-        of(op, T=50, H=1, decay="inf-spikes"),
-        of(op, T=50, H=1, dtype="float16", **WIDE),
-        of(op, packing="packed", dtype="float16"),
-    ]
-    return [Case(setting, (33, 17) if setting.T == 50 else (20, 17), backend="triton") for setting in settings]
+def kernel_cases(op: str, ranks: int) -> list[Case]:
+    """Of kernels that know M and N on their way, in parts and whole, and of those that do not."""
+    settings = {
+        of(op, T=50, H=1, decay="inf-spikes"): ((33, 17), (20, 13, 17)),
+        of(op, T=300, H=1, dtype="float16", **WIDE): ((263, 37), (20, 263, 17)),  # 263 tokens are two parts
+        of(op, packing="packed", dtype="float16"): ((20, 17), (10, 20, 7)),
+    }
+    return [Case(setting, lengths[ranks - 2], backend="triton") for setting, lengths in settings.items()]
 
 
 @pytest.mark.interpret
-def test_kernels_over_two_processes_give_what_one_does():
-    check(2, [case for op in OPERATORS for case in kernel_cases(op)])
+@OPS
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_kernels_over_processes_give_what_one_does(op, ranks):
+    check(ranks, kernel_cases(op, ranks))
 
 
 @pytest.mark.gpu

@@ -291,7 +291,8 @@ def _passing(operator, tensors, settings):
 
 
 def _passed(M, parts, transposed):
-    return [(M.mT if transposed else M) @ x for x in parts]
+    """In float64: no setting of PyTorch's makes that TF32."""
+    return [(M.mT if transposed else M).double() @ x.double() for x in parts]
 
 
 _registered = Registered(

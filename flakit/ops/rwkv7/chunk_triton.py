@@ -626,6 +626,11 @@ class _Plan(ChunkPlan):
         return states
 
 
+def meets(r, w, k, v, a, b) -> bool:
+    """As of `ahead_triton.Kernels`: where parts of a sequence are carried, their ends may be known later."""
+    return fits(r, v)
+
+
 def kept_shapes(r, w, k, v, a, b, packing, chunk_size) -> tuple[tuple[int, ...], ...]:
     """Shapes of what `forward` keeps for `backward`: the state entering every chunk, v2, and each chunk's U."""
     if fits(r, v):

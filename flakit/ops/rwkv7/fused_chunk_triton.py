@@ -278,15 +278,16 @@ def carry_kernel(
     w, k, v, a, b, scores, first, products, written,
     T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    HAS_FIRST: tl.constexpr, PACKED: tl.constexpr,
+    HAS_FIRST: tl.constexpr, WHOLE: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """What a part makes of the state that enters it: M, which it makes of a unit matrix if no v is written, and what
-    it makes of 0, or the first part of the initial state. In registers: both, turned, and the next chunk's rows on
-    their way."""
+    it makes of 0, or the first part of the initial state. WHOLE: of the last part, too. In registers: both, turned, and
+    the next chunk's rows on their way."""
     i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = piece(
         T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H, C, PACKED
     )
-    count = tl.where(is_last, 0, count)  # nobody waits for it, but what is kept is not left to chance
+    if not WHOLE:
+        count = tl.where(is_last, 0, count)  # nobody waits for it, but what is kept is not left to chance
     i, j = tl.arange(0, C)[None, :], tl.arange(0, C)[:, None]
     below, eye = i > j, tl.where(i == j, 1.0, 0.0)
     o_k = tl.arange(0, BK)
@@ -345,15 +346,17 @@ def carry_kernel(
 def carry_grads_kernel(
     r, w, a, b, do, scores, last, written, scale, T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    HAS_LAST: tl.constexpr, PACKED: tl.constexpr,
+    HAS_LAST: tl.constexpr, WHOLE: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the state that enters a part, where that of the one which leaves it is 0, or of the last part
-    the final state's. In registers: D^T, and the rows of the chunk before on their way."""
+    the final state's. WHOLE: of the first part, too. In registers: D^T, and the rows of the chunk before on their
+    way."""
     i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = piece(
         T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H, C, PACKED
     )
-    if is_first:
-        return
+    if not WHOLE:
+        if is_first:
+            return
     i, j = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
     eye = tl.where(i == j, 1.0, 0.0)
     by_scale = tl.where(tl.arange(0, 2 * C) < C, scale, 1.0)[None, None, :]
@@ -686,16 +689,32 @@ class _Plan(Parts):
         launch = TABLE["rwkv7.fused.entering", "16-bit"]
         entering = torch.zeros_like(written) if self.packed else torch.empty_like(written)
         entering_kernel[(self.N * self.H,)](
-            products, written, entering, first, self.parts // self.N, where[2], H=self.H, K=self.K, V=self.V,
+            products, written, entering, first, self.parts // self.N, where[2], H=self.H, K=self.K, V=written.shape[-1],
             BK=CHANNELS, BV=CHANNELS, REVERSE=reverse, HAS_FIRST=first is not None, PACKED=self.packed,
             num_warps=launch.num_warps, num_stages=launch.num_stages,
         )  # fmt: skip
         return entering
 
+    def through(self, products, written, where, reverse: bool):
+        """What leaves a sequence, all parts having written (reverse: the gradient at its beginning)."""
+        entering = self.entering(products, written, None, where, reverse)
+        P, W, S = (self.met_last(x, reverse) for x in (products, written, entering))
+        return W + _product(P, S, reverse)
+
+    def met_last(self, x, reverse: bool):
+        """Of every sequence the part that is met last, [N, H, ...]; products come flat."""
+        x = x.view(self.parts, self.H, self.K, -1).unflatten(0, (self.N, -1))
+        return x[:, 0 if reverse else -1]
+
     def states_and_found(self, kept):
         """The states, and v2 behind them, in a tensor that is kept."""
         halves, states = kept.view(torch.float16), self.chunks * self.H * self.K * self.V
         return halves[:states], halves[states:]
+
+
+def _product(P, S, turned: bool):
+    """P S, or P^T S, in float64: no setting of PyTorch's makes that TF32."""
+    return ((P.mT if turned else P).double() @ S.double()).to(S.dtype)
 
 
 def kept_shapes(r, w, k, v, a, b, packing, chunk_size) -> tuple[tuple[int, ...], ...]:
@@ -726,14 +745,26 @@ def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, packing,
         r, w, k, a, b, scores, mild, scale, *plan.where(CHUNK * together), LEVELS=LEVELS, CHUNKS=together,
         PACKED=plan.packed, **options,
     )  # fmt: skip
-    where, first = plan.where(CHUNK * plan.L, plan.L), initial_state
-    if plan.several:
+    where, first, later = plan.where(CHUNK * plan.L, plan.L), initial_state, callable(initial_state)
+    if later:
+        first = None
+        products = products if plan.several else scores.new_empty(plan.parts * H * K * K)
+    if plan.several or later:
         written = scores.new_empty(plan.parts, H, K, V)
         carry_kernel[(plan.parts * H,)](
-            w, k, v, a, b, scores, initial_state, products, written, *where, V=V, BV=CHANNELS,
-            HAS_FIRST=initial_state is not None, PACKED=plan.packed, **options_of("rwkv7.fused.carry", r),
+            w, k, v, a, b, scores, first, products, written, *where, V=V, BV=CHANNELS,
+            HAS_FIRST=first is not None, WHOLE=later, PACKED=plan.packed, **options_of("rwkv7.fused.carry", r),
         )  # fmt: skip
-        first = plan.entering(products, written, initial_state, where, reverse=False)
+    if later:
+        # M is what leaves where the first part writes its product.
+        begins = plan.met_last(products, True)
+        unit = torch.zeros_like(products).view(plan.parts, H, K, K)
+        plan.met_last(unit, True).copy_(begins)
+        M, N = (plan.through(products, x, where, reverse=False) for x in (unit, written))
+        (first,) = initial_state(M, [N])
+        plan.met_last(written, True).add_(_product(begins, first, False))
+    if plan.several:
+        first = plan.entering(products, written, first, where, reverse=False)
     forward_kernel[(plan.parts * H,)](
         r, w, k, v, a, b, o, *plan.states_and_found(states), units, scores, first, final_state, scale, *where,
         V=V, BV=CHANNELS, KEEP=keep, HAS_FIRST=first is not None, WANTS_LAST=output_final_state, PACKED=plan.packed,
@@ -750,14 +781,22 @@ def backward(r, w, k, v, a, b, scale, initial_state, packing, chunk_size, kept, 
     mild, products = others.split(plan.sizes[3:])
     dr, dw, dk, dv, da, db = (torch.empty_like(x) for x in (r, w, k, v, a, b))
     dinitial_state = units.new_empty(N, H, K, V)
-    where, last = plan.where(CHUNK * plan.L, plan.L), dfinal_state
-    if plan.several:
+    where, last, later = plan.where(CHUNK * plan.L, plan.L), dfinal_state, callable(dfinal_state)
+    if later:
+        last = None
+    if plan.several or later:
         written = scores.new_empty(plan.parts, H, K, V)
         carry_grads_kernel[(plan.parts * H,)](
-            r, w, a, b, do, scores, dfinal_state, written, scale, *where, V=V, BV=CHANNELS,
-            HAS_LAST=dfinal_state is not None, PACKED=plan.packed, **options_of("rwkv7.fused.carry_grads", r),
+            r, w, a, b, do, scores, last, written, scale, *where, V=V, BV=CHANNELS,
+            HAS_LAST=last is not None, WHOLE=later, PACKED=plan.packed, **options_of("rwkv7.fused.carry_grads", r),
         )  # fmt: skip
-        last = plan.entering(products, written, dfinal_state, where, reverse=True)
+    if later and plan.several:
+        (last,) = dfinal_state(None, [plan.through(products, written, where, reverse=True)])
+        plan.met_last(written, False).add_(_product(plan.met_last(products, False), last, True))
+    elif later:
+        (last,) = dfinal_state(None, [written])
+    if plan.several:
+        last = plan.entering(products, written, last, where, reverse=True)
     given = (
         r, w, k, v, a, b, do, *plan.states_and_found(states), units, scores, mild, dr, dw, dk, dv, da, db,
         last, dinitial_state, scale, *where,
