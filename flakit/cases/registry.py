@@ -278,6 +278,13 @@ CASES: dict[str, Case] = {
             threads=(f"{_FLA}#218", "huggingface/transformers#47688"),
             notebook="13_training",
         ),
+        Case(
+            "unscaled_term",
+            told="a term that holds the logits back is too small wherever the loss is scaled before its backward pass",
+            measured="1 / c of it is left where the loss is multiplied by c: in n parts it is n times too large",
+            threads=(f"{_FLA}#963",),
+            notebook="13_training",
+        ),
     )
 }
 """Every case by the name of its module, in the order of the casebook."""
