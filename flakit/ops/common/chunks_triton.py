@@ -147,15 +147,20 @@ def scaled(x):
 
 @triton.jit
 def store_state(states, scales, i, b_S, i_k, i_v, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
-                BV: tl.constexpr, SCALED: tl.constexpr, mild_scales=None, half=None):  # fmt: skip
+                BV: tl.constexpr, SCALED: tl.constexpr, mild_scales=None, half=None, remainders=None):  # fmt: skip
     """A tile of state number i. SCALED: in float16, each row over the power of two below its largest element.
 
     half: what half a chunk leaves of the state, [BK], so that rows of the state at the chunk's middle are multiples of
     mild_scales; 0 there says that a row is 0 (or below 2^-118).
+    remainders: where, as multiples of the same scales, what float16 rounds away goes.
     """
     p_S, m_S = state_pointers(states, i, i_k, i_v, K, V, BK, BV)
     if SCALED:
-        b_S, unit = scaled(b_S)
+        whole = b_S
+        b_S, unit = scaled(whole)
+        if remainders is not None:
+            p_R, _ = state_pointers(remainders, i, i_k, i_v, K, V, BK, BV)
+            tl.store(p_R, (whole / unit[:, None] - b_S.to(tl.float32)).to(tl.float16), mask=m_S)
         p_s, m_s = scale_pointers(scales, i, i_k, i_v, K, V, BK, BV)
         tl.store(p_s, unit, mask=m_s)
         p_s, m_s = scale_pointers(mild_scales, i, i_k, i_v, K, V, BK, BV)
@@ -473,13 +478,13 @@ def _passed(b_S, b_w, total, x, y, w, scale, start, end, i_h, i_k, i_v, H: tl.co
 
 @triton.jit
 def _walk(
-    x, y, w, states, scales, mild_scales, decay, mild, initial, last, scale, begin, end, first_chunk, chunks, i_s, i_h,
-    i_k, i_v,
+    x, y, w, states, scales, mild_scales, remainders, decay, mild, initial, last, scale, begin, end, first_chunk,
+    chunks, i_s, i_h, i_k, i_v,
     H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
     BV: tl.constexpr, REVERSE: tl.constexpr, INCLUSIVE: tl.constexpr, TOTALS: tl.constexpr,
     SCALED: tl.constexpr, HAS_FIRST: tl.constexpr, WANTS_LAST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One tile of one state through one segment; decay and mild may be None. As in `stream_kernel`."""
+    """One tile of one state through one segment; remainders, decay and mild may be None. As in `stream_kernel`."""
     NK: tl.constexpr = (K + BK - 1) // BK
     i_sh = i_s * H + i_h
     b_S = tl.zeros([BK, BV], dtype=tl.float32)
@@ -505,7 +510,9 @@ def _walk(
                 half = exp(second)
             else:
                 half = exp(first)
-            store_state(states, scales, i_ch, b_S, i_k, i_v, K, V, BK, BV, SCALED, mild_scales, half)
+            store_state(
+                states, scales, i_ch, b_S, i_k, i_v, K, V, BK, BV, SCALED, mild_scales, half, remainders
+            )  # fmt: skip
             if mild is not None:
                 tl.store(mild + i_ch * NK + i_k, is_mild, mask=i_v == 0)
         else:
@@ -557,7 +564,7 @@ def locate_segment(i_s, sequence_of_segment, segment_offsets, cu_seqlens, offset
 def stream_kernel(
     x, y, states, scales, mild_scales, initial, last,
     other_x, other_y, other_states, other_scales, other_mild_scales, other_initial, other_last,
-    w, decay, mild, scale, sequence_of_segment, segment_offsets, cu_seqlens, offsets, T, L,
+    remainders, w, decay, mild, scale, sequence_of_segment, segment_offsets, cu_seqlens, offsets, T, L,
     H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, OTHER_V: tl.constexpr, C: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, OTHER_BV: tl.constexpr, REVERSE: tl.constexpr, INCLUSIVE: tl.constexpr,
     TOTALS: tl.constexpr, SEGMENTED: tl.constexpr, SCALED: tl.constexpr,
@@ -569,6 +576,7 @@ def stream_kernel(
     of a zero state, and e^{its total}. INCLUSIVE: a read is faded by its own token's decay too.
     G: heads of x and y that write into one state. SCALED: products of split operands, and states in 16 bits.
     OTHER_V: columns of another state that decays alike, 0 if there is none. In registers: a tile of one, [BK, BV].
+    remainders: as of `store_state`, of the first state alone; None where nobody needs them.
     """
     NK: tl.constexpr = (K + BK - 1) // BK
     NV: tl.constexpr = (V + BV - 1) // BV
@@ -579,13 +587,13 @@ def stream_kernel(
         i_s, sequence_of_segment, segment_offsets, cu_seqlens, offsets, T, L, C, SEGMENTED, PACKED
     )
     if i_v < NV:
-        _walk(x, y, w, states, scales, mild_scales, decay, mild, initial, last, scale, begin, end, first_chunk, chunks,
-              i_s, i_h, i_k, i_v, H, G, K, V, C, BK, BV, REVERSE, INCLUSIVE, TOTALS, SCALED, HAS_FIRST, WANTS_LAST,
-              PRECISION)  # fmt: skip
+        _walk(x, y, w, states, scales, mild_scales, remainders, decay, mild, initial, last, scale, begin, end,
+              first_chunk, chunks, i_s, i_h, i_k, i_v, H, G, K, V, C, BK, BV, REVERSE, INCLUSIVE, TOTALS, SCALED,
+              HAS_FIRST, WANTS_LAST, PRECISION)  # fmt: skip
     elif OTHER_V > 0:
-        _walk(other_x, other_y, w, other_states, other_scales, other_mild_scales, None, None, other_initial, other_last,
-              scale, begin, end, first_chunk, chunks, i_s, i_h, i_k, i_v - NV, H, G, K, OTHER_V, C, BK, OTHER_BV,
-              REVERSE, INCLUSIVE, TOTALS, SCALED, HAS_FIRST, WANTS_LAST, PRECISION)  # fmt: skip
+        _walk(other_x, other_y, w, other_states, other_scales, other_mild_scales, None, None, None, other_initial,
+              other_last, scale, begin, end, first_chunk, chunks, i_s, i_h, i_k, i_v - NV, H, G, K, OTHER_V, C, BK,
+              OTHER_BV, REVERSE, INCLUSIVE, TOTALS, SCALED, HAS_FIRST, WANTS_LAST, PRECISION)  # fmt: skip
 
 
 @triton.jit
@@ -748,7 +756,7 @@ class ChunkPlan:
     def state_shape(self) -> tuple[int, int, int, int]:
         return self.N, self.H, self.rows, self.columns
 
-    def states(self, x, y, w, scale, first, last, reverse, inclusive=False, beside=None):
+    def states(self, x, y, w, scale, first, last, reverse, inclusive=False, beside=None, remainders=None):
         """The state entering each chunk (reverse: the gradient leaving it), and which chunks are mild (reverse: None).
 
         The states come in one tensor of `kept_shape`, which `unpacked` takes apart.
@@ -760,6 +768,7 @@ class ChunkPlan:
         the list of what it makes of zeros.
         beside: (x, y, first, last) of another state that decays alike, of which all is as of this one but V. It goes
         through the same launch, and a tensor for each comes back.
+        remainders: a float16 tensor [chunks, H, K, V] for what 16-bit states lose of the first, in their rows' scales.
         """
         given = [(x, y, first, last)] + ([beside] if beside else [])
         columns = [y.shape[-1] for _, y, _, _ in given]
@@ -789,7 +798,7 @@ class ChunkPlan:
         ]
         _, _, first, last = given[0]
         stream_kernel[grid](
-            *_pair(streams), w, None, mild, scale, *where, TOTALS=False, SEGMENTED=segments > self.N,
+            *_pair(streams), remainders, w, None, mild, scale, *where, TOTALS=False, SEGMENTED=segments > self.N,
             HAS_FIRST=first is not None, WANTS_LAST=last is not None, **common,
         )  # fmt: skip
         return (tuple(kept) if beside else kept[0]), mild
@@ -826,7 +835,7 @@ class ChunkPlan:
         decay = self.empty(segments, self.H, self.rows)
         totals = [(x, y, S, None, None, None, None) for (x, y, _, _), S in zip(given, entering, strict=True)]
         stream_kernel[grid](
-            *_pair(totals), w, decay, None, scale, *where,
+            *_pair(totals), None, w, decay, None, scale, *where,
             TOTALS=True, SEGMENTED=True, HAS_FIRST=False, WANTS_LAST=False, **common,
         )  # fmt: skip
         _, segment_offsets, *_ = where

@@ -24,7 +24,9 @@ Chunks have 64 tokens where inputs are bfloat16, slots 33 to 64 and queries as m
 Mild operands are split into two bfloat16 numbers where decays are in them (`blocks_triton.split`). Products with a
 memory, which is kept in float16 with a power of two for each row, take the other operand in float16 too, each of its
 rows over a power of two: one product in the place of two or three, and the memory goes from where it lies to the tensor
-core as it is. What that rounds, 2^-12, is what the memory has lost already.
+core as it is. What that rounds, 2^-12, is what the memory has lost already. A score, though, is an exponent: a loss
+of 2^-12 there changes p by that times the score. bfloat16 inputs lose more before they come here; beside float16 ones
+the stream also stores what hk was rounded by, for the scores alone (`remainders`).
 
 The decay's gradient is a difference of two running sums on the mild way. What a read finds, and what a key is found by,
 come from the same split operands with all four products of their parts, and are summed from three parts, which is all
@@ -144,8 +146,11 @@ def _softmax_grads(b_p, b_dp, SCALED: tl.constexpr):
 @triton.jit
 def _mild_found(x, y, states, scales, b_s, upto, start, end, i_hx, i_h, i_s, HX: tl.constexpr, H: tl.constexpr,
                 D: tl.constexpr, M: tl.constexpr, C: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr,
-                BS: tl.constexpr):  # fmt: skip
-    """What x finds in a slot over the read's factor, [C, BM]: lower(x y^T) s* + (x S^T) e^{mid}."""
+                BS: tl.constexpr, remainders=None):  # fmt: skip
+    """What x finds in a slot over the read's factor, [C, BM]: lower(x y^T) s* + (x S^T) e^{mid}.
+
+    remainders: what S was rounded by, or None.
+    """
     b_A = tl.zeros([C, C], dtype=tl.float32)
     found = tl.zeros([C, BM], dtype=tl.float32)
     for i_d in range(0, (D + BD - 1) // BD):
@@ -155,7 +160,10 @@ def _mild_found(x, y, states, scales, b_s, upto, start, end, i_hx, i_h, i_s, HX:
         unit = _units(scales, i_s, start < end, i_d, M, D, BM, BD, BS, True)
         b_A = tl.dot(b_x, tl.trans(b_y), b_A)
         x_16, x_unit = scaled(b_x)
-        found += tl.dot(x_16, tl.trans(b_S)) * x_unit[:, None] * unit[None, :]
+        b_read = tl.dot(x_16, tl.trans(b_S))
+        if remainders is not None:
+            b_read += tl.dot(x_16, tl.trans(_memory(remainders, i_s, start < end, i_d, M, D, BM, BD)))
+        found += b_read * x_unit[:, None] * unit[None, :]
     A_high, A_low = split(_lower(b_A, C))
     s_high, s_low = split(b_s * exp(-upto))
     return add_whole_product(found, A_high, A_low, s_high, s_low)
@@ -163,7 +171,8 @@ def _mild_found(x, y, states, scales, b_s, upto, start, end, i_hx, i_h, i_s, HX:
 
 @triton.jit
 def mild_output_kernel(
-    q, k, v, s, g, hk, hk_scales, hv, hv_scales, mild, o, found, scale, sequence_of_chunk, cu_seqlens, offsets, T,
+    q, k, v, s, g, hk, hk_scales, remainders, hv, hv_scales, mild, o, found, scale,
+    sequence_of_chunk, cu_seqlens, offsets, T,
     H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr, KEEP: tl.constexpr,
     FLAGS: tl.constexpr, PACKED: tl.constexpr,
@@ -185,7 +194,9 @@ def mild_output_kernel(
     expect_tile(v, start, end, i_h, 0, H, V, C, V)
     upto = from_middle(b_g, C)
     b_s = b_s.to(tl.float32)
-    b_p = _mild_found(q, k, hk, hk_scales, b_s, upto, start, end, i_hq, i_h, i_s, H * G, H, K, M, C, BK, BM, BS)
+    b_p = _mild_found(
+        q, k, hk, hk_scales, b_s, upto, start, end, i_hq, i_h, i_s, H * G, H, K, M, C, BK, BM, BS, remainders
+    )  # fmt: skip
     b_p *= exp(upto)
     if KEEP:
         store_tile(found, b_p, start, end, i_hq, 0, H * G, M, C, BM)
@@ -423,16 +434,18 @@ def mild_pass_grads_kernel(
 
 @triton.jit
 def _operand_memory(states, scales, i, there, i_d, M: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
-                    BD: tl.constexpr, BS: tl.constexpr, SCALED: tl.constexpr):  # fmt: skip
-    """A block of columns of memory number i, [BM, BD], as an operand."""
+                    BD: tl.constexpr, BS: tl.constexpr, SCALED: tl.constexpr, remainders=None):  # fmt: skip
+    """A block of columns of memory number i, [BM, BD], as an operand. remainders: what it was rounded by, or None."""
     b_S = _memory(states, i, there, i_d, M, D, BM, BD).to(tl.float32)
+    if remainders is not None:
+        b_S += _memory(remainders, i, there, i_d, M, D, BM, BD).to(tl.float32)
     return operand(b_S * _units(scales, i, there, i_d, M, D, BM, BD, BS, SCALED)[:, None], SCALED)
 
 
 @triton.jit
 def _products(x, y, states, scales, start, end, i_hx, i_h, i_s, HX: tl.constexpr, H: tl.constexpr, D: tl.constexpr,
               M: tl.constexpr, C: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr,
-              SCALED: tl.constexpr):  # fmt: skip
+              SCALED: tl.constexpr, remainders=None):  # fmt: skip
     """x y^T [C, C] and x S^T [C, BM] over all of D: of q, k, hk or of do, v, hv."""
     b_A = tl.zeros([C, C], dtype=tl.float32)
     b_base = tl.zeros([C, BM], dtype=tl.float32)
@@ -440,7 +453,9 @@ def _products(x, y, states, scales, start, end, i_hx, i_h, i_s, HX: tl.constexpr
         b_x = load_tile(x, start, end, i_hx, i_d, 0, HX, D, C, BD)
         b_y = load_tile(y, start, end, i_h, i_d, 0, H, D, C, BD)
         b_A = tl.dot(b_x, tl.trans(b_y), b_A, input_precision="tf32x3")
-        S_high, S_low = _operand_memory(states, scales, i_s, start < end, i_d, M, D, BM, BD, BS, SCALED)
+        S_high, S_low = _operand_memory(
+            states, scales, i_s, start < end, i_d, M, D, BM, BD, BS, SCALED, remainders
+        )  # fmt: skip
         b_base = add_given_by_split(b_base, b_x, tl.trans(S_high), tl.trans(S_low))
     return b_A, b_base
 
@@ -469,7 +484,7 @@ def _scores(b_x, b_s, b_g, C: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.con
 
 @triton.jit
 def _any_output(
-    i_hq, i_h, i_c, q, k, v, s, g, hk, hk_scales, hv, hv_scales, o, found, scale,
+    i_hq, i_h, i_c, q, k, v, s, g, hk, hk_scales, remainders, hv, hv_scales, o, found, scale,
     sequence_of_chunk, cu_seqlens, offsets, T,
     H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr, KEEP: tl.constexpr,
@@ -482,7 +497,9 @@ def _any_output(
     i_s = i_c * H + i_h
     start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
     o_c = tl.arange(0, C)
-    b_A, b_base = _products(q, k, hk, hk_scales, start, end, i_hq, i_h, i_s, H * G, H, K, M, C, BK, BM, BS, SCALED)
+    b_A, b_base = _products(
+        q, k, hk, hk_scales, start, end, i_hq, i_h, i_s, H * G, H, K, M, C, BK, BM, BS, SCALED, remainders
+    )  # fmt: skip
     b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32)
     b_g = load_decays(g, start, end, i_h, 0, H, M, C, BM)
     b_p = _found(b_A, b_base, b_s, b_g, C, LEVELS, SCALED)
@@ -501,7 +518,7 @@ def _any_output(
 
 @triton.jit
 def output_kernel(
-    q, k, v, s, g, hk, hk_scales, hv, hv_scales, mild, o, found, scale,
+    q, k, v, s, g, hk, hk_scales, remainders, hv, hv_scales, mild, o, found, scale,
     sequence_of_chunk, cu_seqlens, offsets, T, chunks,
     H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr, KEEP: tl.constexpr,
@@ -518,7 +535,7 @@ def output_kernel(
         i_hq = i_h * G + i_g
         if not_mild(mild, i, total, FLAGS):
             _any_output(
-                i_hq, i_h, i_c, q, k, v, s, g, hk, hk_scales, hv, hv_scales, o, found, scale,
+                i_hq, i_h, i_c, q, k, v, s, g, hk, hk_scales, remainders, hv, hv_scales, o, found, scale,
                 sequence_of_chunk, cu_seqlens, offsets, T, H, G, K, V, M, C, BK, BV, BM, BS, KEEP,
                 LEVELS, SCALED, PACKED,
             )  # fmt: skip
@@ -973,11 +990,16 @@ def forward(q, k, v, s, g, scale, initial_state, output_final_state, packing, ch
     (first_hk, first_hv), last_hk, last_hv = _slot_rows(initial_state), None, None
     if output_final_state:
         last_hk, last_hv = (plan.empty(plan.N, plan.H, plan.M, D) for D in (K, V))
-    (hk, hv), mild = plan.states(s, k, g, 1.0, first_hk, last_hk, reverse=False, beside=(s, v, first_hv, last_hv))
+    remainders = None
+    if s.dtype == torch.float16:
+        remainders = plan.empty(plan.chunks, plan.H, plan.M, K, dtype=torch.float16)
+    (hk, hv), mild = plan.states(
+        s, k, g, 1.0, first_hk, last_hk, reverse=False, beside=(s, v, first_hv, last_hv), remainders=remainders
+    )
     o, found = q.new_empty(*q.shape[:3], V), plan.empty(q.shape[:3].numel() * plan.M + mild.numel() if keep else 0)
     plan.launch(
         "output", mild_output_kernel, output_kernel, q.shape[2], dict(K=K, V=V),
-        q, k, v, s, g, plan.unpacked(hk, K), plan.unpacked(hv, V), mild, o, found, scale, KEEP=keep,
+        q, k, v, s, g, plan.unpacked(hk, K), remainders, plan.unpacked(hv, V), mild, o, found, scale, KEEP=keep,
     )  # fmt: skip
     if keep:
         if packing is not None:

@@ -7,7 +7,7 @@ import torch
 
 from flakit.numerics.inputs import inputs
 from flakit.numerics.operators import OPERATORS
-from flakit.ops.gsa import fused_recurrent_gsa
+from flakit.ops.gsa import chunk_gsa, fused_recurrent_gsa
 from tests.ops.checking import true_values
 from tests.ops.places import INTERPRETED, PLACES, everywhere
 from tests.ops.settings import Setting
@@ -162,3 +162,28 @@ def test_a_memory_that_nothing_fades_loses_nothing_to_its_length(device, T):
     truth = (made["k"].double()[0, :, 0].T @ made["s"].double()[0, :, 0])[None, None]
     # Half a spacing for the sum, and a tenth for what its own lost part loses.
     assert ((hk.double() - truth).abs() / truth).max() < 0.6 * torch.finfo(torch.float32).eps
+
+
+@pytest.mark.parametrize(
+    "device, strong",
+    [
+        pytest.param(device, strong, marks=mark)
+        for device, mark in (("cpu", pytest.mark.interpret), ("cuda", pytest.mark.gpu))
+        for strong in (False, True)
+    ],
+)
+def test_scores_of_a_large_memory_keep_float16s_digits(device, strong):
+    """A memory that is rounded to 2^-12 between chunks costs p that share times the score: 1% of it at a score of 40.
+
+    strong: a gate of -7 now and then, so that its chunk is not a mild one.
+    """
+    T = 520
+    made = inputs("gsa", T=T, H=1, K=16, V=8, M=8, decay=0.0, dtype=torch.float16, device=device)
+    tensors = [x[:, :1].expand_as(x) if name in "ks" else x for name, x in made.items() if name in "qkvs"]
+    g = torch.zeros_like(made["g"])
+    if strong:
+        g[:, 103::208] = -7.0
+    o, _ = chunk_gsa(*tensors, g, backend="triton")
+    truth, _ = fused_recurrent_gsa(*(x.double() for x in (*tensors, g)), backend="torch")
+    worst = ((o - truth).norm(dim=-1) / truth.norm(dim=-1)).max()
+    assert worst < 2e-3, worst
