@@ -150,19 +150,14 @@ def to_ends(b_w, C: tl.constexpr):
     t, o_i = tl.arange(0, C)[:, None], tl.arange(0, 2 * C)
     i = (o_i % C)[None, :]
     passed = tl.where((o_i < C)[None, :], t < i, t > i)
-    total = tl.max(sums_along(b_w, each(t >= 0 * tl.arange(0, C)[None, :])), 2)
-    return sums_along(b_w, each(passed)), tl.reshape(total, (b_w.shape[0] * b_w.shape[1],))
+    return sums_along(b_w, each(passed)), whole_decay(b_w, C)
 
 
 @triton.jit
-def all_mild(mild, i_h, first, count, H: tl.constexpr):
-    """Whether so many chunks of a head are, from the first on, 1 or 0."""
-    o = tl.arange(0, 256)
-    all_of = tl.full([256], 1.0, tl.float32)
-    for n in range(0, count, 256):
-        p = mild + (first + n + o).to(tl.int64) * H + i_h
-        all_of = tl.minimum(all_of, tl.load(p, mask=n + o < count, other=1.0))
-    return tl.min(all_of)
+def whole_decay(b_w, C: tl.constexpr):
+    """Log decay of all of a chunk's rows, [4 N]. b_w: finite, in bands."""
+    total = tl.max(sums_along(b_w, each(tl.full([C, C], 1.0, tl.float32))), 2)
+    return tl.reshape(total, (b_w.shape[0] * b_w.shape[1],))
 
 
 @triton.jit

@@ -20,15 +20,17 @@ What enters each part is found before: a part makes of a state e^{total} S + N, 
 **Ways.** No factor of `forward_kernel` is above 1, whatever the decay. A chunk is mild if each of its log decays is
 above `BLOCK_TOKEN`. `scores_kernel` has some chunks at a time. If all of them are mild, their scores are one product
 about each one's middle, of q*_i = q_i e^{before_i - mid}, k*_j = k_j e^{mid - upto_j}; if not, they are formed by
-dyadic levels (`common.decay`). The gradients are formed by dyadic levels throughout a head's sequence if one of its
-chunks is not mild, else about the middles. Then, S standing for e^{mid} S and D for e^{rest} D, rest being total - mid,
-in what follows, and P = do v^T below the diagonal,
+dyadic levels (`common.decay`). `backward_kernel` takes each chunk its own way, which differs in what lies between two
+tokens of the chunk alone. Of a mild chunk that is formed about the middle, too. With S for e^{mid} S and D for
+e^{rest} D, rest being total - mid, and P = do v^T below the diagonal,
 
     x = P k* + do S^T,   y = v D^T,   z = P^T q*   dq = x e^{before - mid} + bonus,  dk = (y + z) e^{mid - upto} + bonus
     dw_t = sum_v S D + sum_{i>t} q*_i x_i - sum_{j>=t} k*_j z_j + sum_{j<t} k*_j y_j
 
 where x and z come from the same split operands, with all four products of their parts: what is added to dw is what is
-taken away. Any other head's dw is a sum of terms that each carry their decay, and nothing is taken away.
+taken away. Of any other chunk q* = q e^{before} and k* = k e^{total - upto}, S and D stay as they are, the sum over S D
+carries e^{total}, x and y are what states alone give, and pairs of tokens are added by dyadic levels: dw is a sum of
+terms that each carry their decay, and nothing is taken away.
 
 Operands are split into two bfloat16 numbers (`blocks_triton.split`), which leaves 2^-17 of them.
 """
@@ -43,7 +45,6 @@ from ..common.bands_triton import (
     CHUNK,
     LEVELS,
     Parts,
-    all_mild,
     bands,
     by_turned,
     column,
@@ -60,6 +61,7 @@ from ..common.bands_triton import (
     store_turned,
     to_ends,
     whole,
+    whole_decay,
 )
 from ..common.blocks_triton import (
     add_given_by_split,
@@ -204,11 +206,16 @@ def forward_kernel(
 
 
 @triton.jit
-def _decays_about_middle(b_w, C: tl.constexpr):
-    """Log decays of reads and of keys from the middle of the chunk, [4, N, C] each."""
+def _decays(b_w, is_mild, C: tl.constexpr):
+    """Log decays of reads from point a on, and of keys up to point b, [4, N, C] each; those up to a and from b on,
+    [4 N] each. a and b are the middle of a mild chunk, and the two ends of any other."""
     t, i = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
-    half = (t < C // 2).to(tl.float32)
-    return sums_along(b_w, each((t < i).to(tl.float32) - half)), sums_along(b_w, each(half - (t <= i).to(tl.float32)))
+    read, key = sums_along(b_w, each(t < i)), sums_along(b_w, each(t > i))
+    mid, rest = is_mild * column(read, C // 2), is_mild * column(key, C // 2 - 1)
+    shape: tl.constexpr = (b_w.shape[0], b_w.shape[1])
+    read -= tl.reshape(mid, shape)[:, :, None]
+    key -= tl.reshape(rest, shape)[:, :, None]
+    return read, key, mid, rest
 
 
 @triton.jit
@@ -236,10 +243,9 @@ def backward_kernel(
     r, w, k, v, u, do, states, units, scores, mild, dr, dw, dk, dv, du, last, first, scale,
     T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    LEVELS: tl.constexpr, MILD: tl.constexpr, HAS_LAST: tl.constexpr, PACKED: tl.constexpr,
+    LEVELS: tl.constexpr, HAS_LAST: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """All gradients of a part of a head's sequence that is MILD, or of one that is not, chunk after chunk from the
-    last.
+    """All gradients of a part of a head's sequence, chunk after chunk from the last.
 
     last: of the states that leave the parts; first: where that of the initial one goes; du: of each part and head. In
     registers: D^T and du.
@@ -247,8 +253,6 @@ def backward_kernel(
     i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = piece(
         T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H, C, PACKED
     )
-    if all_mild(mild, i_h, first_chunk, count, H) != MILD:
-        return
     o_c, o_k, o_v = tl.arange(0, C), tl.arange(0, BK), tl.arange(0, BV)
     t, s = o_c[:, None], o_c[None, :]
     m_S = (o_k < K)[:, None] & (o_v < V)[None, :]
@@ -271,6 +275,7 @@ def backward_kernel(
         b_do = load_turned(do, start, end, i_h, H, V, C, BV)
         b_A = _load_scores(scores + i * (C * C), True, C)
         unit = tl.load(units + i + tl.zeros([BK], tl.int32))
+        is_mild = tl.load(mild + i)
         expect(states + i * K * V + o_v * K, o_v < V, 1)  # there are no registers for it yet
         more = (o_c >= 0) & (n + 1 < count)
         p_rows = (start - C + o_c) * H + i_h
@@ -283,15 +288,9 @@ def backward_kernel(
         b_w, b_r, b_k = arrived(b_w), arrived(b_r), arrived(b_k)
         b_v, b_do, b_A = arrived(b_v), arrived(b_do), arrived(b_A)
         b_w = bands(finite(b_w))
-        if MILD:
-            read, key = _decays_about_middle(b_w, C)
-            mid, rest = -column(read, 0), -column(key, C - 1)
-            b_D *= exp(passing + rest)[None, None, :]
-            of_S, passing = exp(mid) * unit, mid
-        else:
-            decays, rest = to_ends(b_w, C)
-            read, key = sides(decays)
-            of_S = unit
+        read, key, mid, rest = _decays(b_w, is_mild, C)
+        b_D *= exp(passing + rest)[None, None, :]
+        of_S, passing = exp(mid) * unit, mid
         read, key = exp(read), exp(key)
         b_q, b_k = bands(b_r).to(tl.float32) * scale, bands(b_k).to(tl.float32)
         q_high, q_low = split(b_q * read)
@@ -311,46 +310,40 @@ def backward_kernel(
         D_high, D_low = bands(tl.trans(whole(D_high))), bands(tl.trans(whole(D_low)))
         y = add_split_by_given(tl.zeros([BANDS, BK // BANDS, C], tl.float32), D_high, D_low, each(b_v))
         b_du += own * b_q * b_k
-        if MILD:
-            P_high, P_low = split(b_P)
-            z = add_whole_product(tl.zeros_like(y), q_high, q_low, each(P_high), each(P_low))
-            keys = k_high.to(tl.float32) + k_low.to(tl.float32)
-            b_dw = sums_along(keys * y, each(t < s), False)
-            of_pairs = keys * z
-            b_dk = (y + z) * key
-        else:
-            b_dq, b_dk, b_dw = _any_pairs(b_q, b_k, b_w, b_P + tl.trans(b_P), C, LEVELS)
-            y *= key
-            b_dw += sums_along(b_k * y, each(t < s), False)
-            b_dk += y
-        store_turned(dk, b_dk + own * b_u * b_q, start, end, i_h, H, K, C, BK)
-
         # Reads.
         b_S = tl.load(states + i * K * V + o_k[:, None] + o_v[None, :] * K, mask=m_S, other=0.0)
         S_high, S_low = split(bands(b_S.to(tl.float32) * of_S[:, None]))
         b_SD = by_turned(S_high, S_low, D_high, D_low)
         b_SD = tl.sum(tl.where(t == s, b_SD, 0.0), 2)
         x = add_split_by_given(tl.zeros_like(y), S_high, S_low, each(b_do))
-        if MILD:
+
+        # What lies between two tokens of the chunk.
+        keys = k_high.to(tl.float32) + k_low.to(tl.float32)
+        reads = q_high.to(tl.float32) + q_low.to(tl.float32)
+        b_dw = sums_along(keys * y, each(t < s), False)
+        if is_mild > 0:
+            P_high, P_low = split(b_P)
+            z = add_whole_product(tl.zeros_like(y), q_high, q_low, each(P_high), each(P_low))
             x = add_whole_product(x, k_high, k_low, each(tl.trans(P_high)), each(tl.trans(P_low)))
-            b_dw += sums_along((q_high.to(tl.float32) + q_low.to(tl.float32)) * x - of_pairs, each(t > s))
+            of_pairs = keys * z
+            b_dw += sums_along(reads * x - of_pairs, each(t > s))
             b_dw += b_SD[:, :, None] - of_pairs
-            b_dq = x * read
+            b_dq, b_dk = x * read, (y + z) * key
         else:
-            x *= read
-            b_dw += sums_along(b_q * x, each(t > s), False)
-            b_SD *= tl.reshape(exp(rest), (BANDS, BK // BANDS))
-            b_dw += b_SD[:, :, None]
-            b_dq += x
+            b_dq, b_dk, of_pairs = _any_pairs(b_q, b_k, b_w, b_P + tl.trans(b_P), C, LEVELS)
+            total = exp(whole_decay(b_w, C))
+            b_dw += of_pairs + sums_along(reads * x, each(t > s), False)
+            b_dw += (b_SD * tl.reshape(total, (BANDS, BK // BANDS)))[:, :, None]
+            b_dq += x * read
+            b_dk += y * key
+            b_D *= total[None, None, :]
         empty = tl.reshape(unit < 2.0**-118, (BANDS, BK // BANDS))[:, :, None]
         b_dw = tl.where((o_c == 0)[None, None, :] & empty, 0.0, b_dw)  # as `is_zero`
         store_turned(dw, b_dw, start, end, i_h, H, K, C, BK)
+        store_turned(dk, b_dk + own * b_u * b_q, start, end, i_h, H, K, C, BK)
         store_turned(dr, (b_dq + own * b_u * b_k) * scale, start, end, i_h, H, K, C, BK)
-        if not MILD:
-            b_D *= exp(rest)[None, None, :]
         b_D = add_given_by_split(b_D, bands(b_do), each(tl.trans(whole(q_high))), each(tl.trans(whole(q_low))))
-    if MILD:
-        b_D *= exp(passing)[None, None, :]
+    b_D *= exp(passing)[None, None, :]
     p_D, m_D = state_pointers(first, i_n * H + i_h, 0, 0, K, V, BK, BV)
     tl.store(p_D, tl.trans(whole(b_D)), mask=m_D & is_first)
     tl.store(du + (i_p * H + i_h) * K + o_k, tl.reshape(tl.sum(b_du, 2), (BK,)), mask=o_k < K)
@@ -423,10 +416,9 @@ def backward(r, k, v, w, u, scale, initial_state, packing, chunk_size, kept, do,
     du = others.new_empty(plan.parts, plan.H, plan.K)
     where = plan.where(CHUNK * plan.L, plan.L)
     last = plan.entering(r, do, w, scale, dfinal_state, where, reverse=True)
-    for way in "mild", "dyadic":
-        backward_kernel[(plan.parts * plan.H,)](
-            r, w, k, v, u, do, states.view(torch.float16), units, scores, mild, dr, dw, dk, dv, du,
-            last, dinitial_state, scale, *where, V=plan.V, BV=CHANNELS, LEVELS=LEVELS, MILD=int(way == "mild"),
-            HAS_LAST=last is not None, PACKED=plan.packed, **options_of(f"rwkv6.fused.backward.{way}", r),
-        )  # fmt: skip
+    backward_kernel[(plan.parts * plan.H,)](
+        r, w, k, v, u, do, states.view(torch.float16), units, scores, mild, dr, dw, dk, dv, du,
+        last, dinitial_state, scale, *where, V=plan.V, BV=CHANNELS, LEVELS=LEVELS, HAS_LAST=last is not None,
+        PACKED=plan.packed, **options_of("rwkv6.fused.backward", r),
+    )  # fmt: skip
     return dr, dk, dv, dw, du.sum(0), dinitial_state

@@ -29,10 +29,10 @@ lies in bands of channels of k likewise.
 If all of them are mild, their scores are products of operands decayed about each one's middle: r* = scale r e^{upto -
 mid}, a* = a e^{before - mid}, k* = k e^{mid - upto}, b* likewise; if not, they are formed by dyadic levels
 (`common.decay`). In the products with states decays are taken from the chunk's ends, where no factor is above 1, so
-that the forward kernel is one for all. The gradients are formed by dyadic levels throughout a head's sequence if one of
-its chunks is not mild, and every term of the decay's gradient carries its decay. Else they are formed about the
-middles: there S stands for e^{mid} S, D for e^{rest} D, rest = total - mid, and the decay's gradient is a difference of
-the same products,
+that the forward kernel is one for all. The backward kernel takes each chunk its own way. The gradients of one that is
+not mild are formed by dyadic levels, and every term of the decay's gradient carries its decay. Those of a mild one are
+formed about its middle: there S stands for e^{mid} S, D for e^{rest} D, rest = total - mid, and the decay's gradient is
+a difference of the same products,
 
     dw_t = sum_v S D + sum_{i passed t} R_i dR_i - sum_{j >= t} E_j (P^T R)_j + sum_{j < t} E_j (F D^T)_j
 
@@ -51,7 +51,6 @@ from ..common.bands_triton import (
     CHUNK,
     LEVELS,
     Parts,
-    all_mild,
     bands,
     by_turned,
     column,
@@ -543,133 +542,151 @@ def _any_pairs(b_R, b_E, b_w, b_P, C: tl.constexpr, LEVELS: tl.constexpr):
 
 
 @triton.jit
-def backward_kernel(
-    r, w, k, v, a, b, do, states, found, units, scores, mild, dr, dw, dk, dv, da, db, last, first, scale,
-    T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L,
+def _chunk_grads(
+    r, w, k, v, a, b, do, states, found, units, scores, dr, dw, dk, dv, da, db, b_D, passing, scale, start, end, i_h, i,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    LEVELS: tl.constexpr, MILD: tl.constexpr, HAS_LAST: tl.constexpr, PACKED: tl.constexpr,
+    LEVELS: tl.constexpr, MILD: tl.constexpr,
 ):  # fmt: skip
-    """All gradients of a part of a head's sequence that is MILD, or of one that is not, chunk after chunk from the
-    last. last: of the states that leave the parts; first: where that of the initial one goes. In registers: D^T."""
-    i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = piece(
-        T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H, C, PACKED
-    )
-    if all_mild(mild, i_h, first_chunk, count, H) != MILD:
-        return
+    """All gradients of chunk and head number i, MILD or not, from that of the state that leaves it, D e^{passing}.
+    Returns that of the state that enters it as such a pair, too."""
     o_c, o_r, o_k, o_v = tl.arange(0, C), tl.arange(0, 2 * C), tl.arange(0, BK), tl.arange(0, BV)
     left = (o_r < C)[None, None, :]
     by_scale = tl.where(left, scale, 1.0)
     ahead = (o_r % C)[:, None] - (o_r % C)[None, :]
     seen = (ahead > 0) | ((ahead == 0) & (o_r < C)[:, None])
     m_S = (o_k < K)[:, None] & (o_v < V)[None, :]
+    b_w = load_turned(w, start, end, i_h, H, K, C, BK)
+    b_R = load_pair(r, a, start, end, i_h, H, K, C, BK)
+    b_E = load_pair(k, b, start, end, i_h, H, K, C, BK)
+    b_v = load_turned(v, start, end, i_h, H, V, C, BV)
+    b_do = load_turned(do, start, end, i_h, H, V, C, BV)
+    p_f, m_f = _found_pointers(found, i, V, C, BV)
+    b_f = tl.load(p_f, mask=m_f, other=0.0)
+    unit = tl.load(units + i * (BV + 1) + BV + tl.zeros([BK], tl.int32))
+    f_unit = tl.load(units + i * (BV + 1) + o_v)
+    p_A = scores + i * (2 * C * C)
+    expect(states + i * K * V + o_v * K, o_v < V, 1)  # there are no registers for it yet
+    b_N, b_U = _load_right(p_A + C * C, False, C), _load_right(p_A + C * C, True, C)
+    b_A = _load_scores_turned(p_A, C)
+    b_w, b_R, b_E = arrived(b_w), arrived(b_R), arrived(b_E)
+    b_v, b_do, b_f = bands(arrived(b_v)), bands(arrived(b_do)), bands(arrived(b_f))
+    b_N, b_U, b_A = arrived(b_N), arrived(b_U), arrived(b_A)
+    if MILD:
+        read, key = _decays_about_middle(bands(b_w), C)
+        mid, rest = -column(read, C), column(read, C - 1)
+    else:
+        b_w = bands(finite(b_w))
+        read, key = _decays(b_w, C)
+        mid, rest = tl.zeros([BK], dtype=tl.float32), column(read, C - 1)
+    read, key = exp(read), exp(key)
+    b_R, b_E = bands(b_R), bands(b_E)
+    R_high, R_low = split(b_R.to(tl.float32) * (read * by_scale))
+    E_high, E_low = split(b_E.to(tl.float32) * key)
+
+    # In bands of channels of v: F, G and dv. F's halves come beside each other by products with ones: what a
+    # product gives lies where the next one needs it, in the place of wherever loads put it.
+    b_F = tl.dot(b_f, each(o_c[:, None] + C == o_r[None, :]).to(b_f.dtype))
+    b_F *= tl.reshape(f_unit, (BANDS, BV // BANDS))[:, :, None]
+    b_F += tl.dot(b_v, each(o_c[:, None] == o_r[None, :]).to(b_v.dtype))
+    F_high, F_low = split(b_F)
+    b_D *= exp(passing + rest if MILD else passing)[None, None, :]
+    D_high, D_low = split(b_D)
+    b_x, b_y = sides(product(D_high, D_low, each(whole(E_high)), each(whole(E_low))))
+    A_high, A_low = split(b_N + tl.where(o_c[:, None] == o_r[None, :], 1.0, 0.0))  # do stays, and N^T do
+    U_high, U_low = split(b_U + tl.where(o_c[:, None] + C == o_r[None, :], 1.0, 0.0))
+    x_high, x_low = split(b_y)
+    b_G = narrow_product(x_high, x_low, each(U_high), each(U_low))
+    b_G = add_given_by_split(b_G, b_do, each(A_high), each(A_low))
+    G_high, G_low = split(b_G)
+    A_high, A_low = split(b_A)
+    b_x = add_product(b_x, G_high, G_low, each(A_high), each(A_low))
+    store_turned(dv, b_x, start, end, i_h, H, V, C, BV)
+
+    # In bands of channels of k: all others.
+    g_high, g_low, f_high, f_low = whole(G_high), whole(G_low), whole(F_high), whole(F_low)
+    b_P = add_product(tl.zeros([2 * C, 2 * C], tl.float32), tl.trans(g_high), tl.trans(g_low), f_high, f_low)
+    D_high, D_low = bands(tl.trans(whole(D_high))), bands(tl.trans(whole(D_low)))
+    x_keys = product(D_high, D_low, each(f_high), each(f_low))
+    if MILD:
+        P_high, P_low = split(tl.where(seen, b_P, 0.0))
+        d_keys = add_whole_product(tl.zeros_like(x_keys), R_high, R_low, each(P_high), each(P_low))
+        keys = E_high.to(tl.float32) + E_low.to(tl.float32)
+        of_k, of_b = sides(keys * d_keys)
+        by_k, by_b = sides(keys * x_keys)
+        store_pair(dk, db, (d_keys + x_keys) * key, start, end, i_h, H, K, C, BK)
+        b_dw = sums_along(by_k + by_b, each((o_c[:, None] < o_c[None, :]).to(tl.float32)), False)
+        of_keys = of_k + of_b
+    else:
+        b_R, b_E = b_R.to(tl.float32) * by_scale, b_E.to(tl.float32)
+        d_reads, d_keys, b_dw = _any_pairs(b_R, b_E, b_w, b_P, C, LEVELS)
+        x_keys *= key
+        b_dw += sums_along(b_E * x_keys, each((o_r % C)[:, None] < o_c[None, :]), False)
+        store_pair(dk, db, d_keys + x_keys, start, end, i_h, H, K, C, BK)
+    b_S = tl.load(states + i * K * V + o_k[:, None] + o_v[None, :] * K, mask=m_S, other=0.0)
+    of_S = unit
+    if MILD:
+        of_S = exp(mid) * unit
+    b_S = bands(b_S.to(tl.float32) * of_S[:, None])
+    S_high, S_low = split(b_S)
+    b_SD = by_turned(S_high, S_low, D_high, D_low)
+    b_SD = tl.sum(tl.where(o_c[:, None] == o_c[None, :], b_SD, 0.0), 2)
+    x_reads = product(S_high, S_low, each(g_high), each(g_low))
+    if MILD:
+        d_reads = add_whole_product(x_reads, E_high, E_low, each(tl.trans(P_high)), each(tl.trans(P_low)))
+        of_r, of_a = sides((R_high.to(tl.float32) + R_low.to(tl.float32)) * d_reads)
+        b_dw += sums_along((of_r + of_a) - of_keys, each((o_c[:, None] >= o_c[None, :]).to(tl.float32)))
+        b_dw += b_SD[:, :, None] - of_a  # a has not passed its own token's decay
+        b_dR = d_reads * (read * by_scale)
+    else:
+        x_reads *= read
+        upto = (o_r % C)[:, None] + (o_r < C)[:, None].to(tl.int32)
+        b_dw += sums_along(b_R * x_reads, each(upto > o_c[None, :]), False)
+        b_SD *= tl.reshape(exp(rest), (BANDS, BK // BANDS))
+        b_dw += b_SD[:, :, None]
+        b_dR = (d_reads + x_reads) * by_scale
+        b_D *= exp(rest)[None, None, :]
+    empty = tl.reshape(unit < 2.0**-118, (BANDS, BK // BANDS))[:, :, None]
+    b_dw = tl.where((o_c == 0)[None, None, :] & empty, 0.0, b_dw)  # as `is_zero`
+    store_turned(dw, b_dw, start, end, i_h, H, K, C, BK)
+    store_pair(dr, da, b_dR, start, end, i_h, H, K, C, BK)
+    return add_product(b_D, G_high, G_low, each(tl.trans(whole(R_high))), each(tl.trans(whole(R_low)))), mid
+
+
+@triton.jit
+def backward_kernel(
+    r, w, k, v, a, b, do, states, found, units, scores, mild, dr, dw, dk, dv, da, db, last, first, scale,
+    T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    LEVELS: tl.constexpr, HAS_LAST: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """All gradients of a part of a head's sequence, chunk after chunk from the last. last: of the states that leave the
+    parts; first: where that of the initial one goes. In registers: D^T."""
+    i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = piece(
+        T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H, C, PACKED
+    )
     b_D = tl.zeros([BK, BV], dtype=tl.float32)
     if HAS_LAST:
         p_D, m_D = state_pointers(last, i_p * H + i_h, 0, 0, K, V, BK, BV)
         b_D += tl.load(p_D, mask=m_D, other=0.0)
     b_D = bands(tl.trans(b_D))
     passing = tl.zeros([BK], dtype=tl.float32)
+    flag = tl.load(mild + ((first_chunk + count - 1) * H + i_h).to(tl.int64), mask=count > 0, other=1.0)
     for n in range(0, count):
         start = begin + (count - 1 - n) * C
         i = ((first_chunk + count - 1 - n) * H + i_h).to(tl.int64)
-        b_w = load_turned(w, start, end, i_h, H, K, C, BK)
-        b_R = load_pair(r, a, start, end, i_h, H, K, C, BK)
-        b_E = load_pair(k, b, start, end, i_h, H, K, C, BK)
-        b_v = load_turned(v, start, end, i_h, H, V, C, BV)
-        b_do = load_turned(do, start, end, i_h, H, V, C, BV)
-        p_f, m_f = _found_pointers(found, i, V, C, BV)
-        b_f = tl.load(p_f, mask=m_f, other=0.0)
-        unit = tl.load(units + i * (BV + 1) + BV + tl.zeros([BK], tl.int32))
-        f_unit = tl.load(units + i * (BV + 1) + o_v)
-        p_A = scores + i * (2 * C * C)
-        expect(states + i * K * V + o_v * K, o_v < V, 1)  # there are no registers for it yet
-        b_N, b_U = _load_right(p_A + C * C, False, C), _load_right(p_A + C * C, True, C)
-        b_A = _load_scores_turned(p_A, C)
-        b_w, b_R, b_E = arrived(b_w), arrived(b_R), arrived(b_E)
-        b_v, b_do, b_f = bands(arrived(b_v)), bands(arrived(b_do)), bands(arrived(b_f))
-        b_N, b_U, b_A = arrived(b_N), arrived(b_U), arrived(b_A)
-        if MILD:
-            read, key = _decays_about_middle(bands(b_w), C)
-            mid, rest = -column(read, C), column(read, C - 1)
+        # The next chunk's flag is under way before it is asked for: a branch waits for memory.
+        is_mild, flag = flag, tl.load(mild + i - H, mask=n + 1 < count, other=1.0)
+        if is_mild > 0:
+            b_D, passing = _chunk_grads(
+                r, w, k, v, a, b, do, states, found, units, scores, dr, dw, dk, dv, da, db, b_D, passing, scale, start,
+                end, i_h, i, H, K, V, C, BK, BV, LEVELS, True,
+            )  # fmt: skip
         else:
-            b_w = bands(finite(b_w))
-            read, key = _decays(b_w, C)
-            rest = column(read, C - 1)
-        read, key = exp(read), exp(key)
-        b_R, b_E = bands(b_R), bands(b_E)
-        R_high, R_low = split(b_R.to(tl.float32) * (read * by_scale))
-        E_high, E_low = split(b_E.to(tl.float32) * key)
-
-        # In bands of channels of v: F, G and dv. F's halves come beside each other by products with ones: what a
-        # product gives lies where the next one needs it, in the place of wherever loads put it.
-        b_F = tl.dot(b_f, each(o_c[:, None] + C == o_r[None, :]).to(b_f.dtype))
-        b_F *= tl.reshape(f_unit, (BANDS, BV // BANDS))[:, :, None]
-        b_F += tl.dot(b_v, each(o_c[:, None] == o_r[None, :]).to(b_v.dtype))
-        F_high, F_low = split(b_F)
-        if MILD:
-            b_D *= exp(passing + rest)[None, None, :]
-        D_high, D_low = split(b_D)
-        b_x, b_y = sides(product(D_high, D_low, each(whole(E_high)), each(whole(E_low))))
-        A_high, A_low = split(b_N + tl.where(o_c[:, None] == o_r[None, :], 1.0, 0.0))  # do stays, and N^T do
-        U_high, U_low = split(b_U + tl.where(o_c[:, None] + C == o_r[None, :], 1.0, 0.0))
-        x_high, x_low = split(b_y)
-        b_G = narrow_product(x_high, x_low, each(U_high), each(U_low))
-        b_G = add_given_by_split(b_G, b_do, each(A_high), each(A_low))
-        G_high, G_low = split(b_G)
-        A_high, A_low = split(b_A)
-        b_x = add_product(b_x, G_high, G_low, each(A_high), each(A_low))
-        store_turned(dv, b_x, start, end, i_h, H, V, C, BV)
-
-        # In bands of channels of k: all others.
-        g_high, g_low, f_high, f_low = whole(G_high), whole(G_low), whole(F_high), whole(F_low)
-        b_P = add_product(tl.zeros([2 * C, 2 * C], tl.float32), tl.trans(g_high), tl.trans(g_low), f_high, f_low)
-        D_high, D_low = bands(tl.trans(whole(D_high))), bands(tl.trans(whole(D_low)))
-        x_keys = product(D_high, D_low, each(f_high), each(f_low))
-        if MILD:
-            P_high, P_low = split(tl.where(seen, b_P, 0.0))
-            d_keys = add_whole_product(tl.zeros_like(x_keys), R_high, R_low, each(P_high), each(P_low))
-            keys = E_high.to(tl.float32) + E_low.to(tl.float32)
-            of_k, of_b = sides(keys * d_keys)
-            by_k, by_b = sides(keys * x_keys)
-            store_pair(dk, db, (d_keys + x_keys) * key, start, end, i_h, H, K, C, BK)
-            b_dw = sums_along(by_k + by_b, each((o_c[:, None] < o_c[None, :]).to(tl.float32)), False)
-            of_keys = of_k + of_b
-        else:
-            b_R, b_E = b_R.to(tl.float32) * by_scale, b_E.to(tl.float32)
-            d_reads, d_keys, b_dw = _any_pairs(b_R, b_E, b_w, b_P, C, LEVELS)
-            x_keys *= key
-            b_dw += sums_along(b_E * x_keys, each((o_r % C)[:, None] < o_c[None, :]), False)
-            store_pair(dk, db, d_keys + x_keys, start, end, i_h, H, K, C, BK)
-        b_S = tl.load(states + i * K * V + o_k[:, None] + o_v[None, :] * K, mask=m_S, other=0.0)
-        of_S = unit
-        if MILD:
-            of_S = exp(mid) * unit
-        b_S = bands(b_S.to(tl.float32) * of_S[:, None])
-        S_high, S_low = split(b_S)
-        b_SD = by_turned(S_high, S_low, D_high, D_low)
-        b_SD = tl.sum(tl.where(o_c[:, None] == o_c[None, :], b_SD, 0.0), 2)
-        x_reads = product(S_high, S_low, each(g_high), each(g_low))
-        if MILD:
-            d_reads = add_whole_product(x_reads, E_high, E_low, each(tl.trans(P_high)), each(tl.trans(P_low)))
-            of_r, of_a = sides((R_high.to(tl.float32) + R_low.to(tl.float32)) * d_reads)
-            b_dw += sums_along((of_r + of_a) - of_keys, each((o_c[:, None] >= o_c[None, :]).to(tl.float32)))
-            b_dw += b_SD[:, :, None] - of_a  # a has not passed its own token's decay
-            b_dR = d_reads * (read * by_scale)
-            passing = mid
-        else:
-            x_reads *= read
-            upto = (o_r % C)[:, None] + (o_r < C)[:, None].to(tl.int32)
-            b_dw += sums_along(b_R * x_reads, each(upto > o_c[None, :]), False)
-            b_SD *= tl.reshape(exp(rest), (BANDS, BK // BANDS))
-            b_dw += b_SD[:, :, None]
-            b_dR = (d_reads + x_reads) * by_scale
-            b_D *= exp(rest)[None, None, :]
-        empty = tl.reshape(unit < 2.0**-118, (BANDS, BK // BANDS))[:, :, None]
-        b_dw = tl.where((o_c == 0)[None, None, :] & empty, 0.0, b_dw)  # as `is_zero`
-        store_turned(dw, b_dw, start, end, i_h, H, K, C, BK)
-        store_pair(dr, da, b_dR, start, end, i_h, H, K, C, BK)
-        b_D = add_product(b_D, G_high, G_low, each(tl.trans(whole(R_high))), each(tl.trans(whole(R_low))))
-    if MILD:
-        b_D *= exp(passing)[None, None, :]
+            b_D, passing = _chunk_grads(
+                r, w, k, v, a, b, do, states, found, units, scores, dr, dw, dk, dv, da, db, b_D, passing, scale, start,
+                end, i_h, i, H, K, V, C, BK, BV, LEVELS, False,
+            )  # fmt: skip
+    b_D *= exp(passing)[None, None, :]
     p_D, m_D = state_pointers(first, i_n * H + i_h, 0, 0, K, V, BK, BV)
     tl.store(p_D, tl.trans(whole(b_D)), mask=m_D & is_first)
 
@@ -797,13 +814,9 @@ def backward(r, w, k, v, a, b, scale, initial_state, packing, chunk_size, kept, 
         (last,) = dfinal_state(None, [written])
     if plan.several:
         last = plan.entering(products, written, last, where, reverse=True)
-    given = (
+    backward_kernel[(plan.parts * plan.H,)](
         r, w, k, v, a, b, do, *plan.states_and_found(states), units, scores, mild, dr, dw, dk, dv, da, db,
-        last, dinitial_state, scale, *where,
+        last, dinitial_state, scale, *where, V=V, BV=CHANNELS, LEVELS=LEVELS, HAS_LAST=last is not None,
+        PACKED=plan.packed, **options_of("rwkv7.fused.backward", r),
     )  # fmt: skip
-    for way in "mild", "dyadic":
-        backward_kernel[(plan.parts * H,)](
-            *given, V=V, BV=CHANNELS, LEVELS=LEVELS, MILD=int(way == "mild"), HAS_LAST=last is not None,
-            PACKED=plan.packed, **options_of(f"rwkv7.fused.backward.{way}", r),
-        )  # fmt: skip
     return dr, dw, dk, dv, da, db, dinitial_state
