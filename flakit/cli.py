@@ -554,12 +554,20 @@ def bench(
         bool, typer.Option("--first-calls", help="Time first calls too, in fresh processes.")
     ] = False,
     only: Annotated[str, typer.Option(help='Cases that these words are in: "rwkv6 chunk", "decode", "T=32768".')] = "",
+    gates: Annotated[
+        Path | None,
+        typer.Option(
+            help="Log decays of a model's own, .pt, .safetensors or .npy: chunks with decays drawn from these."
+        ),
+    ] = None,
 ):
     """Time the operators on this machine's GPU: a forward, one with gradients, one token, and what the host needs.
 
     A peer that tunes itself at run time takes minutes per shape. Exits with 2 if it could not run.
 
     flakit bench --only "rwkv6 chunk" --json times.json --picture times.png
+
+    flakit bench --gates gates.safetensors --no-peers
 
     flakit bench --recorded data/h200_speed.json --picture recorded.png
     """
@@ -576,12 +584,12 @@ def bench(
         if profile and (picture or recorded):
             raise ValueError("--profile: expected without --picture and --recorded: kernels have no floor of their own")
         if recorded is not None:
-            if json or only or first_calls:
+            if json or only or first_calls or gates:
                 raise ValueError("--recorded: expected alone or with --picture: nothing is timed")
             table = recordings.read(recorded, needs=("op", "who", "forward_ms", "both_ms"))
             _shown(console, table.rows, table.meta, table.label, picture)
             return
-        cases = speed.chosen(only)
+        cases = speed.chosen(only) if gates is None else speed.chosen(only, _of_gates(gates, first_calls))
         if not torch.cuda.is_available():
             raise RuntimeError(
                 "expected a CUDA GPU, found none; --recorded data/h200_speed.json shows recorded figures"
@@ -589,7 +597,11 @@ def bench(
         meter, run = Meter(), speed.profile if profile else speed.rows
         options = [("--profile", profile), ("--no-peers", not peers), ("--first-calls", first_calls)]
         words = ["flakit bench", *(name for name, given in options if given)]
-        words += [f'--only "{only}"'] * bool(only) + [f"--json {json}"] * (json is not None)
+        words += (
+            [f"--gates {gates}"] * (gates is not None)
+            + [f'--only "{only}"'] * bool(only)
+            + [f"--json {json}"] * (json is not None)
+        )
         meta = recordings.provenance(" ".join(words), **speed.peer_version())
         meta |= {} if profile else {name: float(f"{x:.3g}") for name, x in meter.ceilings().items()}
         found, said = [], {}
@@ -612,6 +624,23 @@ def bench(
     except (ValueError, RuntimeError, OSError) as error:
         errors.print(f"flakit bench: {error}", style="red", markup=False, highlight=False)
         raise typer.Exit(2) from None
+
+
+def _of_gates(path: Path, first_calls: bool) -> list:
+    """Cases with the decays of a file."""
+    import torch
+
+    from .bench.speed import of_gates
+    from .cases import decay_files
+
+    if first_calls:
+        raise ValueError("--gates: expected without --first-calls, whose fresh processes do not read the file")
+    try:
+        layers = decay_files.layers(decay_files.read(path))
+        values = [decay_files.checked(name, x).flatten() for name, x in layers.items()]
+        return of_gates(torch.cat([x.float() for x in values]), path.name)
+    except ValueError as error:
+        raise ValueError(f"--gates: {error}") from None
 
 
 def _writable(option: str, path: Path | None, ending: str = "") -> None:

@@ -10,6 +10,7 @@ and in another one that finds the first one's kernels in the cache.
 import importlib.metadata
 import importlib.util
 import json
+import math
 import os
 import subprocess
 import sys
@@ -17,8 +18,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -61,11 +63,39 @@ class Case:
         sizes = {n: x for n, x in asdict(self).items() if n not in ("op", "form", "decode")} | smaller
         sizes |= {"dtype": getattr(torch, self.dtype), "T": min(T := sizes["T"], DRAWN)}
         trained = {"requires_grad": not self.decode}
+        drawn = _DRAWN_DECAYS.get(self.decay)
+        sizes |= {"decay": "model"} if drawn else {}
         made = inputs(self.op, **sizes, **trained, initial_state=self.decode, device=device)
+        if drawn:
+            rows = made[self.operator.decay].detach()
+            rows.copy_(torch.from_numpy(drawn(rows.double().cpu().numpy(), np.random.default_rng(0))))
         for name in self.operator.sequences:
             again = made[name].detach().repeat(1, -(-T // DRAWN), 1, 1)
             made[name] = again[:, :T].contiguous().requires_grad_(**trained)
         return made
+
+
+def _trained(rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """-exp(x - 3), x normal: as a wide, trained gate gives them, one in a million below -6."""
+    return -np.exp(rng.standard_normal(rows.shape) - 3)
+
+
+def _steep(share: float) -> Callable:
+    def drawn(rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """A fresh model's, with -20 in one channel of one token in that share of the runs of 16 tokens of each head."""
+        B, T, H, K = rows.shape
+        b, chunk, h = np.nonzero(rng.random((B, -(-T // 16), H)) < share)
+        t = np.minimum(chunk * 16 + rng.integers(16, size=len(b)), T - 1)
+        rows[b, t, h, rng.integers(K, size=len(b))] = -20.0
+        return rows
+
+    return drawn
+
+
+TRAINED = "trained"
+SHARES = {"0.1% steep": 0.001, "1% steep": 0.01, "5% steep": 0.05}
+_DRAWN_DECAYS: dict[str | float, Callable] = {TRAINED: _trained} | {x: _steep(share) for x, share in SHARES.items()}
+"""Decays that are for timing alone, by the word that stands in a case: of (a fresh model's rows, a generator)."""
 
 
 def _decodes(op: str, **sizes) -> list[Case]:
@@ -73,23 +103,42 @@ def _decodes(op: str, **sizes) -> list[Case]:
 
 
 CASES = [
-    *(Case("rwkv6", "chunk", 8, 4096, 32, 64, 64, decay) for decay in ("rwkv6-init", "logsigmoid", -5.0, -20.0)),
+    *(
+        Case("rwkv6", "chunk", 8, 4096, 32, 64, 64, decay)
+        for decay in (TRAINED, "rwkv6-init", "logsigmoid", *SHARES, -5.0, -8.0, -20.0, -math.inf)
+    ),
     Case("rwkv6", "chunk", 1, 32768, 32, 64, 64, "rwkv6-init"),
     Case("rwkv6", "chunk", 8, 4096, 32, 64, 64, "rwkv6-init", "float32"),
     Case("rwkv6", "recurrent", 8, 4096, 32, 64, 64, "rwkv6-init"),
     *_decodes("rwkv6", H=32, K=64, V=64, decay="rwkv6-init"),
-    *(Case("rwkv7", "chunk", 8, 4096, 32, 64, 64, decay) for decay in ("rwkv7", -5.0)),
+    *(
+        Case("rwkv7", "chunk", 8, 4096, 32, 64, 64, decay)
+        for decay in (TRAINED, "rwkv7", *SHARES, -5.0, -8.0, -20.0, -math.inf)
+    ),
     Case("rwkv7", "chunk", 1, 32768, 32, 64, 64, "rwkv7"),
     Case("rwkv7", "chunk", 8, 4096, 32, 64, 64, "rwkv7", "float32"),
     Case("rwkv7", "recurrent", 8, 4096, 32, 64, 64, "rwkv7"),
     *_decodes("rwkv7", H=32, K=64, V=64, decay="rwkv7"),
-    *(Case("gsa", "chunk", 8, 4096, 16, 128, 128, decay, M=64) for decay in ("gsa", -5.0)),
+    *(Case("gsa", "chunk", 8, 4096, 16, 128, 128, decay, M=64) for decay in (TRAINED, "gsa", *SHARES, -5.0)),
     Case("gsa", "chunk", 1, 32768, 16, 128, 128, "gsa", M=64),
     Case("gsa", "chunk", 8, 4096, 4, 512, 512, "gsa", M=64),
     Case("gsa", "chunk", 8, 4096, 16, 128, 128, "gsa", "float32", M=64),
     Case("gsa", "recurrent", 8, 4096, 16, 128, 128, "gsa", M=64),
     *_decodes("gsa", H=16, K=128, V=128, decay="gsa", M=64),
 ]
+
+
+def of_gates(values: Tensor, name: str) -> list[Case]:
+    """Of each operator the chunks of eight sequences in bfloat16, with natural-log decays drawn from these values.
+
+    name: what their cases say in the place of a decay's name.
+    """
+    if not len(values := values.detach().flatten().double().cpu().numpy()):
+        raise ValueError("values: expected decays, got none")
+    if not (values <= 0).all():
+        raise ValueError(f"values: expected natural-log decays <= 0, got {values[~(values <= 0)][0]:g}")
+    _DRAWN_DECAYS[name] = lambda rows, rng: values[rng.integers(len(values), size=rows.shape)]
+    return [replace(case, decay=name) for case in CASES if case.decay == TRAINED]
 
 
 def chosen(only: str = "", cases: list[Case] = CASES) -> list[Case]:

@@ -3,6 +3,7 @@
 import importlib.machinery
 import sys
 import types
+from dataclasses import replace
 
 import pytest
 import torch
@@ -190,10 +191,49 @@ def test_a_peer_with_a_wrong_gradient_shows_in_its_error(monkeypatch):
 
 @pytest.mark.parametrize(
     ("only", "count"),
-    [("", len(CASES)), ("decode", 9), ("rwkv6 chunk", 6), ("B=1", 6), ("T=32768", 3), ("K=512", 1), ("gsa float32", 1)],
+    [
+        ("", len(CASES)),
+        ("decode", 9),
+        ("rwkv6 chunk", 12),
+        ("B=1", 6),
+        ("T=32768", 3),
+        ("K=512", 1),
+        ("gsa float32", 1),
+    ],
 )
 def test_cases_are_chosen_by_words(only, count):
     assert len(speed.chosen(only)) == count
+
+
+@pytest.mark.parametrize("op", OPERATORS)
+def test_steep_decays_fall_on_that_share_of_chunks_and_nowhere_else(op):
+    case = small(op, B=2, T=256, dtype="float64")
+    w = case.operator.decay
+    mild, steep = (replace(case, decay=x).inputs("cpu")[w].detach() for x in (case.decay, "5% steep"))
+    (changed,) = (steep[steep != mild].unique().tolist(),)
+    assert changed == [-20.0]
+    flagged = (steep != mild).sum(-1).unflatten(1, (16, 16)).sum(2)
+    assert flagged.max() == 1
+    assert 0.01 < flagged.double().mean() < 0.15  # 5% of 64 chunks and heads, drawn once
+
+
+def test_trained_gates_have_a_tail():
+    made = Case("rwkv6", "chunk", 8, 512, 8, 64, 64, "trained", "float64").inputs("cpu")["w"].detach()
+    assert made.max() < 0 and -0.06 < made.median() < -0.04  # e^-3
+    assert 0 < (made < -6).double().mean() < 1e-5  # by the normal's tail 8e-7
+    assert made.min() > -20
+
+
+def test_gates_of_a_files_values(tmp_path):
+    values = torch.tensor([[-0.5, -3.0], [-7.0, -torch.inf]])
+    cases = speed.of_gates(values, "mine.npy")
+    assert [case.op for case in cases] == [*OPERATORS] and all("decay=mine.npy" in str(case) for case in cases)
+    made = replace(cases[0], B=1, T=64, H=2).inputs("cpu")["w"].float()
+    assert {*made.unique().tolist()} == {*values.flatten().tolist()}
+    with pytest.raises(ValueError, match="values: expected natural-log decays <= 0, got 0.25"):
+        speed.of_gates(torch.tensor([-1.0, 0.25]), "bad.npy")
+    with pytest.raises(ValueError, match="values: expected decays, got none"):
+        speed.of_gates(torch.empty(0), "none.npy")
 
 
 def test_words_that_no_case_has_are_refused():
