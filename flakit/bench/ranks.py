@@ -59,15 +59,15 @@ def measured(case: Case) -> dict:
     fits = torch.ones((), device="cuda")
     try:
         true = run(whole, do)
-        apart = [_apart(x, y[:, own]) for n, x, y in zip(("o", *whole), found, true, strict=True) if n != "u"]
+        apart = max(_apart(x, y[:, own]) for n, x, y in zip(("o", *whole), found, true, strict=True) if n != "u")
         del true
-        row["apart"] = _largest(max(apart))
     except torch.OutOfMemoryError:
         fits.zero_()
     dist.all_reduce(fits, dist.ReduceOp.MIN)
     del found
     row["together_ms"] = _largest(_ms(lambda: run(mine, do_mine, **together)))
     if fits.item():
+        row["apart"] = _largest(apart)
         row["alone_ms"] = _largest(_ms(lambda: run(whole, do)))
     return row
 

@@ -112,6 +112,7 @@ ONE = {
     "a growing state": "w: expected a natural-log decay <= 0, got 1 at",
     "a growing state, packed": "w: expected a natural-log decay <= 0, got 1 at",
     "a wrong shape": "k: expected [1, 5, 2, 16] like r, got [1, 4, 2, 16]",
+    "a wrong factor": "kk: expected [1, 5, 2, 16] like r, got [1, 4, 2, 16]",
     "a wrong backend": "backend: expected one of triton, torch, reference or None, got 'cuda'",
 }
 NO_RANK = "group: no rank runs, since rank 1 was refused its arguments: ValueError: "
@@ -121,6 +122,8 @@ REFUSED = BOTH | {name: (NO_RANK + text, text) for name, text in ONE.items()}
 def refused(rank: int) -> dict[str, str]:
     """What each rank is told of a call that does not fit; after each, one that does still runs."""
     made = flakit.inputs("rwkv6", T=5, K=16, V=8, H=2)
+    edit = {n: x for n, x in flakit.inputs("rwkv7", T=5, K=16, V=8, H=2).items() if n not in "ab"}
+    edit |= {"kk": edit["k"], "a": edit["k"].sigmoid()}
     narrow = flakit.inputs("rwkv6", T=5, K=8, V=8, H=2)
     growing = made | {"w": made["w"].clone().fill_(1)}
     whole = {"cu_seqlens": torch.tensor([0, 7, 10])}
@@ -131,11 +134,13 @@ def refused(rank: int) -> dict[str, str]:
         "a growing state": growing,
         "a growing state, packed": growing | whole,
         "a wrong shape": made | {"k": made["k"][:, :4]},
+        "a wrong factor": edit | {"kk": edit["kk"][:, :4]},
         "a wrong backend": made | {"backend": "cuda"},
         "other offsets": made | {"cu_seqlens": torch.tensor([0, 8, 10])},
         "gradients on one": made,
     }
     of_rank_0 = {
+        "a wrong factor": edit,
         "a growing state, packed": made | whole,
         "other offsets": made | whole,
         "gradients on one": made | {"u": made["u"].clone().requires_grad_()},
@@ -147,7 +152,8 @@ def refused(rank: int) -> dict[str, str]:
     told = {}
     for name in REFUSED:
         given = both.get(name) or (of_rank_1[name] if rank == 1 else of_rank_0.get(name, made))
-        call = flakit.chunk_gsa if name == "no gate" else flakit.chunk_rwkv6
+        others = {"no gate": flakit.chunk_gsa, "a wrong factor": flakit.fused_mul_recurrent_rwkv7}
+        call = others.get(name, flakit.chunk_rwkv6)
         try:
             call(**given, group=dist.group.WORLD)
         except Exception as error:

@@ -200,7 +200,9 @@ def check_unused(
     if isinstance(checkpoint_level, bool) or not isinstance(checkpoint_level, (int, np.integer)):
         raise TypeError(f"checkpoint_level: expected a whole number, got {type(checkpoint_level).__name__}")
     if cp_context is not None:
-        raise ValueError(f"cp_context: expected None, got {type(cp_context).__name__}; a sequence cannot be split here")
+        raise ValueError(
+            f"cp_context: expected None, got {type(cp_context).__name__}; give group, a process group, instead"
+        )
 
 
 def check_offsets(cu_seqlens: Tensor | None, cu_seqlens_cpu: Tensor | None, T: int, reads_values: bool = False) -> None:

@@ -193,15 +193,12 @@ def fused_mul_recurrent_rwkv7(
 
     All other arguments, the result and the errors are those of `chunk_rwkv7`.
     """
-    check.check_tensor("r", r, dict(B=None, T=None, H=None, K=None))
+    if group is None:
+        _check_product(r, kk, a)
+    else:
+        with ranks.refusals(group, r, kk, a):
+            _check_product(*ranks.filled((r, kk, a), 3)[1])
     (computed,) = autocast(r)
-    for name, x in (("kk", kk), ("a", a)):
-        check.check_tensor(name, x, dict(zip("BTHK", r.shape, strict=True)), " like r")
-        check.check_dtype(name, x, (computed.dtype, torch.float32), computed)
-        check.check_device(name, x, r.device)
-        if check.is_checked() and unseen([x]):  # what follows a call cannot look at values
-            check.check_finite(name, x)
-    check.refuse_forward_mode(kk=kk, a=a)
     wide = torch.promote_types(computed.dtype, torch.float32)
     return fused_recurrent_rwkv7(
         r,
@@ -225,6 +222,18 @@ def fused_mul_recurrent_rwkv7(
         backend=backend,
         group=group,
     )
+
+
+def _check_product(r, kk, a) -> None:
+    check.check_tensor("r", r, dict(B=None, T=None, H=None, K=None))
+    (computed,) = autocast(r)
+    for name, x in (("kk", kk), ("a", a)):
+        check.check_tensor(name, x, dict(zip("BTHK", r.shape, strict=True)), " like r")
+        check.check_dtype(name, x, (computed.dtype, torch.float32), computed)
+        check.check_device(name, x, r.device)
+        if check.is_checked() and unseen([x]):  # what follows a call cannot look at values
+            check.check_finite(name, x)
+    check.refuse_forward_mode(kk=kk, a=a)
 
 
 def _call(form, tensors, scale, initial_state, output_final_state, offsets, chunk_size, backend, group) -> RWKV7Output:

@@ -126,7 +126,7 @@ WRONG = {
     "a sequence split over devices": (
         given(cp_context=object()),
         ValueError,
-        "cp_context: expected None, got object; a sequence cannot be split here",
+        "cp_context: expected None, got object; give group, a process group, instead",
     ),
     "backwards in time": (given(reverse=True), ValueError, "reverse: expected False, got True; flip the inputs"),
     "unknown backend": (
