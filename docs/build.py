@@ -98,10 +98,13 @@ def assemble(executed):
         wanted[path.name] = path.read_text()
     wanted["index.md"] = (
         wanted["index.md"]
-        .replace("{{panel}}", notebooks.panel_html(pages, "05_one_infinity", "decay_explorer"))
+        .replace("{{panel}}", notebooks.panel_html(pages, "00_start_here", "sketch"))
         .replace("{{lessons}}", _lines(titles, LESSONS))
         .replace("{{translations}}", _lines(titles, TRANSLATIONS))
     )
+    picture = tables.times()
+    wanted["speed.md"] = wanted["speed.md"].replace("{{times}}", picture.alt)
+    _write(PAGES / "times.png", picture.png())
     wanted["casebook.md"] = tables.casebook(wanted["casebook.md"])
     wanted["commands.md"] = tables.commands(wanted["commands.md"])
     wanted |= tables.api() | tables.results(ROOT) | tables.sources(ROOT, files)
@@ -128,10 +131,11 @@ def _solutions(titles):
     )
 
 
-def _write(path, text):
+def _write(path, made):
+    made = made.encode() if isinstance(made, str) else made
     path.parent.mkdir(parents=True, exist_ok=True)
-    if not path.exists() or path.read_text() != text:
-        path.write_text(text)
+    if not path.exists() or path.read_bytes() != made:
+        path.write_bytes(made)
 
 
 def _copy(source, target):

@@ -14,11 +14,13 @@ from flakit import models as language_models
 from flakit.cases.fingerprint import SHORT, TENSORS, fingerprint
 from flakit.cases.registry import CASES
 from flakit.course import exercises, mine, record
+from flakit.figures.roofline import speed
 from flakit.instruments import testing
 from flakit.models import convert
 from flakit.models import recorded as models_recorded
 from flakit.numerics import errors, evaluate, gradients, recorded, table
 from flakit.numerics.words import number
+from flakit.numerics.work import in_short
 
 
 def _of(module, *names, prefix):
@@ -29,8 +31,8 @@ OPERATORS = [name for name in flakit.__all__ if name.startswith(("chunk_", "fuse
 API = {
     "operators": (
         "Operators",
-        "Six functions, two forms of each operator, and what goes into them. What they have in common is said on "
-        "[Operators](../operators.md).",
+        "Each operator in two forms, RWKV7 also by the arguments of its model, and what goes into them. What "
+        "they have in common is said on [Operators](../operators.md).",
         _of(flakit, *OPERATORS, "log_decay", "inputs", "checked", "in_place_of_fla", prefix="flakit"),
     ),
     "models": (
@@ -265,3 +267,16 @@ def sources(root, files):
         f"~~~~~~python\n{(root / file).read_text()}~~~~~~\n"
         for file in files
     }
+
+
+TIMED = {"RWKV6": ("B8 T4096", "B1 T32768"), "RWKV7": ("B8 T4096", "B1 T32768"), "GSA": ("B8 T4096", "B8 T4096 K512")}
+"""Of each operator, the cases that the speed page begins with: in chunks, as a fresh model has them."""
+
+
+def times():
+    """The picture that the speed page begins with, drawn from the recording."""
+    run = recorded.read("h200_speed")
+    cases = [f"{op} chunk {case}" for op, sizes in TIMED.items() for case in sizes]
+    rows = [row for row in run.rows if in_short(row) in cases]
+    rates = {name: run.meta[name] for name in ("copy_tb_s", "tflops")}
+    return speed(rows, title=run.label, roofline=False, **rates)

@@ -15,7 +15,7 @@ WORDS = Words() | {
     "alt": "How far two models differ, a row for each layer and a column for each token; orange where they part",
     "token t": "token t",
     "parts": "beyond {tolerance}: they part",
-    "nothing": "light grey: no difference",
+    "nothing": "plain grey: no difference",
 }
 _MOST = 40
 """Rows beyond are left out from the middle."""

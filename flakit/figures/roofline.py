@@ -35,8 +35,9 @@ def speed(
     what: str = "both",
     title: str = "",
     width: float = 9.4,
+    roofline: bool = True,
 ) -> Picture:
-    """Above, a lane for each case: the floor, and how long each implementation took. Below, the roofline.
+    """Above, a lane for each case: the floor, and how long each implementation took. Below, the roofline, if wanted.
 
     rows: those of `flakit bench --json`, or of a recording. A decode is shown by its forward, which is all it has.
     copy_tb_s, tflops: what the device does at most, as in the recording's meta: 10^12 bytes a second of a copy, read
@@ -57,8 +58,8 @@ def speed(
 
     wide = width >= _WIDE
     beside = 2.72 if wide else 2.36  # inches for the words of the lanes
-    above, between, below = 0.62 if wide else 0.98, 0.86, 0.5
-    tall, roof = _LANE * len(lanes), 2.6 if wide else 2.4
+    above, between, below = 0.62 if wide else 0.98, 0.86 if roofline else 0.0, 0.5
+    tall, roof = _LANE * len(lanes), (2.6 if wide else 2.4) if roofline else 0.0
     height = above + tall + between + roof + below
     times = [f"{case}: {_ratios(lane, what, copy_tb_s, tflops)}" for case, lane in lanes.items()]
     picture = Picture(height, f"{title or told}: times as multiples of the floor. {'; '.join(times)}", width=width)
@@ -67,10 +68,12 @@ def speed(
         figure.text(0.1 / width, 1 - 0.08 / height, title or told, va="top", fontsize=10)
         lower = picture.axes(beside, above, width - beside - 0.72, tall)
         _lanes(lower, lanes, looks, what, copy_tb_s, tflops)
-        lower.set_xlabel(f"ms (log scale): {told}; of a decode the forward")
+        decodes = any(row.get("decode") for lane in lanes.values() for row in lane.values())
+        lower.set_xlabel(f"ms (log scale): {told}{'; of a decode the forward' if decodes else ''}")
         figure.text(1 - 0.08 / width, 1 - (above - 0.05) / height, "× floor", ha="right", va="bottom", fontsize=8.5)
-        under = picture.axes(0.62, above + tall + between, width - 0.8, roof)
-        _roofline(under, lanes, looks, what, copy_tb_s, tflops)
+        if roofline:
+            under = picture.axes(0.62, above + tall + between, width - 0.8, roof)
+            _roofline(under, lanes, looks, what, copy_tb_s, tflops)
         handles, labels = lower.get_legend_handles_labels()
         figure.legend(
             handles, labels, loc="upper left", bbox_to_anchor=(0.02 / width, 1 - 0.26 / height), borderaxespad=0,

@@ -42,7 +42,7 @@ def frames(scene: Scene, steps: Iterable, **constants) -> dict[str, list[Frame]]
 
 
 WORDS = Words() | {
-    "survives": {True: "What survives a step, {decay}\n(dark 0, bright 1 or more)", False: "What survives, {decay}"},
+    "survives": {True: "What survives a step, {decay}\n(blue 0, yellow 1 or more)", False: "What survives, {decay}"},
     "t": "t",
     "size": "log10 of RMS",
 }

@@ -56,7 +56,7 @@ HERE = {"color": BLACK, "markeredgecolor": "white", "markeredgewidth": 1.2}
 """A mark for the setting that the knobs have now."""
 
 MAGNITUDE = "cividis"
-"""The one palette of sizes: dark is small, yellow large."""
+"""The one palette of sizes: blue is small, yellow large."""
 SIGNED = "PRGn_r"
 """The one palette of signs: green is negative, white zero, purple positive."""
 

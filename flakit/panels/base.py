@@ -94,6 +94,7 @@ _CSS = """<style>
 .flakit-pictures > * {flex: 1 1 45%; min-width: 0}
 .flakit-frame {position: relative; line-height: 0}
 .flakit-frame img {width: 100%}
+[data-jp-theme-light="false"] .flakit-frame {filter: invert(0.89) hue-rotate(180deg)}
 .flakit-lit {position: absolute; box-sizing: border-box; pointer-events: none}
 .flakit-lit-line {outline: 1px dashed rgba(0, 0, 0, 0.55)}
 .flakit-lit-same {border: 2px solid #0072B2}

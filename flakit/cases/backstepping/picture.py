@@ -16,7 +16,7 @@ WORDS = Words() | {
     "decay of RWKV7's gate",
     "off": "how far each row of the state before token t is off, by the size of the row",
     "wrong": "wrong",
-    "nothing": "light grey: 0",
+    "nothing": "plain grey: 0",
     "channel": "channel",
     "token t": "token t",
     "over": "error of a row",

@@ -32,7 +32,7 @@ WORDS = Words() | {
     "anchor": "anchor",
     "right": "weights as they are",
     "computed": "weights as computed",
-    "in right": "yellow 1, dark 0",
+    "in right": "yellow 1, blue 0",
     "in computed": "hatched: cut alike",
     "cut": "cut alike",
     "bounds": ("-b", "0", "b"),

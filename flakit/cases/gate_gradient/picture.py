@@ -28,7 +28,7 @@ WORDS = Words() | {
     },
     "channel": "channel",
     "token t": "token t",
-    "colours": "1: green negative, purple positive\n2, 3, 4: dark tiny, yellow huge, light grey 0",
+    "colours": "1: green negative, purple positive\n2, 3, 4: blue tiny, yellow huge, plain grey 0",
     "small": "x = {x} at token {t}: w = {w} and dw = {dw}, so that dx = {dx}, a number as it should be.",
     "forgets": "x = {x} at token {t}: w = {w} forgets everything, dw is 0, and dx = 0 · {w} = 0.",
     "lost": "x = {x} at token {t}: e^x is above {end:.3g}, where {dtype} ends, so w = -inf. It forgets everything, the "

@@ -29,7 +29,7 @@ WORDS = Words() | {
     "product": "product",
     "blocks": "blocks",
     "substitution": "substitution",
-    "off": "errors, from 1e-9 (dark) to 1000",
+    "off": "errors, from 1e-9 (blue) to 1000 (yellow)",
     "token j": "token j",
     "token i": "token i",
     "over": "error over alpha",

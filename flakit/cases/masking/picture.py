@@ -17,7 +17,7 @@ WORDS = Words() | {
     "made": "2 after exp:\n$e^{exponent}$",
     "kept": "3 after the mask:\nthe weights",
     "gradient": "4 gradient of\nthe exponents",
-    "colours": "1: green negative, purple positive\n2, 3, 4: dark tiny, yellow huge, light grey 0",
+    "colours": "1: green negative, purple positive\n2, 3, 4: blue tiny, yellow huge, plain grey 0",
     "output i": "output i",
     "key j": "key j",
     "fine": "All is finite: the largest exponent of a pair from the future is {largest}, and exp ends at {end:.2f}.",

@@ -16,7 +16,7 @@ WORDS = Words() | {
     "tokens": "no decay",
     "right": "weights, guard d ≤ 0",
     "guarded": "weights, guard d < 0",
-    "in right": "yellow 1, dark 0",
+    "in right": "yellow 1, blue 0",
     "in guarded": "orange: 1 became 0",
     "lost": "lost",
     "off": "output off by",

@@ -15,7 +15,7 @@ WORDS = Words() | {
     "one_column": {
         "alt": "Two maps over the tokens of one chunk: every key times its factor, the infinite ones crossed, and dr, "
         "what is NaN hatched",
-        "maps": {"keys": "every key times its factor: dark small, yellow huge", "dr": "$dr$"},
+        "maps": {"keys": "every key times its factor: blue small, yellow huge", "dr": "$dr$"},
         "token": "token of the chunk",
         "channel": "channel",
         "fine": "At a decay of {w} the largest factor is e^{exponent:.2f} = {largest:.2g}: every key is finite, and so "
