@@ -11,6 +11,8 @@ FLAKIT_SPARSE=1, which the tests set, builds the same pages with few frames of e
 and nothing to publish. What the site weighs is checked where all frames are, at the end of `make site`.
 """
 
+import html
+import json
 import os
 import re
 import shutil
@@ -34,6 +36,7 @@ BUILD = ROOT / "build" / "sparse" if os.environ.get("FLAKIT_SPARSE") else ROOT /
 KATEX = ROOT / "build" / "katex"
 PAGES, SITE, PICTURES = BUILD / "pages", BUILD / "site", BUILD / "pictures"
 MAX_SITE, MAX_PAGE = 80e6, 1.5e6  # bytes: of all files, and of what opening a page loads
+MOST_SAID = 60_000  # characters of a page that the search quotes from
 
 
 def main(prefixes):
@@ -52,6 +55,7 @@ def main(prefixes):
     assemble(executed)
     write(PAGES, SITE)
     tidy()
+    excerpts(SITE)
     too_large = sizes()
     print(f"\nbuilt in {time.monotonic() - start:.0f} s. Open this file in a browser, no server is needed:")
     print(f"  {SITE / 'index.html'}")
@@ -179,6 +183,23 @@ def tidy():
     for path in [*(SITE / "_images").rglob("*"), *(SITE / "_static" / "frames").rglob("*")]:
         if path.is_file() and path not in kept:
             path.unlink()
+
+
+ARTICLE = re.compile(r"<article.*?</article>", re.S)
+UNSAID = re.compile(r'<(script|style|svg|annotation|textarea)\b.*?</\1>|<a class="headerlink".*?</a>', re.S)
+WITHIN = re.compile(r"</?(?:a|b|code|em|i|span|strong)\b[^>]*>")
+TAG = re.compile(r"<[^>]*>")
+
+
+def excerpts(site):
+    """What each page says, for the search to quote: a file is a script, since a browser fetches no page under file://."""
+    texts = {}
+    for path in sorted(site.rglob("*.html")):
+        if article := ARTICLE.search(path.read_text()):
+            words = " ".join(html.unescape(TAG.sub(" ", WITHIN.sub("", UNSAID.sub(" ", article[0])))).split())
+            texts[path.relative_to(site).as_posix()] = words[:MOST_SAID]
+    script = f"window.flakitTexts = {json.dumps(texts, ensure_ascii=False)};\n"
+    _write(site / "_static" / "excerpts.js", script.replace("</", "<\\/"))
 
 
 def sizes():

@@ -38,6 +38,7 @@ sphinxcontrib.katex.KATEX_DEFAULT_OPTIONS |= {"throwOnError": True, "strict": "i
 html_theme = "furo"
 pygments_dark_style = "github-dark-high-contrast"
 html_title = "flakit"
+html_logo = html_favicon = "_static/mark.svg"
 smartquotes = False  # quotes and dashes are as they were written
 html_static_path = ["_static", "../build/katex"]
 html_css_files = ["player.css", "site.css"]

@@ -92,8 +92,41 @@
     hold();
   };
 
+  /** The sentence around the words that were searched, below each page that was found. */
+  const quoting = () => {
+    const results = document.querySelector("#search-results");
+    const words = new URLSearchParams(location.search).get("q")?.toLowerCase().match(/[\p{L}\p{N}_]+/gu) ?? [];
+    if (!results || !words.length) return;
+    const quote = item => {
+      const address = item.querySelector("a")?.getAttribute("href")?.replace(/[?#].*$/, "").replace(/^\.\//, "");
+      const text = window.flakitTexts[address], at = text?.toLowerCase() ?? "";
+      const found = words.map(word => at.indexOf(word)).filter(place => place >= 0);
+      if (!found.length || item.querySelector(".context")) return;
+      const from = Math.max(0, at.lastIndexOf(" ", Math.min(...found) - 60)), to = at.indexOf(" ", from + 200);
+      const context = document.createElement("p");
+      context.className = "context";
+      const parts = text.slice(from, to < 0 ? undefined : to).split(new RegExp(`(${words.join("|")})`, "giu"));
+      context.append(from ? "… " : "", ...parts.map((part, n) => {
+        if (n % 2 === 0) return part;
+        const mark = document.createElement("mark");
+        mark.textContent = part;
+        return mark;
+      }), to < 0 ? "" : " …");
+      item.append(context);
+    };
+    const script = document.createElement("script");
+    script.src = `${document.documentElement.dataset.content_root}_static/excerpts.js`;
+    script.addEventListener("load", () => {
+      const all = () => results.querySelectorAll("ul.search > li").forEach(quote);
+      new MutationObserver(all).observe(results, {childList: true, subtree: true});
+      all();
+    });
+    document.head.append(script);
+  };
+
   document.addEventListener("DOMContentLoaded", () => {
     holding();
+    quoting();
     document.querySelectorAll("table.sortable").forEach(table => { sortable(table); searchable(table); });
     const chinese = document.documentElement.lang === "zh";
     const label = (selector, words) =>

@@ -1,8 +1,10 @@
 """What a reader does on the pages: searches, unfolds, answers, sorts; with a mouse or without, in either scheme."""
 
+import io
 import re
 
 import pytest
+from PIL import Image
 
 pytestmark = [pytest.mark.browser, pytest.mark.full]
 
@@ -73,6 +75,24 @@ def test_search_finds_a_word(opened, width):
     page.locator("p.search-summary").filter(has_text="found").wait_for()
     hits = page.locator("#search-results li a").evaluate_all("links => links.map(x => x.getAttribute('href'))")
     assert any("06_the_anchor.html" in hit for hit in hits) and any("glossary.html" in hit for hit in hits)
+    page.locator("#search-results p.context").first.wait_for()
+    marked = "found => found.map(each => each.querySelector('mark')?.textContent)"
+    quoted = page.locator("#search-results li").evaluate_all(marked)
+    assert len(quoted) > 5 and all(word and word.lower() == "headroom" for word in quoted)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", ["index", "notebooks/00_start_here", "speed"])
+def test_pictures_have_the_ground_of_the_page(opened, name, scheme):
+    """What most of a picture is: white on a light page, as dark as a card on a dark one."""
+    page = opened(name)
+    page.emulate_media(color_scheme=scheme)
+    picture = page.locator("article img").first
+    picture.scroll_into_view_if_needed()
+    picture.evaluate("image => image.decode()")
+    shown = Image.open(io.BytesIO(picture.screenshot())).convert("RGB")
+    _, ground = max(shown.getcolors(shown.width * shown.height))
+    assert max(ground) < 50 if scheme == "dark" else min(ground) > 240, ground
 
 
 def test_only_code_that_makes_a_picture_lies_folded(opened):

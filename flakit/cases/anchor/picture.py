@@ -33,6 +33,7 @@ WORDS = Words() | {
     "key": "3 key factor\n$n - gi_j$",
     "weights": "4 their product:\nthe weight",
     "lost": "5 lost: NaN,\ninf crossed",
+    "colours": "2, 3: green below 0, purple above · 4: yellow 1, blue near 0 · plain grey: no product",
     "row": "row i",
     "key j": "key j",
     "gi": "$gi_i$",
@@ -80,9 +81,10 @@ class Picture:
         left, top, gap, strip = 0.62, 0.5, 0.15, 0.1
         first, last = (1.2, 1.2) if wide else (0.8, 0.86)
         side = (width - left - first - last - 4 * gap - 3 * 0.1 - strip - 0.08) / 3
-        high = 2.55
-        self.canvas, self._first, self._names, self._arrows = Canvas(width, top + high + 0.46), 0, [], {}
+        high, below = 2.4, 0.68
+        self.canvas, self._first, self._names, self._arrows = Canvas(width, top + high + below), 0, [], {}
         with style.context():
+            self.canvas.figure.text(left / width, 0.03, WORDS["colours"], fontsize=8.5, va="bottom")
             self._draw_sums(self.canvas.axes(left, top, first, high))
             at = left + first + gap
             ax = self.canvas.axes(at, top, strip, high)

@@ -19,6 +19,8 @@ WORDS = Words() | {
         "true": "dr as it is",
         "token": "token",
         "channel": "channel",
+        "positive": "positive",
+        "negative": "negative",
         "fine": "At a decay of {decay} everything is fine: the output o and all gradients, {names}.",
         "some": "At a decay of {decay}, {bad} {are} broken; {good} {still} fine.",
         "share": "Of dr, {share} is NaN, though no true value is larger than {largest:.3g}.",
@@ -48,7 +50,9 @@ class Broken:
                 self.canvas, {name: Map(words[name], signed(), across=True) for name in ("computed", "true")},
                 left=left, top=0.5, size=(across, 2.0), gap=gap, rows=words["channel"], columns=words["token"],
             )  # fmt: skip
-            self.canvas.figure.legend(handles=style.non_finite_handles()[:1], loc="upper right", borderaxespad=0.2)
+            signs = (style.swatch(getattr(style, name.upper()), words[name]) for name in ("negative", "positive"))
+            handles = [*signs, *style.non_finite_handles()[:1]]
+            self.canvas.figure.legend(handles=handles, loc="upper right", borderaxespad=0.2, ncols=3)
 
     def update(self, shown: BrokenShown) -> None:
         largest = float(np.abs(shown.true).max())
