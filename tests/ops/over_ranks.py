@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,7 +18,7 @@ from flakit.ops.common.dispatch import interpreted
 from tests.interpreter import hurry
 from tests.ops.settings import Setting, make
 
-TIMEOUT = timedelta(seconds=60)
+TIMEOUT = timedelta(seconds=300)  # one rank may compile what another does not
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,7 @@ def _worker(rank, ranks, folder, backend, timeout, work, given):
     try:
         found = work(rank, *given)
     except Exception as error:
+        traceback.print_exc()  # at once: the others may be ended before they can tell
         found = error
     torch.save(found, f"{folder}/{rank}.pt")
     if not isinstance(found, Exception):
