@@ -38,7 +38,7 @@ sphinxcontrib.katex.KATEX_DEFAULT_OPTIONS |= {"throwOnError": True, "strict": "i
 html_theme = "furo"
 pygments_dark_style = "github-dark-high-contrast"
 html_title = "flakit"
-html_logo = html_favicon = "_static/mark.svg"
+html_favicon = "_static/mark.svg"  # and site.css shows it beside the name
 smartquotes = False  # quotes and dashes are as they were written
 html_static_path = ["_static", "../build/katex"]
 html_css_files = ["player.css", "site.css"]
