@@ -132,7 +132,7 @@ scores[(1,)](q, k, o, C=64, D=16)
 def test_the_command_prints_what_each_line_stored(tmp_path):
     root = str(Path(__file__).parents[2])
     command = "flakit.cli", "trace", "--digits", "mine.py"
-    status, said, errors = in_a_process(tmp_path, *command, script=SCRIPT, PYTHONPATH=root)
+    status, said, errors = in_a_process(tmp_path, *command, script=SCRIPT, PYTHONPATH=root, COLUMNS="200")
     said = " ".join(said.split())
     assert status == 1, (status, said, errors[-2000:])
     assert "Digits that are right in what each line stored: compiled, and interpreted as written" in said, said

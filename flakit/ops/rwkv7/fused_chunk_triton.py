@@ -670,13 +670,10 @@ def backward_kernel(
         b_D += tl.load(p_D, mask=m_D, other=0.0)
     b_D = bands(tl.trans(b_D))
     passing = tl.zeros([BK], dtype=tl.float32)
-    flag = tl.load(mild + ((first_chunk + count - 1) * H + i_h).to(tl.int64), mask=count > 0, other=1.0)
     for n in range(0, count):
         start = begin + (count - 1 - n) * C
         i = ((first_chunk + count - 1 - n) * H + i_h).to(tl.int64)
-        # The next chunk's flag is under way before it is asked for: a branch waits for memory.
-        is_mild, flag = flag, tl.load(mild + i - H, mask=n + 1 < count, other=1.0)
-        if is_mild > 0:
+        if tl.load(mild + i) > 0:
             b_D, passing = _chunk_grads(
                 r, w, k, v, a, b, do, states, found, units, scores, dr, dw, dk, dv, da, db, b_D, passing, scale, start,
                 end, i_h, i, H, K, V, C, BK, BV, LEVELS, True,
