@@ -19,7 +19,7 @@ from torch import Tensor, UntypedStorage
 from triton.runtime.jit import JITFunction
 
 from .trace_record import BECAME_NAN, BORN, CARRIED, READ, STORED, Site, Tile, Trace
-from .trace_rewrite_triton import ALL, NONE, ROW, Check, Part, Rewritten, rewritten
+from .trace_rewrite_triton import NONE, ROW, Check, Part, Rewritten, rewritten
 
 _DTYPES = {16: "float16", 17: "bfloat16", 32: "float32", 64: "float64"}
 
@@ -151,6 +151,7 @@ def watch_parts(
     """
     settled: dict[Part, Tensor] = {}
     not_measured: dict[Part, list[str]] = {}
+    wrong_without: bool | None = None  # whether the rewriting differs without any check; None: nobody asked yet
     while parts:
         if len(parts) > 1:
             # Found here, since two threads that look at the same time for a function's key may find half of it.
@@ -162,9 +163,11 @@ def watch_parts(
         for part in parts:
             seen, other = run_part(part)
             finer = made.smaller(part) if other else []
+            if finer and wrong_without is None:
+                wrong_without = bool(run_part(NONE)[1])
             if not other:
                 settled[part] = seen
-            elif finer and not (part == ALL and run_part(NONE)[1]):  # no part is right that is wrong without checks
+            elif finer and not wrong_without:  # else no part is right
                 further += finer
             else:
                 not_measured[part] = other
@@ -220,7 +223,7 @@ def watch_compiled(trace: Trace, memory: dict[int, list[Site]], instead: str) ->
                 original(made.with_part(part).kernel, seen, *copied, grid=shape, warmup=True, **named)
 
         kind = tuple(x.dtype for x in bound.arguments.values() if isinstance(x, Tensor))
-        settled, not_measured = watch_parts(made, made.settled.get(kind, [ALL]), run_part, compile_part)
+        settled, not_measured = watch_parts(made, made.settled.get(kind, made.parts), run_part, compile_part)
         made.settled[kind] = [*settled, *not_measured]
         if settled:
             read(trace, made, made.merged(list(settled.values())), shape, bound.arguments, memory)

@@ -33,6 +33,8 @@ _HOISTED = ("load", "exp", "exp2", "log", "log2", "sqrt", "rsqrt", "dot", "sum",
 Part = tuple[int, int]
 """Some of a kernel's checks: i, n are those whose site is i modulo n."""
 ALL, NONE = (0, 1), (1, 1)
+MOST_CHECKS = 32
+"""In one kernel: scores of RWKV7 with all their 183 took 130 s to compile on one core, with 23 of them 14 s."""
 
 
 # --- the checks -----------------------------------------------------------------------------------------------------
@@ -137,6 +139,15 @@ class Rewritten:
     def with_part(self, part: Part) -> "Rewritten":
         """The same with some of the checks alone, each with the number that it has here."""
         return self if part == ALL else _rewritten(self.plain, part)
+
+    @property
+    def parts(self) -> list[Part]:
+        """What to begin with: all checks in one kernel, or in parts where they are many. Time to compile grows faster
+        than a kernel does, and parts are compiled beside each other."""
+        n = 1
+        while len(self.checks) > n * MOST_CHECKS:
+            n = 4 if n == 1 else 2 * n
+        return [(i, n) for i in range(n)]
 
     def smaller(self, part: Part) -> list[Part]:
         """The parts of a part, four of all the checks and two of any other; none of a single check."""

@@ -387,6 +387,23 @@ def test_checks_that_make_a_kernel_compute_something_else_are_kept_apart(launche
 
 
 @COMPILED
+def test_many_checks_begin_in_parts(launched_here, monkeypatch):
+    from flakit import trace
+    from flakit.instruments import trace_rewrite_triton
+
+    monkeypatch.setattr(trace_rewrite_triton, "MOST_CHECKS", 2)
+    MADE.settled.clear()
+    x = torch.ones(2, 64, 16)
+    launched_here.clear()
+    with trace() as t:
+        faulty.anchored_at_the_start[(2,)](x, x, x, torch.zeros(2, 64, 64), T=64, D=16)
+    tried = [sites_of(kernel) for kernel, *_ in launched_here[1:]]
+    assert max(map(len, tried)) == 2 and sorted(site for own in tried for site in own) == sorted(SITES)
+    assert not t.notes
+    MADE.settled.clear()
+
+
+@COMPILED
 def test_parts_are_compiled_beside_each_other_before_they_are_launched(launched_here):
     from flakit import trace
 
