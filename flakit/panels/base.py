@@ -14,6 +14,7 @@ the language that the panel was made in, whatever others speak: these methods ma
 """
 
 import asyncio
+import atexit
 import base64
 import functools
 import html
@@ -583,6 +584,7 @@ class ButtonRun(widgets.HBox):
         self.button.disabled, self.cancel_button.disabled = True, False
         self.bar.value, self.status.value = 0, WORDS["starting"]
         self._thread = threading.Thread(target=self._run, daemon=True)
+        atexit.register(self._leave)
         self._thread.start()
 
     @_in_its_language
@@ -595,6 +597,11 @@ class ButtonRun(widgets.HBox):
         """Block until the run is over."""
         if self._thread is not None:
             self._thread.join(seconds)
+
+    def _leave(self) -> None:
+        """Where the process ends, work in PyTorch must not be cut off within a call: that aborts."""
+        self._stop.set()
+        self.wait(30)
 
     def _progress(self, done: int, total: int) -> None:
         now = time.perf_counter()
@@ -617,4 +624,5 @@ class ButtonRun(widgets.HBox):
             self.status.value = WORDS["failed"]
             self._failed(error)
         finally:
+            atexit.unregister(self._leave)
             self.button.disabled, self.cancel_button.disabled = False, True
