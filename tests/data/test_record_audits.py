@@ -69,8 +69,6 @@ def test_the_family_s_kernels_are_there_and_each_takes_the_arguments_of_its_refe
     assert len(command.SUBJECTS["family"]) == 20
 
 
-OPEN = {"flakit.ops.gsa:chunk_gsa": {("constant-writes", "fail")}}
-"""What is known to be wrong on a GPU: memories in float16 beside float16 inputs, see lesson 15 and data/tuning.md."""
 RECORDED = ("gpu", "flakit"), ("gpu", "fla"), ("gpu_family", "family"), ("cpu", "flakit")
 
 
@@ -83,7 +81,7 @@ def test_the_recordings_have_every_operator_and_probe(command, where, whose):
         assert [row["probe"] for row in rows] == list(PROBES)
         if whose == "flakit":
             others = {(row["probe"], row["verdict"]) for row in rows if row["verdict"] != "pass"}
-            assert others == ({("other-device", "not supported")} if where == "cpu" else OPEN.get(subject, set()))
+            assert others == ({("other-device", "not supported")} if where == "cpu" else set())
 
 
 def test_the_documents_have_what_was_recorded_of_the_family(command):
