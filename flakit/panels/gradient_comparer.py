@@ -625,7 +625,9 @@ def compare(
     with speaking(language):
         own = dict(zip(names, (first, second), strict=True))
         like = like if isinstance(like, str) else first.op.name if first.op.name in known() else first.op
-        return GradientComparer(like, show, own, **{"dtype": "float32"} | settings)
+        panel = GradientComparer(like, show, own, **{"dtype": "float32"} | settings)
+        panel.add_class("flakit-compare")  # beside a comparer of forms on the same page
+        return panel
 
 
 def _own(op: Operator) -> Subject:
