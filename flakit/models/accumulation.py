@@ -14,6 +14,7 @@ Nothing else may change: same data, any accumulation, same loss, same gradient.
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -35,22 +36,57 @@ def micro_batches(tokens: Tensor, targets: Tensor, accumulation: int) -> list[tu
     return list(zip(tokens.chunk(accumulation), targets.chunk(accumulation), strict=True))
 
 
-def accumulate(model: nn.Module, tokens: Tensor, targets: Tensor, accumulation: int = 1) -> float:
+class Alone:
+    """One process. `distributed.Ranks` answers the same of several, each of which has its rows of a step."""
+
+    size = 1
+
+    def total(self, x: Tensor) -> Tensor:
+        """The sum over all ranks."""
+        return x
+
+    def agreed(self, loss: Tensor, norm: Tensor) -> tuple[float, float]:
+        """Of each rank's part of the loss the sum, and the norm of the whole gradient: the same numbers everywhere."""
+        return loss.item(), norm.item()
+
+    def sends(self, model: nn.Module, now: bool) -> AbstractContextManager:
+        """Around a part's passes. now: whether gradients meet after them, as they do after the last part."""
+        return nullcontext()
+
+
+ALONE = Alone()
+
+
+def accumulate(
+    model: nn.Module,
+    tokens: Tensor,
+    targets: Tensor,
+    accumulation: int = 1,
+    *,
+    autocast: torch.dtype | None = None,
+    ranks: Alone = ALONE,
+) -> Tensor:
     """The plain loop: adds the gradients of one step's mean loss to the parameters and returns that loss.
 
     model: tokens [B, T] to logits [B, T, vocab]; targets [size, T], `IGNORED` where nothing is asked. Every part is
     divided by the number of targets in the *whole* step: parts may hold different numbers of them.
+    autocast: the dtype of matrix products and operators. ranks: over several, tokens and targets are this rank's rows,
+    the whole step is that of all ranks, and what is returned is this rank's share of its loss.
     """
-    asked = (targets != IGNORED).sum()
+    parts = micro_batches(tokens, targets, accumulation)
+    asked = ranks.total((targets != IGNORED).sum())
     if not asked:
         raise ValueError(f"targets: expected at least one that is not {IGNORED}, which asks nothing, got none")
-    reported = 0.0
-    for x, y in micro_batches(tokens, targets, accumulation):
-        logits = model(x).flatten(0, 1).float()
-        loss = F.cross_entropy(logits, y.flatten(), ignore_index=IGNORED, reduction="sum") / asked
-        loss.backward()
-        reported += loss.item()
-    return reported
+    whole = torch.zeros((), device=targets.device)
+    for n, (x, y) in enumerate(parts, 1):
+        with ranks.sends(model, n == accumulation):
+            with torch.autocast(x.device.type, autocast, enabled=autocast is not None):
+                logits = model(x)
+            logits = logits.flatten(0, 1).float()
+            loss = F.cross_entropy(logits, y.flatten(), ignore_index=IGNORED, reduction="sum") / asked
+            (loss * ranks.size).backward()  # gradients meet in their mean
+        whole += loss.detach()
+    return whole
 
 
 class Accumulated(NamedTuple):

@@ -14,7 +14,8 @@ import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Generator, Tensor, nn
 
-from ..ops.common.validation import NaNDecay, is_checked
+from ..ops.common.validation import nan_decays_pass
+from .accumulation import ALONE, Alone, accumulate
 from .language_model import IGNORED, loss
 from .layers import whole
 
@@ -77,31 +78,45 @@ def train(
     with _bar(label, steps, progress) as tell:
         for step in range(steps):
             tokens, targets = batch(size, T(step) if callable(T) else T, generator)
-            optimizer.zero_grad(set_to_none=True)
-            try:
-                with torch.autocast(device.type, autocast, enabled=autocast is not None):
-                    logits = model(tokens.to(device))
-                step_loss = loss(logits, targets.to(device))
-                step_loss.backward()
-                norm = nn.utils.clip_grad_norm_(model.parameters(), math.inf if clip is None else clip)
-                found = step_loss.item(), norm.item()
-            except NaNDecay:  # on a GPU nobody looks, and the loss would be NaN
-                if is_checked():
-                    raise
-                found = math.nan, math.nan
-                for p in model.parameters():
-                    p.grad = torch.full_like(p, math.nan)
-            run.losses.append(found[0])
-            run.grad_norms.append(found[1])
-            if not skip or math.isfinite(run.losses[-1]) and math.isfinite(run.grad_norms[-1]):
-                for group in optimizer.param_groups:
-                    group["lr"] = lr * _share_of_lr(step, steps, warmup, cosine)
-                optimizer.step()
+            rate = lr * share_of_lr(step, steps, warmup, cosine)
+            how = {"lr": rate, "clip": clip, "autocast": autocast, "skip": skip}
+            loss, norm = take(model, tokens.to(device), targets.to(device), optimizer, **how)
+            run.losses.append(loss)
+            run.grad_norms.append(norm)
             tell(run)
             if seconds is not None and time.perf_counter() - start > seconds:
                 break
     run.seconds = time.perf_counter() - start
     return run
+
+
+def take(
+    model: nn.Module,
+    tokens: Tensor,
+    targets: Tensor,
+    optimizer: torch.optim.Optimizer,
+    *,
+    lr: float,
+    clip: float | None = 1.0,
+    accumulation: int = 1,
+    autocast: torch.dtype | None = None,
+    skip: bool = True,
+    ranks: Alone = ALONE,
+) -> tuple[float, float]:
+    """One step: its loss, and the norm of its gradient before clipping. Over several ranks both are the whole step's.
+
+    What is not finite is not taken, with `skip`; the gradients stay on the parameters. The rest as `accumulate` has it.
+    """
+    optimizer.zero_grad(set_to_none=True)
+    with nan_decays_pass():
+        loss = accumulate(model, tokens, targets, accumulation, autocast=autocast, ranks=ranks)
+    norm = nn.utils.clip_grad_norm_(model.parameters(), math.inf if clip is None else clip)
+    loss, norm = ranks.agreed(loss, norm)
+    if not skip or (math.isfinite(loss) and math.isfinite(norm)):
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        optimizer.step()
+    return loss, norm
 
 
 def adamw(model: nn.Module, *, weight_decay: float = 0.01) -> torch.optim.AdamW:
@@ -114,7 +129,8 @@ def adamw(model: nn.Module, *, weight_decay: float = 0.01) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, betas=(0.9, 0.98), eps=eps)
 
 
-def _share_of_lr(step: int, steps: int, warmup: float, cosine: bool) -> float:
+def share_of_lr(step: int, steps: int, warmup: float, cosine: bool) -> float:
+    """The learning rate of a step, as a share of the largest."""
     rising = (step + 1) / max(1.0, warmup * steps)
     return min(rising, 0.5 * (1 + math.cos(math.pi * step / steps)) if cosine else 1.0)
 

@@ -137,7 +137,7 @@ def trainer_step(
 def plain_step(model: CausalLM, tokens: Tensor, accumulation: int) -> float:
     """The plain PyTorch loop on the same data: what every other loop is held against."""
     targets = F.pad(tokens[:, 1:], (0, 1), value=IGNORED)
-    return accumulate(model.model, tokens, targets, accumulation)
+    return accumulate(model.model, tokens, targets, accumulation).item()
 
 
 def step(
