@@ -6,8 +6,9 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -91,6 +92,27 @@ class counted:
 
     def __exit__(self, *_):
         dist.all_gather = self.gather
+
+
+def fla_context(cu_seqlens: Sequence[int], rank: int, ranks: int, group) -> SimpleNamespace:
+    """What flash-linear-attention's `build_cp_context` makes of offsets that go through all ranks, as far as it says
+    where sequences lie. T is a multiple of ranks."""
+    part = cu_seqlens[-1] // ranks
+    begin, end = part * rank, part * (rank + 1)
+    here = [(low, high) for low, high in pairwise(cu_seqlens) if low < end and high > begin and low < high]
+    local = torch.tensor([max(low, begin) - begin for low, _ in here] + [part], dtype=torch.int32)
+    before, behind = rank - here[0][0] // part, (here[-1][1] - 1) // part - rank
+    return SimpleNamespace(
+        group=group,
+        cu_seqlens=local,
+        cu_seqlens_cpu=local,
+        pre_num_ranks=before,
+        post_num_ranks=behind,
+        is_first_rank=before == 0,
+        is_last_rank=behind == 0,
+        pre_num_ranks_dev=None,
+        layout="contiguous",
+    )
 
 
 def over_ranks(ranks: int, work: Callable, *given, backend: str = "gloo", timeout: timedelta = TIMEOUT) -> list:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,9 +11,10 @@ import torch.distributed as dist
 
 import flakit
 from flakit.numerics.operators import OPERATORS
+from flakit.ops.common import ranks
 from flakit.ops.common.ranks import NOTE, Piece, packed_pieces
 from tests.ops.checking import measure, true_values
-from tests.ops.over_ranks import Case, joined, over_ranks, run_each
+from tests.ops.over_ranks import Case, counted, fla_context, joined, over_ranks, run_each
 from tests.ops.settings import Setting
 
 OPS = pytest.mark.parametrize("op", OPERATORS)
@@ -79,7 +81,7 @@ SENT = {
 
 def test_two_processes_give_what_one_does_and_tell_each_other_what_differs():
     chosen = [case for op in OPERATORS for case in cases(op, *TWO)]
-    found, told = zip(*check(2, chosen, refused), strict=True)
+    found, told, *_ = zip(*check(2, chosen, refused, refused_at_first, in_a_context), strict=True)
     for case, x in zip(chosen, found[0], strict=True):
         if case.setting.packing == "none" and case.setting.B == 1 and case.setting.dtype != "float64":
             forward, backward = SENT[case.setting.op]
@@ -93,7 +95,7 @@ def test_two_processes_give_what_one_does_and_tell_each_other_what_differs():
 @pytest.mark.full
 @pytest.mark.parametrize("ranks", MORE)
 def test_more_processes_give_what_one_does(ranks):
-    check(ranks, [case for op in OPERATORS for case in cases(op, *MORE[ranks])])
+    check(ranks, [case for op in OPERATORS for case in cases(op, *MORE[ranks])], in_a_context)
 
 
 # --- what ranks tell each other --------------------------------------------------------------------------------------
@@ -107,6 +109,13 @@ BOTH = {
     "gradients on one": (f"requires_grad of any input: {SAME}, got True on rank 0 and False on rank 1",) * 2,
     "offsets behind the end": ("cu_seqlens: ",) * 2,
     "no gate": ("g: expected a tensor beside group, got None; ABC's normaliser is of one process",) * 2,
+    "a context in a zigzag": ("cp_context: expected layout 'contiguous', a slice of T on each rank, got 'zigzag'",) * 2,
+    "a context of a graph": ("cp_context: expected pre_num_ranks and post_num_ranks as numbers",) * 2,
+    "a context and offsets": ("cu_seqlens: expected None beside a cp_context, which has its own, got Tensor",) * 2,
+    "a context and a state": ("initial_state: expected None beside a cp_context",) * 2,
+    "a context and its state": ("output_final_state: expected False beside a cp_context",) * 2,
+    "a context of other tokens": ("cp_context: expected a slice of 6 tokens, as its offsets, got 5",) * 2,
+    "a context of another rank": ("cp_context: expected the sequence that goes on behind rank 0 to enter rank 1",) * 2,
 }
 ONE = {
     "a growing state": "w: expected a natural-log decay <= 0, got 1 at",
@@ -145,7 +154,21 @@ def refused(rank: int) -> dict[str, str]:
         "other offsets": made | whole,
         "gradients on one": made | {"u": made["u"].clone().requires_grad_()},
     }
-    both = {
+    whole_7 = flakit.inputs("rwkv7", T=5, K=16, V=8, H=2)
+    context = fla_context([0, 7, 10], rank, 2, dist.group.WORLD)
+    zigzag = SimpleNamespace(**vars(context) | {"layout": "zigzag"})
+    captured = SimpleNamespace(**vars(context) | {"pre_num_ranks_dev": torch.zeros(1)})
+    contexts = {
+        "a context in a zigzag": {"cp_context": zigzag},
+        "a context of a graph": {"cp_context": captured},
+        "a context and offsets": {"cp_context": context, **whole},
+        "a context and a state": {"cp_context": context, "initial_state": torch.zeros(2, 2, 16, 8)},
+        "a context and its state": {"cp_context": context, "output_final_state": True},
+        "a context of other tokens": {"cp_context": fla_context([0, 7, 12], rank, 2, dist.group.WORLD)},
+        "a context of another rank": {"cp_context": fla_context([0, 7, 10], 0, 2, dist.group.WORLD)},
+    }
+    both = {name: whole_7 | x for name, x in contexts.items()}
+    both |= {
         "offsets behind the end": made | {"cu_seqlens": torch.tensor([0, 7, 11])},
         "no gate": flakit.inputs("gsa", T=5, K=16, V=8, M=4) | {"g": None},
     }
@@ -153,14 +176,78 @@ def refused(rank: int) -> dict[str, str]:
     for name in REFUSED:
         given = both.get(name) or (of_rank_1[name] if rank == 1 else of_rank_0.get(name, made))
         others = {"no gate": flakit.chunk_gsa, "a wrong factor": flakit.fused_mul_recurrent_rwkv7}
-        call = others.get(name, flakit.chunk_rwkv6)
+        call = others.get(name, flakit.chunk_rwkv7 if name in contexts else flakit.chunk_rwkv6)
+        group = {} if name in contexts else {"group": dist.group.WORLD}
         try:
-            call(**given, group=dist.group.WORLD)
+            call(**given, **group)
         except Exception as error:
             told[name] = str(error)
         o, final = flakit.chunk_rwkv6(**made, group=dist.group.WORLD)
         assert o.shape == (1, 5, 2, 8) and final is None
     return told
+
+
+def refused_at_first(rank: int) -> None:
+    """On a GPU ranks compare the first call of each kind: an operator's first one tells of a refusal."""
+    always, ranks._always_compares = ranks._always_compares, lambda x, packed: False
+    group, made = dist.new_group(), flakit.inputs("rwkv6", T=5, K=16, V=8, H=2)
+    wrong = made | {"k": made["k"][:, :4]} if rank == 1 else made
+    with pytest.raises(ValueError, match=r"k: expected \[1, 5, 2, 16\] like r, got \[1, 4, 2, 16\]"):
+        flakit.chunk_rwkv6(**wrong, group=group)
+    with counted() as sent:
+        for _ in range(2):
+            flakit.chunk_rwkv6(**made, group=group)
+    state = 4 * 2 * (16 + 16 * 8)
+    assert sent == [NOTE, state, state]
+    ranks._always_compares = always
+
+
+def in_a_context(rank: int) -> None:
+    """flash-linear-attention's context means the same as a group and the offsets of all."""
+    world = dist.get_world_size()
+    offsets = [0, 7, 31, 31, 32, 36]
+    context, own = (
+        fla_context(offsets, rank, world, dist.group.WORLD),
+        slice(36 // world * rank, 36 // world * (rank + 1)),
+    )
+    for op, described in OPERATORS.items():
+        made = flakit.inputs(op, T=36, K=16, V=8, H=1, dtype=torch.float64)
+        leaves = {n: x.requires_grad_() for n, x in described.leaves(made).items()}
+        call, do = described.forms["chunk"], torch.rand_like(made["v"])
+        dist.broadcast(do, 0)
+        whole = call(**leaves, cu_seqlens=torch.tensor(offsets)).o
+        true = whole[:, own], *torch.autograd.grad(whole, list(leaves.values()), do)
+        mine = {n: x[:, own].detach().requires_grad_() if n in described.sequences else x for n, x in leaves.items()}
+        for how in ({"group": context}, {"cp_context": context, "cu_seqlens": context.cu_seqlens}):
+            if "cp_context" in how and op != "rwkv7":
+                continue
+            o = call(**mine, **how).o
+            grads = torch.autograd.grad(o, list(mine.values()), do[:, own])
+            for name, x, y in zip(("o", *mine), (o, *grads), true, strict=True):
+                if name in described.sequences:
+                    y = y[:, own]
+                elif name != "o":
+                    dist.all_reduce(x)
+                assert torch.allclose(x, y, rtol=1e-10, atol=1e-12), (op, name)
+    alone = SimpleNamespace(**vars(context) | {"group": None})
+    assert torch.equal(
+        flakit.chunk_rwkv7(**(made := flakit.inputs("rwkv7", T=36 // world, K=16, V=8)), cp_context=alone).o,
+        flakit.chunk_rwkv7(**made, cu_seqlens=alone.cu_seqlens).o,
+    )
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_the_contexts_of_these_tests_are_those_of_flash_linear_attention(ranks):
+    theirs = pytest.importorskip("fla.ops.cp.context", reason="needs flash-linear-attention")
+    for offsets in ([0, 36], [0, 7, 31, 31, 32, 36], [0, 9, 12, 18, 27, 36], [0, 1, 35, 36]):
+        for rank in range(ranks):
+            mine = vars(fla_context(offsets, rank, ranks, None))
+            found = theirs.get_cp_cu_seqlens(torch.tensor(offsets), world_size=ranks, rank=rank)
+            assert {n: getattr(found, n) for n in mine if "cu_" not in n} == {
+                n: x for n, x in mine.items() if "cu_" not in n
+            }
+            assert found.cu_seqlens.tolist() == mine["cu_seqlens"].tolist() == mine["cu_seqlens_cpu"].tolist()
 
 
 @OPS

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import accumulate, pairwise
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 from zlib import crc32
 
 import torch
@@ -91,6 +92,20 @@ def packed_pieces(lengths: Sequence[int], cu_seqlens: Sequence[int]) -> list[Pie
     return pieces
 
 
+def local_pieces(told: Sequence[tuple[int, bool, bool]]) -> list[Piece]:
+    """Those that each rank tells of itself: how many sequences, whether the first was begun before, and the last goes
+    on. Which they are of all, and where they begin, each rank knows of its own alone."""
+    found = [Piece(0, [0] * (sequences + 1), enters, leaves) for sequences, enters, leaves in told]
+    ends = [(False, found[0].enters), *((a.leaves, b.enters) for a, b in pairwise(found)), (found[-1].leaves, False)]
+    for rank, (leaves, enters) in enumerate(ends):
+        if leaves != enters:
+            raise Disagreement(
+                f"cp_context: expected the sequence that goes on behind rank {rank - 1} to enter rank {rank}, got "
+                f"{leaves} and {enters}; a context is of one group and its ranks"
+            )
+    return found
+
+
 # --- what a slice lets pass ------------------------------------------------------------------------------------------
 
 
@@ -149,10 +164,20 @@ class Disagreement(ValueError):
     """What the ranks of a group were called with does not fit together; raised on every one of them."""
 
 
-def _told(group, device: torch.device, **said) -> list[dict]:
-    """What every rank says of its call; a `Disagreement` on all of them if they differ in anything but T, or if one
-    was refused its arguments."""
-    note = bytearray(json.dumps(said).encode().ljust(NOTE))
+_compared = WeakKeyDictionary()
+"""Of each group the calls that were the same on all its ranks: the operator and all else of a call, as text."""
+
+
+def _always_compares(x: Tensor, packed: bool) -> bool:
+    """Whether ranks tell each other of every call, and not only of the first of its kind: where that waits for no GPU,
+    or where they wait for it anyway."""
+    return packed or check.looks_at_values(x)
+
+
+def _told(group, device: torch.device, said: dict, **own) -> list[dict]:
+    """What every rank says of its call; a `Disagreement` on all of them if they differ in anything said but their own,
+    or if one was refused its arguments."""
+    note = bytearray(json.dumps(said | own).encode().ljust(NOTE))
     every = gathered(torch.frombuffer(note, dtype=torch.uint8).to(device), group)
     notes = [json.loads(bytes(x)) for x in every.tolist()]
     for rank, other in enumerate(notes):
@@ -160,7 +185,7 @@ def _told(group, device: torch.device, **said) -> list[dict]:
             raise Disagreement(f"group: no rank runs, since rank {rank} was refused its arguments: {other['refused']}")
     for name in said:
         for rank, other in enumerate(notes):
-            if name != "T" and other.get(name) != notes[0].get(name):
+            if other.get(name) != notes[0].get(name):
                 raise Disagreement(
                     f"{name}: expected the same on every rank of the group, got {notes[0].get(name)} on rank 0 and "
                     f"{other.get(name)} on rank {rank}"
@@ -169,9 +194,12 @@ def _told(group, device: torch.device, **said) -> list[dict]:
 
 
 @contextmanager
-def refusals(group, *tensors: object) -> Iterator[None]:
-    """Check a group, and tell its other ranks of an error in the arguments here, where they are about to compare
-    theirs."""
+def _refusals(operator, group, tensors: Sequence[object], packed: bool) -> Iterator[None]:
+    """Check a group, and tell its other ranks of an error in the arguments here, where they are sure to compare theirs.
+
+    They are where `_always_compares` says so, and at this operator's first call in the group. Later, on a GPU, nobody
+    listens: a rank that is refused then leaves the others waiting, as one that dies does, until the group's timeout.
+    """
     if torch.compiler.is_compiling():
         raise NotImplementedError(
             "group: a sequence over several ranks cannot be compiled; call it outside, as under torch.compiler.disable"
@@ -182,27 +210,89 @@ def refusals(group, *tensors: object) -> Iterator[None]:
         raise ValueError("group: expected one that this process belongs to")
     try:
         yield
+    except Disagreement:
+        raise
     except (TypeError, ValueError) as error:
-        device = next((x.device for x in tensors if isinstance(x, Tensor)), torch.device("cpu"))
-        if not isinstance(error, Disagreement) and (device.type == "cpu" or check.is_checked()):
-            with suppress(Disagreement):
-                _told(group, device, refused=f"{type(error).__name__}: {error}"[: NOTE // 8])
+        given = [x for x in tensors if isinstance(x, Tensor)] or [torch.empty(0)]
+        x = next((x for x in given if x.device.type != "cpu"), given[0])
+        known = any(name == operator.name for name, _ in _compared.get(group, ()))
+        if _always_compares(x, packed) or not known:
+            with suppress(Disagreement, RuntimeError):  # the error here is what is to be read
+                _told(group, x.device, {}, refused=f"{type(error).__name__}: {error}"[: NOTE // 8])
         raise
 
 
 # --- the operator over ranks -----------------------------------------------------------------------------------------
 
 
-def filled(tensors: Sequence[Tensor], sequences: int) -> tuple[bool, tuple[Tensor, ...]]:
-    """Whether a slice is of no tokens, and what stands for it: one row of zeros, which lets any state pass and writes
-    nothing. sequences: how many of the tensors have tokens, the first ones."""
+class Over(NamedTuple):
+    """What a call over ranks has beside its arguments."""
 
-    def rows(x):
-        empty = isinstance(x, Tensor) and x.ndim == 4 and x.shape[1] == 0
-        return F.pad(x, (0, 0, 0, 0, 0, 1)) if empty else x
+    group: object
+    empty: bool
+    """Whether the slice is of no tokens; a row of zeros stands for it, which lets any state pass and writes nothing."""
+    straddles: tuple[bool, bool] | None
+    """Where cu_seqlens are of this slice alone: whether its first sequence began on a rank before, and whether its last
+    one goes on behind."""
 
-    found = tuple(map(rows, tensors[:sequences]))
-    return found[0] is not tensors[0], (*found, *tensors[sequences:])
+
+def called(operator, run, form, tensors, scale, initial_state, output_final_state, offsets, chunk_size, backend, group):
+    """`run`, the rest of an operator's call, in one process, or over the ranks of a group or of a `cp_context`.
+
+    tensors: those of T tokens, `operator.sequences` in number, come first.
+    """
+    context, straddles, asked = None, None, offsets
+    if is_context(group):
+        context, group = group, group.group
+        offsets = context.cu_seqlens, context.cu_seqlens_cpu
+    if group is None:
+        return run(form, tensors, scale, initial_state, output_final_state, offsets, chunk_size, backend)
+    with _refusals(operator, group, tensors, offsets[0] is not None):
+        if context is not None:
+            straddles = _straddles(context, asked, initial_state, output_final_state)
+        empty = _has_no_tokens(tensors[0])
+        rows = [F.pad(x, (0, 0, 0, 0, 0, 1)) if _has_no_tokens(x) else x for x in tensors[: operator.sequences]]
+        tensors, over = (*rows, *tensors[operator.sequences :]), Over(group, empty, straddles)
+        return run(form, tensors, scale, initial_state, output_final_state, offsets, chunk_size, backend, over)
+
+
+def _has_no_tokens(x: object) -> bool:
+    return isinstance(x, Tensor) and x.ndim == 4 and x.shape[1] == 0
+
+
+def is_context(x: object) -> bool:
+    """Whether that is flash-linear-attention's `cp_context`, of fla.ops.cp: by its attributes."""
+    return x is not None and all(hasattr(x, n) for n in ("group", "cu_seqlens", "pre_num_ranks", "post_num_ranks"))
+
+
+def chosen(group, cp_context):
+    """What to pass as group where there is a keyword of its own for a `cp_context`."""
+    if cp_context is None:
+        return group
+    if not is_context(cp_context):
+        raise TypeError(f"cp_context: expected one of flash-linear-attention's, got {type(cp_context).__name__}")
+    if group is not None:
+        raise ValueError(f"group: expected None beside cp_context, which has its own, got {type(group).__name__}")
+    return cp_context
+
+
+def _straddles(context, asked, initial_state, output_final_state) -> tuple[bool, bool]:
+    """What a `cp_context` says of its slice's ends; a ValueError where it means what is not computed here."""
+    layout = getattr(context, "layout", "contiguous")
+    if layout != "contiguous":
+        raise ValueError(f"cp_context: expected layout 'contiguous', a slice of T on each rank, got {layout!r}")
+    if getattr(context, "pre_num_ranks_dev", None) is not None or context.pre_num_ranks is None:
+        raise ValueError("cp_context: expected pre_num_ranks and post_num_ranks as numbers, got them on a device")
+    if context.cu_seqlens is None:
+        raise ValueError("cp_context: expected cu_seqlens, the offsets of this rank's slice, got None")
+    for name, x in zip(("cu_seqlens", "cu_seqlens_cpu"), asked, strict=True):
+        if x is not None and x is not getattr(context, name):
+            raise ValueError(f"{name}: expected None beside a cp_context, which has its own, got {type(x).__name__}")
+    if initial_state is not None:
+        raise ValueError("initial_state: expected None beside a cp_context, as flash-linear-attention does; give group")
+    if check.check_flag("output_final_state", output_final_state):
+        raise ValueError("output_final_state: expected False beside a cp_context, as initial_state; give group")
+    return context.pre_num_ranks > 0, context.post_num_ranks > 0
 
 
 class Call(NamedTuple):
@@ -225,16 +315,13 @@ class Call(NamedTuple):
         return self.piece.offsets is None and self.operator.meets(form, backend, tensors)
 
 
-_compared = set()
-"""Calls that were the same on all ranks, as text."""
-
-
-def run(operator, group, empty, tensors, states, cu_seqlens, cu_seqlens_cpu, *settings):
+def run(operator, over: Over, tensors, states, cu_seqlens, cu_seqlens_cpu, *settings):
     """What `Registered.__call__` returns, of this rank's slice.
 
-    empty: whether that is of no tokens, for which `filled` stands. states: of all sequences; read are the initial ones
-    of those that begin here. The final ones are of those that end here, and zero for all others.
+    states: of all sequences; read are the initial ones of those that begin here. The final ones are of those that end
+    here, and zero for all others.
     """
+    group, empty, straddles = over
     first, packed = tensors[0], cu_seqlens is not None
     *settings, output_final_state = settings
     keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*tensors, *states))
@@ -246,20 +333,31 @@ def run(operator, group, empty, tensors, states, cu_seqlens, cu_seqlens_cpu, *se
     for name, x in zip(operator.tensors, tensors, strict=True):
         axes = list(x.shape) if x.ndim < 4 else [x.shape[0], "T", *x.shape[2:]]
         said[name] = f"{str(x.dtype).removeprefix('torch.')} [{', '.join(map(str, axes))}]"
-    said["cu_seqlens"] = f"{len(ends)} offsets, CRC {crc32(str(ends).encode())}" if packed else None
+    said["cu_seqlens"] = None
+    if packed:
+        said["cu_seqlens"] = f"{len(ends)} offsets, CRC {crc32(str(ends).encode())}" if straddles is None else "local"
     said |= zip(("scale", "form", "backend", "chunk_size"), settings, strict=True)
     said |= {"output_final_state": output_final_state, "requires_grad of any input": keep}
-    known = group.group_name, str(said)
-    if packed or first.device.type == "cpu" or check.is_checked() or known not in _compared:
-        notes = _told(group, first.device, **said, T=0 if empty else first.shape[1])
-        _compared.add(known)
+    compared, known = _compared.setdefault(group, set()), (operator.name, str(said))
+    if _always_compares(first, packed) or known not in compared:
+        own = {"T": 0 if empty else first.shape[1]}
+        if straddles is not None:
+            if ends[-1] != own["T"]:
+                raise ValueError(f"cp_context: expected a slice of {ends[-1]} tokens, as its offsets, got {own['T']}")
+            own["straddles"] = len(ends) - 1, *straddles
+        notes = _told(group, first.device, said, **own)
+        compared.add(known)
 
     rank, pieces = dist.get_rank(group), batch_pieces(dist.get_world_size(group))
     offsets, own = None, slice(None)
     if packed:
-        lengths = [x["T"] for x in notes]
-        check.check_offsets(torch.tensor(ends), None, sum(lengths), reads_values=True)
-        pieces = packed_pieces(lengths, ends)
+        if straddles is None:
+            lengths = [x["T"] for x in notes]
+            check.check_offsets(torch.tensor(ends), None, sum(lengths), reads_values=True)
+            pieces = packed_pieces(lengths, ends)
+        else:
+            pieces = local_pieces([x["straddles"] for x in notes])
+            pieces[rank] = pieces[rank]._replace(offsets=ends)
         piece = pieces[rank]
         # Where there is no sequence, one of no tokens stands for it.
         offsets = torch.tensor(piece.offsets if piece.sequences else [0, 0], device=first.device)
@@ -267,7 +365,7 @@ def run(operator, group, empty, tensors, states, cu_seqlens, cu_seqlens_cpu, *se
         states = [x[own] if x is not None and piece.sequences else None for x in states]
         if check.looks_at_values(first):
             operator.check_values(tensors, states, offsets)
-            _told(group, first.device)  # that no rank has refused any
+            _told(group, first.device, {})  # that no rank has refused any
     call = Call(operator, group, rank, pieces, tuple(settings), output_final_state, keep)
     o, *final = _Ranks.apply(call, offsets, *tensors, *states)
     if empty:

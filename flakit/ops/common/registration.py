@@ -83,11 +83,11 @@ class Registered:
     ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
         """o, and the parts of the final state, None unless asked for.
 
-        over: None, or a process group that holds these sequences, and whether this process holds no token of them.
+        over: None, or the ranks that hold these sequences together.
         """
         if over is not None:
             settings = scale, form, backend, chunk_size, output_final_state
-            return ranks.run(self, *over, tensors, states, cu_seqlens, cu_seqlens_cpu, *settings)
+            return ranks.run(self, over, tensors, states, cu_seqlens, cu_seqlens_cpu, *settings)
         given = [x for x in (*tensors, *states) if x is not None]
         keep = torch.is_grad_enabled() and any(x.requires_grad for x in given)
         offsets, settings = (cu_seqlens, cu_seqlens_cpu), (scale, form, backend, chunk_size, output_final_state, keep)

@@ -197,7 +197,6 @@ def check_unused(
     lower_bound: object = None,
     checkpoint_level: object = 0,
     reverse: object = False,
-    cp_context: object = None,
 ) -> None:
     """Keywords of flash-linear-attention that change nothing here, or would and are refused with the cure."""
     if check_flag("head_first", head_first):
@@ -210,10 +209,6 @@ def check_unused(
         raise ValueError(f"lower_bound: expected a natural-log decay below 0 or None, got {lower_bound}")
     if isinstance(checkpoint_level, bool) or not isinstance(checkpoint_level, (int, np.integer)):
         raise TypeError(f"checkpoint_level: expected a whole number, got {type(checkpoint_level).__name__}")
-    if cp_context is not None:
-        raise ValueError(
-            f"cp_context: expected None, got {type(cp_context).__name__}; give group, a process group, instead"
-        )
 
 
 def check_offsets(cu_seqlens: Tensor | None, cu_seqlens_cpu: Tensor | None, T: int, reads_values: bool = False) -> None:

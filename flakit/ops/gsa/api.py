@@ -88,7 +88,10 @@ def chunk_gsa(
             initial_state is read where a sequence begins (of a batch: on the first rank) and final_state is
             given where it ends, zeros elsewhere: sums over ranks are what one process has.
             A call that differs between ranks is the same ValueError on all of them: on a GPU at the first call of its
-            shapes, with cu_seqlens, and under `flakit.checked()`. No torch.compile, no ABC.
+            shapes, with cu_seqlens, and under `flakit.checked()`. So are arguments that one rank alone is refused, but
+            on a GPU at the operator's first call in the group only: later the others wait until the group's timeout.
+            No torch.compile, no ABC. In place of the group and cu_seqlens,
+            flash-linear-attention's cp_context is taken, of layout "contiguous".
 
     Returns:
         GSAOutput(o, final_state). Under autocast q, k, v and s are computed, and o returned, in autocast's dtype.
@@ -100,10 +103,8 @@ def chunk_gsa(
     >>> o, (hk, hv) = chunk_gsa(q, k, v, s, logsigmoid(x) / 8, output_final_state=True)
     """
     check.check_unused(head_first=head_first, reverse=reverse, checkpoint_level=checkpoint_level)
-    offsets = cu_seqlens, cu_seqlens_cpu
-    return _call(
-        "chunk", (q, k, v, s, g), scale, initial_state, output_final_state, offsets, chunk_size, backend, group
-    )
+    given = scale, initial_state, output_final_state, (cu_seqlens, cu_seqlens_cpu), chunk_size, backend, group
+    return ranks.called(_registered, _run, "chunk", (q, k, v, s, g), *given)
 
 
 def fused_recurrent_gsa(
@@ -133,19 +134,8 @@ def fused_recurrent_gsa(
     float32, and a slow decay as two numbers.
     """
     check.check_unused(head_first=head_first, reverse=reverse, checkpoint_level=checkpoint_level)
-    offsets = cu_seqlens, cu_seqlens_cpu
-    return _call(
-        "recurrent", (q, k, v, s, g), scale, initial_state, output_final_state, offsets, chunk_size, backend, group
-    )
-
-
-def _call(form, tensors, scale, initial_state, output_final_state, offsets, chunk_size, backend, group) -> GSAOutput:
-    given = scale, initial_state, output_final_state, offsets, chunk_size, backend
-    if group is None:
-        return _run(form, tensors, *given)
-    with ranks.refusals(group, *tensors):
-        empty, tensors = ranks.filled(tensors, 5)
-        return _run(form, tensors, *given, over=(group, empty))
+    given = scale, initial_state, output_final_state, (cu_seqlens, cu_seqlens_cpu), chunk_size, backend, group
+    return ranks.called(_registered, _run, "recurrent", (q, k, v, s, g), *given)
 
 
 def _run(form, tensors, scale, initial_state, output_final_state, offsets, chunk_size, backend, over=None) -> GSAOutput:

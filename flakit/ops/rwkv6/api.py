@@ -81,7 +81,10 @@ def chunk_rwkv6(
             initial_state is read where a sequence begins (of a batch: on the first rank) and final_state is
             given where it ends, zeros elsewhere: sums over ranks are what one process has, of u's gradient too.
             A call that differs between ranks is the same ValueError on all of them: on a GPU at the first call of its
-            shapes, with cu_seqlens, and under `flakit.checked()`. No torch.compile.
+            shapes, with cu_seqlens, and under `flakit.checked()`. So are arguments that one rank alone is refused, but
+            on a GPU at the operator's first call in the group only: later the others wait until the group's timeout.
+            No torch.compile. In place of the group and cu_seqlens,
+            flash-linear-attention's cp_context is taken, of layout "contiguous".
 
     Returns:
         RWKV6Output(o, final_state). Under autocast r, k and v are computed, and o returned, in autocast's dtype.
@@ -93,10 +96,8 @@ def chunk_rwkv6(
     >>> o, state = chunk_rwkv6(r, k, v, flakit.log_decay(x), u, output_final_state=True)
     """
     check.check_unused(head_first=head_first, reverse=reverse)
-    offsets = cu_seqlens, cu_seqlens_cpu
-    return _call(
-        "chunk", (r, k, v, w, u), scale, initial_state, output_final_state, offsets, chunk_size, backend, group
-    )
+    given = scale, initial_state, output_final_state, (cu_seqlens, cu_seqlens_cpu), chunk_size, backend, group
+    return ranks.called(_registered, _run, "chunk", (r, k, v, w, u), *given)
 
 
 def fused_recurrent_rwkv6(
@@ -125,19 +126,8 @@ def fused_recurrent_rwkv6(
     float32, and a slow decay as two numbers.
     """
     check.check_unused(head_first=head_first, reverse=reverse)
-    offsets = cu_seqlens, cu_seqlens_cpu
-    return _call(
-        "recurrent", (r, k, v, w, u), scale, initial_state, output_final_state, offsets, chunk_size, backend, group
-    )
-
-
-def _call(form, tensors, scale, initial_state, output_final_state, offsets, chunk_size, backend, group) -> RWKV6Output:
-    given = scale, initial_state, output_final_state, offsets, chunk_size, backend
-    if group is None:
-        return _run(form, tensors, *given)
-    with ranks.refusals(group, *tensors):
-        empty, tensors = ranks.filled(tensors, 4)
-        return _run(form, tensors, *given, over=(group, empty))
+    given = scale, initial_state, output_final_state, (cu_seqlens, cu_seqlens_cpu), chunk_size, backend, group
+    return ranks.called(_registered, _run, "recurrent", (r, k, v, w, u), *given)
 
 
 def _run(

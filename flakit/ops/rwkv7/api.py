@@ -39,7 +39,7 @@ def chunk_rwkv7(
     safe_gate: bool = False,
     chunk_size: int | None = None,
     disable_recompute: bool = False,
-    cp_context: None = None,
+    cp_context: object = None,
     lower_bound: float | None = None,
     *,
     head_first: bool = False,
@@ -81,7 +81,7 @@ def chunk_rwkv7(
         chunk_size: tokens a chunk, a power of two up to 256, or None for the backend's own choice. The kernels take the
             nearest of 16 and 32, for 16-bit heads of 33 to 64 channels always 16. The choice for all else is 32, in
             float32 16. It changes rounding and speed only.
-        cp_context: accepted as None only.
+        cp_context: flash-linear-attention's, in place of group and cu_seqlens; of layout "contiguous".
         head_first, reverse: accepted as False only: [B, T, H, ...] is the one layout, and time runs forwards.
         backend: "triton" (default on CUDA; on CPU under TRITON_INTERPRET=1; K up to 256), "torch" (default elsewhere)
             or "reference" (the recurrence, step by step).
@@ -91,7 +91,9 @@ def chunk_rwkv7(
             initial_state is read where a sequence begins (of a batch: on the first rank) and final_state is
             given where it ends, zeros elsewhere: sums over ranks are what one process has.
             A call that differs between ranks is the same ValueError on all of them: on a GPU at the first call of its
-            shapes, with cu_seqlens, and under `flakit.checked()`. No torch.compile.
+            shapes, with cu_seqlens, and under `flakit.checked()`. So are arguments that one rank alone is refused, but
+            on a GPU at the operator's first call in the group only: later the others wait until the group's timeout.
+            No torch.compile.
 
     Returns:
         RWKV7Output(o, final_state). Under autocast r, k and v are computed, and o returned, in autocast's dtype.
@@ -107,13 +109,11 @@ def chunk_rwkv7(
         reverse=reverse,
         safe_gate=safe_gate,
         disable_recompute=disable_recompute,
-        cp_context=cp_context,
         lower_bound=lower_bound,
     )
-    offsets = cu_seqlens, cu_seqlens_cpu
-    return _call(
-        "chunk", (r, w, k, v, a, b), scale, initial_state, output_final_state, offsets, chunk_size, backend, group
-    )
+    group = ranks.chosen(group, cp_context)
+    given = scale, initial_state, output_final_state, (cu_seqlens, cu_seqlens_cpu), chunk_size, backend, group
+    return ranks.called(_registered, _run, "chunk", (r, w, k, v, a, b), *given)
 
 
 def fused_recurrent_rwkv7(
@@ -133,7 +133,7 @@ def fused_recurrent_rwkv7(
     safe_gate: bool = False,
     chunk_size: int | None = None,
     disable_recompute: bool = False,
-    cp_context: None = None,
+    cp_context: object = None,
     lower_bound: float | None = None,
     head_first: bool = False,
     backend: str | None = None,
@@ -151,13 +151,11 @@ def fused_recurrent_rwkv7(
         reverse=reverse,
         safe_gate=safe_gate,
         disable_recompute=disable_recompute,
-        cp_context=cp_context,
         lower_bound=lower_bound,
     )
-    offsets = cu_seqlens, cu_seqlens_cpu
-    return _call(
-        "recurrent", (r, w, k, v, a, b), scale, initial_state, output_final_state, offsets, chunk_size, backend, group
-    )
+    group = ranks.chosen(group, cp_context)
+    given = scale, initial_state, output_final_state, (cu_seqlens, cu_seqlens_cpu), chunk_size, backend, group
+    return ranks.called(_registered, _run, "recurrent", (r, w, k, v, a, b), *given)
 
 
 def fused_mul_recurrent_rwkv7(
@@ -177,7 +175,7 @@ def fused_mul_recurrent_rwkv7(
     safe_gate: bool = False,
     chunk_size: int | None = None,
     disable_recompute: bool = False,
-    cp_context: None = None,
+    cp_context: object = None,
     lower_bound: float | None = None,
     head_first: bool = False,
     backend: str | None = None,
@@ -193,38 +191,20 @@ def fused_mul_recurrent_rwkv7(
 
     All other arguments, the result and the errors are those of `chunk_rwkv7`.
     """
-    if group is None:
-        _check_product(r, kk, a)
-    else:
-        with ranks.refusals(group, r, kk, a):
-            _check_product(*ranks.filled((r, kk, a), 3)[1])
-    (computed,) = autocast(r)
-    wide = torch.promote_types(computed.dtype, torch.float32)
-    return fused_recurrent_rwkv7(
-        r,
-        w,
-        k,
-        v,
-        -kk,
-        kk.to(wide) * a.to(wide),
-        scale,
-        initial_state,
-        output_final_state,
-        cu_seqlens,
-        reverse=reverse,
-        cu_seqlens_cpu=cu_seqlens_cpu,
-        safe_gate=safe_gate,
-        chunk_size=chunk_size,
-        disable_recompute=disable_recompute,
-        cp_context=cp_context,
-        lower_bound=lower_bound,
+    check.check_unused(
         head_first=head_first,
-        backend=backend,
-        group=group,
+        reverse=reverse,
+        safe_gate=safe_gate,
+        disable_recompute=disable_recompute,
+        lower_bound=lower_bound,
     )
+    group = ranks.chosen(group, cp_context)
+    given = scale, initial_state, output_final_state, (cu_seqlens, cu_seqlens_cpu), chunk_size, backend, group
+    return ranks.called(_registered, _run_product, "recurrent", (r, w, k, v, kk, a), *given)
 
 
-def _check_product(r, kk, a) -> None:
+def _run_product(form, tensors, *given, **more) -> RWKV7Output:
+    r, w, k, v, kk, a = tensors
     check.check_tensor("r", r, dict(B=None, T=None, H=None, K=None))
     (computed,) = autocast(r)
     for name, x in (("kk", kk), ("a", a)):
@@ -234,15 +214,8 @@ def _check_product(r, kk, a) -> None:
         if check.is_checked() and unseen([x]):  # what follows a call cannot look at values
             check.check_finite(name, x)
     check.refuse_forward_mode(kk=kk, a=a)
-
-
-def _call(form, tensors, scale, initial_state, output_final_state, offsets, chunk_size, backend, group) -> RWKV7Output:
-    given = scale, initial_state, output_final_state, offsets, chunk_size, backend
-    if group is None:
-        return _run(form, tensors, *given)
-    with ranks.refusals(group, *tensors):
-        empty, tensors = ranks.filled(tensors, 6)
-        return _run(form, tensors, *given, over=(group, empty))
+    wide = torch.promote_types(computed.dtype, torch.float32)
+    return _run(form, (r, w, k, v, -kk, kk.to(wide) * a.to(wide)), *given, **more)
 
 
 def _run(

@@ -125,8 +125,8 @@ WRONG = {
     "lower bound is text": (given(lower_bound="-5"), TypeError, "lower_bound: expected a number or None, got str"),
     "a sequence split over devices": (
         given(cp_context=object()),
-        ValueError,
-        "cp_context: expected None, got object; give group, a process group, instead",
+        TypeError,
+        "cp_context: expected one of flash-linear-attention's, got object",
     ),
     "backwards in time": (given(reverse=True), ValueError, "reverse: expected False, got True; flip the inputs"),
     "unknown backend": (
