@@ -165,7 +165,7 @@ class Disagreement(ValueError):
 
 
 _compared = WeakKeyDictionary()
-"""Of each group the calls that were the same on all its ranks: the operator and all else of a call, as text."""
+"""Of each group the calls that were the same on all its ranks: what is called and all else of it, as text."""
 
 
 def _always_compares(x: Tensor, packed: bool) -> bool:
@@ -193,12 +193,24 @@ def _told(group, device: torch.device, said: dict, **own) -> list[dict]:
     return notes
 
 
+def compared(group, x: Tensor, packed: bool, said: dict, **own) -> list[dict] | None:
+    """What every rank says of its call, and its own T or the like, which need not be the same; None where a call on a
+    GPU is as one that was compared before. said["call"]: what is called."""
+    known, call = _compared.setdefault(group, set()), (said["call"], str(said))
+    if not _always_compares(x, packed) and call in known:
+        return None
+    notes = _told(group, x.device, said, **own)
+    known.add(call)
+    return notes
+
+
 @contextmanager
-def _refusals(operator, group, tensors: Sequence[object], packed: bool) -> Iterator[None]:
+def refusals(call: str, group, tensors: Sequence[object], packed: bool) -> Iterator[None]:
     """Check a group, and tell its other ranks of an error in the arguments here, where they are sure to compare theirs.
 
-    They are where `_always_compares` says so, and at this operator's first call in the group. Later, on a GPU, nobody
-    listens: a rank that is refused then leaves the others waiting, as one that dies does, until the group's timeout.
+    They are where `_always_compares` says so, and when that is called for the first time in the group. Later, on a GPU,
+    nobody listens: a rank that is refused then leaves the others waiting, as one that dies does, until the group's
+    timeout.
     """
     if torch.compiler.is_compiling():
         raise NotImplementedError(
@@ -215,7 +227,7 @@ def _refusals(operator, group, tensors: Sequence[object], packed: bool) -> Itera
     except (TypeError, ValueError) as error:
         given = [x for x in tensors if isinstance(x, Tensor)] or [torch.empty(0)]
         x = next((x for x in given if x.device.type != "cpu"), given[0])
-        known = any(name == operator.name for name, _ in _compared.get(group, ()))
+        known = any(name == call for name, _ in _compared.get(group, ()))
         if _always_compares(x, packed) or not known:
             with suppress(Disagreement, RuntimeError):  # the error here is what is to be read
                 _told(group, x.device, {}, refused=f"{type(error).__name__}: {error}"[: NOTE // 8])
@@ -247,7 +259,7 @@ def called(operator, run, form, tensors, scale, initial_state, output_final_stat
         offsets = context.cu_seqlens, context.cu_seqlens_cpu
     if group is None:
         return run(form, tensors, scale, initial_state, output_final_state, offsets, chunk_size, backend)
-    with _refusals(operator, group, tensors, offsets[0] is not None):
+    with refusals(operator.name, group, tensors, offsets[0] is not None):
         if context is not None:
             straddles = _straddles(context, asked, initial_state, output_final_state)
         empty = _has_no_tokens(tensors[0])
@@ -329,7 +341,7 @@ def run(operator, over: Over, tensors, states, cu_seqlens, cu_seqlens_cpu, *sett
     if not packed:
         operator.check_values(tensors, states, None)
 
-    said = {"operator": operator.name}
+    said = {"call": operator.name}
     for name, x in zip(operator.tensors, tensors, strict=True):
         axes = list(x.shape) if x.ndim < 4 else [x.shape[0], "T", *x.shape[2:]]
         said[name] = f"{str(x.dtype).removeprefix('torch.')} [{', '.join(map(str, axes))}]"
@@ -338,15 +350,12 @@ def run(operator, over: Over, tensors, states, cu_seqlens, cu_seqlens_cpu, *sett
         said["cu_seqlens"] = f"{len(ends)} offsets, CRC {crc32(str(ends).encode())}" if straddles is None else "local"
     said |= zip(("scale", "form", "backend", "chunk_size"), settings, strict=True)
     said |= {"output_final_state": output_final_state, "requires_grad of any input": keep}
-    compared, known = _compared.setdefault(group, set()), (operator.name, str(said))
-    if _always_compares(first, packed) or known not in compared:
-        own = {"T": 0 if empty else first.shape[1]}
-        if straddles is not None:
-            if ends[-1] != own["T"]:
-                raise ValueError(f"cp_context: expected a slice of {ends[-1]} tokens, as its offsets, got {own['T']}")
-            own["straddles"] = len(ends) - 1, *straddles
-        notes = _told(group, first.device, said, **own)
-        compared.add(known)
+    own = {"T": 0 if empty else first.shape[1]}
+    if straddles is not None:
+        if ends[-1] != own["T"]:
+            raise ValueError(f"cp_context: expected a slice of {ends[-1]} tokens, as its offsets, got {own['T']}")
+        own["straddles"] = len(ends) - 1, *straddles
+    notes = compared(group, first, packed, said, **own)
 
     rank, pieces = dist.get_rank(group), batch_pieces(dist.get_world_size(group))
     offsets, own = None, slice(None)
