@@ -10,6 +10,7 @@ from .accumulation import accumulate, check_gradient_accumulation, check_initial
 from .corpus import Corpus, standard_library
 from .generation import generate, pad
 from .language_model import IGNORED, MIXERS, LanguageModel, loss
+from .ranks import sum_gradients
 from .tasks import Copying, Delay, Permutations, Recall
 from .training import Run, accuracy, mean_loss, train
 from .watch import Alarm, HeadroomWarning, Recording, WatchWarning, recorded
@@ -38,5 +39,6 @@ __all__ = [
     "pad",
     "recorded",
     "standard_library",
+    "sum_gradients",
     "train",
 ]

@@ -9,16 +9,20 @@ The mixers differ and nothing else does, so that a comparison of two models comp
 """
 
 from collections.abc import Callable, Mapping
+from zlib import crc32
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..ops.common import ranks
 from ..ops.common import validation as check
 from ..ops.common.registration import unseen
 from .attention import Attention
 from .gsa import GSA
 from .layers import ChannelMix, whole
+from .ranks import Slice
 from .rwkv6 import RWKV6
 from .rwkv7 import RWKV7
 from .stream import WHOLE, Layout, Stream
@@ -81,7 +85,7 @@ class LanguageModel(nn.Module):
             raise ValueError(f"dim: expected a multiple of head_size = {head_size}, got {dim}")
         if mixer == "attention" and head_size % 2:
             raise ValueError(f"head_size: expected an even number, whose pairs of channels are turned, got {head_size}")
-        self.vocab = vocab
+        self.vocab, self.mixer = vocab, mixer
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(seed)
             self.embedding = nn.Embedding(vocab, dim)
@@ -103,6 +107,7 @@ class LanguageModel(nn.Module):
         cu_seqlens: Tensor | None = None,
         initial_state: Mapping[str, Tensor] | None = None,
         output_final_state: bool = False,
+        group: "torch.distributed.ProcessGroup | None" = None,
     ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
         """Logits [B, T, vocab], or (logits, final_state) where output_final_state is asked for.
 
@@ -115,34 +120,75 @@ class LanguageModel(nn.Module):
         output_final_state: return what the next call takes: everything that a later token can see, by name, such as
             "blocks.0.time.state" [N, H, K, V], float32, and "blocks.0.time.shift" [N, dim], the token before. Rows of
             all tensors are rows of the batch: {name: x[rows] for name, x in state.items()} picks some of them.
+        group: a process group of torch.distributed whose ranks hold the rows together, each a slice of T in the order
+            of ranks, of any length, none too; tokens, mask and logits are of the slice, cu_seqlens go through all of
+            them. States are of all rows: read where a row begins, given where it ends, zeros elsewhere. Every rank
+            calls, and differentiates or not; a gradient is of the slice's own loss, and summed over ranks
+            (`sum_gradients`) it is that of all. Not for mixer "attention".
 
         Raises TypeError or ValueError, naming the argument, what was expected and what came.
         """
-        x, kept, _ = self._features(tokens, mask, cu_seqlens, initial_state, output_final_state)
+        x, kept, _ = self._features(tokens, mask, cu_seqlens, initial_state, output_final_state, group)
         logits = self.head(x)
         return logits if kept is None else (logits, kept)
 
     def _features(
-        self, tokens, mask=None, cu_seqlens=None, initial_state=None, output_final_state=False
+        self, tokens, mask=None, cu_seqlens=None, initial_state=None, output_final_state=False, group=None
     ) -> tuple[Tensor, dict[str, Tensor] | None, Layout | None]:
         """What the head reads, [B, T, dim]; the state left, None unless asked for; where the tokens stand."""
-        mask = self._check(tokens, mask, cu_seqlens)
-        layout = None
-        if mask is not None or cu_seqlens is not None:
-            layout = Layout(*tokens.shape, tokens.device, mask, cu_seqlens)
+        over = None
+        if group is None:
+            mask = self._check(tokens, mask, cu_seqlens)
+            kept, came = self._check_states(initial_state, output_final_state)
+        else:
+            with ranks.refusals("LanguageModel", group, (tokens,), cu_seqlens is not None):
+                mask = self._check(tokens, mask, cu_seqlens, in_slices=True)
+                kept, came = self._check_states(initial_state, output_final_state)
+                over = self._slice(tokens, mask, cu_seqlens, kept is not None, group)
+        layout, own = None, cu_seqlens
+        if over is not None and over.packed:
+            own = torch.tensor(over.piece.offsets if over.piece.sequences else [0, 0], device=tokens.device)
+        if (mask is not None or own is not None) and tokens.shape[1]:
+            layout = Layout(*tokens.shape, tokens.device, mask, own)
         if mask is not None:
             tokens = tokens.masked_fill(~mask, 0)
-        kept = {} if check.check_flag("output_final_state", output_final_state) else None
-        came = self._check_state(initial_state)
-        stream = WHOLE if layout is kept is came is None else Stream(layout, came, kept)
+        stream = WHOLE if layout is kept is came is over is None else Stream(layout, came, kept, over=over)
         x, first_value = self.norm_in(self.embedding(tokens)), None
         for n, block in enumerate(self.blocks):
             x, first_value = block(x, first_value, stream.inside(f"blocks.{n}"))
         return self.norm_out(x), kept, layout
 
-    def _check(self, tokens: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None) -> Tensor | None:
+    def _slice(self, tokens, mask, cu_seqlens, keeps: bool, group) -> Slice:
+        """What of the sequences lies here, once all ranks have called with what fits."""
+        if self.mixer == "attention":
+            raise ValueError(
+                "group: expected None with mixer 'attention', where each token reads all before it and no state of one "
+                "size tells a rank of them; mixers over ranks are rwkv7, rwkv6 and gsa"
+            )
+        packed, (B, T) = cu_seqlens is not None, tokens.shape
+        ends = cu_seqlens.tolist() if packed else None
+        said = {
+            "call": "LanguageModel",
+            "model": f"{self.mixer}, vocab {self.vocab}, {len(self.blocks)} layers of {self.embedding.embedding_dim}",
+            "tokens": f"[{B}, T]",
+            "mask": mask is not None,
+            "cu_seqlens": f"{len(ends)} offsets, CRC {crc32(str(ends).encode())}" if packed else None,
+            "output_final_state": keeps,
+        }
+        notes = ranks.compared(group, tokens, packed, said, T=T)
+        rank, size = dist.get_rank(group), dist.get_world_size(group)
+        if not packed:
+            return Slice(group, ranks.batch_pieces(size)[rank], B, None, None)
+        lengths = [x["T"] for x in notes]
+        check.check_offsets(torch.tensor(ends), None, sum(lengths), reads_values=True)
+        piece = ranks.packed_pieces(lengths, ends)[rank]
+        return Slice(group, piece, len(ends) - 1, cu_seqlens, torch.tensor(ends))
+
+    def _check(
+        self, tokens: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None, in_slices: bool = False
+    ) -> Tensor | None:
         """The mask as bool. Values too where that waits for no GPU, or under `flakit.checked()`; not in what is
-        compiled."""
+        compiled. in_slices: a slice may have no tokens, and offsets go through all of them."""
         if not isinstance(tokens, Tensor):
             raise TypeError(f"tokens: expected an integer tensor [B, T], got {type(tokens).__name__}")
         if tokens.dtype not in (torch.int64, torch.int32):
@@ -150,7 +196,7 @@ class LanguageModel(nn.Module):
         if tokens.ndim != 2:
             cure = "; of one sequence make tokens[None]" if tokens.ndim == 1 else ""
             raise ValueError(f"tokens: expected [B, T], got {list(tokens.shape)}{cure}")
-        if 0 in tokens.shape:
+        if 0 in (tokens.shape[:1] if in_slices else tokens.shape):
             raise ValueError(f"tokens: expected B and T of at least 1, got {list(tokens.shape)}")
         device = self.embedding.weight.device
         if tokens.device != device:
@@ -161,7 +207,8 @@ class LanguageModel(nn.Module):
             mask = self._check_mask(mask, tokens)
         check.check_packing(cu_seqlens, None, len(tokens), device, "tokens")
         if unseen([tokens]) and check.looks_at_values(tokens):
-            check.check_offsets(cu_seqlens, None, tokens.shape[1])
+            if not in_slices:
+                check.check_offsets(cu_seqlens, None, tokens.shape[1])
             wrong = (tokens < 0) | (tokens >= self.vocab)
             wrong = wrong if mask is None else wrong & mask
             if wrong.any():
@@ -189,6 +236,10 @@ class LanguageModel(nn.Module):
                 raise ValueError(f"mask: expected 0 and 1, got {found}; of several sequences in a row make cu_seqlens")
             mask = mask != 0
         return mask
+
+    def _check_states(self, initial, asked) -> tuple[dict[str, Tensor] | None, Mapping[str, Tensor] | None]:
+        """Where to keep the final state, None if it is not asked for; the initial one."""
+        return {} if check.check_flag("output_final_state", asked) else None, self._check_state(initial)
 
     def _check_state(self, state: Mapping[str, Tensor] | None) -> Mapping[str, Tensor] | None:
         """That it has the names of this model's; whoever takes a tensor looks at its shape."""
@@ -222,9 +273,17 @@ IGNORED = -100
 """The target of a position that is not asked about."""
 
 
-def loss(logits: Tensor, targets: Tensor) -> Tensor:
+def loss(logits: Tensor, targets: Tensor, group: "torch.distributed.ProcessGroup | None" = None) -> Tensor:
     """Mean cross entropy over the targets [B, T] that are not `IGNORED`, in nats, computed in float32.
 
-    An untrained model's is about ln(vocab): it knows nothing yet.
+    An untrained model's is about ln(vocab): it knows nothing yet. group: whose ranks hold the targets in slices; the
+    mean is over all of them, the same on every rank, and its gradient on each is that of its own share.
     """
-    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED)
+    logits, targets = logits.flatten(0, 1).float(), targets.flatten()
+    if group is None:
+        return F.cross_entropy(logits, targets, ignore_index=IGNORED)
+    own = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
+    totals = torch.stack((own.detach().double(), (targets != IGNORED).sum().double()))
+    dist.all_reduce(totals, group=group)
+    own = own / totals[1].to(own.dtype)
+    return own + ((totals[0] / totals[1]).to(own.dtype) - own.detach())

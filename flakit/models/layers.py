@@ -66,7 +66,7 @@ class HeadNorm(nn.GroupNorm):
 
     def forward(self, o: Tensor) -> Tensor:
         B, T = o.shape[:2]
-        return super().forward(o.reshape(B * T, -1)).view(B, T, -1)
+        return super().forward(o.reshape(B * T, self.num_channels)).view(B, T, self.num_channels)
 
 
 class ChannelMix(nn.Module):

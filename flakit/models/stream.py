@@ -13,6 +13,7 @@ from torch import Tensor
 from ..ops.gsa import chunk_gsa, fused_recurrent_gsa
 from ..ops.rwkv6 import chunk_rwkv6, fused_recurrent_rwkv6
 from ..ops.rwkv7 import chunk_rwkv7, fused_recurrent_rwkv7
+from .ranks import Slice
 
 RECURRENT = {
     chunk_rwkv6: fused_recurrent_rwkv6,
@@ -68,6 +69,7 @@ class Stream:
 
     layout: None where all tokens are tokens and each row is a sequence. came: the state to go on from, by name.
     kept: where parts put the state that they leave, None where nobody wants it. part: the name before their names.
+    over: the slice that this process holds, where several hold the sequences together; the layout is of the slice.
     """
 
     def __init__(
@@ -76,12 +78,13 @@ class Stream:
         came: Mapping[str, Tensor] | None = None,
         kept: dict[str, Tensor] | None = None,
         part: str = "",
+        over: Slice | None = None,
     ):
-        self.layout, self.came, self.kept, self.part = layout, came, kept, part
+        self.layout, self.came, self.kept, self.part, self.over = layout, came, kept, part, over
 
     def inside(self, part: str) -> "Stream":
         """The stream of a part of this part."""
-        return Stream(self.layout, self.came, self.kept, f"{self.part}{part}.")
+        return Stream(self.layout, self.came, self.kept, f"{self.part}{part}.", self.over)
 
     def given(self, name: str, shape: Sequence[int | None], dtype: torch.dtype | None = None) -> Tensor | None:
         """A piece of the state that came, None where none did. Axes of `shape` that are None may have any size."""
@@ -103,13 +106,35 @@ class Stream:
 
     def shift(self, x: Tensor) -> Tensor:
         """The token before each of x [B, T, D]; of a first one what came, or zeros."""
-        N = len(x) if self.layout is None else self.layout.sequences
-        came = self.given("shift", (N, x.shape[-1]), x.dtype)
+        T = x.shape[1]
+        if self.over is not None:
+            came = self._came_over_ranks(x)
+        else:
+            N = len(x) if self.layout is None else self.layout.sequences
+            came = self.given("shift", (N, x.shape[-1]), x.dtype)
         if self.kept is not None:
-            self.keep("shift", x[:, -1] if self.layout is None else self.layout.latest(x, came))
+            left = self._latest(x, came)
+            self.keep("shift", left if self.over is None else self.over.ended(left))
         if self.layout is not None:
             return self.layout.shifted(x, came)
-        return F.pad(x, (0, 0, 1, -1)) if came is None else torch.cat((came[:, None], x[:, :-1]), 1)
+        return F.pad(x, (0, 0, 1, -1)) if came is None else torch.cat((came[: len(x), None], x[:, :-1]), 1)[:, :T]
+
+    def _latest(self, x: Tensor, came: Tensor | None) -> Tensor:
+        """The last token of each sequence; what came where it has none."""
+        if self.layout is not None:
+            return self.layout.latest(x, came)
+        # A slice of no tokens: their sum ties what came to x, so that the backward meets the other ranks there, too.
+        return x[:, -1] if x.shape[1] else came + x.sum(1)
+
+    def _came_over_ranks(self, x: Tensor) -> Tensor:
+        """The token before each sequence's first one here, on whichever rank that is."""
+        came = self.given("shift", (self.over.sequences, x.shape[-1]), x.dtype)
+        begun = self.over.here(came, x)
+        if self.layout is None:
+            has = torch.full((len(begun),), x.shape[1] > 0, device=x.device)
+        else:
+            has = self.layout.last >= 0
+        return self.over.entered(self._latest(x, begun), has, begun)
 
     def blank(self, x: Tensor) -> Tensor:
         """x [B, T, ...] with zeros where a mask says that there is no token."""
@@ -120,14 +145,18 @@ class Stream:
     def run(self, operator: Callable, *tensors: Tensor, state: Mapping[str, Sequence[int]]) -> Tensor:
         """o of an operator; state: names and shapes, without N, of the parts of its state."""
         how, N = {}, len(tensors[0])
-        if self.layout is not None and self.layout.cu_seqlens is not None:
+        if self.over is not None:
+            how["group"], N = self.over.group, self.over.sequences
+            if self.over.packed:
+                how |= {"cu_seqlens": self.over.cu_seqlens, "cu_seqlens_cpu": self.over.cu_seqlens_cpu}
+        elif self.layout is not None and self.layout.cu_seqlens is not None:
             how["cu_seqlens"], N = self.layout.cu_seqlens, self.layout.sequences
         if self.came is not None:
             came = tuple(self.given(name, (N, *shape)) for name, shape in state.items())
             how["initial_state"] = came if len(came) > 1 else came[0]
         if self.kept is not None:
             how["output_final_state"] = True
-        if how and tensors[0].shape[1] == 1:
+        if how and self.over is None and tensors[0].shape[1] == 1:
             operator = RECURRENT.get(operator, operator)
         made = operator(*tensors, **how)
         if self.kept is not None:

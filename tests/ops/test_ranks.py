@@ -13,6 +13,7 @@ import flakit
 from flakit.numerics.operators import OPERATORS
 from flakit.ops.common import ranks
 from flakit.ops.common.ranks import NOTE, Piece, packed_pieces
+from tests.models import over_ranks as language_models
 from tests.ops.checking import measure, true_values
 from tests.ops.over_ranks import Case, counted, fla_context, joined, over_ranks, run_each
 from tests.ops.settings import Setting
@@ -81,7 +82,8 @@ SENT = {
 
 def test_two_processes_give_what_one_does_and_tell_each_other_what_differs():
     chosen = [case for op in OPERATORS for case in cases(op, *TWO)]
-    found, told, *_ = zip(*check(2, chosen, refused, refused_at_first, in_a_context), strict=True)
+    then = refused, refused_at_first, in_a_context, language_models.models, language_models.refused
+    found, told, *_ = zip(*check(2, chosen, *then), strict=True)
     for case, x in zip(chosen, found[0], strict=True):
         if case.setting.packing == "none" and case.setting.B == 1 and case.setting.dtype != "float64":
             forward, backward = SENT[case.setting.op]
@@ -95,7 +97,13 @@ def test_two_processes_give_what_one_does_and_tell_each_other_what_differs():
 @pytest.mark.full
 @pytest.mark.parametrize("ranks", MORE)
 def test_more_processes_give_what_one_does(ranks):
-    check(ranks, [case for op in OPERATORS for case in cases(op, *MORE[ranks])], in_a_context)
+    check(ranks, [case for op in OPERATORS for case in cases(op, *MORE[ranks])], in_a_context, language_models.models)
+
+
+@pytest.mark.full
+def test_gradients_that_are_averaged():
+    found = over_ranks(2, language_models.averaged)
+    assert found == [None, None], found
 
 
 # --- what ranks tell each other --------------------------------------------------------------------------------------
