@@ -1,6 +1,6 @@
-"""A corpus that needs no download: the source of the running Python's own standard library, as bytes.
+"""Text as bytes: any file, or what needs no download, the source of the running Python's own standard library.
 
-corpus = standard_library()
+corpus = standard_library()  # or text("book.txt")
 tokens, targets = corpus.batch(8, T=128, generator=torch.Generator().manual_seed(0))
 """
 
@@ -37,6 +37,17 @@ class Corpus:
             raise ValueError(f"share: expected a number above 0 and below 1, got {share!r}")
         at = round(len(self.text) * (1 - share))
         return Corpus(self.text[:at]), Corpus(self.text[at:])
+
+
+def text(path: Path | str) -> Corpus:
+    """The bytes of a file, which stay in it until a batch takes them."""
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"path: expected a file, {path} is none")
+    size = path.stat().st_size
+    if not size:
+        raise ValueError(f"path: expected a file with text in it, {path} is empty")
+    return Corpus(torch.from_file(str(path), size=size, dtype=torch.uint8))
 
 
 @lru_cache

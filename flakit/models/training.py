@@ -75,7 +75,7 @@ def train(
     optimizer = adamw(model, weight_decay=weight_decay) if optimizer is None else optimizer
     generator, run, start = Generator().manual_seed(seed), Run(), time.perf_counter()
     model.train()
-    with _bar(label, steps, progress) as tell:
+    with bar(label, steps, shown=progress) as tell:
         for step in range(steps):
             tokens, targets = batch(size, T(step) if callable(T) else T, generator)
             rate = lr * share_of_lr(step, steps, warmup, cosine)
@@ -83,7 +83,7 @@ def train(
             loss, norm = take(model, tokens.to(device), targets.to(device), optimizer, **how)
             run.losses.append(loss)
             run.grad_norms.append(norm)
-            tell(run)
+            tell(f"loss {loss:.3f}")
             if seconds is not None and time.perf_counter() - start > seconds:
                 break
     run.seconds = time.perf_counter() - start
@@ -136,16 +136,20 @@ def share_of_lr(step: int, steps: int, warmup: float, cosine: bool) -> float:
 
 
 @contextmanager
-def _bar(label: str, steps: int, shown: bool) -> Iterator[Callable[[Run], None]]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, TextColumn("{task.fields[said]}"), disable=not shown) as bar:
-        task = bar.add_task(label, total=steps, said="")
+def bar(label: str, steps: int, *, done: int = 0, shown: bool = True, **how) -> Iterator[Callable[[str], None]]:
+    """A progress bar, from step `done` on: each call of what it gives is a step, and says something of it.
 
-        def tell(run: Run) -> None:
-            bar.update(task, advance=1, said=f"loss {run.losses[-1]:.3f}")
+    how: as rich's Progress takes it.
+    """
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, TextColumn("{task.fields[said]}"), disable=not shown, **how) as made:
+        task = made.add_task(label, total=steps, completed=done, said="")
+
+        def tell(said: str) -> None:
+            made.update(task, advance=1, said=said)
 
         yield tell
-        bar.refresh()  # a notebook's bar would stop at the last tenth of a second
+        made.refresh()  # a notebook's bar would stop at the last tenth of a second
 
 
 @contextmanager
