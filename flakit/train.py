@@ -454,12 +454,8 @@ def again(path: Path, device: str | None = None) -> str:
         wrong = [name for name, p in model.named_parameters() if not p.grad.isfinite().all()]
         if wrong or not loss.isfinite():
             of = f", and the gradient of {len(wrong)} parameters is not finite, first {wrong[0]}" if wrong else ""
-            print(f"step {kept['step']}, part {n} of {kept['parts']}: loss {loss.item():.4g}{of}")
-            return LOST
-    print(
-        f"step {kept['step']}: each of {kept['parts']} parts is finite here, the sum over them was not, or another card"
-    )
-    return DONE
+            return f"step {kept['step']}, part {n} of {kept['parts']}: loss {loss.item():.4g}{of}"
+    return f"step {kept['step']}: each of its {kept['parts']} parts is finite here; their sum, or another card, was not"
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
