@@ -109,6 +109,8 @@ def assemble(executed):
     picture = tables.times()
     wanted["speed.md"] = wanted["speed.md"].replace("{{times}}", picture.alt)
     _write(PAGES / "times.png", picture.png())
+    wanted["ranks.md"], picture = tables.ranks(wanted["ranks.md"])
+    _write(PAGES / "ranks.png", picture.png())
     wanted["casebook.md"] = tables.casebook(wanted["casebook.md"])
     wanted["commands.md"] = tables.commands(wanted["commands.md"])
     wanted |= tables.api() | tables.results(ROOT) | tables.sources(ROOT, files)

@@ -11,9 +11,11 @@ import flakit
 from docs.docstrings import entry, escaped
 from flakit import cli, panels
 from flakit import models as language_models
+from flakit.bench import simulate
 from flakit.cases.fingerprint import SHORT, TENSORS, fingerprint
 from flakit.cases.registry import CASES
 from flakit.course import exercises, mine, record
+from flakit.figures.over_ranks import over_ranks
 from flakit.figures.roofline import speed
 from flakit.instruments import testing
 from flakit.models import convert
@@ -280,3 +282,78 @@ def times():
     rows = [row for row in run.rows if in_short(row) in cases]
     rates = {name: run.meta[name] for name in ("copy_tb_s", "tflops")}
     return speed(rows, title=run.label, roofline=False, **rates)
+
+
+def ranks(page):
+    """The page on many ranks with what the simulation says in its places, and its picture."""
+    net, tokens = simulate.Network(), 2**20
+    case = simulate.sized("rwkv7", tokens)
+    ways = list(simulate.WAYS)
+    picture = over_ranks(*simulate.drawn("rwkv7"))
+    forward, backward = simulate.messages(case)
+    rows, small = simulate.table(case), (forward.apply + backward.apply) * net.small_us / 1e3
+    said = {
+        "picture": picture.alt,
+        "tokens": f"{tokens:,}",
+        "network": (
+            f"{net.gpus_a_host} GPUs a host, a message begun in {net.start_us:g} µs, {net.hop_us:g} µs and "
+            f"{net.gb_s:g} GB/s from one to the next (NVLink 4 by its datasheet), between hosts "
+            f"{net.hop_us_between_hosts:g} µs and {net.gb_s_between_hosts:g} GB/s (a card of 400 Gbit/s for each GPU), "
+            f"and {net.small_us:g} µs for a small kernel"
+        ),
+        "foretold": _lines(
+            ("", "tokens", "one GPU", "ranks", "measured", "foretold", "off", "without h"),
+            (
+                (
+                    row["operator"].upper(),
+                    f"{row['T']:,}",
+                    f"{row['alone_ms']:.3g}",
+                    row["ranks"],
+                    f"{row['together_ms']:.3g}",
+                    f"{row['simulated_ms']:.3g}",
+                    f"{row['off']:+.1%}".replace("-", "−"),
+                )
+                for row in simulate.foretold()
+            ),
+        ),  # fmt: skip
+        "table": _lines(
+            ("ranks", "tokens a rank", *(f"{way}, ms" for way in ways), *(f"{way}, efficiency" for way in ways)),
+            (
+                (row["ranks"], f"{row['tokens']:,.0f}", *(f"{row[f'{way}_ms']:.3g}" for way in ways))
+                + tuple(f"{row[way]:.0%}" for way in ways)
+                for row in rows
+                if row["ranks"].bit_length() % 2
+            ),
+        ),
+        "fastest": "; ".join(_fastest(op, tokens) for op in ("rwkv6", "rwkv7", "gsa")),
+        "chain": "; ".join(_fastest(op, tokens, ("gather", "chain")) for op in ("rwkv6", "rwkv7", "gsa")),
+        "wide": _fastest("rwkv7", tokens, ("gather", "chain"), 256),
+        "small": f"{forward.apply} small kernels",
+        "small_wait": f"{1023 * small:.0f}",
+        "pays": next(r for r in simulate.counts() if (r - 1) * small > 0.02 * simulate.together_ms(case, r)),
+        "received": f"{rows[-1]['received'] / 2**20:,.0f}",
+        "message_wait": f"{sum(simulate.gather(1024, sent, net) for sent in (forward, backward)) - 1023 * small:.0f}",
+        "fixed": f"{simulate.own(case).fixed_ms:.1f}",
+        "enough": ", ".join(
+            f"{need:,} tokens a rank for 90% over {r:,}"
+            for r in (64, 1024)
+            for need in [simulate.tokens_a_rank("rwkv7", r, "levels", 0.9)]
+        ),
+    }
+    for name, text in said.items():
+        page = page.replace(f"{{{{{name}}}}}", str(text))
+    return page, picture
+
+
+def _fastest(op, tokens, ways=tuple(simulate.WAYS), head_size=None):
+    (first, _), *others = simulate.fastest(simulate.sized(op, tokens, head_size), ways)
+    return f"{op.upper()} {', '.join([first, *(f'{way} from {r:,} ranks on' for way, r in others)])}"
+
+
+def _percent(x):
+    return f"{x:+.1%}".replace("-", "−")
+
+
+def _lines(head, rows):
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)

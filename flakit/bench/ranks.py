@@ -3,8 +3,9 @@
     python -m flakit.bench.ranks [--gpus 2] [--tokens 262144] [--only rwkv6] [--json ranks.json]
 
 Forward and all gradients, bfloat16, a sequence of so many tokens. Every rank holds the whole of it, runs it alone and
-then its slice together with the others; an error is that of its slices against its own whole, the largest of all
-ranks. What one card has no memory for is timed over ranks only.
+then its slice together with the others, and sends messages of the same sizes and nothing else; an error is that of its
+slices against its own whole, the largest of all ranks. What one card has no memory for is timed over ranks only. Over
+more GPUs than there are: flakit.bench.simulate.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import torch.multiprocessing as mp
 from torch import Tensor
 
 from ..numerics import recorded
+from ..ops.common.ranks import gathered
 from .speed import Case
 
 CASES = [
@@ -65,6 +67,8 @@ def measured(case: Case) -> dict:
         fits.zero_()
     dist.all_reduce(fits, dist.ReduceOp.MIN)
     del found
+    empty = [torch.empty(n, dtype=torch.uint8, device="cuda") for n in sent]
+    row["gather_ms"] = _largest(_ms(lambda: [gathered(x, dist.group.WORLD) for x in empty]))
     row["together_ms"] = _largest(_ms(lambda: run(mine, do_mine, **together)))
     if fits.item():
         row["apart"] = _largest(apart)

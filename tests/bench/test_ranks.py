@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from docs import tables
 from flakit.numerics import recorded
 
 ROOT = Path(__file__).parents[2]
@@ -33,3 +34,9 @@ def test_the_table_of_the_operators_is_what_was_recorded():
         alone, together = row["alone_ms"], row["together_ms"]
         line = f"| {row['operator'].upper()} | {alone:.3g} | {together:.3g} | {alone / together:.2f} | "
         assert f"{line}{row['bytes'] / 2**20:.1f} |" in said
+
+
+def test_the_page_on_many_ranks_has_no_gaps():
+    page, picture = tables.ranks((ROOT / "docs/ranks.md").read_text())
+    assert "{{" not in page and "}}" not in page
+    assert picture.alt in page

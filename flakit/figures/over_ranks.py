@@ -1,0 +1,48 @@
+"""Efficiency against ranks: one sequence over many GPUs, as `bench.simulate` foretells it, and what was measured."""
+
+from collections.abc import Mapping, Sequence
+
+from matplotlib.ticker import PercentFormatter
+
+from . import style
+from .plots import Picture
+
+
+def over_ranks(
+    title: str,
+    ranks: Sequence[int],
+    panels: Mapping[str, Mapping[str, Sequence[float]]],
+    measured: Mapping[str, Sequence[tuple[int, float]]],
+    *,
+    height: float = 3.1,
+) -> Picture:
+    """Panels side by side, in each a line for each name: the efficiency, 0 to 1, over each number of ranks.
+
+    measured: points (ranks, efficiency) of lines of the first panel, by their names.
+    """
+    for name, lines in panels.items():
+        if len(lines) > len(style.LINES):
+            raise ValueError(f"panels[{name!r}]: expected at most {len(style.LINES)} lines, got {len(lines)}")
+        if any(len(line) != len(ranks) for line in lines.values()):
+            raise ValueError(f"panels[{name!r}]: expected {len(ranks)} efficiencies like ranks for every line")
+    told = [f"{name}: {', '.join(lines)}" for name, lines in panels.items()]
+    picture = Picture(height, f"{title}: efficiency against ranks. {'; '.join(told)}".replace("$", ""), width=9.4)
+    with style.context():
+        picture.figure.text(0.01, 0.985, title, va="top", fontsize=10)
+        axes = picture.figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
+        picture.figure.subplots_adjust(left=0.065, right=0.99, bottom=0.155, top=0.83, wspace=0.07)
+        for ax, (name, lines) in zip(axes, panels.items(), strict=True):
+            for look, (words, line) in zip(style.LINES, lines.items(), strict=False):
+                ax.plot(ranks, line, **look, label=words)
+                for at, efficiency in measured.get(words, ()) if ax is axes[0] else ():
+                    ax.plot(at, efficiency, "o", color=look["color"], markeredgecolor="white", markersize=8, zorder=4)
+            ax.set_title(name, fontsize=9.5)
+            ax.set(xlabel="ranks (log scale)", xscale="log", ylim=(0, 1.03))
+            ax.set_xticks([r for n, r in enumerate(ranks) if n % 2 == 0])
+            ax.minorticks_off()
+            ax.xaxis.set_major_formatter("{x:g}")
+            ax.yaxis.set_major_formatter(PercentFormatter(1))
+            ax.spines[["top", "right"]].set_visible(False)
+            ax.legend(loc="lower left", handlelength=2.6)
+        axes[0].set_ylabel("efficiency")
+    return picture
