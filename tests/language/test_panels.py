@@ -60,7 +60,7 @@ NAMES = set(
     "none first row previous across block start middle pairwise dyadic masked late padding chunk blocks init wide rwkv "
     "gsa gla mamba logsigmoid uniform spikes forget multiply before mask last softmax ds dq dg sigmoid attention right "
     "both pair forward detach sub alpha tf TF None BK BV PyTorch torch triton Triton "
-    "dW cpu NVIDIA MB GB TB True False kwargs tl dot trans ieee dx da db slice".split()
+    "dW cpu NVIDIA KB MB GB TB True False kwargs tl dot trans ieee dx da db slice".split()
 )
 """What has the same name in code and in Chinese."""
 

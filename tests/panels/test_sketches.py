@@ -14,12 +14,13 @@ from flakit import chunk_rwkv6, inputs
 from flakit.cases import anchor, gate_drift, inverse, masking
 from flakit.cases.laws import LN_MAX
 from flakit.models import Permutations
+from flakit.numerics import recorded
 from flakit.numerics.evaluate import cotangents, recurrence
 from flakit.numerics.gradients import rounding_error
 from flakit.numerics.operators import OPERATORS
 from flakit.panels import sketch
 from flakit.panels.knobs import stops_of
-from flakit.panels.sketches import LESSONS, SKETCHES, chunk_backward
+from flakit.panels.sketches import LESSONS, SKETCHES, chunk_backward, over_gpus
 from flakit.panels.sketches.chunk_vs_recurrent import SIZES
 from flakit.panels.sketches.delta_rule import CLOSED, DOOR, LAMP, ON, OPEN
 from flakit.panels.sketches.rwkv6_forward import KEYS, VALUES
@@ -387,3 +388,23 @@ def test_states_halve_and_pairs_double_with_the_chunk():
         assert np.allclose(shown.states, 2e-9 * shown.bytes / shown.copy_tb_s)
         for chunk in stops_of(panel.knobs["chunk"]):
             assert shown.chunks[panel.set(chunk=chunk).result.at] == chunk
+
+
+@pytest.mark.parametrize("op", ["rwkv6", "rwkv7"])
+def test_slices_of_ranks_make_the_state_of_the_whole(op):
+    (everything,), (whole,) = over_gpus.slices(op, 1)
+    for ranks in over_gpus.RANKS[1:]:
+        passed, state = torch.eye(len(everything), dtype=everything.dtype), torch.zeros_like(whole)
+        for M, N in zip(*over_gpus.slices(op, ranks), strict=True):
+            passed, state = M @ passed, M @ state + N
+        torch.testing.assert_close(passed, everything)
+        torch.testing.assert_close(state, whole)
+    left = sketch("ranks", ranks=4, op=op).result.left
+    assert (np.isnan(left) == ~np.tri(4, k=-1, dtype=bool)).all() and np.allclose(np.diag(left, -1), 1)
+
+
+def test_ranks_send_what_was_counted_on_gpus():
+    for op in ("rwkv6", "rwkv7"):
+        shown = sketch("ranks", ranks=2, op=op).result
+        (row,) = recorded.read("h100_ranks").select(operator=op)
+        assert (row["T"], row["bytes"]) == (shown.tokens, shown.sends + shown.written)  # backward, only what is asked

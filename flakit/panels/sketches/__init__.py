@@ -16,6 +16,7 @@ from . import (
     delta_rule_in_chunks,
     gsa,
     one_infinity,
+    over_gpus,
     rwkv6_backward,
     rwkv6_forward,
     speed,
@@ -42,6 +43,7 @@ LESSONS = (
     training,
     audit_your_kernel,
     speed,
+    over_gpus,
 )
 SKETCHES = {name: each for lesson in LESSONS for name, each in lesson.SKETCHES.items()}
 

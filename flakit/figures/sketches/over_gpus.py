@@ -1,0 +1,161 @@
+"""The small picture of 17_over_gpus. Arrays in; it says itself in words."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...language import Words
+from ...numerics.words import number
+from .. import style
+from ..canvas import Canvas, Cell
+from ..heatmap import HeatMap
+from ..marks import whole_ticks
+from .shared import percent, pointable
+
+BARS = "walks", "sends", "holds"
+"""What a rank does and has, in the order of the bars."""
+
+WORDS = Words() | {
+    "ranks": {
+        "alt": "Left, a square with a row for the state that enters each rank and a column for the rank that wrote: "
+        "how much of what it wrote is left; right, bars for the tokens that a rank walks through, the bytes that it "
+        "sends and the bytes that its tokens have",
+        "enters": "state that enters rank",
+        "wrote": "written by rank",
+        "left": "what is left",
+        "walks": "tokens, one after another",
+        "sends": "bytes sent by a rank",
+        "holds": "bytes of its tokens",
+        "alone": "One rank walks through all {tokens} tokens and sends nothing.",
+        "say": "{ranks} ranks walk through {tokens} tokens each. A rank sends {sends}, whatever it holds: here {holds} "
+        "of inputs. The state that enters the last one is made of {maps}.",
+        "one map": "what one rank wrote",
+        "maps": "what {maps} ranks wrote",
+        "cell": {
+            "next": "rank {column} wrote it, and nothing lies between: all of it enters rank {row}",
+            "through": "rank {column} wrote it, and it went through {between}: {share} of it enters rank {row}",
+            "first": "nobody comes before rank 0: the initial state enters, here zeros",
+            "own": "rank {row} reads its own tokens inside its slice, not through a state",
+            "later": "rank {column} comes after rank {row}",
+        },
+        "between": "the tokens of rank {first}",
+        "between many": "the tokens of ranks {first} to {last}",
+        "bar": {
+            "walks": "{all} tokens / {ranks} = {tokens}",
+            "sends": "what it writes into a state, {written}, and what it does to one, {transition}",
+            "nothing": "a single rank has nobody to send to",
+            "holds": "{tokens} tokens · {each} bytes of inputs",
+        },
+    },
+}
+
+
+@dataclass(frozen=True)
+class RanksShown:
+    """left [ranks, ranks]: of what a rank wrote (column), the share that enters another (row); NaN: it does not.
+
+    The bytes are those of a call of so many tokens: of all the inputs of one token, of what a rank writes into the
+    states, and of what it does to a state that enters.
+    """
+
+    left: np.ndarray
+    tokens: int
+    each: int
+    written: int
+    transition: int
+
+    @property
+    def ranks(self) -> int:
+        return len(self.left)
+
+    @property
+    def walks(self) -> int:
+        return self.tokens // self.ranks
+
+    @property
+    def sends(self) -> int:
+        """In the forward pass, to all others."""
+        return self.written + self.transition if self.ranks > 1 else 0
+
+    @property
+    def holds(self) -> int:
+        return self.walks * self.each
+
+
+class Ranks:
+    """What enters each rank, and what a rank walks through, sends and holds. width: inches."""
+
+    def __init__(self, width: float):
+        words, height, side = WORDS["ranks"], 2.9, 2.2
+        self.canvas, self._ranks = Canvas(width, height), 0
+        with style.context():
+            self._ax = ax = self.canvas.axes(0.62, 0.14, side, side)
+            ax.set(xlabel=words["wrote"], ylabel=words["enters"])
+            self._map = HeatMap(self.canvas, ax, name="ranks")
+            scale = self.canvas.axes(0.62 + side + 0.12, 0.14, 0.13, side)
+            self._map.colorbar(scale, words["left"], ticks=[0, 0.5, 1])
+            left, self._bars = 0.62 + side + 1.15, {}
+            for n, name in enumerate(BARS):
+                ax = self.canvas.axes(left, 0.32 + 0.74 * n, width - left - 0.95, 0.3)
+                ax.set_title(words[name], pad=3)
+                ax.set(xlim=(0, 1), ylim=(-0.5, 0.5), xticks=[], yticks=[])
+                ax.spines[["top", "right", "bottom"]].set_visible(False)
+                colour = style.BLUE if name == "walks" else style.SKY
+                (bar,) = ax.barh([0], [0.0], height=0.8, color=colour)
+                text = ax.text(0, 0, "", va="center", fontsize=10)
+                self.canvas.moving(bar, text)
+                self._bars[name] = ax, bar, text
+                pointable(self.canvas, name, ax, 1, 1)
+
+    def update(self, shown: RanksShown) -> None:
+        self._map.update(shown.left, empty=np.isnan(shown.left))
+        if shown.ranks != self._ranks:
+            whole_ticks(self._ax)
+            self.canvas.stale()
+            self._ranks = shown.ranks
+        most = shown.tokens * shown.each
+        for name, value, whole, said in (
+            ("walks", shown.walks, shown.tokens, f"{shown.walks:,}"),
+            ("sends", shown.sends, most, size(shown.sends)),
+            ("holds", shown.holds, most, size(shown.holds)),
+        ):
+            _, bar, text = self._bars[name]
+            bar.set_width(value / whole)
+            text.set(text=said, x=value / whole + 0.015)
+
+    def say(self, shown: RanksShown) -> str:
+        words, before = WORDS["ranks"], shown.ranks - 1
+        if shown.ranks == 1:
+            return words.say("alone", tokens=f"{shown.tokens:,}")
+        return words.say(
+            "say",
+            ranks=shown.ranks,
+            tokens=f"{shown.walks:,}",
+            sends=size(shown.sends),
+            holds=size(shown.holds),
+            maps=words.say("one map" if before == 1 else "maps", maps=before),
+        )
+
+    def arithmetic(self, shown: RanksShown, cell: Cell) -> str:
+        words, row, column = WORDS["ranks"], cell.row, cell.column
+        if cell.map in BARS:
+            which = "nothing" if cell.map == "sends" and shown.ranks == 1 else cell.map
+            said = {"all": f"{shown.tokens:,}", "ranks": shown.ranks, "tokens": f"{shown.walks:,}", "each": shown.each}
+            said |= {"written": size(shown.written), "transition": size(shown.transition)}
+            return words["bar"][which].format(**said)
+        if row <= column:
+            which = "later" if row < column else "own" if row else "first"
+            return words["cell"][which].format(row=row, column=column)
+        if row == column + 1:
+            return words["cell"]["next"].format(row=row, column=column)
+        between = words.say("between" if row == column + 2 else "between many", first=column + 1, last=row - 1)
+        share = percent(float(shown.left[row, column]))
+        return words["cell"]["through"].format(row=row, column=column, between=between, share=share)
+
+
+def size(count: float) -> str:
+    """Bytes, in decimal units."""
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "KB")):
+        if count >= unit:
+            return f"{number(count / unit, 3)} {name}"
+    return f"{count:.0f}"
