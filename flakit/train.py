@@ -23,16 +23,19 @@ from pathlib import Path
 from typing import Annotated
 
 import torch
+import torch.nn.functional as F
 import typer
 from rich.console import Console
 from torch import Generator, Tensor
 
-from . import __version__, watch
+from . import __version__
+from .cases.headroom import headroom
 from .models import MIXERS, LanguageModel, accumulate, distributed, standard_library
 from .models.accumulation import micro_batches
 from .models.corpus import Corpus, text
 from .models.distributed import Ranks
 from .models.training import adamw, bar, share_of_lr, take
+from .models.watch import Recording, watch
 from .numerics.arguments import one_of
 from .numerics.words import for_json
 from .numerics.work import work
@@ -175,8 +178,13 @@ class Training:
         distributed.settle(self.model, tokens[:1], targets[:1], self.autocast)
         self.rate = matrix_rate(ranks.device, self.autocast) if ranks.rank == 0 else None
         ranks.wait()
+        if ranks.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
         with Log(s, self.begin, ranks.rank == 0) as self.log, _Signals() as told:
-            self.log.write("begin", self.begin, **self.about, **_versions(ranks.device), **self._sizes())
+            processes = ranks.objects(os.getpid())
+            sizes = {"parameters": self.parameters, "operations_per_token": self.operations, "matrix_tflops": self.rate}
+            about = self.about | _versions(ranks.device) | sizes | {"processes": processes}
+            self.log.write("begin", self.begin, **about)
             look = Headrooms(self)
             label = f"{s.mixer}, {ranks.size} × {ranks.device.type}"
             shown = {"shown": ranks.rank == 0, "console": self.console}
@@ -254,13 +262,6 @@ class Training:
         self.console.print(f"{done} steps are taken; weights: {path}, losses: {self.log.path}")
         return DONE
 
-    def _sizes(self) -> dict:
-        return {
-            "parameters": self.parameters,
-            "operations_per_token": self.operations,
-            "matrix_tflops": self.rate,
-        }
-
 
 class Headrooms:
     """Every rank watches the decays of its own rows; rank 0 tells of the worst.
@@ -274,7 +275,7 @@ class Headrooms:
         if s.watch_every and s.mixer != "attention":  # which has no decays
             self.dtype = training.autocast or torch.float32
             model, every = distributed.bare(training.model), s.watch_every * s.accumulation
-            self.watching = watch(model, every, dtype=self.dtype, tell=self.told.append)
+            self.watching = watch(model, every, measure=_measured, dtype=self.dtype, tell=self.told.append)
 
     def __call__(self, step: int) -> None:
         s, parts = self.of.s, self.of.s.accumulation
@@ -303,6 +304,33 @@ class Headrooms:
     def close(self) -> None:
         if self.watching is not None:
             self.watching.close()
+
+
+def steepest(w: Tensor, chunk: int = 64) -> Tensor:
+    """Of decays [B, T, H, K] the places that laws of headroom ask for: of all decays of a large model they would take
+    minutes. Where a head has the largest sum over 1, 16, 32 and 64 tokens, with and without the first of them, or over
+    what is left of T behind whole chunks: its chunk, the one before, and what is left. [8, at most 191, 1, K]."""
+    whole, places = w.shape[1] // chunk, []
+    windows = F.pad(w.float(), (0, 0, 0, 0, 0, -w.shape[1] % chunk)).unflatten(1, (-1, chunk))
+    for window, first in ((1, 0), (16, 0), (16, 1), (32, 0), (32, 1), (chunk, 0), (chunk, 1)):
+        sums = windows.unflatten(2, (-1, window))[:, :, :, first:].sum(3)
+        b, n, _, h, _ = torch.unravel_index(sums.argmin(), sums.shape)
+        places.append((b, int(n), h))
+    if w.shape[1] % chunk:
+        sums = windows[:, -1].sum(1)
+        b, h, _ = torch.unravel_index(sums.argmin(), sums.shape)
+        places.append((b, whole, h))
+    found = []
+    for b, n, h in places:
+        begin = chunk * max(0, min(n, whole - 1) - 1)
+        found.append(torch.cat((w[b, begin : min(begin + 2 * chunk, chunk * whole), h], w[b, chunk * whole :, h])))
+    return torch.stack(found)[:, :, None]
+
+
+def _measured(recording: Recording, **how):
+    found = Recording({name: steepest(w) for name, w in recording.items()})
+    found.op = recording.op
+    return headroom(found, **how)
 
 
 class Log:

@@ -15,7 +15,7 @@ import shutil
 import sys
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 
@@ -233,7 +233,7 @@ def write_whole(path: Path, write: Callable) -> None:
 
 
 def _sync(folder: Path) -> None:
-    if os.name == "posix":
+    with suppress(OSError):  # not every file system, nor Windows, can
         handle = os.open(folder, os.O_RDONLY)
         os.fsync(handle)
         os.close(handle)

@@ -1,0 +1,144 @@
+"""Record data/h100_distributed.json: one training on one GPU and on two, killed and gone on with. Needs two GPUs.
+
+python data/record_distributed.py [--out FILE] [--seconds 240] [--quick]
+
+Each run is `flakit.train` in processes of its own, of the same global batches; the file is written again after each,
+and none is begun after so many seconds. --quick: small, on two processes of a CPU.
+"""
+
+import argparse
+import json
+import math
+import os
+import platform
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+
+from flakit.numerics import recorded
+
+LARGE = {
+    "mixer": "rwkv7", "dim": 1024, "layers": 12, "head_size": 64, "T": 2048, "size": 32, "steps": 40, "lr": 1e-3,
+    "dtype": "bfloat16", "device": "cuda", "watch_every": 20, "save_every": 15,
+}  # fmt: skip
+SMALL = {
+    "mixer": "rwkv7", "dim": 16, "layers": 1, "head_size": 8, "T": 16, "size": 4, "steps": 24, "lr": 1e-2,
+    "dtype": "bfloat16", "device": "cpu", "watch_every": 0, "save_every": 4,
+}  # fmt: skip
+RUNS = {
+    "1": (1, {"accumulation": 4}),
+    "2, ddp": (2, {"accumulation": 2}),
+    "2, ddp, killed": (2, {"accumulation": 2}),
+    "2, fsdp2": (2, {"accumulation": 2, "parallel": "fsdp2"}),
+    "2, fsdp2, killed": (2, {"accumulation": 2, "parallel": "fsdp2"}),
+    "1, float32": (1, {"accumulation": 4, "dtype": "float32", "T": 512}),
+    "2, ddp, float32": (2, {"accumulation": 2, "dtype": "float32", "T": 512}),
+    "1, compiled": (1, {"accumulation": 4, "compile": True, "watch_every": 0}),
+    "2, ddp, compiled": (2, {"accumulation": 2, "compile": True, "watch_every": 0}),
+}
+"""By name: how many ranks, and what is their own. What compares is the whole step: 32 sequences, 8 at once on a GPU."""
+WARM = 5
+"""Steps that a run's speed leaves out: kernels are compiled in the first, and memory is found."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "h100_distributed.json")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no run after so many")
+    parser.add_argument("--only", nargs="+", choices=RUNS, default=list(RUNS), metavar="RUN", help=", ".join(RUNS))
+    parser.add_argument("--quick", action="store_true", help="small, on two processes of a CPU")
+    given = parser.parse_args()
+    if not given.quick and torch.cuda.device_count() < 2:
+        parser.error(f"expected two GPUs, found {torch.cuda.device_count()}")
+    begin, logs = time.monotonic(), {}
+    for name, (ranks, own) in RUNS.items():
+        if name not in given.only or time.monotonic() - begin > given.seconds:
+            continue
+        with TemporaryDirectory() as folder:
+            settings = (SMALL if given.quick else LARGE) | own
+            if not name.endswith("killed"):
+                settings |= {"save_every": 999}
+            run(Path(folder), ranks, settings, kill_after=settings["steps"] // 2 if name.endswith("killed") else None)
+            logs[name] = [json.loads(line) for line in (Path(folder) / "log.jsonl").read_text().splitlines()]
+        print(f"{time.monotonic() - begin:5.0f} s  {name}: {said(logs, name)}", flush=True)
+        meta = recorded.provenance(
+            "python data/record_distributed.py",
+            f"{platform.machine()} CPU" if given.quick else None,
+            settings=json.dumps(SMALL if given.quick else LARGE),
+            **{f"run {other}": said(logs, other) for other in logs},
+        )
+        recorded.write(given.out, meta, rows(logs))
+    print("wrote", given.out)
+
+
+def run(folder: Path, ranks: int, settings: dict, kill_after: int | None) -> None:
+    """Train there; killed once the log has so many steps, and then gone on with."""
+    words = [f"--{name.replace('_', '-')}={x}" for name, x in settings.items() if x is not True]
+    words += [f"--{name}" for name, x in settings.items() if x is True] + [f"--out={folder}"]
+    many = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"] if ranks > 1 else []
+    command = [sys.executable, "-m", *many, "flakit.train", *words]
+    with (folder / "said.txt").open("w") as out:
+        if kill_after is not None:
+            process = subprocess.Popen(command, stdout=out, stderr=out)
+            while process.poll() is None and steps_in(folder) < kill_after:
+                time.sleep(0.05)
+            process.kill()  # torchrun before its ranks, whose end it would tell of
+            for pid in json.loads((folder / "log.jsonl").read_text().partition("\n")[0])["processes"]:
+                os.kill(pid, signal.SIGKILL)
+            process.wait()
+            time.sleep(2)  # until their memory is free
+        if subprocess.call(command, stdout=out, stderr=out):
+            sys.exit((folder / "said.txt").read_text())
+
+
+def steps_in(folder: Path) -> int:
+    path = folder / "log.jsonl"
+    return path.read_text().count('{"kind": "step"') if path.is_file() else 0
+
+
+def taken(log: list[dict]) -> list[dict]:
+    return [x for x in log if x["kind"] == "step"]
+
+
+def said(logs: dict[str, list[dict]], name: str) -> str:
+    """One run in a line: its speed, and how far its curve is from that which it is to be compared with."""
+    own, begins = taken(logs[name]), [x for x in logs[name] if x["kind"] == "begin"]
+    middle = {x: [step[x] for step in own[WARM:]] for x in ("tokens_per_second", "tflops", "matrix_share")}
+    words = [f"loss {own[0]['loss']:.4f} to {own[-1]['loss']:.4f}"]
+    words += [f"{statistics.median(middle['tokens_per_second']):,.0f} tokens/s"]
+    if begins[0]["matrix_tflops"]:
+        tflops, share = (statistics.median(middle[x]) for x in ("tflops", "matrix_share"))
+        words += [f"{tflops:.0f} TFLOP/s a GPU, {share:.1%} of {begins[0]['matrix_tflops']:.0f}"]
+        words += [f"{max(x['memory_gib'] for x in own):.1f} GiB"]
+    whole = name.removesuffix(", killed")
+    if whole != name and whole in logs:
+        same = [x["loss"] for x in own] == [x["loss"] for x in taken(logs[whole])]
+        words += [f"killed, gone on from {begins[-1]['step']}: {'the same bits' if same else apart(logs, name, whole)}"]
+    alone = "1" + name[1:].replace(", ddp", "").replace(", fsdp2", "").replace(", killed", "")
+    if alone != name and alone in logs:
+        words += [apart(logs, name, alone)]
+    return ", ".join(words)
+
+
+def apart(logs: dict[str, list[dict]], name: str, other: str) -> str:
+    pairs = zip(taken(logs[name]), taken(logs[other]), strict=True)
+    return f"losses at most {max(abs(a['loss'] / b['loss'] - 1) for a, b in pairs):.1e} from those of {other!r}"
+
+
+def rows(logs: dict[str, list[dict]]) -> list[dict]:
+    names = ("loss", "grad_norm", "seconds", "tokens_per_second", "tflops", "matrix_share", "memory_gib")
+    return [
+        {"run": name, "step": x["step"], **{each: x[each] for each in names}}
+        for name, log in logs.items()
+        for x in taken(log)
+    ]
+
+
+if __name__ == "__main__":
+    main()
