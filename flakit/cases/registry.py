@@ -244,6 +244,13 @@ CASES: dict[str, Case] = {
             notebook="12_states_and_shapes",
         ),
         Case(
+            "over_ranks",
+            told="dk, dv and the decay's gradient are off by some 10% on all ranks but the last",
+            measured="every head fades as head 0 in the pre-pass of the backward; the error follows from two decays",
+            threads=(f"{_FLA}#1115",),
+            notebook="12_states_and_shapes",
+        ),
+        Case(
             "future_anchor",
             told="outputs before a token depend on gates from that token on",
             measured="the anchor in the middle is a sum over the future for the rows before it: last digits change",

@@ -1,0 +1,196 @@
+"""A sequence over ranks: the gradient that enters a slice from behind is wrong, and no output shows it.
+
+Each rank of a group, a process with its own GPU, has a slice of the tokens. What leaves a slice enters the next: the
+state S going forward, its gradient D coming back. Before the backward a pass of its own, the pre-pass, finds what each
+slice makes of D: e^(sum of w) D + dN, where dN is what its own outputs ask for. Two faults of it:
+
+"head 0's gate": its loads of the decay lack the head's place, so that every head fades as head 0 does. As told
+(flash-linear-attention #1115, of KDA): dk, dv and the decay's gradient are off by some 10% on every rank but the last,
+whose D comes from nowhere; the forward has a pre-pass of its own, which is right. As measured: D is a sum over all
+tokens behind, so that a law says how wrong it is at each rank and head, from the two decays alone; heads that fade
+alike, or one head, show nothing. "first rank's D": before the first slice there is no rank to tell, and what its
+tokens ask of the initial state is dropped with the message: every token's gradient is right, and that of the initial
+state is zero.
+
+The audit calls an operator in one process, which has no pre-pass, so that no probe can see it. What sees it is one call
+over two ranks beside the same in one process, with more than one head, an initial state, and every gradient of every
+rank: a test of the last rank, or of the outputs, passes.
+"""
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from ...numerics.errors import relative_l2
+from ...ops.rwkv6 import chunk_rwkv6
+from ..knobs import Range
+from ..laws import Row
+
+T, H, K = 64, 4, 64
+FAULTS = ("head 0's gate", "first rank's D", "none")
+
+
+def pre_pass(r: Tensor, w: Tensor, do: Tensor, *, wrong: bool) -> tuple[Tensor, Tensor]:
+    """What a slice of RWKV6 [B, L, H, ·] makes of D: the factor [B, H, K, 1] and dN [B, H, K, V].
+
+    Output t reads the state before token t, which from the slice's beginning on has faded by the tokens before t.
+    """
+    w = w[:, :, :1].expand_as(w) if wrong else w
+    until = w.cumsum(1) - w
+    dN = torch.einsum("bthk,bthv->bhkv", r * until.exp(), do)
+    return w.sum(1).exp()[..., None], dN
+
+
+def law(w: float, behind: int, walked: int = 0, *, fault: str = FAULTS[0], read: float = 0.0) -> float:
+    """How far off D is, relative L2, where what the tokens ask for, r do^T, is orthogonal and of one size; 0 below
+    rounding.
+
+    w: the head's log decay, the same at every token. behind: tokens in the slices behind; walked: tokens of its own
+    slice that D has come back over since. read: the log decay that the pre-pass takes, head 0's.
+
+    >>> law(-0.1, 48, read=-0.1), round(law(-0.1, 48, read=-0.05), 3)
+    (0.0, 0.537)
+    """
+    off, size = _squares(w, behind, walked, fault, read)
+    return math.sqrt(off / size) if off > 1e-14 * size else 0.0
+
+
+def _squares(w: float, behind: int, walked: int, fault: str, read: float) -> tuple[float, float]:
+    """Of what is wrong and of all, for terms of size 1."""
+    size = sum(math.exp(2 * w * d) for d in range(behind + walked))
+    if fault != FAULTS[0]:
+        return 0.0, size
+    off = sum((math.exp(read * d) - math.exp(w * d)) ** 2 for d in range(behind))
+    return off * math.exp(2 * w * walked), size
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One sequence over ranks, its loss a random sum of outputs."""
+
+    fault: str
+    ranks: int
+    decays: Tensor
+    """Of each head, [H]."""
+    entering: Tensor
+    """How far off D is where it enters each slice from behind, [H, ranks]."""
+    predicted: Tensor
+    """The law of that."""
+    tokens: Tensor
+    """How far off dv is at each token, [H, T]; at the beginning of a slice D has come back over all of it."""
+    law: Tensor
+    """The law of that."""
+    outputs: float
+    """How far off o is."""
+    initial: float
+    """How far off the gradient of the initial state is."""
+    first: Tensor
+    """Of each head, [H]."""
+
+    @property
+    def slice(self) -> int:
+        return T // self.ranks
+
+
+def show(*, ranks: int, w: float, spread: float, fault: str, seed: int = 0) -> Shown:
+    """What `at` measures."""
+    return _show(ranks, w, spread, fault, seed)
+
+
+@functools.lru_cache(maxsize=16)
+def _show(ranks: int, w: float, spread: float, fault: str, seed: int) -> Shown:
+    decays = w * (1 + spread * torch.arange(H, dtype=torch.float64))
+    generator = torch.Generator().manual_seed(seed)
+    r, do, k = _asked(generator)
+    v = torch.randn(1, T, H, K, generator=generator, dtype=torch.float64)
+    gate = decays[:, None].expand(1, T, H, K)
+    u, first = torch.zeros(H, K, dtype=torch.float64), torch.randn(1, H, K, K, generator=generator, dtype=torch.float64)
+
+    def run(own: slice, state: Tensor, D: Tensor | None):
+        leaves = [x[:, own].clone().requires_grad_() for x in (v,)] + [state.clone().requires_grad_()]
+        given = r[:, own], k[:, own], leaves[0], gate[:, own], u
+        o, left = chunk_rwkv6(*given, scale=1.0, initial_state=leaves[1], output_final_state=True, backend="torch")
+        arrives = (do[:, own], torch.zeros_like(left) if D is None else D)
+        return o.detach(), left.detach(), *torch.autograd.grad((o, left), leaves, arrives)
+
+    true_o, _, true_dv, true_dfirst = run(slice(None), first, None)
+    L = T // ranks
+    slices = [slice(L * n, L * (n + 1)) for n in range(ranks)]
+    states = [first]
+    for own in slices[:-1]:
+        states.append(run(own, states[-1], None)[1])
+    entering = {}
+    for wrong in (True, False):
+        D = [torch.zeros(1, H, K, K, dtype=torch.float64)]
+        for own in reversed(slices[1:]):
+            factor, dN = pre_pass(r[:, own], gate[:, own], do[:, own], wrong=wrong and fault == FAULTS[0])
+            D.append(factor * D[-1] + dN)
+        entering[wrong] = D[::-1]
+    found = [run(own, S, D) for own, S, D in zip(slices, states, entering[True], strict=True)]
+    o, dv = (torch.cat([each[n] for each in found], 1) for n in (0, 2))
+    dfirst = torch.zeros_like(first) if fault == FAULTS[1] else found[0][3]
+    off = [[_off(a[0, h], b[0, h]) for a, b in zip(entering[True], entering[False], strict=True)] for h in range(H)]
+    return Shown(
+        fault,
+        ranks,
+        decays,
+        torch.tensor(off),
+        torch.tensor([[_law(decays, h, n, ranks, fault) for n in range(ranks)] for h in range(H)]),
+        ((dv - true_dv).norm(dim=-1) / true_dv.norm(dim=-1).clamp(min=1e-300))[0].T,
+        torch.tensor([[_law(decays, h, t // L, ranks, fault, L - 1 - t % L) for t in range(T)] for h in range(H)]),
+        relative_l2(o, true_o),
+        relative_l2(dfirst, true_dfirst),
+        torch.tensor([relative_l2(dfirst[0, h], true_dfirst[0, h]) for h in range(H)]),
+    )
+
+
+def _asked(generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """r and do [1, T, H, K], orthogonal along T, so that what tokens ask for does not mix; k, which reads all alike."""
+    rows = torch.linalg.qr(torch.randn(2, H, T, K, generator=generator, dtype=torch.float64)).Q
+    signs = torch.randn(H, T, T, generator=generator, dtype=torch.float64).sign()
+    return tuple(x.transpose(0, 1)[None] for x in (*rows, signs @ rows[0]))
+
+
+def _off(found: Tensor, true: Tensor) -> float:
+    return relative_l2(found, true) if true.any() else 0.0
+
+
+def _law(decays: Tensor, h: int, rank: int, ranks: int, fault: str, walked: int = 0) -> float:
+    behind = T // ranks * (ranks - 1 - rank)
+    return law(decays[h].item(), behind, walked, fault=fault, read=decays[0].item())
+
+
+def at(
+    *,
+    ranks: Annotated[int, (2, 4, 8)] = 4,
+    w: Annotated[float, Range(-1.0, 0.0)] = -0.05,
+    spread: Annotated[float, Range(0, 2, 0.1)] = 0.2,
+    fault: Annotated[str, FAULTS] = FAULTS[0],
+    seed: int = 0,
+) -> list[Row]:
+    """One number of ranks; head 0 fades by w a token, each further one by `spread` times w more."""
+    shown = show(ranks=ranks, w=w, spread=spread, fault=fault, seed=seed)
+    told = 0.1 if fault == FAULTS[0] and spread else math.nan
+    decays = shown.decays.tolist()
+    parts = [_squares(x, T - shown.slice, shown.slice, fault, decays[0]) for x in decays]
+    off, size = (sum(part) for part in zip(*parts, strict=True))
+    initial = float(fault == FAULTS[1]) or (math.sqrt(off / size) if off > 1e-14 * size else 0.0)
+    last = H - 1
+    return [
+        Row(f"{fault}, {ranks} ranks: the outputs are off by", 0.0, 0.0, shown.outputs),
+        Row(f"{fault}, {ranks} ranks: D of the last head, where it enters the first slice, by", math.nan,
+            _law(shown.decays, last, 0, ranks, fault), shown.entering[last, 0].item()),
+        Row(f"{fault}, {ranks} ranks: dv of the last head at the first token by", told, shown.law[last, 0].item(),
+            shown.tokens[last, 0].item()),
+        Row(f"{fault}, {ranks} ranks: dv on the last rank by", 0.0, 0.0, shown.tokens[:, -shown.slice :].max().item()),
+        Row(f"{fault}, {ranks} ranks: the initial state's gradient by", math.nan, initial, shown.initial),
+    ]  # fmt: skip
+
+
+def reproduce() -> list[Row]:
+    """Each fault over two ranks and over eight."""
+    return [row for fault in FAULTS for ranks in (2, 8) for row in at(ranks=ranks, fault=fault)]
