@@ -24,25 +24,25 @@ import torch
 from flakit.numerics import recorded
 
 LARGE = {
-    "mixer": "rwkv7", "dim": 1024, "layers": 12, "head_size": 64, "T": 2048, "size": 32, "steps": 40, "lr": 1e-3,
-    "dtype": "bfloat16", "device": "cuda", "watch_every": 20, "save_every": 15,
+    "mixer": "rwkv7", "dim": 1024, "layers": 12, "head_size": 64, "T": 2048, "size": 16, "steps": 30, "lr": 1e-3,
+    "dtype": "bfloat16", "device": "cuda", "watch_every": 20, "save_every": 10,
 }  # fmt: skip
 SMALL = {
     "mixer": "rwkv7", "dim": 16, "layers": 1, "head_size": 8, "T": 16, "size": 4, "steps": 24, "lr": 1e-2,
     "dtype": "bfloat16", "device": "cpu", "watch_every": 0, "save_every": 4,
 }  # fmt: skip
 RUNS = {
-    "1": (1, {"accumulation": 4}),
-    "2, ddp": (2, {"accumulation": 2}),
-    "2, ddp, killed": (2, {"accumulation": 2}),
-    "2, fsdp2": (2, {"accumulation": 2, "parallel": "fsdp2"}),
-    "2, fsdp2, killed": (2, {"accumulation": 2, "parallel": "fsdp2"}),
-    "1, float32": (1, {"accumulation": 4, "dtype": "float32", "T": 512}),
-    "2, ddp, float32": (2, {"accumulation": 2, "dtype": "float32", "T": 512}),
-    "1, compiled": (1, {"accumulation": 4, "compile": True, "watch_every": 0}),
-    "2, ddp, compiled": (2, {"accumulation": 2, "compile": True, "watch_every": 0}),
+    "1": (1, {"accumulation": 2}),
+    "2, ddp": (2, {}),
+    "2, ddp, killed": (2, {}),
+    "2, fsdp2": (2, {"parallel": "fsdp2"}),
+    "1, float32": (1, {"accumulation": 2, "dtype": "float32", "T": 512}),
+    "2, ddp, float32": (2, {"dtype": "float32", "T": 512}),
+    "2, fsdp2, killed": (2, {"parallel": "fsdp2"}),
+    "1, compiled": (1, {"accumulation": 2, "compile": True, "watch_every": 0}),
+    "2, ddp, compiled": (2, {"compile": True, "watch_every": 0}),
 }
-"""By name: how many ranks, and what is their own. What compares is the whole step: 32 sequences, 8 at once on a GPU."""
+"""By name: how many ranks, and what is their own. What compares is the whole step: 16 sequences, 8 at once on a GPU."""
 WARM = 5
 """Steps that a run's speed leaves out: kernels are compiled in the first, and memory is found."""
 
