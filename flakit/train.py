@@ -213,13 +213,13 @@ class Training:
         how = {"lr": lr, "clip": s.clip or None, "accumulation": s.accumulation, "autocast": self.autocast}
         tokens, targets = map(ranks.rows, batch(self.corpus, s, step))
         loss, norm = take(self.model, tokens, targets, self.optimizer, **how, ranks=ranks)
+        memory = max(x for (x,) in ranks.gather(_memory(ranks.device)))  # which waits for the optimizer too
         seconds = time.perf_counter() - start
         speed = s.size * s.T / seconds
         tflops = speed * self.operations * 1e-12 / ranks.size
         found = {"loss": loss, "grad_norm": norm, "lr": lr, "seconds": seconds, "tokens_per_second": speed}
         found |= {"tflops": tflops, "matrix_share": self.rate and tflops / self.rate}
-        found |= {"memory_gib": max(x for (x,) in ranks.gather(_memory(ranks.device)))}
-        found |= {"losses": [x * ranks.size for x in ranks.losses], "grad_norms": ranks.norms}
+        found |= {"memory_gib": memory, "losses": [x * ranks.size for x in ranks.losses], "grad_norms": ranks.norms}
         self.log.write("step", step, **found)
         return found
 
