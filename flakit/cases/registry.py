@@ -230,6 +230,13 @@ CASES: dict[str, Case] = {
             notebook="09_delta_rule_in_chunks",
         ),
         Case(
+            "rounded_chain",
+            told="transitions of slices are multiplied in TF32, and precision is lost in a long context",
+            measured="n products are off by sqrt(n) times 0.6 · 2^-11: from 33 chunks on more than bfloat16 rounds",
+            threads=(f"{_FLA}#1180",),
+            notebook="09_delta_rule_in_chunks",
+        ),
+        Case(
             "clamping",
             told="a fast prefill path collapses for strong decays",
             measured="tokens beyond the clamp on one side of the anchor read each other at full weight; all is finite",

@@ -1,0 +1,95 @@
+"""How far off a chain of transitions is after more and more chunks, beside what storing it in bfloat16 would cost."""
+
+import numpy as np
+
+from ...figures import style
+from ...figures.canvas import Canvas, Cell
+from ...figures.marks import Over
+from ...language import Words, label
+from ...numerics.words import number
+from . import BITS, CHUNK, STORED, WAYS, Shown, law
+
+WORDS = Words() | {
+    "knobs": {"chunks": "chunks", "way": "products in", "seed": "seed"},
+    "alt": "The error of a product of transition matrices after 2, 4, 8 and more chunks, on logarithmic scales, with "
+    "the law and a line for what storing a result in bfloat16 costs; points above that line are orange crosses",
+    "title": "products in {way}: the chain is off by",
+    "chunks n": "chunks (log scale)",
+    "law": "law",
+    "stored": "storing in bfloat16",
+    "below": "less than that",
+    "above": "more than that",
+    "short": "Each product rounds its two factors to {bits} binary digits. After {n} chunks, {tokens} tokens, the "
+    "chain is off by {error}: less than storing the result in bfloat16 would cost.{from}",
+    "from": " That is reached after {first} chunks.",
+    "long": "Each product rounds its two factors to {bits} binary digits, and nothing fades: every error stays. After "
+    "{n} chunks, {tokens} tokens, the chain is off by {error}, {times} times what storing the result in bfloat16 "
+    "costs.",
+    "three": "Each factor is taken as two TF32 numbers, what TF32 keeps of it and what it loses, and three products "
+    "are added up. After {n} chunks, {tokens} tokens, the chain is off by {error}.",
+    "cell": "after {n} chunks, {products} products: off by {error} (law: {law})",
+}
+ON_VIEW = ("way", "chunks")
+LINE = "the chain is off by"
+PRESETS = {
+    "a long chain in TF32": {"way": "TF32", "chunks": 512},
+    "a short one": {"way": "TF32", "chunks": 16},
+    "in bfloat16": {"way": "bfloat16", "chunks": 512},
+    "repaired": {"way": "three TF32", "chunks": 512},
+}
+
+_MOST = 9
+"""Chunks, as a power of two."""
+
+
+class Picture:
+    """Persistent: `update` redraws in place. width: inches."""
+
+    def __init__(self, width: float):
+        left = 0.85
+        self.canvas = Canvas(width, 3.1)
+        with style.context():
+            ax = self.canvas.axes(left, 0.35, width - left - 0.2, 1.95)
+            self._title = ax.set_title("", fontsize=9, loc="left", pad=4)
+            ax.set(yscale="log", ylim=(1e-8, 0.3), xlim=(0.5, _MOST + 0.5), xlabel=WORDS["chunks n"])
+            ax.set_xticks(range(1, _MOST + 1), [str(2**n) for n in range(1, _MOST + 1)])
+            ax.set_yticks([1e-7, 1e-5, 1e-3, 1e-1])
+            ax.minorticks_off()
+            ax.spines[["top", "right"]].set_visible(False)
+            stored = ax.axhline(STORED, color=style.GREY, linewidth=1.2, label=WORDS["stored"])
+            (self._law,) = ax.plot([], [], **style.LAW, label=WORDS["law"], zorder=4)
+            (self._below,) = ax.plot([], [], "o", color=style.BLUE, markersize=6, label=WORDS["below"], zorder=3)
+            (self._above,) = ax.plot([], [], "X", color=style.BROKEN, markersize=8, label=WORDS["above"], zorder=3)
+            self.canvas.figure.legend(
+                handles=[self._law, stored, self._below, self._above], loc="lower right", ncols=4, borderaxespad=0.2,
+                columnspacing=1.0, handletextpad=0.4,
+            )  # fmt: skip
+            self._over = Over(self.canvas, ax, "chunks")
+            self._over.update(1, _MOST)
+        self.canvas.moving(self._title, self._law, self._below, self._above)
+
+    def update(self, shown: Shown) -> None:
+        self._title.set_text(WORDS.say("title", way=label(shown.way)))
+        at, found = np.log2(shown.chunks), np.array(shown.errors)
+        above = found > STORED
+        self._law.set_data(at, shown.law)
+        self._below.set_data(at[~above], found[~above])
+        self._above.set_data(at[above], found[above])
+
+    def say(self, shown: Shown) -> str:
+        n, error = shown.chunks[-1], shown.errors[-1]
+        said = {"n": n, "tokens": f"{n * CHUNK:,}", "error": number(error, 2), "bits": BITS[shown.way]}
+        if shown.way == "three TF32":
+            return WORDS.say("three", **said)
+        if error > STORED:
+            return WORDS.say("long", times=number(error / STORED, 2), **said)
+        reached = shown.way in WAYS[:2]
+        first = next(n for n in range(2, 100) if law(n, shown.way) > STORED) if reached else None
+        return WORDS.say("short", **said, **{"from": WORDS.say("from", first=first) if reached else ""})
+
+    def arithmetic(self, shown: Shown, cell: Cell) -> str:
+        n = 2 ** (cell.column + 1)
+        if n not in shown.chunks:
+            return ""
+        error, predicted = (dict(zip(shown.chunks, x, strict=True))[n] for x in (shown.errors, shown.law))
+        return WORDS.say("cell", n=n, products=n - 1, error=number(error, 2), law=number(predicted, 2))
