@@ -28,7 +28,6 @@ import typer
 from rich.console import Console
 from torch import Generator, Tensor
 
-from . import __version__
 from .cases.headroom import headroom
 from .models import MIXERS, LanguageModel, accumulate, distributed, standard_library
 from .models.accumulation import micro_batches
@@ -36,6 +35,7 @@ from .models.corpus import Corpus, text
 from .models.distributed import Ranks
 from .models.training import adamw, bar, share_of_lr, take
 from .models.watch import Recording, watch
+from .numerics import recorded
 from .numerics.arguments import one_of
 from .numerics.words import for_json
 from .numerics.work import work
@@ -107,6 +107,9 @@ ALIKE = (
 )
 """What a training that goes on has to have as it began."""
 
+EXACT = ("ranks", "device", "torch", "triton", "flakit")
+"""What else has to be the same, so that it goes on bit for bit."""
+
 
 def batch(corpus: Corpus, s: Settings, step: int) -> tuple[Tensor, Tensor]:
     """Of all ranks. A generator looks at 32 bits of its seed, which so have to come from both numbers."""
@@ -137,6 +140,7 @@ class Training:
                 f"size: expected a multiple of ranks times accumulation, {ranks.size} * {s.accumulation}, got {s.size}"
             )
         self.about = {"settings": s.plain, "text": _fingerprint(self.corpus), "ranks": ranks.size}
+        self.about |= _versions(ranks.device)
         texts = ranks.objects(self.about["text"])
         if len(set(texts)) > 1:
             raise ValueError(f"data: expected the same text on every rank, got {', '.join(dict.fromkeys(texts))}")
@@ -166,7 +170,8 @@ class Training:
             if had != got:
                 raise ValueError(f"{name}: expected {had} as {found[-1]} has it, got {got}; another out begins anew")
         distributed.load(found[-1], self.model, self.optimizer)
-        self.console.print(f"goes on from {found[-1]}")
+        other = [f"{n} {before[n]} then, {self.about[n]} now" for n in EXACT if before[n] != self.about[n]]
+        self.console.print(f"goes on from {found[-1]}{': within rounding, ' if other else ''}{'; '.join(other)}")
         return before["step"]
 
     def run(self) -> int:
@@ -183,8 +188,7 @@ class Training:
         with Log(s, self.begin, ranks.rank == 0) as self.log, _Signals() as told:
             processes = ranks.objects(os.getpid())
             sizes = {"parameters": self.parameters, "operations_per_token": self.operations, "matrix_tflops": self.rate}
-            about = self.about | _versions(ranks.device) | sizes | {"processes": processes}
-            self.log.write("begin", self.begin, **about)
+            self.log.write("begin", self.begin, **self.about, **sizes, processes=processes)
             look = Headrooms(self)
             label = f"{s.mixer}, {ranks.size} × {ranks.device.type}"
             shown = {"shown": ranks.rank == 0, "console": self.console}
@@ -430,8 +434,9 @@ def _memory(device: torch.device) -> float:
 
 
 def _versions(device: torch.device) -> dict:
-    name = torch.cuda.get_device_name() if device.type == "cuda" else f"{platform.machine()} CPU"
-    return {"device": name, "torch": torch.__version__, "flakit": __version__}
+    name = None if device.type == "cuda" else f"{platform.machine()} CPU"
+    found = recorded.provenance("flakit.train", name)
+    return {x: found[x] for x in ("device", "torch", "triton", "flakit")}
 
 
 # --- data -------------------------------------------------------------------------------------------------------------

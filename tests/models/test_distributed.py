@@ -126,10 +126,11 @@ def test_a_training_goes_on_bit_for_bit(two, way):
     assert [x["step"] for x in log(two / f"{way}, torn", "begin")] == [0, SMALL.save_every]
 
 
-def test_a_training_goes_on_with_other_ranks_and_in_another_way(two, tmp_path):
+def test_a_training_goes_on_with_other_ranks_and_in_another_way(two, tmp_path, capsys):
     tear(two / "fsdp2", tmp_path / "went on")
     assert train(replace(SMALL, out=tmp_path / "went on")) == 0
     near(two / "one", tmp_path / "went on")
+    assert "within rounding, ranks 2 then, 1 now\n" in capsys.readouterr().err
 
 
 def test_every_rank_is_watched(two):
