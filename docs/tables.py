@@ -40,7 +40,7 @@ API = {
     "models": (
         "Models",
         "Language models on the operators. [Models](../models.md) shows their use.",
-        _of(language_models, "LanguageModel", "generate", "pad", prefix="flakit.models")
+        _of(language_models, "LanguageModel", "generate", "pad", "loss", "sum_gradients", prefix="flakit.models")
         + [("flakit.models.LanguageModel.forward", language_models.LanguageModel.forward)]
         + _of(
             convert,
