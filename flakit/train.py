@@ -494,7 +494,7 @@ def again(path: Path, device: str | None = None) -> str:
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command()

@@ -233,6 +233,26 @@ def test_what_is_not_finite_can_be_skipped(tmp_path):
     assert len(list(tmp_path.glob("not-finite-*.pt"))) == 3 and checkpoints(tmp_path)[-1].name == "step-00000004"
 
 
+def test_tensorboard_has_the_numbers_of_the_log(tmp_path, monkeypatch):
+    found = []
+
+    class Writer:
+        def __init__(self, folder, purge_step):
+            found.append((folder, purge_step))
+
+        def add_scalar(self, *x):
+            found.append(x)
+
+        def close(self):
+            found.append("closed")
+
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=Writer))
+    s = replace(SMALL, out=tmp_path, tensorboard=True, layers=1, steps=2, watch_every=0)
+    assert train(s) == 0
+    assert found[0] == (str(tmp_path / "tensorboard"), 0) and found[-1] == "closed"
+    assert [x[1:] for x in found[1:-1] if x[0] == "loss"] == [(x["loss"], x["step"]) for x in log(tmp_path)]
+
+
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_operations_are_those_of_the_products(mixer):
     """Counted by PyTorch where they are matrices, and of the recurrence by hand: two products with a state of
