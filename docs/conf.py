@@ -40,9 +40,10 @@ pygments_dark_style = "github-dark-high-contrast"
 html_title = "flakit"
 html_favicon = "_static/mark.svg"  # and site.css shows it beside the name
 smartquotes = False  # quotes and dashes are as they were written
-html_static_path = ["_static", "../build/katex"]
+COMPUTED = Path(__file__).parents[1] / "build" / "computed"  # models and their runtime, where docs.computed made them
+html_static_path = ["_static", "../build/katex", *(["../build/computed"] if COMPUTED.exists() else [])]
 html_css_files = ["player.css", "site.css"]
-html_js_files = ["site.js", "player.js"]
+html_js_files = ["site.js", *(["compute.js", "gates.js"] if COMPUTED.exists() else []), "player.js"]
 html_copy_source = False
 html_show_sourcelink = False
 html_show_search_summary = False  # it fetches pages, which a browser refuses under file://
@@ -139,7 +140,7 @@ def digest():
     """Of these settings, and of the styles and scripts whose digests stand in every page."""
     here = Path(__file__)
     files = [here, *sorted(path for path in (here.parent / "_static").rglob("*") if path.is_file())]
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files) + bytes(COMPUTED.exists())).hexdigest()
 
 
 def setup(app):

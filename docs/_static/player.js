@@ -69,6 +69,7 @@
       this.show(data.start, true);
       this.visit();
       addEventListener("hashchange", () => this.visit());
+      window.flakitCompute?.offer(this); // compute.js, on a site that computes
     }
 
     // The address: #panel=<its name>&<knob>=<value>…, each value as it is written beside its knob.
@@ -83,7 +84,7 @@
     /** Go where the address says, if it speaks of this panel; what was not recorded is told, not passed over. */
     visit() {
       const said = new URLSearchParams(location.hash.slice(1));
-      if (said.get("panel") !== this.id) return;
+      if (said.get("panel") !== this.id || window.flakitCompute?.visit(this, said)) return;
       const {knobs, frames, start} = this.data;
       const at = knobs.map(({name, values}, n) => said.has(name) ? values.indexOf(said.get(name)) : frames[start].at[n]);
       const unknown = [...said.keys()].filter(name => name !== "panel" && !knobs.some(knob => knob.name === name));

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from flakit.cases import anchor
 from flakit.cases.anchor import SCHEMES, exponents, law, limits, onset, picture, run
@@ -13,7 +14,7 @@ from flakit.cases.laws import LN_MAX
 from flakit.cases.masking import MASKS
 from flakit.figures.canvas import Cell
 from flakit.numerics.errors import compare
-from flakit.numerics.evaluate import truth
+from flakit.numerics.evaluate import cotangents, truth
 from flakit.numerics.inputs import inputs
 from flakit.numerics.sweep import sweep
 
@@ -520,3 +521,20 @@ def test_its_arithmetic():
     assert made.arithmetic(shown, Cell("lost", 3, 3)) == "dv of token 3: 100% NaN, 0% infinite"
     assert "masked afterwards" in made.arithmetic(drawn(scheme="none")[1], Cell("read", 3, 9))
     assert "0 · inf = NaN" in made.arithmetic(drawn(**REPAIR)[1], Cell("alone", 0, 0))
+
+
+# --- as pages compute it --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("op", anchor.TENSORS)
+def test_rows_beyond_a_length_are_padding(op, scheme):
+    x, length = inputs(op, T=100, H=1, K=16, decay=-1.5), 100
+    arriving = cotangents(op, x)[0]
+    found = run(x, scheme, op=op).tensors
+    padded = {name: F.pad(y, (0, 0, 0, 0, 0, 28)) if y.ndim == 4 else y for name, y in x.items()}
+    padded["length"] = torch.tensor(length)
+    again = run(padded, scheme, op=op, arriving=F.pad(arriving, (0, 0, 0, 0, 0, 28))).tensors
+    for name, expected in found.items():
+        got = again[name][:, :length] if expected.ndim == 4 and expected.shape[1] == length else again[name]
+        torch.testing.assert_close(got, expected, equal_nan=True, rtol=1e-5, atol=1e-6)

@@ -212,24 +212,39 @@ def worst(
                 products = Products(
                     part, scheme, inclusive=inclusive, chunk=chunk, block=block, row=row, mask=mask, dtype=torch.float32
                 )
-                for stored, start, exponents in _formed(products, T):
-                    exponents = exponents.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)[0]
-                    largest = exponents.max().item()
-                    if largest > 0 and (stored not in found or largest > found[stored].exponent):
-                        h, n, t, channel = torch.unravel_index(exponents.argmax(), exponents.shape)
-                        token = min(n.item() * chunk + start + t.item(), T - 1)
-                        found[stored] = Worst(largest, stored, batch, token, head + h.item(), channel.item())
+                for stored, at in largest(products, T).items():
+                    exponent, token, h, channel = at.tolist()
+                    if exponent > 0 and (stored not in found or exponent > found[stored].exponent):
+                        token = min(int(token), T - 1)
+                        found[stored] = Worst(exponent, stored, batch, token, head + int(h), int(channel))
     return list(found.values())
 
 
-def _formed(products: Products, T: int) -> Iterator[tuple[bool, int, Tensor]]:
+def largest(products: Products, T: int | Tensor) -> dict[bool, Tensor]:
+    """The largest exponent of the factors that are stored (True) and of those that are not, for a batch of one.
+
+    T: how many rows are tokens; the first row beyond lies in the last chunk or behind it.
+    Each is a tensor: the exponent, its token, which may be T or more, head and channel.
+    """
+    chunk, found = products.w.shape[-2], {}
+    for stored, start, exponents in _formed(products, T):
+        exponents = exponents.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)[0]  # [H, N, rows, K]
+        h, n, t, channel = torch.unravel_index(exponents.argmax(), exponents.shape)
+        place = torch.stack((n * chunk + start + t, h, channel)).double()
+        found.setdefault(stored, []).append(torch.cat((exponents.max()[None], place)))
+    each = {stored: torch.stack(rows) for stored, rows in found.items()}
+    return {stored: rows[rows[:, 0].argmax()] for stored, rows in each.items()}
+
+
+def _formed(products: Products, T: int | Tensor) -> Iterator[tuple[bool, int, Tensor]]:
     """Every exponent that is needed: whether its factor is stored, the first row it belongs to, [1, H, N, rows, K]."""
     chunk = products.w.shape[-2]
-    left = T - (products.w.shape[2] - 1) * chunk  # tokens in the last chunk
+    left = torch.as_tensor(T - (products.w.shape[2] - 1) * chunk, device=products.w.device)  # tokens in the last chunk
 
     def real(exponents: Tensor, first: int) -> Tensor:
-        """Without the last chunk where `first`, of its rows, is padding: what begins there is never needed."""
-        return exponents if first < left else exponents[:, :, :-1]
+        """None in the last chunk where `first`, of its rows, is padding: what begins there is never needed."""
+        last = torch.where(first < left, exponents[:, :, -1:], -torch.inf)
+        return torch.cat((exponents[:, :, :-1], last), 2)
 
     tiles = [*products.tiles, *(tile for tile in products.key_tiles if tile not in products.tiles)]
     for tile in tiles:

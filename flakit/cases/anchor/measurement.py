@@ -49,12 +49,14 @@ def run(
     mask: str | None = None,
     dtype: torch.dtype = torch.float32,
     grad_seed: int = 1,
+    arriving: Tensor | None = None,
     backend: str = "torch",
     products: Callable[..., Products] = Products,
 ) -> Run:
     """An operator forward and backward in chunks, with the decay inside a chunk anchored by `scheme`.
 
-    inputs: as `flakit.inputs(op, ...)` makes them; scale and initial_state may be among them. GSA: HQ = H.
+    inputs: as `flakit.inputs(op, ...)` makes them; scale and initial_state may be among them. GSA: HQ = H. With a
+        `length`, a tensor, only so many rows are tokens and the others have to be zeros: so an exported run takes any.
     op: "rwkv6", "rwkv7" or "gsa".
     chunk: tokens a chunk; block: rows a block inside it, both powers of two.
     row: the anchor row of scheme "middle", inside the block; default block // 2.
@@ -62,6 +64,7 @@ def run(
         the exponential as automatic differentiation sends it: 0 * inf where the mask came too late.
     dtype: what the two operands of each product are stored in; exponentials and sums are float32.
     The gradient that arrives at o is that of `numerics.evaluate`, so that `truth(op, inputs)` is the truth.
+    arriving: another gradient at o.
     backend: "torch", or "triton" for the kernel of the tiles left of the diagonal, where bug A and its first repair
         were; on a GPU or interpreted, float32 only, for the schemes in `KERNEL_ANCHORS`.
     products: another way to form them, as `Products`; cases of other anchors use it.
@@ -74,7 +77,7 @@ def run(
             raise ValueError(f"scheme: expected one of {', '.join(KERNEL_ANCHORS)} in float32 with backend 'triton'")
         products = _Kernel
     chunked = of(inputs, lambda w, inclusive: products(w, scheme, inclusive=inclusive, **how), chunk)
-    do, _ = cotangents(op, inputs, grad_seed=grad_seed)
+    do = cotangents(op, inputs, grad_seed=grad_seed)[0] if arriving is None else arriving
     if scheme.dyadic:
         tensors = _own_form(of, inputs, do, chunk)
     else:

@@ -60,9 +60,12 @@ def scale(of: type, x: Mapping[str, Tensor]) -> float:
     return x["k"].shape[-1] ** of.scale_power if x.get("scale") is None else x["scale"]
 
 
-def _from_here_on(x: Tensor, T: int) -> Tensor:
-    """Sums over t and everything after it, [B, H, N, C, K] -> [B, T, H, K]."""
-    return join_chunks(x, T).flip(1).cumsum(1).flip(1)
+def _from_here_on(x: Tensor, T: int, length: Tensor | None) -> Tensor:
+    """Sums over t and everything after it, [B, H, N, C, K] -> [B, T, H, K]; length: how many of the rows are tokens."""
+    x = join_chunks(x, T)
+    if length is not None:
+        x = torch.where(torch.arange(T)[:, None, None] < length, x, 0.0)
+    return x.flip(1).cumsum(1).flip(1)
 
 
 def _diagonal(A: Tensor) -> Tensor:
@@ -83,7 +86,7 @@ class RWKV6:
     meets = (False,)
 
     def __init__(self, x: Mapping[str, Tensor], reads: Reads, chunk: int):
-        self.T = x["r"].shape[1]
+        self.T, self.length = x["r"].shape[1], x.get("length")
         self.r, self.k, self.v, w = _split(x, "rkvw", chunk)
         self.u, self.scale = x["u"].detach().float()[:, None, None], scale(RWKV6, x)
         self.products, self.q = reads(w, False), self.r * self.scale
@@ -100,7 +103,7 @@ class RWKV6:
         dr = self.products.read(dA, k) + self.scale * (do @ self.S.mT) * self.before
         dk = self.products.written(dA, r) + (self.v @ D.mT) * self.after
         dv = self.A.mT @ do + (k * self.after) @ D
-        dw = _from_here_on(r * dr - k * dk, T) - join_chunks(r * dr, T)
+        dw = _from_here_on(r * dr - k * dk, T, self.length) - join_chunks(r * dr, T)
         own = _diagonal(dA)
         dr, dk, du = dr + own * u * k, dk + own * u * r, (own * r * k).sum((0, 2, 3))
         rows = {name: join_chunks(y, T) for name, y in (("dr", dr), ("dk", dk), ("dv", dv))}
@@ -129,7 +132,7 @@ class RWKV7:
     meets = (True, True, False, False)
 
     def __init__(self, x: Mapping[str, Tensor], reads: Reads, chunk: int):
-        self.T = x["r"].shape[1]
+        self.T, self.length = x["r"].shape[1], x.get("length")
         self.r, w, k, self.v, self.a, b = _split(x, "rwkvab", chunk)
         self.scale, self.keys = scale(RWKV7, x), torch.stack((k, b))
         self.by_r, self.by_a = reads(w, True), reads(w, False)
@@ -168,7 +171,7 @@ class RWKV7:
         dkeys = dkeys + (written.mT @ leaving.mT) * self.after
         dv = self.A_rk.mT @ do + self.A_ak.mT @ y + self.k_out @ leaving
         T, reads_a = self.T, self.a * da
-        dw = _from_here_on(self.r * dr + reads_a - (self.keys * dkeys).sum(0), T) - join_chunks(reads_a, T)
+        dw = _from_here_on(self.r * dr + reads_a - (self.keys * dkeys).sum(0), T, self.length) - join_chunks(reads_a, T)
         rows = zip(("dr", "dk", "dv", "da", "db"), (dr, dkeys[0], dv, da, dkeys[1]), strict=True)
         return {name: join_chunks(x, T) for name, x in rows} | {"dw": dw, "dinitial_state": D}
 
@@ -217,7 +220,7 @@ class GSA:
     def __init__(self, x: Mapping[str, Tensor], reads: Reads, chunk: int):
         if x["q"].shape[2] != x["k"].shape[2]:
             raise ValueError(f"q: expected {x['k'].shape[2]} heads like k, got {x['q'].shape[2]}")
-        self.T = x["q"].shape[1]
+        self.T, self.length = x["q"].shape[1], x.get("length")
         q, self.k, self.v, self.s, g = _split(x, "qkvsg", chunk)
         self.scale = scale(GSA, x)
         self.products, self.q = reads(g, True), q * self.scale
@@ -248,7 +251,7 @@ class GSA:
         dv = self.A.mT @ do + self.s_out @ dhv
         ds = self.products.written(dA, p) + self.products.written(self.qk, dscores)
         ds = ds + (self.v @ dhv.mT + self.k @ dhk.mT) * self.after
-        dg = _from_here_on(p * dp + self.scores * dscores - s * ds, T)
+        dg = _from_here_on(p * dp + self.scores * dscores - s * ds, T, self.length)
         rows = zip(("dq", "dk", "dv", "ds"), (dq, dk, dv, ds), strict=True)
         return {name: join_chunks(x, T) for name, x in rows} | {"dg": dg, "dinitial_hk": dhk_0.mT, "dinitial_hv": dhv_0}
 

