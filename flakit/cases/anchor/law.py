@@ -243,8 +243,8 @@ def _formed(products: Products, T: int | Tensor) -> Iterator[tuple[bool, int, Te
 
     def real(exponents: Tensor, first: int) -> Tensor:
         """None in the last chunk where `first`, of its rows, is padding: what begins there is never needed."""
-        last = torch.where(first < left, exponents[:, :, -1:], -torch.inf)
-        return torch.cat((exponents[:, :, :-1], last), 2)
+        exponents[:, :, -1:] = torch.where(first < left, exponents[:, :, -1:], -torch.inf)
+        return exponents
 
     tiles = [*products.tiles, *(tile for tile in products.key_tiles if tile not in products.tiles)]
     for tile in tiles:
