@@ -234,7 +234,7 @@ CASES: dict[str, Case] = {
             told="transitions of slices are multiplied in TF32, and precision is lost in a long context",
             measured="n products are off by sqrt(n) times 0.6 · 2^-11: from 33 chunks on more than bfloat16 rounds",
             threads=(f"{_FLA}#1180",),
-            notebook="09_delta_rule_in_chunks",
+            notebook="17_over_gpus",
         ),
         Case(
             "clamping",
@@ -255,7 +255,7 @@ CASES: dict[str, Case] = {
             told="dk, dv and the decay's gradient are off by some 10% on all ranks but the last",
             measured="every head fades as head 0 in the pre-pass of the backward; the error follows from two decays",
             threads=(f"{_FLA}#1115",),
-            notebook="12_states_and_shapes",
+            notebook="17_over_gpus",
         ),
         Case(
             "future_anchor",
