@@ -1,5 +1,7 @@
 """The command that records trainings over ranks, as small as it goes."""
 
+import re
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,7 @@ from flakit.numerics import recorded
 
 SCRIPT = Path(__file__).parents[2] / "data" / "record_distributed.py"
 RUNS = "1", "2, ddp", "2, ddp, killed"
+WARM = 5  # steps that the script leaves out of a run's speed
 
 
 @pytest.mark.full
@@ -23,3 +26,21 @@ def test_the_command_writes_curves_of_one_rank_and_of_two_and_goes_on(tmp_path):
     assert [row["loss"] for row in two] == pytest.approx([row["loss"] for row in one], rel=0.05)
     assert [row["loss"] for row in two] == [row["loss"] for row in killed]
     assert "the same bits" in made.meta["run 2, ddp, killed"] and "from those of '1'" in made.meta["run 2, ddp"]
+
+
+def test_the_page_says_what_was_recorded_on_gpus():
+    made = recorded.read("h200_distributed")
+    one, two = (made.select(run=name) for name in RUNS[:2])
+    speed = [statistics.median(row["tokens_per_second"] for row in run[WARM:]) for run in (one, two)]
+    (apart,) = re.findall(r"losses at most (\S+) from those of '1'", made.meta["run 2, ddp"])  # rows are rounded
+    page = " ".join((SCRIPT.parents[1] / "docs" / "training.md").read_text().split())
+    said = r"(\d+) steps of .*? \*\*([\d,]+)\*\* tokens a second became \*\*([\d,]+)\*\* by DDP, ([\d.]+) times "
+    said += r".*? ([\d.]+)% of"
+    ((steps, first, second, times, share),) = re.findall(said, page)
+    assert int(steps) == len(one) == len(two)
+    assert [float(x.replace(",", "")) for x in (first, second)] == pytest.approx(speed, rel=1e-3)
+    assert float(times) == pytest.approx(speed[1] / speed[0], abs=0.005)
+    for run in (one, two):
+        matrix = statistics.median(row["matrix_share"] for row in run[WARM:])
+        assert float(share) == pytest.approx(100 * matrix, abs=0.1)
+    assert float(apart) == float(re.findall(r"at most ([\d.e-]+) apart", page)[0])
