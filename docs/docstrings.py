@@ -6,6 +6,18 @@ import textwrap
 
 SECTION = re.compile(r"(Args|Returns|Raises|Yields):$")
 SECTIONS = {"Args": "Arguments", "Returns": "Returns", "Raises": "Raises", "Yields": "Yields"}
+FORMULA = re.compile(r"\w+_t += [\w\s*+(){}^-]+")
+"""A line of a recurrence, as docstrings have it for a terminal."""
+
+LATEX = (
+    (r"\b(diag|softmax)\b", r"\\operatorname{\1}"),
+    (r"\bscale\b", r"\\text{scale}"),
+    (r"\b(hk|hv)_", r"\\mathit{\1}_"),
+    (r"\^T\b", r"^\\top"),
+    (r" \* ", r" \\cdot "),
+    (r" +=", r" &="),
+)
+
 TERM = re.compile(r"(?P<terms>\w+(, \w+)*): +(?P<rest>.*)$")
 
 
@@ -57,8 +69,20 @@ def _example(lines):
     return ["```pycon\n" + "\n".join(lines) + "\n```"]
 
 
+def formula(lines):
+    """Lines of a recurrence as one equation in LaTeX; None where they are anything else."""
+    lines = [line.strip() for line in lines]
+    if not all(FORMULA.fullmatch(line) for line in lines):
+        return None
+    for plain, latex in LATEX:
+        lines = [re.sub(plain, latex, line) for line in lines]
+    return "$$\n\\begin{aligned}\n" + " \\\\\n".join(lines) + "\n\\end{aligned}\n$$"
+
+
 def _block(lines, section, arguments):
     if all(line.startswith("    ") for line in lines):
+        if equation := formula(lines):
+            return [equation]
         return ["```text\n" + textwrap.dedent("\n".join(lines)) + "\n```"]
     items = _items(lines, arguments)
     if items and (section or len(items) > 1 or items[0][0] is not None and len(lines) > 1):

@@ -63,7 +63,10 @@ def test_links_to_the_recordings_lead_to_their_pages(tmp_path):
 def test_docstrings_become_pages_without_losing_a_word():
     doc = """A sum, for every w <= 0 and x_t.
 
-        o_t = r_t^T S
+        o = r S, as text
+
+        o_t = scale * r_t^T (S_{t-1} + diag(u) k_t)
+        hk_t = hk_{t-1}
 
     Args:
         r: receptance, [B, T]; float64 or
@@ -74,7 +77,9 @@ def test_docstrings_become_pages_without_losing_a_word():
     2
     """
     assert markdown(inspect.cleandoc(doc)) == (
-        "A sum, for every w \\<= 0 and x\\_t.\n\n```text\no_t = r_t^T S\n```\n\n**Arguments**\n\n"
+        "A sum, for every w \\<= 0 and x\\_t.\n\n```text\no = r S, as text\n```\n\n$$\n\\begin{aligned}\n"
+        "o_t &= \\text{scale} \\cdot r_t^\\top (S_{t-1} + \\operatorname{diag}(u) k_t) \\\\\n"
+        "\\mathit{hk}_t &= \\mathit{hk}_{t-1}\n\\end{aligned}\n$$\n\n**Arguments**\n\n"
         "`r`\n: receptance, \\[B, T\\]; float64 or float32. It is \\*not\\* scaled.\n\n"
         "`k`, `v`\n: `[B, T]` too.\n\n```pycon\n>>> add(1)\n2\n```"
     )
@@ -105,7 +110,11 @@ def test_every_public_docstring_is_whole_on_its_page(name):
     def words(text):
         return re.findall(r"[\w^=.]+", re.sub(r"\\(.)", r"\1", text))
 
-    said = [word for word in words(inspect.getdoc(thing)) if word not in ("Args", "Returns", "Raises")]
+    blocks = [block for block in inspect.getdoc(thing).split("\n\n")]
+    formulas = [made for block in blocks if (made := docstrings.formula(block.splitlines()))]
+    assert all(made in page for made in formulas) and bool(formulas) == name.startswith("chunk_")
+    text = "\n\n".join(block for block in blocks if not docstrings.formula(block.splitlines()))
+    said = [word for word in words(text) if word not in ("Args", "Returns", "Raises")]
     shown = words(page)
     assert [word for word in said if word not in shown] == []
 
