@@ -7,6 +7,7 @@ leaves in the folder, for the id that this HTML names:
 
     <id>.js          knobs, and for every recorded setting the picture, the readout and the alt text
     <id>/<n>.webp    the pictures, lossless, each one once
+    <id>/sharp/<n>.webp  of those that the panel and its presets begin with, twice as fine, for screens that show it
     <id>/more-<k>.js the arithmetic of cells and the scripts of "copy as Python", packed; read when they are asked for
 
 What moves when a knob is moved is found out by moving it. Nothing here computes, draws or words anything.
@@ -57,6 +58,9 @@ CELLS, FEW = 400, 300
 
 PACK = 600_000
 """Characters of arithmetic and scripts, before they are packed, that are read at once."""
+
+SHARP = 2
+"""Dots of a sharp picture for each of the page's pixels."""
 
 _WEBP = {"lossless": True, "method": 0 if SPARSE else 1, "quality": 30}  # here: effort, not loss
 
@@ -153,6 +157,7 @@ class Recording:
     frames: dict[Setting, Frame] = field(default_factory=dict)
     pictures: dict[bytes, int] = field(default_factory=dict)
     webp: list[bytes] = field(default_factory=list)
+    sharp: dict[int, bytes] = field(default_factory=dict)
     pixels: list[tuple[int, int]] = field(default_factory=list)
     sizes: dict = field(default_factory=dict)
     cells: tuple[int, int] = (0, 0)  # recorded and there, of the frame that has most
@@ -195,6 +200,11 @@ class Recording:
                 else:
                     self._take()
         self._find_moves()
+        for preset in ({}, *panel.presets.values()):
+            self._go(start)
+            panel.set(**preset)
+            self.sharp[self.frames[self._now()].picture] = _webp(panel.canvas.png(SHARP))
+        self._go(start)
 
     def _axes(self) -> tuple[str | None, str | None]:
         """The knob that is walked from stop to stop, none where the player has places of its own; and a second one."""
@@ -309,10 +319,8 @@ class Recording:
         png = self.panel.png
         if png not in self.pictures:
             self.pictures[png] = len(self.webp)
-            picture, packed = Image.open(io.BytesIO(png)).convert("RGB"), io.BytesIO()
-            picture.save(packed, "WEBP", **_WEBP)
-            self.webp.append(packed.getvalue())
-            self.pixels.append(picture.size)
+            self.webp.append(_webp(png))
+            self.pixels.append(Image.open(io.BytesIO(png)).size)
         return self.pictures[png]
 
     def _arithmetic(self) -> tuple[list[dict], list[str], list[list[int]]]:
@@ -385,8 +393,11 @@ class Recording:
         own = folder / name
         shutil.rmtree(own, ignore_errors=True)
         own.mkdir(parents=True)
+        (own / "sharp").mkdir()
         for n, webp in enumerate(self.webp):
             (own / f"{n}.webp").write_bytes(webp)
+        for n, webp in self.sharp.items():
+            (own / "sharp" / f"{n}.webp").write_bytes(webp)
         packs = self._packs()
         for n, (_, packed) in enumerate(packs):
             (own / f"more-{n}.js").write_text(f'flakitMore({json.dumps(name)}, {n}, "{packed}");\n')
@@ -397,7 +408,7 @@ class Recording:
         self.sizes = {
             "frames": len(self.frames),
             "pictures": len(self.webp),
-            "picture bytes": sum(map(len, self.webp)),
+            "picture bytes": sum(map(len, (*self.webp, *self.sharp.values()))),
             "script bytes": len(said.encode()),
             "packed bytes": sum(len(packed) for _, packed in packs),
         }
@@ -457,6 +468,7 @@ class Recording:
             "runs": [run.button.description for run in panel.runs],
             "frames": frames,
             "pixels": [list(size) for size in self.pixels],
+            "sharp": sorted(self.sharp),
             "texts": texts.rows,
             "layouts": layouts.rows,
             "offers": offers.rows,
@@ -554,6 +566,12 @@ class Recording:
             f'<p class="flakit-note">{WORDS["all knobs"].format(commands=commands)}</p>'
             "</div>"
         )
+
+
+def _webp(png: bytes) -> bytes:
+    packed = io.BytesIO()
+    Image.open(io.BytesIO(png)).convert("RGB").save(packed, "WEBP", **_WEBP)
+    return packed.getvalue()
 
 
 def _said(value: Hashable) -> str:

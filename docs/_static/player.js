@@ -63,7 +63,7 @@
       this.packs = new Map();
       this.frame = data.start;
       this.still = root.querySelector("img.flakit-picture");
-      this.images.set(data.frames[data.start].picture, this.still.cloneNode());
+      if (!this.fine(data.start)) this.images.set(data.frames[data.start].picture, this.still.cloneNode());
       this.picked = this.pointed = this.kept = this.timer = this.moved = null;
       this.build();
       this.show(data.start, true);
@@ -255,10 +255,15 @@
 
     // Pictures.
 
+    /** Whether there is a picture of this frame for the finer dots of this screen. */
+    fine(n) {
+      return window.devicePixelRatio > 1 && this.data.sharp.includes(this.data.frames[n].picture);
+    }
+
     image(n) {
       const picture = this.data.frames[n].picture;
       if (!this.images.has(picture)) {
-        this.images.set(picture, make("img", {src: `${FOLDER}${this.id}/${picture}.webp`}));
+        this.images.set(picture, make("img", {src: `${FOLDER}${this.id}/${this.fine(n) ? "sharp/" : ""}${picture}.webp`}));
       }
       return this.images.get(picture);
     }
@@ -277,7 +282,7 @@
       }
       if (this.frame !== n) return;
       const [width, height] = this.data.pixels[frame.picture];
-      if (!first) this.still.src = image.src;
+      if (!first || this.fine(n)) this.still.src = image.src;
       this.still.width = width;
       this.still.height = height;
       this.still.alt = this.data.texts[frame.alt];

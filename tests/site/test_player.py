@@ -310,6 +310,22 @@ def test_presets_and_reset(name, open_player, folder):
     assert player.frame == 0 and first.get_attribute("alt") == live(code).picture.alt
 
 
+def test_a_fine_screen_gets_finer_pictures(open_player):
+    player = open_player("sketch-broken", device_scale_factor=2)
+    image = player.root.locator(".flakit-picture-box img.flakit-picture")
+
+    def dots(n):
+        """For each pixel of the page, once frame n is shown."""
+        player.root.evaluate("(root, n) => root.player.show(n)", n)
+        return image.evaluate("image => image.decode().then(() => image.naturalWidth / image.width)")
+
+    data = player.root.evaluate("root => root.player.data")
+    between = next(n for n, frame in enumerate(data["frames"]) if frame["picture"] not in data["sharp"])
+    assert image.evaluate("image => image.decode().then(() => image.naturalWidth / image.width)") == 2
+    assert [dots(between), dots(data["start"])] == [1, 2]
+    assert [dots(preset["frame"]) for preset in data["presets"]] == [2] * len(data["presets"]) != []
+
+
 def test_play_goes_through_both_passes_and_stops_at_the_end_of_each(open_player):
     player = open_player("state-stepper", held=True)
     player.knob("time t").focus()

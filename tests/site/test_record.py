@@ -119,6 +119,17 @@ def test_every_frame_is_what_the_panel_shows(recorded):
         assert list(shown.size) == data["pixels"][frame["picture"]] and shown.tobytes() == drawn.tobytes()
 
 
+def test_what_a_panel_and_its_presets_begin_with_is_there_twice_as_fine(recorded):
+    folder, _, data, _ = recorded
+    first = {data["start"], *(preset["frame"] for preset in data["presets"])}
+    assert data["sharp"] == sorted({data["frames"][n]["picture"] for n in first})
+    for n in first:
+        panel, picture = live(data, data["frames"][n]), data["frames"][n]["picture"]
+        shown = Image.open(folder / "lesson-1" / "sharp" / f"{picture}.webp").convert("RGB")
+        assert list(shown.size) == [2 * size for size in data["pixels"][picture]]
+        assert shown.tobytes() == Image.open(io.BytesIO(panel.canvas.png(2))).convert("RGB").tobytes()
+
+
 def test_every_move_leads_where_it_leads_in_the_panel(recorded):
     _, _, data, _ = recorded
     places = {tuple(frame["at"]): n for n, frame in enumerate(data["frames"])}
