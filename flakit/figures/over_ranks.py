@@ -30,7 +30,7 @@ def over_ranks(
     with style.context():
         picture.figure.text(0.01, 0.985, title, va="top", fontsize=10)
         axes = picture.figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
-        picture.figure.subplots_adjust(left=0.065, right=0.99, bottom=0.155, top=0.83, wspace=0.07)
+        picture.figure.subplots_adjust(left=0.085, right=0.99, bottom=0.155, top=0.83, wspace=0.07)
         for ax, (name, lines) in zip(axes, panels.items(), strict=True):
             for look, (words, line) in zip(style.LINES, lines.items(), strict=False):
                 ax.plot(ranks, line, **look, label=words)

@@ -85,7 +85,14 @@ def matrices(
     picture = Picture(height, WORDS.say("maps", names=", ".join(arrays), rows=rows, columns=columns))
     bad = any((~np.isfinite(x) & ~hidden).any() for x in arrays.values())
     with style.context():
-        maps = _row(picture, {name: Map(name, scale, empty=f"no {name}") for name in arrays}, rows, columns, bad=bad)
+        maps = _row(
+            picture,
+            {name: Map(name, scale, empty=f"no {name}") for name in arrays},
+            rows,
+            columns,
+            bad=bad,
+            right=0.95 if label else 0.75,
+        )
         maps.update(arrays | {f"no {name}": np.broadcast_to(hidden, x.shape) for name, x in arrays.items()})
         first, *others = arrays
         for name in others:
@@ -94,9 +101,19 @@ def matrices(
     return picture
 
 
-def _row(picture: Picture, maps: Mapping[str, Map], rows: str, columns: str, *, bad: bool, most: int = 0) -> Maps:
-    """Maps across a picture, as wide as they get; most: as if so many stood there. bad: a legend of hatched cells."""
-    left, right, gap, top, bottom = 0.63, 0.75, 0.2, 0.55 if bad else 0.33, 0.5
+def _row(
+    picture: Picture,
+    maps: Mapping[str, Map],
+    rows: str,
+    columns: str,
+    *,
+    bad: bool,
+    most: int = 0,
+    right: float = 0.75,
+) -> Maps:
+    """Maps across a picture, as wide as they get; most: as if so many stood there. bad: a legend of hatched cells.
+    right: inches for the colour scale."""
+    left, gap, top, bottom = 0.63, 0.2, 0.55 if bad else 0.33, 0.5
     width, height = picture.figure.get_size_inches()
     across = (width - left - right + gap) / max(len(maps), most, 2) - gap
     if bad:

@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 from flakit.figures import plots, style
+from tests.figures.words import assert_legible
 
 
 def pixels(picture):
@@ -115,3 +116,8 @@ def test_tokens_run_from_left_to_right():
         assert (first.get_xlim(), first.get_ylim()) == ((-0.5, 5.5), (1.5, -0.5)) and first.get_xlabel() == "token"
     assert plots.beside(..., x, **names, across=True).png() != plots.beside(x, x, **names, across=True).png()
     assert plots.matrices({"x": x}, across=True).png() == plots.matrices({"x": x.T}).png()
+
+
+def test_a_label_beside_long_numbers_is_not_cut_off():
+    picture = plots.matrices({"a": [[-0.87, 1.0]], "b": [[0.5, 0.25]]}, signed=True, label="of its largest")
+    assert_legible(picture)
