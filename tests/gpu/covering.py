@@ -1,11 +1,10 @@
 """The covering sets of a GPU, in covering/*.csv: the pairs of `tests.ops.settings`, in rows that share their kernels.
 
 On a GPU a setting takes as long as its kernels take to compile, some ten of them, and a kernel is compiled for sizes,
-dtypes, chunk size, states, whether tokens are packed, and what Triton makes of T: 1, a multiple of 16, or any other
-number. A pairwise set that does not look at this has kernels of its own for every row. Here a first pairwise set, over
-what kernels are compiled for alone, says which kernels there are; the rows are made of these and of all that changes
-no kernel, decays, lengths, layouts, batches, until every pair is there. Rows with the same kernels stand together, so
-that one process compiles them and runs them all.
+dtypes, chunk size, states and whether tokens are packed. A pairwise set that does not look at this has kernels of its
+own for every row. Here a first pairwise set, over what kernels are compiled for alone, says which kernels there are;
+the rows are made of these and of all that changes no kernel, decays, lengths, layouts, batches, until every pair is
+there. Rows with the same kernels stand together, so that one process compiles them and runs them all.
 
 "full" is RWKV6's and RWKV7's, "gsa_full" GSA's, "fused" what fused chunks take: 16-bit heads of 33 to 64 channels.
 `python -m tests.gpu.covering` remakes the files; a test checks that what is committed still covers everything.
@@ -26,8 +25,7 @@ from tests.ops.settings import Setting
 FUSED = {"K": (40, 64), "V": (56, 64), "dtype": ("bfloat16", "float16"), "chunk_size": ("16",)}
 SETS = {name: settings.SETS[name] for name in ("full", "gsa_full")} | {"fused": settings.FULL | FUSED}
 COMPILED = "K", "V", "dtype", "decay_dtype", "states", "chunk_size", "H", "M", "group"
-"""The factors that kernels are compiled for; of T and of packing, what `length` and `packed` say."""
-LENGTHS = "one", "whole", "rest"
+"""The factors that kernels are compiled for; of packing, what `packed` says."""
 CANDIDATES = 40
 
 
@@ -35,16 +33,11 @@ def path(name: str) -> Path:
     return Path(__file__).with_name("covering") / f"{name}.csv"
 
 
-def length(T: int) -> str:
-    """What Triton makes of it."""
-    return "one" if T == 1 else "rest" if T % 16 else "whole"
-
-
 def kernels(setting: Setting) -> tuple:
     """What a setting's kernels are compiled for: the same for all settings that share them."""
     wide = setting.decay_dtype == "float32" != setting.dtype
     own = [getattr(setting, factor) for factor in COMPILED if factor != "decay_dtype"]
-    return setting.op, *own, wide, length(setting.T), setting.packing != "none"
+    return setting.op, *own, wide, setting.packing != "none"
 
 
 def load(name: str) -> list[Setting]:
@@ -72,14 +65,10 @@ def generate(name: str) -> list[Setting]:
     """The rows by kind, then for each row the value of its kind that has been used least often."""
     factors, used, rows = SETS[name], Counter(), []
     for row in _rows(name):
-        own = row.pop("length")
         del row["packed"]
         for factor, values in factors.items():
             if isinstance(values, dict):
-                kind = values[row[factor]]
-                if factor == "T":
-                    kind = [T for T in kind if length(T) == own]
-                row[factor] = min(kind, key=lambda x: used[x])
+                row[factor] = min(values[row[factor]], key=lambda x: used[x])
                 used[row[factor]] += 1
         rows.append(Setting(op="gsa" if "M" in row else "rwkv6", **row))
     return sorted(rows, key=lambda s: (*map(str, kernels(s)), s.T, s.decay))
@@ -88,8 +77,8 @@ def generate(name: str) -> list[Setting]:
 def _rows(name: str) -> list[Row]:
     """Greedy and deterministic: each new row is the best of some that are grown from a pair that is still missing."""
     factors, rng = _factors(name), random.Random(0)
-    compiled = [factor for factor in factors if factor in (*COMPILED, "length", "packed")]
-    shared = covering_rows({factor: factors[factor] for factor in compiled}, _allowed)
+    compiled = [factor for factor in factors if factor in (*COMPILED, "packed")]
+    shared = covering_rows({factor: factors[factor] for factor in compiled}, _allowed, candidates=5 * CANDIDATES)
     missing = feasible_pairs(kinds(name), settings.allowed)
     missing |= {pair for row in shared for pair in pairs_of(row)}
     order = sorted(missing, key=lambda pair: sorted(map(repr, pair)))
@@ -113,7 +102,7 @@ def _rows(name: str) -> list[Row]:
 
 def _factors(name: str) -> dict[str, Sequence]:
     """What is paired, and what is compiled for."""
-    return kinds(name) | {"length": LENGTHS, "packed": (False, True)}
+    return kinds(name) | {"packed": (False, True)}
 
 
 def _agree(kernel: Row, row: Row) -> bool:
@@ -121,14 +110,11 @@ def _agree(kernel: Row, row: Row) -> bool:
 
 
 def _allowed(row: Row) -> bool:
-    """As of `tests.ops.settings`, where what is compiled for is the length's and the packing's."""
+    """As of `tests.ops.settings`, where what is compiled for is the packing's."""
     packing = row.get("packing", "packed" if row.get("packed") else "none")
     if "packed" in row and row["packed"] != (packing != "none"):
         return False
-    own = row.get("length")
-    kinds = [kind for kind, each in settings.LENGTHS.items() if own in (None, *map(length, each))]
-    given = row | {"packing": packing} | ({"T": kinds[0]} if own and "T" not in row else {})
-    return row.get("T", kinds[0]) in kinds and settings.allowed(given)
+    return settings.allowed(row | {"packing": packing})
 
 
 def _grow(row: Row, factors, missing, used, rng) -> Row:

@@ -64,7 +64,6 @@ def test_many_packed_sequences(op, form):
 def test_long_packed_sequences(op):
     # Room for more chunks and parts than are filled, in tensors that end where a GPU's memory may: one after another,
     # the same numbers.
-    # No length of 1 or a multiple of 16: for those Triton compiles other kernels, which have tests of their own.
     ends = [0, 37, 9000, 9000, 9017, 20002, 20004, 27006, 32761]
     setting = of(op, SETTING, K=64, V=64)
     made, (do, dstate) = GPU.make(setting, T=ends[-1], B=1, H=4)

@@ -69,6 +69,7 @@ def key(launch: Launch, capability: int) -> str:
         launch.kernel.run(*launch.args, grid=(1,), warmup=True, **launch.options)
     signature, constants, options, attributes = asked
     constants = {name: text(x) if isinstance(x, JITCallable) else x for name, x in constants.items()}
+    attributes = {place: told for place, told in attributes.items() if told}  # an argument of which nothing is known
     said = [
         triton.__version__,
         make_backend(target(capability)).hash(),  # the chip and the version of ptxas

@@ -95,6 +95,13 @@ def test_compiles_and_fits(configuration, launch):
     assert used.twice <= MOST_TWICE
 
 
+@pytest.mark.parametrize("configuration, launch", PLANNED)
+def test_no_length_makes_another_kernel(configuration, launch):
+    """Triton compiles once more for an integer that is 1 and for a multiple of 16, unless it is told not to."""
+    looked_at = [p.name for p, x in zip(launch.kernel.params, launch.args, strict=False) if type(x) is int]
+    assert not [p.name for p in launch.kernel.params if p.name in looked_at and not p.do_not_specialize]
+
+
 @pytest.mark.parametrize("op", OPERATORS)
 def test_no_tile_of_long_chunks_is_narrow(op):
     found = [x for c in OPERATORS[op].CONFIGURATIONS.values() for x in c.kernels()]

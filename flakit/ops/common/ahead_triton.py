@@ -139,9 +139,9 @@ def _on_device_of(x: Tensor):
 
 
 def _kind(tensors, state, cu_seqlens, chunk_size: int) -> tuple:
-    """What a call's kernels depend on, or nearly so; of the lengths only what Triton makes other code for."""
+    """What a call's kernels depend on, or nearly so: of the length, into how many parts sequences are cut."""
     B, T, *_ = tensors[0].shape
-    length = B, T.bit_length(), T % 16 == 0
+    length = B, T.bit_length()
     packed = None if cu_seqlens is None else cu_seqlens.dtype
     return tensors[0].device, length, packed, state is None, chunk_size, *[(x.dtype, x.shape[2:]) for x in tensors]
 

@@ -7,6 +7,13 @@ from .dispatch import interpreted
 
 INTERPRETED = tl.constexpr(interpreted())
 
+kernel = triton.jit(do_not_specialize=("T", "L", "N", "tokens", "chunks", "parts"))
+"""Decorates what is launched, where helpers have `triton.jit`: one compiled kernel serves every length.
+
+Triton compiles once more for an integer of 1 and for a multiple of 16, from which it learns how addresses are aligned.
+Here that follows from the sizes of heads, which are constants.
+"""
+
 
 @triton.jit
 def program(BLOCKS: tl.constexpr):

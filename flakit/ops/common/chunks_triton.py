@@ -26,6 +26,7 @@ from .blocks_triton import (
     decay_before,
     exp,
     expect,
+    kernel,
     operand,
     program,
     split,
@@ -560,7 +561,7 @@ def locate_segment(i_s, sequence_of_segment, segment_offsets, cu_seqlens, offset
     return begin, end, first_chunk, chunks
 
 
-@triton.jit
+@kernel
 def stream_kernel(
     x, y, states, scales, mild_scales, initial, last,
     other_x, other_y, other_states, other_scales, other_mild_scales, other_initial, other_last,
@@ -606,7 +607,7 @@ def _scan_index(j, first_part, parts, i_h, H: tl.constexpr, REVERSE: tl.constexp
     return tl.cast(i, tl.int64) * H + i_h
 
 
-@triton.jit
+@kernel
 def scan_kernel(
     written, decay, first, last, offsets, parts,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BE: tl.constexpr,

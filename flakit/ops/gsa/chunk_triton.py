@@ -53,6 +53,7 @@ from ..common.blocks_triton import (
     diagonal,
     exp,
     fading,
+    kernel,
     operand,
     program,
     split,
@@ -169,7 +170,7 @@ def _mild_found(x, y, states, scales, b_s, upto, start, end, i_hx, i_h, i_s, HX:
     return add_whole_product(found, A_high, A_low, s_high, s_low)
 
 
-@triton.jit
+@kernel
 def mild_output_kernel(
     q, k, v, s, g, hk, hk_scales, remainders, hv, hv_scales, mild, o, found, scale,
     sequence_of_chunk, cu_seqlens, offsets, T,
@@ -216,7 +217,7 @@ def mild_output_kernel(
         store_tile(o, b_o, start, end, i_hq, i_v, H * G, V, C, BV)
 
 
-@triton.jit
+@kernel
 def mild_softmax_grads_kernel(
     v, s, g, do, hv, hv_scales, found, mild, p, dscores, reads, scale, sequence_of_chunk, cu_seqlens, offsets, T,
     H: tl.constexpr, G: tl.constexpr, V: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
@@ -288,7 +289,7 @@ def _mild_written(y, states, scales, dstates, dscales, start, end, i_h, i_s, H: 
     return b_ds, b_SD
 
 
-@triton.jit
+@kernel
 def mild_slot_grads_kernel(
     q, k, v, s, g, do, hk, hk_scales, hv, hv_scales, dhk, dhk_scales, dhv, dhv_scales, p, dscores, reads, mild, ds, dg,
     sequence_of_chunk, cu_seqlens, offsets, T,
@@ -361,7 +362,7 @@ def _mild_scores(b_x, b_s, C: tl.constexpr):
     return split(_lower(add_product(b_E, x_high, x_low, tl.trans(s_high), tl.trans(s_low)), C))
 
 
-@triton.jit
+@kernel
 def mild_pass_grads_kernel(
     x, y, z, s, g, states, scales, dstates, dscales, mild, dy, dz, sequence_of_chunk, cu_seqlens, offsets, T,
     H: tl.constexpr, G: tl.constexpr, M: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr,
@@ -516,7 +517,7 @@ def _any_output(
         store_tile(o, b_o, start, end, i_hq, i_v, H * G, V, C, BV)
 
 
-@triton.jit
+@kernel
 def output_kernel(
     q, k, v, s, g, hk, hk_scales, remainders, hv, hv_scales, mild, o, found, scale,
     sequence_of_chunk, cu_seqlens, offsets, T, chunks,
@@ -565,7 +566,7 @@ def _any_softmax_grads(
     store_tile(dscores, b_dp * scale, start, end, i_hq, 0, H * G, M, C, BM)
 
 
-@triton.jit
+@kernel
 def softmax_grads_kernel(
     v, s, g, do, hv, hv_scales, found, mild, p, dscores, reads, scale,
     sequence_of_chunk, cu_seqlens, offsets, T, chunks,
@@ -734,7 +735,7 @@ def _any_memory_grads(
     store_tile(dg, b_dg, start, end, i_h, 0, H, M, C, BM)
 
 
-@triton.jit
+@kernel
 def memory_grads_kernel(
     q, k, v, s, g, do, hk, hk_scales, hv, hv_scales, dhk, dhk_scales, dhv, dhv_scales, p, dscores, mild, ds, dg,
     sequence_of_chunk, cu_seqlens, offsets, T, chunks,
@@ -801,7 +802,7 @@ def _any_slot_grads(
     store_tile(dg, b_dg, start, end, i_h, 0, H, M, C, BM)
 
 
-@triton.jit
+@kernel
 def slot_grads_kernel(
     q, k, v, s, g, do, p, dscores, ds_of_memories, dg_of_memories, mild, ds, dg,
     sequence_of_chunk, cu_seqlens, offsets, T, chunks,
@@ -884,7 +885,7 @@ def _any_pass_grads(
                 store_tile(dz, b_dz, start, end, i_hq, i_d, H * G, D, C, BD)
 
 
-@triton.jit
+@kernel
 def pass_grads_kernel(
     x, y, z, s, g, states, scales, dstates, dscales, mild, dy, dz, sequence_of_chunk, cu_seqlens, offsets, T, chunks,
     H: tl.constexpr, G: tl.constexpr, M: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr,

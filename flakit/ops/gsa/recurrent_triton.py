@@ -15,10 +15,9 @@ themselves and cancels nothing.
 """
 
 import torch
-import triton
 import triton.language as tl
 
-from ..common.blocks_triton import program
+from ..common.blocks_triton import kernel, program
 from ..common.launch import CHECKPOINT, TABLE, block, width
 from ..common.recurrence_triton import (
     arrived_turn,
@@ -43,7 +42,7 @@ ROOM = 8192
 """Numbers of hk for which the launch table's warps are meant; a larger one gets more of them."""
 
 
-@triton.jit
+@kernel
 def recurrent_kernel(
     q, k, v, s, g, initial_hk, initial_hv, o, p, states_hk, states_hv, final_hk, final_hv, scale, cu_seqlens, offsets,
     T,
@@ -122,7 +121,7 @@ def recurrent_kernel(
         tl.store(final_hv + i_nh.to(tl.int64) * M * V + o_hv, b_hv, mask=m_hv)
 
 
-@triton.jit
+@kernel
 def pass_grads_kernel(
     x, y, z, s, g, states, dfinal_state, scratch, dx, dy, dz, ds, dg, dinitial_state, cu_seqlens, offsets, T, tokens, N,
     H: tl.constexpr, G: tl.constexpr, M: tl.constexpr, D: tl.constexpr, C: tl.constexpr, U: tl.constexpr,

@@ -43,6 +43,7 @@ from ..common.blocks_triton import (
     add_sums,
     add_whole_product,
     exp,
+    kernel,
     operand,
     program,
     split,
@@ -72,7 +73,7 @@ from ..common.launch import CHUNK_SIZE, cdiv
 from . import fused_chunk_triton
 
 
-@triton.jit
+@kernel
 def mild_output_kernel(
     r, k, v, w, u, states, scales, mild, o, scale, sequence_of_chunk, cu_seqlens, offsets, T,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
@@ -111,7 +112,7 @@ def mild_output_kernel(
     store_tile(o, b_o, start, end, i_h, i_v, H, V, C, BV)
 
 
-@triton.jit
+@kernel
 def mild_value_grads_kernel(
     r, k, w, u, do, dstates, dscales, mild, dv, scale, sequence_of_chunk, cu_seqlens, offsets, T,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
@@ -150,7 +151,7 @@ def mild_value_grads_kernel(
     store_tile(dv, b_dv, start, end, i_h, i_v, H, V, C, BV)
 
 
-@triton.jit
+@kernel
 def mild_key_grads_kernel(
     r, k, v, w, u, do, states, scales, dstates, dscales, mild, dr, dk, dw, du, scale, sequence_of_chunk, cu_seqlens,
     offsets, T,
@@ -272,7 +273,7 @@ def _any_output(
     store_tile(o, b_o, start, end, i_h, i_v, H, V, C, BV)
 
 
-@triton.jit
+@kernel
 def output_kernel(
     r, k, v, w, u, states, scales, mild, o, scale, sequence_of_chunk, cu_seqlens, offsets, T, chunks,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
@@ -325,7 +326,7 @@ def _any_value_grads(
     store_tile(dv, b_dv, start, end, i_h, i_v, H, V, C, BV)
 
 
-@triton.jit
+@kernel
 def value_grads_kernel(
     r, k, w, u, do, dstates, dscales, mild, dv, scale, sequence_of_chunk, cu_seqlens, offsets, T, chunks,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
@@ -419,7 +420,7 @@ def _any_key_grads(
     store_tile(dw, b_dw, start, end, i_h, i_k, H, K, C, BK)
 
 
-@triton.jit
+@kernel
 def key_grads_kernel(
     r, k, v, w, u, do, states, scales, dstates, dscales, mild, dr, dk, dw, du, scale, sequence_of_chunk, cu_seqlens,
     offsets, T, chunks,

@@ -70,6 +70,7 @@ from ..common.blocks_triton import (
     arrived,
     exp,
     expect,
+    kernel,
     split,
     sums,
     sums_along,
@@ -94,7 +95,7 @@ def _meet(level, C: tl.constexpr):
     return ((i[:, None] ^ i[None, :]) >> level) == 1
 
 
-@triton.jit
+@kernel
 def scores_kernel(
     r, w, k, u, scores, mild, scale, T, sequence_of_group, groups_before, cu_seqlens, chunks_before,
     H: tl.constexpr, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, LEVELS: tl.constexpr, CHUNKS: tl.constexpr,
@@ -147,7 +148,7 @@ def _load_scores_turned(p, there, C: tl.constexpr):
     return tl.load(p + i * C + j, mask=(i >= j) & there, other=0.0)
 
 
-@triton.jit
+@kernel
 def forward_kernel(
     r, w, k, v, o, states, units, scores, first, last, scale,
     T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L,
@@ -238,7 +239,7 @@ def _any_pairs(b_q, b_k, b_w, b_P, C: tl.constexpr, LEVELS: tl.constexpr):
     return dq, dk, b_dw
 
 
-@triton.jit
+@kernel
 def backward_kernel(
     r, w, k, v, u, do, states, units, scores, mild, dr, dw, dk, dv, du, last, first, scale,
     T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L,

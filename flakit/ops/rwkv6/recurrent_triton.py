@@ -6,10 +6,9 @@ dw_t = sum_v e^{w_t} S_{t-1} D_t then comes from the states themselves and cance
 """
 
 import torch
-import triton
 import triton.language as tl
 
-from ..common.blocks_triton import program
+from ..common.blocks_triton import kernel, program
 from ..common.launch import CHECKPOINT
 from ..common.recurrence_triton import (
     arrived_turn,
@@ -27,7 +26,7 @@ from ..common.recurrence_triton import (
 )
 
 
-@triton.jit
+@kernel
 def recurrent_kernel(
     r, k, v, w, u, initial_state, o, states, final_state, scale, cu_seqlens, offsets, T,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, U: tl.constexpr, BK: tl.constexpr,
@@ -73,7 +72,7 @@ def recurrent_kernel(
         tl.store(final_state + i_nh.to(tl.int64) * K * V + o_s, b_S, mask=m_s)
 
 
-@triton.jit
+@kernel
 def recurrent_grads_kernel(
     r, k, v, w, u, do, states, dfinal_state, scratch, dr, dk, dv, dw, du, dinitial_state, scale, cu_seqlens, offsets, T,
     tokens, N,

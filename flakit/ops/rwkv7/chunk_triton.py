@@ -27,16 +27,7 @@ import triton
 import triton.language as tl
 
 from ..common.bands_triton import fits
-from ..common.blocks_triton import (
-    below,
-    diagonal,
-    dot,
-    level_pairs,
-    program,
-    row_at,
-    sums,
-    to_operand,
-)
+from ..common.blocks_triton import below, diagonal, dot, kernel, level_pairs, program, row_at, sums, to_operand
 from ..common.chunks_triton import (
     MILD_HALF,
     MILD_TOKEN,
@@ -155,7 +146,7 @@ def _inverse(b_A, C: tl.constexpr, LEVELS: tl.constexpr, PRECISION: tl.constexpr
     return b_U
 
 
-@triton.jit
+@kernel
 def prepare_kernel(
     w, k, v, a, b, transfer, found, inverse, mild, sequence_of_chunk, cu_seqlens, offsets, T,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
@@ -241,7 +232,7 @@ def _stream_operands(b_W, b_x, b_y, b_z, b_w, b_next, scale, REVERSE: tl.constex
     return to_operand(b_W, PRECISION), tl.trans(b_x), b_y.to(tl.float32), tl.trans(b_z), tl.exp(tl.sum(b_w, 0))
 
 
-@triton.jit
+@kernel
 def stream_kernel(
     x, y, z, w, transfer, found, states, first, last, scale, cu_seqlens, offsets, T,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
@@ -307,7 +298,7 @@ def stream_kernel(
         tl.store(p_S, b_S, mask=m_S)
 
 
-@triton.jit
+@kernel
 def output_kernel(
     r, w, k, v, b, found, states, mild, o, scale, sequence_of_chunk, cu_seqlens, offsets, T,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
@@ -347,7 +338,7 @@ def output_kernel(
     store_tile(o, b_o, start, end, i_h, i_v, H, V, C, BV)
 
 
-@triton.jit
+@kernel
 def prepare_grads_kernel(
     r, w, b, do, inverse, mild, transfer, found, scale, sequence_of_chunk, cu_seqlens, offsets, T,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
@@ -381,7 +372,7 @@ def prepare_grads_kernel(
         store_tile(found, b_f, start, end, i_h, i_v, H, V, C, BV)
 
 
-@triton.jit
+@kernel
 def value_grads_kernel(
     r, w, k, a, do, y, dstates, mild, dv, scale, sequence_of_chunk, cu_seqlens, offsets, T,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
@@ -512,7 +503,7 @@ def _dyadic_grads(b_q, b_a, b_k, b_b, b_w, b_qk, b_qb, b_ak, b_ab, b_dq, b_da, b
     return b_dq, b_da, b_dk, b_db, b_dw
 
 
-@triton.jit
+@kernel
 def key_grads_kernel(
     r, w, k, v, a, b, found, do, y, states, dstates, mild, dr, dw, dk, da, db, scale,
     sequence_of_chunk, cu_seqlens, offsets, T,

@@ -78,6 +78,7 @@ from ..common.blocks_triton import (
     arrived,
     exp,
     expect,
+    kernel,
     level_pairs,
     split,
     sums,
@@ -145,7 +146,7 @@ def _level(level, C: tl.constexpr, N: tl.constexpr = 1):
     return (t >= begin) & (t < end), is_read[None, :], ((i[:, None] ^ i[None, :]) >> level) == 1
 
 
-@triton.jit
+@kernel
 def scores_kernel(
     r, w, k, a, b, scores, mild, scale, T, sequence_of_group, groups_before, cu_seqlens, chunks_before,
     H: tl.constexpr, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, LEVELS: tl.constexpr, CHUNKS: tl.constexpr,
@@ -272,7 +273,7 @@ def _found_pointers(found, i, V: tl.constexpr, C: tl.constexpr, BV: tl.constexpr
     return found + i * C * V + o_v[:, None] + o_c[None, :] * V, (o_v < V)[:, None] & (o_c < C)[None, :]
 
 
-@triton.jit
+@kernel
 def carry_kernel(
     w, k, v, a, b, scores, first, products, written,
     T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L,
@@ -341,7 +342,7 @@ def carry_kernel(
     tl.store(p_S, tl.trans(whole(b_S)), mask=m_S)
 
 
-@triton.jit
+@kernel
 def carry_grads_kernel(
     r, w, a, b, do, scores, last, written, scale, T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
@@ -404,7 +405,7 @@ def carry_grads_kernel(
     tl.store(p_D, tl.trans(whole(b_D)), mask=m_D)
 
 
-@triton.jit
+@kernel
 def entering_kernel(
     products, written, entering, first, parts, parts_before,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
@@ -439,7 +440,7 @@ def entering_kernel(
             b_S = add_product(tl.load(p_W, mask=m_W, other=0.0), P_high, P_low, S_high, S_low)
 
 
-@triton.jit
+@kernel
 def forward_kernel(
     r, w, k, v, a, b, o, states, found, units, scores, first, last, scale,
     T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L,
@@ -652,7 +653,7 @@ def _chunk_grads(
     return add_product(b_D, G_high, G_low, each(tl.trans(whole(R_high))), each(tl.trans(whole(R_low)))), mid
 
 
-@triton.jit
+@kernel
 def backward_kernel(
     r, w, k, v, a, b, do, states, found, units, scores, mild, dr, dw, dk, dv, da, db, last, first, scale,
     T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L,

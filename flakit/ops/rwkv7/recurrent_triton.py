@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..common.blocks_triton import program
+from ..common.blocks_triton import kernel, program
 from ..common.launch import CHECKPOINT
 from ..common.recurrence_triton import (
     arrived_turn,
@@ -38,7 +38,7 @@ def _step(b_S, b_w, b_k, b_v, b_a, b_b):
     return n_high[:, None] * b_S + (n_low[:, None] * b_S + added), removed, n_high, n_low
 
 
-@triton.jit
+@kernel
 def recurrent_kernel(
     r, w, k, v, a, b, initial_state, o, states, final_state, scale, cu_seqlens, offsets, T,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, U: tl.constexpr, BK: tl.constexpr,
@@ -78,7 +78,7 @@ def recurrent_kernel(
         tl.store(final_state + i_nh.to(tl.int64) * K * V + o_s, b_S, mask=m_s)
 
 
-@triton.jit
+@kernel
 def recurrent_grads_kernel(
     r, w, k, v, a, b, do, states, dfinal_state, scratch, dr, dw, dk, dv, da, db, dinitial_state, scale,
     cu_seqlens, offsets, T, tokens, N,
