@@ -334,6 +334,30 @@ def test_kernels_over_processes_give_what_one_does(op, ranks):
     check(ranks, kernel_cases(op, ranks))
 
 
+def test_rwkv6_finds_its_scores_while_ranks_meet():
+    """Of all kernels that come after a message these alone need no state."""
+    launches = pytest.importorskip("flakit.bench.launches", reason="needs Triton", exc_type=ImportError)
+    from flakit.ops.rwkv6 import fused_chunk_triton
+
+    made = flakit.inputs("rwkv6", T=300, K=40, V=40, dtype=torch.bfloat16)
+    launched = {}
+
+    def asked(M, N):
+        launched["sent"] = [x.kernel.fn.__name__ for x in found]
+
+        def arrived():
+            launched["awaited"] = [x.kernel.fn.__name__ for x in found]
+            return N
+
+        return arrived
+
+    with launches.watched(run=False) as found:
+        fused_chunk_triton.forward(*made.values(), 1.0, asked, False, None, 0, False)
+    assert "scores_kernel" not in launched["sent"]
+    assert launched["awaited"] == [*launched["sent"], "scores_kernel"]
+    assert found[-1].kernel.fn.__name__ == "forward_kernel"
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 @OPS

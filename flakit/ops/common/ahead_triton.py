@@ -40,8 +40,9 @@ class Kernels:
             self.forward, self.backward = map(interpreted_alone(), (self._run_forward, self._run_backward))
 
     def meets(self, *tensors) -> bool:
-        """Whether a state at which sequences begin, or a gradient at their ends, may be known later: it is a function
-        then that gives the list of its parts, of M and of the list of what the call makes of zeros."""
+        """Whether a state at which sequences begin, or a gradient at their ends, may be known later. It is a function
+        then, of M and of the list of what the call makes of zeros, that sends these to other ranks; what it returns
+        waits for theirs, and gives the list of the state's parts."""
         return hasattr(self.module, "meets") and self.module.meets(*tensors)
 
     def kept_shapes(self, *given) -> tuple[tuple[int, ...], ...]:
@@ -119,7 +120,7 @@ class Kernels:
 
 def _at_once(state):
     """A state, but for one that is known later a function that asks nobody."""
-    return (lambda factor, written: written) if callable(state) else state
+    return (lambda factor, written: lambda: written) if callable(state) else state
 
 
 def _packing(tensors, cu_seqlens: Tensor | None) -> Packing | None:

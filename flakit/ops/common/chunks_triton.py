@@ -765,8 +765,8 @@ class ChunkPlan:
         x [B, T, G H, K] and y [B, T, G H, V] make each chunk's writing, G heads one state's; V is y's own, whatever the
         plan's is. inclusive: in reverse, a read is faded by its own token's decay too.
         first and last [N, H, K, V]: where to begin, and where to leave the end; None: zeros, nowhere. first may also be
-        a function that gives it, and beside's, in a list, of what this makes of any state: of the factor [N, H, K] and
-        the list of what it makes of zeros.
+        a function of what this makes of any state: of the factor [N, H, K] and the list of what it makes of zeros. What
+        it returns gives first, and beside's, in a list, and may wait for it.
         beside: (x, y, first, last) of another state that decays alike, of which all is as of this one but V. It goes
         through the same launch, and a tensor for each comes back.
         remainders: a float16 tensor [chunks, H, K, V] for what 16-bit states lose of the first, in their rows' scales.
@@ -819,18 +819,21 @@ class ChunkPlan:
         segments = self.packing.pieces(self.C * L)
         return L, segments.room, segments.before, segments.sequence
 
-    def entering(self, x, y, w, scale, first, parts, sequence_of_part, offsets, tokens, reverse):
+    def entering(
+        self, x, y, w, scale, first, parts, sequence_of_part, offsets, tokens, reverse, meanwhile=lambda: None
+    ):
         """The state entering each of so many parts of so many tokens, [parts, H, K, V] (reverse: the gradient of the
-        one that leaves it). tokens: a multiple of all chunks; else as of `states`."""
+        one that leaves it). tokens: a multiple of all chunks. meanwhile: launches what needs none of these states,
+        while first is awaited. Else as of `states`."""
         common, NK, NV = self.sizes("stream")
         common |= dict(G=1, REVERSE=reverse, INCLUSIVE=False, SCALED=self.scaled, OTHER_V=0, OTHER_BV=1)
         # The offsets of chunks tell where their states go, of which none is kept here.
         cu_seqlens = None if self.packing is None else self.packing.offsets
         where = (sequence_of_part, offsets, cu_seqlens, offsets, self.T, tokens // self.C)
         grid = (NK * NV * self.H * parts,)
-        return self._entering([(x, y, first, None)], w, scale, parts, where, grid, common)[0]
+        return self._entering([(x, y, first, None)], w, scale, parts, where, grid, common, meanwhile)[0]
 
-    def _entering(self, given, w, scale, segments, where, grid, common):
+    def _entering(self, given, w, scale, segments, where, grid, common, meanwhile=lambda: None):
         """Of each state that is given, as to `states`, what enters each segment."""
         entering = [self.empty(segments, self.H, self.rows, y.shape[-1]) for _, y, _, _ in given]
         decay = self.empty(segments, self.H, self.rows)
@@ -846,7 +849,11 @@ class ChunkPlan:
             written = [S.new_empty(self.N, *S.shape[1:]) for S in entering]
             for S, whole in zip(entering, written, strict=True):
                 self._scan(S.clone(), decay, None, whole, *rest)
-            firsts = firsts[0](decay.unflatten(0, (self.N, -1)).prod(1), written)
+            arrived = firsts[0](decay.unflatten(0, (self.N, -1)).prod(1), written)
+            meanwhile()
+            firsts = arrived()
+        else:
+            meanwhile()
         for (_, _, _, last), first, S in zip(given, firsts, entering, strict=True):
             self._scan(S, decay, first, last, *rest)
         return entering

@@ -146,18 +146,32 @@ def _next(
 # --- where ranks meet ------------------------------------------------------------------------------------------------
 
 
-def gathered(x: Tensor, group) -> Tensor:
-    """x of every rank, [ranks, ...]: the one way in which they meet."""
+def gathering(x: Tensor, group) -> Callable[[], Tensor]:
+    """Send x to every rank, and go on; what is returned waits for that of every rank, [ranks, ...]."""
     found = x.new_empty(dist.get_world_size(group), *x.shape)
-    dist.all_gather(list(found), x, group=group)
-    return found
+    work = dist.all_gather(list(found), x, group=group, async_op=True)
+
+    def arrived() -> Tensor:
+        work.wait()
+        return found
+
+    return arrived
 
 
-def _gathered(group, *parts: Tensor) -> list[Tensor]:
+def gathered(x: Tensor, group) -> Tensor:
+    """x of every rank, [ranks, ...]."""
+    return gathering(x, group)()
+
+
+def _gathering(group, *parts: Tensor) -> Callable[[], list[Tensor]]:
     """Tensors of every rank, [ranks, ...] each, in one message; as float64, in which ranks are gone through."""
-    found = gathered(torch.cat([x.flatten() for x in parts]), group).double()
-    each = found.split([x.numel() for x in parts], 1)
-    return [x.unflatten(1, y.shape) for x, y in zip(each, parts, strict=True)]
+    arrived = gathering(torch.cat([x.flatten() for x in parts]), group)
+
+    def apart() -> list[Tensor]:
+        each = arrived().double().split([x.numel() for x in parts], 1)
+        return [x.unflatten(1, y.shape) for x, y in zip(each, parts, strict=True)]
+
+    return apart
 
 
 class Disagreement(ValueError):
@@ -397,22 +411,32 @@ def _with(states, rows: slice, found: list[Tensor], shapes) -> list[Tensor]:
     return changed
 
 
-def _entered(call: Call, M: Tensor, N: list[Tensor], states, shapes) -> tuple[Tensor, list[Tensor]]:
+def _entering(call: Call, M: Tensor, N: list[Tensor], states, shapes) -> Callable[[], tuple[Tensor, list[Tensor]]]:
     """M of every rank, and the initial states here with those that enter; M and N: of what goes on behind."""
-    Ms, *Ns = _gathered(call.group, M, *N)
-    S = [torch.zeros_like(x[0]) for x in Ns]
-    for r in range(call.rank):
-        S = _next(call.operator.passing, call.pieces[r], Ms[r], S, [x[r] for x in Ns], transposed=False)
-    return Ms, _with(states, call.piece.entering, [x.to(M.dtype) for x in S], shapes)
+    told = _gathering(call.group, M, *N)
+
+    def entered():
+        Ms, *Ns = told()
+        S = [torch.zeros_like(x[0]) for x in Ns]
+        for r in range(call.rank):
+            S = _next(call.operator.passing, call.pieces[r], Ms[r], S, [x[r] for x in Ns], transposed=False)
+        return Ms, _with(states, call.piece.entering, [x.to(M.dtype) for x in S], shapes)
+
+    return entered
 
 
-def _arrived(call: Call, Ms: Tensor, dN: list[Tensor], dstates, shapes) -> list[Tensor]:
+def _arriving(call: Call, Ms: Tensor, dN: list[Tensor], dstates, shapes) -> Callable[[], list[Tensor]]:
     """The final states' gradients here with those that arrive from behind; dN: of what came from before."""
-    dNs = _gathered(call.group, *dN)
-    D = [torch.zeros_like(x[0]) for x in dNs]
-    for r in reversed(range(call.rank + 1, len(call.pieces))):
-        D = _next(call.operator.passing, call.pieces[r], Ms[r], D, [x[r] for x in dNs], transposed=True)
-    return _with(dstates, call.piece.leaving, [x.to(y.dtype) for x, y in zip(D, dN, strict=True)], shapes)
+    told = _gathering(call.group, *dN)
+
+    def arrived():
+        dNs = told()
+        D = [torch.zeros_like(x[0]) for x in dNs]
+        for r in reversed(range(call.rank + 1, len(call.pieces))):
+            D = _next(call.operator.passing, call.pieces[r], Ms[r], D, [x[r] for x in dNs], transposed=True)
+        return _with(dstates, call.piece.leaving, [x.to(y.dtype) for x, y in zip(D, dN, strict=True)], shapes)
+
+    return arrived
 
 
 class _Ranks(torch.autograd.Function):
@@ -430,11 +454,16 @@ class _Ranks(torch.autograd.Function):
         _, shapes = operator.shapes(*tensors, first.shape[0] if offsets is None else len(offsets) - 1)
 
         def known(M, N):
-            nonlocal Ms, states
             if states[0] is not None and not piece.enters:
                 N = _sums(passing.applied(M, states, False), N)
-            Ms, states = _entered(call, M, N, states, shapes)
-            return states
+            told = _entering(call, M, N, states, shapes)
+
+            def entered():
+                nonlocal Ms, states
+                Ms, states = told()
+                return states
+
+            return entered
 
         with torch.autocast(first.device.type, enabled=False):
             Ms, unknown = None, (known, *[None] * (len(states) - 1))
@@ -447,7 +476,7 @@ class _Ranks(torch.autograd.Function):
                     N = [x[piece.leaving] for x in found[: len(states)]]
                 if piece.passes:
                     M = passing.found(operator, tensors, call.settings)
-                Ms, states = _entered(call, M, N, states, shapes)
+                Ms, states = _entering(call, M, N, states, shapes)()
                 unknown = states
             o, *rest = operator.run_forward(*tensors, *unknown, offsets, None, *settings)
         final, kept = rest[: len(states)], rest[len(states) :]
@@ -476,7 +505,7 @@ class _Ranks(torch.autograd.Function):
             if not piece.leaves and any(x is not None for x in dfinal):
                 arriving = _with(dfinal, piece.leaving, dN, shapes)
                 dN = _sums(passing.applied(Ms[call.rank], arriving, True), dN)
-            return _arrived(call, Ms, dN, arriving, shapes)
+            return _arriving(call, Ms, dN, arriving, shapes)
 
         with torch.autocast(first.device.type, enabled=False):
             unknown = known, *[None] * (len(shapes) - 1)
@@ -486,7 +515,7 @@ class _Ranks(torch.autograd.Function):
                     zeros = _with(dfinal, piece.leaving, dN, shapes)
                     grads = operator.run_backward(*saved, do, *zeros, *call.settings)
                     dN = [x[piece.entering] for x in grads[n:]]
-                unknown = _arrived(call, Ms, dN, dfinal, shapes)
+                unknown = _arriving(call, Ms, dN, dfinal, shapes)()
             grads = operator.run_backward(*saved, do, *unknown, *call.settings)
         dstates = [x if given else None for x, given in zip(grads[n:], ctx.initial, strict=True)]
         for x in dstates:

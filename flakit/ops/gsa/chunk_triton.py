@@ -960,7 +960,12 @@ def _slot_rows(states) -> tuple:
     """(hk [N, H, K, M], hv [N, H, M, V]) with hk turned to [N, H, M, K]; as `ChunkPlan.states` takes it, if they are
     known later."""
     if callable(states):
-        return (lambda factor, written: _slot_rows(states(factor, [written[0].mT, written[1]]))), None
+
+        def asked(factor, written):
+            arrived = states(factor, [written[0].mT, written[1]])
+            return lambda: _slot_rows(arrived())
+
+        return asked, None
     return (None, None) if states is None else (states[0].mT.contiguous(), states[1].contiguous())
 
 

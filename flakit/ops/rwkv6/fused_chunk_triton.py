@@ -363,14 +363,16 @@ class _Plan(Parts):
         heads = self.chunks * self.H
         return heads * self.K * self.V, heads, heads * CHUNK * CHUNK, heads
 
-    def entering(self, x, y, w, scale, first, where, reverse: bool):
-        """The states that enter the parts of all sequences (reverse: the gradients of those that leave them)."""
+    def entering(self, x, y, w, scale, first, where, reverse: bool, meanwhile=lambda: None):
+        """The states that enter the parts of all sequences (reverse: the gradients of those that leave them).
+        meanwhile: as of `ChunkPlan.entering`."""
         if not self.several and not callable(first):
+            meanwhile()
             return first
         _, sequence_of_part, before, *_ = where
         stream = ChunkPlan("rwkv6", x, self.V, self.packing, LONG_CHUNK_SIZE)  # whose chunks are longer
         tokens = CHUNK * self.L
-        return stream.entering(x, y, w, scale, first, self.parts, sequence_of_part, before, tokens, reverse)
+        return stream.entering(x, y, w, scale, first, self.parts, sequence_of_part, before, tokens, reverse, meanwhile)
 
 
 def kept_shapes(r, k, v, w, u, packing, chunk_size) -> tuple[tuple[int, ...], ...]:
@@ -393,12 +395,15 @@ def forward(r, k, v, w, u, scale, initial_state, output_final_state, packing, ch
     final_state = others.new_empty(plan.N, plan.H, plan.K, plan.V) if output_final_state else None
     o, options = torch.empty_like(v), options_of("rwkv6.fused.scores", r)
     together = options["num_warps"]
-    scores_kernel[(plan.room(CHUNK * together) * plan.H,)](
-        r, w, k, u, scores, mild, scale, *plan.where(CHUNK * together), LEVELS=LEVELS, CHUNKS=together,
-        PACKED=plan.packed, **options,
-    )  # fmt: skip
+
+    def find_scores():
+        scores_kernel[(plan.room(CHUNK * together) * plan.H,)](
+            r, w, k, u, scores, mild, scale, *plan.where(CHUNK * together), LEVELS=LEVELS, CHUNKS=together,
+            PACKED=plan.packed, **options,
+        )  # fmt: skip
+
     where = plan.where(CHUNK * plan.L, plan.L)
-    first = plan.entering(k, v, w, 1.0, initial_state, where, reverse=False)
+    first = plan.entering(k, v, w, 1.0, initial_state, where, reverse=False, meanwhile=find_scores)
     forward_kernel[(plan.parts * plan.H,)](
         r, w, k, v, o, states.view(torch.float16), units, scores, first, final_state, scale, *where,
         V=plan.V, BV=CHANNELS, KEEP=keep, HAS_FIRST=first is not None, WANTS_LAST=output_final_state,

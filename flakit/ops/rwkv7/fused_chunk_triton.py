@@ -776,7 +776,7 @@ def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, packing,
         unit = torch.zeros_like(products).view(plan.parts, H, K, K)
         plan.met_last(unit, True).copy_(begins)
         M, N = (plan.through(products, x, where, reverse=False) for x in (unit, written))
-        (first,) = initial_state(M, [N])
+        (first,) = initial_state(M, [N])()
         plan.met_last(written, True).add_(_product(begins, first, False))
     if plan.several:
         first = plan.entering(products, written, first, where, reverse=False)
@@ -806,10 +806,10 @@ def backward(r, w, k, v, a, b, scale, initial_state, packing, chunk_size, kept, 
             HAS_LAST=last is not None, WHOLE=later, PACKED=plan.packed, **options_of("rwkv7.fused.carry_grads", r),
         )  # fmt: skip
     if later and plan.several:
-        (last,) = dfinal_state(None, [plan.through(products, written, where, reverse=True)])
+        (last,) = dfinal_state(None, [plan.through(products, written, where, reverse=True)])()
         plan.met_last(written, False).add_(_product(plan.met_last(products, False), last, True))
     elif later:
-        (last,) = dfinal_state(None, [written])
+        (last,) = dfinal_state(None, [written])()
     if plan.several:
         last = plan.entering(products, written, last, where, reverse=True)
     backward_kernel[(plan.parts * plan.H,)](
