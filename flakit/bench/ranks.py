@@ -4,13 +4,16 @@
 
 Forward and all gradients, bfloat16, a sequence of so many tokens. Every rank holds the whole of it, runs it alone and
 then its slice together with the others, and sends messages of the same sizes and nothing else; an error is that of its
-slices against its own whole, the largest of all ranks. What one card has no memory for is timed over ranks only. Over
-more GPUs than there are: flakit.bench.simulate.
+slices against its own whole, the largest of all ranks. Of one more call a profiler tells how long the last rank's
+messages are under way, and in how much of that time its kernels compute: the last rank is the one that waits, in the
+forward, for what all others send. What one card has no memory for is timed over ranks only. Over more GPUs than there
+are: flakit.bench.simulate.
 """
 
 import argparse
 import time
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -70,6 +73,8 @@ def measured(case: Case) -> dict:
     empty = [torch.empty(n, dtype=torch.uint8, device="cuda") for n in sent]
     row["gather_ms"] = _largest(_ms(lambda: [gathered(x, dist.group.WORLD) for x in empty]))
     row["together_ms"] = _largest(_ms(lambda: run(mine, do_mine, **together)))
+    under_way, hidden = _under_way(lambda: run(mine, do_mine, **together))
+    row |= {"under_way_ms": _of_last_rank(under_way), "overlapped": _of_last_rank(hidden / under_way)}
     if fits.item():
         row["apart"] = _largest(apart)
         row["alone_ms"] = _largest(_ms(lambda: run(whole, do)))
@@ -88,6 +93,43 @@ def _largest(x: float) -> float:
     found = torch.tensor(x, device="cuda", dtype=torch.float64)
     dist.all_reduce(found, dist.ReduceOp.MAX)
     return found.item()
+
+
+def _of_last_rank(x: float) -> float:
+    found = torch.tensor(x, device="cuda", dtype=torch.float64)
+    dist.broadcast(found, dist.get_world_size() - 1)
+    return found.item()
+
+
+Span = tuple[float, float]
+"""Of time: its beginning and its end."""
+
+
+def shared(some: list[Span], others: list[Span]) -> tuple[float, float]:
+    """How long any of some spans lasts, and in how much of that any of the others does, too."""
+    ends = sorted({end for span in some + others for end in span})
+    total = both = 0.0
+    for begin, end in pairwise(ends):
+        if any(a <= begin and end <= b for a, b in some):
+            total += end - begin
+            both += (end - begin) * any(a <= begin and end <= b for a, b in others)
+    return total, both
+
+
+def _under_way(call) -> tuple[float, float]:
+    """Milliseconds in which NCCL's kernels run in a call, and of these the ones in which others do."""
+    for _ in range(2):  # the first of a process pays for the profiler's own beginning
+        dist.barrier()
+        torch.cuda.synchronize()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            call()
+            torch.cuda.synchronize()
+    messages, kernels = [], []
+    for event in profile.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA and not event.name.startswith("nccl:"):
+            spans = messages if event.name.startswith("nccl") else kernels
+            spans.append((event.time_range.start / 1e3, event.time_range.end / 1e3))
+    return shared(messages, kernels)
 
 
 def _ms(call) -> float:
@@ -124,7 +166,8 @@ def _line(row: dict) -> str:
     apart = "" if row["apart"] is None else f"{row['apart']:.1e}"
     shown = (
         row["operator"], row["T"], alone, f"{row['together_ms']:.2f}", ratio, row["messages"],
-        f"{row['bytes'] / 2**20:.2f}", apart,
+        f"{row['bytes'] / 2**20:.2f}", apart, f"{row['gather_ms']:.3f}", f"{row['under_way_ms']:.3f}",
+        f"{row['overlapped']:.0%}",
     )  # fmt: skip
     return " ".join(f"{x!s:>12}" for x in shown)
 
@@ -140,6 +183,7 @@ def main() -> None:
         parser.error(f"expected {given.gpus} GPUs, found {torch.cuda.device_count()}")
     cases = [replace(case, T=given.tokens) for case in CASES if given.only in case.op]
     heads = "operator", "T", "one GPU, ms", f"{given.gpus} GPUs, ms", "ratio", "messages", "MiB a rank", "L2 apart"
+    heads += "gathers, ms", "under way", "overlapped"
     print(" ".join(f"{x:>12}" for x in heads))
     with TemporaryDirectory() as folder:
         mp.spawn(_rank, (given.gpus, f"{folder}/store", cases, given.json), given.gpus)

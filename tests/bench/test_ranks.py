@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from docs import tables
+from flakit.bench.ranks import shared
 from flakit.numerics import recorded
 
 ROOT = Path(__file__).parents[2]
@@ -34,6 +35,12 @@ def test_the_table_of_the_operators_is_what_was_recorded():
         alone, together = row["alone_ms"], row["together_ms"]
         line = f"| {row['operator'].upper()} | {alone:.3g} | {together:.3g} | {alone / together:.2f} | "
         assert f"{line}{row['bytes'] / 2**20:.1f} |" in said
+
+
+def test_how_long_spans_of_time_overlap():
+    messages, kernels = [(1.0, 3.0), (2.0, 4.0), (8.0, 9.0)], [(0.0, 1.5), (2.5, 3.5), (3.0, 3.25), (9.0, 10.0)]
+    assert shared(messages, kernels) == (4.0, 1.5)
+    assert shared(messages, []) == (4.0, 0.0) and shared([], kernels) == (0.0, 0.0)
 
 
 def test_the_page_on_many_ranks_has_no_gaps():
