@@ -17,7 +17,7 @@ size or the tensor's RMS, the larger.
 Where the inputs cancel (a softmax between large scores, repeated keys), their own rounding moves the result further
 than its size says. So before a tensor is called wrong its `unit` is measured, how far it moves when every input moves
 by one part in one, and all of the above is relative to the larger of truth and unit / 3. No value is asked to be right
-to better than a spacing of its dtype's subnormal numbers.
+to better than a spacing of its dtype's subnormal numbers, and beyond its largest number infinity is right.
 """
 
 import math
@@ -27,7 +27,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..numerics.errors import Errors, compare
+from ..numerics.errors import Errors, compare, out_of_range
 from ..numerics.evaluate import Arriving, truth
 from ..numerics.gradients import rounding_error
 from ..numerics.operators import Operator
@@ -72,8 +72,9 @@ def judge(got: Tensor, true: Tensor, allowed: float, unit: Tensor | None = None)
     limits = torch.finfo(got.dtype)
     wide = torch.finfo(torch.promote_types(got.dtype, torch.float32))
     spacing = max(limits.smallest_normal * limits.eps, wide.smallest_normal)
-    got = got.detach().to(true)
-    got = torch.where((got - true).abs() <= spacing, true, got)
+    got = got.detach()
+    right = out_of_range(got, true) | ((got.to(true) - true).abs() <= spacing)
+    got = torch.where(right, true, got.to(true))
     finite = true.isfinite()
     if (finite & ~got.isfinite()).any():
         return Excess("non-finite", math.inf, allowed, compare(got, true))

@@ -38,6 +38,12 @@ class Errors:
         return f"non-finite {100 * self.share:.3g}% ({', '.join(kinds)}), first at {list(self.worst_index)}"
 
 
+def out_of_range(got: Tensor, truth: Tensor) -> Tensor:
+    """Where `got` is the infinity that its dtype has for a true value beyond its largest number, or next to that."""
+    largest, eps = torch.finfo(got.dtype).max, torch.finfo(got.dtype).eps
+    return got.isinf() & (got.sign() == truth.sign()) & (truth.abs() > largest * (1 - 4 * eps))
+
+
 def compare(got: Tensor, truth: Tensor) -> Errors:
     """Measure `got` against `truth` (any real dtypes, one shape, any device); the arithmetic is float64.
 

@@ -389,6 +389,14 @@ def test_one_element_of_many_is_seen(lost):
     assert found.share > 1 and found.errors.worst_index == lost
 
 
+def test_a_value_beyond_float16_is_infinite_and_not_wrong():
+    exact = 3e4 * torch.randn(50, 200, dtype=torch.float64)
+    got = exact.half()
+    assert got.isinf().any() and budget.judge(got, exact, 1e-3).errors is None
+    assert budget.judge(-got, exact, 1e-3).errors is not None
+    assert budget.judge(torch.where(exact.abs() > 2e4, torch.inf, got), exact, 1e-3).measure == "non-finite"
+
+
 def test_every_probe_says_what_it_means_and_resembles_a_case():
     for probe in PROBES.values():
         assert probe.meaning.endswith(".") and probe.budget

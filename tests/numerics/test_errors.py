@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from flakit.numerics.errors import compare, relative_l2
+from flakit.numerics.errors import compare, out_of_range, relative_l2
 
 TRUTH = torch.from_numpy(np.random.default_rng(0).standard_normal((4, 50, 8)))
 
@@ -103,3 +103,12 @@ def test_any_shape(shape):
 def test_shapes_must_agree():
     with pytest.raises(ValueError, match=r"got: expected \[2, 3\] like truth, got \[3, 2\]"):
         compare(torch.ones(3, 2), torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_infinity_is_right_beyond_the_largest_number_alone(dtype):
+    largest = torch.finfo(dtype).max
+    truth = largest * torch.tensor([2.0, -2.0, 1.0, 0.9, 2.0, 2.0, 2.0], dtype=torch.float64)
+    got = torch.tensor([torch.inf, -torch.inf, torch.inf, torch.inf, -torch.inf, torch.nan, largest], dtype=dtype)
+    assert out_of_range(got, truth).tolist() == [True, True, True, False, False, False, False]
+    assert out_of_range(truth.to(dtype), truth)[:2].all()

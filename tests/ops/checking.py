@@ -18,7 +18,8 @@ moving the inputs, DRAWS times; of large settings that would take long, and they
 
 Four allowances. The range of a dtype: no value is asked to be right to better than one spacing of its stored dtype's
 subnormal numbers (float16: e^-17), nor than float32's smallest normal number, 1e-38, below which tensor cores drop
-the parts that a float32 product is split into. A decay e^w below that number (w < -87.3) counts as itself or as
+the parts that a float32 product is split into; and what is beyond its largest number (float16: 65504) is the infinity
+of its sign. A decay e^w below that number (w < -87.3) counts as itself or as
 nothing, as `blocks_triton.exp` has it: there the decay's gradient, which is a multiple of e^w, is right or exactly 0.
 And for 16-bit inputs 2^-16 RMS on an element's own size: there a kernel may take the decay's gradient as a difference
 of float32 sums where no decay is below e^-4, which leaves about 4 e^4 2^-24. And GSA's float64 is held to a float64
@@ -33,7 +34,7 @@ import torch
 from torch import Tensor
 
 from flakit.instruments.budget import units
-from flakit.numerics.errors import Errors, compare
+from flakit.numerics.errors import Errors, compare, out_of_range
 from flakit.numerics.evaluate import Arriving, evaluate, truth
 from flakit.numerics.operators import OPERATORS, Operator, operator, state_dtype
 from tests.ops.oracle import oracle
@@ -128,6 +129,7 @@ def measure(found: Mapping[str, Tensor], expected: Truth, made: Mapping) -> tupl
 
         limits, computed = torch.finfo(got.dtype), torch.finfo(torch.promote_types(got.dtype, torch.float32))
         near = (got.double() - true).abs() <= max(limits.smallest_normal * limits.eps, computed.smallest_normal)
+        near |= out_of_range(got, true)
         if name == f"d{op.decay}":
             near |= (leaves[op.decay].double().exp() < computed.smallest_normal) & (got == 0)
         got = torch.where(near, true, got.double())

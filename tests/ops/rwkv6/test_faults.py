@@ -231,3 +231,17 @@ def test_wrong_dtype_and_shape_are_refused():
         check(found | {"du": found["du"].T}, expected, made)
     with pytest.raises(AssertionError):
         check({name: x for name, x in found.items() if name != "dinitial_state"}, expected, made)
+
+
+def test_a_gradient_beyond_float16_is_infinite_and_nothing_else():
+    setting = replace(SETTING, dtype="float16", decay="none", T=64)
+    made, (do, dstate) = make(setting)
+    given = (2.0**14 * do.clamp(-1, 1), None)
+    found, expected = evaluate("rwkv6", made, arriving=given), true_values(made, given)
+    beyond = expected.values["dw"].abs() > 2**16
+    assert beyond.any() and found["dw"].isinf().any()
+    check(found, expected, made)
+    with pytest.raises(AssertionError, match="dw: "):
+        check(found | {"dw": torch.where(beyond, -found["dw"], found["dw"])}, expected, made)
+    with pytest.raises(AssertionError, match="dw: "):
+        check(found | {"dw": found["dw"].clamp(-65504, 65504)}, expected, made)
