@@ -377,7 +377,7 @@ def test_dw_at_strong_constant_decay(place, op, form, w):
                 continue  # e^w, and so dw, lies below the range of float16
             names = {"dtype": dtype, "decay_dtype": decay_dtype}
             names = {name: str(x).removeprefix("torch.") for name, x in names.items()}
-            made, arriving = place.make(of(op, SETTING), decay=str(w), states="none", **names)
+            made, arriving = place.make(of(op, SETTING), decay=str(w), **names)
             expected, found = true_values(made, arriving, op=op), place.run(made, arriving, form, op)
             name = f"d{OPERATORS[op].decay}"
             assert check(found, expected, made)[name].l2 <= 1e-2
