@@ -150,8 +150,9 @@ def audit(
 
     subject: a callable, or its name: "chunk_rwkv6", "package.module:attribute", "file.py:attribute". It is called with
         the operator's tensors, by name where its signature has those names, else in the operator's order; `scale`,
-        `initial_state`, `output_final_state` and `cu_seqlens` are given where its signature names them. It returns o, a
-        tuple (o, final state), or a result with `o` and `final_state`. Decays are natural logarithms, <= 0.
+        `initial_state`, `output_final_state`, `cu_seqlens` and `group` are given where its signature names them. It
+        returns o, a tuple (o, final state), or a result with `o` and `final_state`. Decays are natural logarithms,
+        <= 0.
     like: the operator that it computes: "rwkv6", "rwkv7", "gsa", one of the family ("kda", "gated_delta_rule", …: the
         names of `flakit.numerics.operators.known()`), what `flakit.describe` returned, or "file.py:naive", a reference
         that is described in its docstring. Default: what the subject's name says.
@@ -196,8 +197,9 @@ def audit(
         if found is not None:
             found(verdict)
 
-    with contextlib.suppress(Stopped):
+    with contextlib.suppress(Stopped), contextlib.ExitStack() as afterwards:
         examiner = Examiner(subject, device=device, full=full, seed=seed, stopped=stopped)
+        afterwards.callback(examiner.close)
         asked = [_Asked(probe, examiner) for probe in chosen]
         verdicts = [each.so_far() for each in asked]
         examiner.deadline = begun + OVERTIME * limit

@@ -15,8 +15,10 @@ from ..numerics.evaluate import Arriving, one_thread, truth
 from ..numerics.operators import Operator
 from ..ops.common.dispatch import interpreted, interpreted_alone
 from .budget import budget, judge, total_decay, units
+from .call import Ran, called
+from .pair import Pair, ranks_device, unsupported
 from .setting import TRANSPOSED, Setting
-from .subject import ONCE, BackwardBroken, Broken, Refused, Stopped, Subject, _words
+from .subject import ONCE, BackwardBroken, Broken, Refused, Stopped, Subject
 
 SCALES = (None, 0.0, -0.5, -1.0)
 """The default scale is K to one of these powers; None: the operator's own."""
@@ -68,15 +70,6 @@ def raised(setting: Setting, error: Exception) -> Finding:
 def clock_of(device: str) -> Callable[[], float]:
     """Seconds of this process on a CPU, so that others who use it shorten no audit; of the world on a GPU."""
     return time.process_time if device == "cpu" else time.monotonic
-
-
-@dataclass
-class Ran:
-    """What a subject made: outputs and gradients by name, None for a gradient that did not come."""
-
-    values: dict[str, Tensor | None]
-    cut_off: tuple[str, ...] = ()
-    missing_state: bool = False
 
 
 SETTINGS = 2048
@@ -132,6 +125,7 @@ class Examiner:
     interpreted: whether it launches kernels in Triton's interpreter, where a program takes milliseconds.
     power: its default scale is K to this power, None for the operator's own.
     clock: as `clock_of` says.
+    pair: two processes, which settings of a sequence over ranks run in; started by the first of them.
     deadline: the moment from which probes try no further settings.
     stopped: asked before every run; `Stopped` is raised once it says so.
     """
@@ -149,6 +143,7 @@ class Examiner:
         self.subject, self.op, self.device, self.full, self.seed = subject, subject.op, device, full, seed
         self.clock = clock_of(device)
         self.deadline = float("inf")
+        self.pair: Pair | None = None
         self._remembered: dict[Setting, Ran] = {}
         self.known: dict[str, str] = {}
         self.with_states: dict[str, str] = {}
@@ -172,71 +167,29 @@ class Examiner:
         """
         if self.stopped():
             raise Stopped
-        op = self.op
-        x, arriving = setting.make(op, self.device)
-        x, arriving = setting.laid_out(x, arriving, op)
+        x, arriving = setting.make(self.op, self.device)
+        x, arriving = setting.laid_out(x, arriving, self.op)
         if keep is not None:
             x, arriving = keep(x, arriving)
         backward = backward and self.backward
-        wanted = [name for name in op.leaves(x) if setting.wanted is None or name in setting.wanted]
-        if setting.no_decay:
-            wanted = [name for name in wanted if name != op.decay]
-        leaves = {name: y.detach().requires_grad_(backward and name in wanted) for name, y in op.leaves(x).items()}
-        arguments = op.arguments(leaves, x) | ({op.decay: None} if setting.no_decay else {})
-        with torch.set_grad_enabled(backward):
-            o, parts = self._forward(setting, arguments)
-        outputs = {"o": o} | (dict(zip(op.outputs[1:], parts, strict=False)) if setting.final_state else {})
-        shapes = op.size(leaves, x.get("cu_seqlens"))
-        for name, y in outputs.items():
-            expected = [shapes[axis] for axis in op.axes[name].split()]
-            if list(y.shape) != expected:
-                turned = name != "o" and list(y.mT.shape) == expected
-                words = ", transposed: its rows belong to the last axis, and its columns to the one before"
-                raise Broken(f"{name}: expected {expected}, got {list(y.shape)}{words if turned else ''}")
-            if not y.is_floating_point():
-                raise Broken(f"{name}: expected floating-point numbers, got {y.dtype}")
-        ran = Ran({name: y.detach() for name, y in outputs.items()})
-        ran.missing_state = setting.final_state and not parts
-        if backward:
-            self._gradients(setting, ran, outputs, {name: leaves[name] for name in wanted}, arriving)
-        return ran
+        try:
+            if setting.slices is not None:
+                return self._over_ranks(setting, x, arriving, backward)
+            return called(self.subject, setting, x, arriving, backward=backward)
+        except BackwardBroken as broken:
+            if str(broken) == self.raising and not self.asking:
+                raise Refused(str(broken)) from broken
+            raise
 
-    def _forward(self, setting: Setting, arguments: dict) -> tuple[Tensor, tuple[Tensor, ...]]:
-        if setting.cut is None:
-            return self.subject(arguments)
-        pieces, state, rows = [], arguments.get("initial_state"), self.op.sequences
-        for part in (slice(0, setting.cut), slice(setting.cut, None)):
-            piece = arguments | {name: arguments[name][:, part].contiguous() for name in rows}
-            o, parts = self.subject(piece | {"initial_state": state, "output_final_state": True})
-            if not parts:
-                raise Refused("it returns no final state")
-            state = self.op.state(parts)
-            pieces.append(o)
-        return torch.cat(pieces, 1), parts
+    def _over_ranks(self, setting: Setting, x: dict, arriving: Arriving, backward: bool) -> Ran:
+        if self.pair is None:
+            self.pair = Pair(self.subject, ranks_device(self.device), self.stopped)
+        return self.pair.run(setting, x, arriving, backward)
 
-    def _gradients(self, setting: Setting, ran: Ran, outputs: dict, leaves: dict, arriving: tuple) -> None:
-        do, dstate = arriving
-        into = dict(zip(self.op.outputs, (do, *self.op.parts(dstate)), strict=True))
-        wanted = {"o": ["o"], "both": list(outputs), "state": list(outputs)[1:]}[setting.loss]
-        ran.cut_off = tuple(name for name in wanted if not outputs[name].requires_grad)
-        able = [name for name in wanted if outputs[name].requires_grad]
-        grads = [None] * len(leaves)
-        if able:
-            try:
-                for last in (False, True) if setting.again else (True,):
-                    grads = torch.autograd.grad(
-                        [outputs[name] for name in able],
-                        list(leaves.values()),
-                        [into[name].to(outputs[name].dtype) for name in able],
-                        retain_graph=not last,
-                        allow_unused=True,
-                    )
-            except NotImplementedError as error:
-                raise Refused(_words(error)) from error
-            except (Exception, SystemExit) as error:
-                words = f"its backward pass raised {_words(error)}"
-                raise (Refused if words == self.raising and not self.asking else BackwardBroken)(words) from error
-        ran.values |= {f"d{name}": grad for name, grad in zip(leaves, grads, strict=True)}
+    def close(self) -> None:
+        """End the processes that were started for it."""
+        if self.pair is not None:
+            self.pair.close()
 
     # --- what the subject takes ------------------------------------------------------------------------------------
 
@@ -276,6 +229,7 @@ class Examiner:
         self.supports["None as decay"] = None if without else f"{self.op.decay} has no default None"
         several = self.device.startswith("cuda") and torch.cuda.device_count() > 1
         self.supports["two GPUs"] = None if several else "it needs two GPUs"
+        self.supports["group"] = self._no_ranks()
         if self._launches_interpreted():
             self.interpreted = True
             self.supports["bfloat16"] = "Triton's interpreter computes wrongly with bfloat16; float16 stands for it"
@@ -288,6 +242,17 @@ class Examiner:
         if self.backward:
             self._learn_missing()
         self._learn_wrong()
+
+    def _no_ranks(self) -> str | None:
+        """Why it cannot be called over ranks, None where it can."""
+        why = unsupported(self.subject)
+        if why is not None or not self.device.startswith("cuda") or ranks_device(self.device) == "cuda":
+            return why
+        try:
+            called(self.subject, self.plain, *self.plain.make(self.op), backward=False)
+        except (Refused, Broken) as error:
+            return f"ranks on GPUs need two of them, and on the CPU it does not run: {error}"
+        return None
 
     def _refuses(self, setting: Setting) -> str | None:
         try:
@@ -428,6 +393,9 @@ class Examiner:
             fields["T"] = -(-setting.T // n) * n
             if setting.lengths is not None:
                 fields["lengths"] = tuple(-(-length // n) * n for length in setting.lengths)
+            if setting.slices is not None:
+                fields["slices"] = tuple(-(-length // n) * n for length in setting.slices)
+                fields["T"] = sum(fields["slices"])
             if setting.cut is not None:
                 fields["cut"] = min(max(n, setting.cut // n * n), fields["T"] - n)
         if setting.scale is None and not setting.default_scale and not refused("scale"):
@@ -561,6 +529,7 @@ class Examiner:
 def _same_values(setting: Setting) -> Setting:
     """The plainest setting with the same truth."""
     plain = setting.without(layout="contiguous", offsets="contiguous", cut=None, wanted=None, again=False)
+    plain = plain.without(slices=None)
     return plain.without(states="contiguous") if plain.states == TRANSPOSED else plain
 
 

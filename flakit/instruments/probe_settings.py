@@ -122,6 +122,28 @@ def constant_settings(x: Examiner) -> list[Setting]:
     return [p.without(T=T, dtype=d, cotangent=smaller.get(d, 1.0)) for d in dtypes for T in lengths]
 
 
+def ranks_settings(x: Examiner) -> list[Setting]:
+    """Slices of unlike lengths, of which the shortest are shorter than a chunk."""
+
+    def over(*slices: int, **fields) -> Setting:
+        return x.plain.without(T=sum(slices), slices=slices, **BOTH | fields)
+
+    return [
+        over(37, 27, H=4, decay=-0.05, per_head=1.0),  # heads that fade otherwise than the first
+        over(33, 4, H=2),
+        over(40, 30, H=2, decay="inf-spikes"),
+        over(20, 17, H=2, decay=-20.0),
+        over(30, 20, H=4, decay=-0.05, per_head=1.0, initial_state=False, final_state=False, loss="o"),
+    ]
+
+
+def chain_settings(x: Examiner) -> list[Setting]:
+    """Nearly nothing is forgotten or written, so that what leaves the first slice is what its chunks let pass: what
+    TensorFloat-32 takes of each product of their transitions adds up."""
+    wide = {name: max(64, getattr(x.plain, name)) for name in "KVM"}
+    return [x.plain.without(T=256, slices=(192, 64), H=2, decay=-1e-4, written=2.0**-8, **wide, **BOTH)]
+
+
 def trained_settings(x: Examiner) -> list[Setting]:
     sizes = ((64, 64), (16, 256), *([(128, 128)] if x.full else []))
     return [x.plain.without(T=70, K=K, V=V, **BOTH) for K, V in sizes]

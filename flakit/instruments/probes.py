@@ -29,17 +29,19 @@ from .checks import (
     unchanged,
 )
 from .checks_calls import ORDERED, as_documented, elsewhere, memoised, permuted
-from .examiner import Broken, Examiner, Finding, Refused, raised
+from .examiner import COARSE, Broken, Examiner, Finding, Refused, raised
 from .probe_settings import (
     BOTH,
     LENGTHS,
     MIXED,
     SIZES,
     STATES,
+    chain_settings,
     constant_settings,
     decays,
     half_settings,
     layouts_settings,
+    ranks_settings,
     repeated_settings,
     spikes_settings,
     state_layout_settings,
@@ -105,7 +107,7 @@ class Probe:
     controls: tuple[Control, ...] = ()
     costly: Callable[[Examiner], Sequence[Setting]] = lambda x: ()
     kinds: dict[str, str] = field(default_factory=dict)
-    """Another case for a kind of finding, or for a finding of "kind tensor"."""
+    """Another case for a kind of finding, for a finding of "kind tensor", or for one that is "slightly wrong"."""
 
     def ask(self, x: Examiner, setting: Setting) -> Finding:
         """What `check` finds; a subject that crashes fails. Raises Refused."""
@@ -137,9 +139,11 @@ class Probe:
         """The name of the case that a failure resembles, "" for none."""
         if finding.kind == "raises":
             return "transposed_mask" if "compatible" in finding.words or "broadcast" in finding.words else ""
+        slight = finding.kind == "wrong" and finding.share * finding.budget <= COARSE
         decay = "decay" if finding.tensor == f"d{op.decay}" and not finding.others else "other"
-        case = self.kinds.get(f"{finding.kind} {decay}") or self.kinds.get(finding.kind) or self.case
-        return "" if case == "inverse" and not op.solves else case
+        names = (*(["slightly wrong"] if slight else []), f"{finding.kind} {decay}", finding.kind)
+        case = next((self.kinds[name] for name in names if name in self.kinds), self.case)
+        return "" if case in ("inverse", "rounded_chain") and not op.solves else case
 
 
 def _as_bad(found: Finding, finding: Finding) -> bool:
@@ -575,6 +579,18 @@ PROBES: dict[str, Probe] = {
             elsewhere,
             needs=("two GPUs",),
             controls=(bare(),),
+        ),
+        Probe(
+            "ranks",
+            "A sequence over two processes of a group is not the whole: what passes from slice to slice is wrong.",
+            "over_ranks",
+            ranks_settings,
+            through_states,
+            kinds={"slightly wrong": "rounded_chain"},
+            needs=("group",),
+            condition=lambda op, s: s.slices is not None,
+            controls=(bare(slices=None),),
+            costly=chain_settings,
         ),
     )
 }

@@ -17,6 +17,7 @@ from ..numerics.operators import Operator
 from .checks import apart, causal, contained, fenced, poisoned, repeatable, unchanged
 from .checks_calls import heads_of, memoised, permuted
 from .examiner import Examiner, Finding
+from .pair import ranks_device
 from .probes import Probe
 from .setting import EXPANDED, INT32, MIXED_TOKENS, TRANSPOSED, Setting, has_channels, repeated
 from .subject import Subject, import_of
@@ -92,16 +93,25 @@ def repro(x: Examiner, probe: Probe, finding: Finding) -> str | None:
     for finding, seed in itertools.product(told, range(SEEDS)):
         if x.late:
             return None
-        script = _script(x.subject, probe, finding, seed, x.device)
-        if shows(script, x.subject, error):
+        over = finding.setting.slices is not None
+        script = _script(x.subject, probe, finding, seed, ranks_device(x.device) if over else x.device)
+        if shows(script, x, finding.setting, error):
             return script
     return None
 
 
-def shows(script: str, subject: Subject, error: type[Exception]) -> bool:
-    """Whether a script, run here with the subject in the place of what it imports, ends with such an error."""
+def shows(script: str, x: Examiner, setting: Setting, error: type[Exception]) -> bool:
+    """Whether a script, run here with the subject in the place of what it imports, ends with such an error; one over
+    ranks, run by the processes of a pair."""
+    if setting.slices is not None:
+        return x.pair is not None and x.pair.shows(script, error)
+    return isinstance(ending(script, x.subject), error)
+
+
+def ending(script: str, subject: Subject) -> BaseException | None:
+    """The error with which a script ends in this process."""
     given = {"function": subject.original, "adapter": subject.adapter}
-    imported = {*subject.source}
+    imported = {*subject.source, *map(_meeting, ("gloo", "nccl"))}
     if subject.op.name not in RIGHT and reference_source(subject.op)[0]:
         imported |= {*reference_source(subject.op)}
         given["naive"] = subject.op.reference.function
@@ -110,8 +120,13 @@ def shows(script: str, subject: Subject, error: type[Exception]) -> bool:
         with _as_it_was(), contextlib.redirect_stdout(io.StringIO()):
             exec(compile(body, "<repro>", "exec"), {"__name__": "repro"} | given)
     except (Exception, SystemExit) as raised:
-        return isinstance(raised, error)
-    return False
+        return raised
+    return None
+
+
+def _meeting(backend: str) -> str:
+    """The line after which a script's process is one of a group."""
+    return f'dist.init_process_group("{backend}")'
 
 
 _MAKERS = ((torch, ("empty", "empty_like", "zeros", "zeros_like")), (torch.Tensor, ("new_empty",)))
@@ -139,14 +154,21 @@ def _script(subject: Subject, probe: Probe, finding: Finding, seed: int, device:
     reference = () if op.name in RIGHT or probe.check in _ALONE else reference_source(op)
     if reference and reference[0]:  # imported, perhaps from where the kernel is
         reference = [line for line in reference if line not in subject.source]
+    title, ranks = f"{subject.name}, {probe.name}: {probe.meaning}", s.slices is not None
     lines = [
-        f'"""{subject.name}, {probe.name}: {probe.meaning}"""',
+        *(
+            [f'"""{title}', "", f"torchrun --nproc-per-node {len(s.slices)} FILE", '"""']
+            if ranks
+            else [f'"""{title}"""']
+        ),
         "",
         "import torch",
+        *(["import torch.distributed as dist"] if ranks else []),
         "",
         *subject.source,
         *reference,
         "",
+        *(_slices(s, device) if ranks else ()),
     ]
     lines += [f"torch.manual_seed({seed})", *_inputs(op, s, device)]
     if probe.check in _ALONE:
@@ -154,6 +176,17 @@ def _script(subject: Subject, probe: Probe, finding: Finding, seed: int, device:
     else:
         lines += _compared(subject, s, finding, probe.check, device)
     return "\n".join(lines) + "\n"
+
+
+def _slices(s: Setting, device: str) -> Iterator[str]:
+    """The process as a rank of a group, and its slice."""
+    yield _meeting("gloo" if device == "cpu" else "nccl")
+    yield "rank = dist.get_rank()"
+    if device != "cpu":
+        yield "torch.cuda.set_device(rank)"
+    ends = [0, *itertools.accumulate(s.slices)]
+    yield f"begin, end = {list(itertools.pairwise(ends))}[rank]"
+    yield ""
 
 
 def _shape(op: Operator, name: str, s: Setting, N: str = "") -> str:
@@ -191,6 +224,8 @@ def _inputs(op: Operator, s: Setting, device: str) -> Iterator[str]:
     alike = (*repeated(op), *([op.value] if s.constant else [])) if s.repeated or s.constant else ()
     for name in alike:
         yield f"{name} = {name}[:, :1].expand_as({name}).contiguous()"
+    if s.written != 1.0:
+        yield f"{op.value} *= {s.written!r}"
     if s.bad is not None:
         yield f'{op.value}[:1, {s.bad[0]}, :1] = float("{s.bad[1]}")'
     if s.lengths is not None:
@@ -266,6 +301,8 @@ def _call(subject: Subject, s: Setting, states: str = "") -> str:
     if s.lengths is not None:
         options.append(f"cu_seqlens={OFFSETS.get(s.offsets, 'ends')}")
     options += [f"{name}={x!r}" for name, x in op.constants.items() if name in subject.taken]
+    if s.slices is not None:
+        options.append("group=dist.group.WORLD")
     given = [f"{name}={name}" if subject.by_name else name for name in op.tensors]
     return f"{'adapter(function, ' if subject.adapted else 'function('}{', '.join([*given, *options])})"
 
@@ -392,10 +429,17 @@ def _compared(subject: Subject, s: Setting, finding: Finding, check: Callable, d
     if s.cut is None:
         o, state = _OUTPUTS[subject.style]
         call = _call(subject, s, _tuple(_initial(op, s)))
-        if len(wanted) > 1 or s.again:
+        if s.slices is not None:
+            rows = ", ".join(op.sequences)
+            yield f"whole = {rows}"
+            yield f"{rows} = (y[:, begin:end].contiguous() for y in whole)"
+        if len(wanted) > 1 or s.again or s.slices is not None:
             yield f"out = {call}"
             call = "out"
         returned = [call + each.removeprefix("out") for each in _returned(op, s, o, state)]
+        if s.slices is not None:
+            yield f"{rows} = whole"
+            returned[0] = f"torch.nn.functional.pad({returned[0]}, (0, 0, 0, 0, begin, T - end))"
     else:
         yield from _pieces(subject, s)
         returned = ["o", *(["state"] if len(op.states) == 1 else [f"state[{n}]" for n in range(len(op.states))])]
@@ -407,6 +451,8 @@ def _compared(subject: Subject, s: Setting, finding: Finding, check: Callable, d
     if finding.kind == "no gradient":
         yield f'assert got is not None, "{name} is None"'
         return
+    if s.slices is not None:
+        yield "dist.all_reduce(got)  # what one process has is the sum over ranks"
     exact = "y.double()" if is_output else "y.detach().double().requires_grad_()"
     yield f"{given} = ({exact} for y in ({given}))"
     yield from _right(op, s, states=max(wanted) > 0, on=on)

@@ -33,6 +33,8 @@ class Setting:
     scale: None is the operator's default, given by number where the subject takes one; default_scale: not given.
     layout, arriving: of the inputs, and of the gradient at o, in memory. cotangent: what arrives is so many times the
     plainest call's.
+    written: values are so many times the plainest call's; small ones leave of a state what was there at the beginning.
+    slices: over processes of a group, each of which has so many tokens; T is their sum.
     cut: run in two pieces, the state handed over. changed: from which token on the inputs are changed.
     bad: (token, value), a non-finite v. repeated: all tokens have the same key; constant: the same value too.
     no_decay: None is given in the place of the decay.
@@ -64,6 +66,8 @@ class Setting:
     layout: str = "contiguous"
     arriving: str = "contiguous"
     cotangent: float = 1.0
+    written: float = 1.0
+    slices: tuple[int, ...] | None = None
     cut: int | None = None
     changed: int | None = None
     bad: tuple[int, str] | None = None
@@ -121,6 +125,8 @@ class Setting:
         if self.repeated or self.constant:
             for name in (*repeated(op), *([op.value] if self.constant else [])):
                 x[name] = x[name][:, :1].expand_as(x[name]).contiguous()
+        if self.written != 1.0:
+            x[op.value] *= self.written
         if self.bad is not None:
             x[op.value][:1, self.bad[0], :1] = float(self.bad[1])
         if self.scale is not None:

@@ -42,7 +42,9 @@ def shrink(x: Examiner, probe: Probe, finding: Finding, seconds: float = SECONDS
         if setting not in known:
             if x.clock() > deadline or not probe.condition(x.op, setting):
                 return False
-            known[setting] = _again(x, probe, setting)
+            found = _again(x, probe, setting)
+            other = found is not None and found.fails and found.kind == finding.kind and probe.cause(x, found)[0]
+            known[setting] = None if other else found  # what another probe asks about is another failure
         found = known[setting]
         return found is not None and found.fails and found.kind == finding.kind
 
@@ -66,7 +68,10 @@ def shrink(x: Examiner, probe: Probe, finding: Finding, seconds: float = SECONDS
             if getattr(s, name) is not None:
                 fields[name] = step(list(range(1, getattr(s, name) + 1)))
                 least = fields[name] + 1
-        if s.lengths is None:
+        if s.slices is not None:
+            fields["slices"] = tuple(step(list(range(1, length + 1))) for length in s.slices)
+            fields["T"] = sum(fields["slices"])
+        elif s.lengths is None:
             fields["T"] = step(list(range(min(least, s.T), s.T + 1)))
         else:
             kept = step(list(range(1, len(s.lengths) + 1)))

@@ -1,9 +1,9 @@
 """The callable under test: how it is found, how it is called, what it refuses.
 
 A subject is called as its operator is: the tensors by name where its signature has those names, else in the operator's
-order. `scale`, `initial_state`, `output_final_state` and `cu_seqlens` are given only where its signature names them, or
-names nothing at all. An argument that it does not name, or refuses with one of `REFUSALS`, is not supported; `Refused`
-says why. Any other error is a crash, and so is a refusal that the same call does not meet again: `Broken`.
+order. `scale`, `initial_state`, `output_final_state`, `cu_seqlens` and `group` are given only where its signature names
+them, or names nothing at all. An argument that it does not name, or refuses with one of `REFUSALS`, is not supported;
+`Refused` says why. Any other error is a crash, and so is a refusal that the same call does not meet again: `Broken`.
 """
 
 import ast
@@ -27,7 +27,7 @@ REFUSALS = (TypeError, ValueError, NotImplementedError, AssertionError)
 ONCE = "; a second call does not repeat it"
 """Said of a failure that comes and goes."""
 
-OPTIONS = ("scale", "initial_state", "output_final_state", "cu_seqlens")
+OPTIONS = ("scale", "initial_state", "output_final_state", "cu_seqlens", "group")
 
 
 class Refused(Exception):
@@ -51,7 +51,8 @@ class Subject:
 
     function: the callable; like: the operator, as `flakit.audit` takes it; adapter: called with the callable and
     the operator's arguments in its place, to translate. name: how reports call it; source: the lines of Python that
-    import it in a script of its own, as `function`.
+    import it in a script of its own, as `function`. patient: call again what raises, to see whether it raises again; a
+    rank whose others go on must not.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Subject:
         if adapter is not None:
             self.source += import_of(adapter, "adapter")
         self.original, self.adapter, self.adapted = function, adapter, adapter is not None
-        self.style = "tuple"
+        self.style, self.patient = "tuple", True
         self.by_name, self.named = self._signature()
         self.taken = _parameters(self.function)
         self.without_decay = bool(self.op.decay) and self._takes_none(self.op.decay)
@@ -127,14 +128,18 @@ class Subject:
         try:
             returned = _quietly(call)
         except (Exception, SystemExit) as error:
+            if not self.patient:
+                raise (
+                    Refused(words_of(error)) if _refuses(error) else Broken(f"it raised {words_of(error)}")
+                ) from error
             try:
                 _quietly(call)
             except (Exception, SystemExit) as again:
                 if _refuses(error) and _refuses(again):
-                    raise Refused(_words(error)) from error
+                    raise Refused(words_of(error)) from error
                 crash = again if _refuses(error) else error
-                raise Broken(f"it raised {_words(crash)}") from crash
-            raise Broken(f"it raised {_words(error)}{ONCE}") from error
+                raise Broken(f"it raised {words_of(crash)}") from crash
+            raise Broken(f"it raised {words_of(error)}{ONCE}") from error
         return self._outputs(returned)
 
     def made(self, inputs: Mapping[str, object], do: Tensor) -> dict[str, Tensor]:
@@ -150,7 +155,7 @@ class Subject:
         try:
             grads = torch.autograd.grad(o, tuple(leaves.values()), do.to(o.dtype), allow_unused=True)
         except (Exception, SystemExit) as error:
-            raise BackwardBroken(f"its backward pass raised {_words(error)}") from error
+            raise BackwardBroken(f"its backward pass raised {words_of(error)}") from error
         return found | {f"d{name}": x for name, x in zip(leaves, grads, strict=True) if x is not None}
 
     def _outputs(self, returned: object) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -279,7 +284,7 @@ def _first(get: Callable, *names: str) -> object:
     return next((x for name in names if (x := get(name)) is not None), None)
 
 
-def _words(error: BaseException) -> str:
+def words_of(error: BaseException) -> str:
     """An error in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0][:200] if lines else 'without a message'}"

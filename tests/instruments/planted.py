@@ -19,6 +19,7 @@ from flakit.ops.common.chunks import split_chunks
 from flakit.ops.gsa import chunk_gsa
 from flakit.ops.rwkv6 import chunk_rwkv6, fused_recurrent_rwkv6
 from flakit.ops.rwkv7 import chunk_rwkv7
+from tests.instruments import over_ranks
 from tests.instruments.kernels import bfloat16_state, tampered, with_signature_of
 
 
@@ -534,5 +535,8 @@ PLANTED: dict[str, tuple[str, Callable, str, str | None]] = {
     "weak test: three tokens": ("rwkv7", forgetful, "truth", None),
     "weak test: a state that resets": ("rwkv7", resetting, "truth", None),
     "blind measure: one element": ("rwkv6", tampered("rwkv6", _lost), "truth", None),
+    "head 0's gate, over ranks": ("rwkv6", over_ranks.RWKV6(over_ranks.HEAD_0S_GATE), "ranks", "over_ranks"),
+    "first rank's D, over ranks": ("rwkv6", over_ranks.RWKV6(over_ranks.FIRST_RANKS_D), "ranks", "over_ranks"),
+    "a chain in TF32, over ranks": ("rwkv7", over_ranks.RWKV7("TF32"), "ranks", "rounded_chain"),
     "not in log space": ("rwkv6", not_in_log_space, "truth", None),
 }

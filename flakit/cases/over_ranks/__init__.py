@@ -12,9 +12,9 @@ alike, or one head, show nothing. "first rank's D": before the first slice there
 tokens ask of the initial state is dropped with the message: every token's gradient is right, and that of the initial
 state is zero.
 
-The audit calls an operator in one process, which has no pre-pass, so that no probe can see it. What sees it is one call
-over two ranks beside the same in one process, with more than one head, an initial state, and every gradient of every
-rank: a test of the last rank, or of the outputs, passes.
+The audit's probe `ranks` sees both: it calls an operator that takes `group` over two processes, with heads that fade
+differently, an initial state and a gradient at the final one, and holds every gradient of every rank to float64. A test
+in one process, which has no pre-pass, passes; so does one of the last rank, or of the outputs.
 """
 
 import functools

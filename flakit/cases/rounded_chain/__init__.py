@@ -7,9 +7,11 @@ each one cure it. As measured: each factor of a product is off by 0.43 times 2^-
 is lost again, and n chunks make sqrt(2 (n - 1)) of it. That is what storing the result in bfloat16 costs from 33 chunks
 on, 2,112 tokens. A tree has as many products as a chain, and as large an error.
 
-No probe of the audit has it planted: in one process there may be no chain. Where an operator has one, the probe `truth`
-sees a single such product in float32, 3e-4 where 1e-5 is granted; in bfloat16 it is below what storing costs until a
-sequence is longer than the audit's. A test with short sequences, or with decays that forget within a chunk, passes.
+The audit's probe `ranks` sees it over two processes, in float32: three chunks in which nearly nothing fades, and nearly
+nothing is written, are off by 4e-4, as the law says, where 2e-5 is granted. Where an operator has a chain in one
+process, the probe `truth` sees a single such product, 3e-4 where 1e-5 is granted; in bfloat16 it is below what storing
+costs until a sequence is longer than the audit's. A test with short sequences, or with decays that forget within a
+chunk, passes.
 """
 
 import functools

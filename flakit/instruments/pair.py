@@ -1,0 +1,307 @@
+"""Two processes of one group, over which a subject is called: each has a slice of every sequence.
+
+They import PyTorch and the subject, which takes seconds, so that they are started once, by the first setting that needs
+them, and serve all others. They get slices and what arrives there as tensors, and answer with what came of them. One
+that raises leaves the other waiting in a collective; one that dies or hangs answers nothing. Both are ended then, and
+the next setting starts others, `STARTS` times at most.
+"""
+
+import contextlib
+import io
+import os
+import pickle
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from itertools import accumulate
+from multiprocessing import connection, get_context, parent_process
+from types import ModuleType
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..numerics.evaluate import Arriving
+from ..numerics.operators import Operator, known
+from ..ops.common.dispatch import interpreted
+from .call import Ran, called
+from .setting import Setting
+from .subject import BackwardBroken, Broken, Refused, Stopped, Subject, words_of
+
+RANKS = 2
+STARTS = 3
+STARTING = 180.0
+"""Seconds that processes have to import the subject and to meet."""
+PATIENCE, PATIENCE_WITH_KERNELS = 60.0, 300.0
+"""Seconds that an answer may take; where kernels are compiled, or interpreted."""
+GRACE = 3.0
+"""Seconds that are left to the others once one has raised."""
+
+
+def unsupported(subject: Subject) -> str | None:
+    """Why a subject cannot be called over ranks; None where it can."""
+    if "group" not in subject.taken:
+        return "its signature does not name group"
+    if not dist.is_available() or not dist.is_gloo_available():
+        return "PyTorch has no torch.distributed with gloo here"
+    if getattr(subject.original, "__module__", "") == "__main__":
+        return "its two processes cannot import it from the script or notebook that runs: put it into a module"
+    try:
+        _packed(subject)
+    except Exception as error:
+        return f"its two processes cannot import it: {words_of(error)}"
+    return None
+
+
+def ranks_device(device: str) -> str:
+    """Where the ranks compute: on GPUs where there is one for each."""
+    several = device.startswith("cuda") and torch.cuda.device_count() >= RANKS and dist.is_nccl_available()
+    return "cuda" if several else "cpu"
+
+
+def _packed(subject: Subject) -> bytes:
+    op = subject.op
+    like = op.name if known().get(op.name) is op else op
+    return pickle.dumps((subject.original, subject.adapter, like))
+
+
+class Pair:
+    """The processes; `stopped` is asked while they are waited for."""
+
+    def __init__(self, subject: Subject, device: str, stopped: Callable[[], bool] = lambda: False):
+        self.subject, self.device, self.stopped = subject, device, stopped
+        self.starts, self.processes, self.ends = 0, [], []
+        self.folder: tempfile.TemporaryDirectory | None = None
+
+    def run(self, setting: Setting, x: Mapping, arriving: Arriving, backward: bool) -> Ran:
+        """What one process would make of a setting: slices end to end, and of all else the sums over ranks.
+
+        Raises what `called` does.
+        """
+        op, ends = self.subject.op, list(accumulate(setting.slices))
+        tasks = []
+        for length, end in zip(setting.slices, ends, strict=True):
+            own = slice(end - length, end)
+            do, dstate = arriving
+            given = {name: _of_rank(y, own if name in op.sequences else None) for name, y in x.items()}
+            tasks.append((setting, given, (_of_rank(do, own), _of_rank(dstate)), backward))
+        return _joined(op, setting, self._asked("run", tasks))
+
+    def shows(self, script: str, error: type[Exception]) -> bool:
+        """Whether the lines of a script, run by both ranks, end with such an error on one of them."""
+        try:
+            return any(self._asked("shows", [(script, error)] * RANKS, some=True))
+        except (Refused, Broken):
+            return False
+
+    def close(self) -> None:
+        """End the processes, whatever they are at."""
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.join()
+        for end in self.ends:
+            end.close()
+        self.processes, self.ends = [], []
+        if self.folder is not None:
+            self.folder.cleanup()
+            self.folder = None
+
+    def _asked(self, what: str, tasks: Sequence[tuple], some: bool = False) -> list:
+        if not self.processes:
+            self._start()
+        for end, task in zip(self.ends, tasks, strict=True):
+            with contextlib.suppress(OSError):  # who died answers nothing
+                end.send_bytes(_written((what, task)))
+        slow = self.device != "cpu" or interpreted()
+        return self._answers(PATIENCE_WITH_KERNELS if slow else PATIENCE, some)
+
+    def _start(self) -> None:
+        if self.starts == STARTS:
+            raise Refused(f"its processes were started {STARTS} times already")
+        self.starts += 1
+        self.folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        context, packed = get_context("spawn"), _packed(self.subject)
+        try:
+            with _without_main():
+                for rank in range(RANKS):
+                    own, theirs = context.Pipe()
+                    given = (rank, self.folder.name, self.device, packed, theirs)
+                    process = context.Process(target=_serve, args=given, daemon=True)
+                    self.ends.append(own)
+                    process.start()
+                    self.processes.append(process)
+                    theirs.close()
+            self._answers(STARTING)
+        except (Broken, OSError, AssertionError) as error:
+            self.close()
+            raise Refused(f"two processes of it could not be started: {words_of(error)}") from error
+        except BaseException:
+            self.close()
+            raise
+
+    def _answers(self, seconds: float, some: bool = False) -> list:
+        """What each rank answers; some: None for one that gives no answer where another has."""
+        found: dict[int, tuple] = {}
+        limit = time.monotonic() + seconds
+        while len(found) < RANKS:
+            if self.stopped():
+                self.close()
+                raise Stopped
+            waiting = {end: rank for rank, end in enumerate(self.ends) if rank not in found}
+            left = limit - time.monotonic()
+            for end in connection.wait(list(waiting), timeout=max(0.0, min(left, 0.1))):
+                try:
+                    found[waiting[end]] = _read(end.recv_bytes())
+                except (EOFError, OSError):
+                    self._ended(waiting[end])
+                if found[waiting[end]][0] != "done" or some and found[waiting[end]][1]:
+                    limit = min(limit, time.monotonic() + GRACE)
+            if left <= 0:
+                break
+        silent = [rank for rank in range(RANKS) if rank not in found]
+        errors = {rank: answer for rank, answer in sorted(found.items()) if answer[0] != "done"}
+        if silent or any(kind == "broken" for kind, _ in errors.values()):
+            self.close()
+        for kind, error in errors.values():
+            if kind == "refused":
+                raise Refused(error)
+        for rank, (_, (backward, words)) in errors.items():
+            raise (BackwardBroken if backward else Broken)(f"on rank {rank} of {RANKS}, {words}")
+        if silent and not (some and found):
+            who = " and ".join(map(str, silent))
+            raise Broken(f"no answer of rank {who} of {RANKS} in {seconds:.0f} s")
+        return [found[rank][1] if rank in found else None for rank in range(RANKS)]
+
+    def _ended(self, rank: int) -> None:
+        process = self.processes[rank]
+        process.join(GRACE)
+        code = process.exitcode
+        self.close()
+        raise Broken(f"the process of rank {rank} of {RANKS} ended, exit code {code}")
+
+
+@contextlib.contextmanager
+def _without_main() -> Iterator[None]:
+    """Processes that start meanwhile do not run the script again that runs here."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+def _of_rank(x: object, own: slice | None = None) -> object:
+    """On the CPU; of a tensor along time the slice."""
+    if isinstance(x, (tuple, list)):
+        return tuple(_of_rank(y, own) for y in x)
+    if not isinstance(x, Tensor):
+        return x
+    return (x if own is None else x[:, own]).detach().cpu().clone(memory_format=torch.contiguous_format)
+
+
+def _joined(op: Operator, setting: Setting, found: Sequence[Ran]) -> Ran:
+    values, sliced = {}, {"o", *(f"d{name}" for name in op.sequences)}
+    for name in dict.fromkeys(name for ran in found for name in ran.values):
+        parts = [ran.values.get(name) for ran in found]
+        given = [y for y in parts if y is not None]
+        if not given:
+            values[name] = None
+        elif name in sliced:
+            shape = given[0].shape
+            parts = [
+                given[0].new_zeros(shape[0], length, *shape[2:]) if y is None else y
+                for y, length in zip(parts, setting.slices, strict=True)
+            ]
+            values[name] = torch.cat(parts, 1)
+        else:
+            values[name] = torch.stack([y.double() for y in given]).sum(0).to(given[0].dtype)
+    cut_off = tuple(name for name in found[0].cut_off if all(name in ran.cut_off for ran in found))
+    return Ran(values, cut_off, all(ran.missing_state for ran in found))
+
+
+def _written(x: object) -> bytes:
+    file = io.BytesIO()
+    torch.save(x, file)
+    return file.getvalue()
+
+
+def _read(x: bytes) -> object:
+    return torch.load(io.BytesIO(x), weights_only=False)
+
+
+# --- in a process of a rank ------------------------------------------------------------------------------------------
+
+
+def _serve(rank: int, folder: str, device: str, packed: bytes, end: connection.Connection) -> None:
+    """Answer what is asked, until nobody is there to ask."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes: who started this one ends it
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)  # what gloo says of its connections
+    os.dup2(nowhere, 2)
+    torch.set_num_threads(1)
+    try:
+        function, adapter, like = pickle.loads(packed)
+        subject = Subject(function, like, adapter=adapter)
+        subject.patient = False
+        if device == "cpu":
+            name = {"linux": "lo", "darwin": "lo0"}.get(sys.platform)
+            if name:
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", name)  # where a machine's own name has no address
+        else:
+            torch.cuda.set_device(rank)
+        store = dist.FileStore(f"{folder}/store", RANKS)
+        late = timedelta(seconds=STARTING + PATIENCE_WITH_KERNELS)  # who started this process loses patience before
+        dist.init_process_group(
+            "gloo" if device == "cpu" else "nccl", store=store, rank=rank, world_size=RANKS, timeout=late
+        )
+    except (Exception, SystemExit) as error:
+        end.send_bytes(_written(("broken", (False, f"it raised {words_of(error)}"))))
+        return
+    end.send_bytes(_written(("done", True)))
+    while True:
+        try:
+            asked, task = _read(end.recv_bytes())
+        except (EOFError, OSError):
+            return
+        end.send_bytes(_written(_answered(subject, rank, device, asked, task)))
+
+
+def _answered(subject: Subject, rank: int, device: str, asked: str, task: tuple) -> tuple:
+    try:
+        if asked == "shows":
+            from .repro import ending
+
+            script, error = task
+            return "done", isinstance(ending(script, subject), error)
+        setting, x, arriving, backward = task
+        if device != "cpu":
+            x, arriving = _on(x, device), _on(arriving, device)
+        ran = called(subject, setting, x | {"group": dist.group.WORLD}, arriving, backward=backward)
+        ran.values = {name: y if y is None else y.detach().cpu() for name, y in ran.values.items()}
+        return "done", ran
+    except Refused as error:
+        return "refused", str(error)
+    except Broken as error:
+        return "broken", (isinstance(error, BackwardBroken), str(error))
+    except (Exception, SystemExit) as error:
+        return "broken", (False, f"it raised {words_of(error)}")
+
+
+def _on(x: object, device: str) -> object:
+    if isinstance(x, Mapping):
+        return {name: _on(y, device) for name, y in x.items()}
+    if isinstance(x, tuple):
+        return tuple(_on(y, device) for y in x)
+    return x.to(device) if isinstance(x, Tensor) else x
+
+
+def _end_with_parent() -> None:
+    connection.wait([parent_process().sentinel])
+    os._exit(1)
