@@ -9,6 +9,7 @@ from ..numerics.errors import compare
 from ..numerics.operators import Operator
 from .checks import through_states
 from .examiner import Broken, Examiner, Finding, Ran, raised
+from .pair import ranks_device
 from .setting import Setting
 
 ORDERED = 8
@@ -104,6 +105,14 @@ def as_documented(x: Examiner, setting: Setting) -> Finding:
             rows, columns = op.axes[op.states[-1]].split()[-2:]
             words = f"{words} as [{columns}, {rows}] in the place of [{rows}, {columns}]"
             return replace(found, words=f"{words}: {found.words}")
+    return found
+
+
+def over_ranks(x: Examiner, setting: Setting) -> Finding:
+    """As `through_states`; ranks that compute on the CPU, though the subject does not, are told."""
+    found = through_states(x, setting)
+    if x.device != "cpu" and ranks_device(x.device) == "cpu":
+        return replace(found, words=f"{found.words}; on the CPU, since ranks on GPUs need two")
     return found
 
 

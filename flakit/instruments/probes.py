@@ -28,7 +28,7 @@ from .checks import (
     through_states,
     unchanged,
 )
-from .checks_calls import ORDERED, as_documented, elsewhere, memoised, permuted
+from .checks_calls import ORDERED, as_documented, elsewhere, memoised, over_ranks, permuted
 from .examiner import COARSE, Broken, Examiner, Finding, Refused, raised
 from .probe_settings import (
     BOTH,
@@ -118,7 +118,7 @@ class Probe:
 
     def cause(self, x: Examiner, finding: Finding) -> tuple[str, Finding | None]:
         """The probe for whose reason this one fails, and what its setting gives; "" where there is none."""
-        check = {as_documented: through_states}.get(self.check, self.check)
+        check = through_states if self.check in (as_documented, over_ranks) else self.check
         check = against_truth if check in (poisoned, fenced, memoised, elsewhere) else check
         for name, control in self.controls:
             setting = control(finding.setting)
@@ -585,7 +585,7 @@ PROBES: dict[str, Probe] = {
             "A sequence over two processes of a group is not the whole: what passes from slice to slice is wrong.",
             "over_ranks",
             ranks_settings,
-            through_states,
+            over_ranks,
             kinds={"slightly wrong": "rounded_chain"},
             needs=("group",),
             condition=lambda op, s: s.slices is not None,

@@ -13,8 +13,8 @@ import torch
 
 import flakit
 from flakit.cases import rounded_chain
-from flakit.instruments import pair
-from flakit.instruments.examiner import Examiner
+from flakit.instruments import checks_calls, pair
+from flakit.instruments.examiner import Examiner, Finding
 from flakit.instruments.probe_settings import chain_settings, ranks_settings
 from flakit.instruments.probes import PROBES
 from flakit.instruments.subject import Subject
@@ -137,6 +137,8 @@ def test_beside_one_gpu_ranks_are_on_the_cpu_where_the_subject_runs_there(monkey
     x = Examiner(Subject(RWKV6(), "rwkv6"))
     x.device = "cuda"
     assert x._no_ranks() is None
+    monkeypatch.setattr(checks_calls, "through_states", lambda x, setting: Finding(setting, "fine", "o", 0.1, 1.0, "o"))
+    assert checks_calls.over_ranks(x, x.plain).words == "o; on the CPU, since ranks on GPUs need two"
     x.subject = Subject(on_a_gpu, "rwkv6")
     assert x._no_ranks() == (
         "ranks on GPUs need two of them, and on the CPU it does not run: ValueError: expected tensors on a GPU"
