@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from itertools import accumulate
 from multiprocessing import connection, get_context, parent_process
@@ -26,7 +27,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..numerics.evaluate import Arriving
-from ..numerics.operators import Operator, known
+from ..numerics.family import FAMILY
+from ..numerics.operators import OPERATORS, Operator
 from ..ops.common.dispatch import interpreted
 from .call import Ran, called
 from .setting import Setting
@@ -64,8 +66,9 @@ def ranks_device(device: str) -> str:
 
 
 def _packed(subject: Subject) -> bytes:
-    op = subject.op
-    like = op.name if known().get(op.name) is op else op
+    op, like = subject.op, subject.op.name
+    if (OPERATORS | FAMILY).get(like) is not op:  # described here, and not where it is read; nothing is drawn there
+        like = replace(op, forms={}, draws={}, profiles={}, fixed_decay=None)
     return pickle.dumps((subject.original, subject.adapter, like))
 
 

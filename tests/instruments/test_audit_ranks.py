@@ -18,6 +18,7 @@ from flakit.instruments.examiner import Examiner, Finding
 from flakit.instruments.probe_settings import chain_settings, ranks_settings
 from flakit.instruments.probes import PROBES
 from flakit.instruments.subject import Subject
+from flakit.numerics import operators
 from tests.instruments import kernels, over_ranks
 from tests.instruments.over_ranks import FIRST_RANKS_D, HEAD_0S_GATE, RWKV6, RWKV7, Failing
 
@@ -143,6 +144,21 @@ def test_beside_one_gpu_ranks_are_on_the_cpu_where_the_subject_runs_there(monkey
     assert x._no_ranks() == (
         "ranks on GPUs need two of them, and on the CPU it does not run: ValueError: expected tensors on a GPU"
     )
+
+
+def summed(q, k, v, scale=None, initial_state=None, output_final_state=False, group=None):
+    """Linear attention; nobody looks at the group."""
+    S = (k[..., None] * v[..., None, :]).cumsum(1) + (0 if initial_state is None else initial_state[:, None])
+    return q.shape[-1] ** -0.5 * torch.einsum("bthk,bthkv->bthv", q, S), S[:, -1]
+
+
+@pytest.mark.full
+def test_an_operator_of_ones_own_that_ignores_its_group_is_found(monkeypatch):
+    monkeypatch.setattr(operators, "DESCRIBED", {})
+    op = flakit.describe("summed", summed, {"q k": "B T H K", "v": "B T H V"})
+    found = flakit.audit(summed, op, only="ranks", seconds=None)["ranks"]
+    assert (found.verdict, found.cause, found.setting["slices"]) == ("fail", "", (1, 1)), found.words
+    assert "dist.init_process_group" in found.repro
 
 
 @pytest.mark.gpu
