@@ -21,7 +21,7 @@ import os
 import shutil
 import time
 import zlib
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -120,7 +120,8 @@ def record(panel: Panel, folder: Path, name: str, notebook: str) -> str:
     try:
         with speaking(panel.language):
             recording = Recording(panel)
-            recording.record()
+            with recording.drawing_once():
+                recording.record()
             shown = recording.write(Path(folder), name, notebook)
     finally:
         panel.width = width
@@ -147,6 +148,7 @@ class Frame:
     words: list[str]  # of the recorded cells, map by map, row by row
     beside: list[list[int]]  # of each, the places that light up with it: map, row, column; -1 for all of a line
     script: str
+    dense: dict[str, frozenset]  # by number knob, the stops that the numbers of this setting give it
 
 
 @dataclass
@@ -163,7 +165,8 @@ class Recording:
     cells: tuple[int, int] = (0, 0)  # recorded and there, of the frame that has most
 
     def __post_init__(self):
-        self.names, self._maps = list(self.panel.knobs), {}
+        self.names, self._maps, self._drawn = list(self.panel.knobs), {}, None
+        self.walks = self.panel.player is not None and not self.panel.main
         self.ways: list[tuple[list[Setting], list[int]]] = []  # that a player of its own goes, and its passes
 
     # Which settings.
@@ -173,19 +176,17 @@ class Recording:
         panel.redraw()
         start = self._now()
         self.start = start
-        self.walks = panel.player is not None and not panel.main
         first, second = self._axes()
         self.axes = [name for name in (first, second) if name]
         contexts, dense = [start], set()
+        self._sharpen(self._take())
         for value in self._stops(second, FRAMES // panel.player.passes[-1] if self.walks else SECOND) if second else ():
             self._go(start, draw=False)
             panel.move(second, value)
-            contexts.append(self._now())
-        if first and isinstance(panel.knobs[first], NumberKnob):
-            for context in contexts:
-                self._go(context)
-                dense |= getattr(panel.knobs[first], "_dense", frozenset())
+            contexts.append(self._take())
         contexts = list(dict.fromkeys(contexts))
+        if first and isinstance(panel.knobs[first], NumberKnob):
+            dense = set().union(*(self.frames[context].dense[first] for context in contexts))
         most = SLOW if panel.name in SLOW_PANELS else STOPS
         each = max(min(most, FRAMES // len(contexts)), PRESET)
         for context in contexts:
@@ -195,15 +196,11 @@ class Recording:
             for context in contexts:
                 self._go(context, draw=False)
                 panel.set(**preset)
+                here = self._take()
                 if context == start:
+                    self._sharpen(here)
                     self._walk(first, min(each, PRESET), ())
-                else:
-                    self._take()
         self._find_moves()
-        for preset in ({}, *panel.presets.values()):
-            self._go(start)
-            panel.set(**preset)
-            self.sharp[self.frames[self._now()].picture] = _webp(panel.canvas.png(SHARP))
         self._go(start)
 
     def _axes(self) -> tuple[str | None, str | None]:
@@ -283,11 +280,48 @@ class Recording:
     @contextmanager
     def _undrawn(self) -> Iterator[None]:
         """Knobs move, and what follows moves with them, but nothing is computed."""
-        self.panel.redraw = lambda: None
+        with self._drawing(lambda: None):
+            yield
+
+    @contextmanager
+    def drawing_once(self) -> Iterator[None]:
+        """A panel that goes back to a setting whose frame is taken neither computes nor draws it again."""
+        with self._drawing(self._redraw):
+            yield
+
+    @contextmanager
+    def _drawing(self, redraw: Callable[[], None]) -> Iterator[None]:
+        before = vars(self.panel).get("redraw")
+        self.panel.redraw = redraw
         try:
             yield
         finally:
-            del self.panel.redraw
+            if before is None:
+                del self.panel.redraw
+            else:
+                self.panel.redraw = before
+
+    def _redraw(self) -> None:
+        setting = self._now()
+        if setting not in self.frames or self.walks:  # a player of its own is told by drawing where it stands
+            self._draw()
+        else:
+            was_held, self.panel._held = self.panel._held, True
+            for name, stops in self.frames[setting].dense.items():
+                if self.panel.knobs[name]._dense != stops:
+                    self.panel.knobs[name].dense(stops)
+            self.panel._held = was_held
+
+    def _draw(self) -> None:
+        type(self.panel).redraw(self.panel)
+        self._drawn = self._now()
+
+    def _sharpen(self, setting: Setting) -> None:
+        """Where a panel or one of its presets begins: for a fine screen."""
+        if (picture := self.frames[setting].picture) not in self.sharp:
+            if self._drawn != setting:
+                self._draw()
+            self.sharp[picture] = _webp(self.panel.canvas.png(SHARP))
 
     # One frame.
 
@@ -296,6 +330,8 @@ class Recording:
         panel, setting = self.panel, self._now()
         if setting in self.frames:
             return setting
+        if self._drawn != setting:
+            self._draw()
         maps, words, beside = self._arithmetic()
         try:
             script = panel.as_python()
@@ -312,6 +348,7 @@ class Recording:
             words,
             beside,
             script,
+            {name: knob._dense for name, knob in panel.knobs.items() if isinstance(knob, NumberKnob)},
         )
         return setting
 

@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from docs import record
+from flakit import panels
 from flakit.figures import style
 from flakit.figures.canvas import Canvas, Cell
 from flakit.language import speaking
@@ -117,6 +118,31 @@ def test_every_frame_is_what_the_panel_shows(recorded):
         drawn = Image.open(io.BytesIO(panel.png)).convert("RGB")
         shown = Image.open(folder / "lesson-1" / f"{frame['picture']}.webp").convert("RGB")
         assert list(shown.size) == data["pixels"][frame["picture"]] and shown.tobytes() == drawn.tobytes()
+
+
+def test_a_frame_is_drawn_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(record, "FRAMES", 8)
+    panel, drawn, draw = Bars(kind="b", x=3.0), [], Bars.draw
+
+    def counted(self, result, **setting):
+        drawn.append(setting)
+        draw(self, result, **setting)
+
+    monkeypatch.setattr(Bars, "draw", counted)
+    record.record(panel, tmp_path, "lesson-1", "lesson.ipynb")
+    frames = record.LOG[-1]["frames"]
+    assert frames <= len(drawn) <= 1.2 * frames  # knobs that move others pass settings that are not kept
+
+
+def test_a_panel_whose_second_knob_stands_at_its_last_stop_begins_with_its_own_words(tmp_path, monkeypatch):
+    """Moving that knob to where it stands draws nothing anew: what the stop before it has drawn is not taken for it."""
+    monkeypatch.setattr(record, "FRAMES", 4)
+    panel = panels.case("strides", ["layout", "H"], T=16, H=16)
+    record.record(panel, tmp_path, "lesson-1", "lesson.ipynb")
+    found = re.fullmatch(r'flakitFrames\("lesson-1", (.*)\);\n', (tmp_path / "lesson-1.js").read_text(encoding="utf-8"))
+    data = json.loads(found[1])
+    assert data["texts"][data["frames"][data["start"]]["text"]] == panel.text
+    assert "[2, 16, 16, 64]" in panel.text
 
 
 def test_what_a_panel_and_its_presets_begin_with_is_there_twice_as_fine(recorded):
