@@ -104,27 +104,27 @@ def rows(root):
 @pytest.mark.full
 @pytest.mark.parametrize("n", [0, 2])
 def test_what_has_passed_runs_once_and_what_fails_again(project, n):
-    code, seen = run(project, n=n, whole=n > 0)
+    code, seen = run(project, n=n)
     assert (code, sorted(seen)) == (1, [*"01234", "other"])
     one, two = rows(project)["one"], rows(project)["two"]
     assert one["each"] == "...F.s" and one["failing"] == ["test_each[3]"] and two["each"] == "."
     assert (one["passed"], one["failed"], one["skipped"], one["not_run"]) == (4, 1, 1, 0)
     assert (one["card"], one["commit"]) == ("a card", "abc") and not results.green(one) and results.green(two)
 
-    assert run(project, n=n, whole=n > 0) == (1, ["3"])  # the one that failed, and what is skipped
+    assert run(project, n=n) == (1, ["3"])  # the one that failed, and what is skipped
     path = project / "tests/one/test_some.py"
     path.write_text(path.read_text().replace("x != 3", "x != 7"))
-    code, seen = run(project, n=n, whole=n > 0)
+    code, seen = run(project, n=n)
     assert (code, sorted(seen)) == (0, [*"01234"])  # all of the file that has changed
-    code, seen = run(project, "--again", n=n, whole=n > 0)
+    code, seen = run(project, "--again", n=n)
     assert (code, sorted(seen)) == (0, [*"01234", "other"]) and rows(project)["one"]["each"] == ".....s"
 
 
 @pytest.mark.full
 def test_only_some_leaves_the_others_not_run(project):
-    assert run(project, "--only", "each and 1") == (3, ["1"])
+    assert run(project, "--only", "each and 1", whole=True) == (3, ["1"])
     assert rows(project)["one"]["each"] == "-.----" and rows(project)["two"]["each"] == "-"
-    assert run(project, "--only", "1 or other") == (3, ["other"])
+    assert run(project, "--only", "1 or other", whole=True) == (3, ["other"])
     assert rows(project)["one"]["not_run"] == 5
 
 

@@ -455,6 +455,7 @@ class Examiner:
             allowed = budget(setting.torch_dtype, terms, total, setting.B * setting.tokens if shared else 0)
             lenient = COARSER * coarse.get(name, 0.0) > allowed
             allowed = max(allowed, COARSER * coarse.get(name, 0.0))
+            got = got.to(true.device)  # which other processes may have found elsewhere
             excess = judge(got, true, allowed)
             if excess.share > 1 and excess.errors.finite and name not in spared:
                 unit = self.unit(setting)[name]

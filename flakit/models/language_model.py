@@ -48,6 +48,16 @@ class Block(nn.Module):
         return x + self.channels(self.norm_channels(x), stream.inside("channels")), first_value
 
 
+class Embedding(nn.Embedding):
+    """One whose gradient has the same bits every time, so that a training on a GPU can go on as if nobody had ended it.
+
+    There PyTorch adds the gradients of a token's many places in whatever order they come; those of an index it sorts.
+    """
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.weight[tokens] if tokens.is_cuda else super().forward(tokens)
+
+
 class LanguageModel(nn.Module):
     """Tokens [B, T], int64 or int32, to logits [B, T, vocab]; position t sees tokens 0 … t.
 
@@ -88,7 +98,7 @@ class LanguageModel(nn.Module):
         self.vocab, self.mixer = vocab, mixer
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(seed)
-            self.embedding = nn.Embedding(vocab, dim)
+            self.embedding = Embedding(vocab, dim)
             self.norm_in, self.norm_out = nn.LayerNorm(dim), nn.LayerNorm(dim)
             self.blocks = nn.ModuleList(Block(dim, n, layers, MIXERS[mixer], options, channels) for n in range(layers))
             self.head = nn.Linear(dim, vocab, bias=False)
