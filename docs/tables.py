@@ -284,6 +284,19 @@ def times():
     return speed(rows, title=run.label, roofline=False, **rates)
 
 
+def _overlap():
+    table = recorded.read("h200_ranks")
+    (row,) = table.select(operator="rwkv6")
+    return (
+        f"On two {table.meta['device'].removeprefix('NVIDIA ')}s its call of {row['T']:,} tokens takes "
+        f"{row['together_ms']:.2f} ms ({row['alone_ms'] / row['together_ms']:.2f} times as fast as one). The last "
+        f"rank's messages are under way {row['under_way_ms']:.2f} ms of that, most of it until the other rank sends, and in "
+        f"{row['overlapped']:.0%} of this its kernels compute "
+        "([h200_ranks](results/h200_ranks.md)). All-gathers as large and nothing else, both ranks at once, take "
+        f"{row['gather_ms']:.2f} ms."
+    )
+
+
 def ranks(page):
     """The page on many ranks with what the simulation says in its places, and its picture."""
     net, tokens = simulate.Network(), 2**20
@@ -325,6 +338,7 @@ def ranks(page):
                 if row["ranks"].bit_length() % 2
             ),
         ),
+        "overlap": _overlap(),
         "fastest": "; ".join(_fastest(op, tokens) for op in ("rwkv6", "rwkv7", "gsa")),
         "chain": "; ".join(_fastest(op, tokens, ("gather", "chain")) for op in ("rwkv6", "rwkv7", "gsa")),
         "wide": _fastest("rwkv7", tokens, ("gather", "chain"), 256),

@@ -29,7 +29,7 @@ def test_the_command_writes_curves_of_one_rank_and_of_two_and_goes_on(tmp_path):
 
 
 def test_the_page_says_what_was_recorded_on_gpus():
-    made = recorded.read("h200_distributed")
+    made = recorded.read("h100_distributed")
     one, two = (made.select(run=name) for name in RUNS[:2])
     speed = [statistics.median(row["tokens_per_second"] for row in run[WARM:]) for run in (one, two)]
     (apart,) = re.findall(r"losses at most (\S+) from those of '1'", made.meta["run 2, ddp"])  # rows are rounded
