@@ -290,8 +290,8 @@ def _overlap():
     return (
         f"On two {table.meta['device'].removeprefix('NVIDIA ')}s its call of {row['T']:,} tokens takes "
         f"{row['together_ms']:.2f} ms ({row['alone_ms'] / row['together_ms']:.2f} times as fast as one). The last "
-        f"rank's messages are under way {row['under_way_ms']:.2f} ms of that, most of it until the other rank sends, and in "
-        f"{row['overlapped']:.0%} of this its kernels compute "
+        f"rank's messages are under way {row['under_way_ms']:.2f} ms of that, most of it until the other rank sends, "
+        f"and in {row['overlapped']:.0%} of this its kernels compute "
         "([h200_ranks](results/h200_ranks.md)). All-gathers as large and nothing else, both ranks at once, take "
         f"{row['gather_ms']:.2f} ms."
     )
