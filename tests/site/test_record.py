@@ -136,8 +136,9 @@ def test_a_frame_is_drawn_once(tmp_path, monkeypatch):
 
 def test_a_panel_whose_second_knob_stands_at_its_last_stop_begins_with_its_own_words(tmp_path, monkeypatch):
     """Moving that knob to where it stands draws nothing anew: what the stop before it has drawn is not taken for it."""
-    monkeypatch.setattr(record, "FRAMES", 4)
-    panel = panels.case("strides", ["layout", "H"], T=16, H=16)
+    for name, most in {"FRAMES": 4, "STOPS": 6, "SECOND": 2, "SLOW": 3, "PRESET": 3}.items():
+        monkeypatch.setattr(record, name, most)
+    panel = panels.case("strides", ["layout", "T", "H"], T=16, H=16)
     record.record(panel, tmp_path, "lesson-1", "lesson.ipynb")
     found = re.fullmatch(r'flakitFrames\("lesson-1", (.*)\);\n', (tmp_path / "lesson-1.js").read_text(encoding="utf-8"))
     data = json.loads(found[1])
