@@ -174,7 +174,7 @@ def tidy():
         if page.as_posix() not in ("search", "genindex") and not any(source.exists() for source in made_of):
             path.unlink()
             del texts[path]
-    shown = {found for text in texts.values() for found in re.findall(r'_images/([\w/.-]+\.png)"', text)}
+    shown = {found for text in texts.values() for found in re.findall(r'_images/([\w/.-]+\.(?:png|webp))"', text)}
     kept = set()
     for file in shown:
         if (PICTURES / file).exists():

@@ -1,7 +1,11 @@
-"""Remake the README's pictures, panels as JupyterLab shows them: python -m tests.browser.pictures"""
+"""Remake the pictures of README and docs: python -m tests.browser.pictures [decay_slider.webp …]
+
+Panels as JupyterLab shows them, and one as a page shows it that computes by itself.
+"""
 
 import io
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -42,21 +46,77 @@ PICTURES = {
 }
 
 
+PAGE = "computing_page.webp"
+
+
+def in_a_page(browser, path):
+    """The first panel on a page that was opened as a file: begun to compute, over the onset and back."""
+    from docs import computed
+    from tests.site.test_compute import Page, write
+
+    with tempfile.TemporaryDirectory() as home:
+        made, folder = Path(home) / "made", Path(home) / "site"
+        if why := computed.build(made):
+            sys.exit(f"pages do not compute: {why}")
+        write(folder, made)
+        tab = browser.new_page(viewport={"width": 900, "height": 1000})
+        tab.goto((folder / "sketch.html").as_uri())
+        tab.locator(".flakit-live[data-frame]").first.wait_for()
+        page = Page(tab)
+        film(computing(page), path)
+        tab.close()
+
+
+def computing(page):
+    yield page.root.screenshot()
+    page.here()
+    slider = page.root.locator(".flakit-computed input[type=range]").first
+    slider.focus()
+    steps = 0
+    while "is NaN" not in page.readout and steps < 60:
+        yield page.root.screenshot()
+        page.page.keyboard.press("ArrowRight")
+        page.done()
+        steps += 1
+    for _ in range(steps):
+        yield page.root.screenshot()
+        page.page.keyboard.press("ArrowLeft")
+        page.done()
+    yield page.root.screenshot()
+
+
 def film(shots, path):
     """Screenshots as one moving picture, which begins again at its end; it rests at both ends and where it breaks."""
     frames = [Image.open(io.BytesIO(shot)).convert("RGB") for shot in shots]
     turn = len(frames) // 2
     long = {0: 1500, turn: 3000}
     times = [long.get(n, 500 if n < turn else 150) for n in range(len(frames))]
+    size = [max(x) for x in zip(*(frame.size for frame in frames), strict=True)]
+    frames = [_on_ground(frame, size) for frame in frames]
     frames[0].save(path, save_all=True, append_images=frames[1:], duration=times, loop=0, lossless=True, method=6)
+
+
+def _on_ground(frame, size):
+    whole = Image.new("RGB", size, "white")
+    whole.paste(frame)
+    return whole
 
 
 def main():
     FOLDER.mkdir(exist_ok=True)
+    asked = set(sys.argv[1:] or (*PICTURES, PAGE))
+    if PAGE in asked:
+        with lab.chromium() as browser:
+            in_a_page(browser, FOLDER / PAGE)
+        print(PAGE, f"{(FOLDER / PAGE).stat().st_size // 1000} KB")
+    if asked <= {PAGE}:
+        return
     home = Path(tempfile.mkdtemp())
     served = shutil.copytree(NOTEBOOKS, home / "notebooks")
     with lab.chromium() as browser, lab.jupyterlab(served, home, kernel_environment()) as url:
         for name, (notebook, panel, move) in PICTURES.items():
+            if name not in asked:
+                continue
             page = browser.new_page(viewport={"width": 1400, "height": 1200})
             opened = lab.Notebook(page, url, notebook, workspace=panel)
             opened.run_all()

@@ -31,23 +31,29 @@ CLOSE = 1e-5  # of a value or, where that is small, of its tensor's RMS
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A site with two players and what computes; processes share it."""
+    """`write`, once; processes share it."""
     computed = pytest.importorskip(
         "docs.computed", reason="the extra `site` is not installed: make test-all installs it"
     )
-    from docs import record
-
     alone = "PYTEST_XDIST_WORKER" not in os.environ
     folder = tmp_path_factory.getbasetemp() if alone else tmp_path_factory.getbasetemp().parent
     folder = folder / "computing"
-    with FileLock(ROOT / "build" / "site.lock"), pytest.MonkeyPatch.context() as fewer:
-        if folder.exists():
-            return folder
+    with FileLock(ROOT / "build" / "site.lock"):
         made = ROOT / "build" / "computed" / "computed"
-        if why := computed.build(made):
-            pytest.skip(f"pages do not compute: {why}")
-        shutil.copytree(ROOT / "docs" / "_static", folder / "_static")
-        shutil.copytree(made, folder / "_static" / "computed")
+        if not folder.exists():
+            if why := computed.build(made):
+                pytest.skip(f"pages do not compute: {why}")
+            write(folder, made)
+    return folder
+
+
+def write(folder, made):
+    """A site with two players and what computes. made: what `computed.build` has exported."""
+    from docs import record
+
+    shutil.copytree(ROOT / "docs" / "_static", folder / "_static")
+    shutil.copytree(made, folder / "_static" / "computed")
+    with pytest.MonkeyPatch.context() as fewer:
         for which, count in {"FRAMES": 6, "STOPS": 5, "SECOND": 1, "PRESET": 2}.items():
             fewer.setattr(record, which, count)
         for name, code in PANELS.items():
@@ -65,7 +71,6 @@ def folder(tmp_path_factory):
                     + "</body></html>",
                     encoding="utf-8",
                 )
-    return folder
 
 
 class Page:
