@@ -393,10 +393,11 @@ def forward(r, k, v, w, u, scale, initial_state, output_final_state, packing, ch
         states[-1:] = 0  # half of it is written
     units, scores, mild = others.split(plan.sizes[1:])
     final_state = others.new_empty(plan.N, plan.H, plan.K, plan.V) if output_final_state else None
-    o, options = torch.empty_like(v), options_of("rwkv6.fused.scores", r)
-    together = options["num_warps"]
+    o = torch.empty_like(v)
 
     def find_scores():
+        options = options_of("rwkv6.fused.scores", r)
+        together = options["num_warps"]
         scores_kernel[(plan.room(CHUNK * together) * plan.H,)](
             r, w, k, u, scores, mild, scale, *plan.where(CHUNK * together), LEVELS=LEVELS, CHUNKS=together,
             PACKED=plan.packed, **options,
