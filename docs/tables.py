@@ -288,7 +288,7 @@ def _overlap():
     table = recorded.read("h200_ranks")
     (row,) = table.select(operator="rwkv6")
     return (
-        f"On two {table.meta['device'].removeprefix('NVIDIA ')}s its call of {row['T']:,} tokens takes "
+        f"On two {table.meta['device'].removeprefix('NVIDIA ')}s RWKV6's {row['T']:,} tokens take "
         f"{row['together_ms']:.2f} ms ({row['alone_ms'] / row['together_ms']:.2f} times as fast as one). The last "
         f"rank's messages are under way {row['under_way_ms']:.2f} ms of that, most of it until the other rank sends, "
         f"and in {row['overlapped']:.0%} of this its kernels compute "
