@@ -27,6 +27,8 @@ SETS = {name: settings.SETS[name] for name in ("full", "gsa_full")} | {"fused": 
 COMPILED = "K", "V", "dtype", "decay_dtype", "states", "chunk_size", "H", "M", "group"
 """The factors that kernels are compiled for; of packing, what `packed` says."""
 CANDIDATES = 40
+KERNEL_CANDIDATES = {"full": 200, "gsa_full": 1000, "fused": 1000}
+"""Rows tried for each kernel; past these, a set of kernels got no smaller."""
 
 
 def path(name: str) -> Path:
@@ -78,7 +80,9 @@ def _rows(name: str) -> list[Row]:
     """Greedy and deterministic: each new row is the best of some that are grown from a pair that is still missing."""
     factors, rng = _factors(name), random.Random(0)
     compiled = [factor for factor in factors if factor in (*COMPILED, "packed")]
-    shared = covering_rows({factor: factors[factor] for factor in compiled}, _allowed, candidates=5 * CANDIDATES)
+    shared = covering_rows(
+        {factor: factors[factor] for factor in compiled}, _allowed, candidates=KERNEL_CANDIDATES[name]
+    )
     missing = feasible_pairs(kinds(name), settings.allowed)
     missing |= {pair for row in shared for pair in pairs_of(row)}
     order = sorted(missing, key=lambda pair: sorted(map(repr, pair)))

@@ -17,7 +17,7 @@ from tests.ops.pairwise import feasible_pairs, pairs_of
 from tests.ops.settings import Setting
 from tests.ops.test_settings import by_kind
 
-MOST_KERNELS = {"full": 50, "gsa_full": 46, "fused": 14}
+MOST_KERNELS = {"full": 50, "gsa_full": 41, "fused": 12}
 """Different kernels of one name. What no set can do without: a pair of K and V each, 49 and 36; of the fused ones a
 pair of H and states, 12."""
 
