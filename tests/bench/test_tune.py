@@ -101,7 +101,7 @@ def test_rwkv7_is_called_with_the_heads_that_a_row_is_for(key):
     else:
         pytest.fail(f"launched by none of {cases_of(key)}")
     if ".fused." in key[0]:
-        from flakit.ops.common.chunks_triton import BLOCK_TOKEN
+        from flakit.ops.common.pairs_triton import BLOCK_TOKEN
 
         mild = case.decay == "rwkv7"  # whose decays are -0.61 at least
         assert mild or case.decay < BLOCK_TOKEN.value

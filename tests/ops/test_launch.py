@@ -88,7 +88,7 @@ def test_this_gpu_says_what_it_has():
 
 @pytest.mark.skipif(not has_triton(), reason="needs Triton")
 def test_how_many_tokens_a_chunk_has():
-    from flakit.ops.common.chunks_triton import cut_into_chunks
+    from flakit.ops.common.plan_triton import cut_into_chunks
 
     def taken(asked, K=64, dtype=torch.bfloat16):
         return {op: cut_into_chunks(op, torch.empty(1, 8, 2, K, dtype=dtype), 64, asked)[1] for op in OPERATORS}

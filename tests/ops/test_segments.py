@@ -12,7 +12,7 @@ from tests.ops.settings import Setting
 if not has_triton():
     pytest.skip("needs Triton", allow_module_level=True)
 
-from flakit.ops.common import bands_triton, chunks_triton, packed_triton
+from flakit.ops.common import bands_triton, packed_triton, plan_triton
 
 SETTING = Setting(T=85, H=1, K=24, V=40, decay="uniform", states="both")
 
@@ -20,16 +20,16 @@ SETTING = Setting(T=85, H=1, K=24, V=40, decay="uniform", states="both")
 @pytest.fixture
 def cut(monkeypatch):
     """Short segments in every launch, which are there to be seen."""
-    seen, plan = [], chunks_triton.ChunkPlan.segments
+    seen, plan = [], plan_triton.ChunkPlan.segments
 
     def watched(self, programs):
         found = plan(self, programs)
         seen.append(found[1] > self.N)
         return found
 
-    monkeypatch.setattr(chunks_triton, "ENOUGH", 10**6)
-    monkeypatch.setattr(chunks_triton, "SHORTEST_SEGMENT", 2)
-    monkeypatch.setattr(chunks_triton.ChunkPlan, "segments", watched)
+    monkeypatch.setattr(plan_triton, "ENOUGH", 10**6)
+    monkeypatch.setattr(plan_triton, "SHORTEST_SEGMENT", 2)
+    monkeypatch.setattr(plan_triton.ChunkPlan, "segments", watched)
     yield
     assert seen and all(seen)
 

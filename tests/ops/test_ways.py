@@ -18,7 +18,7 @@ from tests.ops.places import PLACES, of
 from tests.ops.settings import Setting
 
 if has_triton():
-    from flakit.ops.common import chunks_triton
+    from flakit.ops.common import plan_triton
 
 C = CHUNK_SIZE
 TRITON = pytest.mark.parametrize("place", [p for p in PLACES if p.id != "torch"])
@@ -135,11 +135,11 @@ def test_float32_never_takes_the_mild_way(place, op, monkeypatch, poisoned_memor
 )
 def test_one_program_looks_at_several_chunks(place, op, K, V, G, packing, monkeypatch, poisoned_memory):
     """Chunks of three heads, some of them mild: of those that a program looks at, it computes what is not."""
-    monkeypatch.setattr("flakit.ops.common.chunks_triton.ENOUGH", 2)
+    monkeypatch.setattr("flakit.ops.common.plan_triton.ENOUGH", 2)
     looked_at = []
-    taken_apart = chunks_triton.ChunkPlan.taken_apart
+    taken_apart = plan_triton.ChunkPlan.taken_apart
     monkeypatch.setattr(
-        chunks_triton.ChunkPlan,
+        plan_triton.ChunkPlan,
         "taken_apart",
         lambda plan, *given, **named: looked_at.append(plan.at_once) or taken_apart(plan, *given, **named),
     )

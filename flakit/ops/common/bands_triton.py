@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 
 from .blocks_triton import add_product, split, sums_along
-from .chunks_triton import BLOCK
 from .launch import ENOUGH, LONG_CHUNK_SIZE, TABLE, cdiv
+from .pairs_triton import BLOCK
 
 BANDS = tl.constexpr(4)
 CHUNK = BLOCK.value

@@ -49,27 +49,23 @@ from ..common.blocks_triton import (
     split,
     sums,
 )
-from ..common.chunks_triton import (
-    ChunkPlan,
-    about_middles,
+from ..common.launch import CHUNK_SIZE, cdiv
+from ..common.pairs_triton import about_middles, pair_grads, pair_scores
+from ..common.plan_triton import ChunkPlan, flags_of, kept_states_shape
+from ..common.tiles_triton import (
     by_rows,
     expect_state,
     expect_tile,
-    flags_of,
     is_zero,
     kept_state,
-    kept_states_shape,
     load_decays,
     load_tile,
     locate,
     none_to_do,
     not_mild,
-    pair_grads,
-    pair_scores,
     store_tile,
     takes,
 )
-from ..common.launch import CHUNK_SIZE, cdiv
 from . import fused_chunk_triton
 
 

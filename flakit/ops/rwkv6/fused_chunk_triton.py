@@ -15,7 +15,7 @@ in bands of channels of v, the gradients of q, k and w in bands of channels of k
 
 **Parts.** Where heads are few or sequences packed, each is cut into parts, with a program each (`bands_triton.Parts`).
 What enters each part is found before: a part makes of a state e^{total} S + N, N being what it makes of 0, and so of D
-(`chunks_triton`, `stream_kernel` and `scan_kernel`).
+(`stream_triton`).
 
 **Ways.** No factor of `forward_kernel` is above 1, whatever the decay. A chunk is mild if each of its log decays is
 above `BLOCK_TOKEN`. `scores_kernel` has some chunks at a time. If all of them are mild, their scores are one product
@@ -75,8 +75,10 @@ from ..common.blocks_triton import (
     sums,
     sums_along,
 )
-from ..common.chunks_triton import BLOCK_TOKEN, ChunkPlan, halves, load_tile, only, state_pointers
 from ..common.launch import ENOUGH, LONG_CHUNK_SIZE, cdiv
+from ..common.pairs_triton import BLOCK_TOKEN, halves, only
+from ..common.plan_triton import ChunkPlan
+from ..common.tiles_triton import load_tile, state_pointers
 
 
 @triton.jit

@@ -11,7 +11,7 @@ Backward: `prepare_grads_kernel`  the same transposed: U^T A_rb^T do, U^T b^
           `value_grads_kernel`, `key_grads_kernel`  dv; dr, dw, dk, da, db
 
 Formulas as in `chunk_torch`; a~ = a e^{before} reads the entering state, b^ = b e^{after} writes the leaving one. There
-are two ways through a chunk, mild and dyadic (`common.chunks_triton`), compiled apart; `prepare_kernel` decides, and
+are two ways through a chunk, mild and dyadic (`common.tiles_triton`), compiled apart; `prepare_kernel` decides, and
 backward `prepare_grads_kernel` likewise.
 
 The inverse U = (I - A_ab)^{-1} grows by recursive 2 x 2 blocks, as full-size products under a mask. Never by the
@@ -28,27 +28,21 @@ import triton.language as tl
 
 from ..common.bands_triton import fits
 from ..common.blocks_triton import below, diagonal, dot, kernel, level_pairs, program, row_at, sums, to_operand
-from ..common.chunks_triton import (
+from ..common.dispatch import interpreted
+from ..common.launch import TABLE, block, cdiv
+from ..common.pairs_triton import halves, level_decays, meet, only, within
+from ..common.plan_triton import ChunkPlan, cut_into_chunks, kept_states_shape
+from ..common.tiles_triton import (
     MILD_HALF,
     MILD_TOKEN,
-    ChunkPlan,
-    cut_into_chunks,
-    halves,
-    kept_states_shape,
-    level_decays,
     load_decays,
     load_tile,
     locate,
     matrix_pointers,
-    meet,
-    only,
     state_pointers,
     store_tile,
     takes,
-    within,
 )
-from ..common.dispatch import interpreted
-from ..common.launch import TABLE, block, cdiv
 from . import fused_chunk_triton
 
 SOLVE = {"tf32": "ieee" if interpreted() else "bf16x3", "tf32x3": "ieee"}

@@ -1,0 +1,185 @@
+"""Pairs of tokens within a chunk: their scores and their gradients by dyadic levels (`common.decay`), each factor of
+which is in [0, 1]; and where the decays of blocks of rows allow it, by one product about the middle of each."""
+
+import triton
+import triton.language as tl
+
+from .blocks_triton import (
+    add_operands,
+    add_product,
+    add_sums,
+    exp,
+    operand,
+    split,
+    sums,
+)
+from .tiles_triton import MILD_HALF, by_rows
+
+BLOCK = tl.constexpr(16)
+BLOCK_LEVELS = tl.constexpr(4)
+"""Rows that one product about their middle takes the place of so many dyadic levels for, where that fits."""
+BLOCK_TOKEN = tl.constexpr(-6.0)
+"""Of no token more than this: as `MILD_TOKEN`, but with a quarter of the rows that a difference is taken over."""
+
+RAISED = tl.constexpr(2.0**-28)
+"""What two operands with weights 2^14 times too large make right again: so much room float16 has above what is
+scaled, and below it e^-19 then still has all its digits."""
+
+
+@triton.jit
+def within(first, end, C: tl.constexpr):
+    """Whether first_i <= j < end_i, [C, C]: two instructions an element, of masks that would else cost as much as
+    products."""
+    o_c = tl.arange(0, C)
+    return (o_c[None, :] - first[:, None]).to(tl.uint32) < (end - first)[:, None].to(tl.uint32)
+
+
+@triton.jit
+def halves(level, C: tl.constexpr):
+    """Of each row at a dyadic level, [C] each: its number, whether it lies in a right half, the first row of its half,
+    and the half's size.
+
+    The compiler is kept from knowing that rows are the same at every level: masks made of them would lie in registers.
+    """
+    o_c = tl.arange(0, C) + (level >> 8)
+    size = o_c * 0 + (1 << level)
+    return o_c, (o_c & size) != 0, o_c & -size, size
+
+
+@triton.jit
+def level_decays(b_w, level, C: tl.constexpr):
+    """Log decay between each row and its half's boundary, [C, BK]: over the rows before it in a right half, after it
+    in a left one."""
+    o_c, right, first, size = halves(level, C)
+    return sums(within(tl.where(right, first, o_c + 1), tl.where(right, o_c, first + size), C), b_w)
+
+
+@triton.jit
+def level_weight(b_w, level, C: tl.constexpr, SCALED: tl.constexpr):
+    """e^{`level_decays`}, for SCALED 2^14 times that (`RAISED`)."""
+    weight = exp(level_decays(b_w, level, C))
+    if SCALED:
+        weight *= 16384.0
+    return weight
+
+
+@triton.jit
+def meet(level, C: tl.constexpr):
+    """Whether two rows are of the two halves of one block of a dyadic level, [C, C]."""
+    _, _, first, size = halves(level, C)
+    return within(first ^ size, (first ^ size) + size, C)
+
+
+@triton.jit
+def only(mask, x):
+    return tl.where(mask, x, tl.zeros_like(x))
+
+
+@triton.jit
+def same_block(C: tl.constexpr):
+    first = tl.arange(0, C) // BLOCK * BLOCK
+    return within(first, first + BLOCK, C)
+
+
+@triton.jit
+def about_middles(b_w, B: tl.constexpr, C: tl.constexpr):
+    """Log decays of reads and of keys counted from the middle of each block of B rows, [C, BK]."""
+    o_c = tl.arange(0, C)
+    middle = o_c // B * B + B // 2
+    second = o_c >= middle
+    mask = within(tl.where(second, middle, o_c + 1), tl.where(second, o_c + 1, middle), C)
+    upto = sums(tl.where(mask, tl.where(second, 1.0, -1.0)[:, None], 0.0), b_w)
+    return upto - b_w.to(tl.float32), -upto
+
+
+@triton.jit
+def about_blocks(b_w, C: tl.constexpr):
+    """`about_middles` of blocks of `BLOCK` rows, and whether every one of these is mild."""
+    read, key = about_middles(b_w, BLOCK, C)
+    spare = tl.minimum(-tl.maximum(tl.abs(read), tl.abs(key)) - MILD_HALF, b_w.to(tl.float32) - BLOCK_TOKEN)
+    return read, key, tl.min(spare) > 0
+
+
+@triton.jit
+def pair_scores(b_q, b_k, b_w, C: tl.constexpr, LEVELS: tl.constexpr, TURNED: tl.constexpr, SCALED: tl.constexpr):
+    """sum over a block of k of q_i k_j e^{decay strictly between j and i}, [C, C], right for i > j only; TURNED: its
+    transpose."""
+    within_blocks = tl.zeros([C, C], dtype=tl.float32)
+    first_level = 0
+    if SCALED and b_w.dtype != tl.float32:  # as in `SUMMED_BY_PRODUCT`
+        read, key, fit = about_blocks(b_w, C)
+        if fit:
+            q_high, q_low = split(b_q * exp(read))
+            k_high, k_low = split(b_k * exp(key))
+            if TURNED:
+                within_blocks = add_product(within_blocks, k_high, k_low, tl.trans(q_high), tl.trans(q_low))
+            else:
+                within_blocks = add_product(within_blocks, q_high, q_low, tl.trans(k_high), tl.trans(k_low))
+            within_blocks = only(same_block(C), within_blocks)
+        first_level = fit.to(tl.int32) * BLOCK_LEVELS
+    q, q_unit = by_rows(b_q, SCALED)
+    k, k_unit = by_rows(b_k, SCALED)
+    b_A = tl.zeros([C, C], dtype=tl.float32)
+    for level in range(first_level, LEVELS):
+        _, right, _, _ = halves(level, C)
+        p = tl.where(right[:, None], q, k) * level_weight(b_w, level, C, SCALED).to(q.dtype)
+        b_A += tl.where(meet(level, C), tl.dot(p, tl.trans(p), input_precision="tf32x3"), 0.0)
+    if SCALED:
+        k_unit *= RAISED
+    if TURNED:
+        b_A *= k_unit[:, None] * q_unit[None, :]
+    else:
+        b_A *= q_unit[:, None] * k_unit[None, :]
+    return b_A + within_blocks
+
+
+@triton.jit
+def add_pair_sums(b_x, pairs_high, pairs_low, b_k, b_w, C: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr):
+    """b_x + sum_{j<i} pairs_ij k_j e^{decay strictly between j and i}, [C, BK]. pairs: an `operand`, [C, C]."""
+    o_c = tl.arange(0, C)
+    first_level = 0
+    if SCALED:
+        read, key, mild = about_blocks(b_w, C)
+        if mild:
+            below = same_block(C) & (o_c[:, None] > o_c[None, :])
+            k_high, k_low = split(b_k * exp(key))
+            x = tl.zeros_like(b_x)
+            b_x += add_product(x, only(below, pairs_high), only(below, pairs_low), k_high, k_low) * exp(read)
+        first_level = mild.to(tl.int32) * BLOCK_LEVELS
+    for level in range(first_level, LEVELS):
+        _, right, _, _ = halves(level, C)
+        right_by_left = right[:, None] & meet(level, C)
+        weight = exp(level_decays(b_w, level, C))
+        k_high, k_low = operand(b_k * weight, SCALED)
+        x = tl.zeros_like(b_x)
+        b_x += (
+            add_operands(x, only(right_by_left, pairs_high), only(right_by_left, pairs_low), k_high, k_low, SCALED)
+            * weight
+        )
+    return b_x
+
+
+@triton.jit
+def pair_grads(b_q, b_k, b_w, pairs, C: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr):
+    """What the pairs inside the chunk add to dq, dk and dw. pairs: dA + dA^T, the diagonal left out."""
+    o_c = tl.arange(0, C)
+    b_dq, b_dk, b_dw = tl.zeros_like(b_q), tl.zeros_like(b_k), tl.zeros_like(b_q)
+    q, q_unit = by_rows(b_q, SCALED)
+    k, k_unit = by_rows(b_k, SCALED)
+    pairs *= tl.where(o_c[:, None] > o_c[None, :], k_unit[None, :], q_unit[None, :])
+    pairs, unit = by_rows(pairs, SCALED)
+    if SCALED:
+        unit *= RAISED
+    for level in range(LEVELS):
+        # Rows of right halves meet those of left halves and the other way round: one product serves dq and dk.
+        o_c, right, first, size = halves(level, C)
+        p = tl.where(right[:, None], q, k)
+        weight = level_weight(b_w, level, C, SCALED)
+        b_g = tl.dot(only(meet(level, C), pairs), p * weight.to(q.dtype), input_precision="tf32x3")
+        b_g *= weight * unit[:, None]
+        b_dq += tl.where(right[:, None], b_g, 0.0)
+        b_dk += tl.where(right[:, None], 0.0, b_g)
+        # The decay at t is passed by the reads after t in its right half, by the keys before t in its left half.
+        passing = within(tl.where(right, o_c + 1, first), tl.where(right, first + size, o_c), C)
+        b_dw = add_sums(b_dw, passing, b_g * p * tl.where(right, q_unit, k_unit)[:, None], not SCALED)
+    return b_dq, b_dk, b_dw

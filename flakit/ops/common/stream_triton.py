@@ -1,0 +1,235 @@
+"""The states between chunks: a state S [K, V] per head decays along K between chunks and each chunk writes into it,
+S <- e^{total} S + written.
+
+`stream_kernel` walks from chunk to chunk and leaves the state entering each. Where heads and sequences alone are too
+few to fill a GPU, sequences are cut into segments: the stream first finds what each segment writes, `scan_kernel` turns
+that, in place, into the state entering each segment, and the stream starts there.
+"""
+
+import triton
+import triton.language as tl
+
+from .blocks_triton import (
+    add_split_by_given,
+    decay_after,
+    decay_before,
+    exp,
+    kernel,
+    program,
+    split,
+    sums,
+    to_operand,
+)
+from .tiles_triton import halves_and_mild, load_decays, load_tile, state_pointers, store_state, whole_decay
+
+
+@triton.jit
+def _passed(b_S, b_w, total, x, y, w, scale, start, end, i_h, i_k, i_v, H: tl.constexpr, G: tl.constexpr,
+            K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+            REVERSE: tl.constexpr, INCLUSIVE: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """The state after C rows with decays b_w, in reverse its gradient before them. As in `stream_kernel`."""
+    o_c = tl.arange(0, C)
+    if REVERSE:
+        if INCLUSIVE and SCALED:
+            factor = tl.exp(sums(o_c[:, None] >= o_c[None, :], b_w)) * scale
+        elif INCLUSIVE:
+            factor = tl.exp(tl.cumsum(b_w.to(tl.float32), 0)) * scale
+        elif SCALED:
+            factor = tl.exp(sums(o_c[:, None] > o_c[None, :], b_w)) * scale
+        else:
+            factor = tl.exp(decay_before(load_tile(w, start, end, i_h, i_k, -1, H, K, C, BK).to(tl.float32))) * scale
+    elif SCALED:
+        factor = tl.exp(sums(o_c[:, None] < o_c[None, :], b_w))
+    else:
+        factor = tl.exp(decay_after(load_tile(w, start, end, i_h, i_k, 1, H, K, C, BK).to(tl.float32)))
+    b_S *= tl.exp(total)[:, None]
+    for i_g in tl.static_range(G):
+        b_x = load_tile(x, start, end, i_h * G + i_g, i_k, 0, H * G, K, C, BK).to(tl.float32) * factor
+        b_y = load_tile(y, start, end, i_h * G + i_g, i_v, 0, H * G, V, C, BV)
+        if SCALED:
+            x_high, x_low = split(b_x)
+            b_S = add_split_by_given(b_S, tl.trans(x_high), tl.trans(x_low), b_y)
+        else:
+            b_S += tl.dot(to_operand(tl.trans(b_x), PRECISION), b_y.to(tl.float32), input_precision=PRECISION)
+    return b_S
+
+
+@triton.jit
+def _walk(
+    x, y, w, states, scales, mild_scales, remainders, decay, mild, initial, last, scale, begin, end, first_chunk,
+    chunks, i_s, i_h, i_k, i_v,
+    H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
+    BV: tl.constexpr, REVERSE: tl.constexpr, INCLUSIVE: tl.constexpr, TOTALS: tl.constexpr,
+    SCALED: tl.constexpr, HAS_FIRST: tl.constexpr, WANTS_LAST: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One tile of one state through one segment; remainders, decay and mild may be None. As in `stream_kernel`."""
+    NK: tl.constexpr = (K + BK - 1) // BK
+    i_sh = i_s * H + i_h
+    b_S = tl.zeros([BK, BV], dtype=tl.float32)
+    if HAS_FIRST:
+        p_S, m_S = state_pointers(initial, i_sh, i_k, i_v, K, V, BK, BV)
+        b_S += tl.load(p_S, mask=m_S, other=0.0)
+    b_all = tl.zeros([BK], dtype=tl.float32)
+    for j in range(0, chunks):
+        if REVERSE:
+            i_c = chunks - 1 - j
+        else:
+            i_c = j
+        start = begin + i_c * C
+        i_ch = (first_chunk + i_c) * H + i_h
+        if SCALED:
+            b_w = load_decays(w, start, end, i_h, i_k, H, K, C, BK)
+        else:
+            b_w = load_tile(w, start, end, i_h, i_k, 0, H, K, C, BK)
+        if SCALED and not TOTALS:
+            first, second, is_mild = halves_and_mild(b_w, C)
+            total = first + second
+            if REVERSE:
+                half = exp(second)
+            else:
+                half = exp(first)
+            store_state(
+                states, scales, i_ch, b_S, i_k, i_v, K, V, BK, BV, SCALED, mild_scales, half, remainders
+            )  # fmt: skip
+            if mild is not None:
+                tl.store(mild + i_ch * NK + i_k, is_mild, mask=i_v == 0)
+        else:
+            total = whole_decay(b_w, C, SCALED)
+            if TOTALS:
+                b_all += total
+            else:
+                store_state(states, scales, i_ch, b_S, i_k, i_v, K, V, BK, BV, SCALED)
+        b_S = _passed(b_S, b_w, total, x, y, w, scale, start, end, i_h, i_k, i_v, H, G, K, V, C, BK, BV, REVERSE,
+                      INCLUSIVE, SCALED, PRECISION)  # fmt: skip
+    if TOTALS:
+        if decay is not None:
+            o_k = i_k * BK + tl.arange(0, BK)
+            tl.store(decay + i_sh.to(tl.int64) * K + o_k, tl.exp(b_all), mask=(o_k < K) & (i_v == 0))
+        p_S, m_S = state_pointers(states, i_sh, i_k, i_v, K, V, BK, BV)
+        tl.store(p_S, b_S, mask=m_S)
+    if WANTS_LAST:
+        p_S, m_S = state_pointers(last, i_sh, i_k, i_v, K, V, BK, BV)
+        tl.store(p_S, b_S, mask=m_S)
+
+
+@triton.jit
+def locate_segment(i_s, sequence_of_segment, segment_offsets, cu_seqlens, offsets, T, L, C: tl.constexpr,
+                   SEGMENTED: tl.constexpr, PACKED: tl.constexpr):  # fmt: skip
+    """First row of segment i_s of L chunks and the end of its sequence, its first chunk, and how many it has."""
+    if PACKED:
+        if SEGMENTED:
+            i_n = tl.load(sequence_of_segment + i_s)
+            skipped = (i_s - tl.load(segment_offsets + i_n)) * L
+        else:
+            i_n = i_s
+            skipped = i_s * 0
+        begin = tl.load(cu_seqlens + i_n).to(tl.int64) + skipped * C
+        end = tl.minimum(tl.load(cu_seqlens + i_n + 1).to(tl.int64), T)
+        first_chunk = tl.load(offsets + i_n) + skipped
+    else:
+        NT = tl.cdiv(T, C)
+        NS = tl.cdiv(NT, L)
+        i_n = i_s // NS
+        skipped = (i_s % NS) * L
+        begin = i_n.to(tl.int64) * T + skipped * C
+        end = (i_n + 1).to(tl.int64) * T
+        first_chunk = i_n * NT + skipped
+    chunks = tl.minimum(tl.maximum(end - begin + C - 1, 0) // C, L).to(tl.int32)
+    return begin, end, first_chunk, chunks
+
+
+@kernel
+def stream_kernel(
+    x, y, states, scales, mild_scales, initial, last,
+    other_x, other_y, other_states, other_scales, other_mild_scales, other_initial, other_last,
+    remainders, w, decay, mild, scale, sequence_of_segment, segment_offsets, cu_seqlens, offsets, T, L,
+    H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, OTHER_V: tl.constexpr, C: tl.constexpr,
+    BK: tl.constexpr, BV: tl.constexpr, OTHER_BV: tl.constexpr, REVERSE: tl.constexpr, INCLUSIVE: tl.constexpr,
+    TOTALS: tl.constexpr, SEGMENTED: tl.constexpr, SCALED: tl.constexpr,
+    HAS_FIRST: tl.constexpr, WANTS_LAST: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """S <- e^{total} S + (k e^{after})^T v, chunk after chunk of a segment of L; in reverse (scale r e^{before})^T do.
+
+    The state before each chunk is stored, and whether its decays are mild; or, for TOTALS, what the whole segment makes
+    of a zero state, and e^{its total}. INCLUSIVE: a read is faded by its own token's decay too.
+    G: heads of x and y that write into one state. SCALED: products of split operands, and states in 16 bits.
+    OTHER_V: columns of another state that decays alike, 0 if there is none. In registers: a tile of one, [BK, BV].
+    remainders: as of `store_state`, of the first state alone; None where nobody needs them.
+    """
+    NK: tl.constexpr = (K + BK - 1) // BK
+    NV: tl.constexpr = (V + BV - 1) // BV
+    OTHER_NV: tl.constexpr = (OTHER_V + OTHER_BV - 1) // OTHER_BV
+    i, i_s = program(NK * (NV + OTHER_NV) * H)
+    i_h, i_k, i_v = i % H, (i // H) % NK, i // (H * NK)
+    begin, end, first_chunk, chunks = locate_segment(
+        i_s, sequence_of_segment, segment_offsets, cu_seqlens, offsets, T, L, C, SEGMENTED, PACKED
+    )
+    if i_v < NV:
+        _walk(x, y, w, states, scales, mild_scales, remainders, decay, mild, initial, last, scale, begin, end,
+              first_chunk, chunks, i_s, i_h, i_k, i_v, H, G, K, V, C, BK, BV, REVERSE, INCLUSIVE, TOTALS, SCALED,
+              HAS_FIRST, WANTS_LAST, PRECISION)  # fmt: skip
+    elif OTHER_V > 0:
+        _walk(other_x, other_y, w, other_states, other_scales, other_mild_scales, None, None, None, other_initial,
+              other_last, scale, begin, end, first_chunk, chunks, i_s, i_h, i_k, i_v - NV, H, G, K, OTHER_V, C, BK,
+              OTHER_BV, REVERSE, INCLUSIVE, TOTALS, SCALED, HAS_FIRST, WANTS_LAST, PRECISION)  # fmt: skip
+
+
+@triton.jit
+def _scan_index(j, first_part, parts, i_h, H: tl.constexpr, REVERSE: tl.constexpr):
+    """The number, in memory, of the j-th state that a scan comes to."""
+    if REVERSE:
+        i = first_part + parts - 1 - j
+    else:
+        i = first_part + j
+    return tl.cast(i, tl.int64) * H + i_h
+
+
+@kernel
+def scan_kernel(
+    written, decay, first, last, offsets, parts,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BE: tl.constexpr,
+    REVERSE: tl.constexpr, HAS_FIRST: tl.constexpr, WANTS_LAST: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """Put the state before each part of a sequence where its writing was: S <- e^{total} S + written.
+
+    parts: of each sequence, where they are not packed. In registers: BE elements of S.
+    """
+    NE: tl.constexpr = (K * V + BE - 1) // BE
+    i_e, i_nh = program(NE)
+    i_n, i_h = i_nh // H, i_nh % H
+    if PACKED:
+        first_part = tl.load(offsets + i_n)
+        parts = tl.load(offsets + i_n + 1) - first_part
+    else:
+        first_part = i_n * parts
+    o_e = i_e * BE + tl.arange(0, BE)
+    m_e = o_e < K * V
+    b_S = tl.zeros([BE], dtype=tl.float32)
+    if HAS_FIRST:
+        b_S += tl.load(first + i_nh.to(tl.int64) * K * V + o_e, mask=m_e, other=0.0)
+    p_e, p_d = written + o_e, decay + o_e // V
+    for j in range(0, parts, 4):
+        # Four parts' loads are under way before the first is waited for: a scan is all waiting.
+        i_0 = _scan_index(j, first_part, parts, i_h, H, REVERSE)
+        i_1 = _scan_index(j + 1, first_part, parts, i_h, H, REVERSE)
+        i_2 = _scan_index(j + 2, first_part, parts, i_h, H, REVERSE)
+        i_3 = _scan_index(j + 3, first_part, parts, i_h, H, REVERSE)
+        m_1, m_2, m_3 = m_e & (j + 1 < parts), m_e & (j + 2 < parts), m_e & (j + 3 < parts)
+        b_0 = tl.load(p_e + i_0 * K * V, mask=m_e, other=0.0)
+        b_1 = tl.load(p_e + i_1 * K * V, mask=m_1, other=0.0)
+        b_2 = tl.load(p_e + i_2 * K * V, mask=m_2, other=0.0)
+        b_3 = tl.load(p_e + i_3 * K * V, mask=m_3, other=0.0)
+        d_0 = tl.load(p_d + i_0 * K, mask=m_e, other=0.0)
+        d_1 = tl.load(p_d + i_1 * K, mask=m_1, other=1.0)
+        d_2 = tl.load(p_d + i_2 * K, mask=m_2, other=1.0)
+        d_3 = tl.load(p_d + i_3 * K, mask=m_3, other=1.0)
+        tl.store(p_e + i_0 * K * V, b_S, mask=m_e)
+        b_S = d_0 * b_S + b_0
+        tl.store(p_e + i_1 * K * V, b_S, mask=m_1)
+        b_S = d_1 * b_S + b_1
+        tl.store(p_e + i_2 * K * V, b_S, mask=m_2)
+        b_S = d_2 * b_S + b_2
+        tl.store(p_e + i_3 * K * V, b_S, mask=m_3)
+        b_S = d_3 * b_S + b_3
+    if WANTS_LAST:
+        tl.store(last + i_nh.to(tl.int64) * K * V + o_e, b_S, mask=m_e)

@@ -1,0 +1,241 @@
+"""Where a chunk lies, its tiles, the states between chunks as they are kept, and the decay of a whole chunk.
+
+A chunk is *mild* where its whole decay provably fits float32 about the middle row; kernels that work inside chunks are
+compiled for mild chunks and for any other apart, so that the common way stays small.
+"""
+
+import triton
+import triton.language as tl
+
+from .blocks_triton import (
+    expect,
+    sums,
+    sums_of_columns,
+)
+from .launch import LONG_CHUNK_SIZE
+
+MILD_HALF = tl.constexpr(-55.0)
+"""A chunk is mild if no channel decays as much as this over either half: no factor about the middle reaches e^55."""
+MILD_TOKEN = tl.constexpr(-4.0)
+"""… and no token more than this: the mild path's decay gradient loses a factor e^{-w} of float32's digits."""
+
+
+@triton.jit
+def locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C: tl.constexpr, PACKED: tl.constexpr):
+    """First row of chunk i_c and the end of its sequence. A surplus chunk of a packed batch starts beyond its end."""
+    if PACKED:
+        i_n = tl.load(sequence_of_chunk + i_c)
+        start = tl.load(cu_seqlens + i_n).to(tl.int64) + (i_c - tl.load(offsets + i_n)) * C
+        end = tl.minimum(tl.load(cu_seqlens + i_n + 1).to(tl.int64), T)
+    else:
+        NT = tl.cdiv(T, C)
+        first = (i_c // NT).to(tl.int64) * T
+        start = first + (i_c % NT) * C
+        end = first + T
+    return start, end
+
+
+@triton.jit
+def load_tile(p, start, end, i_h, i_d, shift: tl.constexpr, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr,
+          BD: tl.constexpr):  # fmt: skip
+    """Rows start + shift … of one head of x [*, H, D], [C, BD]; zero outside the chunk and the sequence."""
+    o_c = tl.arange(0, C) + shift
+    o_d = i_d * BD + tl.arange(0, BD)
+    m = ((o_c >= 0) & (o_c < C) & (o_c < end - start))[:, None] & (o_d < D)[None, :]
+    return tl.load(p + (start * H + i_h) * D + o_c[:, None] * (H * D) + o_d[None, :], mask=m, other=0.0)
+
+
+@triton.jit
+def store_tile(p, x, start, end, i_h, i_d, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
+    o_c = tl.arange(0, C)
+    o_d = i_d * BD + tl.arange(0, BD)
+    m = (o_c < end - start)[:, None] & (o_d < D)[None, :]
+    tl.store(p + (start * H + i_h) * D + o_c[:, None] * (H * D) + o_d[None, :], x.to(p.dtype.element_ty), mask=m)
+
+
+@triton.jit
+def expect_tile(p, start, end, i_h, i_d, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
+    """As `expect`, of what `load_tile` will load."""
+    o_c = tl.arange(0, C)
+    expect(p + (start * H + i_h) * D + o_c * (H * D) + i_d * BD, o_c < end - start, BD)
+
+
+@triton.jit
+def expect_state(states, i, there, i_k, i_v, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr):
+    """As `expect`, of what `kept_state` will load."""
+    o_k = i_k * BK + tl.arange(0, BK)
+    expect(states + i.to(tl.int64) * K * V + o_k * V + i_v * BV, (o_k < K) & there, BV)
+
+
+@triton.jit
+def state_pointers(p, i, i_k, i_v, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr):
+    """Pointers and mask of a [BK, BV] tile of state number i."""
+    o_k = i_k * BK + tl.arange(0, BK)
+    o_v = i_v * BV + tl.arange(0, BV)
+    return p + i.to(tl.int64) * K * V + o_k[:, None] * V + o_v[None, :], (o_k < K)[:, None] & (o_v < V)[None, :]
+
+
+@triton.jit
+def matrix_pointers(p, i, N: tl.constexpr):
+    """Pointers of the [N, N] matrix number i."""
+    o = tl.arange(0, N)
+    return p + i.to(tl.int64) * N * N + o[:, None] * N + o[None, :]
+
+
+@triton.jit
+def scale_pointers(p, i, i_k, i_v, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr):
+    """Pointers and mask of the scales of the rows of a [BK, BV] tile of state number i."""
+    o_k = i_k * BK + tl.arange(0, BK)
+    NV: tl.constexpr = (V + BV - 1) // BV
+    return p + (i.to(tl.int64) * NV + i_v) * K + o_k, o_k < K
+
+
+@triton.jit
+def scaled(x):
+    """x [N, D] as float16, each row over the power of two below its largest element, and these powers [N]."""
+    x = x.to(tl.float32)
+    exponent = tl.max(tl.abs(x), 1).to(tl.int32, bitcast=True) & 0x7F800000
+    exponent = tl.minimum(tl.maximum(exponent, 0x04000000), 0x7B000000)  # so that its reciprocal is a number too
+    over = (0x7F000000 - exponent).to(tl.float32, bitcast=True)
+    return (x * over[:, None]).to(tl.float16), exponent.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def store_state(states, scales, i, b_S, i_k, i_v, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
+                BV: tl.constexpr, SCALED: tl.constexpr, mild_scales=None, half=None, remainders=None):  # fmt: skip
+    """A tile of state number i. SCALED: in float16, each row over the power of two below its largest element.
+
+    half: what half a chunk leaves of the state, [BK], so that rows of the state at the chunk's middle are multiples of
+    mild_scales; 0 there says that a row is 0 (or below 2^-118).
+    remainders: where, as multiples of the same scales, what float16 rounds away goes.
+    """
+    p_S, m_S = state_pointers(states, i, i_k, i_v, K, V, BK, BV)
+    if SCALED:
+        whole = b_S
+        b_S, unit = scaled(whole)
+        if remainders is not None:
+            p_R, _ = state_pointers(remainders, i, i_k, i_v, K, V, BK, BV)
+            tl.store(p_R, (whole / unit[:, None] - b_S.to(tl.float32)).to(tl.float16), mask=m_S)
+        p_s, m_s = scale_pointers(scales, i, i_k, i_v, K, V, BK, BV)
+        tl.store(p_s, unit, mask=m_s)
+        p_s, m_s = scale_pointers(mild_scales, i, i_k, i_v, K, V, BK, BV)
+        tl.store(p_s, tl.where(unit < 2.0**-118, 0.0, unit * half), mask=m_s)
+    tl.store(p_S, b_S.to(states.dtype.element_ty), mask=m_S)
+
+
+@triton.jit
+def kept_state(states, scales, i, there, i_k, i_v, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
+               BV: tl.constexpr, SCALED: tl.constexpr):  # fmt: skip
+    """What `store_state` put there, [BK, BV], and what its rows are multiples of, [BK]; 0 if nothing is `there`."""
+    p_S, m_S = state_pointers(states, i, i_k, i_v, K, V, BK, BV)
+    b_S = tl.load(p_S, mask=m_S & there, other=0.0)
+    unit = tl.full([BK], 1.0, tl.float32)
+    if SCALED:
+        p_s, m_s = scale_pointers(scales, i, i_k, i_v, K, V, BK, BV)
+        unit = tl.load(p_s, mask=m_s & there, other=0.0)
+    return b_S, unit
+
+
+@triton.jit
+def is_zero(mild_scales, i, there, i_k, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr):
+    """Which rows of state number i are 0 (or below 2^-118), [BK], by what they are multiples of.
+
+    The decay of a chunk's first token falls on the state alone: where that is 0 so is the decay's gradient, and not
+    what the pairs of later tokens leave of a difference.
+    """
+    largest = tl.zeros([BK], dtype=tl.float32)
+    for i_v in range(0, (V + BV - 1) // BV):
+        p_s, m_s = scale_pointers(mild_scales, i, i_k, i_v, K, V, BK, BV)
+        largest = tl.maximum(largest, tl.load(p_s, mask=m_s & there, other=0.0))
+    return largest == 0.0
+
+
+@triton.jit
+def by_rows(x, SCALED: tl.constexpr):
+    """x [N, D] for a single product in float16, and what its rows are multiples of, [N]: `scaled`, or as it is."""
+    unit = tl.full([x.shape[0]], 1.0, tl.float32)
+    if SCALED:
+        x, unit = scaled(x)
+    return x, unit
+
+
+@triton.jit
+def from_middle(b_w, C: tl.constexpr):
+    """Log decay up to and with each row, counted from the middle of the chunk, [C, BK]. b_w: as it was given."""
+    o_c = tl.arange(0, C)
+    return sums((o_c[:, None] >= o_c[None, :]).to(tl.float32) - (o_c[None, :] < C // 2).to(tl.float32), b_w)
+
+
+@triton.jit
+def half_decays(b_w, C: tl.constexpr):
+    """Log decay of the first half of a chunk's rows, and of the second, [BK] each."""
+    first = (tl.arange(0, C) < C // 2)[:, None]
+    b_w = b_w.to(tl.float32)
+    return tl.sum(tl.where(first, b_w, 0.0), 0), tl.sum(tl.where(first, 0.0, b_w), 0)
+
+
+SUMMED_BY_PRODUCT = tl.constexpr(LONG_CHUNK_SIZE)
+"""Rows of a chunk whose 16-bit decays are summed by a product, for which no warps have to agree.
+
+In shorter chunks it would be Hopper's own product with an operand narrower than `NARROWEST`. Nor are float32 decays
+summed so: a setting of RWKV6 with them ended in a misaligned address on an H200 (Triton 3.6, data/tuning.md).
+"""
+
+
+@triton.jit
+def whole_decay(b_w, C: tl.constexpr, SCALED: tl.constexpr):
+    """Log decay of all of a chunk's rows, [BK]; SCALED: beside 16-bit inputs."""
+    if SCALED and C == SUMMED_BY_PRODUCT and b_w.dtype != tl.float32:
+        total = tl.max(sums_of_columns(b_w, tl.full([C, C], 1.0, tl.float32)), 1)
+    else:
+        first, second = half_decays(b_w, C)
+        total = first + second
+    return total
+
+
+@triton.jit
+def halves_and_mild(b_w, C: tl.constexpr):
+    """`half_decays` of a chunk's rows b_w [C, BK], and whether every decay is mild, 1 or 0."""
+    if C == SUMMED_BY_PRODUCT and b_w.dtype != tl.float32:
+        in_first = (tl.arange(0, C) < C // 2)[None, :]
+        halves = sums_of_columns(b_w, (tl.arange(0, C) < C // 2)[:, None] == in_first)
+        mild = (tl.min(halves) > MILD_HALF) & (tl.min(b_w.to(tl.float32)) > MILD_TOKEN)
+        first = tl.max(tl.where(in_first, halves, -float("inf")), 1)
+        second = tl.max(tl.where(in_first, -float("inf"), halves), 1)
+    else:
+        first, second = half_decays(b_w, C)
+        spare = tl.minimum(tl.minimum(first, second) - MILD_HALF, tl.min(b_w.to(tl.float32), 0) - MILD_TOKEN)
+        mild = tl.min(spare, 0) > 0
+    return first, second, mild.to(tl.int32)
+
+
+@triton.jit
+def takes(mild, i, FLAGS: tl.constexpr, MILD: tl.constexpr):
+    """Whether chunk-and-head i is this launch's: mild everywhere for the mild one, anything else for the other."""
+    o = tl.arange(0, triton.next_power_of_2(FLAGS))
+    return tl.min(tl.load(mild + i * FLAGS + o, mask=o < FLAGS, other=1), 0) == MILD
+
+
+@triton.jit
+def none_to_do(mild, first, total, AT_ONCE: tl.constexpr, FLAGS: tl.constexpr):
+    """Whether each of AT_ONCE chunks-and-heads from the first on is mild, so that there is nothing for the other way.
+
+    One look at memory for all of them: a launch that finds nothing is all waiting for such looks.
+    """
+    o = first * FLAGS + tl.arange(0, triton.next_power_of_2(AT_ONCE * FLAGS))
+    flags = tl.load(mild + o, mask=o < tl.minimum(first + AT_ONCE, total) * FLAGS, other=1)
+    return tl.min(flags, 0) == 1
+
+
+@triton.jit
+def not_mild(mild, i, total, FLAGS: tl.constexpr):
+    """Whether chunk-and-head i is one of the total and anything but mild everywhere."""
+    o = tl.arange(0, triton.next_power_of_2(FLAGS))
+    return tl.min(tl.load(mild + i * FLAGS + o, mask=(o < FLAGS) & (i < total), other=1), 0) == 0
+
+
+@triton.jit
+def load_decays(w, start, end, i_h, i_k, H: tl.constexpr, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr):
+    """The decay of C rows, none below -128: its exponential is 0 already, and what `sums` adds has to be finite."""
+    b_w = load_tile(w, start, end, i_h, i_k, 0, H, K, C, BK)
+    return tl.where(b_w < -128.0, -128.0, b_w).to(b_w.dtype)

@@ -1,0 +1,208 @@
+"""What a part of a sequence makes of the state that enters it, and what enters each part: for `fused_chunk_triton`,
+whose text has the symbols.
+
+A part makes M S + N of a state S. `carry_kernel` walks a part for both at once, for M from a unit matrix and with no v,
+for N from 0, or the first part from the initial state; `carry_grads_kernel` walks it for what D begins with. From these
+`entering_kernel` finds what enters each part.
+"""
+
+import triton
+import triton.language as tl
+
+from ..common.bands_triton import (
+    bands,
+    column,
+    each,
+    finite,
+    load_pair,
+    load_turned,
+    narrow_product,
+    piece,
+    sides,
+    to_ends,
+    whole,
+)
+from ..common.blocks_triton import (
+    add_given_by_split,
+    add_product,
+    exp,
+    kernel,
+    split,
+    sums_along,
+)
+from ..common.tiles_triton import state_pointers
+
+
+@triton.jit
+def decays_from_ends(b_w, C: tl.constexpr):
+    """Log decays of reads, r's beside a's, from the chunk's beginning, and of keys to its end, [4, N, 2 C] each."""
+    o_c, o_r = tl.arange(0, C)[:, None], tl.arange(0, 2 * C)
+    i = (o_r % C)[None, :]
+    return sums_along(b_w, each(o_c < i + (o_r < C)[None, :])), sums_along(b_w, each(o_c > i))
+
+
+@kernel
+def carry_kernel(
+    w, k, v, a, b, scores, first, products, written,
+    T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    HAS_FIRST: tl.constexpr, WHOLE: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """What a part makes of the state that enters it: M, which it makes of a unit matrix if no v is written, and what
+    it makes of 0, or the first part of the initial state. WHOLE: of the last part, too. In registers: both, turned, and
+    the next chunk's rows on their way."""
+    i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = piece(
+        T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H, C, PACKED
+    )
+    if not WHOLE:
+        count = tl.where(is_last, 0, count)  # nobody waits for it, but what is kept is not left to chance
+    i, j = tl.arange(0, C)[None, :], tl.arange(0, C)[:, None]
+    below, eye = i > j, tl.where(i == j, 1.0, 0.0)
+    o_k = tl.arange(0, BK)
+    b_M = bands(tl.where(o_k[:, None] == o_k[None, :], 1.0, 0.0))
+    b_S = tl.zeros([BK, BV], dtype=tl.float32)
+    if HAS_FIRST:
+        p_S, m_S = state_pointers(first, i_n * H + i_h, 0, 0, K, V, BK, BV)
+        b_S += tl.load(p_S, mask=m_S & is_first, other=0.0)
+    b_S = bands(tl.trans(b_S))
+    p_A = scores + (first_chunk * H + i_h).to(tl.int64) * (2 * C * C) + i * C + j
+    w_next = load_turned(w, begin, end, i_h, H, K, C, BK)
+    x_next = load_pair(a, b, begin, end, i_h, H, K, C, BK)
+    k_next = load_turned(k, begin, end, i_h, H, K, C, BK)
+    v_next = load_turned(v, begin, end, i_h, H, V, C, BV)
+    A_next = tl.load(p_A, mask=below & (count > 0), other=0.0)
+    U_next = tl.load(p_A + C * C, mask=below & (count > 0), other=0.0)
+    for n in range(0, count):
+        start = begin + (n + 1) * C
+        more = n + 1 < count
+        stop = tl.where(more, end, start)
+        b_w, b_x, b_k, b_v, b_A, b_U = w_next, x_next, k_next, bands(v_next), A_next, U_next
+        p_A += H * 2 * C * C
+        w_next = load_turned(w, start, stop, i_h, H, K, C, BK)
+        x_next = load_pair(a, b, start, stop, i_h, H, K, C, BK)
+        k_next = load_turned(k, start, stop, i_h, H, K, C, BK)
+        v_next = load_turned(v, start, stop, i_h, H, V, C, BV)
+        A_next = tl.load(p_A, mask=below & more, other=0.0)
+        U_next = tl.load(p_A + C * C, mask=below & more, other=0.0)
+        decays, total = to_ends(bands(finite(b_w)), C)
+        decays = exp(decays)
+        x_high, x_low = split(bands(b_x).to(tl.float32) * decays)
+        k_high, k_low = split(bands(b_k).to(tl.float32) * sides(decays)[1])
+        a_high, b_high = sides(x_high)
+        a_low, b_low = sides(x_low)
+        a_high, a_low, b_high, b_low = whole(a_high), whole(a_low), tl.trans(whole(b_high)), tl.trans(whole(b_low))
+        A_high, A_low = split(b_A)
+        U_high, U_low = split(b_U + eye)
+        total = exp(total)[None, None, :]
+        high, low = split(b_M)
+        f_high, f_low = split(narrow_product(high, low, each(a_high), each(a_low)))
+        f_high, f_low = split(narrow_product(f_high, f_low, each(U_high), each(U_low)))
+        b_M = add_product(b_M * total, f_high, f_low, each(b_high), each(b_low))
+        high, low = split(b_S)
+        b_f = narrow_product(high, low, each(a_high), each(a_low))
+        f_high, f_low = split(add_given_by_split(b_f, b_v, each(A_high), each(A_low)))
+        f_high, f_low = split(narrow_product(f_high, f_low, each(U_high), each(U_low)))
+        b_S = add_product(b_S * total, f_high, f_low, each(b_high), each(b_low))
+        b_S = add_given_by_split(b_S, b_v, each(tl.trans(whole(k_high))), each(tl.trans(whole(k_low))))
+    p_M, m_M = state_pointers(products, i_p * H + i_h, 0, 0, K, K, BK, BK)
+    tl.store(p_M, tl.trans(whole(b_M)), mask=m_M)
+    p_S, m_S = state_pointers(written, i_p * H + i_h, 0, 0, K, V, BK, BV)
+    tl.store(p_S, tl.trans(whole(b_S)), mask=m_S)
+
+
+@kernel
+def carry_grads_kernel(
+    r, w, a, b, do, scores, last, written, scale, T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    HAS_LAST: tl.constexpr, WHOLE: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """The gradient of the state that enters a part, where that of the one which leaves it is 0, or of the last part
+    the final state's. WHOLE: of the first part, too. In registers: D^T, and the rows of the chunk before on their
+    way."""
+    i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = piece(
+        T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H, C, PACKED
+    )
+    if not WHOLE:
+        if is_first:
+            return
+    i, j = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
+    eye = tl.where(i == j, 1.0, 0.0)
+    by_scale = tl.where(tl.arange(0, 2 * C) < C, scale, 1.0)[None, None, :]
+    b_D = tl.zeros([BK, BV], dtype=tl.float32)
+    if HAS_LAST:
+        p_D, m_D = state_pointers(last, i_n * H + i_h, 0, 0, K, V, BK, BV)
+        b_D += tl.load(p_D, mask=m_D & is_last, other=0.0)
+    b_D = bands(tl.trans(b_D))
+    start = begin + (count - 1) * C
+    p_A = scores + ((first_chunk + count - 1) * H + i_h).to(tl.int64) * (2 * C * C) + C * C
+    w_next = load_turned(w, start, end, i_h, H, K, C, BK)
+    R_next = load_pair(r, a, start, end, i_h, H, K, C, BK)
+    b_next = load_turned(b, start, end, i_h, H, K, C, BK)
+    do_next = load_turned(do, start, end, i_h, H, V, C, BV)
+    N_next = tl.load(p_A + j * C + i, mask=(i >= j) & (count > 0), other=0.0)
+    U_next = tl.load(p_A + i * C + j, mask=(i > j) & (count > 0), other=0.0)
+    for n in range(0, count):
+        b_w, b_R, b_b, b_do, b_N, b_U = w_next, R_next, b_next, bands(do_next), N_next, U_next
+        more = n + 1 < count
+        start -= C
+        stop = tl.where(more, end, start)
+        p_A -= H * 2 * C * C
+        w_next = load_turned(w, start, stop, i_h, H, K, C, BK)
+        R_next = load_pair(r, a, start, stop, i_h, H, K, C, BK)
+        b_next = load_turned(b, start, stop, i_h, H, K, C, BK)
+        do_next = load_turned(do, start, stop, i_h, H, V, C, BV)
+        N_next = tl.load(p_A + j * C + i, mask=(i >= j) & more, other=0.0)
+        U_next = tl.load(p_A + i * C + j, mask=(i > j) & more, other=0.0)
+        read, key = decays_from_ends(bands(finite(b_w)), C)
+        total = column(read, C - 1)
+        R_high, R_low = split(bands(b_R).to(tl.float32) * (exp(read) * by_scale))
+        r_high, a_high = sides(R_high)
+        r_low, a_low = sides(R_low)
+        b_high, b_low = split(bands(b_b).to(tl.float32) * exp(sides(key)[0]))
+        D_high, D_low = split(b_D)
+        y_high, y_low = split(narrow_product(D_high, D_low, each(whole(b_high)), each(whole(b_low))))
+        U_high, U_low = split(b_U + eye)
+        N_high, N_low = split(b_N)
+        b_y = narrow_product(y_high, y_low, each(U_high), each(U_low))
+        b_y = add_given_by_split(b_y, b_do, each(N_high), each(N_low))
+        y_high, y_low = split(b_y)
+        b_D *= exp(total)[None, None, :]
+        b_D = add_product(b_D, y_high, y_low, each(tl.trans(whole(a_high))), each(tl.trans(whole(a_low))))
+        b_D = add_given_by_split(b_D, b_do, each(tl.trans(whole(r_high))), each(tl.trans(whole(r_low))))
+    p_D, m_D = state_pointers(written, i_p * H + i_h, 0, 0, K, V, BK, BV)
+    tl.store(p_D, tl.trans(whole(b_D)), mask=m_D)
+
+
+@kernel
+def entering_kernel(
+    products, written, entering, first, parts, parts_before,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    REVERSE: tl.constexpr, HAS_FIRST: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """S <- product S + written, part after part, or D <- product^T D + written from the last one; what enters each.
+    What is written in the one met first is all that leaves it. In registers: S or D."""
+    i_nh = tl.program_id(0)
+    i_n, i_h = i_nh // H, i_nh % H
+    first_part = i_n * parts
+    if PACKED:
+        first_part = tl.load(parts_before + i_n)
+        parts = tl.load(parts_before + i_n + 1) - first_part
+    b_S = tl.zeros([BK, BV], dtype=tl.float32)
+    if HAS_FIRST:
+        p_S, m_S = state_pointers(first, i_nh, 0, 0, K, V, BK, BV)
+        b_S += tl.load(p_S, mask=m_S, other=0.0)
+    for n in range(0, parts):
+        if REVERSE:
+            i = (first_part + parts - 1 - n) * H + i_h
+        else:
+            i = (first_part + n) * H + i_h
+        p_S, m_S = state_pointers(entering, i, 0, 0, K, V, BK, BV)
+        tl.store(p_S, b_S, mask=m_S)
+        if n + 1 < parts:
+            p_P, m_P = state_pointers(products, i, 0, 0, K, K, BK, BK)
+            P_high, P_low = split(tl.load(p_P, mask=m_P & (n > 0), other=0.0))
+            if REVERSE:
+                P_high, P_low = tl.trans(P_high), tl.trans(P_low)
+            S_high, S_low = split(b_S)
+            p_W, m_W = state_pointers(written, i, 0, 0, K, V, BK, BV)
+            b_S = add_product(tl.load(p_W, mask=m_W, other=0.0), P_high, P_low, S_high, S_low)
