@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from .source import expression_at, operand_names, outside
 from .trace_record import (
     BECAME_NAN,
     BORN,
@@ -30,9 +31,6 @@ from .trace_record import (
     Site,
     Tile,
     Trace,
-    expression_at,
-    operand_names,
-    outside,
 )
 
 if TYPE_CHECKING:

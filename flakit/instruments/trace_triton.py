@@ -20,6 +20,7 @@ import torch
 import triton
 
 from ..ops.common.dispatch import interpreted_alone
+from .source import expression_at, operand_names, outside
 from .trace_record import (
     BECAME_NAN,
     BEYOND,
@@ -34,10 +35,7 @@ from .trace_record import (
     Site,
     Tile,
     Trace,
-    expression_at,
     operand,
-    operand_names,
-    outside,
 )
 
 if TYPE_CHECKING:

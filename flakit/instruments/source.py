@@ -1,0 +1,71 @@
+"""What a line of source computes, as far as Python can tell: its expression, its operands, and whose line it is."""
+
+import ast
+import linecache
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import islice
+from types import CodeType, FrameType
+
+
+@lru_cache(maxsize=4096)
+def expression_at(code: CodeType, instruction: int, dedented: bool = False) -> tuple[int, str]:
+    """Line and text of what an instruction computes, "" where this Python cannot tell.
+
+    dedented: the code was compiled from its text moved to the left margin, as Triton's interpreter does.
+    """
+    if not hasattr(code, "co_positions"):
+        return 0, ""
+    span = next(islice(code.co_positions(), instruction // 2, None), (None,) * 4)
+    line, last, start, end = span
+    if None in span:
+        return line or 0, ""
+    lines = linecache.getlines(code.co_filename)[line - 1 : last]
+    if not lines:
+        return line, ""
+    own = linecache.getline(code.co_filename, code.co_firstlineno)
+    shift = len(own) - len(own.lstrip()) if dedented else 0
+    raw = [text.encode() for text in lines]
+    raw[-1] = raw[-1][: end + shift]
+    raw[0] = raw[0][start + shift :]
+    text = b"".join(raw).decode(errors="ignore").strip()
+    return line, text if _parsed(text) is not None else ""
+
+
+@lru_cache(maxsize=4096)
+def _parsed(text: str) -> ast.AST | None:
+    for attempt in (f"({text}\n)", text):
+        try:
+            (statement,) = ast.parse(attempt).body
+        except (SyntaxError, ValueError):
+            continue
+        return statement.value if isinstance(statement, ast.Expr) else statement
+    return None
+
+
+@lru_cache(maxsize=4096)
+def operand_names(text: str, operation: str, count: int) -> tuple[str, ...]:
+    """The source of an operation's `count` operands; "" for each where the text does not tell."""
+    node, parts = _parsed(text) if text else None, []
+    if isinstance(node, ast.BinOp):
+        parts = [node.left, node.right]
+    elif isinstance(node, ast.AugAssign):
+        parts = [node.target, node.value]
+    elif isinstance(node, ast.UnaryOp):
+        parts = [None] * (count - 1) + [node.operand]
+    elif isinstance(node, ast.Call):
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        if name.rstrip("_") == operation:
+            parts = [*node.args, *(keyword.value for keyword in node.keywords)]
+            module = isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name)
+            if isinstance(node.func, ast.Attribute) and not (module and node.func.value.id in ("tl", "torch", "F")):
+                parts = [node.func.value, *parts]
+    names = [" ".join(ast.unparse(part).split()) if part is not None else "" for part in parts[:count]]
+    return (*names, *[""] * (count - len(names)))
+
+
+def outside(frame: FrameType | None, folders: Sequence[str]) -> FrameType | None:
+    """The innermost frame whose file lies in none of the folders."""
+    while frame is not None and frame.f_code.co_filename.startswith(tuple(folders)):
+        frame = frame.f_back
+    return frame
