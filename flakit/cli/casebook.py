@@ -1,0 +1,314 @@
+"""flakit cases, diagnose, headroom: the faults of the casebook, and where decays would meet them."""
+
+import warnings
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console, Group
+from rich.markup import escape
+from rich.progress import Progress, track
+from rich.table import Table
+
+from .common import as_json, cell
+
+
+def cases(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help='A case, or "all". Default: list them.', show_default=False)] = "",
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+):
+    """Run a case of the casebook and print what its law predicts beside what is measured here.
+
+    flakit cases                       lists the cases and their knobs
+
+    flakit cases anchor                the numbers of the story
+
+    flakit cases anchor --w -88.8      one setting of the knobs
+
+    flakit cases all                   every story; exits with 1 if a law fails
+    """
+    from ..cases import registry
+
+    warnings.simplefilter("ignore", RuntimeWarning)  # of the interpreter: infinities are what the cases are about
+    console, errors = Console(), Console(stderr=True)
+    try:
+        given = _knobs(context.args)
+        if not name or name == "all":
+            if given:
+                raise ValueError(f"{', '.join(given)}: expected the name of one case before its knobs")
+            chosen = list(registry.CASES.values())
+        else:
+            chosen = [registry.find(name)]
+            given = chosen[0].parse(given)
+        if not name:
+            _list_cases(chosen, console, json)
+            return
+        found = {}
+        for case in track(chosen, "measuring", console=errors, transient=True, disable=not errors.is_terminal):
+            found[case.name] = case.at(**given) if given else case.reproduce()
+            if not json:
+                console.print(_story(case, found[case.name], given))
+    except ValueError as error:
+        errors.print(f"flakit cases: {error}", style="red", markup=False, highlight=False)
+        raise typer.Exit(2) from None
+    if json:
+        tables = {name: [row._asdict() | {"agrees": row.agrees} for row in rows] for name, rows in found.items()}
+        typer.echo(as_json({"knobs": given, "cases": tables}))
+    failed = [f"{name}: {row.what}" for name, rows in found.items() for row in rows if row.agrees is False]
+    if failed and not json:
+        console.print(f"{len(failed)} not as predicted", style="bold red")
+    raise typer.Exit(bool(failed))
+
+
+def _knobs(words: list[str]) -> dict[str, str]:
+    """{"w": "-88.8"} from ["--w", "-88.8"] or ["--w=-88.8"]."""
+    found, words = {}, list(words)
+    while words:
+        word = words.pop(0)
+        knob, has_value, value = word.removeprefix("--").partition("=")
+        if not word.startswith("--") or not knob:
+            raise ValueError(f"expected knobs like --w -88.8, got {word!r}")
+        if not has_value:
+            if not words or words[0].startswith("--"):
+                raise ValueError(f"{knob}: expected a value, got none")
+            value = words.pop(0)
+        found[knob.replace("-", "_")] = value
+    return found
+
+
+def _list_cases(listed, console: Console, json: bool) -> None:
+    if json:
+        fields = ("name", "title", "told", "measured", "threads", "notebook")
+        entries = [
+            {field: getattr(case, field) for field in fields}
+            | {"knobs": {name: {"default": knob.default, "expects": knob.expects} for name, knob in case.knobs.items()}}
+            for case in listed
+        ]
+        typer.echo(as_json(entries))
+        return
+    table = Table.grid(padding=(0, 2))
+    for case in listed:
+        table.add_row(f"[bold]{case.name}[/]", escape(case.title))
+        for row in _told_and_measured(case):
+            table.add_row(*row)
+        knobs = " ".join(f"--{name} {_shell(knob.default)}" for name, knob in case.knobs.items())
+        table.add_row("  [dim]knobs[/]", f"[dim]{escape(knobs)}[/]")
+        table.add_row()
+    console.print(table, highlight=False)
+    console.print(
+        "flakit cases NAME runs one, flakit cases NAME --KNOB VALUE at one setting, flakit cases all runs all."
+    )
+
+
+def _told_and_measured(case) -> list[tuple[str, str]]:
+    told = f"{escape(case.told)} [dim]({', '.join(case.threads)})[/]" if case.threads else escape(case.told)
+    return [
+        ("  [dim]told[/]", told),
+        ("  [dim]measured[/]", f"{escape(case.measured)} [dim](notebooks/{case.notebook}.ipynb)[/]"),
+    ]
+
+
+def _shell(value: object) -> str:
+    text = cell(value)
+    return f'"{text}"' if " " in text else text
+
+
+def _story(case, rows: list, given: dict) -> Group:
+    """A case as it is printed: both stories, then the table."""
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column(", ".join(f"{name} = {value}" for name, value in given.items()) or "the story's numbers")
+    for heading in ("recorded", "law", "measured", "agree"):
+        table.add_column(heading, justify="right")
+    marks = {True: "[green]yes[/]", False: "[bold red]NO[/]", None: ""}
+    for row in rows:
+        cells = (escape(cell(x)) for x in (row.what, row.recorded, row.law, row.measured))
+        table.add_row(*cells, marks[row.agrees])
+    story = Table.grid(padding=(0, 2))
+    story.add_row(f"[bold]{case.name}[/]", escape(case.title))
+    for row in _told_and_measured(case):
+        story.add_row(*row)
+    return Group(story, table)
+
+
+def faults_table() -> Table:
+    """The columns of a table of faults: the fault, its lesson and the tensors."""
+    from ..cases.fingerprint import SHORT, TENSORS
+
+    table = Table(box=box.SIMPLE_HEAD, padding=0)  # so that a terminal of 80 columns has room for the faults' names
+    table.add_column("fault")
+    table.add_column("lesson")
+    for name in TENSORS:
+        table.add_column(SHORT.get(name, name), justify="center")
+    return table
+
+
+def diagnose(
+    seen: Annotated[list[str], typer.Argument(help="TENSOR=ok, wrong, inf or nan, such as dr=nan.")],
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+):
+    """Which tensors of an RWKV6 call are wrong? Print the faults of the casebook that do that, the best fit first.
+
+    Tensors: o, dr, dk, dv, dw, du, S_T (the final state) and dS_0 (the initial state's gradient).
+
+    flakit diagnose o=ok dr=nan du=ok
+
+    Exits with 1 if no fault fits, 2 if it could not run.
+    """
+    from ..cases import fingerprint as fingerprints
+
+    console, errors = Console(), Console(stderr=True)
+    try:
+        pairs = [text.partition("=") for text in seen]
+        if odd := [text for text, (_, equals, _) in zip(seen, pairs, strict=True) if not equals]:
+            raise ValueError(f"expected what was seen as dr=nan, got {odd[0]!r}")
+        fits = fingerprints.diagnose({name: kind for name, _, kind in pairs})
+    except ValueError as error:
+        errors.print(f"flakit diagnose: {error}", style="red", markup=False, highlight=False)
+        raise typer.Exit(2) from None
+    good = [fit for fit in fits if fit.good]
+    shown = good or fits[:3]
+    if json:
+        typer.echo(as_json([_fit(fit) for fit in shown]))
+        raise typer.Exit(not good)
+    if not good:
+        console.print("No fault of the casebook does that. Nearest:", style="bold red")
+    table = faults_table()
+    table.add_column("agree", justify="right")
+    for fit in shown:
+        cells = (
+            f"[bold red]{cell.kind}[/]" if name in fit.against else cell.kind for name, cell in fit.row.cells.items()
+        )
+        table.add_row(fit.row.cause.name, fit.row.cause.lesson, *cells, f"{fit.agree:g} of {fit.given}")
+    console.print(table)
+    for fit in shown[:3]:
+        cause = fit.row.cause
+        console.print(f"{cause.name}: {cause.what}. {cause.test} (flakit cases {cause.case})", markup=False)
+    raise typer.Exit(not good)
+
+
+def _fit(fit) -> dict:
+    cause, cells = fit.row.cause, {name: cell._asdict() for name, cell in fit.row.cells.items()}
+    words = {"fault": cause.key, "lesson": cause.lesson, "case": cause.case, "what": cause.what, "test": cause.test}
+    return words | {"agree": fit.agree, "given": fit.given, "against": list(fit.against), "tensors": cells}
+
+
+def headroom(
+    file: Annotated[
+        Path,
+        typer.Argument(help="Decays [B, T, H, K], or several by name: .pt, .safetensors, .npy; or a checkpoint."),
+    ],
+    op: Annotated[
+        str | None,
+        typer.Option(help="What they are for: rwkv6, kda, …, file.py:naive. Default: a checkpoint's, else rwkv6."),
+    ] = None,
+    tokens: Annotated[
+        Path | None,
+        typer.Option(help="What a checkpoint runs on, [T] or [B, T]: .pt, .npy. Default: 1024 random tokens."),
+    ] = None,
+    layer: Annotated[
+        list[str] | None, typer.Option(help="A tensor of the file; may be repeated. Default: all.")
+    ] = None,
+    only: Annotated[list[str] | None, typer.Option(help="A kernel, as the table names it; may be repeated.")] = None,
+    dtype: Annotated[
+        list[str] | None, typer.Option(help="float32, bfloat16 or float16; may be repeated. Default: all.")
+    ] = None,
+    chunk: Annotated[int, typer.Option(help="Tokens a chunk, a power of two.")] = 64,
+    block: Annotated[int, typer.Option(help="Rows a block, a power of two.")] = 16,
+    json: Annotated[bool, typer.Option("--json", help="Print the margins of every layer as JSON.")] = False,
+):
+    """Which kernels would make NaN of a model's decays, at which token, and how far away are the others?
+
+    No kernel is run, and nothing in the file is executed: the exponents that each kernel takes are held against its
+    law. Decays of -inf are counted, for a gate w = -exp(x) has no gradient there. A checkpoint of RWKV6 or RWKV7, by
+    the names of RWKV-LM or flash-linear-attention, runs in float32 on tokens, and each layer's decays are measured.
+
+    flakit headroom decays.safetensors --op gsa --layer blocks.3
+
+    flakit headroom decays.pt --only first-row --dtype bfloat16
+
+    flakit headroom RWKV-x060.pth --tokens text.npy
+
+    Exits with 0 if no kernel shown breaks in a number format shown, 1 if one does, 2 if it could not run.
+    """
+    from ..cases import decay_checkpoint, decay_files
+    from ..cases.headroom import headroom as measure
+    from ..cases.laws import LN_MAX
+
+    console, errors = Console(), Console(stderr=True)
+    try:
+        formats = {str(x).removeprefix("torch."): x for x in LN_MAX}
+        if odd := [name for name in dtype or () if name not in formats]:
+            raise ValueError(f"--dtype: expected one of {', '.join(formats)}, got {odd[0]!r}")
+        formats = {name: x for name, x in formats.items() if not dtype or name in dtype}
+        with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
+            task = bar.add_task(f"reading {file.name}", total=None)
+
+            def progress(name: str, done: int, of: int) -> None:
+                bar.update(task, description=name or file.name, completed=done, total=of)
+
+            layers, op = _decays(file, op, tokens, decay_files, decay_checkpoint)
+            if odd := [name for name in layer or () if name not in layers]:
+                known = ", ".join(filter(None, layers))
+                expected = f"one of {known}" if known else f"none, since {file.name} holds one tensor without a name"
+                raise ValueError(f"--layer: expected {expected}, got {odd[0]!r}")
+            layers = {name: layers[name] for name in layer} if layer else layers
+            found = measure(layers, op, chunk, block=block, only=only or None, progress=progress)
+    except (ValueError, TypeError, OSError) as error:
+        errors.print(f"flakit headroom: {error}", style="red", markup=False, highlight=False)
+        raise typer.Exit(2) from None
+    breaks = any(m.breaks for m in found.margins if m.dtype in formats.values())
+    if json:
+        margins = {name: [_margin(m) for m in of if m.dtype in formats.values()] for name, of in found.layers.items()}
+        sizes = {"op": op, "chunk": chunk, "block": block}
+        gates = {name: _gate(gate) for name, gate in found.gates.items()}
+        typer.echo(as_json({**sizes, "breaks": breaks, "layers": margins, "gates": gates}))
+    else:
+        console.print(_headroom(found, formats))
+    raise typer.Exit(breaks)
+
+
+def _decays(file: Path, op: str | None, tokens: Path | None, decay_files, decay_checkpoint) -> tuple[dict, str]:
+    """By layer, and what they are for."""
+    weights = decay_checkpoint.load(file)
+    if weights is None:
+        if tokens is not None:
+            raise ValueError(f"--tokens: expected none, since {file.name} holds decays, no checkpoint")
+        return decay_files.layers(file), op or "rwkv6"
+    found, layers = decay_checkpoint.decays(weights, tokens)
+    if op not in (None, found):
+        raise ValueError(f"--op: expected {found}, since {file.name} is a checkpoint of it, got {op!r}")
+    return layers, found
+
+
+def _margin(m) -> dict:
+    place = {name: getattr(m, name) for name in ("batch", "token", "head", "channel", "tokens")}
+    numbers = {name: getattr(m, name) for name in ("exponent", "limit", "factor", "breaks")}
+    return {"kernel": m.kernel, "dtype": str(m.dtype).removeprefix("torch."), **numbers, **place}
+
+
+def _gate(gate) -> dict:
+    numbers = {name: getattr(gate, name) for name in ("infinite", "largest", "margin")}
+    return {"dtype": str(gate.dtype).removeprefix("torch."), **numbers}
+
+
+def _headroom(found, formats: dict) -> Group:
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("kernel")
+    for head in ("exponent", *formats):
+        table.add_column(head, justify="right")
+    table.add_column("where the exponent is largest")
+    for kernel in dict.fromkeys(m.kernel for m in found.margins):
+        of = [found.margin(kernel, dtype) for dtype in formats.values()]
+        factors = (f"[bold red]{m.factor:.3g}[/]" if m.breaks else _factor(m.factor) for m in of)
+        table.add_row(escape(kernel), f"{of[0].exponent:.4g}", *factors, escape(of[0].place))
+    head = f"{found.op}, chunks of {found.chunk}, blocks of {found.block}. By number format: what all decays can be"
+    head += " multiplied by until it breaks; below 1, red: it breaks on these decays; any: never"
+    return Group(head, table, escape(str(found.gate)))
+
+
+def _factor(x: float) -> str:
+    from ..numerics.words import number
+
+    return number(x, 3, inf="any")

@@ -1,0 +1,40 @@
+"""What several commands use."""
+
+import json as json_module
+import os
+from pathlib import Path
+
+
+def as_json(x: object) -> str:
+    from ..numerics.words import for_json
+
+    return json_module.dumps(for_json(x), indent=1)
+
+
+def cell(x: object) -> str:
+    from ..numerics.words import number
+
+    return "none" if x is None else number(x, nan="", inf="never")
+
+
+def writable(option: str, path: Path | None, ending: str = "") -> None:
+    """Said before anything takes long."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise ValueError(f"{option}: expected a file, {path} is a folder")
+    if ending and path.suffix != ending:
+        raise ValueError(f"{option}: expected a name ending in {ending}, got {path}")
+    if not path.absolute().parent.is_dir():
+        raise ValueError(f"{option}: expected a folder that there is, got {path.parent}")
+    if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+        raise ValueError(f"{option}: expected a file that can be written, got {path}")
+
+
+def writable_folder(option: str, path: Path | None) -> None:
+    """Made before anything takes long."""
+    try:
+        if path is not None:
+            path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"{option}: expected a folder that is there or can be made, got {path}") from error

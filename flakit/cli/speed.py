@@ -1,0 +1,245 @@
+"""flakit bench, tune: how long the operators take on this machine's GPU."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console, Group
+from rich.markup import escape
+from rich.progress import Progress
+from rich.table import Table
+
+from .common import writable
+
+
+def bench(
+    json: Annotated[Path | None, typer.Option("--json", help="Also write the rows as a recording, a .json.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Draw the times against the floor, a .png.")] = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Time each kernel instead of each call.")] = False,
+    recorded: Annotated[
+        Path | None, typer.Option(help="Show what --json wrote instead of timing; needs no GPU.")
+    ] = None,
+    peers: Annotated[bool, typer.Option(help="Time flash-linear-attention and wind_rwkv too, if installed.")] = True,
+    first_calls: Annotated[
+        bool, typer.Option("--first-calls", help="Time first calls too, in fresh processes.")
+    ] = False,
+    only: Annotated[str, typer.Option(help='Cases that these words are in: "rwkv6 chunk", "decode", "T=32768".')] = "",
+    gates: Annotated[
+        Path | None,
+        typer.Option(
+            help="Log decays of a model's own, .pt, .safetensors or .npy: chunks with decays drawn from these."
+        ),
+    ] = None,
+):
+    """Time the operators on this machine's GPU: a forward, one with gradients, one token, and what the host needs.
+
+    A peer that tunes itself at run time takes minutes per shape. Exits with 2 if it could not run.
+
+    flakit bench --only "rwkv6 chunk" --json times.json --picture times.png
+
+    flakit bench --gates gates.safetensors --no-peers
+
+    flakit bench --recorded data/h200_speed.json --picture recorded.png
+    """
+    import torch
+
+    from ..bench import speed
+    from ..bench.meter import Meter
+    from ..numerics import recorded as recordings
+
+    console, errors = Console(), Console(stderr=True)
+    try:
+        writable("--json", json, ".json")
+        writable("--picture", picture, ".png")
+        if profile and (picture or recorded):
+            raise ValueError("--profile: expected without --picture and --recorded: kernels have no floor of their own")
+        if recorded is not None:
+            if json or only or first_calls or gates:
+                raise ValueError("--recorded: expected alone or with --picture: nothing is timed")
+            table = recordings.read(recorded, needs=("op", "who", "forward_ms", "both_ms"))
+            _shown(console, table.rows, table.meta, table.label, picture)
+            return
+        cases = speed.chosen(only) if gates is None else speed.chosen(only, _of_gates(gates, first_calls))
+        if not torch.cuda.is_available():
+            raise RuntimeError(
+                "expected a CUDA GPU, found none; --recorded data/h200_speed.json shows recorded figures"
+            )
+        meter, run = Meter(), speed.profile if profile else speed.rows
+        options = [("--profile", profile), ("--no-peers", not peers), ("--first-calls", first_calls)]
+        words = ["flakit bench", *(name for name, given in options if given)]
+        words += (
+            [f"--gates {gates}"] * (gates is not None)
+            + [f'--only "{only}"'] * bool(only)
+            + [f"--json {json}"] * (json is not None)
+        )
+        meta = recordings.provenance(" ".join(words), **speed.peer_version())
+        meta |= {} if profile else {name: float(f"{x:.3g}") for name, x in meter.ceilings().items()}
+        found, said = [], {}
+        with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
+            task = bar.add_task("", total=len(cases))
+            how = {"peers": peers, "meter": meter, "say": lambda text: said.setdefault(text)}
+            how |= {"progress": lambda what: bar.update(task, description=what)}
+            for done, case in enumerate(cases, 1):
+                for row in run([case], **how, **({} if profile else {"first_calls": first_calls})):
+                    found.append(row)
+                    if json is not None:  # after every row: a table cut short is still a table
+                        recordings.write(json, meta, found)
+                bar.update(task, completed=done)
+        for text in said:
+            errors.print(text, style="yellow", markup=False, highlight=False)
+        if profile:
+            console.print(_kernels(found))
+        else:
+            _shown(console, found, meta, recordings.Recording(meta, (), ()).label.removeprefix("recorded "), picture)
+    except (ValueError, RuntimeError, OSError) as error:
+        errors.print(f"flakit bench: {error}", style="red", markup=False, highlight=False)
+        raise typer.Exit(2) from None
+
+
+def _of_gates(path: Path, first_calls: bool) -> list:
+    """Cases with the decays of a file."""
+    import torch
+
+    from ..bench.speed import of_gates
+    from ..cases import decay_files
+
+    if first_calls:
+        raise ValueError("--gates: expected without --first-calls, whose fresh processes do not read the file")
+    try:
+        layers = decay_files.layers(decay_files.read(path))
+        values = [decay_files.checked(name, x).flatten() for name, x in layers.items()]
+        return of_gates(torch.cat([x.float() for x in values]), path.name)
+    except ValueError as error:
+        raise ValueError(f"--gates: {error}") from None
+
+
+def _shown(console: Console, rows, meta, label: str, picture: Path | None) -> None:
+    """Rows of `flakit bench` as a table, and as a picture where one is asked for."""
+    ceilings = {name: meta[name] for name in ("copy_tb_s", "tflops") if name in meta}
+    known = len(ceilings) == 2
+    if picture is not None and not known:
+        raise ValueError("--picture: expected copy_tb_s and tflops in the recording's meta, which the floor is made of")
+    console.print(_times(rows, ceilings if known else None, label))
+    if picture is not None:
+        from ..figures.roofline import speed
+
+        picture.write_bytes(speed(rows, title=label, **ceilings).png())
+
+
+def _times(rows, ceilings, title: str) -> Group:
+    """A line for each case, and one below it for each that was timed."""
+    from ..numerics.work import in_short, work
+
+    heads = {"": 17, "forward ms": 7, "both ms": 6, "20–80%": 11, "× floor": 5, "host ms": 6, "GiB": 5, "error": 7}
+    if any(row.get("first_forward_s") is not None for row in rows):
+        heads["first s"] = 7
+
+    def line(*cells: str) -> Table:
+        made = Table.grid(padding=(0, 1, 0, 0))
+        for n, width in enumerate(heads.values()):
+            made.add_column(width=width, justify="right" if n else "left")
+        made.add_row(*map(escape, cells))
+        return made
+
+    def value(row, name, digits=".3g"):
+        return "" if row.get(name) is None else f"{row[name]:{digits}}"
+
+    lines, case = [escape(title), line(*heads)], None
+    for row in rows:
+        if in_short(row) != case:
+            lines.append(f"[bold]{escape(case := in_short(row))}[/]")
+        what = "forward" if row["both_ms"] is None else "both"
+        floor = work(row, what).floor_ms(**ceilings) if ceilings else None
+        spread = [value(row, f"{what}_ms_{part}") for part in (20, 80)]
+        cells = [f"  {row['who']}", value(row, "forward_ms"), value(row, "both_ms")]
+        cells += ["–".join(filter(None, spread)), "" if floor is None else f"{row[f'{what}_ms'] / floor:.3g}"]
+        cells += [value(row, f"host_{what}_ms"), value(row, "extra_gib"), value(row, "error", ".1e")]
+        if "first s" in heads:
+            seconds = (value(row, f"first_{part}_s", ".0f") for part in ("forward", "backward"))
+            cells.append(" + ".join(filter(None, seconds)))
+        lines.append(line(*cells))
+    return Group(*lines)
+
+
+def _case(row) -> str:
+    from ..bench.speed import Case
+
+    return str(Case(**{name: row[name] for name in Case.__dataclass_fields__ if name in row}))
+
+
+def _kernels(rows) -> Group:
+    """What `flakit bench --profile` found: a table for each call."""
+    calls: dict = {}
+    for row in rows:
+        calls.setdefault((_case(row), row["who"], row["what"]), []).append(row)
+    tables = []
+    for (case, who, what), kernels in calls.items():
+        table = Table(box=box.SIMPLE_HEAD, title=f"{case}: {who}, {what}", title_justify="left")
+        table.add_column("kernel", overflow="ellipsis", no_wrap=True)
+        for head in ("calls", "ms", "share"):
+            table.add_column(head, justify="right")
+        for row in kernels:
+            table.add_row(escape(row["kernel"]), f"{row['calls']:g}", f"{row['ms']:.4g}", f"{row['share']:.1%}")
+        table.add_row("all", f"{sum(r['calls'] for r in kernels):g}", f"{sum(r['ms'] for r in kernels):.4g}", "")
+        tables.append(table)
+    return Group(*tables)
+
+
+def tune(
+    only: Annotated[str, typer.Option(help='Rows that these words are in: "rwkv6 16-bit", "gsa.stream".')] = "",
+    out: Annotated[Path | None, typer.Option(help="Where to write; default: where flakit finds it.")] = None,
+):
+    """Find launch parameters for this machine's GPU, and write them where flakit takes them from on GPUs like it.
+
+    Run once: all rows take an hour or two, and each is written when it is found. Needs a GPU that does nothing else.
+
+    Each candidate is held to the result of the row in use before it is timed. Exits with 2 if it could not run.
+
+    flakit tune --only "rwkv6 16-bit"
+    """
+    from ..bench import tune as own
+    from ..ops.common.launch import rows_file
+
+    console, errors = Console(soft_wrap=True), Console(stderr=True, soft_wrap=True)
+    found, left_out, path = [], [], out
+    try:
+        writable("--out", out, ".json")
+        keys = own.chosen(only)
+        device, trial = own.here()
+        path = out or rows_file(device.capability)
+        own.check(path, device)
+        command = f'flakit tune --only "{only}"' if only else "flakit tune"
+        with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
+            task = bar.add_task("", total=len(keys))
+            for row in own.tune(keys, device, trial, lambda what: bar.update(task, description=what), left_out.append):
+                found.append(row)
+                own.write(path, device, found, command)
+                bar.update(task, completed=len(found) + len(left_out))
+    except (ValueError, RuntimeError, OSError) as error:
+        kept = f"\n{len(found)} rows found before stand in {path}; --only goes on with others" if found else ""
+        errors.print(f"flakit tune: {error}{kept}", style="red", markup=False, highlight=False)
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        errors.print(f"stopped; {len(found)} rows stand in {path}" if found else "stopped; no row was found yet")
+        raise typer.Exit(130) from None
+    for text in left_out:
+        errors.print(text, style="yellow", markup=False, highlight=False)
+    if not found:
+        raise typer.Exit(2)
+    console.print(_tuned(found))
+    where = "" if out is None else f"; flakit takes it from {rows_file(device.capability)}"
+    console.print(f"wrote {path}, for GPUs of compute capability {device.capability / 10}{where}", highlight=False)
+
+
+def _tuned(rows) -> Table:
+    from ..bench.tune import in_short
+    from ..ops.common.launch import Launch
+
+    table = Table(box=box.SIMPLE_HEAD)
+    for head in ("row", "blocks, warps, stages", "ms before", "ms"):
+        table.add_column(head, justify="right" if "ms" in head else "left")
+    for row in rows:
+        best = in_short(Launch(*(row[name] for name in Launch._fields)))
+        table.add_row(f"{row['kernel']} {row['width']}", best, f"{row['ms_before']:.4g}", f"{row['ms']:.4g}")
+    return table
