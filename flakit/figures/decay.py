@@ -1,4 +1,4 @@
-"""Where decay breaks a chunk: both exponents of every pair, the scores, every tensor, and the onset of each."""
+"""Where decay breaks a chunk: both exponents of every pair, every tensor, and the onset of each."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -18,7 +18,6 @@ from .marks import Over
 _DECADES = (-4, 2)
 _WEAKEST, _STRONGEST = 0.05, 500.0  # |w| on the overview of the onsets
 _APART = 1.5  # onsets farther apart than this factor are not zoomed to together
-_STILL = 18  # pixels of the height of a map without a time axis
 _FEW = 0.1  # a smaller share of non-finite rows or columns than this is pointed out
 
 
@@ -38,8 +37,8 @@ class _Layout:
     upper: int
     side: int
     """Top and side of the maps of pairs."""
-    pairs: tuple[int, ...]
-    """Their left edges: the read's exponents, the key's, and the scores where there is room."""
+    pairs: tuple[int, int]
+    """Their left edges: the read's exponents, and the key's."""
     bar: int
     overview: tuple[int, int, int]
     """Left, top and width of the strip over all decades."""
@@ -53,27 +52,27 @@ class _Layout:
 
 
 _WIDE = _Layout(
-    width=940, height=428, upper=50, side=150, pairs=(52, 220, 466), bar=376,
-    overview=(664, 62, 150), zoom=(86, 104), lower=256, tall=130, right=872, gap=14,
+    width=940, height=482, upper=50, side=190, pairs=(52, 260), bar=458,
+    overview=(606, 62, 206), zoom=(86, 140), lower=298, tall=144, right=872, gap=14,
 )  # fmt: skip
 _NARROW = _Layout(
-    width=590, height=396, upper=44, side=116, pairs=(50, 178), bar=304,
-    overview=(396, 56, 172), zoom=(80, 94), lower=258, tall=98, right=530, gap=11,
+    width=590, height=412, upper=44, side=124, pairs=(50, 186), bar=320,
+    overview=(412, 56, 160), zoom=(80, 102), lower=268, tall=106, right=530, gap=11,
 )  # fmt: skip
 
 
 class DecayFigure:
-    """Maps of one chunk above, of whole tensors below; `update` redraws in place. At 5.9 inches without the scores.
+    """Maps of one chunk above, of whole tensors below; `update` redraws in place.
 
-    tensors: their names, the output first, with words for what their columns are. still: those without a time axis.
-    words: everything that stays written in the picture, by name. Cells can be pointed at in the maps "read", "key",
-    "scores", one named after each tensor, and "onset", a row for each tensor.
+    tensors: their names, the output first, with words for what their columns are. still: those without a time axis,
+    which have an onset and no map. words: everything that stays written in the picture, by name. Cells can be pointed
+    at in the maps "read", "key", one named after each tensor, and "onset", a row for each tensor.
     """
 
     def __init__(
         self, tensors: Mapping[str, str], words: Mapping[str, str], *, still: Collection[str] = (), width: float = 9.4
     ):
-        self.tensors, self.words, self.still = dict(tensors), words, frozenset(still)
+        self.tensors, self.words = tuple(tensors), words
         self.layout = layout = _WIDE if 100 * width >= _WIDE.width else _NARROW
         self.wide = layout is _WIDE
         self.canvas = Canvas(width, layout.height / 100)
@@ -90,7 +89,7 @@ class DecayFigure:
             )  # fmt: skip
             self._chunk()
             self._onset()
-            self._tensors()
+            self._tensors({name: columns for name, columns in tensors.items() if name not in still})
         self.canvas.labels(self._about, self._where)
 
     def _entitle(self, about: str, where: str) -> None:
@@ -106,13 +105,12 @@ class DecayFigure:
         return self.canvas.axes(*(x / 100 for x in (left, top, width, height)))
 
     def _chunk(self) -> None:
-        layout, names = self.layout, ("read", "key", "scores")
+        layout = self.layout
         self._pairs, self._factors = {}, {}
-        for name, left in zip(names, layout.pairs, strict=False):
+        for name, left in zip(("read", "key"), layout.pairs, strict=True):
             ax = self._axes(left, layout.upper, layout.side, layout.side)
-            look = {"vmin": _DECADES[0], "vmax": _DECADES[1]} if name == "scores" else {"cmap": style.SIGNED}
-            self._pairs[name] = HeatMap(self.canvas, ax, name=name, **look)
-            self._factors[name] = ax.set_title(self.words["scores"] if name == "scores" else "", fontsize=9.5, pad=8)
+            self._pairs[name] = HeatMap(self.canvas, ax, name=name, cmap=style.SIGNED)
+            self._factors[name] = ax.set_title("", fontsize=9.5, pad=8)
             ax.set_xlabel(self.words["token j"], labelpad=2)
             ax.xaxis.set_major_locator(MaxNLocator(4, integer=True, steps=[1, 2, 4, 5, 10]))
             ax.yaxis.set_major_locator(MaxNLocator(4, integer=True, steps=[1, 2, 4, 5, 10]))
@@ -194,18 +192,14 @@ class DecayFigure:
             for row in rows
         ]  # fmt: skip
 
-    def _tensors(self) -> None:
+    def _tensors(self, tensors: Mapping[str, str]) -> None:
         layout = self.layout
         left = layout.pairs[0]
-        slot = (layout.right - left + layout.gap) / len(self.tensors)
+        slot = (layout.right - left + layout.gap) / len(tensors)
         self._maps, self._titles = {}, {}
-        for column, (name, columns) in enumerate(self.tensors.items()):
-            still = name in self.still
-            height = _STILL if still else layout.tall
-            ax = self._axes(left + slot * column, layout.lower, slot - layout.gap, height)
-            self._maps[name] = HeatMap(
-                self.canvas, ax, vmin=_DECADES[0], vmax=_DECADES[1], rows_vary=not still, name=name
-            )
+        for column, (name, columns) in enumerate(tensors.items()):
+            ax = self._axes(left + slot * column, layout.lower, slot - layout.gap, layout.tall)
+            self._maps[name] = HeatMap(self.canvas, ax, vmin=_DECADES[0], vmax=_DECADES[1], rows_vary=True, name=name)
             self._titles[name] = ax.set_title("", fontsize=9, pad=4, linespacing=1.1)
             ax.set_xlabel(columns if self.wide else columns.split()[0], labelpad=2)
             ax.xaxis.set_major_locator(MaxNLocator(3, integer=True, steps=[1, 2, 5, 10]))
@@ -214,8 +208,7 @@ class DecayFigure:
                 ax.yaxis.set_label_coords(-34 / ax.bbox.width, 0.5)
             else:
                 ax.yaxis.set_visible(False)
-            if not still:
-                self._flag(name, ax)
+            self._flag(name, ax)
         self.canvas.labels(*self._titles.values())
         bar = self._maps["o"].colorbar(self._axes(layout.right + 8, layout.lower, 8, layout.tall), "")
         if self.wide:
@@ -232,22 +225,20 @@ class DecayFigure:
         formed: np.ndarray,
         infinite: tuple[np.ndarray, np.ndarray],
         limit: float,
-        A: np.ndarray,
         tensors: Mapping[str, np.ndarray],
         onsets: Mapping[str, Onset],
         knob: str,
         now: float,
     ) -> None:
-        """exponents, A: [C, C] of a chunk; an exponent is inf where e^x overflows. formed: the pairs that have any.
+        """exponents: [C, C] of a chunk, inf where e^x overflows. formed: the pairs that have any.
 
         title: what stays while the knob is moved, and where the knob stands.
         factors: words above the two exponents. infinite: rows of the one, columns of the other, whose factor is.
         limit: ln of the largest number, the end of their scale.
-        tensors: [T, columns], or [1, columns] without a time axis. onsets: by tensor. knob: what the onset axis
+        tensors: [T, columns], those with a map. onsets: by tensor. knob: what the onset axis
         measures; now: where it stands.
         """
         self._entitle(*title)
-        C = len(A)
         norm = self._pairs["read"].colours.norm
         if norm.vmax != limit:
             for name in ("read", "key"):
@@ -261,19 +252,13 @@ class DecayFigure:
                 self.canvas.stale()
         self._point("read", infinite[0], [])
         self._point("key", [], infinite[1])
-        if self.wide:
-            self._pairs["scores"].update(
-                _log10(A), empty=np.triu(np.ones((C, C), bool), 1) & (np.nan_to_num(A, nan=1, posinf=1) == 0)
-            )
-            self._point("scores", ~np.isfinite(A).all(1), [])
         for name, x in tensors.items():
             self._maps[name].update(_log10(x))
             good = np.isfinite(x)
             share = 1 - good.mean()
             said = self.words["lost"].format(share=percent(share)) if share else self.words["fine"]
             self._titles[name].set_text(f"{name}: {said}" if self.wide else f"{name}\n{said}")
-            if name not in self.still:
-                self._point(name, ~good.all(1), [])
+            self._point(name, ~good.all(1), [])
         self._show_onsets(onsets, knob, now)
 
     def _point(self, name: str, rows, columns) -> None:

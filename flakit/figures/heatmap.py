@@ -13,6 +13,9 @@ from matplotlib.path import Path
 from . import style
 from .canvas import Canvas
 
+LEAST = 4
+"""Pixels: what is broken is drawn no thinner."""
+
 
 class _Cells(Artist):
     """Bytes [rows, columns, 4] that fill their axes, a flat rectangle a cell: `imshow`, but in a tenth of its time."""
@@ -35,6 +38,7 @@ class HeatMap:
     values given to `update` are coloured between vmin and vmax; finite values beyond keep the end's colour.
     rows_vary: another number of rows redraws the row axis alone, not the whole figure.
     name: its cells can be pointed at under this name (`Canvas.cell`).
+    NaN and infinities are drawn at least `LEAST` pixels wide and high, over their neighbours where cells are smaller.
     """
 
     def __init__(
@@ -55,10 +59,7 @@ class HeatMap:
         ax.spines[:].set_linewidth(2 * ax.spines["left"].get_linewidth())
         self._hatched = {}
         for kind, look in (("nan", style.NAN), ("inf", style.INF)):
-            patch = PathPatch(
-                Path(np.empty((0, 2))), facecolor="none", edgecolor=look["edgecolor"], hatch=look["hatch"], zorder=1.5
-            )
-            patch.set_linewidth(0)
+            patch = PathPatch(Path(np.empty((0, 2))), zorder=1.5, linewidth=0, **look)
             self._hatched[kind] = ax.add_patch(patch)
         self._shape = 0, 0
         canvas.moving(self._cells, *self._hatched.values())
@@ -105,7 +106,7 @@ class HeatMap:
         for kind, mask in (("nan", nan), ("inf", inf & ~nan)):
             self._hatched[kind].set_visible(bool(mask.any()))
             if mask.any():
-                self._hatched[kind].set_path(outline(mask, scale))
+                self._hatched[kind].set_path(outline(mask, scale, thinnest(self.ax)))
 
     def _coloured(self, values: np.ndarray) -> np.ndarray:
         """Finite values as [rows, columns, 4] bytes."""
@@ -127,13 +128,24 @@ def _pool(x: np.ndarray, axis: int, most: int) -> np.ndarray:
     return np.maximum.reduceat(x, starts, axis=axis)
 
 
-def outline(mask: np.ndarray, scale: np.ndarray) -> Path:
-    """One path around the true cells, as a rectangle for each run along a row."""
+def thinnest(ax: Axes) -> np.ndarray:
+    """`LEAST` pixels across and down, in units of the axes."""
+    (left, bottom), (right, top) = ax.transData.inverted().transform([(0, 0), (LEAST, LEAST)])
+    return np.abs([right - left, top - bottom])
+
+
+def outline(mask: np.ndarray, scale: np.ndarray, least: np.ndarray) -> Path:
+    """One path around the true cells, as a rectangle for each run along a row, widened to `least` about its middle.
+
+    scale: how wide and how high a cell is; all in units of the axes.
+    """
     edges = np.diff(np.pad(mask, ((0, 0), (1, 1))).astype(np.int8), axis=1)
     row, start = np.nonzero(edges == 1)
     _, stop = np.nonzero(edges == -1)
-    x = np.stack((start, stop, stop, start, start), -1)
-    y = np.stack((row, row, row + 1, row + 1, row), -1)
-    corners = np.stack((x, y), -1).reshape(-1, 2) * scale - 0.5
-    codes = np.tile([Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY], len(row))
+    low, high = np.stack((start, row)) * scale[:, None], np.stack((stop, row + 1)) * scale[:, None]
+    more = np.maximum(least[:, None] - (high - low), 0) / 2
+    end = np.array(mask.shape[::-1])[:, None] * scale[:, None]
+    (left, top), (right, bottom) = np.maximum(low - more, 0), np.minimum(high + more, end)
+    corners = np.stack((left, top, right, top, right, bottom, left, bottom, left, top), -1).reshape(-1, 2) - 0.5
+    codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY] * len(row)
     return Path(corners, codes)

@@ -8,7 +8,7 @@ from matplotlib.ticker import MaxNLocator
 
 from . import style
 from .canvas import Canvas
-from .heatmap import outline
+from .heatmap import outline, thinnest
 
 
 def whole_ticks(ax: Axes) -> Axes:
@@ -22,6 +22,7 @@ class Marked:
     """Cells of one kind over a map, filled or hatched: `update` takes a boolean matrix of the map's shape."""
 
     def __init__(self, canvas: Canvas, ax: Axes, *, zorder: float = 1.6, **look):
+        self._ax = ax
         self._patch = PathPatch(Path(np.empty((0, 2))), zorder=zorder, **{"linewidth": 0, **look})
         ax.add_patch(self._patch)
         canvas.moving(self._patch)
@@ -30,7 +31,7 @@ class Marked:
         mask = np.asarray(mask)
         self._patch.set_visible(bool(mask.any()))
         if mask.any():
-            self._patch.set_path(outline(mask, np.ones(2)))
+            self._patch.set_path(outline(mask, np.ones(2), thinnest(self._ax)))
 
 
 class Ring:

@@ -1,4 +1,4 @@
-"""Turn the decay up until a chunk breaks: the exponents, the scores, every tensor, the law beside the measurement."""
+"""Turn the decay up until a chunk breaks: the exponents, every tensor, the law beside the measurement."""
 
 import functools
 import math
@@ -16,7 +16,7 @@ from ..numerics.errors import compare
 from ..numerics.evaluate import truth
 from ..numerics.inputs import inputs
 from ..numerics.operators import OPERATORS
-from ..numerics.words import error, number, percent
+from ..numerics.words import number, percent
 from . import knobs
 from .base import WIDE, Panel
 from .knobs import NONE
@@ -76,12 +76,25 @@ WORDS = Words() | {
         "fine": "fine",
         "lost": "{share} lost",
     },
-    "scores": {"rwkv6": "scores |A|", "rwkv7": "|A|, r with k", "gsa": "|A|, p with s"},
     "and": " and ",
     "all broken": "Every tensor is broken.",
     "broken": {1: "{names} is broken", 2: "{names} are broken"},
-    "others fine": {1: "; {names} is fine (error {error}).", 2: "; {names} are fine (error {error} at most)."},
-    "all fine": "Every tensor is fine: no error against float64 is larger than {error} ({name}).",
+    "fine": {
+        "all": "Every tensor is fine, {right}.",
+        1: "; {names} is fine, {right}.",
+        2: "; {names} are fine, {right}.",
+    },
+    "finite": {
+        "all": "Every tensor is finite, but {worst} {off}.",
+        1: "; {names} is finite, but {off}.",
+        2: "; {names} are finite, but {worst} {off}.",
+    },
+    "off": {True: "is off by {share}", False: "should be 0"},
+    "right": {
+        0: "equal to float64's",
+        1: "right to one digit",
+        2: "right to at least {digits} digits",
+    },
     "share": "{share} of {names}",
     "all of": "all of {names}",
     "from": " (first at token {t})",
@@ -109,9 +122,7 @@ WORDS = Words() | {
     },
     "back": "; but in the sums of the gradients 0 · {product} is NaN",
     "operand": "; with its key {operand} · {factor} = {made}",
-    "score": "score of token {i} and key {j}: {got} (true: {true}); ",
     "value": "{name} at token {t}, {column} {c}: {got} (true: {true})",
-    "still": "{name} at {column} {c}, one value for all tokens: {got} (true: {true})",
     "onset": "{name} breaks beyond |{which}| = {law} {knob} by the law, at {measured} as measured; now {now}: "
     "{verdict}",
     "no onset": "{name} never breaks, by the law and as measured: {verdict}",
@@ -185,7 +196,6 @@ class DecayExplorer(Panel):
             "tensors": shown,
             "exact": {name: exact[name] for name in shown},
             "index": index,
-            "A": run.A[0, 0, index],
             "exponents": [np.where(each.numpy() > limit, np.inf, each.numpy()) for each in exponents],
             "factors": exponents,
             "formed": _formed(op, _reads(op, query), scheme, chunk, mask),
@@ -227,8 +237,7 @@ class DecayExplorer(Panel):
             formed=result["formed"],
             infinite=result["infinite"],
             limit=LN_MAX[torch.float32 if paired else getattr(torch, dtype)],
-            A=result["A"].numpy(),
-            tensors={name: (x[0, :, 0] if x.dim() == 4 else x).numpy() for name, x in result["tensors"].items()},
+            tensors={name: x[0, :, 0].numpy() for name, x in result["tensors"].items() if x.dim() == 4},
             onsets=result["onsets"],
             knob=WORDS["knob"] if spike == NONE else WORDS.say("knob spike", at=at),
             now=-decay if spike == NONE else -spike,
@@ -239,15 +248,14 @@ class DecayExplorer(Panel):
     def describe(self, result, *, op, spike, at, **_) -> str:
         bad = [name for name, x in result["tensors"].items() if not x.isfinite().all()]
         errors = {name: found.l2 for name, found in result["errors"].items() if name not in bad}
-        worst = max(errors, key=errors.get, default=None)
-        said = {"error": error(errors[worst]), "name": worst} if errors else {}
         if not bad:
-            lines = [WORDS.say("all fine", **said)]
+            lines = [_right(errors, "all")]
         else:
             sentence = WORDS["all broken"]
             if errors:
-                sentence = WORDS.say("broken", min(len(bad), 2), names=_listed(bad))
-                sentence += WORDS.say("others fine", min(len(errors), 2), names=_listed(errors), **said)
+                sentence = WORDS.say("broken", min(len(bad), 2), names=_listed(bad)) + _right(
+                    errors, min(len(errors), 2)
+                )
             lines = [f"{sentence} {_shares({name: result['tensors'][name] for name in bad})}"]
         lines.append(_law(result["onsets"], OPERATORS[op].decay, None if spike == NONE else at))
         if op in WORDS["bounds"]:
@@ -257,22 +265,22 @@ class DecayExplorer(Panel):
     def beside(self, cell):
         """A pair's cell lights up in the other maps of pairs, its two tokens in the tensors; a token everywhere."""
         op, chunk, maps = self.setting["op"], self.setting["chunk"], self.canvas.maps
-        first, pairs = self.result["index"] * chunk, ("read", "key", "scores")
-        if cell.map in pairs:
-            found = [(name, cell.row, cell.column) for name in pairs]
+        first = self.result["index"] * chunk
+        if cell.map in ("read", "key"):
+            found = [(name, cell.row, cell.column) for name in ("read", "key")]
             found += [(name, first + cell.row, None) for name in _READ[op]]
             found += [(name, first + cell.column, None) for name in _WRITTEN[op]]
-        elif cell.map == "onset" or self.result["tensors"][cell.map].dim() < 4:
+        elif cell.map == "onset":
             return []
         else:
             found = [(name, cell.row, None) for name, x in self.result["tensors"].items() if x.dim() == 4]
             if first <= cell.row < first + chunk:
                 token = cell.row - first
-                found += [("read", token, None), ("key", None, token), ("scores", token, None)]
+                found += [("read", token, None), ("key", None, token)]
         return [
             (name, row, column)
             for name, row, column in found
-            if name != cell.map and name in maps and (row is None or row < maps[name][0])
+            if name != cell.map and (row is None or row < maps[name][0])
         ]
 
     def arithmetic(self, result, cell, **setting) -> str:
@@ -280,14 +288,7 @@ class DecayExplorer(Panel):
             return self._onset_of(result, tuple(result["onsets"])[cell.row], **setting)
         if cell.map in result["tensors"]:
             return _value(result, cell, setting["op"])
-        said = self._pair(result, cell.row, cell.column, **setting)
-        if cell.map != "scores":
-            return said
-        how = {name: setting[name] for name in ("op", "decay", "T", "spike", "at", "dtype", "seed", "chunk")}
-        true = _true_scores(**how)[result["index"]][cell.row, cell.column].item()
-        got = result["A"][cell.row, cell.column].item()
-        score = WORDS.say("score", i=cell.row, j=cell.column, got=got, true=true)
-        return score + said.partition(": ")[2]
+        return self._pair(result, cell.row, cell.column, **setting)
 
     def _onset_of(self, result, name, *, op, decay, spike, at, **_) -> str:
         onset, fine = result["onsets"][name], result["tensors"][name].isfinite().all().item()
@@ -367,8 +368,7 @@ for name in {names!r}:
 
 def _figure(op: str, width: float) -> DecayFigure:
     still = [name for name in tensors(op) if name != "o" and "T" not in OPERATORS[op].axes[name[1:]].split()]
-    words = {**WORDS["picture"], "scores": WORDS["scores"][op]}
-    return DecayFigure(tensors(op), words, still=still, width=width)
+    return DecayFigure(tensors(op), WORDS["picture"], still=still, width=width)
 
 
 def _inputs(op, decay, T, spike, at, dtype, seed):
@@ -438,12 +438,6 @@ def _infinite(op, x, exponents, limit, chunk, index) -> tuple[np.ndarray, np.nda
     return (on_query > limit).any(1), ((on_key + size > limit) & (on_key > 0)).any(0)
 
 
-@functools.lru_cache(maxsize=8)
-def _true_scores(op, decay, T, spike, at, dtype, seed, chunk) -> torch.Tensor:
-    """By the form whose factors cannot overflow, [N, C, C]."""
-    return anchor.run(_inputs(op, decay, T, spike, at, dtype, seed), "dyadic", op=op, chunk=chunk).A[0, 0]
-
-
 def _chunk_shown(shown, decay: str, chunk: int, at: int) -> int:
     """The first chunk that goes wrong, by o where that does; else by the gradients whose time axis tells.
 
@@ -462,6 +456,18 @@ def _listed(names: Iterable[str]) -> str:
     """a, b and c"""
     *others, last = names
     return WORDS["and"].join([", ".join(others), last]) if others else last
+
+
+def _right(errors: dict[str, float], which: str | int) -> str:
+    """To how many digits finite tensors are right; which: "all" of them, else 1 or 2 of those beside broken ones."""
+    worst = max(errors, key=errors.get)
+    said = {"names": _listed(errors), "worst": worst}
+    if errors[worst] > 0.1:  # infinite where the truth is 0
+        off = WORDS.say("off", errors[worst] < math.inf, share=percent(min(errors[worst], 1e9)))
+        return WORDS.say("finite", which, off=off, **said)
+    digits = math.floor(-math.log10(errors[worst])) if errors[worst] else 0
+    right = WORDS.say("right", min(digits, 2), digits=digits)
+    return WORDS.say("fine", which, right=right, **said)
 
 
 def _shares(bad: dict[str, torch.Tensor]) -> str:
@@ -507,10 +513,10 @@ def _law(onsets: dict[str, Onset], which: str, at: int | None) -> str:
 def _value(result, cell: Cell, op: str) -> str:
     """One value of a tensor beside its truth."""
     name, x = cell.map, result["tensors"][cell.map]
-    at = (0, cell.row, 0, cell.column) if x.dim() == 4 else (0, cell.column)
+    at = (0, cell.row, 0, cell.column)
     got, true = x[at].item(), result["exact"][name][at].item()
     return WORDS.say(
-        "value" if x.dim() == 4 else "still",
+        "value",
         name=name,
         t=cell.row,
         column=tensors(op)[name],

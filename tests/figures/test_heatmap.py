@@ -68,6 +68,21 @@ def test_one_bad_row_among_more_rows_than_pixels_is_shown(bad):
     assert changed.any()
 
 
+@pytest.mark.parametrize("kind", [np.nan, np.inf])
+@pytest.mark.parametrize(("rows", "columns"), [(100, 2), (2, 150), (2000, 3), (4, 900)])
+def test_a_broken_row_or_column_is_four_pixels_wide(kind, rows, columns):
+    down, look = rows > columns, style.NAN if np.isnan(kind) else style.INF
+    values = np.ones((rows, columns))
+    clean = heatmap(values).canvas.rgba()[..., :3].astype(int)
+    for bad in (0, 37, max(rows, columns) - 1):
+        (values := np.ones((rows, columns)))[(bad, slice(None)) if down else (slice(None), bad)] = kind
+        shown = heatmap(values)
+        changed = (np.abs(shown.canvas.rgba()[..., :3].astype(int) - clean) > 8).any(-1)
+        across = changed.any(1 if down else 0).nonzero()[0]
+        assert 3 <= len(across) <= 6 and np.ptp(across) == len(across) - 1, (bad, len(across))
+        assert (shown.canvas.rgba()[..., :3] == colour(look["facecolor"])).all(-1).any()
+
+
 @pytest.mark.parametrize("rows_vary", [False, True])
 def test_a_new_shape_is_shown_as_a_fresh_figure_would(rows_vary):
     rng = np.random.default_rng(0)

@@ -18,6 +18,7 @@ from flakit.numerics.evaluate import truth
 from flakit.numerics.inputs import inputs
 from flakit.numerics.operators import OPERATORS
 from flakit.panels import decay_explorer
+from flakit.panels.decay_explorer import _right
 from flakit.panels.knobs import stops_of
 from flakit.panels.shared import tensors
 from tests.panels.live import NOT_LIVE
@@ -47,7 +48,7 @@ def onset(panel):
 
 
 def fine(panel):
-    return panel.text.startswith("Every tensor is fine: no error against float64 is larger than ")
+    return panel.text.startswith(("Every tensor is fine, right to ", "Every tensor is finite, but "))
 
 
 def test_finite_below_the_onset_and_not_above(panel):
@@ -58,7 +59,7 @@ def test_finite_below_the_onset_and_not_above(panel):
     assert panel.png != below
     first, second = panel.text.split("\n")
     assert re.match(
-        r"o, dr, dk, dv and dw are broken; du is fine \(error \S+e-07\)\. "
+        r"o, dr, dk, dv and dw are broken; du is fine, right to at least 6 digits\. "
         r"2% of o and dk \(first at token 63\), all of dr and dw ",
         first,
     )
@@ -285,9 +286,9 @@ def test_the_longest_title_ends_before_the_key(panel):
 
 
 def test_low_enough_at_both_widths(panel):
-    for room, size in ((1000, (940, 428)), (600, (590, 396))):
+    for room, size in ((1000, (940, 482)), (600, (590, 412))):
         panel.picture._told({"kind": "room", "x": room, "y": 1})
-        assert panel.canvas.pixels == size and ("scores" in panel.canvas.maps) == (room == 1000)
+        assert panel.canvas.pixels == size
     panel.picture._told({"kind": "room", "x": 1000, "y": 1})
 
 
@@ -302,7 +303,6 @@ def test_a_pairs_arithmetic_is_what_its_format_computes(panel):
     made = re.fullmatch(r"token 63, key 62: e\^(\S+) · e\^(\S+) = (\S+) · inf = inf \(true: 1\)", said)
     down, up, read = map(float, made.groups())
     assert (down, up) == (-94.5, 94.5) and read == pytest.approx(math.exp(-94.5), rel=0.02)  # subnormal: few digits
-    assert told(panel, "scores", 63, 62).startswith("score of token 63 and key 62: ")
     assert told(panel, "read", 62, 63) == (
         "token 62, key 63, the future: e^-93 · e^96 = 4.1e-41 · inf = inf, then masked: 0; but in the sums of the "
         "gradients 0 · inf is NaN"
@@ -335,28 +335,35 @@ def test_every_kind_of_pair_has_its_truth(panel, op, dtype, scheme):
 
 
 @pytest.mark.parametrize("op", OPERATORS)
-def test_scores_and_values_stand_beside_float64(panel, op):
+def test_values_stand_beside_float64(panel, op):
     panel.set(op=op, T=100, decay=-0.3)
     exact = truth(op, inputs(op, T=100, H=1, K=32, decay=-0.3, dtype=torch.float32, decay_dtype=torch.float32))
     for name, x in exact.items():
         if name in panel.canvas.maps:
-            cell = (0, 70, 0, 5) if x.dim() == 4 else (0, 5)
-            said = told(panel, name, cell[1] if x.dim() == 4 else 0, 5)
+            said = told(panel, name, 70, 5)
             got, true = (float(y) for y in re.search(r": (\S+) \(true: (\S+)\)$", said).groups())
-            assert true == pytest.approx(x[cell].item(), rel=1e-3) and got == pytest.approx(true, rel=1e-3)
-    said = told(panel, "scores", 30, 28)
-    got, true = (float(y) for y in re.search(r"key 28: (\S+) \(true: (\S+)\); ", said).groups())
-    assert got == pytest.approx(true, rel=1e-3)
+            assert true == pytest.approx(x[0, 70, 0, 5].item(), rel=1e-3) and got == pytest.approx(true, rel=1e-3)
     panel.set(decay=-3.0)
-    assert re.search(r"(NaN|inf) \(true: -?\d\S*\); ", told(panel, "scores", 60, 59))
+    assert re.search(r"(NaN|inf) \(true: -?\d\S*\)$", told(panel, "o", 60, 5))
 
 
-def test_the_true_score_is_that_of_the_definition(panel):
-    panel.set(decay=-3.0)
-    x = {name: y.double() for name, y in inputs("rwkv6", T=128, H=1, K=32, decay=-3.0, dtype=torch.float32).items()}
-    weight = (x["w"][0, 60:61, 0].sum(0)).exp()  # one token lies between 61 and 59
-    score = 32**-0.5 * (x["r"][0, 61, 0] * weight * x["k"][0, 59, 0]).sum().item()
-    assert f"(true: {score:.4g})" in told(panel, "scores", 61, 59)
+@pytest.mark.parametrize(
+    ("errors", "said"),
+    [
+        ({"o": 3.2e-7, "dk": 2.5e-8}, "Every tensor is fine, right to at least 6 digits."),
+        ({"o": 2e-2, "dk": 1e-8}, "Every tensor is fine, right to one digit."),
+        ({"o": 0.0}, "Every tensor is fine, equal to float64's."),
+        ({"o": 1e-7, "dk": 0.4}, "Every tensor is finite, but dk is off by 40%."),
+        ({"o": 1e-7, "dw": math.inf}, "Every tensor is finite, but dw should be 0."),
+    ],
+)
+def test_a_sentence_says_to_how_many_digits_tensors_are_right(errors, said):
+    assert _right(errors, "all") == said
+
+
+def test_a_mask_that_shows_the_future_is_not_called_fine(panel):
+    panel.set(mask="none", decay=-0.1)
+    assert panel.text.startswith("Every tensor is finite, but ") and " is off by " in panel.text
 
 
 def test_an_onset_says_law_and_measurement(panel):
@@ -370,11 +377,11 @@ def test_an_onset_says_law_and_measurement(panel):
 def test_a_token_lights_up_in_the_other_maps(panel):
     panel.set(decay=-1.0)
     lit = panel.beside(Cell("key", 40, 30))
-    assert {("read", 40, 30), ("scores", 40, 30), ("o", 40, None), ("dr", 40, None), ("dk", 30, None)} <= set(lit)
+    assert {("read", 40, 30), ("o", 40, None), ("dr", 40, None), ("dk", 30, None)} <= set(lit)
     lit = panel.beside(Cell("dk", 12, 3))
     assert {("dr", 12, None), ("read", 12, None), ("key", None, 12)} <= set(lit)
     assert not any(name in ("dk", "du") for name, *_ in lit)
-    assert panel.beside(Cell("dk", 100, 3)) and not panel.beside(Cell("du", 0, 3))
+    assert panel.beside(Cell("dk", 100, 3)) and not panel.beside(Cell("onset", 0, 0))
 
 
 @pytest.mark.parametrize(

@@ -44,11 +44,12 @@ class Broken:
 
     def __init__(self, width: float):
         words, left, gap, across = WORDS["broken"], 0.55, 0.15, (width - 0.8) / 2
-        self.canvas = Canvas(width, 3.0)
+        high = min(across, 2.9)
+        self.canvas = Canvas(width, high + 1.0)
         with style.context():
             self._maps = Maps(
                 self.canvas, {name: Map(words[name], signed(), across=True) for name in ("computed", "true")},
-                left=left, top=0.5, size=(across, 2.0), gap=gap, rows=words["channel"], columns=words["token"],
+                left=left, top=0.5, size=(across, high), gap=gap, rows=words["channel"], columns=words["token"],
             )  # fmt: skip
             signs = (style.swatch(getattr(style, name.upper()), words[name]) for name in ("negative", "positive"))
             handles = [*signs, *style.non_finite_handles()[:1]]
