@@ -1,4 +1,4 @@
-"""Record data/h100_distributed.json: one training on one GPU and on two, killed and gone on with. Needs two GPUs.
+"""Record data/h200_distributed.json: one training on one GPU and on two, killed and gone on with. Needs two GPUs.
 
 python data/record_distributed.py [--out FILE] [--seconds 240] [--quick]
 
@@ -49,7 +49,7 @@ WARM = 5
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "h100_distributed.json")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "h200_distributed.json")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no run after so many")
     parser.add_argument("--only", nargs="+", choices=RUNS, default=list(RUNS), metavar="RUN", help=", ".join(RUNS))
     parser.add_argument("--quick", action="store_true", help="small, on two processes of a CPU")

@@ -12,6 +12,7 @@ from docs.docstrings import entry, escaped
 from flakit import cli, panels
 from flakit import models as language_models
 from flakit.bench import simulate
+from flakit.bench.messages import SIZES, fit
 from flakit.cases.fingerprint import SHORT, TENSORS, fingerprint
 from flakit.cases.registry import CASES
 from flakit.course import exercises, mine, record
@@ -288,25 +289,23 @@ def _overlap():
     table = recorded.read("h200_ranks")
     (row,) = table.select(operator="rwkv6")
     return (
-        f"On two {table.meta['device'].removeprefix('NVIDIA ')}s RWKV6's {row['T']:,} tokens take "
+        f"On two {_card(table)}s RWKV6's {row['T']:,} tokens take "
         f"{row['together_ms']:.2f} ms ({row['alone_ms'] / row['together_ms']:.2f} times as fast as one). The last "
         f"rank's messages are under way {row['under_way_ms']:.2f} ms of that, most of it until the other rank sends, "
         f"and in {row['overlapped']:.0%} of this its kernels compute "
         "([h200_ranks](results/h200_ranks.md)). All-gathers as large and nothing else, both ranks at once, take "
-        f"{row['gather_ms']:.2f} ms with all that their host does. Where the other rank has sent already, the message "
-        f"itself takes {table.meta['message_us']} µs by the profiler; what is declared above comes to "
-        f"{_declared_us(table):.0f} µs."
+        f"{row['gather_ms']:.2f} ms with all that their host does."
     )
 
 
-def _declared_us(table):
-    net = simulate.Network()
-    return net.start_us + 1e3 * net.ms(0, 1, float(table.meta["message_bytes"]))
+def _card(table):
+    return table.meta["device"].removeprefix("NVIDIA ").split()[0]
 
 
 def ranks(page):
     """The page on many ranks with what the simulation says in its places, and its picture."""
-    net, tokens = simulate.Network(), 2**20
+    net, tokens = simulate.network(), 2**20
+    *_, off = fit(recorded.read("h200_messages").rows)
     case = simulate.sized("rwkv7", tokens)
     ways = list(simulate.WAYS)
     picture = over_ranks(*simulate.drawn("rwkv7"))
@@ -316,22 +315,26 @@ def ranks(page):
         "picture": picture.alt,
         "tokens": f"{tokens:,}",
         "network": (
-            f"{net.gpus_a_host} GPUs a host, a message begun in {net.start_us:g} µs, {net.hop_us:g} µs and "
-            f"{net.gb_s:g} GB/s from one to the next (NVLink 4 by its datasheet), between hosts "
-            f"{net.hop_us_between_hosts:g} µs and {net.gb_s_between_hosts:g} GB/s (a card of 400 Gbit/s for each GPU), "
-            f"and {net.small_us:g} µs for a small kernel"
+            f"{net.start_us + net.hop_us:.1f} µs and {net.gb_s:.0f} GB/s, at most {off:.0%} off for messages from "
+            f"{_size(SIZES[0])} to {_size(SIZES[-1])}"
+        ),
+        "declared": (
+            f"{net.gpus_a_host} GPUs a host, {net.hop_us:g} µs of a message's for each step from one GPU to the next, "
+            f"between hosts {net.hop_us_between_hosts:g} µs and {net.gb_s_between_hosts:g} GB/s (a card of 400 Gbit/s "
+            f"for each GPU), and {net.small_us:g} µs for a small kernel"
         ),
         "foretold": _lines(
-            ("", "tokens", "one GPU", "ranks", "measured", "foretold", "off", "without h"),
+            ("", "GPU", "tokens", "one GPU", "ranks", "measured", "foretold", "off", "without h"),
             (
                 (
                     row["operator"].upper(),
+                    row["card"].upper(),
                     f"{row['T']:,}",
                     f"{row['alone_ms']:.3g}",
                     row["ranks"],
                     f"{row['together_ms']:.3g}",
                     f"{row['simulated_ms']:.3g}",
-                    f"{row['off']:+.1%}".replace("-", "−"),
+                    *(_percent(row[off]) for off in ("off", "off_without_fixed")),
                 )
                 for row in simulate.foretold()
             ),
@@ -369,6 +372,10 @@ def ranks(page):
 def _fastest(op, tokens, ways=tuple(simulate.WAYS), head_size=None):
     (first, _), *others = simulate.fastest(simulate.sized(op, tokens, head_size), ways)
     return f"{op.upper()} {', '.join([first, *(f'{way} from {r:,} ranks on' for way, r in others)])}"
+
+
+def _size(size):
+    return f"{size >> 20} MiB" if size >> 20 else f"{size >> 10} KiB"
 
 
 def _percent(x):

@@ -3,10 +3,11 @@
     python -m flakit.bench.simulate [--operator rwkv7] [--tokens 1048576] [--head-size 64]
 
 A rank's own time is h + c T / R of T tokens over R ranks, forward and all gradients in bfloat16: alone, R = 1, it is
-what data/h100_ranks.json has; h, which no rank gets rid of, is what the host takes to issue such a call in
-data/h200_speed.json (another GPU's host). Sizes of messages are those of the operators (`ranks.py` there), counted.
-Between ranks everything is declared: `Network`, by keyword or flag. So the simulation foretells what was measured of
-several GPUs without having seen it, and `foretold` says how well.
+what data/h200_ranks.json has; h, which no rank gets rid of, is what the host takes to issue such a call in
+data/h200_speed.json. Sizes of messages are those of the operators (`ranks.py` there), counted. What a message takes
+within a host is measured of messages and nothing else, data/h200_messages.json (`network`); what it takes between hosts
+is declared: `Network`, by keyword or flag. So the simulation foretells what operators were measured to take over
+several GPUs without having seen it, and `foretold` says how well, of H100s too.
 
 Ways to find what enters each rank, where each has a map, the state S to M S + N:
 
@@ -21,7 +22,7 @@ import argparse
 import functools
 import importlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -30,22 +31,22 @@ from ..numerics import recorded
 from ..numerics.operators import operator
 from ..numerics.work import work
 from ..ops.common import ranks
+from .messages import fit
 from .ranks import CASES, Case
 
 
 @dataclass(frozen=True)
 class Network:
-    """What is declared of messages and small kernels; the defaults are of H100s, eight a host.
+    """Messages and small kernels: `network` has what was measured, these defaults the rest, of eight GPUs a host.
 
-    start_us: from the issue of a message until its first byte leaves, of NCCL's kernels some ten. hop_us: a byte from
-    one GPU to the next; between hosts through two network cards and a switch. gb_s: 10^9 bytes a second one way: by
-    datasheet NVLink 4's 18 links of 25, and a network card of 400 Gbit/s for each GPU. small_us: one small kernel, as
-    a token's decode takes (6.0 in data/h200_speed.json).
+    start_us: from the issue of a message until its first byte leaves. hop_us: a byte from one GPU to the next; between
+    hosts through two network cards and a switch. gb_s: 10^9 bytes a second one way; between hosts by a network card of
+    400 Gbit/s for each GPU. small_us: one small kernel, as a token's decode takes (6.0 in data/h200_speed.json).
     """
 
-    start_us: float = 15.0
+    start_us: float
+    gb_s: float
     hop_us: float = 1.5
-    gb_s: float = 450.0
     hop_us_between_hosts: float = 6.0
     gb_s_between_hosts: float = 50.0
     gpus_a_host: int = 8
@@ -56,6 +57,12 @@ class Network:
         inside = a // self.gpus_a_host == b // self.gpus_a_host
         hop, rate = (self.hop_us, self.gb_s) if inside else (self.hop_us_between_hosts, self.gb_s_between_hosts)
         return hop / 1e3 + bytes / rate / 1e6
+
+
+def network(**declared: float) -> Network:
+    """Messages within a host as data/h200_messages.json has them, and what is declared in the place of any field."""
+    begin, rate, _ = fit(recorded.read("h200_messages").rows)
+    return Network(**{"start_us": begin - Network.hop_us, "gb_s": rate} | declared)
 
 
 @dataclass(frozen=True)
@@ -177,12 +184,16 @@ class Rank:
         return self.fixed_ms + self.ms_a_token * tokens
 
 
-def measured(op: str) -> list[Mapping]:
+CARDS = "h200", "h100"
+"""Of which GPUs operators over ranks are recorded; the first is the one that is simulated."""
+
+
+def measured(op: str, card: str = CARDS[0]) -> list[Mapping]:
     """The recorded rows of an operator over ranks."""
-    return recorded.read("h100_ranks").select(operator=op)
+    return recorded.read(f"{card}_ranks").select(operator=op)
 
 
-def own(case: Case, fixed_ms: float | None = None) -> Rank:
+def own(case: Case, fixed_ms: float | None = None, card: str = CARDS[0]) -> Rank:
     """Of a case: as recorded for the operator's own sizes, times what the least work of a token is by that of these.
 
     That takes kernels to be as far from their floor for other heads as for the measured ones.
@@ -191,7 +202,7 @@ def own(case: Case, fixed_ms: float | None = None) -> Rank:
     if fixed_ms is None:
         of_one = speed.select(op=case.op, who="flakit", form="chunk", B=1, T=32_768, dtype="bfloat16")
         fixed_ms = of_one[0]["host_both_ms"]
-    row, same = measured(case.op)[0], next(c for c in CASES if c.op == case.op)
+    row, same = measured(case.op, card)[0], next(c for c in CASES if c.op == case.op)
     floor, own_floor = (_floor(c, speed.meta) for c in (case, same))
     return Rank(fixed_ms, (row["alone_ms"] - fixed_ms) / row["T"] * floor / own_floor)
 
@@ -203,7 +214,7 @@ def _floor(case: Case, meta: Mapping) -> float:
 
 def together_ms(case: Case, ranks: int, way: str = "gather", net: Network | None = None, rank: Rank | None = None):
     """Forward and all gradients of a case over so many ranks, in milliseconds."""
-    net, rank = net or Network(), rank or own(case)
+    net, rank = net or network(), rank or own(case)
     waits = sum(WAYS[way](ranks, sent, net) for sent in messages(case)) if ranks > 1 else 0.0
     return rank.ms(case.T / ranks) + waits
 
@@ -218,12 +229,13 @@ def foretold(net: Network | None = None) -> list[dict]:
     """Beside every recorded row what is simulated of it, which knows alone_ms and not together_ms; and how far off that
     is, also if nothing stayed as T shrinks."""
     rows = []
-    for row in recorded.read("h100_ranks").rows:
+    recordings = {card: recorded.read(f"{card}_ranks").rows for card in CARDS}
+    for card, row in [(card, row) for card, table in recordings.items() for row in table]:
         case = replace(next(c for c in CASES if c.op == row["operator"]), T=row["T"])
-        ms = together_ms(case, row["ranks"], "gather", net)
-        bare = together_ms(case, row["ranks"], "gather", net, own(case, 0.0))
-        more = {"off": ms / row["together_ms"] - 1, "off_without_fixed": bare / row["together_ms"] - 1}
-        rows.append(dict(row, simulated_ms=ms, simulated_bytes=sum(x.gathered for x in messages(case)), **more))
+        ms, bare = (together_ms(case, row["ranks"], "gather", net, own(case, fixed, card)) for fixed in (None, 0.0))
+        off = {"off": ms / row["together_ms"] - 1, "off_without_fixed": bare / row["together_ms"] - 1}
+        sent = sum(x.gathered for x in messages(case))
+        rows.append(dict(row, card=card, simulated_ms=ms, simulated_bytes=sent, **off))
     return rows
 
 
@@ -279,9 +291,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=1_048_576)
     parser.add_argument("--head-size", type=int, help="of K and V, with as many channels in all; default as recorded")
     parser.add_argument("--ranks", type=int, default=1024, help="up to so many")
-    for field in fields(Network):
-        name = field.name.replace("_", "-")
-        parser.add_argument(f"--{name}", type=type(field.default), default=field.default, help="default %(default)s")
+    for name, x in asdict(network()).items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(x), default=x, help="default %(default).4g")
     given = parser.parse_args()
     net = Network(**{field.name: getattr(given, field.name) for field in fields(Network)})
     case = sized(given.operator, given.tokens, given.head_size)
@@ -289,9 +300,8 @@ def main() -> None:
     print("Measured and foretold, milliseconds:")
     for row in foretold(net):
         one, many, ms = (f"{row[x]:.2f}" for x in ("alone_ms", "together_ms", "simulated_ms"))
-        print(
-            f"{row['operator']:>8} T {row['T']}: 1 GPU {one}, {row['ranks']} {many}, foretold {ms}, {row['off']:+.1%}"
-        )
+        what = f"{row['operator']:>8} on {row['card'].upper()}s, T {row['T']}"
+        print(f"{what}: 1 GPU {one}, {row['ranks']} {many}, foretold {ms}, {row['off']:+.1%}")
     print(f"\n{given.operator}, {case.T} tokens, {case.H} heads of {case.K}: milliseconds and efficiency by ranks")
     print("".join(f"{x:>10}" for x in ("ranks", "tokens", *(x for way in WAYS for x in (way, "")), "MiB in")))
     for row in table(case, given.ranks, net):

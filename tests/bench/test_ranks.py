@@ -9,20 +9,20 @@ from flakit.bench.ranks import shared
 from flakit.numerics import recorded
 
 ROOT = Path(__file__).parents[2]
-TABLE = recorded.read("h100_ranks")
+TABLE = recorded.read("h200_ranks")
 
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("README.md", "{least:.2f} to {most:.2f} times as fast on two H100s as on one"),
-        ("README.zh.md", "两张 H100 的速度是一张的 {least:.2f} 到 {most:.2f} 倍"),
+        ("README.md", "{least:.2f} to {most:.2f} times as fast on two H200s as on one"),
+        ("README.zh.md", "两张 H200 的速度是一张的 {least:.2f} 到 {most:.2f} 倍"),
         ("CHANGELOG.md", "on two GPUs that is {least:.2f} to {most:.2f} times as fast"),
     ],
 )
 def test_ratios_are_those_recorded(text, sentence):
     ratios = [row["alone_ms"] / row["together_ms"] for row in TABLE.rows]
-    assert {(row["T"], row["ranks"]) for row in TABLE.rows} == {(262_144, 2)} and "H100" in TABLE.meta["device"]
+    assert {(row["T"], row["ranks"]) for row in TABLE.rows} == {(262_144, 2)} and "H200" in TABLE.meta["device"]
     said = " ".join((ROOT / text).read_text().split())
     assert sentence.format(least=min(ratios), most=max(ratios)) in said
     if text != "CHANGELOG.md":

@@ -2,21 +2,22 @@
 
 import math
 import sys
+from dataclasses import replace
 
 import pytest
 
 from flakit.bench import simulate
+from flakit.bench.messages import fit
 from flakit.bench.simulate import WAYS, Network, efficiency, messages, own, sized, together_ms
 from flakit.numerics import recorded
 
 OPS = pytest.mark.parametrize("op", ["rwkv6", "rwkv7", "gsa"])
-FREE = Network(0, 0, math.inf, 0, math.inf, small_us=0)
-TABLE = recorded.read("h100_ranks")
+FREE = Network(0, math.inf, 0, 0, math.inf, small_us=0)
 
 
 def test_it_foretells_what_was_measured_of_several_gpus():
     rows = simulate.foretold()
-    assert len(rows) == len(TABLE.rows)
+    assert len(rows) == sum(len(recorded.read(f"{card}_ranks").rows) for card in simulate.CARDS) == 6
     for row in rows:
         assert row["simulated_bytes"] == row["bytes"]
         assert abs(row["off"]) < 0.05
@@ -42,7 +43,7 @@ def test_messages_that_cost_nothing_leave_what_does_not_shrink(op, way):
 
 def test_how_often_each_way_waits_for_a_message():
     forward, _ = messages(sized("rwkv7", 2**20))
-    begun = Network(1000, 0, math.inf, 0, math.inf, small_us=0)  # a millisecond to begin a message and nothing else
+    begun = Network(1000, math.inf, 0, 0, math.inf, small_us=0)  # a millisecond to begin a message and nothing else
     for ranks in (2, 5, 8, 64, 1000):
         assert WAYS["gather"](ranks, forward, begun) == 1
         assert WAYS["chain"](ranks, forward, begun) == ranks - 1
@@ -54,7 +55,7 @@ def test_bytes_go_at_the_pace_of_the_link_they_take():
     forward, backward = messages(sized("rwkv6", 2**20))
     K, H = 64, 32
     assert (forward.gathered, forward.state, backward.gathered) == (4 * H * (K + K * K), 4 * H * K * K, 4 * H * K * K)
-    wires = Network(0, 0, 400, 0, 40, 8, small_us=0)
+    wires = Network(0, 400, 0, 0, 40, 8, small_us=0)
     ms = forward.map / 400e6
     assert WAYS["gather"](8, forward, wires) == pytest.approx(7 * ms)
     assert WAYS["gather"](16, forward, wires) == pytest.approx(15 * 10 * ms)  # a ring is as slow as its slowest link
@@ -70,6 +71,16 @@ def test_a_map_is_applied_by_a_product_and_a_sum_for_each_part_of_a_state(op, ke
     assert forward.apply == backward.apply == kernels and forward.join == kernels + 1
 
 
+def test_messages_within_a_host_are_those_measured_of_two_gpus():
+    rows, (sent, _), none = recorded.read("h200_messages").rows, messages(sized("rwkv7", 2**20)), {"small_us": 0}
+    begin, rate, off = fit(rows)
+    net = simulate.network(**none)
+    assert WAYS["gather"](2, sent, net) * 1e3 == pytest.approx(begin + sent.gathered / rate / 1e3)
+    own = next(row for row in rows if row["bytes"] == 2 ** round(math.log2(sent.gathered)))
+    assert WAYS["gather"](2, replace(sent, gathered=own["bytes"]), net) * 1e3 == pytest.approx(own["us"], rel=off)
+    assert simulate.network(gb_s=9) == replace(simulate.network(), gb_s=9)
+
+
 @OPS
 def test_heads_of_another_size_have_as_many_channels(op):
     case, wide = sized(op, 4096), sized(op, 4096, 256)
@@ -81,7 +92,7 @@ def test_heads_of_another_size_have_as_many_channels(op):
 def test_the_fastest_way():
     case = sized("rwkv7", 2**20)
     assert simulate.fastest(case, net=FREE) == [("gather", 2)]  # the first of equals
-    slow_to_begin = Network(1e5, 0, math.inf, 0, math.inf, small_us=0)
+    slow_to_begin = Network(1e5, math.inf, 0, 0, math.inf, small_us=0)
     assert simulate.fastest(case, ["tree", "gather"], net=slow_to_begin) == [("tree", 2), ("gather", 4)]
     need = simulate.tokens_a_rank("rwkv7", 64, "levels", 0.9)
     assert efficiency(sized("rwkv7", 64 * need), 64, "levels") >= 0.9

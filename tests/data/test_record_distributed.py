@@ -29,7 +29,7 @@ def test_the_command_writes_curves_of_one_rank_and_of_two_and_goes_on(tmp_path):
 
 
 def test_the_page_says_what_was_recorded_on_gpus():
-    made = recorded.read("h100_distributed")
+    made = recorded.read("h200_distributed")
     one, two = (made.select(run=name) for name in RUNS[:2])
     speed = [statistics.median(row["tokens_per_second"] for row in run[WARM:]) for run in (one, two)]
     (apart,) = re.findall(r"losses at most (\S+) from those of '1'", made.meta["run 2, ddp"])  # rows are rounded
@@ -44,3 +44,10 @@ def test_the_page_says_what_was_recorded_on_gpus():
         matrix = statistics.median(row["matrix_share"] for row in run[WARM:])
         assert float(share) == pytest.approx(100 * matrix, abs=0.1)
     assert float(apart) == float(re.findall(r"at most ([\d.e-]+) apart", page)[0])
+    for name in ("2, ddp", "2, fsdp2"):
+        assert [row["loss"] for row in made.select(run=f"{name}, killed")] == [
+            row["loss"] for row in made.select(run=name)
+        ]
+    compiled = statistics.median(row["tokens_per_second"] for row in made.select(run="1, compiled")[WARM:])
+    assert f"{compiled:,.0f} tokens a second on one GPU" in page
+    assert f"{compiled / speed[0]:.1f} times the speed" in page
