@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from matplotlib.patches import Rectangle
+from matplotlib.patches import Patch, Rectangle
 
 from ..language import Words
 from . import style
@@ -15,10 +15,12 @@ from .maps import Map, Maps, powers, signed
 from .plots import Picture
 
 WORDS = Words() | {
-    "got": "{name} as computed",
-    "true": "{name} as it is",
-    "off": "error / RMS, wrong ones hatched",
+    "got": "as computed",
+    "true": "as it is",
+    "off": "error / RMS",
     "wrong": "wrong",
+    "negative": "negative",
+    "positive": "positive",
 }
 
 PASS, FAIL, UNSUPPORTED, LEFT_OUT = "pass", "fail", "not supported", "left out"
@@ -64,38 +66,42 @@ _WORDS = {
 
 class ElementsFigure:
     """Persistent: `update` redraws in place. One matrix of a tensor as it was computed, as it is, and its errors, those
-    hatched that are wrong; or words where there is none."""
+    hatched that are wrong, under a key of the colours; or words where there is none."""
 
-    HEIGHT = 2.75
+    HEIGHT = 2.95
 
     def __init__(self, width: float = 9.4):
         self.canvas = Canvas(width, self.HEIGHT)
         gap = 0.2
         across = (width - 0.62 - 2 * gap - 1.0) / 3
         maps = {
-            "got": Map("", signed(), "got"),
-            "true": Map("", signed(), "true"),
+            "got": Map(WORDS["got"], signed(), "got"),
+            "true": Map(WORDS["true"], signed(), "true"),
             "off": Map(WORDS["off"], powers(-8, 0), "off", empty="none", lost=("wrong", WORDS["wrong"]), hatched=True),
         }
         with style.context():
-            self.maps = Maps(self.canvas, maps, left=0.62, top=0.56, size=(across, 1.68), gap=gap)
+            self.maps = Maps(self.canvas, maps, left=0.62, top=0.76, size=(across, 1.68), gap=gap)
             self._bar = self.maps.bar("off")
             self._title = self.canvas.figure.text(0.1 / width, 1 - 0.05 / self.HEIGHT, "", va="top", fontweight="bold")
+            signs = (style.swatch(getattr(style, name.upper()), WORDS[name]) for name in ("negative", "positive"))
+            wrong = Patch(linewidth=0, label=WORDS["wrong"], **style.HATCHED)
+            self._key = self.canvas.figure.legend(
+                handles=[*signs, *style.non_finite_handles(), wrong], loc="upper left", ncols=5, columnspacing=1.4,
+                bbox_to_anchor=(0.05 / width, 1 - 0.2 / self.HEIGHT), borderaxespad=0, borderpad=0.3,
+            )  # fmt: skip
             self._words = self.canvas.figure.text(0.5, 0.5, "", ha="center", va="center", color=style.GREY)
-        self._axes = [*(heat.ax for heat in self.maps.values()), self._bar]
+        self._parts = [*(heat.ax for heat in self.maps.values()), self._bar, self._key]
 
     def update(self, title: str, shown: Mapping[str, np.ndarray] | None, **said: str) -> None:
-        """shown: got, true, off and wrong, [rows, columns]; None: `words` alone. said: name, rows, columns."""
+        """shown: got, true, off and wrong, [rows, columns]; None: `words` alone. said: rows, columns."""
         self._title.set_text(title)
         self._words.set_text("" if shown is not None else said["words"])
-        for ax in self._axes:
-            ax.set_visible(shown is not None)
+        for part in self._parts:
+            part.set_visible(shown is not None)
         if shown is not None:
             largest = np.abs(shown["true"][np.isfinite(shown["true"])]).max(initial=0.0) or 1.0
             none = np.zeros(shown["true"].shape, bool)
             share = {name: shown[name] / largest for name in ("got", "true")}
-            for name in ("got", "true"):
-                self.maps.entitle(name, WORDS.say(name, name=said["name"]))
             for n, heat in enumerate(self.maps.values()):
                 heat.ax.set_xlabel(said["columns"])
                 heat.ax.set_ylabel(said["rows"] if n == 0 else "")

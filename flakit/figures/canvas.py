@@ -26,6 +26,14 @@ from . import style
 Box = tuple[float, float, float, float]
 """Left, top, width and height of a part of a picture, as fractions of the picture's own."""
 
+FOR_LIGHT = {"needs_background": "light"}
+"""Metadata of an output whose picture is drawn for a light page; a dark JupyterLab then shows it by `DARK`."""
+
+DARK = """[data-jp-theme-light="false"] :is(img.jp-needs-light-background, .flakit-stored img) {
+  filter: invert(0.89) hue-rotate(180deg); background: none
+}"""
+"""Brightness turned round, hues kept: the style that panels and `flakit lab` bring."""
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -179,6 +187,10 @@ class Canvas:
 
     def _repr_png_(self) -> bytes:
         return self.png()
+
+    def _repr_mimebundle_(self, **_) -> tuple[dict, dict]:
+        """Nothing beside the PNG but what is to be known of it."""
+        return {}, dict(FOR_LIGHT)
 
     def __repr__(self) -> str:
         """What it shows, in the words of its titles, axes and legends: for those who do not see it."""

@@ -186,7 +186,7 @@ class AuditPanel(Panel):
             return
         title = WORDS.say("title", probe=verdict.probe.name, tensor=found.tensor, place=_place(found.where))
         axes = {"rows": _axis(found.rows), "columns": _axis(found.columns)}
-        figure.update(title, vars(found), name=found.tensor, **axes)
+        figure.update(title, vars(found), **axes)
 
     def describe(self, result, **_) -> str:
         return "\n".join(filter(None, (self._stand(), self._about(*result) if result else "")))

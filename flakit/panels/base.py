@@ -26,7 +26,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 import ipywidgets as widgets
 
 from ..cases.device import on_cpu
-from ..figures.canvas import Cell
+from ..figures.canvas import FOR_LIGHT, Cell
 from ..language import Words, current, label, say, speaking, tight
 from ..numerics.evaluate import one_thread
 from .knobs import assign, stops_of
@@ -529,7 +529,7 @@ class Panel(widgets.VBox):
         bundle = super()._repr_mimebundle_(**kwargs)
         bundle["text/plain"] = f"{self.name}: {self.text}"
         bundle["image/png"] = base64.b64encode(self.png).decode()
-        return bundle
+        return bundle, dict(FOR_LIGHT)
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

@@ -7,7 +7,7 @@ import anywidget
 import traitlets
 
 from ..figures import style
-from ..figures.canvas import Canvas, Cell
+from ..figures.canvas import DARK, Canvas, Cell
 
 
 def _letters() -> str:
@@ -34,7 +34,7 @@ class Picture(anywidget.AnyWidget):
     """
 
     _esm = Path(__file__).with_suffix(".js").read_text()
-    _css = _letters()
+    _css = f"{_letters()}\n{DARK}"
 
     png = traitlets.Bytes(b"").tag(sync=True)
     alt = traitlets.Unicode("").tag(sync=True)

@@ -3,7 +3,9 @@
 import nbformat
 import pytest
 
+from flakit.figures.canvas import DARK
 from tests.browser import lab
+from tests.notebooks.running import NOTEBOOKS
 
 pytestmark = [pytest.mark.browser, pytest.mark.full]
 
@@ -42,6 +44,27 @@ def test_a_saved_panel_is_a_picture_when_it_is_opened_again(notebook, page, jupy
     again.run_all()
     again.panel("case")
     assert page.locator(".flakit-stored").count() == 0
+
+
+DARKER = """image => image.decode().then(() => getComputedStyle(image).filter)"""
+
+
+def test_in_a_dark_jupyterlab_no_picture_is_a_white_rectangle(page, jupyterlab, served):
+    """Pictures of a notebook that has not run, panels' and others': their brightness is turned round."""
+    notebook = lab.Notebook(page, jupyterlab, "00_start_here.ipynb", workspace="dark")
+    pictures = notebook.page.locator(".jp-RenderedImage img")
+    pictures.nth(1).wait_for()
+    assert pictures.nth(1).evaluate(DARKER) == "none"
+    page.evaluate("() => window.jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Dark'})")
+    page.wait_for_selector("body[data-jp-theme-light=false]", state="attached")
+    for n in range(2):
+        pictures.nth(n).scroll_into_view_if_needed()
+        assert "invert(0.89)" in pictures.nth(n).evaluate(DARKER)
+
+
+def test_panels_and_flakit_lab_have_the_same_style_for_the_dark():
+    script = NOTEBOOKS / "jupyterlab" / "labextensions" / "flakit" / "static" / "stored_pictures.js"
+    assert f"`{DARK}`" in script.read_text()
 
 
 def test_a_panel_whose_kernel_has_stopped_says_so(notebook, page):

@@ -57,7 +57,8 @@ def test_elements_of_the_smallest_setting_are_marked(wrong):
         wrong.width = width
         wrong.redraw()
         assert_legible(wrong.canvas)
-        assert wrong.canvas.pixels == (round(100 * width), 275)
+        assert wrong.canvas.pixels == (round(100 * width), 295)
+        assert wrong.canvas.figure.legends[0].get_visible()
 
 
 def test_the_script_shows_the_failure(wrong):

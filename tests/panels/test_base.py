@@ -144,7 +144,8 @@ def test_an_error_is_shown_and_the_panel_goes_on():
 
 def test_shown_as_a_picture_where_no_kernel_runs():
     panel = Bars()
-    bundle = panel._repr_mimebundle_()
+    bundle, metadata = panel._repr_mimebundle_()
+    assert metadata == {"needs_background": "light"}  # what a dark JupyterLab goes by
     assert base64.b64decode(bundle["image/png"]) == panel.png
     assert "application/vnd.jupyter.widget-view+json" in bundle
     assert bundle["text/plain"] == "bars: x is 10, decay < -1.0"

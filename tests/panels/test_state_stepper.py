@@ -37,7 +37,7 @@ def test_starts_with_everything_finite_and_a_picture(op):
     assert panel.text.startswith("Forward, token 5 of 0 to 15: between ")
     assert "Everything is finite" in panel.text
     assert panel.png.startswith(b"\x89PNG")
-    assert "image/png" in panel._repr_mimebundle_()
+    assert "image/png" in panel._repr_mimebundle_()[0]
 
 
 def test_steps_go_forward_then_backward_and_stop():

@@ -1,6 +1,7 @@
 // A saved notebook that is opened again has the picture of each panel but not its kernel. JupyterLab then says "Error
 // displaying widget: model not found", or "Loading widget..." as long as no kernel is chosen. This extension shows the
-// picture and its words instead. It is a module of the form that JupyterLab loads and needs no build.
+// picture and its words instead. Where JupyterLab is dark it turns the brightness of pictures round, which are drawn for
+// a light page (figures/canvas.py, DARK). It is a module of the form that JupyterLab loads and needs no build.
 (() => {
   const FAILED = /^Error displaying widget/;
   const LOADING = /^Loading widget/;
@@ -10,6 +11,10 @@
     en: "This is the stored picture. Run this cell to move it.",
     zh: "这是保存下来的图。运行这个单元后才能操作它。",
   };
+
+  const DARK = `[data-jp-theme-light="false"] :is(img.jp-needs-light-background, .flakit-stored img) {
+  filter: invert(0.89) hue-rotate(180deg); background: none
+}`;
 
   const since = new WeakMap();
   function isMissing(node) {
@@ -49,6 +54,9 @@
   }
 
   const activate = app => {
+    const style = document.createElement("style");
+    style.textContent = DARK;
+    document.head.append(style);
     setInterval(() => { for (const [node, data] of missing(app)) show(node, data); }, PAUSE);
   };
 
