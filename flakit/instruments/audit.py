@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -96,9 +97,9 @@ class Audit:
         return table(self)
 
     def __str__(self) -> str:
-        console = Console(width=140, file=io.StringIO(), force_jupyter=False)
-        console.print(self)
-        return console.file.getvalue()
+        text = io.StringIO()
+        Console(width=140, file=text, force_jupyter=False).print(self)
+        return text.getvalue()
 
     __repr__ = __str__
 
@@ -179,10 +180,7 @@ def audit(
     """
     if shrink:
         check_installed()
-    if isinstance(subject, str):
-        subject = load(subject, like, adapter)
-    elif not isinstance(subject, Subject):
-        subject = Subject(subject, like, adapter=adapter)
+    subject = load(subject, like, adapter)
     names = list(PROBES) if only is None else [only] if isinstance(only, str) else list(only)
     chosen = [PROBES[one_of("only", name, PROBES)] for name in names]
     if device is None:
@@ -233,7 +231,7 @@ def audit(
 
 def _smallest(v: Verdict, x: Examiner, shrunk: bool, seconds: float) -> Verdict:
     """A failure at its smallest setting, with the law beside it and a script that shows it."""
-    if x.late:
+    if x.late or v.finding is None:
         return v
     finding = shrink_finding(x, v.probe, v.finding, seconds) if shrunk else v.finding
     if v.cause:
@@ -257,7 +255,9 @@ def _smallest(v: Verdict, x: Examiner, shrunk: bool, seconds: float) -> Verdict:
 
 def _with_one_head(x: Examiner, v: Verdict) -> bool:
     """Whether the strongest of the heads fails alone too."""
+    assert v.finding is not None  # it failed
     s = v.finding.setting
+    assert isinstance(s.decay, float)  # as in every setting of this probe
     spike = (0, s.first * (s.H - 1)) if s.first else None
     alone = s.without(H=1, first=0.0, per_head=0.0, spike=spike, decay=s.decay * (1 + s.per_head * (s.H - 1)))
     try:
@@ -290,7 +290,8 @@ class _Asked:
     """A probe while it is asked: what its settings have given so far."""
 
     def __init__(self, probe: Probe, x: Examiner):
-        self.probe, self.x, self.tried, self.refused = probe, x, 0, []
+        self.probe, self.x, self.tried = probe, x, 0
+        self.refused: list[str] = []
         self.worst: Finding | None = None
         self.unsupported = next((why for name in probe.needs if (why := x.supports.get(name)) is not None), None)
         self.waiting, self.costly = [], 0
@@ -319,7 +320,7 @@ class _Asked:
     def verdict(self) -> Verdict:
         """What has been found, and why it fails."""
         probe, worst, v = self.probe, self.worst, self.so_far()
-        if v.verdict != FAIL:
+        if v.verdict != FAIL or worst is None:
             return v
         cause, found = ("", None) if ONCE in worst.words else probe.cause(self.x, worst)
         if cause:
@@ -332,7 +333,7 @@ class _Asked:
         if self.unsupported is not None:
             return Verdict(probe, UNSUPPORTED, self.unsupported)
         left_out = 0 if worst is not None and worst.fails else len(self.waiting) + self.costly
-        how = {"tried": self.tried, "settings": self.settings, "left_out": left_out}
+        how: dict[str, Any] = {"tried": self.tried, "settings": self.settings, "left_out": left_out}
         if worst is None and self.waiting:
             return Verdict(probe, LEFT_OUT, "no time was left for it", **how)
         if worst is None:
@@ -353,6 +354,6 @@ def _led(verdicts: Iterable[Verdict], op: Operator) -> list[Verdict]:
     for n, v in enumerate(found):
         control = next((other.control for other in found if other.cause == v.probe.name), None)
         if v.verdict == PASS and control is not None:
-            said = {"finding": control, "setting": control.setting.said(op), "left_out": 0}
+            said: dict[str, Any] = {"finding": control, "setting": control.setting.said(op), "left_out": 0}
             found[n] = replace(v, verdict=FAIL, words=control.words, **said)
     return found

@@ -113,20 +113,21 @@ def units(
     there = op.leaves(inputs) | {"o": do} | dict(zip(op.outputs[1:], op.parts(dstate), strict=False))
     drawn = [{name: moved(x) for name, x in there.items()} for _ in range(draws)]
     if op.chunked is None:
-        found = {name: 0.0 for name in values}
+        squares = {name: torch.zeros_like(x) for name, x in values.items()}
         for draw in drawn:
             arrives = draw.pop("o"), op.state([draw.pop(name) for name in op.outputs[1:] if name in draw])
             elsewhere = op.arguments(draw, {**inputs, "scale": op.scale(inputs)})
             for name, x in truth(op, elsewhere, arriving=arrives, recurrence=False).items():
-                found[name] = found[name] + ((x - values[name]) / STEP).square().nan_to_num(0.0) / draws
-        return {name: x.sqrt() for name, x in found.items()}
+                squares[name] += ((x - values[name]) / STEP).square().nan_to_num(0.0) / draws
+        return {name: x.sqrt() for name, x in squares.items()}
     moved_to = {name: torch.cat([draw[name] for draw in drawn], _heads(op, name)) for name in there}
     arrives = moved_to.pop("o"), op.state([moved_to.pop(name) for name in op.outputs[1:] if name in there])
     elsewhere = op.arguments(moved_to, {**inputs, "scale": op.scale(inputs)})
     found = {}
     for name, x in truth(op, elsewhere, arriving=arrives, recurrence=False).items():
         one_each = x.chunk(draws, _heads(op, name if name in op.outputs else name[1:]))
-        found[name] = sum(((y - values[name]) / STEP).square().nan_to_num(0.0) for y in one_each).div(draws).sqrt()
+        squared = torch.stack([((y - values[name]) / STEP).square().nan_to_num(0.0) for y in one_each])
+        found[name] = squared.mean(0).sqrt()
     return found
 
 

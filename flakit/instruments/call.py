@@ -1,6 +1,6 @@
 """One call of a subject at arguments that are made, forward and backward."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -71,7 +71,7 @@ def _gradients(subject: Subject, setting: Setting, ran: Ran, outputs: dict, leav
     wanted = {"o": ["o"], "both": list(outputs), "state": list(outputs)[1:]}[setting.loss]
     ran.cut_off = tuple(name for name in wanted if not outputs[name].requires_grad)
     able = [name for name in wanted if outputs[name].requires_grad]
-    grads = [None] * len(leaves)
+    grads: Sequence[Tensor | None] = [None] * len(leaves)
     if able:
         try:
             for last in (False, True) if setting.again else (True,):

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 from unittest import mock
 
 import torch
@@ -46,7 +47,9 @@ def accurate(x: Examiner, setting: Setting) -> Finding:
 def row_after_row(x: Examiner, setting: Setting) -> Finding:
     """Against the truth; where each sequence of a batch has its row, the first that fails alone too."""
     found = x.compare(setting)
-    for row in (setting.rows or ()) if found.fails else ():
+    if not found.fails or setting.rows is None or setting.spike is None:
+        return found
+    for row in setting.rows:
         alone = x.compare(setting.without(B=1, spike=(row, setting.spike[1]), rows=None))
         if alone.fails:
             return alone
@@ -117,7 +120,9 @@ def scale(x: Examiner, setting: Setting) -> Finding:
         raise Refused("o is wrong at the plainest call already, by more than a factor")
     if found.kind != "wrong":
         return Finding(setting, "fine", "o", found.figure, found.allowed, found.words)
-    factor, rest = _ratio(ran.values["o"], exact["o"])
+    o = ran.values["o"]
+    assert o is not None  # which has just been found to be wrong
+    factor, rest = _ratio(o, exact["o"])
     words = f"o is {factor:.4g} times what it should be, {rest:.0e} of it unexplained"
     if rest > 0.01:
         words = found.words
@@ -175,7 +180,7 @@ def unchanged(x: Examiner, setting: Setting) -> Finding:
     for name, y in seen.items():
         differs = (y.detach() != before[name]) & ~(y.detach().isnan() & before[name].isnan())
         shares[name] = differs.double().mean().item()
-    name = max(shares, key=shares.get)
+    name = max(shares, key=shares.__getitem__)
     kind = "changed" if shares[name] else "fine"
     words = f"{100 * shares[name]:.3g}% of {name} changed" if shares[name] else "inputs are as they were"
     return Finding(setting, kind, name if shares[name] else "", shares[name], 0.0, words)
@@ -286,8 +291,10 @@ def fenced(x: Examiner, setting: Setting) -> Finding:
         names = ("empty", "empty_like", "zeros", "zeros_like")
         on_tensor = ("new_empty", "new_zeros")
         full_like, full = torch.full_like, torch.full
-        with mock.patch.multiple(torch, **{n: allocate(getattr(torch, n), "zeros" in n) for n in names}):
-            with mock.patch.multiple(Tensor, **{n: allocate(getattr(Tensor, n), "zeros" in n) for n in on_tensor}):
+        made: dict[str, Any] = {n: allocate(getattr(torch, n), "zeros" in n) for n in names}
+        made_of: dict[str, Any] = {n: allocate(getattr(Tensor, n), "zeros" in n) for n in on_tensor}
+        with mock.patch.multiple(torch, **made):
+            with mock.patch.multiple(Tensor, **made_of):
                 assert (full_like, full) == (torch.full_like, torch.full)
                 return x.run(at, keep=keep)
 
@@ -302,6 +309,7 @@ def fenced(x: Examiner, setting: Setting) -> Finding:
 def contained(x: Examiner, setting: Setting) -> Finding:
     """A non-finite v stays in its own sequence and head; how far back it reaches is told."""
     setting, op = x.resolved(setting), x.op
+    assert setting.bad is not None
     made, _ = setting.make(op, x.device)
     with torch.no_grad():
         o, _ = x.subject(made)

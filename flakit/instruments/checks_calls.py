@@ -42,7 +42,7 @@ def permuted(x: Examiner, setting: Setting) -> Finding:
             moved[name] = compare(turned(z, name if name in op.outputs else name[1:], -1), y).l2
     if not moved:
         return Finding(setting, "fine", "", 0.0, allowed, "not finite everywhere: another probe says so")
-    name = max(moved, key=moved.get)
+    name = max(moved, key=moved.__getitem__)
     words = f"{name} moves by {moved[name]:.1e} where heads change places"
     return Finding(setting, "changed" if moved[name] > allowed else "fine", name, moved[name], allowed, words)
 
@@ -56,6 +56,7 @@ def heads_of(op: Operator, name: str) -> tuple[int, bool]:
 def memoised(x: Examiner, setting: Setting) -> Finding:
     """Right where the same tensor of offsets held others at an earlier call."""
     setting, ends = x.resolved(setting), []
+    assert setting.lengths is not None
 
     def seen(made: dict, arriving: tuple) -> tuple[dict, tuple]:
         ends.append(made["cu_seqlens"])
@@ -98,7 +99,7 @@ def as_documented(x: Examiner, setting: Setting) -> Finding:
 
             ran = x.run(at, keep=keep)
             back = [f"d{name}" for name in op.states] * into + list(op.outputs[1:]) * out
-            ran.values |= {name: ran.values[name].mT for name in back if ran.values.get(name) is not None}
+            ran.values |= {name: y.mT for name in back if (y := ran.values.get(name)) is not None}
             return ran
 
         if not through_states(x, setting, run=turned).fails:

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -80,15 +81,18 @@ class Comparison:
     @property
     def table(self) -> Table:
         """A row for every layer: its largest error, at which token, and from which token on it is beyond tolerance."""
-        begins, rows = {p.layer: p.token for p in self.parts}, []
+        begins = {p.layer: p.token for p in self.parts}
+        rows: list[dict] = []
         for name, x in self.errors.items():
             at = int(x.argmax())
             parted = name in begins
             rows.append(
                 {"layer": name, "largest": x[at].item(), "at token": at, "parts at": begins[name] if parted else "-"}
             )
-        for name, x in self.whole.items():
-            rows.append({"layer": name, "largest": x, "at token": "end", "parts at": "end" if name in begins else "-"})
+        for name, largest in self.whole.items():
+            rows.append(
+                {"layer": name, "largest": largest, "at token": "end", "parts at": "end" if name in begins else "-"}
+            )
         return Table(rows, caption="largest relative difference of each layer, in the order of execution")
 
     def picture(self):
@@ -171,7 +175,8 @@ def compare(
     names = _common(models, layers)
 
     with _evaluating(models):
-        record, made_a = {}, []
+        record: dict[str, list[Tensor]] = {}
+        made_a: list[tuple[str, Tensor]] = []
         logits_a = _run("model_a", models["model_a"], tokens, {a: a for a in names}, made_a.append)
         for name, x in made_a:
             record.setdefault(name, []).append(x)
@@ -214,6 +219,7 @@ def compare(
     errors[LOGITS] = _by_token(logits_a, logits_b)
     chosen = (logits_a.argmax(-1) == logits_b.argmax(-1)).all(0)
     if tolerance is None:
+        assert dtype is not None  # `_alike` has seen to that
         tolerance = LAYERS_ADD_UP * budget(dtype, tokens.shape[1] + widest, 0.0)
     return Comparison(errors, whole, chosen.cpu(), float(tolerance), dtype, skipped)
 
@@ -255,7 +261,7 @@ def _alike(models: Mapping[str, nn.Module], tokens: Tensor, tolerance: float | N
         sizes: dict[torch.dtype, int] = {}
         for p in weights:
             sizes[p.dtype] = sizes.get(p.dtype, 0) + p.numel()
-        of[name] = max(sizes, key=sizes.get)
+        of[name] = max(sizes, key=sizes.__getitem__)
     a, b = of.values()
     if tolerance is not None:
         if not isinstance(tolerance, (int, float)) or isinstance(tolerance, bool) or not 0 <= tolerance < math.inf:
@@ -347,7 +353,7 @@ def _hands_on(module: nn.Module) -> bool:
 
 
 def _listening(module: nn.Module, asked: dict) -> Callable:
-    operator = module.operator
+    operator: Any = module.operator
 
     @functools.wraps(operator)
     def listens(*rows, **options):

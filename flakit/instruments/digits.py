@@ -325,14 +325,15 @@ class Digits:
         ]  # fmt: skip
         if finding is None:
             title, subtitle = WORDS["accurate"], ""
-        elif finding.compiled:
+        elif (store := finding.store) is not None:
             title = WORDS["lost"].format(what=WORDS["short"][COMPILED])
-            subtitle = f"{finding.store.short}  {finding.store.statement}"
+            subtitle = f"{store.short}  {store.statement}"
         elif finding.line is None:
             title, subtitle = WORDS["lost"].format(what=WORDS["short"][ACCUMULATION]), WORDS["many"]
         else:
-            place = finding.line.place
-            title = WORDS["lost"].format(what=WORDS["short"][finding.line.blamed.kind])
+            place, blame = finding.line.place, finding.line.blamed
+            assert blame is not None  # no error is traced to a line that does nothing
+            title = WORDS["lost"].format(what=WORDS["short"][blame.kind])
             subtitle = f"{place.short}  {place.statement}"
         more = len(self._by_line()) - len(rows)
         return {"title": title, "subtitle": subtitle, "rows": rows, "budget": right(budget("float32")), "more": more}
@@ -395,7 +396,7 @@ class Digits:
             digits.lines.append(line)
         for x in found["outputs"]:
             rest = {name: _read(value) for name, value in x.items() if name not in ("allowed", "accurate", "store")}
-            digits.outputs.append(Output(**rest, store=_place(x.get("store"))))
+            digits.outputs.append(Output(**rest, store=_place(x["store"]) if x.get("store") else None))
         return digits
 
     # --- words --------------------------------------------------------------------------------------------------------
@@ -442,6 +443,7 @@ class Digits:
         table = Table.grid(padding=(0, 2))
         for x in rows[:most]:
             colour = "green" if x.accurate else "red"
+            assert x.store is not None  # which these rows are chosen by
             table.add_row(
                 Text(f"  {x.store.short}"), Text(_digits(x.error, False), colour), Text(_digits(x.as_written, False)),
                 Text(f"apart by {number(x.apart)}, {x.lanes} lanes of {_named(x)}"), Text(_text(x.store, 40)),
@@ -490,19 +492,20 @@ class Digits:
 
 def _told(finding: Finding) -> Iterator:
     line, rows = finding.line, []
-    if finding.compiled:
+    if (store := finding.store) is not None:
         yield Text(f"Digits {finding.words}", style="bold red")
         x = finding.outputs[0]
-        rows = [("where", f"kernel {x.kernel}, {x.store.short}")]
-        rows += [("", f"called from {function}, line {at}") for function, at in x.store.via]
+        rows = [("where", f"kernel {x.kernel}, {store.short}")]
+        rows += [("", f"called from {function}, line {at}") for function, at in store.via]
         rows += [
-            ("line", x.store.statement),
+            ("line", store.statement),
             ("as written", f"interpreted, {_digits(x.as_written)} are right: {_exactly(x.interpreted)} there"),
         ]
     elif line is None:
         yield Text("Digits lost over many lines, at none of them many", style="bold red")
     else:
         blame = line.blamed
+        assert blame is not None  # no error is traced to a line that does nothing
         yield Text(f"Digits lost: {_what(blame)}", style="bold red")
         where = f"kernel {line.place.kernel}, " if line.place.kernel else ""
         where += f"program {blame.program}, " if blame.program is not None else ""
@@ -570,8 +573,8 @@ def _written(place: Place | None) -> dict | None:
     return None if place is None else asdict(place) | {"text": place.statement}
 
 
-def _place(x: Mapping | None) -> Place | None:
-    return None if x is None else Place(**{**x, "via": tuple((name, line) for name, line in x["via"])})
+def _place(x: Mapping) -> Place:
+    return Place(**{**x, "via": tuple((name, line) for name, line in x["via"])})
 
 
 def _read(x):

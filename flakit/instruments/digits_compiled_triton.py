@@ -15,9 +15,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ from .digits import UNIT, WORSE, Digits
 from .digits_shadow import Ledger, distance, relative
 from .digits_torch import MOST, Memory, judged
 from .digits_triton import TileDigits, _index, to_bfloat16
+from .trace_compiled_triton import is_descriptor
 from .trace_record import Place, Trace
 from .trace_triton import InterpreterWatch, private_names
 
@@ -46,7 +48,7 @@ _ONE_LAUNCH = threading.RLock()
 
 
 @contextmanager
-def _interpreter(names: SimpleNamespace) -> Iterator[Callable]:
+def _interpreter(names: Any) -> Iterator[Callable]:
     """Triton's functions as its interpreter has them. Gives what makes of a kernel's function one that it can run."""
     tl, known = names.language, {}
 
@@ -135,7 +137,7 @@ class _Copies:
         self.tensors: list[Tensor] = []
         self._stored: dict[int, UntypedStorage] = {}
 
-    def of(self, x: object) -> object:
+    def of(self, x: Any) -> Any:
         if isinstance(x, Tensor):
             self.tensors.append(x)
             copy = torch.empty(0, dtype=x.dtype, device="cpu")
@@ -143,7 +145,7 @@ class _Copies:
         if isinstance(x, tuple):
             parts = map(self.of, x)
             return type(x)(*parts) if hasattr(x, "_fields") else tuple(parts)
-        if is_dataclass(x) and isinstance(getattr(x, "base", None), Tensor):  # a descriptor of a tensor
+        if is_descriptor(x):
             return replace(x, base=self.of(x.base))
         return x
 
@@ -154,13 +156,13 @@ class _Copies:
         return self._stored[stored.data_ptr()]
 
 
-def _tensors(x: object) -> Iterator[Tensor]:
+def _tensors(x: Any) -> Iterator[Tensor]:
     if isinstance(x, Tensor):
         yield x
     elif isinstance(x, tuple):
         for part in x:
             yield from _tensors(part)
-    elif is_dataclass(x) and isinstance(getattr(x, "base", None), Tensor):
+    elif is_descriptor(x):
         yield x.base
 
 
@@ -281,7 +283,8 @@ class Comparison:
     """
 
     def __init__(self, found: Trace, tiles: StoredDigits, memory: Memory):
-        self.found, self.tiles, self.memory = found, tiles, memory
+        assert found.digits is not None  # of a trace with digits
+        self.found, self.digits, self.tiles, self.memory = found, found.digits, tiles, memory
         self.seen = Trace()  # of the interpreted launches
         self._watch = InterpreterWatch(self.seen, {}, private_names(), tiles)
         self._thread: int | None = None
@@ -326,7 +329,7 @@ class Comparison:
         large = [x for x in tensors if x.untyped_storage().nbytes() > MOST * x.element_size()]
         if large:
             words = f"not compared, a tensor is too large for a shadow ({list(large[0].shape)})"
-            self.found.digits.note(f"{kernel.__name__}: {words}")
+            self.digits.note(f"{kernel.__name__}: {words}")
         return not large and count.seconds < SECONDS
 
     def _interpret(self, kernel, args, kwargs, grid, count: _Count, before: _Copies, after: _Copies) -> None:
@@ -350,7 +353,7 @@ class Comparison:
         finally:
             self._watch.remove()
         if tiles.judgements == known:
-            self.found.digits.note(f"{kernel.__name__}: nothing that it stored was compared")
+            self.digits.note(f"{kernel.__name__}: nothing that it stored was compared")
         tiles.memory, tiles.after = Memory(), {}
         count.seconds += time.monotonic() - start
 
@@ -359,7 +362,7 @@ class Comparison:
         words = f"the interpreter raises {type(cause).__name__}: {cause}".split("\n")[0]
         if isinstance(cause, _TooLong):
             words = f"interpreting it takes longer than {SECONDS:.0f} s"
-        self.found.digits.note(f"{kernel.__name__}: a launch was not compared, {words}")
+        self.digits.note(f"{kernel.__name__}: a launch was not compared, {words}")
 
     def _elsewhere(self, kernel, before: _Copies, after: _Copies, was: dict) -> None:
         """Elements that the compiled kernel changed and no line of its source stores to; integers have no error."""
@@ -374,12 +377,12 @@ class Comparison:
             old, new = (_bits(s, size) for s in (was[id(x)], after.storage(x)))
             if not x.is_floating_point():
                 if (old != new).any():
-                    self.found.digits.note(f"{kernel.__name__}: integers that it stored are not compared")
+                    self.digits.note(f"{kernel.__name__}: integers that it stored are not compared")
                 continue
             wild = int(((old != new).any(-1) & (writers < 0)).sum())
             if wild:
                 words = f"the compiled kernel changed {wild} elements that no line of its source stores to"
-                self.found.digits.note(f"{kernel.__name__}: {words} ({list(x.shape)})")
+                self.digits.note(f"{kernel.__name__}: {words} ({list(x.shape)})")
 
     def _taken_as_exact(self, given: Sequence[Tensor], changed: Sequence[Tensor]) -> None:
         """The shadows of PyTorch's tensors go on from what a kernel has stored."""
@@ -396,11 +399,11 @@ class Comparison:
     def say(self) -> None:
         """What was compared, and what was not."""
         for name, n in self._counts.items():
-            self.found.digits.note(HOW)
+            self.digits.note(HOW)
             if n.compared < n.launches or n.programs < n.of_programs:
                 words = f"{n.compared} of {n.launches} launches, {n.programs} of {n.of_programs} programs"
-                self.found.digits.note(f"{name}: compared are {words}; the others are not measured")
-                self.found.digits.partial = True
+                self.digits.note(f"{name}: compared are {words}; the others are not measured")
+                self.digits.partial = True
         self.found.accesses += [x for x in self.seen.accesses if not x.within]
 
 
@@ -443,4 +446,4 @@ def _same(one: UntypedStorage, other: UntypedStorage) -> bool:
 def _shortest(tensors: Sequence[Tensor]) -> str:
     """The format with the fewest digits among those of a launch's tensors."""
     formats = {str(x.dtype).removeprefix("torch.") for x in tensors if x.is_floating_point()}
-    return max((x for x in formats if x in UNIT), key=UNIT.get, default="")
+    return max((x for x in formats if x in UNIT), key=UNIT.__getitem__, default="")

@@ -8,6 +8,7 @@ as it is; a rounding that is systematic (an addend that vanishes, a gate that be
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -151,7 +152,8 @@ class TileRounding:
     """Told by a `trace_triton.InterpreterWatch` of the operations of interpreted kernels."""
 
     def __init__(self, record: _Record):
-        self.record, self.watch = record, None
+        self.record = record
+        self.watch: Any = None
 
     def _move(self, operation: str, out) -> None:
         x = self.watch._values(out)

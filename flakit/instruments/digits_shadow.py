@@ -315,7 +315,8 @@ def summed(axis: int | tuple[int, ...] | None) -> Callable[..., Origin]:
             gains = np.take_along_axis(rows(s.gains), worst, -1)[..., 0]
             owed = np.take_along_axis(off, worst, -1)[..., 0] >= 0.01 * off.sum(-1)
             births = np.where(owed, births, -1)
-        return tuple(z.reshape(exact.shape) for z in (births, gains, inside, terms))
+        to = exact.shape
+        return births.reshape(to), gains.reshape(to), inside.reshape(to), terms.reshape(to)
 
     return find
 
@@ -354,10 +355,9 @@ def product(x, exact, operands, bad) -> Origin:
     ta, tb = np.abs(sa.exact), np.abs(sb.exact)
     terms, off = ta @ tb, ea @ tb + ta @ eb
     births, gains = _none(exact.shape)
-    ed = td = None
-    for d, sd in more:
-        ed, td = np.broadcast_to(distance(d, sd.exact), exact.shape), np.abs(sd.exact)
-        terms, off = terms + td, off + ed
+    added = [np.broadcast_to(distance(d, sd.exact), exact.shape) for d, sd in more]
+    for ed, (_, sd) in zip(added, more, strict=True):
+        terms, off = terms + np.abs(sd.exact), off + ed
     known = [s for s in (sa, sb, *(s for _, s in more)) if s.births is not None]
     if known:
         lanes = np.argwhere(bad)[:_MOST_LANES]
@@ -371,7 +371,7 @@ def product(x, exact, operands, bad) -> Origin:
         at = np.arange(len(lanes))
         weights = [left[at, from_left], right[at, from_right]]
         found = [_picked(sa, full, (*rows, from_left)), _picked(sb, full, (*batch, from_right, j))]
-        for _, sd in more:
+        for ed, (_, sd) in zip(added, more, strict=True):
             weights.append(ed[(*batch, i, j)])
             found.append(_picked(sd, full, (*batch, i, j), exact.shape))
         worst = np.argmax(np.stack([np.where(f[0] >= 0, w, -1.0) for w, f in zip(weights, found, strict=True)]), 0)

@@ -61,21 +61,25 @@ class Kept:
         self.missing: Tensor | None = None
         self.absorber = -1
         self.written: np.ndarray | None = None
-        self.used, self.anew, self.place, self.view = True, False, None, None
+        self.used, self.anew = True, False
+        self.place: Place | None = None
+        self.view: tuple | None = None
 
     def of(self, x: Tensor) -> Tensor:
         """The shadow of a view."""
         return _viewed(self.exact, x)
 
-    def follow(self) -> None:
-        if self.births is None:
+    def follow(self) -> tuple[Tensor, Tensor]:
+        """births and gains, which are there from now on."""
+        if self.births is None or self.gains is None:
             self.births = torch.full((self.n,), -1, dtype=torch.int32, device=self.exact.device)
             self.gains = torch.zeros(self.n, dtype=torch.float32, device=self.exact.device)
+        return self.births, self.gains
 
     def shadow(self, x: Tensor, values: np.ndarray) -> Shadow:
         exact = _numpy(self.of(x))
         births = gains = None
-        if self.births is not None:
+        if self.births is not None and self.gains is not None:
             births = _numpy(_viewed(self.births, x))
             gains = _numpy(_viewed(self.gains, x))
             if not (births >= 0).any():
@@ -87,13 +91,13 @@ class Kept:
     def keep(self, x: Tensor, made: Shadow) -> None:
         """What an operation made of a view."""
         if made.births is not None or self.births is not None:
-            self.follow()
-            births = _viewed(self.births, x)
+            all_births, all_gains = self.follow()
+            births = _viewed(all_births, x)
             if made.births is None:
                 births.fill_(-1)
             else:
                 births.copy_(torch.as_tensor(np.array(made.births)))
-                gains = _viewed(self.gains, x)
+                gains = _viewed(all_gains, x)
                 gains.copy_(torch.as_tensor(np.array(made.gains)))
         if made.missing is not None or self.missing is not None:
             if self.missing is None:
@@ -260,8 +264,8 @@ class TorchDigits:
         narrower = name in ("_to_copy", "copy") and operands and x.element_size() < operands[-1].element_size()
         if name in _IN_PLACE and not narrower or name in _MOVES and func.namespace == "aten":
             inside = max((s.error for _, s in before), default=0.0)
-            births = self._moved(before, exact, name)
-            shadow = Shadow(exact, *births, error=inside, anew=any(s.anew for _, s in before))
+            births, gains = self._moved(before, exact, name)
+            shadow = Shadow(exact, births, gains, error=inside, anew=any(s.anew for _, s in before))
             return self.ledger.carried(where, word, dtype, values, shadow)
         how, kind = None, ""
         fits = all(_broadcasts(y.shape, exact.shape) for y, _ in before)
@@ -356,7 +360,7 @@ class TorchDigits:
     def judge(self) -> None:
         """What was made and used by nothing is a result."""
         for kept in self.memory.alive():
-            if kept.used or kept.place is None or kept.dtype == torch.float64:
+            if kept.used or kept.place is None or kept.view is None or kept.dtype == torch.float64:
                 continue
             storage = torch.UntypedStorage._new_with_weak_ptr(kept.ref.cdata)
             if storage is None:

@@ -7,7 +7,9 @@ not).
 """
 
 import math
-from types import SimpleNamespace
+import operator
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +23,7 @@ def _erf(x):
     return np.vectorize(math.erf, otypes=[np.float64])(x)
 
 
-_SAME = {
+_SAME: dict[str, Callable] = {
     "fadd": np.add, "fsub": np.subtract, "fmul": np.multiply, "fdiv": np.divide, "precise_divf": np.divide,
     "frem": np.fmod, "minimumf": np.minimum, "minnumf": np.fmin, "maximumf": np.maximum, "maxnumf": np.fmax,
     "clampf": np.clip, "fma": lambda x, y, z: x * y + z, "exp": np.exp, "exp2": np.exp2, "log": np.log,
@@ -60,13 +62,14 @@ class TileDigits:
 
     def __init__(self, digits: Digits, ledger: Ledger, memory: Memory):
         self.digits, self.ledger, self.memory = digits, ledger, memory
-        self.watch: SimpleNamespace | None = None
+        self.watch: Any = None
         self._tensors: dict[int, tuple[str, torch.Tensor, Kept]] = {}
         self._stored: set[int] = set()
 
     # --- a tile's shadow ----------------------------------------------------------------------------------------------
 
-    def _values(self, handle) -> np.ndarray | None:
+    def _values(self, handle) -> Any:
+        """A float tile's numbers; None of anything else."""
         return self.watch._values(handle)
 
     def of(self, handle) -> Shadow:
@@ -125,7 +128,7 @@ class TileDigits:
         if isinstance(out, tuple):
             for n, part in enumerate(out):
                 if self._values(part) is not None:
-                    part.shadow = self.of(args[0]).moved(lambda z, n=n: z[..., n])
+                    part.shadow = self.of(args[0]).moved(operator.itemgetter((..., n)))
             return
         if self._values(out) is None:
             if kind in ("fp_to_si", "fp_to_ui") and self._values(args[0]) is not None:
@@ -310,6 +313,8 @@ class TileDigits:
         for address in self._stored:
             name, x, kept = self._tensors[address]
             on = kept.written
+            if on is None:
+                continue
             flat = np.flatnonzero(on)
             if not flat.size or kept.dtype == torch.float64:
                 continue
@@ -353,7 +358,7 @@ class TileDigits:
             element = np.where(wrong, 0, element)
             shadow.exact[lanes] = np.where(wrong, shadow.exact[lanes], kept.exact.numpy()[element])
             shadow.anew |= kept.anew
-            if kept.births is not None:
+            if kept.births is not None and kept.gains is not None:
                 births = kept.births.numpy()[element]
                 if (births >= 0).any():
                     if shadow.births is None:
@@ -380,10 +385,10 @@ class TileDigits:
 
             kept.exact.numpy()[element[inside]] = lanes_of(shadow.exact)
             if shadow.births is not None or kept.births is not None:
-                kept.follow()
+                all_births, all_gains = kept.follow()
                 births, gains = (shadow.births, shadow.gains) if shadow.births is not None else _nobody(x.shape)
-                kept.births.numpy()[element[inside]] = lanes_of(births)
-                kept.gains.numpy()[element[inside]] = lanes_of(gains)
+                all_births.numpy()[element[inside]] = lanes_of(births)
+                all_gains.numpy()[element[inside]] = lanes_of(gains)
             kept.anew |= shadow.anew
         if x is not None:
             shadow = self.of(value)
@@ -442,15 +447,15 @@ class TileDigits:
                 mine_shadow.gains = np.broadcast_to(s.gains, lanes.shape)[lanes]
             was = np.broadcast_to(self._values(out), lanes.shape)[lanes]
             old = Shadow(before, error=relative(distance(was, before), before))
-            if kept.births is not None:
+            if kept.births is not None and kept.gains is not None:
                 old.births, old.gains = kept.births.numpy()[element], kept.gains.numpy()[element]
             pairs = [(was, old), (np.broadcast_to(x, lanes.shape)[lanes], mine_shadow)]
             word = "add" if operation == "FADD" else "atomic"
             made = self.ledger.made(where, word, self._dtype(value), now, there[element], pairs, None, self._program)
             if made.births is not None or kept.births is not None:
-                kept.follow()
+                all_births, all_gains = kept.follow()
                 births, gains = (made.births, made.gains) if made.births is not None else _nobody(element.shape)
-                kept.births.numpy()[element], kept.gains.numpy()[element] = births, gains
+                all_births.numpy()[element], all_gains.numpy()[element] = births, gains
         back = self._values(out)
         if back is not None:
             out.shadow = Shadow(back.astype(np.float64), anew=True)

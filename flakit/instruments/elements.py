@@ -39,9 +39,9 @@ class Elements:
 
 def elements(verdict: "Verdict", op: "Operator") -> Elements | None:
     """None where none is to blame, or the audit ended before it had a look."""
-    if verdict.smallest is None:
-        return None
     finding = verdict.finding
+    if verdict.smallest is None or finding is None:
+        return None
     got, true = (x.detach().double().cpu() for x in verdict.smallest)
     name = finding.tensor
     off = torch.where(got == true, 0.0, got - true).abs()
@@ -62,7 +62,10 @@ def elements(verdict: "Verdict", op: "Operator") -> Elements | None:
     rms = true.square().mean().sqrt()
     return Elements(
         name,
-        *(x[most].numpy() for x in (got, true, off / rms if rms else off, wrong)),
+        got=got[most].numpy(),
+        true=true[most].numpy(),
+        off=(off / rms if rms else off)[most].numpy(),
+        wrong=wrong[most].numpy(),
         rows=rows,
         columns=columns,
         where={axis: int(n) for axis, n in zip(others, places, strict=True)},

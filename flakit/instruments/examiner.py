@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 from unittest import mock
 
 import torch
@@ -373,7 +374,7 @@ class Examiner:
         def refused(feature: str) -> bool:
             return self.supports.get(feature) is not None
 
-        fields = {}
+        fields: dict[str, Any] = {}
         if refused("initial state"):
             fields["initial_state"] = False
         if refused("final state"):
@@ -457,19 +458,20 @@ class Examiner:
             allowed = max(allowed, COARSER * coarse.get(name, 0.0))
             got = got.to(true.device)  # which other processes may have found elsewhere
             excess = judge(got, true, allowed)
-            if excess.share > 1 and excess.errors.finite and name not in spared:
+            if excess.errors is not None and excess.errors.finite and name not in spared:
                 unit = self.unit(setting)[name]
                 if not true.any():  # terms that cancel to nothing are of the size of the other gradients
                     unit = torch.full_like(true, 3 * max(_rms(y) for x, y in exact.items() if x.startswith("d")))
                 excess = judge(got, true, allowed, unit)
-            kind = "fine" if excess.share <= 1 else "wrong" if excess.errors.finite else "non-finite"
+            errors = excess.errors
+            kind = "fine" if errors is None else "wrong" if errors.finite else "non-finite"
             words = f"{name}: {excess.measure} {excess.figure:.1e}, allowed {excess.allowed:.1e}"
             if lenient:
                 words += f" ({COARSER} times its error at the plainest call)"
             if kind == "non-finite":
                 words = _non_finite(name, got, true)
-            elif kind == "wrong" and excess.errors.worst_index is not None:
-                words += f", worst at {list(excess.errors.worst_index)}"
+            elif errors is not None and errors.worst_index is not None:
+                words += f", worst at {list(errors.worst_index)}"
             measure = "L2" if kind == "non-finite" else excess.measure
             found.append(
                 Finding(setting, kind, name, excess.figure, excess.allowed, words, measure=measure, budget=allowed)
@@ -507,8 +509,8 @@ class Examiner:
         worst = max(found, key=lambda x: (x.fails, x.share))
         others = [x.tensor for x in found if x.fails and x is not worst and x.tensor]
         if worst.fails and others:
-            others = tuple(dict.fromkeys(others))
-            worst = replace(worst, words=f"{worst.words}; also {', '.join(others)}", others=others)
+            once = tuple(dict.fromkeys(others))
+            worst = replace(worst, words=f"{worst.words}; also {', '.join(once)}", others=once)
         return worst
 
     def run_once(self, setting: Setting) -> Ran:

@@ -20,7 +20,9 @@ from dataclasses import replace
 from datetime import timedelta
 from itertools import accumulate
 from multiprocessing import connection, get_context, parent_process
+from multiprocessing.process import BaseProcess
 from types import ModuleType
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -66,8 +68,9 @@ def ranks_device(device: str) -> str:
 
 
 def _packed(subject: Subject) -> bytes:
-    op, like = subject.op, subject.op.name
-    if (OPERATORS | FAMILY).get(like) is not op:  # described here, and not where it is read; nothing is drawn there
+    op = subject.op
+    like: str | Operator = op.name
+    if (OPERATORS | FAMILY).get(op.name) is not op:  # described here, and not where it is read; nothing is drawn there
         like = replace(op, forms={}, draws={}, profiles={}, fixed_decay=None)
     return pickle.dumps((subject.original, subject.adapter, like))
 
@@ -77,7 +80,9 @@ class Pair:
 
     def __init__(self, subject: Subject, device: str, stopped: Callable[[], bool] = lambda: False):
         self.subject, self.device, self.stopped = subject, device, stopped
-        self.starts, self.processes, self.ends = 0, [], []
+        self.starts = 0
+        self.processes: list[BaseProcess] = []
+        self.ends: list[connection.Connection] = []
         self.folder: tempfile.TemporaryDirectory | None = None
 
     def run(self, setting: Setting, x: Mapping, arriving: Arriving, backward: bool) -> Ran:
@@ -85,6 +90,7 @@ class Pair:
 
         Raises what `called` does.
         """
+        assert setting.slices is not None
         op, ends = self.subject.op, list(accumulate(setting.slices))
         tasks = []
         for length, end in zip(setting.slices, ends, strict=True):
@@ -157,7 +163,8 @@ class Pair:
                 raise Stopped
             waiting = {end: rank for rank, end in enumerate(self.ends) if rank not in found}
             left = limit - time.monotonic()
-            for end in connection.wait(list(waiting), timeout=max(0.0, min(left, 0.1))):
+            ready: list[Any] = connection.wait(list(waiting), timeout=max(0.0, min(left, 0.1)))
+            for end in ready:
                 try:
                     found[waiting[end]] = _read(end.recv_bytes())
                 except (EOFError, OSError):
@@ -199,7 +206,7 @@ def _without_main() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def _of_rank(x: object, own: slice | None = None) -> object:
+def _of_rank(x: Any, own: slice | None = None) -> Any:
     """On the CPU; of a tensor along time the slice."""
     if isinstance(x, (tuple, list)):
         return tuple(_of_rank(y, own) for y in x)
@@ -209,7 +216,9 @@ def _of_rank(x: object, own: slice | None = None) -> object:
 
 
 def _joined(op: Operator, setting: Setting, found: Sequence[Ran]) -> Ran:
-    values, sliced = {}, {"o", *(f"d{name}" for name in op.sequences)}
+    assert setting.slices is not None
+    values: dict[str, Tensor | None] = {}
+    sliced = {"o", *(f"d{name}" for name in op.sequences)}
     for name in dict.fromkeys(name for ran in found for name in ran.values):
         parts = [ran.values.get(name) for ran in found]
         given = [y for y in parts if y is not None]
@@ -217,11 +226,11 @@ def _joined(op: Operator, setting: Setting, found: Sequence[Ran]) -> Ran:
             values[name] = None
         elif name in sliced:
             shape = given[0].shape
-            parts = [
+            whole = [
                 given[0].new_zeros(shape[0], length, *shape[2:]) if y is None else y
                 for y, length in zip(parts, setting.slices, strict=True)
             ]
-            values[name] = torch.cat(parts, 1)
+            values[name] = torch.cat(whole, 1)
         else:
             values[name] = torch.stack([y.double() for y in given]).sum(0).to(given[0].dtype)
     cut_off = tuple(name for name in found[0].cut_off if all(name in ran.cut_off for ran in found))
@@ -234,7 +243,7 @@ def _written(x: object) -> bytes:
     return file.getvalue()
 
 
-def _read(x: bytes) -> object:
+def _read(x: bytes) -> Any:
     return torch.load(io.BytesIO(x), weights_only=False)
 
 
@@ -297,7 +306,7 @@ def _answered(subject: Subject, rank: int, device: str, asked: str, task: tuple)
         return "broken", (False, f"it raised {words_of(error)}")
 
 
-def _on(x: object, device: str) -> object:
+def _on(x: Any, device: str) -> Any:
     if isinstance(x, Mapping):
         return {name: _on(y, device) for name, y in x.items()}
     if isinstance(x, tuple):
@@ -306,5 +315,7 @@ def _on(x: object, device: str) -> object:
 
 
 def _end_with_parent() -> None:
-    connection.wait([parent_process().sentinel])
+    parent = parent_process()
+    assert parent is not None  # in a process of a rank
+    connection.wait([parent.sentinel])
     os._exit(1)

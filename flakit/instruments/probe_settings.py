@@ -70,8 +70,7 @@ def spikes_settings(x: Examiner) -> list[Setting]:
 
 def tails_settings(x: Examiner) -> list[Setting]:
     lengths = (100, 17, 15, 1, 63, 65, 33, 113, 127, 129, 2, 3, 16, 31, 32, 47, 48, 49, 80, 81, 97, 120)
-    lengths = range(1, 200) if x.full else lengths
-    return [x.plain.without(T=T, decay=MIXED, **BOTH) for T in lengths]
+    return [x.plain.without(T=T, decay=MIXED, **BOTH) for T in (range(1, 200) if x.full else lengths)]
 
 
 def suffixes_settings(x: Examiner) -> list[Setting]:

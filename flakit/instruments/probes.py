@@ -74,7 +74,7 @@ def bare(probe: str = "truth", **fields) -> Control:
 
 def one_sequence(s: Setting) -> Setting:
     """The longest of the packed ones, alone."""
-    return s.without(lengths=None, padding=0, offsets="contiguous", T=max(s.lengths))
+    return s.without(lengths=None, padding=0, offsets="contiguous", T=max(s.lengths or (s.T,)))
 
 
 def whole_tiles(s: Setting) -> Setting:
@@ -240,7 +240,7 @@ PROBES: dict[str, Probe] = {
             lambda x: [x.plain.without(T=70, decay=d, **BOTH) for d in ("none", (0.0, -0.3), -1e-30)],
             against_truth,
             needs=("decay",),
-            condition=lambda op, s: decays(op, s).max() >= -1e-30,
+            condition=lambda op, s: bool(decays(op, s).max() >= -1e-30),
             controls=(bare(decay="rwkv6-init"),),
         ),
         Probe(
@@ -250,7 +250,7 @@ PROBES: dict[str, Probe] = {
             lambda x: [x.plain.without(T=70, decay=d, **BOTH) for d in ("inf-spikes", "forget", "spikes")],
             against_truth,
             needs=("decay",),
-            condition=lambda op, s: decays(op, s).min() <= -1e4,
+            condition=lambda op, s: bool(decays(op, s).min() <= -1e4),
             controls=(bare(decay=-0.01),),
         ),
         Probe(
@@ -542,7 +542,7 @@ PROBES: dict[str, Probe] = {
             lambda x: [x.plain.without(H=2, lengths=LENGTHS, decay="rwkv6-init", **BOTH)],
             memoised,
             needs=("packed sequences",),
-            condition=lambda op, s: s.lengths != s.lengths[::-1],
+            condition=lambda op, s: s.lengths is not None and s.lengths != s.lengths[::-1],
             controls=(("truth", one_sequence), bare("packed")),
         ),
         Probe(

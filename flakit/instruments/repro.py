@@ -6,7 +6,7 @@ import inspect
 import io
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from textwrap import dedent, indent
 
@@ -71,11 +71,13 @@ def reference_source(op: Operator) -> tuple[str, ...]:
     """The lines that define `naive`, where an operator's formula is none of `RIGHT`: those that import it where it lies
     in a file of its user's, or its text, of PyTorch alone."""
     function = op.reference.function
-    if inspect.getmodule(function).__name__.split(".")[0] != __name__.split(".")[0]:
+    if function.__module__.split(".")[0] != __name__.split(".")[0]:
         return import_of(function, "naive")
     lines = dedent(inspect.getsource(inspect.unwrap(function))).splitlines()
     first = next(n for n, line in enumerate(lines) if line.startswith("def "))
-    body = ast.parse("\n".join(lines[first:])).body[0].body
+    (definition,) = ast.parse("\n".join(lines[first:])).body
+    assert isinstance(definition, ast.FunctionDef)
+    body = definition.body
     head = lines[first : first + body[0].lineno - 1]  # what stands before the docstring
     head[0] = re.sub(r"^def \w+", "def naive", head[0])
     return ("", *head, *lines[first + body[1].lineno - 1 :])
@@ -151,16 +153,12 @@ def _as_it_was() -> Iterator[None]:
 
 def _script(subject: Subject, probe: Probe, finding: Finding, seed: int, device: str) -> str:
     s, op = finding.setting, subject.op
-    reference = () if op.name in RIGHT or probe.check in _ALONE else reference_source(op)
+    reference: Sequence[str] = () if op.name in RIGHT or probe.check in _ALONE else reference_source(op)
     if reference and reference[0]:  # imported, perhaps from where the kernel is
         reference = [line for line in reference if line not in subject.source]
-    title, ranks = f"{subject.name}, {probe.name}: {probe.meaning}", s.slices is not None
+    title, ranks = f"{subject.name}, {probe.name}: {probe.meaning}", len(s.slices or ())
     lines = [
-        *(
-            [f'"""{title}', "", f"torchrun --nproc-per-node {len(s.slices)} FILE", '"""']
-            if ranks
-            else [f'"""{title}"""']
-        ),
+        *([f'"""{title}', "", f"torchrun --nproc-per-node {ranks} FILE", '"""'] if ranks else [f'"""{title}"""']),
         "",
         "import torch",
         *(["import torch.distributed as dist"] if ranks else []),
@@ -184,7 +182,7 @@ def _slices(s: Setting, device: str) -> Iterator[str]:
     yield "rank = dist.get_rank()"
     if device != "cpu":
         yield "torch.cuda.set_device(rank)"
-    ends = [0, *itertools.accumulate(s.slices)]
+    ends = [0, *itertools.accumulate(s.slices or ())]
     yield f"begin, end = {list(itertools.pairwise(ends))}[rank]"
     yield ""
 
@@ -215,10 +213,10 @@ def _inputs(op: Operator, s: Setting, device: str) -> Iterator[str]:
     if s.K == s.V:
         del sizes["V"]
     yield f"{', '.join(sizes)} = {', '.join(map(str, sizes.values()))}"
-    for drawn, names in itertools.groupby(op.tensors, lambda name: _drawn(op, name, _shape(op, name, s), s)):
-        names = list(names)
-        alike = drawn.replace("torch.randn(", f"torch.randn({len(names)}, ") if len(names) > 1 else drawn
-        yield f"{', '.join(names)} = {alike}"
+    for drawn, group in itertools.groupby(op.tensors, lambda name: _drawn(op, name, _shape(op, name, s), s)):
+        names = list(group)
+        together = drawn.replace("torch.randn(", f"torch.randn({len(names)}, ") if len(names) > 1 else drawn
+        yield f"{', '.join(names)} = {together}"
     w = op.decay
     yield from _decays(op, s) if w else ()
     alike = (*repeated(op), *([op.value] if s.constant else [])) if s.repeated or s.constant else ()
@@ -333,8 +331,8 @@ def _kernel(subject: Subject, s: Setting) -> Iterator[str]:
     yield ""
 
 
-def _returned(op: Operator, s: Setting, o: str, state: str) -> list[str]:
-    """o and the states of `out`."""
+def _returned(op: Operator, s: Setting, o: str, state: str | None) -> list[str]:
+    """o and the states of `out`; state: how it holds them, None where it is o alone."""
     states = [f"out{state}"] if len(op.states) == 1 else [f"out{state}[{n}]" for n in range(len(op.states))]
     return [f"out{o}", *(states if s.final_state else ())]
 
@@ -414,7 +412,7 @@ def _compared(subject: Subject, s: Setting, finding: Finding, check: Callable, d
         yield "    y.requires_grad_()"
     if is_output:
         at = list(op.outputs).index(name)
-        wanted = [at]
+        wanted: Sequence[int] = [at]
     else:
         at = inputs.index(name[1:]) if name[1:] in inputs else 0
         name, leaf = f"d{inputs[at]}", given.split(", ")[at]
@@ -423,7 +421,7 @@ def _compared(subject: Subject, s: Setting, finding: Finding, check: Callable, d
         yield from _arriving(op, s, on)
     if check is memoised:
         yield "now = ends.clone()"
-        yield f"ends.copy_(torch.tensor([0, {', '.join(map(str, s.lengths[::-1]))}]).cumsum(0))"
+        yield f"ends.copy_(torch.tensor([0, {', '.join(map(str, (s.lengths or ())[::-1]))}]).cumsum(0))"
         yield _call(subject, s, _tuple(_initial(op, s)))
         yield "ends.copy_(now)"
     if s.cut is None:
@@ -456,7 +454,7 @@ def _compared(subject: Subject, s: Setting, finding: Finding, check: Callable, d
     exact = "y.double()" if is_output else "y.detach().double().requires_grad_()"
     yield f"{given} = ({exact} for y in ({given}))"
     yield from _right(op, s, states=max(wanted) > 0, on=on)
-    last = short(op)
+    last: Sequence[str] = short(op)
     if s.lengths is not None:
         last = (
             ["torch.cat(last)"] if len(last) == 1 else [f"torch.cat([y[{n}] for y in last])" for n in range(len(last))]

@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -101,17 +102,18 @@ class Setting:
 
     def make(self, op: Operator, device: str = "cpu") -> tuple[dict, Arriving]:
         """The arguments by the operator's names, contiguous, and the gradients that arrive at o and the state."""
-        return _copied(_drawn(self, op, device))
+        x, arriving = _drawn(self, op, device)
+        return _copied(x), _copied(arriving)
 
     def _draw(self, op: Operator, device: str) -> tuple[dict, Arriving]:
-        sizes = {axis: getattr(self, axis) for axis in ("B", "H", "K", "V", "M") if axis in op.sizes}
+        sizes: dict[str, Any] = {axis: getattr(self, axis) for axis in ("B", "H", "K", "V", "M") if axis in op.sizes}
         sizes |= {axis: self.groups * self.H for axis in ("HQ", "HV") if axis in op.sizes}
         ends = None
         if self.lengths is not None:
             ends = torch.tensor([0, *self.lengths], device="cpu").cumsum(0)
         sizes |= {"T": self.tokens, "cu_seqlens": ends}
         of_decay = None if self.decay_dtype is None else getattr(torch, self.decay_dtype)
-        how = {
+        how: dict[str, Any] = {
             "dtype": self.torch_dtype,
             "decay_dtype": of_decay,
             "seed": self.seed,
@@ -119,7 +121,7 @@ class Setting:
         }
         if op.decay:
             how["decay"] = -1.0 if isinstance(self.decay, (tuple, list)) else self.decay
-        x = make_inputs(op, **sizes, **how, device=device)
+        x: dict[str, Any] = make_inputs(op, **sizes, **how, device=device)
         if op.decay:
             self._change(x[op.decay], op)
         if self.repeated or self.constant:
@@ -200,7 +202,7 @@ def _drawn(setting: Setting, op: Operator, device: str) -> tuple[dict, Arriving]
     return setting._draw(op, device)
 
 
-def _copied(x: object) -> object:
+def _copied(x: Any) -> Any:
     """The same in memory of its own, which a kernel may write to."""
     if isinstance(x, Tensor):
         return x.clone()

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
 import torch
 
@@ -54,7 +55,8 @@ def shrink(x: Examiner, probe: Probe, finding: Finding, seconds: float = SECONDS
             """From the simplest value up to the one that is known to fail, which is drawn three times out of four."""
             return ladder[min(draw(st.integers(0, 4 * len(ladder) - 1)), len(ladder) - 1)]
 
-        s, fields = finding.setting, {}
+        s = finding.setting
+        fields: dict[str, Any] = {}
         for name in ("B", "H", "K", "V", "M"):
             if name in x.op.sizes:
                 fields[name] = step(list(range(1, getattr(s, name) + 1)))
@@ -115,12 +117,15 @@ def onset(x: Examiner, probe: Probe, finding: Finding, tolerance: float = 5e-4) 
     if finding.kind != "non-finite":
         return None
     s = finding.setting
+    at: Callable[[float], Setting]
     if s.spike is not None and s.spike[1] > -math.inf:
-        largest, at = -s.spike[1], lambda size: s.without(spike=(s.spike[0], -size))
+        token, value = s.spike
+        largest, at = -value, lambda size: s.without(spike=(token, -size))
     elif isinstance(s.decay, float) and 0 > s.decay > -math.inf and not s.first and not s.per_head:
         largest, at = -s.decay, lambda size: s.without(decay=-size)
     elif isinstance(s.decay, tuple):
-        largest, at = -min(s.decay), lambda size: s.without(decay=(-size, *s.decay[1:]))
+        strongest, rest = min(s.decay), s.decay[1:]
+        largest, at = -strongest, lambda size: s.without(decay=(-size, *rest))
     else:
         return None
     low, high = 1e-6 * largest, largest
@@ -161,7 +166,7 @@ def _off_before(x: Examiner, finding: Finding, size: float) -> float:
         got = x.run(setting).values[finding.tensor]
     except (Refused, Broken, KeyError):
         return 0.0
-    return relative_l2(got, x.exact(setting)[0][finding.tensor])
+    return 0.0 if got is None else relative_l2(got, x.exact(setting)[0][finding.tensor])
 
 
 def _masked_late(x: Examiner, probe: Probe, finding: Finding, n: float) -> bool:

@@ -16,9 +16,8 @@ def expression_at(code: CodeType, instruction: int, dedented: bool = False) -> t
     """
     if not hasattr(code, "co_positions"):
         return 0, ""
-    span = next(islice(code.co_positions(), instruction // 2, None), (None,) * 4)
-    line, last, start, end = span
-    if None in span:
+    line, last, start, end = next(islice(code.co_positions(), instruction // 2, None), (None,) * 4)
+    if line is None or last is None or start is None or end is None:
         return line or 0, ""
     lines = linecache.getlines(code.co_filename)[line - 1 : last]
     if not lines:
@@ -46,7 +45,8 @@ def _parsed(text: str) -> ast.AST | None:
 @lru_cache(maxsize=4096)
 def operand_names(text: str, operation: str, count: int) -> tuple[str, ...]:
     """The source of an operation's `count` operands; "" for each where the text does not tell."""
-    node, parts = _parsed(text) if text else None, []
+    node = _parsed(text) if text else None
+    parts: list[ast.expr | None] = []
     if isinstance(node, ast.BinOp):
         parts = [node.left, node.right]
     elif isinstance(node, ast.AugAssign):
@@ -57,9 +57,10 @@ def operand_names(text: str, operation: str, count: int) -> tuple[str, ...]:
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         if name.rstrip("_") == operation:
             parts = [*node.args, *(keyword.value for keyword in node.keywords)]
-            module = isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name)
-            if isinstance(node.func, ast.Attribute) and not (module and node.func.value.id in ("tl", "torch", "F")):
-                parts = [node.func.value, *parts]
+            if isinstance(node.func, ast.Attribute):
+                owner = node.func.value
+                if not (isinstance(owner, ast.Name) and owner.id in ("tl", "torch", "F")):
+                    parts = [owner, *parts]
     names = [" ".join(ast.unparse(part).split()) if part is not None else "" for part in parts[:count]]
     return (*names, *[""] * (count - len(names)))
 

@@ -13,6 +13,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,9 +51,9 @@ class Subject:
     """A callable, called as an operator.
 
     function: the callable; like: the operator, as `flakit.audit` takes it; adapter: called with the callable and
-    the operator's arguments in its place, to translate. name: how reports call it; source: the lines of Python that
-    import it in a script of its own, as `function`. patient: call again what raises, to see whether it raises again; a
-    rank whose others go on must not.
+    the operator's arguments in its place, to translate. name: how reports call it; source, adapter_source: the lines of
+    Python that import the two in a script of its own, as `function` and `adapter`. patient: call again what raises, to
+    see whether it raises again; a rank whose others go on must not.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Subject:
         adapter: Callable | None = None,
         name: str | None = None,
         source: tuple[str, ...] | None = None,
+        adapter_source: tuple[str, ...] | None = None,
     ):
         for argument, x in (("subject", function), ("adapter", adapter)):
             if not callable(x) and not (argument == "adapter" and x is None):
@@ -72,7 +74,7 @@ class Subject:
         self.function = function if adapter is None else functools.partial(adapter, function)
         self.source = source or import_of(function, "function")
         if adapter is not None:
-            self.source += import_of(adapter, "adapter")
+            self.source += adapter_source or import_of(adapter, "adapter")
         self.original, self.adapter, self.adapted = function, adapter, adapter is not None
         self.style, self.patient = "tuple", True
         self.by_name, self.named = self._signature()
@@ -105,7 +107,7 @@ class Subject:
         return found is not None and found.default is None
 
     @interpreted_alone()
-    def __call__(self, inputs: Mapping[str, object]) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def __call__(self, inputs: Mapping[str, Any]) -> tuple[Tensor, tuple[Tensor, ...]]:
         """o and the parts of the final state, none where it returns none; inputs by the operator's names.
 
         Raises Refused where it does not take them, and Broken where it crashes, where it takes at a second call what it
@@ -121,10 +123,8 @@ class Subject:
         tensors = [given.pop(name, None) for name in self.op.tensors]
         options |= {name: x for name, x in self.op.constants.items() if name in self.taken}
         if self.by_name:
-            args, given = (), dict(zip(self.op.tensors, tensors, strict=True)) | given
-        else:
-            args = tensors
-        call = functools.partial(self.function, *args, **given, **options)
+            given, tensors = dict(zip(self.op.tensors, tensors, strict=True)) | given, []
+        call = functools.partial(self.function, *tensors, **given, **options)
         try:
             returned = _quietly(call)
         except (Exception, SystemExit) as error:
@@ -142,7 +142,7 @@ class Subject:
             raise Broken(f"it raised {words_of(error)}{ONCE}") from error
         return self._outputs(returned)
 
-    def made(self, inputs: Mapping[str, object], do: Tensor) -> dict[str, Tensor]:
+    def made(self, inputs: Mapping[str, Any], do: Tensor) -> dict[str, Tensor]:
         """What comes of the inputs and the gradient that arrives at o: by name, the outputs and gradients it makes.
 
         As `others` of `flakit.numerics.gradients.gradient_rows` takes it. Raises what a call does, and BackwardBroken.
@@ -180,18 +180,21 @@ class Subject:
         return o, parts
 
 
-def load(spec: str, like: str | Operator | None = None, adapter: str | None = None) -> Subject:
-    """The subject that a command line names: "chunk_rwkv6", "package.module:attribute" or "file.py:attribute".
+def load(
+    subject: str | Callable | Subject, like: str | Operator | None = None, adapter: str | Callable | None = None
+) -> Subject:
+    """A callable, or what a name stands for: "chunk_rwkv6", "package.module:attribute" or "file.py:attribute".
 
-    adapter: a function in the same notation. Raises ValueError where there is no such thing.
+    adapter: a function, or its name in the same notation; a `Subject` has its own. Raises ValueError where there is no
+    such thing.
     """
-    function, source = _find(spec, "function")
-    if adapter is None:
-        return Subject(function, like, name=spec, source=source)
-    translate, more = _find(adapter, "adapter")
-    subject = Subject(function, like, adapter=translate, name=spec, source=source)
-    subject.source = source + more
-    return subject
+    if isinstance(subject, Subject):
+        return subject
+    translate, more = _find(adapter, "adapter") if isinstance(adapter, str) else (adapter, None)
+    if isinstance(subject, str):
+        function, source = _find(subject, "function")
+        return Subject(function, like, adapter=translate, name=subject, source=source, adapter_source=more)
+    return Subject(subject, like, adapter=translate, adapter_source=more)
 
 
 def _quietly(call: Callable) -> object:
@@ -258,7 +261,8 @@ def import_of(function: Callable, called: str) -> tuple[str, ...]:
 
 
 def _name_of(function: Callable) -> str:
-    return getattr(function, "__name__", None) or getattr(getattr(function, "func", None), "__name__", "subject")
+    wrapped = getattr(function, "func", None)
+    return str(getattr(function, "__name__", None) or getattr(wrapped, "__name__", "subject"))
 
 
 def _like(like: object) -> str | Operator:

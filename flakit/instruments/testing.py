@@ -33,10 +33,7 @@ def audited(
     import pytest
 
     names = [one_of("only", name, PROBES) for name in (PROBES if only is None else only)]
-    if isinstance(subject, str):
-        subject = load(subject, like, adapter)
-    elif not isinstance(subject, Subject):
-        subject = Subject(subject, like, adapter=adapter)
+    subject = load(subject, like, adapter)
 
     @pytest.mark.parametrize("probe", names)
     def test(probe: str) -> None:
@@ -47,7 +44,8 @@ def audited(
         if verdict.verdict == "fail":
             script = f"\n\n{verdict.repro}" if verdict.repro else ""
             pytest.fail(
-                f"{verdict.words}\nat {setting_words(verdict.setting)}\n{verdict.probe.meaning}{script}", pytrace=False
+                f"{verdict.words}\nat {setting_words(verdict.setting or {})}\n{verdict.probe.meaning}{script}",
+                pytrace=False,
             )
 
     return test

@@ -1,6 +1,6 @@
 """Where values stop being finite, in Triton kernels and in PyTorch code, forward and backward."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 import torch
@@ -65,7 +65,7 @@ def watching(found: Trace, tiles=None, tensors=None) -> Iterator[None]:
     """Record in `found` what runs meanwhile; tiles and tensors are told of every operation besides."""
     with ExitStack() as stack:
         memory: dict[int, list[Site]] = {}
-        busy = _no_kernel_runs
+        busy: Callable[[], bool] = _no_kernel_runs
         if has_triton() and interpreted():
             if interpreted_too_late():
                 raise RuntimeError(

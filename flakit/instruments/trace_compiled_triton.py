@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
 from dataclasses import is_dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,12 +30,12 @@ def read(
 ) -> None:
     """Add what a launch has seen to a trace. args: the kernel's arguments by name; memory: as `trace` keeps it."""
     count = len(made.checks)
-    seen = seen.cpu().numpy()
-    if not seen[: count * ROW].any():
+    numbers = seen.cpu().numpy()
+    if not numbers[: count * ROW].any():
         return
-    rows, programs = seen[: count * ROW].reshape(count, ROW), seen[count * ROW :].reshape(-1, count + 1)
+    rows, programs = numbers[: count * ROW].reshape(count, ROW), numbers[count * ROW :].reshape(-1, count + 1)
     grid3 = (*grid, 1, 1)[:3]
-    bad = np.flatnonzero(rows[:, 0])
+    bad = np.flatnonzero(rows[:, 0]).tolist()
     lowest = {i: int(np.flatnonzero(programs[:, i + 1])[0]) for i in bad}
     order = sorted(bad, key=lambda i: (lowest[i], programs[lowest[i], 0] != i + 1, i))
     sites = {i: _site(made.checks[i], rows[i], programs[:, i + 1], lowest[i], grid3) for i in bad}
@@ -104,7 +105,7 @@ class _Copies:
     def __init__(self):
         self._stored: dict[int, UntypedStorage] = {}
 
-    def of(self, x: object) -> object:
+    def of(self, x: Any) -> Any:
         """x, and what is in it, in the copied memory; what holds no memory is itself."""
         if isinstance(x, Tensor):
             stored = x.untyped_storage()
@@ -114,16 +115,21 @@ class _Copies:
             return torch.empty(0, dtype=x.dtype, device=x.device).set_(here, x.storage_offset(), x.shape, x.stride())
         if type(x) is tuple:
             return tuple(map(self.of, x))
-        if is_dataclass(x) and isinstance(getattr(x, "base", None), Tensor):  # a descriptor of a tensor
+        if is_descriptor(x):
             return replace(x, base=self.of(x.base))
         return x
+
+
+def is_descriptor(x: Any) -> bool:
+    """Whether it is a descriptor of a tensor, its `base`."""
+    return is_dataclass(x) and isinstance(getattr(x, "base", None), Tensor)
 
 
 MOST_APART = 2**-6
 """Of the largest number of a tensor: what sums in another order may come to, in 16 bits."""
 
 
-def alike(x: object, y: object) -> bool:
+def alike(x: Any, y: Any) -> bool:
     """Whether two arguments hold the same tensors, but for rounding."""
     if type(x) is tuple:
         return all(map(alike, x, y))
@@ -176,12 +182,14 @@ def watch_parts(
 
 
 @contextmanager
-def watch_compiled(trace: Trace, memory: dict[int, list[Site]], instead: str) -> Iterator[Callable[[], object]]:
+def watch_compiled(trace: Trace, memory: dict[int, list[Site]], instead: str) -> Iterator[Callable[[], bool]]:
     """Run compiled kernels in their rewritten form, too; without a GPU refuse them, with what to do `instead`.
 
     Gives a function that says whether that is going on: PyTorch's operations are the trace's own then.
     """
-    original, ours, running = JITFunction.run, [], []
+    original = JITFunction.run
+    ours: list = []
+    running: list = []
 
     def run(kernel, *args, grid, warmup, **kwargs):
         if warmup or any(kernel is own for own in ours):
@@ -239,6 +247,6 @@ def watch_compiled(trace: Trace, memory: dict[int, list[Site]], instead: str) ->
 
     JITFunction.run = run
     try:
-        yield lambda: running
+        yield lambda: bool(running)
     finally:
         JITFunction.run = original

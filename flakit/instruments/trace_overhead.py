@@ -21,13 +21,14 @@ def subjects() -> dict[str, Callable[[], object]]:
     from ..numerics.inputs import inputs
 
     gpu = torch.cuda.is_available()
-    device, sizes = ("cuda", {"T": 2048, "H": 8, "K": 64}) if gpu else ("cpu", {"T": 130, "H": 1, "K": 32})
+    device = "cuda" if gpu else "cpu"
+    T, H, K = (2048, 8, 64) if gpu else (130, 1, 32)
 
     def on(x):
         return {name: y.to(device) if isinstance(y, torch.Tensor) else y for name, y in x.items()}
 
     def operator(op):
-        x = inputs(op, **sizes, decay=-0.5, device=device)
+        x = inputs(op, T=T, H=H, K=K, decay=-0.5, device=device)
         return lambda: evaluate(op, x, form="chunk", backend="triton")
 
     spike, bad = on(anchor.spike(16, -80.0)), on(anchor.spike(16, -100.0))
@@ -77,7 +78,8 @@ def main() -> int:
             with trace():
                 traced.append(seconds(run))
             if first:  # compiling, and what is looked up once
-                alone.clear(), traced.clear()
+                alone.clear()
+                traced.clear()
         plain, watched = (1e3 * statistics.median(x) for x in (alone, traced))
         table.add_row(name, f"{plain:.1f}", f"{watched:.1f}", f"{watched / plain:.2f}")
     Console().print(table)

@@ -415,12 +415,12 @@ class Trace:
         site = self.first
         if site is None:
             line = self.headroom[0]
-            tile, lane = _flat(np.zeros(line.shape), line.index)
+            cells, lane = _flat(np.zeros(line.shape), line.index)
             programs, program, empty = self._programs(line.place.kernel, line.program, [])
             return dict(
                 title=WORDS["finite"],
                 subtitle=WORDS["nearest"].format(line=f"{line.place.short}  {_text(line.place)}"),
-                tile=tile, lane=lane,
+                tile=cells, lane=lane,
                 tile_name=WORDS["tile"].format(shape=list(line.shape), index=list(line.index)),
                 programs=programs, program=program, empty=empty,
                 programs_name=WORDS["programs"].format(kernel=line.place.kernel, program=line.program), tree=[],
@@ -579,8 +579,12 @@ class Trace:
 
 def _flat(cells: np.ndarray, index: tuple[int, ...]) -> tuple[np.ndarray, tuple[int, int]]:
     """Rows and columns: of more axes the last two, where the first bad lane is. And the cell of that lane."""
-    cells, index = (cells[None], (0, *index)) if cells.ndim == 1 else (cells, index)
-    return (cells[index[:-2]], index[-2:]) if cells.ndim else (cells.reshape(1, 1), (0, 0))
+    if cells.ndim == 0:
+        return cells.reshape(1, 1), (0, 0)
+    if cells.ndim == 1:
+        return cells[None], (0, index[0])
+    *others, row, column = index
+    return cells[tuple(others)], (row, column)
 
 
 def _line(place: Place) -> dict:

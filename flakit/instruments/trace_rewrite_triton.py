@@ -18,6 +18,7 @@ import textwrap
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import ModuleType
+from typing import Any
 
 import torch
 import triton
@@ -175,7 +176,7 @@ class _Watch(ast.NodeTransformer):
     """Adds the checks to one function."""
 
     def __init__(self, kernel: str, function, space: dict, first: int, made: "_Making"):
-        self.kernel, self.name, self.file = kernel, function.__name__, inspect.getsourcefile(function)
+        self.kernel, self.name, self.file = kernel, function.__name__, inspect.getsourcefile(function) or ""
         self.space, self.first, self.made = space, first, made
         self.is_helper = function.__name__ != kernel
         self.own = _not_constant(function)
@@ -192,7 +193,7 @@ class _Watch(ast.NodeTransformer):
             return getattr(owner, node.attr, None) if isinstance(owner, ModuleType) else None
         return None
 
-    def check(self, node: ast.AST, text: str, operation: str, target: str, reads, into=(), calls=()) -> int:
+    def check(self, node: ast.stmt, text: str, operation: str, target: str, reads, into=(), calls=()) -> int:
         """Its number. into: this function's names of what is loaded from or stored to; `_Making` finds the kernel's."""
         place = Place(self.file, node.lineno + self.first - 1, text, self.kernel)
         check = Check(place, operation, self.name, target, tuple(dict.fromkeys(reads)), into, tuple(calls))
@@ -361,15 +362,16 @@ class _Watch(ast.NodeTransformer):
         text = ast.unparse(call)
 
         def make():
-            given = {"pointer": None, "value": None, "mask": None, **{x.arg: x.value for x in call.keywords}}
+            given: dict[str | None, Any] = {"pointer": None, "value": None, "mask": None}
+            given |= {x.arg: x.value for x in call.keywords}
             value_name = "val" if name == "atomic_add" else "value"
             for key, x in zip(("pointer", value_name, "mask"), call.args, strict=False):
                 given[key] = x
             into, value, mask = self.base(given["pointer"]), given[value_name], given["mask"]
-            said, reads = "" if value is None else ast.unparse(value), ()
+            reads: tuple[str, ...] = ()
             if value is None or "boundary_check" in given:
                 return [ast.Expr(self.taken_apart(call))]
-            site = len(self.made.checks)
+            site, said = len(self.made.checks), ast.unparse(value)
             named = {"pointer": given["pointer"], value_name: value, "mask": mask}
             for key, x in named.items():
                 if x is None:
@@ -390,6 +392,7 @@ class _Watch(ast.NodeTransformer):
         return self.taken(make)
 
     def through_descriptor(self, node: ast.Expr, call: ast.Call) -> list[ast.stmt]:
+        assert isinstance(call.func, ast.Attribute)  # descriptor.store(offsets, value)
         text, name = ast.unparse(call), f"flakit_value_{len(self.made.checks)}"
         taken = self.taken_apart(call.args[1])
         self.before.append(ast.Assign([ast.Name(name, ast.Store())], taken, lineno=node.lineno))
@@ -413,7 +416,10 @@ class _Making:
         self.checks: list[Check] = []
         self.passed: list = []
         self.parameters = _not_constant(kernel.fn)
-        self.kernel, self.made, self.spaces, self.sources = kernel, {}, [], []
+        self.kernel = kernel
+        self.made: dict[str, Any] = {}
+        self.spaces: list[dict] = []
+        self.sources: list = []
         self.add(kernel)
         for i, check in enumerate(self.checks):
             names = (x for name in check.into for x in self.given(name, check.function))
@@ -445,7 +451,8 @@ class _Making:
         function = kernel.fn
         lines, first = inspect.getsourcelines(function)
         tree = ast.parse(textwrap.dedent("".join(lines)))
-        definition = tree.body[0]
+        (definition,) = tree.body
+        assert isinstance(definition, ast.FunctionDef)
         space = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
         watch = _Watch(self.kernel.fn.__name__, function, space, max(first, 1), self)
         definition.body = [y for x in definition.body for y in _as_list(watch.visit(x))]

@@ -49,7 +49,7 @@ def main(words: Sequence[str] | None = None) -> int:
     sys.path[0] = os.getcwd() if asked.module else str(Path(asked.script).resolve().parent)
     with trace(digits=asked.digits) as found:
         ended = _ran(asked)
-    if asked.rounds and ended is None and found.ran:
+    if asked.rounds and ended is None and found.ran and found.digits is not None:
         from .digits_rounding import Rounds
 
         found.digits.rounds = Rounds.of(lambda: _ran(asked), asked.rounds)

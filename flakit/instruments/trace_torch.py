@@ -122,7 +122,7 @@ class TorchWatch(TorchDispatchMode):
             return  # a view: what was known of its memory still holds
         name = name.rstrip("_")
         if not _bad(x):
-            for y, was in zip(operands, before or [None] * len(operands), strict=True):
+            for y, was in zip(operands, before if before else [None] * len(operands), strict=True):
                 sites = self.memory.get(_storage(y), ())
                 if sites and (was if was is not None else _bad(y)):
                     self._dropped(sites[-1], name, y if was is None else None)
@@ -185,10 +185,10 @@ class TorchWatch(TorchDispatchMode):
         if node is not None and not inside:
             file, line, text = _forward_line(node)
             if file:
-                key = (file, line, node.name())
-                if key not in self._places:
-                    self._places[key] = Place(file, line, text, backward=node.name())
-                return key, self._places[key]
+                forward = (file, line, node.name())
+                if forward not in self._places:
+                    self._places[forward] = Place(file, line, text, backward=node.name())
+                return forward, self._places[forward]
         if frame is None:
             return ("",), Place("", 0)
         key = (frame.f_code, frame.f_lasti, node.name() if node is not None else "")

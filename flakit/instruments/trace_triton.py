@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -74,7 +74,7 @@ def private_names() -> SimpleNamespace:
             language=tl,
             int1=tl.int1, int32=tl.int32, float32=tl.float32, float64=tl.float64,
         )  # fmt: skip
-        wanted = {
+        wanted: dict[str, tuple[str, ...]] = {
             "Builder": ("create_masked_load", "create_masked_store", "create_fmul", "create_exp", "create_select")
         }
         wanted |= {"Grid": ("_init_args_hst", "__call__"), "Reduction": ("apply",), "Function": ("run",)}
@@ -116,7 +116,8 @@ class InterpreterWatch:
             digits.watch = self
         self._thread: int | None = None  # in which a kernel runs now
         self._tensors: dict[int, _Argument] = {}
-        self._kernel, self._silent, self._block_base = "", 0, None
+        self._kernel, self._silent = "", 0
+        self._block_base: _Argument | tuple[_Argument, ...] | None = None
         self._sites: dict = {}
         self._rooms: dict = {}
         self._places: dict = {}
@@ -320,7 +321,7 @@ class InterpreterWatch:
 
         return again
 
-    def _values(self, handle) -> np.ndarray | None:
+    def _values(self, handle) -> Any:
         """A float tile's numbers; None of anything else."""
         data = handle.data
         if data.dtype.kind == "f":
@@ -538,7 +539,8 @@ class InterpreterWatch:
             return
         wrong, on = ~np.isfinite(x), _lit(mask)
         self._mask(value.site, "the store's mask", int((wrong & ~on).sum()))
-        for argument, lanes in touched or [(None, on)]:
+        nowhere: list[tuple[_Argument | None, np.ndarray]] = [(None, on)]
+        for argument, lanes in touched or nowhere:
             bad = wrong & on & lanes
             if not bad.any():
                 continue
@@ -558,14 +560,15 @@ class InterpreterWatch:
     def _place(self) -> tuple[tuple, Place]:
         """Where in the kernel we are: a key, and the place with its callers."""
         frame = outside(sys._getframe(1), self._folders)
-        inner, key, via = frame, [], []
+        inner, calls, via = frame, [], []
         while frame is not None and frame.f_code is not self._launcher:
             if not frame.f_code.co_filename.startswith(self._folders):
-                key.append((frame.f_code, frame.f_lasti))
+                calls.append((frame.f_code, frame.f_lasti))
                 via.append((frame.f_code.co_name, frame.f_lineno))
             frame = frame.f_back
-        key = tuple(key)
+        key = tuple(calls)
         if key not in self._places:
+            assert inner is not None  # a kernel's own line is running
             code = inner.f_code
             _, text = expression_at(code, inner.f_lasti, dedented=True)
             place = Place(code.co_filename, inner.f_lineno, text, self._kernel, via=tuple(reversed(via[1:])))

@@ -29,7 +29,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -104,15 +104,15 @@ class Run:
         from ..figures.plots import beside
 
         yours = ... if self.yours is ... else self.o.T
-        before = None if before is None else before.o.T
-        return beside(yours, self.expected.T, rows="channel", columns="token", before=before)
+        first = None if before is None else before.o.T
+        return beside(yours, self.expected.T, rows="channel", columns="token", before=first)
 
     def compared(self) -> "Picture":
         """The output as it was computed, whoever's lines ran, beside what it is."""
         from ..figures.plots import matrices
 
         largest = float(np.abs(self.expected).max())
-        shown = {"as computed": self.o.T, "as it is": self.expected.T}
+        shown: dict[str, Any] = {"as computed": self.o.T, "as it is": self.expected.T}
         return matrices(shown, rows="channel", columns="token", signed=True, limits=(-largest, largest), height=2.4)
 
     @property
@@ -121,6 +121,7 @@ class Run:
         yours are missing."""
         if self.yours is ...:
             return ...
+        assert self.trace.digits is not None  # of a run with digits
         lines = (found.line for found in self.trace.digits.findings)
         named = [f"line {line.place.line}, {line.place.statement}" if line else "many lines" for line in lines]
         return "; ".join(named) or "none"
@@ -247,12 +248,12 @@ def _ours() -> dict[str, str]:
     """The text of each function of the given file."""
     text = _GIVEN.read_text(encoding="utf-8")
     functions = (node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef))
-    return {node.name: ast.get_source_segment(text, node) for node in functions}
+    return {node.name: ast.get_source_segment(text, node) or "" for node in functions}
 
 
 @functools.lru_cache(maxsize=64)
 def _expected(decay: float) -> np.ndarray:
-    x = {name: tensor.double() for name, tensor in inputs(decay).items()}
+    x: dict[str, Any] = {name: tensor.double() for name, tensor in inputs(decay).items()}
     return fused_recurrent_rwkv6(**x).o[0, :, -1].numpy()
 
 
@@ -277,11 +278,13 @@ class _Process:
 
     def ask(self, request: Mapping) -> dict:
         if self._process is None or self._process.poll() is not None:
-            self._start()
+            self._process = self._started()
+        to, back = self._process.stdin, self._process.stdout
+        assert to is not None and back is not None  # pipes
         try:
-            self._process.stdin.write(json.dumps(request) + "\n")
-            self._process.stdin.flush()
-            answer = self._process.stdout.readline()
+            to.write(json.dumps(request) + "\n")
+            to.flush()
+            answer = back.readline()
         except BaseException:  # interrupted: what it is doing is of no use to anyone
             self.stop()
             raise
@@ -290,9 +293,9 @@ class _Process:
             raise RuntimeError("the process that runs the kernel ended; run the cell again")
         return json.loads(answer)
 
-    def _start(self) -> None:
+    def _started(self) -> subprocess.Popen:
         env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
-        self._process = subprocess.Popen(
+        return subprocess.Popen(
             [sys.executable, "-m", __name__], env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
 

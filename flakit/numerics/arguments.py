@@ -105,6 +105,8 @@ def _from_file(place: Path, argument: str) -> ModuleType:
     if module is not None and Path(getattr(module, "__file__", None) or "").resolve() == path:
         return module
     spec = importlib.util.spec_from_file_location(f"named_{path.stem}", path)  # another module has its name
+    if spec is None or spec.loader is None:
+        raise ValueError(f"{argument}: expected a Python file, got {place}")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

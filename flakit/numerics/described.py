@@ -24,7 +24,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from textwrap import dedent
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,6 +44,7 @@ LOGS = {"natural": 1.0, "base 2": math.log(2)}
 OPTIONS = ("scale", "initial_state", "output_final_state", "cu_seqlens")
 NEEDED = ("B", "T", "H", "K", "V")
 HEADS = ("H", "HQ", "HV")
+STATES = ("initial_state", "final_state")
 TABLE = "flakit"
 
 
@@ -52,7 +53,7 @@ class Output(NamedTuple):
     final_state: Tensor | tuple[Tensor, ...] | None
 
 
-def output(returned: object) -> Output:
+def output(returned: Any) -> Output:
     """o and the final state (None where there is none) of what a function returns: o, a tuple that begins with o and
     the final state, or a result with these names."""
     if isinstance(returned, Tensor):
@@ -76,7 +77,7 @@ class Called:
         tensors: tuple[str, ...],
         states: tuple[str, ...],
         axes: Mapping[str, str],
-        constants: Mapping[str, object],
+        constants: Mapping[str, Any],
     ):
         self.function, self.name = function, getattr(function, "__name__", "the function")
         self.tensors, self.states, self.axes, self.constants = tensors, states, axes, constants
@@ -91,7 +92,7 @@ class Called:
         options = {name: x for name, x in options.items() if x is not None and (name in self.named or self.all)}
         return self.made(tensors, options)
 
-    def made(self, tensors: Mapping[str, Tensor], options: Mapping[str, object]) -> Output:
+    def made(self, tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> Output:
         options = {**options, **{name: x for name, x in self.constants.items() if name in self.named}}
         if set(self.tensors) <= self.named:
             returned = self.function(**tensors, **options)
@@ -101,19 +102,25 @@ class Called:
         self.style = "tensor" if made.o is returned else "tuple" if isinstance(returned, tuple) else "attributes"
         return made
 
-    def zeros(self, tensors: Mapping[str, object]) -> list[Tensor]:
+    def zeros(self, tensors: Mapping[str, Any]) -> list[Tensor]:
         """Initial states for these tensors; "N" among them: for so many sequences."""
-        size = {}
-        for name in self.tensors:
-            size |= zip(self.axes[name].split(), tensors[name].shape, strict=True)
+        size = self._sizes(tensors)
         size["N"] = tensors.get("N", size["B"])
         first = tensors[self.tensors[0]]
         return [first.new_zeros([size[axis] for axis in self.axes[name].split()]) for name in self.states]
 
-    def parts(self, state: object) -> list[Tensor]:
+    def _sizes(self, tensors: Mapping[str, Any]) -> dict[str, int]:
+        """The size of every axis of the tensors."""
+        return {
+            axis: size
+            for name in self.tensors
+            for axis, size in zip(self.axes[name].split(), tensors[name].shape, strict=True)
+        }
+
+    def parts(self, state: Any) -> list[Tensor]:
         return [] if state is None else [state] if isinstance(state, Tensor) else list(state)
 
-    def joined(self, parts: Iterable[Tensor]) -> object:
+    def joined(self, parts: Iterable[Tensor]) -> Tensor | tuple[Tensor, ...] | None:
         parts = tuple(parts)
         return None if not parts else parts[0] if len(parts) == 1 else parts
 
@@ -163,19 +170,19 @@ class ByAutograd(Called):
     Gradients come from automatic differentiation, in the dtype that the tensors have.
     """
 
-    def forward(self, *given) -> tuple[Tensor, object]:
+    def forward(self, *given) -> tuple[Tensor, Tensor | tuple[Tensor, ...] | None]:
         o, *parts = self._run(given)[0]
         return o.detach(), self.joined(part.detach() for part in parts)
 
     def backward(self, *given) -> tuple:
-        *given, do, dstate = given
-        made, leaves = self._run(given)
+        *inputs, do, dstate = given
+        made, leaves = self._run(inputs)
         return self._gradients(made, leaves, do, dstate)
 
-    def both(self, *given) -> tuple[Tensor, object, tuple]:
+    def both(self, *given) -> tuple[Tensor, Tensor | tuple[Tensor, ...] | None, tuple]:
         """o, the final state and what `backward` returns, of one run."""
-        *given, do, dstate = given
-        made, leaves = self._run(given)
+        *inputs, do, dstate = given
+        made, leaves = self._run(inputs)
         o, *parts = (x.detach() for x in made)
         return o, self.joined(parts), self._gradients(made, leaves, do, dstate)
 
@@ -192,9 +199,7 @@ class ByAutograd(Called):
 
     def _nothing(self, tensors) -> Tensor:
         """o of no token."""
-        size = {}
-        for name in self.tensors:
-            size |= zip(self.axes[name].split(), tensors[name].shape, strict=True)
+        size = self._sizes(tensors)
         return tensors[self.tensors[0]].new_zeros([size[axis] for axis in self.axes["o"].split()])
 
     def _gradients(self, made, leaves, do, dstate) -> tuple:
@@ -217,10 +222,10 @@ def describe(
     decay: str = "",
     log: str = "natural",
     profile: str | None = None,
-    draws: Mapping[str, object] | None = None,
+    draws: Mapping[str, Any] | None = None,
     data: Mapping[str, Tensor] | str | Path | None = None,
     scale_exponent: float = -0.5,
-    constants: Mapping[str, object] | None = None,
+    constants: Mapping[str, Any] | None = None,
     sizes: Mapping[str, int] | None = None,
     kernels: Mapping[str, Callable] | None = None,
     label: str | None = None,
@@ -275,7 +280,9 @@ def describe(
 def with_kernels(op: Operator, kernels: Mapping[str, Callable]) -> Operator:
     """The operator with further forms: functions that take its arguments by name or in its order."""
     how = (op.tensors, op.states, op.axes, op.constants)
-    more = {x: Kernel(function(f"kernels[{x!r}]", y, optional=False), *how) for x, y in kernels.items()}
+    for x, y in kernels.items():
+        function(f"kernels[{x!r}]", y, optional=False)
+    more = {x: Kernel(y, *how) for x, y in kernels.items()}
     return dataclasses.replace(op, forms={**op.forms, **more})
 
 
@@ -284,12 +291,12 @@ def _described(
     constants=None, sizes=None, kernels=None, label=None, **fields,
 ) -> Operator:  # fmt: skip
     signature = _signature(forward)
-    known = _axes(axes)
+    known, state = _axes(axes)
     tensors = tuple(x for x in known if not x.startswith(("initial", "final")) and x != "o")
     if set(tensors) <= set(signature):
         tensors = tuple(x for x in signature if x in tensors)
     takes_all = signature is _ANY
-    states, outputs = _states(known, tensors, takes_all or "initial_state" in signature)
+    states, outputs = _states(known, state, tensors, takes_all or "initial_state" in signature)
     _check_axes(known, tensors, states, outputs)
     if decay and decay not in tensors:
         raise ValueError(f"decay: expected one of {', '.join(tensors)}, got {shown(decay)}")
@@ -361,23 +368,30 @@ def _spread(called: str, given: object, tensors: Iterable[str], strict: bool = T
     return {name: x for name, x in found.items() if name in tensors}
 
 
-def _axes(axes: object) -> dict[str, str | list[str]]:
+def _axes(axes: object) -> tuple[dict[str, str], list[str]]:
+    """Those of the tensors and of o, and of each part of a state."""
     if not isinstance(axes, Mapping) or not axes:
         raise TypeError(f'axes: expected a dict like {{"q": "B T H K"}}, got {shown(axes)}')
-    found = {}
+    found: dict[str, str] = {}
+    states: dict[str, list[str]] = {}
     for names, x in axes.items():
         for name in str(names).split():
-            parts = list(x) if isinstance(x, (list, tuple)) and name.endswith("state") else [x]
+            parts = list(x) if isinstance(x, (list, tuple)) and x and name in STATES else [x]
             for part in parts:
                 if not isinstance(part, str) or not part.split() or len(set(part.split())) < len(part.split()):
                     raise ValueError(
                         f'axes: expected letters with spaces between, "B T H K", as {name}, got {shown(x)}'
                     )
-            found[name] = parts if len(parts) > 1 else parts[0]
-    return found
+            if name in STATES:
+                states[name] = parts
+            else:
+                found[name] = parts[0]
+    return found, states.get("initial_state", states.get("final_state", []))
 
 
-def _states(known: dict, tensors: tuple[str, ...], has: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _states(
+    known: dict[str, str], state: list[str], tensors: tuple[str, ...], has: bool
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The names of the state's parts, going in, and of the outputs; their axes are put among the known ones."""
     values = [name for name in tensors if {"T", "V"} <= set(known[name].split())]
     if not values:
@@ -387,10 +401,9 @@ def _states(known: dict, tensors: tuple[str, ...], has: bool) -> tuple[tuple[str
     if not has:
         return (), ("o",)
     heads = next((axis for axis in known[value].split() if axis in HEADS), "H")
-    parts = known.pop("initial_state", known.get("final_state", f"N {heads} K V"))
-    known.pop("final_state", None)
-    if isinstance(parts, str):
-        known |= {"initial_state": parts, "final_state": parts}
+    parts = state or [f"N {heads} K V"]
+    if len(parts) == 1:
+        known |= {"initial_state": parts[0], "final_state": parts[0]}
         return ("initial_state",), ("o", "final_state")
     numbers = range(1, len(parts) + 1)
     known |= {f"{side}_{n}": parts[n - 1] for side in ("initial", "final") for n in numbers}
@@ -438,7 +451,7 @@ def _tensors_of(path: Path) -> dict[str, Tensor]:
 
 # --- is the description right? ---------------------------------------------------------------------------------------
 
-TRIED = {"B": 2, "T": 5, "H": 2, "K": 4, "V": 3}
+TRIED: dict[str, Any] = {"B": 2, "T": 5, "H": 2, "K": 4, "V": 3}
 
 
 def _tried(op: Operator) -> bool:
@@ -447,7 +460,7 @@ def _tried(op: Operator) -> bool:
 
     x = inputs(op, **TRIED, dtype=torch.float64, initial_state=bool(op.states))
     leaves = {name: y.requires_grad_() for name, y in op.leaves(x).items()}
-    run = op.reference
+    run = _naive(op)
     tensors = {name: leaves[name] for name in op.tensors}
     state = op.state([leaves[name] for name in op.states])
     scale = op.scale(x) if op.has_scale else None
@@ -476,6 +489,11 @@ def _tried(op: Operator) -> bool:
         return torch.allclose(o, _turned(op, "o", found.o), rtol=1e-9, atol=1e-12)
 
 
+def _naive(op: Operator) -> ByAutograd:
+    assert isinstance(op.reference, ByAutograd)  # as of all that are described
+    return op.reference
+
+
 def _turned(op: Operator, name: str, x: Tensor) -> Tensor:
     """With every head in the place of the one behind it."""
     axis = next((n for n, axis in enumerate(op.axes[name].split()) if axis in HEADS), None)
@@ -487,7 +505,7 @@ def _exact(op: Operator, tensors: Mapping[str, Tensor], scale, state, o: Tensor)
     step = 1e-10
     moved = {name: x * (1 + step) for name, x in tensors.items()}
     further = {name: x * (1 + 1e4 * step) for name, x in tensors.items()}
-    small, large = (op.reference.on(x, scale, state).o - o for x in (moved, further))
+    small, large = (_naive(op).on(x, scale, state).o - o for x in (moved, further))
     if (small * 1e4 - large).norm() > 0.01 * large.norm():
         raise ValueError("forward: expected float64 arithmetic for float64 inputs, got coarser one: a cast on the way?")
 
@@ -498,9 +516,9 @@ def _in_halves(op: Operator, tensors: Mapping[str, Tensor], scale, state, whole:
     found = []
     for part in (slice(0, 2), slice(2, None)):
         piece = {name: x[:, part] if name in op.sequences else x for name, x in tensors.items()}
-        o, state = op.reference.on(piece, scale, state)
+        o, state = _naive(op).on(piece, scale, state)
         found.append(o)
-    pairs = [(torch.cat(found, 1), whole.o), *zip(*map(op.reference.parts, (state, whole.final_state)), strict=True)]
+    pairs = [(torch.cat(found, 1), whole.o), *zip(*map(_naive(op).parts, (state, whole.final_state)), strict=True)]
     for name, (y, z) in zip(op.outputs, pairs, strict=True):
         if (y - z).norm() > 1e-9 * z.norm():
             raise ValueError(

@@ -35,7 +35,8 @@ class Errors:
             where = "" if self.worst_index is None else f" at {list(self.worst_index)}"
             return f"L2 {self.l2:.1e}, worst element {self.worst:.1e}{where}, worst row {self.worst_row:.1e}"
         kinds = (f"{n} {kind}" for kind, n in (("NaN", self.nan), ("+inf", self.pos_inf), ("-inf", self.neg_inf)) if n)
-        return f"non-finite {100 * self.share:.3g}% ({', '.join(kinds)}), first at {list(self.worst_index)}"
+        first = list(self.worst_index or ())
+        return f"non-finite {100 * self.share:.3g}% ({', '.join(kinds)}), first at {first}"
 
 
 def out_of_range(got: Tensor, truth: Tensor) -> Tensor:

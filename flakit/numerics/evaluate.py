@@ -8,6 +8,7 @@ outputs' dtype, and the truth starts from the rounded inputs: what differs is th
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,7 +46,7 @@ def one_thread() -> Iterator[None]:
 
 
 def cotangents(
-    op: str | Operator, inputs: Mapping[str, object], *, grad_seed: int = 1, dfinal_state: bool = False
+    op: str | Operator, inputs: Mapping[str, Any], *, grad_seed: int = 1, dfinal_state: bool = False
 ) -> Arriving:
     """The fixed gradients that arrive at o and, when `dfinal_state`, at the final state: standard normal, else None."""
     op, grad_seed = operator(op), whole_number("grad_seed", grad_seed, least=0)
@@ -61,7 +62,7 @@ def cotangents(
     return do, op.state(parts) if dfinal_state else None
 
 
-def _arriving(op: Operator, inputs: Mapping[str, object], arriving: Arriving | None, **drawn) -> Arriving:
+def _arriving(op: Operator, inputs: Mapping[str, Any], arriving: Arriving | None, **drawn) -> Arriving:
     """`arriving`, which must have the shapes of the outputs, or the cotangents."""
     if arriving is None:
         return cotangents(op, inputs, **drawn)
@@ -75,7 +76,7 @@ def _arriving(op: Operator, inputs: Mapping[str, object], arriving: Arriving | N
 
 def evaluate(
     op: str | Operator,
-    inputs: Mapping[str, object],
+    inputs: Mapping[str, Any],
     *,
     form: str = "chunk",
     backend: str | None = None,
@@ -108,7 +109,7 @@ def evaluate(
 
 def truth(
     op: str | Operator,
-    inputs: Mapping[str, object],
+    inputs: Mapping[str, Any],
     *,
     grad_seed: int = 1,
     dfinal_state: bool = False,
@@ -128,7 +129,7 @@ def truth(
 
 def recurrence(
     op: str | Operator,
-    inputs: Mapping[str, object],
+    inputs: Mapping[str, Any],
     *,
     grad_seed: int = 1,
     dfinal_state: bool = False,
@@ -150,11 +151,11 @@ def recurrence(
 
 def _by_the_text(
     op: Operator,
-    inputs: Mapping[str, object],
+    inputs: Mapping[str, Any],
     dtype: torch.dtype,
     walk: bool | None,
     arriving: Arriving | None,
-    drawn: Mapping[str, object],
+    drawn: Mapping[str, Any],
 ) -> dict[str, Tensor]:
     """Outputs and gradients by the operator's reference (walk), by its chunked form, or by what suits, in a dtype."""
     do, dstate = _arriving(op, inputs, arriving, **drawn)

@@ -94,7 +94,9 @@ def gradient_rows(
     made = make_inputs(op, **setting)
     arriving = cotangents(op, made, grad_seed=grad_seed, dfinal_state=dfinal_state)
     true = truth(op, made, arriving=arriving, recurrence=recurrence)
-    found = {form: evaluate(op, made, form=form, backend=backend, arriving=arriving) for form in forms}
+    found: dict[str, Mapping[str, Tensor]] = {}
+    for form in forms:
+        found[form] = evaluate(op, made, form=form, backend=backend, arriving=arriving)
     for name, make in others.items():
         found[name] = _known(name, make(made, *(x for x in arriving if x is not None)), true)
 

@@ -163,7 +163,7 @@ def _sizes(op: Operator, offsets: Tensor | None, **given) -> dict[str, int]:
     for name in (*op.tensors, *op.states):
         axes = op.axes[name].split()
         if 8 * math.prod(sizes[axis] for axis in axes) > sys.maxsize:
-            largest, asked = max(axes, key=sizes.get), ", ".join(shown(sizes[axis]) for axis in axes)
+            largest, asked = max(axes, key=sizes.__getitem__), ", ".join(shown(sizes[axis]) for axis in axes)
             raise ValueError(f"{largest}: expected a size that fits into a memory, got {name} [{asked}]")
     return sizes
 

@@ -1,6 +1,6 @@
 """Gradient errors of the GPU kernels: measured here where there is a GPU, else recorded ones, always saying which."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -20,7 +20,7 @@ class OnGPU(NamedTuple):
     """label: what a table or figure made from `rows` must say; rows: as from `gradient_rows`, none without a source."""
 
     label: str
-    rows: list[Mapping]
+    rows: Sequence[Mapping]
 
 
 def gradients_on_gpu(
@@ -44,7 +44,7 @@ def gradients_on_gpu(
     if not settings:
         raise ValueError(f"dtype, T, decay: expected at least one of each, got {dtype}, {T} and {decay}")
     if torch.cuda.is_available():
-        rows = []
+        rows: list[Mapping] = []
         for name, length, w in settings:
             x = {"dtype": getattr(torch, name), "T": length, "decay": w, **SIZES[op]}
             rows += gradient_rows(op, forms=forms, others=others, backend="triton", device="cuda", **x)
@@ -59,12 +59,12 @@ def gradients_on_gpu(
             f"`python data/record_gradients.py {op}` makes it.",
             [],
         )
-    rows = []
+    picked: list[Mapping] = []
     for name, length, w in settings:
         found = [
             row for row in recording.select(op=op, dtype=name, T=length, decay=w) if row["form"] in (*forms, *others)
         ]
         if not found:
             raise ValueError(f"{RECORDINGS[op]}: holds no dtype {name}, T {length}, decay {w}")
-        rows += found
-    return OnGPU(recording.label, rows)
+        picked += found
+    return OnGPU(recording.label, picked)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -24,13 +24,8 @@ from ..ops.rwkv7 import reference as rwkv7_reference
 from .arguments import one_of, shown
 from .draws import REMOVAL_KEY, SOFTMAX, WRITTEN_BACK, Draw, How
 
-
-class Reference(Protocol):
-    """What says what an operator computes: a module of `ops`, or `described.ByAutograd` around a function."""
-
-    def forward(self, *given: object) -> tuple: ...
-
-    def backward(self, *given: object) -> tuple: ...
+if TYPE_CHECKING:
+    from .described import ByAutograd
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,8 +36,8 @@ class Operator:
     first one's. states: the state's parts by name; several go in and out of the operator as a tuple.
     axes: of every tensor, state and of o, by name ("B T H K"): B batch, T time, H heads, K keys, V values; GSA also HQ
     query heads, M slots; of a state, N sequences.
-    reference: `forward` and `backward`, of flakit's own operators also `steps`; chunked: the same maths in chunks, None
-    where there is no such thing.
+    reference: `forward` and `backward`, which say what it computes: a module of `ops`, which also has `steps`, or
+    `described.ByAutograd` around a function; chunked: the same maths in chunks, None where there is no such thing.
     decay: the argument that holds the log decay, "" where none does; profile: the decay of `flakit.inputs` unless said
     otherwise; profiles: those that only this operator has. nats: natural-log units of one unit of the decay argument,
     1, or ln 2 where it is a logarithm of base 2. fixed_decay: the natural-log decay of each of so many heads, where it
@@ -60,8 +55,8 @@ class Operator:
     name: str
     label: str
     forms: Mapping[str, Callable]
-    reference: ModuleType | Reference
-    chunked: ModuleType | Reference | None
+    reference: "ModuleType | ByAutograd"
+    chunked: ModuleType | None
     axes: Mapping[str, str]
     tensors: tuple[str, ...]
     decay: str
@@ -75,7 +70,7 @@ class Operator:
     nats: float = 1.0
     fixed_decay: Callable[[int], Tensor] | None = None
     draws: Mapping[str, Draw] = field(default_factory=dict)
-    constants: Mapping[str, object] = field(default_factory=dict)
+    constants: Mapping[str, Any] = field(default_factory=dict)
     own_sizes: Mapping[str, int] = field(default_factory=dict)
     heads_alike: bool = True
     has_scale: bool = True
@@ -110,14 +105,15 @@ class Operator:
         """The axes whose sizes describe a problem, in the order B, T, H, then the operator's own."""
         return tuple(dict.fromkeys(axis for name in (*self.tensors, "o") for axis in self.axes[name].split()))
 
-    def leaves(self, inputs: Mapping[str, object]) -> dict[str, Tensor]:
+    def leaves(self, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
         """The tensors and, where an initial state is given, its parts, by name; their shapes have to fit each other."""
         if not isinstance(inputs, Mapping):
             raise TypeError(f"inputs: expected a dict of tensors by name, got {shown(inputs)}")
         missing = [name for name in self.tensors if inputs.get(name) is None]
         if missing:
             raise ValueError(f"inputs: expected {', '.join(self.tensors)}, got none for {', '.join(missing)}")
-        tensors, size = {name: inputs[name] for name in self.tensors}, {}
+        tensors: dict[str, Tensor] = {name: inputs[name] for name in self.tensors}
+        size: dict[str, int] = {}
         for name, x in tensors.items():
             self.check_shape(name, x, size)
             size |= zip(self.axes[name].split(), x.shape, strict=True)
@@ -130,7 +126,9 @@ class Operator:
 
     def checked_parts(self, name: str, state: object, size: Mapping[str, int]) -> tuple[Tensor, ...]:
         """The parts of a state called `name`, which must have the sizes in `size`; none for None."""
-        parts = self.parts(state) if isinstance(state, (Tensor, tuple, list, type(None))) else ("no state",)
+        parts: tuple = (state,)
+        if isinstance(state, (Tensor, tuple, list, type(None))):
+            parts = self.parts(state)
         if parts and (len(parts) != len(self.states) or not all(isinstance(part, Tensor) for part in parts)):
             expected = "a tensor" if len(self.states) == 1 else f"a tuple of {len(self.states)} tensors"
             raise TypeError(f"{name}: expected {expected} or None, got {shown(state)}")
@@ -143,9 +141,9 @@ class Operator:
         shape = {axis: size.get(axis) for axis in self.axes[name].split()}
         check_tensor(called or name, x, shape, f" like {self.tensors[0]}" if size else "")
 
-    def arguments(self, leaves: Mapping[str, object], inputs: Mapping[str, object] = ()) -> dict:
+    def arguments(self, leaves: Mapping[str, Tensor], inputs: Mapping[str, Any] | None = None) -> dict:
         """The operator's arguments: `inputs` with `leaves` in the place of what they are named after."""
-        found = {**dict(inputs), **{name: x for name, x in leaves.items() if name not in self.states}}
+        found = {**(inputs or {}), **{name: x for name, x in leaves.items() if name not in self.states}}
         state = self.state([leaves[name] for name in self.states if name in leaves])
         return found if state is None else found | {"initial_state": state}
 
@@ -153,9 +151,11 @@ class Operator:
         """A state as the operator takes it: its one part, or a tuple of them; None for no parts."""
         return None if not parts else parts[0] if len(self.states) == 1 else tuple(parts)
 
-    def parts(self, state: Tensor | tuple[Tensor, ...] | None) -> tuple[Tensor, ...]:
+    def parts(self, state: Tensor | Sequence[Tensor] | None) -> tuple[Tensor, ...]:
         """The parts of a state, the inverse of `state`; a tuple of None is no state, as an operator returns it."""
-        parts = (state,) if state is None or isinstance(state, Tensor) else tuple(state)
+        if state is None or isinstance(state, Tensor):
+            return () if state is None else (state,)
+        parts = tuple(state)
         return () if all(part is None for part in parts) else parts
 
     def size(self, leaves: Mapping[str, Tensor], cu_seqlens: Tensor | None = None) -> dict[str, int]:
@@ -167,7 +167,7 @@ class Operator:
         }
         return size | {"N": size["B"] if cu_seqlens is None else len(cu_seqlens) - 1}
 
-    def scale(self, inputs: Mapping[str, object]) -> float:
+    def scale(self, inputs: Mapping[str, Any]) -> float:
         """The scale among the inputs, or the default one."""
         given = inputs.get("scale")
         return inputs[self.tensors[0]].shape[-1] ** self.scale_exponent if given is None else given

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from numbers import Real
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -241,7 +242,7 @@ def _named(setting: Mapping[str, object]) -> str:
     return ", ".join(f"{name}={shown(value)}" for name, value in setting.items())
 
 
-def _make(subject, like: str | None, fixed: Mapping[str, object]) -> Callable[[Mapping], Measured]:
+def _make(subject, like: str | None, fixed: Mapping[str, object]) -> Callable[[Mapping], Measured | Raised]:
     """In a worker: what measures a setting."""
     return partial(_setting, _subject(subject, like), fixed)
 
@@ -280,7 +281,7 @@ def _told(progress: Callable | bool | None, total: int) -> Iterator[Callable[[in
 
 
 def _subject(subject: str | Operator | Callable, like: str | Operator | None) -> Callable[..., Mapping]:
-    """A function of the settings; its `subject` is what a store is kept for."""
+    """A function of the settings, a `_Measure` unless it is somebody's own."""
     if isinstance(subject, str) and ":" in subject:
         subject = named_function(subject, "subject")
     if like is not None:
@@ -300,10 +301,20 @@ def _portable(subject):
     return subject.name if isinstance(subject, Operator) and OPERATORS.get(subject.name) is subject else subject
 
 
-def _operator(op: Operator) -> Callable[..., Mapping]:
+class _Measure:
+    """A function of the settings that says which it takes; subject: what a store is kept for."""
+
+    def __init__(self, run: Callable[..., Mapping], subject: Operator | Callable, signature: inspect.Signature):
+        self.run, self.subject, self.__signature__ = run, subject, signature
+
+    def __call__(self, **setting) -> Mapping:
+        return self.run(**setting)
+
+
+def _operator(op: Operator) -> _Measure:
     evaluation = {p.name for p in inspect.signature(evaluate).parameters.values() if p.kind is p.KEYWORD_ONLY}
 
-    def measure(**setting):
+    def run(**setting):
         x = inputs(op, **{name: value for name, value in setting.items() if name not in evaluation})
         how = {name: value for name, value in setting.items() if name in evaluation}
         exact = truth(op, x, **{name: how[name] for name in ("grad_seed", "dfinal_state", "arriving") if name in how})
@@ -311,15 +322,13 @@ def _operator(op: Operator) -> Callable[..., Mapping]:
 
     makes = [p for p in inspect.signature(inputs).parameters.values() if p.kind is p.KEYWORD_ONLY]
     takes = [p for p in inspect.signature(evaluate).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    measure.__signature__ = inspect.Signature(makes + takes)
-    measure.subject = op
-    return measure
+    return _Measure(run, op, inspect.Signature(makes + takes))
 
 
-def _kernel(kernel: Callable, op: Operator) -> Callable[..., Mapping]:
+def _kernel(kernel: Callable, op: Operator) -> _Measure:
     """A kernel of somebody's own, measured as `_operator` does an operator."""
     try:
-        parameters = inspect.signature(kernel).parameters
+        parameters = dict(inspect.signature(kernel).parameters)
     except (TypeError, ValueError):  # some callables have none
         parameters = {}
     makes = [p for p in inspect.signature(inputs).parameters.values() if p.kind is p.KEYWORD_ONLY]
@@ -327,7 +336,7 @@ def _kernel(kernel: Callable, op: Operator) -> Callable[..., Mapping]:
     own = [p.replace(kind=p.KEYWORD_ONLY) for p in parameters.values() if p.name not in made | set(op.tensors)
            and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]  # fmt: skip
 
-    def measure(grad_seed: int = 1, **setting):
+    def run(grad_seed: int = 1, **setting):
         x = inputs(op, **{name: value for name, value in setting.items() if name in made})
         leaves = {name: y.detach().requires_grad_() for name, y in op.leaves(x).items()}
         given = op.arguments(leaves, x)
@@ -354,12 +363,10 @@ def _kernel(kernel: Callable, op: Operator) -> Callable[..., Mapping]:
         return {name: (got, exact[name]) for name, got in found.items()}
 
     seed = inspect.Parameter("grad_seed", inspect.Parameter.KEYWORD_ONLY, default=1)
-    measure.__signature__ = inspect.Signature([*makes, seed, *own])
-    measure.subject = kernel
-    return measure
+    return _Measure(run, kernel, inspect.Signature([*makes, seed, *own]))
 
 
-def _outputs(out: object) -> tuple[Tensor, object]:
+def _outputs(out: Any) -> tuple[Tensor, Any]:
     """o and, where there is one, the final state, of whatever a kernel returns."""
     if isinstance(out, Tensor):
         return out, None

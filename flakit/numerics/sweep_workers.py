@@ -10,13 +10,14 @@ import multiprocessing
 import os
 import pickle
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import wait as wait_for
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -33,6 +34,9 @@ class Raised:
     words: str
 
 
+Found = Generator[tuple[int, Measured | Raised], None, None]
+"""The number of each setting and what was measured there, in whatever order."""
+
 _TRIES = 3
 """How often a measurement may take its process with it before it is taken to be the cause."""
 
@@ -45,7 +49,7 @@ def in_words(x: object):
 # --- the store ------------------------------------------------------------------------------------------------------
 
 
-def fingerprint(subject: object, like: str | None, fixed: Mapping[str, object]) -> dict:
+def fingerprint(subject: Any, like: str | None, fixed: Mapping[str, object]) -> dict:
     """What a store must have been made with for its measurements to be the same as new ones."""
     name = getattr(subject, "name", None) or getattr(subject, "__qualname__", None) or str(subject)
     try:
@@ -135,7 +139,9 @@ def _begin(made: bytes, counter) -> None:
 
 def _end_with_parent() -> None:
     """A parent that is killed tells nobody, and a worker would wait for its next setting for ever."""
-    wait_for([multiprocessing.parent_process().sentinel])
+    parent = multiprocessing.parent_process()
+    assert parent is not None  # in a worker
+    wait_for([parent.sentinel])
     os._exit(1)
 
 
@@ -144,20 +150,17 @@ def _refuse(words: str, setting: dict) -> Raised:
 
 
 def _measure(setting: dict) -> Measured | Raised:
+    assert _MEASURE is not None  # `_begin` has set it
     return _MEASURE(setting)
 
 
-def here(
-    measure: Callable[[dict], Measured | Raised], settings: Sequence[dict]
-) -> Iterator[tuple[int, Measured | Raised]]:
+def here(measure: Callable[[dict], Measured | Raised], settings: Sequence[dict]) -> Found:
     """One after another, in this process."""
     for i, setting in enumerate(settings):
         yield i, measure(setting)
 
 
-def in_processes(
-    make: Callable, arguments: tuple, settings: Sequence[dict], workers: int
-) -> Iterator[tuple[int, Measured | Raised]]:
+def in_processes(make: Callable, arguments: tuple, settings: Sequence[dict], workers: int) -> Found:
     """As they get done; make(*arguments), called once in each process, gives the function that measures.
 
     A process that dies (killed, out of memory, a fault in a kernel) is replaced, and what it was measuring is measured
@@ -209,9 +212,7 @@ def _pool(made: bytes, workers: int) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(made, context.Value("i", 0)))
 
 
-def on_ray(
-    make: Callable, arguments: tuple, settings: Sequence[dict], workers: int
-) -> Iterator[tuple[int, Measured | Raised]]:
+def on_ray(make: Callable, arguments: tuple, settings: Sequence[dict], workers: int) -> Found:
     """As `in_processes`, by Ray: on a cluster that is connected to or that RAY_ADDRESS names, else on `workers` cores.
 
     A task takes one core, and one GPU where the cluster has any.
@@ -222,13 +223,14 @@ def on_ray(
         raise ImportError("engine: 'ray' needs Ray (pip install 'flakit[ray]')") from error
     ours = not ray.is_initialized()
     if ours:
-        here = {} if os.environ.get("RAY_ADDRESS") else {"num_cpus": workers, "include_dashboard": False}
-        ray.init(log_to_driver=False, **here)
+        settings_here: dict[str, Any] = {"num_cpus": workers, "include_dashboard": False}
+        ray.init(log_to_driver=False, **({} if os.environ.get("RAY_ADDRESS") else settings_here))
     try:
         gpus = 1 if ray.cluster_resources().get("GPU") else 0
         made = ray.put((make, arguments))
         task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=_TRIES - 1)(_measure_on_ray)
-        waiting, running = list(range(len(settings)))[::-1], {}
+        waiting = list(range(len(settings)))[::-1]
+        running: dict = {}
         most = 2 * int(ray.cluster_resources().get("CPU", workers))
         while waiting or running:
             while waiting and len(running) < most:

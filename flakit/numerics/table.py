@@ -4,6 +4,7 @@ import html
 import re
 from collections.abc import Mapping, Sequence
 from numbers import Real
+from typing import NamedTuple
 
 from .words import number
 
@@ -25,21 +26,21 @@ class Table:
 
     def __init__(
         self,
-        rows: Sequence[Mapping | tuple],
+        rows: "Sequence[Mapping | NamedTuple]",
         columns: Sequence[str] | Mapping[str, str] | None = None,
         *,
         digits: int = 2,
         caption: str = "",
     ):
-        rows = [row._asdict() if hasattr(row, "_asdict") else row for row in rows]
-        known = list(dict.fromkeys(name for row in rows for name in row))
+        dicts = [row if isinstance(row, Mapping) else row._asdict() for row in rows]
+        known = list(dict.fromkeys(name for row in dicts for name in row))
         unknown = [name for name in columns or () if name not in known]
-        if unknown and rows:
+        if unknown and dicts:
             raise ValueError(f"columns: expected some of {', '.join(known)}, got {', '.join(unknown)}")
         heads = columns if isinstance(columns, Mapping) else {name: name for name in columns or known}
         self.heads = list(heads.values())
-        self.cells = [[_text(row.get(name, ""), digits) for name in heads] for row in rows]
-        self._numbers = [all(_is_number(row[name]) for row in rows if row.get(name) is not None) for name in heads]
+        self.cells = [[_text(row.get(name, ""), digits) for name in heads] for row in dicts]
+        self._numbers = [all(_is_number(row[name]) for row in dicts if row.get(name) is not None) for name in heads]
         self.caption = caption
 
     def __str__(self) -> str:

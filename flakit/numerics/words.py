@@ -2,6 +2,7 @@
 
 import math
 import unicodedata
+from typing import Any
 
 from ..language import number, percent, say
 
@@ -30,7 +31,7 @@ def padded(text: str, width: int) -> str:
     return text + spaces if width > 0 else spaces + text
 
 
-def for_json(x: object) -> object:
+def for_json(x: object) -> Any:
     """What JSON has words for: NaN becomes null, infinities the strings "inf" and "-inf", in dicts and lists too."""
     if isinstance(x, dict):
         return {name: for_json(value) for name, value in x.items()}

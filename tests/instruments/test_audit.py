@@ -1,6 +1,7 @@
 """The audit finds every fault of the casebook and small ones that are not in it, and calls no right kernel wrong."""
 
 import functools
+import importlib
 import math
 import sys
 from dataclasses import replace
@@ -203,6 +204,34 @@ def test_an_adapter_translates():
 
     found = flakit.audit(theirs, "rwkv6", adapter=adapter, only=["truth", "scale"], shrink=False)
     assert found.passed, words(found)
+
+
+ADAPTED = """
+import flakit
+
+
+def theirs(receptance, decay, bonus, key, value):
+    return flakit.chunk_rwkv6(receptance, key, value, decay.log(), bonus, scale=1.0).o
+
+
+def adapter(fn, r, k, v, w, u):
+    return fn(r, w.exp(), u, k, v)
+"""
+
+
+@pytest.mark.parametrize("named", [("adapter",), ("theirs",)], ids=lambda x: f"{x[0]} by name")
+def test_a_subject_and_its_adapter_may_each_be_a_function_or_a_name(tmp_path, monkeypatch, named):
+    path = tmp_path / "adapted.py"
+    path.write_text(ADAPTED)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "adapted", raising=False)
+    module = importlib.import_module("adapted")
+    theirs, adapter = (f"{path}:{x}" if x in named else getattr(module, x) for x in ("theirs", "adapter"))
+    subject = load(theirs, "rwkv6", adapter)
+    assert any(line.endswith("import adapter as adapter") for line in subject.source), subject.source
+    found = flakit.audit(theirs, "rwkv6", adapter=adapter, only=["truth"], shrink=False, seconds=5)
+    assert found.passed, words(found)
+    monkeypatch.delitem(sys.modules, "adapted")
 
 
 def test_a_spec_that_names_nothing_is_a_value_error(tmp_path):

@@ -167,6 +167,8 @@ def raises(q, k, v, g, scale=None, initial_state=None, output_final_state=False)
         ({"axes": {"q k g": "B T K", "v": "B T V"}}, "axes: expected B, T, H, K, V among .*, got none called H"),
         ({"axes": {"q k g": "B T H K", "v": "B T H V", "x": "R"}}, "sizes: expected the size of R"),
         ({"axes": {"q k g": 4}}, "axes: expected letters with spaces between"),
+        ({"axes": {**AXES, "initial_state": []}}, "axes: expected letters with spaces between"),
+        ({"axes": {**AXES, "g_state": ["B T H K", "B T H"]}}, "axes: expected letters with spaces between"),
         ({"axes": {**AXES, "o": "B T H K"}}, r"forward: expected o \[B T H K\] = \[2, 5, 2, 4\], got \[2, 5, 2, 3\]"),
         ({"decay": "w"}, "decay: expected one of q, k, v, g, got 'w'"),
         ({"log": "base 10"}, "log: expected one of natural, base 2, got 'base 10'"),

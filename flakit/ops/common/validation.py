@@ -20,6 +20,9 @@ from torch.autograd import forward_ad
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 LARGEST = sys.float_info.max
 
+Offsets = tuple[Tensor | None, Tensor | None]
+"""cu_seqlens of packed sequences and its copy on the CPU, None where there is none."""
+
 _checked: ContextVar[bool] = ContextVar("flakit_checked", default=os.environ.get("FLAKIT_CHECK", "0") not in ("", "0"))
 
 _nan_decays_pass: ContextVar[bool] = ContextVar("flakit_nan_decays_pass", default=False)

@@ -138,7 +138,9 @@ def fused_recurrent_gsa(
     return ranks.called(_registered, _run, "recurrent", (q, k, v, s, g), *given)
 
 
-def _run(form, tensors, scale, initial_state, output_final_state, offsets, chunk_size, backend, over=None) -> GSAOutput:
+def _run(
+    form, tensors, scale, initial_state, output_final_state, offsets: check.Offsets, chunk_size, backend, over=None
+) -> GSAOutput:
     q, k, v, s, g = tensors
     check.check_tensor("q", q, dict(B=None, T=None, HQ=None, K=None))
     B, T, HQ, K = q.shape
@@ -193,10 +195,10 @@ def _run(form, tensors, scale, initial_state, output_final_state, offsets, chunk
             check.check_finite("s", check.without_padding(raw_s, offsets[0]), "with g=None")
         slots, g = slots_and_gates(raw_s, offsets[0])
         s = slots.to(q.dtype)
-    o, final_state = _registered(
+    o, (last_hk, last_hv) = _registered(
         (q, k, v, s, g), (hk, hv), *offsets, scale, form, backend, chunk_size, output_final_state, over
     )
-    return GSAOutput(o, final_state)
+    return GSAOutput(o, (last_hk, last_hv))
 
 
 def _pair(initial_state) -> tuple[Tensor | None, Tensor | None]:
@@ -207,7 +209,8 @@ def _pair(initial_state) -> tuple[Tensor | None, Tensor | None]:
         raise TypeError(f"initial_state: expected a pair (hk, hv), got {came or type(initial_state).__name__}")
     if (initial_state[0] is None) != (initial_state[1] is None):
         raise TypeError("initial_state: expected both hk and hv or neither, got one of them")
-    return tuple(initial_state)
+    hk, hv = initial_state
+    return hk, hv
 
 
 def _shapes(q, k, v, s, g, N):

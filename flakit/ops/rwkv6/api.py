@@ -131,7 +131,7 @@ def fused_recurrent_rwkv6(
 
 
 def _run(
-    form, tensors, scale, initial_state, output_final_state, offsets, chunk_size, backend, over=None
+    form, tensors, scale, initial_state, output_final_state, offsets: check.Offsets, chunk_size, backend, over=None
 ) -> RWKV6Output:
     r, k, v, w, u = tensors
     check.check_tensor("r", r, dict(B=None, T=None, H=None, K=None))

@@ -219,7 +219,7 @@ def _run_product(form, tensors, *given, **more) -> RWKV7Output:
 
 
 def _run(
-    form, tensors, scale, initial_state, output_final_state, offsets, chunk_size, backend, over=None
+    form, tensors, scale, initial_state, output_final_state, offsets: check.Offsets, chunk_size, backend, over=None
 ) -> RWKV7Output:
     r, w, k, v, a, b = tensors
     check.check_tensor("r", r, dict(B=None, T=None, H=None, K=None))
