@@ -80,14 +80,15 @@ notebooks: $(VENV)/.test  ## run all notebooks (or NOTEBOOKS="00 04") and store 
 site: $(VENV)/.site  ## build the notebooks as pages into build/site (NOTEBOOKS="00 04": run no others)
 	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(PY) -m docs.build $(NOTEBOOKS)
 
-lint: $(VENV)/.test  ## check style in .py and .ipynb
+lint: $(VENV)/.test  ## check style in .py and .ipynb, and the types of what others build on
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
+	$(PY) -m mypy
 
 dist: $(VENV)/.test  ## build the sdist and the wheel, into dist/
 	rm -rf dist
 	$(PY) -m hatchling build
 
 clean:  ## remove .venv and caches
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
