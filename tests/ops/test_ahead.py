@@ -12,7 +12,7 @@ if not has_triton() or interpreted():
 
 from triton.runtime.jit import JITFunction
 
-from flakit.ops.common import ahead_triton
+from flakit.ops.common import ahead_triton, kernel_triton
 from flakit.ops.common.ahead_triton import Kernels
 from tests.ops.gsa import configurations as gsa
 from tests.ops.rwkv6 import configurations as rwkv6
@@ -40,7 +40,7 @@ class Run:
             pointers = [hasattr(x, "data_ptr") and (x.dtype, x.data_ptr() % 16) for x in args]
             (self.compiled if warmup else self.launched).append((name, *sorted(map(str, options.items())), *pointers))
 
-        monkeypatch.setattr(ahead_triton, "_RUN", run)
+        monkeypatch.setattr(kernel_triton, "RUN", run)
         monkeypatch.setattr(JITFunction, "run", run)
 
 

@@ -205,7 +205,6 @@ def packing_kernels():
 
     def lay_out_and_close():
         packing.pieces(16)
-        packing.before(32)
         packing.close([torch.zeros(1, 100, 2, 16, dtype=torch.bfloat16)] * 6, [torch.zeros(3, 2, 16, 16)] * 3)
 
     return launches(lay_out_and_close)

@@ -162,14 +162,16 @@ def test_padding_and_invalid_offsets_compiled(op, form):
 def test_pieces(place, lengths, tokens, least):
     T = sum(lengths) + 3
     packing = Packing(torch.tensor(list(accumulate(lengths, initial=0)), device=place.device), T)
-    expected = [max(least, -(-length // tokens)) for length in lengths]
-    pieces = packing.pieces(tokens, least)
-    assert pieces.before.tolist() == list(accumulate(expected, initial=0))
-    assert sum(expected) <= pieces.room == packing.room(tokens)
-    owners = [n for n, count in enumerate(expected) for _ in range(count)]
-    assert pieces.sequence.tolist() == owners + [len(lengths) - 1] * (pieces.room - sum(expected))
-    if not least:
-        assert packing.before(tokens).tolist() == pieces.before.tolist()
+    sizes = (7, 0), (96, 1), (tokens, least), (64, 1), (tokens, 1 - least)  # more than one launch lays out
+    asked = [packing.pieces(*size) for size in sizes]
+    assert packing.offsets.tolist()[: len(lengths) + 2] == [*accumulate(lengths, initial=0), 0]
+    for pieces in asked:
+        expected = [max(pieces.least, -(-length // pieces.tokens)) for length in lengths]
+        assert pieces.before.tolist()[: len(lengths) + 1] == list(accumulate(expected, initial=0))
+        assert sum(expected) <= pieces.room == packing.room(pieces.tokens)
+        owners = [n for n, count in enumerate(expected) for _ in range(count)]
+        owners += [len(lengths) - 1] * (pieces.room - sum(expected))
+        assert pieces.sequence.tolist()[: pieces.room] == owners
 
 
 TWO_GPUS = torch.cuda.is_available() and torch.cuda.device_count() > 1

@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 from triton.runtime.jit import JITFunction
 
+from . import kernel_triton
 from .dispatch import interpreted, interpreted_alone
 from .packed_triton import Packing
 
-_RUN = JITFunction.run
 _LOCK = threading.Lock()
 """Of rehearsals, one at a time."""
 
@@ -85,7 +85,7 @@ class Kernels:
     def _prepare(self, key: tuple, rehearse: Callable, given: tuple) -> None:
         """Wait until what this kind of call launches is compiled, as far as that is known."""
         # Where somebody watches launches, or a stream is captured into a graph, nothing but the call should happen.
-        if JITFunction.run is not _RUN or _captured():
+        if JITFunction.run is not kernel_triton.RUN or _captured():
             return
         with _LOCK:
             if key not in self._known:
@@ -169,14 +169,14 @@ def _listed() -> Iterator[list[Callable]]:
 
     def run(kernel, *args, grid, warmup, **options):
         if threading.get_ident() != here:
-            return _RUN(kernel, *args, grid=grid, warmup=warmup, **options)
+            return kernel_triton.RUN(kernel, *args, grid=grid, warmup=warmup, **options)
         # Found here, since two threads that look at the same time for a function's key may find half of it.
         kernel.cache_key  # noqa: B018
         args = [_Address(x) if isinstance(x, Tensor) else x for x in args]
 
         def compile():
             with nullcontext() if device is None else torch.cuda.device(device):  # which is a thread's own
-                _RUN(kernel, *args, grid=grid, warmup=True, **options)
+                kernel_triton.RUN(kernel, *args, grid=grid, warmup=True, **options)
 
         found.append(compile)
 
@@ -184,7 +184,7 @@ def _listed() -> Iterator[list[Callable]]:
     try:
         yield found
     finally:
-        JITFunction.run = _RUN
+        JITFunction.run = kernel_triton.RUN
 
 
 def _begin(*lists: list[Callable]) -> list[list[Future]]:

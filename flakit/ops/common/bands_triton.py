@@ -7,8 +7,6 @@ that form the scores of mild chunks a band is one chunk, and there is a warp for
 that every GPU since sm_80 has; Hopper's own is compiled wrongly for such tiles (data/tuning.md).
 """
 
-from functools import cached_property
-
 import triton
 import triton.language as tl
 
@@ -251,9 +249,6 @@ class Parts:
         """What `piece` takes to find a program's piece of so many tokens."""
         if not self.packed:
             return self.T, None, None, None, None, *more
-        pieces = self.packing.pieces(tokens, least=1)
-        return self.T, pieces.sequence, pieces.before, self.packing.offsets, self._chunks_before, *more
-
-    @cached_property
-    def _chunks_before(self):
-        return self.packing.before(CHUNK)
+        pieces, chunks = self.packing.pieces(tokens, least=1), self.packing.pieces(CHUNK)
+        self.packing.pieces(CHUNK * self.L, least=1)  # which every call needs, so that one launch lays out all of them
+        return self.T, pieces.sequence, pieces.before, self.packing.offsets, chunks.before, *more

@@ -4,10 +4,11 @@ import triton
 import triton.language as tl
 
 from .dispatch import interpreted
+from .kernel_triton import launched
 
 INTERPRETED = tl.constexpr(interpreted())
 
-kernel = triton.jit(do_not_specialize=("T", "L", "N", "tokens", "chunks", "parts"))
+kernel = launched("T", "L", "N", "tokens", "chunks", "parts")
 """Decorates what is launched, where helpers have `triton.jit`: one compiled kernel serves every length.
 
 Triton compiles once more for an integer of 1 and for a multiple of 16, from which it learns how addresses are aligned.

@@ -5,66 +5,82 @@ ones are replaced by zeros: every sequence is then empty, no kernel leaves its t
 results with NaN. Rows behind the last offset belong to no sequence; `close` writes zeros there.
 """
 
-from functools import cached_property
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from .kernel_triton import launched
 from .launch import cdiv
 
 BLOCK = 1024
 """Offsets or elements that a program handles at a time."""
 MOST_PROGRAMS = 512
 """Of `close_kernel`; each goes on to its next block, so that a call without unused rows launches few."""
+SIZES = 3
+"""Of pieces that one launch lays out, which is as many as a call asks for."""
 
 
-@triton.jit(do_not_specialize=("N", "T"))
-def check_kernel(cu_seqlens, offsets, N, T, BLOCK: tl.constexpr):
-    """offsets [N + 2]: cu_seqlens [N + 1] if valid, zeros if not; then whether they were invalid, 1 or 0."""
-    o = tl.arange(0, BLOCK)
+@launched("N", "T", "steps", *(f"{name}_{i}" for name in ("tokens", "least", "room") for i in range(SIZES)))
+def layout_kernel(
+    cu_seqlens, found, N, T, steps, tokens_0, least_0, room_0, tokens_1, least_1, room_1, tokens_2, least_2, room_2,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Check the offsets cu_seqlens [N + 1] and cut the sequences into pieces, of one size or of several.
+
+    found: first [N + 2], cu_seqlens if valid, zeros if not, then whether they were invalid, 1 or 0. Behind it for each
+    size, of so many tokens, [N + 1], how many pieces come before each sequence, and [room], which sequence each piece
+    is of. All begin at multiples of 4. A sequence has at least `least` pieces; slots that no piece fills belong to the
+    last sequence.
+
+    Each size has programs of its own, one for each BLOCK of its room. Every program checks the offsets and computes all
+    of [N + 1], so that none waits for another, then bisects it, in `steps`, for each of its own slots.
+    """
+    o, i = tl.arange(0, BLOCK), tl.program_id(0)
     invalid = ((tl.load(cu_seqlens) != 0) | (tl.load(cu_seqlens + N) > T)).to(tl.int32)
     for begin in range(0, N, BLOCK):
         m = begin + o < N
         start = tl.load(cu_seqlens + begin + o, mask=m, other=0)
         end = tl.load(cu_seqlens + begin + o + 1, mask=m, other=0)
         invalid = tl.maximum(invalid, tl.max((end < start).to(tl.int32), 0))
-    for begin in range(0, N + 1, BLOCK):
-        m = begin + o <= N
-        x = tl.load(cu_seqlens + begin + o, mask=m, other=0)
-        tl.store(offsets + begin + o, tl.where(invalid != 0, 0, x).to(tl.int32), mask=m)
-    tl.store(offsets + N + 1, invalid)
+    if i == 0:
+        for begin in range(0, N + 1, BLOCK):
+            m = begin + o <= N
+            x = tl.load(cu_seqlens + begin + o, mask=m, other=0)
+            tl.store(found + begin + o, tl.where(invalid != 0, 0, x).to(tl.int32), mask=m)
+        tl.store(found + N + 1, invalid)
 
+    programs_0 = tl.maximum(tl.cdiv(room_0, BLOCK), 1)
+    programs_1 = programs_0 + tl.maximum(tl.cdiv(room_1, BLOCK), 1)
+    is_first, is_third = i < programs_0, i >= programs_1
+    tokens = tl.where(is_first, tokens_0, tl.where(is_third, tokens_2, tokens_1))
+    least = tl.where(is_first, least_0, tl.where(is_third, least_2, least_1))
+    room = tl.where(is_first, room_0, tl.where(is_third, room_2, room_1))
+    own = i - tl.where(is_first, 0, tl.where(is_third, programs_1, programs_0))
+    width = tl.cdiv(N + 1, 4) * 4
+    second = tl.cdiv(N + 2, 4) * 4 + width + tl.cdiv(room_0, 4) * 4
+    third = second + width + tl.cdiv(room_1, 4) * 4
+    before = found + tl.where(is_first, tl.cdiv(N + 2, 4) * 4, tl.where(is_third, third, second))
 
-@triton.jit(do_not_specialize=("N", "tokens", "least", "room", "steps"))
-def pieces_kernel(offsets, before, sequence, N, tokens, least, room, steps, BLOCK: tl.constexpr):
-    """before [N + 1]: pieces of so many tokens before each sequence; sequence [room], or None: which one each is of.
-
-    A sequence has at least `least` pieces; slots that no piece fills belong to the last sequence. Every program
-    computes all of `before`, so that none waits for another, then bisects it, in `steps`, for each of its own slots.
-    """
-    o = tl.arange(0, BLOCK)
     total = N * 0
     for begin in range(0, N, BLOCK):
         m = begin + o < N
-        start = tl.load(offsets + begin + o, mask=m, other=0)
-        end = tl.load(offsets + begin + o + 1, mask=m, other=0)
-        count = tl.where(m, tl.maximum(tl.cdiv(end - start, tokens), least), 0)
+        start = tl.load(cu_seqlens + begin + o, mask=m, other=0)
+        end = tl.load(cu_seqlens + begin + o + 1, mask=m, other=0)
+        length = tl.where(invalid != 0, 0, end - start).to(tl.int32)
+        count = tl.where(m, tl.maximum(tl.cdiv(length, tokens), least), 0)
         tl.store(before + begin + o + 1, total + tl.cumsum(count, 0), mask=m)
         total += tl.sum(count, 0)
     tl.store(before, 0)
-    if sequence is not None:
-        tl.debug_barrier()
-        slot = tl.program_id(0) * BLOCK + o
-        low, high = tl.zeros_like(slot), tl.zeros_like(slot) + N
-        for _ in range(0, steps):
-            middle = (low + high) // 2
-            later = (low < high) & (tl.load(before + 1 + middle, mask=middle < N, other=0) <= slot)
-            high = tl.where(later, high, tl.minimum(high, middle))
-            low = tl.where(later, middle + 1, low)
-        tl.store(sequence + slot, tl.minimum(low, N - 1), mask=slot < room)
+    tl.debug_barrier()
+    slot = own * BLOCK + o
+    low, high = tl.zeros_like(slot), tl.zeros_like(slot) + N
+    for _ in range(0, steps):
+        middle = (low + high) // 2
+        later = (low < high) & (tl.load(before + 1 + middle, mask=middle < N, other=0) <= slot)
+        high = tl.where(later, high, tl.minimum(high, middle))
+        low = tl.where(later, middle + 1, low)
+    tl.store(before + width + slot, tl.minimum(low, N - 1), mask=slot < room)
 
 
 @triton.jit
@@ -77,7 +93,7 @@ def _fill(p, first, end, value, BLOCK: tl.constexpr):
         tl.store(p + o, tl.full([BLOCK], value, tl.float32).to(p.dtype.element_ty), mask=o < end)
 
 
-@triton.jit(do_not_specialize=("N", "T", *(f"width_{i}" for i in range(6)), *(f"size_{i}" for i in range(3))))
+@launched("N", "T", *(f"width_{i}" for i in range(6)), *(f"size_{i}" for i in range(3)))
 def close_kernel(
     offsets, N, T, rows_0, rows_1, rows_2, rows_3, rows_4, rows_5, width_0, width_1, width_2, width_3, width_4, width_5,
     whole_0, whole_1, whole_2, size_0, size_1, size_2, BLOCK: tl.constexpr,
@@ -107,15 +123,26 @@ def close_kernel(
         _fill(whole_2, first * size_2, tl.cast(size_2, tl.int64), value, BLOCK)
 
 
-class Pieces(NamedTuple):
-    """All sequences cut into pieces of so many tokens."""
+class Pieces:
+    """All sequences cut into pieces of so many tokens, and of a sequence that has fewer at least so many pieces.
 
-    room: int
-    """An upper bound on their number, known without the offsets' values."""
-    sequence: Tensor
-    """Which sequence each is of, int32 [room]."""
-    before: Tensor
-    """How many come before each sequence, int32 [N + 1]."""
+    Laid out when one of its tensors is first looked at, with all sizes that were asked for until then.
+    """
+
+    def __init__(self, packing: "Packing", tokens: int, least: int):
+        self.packing, self.tokens, self.least = packing, tokens, least
+        self.room = packing.room(tokens)
+        """An upper bound on their number, known without the offsets' values."""
+
+    @property
+    def before(self) -> Tensor:
+        """How many come before each sequence, int32 [N + 1], and up to three numbers more."""
+        return self.packing.found(self)[0]
+
+    @property
+    def sequence(self) -> Tensor:
+        """Which sequence each is of, int32 [room], and up to three numbers more."""
+        return self.packing.found(self)[1]
 
 
 class Packing:
@@ -126,13 +153,17 @@ class Packing:
         self.kept_rows: list[Tensor] = []
         """[1, T, ...] that a forward keeps for its backward; `close` completes them too, for no output of an operator
         may be left to chance."""
+        self._asked: dict[tuple[int, int], Pieces] = {}
+        self._found: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        self._offsets: Tensor | None = None
 
-    @cached_property
+    @property
     def offsets(self) -> Tensor:
-        """int32 [N + 2], as `check_kernel` leaves them."""
-        offsets = self.cu_seqlens.new_empty(self.N + 2, dtype=torch.int32)
-        check_kernel[(1,)](self.cu_seqlens, offsets, self.N, self.T, BLOCK=BLOCK)
-        return offsets
+        """The offsets that every kernel may trust, int32 [N + 2] as of `layout_kernel`, and up to three numbers
+        more."""
+        if self._offsets is None:
+            self._lay_out()
+        return self._offsets
 
     def room(self, tokens: int) -> int:
         """Pieces of so many tokens that there may be."""
@@ -140,30 +171,46 @@ class Packing:
 
     def pieces(self, tokens: int, least: int = 0) -> Pieces:
         """least: pieces of a sequence that has fewer."""
-        room, at = self.room(tokens), cdiv(self.N + 1, 4) * 4  # both parts aligned to 16 bytes
-        both = self.offsets.new_empty(at + room)
-        before, sequence = both[: self.N + 1], both[at:]
-        pieces_kernel[(cdiv(room, BLOCK),)](
-            self.offsets, before, sequence, self.N, tokens, least, room, self.N.bit_length(), BLOCK=BLOCK
-        )
-        return Pieces(room, sequence, before)
+        found = self._asked.get((tokens, least))
+        if found is None:
+            found = self._asked[tokens, least] = Pieces(self, tokens, least)
+        return found
 
-    def before(self, tokens: int) -> Tensor:
-        """`pieces(tokens).before` alone."""
-        before = self.offsets.new_empty(self.N + 1)
-        pieces_kernel[(1,)](self.offsets, before, None, self.N, tokens, 0, 0, 0, BLOCK=BLOCK)
-        return before
+    def found(self, pieces: Pieces) -> tuple[Tensor, Tensor]:
+        """`Pieces.before` and `Pieces.sequence`."""
+        key = pieces.tokens, pieces.least
+        while key not in self._found:
+            self._lay_out()
+        return self._found[key]
+
+    def _lay_out(self) -> None:
+        """One launch for all sizes that are asked for and not laid out, as far as there is room for them in it."""
+        pieces = [x for key, x in self._asked.items() if key not in self._found][:SIZES]
+        N, width, first = self.N, cdiv(self.N + 1, 4) * 4, cdiv(self.N + 2, 4) * 4
+        sizes, given, programs = [first], [], 0
+        for x in pieces:
+            sizes += width, cdiv(x.room, 4) * 4
+            given += x.tokens, x.least, x.room
+            programs += max(1, cdiv(x.room, BLOCK))
+        found = self.cu_seqlens.new_empty(sum(sizes), dtype=torch.int32)
+        layout_kernel[(max(1, programs),)](
+            self.cu_seqlens, found, N, self.T, N.bit_length(), *given, *(1, 0, 0) * (SIZES - len(pieces)), BLOCK=BLOCK
+        )
+        offsets, *rest = found.split_with_sizes(sizes)
+        self._offsets = offsets if self._offsets is None else self._offsets
+        for n, x in enumerate(pieces):
+            self._found[x.tokens, x.least] = rest[2 * n], rest[2 * n + 1]
 
     def close(self, rows: list[Tensor], whole: list[Tensor]) -> None:
         """Complete a call's results in place: zero rows [1, T, ...] behind the last offset, NaN everywhere if offsets
         are invalid. Up to six of rows, three of the others; all contiguous.
         """
         rows = [*rows, *self.kept_rows]
-        widths = [x[0, 0].numel() for x in rows]
-        programs = cdiv(max(self.T * max(widths), *(x.numel() for x in whole), 1), BLOCK)
+        widths, sizes = [x.numel() // self.T for x in rows], [x.numel() for x in whole]
+        programs = cdiv(max(self.T * max(widths), *sizes, 1), BLOCK)
         close_kernel[(min(programs, MOST_PROGRAMS),)](
             self.offsets, self.N, self.T, *_filled(rows, 6, None), *_filled(widths, 6, 0), *_filled(whole, 3, None),
-            *_filled([x.numel() for x in whole], 3, 0), BLOCK=BLOCK,
+            *_filled(sizes, 3, 0), BLOCK=BLOCK,
         )  # fmt: skip
 
 

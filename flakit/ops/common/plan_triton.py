@@ -153,8 +153,9 @@ class ChunkPlan:
             mild = self.empty(self.chunks, self.H, NK, dtype=torch.int32)
             if self.packing is not None or not self.scaled:
                 mild.zero_()
-        L, segments, segment_offsets, sequence_of_segment = self.segments(NK * NV * self.H)
-        where = (sequence_of_segment, segment_offsets, *self.where[1:], L)
+        L, segments, pieces = self.segments(NK * NV * self.H)
+        where = (None, None) if pieces is None else (pieces.sequence, pieces.before)
+        where = (*where, *self.where[1:], L)
         grid = (NK * NV * self.H * segments,)
         if segments > self.N or callable(first):
             entering = self._entering(given, w, scale, segments, where, grid, common)
@@ -171,19 +172,25 @@ class ChunkPlan:
         return (tuple(kept) if beside else kept[0]), mild
 
     def segments(self, programs):
-        """Chunks a segment, segments, and of a packed batch the segments before each sequence and whose each is.
+        """Chunks a segment, how many segments there are, and of a packed batch the `Pieces` that they are.
 
         programs: of one segment. Sequences stay whole where these are enough to fill a GPU. A packed batch, whose
         sequences may be of any length, is cut whenever that is needed to make them alike.
         """
         enough = ENOUGH // 2 if self.scaled else ENOUGH  # each with a state twice as large
         if self.packing is None and self.N * programs >= enough:
-            return cdiv(self.T, self.C), self.N, None, None
+            return cdiv(self.T, self.C), self.N, None
         L = max(SHORTEST_SEGMENT, cdiv(self.chunks * programs, 2 * enough))  # finer: pieces are of unlike length
         if self.packing is None:
-            return L, self.N * cdiv(self.T, self.C * L), None, None
+            return L, self.N * cdiv(self.T, self.C * L), None
+        self.packing.pieces(self.C)  # which `where` needs: one launch lays out both
         segments = self.packing.pieces(self.C * L)
-        return L, segments.room, segments.before, segments.sequence
+        return L, segments.room, segments
+
+    def lay_out(self, *columns: int) -> None:
+        """Ask for the pieces of a launch of `states` of so many columns, which launches before it need in part."""
+        if self.packing is not None:
+            self.segments(sum(NK * NV for _, NK, NV in (self.sizes("stream", V) for V in columns)) * self.H)
 
     def entering(
         self, x, y, w, scale, first, parts, sequence_of_part, offsets, tokens, reverse, meanwhile=lambda: None

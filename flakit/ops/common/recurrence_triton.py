@@ -150,4 +150,7 @@ def summed(shares: torch.Tensor) -> torch.Tensor:
 
 def sequences(x: torch.Tensor, packing: Packing | None) -> tuple[int, tuple]:
     """The number of sequences; what `span` takes of packed ones: their offsets, and the checkpoints before each."""
-    return (x.shape[0], (None, None)) if packing is None else (packing.N, (packing.offsets, packing.before(CHECKPOINT)))
+    if packing is None:
+        return x.shape[0], (None, None)
+    before = packing.pieces(CHECKPOINT).before
+    return packing.N, (packing.offsets, before)

@@ -159,6 +159,7 @@ def backward(q, k, v, s, g, scale, initial_state, packing, chunk_size, kept, do,
     """dq, dk, dv, ds, dg in their inputs' dtypes and (dhk_0, dhv_0) in float32."""
     plan = _Plan(q, v, s, packing, chunk_size)
     K, V = q.shape[-1], v.shape[-1]
+    plan.lay_out(K, V)
     found, mild = kept[0].split(
         [kept[0].numel() - plan.chunks * plan.H * plan.flags, plan.chunks * plan.H * plan.flags]
     )

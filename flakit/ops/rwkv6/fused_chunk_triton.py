@@ -35,6 +35,8 @@ terms that each carry their decay, and nothing is taken away.
 Operands are split into two bfloat16 numbers (`blocks_triton.split`), which leaves 2^-17 of them.
 """
 
+from functools import cached_property
+
 import torch
 import triton
 import triton.language as tl
@@ -359,11 +361,17 @@ FORWARD = 3 * ENOUGH // 4
 class _Plan(Parts):
     """Parts of RWKV6's sequences, and what is kept of them."""
 
-    @property
+    @cached_property
     def sizes(self) -> tuple[int, int, int, int]:
         """How many numbers are kept: of states, what they are multiples of, the scores, and the flags."""
         heads = self.chunks * self.H
         return heads * self.K * self.V, heads, heads * CHUNK * CHUNK, heads
+
+    @property
+    def kept_shapes(self) -> tuple[tuple[int], tuple[int]]:
+        """As the function."""
+        states, *others = self.sizes
+        return (cdiv(states, 2),), (sum(others),)
 
     def entering(self, x, y, w, scale, first, where, reverse: bool, meanwhile=lambda: None):
         """The states that enter the parts of all sequences (reverse: the gradients of those that leave them).
@@ -380,32 +388,30 @@ class _Plan(Parts):
 def kept_shapes(r, k, v, w, u, packing, chunk_size) -> tuple[tuple[int, ...], ...]:
     """Shapes of what `forward` keeps for `backward`: the state entering every chunk, two 16-bit numbers to one; what
     these are multiples of, the scores, and which chunks are mild, in one tensor."""
-    states, *others = _Plan(r, v, packing).sizes
-    return (cdiv(states, 2),), (sum(others),)
+    return _Plan(r, v, packing).kept_shapes
 
 
 def forward(r, k, v, w, u, scale, initial_state, output_final_state, packing, chunk_size, keep):
     """o, the final state (None unless asked for), and as in `kept_shapes`."""
     plan = _Plan(r, v, packing, FORWARD)
-    (states_shape,), (others_shape,) = kept_shapes(r, k, v, w, u, packing, chunk_size)
+    together = options_of("rwkv6.fused.scores", r)["num_warps"]
     # What is kept is not left to chance, and of packed sequences not all of it is written.
     new = r.new_zeros if plan.packed else r.new_empty
-    states, others = (new(shape, dtype=torch.float32) for shape in (states_shape if keep else 0, others_shape))
+    kept = plan.kept_shapes if keep else ((0,), plan.kept_shapes[1])
+    states, others = (new(shape, dtype=torch.float32) for shape in kept)
     if keep and plan.sizes[0] % 2:
         states[-1:] = 0  # half of it is written
-    units, scores, mild = others.split(plan.sizes[1:])
+    units, scores, mild = others.split_with_sizes(plan.sizes[1:])
     final_state = others.new_empty(plan.N, plan.H, plan.K, plan.V) if output_final_state else None
     o = torch.empty_like(v)
+    where_scores, where = plan.where(CHUNK * together), plan.where(CHUNK * plan.L, plan.L)
 
     def find_scores():
-        options = options_of("rwkv6.fused.scores", r)
-        together = options["num_warps"]
         scores_kernel[(plan.room(CHUNK * together) * plan.H,)](
-            r, w, k, u, scores, mild, scale, *plan.where(CHUNK * together), LEVELS=LEVELS, CHUNKS=together,
-            PACKED=plan.packed, **options,
+            r, w, k, u, scores, mild, scale, *where_scores, LEVELS=LEVELS, CHUNKS=together,
+            PACKED=plan.packed, **options_of("rwkv6.fused.scores", r),
         )  # fmt: skip
 
-    where = plan.where(CHUNK * plan.L, plan.L)
     first = plan.entering(k, v, w, 1.0, initial_state, where, reverse=False, meanwhile=find_scores)
     forward_kernel[(plan.parts * plan.H,)](
         r, w, k, v, o, states.view(torch.float16), units, scores, first, final_state, scale, *where,
@@ -419,7 +425,7 @@ def backward(r, k, v, w, u, scale, initial_state, packing, chunk_size, kept, do,
     """dr, dk, dv, dw in their inputs' dtypes, du [H, K] and dinitial_state [N, H, K, V] in float32."""
     states, others = kept
     plan = _Plan(r, v, packing)
-    units, scores, mild = others.split(plan.sizes[1:])
+    units, scores, mild = others.split_with_sizes(plan.sizes[1:])
     dr, dk, dv, dw = (torch.empty_like(x) for x in (r, k, v, w))
     dinitial_state = others.new_empty(plan.N, plan.H, plan.K, plan.V)
     du = others.new_empty(plan.parts, plan.H, plan.K)

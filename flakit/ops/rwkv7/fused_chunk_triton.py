@@ -40,6 +40,8 @@ where r_i has passed t <= i and a_i t < i.
 Operands are split into two bfloat16 numbers (`blocks_triton.split`), which leaves 2^-17 of them.
 """
 
+from functools import cached_property
+
 import torch
 import triton
 import triton.language as tl
@@ -517,12 +519,18 @@ def backward_kernel(
 class _Plan(Parts):
     """Parts of RWKV7's sequences, and what is kept of them."""
 
-    @property
+    @cached_property
     def sizes(self) -> tuple[int, int, int, int, int]:
         """How many numbers are kept: of states and v2, units, scores, flags, and the products of parts."""
         heads = self.chunks * self.H
         products = self.parts * self.H * self.K**2 if self.several else 0
         return heads * (self.K + CHUNK) * self.V, heads * UNITS, heads * 2 * CHUNK * CHUNK, heads, products
+
+    @property
+    def kept_shapes(self) -> tuple[tuple[int], ...]:
+        """As the function."""
+        states, units, scores, mild, products = self.sizes
+        return (cdiv(states, 2),), (units,), (scores,), (mild + products,)
 
     def entering(self, products, written, first, where, reverse: bool):
         """The states that enter the parts of all sequences (reverse: the gradients of those that leave them)."""
@@ -560,15 +568,14 @@ def _product(P, S, turned: bool):
 def kept_shapes(r, w, k, v, a, b, packing, chunk_size) -> tuple[tuple[int, ...], ...]:
     """Shapes of what `forward` keeps for `backward`: the state entering every chunk and each v2, 16-bit, two to a
     number; what these are multiples of; the scores; and which chunks of a head are mild, and each part's product."""
-    states, units, scores, mild, products = _Plan(r, v, packing).sizes
-    return (cdiv(states, 2),), (units,), (scores,), (mild + products,)
+    return _Plan(r, v, packing).kept_shapes
 
 
 def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, packing, chunk_size, keep):
     """o, the final state (None unless asked for), and as in `kept_shapes`."""
     plan = _Plan(r, v, packing)
     N, H, K, V = plan.N, plan.H, plan.K, plan.V
-    shapes = kept_shapes(r, w, k, v, a, b, packing, chunk_size)
+    shapes = plan.kept_shapes
     if not keep:
         shapes = (0,), (0,), *shapes[2:]
     # What is kept is not left to chance, and of packed sequences not all of it is written.
@@ -577,7 +584,7 @@ def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, packing,
     if keep and plan.sizes[0] % 2:
         states[-1:] = 0  # half of it is written
     others = new(shapes[3], dtype=torch.float32)
-    mild, products = others.split(plan.sizes[3:])
+    mild, products = others.split_with_sizes(plan.sizes[3:])
     o, final_state = torch.empty_like(v), scores.new_empty(N, H, K, V) if output_final_state else None
     options = options_of("rwkv7.fused.scores", r)
     together = options["num_warps"]
@@ -618,7 +625,7 @@ def backward(r, w, k, v, a, b, scale, initial_state, packing, chunk_size, kept, 
     states, units, scores, others = kept
     plan = _Plan(r, v, packing)
     N, H, K, V = plan.N, plan.H, plan.K, plan.V
-    mild, products = others.split(plan.sizes[3:])
+    mild, products = others.split_with_sizes(plan.sizes[3:])
     dr, dw, dk, dv, da, db = (torch.empty_like(x) for x in (r, w, k, v, a, b))
     dinitial_state = units.new_empty(N, H, K, V)
     where, last, later = plan.where(CHUNK * plan.L, plan.L), dfinal_state, callable(dfinal_state)

@@ -1,0 +1,116 @@
+"""What a kernel launches from memory is what Triton would launch; nothing else than a known kind of launch is."""
+
+import pytest
+import torch
+
+from flakit.ops.common.dispatch import has_triton, interpreted
+
+if not has_triton() or interpreted():
+    pytest.skip("needs Triton, in a process without TRITON_INTERPRET", allow_module_level=True)
+
+import triton.language as tl
+from triton import knobs
+from triton.runtime.jit import JITFunction
+
+from flakit.bench.launches import watched
+from flakit.ops.common import kernel_triton
+from tests.ops.compiling import absent_gpu
+
+
+def copy_kernel(x, y, more, n, m, scale, C: tl.constexpr, WHOLE: tl.constexpr):
+    tl.store(y, tl.load(x))
+
+
+class Compiled:
+    """In place of what Triton compiles; launched: the grids and the arguments."""
+
+    def __init__(self):
+        self.launched = []
+
+    def launch_metadata(self, *given):
+        return None
+
+    function = packed_metadata = None
+
+    def run(self, x, y, z, stream, function, packed, metadata, enter, leave, *args):
+        self.launched.append(((x, y, z), args))
+
+    def __getitem__(self, grid):
+        return lambda *args: self.run(*grid, *[None] * 6, *args)
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    def compile(self, key, signature, device, *given):
+        return self.device_caches[device][0].setdefault(key, Compiled())
+
+    monkeypatch.setattr(JITFunction, "_do_compile", compile)
+    with absent_gpu(90):
+        yield kernel_triton.launched("n")(copy_kernel)
+
+
+X = torch.zeros(64)
+USUAL = dict(x=X, y=X, more=None, n=7, m=7, scale=0.5, C=32, WHOLE=True, num_warps=4)
+OTHERS = [
+    {}, dict(x=X[1:]), dict(y=X[4:]), dict(x=X.half()), dict(x=torch.nn.Parameter(X)), dict(more=X), dict(more=X[3:]),
+    dict(n=1), dict(n=16), dict(n=2**31), dict(n=2**40), dict(n=-1), dict(m=0), dict(m=1), dict(m=2), dict(m=48),
+    dict(m=2**31 - 1), dict(m=2**31), dict(m=2**31 + 16), dict(m=-16), dict(m=True), dict(scale=2.0), dict(scale=1),
+    dict(C=64), dict(WHOLE=False), dict(num_warps=8), dict(num_stages=2),
+]  # fmt: skip
+
+
+def apart(given):
+    names = "x", "y", "more", "n", "m", "scale"
+    return [given[name] for name in names], {name: x for name, x in given.items() if name not in names}
+
+
+def test_what_is_launched_is_what_triton_would_launch(kernel):
+    for _ in range(3):
+        for other in OTHERS:
+            args, options = apart(USUAL | other)
+            kernel[(3,)](*args, **options)
+            expected = kernel.run(*args, grid=(3,), warmup=True, **options)
+            grid, launched = expected.launched.pop()
+            assert grid == (3, 1, 1) and not expected.launched
+            assert len(launched) == 8 and all(x is y for x, y in zip(launched, [*args, *launched[6:]], strict=True))
+            assert launched[6:] == (options["C"], options["WHOLE"])
+
+
+def test_a_known_kind_is_launched_without_triton_looking(kernel, monkeypatch):
+    looked = []
+    run = kernel.run
+    monkeypatch.setattr(kernel, "run", lambda *args, **more: looked.append(args) or run(*args, **more), raising=False)
+    for n in (7, 8, 9):
+        args, options = apart(USUAL | dict(n=n, scale=1.0 / n))
+        kernel[(n,)](*args, **options)
+    assert len(looked) == 1
+    (compiled,) = {id(found): found for found, _ in kernel._compiled.values()}.values()
+    assert [(grid, args[3]) for grid, args in compiled.launched] == [((n, 1, 1), n) for n in (7, 8, 9)]
+
+
+def test_who_watches_sees_a_known_launch(kernel):
+    args, options = apart(USUAL)
+    kernel[(3,)](*args, **options)
+    with watched(run=False) as found:
+        kernel[(3,)](*args, **options)
+    assert [launch.name for launch in found] == ["copy_kernel+WHOLE"]
+    seen = []
+    kernel.add_pre_run_hook(lambda *args, **options: seen.append(options["C"]))
+    kernel[(3,)](*args, **options)
+    assert seen == [32]
+
+
+def test_triton_asked_to_debug_compiles_anew(kernel, monkeypatch):
+    args, options = apart(USUAL)
+    kernel[(3,)](*args, **options)
+    monkeypatch.setattr(knobs.runtime, "debug", True)
+    kernel[(3,)](*args, **options)
+    assert len({id(found) for found, _ in kernel._compiled.values()}) == 2
+
+
+def test_memory_ends(kernel, monkeypatch):
+    monkeypatch.setattr(kernel_triton, "MOST_KINDS", 3)
+    for C in range(10):
+        args, options = apart(USUAL | dict(C=C))
+        kernel[(3,)](*args, **options)
+        assert len(kernel._compiled) <= 3
