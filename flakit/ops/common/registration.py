@@ -69,7 +69,7 @@ class Registered:
         self.backward.register_autograd(self._refuse_double_backward)
         self.transformed = _function(name, self.forward, self._save, self._differentiate_transformed)
         self.transformed_backward = _function(name, self.backward, _save_nothing, self._refuse_double_backward)
-        self.direct = _function(name, self.run_forward, self._save, self._differentiate_directly)
+        self.direct = _direct(name, self.run_forward, self._save, self._differentiate_directly)
 
     @staticmethod
     def _operator(name, run, arguments, results):
@@ -141,7 +141,8 @@ class Registered:
     ):
         """o; the final state's parts, None unless asked for; what the kernels keep, None unless kept."""
         first, T = tensors[0], tensors[0].shape[1]
-        check.check_offsets(cu_seqlens, cu_seqlens_cpu, T, reads_values=backend != "triton")
+        if cu_seqlens is not None:
+            check.check_offsets(cu_seqlens, cu_seqlens_cpu, T, reads_values=backend != "triton")
         self.check_values(tensors, () if state is None else self._parts(state), cu_seqlens)
         kept = None
         if backend == "triton":
@@ -257,17 +258,18 @@ def unseen(tensors: Sequence[Tensor]) -> bool:
     """Whether nothing follows what PyTorch calls: no compiler or tracer, no transform, no mode, no tensor of another
     kind. Then an operator need not be one: to be one takes longer than a token of a decode, and with gradients, the
     first time, some seconds of imports."""
-    return not (
+    if (
         torch.compiler.is_compiling()
         or torch._C._get_tracing_state()
         or torch._C._len_torch_dispatch_stack()
         or torch._C._are_functorch_transforms_active()
-    ) and all(
-        type(x) in (Tensor, Parameter)
-        and x.device.type in ("cuda", "cpu")
-        and not torch._C._functorch.is_legacy_batchedtensor(x)  # of autograd.grad(..., is_grads_batched=True)
-        for x in tensors
-    )
+    ):
+        return False
+    batched = torch._C._functorch.is_legacy_batchedtensor  # of autograd.grad(..., is_grads_batched=True)
+    for x in tensors:  # a loop, as in `check.check_tensor`
+        if type(x) not in (Tensor, Parameter) or not (x.is_cuda or x.is_cpu) or batched(x):
+            return False
+    return True
 
 
 def _contiguous(x):
@@ -296,6 +298,19 @@ def _function(name, run, save, differentiate):
         setup_context=staticmethod(save),
         backward=staticmethod(differentiate),
     )
+    return type(f"Function_{name}", (torch.autograd.Function,), members)
+
+
+def _direct(name, run, save, differentiate):
+    """What differentiates an operator where nothing follows it. Without `setup_context`, for which PyTorch looks up the
+    signature at each call."""
+
+    def forward(ctx, *given):
+        output = run(*given)
+        save(ctx, given, output)
+        return output
+
+    members = dict(forward=staticmethod(forward), backward=staticmethod(differentiate))
     return type(f"Function_{name}", (torch.autograd.Function,), members)
 
 

@@ -8,7 +8,7 @@ inputs are finite is checked under `checked()` alone, on a CPU too.
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.nn import Parameter
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 LARGEST = sys.float_info.max
@@ -62,6 +63,48 @@ def is_checked() -> bool:
 
 def looks_at_values(x: Tensor) -> bool:
     return x.device.type == "cpu" or is_checked()
+
+
+class Once:
+    """A check of tensors' shapes, dtypes and devices, asked once for each kind of arguments.
+
+    `asked(*given)` looks at these and at nothing else, neither values nor settings, and returns the list of what was
+    given, perhaps in other dtypes. A kind that passed and came back as it was needs no second look, which a decode of
+    some microseconds would notice. given: tensors and None; whatever else there is, is asked about each time.
+    """
+
+    MOST = 4096
+    """Kinds that are remembered, before it begins anew: lengths may differ from call to call."""
+
+    def __init__(self, asked: Callable[..., list]):
+        self.asked, self.passed = asked, set()
+
+    def __call__(self, *given: object) -> list:
+        kind = _kind(given)
+        if kind is not None and kind in self.passed:
+            return list(given)
+        found = self.asked(*given)
+        if kind is not None and all(x is y for x, y in zip(given, found, strict=True)):
+            if len(self.passed) >= self.MOST:
+                self.passed.clear()
+            self.passed.add(kind)
+        return found
+
+
+def _kind(given: tuple) -> tuple | None:
+    """Shape, dtype and device of each; None where a compiler follows, autocast changes dtypes, or there is more to it
+    than that."""
+    if torch.compiler.is_compiling() or torch._C._is_any_autocast_enabled():
+        return None
+    kind = []
+    for x in given:
+        if x is None:
+            kind.append(None)
+        elif type(x) is Tensor or type(x) is Parameter:
+            kind += x.shape, x.dtype, x.device
+        else:
+            return None
+    return tuple(kind)
 
 
 def check_tensor(name: str, x: object, shape: Mapping[str, int | None], like: str = "") -> None:

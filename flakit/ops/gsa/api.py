@@ -141,46 +141,15 @@ def fused_recurrent_gsa(
 def _run(
     form, tensors, scale, initial_state, output_final_state, offsets: check.Offsets, chunk_size, backend, over=None
 ) -> GSAOutput:
-    q, k, v, s, g = tensors
-    check.check_tensor("q", q, dict(B=None, T=None, HQ=None, K=None))
-    B, T, HQ, K = q.shape
-    check.check_tensor("k", k, dict(B=B, T=T, H=None, K=K))
-    H = k.shape[2]
-    if HQ % H:
-        raise ValueError(f"q: expected HQ to be a multiple of k's H = {H}, got HQ = {HQ}")
-    check.check_tensor("v", v, dict(B=B, T=T, H=H, V=None))
-    check.check_tensor("s", s, dict(B=B, T=T, H=H, M=None))
-    M, V = s.shape[-1], v.shape[-1]
-    if g is not None:
-        check.check_tensor("g", g, dict(B=B, T=T, H=H, M=M), " like s")
-    elif over is not None:
-        raise ValueError("g: expected a tensor beside group, got None; ABC's normaliser is of one process")
-
+    raw_s, (hk, hv) = tensors[3], _pair(initial_state)
+    q, k, v, s, g, hk, hv, *_ = _checked(*tensors, hk, hv, *offsets)
     output_final_state = check.check_flag("output_final_state", output_final_state)
-    N = check.check_packing(*offsets, B, q.device, "q")
-    hk, hv = _pair(initial_state)
-    if g is None and hk is not None:
-        raise ValueError(
-            "initial_state: expected None with g=None, got a pair; ABC's normaliser begins anew in every call, so that "
-            "a memory cannot be carried on. Give g explicitly to chain calls"
-        )
-
-    raw_s = s
-    q, k, v, s = autocast(q, k, v, s)
-    for name, x in (("k", k), ("v", v), ("s", s)):
-        check.check_dtype(name, x, (q.dtype,), q, "q")
-    if g is not None:
-        check.check_dtype("g", g, (q.dtype, torch.float32), q, "q")
-    for name, x in (("k", k), ("v", v), ("s", s), ("g", g)):
-        if x is not None:
-            check.check_device(name, x, q.device, "q")
-    if hk is not None:
-        packed = offsets[0] is not None
-        hk = check.check_state("initial_state[0]", hk, dict(N=N, H=H, K=K, M=M), packed, q, "q")
-        hv = check.check_state("initial_state[1]", hv, dict(N=N, H=H, M=M, V=V), packed, q, "q")
+    if g is None and over is not None:
+        raise ValueError("g: expected a tensor beside group, got None; ABC's normaliser is of one process")
     check.refuse_forward_mode(q=q, k=k, v=v, s=s, g=g, initial_state=hk)
     check.refuse_forward_mode(initial_state=hv)
 
+    K, V, M = q.shape[-1], v.shape[-1], s.shape[-1]
     scale = check.check_scale(scale, K**-0.5)
     backend = choose_backend(backend, q)
     chunk_size = check_chunk_size(chunk_size, backend, CHUNK_SIZES)
@@ -199,6 +168,42 @@ def _run(
         (q, k, v, s, g), (hk, hv), *offsets, scale, form, backend, chunk_size, output_final_state, over
     )
     return GSAOutput(o, (last_hk, last_hv))
+
+
+@check.Once
+def _checked(q, k, v, s, g, hk, hv, cu_seqlens, cu_seqlens_cpu) -> list[Tensor | None]:
+    """All that was given, in autocast's dtypes and the state in its own."""
+    check.check_tensor("q", q, dict(B=None, T=None, HQ=None, K=None))
+    B, T, HQ, K = q.shape
+    check.check_tensor("k", k, dict(B=B, T=T, H=None, K=K))
+    H = k.shape[2]
+    if HQ % H:
+        raise ValueError(f"q: expected HQ to be a multiple of k's H = {H}, got HQ = {HQ}")
+    check.check_tensor("v", v, dict(B=B, T=T, H=H, V=None))
+    check.check_tensor("s", s, dict(B=B, T=T, H=H, M=None))
+    M, V = s.shape[-1], v.shape[-1]
+    if g is not None:
+        check.check_tensor("g", g, dict(B=B, T=T, H=H, M=M), " like s")
+    N = check.check_packing(cu_seqlens, cu_seqlens_cpu, B, q.device, "q")
+    if g is None and hk is not None:
+        raise ValueError(
+            "initial_state: expected None with g=None, got a pair; ABC's normaliser begins anew in every call, so that "
+            "a memory cannot be carried on. Give g explicitly to chain calls"
+        )
+
+    q, k, v, s = autocast(q, k, v, s)
+    for name, x in (("k", k), ("v", v), ("s", s)):
+        check.check_dtype(name, x, (q.dtype,), q, "q")
+    if g is not None:
+        check.check_dtype("g", g, (q.dtype, torch.float32), q, "q")
+    for name, x in (("k", k), ("v", v), ("s", s), ("g", g)):
+        if x is not None:
+            check.check_device(name, x, q.device, "q")
+    if hk is not None:
+        packed = cu_seqlens is not None
+        hk = check.check_state("initial_state[0]", hk, dict(N=N, H=H, K=K, M=M), packed, q, "q")
+        hv = check.check_state("initial_state[1]", hv, dict(N=N, H=H, M=M, V=V), packed, q, "q")
+    return [q, k, v, s, g, hk, hv, cu_seqlens, cu_seqlens_cpu]
 
 
 def _pair(initial_state) -> tuple[Tensor | None, Tensor | None]:

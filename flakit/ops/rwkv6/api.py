@@ -133,7 +133,23 @@ def fused_recurrent_rwkv6(
 def _run(
     form, tensors, scale, initial_state, output_final_state, offsets: check.Offsets, chunk_size, backend, over=None
 ) -> RWKV6Output:
+    *tensors, initial_state = _checked(*tensors, initial_state, *offsets)[:-2]
     r, k, v, w, u = tensors
+    output_final_state = check.check_flag("output_final_state", output_final_state)
+    check.refuse_forward_mode(r=r, k=k, v=v, w=w, u=u, initial_state=initial_state)
+
+    scale = check.check_scale(scale, r.shape[-1] ** -0.5)
+    backend = choose_backend(backend, r)
+    chunk_size = check_chunk_size(chunk_size, backend, CHUNK_SIZES)
+    o, (final_state,) = _registered(
+        tensors, (initial_state,), *offsets, scale, form, backend, chunk_size, output_final_state, over
+    )
+    return RWKV6Output(o, final_state)
+
+
+@check.Once
+def _checked(r, k, v, w, u, initial_state, cu_seqlens, cu_seqlens_cpu) -> list[Tensor | None]:
+    """All that was given, in autocast's dtypes and the state in its own."""
     check.check_tensor("r", r, dict(B=None, T=None, H=None, K=None))
     B, T, H, K = r.shape
     check.check_tensor("k", k, dict(B=B, T=T, H=H, K=K), " like r")
@@ -150,20 +166,11 @@ def _run(
     for name, x in (("k", k), ("v", v), ("w", w), ("u", u)):
         check.check_device(name, x, r.device)
 
-    N = check.check_packing(*offsets, B, r.device)
+    N = check.check_packing(cu_seqlens, cu_seqlens_cpu, B, r.device)
     if initial_state is not None:
-        packed = offsets[0] is not None
+        packed = cu_seqlens is not None
         initial_state = check.check_state("initial_state", initial_state, dict(N=N, H=H, K=K, V=V), packed, r)
-    output_final_state = check.check_flag("output_final_state", output_final_state)
-    check.refuse_forward_mode(r=r, k=k, v=v, w=w, u=u, initial_state=initial_state)
-
-    scale = check.check_scale(scale, K**-0.5)
-    backend = choose_backend(backend, r)
-    chunk_size = check_chunk_size(chunk_size, backend, CHUNK_SIZES)
-    o, (final_state,) = _registered(
-        (r, k, v, w, u), (initial_state,), *offsets, scale, form, backend, chunk_size, output_final_state, over
-    )
-    return RWKV6Output(o, final_state)
+    return [r, k, v, w, u, initial_state, cu_seqlens, cu_seqlens_cpu]
 
 
 def _shapes(r, k, v, w, u, N):

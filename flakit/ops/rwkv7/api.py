@@ -221,7 +221,23 @@ def _run_product(form, tensors, *given, **more) -> RWKV7Output:
 def _run(
     form, tensors, scale, initial_state, output_final_state, offsets: check.Offsets, chunk_size, backend, over=None
 ) -> RWKV7Output:
+    *tensors, initial_state = _checked(*tensors, initial_state, *offsets)[:-2]
     r, w, k, v, a, b = tensors
+    output_final_state = check.check_flag("output_final_state", output_final_state)
+    check.refuse_forward_mode(r=r, w=w, k=k, v=v, a=a, b=b, initial_state=initial_state)
+
+    scale = check.check_scale(scale, r.shape[-1] ** -0.5)
+    backend = choose_backend(backend, r)
+    chunk_size = check_chunk_size(chunk_size, backend, CHUNK_SIZES)
+    o, (final_state,) = _registered(
+        tensors, (initial_state,), *offsets, scale, form, backend, chunk_size, output_final_state, over
+    )
+    return RWKV7Output(o, final_state)
+
+
+@check.Once
+def _checked(r, w, k, v, a, b, initial_state, cu_seqlens, cu_seqlens_cpu) -> list[Tensor | None]:
+    """All that was given, in autocast's dtypes and the state in its own."""
     check.check_tensor("r", r, dict(B=None, T=None, H=None, K=None))
     B, T, H, K = r.shape
     for name, x in (("w", w), ("k", k), ("a", a), ("b", b)):
@@ -237,20 +253,11 @@ def _run(
     for name, x in (("w", w), ("k", k), ("v", v), ("a", a), ("b", b)):
         check.check_device(name, x, r.device)
 
-    N = check.check_packing(*offsets, B, r.device)
+    N = check.check_packing(cu_seqlens, cu_seqlens_cpu, B, r.device)
     if initial_state is not None:
-        packed = offsets[0] is not None
+        packed = cu_seqlens is not None
         initial_state = check.check_state("initial_state", initial_state, dict(N=N, H=H, K=K, V=V), packed, r)
-    output_final_state = check.check_flag("output_final_state", output_final_state)
-    check.refuse_forward_mode(r=r, w=w, k=k, v=v, a=a, b=b, initial_state=initial_state)
-
-    scale = check.check_scale(scale, K**-0.5)
-    backend = choose_backend(backend, r)
-    chunk_size = check_chunk_size(chunk_size, backend, CHUNK_SIZES)
-    o, (final_state,) = _registered(
-        (r, w, k, v, a, b), (initial_state,), *offsets, scale, form, backend, chunk_size, output_final_state, over
-    )
-    return RWKV7Output(o, final_state)
+    return [r, w, k, v, a, b, initial_state, cu_seqlens, cu_seqlens_cpu]
 
 
 def _shapes(r, w, k, v, a, b, N):
