@@ -1,5 +1,7 @@
 """flakit: an interactive laboratory for the numerics of linear-attention kernels."""
 
+from typing import TYPE_CHECKING
+
 from .fla import in_place_of_fla
 from .numerics.described import describe
 from .numerics.inputs import inputs
@@ -10,6 +12,14 @@ from .ops.gsa import chunk_gsa, fused_recurrent_gsa
 from .ops.rwkv6 import chunk_rwkv6, fused_recurrent_rwkv6
 from .ops.rwkv7 import chunk_rwkv7, fused_mul_recurrent_rwkv7, fused_recurrent_rwkv7
 
+if TYPE_CHECKING:  # `__getattr__` brings them, of which type checkers do not ask
+    from .cases.headroom import headroom
+    from .instruments.audit import audit
+    from .instruments.compare_models import compare
+    from .instruments.trace import trace
+    from .models import convert
+    from .models.watch import watch
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -18,6 +28,7 @@ __all__ = [
     "chunk_gsa",
     "chunk_rwkv6",
     "chunk_rwkv7",
+    "compare",
     "convert",
     "describe",
     "fused_mul_recurrent_rwkv7",

@@ -146,7 +146,7 @@ def test_the_wheel_carries_notebooks_and_recordings_and_the_sdist_builds_the_sam
     wanted = {name for name in tracked if not re.fullmatch(r"data/.*\.py", name)}
     inside = {name if name.startswith("flakit/") else f"flakit/_carried/{name}": name for name in wanted}
     there = {name for name in given if name.startswith("flakit/")}
-    assert inside.keys() - there == set()
+    assert inside.keys() - there == set() and "flakit/py.typed" in inside
     assert [name for name in there if re.search(r"/\.|__pycache__|_carried/data/.*\.py$", name)] == []
     changed = {
         name
