@@ -135,17 +135,38 @@ def thinnest(ax: Axes) -> np.ndarray:
 
 
 def outline(mask: np.ndarray, scale: np.ndarray, least: np.ndarray) -> Path:
-    """One path around the true cells, as a rectangle for each run along a row, widened to `least` about its middle.
+    """One path around the true cells, as a rectangle for each run along a row.
 
+    Areas thinner than `least` are widened to it about their middle; the corners of larger ones stay as they are.
     scale: how wide and how high a cell is; all in units of the axes.
     """
     edges = np.diff(np.pad(mask, ((0, 0), (1, 1))).astype(np.int8), axis=1)
     row, start = np.nonzero(edges == 1)
     _, stop = np.nonzero(edges == -1)
     low, high = np.stack((start, row)) * scale[:, None], np.stack((stop, row + 1)) * scale[:, None]
-    more = np.maximum(least[:, None] - (high - low), 0) / 2
+    more = np.maximum(least[:, None] - _extent(mask) * scale[:, None], 0) / 2
     end = np.array(mask.shape[::-1])[:, None] * scale[:, None]
     (left, top), (right, bottom) = np.maximum(low - more, 0), np.minimum(high + more, end)
     corners = np.stack((left, top, right, top, right, bottom, left, bottom, left, top), -1).reshape(-1, 2) - 0.5
     codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY] * len(row)
     return Path(corners, codes)
+
+
+def _extent(mask: np.ndarray) -> np.ndarray:
+    """Cells across and down, [2, runs], of the area around each run along a row: the largest that its cells reach by
+    going down or up and then along a row."""
+    along, down = _runs(mask), _runs(mask.T).T
+    cells = along[mask] - 1, down[mask] - 1
+    widths, heights = (np.bincount(runs) for runs in cells)
+    widest = np.zeros_like(heights)
+    np.maximum.at(widest, cells[1], widths[cells[0]])
+    extent = np.zeros((2, len(widths)), int)
+    np.maximum.at(extent[0], cells[0], widest[cells[1]])
+    np.maximum.at(extent[1], cells[0], heights[cells[1]])
+    return extent
+
+
+def _runs(mask: np.ndarray) -> np.ndarray:
+    """Number the runs of true cells along rows, from 1, in the order in which they are read."""
+    begins = mask & ~np.pad(mask, ((0, 0), (1, 0)))[:, :-1]
+    return begins.ravel().cumsum().reshape(mask.shape) * mask

@@ -6,7 +6,7 @@ from matplotlib.colors import to_rgb
 
 from flakit.figures import style
 from flakit.figures.canvas import Canvas
-from flakit.figures.heatmap import HeatMap
+from flakit.figures.heatmap import HeatMap, outline
 
 
 def heatmap(values=None, rows_vary=False, **masks):
@@ -81,6 +81,16 @@ def test_a_broken_row_or_column_is_four_pixels_wide(kind, rows, columns):
         across = changed.any(1 if down else 0).nonzero()[0]
         assert 3 <= len(across) <= 6 and np.ptp(across) == len(across) - 1, (bad, len(across))
         assert (shown.canvas.rgba()[..., :3] == colour(look["facecolor"])).all(-1).any()
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_large_area_covers_its_cells_and_no_others(turned):
+    mask = np.tri(100, 90, dtype=bool)  # its corner is one cell wide, of about two pixels
+    mask[2, 20] = True  # a cell alone is not
+    path = outline(mask.T if turned else mask, np.ones(2), np.array([4.0, 4.0]))
+    corners = path.vertices.reshape(-1, 5, 2)
+    areas = np.ptp(corners, axis=1).prod(1)
+    assert areas.sum() == mask.sum() - 1 + 16
 
 
 @pytest.mark.parametrize("rows_vary", [False, True])

@@ -17,9 +17,11 @@ FUSED = [setting for op in ("rwkv6", "rwkv7") for setting in covering_set(op, "f
 
 def beside_their_like(settings):
     """As parameters, a few for a quick run; those that share kernels are for one process."""
-    for given in sampled(settings, lambda x: 2**22 + x.elements):
-        (setting,) = given.values
-        yield pytest.param(setting, marks=[*given.marks, pytest.mark.together(*kernels(setting))], id=named(setting))
+    rows = [(*row.values, row.marks) for row in sampled(settings, lambda x: 2**22 + x.elements)]
+    return [
+        pytest.param(setting, marks=[*marks, pytest.mark.together(*kernels(setting))], id=named(setting))
+        for setting, marks in rows
+    ]
 
 
 @lru_cache(maxsize=1)
