@@ -1,4 +1,4 @@
-"""Causal softmax attention with rotary positions: the control, a model without a recurrence or a decay."""
+"""Causal softmax attention with rotary position embeddings: the baseline without recurrence or decay."""
 
 import torch
 import torch.nn.functional as F
@@ -9,8 +9,11 @@ from .stream import WHOLE, Stream
 
 
 class Attention(nn.Module):
-    """One layer's mixing along time. Its state grows with every token: keys, already turned, values [N, S, H, D], and
-    which of the S were tokens, [N, S]."""
+    """The time mix of one layer, dim to dim.
+
+    Its state is a KV cache that grows with every token: rotated keys and values, both [N, S, H, D], and a bool mask
+    `tokens` [N, S], False for padding.
+    """
 
     STATE = ("keys", "values", "tokens")
 
@@ -21,53 +24,56 @@ class Attention(nn.Module):
         self.output = linear(dim, dim, 0.0)
 
     def forward(self, x: Tensor, first_value: Tensor | None, stream: Stream = WHOLE) -> tuple[Tensor, Tensor | None]:
-        """x [B, T, dim] to this layer's contribution; first_value is RWKV7's alone and handed on."""
+        """Return this layer's contribution to x [B, T, dim]; first_value, which only RWKV7 uses, passes through."""
         q, k, v = (
-            make(x).unflatten(-1, (-1, self.head_size)).transpose(1, 2) for make in (self.query, self.key, self.value)
+            project(x).unflatten(-1, (-1, self.head_size)).transpose(1, 2)
+            for project in (self.query, self.key, self.value)
         )
-        if stream.layout is None and stream.came is None and stream.kept is None:
+        if stream.layout is None and stream.initial is None and stream.final is None:
             o = F.scaled_dot_product_attention(rotate(q), rotate(k), v, is_causal=True)
         else:
-            o = self._with_what_came(q, k, v, stream)
+            o = self._masked(q, k, v, stream)
         return self.output(o.transpose(1, 2).flatten(2)), first_value
 
-    def _with_what_came(self, q: Tensor, k: Tensor, v: Tensor, stream: Stream) -> Tensor:
+    def _masked(self, q: Tensor, k: Tensor, v: Tensor, stream: Stream) -> Tensor:
+        """Attend with an explicit mask: for padding, packed sequences and cached keys. q, k, v: [B, H, T, D]."""
         (B, H, T, D), layout = q.shape, stream.layout
-        at = torch.arange(T, device=q.device)
-        seen = (at[:, None] >= at)[None]
+        t = torch.arange(T, device=q.device)
+        visible = (t[:, None] >= t)[None]
         tokens = torch.ones(B, T, dtype=torch.bool, device=q.device)
         if layout is not None and layout.cu_seqlens is not None:
-            if stream.came is not None or stream.kept is not None:
+            if stream.initial is not None or stream.final is not None:
                 raise ValueError(
                     "cu_seqlens: expected None where a state comes in or goes out with mixer 'attention', whose state "
                     "has one length; give the sequences as rows with a mask"
                 )
-            place, seen = (at - layout.start)[None], seen & (layout.sequence[:, None] == layout.sequence)
+            position, visible = (t - layout.start)[None], visible & (layout.sequence[:, None] == layout.sequence)
         else:
             tokens = tokens if layout is None else layout.mask
-            place = tokens.cumsum(1) - 1
-            # What is no token sees itself, for a softmax over nothing would be NaN.
-            seen = seen & tokens[:, None] | (at[:, None] == at)
-        had = stream.given("tokens", (B, None), torch.bool)
-        if had is not None:
-            place = place + had.sum(1, keepdim=True)
-        q, k = rotate(q, place), rotate(k, place)
-        if had is not None:
-            shape = (B, had.shape[1], H, D)
-            k = torch.cat((stream.given("keys", shape, k.dtype).transpose(1, 2), k), 2)
-            v = torch.cat((stream.given("values", shape, v.dtype).transpose(1, 2), v), 2)
-            seen = torch.cat((had[:, None].expand(-1, T, -1), seen.expand(B, -1, -1)), 2)
-        if stream.kept is not None:
-            stream.keep("keys", k.transpose(1, 2))
-            stream.keep("values", v.transpose(1, 2))
-            stream.keep("tokens", tokens if had is None else torch.cat((had, tokens), 1))
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen[:, None])
+            position = tokens.cumsum(1) - 1
+            # Padding attends to itself: a softmax over nothing would be NaN.
+            visible = visible & tokens[:, None] | (t[:, None] == t)
+        cached = stream.read("tokens", (B, None), torch.bool)
+        if cached is not None:
+            position = position + cached.sum(1, keepdim=True)
+        q, k = rotate(q, position), rotate(k, position)
+        if cached is not None:
+            shape = (B, cached.shape[1], H, D)
+            k = torch.cat((stream.read("keys", shape, k.dtype).transpose(1, 2), k), 2)
+            v = torch.cat((stream.read("values", shape, v.dtype).transpose(1, 2), v), 2)
+            visible = torch.cat((cached[:, None].expand(-1, T, -1), visible.expand(B, -1, -1)), 2)
+        if stream.final is not None:
+            stream.write("keys", k.transpose(1, 2))
+            stream.write("values", v.transpose(1, 2))
+            stream.write("tokens", tokens if cached is None else torch.cat((cached, tokens), 1))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=visible[:, None])
 
 
 def rotate(x: Tensor, place: Tensor | None = None) -> Tensor:
-    """Rotary positions (arXiv:2104.09864) of [..., T, D]: pairs of channels turned by angles that grow with t.
+    """Apply rotary position embeddings (arXiv:2104.09864) to x [..., T, D]: rotate each pair of channels by an angle
+    proportional to the token's position.
 
-    place: [B, T], where each token of x [B, H, T, D] stands in its sequence; default t.
+    place: [B, T], the position of each token of x [B, H, T, D] in its sequence; default 0 … T - 1.
     """
     T, D = x.shape[-2:]
     speed = 10_000 ** -(torch.arange(0, D, 2, device=x.device) / D)

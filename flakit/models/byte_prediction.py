@@ -1,9 +1,9 @@
-"""The byte-level experiment: each mixer, from both initialisations, learns to say the next byte of Python's own source.
+"""The byte-level experiment: each mixer, from both initialisations, learns to predict the next byte of Python source.
 
     model, run, held_out = learn("rwkv7", "published", **here())
 
-All have the same width, layers, optimizer, learning rate and data, and nothing is tuned for any of them: it shows that
-models on these operators train, not which operator is best. Behind notebook 13 and data/h200_language_models.json.
+All models share width, layers, optimizer, learning rate and data, and none is tuned. The experiment shows that models
+on these operators train, not which operator is best. Notebook 13 and data/h200_language_models.json come from it.
 """
 
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from .training import Run, mean_loss, train
 
 @dataclass(frozen=True)
 class Size:
-    """A model, its data and its training. head_size is also the number of GSA's slots. size: sequences a step."""
+    """A model, its data and its training. head_size: also GSA's number of slots. size: sequences per step."""
 
     dim: int
     layers: int
@@ -27,11 +27,11 @@ class Size:
     steps: int
     lr: float
     modules: int | None = None
-    """Only the first so many of the standard library's."""
+    """Number of standard-library modules in the corpus; None for all."""
 
     @property
     def tokens(self) -> int:
-        """Tokens a step."""
+        """Tokens per step."""
         return self.T * self.size
 
 
@@ -42,20 +42,20 @@ LARGE = Size(dim=256, layers=4, head_size=64, T=1024, size=16, steps=1000, lr=2e
 
 
 def corpora(size: Size) -> tuple[Corpus, Corpus]:
-    """The text to train on, and its last tenth, other modules, which is held out."""
+    """Return the training text and the held-out text, the last tenth, which holds other modules."""
     return standard_library(size.modules).split(0.1)
 
 
 def here() -> dict:
-    """What `learn` takes for a run of seconds on this machine: `LARGE`, cut to 300 steps, in bfloat16 where there is a
-    GPU; else `SMALL` on the CPU."""
+    """Return the arguments of `learn` for a run of seconds on this machine: `LARGE`, cut to 300 steps, in bfloat16 on
+    a GPU; without one, `SMALL` on the CPU."""
     if torch.cuda.is_available():
         return {"size": replace(LARGE, steps=300), "device": "cuda", "autocast": torch.bfloat16}
     return {"size": SMALL, "device": "cpu"}
 
 
 def model(mixer: str, initialisation: str, size: Size, *, seed: int = 0) -> LanguageModel:
-    """A model before training, on the CPU. mixer, initialisation: as `LanguageModel` takes them."""
+    """Build an untrained model on the CPU. mixer, initialisation: as in `LanguageModel`."""
     options = {"slots": size.head_size} if mixer == "gsa" else {}
     sizes = {"dim": size.dim, "layers": size.layers, "head_size": size.head_size}
     return LanguageModel(Corpus.vocab, mixer=mixer, initialisation=initialisation, seed=seed, **sizes, **options)
@@ -71,11 +71,11 @@ def learn(
     autocast: torch.dtype | None = None,
     progress: bool = True,
 ) -> tuple[LanguageModel, Run, float]:
-    """Train one: the model, what happened, and its mean loss on the text held out, in nats a byte.
+    """Train one model. Return it, its `Run`, and its mean loss on the held-out text, in nats per byte.
 
-    seed: of the weights and the training data; the text held out is the same for all. autocast: as in `train`.
+    seed: of the weights and the training data; the held-out text is always the same. autocast: as in `train`.
     """
-    made, (text, held_out) = model(mixer, initialisation, size, seed=seed).to(device), corpora(size)
-    how = {"steps": size.steps, "lr": size.lr, "seed": seed, "label": f"{mixer}, {initialisation}"}
-    run = train(made, text.batch, size=size.size, T=size.T, autocast=autocast, progress=progress, **how)
-    return made, run, mean_loss(made, held_out.batch, size.T, size=size.size, autocast=autocast, seed=1000)
+    trained, (text, held_out) = model(mixer, initialisation, size, seed=seed).to(device), corpora(size)
+    options = {"steps": size.steps, "lr": size.lr, "seed": seed, "label": f"{mixer}, {initialisation}"}
+    run = train(trained, text.batch, size=size.size, T=size.T, autocast=autocast, progress=progress, **options)
+    return trained, run, mean_loss(trained, held_out.batch, size.T, size=size.size, autocast=autocast, seed=1000)

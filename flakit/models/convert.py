@@ -1,10 +1,10 @@
-"""Other people's conventions: checkpoints, states and decays of RWKV-LM and of flash-linear-attention, there and back.
+"""Convert checkpoints, states and decays between flakit and RWKV-LM or flash-linear-attention, in both directions.
 
     model = convert.model_from(torch.load("RWKV-x070….pth", weights_only=True))   # a LanguageModel
     convert.weights_of(model, "rwkv-lm")                                          # the same file's names and shapes
 
 The names are those that BlinkDL/RWKV-LM's RWKV_Tmix_x070 and RWKV_Tmix_x060 and flash-linear-attention's
-RWKV7ForCausalLM and RWKV6ForCausalLM save. What a model here has no place for is refused by its name.
+RWKV7ForCausalLM and RWKV6ForCausalLM save. A tensor without a counterpart here raises an error with its name.
 """
 
 import math
@@ -18,13 +18,13 @@ from ..ops.common.gate import log_decay
 from .language_model import LanguageModel
 
 NAMES = ("rwkv-lm", "fla")
-"""Whose: RWKV-LM's, flash-linear-attention's."""
+"""The naming conventions: RWKV-LM's and flash-linear-attention's."""
 HEAD_NORM_EPS = 64e-5
-"""RWKV-LM's, whatever the size of a head."""
+"""RWKV-LM's eps of the head norm, for any head size."""
 NORM_EPS = 1e-5
-"""flash-linear-attention's `norm_eps` where a configuration names none; RWKV7's is that times the size of a head."""
+"""flash-linear-attention's default `norm_eps`; its RWKV7 multiplies it by the head size."""
 BLENDS = {"rwkv-lm": "wkvrg", "fla": "rwkvg"}
-"""RWKV6: in which order the matrices that choose the blends stand in one tensor."""
+"""RWKV6: the order in which the projections of the token-shift weights are stacked in one tensor."""
 
 
 # --- decays -----------------------------------------------------------------------------------------------------------
@@ -35,29 +35,30 @@ FACTORS: dict[str, Callable[[Tensor], Tensor]] = {
     "exp(-exp(w))": log_decay,
     "exp(-exp(-0.5) * sigmoid(w))": lambda w: -math.exp(-0.5) * w.sigmoid(),
 }
-"""The natural-log decay of a w, by what the state is multiplied with."""
+"""Functions from w to the natural-log decay, by the factor that multiplies the state."""
 
 
 def log_decay_from(w: Tensor, factor: str) -> Tensor:
-    """Somebody's w as the natural-log decay <= 0 that the operators take, of the same shape and dtype.
+    """Convert another library's w to the natural-log decay <= 0 of the operators here, same shape and dtype.
 
-    factor: what w means, as one of `FACTORS`: what the state is multiplied with in a step.
+    factor: the meaning of w, one of `FACTORS`: the factor that multiplies the state in a step.
         "exp(w)": flash-linear-attention's and ours. "w": the factor itself, in [0, 1].
-        "exp(-exp(w))": what RWKV-LM's kernels for RWKV6 take, and for RWKV7 those that are not called clampw.
-        "exp(-exp(-0.5) * sigmoid(w))": what RWKV-LM's clampw kernels for RWKV7 take, w0 + tanh(x w1) w2.
+        "exp(-exp(w))": RWKV-LM's kernels for RWKV6, and those for RWKV7 without clampw in their name.
+        "exp(-exp(-0.5) * sigmoid(w))": RWKV-LM's clampw kernels for RWKV7, with w = w0 + tanh(x w1) w2.
 
-    Raises TypeError or ValueError for no tensor, an unknown factor, or a decay above 0: it was another, then.
+    Raises TypeError unless w is a floating-point tensor, and ValueError for an unknown factor, or for a decay that is
+    NaN or above 0, which means that w has another factor.
     """
     if not isinstance(w, Tensor) or not w.is_floating_point():
-        came = str(w.dtype).removeprefix("torch.") if isinstance(w, Tensor) else type(w).__name__
-        raise TypeError(f"w: expected a tensor of floating-point numbers, got {came}")
+        got = str(w.dtype).removeprefix("torch.") if isinstance(w, Tensor) else type(w).__name__
+        raise TypeError(f"w: expected a tensor of floating-point numbers, got {got}")
     if factor not in FACTORS:
         raise ValueError(f"factor: expected one of {', '.join(map(repr, FACTORS))}, got {factor!r}")
-    made = FACTORS[factor](w)
-    if not w.is_meta and not (made <= 0).all():
-        wrong = w.detach()[~(made <= 0)][0].item()
+    decay = FACTORS[factor](w)
+    if not w.is_meta and not (decay <= 0).all():
+        wrong = w.detach()[~(decay <= 0)][0].item()
         raise ValueError(f"w: expected a factor {factor!r} of at most 1 and no NaN, got w = {wrong:.4g}")
-    return made
+    return decay
 
 
 # --- the names --------------------------------------------------------------------------------------------------------
@@ -65,31 +66,31 @@ def log_decay_from(w: Tensor, factor: str) -> Tensor:
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor of theirs and those of ours that it holds."""
+    """One tensor of their checkpoint, and the tensors of ours that it holds."""
 
     theirs: str
     ours: tuple[str, ...]
     split: Callable[[Tensor], Sequence[Tensor]] = lambda x: [x]
     join: Callable[[Sequence[Tensor]], Tensor] = lambda x: x[0]
     ndim: tuple[int, ...] = (2,)
-    """How many axes theirs may have."""
+    """Allowed numbers of axes of theirs."""
 
 
 def _same(theirs: str, ours: str, ndim: int = 2) -> Entry:
     return Entry(theirs, (ours,), ndim=(ndim,))
 
 
-def _turned(theirs: str, ours: str) -> Entry:
+def _transposed(theirs: str, ours: str) -> Entry:
     return Entry(theirs, (ours,), lambda x: [x.T], lambda x: x[0].T)
 
 
 def _row(theirs: str, ours: str) -> Entry:
-    """[dim] that they keep as [1, 1, dim]."""
+    """A vector [dim] that they store as [1, 1, dim]."""
     return Entry(theirs, (ours,), lambda x: [x.reshape(-1)], lambda x: x[0].view(1, 1, -1), (1, 2, 3))
 
 
 def _heads(theirs: str, ours: str, head_size: int) -> Entry:
-    """[dim] that they keep as [H, head_size]."""
+    """A vector [dim] that they store as [H, head_size]."""
     return Entry(theirs, (ours,), lambda x: [x.reshape(-1)], lambda x: x[0].view(-1, head_size))
 
 
@@ -144,8 +145,8 @@ def _fla_7(n: int, head_size: int) -> Iterator[Entry]:
     for theirs, ours in {"w": "w", "a": "a", "v": "v_mix", "g": "g"}.items():
         if theirs == "v" and n == 0:
             continue
-        yield _turned(f"attn.{theirs}_lora.lora.0.weight", f"time.{ours}.A")
-        yield _turned(f"attn.{theirs}_lora.lora.2.weight", f"time.{ours}.B")
+        yield _transposed(f"attn.{theirs}_lora.lora.0.weight", f"time.{ours}.A")
+        yield _transposed(f"attn.{theirs}_lora.lora.2.weight", f"time.{ours}.B")
         if theirs != "g":
             yield _same(f"attn.{theirs}_lora.lora.2.bias", f"time.{ours}.bias", 1)
     yield _same("attn.k_k", "time.removal", 1)
@@ -176,8 +177,8 @@ def _fla_6(n: int, head_size: int) -> Iterator[Entry]:
     )
     blends = tuple(f"time.blend.{name}" for name in BLENDS["fla"])
     yield Entry("attn.x_bias", blends, lambda x: x.unbind(0), lambda x: torch.stack(list(x)))
-    yield _turned("attn.w_proj.linear.lora.0.weight", "time.w.A")
-    yield _turned("attn.w_proj.linear.lora.2.weight", "time.w.B")
+    yield _transposed("attn.w_proj.linear.lora.0.weight", "time.w.A")
+    yield _transposed("attn.w_proj.linear.lora.2.weight", "time.w.B")
     yield _same("attn.w_proj.linear.lora.2.bias", "time.w.bias", 1)
     yield _heads("attn.bonus", "time.u", head_size)
     for theirs, ours in {"r": "receptance", "k": "key", "v": "value", "g": "gate"}.items():
@@ -193,7 +194,7 @@ def _fla_6(n: int, head_size: int) -> Iterator[Entry]:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of checkpoint. by: a name of layer 0 that only this kind has; heads: its tensor [H, head_size]."""
+    """A checkpoint format. by: a name in layer 0 that only this format has; heads: a tensor of shape [H, head_size]."""
 
     names: str
     mixer: str
@@ -210,8 +211,11 @@ class Kind:
         return {"rwkv-lm": "blocks", "fla": "model.layers"}[self.names]
 
     def norm_eps(self, head_size: int) -> float:
-        """What a model here needs for the same logits. Ours reads RWKV6's state with the scale head_size^-0.5, theirs
-        with 1, which a norm of heads takes out again where its eps is 1 / head_size as large."""
+        """Return the eps of the head norm that gives the same logits here.
+
+        Our RWKV6 scales its output by head_size^-0.5, theirs by 1. The head norm cancels the scale if its eps is
+        divided by head_size too.
+        """
         eps = HEAD_NORM_EPS if self.names == "rwkv-lm" else NORM_EPS * (head_size if self.mixer == "rwkv7" else 1)
         return eps / head_size if self.mixer == "rwkv6" else eps
 
@@ -245,7 +249,7 @@ KINDS = (
 
 
 def kind_of(weights: object) -> Kind | None:
-    """Which kind of checkpoint this is; None if none that is known."""
+    """Return the format of a checkpoint, None if it is unknown."""
     if not isinstance(weights, Mapping):
         return None
     return next((kind for kind in KINDS if f"{kind.block}.0.{kind.by}" in weights), None)
@@ -255,15 +259,15 @@ def kind_of(weights: object) -> Kind | None:
 
 
 def model_from(weights: Mapping[str, Tensor]) -> LanguageModel:
-    """The model of a checkpoint, on the CPU, in the widest dtype of the checkpoint's tensors.
+    """Load a checkpoint into a new model, on the CPU, in the widest dtype of the checkpoint's tensors.
 
-    weights: by RWKV-LM's names or flash-linear-attention's, of RWKV7 (x070) or RWKV6 (x060). Sizes and ranks are read
-        from the shapes. Layer 0's v0, v1, v2, which some RWKV7 checkpoints carry and nothing reads, are left out.
-    The logits are those of the model that saved it: of RWKV-LM with its eps of 64e-5 in the norm of heads; of
-    flash-linear-attention with norm_eps = 1e-5, expand_k = 1 (RWKV6) and value_dim = hidden_size (RWKV7).
+    weights: tensors by RWKV-LM's or flash-linear-attention's names, of RWKV7 (x070) or RWKV6 (x060). Sizes and ranks
+        come from the shapes. Layer 0's unused v0, v1, v2, present in some RWKV7 checkpoints, are dropped.
+    The logits equal those of the original model: RWKV-LM with its head-norm eps of 64e-5; flash-linear-attention with
+    norm_eps = 1e-5, expand_k = 1 (RWKV6) and value_dim = hidden_size (RWKV7).
 
-    Raises ValueError for names of another kind, and for a tensor that is missing, has another shape, or for which a
-    model here has no place, with its name.
+    Raises ValueError for an unknown format, and, naming the tensor, for one that is missing, unknown, or of another
+    shape.
     """
     kind = kind_of(weights)
     if kind is None:
@@ -274,7 +278,7 @@ def model_from(weights: Mapping[str, Tensor]) -> LanguageModel:
 
 
 class _Reader:
-    """A checkpoint while it is read."""
+    """Reads a checkpoint into a model."""
 
     def __init__(self, kind: Kind, weights: Mapping[str, Tensor]):
         self.kind, self.weights = kind, dict(weights)
@@ -283,47 +287,47 @@ class _Reader:
                 self.weights.pop(f"blocks.0.att.{name}", None)
 
     def take(self, name: str, ndim: tuple[int, ...] = (2,)) -> Tensor:
-        found = self.weights.get(name)
-        if not isinstance(found, Tensor):
-            came = "none of that name" if found is None else type(found).__name__
-            raise ValueError(f"weights: expected {name!r} as in {self.kind.whose}, got {came}")
-        if found.ndim not in ndim:
+        x = self.weights.get(name)
+        if not isinstance(x, Tensor):
+            got = "none of that name" if x is None else type(x).__name__
+            raise ValueError(f"weights: expected {name!r} as in {self.kind.whose}, got {got}")
+        if x.ndim not in ndim:
             axes = " or ".join(map(str, ndim))
-            raise ValueError(f"weights[{name!r}]: expected {axes} axes, got {list(found.shape)}")
-        return found
+            raise ValueError(f"weights[{name!r}]: expected {axes} axes, got {list(x.shape)}")
+        return x
 
     def model(self) -> LanguageModel:
         kind, prefix = self.kind, f"{self.kind.block}."
         numbers = {name[len(prefix) :].split(".")[0] for name in self.weights if name.startswith(prefix)}
         layers = 1 + max(int(n) for n in numbers if n.isdigit())
         heads, head_size = self.take(f"{prefix}0.{kind.heads}").shape
-        found, taken = {}, set()
+        tensors, used = {}, set()
         for entry in kind.entries(layers, head_size):
             parts = entry.split(self.take(entry.theirs, entry.ndim))
             if len(parts) != len(entry.ours):
                 shape = list(self.weights[entry.theirs].shape)
                 raise ValueError(f"weights[{entry.theirs!r}]: expected {len(entry.ours)} parts, got {shape}")
-            taken.add(entry.theirs)
-            found |= {name: (x, entry.theirs) for name, x in zip(entry.ours, parts, strict=True)}
-        more = [name for name in self.weights if name not in taken]
-        if more:
+            used.add(entry.theirs)
+            tensors |= {name: (x, entry.theirs) for name, x in zip(entry.ours, parts, strict=True)}
+        unknown = [name for name in self.weights if name not in used]
+        if unknown:
             raise ValueError(
-                f"weights: expected the names of {kind.whose} and no others, got {more[0]!r}, for which a model here "
-                f"has no place"
+                f"weights: expected the names of {kind.whose} and no others, got {unknown[0]!r}, for which a model "
+                f"here has no place"
             )
-        vocab, dim = found["embedding.weight"][0].shape
-        made = self._made(vocab, dim, layers, head_size, {name: x.shape for name, (x, _) in found.items()})
+        vocab, dim = tensors["embedding.weight"][0].shape
+        model = self._new_model(vocab, dim, layers, head_size, {name: x.shape for name, (x, _) in tensors.items()})
         dtype = None
-        for name, p in made.state_dict().items():
-            x, theirs = found[name]
+        for name, p in model.state_dict().items():
+            x, theirs = tensors[name]
             if x.shape != p.shape:
                 shape, holds = list(self.weights[theirs].shape), list(p.shape)
                 raise ValueError(f"weights[{theirs!r}]: expected to hold {holds}, as dim = {dim}, got {shape}")
             dtype = x.dtype if dtype is None else torch.promote_types(dtype, x.dtype)
-        made.to(dtype).load_state_dict({name: x for name, (x, _) in found.items()})
-        return made
+        model.to(dtype).load_state_dict({name: x for name, (x, _) in tensors.items()})
+        return model
 
-    def _made(self, vocab: int, dim: int, layers: int, head_size: int, shapes: dict) -> LanguageModel:
+    def _new_model(self, vocab: int, dim: int, layers: int, head_size: int, shapes: dict) -> LanguageModel:
         def rank(name: str) -> int:
             return shapes[name][-1]
 
@@ -347,13 +351,12 @@ class _Reader:
 
 
 def weights_of(model: LanguageModel, names: str) -> dict[str, Tensor]:
-    """A model's weights by RWKV-LM's names ("rwkv-lm") or flash-linear-attention's ("fla"): what `model_from` takes.
+    """Return a model's weights by RWKV-LM's names ("rwkv-lm") or flash-linear-attention's ("fla").
 
-    model: RWKV7's or RWKV6's. names: whose. The tensors are the model's own or copies of them.
+    model: with mixer "rwkv7" or "rwkv6". The tensors may share memory with the model's. `model_from` reads the result.
 
-    Raises ValueError where their model is another one: with a mixer
-    but "rwkv7" and "rwkv6", RWKV7's edit that is not 1, another eps of the norm of heads, or RWKV6 without the gate of
-    its channel mix; it says how a model has to be made to be theirs.
+    Raises ValueError if their library cannot represent the model: another mixer, an `edit` other than 1 (RWKV7),
+    another head-norm eps, or a channel mix gated otherwise. The message names the setting that they need.
     """
     kind = _kind(model, names)
     time, channels = model.blocks[0].time, model.blocks[0].channels
@@ -376,27 +379,27 @@ def _kind(model: object, names: object) -> Kind:
     if names not in NAMES:
         raise ValueError(f"names: expected one of {', '.join(map(repr, NAMES))}, got {names!r}")
     mixer = type(model.blocks[0].time).__name__.lower()
-    found = next((kind for kind in KINDS if (kind.names, kind.mixer) == (names, mixer)), None)
-    if found is None:
+    kind = next((kind for kind in KINDS if (kind.names, kind.mixer) == (names, mixer)), None)
+    if kind is None:
         known = " or ".join(dict.fromkeys(repr(kind.mixer) for kind in KINDS))
         raise ValueError(f"model: expected a model with mixer {known}, got {mixer!r}")
-    return found
+    return kind
 
 
 # --- states -----------------------------------------------------------------------------------------------------------
 
 
 def state_from(model: LanguageModel, state: Sequence, names: str) -> dict[str, Tensor]:
-    """Somebody's state as what `initial_state` of this model takes.
+    """Convert another library's state to an `initial_state` of this model.
 
-    state: of "rwkv-lm" a list of three tensors a layer, for one sequence: the token before of the time mix [dim], the
-        state, RWKV7's [H, V, K], RWKV6's [H, K, V], and the token before of the channel mix [dim]. Of "fla" for each
-        layer a mapping with "conv_state" [N, dim], "recurrent_state" [N, H, K, V] and "ffn_state" [N, dim], as
-        `past_key_values[layer]` is.
+    state: for "rwkv-lm" a list of three tensors per layer, for one sequence: the time mix's previous token [dim], the
+        state, [H, V, K] for RWKV7 and [H, K, V] for RWKV6, and the channel mix's previous token [dim]. For "fla" a
+        mapping per layer, like `past_key_values[layer]`, with "conv_state" [N, dim], "recurrent_state" [N, H, K, V]
+        and "ffn_state" [N, dim].
     names: "rwkv-lm" or "fla".
 
-    Keys and values have one size here, so that a state turned round is not noticed by its shape: the names decide.
-    Raises ValueError naming the tensor whose shape is another.
+    Keys and values have one size here, so shapes do not reveal a transposed state: `names` decides.
+    Raises ValueError naming the tensor that is missing or has another shape.
     """
     kind = _kind(model, names)
     layers, time = len(model.blocks), model.blocks[0].time
@@ -404,39 +407,42 @@ def state_from(model: LanguageModel, state: Sequence, names: str) -> dict[str, T
     expected = layers if names == "fla" else 3 * layers
     if len(state) != expected:
         raise ValueError(f"state: expected {expected} entries for {layers} layers, got {len(state)}")
-    found, N = {}, None
+    converted, N = {}, None
     for n in range(layers):
         for m, (ours, theirs) in enumerate(_PIECES.items()):
             if names == "fla":
                 if theirs not in state[n]:
                     raise ValueError(f"state[{n}]: expected {theirs!r}, got none of that name")
-                x, called = state[n][theirs], f"state[{n}][{theirs!r}]"
+                x, label = state[n][theirs], f"state[{n}][{theirs!r}]"
             else:
-                x, called = state[3 * n + m][None], f"state[{3 * n + m}]"
+                x, label = state[3 * n + m][None], f"state[{3 * n + m}]"
                 x = x.transpose(-1, -2) if ours == "time.state" and kind.mixer == "rwkv7" else x
             N = len(x) if N is None else N
             shape = (N, dim // K, K, K) if ours == "time.state" else (N, dim)
             if x.shape != shape:
-                cut = slice(0 if names == "fla" else 1, None)
-                raise ValueError(f"{called}: expected {list(shape[cut])}, got {list(x.shape[cut])}")
-            found[f"blocks.{n}.{ours}"] = x
-    return found
+                axes = slice(0 if names == "fla" else 1, None)
+                raise ValueError(f"{label}: expected {list(shape[axes])}, got {list(x.shape[axes])}")
+            converted[f"blocks.{n}.{ours}"] = x
+    return converted
 
 
 _PIECES = {"time.shift": "conv_state", "time.state": "recurrent_state", "channels.shift": "ffn_state"}
 
 
 def state_of(model: LanguageModel, state: Mapping[str, Tensor], names: str) -> list:
-    """What `output_final_state` of this model gave, as `state_from` takes it; by "rwkv-lm" of one sequence, N = 1."""
-    kind, made = _kind(model, names), []
+    """Convert a final state of this model to another library's, the inverse of `state_from`.
+
+    Raises ValueError for "rwkv-lm" if the state has more than one sequence.
+    """
+    kind, converted = _kind(model, names), []
     state = model._check_state(state)
     if names == "rwkv-lm" and (N := len(next(iter(state.values())))) != 1:
         raise ValueError(f"state: expected one sequence, as RWKV-LM keeps them, got {N}; give the rows one by one")
     for n in range(len(model.blocks)):
         layer = {theirs: state[f"blocks.{n}.{ours}"] for ours, theirs in _PIECES.items()}
         if names == "fla":
-            made.append(layer)
+            converted.append(layer)
         else:
             before, x, before_channels = (x[0] for x in layer.values())
-            made += [before, x.transpose(-1, -2) if kind.mixer == "rwkv7" else x, before_channels]
-    return made
+            converted += [before, x.transpose(-1, -2) if kind.mixer == "rwkv7" else x, before_channels]
+    return converted

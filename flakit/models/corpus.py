@@ -1,4 +1,4 @@
-"""Text as bytes: any file, or what needs no download, the source of the running Python's own standard library.
+"""Text as bytes: any file, or, without a download, the source of the running Python's standard library.
 
 corpus = standard_library()  # or text("book.txt")
 tokens, targets = corpus.batch(8, T=128, generator=torch.Generator().manual_seed(0))
@@ -18,13 +18,16 @@ from .layers import whole
 
 @dataclass(frozen=True)
 class Corpus:
-    """text: all bytes in one row, [n], uint8. A token is a byte, and the target the byte that follows it."""
+    """A byte-level corpus. text: all bytes, [n], uint8. A token is a byte; its target is the next byte."""
 
     text: Tensor
     vocab = 256
 
     def batch(self, size: int, T: int, generator: Generator) -> tuple[Tensor, Tensor]:
-        """`size` pieces from anywhere: tokens and targets, each [size, T] int64."""
+        """Draw `size` windows at random positions: tokens and targets, each [size, T] int64.
+
+        Raises ValueError if T is not between 1 and the number of bytes less one.
+        """
         if not 1 <= T < len(self.text):
             raise ValueError(f"T: expected 1 to {len(self.text) - 1}, the bytes of the corpus less one, got {T}")
         start = torch.randint(len(self.text) - T, (size, 1), generator=generator, device="cpu")
@@ -32,7 +35,7 @@ class Corpus:
         return pieces[:, :-1], pieces[:, 1:]
 
     def split(self, share: float = 0.1) -> tuple["Corpus", "Corpus"]:
-        """All but the last `share` of the text, for training, and that share."""
+        """Return the text without its last `share`, for training, and that share. ValueError unless 0 < share < 1."""
         if not 0 < share < 1:
             raise ValueError(f"share: expected a number above 0 and below 1, got {share!r}")
         at = round(len(self.text) * (1 - share))
@@ -40,7 +43,10 @@ class Corpus:
 
 
 def text(path: Path | str) -> Corpus:
-    """The bytes of a file, which stay in it until a batch takes them."""
+    """Map a file into memory as a corpus; a batch reads only the bytes it needs.
+
+    Raises FileNotFoundError if the file does not exist, ValueError if it is empty.
+    """
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"path: expected a file, {path} is none")
@@ -52,9 +58,10 @@ def text(path: Path | str) -> Corpus:
 
 @lru_cache
 def standard_library(modules: int | None = None) -> Corpus:
-    """The standard library's modules in alphabetical order, packages left out: some 5 MB that every Python brings.
+    """Return the source of the standard library's modules in alphabetical order, without packages: some 5 MB.
 
-    modules: only the first so many. Another version of Python brings another text.
+    modules: take only this many. The text depends on the version of Python.
+    Raises FileNotFoundError if this Python has no source files.
     """
     if modules is not None:
         whole("modules", modules)

@@ -1,11 +1,11 @@
-"""A training over several processes: who they are, how a model lies on them, and its state in files.
+"""Distributed training: the process group, a model over it by DDP or FSDP2, and checkpoints.
 
-    ranks = Ranks()                                  # as torchrun started them, or one process alone
+    ranks = Ranks()                                  # those that torchrun started, or a single process
     model = spread(model, ranks, shard=True)         # FSDP2; else DDP
     take(model, tokens, targets, optimizer, lr=1e-3, ranks=ranks)  # this rank's rows
     save(folder, 100, model, optimizer, ranks, {"seed": 0})
 
-`flakit.train` is the command that is made of these.
+The command `flakit.train` is built from these.
 """
 
 import json
@@ -38,19 +38,19 @@ from ..ops.common.validation import nan_decays_pass
 from .accumulation import Alone, accumulate
 
 APART = 1e-3
-"""How far gradient norms of ranks may be apart, relative: the gradient is the same on all of them."""
+"""Largest relative difference between the gradient norms of ranks, which hold the same gradient."""
 
 
 class Ranks(Alone):
-    """The processes of one training. rank: this one's number; device: what it computes on.
+    """The processes of one training. rank, size: this process's number and their count; device: this process's.
 
-    losses, norms: what each rank said of the last step: its share of the loss, and the norm of the whole gradient.
+    losses, norms: for the last step, each rank's share of the loss, and the gradient norm that it computed.
     """
 
     def __init__(self, device: str | None = None):
-        """Of the process group that there is, or else of those that torchrun started, or of this process alone.
+        """Use the existing process group, or else initialise one from torchrun's environment, or for this process only.
 
-        device: "cuda" or "cpu"; None: "cuda" where there is one.
+        device: "cuda" or "cpu"; None: "cuda" if available. Raises ValueError for another, and if a process has no GPU.
         """
         kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
         if kind not in ("cuda", "cpu"):
@@ -62,19 +62,19 @@ class Ranks(Alone):
         self.device, self.losses, self.norms, self._own = torch.device("cpu"), [], [], not there
         if kind == "cuda":
             if torch.cuda.device_count() < here:
-                found = torch.cuda.device_count()
-                raise ValueError(f"device: expected a GPU for each of {here} processes, found {found}; cpu takes any")
+                gpus = torch.cuda.device_count()
+                raise ValueError(f"device: expected a GPU for each of {here} processes, found {gpus}; cpu takes any")
             self.device = torch.device(kind, local)
             torch.cuda.set_device(local)
         elif sys.platform == "linux" and here == self.size:
-            env.setdefault("GLOO_SOCKET_IFNAME", "lo")  # where a machine's own name has no address
+            env.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the host's own name may not resolve
         if not there:
             alone = {} if "RANK" in env else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
             own = {"device_id": self.device} if kind == "cuda" else {}
             dist.init_process_group("nccl" if kind == "cuda" else "gloo", **alone, **own)
 
     def rows(self, x: Tensor) -> Tensor:
-        """This rank's of a tensor whose first axis is all ranks', on its device."""
+        """Return this rank's share of the rows of x, on its device."""
         return x.chunk(self.size)[self.rank].to(self.device)
 
     def total(self, x: Tensor) -> Tensor:
@@ -83,37 +83,37 @@ class Ranks(Alone):
         return x
 
     def gather(self, *numbers: float | Tensor) -> list[list[float]]:
-        """Some numbers of each rank."""
+        """All-gather numbers: a list per rank."""
         own = torch.stack([torch.as_tensor(x, dtype=torch.float64, device=self.device) for x in numbers])
-        found = [torch.empty_like(own) for _ in range(self.size)]
-        dist.all_gather(found, own)
-        return torch.stack(found).tolist()
+        rows = [torch.empty_like(own) for _ in range(self.size)]
+        dist.all_gather(rows, own)
+        return torch.stack(rows).tolist()
 
     def objects(self, x: object) -> list:
-        """An object of each rank, which has to be picklable."""
-        found = [None] * self.size
-        dist.all_gather_object(found, x)
-        return found
+        """All-gather a picklable object: one per rank."""
+        objects = [None] * self.size
+        dist.all_gather_object(objects, x)
+        return objects
 
     def agreed(self, loss: Tensor, norm: Tensor) -> tuple[float, float]:
-        whole = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-        self.losses, self.norms = map(list, zip(*self.gather(loss, whole), strict=True))
+        full = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        self.losses, self.norms = map(list, zip(*self.gather(loss, full), strict=True))
         least, most = min(self.norms), max(self.norms)
         if all(map(math.isfinite, self.norms)) and most - least > APART * most:
             raise RuntimeError(f"ranks: expected one gradient, got norms {self.norms}: they are out of step")
-        lost = next((x for x in self.norms if not math.isfinite(x)), None)
-        return sum(self.losses), self.norms[0] if lost is None else lost
+        nonfinite = next((x for x in self.norms if not math.isfinite(x)), None)
+        return sum(self.losses), self.norms[0] if nonfinite is None else nonfinite
 
     def sends(self, model: nn.Module, now: bool) -> AbstractContextManager:
-        # FSDP2 sends after every part: kept until the last, the gradients of all parameters would lie on every rank.
+        # FSDP2 reduces after every micro-batch: until the last, each rank would hold the gradients of all parameters.
         return nullcontext() if now or not isinstance(model, DistributedDataParallel) else model.no_sync()
 
     def wait(self) -> None:
-        """Until all ranks are here."""
+        """Wait until all ranks call this."""
         self.gather(0.0)
 
     def close(self) -> None:
-        """The group too, unless it was there before."""
+        """Destroy the process group, unless it existed before."""
         if self._own:
             dist.destroy_process_group()
 
@@ -121,22 +121,22 @@ class Ranks(Alone):
 def spread(
     model: nn.Module, ranks: Ranks, *, shard: bool = False, checkpointing: bool = False, compiled: bool = False
 ) -> nn.Module:
-    """A `LanguageModel`, which is on the CPU and the same on every rank, made ready for training over them.
+    """Prepare a `LanguageModel` for training over ranks. It must be on the CPU and the same on every rank.
 
-    shard: each rank keeps its share of every parameter, its gradient and what the optimizer knows of it, and gets a
-    block's whole when its turn comes (FSDP2); otherwise each keeps all (DDP). checkpointing: a block's activations are
-    computed again in the backward pass and not kept. compiled: torch.compile, block by block.
+    shard: shard parameters, gradients and optimizer states over ranks and gather them block by block (FSDP2); default:
+    each rank holds all of them (DDP). checkpointing: recompute a block's activations in the backward pass instead of
+    storing them. compiled: torch.compile each block.
     """
     for block in model.blocks:
-        if checkpointing:  # nothing in a block is drawn at random
+        if checkpointing:  # blocks use no random numbers
             block.forward = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
         if compiled:
             block.compile()
-    if compiled:  # blocks share a program, but not layer 0, nor while a watch looks, of which each has its own name
-        least = 8 + 4 * len(model.blocks)
-        torch._dynamo.config.recompile_limit = max(least, torch._dynamo.config.recompile_limit)
+    if compiled:  # blocks share a program, except layer 0, and except under a watch, where each has its own name
+        limit = 8 + 4 * len(model.blocks)
+        torch._dynamo.config.recompile_limit = max(limit, torch._dynamo.config.recompile_limit)
     if shard:
-        # Of what nobody does here: to write into what a block returns.
+        # It warns of in-place changes to a block's output; there are none here.
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor", UserWarning)
         mesh = init_device_mesh(ranks.device.type, (ranks.size,))
         for part in (*model.blocks, model):
@@ -149,13 +149,13 @@ def spread(
 
 
 def bare(model: nn.Module) -> nn.Module:
-    """The model that `spread` was given."""
+    """Return the model that was passed to `spread`."""
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
 def settle(model: nn.Module, tokens: Tensor, targets: Tensor, autocast: torch.dtype | None) -> None:
-    """Give one backward pass away: after its first, DDP packs gradients anew for sending, so that a training that goes
-    on would add in another order than one that was not interrupted."""
+    """Run one backward pass and discard it. After its first, DDP rebuilds its gradient buckets, so without this a
+    resumed training would sum in another order than one that was not interrupted."""
     if isinstance(model, DistributedDataParallel):
         with nan_decays_pass():
             accumulate(model, tokens, targets, autocast=autocast)
@@ -176,21 +176,22 @@ def save(
     about: dict,
     keep: int = 2,
 ) -> Path:
-    """Write folder/step-00000100, all of it or nothing, by all ranks; and delete all but the newest `keep`.
+    """Write a checkpoint atomically to folder/step-00000100, from all ranks; delete all but the newest `keep`.
 
-    step: how many were taken. about: what JSON can hold; `load` gives it back.
+    step: number of steps taken. about: JSON-serialisable metadata, which the function `about` reads back.
     """
-    path, made = folder / f"step-{step:08d}", folder / f".step-{step:08d}"
+    path, partial_path = folder / f"step-{step:08d}", folder / f".step-{step:08d}"
     if ranks.rank == 0:
-        shutil.rmtree(made, ignore_errors=True)  # of one that was killed while it wrote
-        made.mkdir(parents=True)
+        shutil.rmtree(partial_path, ignore_errors=True)  # left by a process killed while writing
+        partial_path.mkdir(parents=True)
     ranks.wait()
     state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
-    dcp.save(state, checkpoint_id=made)
+    dcp.save(state, checkpoint_id=partial_path)
     if ranks.rank == 0:
-        write_whole(made / ABOUT, lambda file: file.write(json.dumps(about | {"step": step}, indent=1).encode()))
+        metadata = json.dumps(about | {"step": step}, indent=1).encode()
+        write_whole(partial_path / ABOUT, lambda file: file.write(metadata))
         shutil.rmtree(path, ignore_errors=True)
-        os.replace(made, path)
+        os.replace(partial_path, path)
         _sync(folder)
         for old in checkpoints(folder)[:-keep]:
             shutil.rmtree(old)
@@ -199,17 +200,17 @@ def save(
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """Whole ones, the newest last."""
+    """List the complete checkpoints in a folder, the newest last."""
     return sorted(folder.glob("step-*"))
 
 
 def about(path: Path) -> dict:
-    """What `save` was given, and "step"."""
+    """Read the metadata of a checkpoint: `save`'s `about`, and "step"."""
     return json.loads((path / ABOUT).read_text())
 
 
 def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Into a model that lies on any number of ranks, in either way, and its optimizer."""
+    """Load a checkpoint into a model and its optimizer, by DDP or FSDP2 over any number of ranks."""
     state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
     dcp.load(state, checkpoint_id=path)
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
@@ -217,23 +218,24 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
-    """All of them on the CPU of rank 0, by the names of the model that `spread` was given; called by all ranks."""
+    """Gather all weights on the CPU of rank 0, by the names of the unwrapped model. A collective call."""
     return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
 
 
 def write_whole(path: Path, write: Callable) -> None:
-    """write(file), and only then the name: whoever is killed leaves the file that was there before, or none."""
-    made = path.with_name(f".{path.name}")
-    with made.open("wb") as file:
+    """Write a file atomically: write(file) fills a temporary one, which then replaces `path`. If the process is killed,
+    the earlier file stays."""
+    temporary = path.with_name(f".{path.name}")
+    with temporary.open("wb") as file:
         write(file)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(made, path)
+    os.replace(temporary, path)
     _sync(path.parent)
 
 
 def _sync(folder: Path) -> None:
-    with suppress(OSError):  # not every file system, nor Windows, can
+    with suppress(OSError):  # not supported on Windows, nor by every file system
         handle = os.open(folder, os.O_RDONLY)
         os.fsync(handle)
         os.close(handle)

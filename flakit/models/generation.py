@@ -1,4 +1,4 @@
-"""Text from a model, a token at a time: the prompt goes in whole, then each token costs one step of the recurrence.
+"""Generation: the prompt runs as one call, then each new token takes one step of the recurrence.
 
 tokens, mask = pad([prompt, longer_prompt])
 new = generate(model, tokens, 100, mask=mask, temperature=0.8, top_p=0.9, seed=0)  # [2, 100]
@@ -18,9 +18,9 @@ from .training import evaluating
 
 
 def pad(sequences: Sequence[Tensor | Sequence[int]], device: torch.device | str | None = None) -> tuple[Tensor, Tensor]:
-    """Sequences of tokens, each with its own length, as rows that end together: tokens [B, T] and mask [B, T].
+    """Left-pad sequences of tokens to one length: tokens [B, T], int64, and mask [B, T], bool, False at the padding.
 
-    Zeros stand on the left where mask is False.
+    Raises ValueError for no sequences, or one that is empty or not 1-D; TypeError unless they hold int64 or int32.
     """
     if len(sequences) == 0:
         raise ValueError("sequences: expected at least one, got none")
@@ -52,26 +52,27 @@ def generate(
     generator: Generator | None = None,
     initial_state: Mapping[str, Tensor] | None = None,
 ) -> Tensor:
-    """What a model says after each row of tokens: [B, n], n = max_new_tokens, or less once every row has ended.
+    """Continue each row of tokens by sampling: [B, n], n = max_new_tokens, or fewer once every row has ended.
 
-    Each token is computed from the state alone, by the recurrent form of the operator. Memory and time of a token do
-    not grow with the text, but for mixer "attention". On a GPU its kernels are launched as one CUDA graph, so that the
-    host does not hold the GPU up. Hooks on the model, compiled parts, autocast, an operator of your own,
-    `flakit.trace` and `flakit.checked()` need the host: there they are launched one by one. The tokens are the same.
+    The recurrent form of the operator computes each token from the state alone, so that time and memory per token do
+    not grow with the text, except for mixer "attention". On a GPU a step replays as one CUDA graph, which avoids the
+    launch overhead of its kernels. Hooks on the model, compiled parts, autocast, a custom operator, `flakit.trace` and
+    `flakit.checked()` need the host: with any of them kernels are launched one by one. The tokens are the same.
 
     Args:
         tokens: the prompts, [B, T].
-        mask: [B, T], as the model takes it, for prompts of different lengths; `pad` makes both. No row may be empty.
-        temperature: logits are divided by it; 0 takes the likeliest token.
-        top_k: only the k likeliest tokens are drawn from.
-        top_p: only the likeliest tokens whose probabilities, after temperature and top_k, add up to p are drawn from:
-            the fewest that reach p, and at least one.
-        eos: a token after which a row ends. What follows it in that row is eos again.
-        seed, generator: of the drawing: a number, or a generator on the model's device. Default PyTorch's own.
-        initial_state: what an earlier call of the model left, before these tokens.
+        mask: [B, T], as in the model's forward, for prompts of different lengths; `pad` makes both. Every row needs a
+            token.
+        temperature: divides the logits; 0 takes the most likely token.
+        top_k: sample from the k most likely tokens only.
+        top_p: sample from the most likely tokens only, the fewest whose probabilities (after temperature and top_k)
+            reach p, at least one.
+        eos: the token that ends a row; the rest of that row is eos.
+        seed, generator: for sampling: an integer, or a generator on the model's device. Default PyTorch's global one.
+        initial_state: the final state of an earlier call of the model, which these tokens continue.
 
-    Raises TypeError or ValueError, naming the argument, what was expected and what came. Logits that are NaN are a
-    ValueError where values are looked at: on a CPU, or under `flakit.checked()`.
+    Raises TypeError or ValueError, naming the argument, the expected and the actual value. NaN in the logits raises
+    ValueError where values are checked: on a CPU, or under `flakit.checked()`.
     """
     if not isinstance(model, LanguageModel):
         raise TypeError(f"model: expected a LanguageModel, got {type(model).__name__}")
@@ -89,27 +90,27 @@ def generate(
                 raise ValueError(f"mask: expected a token in every row, got none in row {layout.last.argmin().item()}")
             x = layout.latest(x, None)
         step = _next_step(model, state, max_new_tokens - 1)
-        made = tokens.new_full((len(tokens), max_new_tokens), 0 if eos is None else eos)
+        new = tokens.new_full((len(tokens), max_new_tokens), 0 if eos is None else eos)
         ended = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
         for n in range(max_new_tokens):
             token = draw(model.head(x), temperature, top_k, top_p, generator)
             if eos is not None:
                 token = token.masked_fill(ended, eos)
                 ended |= token == eos
-            made[:, n] = token
+            new[:, n] = token
             if eos is not None and ended.all():
-                return made[:, : n + 1]
+                return new[:, : n + 1]
             if n + 1 < max_new_tokens:
-                x = step(made[:, n : n + 1])
-    return made
+                x = step(new[:, n : n + 1])
+    return new
 
 
 WORTH_A_GRAPH = 8
-"""Tokens from which on a graph pays: it costs two steps to capture."""
+"""Number of steps from which a CUDA graph pays off; its capture costs two."""
 
 
 def _next_step(model: LanguageModel, state: Mapping[str, Tensor], steps: int) -> Callable[[Tensor], Tensor]:
-    """step(tokens [B, 1]) -> what the head reads, [B, dim]. Each step goes on from where the one before left off."""
+    """Return step(tokens [B, 1]) -> the head's input [B, dim], a function that advances the state on each call."""
     if steps >= WORTH_A_GRAPH and _can_be_captured(model):
         return _Captured(model, state)
 
@@ -125,21 +126,21 @@ def _can_be_captured(model: LanguageModel) -> bool:
     weight = model.head.weight
     if not weight.is_cuda or check.looks_at_values(weight) or torch.is_autocast_enabled("cuda"):
         return False
-    return _repeats_itself(model) and not torch.cuda.is_current_stream_capturing()
+    return _is_repeatable(model) and not torch.cuda.is_current_stream_capturing()
 
 
-def _repeats_itself(model: LanguageModel) -> bool:
-    """A step launches the same kernels each time, flakit's among them, and nothing follows it on the host: a replay
-    calls no hook, and `flakit.trace` would see nothing of it."""
+def _is_repeatable(model: LanguageModel) -> bool:
+    """Whether each step launches the same kernels and no Python on the host observes it: a replay calls no hook, and
+    `flakit.trace` would not see it."""
     if not all(getattr(block.time, "operator", None) in RECURRENT for block in model.blocks):
-        return False  # attention, whose state grows; an operator of somebody else's, which may wait for the GPU
+        return False  # attention, whose state grows, or a custom operator, which may synchronise with the GPU
     hooked = any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
     compiled = any(part._compiled_call_impl for part in model.modules())
     return unseen([model.head.weight]) and not (hooked or compiled)
 
 
 class _Captured:
-    """A step as a CUDA graph: it reads `token` and `state`, and leaves `x` and the state after it in their places."""
+    """A step as a CUDA graph: it reads `token` and `state`, writes its output to `x`, and updates `state` in place."""
 
     def __init__(self, model: LanguageModel, state: Mapping[str, Tensor]):
         device = model.head.weight.device
@@ -147,16 +148,16 @@ class _Captured:
             self.state = {name: each.clone() for name, each in state.items()}
             B = next(iter(self.state.values())).shape[0]
             self.token = torch.zeros(B, 1, dtype=torch.int64, device=device)
-            aside = torch.cuda.Stream()
-            aside.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(aside):  # what happens in a first call alone, compiling above all, is no part of it
+            warmup = torch.cuda.Stream()
+            warmup.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(warmup):  # compile and initialise before the capture
                 model._features(self.token, initial_state=self.state, output_final_state=True)
-            torch.cuda.current_stream().wait_stream(aside)
+            torch.cuda.current_stream().wait_stream(warmup)
             self.graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
-                x, after, _ = model._features(self.token, initial_state=self.state, output_final_state=True)
+                x, final_state, _ = model._features(self.token, initial_state=self.state, output_final_state=True)
                 self.x = x[:, -1]
-                for name, each in after.items():
+                for name, each in final_state.items():
                     self.state[name].copy_(each)
 
     def __call__(self, token: Tensor) -> Tensor:
@@ -197,7 +198,7 @@ def _generator(seed: object, generator: object, model: LanguageModel) -> Generat
 def draw(
     logits: Tensor, temperature: float, top_k: int | None, top_p: float | None, generator: Generator | None
 ) -> Tensor:
-    """A token for each row of logits [B, vocab]."""
+    """Sample a token for each row of logits [B, vocab]: int64 [B]."""
     if check.looks_at_values(logits) and logits.isnan().any():
         row = logits.isnan().any(1).nonzero()[0].item()
         raise ValueError(
@@ -205,13 +206,13 @@ def draw(
         )
     if temperature == 0:
         return logits.argmax(-1)
-    # From the largest down, so that a small temperature makes -inf of the others and never inf - inf.
+    # Subtract the maximum first: a small temperature then gives -inf for the others, never inf - inf.
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    chosen = (logits - logits.amax(-1, keepdim=True)) / temperature
+    scaled = (logits - logits.amax(-1, keepdim=True)) / temperature
     if top_k is None and top_p is None:
-        return torch.multinomial(chosen.softmax(-1), 1, generator=generator)[:, 0]
-    chosen, which = chosen.topk(logits.shape[-1] if top_k is None else top_k)
-    share = chosen.softmax(-1)
+        return torch.multinomial(scaled.softmax(-1), 1, generator=generator)[:, 0]
+    scaled, candidates = scaled.topk(logits.shape[-1] if top_k is None else top_k)
+    probs = scaled.softmax(-1)
     if top_p is not None:
-        share = share.masked_fill(share.cumsum(-1) - share >= top_p, 0)  # those that come after p is reached
-    return which.gather(1, torch.multinomial(share, 1, generator=generator))[:, 0]
+        probs = probs.masked_fill(probs.cumsum(-1) - probs >= top_p, 0)  # drop the tokens after p is reached
+    return candidates.gather(1, torch.multinomial(probs, 1, generator=generator))[:, 0]

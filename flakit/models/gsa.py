@@ -12,10 +12,10 @@ from .stream import WHOLE, Stream
 
 
 class GSA(nn.Module):
-    """One layer's mixing along time.
+    """The time mix of one layer, dim to dim.
 
-    slots: how many slots a head has. f_proj makes the forget gates, g = logsigmoid(f_proj x) / softening.
-    operator: what computes the recurrence: `chunk_gsa`, or anything that is called and answers like it.
+    slots: number of slots per head, M. softening: divides the log forget gates, g = logsigmoid(f_proj x) / softening.
+    operator: computes the recurrence: `chunk_gsa`, or any function with its signature and result.
     """
 
     STATE = ("hk", "hv")
@@ -35,18 +35,20 @@ class GSA(nn.Module):
         self.head_size, self.slots, self.softening, self.operator = head_size, slots, softening, operator
         self.query, self.key, self.value = (linear(dim, dim, 0.5) for _ in range(3))
         self.f_proj = linear(dim, dim // head_size * slots, 0.5)
-        self.norm = nn.RMSNorm(dim, eps=torch.finfo(torch.float32).eps)  # the default would be another in float64
+        self.norm = nn.RMSNorm(dim, eps=torch.finfo(torch.float32).eps)  # the default eps depends on the dtype
         self.output = linear(dim, dim, 0.0)
 
     def forward(self, x: Tensor, first_value: Tensor | None, stream: Stream = WHOLE) -> tuple[Tensor, Tensor | None]:
-        """x [B, T, dim] to this layer's contribution; first_value is RWKV7's alone and handed on."""
-        q, k, v = (F.silu(make(x)).unflatten(-1, (-1, self.head_size)) for make in (self.query, self.key, self.value))
+        """Return this layer's contribution to x [B, T, dim]; first_value, which only RWKV7 uses, passes through."""
+        q, k, v = (
+            F.silu(project(x)).unflatten(-1, (-1, self.head_size)) for project in (self.query, self.key, self.value)
+        )
         g = F.logsigmoid(self.f_proj(x).unflatten(-1, (-1, self.slots))) / self.softening
-        g = stream.blank(g)  # padding lets nothing fade, and with it 1 - e^g, which it writes, is 0
-        # As 1 - e^g it would be a difference of nearly equal numbers, and ten times as wrong in bfloat16.
+        g = stream.blank(g)  # padding does not decay the state; it writes 1 - e^g = 0
+        # expm1, since 1 - e^g cancels: its error in bfloat16 is ten times as large.
         H, D, M = q.shape[2], self.head_size, self.slots
         o = stream.run(self.operator, q, k, v, -torch.expm1(g), g, state={"hk": (H, D, M), "hv": (H, M, D)})
-        # In float32 at least: rstd^3, of which the gradient is made, is beyond float16 where o is 0.
+        # In float32 or wider: the gradient contains rstd^3, which overflows float16 where o is 0.
         weight = self.norm.weight
         wide = torch.promote_types(weight.dtype, torch.float32)
         o = F.rms_norm(F.silu(o.flatten(2)).to(wide), weight.shape, weight.to(wide), self.norm.eps).to(weight.dtype)

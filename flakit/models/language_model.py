@@ -1,11 +1,11 @@
-"""A small language model: an embedding, layers of time mix and channel mix, a head.
+"""A small language model: an embedding, blocks of time mix and channel mix, and a head.
 
     model = LanguageModel(vocab=256, dim=128, layers=4, mixer="rwkv7")
     logits = model(tokens)  # [B, T] -> [B, T, vocab]
     logits, state = model(tokens, output_final_state=True)
     logits, state = model(more, initial_state=state, output_final_state=True)  # as if tokens and more were one row
 
-The mixers differ and nothing else does, so that a comparison of two models compares their operators.
+Models differ in their mixer alone, so that comparing two models compares their operators.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,7 +30,7 @@ from .stream import WHOLE, Layout, Stream
 MIXERS: dict[str, Callable[..., nn.Module]] = {"rwkv7": RWKV7, "rwkv6": RWKV6, "gsa": GSA, "attention": Attention}
 INITIALISATIONS = ("published", "normal")
 SPREAD = 0.02
-"""Standard deviation of the weights that "normal" draws."""
+"""Standard deviation of the weights with initialisation "normal"."""
 
 
 class Block(nn.Module):
@@ -49,9 +49,10 @@ class Block(nn.Module):
 
 
 class Embedding(nn.Embedding):
-    """One whose gradient has the same bits every time, so that a training on a GPU can go on as if nobody had ended it.
+    """Embedding with a deterministic gradient on a GPU, so that a resumed training has the same bits as one that was
+    not interrupted.
 
-    There PyTorch adds the gradients of a token's many places in whatever order they come; those of an index it sorts.
+    The backward of `F.embedding` sums the gradients of a repeated token in any order; that of indexing sorts them.
     """
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -59,14 +60,16 @@ class Embedding(nn.Embedding):
 
 
 class LanguageModel(nn.Module):
-    """Tokens [B, T], int64 or int32, to logits [B, T, vocab]; position t sees tokens 0 … t.
+    """Causal language model: tokens [B, T], int64 or int32, to logits [B, T, vocab]; position t sees tokens 0 … t.
 
-    vocab: number of different tokens. dim: width, a multiple of the mixers' head_size (32 unless given).
+    vocab: vocabulary size. dim: width, a multiple of the mixer's head_size (default 32, or dim if smaller).
     mixer: one of `MIXERS`. options: keyword arguments of that mixer, such as head_size, operator or RWKV7's edit.
-    hidden: width inside the channel mix, default 4 dim. gated: with RWKV6's gate behind it.
-    initialisation: "published", as RWKV's authors start it (values by layer and channel, every layer silent at first),
-        or "normal", as Transformers starts a model that says nothing: each matrix normal with `SPREAD`.
-    seed: of the weights; PyTorch's own random state is left as it was.
+    hidden: width inside the channel mix, default 4 dim. gated: use RWKV6's gated channel mix.
+    initialisation: "published", as in RWKV's papers (values depend on layer and channel, each layer's output is 0 at
+        first), or "normal", Transformers' default: each matrix normal with standard deviation `SPREAD`.
+    seed: of the weights; PyTorch's global random state is not changed.
+
+    Raises ValueError naming the argument, the expected and the actual value.
     """
 
     def __init__(
@@ -119,42 +122,43 @@ class LanguageModel(nn.Module):
         output_final_state: bool = False,
         group: "torch.distributed.ProcessGroup | None" = None,
     ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
-        """Logits [B, T, vocab], or (logits, final_state) where output_final_state is asked for.
+        """Return logits [B, T, vocab], or (logits, final_state) with output_final_state.
 
-        mask: [B, T], bool or whole numbers 0 and 1, False or 0 where there is no token: padding on the left, on the
-            right, or anywhere. A row counts as its tokens alone, wherever they stand; the logits of what is no token
-            say nothing, and neither does its number in `tokens`.
-        cu_seqlens: offsets [N + 1] of N sequences packed into a batch of one, as the operators take them.
-        initial_state: what an earlier call left, a tensor of each name with N = B rows, or one a packed sequence. The
-            call goes on from there; its gradient flows back into that call.
-        output_final_state: return what the next call takes: everything that a later token can see, by name, such as
-            "blocks.0.time.state" [N, H, K, V], float32, and "blocks.0.time.shift" [N, dim], the token before. Rows of
-            all tensors are rows of the batch: {name: x[rows] for name, x in state.items()} picks some of them.
-        group: a process group of torch.distributed whose ranks hold the rows together, each a slice of T in the order
-            of ranks, of any length, none too; tokens, mask and logits are of the slice, cu_seqlens go through all of
-            them. States are of all rows: read where a row begins, given where it ends, zeros elsewhere. Every rank
-            calls, and differentiates or not; a gradient is of the slice's own loss, and summed over ranks
-            (`sum_gradients`) it is that of all. Not for mixer "attention".
+        mask: [B, T], bool or integers 0 and 1, False or 0 for padding, which may be on the left, on the right, or
+            anywhere. Padding does not change the results at a row's tokens; the logits at padding are meaningless, and
+            its values in `tokens` are ignored.
+        cu_seqlens: offsets [N + 1] of N sequences packed into a batch of one, as in the operators.
+        initial_state: the final state of an earlier call, by name, with N = B rows, or one row per packed sequence.
+            This call continues from it; gradients flow back through it.
+        output_final_state: also return the state for the next call, all that later tokens depend on, by name, such as
+            "blocks.0.time.state" [N, H, K, V], float32, and "blocks.0.time.shift" [N, dim], the last token. Rows are
+            those of the batch: {name: x[rows] for name, x in state.items()} selects some of them.
+        group: a torch.distributed process group whose ranks each hold a slice of T, in the order of ranks. Slices may
+            have any length, also 0. tokens, mask and logits are those of the slice; cu_seqlens spans all ranks.
+            States have all rows: a row is read on the rank where it begins and returned on the rank where it ends,
+            zeros elsewhere. All ranks must call, and all or none must differentiate. A gradient is that of the slice's
+            own loss; `sum_gradients` adds them up. Not for mixer "attention".
 
-        Raises TypeError or ValueError, naming the argument, what was expected and what came.
+        Raises TypeError or ValueError, naming the argument, the expected and the actual value.
         """
-        x, kept, _ = self._features(tokens, mask, cu_seqlens, initial_state, output_final_state, group)
+        x, final, _ = self._features(tokens, mask, cu_seqlens, initial_state, output_final_state, group)
         logits = self.head(x)
-        return logits if kept is None else (logits, kept)
+        return logits if final is None else (logits, final)
 
     def _features(
         self, tokens, mask=None, cu_seqlens=None, initial_state=None, output_final_state=False, group=None
     ) -> tuple[Tensor, dict[str, Tensor] | None, Layout | None]:
-        """What the head reads, [B, T, dim]; the state left, None unless asked for; where the tokens stand."""
+        """Return the head's input [B, T, dim], the final state (None unless requested), and the layout of the tokens
+        (None without mask or cu_seqlens)."""
         over = None
         if group is None:
             mask = self._check(tokens, mask, cu_seqlens)
-            kept, came = self._check_states(initial_state, output_final_state)
+            final, initial = self._check_states(initial_state, output_final_state)
         else:
             with ranks.refusals("LanguageModel", group, (tokens,), cu_seqlens is not None):
                 mask = self._check(tokens, mask, cu_seqlens, in_slices=True)
-                kept, came = self._check_states(initial_state, output_final_state)
-                over = self._slice(tokens, mask, cu_seqlens, kept is not None, group)
+                final, initial = self._check_states(initial_state, output_final_state)
+                over = self._slice(tokens, mask, cu_seqlens, final is not None, group)
         layout, own = None, cu_seqlens
         if over is not None and over.packed:
             own = torch.tensor(over.piece.offsets if over.piece.sequences else [0, 0], device=tokens.device)
@@ -162,14 +166,17 @@ class LanguageModel(nn.Module):
             layout = Layout(*tokens.shape, tokens.device, mask, own)
         if mask is not None:
             tokens = tokens.masked_fill(~mask, 0)
-        stream = WHOLE if layout is kept is came is over is None else Stream(layout, came, kept, over=over)
+        stream = WHOLE if layout is final is initial is over is None else Stream(layout, initial, final, over=over)
         x, first_value = self.norm_in(self.embedding(tokens)), None
         for n, block in enumerate(self.blocks):
             x, first_value = block(x, first_value, stream.inside(f"blocks.{n}"))
-        return self.norm_out(x), kept, layout
+        return self.norm_out(x), final, layout
 
     def _slice(self, tokens, mask, cu_seqlens, keeps: bool, group) -> Slice:
-        """What of the sequences lies here, once all ranks have called with what fits."""
+        """Compare the arguments over ranks and return this rank's part of the sequences.
+
+        Raises ValueError, on every rank, for arguments that differ, and for mixer "attention".
+        """
         if self.mixer == "attention":
             raise ValueError(
                 "group: expected None with mixer 'attention', where each token reads all before it and no state of one "
@@ -177,7 +184,7 @@ class LanguageModel(nn.Module):
             )
         packed, (B, T) = cu_seqlens is not None, tokens.shape
         ends = cu_seqlens.tolist() if packed else None
-        said = {
+        arguments = {
             "call": "LanguageModel",
             "model": f"{self.mixer}, vocab {self.vocab}, {len(self.blocks)} layers of {self.embedding.embedding_dim}",
             "tokens": f"[{B}, T]",
@@ -185,7 +192,7 @@ class LanguageModel(nn.Module):
             "cu_seqlens": f"{len(ends)} offsets, CRC {crc32(str(ends).encode())}" if packed else None,
             "output_final_state": keeps,
         }
-        notes = ranks.compared(group, tokens, packed, said, T=T)
+        notes = ranks.compared(group, tokens, packed, arguments, T=T)
         rank, size = dist.get_rank(group), dist.get_world_size(group)
         if not packed:
             return Slice(group, ranks.batch_pieces(size)[rank], B, None, None)
@@ -197,8 +204,11 @@ class LanguageModel(nn.Module):
     def _check(
         self, tokens: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None, in_slices: bool = False
     ) -> Tensor | None:
-        """The mask as bool. Values too where that waits for no GPU, or under `flakit.checked()`; not in what is
-        compiled. in_slices: a slice may have no tokens, and offsets go through all of them."""
+        """Check tokens, mask and offsets, and return the mask as bool.
+
+        Values are checked on a CPU or under `flakit.checked()`, never in compiled code. in_slices: T may be 0, and the
+        offsets span all ranks.
+        """
         if not isinstance(tokens, Tensor):
             raise TypeError(f"tokens: expected an integer tensor [B, T], got {type(tokens).__name__}")
         if tokens.dtype not in (torch.int64, torch.int32):
@@ -242,17 +252,17 @@ class LanguageModel(nn.Module):
         check.check_device("mask", mask, tokens.device, "tokens")
         if mask.dtype != torch.bool:
             if unseen([mask]) and check.looks_at_values(mask) and ((mask != 0) & (mask != 1)).any():
-                found = mask[(mask != 0) & (mask != 1)][0].item()
-                raise ValueError(f"mask: expected 0 and 1, got {found}; of several sequences in a row make cu_seqlens")
+                wrong = mask[(mask != 0) & (mask != 1)][0].item()
+                raise ValueError(f"mask: expected 0 and 1, got {wrong}; of several sequences in a row make cu_seqlens")
             mask = mask != 0
         return mask
 
-    def _check_states(self, initial, asked) -> tuple[dict[str, Tensor] | None, Mapping[str, Tensor] | None]:
-        """Where to keep the final state, None if it is not asked for; the initial one."""
-        return {} if check.check_flag("output_final_state", asked) else None, self._check_state(initial)
+    def _check_states(self, initial, wanted) -> tuple[dict[str, Tensor] | None, Mapping[str, Tensor] | None]:
+        """Return a dict for the final state (None unless wanted) and the checked initial state."""
+        return {} if check.check_flag("output_final_state", wanted) else None, self._check_state(initial)
 
     def _check_state(self, state: Mapping[str, Tensor] | None) -> Mapping[str, Tensor] | None:
-        """That it has the names of this model's; whoever takes a tensor looks at its shape."""
+        """Check that a state has exactly this model's names. Shapes are checked where each tensor is read."""
         if state is None:
             return None
         if not isinstance(state, Mapping):
@@ -280,14 +290,14 @@ def _name(dtype: torch.dtype) -> str:
 
 
 IGNORED = -100
-"""The target of a position that is not asked about."""
+"""The target value of a position that the loss skips."""
 
 
 def loss(logits: Tensor, targets: Tensor, group: "torch.distributed.ProcessGroup | None" = None) -> Tensor:
     """Mean cross entropy over the targets [B, T] that are not `IGNORED`, in nats, computed in float32.
 
-    An untrained model's is about ln(vocab): it knows nothing yet. group: whose ranks hold the targets in slices; the
-    mean is over all of them, the same on every rank, and its gradient on each is that of its own share.
+    logits: [B, T, vocab]. An untrained model's loss is about ln(vocab). group: a process group whose ranks hold slices
+    of T: the mean is over all ranks' targets and the same everywhere; each rank's gradient is that of its own share.
     """
     logits, targets = logits.flatten(0, 1).float(), targets.flatten()
     if group is None:

@@ -1,4 +1,4 @@
-"""What several models use: sizes checked, the token before, low-rank matrices, a norm per head, the channel mix."""
+"""Parts shared by the mixers: size checks, initial values, low-rank projections, a norm per head, the channel mix."""
 
 from numbers import Integral
 
@@ -10,41 +10,42 @@ from .stream import WHOLE, Stream
 
 
 def whole(name: str, x: object, least: int = 1) -> int:
-    """A whole number, Python's or numpy's, or an error that names it."""
+    """Return x as an int. Raises ValueError naming it unless it is an integer, Python's or numpy's, >= least."""
     if isinstance(x, bool) or not isinstance(x, Integral) or x < least:
         raise ValueError(f"{name}: expected a whole number of at least {least}, got {x!r}")
     return int(x)
 
 
 def ramp(dim: int) -> Tensor:
-    """The channels' places from 0 to 1, [dim]."""
+    """Channel positions 0, 1/dim, …, below 1: [dim]."""
     return torch.arange(dim) / dim
 
 
 def blends(dim: int, **powers: float) -> nn.ParameterDict:
-    """How much of the token before each use of x takes, per channel: 1 - ramp^power, as RWKV starts it."""
+    """Token-shift weights [dim] for each use of x: the share of the previous token, initially 1 - ramp^power."""
     return nn.ParameterDict({name: nn.Parameter(1 - ramp(dim) ** power) for name, power in powers.items()})
 
 
 def linear(inputs: int, outputs: int, size: float) -> nn.Linear:
-    """A matrix without a bias, uniform in ±size / sqrt(inputs); size 0 makes it zero."""
-    made = nn.Linear(inputs, outputs, bias=False)
-    nn.init.uniform_(made.weight, -size / inputs**0.5, size / inputs**0.5)
-    return made
+    """Linear layer without bias, its weights uniform in ±size / sqrt(inputs); zero for size 0."""
+    layer = nn.Linear(inputs, outputs, bias=False)
+    nn.init.uniform_(layer.weight, -size / inputs**0.5, size / inputs**0.5)
+    return layer
 
 
 def unit(x: Tensor) -> Tensor:
-    """Each row of x [..., D] at length one, whatever its own length from 1e-12 on; a row of zeros stays zero.
+    """Normalise each row of x [..., D] to unit length; rows shorter than eps = 1e-12 are divided by eps, zeros stay 0.
 
-    In float16 from its smallest normal number on, 6e-5: there 1e-12 is 0, and 0 / 0 NaN. In float32 at least: a sum of
-    squares leaves float16 where its root does not.
+    In float16 eps is the smallest normal number, 6e-5: 1e-12 would round to 0 and give 0 / 0 = NaN. The norm is taken
+    in float32 or wider: a sum of squares can overflow float16 where its root does not.
     """
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     return F.normalize(wide, dim=-1, eps=max(1e-12, torch.finfo(x.dtype).smallest_normal)).to(x.dtype)
 
 
 class LowRank(nn.Module):
-    """bias + f(x A) B with A [dim, rank] and B [rank, outputs]; A starts at zero, so that the bias decides at first."""
+    """bias + f(x A) B with A [dim, rank] and B [rank, outputs]. A starts at zero, so the initial output is the bias
+    (plus f(0) B)."""
 
     def __init__(self, dim: int, rank: int, bias: Tensor | None = None, f=nn.Identity, outputs: int | None = None):
         super().__init__()
@@ -59,7 +60,7 @@ class LowRank(nn.Module):
 
 
 class HeadNorm(nn.GroupNorm):
-    """Each head of [B, T, H, V] to mean 0 and variance 1, then a gain and an offset per channel: [B, T, H V]."""
+    """Group norm with one group per head: o [B, T, H, V] to [B, T, H V], then a gain and an offset per channel."""
 
     def __init__(self, heads: int, dim: int, eps: float | None = None):
         super().__init__(heads, dim, eps=1e-5 * dim / heads if eps is None else eps)
@@ -70,9 +71,9 @@ class HeadNorm(nn.GroupNorm):
 
 
 class ChannelMix(nn.Module):
-    """V relu(K x')^2 with x' a blend of the token and the one before: RWKV7's, used in every model here.
+    """RWKV7's channel mix, used by every model here: V relu(K x')^2, where x' blends a token with the previous one.
 
-    hidden: rows of K, default 4 dim. gated: times sigmoid(R x''), x'' another such blend, as RWKV6 was published.
+    hidden: rows of K, default 4 dim. gated: multiply by sigmoid(R x''), with another blend x'', as published for RWKV6.
     """
 
     STATE = ("shift",)

@@ -1,7 +1,7 @@
-"""A model over several processes, each of which holds a slice of T: what a layer has to know of the slice before its
-own, and what is summed over all.
+"""A model over several processes, each of which holds a slice of T: token shift across ranks, and gradient sums.
 
-An operator meets the other ranks by itself (`ops.common.ranks`). Beside it a layer looks back by one token, `entering`.
+Operators exchange their states over ranks themselves (`ops.common.ranks`). A layer's token shift also needs the last
+token of the previous slice, which `Slice.entered` provides.
 """
 
 from collections.abc import Iterable
@@ -19,17 +19,17 @@ from ..ops.common.ranks import Piece, gathered
 
 
 class Slice(NamedTuple):
-    """What of the sequences lies on this rank."""
+    """The part of the sequences that this rank holds."""
 
     group: object
     piece: Piece
     sequences: int  # on all ranks, N
-    cu_seqlens: Tensor | None  # through all ranks
+    cu_seqlens: Tensor | None  # offsets into the tokens of all ranks
     cu_seqlens_cpu: Tensor | None
 
     @property
     def own(self) -> slice:
-        """Which of all sequences lie here."""
+        """Indices of the sequences on this rank."""
         return slice(self.piece.first, self.piece.first + (self.piece.sequences or 0)) if self.packed else slice(None)
 
     @property
@@ -37,8 +37,11 @@ class Slice(NamedTuple):
         return self.cu_seqlens is not None
 
     def here(self, state: Tensor | None, like: Tensor) -> Tensor:
-        """Of a state [N, D], None for zeros, the rows of those that begin here, zeros for the others; [1, D] of zeros
-        where there is none. like: x [B, T, D]."""
+        """Select the rows of an initial state [N, D] (None: zeros) for the sequences on this rank.
+
+        Sequences that began on an earlier rank get zeros. Returns [rows, D], or zeros [1, D] on a rank without
+        sequences. like: x [B, T, D], for dtype and device.
+        """
         rows = 1 if self.packed else len(like)
         if self.packed and self.piece.sequences:
             rows = self.piece.sequences
@@ -47,10 +50,11 @@ class Slice(NamedTuple):
         return state[self.own].masked_fill(self.rows(self.piece.entering, rows, like.device), 0)
 
     def entered(self, last: Tensor, has: Tensor, begun: Tensor) -> Tensor:
-        """The token before each sequence's first one here, [rows, D].
+        """Return the token before each sequence's first token on this rank, [rows, D].
 
-        last: the last token of each, where `has` says that there is one here. begun: what was there before those that
-        begin here. Every rank meets the others, also where nothing enters or leaves.
+        last: [rows, D], each sequence's last token here; has: [rows] bool, whether it has a token here. begun:
+        [rows, D], the initial state of the sequences that begin here. A collective call: every rank takes part, even
+        one that no sequence enters or leaves.
         """
         rows, piece = len(begun), self.piece
         entering = self.rows(piece.entering, rows, last.device)
@@ -60,7 +64,7 @@ class Slice(NamedTuple):
         return torch.where(entering, _Entering.apply(left, known, self.group), begun)
 
     def ended(self, state: Tensor) -> Tensor:
-        """A state [rows, D] of the sequences here as one [N, D] of all, zero for those that do not end here."""
+        """Place the final states [rows, D] of this rank in [N, D], with zeros for sequences that do not end here."""
         state = state.masked_fill(self.rows(self.piece.leaving, len(state), state.device), 0)
         if not self.packed:
             return state
@@ -69,50 +73,50 @@ class Slice(NamedTuple):
 
     @staticmethod
     def rows(which: slice, rows: int, device: torch.device) -> Tensor:
-        """Those rows as a mask [rows, 1]."""
-        found = torch.zeros(rows, 1, dtype=torch.bool, device=device)
-        found[which] = True
-        return found
+        """Return a bool mask [rows, 1], True at the given rows."""
+        mask = torch.zeros(rows, 1, dtype=torch.bool, device=device)
+        mask[which] = True
+        return mask
 
 
 class _Entering(torch.autograd.Function):
-    """The newest row that a rank before this one has: of left [rows, D] where known [rows, 1] is True there.
+    """Take each row of left [rows, D] from the nearest earlier rank where known [rows, 1] is True; zeros if none is.
 
-    Each rank gathers all of them. The gradient of what entered goes back to the rank that it came from.
+    Forward all-gathers the rows. Backward returns the gradient to the rank that each row came from.
     """
 
     @staticmethod
     def forward(ctx, left, known, group):
         rank = dist.get_rank(group)
-        every = gathered(torch.cat((left, known.to(left.dtype)), 1), group)
-        left, known = every[..., :-1], every[..., -1:] > 0
+        rows = gathered(torch.cat((left, known.to(left.dtype)), 1), group)
+        left, known = rows[..., :-1], rows[..., -1:] > 0
         ctx.group, ctx.known = group, known
-        found = torch.zeros_like(left[0])
+        entering = torch.zeros_like(left[0])
         for r in range(rank):
-            found = torch.where(known[r], left[r], found)
-        return found
+            entering = torch.where(known[r], left[r], entering)
+        return entering
 
     @staticmethod
     @once_differentiable
     def backward(ctx, d):
-        every, rank, known = gathered(d.contiguous(), ctx.group), dist.get_rank(ctx.group), ctx.known
-        found = torch.zeros_like(d, dtype=torch.promote_types(d.dtype, torch.float32))
+        gradients, rank, known = gathered(d.contiguous(), ctx.group), dist.get_rank(ctx.group), ctx.known
+        total = torch.zeros_like(d, dtype=torch.promote_types(d.dtype, torch.float32))
         reached = known[rank]
         for r in range(rank + 1, len(known)):
-            found += torch.where(reached, every[r], 0)
+            total += torch.where(reached, gradients[r], 0)
             reached = reached & ~known[r]
-        return found.to(d.dtype), None, None
+        return total.to(d.dtype), None, None
 
 
 def sum_gradients(parameters: Iterable[Parameter], group) -> None:
-    """Add up every parameter's gradient over the ranks of a group: each has that of its own slice.
+    """Sum every parameter's gradient over the ranks of a group in place, one all-reduce per dtype.
 
-    Every rank has a gradient of the same parameters, or none.
+    Each rank holds the gradient of its own slice. The same parameters must have gradients on every rank.
     """
     grads = sorted((p.grad for p in parameters if p.grad is not None), key=lambda x: str(x.dtype))
-    for _, some in groupby(grads, key=lambda x: x.dtype):
-        some = list(some)
-        total = torch.cat([x.flatten() for x in some])
+    for _, same in groupby(grads, key=lambda x: x.dtype):
+        same = list(same)
+        total = torch.cat([x.flatten() for x in same])
         dist.all_reduce(total, group=group)
-        for x, part in zip(some, total.split([x.numel() for x in some]), strict=True):
+        for x, part in zip(same, total.split([x.numel() for x in same]), strict=True):
             x.copy_(part.view_as(x))

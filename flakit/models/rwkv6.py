@@ -1,4 +1,4 @@
-"""RWKV6's time mix: a decay per channel that depends on the token (arXiv:2404.05892, section 4)."""
+"""RWKV6's time mix: data-dependent decay per channel (arXiv:2404.05892, section 4)."""
 
 from collections.abc import Callable
 
@@ -13,11 +13,11 @@ from .stream import WHOLE, Stream
 
 
 class RWKV6(nn.Module):
-    """One layer's mixing along time.
+    """The time mix of one layer, dim to dim.
 
-    w_rank: rank of the matrix behind the decay; blend_rank: of those that choose how much of the token before is taken.
-    norm_eps: of the norm of each head, default 1e-5 head_size.
-    operator: what computes the recurrence: `chunk_rwkv6`, or anything that is called and answers like it.
+    w_rank: rank of the low-rank projection of the decay. blend_rank: rank of those of the token-shift weights.
+    norm_eps: eps of the norm of each head, default 1e-5 head_size.
+    operator: computes the recurrence: `chunk_rwkv6`, or any function with its signature and result.
     """
 
     STATE = ("shift", "state")
@@ -48,16 +48,16 @@ class RWKV6(nn.Module):
         self.output = linear(dim, dim, 0.0)
 
     def forward(self, x: Tensor, first_value: Tensor | None, stream: Stream = WHOLE) -> tuple[Tensor, Tensor | None]:
-        """x [B, T, dim] to this layer's contribution; first_value is RWKV7's alone and handed on."""
+        """Return this layer's contribution to x [B, T, dim]; first_value, which only RWKV7 uses, passes through."""
         before = stream.shift(x)
         blended = torch.lerp(x, before, self.blend_all)
         by_token = {name: blend + self.blend_by_token[name](blended) for name, blend in self.blend.items()}
         x = {name: torch.lerp(x, before, blend) for name, blend in by_token.items()}
         r, k, v, w = self.receptance(x["r"]), self.key(x["k"]), self.value(x["v"]), log_decay(self.w(x["w"]))
-        made = r, stream.blank(k), v, stream.blank(w)  # padding writes nothing and lets nothing fade
+        inputs = r, stream.blank(k), v, stream.blank(w)  # padding neither writes to the state nor decays it
         u, size = self._heads(self.u), self.head_size
         state = {"state": (len(u), size, size)}
-        o = stream.run(self.operator, *(self._heads(y) for y in made), u, state=state)
+        o = stream.run(self.operator, *(self._heads(y) for y in inputs), u, state=state)
         return self.output(self.norm(o) * F.silu(self.gate(x["g"]))), first_value
 
     def _heads(self, x: Tensor) -> Tensor:

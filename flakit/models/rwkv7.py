@@ -11,19 +11,20 @@ from .layers import HeadNorm, LowRank, blends, linear, unit
 from .stream import WHOLE, Stream
 
 STRONGEST_DECAY = -math.exp(-0.5)
-"""The log decay per token that no input can pass: -0.6065."""
+"""The lowest natural-log decay per token that any input can give: -0.6065."""
 
 
 class RWKV7(nn.Module):
-    """One layer's mixing along time.
+    """The time mix of one layer, dim to dim.
 
-    edit: the largest share of what the state holds for a key that a token may take out: b = edit * sigmoid(.) * kappa.
-        A token multiplies the state along kappa by e^w - edit * sigmoid(.). With the published 1.0 that is above -0.46,
-        so that what is turned round fades; 2.0 reaches -1, which tracking a state takes (arXiv:2411.12537). Above
+    edit: the largest fraction of a key's stored value that a token may remove: b = edit * sigmoid(.) * kappa.
+        A token multiplies the state along kappa by e^w - edit * sigmoid(.). With the published 1.0 this eigenvalue is
+        above -0.46, so that a flipped sign decays. 2.0 reaches -1, which state tracking needs (arXiv:2411.12537). Above
         1 + e^w, 1.55 at the strongest decay, a token can make the state grow; nothing here prevents it.
-    w_rank, a_rank, g_rank, v_rank: ranks of the matrices behind decay, edit, gate and the mix with layer 0's value.
-    norm_eps: of the norm of each head, default 1e-5 head_size.
-    operator: what computes the recurrence: `chunk_rwkv7`, or anything that is called and answers like it.
+    w_rank, a_rank, g_rank, v_rank: ranks of the low-rank projections of the decay, the edit, the gate and the mix with
+        layer 0's value.
+    norm_eps: eps of the norm of each head, default 1e-5 head_size.
+    operator: computes the recurrence: `chunk_rwkv7`, or any function with its signature and result.
     """
 
     STATE = ("shift", "state")
@@ -61,7 +62,10 @@ class RWKV7(nn.Module):
         self.output = linear(dim, dim, 0.0)
 
     def forward(self, x: Tensor, first_value: Tensor | None, stream: Stream = WHOLE) -> tuple[Tensor, Tensor]:
-        """x [B, T, dim] and layer 0's value (None in layer 0) to this layer's contribution and layer 0's value."""
+        """Return this layer's contribution to x [B, T, dim], and layer 0's value [B, T, dim].
+
+        first_value: layer 0's value, None in layer 0 itself.
+        """
         before = stream.shift(x)
         x = {name: torch.lerp(x, before, blend) for name, blend in self.blend.items()}
         r, k, v = self.receptance(x["r"]), self.key(x["k"]), self.value(x["v"])
@@ -69,7 +73,7 @@ class RWKV7(nn.Module):
             first_value = v
         else:
             v = torch.lerp(v, first_value, self.v_mix(x["v"]).sigmoid().to(v.dtype))  # wider under autocast
-        # Padding writes nothing, lets nothing fade and takes nothing out.
+        # Padding neither writes to the state, nor decays it, nor removes from it.
         w = stream.blank(STRONGEST_DECAY * self.w(x["w"]).sigmoid())
         share = self.a(x["a"]).sigmoid()
         kappa = stream.blank(unit(self._heads(k * self.removal)))

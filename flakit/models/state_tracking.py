@@ -1,10 +1,10 @@
-"""The state-tracking experiment: which recurrence can follow moves that do not commute, and for how long?
+"""The state-tracking experiment: which recurrence can follow permutations that do not commute, and for how long?
 
     model, run, rows = follow("RWKV7, edit 2", items=3)
 
-A model learns `Permutations` on sequences that grow to 32 tokens; then it is asked along 512. All have the same
-width, heads, optimizer and data; those of four layers learn twice as long. Behind notebook 10 and
-data/state_tracking.json.
+A model trains on `Permutations` with sequences that grow to 32 tokens, and is tested at up to 512. All models share
+width, heads, optimizer and data; those of four layers train twice as long. Notebook 10 and data/state_tracking.json
+come from it.
 """
 
 from functools import partial
@@ -19,11 +19,11 @@ from .training import Run, accuracy, train
 LEARNT = 32
 """Tokens of the longest sequence in training."""
 LENGTHS = (8, 16, 32, 64, 128, 256, 512)
-"""Where the answers are judged: over the second half of each length."""
+"""Test lengths in tokens; accuracy is taken over the second half of each."""
 SIZES = {3: {"dim": 32, "steps": 300}, 5: {"dim": 64, "steps": 500}}
 """Width and training steps for S3 and S5."""
 
-_CHUNK = 16  # a short sequence in long chunks is mostly padding
+_CHUNK = 16  # longer chunks would be mostly padding for short sequences
 _SHALLOW = {
     "RWKV7, edit 2": {"mixer": "rwkv7", "edit": 2.0, "operator": partial(chunk_rwkv7, chunk_size=_CHUNK)},
     "RWKV7, edit 1": {"mixer": "rwkv7", "edit": 1.0, "operator": partial(chunk_rwkv7, chunk_size=_CHUNK)},
@@ -35,12 +35,12 @@ _DEEP = {"layers": 4, "lr": 5e-3, "longer": 2}
 MODELS = {name: {"layers": 1, "lr": 1e-2, "longer": 1} | options for name, options in _SHALLOW.items()} | {
     f"{name}, 4 layers": _DEEP | options for name, options in _SHALLOW.items() if name != "RWKV7, edit 2"
 }
-"""The models by the names their rows have: options of `LanguageModel`, the learning rate, and how many times the steps
-of `SIZES` they get. "edit" is the option of `flakit.models.rwkv7.RWKV7`."""
+"""Models by the name in their rows: options of `LanguageModel`, the learning rate, and a factor `longer` on the steps
+of `SIZES`. "edit" is the option of `flakit.models.rwkv7.RWKV7`."""
 
 
 def model(name: str, items: int = 3, seed: int = 0) -> LanguageModel:
-    """One of `MODELS`, not trained yet."""
+    """Build one of `MODELS`, untrained. Raises ValueError for an unknown name or number of items."""
     if name not in MODELS:
         raise ValueError(f"name: expected one of {'; '.join(MODELS)}, got {name!r}")
     if items not in SIZES:
@@ -52,22 +52,22 @@ def model(name: str, items: int = 3, seed: int = 0) -> LanguageModel:
 def follow(
     name: str, items: int = 3, seed: int = 0, *, steps: int | None = None, progress: bool = True
 ) -> tuple[LanguageModel, Run, list[dict]]:
-    """Train one of `MODELS` on swaps of 3 or 5 items and judge it: the model, the run, a row for each of `LENGTHS`.
+    """Train one of `MODELS` on swaps of 3 or 5 items and test it. Return the model, the run, and a row per test length.
 
-    steps: default those of `SIZES`, twice as many for four layers. seed: of the weights and of the training data; the
-    test data is the same for all. accuracy is over 64 sequences; a guess is right once in items! times.
+    steps: default those of `SIZES`, twice as many for four layers. seed: of the weights and the training data; the test
+    data is always the same. Accuracy is over 64 sequences; chance is 1 / items!.
     """
-    made, task = model(name, items, seed), Permutations(items)
+    trained, task = model(name, items, seed), Permutations(items)
     steps = SIZES[items]["steps"] * MODELS[name]["longer"] if steps is None else steps
 
     def length(step: int) -> int:
         return min(LEARNT, round(4 + 1.3 * LEARNT * step / steps))
 
-    how = {"lr": MODELS[name]["lr"], "seed": seed, "progress": progress, "label": f"{name}, S{items}, seed {seed}"}
-    run = train(made, task.batch, steps=steps, size=32, T=length, **how)
-    right = accuracy(made, task.batch, LENGTHS[-1], seed=1000)
-    shown = {"task": f"S{items}", "model": name, "seed": seed}
+    options = {"lr": MODELS[name]["lr"], "seed": seed, "progress": progress, "label": f"{name}, S{items}, seed {seed}"}
+    run = train(trained, task.batch, steps=steps, size=32, T=length, **options)
+    correct = accuracy(trained, task.batch, LENGTHS[-1], seed=1000)
+    names = {"task": f"S{items}", "model": name, "seed": seed}
     loss = sum(run.losses[-10:]) / len(run.losses[-10:])
-    counted = {"steps": steps, "skipped": len(run.skipped), "loss": loss}
-    rows = [{**shown, "length": T, "accuracy": right[T // 2 : T].mean().item(), **counted} for T in LENGTHS]
-    return made, run, rows
+    training = {"steps": steps, "skipped": len(run.skipped), "loss": loss}
+    rows = [{**names, "length": T, "accuracy": correct[T // 2 : T].mean().item(), **training} for T in LENGTHS]
+    return trained, run, rows

@@ -1,8 +1,8 @@
-"""Synthetic tasks: endless sequences with known answers, of any length, made from a generator and nothing else.
+"""Synthetic tasks: unlimited random sequences of any length with known answers, drawn from a generator.
 
     tokens, targets = Permutations(items=3).batch(64, T=32, generator=torch.Generator().manual_seed(0))
 
-Both are [B, T] int64. A target of `IGNORED` is not asked about. `vocab` is the number of tokens a model must know.
+Both are [B, T] int64. `IGNORED` marks a position without a target. `vocab` is the vocabulary size a model needs.
 """
 
 import itertools
@@ -18,13 +18,13 @@ from .layers import whole
 
 @dataclass(frozen=True)
 class Permutations:
-    """State tracking: things change places, and after every move the model must say in which order they now lie.
+    """State tracking: items are permuted, and after every move the model must name their current order.
 
-    items: how many things, 2 to 5; 3 and 5 are the groups S3 and S5. moves: "swaps", each move exchanges two places,
-    or "all", each is any element of the group. Token 0 begins a sequence and moves nothing, token n > 0 is move n - 1;
-    the answer is the number of the order, one of items! classes. Every move counts for ever, and so does their order.
-    For 5 items this is complete for NC1, which linear recurrences whose transitions are diagonal cannot express in a
-    fixed number of layers if TC0 and NC1 differ (arXiv:2404.08819).
+    items: number of items, 2 to 5; 3 and 5 give the groups S3 and S5. moves: "swaps", transpositions only, or "all",
+    any element of the group. Token 0 begins a sequence and moves nothing; token n > 0 is move n - 1. The target is the
+    index of the current order, one of items! classes. It depends on all earlier moves and on their sequence.
+    For 5 items the task is complete for NC1. If TC0 and NC1 differ, linear recurrences with diagonal transitions cannot
+    express it in a fixed number of layers (arXiv:2404.08819).
     """
 
     items: int = 3
@@ -38,13 +38,13 @@ class Permutations:
 
     @cached_property
     def after(self) -> Tensor:
-        """The number of the order that a move makes of an order, [orders, moves]; order 0 has everything in place."""
+        """Transition table [orders, moves], int64: the index of the order after a move. Order 0 is the identity."""
         orders = list(itertools.permutations(range(self.items)))
-        number = {order: n for n, order in enumerate(orders)}
-        moved = [sum(a != b for a, b in zip(order, orders[0], strict=True)) for order in orders]
-        moves = [order for order, n in zip(orders, moved, strict=True) if self.moves == "all" or n == 2]
+        index = {order: n for n, order in enumerate(orders)}
+        displaced = [sum(a != b for a, b in zip(order, orders[0], strict=True)) for order in orders]
+        moves = [order for order, n in zip(orders, displaced, strict=True) if self.moves == "all" or n == 2]
         return torch.tensor(
-            [[number[tuple(order[at] for at in move)] for move in moves] for order in orders], device="cpu"
+            [[index[tuple(order[i] for i in move)] for move in moves] for order in orders], device="cpu"
         )
 
     @property
@@ -70,9 +70,9 @@ class Permutations:
 
 @dataclass(frozen=True)
 class Recall:
-    """Associative recall: keys and values take turns; where a key comes back, the model must say its value.
+    """Associative recall: keys and values alternate; where a key recurs, the model must predict its value.
 
-    keys, values: how many of each there are. Each sequence draws its own value for every key.
+    keys, values: the number of each. Each sequence draws its own value for every key.
     """
 
     keys: int = 16
@@ -87,9 +87,9 @@ class Recall:
 
     def batch(self, size: int, T: int, generator: Generator) -> tuple[Tensor, Tensor]:
         size, T = whole("size", size), whole("T", T)
-        book = torch.randint(self.values, (size, self.keys), generator=generator, device="cpu") + self.keys
+        value_of = torch.randint(self.values, (size, self.keys), generator=generator, device="cpu") + self.keys
         key = torch.randint(self.keys, (size, -(-T // 2)), generator=generator, device="cpu")
-        value = book.gather(1, key)
+        value = value_of.gather(1, key)
         seen = (key[:, :, None] == key[:, None, :]).tril(-1).any(-1)
         tokens = torch.stack((key, value), -1).flatten(1)
         targets = torch.stack((value.where(seen, IGNORED), torch.full_like(value, IGNORED)), -1).flatten(1)
@@ -98,9 +98,9 @@ class Recall:
 
 @dataclass(frozen=True)
 class Copying:
-    """Copying: random symbols, a sign to begin, and the same symbols again, which the model must say one ahead.
+    """Copying: random symbols, a start token, then the same symbols again, each of which the model must predict.
 
-    symbols: how many there are; the sign is one token more. The first half of the sequence is not asked about.
+    symbols: their number; the start token is one more. The first half of the sequence has no targets.
     """
 
     symbols: int = 16
@@ -115,18 +115,18 @@ class Copying:
     def batch(self, size: int, T: int, generator: Generator) -> tuple[Tensor, Tensor]:
         size, T = whole("size", size), whole("T", T)
         half = (T + 1) // 2
-        said = torch.randint(self.symbols, (size, half), generator=generator, device="cpu")
-        sign = torch.full((size, 1), self.symbols, device="cpu")
-        silent = torch.full((size, half), IGNORED, device="cpu")
-        return torch.cat((said, sign, said), 1)[:, :T], torch.cat((silent, said), 1)[:, :T]
+        symbols = torch.randint(self.symbols, (size, half), generator=generator, device="cpu")
+        start = torch.full((size, 1), self.symbols, device="cpu")
+        ignored = torch.full((size, half), IGNORED, device="cpu")
+        return torch.cat((symbols, start, symbols), 1)[:, :T], torch.cat((ignored, symbols), 1)[:, :T]
 
 
 @dataclass(frozen=True)
 class Delay:
-    """Delayed copying: at every token say the one `by` tokens before. Whatever is older is noise and best forgotten.
+    """Delayed copying: at every token predict the one `by` tokens earlier. Older tokens are noise, best forgotten.
 
-    symbols: how many there are, drawn evenly. The first `by` positions are not asked about. The models' token shifts
-    reach one token back, so that for a delay of 2 and more the answer must come through the recurrence.
+    symbols: their number, drawn uniformly. The first `by` positions have no targets. Token shift reaches one token
+    back, so for a delay of 2 or more the answer must pass through the recurrence.
     """
 
     symbols: int = 64

@@ -1,4 +1,4 @@
-"""Training: seeded, with a progress bar, the loss curve as data, and every step accounted for that was not finite.
+"""A seeded training loop with a progress bar. It returns the loss curve and records every non-finite step.
 
 run = train(model, Permutations(items=3).batch, steps=200, size=64, T=32)
 run.losses, run.grad_norms, run.skipped
@@ -20,12 +20,12 @@ from .language_model import IGNORED, loss
 from .layers import whole
 
 Batch = Callable[..., tuple[Tensor, Tensor]]
-"""batch(size, T, generator) -> tokens and targets, each [size, T]: what tasks and corpora offer."""
+"""batch(size, T, generator) -> tokens and targets, each [size, T] int64; a method of every task and corpus."""
 
 
 @dataclass
 class Run:
-    """What a training was. losses, grad_norms: one a step, the norm before clipping; NaN and inf stay what they are."""
+    """The record of a training. losses, grad_norms: one per step, the norm before clipping; NaN and inf included."""
 
     losses: list[float] = field(default_factory=list)
     grad_norms: list[float] = field(default_factory=list)
@@ -33,9 +33,9 @@ class Run:
 
     @property
     def skipped(self) -> list[int]:
-        """The steps whose loss or gradient was not finite: counted, and not taken."""
-        both = zip(self.losses, self.grad_norms, strict=True)
-        return [n for n, (a, b) in enumerate(both) if not (math.isfinite(a) and math.isfinite(b))]
+        """Indices of the steps whose loss or gradient norm was not finite; `train` skips their update by default."""
+        steps = zip(self.losses, self.grad_norms, strict=True)
+        return [n for n, (a, b) in enumerate(steps) if not (math.isfinite(a) and math.isfinite(b))]
 
 
 def train(
@@ -58,32 +58,33 @@ def train(
     progress: bool = True,
     label: str = "training",
 ) -> Run:
-    """Train a model in place with AdamW and return what happened.
+    """Train a model in place with AdamW and return the losses and gradient norms.
 
-    T: tokens a sequence, or a function from the step to it. lr: reached after a share `warmup` of the steps, then
-    falling to zero along a cosine, or held without `cosine`. clip: largest gradient norm, None for none.
-    autocast: the dtype of matrix products and operators, such as torch.bfloat16; parameters, their gradients and the
-    loss stay float32. seconds: stop after the step that passes them, whatever `steps` says. seed: of the data.
-    A step that is not finite leaves the model and the optimizer as they were; `Run.skipped` names it. A step
-    whose decays are NaN, which operators refuse on a CPU, is such a step: its loss and norm count as NaN. Under
-    `flakit.checked()` that error ends the training. The model is in training mode afterwards.
-    skip: False takes such a step like any other, as a loop without a guard does: the weights are NaN from then on.
-    optimizer: one of `adamw` to go on with, `weight_decay` being its own; default a new one.
+    T: tokens per sequence, or a function of the step. lr: the peak, reached after a fraction `warmup` of the steps; it
+    then falls to zero along a cosine, or stays constant without `cosine`. clip: largest gradient norm, None for no
+    clipping. autocast: the dtype of matrix products and operators, such as torch.bfloat16; parameters, gradients and
+    the loss stay float32. seconds: a time limit; training stops after the step that exceeds it. seed: of the data.
+    optimizer: a result of `adamw` to continue with (`weight_decay` is then unused); default a new one.
+
+    A non-finite step changes neither the model nor the optimizer, and `Run.skipped` lists it. A step whose decays are
+    NaN, which operators refuse on a CPU, counts as one, with NaN as its loss and norm; under `flakit.checked()` that
+    error ends the training. skip: False applies non-finite steps too, as a loop without a guard does: the weights are
+    NaN from then on. The model is in training mode afterwards.
     """
     whole("steps", steps, 0)
     device = next(model.parameters()).device
     optimizer = adamw(model, weight_decay=weight_decay) if optimizer is None else optimizer
     generator, run, start = Generator().manual_seed(seed), Run(), time.perf_counter()
     model.train()
-    with bar(label, steps, shown=progress) as tell:
+    with bar(label, steps, shown=progress) as advance:
         for step in range(steps):
             tokens, targets = batch(size, T(step) if callable(T) else T, generator)
             rate = lr * share_of_lr(step, steps, warmup, cosine)
-            how = {"lr": rate, "clip": clip, "autocast": autocast, "skip": skip}
-            loss, norm = take(model, tokens.to(device), targets.to(device), optimizer, **how)
+            options = {"lr": rate, "clip": clip, "autocast": autocast, "skip": skip}
+            loss, norm = take(model, tokens.to(device), targets.to(device), optimizer, **options)
             run.losses.append(loss)
             run.grad_norms.append(norm)
-            tell(f"loss {loss:.3f}")
+            advance(f"loss {loss:.3f}")
             if seconds is not None and time.perf_counter() - start > seconds:
                 break
     run.seconds = time.perf_counter() - start
@@ -103,9 +104,10 @@ def take(
     skip: bool = True,
     ranks: Alone = ALONE,
 ) -> tuple[float, float]:
-    """One step: its loss, and the norm of its gradient before clipping. Over several ranks both are the whole step's.
+    """Take one optimizer step. Return its loss and its gradient norm before clipping, both over all ranks.
 
-    What is not finite is not taken, with `skip`; the gradients stay on the parameters. The rest as `accumulate` has it.
+    skip: do not apply a step whose loss or norm is not finite; its gradients stay on the parameters.
+    lr, clip: as in `train`. The other arguments are those of `accumulate`.
     """
     optimizer.zero_grad(set_to_none=True)
     with nan_decays_pass():
@@ -120,41 +122,41 @@ def take(
 
 
 def adamw(model: nn.Module, *, weight_decay: float = 0.01) -> torch.optim.AdamW:
-    """The optimizer of `train`, which sets its learning rate at every step. weight_decay: of the matrices alone."""
+    """Return the optimizer of `train`, which sets the learning rate at every step. weight_decay: for matrices only."""
     matrices = [p for p in model.parameters() if p.ndim > 1]
     vectors = [p for p in model.parameters() if p.ndim <= 1]
     groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    # The usual 1e-8 is 0 in float16, where a gradient of 0 would make 0 / 0.
+    # The default 1e-8 rounds to 0 in float16, where a zero gradient would then give 0 / 0.
     eps = max(1e-8, *(torch.finfo(p.dtype).tiny for p in model.parameters()))
     return torch.optim.AdamW(groups, betas=(0.9, 0.98), eps=eps)
 
 
 def share_of_lr(step: int, steps: int, warmup: float, cosine: bool) -> float:
-    """The learning rate of a step, as a share of the largest."""
-    rising = (step + 1) / max(1.0, warmup * steps)
-    return min(rising, 0.5 * (1 + math.cos(math.pi * step / steps)) if cosine else 1.0)
+    """Return the learning rate of a step as a fraction of the peak."""
+    ramp = (step + 1) / max(1.0, warmup * steps)
+    return min(ramp, 0.5 * (1 + math.cos(math.pi * step / steps)) if cosine else 1.0)
 
 
 @contextmanager
-def bar(label: str, steps: int, *, done: int = 0, shown: bool = True, **how) -> Iterator[Callable[[str], None]]:
-    """A progress bar, from step `done` on: each call of what it gives is a step, and says something of it.
+def bar(label: str, steps: int, *, done: int = 0, shown: bool = True, **options) -> Iterator[Callable[[str], None]]:
+    """Show a progress bar that starts at step `done`; yields a function that advances it by one step with a message.
 
-    how: as rich's Progress takes it.
+    options: keyword arguments of rich's Progress.
     """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, TextColumn("{task.fields[said]}"), disable=not shown, **how) as made:
-        task = made.add_task(label, total=steps, completed=done, said="")
+    with Progress(*columns, TextColumn("{task.fields[message]}"), disable=not shown, **options) as progress:
+        task = progress.add_task(label, total=steps, completed=done, message="")
 
-        def tell(said: str) -> None:
-            made.update(task, advance=1, said=said)
+        def advance(message: str) -> None:
+            progress.update(task, advance=1, message=message)
 
-        yield tell
-        made.refresh()  # a notebook's bar would stop at the last tenth of a second
+        yield advance
+        progress.refresh()  # otherwise a notebook's bar misses the updates of the last tenth of a second
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Without gradients and in evaluation mode; then each module is again in the mode it was in."""
+    """Disable gradients and put the model in evaluation mode; restore each module's own mode afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -166,13 +168,13 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def accuracy(model: nn.Module, batch: Batch, T: int, *, size: int = 64, seed: int = 1) -> Tensor:
-    """Share of right answers at each position, [T]; NaN where nothing is asked."""
+    """Return the fraction of correct predictions at each position, float64 [T]; NaN at positions without targets."""
     tokens, targets = batch(size, T, Generator().manual_seed(seed))
     device = next(model.parameters()).device
     with evaluating(model):
-        right = (model(tokens.to(device)).argmax(-1).cpu() == targets).double()
-    asked = (targets != IGNORED).double()
-    return (right * asked).sum(0) / asked.sum(0)
+        correct = (model(tokens.to(device)).argmax(-1).cpu() == targets).double()
+    counted = (targets != IGNORED).double()
+    return (correct * counted).sum(0) / counted.sum(0)
 
 
 def mean_loss(
@@ -185,17 +187,17 @@ def mean_loss(
     seed: int = 1,
     autocast: torch.dtype | None = None,
 ) -> float:
-    """The loss on data that is not trained on, in nats: the mean over `batches` of `size` sequences each.
+    """Return the mean loss on held-out data, in nats, over `batches` batches of `size` sequences of T tokens.
 
-    batch: that data's, such as `Corpus.split()[1].batch`. autocast: as in `train`.
+    batch: of the held-out data, such as `Corpus.split()[1].batch`. autocast: as in `train`.
     """
     whole("batches", batches)
     generator, device = Generator().manual_seed(seed), next(model.parameters()).device
-    found = []
+    losses = []
     with evaluating(model):
         for _ in range(batches):
             tokens, targets = batch(size, T, generator)
             with torch.autocast(device.type, autocast, enabled=autocast is not None):
                 logits = model(tokens.to(device))
-            found.append(loss(logits, targets.to(device)).item())
-    return sum(found) / batches
+            losses.append(loss(logits, targets.to(device)).item())
+    return sum(losses) / batches

@@ -1,4 +1,4 @@
-"""A model's decays while it runs: recorded by hooks, and watched while it trains.
+"""Record a model's decays through hooks, and watch their headroom while it trains.
 
     with recorded(model) as w:
         model(tokens)
@@ -6,7 +6,7 @@
 
     watching = flakit.watch(model, every=100)            # before the training loop; watching.close() ends it
 
-`flakit.headroom` is the measure that `flakit.watch` brings along; this module knows only what a hook sees.
+`flakit.watch` passes `flakit.headroom` as the measure; this module itself handles only hooks and warnings.
 """
 
 import itertools
@@ -29,70 +29,70 @@ from .rwkv6 import RWKV6
 from .rwkv7 import RWKV7
 
 OWN = {RWKV6: ("rwkv6", 3), RWKV7: ("rwkv7", 1), GSA: ("gsa", 4)}
-"""The mixers here whose operator takes decays: its name, and which of its arguments they are."""
+"""Mixers of this package whose operator takes decays: the operator's name, and the index of its decay argument."""
 
 Decays = Callable[[str, nn.Module, Any], Tensor | None]
-"""decays(name, module, output) -> the natural-log decays [B, T, H, K] that a module has just made, or None."""
+"""decays(name, module, output) -> natural-log decays [B, T, H, K] that the module just computed, or None."""
 
 
 class WatchWarning(UserWarning):
-    """A watch or a recording that sees nothing, and why."""
+    """A watch or recording saw no decays; the text says why."""
 
 
 class HeadroomWarning(UserWarning):
-    """Decays that drift towards the law of a kernel, or are -inf, where a gate w = -exp(x) has no gradient."""
+    """Decays approach the limit of a kernel, or are -inf, where a gate w = -exp(x) has no gradient."""
 
 
 class Recording(dict):
-    """Decays by layer, detached; op: the operator they were for, None where nobody said."""
+    """Decays by layer name: detached copies [B, T, H, K]. op: the operator they belong to, None if unknown."""
 
     op: str | None = None
 
 
 @contextmanager
 def recorded(model: nn.Module, decays: Decays | None = None) -> Iterator[Recording]:
-    """Record the decays of every layer, of the last forward pass inside the block.
+    """Record the decays of every layer in the last forward pass inside the block.
 
-    decays: for models that are not of `flakit.models`: called after every module's forward with its name, itself and
-        its output; what it returns is recorded under that name. Default: what mixers of this package hand their
-        operator.
+    decays: for models other than those of `flakit.models`: called after every module's forward with its name, the
+        module and its output; its result is recorded under that name. Default: the decays that mixers of this package
+        pass to their operator.
 
-    A block that ends without a decay having been seen ends with a `WatchWarning` that says what may be the reason.
+    A block without any decay ends with a `WatchWarning` that names a likely reason.
 
     >>> def decays(name, module, output):  # an RWKV6 whose w_proj makes x of w = -exp(x), heads of 64
     ...     return log_decay(output.float()).unflatten(-1, (-1, 64)) if name.endswith("w_proj") else None
     """
-    sight = _Sight()
-    sight.attach(_uncompiled(model), decays)
-    sight.now = True
+    recorder = _Recorder()
+    recorder.attach(_uncompiled(model), decays)
+    recorder.now = True
     try:
-        yield sight.recording
+        yield recorder.recording
     finally:
-        sight.detach()
-    if not sight.recording:
-        _warn(WatchWarning, f"nothing was recorded: no forward pass ran in the block, or {sight.blind()}")
+        recorder.detach()
+    if not recorder.recording:
+        _warn(WatchWarning, f"nothing was recorded: no forward pass ran in the block, or {recorder.blind()}")
 
 
-# --- what hooks see ---------------------------------------------------------------------------------------------------
+# --- hooks ------------------------------------------------------------------------------------------------------------
 
-_SIGHTS: WeakValueDictionary[int, "_Sight"] = WeakValueDictionary()
+_RECORDERS: WeakValueDictionary[int, "_Recorder"] = WeakValueDictionary()
 _KEYS = itertools.count()
 
 
-class _Sight:
-    """The recording that hooks fill, while `now` is true and, if there is one, `during` is in training mode.
+class _Recorder:
+    """Fills a recording through hooks while `now` is true and `during`, if not None, is in training mode.
 
-    torch.compile guards on both: a compiled model has one program that looks and another that does not, and the second
-    is as fast as if nobody watched. A program cannot call Python, so what looks is an operator, which finds this object
-    by its key; it says that it changes `touched`, else the compiler would drop an operator without results.
+    torch.compile guards on both conditions: a compiled model gets one program that records and one that does not,
+    which costs nothing. A compiled program cannot call Python, so a custom operator records; it looks this object up by
+    its key. The operator declares that it mutates `touched`: the compiler would drop one without effects.
     """
 
-    def __init__(self, during: nn.Module | None = None, passed: Callable[[bool, bool], None] | None = None):
-        self.recording, self.now, self.during, self.passed = Recording(), False, during, passed
+    def __init__(self, during: nn.Module | None = None, on_pass: Callable[[bool, bool], None] | None = None):
+        self.recording, self.now, self.during, self.on_pass = Recording(), False, during, on_pass
         self.touched = torch.zeros((), device="cpu")
         self.key = next(_KEYS)
-        _SIGHTS[self.key] = self
-        self._handles, self._seen, self._decays = [], {}, None
+        _RECORDERS[self.key] = self
+        self._handles, self._wrappers, self._decays = [], {}, None
 
     def attach(self, model: nn.Module, decays: Decays | None) -> None:
         modules = [(name.replace("_orig_mod.", ""), module) for name, module in model.named_modules()]
@@ -100,16 +100,16 @@ class _Sight:
             if not callable(decays):
                 raise TypeError(f"decays: expected a function of name, module and output, got {type(decays).__name__}")
             self._decays = decays
-            looks = [(module, _Look(self, name, decays)) for name, module in modules]
-            self._handles += [module.register_forward_hook(look) for module, look in looks]
+            hooks = [(module, _UserHook(self, name, decays)) for name, module in modules]
+            self._handles += [module.register_forward_hook(hook) for module, hook in hooks]
         else:
-            own = [
+            mixers = [
                 (name, module, next(map(OWN.get, filter(OWN.get, type(module).__mro__)), None))
                 for name, module in modules
             ]
-            own = [found for found in own if found[2] is not None]
-            operators = {op for _, _, (op, _) in own}
-            if not own:
+            mixers = [mixer for mixer in mixers if mixer[2] is not None]
+            operators = {op for _, _, (op, _) in mixers}
+            if not mixers:
                 raise ValueError(
                     f"decays: expected a function, since {type(model).__name__} has no layer of flakit.models with "
                     f"decays ({', '.join(x.__name__ for x in OWN)}); "
@@ -121,37 +121,37 @@ class _Sight:
                     f"give the part of the model that has one"
                 )
             (self.recording.op,) = operators
-            self._seen = {module: _Seen(self, name, at, module.operator) for name, module, (_, at) in own}
-            self.put()
+            self._wrappers = {module: _Wrapper(self, name, arg, module.operator) for name, module, (_, arg) in mixers}
+            self.wrap()
             self._handles.append(model.register_forward_pre_hook(_Before(self), prepend=True))
-        if self.passed is not None:
-            self._handles.append(model.register_forward_hook(_Passed(self)))
+        if self.on_pass is not None:
+            self._handles.append(model.register_forward_hook(_After(self)))
 
-    def put(self) -> None:
-        """Stand before every mixer's operator, also where the operator has been exchanged since."""
-        for module, seen in self._seen.items():
-            found = module.operator
-            while found is not seen and isinstance(found, _Seen):  # of another watch
-                found = found.operator
-            if found is not seen:
-                seen.operator = module.operator
-                module.operator = seen
+    def wrap(self) -> None:
+        """Wrap every mixer's operator, also one that has been replaced since."""
+        for module, wrapper in self._wrappers.items():
+            operator = module.operator
+            while operator is not wrapper and isinstance(operator, _Wrapper):  # of another watch
+                operator = operator.operator
+            if operator is not wrapper:
+                wrapper.operator = module.operator
+                module.operator = wrapper
 
     def detach(self) -> None:
         self.now = False
         for handle in self._handles:
             handle.remove()
-        for module, seen in self._seen.items():
-            seen.gone = True  # another watch may stand before it
-            while isinstance(module.operator, _Seen) and module.operator.gone:
+        for module, wrapper in self._wrappers.items():
+            wrapper.detached = True  # another watch may have wrapped it
+            while isinstance(module.operator, _Wrapper) and module.operator.detached:
                 module.operator = module.operator.operator
-        self._handles, self._seen = [], {}
+        self._handles, self._wrappers = [], {}
 
-    def looks(self) -> bool:
+    def active(self) -> bool:
         return self.now and (self.during is None or self.during.training)
 
     def blind(self) -> str:
-        """Why there may be nothing in the recording though a forward pass ran."""
+        """Say why the recording may be empty although a forward pass ran."""
         return (
             "no layer called its operator"
             if self._decays is None
@@ -173,25 +173,25 @@ class _Sight:
 
 
 def _uncompiled(model: nn.Module) -> nn.Module:
-    """What torch.compile wraps: calls of either run through it."""
+    """Return the module that torch.compile wraps: calls of either run its forward."""
     return getattr(model, "_orig_mod", model)
 
 
-def _again() -> bool:
-    """Inside a backward pass, where activation checkpointing runs a forward pass once more."""
+def _recomputing() -> bool:
+    """Whether this is a backward pass, in which activation checkpointing repeats a forward pass."""
     return torch._C._current_graph_task_id() != -1
 
 
 def _see(touched: Tensor, key: int, name: str, w: Tensor) -> None:
-    sight = _SIGHTS.get(key)
-    if sight is not None and not _again():
-        sight.recording[name] = w.clone()
+    recorder = _RECORDERS.get(key)
+    if recorder is not None and not _recomputing():
+        recorder.recording[name] = w.clone()
 
 
 def _see_pass(touched: Tensor, key: int, training: bool, builds: bool) -> None:
-    sight = _SIGHTS.get(key)
-    if sight is not None and not _again():
-        sight.passed(training, builds)
+    recorder = _RECORDERS.get(key)
+    if recorder is not None and not _recomputing():
+        recorder.on_pass(training, builds)
 
 
 for _name, _run, _arguments in (
@@ -204,75 +204,75 @@ for _name, _run, _arguments in (
 
 
 def _nothing(*_) -> None:
-    """What a hook is in a copy of a watched model, or in a file of it: nobody watches those."""
+    """Replaces a hook in a copied or pickled model, which is not watched."""
 
 
-def _same(x: Any) -> Any:
+def _identity(x: Any) -> Any:
     return x
 
 
 class _Hook:
-    def __init__(self, sight: _Sight):
-        self.sight = sight
+    def __init__(self, recorder: _Recorder):
+        self.recorder = recorder
 
     def __reduce__(self) -> tuple:
-        return _same, (_nothing,)
+        return _identity, (_nothing,)
 
 
 class _Before(_Hook):
-    """At the beginning of the watched model's forward pass."""
+    """Runs before the watched model's forward pass."""
 
     def __call__(self, *_) -> None:
         if not torch.compiler.is_compiling():
-            self.sight.put()
+            self.recorder.wrap()
 
 
-class _Passed(_Hook):
-    """At the end of the watched model's forward pass."""
+class _After(_Hook):
+    """Runs after the watched model's forward pass."""
 
     def __call__(self, module: nn.Module, *_) -> None:
-        self.sight.end(module.training)
+        self.recorder.end(module.training)
 
 
-class _Look(_Hook):
-    """At the end of any module's forward pass: asks the user's function for decays."""
+class _UserHook(_Hook):
+    """Runs after any module's forward pass: asks the user's function for decays."""
 
-    def __init__(self, sight: _Sight, name: str, decays: Decays):
-        super().__init__(sight)
+    def __init__(self, recorder: _Recorder, name: str, decays: Decays):
+        super().__init__(recorder)
         self.name, self.decays = name, decays
 
     def __call__(self, module: nn.Module, _, output: Any) -> None:
-        if self.sight.looks():
+        if self.recorder.active():
             w = self.decays(self.name, module, output)
             if w is not None:
                 if not isinstance(w, Tensor):
                     raise TypeError(f"decays: expected a tensor or None for {self.name!r}, got {type(w).__name__}")
-                self.sight.see(self.name, w)
+                self.recorder.see(self.name, w)
 
 
-class _Seen:
-    """A mixer's operator for the time of a watch: the same, seen. In a copy or a file of the model it is the operator.
+class _Wrapper:
+    """A mixer's operator during a watch: records its decays and calls it. A copied or pickled model has the operator.
 
-    That it is another object is what makes torch.compile notice: it does not guard on hooks.
+    It replaces the operator because torch.compile guards on that object, and not on hooks.
     """
 
-    def __init__(self, sight: _Sight, name: str, at: int, operator: Callable):
-        self.sight, self.name, self.at, self.operator, self.gone = sight, name, at, operator, False
+    def __init__(self, recorder: _Recorder, name: str, arg: int, operator: Callable):
+        self.recorder, self.name, self.arg, self.operator, self.detached = recorder, name, arg, operator, False
 
-    def __call__(self, *x: Tensor, **how):
-        if not self.gone and self.sight.looks():
-            self.sight.see(self.name, x[self.at])
-        return self.operator(*x, **how)
+    def __call__(self, *x: Tensor, **options):
+        if not self.detached and self.recorder.active():
+            self.recorder.see(self.name, x[self.arg])
+        return self.operator(*x, **options)
 
     def __reduce__(self) -> tuple:
-        return _same, (self.operator,)
+        return _identity, (self.operator,)
 
 
 _LIBRARIES = tuple(f"{folder}{os.sep}" for folder in (Path(__file__).parents[1], Path(torch.__file__).parent))
 
 
 def _warn(category: type[Warning], text: str) -> None:
-    """A warning at the line outside flakit and PyTorch that led here."""
+    """Warn at the nearest caller outside flakit and PyTorch."""
     level, frame = 2, sys._getframe(1)
     while frame is not None and _inside(frame.f_code.co_filename):
         level, frame = level + 1, frame.f_back
@@ -288,7 +288,10 @@ def _inside(file: str) -> bool:
 
 
 class Forecast(NamedTuple):
-    """One warning. used_up: the step at which the headroom is gone at the present pace; `step` itself if it is now."""
+    """One warning. used_up: the step at which the headroom runs out at the current pace; `step` itself if it is gone.
+
+    exponent, limit: the largest exponent and the kernel's limit, in natural log.
+    """
 
     step: int
     layer: str
@@ -297,11 +300,11 @@ class Forecast(NamedTuple):
     exponent: float
     limit: float
     pace: float
-    """Of the exponent, natural-log units a step."""
+    """Growth of the exponent, natural-log units per step."""
     used_up: float
 
     def line(self, steps: Sequence[int]) -> list[float]:
-        """The straight line that it goes by: the exponents that it expects at these steps, NaN before its own."""
+        """Return the exponents that it predicts at the given steps, on a straight line; NaN before its own step."""
         return [self.exponent + self.pace * (n - self.step) if n >= self.step else math.nan for n in steps]
 
     def __str__(self) -> str:
@@ -315,15 +318,15 @@ class Forecast(NamedTuple):
 
 
 class Alarm:
-    """Forecasts from a log: the largest exponent of one kernel, heard step by step.
+    """Forecasts when one kernel runs out of headroom, from its largest exponent at each measured step.
 
-    `flakit.watch` sets one for each layer and kernel. Alone it serves a log that was written during a training.
+    `flakit.watch` keeps one per layer and kernel. It can also be used alone, on the log of a finished training.
 
     Args:
         limit: the largest exponent that the kernel survives, natural log: 88.72 for float32.
         ahead: how many steps before the end to warn.
-        over: how many of the last measurements the line is drawn through, at least 2.
-        layer, kernel, dtype: what the forecast says of itself.
+        over: number of most recent measurements to fit the line to, at least 2.
+        layer, kernel, dtype: labels of the forecast.
     """
 
     def __init__(
@@ -340,12 +343,12 @@ class Alarm:
         whole("over", over, 2)
         self.limit, self.ahead, self.over, self.names = limit, ahead, over, (layer, kernel, dtype)
         self.steps, self.exponents = [], []
-        self._due = -1  # the step that an earlier forecast named: nothing is said again until then
+        self._due = -1  # the step that the last forecast named: no other forecast until then
 
     def hear(self, step: int, exponent: float) -> Forecast | None:
-        """The largest exponent at a step; steps only rise. The forecast, where there is one to be told.
+        """Add the largest exponent at a step, and return a forecast if one is due, else None.
 
-        Raises ValueError for a step that is not after the last one.
+        Raises ValueError unless steps increase.
         """
         if self.steps and step <= self.steps[-1]:
             raise ValueError(f"step: expected one after {self.steps[-1]}, got {step}")
@@ -354,7 +357,7 @@ class Alarm:
         breaks = exponent > self.limit
         waits = step < self._due and not breaks or self._due == math.inf
         if len(self.steps) < 2 or self.exponents[0] > self.limit or waits:
-            return None  # what never had headroom does not lose it
+            return None  # a kernel without headroom from the start cannot lose it
         pace, used_up = _line(self.steps[-self.over :], self.exponents[-self.over :], self.limit)
         used_up = step if breaks else max(used_up, step + 1)
         if not breaks and (len(self.steps) == 2 or used_up - step > self.ahead):
@@ -364,9 +367,9 @@ class Alarm:
 
 
 class Watch:
-    """What `flakit.watch` sees. headrooms: the measurements by step; warned: every `Forecast` so far.
+    """The result of `flakit.watch`. headrooms: measurements by step. warned: every `Forecast` so far.
 
-    recording: the decays of the last measurement, by layer; `flakit.headroom(watching.recording)` has all of it.
+    recording: the decays of the last measurement, by layer, as `flakit.headroom` takes them.
     """
 
     def __init__(
@@ -380,26 +383,26 @@ class Watch:
         over: int,
         tell: Callable[[Forecast], None] | None,
         dtype: torch.dtype,
-        **how,
+        **options,
     ):
         for name, number, least in (("every", every, 1), ("ahead", ahead, 0), ("over", over, 2)):
             whole(name, number, least)
         self.every, self.ahead, self.over, self.dtype, self.tell = every, ahead, over, dtype, tell
         self.step, self.headrooms, self.warned, self.recording = -1, {}, [], Recording()
-        self._measure, self._how, self._alarms = measure, how, {}
-        self._evaluated, self._blind, self._told_infinite = 0, False, False
+        self._measure, self._options, self._alarms = measure, options, {}
+        self._evaluated, self._blind, self._warned_infinite = 0, False, False
         model = _uncompiled(model)
-        self._sight = _Sight(during=model, passed=self._passed)
-        self._sight.attach(model, decays)
-        self.recording.op = self._sight.recording.op
-        self._sight.now = True
+        self._recorder = _Recorder(during=model, on_pass=self._on_pass)
+        self._recorder.attach(model, decays)
+        self.recording.op = self._recorder.recording.op
+        self._recorder.now = True
 
-    def _passed(self, training: bool, builds: bool) -> None:
-        """After a forward pass. builds: whether a graph for a backward pass is made, as in a step."""
+    def _on_pass(self, training: bool, builds: bool) -> None:
+        """Count a step after a forward pass, and measure if due. builds: whether autograd recorded the pass."""
         if not training:
             self._evaluated += builds
             if self._evaluated == self.every:
-                self._say_blind(
+                self._warn_blind(
                     f"{self.every} forward passes with gradients ran in evaluation mode, and a step is one in training "
                     f"mode: if these were steps, call model.train()"
                 )
@@ -407,31 +410,31 @@ class Watch:
         self._evaluated = 0
         self.step += 1
         if self.step % self.every == 0:
-            seen = self._sight.recording
+            latest = self._recorder.recording
             self.recording.clear()
-            self.recording.update(seen)
-            seen.clear()
-            self._look_for_infinite()
-            lost = [name for name, w in self.recording.items() if w.isnan().any()]
+            self.recording.update(latest)
+            latest.clear()
+            self._check_infinite()
+            nan = [name for name, w in self.recording.items() if w.isnan().any()]
             if not self.recording:
-                self._say_blind(self._sight.blind())
-            elif lost:  # lost weights have no decays
-                self._say_blind(f"the decays of {lost[0] or 'the model'} are NaN, so that they have no headroom")
+                self._warn_blind(self._recorder.blind())
+            elif nan:  # from weights that are NaN
+                self._warn_blind(f"the decays of {nan[0] or 'the model'} are NaN, so that they have no headroom")
             else:
-                self._judge_all()
-        self._sight.now = (self.step + 1) % self.every == 0  # before the pass: a compiled one guards on it
+                self._forecast_all()
+        self._recorder.now = (self.step + 1) % self.every == 0  # set before the next pass: compiled code guards on it
 
-    def _judge_all(self) -> None:
-        self.headrooms[self.step] = self._measure(self.recording, **self._how)
+    def _forecast_all(self) -> None:
+        self.headrooms[self.step] = self._measure(self.recording, **self._options)
         for layer in self.recording:
             for kernel in {m.kernel for m in self.headrooms[self.step].layers[layer]}:
-                self._judge(layer, kernel)
+                self._forecast(layer, kernel)
 
-    def _look_for_infinite(self) -> None:
-        """Tell once of decays of -inf: what the gate that made them does there no kernel's law says."""
+    def _check_infinite(self) -> None:
+        """Warn once of decays of -inf. They fit every kernel, but the gate that computed them may have no gradient."""
         layer = next((name for name, w in self.recording.items() if w.isneginf().any()), None)
-        if layer is not None and not self._told_infinite:
-            self._told_infinite = True
+        if layer is not None and not self._warned_infinite:
+            self._warned_infinite = True
             where = f"step {self.step}, {layer}" if layer else f"step {self.step}"
             _warn(
                 HeadroomWarning,
@@ -439,34 +442,34 @@ class Watch:
                 f"flakit.log_decay(x): the same w, and dx = 0",
             )
 
-    def _say_blind(self, why: str) -> None:
+    def _warn_blind(self, why: str) -> None:
         if not self._blind:  # once
             self._blind = True
             _warn(WatchWarning, f"nothing was measured at step {max(self.step, 0)}: {why}")
 
     def pace(self, layer: str, kernel: str) -> tuple[list[int], list[float]]:
-        """The steps measured so far, and the largest exponent of a kernel at each."""
-        found = {n: h.margin(kernel, self.dtype, layer) for n, h in self.headrooms.items() if layer in h.layers}
-        return list(found), [m.exponent for m in found.values()]
+        """Return the steps measured so far, and the largest exponent of a kernel at each, in natural log."""
+        margins = {n: h.margin(kernel, self.dtype, layer) for n, h in self.headrooms.items() if layer in h.layers}
+        return list(margins), [m.exponent for m in margins.values()]
 
-    def _judge(self, layer: str, kernel: str) -> None:
+    def _forecast(self, layer: str, kernel: str) -> None:
         margin = self.headrooms[self.step].margin(kernel, self.dtype, layer)
         if (layer, kernel) not in self._alarms:
-            how = {"ahead": self.ahead, "over": self.over, "layer": layer, "kernel": kernel, "dtype": self.dtype}
-            self._alarms[layer, kernel] = Alarm(margin.limit, **how)
-        found = self._alarms[layer, kernel].hear(self.step, margin.exponent)
-        if found is not None:
-            self.warned.append(found)
+            labels = {"layer": layer, "kernel": kernel, "dtype": self.dtype}
+            self._alarms[layer, kernel] = Alarm(margin.limit, ahead=self.ahead, over=self.over, **labels)
+        forecast = self._alarms[layer, kernel].hear(self.step, margin.exponent)
+        if forecast is not None:
+            self.warned.append(forecast)
             if self.tell is None:
-                _warn(HeadroomWarning, str(found))
+                _warn(HeadroomWarning, str(forecast))
             else:
-                self.tell(found)
+                self.tell(forecast)
 
     def close(self) -> None:
-        """Take the hooks off the model; what was seen stays. A `WatchWarning` if no step was."""
-        self._sight.detach()
+        """Remove the hooks from the model and keep the measurements. Gives a `WatchWarning` if no step ran."""
+        self._recorder.detach()
         if self.step < 0:
-            self._say_blind(
+            self._warn_blind(
                 "no forward pass in training mode went through the model; one of a compiled function that ran before "
                 "is not seen until torch.compiler.reset()"
             )
@@ -475,21 +478,21 @@ class Watch:
         return self
 
     def __exit__(self, error: type[BaseException] | None, *_) -> None:
-        self._blind |= error is not None  # which says enough
+        self._blind |= error is not None  # the error itself says enough
         self.close()
 
     def __str__(self) -> str:
         if not self.headrooms:
             return "No step was measured yet."
-        step, found = next(reversed(self.headrooms.items()))
+        step, headroom = next(reversed(self.headrooms.items()))
         lines = [f"Headroom at step {step}, the factor that all decays may grow by:"]
-        for layer, margins in found.layers.items():
+        for layer, margins in headroom.layers.items():
             lines += [f"  {layer}: {m.kernel}: {m.factor:.3g}" for m in margins if m.dtype == self.dtype]
         return "\n".join(lines)
 
 
 def _line(steps: Sequence[int], exponents: Sequence[float], limit: float) -> tuple[float, float]:
-    """Least squares: the slope, and where the line from the last point on reaches the limit; inf where it falls."""
+    """Fit a least-squares line; return its slope and the step where it reaches the limit, inf if it does not rise."""
     t, e = sum(steps) / len(steps), sum(exponents) / len(exponents)
     slope = sum((n - t) * (x - e) for n, x in zip(steps, exponents, strict=True)) / sum((n - t) ** 2 for n in steps)
     return slope, t + (limit - e) / slope if slope > 0 else math.inf
@@ -505,34 +508,34 @@ def watch(
     over: int = 5,
     dtype: torch.dtype = torch.float32,
     tell: Callable[[Forecast], None] | None = None,
-    **how,
+    **options,
 ) -> Watch:
-    """Measure the headroom of every layer while a model trains, and warn long before it is used up.
+    """Measure the headroom of every layer while a model trains, and warn long before it runs out.
 
-    A step is a forward pass of the whole model in training mode; that of activation checkpointing, which runs it once
-    more in the backward pass, is none. Every `every` steps the decays are recorded and the largest exponent of each
-    kernel is held against its law. A line through the last measurements says when it will be used up at the present
-    pace: a `HeadroomWarning` once that is within `ahead` steps, another when that step has passed and it still lies
-    ahead, and a last one when it has happened. What breaks from the first measurement on is not warned of:
-    `print(flakit.headroom(watching.recording))` says what that is. Of decays that are -inf, where a gate w = -exp(x)
-    has no gradient, a `HeadroomWarning` tells once. A watch that sees nothing says so once, in a `WatchWarning`.
+    A step is a forward pass of the whole model in training mode; the recomputation of activation checkpointing does not
+    count. Every `every` steps the watch records the decays and compares the largest exponent of each kernel with the
+    kernel's limit. A line through the last measurements predicts when the headroom runs out. A `HeadroomWarning`
+    appears once that is within `ahead` steps, again if that step passes without it, and finally when it happens.
+    A kernel that fails from the first measurement on gives no warning; `print(flakit.headroom(watching.recording))`
+    shows it. Decays of -inf, where a gate w = -exp(x) has no gradient, give one `HeadroomWarning`. A watch that sees no
+    decays gives one `WatchWarning`.
 
-    The model may be compiled, before or after; its next step is compiled again. A copy of a watched model, or a file of
-    it, is not watched.
+    The model may be compiled before or after; its next step is then compiled again. A copied or pickled model is not
+    watched.
 
     Args:
-        model: of `flakit.models`, or any with `decays`.
-        every: steps between two measurements.
-        measure: `headroom` of `flakit.cases`, which `flakit.watch` gives.
-        decays: as `recorded` takes it.
+        model: one of `flakit.models`, or any model with `decays`.
+        every: steps between measurements.
+        measure: the measure, `headroom` of `flakit.cases`; `flakit.watch` passes it.
+        decays: as in `recorded`.
         ahead: how many steps before the end to warn, default 10 * every.
-        over: how many measurements the line is drawn through.
-        dtype: what the kernels' operands are stored in: torch.float32, bfloat16 or float16.
-        tell: called with each `Forecast` in place of a Python warning.
-        how: op, chunk, block and only (the kernels to watch), as `flakit.headroom` takes them.
+        over: number of most recent measurements to fit the line to.
+        dtype: storage dtype of the kernels' operands: torch.float32, bfloat16 or float16.
+        tell: called with each `Forecast` instead of a Python warning.
+        options: op, chunk, block and only (the kernels to watch), as in `flakit.headroom`.
 
     Returns:
-        Watch: `headrooms` by step, `warned`, `recording`, `close()`; a context manager that closes.
+        Watch: `headrooms` by step, `warned`, `recording`, `close()`; also a context manager that closes it.
     """
     ahead = 10 * every if ahead is None else ahead
-    return Watch(model, measure, every=every, decays=decays, ahead=ahead, over=over, tell=tell, dtype=dtype, **how)
+    return Watch(model, measure, every=every, decays=decays, ahead=ahead, over=over, tell=tell, dtype=dtype, **options)

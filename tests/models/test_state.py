@@ -309,7 +309,7 @@ def test_a_gpu_says_what_a_cpu_says(mixer):
 
 def test_a_step_that_somebody_follows_is_no_graph():
     """On a GPU a graph would be replayed past them."""
-    model, repeats = awake("rwkv6"), generation._repeats_itself
+    model, repeats = awake("rwkv6"), generation._is_repeatable
     assert repeats(model)
     assert not repeats(awake("attention"))
     with flakit.trace():

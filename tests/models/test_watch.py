@@ -430,7 +430,7 @@ def test_activation_checkpointing_of_layers_is_recorded_once(reentrant):
 
     with watch(made, every=2, measure=measure) as watching:
         steps(made, 4)
-    assert watching.step == 3 and len(seen) == 2 and not watching._sight.recording
+    assert watching.step == 3 and len(seen) == 2 and not watching._recorder.recording
 
 
 def through_pickle(made):
