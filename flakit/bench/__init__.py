@@ -1,1 +1,1 @@
-"""Speed and memory, measured on a GPU and set beside a peer where one is installed. Never part of a test."""
+"""Benchmarks of speed and memory on a GPU, beside other implementations if they are installed. Not run by tests."""

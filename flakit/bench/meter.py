@@ -1,6 +1,6 @@
-"""A GPU's stopwatch: how long a call takes on the device and on the host, in which kernels, and with how much memory.
+"""Measure a call on a GPU: its time on the device and on the host, its kernels, and its memory.
 
-What times a call gets one of these, so that a test can give it another, which needs no GPU.
+Functions that measure take a `Meter` as an argument, so that tests can pass one that needs no GPU.
 """
 
 import statistics
@@ -14,7 +14,7 @@ QUANTILES = (0.2, 0.5, 0.8)
 
 
 class Times(NamedTuple):
-    """Milliseconds: of all calls 20% were faster than `low`, half than `median`, 80% than `high`."""
+    """The 20%, 50% and 80% quantiles over calls, in milliseconds."""
 
     low: float
     median: float
@@ -22,55 +22,55 @@ class Times(NamedTuple):
 
 
 class KernelTime(NamedTuple):
-    """A kernel by the name that the profiler gives it."""
+    """The time of a kernel, by its name in the profiler."""
 
     kernel: str
     calls: float
-    """In one call of what was profiled."""
+    """Launches per profiled call."""
     ms: float
-    """Of all these."""
+    """Milliseconds of all its launches in one profiled call."""
     share: float
-    """Of all kernels' time."""
+    """Fraction of the time of all kernels."""
 
 
 class Meter:
-    """Of the current CUDA device."""
+    """Measures on the current CUDA device."""
 
     device = "cuda"
 
     def times(self, call: Callable[[], object]) -> Times:
-        """On the device, between two events, after warming up and with its cache emptied before each call."""
+        """Time a call on the device with CUDA events, after a warm-up, with the L2 cache flushed before each call."""
         from triton.testing import do_bench
 
         return Times(*do_bench(call, warmup=50, rep=200, quantiles=QUANTILES))
 
     def replayed(self, call: Callable[[], object]) -> Times:
-        """Of a CUDA graph that holds one call: what is left of it where the host costs nothing."""
-        beside = torch.cuda.Stream()
-        beside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(beside):
-            for _ in range(3):  # compile, and allocate, before anything is captured
+        """Time a call captured in a CUDA graph: its time without launch overhead on the host."""
+        warmup = torch.cuda.Stream()
+        warmup.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(warmup):
+            for _ in range(3):  # compile and allocate before the capture
                 call()
-        torch.cuda.current_stream().wait_stream(beside)
+        torch.cuda.current_stream().wait_stream(warmup)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             call()
         return self.times(graph.replay)
 
     def host_ms(self, call: Callable[[], object], calls: int = 50) -> float:
-        """What the host needs to issue one to an idle device, without waiting for it: the median."""
+        """Return the median milliseconds that the host takes to issue a call to an idle device."""
         call()
-        found = []
+        measured_ms = []
         for _ in range(calls):
             self.wait()
             start = time.perf_counter()
             call()
-            found.append(1e3 * (time.perf_counter() - start))
+            measured_ms.append(1e3 * (time.perf_counter() - start))
         self.wait()
-        return statistics.median(found)
+        return statistics.median(measured_ms)
 
     def extra_gib(self, call: Callable[[], object]) -> float:
-        """Most memory in use during a call, above what was before."""
+        """Return the peak memory of a call above the memory allocated before it, in GiB."""
         self.wait()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
@@ -78,39 +78,39 @@ class Meter:
         return (torch.cuda.max_memory_allocated() - before) / 2**30
 
     def kernels(self, call: Callable[[], object], calls: int = 10) -> list[KernelTime]:
-        """The kernels of a call, the longest first."""
+        """Profile a call and return its kernels, the slowest first."""
         from torch.profiler import ProfilerActivity, profile
 
         for _ in range(3):
             call()
         self.wait()
-        with profile(activities=[ProfilerActivity.CUDA]) as watched:
+        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
             for _ in range(calls):
                 call()
             self.wait()
-        return by_kernel(watched.events(), calls)
+        return by_kernel(profiler.events(), calls)
 
     def ceilings(self) -> dict[str, float]:
-        """What bounds every kernel here: a copy's 10^12 bytes a second, read and written, and a product's 10^12
-        operations, of large bfloat16 matrices."""
+        """Measure the device's limits: copy bandwidth, reads plus writes, in 10^12 bytes per second, and the rate of
+        large bfloat16 matrix products in TFLOP/s."""
         x = torch.zeros(2**29, dtype=torch.uint8, device=self.device)
         y = torch.empty_like(x)
         a = torch.randn(8192, 8192, device=self.device, dtype=torch.bfloat16)
-        copied, multiplied = self.times(lambda: y.copy_(x)).low, self.times(lambda: a @ a).low
-        return {"copy_tb_s": 2e-9 * len(x) / copied, "tflops": 2e-9 * 8192**3 / multiplied}
+        copy_ms, matmul_ms = self.times(lambda: y.copy_(x)).low, self.times(lambda: a @ a).low
+        return {"copy_tb_s": 2e-9 * len(x) / copy_ms, "tflops": 2e-9 * 8192**3 / matmul_ms}
 
     def wait(self) -> None:
         torch.cuda.synchronize()
 
 
 def by_kernel(events: Iterable, calls: int) -> list[KernelTime]:
-    """The profiler's events on a device as a table, for one of so many calls; events on the host are left out."""
+    """Sum the profiler's device events by kernel, per call, the slowest kernel first. Host events are ignored."""
     counts: dict[str, int] = {}
     microseconds: dict[str, float] = {}
     for event in events:
         if event.device_type != torch.autograd.DeviceType.CPU:
             counts[event.name] = counts.get(event.name, 0) + 1
             microseconds[event.name] = microseconds.get(event.name, 0.0) + event.time_range.elapsed_us()
-    whole = sum(microseconds.values()) or 1.0
-    found = [KernelTime(name, counts[name] / calls, 1e-3 * us / calls, us / whole) for name, us in microseconds.items()]
-    return sorted(found, key=lambda kernel: -kernel.ms)
+    total = sum(microseconds.values()) or 1.0
+    rows = [KernelTime(name, counts[name] / calls, 1e-3 * us / calls, us / total) for name, us in microseconds.items()]
+    return sorted(rows, key=lambda kernel: -kernel.ms)

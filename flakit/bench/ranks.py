@@ -2,12 +2,11 @@
 
     python -m flakit.bench.ranks [--gpus 2] [--tokens 262144] [--only rwkv6] [--json ranks.json]
 
-Forward and all gradients, bfloat16, a sequence of so many tokens. Every rank holds the whole of it, runs it alone and
-then its slice together with the others, and sends messages of the same sizes and nothing else; an error is that of its
-slices against its own whole, the largest of all ranks. Of one more call a profiler tells how long the last rank's
-messages are under way, and in how much of that time its kernels compute: the last rank is the one that waits, in the
-forward, for what all others send. What one card has no memory for is timed over ranks only. Over more GPUs than there
-are: flakit.bench.simulate.
+Forward and all gradients, bfloat16, one sequence. Every rank holds the full sequence. It runs it alone, then runs its
+slice together with the others, then sends messages of the same sizes without computing. The error compares the slices
+with the rank's own full run, the largest over ranks. A profiled call gives the time that the last rank's messages take
+and the part of it that overlaps with its kernels: in the forward the last rank waits for all others. A sequence that
+does not fit on one GPU is timed over ranks only. For more GPUs than available: flakit.bench.simulate.
 """
 
 import argparse
@@ -35,90 +34,92 @@ CALLS = 10
 
 
 def measured(case: Case) -> dict:
-    """A row of the table, the same on every rank."""
+    """Measure a case and return its row, the same on every rank. A collective call."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    op, whole = case.operator, case.inputs()
+    op, full = case.operator, case.inputs()
     own = slice(case.T * rank // ranks, case.T * (rank + 1) // ranks)
-    mine = {n: (x[:, own] if n in op.sequences else x).detach().contiguous() for n, x in whole.items()}
-    mine = {n: x.requires_grad_() for n, x in mine.items()}
+    part = {n: (x[:, own] if n in op.sequences else x).detach().contiguous() for n, x in full.items()}
+    part = {n: x.requires_grad_() for n, x in part.items()}
     do = torch.randn(1, 512, case.H, case.V, device="cuda", dtype=torch.bfloat16)
     do = do.repeat(1, -(-case.T // 512), 1, 1)[:, : case.T].contiguous()
 
-    def run(given, do, **more) -> tuple[Tensor, ...]:
-        o = op.forms["chunk"](**given, **more).o
-        return o.detach(), *torch.autograd.grad(o, list(given.values()), do)
+    def run(inputs, do, **options) -> tuple[Tensor, ...]:
+        o = op.forms["chunk"](**inputs, **options).o
+        return o.detach(), *torch.autograd.grad(o, list(inputs.values()), do)
 
     row = {"operator": case.op, "T": case.T, "ranks": ranks, "alone_ms": None, "apart": None}
-    do_mine, together = do[:, own].contiguous(), {"group": dist.group.WORLD}
+    do_part, together = do[:, own].contiguous(), {"group": dist.group.WORLD}
     sent, gather = [], dist.all_gather
 
-    def counted(found, x, **more):
+    def counted(outputs, x, **options):
         sent.append(x.numel() * x.element_size())
-        return gather(found, x, **more)
+        return gather(outputs, x, **options)
 
-    run(mine, do_mine, **together)
+    run(part, do_part, **together)
     dist.all_gather = counted
-    found = run(mine, do_mine, **together)
+    results = run(part, do_part, **together)
     dist.all_gather = gather
     row |= {"messages": len(sent), "bytes": sum(sent)}
     fits = torch.ones((), device="cuda")
     try:
-        true = run(whole, do)
-        apart = max(_apart(x, y[:, own]) for n, x, y in zip(("o", *whole), found, true, strict=True) if n != "u")
-        del true
+        expected = run(full, do)
+        error = max(_error(x, y[:, own]) for n, x, y in zip(("o", *full), results, expected, strict=True) if n != "u")
+        del expected
     except torch.OutOfMemoryError:
         fits.zero_()
     dist.all_reduce(fits, dist.ReduceOp.MIN)
-    del found
+    del results
     empty = [torch.empty(n, dtype=torch.uint8, device="cuda") for n in sent]
     row["gather_ms"] = _largest(_ms(lambda: [gathered(x, dist.group.WORLD) for x in empty]))
-    row["together_ms"] = _largest(_ms(lambda: run(mine, do_mine, **together)))
-    under_way, hidden = _under_way(lambda: run(mine, do_mine, **together))
-    row |= {"under_way_ms": _of_last_rank(under_way), "overlapped": _of_last_rank(hidden / under_way)}
+    row["together_ms"] = _largest(_ms(lambda: run(part, do_part, **together)))
+    message_ms, overlap_ms = _message_ms(lambda: run(part, do_part, **together))
+    row |= {"under_way_ms": _of_last_rank(message_ms), "overlapped": _of_last_rank(overlap_ms / message_ms)}
     if fits.item():
-        row["apart"] = _largest(apart)
-        row["alone_ms"] = _largest(_ms(lambda: run(whole, do)))
+        row["apart"] = _largest(error)
+        row["alone_ms"] = _largest(_ms(lambda: run(full, do)))
     return row
 
 
-def _apart(x: Tensor, y: Tensor) -> float:
-    total, off = 0.0, 0.0
-    for a, b in zip(x.split(8192, 1), y.split(8192, 1), strict=True):  # in float32, a whole one takes too much memory
+def _error(x: Tensor, y: Tensor) -> float:
+    """Return the relative L2 error of x against y."""
+    total, error = 0.0, 0.0
+    for a, b in zip(x.split(8192, 1), y.split(8192, 1), strict=True):  # all of it in float32 takes too much memory
         total += b.float().square().sum().item()
-        off += (a.float() - b.float()).square().sum().item()
-    return (off / total) ** 0.5
+        error += (a.float() - b.float()).square().sum().item()
+    return (error / total) ** 0.5
 
 
 def _largest(x: float) -> float:
-    found = torch.tensor(x, device="cuda", dtype=torch.float64)
-    dist.all_reduce(found, dist.ReduceOp.MAX)
-    return found.item()
+    """Return the maximum over ranks."""
+    value = torch.tensor(x, device="cuda", dtype=torch.float64)
+    dist.all_reduce(value, dist.ReduceOp.MAX)
+    return value.item()
 
 
 def _of_last_rank(x: float) -> float:
-    found = torch.tensor(x, device="cuda", dtype=torch.float64)
-    dist.broadcast(found, dist.get_world_size() - 1)
-    return found.item()
+    value = torch.tensor(x, device="cuda", dtype=torch.float64)
+    dist.broadcast(value, dist.get_world_size() - 1)
+    return value.item()
 
 
 Span = tuple[float, float]
-"""Of time: its beginning and its end."""
+"""An interval of time: begin, end."""
 
 
 def shared(some: list[Span], others: list[Span]) -> tuple[float, float]:
-    """How long any of some spans lasts, and in how much of that any of the others does, too."""
+    """Return the length of the union of `some`, and the length of its overlap with the union of `others`."""
     ends = sorted({end for span in some + others for end in span})
-    total = both = 0.0
+    total = overlap = 0.0
     for begin, end in pairwise(ends):
         if any(a <= begin and end <= b for a, b in some):
             total += end - begin
-            both += (end - begin) * any(a <= begin and end <= b for a, b in others)
-    return total, both
+            overlap += (end - begin) * any(a <= begin and end <= b for a, b in others)
+    return total, overlap
 
 
-def _under_way(call) -> tuple[float, float]:
-    """Milliseconds in which NCCL's kernels run in a call, and of these the ones in which others do."""
-    for _ in range(2):  # the first of a process pays for the profiler's own beginning
+def _message_ms(call) -> tuple[float, float]:
+    """Return the milliseconds of a call in which NCCL's kernels run, and those in which other kernels run too."""
+    for _ in range(2):  # the first profile of a process includes the profiler's start-up
         dist.barrier()
         torch.cuda.synchronize()
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
@@ -133,7 +134,7 @@ def _under_way(call) -> tuple[float, float]:
 
 
 def _ms(call) -> float:
-    """The median of some calls, each begun by all ranks at once."""
+    """Return the median milliseconds of a call that all ranks begin together."""
     times = []
     for _ in range(3 + CALLS):
         dist.barrier()
@@ -163,13 +164,13 @@ def _rank(rank: int, ranks: int, store: str, cases: list[Case], json: Path | Non
 def _line(row: dict) -> str:
     alone = "no memory" if row["alone_ms"] is None else f"{row['alone_ms']:.2f}"
     ratio = "" if row["alone_ms"] is None else f"{row['alone_ms'] / row['together_ms']:.2f}"
-    apart = "" if row["apart"] is None else f"{row['apart']:.1e}"
-    shown = (
+    error = "" if row["apart"] is None else f"{row['apart']:.1e}"
+    columns = (
         row["operator"], row["T"], alone, f"{row['together_ms']:.2f}", ratio, row["messages"],
-        f"{row['bytes'] / 2**20:.2f}", apart, f"{row['gather_ms']:.3f}", f"{row['under_way_ms']:.3f}",
+        f"{row['bytes'] / 2**20:.2f}", error, f"{row['gather_ms']:.3f}", f"{row['under_way_ms']:.3f}",
         f"{row['overlapped']:.0%}",
     )  # fmt: skip
-    return " ".join(f"{x!s:>12}" for x in shown)
+    return " ".join(f"{x!s:>12}" for x in columns)
 
 
 def main() -> None:
@@ -178,15 +179,15 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=262_144)
     parser.add_argument("--only", default="", help="an operator")
     parser.add_argument("--json", type=Path, help="write the rows as a recording")
-    given = parser.parse_args()
-    if torch.cuda.device_count() < given.gpus:
-        parser.error(f"expected {given.gpus} GPUs, found {torch.cuda.device_count()}")
-    cases = [replace(case, T=given.tokens) for case in CASES if given.only in case.op]
-    heads = "operator", "T", "one GPU, ms", f"{given.gpus} GPUs, ms", "ratio", "messages", "MiB a rank", "L2 apart"
+    args = parser.parse_args()
+    if torch.cuda.device_count() < args.gpus:
+        parser.error(f"expected {args.gpus} GPUs, found {torch.cuda.device_count()}")
+    cases = [replace(case, T=args.tokens) for case in CASES if args.only in case.op]
+    heads = "operator", "T", "one GPU, ms", f"{args.gpus} GPUs, ms", "ratio", "messages", "MiB a rank", "L2 apart"
     heads += "gathers, ms", "under way", "overlapped"
     print(" ".join(f"{x:>12}" for x in heads))
     with TemporaryDirectory() as folder:
-        mp.spawn(_rank, (given.gpus, f"{folder}/store", cases, given.json), given.gpus)
+        mp.spawn(_rank, (args.gpus, f"{folder}/store", cases, args.json), args.gpus)
 
 
 if __name__ == "__main__":

@@ -2,20 +2,20 @@
 
     python -m flakit.bench.simulate [--operator rwkv7] [--tokens 1048576] [--head-size 64]
 
-A rank's own time is h + c T / R of T tokens over R ranks, forward and all gradients in bfloat16: alone, R = 1, it is
-what data/h200_ranks.json has; h, which no rank gets rid of, is what the host takes to issue such a call in
-data/h200_speed.json. Sizes of messages are those of the operators (`ranks.py` there), counted. What a message takes
-within a host is measured of messages and nothing else, data/h200_messages.json (`network`); what it takes between hosts
-is declared: `Network`, by keyword or flag. So the simulation foretells what operators were measured to take over
-several GPUs without having seen it, and `foretold` says how well, of H100s too.
+A rank computes for h + c T / R on T tokens over R ranks, forward and all gradients in bfloat16. For R = 1 this is the
+time recorded in data/h200_ranks.json. The fixed part h is the host's time to issue such a call, from
+data/h200_speed.json. Message sizes are counted in the operators (`ops/common/ranks.py`). Message times within a host
+come from messages alone, data/h200_messages.json (`network`); those between hosts are parameters of `Network`, by
+keyword or flag. So the simulation predicts the recorded times over several GPUs without being fitted to them;
+`foretold` gives its errors, for H100s too.
 
-Ways to find what enters each rank, where each has a map, the state S to M S + N:
+Algorithms to compute the state that enters each rank, where each rank maps a state S to M S + N:
 
-    gather  all ranks get all maps, and each goes through those before it: what flakit.ops does
-    chain   a rank waits for the state of the one before, applies its map to it and sends it on
-    tree    in round i a rank joins its map with that of 2^i ranks before, ceil(log2 R) rounds
-    levels  a gather within each host and one between hosts, of which each GPU of a host carries its part; one kernel
-            goes through all maps of a gather. Nobody has built it here
+    gather  all ranks get all maps, and each applies those before it: what flakit.ops does
+    chain   a rank waits for the state of the previous one, applies its map and sends the result on
+    tree    in round i a rank composes its map with that of the rank 2^i before, ceil(log2 R) rounds
+    levels  a gather within each host and one between hosts, which all GPUs of a host share; one kernel applies all
+            maps of a gather. Not implemented in flakit.ops
 """
 
 import argparse
@@ -37,11 +37,11 @@ from .ranks import CASES, Case
 
 @dataclass(frozen=True)
 class Network:
-    """Messages and small kernels: `network` has what was measured, these defaults the rest, of eight GPUs a host.
+    """Times of messages and small kernels. `network` fills in the measured fields; the defaults are for 8 GPUs a host.
 
-    start_us: from the issue of a message until its first byte leaves. hop_us: a byte from one GPU to the next; between
-    hosts through two network cards and a switch. gb_s: 10^9 bytes a second one way; between hosts by a network card of
-    400 Gbit/s for each GPU. small_us: one small kernel, as a token's decode takes (6.0 in data/h200_speed.json).
+    start_us: from the issue of a message until its first byte leaves. hop_us: latency from one GPU to the next; between
+    hosts through two network cards and a switch. gb_s: bandwidth one way, 10^9 bytes per second; between hosts by a
+    network card of 400 Gbit/s per GPU. small_us: a small kernel, as in decoding a token (6.0 in data/h200_speed.json).
     """
 
     start_us: float
@@ -53,22 +53,26 @@ class Network:
     small_us: float = 6.0
 
     def ms(self, a: int, b: int, bytes: float) -> float:
-        """A message of so many bytes on its way from rank a to rank b, once begun."""
+        """Return the milliseconds of a message of so many bytes from rank a to rank b, without start_us."""
         inside = a // self.gpus_a_host == b // self.gpus_a_host
         hop, rate = (self.hop_us, self.gb_s) if inside else (self.hop_us_between_hosts, self.gb_s_between_hosts)
         return hop / 1e3 + bytes / rate / 1e6
 
 
 def network(**declared: float) -> Network:
-    """Messages within a host as data/h200_messages.json has them, and what is declared in the place of any field."""
-    begin, rate, _ = fit(recorded.read("h200_messages").rows)
-    return Network(**{"start_us": begin - Network.hop_us, "gb_s": rate} | declared)
+    """Return a `Network`, its times within a host from data/h200_messages.json. declared: fields to override."""
+    latency, rate, _ = fit(recorded.read("h200_messages").rows)
+    return Network(**{"start_us": latency - Network.hop_us, "gb_s": rate} | declared)
 
 
 @dataclass(frozen=True)
 class Messages:
-    """Of one direction: bytes that a gather sends, of a whole map, M and N, and of a state alone; and the small kernels
-    that apply a map to a state and that join two maps. In the backward all ranks have every M that a gather sent."""
+    """Messages and small kernels of one pass, forward or backward.
+
+    gathered, map, state: bytes that a gather sends per rank, of a full map (M and N), and of a state. In the backward
+    a gather sends N only: all ranks have every M from the forward. apply, join: number of small kernels that apply a
+    map to a state, and that compose two maps.
+    """
 
     gathered: int
     map: int
@@ -78,7 +82,8 @@ class Messages:
 
 
 def gather(ranks: int, sent: Messages, net: Network) -> float:
-    """Milliseconds until the last rank knows what enters it: a ring, each step as slow as its slowest link."""
+    """Return the milliseconds until the last rank has its entering state: a ring, each step at its slowest link's
+    speed."""
     slowest = max(net.ms(r, (r + 1) % ranks, sent.gathered) for r in range(ranks))
     return net.start_us / 1e3 + (ranks - 1) * (slowest + sent.apply * net.small_us / 1e3)
 
@@ -89,17 +94,17 @@ def chain(ranks: int, sent: Messages, net: Network) -> float:
 
 
 def tree(ranks: int, sent: Messages, net: Network) -> float:
-    known = [0.0] * ranks
+    ready_ms = [0.0] * ranks
     distance = 1
     while distance < ranks:
-        known = [
-            known[r] if r < distance else
-            max(known[r], known[r - distance]) + (net.start_us + sent.join * net.small_us) / 1e3
+        ready_ms = [
+            ready_ms[r] if r < distance else
+            max(ready_ms[r], ready_ms[r - distance]) + (net.start_us + sent.join * net.small_us) / 1e3
             + net.ms(r - distance, r, sent.map)
             for r in range(ranks)
         ]  # fmt: skip
         distance *= 2
-    return max(known)
+    return max(ready_ms)
 
 
 def levels(ranks: int, sent: Messages, net: Network) -> float:
@@ -109,7 +114,7 @@ def levels(ranks: int, sent: Messages, net: Network) -> float:
     if hosts == 1:
         return start + within + small
     between = (hosts - 1) * net.ms(0, net.gpus_a_host, sent.gathered / inside)
-    return 3 * start + 2 * within + between + 2 * small  # and the parts of a host put together
+    return 3 * start + 2 * within + between + 2 * small  # the third: the GPUs of a host exchange their parts
 
 
 WAYS: Mapping[str, Callable[[int, Messages, Network], float]] = {
@@ -121,45 +126,45 @@ WAYS: Mapping[str, Callable[[int, Messages, Network], float]] = {
 
 
 def messages(case: Case) -> tuple[Messages, Messages]:
-    """What the operator sends in the forward and in the backward, for float32 states."""
+    """Return the messages of the operator's forward and of its backward, with float32 states."""
     return _messages(replace(case, T=1))
 
 
 @functools.cache
 def _messages(case: Case) -> tuple[Messages, Messages]:
-    registered, made = _registered(case.op), case.inputs("cpu")
-    tensors = [made[name].detach() for name in operator(case.op).tensors]
+    registered, inputs = _registered(case.op), case.inputs("cpu")
+    tensors = [inputs[name].detach() for name in operator(case.op).tensors]
     M = registered.passing.shape(tensors)
     _, states = registered.shapes(*tensors, case.B)
-    factor, state = _numbers([M]), _numbers(states)
+    factor, state = _numel([M]), _numel(states)
     apply, join = _small_kernels(case.op)
-    whole = 4 * (factor + state), 4 * state, apply, join
-    return Messages(whole[0], *whole), Messages(4 * state, *whole)
+    sizes = 4 * (factor + state), 4 * state, apply, join
+    return Messages(sizes[0], *sizes), Messages(4 * state, *sizes)
 
 
 def _registered(op: str):
     return importlib.import_module(f"flakit.ops.{op}.api")._registered
 
 
-def _numbers(shapes: Iterable[tuple[int, ...]]) -> int:
+def _numel(shapes: Iterable[tuple[int, ...]]) -> int:
     return sum(torch.Size(shape).numel() for shape in shapes)
 
 
 @functools.cache
 def _small_kernels(op: str) -> tuple[int, int]:
-    """Launches of M S + N, and of M' (M S + N) + N' as one map: counted where PyTorch dispatches them."""
-    registered, made = _registered(op), replace(next(c for c in CASES if c.op == op), T=1).inputs("cpu")
-    tensors = [made[name].detach() for name in operator(op).tensors]
+    """Count the launches of M S + N, and of composing two maps, M' (M S + N) + N', as PyTorch dispatches them."""
+    registered, inputs = _registered(op), replace(next(c for c in CASES if c.op == op), T=1).inputs("cpu")
+    tensors = [inputs[name].detach() for name in operator(op).tensors]
     _, shapes = registered.shapes(*tensors, 1)
     M = torch.zeros(registered.passing.shape(tensors), dtype=torch.float64)
     S, piece = [torch.zeros(shape, dtype=torch.float64) for shape in shapes], ranks.batch_pieces(3)[1]
-    with _Counted() as one:
+    with _LaunchCounter() as counter:
         ranks._next(registered.passing, piece, M, S, S, False)
-    return one.launches, one.launches + 1  # and the product of the two factors
+    return counter.launches, counter.launches + 1  # composing adds the product M' M
 
 
-class _Counted(TorchDispatchMode):
-    """What launches a kernel: whatever makes numbers, and not another view of them."""
+class _LaunchCounter(TorchDispatchMode):
+    """Counts operations that launch a kernel: all but views."""
 
     def __init__(self):
         super().__init__()
@@ -175,7 +180,7 @@ class _Counted(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class Rank:
-    """A rank's own time: fixed_ms + ms_a_token times its tokens."""
+    """The time that a rank computes: fixed_ms + ms_a_token * tokens."""
 
     fixed_ms: float
     ms_a_token: float
@@ -185,75 +190,83 @@ class Rank:
 
 
 CARDS = "h200", "h100"
-"""Of which GPUs operators over ranks are recorded; the first is the one that is simulated."""
+"""GPUs with recordings of operators over ranks; the first is the one simulated."""
 
 
 def measured(op: str, card: str = CARDS[0]) -> list[Mapping]:
-    """The recorded rows of an operator over ranks."""
+    """Return the recorded rows of an operator over ranks on a card."""
     return recorded.read(f"{card}_ranks").select(operator=op)
 
 
 def own(case: Case, fixed_ms: float | None = None, card: str = CARDS[0]) -> Rank:
-    """Of a case: as recorded for the operator's own sizes, times what the least work of a token is by that of these.
+    """Return a rank's compute time for a case: the recorded time per token, scaled by the ratio of roofline times.
 
-    That takes kernels to be as far from their floor for other heads as for the measured ones.
+    fixed_ms: default the host's recorded time to issue a call. The scaling assumes that kernels are as far from their
+    roofline for these head sizes as for the recorded ones.
     """
     speed = recorded.read("h200_speed")
     if fixed_ms is None:
-        of_one = speed.select(op=case.op, who="flakit", form="chunk", B=1, T=32_768, dtype="bfloat16")
-        fixed_ms = of_one[0]["host_both_ms"]
-    row, same = measured(case.op, card)[0], next(c for c in CASES if c.op == case.op)
-    floor, own_floor = (_floor(c, speed.meta) for c in (case, same))
-    return Rank(fixed_ms, (row["alone_ms"] - fixed_ms) / row["T"] * floor / own_floor)
+        rows = speed.select(op=case.op, who="flakit", form="chunk", B=1, T=32_768, dtype="bfloat16")
+        fixed_ms = rows[0]["host_both_ms"]
+    row, recorded_case = measured(case.op, card)[0], next(c for c in CASES if c.op == case.op)
+    floor, recorded_floor = (_floor(c, speed.meta) for c in (case, recorded_case))
+    return Rank(fixed_ms, (row["alone_ms"] - fixed_ms) / row["T"] * floor / recorded_floor)
 
 
 def _floor(case: Case, meta: Mapping) -> float:
+    """Return the roofline time of 4096 tokens, in milliseconds."""
     row = {field.name: getattr(case, field.name) for field in fields(case)} | {"T": 4096, "dtype": "bfloat16"}
     return work(row).floor_ms(meta["copy_tb_s"], meta["tflops"])
 
 
 def together_ms(case: Case, ranks: int, way: str = "gather", net: Network | None = None, rank: Rank | None = None):
-    """Forward and all gradients of a case over so many ranks, in milliseconds."""
+    """Return the milliseconds of forward and all gradients of a case over so many ranks."""
     net, rank = net or network(), rank or own(case)
-    waits = sum(WAYS[way](ranks, sent, net) for sent in messages(case)) if ranks > 1 else 0.0
-    return rank.ms(case.T / ranks) + waits
+    wait_ms = sum(WAYS[way](ranks, sent, net) for sent in messages(case)) if ranks > 1 else 0.0
+    return rank.ms(case.T / ranks) + wait_ms
 
 
 def efficiency(case: Case, ranks: int, way: str = "gather", net: Network | None = None, rank: Rank | None = None):
-    """The time of one GPU by that of so many times as many."""
+    """Return the parallel efficiency: the time on one GPU / (ranks * the time on that many)."""
     rank = rank or own(case)
     return rank.ms(case.T) / (ranks * together_ms(case, ranks, way, net, rank))
 
 
 def foretold(net: Network | None = None) -> list[dict]:
-    """Beside every recorded row what is simulated of it, which knows alone_ms and not together_ms; and how far off that
-    is, also if nothing stayed as T shrinks."""
+    """Simulate every recorded row, from its alone_ms and not its together_ms. Return the rows with the prediction.
+
+    off: its relative error; off_without_fixed: the error with fixed_ms = 0.
+    """
     rows = []
     recordings = {card: recorded.read(f"{card}_ranks").rows for card in CARDS}
     for card, row in [(card, row) for card, table in recordings.items() for row in table]:
         case = replace(next(c for c in CASES if c.op == row["operator"]), T=row["T"])
-        ms, bare = (together_ms(case, row["ranks"], "gather", net, own(case, fixed, card)) for fixed in (None, 0.0))
-        off = {"off": ms / row["together_ms"] - 1, "off_without_fixed": bare / row["together_ms"] - 1}
+        ms, no_fixed = (together_ms(case, row["ranks"], "gather", net, own(case, fixed, card)) for fixed in (None, 0.0))
+        errors = {"off": ms / row["together_ms"] - 1, "off_without_fixed": no_fixed / row["together_ms"] - 1}
         sent = sum(x.gathered for x in messages(case))
-        rows.append(dict(row, card=card, simulated_ms=ms, simulated_bytes=sent, **off))
+        rows.append(dict(row, card=card, simulated_ms=ms, simulated_bytes=sent, **errors))
     return rows
 
 
 def fastest(
     case: Case, ways: Iterable[str] = tuple(WAYS), most: int = 1024, net: Network | None = None, by: float = 0.02
 ) -> list[tuple[str, int]]:
-    """Which way to take from which number of ranks on: the first of the ways that none beats by more than that part."""
-    found = []
+    """Return (way, ranks) pairs: the fastest way from that number of ranks on.
+
+    by: a way counts as fastest if no other is faster by more than this fraction; earlier ways win ties. most: the
+    largest number of ranks.
+    """
+    choices = []
     for r in counts(most)[1:]:
         times = {way: together_ms(case, r, way, net) for way in ways}
         way = next(way for way, ms in times.items() if (1 - by) * ms <= min(times.values()))
-        if not found or found[-1][0] != way:
-            found.append((way, r))
-    return found
+        if not choices or choices[-1][0] != way:
+            choices.append((way, r))
+    return choices
 
 
 def tokens_a_rank(op: str, ranks: int, way: str, least: float, net: Network | None = None) -> int:
-    """The fewest tokens a rank, a power of two, with at least that efficiency."""
+    """Return the fewest tokens per rank, a power of two, with an efficiency of at least `least`."""
     n = 1
     while efficiency(sized(op, n * ranks), ranks, way, net) < least:
         n *= 2
@@ -265,14 +278,14 @@ def counts(most: int = 1024) -> list[int]:
 
 
 def sized(op: str, T: int, head_size: int | None = None) -> Case:
-    """The recorded case of an operator with T tokens, and as many channels in heads of another size."""
+    """Return the recorded case of an operator with T tokens and another head size, with the same number of channels."""
     case = next(c for c in CASES if c.op == op)
     size = head_size or case.K
     return replace(case, T=T, H=case.H * case.K // size, K=size, V=size)
 
 
 def table(case: Case, most: int = 1024, net: Network | None = None) -> list[dict]:
-    """A row for each number of ranks: the time and the efficiency of each way, and what a rank takes in by a gather."""
+    """Return a row per number of ranks: time and efficiency of each way, and the bytes a rank receives by gather."""
     forward, backward = messages(case)
     rows = []
     for r in counts(most):
@@ -293,40 +306,40 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=1024, help="up to so many")
     for name, x in asdict(network()).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(x), default=x, help="default %(default).4g")
-    given = parser.parse_args()
-    net = Network(**{field.name: getattr(given, field.name) for field in fields(Network)})
-    case = sized(given.operator, given.tokens, given.head_size)
+    args = parser.parse_args()
+    net = Network(**{field.name: getattr(args, field.name) for field in fields(Network)})
+    case = sized(args.operator, args.tokens, args.head_size)
 
     print("Measured and foretold, milliseconds:")
     for row in foretold(net):
         one, many, ms = (f"{row[x]:.2f}" for x in ("alone_ms", "together_ms", "simulated_ms"))
         what = f"{row['operator']:>8} on {row['card'].upper()}s, T {row['T']}"
         print(f"{what}: 1 GPU {one}, {row['ranks']} {many}, foretold {ms}, {row['off']:+.1%}")
-    print(f"\n{given.operator}, {case.T} tokens, {case.H} heads of {case.K}: milliseconds and efficiency by ranks")
+    print(f"\n{args.operator}, {case.T} tokens, {case.H} heads of {case.K}: milliseconds and efficiency by ranks")
     print("".join(f"{x:>10}" for x in ("ranks", "tokens", *(x for way in WAYS for x in (way, "")), "MiB in")))
-    for row in table(case, given.ranks, net):
+    for row in table(case, args.ranks, net):
         each = "".join(f"{row[f'{way}_ms']:>10.3g}{row[way]:>10.0%}" for way in WAYS)
         print(f"{row['ranks']:>10}{row['tokens']:>10.0f}{each}{row['received'] / 2**20:>10.1f}")
 
 
 def drawn(op: str = "rwkv7", net: Network | None = None, most: int = 1024) -> tuple[str, list[int], dict, dict]:
-    """What `figures.over_ranks` takes: a title, the ranks, panels of named lines, and what was measured of a line."""
-    many = counts(most)
+    """Return the arguments of `figures.over_ranks`: title, ranks, panels of named lines, and the measured points."""
+    rank_counts = counts(most)
     T, K = 2**20, next(c for c in CASES if c.op == op).K
 
     def line(T: int, size: int = K, way: str = "gather") -> list[float]:
-        return [efficiency(sized(op, T, size), r, way, net) for r in many]
+        return [efficiency(sized(op, T, size), r, way, net) for r in rank_counts]
 
     panels = {
         "gather, tokens in all": {power_of_two(2**n): line(2**n) for n in (16, 18, 20, 22, 26)},
         f"ways, {power_of_two(T)} tokens": {way: line(T, way=way) for way in WAYS},
         f"gather, {power_of_two(T)} tokens": {f"K {size}": line(T, size) for size in (32, 64, 128, 256)},
     }
-    seen = {}
+    points = {}
     for row in measured(op):
         ratio = row["alone_ms"] / row["together_ms"] / row["ranks"]
-        seen.setdefault(power_of_two(row["T"]), []).append((row["ranks"], ratio))
-    return f"{operator(op).label} over ranks, forward and all gradients, simulated", many, panels, seen
+        points.setdefault(power_of_two(row["T"]), []).append((row["ranks"], ratio))
+    return f"{operator(op).label} over ranks, forward and all gradients, simulated", rank_counts, panels, points
 
 
 def power_of_two(n: int) -> str:

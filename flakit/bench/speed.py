@@ -1,10 +1,10 @@
-"""How long an operator takes and how much memory, with its error in the same run: `flakit bench`.
+"""Benchmark operators: time, memory and error in one run, `flakit bench`.
 
-Medians of CUDA-event times after warm-up, and what 20% and 80% of the calls stay below, the competitors in turn on the
-same inputs; "both" is the forward and the gradients of all inputs by `torch.autograd.grad`. A decode is one token with
-its states, replayed from a CUDA graph. Host times are what it takes to issue a call. Extra memory is the peak above the
-inputs. First calls are timed in a fresh process with an empty kernel cache, so that compiling and any autotuning count,
-and in another one that finds the first one's kernels in the cache.
+Times are medians of CUDA-event times after a warm-up, with the 20% and 80% quantiles; competitors alternate on the same
+inputs. "both" is the forward and the gradients of all inputs by `torch.autograd.grad`. A decode is one token with its
+states, replayed from a CUDA graph. Host times are the time to issue a call. Extra memory is the peak above the inputs.
+First calls are timed in a fresh process with an empty kernel cache, which includes compilation and autotuning, and in
+another process with the first one's cache.
 """
 
 import importlib.metadata
@@ -31,13 +31,13 @@ from ..numerics.operators import Operator, operator
 from .meter import Meter, Times
 
 DRAWN = 512
-"""Tokens of a sequence that are drawn; a longer one has them over and over. To draw a number takes a thread of the host
-longer than the GPU needs for all that is timed with it."""
+"""Number of random tokens per sequence; longer sequences repeat them. On the host, drawing all of them would take
+longer than the benchmark itself."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One line of the table: what runs on which inputs. decode: one token with its states, forward only."""
+    """One benchmark: operator, form, sizes, decays, dtype. decode: one token with its states, forward only."""
 
     op: str
     form: str
@@ -59,43 +59,44 @@ class Case:
     def operator(self) -> Operator:
         return operator(self.op)
 
-    def inputs(self, device: str = "cuda", **smaller) -> dict:
-        sizes = {n: x for n, x in asdict(self).items() if n not in ("op", "form", "decode")} | smaller
+    def inputs(self, device: str = "cuda", **overrides) -> dict:
+        """Draw the operator's tensors by name, and initial_state for a decode. overrides: sizes such as T or B."""
+        sizes = {n: x for n, x in asdict(self).items() if n not in ("op", "form", "decode")} | overrides
         sizes |= {"dtype": getattr(torch, self.dtype), "T": min(T := sizes["T"], DRAWN)}
-        trained = {"requires_grad": not self.decode}
-        drawn = _DRAWN_DECAYS.get(self.decay)
-        sizes |= {"decay": "model"} if drawn else {}
-        made = inputs(self.op, **sizes, **trained, initial_state=self.decode, device=device)
-        if drawn:
-            rows = made[self.operator.decay].detach()
-            rows.copy_(torch.from_numpy(drawn(rows.double().cpu().numpy(), np.random.default_rng(0))))
+        grad = {"requires_grad": not self.decode}
+        draw = _DRAWN_DECAYS.get(self.decay)
+        sizes |= {"decay": "model"} if draw else {}
+        tensors = inputs(self.op, **sizes, **grad, initial_state=self.decode, device=device)
+        if draw:
+            rows = tensors[self.operator.decay].detach()
+            rows.copy_(torch.from_numpy(draw(rows.double().cpu().numpy(), np.random.default_rng(0))))
         for name in self.operator.sequences:
-            again = made[name].detach().repeat(1, -(-T // DRAWN), 1, 1)
-            made[name] = again[:, :T].contiguous().requires_grad_(**trained)
-        return made
+            repeated = tensors[name].detach().repeat(1, -(-T // DRAWN), 1, 1)
+            tensors[name] = repeated[:, :T].contiguous().requires_grad_(**grad)
+        return tensors
 
 
 def _trained(rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """-exp(x - 3), x normal: as a wide, trained gate gives them, one in a million below -6."""
+    """Draw -exp(x - 3), x normal, like the gates of a wide trained model: one in a million is below -6."""
     return -np.exp(rng.standard_normal(rows.shape) - 3)
 
 
 def _steep(share: float) -> Callable:
-    def drawn(rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """A fresh model's, with -20 in one channel of one token in that share of the runs of 16 tokens of each head."""
+    def draw(rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Set -20 in one channel of one token in a fraction `share` of each head's chunks of 16 tokens."""
         B, T, H, K = rows.shape
         b, chunk, h = np.nonzero(rng.random((B, -(-T // 16), H)) < share)
         t = np.minimum(chunk * 16 + rng.integers(16, size=len(b)), T - 1)
         rows[b, t, h, rng.integers(K, size=len(b))] = -20.0
         return rows
 
-    return drawn
+    return draw
 
 
 TRAINED = "trained"
 SHARES = {"0.1% steep": 0.001, "1% steep": 0.01, "5% steep": 0.05}
 _DRAWN_DECAYS: dict[str | float, Callable] = {TRAINED: _trained} | {x: _steep(share) for x, share in SHARES.items()}
-"""Decays that are for timing alone, by the word that stands in a case: of (a fresh model's rows, a generator)."""
+"""Decays for benchmarks only, by their name in a case: functions of (the decays of a new model, a generator)."""
 
 
 def _decodes(op: str, **sizes) -> list[Case]:
@@ -129,9 +130,10 @@ CASES = [
 
 
 def of_gates(values: Tensor, name: str) -> list[Case]:
-    """Of each operator the chunks of eight sequences in bfloat16, with natural-log decays drawn from these values.
+    """Return each operator's chunked case with eight sequences in bfloat16, its decays drawn from these values.
 
-    name: what their cases say in the place of a decay's name.
+    values: natural-log decays <= 0, any shape; ValueError for none, NaN or positive ones. name: the name of these
+    decays in the cases.
     """
     if not len(values := values.detach().flatten().double().cpu().numpy()):
         raise ValueError("values: expected decays, got none")
@@ -142,18 +144,18 @@ def of_gates(values: Tensor, name: str) -> list[Case]:
 
 
 def chosen(only: str = "", cases: list[Case] = CASES) -> list[Case]:
-    """The cases whose description holds every word of `only`; ValueError where none does."""
+    """Return the cases whose description contains every word of `only`. ValueError if there are none."""
 
     def holds(case: Case, word: str) -> bool:
         return word in (str(case).split() if "=" in word else str(case))  # B=1 is not B=16
 
-    found = [case for case in cases if all(holds(case, word) for word in only.split())]
-    if not found:
+    selected = [case for case in cases if all(holds(case, word) for word in only.split())]
+    if not selected:
         raise ValueError(f"only: expected words of a case such as {str(cases[0])!r}, got {only!r}")
-    return found
+    return selected
 
 
-# --- who is timed ---------------------------------------------------------------------------------------------------
+# --- competitors ----------------------------------------------------------------------------------------------------
 
 
 OURS = "flakit"
@@ -163,44 +165,44 @@ OURS = "flakit"
 class Competitor:
     """An implementation of an operator.
 
-    call: takes the operator's tensors in their order, and a state and output_final_state by name.
-    takes: what it wants in place of the natural-log decay, if it does; means: the decay that this stands for.
+    call: takes the operator's tensors in order, and initial_state and output_final_state by name.
+    takes: converts the natural-log decay to its own parameter, None if it takes the decay; means: the inverse.
     """
 
     call: Callable
     takes: Callable[[Tensor], Tensor] | None = None
     means: Callable[[Tensor], Tensor] | None = None
 
-    def leaves(self, op: Operator, made: dict) -> list[Tensor]:
-        """The tensors as it wants them, computed beforehand and so not timed."""
-        given = dict(made)
+    def leaves(self, op: Operator, tensors: dict) -> list[Tensor]:
+        """Return its input tensors, with the decay converted. Call this outside the timed region."""
+        converted = dict(tensors)
         if self.takes is not None:
-            rows = made[op.decay]
-            given[op.decay] = self.takes(rows.detach().float()).to(rows.dtype).requires_grad_(rows.requires_grad)
-        return [given[name] for name in op.tensors]
+            rows = tensors[op.decay]
+            converted[op.decay] = self.takes(rows.detach().float()).to(rows.dtype).requires_grad_(rows.requires_grad)
+        return [converted[name] for name in op.tensors]
 
 
 def peer_version() -> dict[str, str]:
-    """{"fla": its version} where flash-linear-attention is installed, else nothing: for a recording's meta."""
+    """Return {"fla": version} if flash-linear-attention is installed, else {}: for a recording's metadata."""
     return {"fla": importlib.metadata.version("fla-core")} if importlib.util.find_spec("fla") else {}
 
 
 def competitors(case: Case, peers: bool = True, say: Callable[[str], None] = lambda text: None) -> dict:
-    """{name: Competitor}: ours, and of those that are installed all that compute such a case.
+    """Return {name: Competitor}: ours, and with `peers` all installed ones that support the case.
 
-    say: told of each that could and is not there, or cannot run.
+    say: called with a message for each peer that is not installed or fails to load.
     """
     form = case.operator.forms[case.form]
-    found = {OURS: Competitor(form)}
+    available = {OURS: Competitor(form)}
     for name, find in PEERS.items() if peers else ():
         try:
             peer = find(case)
-        except Exception as error:  # whatever keeps somebody else's code from loading: ours is timed all the same
+        except Exception as error:  # ours is timed even if a peer's code fails to load for any reason
             say(f"{name} is not timed: {_in_words(error)}")
             continue
         if peer is not None:
-            found[name] = peer
-    return found
+            available[name] = peer
+    return available
 
 
 def _installed(module: str, project: str) -> None:
@@ -211,7 +213,7 @@ def _installed(module: str, project: str) -> None:
 def _fla(case: Case) -> Competitor | None:
     _installed("fla", "flash-linear-attention")
     peer = getattr(importlib.import_module(f"fla.ops.{case.op}"), case.operator.forms[case.form].__name__, None)
-    # The scale is said aloud: the peer's two forms differ in their default.
+    # Pass the scale explicitly: the peer's two forms have different defaults.
     scale = case.K**case.operator.scale_exponent
     return peer and Competitor(lambda *args, **named: peer(*args, scale=scale, **named))
 
@@ -223,20 +225,20 @@ def _wind(case: Case) -> Competitor | None:
         return None
     _installed("wind_rwkv", "wind_rwkv")
     module = importlib.import_module("wind_rwkv.rwkv7")
-    module.load_chunked_cuda(case.K)  # compiles for some seconds, where that was not done before
+    module.load_chunked_cuda(case.K)  # compiles for some seconds on first use
     return Competitor(module.attn_chunked_cuda, takes=lambda w: (-w).log(), means=lambda x: -x.exp())
 
 
 PEERS = {"fla": _fla, "wind": _wind}
 
 
-# --- what is timed --------------------------------------------------------------------------------------------------
+# --- measurements ---------------------------------------------------------------------------------------------------
 
 
-def calls(rival: Competitor, case: Case, made: dict) -> dict[str, Callable]:
-    """What is timed by name: "forward" and, but for a decode, "both"."""
-    op, leaves = case.operator, rival.leaves(case.operator, made)
-    state = {"initial_state": made["initial_state"], "output_final_state": True} if case.decode else {}
+def calls(rival: Competitor, case: Case, tensors: dict) -> dict[str, Callable]:
+    """Return the functions to time, by name: "forward" and, except for a decode, "both"."""
+    op, leaves = case.operator, rival.leaves(case.operator, tensors)
+    state = {"initial_state": tensors["initial_state"], "output_final_state": True} if case.decode else {}
 
     def forward():
         with torch.no_grad():
@@ -244,7 +246,7 @@ def calls(rival: Competitor, case: Case, made: dict) -> dict[str, Callable]:
 
     if case.decode:
         return {"forward": forward}
-    do, _ = cotangents(op, made)
+    do, _ = cotangents(op, tensors)
 
     def both():
         return torch.autograd.grad(rival.call(*leaves)[0], leaves, do)
@@ -253,34 +255,37 @@ def calls(rival: Competitor, case: Case, made: dict) -> dict[str, Callable]:
 
 
 def error(rival: Competitor, case: Case, device: str = "cuda") -> float:
-    """Worst relative L2 error over o and every gradient, on short sequences of the same kind, as many as are timed (at
-    most 16), since kernels may depend on that; of a decode over o and the final state."""
-    op, made = case.operator, case.inputs(device, B=min(case.B, 16), T=min(case.T, 512))
-    leaves, w = rival.leaves(op, made), op.tensors.index(op.decay)
+    """Return the largest relative L2 error over o and every gradient; for a decode, over o and the final state.
+
+    The case is cut to at most 512 tokens and 16 sequences. The number of sequences is otherwise kept, since kernels may
+    depend on it.
+    """
+    op, tensors = case.operator, case.inputs(device, B=min(case.B, 16), T=min(case.T, 512))
+    leaves, w = rival.leaves(op, tensors), op.tensors.index(op.decay)
     if rival.means is not None:
-        made[op.decay] = rival.means(leaves[w].detach().float())
+        tensors[op.decay] = rival.means(leaves[w].detach().float())
     if case.decode:
-        o, state = rival.call(*leaves, initial_state=made["initial_state"], output_final_state=True)[:2]
-        named = dict(zip(op.outputs, (o, *op.parts(state)), strict=True))
+        o, state = rival.call(*leaves, initial_state=tensors["initial_state"], output_final_state=True)[:2]
+        results = dict(zip(op.outputs, (o, *op.parts(state)), strict=True))
     else:
         o, *_ = rival.call(*leaves)
-        grads = list(torch.autograd.grad(o, leaves, cotangents(op, made)[0]))
-        if rival.means is not None:  # d means(x) / dx takes a gradient of the decay to one of x
+        grads = list(torch.autograd.grad(o, leaves, cotangents(op, tensors)[0]))
+        if rival.means is not None:  # chain rule, for w = means(x): dL/dw = (dL/dx) / (dw/dx)
             x = leaves[w].detach().float().requires_grad_()
             (slope,) = torch.autograd.grad(rival.means(x).sum(), x)
             grads[w] = grads[w].float() / slope
-        named = {"o": o} | {f"d{name}": grad for name, grad in zip(op.tensors, grads, strict=True)}
-    true = truth(op, made)
-    return max(measures(x.detach(), true[name])["l2"] for name, x in named.items())
+        results = {"o": o} | {f"d{name}": grad for name, grad in zip(op.tensors, grads, strict=True)}
+    true = truth(op, tensors)
+    return max(measures(x.detach(), true[name])["l2"] for name, x in results.items())
 
 
 FIRST_CALLS = "first_forward_s", "first_backward_s", "warm_forward_s", "warm_backward_s"
 
 
 def first_calls_of(case: Case, who: str) -> dict[str, float]:
-    """Seconds of the first forward and of the first training step, in a fresh process with an empty kernel cache and in
-    one that finds the kernels of that one."""
-    found: list[float] = []
+    """Return the seconds of the first forward and the first training step, by the names in `FIRST_CALLS`: in a fresh
+    process with an empty kernel cache, and in a second one with that cache. RuntimeError if a process fails."""
+    seconds: list[float] = []
     with tempfile.TemporaryDirectory() as cache:
         for _ in range(2):
             run = subprocess.run(
@@ -291,23 +296,23 @@ def first_calls_of(case: Case, who: str) -> dict[str, float]:
             )
             if run.returncode:
                 raise RuntimeError(f"{who}: the first call failed\n{run.stderr}")
-            found += map(float, run.stdout.split()[-2:])
-    return dict(zip(FIRST_CALLS, found, strict=True))
+            seconds += map(float, run.stdout.split()[-2:])
+    return dict(zip(FIRST_CALLS, seconds, strict=True))
 
 
 def _time_first_call(case: Case, who: str) -> None:
-    made = case.inputs(T=max(64, case.T // 8))
-    do, _ = cotangents(case.operator, made)
+    tensors = case.inputs(T=max(64, case.T // 8))
+    do, _ = cotangents(case.operator, tensors)
     torch.cuda.synchronize()
     times = [time.perf_counter()]
     rival = PEERS[who](case) if who in PEERS else competitors(case, peers=False)[who]  # some compile when they load
-    leaves = rival.leaves(case.operator, made)
+    leaves = rival.leaves(case.operator, tensors)
     with torch.no_grad():
         rival.call(*leaves)
     torch.cuda.synchronize()
     times.append(time.perf_counter())
-    # As a training step does it. `torch.autograd.grad` with a gradient for o would import sympy first: two seconds of
-    # PyTorch's own, and not of any operator.
+    # backward(), as a training step calls it: `torch.autograd.grad` with a gradient for o would first import sympy, two
+    # seconds that belong to no operator.
     (rival.call(*leaves)[0] * do).sum().backward()
     torch.cuda.synchronize()
     times.append(time.perf_counter())
@@ -323,38 +328,39 @@ def rows(
     progress: Callable[[str], None] = lambda what: None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Iterator[dict]:
-    """One row per case and competitor, columns as in data/README.md; needs a GPU. A peer that tunes itself takes
-    minutes per shape.
+    """Time the cases on a GPU: yields a row per case and competitor, with the columns in data/README.md.
 
-    progress: told what is being timed; say: told of peers that are not there. meter: what times.
+    cases: default `CASES`. peers: also time other implementations; one that autotunes takes minutes per shape.
+    first_calls: also time first calls. meter: default the current GPU's; RuntimeError without one.
+    progress: called with the step being timed. say: called with messages about missing or failing peers.
     """
     meter = meter or _meter()
     for case in CASES if cases is None else cases:
-        made = case.inputs(meter.device)
+        tensors = case.inputs(meter.device)
         rivals = competitors(case, peers, say)
-        what = {who: calls(rival, case, made) for who, rival in rivals.items()}
-        timed: dict[tuple[str, str], list[Times]] = {}
+        calls_of = {who: calls(rival, case, tensors) for who, rival in rivals.items()}
+        times: dict[tuple[str, str], list[Times]] = {}
         timer = meter.replayed if case.decode else meter.times
-        for turn in ("first", "second"):  # A B A B: a clock that drifts drifts for both
+        for turn in ("first", "second"):  # A B A B: clock drift then affects both alike
             for who in list(rivals):
                 progress(f"{case}: {who}, {turn} round")
-                with _failing(who, case, rivals, say):
-                    for name, call in what[who].items():
-                        timed.setdefault((who, name), []).append(timer(call))
+                with _dropping_peer(who, case, rivals, say):
+                    for name, call in calls_of[who].items():
+                        times.setdefault((who, name), []).append(timer(call))
         for who, rival in list(rivals.items()):
             progress(f"{case}: {who}, memory, host and error")
-            with _failing(who, case, rivals, say):
-                row = _row(case, who, timed, what[who], meter)
-                timed_first = first_calls and not case.decode
-                row |= first_calls_of(case, who) if timed_first else dict.fromkeys(FIRST_CALLS)
+            with _dropping_peer(who, case, rivals, say):
+                row = _row(case, who, times, calls_of[who], meter)
+                time_first = first_calls and not case.decode
+                row |= first_calls_of(case, who) if time_first else dict.fromkeys(FIRST_CALLS)
                 row |= {"error": error(rival, case, meter.device)}
             if who in rivals:
                 yield row
 
 
 @contextmanager
-def _failing(who: str, case: Case, rivals: dict[str, Competitor], say: Callable[[str], None]) -> Iterator[None]:
-    """What fails inside is told and no rival from then on; where it is ours that fails, nothing goes on."""
+def _dropping_peer(who: str, case: Case, rivals: dict[str, Competitor], say: Callable[[str], None]) -> Iterator[None]:
+    """Report a failing peer and drop it from `rivals`; a failure of our own operator is raised."""
     try:
         yield
     except Exception as error:
@@ -368,17 +374,17 @@ def _in_words(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[-1]}"
 
 
-def _row(case: Case, who: str, timed: dict, what: dict[str, Callable], meter: Meter) -> dict:
+def _row(case: Case, who: str, times: dict, calls: dict[str, Callable], meter: Meter) -> dict:
     row = asdict(case) | {"who": who}
     for name in ("forward", "both"):
-        rounds = sorted(timed.get((who, name), []), key=lambda times: times.median)
+        rounds = sorted(times.get((who, name), []), key=lambda round: round.median)
         best = rounds[0] if rounds else Times(None, None, None)
         row |= {f"{name}_ms": best.median, f"{name}_ms_20": best.low, f"{name}_ms_80": best.high}
         if name == "both":
             row["both_ms_other_round"] = rounds[-1].median if rounds else None
-    row["host_forward_ms"] = meter.host_ms(what["forward"])
-    row["host_both_ms"] = meter.host_ms(what["both"]) if "both" in what else None
-    return row | {"extra_gib": meter.extra_gib(what.get("both", what["forward"]))}
+    row["host_forward_ms"] = meter.host_ms(calls["forward"])
+    row["host_both_ms"] = meter.host_ms(calls["both"]) if "both" in calls else None
+    return row | {"extra_gib": meter.extra_gib(calls.get("both", calls["forward"]))}
 
 
 def profile(
@@ -389,21 +395,21 @@ def profile(
     progress: Callable[[str], None] = lambda what: None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Iterator[dict]:
-    """One row per case, competitor, what is called ("forward", "both") and kernel: calls, ms and share of all kernels.
+    """Profile the cases: yields a row per case, competitor, function ("forward", "both") and kernel.
 
-    Arguments as of `rows`.
+    Columns: those of `Case`, who, what, and those of `KernelTime`. Arguments: as in `rows`.
     """
     meter = meter or _meter()
     for case in CASES if cases is None else cases:
-        made = case.inputs(meter.device)
+        tensors = case.inputs(meter.device)
         rivals = competitors(case, peers, say)
         for who, rival in list(rivals.items()):
-            found = []
-            with _failing(who, case, rivals, say):
-                for what, call in calls(rival, case, made).items():
+            table = []
+            with _dropping_peer(who, case, rivals, say):
+                for what, call in calls(rival, case, tensors).items():
                     progress(f"{case}: {who}, {what}")
-                    found += [{"who": who, "what": what, **kernel._asdict()} for kernel in meter.kernels(call)]
-            yield from (asdict(case) | row for row in found)
+                    table += [{"who": who, "what": what, **kernel._asdict()} for kernel in meter.kernels(call)]
+            yield from (asdict(case) | row for row in table)
 
 
 def _meter() -> Meter:
