@@ -174,6 +174,24 @@ def test_pieces(place, lengths, tokens, least):
         assert pieces.sequence.tolist()[: pieces.room] == owners
 
 
+@KERNELS
+@pytest.mark.parametrize("offsets", [[0, 5], [0, 3, 3, 9]], ids=str)
+def test_offsets_alone_write_nothing_behind_their_memory(place, offsets, monkeypatch):
+    memory, sizes = torch.full((4096,), -7, dtype=torch.int32, device=place.device), []
+    packing = Packing(torch.tensor(offsets, device=place.device), 9)
+    new_empty = torch.Tensor.new_empty
+
+    def guarded(x, size, **how):
+        if x is not packing.cu_seqlens or "dtype" not in how:  # the interpreter copies arguments
+            return new_empty(x, size, **how)
+        sizes.append(size)
+        return memory[:size]
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", guarded)
+    assert packing.offsets.tolist()[: len(offsets) + 1] == [*offsets, 0]
+    assert len(sizes) == 1 and (memory[sizes[0] :] == -7).all()
+
+
 TWO_GPUS = torch.cuda.is_available() and torch.cuda.device_count() > 1
 
 

@@ -185,7 +185,8 @@ class Packing:
 
     def _lay_out(self) -> None:
         """One launch for all sizes that are asked for and not laid out, as far as there is room for them in it."""
-        pieces = [x for key, x in self._asked.items() if key not in self._found][:SIZES]
+        waiting = [x for key, x in self._asked.items() if key not in self._found]
+        pieces = waiting[:SIZES] or [self.pieces(max(self.T, 1))]  # a program writes `before` of some size in any case
         N, width, first = self.N, cdiv(self.N + 1, 4) * 4, cdiv(self.N + 2, 4) * 4
         sizes, given, programs = [first], [], 0
         for x in pieces:
