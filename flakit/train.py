@@ -3,9 +3,9 @@
     python -m flakit.train --out runs/first
     torchrun --nproc-per-node 2 -m flakit.train --out runs/first
 
-Every rank draws the same sequences of a step, from the seed and the step's number, and takes its rows of them: any
-number of ranks sees the same data, and a training that goes on needs no more than the step. `models.distributed` says
-how a model lies on ranks and in files; the step itself is `models.training.take`, as of `models.train`.
+Every rank draws the same batch, from the seed and the step number, and takes its own rows. So the data do not depend on
+the number of ranks, and the step number is all that is needed to resume. `models.distributed` spreads a model over
+ranks and writes checkpoints; a step is `models.training.take`, as in `models.train`.
 """
 
 import importlib.util
@@ -42,17 +42,17 @@ from .numerics.work import work
 from .ops.common.validation import nan_decays_pass
 
 DTYPES = {"float32": None, "bfloat16": torch.bfloat16}
-"""What matrix products and operators compute in; parameters, their gradients, and sums over ranks are float32."""
+"""The dtype of matrix products and operators; parameters, gradients and sums over ranks are float32."""
 PARALLEL = ("ddp", "fsdp2")
 NOT_FINITE = ("stop", "skip")
 DONE, LOST, WRONG = 0, 1, 2
-KEPT = 3
-"""Files of what was not finite, at most, that a training which skips them leaves."""
+MAX_REPLAYS = 3
+"""Largest number of files not-finite-….pt that a training writes if it skips such steps."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What `main` takes, by the same names."""
+    """The options of `main`, by the same names. Raises ValueError for an unknown choice or a negative number."""
 
     out: Path
     data: Path | None
@@ -90,14 +90,14 @@ class Settings:
 
     @property
     def model(self) -> dict:
-        """What `LanguageModel` takes."""
+        """The arguments of `LanguageModel`."""
         slots = {"slots": self.slots} if self.mixer == "gsa" else {}
         sizes = {"dim": self.dim, "layers": self.layers, "head_size": self.head_size}
         return {"vocab": Corpus.vocab, "mixer": self.mixer, "seed": self.seed, **sizes, **slots}
 
     @property
     def plain(self) -> dict:
-        """In words and numbers, for JSON."""
+        """The settings as strings and numbers, for JSON."""
         return {name: str(x) if isinstance(x, Path) else x for name, x in asdict(self).items()}
 
 
@@ -105,20 +105,23 @@ ALIKE = (
     *("mixer", "dim", "layers", "head_size", "slots", "size", "T", "lr", "warmup", "weight_decay", "clip"),
     *("seed", "dtype"),
 )
-"""What a training that goes on has to have as it began."""
+"""Settings that must not change when a training resumes."""
 
 EXACT = ("ranks", "device", "torch", "triton", "flakit")
-"""What else has to be the same, so that it goes on bit for bit."""
+"""What else must not change for a resumed training to be bit-identical."""
 
 
 def batch(corpus: Corpus, s: Settings, step: int) -> tuple[Tensor, Tensor]:
-    """Of all ranks. A generator looks at 32 bits of its seed, which so have to come from both numbers."""
+    """Draw the batch of a step for all ranks: tokens and targets, [size, T] int64.
+
+    A generator uses only 32 bits of its seed, hence a hash of seed and step.
+    """
     return corpus.batch(s.size, s.T, Generator().manual_seed(zlib.crc32(f"{s.seed} {step}".encode())))
 
 
 def train(s: Settings) -> int:
-    """What the command does, on every rank; its status: 0, 1 where it stopped for what was not finite, or 128 and the
-    signal that ended it. Raises ValueError or OSError, on every rank, for arguments that do not fit."""
+    """Run a training on every rank. Return its exit status: 0, 1 if it stopped at a non-finite step, or 128 plus the
+    number of the signal that ended it. Raises ValueError or OSError, on every rank, for invalid arguments."""
     ranks = Ranks(s.device)
     try:
         status = Training(s, ranks).run()
@@ -130,7 +133,7 @@ def train(s: Settings) -> int:
 
 
 class Training:
-    """One training on this rank: all that `train` has between its arguments and its status."""
+    """One training on this rank. The constructor loads the newest checkpoint if there is one."""
 
     def __init__(self, s: Settings, ranks: Ranks):
         self.s, self.ranks, self.autocast = s, ranks, DTYPES[s.dtype]
@@ -151,27 +154,31 @@ class Training:
         self.console = Console(stderr=True, quiet=ranks.rank != 0, soft_wrap=True, highlight=False, markup=False)
         model = LanguageModel(**s.model)
         self.parameters, self.operations = sum(p.numel() for p in model.parameters()), operations(model, s)
-        how = {"shard": s.parallel == "fsdp2", "checkpointing": s.checkpointing, "compiled": s.compile}
-        self.model = distributed.spread(model, ranks, **how).train()
+        options = {"shard": s.parallel == "fsdp2", "checkpointing": s.checkpointing, "compiled": s.compile}
+        self.model = distributed.spread(model, ranks, **options).train()
         self.optimizer = adamw(self.model, weight_decay=s.weight_decay)
-        self.begin = self.saved = self._go_on()
-        self.kept = 0
+        self.begin = self.saved = self._resume()
+        self.replays = 0
 
-    def _go_on(self) -> int:
-        """From the newest checkpoint, if there is one: the step to begin with."""
-        found = distributed.checkpoints(self.s.out)
-        if not found:
+    def _resume(self) -> int:
+        """Load the newest checkpoint, if any, and return the step to begin with.
+
+        Raises ValueError if it was written with other data or other `ALIKE` settings.
+        """
+        checkpoints = distributed.checkpoints(self.s.out)
+        if not checkpoints:
             return 0
-        before = distributed.about(found[-1])
-        for name, had, got in (
+        newest = checkpoints[-1]
+        before = distributed.about(newest)
+        for name, expected, got in (
             *((name, before["settings"][name], self.s.plain[name]) for name in ALIKE),
             ("data", before["text"], self.about["text"]),
         ):
-            if had != got:
-                raise ValueError(f"{name}: expected {had} as {found[-1]} has it, got {got}; another out begins anew")
-        distributed.load(found[-1], self.model, self.optimizer)
-        other = [f"{n} {before[n]} then, {self.about[n]} now" for n in EXACT if before[n] != self.about[n]]
-        self.console.print(f"goes on from {found[-1]}{': within rounding, ' if other else ''}{'; '.join(other)}")
+            if expected != got:
+                raise ValueError(f"{name}: expected {expected} as {newest} has it, got {got}; another out begins anew")
+        distributed.load(newest, self.model, self.optimizer)
+        changes = [f"{n} {before[n]} then, {self.about[n]} now" for n in EXACT if before[n] != self.about[n]]
+        self.console.print(f"goes on from {newest}{': within rounding, ' if changes else ''}{'; '.join(changes)}")
         return before["step"]
 
     def run(self) -> int:
@@ -185,74 +192,77 @@ class Training:
         ranks.wait()
         if ranks.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        with Log(s, self.begin, ranks.rank == 0) as self.log, _Signals() as told:
+        with Log(s, self.begin, ranks.rank == 0) as self.log, _Signals() as signals:
             processes = ranks.objects(os.getpid())
             sizes = {"parameters": self.parameters, "operations_per_token": self.operations, "matrix_tflops": self.rate}
             self.log.write("begin", self.begin, **self.about, **sizes, processes=processes)
-            look = Headrooms(self)
+            measure_headroom = Headrooms(self)
             label = f"{s.mixer}, {ranks.size} × {ranks.device.type}"
-            shown = {"shown": ranks.rank == 0, "console": self.console}
-            with bar(label, s.steps, done=self.begin, **shown) as tell:
+            options = {"shown": ranks.rank == 0, "console": self.console}
+            with bar(label, s.steps, done=self.begin, **options) as advance:
                 for step in range(self.begin, s.steps):
-                    found = self._step(step)
-                    tell(f"loss {found['loss']:.3f}  {found['tokens_per_second']:,.0f} tokens/s")
-                    look(step)
-                    lost = not (math.isfinite(found["loss"]) and math.isfinite(found["grad_norm"]))
-                    if lost:
-                        self._keep(step, found)
-                    number = max(int(x) for (x,) in ranks.gather(told.number))
-                    stops = lost and s.not_finite == "stop"
+                    record = self._step(step)
+                    advance(f"loss {record['loss']:.3f}  {record['tokens_per_second']:,.0f} tokens/s")
+                    measure_headroom(step)
+                    nonfinite = not (math.isfinite(record["loss"]) and math.isfinite(record["grad_norm"]))
+                    if nonfinite:
+                        self._save_replay(step, record)
+                    number = max(int(x) for (x,) in ranks.gather(signals.number))
+                    stops = nonfinite and s.not_finite == "stop"
                     done = step if stops else step + 1
                     if stops or number or done == s.steps or done % s.save_every == 0:
                         self._save(done)
                     if stops or number:
                         break
-            look.close()
+            measure_headroom.close()
             return self._end(done, stops, 0 if done == s.steps else number)
 
     def _step(self, step: int) -> dict:
-        """Take it, and what the log says of it."""
+        """Take one step, log it, and return the logged record."""
         s, ranks, start = self.s, self.ranks, time.perf_counter()
         lr = s.lr * share_of_lr(step, s.steps, s.warmup, True)
-        how = {"lr": lr, "clip": s.clip or None, "accumulation": s.accumulation, "autocast": self.autocast}
+        options = {"lr": lr, "clip": s.clip or None, "accumulation": s.accumulation, "autocast": self.autocast}
         tokens, targets = map(ranks.rows, batch(self.corpus, s, step))
-        loss, norm = take(self.model, tokens, targets, self.optimizer, **how, ranks=ranks)
-        memory = max(x for (x,) in ranks.gather(_memory(ranks.device)))  # which waits for the optimizer too
+        loss, norm = take(self.model, tokens, targets, self.optimizer, **options, ranks=ranks)
+        memory = max(x for (x,) in ranks.gather(_memory(ranks.device)))  # also waits for the optimizer
         seconds = time.perf_counter() - start
         speed = s.size * s.T / seconds
         tflops = speed * self.operations * 1e-12 / ranks.size
-        found = {"loss": loss, "grad_norm": norm, "lr": lr, "seconds": seconds, "tokens_per_second": speed}
-        found |= {"tflops": tflops, "matrix_share": self.rate and tflops / self.rate}
-        found |= {"memory_gib": memory, "losses": [x * ranks.size for x in ranks.losses], "grad_norms": ranks.norms}
-        self.log.write("step", step, **found)
-        return found
+        record = {"loss": loss, "grad_norm": norm, "lr": lr, "seconds": seconds, "tokens_per_second": speed}
+        record |= {"tflops": tflops, "matrix_share": self.rate and tflops / self.rate}
+        record |= {"memory_gib": memory, "losses": [x * ranks.size for x in ranks.losses], "grad_norms": ranks.norms}
+        self.log.write("step", step, **record)
+        return record
 
     def _save(self, done: int) -> None:
         if done > self.saved:
             distributed.save(self.s.out, done, self.model, self.optimizer, self.ranks, self.about, self.s.keep)
             self.saved = done
 
-    def _keep(self, step: int, found: dict) -> None:
-        """What was not finite, in a file: the batch of all ranks, and the weights, which the step did not change."""
-        self.kept += 1
-        if self.kept > KEPT:
+    def _save_replay(self, step: int, record: dict) -> None:
+        """Save a non-finite step for `replay`: the batch of all ranks, and the weights, which it did not change."""
+        self.replays += 1
+        if self.replays > MAX_REPLAYS:
             return
         path, weights = self.s.out / f"not-finite-{step:08d}.pt", distributed.weights(self.model)
         tokens, targets = batch(self.corpus, self.s, step)
-        kept = {"model": self.s.model, "dtype": self.s.dtype, "parts": self.ranks.size * self.s.accumulation}
-        kept |= {"step": step, "tokens": tokens, "targets": targets, "weights": weights}
-        kept |= {name: found[name] for name in ("loss", "grad_norm", "losses")}
+        saved = {"model": self.s.model, "dtype": self.s.dtype, "parts": self.ranks.size * self.s.accumulation}
+        saved |= {"step": step, "tokens": tokens, "targets": targets, "weights": weights}
+        saved |= {name: record[name] for name in ("loss", "grad_norm", "losses")}
         if self.ranks.rank == 0:
-            distributed.write_whole(path, lambda file: torch.save(kept, file))
-        self.log.write("not finite", step, loss=found["loss"], grad_norm=found["grad_norm"], file=str(path))
+            distributed.write_whole(path, lambda file: torch.save(saved, file))
+        self.log.write("not finite", step, loss=record["loss"], grad_norm=record["grad_norm"], file=str(path))
         self.console.print(
-            f"step {step} was not taken: loss {found['loss']:.4g}, gradient norm {found['grad_norm']:.4g}. "
+            f"step {step} was not taken: loss {record['loss']:.4g}, gradient norm {record['grad_norm']:.4g}. "
             f"{path} has its batch and weights. This says where it begins:\n"
             f"flakit trace -m flakit.train --replay {path}"
         )
 
     def _end(self, done: int, stops: bool, number: int) -> int:
-        """number: of the signal that ended it, 0 for none."""
+        """Write the final weights or report why the training ended; return the exit status.
+
+        done: steps taken. stops: whether a non-finite step ended it. number: the signal that ended it, 0 for none.
+        """
         if stops or number:
             why = "not finite" if stops else signal.Signals(number).name
             self.log.write("end", done, why=why)
@@ -260,50 +270,50 @@ class Training:
             return LOST if stops else 128 + number
         weights, path = distributed.weights(self.model), self.s.out / "model.pt"
         if self.ranks.rank == 0:
-            kept = {"model": self.s.model, "step": done, "weights": weights}
-            distributed.write_whole(path, lambda file: torch.save(kept, file))
+            saved = {"model": self.s.model, "step": done, "weights": weights}
+            distributed.write_whole(path, lambda file: torch.save(saved, file))
         self.log.write("end", done, why="done")
         self.console.print(f"{done} steps are taken; weights: {path}, losses: {self.log.path}")
         return DONE
 
 
 class Headrooms:
-    """Every rank watches the decays of its own rows; rank 0 tells of the worst.
+    """Watches the decays of each rank's rows; rank 0 reports the smallest headroom of all.
 
-    Called after each step by all ranks. A watch counts forward passes, of which a step has `accumulation`.
+    All ranks call it after each step. A watch counts forward passes, of which a step has `accumulation`.
     """
 
     def __init__(self, training: Training):
-        self.of, self.told, self.watching = training, [], None
+        self.training, self.forecasts, self.watching = training, [], None
         s = training.s
         if s.watch_every and s.mixer != "attention":  # which has no decays
             self.dtype = training.autocast or torch.float32
             model, every = distributed.bare(training.model), s.watch_every * s.accumulation
-            self.watching = watch(model, every, measure=_measured, dtype=self.dtype, tell=self.told.append)
+            self.watching = watch(model, every, measure=_headroom, dtype=self.dtype, tell=self.forecasts.append)
 
     def __call__(self, step: int) -> None:
-        s, parts = self.of.s, self.of.s.accumulation
-        if self.watching is None or (step - self.of.begin) % s.watch_every:
+        s, parts = self.training.s, self.training.s.accumulation
+        if self.watching is None or (step - self.training.begin) % s.watch_every:
             return
         own = {}
-        if self.watching.headrooms:  # none where decays were NaN
+        if self.watching.headrooms:  # empty if decays were NaN
             measured = self.watching.headrooms.popitem()[1]
             own = {m.kernel: (m.exponent, m.limit, m.layer) for m in measured.margins if m.dtype == self.dtype}
-        said = [
-            str(f._replace(step=step, pace=f.pace * parts, used_up=self.of.begin + f.used_up / parts))
-            for f in self.told
+        own_lines = [
+            str(f._replace(step=step, pace=f.pace * parts, used_up=self.training.begin + f.used_up / parts))
+            for f in self.forecasts
         ]
-        self.told.clear()
-        found = self.of.ranks.objects((own, said))
+        self.forecasts.clear()
+        by_rank = self.training.ranks.objects((own, own_lines))
         kernels = {}
-        for rank, (margins, _) in enumerate(found):
+        for rank, (margins, _) in enumerate(by_rank):
             for kernel, (exponent, limit, layer) in margins.items():
                 if kernel not in kernels or exponent > kernels[kernel]["exponent"]:
                     kernels[kernel] = {"exponent": exponent, "limit": limit, "layer": layer, "rank": rank}
-        forecasts = [f"rank {rank}: {line}" for rank, (_, lines) in enumerate(found) for line in lines]
-        self.of.log.write("headroom", step, kernels=kernels, forecasts=forecasts)
+        forecasts = [f"rank {rank}: {line}" for rank, (_, lines) in enumerate(by_rank) for line in lines]
+        self.training.log.write("headroom", step, kernels=kernels, forecasts=forecasts)
         for line in forecasts:
-            self.of.console.print(line)
+            self.training.console.print(line)
 
     def close(self) -> None:
         if self.watching is not None:
@@ -311,9 +321,12 @@ class Headrooms:
 
 
 def steepest(w: Tensor, chunk: int = 64) -> Tensor:
-    """Of decays [B, T, H, K] the places that laws of headroom ask for: of all decays of a large model they would take
-    minutes. Where a head has the largest sum over 1, 16, 32 and 64 tokens, with and without the first of them, or over
-    what is left of T behind whole chunks: its chunk, the one before, and what is left. [8, at most 191, 1, K]."""
+    """Select the steepest decays of w [B, T, H, K] for measuring headroom; all of a large model's would take minutes.
+
+    Windows of 1, 16, 32 and 64 tokens (the longer three also without their first token), and the incomplete last chunk:
+    for the largest sum of each, take its head's chunk, the previous chunk and the incomplete one. Returns
+    [7 or 8, at most 191, 1, K].
+    """
     whole, places = w.shape[1] // chunk, []
     windows = F.pad(w.float(), (0, 0, 0, 0, 0, -w.shape[1] % chunk)).unflatten(1, (-1, chunk))
     for window, first in ((1, 0), (16, 0), (16, 1), (32, 0), (32, 1), (chunk, 0), (chunk, 1)):
@@ -324,21 +337,21 @@ def steepest(w: Tensor, chunk: int = 64) -> Tensor:
         sums = windows[:, -1].sum(1)
         b, h, _ = torch.unravel_index(sums.argmin(), sums.shape)
         places.append((b, whole, h))
-    found = []
+    pieces = []
     for b, n, h in places:
         begin = chunk * max(0, min(n, whole - 1) - 1)
-        found.append(torch.cat((w[b, begin : min(begin + 2 * chunk, chunk * whole), h], w[b, chunk * whole :, h])))
-    return torch.stack(found)[:, :, None]
+        pieces.append(torch.cat((w[b, begin : min(begin + 2 * chunk, chunk * whole), h], w[b, chunk * whole :, h])))
+    return torch.stack(pieces)[:, :, None]
 
 
-def _measured(recording: Recording, **how):
-    found = Recording({name: steepest(w) for name, w in recording.items()})
-    found.op = recording.op
-    return headroom(found, **how)
+def _headroom(recording: Recording, **options):
+    selected = Recording({name: steepest(w) for name, w in recording.items()})
+    selected.op = recording.op
+    return headroom(selected, **options)
 
 
 class Log:
-    """log.jsonl: a line a step, written by rank 0. What a training that goes on takes again is struck out first."""
+    """log.jsonl: a line per step, written by rank 0. A resumed training first removes the steps that it repeats."""
 
     def __init__(self, s: Settings, begin: int, here: bool):
         self.path, self.here, self.board = s.out / "log.jsonl", here, None
@@ -354,14 +367,14 @@ class Log:
 
             self.board = SummaryWriter(str(s.out / "tensorboard"), purge_step=begin)
 
-    def write(self, kind: str, step: int, **more) -> None:
-        """step: the one that it is about; of a beginning and an end, how many were taken."""
+    def write(self, kind: str, step: int, **values) -> None:
+        """Append a record. step: its step; for kinds "begin" and "end" the number of steps taken."""
         if not self.here:
             return
-        self.file.write(json.dumps(for_json({"kind": kind, "step": step, **more})) + "\n")
+        self.file.write(json.dumps(for_json({"kind": kind, "step": step, **values})) + "\n")
         self.file.flush()
         if self.board is not None and kind == "step":
-            for name, x in more.items():
+            for name, x in values.items():
                 if isinstance(x, float):
                     self.board.add_scalar(name, x, step)
 
@@ -378,48 +391,50 @@ class Log:
 def _before(line: str, begin: int) -> bool:
     try:
         record = json.loads(line)
-    except ValueError:  # of one that was killed while it wrote
+    except ValueError:  # a process was killed while writing it
         return False
     return record["step"] < begin + (record["kind"] in ("begin", "end"))
 
 
 class _Signals:
-    """While it lasts, Ctrl-C and SIGTERM end no step: number is that of the signal that came, 0 before."""
+    """Defers Ctrl-C and SIGTERM to the end of a step. number: the signal that arrived, 0 for none."""
 
     number = 0
 
     def __enter__(self) -> "_Signals":
-        self.had = {number: signal.signal(number, self._heard) for number in (signal.SIGINT, signal.SIGTERM)}
+        self.previous = {number: signal.signal(number, self._receive) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
 
-    def _heard(self, number: int, _) -> None:
-        self.number = number  # once more changes nothing: torchrun passes a Ctrl-C on that every rank has heard
+    def _receive(self, number: int, _) -> None:
+        self.number = number  # may repeat: torchrun forwards a Ctrl-C that every rank has already received
 
     def __exit__(self, *_) -> None:
-        for number, had in self.had.items():
-            signal.signal(number, had)
+        for number, handler in self.previous.items():
+            signal.signal(number, handler)
 
 
-# --- what is counted --------------------------------------------------------------------------------------------------
+# --- operation counts -------------------------------------------------------------------------------------------------
 
 
 def operations(model: LanguageModel, s: Settings) -> float:
-    """Floating-point operations that training cannot do without, a token: 6 for every weight of a matrix, 2 forward
-    and 4 backward, and three times the forward of what mixes along time. Of RWKV and GSA that is the recurrence as
-    `numerics.work` counts it, of attention its two products with the tokens before, half of T on average. What is
-    computed again, or by chunks on top, does not count; the embedding looks up and multiplies nothing."""
+    """Count the minimal floating-point operations of training per token.
+
+    Each matrix weight counts 6, 2 forward and 4 backward; time mixing counts three times its forward. For RWKV and GSA
+    that is the recurrence, by `numerics.work`; for attention its two products with the earlier tokens, T/2 on average.
+    Recomputation, the extra work of chunks and the embedding's lookup do not count.
+    """
     matrices = sum(p.numel() for n, p in model.named_parameters() if p.ndim == 2 and n != "embedding.weight")
     if s.mixer == "attention":
-        along = 6 * s.T * s.dim
+        mixing = 6 * s.T * s.dim
     else:
         heads = {"H": s.dim // s.head_size, "K": s.head_size, "V": s.head_size, "M": s.slots}
         row = {"op": s.mixer, "B": 1, "T": s.T, "dtype": "bfloat16", **heads}
-        along = work(row, "both").operations / s.T
-    return 6 * matrices + s.layers * along
+        mixing = work(row, "both").operations / s.T
+    return 6 * matrices + s.layers * mixing
 
 
 def matrix_rate(device: torch.device, dtype: torch.dtype | None) -> float | None:
-    """10^12 operations a second of a product of large matrices on this GPU; None on a CPU."""
+    """Measure the rate of large matrix products on this GPU, in TFLOP/s; None on a CPU."""
     if device.type == "cpu":
         return None
     from .bench.meter import Meter
@@ -429,14 +444,14 @@ def matrix_rate(device: torch.device, dtype: torch.dtype | None) -> float | None
 
 
 def _memory(device: torch.device) -> float:
-    """The most that tensors took so far, in GiB; NaN on a CPU, where nobody counts."""
+    """Return the peak memory of tensors so far, in GiB; NaN on a CPU, where PyTorch does not track it."""
     return torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else math.nan
 
 
 def _versions(device: torch.device) -> dict:
     name = None if device.type == "cuda" else f"{platform.machine()} CPU"
-    found = recorded.provenance("flakit.train", name)
-    return {x: found[x] for x in ("device", "torch", "triton", "flakit")}
+    provenance = recorded.provenance("flakit.train", name)
+    return {x: provenance[x] for x in ("device", "torch", "triton", "flakit")}
 
 
 # --- data -------------------------------------------------------------------------------------------------------------
@@ -444,51 +459,55 @@ def _versions(device: torch.device) -> dict:
 
 def _corpus(s: Settings) -> Corpus:
     if s.data is None:
-        found = standard_library()
+        corpus = standard_library()
     elif not s.data.is_file():
         raise ValueError(f"data: expected a file, {s.data} is none")
     elif not s.data.stat().st_size:
         raise ValueError(f"data: expected a file with text in it, {s.data} is empty")
     else:
-        found = text(s.data)
-    if s.T >= len(found.text):
-        raise ValueError(f"T: expected fewer tokens than the {len(found.text)} bytes of the text, got {s.T}")
-    return found
+        corpus = text(s.data)
+    if s.T >= len(corpus.text):
+        raise ValueError(f"T: expected fewer tokens than the {len(corpus.text)} bytes of the text, got {s.T}")
+    return corpus
 
 
 def _fingerprint(corpus: Corpus) -> str:
-    """Tells texts apart by their length and by bytes from all over them."""
+    """Identify a text by its length and a checksum of bytes sampled across it."""
     n = len(corpus.text)
-    some = corpus.text[torch.linspace(0, n - 1, min(n, 2**16), dtype=torch.float64).long()]
-    return f"{n} bytes, {zlib.crc32(some.numpy().tobytes()):08x}"
+    sample = corpus.text[torch.linspace(0, n - 1, min(n, 2**16), dtype=torch.float64).long()]
+    return f"{n} bytes, {zlib.crc32(sample.numpy().tobytes()):08x}"
 
 
-# --- what was not finite, again ---------------------------------------------------------------------------------------
+# --- replay of a non-finite step --------------------------------------------------------------------------------------
 
 
 def again(path: Path, device: str | None = None) -> str:
-    """Compute the parts of a step again, one after another in this process, until one is not finite; in words."""
+    """Recompute a saved step, micro-batch by micro-batch in this process, until one is not finite; report it.
+
+    path: a file not-finite-….pt; ValueError for another. device: default cuda if available.
+    """
     if not path.is_file():
         raise ValueError(f"replay: expected a file that a training has left, {path} is none")
     try:
-        kept = torch.load(path, weights_only=True, mmap=True)
-    except (RuntimeError, pickle.UnpicklingError):  # no file of PyTorch's
-        kept = None
-    if not isinstance(kept, dict) or "parts" not in kept:
+        saved = torch.load(path, weights_only=True, mmap=True)
+    except (RuntimeError, pickle.UnpicklingError):  # not a file of torch.save
+        saved = None
+    if not isinstance(saved, dict) or "parts" not in saved:
         raise ValueError(f"replay: expected a file not-finite-….pt that a training has left, got {path}")
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    model = LanguageModel(**kept["model"])
-    model.load_state_dict(kept["weights"])
+    step, parts = saved["step"], saved["parts"]
+    model = LanguageModel(**saved["model"])
+    model.load_state_dict(saved["weights"])
     model = model.to(device).train()
-    for n, (tokens, targets) in enumerate(micro_batches(kept["tokens"], kept["targets"], kept["parts"]), 1):
+    for n, (tokens, targets) in enumerate(micro_batches(saved["tokens"], saved["targets"], parts), 1):
         model.zero_grad()
         with nan_decays_pass():
-            loss = accumulate(model, tokens.to(device), targets.to(device), autocast=DTYPES[kept["dtype"]])
+            loss = accumulate(model, tokens.to(device), targets.to(device), autocast=DTYPES[saved["dtype"]])
         wrong = [name for name, p in model.named_parameters() if not p.grad.isfinite().all()]
         if wrong or not loss.isfinite():
             of = f", and the gradient of {len(wrong)} parameters is not finite, first {wrong[0]}" if wrong else ""
-            return f"step {kept['step']}, part {n} of {kept['parts']}: loss {loss.item():.4g}{of}"
-    return f"step {kept['step']}: each of its {kept['parts']} parts is finite here; their sum, or another card, was not"
+            return f"step {step}, part {n} of {parts}: loss {loss.item():.4g}{of}"
+    return f"step {step}: each of its {parts} parts is finite here; their sum, or another card, was not"
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -560,21 +579,21 @@ def main(
     Exits with 0 when all steps are taken, 1 if it stopped for a step that was not finite, 2 if it could not run, and
     128 and the number of the signal that ended it.
     """
-    given = {name: value for name, value in locals().items() if name not in ("replay", "out")}
+    args = {name: value for name, value in locals().items() if name not in ("replay", "out")}
     try:
         if replay is not None:
-            typer.echo(again(replay, device))  # for a trace it came to its end, whatever was found
+            typer.echo(again(replay, device))  # exit without an error, for `flakit trace`, whatever it reports
             return
         if out is None:
             raise ValueError("out: expected a folder, got none")
         if tensorboard and importlib.util.find_spec("tensorboard") is None:
             raise ValueError("tensorboard: it is not installed here: pip install tensorboard; log.jsonl needs nothing")
-        status = train(Settings(out=out, **given))
+        status = train(Settings(out=out, **args))
     except (ValueError, OSError) as error:
         if os.environ.get("RANK", "0") == "0":
-            said = re.sub(r"^(\w+):", lambda name: f"--{name[1].replace('_', '-')}:", str(error))
+            message = re.sub(r"^(\w+):", lambda name: f"--{name[1].replace('_', '-')}:", str(error))
             Console(stderr=True, soft_wrap=True).print(
-                f"flakit.train: {said}", style="red", markup=False, highlight=False
+                f"flakit.train: {message}", style="red", markup=False, highlight=False
             )
         raise typer.Exit(WRONG) from None
     raise typer.Exit(status)

@@ -1,17 +1,17 @@
-"""What lessons ask of a learner, and what a learner keeps: checks, questions, a file of one's own, progress.
+"""Exercises of the lessons: checks, questions, the learner's own file, and progress.
 
     from flakit.course import check, fitting, mine, predict, progress, returning
 
-A building exercise ends so, in the cell that checks it:
+An exercise that builds a function ends in the cell that checks it with
 
-    mine.add(step, check("the last state", S, expected))    # right: `step` now stands in mine.py, beside the notebooks
+    mine.add(step, check("the last state", S, expected))    # if right, copies `step` to mine.py beside the notebooks
 
-and a later lesson begins so, whether or not the reader has been through the ones before:
+and a later lesson begins as follows, whether or not the learner has done the earlier ones:
 
-    step = mine.take("step")    # the learner's, else that of the solutions, and it says which
+    step = mine.take("step")    # the learner's, or else that of the solutions; prints which
     mine.show()                 # the file, as the last line of a cell
-    progress()                  # which checks were right, lesson by lesson, and what comes next
-    progress().fingerprint()    # the faults of lessons that are done
+    progress()                  # the checks answered correctly, by lesson, and the next one
+    progress().fingerprint()    # the faults of completed lessons
 """
 
 from . import mine

@@ -1,10 +1,10 @@
-"""A chunk of one head, forward and backward, made into an operator: the loops over sequences, heads and chunks.
+"""Turn the forward and backward of one chunk of one head into an operator: loops over sequences, heads and chunks.
 
     operator = assembled(chunk_forward, chunk_backward)
     o, final_state = operator(r, k, v, w, u, output_final_state=True)
 
-It adds no arithmetic beyond the scale and the format: what it computes, and at which decay it breaks, is up to the two
-functions.
+It adds no arithmetic except the scale and dtype conversions. The two functions determine the results, and the decay at
+which they break.
 """
 
 from collections.abc import Callable
@@ -14,18 +14,18 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 CHUNK = 64
-"""Tokens a chunk; the last one of a sequence has what is left."""
+"""Tokens per chunk; the last chunk of a sequence may be shorter."""
 
 
 def assembled(forward: Callable, backward: Callable) -> Callable[..., tuple[Tensor, Tensor | None]]:
-    """An operator like `flakit.chunk_rwkv6`, of two functions of one chunk and one head.
+    """Build an operator like `flakit.chunk_rwkv6` from two functions of one chunk and one head.
 
-    forward(r, k, v, w, u, S) returns o and the state that leaves; backward(r, k, v, w, u, S, do, D) returns dr, dk, dv,
-    dw, du and dS: r, k, w [C, K], v, o, do [C, V], u [K], S, D [K, V], float32; w is a natural-log decay <= 0. Their
-    scale is K^-0.5.
+    forward(r, k, v, w, u, S) returns o and the final state. backward(r, k, v, w, u, S, do, D), with D the gradient of
+    the final state, returns dr, dk, dv, dw, du and dS. Shapes: r, k, w [C, K], v, o, do [C, V], u [K], S, D [K, V], all
+    float32; w is a natural-log decay <= 0. Both use the scale K^-0.5.
 
     The operator takes r, k, w [B, T, H, K], v [B, T, H, V], u [H, K], and scale (default K^-0.5), initial_state
-    [B, H, K, V] and output_final_state. It returns o [B, T, H, V] in r's format and the final state, float32 or None.
+    [B, H, K, V] and output_final_state. It returns o [B, T, H, V] in r's dtype and the final state, float32 or None.
     """
 
     class OneHead(torch.autograd.Function):
@@ -43,12 +43,12 @@ def assembled(forward: Callable, backward: Callable) -> Callable[..., tuple[Tens
         @once_differentiable
         def backward(ctx, do, D):
             r, k, v, w, u, *states = ctx.saved_tensors
-            found, du = [], torch.zeros_like(u)
+            gradients, du = [], torch.zeros_like(u)
             for part, S in zip(reversed(_parts(r, k, v, w, do)), reversed(states), strict=True):
-                *sequence, of_u, D = backward(*part[:4], u, S, part[4], D)
-                found.append(sequence)
+                *of_tokens, of_u, D = backward(*part[:4], u, S, part[4], D)
+                gradients.append(of_tokens)
                 du = du + of_u
-            return *(torch.cat(each[::-1]) for each in zip(*found, strict=True)), du, D
+            return *(torch.cat(each[::-1]) for each in zip(*gradients, strict=True)), du, D
 
     def operator(r, k, v, w, u, scale=None, initial_state=None, output_final_state=False):
         B, _, H, K = r.shape
@@ -57,8 +57,8 @@ def assembled(forward: Callable, backward: Callable) -> Callable[..., tuple[Tens
         r = r if scale is None else r * (scale * K**0.5)
         S = r.new_zeros(B, H, K, V) if initial_state is None else initial_state.float()
         heads = [(b, h) for b in range(B) for h in range(H)]
-        made = [OneHead.apply(*(x[b, :, h] for x in (r, k, v, w)), u[h], S[b, h]) for b, h in heads]
-        o, states = (torch.stack(each).unflatten(0, (B, H)) for each in zip(*made, strict=True))
+        results = [OneHead.apply(*(x[b, :, h] for x in (r, k, v, w)), u[h], S[b, h]) for b, h in heads]
+        o, states = (torch.stack(each).unflatten(0, (B, H)) for each in zip(*results, strict=True))
         return o.transpose(1, 2).to(dtype), states if output_final_state else None
 
     return operator

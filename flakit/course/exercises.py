@@ -1,20 +1,20 @@
-"""What a lesson asks: checks that say where an answer is wrong, and questions whose answer shows after choosing.
+"""Exercises: checks that say where an answer is wrong, and questions that reveal their answer after a choice.
 
     check("one step of the state", my_step(S, k, v, w), step.state, hint="Which of the two terms decays?")
 
-prints "right", or the worst index with yours and the reference; of a single number, whether yours is too high or too
-low, since the number itself would be the answer. Hints are folded, and there are none before an attempt.
-An answer that is still the `...`, or the None of a function without return, is no error: the notebook goes on. What was
-right is written down for `progress`.
+prints "right", or the index of the worst element with your value and the reference. For a single number it only says
+whether yours is too high or too low, since the reference would give the answer away. Hints are folded, and appear only
+after an attempt. An answer that is still `...`, or the None of a function without return, is not an error: the notebook
+continues. Correct answers are recorded for `progress`.
 
     predict("How much is left after one token?", ["1%", "10%"], answer=lambda: measured())
 
-shows the question and its choices; whether one is right, and why, unfolds under it when it is chosen.
+shows a question and its choices. Each choice unfolds to say whether it is right, and why.
 
     o, S = returning(my_step, o="v", S="S")(S, r, k, v, w, u)
 
-calls a function of which a check needs more than one value, or calls it again with what it has returned: where that has
-another shape than v and S have, is of another type or is not there at all, the cell ends with a sentence that says so.
+checks the results of a learner's function before they are used: when a check needs several of them, or passes them to
+the next call. If one is missing, or has another type or shape than v or S, the cell ends with a sentence that says so.
 """
 
 import functools
@@ -69,7 +69,7 @@ WORDS = Words() | {
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a check found: true where the answer is right. Printed by then, so a notebook does not show it again."""
+    """The result of a check; true if the answer is right. `check` prints it, so a notebook does not display it."""
 
     right: bool
     text: str = field(repr=False)
@@ -86,9 +86,9 @@ def check(name: str, yours, reference, hint: str | Sequence[str] = (), *, tolera
     """Compare an answer with its reference, print the verdict and return it.
 
     yours, reference: tensors, arrays, numbers or nested lists of numbers of one shape; anything else is compared by ==.
-    hint: one, or several from the faintest to the plainest. In a notebook each unfolds below a wrong answer.
-    tolerance: how far an element may be off, relative to the reference's root mean square. The same infinity is right;
-    a reference must not hold NaN.
+    hint: one, or several from the vaguest to the most explicit. In a notebook each unfolds below a wrong answer.
+    tolerance: largest error of an element, relative to the reference's root mean square. Equal infinities are right.
+    Raises ValueError for a reference with NaN.
     """
     hints = tuple(filter(None, (hint,) if isinstance(hint, str) else hint))
     _share("tolerance", tolerance)
@@ -106,15 +106,14 @@ def check(name: str, yours, reference, hint: str | Sequence[str] = (), *, tolera
 def predict(
     question: str, choices: Sequence | Mapping[str, object], *, answer, why: str = "", tolerance: float = 0.05
 ) -> "Prediction":
-    """A question to be answered before the result is seen; show it as the last line of a cell.
+    """Ask a question to answer before its result is shown; put it on the last line of a cell.
 
-    choices: strings or numbers, or what they mean by what they say: {"only du": {"du"}, "none": set()}.
-    answer: what is true, measured: a value, or a function without arguments that returns it. It is the choice that it
-    equals, or, where it is a number, the one it is within `tolerance` of (relative). Anything else is a ValueError:
-    then the question is wrong.
+    choices: strings or numbers, or a mapping from labels to values: {"only du": {"du"}, "none": set()}.
+    answer: the measured value, or a function without arguments that returns it. The right choice equals it, or, for a
+    number, is within the relative `tolerance` of it. ValueError unless exactly one choice is right.
     why: the reason, shown with the answer; "{answer}" in it becomes the measured value.
 
-    What it shows needs no kernel and no script: every choice is a line that unfolds, by mouse or with Tab and Enter.
+    The output needs neither kernel nor script: every choice unfolds by mouse, or with Tab and Enter.
     """
     if not isinstance(question, str) or not question.strip():
         raise ValueError(f"question: expected words, got {shown(question)}")
@@ -122,57 +121,55 @@ def predict(
         raise TypeError(f"why: expected words, got {shown(why)}")
     if isinstance(choices, str) or not isinstance(choices, (Sequence, Mapping)):
         raise TypeError(f"choices: expected a list, or values by their words, got {shown(choices)}")
-    meant = dict(choices) if isinstance(choices, Mapping) else {_label(choice): choice for choice in choices}
-    if len(meant) < 2 or len(meant) != len(choices):
+    values = dict(choices) if isinstance(choices, Mapping) else {_label(choice): choice for choice in choices}
+    if len(values) < 2 or len(values) != len(choices):
         raise ValueError(f"choices: expected at least two, all different, got {shown(choices)}")
     _share("tolerance", tolerance)
 
     true = plain(answer() if callable(answer) else answer)
-    right = [label for label, choice in meant.items() if _same(plain(choice), true, tolerance)]
+    right = [label for label, choice in values.items() if _same(plain(choice), true, tolerance)]
     if len(right) != 1:
-        among = f"one of the choices {', '.join(meant)}"
+        among = f"one of the choices {', '.join(values)}"
         raise ValueError(
             f"answer: expected {among}, got {shown(true)}, which is {'more than one' if right else 'none'}"
         )
     measured = number(true) if isinstance(true, Real) and not isinstance(true, bool) else right[0]
-    return Prediction(question, tuple(meant), right[0], measured, why.replace("{answer}", measured))
+    return Prediction(question, tuple(values), right[0], measured, why.replace("{answer}", measured))
 
 
 class Unfit(ValueError):
-    """What a function returned cannot be checked. A notebook shows these words alone, and no traceback."""
+    """A learner's result cannot be checked. A notebook shows only the message, without a traceback."""
 
     def _render_traceback_(self) -> list[str]:
         return str(self).splitlines()
 
 
 def returning(function: Callable, *, dtype: torch.dtype | None = None, **parts) -> Callable:
-    """The function, whose every result is looked at before it is used; an `Unfit` says what was expected and what came.
+    """Wrap a function so that its results are checked on return. Raises `Unfit` with the expected and actual result.
 
-    parts: what it returns, in this order: the shape of each, or the name of the argument that it is shaped like. A
-    shape without axes is that of a number.
-    dtype: of all tensors returned; default: that of the function's floating-point arguments, where they have one, and
-    any for a number.
-    A `...` is an answer that is still open, and comes back as it is, once for each part. It does so, too, where it is
-    among the arguments: of a step that returns it for the state, the next one is not asked.
+    parts: the results in order, each with its shape, or with the name of an argument of the same shape. () is a number.
+    dtype: of all returned tensors; default: the common dtype of the floating-point arguments, and any for a number.
+    A `...` is an unfinished answer: it is returned unchanged, once for each part. If an argument is `...`, the function
+    is not called, and `...` is returned: a loop over steps stops at the first unfinished one.
     """
 
     @functools.wraps(function)
-    def asked(*given, **named):
-        found = ... if any(x is ... for x in (*given, *named.values())) else function(*given, **named)
-        if found is ...:
-            return found if len(parts) == 1 else (found,) * len(parts)
-        if isinstance(found, (tuple, list)) and any(x is ... for x in found):
-            return found
-        arguments = inspect.signature(function).bind(*given, **named).arguments
+    def checked(*args, **named):
+        results = ... if any(x is ... for x in (*args, *named.values())) else function(*args, **named)
+        if results is ...:
+            return results if len(parts) == 1 else (results,) * len(parts)
+        if isinstance(results, (tuple, list)) and any(x is ... for x in results):
+            return results
+        arguments = inspect.signature(function).bind(*args, **named).arguments
         floats = {x.dtype for x in arguments.values() if isinstance(x, Tensor) and x.is_floating_point()}
         wanted = dtype or (floats.pop() if len(floats) == 1 else None)
         shapes = {part: list(arguments[x].shape if isinstance(x, str) else x) for part, x in parts.items()}
         words = {part: WORDS.say("tensor" if x or dtype else "number", shape=x) for part, x in shapes.items()}
-        several = isinstance(found, tuple) or isinstance(found, list) and len(parts) > 1  # one part may be a list
-        values = found if several else (found,)
-        if found is None or len(values) != len(parts):
-            said = WORDS["no return"] if found is None else WORDS.say("values", min(len(values), 2), n=len(values))
-            raise _unfit(function.__name__, said, ", ".join(parts) if len(parts) > 1 else next(iter(words.values())))
+        several = isinstance(results, tuple) or isinstance(results, list) and len(parts) > 1  # one part may be a list
+        values = results if several else (results,)
+        if results is None or len(values) != len(parts):
+            got = WORDS["no return"] if results is None else WORDS.say("values", min(len(values), 2), n=len(values))
+            raise _unfit(function.__name__, got, ", ".join(parts) if len(parts) > 1 else next(iter(words.values())))
         for (part, like), x in zip(parts.items(), values, strict=True):
             shape = shapes[part]
             if not isinstance(x, Tensor):
@@ -188,22 +185,22 @@ def returning(function: Callable, *, dtype: torch.dtype | None = None, **parts) 
                 raise _unfit(
                     function.__name__, WORDS.say("holds", part=part, dtype=_type(x.dtype)), _type(dtype or wanted)
                 )
-        return found
+        return results
 
-    return asked
+    return checked
 
 
 def fitting(name: str, value, shape: Sequence[int]) -> Tensor:
-    """An answer that is no function, as a tensor of this shape, before anything is computed with it; else an `Unfit`.
+    """Return a value as a tensor of this shape, before it is used. Raises `Unfit` if it does not fit.
 
-    name: of the variable that holds it. A `...` comes back as it is, and of a shape without axes a number will do.
+    name: the variable's name, for the message. A `...` is returned unchanged. For shape () a number fits.
     """
     if value is ...:
         return value
     x, shape = _numbers(value), list(shape)
     if x is None:
-        said = WORDS.say("is", part=name, got=shown(value), type=type(value).__name__)
-        raise _unfit(name, said, WORDS.say("tensor" if shape else "number", shape=shape))
+        got = WORDS.say("is", part=name, got=shown(value), type=type(value).__name__)
+        raise _unfit(name, got, WORDS.say("tensor" if shape else "number", shape=shape))
     if list(x.shape) != shape:
         wanted = WORDS.say("shape wanted" if shape else "number", shape=shape)
         raise _unfit(name, WORDS.say("has shape", part=name, shape=list(x.shape)), wanted)
@@ -221,7 +218,7 @@ def _unfit(name: str, got: str, expected: str) -> Unfit:
 
 @dataclass
 class Prediction:
-    """A question with its choices. `choose` tells what unfolds under one; `chosen` is the first that was chosen so."""
+    """A question with its choices. `choose` returns the text that unfolds under one; `chosen` is the first choice."""
 
     question: str
     choices: tuple[str, ...]
@@ -231,14 +228,14 @@ class Prediction:
     chosen: str | None = None
 
     def choose(self, choice) -> str:
-        """Whether this choice is right, what was measured, and why."""
+        """Choose, and return whether that is right, the measured value, and why. ValueError for an unknown choice."""
         label = _label(choice)
         if label not in self.choices:
             raise ValueError(f"choice: expected one of {', '.join(self.choices)}, got {shown(choice)}")
         self.chosen = self.chosen or label
-        return self._said(label)
+        return self._feedback(label)
 
-    def _said(self, label: str) -> str:
+    def _feedback(self, label: str) -> str:
         verdict = WORDS["Right"] if label == self._right else WORDS["No"].format(right=self._right)
         measured = "" if self._measured == self._right else WORDS["measured"].format(measured=self._measured)
         return " ".join(part for part in (verdict, measured, self._why) if part)
@@ -251,7 +248,7 @@ class Prediction:
         group = "predict-" + hashlib.sha256(repr(self).encode()).hexdigest()[:12]
         record = _RECORD.replace("CHOSEN", WORDS["chosen"])
         lines = [
-            _folded(html.escape(label) + "<i></i>", html.escape(self._said(label)), f'name="{group}"', record)
+            _folded(html.escape(label) + "<i></i>", html.escape(self._feedback(label)), f'name="{group}"', record)
             for label in self.choices
         ]
         return (
@@ -260,8 +257,8 @@ class Prediction:
         )
 
 
-# Where scripts may run, the first choice is marked and stays so when others are looked at; without, all else works.
-# The click is what is recorded, not the toggle, which comes later and only once for an opening that closed again.
+# If scripts may run, the first choice is marked, and stays marked when others are opened. All else works without them.
+# It listens for the click, not for the toggle event, which comes later, and only once for quick changes.
 _RECORD = (
     "const d = this.closest('[role=group]').dataset; "
     "if (!d.first) {d.first = 1; this.querySelector('i').textContent = 'CHOSEN'}"
@@ -269,7 +266,7 @@ _RECORD = (
 
 
 def _folded(line: str, body: str, attributes: str = "", clicked: str = "") -> str:
-    """HTML that unfolds in any page, without a kernel and without a script."""
+    """Return HTML that unfolds in any page, without a kernel or a script."""
     onclick = f' onclick="{clicked}"' if clicked else ""
     return (
         f'<details {attributes}><summary style="cursor: pointer"{onclick}>{line}</summary>'
@@ -278,7 +275,7 @@ def _folded(line: str, body: str, attributes: str = "", clicked: str = "") -> st
 
 
 def _display(page: str) -> None:
-    """Show HTML where there is a notebook to show it in."""
+    """Display HTML in a notebook; do nothing elsewhere."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if shell is not None:
         sys.modules["IPython"].display.display({"text/html": page, "text/plain": ""}, raw=True)
@@ -304,7 +301,7 @@ def _is_empty(yours) -> bool:
 
 
 def _difference(yours, reference, tolerance: float) -> list[str]:
-    """What is wrong, in lines; none if nothing is."""
+    """Describe how an answer differs from the reference, in lines; an empty list if it is right."""
     if _is_empty(yours):
         return [_line("yours", WORDS["no return" if yours is None else "nothing"])]
     true = _numbers(reference)
@@ -324,20 +321,20 @@ def _difference(yours, reference, tolerance: float) -> list[str]:
         return []
     at = errors.worst_index
     if not at:
-        said = WORDS["too high"] if got > true else WORDS["too low"] if got < true else "{yours}"
-        return [_line("yours", said.format(yours=number(got.item(), 6)))]
+        template = WORDS["too high"] if got > true else WORDS["too low"] if got < true else "{yours}"
+        return [_line("yours", template.format(yours=number(got.item(), 6)))]
     values = {"yours": (yours, got), "reference": (reference, true)}
     where = _line("at", WORDS["worst"].format(index=list(at), count=true.numel()))
-    return [where, *(_line(name, _value(given, x[at].item())) for name, (given, x) in values.items())]
+    return [where, *(_line(name, _value(original, x[at].item())) for name, (original, x) in values.items())]
 
 
-def _value(given, x: float) -> str:
-    """A number as it is told; of an answer that holds truths, True or False."""
-    return str(bool(x)) if torch.as_tensor(given).dtype == torch.bool else number(x, 6)
+def _value(original, x: float) -> str:
+    """Format a number, or True or False if the answer holds booleans."""
+    return str(bool(x)) if torch.as_tensor(original).dtype == torch.bool else number(x, 6)
 
 
 def _numbers(x) -> Tensor | None:
-    """x as a float64 tensor, None where it holds anything but numbers."""
+    """Return x as a float64 tensor, None unless it holds only numbers."""
     if isinstance(x, (bool, str)):
         return None
     try:
@@ -346,5 +343,5 @@ def _numbers(x) -> Tensor | None:
         return None
 
 
-def _line(what: str, says: str) -> str:
-    return f"  {padded(WORDS[what], 11)}{says}"
+def _line(label: str, text: str) -> str:
+    return f"  {padded(WORDS[label], 11)}{text}"

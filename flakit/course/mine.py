@@ -1,18 +1,18 @@
-"""The learner's own file, `mine.py` beside the notebooks: a kernel that grows by one function a lesson.
+"""The learner's own file, `mine.py` beside the notebooks: a kernel that grows by one function per lesson.
 
-A function is written in its cell, where its check, its hints and its picture are, and the cell that checks it ends with
+The learner writes a function in a notebook cell. The cell that checks it ends with
 
     mine.add(step, check("the last state", S, expected))
 
-When all verdicts are right, the text of `step` is put into mine.py, with the imports that it uses; another one of this
-name that stood there moves to mine_old.py. So nothing has to be copied, saved or reloaded, and what is in the file has
-been right once. It is a plain module, the learner's to edit, and what `flakit audit mine.py:chunk_rwkv6` reads.
+If all verdicts are right, the source of `step` and the imports that it uses are written to mine.py; an earlier function
+of that name moves to mine_old.py. So there is nothing to copy, save or reload, and every function in the file has
+passed its check once. It is a plain module that the learner may edit and `flakit audit mine.py:chunk_rwkv6` reads.
 
-    step = mine.take("step")            # from the file, or else from the solutions; says which
+    step = mine.take("step")            # from the file, or else from the solutions; prints which
     r, D = mine.take("step", "step_back")
     mine.show()                         # all of it, as the last line of a cell; mine.show("step") shows one function
 
-The solutions' notebooks add to a file of their own in the same way: solutions/mine.py.
+The solutions' notebooks write to solutions/mine.py in the same way.
 """
 
 import ast
@@ -48,14 +48,14 @@ WORDS = Words() | {
 
 
 def path() -> Path:
-    """Where the file is, or will be."""
+    """Return the path of the file, which may not exist yet."""
     return folder() / FILE
 
 
 def create(notebooks: Path | None = None) -> Path:
-    """The file, made if there is none and otherwise left as it is.
+    """Create the file unless it exists, and return its path.
 
-    notebooks: their folder, where it is not that of the process.
+    notebooks: their folder, default the process's.
     """
     place = folder(notebooks) / FILE
     if not place.exists():
@@ -64,10 +64,11 @@ def create(notebooks: Path | None = None) -> Path:
 
 
 def add(function: Callable, *verdicts) -> None:
-    """Put a function into the file if all verdicts are right, and say what was done.
+    """Write a function to the file if all verdicts are right, and print what was done.
 
-    It comes with the imports it uses and with those of the notebook's functions that it calls. A ValueError says which
-    name the file would not know: a number or a tensor of the notebook has to become an argument.
+    The imports that it uses and the notebook's functions that it calls are written too. Raises TypeError for anything
+    but a Python function, and ValueError, with the name, if it uses another global, such as a tensor of the notebook:
+    pass that as an argument.
     """
     if not callable(function) or not hasattr(_plain(function), "__code__"):
         raise TypeError(f"function: expected one written in this notebook, got {shown(function)}")
@@ -82,30 +83,30 @@ def add(function: Callable, *verdicts) -> None:
     if old is None or old == _functions(after)[name]:
         print(WORDS.say("added" if old is None else "same", file=FILE, name=name))
         return
-    kept = path().with_name(OLD)
-    write(kept, (kept.read_text(encoding="utf-8") + "\n\n" if kept.exists() else "") + old + "\n")
+    archive = path().with_name(OLD)
+    write(archive, (archive.read_text(encoding="utf-8") + "\n\n" if archive.exists() else "") + old + "\n")
     print(WORDS.say("replaced", file=FILE, name=name, old=OLD))
 
 
 def take(*names: str):
-    """The functions of these names, one or a tuple: the learner's, or where there is none that of the solutions.
+    """Load functions by name, the learner's or else the solutions', and print which. Return one, or a tuple of several.
 
-    Says of each where it comes from. A ValueError where neither has one.
+    Raises ValueError for a name that neither file has.
     """
     own = _module(path()) if path().exists() else None
     solved = _module(carried.folder("notebooks") / SOLUTIONS / FILE)
-    found = []
+    functions = []
     for name in names:
         source = next((module for module in (own, solved) if hasattr(module, name)), None)
         if source is None:
             raise ValueError(f"name: expected a function of {FILE}, got {name!r}")
         print(WORDS.say("yours" if source is own else "solved", name=name, file=FILE))
-        found.append(getattr(source, name))
-    return found[0] if len(found) == 1 else tuple(found)
+        functions.append(getattr(source, name))
+    return functions[0] if len(functions) == 1 else tuple(functions)
 
 
 def show(*names: str) -> "Shown":
-    """The file, or these functions of it, as text in colours."""
+    """Show the file, or the named functions of it, with syntax highlighting."""
     text = _read(path()) if path().exists() else ""
     functions = _functions(text)
     text = "\n\n\n".join(functions[name] for name in names if name in functions) if names else text
@@ -114,7 +115,7 @@ def show(*names: str) -> "Shown":
 
 @dataclass(frozen=True)
 class Shown:
-    """Python to be read."""
+    """Python source to display."""
 
     text: str
 
@@ -138,7 +139,7 @@ def _read(place: Path) -> str:
 
 
 def _functions(text: str) -> dict[str, str]:
-    """The text of each function at the top of a module, decorators included."""
+    """Return the source of each top-level function of a module by name, with decorators."""
     return {node.name: _segment(text, node) for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)}
 
 
@@ -148,22 +149,22 @@ def _segment(text: str, node: ast.FunctionDef) -> str:
 
 
 def _known(text: str) -> set[str]:
-    """The names that a module binds at its top."""
-    found = set()
+    """Return the names that a module binds at top level."""
+    names = set()
     for node in ast.parse(text).body:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
-            found |= {(each.asname or each.name).partition(".")[0] for each in node.names}
+            names |= {(each.asname or each.name).partition(".")[0] for each in node.names}
         elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            found.add(node.name)
+            names.add(node.name)
         else:
-            found |= {
+            names |= {
                 each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
             }
-    return found
+    return names
 
 
 def _with(function: Callable, text: str) -> str:
-    """The module's text with the function in it, and with what the function needs."""
+    """Add or replace a function in a module's source, with the imports and functions that it needs."""
     plain = _plain(function)
     new = textwrap.dedent(inspect.getsource(plain)).rstrip()
     for name in sorted((_globals(plain.__code__) | _outside(new)) - {plain.__name__}):
@@ -184,31 +185,31 @@ def _with(function: Callable, text: str) -> str:
 
 
 def _plain(function):
-    """The Python function in what decorators have made of it, such as triton.jit."""
+    """Return the Python function inside decorators such as triton.jit."""
     while hasattr(function, "fn") or hasattr(function, "__wrapped__"):
         function = getattr(function, "fn", None) or function.__wrapped__
     return function
 
 
 def _globals(code: CodeType) -> set[str]:
-    """The global names that a function reads, and those of the functions inside it."""
-    found = {each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL"}
-    return found.union(*(_globals(const) for const in code.co_consts if isinstance(const, CodeType)))
+    """Return the global names that a function and its nested functions read."""
+    names = {each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL"}
+    return names.union(*(_globals(const) for const in code.co_consts if isinstance(const, CodeType)))
 
 
 def _outside(text: str) -> set[str]:
-    """The names in a function's decorators, defaults and annotations, which the module needs when it is imported."""
+    """Return the names in a function's decorators, defaults and annotations, which its module needs on import."""
     (node,) = ast.parse(text).body
     outside = [*node.decorator_list, node.args, *([node.returns] if node.returns else [])]
     return {each.id for part in outside for each in ast.walk(part) if isinstance(each, ast.Name)}
 
 
 def _import(name: str, function: Callable) -> str | None:
-    """The statement by which the function's module or notebook imported a name, None where it did not."""
+    """Return the statement with which the function's module or notebook imports a name, None if there is none."""
     for source in _sources(function):
         try:
             nodes = list(ast.walk(ast.parse(source)))
-        except SyntaxError:  # a cell with a command of IPython's
+        except SyntaxError:  # a cell with an IPython command
             continue
         for node in nodes:
             if isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -219,7 +220,7 @@ def _import(name: str, function: Callable) -> str | None:
 
 
 def _sources(function: Callable) -> Iterator[str]:
-    """What was run: the cells of a notebook, the last one first, or the text of a module."""
+    """Yield the source that was run: a notebook's cells, the latest first, or a module."""
     cells = function.__globals__.get("In")
     if isinstance(cells, list):
         yield from reversed(cells)
@@ -228,7 +229,7 @@ def _sources(function: Callable) -> Iterator[str]:
 
 
 def _with_import(statement: str, text: str) -> str:
-    """The statement behind the imports that are there, or behind the module's docstring."""
+    """Insert an import after the existing imports, or after the module's docstring."""
     lines = text.splitlines()
     body = ast.parse(text).body
     at = [node.end_lineno for node in body if isinstance(node, (ast.Import, ast.ImportFrom))]
@@ -240,7 +241,7 @@ def _with_import(statement: str, text: str) -> str:
 
 
 def _module(place: Path) -> ModuleType:
-    """The file as it stands now, run as a module."""
+    """Execute the current file as a new module, bypassing the import cache."""
     text = _read(place)
     module = ModuleType(place.stem)
     module.__file__ = str(place)

@@ -1,8 +1,8 @@
-"""Which checks were right: kept in `mine.json` beside the notebooks, and nowhere else.
+"""Record which checks were answered correctly, in `mine.json` beside the notebooks and nowhere else.
 
     {"right": {"the last state": "2026-11-26"}}
 
-`flakit progress` prints it in a terminal. A check that was right once stays so, whatever is tried after it.
+`flakit progress` prints it in a terminal. Later wrong answers do not remove an entry.
 """
 
 import datetime
@@ -37,10 +37,9 @@ WORDS = Words() | {
 
 
 def folder(here: Path | None = None) -> Path:
-    """Where the learner's files are: beside the notebook that runs, or, of a translated one, beside the English ones.
+    """Return the folder of the learner's files: the notebook's, or the English notebooks' for a translated one.
 
-    here: the folder of the notebook, where it is not that of the process. The environment variable FLAKIT_MINE names
-    another folder for all.
+    here: the notebook's folder, default the process's. The environment variable FLAKIT_MINE overrides both.
     """
     if named := os.environ.get("FLAKIT_MINE"):
         return Path(named)
@@ -49,20 +48,20 @@ def folder(here: Path | None = None) -> Path:
 
 
 def note(name: str) -> None:
-    """Write down that the check of this name was right; in a notebook only, and not in one of the solutions."""
+    """Record a correct answer to the named check. Does nothing outside a notebook, or in a solutions notebook."""
     place = folder()
     if place.name == SOLUTIONS or not (os.environ.get("FLAKIT_MINE") or in_a_notebook()):
         return
-    found = right()
-    if name not in found:
-        found[name] = datetime.date.today().isoformat()
-        write(place / FILE, json.dumps({"right": found}, ensure_ascii=False, indent=1) + "\n")
+    dates = right()
+    if name not in dates:
+        dates[name] = datetime.date.today().isoformat()
+        write(place / FILE, json.dumps({"right": dates}, ensure_ascii=False, indent=1) + "\n")
 
 
 def right(place: Path | None = None) -> dict[str, str]:
-    """The checks that were right, and the day of each; none where there is no record or it cannot be read.
+    """Return the checks answered correctly and the date of each; {} if the record is missing or unreadable.
 
-    place: the folder of the record; default: that of the learner's files.
+    place: the folder of the record, default the learner's.
     """
     try:
         return dict(json.loads(((place or folder()) / FILE).read_text(encoding="utf-8"))["right"])
@@ -71,11 +70,11 @@ def right(place: Path | None = None) -> dict[str, str]:
 
 
 def write(path: Path, text: str) -> None:
-    """All of it or nothing."""
+    """Write a file atomically, in UTF-8."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
+    temporary = path.with_name(f".{path.name}.part")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
 
 
 def in_a_notebook() -> bool:
@@ -85,7 +84,7 @@ def in_a_notebook() -> bool:
 
 @dataclass(frozen=True)
 class Lesson:
-    """A lesson by its file's name, its title, and its checks: what each is called, and whether it was right."""
+    """A lesson. name: its file's, without suffix. checks: whether each was answered correctly, by name."""
 
     name: str
     title: str
@@ -98,28 +97,28 @@ class Lesson:
 
 @dataclass(frozen=True)
 class Progress:
-    """What `progress` returns: a table in a notebook, lines of text elsewhere."""
+    """The result of `progress`: a table in a notebook, lines of text elsewhere."""
 
     lessons: tuple[Lesson, ...]
 
     @property
     def next(self) -> tuple[Lesson, str] | None:
-        """The check to go on with, and its lesson: the first open one behind the last that was right, so that lessons
-        that were left out do not hold anybody up; then the first that is open. None where all were right."""
+        """The next check and its lesson: the first open check after the last correct one, so that skipped lessons do
+        not come back at once; then the first open check. None if all are correct."""
         checks = [(lesson, name, done) for lesson in self.lessons for name, done in lesson.checks.items()]
         last = max((n for n, (*_, done) in enumerate(checks) if done), default=-1)
         return next(((lesson, name) for lesson, name, done in checks[last + 1 :] + checks if not done), None)
 
     @property
     def faults(self) -> tuple[str, ...]:
-        """The rows of the fingerprint that are filled in: faults of the lessons of which every check was right."""
+        """The visible rows of the fingerprint: the faults of completed lessons."""
         from ..cases.fingerprint import CAUSES  # `flakit lab` needs none of the casebook
 
         done = {lesson.name[:2] for lesson in self.lessons if lesson.done}
         return tuple(name for name, cause in CAUSES.items() if cause.lesson in done)
 
     def fingerprint(self) -> "Picture":
-        """The table of faults and tensors with these rows; show it as the last line of a cell."""
+        """Draw the table of faults and tensors with these rows; put it on the last line of a cell."""
         from ..panels import fingerprint  # which brings matplotlib
 
         return fingerprint(causes=self.faults)
@@ -128,13 +127,13 @@ class Progress:
         checks = [done for lesson in self.lessons for done in lesson.checks.values()]
         return {"right": sum(checks), "all": len(checks)}
 
-    def _says_next(self) -> str:
+    def _next_line(self) -> str:
         if self.next is None:
             return WORDS["finished"]
         lesson, check = self.next
         return WORDS.say("next", check=check, lesson=lesson.name)
 
-    def _says_faults(self) -> str:
+    def _faults_line(self) -> str:
         from ..cases.fingerprint import CAUSES
 
         return WORDS.say("faults", n=len(self.faults), all=len(CAUSES)) if self.faults else WORDS["no faults"]
@@ -145,7 +144,7 @@ class Progress:
         for lesson in self.lessons:
             marks = "".join("●" if done else "○" for done in lesson.checks.values())
             lines.append(f"  {lesson.name[:2]}  {marks:<{width}}{lesson.title}")
-        lines += [self._says_next(), self._says_faults()]
+        lines += [self._next_line(), self._faults_line()]
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
@@ -156,45 +155,45 @@ class Progress:
                 f"{'●' if done else '○'} {html.escape(name)}</span>"
                 for name, done in lesson.checks.items()
             )
-            said = WORDS.say("lesson", right=sum(lesson.checks.values()), all=len(lesson.checks))
-            count = f'<span style="white-space: nowrap">{said}</span>'
+            count = WORDS.say("lesson", right=sum(lesson.checks.values()), all=len(lesson.checks))
+            count = f'<span style="white-space: nowrap">{count}</span>'
             cells = (f"{lesson.name[:2]} {html.escape(lesson.title)}", marks, count)
             rows.append("<tr>" + "".join(f'<td style="text-align: left">{cell}</td>' for cell in cells) + "</tr>")
-        said = WORDS.say("progress", **self._counts(), file=FILE)
-        after = f"<p>{html.escape(self._says_next())}</p>"
-        return f"<p>{said}</p><table><tbody>{''.join(rows)}</tbody></table>{after}"
+        summary = WORDS.say("progress", **self._counts(), file=FILE)
+        after = f"<p>{html.escape(self._next_line())}</p>"
+        return f"<p>{summary}</p><table><tbody>{''.join(rows)}</tbody></table>{after}"
 
 
 def progress(place: Path | None = None) -> Progress:
-    """Which checks of which lessons were right so far, and what comes next; show it as the last line of a cell.
+    """Return the checks answered correctly so far, by lesson, and the next one; put it on the last line of a cell.
 
-    place: the folder with the record, mine.json; default: that of the learner's files.
+    place: the folder of the record, mine.json; default the learner's.
 
-    The checks are those that the lessons as they came with flakit print, so a copy that was changed counts them, too.
+    The lessons shipped with flakit define the checks, so an edited copy of a lesson does not change them.
     """
     done, lessons = right(place), []
     notebooks = carried.folder("notebooks")
     for path in sorted(notebooks.glob("[0-9]*.ipynb")):
         title, names = _checks(path, ENGLISH)
-        if not names:  # a page to look things up, not a lesson
+        if not names:  # a reference page, not a lesson
             continue
-        said, others = names, [names]
+        shown, by_language = names, [names]
         for language in LANGUAGES[1:]:
             if (other := notebooks / language / path.name).is_file():
                 other_title, translated = _checks(other, language)
-                others.append(translated)
-                title, said = (other_title, translated) if language == current() else (title, said)
-        found = {name: any(each[n] in done for each in others if n < len(each)) for n, name in enumerate(said)}
-        lessons.append(Lesson(path.stem, title, found))
+                by_language.append(translated)
+                title, shown = (other_title, translated) if language == current() else (title, shown)
+        checks = {name: any(each[n] in done for each in by_language if n < len(each)) for n, name in enumerate(shown)}
+        lessons.append(Lesson(path.stem, title, checks))
     return Progress(tuple(lessons))
 
 
 def _checks(path: Path, language: str) -> tuple[str, list[str]]:
-    """The title of a lesson, and the names of its checks as its stored outputs have them."""
+    """Return the title of a lesson, and the names of its checks from its stored outputs."""
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     outputs = [output for cell in cells for output in cell.get("outputs", [])]
-    said = "".join("".join(output.get("text", ())) for output in outputs)
+    printed = "".join("".join(output.get("text", ())) for output in outputs)
     with speaking(language):
         verdicts = [re.escape(WORDS[each]).replace(r"\{name\}", r"(\S.*?)") for each in ("right", "wrong")]
-    names = [next(filter(None, found)) for found in re.findall(f"^(?:{'|'.join(verdicts)})$", said, re.M)]
+    names = [next(filter(None, groups)) for groups in re.findall(f"^(?:{'|'.join(verdicts)})$", printed, re.M)]
     return "".join(cells[0]["source"]).partition("\n")[0].lstrip("# "), list(dict.fromkeys(names))
