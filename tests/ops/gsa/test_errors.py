@@ -24,13 +24,6 @@ half = lambda x: x.to(torch.bfloat16)  # noqa: E731
 hk, hv = torch.zeros(2, 3, 4, 7), torch.zeros(2, 3, 7, 5)
 
 WRONG = {
-    "q with three axes": (given(q=lambda x: x[0]), ValueError, "q: expected [B, T, HQ, K], got [6, 6, 4]"),
-    "q is no tensor": (given(q=1.0), TypeError, "q: expected a tensor, got float"),
-    "T = 0": (
-        {name: x[:, :0] for name, x in given().items()},
-        ValueError,
-        "q: expected every axis of [B, T, HQ, K] to be at least 1, got [2, 0, 6, 4]",
-    ),
     "five query heads for three": (
         given(q=lambda x: x[:, :, :5]),
         ValueError,
@@ -44,26 +37,12 @@ WRONG = {
     ),
     "s of another length": (given(s=lambda x: x[:, 1:]), ValueError, "s: expected [2, 6, 3, M], got [2, 5, 3, 7]"),
     "s missing": (given(s=None), TypeError, "s: expected a tensor, got NoneType"),
-    "g per head": (given(g=lambda x: x[..., 0]), ValueError, "g: expected [2, 6, 3, 7] like s, got [2, 6, 3]"),
     "g with other slots": (
         given(g=lambda x: x[..., :6]),
         ValueError,
         "g: expected [2, 6, 3, 7] like s, got [2, 6, 3, 6]",
     ),
     "s in another dtype": (given(s=half), TypeError, "s: expected float32 beside float32 q, got bfloat16"),
-    "g in bfloat16 beside float32": (given(g=half), TypeError, "g: expected float32 beside float32 q, got bfloat16"),
-    "g on another device": (given(g=lambda x: x.to("meta")), ValueError, "g: expected device cpu like q, got meta"),
-    "positive gate": (
-        given(g=lambda x: x.abs()),
-        ValueError,
-        "g: expected a natural-log decay <= 0, got ",
-    ),
-    "NaN gate": (
-        given(g=lambda x: x.index_fill(3, torch.tensor([1]), torch.nan)),
-        ValueError,
-        "g: expected a natural-log decay <= 0, got nan at [0, 0, 0, 1]. A NaN is no missing logarithm, it comes from "
-        "upstream: from the weights or inputs that made g",
-    ),
     "state is one tensor": (given(initial_state=hk), TypeError, "initial_state: expected a pair (hk, hv), got Tensor"),
     "state of three": (
         given(initial_state=(hk, hv, hv)),
@@ -90,37 +69,15 @@ WRONG = {
         ValueError,
         "initial_state: expected None with g=None, got a pair; ABC's normaliser begins anew in every call",
     ),
-    "scale is NaN": (given(scale=float("nan")), ValueError, "scale: expected a finite number, got nan"),
-    "output_final_state is a number": (
-        given(output_final_state=1),
-        TypeError,
-        "output_final_state: expected True or False, got int",
-    ),
-    "offsets beyond the end": (
-        packed([0, 7]),
-        ValueError,
-        "cu_seqlens: expected offsets up to T = 6 at most, got 7 at the end",
-    ),
     "offsets that go back, without a gate": (
         packed([0, 4, 3, 6], g=None),
         ValueError,
         "cu_seqlens: expected non-decreasing offsets, got 4 then 3 at index 2",
     ),
-    "offsets on another device": (
-        {**packed([0, 6]), "cu_seqlens": torch.tensor([0, 6], device="meta")},
-        ValueError,
-        "cu_seqlens: expected device cpu like q, got meta",
-    ),
     "checkpoint level is text": (
         given(checkpoint_level="2"),
         TypeError,
         "checkpoint_level: expected a whole number, got str",
-    ),
-    "backwards in time": (given(reverse=True), ValueError, "reverse: expected False, got True; flip the inputs"),
-    "unknown backend": (
-        given(backend="cuda"),
-        ValueError,
-        "backend: expected one of triton, torch, reference or None, got 'cuda'",
     ),
 }
 
@@ -150,12 +107,6 @@ def test_larger_than_the_kernels_hold(op, name, axis, most):
     with pytest.raises(ValueError, match=re.escape(text)):
         op(**made, backend="triton")
     assert op(**made, backend="torch").o.isfinite().all()
-
-
-@FORMS
-def test_unknown_keyword(op):
-    with pytest.raises(TypeError, match=rf"{op.__name__}\(\) got an unexpected keyword argument 'chunksize'"):
-        op(**given(), chunksize=16)
 
 
 def test_arguments_in_the_order_users_know():

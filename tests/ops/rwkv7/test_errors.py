@@ -32,19 +32,11 @@ half = lambda x: x.to(torch.bfloat16)  # noqa: E731
 state = torch.zeros
 
 WRONG = {
-    "r with three axes": (given(r=lambda x: x[0]), ValueError, "r: expected [B, T, H, K], got [6, 3, 4]"),
-    "T = 0": (
-        {name: x[:, :0] for name, x in given().items()},
-        ValueError,
-        "r: expected every axis of [B, T, H, K] to be at least 1, got [2, 0, 3, 4]",
-    ),
-    "w per head": (given(w=lambda x: x[..., 0]), ValueError, "w: expected [2, 6, 3, 4] like r, got [2, 6, 3]"),
     "k with another K": (
         given(k=lambda x: x[..., :3]),
         ValueError,
         "k: expected [2, 6, 3, 4] like r, got [2, 6, 3, 3]",
     ),
-    "v with other heads": (given(v=lambda x: x[:, :, :2]), ValueError, "v: expected [2, 6, 3, V], got [2, 6, 2, 5]"),
     "a with V columns": (
         given(a=lambda x: x.repeat(1, 1, 1, 2)),
         ValueError,
@@ -56,7 +48,6 @@ WRONG = {
         "b: expected [2, 6, 3, 4] like r, got [2, 5, 3, 4]",
     ),
     "b missing": (given(b=None), TypeError, "b: expected a tensor, got NoneType"),
-    "v in another dtype": (given(v=half), TypeError, "v: expected float32 beside float32 r, got bfloat16"),
     "a in bfloat16 beside float32": (given(a=half), TypeError, "a: expected float32 beside float32 r, got bfloat16"),
     "a wider than float32": (
         given(a=lambda x: x.double()),
@@ -69,17 +60,6 @@ WRONG = {
         "a: expected bfloat16 or float32 beside bfloat16 r, got float16",
     ),
     "b on another device": (given(b=lambda x: x.to("meta")), ValueError, "b: expected device cpu like r, got meta"),
-    "positive decay": (
-        given(w=lambda x: x.index_fill(1, torch.tensor([2]), 0.25)),
-        ValueError,
-        "w: expected a natural-log decay <= 0, got 0.25 at [0, 2, 0, 0]",
-    ),
-    "NaN decay": (
-        given(w=lambda x: x.index_fill(3, torch.tensor([1]), torch.nan)),
-        ValueError,
-        "w: expected a natural-log decay <= 0, got nan at [0, 0, 0, 1]. A NaN is no missing logarithm, it comes from "
-        "upstream: from the weights or inputs that made w",
-    ),
     "state transposed": (
         given(initial_state=state(2, 3, 5, 4)),
         ValueError,
@@ -89,27 +69,6 @@ WRONG = {
         packed([0, 2, 6], initial_state=state(1, 3, 4, 5)),
         ValueError,
         "initial_state: expected [2, 3, 4, 5] (N = 2 packed sequences), got [1, 3, 4, 5]",
-    ),
-    "scale is text": (given(scale="1"), TypeError, "scale: expected a number or None, got str"),
-    "output_final_state is a number": (
-        given(output_final_state=1),
-        TypeError,
-        "output_final_state: expected True or False, got int",
-    ),
-    "packed with a batch": (
-        given(cu_seqlens=torch.tensor([0, 6])),
-        ValueError,
-        "cu_seqlens: expected a batch of 1 with packed sequences, got B = 2",
-    ),
-    "offsets beyond the end": (
-        packed([0, 7]),
-        ValueError,
-        "cu_seqlens: expected offsets up to T = 6 at most, got 7 at the end",
-    ),
-    "offsets that go back": (
-        packed([0, 4, 3, 6]),
-        ValueError,
-        "cu_seqlens: expected non-decreasing offsets, got 4 then 3 at index 2",
     ),
     "safe_gate is text": (given(safe_gate="yes"), TypeError, "safe_gate: expected True or False, got str"),
     "disable_recompute is text": (
@@ -127,12 +86,6 @@ WRONG = {
         given(cp_context=object()),
         TypeError,
         "cp_context: expected one of flash-linear-attention's, got object",
-    ),
-    "backwards in time": (given(reverse=True), ValueError, "reverse: expected False, got True; flip the inputs"),
-    "unknown backend": (
-        given(backend="cuda"),
-        ValueError,
-        "backend: expected one of triton, torch, reference or None, got 'cuda'",
     ),
 }
 
