@@ -1,4 +1,4 @@
-"""Pieces of kernels for any operator with a decay per channel: which program, operands of products, decay weights."""
+"""Building blocks of kernels for operators with a decay per channel: program indices, product operands, decay sums."""
 
 import triton
 import triton.language as tl
@@ -9,18 +9,18 @@ from .kernel_triton import launched
 INTERPRETED = tl.constexpr(interpreted())
 
 kernel = launched("T", "L", "N", "tokens", "chunks", "parts")
-"""Decorates what is launched, where helpers have `triton.jit`: one compiled kernel serves every length.
+"""Decorator of launched kernels (helpers have `triton.jit`): one compiled kernel serves every length.
 
-Triton compiles once more for an integer of 1 and for a multiple of 16, from which it learns how addresses are aligned.
-Here that follows from the sizes of heads, which are constants.
+Triton would specialize integers of 1 and multiples of 16, to learn the alignment of addresses. Here the alignment
+follows from the head sizes, which are constants.
 """
 
 
 @triton.jit
 def program(BLOCKS: tl.constexpr):
-    """This program's block, of BLOCKS that run beside each other, and which sequence, head or segment they belong to.
+    """Return this program's block, below BLOCKS, and the index of its sequence, head or segment.
 
-    Both come of one grid axis: the others end at 65535, which sequences times heads can pass.
+    Both share one grid axis: the other axes end at 65535, which sequences times heads can exceed.
     """
     i = tl.program_id(0)
     return i % BLOCKS, i // BLOCKS
@@ -28,13 +28,13 @@ def program(BLOCKS: tl.constexpr):
 
 @triton.jit
 def exp(x):
-    """e^x; 0 where float32 has only its smallest numbers left, whose care is three instructions a call."""
+    """Return e^x, with subnormal results flushed to 0: handling them costs three instructions a call."""
     return tl.exp2(x * 1.4426950408889634)
 
 
 @triton.jit
 def fading(x, QUICK: tl.constexpr):
-    """e^x, by `exp` where it is to be QUICK, as beside 16-bit inputs; float32 ones keep its smallest numbers."""
+    """Return e^x. QUICK, for 16-bit inputs: by `exp`; otherwise with subnormal results."""
     if QUICK:
         x = exp(x)
     else:
@@ -44,10 +44,9 @@ def fading(x, QUICK: tl.constexpr):
 
 @triton.jit
 def expect(p, there, N: tl.constexpr):
-    """Have memory send N elements from each of the pointers p on that are `there` to the cache of all multiprocessors.
+    """Prefetch N elements from each of the pointers p into the L2 cache, where the mask `there` holds.
 
-    No register waits for them. A load that comes later, from behind a barrier that it cannot pass, then waits a third
-    as long.
+    This occupies no registers. A later load, held back by a barrier, then waits a third as long.
     """
     if not INTERPRETED:
         LINE: tl.constexpr = 1024 // p.dtype.element_ty.primitive_bitwidth
@@ -64,10 +63,10 @@ def expect(p, there, N: tl.constexpr):
 
 @triton.jit
 def arrived(x):
-    """x, a 16-bit or float32 tile that was loaded, for use from here on.
+    """Return x, a loaded 16-bit or float32 tile, for use from here on.
 
-    Triton puts a change of layout right behind the load of what it changes, and with it a wait. Behind `arrived` it
-    stays: loads that are written before it are under way together.
+    Triton moves a layout conversion right behind the load of its operand, and waits there. It cannot move one across
+    `arrived`, so loads issued before it overlap.
     """
     if not INTERPRETED:
         if x.dtype == tl.float32:
@@ -79,7 +78,7 @@ def arrived(x):
 
 @triton.jit
 def to_operand(x, PRECISION: tl.constexpr):
-    """x as a tensor core will see it: rounded to nearest TF32, where the hardware alone truncates; else unchanged."""
+    """Round x to the nearest TF32 if PRECISION is "tf32", where the hardware would truncate; else return it as is."""
     if PRECISION == "tf32":
         x = ((x.to(tl.int32, bitcast=True) + 0x1000) & -8192).to(tl.float32, bitcast=True)
     return x
@@ -87,13 +86,13 @@ def to_operand(x, PRECISION: tl.constexpr):
 
 @triton.jit
 def dot(a, b, PRECISION: tl.constexpr):
-    """a b in float32: TF32 operands for 16-bit inputs, three TF32 products for float32 inputs."""
+    """Return a @ b in float32: TF32 operands for 16-bit inputs, three TF32 products for float32 inputs."""
     return tl.dot(to_operand(a, PRECISION), to_operand(b, PRECISION), input_precision=PRECISION)
 
 
 @triton.jit
 def to_bfloat16(x):
-    """x rounded to the nearest bfloat16; left in float32 by Triton's interpreter, which can do nothing with them."""
+    """Round x to the nearest bfloat16; Triton's interpreter, which lacks bfloat16 products, keeps it in float32."""
     if INTERPRETED:
         bits = x.to(tl.int32, bitcast=True)
         nearest = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
@@ -105,14 +104,14 @@ def to_bfloat16(x):
 
 @triton.jit
 def _cut(x):
-    """The first 8 bits of float32 x's mantissa as bfloat16, and the rest of x. Cut, not rounded: that is one
-    instruction, and so exact that a third part is all that can be left after two."""
+    """Return the first 8 mantissa bits of float32 x as bfloat16, and the rest of x. Truncating takes one instruction
+    and is exact: three parts hold all of x."""
     bits = x.to(tl.int32, bitcast=True)
     high = (bits & -65536).to(tl.float32, bitcast=True)
     if INTERPRETED:
         rest = x - high
     else:
-        # Of this and of the product that x is, a compiler would make one instruction, for which it first turns a sign.
+        # The compiler would fuse this with the product that computes x into an FMA, and first negate an operand.
         rest = tl.inline_asm_elementwise("sub.rn.f32 $0, $1, $2;", "=f,f,f", [x, high], tl.float32, True, 1)
         high = (bits >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
     return high, rest
@@ -120,14 +119,14 @@ def _cut(x):
 
 @triton.jit
 def split(x):
-    """x as high + low, two bfloat16 tiles: 16 bits of mantissa, with all of float32's range."""
+    """Split x into high + low, two bfloat16 tiles: 16 bits of mantissa with the range of float32."""
     high, rest = _cut(x.to(tl.float32))
     return high, to_bfloat16(rest)
 
 
 @triton.jit
 def add_product(acc, a_high, a_low, b_high, b_low):
-    """acc + a b of split operands; the product of the low parts, 2^-18 of the whole, is left out."""
+    """Return acc + a @ b of split operands, without the product of the low parts, 2^-18 of the whole."""
     acc = tl.dot(a_high, b_high, acc)
     acc = tl.dot(a_high, b_low, acc)
     return tl.dot(a_low, b_high, acc)
@@ -135,13 +134,13 @@ def add_product(acc, a_high, a_low, b_high, b_low):
 
 @triton.jit
 def add_whole_product(acc, a_high, a_low, b_high, b_low):
-    """acc + a b of split operands, nothing left out: the same products as of b and a turned."""
+    """Return acc + a @ b of split operands, with all four products: the same four that b^T @ a^T has."""
     return tl.dot(a_low, b_low, add_product(acc, a_high, a_low, b_high, b_low))
 
 
 @triton.jit
 def operand(x, SPLIT: tl.constexpr):
-    """x as a product of `add_operands` takes it: `split` beside 16-bit inputs, beside float32 ones as it is."""
+    """Return x as an operand of `add_operands`: SPLIT, for 16-bit inputs, in two parts (`split`); else x twice."""
     high, low = x, x
     if SPLIT:
         high, low = split(x)
@@ -150,7 +149,7 @@ def operand(x, SPLIT: tl.constexpr):
 
 @triton.jit
 def add_operands(acc, a_high, a_low, b_high, b_low, SPLIT: tl.constexpr):
-    """acc + a b of two that `operand` made."""
+    """Return acc + a @ b of two results of `operand`."""
     if SPLIT:
         acc = add_product(acc, a_high, a_low, b_high, b_low)
     else:
@@ -160,7 +159,7 @@ def add_operands(acc, a_high, a_low, b_high, b_low, SPLIT: tl.constexpr):
 
 @triton.jit
 def add_split_by_given(acc, a_high, a_low, b):
-    """acc + a b of an `operand` and a tile as it was given."""
+    """Return acc + a @ b of a split a and a b in the input's dtype."""
     if b.dtype == tl.float32:
         acc = tl.dot(a_high, b, acc, input_precision="tf32x3")
     elif b.dtype == tl.bfloat16:
@@ -174,7 +173,7 @@ def add_split_by_given(acc, a_high, a_low, b):
 
 @triton.jit
 def add_given_by_split(acc, a, b_high, b_low):
-    """acc + a b of a tile as it was given and an `operand`."""
+    """Return acc + a @ b of an a in the input's dtype and a split b."""
     if a.dtype == tl.float32:
         acc = tl.dot(a, b_high, acc, input_precision="tf32x3")
     elif a.dtype == tl.bfloat16:
@@ -188,9 +187,9 @@ def add_given_by_split(acc, a, b_high, b_low):
 
 @triton.jit
 def sums(which, b_w):
-    """Sums of rows of b_w, a tile as it was given: which b_w, in float32. which: -1, 0 and 1, [C, C].
+    """Return the sums of rows `which @ b_w` in float32. which: -1, 0 or 1, [C, C]; b_w [C, D] in the input's dtype.
 
-    One product for bfloat16, three for float32; nothing of b_w is lost, and its result lies where products need it.
+    It takes one product for bfloat16 and three for float32, uses every bit of b_w, and yields the layout of a product.
     """
     which = to_bfloat16(which.to(tl.float32))
     if b_w.dtype == tl.bfloat16:
@@ -207,7 +206,7 @@ def sums(which, b_w):
 
 @triton.jit
 def sums_of_columns(b_w, which):
-    """As `sums` of a 16-bit tile, turned: b_w^T which."""
+    """Return b_w^T @ which in float32, as `sums` does, of a 16-bit tile b_w."""
     which = to_bfloat16(which.to(tl.float32))
     if b_w.dtype == tl.bfloat16:
         total = tl.dot(tl.trans(b_w), which)
@@ -220,7 +219,7 @@ def sums_of_columns(b_w, which):
 
 @triton.jit
 def sums_along(b_w, which, WHOLE: tl.constexpr = True):
-    """As `sums` of the columns of b_w: b_w which. Of float32 two parts are taken, or WHOLE all three."""
+    """Return the sums of columns b_w @ which, as `sums` does; of a float32 b_w two parts, or all three if WHOLE."""
     which = to_bfloat16(which.to(tl.float32))
     if b_w.dtype == tl.bfloat16:
         total = tl.dot(b_w, which)
@@ -236,7 +235,7 @@ def sums_along(b_w, which, WHOLE: tl.constexpr = True):
 
 @triton.jit
 def add_sums(acc, which, x, WHOLE: tl.constexpr):
-    """acc + which x of float32 x, of which two parts are taken, or WHOLE all three. which: 0 and 1, [C, C]."""
+    """Return acc + which @ x of two parts of float32 x, or of all three if WHOLE. which: 0 or 1, [C, C]."""
     which = to_bfloat16(which.to(tl.float32))
     high, rest = _cut(x)
     acc = tl.dot(which, high, acc)
@@ -248,43 +247,43 @@ def add_sums(acc, which, x, WHOLE: tl.constexpr):
 
 @triton.jit
 def decay_before(b_w_prev):
-    """Log decay over the chunk's rows before each row, [C, BK]; b_w_prev holds w of the row before, 0 at the first.
+    """Return the log decay over the rows before each row, [C, BK]. b_w_prev: w of the previous row, 0 at the first.
 
-    A sum of shifted rows, never an inclusive sum minus the row itself: nothing cancels and -inf stays -inf.
+    It sums shifted rows instead of subtracting a row from an inclusive sum: nothing cancels and -inf stays -inf.
     """
     return tl.cumsum(b_w_prev, axis=0)
 
 
 @triton.jit
 def decay_after(b_w_next):
-    """Log decay over the chunk's rows after each row, [C, BK]; b_w_next holds w of the row after, 0 at the last."""
+    """Return the log decay over the rows after each row, [C, BK]. b_w_next: w of the next row, 0 at the last."""
     return tl.cumsum(b_w_next, axis=0, reverse=True)
 
 
 @triton.jit
 def below(b_A, C: tl.constexpr):
-    """What of [C, C] lies below the diagonal, else 0."""
+    """Return the strictly lower triangle of b_A [C, C], zero elsewhere."""
     o_c = tl.arange(0, C)
     return tl.where(o_c[:, None] > o_c[None, :], b_A, 0.0)
 
 
 @triton.jit
 def above(b_A, C: tl.constexpr):
-    """What of [C, C] lies above the diagonal, else 0."""
+    """Return the strictly upper triangle of b_A [C, C], zero elsewhere."""
     o_c = tl.arange(0, C)
     return tl.where(o_c[:, None] < o_c[None, :], b_A, 0.0)
 
 
 @triton.jit
 def diagonal(b_A, C: tl.constexpr):
-    """The diagonal of [C, C] as a column, [C, 1]."""
+    """Return the diagonal of b_A [C, C] as a column, [C, 1]."""
     o_c = tl.arange(0, C)
     return tl.sum(tl.where(o_c[:, None] == o_c[None, :], b_A, 0.0), 1)[:, None]
 
 
 @triton.jit
 def level_pairs(s: tl.constexpr, C: tl.constexpr):
-    """Which (i, j) meet at level s: i in the right, j in the left half of one block of 2s rows, [C, C]."""
+    """Return the mask of pairs (i, j) at level s, i in the right and j in the left half of a block of 2s rows."""
     o_c = tl.arange(0, C)
     same = (o_c // (2 * s))[:, None] == (o_c // (2 * s))[None, :]
     right = (o_c // s) % 2 == 1
@@ -293,5 +292,5 @@ def level_pairs(s: tl.constexpr, C: tl.constexpr):
 
 @triton.jit
 def row_at(x, row: tl.constexpr, C: tl.constexpr):
-    """Row `row` of x [C, BK], as [BK]."""
+    """Return row `row` of x [C, BK] as [BK]."""
     return tl.sum(tl.where(tl.arange(0, C)[:, None] == row, x, 0.0), axis=0)

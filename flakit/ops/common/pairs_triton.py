@@ -1,5 +1,5 @@
-"""Pairs of tokens within a chunk: their scores and their gradients by dyadic levels (`common.decay`), each factor of
-which is in [0, 1]; and where the decays of blocks of rows allow it, by one product about the middle of each."""
+"""Scores of token pairs within a chunk, and their gradients, by dyadic levels (`common.decay`), whose factors are all
+in [0, 1]; where the decays of a block of rows allow it, by one product about the block's middle."""
 
 import triton
 import triton.language as tl
@@ -17,18 +17,18 @@ from .tiles_triton import MILD_HALF, by_rows
 
 BLOCK = tl.constexpr(16)
 BLOCK_LEVELS = tl.constexpr(4)
-"""Rows that one product about their middle takes the place of so many dyadic levels for, where that fits."""
+"""In a mild block of BLOCK rows, one product about its middle replaces BLOCK_LEVELS dyadic levels."""
 BLOCK_TOKEN = tl.constexpr(-6.0)
-"""Of no token more than this: as `MILD_TOKEN`, but with a quarter of the rows that a difference is taken over."""
+"""Largest decay of a token in a mild block: as `MILD_TOKEN`, but a difference spans a quarter of the rows."""
 
 RAISED = tl.constexpr(2.0**-28)
-"""What two operands with weights 2^14 times too large make right again: so much room float16 has above what is
-scaled, and below it e^-19 then still has all its digits."""
+"""Undoes weights of 2^14 on both operands. float16 has this headroom above scaled values; with it, e^-19 is still a
+normal number."""
 
 
 @triton.jit
 def within(first, end, C: tl.constexpr):
-    """Whether first_i <= j < end_i, [C, C]: two instructions an element, of masks that would else cost as much as
+    """Return the mask first_i <= j < end_i, [C, C], in two instructions an element: masks can cost as much as
     products."""
     o_c = tl.arange(0, C)
     return (o_c[None, :] - first[:, None]).to(tl.uint32) < (end - first)[:, None].to(tl.uint32)
@@ -36,10 +36,10 @@ def within(first, end, C: tl.constexpr):
 
 @triton.jit
 def halves(level, C: tl.constexpr):
-    """Of each row at a dyadic level, [C] each: its number, whether it lies in a right half, the first row of its half,
-    and the half's size.
+    """Return for each row at a dyadic level, [C] each: its index, whether it lies in a right half, the first row of its
+    half, and the half's size.
 
-    The compiler is kept from knowing that rows are the same at every level: masks made of them would lie in registers.
+    Row indices depend on the level here, so that the compiler cannot hoist the masks and keep them in registers.
     """
     o_c = tl.arange(0, C) + (level >> 8)
     size = o_c * 0 + (1 << level)
@@ -48,15 +48,15 @@ def halves(level, C: tl.constexpr):
 
 @triton.jit
 def level_decays(b_w, level, C: tl.constexpr):
-    """Log decay between each row and its half's boundary, [C, BK]: over the rows before it in a right half, after it
-    in a left one."""
+    """Return the log decay between each row and its half's boundary, [C, BK]: over the rows before it in a right half,
+    after it in a left one."""
     o_c, right, first, size = halves(level, C)
     return sums(within(tl.where(right, first, o_c + 1), tl.where(right, o_c, first + size), C), b_w)
 
 
 @triton.jit
 def level_weight(b_w, level, C: tl.constexpr, SCALED: tl.constexpr):
-    """e^{`level_decays`}, for SCALED 2^14 times that (`RAISED`)."""
+    """Return e^{`level_decays`}, [C, BK]; SCALED: times 2^14 (`RAISED`)."""
     weight = exp(level_decays(b_w, level, C))
     if SCALED:
         weight *= 16384.0
@@ -65,7 +65,7 @@ def level_weight(b_w, level, C: tl.constexpr, SCALED: tl.constexpr):
 
 @triton.jit
 def meet(level, C: tl.constexpr):
-    """Whether two rows are of the two halves of one block of a dyadic level, [C, C]."""
+    """Return the mask of row pairs in opposite halves of one block of a dyadic level, [C, C]."""
     _, _, first, size = halves(level, C)
     return within(first ^ size, (first ^ size) + size, C)
 
@@ -83,7 +83,7 @@ def same_block(C: tl.constexpr):
 
 @triton.jit
 def about_middles(b_w, B: tl.constexpr, C: tl.constexpr):
-    """Log decays of reads and of keys counted from the middle of each block of B rows, [C, BK]."""
+    """Return the log decays of reads and of keys from the middle of each block of B rows, [C, BK] each."""
     o_c = tl.arange(0, C)
     middle = o_c // B * B + B // 2
     second = o_c >= middle
@@ -94,7 +94,7 @@ def about_middles(b_w, B: tl.constexpr, C: tl.constexpr):
 
 @triton.jit
 def about_blocks(b_w, C: tl.constexpr):
-    """`about_middles` of blocks of `BLOCK` rows, and whether every one of these is mild."""
+    """Return `about_middles` of blocks of `BLOCK` rows, and whether every block is mild."""
     read, key = about_middles(b_w, BLOCK, C)
     spare = tl.minimum(-tl.maximum(tl.abs(read), tl.abs(key)) - MILD_HALF, b_w.to(tl.float32) - BLOCK_TOKEN)
     return read, key, tl.min(spare) > 0
@@ -102,8 +102,8 @@ def about_blocks(b_w, C: tl.constexpr):
 
 @triton.jit
 def pair_scores(b_q, b_k, b_w, C: tl.constexpr, LEVELS: tl.constexpr, TURNED: tl.constexpr, SCALED: tl.constexpr):
-    """sum over a block of k of q_i k_j e^{decay strictly between j and i}, [C, C], right for i > j only; TURNED: its
-    transpose."""
+    """Return A_ij = sum over a block of K of q_i k_j e^{decay strictly between j and i}, [C, C], valid for i > j only;
+    TURNED: its transpose."""
     within_blocks = tl.zeros([C, C], dtype=tl.float32)
     first_level = 0
     if SCALED and b_w.dtype != tl.float32:  # as in `SUMMED_BY_PRODUCT`
@@ -135,7 +135,7 @@ def pair_scores(b_q, b_k, b_w, C: tl.constexpr, LEVELS: tl.constexpr, TURNED: tl
 
 @triton.jit
 def add_pair_sums(b_x, pairs_high, pairs_low, b_k, b_w, C: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr):
-    """b_x + sum_{j<i} pairs_ij k_j e^{decay strictly between j and i}, [C, BK]. pairs: an `operand`, [C, C]."""
+    """Return b_x + sum_{j<i} pairs_ij k_j e^{decay strictly between j and i}, [C, BK]. pairs: an `operand`, [C, C]."""
     o_c = tl.arange(0, C)
     first_level = 0
     if SCALED:
@@ -161,7 +161,7 @@ def add_pair_sums(b_x, pairs_high, pairs_low, b_k, b_w, C: tl.constexpr, LEVELS:
 
 @triton.jit
 def pair_grads(b_q, b_k, b_w, pairs, C: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr):
-    """What the pairs inside the chunk add to dq, dk and dw. pairs: dA + dA^T, the diagonal left out."""
+    """Return what pairs inside the chunk add to dq, dk and dw, [C, BK] each. pairs: dA + dA^T without the diagonal."""
     o_c = tl.arange(0, C)
     b_dq, b_dk, b_dw = tl.zeros_like(b_q), tl.zeros_like(b_k), tl.zeros_like(b_q)
     q, q_unit = by_rows(b_q, SCALED)
@@ -171,7 +171,7 @@ def pair_grads(b_q, b_k, b_w, pairs, C: tl.constexpr, LEVELS: tl.constexpr, SCAL
     if SCALED:
         unit *= RAISED
     for level in range(LEVELS):
-        # Rows of right halves meet those of left halves and the other way round: one product serves dq and dk.
+        # Rows of right halves pair with rows of left halves and vice versa: one product serves dq and dk.
         o_c, right, first, size = halves(level, C)
         p = tl.where(right[:, None], q, k)
         weight = level_weight(b_w, level, C, SCALED)
@@ -179,7 +179,7 @@ def pair_grads(b_q, b_k, b_w, pairs, C: tl.constexpr, LEVELS: tl.constexpr, SCAL
         b_g *= weight * unit[:, None]
         b_dq += tl.where(right[:, None], b_g, 0.0)
         b_dk += tl.where(right[:, None], 0.0, b_g)
-        # The decay at t is passed by the reads after t in its right half, by the keys before t in its left half.
+        # The decay at t acts on the reads after t in a right half, on the keys before t in a left half.
         passing = within(tl.where(right, o_c + 1, first), tl.where(right, first + size, o_c), C)
         b_dw = add_sums(b_dw, passing, b_g * p * tl.where(right, q_unit, k_unit)[:, None], not SCALED)
     return b_dq, b_dk, b_dw

@@ -1,7 +1,7 @@
-"""Where a chunk lies, its tiles, the states between chunks as they are kept, and the decay of a whole chunk.
+"""The position of a chunk, its tiles, the stored states between chunks, and the decay of a whole chunk.
 
-A chunk is *mild* where its whole decay provably fits float32 about the middle row; kernels that work inside chunks are
-compiled for mild chunks and for any other apart, so that the common way stays small.
+A chunk is *mild* where its whole decay, taken about the middle row, provably fits float32. Kernels that work inside
+chunks are compiled once for mild chunks and once for all others, so that the common path stays small.
 """
 
 import triton
@@ -15,14 +15,14 @@ from .blocks_triton import (
 from .launch import LONG_CHUNK_SIZE
 
 MILD_HALF = tl.constexpr(-55.0)
-"""A chunk is mild if no channel decays as much as this over either half: no factor about the middle reaches e^55."""
+"""A chunk is mild if no channel decays by this much over either half: no factor about the middle reaches e^55."""
 MILD_TOKEN = tl.constexpr(-4.0)
-"""… and no token more than this: the mild path's decay gradient loses a factor e^{-w} of float32's digits."""
+"""… and no token decays by more than this: the mild path's decay gradient loses a factor e^{-w} of precision."""
 
 
 @triton.jit
 def locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C: tl.constexpr, PACKED: tl.constexpr):
-    """First row of chunk i_c and the end of its sequence. A surplus chunk of a packed batch starts beyond its end."""
+    """Return the first row of chunk i_c and the end of its sequence. Unused chunks of a packed batch start past it."""
     if PACKED:
         i_n = tl.load(sequence_of_chunk + i_c)
         start = tl.load(cu_seqlens + i_n).to(tl.int64) + (i_c - tl.load(offsets + i_n)) * C
@@ -38,7 +38,7 @@ def locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C: tl.constexpr, PACK
 @triton.jit
 def load_tile(p, start, end, i_h, i_d, shift: tl.constexpr, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr,
           BD: tl.constexpr):  # fmt: skip
-    """Rows start + shift … of one head of x [*, H, D], [C, BD]; zero outside the chunk and the sequence."""
+    """Load rows start + shift … of one head of p [rows, H, D] as [C, BD]; zero outside the chunk and the sequence."""
     o_c = tl.arange(0, C) + shift
     o_d = i_d * BD + tl.arange(0, BD)
     m = ((o_c >= 0) & (o_c < C) & (o_c < end - start))[:, None] & (o_d < D)[None, :]
@@ -55,21 +55,21 @@ def store_tile(p, x, start, end, i_h, i_d, H: tl.constexpr, D: tl.constexpr, C: 
 
 @triton.jit
 def expect_tile(p, start, end, i_h, i_d, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
-    """As `expect`, of what `load_tile` will load."""
+    """Prefetch (`expect`) what `load_tile` will load."""
     o_c = tl.arange(0, C)
     expect(p + (start * H + i_h) * D + o_c * (H * D) + i_d * BD, o_c < end - start, BD)
 
 
 @triton.jit
 def expect_state(states, i, there, i_k, i_v, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr):
-    """As `expect`, of what `kept_state` will load."""
+    """Prefetch (`expect`) what `kept_state` will load."""
     o_k = i_k * BK + tl.arange(0, BK)
     expect(states + i.to(tl.int64) * K * V + o_k * V + i_v * BV, (o_k < K) & there, BV)
 
 
 @triton.jit
 def state_pointers(p, i, i_k, i_v, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr):
-    """Pointers and mask of a [BK, BV] tile of state number i."""
+    """Return pointers to a [BK, BV] tile of state i of p [states, K, V], and its mask."""
     o_k = i_k * BK + tl.arange(0, BK)
     o_v = i_v * BV + tl.arange(0, BV)
     return p + i.to(tl.int64) * K * V + o_k[:, None] * V + o_v[None, :], (o_k < K)[:, None] & (o_v < V)[None, :]
@@ -77,14 +77,14 @@ def state_pointers(p, i, i_k, i_v, K: tl.constexpr, V: tl.constexpr, BK: tl.cons
 
 @triton.jit
 def matrix_pointers(p, i, N: tl.constexpr):
-    """Pointers of the [N, N] matrix number i."""
+    """Return pointers to matrix i of p [matrices, N, N]."""
     o = tl.arange(0, N)
     return p + i.to(tl.int64) * N * N + o[:, None] * N + o[None, :]
 
 
 @triton.jit
 def scale_pointers(p, i, i_k, i_v, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr):
-    """Pointers and mask of the scales of the rows of a [BK, BV] tile of state number i."""
+    """Return pointers to the row scales of a [BK, BV] tile of state i of p [states, NV, K], and their mask."""
     o_k = i_k * BK + tl.arange(0, BK)
     NV: tl.constexpr = (V + BV - 1) // BV
     return p + (i.to(tl.int64) * NV + i_v) * K + o_k, o_k < K
@@ -92,10 +92,10 @@ def scale_pointers(p, i, i_k, i_v, K: tl.constexpr, V: tl.constexpr, BK: tl.cons
 
 @triton.jit
 def scaled(x):
-    """x [N, D] as float16, each row over the power of two below its largest element, and these powers [N]."""
+    """Return x [N, D] as float16, each row divided by the power of two below its largest element, and these powers."""
     x = x.to(tl.float32)
     exponent = tl.max(tl.abs(x), 1).to(tl.int32, bitcast=True) & 0x7F800000
-    exponent = tl.minimum(tl.maximum(exponent, 0x04000000), 0x7B000000)  # so that its reciprocal is a number too
+    exponent = tl.minimum(tl.maximum(exponent, 0x04000000), 0x7B000000)  # so that its reciprocal is finite too
     over = (0x7F000000 - exponent).to(tl.float32, bitcast=True)
     return (x * over[:, None]).to(tl.float16), exponent.to(tl.float32, bitcast=True)
 
@@ -103,11 +103,11 @@ def scaled(x):
 @triton.jit
 def store_state(states, scales, i, b_S, i_k, i_v, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
                 BV: tl.constexpr, SCALED: tl.constexpr, mild_scales=None, half=None, remainders=None):  # fmt: skip
-    """A tile of state number i. SCALED: in float16, each row over the power of two below its largest element.
+    """Store a tile of state i. SCALED: in float16, each row divided by the power of two below its largest element.
 
-    half: what half a chunk leaves of the state, [BK], so that rows of the state at the chunk's middle are multiples of
-    mild_scales; 0 there says that a row is 0 (or below 2^-118).
-    remainders: where, as multiples of the same scales, what float16 rounds away goes.
+    half: the decay factor of half a chunk, [BK]; mild_scales receives scales * half, the row scales of the state at the
+    chunk's middle, with 0 where a row is 0 (or below 2^-118).
+    remainders: receives the rounding error of float16, in units of the same scales.
     """
     p_S, m_S = state_pointers(states, i, i_k, i_v, K, V, BK, BV)
     if SCALED:
@@ -126,7 +126,7 @@ def store_state(states, scales, i, b_S, i_k, i_v, K: tl.constexpr, V: tl.constex
 @triton.jit
 def kept_state(states, scales, i, there, i_k, i_v, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
                BV: tl.constexpr, SCALED: tl.constexpr):  # fmt: skip
-    """What `store_state` put there, [BK, BV], and what its rows are multiples of, [BK]; 0 if nothing is `there`."""
+    """Load a tile that `store_state` stored, [BK, BV], and its row scales, [BK]; zeros unless `there`."""
     p_S, m_S = state_pointers(states, i, i_k, i_v, K, V, BK, BV)
     b_S = tl.load(p_S, mask=m_S & there, other=0.0)
     unit = tl.full([BK], 1.0, tl.float32)
@@ -138,10 +138,10 @@ def kept_state(states, scales, i, there, i_k, i_v, K: tl.constexpr, V: tl.conste
 
 @triton.jit
 def is_zero(mild_scales, i, there, i_k, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr):
-    """Which rows of state number i are 0 (or below 2^-118), [BK], by what they are multiples of.
+    """Return the mask [BK] of the rows of state i that are 0 (or below 2^-118), read from their scales.
 
-    The decay of a chunk's first token falls on the state alone: where that is 0 so is the decay's gradient, and not
-    what the pairs of later tokens leave of a difference.
+    The decay of a chunk's first token acts on the state alone. Where the state is 0, that decay's gradient is exactly
+    0, and not the rounding residue of a difference over pairs of later tokens.
     """
     largest = tl.zeros([BK], dtype=tl.float32)
     for i_v in range(0, (V + BV - 1) // BV):
@@ -152,7 +152,7 @@ def is_zero(mild_scales, i, there, i_k, K: tl.constexpr, V: tl.constexpr, BK: tl
 
 @triton.jit
 def by_rows(x, SCALED: tl.constexpr):
-    """x [N, D] for a single product in float16, and what its rows are multiples of, [N]: `scaled`, or as it is."""
+    """Return x [N, D] as the operand of a single float16 product and its row scales [N] (`scaled`); or x and ones."""
     unit = tl.full([x.shape[0]], 1.0, tl.float32)
     if SCALED:
         x, unit = scaled(x)
@@ -161,30 +161,30 @@ def by_rows(x, SCALED: tl.constexpr):
 
 @triton.jit
 def from_middle(b_w, C: tl.constexpr):
-    """Log decay up to and with each row, counted from the middle of the chunk, [C, BK]. b_w: as it was given."""
+    """Return the inclusive prefix sum of log decays, zero at the chunk's middle, [C, BK]. b_w: in the input's dtype."""
     o_c = tl.arange(0, C)
     return sums((o_c[:, None] >= o_c[None, :]).to(tl.float32) - (o_c[None, :] < C // 2).to(tl.float32), b_w)
 
 
 @triton.jit
 def half_decays(b_w, C: tl.constexpr):
-    """Log decay of the first half of a chunk's rows, and of the second, [BK] each."""
+    """Return the log decay of the first half of a chunk's rows and of the second, [BK] each."""
     first = (tl.arange(0, C) < C // 2)[:, None]
     b_w = b_w.to(tl.float32)
     return tl.sum(tl.where(first, b_w, 0.0), 0), tl.sum(tl.where(first, 0.0, b_w), 0)
 
 
 SUMMED_BY_PRODUCT = tl.constexpr(LONG_CHUNK_SIZE)
-"""Rows of a chunk whose 16-bit decays are summed by a product, for which no warps have to agree.
+"""Chunk length at which 16-bit decays are summed by a matrix product, which needs no reduction across warps.
 
-In shorter chunks it would be Hopper's own product with an operand narrower than `NARROWEST`. Nor are float32 decays
-summed so: a setting of RWKV6 with them ended in a misaligned address on an H200 (Triton 3.6, data/tuning.md).
+In shorter chunks the product would be a wgmma with an operand narrower than `NARROWEST`. float32 decays are not summed
+this way either: a setting of RWKV6 with them ended in a misaligned address on an H200 (Triton 3.6, data/tuning.md).
 """
 
 
 @triton.jit
 def whole_decay(b_w, C: tl.constexpr, SCALED: tl.constexpr):
-    """Log decay of all of a chunk's rows, [BK]; SCALED: beside 16-bit inputs."""
+    """Return the log decay of a whole chunk, [BK]. SCALED: the inputs are 16-bit."""
     if SCALED and C == SUMMED_BY_PRODUCT and b_w.dtype != tl.float32:
         total = tl.max(sums_of_columns(b_w, tl.full([C, C], 1.0, tl.float32)), 1)
     else:
@@ -195,7 +195,7 @@ def whole_decay(b_w, C: tl.constexpr, SCALED: tl.constexpr):
 
 @triton.jit
 def halves_and_mild(b_w, C: tl.constexpr):
-    """`half_decays` of a chunk's rows b_w [C, BK], and whether every decay is mild, 1 or 0."""
+    """Return `half_decays` of a chunk's rows b_w [C, BK], and 1 if every decay is mild, else 0."""
     if C == SUMMED_BY_PRODUCT and b_w.dtype != tl.float32:
         in_first = (tl.arange(0, C) < C // 2)[None, :]
         halves = sums_of_columns(b_w, (tl.arange(0, C) < C // 2)[:, None] == in_first)
@@ -211,16 +211,16 @@ def halves_and_mild(b_w, C: tl.constexpr):
 
 @triton.jit
 def takes(mild, i, FLAGS: tl.constexpr, MILD: tl.constexpr):
-    """Whether chunk-and-head i is this launch's: mild everywhere for the mild one, anything else for the other."""
+    """Return whether this launch handles chunk-and-head i: the mild launch takes those mild in every block of K."""
     o = tl.arange(0, triton.next_power_of_2(FLAGS))
     return tl.min(tl.load(mild + i * FLAGS + o, mask=o < FLAGS, other=1), 0) == MILD
 
 
 @triton.jit
 def none_to_do(mild, first, total, AT_ONCE: tl.constexpr, FLAGS: tl.constexpr):
-    """Whether each of AT_ONCE chunks-and-heads from the first on is mild, so that there is nothing for the other way.
+    """Return whether AT_ONCE chunks-and-heads from `first` on are all mild, which leaves the dyadic launch no work.
 
-    One look at memory for all of them: a launch that finds nothing is all waiting for such looks.
+    One load serves all of them: a launch without work spends its time waiting for these loads.
     """
     o = first * FLAGS + tl.arange(0, triton.next_power_of_2(AT_ONCE * FLAGS))
     flags = tl.load(mild + o, mask=o < tl.minimum(first + AT_ONCE, total) * FLAGS, other=1)
@@ -229,13 +229,13 @@ def none_to_do(mild, first, total, AT_ONCE: tl.constexpr, FLAGS: tl.constexpr):
 
 @triton.jit
 def not_mild(mild, i, total, FLAGS: tl.constexpr):
-    """Whether chunk-and-head i is one of the total and anything but mild everywhere."""
+    """Return whether chunk-and-head i is below `total` and not mild in every block of K."""
     o = tl.arange(0, triton.next_power_of_2(FLAGS))
     return tl.min(tl.load(mild + i * FLAGS + o, mask=(o < FLAGS) & (i < total), other=1), 0) == 0
 
 
 @triton.jit
 def load_decays(w, start, end, i_h, i_k, H: tl.constexpr, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr):
-    """The decay of C rows, none below -128: its exponential is 0 already, and what `sums` adds has to be finite."""
+    """Load the log decays of C rows, at least -128: e^-128 is 0 in float32, and `sums` needs finite terms."""
     b_w = load_tile(w, start, end, i_h, i_k, 0, H, K, C, BK)
     return tl.where(b_w < -128.0, -128.0, b_w).to(b_w.dtype)
