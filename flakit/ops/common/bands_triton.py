@@ -11,13 +11,14 @@ import triton
 import triton.language as tl
 
 from .blocks_triton import add_product, split, sums_along
+from .dispatch import FUSED_CHANNELS
 from .launch import ENOUGH, LONG_CHUNK_SIZE, TABLE, cdiv
 from .pairs_triton import BLOCK
 
 BANDS = tl.constexpr(4)
 CHUNK = BLOCK.value
 LEVELS = CHUNK.bit_length() - 1
-CHANNELS = 64
+_, CHANNELS = FUSED_CHANNELS
 """Of every tile: what is narrower is padded."""
 LONGEST = LONG_CHUNK_SIZE // CHUNK
 """Of these chunks as many as the longest of any other kernel is: parts are multiples of that."""
@@ -198,11 +199,6 @@ def piece(T, sequence_of_piece, pieces_before, cu_seqlens, chunks_before, L, H: 
     count = tl.maximum(tl.minimum(chunks - skipped, L), 0)
     is_last = (skipped + L >= chunks) & ((count > 0) | (skipped == 0))
     return i_p, i_n, i_h, begin + skipped * C, end, first_chunk + skipped, count, skipped == 0, is_last
-
-
-def fits(r, v) -> bool:
-    """Whether heads are such as these kernels are for: 16-bit, of 33 to 64 channels."""
-    return r.element_size() == 2 and 32 < r.shape[-1] <= CHANNELS and 32 < v.shape[-1] <= CHANNELS
 
 
 def options_of(kernel: str, r) -> dict:

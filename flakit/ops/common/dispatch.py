@@ -6,6 +6,8 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import cache
+from importlib import import_module
 
 import numpy as np
 import torch
@@ -13,6 +15,8 @@ from torch import Tensor
 
 BACKENDS = ("triton", "torch", "reference")
 CHUNK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+FUSED_CHANNELS = 33, 64
+"""Of 16-bit heads, the fewest and the most that the fused kernels take."""
 
 
 _HAS_TRITON = importlib.util.find_spec("triton") is not None  # looked up once: torch.compile cannot trace the search
@@ -70,6 +74,23 @@ def choose_backend(backend: str | None, x: Tensor) -> str:
                 "backend: Triton's interpreter computes wrongly with bfloat16, use float32 inputs or 'torch'"
             )
     return backend
+
+
+def fits_fused(x: Tensor, v: Tensor) -> bool:
+    """Whether the fused kernels take these heads: 16-bit, x [..., K] and v [..., V] of 33 to 64 channels."""
+    least, most = FUSED_CHANNELS
+    return x.element_size() == 2 and least <= x.shape[-1] <= most and least <= v.shape[-1] <= most
+
+
+@cache
+def kernels(package: str, form: str):
+    """The Triton code of an operator's form, imported on first use: `import flakit` works where Triton does not exist.
+
+    form: "chunk", "recurrent", or "fused_chunk" for heads that `fits_fused`, where the operator has such kernels.
+    """
+    from .ahead_triton import Kernels
+
+    return Kernels(import_module(f".{form}_triton", package))
 
 
 def check_chunk_size(chunk_size: int | None, backend: str, kernels: tuple[int, ...]) -> int:

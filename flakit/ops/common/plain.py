@@ -5,7 +5,6 @@
 is the last of `rest`, its gradient the last one of `backward`: a tensor, or a pair of them.
 """
 
-from functools import cache
 from importlib import import_module
 
 import torch
@@ -14,14 +13,6 @@ from torch import Tensor
 from .packed import buckets, joined_rows, joined_states
 
 CHUNK_SIZE = 32  # on a CPU: half of the scores of 64, and states still cost less than the rest
-
-
-@cache
-def kernels(package: str, form: str):
-    """The operator's Triton code, imported on first use: `import flakit` works where Triton does not exist."""
-    from .ahead_triton import Kernels
-
-    return Kernels(import_module(f".{form}_triton", package))
 
 
 def _implementation(package: str, form: str, backend: str, chunk_size: int, first: Tensor):

@@ -13,20 +13,22 @@ from torch.nn import Parameter
 
 from . import plain, ranks
 from . import validation as check
+from .dispatch import fits_fused, kernels
 
 
 class Registered:
     """An operator as PyTorch knows it: `torch.ops.flakit.<name>` and `torch.ops.flakit.<name>_backward`.
 
-    package: the operator's own, in which `plain` finds its implementations.
+    package: the operator's own, with `chunk_triton`, `recurrent_triton`, `chunk_torch` and `reference`.
     sequences: arguments with a time axis, [B, T, ...]; weights: the others with a gradient. In their order, sequences
     first, implementations take them. decay: which of them is the log decay.
     states: the parts of the state; one is a tensor wherever states go in or out, several are a tuple.
     kept: how many tensors the kernels' forward keeps for their backward.
+    fused: whether the package has `fused_chunk_triton` for the heads that `fits_fused`.
     shapes: from the sequences, weights and the number of packed sequences N to (o's shape, the state parts' shapes).
     passing: what of a state is left after some tokens, for sequences over several processes.
 
-    Of the kernels (`chunk_triton`, `recurrent_triton`), which are given contiguous tensors only:
+    Of the Triton modules, which are given contiguous tensors only:
         forward(*tensors, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep)
             -> o, the final state or None, the tensors kept or None
         backward(*tensors, scale, initial_state, cu_seqlens, chunk_size, kept, do, dfinal_state)
@@ -44,12 +46,13 @@ class Registered:
         decay: str,
         states: Sequence[str] = ("initial_state",),
         kept: int = 1,
+        fused: bool = False,
         shapes: Callable,
         passing: ranks.Passing,
     ):
         self.name, self.package, self.shapes, self.passing = name, package, shapes, passing
         self.sequences, self.tensors, self.states, self.kept = len(sequences), (*sequences, *weights), states, kept
-        self.decay = decay, self.tensors.index(decay)
+        self.decay, self.fused = (decay, self.tensors.index(decay)), fused
 
         given = [f"Tensor {x}" for x in self.tensors] + [f"Tensor? {x}" for x in (*states, "cu_seqlens")]
         settings = ["float scale", "str form", "str backend", "int chunk_size"]
@@ -147,7 +150,7 @@ class Registered:
         kept = None
         if backend == "triton":
             tensors, state, cu_seqlens = _contiguous(tensors), _contiguous(state), _contiguous(cu_seqlens)
-            o, final, kept = plain.kernels(self.package, form).forward(
+            o, final, kept = self._kernels(form, tensors).forward(
                 *tensors, scale, state, output_final_state, cu_seqlens, chunk_size, keep
             )
         else:
@@ -160,9 +163,15 @@ class Registered:
         final = [_own(x, wide) for x in self._parts(final)]
         return o, final, kept if keep else None
 
+    def _kernels(self, form: str, tensors):
+        """The Triton code for these tensors."""
+        if self.fused and form == "chunk" and fits_fused(tensors[0], tensors[self.tensors.index("v")]):
+            form = "fused_chunk"
+        return kernels(self.package, form)
+
     def meets(self, form: str, backend: str, tensors) -> bool:
         """Whether a state, or a gradient of one, may come as a function (`ahead_triton.Kernels.meets`)."""
-        return backend == "triton" and plain.kernels(self.package, form).meets(*tensors)
+        return backend == "triton" and self._kernels(form, tensors).meets(*tensors)
 
     def check_values(self, tensors, states, cu_seqlens):
         """The decays and, under `checked()`, that all is finite; states: the parts of the initial one."""
@@ -184,7 +193,7 @@ class Registered:
         dfinal, (scale, form, backend, chunk_size) = self.whole(rest[: len(self.states)]), rest[len(self.states) :]
         if backend == "triton":
             tensors, state, cu_seqlens = _contiguous(tensors), _contiguous(state), _contiguous(cu_seqlens)
-            *grads, dstate = plain.kernels(self.package, form).backward(
+            *grads, dstate = self._kernels(form, tensors).backward(
                 *tensors, scale, state, cu_seqlens, chunk_size, kept, do.contiguous(), _contiguous(dfinal)
             )
         else:
@@ -204,7 +213,7 @@ class Registered:
         first, (o, states) = tensors[0], self._shapes(tensors, cu_seqlens)
         kept = ((0,),) * self.kept
         if backend == "triton" and keep:
-            kept = plain.kernels(self.package, form).kept_shapes(*tensors, cu_seqlens, chunk_size)
+            kept = self._kernels(form, tensors).kept_shapes(*tensors, cu_seqlens, chunk_size)
         states = states if output_final_state else ((0,),) * len(self.states)
         wide = torch.promote_types(first.dtype, torch.float32)
         return first.new_empty(o), *(first.new_empty(shape, dtype=wide) for shape in (*states, *kept))

@@ -184,6 +184,7 @@ _registered = Registered(
     weights="u",
     decay="w",
     kept=2,
+    fused=True,
     shapes=_shapes,
     passing=ranks.decays(3, -2),
 )

@@ -36,7 +36,6 @@ import torch
 import triton
 import triton.language as tl
 
-from ..common.bands_triton import fits
 from ..common.blocks_triton import (
     add_product,
     add_split_by_given,
@@ -66,7 +65,6 @@ from ..common.tiles_triton import (
     store_tile,
     takes,
 )
-from . import fused_chunk_triton
 
 
 @kernel
@@ -463,18 +461,12 @@ def meets(*tensors) -> bool:
 
 def kept_shapes(r, k, v, w, u, packing, chunk_size) -> tuple[tuple[int, ...], ...]:
     """Shapes of what `forward` keeps for `backward`: the state entering every chunk, and which chunks are mild."""
-    if fits(r, v):
-        return fused_chunk_triton.kept_shapes(r, k, v, w, u, packing, chunk_size)
     plan = "rwkv6", r, v.shape[-1], packing, CHUNK_SIZE
     return kept_states_shape(*plan), (flags_of(*plan),)
 
 
 def forward(r, k, v, w, u, scale, initial_state, output_final_state, packing, chunk_size, keep):
     """o, the final state (None unless asked for), and as in `kept_shapes`."""
-    if fits(r, v):
-        return fused_chunk_triton.forward(
-            r, k, v, w, u, scale, initial_state, output_final_state, packing, chunk_size, keep
-        )
     plan = ChunkPlan("rwkv6", r, v.shape[-1], packing, CHUNK_SIZE)
     o, final_state = torch.empty_like(v), plan.empty(plan.state_shape()) if output_final_state else None
     kept, mild = plan.states(k, v, w, 1.0, initial_state, final_state, reverse=False)
@@ -485,10 +477,6 @@ def forward(r, k, v, w, u, scale, initial_state, output_final_state, packing, ch
 
 def backward(r, k, v, w, u, scale, initial_state, packing, chunk_size, kept, do, dfinal_state):
     """dr, dk, dv, dw in their inputs' dtypes, du [H, K] and dinitial_state [N, H, K, V] in float32."""
-    if fits(r, v):
-        return fused_chunk_triton.backward(
-            r, k, v, w, u, scale, initial_state, packing, chunk_size, kept, do, dfinal_state
-        )
     plan = ChunkPlan("rwkv6", r, v.shape[-1], packing, CHUNK_SIZE)
     dr, dk, dv, dw = (torch.empty_like(x) for x in (r, k, v, w))
     dinitial_state, du = plan.empty(plan.state_shape()), plan.empty(plan.chunks, plan.H, plan.rows)

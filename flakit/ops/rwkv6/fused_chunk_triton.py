@@ -385,6 +385,11 @@ class _Plan(Parts):
         return stream.entering(x, y, w, scale, first, self.parts, sequence_of_part, before, tokens, reverse, meanwhile)
 
 
+def meets(*tensors) -> bool:
+    """As of `ahead_triton.Kernels`: where parts of a sequence are carried, their ends may be known later."""
+    return True
+
+
 def kept_shapes(r, k, v, w, u, packing, chunk_size) -> tuple[tuple[int, ...], ...]:
     """Shapes of what `forward` keeps for `backward`: the state entering every chunk, two 16-bit numbers to one; what
     these are multiples of, the scores, and which chunks are mild, in one tensor."""

@@ -290,6 +290,7 @@ _registered = Registered(
     sequences="rwkvab",
     decay="w",
     kept=4,
+    fused=True,
     shapes=_shapes,
     passing=ranks.Passing(_passing_shape, _passing, _passed),
 )

@@ -26,7 +26,6 @@ import torch
 import triton
 import triton.language as tl
 
-from ..common.bands_triton import fits
 from ..common.blocks_triton import below, diagonal, dot, kernel, level_pairs, program, row_at, sums, to_operand
 from ..common.dispatch import interpreted
 from ..common.launch import TABLE, block, cdiv
@@ -43,7 +42,6 @@ from ..common.tiles_triton import (
     store_tile,
     takes,
 )
-from . import fused_chunk_triton
 
 SOLVE = {"tf32": "ieee" if interpreted() else "bf16x3", "tf32x3": "ieee"}
 """Precision of the products with U, by that of all others.
@@ -611,15 +609,8 @@ class _Plan(ChunkPlan):
         return states
 
 
-def meets(r, w, k, v, a, b) -> bool:
-    """As of `ahead_triton.Kernels`: where parts of a sequence are carried, their ends may be known later."""
-    return fits(r, v)
-
-
 def kept_shapes(r, w, k, v, a, b, packing, chunk_size) -> tuple[tuple[int, ...], ...]:
     """Shapes of what `forward` keeps for `backward`: the state entering every chunk, v2, and each chunk's U."""
-    if fits(r, v):
-        return fused_chunk_triton.kept_shapes(r, w, k, v, a, b, packing, chunk_size)
     chunks, H, K, V = kept_states_shape("rwkv7", r, v.shape[-1], packing, chunk_size)
     _, C = cut_into_chunks("rwkv7", r, v.shape[-1], chunk_size)
     return (chunks, H, K, V), tuple(v.shape), (chunks, H, C, C), (0,)
@@ -627,10 +618,6 @@ def kept_shapes(r, w, k, v, a, b, packing, chunk_size) -> tuple[tuple[int, ...],
 
 def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, packing, chunk_size, keep):
     """o, the final state (None unless asked for), and as in `kept_shapes`."""
-    if fits(r, v):
-        return fused_chunk_triton.forward(
-            r, w, k, v, a, b, scale, initial_state, output_final_state, packing, chunk_size, keep
-        )
     plan = _Plan(r, v, packing, chunk_size)
     o, final_state = torch.empty_like(v), plan.empty(plan.state_shape()) if output_final_state else None
     transfer, found = plan.empty(r.shape), plan.empty(v.shape)
@@ -651,10 +638,6 @@ def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, packing,
 
 def backward(r, w, k, v, a, b, scale, initial_state, packing, chunk_size, kept, do, dfinal_state):
     """dr, dw, dk, dv, da, db in their inputs' dtypes and dinitial_state [N, H, K, V] in float32."""
-    if fits(r, v):
-        return fused_chunk_triton.backward(
-            r, w, k, v, a, b, scale, initial_state, packing, chunk_size, kept, do, dfinal_state
-        )
     states, found, inverse, _ = kept
     plan = _Plan(r, v, packing, chunk_size)
     dr, dw, dk, dv, da, db = (torch.empty_like(x) for x in (r, w, k, v, a, b))

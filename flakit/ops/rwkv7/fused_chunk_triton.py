@@ -565,6 +565,11 @@ def _product(P, S, turned: bool):
     return ((P.mT if turned else P).double() @ S.double()).to(S.dtype)
 
 
+def meets(*tensors) -> bool:
+    """As of `ahead_triton.Kernels`: where parts of a sequence are carried, their ends may be known later."""
+    return True
+
+
 def kept_shapes(r, w, k, v, a, b, packing, chunk_size) -> tuple[tuple[int, ...], ...]:
     """Shapes of what `forward` keeps for `backward`: the state entering every chunk and each v2, 16-bit, two to a
     number; what these are multiples of; the scores; and which chunks of a head are mild, and each part's product."""

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import torch
 
-from flakit.ops.rwkv6 import chunk_triton, recurrent_triton
+from flakit.ops.rwkv6 import chunk_triton, fused_chunk_triton, recurrent_triton
 from tests.ops.compiling import Configuration
 
-chunk, recurrent = chunk_triton, recurrent_triton
+chunk, fused, recurrent = chunk_triton, fused_chunk_triton, recurrent_triton
 bf16, f16, f32 = torch.bfloat16, torch.float16, torch.float32
 
 
@@ -39,10 +39,10 @@ CONFIGURATIONS = {
     "bf16-T1-H1-K16-V16": Launches(chunk, bf16, 16, 16, T=1, H=1),
     "bf16-wf32-K64-V100": Launches(chunk, bf16, 64, 100, wide=f32, only="mild"),
     "f32-K64-V64-C64": Launches(chunk, f32, 64, 64, chunk_size=64),
-    "bf16-K64-V64-fused": Launches(chunk, bf16, 64, 64, chunk_size=16),
-    "f16-wf32-K40-V56-states-fused": Launches(chunk, f16, 40, 56, wide=f32, states=True, chunk_size=16),
-    "bf16-K64-V56-packed-states-fused": Launches(chunk, bf16, 64, 56, packed=True, states=True, chunk_size=16),
-    "bf16-T4096-H1-K64-V64-fused": Launches(chunk, bf16, 64, 64, T=4096, H=1, chunk_size=16),  # in parts
+    "bf16-K64-V64-fused": Launches(fused, bf16, 64, 64, chunk_size=16),
+    "f16-wf32-K40-V56-states-fused": Launches(fused, f16, 40, 56, wide=f32, states=True, chunk_size=16),
+    "bf16-K64-V56-packed-states-fused": Launches(fused, bf16, 64, 56, packed=True, states=True, chunk_size=16),
+    "bf16-T4096-H1-K64-V64-fused": Launches(fused, bf16, 64, 64, T=4096, H=1, chunk_size=16),  # in parts
     "bf16-K64-V64-packed-states": Launches(recurrent, bf16, 64, 64, packed=True, states=True),
     "f16-wf32-K100-V40": Launches(recurrent, f16, 100, 40, wide=f32),
     "f32-K256-V16-states": Launches(recurrent, f32, 256, 16, states=True),

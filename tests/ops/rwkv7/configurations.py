@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import torch
 
-from flakit.ops.rwkv7 import chunk_triton, recurrent_triton
+from flakit.ops.rwkv7 import chunk_triton, fused_chunk_triton, recurrent_triton
 from tests.ops.compiling import Configuration
 
-chunk, recurrent = chunk_triton, recurrent_triton
+chunk, fused, recurrent = chunk_triton, fused_chunk_triton, recurrent_triton
 bf16, f16, f32 = torch.bfloat16, torch.float16, torch.float32
 
 
@@ -40,11 +40,11 @@ CONFIGURATIONS = {
     "bf16-K128-V100-packed-states": Launches(chunk, bf16, 128, 100, packed=True, states=True, only="MILD"),
     "bf16-K256-V256-states": Launches(chunk, bf16, 256, 256, states=True, only="stream"),
     "f32-K256-V128-packed": Launches(chunk, f32, 256, 128, packed=True, only="stream"),
-    "bf16-K64-V64-fused": Launches(chunk, bf16, 64, 64, chunk_size=16),
-    "f16-wf32-K40-V56-states-fused": Launches(chunk, f16, 40, 56, wide=f32, states=True, chunk_size=16),
-    "bf16-K64-V56-packed-states-fused": Launches(chunk, bf16, 64, 56, packed=True, states=True, chunk_size=16),
-    "bf16-T4096-H1-K64-V64-fused": Launches(chunk, bf16, 64, 64, T=4096, H=1, chunk_size=16),  # in parts
-    "f16-wf32-T600-K40-V56-states-fused": Launches(chunk, f16, 40, 56, T=600, wide=f32, states=True, chunk_size=16),
+    "bf16-K64-V64-fused": Launches(fused, bf16, 64, 64, chunk_size=16),
+    "f16-wf32-K40-V56-states-fused": Launches(fused, f16, 40, 56, wide=f32, states=True, chunk_size=16),
+    "bf16-K64-V56-packed-states-fused": Launches(fused, bf16, 64, 56, packed=True, states=True, chunk_size=16),
+    "bf16-T4096-H1-K64-V64-fused": Launches(fused, bf16, 64, 64, T=4096, H=1, chunk_size=16),  # in parts
+    "f16-wf32-T600-K40-V56-states-fused": Launches(fused, f16, 40, 56, T=600, wide=f32, states=True, chunk_size=16),
     "bf16-K64-V64-packed-states-recurrent": Launches(recurrent, bf16, 64, 64, packed=True, states=True),
     "f16-wf32-K100-V40-recurrent": Launches(recurrent, f16, 100, 40, wide=f32),
     "f32-K256-V16-states-recurrent": Launches(recurrent, f32, 256, 16, states=True),
