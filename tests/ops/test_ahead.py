@@ -1,6 +1,7 @@
 """Kernels of a first call are compiled beside each other, and nothing else changes. On a GPU: `flakit bench`."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ if not has_triton() or interpreted():
 
 from triton.runtime.jit import JITFunction
 
+from flakit.bench.launches import watched
 from flakit.ops.common import ahead_triton, kernel_triton
 from flakit.ops.common.ahead_triton import Kernels
 from tests.ops.gsa import configurations as gsa
@@ -124,3 +126,17 @@ def test_lengths_are_of_one_kind_where_their_code_is(run):
         tensors = [x[:, :1].expand(-1, T, *x.shape[2:]).contiguous() for x in CALL.zeros()[0][:4]]
         kernels.forward(*tensors, CALL.zeros()[0][4], 0.5, None, False, None, 0, False)
         assert len(kernels._known) == kinds
+
+
+def test_a_backward_takes_the_pieces_that_its_forward_found():
+    kernels, call = Kernels(CALL.module), replace(CALL, packed=True)
+    tensors, _, do = call.zeros()
+    with watched(run=False) as found:
+        *kept, packing = kernels.forward(*tensors, 0.5, None, False, call.cu_seqlens, 0, True)[2]
+        forward = [launch.name for launch in found]
+        kernels.backward(*tensors, 0.5, None, packing, 0, kept, do, None)
+        backward = [launch.name for launch in found[len(forward) :]]
+        kernels.backward(*tensors, 0.5, None, call.cu_seqlens, 0, kept, do, None)
+        alone = [launch.name for launch in found[len(forward) + len(backward) :]]
+    assert forward[0] == "layout_kernel" and forward.count("layout_kernel") == 1
+    assert alone == ["layout_kernel", *backward] and "layout_kernel" not in backward

@@ -37,7 +37,7 @@ class Kernels:
         self._known: dict[tuple, list[Future]] = {}
         """What is compiled for each kind of call; nothing to wait for once it is."""
         if interpreted():  # there is nothing to compile
-            self.forward, self.backward = map(interpreted_alone(), (self._run_forward, self._run_backward))
+            self.forward, self.backward = map(interpreted_alone(), (self._keep_packing, self._run_backward))
 
     def meets(self, *tensors) -> bool:
         """Whether a state at which sequences begin, or a gradient at their ends, may be known later. It is a function
@@ -55,7 +55,7 @@ class Kernels:
         with _on_device_of(tensors[0]):
             if self._known.get(key, True):
                 self._prepare(key, self._rehearse_forward, given)
-            return self._run_forward(*given)
+            return self._keep_packing(*given)
 
     def backward(self, *given):
         *tensors, _, state, cu_seqlens, chunk_size, _, _, dfinal_state = given
@@ -64,6 +64,12 @@ class Kernels:
             if self._known.get(key, True):
                 self._prepare(key, self._rehearse_backward, given)
             return self._run_backward(*given)
+
+    def _keep_packing(self, *given):
+        *tensors, scale, state, asked_for_state, cu_seqlens, chunk_size, keep = given
+        packing = _packing(tensors, cu_seqlens)
+        o, final, kept = self._run_forward(*tensors, scale, state, asked_for_state, packing, chunk_size, keep)
+        return o, final, kept if kept is None or packing is None else (*kept, packing)
 
     def _run_forward(self, *given):
         *tensors, scale, state, asked_for_state, cu_seqlens, chunk_size, keep = given
@@ -112,9 +118,11 @@ class Kernels:
             self._known[later] = compiled_later
 
     def _rehearse_backward(self, key: tuple, given: tuple) -> None:
-        *given, dfinal_state = given
+        *tensors, scale, state, cu_seqlens, chunk_size, kept, do, dfinal_state = given
+        if isinstance(cu_seqlens, Packing):  # whose launches do not happen here
+            cu_seqlens = cu_seqlens.cu_seqlens
         with _listed() as backward:
-            self._run_backward(*given, _at_once(dfinal_state))
+            self._run_backward(*tensors, scale, state, cu_seqlens, chunk_size, kept, do, _at_once(dfinal_state))
         (self._known[key],) = _begin(backward)
 
 
@@ -123,8 +131,8 @@ def _at_once(state):
     return (lambda factor, written: lambda: written) if callable(state) else state
 
 
-def _packing(tensors, cu_seqlens: Tensor | None) -> Packing | None:
-    return None if cu_seqlens is None else Packing(cu_seqlens, tensors[0].shape[1])
+def _packing(tensors, cu_seqlens: Tensor | Packing | None) -> Packing | None:
+    return Packing(cu_seqlens, tensors[0].shape[1]) if isinstance(cu_seqlens, Tensor) else cu_seqlens
 
 
 def _parts(state) -> list[Tensor]:

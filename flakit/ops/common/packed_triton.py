@@ -146,10 +146,12 @@ class Pieces:
 
 
 class Packing:
-    """N sequences packed into T rows. Launches what a call asks for, once; `kept_shapes` asks for sizes alone."""
+    """N sequences packed into T rows. Launches what is asked for once, by a forward for its backward too; `kept_shapes`
+    asks for sizes alone."""
 
     def __init__(self, cu_seqlens: Tensor, T: int):
         self.cu_seqlens, self.T, self.N = cu_seqlens, T, cu_seqlens.shape[0] - 1
+        self.dtype = cu_seqlens.dtype
         self.kept_rows: list[Tensor] = []
         """[1, T, ...] that a forward keeps for its backward; `close` completes them too, for no output of an operator
         may be left to chance."""
@@ -206,7 +208,7 @@ class Packing:
         """Complete a call's results in place: zero rows [1, T, ...] behind the last offset, NaN everywhere if offsets
         are invalid. Up to six of rows, three of the others; all contiguous.
         """
-        rows = [*rows, *self.kept_rows]
+        rows, self.kept_rows = [*rows, *self.kept_rows], []
         widths, sizes = [x.numel() // self.T for x in rows], [x.numel() for x in whole]
         programs = cdiv(max(self.T * max(widths), *sizes, 1), BLOCK)
         close_kernel[(min(programs, MOST_PROGRAMS),)](

@@ -1,7 +1,7 @@
 """What all launches of a call over chunks have in common: sizes, how chunks are cut, what is kept of their states, and
 the launches that find the state entering each chunk (`stream_triton`)."""
 
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import torch
@@ -15,6 +15,7 @@ from .launch import (
     SHORT_CHUNK_SIZE,
     SHORTEST_SEGMENT,
     TABLE,
+    Launch,
     block,
     cdiv,
     elements,
@@ -64,19 +65,11 @@ class ChunkPlan:
         chunks = self.packing.pieces(self.C)
         return chunks.sequence, self.packing.offsets, chunks.before, self.T
 
-    def block(self, size: int, limit: int) -> int:
-        """As `launch.block`, but in long chunks of `NARROWEST` at least, whatever the limit."""
-        return max(block(size, limit), NARROWEST if self.C == LONG_CHUNK_SIZE else 0)
-
     def sizes(self, kernel: str, V: int | None = None) -> tuple[dict, int, int]:
         """Keyword arguments every kernel takes, and the numbers of blocks along K and V (default: the state's)."""
         launch, V = TABLE[f"{self.op}.{kernel}", self.width], self.columns if V is None else V
-        BK, BV = self.block(self.rows, launch.BK), self.block(V, launch.BV)
-        common = dict(
-            H=self.H, K=self.rows, V=V, C=self.C, BK=BK, BV=BV, PACKED=self.packing is not None,
-            PRECISION=self.precision, num_warps=launch.num_warps, num_stages=launch.num_stages, maxnreg=launch.maxnreg,
-        )  # fmt: skip
-        return common, cdiv(self.rows, BK), cdiv(V, BV)
+        common, *blocks = _sizes(launch, self.H, self.rows, V, self.C, self.packing is not None, self.precision)
+        return dict(common), *blocks
 
     def ways(self, kernel: str):
         """The launches of a kernel that works inside chunks: (keyword arguments, blocks along V)."""
@@ -107,7 +100,7 @@ class ChunkPlan:
         if not self.scaled:
             return Kept(kept, None, None)
         scales = _scales(self.op, self.chunks, self.H, self.rows, V)
-        own, mild, states = kept.split([scales, scales, kept.numel() - 2 * scales])
+        own, mild, states = kept.split_with_sizes([scales, scales, kept.numel() - 2 * scales])
         return Kept(states.view(torch.float16), own, mild)
 
     def taken_apart(self, given, mild: bool) -> list:
@@ -246,6 +239,21 @@ class ChunkPlan:
 def _pair(streams: list[tuple]) -> tuple:
     """What `stream_kernel` takes of one stream or two."""
     return (*streams[0], *(streams[1] if len(streams) > 1 else (None,) * len(streams[0])))
+
+
+def block_of(C: int, size: int, limit: int) -> int:
+    """As `launch.block`, but in long chunks of `NARROWEST` at least, whatever the limit."""
+    return max(block(size, limit), NARROWEST if C == LONG_CHUNK_SIZE else 0)
+
+
+@lru_cache(1024)
+def _sizes(launch: Launch, H: int, K: int, V: int, C: int, packed: bool, precision: str) -> tuple[dict, int, int]:
+    BK, BV = block_of(C, K, launch.BK), block_of(C, V, launch.BV)
+    common = dict(
+        H=H, K=K, V=V, C=C, BK=BK, BV=BV, PACKED=packed, PRECISION=precision,
+        num_warps=launch.num_warps, num_stages=launch.num_stages, maxnreg=launch.maxnreg,
+    )  # fmt: skip
+    return common, cdiv(K, BK), cdiv(V, BV)
 
 
 def cut_into_chunks(op: str, x: torch.Tensor, V: int, chunk_size: int) -> tuple[bool, int]:

@@ -30,9 +30,9 @@ class Registered:
 
     Of the Triton modules, which are given contiguous tensors only:
         forward(*tensors, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep)
-            -> o, the final state or None, the tensors kept or None
+            -> o, the final state or None, the tensors kept or None; behind them the `Packing`, if there are cu_seqlens
         backward(*tensors, scale, initial_state, cu_seqlens, chunk_size, kept, do, dfinal_state)
-            -> gradients of the tensors, of the initial state
+            -> gradients of the tensors, of the initial state; the `Packing` may stand for cu_seqlens
         kept_shapes(*tensors, cu_seqlens, chunk_size)  -> a shape for each tensor kept
     """
 
@@ -72,7 +72,9 @@ class Registered:
         self.backward.register_autograd(self._refuse_double_backward)
         self.transformed = _function(name, self.forward, self._save, self._differentiate_transformed)
         self.transformed_backward = _function(name, self.backward, _save_nothing, self._refuse_double_backward)
-        self.direct = _direct(name, self.run_forward, self._save, self._differentiate_directly)
+        # Without `setup_context`, for which PyTorch looks up a signature at each call.
+        members = dict(forward=staticmethod(self._run_directly), backward=staticmethod(self._differentiate_directly))
+        self.direct = type(f"Function_{name}", (torch.autograd.Function,), members)
 
     @staticmethod
     def _operator(name, run, arguments, results):
@@ -127,7 +129,7 @@ class Registered:
         final = final or [o.new_empty(0) for _ in self.states]
         kept = kept or [o.new_empty(0) for _ in range(self.kept)]
         wide = torch.promote_types(o.dtype, torch.float32)
-        return o, *final, *(check.in_dtype(x, wide).contiguous() for x in kept)
+        return o, *final, *(check.in_dtype(x, wide).contiguous() for x in kept[: self.kept])
 
     def _compute(
         self,
@@ -142,7 +144,8 @@ class Registered:
         output_final_state,
         keep,
     ):
-        """o; the final state's parts, None unless asked for; what the kernels keep, None unless kept."""
+        """o; the final state's parts, None unless asked for; what the kernels keep, None unless kept, and behind it the
+        `Packing` of packed sequences."""
         first, T = tensors[0], tensors[0].shape[1]
         if cu_seqlens is not None:
             check.check_offsets(cu_seqlens, cu_seqlens_cpu, T, reads_values=backend != "triton")
@@ -188,6 +191,13 @@ class Registered:
 
     def run_backward(self, *given):
         """The gradients of the tensors and of the state's parts (empty without a state), each in its input's dtype."""
+        found = self._gradients(*given)
+        missing = len(self.tensors) + len(self.states) - len(found)
+        wide = torch.promote_types(found[0].dtype, torch.float32)
+        return (*found, *(found[0].new_empty(0, dtype=wide) for _ in range(missing)))
+
+    def _gradients(self, *given):
+        """As of `run_backward`, and none of the state's parts without a state."""
         tensors, state, cu_seqlens, rest = self._apart(given)
         kept, do, rest = rest[: self.kept], rest[self.kept], rest[self.kept + 1 :]
         dfinal, (scale, form, backend, chunk_size) = self.whole(rest[: len(self.states)]), rest[len(self.states) :]
@@ -199,10 +209,11 @@ class Registered:
         else:
             rows, rest = tensors[: self.sequences], (*tensors[self.sequences :], scale, state)
             *grads, dstate = plain.backward(self.package, form, backend, chunk_size, rows, rest, cu_seqlens, do, dfinal)
-        wide = torch.promote_types(do.dtype, torch.float32)
-        dstates = [do.new_empty(0, dtype=wide) for _ in self.states] if state is None else self._parts(dstate)
-        dtypes = [x.dtype for x in tensors] + [wide] * len(self.states)
-        return tuple(_own(x, dtype) for x, dtype in zip((*grads, *dstates), dtypes, strict=True))
+        found = [_own(dx, x.dtype) for dx, x in zip(grads, tensors, strict=True)]
+        if state is not None:
+            wide = torch.promote_types(do.dtype, torch.float32)
+            found += [_own(dx, wide) for dx in self._parts(dstate)]
+        return found
 
     def _shapes(self, tensors, cu_seqlens):
         return self.shapes(*tensors, tensors[0].shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1)
@@ -232,20 +243,32 @@ class Registered:
         ctx.set_materialize_grads(False)  # half a gigabyte of zeros for checkpoints that nobody differentiates
         *ctx.settings, ctx.asked_for_state, _ = inputs[n + 1 :]
 
-    def _differentiate(self, ctx, do, *rest, run=None):
+    def _run_directly(self, ctx, *given):
+        """o and the final state's parts, if asked for; keeps for the backward what `_save` does."""
+        tensors, state, cu_seqlens, rest = self._apart(given)
+        o, final, kept = self._compute(tensors, state, cu_seqlens, *rest)
+        kept, ctx.packing = (kept[: self.kept], kept[self.kept :]) if kept else ((None,) * self.kept, ())
+        ctx.save_for_backward(*tensors, *given[len(tensors) : -len(rest)], *kept)
+        ctx.set_materialize_grads(False)
+        _, *ctx.settings, ctx.asked_for_state, _ = rest
+        return (o, *final) if final else (o,)
+
+    def _differentiate(self, ctx, do, *rest, run=None, packing=()):
         saved = ctx.saved_tensors  # activation checkpointing allows one look
-        tensors, state, cu_seqlens, _ = self._apart(saved)
-        o, states = self._shapes(tensors, cu_seqlens)
-        do = tensors[0].new_zeros(o) if do is None else do
+        tensors, state, cu_seqlens, kept = self._apart(saved)
+        if do is None:
+            do = tensors[0].new_zeros(self._shapes(tensors, cu_seqlens)[0])
         dfinal = rest[: len(self.states)] if ctx.asked_for_state else [None]
         if all(x is None for x in dfinal):
             dfinal = [None] * len(self.states)
         else:
-            wide = torch.promote_types(do.dtype, torch.float32)
+            wide, states = torch.promote_types(do.dtype, torch.float32), self._shapes(tensors, cu_seqlens)[1]
             pairs = zip(dfinal, states, strict=True)
             dfinal = [do.new_zeros(shape, dtype=wide) if x is None else x for x, shape in pairs]
-        grads = (run or self.backward)(*saved, do, *dfinal, *ctx.settings)
         n = len(self.tensors)
+        if packing:  # where the forward found the pieces, they are
+            saved = *saved[: n + len(self.states)], *packing, *kept
+        grads = (run or self.backward)(*saved, do, *dfinal, *ctx.settings)
         dstates = [None] * len(self.states) if state is None else grads[n:]
         return *grads[:n], *dstates, *[None] * 8
 
@@ -255,7 +278,9 @@ class Registered:
     def _differentiate_directly(self, ctx, *arriving):
         # As the operator where that is followed, and where a graph of the gradients is asked for: it refuses that.
         followed = torch.is_grad_enabled() or not unseen([x for x in arriving if x is not None])
-        return self._differentiate(ctx, *arriving, run=None if followed else self.run_backward)
+        if followed:
+            return self._differentiate(ctx, *arriving)
+        return self._differentiate(ctx, *arriving, run=self._gradients, packing=ctx.packing)
 
     def _refuse_double_backward(self, ctx, *_):
         raise RuntimeError(
@@ -284,12 +309,14 @@ def unseen(tensors: Sequence[Tensor]) -> bool:
 def _contiguous(x):
     """A tensor, or each of several; what is neither stays as it is."""
     if isinstance(x, (tuple, list)):
-        return tuple(map(_contiguous, x))
+        return tuple([y.contiguous() if isinstance(y, Tensor) else y for y in x])
     return x.contiguous() if isinstance(x, Tensor) else x
 
 
 def _own(x: Tensor, dtype: torch.dtype) -> Tensor:
     """x in a dtype, contiguous, and no view: who gets it may change it in place, which autograd refuses of views."""
+    if x.dtype == dtype and x.is_contiguous() and not x._is_view():
+        return x
     x = check.in_dtype(x, dtype).contiguous()
     return x.clone() if x._is_view() else x
 
@@ -307,19 +334,6 @@ def _function(name, run, save, differentiate):
         setup_context=staticmethod(save),
         backward=staticmethod(differentiate),
     )
-    return type(f"Function_{name}", (torch.autograd.Function,), members)
-
-
-def _direct(name, run, save, differentiate):
-    """What differentiates an operator where nothing follows it. Without `setup_context`, for which PyTorch looks up the
-    signature at each call."""
-
-    def forward(ctx, *given):
-        output = run(*given)
-        save(ctx, given, output)
-        return output
-
-    members = dict(forward=staticmethod(forward), backward=staticmethod(differentiate))
     return type(f"Function_{name}", (torch.autograd.Function,), members)
 
 

@@ -38,11 +38,12 @@ two loads of the same for one, and moves those in a loop before it.
 """
 
 import math
+from functools import lru_cache
 
 import torch
 
-from ..common.launch import CHUNK_SIZE, TABLE, cdiv
-from ..common.plan_triton import ChunkPlan, flags_of, kept_states_shape
+from ..common.launch import CHUNK_SIZE, TABLE, Launch, cdiv
+from ..common.plan_triton import ChunkPlan, block_of, flags_of, kept_states_shape
 from .dyadic_triton import (
     memory_grads_kernel,
     output_kernel,
@@ -79,22 +80,33 @@ class _Plan(ChunkPlan):
             if kernel_of_way is None:
                 continue
             row = TABLE[f"{self.op}.{kernel}.{way}", self.width]
-            options = dict(
-                H=self.H, G=self.G, M=self.M, C=self.C, BM=self.block(self.M, 128),
-                BS=self.scaled_together, FLAGS=self.flags, PACKED=self.packing is not None,
-                num_warps=row.num_warps, num_stages=row.num_stages, maxnreg=row.maxnreg,
+            options, block_count = _options(
+                row, self.H, self.G, self.M, self.C, self.scaled_together, self.flags, self.packing is not None,
+                tuple(blocks.items()),
             )  # fmt: skip
-            for name, size in blocks.items():
-                options |= {name: size, f"B{name}": self.block(size, row.BV)}
-            programs, where = self.chunks * heads, self.where
+            programs, where, own = self.chunks * heads, self.where, {}
             if way == "dyadic":
                 programs = cdiv(self.chunks * self.H, self.at_once) * (heads // self.H)
                 where = (*self.where, self.chunks)
-                options |= dict(LEVELS=self.C.bit_length() - 1, SCALED=self.scaled, AT_ONCE=self.at_once)
+                own = dict(LEVELS=self.C.bit_length() - 1, SCALED=self.scaled, AT_ONCE=self.at_once)
             if apart:
-                programs *= math.prod(cdiv(size, options[f"B{name}"]) for name, size in blocks.items())
+                programs *= block_count
             taken = self.taken_apart(given, mild=way == "mild")
-            kernel_of_way[(programs,)](*taken, *where, **options, **more)
+            kernel_of_way[(programs,)](*taken, *where, **options, **own, **more)
+
+
+@lru_cache(1024)
+def _options(
+    row: Launch, H: int, G: int, M: int, C: int, BS: int, flags: int, packed: bool, blocks: tuple[tuple[str, int], ...]
+) -> tuple[dict, int]:
+    """What a kernel of either way is launched with, and how many blocks there are."""
+    options = dict(
+        H=H, G=G, M=M, C=C, BM=block_of(C, M, 128), BS=BS, FLAGS=flags, PACKED=packed,
+        num_warps=row.num_warps, num_stages=row.num_stages, maxnreg=row.maxnreg,
+    )  # fmt: skip
+    for name, size in blocks:
+        options |= {name: size, f"B{name}": block_of(C, size, row.BV)}
+    return options, math.prod(cdiv(size, options[f"B{name}"]) for name, size in blocks)
 
 
 def _slot_rows(states) -> tuple:
@@ -160,7 +172,7 @@ def backward(q, k, v, s, g, scale, initial_state, packing, chunk_size, kept, do,
     plan = _Plan(q, v, s, packing, chunk_size)
     K, V = q.shape[-1], v.shape[-1]
     plan.lay_out(K, V)
-    found, mild = kept[0].split(
+    found, mild = kept[0].split_with_sizes(
         [kept[0].numel() - plan.chunks * plan.H * plan.flags, plan.chunks * plan.H * plan.flags]
     )
     mild = mild.view(torch.int32)
