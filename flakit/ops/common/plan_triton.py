@@ -99,8 +99,9 @@ class ChunkPlan:
         """What lies in a tensor of `kept_shape`."""
         if not self.scaled:
             return Kept(kept, None, None)
-        scales = _scales(self.op, self.chunks, self.H, self.rows, V)
-        own, mild, states = kept.split_with_sizes([scales, scales, kept.numel() - 2 * scales])
+        states = cdiv(self.chunks * self.H * self.rows * V, 2)
+        scales = (kept.numel() - states) // 2
+        own, mild, states = kept.split_with_sizes([scales, scales, states])
         return Kept(states.view(torch.float16), own, mild)
 
     def taken_apart(self, given, mild: bool) -> list:
