@@ -1,10 +1,10 @@
-"""The fingerprint of a fault: which tensors it leaves right, makes wrong, infinite or NaN.
+"""The fingerprint of a fault: which tensors stay correct, and which become wrong, infinite or NaN.
 
     fingerprint()["start anchor"].cells["dr"]       Cell(kind='NaN', everywhere=True, error=inf)
-    diagnose({"o": "ok", "dr": "nan"})              the causes, those that fit best first
+    diagnose({"o": "ok", "dr": "nan"})              the causes, the best fit first
 
-Every cell is computed: RWKV6 with a fault of the casebook, at a setting just beyond its onset, beside float64. So a
-fault has this fingerprint where it has just begun; further on more tensors are lost. Each row is kept once computed.
+Every cell is computed: RWKV6 with a fault of the casebook, just beyond its onset, compared with float64. So the
+fingerprint is that of a fault at its onset; further on more tensors are lost. Rows are cached.
 """
 
 import functools
@@ -134,21 +134,21 @@ WORDS = Words() | {
         "test": "Divide one gradient by the other: the ratio is the number of parts.",
     },
 }
-"""What each fault is, and what to look at to be sure."""
+"""For each fault its name, what it is, and the test that confirms it."""
 
 TENSORS = ("o", "dr", "dk", "dv", "dw", "du", "final_state", "dinitial_state")
-"""What RWKV6 returns and the gradients of what it takes; the last two are the state's."""
+"""RWKV6's outputs and the gradients of its inputs; the last two belong to the state."""
 
 SHORT = {"final_state": "S_T", "dinitial_state": "dS_0"}
-"""How the state's two are called where there is little room; `diagnose` takes both names."""
+"""Short names of the state's tensors; `diagnose` accepts both."""
 
 KINDS = ("ok", "wrong", "inf", "NaN")
 _ALLOWED = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
-"""The relative L2 error up to which a tensor is ok: some ten times what rounding makes."""
+"""The relative L2 error up to which a tensor is ok: some ten times the rounding error."""
 
 
 class Cell(NamedTuple):
-    """What became of one tensor: one of `KINDS`, whether that is so at every token, and the relative L2 error."""
+    """The condition of one tensor: one of `KINDS`, whether at every token, and the relative L2 error."""
 
     kind: str
     everywhere: bool
@@ -157,7 +157,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Cause:
-    """A fault, the number of the lesson that explains it, its case. run: RWKV6's tensors with it, and in float64."""
+    """A fault, the lesson that explains it, its case. run: computes RWKV6's tensors with it, and those in float64."""
 
     key: str
     lesson: str
@@ -174,7 +174,7 @@ class Cause:
 
     @property
     def test(self) -> str:
-        """What to look at to be sure that it is this one."""
+        """The test that confirms this cause."""
         return WORDS.say(self.key, "test")
 
 
@@ -189,7 +189,7 @@ def _inputs(T: int = 128, decay: float | str = -0.3, **how) -> dict[str, Tensor]
 
 
 def _anchored(scheme: str | Scheme, decay: float, spike: int | None = None, **how):
-    """A chunk form with an anchor. spike: the one token that has the decay; the others forget little."""
+    """Run a chunk form with an anchor. spike: the only token with this decay; the others decay little."""
     x = _inputs(decay=decay if spike is None else -0.01)
     if spike is not None:
         x["w"][:, spike] = decay
@@ -223,7 +223,7 @@ def _guarded(gi: Tensor, seen: Tensor) -> Tensor:
 
 
 def _one_chunk(weights: Callable[[Tensor, Tensor], Tensor], decay: float | Tensor):
-    """RWKV6 in one chunk by automatic differentiation, the weights of its pairs made from gi and ge."""
+    """Compute RWKV6 in one chunk by automatic differentiation. weights(gi, ge): the decays between pairs of tokens."""
     x = _inputs(64)
     x["w"] = torch.as_tensor(decay, dtype=torch.float32).expand_as(x["w"]).clone()
     leaves = {name: y.clone().requires_grad_() for name, y in x.items()}
@@ -235,20 +235,20 @@ def _one_chunk(weights: Callable[[Tensor, Tensor], Tensor], decay: float | Tenso
     last = gi[..., -1:, :].mT.exp() * S + (k * (gi[..., -1:, :] - gi).exp()).mT @ v
     do, _ = cotangents("rwkv6", x)
     grads = torch.autograd.grad(o.transpose(1, 2), tuple(leaves.values()), do)
-    found = {"o": o.detach().transpose(1, 2), "final_state": last.detach()}
-    return found | {f"d{name}": grad for name, grad in zip(leaves, grads, strict=True)}, truth("rwkv6", x)
+    outputs = {"o": o.detach().transpose(1, 2), "final_state": last.detach()}
+    return outputs | {f"d{name}": grad for name, grad in zip(leaves, grads, strict=True)}, truth("rwkv6", x)
 
 
 def _some_zero() -> Tensor:
-    """Decays of which every third is exactly 0."""
+    """Return log decays of 64 tokens, every third exactly 0."""
     return torch.where(torch.arange(64) % 3 == 0, 0.0, -0.1)[None, :, None, None]
 
 
 def _overwritten():
     x = _inputs()
-    found = {name: y.clone() for name, y in x.items()}
-    aliasing.overwrite(found["w"], backend="torch")
-    return evaluate("rwkv6", found), truth("rwkv6", x)
+    overwritten = {name: y.clone() for name, y in x.items()}
+    aliasing.overwrite(overwritten["w"], backend="torch")
+    return evaluate("rwkv6", overwritten), truth("rwkv6", x)
 
 
 def _rounded():
@@ -272,7 +272,7 @@ def _padded():
 
 
 class _WrongHead(Products):
-    """The anchor's row is found with a stride too short by the number of heads: another token's, another head's."""
+    """Reads the anchor's row with a stride too short by the number of heads: another token's, another head's."""
 
     def exponents(self, tile):
         query, key = super().exponents(tile)
@@ -288,45 +288,45 @@ def _short_stride():
 
 
 def _offsets():
-    """Packed sequences whose offsets are read as they follow in memory; what no program writes is NaN."""
+    """Packed sequences whose strided offsets are read as contiguous; unwritten memory is NaN."""
     ends = strided_offsets.offsets(6, 12)
     x = _inputs(int(ends[-1]), -0.1)
     x["initial_state"] = x["initial_state"].expand(len(ends) - 1, -1, -1, -1).contiguous()
     packed = {**x, "cu_seqlens": ends}
     exact = truth("rwkv6", packed)
-    found = {name: torch.full_like(y, torch.nan, dtype=torch.float32) for name, y in exact.items()}
+    results = {name: torch.full_like(y, torch.nan, dtype=torch.float32) for name, y in exact.items()}
     read = strided_offsets.in_memory(ends.tolist(), "column of (begin, end)")
     do, du = cotangents("rwkv6", packed)[0], 0.0
     for n, (begin, end) in enumerate(zip(read, read[1:], strict=False)):
         piece = {name: y if name == "u" else y[:, begin:end] for name, y in x.items() if name != "initial_state"}
         piece["initial_state"] = state = x["initial_state"][n : n + 1]
         if begin == end:
-            found["final_state"][n], found["dinitial_state"][n] = state[0], 0.0
+            results["final_state"][n], results["dinitial_state"][n] = state[0], 0.0
             continue
-        made = evaluate("rwkv6", piece, arriving=(do[:, begin:end], None))
-        du = du + made.pop("du")
-        for name, y in made.items():
+        part = evaluate("rwkv6", piece, arriving=(do[:, begin:end], None))
+        du = du + part.pop("du")
+        for name, y in part.items():
             place = (n,) if name.endswith("_state") else (slice(None), slice(begin, end))
-            found[name][place] = y[0] if name.endswith("_state") else y
-    return found | {"du": du}, exact
+            results[name][place] = y[0] if name.endswith("_state") else y
+    return results | {"du": du}, exact
 
 
 def _unwritten():
-    """28 rows behind the packed sequences, whose memory held NaN."""
+    """28 unwritten rows after the packed sequences, in memory that held NaN."""
     x = make_inputs("rwkv6", T=100, H=1, K=16, V=16, decay=-0.3, initial_state=True, cu_seqlens=[0, 60, 100])
-    found, exact = evaluate("rwkv6", x), truth("rwkv6", x)
+    results, exact = evaluate("rwkv6", x), truth("rwkv6", x)
     for name in ("o", "dr", "dk", "dv", "dw"):
-        found[name] = unwritten_rows.run(found[name][0, :, 0], 28)[None, :, None]
+        results[name] = unwritten_rows.run(results[name][0, :, 0], 28)[None, :, None]
         exact[name] = torch.nn.functional.pad(exact[name], (0, 0, 0, 0, 0, 28))
-    return found, exact
+    return results, exact
 
 
 def _mirrored():
-    """The initial state of the backward pass under a transposed mask, and dw from r dr and k dk, as in the report."""
+    """The backward pass loads the initial state with a transposed mask; dw comes from r dr and k dk, as reported."""
     x = transposed_mask.inputs(40, 64, T=32)
-    found, exact = evaluate("rwkv6", x), truth("rwkv6", x)
-    found["dr"] = transposed_mask.run(x, backend="torch").dr
-    return found | {"dw": decay_gradient.identity(x["r"], x["k"], found["dr"], found["dk"])}, exact
+    results, exact = evaluate("rwkv6", x), truth("rwkv6", x)
+    results["dr"] = transposed_mask.run(x, backend="torch").dr
+    return results | {"dw": decay_gradient.identity(x["r"], x["k"], results["dr"], results["dk"])}, exact
 
 
 def _without_final():
@@ -336,7 +336,7 @@ def _without_final():
 
 
 def _undivided():
-    """Four parts of a batch whose losses nobody divides by four."""
+    """Four micro-batches whose losses are not divided by four."""
     x = _inputs()
     do, _ = cotangents("rwkv6", x)
     return evaluate("rwkv6", x, arriving=(4 * do, None)), truth("rwkv6", x)
@@ -372,7 +372,7 @@ CAUSES: dict[str, Cause] = {
 
 
 def known(upto: str | None = None) -> tuple[str, ...]:
-    """The causes that are explained up to a lesson, such as "05"; None: all."""
+    """Return the causes explained up to a lesson, such as "05"; None: all. ValueError for no lesson number."""
     if upto is None:
         return tuple(CAUSES)
     if not (isinstance(upto, str) and upto.isdigit() and len(upto) == 2):
@@ -381,7 +381,10 @@ def known(upto: str | None = None) -> tuple[str, ...]:
 
 
 def fingerprint(causes: Iterable[str] | None = None) -> dict[str, Row]:
-    """What each cause does to each of `TENSORS`. causes: names of `CAUSES`, default all; each takes a moment once."""
+    """Compute what each cause does to each of `TENSORS`. causes: names of `CAUSES`, default all.
+
+    Raises ValueError for an unknown name.
+    """
     names = tuple(CAUSES) if causes is None else tuple(causes)
     for name in names:
         if name not in CAUSES:
@@ -392,9 +395,9 @@ def fingerprint(causes: Iterable[str] | None = None) -> dict[str, Row]:
 @functools.cache
 def _row(name: str) -> Row:
     with on_cpu():
-        found, exact = CAUSES[name].run()
-    allowed = _ALLOWED[found["o"].dtype]
-    return Row(CAUSES[name], {tensor: _cell(tensor, found[tensor], exact[tensor], allowed) for tensor in TENSORS})
+        results, exact = CAUSES[name].run()
+    allowed = _ALLOWED[results["o"].dtype]
+    return Row(CAUSES[name], {tensor: _cell(tensor, results[tensor], exact[tensor], allowed) for tensor in TENSORS})
 
 
 def _cell(tensor: str, got: Tensor, exact: Tensor, allowed: float) -> Cell:
@@ -407,9 +410,9 @@ def _cell(tensor: str, got: Tensor, exact: Tensor, allowed: float) -> Cell:
 
 
 class Fit(NamedTuple):
-    """How well a cause explains what was seen: of `given` tensors those that `agree`, and those that do not.
+    """How well a cause explains the observations: of `given` observed tensors, `agree` match; `against` do not.
 
-    good: whether at least three quarters agree of the tensors that are not ok, as seen or as the cause leaves them.
+    good: whether at least three quarters match of the tensors that are not ok in the observation or in the cause's row.
     """
 
     row: Row
@@ -420,24 +423,24 @@ class Fit(NamedTuple):
 
 
 def diagnose(seen: Mapping[str, str], causes: Iterable[str] | None = None) -> list[Fit]:
-    """Every cause with how well it fits what was seen, the best first.
+    """Return every cause with how well it fits the observations, the best first.
 
-    seen: "ok", "wrong", "inf" or "nan" by tensor; names of `TENSORS`, or the short ones: S_T and dS_0. Tensors that
-    nobody looked at are left out. inf for NaN, and NaN for inf, agrees by half: it depends on how far beyond its onset
-    a fault is.
+    seen: "ok", "wrong", "inf" or "nan" by tensor; names of `TENSORS`, or the short S_T and dS_0. Leave out tensors that
+    were not observed. inf and NaN match by half: which of them appears depends on the distance from the onset.
+    Raises ValueError for an unknown tensor or kind, and for no observation.
     """
-    given = {_tensor(name): _kind(name, kind) for name, kind in seen.items()}
-    if not given:
+    observed = {_tensor(name): _kind(name, kind) for name, kind in seen.items()}
+    if not observed:
         raise ValueError(f"seen: expected what became of some of {', '.join(TENSORS)}, got nothing")
-    fits = [_fit(row, given) for row in fingerprint(causes).values()]
+    fits = [_fit(row, observed) for row in fingerprint(causes).values()]
     return sorted(fits, key=lambda fit: (not fit.good, -fit.agree))
 
 
-def _fit(row: Row, given: Mapping[str, str]) -> Fit:
-    points = {name: _agreement(row.cells[name].kind, kind) for name, kind in given.items()}
-    broken = [points[name] for name, kind in given.items() if {kind, row.cells[name].kind} != {"ok"}]
+def _fit(row: Row, observed: Mapping[str, str]) -> Fit:
+    points = {name: _agreement(row.cells[name].kind, kind) for name, kind in observed.items()}
+    broken = [points[name] for name, kind in observed.items() if {kind, row.cells[name].kind} != {"ok"}]
     against = tuple(name for name, point in points.items() if point < 0.5)
-    return Fit(row, sum(points.values()), len(given), against, 4 * sum(broken) >= 3 * len(broken))
+    return Fit(row, sum(points.values()), len(observed), against, 4 * sum(broken) >= 3 * len(broken))
 
 
 def _agreement(one: str, other: str) -> float:
@@ -445,14 +448,14 @@ def _agreement(one: str, other: str) -> float:
 
 
 def _tensor(name: str) -> str:
-    found = {short: name for name, short in SHORT.items()}.get(name, name)
-    if found not in TENSORS:
+    tensor = {short: name for name, short in SHORT.items()}.get(name, name)
+    if tensor not in TENSORS:
         raise ValueError(f"seen: expected tensors among {', '.join(TENSORS)}, got {name!r}")
-    return found
+    return tensor
 
 
 def _kind(name: str, kind: str) -> str:
-    found = {known.lower(): known for known in KINDS}.get(str(kind).lower())
-    if found is None:
+    exact = {known.lower(): known for known in KINDS}.get(str(kind).lower())
+    if exact is None:
         raise ValueError(f"{name}: expected one of {', '.join(KINDS).lower()}, got {kind!r}")
-    return found
+    return exact

@@ -1,16 +1,16 @@
-"""Headroom: how far the decays of a real model are from the laws of the casebook, kernel by kernel.
+"""Headroom: how far a real model's decays are from the limits of each kernel in the casebook.
 
     print(flakit.headroom(w))                            # [B, T, H, K], natural-log decays <= 0
     flakit.headroom("decays.safetensors", "gsa").broken
 
-A kernel that anchors a chunk's decay takes exponentials whose exponents are sums of decays; one of them above ln(max)
-is an infinity, and then a NaN (`anchor`). Here the exponents are formed from the decays of a model, chunk by chunk and
-in float64, no operator is run, and the largest is held against the limit: `margin` is what is left in natural-log
-units, `factor` what all decays may still be multiplied with. Operands count as of order 1: others shift the limit
-by ln |operand|, which is a percent or so of float32's and may be a fifth of float16's.
+A kernel that anchors a chunk's decay takes exponentials whose exponents are sums of decays. An exponent above ln(max)
+gives an infinity, and then a NaN (`anchor`). `headroom` forms these exponents from a model's decays, chunk by chunk in
+float64, without running an operator, and compares the largest with the limit. `margin` is the difference in natural-log
+units; `factor` is the largest factor by which all decays may grow. Operands are assumed of order 1: others shift the
+limit by ln |operand|, about a percent of float32's limit, up to a fifth of float16's.
 
-What no kernel sees is the gate that made the decays: w = -exp(x) has no gradient where w is -inf (`gate_gradient`).
-`gate` counts such decays and says how far x is from there.
+No kernel sees the gate that computed the decays: w = -exp(x) has no gradient where w is -inf (`gate_gradient`).
+`gate` counts such decays and gives the distance of x from there.
 """
 
 import html
@@ -33,7 +33,7 @@ from . import padding
 from .anchor import SCHEMES, Worst, law, worst
 from .anchor.operators import OPERATORS
 from .decay_files import checked
-from .decay_files import layers as given_layers
+from .decay_files import layers as load_layers
 from .device import on_cpu
 from .laws import LN_MAX
 
@@ -52,7 +52,7 @@ WORDS = Words() | {
 }
 
 LATE = "pairwise, masked late"
-"""Exact differences whose future is removed after the exponential (the case `masking`): the gradient is NaN."""
+"""Exact differences whose mask comes after the exponential (the case `masking`): the gradient is NaN."""
 
 KERNELS = {
     **{name: scheme.label for name, scheme in SCHEMES.items()},
@@ -60,18 +60,21 @@ KERNELS = {
     "padding, chunk": "padding, chunk: forgets nothing",
     "padding, blocks": "padding, blocks: empty blocks skipped",
 }
-"""What is held against the decays, each name with its words: the anchor schemes, the late mask, and the padding that
-forgets nothing (of GSA as of RWKV6, wherever later blocks are gathered in a key's gradient)."""
+"""Kernels to compare with, and their labels: the anchor schemes, the late mask, and padding without decay (in GSA and
+RWKV6, wherever a key's gradient gathers later blocks)."""
 
 
 def kernels(op: str) -> tuple[str, ...]:
-    """The `KERNELS` that an operator can be computed with."""
+    """Return the `KERNELS` that apply to an operator."""
     like = as_read(op)
     return tuple(name for name in KERNELS if like in padding.KEY_GRADIENT or not name.startswith("padding"))
 
 
 def as_read(op: str | Operator) -> str:
-    """The operator of the case `anchor` whose reads have decayed as those of `op`: the laws are the same for both."""
+    """Return the operator of the case `anchor` that reads before or after the decay as `op` does, so has the same laws.
+
+    Raises ValueError for an operator without decay.
+    """
     of = operator(op)
     if of.name in OPERATORS:
         return of.name
@@ -82,32 +85,32 @@ def as_read(op: str | Operator) -> str:
 
 @dataclass(frozen=True)
 class Margin:
-    """The distance of one kernel from its law."""
+    """The distance of one kernel from its limit."""
 
     kernel: str
     dtype: torch.dtype
-    """What the operands of its products are stored in; exponentials and sums are float32."""
+    """Storage dtype of the operands; exponentials and sums are float32."""
     exponent: float
-    """The largest that the kernel takes, natural log; 0 where none is positive."""
+    """The largest that the kernel takes, natural log; 0 if none is positive."""
     limit: float
-    """The largest exponent whose exponential is finite, of the format that the exponent's factor is stored in."""
+    """The largest exponent with a finite exponential, in the dtype that stores the factor."""
     layer: str = ""
     batch: int = 0
     token: int | None = None
-    """Whose factor has the exponent, None where none is positive; in packed sequences counted from the first one's."""
+    """The token whose factor has the exponent, counted over all packed sequences; None if no exponent is positive."""
     head: int = 0
     channel: int = 0
     tokens: tuple[int, int] | None = None
-    """The first and the last of those whose decays add up to the exponent, None where it is infinite or 0."""
+    """The first and last token whose decays add up to the exponent; None if it is infinite or 0."""
 
     @property
     def margin(self) -> float:
-        """Natural-log units up to the limit; below 0 the kernel breaks."""
+        """Natural-log units to the limit; below 0 the kernel breaks."""
         return self.limit - self.exponent
 
     @property
     def factor(self) -> float:
-        """What all decays may be multiplied with before it breaks; below 1 it does. inf: it never can."""
+        """The largest factor on all decays before it breaks; below 1 it breaks on these. inf: it never breaks."""
         return self.limit / self.exponent if self.exponent else math.inf
 
     @property
@@ -116,7 +119,7 @@ class Margin:
 
     @property
     def place(self) -> str:
-        """Where, in words."""
+        """The position of the largest exponent, in words."""
         if self.token is None:
             return ""
         layer = f"{self.layer}, " if self.layer else ""
@@ -127,12 +130,12 @@ class Margin:
 
 @dataclass(frozen=True)
 class Gate:
-    """How far decays are from where a gate w = -exp(x) loses its gradient: dx = w dw is inf * 0 = NaN at w = -inf."""
+    """How far decays are from where a gate w = -exp(x) has no gradient: at w = -inf, dx = w dw = inf * 0 = NaN."""
 
     dtype: torch.dtype
-    """Of the decays as given (of float8's float32, of longdouble's float64): where it ends, w is -inf."""
+    """The decays' dtype (float32 for float8, float64 for longdouble), beyond whose range w is -inf."""
     infinite: int
-    """How many decays are -inf."""
+    """Number of decays that are -inf."""
     largest: float
     """The largest finite |w|."""
     layer: str = ""
@@ -140,7 +143,7 @@ class Gate:
 
     @property
     def margin(self) -> float:
-        """How much the x of the largest finite decay may grow before w is -inf; inf where all finite decays are 0."""
+        """How much x of the largest finite decay may grow before w is -inf; inf if all finite decays are 0."""
         return math.log(torch.finfo(self.dtype).max) - math.log(self.largest) if self.largest else math.inf
 
     @property
@@ -148,19 +151,19 @@ class Gate:
         return self.infinite > 0 or self.margin < 0
 
     def __str__(self) -> str:
-        said = {"margin": self.margin, "dtype": self.dtype}
+        values = {"margin": self.margin, "dtype": self.dtype}
         if not self.breaks:
-            return WORDS.say("far" if self.largest else "zero", **said)
+            return WORDS.say("far" if self.largest else "zero", **values)
         gone = WORDS.say("gone", min(self.infinite, 2), n=self.infinite, dtype=self.dtype)
         line = WORDS.say("no gradient", gone=gone)
-        return f"{line} {WORDS.say('others', **said)}" if 0 <= self.margin < math.inf else line
+        return f"{line} {WORDS.say('others', **values)}" if 0 <= self.margin < math.inf else line
 
 
 @dataclass(frozen=True)
 class Headroom:
-    """What `headroom` found. margins: by kernel and dtype, the worst of all layers.
+    """The result of `headroom`. margins: by kernel and dtype, the smallest over layers.
 
-    counts: how many decays there are in each bin of log10 |w| between `edges`; zeros: how many of them are 0.
+    counts: the number of decays per bin of log10 |w|, with bin edges `edges`; zeros: the number of decays that are 0.
     """
 
     op: str
@@ -168,26 +171,26 @@ class Headroom:
     block: int
     margins: tuple[Margin, ...]
     layers: Mapping[str, tuple[Margin, ...]]
-    """The margins of each layer by its name, "" where there is one without a name."""
+    """Margins by layer name, "" for a single unnamed layer."""
     gates: Mapping[str, Gate]
-    """By layer, what the decays would be to a gate w = -exp(x)."""
+    """By layer, the decays as outputs of a gate w = -exp(x)."""
     edges: np.ndarray
     counts: np.ndarray
     zeros: int
 
     @property
     def broken(self) -> tuple[Margin, ...]:
-        """What breaks on these decays, the worst first."""
+        """The margins that these decays exceed, the worst first."""
         return tuple(sorted((m for m in self.margins if m.breaks), key=lambda m: m.factor))
 
     @property
     def gate(self) -> Gate:
-        """Of all layers: how many decays are -inf, and the largest finite one that is nearest to it."""
+        """Over all layers: the number of decays that are -inf, and the finite decay closest to it."""
         nearest = min(self.gates.values(), key=lambda gate: gate.margin)
         return replace(nearest, infinite=sum(gate.infinite for gate in self.gates.values()))
 
     def margin(self, kernel: str, dtype: torch.dtype = torch.float32, layer: str | None = None) -> Margin:
-        """One kernel's, of one layer or the worst of all."""
+        """Return the margin of a kernel, for one layer or the smallest over all. ValueError for an unknown name."""
         measured = tuple(dict.fromkeys(m.kernel for m in self.margins))
         for name, known, got in (("kernel", measured, kernel), ("dtype", tuple(LN_MAX), dtype)):
             if got not in known:
@@ -198,7 +201,7 @@ class Headroom:
         return next(m for m in among if (m.kernel, m.dtype) == (kernel, dtype))
 
     def times(self, factor: float) -> "Headroom":
-        """The same with every decay multiplied by a factor above 0: exponents are sums of decays."""
+        """Return the headroom with every decay multiplied by a factor. ValueError unless it is finite and above 0."""
         if not 0 < factor < math.inf:
             raise ValueError(f"factor: expected a finite number above 0, got {factor!r}")
 
@@ -211,24 +214,24 @@ class Headroom:
         return replace(self, margins=more(self.margins), layers=layers, gates=gates, edges=edges)
 
     def uniform(self, kernel: str, dtype: torch.dtype = torch.float32) -> float:
-        """The law at uniform decay: the largest |w| per token that the kernel survives; of padding the worst length."""
+        """Return the largest uniform |w| per token that the kernel survives; for padding, at the worst length."""
         if kernel.startswith("padding"):
             form = kernel.removeprefix("padding, ")
-            how = {"chunk": self.chunk, "block": self.block}
-            return min(padding.law(T, form, **how) for T in range(1, self.chunk + 1))
+            sizes = {"chunk": self.chunk, "block": self.block}
+            return min(padding.law(T, form, **sizes) for T in range(1, self.chunk + 1))
         return law(**_scheme(kernel), op=as_read(self.op), chunk=self.chunk, block=self.block, dtype=dtype)
 
     def __str__(self) -> str:
-        wide = max(len(m.kernel) for m in self.margins) + 2
+        width = max(len(m.kernel) for m in self.margins) + 2
         head = (
-            padded(say("kernel"), wide)
+            padded(say("kernel"), width)
             + padded(say("exponent"), -10)
             + "".join(f"{number(dtype):>11}" for dtype in LN_MAX)
         )
-        lines = [*self._says(), "", f"{head}  " + say("where the exponent is largest")]
+        lines = [*self._legend(), "", f"{head}  " + say("where the exponent is largest")]
         for kernel, exponent, factors, place in self._rows():
-            told = "".join(padded(factor, -11) for factor in factors)
-            lines.append(f"{kernel:{wide}}{exponent:>10}{told}  {place}".rstrip())
+            columns = "".join(padded(factor, -11) for factor in factors)
+            lines.append(f"{kernel:{width}}{exponent:>10}{columns}  {place}".rstrip())
         return "\n".join([*lines, "", str(self.gate)])
 
     __repr__ = __str__
@@ -236,11 +239,11 @@ class Headroom:
     def _repr_html_(self) -> str:
         heads = say("kernel"), say("exponent"), *map(number, LN_MAX), say("where the exponent is largest")
         rows = [dict(zip(heads, (name, of, *factors, at), strict=True)) for name, of, factors, at in self._rows()]
-        said, gate = html.escape(" ".join(self._says())), html.escape(str(self.gate))
-        return f"<p>{said}</p>{Table(rows)._repr_html_()}<p>{gate}</p>"
+        legend, gate = html.escape(" ".join(self._legend())), html.escape(str(self.gate))
+        return f"<p>{legend}</p>{Table(rows)._repr_html_()}<p>{gate}</p>"
 
-    def _says(self) -> tuple[str, str]:
-        """How the table is read, in two lines."""
+    def _legend(self) -> tuple[str, str]:
+        """How to read the table, in two lines."""
         return (
             say("{op}, chunks of {chunk}, blocks of {block}. By number format: what all decays can be").format(
                 op=self.op, chunk=self.chunk, block=self.block
@@ -249,7 +252,7 @@ class Headroom:
         )
 
     def _rows(self) -> Iterator[tuple[str, str, list[str], str]]:
-        """Of each kernel: its name, the largest exponent, the factor of each format, and where, in words."""
+        """Yield each kernel's name, largest exponent, factor per dtype, and the position in words."""
         for kernel in dict.fromkeys(m.kernel for m in self.margins):
             of = {m.dtype: m for m in self.margins if m.kernel == kernel}
             first, factors = of[torch.float32], [number(of[dtype].factor, 3, inf=say("any")) for dtype in LN_MAX]
@@ -266,26 +269,26 @@ def headroom(
     only: Sequence[str] | None = None,
     progress: Callable[[str, int, int], None] = lambda *_: None,
 ) -> Headroom:
-    """The margin to the law of every anchor scheme and dtype, from the decays of a real model.
+    """Measure the margin of every anchor scheme and dtype to its limit, from the decays of a real model.
 
     Args:
-        w: natural-log decays <= 0, [B, T, H, K] (GSA: the gates g [B, T, H, M]), of any floating dtype, float8 and
-            numpy's longdouble included; or a file of them, .pt, .safetensors or .npy; or several layers by name: a
-            mapping, a file that holds one, or the recording of a hook (`flakit.models.recorded`).
-        op: an operator with a decay, "rwkv6", "gsa", "kda", … or a described one: whether reads have decayed by their
-            own token decides what breaks. Decays of a head as a whole, as simple GLA has them, are [B, T, H]; those
-            that are logarithms of base 2 are so here too. Default: what the recording says, else "rwkv6".
-        chunk, block: tokens a chunk and rows a block in the kernels, powers of two.
-        cu_seqlens: offsets [N + 1] of sequences packed along T in a batch of one; each begins a chunk of its own.
-        only: kernels to look at, of `kernels(op)`; default all.
-        progress: told the name of the layer that comes next, how many are done, and of how many.
+        w: natural-log decays <= 0, [B, T, H, K] (GSA: the gates g [B, T, H, M]), of any floating dtype, also float8 and
+            numpy's longdouble; or a file of them, .pt, .safetensors or .npy; or several layers by name: a mapping, a
+            file with one, or a recording (`flakit.models.recorded`).
+        op: an operator with a decay, "rwkv6", "gsa", "kda", … or a described one; what breaks depends on whether its
+            reads come before or after their own token's decay. Decays per head, as in simple GLA, are [B, T, H]; for
+            an operator with base-2 logarithms so are w. Default: the recording's, else "rwkv6".
+        chunk, block: tokens per chunk and rows per block of the kernels, powers of two.
+        cu_seqlens: offsets [N + 1] of sequences packed along T in a batch of one; each starts a new chunk.
+        only: kernels to measure, of `kernels(op)`; default all.
+        progress: called with the name of the next layer, the number of layers done, and their total.
 
     Returns:
-        Headroom: a `Margin` for each kernel and dtype, and of the gate the `Gate`; print it.
+        Headroom: a `Margin` for each kernel and dtype, and the `Gate`; print it for a table.
 
     Raises:
-        ValueError, TypeError: naming the argument, the layer in it or the file, what was expected and what came.
-        FileNotFoundError: where there is no such file.
+        ValueError, TypeError: naming the argument, layer or file, the expected and the actual value.
+        FileNotFoundError: if there is no such file.
 
     >>> flakit.headroom(-torch.rand(1, 100, 2, 8)).margin("none").breaks
     False
@@ -299,21 +302,21 @@ def headroom(
     for name, size in (("chunk", chunk), ("block", block)):
         if whole_number(name, size) & (size - 1):
             raise ValueError(f"{name}: expected a power of two, got {size!r}")
-    with on_cpu():  # where decays are looked at
-        given = given_layers(w)
+    with on_cpu():
+        loaded = load_layers(w)
         if len(of.axes[of.decay].split()) == 3:  # one decay for all channels of a head
-            given = {name: x[..., None] if getattr(x, "ndim", 0) == 3 else x for name, x in given.items()}
-        layers, found = {name: checked(name, x) for name, x in given.items()}, {}
+            loaded = {name: x[..., None] if getattr(x, "ndim", 0) == 3 else x for name, x in loaded.items()}
+        layers, margins = {name: checked(name, x) for name, x in loaded.items()}, {}
         if of.nats != 1:
             layers = {name: x.double() * of.nats for name, x in layers.items()}
         for done, (name, x) in enumerate(layers.items()):
             progress(name, done, len(layers))
-            found[name] = tuple(
+            margins[name] = tuple(
                 m for kernel in wanted for m in _margins(kernel, x, like, chunk, block, cu_seqlens, name)
             )
-        worst_of_all = tuple(min(same, key=lambda m: m.factor) for same in zip(*found.values(), strict=True))
+        worst_of_all = tuple(min(same, key=lambda m: m.factor) for same in zip(*margins.values(), strict=True))
         gates = {name: _gate(name, x) for name, x in layers.items()}
-        return Headroom(op, chunk, block, worst_of_all, found, gates, *_histogram(layers.values()))
+        return Headroom(op, chunk, block, worst_of_all, margins, gates, *_histogram(layers.values()))
 
 
 def _gate(layer: str, w: Tensor) -> Gate:
@@ -327,44 +330,48 @@ def _scheme(kernel: str) -> dict:
 
 
 def _margins(kernel: str, w: Tensor, op: str, chunk: int, block: int, cu_seqlens, layer: str) -> list[Margin]:
-    """One margin for each dtype."""
-    found: list[Worst] = []
+    """Return the margin of a kernel for each dtype."""
+    exponents: list[Worst] = []
     for start, sequence in _sequences(w, cu_seqlens):
         if kernel.startswith("padding"):
-            more = _padding(sequence, kernel.removeprefix("padding, "), chunk, block)
+            largest = _padding(sequence, kernel.removeprefix("padding, "), chunk, block)
         else:
-            more = worst(sequence, **_scheme(kernel), op=op, chunk=chunk, block=block)
-        found += (x._replace(token=x.token + start) for x in more)
-    made = []
+            largest = worst(sequence, **_scheme(kernel), op=op, chunk=chunk, block=block)
+        exponents += (x._replace(token=x.token + start) for x in largest)
+    margins = []
     for dtype in LN_MAX:
         limit = {True: LN_MAX[dtype], False: LN_MAX[torch.float32]}
-        at = min(found, key=lambda x: limit[x.stored] / x.exponent, default=None)
+        at = min(exponents, key=lambda x: limit[x.stored] / x.exponent, default=None)
         if at is None:
-            made.append(Margin(kernel, dtype, 0.0, limit[True], layer))
+            margins.append(Margin(kernel, dtype, 0.0, limit[True], layer))
         else:
             place = (at.batch, at.token, at.head, at.channel)
-            made.append(Margin(kernel, dtype, at.exponent, limit[at.stored], layer, *place, _added(w, at, chunk)))
-    return made
+            tokens = _summed_tokens(w, at, chunk)
+            margins.append(Margin(kernel, dtype, at.exponent, limit[at.stored], layer, *place, tokens))
+    return margins
 
 
-def _added(w: Tensor, at: Worst, chunk: int) -> tuple[int, int] | None:
-    """The first and last of the tokens around its place whose decays add up to an exponent."""
+def _summed_tokens(w: Tensor, at: Worst, chunk: int) -> tuple[int, int] | None:
+    """Return the first and last of the tokens around `at` whose decays add up to its exponent, else None."""
     low, high = max(at.token - chunk, 0), min(at.token + chunk, w.shape[1])
     until = torch.cat((torch.zeros(1), -w[at.batch, low:high, at.head, at.channel].double().cumsum(0)))
     if not math.isfinite(at.exponent) or not until.isfinite().all():
         return None
-    # The sums of the tokens first to last, both in, that hold the place or lie beside it.
+    # Sums over tokens first … last, inclusive, that contain the position or are next to it.
     first, here = torch.arange(len(until) - 1), at.token - low
     sums = until[None, 1:] - until[:-1, None]
     fits = (sums - at.exponent).abs() <= 1e-9 * at.exponent
     fits &= (first[:, None] <= here + 1) & (first[None] >= here - 1)
-    # Of equal sums, as of equal decays: the one that ends with the token, then the one that begins with it.
-    found = [(first + low, last + low) for first, last in fits.nonzero().tolist()]
-    return min(found, key=lambda x: (x[1] != at.token, x[0] != at.token, x[1] - x[0]), default=None)
+    # Among equal sums, as from equal decays, prefer one that ends with the token, then one that begins with it.
+    ranges = [(first + low, last + low) for first, last in fits.nonzero().tolist()]
+    return min(ranges, key=lambda x: (x[1] != at.token, x[0] != at.token, x[1] - x[0]), default=None)
 
 
 def _padding(w: Tensor, form: str, chunk: int, block: int) -> list[Worst]:
-    """Of the empty rows at the key block whose anchor is farthest; what their factor multiplies is 0 in any dtype."""
+    """Return the largest exponent of the padded rows, at the key block with the farthest anchor.
+
+    Their factor counts as not stored: it multiplies 0 in any dtype.
+    """
     T = w.shape[1]
     for anchor in padding.anchors(T, form, chunk=chunk, block=block)[:1]:  # decays have one sign: the most tokens win
         start = T - T % chunk

@@ -1,10 +1,10 @@
-"""The list of the cases: what each story says, where it was told, and how to run it; `flakit cases` in a terminal.
+"""The registry of cases: each story, its sources, and how to run it; `flakit cases` in a terminal.
 
-    CASES["anchor"].reproduce()                     the numbers of the story, predicted beside measured
+    CASES["anchor"].reproduce()                     the numbers of the story, predicted and measured
     CASES["anchor"].at(w=-88.8, row=16)             the same at one setting of the case's knobs
 
-A case's module holds the rest: the fault beside the right form, `law`, `reproduce()` and `at(**knobs)`, which are all
-this list knows of it. Modules are imported when asked for.
+A case's module has the fault beside the right form, `law`, `reproduce()` and `at(**knobs)`; the registry uses nothing
+else of it. Modules are imported on first use.
 """
 
 import difflib
@@ -21,7 +21,8 @@ from .laws import Row
 
 @dataclass(frozen=True)
 class Case:
-    """One case of the casebook. threads: where it was told; notebook: where it is shown and measured."""
+    """One case of the casebook. told: the story as reported. measured: what the case finds. threads: the reports.
+    notebook: the lesson that explains it."""
 
     name: str
     told: str
@@ -35,7 +36,7 @@ class Case:
 
     @property
     def title(self) -> str:
-        """The first sentence of the module."""
+        """The first paragraph of the module's docstring."""
         return " ".join(self.module.__doc__.split("\n\n")[0].split()).removesuffix(".")
 
     @property
@@ -44,16 +45,16 @@ class Case:
 
     @cached_property
     def knobs(self) -> dict[str, Knob]:
-        """The arguments of `at`, which are keywords with a default each."""
+        """The keyword arguments of `at`, each with its range and default."""
         return knobs_of(self.module.at)
 
     def reproduce(self) -> list[Row]:
-        """The numbers of the story, predicted and measured."""
+        """Return the numbers of the story, predicted and measured."""
         with on_cpu():
             return self.module.reproduce()
 
     def at(self, **knobs) -> list[Row]:
-        """Prediction and measurement at one setting; a ValueError names what is not a knob or not a value of one."""
+        """Return prediction and measurement at one setting. ValueError for an unknown knob or an invalid value."""
         for name, value in knobs.items():
             knob = self._knob(name)
             if not knob.fits(value):
@@ -62,31 +63,31 @@ class Case:
             return self.module.at(**knobs)
 
     def parse(self, texts: Mapping[str, str]) -> dict:
-        """Knobs from words, as a command line has them."""
-        found = {}
+        """Parse knobs from strings, as on a command line. ValueError for an unknown knob or an invalid value."""
+        values = {}
         for name, text in texts.items():
             knob = self._knob(name)
             try:
-                found[name] = knob.parse(text)
+                values[name] = knob.parse(text)
             except ValueError:
                 raise ValueError(f"{name}: expected {knob.expects}, got {text!r}") from None
-        return found
+        return values
 
     def _knob(self, name: str) -> Knob:
         if name not in self.knobs:
-            raise ValueError(f"{name}: {self.name} has no such knob{_meant(name, self.knobs)}")
+            raise ValueError(f"{name}: {self.name} has no such knob{_suggestion(name, self.knobs)}")
         return self.knobs[name]
 
 
 def find(name: str) -> Case:
-    """The case of that name, "-" and "_" alike; a ValueError with the nearest names where there is none."""
-    found = CASES.get(name.replace("-", "_"))
-    if found is None:
-        raise ValueError(f"case: there is none named {name!r}{_meant(name, CASES)}")
-    return found
+    """Return the case of that name, "-" and "_" alike. ValueError, with the closest names, if there is none."""
+    case = CASES.get(name.replace("-", "_"))
+    if case is None:
+        raise ValueError(f"case: there is none named {name!r}{_suggestion(name, CASES)}")
+    return case
 
 
-def _meant(name: str, names: Mapping) -> str:
+def _suggestion(name: str, names: Mapping) -> str:
     close = difflib.get_close_matches(name, names, n=2)
     return f"; did you mean {' or '.join(close)}?" if close else f"; expected one of {', '.join(names)}"
 

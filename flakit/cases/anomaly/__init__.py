@@ -38,9 +38,9 @@ NOTHING = "says nothing"
 
 
 def operator(op: str, products: Callable[..., Products], chunk: int = 64) -> Callable[..., Tensor]:
-    """RWKV6, RWKV7 or GSA in chunks as one autograd.Function of its arguments in their order, returning o.
+    """Build RWKV6, RWKV7 or GSA in chunks as one autograd.Function of its arguments, in order, that returns o.
 
-    products: makes a chunk's products from its decays, with the keyword `inclusive`.
+    products: builds a chunk's `Products` from its decays and the keyword `inclusive`.
     """
     of = OPERATORS[op]
 
@@ -49,24 +49,24 @@ def operator(op: str, products: Callable[..., Products], chunk: int = 64) -> Cal
         def forward(ctx, *tensors: Tensor) -> Tensor:
             inputs = dict(zip(of.names, tensors, strict=True))
             ctx.chunked = of(inputs, lambda w, inclusive: products(w, inclusive=inclusive), chunk)
-            # Taken out: o owns ctx, which would own o until Python's collector comes, blind to the memory of a GPU.
+            # Remove o: o owns ctx, so a reference back would be a cycle that holds GPU memory until garbage collection.
             return ctx.chunked.made.pop("o")
 
         @staticmethod
         def backward(ctx, do: Tensor) -> tuple[Tensor | None, ...]:
             if ctx.chunked is None:
                 raise RuntimeError("backward: expected one for each forward, got a second")
-            # Given up as autograd gives up what it saved, or it would last, with the loss, into the next step.
+            # Free it, as autograd frees its saved tensors; otherwise it would live, with the loss, into the next step.
             chunked, ctx.chunked = ctx.chunked, None
-            found = chunked.backward(split_chunks(do, chunk, torch.float32))
+            gradients = chunked.backward(split_chunks(do, chunk, torch.float32))
             wanted = zip(of.names, ctx.needs_input_grad, strict=True)
-            return tuple(found[f"d{name}"] if needed else None for name, needed in wanted)
+            return tuple(gradients[f"d{name}"] if needed else None for name, needed in wanted)
 
     return Chunked.apply
 
 
 class Said(NamedTuple):
-    """What anomaly detection reported, and what there was to report."""
+    """The report of anomaly detection, and the actual gradients and output."""
 
     words: str
     grads: dict[str, Tensor]
@@ -74,9 +74,9 @@ class Said(NamedTuple):
 
 
 def said(call: Callable[..., Tensor], inputs: Mapping[str, Tensor], *, trained: str | None = None) -> Said:
-    """Run call(*inputs), send ones back to o under anomaly detection, and again without it.
+    """Run call(*inputs) and its backward from ones under anomaly detection, and again without it.
 
-    trained: the inputs that want a gradient, by their letters; default all.
+    trained: the letters of the inputs that require a gradient; default all.
     """
     names = list(inputs)
     trained = "".join(names) if trained is None else trained
@@ -89,26 +89,26 @@ def said(call: Callable[..., Tensor], inputs: Mapping[str, Tensor], *, trained: 
 
     words = NOTHING
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it is slow, and where the forward pass was
+        warnings.simplefilter("ignore")  # about its cost, and the traceback of the forward
         try:
             with torch.autograd.detect_anomaly():
                 backward()
         except RuntimeError as error:
-            found = re.search(r"returned nan values in its (\d+)th output", str(error))
-            if found is None:
+            match = re.search(r"returned nan values in its (\d+)th output", str(error))
+            if match is None:
                 raise
-            words = f"output {found[1]}, d{names[int(found[1])]}"
+            words = f"output {match[1]}, d{names[int(match[1])]}"
     o, grads = backward()
     return Said(words, grads, o)
 
 
 class Operation(NamedTuple):
-    """One operation: its name, what it returned ("finite", "inf" or "NaN"), and of what, and in which pass."""
+    """One operation: its name, its result ("finite", "inf" or "NaN"), and its pass."""
 
     name: str
     kind: str
     made: bool
-    """Whether its operands held neither infinity nor NaN."""
+    """Whether it made inf or NaN from operands that had neither."""
     backward: bool
 
 
@@ -120,7 +120,7 @@ class _Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out, name = func(*args, **(kwargs or {})), func.overloadpacket.__name__
-        if "empty" in name:  # which holds whatever was there before, NaN as well, and so would every view of it
+        if "empty" in name:  # uninitialised memory may hold NaN
             out.zero_()
         kind = _kind(out)
         made = kind != "finite" and _kind((args, kwargs)) == "finite"
@@ -132,11 +132,11 @@ def _kind(tree: object) -> str:
     floating = [x for x in tree_leaves(tree) if isinstance(x, Tensor) and x.is_floating_point()]
     if any(x.isnan().any() for x in floating):
         return "NaN"
-    return "inf" if any(x.isposinf().any() for x in floating) else "finite"  # -inf is what masks are made of
+    return "inf" if any(x.isposinf().any() for x in floating) else "finite"  # masks use -inf
 
 
 def operations(call: Callable[..., Tensor], inputs: Mapping[str, Tensor]) -> list[Operation]:
-    """Every operation of call(*inputs) and of its backward pass, in order."""
+    """Return every operation of call(*inputs) and of its backward pass, in order."""
     leaves = [x.detach().clone().requires_grad_() for x in inputs.values()]
     with _Watch() as watch:
         o = call(*leaves)
@@ -146,7 +146,7 @@ def operations(call: Callable[..., Tensor], inputs: Mapping[str, Tensor]) -> lis
 
 
 def first_operation(call: Callable[..., Tensor], inputs: Mapping[str, Tensor]) -> str:
-    """The name of the first operation, forward or backward, that makes +inf or NaN of numbers that are neither."""
+    """Return the name of the first operation, forward or backward, that makes +inf or NaN from operands without."""
     return _first(operations(call, inputs))
 
 
@@ -155,7 +155,7 @@ def _first(seen: list[Operation]) -> str:
 
 
 def law(T: int, gate: float, *, op: str = "gsa", form: str = "chunk") -> str:
-    """What is said of `padding` at one gate: the position of the key's gradient among the operator's arguments."""
+    """Predict the report for `padding` at one gate: the position of the key's gradient among the arguments."""
     if -gate <= padding.law(T, form):
         return NOTHING
     name = padding.KEY_GRADIENT[op]
@@ -170,13 +170,13 @@ def at(
     op: Annotated[str, padding.KEY_GRADIENT] = "gsa",
     form: Annotated[str, padding.FORMS] = "chunk",
 ) -> list[Row]:
-    """One length and gate of `padding`, as an operator of its own: what anomaly detection says."""
-    found, seen = _run(T, gate, op, form)
+    """Compare the prediction with the report of anomaly detection, for one length and gate of `padding`."""
+    result, seen = _run(T, gate, op, form)
     predicted, what = law(T, gate, op=op, form=form), f"{op}, padding {form}, T = {T}, {gate:g}"
     return [
-        Row(f"{what}: anomaly detection", math.nan, predicted, found.words),
+        Row(f"{what}: anomaly detection", math.nan, predicted, result.words),
         Row(f"{what}: first bad operation", math.nan, math.nan, _first(seen)),
-        Row(f"{what}: o finite", math.nan, True, bool(found.o.isfinite().all())),
+        Row(f"{what}: o finite", math.nan, True, bool(result.o.isfinite().all())),
     ]
 
 
@@ -189,31 +189,31 @@ def _run(T: int, gate: float, op: str, form: str) -> tuple[Said, list[Operation]
 
 @dataclass(frozen=True)
 class Shown:
-    """What is watched, what is there, and what is said."""
+    """The report, and what happened."""
 
     words: str
-    """Of anomaly detection."""
+    """The report of anomaly detection."""
     operations: list[Operation]
     """Inside the node, which it does not watch."""
     nan: Mapping[str, Tensor]
     inf: Mapping[str, Tensor]
-    """The share of a token's values that is lost, [T], of the output and of the gradients in the node's order."""
+    """The fraction of each token's values that are NaN or inf, [T], for o and the gradients in the node's order."""
 
 
 def show(*, T: int, gate: float, op: str, form: str) -> Shown:
-    found, seen = _run(T, gate, op, form)
-    tensors = {"o": found.o} | {name: grad for name, grad in found.grads.items() if grad.ndim == 4}
+    result, seen = _run(T, gate, op, form)
+    tensors = {"o": result.o} | {name: grad for name, grad in result.grads.items() if grad.ndim == 4}
     shares = [
         {name: kind(y)[0].flatten(1).double().mean(1) for name, y in tensors.items()}
         for kind in (torch.isnan, torch.isinf)
     ]
-    return Shown(found.words, seen, *shares)
+    return Shown(result.words, seen, *shares)
 
 
 def reproduce() -> list[Row]:
-    """What is said of the padding, and of bug A with the decays trained and not."""
-    told, *_ = at()
-    rows = [told._replace(recorded="output 3, ds"), at(gate=-1.84)[0], at(form="right", gate=-50.0)[0]]
+    """Return the reports for the padding, and for bug A with trained and with constant decays."""
+    padded, *_ = at()
+    rows = [padded._replace(recorded="output 3, ds"), at(gate=-1.84)[0], at(form="right", gate=-50.0)[0]]
     call = operator("rwkv6", partial(Products, scheme="first-row"))
     x = anchor.spike(16, 0.0, K=8)
     x["w"][:, 16, :, 0] = -89.0

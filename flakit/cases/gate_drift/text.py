@@ -1,16 +1,16 @@
-"""A run that dies: a small RWKV6 learns Python's own source, with kernels that differ in their anchor and nothing else.
+"""A training run that dies: a small RWKV6 learns Python's source, with kernels that differ only in their anchor.
 
     "none"        the factors of a chunk are taken from its start: dead after some 80 steps
     "first-row"   blocks anchored at their first row, bug A of `anchor`: lives longer, and dies of one token
-    "right"       flakit's own: goes on
+    "right"       flakit's own: survives
 
-The model, its size and its learning rate are those of `models.byte_prediction`, nothing hurries it, and the loop has no
-guard: the step whose gradient is NaN is taken, every weight is NaN after it, and so is the next loss. Recorded in
-data/fatal_run.json (each step) and data/fatal_run.npz (the state before each fatal step, and the text of the steps that
-are replayed, since another version of Python has another standard library).
+Model, size and learning rate are those of `models.byte_prediction`. The loop has no guard: it applies the step whose
+gradient is NaN, which makes every weight and the next loss NaN. data/fatal_run.json records each step.
+data/fatal_run.npz has the state before each fatal step, and the text of the replayed steps, since the standard library
+depends on the version of Python.
 
-    resume(my_chunk_rwkv6)       the run goes on from the step before, with another kernel
-    fatal_batch()                what the operator was given in that step, where the exponent is largest
+    resume(my_chunk_rwkv6)       continue the run from the step before, with another kernel
+    fatal_batch()                the operator's inputs in that step, where the exponent is largest
 """
 
 import copy
@@ -30,35 +30,35 @@ from ...ops.rwkv6 import chunk_rwkv6
 from .watched import LIMIT, Drift, Output, exponents, faulty, follow
 
 FATAL = {"none": "anchored at the chunk's start", "first-row": "anchored after a block's first row: bug A"}
-"""The kernels that the run dies of, in the order in which they do, by their names in `anchor.SCHEMES`."""
+"""The kernels that kill the run, in the order in which they do, by their names in `anchor.SCHEMES`."""
 KERNELS = FATAL | {"right": "flakit's own"}
 SIZES = {"dim": 32, "layers": 1, "head_size": 16}
 SEED = 14
 """Of the weights and of the text."""
 CHUNK, TOKENS, SEQUENCES = 64, 128, 8
-"""Tokens a chunk and a sequence; sequences a step."""
+"""Tokens per chunk, tokens per sequence, sequences per step."""
 RATE, WARMUP = 1e-2, 20
-"""The learning rate, and the steps until it is reached; it is held from then on."""
+"""The learning rate, constant after this many warm-up steps."""
 MODULES = 40
-"""Of the standard library, in alphabetical order, without the last tenth."""
+"""Number of modules of the standard library, in alphabetical order; the last tenth of their text is left out."""
 LAYER = "blocks.0.time"
 NAME = "fatal_run"
 
 
 def initial() -> LanguageModel:
-    """The model before its first step."""
+    """Return the model before its first step."""
     return LanguageModel(Corpus.vocab, mixer="rwkv6", seed=SEED, **SIZES)
 
 
 def library() -> Callable[..., tuple[Tensor, Tensor]]:
-    """The text as this Python has it: `batch` of `models.train`."""
+    """Return the `batch` of `models.train` on this Python's own standard library."""
     return standard_library(MODULES).split(0.1)[0].batch
 
 
 class Text:
-    """The recorded text, a batch a step: `batch` of `models.train`, from the step `first` on.
+    """The recorded text, one batch per step from step `first`; its `batch` is that of `models.train`.
 
-    Raises ValueError where no text was recorded for that step.
+    Raises ValueError if no text was recorded for that step.
     """
 
     def __init__(self, first: int):
@@ -68,11 +68,11 @@ class Text:
         if not len(self.pieces):
             raise ValueError(f"first: expected a step whose text was recorded, got {first}")
         self.steps = len(self.pieces)
-        """How many steps there are."""
+        """Number of recorded steps."""
         self._next = iter(self.pieces)
 
     def batch(self, size: int, T: int, generator: Generator | None = None) -> tuple[Tensor, Tensor]:
-        """The next step's tokens and targets, each [SEQUENCES, TOKENS] int64."""
+        """Return the next step's tokens and targets, each [SEQUENCES, TOKENS] int64. ValueError for another size."""
         pieces = torch.from_numpy(next(self._next)).long()
         if pieces.shape != (size, T + 1):
             raise ValueError(f"size, T: expected {pieces.shape[0]} and {pieces.shape[1] - 1}, got {size} and {T}")
@@ -91,38 +91,38 @@ def _table() -> recordings.Recording:
 
 
 def recorded(kernel: str = "none", *, of: str = "") -> Drift:
-    """The recorded run with one of `KERNELS`, from its first step. Its quantiles have the largest exponent alone.
+    """Return the recorded run with one of `KERNELS`, from its first step. Its quantiles hold only the largest exponent.
 
-    of: with "right", one of `FATAL`: what `resume` gives, from the state before that kernel's fatal step.
+    of: with "right", one of `FATAL`: the recorded `resume`, from the state before that kernel's fatal step.
     """
     rows = _table().select(kernel=_known(kernel, KERNELS), since=of)
-    found = Drift("rwkv6", kernel, Run([row["loss"] for row in rows], [row["grad_norm"] for row in rows]))
-    found.first = int(rows[0]["step"])
-    found.quantiles = [[row["exponent"]] for row in rows]
-    return found
+    drift = Drift("rwkv6", kernel, Run([row["loss"] for row in rows], [row["grad_norm"] for row in rows]))
+    drift.first = int(rows[0]["step"])
+    drift.quantiles = [[row["exponent"]] for row in rows]
+    return drift
 
 
 def fatal_step(kernel: str = "none") -> int:
-    """The step whose gradient is NaN."""
+    """Return the step whose gradient is NaN."""
     return int(_stored()[f"{_known(kernel, FATAL)}/step"])
 
 
 def lost_tensors(kernel: str = "none") -> tuple[str, ...]:
-    """As recorded: which of the operator's output and gradients were not finite in the fatal step, then which of the
-    weights' gradients."""
+    """Return the recorded non-finite tensors of the fatal step: the operator's output and gradients, then the weights'
+    gradients."""
     return tuple(_table().meta[f"lost, {_known(kernel, FATAL)}"].split())
 
 
 def state(of: str = "none") -> tuple[LanguageModel, torch.optim.AdamW]:
-    """The model and its optimizer before the fatal step of a kernel."""
-    stored, made = _stored(), initial()
-    optimizer = adamw(made)
-    for name, parameter in made.named_parameters():
+    """Return the model and its optimizer before the fatal step of a kernel."""
+    stored, model = _stored(), initial()
+    optimizer = adamw(model)
+    for name, parameter in model.named_parameters():
         weights, *moments = (torch.from_numpy(stored[f"{of}/{name}{part}"]) for part in ("", "/exp_avg", "/exp_avg_sq"))
         parameter.data.copy_(weights)
         optimizer.state[parameter] = {"step": torch.tensor(float(fatal_step(of)))}
         optimizer.state[parameter] |= {"exp_avg": moments[0].clone(), "exp_avg_sq": moments[1].clone()}
-    return made, optimizer
+    return model, optimizer
 
 
 def start(
@@ -132,50 +132,50 @@ def start(
     model: LanguageModel | None = None,
     progress: bool = False,
 ) -> Drift:
-    """The run from its first step, computed here and on the recorded text. Only some twenty steps are as recorded.
+    """Compute the run from its first step, on the recorded text. Only some twenty steps match the recording.
 
-    kernel: one of `KERNELS`, or a function as `resume` takes it. steps: default two more than "none" lives.
-    model: what `initial` has made, to be looked at while it trains; it is trained in place.
+    kernel: one of `KERNELS`, or a function as in `resume`. steps: default two more than "none" survives.
+    model: a result of `initial`, to observe while it trains; it is trained in place.
     """
     steps = fatal_step() + 3 if steps is None else steps
     return _run(kernel, initial() if model is None else model, Text(0), steps, progress=progress)
 
 
 def resume(kernel: str | Callable = "right", *, steps: int = 40, of: str = "none", progress: bool = False) -> Drift:
-    """The run goes on from the step before the one that was fatal, with another kernel.
+    """Continue the run from the state before the fatal step, with another kernel.
 
     kernel: one of `KERNELS`, or a function kernel(r, k, v, w, u) that returns o, or a tuple or a NamedTuple with o
         first: r, k, w [B, T, H, K], w the natural-log decay <= 0, v and o [B, T, H, V], u [H, K], all float32 with
         B = 8, T = 128, H = 2, K = V = 16, scale K^-0.5, no initial state. It must be differentiable in all five.
-    steps: how many, the fatal one among them; text was recorded for `Text(fatal_step(of)).steps`.
+    steps: number of steps, with the fatal one; text was recorded for `Text(fatal_step(of)).steps`.
     of: which of the `FATAL` runs.
     Returns a `Drift` whose `first` is the fatal step. No step is skipped: after a NaN all losses are NaN.
     """
-    made, optimizer = state(of)
+    model, optimizer = state(of)
     first = fatal_step(of)
-    return _run(kernel, made, Text(first), steps, first=first, scheme=of, optimizer=optimizer, progress=progress)
+    return _run(kernel, model, Text(first), steps, first=first, scheme=of, optimizer=optimizer, progress=progress)
 
 
 def relive(kernel: str = "none", *, steps: int = 3) -> Drift:
-    """The run of a kernel that dies, as recorded up to its fatal step; that step and those after it are computed here.
+    """Return the run of a fatal kernel: recorded up to its fatal step, computed from there on.
 
-    They begin with the weights that were kept, so that it dies on every machine. Computed from its first step, as by
-    `start`, it need not: what a machine rounds in another way changes the losses visibly after some twenty steps, and
-    the exponent of any later step with them.
+    The computed steps start from recorded weights, so that the run dies on every machine. A run computed from its first
+    step, by `start`, need not: rounding differs between machines and changes the losses visibly after some twenty
+    steps, and with them every later exponent.
 
-    kernel: one of `FATAL`. steps: how many are computed here. The quantiles are the largest exponents alone.
+    kernel: one of `FATAL`. steps: number of computed steps. The quantiles hold only the largest exponents.
     """
-    found, end = recorded(_known(kernel, FATAL)), resume(kernel, steps=steps, of=kernel)
-    before = end.first - found.first
-    found.run.losses[before:] = end.run.losses
-    found.run.grad_norms[before:] = end.run.grad_norms
-    found.quantiles[before:] = [[each[-1]] for each in end.quantiles]
-    return found
+    drift, end = recorded(_known(kernel, FATAL)), resume(kernel, steps=steps, of=kernel)
+    before = end.first - drift.first
+    drift.run.losses[before:] = end.run.losses
+    drift.run.grad_norms[before:] = end.run.grad_norms
+    drift.quantiles[before:] = [[each[-1]] for each in end.quantiles]
+    return drift
 
 
 def _run(
     kernel: str | Callable,
-    made: LanguageModel,
+    model: LanguageModel,
     text: Text,
     steps: int,
     *,
@@ -188,19 +188,19 @@ def _run(
         raise ValueError(f"steps: expected 1 to {text.steps}, for which text was recorded, got {steps}")
     name = kernel if isinstance(kernel, str) else getattr(kernel, "__name__", "yours")
     warmup = 0.0 if first else WARMUP / steps
-    how = {"steps": steps, "warmup": warmup, "optimizer": optimizer, "progress": progress}
-    return train_on(text.batch, kernel, made, Drift("rwkv6", name, first=first), scheme=scheme, **how)
+    options = {"steps": steps, "warmup": warmup, "optimizer": optimizer, "progress": progress}
+    return train_on(text.batch, kernel, model, Drift("rwkv6", name, first=first), scheme=scheme, **options)
 
 
 def train_on(
-    batch: Callable, kernel: str | Callable, made: LanguageModel, found: Drift, *, scheme: str, **how
+    batch: Callable, kernel: str | Callable, model: LanguageModel, drift: Drift, *, scheme: str, **options
 ) -> Drift:
-    """Train a model as this run is trained: the size, the rate and the missing guard are fixed.
+    """Train a model with this run's batch size, learning rate and missing guard, and fill in `drift`.
 
-    scheme: whose exponents are watched. how: steps, warmup and whatever else `models.train` takes.
+    scheme: the scheme whose exponents are watched. options: steps, warmup and other arguments of `models.train`.
     """
-    fixed = {"size": SEQUENCES, "T": TOKENS, "lr": RATE, "skip": False, "seed": SEED, "label": found.kernel}
-    return follow(made, found, _operator(kernel), batch, scheme=scheme, **fixed, **how)
+    fixed = {"size": SEQUENCES, "T": TOKENS, "lr": RATE, "skip": False, "seed": SEED, "label": drift.kernel}
+    return follow(model, drift, _operator(kernel), batch, scheme=scheme, **fixed, **options)
 
 
 def _operator(kernel: str | Callable) -> Callable[..., Output]:
@@ -230,9 +230,9 @@ def _known(name: str, names: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class Replay:
-    """One step. tensors: the operator's inputs r, k, v, w, u, its output o, and of each the gradient, "d" + its name.
+    """One training step. tensors: the operator's inputs r, k, v, w, u, its output o, and their gradients dr … do.
 
-    gradients: of the weights, by their names.
+    gradients: those of the weights, by name. loss: in nats.
     """
 
     loss: float
@@ -241,44 +241,44 @@ class Replay:
 
     @property
     def lost(self) -> tuple[str, ...]:
-        """Which of o and the operator's gradients are not finite, then which of the weights'."""
-        made = {name: x for name, x in self.tensors.items() if name not in "rkvwu" and name != "do"}
-        return tuple(name for name, x in {**made, **self.gradients}.items() if not x.isfinite().all())
+        """The non-finite tensors: of o and the operator's gradients, then of the weights' gradients."""
+        computed = {name: x for name, x in self.tensors.items() if name not in "rkvwu" and name != "do"}
+        return tuple(name for name, x in {**computed, **self.gradients}.items() if not x.isfinite().all())
 
 
 def replay(kernel: str | Callable = "none", *, of: str = "none") -> Replay:
-    """The fatal step once more, forward and backward, with one of `KERNELS` or a function as `resume` takes it."""
-    made, _ = state(of)
+    """Run the fatal step again, forward and backward, with one of `KERNELS` or a function as in `resume`."""
+    model, _ = state(of)
     tokens, targets = Text(fatal_step(of)).batch(SEQUENCES, TOKENS)
     compute, tensors = _operator(kernel), {}
 
-    def seen(*x: Tensor) -> Any:
-        made = compute(*x)
-        tensors.update(zip("rkvwuo", (*x, made.o), strict=True))
+    def recording(*x: Tensor) -> Any:
+        result = compute(*x)
+        tensors.update(zip("rkvwuo", (*x, result.o), strict=True))
         for each in tensors.values():
             each.retain_grad()
-        return made
+        return result
 
-    made.blocks[0].time.operator = seen
-    found = loss(made(tokens), targets)
-    found.backward()
-    arrived = {f"d{name}": x.grad for name, x in tensors.items()}
-    held = {name: x.detach() for name, x in tensors.items()}
-    return Replay(found.item(), held | arrived, {name: p.grad for name, p in made.named_parameters()})
+    model.blocks[0].time.operator = recording
+    step_loss = loss(model(tokens), targets)
+    step_loss.backward()
+    gradients = {f"d{name}": x.grad for name, x in tensors.items()}
+    values = {name: x.detach() for name, x in tensors.items()}
+    return Replay(step_loss.item(), values | gradients, {name: p.grad for name, p in model.named_parameters()})
 
 
 @dataclass(frozen=True)
 class FatalBatch:
-    """What the operator was given in the fatal step, cut to the chunk and head in which the exponent is largest.
+    """The operator's inputs in the fatal step, cut to the chunk and head with the largest exponent.
 
-    inputs: r, k, v, w [1, 64, 1, 16] and u [1, 16] float32, as an operator takes them: `chunk_rwkv6(**x.inputs)`.
-    do: the gradient that arrives at o, [1, 64, 1, 16]; of the right kernel, finite.
-    state: what the head has written before this chunk, [1, 1, 16, 16]: the initial state.
-    text: the 64 characters of the chunk; a token is a character.
-    sequence, chunk, head, channel: where in the batch it is, each counted from 0.
-    token: the token of the chunk at which the exponent passes 88.72: "none" has added up the decays so far, "first-row"
+    inputs: r, k, v, w [1, 64, 1, 16] and u [1, 16], float32, natural-log decay: `chunk_rwkv6(**x.inputs)`.
+    do: the gradient of o, [1, 64, 1, 16], with the right kernel, so finite.
+    state: the head's state before this chunk, [1, 1, 16, 16].
+    text: the 64 characters of the chunk, one per token.
+    sequence, chunk, head, channel: its position in the batch, counted from 0.
+    token: the token of the chunk at which the exponent exceeds 88.72: "none" sums the decays up to it, "first-row"
         takes this token's alone.
-    exponent: the largest that the kernel takes, natural log. step: the number of the step. loss: its mean, in nats.
+    exponent: the largest that the kernel takes, natural log. step: the step number. loss: the step's mean, in nats.
     whole: the inputs of all sequences and heads, r … w [8, 128, 2, 16], u [2, 16], and "do".
     """
 
@@ -299,18 +299,18 @@ class FatalBatch:
 
     @property
     def decays(self) -> Tensor:
-        """The channel's natural-log decays w, [64]."""
+        """The natural-log decays w of the channel, [64]."""
         return self.inputs["w"][0, :, 0, self.channel]
 
     @property
     def words(self) -> tuple[tuple[str, slice], ...]:
-        """What stands between blanks in the chunk, each with its tokens; its ends may cut a word."""
-        found, at = [], 0
+        """The words of the chunk between white space, each with its tokens; the first and last may be cut."""
+        words, at = [], 0
         for word in self.text.split():
             at = self.text.index(word, at)
-            found.append((word, slice(at, at + len(word))))
+            words.append((word, slice(at, at + len(word))))
             at += len(word)
-        return tuple(found)
+        return tuple(words)
 
 
 @functools.cache
@@ -346,11 +346,11 @@ def _fatal(of: str) -> FatalBatch:
 
 
 def fatal_batch(of: str = "none") -> FatalBatch:
-    """What the operator was given in the fatal step: the tensors, the text and the token at fault.
+    """Return the operator's inputs in the fatal step: the tensors, the text and the token at fault.
 
     >>> x = fatal_batch()
     >>> chunk_rwkv6(**x.inputs)        # the fatal chunk and head alone
     >>> x.text, x.words                # what the model reads there
     >>> -x.decays.cumsum(0)            # the exponents of that channel's keys; the limit is 88.72
     """
-    return copy.deepcopy(_fatal(_known(of, FATAL)))  # a reader may change what it holds
+    return copy.deepcopy(_fatal(_known(of, FATAL)))  # the caller may modify it

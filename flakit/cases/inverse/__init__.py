@@ -1,25 +1,25 @@
 """The inverse of RWKV7's chunk form: three ways that are equal in algebra, and only in algebra.
 
-Inside a chunk of C tokens what a finds depends on what it found before, v2 = (I - L)^-1 (...), L = A_ab strictly lower
-triangular with L_ij = a_i . (b_j e^{sum of w between j and i}). L is nilpotent, L^C = 0, so with squarings alone
+Inside a chunk of C tokens what a_i reads depends on the reads before it: v2 = (I - L)^-1 (...), with L = A_ab strictly
+lower triangular, L_ij = a_i . (b_j e^{sum of w between j and i}). L is nilpotent, L^C = 0, so squarings suffice:
 
     product       (I - L)^-1 = (I + L)(I + L^2)(I + L^4) ... (I + L^{C/2}) = sum of all powers of L
 
-which is nothing but matrix products, just what a tensor core likes, and right to rounding where keys differ or decay is
-strong. With repeated tokens, and the model's a = -k, b = alpha k (|k| = 1), L is about -alpha everywhere below the
-diagonal: its n-th power has elements (-alpha)^n times a binomial coefficient, up to alpha^8 * 3432 at C = 16, while the
-inverse itself has none above max(1, alpha). The powers, of alternating sign, cancel, and their rounding remains:
+These are matrix products only, which suits tensor cores, and exact to rounding if keys differ or decay is strong. With
+repeated tokens, and the model's a = -k, b = alpha k (|k| = 1), L is about -alpha everywhere below the diagonal. Its
+n-th power has elements (-alpha)^n times a binomial coefficient, up to alpha^8 * 3432 at C = 16, while no element of the
+inverse exceeds max(1, alpha). The powers have alternating signs and cancel, and their rounding remains:
 
     error of the product = u * (largest |L^n|) / |(I - L)^-1|         u half a unit in the last place, norms Frobenius
 
-to within a factor of 10 over twenty orders of magnitude. A format with little range ends before: in float16 L^8 is an
-infinity above alpha = (65504 / 3432)^{1/8} = 1.446 (C = 16, no decay), and the next product makes it NaN.
+to within a factor of 10 over twenty orders of magnitude. A format of small range overflows earlier: in float16 L^8 is
+infinite above alpha = (65504 / 3432)^{1/8} = 1.446 (C = 16, no decay), and the next product makes it NaN.
 
     blocks        the inverse of [[P, 0], [-Q, R]] is [[P', 0], [R' Q P', R']], from 1 x 1 up
     substitution  row i of the inverse = e_i + sum_{j<i} L_ij row j
 
-only ever multiply parts of the inverse and of L: nothing large appears that is not in the result. flakit's RWKV7 uses
-the blocks, in float32.
+multiply only parts of the inverse and of L: no intermediate is much larger than the result. flakit's RWKV7 uses the
+blocks, in float32.
 """
 
 import functools
@@ -50,13 +50,13 @@ FORMS = {
 
 LARGEST = {"float16": torch.finfo(torch.float16).max, "bfloat16": torch.finfo(torch.bfloat16).max}
 LARGEST |= {"tf32": torch.finfo(torch.float32).max, "float32": torch.finfo(torch.float32).max}
-"""The largest number of each format an operand may be rounded to."""
+"""The largest number of each format that operands may be rounded to."""
 
 
 def keys(C: int = 16, spread: float = 0.0, *, K: int = 64, seed: int = 0) -> Tensor:
-    """C keys of length 1, [C, K] float64: one direction, plus a random one of length `spread` each.
+    """Return C unit keys, [C, K] float64: a common direction, plus a random one of length `spread` for each.
 
-    0: the same token C times. 1: about 60 degrees between two tokens.
+    spread: 0 repeats one token C times; 1 gives about 60 degrees between two tokens. ValueError below 0.
     """
     if not spread >= 0:
         raise ValueError(f"spread: expected 0 or more, got {spread!r}")
@@ -68,9 +68,10 @@ def keys(C: int = 16, spread: float = 0.0, *, K: int = 64, seed: int = 0) -> Ten
 def matrix(
     alpha: float = 0.9, w: float = -1e-3, spread: float = 0.0, *, C: int = 16, K: int = 64, seed: int = 0
 ) -> Tensor:
-    """L [C, C] float64 of C tokens with a = -k, b = alpha k and one natural-log decay w <= 0 for all.
+    """Return L [C, C], float64, of C tokens with a = -k, b = alpha k and a uniform natural-log decay w <= 0.
 
-    alpha: 0 … 1 in the model (a sigmoid), up to 2 where negative eigenvalues are allowed.
+    alpha: 0 … 1 in the model (a sigmoid), up to 2 with negative eigenvalues. C: a power of two.
+    Raises ValueError for values outside these ranges.
     """
     if not 0 <= alpha <= 2:
         raise ValueError(f"alpha: expected 0 … 2, got {alpha!r}")
@@ -80,14 +81,15 @@ def matrix(
         raise ValueError(f"C: expected a power of two from 2, got {C!r}")
     k, t = keys(C, spread, K=K, seed=seed), torch.arange(C)
     between = (t[:, None] - t[None, :] - 1).clamp(min=0).double()
-    decay = torch.where(between > 0, (between * w).exp(), 1.0)  # 0 * -inf tokens are none
+    decay = torch.where(between > 0, (between * w).exp(), 1.0)  # 0 * -inf is NaN: no token lies between
     return -(alpha * (k @ k.mT) * decay).tril(-1)
 
 
 def invert(L: Tensor, form: str = "product", rounding: str = "float32") -> Tensor:
-    """(I - L)^-1 for L strictly lower triangular [..., C, C], C a power of two; float32, or float64 for float64.
+    """Invert I - L for strictly lower triangular L [..., C, C], C a power of two, in float32 or L's wider dtype.
 
-    rounding: what both operands of every product are rounded to first, one of `ROUNDINGS`; sums are exact to L's dtype.
+    form: one of `FORMS`. rounding: one of `ROUNDINGS`, to which both operands of every product are rounded; sums are
+    in the result's dtype.
     """
     if form not in FORMS:
         raise ValueError(f"form: expected one of {', '.join(FORMS)}, got {form!r}")
@@ -99,49 +101,49 @@ def invert(L: Tensor, form: str = "product", rounding: str = "float32") -> Tenso
         return round_to(a, rounding) @ round_to(b, rounding)
 
     if form == "product":
-        found, power, n = identity + L, L, 2
+        inverse, power, n = identity + L, L, 2
         while n < C:
             power = dot(power, power)
-            found = found + dot(found, power)
+            inverse = inverse + dot(inverse, power)
             n *= 2
-        return found
-    found = identity.contiguous()
+        return inverse
+    inverse = identity.contiguous()
     if form == "substitution":
         for i in range(1, C):
-            found[..., i : i + 1, :] += dot(L[..., i : i + 1, :i], found[..., :i, :])
-        return found
+            inverse[..., i : i + 1, :] += dot(L[..., i : i + 1, :i], inverse[..., :i, :])
+        return inverse
     s = 1
     while s < C:
-        left, right = level_blocks(found, s, 0, 0), level_blocks(found, s, 1, 1)
-        level_blocks(found, s).copy_(dot(dot(right, level_blocks(L, s)), left))
+        left, right = level_blocks(inverse, s, 0, 0), level_blocks(inverse, s, 1, 1)
+        level_blocks(inverse, s).copy_(dot(dot(right, level_blocks(L, s)), left))
         s *= 2
-    return found
+    return inverse
 
 
 def powers(L: Tensor) -> Tensor:
-    """L, L^2, … L^{C-1} in float64, [C - 1, ..., C, C]."""
+    """Return L, L^2, … L^{C-1} in float64, [C - 1, ..., C, C]."""
     L = L.double()
-    found = [L]
+    stack = [L]
     for _ in range(L.shape[-1] - 2):
-        found.append(found[-1] @ L)
-    return torch.stack(found)
+        stack.append(stack[-1] @ L)
+    return torch.stack(stack)
 
 
 def law(L: Tensor, rounding: str = "float32") -> float | Tensor:
-    """Relative L2 error of the product form: u times the largest power's size over the inverse's, u = 2^-digits; inf
-    where a power that it multiplies leaves the format.
+    """Predict the relative L2 error of the product form: u * (largest power's norm) / (inverse's norm), u = 2^-digits;
+    inf if a power that it multiplies overflows.
 
-    A number for one matrix, a tensor for a batch [..., C, C]; `errors` likewise.
+    Returns a number for one matrix, a tensor for a batch [..., C, C]; so does `errors`.
     """
     exact, summed = invert(L.double(), "blocks", "float64"), powers(L)
-    lost = 2.0 ** -ROUNDINGS[rounding] * _size(summed).amax(0) / _size(exact)
-    return _one_or_all(torch.where(_multiplied(summed) > LARGEST[rounding], torch.inf, lost))
+    error = 2.0 ** -ROUNDINGS[rounding] * _size(summed).amax(0) / _size(exact)
+    return _one_or_all(torch.where(_multiplied(summed) > LARGEST[rounding], torch.inf, error))
 
 
 def _multiplied(summed: Tensor) -> Tensor:
-    """The largest number in the powers that the product form multiplies, L, L^2, L^4, … L^{C/2}: [...]."""
-    among = [2**m - 1 for m in range(len(summed).bit_length())]
-    return summed[among].abs().flatten(-2).amax(-1).amax(0)
+    """Return the largest element of the powers that the product form multiplies, L, L^2, L^4, … L^{C/2}: [...]."""
+    used = [2**m - 1 for m in range(len(summed).bit_length())]
+    return summed[used].abs().flatten(-2).amax(-1).amax(0)
 
 
 def _size(x: Tensor) -> Tensor:
@@ -153,7 +155,7 @@ def _one_or_all(x: Tensor) -> float | Tensor:
 
 
 def law_of_range(C: int = 16, w: float = 0.0, rounding: str = "float16") -> float:
-    """The largest alpha with C equal tokens at which no power that the product form multiplies leaves the format.
+    """Return the largest alpha at which, for C equal tokens, no power in the product form overflows.
 
     (-L)^n has elements alpha^n binomial(d - 1, n - 1) e^{(d - n) w} at distance d; n = 1, 2, 4, … C/2 are multiplied.
 
@@ -168,7 +170,7 @@ def law_of_range(C: int = 16, w: float = 0.0, rounding: str = "float16") -> floa
 
 
 def onset(C: int = 16, w: float = 0.0, rounding: str = "float16", *, tolerance: float = 1e-3) -> float:
-    """The measured counterpart of `law_of_range`: the alpha, up to 2, at which the product form turns non-finite."""
+    """Measure the counterpart of `law_of_range`: the alpha, up to 2, at which the product form becomes non-finite."""
 
     def finite(alpha: float) -> dict[str, bool]:
         return {"product": bool(invert(matrix(alpha, w, C=C).float(), "product", rounding).isfinite().all())}
@@ -177,18 +179,18 @@ def onset(C: int = 16, w: float = 0.0, rounding: str = "float16", *, tolerance: 
 
 
 def errors(L: Tensor, rounding: str = "float32") -> dict[str, float | Tensor]:
-    """Relative L2 error of every form against float64, from the float32 L; inf where it is not finite."""
-    exact, found = invert(L.double(), "blocks", "float64"), {}
+    """Return the relative L2 error of every form against float64, from the float32 L; inf if it is not finite."""
+    exact, by_form = invert(L.double(), "blocks", "float64"), {}
     for form in FORMS:
-        off = _size(invert(L.float(), form, rounding).double() - exact) / _size(exact)
-        found[form] = _one_or_all(off.nan_to_num(math.inf, math.inf))
-    return found
+        error = _size(invert(L.float(), form, rounding).double() - exact) / _size(exact)
+        by_form[form] = _one_or_all(error.nan_to_num(math.inf, math.inf))
+    return by_form
 
 
 def inputs(
     alpha: float = 0.9, w: float = -1e-3, spread: float = 0.0, *, T: int = 64, K: int = 32, seed: int = 0
 ) -> dict[str, Tensor]:
-    """RWKV7 inputs of T tokens whose keys repeat: a = -k, b = alpha k as the model makes them, k from `keys`."""
+    """Draw RWKV7 inputs of T tokens with repeated keys: a = -k, b = alpha k as in the model, k from `keys`."""
     x = make_inputs("rwkv7", T=T, H=1, K=K, decay=float(w), seed=seed)
     direction = keys(T, spread, K=K, seed=seed).float()[None, :, None]
     return x | {"a": -direction, "b": alpha * direction}
@@ -197,17 +199,17 @@ def inputs(
 def run(
     inputs: Mapping[str, Tensor], form: str = "product", rounding: str = "float32", *, chunk: int = 16
 ) -> dict[str, Tensor]:
-    """RWKV7 forward and backward in chunks whose inverse is taken this way and everything else in float32.
+    """Run RWKV7 forward and backward in chunks with this inverse, everything else in float32.
 
-    inputs: as `flakit.inputs("rwkv7", ...)` makes them. Returns `TENSORS["rwkv7"]`; `truth("rwkv7", inputs)` is right.
+    inputs: as from `flakit.inputs("rwkv7", ...)`. Returns `TENSORS["rwkv7"]`; compare with `truth("rwkv7", inputs)`.
     """
 
     class WithInverse(RWKV7):
         inverse = staticmethod(lambda A: invert(A, form, rounding))
 
-    made = WithInverse(inputs, lambda w, inclusive: Products(w, "pairwise", inclusive=inclusive, chunk=chunk), chunk)
+    chunked = WithInverse(inputs, lambda w, inclusive: Products(w, "pairwise", inclusive=inclusive, chunk=chunk), chunk)
     do, _ = cotangents("rwkv7", inputs)
-    tensors = made.made | made.backward(split_chunks(do, chunk, torch.float32))
+    tensors = chunked.made | chunked.backward(split_chunks(do, chunk, torch.float32))
     return {name: tensors[name] for name in TENSORS["rwkv7"]}
 
 
@@ -228,13 +230,13 @@ def at(
     C: Annotated[int, (2, 4, 8, 16, 32, 64)] = 16,
     rounding: Annotated[str, LARGEST] = "float32",
 ) -> list[Row]:
-    """C tokens whose keys differ by `spread`: the error of every form, and the alpha at which the product ends."""
+    """Return the error of every form for C keys that differ by `spread`, and the alpha where the product ends."""
     L = matrix(alpha, w, spread, C=C)
-    found, nan = errors(L, rounding), math.nan
+    measured, nan = errors(L, rounding), math.nan
     return [
-        Row(f"{rounding}: product off by", nan, _in_words(law(L, rounding)), _in_words(found["product"]), FACTOR),
-        Row(f"{rounding}: blocks", nan, nan, found["blocks"]),
-        Row(f"{rounding}: substitution", nan, nan, found["substitution"]),
+        Row(f"{rounding}: product off by", nan, _in_words(law(L, rounding)), _in_words(measured["product"]), FACTOR),
+        Row(f"{rounding}: blocks", nan, nan, measured["blocks"]),
+        Row(f"{rounding}: substitution", nan, nan, measured["substitution"]),
         _end(f"{rounding}, equal keys: alpha at which the product ends", C, w, rounding),
     ]
 
@@ -245,7 +247,7 @@ def _in_words(error: float) -> float | str:
 
 @dataclass(frozen=True)
 class Shown:
-    """One chunk: the element of the inverse that is the sum of the largest powers, and the inverse in three ways."""
+    """One chunk: the element of the inverse with the largest power, and the inverse by each form."""
 
     element: tuple[int, int]
     terms: Tensor
@@ -257,16 +259,16 @@ class Shown:
     errors: Mapping[str, float]
     """Relative L2, inf where not finite."""
     law: float
-    """Of the product's error."""
+    """The predicted error of the product form."""
     cancels: float
-    """The largest power's size over the inverse's."""
+    """The largest power's norm divided by the inverse's."""
     multiplied: float
-    """The largest number in a power that the product form multiplies."""
+    """The largest element of a power that the product form multiplies."""
     rounding: str
     alpha: float
     alphas: Tensor
     over: Mapping[str, Tensor]
-    """Errors by form at each of `alphas`, and the law's under "law"."""
+    """Errors at each of `alphas` by form, and by "law"."""
 
 
 def show(*, alpha: float, w: float, spread: float, C: int, rounding: str) -> Shown:
@@ -298,22 +300,22 @@ def _over_alpha(w: float, spread: float, C: int, rounding: str) -> tuple[Tensor,
 
 
 FACTOR = 9
-"""The law of lost digits is good to a factor of 10; so is the rounding of operands as a measure of the blocks."""
+"""The law holds to a factor of 10; so does the operands' rounding as an estimate of the blocks' error."""
 
 
 def _end(what: str, C: int = 16, w: float = 0.0, rounding: str = "float16") -> Row:
     limit = law_of_range(C, w, rounding)
-    # Beyond 2 a state grows, and nothing is measured.
+    # Not measured beyond 2, where the state grows.
     return Row(what, math.nan, limit if limit <= 2 else math.inf, onset(C, w, rounding), within=3e-3)
 
 
 def reproduce() -> list[Row]:
-    """The recorded errors again: of the product with its law, of the blocks with the rounding of their operands."""
+    """Reproduce the recorded errors: of the product with its law, of the blocks with the rounding of their operands."""
     L, rows = matrix(), []
     for rounding, told in RECORDED.items():
-        found = errors(L, rounding)
-        rows.append(Row(f"{rounding}: product", told["product"], law(L, rounding), found["product"], FACTOR))
-        rows.append(Row(f"{rounding}: blocks", told["blocks"], 2.0 ** -ROUNDINGS[rounding], found["blocks"], FACTOR))
+        error = errors(L, rounding)
+        rows.append(Row(f"{rounding}: product", told["product"], law(L, rounding), error["product"], FACTOR))
+        rows.append(Row(f"{rounding}: blocks", told["blocks"], 2.0 ** -ROUNDINGS[rounding], error["blocks"], FACTOR))
     rows.append(Row("alpha = 1.9, float16: product", math.inf, math.inf, errors(matrix(1.9), "float16")["product"]))
     rows.append(_end("float16: alpha at which it ends"))
     return rows

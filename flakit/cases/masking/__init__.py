@@ -31,50 +31,50 @@ MASKS = {
     "where": "where, after exp",
     "before": "-inf, before exp",
 }
-"""How pairs from the future are kept out; only "before" is right."""
+"""How pairs with future keys are masked; only "before" is right."""
 
 TENSORS = ("o", "dr", "dk", "dv", "dw")
 
 
 def mask_mode(mask: str, allowed: tuple[str, ...] = tuple(MASKS)) -> str:
-    """The mask mode, or a ValueError that lists the allowed ones."""
+    """Return the mask mode. ValueError unless it is one of `allowed`."""
     if mask not in allowed:
         raise ValueError(f"mask: expected one of {', '.join(allowed)}, got {mask!r}")
     return mask
 
 
 def weights(w: Tensor, mask: str = "where", *, exclusive: bool = True) -> Tensor:
-    """exp(ge_i - gi_j) for every pair of one chunk, w [..., C, K] -> [..., C, C, K], the future masked as `mask` says.
+    """Return exp(ge_i - gi_j) for every pair of a chunk, w [..., C, K] -> [..., C, C, K], future keys masked by `mask`.
 
-    exclusive: the output reads before it decays, so that j < i, as in RWKV6. Otherwise after it, as in GSA:
-    exp(gi_i - gi_j) for j <= i; the removed exponents then reach C - 1 tokens instead of C.
+    exclusive: the output reads before the state decays, so j < i, as in RWKV6. Otherwise after it, as in GSA:
+    exp(gi_i - gi_j) for j <= i; the masked exponents then span up to C - 1 tokens instead of C.
     """
     mask_mode(mask)
     return _masked(_exponents(w, exclusive), mask, exclusive)[1]
 
 
 def _exponents(w: Tensor, exclusive: bool) -> Tensor:
-    """What lies between every pair, w [..., C, K] -> [..., C, C, K]."""
+    """Return the log decay between every pair, w [..., C, K] -> [..., C, C, K]."""
     gi = w.cumsum(-2)
     return (sum_before(w) if exclusive else gi)[..., :, None, :] - gi[..., None, :, :]
 
 
 def _masked(exponents: Tensor, mask: str, exclusive: bool) -> tuple[Tensor, Tensor]:
-    """What exp makes of the exponents, and what the mask leaves of that."""
+    """Return the exponentials, and the weights after the mask."""
     C = exponents.shape[-2]
     past = torch.ones(C, C, dtype=torch.bool, device=exponents.device).tril(-1 if exclusive else 0)[..., None]
     if mask == "before":
         exponents = exponents.masked_fill(~past, -torch.inf)
-    made = exponents.exp()
+    exponentials = exponents.exp()
     if mask == "where":
-        return made, torch.where(past, made, 0.0)
-    return made, made * past if mask == "multiply" else made
+        return exponentials, torch.where(past, exponentials, 0.0)
+    return exponentials, exponentials * past if mask == "multiply" else exponentials
 
 
 def run(inputs: Mapping[str, Tensor], mask: str = "where", *, exclusive: bool = True) -> dict[str, Tensor]:
-    """One chunk of linear attention with decay and its gradients by automatic differentiation.
+    """Run one chunk of linear attention with decay, and its gradients by automatic differentiation.
 
-    inputs: r, k, w [B, C, H, K] and v [B, C, H, V] as `flakit.inputs("rwkv6", T=C)` makes them; no bonus, scale 1.
+    inputs: r, k, w [B, C, H, K] and v [B, C, H, V] as from `flakit.inputs("rwkv6", T=C)`; no bonus, scale 1.
     Returns o [B, C, H, V] and the gradients of o.sum(): dr, dk, dv, dw.
     """
     leaves = {name: inputs[name].detach().transpose(1, 2).requires_grad_() for name in "rkvw"}
@@ -82,8 +82,8 @@ def run(inputs: Mapping[str, Tensor], mask: str = "where", *, exclusive: bool = 
     A = torch.einsum("bhik,bhjk,bhijk->bhij", r, k, weights(w, mask, exclusive=exclusive))
     o = A @ v
     grads = torch.autograd.grad(o.sum(), tuple(leaves.values()))
-    found = {"o": o.detach()} | {f"d{name}": grad for name, grad in zip(leaves, grads, strict=True)}
-    return {name: x.transpose(1, 2) for name, x in found.items()}
+    results = {"o": o.detach()} | {f"d{name}": grad for name, grad in zip(leaves, grads, strict=True)}
+    return {name: x.transpose(1, 2) for name, x in results.items()}
 
 
 def law(
@@ -94,10 +94,10 @@ def law(
     exclusive: bool = True,
     dtype: torch.dtype = torch.float32,
 ) -> float:
-    """The largest uniform |w| per token at which `tensor` is finite: ln(max) / n, inf where nothing can fail.
+    """Return the largest uniform |w| per token at which `tensor` is finite: ln(max) / n, inf if it cannot fail.
 
-    n = chunk tokens between the first output and the last key, chunk - 1 when the output reads after it decays.
-    "where" loses dw alone; "multiply" and "none" lose everything (for "none", operands of order 1).
+    n = chunk tokens between the first output and the last key, or chunk - 1 if outputs read after the decay.
+    "where" breaks dw only; "multiply" and "none" break all tensors (for "none", with operands of order 1).
     """
     if tensor not in TENSORS:
         raise ValueError(f"tensor: expected one of {', '.join(TENSORS)}, got {tensor!r}")
@@ -106,13 +106,13 @@ def law(
 
 
 def onset(mask: str = "where", *, chunk: int = 32, exclusive: bool = True, tolerance: float = 1e-3) -> dict[str, float]:
-    """The measured counterpart of `law` for every tensor, operands of size 1, float32."""
+    """Measure the counterpart of `law` for every tensor, in float32 with operands of size 1."""
     x = make_inputs("rwkv6", T=chunk, H=1, K=1, decay=-1.0)
     x |= {name: x[name].sign() for name in "rkv"}
 
     def finite(size: float) -> dict[str, bool]:
-        found = run({**x, "w": x["w"] * size}, mask, exclusive=exclusive)
-        return {name: bool(y.isfinite().all()) for name, y in found.items()}
+        results = run({**x, "w": x["w"] * size}, mask, exclusive=exclusive)
+        return {name: bool(y.isfinite().all()) for name, y in results.items()}
 
     return search(finite, tolerance=tolerance)
 
@@ -124,11 +124,11 @@ def at(
     mask: Annotated[str, MASKS] = "where",
     exclusive: bool = True,
 ) -> list[Row]:
-    """One uniform log decay w, chunk and mask: which tensors are finite, and where each ends."""
+    """Say at one uniform log decay w, chunk and mask which tensors are finite, and where each stops being so."""
     x = make_inputs("rwkv6", T=chunk, H=1, K=1, decay=w)
-    found = run({**x, **{name: x[name].sign() for name in "rkv"}}, mask, exclusive=exclusive)
+    results = run({**x, **{name: x[name].sign() for name in "rkv"}}, mask, exclusive=exclusive)
     ends, rows = onset(mask, chunk=chunk, exclusive=exclusive), []
-    for tensor, y in found.items():
+    for tensor, y in results.items():
         limit = law(mask, tensor=tensor, chunk=chunk, exclusive=exclusive)
         rows.append(Row(f"{tensor} finite at w = {w:g}", math.nan, -w < limit, bool(y.isfinite().all())))
         rows.append(Row(f"{tensor} ends at |w|", math.nan, limit, ends[tensor]))
@@ -137,40 +137,41 @@ def at(
 
 @dataclass(frozen=True)
 class Shown:
-    """One channel of one chunk, a row for each output and a column for each key, [C, C]."""
+    """One channel of one chunk, [C, C]: a row per output, a column per key."""
 
     exponents: Tensor
     made: Tensor
-    """What exp makes of the exponents: those of the future masked first where the mask comes before."""
+    """The exponentials, of masked exponents if the mask comes before exp."""
     kept: Tensor
-    """After the mask: the weights."""
+    """The weights after the mask."""
     arriving: Tensor
-    """The gradient that arrives at what exp made, back through the mask."""
+    """The gradient of the exponentials, which passed back through the mask."""
     gradient: Tensor
-    """Of the exponents: what arrived times what exp made."""
+    """The gradient of the exponents: `arriving` times `made`."""
     finite: Mapping[str, bool]
-    """Of the output and each gradient."""
+    """Whether the output and each gradient are finite."""
     exclusive: bool = True
     """Whether the output reads before it decays."""
 
 
 def show(*, w: float, chunk: int, mask: str, exclusive: bool = True) -> Shown:
-    """What `at` measures, step by step, with operands of size 1."""
+    """Return the steps behind `at`, with operands of size 1."""
     x = make_inputs("rwkv6", T=chunk, H=1, K=1, decay=w)
     x |= {name: x[name].sign() for name in "rkv"}
-    found = run(x, mask, exclusive=exclusive)
+    results = run(x, mask, exclusive=exclusive)
     r, k, v, decay = (x[name][0, :, 0] for name in "rkvw")
     exponents = _exponents(decay, exclusive).requires_grad_()
-    made, kept = _masked(exponents, mask, exclusive)
-    made.retain_grad()
-    (torch.einsum("ik,jk,ijk->ij", r, k, kept) @ v).sum().backward()
-    steps = (exponents.detach(), made.detach(), kept.detach(), made.grad, exponents.grad)
-    whole = {name: bool(y.isfinite().all()) for name, y in found.items()}
-    return Shown(*(step[..., 0] for step in steps), whole, exclusive)
+    exponentials, masked = _masked(exponents, mask, exclusive)
+    exponentials.retain_grad()
+    (torch.einsum("ik,jk,ijk->ij", r, k, masked) @ v).sum().backward()
+    steps = (exponents.detach(), exponentials.detach(), masked.detach(), exponentials.grad, exponents.grad)
+    finite = {name: bool(y.isfinite().all()) for name, y in results.items()}
+    return Shown(*(step[..., 0] for step in steps), finite, exclusive)
 
 
 def reproduce() -> list[Row]:
-    """The |w| per token at which NaN begins, predicted and measured, by mask and tensor; the thread's read after it."""
+    """Return the |w| per token at which NaN begins, predicted and measured, by mask and tensor; the thread's mask is
+    the one that reads after the decay."""
     recorded = {("where", "dw"): 88.72 / 31, ("before", "dw"): math.inf}
     rows = []
     for exclusive, masks in ((True, MASKS), (False, ("where", "before"))):
