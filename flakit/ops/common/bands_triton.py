@@ -1,10 +1,10 @@
-"""Tiles that lie turned, in bands: for kernels in which one program has a head's whole sequence, 16 tokens at a time.
+"""Transposed tiles in bands, for kernels in which one program walks a head's whole sequence, 16 tokens at a time.
 
-A program has four warps, and each a band of 16 channels with all tokens of a chunk: [4, 16, columns], the band being
-the index of a batch. Products run along those rows, and what one product gives is, in the very registers where it lies,
-an operand of the next. What all warps read, [rows, columns], goes through shared memory once (`each`). (In the kernels
-that form the scores of mild chunks a band is one chunk, and there is a warp for each.) This also keeps to the products
-that every GPU since sm_80 has; Hopper's own is compiled wrongly for such tiles (data/tuning.md).
+A program has four warps. Each holds a band of 16 channels and all tokens of a chunk: [4, 16, columns], with the band as
+a batch index. Products run along those rows, so the result of one product is, in the same registers, an operand of the
+next. What all warps read, [rows, columns], goes through shared memory once (`each`). (In the kernels that compute the
+scores of mild chunks a band is a chunk, one for each warp.) This uses only mma instructions that every GPU since sm_80
+has; Triton compiles wgmma wrongly for such tiles (data/tuning.md).
 """
 
 import triton
@@ -19,40 +19,40 @@ BANDS = tl.constexpr(4)
 CHUNK = BLOCK.value
 LEVELS = CHUNK.bit_length() - 1
 _, CHANNELS = FUSED_CHANNELS
-"""Of every tile: what is narrower is padded."""
+"""Channels of every tile: narrower heads are padded."""
 LONGEST = LONG_CHUNK_SIZE // CHUNK
-"""Of these chunks as many as the longest of any other kernel is: parts are multiples of that."""
+"""Chunks of CHUNK tokens in the longest chunk of any kernel: the length of a part is a multiple of it."""
 SHORTEST_PART = 8
-"""Chunks; below it, cutting sequences into parts costs more than it brings."""
+"""Chunks in the shortest part; cutting sequences finer costs more than it gains."""
 
 
 @triton.jit
 def bands(x, N: tl.constexpr = BANDS):
-    """The rows of x in N bands, [N, rows / N, columns]."""
+    """Return the rows of x in N bands, [N, rows / N, columns]."""
     return tl.reshape(x, (N, x.shape[0] // N, x.shape[1]))
 
 
 @triton.jit
 def whole(x):
-    """x [4, N, M] as [4 N, M]: what `bands` took apart."""
+    """Return x [4, N, M] as [4 N, M], the inverse of `bands`."""
     return tl.reshape(x, (x.shape[0] * x.shape[1], x.shape[2]))
 
 
 @triton.jit
 def each(x, N: tl.constexpr = BANDS):
-    """x for each of N bands, [N, rows, columns]."""
+    """Repeat x for each of N bands, [N, rows, columns]."""
     return tl.broadcast_to(x[None, :, :], (N, x.shape[0], x.shape[1]))
 
 
 @triton.jit
 def turned(x):
-    """x [4, N, M] as [4, M, N]."""
+    """Transpose x [4, N, M] to [4, M, N]."""
     return tl.permute(x, (0, 2, 1))
 
 
 @triton.jit
 def given(x):
-    """A tile of the inputs as two parts, as `split` makes them."""
+    """Return a tile of an input as high + low, as `split` does; bfloat16 has low = 0."""
     if x.dtype == tl.bfloat16:
         high, low = x, tl.zeros_like(x)
     else:
@@ -62,26 +62,26 @@ def given(x):
 
 @triton.jit
 def product(a_high, a_low, b_high, b_low):
-    """a b of split operands, band by band."""
+    """Return a @ b of split operands, band by band."""
     acc = tl.zeros([a_high.shape[0], a_high.shape[1], b_high.shape[2]], dtype=tl.float32)
     return add_product(acc, a_high, a_low, b_high, b_low)
 
 
 @triton.jit
 def narrow_product(a_high, a_low, b_high, b_low):
-    """As `product`, in two sums: with few columns each product would wait for the one before it."""
+    """Return a @ b as `product` does, in two accumulators: with few columns each product would wait for the last."""
     return tl.dot(a_high, b_high) + tl.dot(a_low, b_high, tl.dot(a_high, b_low))
 
 
 @triton.jit
 def by_turned(a_high, a_low, b_high, b_low):
-    """a b^T of split operands."""
+    """Return a @ b^T of split operands, band by band."""
     return narrow_product(a_high, a_low, turned(b_high), turned(b_low))
 
 
 @triton.jit
 def load_turned(x, start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
-    """A chunk's rows, turned, [BD, C]."""
+    """Load a chunk's rows of x [rows, H, D], transposed, [BD, C]."""
     o_c, o_d = tl.arange(0, C), tl.arange(0, BD)
     m = (o_d < D)[:, None] & (o_c < end - start)[None, :]
     return tl.load(x + (start * H + i_h) * D + o_d[:, None] + o_c[None, :] * (H * D), mask=m, other=0.0)
@@ -89,7 +89,7 @@ def load_turned(x, start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.cons
 
 @triton.jit
 def store_turned(p, x, start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
-    """x [4, BD / 4, C], turned."""
+    """Store x [4, BD / 4, C], transposed, as a chunk's rows of p [rows, H, D]."""
     o_c, o_d = tl.arange(0, C), tl.arange(0, BD)
     m = (o_d < D)[:, None] & (o_c < end - start)[None, :]
     p = p + (start * H + i_h) * D + o_d[:, None] + o_c[None, :] * (H * D)
@@ -98,14 +98,14 @@ def store_turned(p, x, start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.
 
 @triton.jit
 def sides(x):
-    """The left side and the right side of the columns of x [4, N, 2 C]."""
+    """Return the left and the right C columns of x [4, N, 2 C]."""
     C: tl.constexpr = x.shape[2] // 2
     return tl.split(tl.permute(tl.reshape(x, (x.shape[0], x.shape[1], 2, C)), (0, 1, 3, 2)))
 
 
 @triton.jit
 def _pair(start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
-    """Offsets and mask of a chunk's rows, turned, and once more, [BD, 2 C]; which are the first, [1, 2 C]."""
+    """Return offsets and mask of a chunk's rows, transposed, twice side by side, [BD, 2 C]; a mask of the left side."""
     o_r, o_d = tl.arange(0, 2 * C), tl.arange(0, BD)
     o_c = o_r % C
     m = (o_d < D)[:, None] & (o_c < end - start)[None, :]
@@ -114,7 +114,7 @@ def _pair(start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD
 
 @triton.jit
 def load_pair(x, y, start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
-    """Rows of x, turned, beside those of y, [BD, 2 C]."""
+    """Load a chunk's rows of x and of y, transposed, side by side, [BD, 2 C]."""
     o, m, left = _pair(start, end, i_h, H, D, C, BD)
     if x.dtype == y.dtype:
         b_x = tl.load(tl.where(left, x, y) + o, mask=m, other=0.0)
@@ -126,7 +126,7 @@ def load_pair(x, y, start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.con
 
 @triton.jit
 def store_pair(p, q, x, start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
-    """The left half of x [4, BD / 4, 2 C], turned, to p, the right half to q."""
+    """Store the left half of x [4, BD / 4, 2 C], transposed, to p and the right half to q."""
     o, m, left = _pair(start, end, i_h, H, D, C, BD)
     x = whole(x)
     if p.dtype == q.dtype:
@@ -138,14 +138,14 @@ def store_pair(p, q, x, start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl
 
 @triton.jit
 def finite(b_w):
-    """b_w, none below -128: its exponential is 0 already, and what `sums` adds has to be finite."""
+    """Clamp b_w at -128: e^-128 is 0 in float32, and `sums` needs finite terms."""
     return tl.where(b_w < -128.0, -128.0, b_w).to(b_w.dtype)
 
 
 @triton.jit
 def to_ends(b_w, C: tl.constexpr):
-    """Log decays from the chunk's beginning to each read, beside those from each key to its end, [4, N, 2 C], and of
-    all of it, [4 N]. b_w: finite, in bands."""
+    """Return the log decays from the chunk's beginning to each read and from each key to its end, side by side,
+    [4, N, 2 C], and those of the whole chunk, [4 N]. b_w: finite, in bands."""
     t, o_i = tl.arange(0, C)[:, None], tl.arange(0, 2 * C)
     i = (o_i % C)[None, :]
     passed = tl.where((o_i < C)[None, :], t < i, t > i)
@@ -154,32 +154,31 @@ def to_ends(b_w, C: tl.constexpr):
 
 @triton.jit
 def whole_decay(b_w, C: tl.constexpr):
-    """Log decay of all of a chunk's rows, [4 N]. b_w: finite, in bands."""
+    """Return the log decay of a whole chunk, [4 N]. b_w: finite, in bands."""
     total = tl.max(sums_along(b_w, each(tl.full([C, C], 1.0, tl.float32))), 2)
     return tl.reshape(total, (b_w.shape[0] * b_w.shape[1],))
 
 
 @triton.jit
 def column(x, at: tl.constexpr):
-    """Column `at` of x [4, N, M], [4 N]."""
+    """Return column `at` of x [4, N, M] as [4 N]."""
     x = tl.sum(tl.where((tl.arange(0, x.shape[2]) == at)[None, None, :], x, 0.0), 2)
     return tl.reshape(x, (x.shape[0] * x.shape[1],))
 
 
 @triton.jit
 def power_of_two(largest):
-    """The power of two not above what is largest, as in `scaled`: what takes it away, and itself."""
+    """Return the reciprocal of the largest power of two not above `largest`, and the power itself, as in `scaled`."""
     exponent = largest.to(tl.int32, bitcast=True) & 0x7F800000
-    exponent = tl.minimum(tl.maximum(exponent, 0x04000000), 0x7B000000)  # so that its reciprocal is a number too
+    exponent = tl.minimum(tl.maximum(exponent, 0x04000000), 0x7B000000)  # so that its reciprocal is finite too
     return (0x7F000000 - exponent).to(tl.float32, bitcast=True), exponent.to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def piece(T, sequence_of_piece, pieces_before, cu_seqlens, chunks_before, L, H: tl.constexpr, C: tl.constexpr,
           PACKED: tl.constexpr):  # fmt: skip
-    """This program's piece of L chunks, of all there are (`Parts.where`), its sequence and its head; where the piece
-    begins and the sequence ends; the number of its first chunk, and how many it has; whether it is the sequence's
-    first, or last."""
+    """Return this program's piece of L chunks (`Parts.where`), its sequence and its head; the piece's first row and the
+    end of the sequence; its first chunk and number of chunks; whether it is the sequence's first, and its last."""
     i_p, i_h = tl.program_id(0) // H, tl.program_id(0) % H
     if PACKED:
         i_n = tl.load(sequence_of_piece + i_p)
@@ -195,14 +194,14 @@ def piece(T, sequence_of_piece, pieces_before, cu_seqlens, chunks_before, L, H: 
         begin = i_n.to(tl.int64) * T
         end = begin + T
         first_chunk = i_n * chunks
-    # There is room for more pieces than are filled. A sequence without tokens has one, of no chunk.
+    # Unused pieces have no chunks. A sequence without tokens has one piece, of no chunks.
     count = tl.maximum(tl.minimum(chunks - skipped, L), 0)
     is_last = (skipped + L >= chunks) & ((count > 0) | (skipped == 0))
     return i_p, i_n, i_h, begin + skipped * C, end, first_chunk + skipped, count, skipped == 0, is_last
 
 
 def options_of(kernel: str, r) -> dict:
-    """Keyword arguments that every such kernel takes."""
+    """Return the keyword arguments that every kernel of this kind takes. r [B, T, H, K]."""
     launch = TABLE[kernel, "16-bit"]
     return dict(
         H=r.shape[2], K=r.shape[3], C=CHUNK, BK=CHANNELS,
@@ -211,26 +210,26 @@ def options_of(kernel: str, r) -> dict:
 
 
 class Parts:
-    """How the sequences of a call are cut: into chunks, and into parts of L chunks, each of which a program walks.
+    """The partition of a call's sequences into chunks, and into parts of L chunks, each walked by one program.
 
-    Where there are more heads of all sequences than 128, about one for each multiprocessor of an H200, and sequences
-    are not packed, a part is all of a sequence. Else there are as many as fill a GPU.
+    A part is a whole sequence where sequences are not packed and have more than 128 heads together, about one for each
+    multiprocessor of an H200. Otherwise there are as many parts as fill a GPU.
     """
 
     def __init__(self, r, v, packing, enough: int = ENOUGH // 2):
-        """enough: programs that fill a GPU, by the registers that each takes; the default is two a multiprocessor."""
+        """enough: programs that fill a GPU, given the registers of each; the default is two a multiprocessor."""
         (B, self.T, self.H, self.K), self.V = r.shape, v.shape[-1]
         self.packing, self.packed = packing, packing is not None
         self.N = packing.N if self.packed else B
         self.chunks = self.room(CHUNK)
         heads = self.N * self.H
         if self.packed:
-            L = cdiv(self.chunks * self.H, 2 * enough)  # finer: sequences are of unlike length
+            L = cdiv(self.chunks * self.H, 2 * enough)  # finer: sequences differ in length
         elif heads > ENOUGH // 4:
             L = cdiv(self.T, CHUNK)
         else:
             parts = enough // max(1, heads)
-            if parts < 8:  # some more, if fewer of a GPU's places are then left empty
+            if parts < 8:  # more, if that leaves fewer multiprocessors idle
                 parts = min(range(parts, 2 * parts + 2), key=lambda n: cdiv(n * heads, enough) / n)
             L = cdiv(cdiv(self.T, CHUNK), parts)
         self.L = cdiv(max(SHORTEST_PART, L), LONGEST) * LONGEST
@@ -238,13 +237,14 @@ class Parts:
         self.several = self.parts > self.N
 
     def room(self, tokens: int) -> int:
-        """Pieces of so many tokens; of packed sequences, how many there may be."""
+        """Return the number of pieces of so many tokens; of packed sequences an upper bound."""
         return self.packing.room(tokens) if self.packed else self.N * cdiv(self.T, tokens)
 
     def where(self, tokens: int, *more) -> tuple:
-        """What `piece` takes to find a program's piece of so many tokens."""
+        """Return the arguments of `piece` for pieces of so many tokens: T, then None or, packed, int32 tensors
+        [pieces], [N + 1], [N + 1] and [N + 1]; then `more`."""
         if not self.packed:
             return self.T, None, None, None, None, *more
         pieces, chunks = self.packing.pieces(tokens, least=1), self.packing.pieces(CHUNK)
-        self.packing.pieces(CHUNK * self.L, least=1)  # which every call needs, so that one launch lays out all of them
+        self.packing.pieces(CHUNK * self.L, least=1)  # requested here too, so that one launch lays out all sizes
         return self.T, pieces.sequence, pieces.before, self.packing.offsets, chunks.before, *more

@@ -1,15 +1,15 @@
-"""The chunked form in plain PyTorch, what operators with a decay per channel share: tensors cut into chunks, states
-carried between them, and the pairs of tokens inside them.
+"""The chunked form in plain PyTorch, shared by operators with a decay per channel: splitting tensors into chunks,
+carrying states between them, and the products of token pairs inside them.
 
-A read x_i meets a key y_j of an earlier token j < i through the decay strictly between the two, w_{j+1} … w_{i-1}:
+A read x_i sees a key y_j of an earlier token j < i through the decay strictly between the two, w_{j+1} … w_{i-1}:
 
     A_ij = sum_k x_i[k] y_j[k] exp(sum_{j<t<i} w_t)
 
-Everything is built level by level from dyadic blocks (`common.decay`), so that no w <= 0 can overflow or cancel. A
-token with itself carries no decay and is each operator's own affair.
+Everything is built level by level from dyadic blocks (`common.decay`), so that no w <= 0 can overflow or cancel. The
+pair of a token with itself has no decay; each operator handles it.
 
-A token may have R reads and Y keys (RWKV7: two and two; GSA: one read for each query of its group). They are
-neighbouring rows: reads [..., C R, K], keys [..., C Y, K], A [..., C R, C Y], so that one product serves them all.
+A token may have R reads and Y keys (RWKV7: two and two; GSA: one read for each query of its group). They are adjacent
+rows: reads [..., C R, K], keys [..., C Y, K], A [..., C R, C Y], so that one product serves them all.
 """
 
 import torch
@@ -21,16 +21,16 @@ from .decay import Level, halves, level_blocks
 
 
 def split_chunks(x: Tensor, C: int, dtype: torch.dtype) -> Tensor:
-    """[B, T, H, D] -> [B, H, N, C, D]; rows beyond T are zero: no decay, nothing read, nothing written."""
+    """[B, T, H, D] -> [B, H, N, C, D]; rows beyond T are zero: no decay, no read, no write."""
     if x.shape[1] % C:
         x = F.pad(x, (0, 0, 0, 0, 0, -x.shape[1] % C))
-    return rearrange(x, "b (n c) h d -> b h n c d", c=C).to(dtype).contiguous()  # or every product would copy it
+    return rearrange(x, "b (n c) h d -> b h n c d", c=C).to(dtype).contiguous()  # otherwise every product would copy it
 
 
 def split_beside(*x: Tensor | None, C: int, dtype: torch.dtype) -> Tensor:
-    """[B, T, H, D] each -> [B, H, N, C, n, D], the rows of a token next to each other; beyond T as in `split_chunks`.
+    """n of [B, T, H, D] -> [B, H, N, C, n, D], the rows of a token adjacent; rows beyond T are zero.
 
-    None, but for the first, leaves room for rows that are not known yet.
+    None, allowed for all but the first, leaves its rows uninitialized, to be filled later.
     """
     B, T, H, D = x[0].shape
     N = -(-T // C)
@@ -43,34 +43,34 @@ def split_beside(*x: Tensor | None, C: int, dtype: torch.dtype) -> Tensor:
 
 
 def join_chunks(x: Tensor, T: int) -> Tensor:
-    """[B, H, N, C, D] -> [B, T, H, D], the inverse of `split_chunks`, in memory of its own."""
+    """[B, H, N, C, D] -> [B, T, H, D], the inverse of `split_chunks`, as a copy."""
     return rearrange(x, "b h n c d -> b (n c) h d")[:, :T].clone(memory_format=torch.contiguous_format)
 
 
 def beside(*x: Tensor) -> Tensor:
-    """[..., C, D] each -> [..., C n, D], the rows of a token next to each other."""
+    """n of [..., C, D] -> [..., C n, D], the rows of a token adjacent."""
     return torch.stack(x, -2).flatten(-3, -2)
 
 
 def apart(x: Tensor, axis: int, n: int) -> tuple[Tensor, ...]:
-    """Every nth row (axis -2) or column (-1), the first ones first: n views; on rows the inverse of `beside`."""
+    """Return every nth row (axis -2) or column (-1), from the first on, as n views; on rows the inverse of `beside`."""
     return x.unflatten(axis, (-1, n)).unbind(axis)
 
 
 def add_product(x: Tensor, a: Tensor, b: Tensor) -> None:
-    """x += a b, x contiguous."""
+    """x += a @ b for contiguous x."""
     x.flatten(0, -3).baddbmm_(a.flatten(0, -3), b.flatten(0, -3))
 
 
 def own_pairs(A: Tensor, C: int) -> Tensor:
-    """The pairs of each token with itself, a view: A [..., C R, C Y] -> [..., C, R, Y]."""
+    """Return the pairs of each token with itself, a view: A [..., C R, C Y] -> [..., C, R, Y]."""
     return A.unflatten(-1, (C, -1)).unflatten(-3, (C, -1)).diagonal(0, -4, -2).movedim(-1, -3)
 
 
 def carry_states(decay: Tensor, written: Tensor, state: Tensor | None, reverse: bool = False) -> tuple[Tensor, Tensor]:
-    """The state entering each chunk (reverse: the gradient leaving it) and the one left at the end.
+    """Return the state entering each chunk (reverse: the gradient leaving it), [B, H, N, K, V], and the last state.
 
-    decay [B, H, N, K] and written [B, H, N, K, V] are each chunk's own; state [B, H, K, V] is where to begin.
+    decay [B, H, N, K] and written [B, H, N, K, V]: of each chunk; state [B, H, K, V]: the initial one, None for zeros.
     """
     B, H, N, K, V = written.shape
     state = written.new_zeros(B, H, K, V) if state is None else state.to(written.dtype)
@@ -82,20 +82,20 @@ def carry_states(decay: Tensor, written: Tensor, state: Tensor | None, reverse: 
 
 
 def weighed(x: Tensor, weight: Tensor) -> Tensor:
-    """x [..., C n, K] by weight [..., C, K]: every row by its token's."""
+    """Multiply each row of x [..., C n, K] by its token's row of weight [..., C, K]."""
     n = x.shape[-2] // weight.shape[-2]
     return x * weight if n == 1 else (x.unflatten(-2, (-1, n)) * weight[..., None, :]).flatten(-3, -2)
 
 
 def weigh_(x: Tensor, weight: Tensor) -> Tensor:
-    """`weighed`, in x itself."""
+    """`weighed` in place."""
     return x.unflatten(-2, (weight.shape[-2], -1)).mul_(weight[..., None, :]).flatten(-3, -2)
 
 
 def pair_scores(read: Tensor, key: Tensor, levels: list[Level]) -> Tensor:
-    """A [..., C R, C Y], zero unless the key's token comes before the read's.
+    """Return A [..., C R, C Y], zero unless the key's token precedes the read's.
 
-    read [..., C R, K] has every leading axis; key [..., C Y, K] and the levels may have leading axes of size 1.
+    read [..., C R, K] has all leading axes; key [..., C Y, K] and the levels may have leading axes of size 1.
     """
     A = read.new_zeros(*read.shape[:-1], key.shape[-2])
     for level in levels:
@@ -105,7 +105,7 @@ def pair_scores(read: Tensor, key: Tensor, levels: list[Level]) -> Tensor:
 
 
 def read_sums(dA: Tensor, key: Tensor, levels: list[Level]) -> Tensor:
-    """Gradient of the read, sum_{j<i} dA_ij y_j exp(sum_{j<t<i} w_t), [..., C R, K]."""
+    """Return the gradient of the read, sum_{j<i} dA_ij y_j exp(sum_{j<t<i} w_t), [..., C R, K]."""
     dread = dA.new_zeros(*dA.shape[:-1], key.shape[-1])
     for level in levels:
         earlier, dlater = _halves_met(key, dread, level)
@@ -116,10 +116,10 @@ def read_sums(dA: Tensor, key: Tensor, levels: list[Level]) -> Tensor:
 def pair_grads(dA: Tensor, read: Tensor, key: Tensor, levels: list[Level], dread: Tensor, dkey: Tensor, dw: Tensor):
     """Add the gradients of read, key and decay through A to dread [..., C R, K], dkey [..., C Y, K] and dw [..., C, K].
 
-    What dread and dkey hold already must come from tokens outside the chunk: it passes every decay of the chunk before
-    the read or after the key, and dw gets that too. From the largest blocks to the smallest, the decays of a left half
-    are passed by all reads of the right one, and those of a right half by all keys of the left one. So dw is a sum of
-    terms that each carry their e^{w}, where the usual difference of two running sums cancels.
+    The previous contents of dread and dkey must come from tokens outside the chunk: they depend on every decay of the
+    chunk before the read or after the key, and add to dw too. From the largest blocks to the smallest, the decays of a
+    left half act on all reads of the right one, and those of a right half on all keys of the left one. So dw is a sum
+    of terms that each carry their e^{w}; the usual difference of two running sums cancels.
     """
     for level in reversed(levels):
         earlier, later = _halves_met(key, read, level)
@@ -133,7 +133,7 @@ def pair_grads(dA: Tensor, read: Tensor, key: Tensor, levels: list[Level], dread
 
 
 def _halves_met(keys: Tensor, reads: Tensor, level: Level) -> tuple[Tensor, Tensor]:
-    """The left halves of rows [..., C Y, K] and the right ones of rows [..., C R, K], views."""
+    """Return the left halves of keys [..., C Y, K] and the right halves of reads [..., C R, K], as views."""
     C = 2 * level.s * level.key.shape[-3]
     left, _ = halves(keys, level.s * keys.shape[-2] // C)
     _, right = halves(reads, level.s * reads.shape[-2] // C)
@@ -141,17 +141,17 @@ def _halves_met(keys: Tensor, reads: Tensor, level: Level) -> tuple[Tensor, Tens
 
 
 def _met(x: Tensor, weight: Tensor, level: Level) -> Tensor:
-    """x weighed, which changes nothing where no decay lies between two rows that meet."""
+    """Return `weighed(x, weight)`; x itself at level 1, where no decay lies between the rows of a pair."""
     return x if level.s == 1 else weighed(x, weight)
 
 
-def _add(x: Tensor, found: Tensor, weight: Tensor) -> None:
-    """x += weighed(found, weight), where x may be a view."""
+def _add(x: Tensor, y: Tensor, weight: Tensor) -> None:
+    """x += weighed(y, weight), where x may be a view."""
     n = (-1, x.shape[-2] // weight.shape[-2])
-    x.unflatten(-2, n).addcmul_(found.unflatten(-2, n), weight[..., None, :])
+    x.unflatten(-2, n).addcmul_(y.unflatten(-2, n), weight[..., None, :])
 
 
 def _block(A: Tensor, level: Level) -> Tensor:
-    """Where reads of right halves meet keys of left ones, [..., C/(2s), s R, s Y]."""
+    """Return the blocks of reads of right halves and keys of left ones, [..., C/(2s), s R, s Y], a view."""
     C = 2 * level.s * level.key.shape[-3]
     return level_blocks(A, level.s * A.shape[-2] // C, width=level.s * A.shape[-1] // C)

@@ -1,6 +1,6 @@
 """Decay products inside a chunk, built so that nothing can overflow or cancel.
 
-Every pair i > j of a chunk meets in exactly one *dyadic level* s = C/2, …, 2, 1: the one at which j lies in the left
+Every pair i > j of a chunk belongs to exactly one *dyadic level* s = C/2, …, 2, 1: the one at which j lies in the left
 and i in the right half of one block of 2s rows. There the decay between them factors at the halves' boundary,
 
     exp(sum between j and i) = exp(sum from the boundary up to i) * exp(sum from j to the boundary),
@@ -17,14 +17,14 @@ from torch import Tensor
 
 
 def halves(x: Tensor, s: int) -> tuple[Tensor, Tensor]:
-    """Left and right halves of each block of 2s rows: [..., C, D] -> two views [..., C/(2s), s, D]."""
+    """Return the left and right halves of each block of 2s rows: [..., C, D] -> two views [..., C/(2s), s, D]."""
     return x.unflatten(-2, (-1, 2, s)).unbind(-3)
 
 
 def level_blocks(A: Tensor, s: int, row: int = 1, column: int = 0, width: int | None = None) -> Tensor:
-    """The (row, column) quarter of each diagonal block of 2s rows, a view: [..., C, C] -> [..., C/(2s), s, s].
+    """Return the (row, column) quarter of each diagonal block of 2s rows, a view: [..., C, C] -> [..., C/(2s), s, s].
 
-    width: of a quarter where it is not s; A has as many columns for each s of its rows.
+    width: columns of a quarter, if not s; A then has `width` columns for each s rows.
     """
     blocks = A.unflatten(-1, (-1, 2, width or s)).unflatten(-4, (-1, 2, s))
     return blocks[..., row, :, :, column, :].diagonal(0, -4, -2).movedim(-1, -3)
@@ -33,8 +33,8 @@ def level_blocks(A: Tensor, s: int, row: int = 1, column: int = 0, width: int | 
 def block_sums(w: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Yield (s, before, after) for s = 1, 2, 4, … C, C a power of two: log decays [..., C, K] inside blocks of s rows.
 
-    before, of a row: the sum of w over the rows of its block before it; after: over those after it. They are formed by
-    doubling, so that no sum is ever a difference, and in place: what was yielded is valid until the next is asked for.
+    before: for each row, the sum of w over the rows of its block before it; after: over those after it. Doubling forms
+    them without subtractions, in place: the yielded tensors are valid until the next step.
     """
     before, after, total = torch.zeros_like(w), torch.zeros_like(w), w
     s, C = 1, w.shape[-2]
@@ -51,8 +51,8 @@ def block_sums(w: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
 def dyadic_levels(w: Tensor) -> Iterator[tuple[int, Tensor]]:
     """Yield (s, log weight [..., C, K]) for s = 1, 2, 4, … C/2, C a power of two.
 
-    The weight of a row in a right half is the decay from that half's start up to the row, exclusive (what a read at
-    the row sees); of a row in a left half, the decay from after the row to that half's end (what its key undergoes).
+    The weight of a row in a right half is the decay from that half's start up to the row, exclusive (seen by a read at
+    the row); of a row in a left half, the decay from after the row to that half's end (applied to its key).
     w: natural-log decays <= 0.
     """
     for s, before, after in block_sums(w):
@@ -69,7 +69,7 @@ class Level(NamedTuple):
 
 
 class Decays(NamedTuple):
-    """Every factor that a chunk needs, in [0, 1]."""
+    """All decay factors of a chunk, in [0, 1]."""
 
     before: Tensor  # e^{sum of w over the chunk's rows before a row}, [..., C, K]
     after: Tensor  # over those after it
@@ -78,7 +78,7 @@ class Decays(NamedTuple):
 
 
 def decays(w: Tensor) -> Decays:
-    """The exponentials of `block_sums` and `dyadic_levels`, w [..., C, K]."""
+    """Return the exponentials of `block_sums` and `dyadic_levels` of w [..., C, K]."""
     levels = []
     for s, before, after in block_sums(w):
         if 1 < s < w.shape[-2]:
@@ -90,10 +90,10 @@ def decays(w: Tensor) -> Decays:
 
 
 def sum_before(x: Tensor) -> Tensor:
-    """Exclusive prefix sum over rows, sum_{j<t} x_j, without subtracting: [..., C, D] -> the same."""
+    """Return the exclusive prefix sum over rows, sum_{j<t} x_j, without subtraction: [..., C, D] -> [..., C, D]."""
     return F.pad(x, (0, 0, 1, 0))[..., :-1, :].cumsum(-2)
 
 
 def sum_after(x: Tensor) -> Tensor:
-    """Exclusive suffix sum over rows, sum_{i>t} x_i, without subtracting: [..., C, D] -> the same."""
+    """Return the exclusive suffix sum over rows, sum_{i>t} x_i, without subtraction: [..., C, D] -> [..., C, D]."""
     return sum_before(x.flip(-2)).flip(-2)

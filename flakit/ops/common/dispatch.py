@@ -1,4 +1,4 @@
-"""Which code runs: "triton" kernels, "torch" on any device, or the "reference" recurrence."""
+"""The choice of a backend: "triton" kernels, "torch" on any device, or the "reference" recurrence."""
 
 import importlib.util
 import os
@@ -19,7 +19,7 @@ FUSED_CHANNELS = 33, 64
 """Of 16-bit heads, the fewest and the most that the fused kernels take."""
 
 
-_HAS_TRITON = importlib.util.find_spec("triton") is not None  # looked up once: torch.compile cannot trace the search
+_HAS_TRITON = importlib.util.find_spec("triton") is not None  # once, since torch.compile cannot trace the lookup
 
 
 def has_triton() -> bool:
@@ -27,7 +27,7 @@ def has_triton() -> bool:
 
 
 def interpreted() -> bool:
-    """Whether this process asked for Triton's interpreter, which runs kernels on CPU tensors."""
+    """Return whether this process uses Triton's interpreter, which runs kernels on CPU tensors."""
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
@@ -36,20 +36,23 @@ _LAUNCHES = threading.RLock()
 
 @contextmanager
 def interpreted_alone() -> Iterator[None]:
-    """Where kernels are interpreted, one thread at a time: Triton's interpreter keeps in globals in which program of a
-    grid it is, and what of `triton.language` it has replaced. Around launches, or as a decorator of what launches."""
+    """Serialize launches across threads where kernels are interpreted: Triton's interpreter keeps the current program
+    and its patches of `triton.language` in globals. A context manager or a decorator."""
     with _LAUNCHES if interpreted() else nullcontext():
         yield
 
 
 def interpreted_too_late() -> bool:
-    """Whether the interpreter was asked for after `import triton`, whose own functions are compiled ones by then."""
+    """Return whether TRITON_INTERPRET was set after `import triton`, whose library functions are compiled ones then."""
     language = sys.modules.get("triton.language")
     return interpreted() and language is not None and type(language.sum).__name__ != "InterpretedFunction"
 
 
 def choose_backend(backend: str | None, x: Tensor) -> str:
-    """Default: triton on CUDA (float64 goes to torch), torch elsewhere. Refuses what cannot run, with the cure."""
+    """Return the backend; default: triton on CUDA (float64: torch), torch elsewhere.
+
+    Raises an error that names the remedy where the backend cannot run.
+    """
     if backend is None:
         return "triton" if x.is_cuda and x.dtype != torch.float64 and has_triton() else "torch"
     if backend not in BACKENDS:
@@ -77,14 +80,14 @@ def choose_backend(backend: str | None, x: Tensor) -> str:
 
 
 def fits_fused(x: Tensor, v: Tensor) -> bool:
-    """Whether the fused kernels take these heads: 16-bit, x [..., K] and v [..., V] of 33 to 64 channels."""
+    """Return whether the fused kernels serve these heads: 16-bit, x [..., K] and v [..., V] of 33 to 64 channels."""
     least, most = FUSED_CHANNELS
     return x.element_size() == 2 and least <= x.shape[-1] <= most and least <= v.shape[-1] <= most
 
 
 @cache
 def kernels(package: str, form: str):
-    """The Triton code of an operator's form, imported on first use: `import flakit` works where Triton does not exist.
+    """Import the Triton code of an operator's form on first use: `import flakit` works without Triton.
 
     form: "chunk", "recurrent", or "fused_chunk" for heads that `fits_fused`, where the operator has such kernels.
     """
@@ -94,7 +97,7 @@ def kernels(package: str, form: str):
 
 
 def check_chunk_size(chunk_size: int | None, backend: str, kernels: tuple[int, ...]) -> int:
-    """Chunk length as a power of two; on Triton the nearest of `kernels`. 0 stands for the backend's own choice."""
+    """Return the chunk length, a power of two; on Triton the nearest of `kernels`; 0 for the backend's own choice."""
     if chunk_size is None:
         return 0
     whole = isinstance(chunk_size, (int, np.integer)) and not isinstance(chunk_size, bool)
@@ -104,10 +107,9 @@ def check_chunk_size(chunk_size: int | None, backend: str, kernels: tuple[int, .
 
 
 def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """The tensors in autocast's dtype where it is on for their device (float64 stays, as autocast itself leaves it)."""
+    """Cast tensors to autocast's dtype where it is enabled for their device; float64 stays, as in PyTorch's own."""
     device = tensors[0].device.type
-    # Meta tensors have no autocast, and asking raises. `is_autocast_available` would say so, but PyTorch 2.11 cannot
-    # compile it.
+    # Querying autocast for meta tensors raises. `is_autocast_available` would tell, but PyTorch 2.11 cannot compile it.
     if device == "meta" or not torch.is_autocast_enabled(device):
         return tensors
     dtype = torch.get_autocast_dtype(device)

@@ -7,18 +7,18 @@ import torch
 from torch import Tensor
 
 State = Tensor | tuple[Tensor, ...]
-"""What a sequence begins or ends with, [N, ...]: a tensor, or several together."""
+"""Initial or final states of N sequences, [N, ...]: a tensor or a tuple of tensors."""
 
 
 class Bucket(NamedTuple):
-    """Some of the sequences, as one batch in which each is padded to the longest of them, which has L tokens."""
+    """n of the N sequences as one batch, each padded to the longest of them, of L tokens."""
 
-    members: Tensor  # [n], which of the N sequences
-    tokens: Tensor  # [n, L], where each row lies in the packed sequence
-    filled: Tensor  # [n, L], whether there is a row at all
+    members: Tensor  # [n], indices of the sequences
+    tokens: Tensor  # [n, L], index of each row in the packed sequence
+    filled: Tensor  # [n, L], False for padding
 
     def rows(self, x: Tensor) -> Tensor:
-        """[1, T, ...] -> [n, L, ...]. The rows added are zero: log decay 0, nothing read, nothing written."""
+        """[1, T, ...] -> [n, L, ...]. Padding rows are zero: log decay 0, no read, no write."""
         return x[0, self.tokens].masked_fill_(~self.filled.view(*self.filled.shape, *[1] * (x.ndim - 2)), 0)
 
     def states(self, x: State | None) -> State | None:
@@ -27,44 +27,44 @@ class Bucket(NamedTuple):
 
 
 def buckets(cu_seqlens: Tensor) -> list[Bucket]:
-    """Cut N sequences into few batches of similar lengths, the longest first.
+    """Group N sequences into a few batches of similar lengths, the longest first.
 
-    A bucket ends where one more sequence would make it more than twice as large as what it holds. So padding is at
-    most a factor of two (a bucket of empty sequences has one row each), the next bucket is at most half as long, and
-    there are no more than 2 + log2(T) of them.
+    A bucket is full when one more sequence would bring its padded size above twice its tokens. So padding is at most a
+    factor of two (a bucket of empty sequences has one row each), the next bucket is at most half as long, and there are
+    no more than 2 + log2(T) buckets.
     """
     starts, lengths = cu_seqlens[:-1].tolist(), cu_seqlens.diff().tolist()
-    cut, held = [], 0
+    groups, tokens = [], 0
     for n in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
-        if not cut or (len(cut[-1]) + 1) * lengths[cut[-1][0]] > 2 * (held + lengths[n]):
-            cut.append([])
-            held = 0
-        cut[-1].append(n)
-        held += lengths[n]
+        if not groups or (len(groups[-1]) + 1) * lengths[groups[-1][0]] > 2 * (tokens + lengths[n]):
+            groups.append([])
+            tokens = 0
+        groups[-1].append(n)
+        tokens += lengths[n]
 
-    found = []
-    for members in cut:
+    batches = []
+    for members in groups:
         row = torch.arange(max(1, lengths[members[0]]), device=cu_seqlens.device)
         first, length = (torch.tensor([x[n] for n in members], device=row.device)[:, None] for x in (starts, lengths))
         filled = row < length
-        found.append(Bucket(torch.tensor(members, device=row.device), (first + row).where(filled, 0), filled))
-    return found
+        batches.append(Bucket(torch.tensor(members, device=row.device), (first + row).where(filled, 0), filled))
+    return batches
 
 
 def joined_rows(cut: Iterable[Bucket], parts: Sequence[Tensor], T: int) -> Tensor:
-    """Every bucket's rows [n, L, ...] -> [1, T, ...]; zero in rows of no sequence."""
+    """Join the buckets' rows [n, L, ...] -> [1, T, ...]; rows of no sequence are zero."""
     return _joined([x.tokens[x.filled] for x in cut], [y[x.filled] for x, y in zip(cut, parts, strict=True)], T)[None]
 
 
 def joined_states(cut: Iterable[Bucket], parts: Sequence[State]) -> State:
-    """Every bucket's states [n, ...] -> [N, ...]."""
+    """Join the buckets' states [n, ...] -> [N, ...]."""
     if isinstance(parts[0], Tensor):
         return _joined([x.members for x in cut], parts, sum(len(x.members) for x in cut))
     return tuple(joined_states(cut, x) for x in zip(*parts, strict=True))
 
 
 def _joined(places: Sequence[Tensor], parts: Sequence[Tensor], size: int) -> Tensor:
-    """[size, ...] with each row at its place, zero elsewhere."""
+    """Scatter rows to their places in [size, ...], zero elsewhere."""
     joined = parts[0].new_zeros(size, *parts[0].shape[1:])
     for place, part in zip(places, parts, strict=True):
         joined[place] = part
@@ -72,9 +72,9 @@ def _joined(places: Sequence[Tensor], parts: Sequence[Tensor], size: int) -> Ten
 
 
 def positions(cu_seqlens: Tensor, T: int) -> Tensor:
-    """Each token's place in its own sequence, [T]; computed where cu_seqlens lives, without waiting for it.
+    """Return each token's position in its own sequence, [T], on cu_seqlens' device, without synchronizing.
 
-    Rows behind the last offset count from there.
+    Rows past the last offset count from there.
     """
     cu_seqlens = cu_seqlens.contiguous()
     token = torch.arange(T, dtype=cu_seqlens.dtype, device=cu_seqlens.device)
@@ -88,10 +88,10 @@ def one_by_one(
     cu_seqlens: Tensor,
     zeros: Callable[[], State],
 ) -> tuple[Tensor, State]:
-    """`run(rows, state)` for each of N sequences in a batch of one, joined: o [1, T, ...] and the states [N, ...].
+    """Call `run(rows, state)` on each of N sequences in a batch of one; return o [1, T, ...] and the states [N, ...].
 
-    rows: [1, T, ...] by name. zeros: makes the state [1, ...] that an empty sequence has where none is given. Rows of
-    no sequence are zero.
+    rows: [1, T, ...] by name. zeros: returns the state [1, ...] of an empty sequence that has no initial one. Rows of
+    no sequence are zero in o.
     """
     outputs, states, ends = [], [], cu_seqlens.tolist()
     for n, (begin, end) in enumerate(zip(ends, ends[1:], strict=False)):

@@ -1,5 +1,5 @@
-"""What all launches of a call over chunks have in common: sizes, how chunks are cut, what is kept of their states, and
-the launches that find the state entering each chunk (`stream_triton`)."""
+"""What all launches of a chunked call share: sizes, the partition into chunks, the storage of states, and the launches
+that compute the state entering each chunk (`stream_triton`)."""
 
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -26,8 +26,8 @@ from .stream_triton import scan_kernel, stream_kernel
 
 
 class Kept(NamedTuple):
-    """Kept states [chunks, H, K, V]; where they are 16-bit, the scales of their rows, and those of the states at the
-    middles of chunks."""
+    """Stored states [chunks, H, K, V]; where they are 16-bit, the scales of their rows and of the rows of the states at
+    the middles of chunks, [chunks, H, NV, K] each, flat."""
 
     states: torch.Tensor
     scales: torch.Tensor | None
@@ -35,9 +35,9 @@ class Kept(NamedTuple):
 
 
 class ChunkPlan:
-    """What all launches of a call share: sizes, where the chunks are, precision, and the launch table's word.
+    """What all launches of a call share: sizes, positions of chunks, precision, and rows of the launch table.
 
-    op: prefix of its rows in the launch table; x: a sequence with a state's rows, [B, T, H, rows]; V: its columns.
+    op: prefix of its rows in the launch table; x: a sequence [B, T, H, rows]; V: columns of the state [rows, V].
     """
 
     def __init__(self, op: str, x: torch.Tensor, V: int, packing: Packing | None, chunk_size: int, flags: int = 0):
@@ -50,89 +50,91 @@ class ChunkPlan:
             self.N, self.chunks = B, B * cdiv(self.T, self.C)
         else:
             self.N, self.chunks = packing.N, packing.room(self.C)
-        # Chunks and heads that a program looks at where a launch may find that few or none are its own.
+        # Chunks and heads whose flags a program reads at once, where few or none may be left for its launch.
         enough = self.chunks * self.H // (2 * ENOUGH)
         self.at_once = min(8, 1 << enough.bit_length()) if self.width == "16-bit" else 1
         self.empty = x.new_empty(0, dtype=torch.float32).new_empty
-        # The guard looks at blocks of K as `stream_kernel` cuts them, unless the operator says otherwise.
+        # Flags a chunk and head: one for each block of K of `stream_kernel`, unless the operator has its own number.
         self.flags = flags or _flags(op, x)
 
     @cached_property
     def where(self) -> tuple:
-        """What a kernel takes to find its chunk: the sequence of each, and how many come before each sequence."""
+        """The kernel arguments that locate a chunk: sequence_of_chunk [chunks], cu_seqlens and offsets (in chunks)
+        [N + 1], T; all but T are None unless packed."""
         if self.packing is None:
             return None, None, None, self.T
         chunks = self.packing.pieces(self.C)
         return chunks.sequence, self.packing.offsets, chunks.before, self.T
 
     def sizes(self, kernel: str, V: int | None = None) -> tuple[dict, int, int]:
-        """Keyword arguments every kernel takes, and the numbers of blocks along K and V (default: the state's)."""
+        """Return every kernel's keyword arguments, and the numbers of blocks along K and V (default: the state's)."""
         launch, V = TABLE[f"{self.op}.{kernel}", self.width], self.columns if V is None else V
         common, *blocks = _sizes(launch, self.H, self.rows, V, self.C, self.packing is not None, self.precision)
         return dict(common), *blocks
 
     def ways(self, kernel: str):
-        """The launches of a kernel that works inside chunks: (keyword arguments, blocks along V)."""
+        """Yield the launches of a kernel that works inside chunks: (keyword arguments, blocks along V)."""
         for way in ("mild", "dyadic") if self.width == "16-bit" else ("dyadic",):
             common, _, NV = self.sizes(f"{kernel}.{way}")
             yield common | dict(FLAGS=self.flags, LEVELS=self.C.bit_length() - 1, MILD=int(way == "mild")), NV
 
     def kept_shape(self, V: int) -> tuple[int, ...]:
-        """Of the float32 tensor that holds the state entering every chunk."""
+        """Return the shape of the float32 tensor that stores the state entering every chunk."""
         return _kept_shape(self.scaled, self.op, self.chunks, self.H, self.rows, V)
 
     def room_for_states(self, V: int) -> torch.Tensor:
-        """A tensor of `kept_shape` in which what no kernel will write is 0: no output may be left to chance."""
-        kept = self.empty(self.kept_shape(V))
+        """Allocate a tensor of `kept_shape`, with zeros where no kernel writes: outputs must not be uninitialized."""
+        stored = self.empty(self.kept_shape(V))
         if self.packing is not None:
-            kept.zero_()  # a packed batch has room for more chunks than it fills
+            stored.zero_()  # a packed batch may fill fewer chunks than are allocated
         elif self.scaled:
             scales = _scales(self.op, self.chunks, self.H, self.rows, V)
             used = _scales(self.op, self.chunks, self.H, self.rows, V, rounded=False)
             if used < scales:
-                kept[: 2 * scales].view(2, scales)[:, used:] = 0
+                stored[: 2 * scales].view(2, scales)[:, used:] = 0
             if self.chunks * self.H * self.rows * V % 2:
-                kept[-1:] = 0
-        return kept
+                stored[-1:] = 0
+        return stored
 
-    def unpacked(self, kept: torch.Tensor, V: int) -> Kept:
-        """What lies in a tensor of `kept_shape`."""
+    def unpacked(self, stored: torch.Tensor, V: int) -> Kept:
+        """Return the states and scales in a tensor of `kept_shape`, as views."""
         if not self.scaled:
-            return Kept(kept, None, None)
+            return Kept(stored, None, None)
         states = cdiv(self.chunks * self.H * self.rows * V, 2)
-        scales = (kept.numel() - states) // 2
-        own, mild, states = kept.split_with_sizes([scales, scales, states])
+        scales = (stored.numel() - states) // 2
+        own, mild, states = stored.split_with_sizes([scales, scales, states])
         return Kept(states.view(torch.float16), own, mild)
 
-    def taken_apart(self, given, mild: bool) -> list:
-        """What a kernel takes: given, but each `Kept` as its states and their scales."""
-        taken = []
-        for x in given:
+    def taken_apart(self, args, mild: bool) -> list:
+        """Return the arguments of a kernel, with each `Kept` as its states and their scales."""
+        flat = []
+        for x in args:
             if type(x) is Kept:
-                taken += x.states, x.mild_scales if mild else x.scales
+                flat += x.states, x.mild_scales if mild else x.scales
             else:
-                taken.append(x)
-        return taken
+                flat.append(x)
+        return flat
 
     def state_shape(self) -> tuple[int, int, int, int]:
         return self.N, self.H, self.rows, self.columns
 
     def states(self, x, y, w, scale, first, last, reverse, inclusive=False, beside=None, remainders=None):
-        """The state entering each chunk (reverse: the gradient leaving it), and which chunks are mild (reverse: None).
+        """Compute the state entering each chunk (reverse: the gradient leaving it) and which chunks are mild (reverse:
+        None).
 
-        The states come in one tensor of `kept_shape`, which `unpacked` takes apart.
+        The states share one tensor of `kept_shape`, which `unpacked` splits.
 
-        x [B, T, G H, K] and y [B, T, G H, V] make each chunk's writing, G heads one state's; V is y's own, whatever the
-        plan's is. inclusive: in reverse, a read is faded by its own token's decay too.
-        first and last [N, H, K, V]: where to begin, and where to leave the end; None: zeros, nowhere. first may also be
-        a function of what this makes of any state: of the factor [N, H, K] and the list of what it makes of zeros. What
-        it returns gives first, and beside's, in a list, and may wait for it.
-        beside: (x, y, first, last) of another state that decays alike, of which all is as of this one but V. It goes
-        through the same launch, and a tensor for each comes back.
-        remainders: a float16 tensor [chunks, H, K, V] for what 16-bit states lose of the first, in their rows' scales.
+        x [B, T, G H, K] and y [B, T, G H, V] write into the states, G heads into each; V may differ from the plan's.
+        inclusive: in reverse, a read decays by its own token's w too.
+        first, last [N, H, K, V]: initial state (None: zeros) and output for the final one (None: not stored). first may
+        also be a function of this call's affine map: it receives the factor [N, H, K] and the list of final states of
+        zeros, and returns a function that returns the list of first and beside's first, and may wait for them.
+        beside: (x, y, first, last) of another state with the same decay and sizes, except V. Both go through one
+        launch, and a tensor for each is returned.
+        remainders: float16 output [chunks, H, K, V], the rounding errors of the first 16-bit states (`store_state`).
         """
-        given = [(x, y, first, last)] + ([beside] if beside else [])
-        columns = [y.shape[-1] for _, y, _, _ in given]
+        inputs = [(x, y, first, last)] + ([beside] if beside else [])
+        columns = [y.shape[-1] for _, y, _, _ in inputs]
         common, NK, NV = self.sizes("stream", columns[0])
         common |= dict(
             G=x.shape[2] // self.H, REVERSE=reverse, INCLUSIVE=inclusive, SCALED=self.scaled, OTHER_V=0, OTHER_BV=1,
@@ -141,7 +143,7 @@ class ChunkPlan:
             other, _, other_NV = self.sizes("stream", columns[1])
             common |= dict(OTHER_V=columns[1], OTHER_BV=other["BV"])
             NV += other_NV
-        kept = [self.room_for_states(V) for V in columns]
+        stored = [self.room_for_states(V) for V in columns]
         mild = None
         if not reverse:
             mild = self.empty(self.chunks, self.H, NK, dtype=torch.int32)
@@ -152,81 +154,82 @@ class ChunkPlan:
         where = (*where, *self.where[1:], L)
         grid = (NK * NV * self.H * segments,)
         if segments > self.N or callable(first):
-            entering = self._entering(given, w, scale, segments, where, grid, common)
-            given = [(x, y, S, None) for (x, y, _, _), S in zip(given, entering, strict=True)]
+            entering = self._entering(inputs, w, scale, segments, where, grid, common)
+            inputs = [(x, y, S, None) for (x, y, _, _), S in zip(inputs, entering, strict=True)]
         streams = [
             (x, y, *self.unpacked(S, V), first, last)
-            for (x, y, first, last), S, V in zip(given, kept, columns, strict=True)
+            for (x, y, first, last), S, V in zip(inputs, stored, columns, strict=True)
         ]
-        _, _, first, last = given[0]
+        _, _, first, last = inputs[0]
         stream_kernel[grid](
             *_pair(streams), remainders, w, None, mild, scale, *where, TOTALS=False, SEGMENTED=segments > self.N,
             HAS_FIRST=first is not None, WANTS_LAST=last is not None, **common,
         )  # fmt: skip
-        return (tuple(kept) if beside else kept[0]), mild
+        return (tuple(stored) if beside else stored[0]), mild
 
     def segments(self, programs):
-        """Chunks a segment, how many segments there are, and of a packed batch the `Pieces` that they are.
+        """Return the chunks a segment, the number of segments, and the `Pieces` of a packed batch, else None.
 
-        programs: of one segment. Sequences stay whole where these are enough to fill a GPU. A packed batch, whose
-        sequences may be of any length, is cut whenever that is needed to make them alike.
+        programs: of one segment. Sequences stay whole where these fill a GPU. A packed batch is always cut, since its
+        sequences may differ in length.
         """
-        enough = ENOUGH // 2 if self.scaled else ENOUGH  # each with a state twice as large
+        enough = ENOUGH // 2 if self.scaled else ENOUGH  # a scaled program holds a state twice as large
         if self.packing is None and self.N * programs >= enough:
             return cdiv(self.T, self.C), self.N, None
-        L = max(SHORTEST_SEGMENT, cdiv(self.chunks * programs, 2 * enough))  # finer: pieces are of unlike length
+        L = max(SHORTEST_SEGMENT, cdiv(self.chunks * programs, 2 * enough))  # finer: pieces differ in length
         if self.packing is None:
             return L, self.N * cdiv(self.T, self.C * L), None
-        self.packing.pieces(self.C)  # which `where` needs: one launch lays out both
+        self.packing.pieces(self.C)  # requested here too, for `where`: one launch lays out both
         segments = self.packing.pieces(self.C * L)
         return L, segments.room, segments
 
     def lay_out(self, *columns: int) -> None:
-        """Ask for the pieces of a launch of `states` of so many columns, which launches before it need in part."""
+        """Request the pieces that `states` with these numbers of columns needs, before an earlier launch needs some."""
         if self.packing is not None:
             self.segments(sum(NK * NV for _, NK, NV in (self.sizes("stream", V) for V in columns)) * self.H)
 
     def entering(
         self, x, y, w, scale, first, parts, sequence_of_part, offsets, tokens, reverse, meanwhile=lambda: None
     ):
-        """The state entering each of so many parts of so many tokens, [parts, H, K, V] (reverse: the gradient of the
-        one that leaves it). tokens: a multiple of all chunks. meanwhile: launches what needs none of these states,
-        while first is awaited. Else as of `states`."""
+        """Compute the state entering each part, [parts, H, K, V] (reverse: the gradient of the state leaving it).
+
+        tokens: of a part, a multiple of every chunk length. meanwhile: launches work that needs none of these states
+        while first is awaited. Other arguments as of `states`."""
         common, NK, NV = self.sizes("stream")
         common |= dict(G=1, REVERSE=reverse, INCLUSIVE=False, SCALED=self.scaled, OTHER_V=0, OTHER_BV=1)
-        # The offsets of chunks tell where their states go, of which none is kept here.
+        # Offsets of chunks say where to store their states; none is stored here.
         cu_seqlens = None if self.packing is None else self.packing.offsets
         where = (sequence_of_part, offsets, cu_seqlens, offsets, self.T, tokens // self.C)
         grid = (NK * NV * self.H * parts,)
         return self._entering([(x, y, first, None)], w, scale, parts, where, grid, common, meanwhile)[0]
 
-    def _entering(self, given, w, scale, segments, where, grid, common, meanwhile=lambda: None):
-        """Of each state that is given, as to `states`, what enters each segment."""
-        entering = [self.empty(segments, self.H, self.rows, y.shape[-1]) for _, y, _, _ in given]
+    def _entering(self, inputs, w, scale, segments, where, grid, common, meanwhile=lambda: None):
+        """Compute the state entering each segment, [segments, H, K, V], for each (x, y, first, last) of inputs."""
+        entering = [self.empty(segments, self.H, self.rows, y.shape[-1]) for _, y, _, _ in inputs]
         decay = self.empty(segments, self.H, self.rows)
-        totals = [(x, y, S, None, None, None, None) for (x, y, _, _), S in zip(given, entering, strict=True)]
+        totals = [(x, y, S, None, None, None, None) for (x, y, _, _), S in zip(inputs, entering, strict=True)]
         stream_kernel[grid](
             *_pair(totals), None, w, decay, None, scale, *where,
             TOTALS=True, SEGMENTED=True, HAS_FIRST=False, WANTS_LAST=False, **common,
         )  # fmt: skip
         _, segment_offsets, *_ = where
         rest = segments // self.N, segment_offsets, common["REVERSE"]
-        firsts = [first for _, _, first, _ in given]
+        firsts = [first for _, _, first, _ in inputs]
         if callable(firsts[0]):
             written = [S.new_empty(self.N, *S.shape[1:]) for S in entering]
             for S, whole in zip(entering, written, strict=True):
                 self._scan(S.clone(), decay, None, whole, *rest)
-            arrived = firsts[0](decay.unflatten(0, (self.N, -1)).prod(1), written)
+            wait = firsts[0](decay.unflatten(0, (self.N, -1)).prod(1), written)
             meanwhile()
-            firsts = arrived()
+            firsts = wait()
         else:
             meanwhile()
-        for (_, _, _, last), first, S in zip(given, firsts, entering, strict=True):
+        for (_, _, _, last), first, S in zip(inputs, firsts, entering, strict=True):
             self._scan(S, decay, first, last, *rest)
         return entering
 
     def _scan(self, written, decay, first, last, parts, offsets, reverse):
-        """Put the state entering each part where its writing [parts, H, K, V] was; decay e^{total} [parts, H, K]."""
+        """Replace what each part writes, [parts, H, K, V], by the state entering it; decay: e^{total} [parts, H, K]."""
         V = written.shape[-1]
         launch = TABLE["scan", self.width]
         BE = elements(self.rows * V, self.N * self.H, launch.BV)
@@ -238,12 +241,12 @@ class ChunkPlan:
 
 
 def _pair(streams: list[tuple]) -> tuple:
-    """What `stream_kernel` takes of one stream or two."""
+    """Return `stream_kernel`'s arguments for one stream or two."""
     return (*streams[0], *(streams[1] if len(streams) > 1 else (None,) * len(streams[0])))
 
 
 def block_of(C: int, size: int, limit: int) -> int:
-    """As `launch.block`, but in long chunks of `NARROWEST` at least, whatever the limit."""
+    """Return `launch.block`, but at least `NARROWEST` in long chunks, whatever the limit."""
     return max(block(size, limit), NARROWEST if C == LONG_CHUNK_SIZE else 0)
 
 
@@ -258,28 +261,28 @@ def _sizes(launch: Launch, H: int, K: int, V: int, C: int, packed: bool, precisi
 
 
 def cut_into_chunks(op: str, x: torch.Tensor, V: int, chunk_size: int) -> tuple[bool, int]:
-    """Whether states between chunks are 16-bit, each row over a power of two, and tokens a chunk. As of `ChunkPlan`."""
+    """Return whether states between chunks are stored as scaled float16, and the chunk length; as in `ChunkPlan`."""
     narrow = x.element_size() == 2
     if op == "rwkv7":
         return False, min(chunk_size or (CHUNK_SIZE if narrow else SHORT_CHUNK_SIZE), CHUNK_SIZE)
-    # In the interpreter, which cannot multiply bfloat16, float16 stands in for it.
-    tried = narrow and (x.dtype == torch.bfloat16 or interpreted())
+    # Long chunks are for bfloat16; the interpreter, which cannot multiply it, takes them for float16.
+    supported = narrow and (x.dtype == torch.bfloat16 or interpreted())
     long = block(x.shape[-1], 128) == 64 and (op == "gsa" or block(V, 128) == 64)
-    most = LONG_CHUNK_SIZE if tried and long else CHUNK_SIZE
-    return narrow, min(chunk_size or most, most)
+    longest = LONG_CHUNK_SIZE if supported and long else CHUNK_SIZE
+    return narrow, min(chunk_size or longest, longest)
 
 
 def _flags(op: str, x: torch.Tensor) -> int:
-    """Of each chunk and head: blocks along K whose decay is said to be mild or not."""
+    """Return the flags a chunk and head: blocks along K, each marked as mild or not."""
     K = x.shape[-1]
     return cdiv(K, block(K, TABLE[f"{op}.stream", width(x.element_size())].BK))
 
 
 def _scales(op: str, states: int, H: int, K: int, V: int, rounded: bool = True) -> int:
-    """Numbers that scale the rows of so many states, one for each block along V, rounded up to whole cache lines. There
-    are as many again, of the states at the middles of chunks."""
-    numbers = states * H * K * cdiv(V, block(V, TABLE[f"{op}.stream", "16-bit"].BV))
-    return cdiv(numbers, 32) * 32 if rounded else numbers
+    """Return the number of row scales of so many states, one for each row and block along V, rounded up to whole cache
+    lines. The states at the middles of chunks have as many again."""
+    count = states * H * K * cdiv(V, block(V, TABLE[f"{op}.stream", "16-bit"].BV))
+    return cdiv(count, 32) * 32 if rounded else count
 
 
 def _kept_shape(scaled: bool, op: str, states: int, H: int, K: int, V: int) -> tuple[int, ...]:
@@ -295,11 +298,11 @@ def chunks_of(op, x, V, packing, chunk_size) -> int:
 
 
 def kept_states_shape(op, x, V, packing, chunk_size) -> tuple[int, ...]:
-    """Shape of what `ChunkPlan.states` returns, known without the offsets' values; arguments as of `ChunkPlan`."""
+    """Return the shape of the result of `ChunkPlan.states`; it does not depend on the offsets' values."""
     scaled, _ = cut_into_chunks(op, x, V, chunk_size)
     return _kept_shape(scaled, op, chunks_of(op, x, V, packing, chunk_size), *x.shape[2:], V)
 
 
 def flags_of(op, x, V, packing, chunk_size) -> int:
-    """How many flags say which chunks are mild; arguments as of `ChunkPlan`."""
+    """Return the number of flags that mark mild chunks; arguments as of `ChunkPlan`."""
     return chunks_of(op, x, V, packing, chunk_size) * x.shape[2] * _flags(op, x)

@@ -1,12 +1,12 @@
-"""What every operator's step-by-step kernels share: the tokens of a sequence, an exact decay, the cuts of a state.
+"""What the token-by-token kernels of all operators share: loading tokens, an exact decay, blocks of a state.
 
-A program carries a state's [BK, BV] block over one sequence, U tokens a turn. A load takes longer than a step: while a
-program computes with the rows of one turn, those of the next are on their way. Behind the end of a sequence rows are 0,
-which change neither a state nor its gradient.
+A program carries a state's [BK, BV] block over one sequence, U tokens a turn. A load takes longer than a step, so the
+rows of the next turn load while a program computes with those of the current one. Rows past the end of a sequence are
+0, which changes neither a state nor its gradient.
 
-Its backward needs the states again and cannot divide by a decay to walk back, so the forward keeps one every CHECKPOINT
-tokens. From it the backward walks a segment twice: first it writes the state before every turn to a scratch buffer;
-then it takes the turns in reverse, and the states within one stay in registers.
+The backward needs the states again and cannot divide by a decay to walk back, so the forward stores one every
+CHECKPOINT tokens. From there the backward walks a segment twice: first forward, writing the state before every turn to
+a scratch buffer; then turn by turn in reverse, with the states within a turn in registers.
 """
 
 import torch
@@ -18,12 +18,12 @@ from .launch import CHECKPOINT, TABLE, TOGETHER, block, width
 from .packed_triton import Packing
 
 ROWS = 64
-"""Rows of a state for which the launch table's warps are meant; a taller one gets more of them."""
+"""Rows of a state that the launch table's num_warps is for; a taller state gets more warps."""
 
 
 @triton.jit
 def span(i_n, cu_seqlens, offsets, T, C: tl.constexpr, PACKED: tl.constexpr):
-    """Where sequence i_n begins and ends, and the number of its first checkpoint."""
+    """Return the first row and the end of sequence i_n, and the index of its first checkpoint."""
     if PACKED:
         start = tl.load(cu_seqlens + i_n).to(tl.int64)
         end = tl.minimum(tl.load(cu_seqlens + i_n + 1).to(tl.int64), T)
@@ -40,8 +40,8 @@ def load_turn(
     keys, values, start, t, length, i_h, o_k, m_k, o_v, m_v, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     U: tl.constexpr,
 ):  # fmt: skip
-    """Rows of U tokens of a sequence, the one numbered t and those behind it, on their way: a tuple a token, of [1, BK]
-    from each of `keys` [rows, K] and then [BV, 1] from each of `values` [rows, V]. Where there is no such token, 0.
+    """Issue the loads of tokens t … t + U - 1 of a sequence. Return a tuple for each token: [1, BK] from each of `keys`
+    [rows, K], then [BV, 1] from each of `values` [rows, V]; zeros outside the sequence.
     """
     turn = ()
     for n in tl.static_range(U):
@@ -57,7 +57,7 @@ def load_turn(
 
 @triton.jit
 def arrived_turn(turn):
-    """What `load_turn` gave, in float32, for use from here on."""
+    """Wait for the result of `load_turn` and return it in float32."""
     found = ()
     for n in tl.static_range(len(turn)):
         rows = ()
@@ -69,11 +69,11 @@ def arrived_turn(turn):
 
 @triton.jit
 def taken(x):
-    """A row, [1, D] of a key or [D, 1] of a value, as [D], to meet a state.
+    """Return a row, [1, D] of a key or [D, 1] of a value, as [D], for products with a state.
 
-    Each thread has some of a row's numbers, and needs all of those that meet its part of the state. Triton would rather
-    hand round what a row was made of, and have every thread make the row anew; a sum it makes where its numbers are.
-    Rows lie across how they meet a state, or Triton would spread the state over the threads as the row is.
+    A thread holds some elements of a row and needs all that multiply its part of the state. Triton would exchange the
+    row's inputs and recompute the row in every thread; a reduction it computes where its operands are. Rows have the
+    transposed shape, or Triton would give the state the row's layout.
     """
     if x.shape[0] == 1:
         x = tl.sum(x, 0)
@@ -84,13 +84,13 @@ def taken(x):
 
 @triton.jit
 def split_decay(b_w):
-    """e^w as high + low, low being what float32 loses of it where w > -1/2 and 0 elsewhere.
+    """Return e^w as high + low; low is the rounding error of float32 where w > -1/2, 0 elsewhere.
 
-    A slow decay multiplies a state thousands of times by nearly the same number, so that the number's rounding error
-    adds up instead of averaging out: 2e-5 at w = -1e-4 over 4096 tokens with e^w in one float32.
+    A slow decay multiplies a state thousands of times by nearly the same number, so that this number's rounding error
+    accumulates instead of averaging out: 2e-5 at w = -1e-4 over 4096 tokens with e^w in one float32.
     """
     w = tl.maximum(b_w, -0.5)
-    # e^w - 1 by Taylor's series; the last term is below 1e-9 of the whole.
+    # e^w - 1 by its Taylor series; the last term is below 1e-9 of the sum.
     minus_one = 1.0 + w / 9.0
     for n in tl.static_range(2, 9):
         minus_one = 1.0 + w / (10 - n) * minus_one
@@ -103,9 +103,9 @@ def split_decay(b_w):
 
 @triton.jit
 def through(p, x, m):
-    """x by way of memory, at p where m holds: spread over the threads as the states are that lie there.
+    """Store x at p where m holds and load it back, which gives it the layout of the states stored there.
 
-    Triton spreads each tensor as suits its first use, and computes twice what two such tensors meet in.
+    Triton picks each tensor's layout by its first use, and duplicates computations that combine two layouts.
     """
     tl.store(p, x, mask=m)
     tl.debug_barrier()
@@ -115,7 +115,7 @@ def through(p, x, m):
 
 
 def cut(kernel: str, x: torch.Tensor, V: int) -> tuple[int, int, int, dict]:
-    """Block of K (all of it), block of V, blocks along V, and launch options; x: a sequence with the state's rows."""
+    """Return BK (covering K), BV, the number of blocks along V, and launch options. x [B, T, H, K]."""
     launch = TABLE[kernel, width(x.element_size())]
     BK, BV = block(x.shape[-1], launch.BK), block(V, launch.BV)
     if x.shape[-1] > BK:
@@ -125,31 +125,31 @@ def cut(kernel: str, x: torch.Tensor, V: int) -> tuple[int, int, int, dict]:
 
 
 def checkpoints_shape(x: torch.Tensor, V: int, packing: Packing | None) -> tuple[int, int, int, int]:
-    """Shape of the states kept every CHECKPOINT tokens, known without the offsets' values."""
+    """Return the shape of the states stored every CHECKPOINT tokens; it does not depend on the offsets' values."""
     B, T, H, K = x.shape
-    kept = B * -(-T // CHECKPOINT) if packing is None else packing.room(CHECKPOINT)
-    return kept, H, K, V
+    count = B * -(-T // CHECKPOINT) if packing is None else packing.room(CHECKPOINT)
+    return count, H, K, V
 
 
 def checkpoints(x: torch.Tensor, V: int, packing: Packing | None) -> torch.Tensor:
-    """Room for the states kept every CHECKPOINT tokens, float32."""
-    # A packed batch has room for more than it fills, and an operator's output may not be left to chance.
-    new = x.new_empty if packing is None else x.new_zeros
-    return new(checkpoints_shape(x, V, packing), dtype=torch.float32)
+    """Allocate the states stored every CHECKPOINT tokens, float32."""
+    # A packed batch may fill fewer than are allocated, and an operator's output must not be uninitialized.
+    allocate = x.new_empty if packing is None else x.new_zeros
+    return allocate(checkpoints_shape(x, V, packing), dtype=torch.float32)
 
 
 def together(T: int, queries: int = 1) -> int:
-    """Tokens a turn: a decode has but one, and where a token has several queries their rows are loaded at once, too."""
+    """Return the tokens a turn: 1 for a decode step; fewer with several queries a token, whose rows load together."""
     return 1 if T == 1 else max(1, TOGETHER // queries)
 
 
 def summed(shares: torch.Tensor) -> torch.Tensor:
-    """What every block along V has a share of, [blocks, ...], without its first axis."""
+    """Sum partial results of the blocks along V, [blocks, ...], over the first axis."""
     return shares[0] if len(shares) == 1 else shares.sum(0)
 
 
 def sequences(x: torch.Tensor, packing: Packing | None) -> tuple[int, tuple]:
-    """The number of sequences; what `span` takes of packed ones: their offsets, and the checkpoints before each."""
+    """Return the number of sequences and, for `span`, packed offsets and checkpoints before each sequence, or None."""
     if packing is None:
         return x.shape[0], (None, None)
     before = packing.pieces(CHECKPOINT).before

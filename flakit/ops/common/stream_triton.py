@@ -1,9 +1,9 @@
-"""The states between chunks: a state S [K, V] per head decays along K between chunks and each chunk writes into it,
+"""The states between chunks: each head has a state S [K, V], which decays along K, and which each chunk updates:
 S <- e^{total} S + written.
 
-`stream_kernel` walks from chunk to chunk and leaves the state entering each. Where heads and sequences alone are too
-few to fill a GPU, sequences are cut into segments: the stream first finds what each segment writes, `scan_kernel` turns
-that, in place, into the state entering each segment, and the stream starts there.
+`stream_kernel` walks from chunk to chunk and stores the state entering each. Where heads and sequences are too few to
+fill a GPU, sequences are cut into segments: the stream first computes what each segment writes, `scan_kernel` turns
+that, in place, into the state entering each segment, and the stream starts from there.
 """
 
 import triton
@@ -27,7 +27,7 @@ from .tiles_triton import halves_and_mild, load_decays, load_tile, state_pointer
 def _passed(b_S, b_w, total, x, y, w, scale, start, end, i_h, i_k, i_v, H: tl.constexpr, G: tl.constexpr,
             K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
             REVERSE: tl.constexpr, INCLUSIVE: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """The state after C rows with decays b_w, in reverse its gradient before them. As in `stream_kernel`."""
+    """Advance the state b_S [BK, BV] by C rows with decays b_w; REVERSE: its gradient. See `stream_kernel`."""
     o_c = tl.arange(0, C)
     if REVERSE:
         if INCLUSIVE and SCALED:
@@ -62,7 +62,7 @@ def _walk(
     BV: tl.constexpr, REVERSE: tl.constexpr, INCLUSIVE: tl.constexpr, TOTALS: tl.constexpr,
     SCALED: tl.constexpr, HAS_FIRST: tl.constexpr, WANTS_LAST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One tile of one state through one segment; remainders, decay and mild may be None. As in `stream_kernel`."""
+    """Carry a tile of a state through a segment. remainders, decay, mild: or None. See `stream_kernel`."""
     NK: tl.constexpr = (K + BK - 1) // BK
     i_sh = i_s * H + i_h
     b_S = tl.zeros([BK, BV], dtype=tl.float32)
@@ -115,7 +115,7 @@ def _walk(
 @triton.jit
 def locate_segment(i_s, sequence_of_segment, segment_offsets, cu_seqlens, offsets, T, L, C: tl.constexpr,
                    SEGMENTED: tl.constexpr, PACKED: tl.constexpr):  # fmt: skip
-    """First row of segment i_s of L chunks and the end of its sequence, its first chunk, and how many it has."""
+    """Return the first row of segment i_s of L chunks, the end of its sequence, its first chunk, its chunk count."""
     if PACKED:
         if SEGMENTED:
             i_n = tl.load(sequence_of_segment + i_s)
@@ -148,13 +148,20 @@ def stream_kernel(
     TOTALS: tl.constexpr, SEGMENTED: tl.constexpr, SCALED: tl.constexpr,
     HAS_FIRST: tl.constexpr, WANTS_LAST: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """S <- e^{total} S + (k e^{after})^T v, chunk after chunk of a segment of L; in reverse (scale r e^{before})^T do.
+    """S <- e^{total} S + (k e^{after})^T v, chunk by chunk through a segment of L; REVERSE: (scale r e^{before})^T do.
 
-    The state before each chunk is stored, and whether its decays are mild; or, for TOTALS, what the whole segment makes
-    of a zero state, and e^{its total}. INCLUSIVE: a read is faded by its own token's decay too.
-    G: heads of x and y that write into one state. SCALED: products of split operands, and states in 16 bits.
-    OTHER_V: columns of another state that decays alike, 0 if there is none. In registers: a tile of one, [BK, BV].
-    remainders: as of `store_state`, of the first state alone; None where nobody needs them.
+    Store the state before each chunk and whether the chunk is mild; TOTALS: instead store the state that a segment
+    makes of zeros, and e^{its total}. INCLUSIVE: a read decays by its own token's w too.
+    G: heads of x and y that write into one state. SCALED: split products, 16-bit states. OTHER_V: columns of a second
+    state with the same decay, 0 for none. A program holds a tile [BK, BV] of one state in registers.
+
+    x [B, T, G H, K], y [B, T, G H, V], w [B, T, H, K]
+    states, remainders [chunks, H, K, V]; with TOTALS, states [segments, H, K, V]
+    scales, mild_scales [chunks, H, NV, K], decay [segments, H, K], mild [chunks, H, NK]
+    initial, last [N, H, K, V]; with SEGMENTED, initial [segments, H, K, V]
+    other_*: as x to last, with OTHER_V columns
+    sequence_of_segment [segments], segment_offsets, cu_seqlens, offsets (in chunks) [N + 1]
+    remainders (`store_state`): of the first state alone, or None
     """
     NK: tl.constexpr = (K + BK - 1) // BK
     NV: tl.constexpr = (V + BV - 1) // BV
@@ -176,7 +183,7 @@ def stream_kernel(
 
 @triton.jit
 def _scan_index(j, first_part, parts, i_h, H: tl.constexpr, REVERSE: tl.constexpr):
-    """The number, in memory, of the j-th state that a scan comes to."""
+    """Return the index in memory of the j-th state of a scan."""
     if REVERSE:
         i = first_part + parts - 1 - j
     else:
@@ -190,9 +197,12 @@ def scan_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BE: tl.constexpr,
     REVERSE: tl.constexpr, HAS_FIRST: tl.constexpr, WANTS_LAST: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """Put the state before each part of a sequence where its writing was: S <- e^{total} S + written.
+    """Replace what each part of a sequence writes by the state before the part: S <- e^{total} S + written.
 
-    parts: of each sequence, where they are not packed. In registers: BE elements of S.
+    A program holds BE elements of S in registers.
+
+    written [all parts, H, K, V], decay [all parts, H, K], first, last [N, H, K, V]
+    offsets [N + 1]: parts before each packed sequence; parts: the number in each sequence otherwise
     """
     NE: tl.constexpr = (K * V + BE - 1) // BE
     i_e, i_nh = program(NE)
@@ -209,7 +219,7 @@ def scan_kernel(
         b_S += tl.load(first + i_nh.to(tl.int64) * K * V + o_e, mask=m_e, other=0.0)
     p_e, p_d = written + o_e, decay + o_e // V
     for j in range(0, parts, 4):
-        # Four parts' loads are under way before the first is waited for: a scan is all waiting.
+        # Issue the loads of four parts before using the first: a scan is bound by load latency.
         i_0 = _scan_index(j, first_part, parts, i_h, H, REVERSE)
         i_1 = _scan_index(j + 1, first_part, parts, i_h, H, REVERSE)
         i_2 = _scan_index(j + 2, first_part, parts, i_h, H, REVERSE)

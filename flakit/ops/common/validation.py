@@ -1,8 +1,8 @@
-"""What every operator asks of its arguments. Each error names the argument, what was expected and what came.
+"""Checks of every operator's arguments. Each error names the argument, the expected value and the actual one.
 
-Shapes and dtypes are always checked, they cost nothing. Values (a decay above zero, disordered offsets) are checked on
-CPU; on a GPU looking means waiting for it, so there they are checked under `checked()` or with FLAKIT_CHECK=1. That all
-inputs are finite is checked under `checked()` alone, on a CPU too.
+Shapes and dtypes are always checked; that costs nothing. Values (a decay above zero, unordered offsets) are checked on
+a CPU; on a GPU reading them synchronizes, so there they are checked under `checked()` or with FLAKIT_CHECK=1 only. That
+all inputs are finite is checked under `checked()` only, on a CPU too.
 """
 
 import math
@@ -22,7 +22,7 @@ FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 LARGEST = sys.float_info.max
 
 Offsets = tuple[Tensor | None, Tensor | None]
-"""cu_seqlens of packed sequences and its copy on the CPU, None where there is none."""
+"""cu_seqlens [N + 1] of packed sequences and its copy on the CPU; either may be None."""
 
 _checked: ContextVar[bool] = ContextVar("flakit_checked", default=os.environ.get("FLAKIT_CHECK", "0") not in ("", "0"))
 
@@ -31,10 +31,11 @@ _nan_decays_pass: ContextVar[bool] = ContextVar("flakit_nan_decays_pass", defaul
 
 @contextmanager
 def checked() -> Iterator[None]:
-    """Look at values on the GPU too, at the price of a few synchronisations a call: `with flakit.checked(): ...`.
+    """Check values on the GPU too, for a few synchronizations a call: `with flakit.checked(): ...`.
 
-    There, and on a CPU as well, a NaN or an infinity in any input (of the decay all but -inf) is a ValueError that
-    names the argument and the first place. Unchecked it is computed with: in a chunk form it reaches tokens before it.
+    There, and on a CPU too, a NaN or an infinity in any input (except -inf in the decay) raises a ValueError with the
+    argument's name and the first index. Unchecked, it enters the computation, and in a chunked form reaches earlier
+    tokens.
     """
     token = _checked.set(True)
     try:
@@ -45,9 +46,9 @@ def checked() -> Iterator[None]:
 
 @contextmanager
 def nan_decays_pass() -> Iterator[None]:
-    """A decay that is NaN is computed with on a CPU too, as on a GPU; not under `checked()`.
+    """Accept NaN decays on a CPU too, as on a GPU; not under `checked()`.
 
-    So a step of a training ends with a loss of NaN, which can be counted, and every rank of several comes to its end.
+    A training step then ends with a NaN loss, which can be counted, and all ranks finish the step.
     """
     token = _nan_decays_pass.set(True)
     try:
@@ -57,7 +58,7 @@ def nan_decays_pass() -> Iterator[None]:
 
 
 def is_checked() -> bool:
-    # A compiler cannot follow a context variable; what it calls, an operator, asks when it runs.
+    # torch.compile cannot trace a context variable; the operator it calls reads the variable when it runs.
     return not torch.compiler.is_compiling() and _checked.get()
 
 
@@ -66,49 +67,49 @@ def looks_at_values(x: Tensor) -> bool:
 
 
 class Once:
-    """A check of tensors' shapes, dtypes and devices, asked once for each kind of arguments.
+    """A cached check of tensors' shapes, dtypes and devices: it runs once for each signature of arguments.
 
-    `asked(*given)` looks at these and at nothing else, neither values nor settings, and returns the list of what was
-    given, perhaps in other dtypes. A kind that passed and came back as it was needs no second look, which a decode of
-    some microseconds would notice. given: tensors and None; whatever else there is, is asked about each time.
+    `check(*args)` depends on nothing else, neither values nor settings, and returns the list of args, perhaps in other
+    dtypes. A signature that passed unchanged is not checked again: the check would be a visible part of a decode step
+    of a few microseconds. args: tensors and None; calls with anything else are always checked.
     """
 
     MOST = 4096
-    """Kinds that are remembered, before it begins anew: lengths may differ from call to call."""
+    """Signatures in the cache before it is cleared: lengths may differ from call to call."""
 
-    def __init__(self, asked: Callable[..., list]):
-        self.asked, self.passed = asked, set()
+    def __init__(self, check: Callable[..., list]):
+        self.check, self.passed = check, set()
 
-    def __call__(self, *given: object) -> list:
-        kind = _kind(given)
-        if kind is not None and kind in self.passed:
-            return list(given)
-        found = self.asked(*given)
-        if kind is not None and all(x is y for x, y in zip(given, found, strict=True)):
+    def __call__(self, *args: object) -> list:
+        signature = _signature(args)
+        if signature is not None and signature in self.passed:
+            return list(args)
+        results = self.check(*args)
+        if signature is not None and all(x is y for x, y in zip(args, results, strict=True)):
             if len(self.passed) >= self.MOST:
                 self.passed.clear()
-            self.passed.add(kind)
-        return found
+            self.passed.add(signature)
+        return results
 
 
-def _kind(given: tuple) -> tuple | None:
-    """Shape, dtype and device of each; None where a compiler follows, autocast changes dtypes, or there is more to it
-    than that."""
+def _signature(args: tuple) -> tuple | None:
+    """Return shape, dtype and device of each argument; None under torch.compile or autocast, or where an argument is
+    neither None nor a plain tensor."""
     if torch.compiler.is_compiling() or torch._C._is_any_autocast_enabled():
         return None
-    kind = []
-    for x in given:
+    signature = []
+    for x in args:
         if x is None:
-            kind.append(None)
+            signature.append(None)
         elif type(x) is Tensor or type(x) is Parameter:
-            kind += x.shape, x.dtype, x.device
+            signature += x.shape, x.dtype, x.device
         else:
             return None
-    return tuple(kind)
+    return tuple(signature)
 
 
 def check_tensor(name: str, x: object, shape: Mapping[str, int | None], like: str = "") -> None:
-    """x is a floating tensor of `shape`, an ordered mapping of axis names to sizes (None: any size of at least 1)."""
+    """Check that x is a floating tensor of `shape`, which maps axis names to sizes in order (None: any size >= 1)."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
     sizes = x.shape
@@ -121,14 +122,14 @@ def check_tensor(name: str, x: object, shape: Mapping[str, int | None], like: st
 
 
 def _fits(sizes: torch.Size, shape: Mapping[str, int | None]) -> bool:
-    for got, size in zip(sizes, shape.values(), strict=True):  # a call asks often: a loop takes half of any()'s time
+    for got, size in zip(sizes, shape.values(), strict=True):  # called often: a loop takes half the time of any()
         if size is not None and size != got:
             return False
     return True
 
 
 def in_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x.to(dtype), which takes a microsecond even where there is nothing to do."""
+    """Return x.to(dtype) without its microsecond where x has that dtype."""
     return x if x.dtype == dtype else x.to(dtype)
 
 
@@ -144,7 +145,7 @@ def check_device(name: str, x: Tensor, device: torch.device, like: str = "r") ->
 
 
 def check_number(name: str, x: object) -> float:
-    """A finite number, Python's or numpy's, as a float."""
+    """Return a finite number, Python's or numpy's, as a float."""
     x = x.item() if isinstance(x, (np.integer, np.floating)) else x
     if isinstance(x, bool) or not isinstance(x, (int, float)):
         raise TypeError(f"{name}: expected a number or None, got {type(x).__name__}")
@@ -159,7 +160,7 @@ def check_scale(scale: object, default: float) -> float:
 
 
 def without_padding(x: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-    """The rows of x [B, T, ...] that belong to a sequence; waits for a GPU."""
+    """Return the rows of x [B, T, ...] up to the last offset; synchronizes with a GPU."""
     return x if cu_seqlens is None else x[:, : max(0, int(cu_seqlens[-1]))]
 
 
@@ -169,14 +170,14 @@ def check_decay(name: str, w: Tensor, cu_seqlens: Tensor | None = None) -> None:
     w = without_padding(w, cu_seqlens)
     if not (w <= 0).all():
         at = torch.unravel_index(w.detach().argmax(), w.shape)  # the first NaN, if there is one
-        found = w[at].item()
-        if math.isnan(found):
+        value = w[at].item()
+        if math.isnan(value):
             if _nan_decays_pass.get() and not is_checked():
                 return
             why = f"A NaN is no missing logarithm, it comes from upstream: from the weights or inputs that made {name}"
         else:
             why = "A factor in (0, 1) has to become its logarithm: logsigmoid(x) or flakit.log_decay(x)"
-        raise ValueError(f"{name}: expected a natural-log decay <= 0, got {found:.4g} at {[int(i) for i in at]}. {why}")
+        raise ValueError(f"{name}: expected a natural-log decay <= 0, got {value:.4g} at {[int(i) for i in at]}. {why}")
 
 
 def check_finite(name: str, x: Tensor, where: str = "under flakit.checked()") -> None:
@@ -186,7 +187,7 @@ def check_finite(name: str, x: Tensor, where: str = "under flakit.checked()") ->
 
 
 def check_cu_seqlens(x: object, B: int, device: torch.device, like: str = "r", name: str = "cu_seqlens") -> None:
-    """Shape and kind of the offsets of packed sequences; `check_offsets` looks at their values."""
+    """Check shape, dtype and device of the offsets of packed sequences; `check_offsets` checks their values."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: expected an integer tensor, got {type(x).__name__}")
     if x.dtype not in (torch.int32, torch.int64):
@@ -199,7 +200,7 @@ def check_cu_seqlens(x: object, B: int, device: torch.device, like: str = "r", n
 
 
 def check_packing(cu_seqlens: object, cu_seqlens_cpu: object, B: int, device: torch.device, like: str = "r") -> int:
-    """Both forms of the offsets, either of which may be None; returns N, the number of sequences."""
+    """Check both forms of the offsets, either of which may be None; return N, the number of sequences."""
     if cu_seqlens is None:
         if cu_seqlens_cpu is not None:
             raise ValueError(
@@ -219,9 +220,10 @@ def check_packing(cu_seqlens: object, cu_seqlens_cpu: object, B: int, device: to
 def check_state(
     name: str, state: object, shape: Mapping[str, int], packed: bool, first: Tensor, like: str = "r"
 ) -> Tensor:
-    """A state of `shape`, whose first axis is N, beside the operator's first sequence; in the dtype it is computed in.
+    """Check a state of `shape`, whose first axis is N, against the operator's first sequence; return it in the dtype of
+    the computation.
 
-    The conversion is PyTorch's own, so that its gradient arrives in the dtype that was given.
+    PyTorch differentiates the conversion, so the state's gradient has the state's dtype.
     """
     check_tensor(name, state, shape, f" (N = {shape['N']} {'packed sequences' if packed else 'like B'})")
     check_device(name, state, first.device, like)
@@ -229,7 +231,7 @@ def check_state(
 
 
 def check_flag(name: str, flag: object) -> bool:
-    """True or False, Python's or numpy's; None is False, as flash-linear-attention's layers give it."""
+    """Return a flag, Python's or numpy's, as a bool; None, which flash-linear-attention's layers pass, is False."""
     if flag is not None and not isinstance(flag, (bool, np.bool_)):
         raise TypeError(f"{name}: expected True or False, got {type(flag).__name__}")
     return bool(flag)
@@ -244,7 +246,7 @@ def check_unused(
     checkpoint_level: object = 0,
     reverse: object = False,
 ) -> None:
-    """Keywords of flash-linear-attention that change nothing here, or would and are refused with the cure."""
+    """Check flash-linear-attention's keywords that have no effect here; refuse unsupported values with a remedy."""
     if check_flag("head_first", head_first):
         raise ValueError("head_first: expected False, got True; give [B, T, H, ...], x.transpose(1, 2), instead")
     if check_flag("reverse", reverse):
@@ -258,9 +260,9 @@ def check_unused(
 
 
 def check_offsets(cu_seqlens: Tensor | None, cu_seqlens_cpu: Tensor | None, T: int, reads_values: bool = False) -> None:
-    """Values of the offsets: each alone, and both against each other where looking does not wait for a GPU.
+    """Check the values of the offsets, and that both agree, where reading them does not synchronize with a GPU.
 
-    reads_values: whether the backend waits for them anyway.
+    reads_values: whether the backend reads them anyway.
     """
     for name, x in (("cu_seqlens_cpu", cu_seqlens_cpu), ("cu_seqlens", cu_seqlens)):
         if x is None or not (reads_values or looks_at_values(x)):
@@ -278,12 +280,12 @@ def check_offsets(cu_seqlens: Tensor | None, cu_seqlens_cpu: Tensor | None, T: i
 
 
 def refuse_forward_mode(**tensors: Tensor | None) -> None:
-    """A custom operator silently drops forward-mode tangents; say so instead of returning zeros."""
+    """Raise where a tensor has a forward-mode tangent, which a custom operator would silently drop."""
     if forward_ad._current_level < 0:
-        return  # there are none
+        return  # no tangents exist
     message = "forward-mode differentiation is not supported, use reverse mode"
     if torch.compiler.is_compiling():
-        # What is compiled cannot see a tangent, only whether there may be one: torch.compile guards on the level.
+        # Compiled code cannot see a tangent, only whether one may exist: torch.compile guards on the level.
         raise NotImplementedError(f"{message}, or compile outside of torch.autograd.forward_ad.dual_level")
     for name, x in tensors.items():
         if isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None:
