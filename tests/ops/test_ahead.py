@@ -1,6 +1,8 @@
 """Kernels of a first call are compiled beside each other, and nothing else changes. On a GPU: `flakit bench`."""
 
+import gc
 import threading
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -138,5 +140,11 @@ def test_a_backward_takes_the_pieces_that_its_forward_found():
         backward = [launch.name for launch in found[len(forward) :]]
         kernels.backward(*tensors, 0.5, None, call.cu_seqlens, 0, kept, do, None)
         alone = [launch.name for launch in found[len(forward) + len(backward) :]]
+    gone, gc_was_on = weakref.ref(packing), gc.isenabled()
+    gc.disable()
+    del packing
+    assert gone() is None  # its memory is free at once, without the collector of cycles
+    if gc_was_on:
+        gc.enable()
     assert forward[0] == "layout_kernel" and forward.count("layout_kernel") == 1
     assert alone == ["layout_kernel", *backward] and "layout_kernel" not in backward

@@ -245,6 +245,7 @@ class Parts:
         [pieces], [N + 1], [N + 1] and [N + 1]; then `more`."""
         if not self.packed:
             return self.T, None, None, None, None, *more
+        self.packing.ask(CHUNK)
+        self.packing.ask(CHUNK * self.L, least=1)  # requested here too, so that one launch lays out all sizes
         pieces, chunks = self.packing.pieces(tokens, least=1), self.packing.pieces(CHUNK)
-        self.packing.pieces(CHUNK * self.L, least=1)  # requested here too, so that one launch lays out all sizes
         return self.T, pieces.sequence, pieces.before, self.packing.offsets, chunks.before, *more

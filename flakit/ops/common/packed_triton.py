@@ -5,6 +5,8 @@ ones are replaced by zeros: every sequence is then empty, no kernel leaves its t
 results with NaN. Rows behind the last offset belong to no sequence; `close` writes zeros there.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -123,26 +125,15 @@ def close_kernel(
         _fill(whole_2, first * size_2, tl.cast(size_2, tl.int64), value, BLOCK)
 
 
-class Pieces:
-    """All sequences cut into pieces of so many tokens, and of a sequence that has fewer at least so many pieces.
+class Pieces(NamedTuple):
+    """All sequences cut into pieces of so many tokens."""
 
-    Laid out when one of its tensors is first looked at, with all sizes that were asked for until then.
-    """
-
-    def __init__(self, packing: "Packing", tokens: int, least: int):
-        self.packing, self.tokens, self.least = packing, tokens, least
-        self.room = packing.room(tokens)
-        """An upper bound on their number, known without the offsets' values."""
-
-    @property
-    def before(self) -> Tensor:
-        """How many come before each sequence, int32 [N + 1], and up to three numbers more."""
-        return self.packing.found(self)[0]
-
-    @property
-    def sequence(self) -> Tensor:
-        """Which sequence each is of, int32 [room], and up to three numbers more."""
-        return self.packing.found(self)[1]
+    room: int
+    """An upper bound on their number, known without the offsets' values."""
+    sequence: Tensor
+    """Which sequence each is of, int32 [room], and up to three numbers more."""
+    before: Tensor
+    """How many come before each sequence, int32 [N + 1], and up to three numbers more."""
 
 
 class Packing:
@@ -155,8 +146,8 @@ class Packing:
         self.kept_rows: list[Tensor] = []
         """[1, T, ...] that a forward keeps for its backward; `close` completes them too, for no output of an operator
         may be left to chance."""
-        self._asked: dict[tuple[int, int], Pieces] = {}
-        self._found: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        self._asked: list[tuple[int, int]] = []
+        self._found: dict[tuple[int, int], Pieces] = {}
         self._offsets: Tensor | None = None
 
     @property
@@ -171,38 +162,38 @@ class Packing:
         """Pieces of so many tokens that there may be."""
         return self.T // tokens + self.N
 
+    def ask(self, tokens: int, least: int = 0) -> None:
+        """Let the next launch lay out such `pieces` beside others."""
+        if (tokens, least) not in self._found and (tokens, least) not in self._asked:
+            self._asked.append((tokens, least))
+
     def pieces(self, tokens: int, least: int = 0) -> Pieces:
         """least: pieces of a sequence that has fewer."""
-        found = self._asked.get((tokens, least))
-        if found is None:
-            found = self._asked[tokens, least] = Pieces(self, tokens, least)
-        return found
-
-    def found(self, pieces: Pieces) -> tuple[Tensor, Tensor]:
-        """`Pieces.before` and `Pieces.sequence`."""
-        key = pieces.tokens, pieces.least
-        while key not in self._found:
+        self.ask(tokens, least)
+        while (tokens, least) not in self._found:
             self._lay_out()
-        return self._found[key]
+        return self._found[tokens, least]
 
     def _lay_out(self) -> None:
-        """One launch for all sizes that are asked for and not laid out, as far as there is room for them in it."""
-        waiting = [x for key, x in self._asked.items() if key not in self._found]
-        pieces = waiting[:SIZES] or [self.pieces(max(self.T, 1))]  # a program writes `before` of some size in any case
+        """One launch for all sizes that are asked for, as far as there is room for them in it."""
+        asked, self._asked = self._asked[:SIZES], self._asked[SIZES:]
+        asked = asked or [(max(self.T, 1), 0)]  # a program writes `before` of some size in any case
         N, width, first = self.N, cdiv(self.N + 1, 4) * 4, cdiv(self.N + 2, 4) * 4
-        sizes, given, programs = [first], [], 0
-        for x in pieces:
-            sizes += width, cdiv(x.room, 4) * 4
-            given += x.tokens, x.least, x.room
-            programs += max(1, cdiv(x.room, BLOCK))
+        sizes, given, rooms, programs = [first], [], [], 0
+        for tokens, least in asked:
+            room = self.room(tokens)
+            sizes += width, cdiv(room, 4) * 4
+            given += tokens, least, room
+            rooms.append(room)
+            programs += cdiv(room, BLOCK)
         found = self.cu_seqlens.new_empty(sum(sizes), dtype=torch.int32)
-        layout_kernel[(max(1, programs),)](
-            self.cu_seqlens, found, N, self.T, N.bit_length(), *given, *(1, 0, 0) * (SIZES - len(pieces)), BLOCK=BLOCK
+        layout_kernel[(programs,)](
+            self.cu_seqlens, found, N, self.T, N.bit_length(), *given, *(1, 0, 0) * (SIZES - len(asked)), BLOCK=BLOCK
         )
         offsets, *rest = found.split_with_sizes(sizes)
         self._offsets = offsets if self._offsets is None else self._offsets
-        for n, x in enumerate(pieces):
-            self._found[x.tokens, x.least] = rest[2 * n], rest[2 * n + 1]
+        for key, room, before, sequence in zip(asked, rooms, rest[::2], rest[1::2], strict=True):
+            self._found[key] = Pieces(room, sequence, before)
 
     def close(self, rows: list[Tensor], whole: list[Tensor]) -> None:
         """Complete a call's results in place: zero rows [1, T, ...] behind the last offset, NaN everywhere if offsets

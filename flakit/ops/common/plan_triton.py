@@ -149,9 +149,11 @@ class ChunkPlan:
             mild = self.empty(self.chunks, self.H, NK, dtype=torch.int32)
             if self.packing is not None or not self.scaled:
                 mild.zero_()
-        L, segments, pieces = self.segments(NK * NV * self.H)
-        where = (None, None) if pieces is None else (pieces.sequence, pieces.before)
-        where = (*where, *self.where[1:], L)
+        L, segments, are_pieces = self.segments(NK * NV * self.H)
+        where = (None, None, *self.where[1:], L)
+        if are_pieces:
+            _, *pieces = self.packing.pieces(self.C * L)
+            where = *pieces, *where[2:]
         grid = (NK * NV * self.H * segments,)
         if segments > self.N or callable(first):
             entering = self._entering(inputs, w, scale, segments, where, grid, common)
@@ -168,20 +170,19 @@ class ChunkPlan:
         return (tuple(stored) if beside else stored[0]), mild
 
     def segments(self, programs):
-        """Return the chunks a segment, the number of segments, and the `Pieces` of a packed batch, else None.
+        """Return the chunks a segment, the number of segments, and whether they are `Pieces` of a packed batch.
 
         programs: of one segment. Sequences stay whole where these fill a GPU. A packed batch is always cut, since its
         sequences may differ in length.
         """
         enough = ENOUGH // 2 if self.scaled else ENOUGH  # a scaled program holds a state twice as large
         if self.packing is None and self.N * programs >= enough:
-            return cdiv(self.T, self.C), self.N, None
+            return cdiv(self.T, self.C), self.N, False
         L = max(SHORTEST_SEGMENT, cdiv(self.chunks * programs, 2 * enough))  # finer: pieces differ in length
         if self.packing is None:
-            return L, self.N * cdiv(self.T, self.C * L), None
-        self.packing.pieces(self.C)  # requested here too, for `where`: one launch lays out both
-        segments = self.packing.pieces(self.C * L)
-        return L, segments.room, segments
+            return L, self.N * cdiv(self.T, self.C * L), False
+        self.packing.ask(self.C * L)
+        return L, self.packing.room(self.C * L), True
 
     def lay_out(self, *columns: int) -> None:
         """Request the pieces that `states` with these numbers of columns needs, before an earlier launch needs some."""
