@@ -1,4 +1,4 @@
-"""RWKV6's public functions: check the arguments, choose the code that runs, register it with PyTorch. No maths here."""
+"""RWKV6's public functions: check the arguments, choose a backend, register with PyTorch. No maths here."""
 
 from typing import NamedTuple
 
@@ -11,14 +11,14 @@ from ..common.dispatch import autocast, check_chunk_size, choose_backend
 from ..common.registration import Registered
 
 CHUNK_SIZES = (32,)
-"""Of the kernels, but for the fused ones."""
+"""Chunk lengths of the kernels, except the fused ones."""
 
 
 class RWKV6Output(NamedTuple):
     o: Tensor
     """[B, T, H, V], in the dtype of r."""
     final_state: Tensor | None
-    """[N, H, K, V], float32 (float64 for float64 inputs); None unless asked for."""
+    """[N, H, K, V], float32 (float64 for float64 inputs); None unless requested."""
 
 
 torch.serialization.add_safe_globals([RWKV6Output])  # a saved result can be loaded with weights_only=True
@@ -42,15 +42,15 @@ def chunk_rwkv6(
     backend: str | None = None,
     group: "torch.distributed.ProcessGroup | None" = None,
 ) -> RWKV6Output:
-    """RWKV6 computed in chunks, by products of whole chunks, not step by step. Finite and accurate for every w <= 0.
+    """RWKV6 in chunked form: products of whole chunks instead of single steps. Finite and accurate for every w <= 0.
 
         o_t = scale * r_t^T (S_{t-1} + diag(u) k_t v_t^T)
         S_t = diag(e^{w_t}) S_{t-1} + k_t v_t^T
 
     Equations (19)-(20) of arXiv:2404.05892. Every tensor argument has a gradient, the states included.
 
-    A NaN or an infinity in an input spoils no token before it in the recurrence. Here, where one product serves a whole
-    chunk, it may spoil the earlier tokens of its chunk too, for 0 * NaN is NaN: fill padding with zeros, `torch.empty`
+    In the recurrence, a NaN or an infinity in an input affects no earlier token. Here, where one product serves a whole
+    chunk, it may affect earlier tokens of its chunk too, since 0 * NaN is NaN: fill padding with zeros, `torch.empty`
     holds anything. `flakit.checked()` names the first such value.
 
     Args:
@@ -65,39 +65,38 @@ def chunk_rwkv6(
             has its own dtype. N is B, or the number of packed sequences.
         output_final_state: return S_T too.
         cu_seqlens: offsets [N + 1] of sequences packed along T in a batch of one, int32 or int64: from 0,
-            non-decreasing, at most T. A sequence of length zero hands its initial state on. Rows behind the last
-            offset are padding: their inputs are not read, their outputs and gradients are zero. Invalid offsets are a
-            ValueError; where values are not looked at (see Raises), every output and gradient is NaN.
+            non-decreasing, at most T. A sequence of length zero returns its initial state. Rows past the last offset
+            are padding: their inputs are not read, their outputs and gradients are zero. Invalid offsets raise a
+            ValueError; where values are not checked (see Raises), every output and gradient is NaN.
         cu_seqlens_cpu: a copy of cu_seqlens on the CPU, whose values are checked without waiting for a GPU.
-        chunk_size: tokens a chunk, a power of two up to 256, or None for the backend's own choice. The kernels take the
-            one they have: 16 for 16-bit heads of 33 to 64 channels, 32 for all others. It changes rounding and speed
-            only.
-        head_first, reverse: accepted as False only: [B, T, H, ...] is the one layout, and time runs forwards.
+        chunk_size: tokens a chunk, a power of two up to 256, or None for the backend's own choice. The kernels have one
+            size: 16 for 16-bit heads of 33 to 64 channels, 32 for all others. It affects rounding and speed only.
+        head_first, reverse: accepted as False only: [B, T, H, ...] is the only layout, and time runs forwards.
         backend: "triton" (default on CUDA; on CPU under TRITON_INTERPRET=1), "torch" (default elsewhere) or
             "reference" (the recurrence, step by step).
-        group: a process group of torch.distributed whose ranks hold the sequences together, each a slice of T in the
-            order of ranks, of any length, none too; o and gradients are of the slice. Every rank calls, and
-            differentiates or not. cu_seqlens go through all slices, the same on every rank, and are waited for.
-            initial_state is read where a sequence begins (of a batch: on the first rank) and final_state is
-            given where it ends, zeros elsewhere: sums over ranks are what one process has, of u's gradient too.
-            A call that differs between ranks is the same ValueError on all of them: on a GPU at the first call of its
-            shapes, with cu_seqlens, and under `flakit.checked()`. So are arguments that one rank alone is refused, but
-            on a GPU at the operator's first call in the group only: later the others wait until the group's timeout.
-            No torch.compile. In place of the group and cu_seqlens,
-            flash-linear-attention's cp_context is taken, of layout "contiguous".
+        group: a process group of torch.distributed whose ranks share the sequences: each holds a slice of T, in rank
+            order, of any length including 0; o and the gradients are those of the slice. All ranks must call, and all
+            or none differentiate. cu_seqlens span all slices, are the same on every rank, and are read on the host.
+            initial_state is read on the rank where a sequence begins (of a batch: the first) and final_state is
+            returned where it ends, zeros elsewhere: sums over ranks equal the result of one process, u's gradient too.
+            A call that differs between ranks raises the same ValueError on all of them: on a GPU at the first call of
+            its shapes, with cu_seqlens, and under `flakit.checked()`. So do invalid arguments on one rank, but on a
+            GPU at the operator's first call in the group only: later the other ranks wait until the group's timeout.
+            No torch.compile. flash-linear-attention's cp_context, of layout "contiguous", is accepted in place of the
+            group and cu_seqlens.
 
     Returns:
-        RWKV6Output(o, final_state). Under autocast r, k and v are computed, and o returned, in autocast's dtype.
+        RWKV6Output(o, final_state). Under autocast r, k and v are cast to autocast's dtype, which o has too.
 
     Raises:
-        TypeError, ValueError: naming the argument, what was expected and what came. Values on a GPU are looked at
-            only under `flakit.checked()`.
+        TypeError, ValueError: with the argument's name, the expected value and the actual one. Values on a GPU are
+            checked only under `flakit.checked()`.
 
     >>> o, state = chunk_rwkv6(r, k, v, flakit.log_decay(x), u, output_final_state=True)
     """
     check.check_unused(head_first=head_first, reverse=reverse)
-    given = scale, initial_state, output_final_state, (cu_seqlens, cu_seqlens_cpu), chunk_size, backend, group
-    return ranks.called(_registered, _run, "chunk", (r, k, v, w, u), *given)
+    rest = scale, initial_state, output_final_state, (cu_seqlens, cu_seqlens_cpu), chunk_size, backend, group
+    return ranks.called(_registered, _run, "chunk", (r, k, v, w, u), *rest)
 
 
 def fused_recurrent_rwkv6(
@@ -118,16 +117,16 @@ def fused_recurrent_rwkv6(
     backend: str | None = None,
     group: "torch.distributed.ProcessGroup | None" = None,
 ) -> RWKV6Output:
-    """RWKV6 one token after another: the form for decoding and for checking the chunked one.
+    """RWKV6 token by token: the form for decoding and for checking the chunked one.
 
-    Formula, arguments, result and errors as in `chunk_rwkv6`; chunk_size changes nothing. The "torch" and "reference"
-    backends are the same step-by-step recurrence here, in float64 and rounded once at the end, since in float32
-    thousands of products with the same rounded decay add its error up; "triton" keeps the state in registers, as
+    Formula, arguments, result and errors as in `chunk_rwkv6`; chunk_size has no effect. Here the "torch" and
+    "reference" backends are the same step-by-step recurrence in float64, rounded once at the end, since in float32
+    thousands of products with the same rounded decay accumulate its error; "triton" holds the state in registers, in
     float32, and a slow decay as two numbers.
     """
     check.check_unused(head_first=head_first, reverse=reverse)
-    given = scale, initial_state, output_final_state, (cu_seqlens, cu_seqlens_cpu), chunk_size, backend, group
-    return ranks.called(_registered, _run, "recurrent", (r, k, v, w, u), *given)
+    rest = scale, initial_state, output_final_state, (cu_seqlens, cu_seqlens_cpu), chunk_size, backend, group
+    return ranks.called(_registered, _run, "recurrent", (r, k, v, w, u), *rest)
 
 
 def _run(
@@ -149,7 +148,7 @@ def _run(
 
 @check.Once
 def _checked(r, k, v, w, u, initial_state, cu_seqlens, cu_seqlens_cpu) -> list[Tensor | None]:
-    """All that was given, in autocast's dtypes and the state in its own."""
+    """Check all arguments; return them with r, k, v in autocast's dtype and the state in its dtype of computation."""
     check.check_tensor("r", r, dict(B=None, T=None, H=None, K=None))
     B, T, H, K = r.shape
     check.check_tensor("k", k, dict(B=B, T=T, H=H, K=K), " like r")

@@ -1,13 +1,13 @@
-"""RWKV6 in chunks of C tokens with plain PyTorch: the form the kernels compute, safe for every decay, on any device.
+"""RWKV6 in chunks of C tokens in plain PyTorch: the form the kernels compute, valid for every decay, on any device.
 
-Inside a chunk, token j reaches output i > j through A_ij = scale * sum_k r_i k_j exp(sum_{j<t<i} w_t), built level by
-level from dyadic blocks (`common.decay`); the diagonal holds the bonus u. Between chunks the state carries the rest:
+Inside a chunk, token j contributes to output i > j through A_ij = scale * sum_k r_i k_j exp(sum_{j<t<i} w_t), built
+level by level from dyadic blocks (`common.decay`); the diagonal holds the bonus u. The state carries the rest:
 
     o      = A v + (scale r e^{before}) S_in            before_i = sum of w over the chunk's rows before i
     S_out  = diag(e^{total}) S_in + (k e^{after})^T v   after_j  = sum of w over the chunk's rows after j
 
-The gradient of the decay is the sum over everything that passes through it, so each term carries its e^{w} and a decay
-of -50 costs no digits. Widely used is a difference of two running sums instead; that cancels and leaves noise.
+The gradient of a decay is a sum over all that it multiplies, so each term carries its e^{w} and a decay of -50 costs no
+precision. The widely used difference of two prefix sums cancels and leaves noise.
 """
 
 import torch
@@ -18,14 +18,14 @@ from ..common.decay import Level, decays
 
 
 def scores(q: Tensor, k: Tensor, u: Tensor, levels: list[Level]) -> Tensor:
-    """A [B, H, N, C, C], lower triangular; q is r times scale."""
+    """Return A [B, H, N, C, C], lower triangular, of q = scale r and k [B, H, N, C, K] and u [H, 1, 1, K]."""
     A = pair_scores(q, k, levels)
     A.diagonal(0, -2, -1).copy_((q * u * k).sum(-1))
     return A
 
 
 def forward(r, k, v, w, u, scale, initial_state, chunk_size) -> tuple[Tensor, Tensor]:
-    """o [B, T, H, V] and the final state [B, H, K, V], in float32 (float64 for float64 inputs)."""
+    """Return o [B, T, H, V] and the final state [B, H, K, V], in float32 (float64 for float64 inputs)."""
     T, dtype = r.shape[1], torch.promote_types(r.dtype, torch.float32)
     r, k, v, w = (split_chunks(x, chunk_size, dtype) for x in (r, k, v, w))
     q, u = r * scale, u.to(dtype)[:, None, None]
@@ -36,7 +36,7 @@ def forward(r, k, v, w, u, scale, initial_state, chunk_size) -> tuple[Tensor, Te
 
 
 def backward(r, k, v, w, u, scale, initial_state, do, dfinal_state, chunk_size) -> tuple[Tensor, ...]:
-    """dr, dk, dv, dw [B, T, H, *], du [H, K] and dinitial_state [B, H, K, V], in float32 or float64."""
+    """Return dr, dk, dv, dw [B, T, H, *], du [H, K] and dinitial_state [B, H, K, V], in float32 or float64."""
     T, dtype = r.shape[1], torch.promote_types(r.dtype, torch.float32)
     r, k, v, w, do = (split_chunks(x, chunk_size, dtype) for x in (r, k, v, w, do))
     q, u = r * scale, u.to(dtype)[:, None, None]

@@ -1,35 +1,35 @@
-"""RWKV6 in chunks as Triton kernels: everything is parallel over chunks but a light stream of states.
+"""RWKV6 in chunks as Triton kernels: all work but a light stream of states is parallel over chunks.
 
-Forward:  `stream_kernel`   the state entering each chunk, and whether the chunk's decay is mild
+Forward:  `stream_kernel`   the state entering each chunk, and whether the chunk is mild
           `output_kernel`   o from a chunk's tokens and its entering state
 Backward: `stream_kernel`   in reverse: the gradient of the state leaving each chunk
-          `value_grads_kernel`, `key_grads_kernel`  dv; dr, dk, dw and each chunk's share of du
+          `value_grads_kernel`, `key_grads_kernel`  dv; dr, dk, dw and each chunk's part of du
 
-16-bit heads of 33 to 64 channels go through chunks of 16 by `fused_chunk_triton`. Here are the kernels for all others,
-32 tokens a chunk.
+`fused_chunk_triton` serves 16-bit heads of 33 to 64 channels, in chunks of 16. The kernels here serve all others, in
+chunks of 32 tokens.
 
-Formulas as in `chunk_torch`. There are two ways through a chunk; both are launched and each leaves the other's chunks
-alone:
+Formulas as in `chunk_torch`. Each chunk takes one of two paths; both kernels are launched, and each skips the chunks of
+the other:
 - `mild_*` (16-bit inputs; the chunk's whole decay fits float32): one product about the middle, of the reads
-  q*_i = q_i e^{before_i - mid} and the keys k*_j = k_j e^{mid - upto_j}. These serve for the products with states too:
-  what is left, e^{mid} and e^{total - mid}, lies in the scales that mild kernels are given (`store_state`);
-- any other: dyadic products whose factors are all in [0, 1] (`common.decay`), which no w <= 0 can break. Where blocks
-  of 16 rows decay little enough, each of those is one product about its own middle (`about_blocks`).
-Loads stand before what is computed.
+  q*_i = q_i e^{before_i - mid} and the keys k*_j = k_j e^{mid - upto_j}. The products with states use the same
+  operands; the remaining factors e^{mid} and e^{total - mid} are part of the scales of mild kernels (`store_state`);
+- any other: dyadic products whose factors are all in [0, 1] (`common.decay`), valid for every w <= 0. Where blocks of
+  16 rows are mild, each of those is one product about its own middle (`about_blocks`).
+Loads precede computation.
 
-Beside 16-bit inputs, operands that decays about the middle are in are split into two bfloat16 numbers
-(`blocks_triton.split`): 16 bits of mantissa instead of TF32's 11, all of float32's range, twice TF32's speed, and
-tensor cores read them from shared memory in either direction. Products with a state, which is kept in float16 with a
-power of two for each row, take the other operand in float16 too, each of its rows over a power of two, and dyadic
-products all of theirs: one product in the place of three. What that rounds, 2^-12 of a row's largest element, is what
-the state has lost already. A running sum is one more product, with a matrix of ones and zeros: exact for 16-bit decays,
-and its result lies where the products need it, where a scan would shuffle it through the threads.
+For 16-bit inputs, operands that contain decays about the middle are split into two bfloat16 numbers
+(`blocks_triton.split`): 16 bits of mantissa instead of TF32's 11, the range of float32, twice TF32's speed, and tensor
+cores can read them from shared memory transposed or not. A state is stored in float16 with a power of two for each row;
+products with it scale the rows of the other operand to float16 too, as dyadic products do with both operands: one
+product instead of three. The rounding error, 2^-12 of a row's largest element, is that of the state itself. A prefix
+sum is one more product, with a matrix of ones and zeros: exact for 16-bit decays, with its result in the layout that
+products need, where a scan would shuffle it between threads.
 
-The decay's gradient. From dyadic products it is summed level by level from terms that each carry their decay. From one
-about a middle it is a difference of two running sums, which is noise where the two are formed from gradients rounded
-apart. Here both are formed from the same split operands, q* (dA k*) and k* (dA^T q*), with all four products of their
-parts, and summed from three parts, which is all of float32: the same products are added and taken away, and only
-float32 accumulation is left to disagree.
+The decay's gradient. From dyadic products it is summed level by level from terms that each carry their decay. From a
+product about the middle it is a difference of two prefix sums, which is noise if the two use gradients that were
+rounded separately. Here both use the same split operands, q* (dA k*) and k* (dA^T q*), with all four products of their
+parts, and are summed in three parts, which hold all of float32: the same products are added and subtracted, and only
+float32 accumulation can differ.
 """
 
 import torch
@@ -73,7 +73,12 @@ def mild_output_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     FLAGS: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """o = A v + q* (e^{mid} S) for one chunk and block of V. In registers: A [C, C], o [C, BV]."""
+    """o = A v + q* (e^{mid} S) for one chunk and block of V. In registers: A [C, C], o [C, BV].
+
+    r, k, w [B, T, H, K], v, o [B, T, H, V], u [H, K]
+    states [chunks, H, K, V] float16, scales [chunks, H, NV, K], mild [chunks, H, FLAGS] int32
+    sequence_of_chunk [chunks], cu_seqlens, offsets (in chunks) [N + 1]
+    """
     i = tl.program_id(0)
     NV: tl.constexpr = (V + BV - 1) // BV
     i_h, i_v, i_c = i % H, (i // H) % NV, i // (H * NV)
@@ -112,7 +117,12 @@ def mild_value_grads_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     FLAGS: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """dv = A^T do + k* (e^{total - mid} D) for one chunk and block of V. In registers: A^T [C, C], dv [C, BV]."""
+    """dv = A^T do + k* (e^{total - mid} D) for one chunk and block of V. In registers: A^T [C, C], dv [C, BV].
+
+    r, k, w [B, T, H, K], do, dv [B, T, H, V], u [H, K]
+    dstates [chunks, H, K, V] float16, dscales [chunks, H, NV, K], mild [chunks, H, FLAGS] int32
+    sequence_of_chunk [chunks], cu_seqlens, offsets (in chunks) [N + 1]
+    """
     i = tl.program_id(0)
     NV: tl.constexpr = (V + BV - 1) // BV
     i_h, i_v, i_c = i % H, (i // H) % NV, i // (H * NV)
@@ -152,11 +162,15 @@ def mild_key_grads_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     FLAGS: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """dr, dk, dw and the share of du of one chunk and block of K. In registers: dA [C, C], x, then y and z, [C, BK].
+    """dr, dk, dw and the part of du of one chunk and block of K. In registers: dA [C, C], x, then y and z, [C, BK].
 
     x = dA k* + do (e^{mid} S)^T                    dq = x e^{before - mid} + bonus,  dr = scale dq
     z = dA^T q*,  y = v (e^{total - mid} D)^T       dk = (y + z) e^{mid - upto} + bonus
     dw_t = e^{total} sum_v S D + sum_{i>t} q*_i x_i - sum_{j>=t} k*_j z_j + sum_{j<t} k*_j y_j
+
+    r, k, w, dr, dk, dw [B, T, H, K], v, do [B, T, H, V], u [H, K], du [chunks, H, K]
+    states, dstates [chunks, H, K, V] float16, scales, dscales [chunks, H, NV, K], mild [chunks, H, FLAGS] int32
+    sequence_of_chunk [chunks], cu_seqlens, offsets (in chunks) [N + 1]
     """
     i = tl.program_id(0)
     NK: tl.constexpr = (K + BK - 1) // BK
@@ -202,7 +216,7 @@ def mild_key_grads_kernel(
     q_high, q_low = split(b_q * read)
     reads = (q_high.to(tl.float32) + q_low.to(tl.float32)) * x
 
-    # Keys. dA is formed again, the other way round: to turn it costs more.
+    # Keys. dA^T is computed anew: transposing dA costs more.
     b_dA = tl.zeros([C, C], dtype=tl.float32)
     for i_v in range(0, NV):
         b_v = load_tile(v, start, end, i_h, i_v, 0, H, V, C, BV)
@@ -273,7 +287,10 @@ def output_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     FLAGS: tl.constexpr, AT_ONCE: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """`_any_output` of those of AT_ONCE chunks and heads that are not mild; chunks: of all sequences."""
+    """Compute `_any_output` for those of AT_ONCE chunks and heads that are not mild. chunks: of all sequences.
+
+    Shapes as in `mild_output_kernel`; with float32 inputs, states are float32 and scales None.
+    """
     BLOCKS: tl.constexpr = (V + BV - 1) // BV
     i_v, i_g = program(BLOCKS)
     first, total = i_g * AT_ONCE, chunks * H
@@ -326,7 +343,10 @@ def value_grads_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     FLAGS: tl.constexpr, AT_ONCE: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """`_any_value_grads` of those of AT_ONCE chunks and heads that are not mild; chunks: of all sequences."""
+    """Compute `_any_value_grads` for those of AT_ONCE chunks and heads that are not mild. chunks: of all sequences.
+
+    Shapes as in `mild_value_grads_kernel`; with float32 inputs, dstates are float32 and dscales None.
+    """
     BLOCKS: tl.constexpr = (V + BV - 1) // BV
     i_v, i_g = program(BLOCKS)
     first, total = i_g * AT_ONCE, chunks * H
@@ -344,8 +364,8 @@ def value_grads_kernel(
 
 @triton.jit
 def _load_pair(r, k, scale, start, end, i_h, i_k, H: tl.constexpr, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr):
-    """q = scale r and k of a chunk, in float32, anew: tiles that wait in registers for their next use push out others,
-    and a barrier keeps the compiler from making one load of two."""
+    """Reload q = scale r and k of a chunk, in float32: keeping them would spill other tiles from registers. The barrier
+    prevents the compiler from merging two loads."""
     tl.debug_barrier()
     b_q = load_tile(r, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32) * scale
     return b_q, load_tile(k, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
@@ -358,7 +378,7 @@ def _any_key_grads(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """dr, dk, dw and the share of du of one chunk and block of K. In registers: dA [C, C]; dq, dk, dw [C, BK].
+    """dr, dk, dw and the part of du of one chunk and block of K. In registers: dA [C, C]; dq, dk, dw [C, BK].
 
     dq = (do S^T) e^{before} + pairs,  dk = (v D^T) e^{after} + pairs,  dr = scale dq,  q = scale r
     dw_t = e^{total} sum_v S D + sum_{i>t} q_i dq_i^S + sum_{j<t} k_j dk_j^D + pairs j < t < i
@@ -386,7 +406,7 @@ def _any_key_grads(
     b_w = load_decays(w, start, end, i_h, i_k, H, K, C, BK)
     b_dq, b_dk, b_dw = pair_grads(b_q, b_k, b_w, pairs, C, LEVELS, SCALED)
 
-    # The states' share.
+    # The part of the states.
     x, y = tl.zeros_like(b_dq), tl.zeros_like(b_dk)
     b_SD = tl.zeros([BK], dtype=tl.float32)
     for i_v in range(0, NV):
@@ -421,7 +441,10 @@ def key_grads_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     FLAGS: tl.constexpr, AT_ONCE: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """`_any_key_grads` of those of AT_ONCE chunks and heads that are not mild; chunks: of all sequences."""
+    """Compute `_any_key_grads` for those of AT_ONCE chunks and heads that are not mild. chunks: of all sequences.
+
+    Shapes as in `mild_key_grads_kernel`; with float32 inputs, states are float32 and scales None.
+    """
     BLOCKS: tl.constexpr = (K + BK - 1) // BK
     i_k, i_g = program(BLOCKS)
     first, total = i_g * AT_ONCE, chunks * H
@@ -438,35 +461,35 @@ def key_grads_kernel(
             )  # fmt: skip
 
 
-def _launch(plan, kernel, mild_kernel, any_kernel, *given):
-    """Both ways through a chunk; given: what the kernels take before `plan.where`."""
+def _launch(plan, kernel, mild_kernel, any_kernel, *args):
+    """Launch the kernels of both paths; args: their arguments before `plan.where`."""
     for options, NV in plan.ways(kernel):
         del options["PRECISION"]
         blocks = cdiv(plan.rows, options["BK"]) if kernel == "key_grads" else NV
         grid = (plan.chunks * plan.H * blocks,)
         way_is_mild = options.pop("MILD")
-        taken = plan.taken_apart(given, mild=way_is_mild)
+        flat = plan.taken_apart(args, mild=way_is_mild)
         if way_is_mild:
             del options["LEVELS"]
-            mild_kernel[grid](*taken, *plan.where, **options)
+            mild_kernel[grid](*flat, *plan.where, **options)
         else:
             grid = (cdiv(plan.chunks * plan.H, plan.at_once) * blocks,)
-            any_kernel[grid](*taken, *plan.where, plan.chunks, SCALED=plan.scaled, AT_ONCE=plan.at_once, **options)
+            any_kernel[grid](*flat, *plan.where, plan.chunks, SCALED=plan.scaled, AT_ONCE=plan.at_once, **options)
 
 
 def meets(*tensors) -> bool:
-    """As of `ahead_triton.Kernels`: `ChunkPlan` takes a function in the place of a state to begin with."""
+    """See `ahead_triton.Kernels`: `ChunkPlan.states` accepts a function as an initial state."""
     return True
 
 
 def kept_shapes(r, k, v, w, u, packing, chunk_size) -> tuple[tuple[int, ...], ...]:
-    """Shapes of what `forward` keeps for `backward`: the state entering every chunk, and which chunks are mild."""
+    """Return the shapes of what `forward` saves for `backward`: the state entering every chunk, and the mild flags."""
     plan = "rwkv6", r, v.shape[-1], packing, CHUNK_SIZE
     return kept_states_shape(*plan), (flags_of(*plan),)
 
 
 def forward(r, k, v, w, u, scale, initial_state, output_final_state, packing, chunk_size, keep):
-    """o, the final state (None unless asked for), and as in `kept_shapes`."""
+    """Return o, the final state (None unless requested), and the tensors of `kept_shapes`."""
     plan = ChunkPlan("rwkv6", r, v.shape[-1], packing, CHUNK_SIZE)
     o, final_state = torch.empty_like(v), plan.empty(plan.state_shape()) if output_final_state else None
     kept, mild = plan.states(k, v, w, 1.0, initial_state, final_state, reverse=False)
@@ -476,7 +499,7 @@ def forward(r, k, v, w, u, scale, initial_state, output_final_state, packing, ch
 
 
 def backward(r, k, v, w, u, scale, initial_state, packing, chunk_size, kept, do, dfinal_state):
-    """dr, dk, dv, dw in their inputs' dtypes, du [H, K] and dinitial_state [N, H, K, V] in float32."""
+    """Return dr, dk, dv, dw in their inputs' dtypes, du [H, K] and dinitial_state [N, H, K, V] in float32."""
     plan = ChunkPlan("rwkv6", r, v.shape[-1], packing, CHUNK_SIZE)
     dr, dk, dv, dw = (torch.empty_like(x) for x in (r, k, v, w))
     dinitial_state, du = plan.empty(plan.state_shape()), plan.empty(plan.chunks, plan.H, plan.rows)

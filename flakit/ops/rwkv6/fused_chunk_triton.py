@@ -1,7 +1,6 @@
-"""RWKV6 in chunks of 16 tokens, a head's whole sequence in one program: a forward kernel, a backward one, and one
-before them that is parallel over all chunks and forms their scores.
+"""RWKV6 in chunks of 16 tokens, for 16-bit heads of 33 to 64 channels: one program walks a head's whole sequence.
 
-What 16-bit heads of 33 to 64 channels take.
+A forward and a backward kernel; before them, a kernel that is parallel over all chunks computes their scores.
 
 With q = scale r and the scores A, A_ij = sum_k q_i k_j e^{decay strictly between j and i} for i > j, sum_k q_i u k_i on
 the diagonal, 0 above it, a chunk is
@@ -9,30 +8,30 @@ the diagonal, 0 above it, a chunk is
     o = A v + (q e^{before}) S                     S <- (k e^{after})^T v + e^{total} S
     dv = A^T do + (k e^{after}) D                  D <- (q e^{before})^T do + e^{total} D
 
-`scores_kernel` finds A; what follows one chunk after the other is a few products with a state. `forward_kernel` keeps
-S in float16 for the backward kernel. Everything lies turned, in bands (`common.bands_triton`): S^T, D^T, o^T and dv^T
-in bands of channels of v, the gradients of q, k and w in bands of channels of k.
+`scores_kernel` computes A; only a few products with a state remain sequential. `forward_kernel` stores S in float16 for
+the backward kernel. All tiles are transposed, in bands (`common.bands_triton`): S^T, D^T, o^T and dv^T in bands of
+channels of v, the gradients of q, k and w in bands of channels of k.
 
-**Parts.** Where heads are few or sequences packed, each is cut into parts, with a program each (`bands_triton.Parts`).
-What enters each part is found before: a part makes of a state e^{total} S + N, N being what it makes of 0, and so of D
-(`stream_triton`).
+**Parts.** Where heads are few or sequences packed, each sequence is cut into parts, one for each program
+(`bands_triton.Parts`). The state entering each part is computed first: a part maps S to e^{total} S + N, where N is its
+result for S = 0; likewise D (`stream_triton`).
 
-**Ways.** No factor of `forward_kernel` is above 1, whatever the decay. A chunk is mild if each of its log decays is
-above `BLOCK_TOKEN`. `scores_kernel` has some chunks at a time. If all of them are mild, their scores are one product
-about each one's middle, of q*_i = q_i e^{before_i - mid}, k*_j = k_j e^{mid - upto_j}; if not, they are formed by
-dyadic levels (`common.decay`). `backward_kernel` takes each chunk its own way, which differs in what lies between two
-tokens of the chunk alone. Of a mild chunk that is formed about the middle, too. With S for e^{mid} S and D for
-e^{rest} D, rest being total - mid, and P = do v^T below the diagonal,
+**Paths.** No factor of `forward_kernel` exceeds 1, whatever the decay. A chunk is mild if each of its log decays is
+above `BLOCK_TOKEN`. `scores_kernel` processes several chunks at a time. If all of them are mild, the scores of each are
+one product about its middle, of q*_i = q_i e^{before_i - mid}, k*_j = k_j e^{mid - upto_j}; if not, they are computed
+by dyadic levels (`common.decay`). `backward_kernel` chooses for each chunk; the paths differ only in the pairs inside
+the chunk. In a mild chunk these use the middle too. With S for e^{mid} S, D for e^{rest} D, rest = total - mid, and
+P = do v^T below the diagonal,
 
     x = P k* + do S^T,   y = v D^T,   z = P^T q*   dq = x e^{before - mid} + bonus,  dk = (y + z) e^{mid - upto} + bonus
     dw_t = sum_v S D + sum_{i>t} q*_i x_i - sum_{j>=t} k*_j z_j + sum_{j<t} k*_j y_j
 
-where x and z come from the same split operands, with all four products of their parts: what is added to dw is what is
-taken away. Of any other chunk q* = q e^{before} and k* = k e^{total - upto}, S and D stay as they are, the sum over S D
-carries e^{total}, x and y are what states alone give, and pairs of tokens are added by dyadic levels: dw is a sum of
-terms that each carry their decay, and nothing is taken away.
+where x and z come from the same split operands, with all four products of their parts: dw adds and subtracts the same
+terms. In any other chunk q* = q e^{before}, k* = k e^{total - upto}, S and D are unscaled, the sum over S D carries
+e^{total}, x and y contain the states' terms alone, and dyadic levels add the pairs: dw is a sum of terms that each
+carry their decay, without subtractions.
 
-Operands are split into two bfloat16 numbers (`blocks_triton.split`), which leaves 2^-17 of them.
+Operands are split into two bfloat16 numbers (`blocks_triton.split`), with a relative error of 2^-17.
 """
 
 from functools import cached_property
@@ -85,7 +84,7 @@ from ..common.tiles_triton import load_tile, state_pointers
 
 @triton.jit
 def _passed(level, C: tl.constexpr):
-    """Which decays, the rows, lie between a token, a column, and its half's boundary, [C, C]."""
+    """Return the mask [C, C] of decays (rows) between a token (column) and its half's boundary."""
     i, is_read, first, size = halves(level, C)
     t = tl.arange(0, C)[:, None]
     begin, end = tl.where(is_read, first, i + 1), tl.where(is_read, i, first + size)
@@ -94,7 +93,7 @@ def _passed(level, C: tl.constexpr):
 
 @triton.jit
 def _meet(level, C: tl.constexpr):
-    """Whether two tokens are of the two halves of one block, [C, C]."""
+    """Return the mask [C, C] of token pairs in opposite halves of one block."""
     i, _, _, _ = halves(level, C)
     return ((i[:, None] ^ i[None, :]) >> level) == 1
 
@@ -105,7 +104,11 @@ def scores_kernel(
     H: tl.constexpr, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, LEVELS: tl.constexpr, CHUNKS: tl.constexpr,
     PACKED: tl.constexpr,
 ):  # fmt: skip
-    """The scores of CHUNKS chunks of a head, a warp's each, and which of them are mild."""
+    """Compute the scores of CHUNKS chunks of a head, one a warp, and which of them are mild.
+
+    r, w, k [B, T, H, K], u [H, K], scores [chunks, H, C, C], mild [chunks, H] float32, 0 or 1
+    sequence_of_group [groups], groups_before, cu_seqlens, chunks_before [N + 1]
+    """
     i_g, i_n, i_h, start, end, first_chunk, count, is_first, is_last = piece(
         T, sequence_of_group, groups_before, cu_seqlens, chunks_before, CHUNKS, H, C, PACKED
     )
@@ -137,7 +140,7 @@ def scores_kernel(
     at, there = ((first_chunk + o_b) * H + i_h).to(tl.int64), start + o_b * C < end
     tl.store(mild + at, (lowest > BLOCK_TOKEN).to(tl.float32), mask=there)
     p = scores + at[:, None, None] * (C * C) + (i * C + j)[None, :, :]
-    tl.store(p, b_A, mask=there[:, None, None])  # what is above the diagonal too: nothing kept is left to chance
+    tl.store(p, b_A, mask=there[:, None, None])  # zeros above the diagonal too: saved tensors are initialized
 
 
 @triton.jit
@@ -159,8 +162,14 @@ def forward_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     KEEP: tl.constexpr, HAS_FIRST: tl.constexpr, WANTS_LAST: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """o of a part of a sequence, chunk after chunk; to KEEP, S. first: the states that enter the parts; last: where
-    that goes which leaves the last of them. In registers: S^T, and the next chunk's rows on their way."""
+    """Compute o of a part of a sequence, chunk by chunk; KEEP: store the states. In registers: S^T and the next chunk's
+    rows, while they load.
+
+    r, w, k [B, T, H, K], v, o [B, T, H, V], scores [chunks, H, C, C]
+    states [chunks, H, V, K] float16, units [chunks, H]: their scales
+    first [parts, H, K, V]: entering each part; last [N, H, K, V]: final states
+    sequence_of_part [parts], parts_before, cu_seqlens, chunks_before [N + 1]
+    """
     i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = piece(
         T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H, C, PACKED
     )
@@ -212,8 +221,8 @@ def forward_kernel(
 
 @triton.jit
 def _decays(b_w, is_mild, C: tl.constexpr):
-    """Log decays of reads from point a on, and of keys up to point b, [4, N, C] each; those up to a and from b on,
-    [4 N] each. a and b are the middle of a mild chunk, and the two ends of any other."""
+    """Return the log decays of reads from point a and of keys to point b, [4, N, C] each, and those from the chunk's
+    beginning to a and from b to its end, [4 N] each. a = b is the middle of a mild chunk; else they are its ends."""
     t, i = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
     read, key = sums_along(b_w, each(t < i)), sums_along(b_w, each(t > i))
     mid, rest = is_mild * column(read, C // 2), is_mild * column(key, C // 2 - 1)
@@ -225,7 +234,7 @@ def _decays(b_w, is_mild, C: tl.constexpr):
 
 @triton.jit
 def _any_pairs(b_q, b_k, b_w, b_P, C: tl.constexpr, LEVELS: tl.constexpr):
-    """What the chunk's pairs make of the gradients of q and k, and of w, [4, N, C]. b_P: P + P^T without diagonal."""
+    """Return what pairs inside the chunk add to dq, dk and dw, [4, N, C] each. b_P: P + P^T without the diagonal."""
     dq, dk, b_dw = tl.zeros_like(b_q), tl.zeros_like(b_k), tl.zeros_like(b_q)
     P_high, P_low = split(b_P)
     for level in range(LEVELS):
@@ -250,10 +259,12 @@ def backward_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     LEVELS: tl.constexpr, HAS_LAST: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """All gradients of a part of a head's sequence, chunk after chunk from the last.
+    """Compute all gradients of a part of a head's sequence, from its last chunk to its first. In registers: D^T, du.
 
-    last: of the states that leave the parts; first: where that of the initial one goes; du: of each part and head. In
-    registers: D^T and du.
+    r, w, k, dr, dw, dk [B, T, H, K], v, do, dv [B, T, H, V], u [H, K], du [parts, H, K]
+    states [chunks, H, V, K] float16, units, mild [chunks, H], scores [chunks, H, C, C]
+    last [parts, H, K, V]: gradients of the states leaving the parts; first [N, H, K, V]: of the initial states
+    sequence_of_part [parts], parts_before, cu_seqlens, chunks_before [N + 1]
     """
     i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = piece(
         T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H, C, PACKED
@@ -281,7 +292,7 @@ def backward_kernel(
         b_A = _load_scores(scores + i * (C * C), True, C)
         unit = tl.load(units + i + tl.zeros([BK], tl.int32))
         is_mild = tl.load(mild + i)
-        expect(states + i * K * V + o_v * K, o_v < V, 1)  # there are no registers for it yet
+        expect(states + i * K * V + o_v * K, o_v < V, 1)  # no registers are free for it yet
         more = (o_c >= 0) & (n + 1 < count)
         p_rows = (start - C + o_c) * H + i_h
         expect(w + p_rows * K, more, BK)
@@ -322,7 +333,7 @@ def backward_kernel(
         b_SD = tl.sum(tl.where(t == s, b_SD, 0.0), 2)
         x = add_split_by_given(tl.zeros_like(y), S_high, S_low, each(b_do))
 
-        # What lies between two tokens of the chunk.
+        # Pairs of tokens inside the chunk.
         keys = k_high.to(tl.float32) + k_low.to(tl.float32)
         reads = q_high.to(tl.float32) + q_low.to(tl.float32)
         b_dw = sums_along(keys * y, each(t < s), False)
@@ -355,27 +366,28 @@ def backward_kernel(
 
 
 FORWARD = 3 * ENOUGH // 4
-"""Programs of the forward kernel that fill a GPU: three a multiprocessor, where the backward one has two."""
+"""Programs of the forward kernel that fill a GPU: three a multiprocessor; of the backward kernel two."""
 
 
 class _Plan(Parts):
-    """Parts of RWKV6's sequences, and what is kept of them."""
+    """The parts of RWKV6's sequences, and the sizes of the tensors saved for the backward."""
 
     @cached_property
     def sizes(self) -> tuple[int, int, int, int]:
-        """How many numbers are kept: of states, what they are multiples of, the scores, and the flags."""
+        """Elements saved for the backward: of states, their scales, scores, and mild flags."""
         heads = self.chunks * self.H
         return heads * self.K * self.V, heads, heads * CHUNK * CHUNK, heads
 
     @property
     def kept_shapes(self) -> tuple[tuple[int], tuple[int]]:
-        """As the function."""
+        """The shapes that the function `kept_shapes` returns."""
         states, *others = self.sizes
         return (cdiv(states, 2),), (sum(others),)
 
     def entering(self, x, y, w, scale, first, where, reverse: bool, meanwhile=lambda: None):
-        """The states that enter the parts of all sequences (reverse: the gradients of those that leave them).
-        meanwhile: as of `ChunkPlan.entering`."""
+        """Compute the states entering the parts of all sequences (reverse: the gradients of those leaving them).
+
+        meanwhile: see `ChunkPlan.entering`."""
         if not self.several and not callable(first):
             meanwhile()
             return first
@@ -386,38 +398,38 @@ class _Plan(Parts):
 
 
 def meets(*tensors) -> bool:
-    """As of `ahead_triton.Kernels`: where parts of a sequence are carried, their ends may be known later."""
+    """See `ahead_triton.Kernels`: `ChunkPlan.entering` accepts a function as an initial state."""
     return True
 
 
 def kept_shapes(r, k, v, w, u, packing, chunk_size) -> tuple[tuple[int, ...], ...]:
-    """Shapes of what `forward` keeps for `backward`: the state entering every chunk, two 16-bit numbers to one; what
-    these are multiples of, the scores, and which chunks are mild, in one tensor."""
+    """Return the shapes of what `forward` saves for `backward`: the state entering every chunk, two 16-bit numbers in
+    one; and, in one tensor, the states' scales, the scores, and the mild flags."""
     return _Plan(r, v, packing).kept_shapes
 
 
 def forward(r, k, v, w, u, scale, initial_state, output_final_state, packing, chunk_size, keep):
-    """o, the final state (None unless asked for), and as in `kept_shapes`."""
+    """Return o, the final state (None unless requested), and the tensors of `kept_shapes`."""
     plan = _Plan(r, v, packing, FORWARD)
     together = options_of("rwkv6.fused.scores", r)["num_warps"]
-    # What is kept is not left to chance, and of packed sequences not all of it is written.
-    new = r.new_zeros if plan.packed else r.new_empty
-    kept = plan.kept_shapes if keep else ((0,), plan.kept_shapes[1])
-    states, others = (new(shape, dtype=torch.float32) for shape in kept)
+    # Saved tensors must not be uninitialized, and packed sequences may not fill them.
+    allocate = r.new_zeros if plan.packed else r.new_empty
+    shapes = plan.kept_shapes if keep else ((0,), plan.kept_shapes[1])
+    states, others = (allocate(shape, dtype=torch.float32) for shape in shapes)
     if keep and plan.sizes[0] % 2:
-        states[-1:] = 0  # half of it is written
+        states[-1:] = 0  # the kernel writes half of it
     units, scores, mild = others.split_with_sizes(plan.sizes[1:])
     final_state = others.new_empty(plan.N, plan.H, plan.K, plan.V) if output_final_state else None
     o = torch.empty_like(v)
     where_scores, where = plan.where(CHUNK * together), plan.where(CHUNK * plan.L, plan.L)
 
-    def find_scores():
+    def compute_scores():
         scores_kernel[(plan.room(CHUNK * together) * plan.H,)](
             r, w, k, u, scores, mild, scale, *where_scores, LEVELS=LEVELS, CHUNKS=together,
             PACKED=plan.packed, **options_of("rwkv6.fused.scores", r),
         )  # fmt: skip
 
-    first = plan.entering(k, v, w, 1.0, initial_state, where, reverse=False, meanwhile=find_scores)
+    first = plan.entering(k, v, w, 1.0, initial_state, where, reverse=False, meanwhile=compute_scores)
     forward_kernel[(plan.parts * plan.H,)](
         r, w, k, v, o, states.view(torch.float16), units, scores, first, final_state, scale, *where,
         V=plan.V, BV=CHANNELS, KEEP=keep, HAS_FIRST=first is not None, WANTS_LAST=output_final_state,
@@ -427,7 +439,7 @@ def forward(r, k, v, w, u, scale, initial_state, output_final_state, packing, ch
 
 
 def backward(r, k, v, w, u, scale, initial_state, packing, chunk_size, kept, do, dfinal_state):
-    """dr, dk, dv, dw in their inputs' dtypes, du [H, K] and dinitial_state [N, H, K, V] in float32."""
+    """Return dr, dk, dv, dw in their inputs' dtypes, du [H, K] and dinitial_state [N, H, K, V] in float32."""
     states, others = kept
     plan = _Plan(r, v, packing)
     units, scores, mild = others.split_with_sizes(plan.sizes[1:])

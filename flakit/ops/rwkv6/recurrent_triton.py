@@ -1,8 +1,8 @@
-"""RWKV6 one token after another as Triton kernels: the state stays in registers, [K, BV] a program.
+"""RWKV6 token by token as Triton kernels: the state stays in registers, [K, BV] a program.
 
-The backward needs every S_{t-1}, and dividing by a decay to walk backwards is out of the question. So the forward keeps
-the state every CHECKPOINT tokens; the backward recomputes one such segment at a time and walks it in reverse.
-dw_t = sum_v e^{w_t} S_{t-1} D_t then comes from the states themselves and cancels nothing.
+The backward needs every S_{t-1}, and cannot divide by a decay to walk back. So the forward stores the state every
+CHECKPOINT tokens; the backward recomputes one such segment at a time and walks it in reverse. Then
+dw_t = sum_v e^{w_t} S_{t-1} D_t uses the states themselves, without cancellation.
 """
 
 import torch
@@ -32,8 +32,13 @@ def recurrent_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, U: tl.constexpr, BK: tl.constexpr,
     BV: tl.constexpr, HAS_INITIAL: tl.constexpr, WANTS_FINAL: tl.constexpr, KEEP: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """o_t = q_t^T S + (q_t^T diag(u) k_t) v_t, q_t = scale r_t, and S <- diag(e^{w_t}) S + k_t v_t^T. In registers: S
-    [BK, BV]."""
+    """o_t = q_t^T S + (q_t^T diag(u) k_t) v_t, q_t = scale r_t; S <- diag(e^{w_t}) S + k_t v_t^T. In registers: S
+    [BK, BV].
+
+    r, k, w [B, T, H, K], v, o [B, T, H, V], u [H, K]
+    initial_state, final_state [N, H, K, V], states [checkpoints, H, K, V]
+    cu_seqlens, offsets (in checkpoints) [N + 1]
+    """
     NV: tl.constexpr = (V + BV - 1) // BV
     i_v, i_nh = program(NV)
     i_n, i_h = i_nh // H, i_nh % H
@@ -79,9 +84,13 @@ def recurrent_grads_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, U: tl.constexpr, BK: tl.constexpr,
     BV: tl.constexpr, HAS_FINAL: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """Every gradient, from the last token: D <- diag(e^{w_t}) D + scale r_t do_t^T. In registers: S or D [BK, BV].
+    """Compute all gradients, from the last token on: D <- diag(e^{w_t}) D + scale r_t do_t^T. In registers: S or D
+    [BK, BV].
 
-    dr, dk, dw [NV, tokens, H, K] and du [NV, N, H, K] are this block of V's share.
+    r, k, w [B, T, H, K], v, do, dv [B, T, H, V], u [H, K], tokens = B T
+    dr, dk, dw [NV, B, T, H, K], du [NV, N, H, K]: partial sums, one for each block of V
+    states [checkpoints, H, K, V], dfinal_state, dinitial_state [N, H, K, V], scratch [NV, N, H, C // U, BK, BV]
+    cu_seqlens, offsets (in checkpoints) [N + 1]
     """
     NV: tl.constexpr = (V + BV - 1) // BV
     i_v, i_nh = program(NV)
@@ -155,47 +164,47 @@ def recurrent_grads_kernel(
                 tl.store(dw + (share + row) * K + o_k, b_dw, mask=m_k & within)
                 tl.store(dv + row * V + o_v, b_dv.to(dv.dtype.element_ty), mask=m_v & within)
                 b_D = n_high[:, None] * b_D + (n_low[:, None] * b_D + q_do)
-        # The next segment overwrites the scratch that this one still reads.
+        # The next segment overwrites the scratch buffer that this one still reads.
         tl.debug_barrier()
     tl.store(du + (i_v * N * H + i_nh) * K + o_k[None, :], b_du, mask=m_k[None, :])
     tl.store(dinitial_state + i_nh.to(tl.int64) * K * V + o_s, b_D, mask=m_s)
 
 
 def kept_shapes(r, k, v, w, u, packing, chunk_size) -> tuple[tuple[int, ...], ...]:
-    """Shapes of what `forward` keeps for `backward`: the state every CHECKPOINT tokens, and nothing more."""
+    """Return the shapes of what `forward` saves for `backward`: the state every CHECKPOINT tokens, and an empty one."""
     return checkpoints_shape(r, v.shape[-1], packing), (0,)
 
 
 def forward(r, k, v, w, u, scale, initial_state, output_final_state, packing, chunk_size, keep):
-    """o, the final state (None unless asked for), and as in `kept_shapes` (None unless kept)."""
+    """Return o, the final state (None unless requested), and the tensors of `kept_shapes` (None unless `keep`)."""
     _, T, H, K = r.shape
     V = v.shape[-1]
     N, offsets = sequences(r, packing)
     BK, BV, NV, options = cut("rwkv6.recurrent", r, V)
-    new = r.new_empty(0, dtype=torch.float32).new_empty
-    o, final_state = torch.empty_like(v), new(N, H, K, V) if output_final_state else None
+    empty = r.new_empty(0, dtype=torch.float32).new_empty
+    o, final_state = torch.empty_like(v), empty(N, H, K, V) if output_final_state else None
     states = checkpoints(r, V, packing) if keep else None
     recurrent_kernel[(NV * N * H,)](
         r, k, v, w, u, initial_state, o, states, final_state, scale, *offsets, T,
         H=H, K=K, V=V, C=CHECKPOINT, U=together(T), BK=BK, BV=BV, HAS_INITIAL=initial_state is not None,
         WANTS_FINAL=output_final_state, KEEP=keep, PACKED=packing is not None, **options,
     )  # fmt: skip
-    return o, final_state, (states, new(0)) if keep else None
+    return o, final_state, (states, empty(0)) if keep else None
 
 
 def backward(r, k, v, w, u, scale, initial_state, packing, chunk_size, kept, do, dfinal_state):
-    """dr, dk, dw, du, dinitial_state in float32 and dv in v's dtype."""
+    """Return dr, dk, dw, du, dinitial_state in float32 and dv in v's dtype, in the order of the inputs."""
     states, _ = kept
     B, T, H, K = r.shape
     V = v.shape[-1]
     N, offsets = sequences(r, packing)
     BK, BV, NV, options = cut("rwkv6.recurrent_grads", r, V)
     U = together(T)
-    new = r.new_empty(0, dtype=torch.float32).new_empty
-    dr, dk, dw = (new(NV, B, T, H, K) for _ in range(3))
-    dv, du, dinitial_state = torch.empty_like(v), new(NV, N, H, K), new(N, H, K, V)
+    empty = r.new_empty(0, dtype=torch.float32).new_empty
+    dr, dk, dw = (empty(NV, B, T, H, K) for _ in range(3))
+    dv, du, dinitial_state = torch.empty_like(v), empty(NV, N, H, K), empty(N, H, K, V)
     recurrent_grads_kernel[(NV * N * H,)](
-        r, k, v, w, u, do, states, dfinal_state, new(NV * N * H, CHECKPOINT // U, BK, BV), dr, dk, dv, dw, du,
+        r, k, v, w, u, do, states, dfinal_state, empty(NV * N * H, CHECKPOINT // U, BK, BV), dr, dk, dv, dw, du,
         dinitial_state, scale, *offsets, T, B * T, N,
         H=H, K=K, V=V, C=CHECKPOINT, U=U, BK=BK, BV=BV, HAS_FINAL=dfinal_state is not None,
         PACKED=packing is not None, **options,

@@ -1,7 +1,7 @@
-"""RWKV6 as a recurrence: the text to read first, and the truth everything else is measured against.
+"""RWKV6 as a recurrence: the code to read first, and the reference for all other implementations.
 
 Equations (19)-(20) of "Eagle and Finch: RWKV with Matrix-Valued States and Dynamic Recurrence" (Peng et al., 2024,
-arXiv:2404.05892), with a scale on the read and the decay kept as a natural logarithm w <= 0:
+arXiv:2404.05892), with a scale on the read and the decay as a natural logarithm w <= 0:
 
     o_t = scale * r_t^T (S_{t-1} + diag(u) k_t v_t^T)
     S_t = diag(e^{w_t}) S_{t-1} + k_t v_t^T
@@ -11,9 +11,9 @@ The output at t reads the state *before* token t is written; the token's own con
 Symbols: B batch, T time, H heads, K rows of the state (keys), V columns (values). r, k, w are [B, T, H, K], v is
 [B, T, H, V], u is [H, K], a state is [B, H, K, V]. D_t is the gradient of the loss with respect to S_t.
 
-A row of keys becomes a column, x[..., None], before it meets a matrix; a row of values stays a row, x[..., None, :].
+For products with a matrix, a row of keys becomes a column, x[..., None]; a row of values stays a row, x[..., None, :].
 
-Nothing is checked here: a positive w makes the state grow, which is exactly what some lessons need.
+Nothing is checked here: a positive w makes the state grow, as some lessons require.
 Arithmetic is float64 for float64 inputs and float32 for all others.
 """
 
@@ -33,26 +33,26 @@ class ForwardStep(NamedTuple):
     k: Tensor
     v: Tensor
     w: Tensor
-    decay: Tensor  # e^{w_t}, how much of each row survives
-    kv: Tensor  # k_t v_t^T, what is written
+    decay: Tensor  # e^{w_t}, the factor on each row
+    kv: Tensor  # k_t v_t^T, the write
     state_before: Tensor  # S_{t-1}
-    read: Tensor  # S_{t-1} + diag(u) k_t v_t^T, what r_t looks at
+    read: Tensor  # S_{t-1} + diag(u) k_t v_t^T, which r_t reads
     o: Tensor
     state: Tensor  # S_t
 
 
 class BackwardStep(NamedTuple):
-    """One time step of the backward pass, visited from the last t to the first; shapes as in `ForwardStep`."""
+    """One time step of the backward pass, from the last t to the first; shapes as in `ForwardStep`."""
 
     t: int
     do: Tensor
-    dstate: Tensor  # D_t, from everything after t
+    dstate: Tensor  # D_t, from all tokens after t
     dstate_before: Tensor  # D_{t-1} = diag(e^{w_t}) D_t + scale r_t do_t^T
     dr: Tensor
     dk: Tensor
     dv: Tensor
     dw: Tensor
-    du: Tensor  # this step's share of du, [B, H, K]
+    du: Tensor  # this step's part of du, [B, H, K]
 
 
 def steps(
@@ -110,7 +110,7 @@ def steps(
 
 
 def forward(r, k, v, w, u, scale=None, initial_state=None) -> tuple[Tensor, Tensor]:
-    """The recurrence from left to right: o [B, T, H, V] and S_T [B, H, K, V], in float32 or float64."""
+    """Run the recurrence from left to right: o [B, T, H, V] and S_T [B, H, K, V], in float32 or float64."""
     o = []
     for step in steps(r, k, v, w, u, scale, initial_state):
         o.append(step.o)
@@ -118,13 +118,13 @@ def forward(r, k, v, w, u, scale=None, initial_state=None) -> tuple[Tensor, Tens
 
 
 def backward(r, k, v, w, u, scale, initial_state, do, dfinal_state) -> tuple[Tensor, ...]:
-    """The hand-written backward pass: dr, dk, dv, dw [B, T, H, *], du [H, K], dinitial_state [B, H, K, V].
+    """Run the hand-written backward pass: dr, dk, dv, dw [B, T, H, *], du [H, K], dinitial_state [B, H, K, V].
 
     dw_t = sum_v e^{w_t} S_{t-1} * D_t uses the states themselves: every term carries its decay, nothing is subtracted.
 
-    `steps` holds everything of all T steps until it has gone back over them. Here T is cut into segments of about
-    sqrt(T) tokens: held are the state that enters each and the steps of one segment at a time, walked again from there.
-    The same numbers, one more forward pass, and memory for about 4 sqrt(T) states, besides rows, instead of 4 T.
+    `steps` holds all intermediates of T steps for its backward pass. Here T is cut into segments of about sqrt(T)
+    tokens: memory holds the state entering each segment, and the steps of one segment, recomputed from there. The
+    results are the same, for one more forward pass and about 4 sqrt(T) states in memory, besides rows, instead of 4 T.
     """
     length = math.isqrt(r.shape[1])
     entering = [x.state_before for x in steps(r, k, v, w, u, scale, initial_state) if x.t % length == 0]
