@@ -343,7 +343,7 @@ def test_the_mask_after_exp_is_found_in_the_backward_pass():
     with trace() as t:
         found = masking.run(x, "where")
     assert found["o"].isfinite().all() and not found["dw"].isfinite().all()
-    (line,) = line_of(t.first.place.file, "made = exponents.exp()")
+    (line,) = line_of(t.first.place.file, "exponentials = exponents.exp()")
     assert (t.first.place.line, t.first.operation, t.first.how) == (line, "exp", "born")
     assert (t.first.place.backward, t.first.first.inf) == (
         "",
