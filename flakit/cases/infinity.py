@@ -1,17 +1,17 @@
-"""One infinity's way: every intermediate of a small chunk whose decay is anchored at the chunk's start.
+"""Follow one infinity through every intermediate of a small chunk whose decay is anchored at the chunk's start.
 
-The weight of key j in the read of token i is exp(ge_i - gi_j), gi the inclusive, ge the exclusive sum of the log decays
-(RWKV6). A matrix product needs it as two factors, exp(ge_i) on the read and exp(-gi_j) on the key. With one decay w for
-all tokens the key's is exp((j+1)|w|), and infinite in float32 where (j+1)|w| > 88.72. Then, one after another:
+The weight of key j in the read of token i is exp(ge_i - gi_j), with gi the inclusive and ge the exclusive cumulative
+log decay (RWKV6). A matrix product needs two factors, exp(ge_i) on the read and exp(-gi_j) on the key. With a uniform
+decay w the key's factor is exp((j+1)|w|), infinite in float32 if (j+1)|w| > 88.72. Then break, in this order:
 
-    dr      the sum over j runs through masked keys as well, whose dA is exactly 0, and 0 * inf = NaN in every row: the
-            last key, which no token of the chunk reads, is enough. |w| = 88.72 / C
+    dr      its sum over j includes masked keys, whose dA is exactly 0, and 0 * inf = NaN in every row. The last key,
+            which no token of the chunk reads, suffices: |w| = 88.72 / C
     dk      of that key: inf * (a sum of exact zeros). dw: a running sum that starts there. The same |w|
-    o, dv   need an infinite key that is read: the last but one. |w| = 88.72 / (C - 1). Tiny * inf is inf; 0 * inf, and
+    o, dv   need an infinite key that is read, the last but one: |w| = 88.72 / (C - 1). Tiny * inf is inf; 0 * inf, and
             inf - inf between channels, is NaN
 
-`follow` computes with `anchor`'s own scheme "none" and keeps what it passes through; beside it the same in float64,
-from exact differences.
+`follow` computes with `anchor`'s own scheme "none" and returns the intermediates, beside those in float64 from exact
+differences.
 """
 
 from collections.abc import Mapping
@@ -30,11 +30,11 @@ TENSORS = ("o", "dv", "dk", "dr", "dw")
 
 @dataclass(frozen=True)
 class Numbers:
-    """What a chunk of C tokens with K channels passes through, in the order it is computed.
+    """The intermediates of a chunk of C tokens with K channels, in the order of computation.
 
-    read, key: the two factors [C], the same in every channel. pairs: their product for every pair, row i reads key j.
-    scores, kept: the scores before and after the mask. dA: do @ v.T, the gradient of `kept`, scaled and masked. These
-    are [C, C].
+    read, key: the two factors [C], equal in every channel. pairs: their product for each pair, row i reads key j.
+    scores, kept: the scores before and after the mask. dA: do @ v.T, the gradient of `kept`, scaled and masked. All
+    four are [C, C].
     scaled: each key times its factor, [C, K]. o, dr: [C, K].
     """
 
@@ -51,10 +51,10 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Way:
-    """made: as float32 computes it; true: the same in float64, where nothing ends before e^709.
+    """The intermediates in float32 (`made`) and in float64 (`true`), whose range reaches e^709.
 
     exponents: of the two factors, [C] each. operands: r (scaled), k, v and do, [C, K].
-    lost: the share of non-finite values among the keys' factors ("keys") and in each of `TENSORS`.
+    lost: the fraction of non-finite values in the keys' factors ("keys") and in each of `TENSORS`.
     """
 
     made: Numbers
@@ -65,9 +65,8 @@ class Way:
 
     @property
     def cell(self) -> tuple[int, int]:
-        """The pair (i, j) to follow: an infinite key and the token after it, the first such pair, or the first in which
-        the read's factor has become 0. Where only the last key is infinite, its own token; where none is, the last two
-        tokens."""
+        """The pair (i, j) to follow: the first infinite key with a read factor of 0 at the next token i, else the first
+        infinite key and the next token. If only the last key is infinite, its own token; if none is, the last two."""
         read, key = self.made.read, self.made.key
         last = len(key) - 1
         pairs = [j for j in range(last) if not key[j].isfinite()]
@@ -78,21 +77,21 @@ class Way:
 
 
 def inputs(decay: float, *, C: int = 8, K: int = 4, seed: int = 0) -> dict[str, Tensor]:
-    """One chunk of RWKV6, float32 [1, C, 1, K], without the bonus: u [1, K] is 0.
+    """Draw one chunk of RWKV6, float32 [1, C, 1, K]: r, k, v, w, u and the gradient do. The bonus u [1, K] is 0.
 
-    decay: w (natural logarithm, finite, <= 0) of every token and channel; a ValueError otherwise.
-    r, k, v and the arriving gradient do have one digit after the point and are below 1: only exponentials overflow.
+    decay: w of every token and channel, natural log, finite and <= 0; ValueError otherwise.
+    r, k, v and do are one-digit decimals below 1 in size, so that only exponentials overflow.
     """
     if not -torch.inf < decay <= 0:
         raise ValueError(f"decay: expected a finite natural-log decay <= 0, got {decay!r}")
     rng = np.random.default_rng(seed)
     digits = rng.integers(1, 10, (4, 1, C, 1, K)) * rng.choice((-1, 1), (4, 1, C, 1, K)) / 10
-    made = dict(zip(("r", "k", "v", "do"), torch.from_numpy(digits).float(), strict=True))
-    return made | {"w": torch.full((1, C, 1, K), decay), "u": torch.zeros(1, K)}
+    tensors = dict(zip(("r", "k", "v", "do"), torch.from_numpy(digits).float(), strict=True))
+    return tensors | {"w": torch.full((1, C, 1, K), decay), "u": torch.zeros(1, K)}
 
 
 def follow(decay: float, *, C: int = 8, K: int = 4, seed: int = 0) -> Way:
-    """Run `inputs` forward and backward through the faulty scheme, and the right way in float64."""
+    """Run `inputs` forward and backward with the faulty scheme in float32, and correctly in float64."""
     x = inputs(decay, C=C, K=K, seed=seed)
     do = x.pop("do")[0, :, 0]
     chunk = RWKV6(x, lambda w, inclusive: Products(w, "none", inclusive=inclusive, chunk=C), C)
@@ -102,7 +101,7 @@ def follow(decay: float, *, C: int = 8, K: int = 4, seed: int = 0) -> Way:
     on_read, on_key = (exponent[0, 0, 0] for exponent in chunk.products.exponents(tile))
     r, k, v, low = chunk.q[0, 0, 0], chunk.k[0, 0, 0], chunk.v[0, 0, 0], chunk.products.low
     read, key = on_read.exp(), on_key.exp()
-    made = Numbers(
+    numbers = Numbers(
         read=read[:, 0],
         key=key[:, 0],
         pairs=read[:, :1] * key[:, 0],
@@ -116,7 +115,7 @@ def follow(decay: float, *, C: int = 8, K: int = 4, seed: int = 0) -> Way:
     tensors = {"o": chunk.made["o"], **grads}
     lost = {"keys": key} | {name: tensors[name] for name in TENSORS}
     return Way(
-        made,
+        numbers,
         _true(x, do),
         (on_read[:, 0], on_key[:, 0]),
         {"r": r, "k": k, "v": v, "do": do},

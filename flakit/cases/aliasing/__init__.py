@@ -5,12 +5,12 @@ it. As measured, that report has another cause (see `chunk_vs_recurrent`), and n
 `overwrite` is a constructed example of what the story describes: w becomes its running sum within each chunk.
 
 The real one is in the decoding of GSA (pull request #1191): for a single token without gradients the final state was
-given the memory of the caller's initial state. Whoever continues one prompt twice, to sample two answers or to search,
-finds the second answer written after the first. Longer inputs took another way, so no test of states saw it.
+written to the memory of the caller's initial state. If one prompt is continued twice, to sample two answers or to
+search, the second answer continues the first. Longer inputs take another code path, so no test of states caught it.
 
-A kernel writes to an address and PyTorch is not told: `_version` stands still, autograd raises no error. Comparing with
-a clone finds it (`flakit.numerics.mutation`). With the fault, the n-th call with the same arguments returns what the
-recurrence returns after n equal tokens: that is the `law`.
+A kernel writes to an address without PyTorch's knowledge: `_version` does not change, and autograd raises no error.
+Comparing with a clone detects it (`flakit.numerics.mutation`). With the fault, the n-th call with the same arguments
+returns what the recurrence returns after n equal tokens: that is the `law`.
 """
 
 import functools
@@ -33,9 +33,9 @@ CHUNK = 64
 
 
 def overwrite(w: Tensor, chunk: int = CHUNK, *, backend: str | None = None) -> None:
-    """The constructed fault: w [B, T, H, K], contiguous, becomes its running sum within each chunk; no one is told.
+    """Apply the constructed fault: overwrite contiguous w [B, T, H, K] with its running sum within each chunk.
 
-    backend: "triton" does it with a kernel, on a GPU or interpreted; "torch" behind autograd's back as well.
+    backend: "triton" uses a kernel, on a GPU or interpreted; "torch" writes to w.data. Neither changes `_version`.
     """
     if choose_backend(backend, w) == "triton":
         from .kernel_triton import overwrite as in_place
@@ -46,12 +46,12 @@ def overwrite(w: Tensor, chunk: int = CHUNK, *, backend: str | None = None) -> N
 
 
 def overwritten(T: int, chunk: int = CHUNK) -> float:
-    """The law of `overwrite`: the share of w that is another number afterwards; each chunk's first token stays."""
+    """Predict the fraction of w that `overwrite` changes: all but each chunk's first token."""
     return (T - -(-T // chunk)) / T
 
 
 def inputs(*, B: int = 1, H: int = 2, K: int = 16, V: int = 16, M: int = 8, device: str = "cpu", seed: int = 0) -> dict:
-    """One token of GSA and the state it continues from, a pair (hk [B, H, K, M], hv [B, H, M, V])."""
+    """Draw one token of GSA and its initial state, a pair (hk [B, H, K, M], hv [B, H, M, V])."""
     return make_inputs("gsa", B=B, T=1, H=H, K=K, V=V, M=M, initial_state=True, device=device, seed=seed)
 
 
@@ -66,10 +66,12 @@ def decode(
     in_place: bool = True,
     backend: str | None = None,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """One token of GSA without gradients, float32, no grouped queries: o [B, 1, H, V] and the final state, a pair.
+    """Decode one token of GSA without gradients, float32, no grouped queries: o [B, 1, H, V] and the final state, a
+    pair.
 
-    in_place: the fault, the final state in the memory of `initial_state`; without it, in memory of its own.
-    backend: "triton" is the kernel, on a GPU or interpreted; "torch" its twin.
+    in_place: the fault: write the final state to the memory of `initial_state` instead of new memory.
+    backend: "triton" for the kernel, on a GPU or interpreted; "torch" for the same in PyTorch.
+    Raises ValueError for more than one token, or grouped queries.
     """
     if q.shape[1] != 1 or q.shape[2] != k.shape[2]:
         raise ValueError(f"q: expected one token [B, 1, H, K] with k's {k.shape[2]} heads, got {list(q.shape)}")
@@ -88,21 +90,21 @@ def decode(
 
 
 class Calls(NamedTuple):
-    """What the same call returned again and again, and what the first one did to its inputs."""
+    """The results of repeated equal calls, and how the first one changed its inputs."""
 
     o: Tensor  # [calls, B, H, V]
-    states: Tensor  # what the memory of hk holds before each call, [calls, B, H, K, M]
+    states: Tensor  # contents of the caller's hk before each call, [calls, B, H, K, M]
     touched: dict[str, Touched]
 
 
 def repeated(inputs: Mapping, calls: int = 3, *, in_place: bool = True, backend: str | None = None) -> Calls:
-    """Call `decode` with the same arguments, a state of their own to begin with."""
+    """Call `decode` repeatedly with the same arguments, on a copy of the initial state."""
     x = {**inputs, "initial_state": tuple(state.clone() for state in inputs["initial_state"])}
     returned, states = [], []
 
-    def call(**given):
-        states.append(given["initial_state"][0].clone())
-        returned.append(decode(**given, in_place=in_place, backend=backend))
+    def call(**args):
+        states.append(args["initial_state"][0].clone())
+        returned.append(decode(**args, in_place=in_place, backend=backend))
         return returned[-1]
 
     first = touched(call, x)
@@ -112,7 +114,7 @@ def repeated(inputs: Mapping, calls: int = 3, *, in_place: bool = True, backend:
 
 
 def law(inputs: Mapping, calls: int = 3, *, in_place: bool = True) -> Tensor:
-    """What each of the calls returns, o [calls, B, H, V]: with the fault, that of a sequence of equal tokens."""
+    """Predict each call's result, o [calls, B, H, V]: with the fault, that of a sequence of equal tokens."""
     tokens = calls if in_place else 1
     x = {name: inputs[name].expand(-1, tokens, -1, -1) for name in ("q", "k", "v", "s", "g")}
     o, _ = reference.forward(**x, initial_state=inputs["initial_state"])
@@ -128,77 +130,77 @@ def at(
     M: Annotated[int, Range(1, 64)] = 8,
     seed: int = 0,
 ) -> list[Row]:
-    """GSA's decoding of one token, called several times with the same arguments."""
-    x, found = _called(in_place, calls, K, V, M, seed)
-    return _rows(found, law(x, calls, in_place=in_place), in_place, f"in_place {in_place}")
+    """Compare prediction and measurement for GSA's decoding of one token, called repeatedly with the same arguments."""
+    x, measured = _called(in_place, calls, K, V, M, seed)
+    return _rows(measured, law(x, calls, in_place=in_place), in_place, f"in_place {in_place}")
 
 
 @functools.lru_cache(maxsize=1)
 def _called(in_place: bool, calls: int, K: int, V: int, M: int, seed: int) -> tuple[Mapping, Calls]:
-    """The inputs, and what the calls do with them."""
+    """Return the inputs, and the results of the calls."""
     device, backend = kernel_place()
     x = inputs(K=K, V=V, M=M, device=device, seed=seed)
     return x, repeated(x, calls, in_place=in_place, backend=backend)
 
 
-def _rows(found: Calls, predicted: Tensor, in_place: bool, words: str) -> list[Row]:
-    state, nan, calls = found.touched["initial_state[0]"], float("nan"), len(found.o)
-    off, law_off = (_off(o)[-1].item() for o in (found.o, predicted))
+def _rows(measured: Calls, predicted: Tensor, in_place: bool, label: str) -> list[Row]:
+    state, nan, calls = measured.touched["initial_state[0]"], float("nan"), len(measured.o)
+    error, law_error = (_difference(o)[-1].item() for o in (measured.o, predicted))
     return [
-        Row(f"GSA, one token, {words}: share of the initial state changed", nan, float(in_place), state.share),
-        Row(f"GSA, one token, {words}: in-place operations PyTorch counted", nan, 0, state.version),
-        Row(f"GSA, one token, {words}: equal call {calls}, o off by", nan, law_off, off),
+        Row(f"GSA, one token, {label}: share of the initial state changed", nan, float(in_place), state.share),
+        Row(f"GSA, one token, {label}: in-place operations PyTorch counted", nan, 0, state.version),
+        Row(f"GSA, one token, {label}: equal call {calls}, o off by", nan, law_error, error),
     ]
 
 
-def _off(o: Tensor) -> Tensor:
-    """By how much each call's o differs from the first one's, relative L2, [calls]."""
+def _difference(o: Tensor) -> Tensor:
+    """Return the relative L2 difference of each call's o from the first call's, [calls]."""
     return (o - o[0]).flatten(1).norm(dim=1) / o[0].norm()
 
 
 @dataclass(frozen=True)
 class Shown:
-    """Of one head, call by call."""
+    """One head, by call."""
 
     in_place: bool
     states: Tensor
-    """What the memory of the caller's initial state holds before each call, [calls, K, M]."""
+    """Contents of the caller's initial state before each call, [calls, K, M]."""
     o: Tensor
-    """What each call returns, [calls, V]."""
+    """Each call's result, [calls, V]."""
     off: Tensor
-    """By how much it differs from the first, over all heads, [calls]."""
+    """Its relative difference from the first, over all heads, [calls]."""
     law: Tensor
-    """The same as the law has it."""
+    """The prediction of `off`."""
     counted: int
     """In-place operations that PyTorch counted on that memory."""
 
 
 def show(*, in_place: bool, calls: int, K: int, V: int, M: int, seed: int) -> Shown:
-    """What `at` measures, of its first head."""
-    x, found = _called(in_place, calls, K, V, M, seed)
+    """Return the tensors behind `at`, for its first head."""
+    x, measured = _called(in_place, calls, K, V, M, seed)
     predicted = law(x, calls, in_place=in_place)
-    counted = found.touched["initial_state[0]"].version
-    parts = (found.states[:, 0, 0], found.o[:, 0, 0], _off(found.o), _off(predicted))
+    counted = measured.touched["initial_state[0]"].version
+    parts = (measured.states[:, 0, 0], measured.o[:, 0, 0], _difference(measured.o), _difference(predicted))
     return Shown(in_place, *(part.cpu() for part in parts), counted)
 
 
 def reproduce(backend: str | None = None) -> list[Row]:
-    """Before and after: what a faulty and a right call change, what PyTorch counts, and what the next call returns.
+    """Return what a faulty and a right call change, what PyTorch counts, and what the next call returns.
 
-    backend: default the kernel where this process can run it, else its twin.
+    backend: default the kernel if this process can run it, else PyTorch.
     """
     device, able = kernel_place()
     backend, nan = backend or able, float("nan")
     x = inputs(device=device)
     rows = []
-    for words, in_place in (("as it was", True), ("right", False)):
-        found = repeated(x, in_place=in_place, backend=backend)
-        rows += _rows(found, law(x, in_place=in_place), in_place, words)
+    for label, in_place in (("as it was", True), ("right", False)):
+        measured = repeated(x, in_place=in_place, backend=backend)
+        rows += _rows(measured, law(x, in_place=in_place), in_place, label)
     T = 100
     w = make_inputs("rwkv6", T=T, H=1, K=16, decay="logsigmoid", device=device)["w"]
-    (seen,) = touched(lambda w: overwrite(w, backend=backend), {"w": w})
+    (change,) = touched(lambda w: overwrite(w, backend=backend), {"w": w})
     return [
         *rows,
-        Row(f"constructed, T = {T}: share of w changed", nan, overwritten(T), seen.share),
-        Row(f"constructed, T = {T}: in-place operations PyTorch counted", nan, 0, seen.version),
+        Row(f"constructed, T = {T}: share of w changed", nan, overwritten(T), change.share),
+        Row(f"constructed, T = {T}: in-place operations PyTorch counted", nan, 0, change.version),
     ]

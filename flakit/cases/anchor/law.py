@@ -1,5 +1,5 @@
-"""The law: how far the decay may grow before each tensor of a scheme turns non-finite. It forms no sum and takes no
-exponential."""
+"""The law: how far the decay may grow before each tensor of a scheme becomes non-finite, without sums or
+exponentials."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -29,32 +29,32 @@ def limits(
     T: int | None = None,
     products: Callable[..., Products] = Products,
 ) -> dict[str, float]:
-    """The law: for each tensor, how far the decay may grow before its first non-finite value; inf means for ever.
+    """Return for each tensor how far the decay may grow before it has a non-finite value; inf if it never has.
 
     Without inputs: the largest |w| per token at uniform decay over T tokens (default: two chunks), operands of order 1.
-    With inputs: the factor their log decays may be multiplied with, their own operands' sizes counted; operands of
-    order 1 where the decays are all there is. At a uniform decay of -1 that is again the largest |w| per token.
+    With inputs: the largest factor on their log decays, with their own operands' sizes; operands of order 1 if the
+    inputs have only decays. At a uniform decay of -1 that is again the largest |w| per token.
 
-    A factor exp(n |w|), n tokens in one exponent, multiplies an operand; it is finite up to
-    |w| = (ln max - max(0, ln |operand|)) / n. Which n and which operand a product meets:
-    scores   both factors of every pair that is needed: o sums them row by row, dv column by column;
-    read     its own query factor bare, and every key of the tile, masked ones too: a zero times inf is NaN in a sum;
-             there a key that is used is multiplied by its matrix element as well (RWKV6: dr; GSA: the slots' scores);
-    written  its own key factor bare, and every query of the tile likewise (RWKV6: dk).
-    What an operator makes of them, and which tensor each reaches, is in `operators`; the decay's gradient meets
-    all that the others do, du and a state that no product reaches nothing.
-    No exponential is taken here and no sum is formed; a sum of several large terms can overflow a percent or two
-    sooner (`WITHIN`). Where the mask comes too late for it ("multiply", "none"), pairs of the future count with both
-    factors multiplied, and the sums over them make the law good to a few percent only. Operands that depend on the
-    decay themselves (RWKV7's a finds, GSA's p) are taken at strong decay.
+    A factor exp(n |w|), with n tokens in its exponent, multiplies an operand; it is finite up to
+    |w| = (ln max - max(0, ln |operand|)) / n. The n and operands of a product are
+    scores   both factors of every pair that is needed: o sums them by row, dv by column;
+    read     its own query factor alone, and every key of the tile, also masked ones: zero times inf is NaN in a sum.
+             A key that is used is also multiplied by its matrix element (RWKV6: dr; GSA: the slots' scores);
+    written  its own key factor alone, and every query of the tile likewise (RWKV6: dk).
+    `operators` says which products each operator has, and which tensors they reach. The decay's gradient depends on all
+    of them; du, and a state that no product reaches, on none.
+    A sum of several large terms may overflow a percent or two earlier (`WITHIN`). If the mask comes too late
+    ("multiply", "none"), future pairs count with the product of both factors, and their sums make the law accurate to
+    a few percent only. Operands that depend on the decay (RWKV7's reads by a, GSA's p) are taken at strong decay.
+    Raises ValueError for an unknown scheme, operator, mask or dtype.
     """
     scheme, of = find_scheme(scheme), find_operator(op)
     mask = find_mask(scheme, mask)
     if dtype not in LN_MAX:
         raise ValueError(f"dtype: expected one of {', '.join(map(str, LN_MAX))}, got {dtype}")
-    found = dict.fromkeys(TENSORS[op], math.inf)
+    unlimited = dict.fromkeys(TENSORS[op], math.inf)
     if scheme.dyadic:
-        return found
+        return unlimited
     if inputs is None:
         T = 2 * chunk if T is None else T
         inputs = {of.decay: -torch.ones(1, T, 1, 1)}
@@ -70,31 +70,31 @@ def limits(
         ]
     w = split_chunks(w, chunk, torch.float64)
     real = (torch.arange(w.shape[2] * chunk, device=w.device) < T).view(-1, chunk)  # [N, C]
-    how = {"chunk": chunk, "block": block, "row": row, "mask": mask, "dtype": dtype}
-    formed = {inclusive: products(w, scheme, inclusive=inclusive, **how) for inclusive in set(of.meets)}
+    options = {"chunk": chunk, "block": block, "row": row, "mask": mask, "dtype": dtype}
+    formed = {inclusive: products(w, scheme, inclusive=inclusive, **options) for inclusive in set(of.meets)}
     reach = [_reach(formed[inclusive], m, real) for inclusive, m in zip(of.meets, meetings, strict=True)]
-    return found | of.reached(reach)
+    return unlimited | of.reached(reach)
 
 
 def _reach(products: Products, meeting: Meeting, real: Tensor) -> Reach:
-    """The limits of one meeting's products. real: which rows are tokens and which padding, [N, C]."""
+    """Return the limits of one meeting's products. real: [N, C], True for tokens, False for padding."""
     mask, dtype = products.mask, products.dtype
     q, bare, k, dA = meeting
-    found = dict.fromkeys(Reach._fields, math.inf)
+    reach = dict.fromkeys(Reach._fields, math.inf)
 
     def limit(exponent: Tensor, operand: Tensor | float, dtype: torch.dtype = torch.float32) -> Tensor:
         operand = torch.as_tensor(operand, dtype=torch.float64, device=exponent.device)
         room = (LN_MAX[dtype] - operand.log()).clamp(max=LN_MAX[torch.float32])
-        # inf - inf is the NaN of an exponent that is a difference: nothing is left to grow.
+        # A NaN exponent is inf - inf: the decay cannot grow at all.
         return torch.where(exponent.isnan(), 0.0, torch.where(exponent > 0, room / exponent, torch.inf))
 
     def multiplied(query: Tensor, key: Tensor, operands: Tensor) -> Tensor:
-        # Both factors finite, their product not: here a small operand helps, whatever the exponentials are.
+        # Both factors are finite, their product is not: here a small operand raises the limit.
         exponent = query[..., :, None, :] + key[..., None, :, :]
         return torch.where(exponent > 0, (LN_MAX[torch.float32] - operands.log()) / exponent, torch.inf).amin(-1)
 
     def lower(name: str, limit: Tensor, used: Tensor) -> None:
-        found[name] = min(found[name], torch.where(used, limit, torch.inf).amin().item() if used.any() else math.inf)
+        reach[name] = min(reach[name], torch.where(used, limit, torch.inf).amin().item() if used.any() else math.inf)
 
     for tile in products.tiles:
         low = products.low[tile.rows, tile.keys]
@@ -105,7 +105,7 @@ def _reach(products: Products, meeting: Meeting, real: Tensor) -> Reach:
         both = seen & keys[:, None, :]
         if tile.anchor is None:
             exponent = products.pairs(tile)
-            taken = low if mask == "before" else torch.ones_like(low)  # pairs whose exponential is taken at all
+            taken = low if mask == "before" else torch.ones_like(low)  # pairs with an exponential
             with_key = limit(exponent, k[..., None, tile.keys, :]).amin(-1)
             lower("rows", with_key, pairs)
             lower("columns", with_key, both)
@@ -141,34 +141,34 @@ def _reach(products: Products, meeting: Meeting, real: Tensor) -> Reach:
             if mask == "none":
                 operands = arriving[..., None] * q_tile[..., :, None, :]
                 lower("written", multiplied(query, key, operands), pairs)
-    return Reach(**found)
+    return Reach(**reach)
 
 
 def law(
     scheme: str | Scheme, inputs: Mapping[str, Tensor] | None = None, *, tensor: str | None = None, **knobs
 ) -> float:
-    """The `limits` of one tensor, or of whichever fails first: ln(max) / n at uniform decay and operands of order 1.
+    """Return the limit of one tensor, default the smallest: ln(max) / n at uniform decay and operands of order 1.
 
-    knobs: as `limits` takes them, `op` among them.
+    knobs: keyword arguments of `limits`, such as op. Raises ValueError for an unknown tensor.
 
     >>> round(law("none", tensor="dk"), 3), round(law("block-start", tensor="dk"), 3), law("dyadic")
     (1.386, 5.915, inf)
     """
-    found = limits(scheme, inputs, **knobs)
+    by_tensor = limits(scheme, inputs, **knobs)
     if tensor is None:
-        return min(found.values())
-    if tensor not in found:
-        raise ValueError(f"tensor: expected one of {', '.join(found)}, got {tensor!r}")
-    return found[tensor]
+        return min(by_tensor.values())
+    if tensor not in by_tensor:
+        raise ValueError(f"tensor: expected one of {', '.join(by_tensor)}, got {tensor!r}")
+    return by_tensor[tensor]
 
 
 class Worst(NamedTuple):
-    """The largest exponent of one kind that a scheme takes of some decays, and whose factor it is."""
+    """The largest exponent of one kind in a scheme for some decays, and its position."""
 
     exponent: float
-    """Natural log; inf where decays of -inf leave no number at all."""
+    """Natural log; inf if decays of -inf make it undefined."""
     stored: bool
-    """Whether the factor is stored beside its operand, and ends where that dtype does; else where float32 does."""
+    """Whether the factor is stored with its operand, so that the operand's dtype limits it; otherwise float32 does."""
     batch: int
     token: int
     head: int
@@ -176,7 +176,7 @@ class Worst(NamedTuple):
 
 
 _AT_ONCE = 1 << 22
-"""Decays whose exponents are formed together: 32 MiB for each tensor of them."""
+"""Number of decays processed at once: 32 MiB per tensor."""
 
 
 def worst(
@@ -189,13 +189,13 @@ def worst(
     row: int | None = None,
     mask: str | None = None,
 ) -> list[Worst]:
-    """What `limits` meets in given natural-log decays w [B, T, H, K], for operands of order 1, with the places.
+    """Return the largest exponents of a scheme for natural-log decays w [B, T, H, K], with their positions.
 
-    The largest exponent of the factors that are stored, and that of those that are not; none that is 0 or less. The
-    smallest of ln(max) / exponent is the smallest of `limits`: the factor that the decays may still be multiplied with.
-    mask: the right one of the scheme, or "where" for exact differences that are masked after the exponential. Where the
-    mask multiplies, pairs of the future count with both factors, and no single one tells.
-    Sums are float64. A token beyond T never is a place: its exponents are those of the last one.
+    At most two: that of the stored factors and that of the others, if positive. The smallest ln(max) / exponent equals
+    the smallest of `limits` for operands of order 1: the largest factor on the decays.
+    mask: the scheme's right one, or "where" for exact differences masked after the exponential. ValueError for masks
+    that multiply: there future pairs count with both factors, and no single exponent decides.
+    Sums are float64. Positions are tokens below T: padding has the exponents of the last token.
     """
     scheme, of = find_scheme(scheme), find_operator(op)
     mask = find_mask(scheme, mask)
@@ -204,7 +204,7 @@ def worst(
     if scheme.dyadic or not w.numel():
         return []
     B, T, H, K = w.shape
-    heads, found = max(1, _AT_ONCE // (T * K)), {}
+    heads, worst_of = max(1, _AT_ONCE // (T * K)), {}
     for batch in range(B):
         for head in range(0, H, heads):
             part = split_chunks(w[batch : batch + 1, :, head : head + heads].detach(), chunk, torch.float64)
@@ -214,35 +214,35 @@ def worst(
                 )
                 for stored, at in largest(products, T).items():
                     exponent, token, h, channel = at.tolist()
-                    if exponent > 0 and (stored not in found or exponent > found[stored].exponent):
+                    if exponent > 0 and (stored not in worst_of or exponent > worst_of[stored].exponent):
                         token = min(int(token), T - 1)
-                        found[stored] = Worst(exponent, stored, batch, token, head + int(h), int(channel))
-    return list(found.values())
+                        worst_of[stored] = Worst(exponent, stored, batch, token, head + int(h), int(channel))
+    return list(worst_of.values())
 
 
 def largest(products: Products, T: int | Tensor) -> dict[bool, Tensor]:
-    """The largest exponent of the factors that are stored (True) and of those that are not, for a batch of one.
+    """Return the largest exponent of stored (True) and of other (False) factors, for a batch of one.
 
-    T: how many rows are tokens; the first row beyond lies in the last chunk or behind it.
-    Each is a tensor: the exponent, its token, which may be T or more, head and channel.
+    T: number of rows that are tokens; the others are in the last chunk or after it.
+    Each is a tensor: the exponent, its token (may be T or more), head and channel.
     """
-    chunk, found = products.w.shape[-2], {}
+    chunk, candidates = products.w.shape[-2], {}
     for stored, start, exponents in _formed(products, T):
         exponents = exponents.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)[0]  # [H, N, rows, K]
         h, n, t, channel = torch.unravel_index(exponents.argmax(), exponents.shape)
         place = torch.stack((n * chunk + start + t, h, channel)).double()
-        found.setdefault(stored, []).append(torch.cat((exponents.max()[None], place)))
-    each = {stored: torch.stack(rows) for stored, rows in found.items()}
-    return {stored: rows[rows[:, 0].argmax()] for stored, rows in each.items()}
+        candidates.setdefault(stored, []).append(torch.cat((exponents.max()[None], place)))
+    tables = {stored: torch.stack(rows) for stored, rows in candidates.items()}
+    return {stored: rows[rows[:, 0].argmax()] for stored, rows in tables.items()}
 
 
 def _formed(products: Products, T: int | Tensor) -> Iterator[tuple[bool, int, Tensor]]:
-    """Every exponent that is needed: whether its factor is stored, the first row it belongs to, [1, H, N, rows, K]."""
+    """Yield every needed exponent [1, H, N, rows, K], with whether its factor is stored, and its first row."""
     chunk = products.w.shape[-2]
     left = torch.as_tensor(T - (products.w.shape[2] - 1) * chunk, device=products.w.device)  # tokens in the last chunk
 
     def real(exponents: Tensor, first: int) -> Tensor:
-        """None in the last chunk where `first`, of its rows, is padding: what begins there is never needed."""
+        """Exclude the last chunk if its row `first` is padding: a tile that starts there is never needed."""
         exponents[:, :, -1:] = torch.where(first < left, exponents[:, :, -1:], -torch.inf)
         return exponents
 
@@ -251,11 +251,11 @@ def _formed(products: Products, T: int | Tensor) -> Iterator[tuple[bool, int, Te
         seen, gi = products.seen[..., tile.rows, :], products.gi[..., tile.keys, :]
         if tile.anchor is not None:
             query, key = products.exponents(tile)
-            empty = tile.keys.start == tile.keys.stop  # read, and multiplied with nothing
+            empty = tile.keys.start == tile.keys.stop  # its reads meet no key
             first = tile.rows.start if empty else tile.keys.start
             formed = [(not empty, tile.rows.start, real(query, first)), (True, tile.keys.start, real(key, first))]
         elif products.mask == "before":
-            # Never positive; but of two infinities the difference has no value.
+            # Never positive, but the difference of two infinities is undefined.
             lost = torch.where(gi.isneginf(), torch.inf, -torch.inf)
             lost = lost if products.inclusive else lost[..., :-1, :]
             formed = [(False, tile.keys.start, real(lost, tile.keys.start))]

@@ -1,4 +1,4 @@
-"""An operator computed with an anchor scheme: its tensors, the exponents it takes, and the decay at which it fails."""
+"""Run an operator with an anchor scheme, and measure its exponents and the decay at which it fails."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ from .schemes import Products, Scheme, find_scheme
 
 @dataclass(frozen=True)
 class Run:
-    """What a scheme computed: its tensors, and the scores A [B, H, N, C, C] of each of the N chunks.
+    """The results of a scheme: its tensors, and the scores A [B, H, N, C, C] of the N chunks.
 
-    A of RWKV6 and RWKV7 is what meets v (r with k), of GSA that of the second pass (p with s).
+    A multiplies v: in RWKV6 and RWKV7 the scores of r and k, in GSA those of the second pass, p and s.
     """
 
     scheme: Scheme
@@ -34,7 +34,7 @@ class Run:
 
     @property
     def finite(self) -> dict[str, bool]:
-        """Which tensors are finite everywhere."""
+        """Whether each tensor is finite everywhere."""
         return {name: bool(x.isfinite().all()) for name, x in self.tensors.items()}
 
 
@@ -53,30 +53,30 @@ def run(
     backend: str = "torch",
     products: Callable[..., Products] = Products,
 ) -> Run:
-    """An operator forward and backward in chunks, with the decay inside a chunk anchored by `scheme`.
+    """Run an operator forward and backward in chunks, with the decay inside a chunk anchored by `scheme`.
 
-    inputs: as `flakit.inputs(op, ...)` makes them; scale and initial_state may be among them. GSA: HQ = H. With a
-        `length`, a tensor, only so many rows are tokens and the others have to be zeros: so an exported run takes any.
+    inputs: as from `flakit.inputs(op, ...)`, optionally with scale and initial_state. GSA: HQ = H. With a tensor
+        `length`, only that many rows are tokens, the others must be zeros: an exported run then takes any length.
     op: "rwkv6", "rwkv7" or "gsa".
-    chunk: tokens a chunk; block: rows a block inside it, both powers of two.
-    row: the anchor row of scheme "middle", inside the block; default block // 2.
-    mask: how the future is kept out, one of `MASKS`; default the right one. In an exact tile the gradient goes through
-        the exponential as automatic differentiation sends it: 0 * inf where the mask came too late.
-    dtype: what the two operands of each product are stored in; exponentials and sums are float32.
-    The gradient that arrives at o is that of `numerics.evaluate`, so that `truth(op, inputs)` is the truth.
-    arriving: another gradient at o.
+    chunk: tokens per chunk; block: rows per block, both powers of two.
+    row: the anchor row of scheme "middle" within the block; default block // 2.
+    mask: how future keys are masked, one of `MASKS`; default the right one. In an exact tile the gradient passes
+        through the exponential as in automatic differentiation: 0 * inf if the mask comes too late.
+    dtype: storage dtype of the two operands of each product; exponentials and sums are float32.
+    arriving: the gradient of o; default that of `numerics.evaluate`, so that `truth(op, inputs)` is comparable.
     backend: "torch", or "triton" for the kernel of the tiles left of the diagonal, where bug A and its first repair
-        were; on a GPU or interpreted, float32 only, for the schemes in `KERNEL_ANCHORS`.
-    products: another way to form them, as `Products`; cases of other anchors use it.
-    Returns `TENSORS[op]`, and the gradient of the initial states where there are any.
+        occurred; on a GPU or interpreted, float32 only, for the schemes in `KERNEL_ANCHORS`.
+    products: a replacement for `Products`, for cases with other anchors.
+    Returns `TENSORS[op]`, and the gradients of the initial states if there are any.
+    Raises ValueError for an unknown scheme, operator, mask or size.
     """
     scheme, of = find_scheme(scheme), find_operator(op)
-    how = {"chunk": chunk, "block": block, "row": row, "mask": mask, "dtype": dtype}
+    options = {"chunk": chunk, "block": block, "row": row, "mask": mask, "dtype": dtype}
     if choose_backend(backend, inputs["k"]) == "triton":
         if scheme.name not in KERNEL_ANCHORS or dtype != torch.float32:
             raise ValueError(f"scheme: expected one of {', '.join(KERNEL_ANCHORS)} in float32 with backend 'triton'")
         products = _Kernel
-    chunked = of(inputs, lambda w, inclusive: products(w, scheme, inclusive=inclusive, **how), chunk)
+    chunked = of(inputs, lambda w, inclusive: products(w, scheme, inclusive=inclusive, **options), chunk)
     do = cotangents(op, inputs, grad_seed=grad_seed)[0] if arriving is None else arriving
     if scheme.dyadic:
         tensors = _own_form(of, inputs, do, chunk)
@@ -87,11 +87,11 @@ def run(
 
 
 KERNEL_ANCHORS = {"first-row": 0, "previous-row": -1, "previous-row-across": -1}
-"""The schemes that have a kernel: the anchor's row, counted from the block's first."""
+"""The schemes with a kernel, and their anchor row, counted from the block's first."""
 
 
 class _Kernel(Products):
-    """`Products` whose tiles left of the diagonal are a kernel's."""
+    """`Products` whose tiles left of the diagonal come from the Triton kernel."""
 
     def scores(self, query: Tensor, key: Tensor) -> Tensor:
         from .tiles_triton import scores
@@ -115,16 +115,16 @@ def _starts(inputs: Mapping[str, Tensor]) -> bool:
 
 
 def _own_form(of, inputs: Mapping[str, Tensor], do: Tensor, chunk: int) -> dict[str, Tensor]:
-    """flakit's own chunked form, whose products are dyadic and whose decay gradient does not cancel."""
+    """Run flakit's own chunked form, with dyadic products and a decay gradient without cancellation."""
     x = [inputs[name].detach() for name in of.names]
     start = scale(of, inputs), inputs.get("initial_state")
     o, last = of.chunked.forward(*x, *start, chunk)
     *grads, first = of.chunked.backward(*x, *start, do, None, chunk)
     last, first = ((y,) if isinstance(y, Tensor) else y for y in (last, first))
-    found = {"o": o} | {f"d{name}": grad for name, grad in zip(of.names, grads, strict=True)}
+    tensors = {"o": o} | {f"d{name}": grad for name, grad in zip(of.names, grads, strict=True)}
     for name, at_end, at_start in zip(of.finals, last, first, strict=True):
-        found |= {name: at_end, f"dinitial{name.removeprefix('final')}": at_start}
-    return found
+        tensors |= {name: at_end, f"dinitial{name.removeprefix('final')}": at_start}
+    return tensors
 
 
 def exponents(
@@ -142,12 +142,13 @@ def exponents(
     index: int = 0,
     channel: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The two exponents every pair (i, j) of chunk `index` passes through, two pictures [C, C].
+    """Return the two exponents of every pair (i, j) of chunk `index`, two maps [C, C].
 
-    The query factor is exp(first), the key factor exp(second); above `LN_MAX` a factor is an infinity. Both are the
-    largest over the channels, or those of one `channel`. NaN marks pairs the scheme never computes. A pair of an exact
-    tile has one exponent, in the first picture, and 0 in the second.
-    query: what reads, where an operator has two: RWKV7's "r" (inclusive, the default) or "a" (exclusive).
+    The query factor is exp(first), the key factor exp(second); above `LN_MAX` a factor is infinite. Both are the
+    largest over channels, or those of one `channel`. NaN for pairs that the scheme never computes. A pair of an exact
+    tile has one exponent, in the first map, and 0 in the second.
+    query: the reading tensor, for operators with two: RWKV7's "r" (inclusive, the default) or "a" (exclusive).
+    Raises ValueError for an unknown query or chunk.
     """
     of, scheme = find_operator(op), find_scheme(scheme)
     query = next(iter(of.reads)) if query is None else query
@@ -192,17 +193,17 @@ def onset(
     highest: float = 1e3,
     **knobs,
 ) -> dict[str, float]:
-    """The measured counterpart of `limits`: the factor on the inputs' log decays at which each tensor turns non-finite.
+    """Measure the counterpart of `limits`: the factor on the log decays at which each tensor becomes non-finite.
 
-    Found by bisection to a relative `tolerance`, every `run` serving all tensors; inf where `highest` is still finite.
-    near: where to look first, by default at the `limits`.
+    Bisects to a relative `tolerance`; every `run` serves all tensors. inf if a tensor is finite at `highest`.
+    near: values to try first, default the `limits`.
     """
 
     decay = find_operator(op).decay
 
     def finite(factor: float) -> dict[str, bool]:
-        found = run({**inputs, decay: inputs[decay].detach() * factor}, scheme, op=op, **knobs).finite
-        return {name: found[name] for name in TENSORS[op]}
+        is_finite = run({**inputs, decay: inputs[decay].detach() * factor}, scheme, op=op, **knobs).finite
+        return {name: is_finite[name] for name in TENSORS[op]}
 
     if near is None:
         settings = {name: knob for name, knob in knobs.items() if name != "backend"}

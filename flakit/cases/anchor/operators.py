@@ -1,14 +1,14 @@
-"""RWKV6, RWKV7 and GSA in chunks, from the products of `schemes` alone, so that one scheme serves all of them.
+"""RWKV6, RWKV7 and GSA in chunks, built on the products of `schemes` only, so that one scheme serves all of them.
 
-They differ in what their reads have decayed by, and that decides which anchors break:
+They differ in whether reads come before or after the decay, which decides what anchors break:
 
     RWKV6   r reads before its token decays anything: exclusive
-    RWKV7   r reads after it: inclusive; a looks the state up before it: exclusive
+    RWKV7   r reads after it: inclusive; a reads the state before it: exclusive
     GSA     both passes read after their token's gate: inclusive
 
-All take the gradient of the decay from running sums (read times its gradient minus key times its own), as published
-kernels do: finite where those are finite, but at strong decay a difference of large numbers that leaves noise.
-Between chunks nothing is anchored: every exponent there is a sum of decays.
+All compute the gradient of the decay from running sums (each read times its gradient, minus each key times its own), as
+published kernels do: finite wherever those are, but at strong decay a noisy difference of large numbers.
+No anchors are used between chunks: every exponent there is a sum of decays.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,13 +25,13 @@ from ...ops.rwkv7 import chunk_torch as rwkv7_chunk_torch
 from .schemes import Products
 
 Reads = Callable[[Tensor, bool], Products]
-"""Makes a chunk's products from the decays [B, H, N, C, K] and whether the reads are inclusive."""
+"""reads(w [B, H, N, C, K], inclusive) -> a chunk's `Products`."""
 
 
 class Meeting(NamedTuple):
-    """The sizes of a read and a key that meet with decay between them: what a law must know of `Products`.
+    """The operands of a product of queries and keys with decay between them, from which a law takes their sizes.
 
-    scaled, query, key: [B, H, N, C, K], the query as it is in the scores and as it is in the key's gradient.
+    scaled, query, key: [B, H, N, C, K]; scaled is the query in the scores, query that in the key's gradient.
     arriving: [B, H, N, C, C], the matrix that `read` and `written` multiply.
     """
 
@@ -42,8 +42,8 @@ class Meeting(NamedTuple):
 
 
 class Reach(NamedTuple):
-    """How far the decay may grow before a meeting's products turn non-finite: the scores as their rows and as their
-    columns are summed, `read` and `written`."""
+    """How far the decay may grow before a meeting's products become non-finite: the scores summed by row and by column,
+    `read` and `written`."""
 
     rows: float
     columns: float
@@ -56,12 +56,12 @@ def _split(x: Mapping[str, Tensor], names: str, chunk: int, dtype: torch.dtype =
 
 
 def scale(of: type, x: Mapping[str, Tensor]) -> float:
-    """The scale among the inputs, or the operator's default."""
+    """Return the inputs' scale, or the operator's default."""
     return x["k"].shape[-1] ** of.scale_power if x.get("scale") is None else x["scale"]
 
 
 def _from_here_on(x: Tensor, T: int, length: Tensor | None) -> Tensor:
-    """Sums over t and everything after it, [B, H, N, C, K] -> [B, T, H, K]; length: how many of the rows are tokens."""
+    """Sum over t and all later tokens, [B, H, N, C, K] -> [B, T, H, K]. length: number of rows that are tokens."""
     x = join_chunks(x, T)
     if length is not None:
         x = torch.where(torch.arange(T)[:, None, None] < length, x, 0.0)
@@ -73,11 +73,11 @@ def _diagonal(A: Tensor) -> Tensor:
 
 
 class RWKV6:
-    """`forward` on construction: o and final_state in `made`, the scores in A; then `backward`.
+    """RWKV6 in chunks. The constructor computes o and final_state (in `made`) and the scores A; `backward` follows.
 
-    names: the arguments in the operator's order; finals: the states at the end; chunked: flakit's own form;
+    names: the arguments in the operator's order; finals: the final states; chunked: flakit's own form;
     scale_power: the default scale is K to this power.
-    reads: what reads with decay, and whether inclusively; meets: the same for each of `meetings`.
+    reads: the tensors that read with decay, and whether inclusively; meets: the same for each of `meetings`.
     """
 
     names, finals, decay = "rkvwu", ("final_state",), "w"
@@ -116,14 +116,14 @@ class RWKV6:
         return [Meeting(factor * r, r, k, factor * (do @ v.mT))]
 
     @staticmethod
-    def reached(found: Sequence[Reach]) -> dict[str, float]:
-        """The limit of every tensor from those of the meetings; a tensor left out has none."""
-        (m,) = found
+    def reached(limits: Sequence[Reach]) -> dict[str, float]:
+        """Return the limit of every tensor from those of the meetings; a missing tensor has no limit."""
+        (m,) = limits
         return {"o": m.rows, "dv": m.columns, "dr": m.read, "dk": m.written, "dw": min(m.read, m.written)}
 
 
 class RWKV7:
-    """As `RWKV6`. v2 is what a finds, y the gradient of what it looks for; both solve a triangular system."""
+    """As `RWKV6`. v2 is what a reads, y its gradient; both solve a triangular system."""
 
     names, finals, decay = "rwkvab", ("final_state",), "w"
     chunked, scale_power = rwkv7_chunk_torch, 0.0
@@ -144,23 +144,23 @@ class RWKV7:
         self.k_out, self.b_out = self.keys * self.after
         self.total = w.sum(-2).exp()[..., None]
 
-        found, transfer = self.U @ (self.A_ak @ self.v), self.U @ self.a_in
+        read_a, transfer = self.U @ (self.A_ak @ self.v), self.U @ self.a_in
         written = self.k_out.mT @ self.v
         S = x.get("initial_state")
         S = torch.zeros_like(written[:, :, 0]) if S is None else S.detach().float()
         self.S, self.v2 = torch.empty_like(written), torch.empty_like(self.v)
         for n in range(written.shape[2]):
-            self.S[:, :, n], self.v2[:, :, n] = S, found[:, :, n] + transfer[:, :, n] @ S
+            self.S[:, :, n], self.v2[:, :, n] = S, read_a[:, :, n] + transfer[:, :, n] @ S
             S = self.total[:, :, n] * S + written[:, :, n] + self.b_out[:, :, n].mT @ self.v2[:, :, n]
         o = self.A_rk @ self.v + self.A_rb @ self.v2 + self.q_in @ self.S
         self.made = {"o": join_chunks(o, self.T), "final_state": S}
 
     def backward(self, do: Tensor) -> dict[str, Tensor]:
-        found, transfer = self.U.mT @ (self.A_rb.mT @ do), self.U.mT @ self.b_out
+        dread_a, transfer = self.U.mT @ (self.A_rb.mT @ do), self.U.mT @ self.b_out
         read = self.q_in.mT @ do
         D, leaving, y = torch.zeros_like(self.S[:, :, 0]), torch.empty_like(self.S), torch.empty_like(do)
         for n in reversed(range(self.S.shape[2])):
-            leaving[:, :, n], y[:, :, n] = D, found[:, :, n] + transfer[:, :, n] @ D
+            leaving[:, :, n], y[:, :, n] = D, dread_a[:, :, n] + transfer[:, :, n] @ D
             D = self.total[:, :, n] * D + read[:, :, n] + self.a_in[:, :, n].mT @ y[:, :, n]
 
         written = torch.stack((self.v, self.v2)).mT
@@ -179,14 +179,14 @@ class RWKV7:
     def meetings(x: Mapping[str, Tensor], do: Tensor, chunk: int) -> list[Meeting]:
         r, k, v, a, b = _split(x, "rkvab", chunk, torch.float64)
         scaled, N = scale(RWKV7, x), r.shape[2]
-        # At strong decay a finds the token before its own and nothing else, and is looked for by the one after it.
-        looking, *last = a.flatten(2, 3)[:, :, 1:], *(z.flatten(2, 3)[:, :, :-1] for z in (k, b, v))
-        ak, ab = ((looking * z).sum(-1, keepdim=True) for z in last[:2])
-        found = torch.nn.functional.pad(ak * last[2], (0, 0, 1, 0))
-        sought = scaled * ((r * b).sum(-1, keepdim=True) * do).flatten(2, 3)
+        # At strong decay a reads only the previous token.
+        reading, *last = a.flatten(2, 3)[:, :, 1:], *(z.flatten(2, 3)[:, :, :-1] for z in (k, b, v))
+        ak, ab = ((reading * z).sum(-1, keepdim=True) for z in last[:2])
+        read_a = torch.nn.functional.pad(ak * last[2], (0, 0, 1, 0))
+        dread_a = scaled * ((r * b).sum(-1, keepdim=True) * do).flatten(2, 3)
         steps = torch.eye(N * chunk, dtype=ab.dtype, device=ab.device) - torch.diag_embed(ab[..., 0], -1)
-        v2 = torch.linalg.solve_triangular(steps, found, upper=False, unitriangular=True)
-        y = torch.linalg.solve_triangular(steps.mT, sought, upper=True, unitriangular=True)
+        v2 = torch.linalg.solve_triangular(steps, read_a, upper=False, unitriangular=True)
+        y = torch.linalg.solve_triangular(steps.mT, dread_a, upper=True, unitriangular=True)
         v2, y = (z.unflatten(2, (N, chunk)) for z in (v2, y))
         return [
             Meeting(factor * read, read, key, factor * (at @ written.mT))
@@ -195,8 +195,8 @@ class RWKV7:
         ]
 
     @staticmethod
-    def reached(found: Sequence[Reach]) -> dict[str, float]:
-        rk, rb, ak, ab = found
+    def reached(limits: Sequence[Reach]) -> dict[str, float]:
+        rk, rb, ak, ab = limits
         v2 = min(ak.rows, ak.columns, ab.rows, ab.columns)
         y = min(rb.columns, ab.rows, ab.columns)
         grads = {
@@ -210,7 +210,7 @@ class RWKV7:
 
 
 class GSA:
-    """As `RWKV6`; A are the scores of the second pass. In the first q k^T carries no decay, its sums over s do."""
+    """As `RWKV6`; A has the scores of the second pass. In the first, q k^T has no decay, its sums over s do."""
 
     names, finals, decay = "qkvsg", ("final_hk", "final_hv"), "g"
     chunked, scale_power = gsa_chunk_torch, -0.5
@@ -259,14 +259,14 @@ class GSA:
     def meetings(x: Mapping[str, Tensor], do: Tensor, chunk: int) -> list[Meeting]:
         q, k, v, s = _split(x, "qkvs", chunk, torch.float64)
         qk, dA = scale(GSA, x) * (q @ k.mT), do @ v.mT
-        # At strong decay a token finds itself and nothing else.
+        # At strong decay a token reads only itself.
         p, dp = (_diagonal(qk) * s).softmax(-1), _diagonal(dA) * s
         dscores = p * (dp - (p * dp).sum(-1, keepdim=True))
         return [Meeting(dscores, dscores, s, qk), Meeting(p, p, s, dA)]
 
     @staticmethod
-    def reached(found: Sequence[Reach]) -> dict[str, float]:
-        first, second = found
+    def reached(limits: Sequence[Reach]) -> dict[str, float]:
+        first, second = limits
         dscores = min(first.read, second.read)
         ds = min(dscores, first.written, second.written)
         return {
@@ -282,11 +282,11 @@ class GSA:
 OPERATORS = {"rwkv6": RWKV6, "rwkv7": RWKV7, "gsa": GSA}
 
 TENSORS = {op: ("o", *(f"d{name}" for name in of.names), *of.finals) for op, of in OPERATORS.items()}
-"""What a run makes of each operator, the gradients in the order of its arguments."""
+"""The tensors that a run computes, by operator; gradients in the order of the arguments."""
 
 
 def find_operator(op: str) -> type:
-    """The class of an operator, or a ValueError that lists them."""
+    """Return the class of an operator. ValueError if it is unknown."""
     if op not in OPERATORS:
         raise ValueError(f"op: expected one of {', '.join(OPERATORS)}, got {op!r}")
     return OPERATORS[op]

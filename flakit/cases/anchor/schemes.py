@@ -1,7 +1,7 @@
-"""The anchors of the field, and the products of a chunk whose decay is anchored by one of them.
+"""Anchor schemes in use, and a chunk's products with their decay anchored by one of them.
 
-`SCHEMES` lists the anchors, `tiles` and `key_tiles` say which rectangle of the score matrix uses which, and `Products`
-computes with them. What an operator makes of these products is in `operators`.
+`SCHEMES` lists the schemes, `tiles` and `key_tiles` give the anchor of each rectangle of the score matrix, and
+`Products` computes with them. `operators` builds operators on these products.
 """
 
 from collections.abc import Sequence
@@ -18,9 +18,9 @@ from ..masking import mask_mode
 
 @dataclass(frozen=True)
 class Scheme:
-    """Which anchor each tile of the score matrix uses. Rows are counted from the block's first row.
+    """The anchor of each tile of the score matrix. Rows are counted from the block's first row.
 
-    Row p as an anchor is the place after that row, n = gi_p = ge_{p+1}; the place before it is row p - 1.
+    Anchor row p means the position after that row, n = gi_p = ge_{p+1}; the position before it is row p - 1.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Scheme:
 
     @property
     def masks(self) -> tuple[str, ...]:
-        """The mask modes that mean something here, the right one first."""
+        """The mask modes that apply, the right one first."""
         if self.dyadic:
             return ()
         return ("before", "where", "multiply", "none") if self.diagonal is None else ("where", "multiply", "none")
@@ -55,7 +55,7 @@ SCHEMES: dict[str, Scheme] = {
 
 
 class Tile(NamedTuple):
-    """A rectangle of the score matrix and its anchor: a row of gi, -1 for what precedes the chunk, None for exact."""
+    """A rectangle of the score matrix and its anchor: a row of gi, -1 before the chunk, None if exact."""
 
     rows: slice
     keys: slice
@@ -63,26 +63,26 @@ class Tile(NamedTuple):
 
 
 def tiles(scheme: str | Scheme, chunk: int = 64, block: int = 16, row: int | None = None) -> list[Tile]:
-    """The tiles of A, and of dr; together with what lies right of the diagonal they cover [chunk, chunk]."""
+    """Return the tiles of A and of dr; with the part right of the diagonal they cover [chunk, chunk]."""
     scheme, block, inside = _geometry(scheme, chunk, block, row)
-    found = []
+    result = []
     for p in range(0, chunk, block):
         if p or scheme.across:
-            found.append(Tile(slice(p, p + block), slice(0, p), p + scheme.left))
-        found.append(Tile(slice(p, p + block), slice(p, p + block), None if inside is None else p + inside))
-    return found
+            result.append(Tile(slice(p, p + block), slice(0, p), p + scheme.left))
+        result.append(Tile(slice(p, p + block), slice(p, p + block), None if inside is None else p + inside))
+    return result
 
 
 def key_tiles(scheme: str | Scheme, chunk: int = 64, block: int = 16, row: int | None = None) -> list[Tile]:
-    """The tiles of dk: below the diagonal they are anchored at the key block's last row, which is always safe."""
+    """Return the tiles of dk; below the diagonal their anchor is the key block's last row, which is always safe."""
     scheme, block, inside = _geometry(scheme, chunk, block, row)
-    found = []
+    result = []
     for p in range(0, chunk, block):
         end = p + block
-        found.append(Tile(slice(p, end), slice(p, end), None if inside is None else p + inside))
+        result.append(Tile(slice(p, end), slice(p, end), None if inside is None else p + inside))
         if end < chunk:
-            found.append(Tile(slice(end, chunk), slice(p, end), end - 1))
-    return found
+            result.append(Tile(slice(end, chunk), slice(p, end), end - 1))
+    return result
 
 
 def _geometry(scheme: str | Scheme, chunk: int, block: int, row: int | None):
@@ -100,7 +100,7 @@ def _geometry(scheme: str | Scheme, chunk: int, block: int, row: int | None):
 
 
 def find_scheme(scheme: str | Scheme) -> Scheme:
-    """Look a scheme up by name; a `Scheme` is returned as it is."""
+    """Look up a scheme by name; a `Scheme` is returned unchanged. ValueError for an unknown name."""
     if isinstance(scheme, Scheme):
         return scheme
     if scheme not in SCHEMES:
@@ -109,7 +109,7 @@ def find_scheme(scheme: str | Scheme) -> Scheme:
 
 
 def find_mask(scheme: Scheme, mask: str | None) -> str | None:
-    """The mask mode, by default the right one of the scheme; None where a scheme has no use for a mask."""
+    """Return the mask mode, default the scheme's right one; None if the scheme needs no mask. ValueError if unknown."""
     if mask is None:
         return scheme.masks[0] if scheme.masks else None
     mask_mode(mask)
@@ -117,24 +117,24 @@ def find_mask(scheme: Scheme, mask: str | None) -> str | None:
 
 
 def masked(x: Tensor, low: Tensor, mask: str) -> Tensor:
-    """x with the pairs outside `low` removed after the exponential, as the mode says."""
+    """Mask x outside `low` after the exponential, in the way of the mode."""
     if mask == "multiply":
         return x * low
     return x if mask == "none" else torch.where(low, x, 0.0)
 
 
 class Products:
-    """The three products of a chunk that carry decay, each in the tiles of a scheme.
+    """The three products of a chunk that involve decay, by the tiles of a scheme.
 
-    With the weight W_ij = exp(sum of w over the tokens after j and before i; inclusive: i's own too), channel by
-    channel, and 0 for keys the row must not see:
+    W_ij = exp(sum of w over the tokens after j and before i; inclusive: and i's own) is the weight per channel, 0 for
+    masked keys:
 
         scores(query, key)_ij  = sum_channel query_i W_ij key_j
         read(A, key)_i         = sum_j A_ij W_ij key_j          the query's gradient if A is that of the scores
         written(A, query)_j    = sum_i A_ij W_ij query_i        the key's gradient likewise
 
-    Everything is [..., N chunks, C, *], w [B, H, N, C, K] in natural-log decay. dtype: what the two operands of each
-    product are stored in; exponentials and sums are in w's dtype.
+    All tensors are [..., N chunks, C, *]; w [B, H, N, C, K] is the natural-log decay. dtype: storage dtype of the two
+    operands of each product; exponentials and sums are in w's dtype.
     """
 
     def __init__(
@@ -154,13 +154,13 @@ class Products:
         self.tiles = tiles(self.scheme, chunk, block, row)
         self.key_tiles = key_tiles(self.scheme, chunk, block, row)
         self.gi = w.cumsum(-2)
-        self.seen = self.gi if inclusive else sum_before(w)  # what the reads have decayed by
+        self.seen = self.gi if inclusive else sum_before(w)  # the decay up to each read
         self.low = torch.ones(chunk, chunk, dtype=torch.bool, device=w.device).tril(0 if inclusive else -1)
         self._levels = decays(w).levels if self.scheme.dyadic else []
         self._weights = {}
 
     def scores(self, query: Tensor, key: Tensor, among: Sequence[Tile] | None = None) -> Tensor:
-        """among, here and below: the tiles to sum over, default all."""
+        """among: the tiles to sum over, default all; also in the methods below."""
         if self.scheme.dyadic:
             query = query.expand(torch.broadcast_shapes(query.shape, key.shape))
             if not self.inclusive:
@@ -171,11 +171,11 @@ class Products:
         for tile in self.tiles if among is None else among:
             q, k = query[..., tile.rows, :], key[..., tile.keys, :]
             if tile.anchor is None:
-                found = ((self.weights(tile) * k[..., None, :, :]) @ q[..., None])[..., 0]
+                product = ((self.weights(tile) * k[..., None, :, :]) @ q[..., None])[..., 0]
             else:
                 on_query, on_key = self.exponents(tile)
-                found = self._stored(q * on_query.exp()) @ self._stored(k * on_key.exp()).mT
-            A[..., tile.rows, tile.keys] += self._masked(found, tile)
+                product = self._stored(q * on_query.exp()) @ self._stored(k * on_key.exp()).mT
+            A[..., tile.rows, tile.keys] += self._masked(product, tile)
         return A
 
     def read(self, A: Tensor, key: Tensor, among: Sequence[Tile] | None = None) -> Tensor:
@@ -204,7 +204,7 @@ class Products:
         return out
 
     def exponents(self, tile: Tile) -> tuple[Tensor, Tensor]:
-        """Of the query factor [..., rows, K] and of the key factor [..., keys, K]."""
+        """Return the exponents of the query factor [..., rows, K] and of the key factor [..., keys, K]."""
         if tile.anchor >= 0:
             n = self.gi[..., tile.anchor : tile.anchor + 1, :]
         else:
@@ -214,11 +214,11 @@ class Products:
         return self.seen[..., tile.rows, :] - n, n - self.gi[..., tile.keys, :]
 
     def pairs(self, tile: Tile) -> Tensor:
-        """The one exponent of every pair of an exact tile: [..., rows, keys, K]."""
+        """Return the single exponent of every pair of an exact tile: [..., rows, keys, K]."""
         return self.seen[..., tile.rows, None, :] - self.gi[..., None, tile.keys, :]
 
     def weights(self, tile: Tile) -> Tensor:
-        """The exponentials of `pairs`; they are what an exact tile costs, so they are taken once."""
+        """Return the exponentials of `pairs`, cached: they dominate the cost of an exact tile."""
         if tile.rows.start not in self._weights:
             exponents = self.pairs(tile)
             if self.mask == "before":

@@ -1,4 +1,4 @@
-"""The story in numbers: one setting, and every number that the case file has."""
+"""The story in numbers: one setting, and all recorded numbers."""
 
 import math
 from collections.abc import Mapping
@@ -19,11 +19,11 @@ from .operators import OPERATORS, TENSORS, find_operator
 from .schemes import SCHEMES, Products
 
 CLAMP = -12.0
-"""The stop-gap of the thread, |w| < 12: it bounds one token, and so bug A, but no exponent that holds eight."""
+"""The thread's workaround, |w| < 12: it bounds a single token, so cures bug A, but not exponents over eight tokens."""
 
 
 def spike(at: int, w: float = -1.0, *, op: str = "rwkv6", T: int = 64, K: int = 64) -> dict[str, Tensor]:
-    """Inputs of one head in which nothing decays but the token `at`, by w (natural log)."""
+    """Draw inputs of one head in which only the token `at` decays, by w (natural log). ValueError for no such token."""
     if not 0 <= at < T:
         raise ValueError(f"row: expected a token 0 … {T - 1}, got {at!r}")
     x = make_inputs(op, T=T, H=1, K=K, decay=0.0)
@@ -32,7 +32,7 @@ def spike(at: int, w: float = -1.0, *, op: str = "rwkv6", T: int = 64, K: int = 
 
 
 WITHIN = dict.fromkeys(("none", "block-start", "middle"), 0.03)
-"""How far law and measurement of `at` may be apart where many large products meet in a sum; else they hardly are."""
+"""Relative tolerance of the law in `at` for schemes that sum many large products; others agree to 0.2%."""
 
 
 def at(
@@ -45,14 +45,15 @@ def at(
     chunk: Annotated[int, (16, 32, 64, 128)] = 64,
     block: Annotated[int, (4, 8, 16, 32, 64)] = 16,
 ) -> list[Row]:
-    """One log decay w <= 0, at one token (row) or at all (none): which tensors are finite, the |w| where each ends."""
+    """Say for one log decay w <= 0, at one token (row) or at all (None), which tensors are finite, and the |w| at which
+    each stops being so."""
     if not -math.inf < w <= 0:
         raise ValueError(f"w: expected a finite natural-log decay <= 0, got {w!r}")
-    how = {"op": op, "chunk": chunk, "block": block}
-    x, found = _run(w, row, scheme, **how, T=T)
-    predicted, measured, rows = limits(scheme, x, **how), onset(x, scheme, **how), []
+    options = {"op": op, "chunk": chunk, "block": block}
+    x, result = _run(w, row, scheme, **options, T=T)
+    predicted, measured, rows = limits(scheme, x, **options), onset(x, scheme, **options), []
     for name in TENSORS[op]:
-        rows.append(Row(f"{name} finite at w = {w:g}", math.nan, -w < predicted[name], found.finite[name]))
+        rows.append(Row(f"{name} finite at w = {w:g}", math.nan, -w < predicted[name], result.finite[name]))
         within = WITHIN.get(scheme, 2e-3)
         rows.append(Row(f"{name} ends at |w|", math.nan, predicted[name], measured[name], within))
     return rows
@@ -62,14 +63,14 @@ def at(
 def _run(
     w: float, row: int | None, scheme: str, *, op: str, T: int, chunk: int, block: int
 ) -> tuple[dict[str, Tensor], Run]:
-    """The inputs with a log decay of -1, and what a scheme makes of w."""
+    """Return the inputs with a log decay of -1, and the scheme's results at w."""
     x = make_inputs(op, T=T, H=1, K=64, decay=-1.0) if row is None else spike(row, op=op, T=T)
     decay = OPERATORS[op].decay
     return x, run({**x, decay: x[decay] * -w}, scheme, op=op, chunk=chunk, block=block)
 
 
 class Anchored(NamedTuple):
-    """Rows of the chunk and the anchor of their tile, as a row of the chunk (-1: what precedes it) and its sum n."""
+    """Rows of the chunk and their tile's anchor: its row in the chunk (-1: before the chunk) and its sum n."""
 
     rows: range
     keys: range
@@ -79,64 +80,64 @@ class Anchored(NamedTuple):
 
 @dataclass(frozen=True)
 class Shown:
-    """One chunk, one channel; rows are outputs i, columns keys j. The chunk with the largest exponent."""
+    """One channel of the chunk with the largest exponent; rows are outputs i, columns keys j."""
 
     scheme: str
     inclusive: bool
-    """Whether the reads have decayed by their own token, so by gi; else by ge."""
+    """Whether reads come after their own token's decay, so use gi; otherwise ge."""
     first: int
     """The chunk's first token."""
     sums: Tensor
     """gi, the inclusive cumulative log decay, [C]."""
     seen: Tensor
-    """What the reads have decayed by: gi or, exclusive, the sum before; [C]."""
+    """The cumulative decay of the reads: gi or, exclusive, ge; [C]."""
     as_read: list[Anchored]
     as_meant: list[Anchored]
-    """The same tiles with the anchor that was meant: the row before the block."""
+    """The same tiles with the intended anchor, the row before the block."""
     alone: Tensor
-    """The exponent of a row of the read factor in its leftmost tile, [C], whether or not it meets a key there."""
+    """The exponent of each row's read factor in its leftmost tile, [C], even if it meets no key there."""
     read: Tensor
     key: Tensor
-    """The exponents of the two factors of every pair, [C, C]; NaN where the pair is not formed."""
+    """The exponents of the two factors of every pair, [C, C]; NaN for pairs that are not formed."""
     weights: Tensor
     """Their product, as computed in float32."""
     true: Tensor
-    """The weight itself in float64; 0 where the output must not see the key."""
+    """The weight in float64; 0 for masked keys."""
     nan: Mapping[str, Tensor]
     inf: Mapping[str, Tensor]
-    """The share of every token's values that is lost, by tensor, [C]."""
+    """The fraction of each token's values that are NaN or inf, by tensor, [C]."""
     finite: Mapping[str, bool]
 
 
 def show(*, w: float, row: int | None, scheme: str, op: str, T: int, chunk: int, block: int) -> Shown:
-    x, found = _run(w, row, scheme, op=op, T=T, chunk=chunk, block=block)
-    of, how = OPERATORS[op], {"op": op, "chunk": chunk, "block": block}
+    x, result = _run(w, row, scheme, op=op, T=T, chunk=chunk, block=block)
+    of, options = OPERATORS[op], {"op": op, "chunk": chunk, "block": block}
     one = {of.decay: x[of.decay][..., :1] * -w}
-    query = min(of.reads, key=of.reads.get)  # an exclusive read where there is one
+    query = min(of.reads, key=of.reads.get)  # an exclusive read if there is one
     decays = split_chunks(one[of.decay], chunk, torch.float32)
-    made = Products(decays, scheme, inclusive=of.reads[query], chunk=chunk, block=block)
-    alone = _alone(made)
-    pairs = [exponents(one, scheme, query=query, index=n, channel=0, **how) for n in range(decays.shape[2])]
+    products = Products(decays, scheme, inclusive=of.reads[query], chunk=chunk, block=block)
+    alone = _alone(products)
+    pairs = [exponents(one, scheme, query=query, index=n, channel=0, **options) for n in range(decays.shape[2])]
     parts = [(*pair, own) for pair, own in zip(pairs, alone, strict=True)]
     largest = [max(float(part.nan_to_num(-math.inf).max()) for part in each) for each in parts]
     index = max(range(len(pairs)), key=largest.__getitem__)
     if largest[index] <= 0 and row is not None:
         index = row // chunk
-    gi, seen = (sums[0, 0, index, :, 0] for sums in (made.gi, made.seen))
-    before = float(made.gi[0, 0, index - 1, -1, 0]) if index else 0.0
+    gi, seen = (sums[0, 0, index, :, 0] for sums in (products.gi, products.seen))
+    before = float(products.gi[0, 0, index - 1, -1, 0]) if index else 0.0
     as_read, as_meant = [], []
-    for tile in made.tiles:
+    for tile in products.tiles:
         if tile.anchor is not None:
-            at_start = before if made.scheme.across else 0.0
+            at_start = before if products.scheme.across else 0.0
             rows, keys = (range(part.start, part.stop) for part in (tile.rows, tile.keys))
             as_read.append(Anchored(rows, keys, tile.anchor, float(gi[tile.anchor]) if tile.anchor >= 0 else at_start))
-            if rows != keys and not made.scheme.dyadic:
+            if rows != keys and not products.scheme.dyadic:
                 p = rows.start - 1
                 as_meant.append(Anchored(rows, keys, p, float(gi[p]) if p >= 0 else 0.0))
     read, key = pairs[index]
     exact = seen.double()[:, None] - gi.double()[None, :]
     first, last = index * chunk, min((index + 1) * chunk, T)
-    shares = {name: y[0, first:last, 0] for name, y in found.tensors.items() if y.ndim == 4 and name not in of.finals}
+    shares = {name: y[0, first:last, 0] for name, y in result.tensors.items() if y.ndim == 4 and name not in of.finals}
     return Shown(
         scheme=scheme,
         inclusive=of.reads[query],
@@ -149,25 +150,25 @@ def show(*, w: float, row: int | None, scheme: str, op: str, T: int, chunk: int,
         read=read,
         key=key,
         weights=read.exp() * key.exp(),
-        true=torch.where(made.low, exact.exp(), 0.0),
+        true=torch.where(products.low, exact.exp(), 0.0),
         nan={name: y.isnan().double().mean(-1) for name, y in shares.items()},
         inf={name: y.isinf().double().mean(-1) for name, y in shares.items()},
-        finite=found.finite,
+        finite=result.finite,
     )
 
 
-def _alone(made: Products) -> Tensor:
-    """The exponents of the read factor in the tiles left of the blocks, [N, C]; NaN where a scheme has none."""
-    found = torch.full(made.seen.shape[2:4], torch.nan)
-    for tile in made.tiles:
+def _alone(products: Products) -> Tensor:
+    """Return the read factor's exponents in the tiles left of the blocks, [N, C]; NaN if a scheme has none."""
+    exponents = torch.full(products.seen.shape[2:4], torch.nan)
+    for tile in products.tiles:
         if tile.anchor is not None:
-            exponent = made.exponents(tile)[0][0, 0, ..., 0]
-            found[:, tile.rows] = torch.fmax(found[:, tile.rows], exponent)
-    return found
+            exponent = products.exponents(tile)[0][0, 0, ..., 0]
+            exponents[:, tile.rows] = torch.fmax(exponents[:, tile.rows], exponent)
+    return exponents
 
 
 def _kernel_rows() -> list[Row]:
-    """Bug A and its first repair in the kernel itself, if this process can run it."""
+    """Return rows for bug A and its first repair in the kernel itself, none if this process cannot run it."""
     device, backend = kernel_place()
     if backend != "triton":
         return []
@@ -200,7 +201,7 @@ def _kernel_rows() -> list[Row]:
 
 
 def reproduce() -> list[Row]:
-    """The numbers of the story, predicted and measured: the factor, or the |w| per token, where NaN begins."""
+    """Return the numbers of the story, predicted and measured: the factor, or the |w| per token, where NaN begins."""
 
     def row(what: str, recorded: float, scheme: str, tensor: str, x: Mapping[str, Tensor], **knobs) -> Row:
         return Row(what, recorded, law(scheme, x, tensor=tensor, **knobs), onset(x, scheme, **knobs)[tensor])
@@ -212,7 +213,7 @@ def reproduce() -> list[Row]:
     rows += [row(f"bug A, w[{at}] alone: o", math.inf, "first-row", "o", spike(at, T=128)) for at in (0, 15, 17, 64)]
     rows += [
         row(f"{what}: {tensor}", recorded, scheme, tensor, uniform[T], **knobs)
-        for what, scheme, T, knobs, found in (
+        for what, scheme, T, knobs, recorded_of in (
             ("bad repair, T=128", "previous-row-across", 128, {}, {"dr": 1.386, "o": math.inf}),
             ("anchored at the start", "none", 64, {}, {"dr": 1.377, "dk": 1.386, "o": 1.394}),
             ("diagonal from its first row", "block-start", 64, {}, {"dk": 5.915}),
@@ -221,7 +222,7 @@ def reproduce() -> list[Row]:
             ("pairwise", "pairwise", 64, {}, {"dw": math.inf}),
             ("dyadic", "dyadic", 64, {}, {"dw": math.inf}),
         )
-        for tensor, recorded in found.items()
+        for tensor, recorded in recorded_of.items()
     ]
     clamped = run(spike(16, max(-500.0, CLAMP)), "first-row").finite["o"]
     rows.append(Row("bug A, w[16] = -500 clamped at -12: o finite", True, -CLAMP < rows[0].law, clamped))

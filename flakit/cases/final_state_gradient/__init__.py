@@ -1,12 +1,12 @@
 """A final state without a gradient: the backward pass ignores what arrives there, and no error is raised.
 
-Some fused recurrent operators return a final state but begin their backward walk with D_T = 0. A loss on the outputs
-alone is right, so is every test of it. A loss that uses the state as well, as truncated backpropagation or a loss on a
-memory does, loses a share of the gradients of whatever was written into the state; a loss on the state alone gives
+Some fused recurrent operators return a final state but start their backward pass with D_T = 0. Gradients of a loss on
+the outputs alone are right, and so pass every test. A loss that also uses the state, as in truncated backpropagation or
+a loss on a memory, loses part of the gradients of everything written to the state. A loss on the state alone gives
 zeros, which look like a converged model.
 
-`ignoring` makes such an operator of any right one. The `law` predicts the lost share from the decay alone: what D_T
-contributes to D_t fades by the decays after t, what the outputs contribute is a sum over all later reads.
+`ignoring` turns any right operator into such a one. The `law` predicts the lost part from the decay alone: the
+contribution of D_T to D_t decays with the decays after t; that of the outputs is a sum over all later reads.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ from ..knobs import DECAY, Range
 from ..laws import Row, kept_in_gradients, kept_in_states
 
 ON = ("o", "state", "both")
-GRAD_SEED = 1000  # other numbers than the inputs of any seed in use: the law needs what arrives to be independent
+GRAD_SEED = 1000  # unlike any input seed: the law assumes incoming gradients independent of the inputs
 
 
 class _Ignored(torch.autograd.Function):
@@ -43,7 +43,7 @@ class _Ignored(torch.autograd.Function):
 
 
 def ignoring(form: Callable) -> Callable:
-    """The operator with the fault: the same results, and no gradient from the final state."""
+    """Return the operator with the fault: equal results, no gradient from the final state."""
 
     def faulty(*args, **kwargs):
         out = form(*args, **kwargs)
@@ -58,7 +58,7 @@ def ignoring(form: Callable) -> Callable:
 
 
 def ignored(op: str | Operator = "rwkv6") -> Operator:
-    """The operator, all of whose forms have the fault."""
+    """Return the operator with the fault in all of its forms."""
     op = operator(op)
     return dataclasses.replace(op, forms={name: ignoring(form) for name, form in op.forms.items()})
 
@@ -66,27 +66,27 @@ def ignored(op: str | Operator = "rwkv6") -> Operator:
 def errors(
     inputs: Mapping[str, object], op: str | Operator = "rwkv6", *, on: str = "both", fault: bool = True
 ) -> dict[str, float]:
-    """Relative L2 error of every gradient, against float64.
+    """Return the relative L2 error of every gradient, against float64.
 
-    inputs: as `flakit.inputs` makes them. on: what the loss reads, "o", "state" or "both"; the gradients that arrive
-    there are standard normal. fault: without it, those of the right operator.
+    inputs: as from `flakit.inputs`. on: what the loss depends on, "o", "state" or "both"; its gradients there are
+    standard normal. fault: False measures the right operator.
     """
-    found, exact = _gradients(inputs, op, on, fault)
-    return {name: relative_l2(found[name], exact[name]) for name in found}
+    computed, exact = _gradients(inputs, op, on, fault)
+    return {name: relative_l2(computed[name], exact[name]) for name in computed}
 
 
 def _gradients(
     inputs: Mapping[str, object], op: str | Operator, on: str, fault: bool
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Every gradient, as computed and in float64."""
+    """Return every gradient, as computed and in float64."""
     _check(on)
     op = operator(op)
     do, dstate = cotangents(op, inputs, dfinal_state=True, grad_seed=GRAD_SEED)
     arriving = (torch.zeros_like(do) if on == "state" else do), (None if on == "o" else dstate)
-    found = evaluate(ignored(op) if fault else op, inputs, arriving=arriving)
+    computed = evaluate(ignored(op) if fault else op, inputs, arriving=arriving)
     exact = truth(op, inputs, arriving=arriving)
-    names = [name for name in found if name not in op.outputs]
-    return {name: found[name] for name in names}, {name: exact[name] for name in names}
+    names = [name for name in computed if name not in op.outputs]
+    return {name: computed[name] for name in names}, {name: exact[name] for name in names}
 
 
 def _check(on: str) -> None:
@@ -95,13 +95,13 @@ def _check(on: str) -> None:
 
 
 def law(inputs: Mapping[str, Tensor], *, on: str = "both", fault: bool = True) -> dict[str, float]:
-    """For RWKV6: the share (L2) that is missing from dk, dv and dw, from w and u alone.
+    """Predict for RWKV6 the relative L2 error of dk, dv and dw, from w and u alone.
 
-    With r, k, v and what arrives standard normal, row k of D_t has a variance of a from D_T and of b from the reads,
-    and they fade as the state does: a, b start at 1 and 0 and become e^{2w} a and e^{2w} b + scale^2 with every token
-    walked back. dk and dv see D_t beside a bonus of variance scale^2 u^2; dw sees it through e^{w_t} S_{t-1}. dr and du
-    meet no D_t and lose nothing. A loss on o alone sends nothing to D_T, one on the state alone nothing else.
-    NaN for dw where all of e^{w_t} is below the smallest normal number of w's dtype: nothing is left to be measured.
+    With r, k, v and the incoming gradients standard normal, row k of D_t has variance a from D_T and b from the reads.
+    They start at 1 and 0 and become e^{2w} a and e^{2w} b + scale^2 with every token back. dk and dv depend on D_t and
+    on a bonus of variance scale^2 u^2; dw on D_t times e^{w_t} S_{t-1}. dr and du do not depend on D_t and have no
+    error. A loss on o alone has no gradient at D_T, one on the state alone has only that.
+    NaN for dw if all of e^{w_t} is below the smallest normal number of w's dtype: dw then has nothing to measure.
     """
     _check(on)
     w, u = inputs["w"], inputs["u"].detach().double()
@@ -119,18 +119,19 @@ def law(inputs: Mapping[str, Tensor], *, on: str = "both", fault: bool = True) -
 
 
 def _carried(w: Tensor) -> Tensor:
-    """The variance of a row of e^{w_t} S_{t-1}."""
+    """Return the variance of a row of e^{w_t} S_{t-1}."""
     return (2 * w.detach().double()).exp() * kept_in_states(w)
 
 
 WITHIN = {"dk": 0.1, "dv": 0.1, "dw": 0.2}
-"""How far the law may be off for random inputs; dw is a product of two random matrices."""
+"""Relative tolerance of the law for random inputs; dw is a product of two random matrices."""
 
 
 def within(inputs: Mapping[str, Tensor]) -> dict[str, float]:
-    """`WITHIN`, or three standard deviations where little of D_T is left to be lost and the law's averages scatter.
+    """Return `WITHIN`, or three standard deviations if that is more: few rows of D_T then dominate the law's averages.
 
-    With p_i the share that row i has of what is lost, a sum of squares scatters by sqrt(2 sum p_i^2), its root by half.
+    With p_i the fraction of row i in the loss, a sum of squares has relative deviation sqrt(2 sum p_i^2), its root half
+    of that.
     """
 
     def scatter(p: Tensor) -> float:
@@ -151,43 +152,43 @@ def at(
     fault: bool = True,
     seed: int = 0,
 ) -> list[Row]:
-    """One decay, a profile or a number, length, and what the loss reads: the share of each gradient that is lost."""
+    """Return the error of each gradient, at one decay (a profile or a number), length, and dependence of the loss."""
     shown = show(decay=decay, T=T, H=H, K=K, on=on, fault=fault, seed=seed)
     return [
-        Row(f"{name} off by", math.nan, shown.law[name], off, shown.within.get(name, 0))
-        for name, off in shown.errors.items()
+        Row(f"{name} off by", math.nan, shown.law[name], error, shown.within.get(name, 0))
+        for name, error in shown.errors.items()
     ]
 
 
 @dataclass(frozen=True)
 class Shown:
-    """What does not reach the tokens, and what that costs them."""
+    """The gradient that does not reach the tokens, and the resulting errors."""
 
     on: str
     fault: bool
     reach: Tensor
-    """How much of what arrives at the final state is left at each token, by row of one head's state, [T, K]."""
+    """The fraction of the final state's gradient that remains at each token, by row of one head's state, [T, K]."""
     computed: Mapping[str, Tensor]
-    """The size (L2) of each token's gradient: dr, dk, dv, dw, [T]."""
+    """The L2 norm of each token's gradient dr, dk, dv, dw, [T]."""
     true: Mapping[str, Tensor]
     """The same in float64."""
     lost: Mapping[str, Tensor]
-    """Their relative difference (L2), [T]; 0 where there is none."""
+    """Their relative L2 difference, [T]; 0 if they are equal."""
     errors: Mapping[str, float]
-    """Relative L2 error of every whole gradient."""
+    """Relative L2 error of every full gradient."""
     law: Mapping[str, float]
     within: Mapping[str, float]
 
 
 def show(*, decay: str | float, T: int, H: int, K: int, on: str, fault: bool, seed: int) -> Shown:
-    """What `at` measures, token by token."""
-    x, found, exact = _measured(decay, T, H, K, on, fault, seed)
-    computed, true, off = (
-        {name: gradients[name].flatten(2).norm(dim=-1)[0] for name in found if found[name].dim() == 4}
-        for gradients in (found, exact, {name: found[name] - exact[name] for name in found})
+    """Return the quantities of `at` by token."""
+    x, got, exact = _measured(decay, T, H, K, on, fault, seed)
+    computed, true, difference = (
+        {name: gradients[name].flatten(2).norm(dim=-1)[0] for name in got if got[name].dim() == 4}
+        for gradients in (got, exact, {name: got[name] - exact[name] for name in got})
     )
-    lost = {name: torch.where(off[name] == 0, 0.0, off[name] / true[name]) for name in off}
-    errors = {name: relative_l2(found[name], exact[name]) for name in found}
+    lost = {name: torch.where(y == 0, 0.0, y / true[name]) for name, y in difference.items()}
+    errors = {name: relative_l2(got[name], exact[name]) for name in got}
     predicted = dict.fromkeys(errors, 0.0) | law(x, on=on, fault=fault)
     reach = sum_after(x["w"][0, :, 0]).exp()
     return Shown(on, fault, reach, computed, true, lost, errors, predicted, within(x))
@@ -195,14 +196,14 @@ def show(*, decay: str | float, T: int, H: int, K: int, on: str, fault: bool, se
 
 @functools.lru_cache(maxsize=1)
 def _measured(decay: str | float, T: int, H: int, K: int, on: str, fault: bool, seed: int) -> tuple[Mapping, ...]:
-    """The inputs, and every gradient as computed and in float64."""
+    """Return the inputs, and every gradient as computed and in float64."""
     x = make_inputs("rwkv6", T=T, H=H, K=K, decay=decay, seed=seed)
     return x, *_gradients(x, "rwkv6", on, fault)
 
 
 def reproduce(seed: int = 0) -> list[Row]:
-    """The lost share of each gradient. Told: 39-46% of dk, dv and dw for a loss on both, without saying at which decay
-    and length; "rwkv6-wide" over 104 tokens, here, is a setting that gives it. On the state alone, all is lost.
+    """Return the error of each gradient. The report has 39-46% of dk, dv and dw for a loss on both, without decay or
+    length; "rwkv6-wide" over 104 tokens gives it. A loss on the state alone loses everything.
     """
     x = make_inputs("rwkv6", T=104, H=16, K=32, decay="rwkv6-wide", seed=seed)
     both, state, predicted = errors(x), errors(x, on="state"), law(x)

@@ -48,17 +48,17 @@ def inputs(
     V: int | None = None,
     seed: int = 0,
 ) -> dict[str, Tensor]:
-    """The inputs of the story in float32: everything standard normal, w made from x + bias by `FED[fed]`."""
+    """Draw the inputs of the story in float32: standard normal, w = `FED[fed]`(x + bias)."""
     if fed not in FED:
         raise ValueError(f"fed: expected one of {', '.join(FED)}, got {fed!r}")
-    made = make_inputs("rwkv6", B=B, T=T, H=H, K=K, V=V, decay=0.0, seed=seed)
+    tensors = make_inputs("rwkv6", B=B, T=T, H=H, K=K, V=V, decay=0.0, seed=seed)
     x = torch.from_numpy(np.random.default_rng([seed, 1000]).standard_normal((T, B, H, K))).transpose(0, 1)
-    return made | {"w": FED[fed](x + bias).float().contiguous()}
+    return tensors | {"w": FED[fed](x + bias).float().contiguous()}
 
 
 @dataclass(frozen=True)
 class Growth:
-    """What the recurrence did: sizes over time [T], and of every tensor the share of its values that are finite."""
+    """The growth of the recurrence: sizes over time [T], and the fraction of finite values in every tensor."""
 
     rows: Tensor  # largest |S_t| of every row of every state, [T, B H K]
     state: Tensor  # largest |S_t|
@@ -69,7 +69,7 @@ class Growth:
 
 
 def run(inputs: Mapping[str, Tensor], dtype: torch.dtype = torch.float32) -> Growth:
-    """The recurrence and its backward pass for the loss o.mean(), in float32 or float64 arithmetic."""
+    """Run the recurrence and its backward pass for the loss o.mean(), in float32 or float64."""
     x = {name: inputs[name].detach().to(dtype) for name in ("r", "k", "v", "w", "u")}
     do = torch.full_like(x["v"], 1 / x["v"].numel())
     forward, backward = [], []
@@ -94,9 +94,9 @@ def run(inputs: Mapping[str, Tensor], dtype: torch.dtype = torch.float32) -> Gro
 
 
 def script(fed: str = "sigmoid", *, T: int = 256, seed: int = 0) -> dict[str, Tensor]:
-    """The report's own lines: o and the gradient of each leaf after o.mean().backward(), by automatic differentiation.
+    """Run the report's own lines: o and the gradient of each leaf after o.mean().backward(), by autograd.
 
-    The recurrence stands for the kernel, which like it took a positive w without a word.
+    The recurrence replaces the kernel; both accept a positive w silently.
     """
     torch_random = torch.Generator().manual_seed(seed)
     B, H, K = 2, 4, 64
@@ -111,7 +111,7 @@ def script(fed: str = "sigmoid", *, T: int = 256, seed: int = 0) -> dict[str, Te
 
 
 def refused(w: Tensor) -> bool:
-    """Whether the guard of flakit's operators speaks up: w [B, T, H, K] > 0 somewhere."""
+    """Whether flakit's operators refuse w [B, T, H, K], as they do if any element is positive."""
     zeros = torch.zeros_like(w)
     try:
         chunk_rwkv6(zeros, zeros, zeros, w, zeros[0, 0])
@@ -121,20 +121,20 @@ def refused(w: Tensor) -> bool:
 
 
 def law(w: Tensor, dtype: torch.dtype = torch.float32) -> int | None:
-    """The first t (within a few tokens) at which the state overflows: the largest row sum of w [B, T, H, K] passes
-    ln(max). None where it never does, as with every w <= 0."""
+    """Predict, within a few tokens, the first t at which the state overflows: the largest running sum of
+    w [B, T, H, K] exceeds ln(max). None if it never does, as for every w <= 0."""
     limit = math.log(torch.finfo(dtype).max)
-    passed = (_sums(w).amax(1) > limit).nonzero()
-    return int(passed[0]) if len(passed) else None
+    above = (_sums(w).amax(1) > limit).nonzero()
+    return int(above[0]) if len(above) else None
 
 
 def _sums(w: Tensor) -> Tensor:
-    """The running sum of every row of w [B, T, H, K] -> [T, B H K]."""
+    """Return the running sums of w [B, T, H, K] by row, [T, B H K]."""
     return w.double().cumsum(1).transpose(0, 1).flatten(1)
 
 
 TOKENS = 3
-"""How far the law's onset may be off: what is summed is of order 1, not 1."""
+"""Tolerance of the law's onset in tokens: the summands are of order 1, not exactly 1."""
 
 
 def _onset(what: str, recorded: float, w: Tensor, measured: int | None, dtype: torch.dtype = torch.float32) -> Row:
@@ -154,13 +154,13 @@ def at(
     dtype: Annotated[str, DTYPES] = "float32",
     seed: int = 0,
 ) -> list[Row]:
-    """One formula for w from x + bias: the onset, du, and whether the guard speaks up."""
-    w, found = _grown(fed, bias, T, K, dtype, seed)
+    """Return, for one formula of w, the onset, the finite fractions, and whether flakit's operators refuse w."""
+    w, growth = _grown(fed, bias, T, K, dtype, seed)
     positive = bool((w > 0).any())
     return [
-        _onset("first t with a non-finite state", math.nan, w, found.onset, DTYPES[dtype]),
-        Row("share of du that is finite", math.nan, 1.0, found.finite["du"]),
-        *(Row(f"share of {name} that is finite", math.nan, math.nan, found.finite[name]) for name in found.finite),
+        _onset("first t with a non-finite state", math.nan, w, growth.onset, DTYPES[dtype]),
+        Row("share of du that is finite", math.nan, 1.0, growth.finite["du"]),
+        *(Row(f"share of {name} that is finite", math.nan, math.nan, share) for name, share in growth.finite.items()),
         Row("refused by flakit's operators", math.nan, positive, refused(w)),
     ]
 
@@ -173,17 +173,17 @@ def _grown(fed: str, bias: float, T: int, K: int, dtype: str, seed: int) -> tupl
 
 @dataclass(frozen=True)
 class Shown:
-    """What `at` measures, token by token, the rows of the states in the order of their growth, the quickest first."""
+    """The growth by token; state rows are ordered by growth, the fastest first."""
 
     decay: tuple[float, float]
     """The smallest and the largest w."""
     sums: Tensor
-    """The running sum of w, [T, rows]: what the first token wrote was multiplied by e to this."""
+    """The running sum of w, [T, rows]: the first token's contribution is multiplied by e to this."""
     rows: Tensor
     """The largest |S_t| of every row, [T, rows]."""
     finite: Mapping[str, float]
     nan: Mapping[str, float]
-    """Shares of the output's and each gradient's values."""
+    """Fractions of the values of the output and each gradient."""
     onset: int | None
     """The first token with a non-finite state."""
     law: int | None
@@ -191,17 +191,17 @@ class Shown:
 
 
 def show(*, fed: str, bias: float, T: int, K: int, dtype: str, seed: int) -> Shown:
-    w, found = _grown(fed, bias, T, K, dtype, seed)
+    w, growth = _grown(fed, bias, T, K, dtype, seed)
     sums, low_high = _sums(w), tuple(float(end) for end in w.aminmax())
     order = sums[-1].argsort(descending=True)
     limit = law(w, DTYPES[dtype])
     return Shown(
-        low_high, sums[:, order], found.rows[:, order], found.finite, found.nan, found.onset, limit, DTYPES[dtype]
+        low_high, sums[:, order], growth.rows[:, order], growth.finite, growth.nan, growth.onset, limit, DTYPES[dtype]
     )
 
 
 def reproduce(seed: int = 0) -> list[Row]:
-    """The numbers of the story: sizes, onset, and which gradients are sane."""
+    """Return the numbers of the story: sizes, onset, and which gradients are finite."""
     x, told = inputs("sigmoid", seed=seed), script(seed=seed)
     single, double = run(x), run(x, torch.float64)
     mean, T = x["w"].double().mean().item(), x["w"].shape[1]

@@ -51,17 +51,17 @@ FORMS = {
 """How rows beyond the sequence enter a key's gradient: two faulty loops, and the right one."""
 
 KEY_GRADIENT = {"gsa": "ds", "rwkv6": "dk"}
-"""The tensor that the fault strikes first; the gate's gradient, made from it, follows."""
+"""The tensor that breaks first; the gate's gradient, computed from it, follows."""
 
 SCHEME = "previous-row"
-"""The anchors all forms share: right ones, so that nothing else can break."""
+"""The anchors of all forms: correct ones, so that only the padding can break."""
 
 
 class _Padded(Products):
     """`Products` whose rows beyond T hold what a kernel loads there. w: [B, H, N, C, K]."""
 
-    def __init__(self, w: Tensor, *, inclusive: bool, T: int, form: str, backend: str, **how):
-        super().__init__(w, SCHEME, inclusive=inclusive, **how)
+    def __init__(self, w: Tensor, *, inclusive: bool, T: int, form: str, backend: str, **options):
+        super().__init__(w, SCHEME, inclusive=inclusive, **options)
         self.T, self.form, self.backend, self.block = T, form, backend, self.tiles[0].rows.stop
         N, C = w.shape[2], w.shape[3]
         tokens = torch.arange(N * C, device=w.device).view(N, C, 1)
@@ -74,7 +74,7 @@ class _Padded(Products):
         empty = torch.where(self.visited[:, tile.rows] & (self.form != "right"), 0.0, -torch.inf)
         return torch.where(self.real[:, tile.rows], on_query, empty - n), on_key
 
-    # A kernel does not store what it computes beyond T.
+    # A kernel does not store rows beyond T.
 
     def scores(self, query: Tensor, key: Tensor) -> Tensor:
         return torch.where(self.real, super().scores(query, key), 0.0)
@@ -98,9 +98,10 @@ def _check(op: str, form: str) -> None:
             raise ValueError(f"{name}: expected one of {', '.join(allowed)}, got {got!r}")
 
 
-def products(T: int, form: str = "chunk", **how) -> Callable[..., Products]:
-    """Makes `Products` of T tokens with this padding; how: backend, chunk and block as `run` takes them."""
-    return partial(_Padded, T=T, form=form, **{"backend": "torch", **how})
+def products(T: int, form: str = "chunk", **options) -> Callable[..., Products]:
+    """Return a function that builds `Products` of T tokens with this padding. options: backend, chunk, block as in
+    `run`."""
+    return partial(_Padded, T=T, form=form, **{"backend": "torch", **options})
 
 
 def run(
@@ -113,12 +114,12 @@ def run(
     backend: str = "torch",
     grad_seed: int = 1,
 ) -> dict[str, Tensor]:
-    """GSA or RWKV6 forward and backward in float32, with the padding of the last chunk treated as `FORMS` says.
+    """Run GSA or RWKV6 forward and backward in float32, with the padding of the last chunk as in `FORMS`.
 
-    inputs: as `flakit.inputs(op, ...)` makes them. backend: "torch", or "triton" for the key gradients' own kernel,
-    interpreted on a CPU when the process runs under TRITON_INTERPRET=1.
-    Returns `TENSORS[op]` of the `anchor` case; `truth(op, inputs)` is the truth. The gate's gradient is summed over the
-    whole sequence here, so that a NaN in it reaches back to the first token; published kernels sum inside each chunk.
+    inputs: as from `flakit.inputs(op, ...)`. backend: "torch", or "triton" for the key gradients' own kernel,
+    interpreted on a CPU under TRITON_INTERPRET=1.
+    Returns `TENSORS[op]` of the `anchor` case; compare with `truth(op, inputs)`. The gate's gradient is summed over the
+    whole sequence here, so a NaN reaches back to the first token; published kernels sum within each chunk.
     """
     _check(op, form)
     of, backend = OPERATORS[op], choose_backend(backend, inputs["k"])
@@ -133,13 +134,13 @@ class Anchor(NamedTuple):
     """A key block of the last chunk whose anchor meets padding."""
 
     rows: range
-    """The tokens of the block: what turns NaN."""
+    """The tokens of the block, whose gradients become NaN."""
     tokens: int
-    """Gates summed up to its anchor, its own last token's among them."""
+    """Number of gates summed up to its anchor, inclusive."""
 
 
 def anchors(T: int, form: str = "chunk", *, chunk: int = 64, block: int = 16) -> list[Anchor]:
-    """The key blocks that empty rows can reach, from the one with the most tokens in its exponent down."""
+    """Return the key blocks that padded rows can reach, the one with the most tokens in its exponent first."""
     _check("gsa", form)
     if type(T) is not int or T < 1:
         raise ValueError(f"T: expected a whole number of at least 1, got {T!r}")
@@ -147,16 +148,16 @@ def anchors(T: int, form: str = "chunk", *, chunk: int = 64, block: int = 16) ->
     if R == 0 or form == "right":
         return []
     loaded = chunk if form == "chunk" else min(chunk, -(-R // block) * block)
-    found = []
+    reached = []
     for p in range(0, min(R, loaded - block), block):
         tokens = min(p + block, R)
-        if loaded > max(R, p + block):  # a later row that is visited and holds no token
-            found.append(Anchor(range(T - R + p, T - R + tokens), tokens))
-    return found[::-1]
+        if loaded > max(R, p + block):  # a later row is visited and holds no token
+            reached.append(Anchor(range(T - R + p, T - R + tokens), tokens))
+    return reached[::-1]
 
 
 def law(T: int, form: str = "chunk", *, chunk: int = 64, block: int = 16, dtype: torch.dtype = torch.float32) -> float:
-    """The largest uniform |g| (natural log, per token) without a NaN over T tokens: ln(max) / n; inf for ever.
+    """Return the largest uniform |g| (natural log, per token) without NaN over T tokens: ln(max) / n, or inf.
 
     n = min(T mod chunk, chunk - block) with form "chunk": 88.72 / 48 at T = 3000.
 
@@ -171,9 +172,9 @@ def law(T: int, form: str = "chunk", *, chunk: int = 64, block: int = 16, dtype:
 def predicted(
     inputs: Mapping[str, Tensor], form: str = "chunk", *, op: str = "gsa", chunk: int = 64, block: int = 16
 ) -> Tensor:
-    """The law for gates of any kind: which elements of the key's gradient will be NaN, boolean [B, T, H, K or M].
+    """Predict for any gates which elements of the key's gradient are NaN, boolean [B, T, H, K or M].
 
-    A channel is lost in a block whose anchor it has reached with gates that sum to less than -ln(max).
+    A channel is NaN in a block if its gates up to the block's anchor sum to less than -ln(max).
     """
     _check(op, form)
     w = inputs[OPERATORS[op].decay].detach()
@@ -197,10 +198,11 @@ def inputs(
     M: int = 16,
     seed: int = 0,
 ) -> dict[str, Tensor]:
-    """Inputs of GSA (or RWKV6, whose state has K rows) over T tokens, one gate for all.
+    """Draw inputs of GSA (or RWKV6, whose state has K rows) over T tokens with a uniform gate.
 
-    gate: natural log, <= 0 and finite: differences of running sums have no value at -inf.
-    uneven: the share of the slots that have it, at least one; the others keep -0.01.
+    gate: natural log, <= 0 and finite: differences of running sums are undefined at -inf.
+    uneven: the fraction of the slots that have it, at least one slot; the others have -0.01.
+    Raises ValueError for values outside these ranges.
     """
     if not 0 < uneven <= 1:
         raise ValueError(f"uneven: expected a share above 0 and up to 1, got {uneven!r}")
@@ -214,20 +216,20 @@ def inputs(
 
 
 def onset(
-    T: int, form: str = "chunk", *, op: str = "gsa", tolerance: float = 1e-3, highest: float = 100.0, **how
+    T: int, form: str = "chunk", *, op: str = "gsa", tolerance: float = 1e-3, highest: float = 100.0, **options
 ) -> float:
-    """The measured counterpart of `law`: the uniform |g| at which the key's gradient turns non-finite."""
+    """Measure the counterpart of `law`: the uniform |g| at which the key's gradient becomes non-finite."""
     x = inputs(T, -1.0, op=op, K=4, M=4)
     decay, name = OPERATORS[op].decay, KEY_GRADIENT[op]
 
     def finite(size: float) -> dict[str, bool]:
-        return {name: bool(run({**x, decay: x[decay] * size}, form, op=op, **how)[name].isfinite().all())}
+        return {name: bool(run({**x, decay: x[decay] * size}, form, op=op, **options)[name].isfinite().all())}
 
-    return search(finite, near=[law(T, form, **how)], tolerance=tolerance, highest=highest)[name]
+    return search(finite, near=[law(T, form, **options)], tolerance=tolerance, highest=highest)[name]
 
 
 def lost_rows(lost: Tensor) -> list[range]:
-    """The tokens at which any element of a boolean tensor [B, T, H, *] is set, as runs."""
+    """Return the tokens at which any element of a boolean tensor [B, T, H, *] is True, as ranges."""
     bad = lost.flatten(2).any(-1).any(0).nonzero()[:, 0].tolist()
     runs = []
     for t in bad:
@@ -248,10 +250,10 @@ def exponents(
     batch: int = 0,
     head: int = 0,
 ) -> Tensor:
-    """The exponent gi_i - n that each row i of the last chunk meets at each key block's anchor, [chunk, chunk / block].
+    """Return the exponent gi_i - n of each row i of the last chunk at each key block's anchor, [chunk, chunk / block].
 
-    The largest over the channels; above `LN_MAX` its exponential is an infinity. NaN where no product is formed: rows
-    that are not later than the block, and blocks without a token. -inf: a row that has forgotten everything.
+    The largest over channels; above `LN_MAX` its exponential is infinite. NaN where no product is formed: for rows not
+    later than the block, and blocks without a token. -inf: a row that decays to zero.
     """
     _check(op, form)
     w = inputs[OPERATORS[op].decay].detach()[batch : batch + 1, :, head : head + 1]
@@ -266,13 +268,13 @@ def exponents(
 
 
 class Clamp(NamedTuple):
-    """What a lower bound on the log decay does at one gate."""
+    """The effect of a lower bound on the log decay at one gate."""
 
     bound: float
     kept: float
-    """Of a slot after one token at the bound: e^bound, where the gate may have asked for nothing."""
+    """The fraction of a slot that remains after one token at the bound, e^bound; the gate may have asked for 0."""
     error: float
-    """Relative L2 error of o, against what the unclamped gates give in float64."""
+    """Relative L2 error of o, against float64 with unclamped gates."""
     finite: bool
     """Whether the faulty form's key gradient survives."""
 
@@ -282,18 +284,18 @@ CLAMPS = {"gsa": -20.0, "rwkv6": -12.0}
 
 
 def bound(op: str = "gsa") -> float:
-    """The log decay that the thread's clamp allows: -2.5 for GSA, -12 for RWKV6."""
+    """Return the lowest log decay that the thread's clamp allows: -2.5 for GSA, -12 for RWKV6."""
     at = torch.tensor(CLAMPS[op], dtype=torch.float64)
     return (torch.nn.functional.logsigmoid(at) / 8).item() if op == "gsa" else at.item()
 
 
-def clamped(inputs: Mapping[str, Tensor], at: float, form: str = "chunk", *, op: str = "gsa", **how) -> Clamp:
-    """Clamp the log decays at `at` (<= 0) and see what that costs and whether it helps."""
+def clamped(inputs: Mapping[str, Tensor], at: float, form: str = "chunk", *, op: str = "gsa", **options) -> Clamp:
+    """Clamp the log decays at `at` (<= 0), and measure the error and whether the gradient is finite."""
     decay = OPERATORS[op].decay
-    found = run({**inputs, decay: inputs[decay].clamp(min=at)}, form, op=op, **how)
+    results = run({**inputs, decay: inputs[decay].clamp(min=at)}, form, op=op, **options)
     exact = truth(op, inputs)["o"]
-    finite = bool(found[KEY_GRADIENT[op]].isfinite().all())
-    return Clamp(at, math.exp(at), relative_l2(found["o"], exact), finite)
+    finite = bool(results[KEY_GRADIENT[op]].isfinite().all())
+    return Clamp(at, math.exp(at), relative_l2(results["o"], exact), finite)
 
 
 TOLD = {
@@ -304,7 +306,7 @@ TOLD = {
     12000: {-2.76: "NaN", -2.78: "NaN"},
     24000: {-50.0: "NaN"},
 }
-"""By length and gate: rows that the case file records, "NaN" for lengths that the thread names without a gate.
+"""Recorded NaN rows by length and gate; "NaN" for lengths that the thread names without a gate.
 
 24000 is a multiple of 64: this fault explains a run at "24K" only if its real length was not."""
 
@@ -319,7 +321,7 @@ def at(
     chunk: Annotated[int, (32, 64, 128)] = 64,
     block: Annotated[int, (8, 16, 32)] = 16,
 ) -> list[Row]:
-    """One length and gate (natural log): the tokens whose key gradient is lost, and the gate at which that begins."""
+    """Return, for one length and gate (natural log), the tokens with a NaN key gradient, and the gate of the onset."""
     sizes, nan = {"chunk": chunk, "block": block}, math.nan
     lost = _lost(T, gate, nan, form, op, uneven, 16, **sizes)
     ends = Row(f"T = {T}: |g| at which it begins", nan, law(T, form, **sizes), _onset(T, form, op, **sizes))
@@ -348,41 +350,41 @@ def _lost(
     chunk: int = 64,
     block: int = 16,
 ) -> Row:
-    x, found = _run(T, gate, form, op, uneven, K, chunk=chunk, block=block)
+    x, results = _run(T, gate, form, op, uneven, K, chunk=chunk, block=block)
     law, measured = (
         tokens(lost)
-        for lost in (predicted(x, form, op=op, chunk=chunk, block=block), ~found[KEY_GRADIENT[op]].isfinite())
+        for lost in (predicted(x, form, op=op, chunk=chunk, block=block), ~results[KEY_GRADIENT[op]].isfinite())
     )
-    if not found["o"].isfinite().all():
+    if not results["o"].isfinite().all():
         measured += ", and o"
     return Row(f"T = {T}, g = {gate:g}: tokens lost", told, law, measured)
 
 
 def tokens(lost: Tensor, first: int = 0) -> str:
-    """`lost_rows` in words, counted from a first token: "96 … 111", or "none"."""
+    """Format `lost_rows`, counted from token `first`: "96 … 111", or "none"."""
     return ", ".join(f"{first + run.start} … {first + run.stop - 1}" for run in lost_rows(lost)) or "none"
 
 
 @dataclass(frozen=True)
 class Shown:
-    """The last chunk of a sequence, the channels of the key's gradient as rows."""
+    """The last chunk of a sequence; the rows of the key's gradient are channels."""
 
     op: str
     form: str
     first: int
     """The chunk's first token."""
     real: int
-    """Rows that hold a token; those behind them are empty."""
+    """Number of rows that hold a token; the rest are padding."""
     gates: Tensor
-    """The sum of the first channel's gates up to each row, as the row is loaded, [chunk]; NaN where it is not."""
+    """The cumulative gate of the first channel at each row, as loaded, [chunk]; NaN for rows that are not loaded."""
     block: int
     exponents: Tensor
-    """Of each row at the anchor of each block of keys, [blocks, chunk]: see `exponents`."""
+    """The exponent of each row at each key block's anchor, [blocks, chunk]: see `exponents`."""
     gradient: Tensor
-    """Of the key, [channels, real]; `right`: what the right form makes of it."""
+    """The key's gradient, [channels, real]; `right`: that of the right form."""
     right: Tensor
     finite: Mapping[str, bool]
-    """Of the output and every gradient."""
+    """Whether the output and every gradient are finite."""
     gate: float
     limits: list[float]
     """The law for 1, 2, … rows with a token."""
@@ -392,7 +394,7 @@ class Shown:
 
 def show(*, T: int, gate: float, form: str, op: str, uneven: float, chunk: int, block: int) -> Shown:
     sizes = {"chunk": chunk, "block": block}
-    x, found = _run(T, gate, form, op, uneven, 16, **sizes)
+    x, results = _run(T, gate, form, op, uneven, 16, **sizes)
     _, right = _run(T, gate, "right", op, uneven, 16, **sizes)
     real, name = T % chunk or chunk, KEY_GRADIENT[op]
     last = slice(T - real, T)
@@ -407,9 +409,9 @@ def show(*, T: int, gate: float, form: str, op: str, uneven: float, chunk: int, 
         gates=torch.where(formed.real[-1, :, 0], formed.gi[0, 0, -1, :, 0], empty),
         block=block,
         exponents=exponents(x, form, op=op, **sizes).T,
-        gradient=found[name][0, last, 0].T,
+        gradient=results[name][0, last, 0].T,
         right=right[name][0, last, 0].T,
-        finite={name: bool(y.isfinite().all()) for name, y in found.items()},
+        finite={name: bool(y.isfinite().all()) for name, y in results.items()},
         gate=gate,
         limits=[law(chunk + rows, form, **sizes) for rows in range(1, chunk + 1)],
         onset=_onset(T, form, op, **sizes),
@@ -417,22 +419,22 @@ def show(*, T: int, gate: float, form: str, op: str, uneven: float, chunk: int, 
 
 
 def clamp_rows(T: int = 3000, form: str = "chunk", op: str = "gsa", **sizes) -> list[Row]:
-    """The thread's clamp at a gate that is asked to forget more: whether the fault survives it, and what it costs."""
+    """Apply the thread's clamp to a gate below it: whether the fault remains, and the error of the clamp."""
     at, gate = bound(op), 4 * bound(op)
-    found = clamped(inputs(T, gate, op=op, K=4, M=4), at, form, op=op, **sizes)
+    result = clamped(inputs(T, gate, op=op, K=4, M=4), at, form, op=op, **sizes)
     named = "|f| < 20" if op == "gsa" else "|w| < 12"
     return [
         Row(
             f"{op}, T = {T}, {named}, gates clamped at {at:.3g}: gradient finite",
             math.nan,
             -at < law(T, form, **sizes),
-            found.finite,
+            result.finite,
         ),
-        Row(f"{op}, T = {T}, gates of {gate:.3g} clamped at {at:.3g}: o off by", math.nan, math.nan, found.error),
+        Row(f"{op}, T = {T}, gates of {gate:.3g} clamped at {at:.3g}: o off by", math.nan, math.nan, result.error),
     ]
 
 
 def reproduce(form: str = "chunk", op: str = "gsa") -> list[Row]:
-    """The story's lengths and gates: which tokens are lost (o never is), and the clamps that the thread proposed."""
+    """Return the lost tokens at the story's lengths and gates (o is never lost), and the clamps that it proposed."""
     rows = [_lost(T, gate, told, form, op) for T, gates in TOLD.items() for gate, told in gates.items()]
     return [*rows, *(row for clamped_op in CLAMPS for row in clamp_rows(form=form, op=clamped_op))]

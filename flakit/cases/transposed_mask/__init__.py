@@ -37,31 +37,31 @@ from ..knobs import Range
 from ..laws import Row, kernel_place
 
 STORY = {(64, 64): 0, (100, 120): 992, (40, 64): 384}
-"""Wrong entries of the state by (K, V), in tiles of 32 x 32, as the case file has them."""
+"""Recorded number of wrong entries of the state by (K, V), in tiles of 32 x 32."""
 
 RECORDED = {
     "triton": "3.7.1",
     "error": "Cannot make_shape_compatible: incompatible dimensions at index 0: 64 and 16",
     "line": "b_S = tl.load(initial_state + i_bh * K * V + o_s, mask=m_load, other=0.0)",
 }
-"""What the compiler says of the faulty kernel with BK = 16, BV = 64, for machines without Triton."""
+"""The compiler's error for the faulty kernel with BK = 16, BV = 64, for machines without Triton."""
 
 
 def inputs(
     K: int = 100, V: int = 120, *, T: int = 8, B: int = 1, H: int = 1, device: str = "cpu", seed: int = 0
 ) -> dict[str, Tensor]:
-    """RWKV6 inputs with an initial state, and no bonus: it adds to dr what no state has to do with."""
+    """Draw RWKV6 inputs with an initial state and a bonus of 0: its part of dr does not depend on the state."""
     sizes = {"B": B, "T": T, "H": H, "K": K, "V": V}
-    made = make_inputs("rwkv6", **sizes, decay="logsigmoid", initial_state=True, device=device, seed=seed)
-    return made | {"u": torch.zeros_like(made["u"])}
+    tensors = make_inputs("rwkv6", **sizes, decay="logsigmoid", initial_state=True, device=device, seed=seed)
+    return tensors | {"u": torch.zeros_like(tensors["u"])}
 
 
 class DoesNotCompile(ValueError):
-    """A mask [BK, BV] does not fit a tile [BV, BK]: what Triton says of it, or the twin in its place."""
+    """A mask [BK, BV] does not fit a tile [BV, BK]; raised by the kernel's compilation or its PyTorch twin."""
 
 
 class Run(NamedTuple):
-    """What the kernel took from memory as the initial state, and the gradient it made of it."""
+    """The initial state as the kernel loaded it, and the gradient computed from it."""
 
     seen: Tensor  # [B, H, K, V]
     dr: Tensor  # [B, T, H, K]
@@ -70,11 +70,11 @@ class Run(NamedTuple):
 def run(
     inputs: Mapping[str, Tensor], BK: int = 32, BV: int = 32, *, transposed: bool = True, backend: str | None = None
 ) -> Run:
-    """dr of RWKV6, its initial state loaded in tiles [BV, BK] under the right mask or the transposed one.
+    """Compute dr of RWKV6, with the initial state loaded in tiles [BV, BK] under the right or the transposed mask.
 
-    inputs: as `inputs` makes them; the bonus is left out. The gradient that arrives at o is that of
-    `numerics.evaluate`. backend: as the operators take it: "triton" is the kernel itself, "torch" its fast twin.
-    Rectangular tiles with the transposed mask raise `DoesNotCompile`.
+    inputs: as from `inputs`; the bonus is ignored. The gradient of o is that of `numerics.evaluate`.
+    backend: "triton" for the kernel itself, "torch" for its fast twin; default as in the operators.
+    Raises `DoesNotCompile` for rectangular tiles with the transposed mask.
     """
     x = {name: inputs[name].detach().float() for name in ("r", "k", "v", "w", "u", "initial_state")}
     do, scale = cotangents("rwkv6", inputs)[0].float(), x["k"].shape[-1] ** -0.5
@@ -96,12 +96,15 @@ def _run_kernel(x: Mapping[str, Tensor], do: Tensor, scale: float, BK: int, BV: 
 
 
 def loaded(K: int, V: int, BK: int = 32, BV: int = 32, *, transposed: bool = True) -> Tensor:
-    """Which entries of a state the mask lets through, tile by tile as the kernel forms it: boolean [K, V]."""
+    """Return the entries of a state that the mask keeps, as the kernel forms it by tile: boolean [K, V]."""
     return tiles(K, V, BK, BV, transposed=transposed)[:K, :V]
 
 
 def tiles(K: int, V: int, BK: int = 32, BV: int = 32, *, transposed: bool = True) -> Tensor:
-    """The same for all tiles side by side, what lies beyond K and V included: [K, V], rounded up to whole tiles."""
+    """Return the same for whole tiles, including entries beyond K and V: [K, V], rounded up to multiples of the tile.
+
+    Raises `DoesNotCompile` for rectangular tiles with the transposed mask.
+    """
     if _check_tile(BK, BV) is None and transposed:
         raise DoesNotCompile(
             f"BK, BV: expected a square tile with the transposed mask, got a mask [{BK}, {BV}] for a tile [{BV}, {BK}]"
@@ -117,10 +120,10 @@ def tiles(K: int, V: int, BK: int = 32, BV: int = 32, *, transposed: bool = True
 
 
 def wrong(K: int, V: int, BK: int = 32, BV: int = 32) -> Tensor:
-    """The law's map: which entries of the state are read as zero, boolean [K, V].
+    """Predict which entries of the state are read as zero, boolean [K, V].
 
-    Entry (k, v) sits in column y = k mod B, row x = v mod B of its tile. The transposed mask asks whether the entry at
-    the mirrored place, (k - y + x, v - x + y), lies inside the state.
+    Entry (k, v) is in column y = k mod B, row x = v mod B of its tile. The transposed mask tests whether the mirrored
+    entry, (k - y + x, v - x + y), is inside the state. Raises ValueError for rectangular tiles.
     """
     if _check_tile(BK, BV) is None:
         raise ValueError(f"BK, BV: expected a square tile, got {BK} x {BV}, with which the kernel does not compile")
@@ -130,10 +133,10 @@ def wrong(K: int, V: int, BK: int = 32, BV: int = 32) -> Tensor:
 
 
 def law(K: int | Tensor, V: int | Tensor, BK: int = 32, BV: int = 32) -> int | Tensor | None:
-    """How many entries of a state [K, V] are wrong; None where the faulty kernel does not compile.
+    """Predict the number of wrong entries of a state [K, V]; None if the faulty kernel does not compile.
 
-    With n whole tiles and r entries in the cut one along each axis: a whole tile beside a cut one misses r (B - r), the
-    tile in the corner min(r_K, r_V) |r_K - r_V|. K and V may be tensors that broadcast.
+    With n full tiles and r entries in the partial tile along each axis: each partial tile at an edge misses r (B - r)
+    entries, the one in the corner min(r_K, r_V) |r_K - r_V|. K and V may be tensors that broadcast.
 
     >>> law(100, 120), law(40, 64), law(64, 64), law(100, 120, 16, 64)
     (992, 384, 0, None)
@@ -148,7 +151,7 @@ def law(K: int | Tensor, V: int | Tensor, BK: int = 32, BV: int = 32) -> int | T
 
 
 def _check_tile(BK: int, BV: int) -> int | None:
-    """The side of a square tile, None for a rectangular one."""
+    """Return the side of a square tile, None for a rectangular one. ValueError unless both are powers of two."""
     for name, size in (("BK", BK), ("BV", BV)):
         if not isinstance(size, int) or size < 1 or size & (size - 1):
             raise ValueError(f"{name}: expected a power of two, got {size!r}")
@@ -156,11 +159,11 @@ def _check_tile(BK: int, BV: int) -> int | None:
 
 
 def compile_table(tiles: Sequence[tuple[int, int]] = ((32, 32), (16, 64))) -> tuple[str, list[dict]]:
-    """Compile the faulty and the right kernel for GPUs that need not be here: where the numbers come from, and rows.
+    """Compile the faulty and the right kernel, without a GPU. Return (label of the source, rows).
 
-    tiles: (BK, BV) of each. A row holds tile, mask, sm_80 and sm_90 ("compiles" or the compiler's last line), and
-    "line", the source line it points at. In a process of its own, about 3 s and a second for each tile; where there is
-    no Triton, the recorded verdict on (32, 32) and (16, 64).
+    tiles: pairs (BK, BV). A row has tile, mask, sm_80 and sm_90 ("compiles" or the compiler's last line), and "line",
+    the source line of the error. Runs in a subprocess, about 3 s plus a second per tile. Without Triton, returns the
+    recorded results for (32, 32) and (16, 64). Raises RuntimeError if the subprocess fails.
     """
     if not has_triton():
         label = f"recorded with Triton {RECORDED['triton']}"
@@ -177,17 +180,17 @@ def compile_table(tiles: Sequence[tuple[int, int]] = ((32, 32), (16, 64))) -> tu
     )
     if done.returncode:
         raise RuntimeError(f"compiling without a GPU failed:\n{done.stderr[-2000:]}")
-    found = json.loads(done.stdout)
+    output = json.loads(done.stdout)
     rows: dict = {}
-    for each in found["rows"]:
+    for each in output["rows"]:
         key = (each["BK"], each["BV"]), each["transposed"]
         lines = (each["error"] or "").strip().splitlines()
         if key not in rows:
-            # The compiler quotes the source up to the line it means, a caret below it, and then says why.
+            # The compiler quotes the source up to the faulty line, then a caret below it, then the reason.
             carets = [n for n, line in enumerate(lines) if line.strip() == "^"]
             rows[key] = _row(*key, lines[-1] if lines else None, lines[carets[0] - 1].strip() if carets else "")
         rows[key][f"sm_{each['sm']}"] = lines[-1] if lines else "compiles"
-    return f"compiled here with Triton {found['triton']}", list(rows.values())
+    return f"compiled here with Triton {output['triton']}", list(rows.values())
 
 
 def _row(tile: tuple[int, int], transposed: bool, error: str | None = None, line: str = "") -> dict:
@@ -208,11 +211,11 @@ def at(
     BV: Annotated[int, (16, 32, 64, 128)] = 32,
     transposed: bool = True,
 ) -> list[Row]:
-    """One state [K, V] in tiles BK x BV: wrong entries, with the kernel where this process can run it."""
+    """Count the wrong entries of one state [K, V] in tiles BK x BV, with the kernel if this process can run it."""
     predicted = law(K, V, BK, BV) if transposed else 0
     try:
-        x, found = _loaded_once(K, V, BK, BV, transposed)
-        count = int((found.seen != x["initial_state"]).sum())
+        x, result = _loaded_once(K, V, BK, BV, transposed)
+        count = int((result.seen != x["initial_state"]).sum())
     except DoesNotCompile:
         count = _REFUSED
     what = f"K, V = {K}, {V} in tiles {BK} x {BV}: wrong entries"
@@ -224,7 +227,7 @@ _REFUSED = "does not compile"
 
 @functools.lru_cache(maxsize=1)
 def _loaded_once(K: int, V: int, BK: int, BV: int, transposed: bool) -> tuple[dict[str, Tensor], Run]:
-    """One token's inputs, and what comes of them."""
+    """Return the inputs of one token, and the result."""
     device, backend = kernel_place()
     x = inputs(K, V, T=1, device=device)
     return x, run(x, BK, BV, transposed=transposed, backend=backend)
@@ -232,17 +235,17 @@ def _loaded_once(K: int, V: int, BK: int, BV: int, transposed: bool) -> tuple[di
 
 @dataclass(frozen=True)
 class Shown:
-    """A state [K, V] as it is loaded, and how many entries are wrong at other sizes."""
+    """A state [K, V] as loaded, and the number of wrong entries at other sizes."""
 
     tile: tuple[int, int]
     """BK, BV."""
     transposed: bool
     state: Tensor
-    """As it is, [K, V]."""
+    """The true state, [K, V]."""
     seen: Tensor | None
-    """As the kernel takes it from memory, [K, V]; None where it does not compile."""
+    """The state as the kernel loads it, [K, V]; None if it does not compile."""
     mask: Tensor | None
-    """What the mask lets through in all tiles side by side, what lies beyond K and V included."""
+    """The entries that the mask keeps, over whole tiles, including entries beyond K and V."""
     counts: Tensor | None
     """The law at every size from K, V = 1 to `MOST`."""
     dr: float
@@ -250,16 +253,16 @@ class Shown:
 
 
 def show(*, K: int, V: int, BK: int, BV: int, transposed: bool) -> Shown:
-    """What `at` measures, entry by entry."""
+    """Return the tensors behind `at`."""
     x = inputs(K, V, T=1)
     state, tile = x["initial_state"][0, 0], (BK, BV)
     try:
-        found = _loaded_once(K, V, BK, BV, transposed)[1]
+        result = _loaded_once(K, V, BK, BV, transposed)[1]
     except DoesNotCompile:
         return Shown(tile, transposed, state, None, None, None, math.nan)
     mask = tiles(K, V, BK, BV, transposed=transposed)
-    off = relative_l2(found.dr.cpu(), truth("rwkv6", x)["dr"])
-    return Shown(tile, transposed, state, found.seen[0, 0].cpu(), mask, _counts(BK, transposed), off)
+    error = relative_l2(result.dr.cpu(), truth("rwkv6", x)["dr"])
+    return Shown(tile, transposed, state, result.seen[0, 0].cpu(), mask, _counts(BK, transposed), error)
 
 
 @functools.lru_cache(maxsize=8)
@@ -270,9 +273,9 @@ def _counts(B: int, transposed: bool) -> Tensor:
 
 
 def reproduce(backend: str | None = None) -> list[Row]:
-    """Wrong entries of the state by K and V, tiles of 32 x 32; the rest of the story is in `compile_table`.
+    """Return the number of wrong entries by K and V, in tiles of 32 x 32; `compile_table` has the rest of the story.
 
-    backend: default the kernel where this process can run it, else its twin.
+    backend: default the kernel if this process can run it, else its twin.
     """
     device, able = kernel_place()
     rows = []
