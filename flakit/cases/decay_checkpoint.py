@@ -1,7 +1,7 @@
-"""The decays of a checkpoint: its model runs on tokens, and each layer's are recorded.
+"""The decays of a checkpoint: run its model on tokens and record each layer's.
 
-A checkpoint has no decays in it: they depend on the tokens. Real text says what they are in use; random tokens say what
-the weights can make of anything.
+A checkpoint does not contain decays, since they depend on the tokens. Real text gives those in use; random tokens show
+what the weights may produce.
 """
 
 from collections.abc import Mapping
@@ -17,22 +17,22 @@ from ..numerics.arguments import shown
 from .decay_files import read
 
 RANDOM = 1024
-"""Tokens that are drawn where none are given."""
+"""Default number of random tokens."""
 
 
 def load(path: str | Path) -> Mapping[str, Tensor] | None:
-    """The weights in a file .pt, .pth or .safetensors; None where it holds something else."""
+    """Read the weights in a file .pt, .pth or .safetensors; None if it is no checkpoint of a known format."""
     if Path(path).suffix.lower() not in (".pt", ".pth", ".safetensors"):
         return None
-    found = read(path)
-    return found if kind_of(found) is not None else None
+    weights = read(path)
+    return weights if kind_of(weights) is not None else None
 
 
 def decays(weights: Mapping[str, Tensor], tokens: str | Path | Tensor | None = None) -> tuple[str, dict[str, Tensor]]:
-    """Of which operator a checkpoint is, and its decays by layer, [B, T, H, K], computed in float32 on the CPU.
+    """Return a checkpoint's operator, and its natural-log decays by layer, [B, T, H, K], in float32 on the CPU.
 
-    weights: as `flakit.models.convert.model_from` takes them. tokens: [T] or [B, T], or a file of them, .pt or .npy;
-    default `RANDOM` random ones, drawn from seed 0.
+    weights: as in `flakit.models.convert.model_from`. tokens: [T] or [B, T], integers, or a file of them, .pt or .npy;
+    default `RANDOM` random ones, from seed 0. Raises ValueError or TypeError for other files or dtypes.
     """
     with torch.device("cpu"):
         model = model_from(weights).float()
@@ -48,12 +48,12 @@ def decays(weights: Mapping[str, Tensor], tokens: str | Path | Tensor | None = N
 
 def _read_tokens(path: Path) -> Tensor:
     if path.suffix.lower() == ".npy":
-        found = np.load(path, allow_pickle=False)
-        found = torch.from_numpy(found.astype(np.int64)) if found.dtype.kind in "iu" else found
+        tokens = np.load(path, allow_pickle=False)
+        tokens = torch.from_numpy(tokens.astype(np.int64)) if tokens.dtype.kind in "iu" else tokens
     elif path.suffix.lower() in (".pt", ".pth"):
-        found = read(path)
+        tokens = read(path)
     else:
         raise ValueError(f"tokens: expected a file .pt, .pth or .npy, got {path.name!r}")
-    if not isinstance(found, Tensor) or found.is_floating_point():
-        raise TypeError(f"tokens: expected whole numbers [T] or [B, T] in {path.name!r}, got {shown(found)}")
-    return found.long()
+    if not isinstance(tokens, Tensor) or tokens.is_floating_point():
+        raise TypeError(f"tokens: expected whole numbers [T] or [B, T] in {path.name!r}, got {shown(tokens)}")
+    return tokens.long()

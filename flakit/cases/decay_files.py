@@ -1,4 +1,4 @@
-"""Decays as people keep them: a tensor, an array, or a file of one or of several by name."""
+"""Load decays from a tensor, an array, or a file of one or several by name."""
 
 import json
 import math
@@ -16,7 +16,10 @@ from ..ops.common.validation import FLOATS
 
 
 def layers(w: object) -> dict[str, object]:
-    """What was given, by the names of layers; "" where there is one without a name."""
+    """Return decays by layer name, "" for a single unnamed one. w: a tensor, an array, a mapping of them, or a file.
+
+    Raises ValueError for an empty mapping, and for a checkpoint's weights.
+    """
     if isinstance(w, (str, Path)):
         w = read(w)
     if not isinstance(w, Mapping):
@@ -33,41 +36,47 @@ def layers(w: object) -> dict[str, object]:
 
 
 def checked(name: str, x: object) -> Tensor:
-    """One layer's decays on the CPU, [B, T, H, K] and all <= 0, or an error that names it."""
-    called = f"w[{name!r}]" if name else "w"
+    """Check one layer's decays and return them on the CPU, [B, T, H, K], all <= 0.
+
+    Raises TypeError or ValueError naming the layer.
+    """
+    label = f"w[{name!r}]" if name else "w"
     if isinstance(x, np.ndarray) and x.dtype.kind == "f":
         x = _of_numpy(x)
     if not isinstance(x, Tensor) or not x.is_floating_point():
-        raise TypeError(f"{called}: expected a tensor of floating-point decays, got {shown(x)}")
+        raise TypeError(f"{label}: expected a tensor of floating-point decays, got {shown(x)}")
     if x.is_nested:
-        raise ValueError(f"{called}: expected one tensor [B, T, H, K], got a nested one; pack it and give cu_seqlens")
+        raise ValueError(f"{label}: expected one tensor [B, T, H, K], got a nested one; pack it and give cu_seqlens")
     if x.is_meta:
-        raise ValueError(f"{called}: expected decays with values, got {shown(x)} on the meta device, which has none")
+        raise ValueError(f"{label}: expected decays with values, got {shown(x)} on the meta device, which has none")
     if x.ndim != 4 or not x.numel():
         cure = "; of [B, T, H, K] make w.unflatten(-1, (H, K))" if x.ndim == 3 else ""
-        raise ValueError(f"{called}: expected decays [B, T, H, K], got {list(x.shape)}{cure}")
+        raise ValueError(f"{label}: expected decays [B, T, H, K], got {list(x.shape)}{cure}")
     x = x.detach().cpu()
     if x.layout != torch.strided:
-        x = x.to_dense()  # what is not stored is a decay of 0
+        x = x.to_dense()  # unstored elements are decays of 0
     if x.dtype not in FLOATS:
-        x = x.float()  # float8 has no arithmetic, and every one of its numbers is one of float32's
+        x = x.float()  # float8 has no arithmetic; float32 represents it exactly
     if x.isnan().any() or x.max() > 0:
         got = "NaN" if x.isnan().any() else f"{x.max().item():.4g}"
         raise ValueError(
-            f"{called}: expected natural-log decays <= 0, got {got}; of a factor e^w between 0 and 1 take the logarithm"
+            f"{label}: expected natural-log decays <= 0, got {got}; of a factor e^w between 0 and 1 take the logarithm"
         )
     return x
 
 
 def _of_numpy(x: np.ndarray) -> Tensor:
-    """Any array of floats, in any byte order; a longdouble as float64."""
+    """Convert an array of floats in any byte order; a longdouble becomes float64."""
     dtype = x.dtype.newbyteorder("=") if x.dtype.itemsize <= 8 else np.dtype(np.float64)
-    with np.errstate(over="ignore"):  # below float64's range a decay forgets everything, as -inf does
+    with np.errstate(over="ignore"):  # below float64's range a decay acts like -inf
         return torch.from_numpy(np.array(x, dtype=dtype, order="C"))
 
 
 def read(path: str | Path) -> Tensor | dict[str, Tensor]:
-    """The tensor, or the tensors by name, in a file .pt (or .pth), .safetensors or .npy; nothing in it is executed."""
+    """Read the tensor, or the tensors by name, in a file .pt (or .pth), .safetensors or .npy, without executing code.
+
+    Raises FileNotFoundError if there is none, ValueError or TypeError, with the reason, for an unreadable one.
+    """
     path = Path(path)
     readers = {".pt": _read_pt, ".pth": _read_pt, ".safetensors": _read_safetensors, ".npy": _read_npy}
     reader = readers.get(path.suffix.lower())
@@ -98,7 +107,7 @@ def _read_pt(path: Path) -> object:
         return torch.load(path, map_location="cpu", weights_only=True)
     except OSError:
         raise
-    except Exception:  # PyTorch's own words would have a file that nobody knows executed
+    except Exception:  # PyTorch's own message recommends executing the file
         if zipfile.is_zipfile(path):
             why = "it holds more than tensors, and nothing in a file is executed; save a tensor, or a dict of tensors"
         else:
@@ -108,16 +117,16 @@ def _read_pt(path: Path) -> object:
 
 def _read_npy(path: Path) -> Tensor:
     try:
-        found = np.load(path, allow_pickle=False)
+        array = np.load(path, allow_pickle=False)
     except (ValueError, EOFError) as error:
         pickled = "allow_pickle" in str(error) and path.open("rb").read(6) == b"\x93NUMPY"
         why = "it holds Python objects, no numbers" if pickled else "it is cut short, or no such file"
         raise _refused(path, why) from None
-    if not isinstance(found, np.ndarray):
+    if not isinstance(array, np.ndarray):
         raise _refused(path, "it is an archive of several arrays; save one, or a dict of tensors by torch.save")
-    if found.dtype.kind != "f":
-        raise TypeError(f"w: expected floating-point decays in {path.name!r}, got {shown(found)}")
-    return _of_numpy(found)
+    if array.dtype.kind != "f":
+        raise TypeError(f"w: expected floating-point decays in {path.name!r}, got {shown(array)}")
+    return _of_numpy(array)
 
 
 _SAFETENSORS = {
@@ -131,7 +140,7 @@ _SAFETENSORS = {
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    """The format: 8 bytes with the length of a JSON header (little-endian), the header, and the tensors' bytes."""
+    """Read the format: 8 bytes with the length of a JSON header (little-endian), the header, and the tensors' bytes."""
     data = path.read_bytes()
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 + length:
@@ -142,7 +151,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
         raise _refused(path, str(error)) from None
     if not isinstance(header, dict):
         raise _refused(path, f"a header that is no mapping, {shown(header)}")
-    found = {}
+    tensors = {}
     for name, about in header.items():
         if name == "__metadata__":
             continue
@@ -154,12 +163,12 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
         size, body = math.prod(shape) * dtype.itemsize, data[8 + length + start : 8 + length + end]
         if not len(body) == end - start == size:
             raise ValueError(f"w[{name!r}]: expected {size} bytes for {shape}, got {len(body)}")
-        found[name] = (torch.frombuffer(bytearray(body), dtype=dtype) if body else torch.empty(0)).reshape(shape)
-    return found
+        tensors[name] = (torch.frombuffer(bytearray(body), dtype=dtype) if body else torch.empty(0)).reshape(shape)
+    return tensors
 
 
 def _describes(about: object) -> bool:
-    """Whether this is what a header says of a tensor."""
+    """Whether this is a valid tensor entry of a header."""
 
     def counts(x: object) -> bool:
         return isinstance(x, list) and all(type(n) is int and n >= 0 for n in x)

@@ -1,4 +1,4 @@
-"""Where cases and panels make their tensors."""
+"""The device on which cases and panels allocate their tensors."""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -6,9 +6,9 @@ import torch
 
 
 def on_cpu() -> AbstractContextManager:
-    """Tensors are made on the CPU inside, whatever `torch.set_default_device` says.
+    """Allocate tensors on the CPU inside the block, whatever `torch.set_default_device` says.
 
-    Where nothing says otherwise nothing is entered: PyTorch's context sees every call, which costs as much as a small
-    operation itself.
+    If the CPU is the default this is a null context: PyTorch's context intercepts every call, which costs as much as a
+    small operation.
     """
     return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")

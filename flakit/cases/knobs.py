@@ -1,6 +1,6 @@
-"""A case's knobs: the keywords of its `at`, read from its signature.
+"""A case's knobs: the keyword arguments of its `at`, read from its signature.
 
-What a knob may be stands beside its type, and nowhere else:
+Each knob's values are declared with its type, and nowhere else:
 
     def at(*, w: Annotated[float, DECAY] = -8.0, block: Annotated[int, Range(2, 64)] = 16,
            mask: Annotated[str, MASKS] = "where", exclusive: bool = False) -> list[Row]:
@@ -18,7 +18,7 @@ from numbers import Real
 class Range:
     """Numbers from low to high.
 
-    step: between two stops of a slider; log: its stops double, or are so many in a decade. Values between are as good.
+    step: distance between the stops of a slider; log: stops are logarithmic. Values between stops are valid too.
     """
 
     low: float
@@ -34,18 +34,18 @@ class Range:
 
     @property
     def decay(self) -> bool:
-        """Whether these are natural-log decays: numbers that end at 0."""
+        """Whether these are natural-log decays: the range ends at 0."""
         return self.low < self.high == 0
 
 
 DECAY = Range(-math.inf, 0.0)
 FINITE_DECAY = Range(-1e3, 0.0)
-"""Natural-log decays, with and without the one that forgets all."""
+"""Natural-log decays, with and without -inf."""
 
 
 @dataclass(frozen=True)
 class Knob:
-    """One argument: its default, the types it takes, the few values or the range of numbers it is one of."""
+    """One argument: its default, its types, and its choices or its range of numbers."""
 
     default: object
     kinds: tuple[type, ...]
@@ -65,8 +65,8 @@ class Knob:
         return " or ".join([*map(str, self.choices), *free]) or "a word"
 
     def parse(self, text: str) -> object:
-        """The value a text stands for; ValueError where it is none of the knob's kinds."""
-        for kind in (int, float, bool, type(None), str):  # the narrowest that fits
+        """Parse a value. ValueError if it has none of the knob's types."""
+        for kind in (int, float, bool, type(None), str):  # the narrowest first
             if kind in self.kinds:
                 try:
                     return _FROM_TEXT.get(kind, kind)(text)
@@ -83,7 +83,7 @@ class Knob:
         return self.range is None or kind not in (int, float) or value in self.range
 
     def _chosen(self, kind: type) -> bool:
-        """Whether values of a type are among the choices, and not free."""
+        """Whether values of a type are restricted to the choices."""
         return bool(self.choices) and type(self.choices[0]) is kind
 
 
@@ -92,16 +92,16 @@ _FROM_TEXT: dict[type, Callable] = {bool: lambda text: _WORDS[text.lower()], typ
 
 
 def knobs_of(at: Callable) -> dict[str, Knob]:
-    """The knobs of a case's `at`, by name."""
-    hints, found = typing.get_type_hints(at, include_extras=True), {}
+    """Return the knobs of a case's `at`, by name."""
+    hints, knobs = typing.get_type_hints(at, include_extras=True), {}
     for name, parameter in inspect.signature(at).parameters.items():
         hint, choices, numbers = hints[name], (), None
         if typing.get_origin(hint) is typing.Annotated:
-            for said in hint.__metadata__:
-                if isinstance(said, Range):
-                    numbers = said
+            for metadata in hint.__metadata__:
+                if isinstance(metadata, Range):
+                    numbers = metadata
                 else:
-                    choices = tuple(said)
+                    choices = tuple(metadata)
             hint = hint.__origin__
-        found[name] = Knob(parameter.default, typing.get_args(hint) or (hint,), choices, numbers)
-    return found
+        knobs[name] = Knob(parameter.default, typing.get_args(hint) or (hint,), choices, numbers)
+    return knobs

@@ -1,4 +1,4 @@
-"""What every case shares: where floating point ends, how an onset is searched, and the form of a case's numbers."""
+"""Shared by all cases: floating-point limits, the search for an onset, and the rows of a case's numbers."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -14,9 +14,9 @@ LN_MAX = {dtype: math.log(torch.finfo(dtype).max) for dtype in (torch.float32, t
 
 
 class Row(NamedTuple):
-    """One number of a story: what the case file says, what the law predicts, what is measured here and now.
+    """One number of a story: recorded, predicted by the law, and measured now.
 
-    NaN stands for "says nothing". Verdicts are True and False, places are words.
+    NaN means none. Verdicts are booleans, positions are strings.
     """
 
     what: str
@@ -24,11 +24,11 @@ class Row(NamedTuple):
     law: float | bool | str
     measured: float | bool | str
     within: float = 2e-3
-    """How far law and measurement may be apart: the larger is at most 1 + within times the smaller."""
+    """Tolerance: the larger of law and measurement is at most 1 + within times the smaller."""
 
     @property
     def agrees(self) -> bool | None:
-        """Whether law and measurement agree (to float32 rounding, where the law says 0); None without a law."""
+        """Whether law and measurement agree (to float32 rounding, if the law is 0); None without a law."""
         law, measured = self.law, self.measured
         if law != law:
             return None
@@ -41,31 +41,31 @@ class Row(NamedTuple):
 
 
 def kernel_place() -> tuple[str, str]:
-    """Where this process can run a case's Triton kernel, as (device, backend): on a GPU, interpreted on the CPU, or
-    nowhere, and then its twin in PyTorch stands in: "torch"."""
+    """Return (device, backend) for a case's Triton kernel in this process: on a GPU, interpreted on the CPU, or, if
+    neither is possible, "torch" for its twin in PyTorch."""
     if has_triton() and torch.cuda.is_available() and not interpreted():
         return "cuda", "triton"
     return "cpu", "triton" if has_triton() and interpreted() else "torch"
 
 
 def kept_in_states(w: Tensor) -> Tensor:
-    """How many tokens' worth S_{t-1} still holds of every row, [B, T, H, K] float64 from w: their e^{2 (sum of w)}.
+    """Return the variance of the elements of each row of S_{t-1}, [B, T, H, K] float64, from the log decays w.
 
-    With independent k and v of variance 1 that is the variance of the row's elements: c_0 = 0 and
-    c_t = e^{2 w_{t-1}} c_{t-1} + 1.
+    For independent k and v of variance 1: c_0 = 0 and c_t = e^{2 w_{t-1}} c_{t-1} + 1, the effective number of tokens
+    that the row still holds.
     """
-    kept, c = (2 * w.detach().double()).exp(), [torch.zeros_like(w[:, 0], dtype=torch.float64)]
+    factors, c = (2 * w.detach().double()).exp(), [torch.zeros_like(w[:, 0], dtype=torch.float64)]
     for t in range(w.shape[1] - 1):
-        c.append(kept[:, t] * c[-1] + 1)
+        c.append(factors[:, t] * c[-1] + 1)
     return torch.stack(c, 1)
 
 
 def kept_in_gradients(w: Tensor, at_end: float, read: float) -> Tensor:
-    """The same for D_t, the gradient of S_t: it starts with `at_end` at S_T and every later token adds `read`."""
-    kept = (2 * w.detach().double()).exp()
+    """Return the same for D_t, the gradient of S_t: `at_end` at S_T, and every later token adds `read`."""
+    factors = (2 * w.detach().double()).exp()
     d = [torch.full_like(w[:, 0], at_end, dtype=torch.float64)]
     for t in reversed(range(1, w.shape[1])):
-        d.append(kept[:, t] * d[-1] + read)
+        d.append(factors[:, t] * d[-1] + read)
     return torch.stack(d[::-1], 1)
 
 
@@ -76,22 +76,22 @@ def search(
     tolerance: float = 1e-3,
     highest: float = 1e3,
 ) -> dict[str, float]:
-    """The smallest size at which each name stops being finite, inf where it never does up to `highest`.
+    """Find the smallest size at which each name stops being finite, inf if it is finite up to `highest`.
 
-    finite: measures one size > 0 and says of each name whether all its values are finite; once lost, finiteness is
-    taken to stay lost. Bisection down to a relative `tolerance`, every measurement serving all names.
-    near: sizes to look at first, such as a law's; right ones save most of the measurements, wrong ones cost some.
+    finite: finite(size) -> whether all values of each name are finite, for a size > 0; assumed monotonic.
+    Bisects to a relative `tolerance`; every measurement serves all names.
+    near: sizes to try first, such as a law's; right ones save most measurements, wrong ones cost some.
     """
     first = finite(highest)
     low = dict.fromkeys(first, highest * 1e-6)
     high = {name: math.inf if ok else highest for name, ok in first.items()}
     sides = 1 - 0.4 * tolerance, 1 + 0.4 * tolerance
-    looks = [x * side for x in near for side in sides if highest * 1e-6 < x * side < highest]
+    first_tries = [x * side for x in near for side in sides if highest * 1e-6 < x * side < highest]
     while True:
         wide = [name for name in high if low[name] * (1 + tolerance) < high[name] < math.inf]
         if not wide:
             return high
-        size = looks.pop() if looks else math.sqrt(low[wide[0]] * high[wide[0]])
+        size = first_tries.pop() if first_tries else math.sqrt(low[wide[0]] * high[wide[0]])
         for name, ok in finite(size).items():
             if ok:
                 low[name] = max(low[name], size)

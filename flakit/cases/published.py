@@ -1,4 +1,4 @@
-"""The kernels the stories are about: flash-linear-attention's RWKV6, where it is installed beside a GPU."""
+"""The kernels of the stories: flash-linear-attention's RWKV6, if it is installed and there is a GPU."""
 
 import dataclasses
 import importlib.metadata
@@ -14,16 +14,16 @@ FUNCTIONS = {"chunk": "chunk_rwkv6", "recurrent": "fused_recurrent_rwkv6"}
 
 
 def published_rwkv6() -> tuple[str, Operator] | None:
-    """Its version, and RWKV6 with its two forms in the place of ours, for `evaluate`; None where they cannot run.
+    """Return its version, and an RWKV6 operator for `evaluate` with its two forms; None if they cannot run.
 
-    Whoever calls them should name the scale: in some versions the two forms differ in their default.
+    Pass the scale explicitly: in some versions the two forms have different defaults.
     """
     if not (torch.cuda.is_available() and importlib.util.find_spec("fla")):
         return None
     module = importlib.import_module("fla.ops.rwkv6")
 
     def form(function: Callable) -> Callable:
-        return lambda **given: RWKV6Output(*function(**given))
+        return lambda **inputs: RWKV6Output(*function(**inputs))
 
     forms = {name: form(getattr(module, function)) for name, function in FUNCTIONS.items()}
     version = importlib.metadata.version("fla-core")

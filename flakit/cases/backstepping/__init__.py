@@ -41,20 +41,20 @@ from ..laws import Row, search
 STRONGEST = math.exp(-0.5)
 """The largest |w| of RWKV7's gate, 0.6065."""
 ROUNDED = 2.0**-8
-"""What storing a number in bfloat16 may cost: a rebuilt row that is further off is called wrong."""
+"""The largest rounding error of bfloat16: a rebuilt row with a larger error counts as wrong."""
 LARGE = 1e30
-"""Errors beyond are called so: float32 ends, at one element sooner than at another."""
+"""Errors above this are not compared: float32 overflows, at different elements at different times."""
 REBUILT = ("by division", "forward again")
-"""From the state kept behind a chunk, and the right form, from the one before it."""
+"""From the state stored after a chunk, and the right form, from the state before it."""
 SUMS = {"rwkv6": 1, "rwkv7": 2}
-"""How many sums an update of the state has, by operator."""
+"""Number of sums in an update of the state, by operator."""
 READ = {"rwkv6": ("dr", "dw"), "rwkv7": ("dr", "dw", "da")}
 """The gradients that read rebuilt states."""
 CHUNKS, H, K, V = 3, 4, 8, 16
 
 
 def grown(w: float, n: int, op: str = "rwkv7") -> float:
-    """The relative L2 error of a row of the state that was rebuilt n tokens back, each with a natural-log decay w <= 0.
+    """Predict the relative L2 error of a state row rebuilt n tokens back, with natural-log decay w <= 0 at each.
 
     >>> f"{grown(-0.6065, 16):.0e}", f"{grown(-1.0, 16):.1f}"
     ('7e-04', '0.3')
@@ -66,7 +66,7 @@ def grown(w: float, n: int, op: str = "rwkv7") -> float:
 
 
 def law(chunk: int = 16, op: str = "rwkv7", rebuilt: str = "by division") -> float:
-    """The largest |w| a token at which a row is no further off than bfloat16's rounding, a whole chunk back.
+    """Return the largest |w| per token at which a row rebuilt a full chunk back is within bfloat16's rounding.
 
     >>> round(law(16), 2), round(law(32), 2), law(rebuilt="forward again")
     (0.72, 0.35, inf)
@@ -87,10 +87,10 @@ def _checked(rebuilt: str) -> str:
 
 
 def states(x: Mapping[str, Tensor], forward: Sequence, op: str, chunk: int, rebuilt: str) -> tuple[Tensor, Tensor]:
-    """S_t and S_{t-1} of every token, [B, T, H, K, V] each, as the backward pass has them.
+    """Return S_t and S_{t-1} of every token, [B, T, H, K, V] each, as the backward pass rebuilds them.
 
-    x: as `flakit.inputs` makes them. forward: all `ForwardStep`s of the operator's reference; of their states only
-    those between two chunks are used, the last one and the initial one.
+    x: as from `flakit.inputs`. forward: all `ForwardStep`s of the operator's reference; only their states between
+    chunks, the last and the initial one are used.
     """
     again, of = _checked(rebuilt) == "forward again", operator(op)
     after, before = [], []
@@ -117,9 +117,9 @@ def run(
     rebuilt: str = "by division",
     arriving: tuple[Tensor, Tensor | None] | None = None,
 ) -> dict[str, Tensor]:
-    """RWKV6 or RWKV7 token by token in float32, with the backward's states rebuilt; what `evaluate` returns.
+    """Run RWKV6 or RWKV7 token by token in float32 with rebuilt states in the backward; returns what `evaluate` does.
 
-    x: as `flakit.inputs(op, …)` makes them. arriving: the gradients at o and the final state; default: `cotangents`.
+    x: as from `flakit.inputs(op, …)`. arriving: the gradients of o and of the final state; default: `cotangents`.
     """
     of = operator(op)
     do, dlast = cotangents(op, x) if arriving is None else arriving
@@ -127,11 +127,11 @@ def run(
     rows = {name: x[name] for name in (*of.tensors, *of.states) if x.get(name) is not None}
     steps = list(of.reference.steps(**rows, scale=scale, do=do, dfinal_state=dlast))
     forward, backward = steps[: len(steps) // 2], steps[: len(steps) // 2 - 1 : -1]
-    found = {"o": torch.stack([f.o for f in forward], 1), "final_state": forward[-1].state}
-    found |= {f"d{name}": torch.stack([getattr(b, f"d{name}") for b in backward], 1) for name in of.sequences}
-    found["dinitial_state"] = backward[0].dstate_before
+    results = {"o": torch.stack([f.o for f in forward], 1), "final_state": forward[-1].state}
+    results |= {f"d{name}": torch.stack([getattr(b, f"d{name}") for b in backward], 1) for name in of.sequences}
+    results["dinitial_state"] = backward[0].dstate_before
     if op == "rwkv6":
-        found["du"] = torch.stack([b.du for b in backward]).sum((0, 1))
+        results["du"] = torch.stack([b.du for b in backward]).sum((0, 1))
 
     after, before = states(rows, forward, op, chunk, rebuilt)
     D, decay = torch.stack([b.dstate for b in backward], 1), torch.stack([f.decay for f in forward], 1)
@@ -139,20 +139,20 @@ def run(
         read = before + x["u"][..., None] * torch.stack([f.kv for f in forward], 1)
     else:
         read, to_a = after, (D * x["b"].to(D)[..., None]).sum(-2)
-        found["da"] = (before * to_a[..., None, :]).sum(-1)
-    found["dr"] = scale * (read * do.to(D)[..., None, :]).sum(-1)
-    found["dw"] = decay * (before * D).sum(-1)
-    return found
+        results["da"] = (before * to_a[..., None, :]).sum(-1)
+    results["dr"] = scale * (read * do.to(D)[..., None, :]).sum(-1)
+    results["dw"] = decay * (before * D).sum(-1)
+    return results
 
 
 def inputs(w: float, chunk: int = 16, op: str = "rwkv7", seed: int = 0) -> dict[str, Tensor]:
-    """Three chunks of tokens whose K channels have natural-log decays from w / K to w, with an initial state."""
+    """Draw three chunks with an initial state; the K channels have natural-log decays from w / K to w."""
     x = make_inputs(op, T=CHUNKS * chunk, H=H, K=K, V=V, decay=-1.0, initial_state=True, seed=seed)
     return x | {"w": (w * torch.arange(1, K + 1) / K).expand_as(x["w"]).contiguous()}
 
 
 def _off(x: Mapping[str, Tensor], forward: Sequence, op: str, chunk: int, rebuilt: str) -> Tensor:
-    """How far S_{t-1} of every token is from what it was, [T, H, K], by the size that its row has over all tokens."""
+    """Return the error of the rebuilt S_{t-1} of every token, [T, H, K], relative to its row's RMS over tokens."""
     _, before = states(x, forward, op, chunk, rebuilt)
     true = torch.stack([f.state_before for f in forward], 1).double()
     size = true.square().sum(-1).mean((0, 1, 2)).sqrt()
@@ -160,13 +160,13 @@ def _off(x: Mapping[str, Tensor], forward: Sequence, op: str, chunk: int, rebuil
 
 
 def _by_steps(off: Tensor, chunk: int) -> Tensor:
-    """The root mean square over chunks and heads, [chunk, K]: after one token walked back, after two, …"""
+    """Return the RMS error over chunks and heads, [chunk, K], after one token back, after two, …"""
     return off.unflatten(0, (-1, chunk)).square().mean((0, 2)).sqrt().flip(0)
 
 
 @functools.lru_cache(maxsize=64)
 def onset(chunk: int = 16, op: str = "rwkv7", rebuilt: str = "by division", seed: int = 0) -> float:
-    """The measured counterpart of `law`, of the channel with the strongest decay."""
+    """Measure the counterpart of `law` in the channel with the strongest decay."""
 
     def near(size: float) -> dict[str, bool]:
         x = inputs(-size, chunk, op, seed)
@@ -183,11 +183,11 @@ class Shown:
     w: Tensor
     """Log decays of the channels, [K]."""
     off: Tensor
-    """How far S_{t-1} of every token is from what it was, [T, K]; inf and NaN where it is not finite."""
+    """The error of S_{t-1} of every token, [T, K]; inf or NaN if it is not finite."""
     wrong: Tensor
-    """Where that is finite and beyond bfloat16's rounding."""
+    """Whether it is finite and above bfloat16's rounding."""
     by_steps: Tensor
-    """Over heads and chunks, [chunk, K]: after one token walked back, after two, …"""
+    """RMS over heads and chunks, [chunk, K], after one token back, after two, …"""
     errors: Mapping[str, float]
     """Relative L2 error of o and every gradient against float64."""
     chunk: int
@@ -197,16 +197,16 @@ class Shown:
 
 @functools.lru_cache(maxsize=16)
 def show(*, w: float, chunk: int, op: str, rebuilt: str, seed: int = 0) -> Shown:
-    """What `at` measures."""
+    """Return the tensors behind `at`."""
     x = inputs(w, chunk, op, seed)
     off = _off(x, list(operator(op).reference.steps(**x)), op, chunk, rebuilt)
-    found, exact = run(x, op, chunk=chunk, rebuilt=rebuilt), truth(op, x, recurrence=True)
+    results, exact = run(x, op, chunk=chunk, rebuilt=rebuilt), truth(op, x, recurrence=True)
     return Shown(
         w=x["w"][0, 0, 0],
         off=off[:, 0],
         wrong=off[:, 0].isfinite() & (off[:, 0] > ROUNDED),
         by_steps=_by_steps(off, chunk),
-        errors={name: relative_l2(found[name], exact[name]) for name in exact if not name.endswith("_state")},
+        errors={name: relative_l2(results[name], exact[name]) for name in exact if not name.endswith("_state")},
         chunk=chunk,
         op=op,
         rebuilt=rebuilt,
@@ -221,7 +221,7 @@ def at(
     rebuilt: Annotated[str, REBUILT] = "by division",
     seed: int = 0,
 ) -> list[Row]:
-    """The strongest decay of K channels: how far its row of the state is off, and where it begins to be wrong."""
+    """Return the error of the state row with the strongest decay, and the |w| from which it is wrong."""
     shown = show(w=w, chunk=chunk, op=op, rebuilt=rebuilt, seed=seed)
     expected = grown(w, chunk, op) if rebuilt == "by division" else 0.0
     what, within = f"{op}, C = {chunk}, {rebuilt}", 1.0 if expected > 1e-5 else 3.0
@@ -240,7 +240,7 @@ def _in_words(error: float) -> float | str:
 
 
 def reproduce() -> list[Row]:
-    """RWKV7's bound, -1 and -1.5 over 16 tokens, where every length of chunk ends, and the right form."""
+    """Return rows for RWKV7's bound, -1 and -1.5 over 16 tokens, each chunk length's limit, and the right form."""
     rows = [at(w=w)[1] for w in (-STRONGEST, -1.0, -1.5)]
     rows += [at(w=-STRONGEST, chunk=chunk, op=op)[0] for op in SUMS for chunk in (4, 8, 16, 32, 64)]
     return [*rows, *at(rebuilt="forward again")]

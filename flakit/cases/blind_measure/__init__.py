@@ -19,11 +19,11 @@ from ..knobs import Range
 from ..laws import Row
 
 TOLERANCE = 0.005
-"""What flash-linear-attention's tests of its operators accept at most, as a ratio of root mean squares."""
+"""The largest ratio of root mean squares that flash-linear-attention's operator tests accept."""
 
 
 class Accepted(NamedTuple):
-    """The most elements that can be lost before the measure speaks, and what other measures say of them."""
+    """The largest number of lost elements that the measure accepts, and other measures of the same error."""
 
     lost: int
     share: float
@@ -31,23 +31,23 @@ class Accepted(NamedTuple):
 
 
 def law(tolerance: float = TOLERANCE) -> float:
-    """The share of elements that may be totally wrong: tolerance^2."""
+    """Predict the fraction of elements that may be totally wrong: tolerance^2."""
     return tolerance**2
 
 
 def run(truth: Tensor, tolerance: float = TOLERANCE) -> Accepted:
-    """Lose elements one after the other until |got - truth| / |truth| passes the tolerance; the last that did not."""
+    """Zero elements one by one until |got - truth| / |truth| exceeds the tolerance; return the last accepted state."""
     return _accepted(truth, ratios(truth.detach().double().flatten()), tolerance)
 
 
 def ratios(flat: Tensor) -> Tensor:
-    """|got - truth| / |truth| with the first 1, 2, 3, ... elements lost, [N] from the truth [N]."""
+    """Return |got - truth| / |truth| with the first 1, 2, 3, ... elements zeroed, [N] from the truth [N]."""
     return flat.square().cumsum(0).sqrt() / flat.norm()
 
 
-def _accepted(truth: Tensor, found: Tensor, tolerance: float) -> Accepted:
-    """found: `ratios` of the truth."""
-    lost = int((found <= tolerance).sum())
+def _accepted(truth: Tensor, ratio: Tensor, tolerance: float) -> Accepted:
+    """ratio: `ratios` of the truth."""
+    lost = int((ratio <= tolerance).sum())
     got = truth.detach().double().flatten().clone()
     got[:lost] = 0
     return Accepted(lost, lost / len(got), compare(got.view(truth.shape), truth))
@@ -55,26 +55,26 @@ def _accepted(truth: Tensor, found: Tensor, tolerance: float) -> Accepted:
 
 @dataclass(frozen=True)
 class Shown:
-    """A tensor whose first elements are lost, and what three measures say as more and more are."""
+    """A tensor whose first elements are zeroed, and three measures against their number."""
 
     tolerance: float
     size: int
     accepted: Accepted
     truth: Tensor
-    """The tensor's first rows, relative to its RMS, [rows, 64]: twice as many as have lost elements, or 16."""
+    """The tensor's first rows, relative to its RMS, [rows, 64]: twice those with zeroed elements, at least 16."""
     lost: Tensor
-    """Their elements that are 0 now, boolean."""
+    """Which of their elements are zeroed, boolean."""
     counts: Tensor
-    """Of lost elements, each about a tenth more than the one before, [points]."""
+    """Numbers of zeroed elements, in steps of about a tenth, [points]."""
     ratio: Tensor
-    """|got - truth| / |truth| with so many lost, [points]."""
+    """|got - truth| / |truth| at each count, [points]."""
     worst_row: Tensor
     worst: Tensor
 
 
 @lru_cache(maxsize=2)
 def _drawn(size: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """A truth [size / 64, 64], its `ratios`, and the size of the worst of its first n elements relative to its RMS."""
+    """Draw a truth [size / 64, 64]. Return it, its `ratios`, and the largest of its first n elements by its RMS."""
     truth = torch.randn(size // 64, 64, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     flat = truth.flatten()
     return truth, ratios(flat), flat.abs().cummax(0).values / flat.square().mean().sqrt()
@@ -82,7 +82,7 @@ def _drawn(size: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
 
 @lru_cache(maxsize=4)
 def show(*, tolerance: float, size: int, seed: int = 0) -> Shown:
-    """What `at` measures, element by element."""
+    """Return the tensors behind `at`. ValueError unless size is a multiple of 64."""
     if size % 64 or size < 64:
         raise ValueError(f"size: expected a multiple of 64, got {size}")
     truth, ratio, worst = _drawn(size, seed)
@@ -97,7 +97,7 @@ def show(*, tolerance: float, size: int, seed: int = 0) -> Shown:
         lost=(torch.arange(64 * rows) < accepted.lost).view(rows, 64),
         counts=counts,
         ratio=ratio[counts - 1],
-        worst_row=ratios(truth[0])[(counts - 1).clamp(max=63)],  # 1 where the first row is lost
+        worst_row=ratios(truth[0])[(counts - 1).clamp(max=63)],  # 1 once the first row is lost
         worst=worst[counts - 1],
     )
 
@@ -108,22 +108,22 @@ def at(
     size: Annotated[int, Range(2**14, 2**20, log=True)] = 2**20,
     seed: int = 0,
 ) -> list[Row]:
-    """A tensor of standard normal numbers, `size` of them in rows of 64, and one tolerance."""
-    found = show(tolerance=tolerance, size=size, seed=seed).accepted
-    # The count is a sum of squares that has to reach a bound: three of the sqrt(2 / count) by which it scatters. The
-    # law is of many; where it lets go of a few, the first element's square alone is often more, and it is none.
+    """Compare law and measurement for `size` standard normal numbers in rows of 64, and one tolerance."""
+    accepted = show(tolerance=tolerance, size=size, seed=seed).accepted
+    # The count is reached by a sum of squares, whose relative deviation is sqrt(2 / count): allow three of it. The law
+    # needs a large count; for a small one the first element's square alone often exceeds the bound, and it is 0.
     count = law(tolerance) * size
     predicted, within, seen = (
         (law(tolerance), 3 * math.sqrt(2 / count), True) if count > 10 else (math.nan, 0, math.nan)
     )
     recorded = 2.5e-5 if tolerance == TOLERANCE else math.nan
     return [
-        Row(f"share of elements lost below a ratio of {tolerance:g}", recorded, predicted, found.share, within),
-        Row("the worst row sees it", math.nan, seen, found.errors.worst_row > 0.1),
-        Row("the worst element sees it", math.nan, seen, found.errors.worst > 1),
+        Row(f"share of elements lost below a ratio of {tolerance:g}", recorded, predicted, accepted.share, within),
+        Row("the worst row sees it", math.nan, seen, accepted.errors.worst_row > 0.1),
+        Row("the worst element sees it", math.nan, seen, accepted.errors.worst > 1),
     ]
 
 
 def reproduce() -> list[Row]:
-    """The share of elements that a ratio of 0.005 lets go, and whether the other measures see them."""
+    """Return the fraction of elements that a ratio of 0.005 accepts, and whether the other measures detect them."""
     return at()

@@ -40,18 +40,18 @@ from ..laws import Row
 from ..published import published_rwkv6
 
 REPORTED = {"o": 145.0, "dr": 202.0, "dk": 198.0, "dv": 57.25, "dw": 163.0, "du": 1392.0}
-"""The worst absolute differences between the two forms that the report lists."""
+"""The largest absolute differences between the two forms in the report."""
 
 REPAIRED = 0.0312
-"""The worst difference of the state's gradient after the repair, as told: 2^-5, printed with four decimals."""
+"""The reported largest difference of the state's gradient after the repair: 2^-5, printed with four decimals."""
 
 
 def inputs(
     *, B: int = 4, T: int = 1024, H: int = 4, K: int = 100, V: int = 200, seed: int = 0, device: str = "cpu"
 ) -> dict[str, Tensor]:
-    """The report's inputs: bfloat16, decays logsigmoid(randn)."""
-    how = {"decay": "logsigmoid", "dtype": torch.bfloat16, "seed": seed, "device": device}
-    return make_inputs("rwkv6", B=B, T=T, H=H, K=K, V=V, **how)
+    """Draw the report's inputs: bfloat16, decays logsigmoid(randn)."""
+    options = {"decay": "logsigmoid", "dtype": torch.bfloat16, "seed": seed, "device": device}
+    return make_inputs("rwkv6", B=B, T=T, H=H, K=K, V=V, **options)
 
 
 def run(
@@ -62,7 +62,7 @@ def run(
     seed: int = 0,
     op: str | Operator = "rwkv6",
 ) -> dict[str, Tensor]:
-    """Output, final state and every gradient, the gradient arriving at o uniform in [0, 1) as in the report."""
+    """Return output, final state and every gradient, for a gradient of o uniform in [0, 1), as in the report."""
     return evaluate(op, {**inputs, "scale": scale}, form=form, arriving=(_arriving(inputs, seed), None))
 
 
@@ -72,16 +72,17 @@ def _arriving(inputs: Mapping[str, Tensor], seed: int) -> Tensor:
 
 
 class Ratio(NamedTuple):
-    """`got` as a multiple of `other`: the best factor, and what share of got (L2) it leaves unexplained."""
+    """`got` as a multiple of `other`: the best factor, and the relative L2 norm of the residual."""
 
     factor: float
     unexplained: float
 
 
 def ratio(got: Tensor, other: Tensor) -> Ratio:
-    """Fit got = factor * other by least squares: look at this before anything else when two results disagree.
+    """Fit got = factor * other by least squares: the first thing to look at when two results disagree.
 
-    unexplained near 0 with a factor that is not 1: a scale is missing somewhere. Near 1: they have nothing in common.
+    unexplained near 0 with a factor other than 1: a scale is missing. Near 1: the results are uncorrelated.
+    Raises ValueError for different shapes, or if one of them is all zeros.
     """
     if got.shape != other.shape:
         raise ValueError(f"got: expected {list(other.shape)} like other, got {list(got.shape)}")
@@ -92,17 +93,19 @@ def ratio(got: Tensor, other: Tensor) -> Ratio:
     return Ratio(factor.item(), ((y - factor * x).norm() / y.norm()).item())
 
 
-def overwriting_chunk(r: Tensor, k: Tensor, v: Tensor, w: Tensor, u: Tensor, *, chunk: int = 64, **how) -> RWKV6Output:
-    """The constructed fault: `chunk_rwkv6`, and then w holds its own running sum in each chunk (see `aliasing`)."""
-    made = chunk_rwkv6(r, k, v, w.clone(), u, **how)
+def overwriting_chunk(
+    r: Tensor, k: Tensor, v: Tensor, w: Tensor, u: Tensor, *, chunk: int = 64, **options
+) -> RWKV6Output:
+    """The constructed fault: run `chunk_rwkv6`, then overwrite w with its running sum by chunk (see `aliasing`)."""
+    result = chunk_rwkv6(r, k, v, w.clone(), u, **options)
     overwrite(w, chunk, backend="torch")
-    return made
+    return result
 
 
 def perturbed(inputs: Mapping[str, Tensor], size: float = 1e-3, *, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """|S'_t - S_t| / |S'_0 - S_0| for t = 1 … T, two runs whose initial states differ by `size` times random numbers.
+    """Return |S'_t - S_t| / |S'_0 - S_0| for t = 1 … T, [T], for two runs with initial states `size` * randn apart.
 
-    Returns it as measured, and as w alone predicts it: row k of the difference shrinks by e^{w_k} at every token. In
+    Returns the measured and the predicted values: row k of the difference is multiplied by e^{w_k} at every token.
     float64; w may be positive.
     """
     x = {name: inputs[name].detach().double() for name in ("r", "k", "v", "w", "u")}
@@ -125,12 +128,12 @@ def switches(
     precision: bool = False,
     seed: int = 0,
 ) -> dict[str, Ratio]:
-    """The chunk form as a multiple of the recurrent one, tensor by tensor, with any of the three causes switched on.
+    """Fit the chunk form as a multiple of the recurrent one, by tensor, with any of the three causes switched on.
 
-    The recurrent one computes in float32 (`numerics.evaluate.recurrence`).
-    scale: the chunk form is given 1, the recurrent one its default. aliasing: the chunk form runs first and leaves its
-    running sums in the w that the recurrent one is given. precision: the chunk form's dw is `running_sums`.
-    Without any: a factor of 1, and nothing unexplained but rounding.
+    The recurrent form computes in float32 (`numerics.evaluate.recurrence`).
+    scale: the chunk form gets 1, the recurrent one its default. aliasing: the chunk form runs first and leaves its
+    running sums in the w of the recurrent one. precision: the chunk form's dw is `running_sums`.
+    Without any, the factor is 1 and only rounding remains unexplained.
     """
     chunk, recurrent = _forms(inputs, scale, aliasing, precision, seed)
     return {name: ratio(chunk[name], recurrent[name]) for name in REPORTED}
@@ -139,7 +142,7 @@ def switches(
 def _forms(
     inputs: Mapping[str, Tensor], scale: bool, aliasing: bool, precision: bool, seed: int
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The tensors of `REPORTED` by the chunk form and by a recurrence in float32, with these causes."""
+    """Return the tensors of `REPORTED` from the chunk form and from a recurrence in float32, with these causes."""
     x = {**inputs, "w": inputs["w"].clone()}
     chunk = run(x, scale=1.0 if scale else None, seed=seed)
     if precision:
@@ -148,15 +151,15 @@ def _forms(
     if aliasing:
         overwrite(x["w"], backend="torch")
     recurrent = recurrence("rwkv6", x, arriving=(_arriving(x, seed), None))
-    return tuple({name: found[name] for name in REPORTED} for found in (chunk, recurrent))
+    return tuple({name: tensors[name] for name in REPORTED} for tensors in (chunk, recurrent))
 
 
 ANONYMOUS = {"A": {"precision": True}, "B": {"scale": True}, "C": {}, "D": {"aliasing": True}}
-"""The causes behind four pairs of results that carry no name but a letter."""
+"""The causes behind four pairs of results that are labelled by letter only."""
 
 
 def anonymous(*, seed: int = 0) -> dict[str, tuple[dict[str, Tensor], dict[str, Tensor]]]:
-    """{letter of `ANONYMOUS`: two results for one function, the tensors of `REPORTED` each}: a diagnosis to be made."""
+    """Return {letter of `ANONYMOUS`: (chunk, recurrent)}, with the tensors of `REPORTED` in each, for a diagnosis."""
     x = inputs(B=1, T=256, H=2, K=64, V=64, seed=seed)
     off = dict.fromkeys(("scale", "aliasing", "precision"), False)
     return {letter: _forms(x, **off | causes, seed=seed) for letter, causes in ANONYMOUS.items()}
@@ -167,12 +170,12 @@ def default_scale(inputs: Mapping[str, Tensor]) -> float:
 
 
 def law(inputs: Mapping[str, Tensor], *, scale: bool = False) -> float:
-    """The factor between the two forms, of o and of every gradient: all is linear in the scale."""
+    """Predict the factor between the two forms, for o and every gradient: all are linear in the scale."""
     return 1 / default_scale(inputs) if scale else 1.0
 
 
 def step_at(x: float, digits: int = 8) -> float:
-    """The step between neighbouring numbers of a format at x, by the digits of its significand; bfloat16 has 8.
+    """Return the distance between neighbouring numbers at x in a format with that many significand digits.
 
     >>> step_at(4.5), step_at(3.9)
     (0.03125, 0.015625)
@@ -181,19 +184,19 @@ def step_at(x: float, digits: int = 8) -> float:
 
 
 class Repaired(NamedTuple):
-    """The initial state's gradient by a kernel that multiplies in bfloat16 and sums in float32, and the true one."""
+    """The initial state's gradient of a kernel with bfloat16 products and float32 sums, against the exact one."""
 
     worst: float  # largest difference of the two, both rounded to bfloat16
-    step: float  # of bfloat16 where that is
+    step: float  # distance between bfloat16 numbers at that element
     largest: float  # |gradient|
 
 
 def repaired(*, T: int = 128, seed: int = 3) -> Repaired:
-    """What the repair leaves, at the report's sizes with scale 1: operands rounded to bfloat16, the sum in float32.
+    """Measure the error left after the repair, at the report's sizes with scale 1: bfloat16 operands, float32 sums.
 
-    T: more tokens change nothing, the gradient has forgotten them on its way to the start.
-    The largest gradient lies near 4, where the step changes from 2^-6 to 2^-5: it depends on the seed which of them is
-    the worst difference.
+    T: more tokens change nothing, since their gradients decay on the way to the start.
+    The largest gradient is near 4, where the bfloat16 step changes from 2^-6 to 2^-5: the seed decides which of them is
+    the largest difference.
     """
     x = {**inputs(T=T, seed=seed), "scale": 1.0}
     do = _arriving(x, seed)
@@ -209,14 +212,14 @@ def repaired(*, T: int = 128, seed: int = 3) -> Repaired:
 
 
 RECORDING = "h200_published_forms"
-"""data/<this>.json: what `side_by_side` found on a GPU, for the published kernels and for flakit's."""
+"""data/<this>.json: the results of `side_by_side` on a GPU, for the published kernels and for flakit's."""
 
 
 def side_by_side(op: str | Operator, inputs: Mapping[str, Tensor], *, seed: int = 0) -> list[dict]:
-    """The two forms of an implementation of RWKV6, a row for each tensor of `REPORTED`.
+    """Compare the two forms of an implementation of RWKV6: a row for each tensor of `REPORTED`.
 
-    as_reported_*: the chunk form with scale 1, the recurrent one with K^-0.5, as the report called them. one_scale_*:
-    both with K^-0.5. Of each: worst absolute difference, and chunk as a multiple of recurrent (`ratio`).
+    as_reported_*: the chunk form with scale 1, the recurrent one with K^-0.5, as in the report. one_scale_*: both with
+    K^-0.5. For each, the largest absolute difference, and chunk as a multiple of recurrent (`ratio`).
     chunk_error, recurrent_error: relative L2 error with K^-0.5 against float64 from the same inputs.
     """
     default = default_scale(inputs)
@@ -225,24 +228,24 @@ def side_by_side(op: str | Operator, inputs: Mapping[str, Tensor], *, seed: int 
         for form, scale in (("chunk", 1.0), ("chunk", default), ("recurrent", default))
     )
     exact = truth("rwkv6", {**inputs, "scale": default}, arriving=(_arriving(inputs, seed), None))
-    errors = (("chunk", chunk), ("recurrent", recurrent))
+    results = (("chunk", chunk), ("recurrent", recurrent))
     rows = []
     for name, reported in REPORTED.items():
         row = {"tensor": name, "reported": reported}
-        for words, got in (("as_reported", mixed[name]), ("one_scale", chunk[name])):
+        for label, got in (("as_reported", mixed[name]), ("one_scale", chunk[name])):
             fit = ratio(got, recurrent[name])
-            row[f"{words}_worst"] = (got.double() - recurrent[name].double()).abs().max().item()
-            row |= {f"{words}_factor": fit.factor, f"{words}_unexplained": fit.unexplained}
-        row |= {f"{form}_error": relative_l2(found[name], exact[name]) for form, found in errors}
+            row[f"{label}_worst"] = (got.double() - recurrent[name].double()).abs().max().item()
+            row |= {f"{label}_factor": fit.factor, f"{label}_unexplained": fit.unexplained}
+        row |= {f"{form}_error": relative_l2(tensors[name], exact[name]) for form, tensors in results}
         rows.append(row)
     return rows
 
 
 def published(device: str = "cuda") -> tuple[str, list[Mapping]]:
-    """flash-linear-attention's two forms and flakit's kernels on the report's inputs, as (label, rows).
+    """Compare flash-linear-attention's two forms and flakit's kernels on the report's inputs. Return (label, rows).
 
-    Rows are those of `side_by_side` after their `who`, measured here where flash-linear-attention and a GPU are;
-    otherwise recorded ones, and none where there is no recording either. The label says which.
+    Rows are those of `side_by_side` with a `who`: measured if flash-linear-attention and a GPU are present, otherwise
+    recorded, or none without a recording. The label says which.
     """
     here = published_rwkv6()
     if here is None:
@@ -268,19 +271,19 @@ def at(
     V: Annotated[int, Range(4, 128, 4)] = 64,
     seed: int = 0,
 ) -> list[Row]:
-    """The three switches: chunk as a multiple of recurrent. The law is of the scale; the others leave a rest."""
+    """Fit chunk as a multiple of recurrent, by switch. The law covers the scale; the other causes leave a residual."""
     shown, rows = show(scale=scale, aliasing=aliasing, precision=precision, T=T, K=K, V=V, seed=seed), []
-    for name, found in shown.fits.items():
+    for name, fit in shown.fits.items():
         spoiled = (aliasing and name != "du") or (precision and name == "dw")
         factor = math.nan if aliasing and spoiled else shown.law
-        rows.append(Row(f"{name}: factor", math.nan, factor, found.factor, 0.05 if spoiled else 2e-3))
-        rows.append(Row(f"{name}: one factor explains it", math.nan, not spoiled, found.unexplained < shown.rest))
+        rows.append(Row(f"{name}: factor", math.nan, factor, fit.factor, 0.05 if spoiled else 2e-3))
+        rows.append(Row(f"{name}: one factor explains it", math.nan, not spoiled, fit.unexplained < shown.rest))
     return rows
 
 
 @dataclass(frozen=True)
 class Shown:
-    """Every element by the one form and by the other, tensor by tensor as in `REPORTED`."""
+    """The tensors of `REPORTED` from both forms."""
 
     chunk: Mapping[str, Tensor]
     recurrent: Mapping[str, Tensor]
@@ -288,11 +291,11 @@ class Shown:
     law: float
     """The factor between the two forms."""
     rest: float
-    """Up to what `unexplained` is rounding."""
+    """The largest `unexplained` that rounding gives."""
 
 
 def show(*, scale: bool, aliasing: bool, precision: bool, T: int, K: int, V: int, seed: int) -> Shown:
-    """What `at` measures, element by element."""
+    """Return the tensors behind `at`."""
     x, chunk, recurrent, fits = _measured(scale, aliasing, precision, T, K, V, seed)
     return Shown(chunk, recurrent, fits, law(x, scale=scale), 2 * rounding_error(torch.bfloat16))
 
@@ -331,6 +334,6 @@ def reproduce(seed: int = 0) -> list[Row]:
     for words, on, name in (("aliasing", {"aliasing": True}, "o"), ("precision", {"precision": True}, "dw")):
         rest = switches(small, **on)[name].unexplained
         rows.append(Row(f"{words}: unexplained in {name}", math.nan, math.nan, rest))
-    found = repaired()
-    rows.append(Row("repaired: worst difference of the state's gradient", REPAIRED, found.step, found.worst))
+    result = repaired()
+    rows.append(Row("repaired: worst difference of the state's gradient", REPAIRED, result.step, result.worst))
     return rows

@@ -1,9 +1,8 @@
 """The gate that has no gradient where it forgets everything: w = -exp(x), and dx = dw w is 0 * inf = NaN.
 
-RWKV6 makes its log decays as w = -exp(x), of a number x that a layer computes. Where e^x is above the largest number of
-the format, w is -inf. That is a decay like any other: e^w = 0, everything is forgotten, and the kernel returns dw = 0.
-The right dx is 0 as well, since dw vanishes like e^w, much faster than w grows. But autograd multiplies dw with the
-derivative of -exp(x), which is w: 0 * inf = NaN.
+RWKV6 computes its log decays as w = -exp(x), from a layer's output x. If e^x overflows, w is -inf. That is a valid
+decay: e^w = 0, the state is cleared, and the kernel returns dw = 0. The right dx is 0 too, since dw vanishes like e^w,
+much faster than w grows. But autograd multiplies dw by the derivative of -exp(x), which is w: 0 * inf = NaN.
 
 As told (flash-linear-attention #19): RWKV6's loss turns NaN after an update; -exp is not stable yet, logsigmoid is.
 As measured: output and loss are finite, and one x above the `law`, 88.72 or in float16 11.09, suffices: its dx is NaN,
@@ -30,13 +29,13 @@ from ..laws import LN_MAX, Row, search
 T, K = 24, 6
 """Tokens, and channels of keys and values, of one head."""
 TOKEN, CHANNEL = 9, 2
-"""Whose x is moved; the others are normal around -1."""
+"""The element of x that is varied; the others are normal around -1."""
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in LN_MAX}
 GATES = {"-exp": lambda x: -x.exp(), "logsigmoid": logsigmoid, "log_decay": log_decay}
 
 
 def law(dtype: str = "float32", gate: str = "-exp") -> float:
-    """The x from which on dx is NaN: ln of the largest number of the dtype, for -exp; inf, never, for the others.
+    """Return the x from which dx is NaN: for -exp, ln of the dtype's largest number; for the other gates inf, never.
 
     >>> round(law(), 2), round(law("float16"), 2), law("float16", "log_decay")
     (88.72, 11.09, inf)
@@ -46,7 +45,7 @@ def law(dtype: str = "float32", gate: str = "-exp") -> float:
 
 @dataclass(frozen=True)
 class Shown:
-    """x, the decays made of it, and both gradients, [T, K] each and in the dtype."""
+    """x, its decays, and both gradients, [T, K] each, in the dtype."""
 
     x: Tensor
     w: Tensor
@@ -61,31 +60,31 @@ class Shown:
 
 
 def _gradients(value: float, dtype: torch.dtype, gate: str, seed: int) -> tuple[Tensor, ...]:
-    """x, w, dw, dx and o."""
-    made = inputs("rwkv6", T=T, H=1, K=K, seed=seed)
+    """Return x, w, dw, dx and o."""
+    tensors = inputs("rwkv6", T=T, H=1, K=K, seed=seed)
     generator = torch.Generator().manual_seed(seed)
     x, do = torch.randn(2, 1, T, 1, K, generator=generator)
     x = x - 1
     x[0, TOKEN, 0, CHANNEL] = value
     x = x.to(dtype).requires_grad_()
     w = GATES[gate](x)
-    o = fused_recurrent_rwkv6(*(made[name].to(dtype) for name in "rkv"), w, made["u"].to(dtype)).o
+    o = fused_recurrent_rwkv6(*(tensors[name].to(dtype) for name in "rkv"), w, tensors["u"].to(dtype)).o
     dw, dx = torch.autograd.grad(o, (w, x), do.to(dtype))
     return tuple(y.detach()[0, :, 0] for y in (x, w, dw, dx, o))
 
 
 @functools.lru_cache(maxsize=16)
 def show(*, x: float, dtype: str, gate: str, seed: int) -> Shown:
-    """What `at` measures."""
-    found = dict(zip(("x", "w", "dw", "dx", "o"), _gradients(x, DTYPES[dtype], gate, seed), strict=True))
-    rounded = found["x"][TOKEN, CHANNEL].item()
+    """Return the tensors behind `at`."""
+    tensors = dict(zip(("x", "w", "dw", "dx", "o"), _gradients(x, DTYPES[dtype], gate, seed), strict=True))
+    rounded = tensors["x"][TOKEN, CHANNEL].item()
     *_, true, _ = _gradients(rounded, torch.float64, "-exp" if gate == "log_decay" else gate, seed)
-    return Shown(**found, true=true, dtype=dtype, gate=gate)
+    return Shown(**tensors, true=true, dtype=dtype, gate=gate)
 
 
 @functools.lru_cache(maxsize=16)
 def onset(dtype: str, gate: str, seed: int = 0) -> float:
-    """The measured counterpart of `law`: the smallest x, before it is rounded to the dtype, with a dx that is NaN."""
+    """Measure the counterpart of `law`: the smallest x, before rounding to the dtype, whose dx is NaN."""
 
     def finite(x: float) -> dict[str, bool]:
         return {"dx": bool(_gradients(x, DTYPES[dtype], gate, seed)[3].isfinite().all())}
@@ -100,9 +99,9 @@ def at(
     gate: Annotated[str, GATES] = "-exp",
     seed: int = 0,
 ) -> list[Row]:
-    """One token's x in one channel: whether its gradient is a number, and from which x on it is none."""
+    """Say for one token's x in one channel whether its gradient is finite, and from which x it is NaN."""
     shown, end = show(x=x, dtype=dtype, gate=gate, seed=seed), law(dtype, gate)
-    finite, x = bool(shown.dx.isfinite().all()), shown.x[TOKEN, CHANNEL].item()  # as the dtype rounds it
+    finite, x = bool(shown.dx.isfinite().all()), shown.x[TOKEN, CHANNEL].item()  # rounded to the dtype
     return [
         Row(f"{gate} in {dtype}, the x from which dx is NaN", math.nan, end, onset(dtype, gate, seed)),
         Row(f"{gate} in {dtype}, x = {x:.4g}, dx finite", math.nan, x <= end, finite),
@@ -110,7 +109,7 @@ def at(
 
 
 def reproduce() -> list[Row]:
-    """The onset of every gate in every dtype, and a gate beyond it."""
+    """Return the onset of every gate in every dtype, and a gate beyond it."""
     rows = [row for gate in GATES for dtype in DTYPES for row in at(x=100.0, dtype=dtype, gate=gate)]
     finite = bool(show(x=100.0, dtype="float32", gate="-exp", seed=0).o.isfinite().all())
     return [*rows, Row("-exp in float32, x = 100, output finite", math.nan, True, finite)]

@@ -3,20 +3,20 @@
 As told (flash-linear-attention issue #218): RWKV7 trained with the Transformers Trainer 4.48.2 shows a loss that is too
 high and rises, Qwen2 does not, and the same RWKV7 in another framework does not; the loss is not divided by the
 accumulation steps and comes out 4 * 4 = 16 times too large; a newer Transformers cures it.
-As measured: a contract that two sides read differently. For the loss over one step the parts' losses must be summed
-over all targets and divided by their number, which only the trainer knows: it passes `num_items_in_batch` to models
-whose forward takes `**kwargs`, and leaves the division to them. A model that takes `**kwargs` for any other reason
-swallows the number and returns its own mean. Now nobody divides: loss and gradient are `accumulation` times too large,
-4 at an accumulation of 4 whatever the batch size, since the batch is averaged in the mean. Newer releases have the same
-contract and the same fault; data/transformers_accumulation.json has both. What cures it: a forward without `**kwargs`,
-`accepts_loss_kwargs = False` on the model, `trainer.model_accepts_loss_kwargs = False`, or keeping the contract.
+As measured: trainer and model read one contract differently. The loss of a step is the sum over all targets divided by
+their number, which only the trainer knows. It passes `num_items_in_batch` to models whose forward takes `**kwargs`, and
+leaves the division to them. A model that takes `**kwargs` for another reason ignores the number and returns its own
+mean. Then neither divides by the accumulation: loss and gradient are `accumulation` times too large, 4 at an
+accumulation of 4, for any batch size, since the mean averages over the batch. Newer releases have the same contract and
+the same fault; data/transformers_accumulation.json has both. Cures: a forward without `**kwargs`, `accepts_loss_kwargs
+= False` on the model, `trainer.model_accepts_loss_kwargs = False`, or a model that keeps the contract.
 
-A second, smaller one in the contract itself: the trainer counts the labels before the model shifts them by one, T where
-T - 1 are predicted. A model that keeps the contract gets a loss of (T - 1) / T of the mean: 15/16 at T = 16. 5.23.0
-counts right for models that name Transformers' own causal loss, and for no others.
+The contract itself has a second, smaller fault: the trainer counts the labels before the model shifts them by one, T
+where T - 1 are predicted. A model that keeps the contract gets (T - 1) / T of the mean loss: 15/16 at T = 16. 5.23.0
+counts correctly for models that name Transformers' own causal loss, and for no others.
 
-Neither is a matter of the operator: softmax attention behind the same forward fails likewise. A norm that is clipped
-hides the factor instead of removing it, and is no cure for NaN (`clipped`).
+Neither fault depends on the operator: softmax attention with the same forward fails likewise. Clipping the gradient
+norm hides the factor instead of removing it, and does not cure NaN (`clipped`).
 """
 
 import inspect
@@ -36,37 +36,38 @@ from ...models.tasks import Copying
 from ..laws import Row
 
 T, SEQUENCES, VOCAB = 16, 16, 64
-"""Tokens a sequence, sequences an optimizer step, and different tokens of the experiment."""
+"""The experiment's tokens per sequence, sequences per optimizer step, and vocabulary size."""
 
 
 class CausalLM(nn.Module):
-    """A model as trainers want it: tokens and labels in, the loss out. labels are the tokens; they are shifted here."""
+    """A model with the interface of trainers: tokens and labels in, loss out. labels are the tokens; forward shifts
+    them."""
 
     def __init__(self, model: LanguageModel):
         super().__init__()
         self.model = model
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """input_ids, labels [B, T], `IGNORED` where nothing is asked; the mean over what is."""
+        """Return the mean loss over labels that are not `IGNORED`, and the logits. input_ids, labels: [B, T]."""
         logits = self.model(input_ids)
         return {"loss": loss(logits[:, :-1], labels[:, 1:]), "logits": logits}
 
 
 class TakesAnything(CausalLM):
-    """The fault: `**kwargs` promise to use `num_items_in_batch`, and the forward never looks at it."""
+    """The fault: `**kwargs` promise to use `num_items_in_batch`, but the forward ignores it."""
 
     def forward(self, input_ids: Tensor, labels: Tensor, **kwargs) -> dict[str, Tensor]:
         return super().forward(input_ids, labels)
 
 
 class SaysNo(TakesAnything):
-    """Cure on the model: takes anything and says that it makes no use of it."""
+    """A cure in the model: takes `**kwargs` and declares that it ignores them."""
 
     accepts_loss_kwargs = False
 
 
 class KeepsTheContract(CausalLM):
-    """Cure on the model: a sum divided by the number of targets that the trainer counted."""
+    """A cure in the model: divide the sum by the number of targets that the trainer counted."""
 
     def forward(self, input_ids: Tensor, labels: Tensor, num_items_in_batch=None, **kwargs) -> dict[str, Tensor]:
         if num_items_in_batch is None:
@@ -90,25 +91,25 @@ ON_THE_TRAINER = "trainer.model_accepts_loss_kwargs = False"
 
 
 def check_contract(contract: str) -> str:
-    """The contract, or a ValueError that lists them."""
+    """Return the contract. ValueError if it is unknown."""
     if contract not in CONTRACTS:
         raise ValueError(f"contract: expected one of {', '.join(CONTRACTS)}, got {contract!r}")
     return contract
 
 
 def model(contract: str = "takes **kwargs", mixer: str = "rwkv7", *, seed: int = 0) -> CausalLM:
-    """A small language model behind the forward of one of `CONTRACTS`. mixer: of `flakit.models.MIXERS`."""
+    """Build a small language model with the forward of one of `CONTRACTS`. mixer: of `flakit.models.MIXERS`."""
     inner = LanguageModel(VOCAB, dim=32, layers=2, mixer=mixer, head_size=16, initialisation="normal", seed=seed)
     return CONTRACTS[check_contract(contract)](inner)
 
 
 def sequences(steps: int = 1, *, seed: int = 0) -> Tensor:
-    """Tokens of `steps` optimizer steps, [steps * SEQUENCES, T]: random symbols, and the same again."""
+    """Draw the tokens of `steps` optimizer steps, [steps * SEQUENCES, T]: random symbols, then the same again."""
     return Copying(VOCAB - 1).batch(steps * SEQUENCES, T, torch.Generator().manual_seed(seed))[0]
 
 
 def takes_kwargs(model: nn.Module) -> bool:
-    """What the trainer asks a model: does it say so itself, else does its forward take `**kwargs`?"""
+    """The trainer's test of a model: its `accepts_loss_kwargs`, or else whether its forward takes `**kwargs`."""
     if hasattr(model, "accepts_loss_kwargs"):
         return model.accepts_loss_kwargs
     return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(model.forward).parameters.values())
@@ -117,10 +118,10 @@ def takes_kwargs(model: nn.Module) -> bool:
 def trainer_step(
     model: nn.Module, tokens: Tensor, accumulation: int, *, accepts: bool | None = None, shifted: bool = False
 ) -> float:
-    """The trainer's contract: adds one step's gradients to the parameters and returns the loss that it reports.
+    """Take the gradients of one step under the trainer's contract, and return the loss that it reports.
 
-    accepts: `trainer.model_accepts_loss_kwargs`, by default what `takes_kwargs` finds. shifted: count the targets that
-    are left after the shift; the trainer counts the labels as they come.
+    accepts: `trainer.model_accepts_loss_kwargs`, default `takes_kwargs(model)`. shifted: count the targets after the
+    shift; the trainer counts the labels before it.
     """
     accepts = takes_kwargs(model) if accepts is None else accepts
     counted = (tokens[:, 1:] if shifted else tokens).ne(IGNORED).sum()
@@ -135,7 +136,7 @@ def trainer_step(
 
 
 def plain_step(model: CausalLM, tokens: Tensor, accumulation: int) -> float:
-    """The plain PyTorch loop on the same data: what every other loop is held against."""
+    """Take the gradients of one step with the plain PyTorch loop, the reference, and return its loss."""
     targets = F.pad(tokens[:, 1:], (0, 1), value=IGNORED)
     return accumulate(model.model, tokens, targets, accumulation).item()
 
@@ -148,31 +149,31 @@ def step(
     seed: int = 0,
     returned: list[float] | None = None,
 ):
-    """The first step of the experiment as `check_gradient_accumulation` takes it: step(accumulation).
+    """Return the first step of the experiment as a function for `check_gradient_accumulation`: step(accumulation).
 
-    loop: "trainer", its contract as `trainer_step` reproduces it, or "plain". returned: gets the loss that the model
-    returns to the trainer for each part.
+    loop: "trainer", the contract as in `trainer_step`, or "plain". returned: a list to which the loss that the model
+    returns for each micro-batch is appended.
     """
     if loop not in ("trainer", "plain"):
         raise ValueError(f"loop: expected 'trainer' or 'plain', got {loop!r}")
-    made, tokens = model(contract, mixer, seed=seed), sequences(seed=seed)
+    lm, tokens = model(contract, mixer, seed=seed), sequences(seed=seed)
     accepts = False if contract == ON_THE_TRAINER else None
     if returned is not None:
-        made.register_forward_hook(lambda _, __, out: returned.append(out["loss"].item()))
+        lm.register_forward_hook(lambda _, __, out: returned.append(out["loss"].item()))
 
     def run(accumulation: int) -> tuple[float, list[Tensor]]:
-        made.zero_grad(set_to_none=True)
+        lm.zero_grad(set_to_none=True)
         if loop == "plain":
-            reported = plain_step(made, tokens, accumulation)
+            reported = plain_step(lm, tokens, accumulation)
         else:
-            reported = trainer_step(made, tokens, accumulation, accepts=accepts)
-        return reported, [p.grad for p in made.parameters()]
+            reported = trainer_step(lm, tokens, accumulation, accepts=accepts)
+        return reported, [p.grad for p in lm.parameters()]
 
     return run
 
 
 class Trained(NamedTuple):
-    """One optimizer step: the loss that the loop reports, what it is, and the gradient's norm before clipping."""
+    """One optimizer step: the reported loss, the true loss, and the gradient norm before clipping."""
 
     reported: float
     loss: float
@@ -180,7 +181,7 @@ class Trained(NamedTuple):
 
 
 OPTIMIZERS = {"SGD": (torch.optim.SGD, 1.0), "AdamW": (torch.optim.AdamW, 1e-2)}
-"""With the learning rate of the experiment."""
+"""Optimizers, each with the experiment's learning rate."""
 
 
 def training(
@@ -193,21 +194,21 @@ def training(
     mixer: str = "rwkv7",
     seed: int = 0,
 ) -> list[Trained]:
-    """Learn the experiment's 16 sequences by heart, with the trainer's loop.
+    """Memorise the experiment's 16 sequences with the trainer's loop.
 
-    optimizer: of `OPTIMIZERS`. clip: of the gradient's norm, None for none. Ends early where nothing finite is left.
+    optimizer: one of `OPTIMIZERS`. clip: largest gradient norm, None for no clipping. Stops at a non-finite step.
     """
     if optimizer not in OPTIMIZERS:
         raise ValueError(f"optimizer: expected one of {', '.join(OPTIMIZERS)}, got {optimizer!r}")
     make, lr = OPTIMIZERS[optimizer]
-    made, tokens = model(contract, mixer, seed=seed), sequences(seed=seed)
-    accepts, update, rows = False if contract == ON_THE_TRAINER else None, make(made.parameters(), lr=lr), []
+    lm, tokens = model(contract, mixer, seed=seed), sequences(seed=seed)
+    accepts, update, rows = False if contract == ON_THE_TRAINER else None, make(lm.parameters(), lr=lr), []
     for _ in range(steps):
         update.zero_grad()
         with torch.no_grad():
-            loss = CausalLM.forward(made, tokens, tokens)["loss"].item()
-        reported = trainer_step(made, tokens, accumulation, accepts=accepts)
-        norm = nn.utils.clip_grad_norm_(made.parameters(), math.inf if clip is None else clip).item()
+            loss = CausalLM.forward(lm, tokens, tokens)["loss"].item()
+        reported = trainer_step(lm, tokens, accumulation, accepts=accepts)
+        norm = nn.utils.clip_grad_norm_(lm.parameters(), math.inf if clip is None else clip).item()
         rows.append(Trained(reported, loss, norm))
         if not (math.isfinite(reported) and math.isfinite(norm)):
             break
@@ -216,8 +217,8 @@ def training(
 
 
 def law(accumulation: int, contract: str = "takes **kwargs", *, T: int = T) -> float:
-    """By which factor loss and gradient are off: the accumulation if nobody divides, (T - 1) / T if labels that nobody
-    predicts are counted, else 1.
+    """Predict the factor on loss and gradient: the accumulation if neither side divides, (T - 1) / T if unpredicted
+    labels are counted, else 1.
 
     >>> law(4), law(4, "plain forward"), law(4, "uses num_items_in_batch")
     (4, 1, 0.9375)
@@ -228,10 +229,10 @@ def law(accumulation: int, contract: str = "takes **kwargs", *, T: int = T) -> f
 
 
 def clipped(bad: float = torch.nan, max_norm: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Gradients of three parameters before and after `clip_grad_norm_`, one element of the second being `bad`, [3, 3].
+    """Return the gradients of three parameters before and after `clip_grad_norm_`, [3, 3]; one element is `bad`.
 
-    The norm of all is NaN or inf, and every gradient is multiplied by max_norm / norm: by NaN, or by 0 (and inf * 0 is
-    NaN). A step that would have hurt one parameter now hurts, or loses, all.
+    The norm is NaN or inf, and every gradient is multiplied by max_norm / norm: by NaN, or by 0 (and inf * 0 is NaN). A
+    step that would have damaged one parameter now damages all of them, or loses their gradients.
     """
     before = torch.arange(1.0, 10.0).view(3, 3)
     before[1, 1] = bad
@@ -243,23 +244,23 @@ def clipped(bad: float = torch.nan, max_norm: float = 1.0) -> tuple[Tensor, Tens
 
 
 RECORDED = {1: (4.2132, 0.2438), 4: (16.8527, 0.9752)}
-"""Loss and gradient norm of the fault by accumulation as the case file has them, of another such model."""
+"""Recorded loss and gradient norm of the fault by accumulation, for another such model."""
 TOLD = 16.0
-"""The factor on the loss as told, at a batch size of 4 and an accumulation of 4."""
+"""The reported factor on the loss, at a batch size of 4 and an accumulation of 4."""
 
 
 class Cut(NamedTuple):
-    """One step's sequences cut in parts: what was measured, and what it was measured from."""
+    """One step in micro-batches: the measurement, and what it was computed from."""
 
     measured: Accumulated
     returned: list[float]
-    """The loss that the model returned for each part."""
+    """The loss that the model returned for each micro-batch."""
     gradient: Tensor
-    """Of all parameters, flat."""
+    """The gradient of all parameters, flat."""
 
 
 def cut(contract: str, accumulation: int, mixer: str = "rwkv7", *, seed: int = 0) -> Cut:
-    """The first step through the trainer's contract, held against the plain loop."""
+    """Compare the first step under the trainer's contract with the plain loop."""
     returned: list[float] = []
     result = step(contract, mixer, seed=seed, returned=returned)(accumulation)
     row = measure_accumulation(lambda _: result, [accumulation], reference=_plain(mixer, seed))[0]
@@ -271,13 +272,13 @@ def _plain(mixer: str, seed: int) -> tuple[float, list[Tensor]]:
     return step(mixer=mixer, loop="plain", seed=seed)(1)
 
 
-_kept = lru_cache(maxsize=128)(cut)
+_cached_cut = lru_cache(maxsize=128)(cut)
 
 
 def measured(
     contract: str = "takes **kwargs", accumulation: int = 4, mixer: str = "rwkv7", *, seed: int = 0
 ) -> Accumulated:
-    """The measured counterpart of `law`: the trainer's contract against the plain loop."""
+    """Measure the counterpart of `law`: the trainer's contract against the plain loop."""
     return cut(contract, accumulation, mixer, seed=seed).measured
 
 
@@ -290,36 +291,36 @@ def at(
     contract: Annotated[str, CONTRACTS] = "takes **kwargs",
     mixer: Annotated[str, MIXERS] = "rwkv7",
 ) -> list[Row]:
-    """One accumulation, contract and model: the factors on the reported loss and the gradient."""
-    found = _kept(contract, accumulation, mixer).measured
+    """Return the factors on the reported loss and the gradient, for one accumulation, contract and mixer."""
+    result = _cached_cut(contract, accumulation, mixer).measured
     factor = float(law(accumulation, contract))
     return [
         Row(f"{contract}, accumulation {accumulation}: {what}", math.nan, factor, got)
-        for what, got in (("loss", found.loss_factor), ("gradient", found.grad_factor))
+        for what, got in (("loss", result.loss_factor), ("gradient", result.grad_factor))
     ]
 
 
 @dataclass(frozen=True)
 class Shown:
-    """The same sequences in every number of parts."""
+    """The same sequences in every number of micro-batches."""
 
     accumulation: int
     contract: str
     accepts: bool
     """Whether the trainer leaves the division to the model."""
     returned: list[float]
-    """The loss that the model returned for each part."""
+    """The loss that the model returned for each micro-batch."""
     added: list[float]
-    """What the trainer made of it."""
+    """The trainer's contribution of each to the reported loss."""
     cuts: Mapping[int, Accumulated]
-    """By the number of parts."""
+    """By the number of micro-batches."""
     laws: Mapping[int, float]
     plain: float
     """The plain loop's loss."""
     gradients: tuple[Tensor, Tensor]
-    """The same elements of the plain loop's gradient and of this one's."""
+    """The same elements of the plain loop's gradient and of this one."""
     counted: int
-    """Labels that the trainer counts, and of those the ones that are predicted."""
+    """Number of labels that the trainer counts; `predicted`: those of them that are predicted."""
     predicted: int
 
 
@@ -327,10 +328,10 @@ _ELEMENTS = 400
 
 
 def show(*, accumulation: int, contract: str, mixer: str) -> Shown:
-    cuts = {parts: _kept(contract, parts, mixer) for parts in PARTS}
+    cuts = {parts: _cached_cut(contract, parts, mixer) for parts in PARTS}
     plain, gradients = _plain(mixer, 0)
     now, gradient = cuts[accumulation], torch.cat([grad.flatten() for grad in gradients])
-    some = torch.randperm(len(gradient), generator=torch.Generator().manual_seed(0))[:_ELEMENTS]
+    sample = torch.randperm(len(gradient), generator=torch.Generator().manual_seed(0))[:_ELEMENTS]
     accepts = contract != ON_THE_TRAINER and takes_kwargs(model(contract, mixer))
     return Shown(
         accumulation,
@@ -341,14 +342,14 @@ def show(*, accumulation: int, contract: str, mixer: str) -> Shown:
         {parts: each.measured for parts, each in cuts.items()},
         {parts: float(law(parts, contract)) for parts in PARTS},
         plain,
-        (gradient[some], now.gradient[some]),
+        (gradient[sample], now.gradient[sample]),
         SEQUENCES * T,
         SEQUENCES * (T - 1),
     )
 
 
 def reproduce() -> list[Row]:
-    """The factors by which the reported loss and the gradient differ from the plain loop's, by contract."""
+    """Return the factors of the reported loss and the gradient against the plain loop, by contract."""
     rows = []
     for n in (2, 4, 8):
         loss, gradient = at(accumulation=n)

@@ -35,9 +35,9 @@ FAULTS = ("head 0's gate", "first rank's D", "none")
 
 
 def pre_pass(r: Tensor, w: Tensor, do: Tensor, *, wrong: bool) -> tuple[Tensor, Tensor]:
-    """What a slice of RWKV6 [B, L, H, ·] makes of D: the factor [B, H, K, 1] and dN [B, H, K, V].
+    """Return a slice's map of D for RWKV6, D -> factor * D + dN: the factor [B, H, K, 1] and dN [B, H, K, V].
 
-    Output t reads the state before token t, which from the slice's beginning on has faded by the tokens before t.
+    r, w, do: [B, L, H, ·]. Output t reads the state before token t, which has decayed by the slice's tokens before t.
     """
     w = w[:, :, :1].expand_as(w) if wrong else w
     until = w.cumsum(1) - w
@@ -46,11 +46,11 @@ def pre_pass(r: Tensor, w: Tensor, do: Tensor, *, wrong: bool) -> tuple[Tensor, 
 
 
 def law(w: float, behind: int, walked: int = 0, *, fault: str = FAULTS[0], read: float = 0.0) -> float:
-    """How far off D is, relative L2, where what the tokens ask for, r do^T, is orthogonal and of one size; 0 below
+    """Predict the relative L2 error of D, if the tokens' contributions r do^T are orthogonal and of equal size; 0 below
     rounding.
 
-    w: the head's log decay, the same at every token. behind: tokens in the slices behind; walked: tokens of its own
-    slice that D has come back over since. read: the log decay that the pre-pass takes, head 0's.
+    w: the head's log decay, uniform over tokens. behind: tokens in later slices; walked: tokens of its own slice that D
+    has passed. read: the log decay that the pre-pass reads, head 0's.
 
     >>> law(-0.1, 48, read=-0.1), round(law(-0.1, 48, read=-0.05), 3)
     (0.0, 0.537)
@@ -60,7 +60,7 @@ def law(w: float, behind: int, walked: int = 0, *, fault: str = FAULTS[0], read:
 
 
 def _squares(w: float, behind: int, walked: int, fault: str, read: float) -> tuple[float, float]:
-    """Of what is wrong and of all, for terms of size 1."""
+    """Return the squared norms of the error and of D, for terms of size 1."""
     size = sum(math.exp(2 * w * d) for d in range(behind + walked))
     if fault != FAULTS[0]:
         return 0.0, size
@@ -75,21 +75,21 @@ class Shown:
     fault: str
     ranks: int
     decays: Tensor
-    """Of each head, [H]."""
+    """Log decay of each head, [H]."""
     entering: Tensor
-    """How far off D is where it enters each slice from behind, [H, ranks]."""
+    """Relative error of D where it enters each slice from behind, [H, ranks]."""
     predicted: Tensor
-    """The law of that."""
+    """The prediction of `entering`."""
     tokens: Tensor
-    """How far off dv is at each token, [H, T]; at the beginning of a slice D has come back over all of it."""
+    """Relative error of dv at each token, [H, T]; at the start of a slice D has passed all of its tokens."""
     law: Tensor
-    """The law of that."""
+    """The prediction of `tokens`."""
     outputs: float
-    """How far off o is."""
+    """Relative error of o."""
     initial: float
-    """How far off the gradient of the initial state is."""
+    """Relative error of the initial state's gradient."""
     first: Tensor
-    """Of each head, [H]."""
+    """The same for each head, [H]."""
 
     @property
     def slice(self) -> int:
@@ -97,7 +97,7 @@ class Shown:
 
 
 def show(*, ranks: int, w: float, spread: float, fault: str, seed: int = 0) -> Shown:
-    """What `at` measures."""
+    """Return the errors behind `at`."""
     return _show(ranks, w, spread, fault, seed)
 
 
@@ -112,8 +112,8 @@ def _show(ranks: int, w: float, spread: float, fault: str, seed: int) -> Shown:
 
     def run(own: slice, state: Tensor, D: Tensor | None):
         leaves = [x[:, own].clone().requires_grad_() for x in (v,)] + [state.clone().requires_grad_()]
-        given = r[:, own], k[:, own], leaves[0], gate[:, own], u
-        o, left = chunk_rwkv6(*given, scale=1.0, initial_state=leaves[1], output_final_state=True, backend="torch")
+        inputs = r[:, own], k[:, own], leaves[0], gate[:, own], u
+        o, left = chunk_rwkv6(*inputs, scale=1.0, initial_state=leaves[1], output_final_state=True, backend="torch")
         arrives = (do[:, own], torch.zeros_like(left) if D is None else D)
         return o.detach(), left.detach(), *torch.autograd.grad((o, left), leaves, arrives)
 
@@ -130,10 +130,10 @@ def _show(ranks: int, w: float, spread: float, fault: str, seed: int) -> Shown:
             factor, dN = pre_pass(r[:, own], gate[:, own], do[:, own], wrong=wrong and fault == FAULTS[0])
             D.append(factor * D[-1] + dN)
         entering[wrong] = D[::-1]
-    found = [run(own, S, D) for own, S, D in zip(slices, states, entering[True], strict=True)]
-    o, dv = (torch.cat([each[n] for each in found], 1) for n in (0, 2))
-    dfirst = torch.zeros_like(first) if fault == FAULTS[1] else found[0][3]
-    off = [[_off(a[0, h], b[0, h]) for a, b in zip(entering[True], entering[False], strict=True)] for h in range(H)]
+    results = [run(own, S, D) for own, S, D in zip(slices, states, entering[True], strict=True)]
+    o, dv = (torch.cat([each[n] for each in results], 1) for n in (0, 2))
+    dfirst = torch.zeros_like(first) if fault == FAULTS[1] else results[0][3]
+    off = [[_error(a[0, h], b[0, h]) for a, b in zip(entering[True], entering[False], strict=True)] for h in range(H)]
     return Shown(
         fault,
         ranks,
@@ -149,14 +149,15 @@ def _show(ranks: int, w: float, spread: float, fault: str, seed: int) -> Shown:
 
 
 def _asked(generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """r and do [1, T, H, K], orthogonal along T, so that what tokens ask for does not mix; k, which reads all alike."""
+    """Draw r and do [1, T, H, K], orthogonal along T, so that the tokens' contributions do not mix, and k, which reads
+    all of them alike."""
     rows = torch.linalg.qr(torch.randn(2, H, T, K, generator=generator, dtype=torch.float64)).Q
     signs = torch.randn(H, T, T, generator=generator, dtype=torch.float64).sign()
     return tuple(x.transpose(0, 1)[None] for x in (*rows, signs @ rows[0]))
 
 
-def _off(found: Tensor, true: Tensor) -> float:
-    return relative_l2(found, true) if true.any() else 0.0
+def _error(got: Tensor, true: Tensor) -> float:
+    return relative_l2(got, true) if true.any() else 0.0
 
 
 def _law(decays: Tensor, h: int, rank: int, ranks: int, fault: str, walked: int = 0) -> float:
@@ -172,7 +173,7 @@ def at(
     fault: Annotated[str, FAULTS] = FAULTS[0],
     seed: int = 0,
 ) -> list[Row]:
-    """One number of ranks; head 0 fades by w a token, each further one by `spread` times w more."""
+    """Compare law and measurement over ranks. Head 0 has log decay w, each further head `spread` * w more."""
     shown = show(ranks=ranks, w=w, spread=spread, fault=fault, seed=seed)
     told = 0.1 if fault == FAULTS[0] and spread else math.nan
     decays = shown.decays.tolist()
@@ -192,5 +193,5 @@ def at(
 
 
 def reproduce() -> list[Row]:
-    """Each fault over two ranks and over eight."""
+    """Return each fault over two and over eight ranks."""
     return [row for fault in FAULTS for ranks in (2, 8) for row in at(ranks=ranks, fault=fault)]

@@ -23,12 +23,12 @@ from ..knobs import Range
 from ..laws import Row
 
 BITS = {"bfloat16": 8, "float16": 11}
-"""Significant bits of each format, the hidden one included."""
+"""Significand bits of each format, including the hidden one."""
 WRITES = ("all equal", "at random")
 
 
 def written(T: int, writes: str = WRITES[0], seed: int = 0) -> Tensor:
-    """What each of T tokens adds to the one number of the state: 1, or a normal number."""
+    """Draw what each of T tokens adds to a state of one number, [T]: 1, or a normal number. ValueError for others."""
     if writes not in WRITES:
         raise ValueError(f"writes: expected one of {', '.join(WRITES)}, got {writes!r}")
     generator = torch.Generator().manual_seed(seed)
@@ -36,23 +36,23 @@ def written(T: int, writes: str = WRITES[0], seed: int = 0) -> Tensor:
 
 
 def run(v: Tensor, dtype: str, *, between: bool = True) -> Tensor:
-    """The state after each token, [T] float32, where nothing is forgotten and keys are 1: the sum of what was written.
+    """Return the state after each token, [T] float32, without decay and with keys of 1: the running sum of the writes.
 
-    v: what is written, [T]. dtype: of the state, to which it is rounded between two tokens or, with between False, at
-    the end alone.
+    v: the writes, [T]. dtype: of the state, which is rounded to it after every token, or only at the end with
+    between=False.
     """
     kind = getattr(torch, dtype)
     if not between:
         return v.cumsum(0).to(kind).float()
-    state, found = v.new_zeros(()), []
+    state, states = v.new_zeros(()), []
     for value in v:
         state = (state + value).to(kind).float()
-        found.append(state)
-    return torch.stack(found)
+        states.append(state)
+    return torch.stack(states)
 
 
 def law(tokens: int, dtype: str, between: bool = True) -> float:
-    """The state after so many writes of 1: it stands still from 2^p on.
+    """Predict the state after so many writes of 1: it stops at 2^p.
 
     >>> law(1000, "bfloat16"), law(1000, "float16"), law(1000, "bfloat16", between=False)
     (256.0, 1000.0, 1000.0)
@@ -61,7 +61,7 @@ def law(tokens: int, dtype: str, between: bool = True) -> float:
 
 
 def spread(true: Tensor, dtype: str, between: bool = True) -> float:
-    """How far independent roundings of the states [T] move the last, of the largest: the root of their squares' sum."""
+    """Return the RMS error of the last state from independent roundings of the states [T], relative to the largest."""
     rounded = true if between else true[-1:]
     return (rounding_error(getattr(torch, dtype)) * rounded.norm() / true.abs().max()).item()
 
@@ -78,20 +78,20 @@ class Shown:
 
     @property
     def stopped(self) -> int | None:
-        """The first token whose write changes nothing."""
+        """The first token whose write does not change the state."""
         steps = torch.diff(self.rounded, prepend=self.rounded.new_zeros(1))
         at = (steps == 0).nonzero()
         return int(at[0]) if self.writes == WRITES[0] and self.between and len(at) else None
 
     @property
     def lost(self) -> float:
-        """How far the last state is off, of the largest that there was."""
+        """The error of the last state, relative to the largest state."""
         return ((self.rounded[-1] - self.true[-1]).abs() / self.true.abs().max()).item()
 
 
 @functools.lru_cache(maxsize=8)
 def show(*, tokens: int, dtype: str, writes: str, between: bool, seed: int) -> Shown:
-    """What `at` measures."""
+    """Return the states behind `at`."""
     v = written(tokens, writes, seed)
     return Shown(run(v, dtype, between=between).double(), v.double().cumsum(0), dtype, writes, between)
 
@@ -104,21 +104,21 @@ def at(
     between: bool = True,
     seed: int = 0,
 ) -> list[Row]:
-    """So many writes to a state that forgets nothing: what it is in the end."""
+    """Compare the final state with the law, after so many writes without decay."""
     shown = show(tokens=tokens, dtype=dtype, writes=writes, between=between, seed=seed)
-    how = (
+    label = (
         f"{tokens} writes, {writes}, {dtype} at each token"
         if between
         else f"{tokens} writes, {writes}, {dtype} at last"
     )
     if writes == WRITES[1]:
-        most = 4 * spread(shown.true, dtype, between)
-        return [Row(f"{how}: the state is off by no more than its roundings", math.nan, True, shown.lost <= most)]
+        limit = 4 * spread(shown.true, dtype, between)
+        return [Row(f"{label}: the state is off by no more than its roundings", math.nan, True, shown.lost <= limit)]
     within = 2.0 ** -BITS[dtype]
-    return [Row(f"{how}: the state", math.nan, law(tokens, dtype, between), float(shown.rounded[-1]), within)]
+    return [Row(f"{label}: the state", math.nan, law(tokens, dtype, between), float(shown.rounded[-1]), within)]
 
 
 def reproduce() -> list[Row]:
-    """Where each format stops, that float32 does not, and what random writes show of it."""
+    """Return where each format stops, that float32 does not, and that random writes hide it."""
     rows = [row for dtype in BITS for tokens in (200, 1024, 4096) for row in at(tokens=tokens, dtype=dtype)]
     return [*rows, *at(between=False), *at(writes=WRITES[1])]

@@ -1,19 +1,18 @@
 """Offsets with a stride: a kernel that reads `cu_seqlens + i` cuts the packed sequences at other tokens.
 
-Sequences of different lengths are packed one behind the other, and offsets [N + 1] say where each begins: sequence i
-is the tokens offsets[i] … offsets[i + 1] - 1. A kernel reads the two numbers itself, one program a sequence. Where the
-offsets are a column of a table, or every second entry of a longer list, the next one lies two numbers further on; a
-kernel that looks one number further reads something else.
+Sequences of different lengths are packed one after another; offsets [N + 1] give their starts: sequence i has the
+tokens offsets[i] … offsets[i + 1] - 1. A kernel reads both numbers itself, one program per sequence. If the offsets are
+a column of a table, or every second entry of a longer list, they have a stride of 2; a kernel that assumes 1 reads
+other numbers.
 
-As told (this kit's own Triton forms, November 2026): relative errors from 0.8 to inf, whatever the memory holds, and no
-message. As measured: every tensor with a time axis was made contiguous before a kernel saw it, the offsets were not,
-and their check read them with `.tolist()`, which knows about strides: what was checked is not what was read. Beside the
-ends of the sequences, every offset is read twice, and the programs of the second half of the sequences never come to
-their turn: the first half is right, the rest is memory that nobody wrote. The cure is one `.contiguous()`, or the
-stride as an argument.
+As told (this kit's own Triton forms, November 2026): relative errors from 0.8 to inf, depending on the contents of the
+memory, without a message. As measured: every tensor with a time axis was made contiguous before the kernel, but not the
+offsets, and their check used `.tolist()`, which respects strides: the numbers checked were not those read. In the
+layout beside the ends, every offset is read twice, and the second half of the sequences is never computed: the first
+half is right, the rest is uninitialised memory. The cure is one `.contiguous()`, or the stride as an argument.
 
-`run` computes RWKV6 so; the `law` says from the numbers in memory which share of the tokens is wrong, and which share
-of them no program computes at all.
+`run` computes RWKV6 in this way. From the numbers in memory the `law` predicts the fraction of tokens that are wrong,
+and the fraction that no program computes.
 """
 
 import functools
@@ -32,7 +31,7 @@ from ..knobs import Range
 from ..laws import Row, kernel_place
 
 DECAY = -0.01
-"""The log decay per token: so little that a wrong beginning shows in all tokens after it."""
+"""The log decay per token, so weak that a wrong start shows in all later tokens."""
 
 
 def _beside_the_ends(offsets: Tensor) -> Tensor:
@@ -49,35 +48,35 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "column of (begin, end)": _beside_the_ends,
     "every second of the halves": _of_halves,
 }
-"""Ways in which the same offsets [N + 1] lie in memory: alone; beside the end of each sequence; among the offsets of
-all sequences cut in two."""
+"""Memory layouts of the same offsets [N + 1]: alone; beside the end of each sequence; among the offsets of all
+sequences cut in two."""
 
 
 def layout(offsets: Tensor, name: str) -> Tensor:
-    """offsets [N + 1] laid out as one of `LAYOUTS`."""
+    """Return the offsets [N + 1] in one of `LAYOUTS`. ValueError for an unknown one."""
     if name not in LAYOUTS:
         raise ValueError(f"layout: expected one of {', '.join(LAYOUTS)}, got {name!r}")
     return LAYOUTS[name](offsets)
 
 
 def offsets(sequences: int = 5, length: int = 20, *, device: str = "cpu", seed: int = 0) -> Tensor:
-    """Offsets [sequences + 1] of sequences of 1 to 2 length - 1 tokens, as many of each length."""
+    """Draw offsets [sequences + 1] of sequences of 1 to 2 length - 1 tokens, uniformly distributed."""
     lengths = torch.randint(1, 2 * length, (sequences,), generator=torch.Generator().manual_seed(seed))
     return torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(device)
 
 
 def inputs(T: int, *, H: int = 2, K: int = 8, V: int = 8, device: str = "cpu", seed: int = 0) -> dict[str, Tensor]:
-    """RWKV6 inputs of T packed tokens that forget slowly, without a bonus: it passes no state on."""
-    made = make_inputs("rwkv6", T=T, H=H, K=K, V=V, decay=DECAY, device=device, seed=seed)
-    return made | {"u": torch.zeros_like(made["u"])}
+    """Draw RWKV6 inputs of T packed tokens with weak decay and a bonus of 0, which does not involve the state."""
+    tensors = make_inputs("rwkv6", T=T, H=H, K=K, V=V, decay=DECAY, device=device, seed=seed)
+    return tensors | {"u": torch.zeros_like(tensors["u"])}
 
 
 def run(inputs: Mapping[str, Tensor], offsets: Tensor, *, raw: bool = True, backend: str | None = None) -> Tensor:
-    """o [1, T, H, V] of RWKV6 over packed sequences, NaN where no program wrote.
+    """Run RWKV6 over packed sequences: o [1, T, H, V], NaN where no program wrote.
 
-    inputs: as `inputs` makes them. offsets: [N + 1], 0 … T, of any stride. raw: the fault, the numbers one after the
-    other in memory; without it, with the stride they have. What is read counts as T where it is more.
-    backend: "triton" is the kernel, on a GPU or interpreted; "torch" its twin.
+    inputs: as from `inputs`. offsets: [N + 1], 0 … T, of any stride. raw: the fault, read consecutive numbers in
+    memory; False respects the stride. Numbers above T count as T.
+    backend: "triton" for the kernel, on a GPU or interpreted; "torch" for its twin.
     """
     x = {name: inputs[name].detach().float() for name in ("r", "k", "v", "w", "u")}
     out = torch.full_like(x["v"], torch.nan)
@@ -94,25 +93,25 @@ def run(inputs: Mapping[str, Tensor], offsets: Tensor, *, raw: bool = True, back
 
 
 def truth(inputs: Mapping[str, Tensor], offsets: Tensor) -> Tensor:
-    """What `run` should return, in float64: each sequence by itself."""
+    """Return the right result of `run` in float64: each sequence computed separately."""
     x, ends = {name: y.detach().double() for name, y in inputs.items()}, offsets.tolist()
     return torch.cat([_alone(x, *piece) for piece in zip(ends, ends[1:], strict=False) if len(range(*piece))], 1)
 
 
 def _alone(x: Mapping[str, Tensor], begin: int, end: int) -> Tensor:
-    """o of the tokens begin … end - 1, from an empty state."""
+    """Return o of the tokens begin … end - 1, from an empty state."""
     return reference.forward(**{name: y if name == "u" else y[:, begin:end] for name, y in x.items()})[0]
 
 
 class Share(NamedTuple):
-    """Of all tokens: those whose output is wrong, and those among them that no program computes."""
+    """The fractions of tokens with a wrong output, and of tokens that no program computes."""
 
     wrong: float
     missing: float
 
 
 def in_memory(offsets: Sequence[int], name: str) -> list[int]:
-    """The numbers from the first offset on, as a layout has them in memory: as many as there are offsets."""
+    """Return the first N + 1 consecutive numbers that a layout has in memory."""
     layout(torch.zeros(2, dtype=torch.int64), name)
     if name == "contiguous":
         return list(offsets)
@@ -122,10 +121,11 @@ def in_memory(offsets: Sequence[int], name: str) -> list[int]:
 
 
 def law(offsets: Sequence[int], read: Sequence[int]) -> Share:
-    """Which shares of the tokens are wrong when `read` is taken for the offsets; pieces of `read` must not overlap.
+    """Predict the fractions of wrong and missing tokens if a kernel reads `read` as the offsets; its pieces must not
+    overlap.
 
-    A token is right if the piece that holds it begins where its sequence does: a later beginning lacks the tokens
-    before it, an earlier one brings a state along. Tokens that lie in no piece are missing.
+    A token is right if its piece begins where its sequence does: a later start lacks the tokens before it, an earlier
+    one includes foreign state. Tokens in no piece are missing.
 
     >>> law([0, 4, 8, 16], [0, 4, 4, 8])
     Share(wrong=0.5, missing=0.5)
@@ -141,15 +141,15 @@ def law(offsets: Sequence[int], read: Sequence[int]) -> Share:
 
 
 def measured(inputs: Mapping[str, Tensor], offsets: Tensor, *, raw: bool = True, backend: str | None = None) -> Share:
-    """The measured counterpart of `law`: the outputs of `run` against the truth, token by token."""
+    """Measure the counterpart of `law`: compare the outputs of `run` with the truth by token."""
     return _share(_errors(inputs, offsets, raw, backend))
 
 
 def _errors(inputs: Mapping[str, Tensor], offsets: Tensor, raw: bool, backend: str | None) -> Tensor:
-    """The worst error of each token's output, [T], in units of the output's RMS; NaN where no program wrote."""
-    found, exact = run(inputs, offsets, raw=raw, backend=backend).double(), truth(inputs, offsets)
-    size = exact.square().mean().sqrt().item() or 1.0  # all is zero where every sequence has one token
-    return (found - exact).abs().amax((-1, -2))[0].cpu() / size
+    """Return the largest error of each token's output, [T], in units of the RMS of o; NaN if no program wrote it."""
+    o, exact = run(inputs, offsets, raw=raw, backend=backend).double(), truth(inputs, offsets)
+    size = exact.square().mean().sqrt().item() or 1.0  # all zeros if every sequence has one token
+    return (o - exact).abs().amax((-1, -2))[0].cpu() / size
 
 
 def _share(errors: Tensor) -> Share:
@@ -161,7 +161,7 @@ def _wrong(errors: Tensor) -> Tensor:
 
 
 def _tried(starts: Tensor, name: str, raw: bool, seed: int, backend: str | None = None) -> tuple[Tensor, Tensor]:
-    """The offsets [N + 1] laid out, and the errors [T] of what is computed with them."""
+    """Return the offsets [N + 1] in a layout, and the errors [T] of the outputs."""
     device, able = kernel_place()
     laid_out = layout(starts.to(device), name)
     return laid_out, _errors(inputs(int(starts[-1]), device=device, seed=seed), laid_out, raw, backend or able)
@@ -173,15 +173,15 @@ def _tried_once(layout: str, raw: bool, sequences: int, length: int, seed: int) 
 
 
 def _rows(laid_out: Tensor, errors: Tensor, name: str, raw: bool) -> list[Row]:
-    ends, found = laid_out.tolist(), _share(errors)
+    ends, measured = laid_out.tolist(), _share(errors)
     predicted = law(ends, in_memory(ends, name) if raw else ends)
     stride, sequences = laid_out.stride(0), len(ends) - 1
     what = f"{name}, stride {stride}, {sequences} sequences"
     if not raw:
         what = f"{name}, stride {stride}, asked for, {sequences} sequences"
     return [
-        Row(f"{what}: share of tokens wrong", math.nan, predicted.wrong, found.wrong),
-        Row(f"{what}: never computed", math.nan, predicted.missing, found.missing),
+        Row(f"{what}: share of tokens wrong", math.nan, predicted.wrong, measured.wrong),
+        Row(f"{what}: never computed", math.nan, predicted.missing, measured.missing),
     ]
 
 
@@ -193,24 +193,24 @@ def at(
     length: Annotated[int, Range(2, 32)] = 10,
     seed: int = 0,
 ) -> list[Row]:
-    """Packed sequences of about `length` tokens whose offsets lie in memory in one way, read raw or with a stride."""
+    """Compare the law with packed sequences of about `length` tokens, offsets in one layout, read raw or strided."""
     return _rows(*_tried_once(layout, raw, sequences, length, seed), layout, raw)
 
 
 @dataclass(frozen=True)
 class Shown:
-    """What lies in memory, what is read of it, and what comes out."""
+    """The memory, the numbers read from it, and the errors."""
 
     memory: list[int]
-    """The numbers from the first offset to the last."""
+    """The numbers in memory from the first offset to the last."""
     stride: int
-    """How many numbers there are from one offset to the next."""
+    """The stride of the offsets."""
     step: int
-    """How many the kernel goes on."""
+    """The stride that the kernel uses."""
     errors: Tensor
-    """Of each token's output, [T], in units of the output's RMS; NaN where no program wrote."""
+    """The error of each token's output, [T], in units of the output's RMS; NaN if no program wrote it."""
     wrong: Tensor
-    """Which of them are no rounding, [T]."""
+    """Whether each error exceeds rounding, [T]."""
 
     @property
     def offsets(self) -> list[int]:
@@ -218,12 +218,12 @@ class Shown:
 
     @property
     def read(self) -> list[int]:
-        """What the kernel takes for the offsets."""
+        """The numbers that the kernel uses as offsets."""
         return self.memory[:: self.step][: len(self.offsets)]
 
 
 def show(*, layout: str, raw: bool, sequences: int, length: int, seed: int) -> Shown:
-    """What `at` measures, token by token."""
+    """Return the tensors behind `at`."""
     laid_out, errors = _tried_once(layout, raw, sequences, length, seed)
     stride = laid_out.stride(0)
     memory = laid_out.as_strided(((len(laid_out) - 1) * stride + 1,), (1,)).tolist()
@@ -231,18 +231,18 @@ def show(*, layout: str, raw: bool, sequences: int, length: int, seed: int) -> S
 
 
 def reproduce(backend: str | None = None) -> list[Row]:
-    """The shares of tokens that are wrong, by layout, and with the stride asked for; the table of the story last.
+    """Return the fractions of wrong tokens by layout, also with the stride respected; the story's table comes last.
 
-    backend: default the kernel where this process can run it, else its twin.
+    backend: default the kernel if this process can run it, else its twin.
     """
     device, able = kernel_place()
     backend, starts = backend or able, offsets()
     tried = [(name, True) for name in LAYOUTS] + [("column of (begin, end)", False)]
     rows = [row for name, raw in tried for row in _rows(*_tried(starts, name, raw, 0, backend), name, raw)]
     table = torch.tensor([[0, 9], [5, 9], [20, 9]], device=device)
-    found, predicted = measured(inputs(20, device=device), table[:, 0], backend=backend), law([0, 5, 20], [0, 9, 5])
+    got, predicted = measured(inputs(20, device=device), table[:, 0], backend=backend), law([0, 5, 20], [0, 9, 5])
     return [
         *rows,
-        Row("a column of [[0, 9], [5, 9], [20, 9]]: share of tokens wrong", math.nan, predicted.wrong, found.wrong),
-        Row("a column of [[0, 9], [5, 9], [20, 9]]: never computed", math.nan, predicted.missing, found.missing),
+        Row("a column of [[0, 9], [5, 9], [20, 9]]: share of tokens wrong", math.nan, predicted.wrong, got.wrong),
+        Row("a column of [[0, 9], [5, 9], [20, 9]]: never computed", math.nan, predicted.missing, got.missing),
     ]

@@ -1,13 +1,13 @@
 """Rows behind the last offset: a packed batch is padded to a fixed length, and nobody writes its last rows.
 
 Static shapes need padding: offsets [0, 60, 100] in a batch of 128 rows. A kernel has a program for each sequence, none
-for rows 100 … 127, and its results come from `torch.empty`. So those rows hold whatever the memory held before, and a
-weight's gradient, dW = x^T dk, sums over all rows.
+for rows 100 … 127, and allocates its results with `torch.empty`. So those rows hold the previous contents of the
+memory, and a weight's gradient, dW = x^T dk, sums over all rows.
 
 As told (flash-linear-attention PR #892; this kit's own kernels on a GPU, November 2026): gradients that are NaN in some
-runs and not in others. As measured: outputs up to 2e38 and NaN in rows that no test looked at; the rows of the
-sequences are right. Where the memory holds an earlier tensor everything is finite, and dW is wrong by a size that the
-`law` predicts. The cure is one small kernel that reads the last offset and writes zeros behind it.
+runs and not in others. As measured: outputs up to 2e38 and NaN in rows that no test checks; the rows of the sequences
+are right. If the memory holds an earlier tensor, all is finite, and dW has an error that the `law` predicts. The cure
+is one small kernel that reads the last offset and writes zeros after it.
 """
 
 import functools
@@ -24,13 +24,13 @@ from ..knobs import Range
 from ..laws import Row
 
 CHANNELS = 16
-"""Of keys and of the layer's inputs: dW is [16, 16]."""
+"""Channels of keys and of the layer's inputs: dW is [16, 16]."""
 MEMORY = ("zeros", "an earlier tensor", "NaN")
-"""What the memory of a result may hold before it is written."""
+"""Possible contents of a result's memory before it is written."""
 
 
 def written(tokens: int, seed: int = 0) -> Tensor:
-    """dk of RWKV6, [tokens, CHANNELS]: the rows that a kernel writes."""
+    """Compute dk of RWKV6, [tokens, CHANNELS]: the rows that a kernel writes."""
     x = inputs("rwkv6", T=tokens, H=1, K=CHANNELS, decay=-0.5, seed=seed, cu_seqlens=[0, tokens // 3, tokens])
     return evaluate("rwkv6", x, grad_seed=seed)["dk"][0, :, 0]
 
@@ -38,9 +38,9 @@ def written(tokens: int, seed: int = 0) -> Tensor:
 def run(
     dk: Tensor, padding: int, memory: str = "NaN", times: float = 1.0, *, zeroed: bool = False, seed: int = 0
 ) -> Tensor:
-    """dk as it comes back, [tokens + padding, CHANNELS]: the given rows, and what the memory held behind them.
+    """Return dk with padding rows, [tokens + padding, CHANNELS], which hold the memory's previous contents.
 
-    memory: one of `MEMORY`; times: the earlier tensor's RMS, in units of dk's. zeroed: the cure.
+    memory: one of `MEMORY`, ValueError for others; times: the earlier tensor's RMS, in units of dk's. zeroed: the cure.
     """
     if memory not in MEMORY:
         raise ValueError(f"memory: expected one of {', '.join(MEMORY)}, got {memory!r}")
@@ -53,7 +53,7 @@ def run(
 
 
 def weight_gradient(dk: Tensor, seed: int = 0) -> Tensor:
-    """dW = x^T dk of the layer that made the keys, over all rows; x [rows, CHANNELS] is normal."""
+    """Compute dW = x^T dk of the layer that computed the keys, over all rows; x [rows, CHANNELS] is normal."""
     return torch.randn(len(dk), CHANNELS, generator=_generator(seed)).double().T @ dk.double()
 
 
@@ -62,9 +62,9 @@ def _generator(seed: int) -> torch.Generator:
 
 
 def law(tokens: int, padding: int, memory: str = "NaN", times: float = 1.0) -> float:
-    """The relative L2 error of dW: times sqrt(padding / tokens) where an earlier tensor is in the memory.
+    """Predict the relative L2 error of dW: times * sqrt(padding / tokens) with an earlier tensor in the memory.
 
-    Both parts of dW are sums of independent products, so their sizes are as the roots of their numbers of rows.
+    Both parts of dW are sums of independent products, so their norms grow with the root of their number of rows.
 
     >>> law(100, 25, "an earlier tensor", times=2.0)
     1.0
@@ -76,12 +76,12 @@ def law(tokens: int, padding: int, memory: str = "NaN", times: float = 1.0) -> f
 
 @dataclass(frozen=True)
 class Shown:
-    """dk as it comes back, and the weight's gradient made of it."""
+    """The returned dk, and the weight's gradient from it."""
 
     dk: Tensor
     """[rows, CHANNELS]"""
     tokens: int
-    """Rows that belong to a sequence."""
+    """Number of rows that belong to a sequence."""
     found: Tensor
     """dW [CHANNELS, CHANNELS] of all rows."""
     true: Tensor
@@ -89,19 +89,19 @@ class Shown:
 
     @property
     def lost(self) -> Tensor:
-        """Which elements of dk nobody wrote and are not 0, [rows, CHANNELS]."""
+        """The unwritten elements of dk that are not 0, boolean [rows, CHANNELS]."""
         return (torch.arange(len(self.dk)) >= self.tokens)[:, None] & (self.dk != 0)
 
     @property
     def error(self) -> float:
-        """Relative L2 of dW, inf where it is no number."""
+        """Relative L2 error of dW, inf if it is NaN."""
         error = ((self.found - self.true).norm() / self.true.norm()).item()
         return math.inf if math.isnan(error) else error
 
 
 @functools.lru_cache(maxsize=4)
 def show(*, tokens: int, padding: int, memory: str, times: float, zeroed: bool, seed: int) -> Shown:
-    """What `at` measures."""
+    """Return the tensors behind `at`."""
     dk = written(tokens, seed)
     back = run(dk, padding, memory, times, zeroed=zeroed, seed=seed)
     true = torch.cat((dk, torch.zeros(padding, CHANNELS)))
@@ -117,16 +117,16 @@ def at(
     zeroed: bool = False,
     seed: int = 0,
 ) -> list[Row]:
-    """Packed sequences of so many tokens and padding behind them, whose memory held something before."""
+    """Compare law and measurement for packed sequences with padding, by the previous contents of the memory."""
     shown = show(tokens=tokens, padding=padding, memory=memory, times=times, zeroed=zeroed, seed=seed)
     predicted = 0.0 if zeroed else law(tokens, padding, memory, times)
-    how = "zeroed" if zeroed else memory
-    what = f"{tokens} tokens, {padding} rows of padding, {how}: error of dW"
+    contents = "zeroed" if zeroed else memory
+    what = f"{tokens} tokens, {padding} rows of padding, {contents}: error of dW"
     return [Row(what, math.nan, predicted, shown.error, 0.3)]
 
 
 def reproduce() -> list[Row]:
-    """The error of a weight's gradient, by what the memory held, with and without the cure."""
+    """Return the error of a weight's gradient by the previous contents of the memory, and with the cure."""
     rows = [row for memory in MEMORY for row in at(memory=memory)]
     for tokens, padding, times in ((400, 112, 1.0), (100, 28, 100.0)):
         rows += at(tokens=tokens, padding=padding, times=times)

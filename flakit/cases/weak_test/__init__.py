@@ -35,7 +35,7 @@ SIGMOID_SQUARED = 0.2934
 
 
 def inputs(*, fast: bool = True, T: int = 64, H: int = 2, K: int = 32, seed: int = 0) -> dict[str, Tensor]:
-    """RWKV7 inputs; fast: with the log decays of the test, uniform in [-8, -6], else with the model's own."""
+    """Draw RWKV7 inputs. fast: the test's log decays, uniform in [-8, -6]; otherwise the model's."""
     decay = None
     if fast:
         decay = torch.from_numpy(np.random.default_rng([seed, 1000]).uniform(-8, -6, (1, T, H, K)))
@@ -43,7 +43,7 @@ def inputs(*, fast: bool = True, T: int = 64, H: int = 2, K: int = 32, seed: int
 
 
 def forgetful(inputs: Mapping[str, Tensor], keep: int = 3) -> Tensor:
-    """o [B, T, H, V] of an operator that knows the token it is at and the keep - 1 before it, and nothing else."""
+    """Return o [B, T, H, V] of an operator that sees only the current token and the keep - 1 before it."""
     if keep < 1:
         raise ValueError(f"keep: expected at least 1 token, got {keep}")
     B, T = inputs["r"].shape[:2]
@@ -56,31 +56,31 @@ def forgetful(inputs: Mapping[str, Tensor], keep: int = 3) -> Tensor:
 
 
 def error(inputs: Mapping[str, Tensor], keep: int = 3) -> float:
-    """The relative L2 error of the forgetful operator's o."""
+    """Return the relative L2 error of the forgetful operator's o."""
     return relative_l2(forgetful(inputs, keep), reference.forward(**inputs)[0])
 
 
 def contributions(inputs: Mapping[str, Tensor], tokens: int = 24) -> list[Tensor]:
-    """What every o has from the token so many steps back, [B, T - steps, H, V] each, from the output t = steps on.
+    """Return each output's contribution from 0, 1, 2, … steps back, [B, T - steps, H, V] each, for t >= steps.
 
-    o_t is a sum of the values v_j, each times r_t^T A_t ... A_{j+1} k_j with A = diag(e^w) + b a^T; this walks from t
-    back to j. A forgetful operator leaves out all but the first of these.
+    o_t is a sum of the values v_j, each times r_t^T A_t ... A_{j+1} k_j with A = diag(e^w) + b a^T, computed from t
+    back to j. A forgetful operator has only the first of these.
     """
-    x, found = inputs["r"], []
+    x, parts = inputs["r"], []
     for _ in range(min(tokens, x.shape[1])):
         k, v, w, a, b = (inputs[name][:, : x.shape[1]] for name in "kvwab")
-        found.append((x * k).sum(-1, keepdim=True) * v)
+        parts.append((x * k).sum(-1, keepdim=True) * v)
         x = (w.exp() * x + a * (b * x).sum(-1, keepdim=True))[:, 1:]
-    return found
+    return parts
 
 
 def law(keep: int = 3, K: int = 32) -> float:
-    """The error of keeping `keep` tokens where the decays themselves leave nothing."""
+    """Predict the error of keeping `keep` tokens if the decays leave nothing of older ones."""
     return (SIGMOID_SQUARED / K) ** (keep / 2)
 
 
 def resetting(inputs: Mapping[str, Tensor], every: int = 64) -> Tensor:
-    """o [B, T, H, V] of an operator that begins with an empty state every so many tokens."""
+    """Return o [B, T, H, V] of an operator that resets its state every so many tokens."""
     if every < 1:
         raise ValueError(f"every: expected at least 1 token, got {every}")
     T = inputs["r"].shape[1]
@@ -89,18 +89,19 @@ def resetting(inputs: Mapping[str, Tensor], every: int = 64) -> Tensor:
 
 
 def reset_law(w: Tensor, every: int = 64) -> float:
-    """The error of `resetting`, from the decays w [B, T, H, K] alone, other inputs as the model has them.
+    """Predict the error of `resetting` from the decays w [B, T, H, K] alone, with other inputs as in the model.
 
-    With E_k the variance of a row of the state, a token adds 1 and multiplies by diag(e^w) + b a^T, a of random
-    direction: (e^{2w} - 2 e^w E[sigmoid] / K) E_k + E[sigmoid^2] / K^2 sum_j E_j are left. What is lost fades alike.
+    E_k is the variance of a row of the state. A token adds 1 and multiplies by diag(e^w) + b a^T, a of random
+    direction, which leaves (e^{2w} - 2 e^w E[sigmoid] / K) E_k + E[sigmoid^2] / K^2 sum_j E_j. The lost part decays in
+    the same way.
     """
-    kept, K = w.double().exp(), w.shape[-1]
-    full = lost = torch.zeros_like(kept[:, 0])
+    decay, K = w.double().exp(), w.shape[-1]
+    full = lost = torch.zeros_like(decay[:, 0])
     sizes = torch.zeros(2, dtype=torch.float64)
     for t in range(w.shape[1]):
         lost = full if t % every == 0 else lost
         full, lost = (
-            (kept[:, t] ** 2 - kept[:, t] / K) * x + SIGMOID_SQUARED / K**2 * x.sum(-1, keepdim=True)
+            (decay[:, t] ** 2 - decay[:, t] / K) * x + SIGMOID_SQUARED / K**2 * x.sum(-1, keepdim=True)
             for x in (full, lost)
         )
         full = full + 1
@@ -110,30 +111,30 @@ def reset_law(w: Tensor, every: int = 64) -> float:
 
 def _reset_rows(T: int = 256, every: int = 64) -> list[Row]:
     rows = []
-    for words, decay in {"the model's": "rwkv7", "a fresh model's": "rwkv6-init"}.items():
+    for label, decay in {"the model's": "rwkv7", "a fresh model's": "rwkv6-init"}.items():
         x = make_inputs("rwkv7", T=T, K=32, decay=decay, dtype=torch.float64)
-        off = relative_l2(resetting(x, every), reference.forward(**x)[0])
+        error = relative_l2(resetting(x, every), reference.forward(**x)[0])
         told = 0.39 if decay == "rwkv7" else math.nan
         rows.append(
-            Row(f"reset every {every} tokens, {words} decays: o off by", told, reset_law(x["w"], every), off, 0.25)
+            Row(f"reset every {every} tokens, {label} decays: o off by", told, reset_law(x["w"], every), error, 0.25)
         )
     return rows
 
 
 @dataclass(frozen=True)
 class Shown:
-    """With the test's decays, then with the model's: from how far back o comes, and how far a forgetful o is off."""
+    """Contributions to o by distance, and a forgetful operator's error, with the test's decays and with the model's."""
 
     keep: int
     seen: tuple[Tensor, Tensor]
-    """The norm of what comes from so many tokens back, [tokens], relative to o's."""
+    """The norm of the contribution from each number of tokens back, [tokens], relative to o's."""
     off: tuple[float, float]
     """The relative L2 error of the operator that keeps `keep` tokens."""
 
 
 @lru_cache(maxsize=4)
 def _drawn(K: int, T: int, seed: int) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-    """Inputs with the test's decays and with the model's, along the batch; their o; and `Shown.seen`, [2, tokens]."""
+    """Draw inputs with the test's decays and the model's, as a batch. Return them, their o, and `Shown.seen`."""
     both = [inputs(fast=fast, T=T, K=K, seed=seed) for fast in (True, False)]
     x = {name: torch.cat([each[name] for each in both]) for name in both[0]}
     o = reference.forward(**x)[0]
@@ -143,7 +144,7 @@ def _drawn(K: int, T: int, seed: int) -> tuple[dict[str, Tensor], Tensor, Tensor
 
 @lru_cache(maxsize=4)
 def show(*, keep: int, K: int, T: int, seed: int = 0) -> Shown:
-    """What `at` measures, and where it comes from."""
+    """Return the errors of `at`, and the contributions behind them."""
     x, o, seen = _drawn(K, T, seed)
     off = tuple(relative_l2(got, true) for got, true in zip(forgetful(x, keep), o, strict=True))
     return Shown(keep, tuple(seen), off)
@@ -156,11 +157,11 @@ def at(
     T: Annotated[int, Range(64, 512, 16)] = 256,
     seed: int = 0,
 ) -> list[Row]:
-    """How many tokens are kept: the error with the test's decays and with the model's, and whether 0.005 accepts it."""
+    """Return the error of keeping `keep` tokens, by the test's and the model's decays, and whether 0.005 accepts it."""
     fast, real = show(keep=keep, K=K, T=T, seed=seed).off
     predicted = law(keep, K)
     recorded = 8e-4 if (keep, K) == (3, 32) else math.nan
-    within = 1.5 * math.sqrt(9 * 1.6**keep / (2 * T))  # 3 of the standard deviations that 24 seeds have
+    within = 1.5 * math.sqrt(9 * 1.6**keep / (2 * T))  # 3 standard deviations over 24 seeds
     return [
         Row(f"keeps {keep} tokens, w in [-8, -6]: o off by", recorded, predicted, fast, within),
         Row(f"keeps {keep} tokens, w in [-8, -6]: passes at 0.005", math.nan, predicted < TOLERANCE, fast < TOLERANCE),
@@ -170,5 +171,5 @@ def at(
 
 
 def reproduce() -> list[Row]:
-    """The test's verdict on operators that keep one, two and three tokens, and one that resets its state."""
+    """Return the test's verdict on operators that keep one, two and three tokens, and on one that resets its state."""
     return [row for keep in (1, 2, 3) for row in at(keep=keep)] + _reset_rows()

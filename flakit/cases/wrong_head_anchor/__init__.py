@@ -1,11 +1,11 @@
 """An anchor from the wrong head: it cancels in algebra, so nothing is wrong until the decay is strong.
 
-Cumulative decays lie as [T, H, K]; one token further is H K numbers away. A kernel reads the row in the middle of its
-block, its anchor n, `middle * K` numbers from its head's first row instead of `middle * H * K`: another token's, and
-often another head's. As told (flash-linear-attention issue #1084, pull request #1085): the short stride can corrupt
-scores and gradients. As measured: exp(g_i - n) exp(n - g_j) is exp(g_i - g_j) for any n, so that the error is that of
-rounding, 1e-7, at every ordinary decay; but the exponents are no longer those of half a block. They overflow where
-the right ones have room, and NaN begins. With one head the two addresses are the same.
+Cumulative decays are stored as [T, H, K], so the stride between tokens is H K. A kernel reads the middle row of its
+block, its anchor n, at `middle * K` from its head's first row instead of `middle * H * K`: another token's row, often
+another head's. As told (flash-linear-attention issue #1084, pull request #1085): the short stride can corrupt scores
+and gradients. As measured: exp(g_i - n) exp(n - g_j) is exp(g_i - g_j) for any n, so at ordinary decays the error is
+only rounding, 1e-7. But the exponents no longer span half a block: they overflow where the right ones do not, and give
+NaN. With one head the two addresses are equal.
 """
 
 import functools
@@ -23,16 +23,16 @@ from ..laws import LN_MAX, Row, kernel_place, search
 
 
 def anchor(g: Tensor, *, wrong: bool = True) -> Tensor:
-    """The row that each head of a block takes as its anchor, [H, K] from its cumulative log decays g [block, H, K]."""
+    """Return the row that each head uses as its anchor, [H, K], from cumulative log decays g [block, H, K]."""
     block, H, K = g.shape
     middle = block // 2
     return g.view(-1, K)[middle : middle + H] if wrong else g[middle]
 
 
 def scores(q: Tensor, k: Tensor, w: Tensor, *, wrong: bool = True, backend: str = "torch") -> Tensor:
-    """A [H, block, block] of inclusive linear attention in one block; q, k, w [block, H, K].
+    """Compute A [H, block, block] of inclusive linear attention in one block; q, k, w [block, H, K].
 
-    backend: "triton" is the kernel, on a GPU or interpreted, in float32; "torch" its twin.
+    backend: "triton" for the kernel, on a GPU or interpreted, in float32; "torch" for its twin.
     """
     g = w.cumsum(0)
     if choose_backend(backend, w) == "triton":
@@ -45,20 +45,20 @@ def scores(q: Tensor, k: Tensor, w: Tensor, *, wrong: bool = True, backend: str 
 
 
 def exact(q: Tensor, k: Tensor, w: Tensor) -> Tensor:
-    """The same in float64, by the difference of each pair."""
+    """Compute the same in float64, from the difference of each pair."""
     q, k, g = q.double(), k.double(), w.double().cumsum(0)
     return torch.einsum("ihc,jhc,ijhc->hij", q, k, (g[:, None] - g[None]).clamp(max=0).exp()).tril()
 
 
 def law(w: Tensor, *, wrong: bool = True) -> float:
-    """The factor on the log decays w [block, H, K] at which a factor of the scores overflows, operands of order 1:
-    ln(max) over the largest distance of any row's g from its head's anchor."""
+    """Predict the factor on log decays w [block, H, K] at which the scores overflow, for operands of order 1: ln(max) /
+    the largest distance of any row's g from its head's anchor."""
     g = w.double().cumsum(0)
     return LN_MAX[torch.float32] / (g - anchor(g, wrong=wrong)).abs().max().item()
 
 
 def onset(w: Tensor, *, wrong: bool = True, tolerance: float = 1e-3, backend: str = "torch") -> float:
-    """The measured counterpart of `law`, in float32 with operands of size 1."""
+    """Measure the counterpart of `law`, in float32 with operands of size 1."""
     ones = torch.ones_like(w)
 
     def finite(factor: float) -> dict[str, bool]:
@@ -69,24 +69,24 @@ def onset(w: Tensor, *, wrong: bool = True, tolerance: float = 1e-3, backend: st
 
 @functools.lru_cache(maxsize=2)
 def _begins(H: int, block: int, spread: float, wrong: bool) -> float:
-    """The onset of `decays`, where this process runs kernels: the same for every w."""
+    """Return the onset for `decays`, with the kernel if this process can run it; it does not depend on w."""
     device, backend = kernel_place()
     return onset(decays(block, H, spread=spread).to(device), wrong=wrong, backend=backend)
 
 
 def decays(block: int = 16, H: int = 4, K: int = 16, *, spread: float = 0.0) -> Tensor:
-    """Log decays [block, H, K] of -1, each further head's stronger by `spread`."""
+    """Return log decays [block, H, K] of -1, stronger by `spread` for each further head."""
     return -(1 + spread * torch.arange(H, dtype=torch.float32)).view(1, H, 1).expand(block, H, K).contiguous()
 
 
 @dataclass(frozen=True)
 class Anchored:
-    """What comes of one anchor."""
+    """The results with one anchor."""
 
     rows: list[tuple[int, int]]
-    """The token and the head whose row each head takes as its anchor."""
+    """The token and the head of the row that each head uses as its anchor."""
     exponents: Tensor
-    """g - n of every token and head [block, H], the same in all its channels."""
+    """g - n of every token and head [block, H], equal in all channels."""
     read: Tensor
     """e^(g - n), [block, H]."""
     key: Tensor
@@ -101,19 +101,19 @@ class Shown:
 
     K: int
     g: Tensor
-    """Cumulative log decays [block, H], the same in all channels."""
+    """Cumulative log decays [block, H], equal in all channels."""
     wrong: Anchored
     right: Anchored
     exact: Tensor
-    """A in float64, by the difference of each pair."""
+    """A in float64, from the difference of each pair."""
     head: int
-    """The one whose exponents reach furthest with the wrong anchor."""
+    """The head with the largest exponents for the wrong anchor."""
     off: float
     """The relative L2 error of all heads' scores with the wrong anchor."""
 
 
 def show(*, H: int, block: int, spread: float, w: float, seed: int = 0) -> Shown:
-    """What `at` measures at w."""
+    """Return the tensors behind `at` at log decay w. ValueError for fewer than 1 head or 2 rows."""
     return _show_once(H, block, spread, w, seed)
 
 
@@ -125,16 +125,16 @@ def _show_once(H: int, block: int, spread: float, w: float, seed: int) -> Shown:
     logs = decays(block, H, spread=spread) * -w
     q, k = torch.randn(2, *logs.shape, generator=torch.Generator().manual_seed(seed))
     g, exact_scores = logs.cumsum(0), exact(q, k, logs)
-    made = {}
+    by_anchor = {}
     for wrong in (True, False):
         n = anchor(g, wrong=wrong)[:, 0]
         exponents = g[..., 0] - n
         rows = [divmod(block // 2 + h, H) if wrong else (block // 2, h) for h in range(H)]
         got = scores(*(x.to(device) for x in (q, k, logs)), wrong=wrong, backend=backend).cpu()
-        made[wrong] = Anchored(rows, exponents, exponents.exp(), (-exponents).exp(), got)
-    reach = made[True].exponents.abs().amax(0)
-    off = relative_l2(made[True].scores, exact_scores)
-    return Shown(logs.shape[-1], g[..., 0], made[True], made[False], exact_scores, int(reach.argmax()), off)
+        by_anchor[wrong] = Anchored(rows, exponents, exponents.exp(), (-exponents).exp(), got)
+    reach = by_anchor[True].exponents.abs().amax(0)
+    error = relative_l2(by_anchor[True].scores, exact_scores)
+    return Shown(logs.shape[-1], g[..., 0], by_anchor[True], by_anchor[False], exact_scores, int(reach.argmax()), error)
 
 
 def at(
@@ -145,9 +145,8 @@ def at(
     w: Annotated[float, DECAY] = -1.0,
     seed: int = 0,
 ) -> list[Row]:
-    """One number of heads and block, the heads' decays apart by `spread` times w: the onset of both anchors, the error
-    of the wrong one at w."""
-    off = show(H=H, block=block, spread=spread, w=w, seed=seed).off
+    """Return the onset of both anchors, and the error of the wrong one at w; heads' decays differ by `spread` * w."""
+    error = show(H=H, block=block, spread=spread, w=w, seed=seed).off
     return [
         Row(
             f"H = {H}, spread {spread:g}, {which} anchor: |w| at which NaN begins",
@@ -161,11 +160,11 @@ def at(
             f"H = {H}, spread {spread:g}, wrong anchor: error at w = {w:g}",
             1e-7 if w == -1 else math.nan,
             math.nan,
-            off,
+            error,
         )
     ]
 
 
 def reproduce() -> list[Row]:
-    """One head and several, alike and different."""
+    """Return rows for one head, and for several with equal and different decays."""
     return [row for H, spread in ((1, 0.0), (4, 0.0), (4, 1.0)) for row in at(H=H, spread=spread)]
