@@ -1,10 +1,10 @@
-"""ABC, attention with bounded-memory control: what GSA becomes without a gate of its own (arXiv:2110.02488).
+"""ABC, attention with bounded-memory control: GSA without a gate of its own (arXiv:2110.02488).
 
-Every slot normalises what is written into it over time, so that it holds a weighted mean of all tokens so far:
+Every slot normalises its writes over time, so that it holds a weighted mean of all tokens so far:
 
     z_t = log sum_{j<=t} e^{s_j},   hk_t = sum_{j<=t} e^{s_j - z_t} k_j   and hv_t alike with v
 
-which is GSA with g_t = z_{t-1} - z_t (0 at the first token) and e^{s_t - z_t} in place of s_t.
+This is GSA with g_t = z_{t-1} - z_t (0 at the first token) and e^{s_t - z_t} in place of s_t.
 """
 
 import torch
@@ -14,10 +14,11 @@ from ..common.packed import positions
 
 
 def slots_and_gates(s: Tensor, cu_seqlens: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """(e^{s - z}, g), both [B, T, H, M] in float32 (float64 for float64) and differentiable; s [B, T, H, M] is finite.
+    """Return (e^{s - z}, g), [B, T, H, M] each in float32 (float64 for float64) and differentiable, of a finite s
+    [B, T, H, M].
 
-    Each packed sequence begins anew; s behind the last one is not read. In float64: z is as large as s, and its
-    gradient sums what nearly cancels.
+    Each packed sequence starts anew; s past the last one is not read. Computed in float64: z is as large as s, and its
+    gradient sums terms that nearly cancel.
     """
     wide, s = torch.promote_types(s.dtype, torch.float32), s.double()
     if cu_seqlens is None:
@@ -26,7 +27,7 @@ def slots_and_gates(s: Tensor, cu_seqlens: Tensor | None = None) -> tuple[Tensor
     else:
         position = positions(cu_seqlens, s.shape[1])
         unused = torch.arange(s.shape[1], device=s.device) >= cu_seqlens[-1]
-        s = s.masked_fill(unused[:, None, None], 0)  # padding, in which NaN would reach its own gradient
+        s = s.masked_fill(unused[:, None, None], 0)  # a NaN in padding would reach its gradient
         z = _PackedLogCumSumExp.apply(s, position)
     g = (z.roll(1, 1) - z).where((position > 0)[:, None, None], 0)
     g = g - g.detach().clamp(min=0)  # a parallel sum may round a z below the one before it
@@ -36,8 +37,8 @@ def slots_and_gates(s: Tensor, cu_seqlens: Tensor | None = None) -> tuple[Tensor
 class _PackedLogCumSumExp(torch.autograd.Function):
     """z_t = log sum_{j<=t} e^{s_j} within each packed sequence, s [1, T, H, M], by doubling.
 
-    Offsets are never read, so nothing waits for a GPU and a compiled graph stays whole, and nothing is padded. The
-    gradient is written out because autograd would keep every doubling:
+    The host never reads the offsets, so nothing synchronizes with a GPU, compiled graphs do not break, and nothing is
+    padded. The gradient is explicit because autograd would save every doubling step:
 
         ds_j = e^{s_j - z_j} G_j,     G_j = sum_{t>=j} dz_t e^{z_j - z_t} = dz_j + e^{z_j - z_{j+1}} G_{j+1}
     """

@@ -1,4 +1,4 @@
-"""GSA's public functions: check the arguments, choose the code that runs, register it with PyTorch. No maths here."""
+"""GSA's public functions: check the arguments, choose a backend, register with PyTorch. No maths here."""
 
 from typing import NamedTuple
 
@@ -12,14 +12,14 @@ from ..common.registration import Registered, unseen
 from .abc import slots_and_gates
 
 CHUNK_SIZES = (32, 64)
-"""Of the kernels."""
+"""Chunk lengths of the kernels."""
 
 
 class GSAOutput(NamedTuple):
     o: Tensor
     """[B, T, HQ, V], in the dtype of q."""
     final_state: tuple[Tensor | None, Tensor | None]
-    """(hk [N, H, K, M], hv [N, H, M, V]), float32 (float64 for float64 inputs); (None, None) unless asked for."""
+    """(hk [N, H, K, M], hv [N, H, M, V]), float32 (float64 for float64 inputs); (None, None) unless requested."""
 
 
 torch.serialization.add_safe_globals([GSAOutput])  # a saved result can be loaded with weights_only=True
@@ -44,7 +44,7 @@ def chunk_gsa(
     backend: str | None = None,
     group: "torch.distributed.ProcessGroup | None" = None,
 ) -> GSAOutput:
-    """GSA computed in chunks: parallel over T, one memory per chunk. Finite and accurate for every g <= 0.
+    """GSA in chunked form: parallel over T, one memory per chunk. Finite and accurate for every g <= 0.
 
         hk_t = hk_{t-1} diag(e^{g_t}) + k_t s_t^T
         hv_t = diag(e^{g_t}) hv_{t-1} + s_t v_t^T
@@ -52,8 +52,8 @@ def chunk_gsa(
 
     Gated slot attention, arXiv:2409.07146. Every tensor argument has a gradient, the states included.
 
-    A NaN or an infinity in an input spoils no token before it in the recurrence. Here, where one product serves a whole
-    chunk, it may spoil the earlier tokens of its chunk too, for 0 * NaN is NaN: fill padding with zeros, `torch.empty`
+    In the recurrence, a NaN or an infinity in an input affects no earlier token. Here, where one product serves a whole
+    chunk, it may affect earlier tokens of its chunk too, since 0 * NaN is NaN: fill padding with zeros, `torch.empty`
     holds anything. `flakit.checked()` names the first such value.
 
     Args:
@@ -61,50 +61,50 @@ def chunk_gsa(
             float32, bfloat16 or float16.
         k: key, [B, T, H, K], dtype of q.
         v: value, [B, T, H, V], dtype of q.
-        s: how strongly each of M slots is written, [B, T, H, M], dtype of q.
+        s: strength of the write into each of M slots, [B, T, H, M], dtype of q.
         g: natural-log decay per token and slot, [B, T, H, M], <= 0; 0 keeps everything, -inf forgets everything. Dtype
             of q, or float32 (float64 beside float64). None is ABC: each slot is a running mean over its sequence,
             weighted by e^s, and s has to be finite; there is no initial state then.
         scale: factor on the scores, default K^-0.5.
         initial_state: (hk [N, H, K, M], hv [N, H, M, V]) in any float dtype, computed in float32 (float64 for float64
             inputs); their gradients have their own dtypes. N is B, or the number of packed sequences. (None, None) is
-            no state, as a call returns it that was not asked for one.
+            no state, as a call without output_final_state returns it.
         output_final_state: return the memory after the last token too.
-        checkpoint_level: accepted for compatibility; changes nothing.
+        checkpoint_level: accepted for compatibility, without effect.
         cu_seqlens: offsets [N + 1] of sequences packed along T in a batch of one, int32 or int64: from 0,
-            non-decreasing, at most T. A sequence of length zero hands its initial state on. Rows behind the last
-            offset are padding: their inputs are not read, their outputs and gradients are zero. Invalid offsets are a
-            ValueError; where values are not looked at (see Raises), every output and gradient is NaN.
+            non-decreasing, at most T. A sequence of length zero returns its initial state. Rows past the last offset
+            are padding: their inputs are not read, their outputs and gradients are zero. Invalid offsets raise a
+            ValueError; where values are not checked (see Raises), every output and gradient is NaN.
         cu_seqlens_cpu: a copy of cu_seqlens on the CPU, whose values are checked without waiting for a GPU.
         chunk_size: tokens a chunk, a power of two up to 256, or None for the backend's own choice. The kernels take the
-            nearest of 32 and 64, 64 only for bfloat16 with 33 to 64 slots and as many queries as heads. It changes
-            rounding only.
-        head_first, reverse: accepted as False only: [B, T, H, ...] is the one layout, and time runs forwards.
+            nearest of 32 and 64, 64 only for bfloat16 with 33 to 64 slots and as many queries as heads. It affects
+            rounding and speed only.
+        head_first, reverse: accepted as False only: [B, T, H, ...] is the only layout, and time runs forwards.
         backend: "triton" (default on CUDA; on CPU under TRITON_INTERPRET=1), "torch" (default elsewhere) or
             "reference" (the recurrence, step by step).
-        group: a process group of torch.distributed whose ranks hold the sequences together, each a slice of T in the
-            order of ranks, of any length, none too; o and gradients are of the slice. Every rank calls, and
-            differentiates or not. cu_seqlens go through all slices, the same on every rank, and are waited for.
-            initial_state is read where a sequence begins (of a batch: on the first rank) and final_state is
-            given where it ends, zeros elsewhere: sums over ranks are what one process has.
-            A call that differs between ranks is the same ValueError on all of them: on a GPU at the first call of its
-            shapes, with cu_seqlens, and under `flakit.checked()`. So are arguments that one rank alone is refused, but
-            on a GPU at the operator's first call in the group only: later the others wait until the group's timeout.
-            No torch.compile, no ABC. In place of the group and cu_seqlens,
-            flash-linear-attention's cp_context is taken, of layout "contiguous".
+        group: a process group of torch.distributed whose ranks share the sequences: each holds a slice of T, in rank
+            order, of any length including 0; o and the gradients are those of the slice. All ranks must call, and all
+            or none differentiate. cu_seqlens span all slices, are the same on every rank, and are read on the host.
+            initial_state is read on the rank where a sequence begins (of a batch: the first) and final_state is
+            returned where it ends, zeros elsewhere: sums over ranks equal the result of one process.
+            A call that differs between ranks raises the same ValueError on all of them: on a GPU at the first call of
+            its shapes, with cu_seqlens, and under `flakit.checked()`. So do invalid arguments on one rank, but on a
+            GPU at the operator's first call in the group only: later the other ranks wait until the group's timeout.
+            No torch.compile, no ABC. flash-linear-attention's cp_context, of layout "contiguous", is accepted in place
+            of the group and cu_seqlens.
 
     Returns:
-        GSAOutput(o, final_state). Under autocast q, k, v and s are computed, and o returned, in autocast's dtype.
+        GSAOutput(o, final_state). Under autocast q, k, v and s are cast to autocast's dtype, which o has too.
 
     Raises:
-        TypeError, ValueError: naming the argument, what was expected and what came. Values on a GPU are looked at
-            only under `flakit.checked()`.
+        TypeError, ValueError: with the argument's name, the expected value and the actual one. Values on a GPU are
+            checked only under `flakit.checked()`.
 
     >>> o, (hk, hv) = chunk_gsa(q, k, v, s, logsigmoid(x) / 8, output_final_state=True)
     """
     check.check_unused(head_first=head_first, reverse=reverse, checkpoint_level=checkpoint_level)
-    given = scale, initial_state, output_final_state, (cu_seqlens, cu_seqlens_cpu), chunk_size, backend, group
-    return ranks.called(_registered, _run, "chunk", (q, k, v, s, g), *given)
+    rest = scale, initial_state, output_final_state, (cu_seqlens, cu_seqlens_cpu), chunk_size, backend, group
+    return ranks.called(_registered, _run, "chunk", (q, k, v, s, g), *rest)
 
 
 def fused_recurrent_gsa(
@@ -126,16 +126,16 @@ def fused_recurrent_gsa(
     backend: str | None = None,
     group: "torch.distributed.ProcessGroup | None" = None,
 ) -> GSAOutput:
-    """GSA one token after another: the form for decoding and for checking the chunked one.
+    """GSA token by token: the form for decoding and for checking the chunked one.
 
-    Formula, arguments, result and errors as in `chunk_gsa`; chunk_size changes nothing. The "torch" and "reference"
-    backends are the same step-by-step recurrence here, in float64 and rounded once at the end, since in float32
-    thousands of products with the same rounded decay add its error up; "triton" keeps the memory in registers, as
+    Formula, arguments, result and errors as in `chunk_gsa`; chunk_size has no effect. Here the "torch" and
+    "reference" backends are the same step-by-step recurrence in float64, rounded once at the end, since in float32
+    thousands of products with the same rounded decay accumulate its error; "triton" holds the memory in registers, in
     float32, and a slow decay as two numbers.
     """
     check.check_unused(head_first=head_first, reverse=reverse, checkpoint_level=checkpoint_level)
-    given = scale, initial_state, output_final_state, (cu_seqlens, cu_seqlens_cpu), chunk_size, backend, group
-    return ranks.called(_registered, _run, "recurrent", (q, k, v, s, g), *given)
+    rest = scale, initial_state, output_final_state, (cu_seqlens, cu_seqlens_cpu), chunk_size, backend, group
+    return ranks.called(_registered, _run, "recurrent", (q, k, v, s, g), *rest)
 
 
 def _run(
@@ -160,7 +160,7 @@ def _run(
                     f"{name}: expected {axis} <= {most} for backend 'triton', got {axis} = {size}; use backend='torch'"
                 )
     if g is None:
-        if check.looks_at_values(raw_s) and unseen([raw_s]):  # what follows a call cannot look at values
+        if check.looks_at_values(raw_s) and unseen([raw_s]):  # a compiler or transform cannot read values
             check.check_finite("s", check.without_padding(raw_s, offsets[0]), "with g=None")
         slots, g = slots_and_gates(raw_s, offsets[0])
         s = slots.to(q.dtype)
@@ -172,7 +172,7 @@ def _run(
 
 @check.Once
 def _checked(q, k, v, s, g, hk, hv, cu_seqlens, cu_seqlens_cpu) -> list[Tensor | None]:
-    """All that was given, in autocast's dtypes and the state in its own."""
+    """Check all arguments; return q, k, v, s in autocast's dtype, the state in its dtype of computation."""
     check.check_tensor("q", q, dict(B=None, T=None, HQ=None, K=None))
     B, T, HQ, K = q.shape
     check.check_tensor("k", k, dict(B=B, T=T, H=None, K=K))

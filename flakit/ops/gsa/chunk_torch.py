@@ -1,16 +1,16 @@
-"""GSA in chunks of C tokens with plain PyTorch: the form the kernels compute, safe for every gate, on any device.
+"""GSA in chunks of C tokens in plain PyTorch: the form the kernels compute, valid for every gate, on any device.
 
-Both passes are the same sum over earlier tokens j, with a token's own fading e^{g_i} taken out of the decay between i
-and j so that what remains is strictly between the two (`common.chunks`). The states are both kept with the slots as
-rows, [M, K] and [M, V]; before_i and after_j are the sums of g over the chunk's rows before i and after j:
+Both passes are the same sum over earlier tokens j, with a token's own decay e^{g_i} split off from the decay between i
+and j so that the rest lies strictly between the two (`common.chunks`). Both states are stored with the slots as rows,
+[M, K] and [M, V]; before_i and after_j are the sums of g over the chunk's rows before i and after j:
 
     scores_i = sum_j A_ij s_j e^{g_i + between} + e^{g_i + before_i} hk_in q_i + A_ii s_i,    A = scale q k^T
     o_i      = sum_j B_ij v_j + hv_in^T (p_i e^{g_i + before_i}),                             B = p s^T, decayed alike
     hk_out   = diag(e^{total}) hk_in + (s e^{after})^T k,   and hv_out alike with v
 
-So in the first pass the decay sits on the *output*'s channels, in the second on the contracted ones; to the backward
-pass they are one thing, a read (dscores in the first, p in the second) that meets the key s with the score matrix q k^T
-or do v^T: both are read at once. The query heads of one group are reads of one token (`common.chunks`).
+So in the first pass the decay is on the *output*'s channels, in the second on the contracted ones; in the backward both
+have one form, a read (dscores in the first, p in the second) that sees the key s through the score matrix q k^T or
+do v^T, and are computed together. The query heads of one group are reads of one token (`common.chunks`).
 """
 
 import torch
@@ -46,34 +46,34 @@ def _join_queries(x: Tensor, C: int, T: int) -> Tensor:
 
 
 def _own(A: Tensor, s: Tensor) -> Tensor:
-    """A_ii s_i, what a token reads of its own, [B, H, N, C G, M]."""
+    """Return A_ii s_i, each token's read of itself, [B, H, N, C G, M]."""
     return (own_pairs(A, s.shape[-2]) * s[..., None, :]).flatten(-3, -2)
 
 
 def _scores(read: Tensor, own: Tensor, s: Tensor, levels: list[Level]) -> Tensor:
-    """The pairs' scores, a token's with itself among them, for which `own` is the read."""
+    """Return the scores of all pairs, [..., C G, C]; the pairs of a token with itself use `own` as the read."""
     A = pair_scores(read, s, levels)
     own_pairs(A, s.shape[-2])[..., 0] = (own.unflatten(-2, (s.shape[-2], -1)) * s[..., None, :]).sum(-1)
     return A
 
 
 def _slot_rows(states: tuple[Tensor, Tensor] | None) -> tuple[Tensor | None, Tensor | None]:
-    """(hk [B, H, K, M], hv [B, H, M, V]) with hk turned to [B, H, M, K]."""
+    """Return (hk [B, H, K, M], hv [B, H, M, V]) with hk transposed to [B, H, M, K]."""
     return (None, None) if states is None else (states[0].mT, states[1])
 
 
 def softmax_grads(p: Tensor, dp: Tensor) -> Tensor:
-    """p (dp - <p, dp>), with dp taken from that of the likeliest slot on.
+    """Return p (dp - <p, dp>), with dp relative to that of the most probable slot.
 
-    <p, dp> takes away what all of dp have in common. Where nearly all of p is one slot's, that is nearly all of that
-    slot's dp, and what is left of it would be the few digits of a difference.
+    Subtracting <p, dp> removes what all of dp share. Where one slot has nearly all of p, that is nearly all of its dp,
+    and the difference would keep only a few digits.
     """
     dp = dp - dp.gather(-1, p.argmax(-1, keepdim=True))
     return p * (dp - (p * dp).sum(-1, keepdim=True))
 
 
 def forward(q, k, v, s, g, scale, initial_state, chunk_size) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """o [B, T, HQ, V] and (hk_T, hv_T), in float32 (float64 for float64 inputs)."""
+    """Return o [B, T, HQ, V] and (hk_T, hv_T), in float32 (float64 for float64 inputs)."""
     T, H, dtype = q.shape[1], k.shape[2], torch.promote_types(q.dtype, torch.float32)
     q = _queries(q, H, chunk_size, dtype) * scale
     k, v, s, g = (split_chunks(x, chunk_size, dtype) for x in (k, v, s, g))
@@ -85,15 +85,15 @@ def forward(q, k, v, s, g, scale, initial_state, chunk_size) -> tuple[Tensor, tu
     hv_in, hv = carry_states(total, written @ v, hv_first)
 
     A = q @ k.mT
-    faded = read_sums(A, s, levels) + weighed(q @ hk_in.mT, before)
-    p = (weighed(faded, now) + _own(A, s)).softmax(-1)
+    earlier = read_sums(A, s, levels) + weighed(q @ hk_in.mT, before)
+    p = (weighed(earlier, now) + _own(A, s)).softmax(-1)
     read = weighed(p, now)
     o = _scores(read, p, s, levels) @ v + weighed(read, before) @ hv_in
     return _join_queries(o, chunk_size, T), (hk.mT, hv)
 
 
 def backward(q, k, v, s, g, scale, initial_state, do, dfinal_state, chunk_size) -> tuple:
-    """dq [B, T, HQ, K], dk, dv, ds, dg [B, T, H, *] and (dhk_0, dhv_0), in float32 or float64."""
+    """Return dq [B, T, HQ, K], dk, dv, ds, dg [B, T, H, *] and (dhk_0, dhv_0), in float32 or float64."""
     T, H, dtype = q.shape[1], k.shape[2], torch.promote_types(q.dtype, torch.float32)
     q, do = _queries(q, H, chunk_size, dtype) * scale, _queries(do, H, chunk_size, dtype)
     k, v, s, g = (split_chunks(x, chunk_size, dtype) for x in (k, v, s, g))
@@ -104,11 +104,11 @@ def backward(q, k, v, s, g, scale, initial_state, do, dfinal_state, chunk_size) 
     hk_in, _ = carry_states(total, written.mT @ k, hk_first)
     hv_in, _ = carry_states(total, written.mT @ v, hv_first)
 
-    # What reads find in the first pass and their gradients in the second: first between chunks, then in all.
+    # Reads of the first pass, and their gradients in the second: first from earlier chunks, then from all tokens.
     A = beside(q @ k.mT, do @ v.mT)
-    found = weighed(beside(q @ hk_in.mT, do @ hv_in.mT), before)
-    faded = found + read_sums(A, s, levels)
-    scores, dp = apart(weighed(faded, now) + _own(A, s), -2, 2)
+    from_states = weighed(beside(q @ hk_in.mT, do @ hv_in.mT), before)
+    earlier = from_states + read_sums(A, s, levels)
+    scores, dp = apart(weighed(earlier, now) + _own(A, s), -2, 2)
     p = scores.softmax(-1)
     dscores = softmax_grads(p, dp)
 
@@ -126,10 +126,10 @@ def backward(q, k, v, s, g, scale, initial_state, do, dfinal_state, chunk_size) 
     # Between chunks, then inside, then of each token with itself.
     ds = (k @ dhk.mT + v @ dhv.mT) * after
     dg = (total * ((hk_in * dhk).sum(-1) + (hv_in * dhv).sum(-1)))[..., None, :].expand_as(g).clone()
-    pair_grads(A, reads, s, levels, found, ds, dg)
+    pair_grads(A, reads, s, levels, from_states, ds, dg)
     per_token = chunk_size, -1
     ds += (own_pairs(A, chunk_size) * own.unflatten(-2, per_token)).sum(-2)
-    dg += (reads * faded).unflatten(-2, per_token).sum(-2)
+    dg += (reads * earlier).unflatten(-2, per_token).sum(-2)
 
     rows = (join_chunks(x, T) for x in (dk, dv, ds, dg))
     return _join_queries(dq, chunk_size, T), *rows, (dhk_0.mT, dhv_0)

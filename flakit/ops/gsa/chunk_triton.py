@@ -1,40 +1,40 @@
-"""GSA in chunks as Triton kernels: everything is parallel over chunks but a light stream of memories.
+"""GSA in chunks as Triton kernels: all work but a light stream of memories is parallel over chunks.
 
 Forward:  `stream_kernel`        the memories hk and hv entering each chunk, and which chunks are mild
           `output_kernel`        scores, softmax and o from a chunk's tokens and its entering memories
-Backward: `softmax_grads_kernel` p again, and dscores from it and from what reaches it through the second pass
+Backward: `softmax_grads_kernel` p again, and dscores from p and its gradient from the second pass
           `stream_kernel`        in reverse: the gradients of both memories leaving each chunk
-          `slot_grads_kernel`    ds and dg (for any decay `memory_grads_kernel` before it: what memories give)
+          `slot_grads_kernel`    ds and dg (for any decay after `memory_grads_kernel`, the part of the memories)
           `pass_grads_kernel`    dk and dq, then dv
 
-Both memories are kept with the slots as rows, hk turned to [M, K]. The two passes are then one thing to the backward: a
-read x over the slots (dscores or p) meets the key s of the same and of earlier tokens with the score matrix q k^T or
-do v^T, and both read a memory that has taken in their own token. All M slots are in registers: the softmax needs them.
+Both memories are stored with the slots as rows, hk transposed to [M, K]. To the backward both passes then have one
+form: a read x over the slots (dscores or p) sees the key s of the same and of earlier tokens through the score matrix
+q k^T or do v^T, and reads a memory that includes its own token. All M slots are in registers: the softmax needs them.
 
-There are two ways through a chunk (`mild_triton`, `dyadic_triton`); both are launched, here, and each leaves the
-other's chunks alone. With upto_i the sum of g over the chunk's rows up to i, and mid that over its first half:
-- `mild_*` (16-bit inputs, the chunk's whole decay fits float32): e^{upto_i - upto_j} is the product of what reads are
-  multiplied with, e^{upto_i - mid}, and keys, e^{mid - upto_j}: x*_i and s*_j. What is left, e^{mid} where memories are
-  read and e^{total - mid} where they are written, lies in the scales that mild kernels are given (`store_state`);
-- any other: a read's own fading e^{g_i} is split off, so that what is left lies strictly between j and i as in RWKV6,
-  products by dyadic level whose factors are all in [0, 1] (`pair_scores`); a token meets itself without any decay.
-Rows beyond a sequence's end are loaded as zeros, g too; no factor is ever above e^55, so that a zero stays a zero.
-Chunks have 64 tokens where inputs are bfloat16, slots 33 to 64 and queries as many as heads, else 32.
+Each chunk takes one of two paths (`mild_triton`, `dyadic_triton`); both kernels are launched here, and each skips the
+chunks of the other. With upto_i the sum of g over the chunk's rows up to i, and mid that over its first half:
+- `mild_*` (16-bit inputs, the chunk's whole decay fits float32): e^{upto_i - upto_j} is the product of a factor of the
+  read, e^{upto_i - mid}, and one of the key, e^{mid - upto_j}: x*_i and s*_j. The remaining factors, e^{mid} where
+  memories are read and e^{total - mid} where they are written, are part of the scales of mild kernels (`store_state`);
+- any other: a read's own decay e^{g_i} is split off, so that the rest lies strictly between j and i as in RWKV6,
+  products by dyadic level whose factors are all in [0, 1] (`pair_scores`); a token reads itself without any decay.
+Rows past a sequence's end are loaded as zeros, g too; no factor exceeds e^55, so that a zero stays a zero. Chunks have
+64 tokens where inputs are bfloat16, with 33 to 64 slots and as many queries as heads, else 32.
 
-Mild operands are split into two bfloat16 numbers where decays are in them (`blocks_triton.split`). Products with a
-memory, which is kept in float16 with a power of two for each row, take the other operand in float16 too, each of its
-rows over a power of two: one product in the place of two or three, and the memory goes from where it lies to the tensor
-core as it is. What that rounds, 2^-12, is what the memory has lost already. A score, though, is an exponent: a loss
-of 2^-12 there changes p by that times the score. bfloat16 inputs lose more before they come here; beside float16 ones
-the stream also stores what hk was rounded by, for the scores alone (`remainders`).
+Mild operands that contain decays are split into two bfloat16 numbers (`blocks_triton.split`). A memory is stored in
+float16 with a power of two for each row; products with it scale the rows of the other operand to float16 too: one
+product instead of two or three, and the memory goes to the tensor core unchanged. The rounding error, 2^-12, is that of
+the memory itself. But a score is an exponent: there an error of 2^-12 changes p by that times the score. bfloat16
+inputs have larger errors themselves; for float16 inputs the stream also stores hk's rounding errors, for the scores
+alone (`remainders`).
 
-The decay's gradient is a difference of two running sums on the mild way. What a read finds, and what a key is found by,
-come from the same split operands with all four products of their parts, and are summed from three parts, which is all
-of float32: the same products are added and taken away, and only float32 accumulation is left to disagree. What reads
-find is known to the forward (scores) and to softmax_grads (dp), which hand it on in float32.
+On the mild path the decay's gradient is a difference of two prefix sums. Reads and their counterparts at the keys come
+from the same split operands, with all four products of their parts, and are summed in three parts, which hold all of
+float32: the same products are added and subtracted, and only float32 accumulation can differ. The forward (scores) and
+softmax_grads (dp) compute the results of the reads, and pass them on in float32.
 
-Where tiles are loaded again so as not to be kept in registers, a `tl.debug_barrier` stands before: else Triton takes
-two loads of the same for one, and moves those in a loop before it.
+Where tiles are reloaded instead of kept in registers, a `tl.debug_barrier` precedes: otherwise Triton merges two equal
+loads, and hoists those in a loop.
 """
 
 import math
@@ -55,12 +55,12 @@ from .mild_triton import mild_output_kernel, mild_pass_grads_kernel, mild_slot_g
 
 
 def _op(M: int) -> str:
-    """Prefix of the rows of the launch table for so many slots."""
+    """Return the prefix of the launch table's rows for M slots."""
     return "gsa" if M <= 64 else "gsa128"
 
 
 class _Plan(ChunkPlan):
-    """A chunk plan whose states' rows are the slots, with the sizes of a group of queries beside it."""
+    """A chunk plan whose states' rows are the slots, and which knows the queries a group."""
 
     def __init__(self, q, v, s, packing, chunk_size):
         super().__init__(_op(s.shape[-1]), s, v.shape[-1], packing, _tokens(q, s, chunk_size))
@@ -68,12 +68,12 @@ class _Plan(ChunkPlan):
         self.scaled_together = TABLE[f"{self.op}.stream", self.width].BV
 
     def launch(
-        self, kernel: str, mild_kernel, any_kernel, heads: int, blocks: dict[str, int], *given, apart=False, **more
+        self, kernel: str, mild_kernel, any_kernel, heads: int, blocks: dict[str, int], *args, apart=False, **more
     ) -> None:
-        """Both ways through a chunk (of which one may be None), a program for each and each of so many heads.
+        """Launch the kernels of both paths (one may be None), with a program for each chunk and each of `heads`.
 
-        given: what the kernels take before `where`; blocks: what they go through block by block, as {"K": its size};
-        apart: whether each of these blocks has a program of its own; more: further keyword arguments.
+        args: the kernels' arguments before `where`; blocks: sizes of the axes they loop over in blocks, as {"K": K};
+        apart: whether each of these blocks has its own program; more: further keyword arguments.
         """
         for way in ("mild", "dyadic") if self.width == "16-bit" else ("dyadic",):
             kernel_of_way = mild_kernel if way == "mild" else any_kernel
@@ -91,15 +91,15 @@ class _Plan(ChunkPlan):
                 own = dict(LEVELS=self.C.bit_length() - 1, SCALED=self.scaled, AT_ONCE=self.at_once)
             if apart:
                 programs *= block_count
-            taken = self.taken_apart(given, mild=way == "mild")
-            kernel_of_way[(programs,)](*taken, *where, **options, **own, **more)
+            flat = self.taken_apart(args, mild=way == "mild")
+            kernel_of_way[(programs,)](*flat, *where, **options, **own, **more)
 
 
 @lru_cache(1024)
 def _options(
     row: Launch, H: int, G: int, M: int, C: int, BS: int, flags: int, packed: bool, blocks: tuple[tuple[str, int], ...]
 ) -> tuple[dict, int]:
-    """What a kernel of either way is launched with, and how many blocks there are."""
+    """Return the launch options of a kernel of either path, and the number of blocks."""
     options = dict(
         H=H, G=G, M=M, C=C, BM=block_of(C, M, 128), BS=BS, FLAGS=flags, PACKED=packed,
         num_warps=row.num_warps, num_stages=row.num_stages, maxnreg=row.maxnreg,
@@ -110,32 +110,32 @@ def _options(
 
 
 def _slot_rows(states) -> tuple:
-    """(hk [N, H, K, M], hv [N, H, M, V]) with hk turned to [N, H, M, K]; as `ChunkPlan.states` takes it, if they are
-    known later."""
+    """Return (hk [N, H, K, M], hv [N, H, M, V]) with hk transposed to [N, H, M, K]; a function of the states, for
+    `ChunkPlan.states`, becomes one with this layout."""
     if callable(states):
 
-        def asked(factor, written):
-            arrived = states(factor, [written[0].mT, written[1]])
-            return lambda: _slot_rows(arrived())
+        def transposed(factor, written):
+            wait = states(factor, [written[0].mT, written[1]])
+            return lambda: _slot_rows(wait())
 
-        return asked, None
+        return transposed, None
     return (None, None) if states is None else (states[0].mT.contiguous(), states[1].contiguous())
 
 
 def _tokens(q, s, chunk_size: int) -> int:
-    """Tokens a chunk, 0 for as many as is best: 32 where queries share a memory. In chunks of 64 dv of such a group was
-    wrong for strong gates on an H200, where a score matrix was made in a loop within a loop (data/tuning.md)."""
+    """Return the tokens a chunk, 0 for the default: 32 where queries share a memory. In chunks of 64, dv of such a
+    group was wrong for strong gates on an H200, where nested loops computed a score matrix (data/tuning.md)."""
     return min(chunk_size or CHUNK_SIZE, CHUNK_SIZE) if q.shape[2] > s.shape[2] else chunk_size
 
 
 def meets(*tensors) -> bool:
-    """As of `ahead_triton.Kernels`: `ChunkPlan` takes a function in the place of a state to begin with."""
+    """See `ahead_triton.Kernels`: `ChunkPlan.states` accepts a function as an initial state."""
     return True
 
 
 def kept_shapes(q, k, v, s, g, packing, chunk_size) -> tuple[tuple[int, ...], ...]:
-    """Shapes of what `forward` keeps for `backward`: what q finds and, behind it, which chunks are mild; hk and hv
-    entering every chunk, slots as rows."""
+    """Return the shapes of what `forward` saves for `backward`: q's reads followed by the mild flags, in one tensor; hk
+    and hv entering every chunk, slots as rows."""
     chunk_size = _tokens(q, s, chunk_size)
     states = (kept_states_shape(_op(s.shape[-1]), s, x.shape[-1], packing, chunk_size) for x in (k, v))
     plan = _op(s.shape[-1]), s, v.shape[-1], packing, chunk_size
@@ -143,7 +143,7 @@ def kept_shapes(q, k, v, s, g, packing, chunk_size) -> tuple[tuple[int, ...], ..
 
 
 def forward(q, k, v, s, g, scale, initial_state, output_final_state, packing, chunk_size, keep):
-    """o, (hk_T, hv_T) (None unless asked for), and as in `kept_shapes` (the first empty unless kept)."""
+    """Return o, (hk_T, hv_T) (None unless requested), and the tensors of `kept_shapes` (first empty unless `keep`)."""
     plan = _Plan(q, v, s, packing, chunk_size)
     K, V = q.shape[-1], v.shape[-1]
     (first_hk, first_hv), last_hk, last_hv = _slot_rows(initial_state), None, None
@@ -168,7 +168,7 @@ def forward(q, k, v, s, g, scale, initial_state, output_final_state, packing, ch
 
 
 def backward(q, k, v, s, g, scale, initial_state, packing, chunk_size, kept, do, dfinal_state):
-    """dq, dk, dv, ds, dg in their inputs' dtypes and (dhk_0, dhv_0) in float32."""
+    """Return dq, dk, dv, ds, dg in their inputs' dtypes and (dhk_0, dhv_0) in float32."""
     plan = _Plan(q, v, s, packing, chunk_size)
     K, V = q.shape[-1], v.shape[-1]
     plan.lay_out(K, V)
@@ -199,7 +199,7 @@ def backward(q, k, v, s, g, scale, initial_state, packing, chunk_size, kept, do,
         "slot_grads", None, slot_grads_kernel, plan.H, dict(K=K, V=V),
         q, k, v, s, g, do, p, dscores, *of_memories, mild, ds, dg,
     )  # fmt: skip
-    del reads, of_memories, memories  # whose memory the next gradients then take
+    del reads, of_memories, memories  # the next gradients reuse their memory
     dv = torch.empty_like(v)
     plan.launch(
         "pass_grads", mild_pass_grads_kernel, pass_grads_kernel, plan.H, dict(D=V),

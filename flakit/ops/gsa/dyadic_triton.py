@@ -1,4 +1,4 @@
-"""GSA's kernels for chunks with any decay, by dyadic levels; `chunk_triton` says what each does."""
+"""GSA's kernels for chunks with any decay, by dyadic levels; `chunk_triton` explains them."""
 
 import triton
 import triton.language as tl
@@ -43,7 +43,7 @@ from .slots_triton import memory, softmax, softmax_grads, units
 @triton.jit
 def _operand_memory(states, scales, i, there, i_d, M: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
                     BD: tl.constexpr, BS: tl.constexpr, SCALED: tl.constexpr, remainders=None):  # fmt: skip
-    """A block of columns of memory number i, [BM, BD], as an operand. remainders: what it was rounded by, or None."""
+    """Load a block of columns of memory i, [BM, BD], as an operand. remainders: its rounding errors, or None."""
     b_S = memory(states, i, there, i_d, M, D, BM, BD).to(tl.float32)
     if remainders is not None:
         b_S += memory(remainders, i, there, i_d, M, D, BM, BD).to(tl.float32)
@@ -54,7 +54,7 @@ def _operand_memory(states, scales, i, there, i_d, M: tl.constexpr, D: tl.conste
 def _products(x, y, states, scales, start, end, i_hx, i_h, i_s, HX: tl.constexpr, H: tl.constexpr, D: tl.constexpr,
               M: tl.constexpr, C: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr,
               SCALED: tl.constexpr, remainders=None):  # fmt: skip
-    """x y^T [C, C] and x S^T [C, BM] over all of D: of q, k, hk or of do, v, hv."""
+    """Return x y^T [C, C] and x S^T [C, BM], summed over D, for q, k, hk or for do, v, hv."""
     b_A = tl.zeros([C, C], dtype=tl.float32)
     b_base = tl.zeros([C, BM], dtype=tl.float32)
     for i_d in range(0, (D + BD - 1) // BD):
@@ -70,7 +70,7 @@ def _products(x, y, states, scales, start, end, i_hx, i_h, i_s, HX: tl.constexpr
 
 @triton.jit
 def _found(b_A, b_base, b_s, b_g, C: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr):
-    """What a row finds in its slots: sum_{j<=i} A_ij s_j e^{decay after j up to i} + base_i e^{upto_i}, [C, BM]."""
+    """Return each row's read: sum_{j<=i} A_ij s_j e^{decay after j up to i} + base_i e^{upto_i}, [C, BM]."""
     o_c = tl.arange(0, C)
     A_high, A_low = operand(b_A, SCALED)
     faded = add_pair_sums(tl.zeros_like(b_base), A_high, A_low, b_s, b_g, C, LEVELS, SCALED)
@@ -82,7 +82,7 @@ def _found(b_A, b_base, b_s, b_g, C: tl.constexpr, LEVELS: tl.constexpr, SCALED:
 
 @triton.jit
 def _scores(b_x, b_s, b_g, C: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr):
-    """sum_m x_i s_j e^{decay after j up to i} for j <= i, else 0, as an operand [C, C]."""
+    """Return sum_m x_i s_j e^{decay after j up to i} for j <= i, else 0, as an operand [C, C]."""
     o_c = tl.arange(0, C)
     own = tl.sum(b_x * b_s, 1)[:, None]
     b_E = pair_scores(b_x * fading(b_g.to(tl.float32), SCALED), b_s, b_g, C, LEVELS, False, SCALED)
@@ -100,7 +100,7 @@ def _any_output(
 ):  # fmt: skip
     """p = softmax(scale found), o = B v + (p e^{upto}) hv for one chunk and query head, B the scores of p with s.
 
-    In registers: A, then B [C, C]; what q finds, then p [C, BM]; o [C, BV].
+    In registers: A, then B [C, C]; q's reads, then p [C, BM]; o [C, BV].
     """
     i_s = i_c * H + i_h
     start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
@@ -132,7 +132,10 @@ def output_kernel(
     BK: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr, KEEP: tl.constexpr,
     FLAGS: tl.constexpr, AT_ONCE: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """`_any_output` of those of AT_ONCE chunks and heads that are not mild; chunks: of all sequences."""
+    """Compute `_any_output` for those of AT_ONCE chunks and heads that are not mild. chunks: of all sequences.
+
+    Shapes as in `mild_triton.mild_output_kernel`; with float32 inputs, memories are float32 and scales None.
+    """
     i_g, i_p = program(G)
     first, total = i_p * AT_ONCE, chunks * H
     if none_to_do(mild, first, total, AT_ONCE, FLAGS):
@@ -157,9 +160,8 @@ def _any_softmax_grads(
     BV: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr,
     LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """p and scale dscores = scale p (dp - <p, dp>) [B, T, HQ, M], dp being what do finds. reads: the mild way's alone.
-
-    For one chunk and query head. In registers: do v^T [C, C]; dp and p [C, BM].
+    """Compute p and scale dscores = scale p (dp - <p, dp>) [B, T, HQ, M], where dp is do's read, for one chunk and
+    query head. reads: unused, of the mild path. In registers: do v^T [C, C]; dp and p [C, BM].
     """
     i_s = i_c * H + i_h
     start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
@@ -181,7 +183,10 @@ def softmax_grads_kernel(
     BV: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr,
     FLAGS: tl.constexpr, AT_ONCE: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """`_any_softmax_grads` of those of AT_ONCE chunks and heads that are not mild; chunks: of all sequences."""
+    """Compute `_any_softmax_grads` for those of AT_ONCE chunks and heads that are not mild. chunks: of all sequences.
+
+    Shapes as in `mild_triton.mild_softmax_grads_kernel`; with float32 inputs, memories are float32 and scales None.
+    """
     i_g, i_p = program(G)
     first, total = i_p * AT_ONCE, chunks * H
     if none_to_do(mild, first, total, AT_ONCE, FLAGS):
@@ -201,7 +206,7 @@ def softmax_grads_kernel(
 @triton.jit
 def _read_of(p, dscores, second, start, end, i_hq, HQ: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
              BM: tl.constexpr):  # fmt: skip
-    """x of the first or second pass, [C, BM]."""
+    """Load x of the first or second pass, [C, BM]."""
     if second:
         b_x = load_tile(p, start, end, i_hq, 0, 0, HQ, M, C, BM).to(tl.float32)
     else:
@@ -213,11 +218,11 @@ def _read_of(p, dscores, second, start, end, i_hq, HQ: tl.constexpr, M: tl.const
 def _add_slot_pairs(b_ds, b_dg, pairs_high, pairs_low, blocks_fit, p, dscores, second, s, g, start, end, i_hq, i_h,
                     HQ: tl.constexpr, H: tl.constexpr, M: tl.constexpr, C: tl.constexpr, BM: tl.constexpr,
                     LEVELS: tl.constexpr, SCALED: tl.constexpr):  # fmt: skip
-    """ds and dg [C, BM], and what pairs of rows of one query add to them in one pass.
+    """Return ds and dg [C, BM] plus the terms of pairs of rows of one query in one pass.
 
-    pairs: z y^T below the diagonal and its transpose above it, an `operand`. As `add_pair_grads`, but that the gate of
-    a read's own token lies between the two, too, and that nobody asks for the gradient of x. Tiles are loaded again for
-    each product: they are near, and registers are what there is least of.
+    pairs: z y^T below the diagonal and its transpose above it, an `operand`. As `pair_grads`, but the gate of a read's
+    own token lies between the two too, and x needs no gradient. Tiles are reloaded for each product: they are in the
+    cache, and registers are the scarcest resource.
     """
     o_c = tl.arange(0, C)
     first = 0
@@ -242,7 +247,7 @@ def _add_slot_pairs(b_ds, b_dg, pairs_high, pairs_low, blocks_fit, p, dscores, s
         first = blocks_fit.to(tl.int32) * BLOCK_LEVELS
     for level in range(first, LEVELS):
         tl.debug_barrier()
-        # Rows of right halves meet those of left halves and the other way round: one product serves both.
+        # Rows of right halves pair with rows of left halves and vice versa: one product serves both.
         o_c, right, first_row, size = halves(level, C)
         met = meet(level, C)
         b_g = load_decays(g, start, end, i_h, 0, H, M, C, BM)
@@ -254,7 +259,7 @@ def _add_slot_pairs(b_ds, b_dg, pairs_high, pairs_low, blocks_fit, p, dscores, s
         b_z = tl.zeros_like(b_ds)
         b_z = add_operands(b_z, only(met, pairs_high), only(met, pairs_low), high, low, SCALED)
         b_ds += tl.where(right[:, None], 0.0, b_z * weight)
-        # The gate at t is passed by the reads from t on in its right half, by the keys before t in its left half.
+        # The gate at t acts on the reads from t on in a right half, on the keys before t in a left half.
         passes = within(tl.where(right, o_c, first_row), tl.where(right, first_row + size, o_c), C)
         b_dg = add_sums(b_dg, passes, b_met * b_z, not SCALED)
     return b_ds, b_dg
@@ -264,7 +269,7 @@ def _add_slot_pairs(b_ds, b_dg, pairs_high, pairs_low, blocks_fit, p, dscores, s
 def _written(y, states, scales, dstates, dscales, start, end, i_h, i_s, H: tl.constexpr, M: tl.constexpr,
              D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr, BS: tl.constexpr,
              SCALED: tl.constexpr):  # fmt: skip
-    """y D_S^T [C, BM], and sum_d S D_S [BM], of one pass."""
+    """Return y D_S^T [C, BM] and sum_d S D_S [BM] of one pass."""
     b_ds = tl.zeros([C, BM], dtype=tl.float32)
     b_SD = tl.zeros([BM], dtype=tl.float32)
     for i_d in range(0, (D + BD - 1) // BD):
@@ -281,14 +286,14 @@ def _written(y, states, scales, dstates, dscales, start, end, i_h, i_s, H: tl.co
 @triton.jit
 def _of_pass(second, z, y, states, scales, dstates, dscales, z_2, y_2, states_2, scales_2, dstates_2, dscales_2,
              SCALED: tl.constexpr):  # fmt: skip
-    """The tensors of the first or second pass."""
+    """Return the tensors of the first or second pass."""
     if second:
         z, y, states, dstates = z_2, y_2, states_2, dstates_2
     if SCALED:
         if second:
             scales, dscales = scales_2, dscales_2
     else:
-        scales, dscales = states, dstates  # there are none, nobody looks, and what is returned has to be a tensor
+        scales, dscales = states, dstates  # unused placeholders: every result must be a tensor
     return z, y, states, scales, dstates, dscales
 
 
@@ -300,7 +305,7 @@ def _any_memory_grads(
     BK: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr,
     LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """What ds and dg of one chunk and head get through the memories, in float32 for `slot_grads_kernel`.
+    """Compute the memories' part of ds and dg of one chunk and head, in float32, for `slot_grads_kernel`.
 
     Over both passes, x, y, z, S and D_S as in `pass_grads_kernel`, and a group's queries:
         ds = Y = sum (y D_S^T) e^{after}
@@ -350,7 +355,10 @@ def memory_grads_kernel(
     BK: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr,
     FLAGS: tl.constexpr, AT_ONCE: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """`_any_memory_grads` of those of AT_ONCE chunks and heads that are not mild; chunks: of all sequences."""
+    """Compute `_any_memory_grads` for those of AT_ONCE chunks and heads that are not mild. chunks: of all sequences.
+
+    Shapes as in `mild_triton.mild_slot_grads_kernel`; with float32 inputs, memories are float32 and scales None.
+    """
     first, total = tl.program_id(0) * AT_ONCE, chunks * H
     if none_to_do(mild, first, total, AT_ONCE, FLAGS):
         return
@@ -373,10 +381,10 @@ def _any_slot_grads(
     BK: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr,
     LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """ds and dg for one chunk and head: what `memory_grads_kernel` left and what pairs of its rows add, both passes and
-    a group's queries one after another.
+    """Compute ds and dg for one chunk and head: add the terms of pairs of its rows, for both passes and each query of a
+    group in turn, to the results of `memory_grads_kernel`.
 
-    One kernel for all would be more code than a multiprocessor keeps near, and take more than twice as long.
+    A single kernel would exceed a multiprocessor's instruction cache, and take more than twice as long.
     In registers: z y^T [C, C]; x, ds, dg [C, BM].
     """
     start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
@@ -387,7 +395,7 @@ def _any_slot_grads(
     blocks_fit = False
     if SCALED:
         _, _, blocks_fit = about_blocks(load_decays(g, start, end, i_h, 0, H, M, C, BM), C)
-    for n in range(2 * G):  # one code for both passes: of two, each would keep masks in registers for the other
+    for n in range(2 * G):  # one loop for both passes: two would hold masks in registers for each other
         tl.debug_barrier()
         i_hq, second = i_h * G + n // 2, n % 2 == 1
         D = tl.where(second, V, K)
@@ -417,7 +425,10 @@ def slot_grads_kernel(
     BK: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr,
     FLAGS: tl.constexpr, AT_ONCE: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """`_any_slot_grads` of those of AT_ONCE chunks and heads that are not mild; chunks: of all sequences."""
+    """Compute `_any_slot_grads` for those of AT_ONCE chunks and heads that are not mild. chunks: of all sequences.
+
+    Shapes as in `mild_triton.mild_slot_grads_kernel`; *_of_memories [B, T, H, M] are float32.
+    """
     first, total = tl.program_id(0) * AT_ONCE, chunks * H
     if none_to_do(mild, first, total, AT_ONCE, FLAGS):
         return
@@ -439,12 +450,12 @@ def _any_pass_grads(
     BD: tl.constexpr, BS: tl.constexpr, FIRST: tl.constexpr,
     LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """One pass's gradients for one chunk and head: x = p, y = v, z = do or x = scale dscores, y = k, z = q.
+    """Compute one pass's gradients for one chunk and head: x = p, y = v, z = do or x = scale dscores, y = k, z = q.
 
     With E the scores of x with s, S the memory entering and D_S the gradient of the one leaving the chunk:
-        dy = E^T z + (s e^{after}) D_S,   dz = E y + (x e^{upto}) S (dq; nobody asks for do's)
+        dy = E^T z + (s e^{after}) D_S,   dz = E y + (x e^{upto}) S (dq; do has no gradient)
     In registers: E [C, C]; x, s and decays [C, BM]; dy or dz [C, BD].
-    A group's queries each have an E, made for one block of D: a program goes through all blocks only where G is 1.
+    Each query of a group has its own E, computed for one block of D: a program loops over all blocks only if G is 1.
     """
     i_s = i_c * H + i_h
     BLOCKS: tl.constexpr = (D + BD - 1) // BD
@@ -499,7 +510,10 @@ def pass_grads_kernel(
     BD: tl.constexpr, BS: tl.constexpr, FIRST: tl.constexpr,
     FLAGS: tl.constexpr, AT_ONCE: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """`_any_pass_grads` of those of AT_ONCE chunks and heads that are not mild; chunks: of all sequences."""
+    """Compute `_any_pass_grads` for those of AT_ONCE chunks and heads that are not mild. chunks: of all sequences.
+
+    Shapes as in `mild_triton.mild_pass_grads_kernel`; with float32 inputs, memories are float32 and scales None.
+    """
     BLOCKS: tl.constexpr = (D + BD - 1) // BD
     i_b, i_p = program(1 if G == 1 else BLOCKS)
     first, total = i_p * AT_ONCE, chunks * H

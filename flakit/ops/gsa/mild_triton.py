@@ -1,4 +1,4 @@
-"""GSA's kernels for mild chunks; `chunk_triton` says what each does and how its numbers are kept apart."""
+"""GSA's kernels for mild chunks; `chunk_triton` explains them and their precision."""
 
 import triton
 import triton.language as tl
@@ -29,14 +29,14 @@ from .slots_triton import memory, softmax, softmax_grads, units
 
 @triton.jit
 def _lower(b_A, C: tl.constexpr):
-    """b_A on and below its diagonal."""
+    """Return the lower triangle of b_A [C, C] with its diagonal."""
     o_c = tl.arange(0, C)
     return tl.where(o_c[:, None] >= o_c[None, :], b_A, 0.0)
 
 
 @triton.jit
 def _upper(b_A, C: tl.constexpr):
-    """b_A on and above its diagonal."""
+    """Return the upper triangle of b_A [C, C] with its diagonal."""
     o_c = tl.arange(0, C)
     return tl.where(o_c[:, None] <= o_c[None, :], b_A, 0.0)
 
@@ -45,9 +45,9 @@ def _upper(b_A, C: tl.constexpr):
 def _mild_found(x, y, states, scales, b_s, upto, start, end, i_hx, i_h, i_s, HX: tl.constexpr, H: tl.constexpr,
                 D: tl.constexpr, M: tl.constexpr, C: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr,
                 BS: tl.constexpr, remainders=None):  # fmt: skip
-    """What x finds in a slot over the read's factor, [C, BM]: lower(x y^T) s* + (x S^T) e^{mid}.
+    """Return x's read of each slot without the factor e^{upto - mid}, [C, BM]: lower(x y^T) s* + (x S^T) e^{mid}.
 
-    remainders: what S was rounded by, or None.
+    remainders: S's rounding errors, or None.
     """
     b_A = tl.zeros([C, C], dtype=tl.float32)
     found = tl.zeros([C, BM], dtype=tl.float32)
@@ -77,7 +77,11 @@ def mild_output_kernel(
 ):  # fmt: skip
     """p = softmax(scale found), o = B v + (p* e^{mid}) hv for one chunk and query head, B = lower(p* s*^T).
 
-    In registers: A, then B [C, C]; what q finds, then p [C, BM]; o [C, BV].
+    In registers: A, then B [C, C]; q's reads, then p [C, BM]; o [C, BV].
+
+    q [B, T, H G, K], k [B, T, H, K], v [B, T, H, V], s, g [B, T, H, M], o [B, T, H G, V], found [B, T, H G, M]
+    hk, remainders [chunks, H, M, K], hv [chunks, H, M, V] float16, *_scales [chunks, H, NS, M], NS = ceil(K or V / BS)
+    mild [chunks, H, FLAGS] int32, sequence_of_chunk [chunks], cu_seqlens, offsets (in chunks) [N + 1]
     """
     i = tl.program_id(0)
     i_hq, i_c = i % (H * G), i // (H * G)
@@ -121,10 +125,13 @@ def mild_softmax_grads_kernel(
     BV: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr,
     FLAGS: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """p, scale dscores = scale p (dp - <p, dp>), dp being what do finds, and reads, all [B, T, HQ, M].
+    """Compute p, scale dscores = scale p (dp - <p, dp>), where dp is do's read, and reads for one chunk and query head.
 
-    reads: what the decay up to a read gets from it in both passes, p dp + scale dscores found, from the operands x* of
-    `mild_slot_grads_kernel`. For one chunk and query head. In registers: do v^T [C, C]; dp, p and found [C, BM].
+    reads: the part of a read in the gradient of the decays up to it, of both passes, p dp + scale dscores found, from
+    the operands x* of `mild_slot_grads_kernel`. In registers: do v^T [C, C]; dp, p and found [C, BM].
+
+    v [B, T, H, V], s, g [B, T, H, M], do [B, T, H G, V], found, p, dscores, reads [B, T, H G, M]
+    hv [chunks, H, M, V] float16, hv_scales [chunks, H, NS, M]; mild, sequence_of_chunk, … as of `mild_output_kernel`
     """
     i = tl.program_id(0)
     i_hq, i_c = i % (H * G), i // (H * G)
@@ -157,7 +164,7 @@ def mild_softmax_grads_kernel(
 @triton.jit
 def _add_found_by(b_z, x, y, z, read, start, end, i_hq, i_h, HQ: tl.constexpr, H: tl.constexpr, M: tl.constexpr,
                   D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr):  # fmt: skip
-    """b_z + upper(y z^T) x*: what finds a key in one pass, [C, BM]."""
+    """Return b_z + upper(y z^T) x*, the reads of a key in one pass, [C, BM]."""
     b_dA = tl.zeros([C, C], dtype=tl.float32)
     b_x = load_tile(x, start, end, i_hq, 0, 0, HQ, M, C, BM)
     for i_d in range(0, (D + BD - 1) // BD):
@@ -172,7 +179,7 @@ def _add_found_by(b_z, x, y, z, read, start, end, i_hq, i_h, HQ: tl.constexpr, H
 @triton.jit
 def _mild_written(y, states, scales, dstates, dscales, start, end, i_h, i_s, H: tl.constexpr, M: tl.constexpr,
                   D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr, BS: tl.constexpr):  # fmt: skip
-    """y D_S^T [C, BM], and sum_d S D_S [BM], of one pass."""
+    """Return y D_S^T [C, BM] and sum_d S D_S [BM] of one pass."""
     b_ds = tl.zeros([C, BM], dtype=tl.float32)
     b_SD = tl.zeros([BM], dtype=tl.float32)
     for i_d in range(0, (D + BD - 1) // BD):
@@ -194,11 +201,15 @@ def mild_slot_grads_kernel(
     BK: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr,
     FLAGS: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """ds and dg for one chunk and head. In registers: y z^T [C, C], then Z, dg and Y [C, BM].
+    """Compute ds and dg for one chunk and head. In registers: y z^T [C, C], then Z, dg and Y [C, BM].
 
     Over both passes, x and z of each query of a group, S and D_S as in `mild_pass_grads_kernel`:
         Z = sum upper(y z^T) x*,   Y = sum (y D_S^T) e^{total - mid},   ds = (Y + Z) e^{mid - upto}
         dg_t = e^{total} sum S D_S + sum_{i>=t} reads_i - sum_{j>=t} s*_j Z_j + sum_{j<t} s*_j Y_j
+
+    q [B, T, H G, K], k [B, T, H, K], v [B, T, H, V], do [B, T, H G, V], s, g, ds, dg [B, T, H, M]
+    p, dscores, reads [B, T, H G, M], hk, dhk [chunks, H, M, K], hv, dhv [chunks, H, M, V] float16
+    *_scales [chunks, H, NS, M]; mild, sequence_of_chunk, … as of `mild_output_kernel`
     """
     i = tl.program_id(0)
     i_h, i_c = i % H, i // H
@@ -252,7 +263,7 @@ def mild_slot_grads_kernel(
 
 @triton.jit
 def _mild_scores(b_x, b_s, C: tl.constexpr):
-    """lower(x* s*^T) [C, C] of what is not split yet, as two bfloat16 tiles."""
+    """Return lower(x* s*^T) [C, C] of unsplit operands, as two bfloat16 tiles."""
     x_high, x_low = split(b_x)
     s_high, s_low = split(b_s)
     b_E = tl.zeros([C, C], dtype=tl.float32)
@@ -266,12 +277,16 @@ def mild_pass_grads_kernel(
     BD: tl.constexpr, BS: tl.constexpr, FIRST: tl.constexpr,
     FLAGS: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """One pass's gradients for one chunk and head: x = p, y = v, z = do or x = scale dscores, y = k, z = q.
+    """Compute one pass's gradients for one chunk and head: x = p, y = v, z = do or x = scale dscores, y = k, z = q.
 
     With E = lower(x* s*^T), S the memory entering and D_S the gradient of the one leaving the chunk:
-        dy = E^T z + (s* e^{total - mid}) D_S,   dz = E y + (x* e^{mid}) S (dq; nobody asks for do's)
+        dy = E^T z + (s* e^{total - mid}) D_S,   dz = E y + (x* e^{mid}) S (dq; do has no gradient)
     In registers: E [C, C]; x* and s* [C, BM]; dy or dz [C, BD].
-    A group's queries each have an E, made for one block of D: a program goes through all blocks only where G is 1.
+    Each query of a group has its own E, computed for one block of D: a program loops over all blocks only if G is 1.
+
+    x [B, T, H G, M], y, dy [B, T, H, D], z, dz [B, T, H G, D], s, g [B, T, H, M]
+    states, dstates [chunks, H, M, D] float16, scales, dscales [chunks, H, NS, M]
+    mild, sequence_of_chunk, … as of `mild_output_kernel`
     """
     BLOCKS: tl.constexpr = (D + BD - 1) // BD
     AT_ONCE: tl.constexpr = BLOCKS if G == 1 else 1

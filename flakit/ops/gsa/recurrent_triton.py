@@ -1,17 +1,17 @@
-"""GSA one token after another as Triton kernels: the memory stays in registers.
+"""GSA token by token as Triton kernels: the memory stays in registers.
 
 The forward is one kernel, hk [K, M] and a block of hv [M, BV] a program, so that scores, softmax and read of a token
-need no other program. Where V is cut, each of its blocks walks the whole of hk.
+need no other program. Where V is split, each of its blocks walks all of hk.
 
-Backwards it is two passes of the same form over a state S [M, D], S <- diag(e^{g_t}) S + s_t y_t^T: hk turned to [M, K]
-with y = k, and hv with y = v. With a row x over the slots (dscores or p) and one z over D (q or do), and D_S the
+The backward is two passes of the same form over a state S [M, D], S <- diag(e^{g_t}) S + s_t y_t^T: hk transposed to
+[M, K] with y = k, and hv with y = v. With a row x over the slots (dscores or p) and one z over D (q or do), and D_S the
 gradient of S with the read x z^T at t included:
 
     dx = S z,   dz = S^T x,   ds += D_S y,   dy = D_S^T s,   dg += e^{g} sum_d S_{t-1} D_S
 
-The second pass goes first: its dx is dp, which gives dscores. A block of D is a program of its own. The states needed
-are recomputed segment after segment from checkpoints, as in `rwkv6.recurrent_triton`; dg comes from the states
-themselves and cancels nothing.
+The second pass runs first: its dx is dp, from which dscores follow. Each block of D has its own program. The states are
+recomputed segment by segment from checkpoints, as in `rwkv6.recurrent_triton`; dg uses the states themselves, without
+cancellation.
 """
 
 import torch
@@ -36,10 +36,10 @@ from ..common.recurrence_triton import (
 from .chunk_torch import softmax_grads
 
 FEW, FEW_WALKS = 64, 256
-"""Programs of one token and of several; below it V is cut finer, though every block of V walks hk again."""
+"""Programs, for one token and for several, below which V is split finer, though every block of V walks hk again."""
 
 ROOM = 8192
-"""Numbers of hk for which the launch table's warps are meant; a larger one gets more of them."""
+"""Elements of hk that the launch table's num_warps is for; a larger hk gets more warps."""
 
 
 @kernel
@@ -53,9 +53,13 @@ def recurrent_kernel(
     """hk <- hk diag(e^{g_t}) + k_t s_t^T, hv <- diag(e^{g_t}) hv + s_t v_t^T, o_t = softmax(scale q_t^T hk) hv for
     each query of the group. In registers: hk [BK, BM] and hv [BM, BV].
 
-    The programs of a head all have the same hk: of what is stored of it each stores some rows, and of p the first all.
-    LONG keeps beside hk what its additions round away (Kahan's sum). The softmax takes the exponential of what is read:
-    where nothing fades, the rounding of 4096 additions is 1e-3 of a score of thousands, and moves its weight as much.
+    All programs of a head have the same hk: each stores some of its rows, and the first all of p. LONG sums hk with
+    compensation (Kahan). The softmax exponentiates the scores: without decay, the rounding error of 4096 additions is
+    1e-3 of a score of thousands, and changes its weight as much.
+
+    q [B, T, H G, K], k [B, T, H, K], v [B, T, H, V], s, g [B, T, H, M], o [B, T, H G, V], p [B, T, H G, M]
+    initial_hk, final_hk [N, H, K, M], initial_hv, final_hv [N, H, M, V]
+    states_hk [checkpoints, H, K, M], states_hv [checkpoints, H, M, V], cu_seqlens, offsets (in checkpoints) [N + 1]
     """
     NV: tl.constexpr = (V + BV - 1) // BV
     i_v, i_nh = program(NV)
@@ -127,11 +131,15 @@ def pass_grads_kernel(
     H: tl.constexpr, G: tl.constexpr, M: tl.constexpr, D: tl.constexpr, C: tl.constexpr, U: tl.constexpr,
     BM: tl.constexpr, BD: tl.constexpr, FIRST: tl.constexpr, HAS_FINAL: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """Every gradient of one pass, from the last token. In registers: S or its gradient [BM, BD].
+    """Compute all gradients of one pass, from the last token on. In registers: S or its gradient [BM, BD].
 
-    x [tokens, H G, M] and z [tokens, H G, D] are each query's rows over the slots and over D; the first pass wants dz
-    (dq), the second dx (dp). dx [ND, tokens, H G, M], ds and dg [ND, tokens, H, M] are this block's shares. In memory
-    the states of the first pass have the slots as columns.
+    The first pass computes dz (dq), the second dx (dp). In memory the states of the first pass have the slots as
+    columns.
+
+    x [B, T, H G, M], z, dz [B, T, H G, D], y, dy [B, T, H, D], s, g [B, T, H, M], tokens = B T
+    dx [ND, B, T, H G, M], ds, dg [ND, B, T, H, M]: partial sums, one for each block of D
+    states [checkpoints, H, M, D], dfinal_state, dinitial_state [N, H, M, D]; FIRST: [..., D, M]
+    scratch [ND, N, H, C // U, BM, BD], cu_seqlens, offsets (in checkpoints) [N + 1]
     """
     ND: tl.constexpr = (D + BD - 1) // BD
     i_d, i_nh = program(ND)
@@ -149,7 +157,7 @@ def pass_grads_kernel(
     if HAS_FINAL:
         b_D += tl.load(dfinal_state + i_nh.to(tl.int64) * M * D + o_s, mask=m_s, other=0.0)
     b_D = through(p_scratch, b_D, True)
-    # A token's decay waits for the reads of the token before it: added alone, its low part would be rounded away.
+    # A token's decay is applied with the reads of the token before it: alone, its low part would be rounded away.
     later_high, later_low = tl.full([BM], 1.0, dtype=tl.float32), tl.zeros([BM], dtype=tl.float32)
     segments = tl.cdiv(end - start, C).to(tl.int32)
     for j in range(0, segments):
@@ -215,20 +223,20 @@ def pass_grads_kernel(
                 tl.store(dy + row * D + o_d, b_dy.to(dy.dtype.element_ty), mask=m_d & within)
                 tl.store(ds + (share + row) * M + o_m, tl.sum(b_D * taken(b_y)[None, :], 1), mask=m_m & within)
                 tl.store(dg + (share + row) * M + o_m, high * tl.sum(b_before * b_D, 1), mask=m_m & within)
-        # The next segment overwrites the scratch that this one still reads.
+        # The next segment overwrites the scratch buffer that this one still reads.
         tl.debug_barrier()
     b_D = later_high[:, None] * b_D + later_low[:, None] * b_D
     tl.store(dinitial_state + i_nh.to(tl.int64) * M * D + o_s, b_D, mask=m_s)
 
 
 def kept_shapes(q, k, v, s, g, packing, chunk_size) -> tuple[tuple[int, ...], ...]:
-    """Shapes of what `forward` keeps for `backward`: p, and hk and hv every CHECKPOINT tokens."""
+    """Return the shapes of what `forward` saves for `backward`: p, and hk and hv every CHECKPOINT tokens."""
     M, V = s.shape[-1], v.shape[-1]
     return (*q.shape[:3], M), checkpoints_shape(k, M, packing), checkpoints_shape(s, V, packing)
 
 
 def _cut(k, v, s, N: int) -> tuple[dict, int, dict]:
-    """Blocks of K (all of it), of V and of the slots (all of them), blocks along V, and launch options."""
+    """Return BK (covering K), BV and BM (covering M), the number of blocks along V, and launch options."""
     launch, (_, T, H, K), V, M = TABLE["gsa.recurrent", width(s.element_size())], k.shape, v.shape[-1], s.shape[-1]
     BK, BV, BM = block(K, launch.BK), block(V, launch.BV), block(M, 128)
     enough = FEW if T == 1 else FEW_WALKS
@@ -240,16 +248,16 @@ def _cut(k, v, s, N: int) -> tuple[dict, int, dict]:
 
 
 def forward(q, k, v, s, g, scale, initial_state, output_final_state, packing, chunk_size, keep):
-    """o, (hk_T, hv_T) (None unless asked for), and as in `kept_shapes` (None unless kept)."""
+    """Return o, (hk_T, hv_T) (None unless requested), and the tensors of `kept_shapes` (None unless `keep`)."""
     (B, T, H, K), V, M, HQ = k.shape, v.shape[-1], s.shape[-1], q.shape[2]
     N, offsets = sequences(s, packing)
     blocks, NV, options = _cut(k, v, s, N)
-    new = q.new_empty(0, dtype=torch.float32).new_empty
+    empty = q.new_empty(0, dtype=torch.float32).new_empty
     o = q.new_empty(B, T, HQ, V)
-    final = (new(N, H, K, M), new(N, H, M, V)) if output_final_state else (None, None)
+    final = (empty(N, H, K, M), empty(N, H, M, V)) if output_final_state else (None, None)
     kept = (None, None, None)
     if keep:
-        kept = new(B, T, HQ, M), checkpoints(k, M, packing), checkpoints(s, V, packing)
+        kept = empty(B, T, HQ, M), checkpoints(k, M, packing), checkpoints(s, V, packing)
         if packing is not None:
             packing.kept_rows.append(kept[0])
     recurrent_kernel[(NV * N * H,)](
@@ -262,7 +270,7 @@ def forward(q, k, v, s, g, scale, initial_state, output_final_state, packing, ch
 
 
 class _Passes:
-    """What both passes of a backward share."""
+    """The shared arguments of a backward's two passes."""
 
     def __init__(self, q, s, g, packing):
         self.s, self.g, self.packing = s, g, packing
@@ -271,11 +279,11 @@ class _Passes:
         self.empty = s.new_empty(0, dtype=torch.float32).new_empty
 
     def rows(self, heads: int, ND: int) -> torch.Tensor:
-        """Shares of numbers over the slots."""
+        """Allocate partial sums over blocks, [ND, B, T, heads, M]."""
         return self.empty(ND, self.B, self.T, heads, self.M)
 
     def differentiate(self, x, y, z, first: bool, kept, dfinal_state):
-        """(dz of the first pass or dx of the second, dy, ds, dg, dinitial_state)."""
+        """Return (dz of the first pass or dx of the second, dy, ds, dg, dinitial_state)."""
         D, G = y.shape[-1], self.HQ // self.H
         U = together(self.T, G)
         BM, BD, ND, options = cut("gsa.recurrent_grads", self.s, D)
@@ -292,7 +300,7 @@ class _Passes:
 
 
 def backward(q, k, v, s, g, scale, initial_state, packing, chunk_size, kept, do, dfinal_state):
-    """dq, dk and dv in their inputs' dtypes, ds, dg and (dhk_0, dhv_0) in float32."""
+    """Return dq, dk and dv in their inputs' dtypes, ds, dg and (dhk_0, dhv_0) in float32."""
     passes = _Passes(q, s, g, packing)
     (p, hk, hv), (dhk, dhv) = kept, dfinal_state or (None, None)
     dp, dv, ds_v, dg_v, dhv = passes.differentiate(p, v, do, False, hv, dhv)

@@ -1,13 +1,13 @@
-"""GSA as a recurrence: the text to read first, and the truth everything else is measured against.
+"""GSA as a recurrence: the code to read first, and the reference for all other implementations.
 
 The recurrence of "Gated Slot Attention for Efficient Linear-Time Sequence Modeling" (Zhang et al., 2024,
-arXiv:2409.07146, section 3), with the gate kept as a natural logarithm g <= 0 and the strength of writing s an input of
-its own (the paper writes with 1 - e^g). A memory of M slots holds a key and a value each; token t writes into slot m
-with strength s_t[m], after the slot has faded by e^{g_t[m]}:
+arXiv:2409.07146, section 3), with the gate as a natural logarithm g <= 0 and the write strength s as a separate input
+(the paper uses 1 - e^g). A memory of M slots holds a key and a value each; token t writes into slot m with strength
+s_t[m], after the slot has decayed by e^{g_t[m]}:
 
     hk_t = hk_{t-1} diag(e^{g_t}) + k_t s_t^T          the slots' keys, [K, M]
     hv_t = diag(e^{g_t}) hv_{t-1} + s_t v_t^T          the slots' values, [M, V]
-    p_t  = softmax over m of (scale * q_t^T hk_t)      which slots the query asks for
+    p_t  = softmax over m of (scale * q_t^T hk_t)      the query's weights of the slots
     o_t  = p_t^T hv_t
 
 Two passes of linear attention joined by a softmax; both read *after* token t is written, and the scale is on the first
@@ -17,9 +17,9 @@ Symbols: B batch, T time, H heads, K key channels, V value channels, M slots. q 
 H: query head h reads the memory of head h // (HQ / H). k is [B, T, H, K], v [B, T, H, V], s and g are [B, T, H, M].
 Dk_t and Dv_t are the gradients of the loss with respect to hk_t and hv_t, the read at t included.
 
-A group of queries is the rows of a matrix, [..., HQ / H, K]: it meets its head's memory in one product.
+A group of queries forms the rows of a matrix, [..., HQ / H, K], which reads its head's memory in one product.
 
-Nothing is checked here: a positive g makes the memory grow, which is exactly what some lessons need.
+Nothing is checked here: a positive g makes the memory grow, as some lessons require.
 Arithmetic is float64 for float64 inputs and float32 for all others.
 """
 
@@ -43,28 +43,28 @@ class ForwardStep(NamedTuple):
     v: Tensor
     s: Tensor
     g: Tensor
-    decay: Tensor  # e^{g_t}, how much of each slot survives
-    ks: Tensor  # k_t s_t^T, what is written into the keys, [B, H, K, M]
+    decay: Tensor  # e^{g_t}, the factor on each slot
+    ks: Tensor  # k_t s_t^T, the write into the keys, [B, H, K, M]
     hk_before: Tensor  # hk_{t-1}
     hk: Tensor
     scores: Tensor  # scale * q_t^T hk_t, [B, HQ, M]
     p: Tensor  # their softmax
-    sv: Tensor  # s_t v_t^T, what is written into the values, [B, H, M, V]
+    sv: Tensor  # s_t v_t^T, the write into the values, [B, H, M, V]
     hv_before: Tensor  # hv_{t-1}
     hv: Tensor
     o: Tensor
 
 
 class BackwardStep(NamedTuple):
-    """One time step of the backward pass, visited from the last t to the first; shapes as in `ForwardStep`."""
+    """One time step of the backward pass, from the last t to the first; shapes as in `ForwardStep`."""
 
     t: int
     do: Tensor
-    dhv: Tensor  # Dv_t, what came from after t plus p_t do_t^T
-    dhv_before: Tensor  # diag(e^{g_t}) Dv_t, what goes on to t-1
+    dhv: Tensor  # Dv_t, the gradient from tokens after t plus p_t do_t^T
+    dhv_before: Tensor  # diag(e^{g_t}) Dv_t, passed on to t-1
     dp: Tensor
     dscores: Tensor  # p (dp - <p, dp>)
-    dhk: Tensor  # Dk_t, what came from after t plus scale q_t dscores_t^T
+    dhk: Tensor  # Dk_t, the gradient from tokens after t plus scale q_t dscores_t^T
     dhk_before: Tensor  # Dk_t diag(e^{g_t})
     dq: Tensor
     dk: Tensor
@@ -142,7 +142,7 @@ def steps(
 
 
 def forward(q, k, v, s, g, scale=None, initial_state=None) -> tuple[Tensor, States]:
-    """The recurrence from left to right: o [B, T, HQ, V] and (hk_T, hv_T), in float32 or float64."""
+    """Run the recurrence from left to right: o [B, T, HQ, V] and (hk_T, hv_T), in float32 or float64."""
     o = []
     for step in steps(q, k, v, s, g, scale, initial_state):
         o.append(step.o)
@@ -150,13 +150,13 @@ def forward(q, k, v, s, g, scale=None, initial_state=None) -> tuple[Tensor, Stat
 
 
 def backward(q, k, v, s, g, scale, initial_state, do, dfinal_state) -> tuple:
-    """The hand-written backward pass: dq [B, T, HQ, K], dk, dv, ds, dg [B, T, H, *] and (dhk_0, dhv_0).
+    """Run the hand-written backward pass: dq [B, T, HQ, K], dk, dv, ds, dg [B, T, H, *] and (dhk_0, dhv_0).
 
     dg_t = e^{g_t} (sum_k hk_{t-1} Dk_t + sum_v hv_{t-1} Dv_t): every term carries its decay, nothing is subtracted.
 
-    `steps` holds everything of all T steps until it has gone back over them. Here T is cut into segments of about
-    sqrt(T) tokens: held are the state that enters each and the steps of one segment at a time, walked again from there.
-    The same numbers, one more forward pass, and memory for about 4 sqrt(T) states, besides rows, instead of 4 T.
+    `steps` holds all intermediates of T steps for its backward pass. Here T is cut into segments of about sqrt(T)
+    tokens: memory holds the state entering each segment, and the steps of one segment, recomputed from there. The
+    results are the same, for one more forward pass and about 4 sqrt(T) states in memory, besides rows, instead of 4 T.
     """
     length = math.isqrt(q.shape[1])
     entering = [(x.hk_before, x.hv_before) for x in steps(q, k, v, s, g, scale, initial_state) if x.t % length == 0]

@@ -1,4 +1,4 @@
-"""What both ways through a chunk share: memories as they are kept, with slots as rows, and the softmax over slots."""
+"""What both paths through a chunk share: loading stored memories, with slots as rows, and the softmax over slots."""
 
 import triton
 import triton.language as tl
@@ -10,7 +10,7 @@ from ..common.tiles_triton import (
 
 @triton.jit
 def memory(states, i, there, i_d, M: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr):
-    """A block of columns of memory number i, [BM, BD], as it is kept; 0 if nothing is `there`."""
+    """Load a block of columns of memory i of states [memories, M, D] as stored, [BM, BD]; zeros unless `there`."""
     p, m = state_pointers(states, i, 0, i_d, M, D, BM, BD)
     return tl.load(p, mask=m & there, other=0.0)
 
@@ -18,7 +18,7 @@ def memory(states, i, there, i_d, M: tl.constexpr, D: tl.constexpr, BM: tl.const
 @triton.jit
 def units(scales, i, there, i_d, M: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr,
            BS: tl.constexpr, SCALED: tl.constexpr):  # fmt: skip
-    """What the rows of that block are multiples of, [BM]; BS: columns that the stream scaled together."""
+    """Load the row scales of that block, [BM]; ones unless SCALED. BS: columns that share a scale."""
     o_m = tl.arange(0, BM)
     if SCALED:
         BLOCKS = (D + BS - 1) // BS
@@ -36,7 +36,7 @@ def softmax(b_scores, M: tl.constexpr, BM: tl.constexpr):
 
 @triton.jit
 def softmax_grads(b_p, b_dp, SCALED: tl.constexpr):
-    """p (dp - <p, dp>), as `chunk_torch.softmax_grads`; SCALED: straight away, beside 16-bit inputs."""
+    """Return p (dp - <p, dp>), as `chunk_torch.softmax_grads` does; SCALED, for 16-bit inputs: without its shift."""
     if not SCALED:
         largest = tl.max(b_p, 1)[:, None]
         b_dp -= tl.max(tl.where(b_p == largest, b_dp, -float("inf")), 1)[:, None]

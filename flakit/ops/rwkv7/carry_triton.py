@@ -1,9 +1,9 @@
-"""What a part of a sequence makes of the state that enters it, and what enters each part: for `fused_chunk_triton`,
-whose text has the symbols.
+"""The affine map of each part of a sequence on its state, and the state entering each part: for `fused_chunk_triton`,
+which explains the symbols.
 
-A part makes M S + N of a state S. `carry_kernel` walks a part for both at once, for M from a unit matrix and with no v,
-for N from 0, or the first part from the initial state; `carry_grads_kernel` walks it for what D begins with. From these
-`entering_kernel` finds what enters each part.
+A part maps a state S to M S + N. `carry_kernel` computes both in one walk: M from the identity without v, N from zeros,
+or in the first part from the initial state; `carry_grads_kernel` computes the counterpart of N for D. From these
+`entering_kernel` computes the state entering each part.
 """
 
 import triton
@@ -35,7 +35,8 @@ from ..common.tiles_triton import state_pointers
 
 @triton.jit
 def decays_from_ends(b_w, C: tl.constexpr):
-    """Log decays of reads, r's beside a's, from the chunk's beginning, and of keys to its end, [4, N, 2 C] each."""
+    """Return the log decays of reads r and a, side by side, from the chunk's beginning, and of keys to its end,
+    [4, N, 2 C] each."""
     o_c, o_r = tl.arange(0, C)[:, None], tl.arange(0, 2 * C)
     i = (o_r % C)[None, :]
     return sums_along(b_w, each(o_c < i + (o_r < C)[None, :])), sums_along(b_w, each(o_c > i))
@@ -48,14 +49,19 @@ def carry_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     HAS_FIRST: tl.constexpr, WHOLE: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """What a part makes of the state that enters it: M, which it makes of a unit matrix if no v is written, and what
-    it makes of 0, or the first part of the initial state. WHOLE: of the last part, too. In registers: both, turned, and
-    the next chunk's rows on their way."""
+    """Compute M and N of each part: its results for the identity without v, and for zeros, or in the first part for the
+    initial state. WHOLE: of the last part too. In registers: both, transposed, and the next chunk's rows, while they
+    load.
+
+    w, k, a, b [B, T, H, K], v [B, T, H, V], scores [chunks, H, 2, C, C] (see `fused_chunk_triton.scores_kernel`)
+    first [N, H, K, V], products [parts, H, K, K], written [parts, H, K, V]
+    sequence_of_part [parts], parts_before, cu_seqlens, chunks_before [N + 1]
+    """
     i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = piece(
         T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H, C, PACKED
     )
     if not WHOLE:
-        count = tl.where(is_last, 0, count)  # nobody waits for it, but what is kept is not left to chance
+        count = tl.where(is_last, 0, count)  # unused, but saved tensors must not be uninitialized
     i, j = tl.arange(0, C)[None, :], tl.arange(0, C)[:, None]
     below, eye = i > j, tl.where(i == j, 1.0, 0.0)
     o_k = tl.arange(0, BK)
@@ -116,9 +122,14 @@ def carry_grads_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     HAS_LAST: tl.constexpr, WHOLE: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the state that enters a part, where that of the one which leaves it is 0, or of the last part
-    the final state's. WHOLE: of the first part, too. In registers: D^T, and the rows of the chunk before on their
-    way."""
+    """Compute the gradient of the state entering each part for a zero gradient of the state leaving it, or in the last
+    part for the final state's. WHOLE: of the first part too. In registers: D^T, and the previous chunk's rows, while
+    they load.
+
+    r, w, a, b [B, T, H, K], do [B, T, H, V], scores [chunks, H, 2, C, C]
+    last [N, H, K, V], written [parts, H, K, V]
+    sequence_of_part [parts], parts_before, cu_seqlens, chunks_before [N + 1]
+    """
     i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = piece(
         T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H, C, PACKED
     )
@@ -179,8 +190,12 @@ def entering_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     REVERSE: tl.constexpr, HAS_FIRST: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """S <- product S + written, part after part, or D <- product^T D + written from the last one; what enters each.
-    What is written in the one met first is all that leaves it. In registers: S or D."""
+    """S <- product S + written, part by part, or REVERSE D <- product^T D + written from the last part; store what
+    enters each. The first visited part has the initial value in `written` already. In registers: S or D.
+
+    products [parts, H, K, K], written, entering [all parts, H, K, V], first [N, H, K, V]
+    parts_before [N + 1]: parts before each packed sequence; parts: the number in each sequence otherwise
+    """
     i_nh = tl.program_id(0)
     i_n, i_h = i_nh // H, i_nh % H
     first_part = i_n * parts

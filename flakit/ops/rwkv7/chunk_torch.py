@@ -1,20 +1,20 @@
-"""RWKV7 in chunks of C tokens with plain PyTorch: the form the kernels compute, safe for every decay, on any device.
+"""RWKV7 in chunks of C tokens in plain PyTorch: the form the kernels compute, valid for every decay, on any device.
 
-Every read of the state sees it decayed up to the row *before* its own: a reads S_{t-1} as it is, and r, which reads
+Every read of the state sees it decayed up to the row *before* its own: a reads S_{t-1} unchanged, and r, which reads
 S_t, is split into q = scale * r e^{w} reading S_{t-1}, and the token's own k and b on the diagonal, without decay.
 So there are two reads q and a, two keys k and b, and for i > j
 
     A_xy[i, j] = sum over K of x_i y_j exp(sum of w strictly between j and i),     A_qk, A_qb, A_ak, A_ab,
 
-built level by level from dyadic blocks (`common.decay`). What a finds depends on what a found before it in the chunk:
+built level by level from dyadic blocks (`common.decay`). v2, the reads of a, depend on earlier reads in the chunk:
 
     v2    = A_ak v + A_ab v2 + (a e^{before}) S_in = U (A_ak v + (a e^{before}) S_in),     U = (I - A_ab)^{-1}
     o     = A_rk v + A_rb v2 + (q e^{before}) S_in         A_rk, A_rb: A_qk, A_qb and their diagonals
     S_out = diag(e^{total}) S_in + (k e^{after})^T v + (b e^{after})^T v2
 
-with before_i, after_i the sums of w over the chunk's rows before and after i. Backwards the same system is solved
-transposed, y = U^T (A_rb^T do + (b e^{after}) D_out), and the gradients of both reads and both keys have RWKV6's form.
-The gradient of the decay is the sum over everything that passes through it: each term carries its e^{w}.
+with before_i, after_i the sums of w over the chunk's rows before and after i. The backward solves the transposed
+system, y = U^T (A_rb^T do + (b e^{after}) D_out), and the gradients of both reads and both keys have RWKV6's form.
+The gradient of a decay is a sum over all that it multiplies: each term carries its e^{w}.
 """
 
 from itertools import pairwise
@@ -37,10 +37,10 @@ from ..common.decay import decays, level_blocks
 
 
 def inverse(A: Tensor) -> Tensor:
-    """(I - A)^{-1} for A strictly lower triangular [..., C, C], C a power of two, by recursive 2 x 2 blocks.
+    """Return (I - A)^{-1} for A strictly lower triangular [..., C, C], C a power of two, by recursive 2 x 2 blocks.
 
-    The inverse of [[P, 0], [-Q, R]] is [[P', 0], [R' Q P', R']]: blocks double, and nothing grows that the inverse
-    itself does not hold. The product (I + A)(I + A^2)(I + A^4)… is equal in algebra only: its powers are huge and
+    The inverse of [[P, 0], [-Q, R]] is [[P', 0], [R' Q P', R']]: blocks double, and intermediates are blocks of the
+    inverse itself. The product (I + A)(I + A^2)(I + A^4)… is equal in exact arithmetic only: its powers are huge and
     cancel where tokens repeat.
     """
     C = A.shape[-1]
@@ -54,9 +54,9 @@ def inverse(A: Tensor) -> Tensor:
 
 
 class _Chunks:
-    """Everything of a call's chunks that does not depend on the state; rows are [B, H, N, C, K] or [B, H, N, C, V].
+    """The quantities of a call's chunks that do not depend on the state; rows [B, H, N, C, K] or [B, H, N, C, V].
 
-    `reads` holds q and a, `keys` k and b, `written` v and v2 as neighbouring rows, [B, H, N, 2 C, D].
+    `reads` holds q and a, `keys` k and b, `written` v and v2 as adjacent rows, [B, H, N, 2 C, D].
     """
 
     def __init__(self, r, w, k, v, a, b, scale, chunk_size):
@@ -78,35 +78,35 @@ class _Chunks:
         self.U = inverse(A_ab)
 
     def states(self, initial_state) -> tuple[Tensor, Tensor]:
-        """The state entering each chunk [B, H, N, K, V] and the final state; v2 [B, H, N, C, V] is what a finds."""
-        found, written = self.A_ak @ self.v, self.k_out.mT @ self.v
-        return _carry(self.total, self.a_in, found, self.U, self.v2, self.b_out, written, initial_state)
+        """Return the state entering each chunk [B, H, N, K, V] and the final state; fill v2 [B, H, N, C, V]."""
+        local, written = self.A_ak @ self.v, self.k_out.mT @ self.v
+        return _carry(self.total, self.a_in, local, self.U, self.v2, self.b_out, written, initial_state)
 
     def dstates(self, do, y, dfinal_state) -> tuple[Tensor, Tensor]:
-        """The gradient leaving each chunk [B, H, N, K, V] and dinitial_state; y [B, H, N, C, V] is that of what a
-        looks up."""
-        found, written = apart(self.A_r, -1, 2)[1].mT @ do, self.q_in.mT @ do
-        return _carry(self.total, self.b_out, found, self.U.mT, y, self.a_in, written, dfinal_state, reverse=True)
+        """Return the gradient leaving each chunk [B, H, N, K, V] and dinitial_state; fill y [B, H, N, C, V], the
+        gradient of a's reads."""
+        local, written = apart(self.A_r, -1, 2)[1].mT @ do, self.q_in.mT @ do
+        return _carry(self.total, self.b_out, local, self.U.mT, y, self.a_in, written, dfinal_state, reverse=True)
 
 
-def _carry(total, read, found, U, x, write, written, state, reverse=False) -> tuple[Tensor, Tensor]:
-    """x = U (found + read S), then S <- diag(total) S + written + write^T x: every x into its place, every S and the
-    last one."""
+def _carry(total, read, local, U, x, write, written, state, reverse=False) -> tuple[Tensor, Tensor]:
+    """x = U (local + read S), then S <- diag(total) S + written + write^T x, chunk by chunk. Fill x; return every S and
+    the last one."""
     B, H, N, K, V = written.shape
     entering, last = written.new_empty(B * H, N, K, V), written.new_empty(B, H, K, V)
     states = [*(entering.unbind(1)[::-1] if reverse else entering.unbind(1)), last.flatten(0, 1)]
     states[0].copy_(state.flatten(0, 1)) if state is not None else states[0].zero_()
-    each = (y.flatten(0, 1).unbind(1) for y in (total[..., None], read, found, U, x, write, written))
+    each = (y.flatten(0, 1).unbind(1) for y in (total[..., None], read, local, U, x, write, written))
     steps = list(zip(*each, strict=True))
     for (S, leaving), step in zip(pairwise(states), reversed(steps) if reverse else steps, strict=True):
-        total, read, found, U, x, write, written = step
-        torch.bmm(U, torch.baddbmm(found, read, S), out=x)
+        total, read, local, U, x, write, written = step
+        torch.bmm(U, torch.baddbmm(local, read, S), out=x)
         torch.addcmul(written, total, S, out=leaving).baddbmm_(write.mT, x)
     return entering.unflatten(0, (B, H)), last
 
 
 def forward(r, w, k, v, a, b, scale, initial_state, chunk_size) -> tuple[Tensor, Tensor]:
-    """o [B, T, H, V] and the final state [B, H, K, V], in float32 (float64 for float64 inputs)."""
+    """Return o [B, T, H, V] and the final state [B, H, K, V], in float32 (float64 for float64 inputs)."""
     chunks = _Chunks(r, w, k, v, a, b, scale, chunk_size)
     S, final_state = chunks.states(initial_state)
     o = chunks.A_r @ chunks.written
@@ -115,11 +115,11 @@ def forward(r, w, k, v, a, b, scale, initial_state, chunk_size) -> tuple[Tensor,
 
 
 def backward(r, w, k, v, a, b, scale, initial_state, do, dfinal_state, chunk_size) -> tuple[Tensor, ...]:
-    """dr, dw, dk, dv, da, db [B, T, H, *] and dinitial_state [B, H, K, V], in float32 or float64."""
+    """Return dr, dw, dk, dv, da, db [B, T, H, *] and dinitial_state [B, H, K, V], in float32 or float64."""
     T = r.shape[1]
     chunks = _Chunks(r, w, k, v, a, b, scale, chunk_size)
     at_reads = split_beside(do, None, C=chunk_size, dtype=chunks.r.dtype)
-    do, y = at_reads.unbind(-2)  # the gradients of what q and a read
+    do, y = at_reads.unbind(-2)  # the gradients of the reads of q and a
     S, _ = chunks.states(initial_state)
     D, dinitial_state = chunks.dstates(do, y, dfinal_state)
     at_reads = at_reads.flatten(-3, -2)
@@ -133,7 +133,7 @@ def backward(r, w, k, v, a, b, scale, initial_state, do, dfinal_state, chunk_siz
     dA = at_reads @ chunks.written.mT
     pair_grads(dA, chunks.reads, chunks.keys, chunks.levels, dreads, dkeys, dw)
 
-    # q = r e^{w} passes its own token's decay too; r meets its own token's keys without any.
+    # q = r e^{w} includes its own token's decay; r reads its own token's keys without any.
     (q, _), (dq, da), (k, b), (dk, db) = (apart(x, -2, 2) for x in (chunks.reads, dreads, chunks.keys, dkeys))
     at_k, at_b = own_pairs(dA, chunk_size)[..., 0, :, None].unbind(-2)
     dw.addcmul_(q, dq)

@@ -1,25 +1,25 @@
-"""RWKV7 in chunks as Triton kernels: everything is parallel over chunks but a light stream of states.
+"""RWKV7 in chunks as Triton kernels: all work but a light stream of states is parallel over chunks.
 
-16-bit heads of 33 to 64 channels go through chunks of 16 tokens by `fused_chunk_triton`. Here are the kernels for all
-others, 32 tokens a chunk, in float32 16.
+`fused_chunk_triton` serves 16-bit heads of 33 to 64 channels, in chunks of 16 tokens. The kernels here serve all
+others, in chunks of 32 tokens, or 16 in float32.
 
-Forward:  `prepare_kernel`        what a chunk finds and how it edits, before its state is known: U, U A_ak v, U a~
-          `stream_kernel`         chunk after chunk: v2 = U A_ak v + (U a~) S, then the state S itself
+Forward:  `prepare_kernel`        what does not depend on the entering state: U, U A_ak v, U a~
+          `stream_kernel`         chunk by chunk: v2 = U A_ak v + (U a~) S, then the state S itself
           `output_kernel`         o from a chunk's tokens, its v2 and its entering state
-Backward: `prepare_grads_kernel`  the same transposed: U^T A_rb^T do, U^T b^
+Backward: `prepare_grads_kernel`  likewise: U^T A_rb^T do, U^T b^
           `stream_kernel`         in reverse: y = U^T A_rb^T do + (U^T b^) D, then the gradient D of the state
           `value_grads_kernel`, `key_grads_kernel`  dv; dr, dw, dk, da, db
 
-Formulas as in `chunk_torch`; a~ = a e^{before} reads the entering state, b^ = b e^{after} writes the leaving one. There
-are two ways through a chunk, mild and dyadic (`common.tiles_triton`), compiled apart; `prepare_kernel` decides, and
-backward `prepare_grads_kernel` likewise.
+Formulas as in `chunk_torch`; a~ = a e^{before} reads the entering state, b^ = b e^{after} writes the leaving one. Each
+chunk takes one of two paths, mild or dyadic (`common.tiles_triton`), compiled separately; `prepare_kernel` decides, and
+in the backward `prepare_grads_kernel`.
 
-The inverse U = (I - A_ab)^{-1} grows by recursive 2 x 2 blocks, as full-size products under a mask. Never by the
-powers of A_ab, which are huge and cancel where tokens repeat. Where they do, what U makes is a small difference of
-large terms, and da and db are made of those: every product from A_ab to what `stream_kernel` reads is finer than all
-others (`SOLVE`), forward and backward alike. With TF32 alone da and db of nearly equal tokens, α = 1.9, come out five
-times (bfloat16) and thirty times (float16) as far off as rounding makes them. With TF32 in one of the two directions
-all gradients suffer: the error made forward has to be the one that is differentiated.
+The inverse U = (I - A_ab)^{-1} is built from recursive 2 x 2 blocks, as full-size products under a mask, and never from
+the powers of A_ab, which are huge and cancel where tokens repeat. There, results of U are small differences of large
+terms, and da and db consist of these: every product from A_ab to the inputs of `stream_kernel` is more precise than all
+others (`SOLVE`), forward and backward. With TF32 alone, the errors of da and db of nearly equal tokens, α = 1.9, are
+five times (bfloat16) and thirty times (float16) those of rounding. With TF32 in only one direction all gradients
+suffer: the backward must differentiate the forward's actual error.
 """
 
 import torch
@@ -44,20 +44,20 @@ from ..common.tiles_triton import (
 )
 
 SOLVE = {"tf32": "ieee" if interpreted() else "bf16x3", "tf32x3": "ieee"}
-"""Precision of the products with U, by that of all others.
+"""Precision of the products with U, by the precision of all others.
 
-Three bfloat16 products leave 1e-5 of an operand, a fortieth of what TF32 leaves, for 0.1 ms in 8.5 where three TF32
-products take 0.7 (data/tuning.md). In float32 true products cost nothing beside all else, and leave da and db of
-repeated tokens a tenth of the error. Triton's interpreter does not know bf16x3.
+Three bfloat16 products have a relative error of 1e-5, a fortieth of TF32's, for 0.1 ms in 8.5, where three TF32
+products take 0.7 (data/tuning.md). For float32 inputs, IEEE products add no visible cost, and reduce the error of da
+and db of repeated tokens to a tenth. Triton's interpreter does not support bf16x3.
 """
 
 
 @triton.jit
 def _decides(mild, i, w, start, end, i_h, H: tl.constexpr, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
              MILD: tl.constexpr):  # fmt: skip
-    """Whether chunk-and-head i is this launch's, where it is the first: the mild one looks and leaves a flag.
+    """Return whether this launch, of a path's first kernel, handles chunk-and-head i; the mild one sets the flag.
 
-    No token below 1 / C of what a chunk may decay: stricter than the sum, and the model's bounded w passes anyway.
+    No token may decay by more than 1 / C of a chunk's limit: stricter than the sum, but RWKV7's bounded w passes.
     """
     if MILD:
         lowest = 0.0
@@ -73,7 +73,7 @@ def _decides(mild, i, w, start, end, i_h, H: tl.constexpr, K: tl.constexpr, C: t
 
 @triton.jit
 def _about_middle(b_w, C: tl.constexpr):
-    """Mild decays from one running sum: before each row, of reads and of keys about the middle row. [C, BK] each.
+    """Return the log decay before each row, and the decay factors of reads and keys about the middle row, [C, BK] each.
 
     read_i key_j is the decay strictly between j and i.
     """
@@ -85,7 +85,7 @@ def _about_middle(b_w, C: tl.constexpr):
 
 @triton.jit
 def _level_scores(b_x, b_y, weight, level, C: tl.constexpr, PRECISION: tl.constexpr):
-    """The scores of reads x with keys y that meet at one dyadic level, [C, C]; weight: of its rows, [C, BK]."""
+    """Return the scores of reads x and keys y at one dyadic level, [C, C]; weight: of the level's rows, [C, BK]."""
     _, right, _, _ = halves(level, C)
     b_xy = tl.where(right[:, None], b_x, b_y) * weight
     right_by_left = right[:, None] & meet(level, C)
@@ -96,8 +96,8 @@ def _level_scores(b_x, b_y, weight, level, C: tl.constexpr, PRECISION: tl.conste
 def _scores(b_x, b_y, b_p, b_q, p_w, start, end, i_h, i_k, H: tl.constexpr, K: tl.constexpr, C: tl.constexpr,
             BK: tl.constexpr, LEVELS: tl.constexpr, TWO: tl.constexpr, MILD: tl.constexpr,
             PRECISION: tl.constexpr):  # fmt: skip
-    """Over a block of K, sum_k x_i y_j e^{decay strictly between j and i}, right for i > j only, [C, C]; for TWO the
-    same of reads p with keys q, else zeros; and the log decay before and after each row, [C, BK]."""
+    """Return sum_k x_i y_j e^{decay strictly between j and i} over a block of K, valid for i > j only, [C, C]; if TWO,
+    the same for reads p and keys q, else zeros; and the log decay before and after each row, [C, BK] each."""
     b_B = tl.zeros([C, C], dtype=tl.float32)
     if MILD:
         b_w = load_tile(p_w, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
@@ -122,14 +122,14 @@ def _scores(b_x, b_y, b_p, b_q, p_w, start, end, i_h, i_k, H: tl.constexpr, K: t
 
 @triton.jit
 def _with_diagonal(b_A, b_d, C: tl.constexpr):
-    """b_A below the diagonal, b_d on it."""
+    """Return b_A [C, C] below the diagonal, b_d [C] on it, zeros above."""
     o_c = tl.arange(0, C)
     return below(b_A, C) + tl.where(o_c[:, None] == o_c[None, :], b_d[:, None], 0.0)
 
 
 @triton.jit
 def _inverse(b_A, C: tl.constexpr, LEVELS: tl.constexpr, PRECISION: tl.constexpr):
-    """(I - A)^{-1}, A strictly lower triangular [C, C]: at each level the lower left blocks join two inverses."""
+    """Return (I - A)^{-1}, A strictly lower triangular [C, C]: at each level lower left blocks join two inverses."""
     o_c = tl.arange(0, C)
     b_U = tl.where(o_c[:, None] == o_c[None, :], 1.0, tl.where(level_pairs(1, C), b_A, 0.0))
     for level in tl.static_range(1, LEVELS):
@@ -145,7 +145,11 @@ def prepare_kernel(
     FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
     SOLVE: tl.constexpr,
 ):  # fmt: skip
-    """U = (I - A_ab)^{-1}, found = U A_ak v, transfer = U a~ for one chunk. In registers: A_ab, A_ak, U [C, C]."""
+    """U = (I - A_ab)^{-1}, found = U A_ak v, transfer = U a~ for one chunk. In registers: A_ab, A_ak, U [C, C].
+
+    w, k, a, b, transfer [B, T, H, K], v, found [B, T, H, V], inverse [chunks, H, C, C], mild [chunks, H] int32
+    sequence_of_chunk [chunks], cu_seqlens, offsets (in chunks) [N + 1]
+    """
     i = tl.program_id(0)
     i_h, i_c = i % H, i // H
     start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
@@ -185,7 +189,7 @@ def prepare_kernel(
 @triton.jit
 def _rows(start, end, i_h, i_d, shift: tl.constexpr, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr,
           BD: tl.constexpr, FLIP: tl.constexpr):  # fmt: skip
-    """Offsets and mask of a chunk's rows, those after (shift = 1) or before them, from the last if FLIP; [C, BD]."""
+    """Return offsets and mask [C, BD] of a chunk's rows, or of those after (shift = 1) or before; FLIP: reversed."""
     o_c = tl.arange(0, C)
     if FLIP:
         o_c = C - 1 - o_c
@@ -212,9 +216,9 @@ def _stream_loads(x, y, z, w, transfer, found, start, end, i_h, i_v, H: tl.const
 
 @triton.jit
 def _stream_operands(b_W, b_x, b_y, b_z, b_w, b_next, scale, REVERSE: tl.constexpr, PRECISION: tl.constexpr):
-    """Operands of a chunk's step, [C, BK] twice, and e^{total} [BK]; b_next is w shifted by a row.
+    """Return the operands of a chunk's step (W, x^T, y, z^T) and e^{total} [BK]; b_next: w shifted by a row.
 
-    The running sum goes over the rows before each in reverse and, rows being flipped, over those after it otherwise.
+    The prefix sum covers the rows before each; without REVERSE, where rows are flipped, those after it.
     """
     b_x, b_w, b_next = b_x.to(tl.float32), b_w.to(tl.float32), b_next.to(tl.float32)
     decay = tl.exp(tl.cumsum(b_next, axis=0))
@@ -231,14 +235,16 @@ def stream_kernel(
     REVERSE: tl.constexpr, HAS_FIRST: tl.constexpr, WANTS_LAST: tl.constexpr, PACKED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """found += transfer S, then S <- e^{total} S + x^T y + z^T found, chunk after chunk. In registers: S [BK, BV].
+    """found += transfer S, then S <- e^{total} S + x^T y + z^T found, chunk by chunk. In registers: S [BK, BV].
 
-    x, y, z: k e^{after}, v, b e^{after}; in reverse, where S is its gradient, scale r e^w e^{before}, do, a e^{before}.
-    The state before each chunk is stored. A chunk's loads are under way while the chunk before it is computed. Forward,
-    its rows are read from the last to the first: their order is nobody's concern, and the decay after a row becomes a
-    running sum from the first.
+    x, y, z: k e^{after}, v, b e^{after}; REVERSE, where S is its gradient: scale r e^w e^{before}, do, a e^{before}.
+    The state before each chunk is stored. A chunk's loads overlap the previous chunk's computation. Forward, a chunk's
+    rows are read from the last to the first: row order does not matter, and the decay after a row becomes a prefix sum.
+
+    x, z, w, transfer [B, T, H, K], y, found [B, T, H, V], states [chunks, H, K, V], first, last [N, H, K, V]
+    cu_seqlens, offsets (in chunks) [N + 1]
     """
-    # Sequences and heads on the first axis: the others end at 65535. One axis for all takes 800 more bytes of spills.
+    # Sequences and heads on the first axis: the others end at 65535. A single axis would spill 800 more bytes.
     i_nh, i_v = tl.program_id(0), tl.program_id(1)
     i_n, i_h = i_nh // H, i_nh % H
     if PACKED:
@@ -262,13 +268,13 @@ def stream_kernel(
         i_c = chunks * 0
         step = 1
     start = begin + tl.cast(i_c, tl.int64) * C
-    # Of an empty sequence nothing is loaded: its end is put at the chunk's start, wherever that is.
+    # An empty sequence loads nothing: its end is set to the chunk's start, wherever that is.
     b_W, b_f, b_x, b_y, b_z, b_w, b_next = _stream_loads(
         x, y, z, w, transfer, found, start, tl.where(chunks > 0, end, start), i_h, i_v, H, K, V, C, BK, BV, REVERSE
     )
     b_W, b_x, b_y, b_z, total = _stream_operands(b_W, b_x, b_y, b_z, b_w, b_next, scale, REVERSE, PRECISION)
     for _ in range(0, chunks):
-        # Beyond the sequence nothing is loaded: its end is put at the chunk's start.
+        # Chunks outside the sequence load nothing: the end is set to the chunk's start.
         later = start + step * C
         inside = (later >= begin) & (later < end)
         n_W, n_f, n_x, n_y, n_z, n_w, n_next = _stream_loads(
@@ -296,7 +302,11 @@ def output_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """o = A_rk v + A_rb v2 + (q e^{before}) S for one chunk and block of V. In registers: A_rk, A_rb [C, C]."""
+    """o = A_rk v + A_rb v2 + (q e^{before}) S for one chunk and block of V. In registers: A_rk, A_rb [C, C].
+
+    r, w, k, b [B, T, H, K], v, found, o [B, T, H, V], states [chunks, H, K, V], mild [chunks, H] int32
+    sequence_of_chunk [chunks], cu_seqlens, offsets (in chunks) [N + 1]
+    """
     i = tl.program_id(0)
     NV: tl.constexpr = (V + BV - 1) // BV
     i_h, i_v, i_c = i % H, (i // H) % NV, i // (H * NV)
@@ -337,7 +347,11 @@ def prepare_grads_kernel(
     FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
     SOLVE: tl.constexpr,
 ):  # fmt: skip
-    """transfer = U^T b^, found = U^T A_rb^T do for one chunk. In registers: U, A_rb [C, C]."""
+    """transfer = U^T b^, found = U^T A_rb^T do for one chunk. In registers: U, A_rb [C, C].
+
+    r, w, b, transfer [B, T, H, K], do, found [B, T, H, V], inverse [chunks, H, C, C], mild [chunks, H] int32
+    sequence_of_chunk [chunks], cu_seqlens, offsets (in chunks) [N + 1]
+    """
     i = tl.program_id(0)
     i_h, i_c = i % H, i // H
     start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
@@ -370,7 +384,11 @@ def value_grads_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dv = A_rk^T do + A_ak^T y + (k e^{after}) D for one chunk and block of V. In registers: A_rk, A_ak [C, C]."""
+    """dv = A_rk^T do + A_ak^T y + (k e^{after}) D for one chunk and block of V. In registers: A_rk, A_ak [C, C].
+
+    r, w, k, a [B, T, H, K], do, y, dv [B, T, H, V], dstates [chunks, H, K, V], mild [chunks, H] int32
+    sequence_of_chunk [chunks], cu_seqlens, offsets (in chunks) [N + 1]
+    """
     i = tl.program_id(0)
     NV: tl.constexpr = (V + BV - 1) // BV
     i_h, i_v, i_c = i % H, (i // H) % NV, i // (H * NV)
@@ -405,7 +423,7 @@ def value_grads_kernel(
 @triton.jit
 def _meet_states(x, y, states, start, end, i, i_h, i_k, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
                  C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """x S^T and y S^T for one chunk, [C, BK] each."""
+    """Return x S^T and y S^T for one chunk, [C, BK] each."""
     b_xS = tl.zeros([C, BK], dtype=tl.float32)
     b_yS = tl.zeros([C, BK], dtype=tl.float32)
     for i_v in range(0, (V + BV - 1) // BV):
@@ -420,9 +438,9 @@ def _meet_states(x, y, states, start, end, i, i_h, i_k, H: tl.constexpr, K: tl.c
 
 @triton.jit
 def _mild_reads(b_q, b_a, b_km, b_bm, b_qk, b_qb, b_ak, b_ab, b_dq, b_da, before, read, PRECISION: tl.constexpr):
-    """dq, da, and the sum of read times gradient; b_dq, b_da come as do S^T, y S^T, before their decay.
+    """Return dq, da, and the sum of reads times their gradients. b_dq, b_da: do S^T, y S^T, without decay.
 
-    b_qk … b_ab are the gradients of the scores.
+    b_qk … b_ab: gradients of the scores.
     """
     b_qm, b_am = to_operand(b_q * read, PRECISION), to_operand(b_a * read, PRECISION)
     g_q = tl.dot(b_qb, b_bm, tl.dot(b_qk, b_km, input_precision=PRECISION), input_precision=PRECISION)
@@ -436,11 +454,11 @@ def _mild_reads(b_q, b_a, b_km, b_bm, b_qk, b_qb, b_ak, b_ab, b_dq, b_da, before
 @triton.jit
 def _mild_keys(b_qm, b_am, b_k, b_b, b_km, b_bm, b_qk, b_qb, b_ak, b_ab, b_dk, b_db, reads, after, key,
                PRECISION: tl.constexpr):  # fmt: skip
-    """dk, db, and dw of what passes by a token; b_dk, b_db come as v D^T, v2 D^T, before their decay.
+    """Return dk, db, and the part of dw of reads and keys of other tokens. b_dk, b_db: v D^T, v2 D^T, without decay.
 
-    dw_t is sum_{i>t} of the reads less sum_{j>=t} of the pairs' keys, plus sum_{j<t} of the keys that leave the chunk:
-    a difference of two running sums of the *same rounded products*, so that only float32 accumulation is left to
-    disagree. One running sum serves for all: what comes after t is all less what comes up to t.
+    dw_t is sum_{i>t} over reads minus sum_{j>=t} over the pairs' keys, plus sum_{j<t} over the keys written to the
+    state: a difference of two prefix sums of the *same rounded products*, which only float32 accumulation can make
+    differ. One prefix sum serves all: the sum after t is the total minus the sum up to t.
     """
     g_k = tl.dot(tl.trans(b_qk), b_qm, input_precision=PRECISION)
     g_k = tl.dot(tl.trans(b_ak), b_am, g_k, input_precision=PRECISION)
@@ -458,11 +476,11 @@ def _mild_keys(b_qm, b_am, b_k, b_b, b_km, b_bm, b_qk, b_qb, b_ak, b_ab, b_dk, b
 @triton.jit
 def _dyadic_grads(b_q, b_a, b_k, b_b, b_w, b_qk, b_qb, b_ak, b_ab, b_dq, b_da, b_dk, b_db,
                   C: tl.constexpr, LEVELS: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """dq, da, dk, db and dw of what passes by a token, for any decay: nothing is subtracted.
+    """Return dq, da, dk, db and the part of dw of reads and keys of other tokens, for any decay, without subtractions.
 
-    b_qk … b_ab are the gradients of the scores; b_dq … b_db come as what the states make of them, before their decay.
-    At each level rows of right halves are reads and rows of left halves keys, so one product serves both: x holds q or
-    k, y holds a or b, and each meets what was of the other kind in the other half.
+    b_qk … b_ab: gradients of the scores; b_dq … b_db: the states' terms, without decay. At each level rows of right
+    halves are reads and rows of left halves keys, so one product serves both: x holds q or k, y holds a or b, and each
+    pairs with the other kind in the other half.
     """
     o_c = tl.arange(0, C)
     later, earlier = o_c[:, None] < o_c[None, :], o_c[:, None] > o_c[None, :]
@@ -483,7 +501,7 @@ def _dyadic_grads(b_q, b_a, b_k, b_b, b_w, b_qk, b_qb, b_ak, b_ab, b_dq, b_da, b
         b_x, b_y = tl.where(right[:, None], b_q, b_k) * weight, tl.where(right[:, None], b_a, b_b) * weight
         g_x = dot(m_xx, b_x, PRECISION) + dot(m_xy, b_y, PRECISION)
         g_y = dot(tl.trans(m_xy), b_x, PRECISION) + dot(m_yy, b_y, PRECISION)
-        # The decay at t is passed by the reads after t in its right half, by the keys before t in its left half.
+        # The decay at t acts on the reads after t in a right half, on the keys before t in a left half.
         passes = within(tl.where(right, o_c + 1, first), tl.where(right, first + size, o_c), C)
         b_dw += dot(passes.to(tl.float32), b_x * g_x + b_y * g_y, PRECISION)
         g_x *= weight
@@ -507,10 +525,14 @@ def key_grads_kernel(
     In registers: the gradients of four scores [C, C], then five rows [C, BK].
 
     dq = (do S^T) e^{before} + pairs, da = (y S^T) e^{before} + pairs, dk = (v D^T) e^{after} + pairs, db likewise of v2
-    dr = scale (e^w dq + diagonal), as q = scale r e^w meets every key but its own token's
-    dw_t = e^{total} sum_v S D + q_t dq_t + what passes by t
+    dr = scale (e^w dq + diagonal), as q = scale r e^w reads every key except its own token's
+    dw_t = e^{total} sum_v S D + q_t dq_t + terms of reads and keys of other tokens
+
+    r, w, k, a, b, dr, dw, dk, da, db [B, T, H, K], v, found, do, y [B, T, H, V]
+    states, dstates [chunks, H, K, V], mild [chunks, H] int32
+    sequence_of_chunk [chunks], cu_seqlens, offsets (in chunks) [N + 1]
     """
-    # A program for each block of K: in a loop Triton keeps each block's tiles in shared memory of their own.
+    # A program for each block of K: in a loop Triton would give each block's tiles separate shared memory.
     i_k, i = program((K + BK - 1) // BK)
     i_h, i_c = i % H, i // H
     if takes(mild, i, FLAGS, MILD) == 0:
@@ -555,7 +577,7 @@ def key_grads_kernel(
         b_dq, b_da, reads = _mild_reads(
             b_q, b_a, b_km, b_bm, b_qk, b_qb, b_ak, b_ab, b_dq, b_da, tl.exp(before), read, PRECISION
         )
-        # Stored at once: what a program holds until the end is what it spills.
+        # Store at once: tiles that live until the end are spilled.
         own_dw = b_q * b_dq
         store_tile(dr, (own * b_dq + d_k * b_k + d_b * b_b) * scale, start, end, i_h, i_k, H, K, C, BK)
         store_tile(da, b_da, start, end, i_h, i_k, H, K, C, BK)
@@ -581,25 +603,25 @@ def key_grads_kernel(
 
 
 class _Plan(ChunkPlan):
-    """RWKV7's launches: here the states come of a stream, since what a chunk writes depends on what it finds."""
+    """RWKV7's launches. A stream computes the states, since what a chunk writes depends on what it reads."""
 
     def __init__(self, r, v, packing, chunk_size):
         super().__init__("rwkv7", r, v.shape[-1], packing, chunk_size, flags=1)
 
-    def no_flags(self):
-        """Which chunks are mild, to be found out; where there is one way only, none."""
+    def zero_flags(self):
+        """Return zeroed flags of mild chunks, which the mild path's first kernel fills, if there is a mild path."""
         return torch.zeros_like(self.empty(self.chunks, self.H, 1, dtype=torch.int32))
 
     def stream(self, x, y, z, w, transfer, found, first, last, scale, reverse):
-        """The state entering each chunk (reverse: the gradient leaving it), [chunks, H, K, V]; `found` is completed."""
+        """Return the states entering chunks [chunks, H, K, V] (reverse: the gradients leaving them); update found."""
         launch = TABLE["rwkv7.stream", self.width]
         BK = block(self.rows, launch.BK)
         if self.rows > BK:
             raise ValueError(f"r: expected K <= {BK} for the chunk kernels, got K = {self.rows}")
-        BV = block(self.columns, max(16, launch.BV * 64 // BK))  # the state's registers, whatever its shape
+        BV = block(self.columns, max(16, launch.BV * 64 // BK))  # keeps the state's registers constant for any shape
         states = self.empty(self.chunks, self.H, self.rows, self.columns)
         if self.packing is not None:
-            # A packed batch has room for more than it fills, and an operator's output may not be left to chance.
+            # A packed batch may fill fewer than are allocated, and an operator's output must not be uninitialized.
             states.zero_()
         common, _, _ = self.sizes("stream")
         stream_kernel[self.N * self.H, cdiv(self.columns, BV)](
@@ -610,20 +632,20 @@ class _Plan(ChunkPlan):
 
 
 def kept_shapes(r, w, k, v, a, b, packing, chunk_size) -> tuple[tuple[int, ...], ...]:
-    """Shapes of what `forward` keeps for `backward`: the state entering every chunk, v2, and each chunk's U."""
+    """Return the shapes of what `forward` saves for `backward`: the state entering every chunk, v2, each chunk's U."""
     chunks, H, K, V = kept_states_shape("rwkv7", r, v.shape[-1], packing, chunk_size)
     _, C = cut_into_chunks("rwkv7", r, v.shape[-1], chunk_size)
     return (chunks, H, K, V), tuple(v.shape), (chunks, H, C, C), (0,)
 
 
 def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, packing, chunk_size, keep):
-    """o, the final state (None unless asked for), and as in `kept_shapes`."""
+    """Return o, the final state (None unless requested), and the tensors of `kept_shapes`."""
     plan = _Plan(r, v, packing, chunk_size)
     o, final_state = torch.empty_like(v), plan.empty(plan.state_shape()) if output_final_state else None
     transfer, found = plan.empty(r.shape), plan.empty(v.shape)
     if packing is not None:
         packing.kept_rows.append(found)
-    inverse, mild = plan.empty(plan.chunks, plan.H, plan.C, plan.C), plan.no_flags()
+    inverse, mild = plan.empty(plan.chunks, plan.H, plan.C, plan.C), plan.zero_flags()
     for options, _ in plan.ways("prepare"):
         prepare_kernel[(plan.chunks * plan.H,)](
             w, k, v, a, b, transfer, found, inverse, mild, *plan.where, **options, SOLVE=SOLVE[plan.precision]
@@ -637,12 +659,12 @@ def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, packing,
 
 
 def backward(r, w, k, v, a, b, scale, initial_state, packing, chunk_size, kept, do, dfinal_state):
-    """dr, dw, dk, dv, da, db in their inputs' dtypes and dinitial_state [N, H, K, V] in float32."""
+    """Return dr, dw, dk, dv, da, db in their inputs' dtypes and dinitial_state [N, H, K, V] in float32."""
     states, found, inverse, _ = kept
     plan = _Plan(r, v, packing, chunk_size)
     dr, dw, dk, dv, da, db = (torch.empty_like(x) for x in (r, w, k, v, a, b))
     dinitial_state = plan.empty(plan.state_shape())
-    transfer, y, mild = plan.empty(r.shape), plan.empty(v.shape), plan.no_flags()
+    transfer, y, mild = plan.empty(r.shape), plan.empty(v.shape), plan.zero_flags()
     for options, _ in plan.ways("prepare_grads"):
         prepare_grads_kernel[(plan.chunks * plan.H,)](
             r, w, b, do, inverse, mild, transfer, y, scale, *plan.where, **options, SOLVE=SOLVE[plan.precision]
@@ -654,7 +676,7 @@ def backward(r, w, k, v, a, b, scale, initial_state, packing, chunk_size, kept, 
         )
     for options, _ in plan.ways("key_grads"):
         NK = cdiv(plan.rows, options["BK"])
-        # The mild path takes a product away from a sum that holds it: a fused multiply-add would not take the same one.
+        # The mild path subtracts a product from a sum that contains it: a fused multiply-add would subtract another.
         key_grads_kernel[(plan.chunks * plan.H * NK,)](
             r, w, k, v, a, b, found, do, y, states, dstates, mild, dr, dw, dk, da, db, scale, *plan.where, **options,
             enable_fp_fusion=False,

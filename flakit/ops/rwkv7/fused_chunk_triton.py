@@ -1,43 +1,42 @@
-"""RWKV7 in chunks of 16 tokens, a head's whole sequence in one program: a forward kernel, a backward one, and one
-before them that is parallel over all chunks and solves each. What 16-bit heads of 33 to 64 channels take.
+"""RWKV7 in chunks of 16 tokens, for 16-bit heads of 33 to 64 channels: one program walks a head's whole sequence. A
+forward and a backward kernel; before them, a kernel that is parallel over all chunks solves each.
 
-Two rows are made of every token. With reads R = [r*; a*], what they meet E = [k*; b*], and their scores A, zero where
-E's token is later (a does not see its own token's, r does),
+Every token has two rows. With reads R = [r*; a*], keys E = [k*; b*], and their scores A, zero where E's token is later
+(r sees its own token's keys, a does not),
 
     v2 = U (A_ak v + a* S)         F = [v; v2]      o = r* S + A_r F        S <- E^T F + e^{total} S
     y = U^T (A_rb^T do + b* D)     G = [do; y]      dv = k* D + A_k^T G     D <- R^T G + e^{total} D
     dR = G S^T + P E               dE = F D^T + P^T R                       P = G F^T where A is not zero
 
-and U = (I - A_ab)^{-1}. `scores_kernel` finds of every chunk A_rk, A_ak, U and N = A_rb U, with x = A_ak v + a* S then
+and U = (I - A_ab)^{-1}. `scores_kernel` computes A_rk, A_ak, U and N = A_rb U of every chunk; with x = A_ak v + a* S,
 
     v2 = U x,   o = r* S + A_rk v + N x,   y = N^T do + U^T b* D
 
-so that what follows one chunk after the other is a few products with the state. `forward_kernel` keeps S and v2 in
-float16 for the backward kernel.
+so that only a few products with the state remain sequential. `forward_kernel` stores S and v2 in float16 for the
+backward kernel.
 
-**Parts.** Where heads are few or sequences packed, each is cut into parts, with a program each (`bands_triton.Parts`).
-What a part makes of the state that enters it is M S + N; `carry_triton` has the kernels that find M, N and from these
-what enters each part.
+**Parts.** Where heads are few or sequences packed, each sequence is cut into parts, one for each program
+(`bands_triton.Parts`). A part maps the state entering it to M S + N; the kernels of `carry_triton` compute M and N, and
+from these the state entering each part.
 
-**Everything lies turned, in bands** (`common.bands_triton`), of 16 channels of v to a warp: of S^T, F^T, G^T and D^T
-[V, ...] it holds a band of 16 rows and all columns. The warps exchange only what they all read: R* and E*, which they
-make together, each of 16 channels of k, and the scores. What is summed over channels of v, the gradients of R and E,
-lies in bands of channels of k likewise.
+**All tiles are transposed, in bands** (`common.bands_triton`) of 16 channels of v for each warp: a warp holds 16 rows
+and all columns of S^T, F^T, G^T and D^T [V, ...]. The warps exchange only what all of them read: R* and E*, of which
+each computes 16 channels of k, and the scores. Sums over channels of v, the gradients of R and E, are in bands of
+channels of k.
 
-**Ways.** A chunk is mild if each of its log decays is above `BLOCK_TOKEN`. `scores_kernel` has some chunks at a time.
-If all of them are mild, their scores are products of operands decayed about each one's middle: r* = scale r e^{upto -
-mid}, a* = a e^{before - mid}, k* = k e^{mid - upto}, b* likewise; if not, they are formed by dyadic levels
-(`common.decay`). In the products with states decays are taken from the chunk's ends, where no factor is above 1, so
-that the forward kernel is one for all. The backward kernel takes each chunk its own way. The gradients of one that is
-not mild are formed by dyadic levels, and every term of the decay's gradient carries its decay. Those of a mild one are
-formed about its middle: there S stands for e^{mid} S, D for e^{rest} D, rest = total - mid, and the decay's gradient is
-a difference of the same products,
+**Paths.** A chunk is mild if each of its log decays is above `BLOCK_TOKEN`. `scores_kernel` processes several chunks at
+a time. If all of them are mild, their scores are products of operands decayed about each one's middle: r* = scale r
+e^{upto - mid}, a* = a e^{before - mid}, k* = k e^{mid - upto}, b* likewise; if not, they are computed by dyadic levels
+(`common.decay`). In products with states decays start at the chunk's ends, where no factor exceeds 1, so one forward
+kernel serves all. The backward kernel chooses for each chunk. In one that is not mild, dyadic levels compute the
+gradients, and every term of the decay's gradient carries its decay. In a mild one they use the middle: S stands for
+e^{mid} S, D for e^{rest} D, rest = total - mid, and the decay's gradient is a difference of the same products,
 
-    dw_t = sum_v S D + sum_{i passed t} R_i dR_i - sum_{j >= t} E_j (P^T R)_j + sum_{j < t} E_j (F D^T)_j
+    dw_t = sum_v S D + sum_{i after t} R_i dR_i - sum_{j >= t} E_j (P^T R)_j + sum_{j < t} E_j (F D^T)_j
 
-where r_i has passed t <= i and a_i t < i.
+where "i after t" is t <= i for r_i and t < i for a_i.
 
-Operands are split into two bfloat16 numbers (`blocks_triton.split`), which leaves 2^-17 of them.
+Operands are split into two bfloat16 numbers (`blocks_triton.split`), with a relative error of 2^-17.
 """
 
 from functools import cached_property
@@ -90,14 +89,14 @@ from ..common.tiles_triton import load_tile, state_pointers
 from .carry_triton import carry_grads_kernel, carry_kernel, decays_from_ends, entering_kernel
 
 UNITS = CHANNELS + 1
-"""Powers of two that what is kept of a chunk and head is multiples of: each row of v2^T, and the state."""
+"""Scales of a chunk and head, powers of two: one for each row of v2^T, and one for the state."""
 GONE = tl.constexpr(-128.0)
-"""A decay of which float32 keeps nothing, as in `load_decays`. A NaN is not lost with it: the scores have it."""
+"""A log decay whose exponential is 0 in float32, as in `load_decays`. Clamping drops NaNs, but the scores keep them."""
 
 
 @triton.jit
 def _twice(x):
-    """The columns of x [4, N, C], and once more, [4, N, 2 C]."""
+    """Return the columns of x [4, N, C] twice, side by side, [4, N, 2 C]."""
     x = tl.reshape(x, (x.shape[0], x.shape[1], 1, x.shape[2]))
     x = tl.broadcast_to(x, (x.shape[0], x.shape[1], 2, x.shape[3]))
     return tl.reshape(x, (x.shape[0], x.shape[1], 2 * x.shape[3]))
@@ -105,7 +104,7 @@ def _twice(x):
 
 @triton.jit
 def _over_pairs(x):
-    """x [N, C, C], each of its blocks of 2 x 2 filled with their sum."""
+    """Return x [N, C, C] with each block of 2 x 2 filled with its sum."""
     N: tl.constexpr = x.shape[0]
     C: tl.constexpr = x.shape[1]
     x = tl.sum(tl.sum(tl.reshape(x, (N, C // 2, 2, C // 2, 2)), 4), 2)
@@ -114,9 +113,9 @@ def _over_pairs(x):
 
 @triton.jit
 def _inverse_and_turned(b_A, C: tl.constexpr, LEVELS: tl.constexpr):
-    """(I - A)^{-1} and its transpose, of strictly lower triangular matrices A [N, C, C]: at each level the lower left
-    blocks join two inverses, U + U A U. A product's result is in its place as a left operand, or turned as a right one,
-    so that with both of them at hand no thread needs what another has.
+    """Return (I - A)^{-1} and its transpose, of strictly lower triangular matrices A [N, C, C]: at each level the lower
+    left blocks join two inverses, U + U A U. A product's result has the layout of a left operand, or transposed of a
+    right one, so that with both at hand threads exchange nothing.
     """
     o_c = tl.arange(0, C)
     eye = tl.where(o_c[:, None] == o_c[None, :], 1.0, 0.0)[None, :, :]
@@ -135,11 +134,11 @@ def _inverse_and_turned(b_A, C: tl.constexpr, LEVELS: tl.constexpr):
 
 @triton.jit
 def _level(level, C: tl.constexpr, N: tl.constexpr = 1):
-    """Of N C columns, a chunk's tokens N times, at a dyadic level: which decays, the rows, lie between a token and its
-    half's boundary [C, N C]; whether it lies in a right half, where it reads [1, N C]; and which two are of the two
-    halves of one block [N C, N C]. Of the first of two times the reads pass their own token's decay, too."""
+    """Return for N C columns, a chunk's tokens N times, at a dyadic level: the mask [C, N C] of decays (rows) between a
+    token and its half's boundary; whether it lies in a right half, where it is a read [1, N C]; and the mask of pairs
+    in opposite halves of one block [N C, N C]. The first of two times, reads include their own token's decay."""
     o = tl.arange(0, N * C)
-    i = o % C + (level >> 8)  # as in `halves`: masks that are known before the loop would lie in registers
+    i = o % C + (level >> 8)  # as in `halves`: masks hoisted out of the loop would stay in registers
     size = i * 0 + (1 << level)
     is_read, first = (i & size) != 0, i & -size
     t = tl.arange(0, C)[:, None]
@@ -154,9 +153,12 @@ def scores_kernel(
     H: tl.constexpr, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, LEVELS: tl.constexpr, CHUNKS: tl.constexpr,
     PACKED: tl.constexpr,
 ):  # fmt: skip
-    """A_rk, A_ak, N and U of CHUNKS chunks of a head, a warp's each, and which of them are mild.
+    """Compute A_rk, A_ak, N and U of CHUNKS chunks of a head, one a warp, and which of them are mild.
 
-    Two matrices [C, C] of a chunk hold all four: A_rk and N, turned, on and above the diagonal, below it A_ak and U.
+    Two matrices [C, C] of a chunk hold all four: A_rk and N, transposed, on and above the diagonal, A_ak and U below.
+
+    r, w, k, a, b [B, T, H, K], scores [chunks, H, 2, C, C], mild [chunks, H] float32, 0 or 1
+    sequence_of_group [groups], groups_before, cu_seqlens, chunks_before [N + 1]
     """
     i_g, i_n, i_h, start, end, first_chunk, count, is_first, is_last = piece(
         T, sequence_of_group, groups_before, cu_seqlens, chunks_before, CHUNKS, H, C, PACKED
@@ -192,11 +194,11 @@ def scores_kernel(
         A_rk = tl.zeros([CHUNKS, C, C], dtype=tl.float32)
         A_rb, A_ak, b_A = tl.zeros_like(A_rk), tl.zeros_like(A_rk), tl.zeros_like(A_rk)
         for level in range(LEVELS):
-            # r stands where it reads and k where it is a key, a where it reads and b where it is one.
+            # Rows that read hold r and a, rows that are keys k and b.
             passed, is_read, meet = _level(level, C)
             is_read = tl.trans(is_read)[None, :, :]
             weight = exp(sums(each(tl.trans(passed), CHUNKS), b_w))
-            own = tl.where(is_read, exp(b_w.to(tl.float32)) * scale, 1.0)  # r passes its own token's decay, too
+            own = tl.where(is_read, exp(b_w.to(tl.float32)) * scale, 1.0)  # r includes its own token's decay
             r_high, r_low = split(tl.where(is_read, b_r, b_k).to(tl.float32) * (weight * own))
             a_high, a_low = split(tl.where(is_read, b_a, b_b).to(tl.float32) * weight)
             met = each(meet & (i > j), CHUNKS)
@@ -223,7 +225,8 @@ def scores_kernel(
 
 @triton.jit
 def _load_scores(p, there, C: tl.constexpr):
-    """Of the matrix at p what is on and above its diagonal, beside what is below, turned, [C, 2 C]."""
+    """Load the upper triangle with the diagonal of the matrix at p, and its lower triangle, transposed, side by side,
+    [C, 2 C]."""
     o_r, o_c = tl.arange(0, 2 * C), tl.arange(0, C)[:, None]
     left, i = (o_r < C)[None, :], (o_r % C)[None, :]
     m = tl.where(left, i >= o_c, i > o_c)
@@ -232,7 +235,7 @@ def _load_scores(p, there, C: tl.constexpr):
 
 @triton.jit
 def _load_scores_turned(p, C: tl.constexpr):
-    """`_load_scores`, turned, [2 C, C]."""
+    """Load `_load_scores` transposed, [2 C, C]."""
     o_r, j = tl.arange(0, 2 * C)[:, None], tl.arange(0, C)[None, :]
     i = o_r % C
     m = tl.where(o_r < C, i >= j, i > j)
@@ -241,7 +244,7 @@ def _load_scores_turned(p, C: tl.constexpr):
 
 @triton.jit
 def _load_right(p, OF_U: tl.constexpr, C: tl.constexpr):
-    """Zeros beside N or U of which `scores_kernel` left a half at p, [C, 2 C]."""
+    """Load N or U, whose triangle `scores_kernel` stored at p, to the right of zeros, [C, 2 C]."""
     i, j = tl.arange(0, C)[:, None], tl.arange(0, 2 * C)[None, :] - C
     if OF_U:
         p, m = p + i * C + j, (j >= 0) & (i > j)
@@ -252,7 +255,7 @@ def _load_right(p, OF_U: tl.constexpr, C: tl.constexpr):
 
 @triton.jit
 def _decays_about_middle(b_w, C: tl.constexpr):
-    """Log decays of reads, r's beside a's, and of keys, from the middle of the chunk, [4, N, 2 C] each."""
+    """Return the log decays of reads, r and a side by side, and of keys from the chunk's middle, [4, N, 2 C] each."""
     o_c, o_r = tl.arange(0, C)[:, None], tl.arange(0, 2 * C)
     half, i = (o_c < C // 2).to(tl.float32), (o_r % C)[None, :]
     upto = (o_c <= i).to(tl.float32)
@@ -262,7 +265,7 @@ def _decays_about_middle(b_w, C: tl.constexpr):
 
 @triton.jit
 def _found_pointers(found, i, V: tl.constexpr, C: tl.constexpr, BV: tl.constexpr):
-    """Pointers and mask of v2^T of chunk and head i, [BV, C]."""
+    """Return pointers to v2^T of chunk-and-head i of found [chunks, H, C, V], and the mask, [BV, C] each."""
     o_c, o_v = tl.arange(0, C), tl.arange(0, BV)
     return found + i * C * V + o_v[:, None] + o_c[None, :] * V, (o_v < V)[:, None] & (o_c < C)[None, :]
 
@@ -274,8 +277,14 @@ def forward_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     KEEP: tl.constexpr, HAS_FIRST: tl.constexpr, WANTS_LAST: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """o of a part of a sequence, chunk after chunk; to KEEP, S and v2. first: the states that enter the parts; last:
-    where that goes which leaves the last of them. In registers: S^T, and the next chunk's rows on their way."""
+    """Compute o of a part of a sequence, chunk by chunk; KEEP: store S and v2. In registers: S^T and the next chunk's
+    rows, while they load.
+
+    r, w, k, a, b [B, T, H, K], v, o [B, T, H, V], scores [chunks, H, 2, C, C]
+    states [chunks, H, V, K], found [chunks, H, C, V] float16, units [chunks, H, BV + 1]: scales of v2^T and S
+    first [parts, H, K, V]: entering each part; last [N, H, K, V]: final states
+    sequence_of_part [parts], parts_before, cu_seqlens, chunks_before [N + 1]
+    """
     i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = piece(
         T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H, C, PACKED
     )
@@ -343,11 +352,11 @@ def forward_kernel(
 
 @triton.jit
 def _any_pairs(b_R, b_E, b_w, b_P, C: tl.constexpr, LEVELS: tl.constexpr):
-    """What a chunk's pairs make of the gradients of reads and of keys, [4, N, 2 C], and of w, [4, N, C]; none is
-    subtracted. b_R, b_E: without decay; b_P: [2 C, 2 C], of all pairs."""
+    """Return what pairs inside a chunk add to the gradients of reads and keys, [4, N, 2 C] each, and of w, [4, N, C],
+    without subtractions. b_R, b_E: without decay; b_P [2 C, 2 C]: of all pairs."""
     o = tl.arange(0, 2 * C)
     ahead = (o % C)[:, None] - (o % C)[None, :]
-    own_high, own_low = split(tl.where((ahead == 0) & (o < C)[:, None], b_P, 0.0))  # r meets its own token's keys
+    own_high, own_low = split(tl.where((ahead == 0) & (o < C)[:, None], b_P, 0.0))  # r reads its own token's keys
     high, low = split(b_E)
     d_reads = product(high, low, each(tl.trans(own_high)), each(tl.trans(own_low)))
     high, low = split(b_R)
@@ -375,8 +384,8 @@ def _chunk_grads(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     LEVELS: tl.constexpr, MILD: tl.constexpr,
 ):  # fmt: skip
-    """All gradients of chunk and head number i, MILD or not, from that of the state that leaves it, D e^{passing}.
-    Returns that of the state that enters it as such a pair, too."""
+    """Compute all gradients of chunk-and-head i, MILD or not, from D e^{passing}, the gradient of the state leaving it.
+    Return the gradient of the state entering it as such a pair (D, passing). Shapes as in `backward_kernel`."""
     o_c, o_r, o_k, o_v = tl.arange(0, C), tl.arange(0, 2 * C), tl.arange(0, BK), tl.arange(0, BV)
     left = (o_r < C)[None, None, :]
     by_scale = tl.where(left, scale, 1.0)
@@ -393,7 +402,7 @@ def _chunk_grads(
     unit = tl.load(units + i * (BV + 1) + BV + tl.zeros([BK], tl.int32))
     f_unit = tl.load(units + i * (BV + 1) + o_v)
     p_A = scores + i * (2 * C * C)
-    expect(states + i * K * V + o_v * K, o_v < V, 1)  # there are no registers for it yet
+    expect(states + i * K * V + o_v * K, o_v < V, 1)  # no registers are free for it yet
     b_N, b_U = _load_right(p_A + C * C, False, C), _load_right(p_A + C * C, True, C)
     b_A = _load_scores_turned(p_A, C)
     b_w, b_R, b_E = arrived(b_w), arrived(b_R), arrived(b_E)
@@ -411,8 +420,8 @@ def _chunk_grads(
     R_high, R_low = split(b_R.to(tl.float32) * (read * by_scale))
     E_high, E_low = split(b_E.to(tl.float32) * key)
 
-    # In bands of channels of v: F, G and dv. F's halves come beside each other by products with ones: what a
-    # product gives lies where the next one needs it, in the place of wherever loads put it.
+    # In bands of channels of v: F, G and dv. Products with ones place F's halves side by side: a product's result has
+    # the layout that the next product needs, a load's has not.
     b_F = tl.dot(b_f, each(o_c[:, None] + C == o_r[None, :]).to(b_f.dtype))
     b_F *= tl.reshape(f_unit, (BANDS, BV // BANDS))[:, :, None]
     b_F += tl.dot(b_v, each(o_c[:, None] == o_r[None, :]).to(b_v.dtype))
@@ -420,7 +429,7 @@ def _chunk_grads(
     b_D *= exp(passing + rest if MILD else passing)[None, None, :]
     D_high, D_low = split(b_D)
     b_x, b_y = sides(product(D_high, D_low, each(whole(E_high)), each(whole(E_low))))
-    A_high, A_low = split(b_N + tl.where(o_c[:, None] == o_r[None, :], 1.0, 0.0))  # do stays, and N^T do
+    A_high, A_low = split(b_N + tl.where(o_c[:, None] == o_r[None, :], 1.0, 0.0))  # do itself, and N^T do
     U_high, U_low = split(b_U + tl.where(o_c[:, None] + C == o_r[None, :], 1.0, 0.0))
     x_high, x_low = split(b_y)
     b_G = narrow_product(x_high, x_low, each(U_high), each(U_low))
@@ -463,7 +472,7 @@ def _chunk_grads(
         d_reads = add_whole_product(x_reads, E_high, E_low, each(tl.trans(P_high)), each(tl.trans(P_low)))
         of_r, of_a = sides((R_high.to(tl.float32) + R_low.to(tl.float32)) * d_reads)
         b_dw += sums_along((of_r + of_a) - of_keys, each((o_c[:, None] >= o_c[None, :]).to(tl.float32)))
-        b_dw += b_SD[:, :, None] - of_a  # a has not passed its own token's decay
+        b_dw += b_SD[:, :, None] - of_a  # a excludes its own token's decay
         b_dR = d_reads * (read * by_scale)
     else:
         x_reads *= read
@@ -487,8 +496,13 @@ def backward_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     LEVELS: tl.constexpr, HAS_LAST: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """All gradients of a part of a head's sequence, chunk after chunk from the last. last: of the states that leave the
-    parts; first: where that of the initial one goes. In registers: D^T."""
+    """Compute all gradients of a part of a head's sequence, from its last chunk to its first. In registers: D^T.
+
+    r, w, k, a, b, dr, dw, dk, da, db [B, T, H, K], v, do, dv [B, T, H, V], scores [chunks, H, 2, C, C]
+    states [chunks, H, V, K], found [chunks, H, C, V] float16, units [chunks, H, BV + 1], mild [chunks, H]
+    last [parts, H, K, V]: gradients of the states leaving the parts; first [N, H, K, V]: of the initial states
+    sequence_of_part [parts], parts_before, cu_seqlens, chunks_before [N + 1]
+    """
     i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = piece(
         T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H, C, PACKED
     )
@@ -517,23 +531,23 @@ def backward_kernel(
 
 
 class _Plan(Parts):
-    """Parts of RWKV7's sequences, and what is kept of them."""
+    """The parts of RWKV7's sequences, and the sizes of the tensors saved for the backward."""
 
     @cached_property
     def sizes(self) -> tuple[int, int, int, int, int]:
-        """How many numbers are kept: of states and v2, units, scores, flags, and the products of parts."""
+        """Elements saved for the backward: of states and v2, units, scores, mild flags, and the products of parts."""
         heads = self.chunks * self.H
         products = self.parts * self.H * self.K**2 if self.several else 0
         return heads * (self.K + CHUNK) * self.V, heads * UNITS, heads * 2 * CHUNK * CHUNK, heads, products
 
     @property
     def kept_shapes(self) -> tuple[tuple[int], ...]:
-        """As the function."""
+        """The shapes that the function `kept_shapes` returns."""
         states, units, scores, mild, products = self.sizes
         return (cdiv(states, 2),), (units,), (scores,), (mild + products,)
 
     def entering(self, products, written, first, where, reverse: bool):
-        """The states that enter the parts of all sequences (reverse: the gradients of those that leave them)."""
+        """Compute the states entering the parts of all sequences (reverse: the gradients of those leaving them)."""
         launch = TABLE["rwkv7.fused.entering", "16-bit"]
         entering = torch.zeros_like(written) if self.packed else torch.empty_like(written)
         entering_kernel[(self.N * self.H,)](
@@ -543,52 +557,52 @@ class _Plan(Parts):
         )  # fmt: skip
         return entering
 
-    def through(self, products, written, where, reverse: bool):
-        """What leaves a sequence, all parts having written (reverse: the gradient at its beginning)."""
+    def leaving(self, products, written, where, reverse: bool):
+        """Compute the state leaving each sequence after all parts (reverse: the gradient at its beginning)."""
         entering = self.entering(products, written, None, where, reverse)
-        P, W, S = (self.met_last(x, reverse) for x in (products, written, entering))
+        P, W, S = (self.last_visited(x, reverse) for x in (products, written, entering))
         return W + _product(P, S, reverse)
 
-    def met_last(self, x, reverse: bool):
-        """Of every sequence the part that is met last, [N, H, ...]; products come flat."""
+    def last_visited(self, x, reverse: bool):
+        """Return x of the last part of every sequence (reverse: of the first), [N, H, K, *]; products are flat."""
         x = x.view(self.parts, self.H, self.K, -1).unflatten(0, (self.N, -1))
         return x[:, 0 if reverse else -1]
 
-    def states_and_found(self, kept):
-        """The states, and v2 behind them, in a tensor that is kept."""
-        halves, states = kept.view(torch.float16), self.chunks * self.H * self.K * self.V
+    def states_and_v2(self, stored):
+        """Return the states and v2, which share one saved tensor, as flat float16 views."""
+        halves, states = stored.view(torch.float16), self.chunks * self.H * self.K * self.V
         return halves[:states], halves[states:]
 
 
-def _product(P, S, turned: bool):
-    """P S, or P^T S, in float64: no setting of PyTorch's makes that TF32."""
-    return ((P.mT if turned else P).double() @ S.double()).to(S.dtype)
+def _product(P, S, transposed: bool):
+    """Return P S or P^T S, computed in float64, which no PyTorch setting turns into TF32."""
+    return ((P.mT if transposed else P).double() @ S.double()).to(S.dtype)
 
 
 def meets(*tensors) -> bool:
-    """As of `ahead_triton.Kernels`: where parts of a sequence are carried, their ends may be known later."""
+    """See `ahead_triton.Kernels`: the kernels of `carry_triton` accept a function as an initial state."""
     return True
 
 
 def kept_shapes(r, w, k, v, a, b, packing, chunk_size) -> tuple[tuple[int, ...], ...]:
-    """Shapes of what `forward` keeps for `backward`: the state entering every chunk and each v2, 16-bit, two to a
-    number; what these are multiples of; the scores; and which chunks of a head are mild, and each part's product."""
+    """Return the shapes of what `forward` saves for `backward`: the state entering every chunk and v2, two 16-bit
+    numbers in one; their scales; the scores; and, in one tensor, the mild flags and each part's product."""
     return _Plan(r, v, packing).kept_shapes
 
 
 def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, packing, chunk_size, keep):
-    """o, the final state (None unless asked for), and as in `kept_shapes`."""
+    """Return o, the final state (None unless requested), and the tensors of `kept_shapes`."""
     plan = _Plan(r, v, packing)
     N, H, K, V = plan.N, plan.H, plan.K, plan.V
     shapes = plan.kept_shapes
     if not keep:
         shapes = (0,), (0,), *shapes[2:]
-    # What is kept is not left to chance, and of packed sequences not all of it is written.
-    new = r.new_zeros if plan.packed else r.new_empty
-    states, units, scores = (new(shape, dtype=torch.float32) for shape in shapes[:3])
+    # Saved tensors must not be uninitialized, and packed sequences may not fill them.
+    allocate = r.new_zeros if plan.packed else r.new_empty
+    states, units, scores = (allocate(shape, dtype=torch.float32) for shape in shapes[:3])
     if keep and plan.sizes[0] % 2:
-        states[-1:] = 0  # half of it is written
-    others = new(shapes[3], dtype=torch.float32)
+        states[-1:] = 0  # the kernel writes half of it
+    others = allocate(shapes[3], dtype=torch.float32)
     mild, products = others.split_with_sizes(plan.sizes[3:])
     o, final_state = torch.empty_like(v), scores.new_empty(N, H, K, V) if output_final_state else None
     options = options_of("rwkv7.fused.scores", r)
@@ -608,17 +622,17 @@ def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, packing,
             HAS_FIRST=first is not None, WHOLE=later, PACKED=plan.packed, **options_of("rwkv7.fused.carry", r),
         )  # fmt: skip
     if later:
-        # M is what leaves where the first part writes its product.
-        begins = plan.met_last(products, True)
+        # M is the state leaving a sequence whose first part writes its own product.
+        first_products = plan.last_visited(products, True)
         unit = torch.zeros_like(products).view(plan.parts, H, K, K)
-        plan.met_last(unit, True).copy_(begins)
-        M, N = (plan.through(products, x, where, reverse=False) for x in (unit, written))
+        plan.last_visited(unit, True).copy_(first_products)
+        M, N = (plan.leaving(products, x, where, reverse=False) for x in (unit, written))
         (first,) = initial_state(M, [N])()
-        plan.met_last(written, True).add_(_product(begins, first, False))
+        plan.last_visited(written, True).add_(_product(first_products, first, False))
     if plan.several:
         first = plan.entering(products, written, first, where, reverse=False)
     forward_kernel[(plan.parts * H,)](
-        r, w, k, v, a, b, o, *plan.states_and_found(states), units, scores, first, final_state, scale, *where,
+        r, w, k, v, a, b, o, *plan.states_and_v2(states), units, scores, first, final_state, scale, *where,
         V=V, BV=CHANNELS, KEEP=keep, HAS_FIRST=first is not None, WANTS_LAST=output_final_state, PACKED=plan.packed,
         **options_of("rwkv7.fused.forward", r),
     )  # fmt: skip
@@ -626,7 +640,7 @@ def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, packing,
 
 
 def backward(r, w, k, v, a, b, scale, initial_state, packing, chunk_size, kept, do, dfinal_state):
-    """dr, dw, dk, dv, da, db in their inputs' dtypes and dinitial_state [N, H, K, V] in float32."""
+    """Return dr, dw, dk, dv, da, db in their inputs' dtypes and dinitial_state [N, H, K, V] in float32."""
     states, units, scores, others = kept
     plan = _Plan(r, v, packing)
     N, H, K, V = plan.N, plan.H, plan.K, plan.V
@@ -643,14 +657,14 @@ def backward(r, w, k, v, a, b, scale, initial_state, packing, chunk_size, kept, 
             HAS_LAST=last is not None, WHOLE=later, PACKED=plan.packed, **options_of("rwkv7.fused.carry_grads", r),
         )  # fmt: skip
     if later and plan.several:
-        (last,) = dfinal_state(None, [plan.through(products, written, where, reverse=True)])()
-        plan.met_last(written, False).add_(_product(plan.met_last(products, False), last, True))
+        (last,) = dfinal_state(None, [plan.leaving(products, written, where, reverse=True)])()
+        plan.last_visited(written, False).add_(_product(plan.last_visited(products, False), last, True))
     elif later:
         (last,) = dfinal_state(None, [written])()
     if plan.several:
         last = plan.entering(products, written, last, where, reverse=True)
     backward_kernel[(plan.parts * plan.H,)](
-        r, w, k, v, a, b, do, *plan.states_and_found(states), units, scores, mild, dr, dw, dk, dv, da, db,
+        r, w, k, v, a, b, do, *plan.states_and_v2(states), units, scores, mild, dr, dw, dk, dv, da, db,
         last, dinitial_state, scale, *where, V=V, BV=CHANNELS, LEVELS=LEVELS, HAS_LAST=last is not None,
         PACKED=plan.packed, **options_of("rwkv7.fused.backward", r),
     )  # fmt: skip

@@ -1,9 +1,9 @@
-"""RWKV7 one token after another as Triton kernels: the state stays in registers, [K, BV] a program.
+"""RWKV7 token by token as Triton kernels: the state stays in registers, [K, BV] a program.
 
-What a looks up is a sum over K, so the columns of the state never meet: each block of V is a program of its own.
-The backward needs every S_{t-1}, and dividing by a decay to walk backwards is out of the question. So the forward keeps
-the state every CHECKPOINT tokens; the backward recomputes one such segment at a time and walks it in reverse.
-dw_t = sum_v e^{w_t} S_{t-1} D_t then comes from the states themselves and cancels nothing.
+a^T S is a sum over K, so the columns of the state are independent: each block of V has its own program. The backward
+needs every S_{t-1}, and cannot divide by a decay to walk back. So the forward stores the state every CHECKPOINT tokens;
+the backward recomputes one such segment at a time and walks it in reverse. Then dw_t = sum_v e^{w_t} S_{t-1} D_t uses
+the states themselves, without cancellation.
 """
 
 import torch
@@ -30,7 +30,7 @@ from ..common.recurrence_triton import (
 
 @triton.jit
 def _step(b_S, b_w, b_k, b_v, b_a, b_b):
-    """S_t = diag(e^w) S_{t-1} + b (a^T S_{t-1}) + k v^T, and what a found, a^T S_{t-1}, and e^w as high and low."""
+    """Return S_t = diag(e^w) S_{t-1} + b (a^T S_{t-1}) + k v^T, a^T S_{t-1}, and e^w as high and low."""
     high, low = split_decay(b_w)
     n_high, n_low = taken(high), taken(low)
     removed = tl.sum(taken(b_a)[:, None] * b_S, 0)
@@ -44,7 +44,12 @@ def recurrent_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, U: tl.constexpr, BK: tl.constexpr,
     BV: tl.constexpr, HAS_INITIAL: tl.constexpr, WANTS_FINAL: tl.constexpr, KEEP: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """S <- diag(e^{w_t}) S + b_t (a_t^T S) + k_t v_t^T, o_t = scale r_t^T S. In registers: S [BK, BV]."""
+    """S <- diag(e^{w_t}) S + b_t (a_t^T S) + k_t v_t^T, o_t = scale r_t^T S. In registers: S [BK, BV].
+
+    r, w, k, a, b [B, T, H, K], v, o [B, T, H, V]
+    initial_state, final_state [N, H, K, V], states [checkpoints, H, K, V]
+    cu_seqlens, offsets (in checkpoints) [N + 1]
+    """
     NV: tl.constexpr = (V + BV - 1) // BV
     i_v, i_nh = program(NV)
     i_n, i_h = i_nh // H, i_nh % H
@@ -85,9 +90,13 @@ def recurrent_grads_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, U: tl.constexpr, BK: tl.constexpr,
     BV: tl.constexpr, HAS_FINAL: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """Every gradient, from the last token: D <- D + scale r_t do_t^T, then D <- diag(e^{w_t}) D + a_t (b_t^T D).
+    """Compute all gradients, from the last token on: D <- D + scale r_t do_t^T, then D <- diag(e^{w_t}) D + a_t
+    (b_t^T D). In registers: S and D [BK, BV].
 
-    dr, dw, dk, da, db [NV, tokens, H, K] are this block of V's share. In registers: S and D [BK, BV].
+    r, w, k, a, b [B, T, H, K], v, do, dv [B, T, H, V], tokens = B T
+    dr, dw, dk, da, db [NV, B, T, H, K]: partial sums, one for each block of V
+    states [checkpoints, H, K, V], dfinal_state, dinitial_state [N, H, K, V], scratch [NV, N, H, C // U, BK, BV]
+    cu_seqlens, offsets (in checkpoints) [N + 1]
     """
     NV: tl.constexpr = (V + BV - 1) // BV
     i_v, i_nh = program(NV)
@@ -153,46 +162,46 @@ def recurrent_grads_kernel(
                 b_dv = tl.sum(b_D * taken(b_k)[:, None], 0)
                 tl.store(dv + row * V + o_v, b_dv.to(dv.dtype.element_ty), mask=m_v & within)
                 b_D = high[:, None] * b_D + (low[:, None] * b_D + taken(b_a)[:, None] * dremoved[None, :])
-        # The next segment overwrites the scratch that this one still reads.
+        # The next segment overwrites the scratch buffer that this one still reads.
         tl.debug_barrier()
     tl.store(dinitial_state + i_nh.to(tl.int64) * K * V + o_s, b_D, mask=m_s)
 
 
 def kept_shapes(r, w, k, v, a, b, packing, chunk_size) -> tuple[tuple[int, ...], ...]:
-    """Shapes of what `forward` keeps for `backward`: the state every CHECKPOINT tokens, and nothing more."""
+    """Return the shapes of what `forward` saves for `backward`: the state every CHECKPOINT tokens, and empty ones."""
     return checkpoints_shape(r, v.shape[-1], packing), (0,), (0,), (0,)
 
 
 def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, packing, chunk_size, keep):
-    """o, the final state (None unless asked for), and as in `kept_shapes` (None unless kept)."""
+    """Return o, the final state (None unless requested), and the tensors of `kept_shapes` (None unless `keep`)."""
     _, T, H, K = r.shape
     V = v.shape[-1]
     N, offsets = sequences(r, packing)
     BK, BV, NV, options = cut("rwkv7.recurrent", r, V)
-    new = r.new_empty(0, dtype=torch.float32).new_empty
-    o, final_state = torch.empty_like(v), new(N, H, K, V) if output_final_state else None
+    empty = r.new_empty(0, dtype=torch.float32).new_empty
+    o, final_state = torch.empty_like(v), empty(N, H, K, V) if output_final_state else None
     states = checkpoints(r, V, packing) if keep else None
     recurrent_kernel[(NV * N * H,)](
         r, w, k, v, a, b, initial_state, o, states, final_state, scale, *offsets, T,
         H=H, K=K, V=V, C=CHECKPOINT, U=together(T), BK=BK, BV=BV, HAS_INITIAL=initial_state is not None,
         WANTS_FINAL=output_final_state, KEEP=keep, PACKED=packing is not None, **options,
     )  # fmt: skip
-    return o, final_state, (states, new(0), new(0), new(0)) if keep else None
+    return o, final_state, (states, empty(0), empty(0), empty(0)) if keep else None
 
 
 def backward(r, w, k, v, a, b, scale, initial_state, packing, chunk_size, kept, do, dfinal_state):
-    """dr, dw, dk, da, db, dinitial_state in float32 and dv in v's dtype."""
+    """Return dr, dw, dk, da, db, dinitial_state in float32 and dv in v's dtype, in the order of the inputs."""
     states, _, _, _ = kept
     B, T, H, K = r.shape
     V = v.shape[-1]
     N, offsets = sequences(r, packing)
     BK, BV, NV, options = cut("rwkv7.recurrent_grads", r, V)
     U = together(T)
-    new = r.new_empty(0, dtype=torch.float32).new_empty
-    dr, dw, dk, da, db = (new(NV, B, T, H, K) for _ in range(5))
-    dv, dinitial_state = torch.empty_like(v), new(N, H, K, V)
+    empty = r.new_empty(0, dtype=torch.float32).new_empty
+    dr, dw, dk, da, db = (empty(NV, B, T, H, K) for _ in range(5))
+    dv, dinitial_state = torch.empty_like(v), empty(N, H, K, V)
     recurrent_grads_kernel[(NV * N * H,)](
-        r, w, k, v, a, b, do, states, dfinal_state, new(NV * N * H, CHECKPOINT // U, BK, BV), dr, dw, dk, dv, da, db,
+        r, w, k, v, a, b, do, states, dfinal_state, empty(NV * N * H, CHECKPOINT // U, BK, BV), dr, dw, dk, dv, da, db,
         dinitial_state, scale, *offsets, T, B * T, N,
         H=H, K=K, V=V, C=CHECKPOINT, U=U, BK=BK, BV=BV, HAS_FINAL=dfinal_state is not None,
         PACKED=packing is not None, **options,

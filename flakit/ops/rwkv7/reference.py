@@ -1,22 +1,22 @@
-"""RWKV7 as a recurrence: the text to read first, and the truth everything else is measured against.
+"""RWKV7 as a recurrence: the code to read first, and the reference for all other implementations.
 
 The generalised delta rule of "RWKV-7 'Goose' with Expressive Dynamic State Evolution" (Peng et al., 2025,
-arXiv:2503.14456), with a scale on the read and the decay kept as a natural logarithm w <= 0:
+arXiv:2503.14456), with a scale on the read and the decay as a natural logarithm w <= 0:
 
     S_t = diag(e^{w_t}) S_{t-1} + b_t (a_t^T S_{t-1}) + k_t v_t^T
     o_t = scale * r_t^T S_t
 
-The state is a memory of values v under keys k, and a token edits it: a_t looks up what the memory holds *before* it
-decays (`removed`), and b_t takes that away or puts it elsewhere (`edit`), before the token's own value is written.
-In the model a = -κ̂ and b = κ̂ * sigmoid(·), κ̂ of length one a head: a part of what stands under κ̂ is erased.
+The state is a memory of values v under keys k, and a token edits it: a_t reads the memory *before* it decays
+(`removed`), b_t removes that value or adds it under another key (`edit`), and then the token's own value is written.
+In the model a = -κ̂ and b = κ̂ * sigmoid(·), κ̂ of length one a head: a fraction of the value under κ̂ is erased.
 The output at t reads the state *after* token t is written.
 
 Symbols: B batch, T time, H heads, K rows of the state (keys), V columns (values). r, w, k, a, b are [B, T, H, K], v is
 [B, T, H, V], a state is [B, H, K, V]. D_t is the gradient of the loss with respect to S_t.
 
-A row of keys becomes a column, x[..., None], before it meets a matrix; a row of values stays a row, x[..., None, :].
+For products with a matrix, a row of keys becomes a column, x[..., None]; a row of values stays a row, x[..., None, :].
 
-Nothing is checked here: with w > 0, or a and b that do not shrink it, the state grows, as some lessons need.
+Nothing is checked here: with w > 0, or a and b that do not shrink it, the state grows, as some lessons require.
 Arithmetic is float64 for float64 inputs and float32 for all others.
 """
 
@@ -38,22 +38,22 @@ class ForwardStep(NamedTuple):
     v: Tensor
     a: Tensor
     b: Tensor
-    decay: Tensor  # e^{w_t}, how much of each row survives
-    removed: Tensor  # a_t^T S_{t-1}, what a_t finds in the memory
-    edit: Tensor  # b_t removed^T, the change this makes
-    kv: Tensor  # k_t v_t^T, what is written
+    decay: Tensor  # e^{w_t}, the factor on each row
+    removed: Tensor  # a_t^T S_{t-1}, the read of a_t
+    edit: Tensor  # b_t removed^T, the resulting change
+    kv: Tensor  # k_t v_t^T, the write
     state_before: Tensor  # S_{t-1}
     o: Tensor
     state: Tensor  # S_t
 
 
 class BackwardStep(NamedTuple):
-    """One time step of the backward pass, visited from the last t to the first; shapes as in `ForwardStep`."""
+    """One time step of the backward pass, from the last t to the first; shapes as in `ForwardStep`."""
 
     t: int
     do: Tensor
-    dstate: Tensor  # D_t, from the read at t and everything after it
-    dstate_before: Tensor  # what reaches S_{t-1}: diag(e^{w_t}) D_t + a_t (b_t^T D_t)
+    dstate: Tensor  # D_t, from the read at t and all tokens after t
+    dstate_before: Tensor  # the gradient that reaches S_{t-1}: diag(e^{w_t}) D_t + a_t (b_t^T D_t)
     dr: Tensor
     dw: Tensor
     dk: Tensor
@@ -122,7 +122,7 @@ def steps(
 
 
 def forward(r, w, k, v, a, b, scale=None, initial_state=None) -> tuple[Tensor, Tensor]:
-    """The recurrence from left to right: o [B, T, H, V] and S_T [B, H, K, V], in float32 or float64."""
+    """Run the recurrence from left to right: o [B, T, H, V] and S_T [B, H, K, V], in float32 or float64."""
     o = []
     for step in steps(r, w, k, v, a, b, scale, initial_state):
         o.append(step.o)
@@ -130,13 +130,13 @@ def forward(r, w, k, v, a, b, scale=None, initial_state=None) -> tuple[Tensor, T
 
 
 def backward(r, w, k, v, a, b, scale, initial_state, do, dfinal_state) -> tuple[Tensor, ...]:
-    """The hand-written backward pass: dr, dw, dk, dv, da, db [B, T, H, *] and dinitial_state [B, H, K, V].
+    """Run the hand-written backward pass: dr, dw, dk, dv, da, db [B, T, H, *] and dinitial_state [B, H, K, V].
 
     dw_t = sum_v e^{w_t} S_{t-1} * D_t uses the states themselves: every term carries its decay, nothing is subtracted.
 
-    `steps` holds everything of all T steps until it has gone back over them. Here T is cut into segments of about
-    sqrt(T) tokens: held are the state that enters each and the steps of one segment at a time, walked again from there.
-    The same numbers, one more forward pass, and memory for about 4 sqrt(T) states, besides rows, instead of 4 T.
+    `steps` holds all intermediates of T steps for its backward pass. Here T is cut into segments of about sqrt(T)
+    tokens: memory holds the state entering each segment, and the steps of one segment, recomputed from there. The
+    results are the same, for one more forward pass and about 4 sqrt(T) states in memory, besides rows, instead of 4 T.
     """
     length = math.isqrt(r.shape[1])
     entering = [x.state_before for x in steps(r, w, k, v, a, b, scale, initial_state) if x.t % length == 0]
