@@ -16,7 +16,8 @@ from torch import Tensor
 from ..numerics.arguments import one_of, whole_number
 from ..numerics.operators import Operator
 from ..ops.common.dispatch import interpreted
-from .examiner import Examiner, Finding, clock_of
+from .examiner import Examiner, clock_of
+from .finding import Finding
 from .probes import PROBES, Probe
 from .report import as_dict, as_json, in_a_notebook, table
 from .repro import repro
@@ -273,7 +274,7 @@ def _pair(x: Examiner, finding: Finding) -> tuple[Tensor, Tensor] | None:
         got = x.run(finding.setting).values.get(finding.tensor)
     except (Refused, Broken):
         return None
-    true = x.exact(finding.setting)[0].get(finding.tensor)
+    true = x.truth(finding.setting).values.get(finding.tensor)
     return None if got is None or true is None or got.shape != true.shape else (got, true)
 
 
@@ -297,7 +298,7 @@ class _Asked:
         self.waiting, self.costly = [], 0
         if self.unsupported is None:
             settings, costly = (list(dict.fromkeys(map(x.resolved, of(x)))) for of in (probe.settings, probe.costly))
-            tried = [] if x.interpreted and not x.full else [s for s in costly if s not in settings]
+            tried = [] if x.learnt.interpreted and not x.full else [s for s in costly if s not in settings]
             self.waiting, self.costly = settings + tried, len(costly) - len(tried)
         self.settings = len(self.waiting) + self.costly
 

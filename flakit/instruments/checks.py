@@ -10,8 +10,12 @@ import torch
 from torch import Tensor
 
 from ..numerics.errors import compare
-from .examiner import Broken, Examiner, Finding, Ran, Refused, raised
+from .call import Ran
+from .examiner import Examiner
+from .finding import Finding, findings, raised
 from .setting import Setting
+from .subject import Broken, Refused
+from .truth import truth_of
 
 
 def against_truth(x: Examiner, setting: Setting) -> Finding:
@@ -19,17 +23,18 @@ def against_truth(x: Examiner, setting: Setting) -> Finding:
 
 
 def everything(x: Examiner, setting: Setting) -> Finding:
-    """As `against_truth`, what is known to be wrong too, but not what gets no gradient: another probe says so."""
-    if setting in x.crashed:
-        return x.crashed[setting]
-    wrong = [name for name, why in x.known.items() if why == "wrong"]
-    return x.compare(setting, excuse="plain", but=wrong, coarse=False)
+    """As `against_truth`, and no error is excused; missing gradients are, which another probe reports."""
+    if setting in x.learnt.crashed:
+        return x.learnt.crashed[setting]
+    excused = {name: why for name, why in x.learnt.known.items() if why != "wrong"}
+    return x.compare(setting, excused=excused, coarse=False)
 
 
 def through_states(x: Examiner, setting: Setting, run: Callable[[Setting], Ran] | None = None) -> Finding:
-    """As `against_truth`; what is wrong only where states go in and out is the question here."""
+    """As `against_truth`, and no error is excused that occurs only with states, nor one of a state."""
     states = (*x.op.outputs[1:], *(f"d{name}" for name in x.op.states))
-    return x.compare(setting, excuse="plain", but=states, run=run)
+    excused = {name: why for name, why in x.learnt.known.items() if name not in states}
+    return x.compare(setting, excused=excused, run=run)
 
 
 def finite(x: Examiner, setting: Setting) -> Finding:
@@ -93,9 +98,9 @@ def gradients(x: Examiner, setting: Setting) -> Finding:
     try:
         ran = x.run(setting)
     except Broken as broken:
-        return raised(setting, broken)
-    exact, _ = x.exact(setting)
-    none = [name for name in ran.values if ran.values[name] is None and exact[name].any()]
+        return raised(setting, broken)  # no excuse: what the plainest call raises is the answer here
+    true = x.truth(setting).values
+    none = [name for name in ran.values if ran.values[name] is None and true[name].any()]
     cut = ran.cut_off
     if none or cut:
         words = f"no gradient for {', '.join(name[1:] for name in none)}" if none else "o is cut off from every input"
@@ -107,22 +112,19 @@ def scale(x: Examiner, setting: Setting) -> Finding:
     """A scale is used, and the default one is the operator's."""
     if setting.scale is not None and x.supports["scale"] is not None:
         raise Refused(x.supports["scale"])
-    power, x.power = x.power, None
     try:
         ran = x.run(setting)
-        exact, total = x.exact(setting)
-        found = x.findings(setting, ran=ran, only=("o",), coarse=x.coarse)[0]
     except Broken as broken:
-        return raised(setting, broken)
-    finally:
-        x.power = power
-    if "o" in x.known and power is None:
+        return x.crash(setting, broken)
+    truth = truth_of(x.op, setting, x.device)  # at the operator's own default scale
+    found = findings(x.op, ran, truth, setting, only=("o",), allowances=x.allowances)[0]
+    if "o" in x.learnt.known and x.learnt.power is None:
         raise Refused("o is wrong at the plainest call already, by more than a factor")
     if found.kind != "wrong":
         return Finding(setting, "fine", "o", found.figure, found.allowed, found.words)
     o = ran.values["o"]
     assert o is not None  # which has just been found to be wrong
-    factor, rest = _ratio(o, exact["o"])
+    factor, rest = _ratio(o, truth.values["o"])
     words = f"o is {factor:.4g} times what it should be, {rest:.0e} of it unexplained"
     if rest > 0.01:
         words = found.words
@@ -165,7 +167,7 @@ def unchanged(x: Examiner, setting: Setting) -> Finding:
     setting, op = x.resolved(setting), x.op
     seen, before = {}, {}
 
-    def keep(made: dict, arriving: tuple) -> tuple[dict, tuple]:
+    def prepare(made: dict, arriving: tuple) -> tuple[dict, tuple]:
         do, dstate = arriving
         for name, y in {**op.leaves(made), "do": do, "cu_seqlens": made.get("cu_seqlens")}.items():
             if y is not None:
@@ -173,9 +175,9 @@ def unchanged(x: Examiner, setting: Setting) -> Finding:
         return made, arriving
 
     try:
-        x.run(setting, keep=keep)
+        x.run(setting, prepare=prepare)
     except Broken as broken:
-        return raised(setting, broken)
+        return x.crash(setting, broken)
     shares = {}
     for name, y in seen.items():
         differs = (y.detach() != before[name]) & ~(y.detach().isnan() & before[name].isnan())
@@ -224,7 +226,7 @@ def repeatable(x: Examiner, setting: Setting) -> Finding:
     setting, begun = x.resolved(setting), x.clock()
     try:
         first = x.run(setting)
-        for n in range(1, CALLS if x.full or not x.interpreted else 2):
+        for n in range(1, CALLS if x.full or not x.learnt.interpreted else 2):
             if n > 1 and not x.full and x.clock() - begun > REPEATING:
                 break
             second = x.run(setting)
@@ -234,7 +236,7 @@ def repeatable(x: Examiner, setting: Setting) -> Finding:
                     off = ((y - z).double().norm() / y.double().norm()).item()
                     return Finding(setting, "changed", name, off, 0.0, f"{name} differs by {off:.1e} at call {n + 1}")
     except Broken as broken:
-        return raised(setting, broken)
+        return x.crash(setting, broken)
     return Finding(setting, "fine", "", 0.0, 0.0, f"equal bits in {n + 1} calls")
 
 
@@ -272,7 +274,7 @@ def fenced(x: Examiner, setting: Setting) -> Finding:
     """Right, and nothing written beyond a tensor's end, with NaN before and behind every tensor."""
     fences, op = _Fences(), x.op
 
-    def keep(made: dict, arriving: tuple) -> tuple[dict, tuple]:
+    def prepare(made: dict, arriving: tuple) -> tuple[dict, tuple]:
         leaves = {name: fences.around(y, name) for name, y in op.leaves(made).items()}
         do, dstate = arriving
         dparts = [fences.around(part, "a state's gradient") for part in op.parts(dstate)]
@@ -296,7 +298,7 @@ def fenced(x: Examiner, setting: Setting) -> Finding:
         with mock.patch.multiple(torch, **made):
             with mock.patch.multiple(Tensor, **made_of):
                 assert (full_like, full) == (torch.full_like, torch.full)
-                return x.run(at, keep=keep)
+                return x.run(at, prepare=prepare)
 
     found = x.compare(setting, run=run)
     written = fences.broken()

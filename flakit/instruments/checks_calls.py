@@ -7,10 +7,13 @@ from torch import Tensor
 
 from ..numerics.errors import compare
 from ..numerics.operators import Operator
+from .call import Ran
 from .checks import through_states
-from .examiner import Broken, Examiner, Finding, Ran, raised
+from .examiner import Examiner
+from .finding import Finding
 from .pair import ranks_device
 from .setting import Setting
+from .subject import Broken
 
 ORDERED = 8
 """Of the dtype's spacings: how far results may move where heads change places, and sums with them."""
@@ -24,16 +27,16 @@ def permuted(x: Examiner, setting: Setting) -> Finding:
         axis, grouped = heads_of(op, name)
         return y if axis < 0 else y.roll(by * (y.shape[axis] // setting.H if grouped else 1), axis)
 
-    def keep(made: dict, arriving: tuple) -> tuple[dict, tuple]:
+    def prepare(made: dict, arriving: tuple) -> tuple[dict, tuple]:
         leaves = {name: turned(y, name, 1) for name, y in op.leaves(made).items()}
         do, dstate = arriving
         dparts = [turned(y, name, 1) for name, y in zip(op.outputs[1:], op.parts(dstate), strict=False)]
         return op.arguments(leaves, made), (turned(do, "o", 1), op.state(dparts))
 
     try:
-        first, second = x.run(setting), x.run(setting, keep=keep)
+        first, second = x.run(setting), x.run(setting, prepare=prepare)
     except Broken as broken:
-        return raised(setting, broken)
+        return x.crash(setting, broken)
     allowed = ORDERED * torch.finfo(setting.torch_dtype).eps
     moved = {}
     for name, y in first.values.items():
@@ -67,10 +70,10 @@ def memoised(x: Examiner, setting: Setting) -> Finding:
         return made | {"cu_seqlens": ends[0]}, arriving
 
     try:
-        x.run(setting.without(lengths=setting.lengths[::-1]), keep=seen)
+        x.run(setting.without(lengths=setting.lengths[::-1]), prepare=seen)
     except Broken as broken:
-        return raised(setting, broken)
-    found = x.compare(setting, run=lambda at: x.run(at, keep=overwritten))
+        return x.crash(setting, broken)
+    found = x.compare(setting, run=lambda at: x.run(at, prepare=overwritten))
     if found.fails and found.kind != "raises":
         return replace(found, words=f"{found.words}; the same tensor held other offsets at an earlier call")
     return found
@@ -89,7 +92,7 @@ def as_documented(x: Examiner, setting: Setting) -> Finding:
     ):
 
         def turned(at: Setting, into: bool = into, out: bool = out) -> Ran:
-            def keep(made: dict, arriving: tuple) -> tuple[dict, tuple]:
+            def prepare(made: dict, arriving: tuple) -> tuple[dict, tuple]:
                 leaves, (do, dstate) = op.leaves(made), arriving
                 if into:
                     leaves |= {name: leaves[name].mT.contiguous() for name in op.states if name in leaves}
@@ -97,7 +100,7 @@ def as_documented(x: Examiner, setting: Setting) -> Finding:
                     dstate = op.state([part.mT.contiguous() for part in op.parts(dstate)])
                 return op.arguments(leaves, made), (do, dstate)
 
-            ran = x.run(at, keep=keep)
+            ran = x.run(at, prepare=prepare)
             back = [f"d{name}" for name in op.states] * into + list(op.outputs[1:]) * out
             ran.values |= {name: y.mT for name in back if (y := ran.values.get(name)) is not None}
             return ran
@@ -119,9 +122,5 @@ def over_ranks(x: Examiner, setting: Setting) -> Finding:
 
 def elsewhere(x: Examiner, setting: Setting) -> Finding:
     """Right on a GPU that is not the current one."""
-    here, other = x.device, (torch.cuda.current_device() + 1) % torch.cuda.device_count()
-    x.device = f"cuda:{other}"
-    try:
-        return x.compare(setting)
-    finally:
-        x.device = here
+    other = (torch.cuda.current_device() + 1) % torch.cuda.device_count()
+    return x.compare(setting, device=f"cuda:{other}")

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .examiner import Finding
+from .finding import Finding
 
 if TYPE_CHECKING:
     from ..numerics.operators import Operator

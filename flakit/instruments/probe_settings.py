@@ -17,7 +17,7 @@ SWEEP = (-8.0, -1.5, -20.0, -3.0, -90.0, -0.5, -6.0, -12.0, -1e3, -2.0, -50.0, -
 def truth_settings(x: Examiner) -> list[Setting]:
     p = x.plain
     found = [
-        *x.crashed,
+        *x.learnt.crashed,
         p.without(T=100, **SIZES, **BOTH),
         p,
         p.without(T=17, **SIZES),
@@ -58,7 +58,7 @@ def spikes_settings(x: Examiner) -> list[Setting]:
     rows = sorted(range(64), key=lambda p: (p % 16 not in (0, 15, 1, 8), p < 16, p))
     lengths = {p: 66 + 14 * (p % 2) for p in rows} | dict.fromkeys((64, 65, 80, 96, 127, 128), 130)
     found = [x.plain.without(T=T, decay=-0.01, spike=(p, -100.0)) for p, T in lengths.items()]
-    if x.interpreted or x.supports["batches"] is not None:
+    if x.learnt.interpreted or x.supports["batches"] is not None:
         return found
     together = []  # many rows at once, a sequence for each: 6 calls and not 70
     for T in dict.fromkeys(lengths.values()):

@@ -29,7 +29,9 @@ from .checks import (
     unchanged,
 )
 from .checks_calls import ORDERED, as_documented, elsewhere, memoised, over_ranks, permuted
-from .examiner import COARSE, Broken, Examiner, Finding, Refused, raised
+from .examiner import Examiner
+from .finding import Finding, raised
+from .learn import COARSE
 from .probe_settings import (
     BOTH,
     LENGTHS,
@@ -54,6 +56,7 @@ from .probe_settings import (
     wanted_settings,
 )
 from .setting import INT32, Setting
+from .subject import Broken, Refused
 
 ROUNDING = "rounding: 2 (sqrt(12) roundings of the dtype + (T + K + V + |sum of log decays|) of float32)"
 EXACT = "none: equal bits"

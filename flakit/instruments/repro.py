@@ -16,7 +16,8 @@ from ..numerics.draws import NORMAL
 from ..numerics.operators import Operator
 from .checks import apart, causal, contained, fenced, poisoned, repeatable, unchanged
 from .checks_calls import heads_of, memoised, permuted
-from .examiner import Examiner, Finding
+from .examiner import Examiner
+from .finding import Finding
 from .pair import ranks_device
 from .probes import Probe
 from .setting import EXPANDED, INT32, MIXED_TOKENS, TRANSPOSED, Setting, has_channels, repeated
@@ -106,7 +107,7 @@ def shows(script: str, x: Examiner, setting: Setting, error: type[Exception]) ->
     """Whether a script, run here with the subject in the place of what it imports, ends with such an error; one over
     ranks, run by the processes of a pair."""
     if setting.slices is not None:
-        return x.pair is not None and x.pair.shows(script, error)
+        return x.runner.pair is not None and x.runner.pair.shows(script, error)
     return isinstance(ending(script, x.subject), error)
 
 

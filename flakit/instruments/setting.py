@@ -102,7 +102,7 @@ class Setting:
 
     def make(self, op: Operator, device: str = "cpu") -> tuple[dict, Arriving]:
         """The arguments by the operator's names, contiguous, and the gradients that arrive at o and the state."""
-        x, arriving = _drawn(self, op, device)
+        x, arriving = drawn(self, op, device)
         return _copied(x), _copied(arriving)
 
     def _draw(self, op: Operator, device: str) -> tuple[dict, Arriving]:
@@ -197,8 +197,8 @@ class Setting:
 
 
 @functools.lru_cache(maxsize=2)
-def _drawn(setting: Setting, op: Operator, device: str) -> tuple[dict, Arriving]:
-    """A setting's numbers, which are asked for by the subject, the truth and the units, one after the other."""
+def drawn(setting: Setting, op: Operator, device: str) -> tuple[dict, Arriving]:
+    """What `Setting.make` copies, to read only: the run, the truth and its units need it one after the other."""
     return setting._draw(op, device)
 
 

@@ -9,7 +9,8 @@ import torch
 
 from ..cases.laws import LN_MAX
 from ..numerics.errors import relative_l2
-from .examiner import Examiner, Finding
+from .examiner import Examiner
+from .finding import Finding
 from .probes import Probe
 from .setting import Setting
 from .subject import Broken, Refused
@@ -166,7 +167,7 @@ def _off_before(x: Examiner, finding: Finding, size: float) -> float:
         got = x.run(setting).values[finding.tensor]
     except (Refused, Broken, KeyError):
         return 0.0
-    return 0.0 if got is None else relative_l2(got, x.exact(setting)[0][finding.tensor])
+    return 0.0 if got is None else relative_l2(got, x.truth(setting).values[finding.tensor])
 
 
 def _masked_late(x: Examiner, probe: Probe, finding: Finding, n: float) -> bool:

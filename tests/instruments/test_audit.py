@@ -11,7 +11,9 @@ import torch
 
 import flakit
 from flakit.cases import registry
-from flakit.instruments import budget, examiner
+from flakit.instruments import budget, truth
+from flakit.instruments.examiner import Examiner
+from flakit.instruments.finding import Finding
 from flakit.instruments.probes import PROBES
 from flakit.instruments.shrink import shrink
 from flakit.instruments.subject import Broken, Refused, Subject, load
@@ -337,6 +339,8 @@ def test_a_backward_that_always_crashes_is_a_failure():
     found = flakit.audit(kernel, "rwkv6", only=["truth", "gradients", "tails"], shrink=False)
     assert [v.probe.name for v in found.failed] == ["truth", "gradients"], found
     assert "backward pass raised IndexError" in found["gradients"].words
+    found = flakit.audit(kernel, "rwkv6", only=["16-bit", "gradients"], shrink=False)  # whatever was asked before
+    assert [v.probe.name for v in found.failed] == ["gradients"], found
 
 
 def reads_uninitialised(r, k, v, w, u, scale=None):
@@ -473,8 +477,8 @@ KEPT = {
 
 @pytest.mark.parametrize("probe", one_quick(KEPT, ["initial-state", "inf-decay"]))
 def test_shrinking_keeps_what_the_probe_asks_about(probe):
-    x = examiner.Examiner(Subject(flakit.chunk_rwkv6), seed=0)
-    always = lambda _, setting: examiner.Finding(setting, "wrong", "o", 1.0, 0.1, "")  # noqa: E731
+    x = Examiner(Subject(flakit.chunk_rwkv6), seed=0)
+    always = lambda _, setting: Finding(setting, "wrong", "o", 1.0, 0.1, "")  # noqa: E731
     asked = replace(PROBES[probe], check=always, controls=())  # which would fail too
     first = asked.check(x, x.resolved(asked.settings(x)[0]))
     found = shrink(x, asked, first).setting
@@ -579,8 +583,8 @@ def test_a_script_for_a_gpu_runs_and_leaves_the_default_device_alone(name):
 
 
 def test_threads_that_would_wait_for_each_other_are_not_started(monkeypatch):
-    used, truth = [], examiner.truth
-    monkeypatch.setattr(examiner, "truth", lambda *a, **k: used.append(torch.get_num_threads()) or truth(*a, **k))
+    used, computed = [], truth.truth
+    monkeypatch.setattr(truth, "truth", lambda *a, **k: used.append(torch.get_num_threads()) or computed(*a, **k))
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:

@@ -14,9 +14,12 @@ import torch
 import flakit
 from flakit.cases import rounded_chain
 from flakit.instruments import checks_calls, pair
-from flakit.instruments.examiner import Examiner, Finding
+from flakit.instruments.examiner import Examiner
+from flakit.instruments.finding import Finding
+from flakit.instruments.learn import ranks_refusal
 from flakit.instruments.probe_settings import chain_settings, ranks_settings
 from flakit.instruments.probes import PROBES
+from flakit.instruments.runner import Runner
 from flakit.instruments.subject import Subject
 from flakit.numerics import operators
 from tests.instruments import kernels, over_ranks
@@ -48,7 +51,7 @@ def test_the_same_operators_without_a_fault_pass(op, kernel):
 def test_a_chain_is_off_by_its_law():
     x = Examiner(Subject(RWKV7("TF32"), "rwkv7"))
     (setting,) = map(x.resolved, chain_settings(x))
-    off = {found.tensor: found.figure for found in x.findings(setting)}["final_state"]
+    off = {found.tensor: found.figure for found in x.findings(setting, x.run(setting))}["final_state"]
     x.close()
     assert off == pytest.approx(rounded_chain.law(setting.slices[0] // rounded_chain.CHUNK), rel=0.1)
 
@@ -137,11 +140,10 @@ def test_beside_one_gpu_ranks_are_on_the_cpu_where_the_subject_runs_there(monkey
     assert pair.ranks_device("cuda") == "cpu"
     x = Examiner(Subject(RWKV6(), "rwkv6"))
     x.device = "cuda"
-    assert x._no_ranks() is None
+    assert ranks_refusal(Runner(x.subject, "cuda"), x.plain) is None
     monkeypatch.setattr(checks_calls, "through_states", lambda x, setting: Finding(setting, "fine", "o", 0.1, 1.0, "o"))
     assert checks_calls.over_ranks(x, x.plain).words == "o; on the CPU, since ranks on GPUs need two"
-    x.subject = Subject(on_a_gpu, "rwkv6")
-    assert x._no_ranks() == (
+    assert ranks_refusal(Runner(Subject(on_a_gpu, "rwkv6"), "cuda"), x.plain) == (
         "ranks on GPUs need two of them, and on the CPU it does not run: ValueError: expected tensors on a GPU"
     )
 

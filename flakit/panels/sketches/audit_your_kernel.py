@@ -30,7 +30,7 @@ def _ran(dtype: str):
 def _budget(fault: float, dtype: str) -> BudgetShown:
     setting, ran = _ran(dtype)
     planted = {name: (x.double() * (1 + fault)).to(x.dtype) for name, x in ran.values.items()}
-    found = _examiner().findings(setting, ran=dataclasses.replace(ran, values=planted))
+    found = _examiner().findings(setting, dataclasses.replace(ran, values=planted))
     errors, allowed = (np.array([getattr(x, name) for x in found]) for name in ("figure", "allowed"))
     return BudgetShown(fault, dtype, tuple(x.tensor for x in found), errors, allowed)
 

@@ -1,0 +1,140 @@
+"""Judging: compares the result of a run with the truth, tensor by tensor."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..numerics.operators import Operator
+from .budget import budget, judge
+from .call import Ran
+from .setting import Setting
+from .truth import Truth
+
+COARSER = 8
+"""How many times its error at the plainest calls a coarse tensor may have elsewhere."""
+NONE: Mapping[str, float] = {}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check at one setting: its worst figure and the allowed one; fails if that is exceeded."""
+
+    setting: Setting
+    kind: str  # "fine", "wrong", "non-finite", "no gradient", "raises", "changed"
+    tensor: str
+    figure: float
+    allowed: float
+    words: str
+    others: tuple[str, ...] = ()  # further tensors that fail
+    measure: str = "L2"  # of `figure`, if it is an error
+    budget: float = 0.0  # the allowed relative L2 error, from which `allowed` follows for `measure`
+
+    @property
+    def fails(self) -> bool:
+        return self.kind != "fine"
+
+    @property
+    def share(self) -> float:
+        """`figure` / `allowed`; infinite for failures without a size."""
+        if self.kind in ("no gradient", "raises", "non-finite"):
+            return float("inf")
+        return self.figure / self.allowed if self.allowed else float("inf") if self.figure else 0.0
+
+
+def raised(setting: Setting, error: Exception) -> Finding:
+    """The finding for a subject that crashed."""
+    return Finding(setting, "raises", "", float("inf"), 0.0, str(error))
+
+
+def findings(
+    op: Operator,
+    ran: Ran,
+    truth: Truth,
+    setting: Setting,
+    *,
+    only: Collection[str] = (),
+    finite: bool = False,
+    allowances: Mapping[str, float] = NONE,
+    excused: Collection[str] = (),
+) -> list[Finding]:
+    """A finding for each tensor of a run.
+
+    only: the tensors to judge; default, all. finite: check finiteness alone. allowances: relative L2 errors that are
+    allowed to tensors beyond their budget. excused: tensors whose error nobody asks for: their unit, which takes long,
+    is not measured.
+    """
+    found = []
+    for name in ran.cut_off:
+        words = f"{name} is cut off: no gradient comes back from it"
+        found.append(Finding(setting, "no gradient", name, float("inf"), 0.0, words))
+    if ran.missing_state:
+        words = "no final state came back"
+        found.append(Finding(setting, "raises", op.outputs[1], float("inf"), 0.0, words))
+    for name, got in ran.values.items():
+        if only and name not in only:
+            continue
+        true = truth.values[name]
+        if got is None:
+            if true.any():
+                words = f"{name[1:]} gets no gradient"
+                found.append(Finding(setting, "no gradient", name, float("inf"), 0.0, words))
+        elif finite:
+            count = int((~got.isfinite() & true.isfinite()).sum())
+            words = _non_finite(name, got, true)
+            found.append(Finding(setting, "non-finite" if count else "fine", name, count, 0.0, words))
+        else:
+            allowance = allowances.get(name, 0.0)
+            found.append(_against_budget(op, name, got, truth, setting, allowance, measured=name not in excused))
+    return found
+
+
+def worst_of(found: Sequence[Finding]) -> Finding:
+    """The worst finding; it names the other tensors that fail."""
+    worst = max(found, key=lambda x: (x.fails, x.share))
+    others = tuple(dict.fromkeys(x.tensor for x in found if x.fails and x is not worst and x.tensor))
+    if worst.fails and others:
+        worst = replace(worst, words=f"{worst.words}; also {', '.join(others)}", others=others)
+    return worst
+
+
+def _against_budget(
+    op: Operator, name: str, got: Tensor, truth: Truth, setting: Setting, allowance: float, *, measured: bool
+) -> Finding:
+    """One tensor against its error budget; measured: measure its unit before it is called wrong."""
+    true, n = truth.values[name], setting.tokens + setting.K + setting.V
+    shared = name[1:] in op.tensors and name[1:] not in op.sequences
+    rounding = budget(setting.torch_dtype, n, truth.total, setting.B * setting.tokens if shared else 0)
+    allowed = max(rounding, allowance)
+    got = got.to(true.device)  # ranks may compute elsewhere
+    excess = judge(got, true, allowed)
+    if excess.errors is not None and excess.errors.finite and measured:
+        unit = truth.units[name]
+        if not true.any():  # terms that cancel to zero are of the size of the other gradients
+            unit = torch.full_like(true, 3 * max(_rms(y) for x, y in truth.values.items() if x.startswith("d")))
+        excess = judge(got, true, allowed, unit)
+    errors = excess.errors
+    if errors is not None and not errors.finite:
+        words = _non_finite(name, got, true)
+        return Finding(setting, "non-finite", name, excess.figure, excess.allowed, words, budget=allowed)
+    words = f"{name}: {excess.measure} {excess.figure:.1e}, allowed {excess.allowed:.1e}"
+    if allowance > rounding:
+        words += f" ({COARSER} times its error at the plainest call)"
+    if errors is not None and errors.worst_index is not None:
+        words += f", worst at {list(errors.worst_index)}"
+    kind = "fine" if errors is None else "wrong"
+    return Finding(setting, kind, name, excess.figure, excess.allowed, words, measure=excess.measure, budget=allowed)
+
+
+def _rms(x: Tensor) -> float:
+    return x.square().mean().sqrt().item()
+
+
+def _non_finite(name: str, got: Tensor, true: Tensor) -> str:
+    bad = ~got.isfinite() & true.isfinite()
+    if not bad.any():
+        return f"{name}: finite"
+    at = [int(i) for i in torch.unravel_index(bad.double().argmax(), bad.shape)] if bad.ndim else []
+    kind = "NaN" if got.isnan().any() else "inf"
+    return f"{name}: {kind}, {int(bad.sum())} of {bad.numel()} values are not finite, first at {at}"

@@ -1,0 +1,316 @@
+"""Learning: calls a subject in a few plain ways, before any probe, to see what it supports and what it gets wrong."""
+
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import torch
+
+from ..numerics.operators import Operator
+from ..ops.common.dispatch import interpreted, interpreted_alone
+from .call import called
+from .finding import Finding, findings, raised
+from .pair import ranks_device, unsupported
+from .runner import Runner
+from .setting import Setting
+from .subject import ONCE, BackwardBroken, Broken, Refused
+from .truth import truth_of
+
+PLAIN = (
+    Setting(),
+    Setting(K=32, V=32, M=32),
+    Setting(K=64, V=64, M=64),
+    *(Setting(K=64, V=64, M=64, dtype=dtype) for dtype in ("bfloat16", "float16")),
+    Setting(dtype="float64"),
+)
+"""The settings to try first; the first that a subject takes is its plainest call."""
+
+SCALES = (None, 0.0, -0.5, -1.0)
+"""Candidates for a default scale: K to one of these powers; None: the operator's own."""
+
+COARSE = 0.02
+"""Up to which relative error at the plainest calls a tensor is coarse rather than wrong."""
+
+STATES = {"initial_state": True, "final_state": True}
+
+
+@dataclass
+class Learnt:
+    """What the calls of `learn` show of a subject.
+
+    plain: its plainest call.
+    supports: by feature, why it is not supported; None if it is.
+    granule: lengths have to be a multiple of this.
+    interpreted: it launches kernels in Triton's interpreter, where a program takes milliseconds.
+    crashed: findings of plainest calls that crashed, and of crashes that a second call did not repeat.
+    backward: run its backward pass.
+    raising: the error of the backward pass at the plainest call, "" for none.
+    power: its default scale is K ** power; None: the operator's own.
+    known: tensors that are wrong at the plainest call, and why: "wrong", "missing", "cut off".
+    with_states: tensors that are wrong where states go in and out.
+    coarse: tensors that are right but less precise than their dtype (TensorFloat-32 products, say): their relative
+        error at the plainest calls.
+    """
+
+    op: Operator
+    plain: Setting = PLAIN[0]
+    supports: dict[str, str | None] = field(default_factory=dict)
+    granule: int = 1
+    interpreted: bool = False
+    crashed: dict[Setting, Finding] = field(default_factory=dict)
+    backward: bool = True
+    raising: str = ""
+    power: float | None = None
+    known: dict[str, str] = field(default_factory=dict)
+    with_states: dict[str, str] = field(default_factory=dict)
+    coarse: dict[str, float] = field(default_factory=dict)
+
+    def refuses(self, feature: str) -> bool:
+        return self.supports.get(feature) is not None
+
+    def resolved(self, setting: Setting) -> Setting:
+        """The setting without what the subject does not support."""
+        fields: dict[str, Any] = {}
+        if self.refuses("initial state"):
+            fields["initial_state"] = False
+        if self.refuses("final state"):
+            fields |= {"final_state": False, "loss": "o" if setting.loss == "both" else setting.loss}
+        elif setting.loss == "both" and any(self.known.get(name) == "cut off" for name in self.op.outputs[1:]):
+            fields["loss"] = "o"
+        if self.refuses("batches"):
+            fields["B"] = 1
+        if self.refuses("heads"):
+            fields["H"] = 1
+        if self.refuses("groups"):
+            fields["groups"] = 1
+        if self.refuses("K != V"):
+            fields["V"] = setting.K
+        if self.granule > 1:
+            n = self.granule
+            fields["T"] = -(-setting.T // n) * n
+            if setting.lengths is not None:
+                fields["lengths"] = tuple(-(-length // n) * n for length in setting.lengths)
+            if setting.slices is not None:
+                fields["slices"] = tuple(-(-length // n) * n for length in setting.slices)
+                fields["T"] = sum(fields["slices"])
+            if setting.cut is not None:
+                fields["cut"] = min(max(n, setting.cut // n * n), fields["T"] - n)
+        if setting.scale is None and not setting.default_scale and not self.refuses("scale"):
+            fields["scale"] = float(setting.K) ** self.op.scale_exponent
+        return setting.without(**fields)
+
+
+def learn(runner: Runner, seed: int = 0) -> Learnt:
+    """Learn what a subject supports and what it gets wrong.
+
+    Raises ValueError if it takes none of the plainest calls.
+    """
+    learnt = Learnt(runner.subject.op)
+    _plainest(runner, learnt, seed)
+    _features(runner, learnt)
+    learnt.supports["backward"] = _backward(runner, learnt)
+    learnt.backward = not learnt.refuses("backward")
+    if learnt.refuses("scale"):
+        learnt.power = _default_power(runner, learnt)
+    if learnt.backward:
+        _missing(runner, learnt)
+    _wrong(runner, learnt)
+    return learnt
+
+
+# --- what the subject supports ---------------------------------------------------------------------------------------
+
+
+def _plainest(runner: Runner, learnt: Learnt, seed: int) -> None:
+    refusals = []
+    for setting in PLAIN:
+        learnt.plain = setting.without(seed=seed)
+        why = _refusal(runner, learnt)
+        if why is None:
+            return
+        refusals.append(why)
+    raise ValueError(f"{runner.subject.name}: it takes none of the plainest calls. {refusals[0]}")
+
+
+def _refusal(runner: Runner, learnt: Learnt, **fields) -> str | None:
+    """Why the subject does not take its plainest call with these fields; None if it does.
+
+    A crash is no refusal, except at the plainest call itself; `crashed` remembers that one and crashes that come and
+    go, for `truth` to ask again.
+    """
+    setting = learnt.plain.without(**fields)
+    try:
+        runner.run(setting, backward=False)
+    except Refused as refused:
+        return str(refused)
+    except Broken as broken:
+        plain = setting == learnt.plain
+        if plain or ONCE in str(broken):
+            learnt.crashed[setting] = raised(setting, broken)
+        return str(broken) if plain else None
+    return None
+
+
+def _features(runner: Runner, learnt: Learnt) -> None:
+    op, subject, supports, plain = learnt.op, runner.subject, learnt.supports, learnt.plain
+
+    def refusal(**fields) -> str | None:
+        return _refusal(runner, learnt, **fields)
+
+    lacks = f"the reference of {op.label} has no"
+    supports["scale"] = refusal(scale=float(plain.K) ** -0.5)
+    if not op.has_scale:
+        supports["scale"] = f"{lacks} scale"
+    supports["decay"] = None if op.decay else f"{op.label} has no decay among its arguments"
+    supports["initial state"] = refusal(initial_state=True)
+    supports["final state"] = refusal(final_state=True)
+    if not op.states:
+        supports |= dict.fromkeys(("initial state", "final state"), f"{lacks} state")
+    if supports["final state"] is None and not _returns_state(runner, plain):
+        supports["final state"] = "it returns no final state"
+    supports["batches"] = refusal(B=2)
+    supports["heads"] = refusal(H=3)
+    supports["K != V"] = refusal(V=plain.V * 2)
+    supports["packed sequences"] = refusal(lengths=(32, 32))
+    supports["padded sequences"] = refusal(lengths=(32, 32), padding=64)
+    supports["heads alike"] = None if op.heads_alike else f"a head of {op.label} depends on where it stands"
+    supports["groups"] = None if {"HQ", "HV"} & {*op.sizes} else f"{op.label} has no groups of heads"
+    if supports["groups"] is None:
+        supports["groups"] = _groups_refusal(runner, plain)
+    without = op.name == "gsa" and subject.without_decay  # what no decay means differs between operators
+    supports["None as decay"] = None if without else f"{op.decay} has no default None"
+    several = runner.device.startswith("cuda") and torch.cuda.device_count() > 1
+    supports["two GPUs"] = None if several else "it needs two GPUs"
+    supports["group"] = ranks_refusal(runner, plain)
+    if _launches_interpreted(runner, plain):
+        learnt.interpreted = True
+        supports["bfloat16"] = "Triton's interpreter computes wrongly with bfloat16; float16 stands for it"
+    learnt.granule = next((n for n in (1, 16, 64) if not refusal(T=64 + n)), 64)
+    for dtype in ("bfloat16", "float16"):
+        supports.setdefault(dtype, refusal(dtype=dtype))
+
+
+def _returns_state(runner: Runner, plain: Setting) -> bool:
+    try:
+        return not runner.run(plain.without(final_state=True), backward=False).missing_state
+    except (Refused, Broken):
+        return True
+
+
+def _groups_refusal(runner: Runner, plain: Setting) -> str | None:
+    """Why groups of heads are not supported. No signature names them, and few subjects refuse them in words: a crash
+    counts as a refusal."""
+    try:
+        runner.run(plain.without(T=16, H=2, groups=2), backward=False)
+    except Refused as refused:
+        return str(refused)
+    except Broken as broken:
+        return str(broken) if "raised" in str(broken) else None
+    return None
+
+
+def ranks_refusal(runner: Runner, plain: Setting) -> str | None:
+    """Why the subject cannot be called over ranks; None if it can."""
+    why = unsupported(runner.subject)
+    if why is not None or not runner.device.startswith("cuda") or ranks_device(runner.device) == "cuda":
+        return why
+    try:
+        called(runner.subject, plain, *plain.make(runner.subject.op), backward=False)
+    except (Refused, Broken) as error:
+        return f"ranks on GPUs need two of them, and on the CPU it does not run: {error}"
+    return None
+
+
+@interpreted_alone()
+def _launches_interpreted(runner: Runner, plain: Setting) -> bool:
+    """Whether the plainest call runs a kernel in Triton's interpreter."""
+    executor = getattr(sys.modules.get("triton.runtime.interpreter"), "GridExecutor", None)
+    if executor is None or not interpreted():
+        return False
+    launch, launched = executor.__call__, []
+
+    def call(*args, **kwargs):
+        launched.append(True)
+        return launch(*args, **kwargs)
+
+    with mock.patch.object(executor, "__call__", call):
+        runner.run(plain, backward=False)
+    return bool(launched)
+
+
+def _backward(runner: Runner, learnt: Learnt) -> str | None:
+    """Why there is no backward pass. None if any input gets a gradient in any of a few calls, or if all crash."""
+    why, crashes = "no input gets a gradient", True
+    for fields in ({}, {"final_state": True, "loss": "both"}, {"K": 64, "V": 64, "M": 64}, {"T": 16}, {"H": 2}):
+        try:
+            ran = runner.run(learnt.resolved(learnt.plain.without(**fields)))
+        except (Refused, Broken) as error:
+            why, crashes = str(error), crashes and isinstance(error, BackwardBroken)
+            continue
+        crashes = False
+        if any(y is not None for name, y in ran.values.items() if name not in learnt.op.outputs):
+            return None
+    return None if crashes else why
+
+
+# --- what it gets wrong at the plainest calls ------------------------------------------------------------------------
+
+
+def _default_power(runner: Runner, learnt: Learnt) -> float | None:
+    """The default scale of a subject without a `scale`, so that other probes can go on."""
+    op, setting = learnt.op, learnt.resolved(learnt.plain)
+    try:
+        ran = runner.run(setting, backward=learnt.backward)
+    except (Refused, Broken):
+        return None
+    for power in SCALES:
+        truth = truth_of(op, setting, runner.device, power)
+        if not any(x.fails for x in findings(op, ran, truth, setting, only=("o",))):
+            return power
+    return None
+
+
+def _missing(runner: Runner, learnt: Learnt) -> None:
+    """Note outputs that are cut off from the inputs, and inputs that get no gradient."""
+    for setting in (learnt.plain.without(**STATES, loss="both"), learnt.plain):
+        setting = learnt.resolved(setting)
+        try:
+            ran = runner.run(setting)
+        except (Refused, Broken):
+            continue
+        learnt.known |= dict.fromkeys(ran.cut_off, "cut off")
+        true = truth_of(learnt.op, setting, runner.device, learnt.power).values
+        learnt.known |= {name: "missing" for name, y in ran.values.items() if y is None and true[name].any()}
+        return
+
+
+def _wrong(runner: Runner, learnt: Learnt) -> None:
+    """Note tensors that are wrong or coarse, without states and with them."""
+    for setting in (learnt.plain.without(final_state=True), learnt.plain):
+        if _note_wrong(runner, learnt, setting, learnt.known):
+            break
+    rich = learnt.plain.without(T=16, B=2, H=2, decay="rwkv6-init", **STATES, loss="both")
+    _note_wrong(runner, learnt, rich, learnt.with_states)
+
+
+def _note_wrong(runner: Runner, learnt: Learnt, setting: Setting, into: dict[str, str]) -> bool:
+    """Note what is wrong at a setting; False if the subject refuses it."""
+    setting = learnt.resolved(setting)
+    try:
+        ran = runner.run(setting, backward=learnt.backward)
+    except Refused:
+        return False
+    except Broken as broken:
+        learnt.raising = str(broken)
+        return True
+    for x in findings(learnt.op, ran, truth_of(learnt.op, setting, runner.device, learnt.power), setting):
+        if x.kind != "wrong" or x.tensor in learnt.known:
+            continue
+        error = x.share * x.budget
+        if error <= COARSE:
+            learnt.coarse[x.tensor] = max(error, learnt.coarse.get(x.tensor, 0.0))
+        else:
+            into[x.tensor] = "wrong"
+            learnt.coarse.pop(x.tensor, None)
+    return True

@@ -1,0 +1,72 @@
+"""The float64 truth of a setting, computed once for each."""
+
+import functools
+
+import torch
+from torch import Tensor
+
+from ..numerics.evaluate import Arriving, one_thread, truth
+from ..numerics.operators import Operator
+from .budget import total_decay, units
+from .setting import TRANSPOSED, Setting, drawn
+
+SETTINGS = 2048
+"""How many truths are cached; an audit of one operator has some 190."""
+
+
+class Truth:
+    """The outputs and gradients of an operator at one setting, in float64.
+
+    values: by name, as `flakit.truth` names them. total: the largest sum of log decays over the sequence, as a size.
+    """
+
+    @one_thread()
+    def __init__(self, op: Operator, setting: Setting, device: str):
+        self.op, self.setting, self.device = op, setting, device
+        x, arriving = self._inputs()
+        values = _running_means(op, x, arriving) if setting.no_decay else truth(op, x, arriving=arriving)
+        self.values: dict[str, Tensor] = {name: y.detach() for name, y in values.items()}
+        self.total = total_decay(op.log_decay(x))
+
+    @functools.cached_property
+    @one_thread()
+    def units(self) -> dict[str, Tensor]:
+        """How far rounding of the inputs moves each value, as `budget.units` measures it; slow."""
+        if self.setting.no_decay:  # means of so many tokens do not cancel
+            return {name: torch.zeros_like(y) for name, y in self.values.items()}
+        return units(self.op, *self._inputs(), self.values)
+
+    def _inputs(self) -> tuple[dict, Arriving]:
+        x, (do, dstate) = drawn(self.setting, self.op, self.device)
+        loss = self.setting.loss
+        return x, (torch.zeros_like(do) if loss == "state" else do, None if loss == "o" else dstate)
+
+
+def truth_of(op: Operator, setting: Setting, device: str, power: float | None = None) -> Truth:
+    """The truth of a setting, from the cache if it is there; the default scale is K ** power, None: the operator's."""
+    if setting.scale is None and power is not None:
+        setting = setting.without(scale=float(setting.K) ** power)
+    return _cached(op, _same_values(setting), device)
+
+
+_cached = functools.lru_cache(maxsize=SETTINGS)(Truth)
+
+
+def _same_values(setting: Setting) -> Setting:
+    """The plainest setting with the same truth: layouts, pieces and slices do not change it."""
+    plain = setting.without(layout="contiguous", offsets="contiguous", cut=None, wanted=None, again=False, slices=None)
+    return plain.without(states="contiguous") if plain.states == TRANSPOSED else plain
+
+
+def _running_means(op: Operator, x: dict, arriving: Arriving) -> dict[str, Tensor]:
+    """GSA without a decay: slot m at token t holds the mean of all writes up to t, weighted by e^s.
+
+    As decays, these are log(sum of e^s before t) - log(sum up to t), and each write is e^s over that sum.
+    """
+    s = x["s"].detach().double().requires_grad_()
+    total = s.logcumsumexp(1)
+    g = torch.cat((torch.zeros_like(total[:, :1]), total[:, :-1] - total[:, 1:]), 1)  # token 0 has nothing to forget
+    share = (s - total).exp()
+    values = truth(op, x | {"s": share.detach(), "g": g.detach()}, arriving=arriving)
+    (ds,) = torch.autograd.grad([share, g], s, [values["ds"], values["dg"]])
+    return values | {"ds": ds}
