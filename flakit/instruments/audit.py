@@ -28,21 +28,22 @@ from .subject import ONCE, Broken, Refused, Stopped, Subject, load
 
 PASS, FAIL, UNSUPPORTED, LEFT_OUT = "pass", "fail", "not supported", "left out"
 SECONDS = 60.0
-"""How long the probes together may take before they leave all but their first settings untried; --full has no limit."""
+"""Time limit for all probes together; beyond it only their first settings run. --full has none."""
 OVERTIME = 1.5
-"""After so many times as long no probe begins: a slow kernel's audit has an end, too."""
+"""No probe starts after this many times the limit, so that the audit of a slow kernel ends, too."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What one probe found.
+    """The result of one probe.
 
-    words: what is worst beside what is allowed, or why the probe is not supported. setting: the smallest that was found
-    to fail, or that of the worst figure. case: of the casebook, by its name; law: why that one. tried: settings run, of
-    `settings`; left_out: those for which no time was left, or that are for --full. cause: the probe as which this one
-    fails, for a reason that has nothing to do with what it asks; control: what shows that. repro: a script of its own
-    that shows the failure. pair: the tensor that failed as it was found first, and its truth; smallest: the same at
-    `setting`.
+    words: the worst figure and the allowed one, or why the probe is not supported.
+    setting: the smallest setting that fails, or that of the worst figure.
+    case: the case of the casebook that the failure resembles; law: why that one.
+    tried: how many of `settings` ran; left_out: how many did not, for lack of time or because they need --full.
+    cause: another probe that fails for the same reason, "" for none; control: the finding that shows it.
+    repro: a standalone script that reproduces the failure.
+    pair: the tensor that failed first, and its truth; smallest: the same at `setting`.
     """
 
     probe: Probe
@@ -63,13 +64,13 @@ class Verdict:
 
     @property
     def worst(self) -> float:
-        """The figure that is worst beside its budget; NaN where nothing ran."""
+        """The figure with the largest share of its budget; NaN if nothing ran."""
         return math.nan if self.finding is None else self.finding.figure
 
 
 @dataclass(frozen=True)
 class Audit:
-    """The verdicts of all probes on one subject. `failed` are those of them that failed; it prints as a table."""
+    """The verdicts of all probes on one subject; prints as a table."""
 
     subject: Subject
     verdicts: tuple[Verdict, ...]
@@ -82,12 +83,12 @@ class Audit:
 
     @property
     def passed(self) -> bool:
-        """No probe failed; what is not supported is no failure."""
+        """Whether no probe failed; an unsupported feature is no failure."""
         return not self.failed
 
     @property
     def left_out(self) -> int:
-        """Settings that nobody tried: no time was left, or they are for --full."""
+        """How many settings did not run, for lack of time or because they need --full."""
         return sum(x.left_out for x in self.verdicts)
 
     def __getitem__(self, name: str) -> Verdict:
@@ -108,7 +109,7 @@ class Audit:
         return in_a_notebook(self)
 
     def picture(self):
-        """Every probe's worst figure as a share of what is allowed, drawn with matplotlib."""
+        """Draw every probe's worst figure as a share of its budget, with matplotlib."""
         from ..figures.audit import shares
 
         return shares({v.probe.name: (v.verdict, 0.0 if v.finding is None else v.finding.share) for v in self.verdicts})
@@ -122,14 +123,14 @@ class Audit:
         Path(path).write_text(page(self), encoding="utf-8")
 
     def write_repros(self, folder: str | Path) -> None:
-        """A script for each failure that one was found for, <probe>.py."""
+        """Write the script of each failure that has one to <probe>.py."""
         Path(folder).mkdir(parents=True, exist_ok=True)
         for v in self.failed:
             if v.repro:
                 Path(folder, f"{v.probe.name.replace('-', '_')}.py").write_text(v.repro, encoding="utf-8")
 
     def to_dict(self) -> dict:
-        """Versions, device and every verdict, as `flakit audit --json` writes it."""
+        """Return versions, device and every verdict, as `flakit audit --json` writes them."""
         return as_dict(self)
 
 
@@ -148,34 +149,34 @@ def audit(
     found: Callable[[Verdict], None] | None = None,
     stopped: Callable[[], bool] | None = None,
 ) -> Audit:
-    """Hold a linear-attention kernel to the float64 truth, with every probe of the casebook.
+    """Compare a linear-attention kernel with the float64 truth, in every probe of the casebook.
 
     subject: a callable, or its name: "chunk_rwkv6", "package.module:attribute", "file.py:attribute". It is called with
-        the operator's tensors, by name where its signature has those names, else in the operator's order; `scale`,
-        `initial_state`, `output_final_state`, `cu_seqlens` and `group` are given where its signature names them. It
-        returns o, a tuple (o, final state), or a result with `o` and `final_state`. Decays are natural logarithms,
-        <= 0.
+        the operator's tensors, by name if its signature has those names, else in the operator's order; it gets `scale`,
+        `initial_state`, `output_final_state`, `cu_seqlens` and `group` if its signature names them. It returns o, a
+        tuple (o, final state), or a result with `o` and `final_state`. Decays are natural logarithms, <= 0.
     like: the operator that it computes: "rwkv6", "rwkv7", "gsa", one of the family ("kda", "gated_delta_rule", …: the
-        names of `flakit.numerics.operators.known()`), what `flakit.describe` returned, or "file.py:naive", a reference
-        that is described in its docstring. Default: what the subject's name says.
-    adapter: a function called with the subject and then the operator's arguments by name, where they differ; or a name.
-    only: probes to run, names of `PROBES`. full: denser grids and long sequences, without a limit of time.
-    device: default the GPU, where there is one and Triton does not interpret.
-    seconds: for all probes together, of this process on a CPU. Each first tries the setting that tells most, then the
-        others as long as there is time; what is left out is counted. After half as long again no probe begins; looking
-        for small settings and scripts has half of `SECONDS`.
-    shrink: look for the smallest setting at which each failure is still there, with hypothesis (the extra `audit`).
+        names of `flakit.numerics.operators.known()`), a result of `flakit.describe`, or "file.py:naive", a reference
+        whose docstring describes it. Default: guess from the subject's name.
+    adapter: a function, or its name, that is called with the subject and the operator's arguments by name, to translate
+        them.
+    only: names of the probes to run, of `PROBES`. full: denser grids and long sequences, without a time limit.
+    device: default, the GPU if there is one and Triton does not interpret.
+    seconds: the time limit of all probes together, in CPU time of this process on a CPU. Each probe first runs its most
+        telling setting; then all run the others until time is up, and the rest is counted as left out. No probe starts
+        after 1.5 times the limit. Shrinking and scripts have half of `SECONDS`.
+    shrink: search for the smallest setting at which each failure persists, with hypothesis (the extra `audit`).
     progress: called with (the probe's name, probes done, probes in all).
-    found: called with each verdict as soon as there is one, and again whenever more is known of it.
-    stopped: asked before every call of the subject; once it says so the audit ends with what has been found by then.
+    found: called with each verdict as soon as it is known, and again whenever it changes.
+    stopped: asked before every call of the subject; once it returns true, the audit ends with its verdicts so far.
 
-    A verdict is "pass", "fail", "left out" where no time was left, or "not supported": an argument that is not named
-    or refuses with a TypeError, a ValueError, a NotImplementedError or an AssertionError, and a backward pass that it
-    has nowhere. Any other error is a failure, and so is one that the same call does not meet again. Once any input gets
-    a gradient, one that gets none is a failure. A probe that fails without its own condition too fails as another does,
-    most often as `truth`, and is told so in the place of its own story.
+    A verdict is "pass", "fail", "left out" if time was up, or "not supported": the signature does not name an argument;
+    the subject refuses it with a TypeError, a ValueError, a NotImplementedError or an AssertionError; or there is no
+    backward pass. Any other error is a failure, and so is a refusal or an error that the same call does not repeat.
+    Once any input gets a gradient, one that gets none is a failure. A probe that also fails without its own condition
+    fails for the reason of another, most often `truth`, and its verdict says so.
 
-    Raises ValueError where the subject takes not even the plainest call, TypeError where it is none.
+    Raises ValueError if the subject takes none of the plainest calls, TypeError if it is not callable.
 
     >>> print(flakit.audit(my_op, like="rwkv6"))
     """
@@ -231,7 +232,7 @@ def audit(
 
 
 def _smallest(v: Verdict, x: Examiner, shrunk: bool, seconds: float) -> Verdict:
-    """A failure at its smallest setting, with the law beside it and a script that shows it."""
+    """Shrink a failure to its smallest setting, and add its law and a script that reproduces it."""
     if x.late or v.finding is None:
         return v
     finding = shrink_finding(x, v.probe, v.finding, seconds) if shrunk else v.finding
@@ -240,7 +241,7 @@ def _smallest(v: Verdict, x: Examiner, shrunk: bool, seconds: float) -> Verdict:
         return replace(v, repro=repro(x, v.probe, finding), pair=pair, smallest=pair)
     case, words = law(x, v.probe, v.finding)
     if v.probe.name == "anchor-shift" and _with_one_head(x, v):
-        case = "anchor"  # one head never shows another's
+        case = "anchor"  # a single head cannot read another's anchor
     return replace(
         v,
         words=finding.words,
@@ -255,7 +256,7 @@ def _smallest(v: Verdict, x: Examiner, shrunk: bool, seconds: float) -> Verdict:
 
 
 def _with_one_head(x: Examiner, v: Verdict) -> bool:
-    """Whether the strongest of the heads fails alone too."""
+    """Whether the head with the strongest decay also fails alone."""
     assert v.finding is not None  # it failed
     s = v.finding.setting
     assert isinstance(s.decay, float)  # as in every setting of this probe
@@ -279,7 +280,7 @@ def _pair(x: Examiner, finding: Finding) -> tuple[Tensor, Tensor] | None:
 
 
 def _once(probe: Probe, x: Examiner, finding: Finding) -> str:
-    """`ONCE` where the same setting passes when it is asked again."""
+    """`ONCE` if the same setting passes at a second try, else ""."""
     x.forget(finding.setting)
     try:
         return "" if ONCE in finding.words or probe.ask(x, finding.setting).fails else ONCE
@@ -288,7 +289,7 @@ def _once(probe: Probe, x: Examiner, finding: Finding) -> str:
 
 
 class _Asked:
-    """A probe while it is asked: what its settings have given so far."""
+    """A probe in progress: its remaining settings and its worst finding so far."""
 
     def __init__(self, probe: Probe, x: Examiner):
         self.probe, self.x, self.tried = probe, x, 0
@@ -303,7 +304,7 @@ class _Asked:
         self.settings = len(self.waiting) + self.costly
 
     def go_on(self, first: bool = False) -> None:
-        """Try settings while there is time, the first that is taken alone or all that are left."""
+        """Run the remaining settings until one fails or time is up; first: stop after one that is supported."""
         while self.waiting and not (self.worst is not None and self.worst.fails) and not self.x.late:
             try:
                 finding = self.probe.ask(self.x, self.waiting.pop(0))
@@ -319,7 +320,7 @@ class _Asked:
                 return
 
     def verdict(self) -> Verdict:
-        """What has been found, and why it fails."""
+        """The final verdict; runs the controls of a failure to name its cause."""
         probe, worst, v = self.probe, self.worst, self.so_far()
         if v.verdict != FAIL or worst is None:
             return v
@@ -329,7 +330,7 @@ class _Asked:
         return replace(v, case=probe.resembles(worst, self.x.op) or None)
 
     def so_far(self) -> Verdict:
-        """What has been found, and nothing else is run."""
+        """The verdict so far, without running anything."""
         probe, worst = self.probe, self.worst
         if self.unsupported is not None:
             return Verdict(probe, UNSUPPORTED, self.unsupported)
@@ -350,7 +351,7 @@ class _Asked:
 
 
 def _led(verdicts: Iterable[Verdict], op: Operator) -> list[Verdict]:
-    """A probe as which others fail has failed, too, at what was found there."""
+    """Fail every probe that passed but is the cause of another's failure, with the finding of that control."""
     found = list(verdicts)
     for n, v in enumerate(found):
         control = next((other.control for other in found if other.cause == v.probe.name), None)

@@ -1,23 +1,24 @@
-"""How wrong a right kernel may be: what rounding alone does, twice, and nothing else.
+"""The error budget of a correct kernel: twice the error of rounding, and nothing else.
 
     budget = 2 (sqrt(12) rho(dtype) + rho(float32) (n + |sum of the log decays|))        n = T + K + V
 
-rho(dtype) is the relative L2 error of rounding once, eps / 2 / sqrt(6). A dozen values on the way to a result, operands
-and results of products, may be stored in the inputs' dtype; their errors are independent and add in squares. What runs
-along the sequence runs in float32 (float64 for float64): every token may round once more in the same direction, T
-times; and who forms e^{g_i - g_j} from a running sum g of log decays rounds g relative to its own size, which the
-exponential makes a relative error of the result: hence the largest |sum of the log decays| of any channel. A tensor
-that every token shares, RWKV6's u, has its gradient added up by automatic differentiation in its own dtype: one more
-rounding for every token of the batch.
+rho(dtype) is the relative L2 error of rounding once, eps / 2 / sqrt(6).
 
-Three measures are held to it. L2 over the tensor: error <= budget. The worst element: error <= budget (5 RMS + 2 max),
-five standard deviations and the rounding of the largest. The worst row: error <= 4 budget, relative to the row's own
-size or the tensor's RMS, the larger.
+A dozen intermediate values, operands and results of products, may be stored in the inputs' dtype; their errors are
+independent and add in squares. Sums along the sequence run in float32 (float64 for float64): every token may round once
+more in the same direction, T times. A kernel that forms e^{g_i - g_j} from a running sum g of log decays rounds g
+relative to its own size, and the exponential turns that into a relative error of the result: hence the largest
+|sum of the log decays| of any channel. For a tensor that all tokens share, RWKV6's u, automatic differentiation adds up
+the gradient in the tensor's dtype: one more rounding for every token of the batch.
 
-Where the inputs cancel (a softmax between large scores, repeated keys), their own rounding moves the result further
-than its size says. So before a tensor is called wrong its `unit` is measured, how far it moves when every input moves
-by one part in one, and all of the above is relative to the larger of truth and unit / 3. No value is asked to be right
-to better than a spacing of its dtype's subnormal numbers, and beyond its largest number infinity is right.
+The budget bounds three measures. L2 over the tensor: error <= budget. The worst element: error <= budget
+(5 RMS + 2 max), five standard deviations and the rounding of the largest. The worst row: error <= 4 budget, relative to
+the row's own size or the tensor's RMS, the larger.
+
+If inputs cancel (a softmax between large scores, repeated keys), their own rounding moves the result by more than its
+size suggests. So before a tensor counts as wrong, its `unit` is measured, how far it moves when every input moves by
+one part in one, and all of the above becomes relative to the larger of truth and unit / 3. Errors within a spacing of
+the dtype's subnormal numbers do not count, and beyond its largest number infinity is right.
 """
 
 import math
@@ -37,24 +38,24 @@ DRAWS, STEP = 4, 1e-6
 
 
 def budget(dtype: torch.dtype, terms: int, total: float, added: int = 0) -> float:
-    """The relative L2 error that is allowed.
+    """The allowed relative L2 error.
 
-    terms: n, the longest sums; total: the largest |sum of the log decays| over the sequence; added: how many tokens'
-    gradients are added up in the dtype, 0 for a tensor with a time axis.
+    terms: n, the length of the longest sums. total: the largest |sum of the log decays| over the sequence. added: the
+    number of tokens whose gradients are added up in the dtype, 0 for a tensor with a time axis.
     """
     along = rounding_error(torch.promote_types(dtype, torch.float32))
     return 2 * (math.sqrt(ROUNDINGS + added) * rounding_error(dtype) + along * (terms + total))
 
 
 def total_decay(w: Tensor) -> float:
-    """The largest sum of any channel's log decays over the sequence, as a size; -inf forgets, and rounds nothing."""
+    """The largest |sum of log decays| of any channel over the sequence; -inf counts as 0, since it rounds nothing."""
     return w.detach().double().abs().nan_to_num(posinf=0.0).sum(1).max().item()
 
 
 class Excess(NamedTuple):
-    """How far a tensor is from its truth, in the measure that is worst beside its budget.
+    """The error of a tensor in the measure with the largest share of its budget.
 
-    errors: None where it is within its budget.
+    errors: None if the tensor is within its budget.
     """
 
     measure: str
@@ -68,7 +69,7 @@ class Excess(NamedTuple):
 
 
 def judge(got: Tensor, true: Tensor, allowed: float, unit: Tensor | None = None) -> Excess:
-    """Hold `got` to the three measures; unit: of `units`, None for not measured."""
+    """Compare `got` with `true` in the three measures; unit: as `units` returns it, None if not measured."""
     limits = torch.finfo(got.dtype)
     wide = torch.finfo(torch.promote_types(got.dtype, torch.float32))
     spacing = max(limits.smallest_normal * limits.eps, wide.smallest_normal)
@@ -99,9 +100,9 @@ def judge(got: Tensor, true: Tensor, allowed: float, unit: Tensor | None = None)
 def units(
     op: Operator, inputs: Mapping, arriving: Arriving, values: Mapping[str, Tensor], draws: int = DRAWS
 ) -> dict[str, Tensor]:
-    """How far every value moves, per part that all inputs move, in the mean square of a few draws.
+    """The sensitivity of every value: the RMS over a few draws of how far it moves per relative change of all inputs.
 
-    The draws are computed at once, as heads of one problem, where a chunked form makes that worth its while.
+    For an operator with a chunked form, the draws are heads of one problem, which is faster.
     """
     generator = torch.Generator().manual_seed(0)
 
@@ -132,5 +133,5 @@ def units(
 
 
 def _heads(op: Operator, name: str) -> int:
-    """The axis of heads, of queries' or values' where they have their own."""
+    """The axis of heads; that of the queries' or values' own heads, if they have any."""
     return next(n for n, axis in enumerate(op.axes[name].split()) if axis.startswith("H"))

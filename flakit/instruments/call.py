@@ -1,4 +1,4 @@
-"""One call of a subject at arguments that are made, forward and backward."""
+"""One call of a subject, forward and backward, with ready arguments."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,10 @@ from .subject import BackwardBroken, Broken, Refused, Subject, words_of
 
 @dataclass
 class Ran:
-    """What a subject made: outputs and gradients by name, None for a gradient that did not come."""
+    """The result of a run: outputs and gradients by name, None for a missing gradient.
+
+    cut_off: outputs that do not require a gradient, although the loss needs one. missing_state: no final state came.
+    """
 
     values: dict[str, Tensor | None]
     cut_off: tuple[str, ...] = ()
@@ -21,10 +24,10 @@ class Ran:
 
 
 def called(subject: Subject, setting: Setting, x: Mapping, arriving: Arriving, *, backward: bool = True) -> Ran:
-    """What comes of these arguments, and of the gradients that arrive.
+    """Call the subject with arguments x; arriving: the gradients at its outputs.
 
-    Raises Refused where the subject does not take them, Broken where its result is wrong, BackwardBroken where its
-    backward pass raised an error.
+    Raises Refused if the subject does not take the arguments, Broken if its result has a wrong shape or type,
+    BackwardBroken if its backward pass raises.
     """
     op = subject.op
     wanted = [name for name in op.leaves(x) if setting.wanted is None or name in setting.wanted]

@@ -1,4 +1,7 @@
-"""The checks of the probes: each runs the subject at one setting, and returns a `Finding`."""
+"""The checks of the probes: each runs the subject at one setting and returns a `Finding`.
+
+The first line of a check's docstring says what passes.
+"""
 
 import math
 from collections.abc import Callable
@@ -23,7 +26,7 @@ def against_truth(x: Examiner, setting: Setting) -> Finding:
 
 
 def everything(x: Examiner, setting: Setting) -> Finding:
-    """As `against_truth`, and no error is excused; missing gradients are, which another probe reports."""
+    """As `against_truth`, without excusing errors of the plainest call; missing gradients are for another probe."""
     if setting in x.learnt.crashed:
         return x.learnt.crashed[setting]
     excused = {name: why for name, why in x.learnt.known.items() if why != "wrong"}
@@ -31,7 +34,7 @@ def everything(x: Examiner, setting: Setting) -> Finding:
 
 
 def through_states(x: Examiner, setting: Setting, run: Callable[[Setting], Ran] | None = None) -> Finding:
-    """As `against_truth`, and no error is excused that occurs only with states, nor one of a state."""
+    """As `against_truth`, without excusing errors of states, or that occur only with states."""
     states = (*x.op.outputs[1:], *(f"d{name}" for name in x.op.states))
     excused = {name: why for name, why in x.learnt.known.items() if name not in states}
     return x.compare(setting, excused=excused, run=run)
@@ -42,7 +45,7 @@ def finite(x: Examiner, setting: Setting) -> Finding:
 
 
 def accurate(x: Examiner, setting: Setting) -> Finding:
-    """Right where finite: another probe says where it is not."""
+    """Finite results match the truth; non-finite ones are for another probe."""
     found = finite(x, setting)
     if found.fails:
         return replace(found, kind="fine", tensor="", figure=0.0, words="not finite everywhere")
@@ -50,7 +53,7 @@ def accurate(x: Examiner, setting: Setting) -> Finding:
 
 
 def row_after_row(x: Examiner, setting: Setting) -> Finding:
-    """Against the truth; where each sequence of a batch has its row, the first that fails alone too."""
+    """As `against_truth`; if the sequences of a batch have a spike each, return the first that also fails alone."""
     found = x.compare(setting)
     if not found.fails or setting.rows is None or setting.spike is None:
         return found
@@ -62,7 +65,7 @@ def row_after_row(x: Examiner, setting: Setting) -> Finding:
 
 
 def tail(x: Examiner, setting: Setting) -> Finding:
-    """Against the truth; what fails with full blocks too is not a matter of the tail, and is tried at mild decay."""
+    """As `against_truth`; if full blocks fail too, the tail is not to blame: retry at mild decay."""
     found = x.compare(setting)
     if not found.fails:
         return found
@@ -72,7 +75,7 @@ def tail(x: Examiner, setting: Setting) -> Finding:
 
 
 def half(x: Examiner, setting: Setting) -> Finding:
-    """Against the truth; what is not finite in float32 either is another probe's."""
+    """As `against_truth`; what is not finite in float32 either is for another probe."""
     found = x.compare(setting)
     if found.kind == "non-finite":
         try:
@@ -85,7 +88,7 @@ def half(x: Examiner, setting: Setting) -> Finding:
 
 
 def mixed(x: Examiner, setting: Setting) -> Finding:
-    """Against the truth; PyTorch's own error for two dtypes in one product is taken for a refusal."""
+    """As `against_truth`; PyTorch's own error for two dtypes in one product counts as a refusal."""
     found = x.compare(setting)
     if found.kind == "raises" and "RuntimeError" in found.words and "type" in found.words:
         raise Refused(found.words)
@@ -109,7 +112,7 @@ def gradients(x: Examiner, setting: Setting) -> Finding:
 
 
 def scale(x: Examiner, setting: Setting) -> Finding:
-    """A scale is used, and the default one is the operator's."""
+    """The subject uses `scale`, and its default is the operator's."""
     if setting.scale is not None and x.supports["scale"] is not None:
         raise Refused(x.supports["scale"])
     try:
@@ -123,7 +126,7 @@ def scale(x: Examiner, setting: Setting) -> Finding:
     if found.kind != "wrong":
         return Finding(setting, "fine", "o", found.figure, found.allowed, found.words)
     o = ran.values["o"]
-    assert o is not None  # which has just been found to be wrong
+    assert o is not None  # it is wrong, so it exists
     factor, rest = _ratio(o, truth.values["o"])
     words = f"o is {factor:.4g} times what it should be, {rest:.0e} of it unexplained"
     if rest > 0.01:
@@ -138,7 +141,7 @@ def _ratio(got: Tensor, true: Tensor) -> tuple[float, float]:
 
 
 def causal(x: Examiner, setting: Setting) -> Finding:
-    """Outputs before a token have the same bits whatever comes from it on."""
+    """Outputs before token `changed` keep their bits when inputs from it on change."""
     setting = x.resolved(setting)
     op, P = x.op, setting.changed
     o = []
@@ -163,7 +166,7 @@ def causal(x: Examiner, setting: Setting) -> Finding:
 
 
 def unchanged(x: Examiner, setting: Setting) -> Finding:
-    """Neither inputs nor arriving gradients are written to."""
+    """The subject writes neither to its inputs nor to arriving gradients."""
     setting, op = x.resolved(setting), x.op
     seen, before = {}, {}
 
@@ -189,7 +192,7 @@ def unchanged(x: Examiner, setting: Setting) -> Finding:
 
 
 def apart(x: Examiner, setting: Setting) -> Finding:
-    """No output lives in an input's memory, nor in that of an earlier call's output; equal calls give equal results."""
+    """No output shares memory with an input, and the next call leaves earlier outputs as they are."""
     setting, op = x.resolved(setting), x.op
     made, _ = setting.make(op, x.device)
     inputs = {name: y for name, y in op.leaves(made).items()}
@@ -217,12 +220,12 @@ def _overlap(x: Tensor, y: Tensor) -> bool:
 
 
 CALLS = 50
-"""Where no kernel is interpreted, as many as REPEATING seconds allow."""
+"""How many times `repeatable` calls a subject at most, within REPEATING seconds; interpreted kernels, twice."""
 REPEATING = 1.0
 
 
 def repeatable(x: Examiner, setting: Setting) -> Finding:
-    """The same call gives the same bits, again and again."""
+    """Repeated calls return the same bits."""
     setting, begun = x.resolved(setting), x.clock()
     try:
         first = x.run(setting)
@@ -241,7 +244,7 @@ def repeatable(x: Examiner, setting: Setting) -> Finding:
 
 
 def poisoned(x: Examiner, setting: Setting) -> Finding:
-    """Right although memory that nobody wrote holds NaN."""
+    """As `against_truth`, while uninitialised memory holds NaN."""
     before = torch.get_deterministic_debug_mode()
     torch.set_deterministic_debug_mode("warn")  # `use_deterministic_algorithms` loads PyTorch's compiler: three seconds
     try:
@@ -250,11 +253,11 @@ def poisoned(x: Examiner, setting: Setting) -> Finding:
         torch.set_deterministic_debug_mode(before)
 
 
-GUARD = 256  # numbers before and behind a tensor
+GUARD = 256  # elements before and behind a tensor
 
 
 class _Fences:
-    """Tensors with a guard of NaN before and behind them, and whether every guard is still whole."""
+    """Tensors with guards of NaN before and behind them."""
 
     def __init__(self):
         self.guards: list[tuple[str, Tensor]] = []
@@ -271,7 +274,7 @@ class _Fences:
 
 
 def fenced(x: Examiner, setting: Setting) -> Finding:
-    """Right, and nothing written beyond a tensor's end, with NaN before and behind every tensor."""
+    """As `against_truth`, between guards of NaN, which the subject neither reads nor writes."""
     fences, op = _Fences(), x.op
 
     def prepare(made: dict, arriving: tuple) -> tuple[dict, tuple]:
@@ -309,7 +312,7 @@ def fenced(x: Examiner, setting: Setting) -> Finding:
 
 
 def contained(x: Examiner, setting: Setting) -> Finding:
-    """A non-finite v stays in its own sequence and head; how far back it reaches is told."""
+    """A non-finite v stays in its own sequence and head; the finding says how many tokens back it reaches."""
     setting, op = x.resolved(setting), x.op
     assert setting.bad is not None
     made, _ = setting.make(op, x.device)

@@ -1,4 +1,4 @@
-"""Checks of more than one call: heads in another order, offsets that change, states laid out otherwise, other GPUs."""
+"""Checks that compare several calls: permuted heads, changed offsets, transposed states, ranks, other GPUs."""
 
 from dataclasses import replace
 
@@ -16,11 +16,11 @@ from .setting import Setting
 from .subject import Broken
 
 ORDERED = 8
-"""Of the dtype's spacings: how far results may move where heads change places, and sums with them."""
+"""By how many spacings of the dtype results may move when heads, and with them sums, change places."""
 
 
 def permuted(x: Examiner, setting: Setting) -> Finding:
-    """With the heads in another order, results are the same in that order."""
+    """Permuting the heads permutes the results."""
     setting, op = x.resolved(setting), x.op
 
     def turned(y: Tensor, name: str, by: int) -> Tensor:
@@ -57,7 +57,7 @@ def heads_of(op: Operator, name: str) -> tuple[int, bool]:
 
 
 def memoised(x: Examiner, setting: Setting) -> Finding:
-    """Right where the same tensor of offsets held others at an earlier call."""
+    """As `against_truth`, after a call in which the same tensor of offsets held other numbers."""
     setting, ends = x.resolved(setting), []
     assert setting.lengths is not None
 
@@ -80,7 +80,7 @@ def memoised(x: Examiner, setting: Setting) -> Finding:
 
 
 def as_documented(x: Examiner, setting: Setting) -> Finding:
-    """States go in and out as [K, V]; one that has their axes the other way round is told so."""
+    """States go in and out as [K, V]; the finding says if their axes are transposed."""
     found = through_states(x, setting)
     if found.kind != "wrong":
         return found
@@ -113,7 +113,7 @@ def as_documented(x: Examiner, setting: Setting) -> Finding:
 
 
 def over_ranks(x: Examiner, setting: Setting) -> Finding:
-    """As `through_states`; ranks that compute on the CPU, though the subject does not, are told."""
+    """As `through_states`; the finding says if the ranks run on the CPU though the subject runs on a GPU."""
     found = through_states(x, setting)
     if x.device != "cpu" and ranks_device(x.device) == "cpu":
         return replace(found, words=f"{found.words}; on the CPU, since ranks on GPUs need two")
@@ -121,6 +121,6 @@ def over_ranks(x: Examiner, setting: Setting) -> Finding:
 
 
 def elsewhere(x: Examiner, setting: Setting) -> Finding:
-    """Right on a GPU that is not the current one."""
+    """As `against_truth`, on a GPU that is not the current one."""
     other = (torch.cuda.current_device() + 1) % torch.cuda.device_count()
     return x.compare(setting, device=f"cuda:{other}")

@@ -1,7 +1,7 @@
-"""Which lines lost digits: what `flakit.trace(digits=True)` found, and how to say it.
+"""Which lines lost digits: the result of `flakit.trace(digits=True)`, and its report.
 
-A `Line` is one operation at one place of the source, an `Output` a tensor that a kernel stored or that PyTorch code
-made and nothing else used, a `Finding` the line to which outputs that are wrong owe it.
+A `Line` is one operation at one place of the source. An `Output` is a tensor that a kernel stored, or that PyTorch code
+computed and never used again. A `Finding` is a line and the outputs that are wrong because of it.
 """
 
 import math
@@ -56,35 +56,35 @@ WORDS = Words() | {
     "many": "over many lines, at none of them many",
     "to one": "the value became exactly 1: a decay that forgets nothing",
 }
-"""What happened at a line. What is printed is English, whatever is spoken."""
+"""What happened at a line. Printed reports are English in every language."""
 
 UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
-"""What rounding once may do to a value, relative to it."""
+"""The largest relative error of one rounding."""
 
 WORSE = 8
-"""Times the error of its arithmetic as written, beyond which a compiled kernel's error is its own: sums in another
-order and fused operations come to less."""
+"""A compiled kernel's error is due to the compiler beyond this many times the error of the arithmetic as written: sums
+in another order and fused operations cause less."""
 ALLOWED = 256
-"""Roundings of float32 that a result may be wrong by: 2^-16, more than four and a half digits are right."""
+"""How many roundings of float32 a result may be wrong by: 2^-16, which leaves more than four and a half digits."""
 
 
 def budget(dtype: str) -> float:
-    """The error that a result of a dtype may have in its worst lane, relative to its RMS: 2^-16, or four roundings."""
+    """The allowed error of a result's worst lane, relative to its RMS: 2^-16, or four roundings of the dtype."""
     return max(ALLOWED * UNIT["float32"], 4 * UNIT.get(dtype, 0.0))
 
 
 def right(error: float) -> float:
-    """How many decimal digits are right at a relative error."""
+    """How many decimal digits are correct at a relative error."""
     return math.inf if error == 0 else max(0.0, -math.log10(error)) if error < math.inf else 0.0
 
 
 @dataclass
 class Blame:
-    """How a line made lanes inaccurate, told of the worst of them.
+    """How a line made lanes inaccurate, described by its worst lane.
 
-    inside, out: the relative error of the lane's terms and of the lane; gain: out over inside, or over one rounding.
-    computed, true: the lane's value and its shadow's. lanes: how many there were. weight: the lane's error over the RMS
-    of its tile, by which the worst is chosen.
+    inside, out: relative errors of the lane's terms and of the lane. gain: out over inside, or over one rounding.
+    computed, true: the values of the lane and of its shadow. lanes: how many were affected. weight: the lane's error
+    over the RMS of its tile; the largest weight is the worst.
     """
 
     kind: str
@@ -102,12 +102,14 @@ class Blame:
 
 @dataclass(eq=False)
 class Line:
-    """One operation at one place.
+    """One operation at one place of the source.
 
-    tiles: how often it ran. inside, out: the error of the tiles that went in and came out where it lost most, and
-    lost: the decimal digits that this is; worst: the largest error that ever came out. index, computed, true: the worst
-    lane of that tile. absorbed: addends that vanished. otherwise: lanes in which a comparison, an index or an integer
-    would be another without rounding. unmeasured: why its error is not known, "" where it is.
+    tiles: how often it ran.
+    inside, out: the errors of operands and result in the tile that lost most; lost: the decimal digits in between.
+    worst: the largest error of any result. index, computed, true: the worst lane of the tile that lost most.
+    absorbed: how many addends vanished. otherwise: how many lanes of a comparison, an index or an integer would differ
+        without rounding.
+    unmeasured: why the error is unknown, "" if it is known.
     """
 
     place: Place
@@ -133,7 +135,7 @@ class Line:
         return not self.unmeasured
 
     def saw(self, inside, out, off, x, exact, program, unit, exactly: bool = False) -> None:
-        """One more tile. exactly: the operation cannot lose anything."""
+        """Count one more tile. exactly: the operation cannot lose digits."""
         self.tiles += 1
         lost = 0.0 if exactly or out <= max(inside, unit) else math.log10(out / max(inside, unit))
         self.worst = max(self.worst, out)
@@ -155,14 +157,14 @@ class Line:
 
     @property
     def blamed(self) -> Blame | None:
-        """The worst of what it did; what vanished from a sum first, then what most lanes met."""
+        """Its worst blame: addends that vanished from a sum first, then the kind that affected most lanes."""
         if ABSORPTION in self.blames:
             return self.blames[ABSORPTION]
         return max(self.blames.values(), key=lambda x: x.lanes, default=None)
 
     @property
     def words(self) -> str:
-        """What happened here, "" where nothing did."""
+        """What happened here, in words; "" if nothing did."""
         return _what(self.blamed) if self.blamed else ""
 
 
@@ -175,14 +177,16 @@ def _what(blame: Blame) -> str:
 
 @dataclass(eq=False)
 class Output:
-    """A result, and how far its worst lane is from its shadow, relative to the RMS of the whole.
+    """A result, and the distance of its worst lane from its shadow, relative to the RMS of the whole.
 
-    kernel: "" for PyTorch code. name: the kernel's argument, or the line that made the tensor. line: the position among
-    `Digits.lines` of the line that the worst lane owes its error to, -1 for none. anew: its error is counted from where
-    a shadow began anew, and what was lost before that is not in it. over: lanes that are wrong beyond the budget.
-    Of a compiled kernel there is one for each line of store, `store`, and its `lanes`. format: the one with the fewest
-    digits that the kernel was given; as_written: the error of the same launch interpreted, which stored `interpreted`
-    in the worst lane; apart: how far the two are apart; by_compiler: compiling lost it, not the arithmetic as written.
+    kernel: "" for PyTorch code. name: the kernel's argument, or the line that computed the tensor.
+    line: the position in `Digits.lines` of the line that caused the worst lane's error, -1 for none.
+    anew: a shadow was restarted, and the error does not include digits lost before that.
+    over: how many lanes exceed the budget.
+
+    A compiled kernel has an output for each line that stores, `store`, with its `lanes`. format: the shortest format
+    among the kernel's arguments. as_written: the error of the same launch interpreted, which stored `interpreted` in
+    the worst lane. apart: the distance between the two. by_compiler: compiling lost the digits, not the arithmetic.
     """
 
     name: str
@@ -206,7 +210,7 @@ class Output:
 
     @property
     def allowed(self) -> float:
-        """That of its dtype; a kernel that is given numbers with fewer digits may multiply in these."""
+        """The budget of its dtype, or of a shorter format among the kernel's arguments, in which it may multiply."""
         return max(budget(self.dtype), budget(self.format))
 
     @property
@@ -218,7 +222,7 @@ class Output:
 class Finding:
     """A line, and the outputs that are wrong because of it.
 
-    line: None where no single one lost much; compiled: because compiling lost what they store at the line `store`.
+    line: None if no single line lost much. compiled: compiling lost the digits of what they store at the line `store`.
     """
 
     line: Line | None
@@ -237,10 +241,10 @@ class Finding:
 
 
 class Digits:
-    """What was found; printed by rich, `print` and the command line alike.
+    """The result; rich, `print` and the command line print the same report.
 
-    lines: in the order in which they first ran. outputs: the worst of each first. notes: what limits the measurement;
-    partial: launches or programs of compiled kernels were left out.
+    lines: in the order in which they first ran. outputs: the results, each at its worst. notes: limits of the
+    measurement. partial: launches or programs of compiled kernels were left out.
     """
 
     def __init__(self):
@@ -255,7 +259,7 @@ class Digits:
             self.notes.append(words)
 
     def judged(self, output: Output) -> None:
-        """Keep an output, of one that is made again and again the worst."""
+        """Add an output; if it is computed repeatedly, keep the worst."""
         for n, known in enumerate(self.outputs):
             if (known.kernel, known.name, known.store) == (output.kernel, output.name, output.store):
                 if output.error > known.error:
@@ -265,7 +269,7 @@ class Digits:
 
     @property
     def findings(self) -> list[Finding]:
-        """A line each, the one behind the largest error first."""
+        """A finding for each line at fault, the one behind the largest error first."""
         by: dict[tuple, list[Output]] = {}
         for output in sorted(self.outputs, key=lambda x: -x.error):
             if not output.accurate and not self._equals(output):
@@ -277,7 +281,7 @@ class Digits:
         ]
 
     def _equals(self, output: Output) -> bool:
-        """A comparison of a script's own: what it measured was rounding."""
+        """Whether the script itself compared two results, so that what it measured was rounding."""
         if output.line < 0:
             return False
         blamed = self.lines[output.line].blamed
@@ -290,7 +294,7 @@ class Digits:
 
     @property
     def accurate(self) -> bool:
-        """Whether every result is right to its budget."""
+        """Whether every result is within its budget."""
         return not self.findings
 
     @property
@@ -303,7 +307,7 @@ class Digits:
         return [x for x in self.lines if not x.measured]
 
     def picture(self) -> "Canvas":
-        """For each line of source the digits that went in and came out, and the results below."""
+        """Draw, for each line of source, the correct digits of operands and result, and the results below."""
         from ..figures.digits import DigitsFigure
 
         figure = DigitsFigure()
@@ -311,7 +315,7 @@ class Digits:
         return figure.canvas
 
     def drawn(self, most: int = 13) -> dict:
-        """The arguments of `DigitsFigure.update`, with so many rows: the lines that lost most, where they stand."""
+        """The arguments of `DigitsFigure.update`, with rows for the lines that lost most, in source order."""
         from ..figures.digits import Row
 
         finding = next(iter(self.findings), None)
@@ -332,14 +336,14 @@ class Digits:
             title, subtitle = WORDS["lost"].format(what=WORDS["short"][ACCUMULATION]), WORDS["many"]
         else:
             place, blame = finding.line.place, finding.line.blamed
-            assert blame is not None  # no error is traced to a line that does nothing
+            assert blame is not None  # a line with an error has a blame
             title = WORDS["lost"].format(what=WORDS["short"][blame.kind])
             subtitle = f"{place.short}  {place.statement}"
         more = len(self._by_line()) - len(rows)
         return {"title": title, "subtitle": subtitle, "rows": rows, "budget": right(budget("float32")), "more": more}
 
     def shown(self, most: int = 13) -> list[Line]:
-        """Of each line of source the operation that lost most; of so many lines, in the order of the source."""
+        """The operation that lost most in each line of source, for at most so many lines, in source order."""
         blamed = {id(finding.line) for finding in self.findings}
         lines = sorted(self._by_line().values(), key=lambda x: _weight(x, blamed), reverse=True)
         return sorted(lines[: most if len(lines) <= most else most - 1], key=lambda x: (x.place.file, x.place.line))
@@ -357,7 +361,7 @@ class Digits:
     # --- plain data ---------------------------------------------------------------------------------------------------
 
     def to_dict(self) -> dict:
-        """Plain lists, numbers and strings; an output names its line by its position in "lines"."""
+        """Return plain lists, numbers and strings; an output refers to its line by position in "lines"."""
         return {
             "accurate": self.accurate,
             "findings": [
@@ -385,7 +389,7 @@ class Digits:
 
     @classmethod
     def from_dict(cls, found: Mapping) -> "Digits":
-        """What `to_dict` made, in another process or on another day."""
+        """Restore the result of `to_dict`."""
         digits = cls()
         digits.notes, digits.partial = list(found["notes"]), found.get("partial", False)
         for x in found["lines"]:
@@ -443,7 +447,7 @@ class Digits:
         table = Table.grid(padding=(0, 2))
         for x in rows[:most]:
             colour = "green" if x.accurate else "red"
-            assert x.store is not None  # which these rows are chosen by
+            assert x.store is not None  # these rows have one
             table.add_row(
                 Text(f"  {x.store.short}"), Text(_digits(x.error, False), colour), Text(_digits(x.as_written, False)),
                 Text(f"apart by {number(x.apart)}, {x.lanes} lanes of {_named(x)}"), Text(_text(x.store, 40)),
@@ -505,7 +509,7 @@ def _told(finding: Finding) -> Iterator:
         yield Text("Digits lost over many lines, at none of them many", style="bold red")
     else:
         blame = line.blamed
-        assert blame is not None  # no error is traced to a line that does nothing
+        assert blame is not None  # a line with an error has a blame
         yield Text(f"Digits lost: {_what(blame)}", style="bold red")
         where = f"kernel {line.place.kernel}, " if line.place.kernel else ""
         where += f"program {blame.program}, " if blame.program is not None else ""

@@ -1,12 +1,12 @@
-"""What compiled kernels stored, held against the shadow of the same launch interpreted.
+"""Compares the stores of a compiled kernel with the shadow of the same launch interpreted.
 
-A compiled kernel cannot carry a shadow. So each of its launches is followed by an interpreted one, on copies on the CPU
-of what it was given, with the shadow of `digits_triton`; and what the compiled kernel stored, line of store by line of
-store, is held against the shadow's float64 values, as what the interpreted one stored is.
+A compiled kernel cannot carry a shadow. So an interpreted launch follows each of its launches, on CPU copies of its
+arguments and with the shadow of `digits_triton`. For each line that stores, the results of both launches are compared
+with the shadow's float64 values.
 
-Triton decides when it is imported whether a process interprets. Here both happen in one: for the time of a launch,
-what the interpreter replaces in `triton.language` is replaced, and calling a function of `@triton.jit` runs its source
-as the interpreter would. Nothing else may compile meanwhile.
+Triton decides at import whether a process interprets. Here one process does both: for the time of a launch, the
+interpreter's replacements in `triton.language` are in place, and calling a function of `@triton.jit` runs its source as
+the interpreter would. Nothing else may compile meanwhile.
 """
 
 import inspect
@@ -34,7 +34,7 @@ from .trace_record import Place, Trace
 from .trace_triton import InterpreterWatch, private_names
 
 PROGRAMS, SECONDS = 64, 60.0
-"""Of a launch at most so many programs are interpreted, and of all launches of a kernel as many as so long takes."""
+"""At most this many programs of a launch are interpreted, and launches of one kernel only for so many seconds."""
 
 HOW = (
     "Kernels ran compiled. Each launch was interpreted once more, on copies of what it was given, and what it stored "
@@ -49,7 +49,7 @@ _ONE_LAUNCH = threading.RLock()
 
 @contextmanager
 def _interpreter(names: Any) -> Iterator[Callable]:
-    """Triton's functions as its interpreter has them. Gives what makes of a kernel's function one that it can run."""
+    """Replace Triton's functions by the interpreter's. Yields a function that makes a kernel's function runnable."""
     tl, known = names.language, {}
 
     class Rewriter(names.Rewriter):
@@ -69,7 +69,7 @@ def _interpreter(names: Any) -> Iterator[Callable]:
         return runnable(helper.fn)(*args, **kwargs)
 
     def of_a_tensor(helper, tensor, owner=None):
-        """`x.sum()`: a function of Triton's that is an attribute of its tensors."""
+        """A function of Triton as a method of its tensors, such as `x.sum()`."""
         return helper if tensor is None else partial(helper, tensor)
 
     scope = names.module._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
@@ -88,19 +88,19 @@ def _interpreter(names: Any) -> Iterator[Callable]:
 
 
 def _assembly(asm, constraints, args, dtype, is_pure, pack, **_):
-    """Inline assembly, of which three kinds are known: a value left as it is, one operation, memory sent ahead."""
+    """Inline assembly, of which three kinds are known: identity, a single operation, a prefetch."""
     if not asm.strip() and constraints.endswith(",0"):
         return args[0]
     if found := re.fullmatch(r"\s*(add|sub|mul)\.rn\.f32\s+\$0, \$1, \$2;\s*", asm):
         one, other = args
         return {"add": one + other, "sub": one - other, "mul": one * other}[found[1]]
     if "prefetch." in asm:
-        return args[-1]  # what it gives is of no use
+        return args[-1]  # its result is unused
     raise NotImplementedError("inline assembly")
 
 
 class _Programs:
-    """A kernel's function, called for some programs of a grid; the others are left out."""
+    """A kernel's function that runs for some programs of a grid and skips the others."""
 
     def __init__(self, fn: Callable, builder, grid: Sequence[int], most: int):
         self._fn, self._builder, self._grid = fn, builder, (*grid, 1, 1)[:3]
@@ -118,7 +118,7 @@ class _Programs:
 def interpret(
     kernel: JITFunction, args: Sequence, kwargs: dict, grid: Sequence[int], programs: int = 1 << 40
 ) -> _Programs:
-    """Run a launch of a compiled kernel on CPU tensors in Triton's interpreter, at most so many of its programs."""
+    """Interpret a launch of a compiled kernel on CPU tensors, for a limited number of its programs."""
     names = private_names()
     with _ONE_LAUNCH, _interpreter(names) as runnable:
         fn = _Programs(runnable(kernel.fn), names.builder, grid, programs)
@@ -131,7 +131,7 @@ def interpret(
 
 
 class _Copies:
-    """Arguments on the CPU as they were at one moment; tensors that shared memory share the copy."""
+    """Copies of arguments on the CPU at one moment; tensors that share memory share the copy."""
 
     def __init__(self):
         self.tensors: list[Tensor] = []
@@ -171,11 +171,11 @@ class _TooLong(RuntimeError):
 
 
 class StoredDigits(TileDigits):
-    """Also keeps which line stored an element last, and at a launch's end holds both results against the shadow."""
+    """Also records which line last stored each element, and compares both results with the shadow after a launch."""
 
     def __init__(self, digits: Digits, ledger: Ledger):
         super().__init__(digits, ledger, Memory())
-        self.after: dict[int, UntypedStorage] = {}  # by the interpreted storage's address what the compiled kernel left
+        self.after: dict[int, UntypedStorage] = {}  # compiled results, by interpreted address
         self.format, self.until, self.sampled, self.judgements = "", float("inf"), False, 0
         self._operation = "store"
         self._lines: list[tuple[Place, str]] = []
@@ -218,7 +218,7 @@ class StoredDigits(TileDigits):
         self.mixed.add(argument.storage_start)
 
     def stored_at(self, address: int) -> np.ndarray | None:
-        """For each element of a storage the line that stored it last, -1 for none; None where nothing is known."""
+        """For each element of a storage, the line that stored it last, -1 for none; None for an unknown storage."""
         return self._writers.get(address)
 
     def ended(self, kernel: str) -> None:
@@ -253,10 +253,10 @@ class StoredDigits(TileDigits):
         found.as_written = relative(distance(interpreted, exact), exact)
         found.apart = relative(distance(compiled, interpreted), exact)
         found.interpreted = float(interpreted[worst[0]])
-        # What only the last rounding does to large lanes hides nothing here.
+        # The last rounding of large lanes must not hide an error of the compiler.
         own = UNIT.get(dtype, 0.0) * np.where(np.isfinite(exact), np.abs(exact), 0.0)
         lost, as_written = (float((distance(z, exact) - own).max()) for z in (compiled, interpreted))
-        # Where the arithmetic as written is beyond the budget, too, how much it loses is a matter of chance.
+        # If the arithmetic as written exceeds the budget as well, its loss is a matter of chance.
         found.by_compiler = written.accurate and not found.accurate and lost > WORSE * max(as_written, 0.0)
         if found.by_compiler:
             found.line = -1
@@ -277,9 +277,9 @@ class _Count:
 
 
 class Comparison:
-    """Launches of compiled kernels, each held against the same launch interpreted.
+    """Compares launches of compiled kernels with the same launches interpreted.
 
-    memory: the shadows of PyTorch's tensors, which a compiled kernel writes to.
+    memory: the shadows of PyTorch's tensors, to which a compiled kernel writes.
     """
 
     def __init__(self, found: Trace, tiles: StoredDigits, memory: Memory):
@@ -291,7 +291,7 @@ class Comparison:
         self._counts: dict[str, _Count] = {}
 
     def launch(self, kernel: JITFunction, args: Sequence, kwargs: dict, grid, compiled: Callable[[], object]) -> object:
-        """Launch a kernel by `compiled`, and compare what it stored. Returns what that returns."""
+        """Launch a kernel by calling `compiled`, compare its stores, and return the result of the call."""
         with _ONE_LAUNCH:
             self._thread = threading.get_ident()
             try:
@@ -300,7 +300,7 @@ class Comparison:
                 self._thread = None
 
     def running(self) -> bool:
-        """Whether a launch is being followed now, in this thread."""
+        """Whether a launch is being interpreted now, in this thread."""
         return self._thread == threading.get_ident()
 
     def _launch(self, kernel, args, kwargs, grid, compiled):
@@ -365,7 +365,7 @@ class Comparison:
         self.digits.note(f"{kernel.__name__}: a launch was not compared, {words}")
 
     def _elsewhere(self, kernel, before: _Copies, after: _Copies, was: dict) -> None:
-        """Elements that the compiled kernel changed and no line of its source stores to; integers have no error."""
+        """Note elements that the compiled kernel changed but no line of its source stores to; skips integers."""
         for x in {before.storage(x).data_ptr(): x for x in before.tensors}.values():
             start = before.storage(x).data_ptr()
             writers = self.tiles.stored_at(start)
@@ -385,7 +385,7 @@ class Comparison:
                 self.digits.note(f"{kernel.__name__}: {words} ({list(x.shape)})")
 
     def _taken_as_exact(self, given: Sequence[Tensor], changed: Sequence[Tensor]) -> None:
-        """The shadows of PyTorch's tensors go on from what a kernel has stored."""
+        """Restart the shadows of PyTorch's tensors from the values that a kernel stored."""
         for x in given:
             known = self.memory.at(x.untyped_storage().data_ptr())
             if known is not None:
@@ -397,7 +397,7 @@ class Comparison:
                 self.memory.forget(x)
 
     def say(self) -> None:
-        """What was compared, and what was not."""
+        """Note what was compared and what was not."""
         for name, n in self._counts.items():
             self.digits.note(HOW)
             if n.compared < n.launches or n.programs < n.of_programs:
@@ -409,7 +409,7 @@ class Comparison:
 
 @contextmanager
 def compare_compiled(found: Trace, tiles: StoredDigits, memory: Memory) -> Iterator[Comparison]:
-    """Follow every launch of a compiled kernel by an interpreted one; see `Comparison`."""
+    """Let an interpreted launch follow every launch of a compiled kernel; see `Comparison`."""
     comparison, launched = Comparison(found, tiles, memory), JITFunction.run
 
     def run(kernel, *args, grid, warmup, **kwargs):
@@ -421,7 +421,7 @@ def compare_compiled(found: Trace, tiles: StoredDigits, memory: Memory) -> Itera
 
         return comparison.launch(kernel, args, kwargs, grid, compiled)
 
-    # What operators compile ahead looks for the very functions that are replaced.
+    # Operators that compile ahead look up the very functions that are replaced.
     for thread in threading.enumerate():
         if thread.name.startswith("flakit-compile"):
             thread.join()
@@ -434,7 +434,7 @@ def compare_compiled(found: Trace, tiles: StoredDigits, memory: Memory) -> Itera
 
 
 def _bits(storage: UntypedStorage, size: int) -> np.ndarray:
-    """Bytes, a row for each element of so many."""
+    """The bytes of a storage, a row for each element of `size` bytes."""
     flat = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage, 0, (storage.nbytes(),), (1,)).numpy()
     return flat[: flat.size // size * size].reshape(-1, size)
 
@@ -444,6 +444,6 @@ def _same(one: UntypedStorage, other: UntypedStorage) -> bool:
 
 
 def _shortest(tensors: Sequence[Tensor]) -> str:
-    """The format with the fewest digits among those of a launch's tensors."""
+    """The shortest floating-point format among a launch's tensors."""
     formats = {str(x.dtype).removeprefix("torch.") for x in tensors if x.is_floating_point()}
     return max((x for x in formats if x in UNIT), key=UNIT.__getitem__, default="")

@@ -1,8 +1,8 @@
-"""A second opinion without a shadow: run several times, every rounding moved at random, and see what the runs share.
+"""A second opinion without a shadow: perturbs every rounding at random in several runs, and compares the runs.
 
-After each operation that rounds, its result is multiplied by 1 + u x, x drawn evenly from -1 … 1 and u the rounding of
-its dtype. Digits in which the runs differ are made by rounding alone. What is loaded, moved, chosen or masked is left
-as it is; a rounding that is systematic (an addend that vanishes, a gate that becomes 1) may escape.
+The result of each operation that rounds is multiplied by 1 + u x, with x uniform in -1 … 1 and u the rounding of its
+dtype. Digits in which the runs differ come from rounding alone. Values that are loaded, moved, selected or masked stay
+unchanged; a systematic rounding (an addend that vanishes, a gate that becomes 1) may escape.
 """
 
 import math
@@ -23,7 +23,7 @@ from .digits_triton import _BITS, _SAME, to_bfloat16
 from .trace_record import Place, Trace
 
 KEPT, MOST = 4, 1 << 14
-"""Tiles of a line, the first and the last so many, and elements of each, that are compared."""
+"""Limits of what is compared: the first and the last tiles of a line, and elements of each."""
 _ROUNDING = (
     *_LANES, *_SUMS, "add", "sub", "rsub", "mm", "bmm", "addmm", "baddbmm", "mv", "dot", "cumsum", "_to_copy",
     "_softmax",
@@ -34,8 +34,8 @@ _EXACT = ("neg", "abs", "relu", "maximum", "minimum", "clamp", "clamp_min", "cla
 
 @dataclass(frozen=True)
 class Spread:
-    """How far the runs of a line, or of a tensor that a kernel stored, are apart: the largest deviation of a lane over
-    the RMS of its tile."""
+    """The spread between runs, of a line or of a tensor that a kernel stored: the largest deviation of a lane over the
+    RMS of its tile."""
 
     place: Place
     operation: str
@@ -43,14 +43,14 @@ class Spread:
 
 
 class Rounds:
-    """What the runs share, line by line, the worst first. repeatable: whether what they began with was the same."""
+    """The spreads of several runs, line by line, the worst first. repeatable: whether all runs had the same inputs."""
 
     def __init__(self, runs: int, spreads: list[Spread], repeatable: bool):
         self.runs, self.spreads, self.repeatable = runs, spreads, repeatable
 
     @classmethod
     def of(cls, run: Callable[[], object], runs: int) -> "Rounds":
-        """Call `run` so often, each time with other roundings; it has to begin with the same numbers each time."""
+        """Call `run` several times, each with other roundings; it has to start from the same numbers each time."""
         if runs < 2:
             raise ValueError(f"runs: expected two or more, which can differ, got {runs}")
         from .trace import watching
@@ -76,7 +76,7 @@ class Rounds:
         return cls(runs, sorted(spreads, key=lambda x: -x.spread), repeatable)
 
     def at(self, line: int, operation: str = "") -> float:
-        """The spread of a line of the source, of one operation there or of the worst."""
+        """The spread of a line of the source: of one operation, or of the worst."""
         found = [x.spread for x in self.spreads if x.place.line == line and operation in ("", x.operation)]
         return max(found, default=0.0)
 
@@ -114,8 +114,8 @@ def _apart(tiles: np.ndarray) -> float:
 
 
 class _Record:
-    """The tiles of one run. moved_in: where in memory there is what was computed, and may differ between runs; given:
-    what was loaded from elsewhere or drawn."""
+    """The tiles of one run. moved_in: memory that holds computed values, which may differ between runs; given: values
+    that were loaded from elsewhere, or drawn."""
 
     def __init__(self, seed: int):
         self.generator = np.random.default_rng(seed)
@@ -149,7 +149,7 @@ class _Record:
 
 
 class TileRounding:
-    """Told by a `trace_triton.InterpreterWatch` of the operations of interpreted kernels."""
+    """Observer of a `trace_triton.InterpreterWatch`: perturbs the operations of interpreted kernels."""
 
     def __init__(self, record: _Record):
         self.record = record
@@ -207,17 +207,17 @@ class TileRounding:
         """A kernel ends."""
 
     def left(self, outer) -> None:
-        """A kernel ends, in whatever way."""
+        """A kernel ends, with or without an error."""
 
 
 class TorchRounding:
-    """Told by a `TorchWatch` of PyTorch's operations."""
+    """Observer of a `TorchWatch`: perturbs PyTorch's operations."""
 
     def __init__(self, record: _Record):
         self.record = record
 
     def before(self, func, operands) -> None:
-        """Nothing is needed of what was."""
+        """Ignored: operands are not needed."""
 
     def ran(self, func, name, args, kwargs, operands, before, made, out, custom, place) -> None:
         name = name.rstrip("_")

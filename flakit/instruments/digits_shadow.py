@@ -1,13 +1,13 @@
-"""The arithmetic of lost digits: a tile beside its float64 shadow, and what each operation did to the distance.
+"""The arithmetic of lost digits: tracks a tile beside its float64 shadow, and how each operation changes the distance.
 
-The shadow of a tile is what the same operations make of the same inputs in float64. Two measures of their distance:
+The shadow of a tile is the result of the same operations on the same inputs in float64. The distance has two measures:
 
-    of a tile     largest |computed - exact| over the RMS of exact: what the lines of the report say
-    of a lane     |computed - exact| / |exact|: by it a lane is followed
+    of a tile     largest |computed - exact| over the RMS of exact: the report prints it for lines
+    of a lane     |computed - exact| / |exact|: tracks single lanes
 
-A lane whose error is above 2^-20, sixteen roundings of float32, is followed with the line that it owes that to: the
-line where it crossed that bound, or a later one that made the error grow thirty times more than the first had. A line
-is only blamed where a result is wrong that such lanes reached.
+A lane with an error above 2^-20, sixteen roundings of float32, is tracked together with the line that caused it: the
+line where it crossed that bound, or a later one that amplified the error thirty times more than the first had. A line
+is blamed only if such lanes reach a result that is wrong.
 """
 
 import math
@@ -34,17 +34,18 @@ GROWS, LOST = 30.0, 0.1
 FLOAT32 = 2.0**-24
 _TINY = {"float16": 2.0**-14, "float64": 2.0**-1022}
 _MOST_LANES = 4096
-"""Lanes of a product whose largest wrong term is looked for."""
+"""For how many lanes of a product the largest wrong term is searched."""
 
 Pair = tuple[np.ndarray, "Shadow"]
 
 
 class Shadow:
-    """What is known of a tile beside its values.
+    """The float64 shadow of a tile, and where its error comes from.
 
-    exact: float64. births: for each lane the line that it owes its error to, -1 for none; gains: by how much that line
-    made the error grow. missing: what vanished from sums, a signed number a lane, and absorber, the line where.
-    error: the tile's. anew: whether a shadow that began anew, from values of unknown accuracy, went into it.
+    exact: the values in float64.
+    births: for each lane the line that caused its error, -1 for none; gains: by how much that line amplified the error.
+    missing: for each lane the signed sum of addends that vanished; absorber: the line where they did.
+    error: of the tile. anew: whether a restarted shadow, from values of unknown accuracy, is among its operands.
     """
 
     __slots__ = ("exact", "births", "gains", "missing", "absorber", "error", "anew")
@@ -54,7 +55,7 @@ class Shadow:
         self.absorber, self.error, self.anew = absorber, error, anew
 
     def moved(self, move: Callable[[np.ndarray], np.ndarray]) -> "Shadow":
-        """The same lanes elsewhere."""
+        """The shadow after a function that only moves lanes."""
         births = gains = missing = None
         if self.births is not None:
             births, gains = move(self.births), move(self.gains)
@@ -64,7 +65,7 @@ class Shadow:
 
 
 def distance(x: np.ndarray, exact: np.ndarray) -> np.ndarray:
-    """|x - exact|, 0 where both are the same infinity or NaN, inf where one alone is finite."""
+    """|x - exact|; 0 if both are the same infinity or NaN, inf if only one is finite."""
     off = np.abs(x - exact)
     if off.size and not off.max() < math.inf:
         same = (x == exact) | (np.isnan(x) & np.isnan(exact))
@@ -73,7 +74,7 @@ def distance(x: np.ndarray, exact: np.ndarray) -> np.ndarray:
 
 
 def size(exact: np.ndarray) -> float:
-    """The RMS of the finite lanes."""
+    """The RMS over the finite lanes."""
     if not exact.size:
         return 0.0
     flat = exact.reshape(-1)
@@ -86,7 +87,7 @@ def size(exact: np.ndarray) -> float:
 
 
 def relative(off: np.ndarray, exact: np.ndarray) -> float:
-    """The error of a tile."""
+    """The error of a tile, relative to its size."""
     most = float(off.max()) if off.size else 0.0
     return most / scale if most and (scale := size(exact)) else (math.inf if most else 0.0)
 
@@ -97,7 +98,7 @@ def _each(off: np.ndarray, exact: np.ndarray) -> np.ndarray:
 
 
 class Ledger:
-    """Holds every operation against its shadow, and keeps the lines of `Digits`."""
+    """Compares every operation with its shadow, and records the lines of `Digits`."""
 
     def __init__(self, digits: Digits):
         self.digits = digits
@@ -114,14 +115,14 @@ class Ledger:
     # --- what is not measured -----------------------------------------------------------------------------------------
 
     def anew(self, where: tuple, operation: str, dtype: str, x: np.ndarray, why: str) -> Shadow:
-        """A shadow that begins with the values as they are."""
+        """Restart a shadow from the computed values."""
         _, line = self.line(where, operation, dtype)
         line.tiles += 1
         line.unmeasured = why
         return Shadow(x.astype(np.float64), anew=True)
 
     def decided(self, where: tuple, operation: str, dtype: str, one: np.ndarray, exact: np.ndarray) -> None:
-        """A comparison, an index or an integer; the shadow follows what was computed."""
+        """Record a comparison, an index or an integer; the shadow follows the computed one."""
         if one is exact or not (other := one != exact).any():
             return
         _, line = self.line(where, operation, dtype)
@@ -130,7 +131,7 @@ class Ledger:
     # --- what is ------------------------------------------------------------------------------------------------------
 
     def carried(self, where: tuple, operation: str, dtype: str, x: np.ndarray, shadow: Shadow, program=None) -> Shadow:
-        """An operation that computes nothing: load, store, where, a change of shape."""
+        """Record an operation that moves values without computing: load, store, where, a change of shape."""
         before = shadow.error
         off = distance(x, shadow.exact)
         shadow.error = relative(off, shadow.exact)
@@ -150,16 +151,16 @@ class Ledger:
         program=None,
         kind: str = "",
     ) -> Shadow:
-        """The shadow of what an operation made.
+        """Record an operation that computes, and return the shadow of its result.
 
-        how: finds for each lane the operand's lane that it owes most of its error to; default: the same lane.
-        kind: what the operation is known to do, ROUNDING or TF32.
+        how: finds the operand's lane that contributes most of a lane's error; default: the same lane.
+        kind: ROUNDING or TF32 for an operation that is known to round so.
         """
         at, line = self.line(where, operation, dtype)
         off = distance(x, exact)
         error = relative(off, exact)
         before = max((s.error for _, s in operands), default=0.0)
-        unit = FLOAT32 if kind else UNIT.get(dtype, FLOAT32)  # whoever rounds to less loses what there was
+        unit = FLOAT32 if kind else UNIT.get(dtype, FLOAT32)  # rounding to a shorter format loses the digits
         line.saw(before, error, off, x, exact, program, unit)
         if dtype == "float64" and not before:
             line.unmeasured = "float64 has no wider shadow"
@@ -176,9 +177,9 @@ class Ledger:
         inherited, gained, inside, terms = (how or (_sums if summed else _lanes))(x, exact, operands, bad)
         with np.errstate(invalid="ignore"):
             gain = np.where(np.isfinite(inside), out / np.maximum(inside, FLOAT32), 1.0)
-        # An operation that is known to round adds an error of its own, whatever had made that of its operands grow.
+        # An operation that is known to round adds its own error, whatever amplified that of its operands.
         most = GROWS if kind else np.maximum(gained, 1.0) * GROWS
-        # Of a lane that has no digit left, nobody can lose another.
+        # A lane without digits cannot lose any.
         new = bad & ((inherited < 0) | ((gain > most) & (inside < LOST)))
         made.births = np.where(bad, np.where(new, at, inherited), -1).astype(np.int32)
         made.gains = np.where(new, gain, gained).astype(np.float32)
@@ -206,7 +207,7 @@ class Ledger:
         made.missing = missing
 
     def _blamed(self, line, dtype, kind, x, exact, operands, off, out, inside, gain, terms, new, made, program) -> None:
-        """Keep the worst of the lanes that this line made inaccurate, and say in a word what happened to it."""
+        """Blame this line for the worst of the lanes that it made inaccurate, and classify what happened."""
         scale = size(exact) or 1.0
         weight = np.where(np.isfinite(off), off, 1e300) / scale
 
@@ -244,14 +245,14 @@ class Ledger:
 
 
 def _equals(exact: np.ndarray, terms: np.ndarray) -> bool:
-    """Whether the terms were equal but for their rounding, everywhere in the tile."""
+    """Whether the terms were equal up to rounding, everywhere in the tile."""
     finite = np.abs(exact[np.isfinite(exact)])
     return bool(finite.size) and float(finite.max()) <= 4 * FLOAT32 * float(np.nanmax(terms))
 
 
 # --- where a lane's error comes from ---------------------------------------------------------------------------------
-# Each returns for the lanes that are bad: the birth that is inherited or -1, its gain, the error that comes in relative
-# to the terms, and the size of the terms (None where no terms are added).
+# Each returns for the inaccurate lanes: the inherited birth or -1, its gain, the incoming error relative to the terms,
+# and the size of the terms (None if no terms are added).
 
 Origin = tuple[np.ndarray, np.ndarray, np.ndarray, "np.ndarray | None"]
 
@@ -261,7 +262,7 @@ def _none(shape) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _lanes(x, exact, operands: Sequence[Pair], bad) -> Origin:
-    """The same lane of the operand that is relatively worst."""
+    """Take the same lane of the operand with the largest relative error."""
     births, gains = _none(exact.shape)
     inside, weight = np.zeros(exact.shape), np.full(exact.shape, -1.0)
     for y, s in operands:
@@ -277,7 +278,7 @@ def _lanes(x, exact, operands: Sequence[Pair], bad) -> Origin:
 
 
 def _sums(x, exact, operands: Sequence[Pair], bad) -> Origin:
-    """The same lane of the operand that is absolutely worst."""
+    """Take the same lane of the operand with the largest absolute error."""
     births, gains = _none(exact.shape)
     inside, weight, terms = np.zeros(exact.shape), np.zeros(exact.shape), np.zeros(exact.shape)
     for y, s in operands:
@@ -294,7 +295,7 @@ def _sums(x, exact, operands: Sequence[Pair], bad) -> Origin:
 
 
 def summed(axis: int | tuple[int, ...] | None) -> Callable[..., Origin]:
-    """Of a sum, or of the mean, over axes that stay or go."""
+    """For a sum or a mean over axes, kept or dropped."""
 
     def find(x, exact, operands, bad) -> Origin:
         ((y, s),) = operands
@@ -322,7 +323,7 @@ def summed(axis: int | tuple[int, ...] | None) -> Callable[..., Origin]:
 
 
 def running(axis: int, reverse: bool = False) -> Callable[..., Origin]:
-    """Of a running sum."""
+    """For a running sum."""
 
     def find(x, exact, operands, bad) -> Origin:
         ((y, s),) = operands
@@ -349,7 +350,7 @@ def running(axis: int, reverse: bool = False) -> Callable[..., Origin]:
 
 
 def product(x, exact, operands, bad) -> Origin:
-    """Of a product of matrices, the last two axes, with an accumulator or without."""
+    """For a product of matrices, the last two axes, with or without an accumulator."""
     (a, sa), (b, sb), *more = operands
     ea, eb = distance(a, sa.exact), distance(b, sb.exact)
     ta, tb = np.abs(sa.exact), np.abs(sb.exact)
@@ -388,7 +389,7 @@ def _picked(s: Shadow, batch: tuple, index: tuple, shape: tuple = ()) -> tuple[n
 
 
 def anywhere(x, exact, operands, bad) -> Origin:
-    """Of an operation whose lanes are made of any lanes: the worst lane of the worst operand stands for all."""
+    """For an operation whose lanes depend on any lanes: take the worst lane of the worst operand for all."""
     births, gains = _none(exact.shape)
     inside = max((s.error for _, s in operands), default=0.0)
     for y, s in sorted(operands, key=lambda pair: pair[1].error):

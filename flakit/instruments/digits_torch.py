@@ -1,7 +1,7 @@
-"""Float64 shadows of PyTorch's tensors: every operation once more, on the shadows of its operands.
+"""Float64 shadows of PyTorch's tensors: repeats every operation on the shadows of its operands.
 
-A shadow belongs to a storage, so that views share it and what is written through one is read through the others; the
-kernels that are interpreted meanwhile read and write the same.
+A shadow belongs to a storage, so that views share it and a write through one is visible through the others.
+Interpreted kernels read and write the same shadows.
 """
 
 import math
@@ -18,7 +18,7 @@ from .digits_shadow import Ledger, Shadow, anywhere, distance, product, relative
 from .trace_record import Place
 
 MOST = 1 << 24
-"""Elements of a tensor beyond which a shadow is too dear."""
+"""Tensors with more elements get no shadow, which would cost too much."""
 
 _MOVES = (
     "cat", "stack", "index", "index_select", "gather", "flip", "roll", "clone", "constant_pad_nd", "repeat",
@@ -48,7 +48,7 @@ FAILED = "its shadow failed ({})"
 
 
 class Kept:
-    """The shadow of a storage: flat, an element for each of the storage's."""
+    """The shadow of a storage, flat, with an element for each of the storage's."""
 
     def __init__(self, x: Tensor):
         storage = x.untyped_storage()
@@ -70,7 +70,7 @@ class Kept:
         return _viewed(self.exact, x)
 
     def follow(self) -> tuple[Tensor, Tensor]:
-        """births and gains, which are there from now on."""
+        """Return births and gains; allocate them at the first call."""
         if self.births is None or self.gains is None:
             self.births = torch.full((self.n,), -1, dtype=torch.int32, device=self.exact.device)
             self.gains = torch.zeros(self.n, dtype=torch.float32, device=self.exact.device)
@@ -89,7 +89,7 @@ class Kept:
         return Shadow(exact, births, gains, missing, self.absorber, error, self.anew)
 
     def keep(self, x: Tensor, made: Shadow) -> None:
-        """What an operation made of a view."""
+        """Store the shadow that an operation gave a view."""
         if made.births is not None or self.births is not None:
             all_births, all_gains = self.follow()
             births = _viewed(all_births, x)
@@ -126,7 +126,7 @@ class Memory:
         return found
 
     def of(self, x: Tensor) -> Kept:
-        """That of x's storage; of one that nobody made, its values as they are."""
+        """The shadow of x's storage; a new storage starts from its values."""
         address = x.untyped_storage().data_ptr()
         found = self.at(address)
         if found is None or found.dtype != x.dtype or found.n * found.itemsize != x.untyped_storage().nbytes():
@@ -149,7 +149,7 @@ class Memory:
 
 
 class TorchDigits:
-    """What a `TorchWatch` tells of every operation, held against its shadow."""
+    """Observer of a `TorchWatch`: compares every operation with its shadow."""
 
     def __init__(self, digits: Digits, ledger: Ledger, memory: Memory):
         self.digits, self.ledger, self.memory = digits, ledger, memory
@@ -158,7 +158,7 @@ class TorchDigits:
     # --- one operation ------------------------------------------------------------------------------------------------
 
     def before(self, func, operands: Sequence[Tensor]) -> list[tuple[np.ndarray, Shadow]]:
-        """The operands as they are now, with their shadows."""
+        """Before an operation: return its operands as they are now, with their shadows."""
         found, changes = [], func._schema.is_mutable
         for x in operands:
             if not _followed(x):
@@ -169,7 +169,7 @@ class TorchDigits:
         return found
 
     def ran(self, func, name, args, kwargs, operands, before, made: Sequence[Tensor], out, custom, place: Callable):
-        """After an operation. place: (key, `Place`) of the line that asked for it, looked up where it is needed."""
+        """After an operation: give its result a shadow. place: returns (key, `Place`) of the calling line."""
         self._ran += 1
         self._last_args, self._alpha = args, kwargs.get("alpha", 1)
         if self._ran % 256 == 0:
@@ -218,7 +218,7 @@ class TorchDigits:
         return ""
 
     def _again(self, func, args, kwargs, made) -> tuple[list | None, str]:
-        """The same operation on the shadows."""
+        """Run the same operation on the shadows."""
 
         def shadow(x):
             if isinstance(x, Tensor):
@@ -299,7 +299,7 @@ class TorchDigits:
     _alpha: float = 1
 
     def _with_number(self, before, shape):
-        """A tensor and a number, in the order in which they were given."""
+        """A tensor and a number, in the order of the arguments."""
         known = [x for x in self._last_args[:2]]
         number = [np.full(shape, float(x)) for x in known if isinstance(x, (int, float))]
         if not number:  # an integer tensor
@@ -317,7 +317,7 @@ class TorchDigits:
         return tuple(axes) if isinstance(axes, (list, tuple)) else axes
 
     def _moved(self, before, exact, name):
-        """Births go with the values where there is but one tensor of the same shape; else the worst lane's stand."""
+        """Move births with the values if there is a single tensor of the same shape; else take the worst lane's."""
         known = [(y, s) for y, s in before if s.births is not None]
         if not known:
             return None, None
@@ -328,7 +328,7 @@ class TorchDigits:
         return births, gains
 
     def _decided(self, func, name, args, kwargs, operands, out, place) -> None:
-        """A comparison, an index: is it another one on the shadows?"""
+        """Count the lanes in which a comparison or an index differs on the shadows."""
         operands = [x for x in operands if _followed(x)]
         if func._schema.is_mutable or name in _NO_DECISION or func.namespace != "aten":
             return
@@ -358,7 +358,7 @@ class TorchDigits:
     # --- results ------------------------------------------------------------------------------------------------------
 
     def judge(self) -> None:
-        """What was made and used by nothing is a result."""
+        """Judge every tensor that was computed and never used: these are the results."""
         for kept in self.memory.alive():
             if kept.used or kept.place is None or kept.view is None or kept.dtype == torch.float64:
                 continue
@@ -376,9 +376,9 @@ class TorchDigits:
 
 
 def judged(name, kernel, dtype, values, exact, births, anew, shape, index=None, format="") -> Output:
-    """A result, its lanes any array. index: of a lane in the tensor's shape, where the array has another.
+    """Judge a result, given as an array of lanes. index: of a lane in the tensor, if the array has another shape.
 
-    A lane may be wrong by the budget, and by its own last rounding, which of a large lane in 16 bits may be more.
+    A lane may be wrong by the budget plus its own last rounding, which can be larger for a large lane in 16 bits.
     """
     off, scale = distance(values, exact), size(exact)
     allowed = max(budget(dtype), budget(format)) * scale

@@ -1,8 +1,8 @@
 """Float64 shadows of the tiles of interpreted kernels.
 
-What a `trace_triton.InterpreterWatch` sees, tile by tile, is computed once more in float64. Where the interpreter
-rounds otherwise than a GPU would, its result is replaced by what a GPU makes, and a note says so: casts to bfloat16 (it
-cuts off), arithmetic in bfloat16 (it adds up bit patterns), and products whose operands a GPU rounds to TF32 (it does
+Every operation that a `trace_triton.InterpreterWatch` reports is repeated in float64. If the interpreter rounds
+differently from a GPU, its result is replaced by that of a GPU, and a note says so: casts to bfloat16 (the interpreter
+truncates), arithmetic in bfloat16 (it adds up bit patterns), and products whose operands a GPU rounds to TF32 (it does
 not).
 """
 
@@ -44,21 +44,21 @@ AS_TF32 = (
 
 
 def to_bfloat16(x: np.ndarray) -> np.ndarray:
-    """The bits, uint16, of the nearest bfloat16, ties to even."""
+    """Round to bfloat16, ties to even; returns the bits as uint16."""
     bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
     up = bits + (0x7FFF + ((bits >> 16) & 1))
     return np.where(np.isnan(x), 0x7FC0, up >> 16).astype(np.uint16).reshape(x.shape)
 
 
 def to_tf32(x: np.ndarray) -> np.ndarray:
-    """The nearest float32 with ten bits behind the point, ties away from zero."""
+    """Round to TF32: float32 with ten mantissa bits, ties away from zero."""
     bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
     rounded = ((bits + 0x1000) & 0xFFFFE000).view(np.float32).reshape(x.shape)
     return np.where(np.isfinite(x), rounded, x)
 
 
 class TileDigits:
-    """Told by a watch of each operation after it; `watch` is the one that tells."""
+    """Observer of an `InterpreterWatch`, `watch`, which calls it after each operation."""
 
     def __init__(self, digits: Digits, ledger: Ledger, memory: Memory):
         self.digits, self.ledger, self.memory = digits, ledger, memory
@@ -69,11 +69,11 @@ class TileDigits:
     # --- a tile's shadow ----------------------------------------------------------------------------------------------
 
     def _values(self, handle) -> Any:
-        """A float tile's numbers; None of anything else."""
+        """The numbers of a float tile; None for anything else."""
         return self.watch._values(handle)
 
     def of(self, handle) -> Shadow:
-        """That of a tile; a constant's is the constant."""
+        """The shadow of a tile; that of a constant is the constant."""
         found = handle.__dict__.get("shadow")
         if found is None:
             found = handle.shadow = Shadow(self._values(handle).astype(np.float64))
@@ -116,7 +116,7 @@ class TileDigits:
         out.shadow = self.of(source).moved(move)
 
     def computed(self, kind: str, operation: str, args, out) -> None:
-        """Replaces the values of `out` where the interpreter's are not a GPU's, and gives it a shadow."""
+        """Give `out` a shadow; replace its values if the interpreter's are not a GPU's."""
         try:
             self._computed(kind, operation, args, out)
         except (RuntimeError, ValueError, IndexError, TypeError) as error:  # the kernel must go on
@@ -240,7 +240,7 @@ class TileDigits:
         out.shadow = self.ledger.carried(self.watch._place(), "where", dtype, self._values(out), shadow, self._program)
 
     def compared(self, original, builder, args, out) -> None:
-        """A comparison of floating-point tiles, again on their shadows; the interpreter compares bfloat16's bits."""
+        """Repeat a comparison of floating-point tiles on their shadows; the interpreter compares bfloat16's bits."""
         if any(x.dtype.scalar == self.watch.names.bfloat16 for x in args):
             Handle, single = self.watch.names.Handle, self.watch.names.float32
             out.data = original(builder, *(Handle(self._values(x), single) for x in args)).data
@@ -251,7 +251,7 @@ class TileDigits:
             self.ledger.decided(self.watch._place(), "comparison", "bool", out.data, exact)
 
     def reduced(self, reduction, operation: str, handles, outs, again) -> None:
-        """again: the reduction of other tiles by the same function."""
+        """Give a reduction's result a shadow. again: applies the same reduction to other tiles."""
         values = [self._values(h) for h in handles]
         where, axis = self.watch._place, reduction.axis
         if len(handles) == 1 and values[0] is not None and operation in ("sum", "cumsum"):
@@ -292,7 +292,7 @@ class TileDigits:
     # --- memory -------------------------------------------------------------------------------------------------------
 
     def given(self, name: str, x: torch.Tensor, on_device: bool) -> None:
-        """An argument of the kernel that begins."""
+        """Register an argument of the kernel that begins."""
         address = x.untyped_storage().data_ptr()
         if x.is_floating_point() and x.numel() and address not in self._tensors:
             self._tensors[address] = name, x, self.memory.of(x)
@@ -300,7 +300,7 @@ class TileDigits:
                 self.digits.note("An argument on a GPU is copied for the interpreter, and taken as exact.")
 
     def began(self) -> tuple:
-        """A kernel begins; what another that is running has."""
+        """A kernel begins; the state of another one that is running is set aside."""
         outer = self._tensors, self._stored
         self._tensors, self._stored = {}, set()
         return outer
@@ -309,7 +309,7 @@ class TileDigits:
         self._tensors, self._stored = outer
 
     def ended(self, kernel: str) -> None:
-        """Each tensor that the kernel wrote is a result."""
+        """A kernel ends: judge each tensor that it wrote."""
         for address in self._stored:
             name, x, kept = self._tensors[address]
             on = kept.written
@@ -329,7 +329,7 @@ class TileDigits:
             self.digits.judged(judged(name, kernel, dtype, values, exact, births, kept.anew, x.shape, index))
 
     def _there(self, argument, at: np.ndarray, lanes: np.ndarray, dtype: str) -> tuple[Kept | None, np.ndarray]:
-        """The shadow of an argument's memory, None where it is read as another type, and the elements of the lanes."""
+        """The shadow of an argument's memory, None if it is read as another type, and the elements of the lanes."""
         known = self._tensors.get(argument.storage_start)
         if known is None:
             return None, at
@@ -402,7 +402,7 @@ class TileDigits:
         self._stored.add(argument.storage_start)
 
     def _rewritten(self, argument, x) -> None:
-        """Numbers that were written as others' bits: from now on they are what they are."""
+        """Restart the shadow of numbers that were written as bits of another type."""
         known = self._tensors.get(argument.storage_start)
         if known is None or x is not None and known[2].dtype == torch.float64:
             return
@@ -414,7 +414,7 @@ class TileDigits:
         self.ledger.anew(where, "store", "bits", np.zeros(1), f"{name} is written as numbers of another type")
 
     def added(self, operation: str, touched, pointers, value, on: np.ndarray, out) -> None:
-        """After an atomic operation; out: what was there before."""
+        """After an atomic operation; out: the value before it."""
         x, where = self._values(value), self.watch._place()
         if x is None:
             for argument, _ in touched:
@@ -466,7 +466,7 @@ def _nobody(shape) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _index(x: torch.Tensor, element: int) -> tuple[int, ...]:
-    """The index in a tensor of an element of its storage."""
+    """The index in a tensor of the element at an offset of its storage."""
     left, found = element - x.storage_offset(), []
     for stride, length in sorted(zip(x.stride(), range(x.ndim), strict=True), reverse=True):
         found.append((length, left // stride if stride else 0))

@@ -1,4 +1,4 @@
-"""Which elements of the tensor that failed are wrong, at the smallest setting: a matrix of them."""
+"""The wrong elements of a tensor that failed, at the smallest setting, as a matrix."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Elements:
-    """One matrix of a tensor, that with most wrong elements.
+    """The matrix of a tensor with the most wrong elements.
 
-    got, true, off: as computed, as it is, and the error relative to the RMS of the whole tensor, [rows, columns] in
-    float64. wrong: not finite where the truth is, or off by more than the audit allows an element of ordinary size.
-    rows, columns: their axes, tokens across where there are any, "" for none. where: the index along every other axis.
-    count, total: wrong elements of the whole tensor.
+    got, true, off: the computed and the true values, and the error relative to the RMS of the whole tensor, float64
+        [rows, columns].
+    wrong: non-finite where the truth is finite, or off by more than the audit allows an element of ordinary size.
+    rows, columns: their axes, "" for none; tokens run across if there are any. where: the index along other axes.
+    count, total: how many elements of the whole tensor are wrong, of how many.
     """
 
     tensor: str
@@ -38,7 +39,7 @@ class Elements:
 
 
 def elements(verdict: "Verdict", op: "Operator") -> Elements | None:
-    """None where none is to blame, or the audit ended before it had a look."""
+    """The wrong elements of a verdict; None if no element is to blame, or the audit ended before it shrank."""
     finding = verdict.finding
     if verdict.smallest is None or finding is None:
         return None
@@ -47,7 +48,7 @@ def elements(verdict: "Verdict", op: "Operator") -> Elements | None:
     off = torch.where(got == true, 0.0, got - true).abs()
     allowed = (finding.budget or finding.allowed) * _size(finding, off, true)
     wrong = ~got.isfinite() & true.isfinite() | (off > allowed)
-    if not wrong.any():  # it fails for what it does elsewhere, or at another call
+    if not wrong.any():  # the failure lies elsewhere, or in another call
         return None
     axes = op.axes[name if name in op.axes else name[1:]].split()
     columns = "T" if "T" in axes else axes[-1]
@@ -75,7 +76,7 @@ def elements(verdict: "Verdict", op: "Operator") -> Elements | None:
 
 
 def _size(finding: Finding, off: Tensor, true: Tensor) -> float:
-    """What errors are relative to: the size that the audit measured them by, which may be more than the RMS."""
+    """The size to which errors are relative, as in the audit: it may exceed the RMS."""
     rms = true.square().mean().sqrt().item()
     if finding.kind != "wrong" or not finding.figure:
         return rms

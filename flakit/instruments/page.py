@@ -1,4 +1,4 @@
-"""An audit as one page that needs nothing else: verdicts, figures, settings and scripts."""
+"""An audit as one self-contained page: verdicts, figures, settings and scripts."""
 
 import base64
 import html
@@ -22,7 +22,7 @@ img { max-width: 100%; height: auto } details { margin: .6em 0 } code { overflow
 
 
 def page(audit) -> str:
-    """The whole page; figures where matplotlib is installed."""
+    """The whole page as HTML, with figures if matplotlib is installed."""
     return "\n".join(_lines(audit))
 
 
@@ -74,7 +74,7 @@ def _figure(draw, *about) -> Iterator[str]:
 
 
 def _along(audit, v):
-    """Where along the tokens the tensor that failed is wrong, at the setting it was found at."""
+    """The errors of the tensor that failed along the tokens, at the setting of the first failure."""
     from ..figures.audit import along_time as draw
 
     if v.pair is None or v.pair[0].ndim != 4:

@@ -1,9 +1,9 @@
-"""Two processes of one group, over which a subject is called: each has a slice of every sequence.
+"""Runs a subject over two processes of one group, each with a slice of every sequence.
 
-They import PyTorch and the subject, which takes seconds, so that they are started once, by the first setting that needs
-them, and serve all others. They get slices and what arrives there as tensors, and answer with what came of them. One
-that raises leaves the other waiting in a collective; one that dies or hangs answers nothing. Both are ended then, and
-the next setting starts others, `STARTS` times at most.
+Starting a process takes seconds, for it imports PyTorch and the subject. So `Pair` starts both at the first setting
+with slices, and they serve all others: a process receives a task over a pipe (its slices of the inputs and of the
+arriving gradients) and sends back its `Ran`. A process that raises leaves the other one waiting in a collective; one
+that dies or hangs sends nothing. Then the pair ends both, and the next setting starts new ones, `STARTS` times at most.
 """
 
 import contextlib
@@ -39,15 +39,15 @@ from .subject import BackwardBroken, Broken, Refused, Stopped, Subject, words_of
 RANKS = 2
 STARTS = 3
 STARTING = 180.0
-"""Seconds that processes have to import the subject and to meet."""
+"""Time limit in seconds for both processes to import the subject and join the group."""
 PATIENCE, PATIENCE_WITH_KERNELS = 60.0, 300.0
-"""Seconds that an answer may take; where kernels are compiled, or interpreted."""
+"""Time limits in seconds for an answer; the second one if kernels are compiled or interpreted."""
 GRACE = 3.0
-"""Seconds that are left to the others once one has raised."""
+"""Seconds that the other process gets once one has raised."""
 
 
 def unsupported(subject: Subject) -> str | None:
-    """Why a subject cannot be called over ranks; None where it can."""
+    """Why a subject cannot be called over ranks; None if it can."""
     if "group" not in subject.taken:
         return "its signature does not name group"
     if not dist.is_available() or not dist.is_gloo_available():
@@ -62,7 +62,7 @@ def unsupported(subject: Subject) -> str | None:
 
 
 def ranks_device(device: str) -> str:
-    """Where the ranks compute: on GPUs where there is one for each."""
+    """The device type of the ranks: "cuda" if there is a GPU for each."""
     several = device.startswith("cuda") and torch.cuda.device_count() >= RANKS and dist.is_nccl_available()
     return "cuda" if several else "cpu"
 
@@ -70,13 +70,13 @@ def ranks_device(device: str) -> str:
 def _packed(subject: Subject) -> bytes:
     op = subject.op
     like: str | Operator = op.name
-    if (OPERATORS | FAMILY).get(op.name) is not op:  # described here, and not where it is read; nothing is drawn there
+    if (OPERATORS | FAMILY).get(op.name) is not op:  # a user's own: looked up nowhere, drawn nowhere
         like = replace(op, forms={}, draws={}, profiles={}, fixed_decay=None)
     return pickle.dumps((subject.original, subject.adapter, like))
 
 
 class Pair:
-    """The processes; `stopped` is asked while they are waited for."""
+    """The two processes; stopped: asked while waiting for an answer, which raises `Stopped` once it returns true."""
 
     def __init__(self, subject: Subject, device: str, stopped: Callable[[], bool] = lambda: False):
         self.subject, self.device, self.stopped = subject, device, stopped
@@ -86,9 +86,9 @@ class Pair:
         self.folder: tempfile.TemporaryDirectory | None = None
 
     def run(self, setting: Setting, x: Mapping, arriving: Arriving, backward: bool) -> Ran:
-        """What one process would make of a setting: slices end to end, and of all else the sums over ranks.
+        """Run a setting over both ranks; return what one process would: slices concatenated, everything else summed.
 
-        Raises what `called` does.
+        Raises as `called` does.
         """
         assert setting.slices is not None
         op, ends = self.subject.op, list(accumulate(setting.slices))
@@ -101,14 +101,14 @@ class Pair:
         return _joined(op, setting, self._asked("run", tasks))
 
     def shows(self, script: str, error: type[Exception]) -> bool:
-        """Whether the lines of a script, run by both ranks, end with such an error on one of them."""
+        """Whether a script, run by both ranks, raises an error of this type on one of them."""
         try:
             return any(self._asked("shows", [(script, error)] * RANKS, some=True))
         except (Refused, Broken):
             return False
 
     def close(self) -> None:
-        """End the processes, whatever they are at."""
+        """Kill the processes and release their pipes and files."""
         for process in self.processes:
             process.kill()
         for process in self.processes:
@@ -124,7 +124,7 @@ class Pair:
         if not self.processes:
             self._start()
         for end, task in zip(self.ends, tasks, strict=True):
-            with contextlib.suppress(OSError):  # who died answers nothing
+            with contextlib.suppress(OSError):  # of a dead process `_answers` hears
                 end.send_bytes(_written((what, task)))
         slow = self.device != "cpu" or interpreted()
         return self._answers(PATIENCE_WITH_KERNELS if slow else PATIENCE, some)
@@ -154,7 +154,7 @@ class Pair:
             raise
 
     def _answers(self, seconds: float, some: bool = False) -> list:
-        """What each rank answers; some: None for one that gives no answer where another has."""
+        """Receive the answer of each rank; some: one answer suffices, and a silent rank counts as None."""
         found: dict[int, tuple] = {}
         limit = time.monotonic() + seconds
         while len(found) < RANKS:
@@ -197,7 +197,7 @@ class Pair:
 
 @contextlib.contextmanager
 def _without_main() -> Iterator[None]:
-    """Processes that start meanwhile do not run the script again that runs here."""
+    """Hide the running script from processes that start meanwhile, which would run it again."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
@@ -207,7 +207,7 @@ def _without_main() -> Iterator[None]:
 
 
 def _of_rank(x: Any, own: slice | None = None) -> Any:
-    """On the CPU; of a tensor along time the slice."""
+    """A copy of x on the CPU for one rank; own: its slice along time, None for tensors without a time axis."""
     if isinstance(x, (tuple, list)):
         return tuple(_of_rank(y, own) for y in x)
     if not isinstance(x, Tensor):
@@ -247,15 +247,15 @@ def _read(x: bytes) -> Any:
     return torch.load(io.BytesIO(x), weights_only=False)
 
 
-# --- in a process of a rank ------------------------------------------------------------------------------------------
+# --- in the process of a rank ----------------------------------------------------------------------------------------
 
 
 def _serve(rank: int, folder: str, device: str, packed: bytes, end: connection.Connection) -> None:
-    """Answer what is asked, until nobody is there to ask."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes: who started this one ends it
+    """The main function of a process: join the group, then answer tasks until the parent ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes: the parent ends this one
     threading.Thread(target=_end_with_parent, daemon=True).start()
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)  # what gloo says of its connections
+    os.dup2(nowhere, 1)  # gloo prints about its connections
     os.dup2(nowhere, 2)
     torch.set_num_threads(1)
     try:
@@ -265,11 +265,11 @@ def _serve(rank: int, folder: str, device: str, packed: bytes, end: connection.C
         if device == "cpu":
             name = {"linux": "lo", "darwin": "lo0"}.get(sys.platform)
             if name:
-                os.environ.setdefault("GLOO_SOCKET_IFNAME", name)  # where a machine's own name has no address
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", name)  # the machine's own name may have no address
         else:
             torch.cuda.set_device(rank)
         store = dist.FileStore(f"{folder}/store", RANKS)
-        late = timedelta(seconds=STARTING + PATIENCE_WITH_KERNELS)  # who started this process loses patience before
+        late = timedelta(seconds=STARTING + PATIENCE_WITH_KERNELS)  # the parent gives up before that
         dist.init_process_group(
             "gloo" if device == "cpu" else "nccl", store=store, rank=rank, world_size=RANKS, timeout=late
         )
@@ -316,6 +316,6 @@ def _on(x: Any, device: str) -> Any:
 
 def _end_with_parent() -> None:
     parent = parent_process()
-    assert parent is not None  # in a process of a rank
+    assert parent is not None  # this is a child process
     connection.wait([parent.sentinel])
     os._exit(1)

@@ -1,4 +1,4 @@
-"""The settings of the probes, the telling ones first: where kernels are interpreted, time may not do for all."""
+"""The settings of the probes, the most telling first: interpreted kernels may not have time for all."""
 
 from torch import Tensor
 
@@ -60,7 +60,7 @@ def spikes_settings(x: Examiner) -> list[Setting]:
     found = [x.plain.without(T=T, decay=-0.01, spike=(p, -100.0)) for p, T in lengths.items()]
     if x.learnt.interpreted or x.supports["batches"] is not None:
         return found
-    together = []  # many rows at once, a sequence for each: 6 calls and not 70
+    together = []  # many rows in one call, a sequence for each: 6 calls instead of 70
     for T in dict.fromkeys(lengths.values()):
         same = [p for p in lengths if lengths[p] == T]
         for some in (tuple(same[n : n + BATCH]) for n in range(0, len(same), BATCH)):
@@ -104,7 +104,7 @@ def state_layout_settings(x: Examiner) -> list[Setting]:
 
 
 def wanted_settings(x: Examiner) -> list[Setting]:
-    """Which inputs require a gradient: some that a backward pass meets first, in the middle and last."""
+    """Subsets of inputs that require a gradient: the first, a middle and the last in a backward pass."""
     op, p = x.op, x.plain.without(T=37, B=2, H=2)
     second = op.decay or op.tensors[1]
     found = [(op.tensors[0],), (second,), tuple(y for y in op.tensors if y != second), op.tensors[-1:]]
@@ -115,20 +115,20 @@ def wanted_settings(x: Examiner) -> list[Setting]:
 
 def constant_settings(x: Examiner) -> list[Setting]:
     dtypes = [name for name in ("bfloat16", "float16") if x.supports[name] is None]
-    # Sums over so many tokens pass float16's 65504, dw first: what arrives is smaller for it.
+    # Sums over so many tokens exceed float16's 65504, dw first: scale down the arriving gradients.
     p, smaller = x.plain.without(decay="none", constant=True), {"float16": 2.0**-6}
     lengths = (520, 3000)[: 2 if x.full else 1]
     return [p.without(T=T, dtype=d, cotangent=smaller.get(d, 1.0)) for d in dtypes for T in lengths]
 
 
 def ranks_settings(x: Examiner) -> list[Setting]:
-    """Slices of unlike lengths, of which the shortest are shorter than a chunk."""
+    """Slices of different lengths, some shorter than a chunk."""
 
     def over(*slices: int, **fields) -> Setting:
         return x.plain.without(T=sum(slices), slices=slices, **BOTH | fields)
 
     return [
-        over(37, 27, H=4, decay=-0.05, per_head=1.0),  # heads that fade otherwise than the first
+        over(37, 27, H=4, decay=-0.05, per_head=1.0),  # heads that decay faster than the first
         over(33, 4, H=2),
         over(40, 30, H=2, decay="inf-spikes"),
         over(20, 17, H=2, decay=-20.0),
@@ -137,8 +137,8 @@ def ranks_settings(x: Examiner) -> list[Setting]:
 
 
 def chain_settings(x: Examiner) -> list[Setting]:
-    """Nearly nothing is forgotten or written, so that what leaves the first slice is what its chunks let pass: what
-    TensorFloat-32 takes of each product of their transitions adds up."""
+    """Nearly no decay and tiny writes: the state after the first slice is the product of its chunks' transitions, in
+    which the rounding errors of TensorFloat-32 add up."""
     wide = {name: max(64, getattr(x.plain, name)) for name in "KVM"}
     return [x.plain.without(T=256, slices=(192, 64), H=2, decay=-1e-4, written=2.0**-8, **wide, **BOTH)]
 

@@ -1,7 +1,7 @@
-"""The probes: each asks one question of a kernel that a real failure of the casebook has taught.
+"""The probes: each asks a kernel one question, taught by a real failure of the casebook.
 
-A probe has settings, the plainest first, and a check that runs the subject at one of them and returns a `Finding`. Its
-`case` is the one that it resembles, by the law; `budget` says where the allowed figure comes from.
+A probe has settings, the most telling first, and a check that runs the subject at one of them and returns a `Finding`.
+Its `case` is the case of the casebook that a failure resembles; `budget` says where the allowed figure comes from.
 """
 
 from collections.abc import Callable, Sequence
@@ -63,25 +63,25 @@ EXACT = "none: equal bits"
 FINITE = "none: every value whose truth is finite is finite"
 ORDER = f"none but {ORDERED} spacings of the dtype: equal values in another order"
 PROGRAMS = 1040
-"""More than 1,024 of them."""
+"""Programs of the setting that needs more than 1,024 of them."""
 WIDEST = 64
-"""Of the tiles that kernels cut a head into; narrower ones divide it."""
+"""The widest tile that kernels cut a head into; the widths of others divide it."""
 
 Control = tuple[str, Callable[[Setting], Setting]]
 
 
 def bare(probe: str = "truth", **fields) -> Control:
-    """The control of a probe: what is left without these fields is the question of another one."""
+    """A control: with these fields reset, the setting is one of another probe."""
     return probe, lambda s: s.without(**fields)
 
 
 def one_sequence(s: Setting) -> Setting:
-    """The longest of the packed ones, alone."""
+    """The longest packed sequence, alone."""
     return s.without(lengths=None, padding=0, offsets="contiguous", T=max(s.lengths or (s.T,)))
 
 
 def whole_tiles(s: Setting) -> Setting:
-    """Square, and of whole tiles, however wide: a square head cut off by a tile's edge shows a transposed mask too."""
+    """Square heads of whole tiles: a partial tile would show a transposed mask even in a square head."""
     size = -(-max(s.K, s.V) // WIDEST) * WIDEST
     return s.without(K=size, V=size, M=size)
 
@@ -93,10 +93,11 @@ STATELESS = bare(initial_state=False, final_state=False, loss="o")
 class Probe:
     """One question.
 
-    needs: features without which it is not supported. condition: whether a setting is still what the probe asks about,
-    of (operator, setting); a failure shrinks no further than that. controls: other probes, and what makes of a setting
-    one of theirs: where that fails as badly, this probe fails for their reason. costly: settings that are for --full
-    where kernels are interpreted.
+    needs: features that the subject has to support.
+    condition: of (operator, setting), whether the setting still poses this question; shrinking keeps it true.
+    controls: (other probe, function that turns a setting into one of that probe's): if that fails as badly, this probe
+        fails for the other's reason.
+    costly: settings that interpreted kernels run with --full alone.
     """
 
     name: str
@@ -110,17 +111,17 @@ class Probe:
     controls: tuple[Control, ...] = ()
     costly: Callable[[Examiner], Sequence[Setting]] = lambda x: ()
     kinds: dict[str, str] = field(default_factory=dict)
-    """Another case for a kind of finding, for a finding of "kind tensor", or for one that is "slightly wrong"."""
+    """Other cases: by a finding's kind, by "kind decay" or "kind other" for its tensor, or for "slightly wrong"."""
 
     def ask(self, x: Examiner, setting: Setting) -> Finding:
-        """What `check` finds; a subject that crashes fails. Raises Refused."""
+        """Run the check; a crash is a finding that fails. Raises Refused if the subject does not take the setting."""
         try:
             return self.check(x, setting)
         except Broken as broken:
             return raised(setting, broken)
 
     def cause(self, x: Examiner, finding: Finding) -> tuple[str, Finding | None]:
-        """The probe for whose reason this one fails, and what its setting gives; "" where there is none."""
+        """The probe for whose reason this one fails, "" for none, and the finding at its setting."""
         check = through_states if self.check in (as_documented, over_ranks) else self.check
         check = against_truth if check in (poisoned, fenced, memoised, elsewhere) else check
         for name, control in self.controls:
@@ -139,7 +140,7 @@ class Probe:
         return "", None
 
     def resembles(self, finding: Finding, op: Operator) -> str:
-        """The name of the case that a failure resembles, "" for none."""
+        """The name of the case that a failure resembles; "" for none."""
         if finding.kind == "raises":
             return "transposed_mask" if "compatible" in finding.words or "broadcast" in finding.words else ""
         slight = finding.kind == "wrong" and finding.share * finding.budget <= COARSE
@@ -150,7 +151,7 @@ class Probe:
 
 
 def _as_bad(found: Finding, finding: Finding) -> bool:
-    """Whether one explains the other: the same tensor among those that fail, and an error not much smaller."""
+    """Whether `found` explains `finding`: the same tensor fails in it, by an error that is not much smaller."""
     if found.kind != "wrong":
         return True
     return finding.tensor in (found.tensor, *found.others) and found.share > finding.share / 10

@@ -26,7 +26,7 @@ _MARKS = {
 
 
 def setting_words(setting: Mapping) -> str:
-    """A setting as one writes it: T = 17, B = 1, ..., spike = (16, -100)."""
+    """A setting in words: T = 17, B = 1, ..., spike = (16, -100)."""
     return ", ".join(f"{name} = {_value(x)}" for name, x in setting.items())
 
 
@@ -37,7 +37,7 @@ def _value(x: object) -> str:
 
 
 def figure_words(verdict) -> str:
-    """The worst figure beside its budget."""
+    """The worst figure and its budget."""
     finding = verdict.finding
     if finding is None:
         return ""
@@ -51,7 +51,7 @@ def figure_words(verdict) -> str:
 
 
 def table(audit) -> Group:
-    """The verdicts, one row each; below it what a failure means."""
+    """The verdicts, a row for each, and below them what each failure means."""
     rows = Table(box=box.SIMPLE_HEAD, title=f"{audit.subject.name}, like {audit.subject.op.name}, on {audit.device}")
     for heading in ("probe", "verdict", "worst of budget", "what was found"):
         rows.add_column(heading, no_wrap=heading != "what was found")
@@ -76,7 +76,7 @@ def table(audit) -> Group:
 
 
 def headline(audit) -> str:
-    """How many probes passed, and how much was left out."""
+    """A sentence: how many probes passed, and how much was left out."""
     count = {word: sum(v.verdict == word for v in audit.verdicts) for word in COLOURS}
     named = {"fail": "failed", "pass": "passed"}
     total = ", ".join(f"{n} {named.get(word, word)}" for word, n in count.items() if n or word != "left out")
@@ -86,7 +86,7 @@ def headline(audit) -> str:
 
 
 def leading(audit) -> list[str]:
-    """What to look at first: of each probe as which others fail, a sentence."""
+    """What to look at first: a sentence for each probe that is the cause of other failures."""
     found = []
     for cause in dict.fromkeys(v.cause for v in audit.failed if v.cause):
         names = [v.probe.name for v in audit.failed if v.cause == cause]
@@ -96,7 +96,7 @@ def leading(audit) -> list[str]:
 
 
 def in_a_notebook(audit) -> str:
-    """As `table`, in HTML that flows with the width of the page."""
+    """As `table`, in HTML that adapts to the width of the page."""
     rows = []
     for v in audit.verdicts:
         found = [v.words, f"at {setting_words(v.setting)}", v.law] if v.verdict == "fail" else [v.words]
@@ -115,7 +115,7 @@ def in_a_notebook(audit) -> str:
 
 
 def as_dict(audit) -> dict:
-    """What `--json` writes."""
+    """The content of `--json`."""
     return for_json(
         {
             "subject": audit.subject.name,

@@ -1,4 +1,4 @@
-"""A failure as a script of its own: torch, the kernel, the formula in float64, and nothing of flakit."""
+"""Writes a failure as a standalone script: torch, the kernel and the formula in float64, without flakit."""
 
 import ast
 import contextlib
@@ -64,13 +64,13 @@ SEEDS = 5
 
 
 def short(op: Operator) -> tuple[str, ...]:
-    """The state's parts as formulas call them."""
+    """The names of the state's parts in formulas."""
     return ("S",) if len(op.states) == 1 else tuple(name.removeprefix("initial_") for name in op.states)
 
 
 def reference_source(op: Operator) -> tuple[str, ...]:
-    """The lines that define `naive`, where an operator's formula is none of `RIGHT`: those that import it where it lies
-    in a file of its user's, or its text, of PyTorch alone."""
+    """The lines that define `naive` for an operator that is not in `RIGHT`: an import from the user's file, or the
+    reference's own text, which needs PyTorch alone."""
     function = op.reference.function
     if function.__module__.split(".")[0] != __name__.split(".")[0]:
         return import_of(function, "naive")
@@ -79,18 +79,18 @@ def reference_source(op: Operator) -> tuple[str, ...]:
     (definition,) = ast.parse("\n".join(lines[first:])).body
     assert isinstance(definition, ast.FunctionDef)
     body = definition.body
-    head = lines[first : first + body[0].lineno - 1]  # what stands before the docstring
+    head = lines[first : first + body[0].lineno - 1]  # the lines before the docstring
     head[0] = re.sub(r"^def \w+", "def naive", head[0])
     return ("", *head, *lines[first + body[1].lineno - 1 :])
 
 
 def repro(x: Examiner, probe: Probe, finding: Finding) -> str | None:
-    """The script; run, it ends with an error that says what is wrong. None where none was found to show it."""
+    """A script that ends with an error which says what is wrong; None if no script reproduces the failure."""
     error = Exception if finding.kind in ("raises", "no gradient") else AssertionError
     told = [finding]
     for name in finding.others:
         if name in x.op.outputs and finding.tensor not in x.op.outputs and finding.budget:
-            # It says the same in fewer lines than a gradient, if it is wrong by more than its own budget.
+            # An output needs fewer lines than a gradient, if it exceeds its own budget.
             told = [replace(finding, tensor=name, allowed=finding.budget, measure="L2"), finding]
             break
     for finding, seed in itertools.product(told, range(SEEDS)):
@@ -104,8 +104,8 @@ def repro(x: Examiner, probe: Probe, finding: Finding) -> str | None:
 
 
 def shows(script: str, x: Examiner, setting: Setting, error: type[Exception]) -> bool:
-    """Whether a script, run here with the subject in the place of what it imports, ends with such an error; one over
-    ranks, run by the processes of a pair."""
+    """Whether a script ends with an error of this type. It runs here, with the subject in place of its import; a script
+    over ranks runs in the processes of the pair."""
     if setting.slices is not None:
         return x.runner.pair is not None and x.runner.pair.shows(script, error)
     return isinstance(ending(script, x.subject), error)
@@ -128,17 +128,17 @@ def ending(script: str, subject: Subject) -> BaseException | None:
 
 
 def _meeting(backend: str) -> str:
-    """The line after which a script's process is one of a group."""
+    """The line with which a script joins the process group."""
     return f'dist.init_process_group("{backend}")'
 
 
 _MAKERS = ((torch, ("empty", "empty_like", "zeros", "zeros_like")), (torch.Tensor, ("new_empty",)))
-"""What a script puts fences around, for itself."""
+"""The functions that a script patches to put fences around memory."""
 
 
 @contextlib.contextmanager
 def _as_it_was() -> Iterator[None]:
-    """PyTorch afterwards is as before: a script sets seeds, deterministic algorithms and fences."""
+    """Restore PyTorch afterwards: a script sets seeds, deterministic algorithms and fences."""
     makers = [(owner, name, getattr(owner, name)) for owner, names in _MAKERS for name in names]
     deterministic = torch.get_deterministic_debug_mode()
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
@@ -178,7 +178,7 @@ def _script(subject: Subject, probe: Probe, finding: Finding, seed: int, device:
 
 
 def _slices(s: Setting, device: str) -> Iterator[str]:
-    """The process as a rank of a group, and its slice."""
+    """Lines that join the group as a rank and take its slice."""
     yield _meeting("gloo" if device == "cpu" else "nccl")
     yield "rank = dist.get_rank()"
     if device != "cpu":
@@ -189,7 +189,7 @@ def _slices(s: Setting, device: str) -> Iterator[str]:
 
 
 def _shape(op: Operator, name: str, s: Setting, N: str = "") -> str:
-    """The axes of a tensor, by the names that `_inputs` gives them; N: the states, where not all of them."""
+    """The axes of a tensor, by their names in `_inputs`; N: the number of states, if it is not B."""
     N = N or ("B" if s.lengths is None else str(len(s.lengths)))
     groups = "H" if s.groups == 1 else f"{s.groups} * H"
     names = {"HQ": groups, "HV": groups, "N": N, "V": "K" if s.K == s.V else "V"}
@@ -207,7 +207,7 @@ def _arguments(op: Operator, s: Setting) -> str:
 
 
 def _inputs(op: Operator, s: Setting, device: str) -> Iterator[str]:
-    """Drawn on the CPU, so that the numbers are the same everywhere, and taken to the device from there."""
+    """Lines that draw the inputs on the CPU, so that they are the same everywhere, and move them to the device."""
     there = "" if device == "cpu" else f'.to("{device}")'
     sizes = {"B": s.B, "T": s.tokens, "H": s.H, "K": s.K, "V": s.V}
     sizes |= {"M": s.M} if "M" in op.sizes else {}
@@ -251,7 +251,7 @@ def _stored(op: Operator, name: str, called: str, s: Setting) -> str:
 
 
 def _decays(op: Operator, s: Setting) -> Iterator[str]:
-    """What `Setting.make` writes into the decays."""
+    """Lines that change the decays as `Setting.make` does."""
     w, axes = op.decay, op.axes[op.decay].split()
     if isinstance(s.decay, tuple):
         pair = [x / op.nats for x in s.decay]
@@ -286,11 +286,11 @@ _OUTPUTS = {
     "flat": ("[0]", "[1:]"),
     "tuple": ("[0]", "[1]"),
 }
-"""Where o and the state stand in what a call returns."""
+"""How to get o and the state from the result of a call."""
 
 
 def _call(subject: Subject, s: Setting, states: str = "") -> str:
-    """The call; `states`: what it is given as its state."""
+    """The line of the call; states: the initial state that it gets."""
     op = subject.op
     options = [f"scale={s.scale!r}"] if s.scale is not None and "scale" in subject.named else []
     if states:
@@ -317,7 +317,7 @@ def _listed(each: Iterable[str]) -> str:
 
 
 def _kernel(subject: Subject, s: Setting) -> Iterator[str]:
-    """`kernel`: the outputs as a list; `given`: what it takes."""
+    """Lines that define `kernel`, which returns the outputs as a list; given: its parameters."""
     op = subject.op
     o, state = _OUTPUTS[subject.style]
     yield f"given = [{_arguments(op, s)}]"
@@ -333,13 +333,13 @@ def _kernel(subject: Subject, s: Setting) -> Iterator[str]:
 
 
 def _returned(op: Operator, s: Setting, o: str, state: str | None) -> list[str]:
-    """o and the states of `out`; state: how it holds them, None where it is o alone."""
+    """Expressions for o and the states in `out`; state: how `out` holds them, None if it is o alone."""
     states = [f"out{state}"] if len(op.states) == 1 else [f"out{state}[{n}]" for n in range(len(op.states))]
     return [f"out{o}", *(states if s.final_state else ())]
 
 
 def _right(op: Operator, s: Setting, states: bool, on: str) -> Iterator[str]:
-    """The recurrence, over each packed sequence by itself; with `last`, its states after each, where asked for."""
+    """Lines of the recurrence, run over each packed sequence by itself; with `last`, also the states after each."""
     scale = s.K**op.scale_exponent if s.scale is None else s.scale
     if op.name not in RIGHT:
         yield from _by_reference(op, s, scale)
@@ -361,7 +361,7 @@ def _right(op: Operator, s: Setting, states: bool, on: str) -> Iterator[str]:
 
 
 def _by_reference(op: Operator, s: Setting, scale: float) -> Iterator[str]:
-    """As `_right`, by the function `naive`; `o` is the tensor, where sequences are packed a list of them."""
+    """As `_right`, with the function `naive`; `o` is the tensor, or, if sequences are packed, a list of tensors."""
     reference = op.reference
     options = {"scale": repr(scale), "output_final_state": "True" if op.states else None}
     if s.initial_state:
@@ -393,7 +393,7 @@ def _by_reference(op: Operator, s: Setting, scale: float) -> Iterator[str]:
 
 
 def _compared(subject: Subject, s: Setting, finding: Finding, check: Callable, device: str) -> Iterator[str]:
-    """The tensor that is worst, an output or a gradient, beside the right one."""
+    """Lines that compare the worst tensor, an output or a gradient, with the right one."""
     on = "" if device == "cpu" else f', device="{device}"'
     op, given = subject.op, _arguments(subject.op, s)
     inputs, name = [*op.tensors, *(op.states if s.initial_state else ())], finding.tensor
@@ -476,7 +476,7 @@ def _compared(subject: Subject, s: Setting, finding: Finding, check: Callable, d
 
 
 def _arriving(op: Operator, s: Setting, on: str) -> Iterator[str]:
-    """The gradients that arrive at o, the state or both; autograd rounds none of them, so they are drawn rounded."""
+    """Lines for the gradients at o, the state or both; they are drawn rounded, since autograd does not round them."""
     shape, how = _shape(op, "o", s), ("" if s.dtype == "float32" else f", dtype=torch.{s.dtype}") + on
     if s.loss != "state":
         if s.arriving == EXPANDED:
@@ -495,7 +495,7 @@ def _arriving(op: Operator, s: Setting, on: str) -> Iterator[str]:
 
 
 def _pieces(subject: Subject, s: Setting) -> Iterator[str]:
-    """`o` and `state` of two calls, the second given the first one's state."""
+    """Lines for `o` and `state` of two calls, of which the second starts from the first one's state."""
     op = subject.op
     o, state = _OUTPUTS[subject.style]
     rows = ", ".join(op.sequences)

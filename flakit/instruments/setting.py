@@ -1,4 +1,7 @@
-"""One call of a subject: sizes, decay, states, layout. What a probe tries, what shrinks, what a repro writes down."""
+"""`Setting`: the description of one call, with its sizes, decay, states and layouts.
+
+Probes vary it, shrinking simplifies it, and a script reproduces it.
+"""
 
 import functools
 from collections.abc import Mapping
@@ -20,27 +23,28 @@ TRANSPOSED = "transposed"
 
 @dataclass(frozen=True)
 class Setting:
-    """Every field at its default is the plainest call there is.
+    """The defaults of all fields are the plainest call there is.
 
-    groups: heads of the queries or of the values are so many times H, where they are an axis of their own.
-    decay: a profile of `flakit.inputs`, one natural-log decay <= 0 for all, or a pair of them for even and odd
-    channels, for every eighth token and the others where a decay has no channels; decay_dtype: None is `dtype`.
-    per_head: each further head's decays are so many times the first's stronger. spike: (token, value), one token's
-    decay in all channels; rows: which token in each sequence of the batch, in the place of spike's. first: head h's
-    first token decays by h times that.
-    lengths: of packed sequences, T is their sum and `padding`, the rows behind the last one; offsets: how the offsets
-    lie in memory, or "int32", their dtype.
-    initial_state, final_state: given, asked for. loss: what gradients arrive at: "o", "both" or the "state" alone.
-    scale: None is the operator's default, given by number where the subject takes one; default_scale: not given.
-    layout, arriving: of the inputs, and of the gradient at o, in memory. cotangent: what arrives is so many times the
-    plainest call's.
-    written: values are so many times the plainest call's; small ones leave of a state what was there at the beginning.
-    slices: over processes of a group, each of which has so many tokens; T is their sum.
-    cut: run in two pieces, the state handed over. changed: from which token on the inputs are changed.
-    bad: (token, value), a non-finite v. repeated: all tokens have the same key; constant: the same value too.
-    no_decay: None is given in the place of the decay.
-    states: how what has no time axis, and the gradients at the final state, lie in memory.
-    wanted: the inputs that require a gradient, None for all. again: gradients are those of a second backward pass.
+    T, B, H, K, V, M: sizes. groups: heads of the queries or values per head of the keys, if they are an axis of their
+        own.
+    decay: a profile of `flakit.inputs`; one natural-log decay <= 0 for all; or a pair, for even and odd channels (for
+        every eighth token and the others if a decay has no channels). decay_dtype: None for `dtype`.
+    per_head: log decays of head h are 1 + h per_head times those of head 0. spike: (token, value), the decay of one
+        token in all channels; rows: that token in each sequence of the batch, in place of spike's. first: the log decay
+        of head h's first token is h times that.
+    lengths: of packed sequences; T is ignored, and `padding` rows follow the last one. offsets: the layout of the
+        offsets in memory, or "int32", their dtype.
+    initial_state, final_state: pass one, request one. loss: what gradients arrive at: "o", "both", or "state" alone.
+    scale: None for the operator's default, which is passed as a number if the subject takes one; default_scale: never
+        pass it.
+    layout, arriving: memory layouts of the inputs and of the gradient at o. cotangent: a factor of arriving gradients.
+    written: a factor of the values; a small one leaves little in the state but the initial state.
+    slices: tokens of each process of a group; T is their sum.
+    cut: run in two pieces, passing the state on. changed: the token from which on `later_changed` changes the inputs.
+    bad: (token, value), a non-finite v. repeated: all tokens have the same key; constant: also the same value.
+    no_decay: pass None as the decay.
+    states: the layout of tensors without a time axis and of the gradients at the final state.
+    wanted: the inputs that require a gradient, None for all. again: return the gradients of a second backward pass.
     """
 
     T: int = 64
@@ -82,7 +86,7 @@ class Setting:
     seed: int = 0
 
     def said(self, op: Operator) -> dict:
-        """The sizes, and everything else that is not as in the plainest call."""
+        """The sizes, and every field that differs from the plainest call."""
         plain = {x.name: x.default for x in fields(self)}
         always = {"T", *(axis for axis in op.sizes if axis in plain)}
         found = {name: getattr(self, name) for name in plain}
@@ -93,7 +97,7 @@ class Setting:
 
     @property
     def tokens(self) -> int:
-        """Rows of a call."""
+        """The length of the time axis."""
         return self.T if self.lengths is None else sum(self.lengths) + self.padding
 
     @property
@@ -101,7 +105,7 @@ class Setting:
         return getattr(torch, self.dtype)
 
     def make(self, op: Operator, device: str = "cpu") -> tuple[dict, Arriving]:
-        """The arguments by the operator's names, contiguous, and the gradients that arrive at o and the state."""
+        """Return the arguments by the operator's names, contiguous, and the gradients at o and the state."""
         x, arriving = drawn(self, op, device)
         return _copied(x), _copied(arriving)
 
@@ -149,7 +153,7 @@ class Setting:
         return x, arriving
 
     def _change(self, w: Tensor, op: Operator) -> None:
-        """What is special about the decays, written into them; numbers are natural logarithms."""
+        """Write pairs, factors and spikes into the decays w, in place; fields are natural logarithms."""
         axes = op.axes[op.decay].split()
         if isinstance(self.decay, (tuple, list)):
             pair = [x / op.nats for x in self.decay]
@@ -170,7 +174,7 @@ class Setting:
                 sequence[row] = self.spike[1] / op.nats
 
     def laid_out(self, inputs: Mapping, arriving: Arriving, op: Operator) -> tuple[dict, Arriving]:
-        """The same values as they lie in memory here."""
+        """Return the same values in this setting's memory layouts."""
         x = dict(inputs)
         if self.layout != "contiguous":
             x |= {name: strides.layout(x[name], self.layout) for name in op.sequences}
@@ -185,7 +189,7 @@ class Setting:
         return x, (strides.layout(do, self.arriving), dstate)
 
     def later_changed(self, inputs: Mapping, op: Operator) -> dict:
-        """The inputs with other numbers from token `changed` on."""
+        """Return the inputs with other numbers from token `changed` on."""
         x = {name: y.clone() if isinstance(y, Tensor) else y for name, y in inputs.items()}
         for name in op.sequences:
             tail = x[name][:, self.changed :]
@@ -198,12 +202,12 @@ class Setting:
 
 @functools.lru_cache(maxsize=2)
 def drawn(setting: Setting, op: Operator, device: str) -> tuple[dict, Arriving]:
-    """What `Setting.make` copies, to read only: the run, the truth and its units need it one after the other."""
+    """The arguments that `Setting.make` copies, read-only: the run, the truth and its units use them in turn."""
     return setting._draw(op, device)
 
 
 def _copied(x: Any) -> Any:
-    """The same in memory of its own, which a kernel may write to."""
+    """A deep copy of the tensors, which a kernel may write to."""
     if isinstance(x, Tensor):
         return x.clone()
     if isinstance(x, Mapping):
@@ -212,11 +216,11 @@ def _copied(x: Any) -> Any:
 
 
 MIXED_TOKENS = 8
-"""Where a decay has no channels, every so many tokens have the first of a pair."""
+"""In a pair of decays without channels, the first one holds for every so many tokens."""
 
 
 def has_channels(op: Operator) -> bool:
-    """Whether the decay of a token is different for each channel of a head."""
+    """Whether the decay has an axis of channels."""
     return len(op.axes[op.decay].split()) > 3
 
 
@@ -225,12 +229,12 @@ def _timeless(op: Operator, name: str) -> bool:
 
 
 def _stored(x: Tensor, how: str) -> Tensor:
-    """The same values in memory of another order, or, those of the first row, without memory for the others."""
+    """The same values with transposed strides; or, for EXPANDED, the first row with stride 0."""
     if how == TRANSPOSED and x.ndim < 2:
         return torch.stack((x, x), -1)[..., 0]
     return x.mT.contiguous().mT if how == TRANSPOSED else x[:1].expand_as(x)
 
 
 def repeated(op: Operator) -> tuple[str, ...]:
-    """What a token is known by: the tensors that are the same for all where tokens repeat."""
+    """The tensors that are equal for all tokens when tokens repeat: keys and their like."""
     return tuple(name for name in ("k", "s", "a", "b") if name in op.tensors)

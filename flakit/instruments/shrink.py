@@ -1,4 +1,4 @@
-"""The smallest setting at which a probe still fails, found by hypothesis; and the decay at which it begins."""
+"""Finds the smallest setting at which a probe still fails, with hypothesis, and the decay at which it begins to."""
 
 import math
 from collections.abc import Callable
@@ -20,7 +20,7 @@ SECONDS = 6.0
 
 
 def check_installed() -> None:
-    """ImportError with the cure where hypothesis is not installed."""
+    """Raise ImportError, with the remedy, if hypothesis is not installed."""
     try:
         import hypothesis  # noqa: F401
     except ImportError as error:
@@ -28,9 +28,9 @@ def check_installed() -> None:
 
 
 def shrink(x: Examiner, probe: Probe, finding: Finding, seconds: float = SECONDS) -> Finding:
-    """The finding at the smallest setting that fails in the same way and is still what the probe asks about.
+    """Return the finding at the smallest setting that fails in the same way and meets the probe's condition.
 
-    As far as `seconds` allow.
+    The search stops after `seconds`, with the smallest setting so far.
     """
     from hypothesis import HealthCheck, Phase, find, settings
     from hypothesis import strategies as st
@@ -46,14 +46,14 @@ def shrink(x: Examiner, probe: Probe, finding: Finding, seconds: float = SECONDS
                 return False
             found = _again(x, probe, setting)
             other = found is not None and found.fails and found.kind == finding.kind and probe.cause(x, found)[0]
-            known[setting] = None if other else found  # what another probe asks about is another failure
+            known[setting] = None if other else found  # that is the failure of another probe
         found = known[setting]
         return found is not None and found.fails and found.kind == finding.kind
 
     @st.composite
     def smaller(draw: Callable) -> Setting:
         def step(ladder: list):
-            """From the simplest value up to the one that is known to fail, which is drawn three times out of four."""
+            """Draw from the simplest value up to the known failing one, which has a probability of three quarters."""
             return ladder[min(draw(st.integers(0, 4 * len(ladder) - 1)), len(ladder) - 1)]
 
         s = finding.setting
@@ -93,7 +93,7 @@ def shrink(x: Examiner, probe: Probe, finding: Finding, seconds: float = SECONDS
 
     how = settings(
         max_examples=200,
-        phases=(Phase.generate, Phase.shrink),  # `explain` runs on from the smallest, and `find` returns its last
+        phases=(Phase.generate, Phase.shrink),  # `explain` varies the smallest, and `find` returns the last
         database=None,
         deadline=None,
         suppress_health_check=list(HealthCheck),
@@ -114,7 +114,7 @@ def _again(x: Examiner, probe: Probe, setting: Setting) -> Finding | None:
 
 
 def onset(x: Examiner, probe: Probe, finding: Finding, tolerance: float = 5e-4) -> float | None:
-    """The size of the log decay at which what is not finite begins; None where no one decay is to blame."""
+    """The size of the log decay at which non-finite values begin; None if no single decay is to blame."""
     if finding.kind != "non-finite":
         return None
     s = finding.setting
@@ -132,7 +132,7 @@ def onset(x: Examiner, probe: Probe, finding: Finding, tolerance: float = 5e-4) 
     low, high = 1e-6 * largest, largest
     found = _again(x, probe, at(low))
     if found is not None and found.kind == "non-finite":
-        return None  # no decay is weak enough
+        return None  # even the weakest decay fails
     while high - low > tolerance * high:
         middle = (low + high) / 2
         found = _again(x, probe, at(middle))
@@ -141,7 +141,7 @@ def onset(x: Examiner, probe: Probe, finding: Finding, tolerance: float = 5e-4) 
 
 
 def law(x: Examiner, probe: Probe, finding: Finding) -> tuple[str, str]:
-    """Where a failure begins, beside the law: (the case it resembles, the sentence)."""
+    """Compare the onset of a failure with the law: (the case that it resembles, a sentence)."""
     case, begins = probe.resembles(finding, x.op), onset(x, probe, finding)
     if begins is None:
         return case, ""
@@ -161,7 +161,7 @@ def law(x: Examiner, probe: Probe, finding: Finding) -> tuple[str, str]:
 
 
 def _off_before(x: Examiner, finding: Finding, size: float) -> float:
-    """The relative L2 error at a weaker decay, where all is finite: an exponent that overflows is right until then."""
+    """The relative L2 error at a weaker decay, where all is finite: small, if overflow of an exponent is the fault."""
     setting = finding.setting.without(decay=-size)
     try:
         got = x.run(setting).values[finding.tensor]
@@ -171,7 +171,7 @@ def _off_before(x: Examiner, finding: Finding, size: float) -> float:
 
 
 def _masked_late(x: Examiner, probe: Probe, finding: Finding, n: float) -> bool:
-    """Whether n is what a chunk's mask removes: C - 1 tokens, C where reads come before the decay, in one chunk."""
+    """Whether n tokens are what a chunk's mask removes: C - 1, or C if reads come before the decay."""
     for C in (32, 64, 128):
         if abs(n - C + 0.5) < 1.1:
             found = _again(x, probe, finding.setting.without(T=C, decay=-1.01 * LN_MAX[torch.float32] / (C - 1)))

@@ -1,4 +1,4 @@
-"""What a line of source computes, as far as Python can tell: its expression, its operands, and whose line it is."""
+"""Finds the expression, the operands and the user's frame of a computation, as far as Python knows them."""
 
 import ast
 import linecache
@@ -10,9 +10,9 @@ from types import CodeType, FrameType
 
 @lru_cache(maxsize=4096)
 def expression_at(code: CodeType, instruction: int, dedented: bool = False) -> tuple[int, str]:
-    """Line and text of what an instruction computes, "" where this Python cannot tell.
+    """The line and the text of the expression that an instruction computes, "" if this Python does not know it.
 
-    dedented: the code was compiled from its text moved to the left margin, as Triton's interpreter does.
+    dedented: the code was compiled from dedented source, as Triton's interpreter does.
     """
     if not hasattr(code, "co_positions"):
         return 0, ""
@@ -44,7 +44,7 @@ def _parsed(text: str) -> ast.AST | None:
 
 @lru_cache(maxsize=4096)
 def operand_names(text: str, operation: str, count: int) -> tuple[str, ...]:
-    """The source of an operation's `count` operands; "" for each where the text does not tell."""
+    """The source of each of an operation's `count` operands; "" for all if the text does not tell."""
     node = _parsed(text) if text else None
     parts: list[ast.expr | None] = []
     if isinstance(node, ast.BinOp):
@@ -66,7 +66,7 @@ def operand_names(text: str, operation: str, count: int) -> tuple[str, ...]:
 
 
 def outside(frame: FrameType | None, folders: Sequence[str]) -> FrameType | None:
-    """The innermost frame whose file lies in none of the folders."""
+    """The innermost frame whose file is in none of the folders."""
     while frame is not None and frame.f_code.co_filename.startswith(tuple(folders)):
         frame = frame.f_back
     return frame

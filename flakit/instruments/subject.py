@@ -1,9 +1,9 @@
-"""The callable under test: how it is found, how it is called, what it refuses.
+"""The callable under test: how to load it, how to call it, what it refuses.
 
-A subject is called as its operator is: the tensors by name where its signature has those names, else in the operator's
-order. `scale`, `initial_state`, `output_final_state`, `cu_seqlens` and `group` are given only where its signature names
+A subject is called as its operator is: the tensors by name if its signature has those names, else in the operator's
+order. It gets `scale`, `initial_state`, `output_final_state`, `cu_seqlens` and `group` only if its signature names
 them, or names nothing at all. An argument that it does not name, or refuses with one of `REFUSALS`, is not supported;
-`Refused` says why. Any other error is a crash, and so is a refusal that the same call does not meet again: `Broken`.
+`Refused` says why. Any other error is a crash, and so is a refusal that the same call does not repeat: `Broken`.
 """
 
 import ast
@@ -23,37 +23,38 @@ from ..numerics.operators import Operator, known, operator
 from ..ops.common.dispatch import interpreted_alone
 
 REFUSALS = (TypeError, ValueError, NotImplementedError, AssertionError)
-"""What a function raises that does not take an argument; everything else is a crash."""
+"""Errors with which a function refuses an argument; every other error is a crash."""
 
 ONCE = "; a second call does not repeat it"
-"""Said of a failure that comes and goes."""
+"""Ends the words of a failure that comes and goes."""
 
 OPTIONS = ("scale", "initial_state", "output_final_state", "cu_seqlens", "group")
 
 
 class Refused(Exception):
-    """The subject does not take these arguments: it says so by an error, or its signature does not name one of them."""
+    """The subject does not take these arguments: it raised one of REFUSALS, or its signature lacks one of them."""
 
 
 class Broken(Exception):
-    """What the subject returned is not what its operator returns, or it crashed."""
+    """The subject crashed, or returned something other than its operator does."""
 
 
 class Stopped(BaseException):
-    """Nobody waits for the answer any more: no failure, and nothing that a probe may catch."""
+    """The caller has cancelled the audit. A BaseException, so that no probe catches it as a failure."""
 
 
 class BackwardBroken(Broken):
-    """Its backward pass raised an error."""
+    """The backward pass of the subject raised an error."""
 
 
 class Subject:
-    """A callable, called as an operator.
+    """A callable with the interface of an operator.
 
-    function: the callable; like: the operator, as `flakit.audit` takes it; adapter: called with the callable and
-    the operator's arguments in its place, to translate. name: how reports call it; source, adapter_source: the lines of
-    Python that import the two in a script of its own, as `function` and `adapter`. patient: call again what raises, to
-    see whether it raises again; a rank whose others go on must not.
+    function: the callable. like: the operator, as `flakit.audit` takes it. adapter: called in its place, with the
+        callable and the operator's arguments, to translate them.
+    name: its name in reports. source, adapter_source: the lines of Python that import the two into a standalone script,
+        as `function` and `adapter`.
+    patient: repeat a call that raises, to see whether it raises again; a rank must not, while others wait for it.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Subject:
         self.without_decay = bool(self.op.decay) and self._takes_none(self.op.decay)
 
     def _signature(self) -> tuple[bool, frozenset[str]]:
-        """Whether the tensors can be given by name, and which of `OPTIONS` can be given at all."""
+        """Whether to pass the tensors by name, and which of `OPTIONS` the callable takes."""
         try:
             parameters = inspect.signature(self.function).parameters
         except (TypeError, ValueError):
@@ -94,12 +95,12 @@ class Subject:
             return True, named
         names = {name for name, x in parameters.items() if x.kind in (x.POSITIONAL_OR_KEYWORD, x.KEYWORD_ONLY)}
         kinds = {x.kind for x in parameters.values()}
-        if not names and inspect.Parameter.VAR_KEYWORD in kinds:  # a wrapper that hands everything on
+        if not names and inspect.Parameter.VAR_KEYWORD in kinds:  # a wrapper that passes everything on
             return inspect.Parameter.VAR_POSITIONAL not in kinds, frozenset(OPTIONS)
         return set(self.op.tensors) <= names, frozenset(names & set(OPTIONS))
 
     def _takes_none(self, name: str) -> bool:
-        """Whether an argument is None where it is not given."""
+        """Whether an argument has the default None."""
         try:
             found = inspect.signature(self.function).parameters.get(name)
         except (TypeError, ValueError):
@@ -108,10 +109,10 @@ class Subject:
 
     @interpreted_alone()
     def __call__(self, inputs: Mapping[str, Any]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """o and the parts of the final state, none where it returns none; inputs by the operator's names.
+        """Call the subject; return o and the parts of the final state, () if it returns none.
 
-        Raises Refused where it does not take them, and Broken where it crashes, where it takes at a second call what it
-        refused at the first, or where what it returns is not a tensor o.
+        inputs: the arguments by the operator's names. Raises Refused if the subject does not take them; Broken if it
+        crashes, if a second call takes what the first one refused, or if it returns no tensor o.
         """
         given = dict(inputs)
         options = {name: given.pop(name) for name in OPTIONS if given.get(name) is not None}
@@ -143,9 +144,9 @@ class Subject:
         return self._outputs(returned)
 
     def made(self, inputs: Mapping[str, Any], do: Tensor) -> dict[str, Tensor]:
-        """What comes of the inputs and the gradient that arrives at o: by name, the outputs and gradients it makes.
+        """Run forward and backward; return outputs and gradients by name. do: the gradient that arrives at o.
 
-        As `others` of `flakit.numerics.gradients.gradient_rows` takes it. Raises what a call does, and BackwardBroken.
+        `others` of `flakit.numerics.gradients.gradient_rows` takes this. Raises as a call does, and BackwardBroken.
         """
         leaves = {name: x.detach().requires_grad_() for name, x in self.op.leaves(inputs).items()}
         o, parts = self(self.op.arguments(leaves, inputs) | {"output_final_state": True})
@@ -183,10 +184,10 @@ class Subject:
 def load(
     subject: str | Callable | Subject, like: str | Operator | None = None, adapter: str | Callable | None = None
 ) -> Subject:
-    """A callable, or what a name stands for: "chunk_rwkv6", "package.module:attribute" or "file.py:attribute".
+    """Load a subject: a callable, or a name, "chunk_rwkv6", "package.module:attribute" or "file.py:attribute".
 
-    adapter: a function, or its name in the same notation; a `Subject` has its own. Raises ValueError where there is no
-    such thing.
+    adapter: a function, or its name in the same notation; a `Subject` has its own. Raises ValueError if there is no
+    such function.
     """
     if isinstance(subject, Subject):
         return subject
@@ -204,13 +205,13 @@ def _quietly(call: Callable) -> object:
 
 
 def _refuses(error: BaseException) -> bool:
-    """Whether an error says that an argument is not taken; Triton wraps what its kernels assert."""
+    """Whether an error refuses an argument. Triton wraps the assertions of its kernels."""
     asserted = isinstance(error.__cause__, AssertionError) or type(error).__name__ == "CompileTimeAssertionFailure"
     return isinstance(error, REFUSALS) or asserted
 
 
 def _functions(path: Path) -> str:
-    """The functions that a file defines, in words; it is read and not run."""
+    """The public functions of a file as a list in words; parses the file without running it."""
     if not path.is_file():
         raise ValueError(f"subject: expected a file, {path} does not exist")
     try:
@@ -250,7 +251,7 @@ def _parameters(function: Callable) -> frozenset[str]:
 
 
 def import_of(function: Callable, called: str) -> tuple[str, ...]:
-    """How a script imports it; a comment where nobody can."""
+    """The lines with which a script imports a function; a comment if it cannot."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
     if module is None or "<" in name or not name:
         return (f"# {called} = ...  (your kernel: it has no name to import it by)",)
@@ -272,7 +273,7 @@ def _like(like: object) -> str | Operator:
 
 
 def _guessed(name: str) -> str:
-    """The operator whose name is in a function's, and in no longer one's."""
+    """The operator with the longest name that occurs in a function's name. Raises ValueError if several do, or none."""
     found = [like for like in known() if like in name.lower()]
     found = [like for like in found if not any(like in other and like != other for other in found)]
     if len(found) != 1:
@@ -289,6 +290,6 @@ def _first(get: Callable, *names: str) -> object:
 
 
 def words_of(error: BaseException) -> str:
-    """An error in one line."""
+    """An error in one line: its type and the first line of its message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0][:200] if lines else 'without a message'}"

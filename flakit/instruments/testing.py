@@ -1,4 +1,4 @@
-"""The audit in somebody's own test-suite: one line makes every probe a test.
+"""The audit in a test suite of your own: one line turns every probe into a test.
 
 from flakit.instruments.testing import audited
 
@@ -24,11 +24,11 @@ def audited(
     shrink: bool = False,
     **how,
 ) -> Callable:
-    """A test function for pytest with a case for every probe; what is not supported is skipped, with the reason.
+    """Return a pytest function with a case for every probe; an unsupported probe is skipped, with the reason.
 
-    What is wrong with its own arguments is an error here, once, and none of its cases.
+    An error in the arguments is raised here, once, and not in each case.
 
-    subject, like, adapter, only, how: as `flakit.audit` takes them. shrink: failures at the smallest setting, slower.
+    subject, like, adapter, only, how: as `flakit.audit` takes them. shrink: shrink failures, which takes time.
     """
     import pytest
 
