@@ -1,13 +1,12 @@
-"""The kernels of an operator's first call, compiled beside each other.
+"""Parallel compilation of the kernels of an operator's first call.
 
-Triton compiles a kernel when it is first launched, so that those of a call wait for one another, and a backward's for
-the forward. Here a call of a new kind is rehearsed: all of it happens but the launches, which are listed, and the
-kernels of the list are compiled in as many threads as there are processors. Then the call takes place as if nothing had
-been, and finds its kernels. A forward that keeps something for its backward has that one rehearsed too, and does not
-wait for it.
+Triton compiles a kernel at its first launch, so the kernels of a call wait for one another, and those of a backward for
+the forward. Here a call of a new signature is rehearsed: everything runs but the launches, which are recorded, and the
+recorded kernels are compiled in as many threads as there are processors. Then the call itself runs with compiled
+kernels. A forward that saves tensors for its backward rehearses the backward too, without waiting for its kernels.
 
-Nothing depends on what is compiled ahead: a kernel that was not is compiled when it is launched, and there its errors
-are raised.
+Correctness does not depend on this: a kernel that was not compiled ahead is compiled at its launch, which also raises
+its errors.
 """
 
 import os
@@ -26,61 +25,61 @@ from .dispatch import interpreted, interpreted_alone
 from .packed_triton import Packing
 
 _LOCK = threading.Lock()
-"""Of rehearsals, one at a time."""
+"""Serializes rehearsals."""
 
 
 class Kernels:
-    """An operator's Triton code, one of its forms, whose kernels are compiled ahead; called as `Registered` says."""
+    """The Triton code of an operator's form, with kernels compiled ahead; methods as described in `Registered`."""
 
     def __init__(self, module: ModuleType):
         self.module = module
         self._known: dict[tuple, list[Future]] = {}
-        """What is compiled for each kind of call; nothing to wait for once it is."""
-        if interpreted():  # there is nothing to compile
+        """Compilations for each signature of calls; empty once they are done."""
+        if interpreted():  # no compilation
             self.forward, self.backward = map(interpreted_alone(), (self._keep_packing, self._run_backward))
 
     def meets(self, *tensors) -> bool:
-        """Whether a state at which sequences begin, or a gradient at their ends, may be known later. It is a function
-        then, of M and of the list of what the call makes of zeros, that sends these to other ranks; what it returns
-        waits for theirs, and gives the list of the state's parts."""
+        """Return whether an initial state, or a final state's gradient, may be a function. It receives M and the list
+        N of results for zeros and sends them to other ranks; it returns a function that waits for theirs and returns
+        the list of the state's parts."""
         return hasattr(self.module, "meets") and self.module.meets(*tensors)
 
-    def kept_shapes(self, *given) -> tuple[tuple[int, ...], ...]:
-        *tensors, cu_seqlens, chunk_size = given
+    def kept_shapes(self, *args) -> tuple[tuple[int, ...], ...]:
+        *tensors, cu_seqlens, chunk_size = args
         return self.module.kept_shapes(*tensors, _packing(tensors, cu_seqlens), chunk_size)
 
-    def forward(self, *given):
-        *tensors, _, state, asked_for_state, cu_seqlens, chunk_size, keep = given
-        key = "forward", asked_for_state, keep, *_kind(tensors, state, cu_seqlens, chunk_size)
+    def forward(self, *args):
+        *tensors, _, state, wants_final, cu_seqlens, chunk_size, keep = args
+        key = "forward", wants_final, keep, *_signature(tensors, state, cu_seqlens, chunk_size)
         with _on_device_of(tensors[0]):
             if self._known.get(key, True):
-                self._prepare(key, self._rehearse_forward, given)
-            return self._keep_packing(*given)
+                self._prepare(key, self._rehearse_forward, args)
+            return self._keep_packing(*args)
 
-    def backward(self, *given):
-        *tensors, _, state, cu_seqlens, chunk_size, _, _, dfinal_state = given
-        key = "backward", dfinal_state is None, *_kind(tensors, state, cu_seqlens, chunk_size)
+    def backward(self, *args):
+        *tensors, _, state, cu_seqlens, chunk_size, _, _, dfinal_state = args
+        key = "backward", dfinal_state is None, *_signature(tensors, state, cu_seqlens, chunk_size)
         with _on_device_of(tensors[0]):
             if self._known.get(key, True):
-                self._prepare(key, self._rehearse_backward, given)
-            return self._run_backward(*given)
+                self._prepare(key, self._rehearse_backward, args)
+            return self._run_backward(*args)
 
-    def _keep_packing(self, *given):
-        *tensors, scale, state, asked_for_state, cu_seqlens, chunk_size, keep = given
+    def _keep_packing(self, *args):
+        *tensors, scale, state, wants_final, cu_seqlens, chunk_size, keep = args
         packing = _packing(tensors, cu_seqlens)
-        o, final, kept = self._run_forward(*tensors, scale, state, asked_for_state, packing, chunk_size, keep)
+        o, final, kept = self._run_forward(*tensors, scale, state, wants_final, packing, chunk_size, keep)
         return o, final, kept if kept is None or packing is None else (*kept, packing)
 
-    def _run_forward(self, *given):
-        *tensors, scale, state, asked_for_state, cu_seqlens, chunk_size, keep = given
+    def _run_forward(self, *args):
+        *tensors, scale, state, wants_final, cu_seqlens, chunk_size, keep = args
         packing = _packing(tensors, cu_seqlens)
-        o, final, kept = self.module.forward(*tensors, scale, state, asked_for_state, packing, chunk_size, keep)
+        o, final, kept = self.module.forward(*tensors, scale, state, wants_final, packing, chunk_size, keep)
         if packing is not None:
             packing.close([o], _parts(final))
         return o, final, kept
 
-    def _run_backward(self, *given):
-        *tensors, scale, state, cu_seqlens, chunk_size, kept, do, dfinal_state = given
+    def _run_backward(self, *args):
+        *tensors, scale, state, cu_seqlens, chunk_size, kept, do, dfinal_state = args
         packing = _packing(tensors, cu_seqlens)
         *grads, dstate = self.module.backward(*tensors, scale, state, packing, chunk_size, kept, do, dfinal_state)
         if packing is not None:
@@ -88,26 +87,26 @@ class Kernels:
             packing.close(rows, [x for x in grads if x.ndim != do.ndim] + _parts(dstate))
         return *grads, dstate
 
-    def _prepare(self, key: tuple, rehearse: Callable, given: tuple) -> None:
-        """Wait until what this kind of call launches is compiled, as far as that is known."""
-        # Where somebody watches launches, or a stream is captured into a graph, nothing but the call should happen.
+    def _prepare(self, key: tuple, rehearse: Callable, args: tuple) -> None:
+        """Wait until the kernels of this signature of calls are compiled."""
+        # While launches are monitored, or a stream is captured into a graph, only the call itself should run.
         if JITFunction.run is not kernel_triton.RUN or _captured():
             return
         with _LOCK:
             if key not in self._known:
-                rehearse(key, given)
+                rehearse(key, args)
         wait(self._known[key])
         self._known[key] = []
 
-    def _rehearse_forward(self, key: tuple, given: tuple) -> None:
-        *tensors, scale, state, asked_for_state, cu_seqlens, chunk_size, keep = given
-        given = *tensors, scale, _at_once(state), asked_for_state, cu_seqlens, chunk_size, keep
+    def _rehearse_forward(self, key: tuple, args: tuple) -> None:
+        *tensors, scale, state, wants_final, cu_seqlens, chunk_size, keep = args
+        args = *tensors, scale, _immediate(state), wants_final, cu_seqlens, chunk_size, keep
         with _listed() as forward:
-            o, _, kept = self._run_forward(*given)
+            o, _, kept = self._run_forward(*args)
         backward: list[Callable] = []
-        later = "backward", True, *_kind(tensors, state, cu_seqlens, chunk_size)
-        if keep and not asked_for_state and later not in self._known:
-            # What has no memory for its backward may yet have enough for itself.
+        later = "backward", True, *_signature(tensors, state, cu_seqlens, chunk_size)
+        if keep and not wants_final and later not in self._known:
+            # The backward may run out of memory where the forward does not.
             try:
                 with _listed() as backward:
                     self._run_backward(*tensors, scale, state, cu_seqlens, chunk_size, kept, o, None)
@@ -117,17 +116,17 @@ class Kernels:
         if backward:
             self._known[later] = compiled_later
 
-    def _rehearse_backward(self, key: tuple, given: tuple) -> None:
-        *tensors, scale, state, cu_seqlens, chunk_size, kept, do, dfinal_state = given
-        if isinstance(cu_seqlens, Packing):  # whose launches do not happen here
+    def _rehearse_backward(self, key: tuple, args: tuple) -> None:
+        *tensors, scale, state, cu_seqlens, chunk_size, kept, do, dfinal_state = args
+        if isinstance(cu_seqlens, Packing):  # its launches do not happen here
             cu_seqlens = cu_seqlens.cu_seqlens
         with _listed() as backward:
-            self._run_backward(*tensors, scale, state, cu_seqlens, chunk_size, kept, do, _at_once(dfinal_state))
+            self._run_backward(*tensors, scale, state, cu_seqlens, chunk_size, kept, do, _immediate(dfinal_state))
         (self._known[key],) = _begin(backward)
 
 
-def _at_once(state):
-    """A state, but for one that is known later a function that asks nobody."""
+def _immediate(state):
+    """Return a state; for a function, one that exchanges nothing and returns the results for zeros."""
     return (lambda factor, written: lambda: written) if callable(state) else state
 
 
@@ -136,19 +135,19 @@ def _packing(tensors, cu_seqlens: Tensor | Packing | None) -> Packing | None:
 
 
 def _parts(state) -> list[Tensor]:
-    """The parts of a state: a tensor, several, or None."""
+    """Return the parts of a state: a tensor, several, or None."""
     return [] if state is None else [state] if isinstance(state, Tensor) else list(state)
 
 
 def _on_device_of(x: Tensor):
-    """Triton launches on the current GPU, whichever the tensors are on."""
+    """Make x's GPU the current one: Triton launches on the current GPU, wherever the tensors are."""
     if not x.is_cuda or x.device.index == torch.cuda.current_device():
         return nullcontext()
     return torch.cuda.device(x.device)
 
 
-def _kind(tensors, state, cu_seqlens, chunk_size: int) -> tuple:
-    """What a call's kernels depend on, or nearly so: of the length, into how many parts sequences are cut."""
+def _signature(tensors, state, cu_seqlens, chunk_size: int) -> tuple:
+    """Return nearly all that a call's kernels depend on; of the length, roughly the number of parts of a sequence."""
     B, T, *_ = tensors[0].shape
     length = B, T.bit_length()
     packed = None if cu_seqlens is None else cu_seqlens.dtype
@@ -160,7 +159,7 @@ def _captured() -> bool:
 
 
 class _Address:
-    """All that Triton asks of a tensor to compile for it, without its memory."""
+    """A stand-in for a tensor with what Triton needs to compile for it, without its memory."""
 
     def __init__(self, x: Tensor):
         self.dtype, self._address = x.dtype, x.data_ptr()
@@ -171,33 +170,33 @@ class _Address:
 
 @contextmanager
 def _listed() -> Iterator[list[Callable]]:
-    """A list that fills with what this thread would launch inside: functions that compile it, and launch nothing."""
-    found: list[Callable] = []
+    """Collect this thread's launches inside as functions that compile the kernels, and launch nothing."""
+    jobs: list[Callable] = []
     here, device = threading.get_ident(), torch.cuda.current_device() if torch.cuda.is_initialized() else None
 
     def run(kernel, *args, grid, warmup, **options):
         if threading.get_ident() != here:
             return kernel_triton.RUN(kernel, *args, grid=grid, warmup=warmup, **options)
-        # Found here, since two threads that look at the same time for a function's key may find half of it.
+        # Computed here, since two threads that compute a function's key at once may see half of it.
         kernel.cache_key  # noqa: B018
         args = [_Address(x) if isinstance(x, Tensor) else x for x in args]
 
         def compile():
-            with nullcontext() if device is None else torch.cuda.device(device):  # which is a thread's own
+            with nullcontext() if device is None else torch.cuda.device(device):  # the current device is per thread
                 kernel_triton.RUN(kernel, *args, grid=grid, warmup=True, **options)
 
-        found.append(compile)
+        jobs.append(compile)
 
     JITFunction.run = run
     try:
-        yield found
+        yield jobs
     finally:
         JITFunction.run = kernel_triton.RUN
 
 
 def _begin(*lists: list[Callable]) -> list[list[Future]]:
-    """Begin with all of each list, the first list first."""
+    """Submit all jobs of each list, the first list first."""
     pool = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="flakit-compile")
-    begun = [[pool.submit(compile) for compile in each] for each in lists]
+    futures = [[pool.submit(compile) for compile in each] for each in lists]
     pool.shutdown(wait=False)
-    return begun
+    return futures
