@@ -1,11 +1,11 @@
-"""Two implementations of a model on the same tokens: in which layer, and at which token, they first part.
+"""Compares two implementations of a model on the same tokens: at which layer and token they first differ.
 
-    found = flakit.compare(mine, theirs, tokens)
-    print(found)            # the first layer and token that part, and a line for every layer
-    found.picture()         # layers and tokens, orange where they part
+    comparison = flakit.compare(mine, theirs, tokens)
+    print(comparison)       # the first layer and token that differ, and a line for every layer
+    comparison.picture()    # layers and tokens, orange where they differ
 
-Logits that agree at the last token say little about a model, and logits that differ say nothing about where. So every
-layer that both models have under one name is looked at while they run, and its outputs are compared token by token.
+Equal logits at the last token say little about a model, and different logits do not say where the fault is. So the
+outputs of every layer that both models have under one name are compared token by token.
 """
 
 import functools
@@ -25,12 +25,12 @@ from .budget import budget
 
 LOGITS = "logits"
 LAYERS_ADD_UP = 4
-"""How many budgets of one operator a whole model may differ by."""
+"""By how many error budgets of one operator a whole model may differ."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Where two models part: the layer, the token (None: of what has no token, such as a final state), the error."""
+    """Where two models differ: the layer, the token (None for outputs without tokens, such as states), the error."""
 
     layer: str
     token: int | None
@@ -43,11 +43,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `compare` found. Errors are relative L2, |a - b| over the larger of |a| and |b|, of all numbers of a token.
+    """The result of `compare`. Errors are relative L2 over a token: |a - b| over the larger of |a| and |b|.
 
-    errors: of each layer in the order in which model_a finishes them, [T] float64, the logits last; inf where only one
-    of the two is finite. whole: of outputs without tokens, such as final states, one number each.
-    chosen: whether both models find the same next token likeliest, [T], for every sequence.
+    errors: of each layer, float64 [T], in the order in which model_a finishes them, the logits last; inf if only one
+        of the two is finite. whole: one error for each output without tokens, such as a final state.
+    chosen: bool [T], whether both models predict the same next token in every sequence.
     skipped: names of layers that were not compared, and why.
     """
 
@@ -60,12 +60,12 @@ class Comparison:
 
     @property
     def logits(self) -> Tensor:
-        """The errors of the logits, [T]."""
+        """The errors of the logits, float64 [T]."""
         return self.errors[LOGITS]
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """Every layer that parts, in the order of execution, with the first token at which it does; then `whole`."""
+        """Every layer that differs, in the order of execution, with the first token at which it does; then `whole`."""
         found = [Part(name, int((x > self.tolerance).nonzero()[0]), 0.0) for name, x in self._parted()]
         found = [Part(p.layer, p.token, float(self.errors[p.layer][p.token])) for p in found]
         return (*found, *(Part(name, None, x) for name, x in self.whole.items() if x > self.tolerance))
@@ -75,12 +75,12 @@ class Comparison:
 
     @property
     def first(self) -> Part | None:
-        """The first layer that parts, at its first token; None where the models agree."""
+        """The first layer that differs, at its first token; None if the models agree."""
         return next(iter(self.parts), None)
 
     @property
     def table(self) -> Table:
-        """A row for every layer: its largest error, at which token, and from which token on it is beyond tolerance."""
+        """A row for every layer: its largest error, at which token, and the first token beyond the tolerance."""
         begins = {p.layer: p.token for p in self.parts}
         rows: list[dict] = []
         for name, x in self.errors.items():
@@ -96,14 +96,14 @@ class Comparison:
         return Table(rows, caption="largest relative difference of each layer, in the order of execution")
 
     def picture(self):
-        """A map of the errors, a row for each layer and a column for each token; orange where the models part."""
+        """Draw the errors, a row for each layer and a column for each token; orange where the models differ."""
         from ..figures.compare_models import draw
 
         return draw(self.errors, self.tolerance)
 
     @property
     def words(self) -> str:
-        """What was found, in sentences."""
+        """The result in sentences."""
         count, tokens = len(self.errors) - 1 + len(self.whole), len(self.logits)
         judged = f"tolerance {_size(self.tolerance)}" + (f", for {number(self.dtype)}" if self.dtype else "")
         of = f"{count} layer{'s' * (count != 1)} and the logits at {tokens} token{'s' * (tokens != 1)} ({judged})"
@@ -142,28 +142,28 @@ def compare(
     tolerance: float | None = None,
     layers: Mapping[str, str] | None = None,
 ) -> Comparison:
-    """Run two implementations of a model on the same tokens and find the first layer and token at which they part.
+    """Run two implementations of a model on the same tokens and find the first layer and token at which they differ.
 
-    Both run in evaluation mode and without gradients, and are left as they were. Of every submodule that both have
-    under one name, all floating-point tensors that it returns are compared: those of shape [B, T, …] token by token,
-    others, such as states that a layer returns, as a whole. A layer of `flakit.models` that has a state is compared in
-    it too, token by token, as its operator hands it on.
+    Both run in evaluation mode and without gradients, and get their mode back. For every submodule that both have under
+    one name, compares all floating-point tensors that it returns: those of shape [B, T, …] token by token, others, such
+    as returned states, as a whole. A layer of `flakit.models` with a state is also compared in that state, token by
+    token, as its operator passes it on.
 
     Args:
         model_a: called with tokens, it returns logits [B, T, vocab], a tuple that begins with them, or an object or
             mapping with `logits`, as Transformers' models do.
         model_b: the same, of the same vocabulary and on the same device.
         tokens: integers [T] or [B, T], on that device.
-        tolerance: the relative L2 error of a token's numbers that is still none. Default: four times what rounding in
-            the models' dtype may cost one operator (`instruments.budget`, T and the largest width being summed over).
-            Needed where the models have different dtypes: only you know what the rounding of one may cost.
-        layers: names in model_a by names in model_b where they are not the same; {} compares the logits alone.
+        tolerance: the relative L2 error of a token that is still accepted. Default: four error budgets of one operator
+            in the models' dtype (`instruments.budget`, for sums over T and the largest width). Required if the models
+            have different dtypes: only you know how much rounding may cost.
+        layers: names in model_a by names in model_b if they are not the same; {} compares the logits alone.
 
     Returns:
         Comparison: `first`, `parts`, `words`, `table`, `picture()`, `errors` by layer.
 
     Raises:
-        TypeError: what is no module, no integers, no logits.
+        TypeError: a model is no module, tokens are no integers, or a result has no logits.
         ValueError: different vocabularies, devices, or dtypes without a tolerance; no layer in common.
 
     >>> print(flakit.compare(model, rewritten, tokens).first)
@@ -219,7 +219,7 @@ def compare(
     errors[LOGITS] = _by_token(logits_a, logits_b)
     chosen = (logits_a.argmax(-1) == logits_b.argmax(-1)).all(0)
     if tolerance is None:
-        assert dtype is not None  # `_alike` has seen to that
+        assert dtype is not None  # `_alike` guarantees it
         tolerance = LAYERS_ADD_UP * budget(dtype, tokens.shape[1] + widest, 0.0)
     return Comparison(errors, whole, chosen.cpu(), float(tolerance), dtype, skipped)
 
@@ -230,7 +230,7 @@ def compare(
 def _module(name: str, model: object) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise TypeError(f"{name}: expected a torch.nn.Module, got {shown(model)}")
-    return getattr(model, "_orig_mod", model)  # hooks are not in what torch.compile has made
+    return getattr(model, "_orig_mod", model)  # torch.compile's code has no hooks
 
 
 def _tokens(tokens: object) -> Tensor:
@@ -247,7 +247,7 @@ def _tokens(tokens: object) -> Tensor:
 
 
 def _alike(models: Mapping[str, nn.Module], tokens: Tensor, tolerance: float | None) -> torch.dtype | None:
-    """The dtype of both; None where they differ and a tolerance says what that may cost."""
+    """The dtype of both models; None if they differ and a tolerance is set."""
     of = {}
     for name, model in models.items():
         weights = [p for p in (*model.parameters(), *model.buffers()) if p.is_floating_point()]
@@ -257,7 +257,7 @@ def _alike(models: Mapping[str, nn.Module], tokens: Tensor, tolerance: float | N
         if len(devices) > 1 or tokens.device not in devices:
             got = " and ".join(sorted(map(str, devices)))
             raise ValueError(f"{name}: expected device {tokens.device} like tokens, got {got}")
-        # Of what most numbers are stored in: norms often stay in float32.
+        # The dtype of most parameters: norms often stay in float32.
         sizes: dict[torch.dtype, int] = {}
         for p in weights:
             sizes[p.dtype] = sizes.get(p.dtype, 0) + p.numel()
@@ -302,7 +302,7 @@ def _few(names: list[str]) -> str:
 
 @contextmanager
 def _evaluating(models: Mapping[str, nn.Module]) -> Iterator[None]:
-    """Without gradients and dropout; every module's mode is put back."""
+    """Run without gradients and dropout, then restore every module's mode."""
     modes = [(module, module.training) for model in models.values() for module in model.modules()]
     try:
         for model in models.values():
@@ -314,11 +314,11 @@ def _evaluating(models: Mapping[str, nn.Module]) -> Iterator[None]:
             module.training = training
 
 
-# --- running and looking ----------------------------------------------------------------------------------------------
+# --- running ----------------------------------------------------------------------------------------------------------
 
 
 def _run(which: str, model: nn.Module, tokens: Tensor, names: Mapping[str, str], tell: Callable) -> Tensor:
-    """The logits. names: of the layers to be looked at, with what they are called; tell gets (name, tensor) of each."""
+    """Run a model and return its logits. names: reported names by submodule; tell: called with (name, tensor)."""
     handles, operators = [], []
 
     def look(name: str, module: nn.Module, _, out: object) -> None:
@@ -346,7 +346,7 @@ def _run(which: str, model: nn.Module, tokens: Tensor, names: Mapping[str, str],
 
 
 def _hands_on(module: nn.Module) -> bool:
-    """Whether it is a layer of flakit.models with an operator, whose states may be asked for."""
+    """Whether it is a layer of flakit.models whose operator can return states."""
     models = f"{__package__.partition('.')[0]}.models."
     ours = any(kind.__module__.startswith(models) for kind in type(module).__mro__)
     return ours and callable(getattr(module, "operator", None))
@@ -364,7 +364,7 @@ def _listening(module: nn.Module, asked: dict) -> Callable:
 
 
 def _states(operator: Callable, rows: tuple, options: dict) -> Iterator[Tensor]:
-    """The states after every token, [B, T, H, K, V] for each part; none where none is handed on, or rows are packed."""
+    """The states after every token, [B, T, H, K, V] for each part; none without a state, or for packed rows."""
     if options.get("cu_seqlens") is not None:
         return
     states, state = [], options.get("initial_state")
@@ -379,7 +379,7 @@ def _states(operator: Callable, rows: tuple, options: dict) -> Iterator[Tensor]:
 
 
 def _tensors(out: object, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Every floating-point tensor in what a module returns, by its place: "" alone or first, "[1]", ".state"."""
+    """Every floating-point tensor in a module's result, by its place: "" if alone or first, "[1]", ".state"."""
     if isinstance(out, Tensor):
         if out.is_floating_point():
             yield path, out
@@ -409,12 +409,12 @@ def _logits(which: str, out: object, tokens: Tensor) -> Tensor:
 
 
 def _by_token(a: Tensor, b: Tensor) -> Tensor:
-    """[B, T, …] twice -> the relative error of each token, [T] float64."""
+    """The relative error of each token, float64 [T], between two tensors [B, T, …]."""
     return _relative(*(x.transpose(0, 1).flatten(1) for x in (a, b)))
 
 
 def _relative(a: Tensor, b: Tensor) -> Tensor:
-    """|a - b| over the larger of the two sizes, along the last axis; what is not finite agrees where it is the same."""
+    """|a - b| over the larger of the two norms, along the last axis; equal non-finite values agree."""
     a, b = a.detach().double().cpu(), b.detach().double().cpu()
     same = (a == b) | (a.isnan() & b.isnan())
     lost = (~same & ~(a.isfinite() & b.isfinite())).any(-1)

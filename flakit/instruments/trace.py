@@ -1,4 +1,4 @@
-"""Where values stop being finite, in Triton kernels and in PyTorch code, forward and backward."""
+"""Finds where values stop being finite, in Triton kernels and in PyTorch code, forward and backward."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,22 +16,22 @@ INSTEAD = "run `flakit trace script.py` instead, or start the process with TRITO
 
 @contextmanager
 def trace(digits: bool = False) -> Iterator[Trace]:
-    """Watch what runs in the `with` block, and find the first value that is not finite, and all that came of it.
+    """Watch the code of the `with` block, and find the first non-finite value and everything that follows from it.
 
         with flakit.trace() as t:
             kernel[grid](…)
         print(t)
 
-    Triton kernels are watched in Triton's interpreter (a process started with TRITON_INTERPRET=1), tile by tile, or
-    compiled on a GPU, where their source is rewritten first; PyTorch code is watched operation by operation, gradients
-    and what custom operators and backwards do among it. See `Trace` for what is found.
+    Triton kernels are watched tile by tile in Triton's interpreter (in a process started with TRITON_INTERPRET=1), or
+    compiled on a GPU, after their source is rewritten. PyTorch code is watched operation by operation, including
+    gradients and the inside of custom operators and their backwards. `Trace` describes the result.
 
-    -inf that comes from a constant, a mask or memory is no fault; a NaN is, and an infinity made of finite numbers.
-    A load out of bounds gives NaN while traced (0 for integers), a store out of bounds does nothing.
-    digits: also compute everything once more in float64, and say in `Trace.digits` which lines lost digits; see
-    `Digits`. A compiled kernel is interpreted besides, and what it stored is compared.
-    Raises RuntimeError where a kernel can be watched in neither way, with the command to use instead, and for a Triton
-    whose interpreter is another than it knows.
+    -inf from a constant, a mask or memory is no fault; a NaN is, and so is an infinity computed from finite numbers.
+    While traced, a load out of bounds gives NaN (0 for integers), and a store out of bounds does nothing.
+    digits: also repeat every operation in float64, and report in `Trace.digits` which lines lost digits; see `Digits`.
+    A compiled kernel is interpreted as well, and its stores are compared.
+    Raises RuntimeError if a kernel cannot be watched in either way, with the command to use instead, and for a Triton
+    with an unknown interpreter.
     """
     found = Trace()
     tiles, tensors = _shadows(found) if digits else (None, None)
@@ -42,7 +42,7 @@ def trace(digits: bool = False) -> Iterator[Trace]:
 
 
 def _shadows(found: Trace) -> tuple:
-    """What tells of the digits of tiles, None where there is no Triton, and of tensors."""
+    """The observers that track digits: of tiles, None without Triton, and of tensors."""
     from .digits import Digits
     from .digits_shadow import Ledger
     from .digits_torch import Memory, TorchDigits
@@ -62,7 +62,7 @@ def _shadows(found: Trace) -> tuple:
 
 @contextmanager
 def watching(found: Trace, tiles=None, tensors=None) -> Iterator[None]:
-    """Record in `found` what runs meanwhile; tiles and tensors are told of every operation besides."""
+    """Record in `found` what runs meanwhile; the observers `tiles` and `tensors` are called for every operation."""
     with ExitStack() as stack:
         memory: dict[int, list[Site]] = {}
         busy: Callable[[], bool] = _no_kernel_runs

@@ -1,9 +1,9 @@
-"""Compiled kernels: they run rewritten (`trace_rewrite_triton`), too, so that they report on themselves.
+"""Watches compiled kernels: each launch also runs a rewritten kernel (`trace_rewrite_triton`) that reports on itself.
 
-A rewritten kernel is other code: a compiler may order its sums otherwise, or compile it wrongly. So the program gets
-what the kernel as it is computes; the rewritten one works on copies, and what it saw counts only if it computes the
-same. Where it does not, the kernel is rewritten again with parts of its checks, in smaller and smaller parts until each
-computes the same; what these saw is put together. A check that no such part has is not measured, and a note says so.
+A rewritten kernel is different code: a compiler may reorder its sums, or compile it wrongly. So the program gets the
+result of the original kernel; the rewritten one works on copies, and its report counts only if it computes the same.
+If it does not, the kernel is rewritten with subsets of the checks, smaller and smaller until each computes the same,
+and their reports are merged. A check that is in no such subset is not measured, and a note says so.
 """
 
 import inspect
@@ -28,7 +28,7 @@ _DTYPES = {16: "float16", 17: "bfloat16", 32: "float32", 64: "float64"}
 def read(
     trace: Trace, made: Rewritten, seen: Tensor, grid: tuple[int, ...], args: dict, memory: dict[int, list[Site]]
 ) -> None:
-    """Add what a launch has seen to a trace. args: the kernel's arguments by name; memory: as `trace` keeps it."""
+    """Add the report of a launch, `seen`, to a trace. args: the kernel's arguments by name; memory: as in `trace`."""
     count = len(made.checks)
     numbers = seen.cpu().numpy()
     if not numbers[: count * ROW].any():
@@ -61,7 +61,7 @@ def _site(check: Check, row: np.ndarray, first: np.ndarray, lowest: int, grid: t
 
 
 def _relate(i: int, made: Rewritten, sites: dict[int, Site], args: dict, memory: dict[int, list[Site]]) -> None:
-    """Parents of a site, and by these how it became what it is."""
+    """Set the parents of a site, and from them how its first bad tile arose."""
     site, check = sites[i], made.checks[i]
     for name in check.reads:
         for j in _definers(name, check.function, i, made, sites):
@@ -86,7 +86,7 @@ def _relate(i: int, made: Rewritten, sites: dict[int, Site], args: dict, memory:
 
 
 def _definers(name: str, function: str, before: int, made: Rewritten, sites: dict[int, Site]) -> list[int]:
-    """The bad checks that a name's value comes from: the last before this one, else (in a loop) the last of all."""
+    """The bad checks that define a name's value: the last one before this check, or (in a loop) the last of all."""
     own = [j for j in sites if made.checks[j].function == function and made.checks[j].target == name]
     earlier = [j for j in own if j < before]
     if earlier or own:
@@ -100,13 +100,13 @@ def _definers(name: str, function: str, before: int, made: Rewritten, sites: dic
 
 
 class _Copies:
-    """Arguments with memory of their own: tensors that shared theirs share the copy."""
+    """Copies of arguments: tensors that share memory share the copy."""
 
     def __init__(self):
         self._stored: dict[int, UntypedStorage] = {}
 
     def of(self, x: Any) -> Any:
-        """x, and what is in it, in the copied memory; what holds no memory is itself."""
+        """The copy of x, or of its elements; an argument without memory is its own copy."""
         if isinstance(x, Tensor):
             stored = x.untyped_storage()
             if stored.data_ptr() not in self._stored:
@@ -121,16 +121,16 @@ class _Copies:
 
 
 def is_descriptor(x: Any) -> bool:
-    """Whether it is a descriptor of a tensor, its `base`."""
+    """Whether x is a tensor descriptor, with the tensor as its `base`."""
     return is_dataclass(x) and isinstance(getattr(x, "base", None), Tensor)
 
 
 MOST_APART = 2**-6
-"""Of the largest number of a tensor: what sums in another order may come to, in 16 bits."""
+"""The error of sums in another order in 16 bits, as a share of a tensor's largest number."""
 
 
 def alike(x: Any, y: Any) -> bool:
-    """Whether two arguments hold the same tensors, but for rounding."""
+    """Whether two arguments hold the same tensors, up to rounding."""
     if type(x) is tuple:
         return all(map(alike, x, y))
     if not isinstance(x, Tensor):
@@ -150,21 +150,21 @@ def watch_parts(
     run_part: Callable[[Part], tuple[Tensor, list[str]]],
     compile_part: Callable[[Part], None],
 ) -> tuple[dict[Part, Tensor], dict[Part, list[str]]]:
-    """Watch a launch in parts of the checks, each so small that its rewriting computes what the kernel does.
+    """Watch a launch in parts of the checks, each small enough that its rewriting computes the same as the kernel.
 
-    run_part: launches a part's rewriting, and gives what it saw and the arguments in which it differs; compile_part
-    only compiles it. Returns what each part saw, and for each that differs and has no smaller ones in what it differs.
+    run_part: launches a part's rewriting, and returns its report and the arguments in which it differs. compile_part:
+    only compiles it. Returns the report of each part, and for each part that differs and cannot be split, in what.
     """
     settled: dict[Part, Tensor] = {}
     not_measured: dict[Part, list[str]] = {}
-    wrong_without: bool | None = None  # whether the rewriting differs without any check; None: nobody asked yet
+    wrong_without: bool | None = None  # whether the rewriting differs without any check; None: not yet known
     while parts:
         if len(parts) > 1:
             # Found here, since two threads that look at the same time for a function's key may find half of it.
             for part in parts:
                 getattr(made.with_part(part).kernel, "cache_key", None)
             with ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="flakit-compile") as pool:
-                wait([pool.submit(compile_part, part) for part in parts])  # an error comes again where it is launched
+                wait([pool.submit(compile_part, part) for part in parts])  # the launch raises the error again
         further: list[Part] = []
         for part in parts:
             seen, other = run_part(part)
@@ -173,7 +173,7 @@ def watch_parts(
                 wrong_without = bool(run_part(NONE)[1])
             if not other:
                 settled[part] = seen
-            elif finer and not wrong_without:  # else no part is right
+            elif finer and not wrong_without:  # otherwise no part can be right
                 further += finer
             else:
                 not_measured[part] = other
@@ -183,9 +183,9 @@ def watch_parts(
 
 @contextmanager
 def watch_compiled(trace: Trace, memory: dict[int, list[Site]], instead: str) -> Iterator[Callable[[], bool]]:
-    """Run compiled kernels in their rewritten form, too; without a GPU refuse them, with what to do `instead`.
+    """Also run compiled kernels in their rewritten form; without a GPU, refuse them and say what to do `instead`.
 
-    Gives a function that says whether that is going on: PyTorch's operations are the trace's own then.
+    Yields a function that says whether that is going on: PyTorch's operations are then those of the trace.
     """
     original = JITFunction.run
     ours: list = []
@@ -218,7 +218,7 @@ def watch_compiled(trace: Trace, memory: dict[int, list[Site]], instead: str) ->
         trace.grids[kernel.__name__] = (*shape, 1, 1)[:3]
 
         def run_part(part: Part) -> tuple[Tensor, list[str]]:
-            """What a part of the checks saw, and the arguments of which that rewriting made something else."""
+            """Return the report of a part of the checks, and the arguments in which its rewriting differs."""
             seen, apart = made.buffer(shape, device), _Copies()
             own = {name: apart.of(x) for name, x in named.items()}
             original(made.with_part(part).kernel, seen, *map(apart.of, copied), grid=shape, warmup=False, **own)

@@ -1,7 +1,8 @@
-"""What a trace costs: python -m flakit.instruments.trace_overhead [--rounds 5] [--only case]
+"""Measures the cost of a trace: python -m flakit.instruments.trace_overhead [--rounds 5] [--only case]
 
-Each operator forward and backward, and the casebook's two kernels, alone and traced in turn; medians of wall time. On a
-CPU the kernels are interpreted, on a GPU compiled; compiling, which takes minutes for an operator, is left out.
+Runs each operator, forward and backward, and the casebook's two kernels, alternately alone and traced, and prints
+medians of wall time. Kernels are interpreted on a CPU and compiled on a GPU; compile time, which is minutes for an
+operator, is excluded.
 """
 
 import argparse
@@ -77,7 +78,7 @@ def main() -> int:
             alone.append(seconds(run))
             with trace():
                 traced.append(seconds(run))
-            if first:  # compiling, and what is looked up once
+            if first:  # compile, and fill caches
                 alone.clear()
                 traced.clear()
         plain, watched = (1e3 * statistics.median(x) for x in (alone, traced))

@@ -1,11 +1,11 @@
-"""What a trace holds: the places where values stopped being finite, how they hang together, and how to say it.
+"""The result of a trace: the places where values stopped being finite, how they are related, and the report.
 
 A `Site` is one operation at one place of the source. Many tiles may turn bad there, in many programs of a grid and many
-rounds of a loop: the first is kept whole, the others are counted. A site's parents are the sites its operands came
-from, so that sites form the family tree from where an infinity was born to the stores it reached.
+rounds of a loop: the site stores the first and counts the others. A site's parents are the sites of its operands, so
+that sites form a family tree, from the origin of an infinity to the stores that it reaches.
 
--inf is what masks are made of: an operand that is an infinite constant, or -inf from memory, is no fault, nor is what
-is infinite only because of one. A NaN, and an infinity made of finite numbers, are.
+Masks use -inf: an operand that is an infinite constant, or -inf from memory, is no fault, nor is a value that is
+infinite only because of one. A NaN is a fault, and so is an infinity computed from finite numbers.
 """
 
 import linecache
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 BORN, BECAME_NAN, CARRIED, READ, BEYOND, GIVEN, STORED = (
     "born", "became NaN", "carried", "read", "out of bounds", "given", "stored",
 )  # fmt: skip
-"""How a site's first tile became what it is."""
+"""How the first bad tile of a site arose."""
 
 DIGITS = str(Path(__file__).with_name("digits"))
-"""How the files that compute the shadows begin: whose lines are none of the user's."""
+"""Prefix of the files that compute shadows, whose lines are not the user's."""
 
 WORDS = Words() | {
     "how": {
@@ -58,17 +58,18 @@ WORDS = Words() | {
     "lanes": "{what}: {bad} of {size} lanes",
     "tiles": "{what}: {bad} of {size} lanes, {tiles} tiles",
 }
-"""What a trace's picture says. What is printed is English, whatever is spoken."""
+"""Words of a trace's picture. Printed reports are English in every language."""
 
 
 @dataclass(frozen=True)
 class Place:
     """A place in the source.
 
-    statement: the line's text; expression: the part of it that was computed, where Python can tell (from 3.11 on).
-    kernel: the Triton kernel, "" for PyTorch code; backward: for PyTorch's own gradient of this line, its node's name.
+    statement: the text of the line. expression: the part of it that was computed, if Python knows it (from 3.11 on).
+    kernel: the Triton kernel, "" for PyTorch code. backward: the name of the autograd node, for the gradient of this
+        line.
     via: (function, line) of the callers between the kernel and a helper, the kernel's own first.
-    text: the line's, where it is not to be had from the file.
+    text: the text of the line, if the file does not have it.
     """
 
     file: str
@@ -85,14 +86,14 @@ class Place:
 
     @property
     def short(self) -> str:
-        """file:line, the file by its name alone, of a package with its folder's."""
+        """file:line, with the file's name alone, or with its folder's for a package."""
         path = Path(self.file)
         return f"{path.parent.name + '/' if path.name == '__init__.py' else ''}{path.name}:{self.line}"
 
 
 @dataclass(frozen=True)
 class Operand:
-    """The range of an operand's finite values, its other values counted, and its value where the result is bad."""
+    """An operand: the range of its finite values, counts of the others, and its value where the result is bad."""
 
     name: str
     low: float
@@ -110,9 +111,9 @@ class Operand:
 
 @dataclass(frozen=True)
 class Tile:
-    """One tile that is not finite: a block of a program, or a whole tensor of PyTorch (program None).
+    """A non-finite tile: a block of a program, or a whole tensor of PyTorch (program None).
 
-    lanes: 0 where it is finite, 1 where infinite, 2 where NaN, in the tile's shape; None where only the first was kept.
+    lanes: 0 for finite, 1 for infinite, 2 for NaN, in the tile's shape; None if only the first bad lane is known.
     """
 
     program: tuple[int, ...] | None
@@ -130,12 +131,12 @@ class Tile:
 
     @property
     def bad(self) -> int:
-        """Lanes that are not finite."""
+        """How many lanes are not finite."""
         return self.nan + self.inf
 
     @property
     def cells(self) -> np.ndarray:
-        """0, infinity or NaN for each lane; only the first where no other is known."""
+        """0, infinity or NaN for each lane; if `lanes` is None, only the first bad lane is set."""
         lanes = self.lanes
         if lanes is None:
             lanes = np.zeros(self.shape, np.int8)
@@ -150,11 +151,11 @@ class Tile:
 
 @dataclass(eq=False)
 class Site:
-    """An operation at a place, with its first bad tile and counts over all.
+    """An operation at a place, with its first bad tile and counts over all tiles.
 
-    order: its place among all, in time. into: the argument that a store writes or a load reads, "" elsewhere.
+    order: its rank in time among all sites. into: the argument that a store writes or a load reads, "" for others.
     masked: the places at which bad lanes of this site were dropped (by `tl.where`, by the mask of a store, by a
-    minimum …), with how many.
+        minimum …), and how many.
     """
 
     place: Place
@@ -177,7 +178,7 @@ class Site:
             parent.children.append(self)
 
     def count(self, nan: int, inf: int, program: tuple[int, ...] | None = None) -> None:
-        """Another bad tile."""
+        """Count another bad tile."""
         self.tiles += 1
         self.nan += nan
         self.inf += inf
@@ -185,7 +186,7 @@ class Site:
             self.programs.add(program)
 
     def family(self) -> list["Site"]:
-        """This site and all that came of it, each once."""
+        """This site and all its descendants, each once."""
         found, waiting = [], [self]
         while waiting:
             site = waiting.pop(0)
@@ -196,12 +197,12 @@ class Site:
 
     @property
     def stores(self) -> list["Site"]:
-        """The stores it reached."""
+        """The stores that its bad values reach."""
         return [site for site in self.family() if site.how == STORED]
 
     @property
     def dropped(self) -> dict[tuple[Place, str], int]:
-        """Where lanes of it, or of what came of it, were masked away, and how many."""
+        """Where lanes of it or of its descendants were masked away, and how many."""
         found: dict[tuple[Place, str], int] = {}
         for site in self.family():
             for at, lanes in site.masked.items():
@@ -210,7 +211,7 @@ class Site:
 
     @property
     def fate(self) -> str:
-        """In a sentence: the stores it reached, and where it was masked away."""
+        """A sentence: the stores that it reaches, and where it is masked away."""
         reached = [f"{site.into or 'memory'} ({site.place.short})" for site in self.stores]
         gone = [f"{place.short} ({by}, {lanes} lanes)" for (place, by), lanes in self.dropped.items()]
         if reached:
@@ -233,7 +234,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Headroom:
-    """How far the largest exponent that one line met is from overflow, in e-folds; negative beyond it.
+    """The distance in e-folds of a line's largest exponent from overflow; negative beyond it.
 
     index: the lane of that exponent, in a tile of this shape.
     """
@@ -249,10 +250,11 @@ class Headroom:
 
 @dataclass
 class Access:
-    """Loads or stores of a line outside the tensor they belong to.
+    """Loads or stores of a line outside the tensor to which they belong.
 
-    beyond: elements from the tensor's nearer end, negative before its start. within: inside the tensor's memory all the
-    same (a view of a larger one), where a trace does it; elsewhere a load gives NaN (0 for integers), a store nothing.
+    beyond: elements from the tensor's nearer end, negative before its start.
+    within: inside the tensor's storage all the same (it is a view of a larger one), so that a trace performs it;
+        otherwise a load gives NaN (0 for integers) and a store does nothing.
     """
 
     place: Place
@@ -268,13 +270,13 @@ class Access:
 
 
 class Trace:
-    """What `flakit.trace` found; printed by rich, `print` and the command line alike.
+    """The result of `flakit.trace`; rich, `print` and the command line print the same report.
 
-    first: the site of the first non-finite tile, None where all was finite.
-    sites: every site, in the order in which they turned bad. headroom: a line each, the tightest first.
-    accesses: loads and stores out of bounds. notes: what limits the trace itself. grids: kernel to grid.
-    operations: how many of PyTorch's made floating-point numbers. digits: which lines lost digits, None where that was
-    not asked for.
+    first: the site of the first non-finite tile, None if all were finite.
+    sites: every site, in the order in which they turned bad. headroom: one entry a line, the tightest first.
+    accesses: loads and stores out of bounds. notes: limits of the trace itself. grids: the grid of each kernel.
+    operations: how many operations of PyTorch returned floating-point numbers.
+    digits: which lines lost digits, None if not requested.
     """
 
     def __init__(self):
@@ -305,12 +307,12 @@ class Trace:
 
     @property
     def ran(self) -> bool:
-        """Whether there was anything to watch: a kernel, or an operation of PyTorch."""
+        """Whether anything ran: a kernel, or an operation of PyTorch."""
         return bool(self.grids or self.operations or self.sites)
 
     @property
     def finite(self) -> bool:
-        """Whether nothing was found: no value that is not finite, no access out of bounds."""
+        """Whether every value is finite and no access is out of bounds."""
         return not self.sites and not self.accesses
 
     @property
@@ -319,13 +321,13 @@ class Trace:
 
     @property
     def roots(self) -> list[Site]:
-        """Where a family begins."""
+        """The sites without parents."""
         return [site for site in self.sites if not site.parents]
 
     def to_dict(self) -> dict:
-        """Plain lists, numbers and strings ("inf", "nan" among them); a site is named by its position in "sites".
+        """Return plain lists, numbers and strings, such as "inf" and "nan"; a site is referred to by its position.
 
-        lanes: those of the first tile row after row, as runs of [0 finite, 1 infinite or 2 NaN, how many].
+        lanes: of the first tile, row after row, as runs of [0 finite, 1 infinite or 2 NaN, how many].
         """
         at = {site: i for i, site in enumerate(self.sites)}
 
@@ -361,7 +363,7 @@ class Trace:
 
     @classmethod
     def from_dict(cls, found: Mapping) -> "Trace":
-        """What `to_dict` made of a trace, in another process or on another day; accesses out of bounds are left out."""
+        """Restore the result of `to_dict`, without accesses out of bounds."""
         trace = cls()
         trace.notes, trace.grids = list(found["notes"]), {name: tuple(grid) for name, grid in found["grids"].items()}
         trace.operations = found.get("operations", 0)
@@ -395,9 +397,9 @@ class Trace:
         return trace
 
     def picture(self) -> "Canvas":
-        """The first bad tile, the programs of its grid, the family tree, and the headroom of each exponential.
+        """Draw the first bad tile, the programs of its grid, the family tree, and the headroom of each exponential.
 
-        Where all was finite: the tile of the exponential with the least headroom. ValueError where there was none.
+        If all was finite, the tile of the exponential with the least headroom; ValueError if there was none.
         """
         from ..figures.trace import TraceFigure
 
@@ -441,7 +443,7 @@ class Trace:
         )  # fmt: skip
 
     def tree(self, site: Site) -> list[tuple[int, Site]]:
-        """A site and all that came of it, each once with its generation, parents before children."""
+        """A site and its descendants, each once with its generation, parents before children."""
         found, seen = [], set()
 
         def grow(site: Site, depth: int) -> None:
@@ -457,7 +459,7 @@ class Trace:
     def _programs(
         self, kernel: str, first: tuple[int, ...] | None, sites: Sequence[Site], wide: int = 32
     ) -> tuple[np.ndarray | None, tuple[int, int], np.ndarray | None]:
-        """A kernel's grid as cells, its program `first` there, and the cells that are no program."""
+        """A kernel's grid as cells, the cell of program `first`, and the cells without a program."""
         if first is None:
             return None, (0, 0), None
         shape = self.grids.get(kernel, tuple(i + 1 for i in first))
@@ -578,7 +580,7 @@ class Trace:
 
 
 def _flat(cells: np.ndarray, index: tuple[int, ...]) -> tuple[np.ndarray, tuple[int, int]]:
-    """Rows and columns: of more axes the last two, where the first bad lane is. And the cell of that lane."""
+    """Lanes as rows and columns (of more axes, the last two at the first bad lane), and the cell of that lane."""
     if cells.ndim == 0:
         return cells.reshape(1, 1), (0, 0)
     if cells.ndim == 1:
@@ -659,7 +661,7 @@ def _node(site: Site) -> str:
 
 
 def operand(name: str, x: np.ndarray, index: tuple[int, ...], shape: tuple[int, ...]) -> Operand:
-    """An operand of a tile whose first bad lane is `index`."""
+    """Describe an operand of a tile whose first bad lane is `index`."""
     finite = np.isfinite(x)
     nan, inf = int(np.isnan(x).sum()), int(np.isinf(x).sum())
     values = x[finite]

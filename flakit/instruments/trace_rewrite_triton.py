@@ -1,13 +1,13 @@
-"""A kernel's source, rewritten so that the kernel reports on itself.
+"""Rewrites a kernel's source so that the kernel reports on itself.
 
-After each assignment of a float tile, and around each store, stands a check; it is compiled away where a value is no
-float tile. Loads, exponentials and products inside a larger expression are assigned first, so that each is checked by
-itself. What the checks find goes to a buffer, `seen`, int64:
+A check follows each assignment of a float tile and surrounds each store; it compiles to nothing if a value is no float
+tile. Loads, exponentials and products inside a larger expression are assigned to names first, so that each has a check
+of its own. The checks write to an int64 buffer, `seen`:
 
     sites x 8               tiles, NaN lanes, infinite lanes, rank and dtype, sizes (a tile has at most four axes here)
     programs x (1 + sites)  a program's first site + 1, then the first tile of each site: lane, NaN and infinite lanes
 
--inf is not counted: masks are made of it. Which site another came of is read from the names in the source.
+-inf does not count, for masks use it. The parents of a site follow from the names in the source.
 """
 
 import ast
@@ -32,10 +32,10 @@ SEEN = "flakit_seen"
 ROW = 8
 _HOISTED = ("load", "exp", "exp2", "log", "log2", "sqrt", "rsqrt", "dot", "sum", "cumsum")
 Part = tuple[int, int]
-"""Some of a kernel's checks: i, n are those whose site is i modulo n."""
+"""A subset of a kernel's checks: (i, n) are those whose site is i modulo n."""
 ALL, NONE = (0, 1), (1, 1)
 MOST_CHECKS = 32
-"""In one kernel: scores of RWKV7 with all their 183 took 130 s to compile on one core, with 23 of them 14 s."""
+"""Checks in one kernel: scores of RWKV7 took 130 s to compile on one core with all 183, and 14 s with 23 of them."""
 
 
 # --- the checks -----------------------------------------------------------------------------------------------------
@@ -43,7 +43,7 @@ MOST_CHECKS = 32
 
 @triton.jit
 def note(x, seen, SITE: tl.constexpr, SITES: tl.constexpr):
-    """Leave in `seen` where the float tile x is NaN or +inf; of anything else nothing is compiled."""
+    """Report in `seen` where the float tile x is NaN or +inf; compiles to nothing for anything else."""
     if isinstance(x, tl.tensor):
         if x.dtype.is_floating():
             leave_note(x, seen, SITE, SITES)
@@ -51,7 +51,7 @@ def note(x, seen, SITE: tl.constexpr, SITES: tl.constexpr):
 
 @triton.jit
 def note_store(pointers, x, mask, seen, SITE: tl.constexpr, SITES: tl.constexpr):
-    """The same of what a store writes: x in the dtype of its memory, where the mask lets it through."""
+    """As `note`, for the value x of a store: in the dtype of its memory, and where the mask is true."""
     if isinstance(x, tl.tensor):
         if x.dtype.is_floating():
             if pointers.dtype.is_ptr():
@@ -64,7 +64,7 @@ def note_store(pointers, x, mask, seen, SITE: tl.constexpr, SITES: tl.constexpr)
 
 @triton.jit
 def lanes(x):
-    """The number of each element of a tile, in its shape."""
+    """The index of each element of a tile, in its shape."""
     if len(x.shape) == 1:
         return tl.arange(0, x.shape[0])
     elif len(x.shape) == 2:
@@ -109,10 +109,10 @@ def leave_note(x, seen, SITE: tl.constexpr, SITES: tl.constexpr):
 
 @dataclass(frozen=True)
 class Check:
-    """One check: its place, what it looks at, and the names that went into it.
+    """One check: its place, the value that it checks, and the names in its expression.
 
-    function: the kernel or helper; target: the name that is assigned, "" for a store and for what is returned; into:
-    the kernel's argument that is loaded from or stored to, "x or y" where a helper is called with both.
+    function: the kernel or helper. target: the assigned name, "" for a store and a returned value. into: the kernel's
+    argument of the load or store, "x or y" if a helper is called with both.
     """
 
     place: Place
@@ -126,38 +126,38 @@ class Check:
 
 @dataclass
 class Rewritten:
-    """A kernel that reports on itself; `run` it with `seen` before its own arguments."""
+    """A kernel that reports on itself; `run` takes `seen` before the kernel's own arguments."""
 
     plain: object
     kernel: object
     checks: list[Check]
     source: str
     passed: list[tuple[str, str, dict[str, tuple[str, ...]]]] = field(default_factory=list)
-    """Calls of helpers: caller, helper, the names that go into each of the helper's arguments."""
+    """Calls of helpers: caller, helper, and the names in each of the helper's arguments."""
     settled: dict[tuple, list[Part]] = field(default_factory=dict)
-    """The parts, all checks together, in which a launch with arguments of these dtypes was last watched."""
+    """The parts, together all checks, in which a launch with these dtypes was last watched."""
 
     def with_part(self, part: Part) -> "Rewritten":
-        """The same with some of the checks alone, each with the number that it has here."""
+        """The same kernel with a subset of the checks, which keep their numbers."""
         return self if part == ALL else _rewritten(self.plain, part)
 
     @property
     def parts(self) -> list[Part]:
-        """What to begin with: all checks in one kernel, or in parts where they are many. Time to compile grows faster
-        than a kernel does, and parts are compiled beside each other."""
+        """The parts to start with: all checks in one kernel, or, if they are many, in several. Compile time grows
+        faster than a kernel, and parts compile in parallel."""
         n = 1
         while len(self.checks) > n * MOST_CHECKS:
             n = 4 if n == 1 else 2 * n
         return [(i, n) for i in range(n)]
 
     def smaller(self, part: Part) -> list[Part]:
-        """The parts of a part, four of all the checks and two of any other; none of a single check."""
+        """Split a part: all checks into four, any other into two, a single check into none."""
         (i, n), sites = part, len(self.checks)
         finer = 4 if part == ALL else 2 * n
         return [(j, finer) for j in range(i, min(finer, sites), n)] if i + n < sites else []
 
     def merged(self, seen: list[Tensor]) -> Tensor:
-        """What rewritings with different checks have seen, as if one had all these checks."""
+        """Merge the reports of rewritings with different checks, as if one had all of them."""
         total = seen[0].clone()
         first = total[len(self.checks) * ROW :: len(self.checks) + 1]  # of each program, its first site + 1
         for other in seen[1:]:
@@ -167,7 +167,7 @@ class Rewritten:
         return total
 
     def buffer(self, grid: tuple[int, ...], device: torch.device) -> Tensor:
-        """An empty `seen` for the programs of a grid."""
+        """Allocate `seen`, zeroed, for the programs of a grid."""
         sites = len(self.checks)
         return torch.zeros(sites * ROW + math.prod(grid) * (sites + 1), dtype=torch.int64, device=device)
 
@@ -194,7 +194,7 @@ class _Watch(ast.NodeTransformer):
         return None
 
     def check(self, node: ast.stmt, text: str, operation: str, target: str, reads, into=(), calls=()) -> int:
-        """Its number. into: this function's names of what is loaded from or stored to; `_Making` finds the kernel's."""
+        """Add a check and return its number. into: this function's names of the memory; `_Making` adds the kernel's."""
         place = Place(self.file, node.lineno + self.first - 1, text, self.kernel)
         check = Check(place, operation, self.name, target, tuple(dict.fromkeys(reads)), into, tuple(calls))
         self.made.checks.append(check)
@@ -245,7 +245,7 @@ class _Watch(ast.NodeTransformer):
         return ast.Name(name, ast.Load())
 
     def base(self, pointers: ast.expr, depth: int = 8) -> tuple[str, ...]:
-        """The parameters of this function that pointers may be into; several where one of them is chosen."""
+        """The parameters of this function into which pointers may point; several if one of them is selected."""
         for node in ast.walk(pointers):
             if isinstance(node, ast.Call) and len(node.args) == 3:
                 chosen = self.resolve(node.func)
@@ -263,7 +263,7 @@ class _Watch(ast.NodeTransformer):
     # --- statements
 
     def taken(self, make) -> list[ast.stmt]:
-        """The statements that `make` returns, behind those that its expressions need first."""
+        """The statements that `make` returns, preceded by those that its expressions need."""
         outer, self.before = self.before, []
         own = make()
         found, self.before = [*self.before, *own], outer
@@ -409,7 +409,7 @@ class _Watch(ast.NodeTransformer):
 
 
 class _Making:
-    """Rewrites a kernel and the helpers that it calls, with a part of the checks; what else is changed is the same."""
+    """Rewrites a kernel and the helpers that it calls, with a part of the checks; other changes do not depend on it."""
 
     def __init__(self, kernel, part: Part):
         self.part = part
@@ -429,7 +429,7 @@ class _Making:
             space.update({name: made for name, made in self.made.items() if name in space})
 
     def given(self, name: str, function: str, depth: int = 8) -> list[str]:
-        """The kernel's arguments that a function gets under a name, from all who call it."""
+        """The kernel's arguments that callers pass to a function under a name."""
         if function == self.kernel.fn.__name__:
             return [name] if name in self.parameters else []
         calls = [given.get(name, ()) for _, helper, given in self.passed if helper == function]
@@ -438,7 +438,7 @@ class _Making:
         return [y for x, caller in pairs for y in (self.given(x, caller, depth - 1) if depth else ())]
 
     def rename(self, old: str, new: str) -> None:
-        """A check of a name of ours is one of the name that it is assigned to."""
+        """Attribute a check of a generated name to the name to which it is assigned."""
         for i, check in enumerate(self.checks):
             if check.target == old:
                 self.checks[i] = replace(check, target=new)
@@ -476,7 +476,7 @@ class _Making:
 
 
 def rewritten(kernel) -> Rewritten:
-    """A kernel that reports on itself, with `seen` before its other arguments."""
+    """Rewrite a kernel so that it reports on itself, with `seen` before its other arguments."""
     return _rewritten(kernel, ALL)
 
 
@@ -500,7 +500,7 @@ def _of_triton(x: object) -> bool:
 
 
 def _not_constant(function) -> frozenset[str]:
-    """The parameters of a function that are none of a compile-time constant."""
+    """The parameters of a function that are not compile-time constants."""
     parameters = inspect.signature(function).parameters.values()
     return frozenset(p.name for p in parameters if "constexpr" not in str(p.annotation))
 
@@ -520,7 +520,7 @@ def _names(node: ast.AST) -> tuple[str, ...]:
 
 
 def _calls(node: ast.AST) -> tuple[str, ...]:
-    """The helpers that an expression calls, by their own names."""
+    """The names of the helpers that an expression calls."""
     called = (x.func.id for x in ast.walk(node) if isinstance(x, ast.Call) and isinstance(x.func, ast.Name))
     return tuple(name.removesuffix("_traced") for name in called if name.endswith("_traced"))
 

@@ -14,13 +14,13 @@ FINITE, FOUND, COULD_NOT_RUN = 0, 1, 2
 
 
 def start(script: str, arguments: Sequence[str], *options: str, interpret: bool = False) -> int:
-    """Start a process for `main`, with Triton's interpreter where there is no GPU or it is asked for; its status.
+    """Run `main` in a new process and return its exit status; with Triton's interpreter on request or without a GPU.
 
-    script: a file, or with the option --module a module's name.
+    script: a file, or, with the option --module, the name of a module.
     """
     import torch
 
-    # The interpreter is numpy, and warns of the infinities that are looked for.
+    # The interpreter is numpy, which warns of the very infinities that a trace looks for.
     env = {**os.environ, "PYTHONWARNINGS": os.environ.get("PYTHONWARNINGS", "ignore::RuntimeWarning")}
     if interpret or not torch.cuda.is_available():
         env["TRITON_INTERPRET"] = "1"
@@ -69,7 +69,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _ran(asked: argparse.Namespace) -> str | None:
-    """Run the script; how it ended, None for at its end."""
+    """Run the script; return how it ended, None if it reached its end."""
     sys.argv = [asked.script, *asked.arguments]
     try:
         if asked.module:

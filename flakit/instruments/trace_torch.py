@@ -1,7 +1,7 @@
-"""Looking over PyTorch's shoulder: every operation, in the forward pass, in the backward pass and inside custom ones.
+"""Watches every operation of PyTorch: in the forward pass, in the backward pass and inside custom operators.
 
-A dispatch mode sees each operation with its operands and its result. Where autograd itself calls one, no Python line
-does: its node knows the line of the forward pass it belongs to.
+A dispatch mode sees each operation with its operands and its result. If autograd calls the operation, no Python line
+does; its node knows the line of the forward pass to which it belongs.
 """
 
 import contextlib
@@ -42,10 +42,10 @@ _OVERFLOW = {"exp": 1.0, "exp2": math.log(2), "expm1": 1.0}
 
 
 class TorchWatch(TorchDispatchMode):
-    """Record what PyTorch computes. memory: the sites whose bad values lie in a storage, by its address.
+    """Records what PyTorch computes. memory: by a storage's address, the sites of its bad values.
 
-    busy: whether an interpreted kernel is running, whose host copies are none of ours.
-    digits: what is told of every operation besides, and may replace its result.
+    busy: whether an interpreted kernel is running; copies to the host are then the interpreter's.
+    digits: an observer of every operation, which may replace its result.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class TorchWatch(TorchDispatchMode):
         self._anomaly: list[tuple[bool, bool]] = []
 
     def __enter__(self):
-        # With it every node of autograd keeps the lines that made it; looking for NaN is our own affair.
+        # In anomaly mode, autograd nodes record the lines that created them; its own check for NaN is not needed.
         self._anomaly.append((torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()))
         torch.autograd.set_detect_anomaly(True, check_nan=False)
         return super().__enter__()
@@ -78,7 +78,7 @@ class TorchWatch(TorchDispatchMode):
         name = func.overloadpacket.__name__
         operands = [x for x in tree_leaves((args, kwargs)) if _floating(x)]
         if name.endswith("_like") or name.startswith("new_"):
-            operands = []  # their shapes alone are asked for
+            operands = []  # only their shapes matter
         before = [_bad(x) for x in operands] if func._schema.is_mutable else None
         custom = func.namespace not in ("aten", "prims", "prim")
         known = self.digits.before(func, operands) if self.digits is not None else None
@@ -91,12 +91,12 @@ class TorchWatch(TorchDispatchMode):
             self._headroom(name, operands[0])
         for x in made:
             if custom and self.memory.get(_storage(x)):
-                continue  # its inside has said all
+                continue  # its inside was watched
             self._made(name, func, operands, before, x, args, kwargs)
         return out
 
     def _within(self, func) -> Callable:
-        """A custom operation, called below its own entry in the dispatcher, so that its inside is seen as well."""
+        """Call a custom operation below its own entry in the dispatcher, so that its inside is watched as well."""
         keys, Key = torch._C.DispatchKeySet, torch._C.DispatchKey
 
         def call(*args, **kwargs):
@@ -119,7 +119,7 @@ class TorchWatch(TorchDispatchMode):
         storage = _storage(x)
         shares = any(_storage(y) == storage for y in operands)
         if shares and not func._schema.is_mutable:
-            return  # a view: what was known of its memory still holds
+            return  # a view: its memory does not change
         name = name.rstrip("_")
         if not _bad(x):
             for y, was in zip(operands, before if before else [None] * len(operands), strict=True):
@@ -130,10 +130,10 @@ class TorchWatch(TorchDispatchMode):
                 self.memory.pop(storage, None)
             return
         if name == "abs" and self._place()[1].expression.endswith((".isfinite()", ".isinf()")):
-            return  # of which these are made
+            return  # both are computed with abs
         if "empty" in name:
             self.memory.pop(storage, None)
-            return  # what is yet to be written holds whatever was there before
+            return  # uninitialised memory
         scalars = any(isinstance(y, float) and not math.isfinite(y) for y in tree_leaves((args, kwargs)))
         written = x if before is not None and shares else None
         wrong = [
@@ -144,7 +144,7 @@ class TorchWatch(TorchDispatchMode):
         nan = bool(x.isnan().any())
         deliberate = [y for y in wrong if not self.memory.get(_storage(y)) and not _worse(y)]
         if not known and not nan and (scalars or deliberate) and len(deliberate) == len(wrong):
-            return  # infinite because of a constant, or of a mask
+            return  # infinite because of a constant or a mask
         parents = list(known)
         for y in wrong:
             if not self.memory.get(_storage(y)) and _worse(y) and y is not written:
@@ -230,7 +230,7 @@ def _bad(x: Tensor) -> bool:
 
 
 def _worse(x: Tensor) -> bool:
-    """Whether it holds more than the -inf that masks are made of."""
+    """Whether it holds a bad value other than the -inf of masks."""
     return bool((x.isnan() | (x == math.inf)).any())
 
 
@@ -243,7 +243,7 @@ def _index(bad: Tensor) -> tuple[int, ...]:
 
 
 def _called_by_autograd(frame) -> bool:
-    """Whether the frame is in a custom backward: between it and the engine's start lies PyTorch's call of it."""
+    """Whether the frame is in a custom backward: PyTorch's call of it lies between the frame and the engine's start."""
     while frame is not None:
         name = frame.f_code.co_name
         if frame.f_code.co_filename.startswith(_FOLDERS[0]):
@@ -259,7 +259,7 @@ _FILE = re.compile(r'File "([^"]+)", line (\d+), in \S+\n\s*(.*)')
 
 
 def _forward_line(node) -> tuple[str, int, str]:
-    """Where the forward pass made an autograd node: file, line and text; "" where it is not known."""
+    """The file, line and text of the forward pass that created an autograd node; "" if unknown."""
     for entry in reversed(node.metadata.get("traceback_", ())):
         found = _FILE.search(entry)
         if found and not found[1].startswith(_FOLDERS):

@@ -1,8 +1,8 @@
-"""Looking over the shoulder of Triton's interpreter: every tile that it makes, every address that it touches.
+"""Watches Triton's interpreter: every tile that it computes, every address that it accesses.
 
-The interpreter is numpy behind `InterpreterBuilder.create_*`; wrapping these for the time of a trace shows each
-operation with its operands and its result, and Python's own frames say which line asked for it. None of this is public:
-`private_names` is the one place that takes hold of it, and says so where a Triton has it otherwise.
+The interpreter is numpy behind `InterpreterBuilder.create_*`. Wrappers around these show each operation with its
+operands and its result for the time of a trace, and Python's frames name the line that called it. None of this is
+public: `private_names` alone accesses it, and reports a Triton that differs.
 """
 
 import math
@@ -51,17 +51,17 @@ _WORDS = {
 }  # fmt: skip
 _COMBINED = {"_sum_combine": "sum", "_elementwise_max": "max", "_elementwise_min": "min", "_prod_combine": "prod"}
 _ACROSS = ("dot", "sum", "max", "min", "prod", "cumsum", "cumprod", "reduce", "gather", "cat", "join", "split")
-"""Operations whose lanes are made of other lanes of their operands."""
+"""Operations whose result mixes or moves lanes of their operands."""
 _OVERFLOW = {"exp": 1.0, "exp2": math.log(2)}
-"""Natural logarithm of each exponential's base."""
+"""The natural logarithm of each exponential's base."""
 
 
 _ONE_TRACE = threading.RLock()
-"""What a trace replaces in the interpreter, the last one that began puts back first: threads wait for each other."""
+"""Serialises threads: the trace that patched the interpreter last has to restore it first."""
 
 
 def private_names() -> SimpleNamespace:
-    """What a trace needs of the interpreter, by names that are not Triton's promise; RuntimeError where one is gone."""
+    """The private names of the interpreter that a trace needs. Raises RuntimeError if one is missing."""
     import triton.language as tl
 
     try:
@@ -94,9 +94,9 @@ def private_names() -> SimpleNamespace:
 def watch_interpreter(
     trace: Trace, memory: dict[int, list[Site]], digits: "TileDigits | TileRounding | None" = None
 ) -> Iterator["InterpreterWatch"]:
-    """Record what interpreted kernels do meanwhile. memory: the sites whose bad values lie in a storage.
+    """Record what interpreted kernels do meanwhile. memory: by a storage's address, the sites of its bad values.
 
-    digits: what is told of every operation besides, and may replace its result.
+    digits: an observer of every operation, which may replace its result.
     """
     watch = InterpreterWatch(trace, memory, private_names(), digits)
     with _ONE_TRACE:
@@ -209,7 +209,7 @@ class InterpreterWatch:
     # --- the operations ---------------------------------------------------------------------------------------------
 
     def _moving(self, original, kind: str):
-        """Nothing is computed: whatever was known of the operand holds for the result."""
+        """Wrap an operation that moves values without computing: the result has the state of the operand."""
 
         def move(builder, *args):
             out = original(builder, *args)
@@ -230,7 +230,7 @@ class InterpreterWatch:
         return move
 
     def _turning(self, original):
-        """`x.T`, which the interpreter makes without its builder, by it."""
+        """Compute `x.T` with the builder, which the interpreter bypasses."""
         builder, tl = self.names.builder, self.names.language
 
         def turned(tensor):
@@ -302,7 +302,7 @@ class InterpreterWatch:
         return apply
 
     def _again(self, original, reduction, input):
-        """The same reduction of other numbers, in float64 where they are given; None where that is not possible."""
+        """The same reduction of other numbers, in float64 if they are; None if that is impossible."""
         tl, Handle, double = self.names.language, self.names.Handle, self.names.float64
 
         def again(numbers: list) -> list[np.ndarray] | None:
@@ -314,7 +314,7 @@ class InterpreterWatch:
             self._silent += 1
             try:
                 return [x.handle.data for x in original(reduction, others)]
-            except Exception:  # the function is anyone's, and may take float32 alone
+            except Exception:  # a user's function may take float32 alone
                 return None
             finally:
                 self._silent -= 1
@@ -322,7 +322,7 @@ class InterpreterWatch:
         return again
 
     def _values(self, handle) -> Any:
-        """A float tile's numbers; None of anything else."""
+        """The numbers of a float tile; None for anything else."""
         data = handle.data
         if data.dtype.kind == "f":
             return data
@@ -382,7 +382,7 @@ class InterpreterWatch:
         return CARRIED
 
     def _dropped(self, operation: str, args: tuple, out, bad: np.ndarray) -> None:
-        """Count the lanes of bad operands that did not get into the result."""
+        """Count the lanes of bad operands that the result drops."""
         if operation == "where":
             condition, one, other = args
             for y, kept in ((one, condition.data), (other, ~condition.data.astype(bool))):
@@ -421,7 +421,7 @@ class InterpreterWatch:
         return base
 
     def _inside(self, operation: str, pointers, mask) -> tuple["list[_Touched]", np.ndarray | None]:
-        """The arguments that are touched, each with its lanes, and the lanes that must not be, None for none."""
+        """The arguments that an access touches, each with its lanes, and the lanes to suppress, None for none."""
         base = self._base(pointers)
         if base is None:
             return [], None
@@ -438,7 +438,7 @@ class InterpreterWatch:
         for x, _ in touched:
             wild &= (at < x.storage_start) | (at > x.storage_last)
         where = wild if wild.any() else outside
-        # What lies in none belongs to the nearest.
+        # Addresses in no argument count for the nearest one.
         away = [np.where(at < x.start, x.start - at, at - np.uint64(x.last)) for x, _ in touched]
         nearest = np.argmin(away, axis=0)
         touched = [(x, lanes | outside & (nearest == n)) for n, (x, lanes) in enumerate(touched)]
@@ -483,7 +483,7 @@ class InterpreterWatch:
                 if wild is not None:
                     bad |= wild
                 nans = np.isnan(x) & bad
-                if (bad & (nans | (x > 0))).any():  # -inf is what masks, and decays that forget all, are made of
+                if (bad & (nans | (x > 0))).any():  # masks, and decays that forget all, use -inf
                     how = READ if wild is None else BEYOND
                     read = [argument for argument, lanes in touched if (lanes & bad).any()]
                     site = self._found(
@@ -558,7 +558,7 @@ class InterpreterWatch:
     # --- keeping ----------------------------------------------------------------------------------------------------
 
     def _place(self) -> tuple[tuple, Place]:
-        """Where in the kernel we are: a key, and the place with its callers."""
+        """The current place in the kernel: a key, and the place with its callers."""
         frame = outside(sys._getframe(1), self._folders)
         inner, calls, via = frame, [], []
         while frame is not None and frame.f_code is not self._launcher:
@@ -626,7 +626,7 @@ _DTYPES = {"fp16": "float16", "fp32": "float32", "fp64": "float64", "bf16": "bfl
 
 
 class _Argument:
-    """A tensor that a kernel was given: its first and last element's addresses, and its memory's."""
+    """A tensor argument of a kernel: the addresses of its first and last elements, and of its storage."""
 
     def __init__(self, name: str, x: torch.Tensor):
         self.name, self.shape, self.itemsize = name, tuple(x.shape), x.element_size()
@@ -646,7 +646,7 @@ def _each(base: "_Argument | tuple[_Argument, ...]") -> "tuple[_Argument, ...]":
 
 
 def _lit(mask) -> np.ndarray:
-    """A mask's lanes; block pointers give an array where others give a tile."""
+    """The lanes of a mask, which is an array for block pointers and a tile for others."""
     return np.asarray(mask.data).astype(bool)
 
 

@@ -1,4 +1,4 @@
-"""A kernel written a few lines a cell: lines of one's own in a file with given loads and stores, run and traced.
+"""A kernel written a few lines a cell: puts a learner's lines into a file with loads and stores, runs and traces it.
 
     def scores(b_r, b_k, b_ge, b_gi, o_i, o_j, C):
         return tl.dot(…)
@@ -6,10 +6,9 @@
     made = workbench.run(-1.4, scores)
     made.o, made.expected, made.trace
 
-The functions are only read here. They are put into a file, and a process of its own, which begins with
-TRITON_INTERPRET=1 whatever this one began with, runs it under `flakit.trace` and hands the output and the trace back.
-Where there is no Triton (it exists for Linux) the kernel is not run: what was recorded of ours is handed out, and said
-to be that.
+Only the text of the functions is used here. It goes into a file, and a separate process, always started with
+TRITON_INTERPRET=1, runs that under `flakit.trace` and returns the output and the trace. Without Triton (it exists for
+Linux) the kernel does not run: the result is a recorded run of our lines, and says so.
 """
 
 import ast
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
     from ..figures.plots import Picture
 
 tl = importlib.import_module("triton.language") if has_triton() else None
-"""What the lines of a kernel call; None where there is no Triton, and then they are read all the same."""
+"""What a kernel's lines call; None without Triton, where their text is read all the same."""
 
 WAYS = {
     "start": "scores_from_the_start",
@@ -56,17 +55,17 @@ WAYS = {
     "blocks": "scores_in_blocks",
     "halves": "scores_by_halves",
 }
-"""Where the scores' decays are counted from, and our function for each: it is the file's `scores`."""
+"""The anchors of the scores' decays, and our function for each, which becomes the file's `scores`."""
 
 PIECES = ("scores", "output", "next_state")
-"""The functions of the file that may be one's own."""
+"""The functions of the file that a learner may write."""
 
 PRODUCTS = ("ieee", "tf32")
-"""What `tl.dot` may be asked for."""
+"""The precisions of `tl.dot`."""
 
 CHUNK = 64
 PACES = (0.25, 0.5, 0.75, 1.0)
-"""Heads forget at these shares of the decay that is asked for; the last one's output is drawn."""
+"""The decay of each head, as a share of the requested one; the picture shows the last head."""
 
 RECORDING = "workbench"
 
@@ -75,11 +74,11 @@ _GIVEN = Path(__file__).with_name("workbench_triton.py")
 
 @dataclass(frozen=True)
 class Run:
-    """What one run of the kernel gave.
+    """The result of one run of the kernel.
 
-    o and expected: the output of the last head as the kernel computed it in float32 and as it is in float64, [T, V].
-    error: relative L2 error of o, NaN or infinite where it is not finite.
-    yours: o, or the ... of an empty answer where lines were missing or nothing was run.
+    o, expected: the output of the last head, [T, V]: the kernel's in float32 and the true one in float64.
+    error: the relative L2 error of o, NaN or infinite if o is not finite.
+    yours: o, or the ... of an empty answer if lines are missing or nothing ran.
     said: what a reader must know: whose lines ran, and where.
     """
 
@@ -97,9 +96,9 @@ class Run:
         return bool(np.isfinite(self.o).all())
 
     def picture(self, before: "Run | None" = None) -> "Picture":
-        """Yours beside the expected and what is between them; an empty frame where there is nothing of yours.
+        """Draw your output, the expected one and their difference; an empty frame if there is none of yours.
 
-        before: another run at this decay, whose output is shown first.
+        before: another run at this decay, whose output comes first.
         """
         from ..figures.plots import beside
 
@@ -108,7 +107,7 @@ class Run:
         return beside(yours, self.expected.T, rows="channel", columns="token", before=first)
 
     def compared(self) -> "Picture":
-        """The output as it was computed, whoever's lines ran, beside what it is."""
+        """Draw the computed output, whoever's lines ran, beside the expected one."""
         from ..figures.plots import matrices
 
         largest = float(np.abs(self.expected).max())
@@ -117,7 +116,7 @@ class Run:
 
     @property
     def lossy(self) -> object:
-        """Of a run with digits the lines that lost them, "none" for none; the ... of an empty answer where lines of
+        """For a run with digits, the lines that lost them, "none" for none; the ... of an empty answer if lines of
         yours are missing."""
         if self.yours is ...:
             return ...
@@ -128,7 +127,7 @@ class Run:
 
     @property
     def words(self) -> str:
-        """What became of the output."""
+        """A sentence on the output."""
         if self.finite:
             words = f"finite, with a relative error of {in_words(self.error)}"
         else:
@@ -141,19 +140,20 @@ class Run:
 
 
 def inputs(decay: float) -> dict[str, Tensor]:
-    """What the kernel is run on: two chunks, four heads of 16 channels, each with its share of the decay (PACES)."""
+    """The inputs of the kernel: two chunks, four heads of 16 channels, each with its share of the decay (PACES)."""
     x = make_inputs("rwkv6", T=2 * CHUNK, H=len(PACES), K=16, V=16, decay=decay)
     return x | {"w": x["w"] * torch.tensor(PACES, device="cpu")[:, None]}
 
 
 def run(decay: float, *lines: Callable, way: str = "start", digits: bool = False, products: str = "ieee") -> Run:
-    """Run the kernel on `inputs(decay)`, interpreted and traced, in a process of its own.
+    """Run the kernel on `inputs(decay)`, interpreted and traced, in a separate process.
 
-    decay: natural-log decay <= 0 per token of the last head. lines: functions named as in PIECES, in place of ours.
-    One that still holds a `...` is replaced by ours, the scores by those of `way`, and the run says so.
-    digits: also find the lines that lose digits; then products are rounded as they would be on a GPU.
-    products: what `tl.dot` asks for in our lines, "ieee" or "tf32", as tensor cores compute it.
-    Raises RuntimeError with the line where the kernel fails.
+    decay: natural-log decay <= 0 per token of the last head.
+    lines: functions named as in PIECES, in place of ours. One that still has a `...` is replaced by ours, the scores by
+        those of `way`, and the run says so.
+    digits: also find the lines that lose digits; products are then rounded as on a GPU.
+    products: the precision of `tl.dot` in our lines: "ieee", or "tf32" as on tensor cores.
+    Raises RuntimeError, with the line, if the kernel fails.
     """
     if way not in WAYS:
         raise ValueError(f"way: expected one of {', '.join(WAYS)}, got {way!r}")
@@ -173,14 +173,14 @@ def run(decay: float, *lines: Callable, way: str = "start", digits: bool = False
 
 
 def traced(decay: float, *lines: Callable, way: str = "start", digits: bool = False, products: str = "ieee") -> Trace:
-    """The trace of such a run alone."""
+    """As `run`, and return the trace alone."""
     if not has_triton():
         return _recorded(decay, way, digits=digits, products=products, with_output=False)[1]
     return _interpreted(float(decay), source(*lines, way=way, products=products), digits)[1]
 
 
 def source(*lines: Callable, way: str = "start", products: str = "ieee") -> str:
-    """The file: imports, the three pieces, each one's own or ours, and the kernel that calls them."""
+    """The text of the file: imports, the three pieces, the learner's or ours, and the kernel that calls them."""
     if products not in PRODUCTS:
         raise ValueError(f"products: expected one of {', '.join(PRODUCTS)}, got {products!r}")
     own, _ = _answered(lines)
@@ -192,7 +192,7 @@ def source(*lines: Callable, way: str = "start", products: str = "ieee") -> str:
 
 
 def listing(*lines: Callable, way: str = "start", products: str = "ieee", only: str | None = None) -> str:
-    """The file with the numbers of its lines, which a trace names; only: of one function."""
+    """The text of the file with line numbers, which a trace refers to; only: that of one function."""
     file = source(*lines, way=way, products=products)
     numbered = list(enumerate(file.splitlines(), 1))
     if only is not None:
@@ -203,13 +203,12 @@ def listing(*lines: Callable, way: str = "start", products: str = "ieee", only: 
 
 
 def answered(*lines: Callable) -> bool:
-    """Whether there are lines of one's own that could run here: a `scores` without a `...` in it, and a Triton."""
+    """Whether the learner's lines could run here: a `scores` without a `...`, and Triton."""
     return has_triton() and "scores" in _answered(lines)[0]
 
 
 def onset(*lines: Callable, way: str = "start") -> dict[str, float]:
-    """The smallest |decay| at which there is a "tile" that is not finite, and "output" that is not, to half a percent;
-    inf where there is none."""
+    """The smallest |decay| at which a "tile" and the "output" are not finite, to half a percent; inf for none."""
     if not has_triton():
         row = _recording().select(way=way)[0]
         return {name: row[f"{name}_onset"] for name in ("tile", "output")}
@@ -224,11 +223,11 @@ def onset(*lines: Callable, way: str = "start") -> dict[str, float]:
     return search(finite, near=[law / 2, law], tolerance=5e-3)
 
 
-# --- lines of one's own ----------------------------------------------------------------------------------------------
+# --- the learner's lines ---------------------------------------------------------------------------------------------
 
 
 def _answered(lines: tuple[Callable, ...]) -> tuple[dict[str, str], list[str]]:
-    """The text of the functions that hold an answer, and the names of those that do not."""
+    """The text of the functions with an answer, and the names of those without."""
     own, empty = {}, []
     for function in lines:
         name = getattr(function, "__name__", None)
@@ -245,7 +244,7 @@ def _answered(lines: tuple[Callable, ...]) -> tuple[dict[str, str], list[str]]:
 
 @functools.lru_cache(maxsize=1)
 def _ours() -> dict[str, str]:
-    """The text of each function of the given file."""
+    """The text of each function in our file."""
     text = _GIVEN.read_text(encoding="utf-8")
     functions = (node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef))
     return {node.name: ast.get_source_segment(text, node) or "" for node in functions}
@@ -257,7 +256,7 @@ def _expected(decay: float) -> np.ndarray:
     return fused_recurrent_rwkv6(**x).o[0, :, -1].numpy()
 
 
-# --- a process of its own --------------------------------------------------------------------------------------------
+# --- a separate process ----------------------------------------------------------------------------------------------
 
 
 @functools.lru_cache(maxsize=256)
@@ -271,7 +270,7 @@ def _interpreted(decay: float, text: str, digits: bool = False) -> tuple[np.ndar
 
 
 class _Process:
-    """Started when first asked, with Triton's interpreter; answers one request after the other."""
+    """A process with Triton's interpreter that starts at the first request and answers one after the other."""
 
     def __init__(self):
         self._process: subprocess.Popen | None = None
@@ -285,7 +284,7 @@ class _Process:
             to.write(json.dumps(request) + "\n")
             to.flush()
             answer = back.readline()
-        except BaseException:  # interrupted: what it is doing is of no use to anyone
+        except BaseException:  # interrupted: nobody needs its answer
             self.stop()
             raise
         if not answer:
@@ -310,9 +309,9 @@ _PROCESS = _Process()
 
 
 def main() -> None:
-    """Answer requests, a line of JSON each, until there are no more."""
+    """Answer requests, a line of JSON each, until the input ends."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a kernel prints is no answer
+    os.dup2(2, 1)  # a kernel may print, which is no answer
     for line in sys.stdin:
         request = json.loads(line)
         path = Path(request["folder"]) / "kernel.py"
@@ -339,7 +338,7 @@ def _launch(path: Path, decay: float, digits: bool) -> tuple[Tensor, Trace]:
 
 
 def _by_name(x, path: Path):
-    """The folder of the file is gone when the trace is read."""
+    """Name a place by its file alone: the folder is gone when the trace is read."""
     if isinstance(x, dict):
         return {name: _by_name(value, path) for name, value in x.items()}
     if isinstance(x, list):
@@ -348,7 +347,7 @@ def _by_name(x, path: Path):
 
 
 def _failure(error: BaseException, path: Path) -> str:
-    """What went wrong, and the line of the file where."""
+    """An error, and the line of the file at which it occurred."""
     while error.__cause__ is not None:
         error = error.__cause__
     said = f"{type(error).__name__}: {error}"
@@ -383,5 +382,5 @@ def _recorded(
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(KeyboardInterrupt):  # whoever interrupts a notebook reaches this process, too
+    with contextlib.suppress(KeyboardInterrupt):  # interrupting a notebook reaches this process, too
         main()
