@@ -1,4 +1,4 @@
-"""Call by call: what lies in the caller's state, what the call returns, and how far that is from the first answer."""
+"""Call by call: the caller's state in memory, the result, and its difference from the first result."""
 
 import numpy as np
 from torch import Tensor

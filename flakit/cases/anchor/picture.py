@@ -1,4 +1,4 @@
-"""One chunk row by row: the running sum with its anchors, the two exponents, their product, and what is lost."""
+"""One chunk by row: the cumulative decay with its anchors, the two exponents, their product, and non-finite values."""
 
 import math
 
@@ -70,7 +70,7 @@ PRESETS = {
 
 _END = LN_MAX[next(iter(LN_MAX))]
 _FEW = 6
-"""Rows with an infinity up to which each gets an arrow."""
+"""Largest number of infinite rows that get arrows."""
 
 
 class Picture:
@@ -176,7 +176,7 @@ class Picture:
             mark.update(full)
 
     def _point(self, name: str, rows: np.ndarray, x: float) -> None:
-        """An arrow at each true row, where they are so few that they might not be seen."""
+        """Mark each true row with an arrow, if there are so few that they might be overlooked."""
         few = np.flatnonzero(rows) if rows.sum() <= _FEW else []
         self._arrows[name].set_data(np.full(len(few), x), few)
 
@@ -187,7 +187,7 @@ class Picture:
             largest.append((float(rows.max()), name, shown.first + int(rows.argmax())))
         exponent, factor, row = max(largest)
         lost = [name for name, finite in shown.finite.items() if not finite]
-        made = WORDS.say(
+        sentence = WORDS.say(
             "infinite" if exponent > _END else "large" if exponent > 0 else "small",
             row=row,
             factor=WORDS["factors"][factor],
@@ -196,7 +196,7 @@ class Picture:
             lost=", ".join(lost) or say("nothing"),
             finite=", ".join(name for name, finite in shown.finite.items() if finite),
         )
-        return f"{WORDS.say('anchor', label=say(SCHEMES[shown.scheme].label))} {made}"
+        return f"{WORDS.say('anchor', label=say(SCHEMES[shown.scheme].label))} {sentence}"
 
     def arithmetic(self, shown: Shown, cell: Cell) -> str:
         at, i, j = (cell.row, cell.column), shown.first + cell.row, shown.first + cell.column

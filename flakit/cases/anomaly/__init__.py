@@ -1,17 +1,17 @@
 """What anomaly detection says of a NaN, and what it does not.
 
-`torch.autograd.detect_anomaly` looks at what every node of the backward pass returns and stops at the first NaN. As
-told (flash-linear-attention issue #77): it names output 3 of GSA's backward pass, so the fault is in what makes that
-gradient. As measured, with the fault of `padding`: it does name output 3, the gradient of s, the key that padding
-reaches. So far it is right, and that is all it says:
-- one node and one number. An operator written as one autograd.Function is one node, whatever happens inside, and only
-  its first output with a NaN is named; the token, the block and the operation are not.
-- NaN alone. Infinite gradients pass without a word: with `anchor`'s bug A in one channel and decays that are not
-  trained, dr and dv are infinite, the output is NaN, and nothing is reported.
-- the backward pass alone. A NaN in the forward pass is not looked for.
+`torch.autograd.detect_anomaly` checks the outputs of every node of the backward pass and stops at the first NaN. As
+told (flash-linear-attention issue #77): it names output 3 of GSA's backward pass, so the fault is in the computation of
+that gradient. As measured, with the fault of `padding`: it does name output 3, the gradient of s, the key that padding
+reaches. That is right, but it is all it reports:
+- one node and one number. An operator written as one autograd.Function is one node, whatever happens inside; only its
+  first output with a NaN is named, not the token, the block or the operation.
+- NaN only. Infinite gradients pass silently: with `anchor`'s bug A in one channel and constant decays, dr and dv are
+  infinite, the output is NaN, and nothing is reported.
+- the backward pass only. A NaN in the forward pass is not checked.
 
-What runs inside a node is seen by a dispatch mode: `first_operation` names the operation that made the first infinity
-or NaN from finite numbers, forward or backward, which for both faults is the exponential.
+A dispatch mode sees inside a node: `first_operation` names the operation that produces the first infinity or NaN from
+finite numbers, forward or backward; for both faults it is the exponential.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Every operation inside the node, which nobody watches; what the node returns; and the one output that is named."""
+"""The operations inside the node, unseen by anomaly detection, the node's outputs, and the one that it names."""
 
 import numpy as np
 
@@ -153,12 +153,12 @@ class Picture:
 
 
 def _number(seen: list[Operation], at: int) -> int:
-    """Its number in its own pass, from 1."""
+    """Its number in its pass, from 1."""
     return 1 + sum(each.backward == seen[at].backward for each in seen[:at])
 
 
 def _output(shown: Shown, name: str) -> int:
-    """Which output of the node a gradient is: its place among them."""
+    """The index of a gradient among the node's outputs."""
     return list(shown.nan).index(name) - 1
 
 

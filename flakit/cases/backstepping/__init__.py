@@ -1,25 +1,24 @@
 """States rebuilt backwards by dividing by the decay: every token walked back costs |w| / ln 2 of float32's bits.
 
-The backward pass needs every state S_{t-1}. Some kernels keep one in every C tokens and undo the updates before it:
+The backward pass needs every state S_{t-1}. Some kernels store one in C tokens and undo the updates before it:
 
-    S_{t-1} = (S_t - k_t v_t^T - b_t (a_t^T S_{t-1})) / e^{w_t}      what a found was kept by the forward pass
+    S_{t-1} = (S_t - k_t v_t^T - b_t (a_t^T S_{t-1})) / e^{w_t}      a_t^T S_{t-1} was stored by the forward pass
 
-That is right in algebra. But S_t is rounded, and its rounding is divided as well: after n tokens it has grown by
-e^{n |w|}, while the state is no larger than before. With d = e^w, u = 0.196 * 2^-23, the root mean square of float32's
-rounding, and m sums in an update, 1 in RWKV6's and 2 in RWKV7's,
+That is right in algebra. But S_t is rounded, and its rounding error is divided as well: after n tokens it has grown by
+e^{n |w|}, while the state has not. With d = e^w, u = 0.196 * 2^-23, the root mean square of float32's rounding, and m
+sums in an update, 1 in RWKV6's and 2 in RWKV7's,
 
     error of a row, n tokens back = u e^{n |w|} sqrt((2 m + 1) d^2 + 1) sqrt((1 - d^{2n}) / (1 - d^2))
 
-to within a factor of two, or of four where that is below 1e-5. dr, dw and da read these states and inherit it; o, dk,
-dv and db do not, and are right. Everything is finite until the error itself leaves float32, or e^w is 0 and nothing can
-be divided by it.
+to within a factor of two, or of four if it is below 1e-5. dr, dw and da read these states and inherit the error; o, dk,
+dv and db do not, and are right. Everything is finite until the error itself overflows float32, or e^w is 0.
 
-As told (flash-linear-attention #105): wind_rwkv's kernels "backstep" over the states to avoid recomputation, and
-somebody asks how precise that is. RWKV-LM's CUDA kernels for RWKV7 do the same, over 16 tokens from one kept state to
-the next (RWKV-v7/train_temp/cuda/rwkv7_clampw.cu). As measured: at C = 16 the error reaches bfloat16's rounding, 2^-8,
-at w = -0.72, and the gate of RWKV7 ends at -0.6065, where a row of its state is off by 6e-4: that bound is what makes
-such a kernel right, with no room for C = 32, which would end at -0.35. At w = -1 a row is off by a third of its size,
-at -1.5 by 800 times. Running forward again from the state before the chunk gives the forward's states to the bit.
+As told (flash-linear-attention #105): wind_rwkv's kernels "backstep" over the states to avoid recomputation, and a user
+asks how precise that is. RWKV-LM's CUDA kernels for RWKV7 do the same, over 16 tokens between stored states
+(RWKV-v7/train_temp/cuda/rwkv7_clampw.cu). As measured: at C = 16 the error reaches bfloat16's rounding, 2^-8, at
+w = -0.72. RWKV7's gate is bounded at -0.6065, where a row of its state has an error of 6e-4: this bound makes such a
+kernel accurate, but does not allow C = 32, which would need -0.35. At w = -1 a row's error is a third of its norm, at
+-1.5 800 times its norm. Recomputing forward from the state before the chunk gives bit-identical states.
 """
 
 import functools

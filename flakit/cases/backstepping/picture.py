@@ -1,4 +1,4 @@
-"""How far every rebuilt state is off, token by token, and the same over the decay that was walked back."""
+"""The error of every rebuilt state by token, and the same against the decay that was undone."""
 
 import numpy as np
 
@@ -119,8 +119,10 @@ class Picture:
             return WORDS["again"]
         off = float(shown.by_steps[-1, -1])
         names = READ[shown.op]
-        said = dict(zip(("first", "second", "third"), names, strict=False))
-        said |= {which: error(shown.errors[name]) for which, name in zip(("one", "two", "three"), names, strict=False)}
+        values = dict(zip(("first", "second", "third"), names, strict=False))
+        values |= {
+            which: error(shown.errors[name]) for which, name in zip(("one", "two", "three"), names, strict=False)
+        }
         finite = all(np.isfinite(shown.errors[name]) for name in names)
         kind = "right" if off <= ROUNDED else "beyond" if off < 1 else "lost" if np.isfinite(off) else "infinite"
         return WORDS.say(
@@ -128,7 +130,7 @@ class Picture:
             n=shown.chunk,
             off=number(off, 2),
             rounded=number(ROUNDED, 2),
-            grads=WORDS.say("grads" if finite else "not finite", len(names), **said),
+            grads=WORDS.say("grads" if finite else "not finite", len(names), **values),
         )
 
     def arithmetic(self, shown: Shown, cell: Cell) -> str:

@@ -2,8 +2,8 @@
 
 Kernel tests often compare root mean squares: |got - truth| / |truth| over all elements, accepted below 0.005. As
 measured: an element replaced by zero adds its own square to the numerator, so the measure is the square root of the
-wrong share. 0.005 accepts 2.5e-5 of all elements lost: 26 in a tensor of a million, a whole row of 26 channels if they
-sit together. The worst element and the worst row, relative to the tensor's size, see a single one.
+wrong fraction. 0.005 accepts the loss of 2.5e-5 of all elements: 26 in a tensor of a million, or a full row of 26
+channels. The largest error of an element and of a row, relative to the tensor's RMS, detect a single one.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""The rows that lost elements, and how three measures rise with every element that is lost."""
+"""The rows with zeroed elements, and three measures against the number of zeroed elements."""
 
 import numpy as np
 
@@ -47,9 +47,9 @@ PRESETS = {
 
 _CURVES = ("ratio", "worst_row", "worst")
 _LOW, _HIGH = -4.0, 1.0
-"""Powers of ten of an error that are shown."""
+"""Range of the error axis, in powers of ten."""
 _COLUMNS = 60
-"""Places of the curves that can be pointed at."""
+"""Number of points on the curves that a pointer can select."""
 
 
 class Picture:

@@ -1,4 +1,4 @@
-"""Every element of six tensors by the one form against the other: a line, a line elsewhere, a fan or a cloud."""
+"""All elements of six tensors, one form against the other: a line, a line elsewhere, a fan or a cloud."""
 
 import numpy as np
 from torch import Tensor
@@ -101,14 +101,14 @@ class Picture:
     def say(self, shown: Shown) -> str:
         off = [name for name in _NAMES if shown.fits[name].unexplained >= shown.rest]
         left = {name: _left(shown.fits[name].unexplained) for name in off}
-        said = []
+        sentences = []
         if abs(shown.fits["du"].factor - 1) > shown.rest:
-            said.append(WORDS.say("scale too" if off else "scale", factor=number(shown.fits["du"].factor, 3)))
+            sentences.append(WORDS.say("scale too" if off else "scale", factor=number(shown.fits["du"].factor, 3)))
         if off == ["dw"]:
-            said.append(WORDS.say("fan", unexplained=left["dw"]))
+            sentences.append(WORDS.say("fan", unexplained=left["dw"]))
         elif off:
-            said.append(WORDS.say("cloud", names=", ".join(off), unexplained=left["o"]))
-        return " ".join(said) or WORDS["equal"]
+            sentences.append(WORDS.say("cloud", names=", ".join(off), unexplained=left["o"]))
+        return " ".join(sentences) or WORDS["equal"]
 
     def arithmetic(self, shown: Shown, cell: Cell) -> str:
         name = cell.map
@@ -116,7 +116,7 @@ class Picture:
         here = np.flatnonzero((rows == cell.row) & (columns == cell.column))
         if not len(here):
             return WORDS.say("empty", name=name)
-        x, y = (found[name].flatten()[here[0]].item() for found in (shown.recurrent, shown.chunk))
+        x, y = (tensors[name].flatten()[here[0]].item() for tensors in (shown.recurrent, shown.chunk))
         shape = shown.chunk[name].shape
         index = [int(i) for i in np.unravel_index(here[0], shape)][-len(_AXES[name]) :]
         return WORDS.say(
@@ -133,7 +133,7 @@ class Picture:
 
 
 def _places(shown: Shown, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Row and column of every element's cell."""
+    """Return the row and column of every element's cell."""
     size = shown.recurrent[name].double().square().mean().sqrt().item()
     return _BINS - 1 - _bin(shown.chunk[name] / size), _bin(shown.recurrent[name] / size)
 

@@ -1,14 +1,14 @@
 """A clamp makes numbers finite, not right: keys that should be forgotten are read at full weight.
 
-The weight exp(ge_i - gi_j) of a pair is formed as exp(ge_i - n) exp(n - gi_j), and both exponents are clamped so that
-neither overflows. As told (sglang issue #39971): the fast path of a prefill collapses for strong decays. Errors of 0.57
-at w = -8 and of 0.36 for a mix of -12 and -0.01 are on record, without block and anchor. As measured: once two places
-lie beyond the bound on the same side of the anchor, their clamped exponents cancel, and the pair has the weight
-exp(0) = 1, whatever lies between them. With m places beyond the bound that is m (m - 1) / 2 pairs read at full weight,
-where in truth little is left but what each token reads of the one before it: an error near 1 at once. It is finite and
-of the right size, and no search for NaN finds it.
+The weight exp(ge_i - gi_j) of a pair is computed as exp(ge_i - n) exp(n - gi_j), with both exponents clamped so that
+neither overflows. As told (sglang issue #39971): the fast path of a prefill collapses for strong decays. Recorded are
+errors of 0.57 at w = -8 and of 0.36 for a mix of -12 and -0.01, without block and anchor. As measured: once two
+positions are beyond the bound on the same side of the anchor, their clamped exponents cancel, and the pair has weight
+exp(0) = 1, whatever the decay between them. With m positions beyond the bound, m (m - 1) / 2 pairs are read at full
+weight, although little but each token's read of the previous one should remain: an error near 1 at once. Results are
+finite and of the right magnitude, so no search for NaN detects it.
 
-Tokens read before they decay, as in RWKV6; with `exclusive=False` after it, as in GSA, and read themselves.
+Tokens read before their decay, as in RWKV6; with `exclusive=False` after it, as in GSA, including their own key.
 """
 
 import math
@@ -38,9 +38,10 @@ def scores(
     exclusive: bool = True,
     backend: str = "torch",
 ) -> Tensor:
-    """A [block, block] of linear attention, q, k, w [block, K], anchored before a token, both exponents clamped.
+    """Compute A [block, block] of linear attention with both exponents clamped; q, k, w [block, K].
 
-    backend: "triton" is the kernel, on a GPU or interpreted, in float32; "torch" its twin.
+    anchor: the token before which the exponents are anchored. bound: the clamp, natural log.
+    backend: "triton" for the kernel, on a GPU or interpreted, in float32; "torch" for its twin.
     """
     before = _before(w)
     seen, g, n = before[:-1] if exclusive else before[1:], before[1:], before[anchor]
@@ -54,7 +55,7 @@ def scores(
 
 
 def exact(q: Tensor, k: Tensor, w: Tensor, *, exclusive: bool = True) -> Tensor:
-    """The same by the difference of each pair."""
+    """Compute the same from the difference of each pair."""
     before = _before(w)
     seen, g = before[:-1] if exclusive else before[1:], before[1:]
     weights = (seen[:, None] - g[None, :]).clamp(max=0).exp()
@@ -62,14 +63,14 @@ def exact(q: Tensor, k: Tensor, w: Tensor, *, exclusive: bool = True) -> Tensor:
 
 
 def _before(w: Tensor) -> Tensor:
-    """The sum of the log decays before each token, and before what comes after the last, [block + 1, K]."""
+    """Return the cumulative log decay before each token, and after the last one, [block + 1, K]."""
     return torch.cat((torch.zeros_like(w[:1]), w.cumsum(0)))
 
 
 def law(w: float, *, block: int = 16, anchor: int = 0, bound: float = BOUND, exclusive: bool = True) -> float:
-    """The error of A (L2) at one uniform log decay w, random q and k: every pair's weight against what it should be.
+    """Predict the relative L2 error of A at a uniform log decay w, for random q and k, from the weights of all pairs.
 
-    The places between two tokens that matter are those at which one reads: a key that is read lies before one of them.
+    Only positions between tokens at which a token reads matter: each key that is read is before one of them.
     """
     first = 0 if exclusive else 1
     exponents = [w * (place - anchor) for place in range(first, first + block)]
@@ -84,37 +85,37 @@ def law(w: float, *, block: int = 16, anchor: int = 0, bound: float = BOUND, exc
 
 @dataclass(frozen=True)
 class Shown:
-    """One block; weights have a row for each output and a column for each key, [block, block]."""
+    """One block; weights are [block, block], a row per output, a column per key."""
 
     bound: float
     exponents: Tensor
-    """What each token has decayed by when it reads, less n, [block]."""
+    """The cumulative decay at each read, minus n, [block]."""
     clamped: Tensor
-    """The same between -bound and bound."""
+    """The same, clamped to -bound … bound."""
     right: Tensor
-    """The weights."""
+    """The right weights."""
     computed: Tensor
-    """The same of the clamped exponents."""
+    """The weights from clamped exponents."""
     alike: Tensor
-    """Pairs whose two exponents were cut to one, boolean."""
+    """Pairs whose two exponents were clamped to one value, boolean."""
     off: float
     """The relative L2 error of the scores of random q and k."""
     finite: bool
-    """All of those."""
+    """Whether all of these scores are finite."""
     anchor: int
-    """The token before which n is counted."""
+    """The token before which n is taken."""
     exclusive: bool
     """Whether tokens read before they decay."""
 
     @property
     def unread(self) -> Tensor:
-        """Pairs not read through a decay, boolean [block, block]: later keys; read before the decay, the own too."""
+        """Pairs without a decayed read, boolean [block, block]: later keys, and with exclusive reads a token's own."""
         return ~torch.ones_like(self.right, dtype=torch.bool).tril(-int(self.exclusive))
 
 
 @lru_cache(maxsize=4)
 def show(*, w: float, block: int, anchor: int, bound: float, K: int, exclusive: bool = True, seed: int = 0) -> Shown:
-    """What `at` measures, with the weights that come of q and k of 1."""
+    """Return the tensors behind `at`; weights are for q and k of 1. ValueError for an anchor outside the block."""
     if not 0 <= anchor <= block:
         raise ValueError(f"anchor: expected a token 0 ... {block - 1}, or {block} for behind the last, got {anchor}")
     q, k = torch.randn(2, 64, block, K, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
@@ -153,11 +154,11 @@ def at(
     exclusive: bool = True,
     seed: int = 0,
 ) -> list[Row]:
-    """One uniform log decay, block, anchor and bound: how far the clamped scores are off, and whether finite."""
+    """Return the error of the clamped scores at one setting with a uniform log decay, and whether all are finite."""
     shown = show(w=w, block=block, anchor=anchor, bound=bound, K=K, exclusive=exclusive, seed=seed)
     what = f"w = {w:g}, anchored before token {anchor} of {block}"
     predicted = law(w, block=block, anchor=anchor, bound=bound, exclusive=exclusive)
-    predicted = predicted if predicted > 1e-13 else 0.0  # float64 does not see less
+    predicted = predicted if predicted > 1e-13 else 0.0  # below float64's resolution
     return [
         Row(f"{what}: scores off by", math.nan, predicted, shown.off, 0.1),
         Row(f"{what}: all finite", math.nan, True, shown.finite),
@@ -165,5 +166,5 @@ def at(
 
 
 def reproduce() -> list[Row]:
-    """The error of a block's scores by decay and anchor."""
+    """Return the error of a block's scores by decay and anchor."""
     return [row for anchor in (0, 8) for w in (-5.0, -8.0, -12.0, -50.0) for row in at(w=w, anchor=anchor)]

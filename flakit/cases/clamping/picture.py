@@ -1,4 +1,4 @@
-"""The exponent of every row, as it is and as it is clamped, and the weights of every pair that come of both."""
+"""The exponent of every row, exact and clamped, and the weights of every pair from both."""
 
 import math
 
@@ -66,7 +66,7 @@ PRESETS = {
 }
 
 _BEYOND = 1.7
-"""How far the axis of exponents goes, in bounds."""
+"""Length of the exponent axis, in units of the bound."""
 
 
 class Picture:

@@ -1,23 +1,23 @@
 """The gradient of the decay as a difference of two running sums, and as a sum that does not cancel.
 
 Told: chunk and recurrent kernels give different dw because small differences are amplified along the sequence.
-Measured: with scale and inputs alike, one formula is to blame. RWKV6's decay gradient needs no state at all in the form
+Measured: with equal scale and inputs, one formula is the cause. RWKV6's decay gradient needs no state in the form
 
     dw_t = sum_{s>t} r_s dr_s - sum_{s>=t} k_s dk_s            (the identity, bonus terms left out)
 
-and kernels like it, because dr and dk are there already. Nearly everything in the two sums is equal and cancels: what
-should remain is smaller by a factor that grows like e^|w|, and the rounding of every row after t remains with it. With
-dr and dk rounded to bfloat16 the relative error of dw is 4.0e-2, 7.9e-2, 1.6e-1 at T = 256, 1024, 4096 (logsigmoid
-decay), as `law_for` says it must be. In float32 throughout it is good to 1e-5 there, but exceeds 1 from a constant
-decay of about -14, and from -5.5 when dr and dk are as good as TF32 dots make them. The direct form,
+and kernels use it because dr and dk are already available. Most of the two sums cancels: the result is smaller by a
+factor that grows like e^|w|, but the rounding errors of all rows after t remain. With dr and dk rounded to bfloat16 the
+relative error of dw is 4.0e-2, 7.9e-2, 1.6e-1 at T = 256, 1024, 4096 (logsigmoid decay), as `law_for` predicts. In
+float32 throughout it is 1e-5 there, but exceeds 1 from a constant decay of about -14, and from -5.5 if dr and dk come
+from TF32 dots. The direct form,
 
     dw_t = sum_v e^{w_t} S_{t-1} * D_t,
 
-carries the decay in every term, subtracts nothing, and keeps its error at rounding level for every T and w.
+has the decay in every term, subtracts nothing, and its error stays at rounding level for every T and w.
 
-The identity is not lost at mild decay, though. What does not cancel is the *difference* of two roundings: if both sums
-are formed from the same rounded operands, the very products that one adds the other takes away, and the error neither
-grows with T nor with |w| (`in_chunks`; flakit's kernels do so where a chunk decays little).
+At mild decay the identity remains usable. The error is the *difference* of two roundings: if both sums come from the
+same rounded operands, each product that one sum adds the other subtracts, and the error grows neither with T nor with
+|w| (`in_chunks`; flakit's kernels do this where a chunk decays little).
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""One channel over time: two running sums, what is left of their difference, and the noise in it; errors beside it."""
+"""One channel over time: two running sums, their difference, and the noise in it; errors beside it."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What should walk back from the final state, token by token, and how much of each gradient is missing without it."""
+"""The gradient of the final state at each token, and the fraction of each gradient that is missing without it."""
 
 import numpy as np
 from matplotlib.ticker import MaxNLocator
@@ -112,10 +112,10 @@ class Picture:
 
         lost = np.stack([shown.lost[name].numpy() if name in shown.lost else np.zeros(T) for name in _ROWS])
         self._lost.update(lost, empty=np.array([[name not in shown.lost] * T for name in _ROWS]))
-        found = np.array([shown.errors[name] for name in _ROWS])
-        self._bars.update(found)
+        errors = np.array([shown.errors[name] for name in _ROWS])
+        self._bars.update(errors)
         self._law.set_data([shown.law[name] for name in _ROWS], range(len(_ROWS)))
-        for text, x in zip(self._words, found, strict=True):
+        for text, x in zip(self._words, errors, strict=True):
             text.set(x=x + 0.12, text=_share(x))
 
     def say(self, shown: Shown) -> str:
@@ -155,5 +155,5 @@ def _fate(shown: Shown) -> str:
 
 
 def _share(x: float) -> str:
-    """Rounding is called nothing."""
+    """Format a fraction; rounding counts as nothing."""
     return percent(x) if x > 1e-4 else "0%"

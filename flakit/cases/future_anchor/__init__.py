@@ -1,13 +1,13 @@
 """An anchor from the future: outputs change when only later decays do.
 
-In the middle of a block of C rows stands the anchor n of its scores, exp(g_i - n) exp(n - g_j); in a block that is not
-full, the last row that is there. As told (flash-linear-attention issue #1240, pull request #1242): outputs before token
-P depend on gates from P on. As measured: n cancels in algebra and not in rounding; for the rows before it, it is a sum
-over decays of the future. Change a decay at t >= P and outputs at t < P change in their last digits, 1.9e-6 on record.
-The verdict is a matter of rows: it happens where the changed token is not after the anchor and the outputs are before
-it. An anchor at the block's first row, or a difference of each pair, lets nothing through.
+The anchor n of a block's scores, exp(g_i - n) exp(n - g_j), is the middle row of its C rows, or the last row of a
+partial block. As told (flash-linear-attention issue #1240, pull request #1242): outputs before token P depend on gates
+from P on. As measured: n cancels in algebra but not in rounding, and for rows before it, it is a sum over future
+decays. If a decay at t >= P changes, outputs at t < P change in their last digits, by 1.9e-6 on record. It depends on
+rows alone: it happens if the changed token is not after the anchor and the outputs are before it. An anchor at the
+block's first row, or a difference for each pair, leaks nothing.
 
-The size is nothing; that causality can be tested to the bit, and is not, is the point: a prefix computed alone differs
+The size is harmless. The point is that causality can be tested to the bit, and is not: a prefix computed alone differs
 from the same prefix in a longer text, and a cache filled by one does not match the other.
 """
 
@@ -23,15 +23,16 @@ from ..knobs import Range
 from ..laws import Row
 
 ANCHORS = {"middle": lambda C, T: min(C // 2, T - 1), "first": lambda C, T: 0, "pair": None}
-"""Which row of a block of C rows, T of them filled, is the anchor; "pair": the exact difference of each pair."""
+"""The anchor row of a block of C rows, T of them filled; "pair": the exact difference of each pair, without anchor."""
 
 
 def outputs(
     q: Tensor, k: Tensor, v: Tensor, w: Tensor, anchor: str = "middle", *, block: int = 16, backend: str = "torch"
 ) -> Tensor:
-    """o [T, V] of inclusive linear attention in one block of at most `block` rows, masked after the product.
+    """Compute o [T, V] of inclusive linear attention in one block of at most `block` rows, masked after the product.
 
-    backend: "triton" is the kernel of the scores, on a GPU or interpreted, for the two anchors; "torch" its twin.
+    backend: "triton" for the kernel of the scores, on a GPU or interpreted, for the two anchors; "torch" for its twin.
+    Raises ValueError for an unknown anchor, or too many rows.
     """
     if anchor not in ANCHORS:
         raise ValueError(f"anchor: expected one of {', '.join(ANCHORS)}, got {anchor!r}")
@@ -51,17 +52,17 @@ def outputs(
 
 
 def _cumulative(w: Tensor) -> Tensor:
-    """Cumulative log decays [T, K], row by row: no reduction may depend on what follows."""
+    """Return cumulative log decays [T, K], summed row by row so that no reduction depends on later rows."""
     return torch.stack([w[: t + 1].sum(0) for t in range(len(w))])
 
 
 def _factors(g: Tensor, row: int) -> tuple[Tensor, Tensor]:
-    """e^{g - n} of the reads and e^{n - g} of the keys, n the given row."""
+    """Return e^{g - n} for the reads and e^{n - g} for the keys, with n = g[row]."""
     return (g - g[row]).exp(), (g[row] - g).exp()
 
 
 def law(anchor: str, *, P: int, T: int = 16, block: int = 16) -> bool:
-    """Whether outputs before P change with a decay at P: P <= anchor row, and there are outputs before P."""
+    """Predict whether outputs before P change with a decay at P: 0 < P <= anchor row."""
     where = ANCHORS[anchor]
     return where is not None and 0 < P <= where(block, T)
 
@@ -77,13 +78,13 @@ def run(
     seed: int = 0,
     backend: str = "torch",
 ) -> float:
-    """The largest change of any output before P, relative to their RMS, when the decays at P grow by `change`."""
+    """Return the largest change of an output before P, relative to their RMS, if the decays at P grow by `change`."""
     moved = _moved(*_both(anchor, *_drawn(P, T, K, change, seed), block=block, backend=backend), P)
     return moved[:P].max().item() if P else 0.0
 
 
 def _drawn(P: int, T: int, K: int, change: float, seed: int) -> tuple[Tensor, ...]:
-    """q, k, v, w and the decays that are another's at P alone, [T, K] each."""
+    """Draw q, k, v, w, and decays that differ from w only at P, [T, K] each."""
     q, k, v, w = torch.randn(4, T, K, generator=torch.Generator().manual_seed(seed))
     w = -w.abs()
     later = w.clone()
@@ -94,19 +95,19 @@ def _drawn(P: int, T: int, K: int, change: float, seed: int) -> tuple[Tensor, ..
 def _both(
     anchor: str, q: Tensor, k: Tensor, v: Tensor, w: Tensor, later: Tensor, *, block: int, backend: str = "torch"
 ) -> tuple[Tensor, Tensor]:
-    """The outputs with the one decays and with the other."""
+    """Return the outputs with either decays."""
     before, after = (outputs(q, k, v, decays, anchor, block=block, backend=backend) for decays in (w, later))
     return before, after
 
 
 def _moved(before: Tensor, after: Tensor, P: int) -> Tensor:
-    """The largest change of each output [T], relative to the RMS of those before P (of all where P is 0)."""
+    """Return the largest change of each output [T], relative to the RMS of those before P (of all if P is 0)."""
     return (after - before).abs().amax(-1) / before[: P or None].square().mean().sqrt()
 
 
 @dataclass(frozen=True)
 class Shown:
-    """One block, whose decays at P change: everything before and after that, by token."""
+    """One block before and after its decays at P change, by token."""
 
     P: int
     row: int | None
@@ -114,7 +115,7 @@ class Shown:
     w: tuple[Tensor, Tensor]
     """Log decays [T, K]."""
     exponents: tuple[Tensor, Tensor]
-    """g - n of every token [T, K]; 0 where a pair has its own difference."""
+    """g - n of every token [T, K]; 0 without an anchor."""
     own: tuple[Tensor, Tensor]
     """The weight of every token's own pair [T, K], e^{g - n} e^{n - g}, which is 1."""
     moved: Tensor
@@ -122,7 +123,7 @@ class Shown:
 
 
 def show(*, anchor: str, P: int, T: int, block: int, seed: int = 0) -> Shown:
-    """What `at` measures, token by token."""
+    """Return the tensors behind `at`. ValueError for P or T outside the block."""
     if not 0 <= P < T:
         raise ValueError(f"P: expected a token 0 ... {T - 1}, got {P}")
     if T > block:
@@ -146,7 +147,7 @@ def at(
     block: Annotated[int, (8, 16, 32, 64)] = 16,
     seed: int = 0,
 ) -> list[Row]:
-    """One anchor, and the token P whose decays change in a block with T rows."""
+    """Compare law and measurement for one anchor and the token P whose decays change, in a block with T rows."""
     moved = show(anchor=anchor, P=P, T=T, block=block, seed=seed).moved
     size = moved[:P].max().item() if P else 0.0
     what = f"anchor: {anchor}, decays at {P} of {T} change: outputs before it change"
@@ -157,7 +158,7 @@ def at(
 
 
 def reproduce() -> list[Row]:
-    """Around the anchor row 8, in a block that is not full, and with the two anchors that let nothing through."""
+    """Return rows around the anchor row 8, in a partial block, and for the two anchors without leakage."""
     settings = [
         ("middle", 5, 16),
         ("middle", 8, 16),

@@ -1,4 +1,4 @@
-"""One block by token: whose decays the anchor adds up, and by how much each output moves when those of one change."""
+"""One block by token: the decays that the anchor sums, and the change of each output when one token's decays change."""
 
 import numpy as np
 
@@ -51,7 +51,7 @@ PRESETS = {
 }
 
 _LOW, _HIGH = -9.0, 1.5
-"""Powers of ten of a change that are shown."""
+"""Range of the axis of changes, in powers of ten."""
 
 
 class Picture:

@@ -1,4 +1,4 @@
-"""The run that dies as a curve, and others beside it."""
+"""The losses of the run that dies, and of others beside it."""
 
 from collections.abc import Mapping
 

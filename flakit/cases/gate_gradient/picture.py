@@ -1,4 +1,4 @@
-"""x, the decays that a gate makes of it, and the gradients on their way back through the gate, token by token."""
+"""x, the gate's decays, and the gradients on their way back through the gate, by token."""
 
 import math
 

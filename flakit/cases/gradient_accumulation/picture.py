@@ -1,4 +1,4 @@
-"""What the model returns for each part and what the trainer adds up, and the same data in every number of parts."""
+"""The model's loss for each micro-batch, the trainer's sum, and the same data in any number of micro-batches."""
 
 import math
 
@@ -182,5 +182,5 @@ class Picture:
         if cell.row == 1:
             return WORDS.say("adds undivided" if shown.accepts else "adds", part=part, loss=loss, by=n, added=added)
         what = "share" if shown.contract == "uses num_items_in_batch" else "mean"
-        said = WORDS.say(what, size=SEQUENCES // n, counted=shown.counted)
-        return WORDS.say("returns", part=part, loss=loss, what=said)
+        text = WORDS.say(what, size=SEQUENCES // n, counted=shown.counted)
+        return WORDS.say("returns", part=part, loss=loss, what=text)

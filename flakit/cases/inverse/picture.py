@@ -1,4 +1,4 @@
-"""The powers that the product form sums into one element of the inverse, and how far each way of taking it is off."""
+"""The powers of L that the product form sums into one element of the inverse, and the error of each form."""
 
 import math
 
@@ -136,8 +136,8 @@ class Picture:
         self._update_terms(shown)
         self._maps.update({form: (made.double() - shown.exact).abs() for form, made in shown.made.items()})
         for name, line in self._curves.items():
-            found = shown.over[name].numpy()
-            line.set_data(shown.alphas, np.where(np.isfinite(found), found, np.nan))
+            errors = shown.over[name].numpy()
+            line.set_data(shown.alphas, np.where(np.isfinite(errors), errors, np.nan))
         gone = shown.alphas[~shown.over["product"].isfinite()]
         ends = float(gone[0]) if len(gone) else 2.0
         self._lost.set_bounds(ends, 0, 2.0 - ends, 1)
@@ -189,8 +189,8 @@ class Picture:
 
     def arithmetic(self, shown: Shown, cell: Cell) -> str:
         if cell.map == "over alpha":
-            found = {name: error(float(x[cell.column])) for name, x in shown.over.items()}
-            return WORDS.say("at alpha", alpha=shown.alphas[cell.column], **found)
+            errors = {name: error(float(x[cell.column])) for name, x in shown.over.items()}
+            return WORDS.say("at alpha", alpha=shown.alphas[cell.column], **errors)
         if cell.map == "terms":
             (i, j), term, end = shown.element, float(shown.terms[cell.column]), LARGEST[shown.rounding]
             left = 2.0 ** -ROUNDINGS[shown.rounding] * abs(term)

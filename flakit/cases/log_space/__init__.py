@@ -1,15 +1,14 @@
 """A decay that was not in log space: the state grows, and every gradient but the bonus's turns NaN.
 
-Operators take the *logarithm* of the decay and compute S <- e^w S + k v^T. Feed them w = sigmoid(x), a number between 0
-and 1 that looks like a decay, and e^w lies between 1 and 2.7: nothing is forgotten, everything is amplified.
+Operators take the *logarithm* of the decay and compute S <- e^w S + k v^T. With w = sigmoid(x), a number between 0 and
+1 that looks like a decay, e^w is between 1 and 2.7: the state is amplified instead of decayed.
 
 As told (flash-linear-attention issue #11): the sigmoid saturates, its gradient is unstable, only u.grad is sane.
-As measured: the sigmoid is not even in the graph (w was made a leaf after it). The state grows by about e^0.5 a token,
-so float32 ends at token 160 or so, in the forward pass too; in float64 the same numbers stay finite (1e55 typically,
-1e62 at most after 256 tokens). The gradient of u is sane because it is the only one that never meets the state. Of dw
-1 - 1/T is NaN: the last token decays nothing that is read, so automatic differentiation leaves a zero there. Cures:
-logsigmoid(x) or -exp(x), a different model each and not "mathematically equivalent"; and a guard w <= 0, which flakit's
-operators have.
+As measured: the sigmoid is not even in the graph (w became a leaf after it). The state grows by about e^0.5 per token,
+so float32 overflows near token 160, in the forward pass too; in float64 the same numbers stay finite (typically 1e55,
+at most 1e62 after 256 tokens). The gradient of u is finite because it alone does not depend on the state. A fraction
+1 - 1/T of dw is NaN: the last token's decay affects no read, so autograd leaves a zero there. Cures: logsigmoid(x) or
+-exp(x), different models each and not "mathematically equivalent"; and a check w <= 0, which flakit's operators have.
 """
 
 import functools

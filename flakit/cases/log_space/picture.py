@@ -1,4 +1,4 @@
-"""The rows of a state over time against the end of the number format, and what is left of every tensor."""
+"""The rows of a state over time against the largest number of the format, and the finite fraction of every tensor."""
 
 import math
 
@@ -134,9 +134,9 @@ class Picture:
 
     def say(self, shown: Shown) -> str:
         low, high = shown.decay
-        made = {"low": number(low, 3), "high": number(high, 3)}
-        made |= {"shrink": number(math.exp(low), 3), "grow": number(math.exp(high), 3)}
-        began = WORDS.say("grows" if high > 0 else "fades", **made)
+        values = {"low": number(low, 3), "high": number(high, 3)}
+        values |= {"shrink": number(math.exp(low), 3), "grow": number(math.exp(high), 3)}
+        began = WORDS.say("grows" if high > 0 else "fades", **values)
         if shown.onset is None:
             size = number(float(shown.rows[-1].max()), 3)
             ended = WORDS.say("not yet" if high > 0 else "fine", T=len(shown.rows), size=size)
@@ -153,8 +153,8 @@ class Picture:
             shares = {"finite": percent(finite), "nan": percent(nan), "inf": percent(1 - finite - nan)}
             return WORDS.say("share", name=name, **shares)
         t, (sums, rows) = cell.column, (shown.sums[cell.column], shown.rows[cell.column])
-        found = (sums[cell.row], rows[cell.row]) if cell.map == "rows" else (sums.max(), rows.max())
-        total, size = (float(x) for x in found)
+        place = (sums[cell.row], rows[cell.row]) if cell.map == "rows" else (sums.max(), rows.max())
+        total, size = (float(x) for x in place)
         end = torch.finfo(shown.dtype).max
         return WORDS.say(
             "row" if cell.map == "rows" else "largest",

@@ -1,4 +1,4 @@
-"""Four maps of one chunk: exponents, what exp makes of them, what the mask leaves, and the gradient that comes back."""
+"""Four maps of one chunk: exponents, their exponentials, the weights after the mask, and the exponents' gradient."""
 
 import torch
 

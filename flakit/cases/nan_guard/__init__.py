@@ -1,10 +1,10 @@
 """A guard against NaN that forgets: exp(where(d < 0, d, -inf)) sends a decay of exactly nothing to 0 instead of 1.
 
-A difference of cumulative log decays must not be positive, so a guard replaces what is not negative. As told
-(flash-linear-attention #104, #461): results change where the decay is masked out. As measured: with d = 0, "nothing is
-forgotten", the pair's weight becomes exp(-inf) = 0, "all is forgotten". Every pair of tokens j < i whose decays between
-are all exactly 0 is lost: a run of L such tokens loses L (L + 1) / 2 pairs of its chunk, a chunk without any decay all
-of them. Nothing is NaN, and with decays drawn at random nothing is ever 0: no random test sees it. `d <= 0` is right.
+A difference of cumulative log decays must not be positive, so a guard replaces non-negative ones. As told
+(flash-linear-attention #104, #461): results change where the decay is masked out. As measured: with d = 0, no decay,
+the pair's weight becomes exp(-inf) = 0, full decay. Every pair of tokens j < i with decays of exactly 0 between them is
+lost: a run of L such tokens loses L (L + 1) / 2 pairs of its chunk, a chunk without decay all of them. Nothing is NaN,
+and random decays are never exactly 0, so random tests do not detect it. `d <= 0` is right.
 """
 
 import math
@@ -19,11 +19,14 @@ from ..knobs import FINITE_DECAY, Range
 from ..laws import Row
 
 GUARDS = {"d < 0": torch.lt, "d <= 0": torch.le}
-"""What a guard lets through: the fault, and its cure."""
+"""The condition that a guard passes: the fault, and its cure."""
 
 
 def weights(w: Tensor, guard: str = "d < 0") -> Tensor:
-    """exp(g_i - g_j) of every pair j < i of one chunk, [C, C] from one head's log decays w [C], guarded."""
+    """Return guarded exp(g_i - g_j) for every pair j < i of a chunk, [C, C], from one head's log decays w [C].
+
+    Raises ValueError for an unknown guard.
+    """
     if guard not in GUARDS:
         raise ValueError(f"guard: expected one of {', '.join(GUARDS)}, got {guard!r}")
     g = w.cumsum(0)
@@ -32,8 +35,8 @@ def weights(w: Tensor, guard: str = "d < 0") -> Tensor:
 
 
 def law(w: Tensor) -> int:
-    """How many pairs the guard "d < 0" loses: L (L + 1) / 2 for every run of L tokens with a decay of 0, but the
-    chunk's first token, whose decay stands between no two of its tokens."""
+    """Predict the number of pairs that the guard "d < 0" loses: L (L + 1) / 2 for every run of L tokens with a decay of
+    0, without the chunk's first token, whose decay is between no two of its tokens."""
     lost = run = 0
     for zero in (w[1:] == 0).tolist():
         run = run + 1 if zero else 0
@@ -42,7 +45,7 @@ def law(w: Tensor) -> int:
 
 
 def lost(w: Tensor, guard: str = "d < 0") -> int:
-    """The measured counterpart of `law`: pairs j < i that get no weight and should have one."""
+    """Measure the counterpart of `law`: the number of pairs j < i whose weight is wrongly 0."""
     return int(_lost(weights(w, guard), weights(w, "d <= 0")).sum())
 
 
@@ -51,14 +54,14 @@ def _lost(guarded: Tensor, right: Tensor) -> Tensor:
 
 
 def chunk(C: int = 64, share: float = 0.5, *, w: float = -0.1, seed: int = 0) -> Tensor:
-    """Log decays [C], about `share` of them exactly 0 and the others w, in float64."""
+    """Draw log decays [C], float64: a fraction of about `share` exactly 0, the others w."""
     keep = torch.rand(C, generator=torch.Generator().manual_seed(seed)) < share
     return torch.where(keep, 0.0, w).double()
 
 
 @dataclass(frozen=True)
 class Shown:
-    """One chunk, a row for each output and a column for each key, [C, C]."""
+    """One chunk, [C, C]: a row per output, a column per key."""
 
     w: Tensor
     """Log decays [C]."""
@@ -69,15 +72,15 @@ class Shown:
     guarded: Tensor
     """Weights by the guard d < 0."""
     lost: Tensor
-    """Pairs that get no weight and should have one, boolean."""
+    """Pairs whose weight is wrongly 0, boolean."""
     off: Tensor
-    """How far each output is off, [C]: the relative L2 error of its row, 0 where it should be and is 0."""
+    """The relative L2 error of each output, [C]; 0 if it is 0 and should be."""
     off_by: float
     """The relative L2 error of all outputs."""
 
 
 def show(*, C: int, share: float, w: float, seed: int = 0) -> Shown:
-    """What `at` measures, pair by pair."""
+    """Return the tensors behind `at`."""
     decays = chunk(C, share, w=w, seed=seed)
     q, k, v = torch.randn(3, C, 64, generator=torch.Generator().manual_seed(seed + 1), dtype=torch.float64)
     guarded, right = (weights(decays, guard) for guard in GUARDS)
@@ -94,7 +97,7 @@ def at(
     w: Annotated[float, FINITE_DECAY] = -0.1,
     seed: int = 0,
 ) -> list[Row]:
-    """One chunk of C tokens, a share of which has no decay: the pairs lost, and what it does to the outputs."""
+    """Return the pairs lost, and the error of the outputs, for one chunk with a fraction of tokens without decay."""
     shown = show(C=C, share=share, w=w, seed=seed)
     what = f"C = {C}, {share:.0%} of the tokens without decay"
     return [
@@ -104,5 +107,5 @@ def at(
 
 
 def reproduce() -> list[Row]:
-    """From no token without decay to all of them."""
+    """Return rows from no token without decay to all of them."""
     return [row for share in (0.0, 0.5, 1.0) for row in at(share=share)]

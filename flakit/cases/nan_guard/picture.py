@@ -1,4 +1,4 @@
-"""The weights of every pair as they should be and as the guard leaves them, and how far each output is off."""
+"""The weights of every pair, right and guarded, and the error of each output."""
 
 from ...figures import style
 from ...figures.canvas import Canvas, Cell

@@ -1,4 +1,4 @@
-"""What enters each slice from behind, head by head, and how far off it leaves the tokens' gradients."""
+"""The gradient that enters each slice from behind, by head, and the errors of the tokens' gradients."""
 
 import numpy as np
 
@@ -89,8 +89,8 @@ class Picture:
 
     def update(self, shown: Shown) -> None:
         ranks, off = shown.ranks, np.column_stack((shown.first.numpy(), shown.entering.numpy()))
-        found, law = shown.tokens[-1].numpy(), shown.law[-1].numpy()
-        top = next(x for x in (0.2, 0.5, 1.0, 2.0, 1e9) if max(found.max(), law.max()) <= x)
+        measured, law = shown.tokens[-1].numpy(), shown.law[-1].numpy()
+        top = next(x for x in (0.2, 0.5, 1.0, 2.0, 1e9) if max(measured.max(), law.max()) <= x)
         self._entering.update(off)
         decays = [f"{h}: w {number(w)}" for h, w in enumerate(shown.decays.tolist())]
         if (ranks, top, decays) != (len(self._ranks.get_xticks()) - 1, self._top, self._decays):
@@ -108,13 +108,13 @@ class Picture:
         for n, line in enumerate(self._borders, 1):
             at = n * shown.slice - 0.5 if n < ranks else -0.5
             line.set_xdata([at, at])
-        tokens, wrong = np.arange(T), found > 1e-6
+        tokens, wrong = np.arange(T), measured > 1e-6
         self._law.set_data(tokens, law)
-        self._wrong.set_data(tokens[wrong], found[wrong])
-        self._right.set_data(tokens[~wrong], found[~wrong])
+        self._wrong.set_data(tokens[wrong], measured[wrong])
+        self._right.set_data(tokens[~wrong], measured[~wrong])
 
     def say(self, shown: Shown) -> str:
-        said = {
+        values = {
             "h": H - 1,
             "entering": _share(shown.entering[-1, 0].item()),
             "first": _share(shown.tokens[-1, 0].item()),
@@ -123,8 +123,8 @@ class Picture:
             "ranks": shown.ranks,
         }
         if shown.fault == FAULTS[0]:
-            return WORDS.say("gate" if shown.predicted.any() else "alike", **said)
-        return WORDS.say("first" if shown.fault == FAULTS[1] else "none", **said)
+            return WORDS.say("gate" if shown.predicted.any() else "alike", **values)
+        return WORDS.say("first" if shown.fault == FAULTS[1] else "none", **values)
 
     def arithmetic(self, shown: Shown, cell: Cell) -> str:
         if cell.map == "entering":
@@ -141,5 +141,5 @@ class Picture:
 
 
 def _share(x: float) -> str:
-    """Rounding is called nothing; more than all is a factor."""
+    """Format an error; rounding counts as nothing, more than 100% becomes a factor."""
     return percent(x) if x > 1e-4 else "0%"

@@ -3,25 +3,25 @@
 As told (flash-linear-attention issue #77): GSA's gradients turn NaN as training goes on, rarely at first, output 3 of
 the backward pass before all others; re-initialising the forget gate's projection cures it, and the exclusive sums of
 RWKV6 are to blame, GLA and GSA being inclusive and hence immune.
-As measured: that is another bug (`anchor`), which GSA indeed cannot have. This one is in the *padding*. The gradient
-of the key of token j gathers later rows i of its chunk as sum_i A_ij (x_i e^{gi_i - n}) e^{n - gi_j}, n the cumulative
+As measured: that is another bug (`anchor`), which GSA indeed cannot have. This one is in the *padding*. The gradient of
+token j's key sums over later rows i of its chunk, sum_i A_ij (x_i e^{gi_i - n}) e^{n - gi_j}, where n is the cumulative
 gate at the last row of j's block. Rows beyond the end T of the sequence are loaded as zeros: x_i = 0, A_ij = 0, and
-gi_i = 0, as if nothing had ever been forgotten. Then
+gi_i = 0, as if there had been no decay. Then
 
     x_i e^{gi_i - n} = 0 * e^{0 - n} = 0 * inf = NaN      as soon as n < -88.72,
 
-and since i is summed over, NaN reaches real rows. The forward pass has the same e^{0 - n} in the same rows, but there
-they are outputs, and nobody stores a row beyond T: it stays finite.
+and since the sum is over i, NaN reaches real rows. The forward pass has the same e^{0 - n} in the same rows, but there
+they are outputs, and rows beyond T are not stored: it stays finite.
 
-The law: with R = T mod 64 tokens in the last chunk, the farthest anchor that has a later block is at min(R, 48) tokens,
-so a uniform gate survives up to |g| = 88.72 / min(R, 48); if R is 0 there is no padding and no limit. At R <= 16 that
-is 5.5 or more: a search up to there finds such lengths immune, and they are not (nor are they in the kernel itself:
-fla-core 0.4.0 interpreted, T = 76, is finite at -7.3 and NaN at -7.5). In a loop that ends at the last block that holds
-tokens ("blocks", as in the key gradients of GLA and RWKV6), R <= 16 and multiples of 16 are immune indeed, and the
-other lengths have 16 (ceil(R / 16) - 1) in place of R.
+The law: with R = T mod 64 tokens in the last chunk, the farthest anchor with a later block is at min(R, 48) tokens, so
+the limit of a uniform gate is |g| = 88.72 / min(R, 48); if R is 0 there is no padding and no limit. For R <= 16 the
+limit is 5.5 or more, so a search up to there wrongly suggests that such lengths are immune (in the kernel itself,
+fla-core 0.4.0 interpreted, T = 76 is finite at -7.3 and NaN at -7.5). In a loop that stops at the last block with
+tokens ("blocks", as in the key gradients of GLA and RWKV6), R <= 16 and multiples of 16 are indeed immune, and other
+lengths have 16 (ceil(R / 16) - 1) in place of R.
 
-The cure is to make the empty rows forget everything, e^{-inf - n} = 0, or to mask them. A clamp is none: |f| < 20
-bounds g = logsigmoid(f) / 8 at -2.5, |w| < 12 bounds RWKV6's w at -12, and neither is above -88.72 / 48.
+The cure is to let padded rows decay fully, e^{-inf - n} = 0, or to mask them. A clamp does not help: |f| < 20 bounds
+g = logsigmoid(f) / 8 at -2.5, |w| < 12 bounds RWKV6's w at -12, and neither is above -88.72 / 48.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""The chunk that a sequence ends in: its sum of gates, the factors of its rows, the gradient they are summed into."""
+"""The last chunk of a sequence: its cumulative gates, the factors of its rows, and the gradient that sums them."""
 
 import math
 
@@ -187,7 +187,7 @@ class Picture:
             self._words.set_position((real - 1.5 if late else real + 0.5, -0.5 * exponent))
 
     def _update_arrows(self, shown: Shown) -> None:
-        """From the empty rows of every block with an infinite factor down to the tokens that it is summed into."""
+        """Draw arrows from the empty rows of every block with an infinite factor to the tokens that sum it."""
         upper, lower = self._factors.ax, self._gradient.ax
         while len(self._arrows) < len(shown.exponents):
             look = {"arrowstyle": "-|>", "linewidth": 1.6, "color": style.BROKEN, "mutation_scale": 12}
@@ -256,6 +256,6 @@ class Picture:
 
 
 def _farthest(shown: Shown):
-    """The anchor farthest into the chunk that an empty row meets."""
+    """Return the last anchor in the chunk that a padded row meets."""
     T = shown.first + shown.real
     return next(iter(anchors(T, shown.form, chunk=len(shown.gates), block=shown.block)), None)

@@ -1,4 +1,4 @@
-"""How far off a chain of transitions is after more and more chunks, beside what storing it in bfloat16 would cost."""
+"""The error of a chain of transitions against its length, beside the rounding of a bfloat16 result."""
 
 import numpy as np
 
@@ -70,22 +70,22 @@ class Picture:
 
     def update(self, shown: Shown) -> None:
         self._title.set_text(WORDS.say("title", way=label(shown.way)))
-        at, found = np.log2(shown.chunks), np.array(shown.errors)
-        above = found > STORED
+        at, errors = np.log2(shown.chunks), np.array(shown.errors)
+        above = errors > STORED
         self._law.set_data(at, shown.law)
-        self._below.set_data(at[~above], found[~above])
-        self._above.set_data(at[above], found[above])
+        self._below.set_data(at[~above], errors[~above])
+        self._above.set_data(at[above], errors[above])
 
     def say(self, shown: Shown) -> str:
         n, error = shown.chunks[-1], shown.errors[-1]
-        said = {"n": n, "tokens": f"{n * CHUNK:,}", "error": number(error, 2), "bits": BITS[shown.way]}
+        values = {"n": n, "tokens": f"{n * CHUNK:,}", "error": number(error, 2), "bits": BITS[shown.way]}
         if shown.way == "three TF32":
-            return WORDS.say("three", **said)
+            return WORDS.say("three", **values)
         if error > STORED:
-            return WORDS.say("long", times=number(error / STORED, 2), **said)
+            return WORDS.say("long", times=number(error / STORED, 2), **values)
         reached = shown.way in WAYS[:2]
         first = next(n for n in range(2, 100) if law(n, shown.way) > STORED) if reached else None
-        return WORDS.say("short", **said, **{"from": WORDS.say("from", first=first) if reached else ""})
+        return WORDS.say("short", **values, **{"from": WORDS.say("from", first=first) if reached else ""})
 
     def arithmetic(self, shown: Shown, cell: Cell) -> str:
         n = 2 ** (cell.column + 1)

@@ -1,13 +1,13 @@
 """A state that stops counting: handed on in 16 bits between tokens, it takes no more of a write that repeats.
 
-A kernel that goes through a sequence in pieces stores the state between them, and 16 bits take half the memory.
-Beside a large number a small one then vanishes: a format with p significant bits holds whole numbers up to 2^p, and at
-2^p one more rounds back to it. A state that forgets nothing and is written the same amount at every token stops there.
+A kernel that processes a sequence in pieces stores the state between them, and 16 bits take half the memory. A small
+number added to a large one then vanishes: a format with p significand bits represents integers up to 2^p, and 2^p + 1
+rounds back to 2^p. A state without decay that gets an equal write at every token stops there.
 
-As told: states are stored in the dtype of the inputs, which bfloat16 training tolerates. As measured: after 256 equal
-writes a bfloat16 state stands still, a float16 one after 2,048, and all that comes later is lost. Nothing is NaN, and
-the gradients are those of a state that went on. Random writes hide it: their sum grows like the root of the tokens.
-The cure is a float32 state, which counts to 2^24; rounding once, where the state is handed out, costs one rounding.
+As told: states are stored in the dtype of the inputs, which bfloat16 training tolerates. As measured: a bfloat16 state
+stops after 256 equal writes, a float16 one after 2,048, and later writes are lost. Nothing is NaN, and the gradients
+are those of a state that continues. Random writes hide it: their sum grows like the root of the number of tokens. The
+cure is a float32 state, which counts to 2^24; rounding the returned state costs a single rounding.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""The state after each token, as it is rounded and as it is, and where it stops."""
+"""The state after each token, rounded and exact, and where it stops."""
 
 import numpy as np
 

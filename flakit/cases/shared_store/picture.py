@@ -1,4 +1,4 @@
-"""A gradient as it is and as it is stored, token by token; below, how far all that sum over v's columns are off."""
+"""A gradient as it should be and as stored, by token; below, the errors of all that sum over v's columns."""
 
 from ...figures import style
 from ...figures.canvas import Canvas, Cell

@@ -1,4 +1,4 @@
-"""The offsets in memory and what a kernel takes for them; below, each token's sequence, program and output."""
+"""The offsets in memory and the numbers that a kernel reads; below, each token's sequence, program and output."""
 
 import numpy as np
 from matplotlib.patches import Patch
@@ -181,16 +181,16 @@ class Picture:
 
 
 def _th(place: int, step: int, N: int) -> int | None:
-    """Which offset a place is, of N + 1 that are `step` apart."""
+    """Return the index of the offset at a place, for N + 1 offsets with stride `step`, else None."""
     return place // step if place % step == 0 and place // step <= N else None
 
 
 def _pieces(offsets: list[int], T: int) -> np.ndarray:
-    """Which piece each of T tokens lies in, -1 for none."""
-    found = np.full(T, -1)
+    """Return the index of each of T tokens' piece, -1 for none."""
+    piece = np.full(T, -1)
     for n, (begin, end) in enumerate(zip(offsets, offsets[1:], strict=False)):
-        found[begin:end] = n
-    return found
+        piece[begin:end] = n
+    return piece
 
 
 def _colour(n: int | None | np.ndarray) -> float | np.ndarray:

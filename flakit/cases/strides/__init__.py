@@ -40,21 +40,21 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "slice of a fused projection": _slice,
     "expanded, stride 0": _expanded,
 }
-"""Ways in which a tensor [B, T, H, D] of some values lies in memory; the last has one value everywhere. The other two
-tensors of the fused projection hold the same values with the other sign."""
+"""Memory layouts of a tensor [B, T, H, D]; the last has one value everywhere. The other two tensors of the fused
+projection hold the negated values."""
 
 
 def layout(x: Tensor, name: str) -> Tensor:
-    """x laid out as one of `LAYOUTS`."""
+    """Return x in one of `LAYOUTS`. ValueError for an unknown one."""
     if name not in LAYOUTS:
         raise ValueError(f"layout: expected one of {', '.join(LAYOUTS)}, got {name!r}")
     return LAYOUTS[name](x)
 
 
 def blind(x: Tensor) -> Tensor:
-    """What a kernel reads that takes x for contiguous: x's own memory from its first element on, NaN beyond its end.
+    """Return what a kernel reads that assumes x is contiguous: x's memory from its first element, NaN beyond its end.
 
-    What really lies beyond belongs to another tensor; NaN makes it visible.
+    The memory beyond belongs to other tensors; NaN makes it visible.
     """
     size, storage = x.numel(), x.untyped_storage()
     memory = torch.tensor([], dtype=x.dtype, device=x.device).set_(storage)[x.storage_offset() :][:size]
@@ -62,10 +62,10 @@ def blind(x: Tensor) -> Tensor:
 
 
 def law(name: str, shape: tuple[int, int, int, int]) -> float:
-    """The share of elements [B, T, H, D] that a blind kernel gets wrong, all values being different.
+    """Predict the fraction of elements [B, T, H, D] that a blind kernel misreads, if all values differ.
 
-    Transposing a T x H matrix in place leaves gcd(T - 1, H - 1) + 1 of its rows where they were, in every batch entry.
-    Of a slice that holds a third of each row, the first row alone is right; of an expanded value, the first element.
+    Transposing a T x H matrix in place leaves gcd(T - 1, H - 1) + 1 of its rows in place, in every batch entry. For a
+    slice of a third of each row only the first row is right; for an expanded value only the first element.
     """
     layout(torch.empty(1, 1, 1, 1), name)
     B, T, H, D = shape
@@ -77,13 +77,13 @@ def law(name: str, shape: tuple[int, int, int, int]) -> float:
 
 
 def measured(name: str, shape: tuple[int, int, int, int]) -> float:
-    """The measured counterpart of `law`."""
+    """Measure the counterpart of `law`."""
     meant, read = _numbered(name, shape)
     return _misread(meant, read)
 
 
 def _numbered(name: str, shape: tuple[int, int, int, int]) -> tuple[Tensor, Tensor]:
-    """A tensor whose elements are numbered from 1 as it is laid out, and what a blind kernel reads of it."""
+    """Return a tensor in a layout with its elements numbered from 1, and what a blind kernel reads of it."""
     meant = layout(torch.arange(1, math.prod(shape) + 1, dtype=torch.float64).view(shape), name)
     return meant, blind(meant)
 
@@ -93,8 +93,8 @@ def _misread(meant: Tensor, read: Tensor) -> float:
 
 
 def read_blindly(inputs: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:
-    """The inputs as a blind kernel would take them: those in `names` laid out as said there, and misread."""
-    return {**inputs, **{name: blind(layout(inputs[name].detach(), how)) for name, how in names.items()}}
+    """Return the inputs as a blind kernel reads them; names: {tensor: layout} of those to misread."""
+    return {**inputs, **{name: blind(layout(inputs[name].detach(), kind)) for name, kind in names.items()}}
 
 
 def at(
@@ -105,7 +105,7 @@ def at(
     H: Annotated[int, Range(1, 32)] = 4,
     D: Annotated[int, Range(1, 128)] = 64,
 ) -> list[Row]:
-    """One layout of a tensor [B, T, H, D]."""
+    """Compare law and measurement for one layout of a tensor [B, T, H, D]."""
     shape = (B, T, H, D)
     sizes = list(shape)
     return [Row(f"{sizes}: misread", math.nan, law(layout, shape), measured(layout, shape))]
@@ -119,25 +119,25 @@ class Shown:
     shape: tuple[int, int, int, int]
     strides: tuple[int, int, int, int]
     meant: Tensor
-    """The number of the row that belongs there."""
+    """The index of the right row."""
     read: Tensor
-    """The number of the row that a blind kernel finds there, NaN where it leaves the tensor's memory."""
+    """The index of the row that a blind kernel reads, NaN beyond the tensor's memory."""
     neighbour: Tensor
-    """Whether that is a row of another tensor of the fused projection."""
+    """Whether that row belongs to another tensor of the fused projection."""
     misread: float
-    """The share of all elements of the batch."""
+    """The fraction of misread elements in the batch."""
 
 
 def show(*, layout: str, B: int, T: int, H: int, D: int) -> Shown:
-    """What `at` measures, row by row."""
+    """Return the rows behind `at`."""
     meant, read = _numbered(layout, (B, T, H, D))
-    # A row belongs where its last number does: it leaves the memory as soon as one of its numbers does.
+    # The last element identifies a row: a row is beyond the memory if any of its elements is.
     rows = ((x[0, ..., -1].abs() - 1) // D for x in (meant, read))
     return Shown(layout, (B, T, H, D), meant.stride(), *rows, read[0, ..., -1] < 0, _misread(meant, read))
 
 
 def reproduce() -> list[Row]:
-    """The share of elements misread, by layout, of a tensor [2, 100, 4, 64]."""
+    """Return the fraction of misread elements by layout, for a tensor [2, 100, 4, 64]."""
     shape = (2, 100, 4, 64)
     return [
         Row(f"{name}, {list(shape)}: misread", math.nan, law(name, shape), measured(name, shape)) for name in LAYOUTS

@@ -1,4 +1,4 @@
-"""The memory, row by row, beside what a kernel takes it for; and all rows of a sequence, as meant and as read."""
+"""The memory by row, as laid out and as a kernel assumes it; and all rows of a sequence, intended and read."""
 
 import numpy as np
 from matplotlib.patches import Patch
@@ -156,7 +156,7 @@ class Picture:
 
 
 def _right(shown: Shown) -> np.ndarray:
-    """Which rows [T, H] are read where they lie."""
+    """Return the rows [T, H] that are read from their own place, boolean."""
     return ((shown.read == shown.meant) & ~shown.neighbour).numpy()
 
 

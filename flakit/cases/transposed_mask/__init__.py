@@ -1,18 +1,16 @@
 """A mask that is the transpose of its tile: a compile error if you are lucky, wrong numbers if you are not.
 
-The backward of a recurrent kernel walks forward once more to rebuild the states, from the initial state if there is
-one. It holds them as a tile [BV, BK], and guards the edges of K and V with a mask. The faulty kernel builds the mask as
-[BK, BV].
+The backward of a recurrent kernel recomputes the states forward, from the initial state if there is one. It holds them
+as a tile [BV, BK], with a mask at the edges of K and V. The faulty kernel builds the mask as [BK, BV].
 
 As told (flash-linear-attention issue #18): "Cannot broadcast ... [16, 64], [64, 16]" on `loss.backward()`; a matter of
-GPU and Triton version. As measured: a shape error on any GPU, found by compiling alone, with none. The line is compiled
-only where an initial state is given, so no test without one ever saw it. And the error was luck: with a square tile the
-two shapes are one, the kernel compiles, and the mask cuts off the mirror image of what it should. Entries of the state
-that lie in a tile cut off by an edge are never loaded; as many others are loaded from beyond the edge, where padding
-makes them harmless as long as they are finite.
+GPU and Triton version. As measured: a shape error for any GPU, which compiling shows without one. The line is compiled
+only with an initial state, so tests without one miss it. And the error was luck: for a square tile the two shapes are
+equal, the kernel compiles, and the mask removes the mirror image of what it should. Entries of the state in a partial
+tile are never loaded; as many others are loaded from beyond the edge, harmless through padding if they are finite.
 
-`law` counts the wrong entries, `wrong` maps them. Both are 0 where K and V are multiples of the tile, and where
-K = V fits into one tile: tests with square powers of two never see this fault.
+`law` counts the wrong entries, `wrong` maps them. Both are 0 if K and V are multiples of the tile, and if K = V fits
+into one tile: tests with square powers of two never detect this fault.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""Which entries of a state a mask lets through, tile by tile, and how many it gets wrong at every size."""
+"""The entries of a state that a mask keeps, by tile, and the number of wrong ones at every size."""
 
 import numpy as np
 from matplotlib.patches import Patch, Rectangle
@@ -179,7 +179,7 @@ class Picture:
         return WORDS.say("entry", k=k, v=v, seen=seen, mirror=mirror)
 
     def beside(self, shown: Shown, cell: Cell) -> list[tuple[str, int, int]]:
-        """The entry that the transposed mask asks for."""
+        """Return the entry that the transposed mask tests."""
         if cell.map != "state" or shown.seen is None or not shown.transposed:
             return []
         return [("state", *_mirror(shown, cell))]
@@ -190,13 +190,13 @@ def _missing(shown: Shown) -> np.ndarray:
 
 
 def _mirror(shown: Shown, cell: Cell) -> tuple[int, int]:
-    """The place of the same tile with row and column exchanged; the tile is square."""
+    """Return the position in the same square tile with row and column exchanged."""
     y, x = cell.row % shown.tile[0], cell.column % shown.tile[1]
     return cell.row - y + x, cell.column - x + y
 
 
 def _grid(rows: int, columns: int, BK: int, BV: int) -> tuple[list[float], list[float]]:
-    """The inner edges of the tiles as one broken line."""
+    """Return the inner edges of the tiles as one line with gaps."""
     gap = [np.nan]
     across = [(y - 0.5) for y in range(BK, rows, BK)]
     down = [(x - 0.5) for x in range(BV, columns, BV)]

@@ -1,18 +1,18 @@
 """A term of the loss that ignores the gradient that arrives: scale the loss, and the term keeps its size.
 
-RWKV's training holds the largest logit of every token back. L2Wrap returns the loss as it is, and in its backward pass
-adds to the gradient of that logit 1e-4 times the logit, over the number of tokens: the gradient of a term
-1e-4 / 2 · max², averaged. But a backward pass is linear in what arrives, and this one does not look at it. Whoever
-multiplies the loss by c before the backward pass, and divides what comes back by c, is left with 1 / c of the term.
+RWKV's training penalises the largest logit of every token. L2Wrap returns the loss unchanged, and its backward adds to
+the gradient of that logit 1e-4 times the logit, divided by the number of tokens: the gradient of the mean of a term
+1e-4 / 2 · max². But a backward pass is linear in the incoming gradient, and this one ignores it. If the loss is
+multiplied by c before the backward pass, and the gradients divided by c after it, 1 / c of the term remains.
 
-As told (flash-linear-attention #963): the usual loss.backward() sends a 1 and is right, so nobody noticed; anything
-else makes the term too small. As measured: 1 / c of it is too small or too large. A loss that is divided by n, as each
-of n parts that are accumulated, has the term n times too strong; a loss scaler's 65,536 leaves nothing of it; and of
-a loss that has a weight among others the term has none. The loss and its own gradient are right throughout.
+As told (flash-linear-attention #963): the usual loss.backward() passes a 1 and is right, so the fault was not noticed;
+anything else makes the term too small. As measured: the factor 1 / c makes it too small or too large. If each of n
+accumulated losses is divided by n, the term is n times too strong; a loss scaler of 65,536 removes it; and the weight
+of one loss among several does not apply to it. The loss and its own gradient are always right.
 
-The operator is blameless, and the audit is not given the loss. Such a term in an operator is what its probe `cotangent`
-sees, which sends 0, -1 and others besides 1: 0 has to give 0. Two cures: multiply by what arrives, as the library has
-done since, or write the term into the loss, where autograd does so, and the log shows it.
+The operator is not at fault, and the audit does not see the loss. In an operator the audit's probe `cotangent` detects
+such a term: it passes 0, -1 and others besides 1, and 0 must give 0. Two cures: multiply by the incoming gradient, as
+the library now does, or add the term to the loss, where autograd does so and the log shows it.
 """
 
 import functools
@@ -28,18 +28,18 @@ from ..knobs import Range
 from ..laws import Row
 
 T, VOCAB, FACTOR = 24, 64, 1e-4
-"""Tokens, different ones, and the term's factor, which is RWKV's."""
+"""Tokens, vocabulary size, and RWKV's factor of the term."""
 WAYS = ("ignores what arrives", "multiplies by what arrives", "a term of the loss")
 
 
 def pull(logits: Tensor) -> Tensor:
-    """The term's gradient: at the largest logit of every token FACTOR times that logit over the tokens."""
+    """Return the term's gradient: at every token's largest logit, FACTOR * logit / number of tokens; 0 elsewhere."""
     largest, at = logits.max(-1, keepdim=True)
     return torch.zeros_like(logits).scatter_(-1, at, largest * FACTOR / largest.numel())
 
 
 class Wrapped(torch.autograd.Function):
-    """The loss as it is, and in its backward pass the term. ignores: whatever arrives."""
+    """Returns the loss unchanged and adds the term in the backward. ignores: ignore the incoming gradient."""
 
     @staticmethod
     def forward(ctx, loss: Tensor, logits: Tensor, ignores: bool) -> Tensor:
@@ -54,7 +54,7 @@ class Wrapped(torch.autograd.Function):
 
 
 def with_term(loss: Tensor, logits: Tensor, way: str = WAYS[0]) -> Tensor:
-    """The loss with the term, in one of `WAYS`. logits [..., V]: those that the loss was made of."""
+    """Return the loss with the term, in one of `WAYS`. logits: the loss's, [..., V]. ValueError for an unknown way."""
     if way not in WAYS:
         raise ValueError(f"way: expected one of {', '.join(WAYS)}, got {way!r}")
     if way == WAYS[2]:
@@ -63,7 +63,7 @@ def with_term(loss: Tensor, logits: Tensor, way: str = WAYS[0]) -> Tensor:
 
 
 def law(scale: float, way: str = WAYS[0]) -> float:
-    """How much of the term is left in a step whose loss was multiplied by `scale`.
+    """Predict the fraction of the term that remains if the loss is multiplied by `scale`.
 
     >>> law(1.0), law(1 / 8), law(65536.0, "multiplies by what arrives")
     (1.0, 8.0, 1.0)
@@ -73,27 +73,27 @@ def law(scale: float, way: str = WAYS[0]) -> float:
 
 @dataclass(frozen=True)
 class Shown:
-    """At the largest logit of each token, [T]: that logit, and what the gradient divided by the scale has there."""
+    """The largest logit of each token, [T], and parts of its gradient, divided by the scale."""
 
     largest: Tensor
     alone: Tensor
-    """Of the loss without the term."""
+    """The gradient of the loss without the term."""
     wanted: Tensor
-    """Of the term."""
+    """The right gradient of the term."""
     got: Tensor
-    """Of the term, as it is."""
+    """The actual gradient of the term."""
     scale: float
     way: str
 
     @property
     def left(self) -> float:
-        """How much of the term there is."""
+        """The fraction of the term that remains."""
         return (self.got @ self.wanted / (self.wanted @ self.wanted)).item()
 
 
 @functools.lru_cache(maxsize=32)
 def show(*, scale: float, way: str, seed: int) -> Shown:
-    """What `at` measures, in float64."""
+    """Return the tensors behind `at`, in float64."""
     generator = torch.Generator().manual_seed(seed)
     logits = 4 * torch.randn(T, VOCAB, generator=generator, dtype=torch.float64).requires_grad_()
     targets = torch.randint(VOCAB, (T,), generator=generator)
@@ -102,9 +102,9 @@ def show(*, scale: float, way: str, seed: int) -> Shown:
         return torch.autograd.grad(loss, logits)[0]
 
     alone = gradient(cross_entropy(logits, targets))
-    whole = gradient(scale * with_term(cross_entropy(logits, targets), logits, way)) / scale
+    total = gradient(scale * with_term(cross_entropy(logits, targets), logits, way)) / scale
     largest, at = logits.detach().max(-1, keepdim=True)
-    parts = (alone, pull(logits.detach()), whole - alone)
+    parts = (alone, pull(logits.detach()), total - alone)
     return Shown(largest[:, 0], *(part.gather(-1, at)[:, 0] for part in parts), scale, way)
 
 
@@ -114,11 +114,11 @@ def at(
     way: Annotated[str, WAYS] = WAYS[0],
     seed: int = 0,
 ) -> list[Row]:
-    """One scale of the loss: how much of the term is left once it is divided out."""
+    """Return the fraction of the term that remains after one scale of the loss is divided out."""
     what = f"{way}, loss × {scale:.4g}: of the term is left"
     return [Row(what, math.nan, law(scale, way), show(scale=scale, way=way, seed=seed).left)]
 
 
 def reproduce() -> list[Row]:
-    """No scale, eight parts, a weight and a loss scaler, in every way."""
+    """Return rows for no scale, eight micro-batches, a weight and a loss scaler, in every way."""
     return [row for way in WAYS for scale in (1.0, 1 / 8, 0.1, 2.0**16) for row in at(scale=scale, way=way)]

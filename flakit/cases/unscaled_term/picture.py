@@ -1,4 +1,4 @@
-"""What the term adds to the gradient of each token's largest logit, beside what it should add."""
+"""The term's part of the gradient of each token's largest logit, actual and right."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""dk as it comes back, token by token; below, the weight's gradient that it should make and the one that it makes."""
+"""The returned dk by token; below, the right weight gradient and the actual one."""
 
 from ...figures import style
 from ...figures.canvas import Canvas, Cell

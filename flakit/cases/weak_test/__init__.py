@@ -1,16 +1,17 @@
 """A test that cannot fail: its decays forget so fast that an operator without a memory passes.
 
 As told: the operator is tested against a reference, on random inputs, with a tolerance. As measured: a test of RWKV7 in
-flash-linear-attention feeds w uniform in [-8, -6] as log decay, e^-7 per token. Nothing decays into the next token
-but what the delta rule itself carries over. An implementation that forgets everything older than two tokens is off by
-8e-4 in o, far below the tolerance of 0.005. With decays as the model makes them it is off by 40%.
+flash-linear-attention uses log decays w uniform in [-8, -6], e^-7 per token. Only the delta rule itself carries
+anything over to the next token. An implementation that forgets everything older than two tokens has an error of 8e-4 in
+o, far below the tolerance of 0.005. With the model's decays its error is 40%.
 
-The law: beyond the decay, a token is carried over by b (a^T S), once per step; with a of length 1 and b = -a sigmoid(x)
-each step leaves sqrt(E[sigmoid(x)^2] / K) of it, 0.1 for K = 32. So keeping m tokens is wrong by that to the power m.
+The law: apart from the decay, b (a^T S) carries a token over, once per step. With a of length 1 and b = -a sigmoid(x)
+each step leaves sqrt(E[sigmoid(x)^2] / K) of it, 0.1 for K = 32. So the error of keeping m tokens is that to the power
+m.
 
-An operator that resets its state every 64 tokens is like one that loses a chunk's state. 39% off is on record, at
-decays that are not; `reset_law` has 13% with the model's formula and random x, 50 to 60% with decays as slow as a fresh
-model's, and 1% with the test's.
+An operator that resets its state every 64 tokens resembles one that loses a chunk's state. An error of 39% is on
+record, without its decays; `reset_law` gives 13% with the model's formula and random x, 50 to 60% with the slow decays
+of a fresh model, and 1% with the test's.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""From how far back an output comes, with the test's decays and with the model's, and what is forgotten of it."""
+"""Contributions to an output by distance, with the test's decays and the model's, and the part that is forgotten."""
 
 import numpy as np
 
@@ -47,7 +47,7 @@ PRESETS = {
 }
 
 _LOW, _HIGH = -8.0, 0.3
-"""Powers of ten of a share that are shown."""
+"""Range of the axis of fractions, in powers of ten."""
 
 
 class Picture:

@@ -1,4 +1,4 @@
-"""Where the anchor is read in memory, the exponents that come of it, and the scores of both anchors."""
+"""The anchor's address in memory, the resulting exponents, and the scores with both anchors."""
 
 import numpy as np
 import torch
@@ -59,7 +59,7 @@ PRESETS = {
 
 _END = LN_MAX[torch.float32]
 _BEYOND = 1.45
-"""How far the axis of exponents goes, in those where exp ends."""
+"""Length of the exponent axis, in units of the exponent at which exp overflows."""
 
 
 class Picture:
@@ -132,7 +132,7 @@ class Picture:
         block, H = shown.g.shape
         h, (token, other) = shown.head, shown.wrong.rows[shown.head]
         bad = [int((~each.scores.isfinite()).sum()) for each in (shown.wrong, shown.right)]
-        said = {
+        values = {
             "head": h,
             "token": shown.right.rows[h][0],
             "H": H,
@@ -149,8 +149,8 @@ class Picture:
         if not shown.g.isfinite().all():
             return WORDS["infinite"]
         if H == 1:
-            return WORDS.say("one", both=WORDS.say("both", **said) if bad[0] else "")
-        return WORDS.say("broken" if bad[0] else "fine", where=WORDS.say("where", **said), **said)
+            return WORDS.say("one", both=WORDS.say("both", **values) if bad[0] else "")
+        return WORDS.say("broken" if bad[0] else "fine", where=WORDS.say("where", **values), **values)
 
     def arithmetic(self, shown: Shown, cell: Cell) -> str:
         H, h, i, j = shown.g.shape[1], shown.head, cell.row, cell.column

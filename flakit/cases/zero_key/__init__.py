@@ -1,16 +1,16 @@
 """A key of hardly anything, brought to length one: the shorter it is, the larger its gradient, up to 1 / ε.
 
-A delta rule wants keys of length one, and k / max(|k|, ε) makes them so. Its derivative along the key is 0, and across
-it 1 / max(|k|, ε): a small key turns a long way for a small step. So a token whose key is nearly zero, such as padding
-or an embedding that was never trained, is sent the largest gradient of all.
+A delta rule needs keys of unit length, which k / max(|k|, ε) gives. Its derivative along the key is 0, and across it
+1 / max(|k|, ε): a small key rotates far for a small step. So a token with a key close to zero, such as padding or an
+untrained embedding, gets the largest gradient of all.
 
-As told: ε only prevents a division by zero. As measured: at |k| = 0 it is the whole answer. With PyTorch's default of
-1e-12 the gradient is multiplied by 10^12; everything is finite, and a clipped step is that one token's. With ε = 1e-6
-under the root, k / √(|k|² + ε), as kernels have it, the factor is at most 1,000. So it is where the key that is
-looked up is also written (DeltaNet, KDA). RWKV7 writes another one, and at |k| = 0 nothing arrives at the first.
+As told: ε only prevents a division by zero. As measured: at |k| = 0 the gradient depends on ε alone. With PyTorch's
+default of 1e-12 it is multiplied by 10^12; everything is finite, and that token dominates a clipped step. With ε = 1e-6
+under the root, k / √(|k|² + ε), as in kernels, the factor is at most 1,000. This holds if the key that is looked up is
+also written (DeltaNet, KDA). RWKV7 writes another key, and at |k| = 0 the first one gets no gradient.
 
-The operator is blameless: it is given keys and not what they were made of, so the audit has no probe for it. The cure
-is a larger ε, or to take tokens that say nothing out of the sequence.
+The operator is not at fault: it sees only normalised keys, so the audit has no probe for it. The cure is a larger ε, or
+to remove tokens without content from the sequence.
 """
 
 import functools
@@ -28,13 +28,13 @@ from ..knobs import Range
 from ..laws import Row
 
 T, K, TOKEN = 24, 16, 9
-"""Tokens of one head, channels of a key, and the token whose key is short; the others' are 4 long."""
+"""Tokens of one head, channels of a key, and the token with the short key; the others have length 4."""
 WAYS = ("max(|k|, ε)", "√(|k|² + ε)")
-"""What a key is divided by: torch.nn.functional.normalize, and kernels of delta rules."""
+"""The divisor of a key: in torch.nn.functional.normalize, and in kernels of delta rules."""
 
 
 def lengths(k: Tensor, way: str, eps: float) -> Tensor:
-    """What each key [..., K] is divided by, [..., 1]."""
+    """Return the divisor of each key [..., K], [..., 1]. ValueError for an unknown way."""
     if way not in WAYS:
         raise ValueError(f"way: expected one of {', '.join(WAYS)}, got {way!r}")
     squares = k.square().sum(-1, keepdim=True)
@@ -42,7 +42,7 @@ def lengths(k: Tensor, way: str, eps: float) -> Tensor:
 
 
 def law(length: float, way: str = WAYS[0], eps: float = 1e-12) -> float:
-    """By how much the gradient of a key of this length grows, across the key.
+    """Predict the factor on the gradient of a key of this length, across the key.
 
     >>> f"{law(0.5):.4g}, {law(1e-9):.4g}, {law(0.0):.4g}, {law(0.0, '√(|k|² + ε)', 1e-6):.4g}"
     '2, 1e+09, 1e+12, 1000'
@@ -52,26 +52,26 @@ def law(length: float, way: str = WAYS[0], eps: float = 1e-12) -> float:
 
 @dataclass(frozen=True)
 class Shown:
-    """The gradients that arrive at the unit keys and that leave for the keys, [T, K] each, and the keys."""
+    """The gradients of the unit keys (`arrives`) and of the keys (`leaves`), [T, K] each, and the short key."""
 
     arrives: Tensor
     leaves: Tensor
     direction: Tensor
-    """Of the short key, [K]."""
+    """The direction of the short key, [K]."""
     length: float
     way: str
     eps: float
 
     @property
     def factor(self) -> float:
-        """How much the short key's gradient grows, across the key."""
+        """The factor on the short key's gradient, across the key."""
         d = self.direction
         arrives, leaves = (x[TOKEN] - (x[TOKEN] @ d) * d for x in (self.arrives, self.leaves))
         return (leaves.norm() / arrives.norm()).item()
 
     @property
     def share(self) -> float:
-        """Of the norm of all keys' gradients, the share of the other tokens: what clipping leaves them."""
+        """The other tokens' fraction of the norm of all keys' gradients, which clipping leaves them."""
         norms = self.leaves.norm(dim=-1)
         others = norms[torch.arange(T) != TOKEN].norm()
         return (others / norms.norm()).item()
@@ -79,7 +79,7 @@ class Shown:
 
 @functools.lru_cache(maxsize=32)
 def show(*, length: float, way: str, eps: float, seed: int) -> Shown:
-    """What `at` measures: DeltaNet in float64."""
+    """Return the tensors behind `at`: DeltaNet in float64."""
     x = inputs("delta_rule", T=T, H=1, K=K, dtype=torch.float64, seed=seed)
     do, _ = cotangents("delta_rule", x, grad_seed=seed)
     keys = math.sqrt(K) * x["k"]
@@ -99,14 +99,14 @@ def at(
     eps: Annotated[float, Range(1e-12, 1.0, log=True)] = 1e-12,
     seed: int = 0,
 ) -> list[Row]:
-    """One short key: by how much its gradient grows on its way through the normalisation."""
+    """Return the factor on a short key's gradient in the normalisation."""
     shown = show(length=length, way=way, eps=eps, seed=seed)
     what = f"|k| = {length:.3g} over {way}, ε = {eps:.3g}: the gradient grows by"
     return [Row(what, math.nan, law(length, way, eps), shown.factor)]
 
 
 def reproduce() -> list[Row]:
-    """Both ways at keys of several lengths, and the ε that bounds what comes back."""
+    """Return both ways for keys of several lengths, and a larger ε that bounds the gradient."""
     rows = [row for length in (1.0, 1e-4, 1e-9, 1e-14) for row in at(length=length)]
     rows += [row for length in (1.0, 1e-4, 1e-14) for row in at(length=length, way=WAYS[1], eps=1e-6)]
     return [*rows, *at(length=1e-14, eps=0.1)]

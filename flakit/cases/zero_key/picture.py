@@ -1,4 +1,4 @@
-"""How large each token's gradient is before and after the normalisation of its key, and by which factor it grew."""
+"""The norm of each token's gradient before and after the normalisation of its key, and their ratio."""
 
 import numpy as np
 
@@ -75,12 +75,12 @@ class Picture:
         self._points["largest"].set_data(tokens[short], leaves[short])
 
     def say(self, shown: Shown) -> str:
-        said = {"t": TOKEN, "length": number(shown.length, 3), "factor": number(shown.factor, 3), "n": T - 1}
-        said["share"] = percent(shown.share) if shown.share > 1e-4 else number(shown.share, 2)
+        values = {"t": TOKEN, "length": number(shown.length, 3), "factor": number(shown.factor, 3), "n": T - 1}
+        values["share"] = percent(shown.share) if shown.share > 1e-4 else number(shown.share, 2)
         if not _large(shown):
-            return WORDS.say("fair", **said)
+            return WORDS.say("fair", **values)
         bounded = shown.length < (shown.eps if shown.way.startswith("max") else shown.eps**0.5)
-        return WORDS.say("bounded" if bounded else "large", end=number(1 / shown.factor, 2), **said)
+        return WORDS.say("bounded" if bounded else "large", end=number(1 / shown.factor, 2), **values)
 
     def arithmetic(self, shown: Shown, cell: Cell) -> str:
         arrives, leaves = _sizes(shown)
@@ -93,6 +93,6 @@ def _sizes(shown: Shown) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _large(shown: Shown) -> bool:
-    """Whether the short key's gradient is far above every other."""
+    """Whether the short key's gradient is far larger than all others."""
     _, leaves = _sizes(shown)
     return bool(leaves[TOKEN] > _FAR * np.delete(leaves, TOKEN).max())
