@@ -1,6 +1,6 @@
-"""What the instruments ask of plain arguments. Each error names the argument, what was expected and what came.
+"""Checks of the instruments' plain arguments. Each error names the argument, the expected value and the actual one.
 
-Numpy's scalars, and tensors and arrays without axes, count as the numbers and truth values they hold.
+Numpy scalars, and tensors and arrays without axes, count as their numbers and truth values.
 """
 
 import functools
@@ -19,12 +19,12 @@ from torch import Tensor
 
 
 def plain(x: Any) -> Any:
-    """The number or truth value in a numpy scalar or in a tensor or array without axes; anything else as it is."""
+    """Return the value of a numpy scalar or of a tensor or array without axes; anything else as it is."""
     return x.item() if isinstance(x, (np.generic, np.ndarray, Tensor)) and x.ndim == 0 else x
 
 
 def listed(x: Any) -> tuple:
-    """What is in a list, an array or another iterable, each as `plain` has it; a single value is a list of one."""
+    """Return the items of a list, array or other iterable, each through `plain`; a single value is a list of one."""
     single = isinstance(x, (str, bytes)) or not isinstance(x, Iterable) or getattr(x, "ndim", 1) == 0
     return tuple(plain(part) for part in ((x,) if single else x))
 
@@ -37,7 +37,7 @@ def whole_number(name: str, x: object, least: int = 1) -> int:
 
 
 def flag(name: str, x: object, instead: str = "") -> bool:
-    """instead: what to do for someone who passes what belongs elsewhere."""
+    """Return x as a bool. instead: advice in the error for values that belong elsewhere."""
     value = plain(x)
     if not isinstance(value, bool):
         raise TypeError(f"{name}: expected True or False{instead}, got {shown(x)}")
@@ -58,14 +58,14 @@ def function(name: str, x: object, optional: bool = True) -> Callable | None:
 
 
 def real_tensor(name: str, x: object) -> Tensor:
-    """A tensor of real numbers; of a complex one half would be lost on the way to float64."""
+    """Return x, a tensor of real numbers; conversion to float64 would drop the imaginary part of a complex one."""
     if not isinstance(x, Tensor) or x.is_complex():
         raise TypeError(f"{name}: expected a tensor of real numbers, got {shown(x)}")
     return x
 
 
 def shown(x: object) -> str:
-    """What came, in a few words."""
+    """Describe a value in a few words, for an error."""
     if isinstance(x, (Tensor, np.ndarray)):
         kind = "a tensor" if isinstance(x, Tensor) else "an array"
         return f"{kind} {list(x.shape)} of {str(x.dtype).removeprefix('torch.')}"
@@ -76,10 +76,10 @@ def shown(x: object) -> str:
 
 
 def named_function(name: str, argument: str) -> Callable:
-    """The function that a text names, "package.module:attribute" or "file.py:attribute".
+    """Import the function named by "package.module:attribute" or "file.py:attribute".
 
-    A file is imported as its own folder's scripts would import it, so that what it makes has a module to be found in.
-    Raises ValueError where there is no such thing.
+    A file is imported as scripts in its folder would import it, so that its objects belong to an importable module.
+    Raises ValueError where there is no such function.
     """
     place, _, attribute = name.rpartition(":")
     try:
@@ -87,12 +87,12 @@ def named_function(name: str, argument: str) -> Callable:
     except ImportError as error:
         raise ValueError(f"{argument}: expected a function {attribute} in {place}: {error}") from error
     try:
-        found = functools.reduce(getattr, attribute.split("."), module)
+        value = functools.reduce(getattr, attribute.split("."), module)
     except AttributeError as error:
         raise ValueError(f"{argument}: expected a function {attribute} in {place}: {error}") from error
-    if not callable(found):
-        raise ValueError(f"{argument}: expected a function {attribute} in {place}, got {shown(found)}")
-    return found
+    if not callable(value):
+        raise ValueError(f"{argument}: expected a function {attribute} in {place}, got {shown(value)}")
+    return value
 
 
 def _from_file(place: Path, argument: str) -> ModuleType:

@@ -1,6 +1,6 @@
-"""What goes with the package, notebooks and recordings, wherever it lies: in a checkout, or in an installed wheel.
+"""Locations of the notebooks and recordings that ship with the package, in a checkout and in an installed wheel.
 
-A checkout has `notebooks/` and `data/` beside the package; a wheel carries them inside it (pyproject.toml says how).
+A checkout has `notebooks/` and `data/` beside the package; a wheel contains them (see pyproject.toml).
 """
 
 from pathlib import Path
@@ -9,9 +9,9 @@ PACKAGE = Path(__file__).parents[1]
 _INSIDE = PACKAGE / "_carried"
 
 IN_CHECKOUT = not _INSIDE.is_dir()
-"""Whether this flakit runs out of its repository, where there are a Makefile and a constraints.txt, too."""
+"""Whether flakit runs from its repository, which also has a Makefile and a constraints.txt."""
 
 
 def folder(name: str) -> Path:
-    """The folder called "notebooks" or "data"."""
+    """Return the folder "notebooks" or "data"."""
     return (PACKAGE.parent if IN_CHECKOUT else _INSIDE) / name

@@ -1,4 +1,4 @@
-"""How a model makes its tensors: what `flakit.inputs` draws, and how a script of its own draws the like."""
+"""Distributions of a model's tensors: how `flakit.inputs` draws them, and how a standalone script does."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -12,14 +12,14 @@ from torch import Tensor
 from .arguments import plain, real_tensor, shown
 
 How = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
-"""Makes numbers of a shape whose first axis is time."""
+"""Draws numbers of a shape whose first axis is time."""
 
 
 @dataclass(frozen=True)
 class Draw:
-    """One tensor's numbers.
+    """The distribution of one tensor.
 
-    script: the same with PyTorch, `{shape}` in the place of its sizes; "" where a script has no words for it.
+    script: a PyTorch expression for it, with `{shape}` in place of the sizes; "" if there is none.
     stream: the tensor whose random numbers it shares, "" for its own.
     """
 
@@ -42,7 +42,7 @@ def unit(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _written_back(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    (gate,) = rng.spawn(1)  # a stream of its own, or a longer T would not continue a shorter one
+    (gate,) = rng.spawn(1)  # a separate stream, so that a longer T continues a shorter one
     return unit(rng, shape) * sigmoid(gate.standard_normal(shape))
 
 
@@ -66,7 +66,7 @@ WORDS: Mapping[str, tuple[str, Draw]] = {
     ),
     "softmax": ("softmax of a standard normal over the last axis", Draw(_softmax, "torch.randn({shape}).softmax(-1)")),
 }
-"""What a draw can be called by, each with its meaning."""
+"""The draws by name, each with its meaning."""
 
 NORMAL, UNIT, SIGMOID, SOFTMAX = (draw for _, draw in WORDS.values())
 REMOVAL_KEY = Draw(
@@ -83,26 +83,26 @@ def uniform(low: float, high: float) -> Draw:
 
 
 def recorded(x: Tensor | np.ndarray, axes: list[str]) -> Draw:
-    """Real numbers: read from where a seed says on, around the end, cut to the sizes that are asked for.
+    """Return a draw of recorded numbers: read from a random start in time, cyclically, cut to the requested sizes.
 
-    Rows of the last axis stay whole where it is no longer than asked; a smaller one takes their beginnings.
+    Other axes are read from their beginning.
     """
     drawn = sorted(range(len(axes)), key=lambda n: axes[n] != "T")
     values = torch.as_tensor(x).detach().to("cpu", torch.float64).permute(drawn).numpy()
 
     def how(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        found = values
+        x = values
         for axis, size in enumerate(shape):
             start = rng.integers(values.shape[axis]) if axis == 0 else 0
-            found = np.take(found, range(start, start + size), axis, mode="wrap")
-        return found
+            x = np.take(x, range(start, start + size), axis, mode="wrap")
+        return x
 
     return Draw(how)
 
 
 def draw(name: str, given: object, axes: list[str]) -> Draw:
-    """What a description says of a tensor's numbers: a word of `WORDS`, a pair (low, high) between which they are
-    uniform, a tensor of real ones, a function (generator, shape with time first) -> array, or a `Draw`."""
+    """Return the `Draw` that a description gives for a tensor: a name in `WORDS`, a pair (low, high) for a uniform one,
+    a tensor of recorded numbers, a function (generator, shape with time first) -> array, or a `Draw`."""
     if isinstance(given, Draw):
         return given
     if isinstance(given, str) and given in WORDS:

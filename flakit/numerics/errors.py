@@ -1,7 +1,7 @@
-"""How far a tensor is from the truth: three numbers, none of which can hide what the others show.
+"""The distance of a tensor from the truth in three numbers, so that none hides what the others show.
 
-A global root mean square alone tolerates a few elements that are totally wrong, so every comparison also reports the
-worst element and the worst row, and counts the non-finite values by kind.
+A global root mean square alone tolerates a few totally wrong elements, so every comparison also reports the worst
+element and the worst row, and counts the non-finite values by kind.
 """
 
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ from .arguments import real_tensor
 
 @dataclass(frozen=True)
 class Errors:
-    """The distance of a tensor from its truth. Every error is inf when a value that should be finite is not."""
+    """The distance of a tensor from its truth. Every error is inf where a value that should be finite is not."""
 
     l2: float  # |got - truth| / |truth|
     worst: float  # largest |got - truth| / RMS of truth
-    worst_index: tuple[int, ...] | None  # where that is (the first non-finite one, if any); None when all is equal
+    worst_index: tuple[int, ...] | None  # its index (of the first non-finite one, if any); None if all are equal
     worst_row: float  # largest relative L2 over rows (the last axis); rows of zeros are measured by the tensor's RMS
     non_finite: int  # values that are non-finite where the truth is finite
     share: float  # the same as a share of all values
@@ -40,7 +40,7 @@ class Errors:
 
 
 def out_of_range(got: Tensor, truth: Tensor) -> Tensor:
-    """Where `got` is the infinity that its dtype has for a true value beyond its largest number, or next to that."""
+    """Return the mask where `got` is infinite because the true value exceeds its dtype's range, or nearly so."""
     largest, eps = torch.finfo(got.dtype).max, torch.finfo(got.dtype).eps
     return got.isinf() & (got.sign() == truth.sign()) & (truth.abs() > largest * (1 - 4 * eps))
 
@@ -49,7 +49,7 @@ def compare(got: Tensor, truth: Tensor) -> Errors:
     """Measure `got` against `truth` (any real dtypes, one shape, any device); the arithmetic is float64.
 
     A truth of zeros is compared exactly: the relative errors are 0 or inf. Where the truth itself is infinite, the same
-    infinity is right and anything else is an infinite error; where it is NaN nothing can be said, and nothing is.
+    infinity is correct and anything else is an infinite error; where it is NaN, the error counts as 0.
     """
     got, truth = real_tensor("got", got), real_tensor("truth", truth)
     if got.shape != truth.shape:
@@ -59,7 +59,7 @@ def compare(got: Tensor, truth: Tensor) -> Errors:
     truth = truth.detach().double()
     got = got.detach().to(truth)
     finite, kinds = truth.isfinite(), [0, 0, 0]
-    # In units of the largest true value no square can overflow.
+    # In units of the largest true value, squares cannot overflow.
     unit = torch.where(finite, truth, 0.0).abs().max().item() or 1.0
     size = torch.where(finite, truth / unit, 0.0)
     error = (got / unit - size).abs()
@@ -90,7 +90,7 @@ def relative_l2(got: Tensor, truth: Tensor) -> float:
 
 
 def _ratio(error: Tensor, size: Tensor) -> float:
-    """The largest error / size, with 0 / 0 = 0: nothing is wrong where nothing differs."""
+    """Return the largest error / size, with 0 / 0 = 0."""
     return torch.where(error == 0, 0.0, error / size).max().item()
 
 

@@ -1,4 +1,5 @@
-"""The family as the instruments know it: what each reference of `ops.family` takes, and what its models give it."""
+"""Descriptions of the family for the instruments: the arguments of each reference of `ops.family`, and how its models
+draw them."""
 
 import torch
 from torch import Tensor
@@ -118,5 +119,5 @@ FAMILY: dict[str, Operator] = {
         ),
     )
 }
-"""References without kernels, by name; the functions of flash-linear-attention that compute them are called
-chunk_NAME and fused_recurrent_NAME, HGRN2's GLA's."""
+"""References without kernels, by name. flash-linear-attention's functions for them are chunk_NAME and
+fused_recurrent_NAME; HGRN2 uses GLA's."""

@@ -1,4 +1,4 @@
-"""Errors of outputs and gradients as rows of a table: what the gradient comparer draws and data/ records."""
+"""Errors of outputs and gradients as rows of a table, for the gradient comparer and the recordings in data/."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -17,14 +17,12 @@ MEASURES = {
     "worst_element": "worst element / RMS",
     "worst_row": "worst row, relative L2",
 }
-"""The columns that hold an error, with the words a figure shows."""
+"""The error columns, with their labels in figures."""
 
 
 def measures(got: Tensor, truth: Tensor) -> dict[str, float]:
-    """The error columns of one tensor, `non_finite`, the count of values that should be finite and are not, and `rms`.
-
-    rms is the truth's root mean square: what the errors are relative to.
-    """
+    """Return one tensor's error columns, `non_finite`, the count of values that should be finite but are not, and
+    `rms`, the truth's root mean square, to which the errors are relative."""
     errors = compare(got, truth)
     return {
         "l2": errors.l2,
@@ -36,17 +34,17 @@ def measures(got: Tensor, truth: Tensor) -> dict[str, float]:
 
 
 def rounding_error(dtype: torch.dtype) -> float:
-    """Relative L2 error of storing exact values in a dtype: rounding to nearest, values spread evenly over a binade."""
+    """Return the relative L2 error of rounding exact values, uniform over a binade, to nearest in a dtype."""
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise ValueError(f"dtype: expected a floating-point torch.dtype, got {shown(dtype)}")
     return torch.finfo(dtype).eps / 2 / math.sqrt(6)
 
 
 def along_time(got: Tensor, truth: Tensor) -> Tensor:
-    """Where along t the error sits: [B, T, H, D] or [B, T, H] -> [T], float64.
+    """Return the error of each time step: [B, T, H, D] or [B, T, H] -> [T], float64.
 
-    RMS error of each time step relative to the RMS of the whole truth, so that a step whose true value is tiny does not
-    stand out; inf where a value that should be finite is not.
+    This is the RMS error relative to the RMS of the whole truth, so that steps with tiny true values do not dominate;
+    inf where a value that should be finite is not.
     """
     got, truth = real_tensor("got", got), real_tensor("truth", truth)
     if got.ndim not in (3, 4):
@@ -73,17 +71,17 @@ def gradient_rows(
     keep: bool = False,
     **setting,
 ) -> list[dict]:
-    """One row per form and tensor at one setting: op, form, dtype, T, decay, tensor and the columns of `measures`.
+    """Return one row per form and tensor at one setting: op, form, dtype, T, decay, tensor and `measures`.
 
-    setting: arguments of `flakit.inputs`, cu_seqlens for packed sequences among them. forms: one or several, default
-    every form of the operator. backend: as the operator takes it.
-    dfinal_state: let a gradient arrive at the final state as well: only so is a kernel seen that drops it.
-    others: further makers of some of the tensors, by the name their rows have as form; each is given the inputs, the
-    gradient arriving at o and, with dfinal_state, the one arriving at the final state, and returns tensors by name.
-    recurrence: how the truth is computed, as `truth` takes it.
-    over_time: add `along_time`, a list over t, None for a tensor without a time axis.
+    setting: arguments of `flakit.inputs`, such as cu_seqlens for packed sequences. forms: one or several; default: all
+    forms of the operator. backend: passed to the operator.
+    dfinal_state: also use a gradient with respect to the final state, which exposes kernels that drop it.
+    others: further functions, by their form in the rows; each receives the inputs, the gradient with respect to o and,
+    with dfinal_state, that with respect to the final state, and returns some of the tensors by name.
+    recurrence: passed to `truth`.
+    over_time: add `along_time`, a list over t; None for tensors without a time axis.
     keep: add the tensors themselves, `got` and `true`.
-    Inputs, float64 truth and cotangents are the same for all.
+    All forms share inputs, float64 truth and cotangents.
 
     >>> rows = gradient_rows("rwkv6", T=256, decay=-8.0, dtype=torch.bfloat16)
     """
@@ -91,20 +89,20 @@ def gradient_rows(
     forms = _forms(op, forms)
     if not forms and not others:
         raise ValueError(f"forms: expected at least one of {', '.join(op.forms)}, got none")
-    made = make_inputs(op, **setting)
-    arriving = cotangents(op, made, grad_seed=grad_seed, dfinal_state=dfinal_state)
-    true = truth(op, made, arriving=arriving, recurrence=recurrence)
-    found: dict[str, Mapping[str, Tensor]] = {}
+    inputs = make_inputs(op, **setting)
+    arriving = cotangents(op, inputs, grad_seed=grad_seed, dfinal_state=dfinal_state)
+    true = truth(op, inputs, arriving=arriving, recurrence=recurrence)
+    results: dict[str, Mapping[str, Tensor]] = {}
     for form in forms:
-        found[form] = evaluate(op, made, form=form, backend=backend, arriving=arriving)
-    for name, make in others.items():
-        found[name] = _known(name, make(made, *(x for x in arriving if x is not None)), true)
+        results[form] = evaluate(op, inputs, form=form, backend=backend, arriving=arriving)
+    for name, run in others.items():
+        results[name] = _checked(name, run(inputs, *(x for x in arriving if x is not None)), true)
 
-    first, decay = made[op.tensors[0]], plain(setting.get("decay"))
+    first, decay = inputs[op.tensors[0]], plain(setting.get("decay"))
     same = {"dtype": str(first.dtype).removeprefix("torch."), "T": first.shape[1]}
     same["decay"] = op.profile if decay is None else decay
     rows = []
-    for form, tensors in found.items():
+    for form, tensors in results.items():
         for tensor, x in tensors.items():
             row = {"op": op.name, "form": form, **same, "tensor": tensor, **measures(x, true[tensor])}
             if over_time:
@@ -125,8 +123,8 @@ def _others(others) -> Mapping[str, Callable]:
     return others or {}
 
 
-def _known(name: str, made: Mapping[str, Tensor], true: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    unknown = [tensor for tensor in made if tensor not in true] if isinstance(made, Mapping) else [shown(made)]
+def _checked(name: str, tensors: Mapping[str, Tensor], true: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    unknown = [x for x in tensors if x not in true] if isinstance(tensors, Mapping) else [shown(tensors)]
     if unknown:
         raise ValueError(f"others[{name!r}]: expected some of {', '.join(true)} by name, got {', '.join(unknown)}")
-    return made
+    return tensors

@@ -1,8 +1,8 @@
 """Realistic inputs for notebooks, tests and scripts: `chunk_rwkv6(**flakit.inputs("rwkv6"))`.
 
-Numbers are drawn on the CPU in float64 from a private generator, rounded to the asked dtype and then moved, so that a
-CPU and a GPU see the same values. Each tensor has its own stream, drawn token after token: another decay leaves r, k, v
-and u untouched, and a longer T continues the same sequence.
+Numbers are drawn on the CPU in float64 from a private generator, rounded to the requested dtype and then moved, so that
+a CPU and a GPU see the same values. Each tensor has its own stream, drawn token by token: another decay leaves r, k, v
+and u unchanged, and a longer T continues the same sequence.
 """
 
 import math
@@ -21,8 +21,8 @@ from .operators import Operator, operator, state_dtype
 
 
 def _rwkv6_init(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    # The model spreads x over its channels as -6 + 5 z^p, z in [0, 1]; p runs from 0.7 in the first layer to 2.0 in
-    # the last, here the middle. Its token-dependent part is zero at the start of training and of order 1 later.
+    # The model initializes x over its channels as -6 + 5 z^p, z in [0, 1]; p rises from 0.7 in the first layer to 2.0
+    # in the last, here the mean. Its token-dependent part is zero at the start of training and of order 1 later.
     channels = math.prod(shape[2:])
     x = -6 + 5 * np.linspace(0, 1, channels).reshape(shape[2:]) ** 1.35
     return -np.exp(x + 0.5 * rng.standard_normal(shape))
@@ -33,7 +33,7 @@ def _spikes(value: float) -> Callable:
 
 
 def _mamba2(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    # A is drawn once for every head, 1 to 16, and the step's bias so that a step is 0.001 to 0.1; tokens move it.
+    # A is drawn once for each head, from 1 to 16, and the step's bias so that steps are 0.001 to 0.1, plus token noise.
     A = rng.uniform(1, 16, (shape[2], *[1] * (len(shape) - 3)))
     step = np.exp(rng.uniform(math.log(1e-3), math.log(1e-1), shape[2:]))
     return -A * np.logaddexp(0.0, np.log(np.expm1(step)) + 0.5 * rng.standard_normal(shape))
@@ -70,7 +70,7 @@ _PROFILES: dict[str, tuple[str, Callable[[np.random.Generator, tuple[int, ...]],
 }
 
 MODEL = "model"
-"""The profile that an operator's own model has, whichever that is."""
+"""The profile of the operator's own model."""
 
 DECAYS: dict[str, str] = {name: description for name, (description, _) in _PROFILES.items()}
 """The decay profiles by name, with one line each; all are natural-log decays per token."""
@@ -96,32 +96,32 @@ def inputs(
     initial_state: bool = False,
     requires_grad: bool = False,
 ) -> dict[str, Tensor]:
-    """Inputs of an operator by the names of its arguments, ready for `chunk_rwkv6(**inputs("rwkv6"))`.
+    """Draw inputs of an operator by the names of its arguments, ready for `chunk_rwkv6(**inputs("rwkv6"))`.
 
     B, T, H, K, V: batch, time, heads, rows (keys) and columns (values) of the state; T defaults to 64, V to K.
     M, HQ: of GSA only: memory slots, default 32; query heads, a multiple of H, default H. HV: of gated delta rule and
         KDA only: heads of the values, a multiple of H, default H.
     cu_seqlens: the offsets [N + 1] of N packed sequences, from 0, non-decreasing; the last one is T's default, and
-        rows up to a larger T are padding; B is 1. They are put among the inputs, and initial states are drawn for N
+        rows up to a larger T are padding; B is 1. The result includes them, and initial states are those of N
         sequences.
-    decay: a profile of `DECAYS`, one natural-log decay <= 0 for all tokens, or a tensor of the decay's shape, all of
-        them natural logarithms. Default: what the operator's model has ("rwkv6-init", "rwkv7", "gsa", "mamba2", …). An
-        operator without a decay among its arguments takes none.
+    decay: a profile of `DECAYS`, one natural-log decay <= 0 for all tokens, or a tensor of natural logarithms of the
+        decay's shape. Default: that of the operator's model ("rwkv6-init", "rwkv7", "gsa", "mamba2", …). An operator
+        without a decay argument takes none.
     dtype: of every sequence tensor; decay_dtype: of the decay alone (default: dtype).
     initial_state: add a random float32 (float64 for float64) initial state, for GSA a pair (hk, hv); without it the key
         is absent.
-    All but the decay are standard normal, but for what a model makes otherwise: RWKV7's a = -κ̂ and b = κ̂ sigmoid(x)
-    with κ̂ of length 1 in each head, GSA's s = softmax over the slots of a normal, q and k of length 1 and beta =
-    sigmoid(x) of the delta rules, HGRN2's k = 1 - e^g; of a described operator what its description says. Nothing
-    here touches a global random state.
+    All but the decay are standard normal, except where the model differs: RWKV7's a = -κ̂ and b = κ̂ sigmoid(x) with κ̂
+    of length 1 in each head, GSA's s = softmax over the slots of a normal, q and k of length 1 and beta = sigmoid(x) of
+    the delta rules, HGRN2's k = 1 - e^g; for a described operator, as its description says. Global random states are
+    not used.
     """
     op = operator(op)
     offsets = None if cu_seqlens is None else _offsets(cu_seqlens, B, T)
     sizes = _sizes(op, offsets, B=B, T=T, H=H, K=K, V=V, M=M, HQ=HQ, HV=HV)
     decay_dtype = dtype if decay_dtype is None else decay_dtype
-    for name, wanted in (("dtype", dtype), ("decay_dtype", decay_dtype)):
-        if not isinstance(wanted, torch.dtype) or wanted not in FLOATS:
-            raise ValueError(f"{name}: expected torch.float64, float32, bfloat16 or float16, got {shown(wanted)}")
+    for name, choice in (("dtype", dtype), ("decay_dtype", decay_dtype)):
+        if not isinstance(choice, torch.dtype) or choice not in FLOATS:
+            raise ValueError(f"{name}: expected torch.float64, float32, bfloat16 or float16, got {shown(choice)}")
     device, seed = _device(device), whole_number("seed", seed, least=0)
     own_state = ': put a state of your own among the inputs, inputs(...) | {"initial_state": state}'
     initial_state = flag("initial_state", initial_state, own_state)
@@ -129,7 +129,7 @@ def inputs(
 
     if not op.decay and decay is not None:
         raise ValueError(f"decay: expected None, {op.label} has no such argument, got {shown(decay)}")
-    made = {}
+    tensors = {}
     for stream, name in enumerate(op.tensors + (op.states if initial_state else ())):
         axes = op.axes[name].split()
         if name == op.decay:
@@ -142,16 +142,16 @@ def inputs(
             stream = op.tensors.index(drawn.stream) if drawn.stream else stream
             x = _time_first(np.random.default_rng([seed, stream]), axes, sizes, drawn.how)
         to = state_dtype(dtype) if name in op.states else decay_dtype if name == op.decay else dtype
-        made[name] = x.to(to).to(device).requires_grad_(requires_grad)
-    return op.arguments(made, {} if offsets is None else {"cu_seqlens": offsets.to(device)})
+        tensors[name] = x.to(to).to(device).requires_grad_(requires_grad)
+    return op.arguments(tensors, {} if offsets is None else {"cu_seqlens": offsets.to(device)})
 
 
-def _sizes(op: Operator, offsets: Tensor | None, **given) -> dict[str, int]:
-    """The size of every axis of an operator, from what was given for it."""
-    default = {"T": 64 if offsets is None else offsets[-1], "V": given["K"], "M": 32}
-    default |= dict.fromkeys(("HQ", "HV"), given["H"])
+def _sizes(op: Operator, offsets: Tensor | None, **requested) -> dict[str, int]:
+    """Return the size of every axis of an operator, from the requested ones and defaults."""
+    default = {"T": 64 if offsets is None else offsets[-1], "V": requested["K"], "M": 32}
+    default |= dict.fromkeys(("HQ", "HV"), requested["H"])
     sizes = dict(op.own_sizes)
-    for axis, size in given.items():
+    for axis, size in requested.items():
         if axis in op.sizes:
             sizes[axis] = whole_number(axis, default.get(axis) if size is None else size)
         elif size is not None:
@@ -163,13 +163,13 @@ def _sizes(op: Operator, offsets: Tensor | None, **given) -> dict[str, int]:
     for name in (*op.tensors, *op.states):
         axes = op.axes[name].split()
         if 8 * math.prod(sizes[axis] for axis in axes) > sys.maxsize:
-            largest, asked = max(axes, key=sizes.__getitem__), ", ".join(shown(sizes[axis]) for axis in axes)
-            raise ValueError(f"{largest}: expected a size that fits into a memory, got {name} [{asked}]")
+            largest, shape = max(axes, key=sizes.__getitem__), ", ".join(shown(sizes[axis]) for axis in axes)
+            raise ValueError(f"{largest}: expected a size that fits into a memory, got {name} [{shape}]")
     return sizes
 
 
 def _offsets(cu_seqlens, B: int, T: int | None) -> Tensor:
-    """cu_seqlens as a tensor on the CPU, right for a problem of this size."""
+    """Return cu_seqlens as a tensor on the CPU, checked against B and T."""
     expected = f"cu_seqlens: expected ascending offsets from 0 to T, got {shown(cu_seqlens)}"
     try:
         if not isinstance(cu_seqlens, (Tensor, np.ndarray, list, tuple)) or not len(cu_seqlens):
@@ -189,13 +189,13 @@ def _device(device) -> torch.device:
         if not isinstance(device, (str, torch.device)):
             raise TypeError(f"a {type(device).__name__}")
         return torch.empty(0, device=device).device
-    except (AssertionError, TypeError, RuntimeError) as error:  # a PyTorch without CUDA fails an assertion
+    except (AssertionError, TypeError, RuntimeError) as error:  # PyTorch without CUDA fails an assertion
         first = str(error).splitlines()[0]
         raise ValueError(f'device: expected one that is here, such as "cpu", got {shown(device)} ({first})') from error
 
 
 def _time_first(rng, axes: list[str], sizes: dict[str, int], draw: Callable) -> Tensor:
-    """Draw with time as the slowest axis, so that a longer T continues a shorter one; returned in the order of axes."""
+    """Draw with time as the slowest axis, so that a longer T continues a shorter one; return x in the order of axes."""
     drawn = sorted(axes, key=lambda a: a != "T")
     x = torch.from_numpy(np.asarray(draw(rng, tuple(sizes[a] for a in drawn)), dtype=np.float64))
     return x.permute([drawn.index(a) for a in axes]).contiguous()
@@ -217,10 +217,10 @@ def _decay(decay, rng, axes: list[str], sizes: dict[str, int], profiles: dict) -
     elif isinstance(decay, (Tensor, np.ndarray)):
         if tuple(decay.shape) != shape:
             raise ValueError(f"decay: expected a tensor [{', '.join(axes)}] = {list(shape)}, got {list(decay.shape)}")
-        given = torch.as_tensor(decay, device="cpu")
-        if given.is_complex() or given.dtype == torch.bool:
+        x = torch.as_tensor(decay, device="cpu")
+        if x.is_complex() or x.dtype == torch.bool:
             raise TypeError(f"decay: expected real numbers, got {shown(decay)}")
-        x = given.detach().to("cpu", torch.float64, copy=True)
+        x = x.detach().to("cpu", torch.float64, copy=True)
     else:
         raise TypeError(f"decay: expected a profile name, a number <= 0 or a tensor, got {shown(decay)}")
     if not (x <= 0).all():

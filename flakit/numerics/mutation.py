@@ -1,7 +1,7 @@
-"""Did a call write to its inputs? Compare them with clones: nothing else tells.
+"""Detect writes of a call to its inputs by comparing them with clones, the only reliable way.
 
-PyTorch counts in-place operations in `tensor._version`. A Triton or CUDA kernel writes to an address, which PyTorch
-never hears of, so that the counter stays where it is.
+PyTorch counts in-place operations in `tensor._version`. A Triton or CUDA kernel writes to an address without PyTorch's
+knowledge, so the counter does not change.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -12,32 +12,32 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Touched:
-    """What a call did to one of its inputs."""
+    """The changes of a call to one of its inputs."""
 
     name: str
-    changed: int  # values that are not what they were
+    changed: int  # number of changed values
     share: float  # the same as a share of all values
-    version: int  # how many in-place operations PyTorch counted
-    shared: tuple[str, ...]  # outputs that live in this input's memory
+    version: int  # in-place operations that PyTorch counted
+    shared: tuple[str, ...]  # outputs that share this input's memory
 
 
 def touched(call: Callable, inputs: Mapping[str, object]) -> list[Touched]:
-    """Run `call(**inputs)` and look at every tensor among the inputs, in the order they were given.
+    """Run `call(**inputs)` and report the changes to every tensor among the inputs, in order.
 
-    Tensors inside tuples, lists and mappings count, inputs and outputs alike: a pair is named "initial_state[0]",
-    "initial_state[1]"; so are the fields of a named tuple, "out.o". An input that was NaN and still is has not changed.
+    Tensors inside tuples, lists and mappings count, in inputs and outputs: those of a pair are named
+    "initial_state[0]" and "initial_state[1]", fields of a named tuple "out.o". A NaN that stays NaN has not changed.
     """
-    given = dict(_tensors(inputs))
-    before = {name: (x.detach().clone(), x._version) for name, x in given.items()}
-    returned = dict(_tensors(call(**inputs), "out"))
-    found = []
-    for name, x in given.items():
+    tensors = dict(_tensors(inputs))
+    before = {name: (x.detach().clone(), x._version) for name, x in tensors.items()}
+    outputs = dict(_tensors(call(**inputs), "out"))
+    report = []
+    for name, x in tensors.items():
         old, version = before[name]
         differs = (x.detach() != old) & ~(x.detach().isnan() & old.isnan())
-        shared = tuple(out for out, y in returned.items() if _overlap(x, y))
+        shared = tuple(out for out, y in outputs.items() if _overlap(x, y))
         changed = int(differs.sum())
-        found.append(Touched(name, changed, changed / max(1, x.numel()), x._version - version, shared))
-    return found
+        report.append(Touched(name, changed, changed / max(1, x.numel()), x._version - version, shared))
+    return report
 
 
 def _tensors(x: object, name: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -53,7 +53,7 @@ def _tensors(x: object, name: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def _overlap(x: Tensor, y: Tensor) -> bool:
-    """Whether the memory from x's first to its last value and that of y have a byte in common."""
+    """Return whether the memory ranges from first to last value of x and of y overlap."""
     if x.device != y.device or x.numel() == 0 or y.numel() == 0:
         return False
     (x_start, x_end), (y_start, y_end) = _span(x), _span(y)

@@ -1,4 +1,4 @@
-"""Gradient errors of the GPU kernels: measured here where there is a GPU, else recorded ones, always saying which."""
+"""Gradient errors of the GPU kernels, measured here if there is a GPU, else recorded, with a label that says which."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -11,13 +11,13 @@ from .gradients import gradient_rows
 from .operators import OPERATORS, operator
 
 RECORDINGS = {op: f"h200_{op}_gradients" for op in OPERATORS}
-"""The recorded gradient errors of each operator, data/<name>.json."""
+"""The recording of each operator's gradient errors, data/<name>.json."""
 SIZES = {op: {"B": 1, "H": 4, "K": 64, "V": 64} | ({"M": 64} if "M" in OPERATORS[op].sizes else {}) for op in OPERATORS}
-"""The sizes of each recording, used here too."""
+"""The sizes in each recording, and of measurements here."""
 
 
 class OnGPU(NamedTuple):
-    """label: what a table or figure made from `rows` must say; rows: as from `gradient_rows`, none without a source."""
+    """label: the caption that a table or figure of `rows` needs; rows: from `gradient_rows`, empty without a source."""
 
     label: str
     rows: Sequence[Mapping]
@@ -32,11 +32,11 @@ def gradients_on_gpu(
     others: Mapping[str, Callable] | None = None,
     op: str = "rwkv6",
 ) -> OnGPU:
-    """Errors of an operator's kernels for every combination of dtype, T and decay, in that order, one or several each.
+    """Return the errors of an operator's kernels for every combination of dtypes, T and decays, in that order.
 
-    forms and others as in `gradient_rows`; the recording knows others by their names.
-    Without a GPU these are rows of the operator's recording; a combination it does not hold is a ValueError.
-    Where there is neither, the label says so and how to make the recording.
+    forms and others as in `gradient_rows`; the recording has others by their names.
+    Without a GPU these are rows of the operator's recording; a combination that it lacks raises ValueError.
+    Without either, the label says so and how to make the recording.
     """
     forms, others = listed(operator(op).forms if forms is None else forms), others or {}
     dtypes = [str(x).removeprefix("torch.") for x in listed(dtype)]
@@ -59,12 +59,12 @@ def gradients_on_gpu(
             f"`python data/record_gradients.py {op}` makes it.",
             [],
         )
-    picked: list[Mapping] = []
+    selected: list[Mapping] = []
     for name, length, w in settings:
-        found = [
+        matches = [
             row for row in recording.select(op=op, dtype=name, T=length, decay=w) if row["form"] in (*forms, *others)
         ]
-        if not found:
+        if not matches:
             raise ValueError(f"{RECORDINGS[op]}: holds no dtype {name}, T {length}, decay {w}")
-        picked += found
-    return OnGPU(recording.label, picked)
+        selected += matches
+    return OnGPU(recording.label, selected)

@@ -1,7 +1,7 @@
-"""A sequence in pieces: every piece starts from the state in which the one before ended.
+"""A sequence in pieces: each piece starts from the final state of the one before.
 
-The state is all that the past can say to the future, so pieces must give what the whole gives: outputs, final state,
-and every gradient, which travels back through the states.
+The state is all that the future sees of the past, so pieces must give the results of the whole: outputs, final state,
+and every gradient, which flows back through the states.
 """
 
 import dataclasses
@@ -23,11 +23,11 @@ class Output(NamedTuple):
 
 
 def in_pieces(op: str | Operator, cuts: Sequence[int], *, handed: str = "state") -> Operator:
-    """The operator with every form computed in pieces; `evaluate(in_pieces("rwkv6", [30]), inputs)` runs it.
+    """Return the operator with every form computed in pieces; `evaluate(in_pieces("rwkv6", [30]), inputs)` runs it.
 
-    cuts: where a new piece begins, 0 < t < T, ascending; every piece has a token.
-    handed: what goes from one piece to the next: the "state"; the state "detached", so that no gradient comes back, as
-    in truncated backpropagation; or "nothing", and every piece but the first starts from zeros.
+    cuts: first tokens of the later pieces, 0 < t < T, ascending; every piece has a token.
+    handed: what a piece passes to the next: the "state"; the state "detached", so that no gradient flows back, as in
+    truncated backpropagation; or "nothing", so that every piece but the first starts from zeros.
     """
     op = operator(op)
     one_of("handed", handed, HANDED)
@@ -38,8 +38,8 @@ def in_pieces(op: str | Operator, cuts: Sequence[int], *, handed: str = "state")
 
 
 def _pieces(op: Operator, form: Callable, cuts: list[int], handed: str) -> Callable:
-    def call(*, initial_state=None, output_final_state: bool = True, **given) -> Output:
-        rows = {name: given.pop(name) for name in op.sequences}
+    def call(*, initial_state=None, output_final_state: bool = True, **rest) -> Output:
+        rows = {name: rest.pop(name) for name in op.sequences}
         T = rows[op.sequences[0]].shape[1]
         if cuts and cuts[-1] >= T:
             raise ValueError(f"cuts: expected cuts below T = {T}, got {cuts}")
@@ -48,7 +48,7 @@ def _pieces(op: Operator, form: Callable, cuts: list[int], handed: str) -> Calla
             if start and handed != "state":
                 state = None if handed == "nothing" else op.state([part.detach() for part in op.parts(state)])
             piece = {name: x[:, start:end] for name, x in rows.items()}
-            o, state = form(**piece, **given, initial_state=state, output_final_state=True)
+            o, state = form(**piece, **rest, initial_state=state, output_final_state=True)
             outputs.append(o)
         return Output(torch.cat(outputs, 1), state)
 
