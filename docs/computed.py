@@ -6,7 +6,7 @@ writes scripts, since a page that was opened as a file may fetch nothing:
 
     runtime.js      onnxruntime-web, its module and its WebAssembly
     <model>.js      an exported model: of `models`, by name
-    seed-<n>.js     what `flakit.inputs` draws with a seed, and the gradient that arrives at o
+    seed-<operator>-<n>.js  what `flakit.inputs` draws with a seed, and the gradient that arrives at o
     about.js        words, palettes, scripts of "copy as Python"
 
 There are no numerics beside PyTorch's code: `docs/_static/compute.js` makes decays, counts NaN, and draws. Where ONNX's
@@ -42,18 +42,21 @@ from flakit.cases.laws import LN_MAX
 from flakit.figures import style
 from flakit.figures.sketches.start_here import WORDS as SKETCH_WORDS
 from flakit.numerics.evaluate import cotangents, truth
+from flakit.numerics.operators import OPERATORS
 from flakit.ops.common.chunks import split_chunks
+from flakit.panels.decay_explorer import WORDS as EXPLORER_WORDS
 from flakit.panels.decay_explorer import DecayExplorer
 from flakit.panels.knobs import NONE
-from flakit.panels.shared import RIGHT
+from flakit.panels.shared import RIGHT, tensors
 from flakit.panels.sketches import SKETCHES
 
 ROOT = Path(__file__).parents[1]
 RUNTIME = "1.30.0"
 NPM_FILES = {"module": "ort.wasm.bundle.min.mjs", "wasm": "ort-wasm-simd-threaded.wasm"}
-STANDS_ON = ("flakit/cases/anchor/*.py", "flakit/ops/common/*.py", "flakit/ops/rwkv6/*.py", "flakit/numerics/*.py")
+STANDS_ON = ("flakit/cases/anchor/*.py", "flakit/ops/common/*.py", "flakit/ops/{op}/*.py", "flakit/numerics/*.py")
 
-OP, H, K, CHUNK = "rwkv6", 1, 32, 64
+FIRST, H, K, CHUNK = "rwkv6", 1, 32, 64
+"""The operator of the sketch and of a reader's own decays; heads; channels, values and slots; tokens of a chunk."""
 T, T_SKETCH = 128, 64
 """Rows of a model; how many of them are tokens is one of its inputs."""
 WINDOW, COLUMNS = 9 * CHUNK, 256
@@ -66,12 +69,12 @@ class Run(nn.Module):
 
     T = T
 
-    def __init__(self, scheme: str):
+    def __init__(self, op: str, scheme: str):
         super().__init__()
-        self.scheme = scheme
+        self.op, self.scheme = op, scheme
 
     def forward(self, x: dict, arriving: Tensor) -> dict[str, Tensor]:
-        found = anchor.run(x, self.scheme, op=OP, chunk=CHUNK, arriving=arriving)
+        found = anchor.run(x, self.scheme, op=self.op, chunk=CHUNK, arriving=arriving)
         return {**found.tensors, "A": found.A}
 
 
@@ -80,19 +83,23 @@ class Truth(nn.Module):
 
     T = T
 
+    def __init__(self, op: str):
+        super().__init__()
+        self.op = op
+
     def forward(self, x: dict, arriving: Tensor) -> dict[str, Tensor]:
-        exact = truth(OP, x, arriving=(arriving, None), recurrence=False)
-        return {name: exact[name].float() for name in anchor.TENSORS[OP]}
+        exact = truth(self.op, x, arriving=(arriving, None), recurrence=False)
+        return {name: exact[name].float() for name in anchor.TENSORS[self.op]}
 
 
 class Sketch(nn.Module):
     """What the sketch "broken" shows: a run anchored at the chunk's start, and the true dr."""
 
-    T = T_SKETCH
+    T, op = T_SKETCH, FIRST
 
     def forward(self, x: dict, arriving: Tensor) -> dict[str, Tensor]:
-        found = anchor.run(x, "none", op=OP, chunk=CHUNK, arriving=arriving).tensors
-        exact = truth(OP, x, arriving=(arriving, None), recurrence=False)
+        found = anchor.run(x, "none", op=self.op, chunk=CHUNK, arriving=arriving).tensors
+        exact = truth(self.op, x, arriving=(arriving, None), recurrence=False)
         return {**{name: found[name] for name in found if name != "final_state"}, "true": exact["dr"].float()}
 
 
@@ -103,6 +110,8 @@ class Headroom(nn.Module):
     are stored and of those that are not, as `LN_MAX` has them. Of each scheme: the factor that the decays may be
     multiplied with before it breaks, the exponent, and its row, head (0) and column.
     """
+
+    op = FIRST
 
     def forward(self, w: Tensor, length: Tensor, limits: Tensor) -> dict[str, Tensor]:
         w, found = split_chunks(w, CHUNK, torch.float64), []
@@ -122,30 +131,31 @@ HELD = tuple(name for name, scheme in anchor.SCHEMES.items() if not scheme.dyadi
 
 
 def models() -> dict[str, nn.Module]:
-    runs = {f"run-{scheme}": Run(scheme) for scheme in anchor.SCHEMES}
-    return {"sketch": Sketch(), **runs, "truth": Truth(), "headroom": Headroom()}
+    runs = {f"run-{op}-{scheme}": Run(op, scheme) for op in OPERATORS for scheme in anchor.SCHEMES}
+    return {"sketch": Sketch(), "headroom": Headroom(), **runs, **{f"truth-{op}": Truth(op) for op in OPERATORS}}
 
 
 # --- inputs ---------------------------------------------------------------------------------------------------------
 
 
-def drawn(seed: int) -> dict[str, Tensor]:
+def drawn(op: str, seed: int) -> dict[str, Tensor]:
     """What a seed draws, every input but the decay; and the gradient that arrives at o, whatever the seed."""
-    x = flakit.inputs(OP, T=T, H=H, K=K, decay=0.0, seed=seed)
-    return {"r": x["r"], "k": x["k"], "v": x["v"], "u": x["u"], "arriving": cotangents(OP, x)[0]}
+    x = flakit.inputs(op, T=T, H=H, K=K, decay=0.0, seed=seed)
+    arriving = cotangents(op, x)[0]
+    return {name: each for name, each in x.items() if name != OPERATORS[op].decay} | {"arriving": arriving}
 
 
-def given(decay: float | Tensor = -1.0, length: int = T_SKETCH, seed: int = 0, rows: int = T) -> dict:
+def given(op: str, decay: float | Tensor = -1.0, length: int = T_SKETCH, seed: int = 0, rows: int = T) -> dict:
     """A model's inputs: of a decay, or of decays [T, K], up to the length, and zeros from there on."""
     real = (torch.arange(rows) < length)[None, :, None, None]
 
     def padded(x: Tensor) -> Tensor:
         return torch.where(real, x[:, :rows], 0.0)
 
-    x = {name: padded(each) if each.ndim == 4 else each for name, each in drawn(seed).items()}
+    x = {name: padded(each) if each.ndim == 4 else each for name, each in drawn(op, seed).items()}
     arriving = x.pop("arriving")
     w = torch.as_tensor(decay, dtype=torch.float32).expand(T, K)[None, :, None]
-    return {"x": {**x, "w": padded(w), "length": torch.tensor(length)}, "arriving": arriving}
+    return {"x": {**x, OPERATORS[op].decay: padded(w), "length": torch.tensor(length)}, "arriving": arriving}
 
 
 # --- from PyTorch to ONNX -------------------------------------------------------------------------------------------
@@ -186,7 +196,7 @@ def exported(name: str) -> bytes:
         inputs["limits"] = torch.tensor([1.0, 1.0], dtype=torch.float64)
         names = list(inputs)
     else:
-        inputs = given(rows=module.T)
+        inputs = given(module.op, rows=module.T)
         names = [*inputs["x"], "arriving"]
     program = torch.onnx.export(
         module,
@@ -218,7 +228,9 @@ WORDS = {
     "loading": "Loading what computes …",
     "failed": "This browser cannot compute here ({why}); the recorded frames go on.",
     "note": "Computed in this page by the PyTorch code of flakit, exported to ONNX: seeds 0 to {seeds}, up to {T} "
-    "tokens of one head with {K} channels, in float32. Every other setting is live in JupyterLab: make lab.",
+    "tokens of one head with {K} channels, in float32. A sum that has just overflowed may be NaN here and inf in "
+    "PyTorch, or the other way: WebAssembly rounds each product before it adds it, a CPU does both at once. Every "
+    "other setting is live in JupyterLab: make lab.",
     "knobs": {
         "decay": "decay",
         "seed": "seed",
@@ -233,9 +245,13 @@ WORDS = {
     "copied": "copied",
     "point": "Point at a cell, or reach a map by Tab and move by arrow keys.",
     "cell": "{name} of token {t}, {column} {c}: {got} (true: {true})",
-    "scores": "|A|, tokens {a} to {b}",
+    "scores": {
+        "rwkv6": "|A|, tokens {a} to {b}",
+        "rwkv7": "|A| of r with k, tokens {a} to {b}",
+        "gsa": "|A| of p with s, tokens {a} to {b}",
+    },
     "score": "score of token {i} and key {j}: {got}",
-    "axes": "tokens from left to right, {column}s down",
+    "axes": "tokens from left to right, channels down",
     "pairs": "keys from left to right, reading tokens down",
     "colours": "green negative, purple positive, up to {largest}; hatched NaN or inf",
     "sizes": "blue 1e-4, yellow 100 and more; hatched NaN or inf",
@@ -246,10 +262,10 @@ WORDS = {
     "broken": ["{names} is broken", "{names} are broken"],
     "others": ["; {names} is finite.", "; {names} are finite."],
     "first": [
-        "Measured here: {names} breaks first, beyond |w| = {at} {knob}.",
-        "Measured here: {names} break first, beyond |w| = {at} {knob}.",
+        "Measured here: {names} breaks first, beyond |{which}| = {at} {knob}.",
+        "Measured here: {names} break first, beyond |{which}| = {at} {knob}.",
     ],
-    "nothing": "Measured here: nothing breaks up to |w| = {most} {knob}.",
+    "nothing": "Measured here: nothing breaks up to |{which}| = {most} {knob}.",
     "per token": "per token",
     "of token": "of token {at}",
     "drop": "Your own gates: drop a file of log decays [B, T, H, K] here (.npy, .safetensors), or",
@@ -282,23 +298,31 @@ def about(megabytes: float) -> dict:
     def palette(name: str) -> str:
         return (colormaps[name](np.arange(256))[:, :3] * 255 + 0.5).astype(np.uint8).tobytes().hex()
 
-    script = inspect.unwrap(DecayExplorer.script)  # takes no panel but its language
-    how = {"op": OP, "query": "r", "scheme": "<scheme>", "chunk": CHUNK, "mask": RIGHT, "dtype": "float32"}
-    how |= {"T": "<T>", "at": "<at>", "seed": "<seed>"}
-    as_python = {
-        "sketch-broken": {
-            "plain": SKETCHES["broken"].script.format(decay="<decay>", seed="<seed>").replace("T=64", "T=<T>")
-        },
-        "decay-explorer": {
-            "plain": script(None, decay=_Named("<decay>"), spike=NONE, **how),
-            "spike": script(None, decay=_Named("<decay>"), spike=_Named("<spike>"), **how),
-        },
+    def explored(op: str) -> dict:
+        script = inspect.unwrap(DecayExplorer.script)  # takes no panel but its language
+        how = {"op": op, "query": "", "scheme": "<scheme>", "chunk": CHUNK, "mask": RIGHT, "dtype": "float32"}
+        how |= {"T": "<T>", "at": "<at>", "seed": "<seed>", "decay": _Named("<decay>")}
+        return {"plain": script(None, spike=NONE, **how), "spike": script(None, spike=_Named("<spike>"), **how)}
+
+    sketch = SKETCHES["broken"].script.format(decay="<decay>", seed="<seed>").replace("T=64", "T=<T>")
+    operators = {
+        op: {
+            "label": OPERATORS[op].label,
+            "decay": OPERATORS[op].decay,
+            "drawn": {name: list(x.shape) for name, x in drawn(op, 0).items()},
+            "tensors": {name: columns.split()[0] for name, columns in tensors(op).items()},
+            "bound": EXPLORER_WORDS["bounds"].get(op, ""),
+            "scripts": explored(op),
+        }
+        for op in OPERATORS
     }
     return {
         "words": WORDS | {"megabytes": round(megabytes)},
         "sketch": SKETCH_WORDS.english["broken"],
-        "scripts": as_python,
+        "operators": operators,
+        "script": sketch,
         "schemes": {name: scheme.label for name, scheme in anchor.SCHEMES.items()},
+        "first": FIRST,
         "across": [name for name, scheme in anchor.SCHEMES.items() if scheme.across],
         "held": HELD,
         "limits": [LN_MAX[torch.float32]] * 2,
@@ -331,17 +355,20 @@ def build(folder: Path) -> str:
         return f"{', '.join(missing)} is not installed"
     if why := runtime(folder):
         return why
-    key = _key()
-    stamp = folder / "exported"
-    if not stamp.exists() or stamp.read_text() != key:
-        print(f"models for pages that compute: {len(models())} to export", flush=True)
+    stamp, keys = folder / "exported", {op: _key(op) for op in OPERATORS}
+    before = json.loads(stamp.read_text()) if stamp.exists() else {}
+    changed = [op for op in OPERATORS if before.get(op) != keys[op]]
+    names = [name for name, model in models().items() if model.op in changed]
+    if names:
+        print(f"models for pages that compute: {len(names)} to export", flush=True)
         with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-            for name, raw in zip(models(), pool.map(exported, models()), strict=True):
+            for name, raw in zip(names, pool.map(exported, names), strict=True):
                 _write(folder, name, raw)
-        for seed in range(SEEDS):
-            _write(folder, f"seed-{seed}", b"".join(x.numpy().tobytes() for x in drawn(seed).values()))
-        stamp.write_text(key)
-    loaded = sum((folder / f"{name}.js").stat().st_size for name in ("runtime", "sketch", "run-none", "seed-0"))
+        for op in changed:
+            for seed in range(SEEDS):
+                _write(folder, f"seed-{op}-{seed}", b"".join(x.numpy().tobytes() for x in drawn(op, seed).values()))
+        stamp.write_text(json.dumps(keys))
+    loaded = sum((folder / f"{name}.js").stat().st_size for name in ("runtime", "sketch", f"seed-{FIRST}-0"))
     text = json.dumps(about(loaded / 1e6), ensure_ascii=False)
     (folder / "about.js").write_text(f'flakitArrived("about", {text});\n', encoding="utf-8")
     return ""
@@ -373,10 +400,11 @@ def runtime(folder: Path) -> str:
     return ""
 
 
-def _key() -> str:
+def _key(op: str) -> str:
+    """Of what an operator's models stand on."""
     own = Path(__file__).read_text().partition("# --- files")[0]
     digest = hashlib.sha256(f"{sys.version} {torch.__version__} {own}".encode())
-    for path in sorted(found for pattern in STANDS_ON for found in ROOT.glob(pattern)):
+    for path in sorted(found for pattern in STANDS_ON for found in ROOT.glob(pattern.format(op=op))):
         digest.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
     return digest.hexdigest()
 

@@ -4,31 +4,12 @@
 (() => {
   const FOLDER = new URL("computed/", document.currentScript.src).href;
   const SETTLED = 400; // ms after the last move until the address follows and onsets are measured
-  const TENSORS = {
-    "sketch-broken": ["o", "dr", "dk", "dv", "dw", "du"],
-    "decay-explorer": ["o", "dr", "dk", "dv", "dw", "du"],
-  };
+  const PANELS = ["sketch-broken", "decay-explorer"];
 
-  // Scripts in place of requests, which a page that was opened as a file may not make.
-  const arrived = new Map(), asked = new Map();
-  window.flakitArrived = (name, what) => arrived.set(name, what);
-  const read = name => {
-    if (!asked.has(name)) {
-      asked.set(name, new Promise((done, failed) => {
-        const script = document.createElement("script");
-        script.src = `${FOLDER}${name}.js`;
-        script.onload = () => done(arrived.get(name));
-        script.onerror = () => { asked.delete(name); failed(new Error(`${name}.js`)); };
-        document.head.append(script);
-      }));
-    }
-    return asked.get(name);
-  };
-  const unpacked = async text => {
-    const bytes = Uint8Array.from(atob(text), each => each.charCodeAt(0));
-    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-    return new Response(stream).arrayBuffer();
-  };
+  const {make, reader, unpacked} = window.flakitPage;
+  const arrived = new Map(), load = reader(FOLDER, arrived);
+  window.flakitArrived = (name, what) => arrived.set(`${name}.js`, what);
+  const read = name => load(`${name}.js`);
   const once = make => { let made; return () => made ??= make(); };
   const kept = make => {
     const made = new Map();
@@ -37,17 +18,17 @@
 
   // What computes. The module comes from a blob and the WebAssembly as bytes, so that neither is fetched.
   const runtime = once(async () => {
-    const packed = await read("runtime"), [code, wasm] = [await unpacked(packed.module), await unpacked(packed.wasm)];
+    const packed = await read("runtime"), [code, wasm] = [await unpacked(packed.module, "gzip"), await unpacked(packed.wasm, "gzip")];
     const ort = await import(URL.createObjectURL(new Blob([code], {type: "text/javascript"})));
     ort.env.wasm.numThreads = 1; // more would need a page that is isolated from all others
     ort.env.wasm.wasmBinary = wasm;
     return ort;
   });
   const session = kept(async name => {
-    const [ort, model] = [await runtime(), await unpacked(await read(name))];
+    const [ort, model] = [await runtime(), await unpacked(await read(name), "gzip")];
     return ort.InferenceSession.create(new Uint8Array(model), {executionProviders: ["wasm"]});
   });
-  const seedOf = kept(async seed => new Float32Array(await unpacked(await read(`seed-${seed}`))));
+  const seedOf = kept(async name => new Float32Array(await unpacked(await read(`seed-${name}`), "gzip")));
 
   /** A model's outputs by name. */
   const run = async (name, inputs) => {
@@ -61,26 +42,23 @@
     return Object.fromEntries(model.outputNames.map(each => [each, {data: found[each].data, shape: found[each].dims}]));
   };
 
-  /** Inputs with these decays, [rows, K], of which the first `length` rows are tokens. */
-  const inputsOf = async (decays, length, seed, rows, {T, K}) => {
-    const drawn = await seedOf(seed), inputs = {}, shape = [1, rows, 1, K];
-    const padded = from => { const data = new Float32Array(rows * K); data.set(from.subarray(0, length * K)); return {data, shape}; };
-    ["r", "k", "v"].forEach((name, n) => { inputs[name] = padded(drawn.subarray(n * T * K)); });
-    inputs.u = {data: drawn.slice(3 * T * K, 3 * T * K + K), shape: [1, K]};
-    inputs.arriving = padded(drawn.subarray(3 * T * K + K));
-    inputs.w = padded(decays);
+  /** Inputs with these decays, [rows, K], of which the first `length` rows are tokens. of: the operator. */
+  const inputsOf = async (of, decays, length, seed, rows, {K}) => {
+    const all = await seedOf(`${of.name}-${seed}`), inputs = {}, padded = from => {
+      const data = new Float32Array(rows * K);
+      data.set(from.subarray(0, length * K));
+      return {data, shape: [1, rows, 1, K]};
+    };
+    let at = 0;
+    for (const [name, shape] of Object.entries(of.drawn)) {
+      const size = shape.reduce((a, b) => a * b, 1), own = all.subarray(at, at += size);
+      inputs[name] = shape.length === 4 ? padded(own) : {data: own, shape};
+    }
+    inputs[of.decay] = padded(decays);
     inputs.length = {data: BigInt64Array.of(BigInt(length)), shape: []};
     return inputs;
   };
 
-  const make = (tag, properties = {}, ...children) => {
-    const made = document.createElement(tag);
-    for (const [name, value] of Object.entries(properties)) {
-      if (name in made && name !== "list") made[name] = value; else made.setAttribute(name, value);
-    }
-    made.append(...children);
-    return made;
-  };
   const say = (text, said = {}) => text.replace(/\{(\w+)(?::[^}]*)?\}/g, (_, name) => said[name]);
   const listed = names => names.length > 1 ? `${names.slice(0, -1).join(", ")} and ${names.at(-1)}` : names.join("");
   const number = (x, digits = 4) => Number.isNaN(x) ? "NaN" : Math.abs(x) === Infinity ? (x < 0 ? "-inf" : "inf") : String(Number(x.toPrecision(digits)));
@@ -150,7 +128,8 @@
 
   class Computed {
     constructor(player, about) {
-      Object.assign(this, {player, about, words: about.words, kind: player.data.name, id: player.id});
+      Object.assign(this, {player, about, words: about.words, kind: player.data.name, id: player.id, of: operatorOf(player, about)});
+      this.names = Object.keys(this.of.tensors);
       this.sketch = this.kind === "sketch-broken";
       const {knobs, frames} = player.data, at = frames[player.frame].at;
       const stands = Object.fromEntries(knobs.map(({name, values}, n) => [name, values[at[n]]]));
@@ -229,8 +208,9 @@
         buttons.append(this.buttons[name]);
       }
       const note = make("p", {className: "flakit-note", textContent: say(words.note, {seeds: sizes.seeds - 1, T: most, K: sizes.K})});
-      this.own = make("div", {className: "flakit-own", hidden: sketch});
-      if (!sketch) window.flakitGates(this, {run, say, make, number, listed, later});
+      const takes = !sketch && this.of.name === about.first; // the model "headroom" is one operator's
+      this.own = make("div", {className: "flakit-own", hidden: !takes});
+      if (takes) window.flakitGates(this, {run, say, make, number, listed, later});
       this.root = make("div", {className: "flakit-computed"}, knobs, this.told, this.readout, this.onset, this.maps, this.strip, buttons, this.own, this.script, note);
       this.hidden = [...this.player.root.children];
       this.enter();
@@ -338,8 +318,8 @@
 
     async computed(setting) {
       const {sizes} = this.about, rows = this.sketch ? sizes.sketch : sizes.T, length = this.gates ? this.gates.length : setting.T;
-      const inputs = await inputsOf(this.decays(setting), length, setting.seed, rows, sizes);
-      const found = await run(this.sketch ? "sketch" : `run-${setting.scheme}`, inputs);
+      const inputs = await inputsOf(this.of, this.decays(setting), length, setting.seed, rows, sizes);
+      const found = await run(this.sketch ? "sketch" : `run-${this.of.name}-${setting.scheme}`, inputs);
       return {...found, inputs, length, setting: {...setting}};
     }
 
@@ -352,7 +332,7 @@
     lost(name) { const all = this.values(name); return all.reduce((n, x) => n + !Number.isFinite(x), 0) / all.length; }
 
     say() {
-      const {words} = this, names = TENSORS[this.kind], shares = Object.fromEntries(names.map(name => [name, this.lost(name)]));
+      const {words, names} = this, shares = Object.fromEntries(names.map(name => [name, this.lost(name)]));
       const bad = names.filter(name => shares[name]), good = names.filter(name => !shares[name]), lines = [];
       if (this.gates) lines.push(this.gates.said(this.setting.seed));
       if (!bad.length) lines.push(words["all fine"]);
@@ -362,13 +342,16 @@
         const largest = this.values("true").reduce((most, x) => Math.max(most, Math.abs(x)), 0);
         lines.push(say(this.about.sketch.share, {share: percent(shares.dr), largest: number(largest, 3)}));
       }
-      if (this.gates) lines.push(this.firstNaN(names));
+      if (this.gates) lines.push(this.firstNaN());
       this.readout.textContent = lines.join("\n");
     }
 
+    /** Tensors with a row for each token. */
+    get alongTime() { return this.names.filter(name => this.result[name].shape.length === 4); }
+
     /** The first token of each tensor whose row is not finite. */
-    firstNaN(names) {
-      const {K} = this.about.sizes, first = names.filter(name => name !== "du").map(name => [name, this.values(name).findIndex(x => !Number.isFinite(x))]);
+    firstNaN() {
+      const {K} = this.about.sizes, first = this.alongTime.map(name => [name, this.values(name).findIndex(x => !Number.isFinite(x))]);
       const places = first.filter(([, n]) => n >= 0).map(([name, n]) => `${name} ${this.gates.token + Math.floor(n / K)}`);
       return places.length ? say(this.words["first NaN"], {places: listed(places)}) : this.words["no NaN"];
     }
@@ -385,13 +368,13 @@
         return [across("dr", about.sketch.computed, look), across("true", about.sketch.true, look)];
       }
       const look = {palette: "magnitude", place: x => (Math.log10(Math.abs(x)) + 4) / 6, note: words.sizes};
-      const maps = ["o", "dr", "dk", "dv", "dw"].map(name => {
+      const maps = this.alongTime.map(name => {
         const share = this.lost(name);
         return across(name, `${name}: ${share ? say(words.lost, {share: percent(share)}) : words.fine}`, look);
       });
       const begin = this.gates?.token ?? 0, A = result.A.data, chunks = Math.ceil(T / chunk), bad = n => A.subarray(n * chunk * chunk, (n + 1) * chunk * chunk).some(x => !Number.isFinite(x));
       const index = [...Array(chunks).keys()].find(bad) ?? 0, size = Math.min(chunk, T - index * chunk);
-      maps.push({name: "A", title: say(words.scores, {a: begin + index * chunk, b: begin + index * chunk + size - 1}), rows: size, columns: size, first: begin + index * chunk,
+      maps.push({name: "A", title: say(words.scores[this.of.name], {a: begin + index * chunk, b: begin + index * chunk + size - 1}), rows: size, columns: size, first: begin + index * chunk,
         value: (row, column) => A[(index * chunk + row) * chunk + column], empty: (row, column) => column > row, ...look});
       return maps;
     }
@@ -412,10 +395,10 @@
       drawn.forEach((each, n) => {
         const [title, canvas] = figures[n].children;
         title.textContent = each.title;
-        canvas.setAttribute("aria-label", `${each.title}; ${each.name === "A" ? this.words.pairs : say(this.words.axes, {column: "channel"})}`);
+        canvas.setAttribute("aria-label", `${each.title}; ${each.name === "A" ? this.words.pairs : this.words.axes}`);
         draw(canvas, each, this.about);
       });
-      this.maps.lastChild.textContent = `${drawn[0].note}; ${say(this.words.axes, {column: "channel"})}.`;
+      this.maps.lastChild.textContent = `${drawn[0].note}; ${this.words.axes}.`;
     }
 
     step(n, event) {
@@ -442,10 +425,11 @@
         return;
       }
       const result = this.result, {K} = this.about.sizes;
-      this.true ??= this.sketch ? Promise.resolve({dr: result.true, true: result.true}) : run("truth", result.inputs);
+      this.true ??= this.sketch ? Promise.resolve({dr: result.true, true: result.true}) : run(`truth-${this.of.name}`, result.inputs);
       const exact = await this.true;
       if (this.cell !== cell || this.result !== result) return;
-      const said = {name: map.name === "true" ? "dr" : map.name, t: (this.gates?.token ?? 0) + column, column: "channel", c: row, got, true: number(exact[map.name].data[column * K + row])};
+      const name = map.name === "true" ? "dr" : map.name;
+      const said = {name, t: (this.gates?.token ?? 0) + column, column: this.of.tensors[name], c: row, got, true: number(exact[map.name].data[column * K + row])};
       this.strip.textContent = say(words.cell, said);
     }
 
@@ -460,12 +444,13 @@
       const knob = setting.spike === null || this.sketch ? words["per token"] : say(words["of token"], {at: setting.at});
       const found = await this.measured(setting, () => this.waiting || this.busy || JSON.stringify(this.setting) !== asked || !this.root.isConnected);
       if (!found) return;
-      this.onset.textContent = found.at === Infinity ? say(words.nothing, {most: 1000, knob}) : say(words.first[Math.min(found.names.length, 2) - 1], {names: listed(found.names), at: number(found.at, 5), knob});
+      const said = {which: this.of.decay, most: 1000, names: listed(found.names ?? []), at: number(found.at, 5), knob};
+      this.onset.textContent = [say(found.names ? words.first[Math.min(found.names.length, 2) - 1] : words.nothing, said), this.of.bound].join(" ").trim();
     }
 
     /** By halving: the smallest size of the decay (of one token's where it has its own) that breaks a tensor. */
     async measured(setting, stale) {
-      const names = TENSORS[this.kind].filter(name => name !== "du");
+      const names = this.alongTime;
       const broken = async size => {
         const along = setting.spike === null || this.sketch ? {decay: -size, spike: null} : {decay: 0, spike: -size};
         const result = await this.computed({...setting, ...along});
@@ -485,7 +470,7 @@
     // Buttons.
 
     python() {
-      const scripts = this.about.scripts[this.kind], {setting} = this, spiked = setting.spike !== null && setting.spike !== undefined;
+      const {setting} = this, scripts = this.sketch ? {plain: this.about.script} : this.of.scripts, spiked = setting.spike !== null && setting.spike !== undefined;
       const said = {...setting, decay: python(setting.decay), spike: spiked ? python(setting.spike) : ""};
       return (spiked ? scripts.spike : scripts.plain).replace(/<(\w+)>/g, (_, name) => said[name]);
     }
@@ -514,10 +499,14 @@
     return player.computed;
   };
 
-  /** Whether a panel can be computed: of the decay explorer, for the operator whose models there are. */
-  const can = ({data}) => {
-    const op = data.knobs.findIndex(knob => knob.name === "op");
-    return data.name in TENSORS && (op < 0 || data.knobs[op].values[data.frames[data.start].at[op]] === "RWKV6");
+  const can = ({data}) => PANELS.includes(data.name);
+
+  /** The operator of a panel: what its knob says where it begins, or the one of the sketch. */
+  const operatorOf = ({data}, {operators, first}) => {
+    const knob = data.knobs.findIndex(each => each.name === "op");
+    const label = knob < 0 ? operators[first].label : data.knobs[knob].values[data.frames[data.start].at[knob]];
+    const name = Object.keys(operators).find(each => operators[each].label === label);
+    return {name, ...operators[name]};
   };
 
   window.flakitCompute = {

@@ -14,27 +14,31 @@
     on: "M3.5 2.5v11L10.500 8zM11 2.5h2v11h-2z",
   };
 
-  // Scripts in place of requests for data, which a page that was opened as a file may not make.
-  const scripts = new Map(), arrived = new Map();
-  const read = path => {
-    if (!scripts.has(path)) {
-      scripts.set(path, new Promise((done, failed) => {
-        const script = document.createElement("script");
-        script.src = FOLDER + path;
-        script.onload = () => done(arrived.get(path));
-        script.onerror = () => { scripts.delete(path); failed(new Error(path)); };
-        document.head.append(script);
-      }));
-    }
-    return scripts.get(path);
+  // Scripts in place of requests for data, which a page that was opened as a file may not make: what one says arrives in
+  // a map, under its path.
+  const reader = (folder, arrived) => {
+    const scripts = new Map();
+    return path => {
+      if (!scripts.has(path)) {
+        scripts.set(path, new Promise((done, failed) => {
+          const script = document.createElement("script");
+          script.src = folder + path;
+          script.onload = () => done(arrived.get(path));
+          script.onerror = () => { scripts.delete(path); failed(new Error(path)); };
+          document.head.append(script);
+        }));
+      }
+      return scripts.get(path);
+    };
   };
+  const arrived = new Map(), read = reader(FOLDER, arrived);
   window.flakitFrames = (id, data) => arrived.set(`${id}.js`, data);
   window.flakitMore = (id, n, packed) => arrived.set(`${id}/more-${n}.js`, packed);
 
-  const unpacked = async packed => {
+  const unpacked = async (packed, format) => {
     const bytes = Uint8Array.from(atob(packed), each => each.charCodeAt(0));
-    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate-raw"));
-    return JSON.parse(await new Response(stream).text());
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream(format));
+    return new Response(stream).arrayBuffer();
   };
 
   const make = (tag, properties = {}, ...children) => {
@@ -45,6 +49,8 @@
     made.append(...children);
     return made;
   };
+  window.flakitPage = {make, reader, unpacked}; // compute.js has them from here
+
   const icon = name => {
     const drawn = document.createElementNS("http://www.w3.org/2000/svg", "svg");
     drawn.setAttribute("viewBox", "0 0 16 16");
@@ -63,7 +69,7 @@
       this.packs = new Map();
       this.frame = data.start;
       this.still = root.querySelector("img.flakit-picture");
-      if (!this.fine(data.start)) this.images.set(data.frames[data.start].picture, this.still.cloneNode());
+      if (!this.fine) this.images.set(data.frames[data.start].picture, this.still.cloneNode());
       this.picked = this.pointed = this.kept = this.timer = this.moved = null;
       this.build();
       this.show(data.start, true);
@@ -255,15 +261,13 @@
 
     // Pictures.
 
-    /** Whether there is a picture of this frame for the finer dots of this screen. */
-    fine(n) {
-      return window.devicePixelRatio > 1 && this.data.sharp.includes(this.data.frames[n].picture);
-    }
+    /** Whether this screen shows more than the picture that came with the page has. */
+    get fine() { return window.devicePixelRatio > 1; }
 
     image(n) {
       const picture = this.data.frames[n].picture;
       if (!this.images.has(picture)) {
-        this.images.set(picture, make("img", {src: `${FOLDER}${this.id}/${this.fine(n) ? "sharp/" : ""}${picture}.webp`}));
+        this.images.set(picture, make("img", {src: `${FOLDER}${this.id}/${picture}.webp`}));
       }
       return this.images.get(picture);
     }
@@ -282,7 +286,7 @@
       }
       if (this.frame !== n) return;
       const [width, height] = this.data.pixels[frame.picture];
-      if (!first || this.fine(n)) this.still.src = image.src;
+      if (!first || this.fine) this.still.src = image.src;
       this.still.width = width;
       this.still.height = height;
       this.still.alt = this.data.texts[frame.alt];
@@ -458,7 +462,9 @@
     async cells(n) {
       let pack = 0, first = 0;
       while (n >= first + this.data.packs[pack]) first += this.data.packs[pack++];
-      if (!this.packs.has(pack)) this.packs.set(pack, read(`${this.id}/more-${pack}.js`).then(unpacked));
+      if (!this.packs.has(pack)) this.packs.set(pack, read(`${this.id}/more-${pack}.js`).then(async packed => {
+        return JSON.parse(new TextDecoder().decode(await unpacked(packed, "deflate-raw")));
+      }));
       const all = await this.packs.get(pack), [words, beside, script] = all.frames[n - first];
       return {words: words.map(each => all.words[each]), beside: all.beside[beside], script};
     }

@@ -10,7 +10,7 @@ import zlib
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageChops
 
 from docs import record
 from flakit import panels
@@ -115,9 +115,10 @@ def test_every_frame_is_what_the_panel_shows(recorded):
         panel = live(data, frame)
         assert data["texts"][frame["readout"]] == panel.readout.value
         assert data["texts"][frame["text"]] == panel.text and data["texts"][frame["alt"]] == panel.picture.alt
-        drawn = Image.open(io.BytesIO(panel.png)).convert("RGB")
+        drawn = Image.open(io.BytesIO(panel.canvas.png(2))).convert("RGB")
         shown = Image.open(folder / "lesson-1" / f"{frame['picture']}.webp").convert("RGB")
-        assert list(shown.size) == data["pixels"][frame["picture"]] and shown.tobytes() == drawn.tobytes()
+        assert list(shown.size) == [2 * size for size in data["pixels"][frame["picture"]]]
+        assert max(most for _, most in ImageChops.difference(shown, drawn).getextrema()) <= 4
 
 
 def test_a_frame_is_drawn_once(tmp_path, monkeypatch):
@@ -146,15 +147,11 @@ def test_a_panel_whose_second_knob_stands_at_its_last_stop_begins_with_its_own_w
     assert "[2, 16, 16, 64]" in panel.text
 
 
-def test_what_a_panel_and_its_presets_begin_with_is_there_twice_as_fine(recorded):
-    folder, _, data, _ = recorded
-    first = {data["start"], *(preset["frame"] for preset in data["presets"])}
-    assert data["sharp"] == sorted({data["frames"][n]["picture"] for n in first})
-    for n in first:
-        panel, picture = live(data, data["frames"][n]), data["frames"][n]["picture"]
-        shown = Image.open(folder / "lesson-1" / "sharp" / f"{picture}.webp").convert("RGB")
-        assert list(shown.size) == [2 * size for size in data["pixels"][picture]]
-        assert shown.tobytes() == Image.open(io.BytesIO(panel.canvas.png(2))).convert("RGB").tobytes()
+def test_the_first_picture_comes_with_the_page(recorded):
+    *_, data, shown = recorded
+    source = re.search(r'src="data:image/webp;base64,([^"]+)"', shown)[1]
+    first = Image.open(io.BytesIO(base64.b64decode(source)))
+    assert list(first.size) == data["pixels"][data["frames"][data["start"]]["picture"]]
 
 
 def test_every_move_leads_where_it_leads_in_the_panel(recorded):

@@ -60,12 +60,17 @@ def scale(of: type, x: Mapping[str, Tensor]) -> float:
     return x["k"].shape[-1] ** of.scale_power if x.get("scale") is None else x["scale"]
 
 
+def _of_tokens(x: Tensor, length: Tensor | None) -> Tensor:
+    """[B, H, N, C, K] with zeros in the rows from `length` on, which are no tokens."""
+    if length is None:
+        return x
+    N, C = x.shape[2:4]
+    return torch.where(torch.arange(N * C).view(N, C, 1) < length, x, 0.0)
+
+
 def _from_here_on(x: Tensor, T: int, length: Tensor | None) -> Tensor:
     """Sum over t and all later tokens, [B, H, N, C, K] -> [B, T, H, K]. length: number of rows that are tokens."""
-    x = join_chunks(x, T)
-    if length is not None:
-        x = torch.where(torch.arange(T)[:, None, None] < length, x, 0.0)
-    return x.flip(1).cumsum(1).flip(1)
+    return join_chunks(_of_tokens(x, length), T).flip(1).cumsum(1).flip(1)
 
 
 def _diagonal(A: Tensor) -> Tensor:
@@ -232,7 +237,7 @@ class GSA:
 
         self.qk = self.q @ self.k.mT
         self.scores = self.products.read(self.qk, self.s) + (self.q @ self.hk.mT) * self.through
-        self.p = self.scores.softmax(-1)
+        self.p = _of_tokens(self.scores.softmax(-1), self.length)
         self.A = self.products.scores(self.p, self.s)
         o = self.A @ self.v + (self.p * self.through) @ self.hv
         self.made = {"o": join_chunks(o, self.T), "final_hk": hk.mT, "final_hv": hv}
@@ -242,7 +247,7 @@ class GSA:
         dhv, dhv_0 = carry_states(self.total, (p * self.through).mT @ do, None, reverse=True)
         dA = do @ self.v.mT
         dp = self.products.read(dA, s) + (do @ self.hv.mT) * self.through
-        dscores = p * (dp - (p * dp).sum(-1, keepdim=True))
+        dscores = _of_tokens(p * (dp - (p * dp).sum(-1, keepdim=True)), self.length)
         dhk, dhk_0 = carry_states(self.total, (dscores * self.through).mT @ self.q, None, reverse=True)
 
         dqk = self.products.scores(dscores, s)
