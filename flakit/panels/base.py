@@ -142,9 +142,10 @@ class Player(widgets.HBox):
     def show(self, place: int, last: int | None = None) -> None:
         """Where things stand now, which nobody has to be told of."""
         self.place = place
-        if last is not None:
-            self.play.max = last
+        last = self.play.max if last is None else last
+        self.play.max = max(last, self.play.max)  # below its value it would move that, and the knob with it
         self.play.value = place
+        self.play.max = last
 
     def _moved(self, place: int) -> None:
         if place != self.place:

@@ -16,7 +16,7 @@ from PIL import Image
 from flakit.figures import style
 from flakit.figures.canvas import Canvas
 from flakit.panels import knobs
-from flakit.panels.base import DEBOUNCE, SETTLED, ButtonRun, Panel
+from flakit.panels.base import DEBOUNCE, SETTLED, ButtonRun, Panel, Player
 
 
 class Bars(Panel):
@@ -449,3 +449,13 @@ def test_a_panel_is_freed_when_its_widgets_are_closed():
     widgets.Widget.close_all()
     gc.collect()
     assert freed() is None
+
+
+def test_a_player_with_fewer_places_than_before_moves_nothing():
+    gone = []
+    player = Player(9, gone.append)
+    player.show(9)
+    player.show(2, 4)
+    assert (player.place, player.play.value, player.play.max) == (2, 2, 4) and gone == []
+    player.show(7, 8)
+    assert (player.play.value, player.play.max) == (7, 8) and gone == []
