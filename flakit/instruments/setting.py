@@ -106,7 +106,7 @@ class Setting:
 
     def make(self, op: Operator, device: str = "cpu") -> tuple[dict, Arriving]:
         """Return the arguments by the operator's names, contiguous, and the gradients at o and the state."""
-        x, arriving = drawn(self, op, device)
+        x, arriving = _drawn(self, op, device)
         return _copied(x), _copied(arriving)
 
     def _draw(self, op: Operator, device: str) -> tuple[dict, Arriving]:
@@ -201,8 +201,8 @@ class Setting:
 
 
 @functools.lru_cache(maxsize=2)
-def drawn(setting: Setting, op: Operator, device: str) -> tuple[dict, Arriving]:
-    """The arguments that `Setting.make` copies, read-only: the run, the truth and its units use them in turn."""
+def _drawn(setting: Setting, op: Operator, device: str) -> tuple[dict, Arriving]:
+    """The arguments that `Setting.make` copies, drawn once for the run, the truth and its units."""
     return setting._draw(op, device)
 
 

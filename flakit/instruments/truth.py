@@ -8,7 +8,7 @@ from torch import Tensor
 from ..numerics.evaluate import Arriving, one_thread, truth
 from ..numerics.operators import Operator
 from .budget import total_decay, units
-from .setting import TRANSPOSED, Setting, drawn
+from .setting import TRANSPOSED, Setting
 
 SETTINGS = 2048
 """How many truths are cached; an audit of one operator has some 190."""
@@ -37,7 +37,7 @@ class Truth:
         return units(self.op, *self._inputs(), self.values)
 
     def _inputs(self) -> tuple[dict, Arriving]:
-        x, (do, dstate) = drawn(self.setting, self.op, self.device)
+        x, (do, dstate) = self.setting.make(self.op, self.device)
         loss = self.setting.loss
         return x, (torch.zeros_like(do) if loss == "state" else do, None if loss == "o" else dstate)
 
