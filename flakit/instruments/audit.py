@@ -192,30 +192,30 @@ def audit(
     begun = clock_of(device)()
     verdicts = [Verdict(probe, LEFT_OUT, "no time was left for it") for probe in chosen]
 
-    def tell(n: int, verdict: Verdict) -> None:
-        verdicts[n] = verdict
+    def tell(index: int, verdict: Verdict) -> None:
+        verdicts[index] = verdict
         if found is not None:
             found(verdict)
 
     with contextlib.suppress(Stopped), contextlib.ExitStack() as afterwards:
         examiner = Examiner(subject, device=device, full=full, seed=seed, stopped=stopped)
         afterwards.callback(examiner.close)
-        asked = [_Asked(probe, examiner) for probe in chosen]
-        verdicts = [each.so_far() for each in asked]
+        queue = [_Progress(probe, examiner) for probe in chosen]
+        verdicts = [each.so_far() for each in queue]
         examiner.deadline = begun + OVERTIME * limit
-        for n, each in enumerate(asked):
+        for n, each in enumerate(queue):
             if progress is not None:
-                progress(each.probe.name, n, 2 * len(asked))
+                progress(each.probe.name, n, 2 * len(queue))
             each.go_on(first=True)
             tell(n, each.so_far())
-        for n, each in enumerate(asked):
+        for n, each in enumerate(queue):
             if progress is not None:
-                progress(each.probe.name, len(asked) + n, 2 * len(asked))
+                progress(each.probe.name, len(queue) + n, 2 * len(queue))
             now = examiner.clock()
-            examiner.deadline = now + max(0.0, begun + limit - now) / (len(asked) - n) * 2
+            examiner.deadline = now + max(0.0, begun + limit - now) / (len(queue) - n) * 2
             each.go_on()
             tell(n, each.so_far())
-        for n, verdict in enumerate(_led((each.verdict() for each in asked), examiner.op)):
+        for n, verdict in enumerate(_fail_causes((each.verdict() for each in queue), examiner.op)):
             tell(n, verdict)
         failed = [n for n, v in enumerate(verdicts) if v.verdict == FAIL]
         end = examiner.clock() + (math.inf if limit == math.inf else SECONDS / 2)
@@ -279,7 +279,7 @@ def _pair(x: Examiner, finding: Finding) -> tuple[Tensor, Tensor] | None:
     return None if got is None or true is None or got.shape != true.shape else (got, true)
 
 
-def _once(probe: Probe, x: Examiner, finding: Finding) -> str:
+def _unrepeated(probe: Probe, x: Examiner, finding: Finding) -> str:
     """`ONCE` if the same setting passes at a second try, else ""."""
     x.forget(finding.setting)
     try:
@@ -288,7 +288,7 @@ def _once(probe: Probe, x: Examiner, finding: Finding) -> str:
         return ONCE
 
 
-class _Asked:
+class _Progress:
     """A probe in progress: its remaining settings and its worst finding so far."""
 
     def __init__(self, probe: Probe, x: Examiner):
@@ -315,7 +315,7 @@ class _Asked:
             if self.worst is None or (finding.fails, finding.share) > (self.worst.fails, self.worst.share):
                 self.worst = finding
             if finding.fails:
-                self.worst = replace(finding, words=finding.words + _once(self.probe, self.x, finding))
+                self.worst = replace(finding, words=finding.words + _unrepeated(self.probe, self.x, finding))
             if first:
                 return
 
@@ -324,9 +324,9 @@ class _Asked:
         probe, worst, v = self.probe, self.worst, self.so_far()
         if v.verdict != FAIL or worst is None:
             return v
-        cause, found = ("", None) if ONCE in worst.words else probe.cause(self.x, worst)
+        cause, control = ("", None) if ONCE in worst.words else probe.cause(self.x, worst)
         if cause:
-            return replace(v, words=f"fails as `{cause}` does, {worst.words}", cause=cause, control=found)
+            return replace(v, words=f"fails as `{cause}` does, {worst.words}", cause=cause, control=control)
         return replace(v, case=probe.resembles(worst, self.x.op) or None)
 
     def so_far(self) -> Verdict:
@@ -335,27 +335,27 @@ class _Asked:
         if self.unsupported is not None:
             return Verdict(probe, UNSUPPORTED, self.unsupported)
         left_out = 0 if worst is not None and worst.fails else len(self.waiting) + self.costly
-        how: dict[str, Any] = {"tried": self.tried, "settings": self.settings, "left_out": left_out}
+        fields: dict[str, Any] = {"tried": self.tried, "settings": self.settings, "left_out": left_out}
         if worst is None and self.waiting:
-            return Verdict(probe, LEFT_OUT, "no time was left for it", **how)
+            return Verdict(probe, LEFT_OUT, "no time was left for it", **fields)
         if worst is None:
             words = self.refused[0] if self.refused else "nothing that it asks is supported"
-            return Verdict(probe, UNSUPPORTED, words, **how)
-        how |= {"finding": worst, "setting": worst.setting.said(self.x.op)}
+            return Verdict(probe, UNSUPPORTED, words, **fields)
+        fields |= {"finding": worst, "setting": worst.setting.said(self.x.op)}
         if worst.fails:
-            return Verdict(probe, FAIL, worst.words, **how)
+            return Verdict(probe, FAIL, worst.words, **fields)
         words = worst.words
         if self.refused:
             words += f"; {len(self.refused)} of {self.settings} settings refused: {self.refused[0]}"
-        return Verdict(probe, PASS, words, **how)
+        return Verdict(probe, PASS, words, **fields)
 
 
-def _led(verdicts: Iterable[Verdict], op: Operator) -> list[Verdict]:
+def _fail_causes(verdicts: Iterable[Verdict], op: Operator) -> list[Verdict]:
     """Fail every probe that passed but is the cause of another's failure, with the finding of that control."""
-    found = list(verdicts)
-    for n, v in enumerate(found):
-        control = next((other.control for other in found if other.cause == v.probe.name), None)
+    results = list(verdicts)
+    for n, v in enumerate(results):
+        control = next((other.control for other in results if other.cause == v.probe.name), None)
         if v.verdict == PASS and control is not None:
-            said: dict[str, Any] = {"finding": control, "setting": control.setting.said(op), "left_out": 0}
-            found[n] = replace(v, verdict=FAIL, words=control.words, **said)
-    return found
+            fields: dict[str, Any] = {"finding": control, "setting": control.setting.said(op), "left_out": 0}
+            results[n] = replace(v, verdict=FAIL, words=control.words, **fields)
+    return results

@@ -88,12 +88,12 @@ def judge(got: Tensor, true: Tensor, allowed: float, unit: Tensor | None = None)
         size = torch.maximum(size, unit.square().mean().sqrt() / 3)
     rows = torch.atleast_1d(true).square().mean(-1).sqrt().clamp(min=size)
     row = (torch.atleast_1d(error).square().mean(-1).sqrt() / rows).max()
-    found = [
+    measures = [
         Excess("L2", (error.square().mean().sqrt() / size).item(), allowed),
         Excess("worst element", (largest / size).item(), allowed * (5 + 2 * (true.abs().max() / size).item())),
         Excess("worst row", row.item(), 4 * allowed),
     ]
-    worst = max(found, key=lambda x: x.share if x.share == x.share else math.inf)
+    worst = max(measures, key=lambda x: x.share if x.share == x.share else math.inf)
     return worst if worst.share <= 1 else worst._replace(errors=compare(got, true))
 
 
@@ -107,29 +107,29 @@ def units(
     generator = torch.Generator().manual_seed(0)
 
     def moved(x: Tensor) -> Tensor:
-        drawn = torch.randn(x.shape, generator=generator, dtype=torch.float64, device="cpu")
-        return x.double() * (1 + STEP * drawn.to(x.device))
+        noise = torch.randn(x.shape, generator=generator, dtype=torch.float64, device="cpu")
+        return x.double() * (1 + STEP * noise.to(x.device))
 
     do, dstate = arriving
-    there = op.leaves(inputs) | {"o": do} | dict(zip(op.outputs[1:], op.parts(dstate), strict=False))
-    drawn = [{name: moved(x) for name, x in there.items()} for _ in range(draws)]
+    tensors = op.leaves(inputs) | {"o": do} | dict(zip(op.outputs[1:], op.parts(dstate), strict=False))
+    draws_of = [{name: moved(x) for name, x in tensors.items()} for _ in range(draws)]
     if op.chunked is None:
         squares = {name: torch.zeros_like(x) for name, x in values.items()}
-        for draw in drawn:
+        for draw in draws_of:
             arrives = draw.pop("o"), op.state([draw.pop(name) for name in op.outputs[1:] if name in draw])
             elsewhere = op.arguments(draw, {**inputs, "scale": op.scale(inputs)})
             for name, x in truth(op, elsewhere, arriving=arrives, recurrence=False).items():
                 squares[name] += ((x - values[name]) / STEP).square().nan_to_num(0.0) / draws
         return {name: x.sqrt() for name, x in squares.items()}
-    moved_to = {name: torch.cat([draw[name] for draw in drawn], _heads(op, name)) for name in there}
-    arrives = moved_to.pop("o"), op.state([moved_to.pop(name) for name in op.outputs[1:] if name in there])
+    moved_to = {name: torch.cat([draw[name] for draw in draws_of], _heads(op, name)) for name in tensors}
+    arrives = moved_to.pop("o"), op.state([moved_to.pop(name) for name in op.outputs[1:] if name in tensors])
     elsewhere = op.arguments(moved_to, {**inputs, "scale": op.scale(inputs)})
-    found = {}
+    sensitivity = {}
     for name, x in truth(op, elsewhere, arriving=arrives, recurrence=False).items():
         one_each = x.chunk(draws, _heads(op, name if name in op.outputs else name[1:]))
         squared = torch.stack([((y - values[name]) / STEP).square().nan_to_num(0.0) for y in one_each])
-        found[name] = squared.mean(0).sqrt()
-    return found
+        sensitivity[name] = squared.mean(0).sqrt()
+    return sensitivity
 
 
 def _heads(op: Operator, name: str) -> int:

@@ -23,7 +23,9 @@ class Ran:
     missing_state: bool = False
 
 
-def called(subject: Subject, setting: Setting, x: Mapping, arriving: Arriving, *, backward: bool = True) -> Ran:
+def forward_backward(
+    subject: Subject, setting: Setting, x: Mapping, arriving: Arriving, *, backward: bool = True
+) -> Ran:
     """Call the subject with arguments x; arriving: the gradients at its outputs.
 
     Raises Refused if the subject does not take the arguments, Broken if its result has a wrong shape or type,

@@ -46,53 +46,53 @@ def finite(x: Examiner, setting: Setting) -> Finding:
 
 def accurate(x: Examiner, setting: Setting) -> Finding:
     """Finite results match the truth; non-finite ones are for another probe."""
-    found = finite(x, setting)
-    if found.fails:
-        return replace(found, kind="fine", tensor="", figure=0.0, words="not finite everywhere")
+    finding = finite(x, setting)
+    if finding.fails:
+        return replace(finding, kind="fine", tensor="", figure=0.0, words="not finite everywhere")
     return x.compare(setting, run=x.run_once)
 
 
 def row_after_row(x: Examiner, setting: Setting) -> Finding:
     """As `against_truth`; if the sequences of a batch have a spike each, return the first that also fails alone."""
-    found = x.compare(setting)
-    if not found.fails or setting.rows is None or setting.spike is None:
-        return found
+    finding = x.compare(setting)
+    if not finding.fails or setting.rows is None or setting.spike is None:
+        return finding
     for row in setting.rows:
         alone = x.compare(setting.without(B=1, spike=(row, setting.spike[1]), rows=None))
         if alone.fails:
             return alone
-    return found
+    return finding
 
 
 def tail(x: Examiner, setting: Setting) -> Finding:
     """As `against_truth`; if full blocks fail too, the tail is not to blame: retry at mild decay."""
-    found = x.compare(setting)
-    if not found.fails:
-        return found
-    if x.compare(setting.without(T=-(-setting.T // 64) * 64)).kind == found.kind:
+    finding = x.compare(setting)
+    if not finding.fails:
+        return finding
+    if x.compare(setting.without(T=-(-setting.T // 64) * 64)).kind == finding.kind:
         return x.compare(setting.without(decay=(-0.5, -0.05)))
-    return found
+    return finding
 
 
 def half(x: Examiner, setting: Setting) -> Finding:
     """As `against_truth`; what is not finite in float32 either is for another probe."""
-    found = x.compare(setting)
-    if found.kind == "non-finite":
+    finding = x.compare(setting)
+    if finding.kind == "non-finite":
         try:
             wide = x.compare(setting.without(dtype="float32"))
         except Refused:
-            return found
+            return finding
         if wide.kind == "non-finite":
-            return replace(found, kind="fine", figure=0.0, words="not finite in float32 either")
-    return found
+            return replace(finding, kind="fine", figure=0.0, words="not finite in float32 either")
+    return finding
 
 
 def mixed(x: Examiner, setting: Setting) -> Finding:
     """As `against_truth`; PyTorch's own error for two dtypes in one product counts as a refusal."""
-    found = x.compare(setting)
-    if found.kind == "raises" and "RuntimeError" in found.words and "type" in found.words:
-        raise Refused(found.words)
-    return found
+    finding = x.compare(setting)
+    if finding.kind == "raises" and "RuntimeError" in finding.words and "type" in finding.words:
+        raise Refused(finding.words)
+    return finding
 
 
 def gradients(x: Examiner, setting: Setting) -> Finding:
@@ -120,18 +120,18 @@ def scale(x: Examiner, setting: Setting) -> Finding:
     except Broken as broken:
         return x.crash(setting, broken)
     truth = truth_of(x.op, setting, x.device)  # at the operator's own default scale
-    found = findings(x.op, ran, truth, setting, only=("o",), allowances=x.allowances)[0]
+    finding = findings(x.op, ran, truth, setting, only=("o",), allowances=x.allowances)[0]
     if "o" in x.learnt.known and x.learnt.power is None:
         raise Refused("o is wrong at the plainest call already, by more than a factor")
-    if found.kind != "wrong":
-        return Finding(setting, "fine", "o", found.figure, found.allowed, found.words)
+    if finding.kind != "wrong":
+        return Finding(setting, "fine", "o", finding.figure, finding.allowed, finding.words)
     o = ran.values["o"]
     assert o is not None  # it is wrong, so it exists
     factor, rest = _ratio(o, truth.values["o"])
     words = f"o is {factor:.4g} times what it should be, {rest:.0e} of it unexplained"
     if rest > 0.01:
-        words = found.words
-    return Finding(setting, "wrong", "o", found.figure, found.allowed, words)
+        words = finding.words
+    return Finding(setting, "wrong", "o", finding.figure, finding.allowed, words)
 
 
 def _ratio(got: Tensor, true: Tensor) -> tuple[float, float]:
@@ -146,10 +146,10 @@ def causal(x: Examiner, setting: Setting) -> Finding:
     op, P = x.op, setting.changed
     o = []
     for changed in (False, True, False):
-        made, arriving = setting.make(op, x.device)
-        made = setting.later_changed(made, op) if changed else made
+        inputs, arriving = setting.make(op, x.device)
+        inputs = setting.later_changed(inputs, op) if changed else inputs
         with torch.no_grad():
-            y, _ = x.subject(made)
+            y, _ = x.subject(inputs)
         o.append(y[:, :P].detach().double())
     if not torch.equal(o[0].nan_to_num(), o[2].nan_to_num()):
         # Not repeatable to the bit: hold the change to rounding instead.
@@ -170,12 +170,12 @@ def unchanged(x: Examiner, setting: Setting) -> Finding:
     setting, op = x.resolved(setting), x.op
     seen, before = {}, {}
 
-    def prepare(made: dict, arriving: tuple) -> tuple[dict, tuple]:
+    def prepare(inputs: dict, arriving: tuple) -> tuple[dict, tuple]:
         do, dstate = arriving
-        for name, y in {**op.leaves(made), "do": do, "cu_seqlens": made.get("cu_seqlens")}.items():
+        for name, y in {**op.leaves(inputs), "do": do, "cu_seqlens": inputs.get("cu_seqlens")}.items():
             if y is not None:
                 seen[name], before[name] = y, y.detach().clone()
-        return made, arriving
+        return inputs, arriving
 
     try:
         x.run(setting, prepare=prepare)
@@ -194,21 +194,21 @@ def unchanged(x: Examiner, setting: Setting) -> Finding:
 def apart(x: Examiner, setting: Setting) -> Finding:
     """No output shares memory with an input, and the next call leaves earlier outputs as they are."""
     setting, op = x.resolved(setting), x.op
-    made, _ = setting.make(op, x.device)
-    inputs = {name: y for name, y in op.leaves(made).items()}
+    first_inputs, _ = setting.make(op, x.device)
+    inputs = {name: y for name, y in op.leaves(first_inputs).items()}
     with torch.no_grad():
-        o, parts = x.subject(made)
+        o, parts = x.subject(first_inputs)
         outputs = dict(zip(op.outputs, (o, *(parts if setting.final_state else ())), strict=False))
         for name, y in outputs.items():
             for other, z in inputs.items():
                 if _overlap(y, z):
                     words = f"{name} lies in the memory of {other}"
                     return Finding(setting, "changed", name, 1.0, 0.0, words)
-        kept = {name: y.detach().clone() for name, y in outputs.items()}
+        copies = {name: y.detach().clone() for name, y in outputs.items()}
         again, _ = setting.without(seed=setting.seed + 1).make(op, x.device)
         x.subject(again)
         for name, y in outputs.items():
-            if not torch.equal(y.nan_to_num(), kept[name].nan_to_num()):
+            if not torch.equal(y.nan_to_num(), copies[name].nan_to_num()):
                 return Finding(setting, "changed", name, 1.0, 0.0, f"{name} is overwritten by the next call")
     return Finding(setting, "fine", "", 0.0, 0.0, "outputs have memory of their own")
 
@@ -277,11 +277,11 @@ def fenced(x: Examiner, setting: Setting) -> Finding:
     """As `against_truth`, between guards of NaN, which the subject neither reads nor writes."""
     fences, op = _Fences(), x.op
 
-    def prepare(made: dict, arriving: tuple) -> tuple[dict, tuple]:
-        leaves = {name: fences.around(y, name) for name, y in op.leaves(made).items()}
+    def prepare(inputs: dict, arriving: tuple) -> tuple[dict, tuple]:
+        leaves = {name: fences.around(y, name) for name, y in op.leaves(inputs).items()}
         do, dstate = arriving
         dparts = [fences.around(part, "a state's gradient") for part in op.parts(dstate)]
-        return op.arguments(leaves, made), (fences.around(do, "do"), op.state(dparts))
+        return op.arguments(leaves, inputs), (fences.around(do, "do"), op.state(dparts))
 
     def allocate(original: Callable, filled: bool = False) -> Callable:
         def call(*args, **kwargs):
@@ -296,30 +296,30 @@ def fenced(x: Examiner, setting: Setting) -> Finding:
         names = ("empty", "empty_like", "zeros", "zeros_like")
         on_tensor = ("new_empty", "new_zeros")
         full_like, full = torch.full_like, torch.full
-        made: dict[str, Any] = {n: allocate(getattr(torch, n), "zeros" in n) for n in names}
+        inputs: dict[str, Any] = {n: allocate(getattr(torch, n), "zeros" in n) for n in names}
         made_of: dict[str, Any] = {n: allocate(getattr(Tensor, n), "zeros" in n) for n in on_tensor}
-        with mock.patch.multiple(torch, **made):
+        with mock.patch.multiple(torch, **inputs):
             with mock.patch.multiple(Tensor, **made_of):
                 assert (full_like, full) == (torch.full_like, torch.full)
                 return x.run(at, prepare=prepare)
 
-    found = x.compare(setting, run=run)
+    finding = x.compare(setting, run=run)
     written = fences.broken()
     if written is not None:
         words = f"numbers were written beyond {written}"
-        return Finding(found.setting, "changed", "", 1.0, 0.0, words)
-    return found
+        return Finding(finding.setting, "changed", "", 1.0, 0.0, words)
+    return finding
 
 
 def contained(x: Examiner, setting: Setting) -> Finding:
     """A non-finite v stays in its own sequence and head; the finding says how many tokens back it reaches."""
     setting, op = x.resolved(setting), x.op
     assert setting.bad is not None
-    made, _ = setting.make(op, x.device)
+    inputs, _ = setting.make(op, x.device)
     with torch.no_grad():
-        o, _ = x.subject(made)
+        o, _ = x.subject(inputs)
     bad = ~o.isfinite().all(-1)  # [B, T, H]
-    t, groups = setting.bad[0], o.shape[2] // made[op.value].shape[2]
+    t, groups = setting.bad[0], o.shape[2] // inputs[op.value].shape[2]
     own = torch.zeros_like(bad)
     own[0, :, :groups] = True
     if setting.lengths is not None:

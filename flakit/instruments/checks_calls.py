@@ -27,11 +27,11 @@ def permuted(x: Examiner, setting: Setting) -> Finding:
         axis, grouped = heads_of(op, name)
         return y if axis < 0 else y.roll(by * (y.shape[axis] // setting.H if grouped else 1), axis)
 
-    def prepare(made: dict, arriving: tuple) -> tuple[dict, tuple]:
-        leaves = {name: turned(y, name, 1) for name, y in op.leaves(made).items()}
+    def prepare(inputs: dict, arriving: tuple) -> tuple[dict, tuple]:
+        leaves = {name: turned(y, name, 1) for name, y in op.leaves(inputs).items()}
         do, dstate = arriving
         dparts = [turned(y, name, 1) for name, y in zip(op.outputs[1:], op.parts(dstate), strict=False)]
-        return op.arguments(leaves, made), (turned(do, "o", 1), op.state(dparts))
+        return op.arguments(leaves, inputs), (turned(do, "o", 1), op.state(dparts))
 
     try:
         first, second = x.run(setting), x.run(setting, prepare=prepare)
@@ -61,29 +61,29 @@ def memoised(x: Examiner, setting: Setting) -> Finding:
     setting, ends = x.resolved(setting), []
     assert setting.lengths is not None
 
-    def seen(made: dict, arriving: tuple) -> tuple[dict, tuple]:
-        ends.append(made["cu_seqlens"])
-        return made, arriving
+    def seen(inputs: dict, arriving: tuple) -> tuple[dict, tuple]:
+        ends.append(inputs["cu_seqlens"])
+        return inputs, arriving
 
-    def overwritten(made: dict, arriving: tuple) -> tuple[dict, tuple]:
-        ends[0].copy_(made["cu_seqlens"])
-        return made | {"cu_seqlens": ends[0]}, arriving
+    def overwritten(inputs: dict, arriving: tuple) -> tuple[dict, tuple]:
+        ends[0].copy_(inputs["cu_seqlens"])
+        return inputs | {"cu_seqlens": ends[0]}, arriving
 
     try:
         x.run(setting.without(lengths=setting.lengths[::-1]), prepare=seen)
     except Broken as broken:
         return x.crash(setting, broken)
-    found = x.compare(setting, run=lambda at: x.run(at, prepare=overwritten))
-    if found.fails and found.kind != "raises":
-        return replace(found, words=f"{found.words}; the same tensor held other offsets at an earlier call")
-    return found
+    finding = x.compare(setting, run=lambda at: x.run(at, prepare=overwritten))
+    if finding.fails and finding.kind != "raises":
+        return replace(finding, words=f"{finding.words}; the same tensor held other offsets at an earlier call")
+    return finding
 
 
 def as_documented(x: Examiner, setting: Setting) -> Finding:
     """States go in and out as [K, V]; the finding says if their axes are transposed."""
-    found = through_states(x, setting)
-    if found.kind != "wrong":
-        return found
+    finding = through_states(x, setting)
+    if finding.kind != "wrong":
+        return finding
     op = x.op
     for words, into, out in (
         ("states are taken and returned", True, True),
@@ -92,13 +92,13 @@ def as_documented(x: Examiner, setting: Setting) -> Finding:
     ):
 
         def turned(at: Setting, into: bool = into, out: bool = out) -> Ran:
-            def prepare(made: dict, arriving: tuple) -> tuple[dict, tuple]:
-                leaves, (do, dstate) = op.leaves(made), arriving
+            def prepare(inputs: dict, arriving: tuple) -> tuple[dict, tuple]:
+                leaves, (do, dstate) = op.leaves(inputs), arriving
                 if into:
                     leaves |= {name: leaves[name].mT.contiguous() for name in op.states if name in leaves}
                 if out:
                     dstate = op.state([part.mT.contiguous() for part in op.parts(dstate)])
-                return op.arguments(leaves, made), (do, dstate)
+                return op.arguments(leaves, inputs), (do, dstate)
 
             ran = x.run(at, prepare=prepare)
             back = [f"d{name}" for name in op.states] * into + list(op.outputs[1:]) * out
@@ -108,16 +108,16 @@ def as_documented(x: Examiner, setting: Setting) -> Finding:
         if not through_states(x, setting, run=turned).fails:
             rows, columns = op.axes[op.states[-1]].split()[-2:]
             words = f"{words} as [{columns}, {rows}] in the place of [{rows}, {columns}]"
-            return replace(found, words=f"{words}: {found.words}")
-    return found
+            return replace(finding, words=f"{words}: {finding.words}")
+    return finding
 
 
 def over_ranks(x: Examiner, setting: Setting) -> Finding:
     """As `through_states`; the finding says if the ranks run on the CPU though the subject runs on a GPU."""
-    found = through_states(x, setting)
+    finding = through_states(x, setting)
     if x.device != "cpu" and ranks_device(x.device) == "cpu":
-        return replace(found, words=f"{found.words}; on the CPU, since ranks on GPUs need two")
-    return found
+        return replace(finding, words=f"{finding.words}; on the CPU, since ranks on GPUs need two")
+    return finding
 
 
 def elsewhere(x: Examiner, setting: Setting) -> Finding:

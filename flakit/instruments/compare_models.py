@@ -66,9 +66,9 @@ class Comparison:
     @property
     def parts(self) -> tuple[Part, ...]:
         """Every layer that differs, in the order of execution, with the first token at which it does; then `whole`."""
-        found = [Part(name, int((x > self.tolerance).nonzero()[0]), 0.0) for name, x in self._parted()]
-        found = [Part(p.layer, p.token, float(self.errors[p.layer][p.token])) for p in found]
-        return (*found, *(Part(name, None, x) for name, x in self.whole.items() if x > self.tolerance))
+        differing = [Part(name, int((x > self.tolerance).nonzero()[0]), 0.0) for name, x in self._parted()]
+        differing = [Part(p.layer, p.token, float(self.errors[p.layer][p.token])) for p in differing]
+        return (*differing, *(Part(name, None, x) for name, x in self.whole.items() if x > self.tolerance))
 
     def _parted(self) -> Iterator[tuple[str, Tensor]]:
         return ((name, x) for name, x in self.errors.items() if (x > self.tolerance).any())
@@ -109,17 +109,17 @@ class Comparison:
         of = f"{count} layer{'s' * (count != 1)} and the logits at {tokens} token{'s' * (tokens != 1)} ({judged})"
         if self.first is None:
             worst, error = max(((n, float(x.max())) for n, x in self.errors.items()), key=lambda each: each[1])
-            said = f"The models agree in {of}. The largest difference is {_size(error)}, in {worst}."
+            sentences = f"The models agree in {of}. The largest difference is {_size(error)}, in {worst}."
         else:
-            said = f"Of {of}, {len(self.parts)} part. The first is {self.first}."
+            sentences = f"Of {of}, {len(self.parts)} part. The first is {self.first}."
             before = 0 if self.first.token is None else list(self.errors).index(self.first.layer)
-            said += f" The {before} before it agree." if before > 1 else ""
+            sentences += f" The {before} before it agree." if before > 1 else ""
             late = (self.logits > self.tolerance).nonzero().flatten()
-            said += f" The logits part from token {int(late[0])} on." if len(late) else " The logits do not part."
+            sentences += f" The logits part from token {int(late[0])} on." if len(late) else " The logits do not part."
         differ = int((~self.chosen).sum())
-        said += f" At {differ} of {tokens} tokens another next token is likeliest." if differ else ""
-        said += f" {len(self.skipped)} outputs were not compared, see `skipped`." if self.skipped else ""
-        return said
+        sentences += f" At {differ} of {tokens} tokens another next token is likeliest." if differ else ""
+        sentences += f" {len(self.skipped)} outputs were not compared, see `skipped`." if self.skipped else ""
+        return sentences
 
     def __str__(self) -> str:
         return f"{self.words}\n{self.table}"
@@ -182,7 +182,7 @@ def compare(
             record.setdefault(name, []).append(x)
         errors, whole, skipped, seen = {}, {}, {}, dict.fromkeys(record, 0)
         widest = logits_a.shape[-1]
-        found = {}
+        result = {}
 
         def meet(each: tuple[str, Tensor]) -> None:
             name, b = each
@@ -197,7 +197,7 @@ def compare(
             if a.shape != b.shape:
                 skipped[label] = f"shapes {list(a.shape)} and {list(b.shape)}"
                 return
-            found[label] = _by_token(a, b) if a.shape[:2] == tokens.shape else _relative(a.flatten(), b.flatten())
+            result[label] = _by_token(a, b) if a.shape[:2] == tokens.shape else _relative(a.flatten(), b.flatten())
 
         logits_b = _run("model_b", models["model_b"], tokens, {b: a for a, b in names.items()}, meet)
 
@@ -211,11 +211,11 @@ def compare(
         for n, x in enumerate(calls):
             widest = max(widest, x.shape[-1]) if x.ndim else widest
             label = name if len(calls) == 1 else f"{name}, call {n + 1}"
-            if label in found:
-                if found[label].ndim:
-                    errors[label] = found[label]
+            if label in result:
+                if result[label].ndim:
+                    errors[label] = result[label]
                 else:
-                    whole[label] = found[label].item()
+                    whole[label] = result[label].item()
     errors[LOGITS] = _by_token(logits_a, logits_b)
     chosen = (logits_a.argmax(-1) == logits_b.argmax(-1)).all(0)
     if tolerance is None:
@@ -279,8 +279,8 @@ def _common(models: Mapping[str, nn.Module], layers: Mapping[str, str] | None) -
     """{name in model_a: name in model_b}"""
     a, b = ([name for name, _ in model.named_modules() if name] for model in models.values())
     if layers is None:
-        there = set(b)
-        names = {name: name for name in a if name in there}
+        names_b = set(b)
+        names = {name: name for name in a if name in names_b}
         if not names:
             raise ValueError(
                 f"layers: expected names that both models have, got none; model_a has {_few(a)}, model_b {_few(b)}. "
@@ -289,8 +289,8 @@ def _common(models: Mapping[str, nn.Module], layers: Mapping[str, str] | None) -
         return names
     if not isinstance(layers, Mapping):
         raise TypeError(f"layers: expected {{name in model_a: name in model_b}}, got {shown(layers)}")
-    for which, known, given in (("model_a", a, layers.keys()), ("model_b", b, layers.values())):
-        for name in given:
+    for which, known, requested in (("model_a", a, layers.keys()), ("model_b", b, layers.values())):
+        for name in requested:
             if name not in known:
                 raise ValueError(f"layers: expected names in {which}, such as {_few(known)}, got {name!r}")
     return dict(layers)
@@ -392,20 +392,20 @@ def _tensors(out: object, path: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def _logits(which: str, out: object, tokens: Tensor) -> Tensor:
-    found = out
+    logits = out
     if isinstance(out, Mapping) and "logits" in out:
-        found = out["logits"]
+        logits = out["logits"]
     elif hasattr(out, "logits"):
-        found = out.logits
+        logits = out.logits
     elif isinstance(out, (tuple, list)) and out:
-        found = out[0]
-    if not isinstance(found, Tensor) or not found.is_floating_point():
+        logits = out[0]
+    if not isinstance(logits, Tensor) or not logits.is_floating_point():
         raise TypeError(f"{which}: expected logits, a tuple that begins with them or .logits, got {shown(out)}")
-    if found.ndim != 3 or found.shape[:2] != tokens.shape:
+    if logits.ndim != 3 or logits.shape[:2] != tokens.shape:
         raise ValueError(
-            f"{which}: expected logits [{', '.join(map(str, tokens.shape))}, vocab], got {list(found.shape)}"
+            f"{which}: expected logits [{', '.join(map(str, tokens.shape))}, vocab], got {list(logits.shape)}"
         )
-    return found
+    return logits
 
 
 def _by_token(a: Tensor, b: Tensor) -> Tensor:

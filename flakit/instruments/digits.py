@@ -145,14 +145,14 @@ class Line:
             self.index, self.shape = tuple(int(i) for i in lane), off.shape
             self.computed, self.true = float(x[lane]), float(exact[lane])
 
-    def blame(self, found: Blame) -> None:
-        known = self.blames.get(found.kind)
+    def blame(self, new: Blame) -> None:
+        known = self.blames.get(new.kind)
         if known is None:
-            self.blames[found.kind] = found
+            self.blames[new.kind] = new
             return
-        lanes = known.lanes + found.lanes
-        if found.weight > known.weight:
-            self.blames[found.kind] = known = found
+        lanes = known.lanes + new.lanes
+        if new.weight > known.weight:
+            self.blames[new.kind] = known = new
         known.lanes = lanes
 
     @property
@@ -276,8 +276,8 @@ class Digits:
                 key = (-1, output.store) if output.by_compiler else (output.line, None)
                 by.setdefault(key, []).append(output)
         return [
-            Finding(self.lines[at] if at >= 0 else None, tuple(found), store is not None)
-            for (at, store), found in by.items()
+            Finding(self.lines[at] if at >= 0 else None, tuple(outputs), store is not None)
+            for (at, store), outputs in by.items()
         ]
 
     def _equals(self, output: Output) -> bool:
@@ -388,17 +388,17 @@ class Digits:
         }
 
     @classmethod
-    def from_dict(cls, found: Mapping) -> "Digits":
+    def from_dict(cls, data: Mapping) -> "Digits":
         """Restore the result of `to_dict`."""
         digits = cls()
-        digits.notes, digits.partial = list(found["notes"]), found.get("partial", False)
-        for x in found["lines"]:
+        digits.notes, digits.partial = list(data["notes"]), data.get("partial", False)
+        for x in data["lines"]:
             rest = {name: _read(value) for name, value in x.items() if name not in ("place", "blames", "what")}
             line = Line(_place(x["place"]), **rest)
             for blame in x["blames"]:
                 line.blame(Blame(**{name: _read(value) for name, value in blame.items()}))
             digits.lines.append(line)
-        for x in found["outputs"]:
+        for x in data["outputs"]:
             rest = {name: _read(value) for name, value in x.items() if name not in ("allowed", "accurate", "store")}
             digits.outputs.append(Output(**rest, store=_place(x["store"]) if x.get("store") else None))
         return digits
@@ -409,9 +409,9 @@ class Digits:
         from rich.console import Console
 
         console = Console(width=120, no_color=True, highlight=False)
-        with console.capture() as said:
+        with console.capture() as capture:
             console.print(self)
-        return said.get()
+        return capture.get()
 
     __repr__ = __str__
 

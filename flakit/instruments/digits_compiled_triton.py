@@ -56,9 +56,9 @@ def _interpreter(names: Any) -> Iterator[Callable]:
         def _compile_and_exec(self, tree):
             # The interpreter puts names of its own among the globals of the kernel's module, here beside a copy.
             seen = inspect.getclosurevars(self.fn).nonlocals
-            found = {**self.fn.__globals__, **seen, "interpreter_semantic": names.module.interpreter_semantic}
-            exec(compile(tree, self.filename, "exec"), found)
-            return found[self.fn.__name__]
+            function = {**self.fn.__globals__, **seen, "interpreter_semantic": names.module.interpreter_semantic}
+            exec(compile(tree, self.filename, "exec"), function)
+            return function[self.fn.__name__]
 
     def runnable(fn: Callable) -> Callable:
         if fn not in known:
@@ -91,9 +91,9 @@ def _assembly(asm, constraints, args, dtype, is_pure, pack, **_):
     """Inline assembly, of which three kinds are known: identity, a single operation, a prefetch."""
     if not asm.strip() and constraints.endswith(",0"):
         return args[0]
-    if found := re.fullmatch(r"\s*(add|sub|mul)\.rn\.f32\s+\$0, \$1, \$2;\s*", asm):
+    if match := re.fullmatch(r"\s*(add|sub|mul)\.rn\.f32\s+\$0, \$1, \$2;\s*", asm):
         one, other = args
-        return {"add": one + other, "sub": one - other, "mul": one * other}[found[1]]
+        return {"add": one + other, "sub": one - other, "mul": one * other}[match[1]]
     if "prefetch." in asm:
         return args[-1]  # its result is unused
     raise NotImplementedError("inline assembly")
@@ -107,8 +107,8 @@ class _Programs:
         self.__name__, self.__globals__ = fn.__name__, fn.__globals__
         self.__annotations__, self.__signature__ = fn.__annotations__, inspect.signature(fn)
         count = int(np.prod(self._grid))
-        drawn = np.random.default_rng(0).permutation(count)[:most]
-        self.chosen, self.all = {int(i) for i in drawn}, count <= most
+        chosen = np.random.default_rng(0).permutation(count)[:most]
+        self.chosen, self.all = {int(i) for i in chosen}, count <= most
 
     def __call__(self, **args):
         if int(np.ravel_multi_index(tuple(self._builder.grid_idx), self._grid)) in self.chosen:
@@ -223,23 +223,23 @@ class StoredDigits(TileDigits):
 
     def ended(self, kernel: str) -> None:
         for address, writers in self._writers.items():
-            name, x, kept = self._tensors[address]
-            if kept.dtype == torch.float64:
+            name, x, shadow = self._tensors[address]
+            if shadow.dtype == torch.float64:
                 self.digits.note(f"{kernel}: {name} is float64, which has no wider shadow")
                 continue
-            interpreted, compiled = kept.values_in(x.untyped_storage()), kept.values_in(self.after[address])
+            interpreted, compiled = shadow.values_in(x.untyped_storage()), shadow.values_in(self.after[address])
             for line, (place, operation) in enumerate(self._lines):
                 at = np.flatnonzero(writers == line)
                 if at.size and operation == "atomic" and self.sampled:
                     words = "adds to it from programs that were not interpreted"
                     self.digits.note(f"{kernel}: {name} is not measured at {place.short}, which {words}")
                 elif at.size:
-                    self._judge(kernel, name, x, kept, place, at, compiled[at], interpreted[at])
+                    self._judge(kernel, name, x, shadow, place, at, compiled[at], interpreted[at])
 
-    def _judge(self, kernel, name, x, kept, place, at, compiled, interpreted) -> None:
-        exact = kept.exact.numpy()[at]
-        births = None if kept.births is None else kept.births.numpy()[at]
-        dtype = str(kept.dtype).removeprefix("torch.")
+    def _judge(self, kernel, name, x, shadow, place, at, compiled, interpreted) -> None:
+        exact = shadow.exact.numpy()[at]
+        births = None if shadow.births is None else shadow.births.numpy()[at]
+        dtype = str(shadow.dtype).removeprefix("torch.")
 
         worst = []
 
@@ -247,21 +247,21 @@ class StoredDigits(TileDigits):
             worst.append(lane)
             return _index(x, int(at[lane[0]]))
 
-        written = judged(name, kernel, dtype, interpreted, exact, births, kept.anew, x.shape, None, self.format)
-        found = judged(name, kernel, dtype, compiled, exact, births, kept.anew, x.shape, index, self.format)
-        found.store, found.lanes = place, int(at.size)
-        found.as_written = relative(distance(interpreted, exact), exact)
-        found.apart = relative(distance(compiled, interpreted), exact)
-        found.interpreted = float(interpreted[worst[0]])
+        written = judged(name, kernel, dtype, interpreted, exact, births, shadow.anew, x.shape, None, self.format)
+        output = judged(name, kernel, dtype, compiled, exact, births, shadow.anew, x.shape, index, self.format)
+        output.store, output.lanes = place, int(at.size)
+        output.as_written = relative(distance(interpreted, exact), exact)
+        output.apart = relative(distance(compiled, interpreted), exact)
+        output.interpreted = float(interpreted[worst[0]])
         # The last rounding of large lanes must not hide an error of the compiler.
         own = UNIT.get(dtype, 0.0) * np.where(np.isfinite(exact), np.abs(exact), 0.0)
         lost, as_written = (float((distance(z, exact) - own).max()) for z in (compiled, interpreted))
         # If the arithmetic as written exceeds the budget as well, its loss is a matter of chance.
-        found.by_compiler = written.accurate and not found.accurate and lost > WORSE * max(as_written, 0.0)
-        if found.by_compiler:
-            found.line = -1
+        output.by_compiler = written.accurate and not output.accurate and lost > WORSE * max(as_written, 0.0)
+        if output.by_compiler:
+            output.line = -1
         self.judgements += 1
-        self.digits.judged(found)
+        self.digits.judged(output)
 
 
 # --- following launches -----------------------------------------------------------------------------------------------

@@ -55,30 +55,30 @@ class Rounds:
             raise ValueError(f"runs: expected two or more, which can differ, got {runs}")
         from .trace import watching
 
-        told = []
+        observers = []
         for seed in range(runs):
             record = _Record(seed)
             tiles, tensors = record.tellers()
             with watching(Trace(), tiles, tensors):
                 run()
-            told.append(record)
-        keys = [key for key in told[0].places if all(key in other.places for other in told)]
-        spreads, repeatable = [], all(other.places.keys() == told[0].places.keys() for other in told)
+            observers.append(record)
+        keys = [key for key in observers[0].places if all(key in other.places for other in observers)]
+        spreads, repeatable = [], all(other.places.keys() == observers[0].places.keys() for other in observers)
         for key in keys:
-            place, operation = told[0].places[key]
+            place, operation = observers[0].places[key]
             apart = 0.0
-            for tiles in zip(*(other.tiles(key) for other in told), strict=False):
+            for tiles in zip(*(other.tiles(key) for other in observers), strict=False):
                 if len({tile.shape for tile in tiles}) == 1:
                     apart = max(apart, _apart(np.stack(tiles)))
             if operation == "load":
-                repeatable = repeatable and (apart == 0 or key not in told[0].given)
+                repeatable = repeatable and (apart == 0 or key not in observers[0].given)
             spreads.append(Spread(place, operation, apart))
         return cls(runs, sorted(spreads, key=lambda x: -x.spread), repeatable)
 
     def at(self, line: int, operation: str = "") -> float:
         """The spread of a line of the source: of one operation, or of the worst."""
-        found = [x.spread for x in self.spreads if x.place.line == line and operation in ("", x.operation)]
-        return max(found, default=0.0)
+        spreads = [x.spread for x in self.spreads if x.place.line == line and operation in ("", x.operation)]
+        return max(spreads, default=0.0)
 
     def to_dict(self) -> dict:
         return {
@@ -234,9 +234,9 @@ class TorchRounding:
         for x in made:
             if x.is_floating_point() and x.numel():
                 dtype = str(x.dtype).removeprefix("torch.")
-                drawn = self.record.generator.uniform(-1, 1, tuple(x.shape)) * UNIT.get(dtype, UNIT["float32"])
+                noise = self.record.generator.uniform(-1, 1, tuple(x.shape)) * UNIT.get(dtype, UNIT["float32"])
                 with torch.no_grad():
-                    x.copy_(x.double() * (1 + torch.from_numpy(np.asarray(drawn)).to(x.device)))
+                    x.copy_(x.double() * (1 + torch.from_numpy(np.asarray(noise)).to(x.device)))
                 self.record.moved_in.add(_start(x))
                 self.record.keep(place(), _WORDS.get(name, name), x.detach().cpu().double().numpy())
 

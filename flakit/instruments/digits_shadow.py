@@ -78,9 +78,9 @@ def size(exact: np.ndarray) -> float:
     if not exact.size:
         return 0.0
     flat = exact.reshape(-1)
-    found = math.sqrt(float(np.dot(flat, flat)) / flat.size)
-    if found < math.inf:
-        return found
+    rms = math.sqrt(float(np.dot(flat, flat)) / flat.size)
+    if rms < math.inf:
+        return rms
     finite = flat[np.isfinite(flat)]
     top = float(np.abs(finite).max()) if finite.size else 0.0
     return top * math.sqrt(float(np.mean((finite / top) ** 2))) if top else 0.0
@@ -187,7 +187,7 @@ class Ledger:
             self._blamed(line, dtype, kind, x, exact, operands, off, out, inside, gain, terms, new, made, program)
         return made
 
-    def _absorbed(self, at: int, line: Line, operation: str, x, operands: Sequence[Pair], made: Shadow) -> None:
+    def _absorbed(self, at: int, line: Line, operation: str, x, operands: Sequence[Pair], shadow: Shadow) -> None:
         (a, sa), (b, sb) = operands
         sign = -1.0 if operation == "subtract" else 1.0
         gone = (x == a) & (b != 0) & np.isfinite(x)
@@ -199,14 +199,16 @@ class Ledger:
         for part, s in ((sa, 1.0), (sb, sign)):
             if part.missing is not None:
                 missing = missing + s * part.missing
-                made.absorber = part.absorber if made.absorber < 0 else made.absorber
+                shadow.absorber = part.absorber if shadow.absorber < 0 else shadow.absorber
         if some:
             missing = missing + np.where(gone, sign * sb.exact, 0.0) + np.where(came & ~gone, sa.exact, 0.0)
-            made.absorber = at
+            shadow.absorber = at
             line.absorbed += int(gone.sum()) + int(came.sum())
-        made.missing = missing
+        shadow.missing = missing
 
-    def _blamed(self, line, dtype, kind, x, exact, operands, off, out, inside, gain, terms, new, made, program) -> None:
+    def _blamed(
+        self, line, dtype, kind, x, exact, operands, off, out, inside, gain, terms, new, shadow, program
+    ) -> None:
         """Blame this line for the worst of the lanes that it made inaccurate, and classify what happened."""
         scale = size(exact) or 1.0
         weight = np.where(np.isfinite(off), off, 1e300) / scale
@@ -220,11 +222,11 @@ class Ledger:
                 tuple(int(i) for i in lane), x.shape, program, int(lanes.sum()), float(weight[lane]),
             )  # fmt: skip
 
-        if made.missing is not None and made.absorber >= 0:
-            absorbed = new & (np.abs(made.missing) >= 0.5 * off)
+        if shadow.missing is not None and shadow.absorber >= 0:
+            absorbed = new & (np.abs(shadow.missing) >= 0.5 * off)
             if absorbed.any():
-                made.births = np.where(absorbed, made.absorber, made.births).astype(np.int32)
-                self.digits.lines[made.absorber].blame(told(ABSORPTION, worst(absorbed), absorbed))
+                shadow.births = np.where(absorbed, shadow.absorber, shadow.births).astype(np.int32)
+                self.digits.lines[shadow.absorber].blame(told(ABSORPTION, worst(absorbed), absorbed))
                 new = new & ~absorbed
                 if not new.any():
                     return
@@ -371,13 +373,13 @@ def product(x, exact, operands, bad) -> Origin:
         from_left, from_right = left.argmax(-1), right.argmax(-1)
         at = np.arange(len(lanes))
         weights = [left[at, from_left], right[at, from_right]]
-        found = [_picked(sa, full, (*rows, from_left)), _picked(sb, full, (*batch, from_right, j))]
+        largest = [_picked(sa, full, (*rows, from_left)), _picked(sb, full, (*batch, from_right, j))]
         for ed, (_, sd) in zip(added, more, strict=True):
             weights.append(ed[(*batch, i, j)])
-            found.append(_picked(sd, full, (*batch, i, j), exact.shape))
-        worst = np.argmax(np.stack([np.where(f[0] >= 0, w, -1.0) for w, f in zip(weights, found, strict=True)]), 0)
-        births[tuple(lanes.T)] = np.stack([f[0] for f in found])[worst, at]
-        gains[tuple(lanes.T)] = np.stack([f[1] for f in found])[worst, at]
+            largest.append(_picked(sd, full, (*batch, i, j), exact.shape))
+        worst = np.argmax(np.stack([np.where(f[0] >= 0, w, -1.0) for w, f in zip(weights, largest, strict=True)]), 0)
+        births[tuple(lanes.T)] = np.stack([f[0] for f in largest])[worst, at]
+        gains[tuple(lanes.T)] = np.stack([f[1] for f in largest])[worst, at]
     return births, gains, _each(off, terms), terms
 
 

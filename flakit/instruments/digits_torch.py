@@ -47,7 +47,7 @@ RANDOM = "random"
 FAILED = "its shadow failed ({})"
 
 
-class Kept:
+class StoredShadow:
     """The shadow of a storage, flat, with an element for each of the storage's."""
 
     def __init__(self, x: Tensor):
@@ -88,23 +88,23 @@ class Kept:
         error = relative(distance(values, exact), exact)
         return Shadow(exact, births, gains, missing, self.absorber, error, self.anew)
 
-    def keep(self, x: Tensor, made: Shadow) -> None:
+    def keep(self, x: Tensor, shadow: Shadow) -> None:
         """Store the shadow that an operation gave a view."""
-        if made.births is not None or self.births is not None:
+        if shadow.births is not None or self.births is not None:
             all_births, all_gains = self.follow()
             births = _viewed(all_births, x)
-            if made.births is None:
+            if shadow.births is None:
                 births.fill_(-1)
             else:
-                births.copy_(torch.as_tensor(np.array(made.births)))
+                births.copy_(torch.as_tensor(np.array(shadow.births)))
                 gains = _viewed(all_gains, x)
-                gains.copy_(torch.as_tensor(np.array(made.gains)))
-        if made.missing is not None or self.missing is not None:
+                gains.copy_(torch.as_tensor(np.array(shadow.gains)))
+        if shadow.missing is not None or self.missing is not None:
             if self.missing is None:
                 self.missing = torch.zeros(self.n, dtype=torch.float64, device=self.exact.device)
-            _viewed(self.missing, x).copy_(torch.as_tensor(np.array(0.0 if made.missing is None else made.missing)))
-            self.absorber = max(self.absorber, made.absorber)
-        self.anew = self.anew or made.anew
+            _viewed(self.missing, x).copy_(torch.as_tensor(np.array(0.0 if shadow.missing is None else shadow.missing)))
+            self.absorber = max(self.absorber, shadow.absorber)
+        self.anew = self.anew or shadow.anew
 
     def values_in(self, storage) -> np.ndarray:
         """The storage's own elements, in float64."""
@@ -116,36 +116,36 @@ class Memory:
     """The shadows of all storages."""
 
     def __init__(self):
-        self._kept: dict[int, Kept] = {}
+        self._shadows: dict[int, StoredShadow] = {}
 
-    def at(self, address: int) -> Kept | None:
-        found = self._kept.get(address)
-        if found is not None and found.ref.expired():
-            del self._kept[address]
+    def at(self, address: int) -> StoredShadow | None:
+        shadow = self._shadows.get(address)
+        if shadow is not None and shadow.ref.expired():
+            del self._shadows[address]
             return None
-        return found
+        return shadow
 
-    def of(self, x: Tensor) -> Kept:
+    def of(self, x: Tensor) -> StoredShadow:
         """The shadow of x's storage; a new storage starts from its values."""
         address = x.untyped_storage().data_ptr()
-        found = self.at(address)
-        if found is None or found.dtype != x.dtype or found.n * found.itemsize != x.untyped_storage().nbytes():
-            found = self._kept[address] = Kept(x)
-        return found
+        shadow = self.at(address)
+        if shadow is None or shadow.dtype != x.dtype or shadow.n * shadow.itemsize != x.untyped_storage().nbytes():
+            shadow = self._shadows[address] = StoredShadow(x)
+        return shadow
 
-    def new(self, x: Tensor) -> Kept:
-        found = self._kept[x.untyped_storage().data_ptr()] = Kept(x)
-        return found
+    def new(self, x: Tensor) -> StoredShadow:
+        shadow = self._shadows[x.untyped_storage().data_ptr()] = StoredShadow(x)
+        return shadow
 
     def forget(self, x: Tensor) -> None:
-        self._kept.pop(x.untyped_storage().data_ptr(), None)
+        self._shadows.pop(x.untyped_storage().data_ptr(), None)
 
     def sweep(self) -> None:
-        for address in [address for address, kept in self._kept.items() if kept.ref.expired()]:
-            del self._kept[address]
+        for address in [address for address, shadow in self._shadows.items() if shadow.ref.expired()]:
+            del self._shadows[address]
 
-    def alive(self) -> list[Kept]:
-        return [kept for kept in list(self._kept.values()) if not kept.ref.expired()]
+    def alive(self) -> list[StoredShadow]:
+        return [shadow for shadow in list(self._shadows.values()) if not shadow.ref.expired()]
 
 
 class TorchDigits:
@@ -159,16 +159,16 @@ class TorchDigits:
 
     def before(self, func, operands: Sequence[Tensor]) -> list[tuple[np.ndarray, Shadow]]:
         """Before an operation: return its operands as they are now, with their shadows."""
-        found, changes = [], func._schema.is_mutable
+        followed, changes = [], func._schema.is_mutable
         for x in operands:
             if not _followed(x):
                 continue
             values = _numpy(x.detach().to(torch.float64, copy=changes))
             shadow = self.memory.of(x).shadow(x, values)
-            found.append((values, shadow.moved(np.copy) if changes else shadow))
-        return found
+            followed.append((values, shadow.moved(np.copy) if changes else shadow))
+        return followed
 
-    def ran(self, func, name, args, kwargs, operands, before, made: Sequence[Tensor], out, custom, place: Callable):
+    def ran(self, func, name, args, kwargs, operands, before, results: Sequence[Tensor], out, custom, place: Callable):
         """After an operation: give its result a shadow. place: returns (key, `Place`) of the calling line."""
         self._ran += 1
         self._last_args, self._alpha = args, kwargs.get("alpha", 1)
@@ -178,7 +178,7 @@ class TorchDigits:
         operands = [x for x in operands if _followed(x)]
         mutable = func._schema.is_mutable
         shares = {x.untyped_storage().data_ptr() for x in operands}
-        outs = [x for x in made if _followed(x)]
+        outs = [x for x in results if _followed(x)]
         if not mutable and outs and all(x.untyped_storage().data_ptr() in shares for x in outs):
             return  # views
         if custom and all(self.memory.at(x.untyped_storage().data_ptr()) is not None for x in outs):
@@ -189,14 +189,14 @@ class TorchDigits:
         if not outs:
             self._decided(func, name, args, kwargs, operands, out, place)
             return
-        why = self._hopeless(name, custom, operands, outs, made)
+        why = self._hopeless(name, custom, operands, outs, results)
         if why == RANDOM and mutable:
             self.memory.new(outs[0])  # a source of numbers, exact as they are
             return
         shadows = None
         if not why and (operands or mutable):
-            shadows, why = self._again(func, args, kwargs, made)
-        for n, x in enumerate(made):
+            shadows, why = self._again(func, args, kwargs, results)
+        for n, x in enumerate(results):
             if not _followed(x):
                 continue
             exact = None if shadows is None else shadows[n]
@@ -206,10 +206,10 @@ class TorchDigits:
                 self._keep(func, name, x, None, operands, before, place, FAILED.format(type(error).__name__), shares)
         self._last_args = ()  # they would live on
 
-    def _hopeless(self, name: str, custom: bool, operands, outs, made) -> str:
+    def _hopeless(self, name: str, custom: bool, operands, outs, results) -> str:
         if custom:
             return "an operator of its own, whose inside was not seen"
-        if any(x.is_complex() for x in made):
+        if any(x.is_complex() for x in results):
             return "complex numbers"
         if any(x.numel() > MOST for x in (*outs, *operands)):
             return "a shadow of so large a tensor is too dear"
@@ -217,7 +217,7 @@ class TorchDigits:
             return RANDOM
         return ""
 
-    def _again(self, func, args, kwargs, made) -> tuple[list | None, str]:
+    def _again(self, func, args, kwargs, results) -> tuple[list | None, str]:
         """Run the same operation on the shadows."""
 
         def shadow(x):
@@ -233,11 +233,11 @@ class TorchDigits:
             out = func(*again, **named)
         except (RuntimeError, NotImplementedError, TypeError) as error:
             return None, f"it has no float64 form ({type(error).__name__})"
-        found = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
-        found = [x for x in found if x.is_floating_point() or x.is_complex()]
-        if len(found) != len(made) or any(a.shape != b.shape for a, b in zip(found, made, strict=True)):
+        shadows = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
+        shadows = [x for x in shadows if x.is_floating_point() or x.is_complex()]
+        if len(shadows) != len(results) or any(a.shape != b.shape for a, b in zip(shadows, results, strict=True)):
             return None, "its float64 form has another shape"
-        return found, ""
+        return shadows, ""
 
     def _keep(self, func, name, x, exact, operands, before, place, why, shares) -> None:
         values = _numpy(x.detach().double())
@@ -245,19 +245,19 @@ class TorchDigits:
         word = _WORDS.get(name, name)
         in_place = x.untyped_storage().data_ptr() in shares
         if exact is None:
-            kept = self.memory.new(x)  # from numbers, or from nothing
+            stored = self.memory.new(x)  # from numbers, or from nothing
             if why:
                 self.ledger.anew(place(), word, dtype, values, why)
-                kept.anew, kept.used, kept.place, kept.view = True, False, place()[1], self._view(x)
+                stored.anew, stored.used, stored.place, stored.view = True, False, place()[1], self._view(x)
             return
         if in_place:
-            kept = self.memory.of(x)
+            stored = self.memory.of(x)
         else:
-            kept = self.memory.new(x)
-            kept.of(x).copy_(exact)
-        made = self._made(func, name, word, dtype, x, values, _numpy(kept.of(x)), operands, before, place)
-        kept.keep(x, made)
-        kept.used, kept.place, kept.view = False, place()[1], self._view(x)
+            stored = self.memory.new(x)
+            stored.of(x).copy_(exact)
+        shadow = self._made(func, name, word, dtype, x, values, _numpy(stored.of(x)), operands, before, place)
+        stored.keep(x, shadow)
+        stored.used, stored.place, stored.view = False, place()[1], self._view(x)
 
     def _made(self, func, name, word, dtype, x, values, exact, operands, before, place) -> Shadow:
         where = place()
@@ -359,20 +359,20 @@ class TorchDigits:
 
     def judge(self) -> None:
         """Judge every tensor that was computed and never used: these are the results."""
-        for kept in self.memory.alive():
-            if kept.used or kept.place is None or kept.view is None or kept.dtype == torch.float64:
+        for shadow in self.memory.alive():
+            if shadow.used or shadow.place is None or shadow.view is None or shadow.dtype == torch.float64:
                 continue
-            storage = torch.UntypedStorage._new_with_weak_ptr(kept.ref.cdata)
+            storage = torch.UntypedStorage._new_with_weak_ptr(shadow.ref.cdata)
             if storage is None:
                 continue
-            shape, stride, offset = kept.view
+            shape, stride, offset = shadow.view
             if not math.prod(shape):
                 continue
-            values = torch.from_numpy(kept.values_in(storage)).as_strided(shape, stride, offset).numpy()
-            exact = _numpy(kept.exact.as_strided(shape, stride, offset))
-            births = None if kept.births is None else _numpy(kept.births.as_strided(shape, stride, offset))
-            dtype = str(kept.dtype).removeprefix("torch.")
-            self.digits.judged(judged(_name(kept.place), "", dtype, values, exact, births, kept.anew, shape))
+            values = torch.from_numpy(shadow.values_in(storage)).as_strided(shape, stride, offset).numpy()
+            exact = _numpy(shadow.exact.as_strided(shape, stride, offset))
+            births = None if shadow.births is None else _numpy(shadow.births.as_strided(shape, stride, offset))
+            dtype = str(shadow.dtype).removeprefix("torch.")
+            self.digits.judged(judged(_name(shadow.place), "", dtype, values, exact, births, shadow.anew, shape))
 
 
 def judged(name, kernel, dtype, values, exact, births, anew, shape, index=None, format="") -> Output:

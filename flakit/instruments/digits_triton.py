@@ -16,7 +16,7 @@ import torch
 
 from .digits import ROUNDING, TF32, Digits
 from .digits_shadow import Ledger, Shadow, anywhere, distance, product, relative, running, summed
-from .digits_torch import FAILED, Kept, Memory, judged
+from .digits_torch import FAILED, Memory, StoredShadow, judged
 
 
 def _erf(x):
@@ -63,7 +63,7 @@ class TileDigits:
     def __init__(self, digits: Digits, ledger: Ledger, memory: Memory):
         self.digits, self.ledger, self.memory = digits, ledger, memory
         self.watch: Any = None
-        self._tensors: dict[int, tuple[str, torch.Tensor, Kept]] = {}
+        self._tensors: dict[int, tuple[str, torch.Tensor, StoredShadow]] = {}
         self._stored: set[int] = set()
 
     # --- a tile's shadow ----------------------------------------------------------------------------------------------
@@ -74,10 +74,10 @@ class TileDigits:
 
     def of(self, handle) -> Shadow:
         """The shadow of a tile; that of a constant is the constant."""
-        found = handle.__dict__.get("shadow")
-        if found is None:
-            found = handle.shadow = Shadow(self._values(handle).astype(np.float64))
-        return found
+        shadow = handle.__dict__.get("shadow")
+        if shadow is None:
+            shadow = handle.shadow = Shadow(self._values(handle).astype(np.float64))
+        return shadow
 
     def _pairs(self, handles) -> list[tuple[np.ndarray, Shadow]]:
         return [(self._values(x), self.of(x)) for x in handles]
@@ -168,21 +168,21 @@ class TileDigits:
 
     def _joined(self, join, one, other) -> Shadow:
         a, b = self.of(one), self.of(other)
-        found = Shadow(join(a.exact, b.exact), error=max(a.error, b.error), anew=a.anew or b.anew)
+        shadows = Shadow(join(a.exact, b.exact), error=max(a.error, b.error), anew=a.anew or b.anew)
         if a.births is not None or b.births is not None:
             both = [(s.births, s.gains) if s.births is not None else _nobody(s.exact.shape) for s in (a, b)]
-            found.births, found.gains = (join(both[0][n], both[1][n]) for n in (0, 1))
-        return found
+            shadows.births, shadows.gains = (join(both[0][n], both[1][n]) for n in (0, 1))
+        return shadows
 
     def _bfloat16(self, kind: str, operands, out) -> None:
         bfloat16 = self.watch.names.bfloat16
         if not any(x.dtype.scalar == bfloat16 for x in operands):
             return
-        found = _SAME[kind](*(self._values(x) for x in operands))
+        values = _SAME[kind](*(self._values(x) for x in operands))
         if out.dtype.scalar == bfloat16:
-            out.data = to_bfloat16(found)
+            out.data = to_bfloat16(values)
         else:
-            out.data = np.asarray(found, out.data.dtype)
+            out.data = np.asarray(values, out.data.dtype)
         self.digits.note(BFLOAT16)
 
     def _cast(self, operation: str, args, out, dtype: str) -> None:
@@ -311,33 +311,33 @@ class TileDigits:
     def ended(self, kernel: str) -> None:
         """A kernel ends: judge each tensor that it wrote."""
         for address in self._stored:
-            name, x, kept = self._tensors[address]
-            on = kept.written
+            name, x, shadow = self._tensors[address]
+            on = shadow.written
             if on is None:
                 continue
             flat = np.flatnonzero(on)
-            if not flat.size or kept.dtype == torch.float64:
+            if not flat.size or shadow.dtype == torch.float64:
                 continue
-            values = kept.values_in(x.untyped_storage())[flat]
-            births = None if kept.births is None else kept.births.numpy()[flat]
+            values = shadow.values_in(x.untyped_storage())[flat]
+            births = None if shadow.births is None else shadow.births.numpy()[flat]
 
             def index(lane, x=x, flat=flat):
                 return _index(x, int(flat[lane[0]]))
 
-            dtype = str(kept.dtype).removeprefix("torch.")
-            exact = kept.exact.numpy()[flat]
-            self.digits.judged(judged(name, kernel, dtype, values, exact, births, kept.anew, x.shape, index))
+            dtype = str(shadow.dtype).removeprefix("torch.")
+            exact = shadow.exact.numpy()[flat]
+            self.digits.judged(judged(name, kernel, dtype, values, exact, births, shadow.anew, x.shape, index))
 
-    def _there(self, argument, at: np.ndarray, lanes: np.ndarray, dtype: str) -> tuple[Kept | None, np.ndarray]:
+    def _there(self, argument, at: np.ndarray, lanes: np.ndarray, dtype: str) -> tuple[StoredShadow | None, np.ndarray]:
         """The shadow of an argument's memory, None if it is read as another type, and the elements of the lanes."""
         known = self._tensors.get(argument.storage_start)
         if known is None:
             return None, at
-        kept = known[2]
-        element = ((at[lanes] - np.uint64(argument.storage_start)) // np.uint64(kept.itemsize)).astype(np.int64)
-        if str(kept.dtype).removeprefix("torch.") != dtype:
+        shadow = known[2]
+        element = ((at[lanes] - np.uint64(argument.storage_start)) // np.uint64(shadow.itemsize)).astype(np.int64)
+        if str(shadow.dtype).removeprefix("torch.") != dtype:
             return None, element
-        return kept, element
+        return shadow, element
 
     def loaded(self, touched, pointers, on: np.ndarray, other, out) -> None:
         x = self._values(out)
@@ -349,21 +349,21 @@ class TileDigits:
             shadow.exact = np.where(on, shadow.exact, other.shadow.exact)
         for argument, lanes in touched:
             lanes = lanes & on
-            kept, element = self._there(argument, pointers.data, lanes, dtype)
-            if kept is None:
+            memory, element = self._there(argument, pointers.data, lanes, dtype)
+            if memory is None:
                 if argument.storage_start in self._tensors:
                     shadow = self.ledger.anew(where, "load", dtype, x, "memory read as another type")
                 continue
-            wrong = element >= kept.n
+            wrong = element >= memory.n
             element = np.where(wrong, 0, element)
-            shadow.exact[lanes] = np.where(wrong, shadow.exact[lanes], kept.exact.numpy()[element])
-            shadow.anew |= kept.anew
-            if kept.births is not None and kept.gains is not None:
-                births = kept.births.numpy()[element]
+            shadow.exact[lanes] = np.where(wrong, shadow.exact[lanes], memory.exact.numpy()[element])
+            shadow.anew |= memory.anew
+            if memory.births is not None and memory.gains is not None:
+                births = memory.births.numpy()[element]
                 if (births >= 0).any():
                     if shadow.births is None:
                         shadow.births, shadow.gains = _nobody(x.shape)
-                    shadow.births[lanes], shadow.gains[lanes] = births, kept.gains.numpy()[element]
+                    shadow.births[lanes], shadow.gains[lanes] = births, memory.gains.numpy()[element]
         shadow.error = relative(distance(x, shadow.exact), shadow.exact)
         out.shadow = self.ledger.carried(where, "load", dtype, x, shadow, self._program)
 
@@ -372,33 +372,33 @@ class TileDigits:
         for argument, lanes in touched:
             lanes = lanes & on
             dtype = "" if x is None else self._dtype(value)
-            kept, element = self._there(argument, pointers.data, lanes, dtype)
-            if kept is None:
+            memory, element = self._there(argument, pointers.data, lanes, dtype)
+            if memory is None:
                 self._rewritten(argument, x)
                 continue
-            self._written(argument, kept, element)
+            self._written(argument, memory, element)
             shadow = self.of(value)
-            inside = element < kept.n
+            inside = element < memory.n
 
             def lanes_of(z, lanes=lanes, inside=inside):
                 return np.broadcast_to(z, lanes.shape)[lanes][inside]
 
-            kept.exact.numpy()[element[inside]] = lanes_of(shadow.exact)
-            if shadow.births is not None or kept.births is not None:
-                all_births, all_gains = kept.follow()
+            memory.exact.numpy()[element[inside]] = lanes_of(shadow.exact)
+            if shadow.births is not None or memory.births is not None:
+                all_births, all_gains = memory.follow()
                 births, gains = (shadow.births, shadow.gains) if shadow.births is not None else _nobody(x.shape)
                 all_births.numpy()[element[inside]] = lanes_of(births)
                 all_gains.numpy()[element[inside]] = lanes_of(gains)
-            kept.anew |= shadow.anew
+            memory.anew |= shadow.anew
         if x is not None:
             shadow = self.of(value)
             self.ledger.carried(self.watch._place(), "store", self._dtype(value), x, shadow, self._program)
 
-    def _written(self, argument, kept: Kept, element: np.ndarray) -> None:
-        if kept.written is None:
-            kept.written = np.zeros(kept.n, bool)
-        kept.written[element[element < kept.n]] = True
-        kept.used = True  # judged when the kernel ends
+    def _written(self, argument, memory: StoredShadow, element: np.ndarray) -> None:
+        if memory.written is None:
+            memory.written = np.zeros(memory.n, bool)
+        memory.written[element[element < memory.n]] = True
+        memory.used = True  # judged when the kernel ends
         self._stored.add(argument.storage_start)
 
     def _rewritten(self, argument, x) -> None:
@@ -407,9 +407,9 @@ class TileDigits:
         if known is None or x is not None and known[2].dtype == torch.float64:
             return
         name, tensor, _ = known
-        kept = self.memory.new(tensor)
-        kept.anew = True
-        self._tensors[argument.storage_start] = name, tensor, kept
+        memory = self.memory.new(tensor)
+        memory.anew = True
+        self._tensors[argument.storage_start] = name, tensor, memory
         where = self.watch._place()
         self.ledger.anew(where, "store", "bits", np.zeros(1), f"{name} is written as numbers of another type")
 
@@ -423,38 +423,40 @@ class TileDigits:
             return
         for argument, lanes in touched:
             lanes = lanes & on
-            kept, element = self._there(argument, pointers.data, lanes, self._dtype(value))
-            if kept is None:
+            memory, element = self._there(argument, pointers.data, lanes, self._dtype(value))
+            if memory is None:
                 continue
-            self._written(argument, kept, element)
-            s, there = self.of(value), kept.exact.numpy()
-            before = there[element].copy()
+            self._written(argument, memory, element)
+            s, elements = self.of(value), memory.exact.numpy()
+            before = elements[element].copy()
             mine = np.broadcast_to(s.exact, lanes.shape)[lanes]
             if operation == "FADD":
-                np.add.at(there, element, mine)
+                np.add.at(elements, element, mine)
             elif operation == "XCHG":
-                there[element] = mine
+                elements[element] = mine
             else:
-                values = kept.values_in(self._tensors[argument.storage_start][1].untyped_storage())
-                there[element] = values[element]
-                kept.anew = True
+                values = memory.values_in(self._tensors[argument.storage_start][1].untyped_storage())
+                elements[element] = values[element]
+                memory.anew = True
                 self.ledger.anew(where, "atomic", self._dtype(value), x, f"atomic {operation}")
                 continue
-            now = kept.values_in(self._tensors[argument.storage_start][1].untyped_storage())[element]
+            now = memory.values_in(self._tensors[argument.storage_start][1].untyped_storage())[element]
             mine_shadow = Shadow(mine, error=s.error)
             if s.births is not None:
                 mine_shadow.births = np.broadcast_to(s.births, lanes.shape)[lanes]
                 mine_shadow.gains = np.broadcast_to(s.gains, lanes.shape)[lanes]
             was = np.broadcast_to(self._values(out), lanes.shape)[lanes]
             old = Shadow(before, error=relative(distance(was, before), before))
-            if kept.births is not None and kept.gains is not None:
-                old.births, old.gains = kept.births.numpy()[element], kept.gains.numpy()[element]
+            if memory.births is not None and memory.gains is not None:
+                old.births, old.gains = memory.births.numpy()[element], memory.gains.numpy()[element]
             pairs = [(was, old), (np.broadcast_to(x, lanes.shape)[lanes], mine_shadow)]
             word = "add" if operation == "FADD" else "atomic"
-            made = self.ledger.made(where, word, self._dtype(value), now, there[element], pairs, None, self._program)
-            if made.births is not None or kept.births is not None:
-                all_births, all_gains = kept.follow()
-                births, gains = (made.births, made.gains) if made.births is not None else _nobody(element.shape)
+            shadow = self.ledger.made(
+                where, word, self._dtype(value), now, elements[element], pairs, None, self._program
+            )
+            if shadow.births is not None or memory.births is not None:
+                all_births, all_gains = memory.follow()
+                births, gains = (shadow.births, shadow.gains) if shadow.births is not None else _nobody(element.shape)
                 all_births.numpy()[element], all_gains.numpy()[element] = births, gains
         back = self._values(out)
         if back is not None:
@@ -467,8 +469,8 @@ def _nobody(shape) -> tuple[np.ndarray, np.ndarray]:
 
 def _index(x: torch.Tensor, element: int) -> tuple[int, ...]:
     """The index in a tensor of the element at an offset of its storage."""
-    left, found = element - x.storage_offset(), []
+    left, index = element - x.storage_offset(), []
     for stride, length in sorted(zip(x.stride(), range(x.ndim), strict=True), reverse=True):
-        found.append((length, left // stride if stride else 0))
+        index.append((length, left // stride if stride else 0))
         left = left % stride if stride else left
-    return tuple(at for _, at in sorted(found))
+    return tuple(at for _, at in sorted(index))

@@ -128,7 +128,7 @@ class Examiner:
             ran = self.run(setting, device=device) if run is None else run(setting)
         except Broken as broken:
             return self.crash(setting, broken) if excused is None else raised(setting, broken)
-        found = findings(
+        results = findings(
             self.op,
             ran,
             self.truth(setting, device=device),
@@ -137,7 +137,9 @@ class Examiner:
             allowances=self.allowances if coarse else {},
             excused=excuses,
         )
-        found = [x for x in found if x.tensor not in excuses or x.kind == "non-finite" and excuses[x.tensor] == "wrong"]
-        if not found:
+        results = [
+            x for x in results if x.tensor not in excuses or x.kind == "non-finite" and excuses[x.tensor] == "wrong"
+        ]
+        if not results:
             raise Refused("nothing is left to compare: every tensor is wrong at the plainest call already")
-        return worst_of(found)
+        return worst_of(results)

@@ -65,13 +65,13 @@ def findings(
     allowed to tensors beyond their budget. excused: tensors whose error nobody asks for: their unit, which takes long,
     is not measured.
     """
-    found = []
+    results = []
     for name in ran.cut_off:
         words = f"{name} is cut off: no gradient comes back from it"
-        found.append(Finding(setting, "no gradient", name, float("inf"), 0.0, words))
+        results.append(Finding(setting, "no gradient", name, float("inf"), 0.0, words))
     if ran.missing_state:
         words = "no final state came back"
-        found.append(Finding(setting, "raises", op.outputs[1], float("inf"), 0.0, words))
+        results.append(Finding(setting, "raises", op.outputs[1], float("inf"), 0.0, words))
     for name, got in ran.values.items():
         if only and name not in only:
             continue
@@ -79,21 +79,21 @@ def findings(
         if got is None:
             if true.any():
                 words = f"{name[1:]} gets no gradient"
-                found.append(Finding(setting, "no gradient", name, float("inf"), 0.0, words))
+                results.append(Finding(setting, "no gradient", name, float("inf"), 0.0, words))
         elif finite:
             count = int((~got.isfinite() & true.isfinite()).sum())
             words = _non_finite(name, got, true)
-            found.append(Finding(setting, "non-finite" if count else "fine", name, count, 0.0, words))
+            results.append(Finding(setting, "non-finite" if count else "fine", name, count, 0.0, words))
         else:
             allowance = allowances.get(name, 0.0)
-            found.append(_against_budget(op, name, got, truth, setting, allowance, measured=name not in excused))
-    return found
+            results.append(_against_budget(op, name, got, truth, setting, allowance, measured=name not in excused))
+    return results
 
 
-def worst_of(found: Sequence[Finding]) -> Finding:
+def worst_of(results: Sequence[Finding]) -> Finding:
     """The worst finding; it names the other tensors that fail."""
-    worst = max(found, key=lambda x: (x.fails, x.share))
-    others = tuple(dict.fromkeys(x.tensor for x in found if x.fails and x is not worst and x.tensor))
+    worst = max(results, key=lambda x: (x.fails, x.share))
+    others = tuple(dict.fromkeys(x.tensor for x in results if x.fails and x is not worst and x.tensor))
     if worst.fails and others:
         worst = replace(worst, words=f"{worst.words}; also {', '.join(others)}", others=others)
     return worst

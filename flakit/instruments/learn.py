@@ -9,7 +9,7 @@ import torch
 
 from ..numerics.operators import Operator
 from ..ops.common.dispatch import interpreted, interpreted_alone
-from .call import called
+from .call import forward_backward
 from .finding import Finding, findings, raised
 from .pair import ranks_device, unsupported
 from .runner import Runner
@@ -216,7 +216,7 @@ def ranks_refusal(runner: Runner, plain: Setting) -> str | None:
     if why is not None or not runner.device.startswith("cuda") or ranks_device(runner.device) == "cuda":
         return why
     try:
-        called(runner.subject, plain, *plain.make(runner.subject.op), backward=False)
+        forward_backward(runner.subject, plain, *plain.make(runner.subject.op), backward=False)
     except (Refused, Broken) as error:
         return f"ranks on GPUs need two of them, and on the CPU it does not run: {error}"
     return None

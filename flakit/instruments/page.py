@@ -27,14 +27,14 @@ def page(audit) -> str:
 
 
 def _lines(audit) -> Iterator[str]:
-    found = as_dict(audit)
-    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items() if version)
+    failed = as_dict(audit)
+    versions = ", ".join(f"{name} {version}" for name, version in failed["versions"].items() if version)
     title = f"Audit of {audit.subject.name}"
     count = len(audit.failed)
     yield f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{_e(title)}</title>'
     yield f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head><body>'
     yield f"<h1>{_e(title)}</h1>"
-    yield f"<p>Held to the float64 truth of {_e(audit.subject.op.label)} on {_e(found['device'])}; {_e(versions)}. "
+    yield f"<p>Held to the float64 truth of {_e(audit.subject.op.label)} on {_e(failed['device'])}; {_e(versions)}. "
     yield f"{count or 'No'} of {len(audit.verdicts)} probes failed. {_e(headline(audit))}.</p>"
     yield from (f"<p><b>{_e(words)}</b></p>" for words in leading(audit))
     yield from _figure(audit.picture)

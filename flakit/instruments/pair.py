@@ -32,7 +32,7 @@ from ..numerics.evaluate import Arriving
 from ..numerics.family import FAMILY
 from ..numerics.operators import OPERATORS, Operator
 from ..ops.common.dispatch import interpreted
-from .call import Ran, called
+from .call import Ran, forward_backward
 from .setting import Setting
 from .subject import BackwardBroken, Broken, Refused, Stopped, Subject, words_of
 
@@ -55,7 +55,7 @@ def unsupported(subject: Subject) -> str | None:
     if getattr(subject.original, "__module__", "") == "__main__":
         return "its two processes cannot import it from the script or notebook that runs: put it into a module"
     try:
-        _packed(subject)
+        _pickled(subject)
     except Exception as error:
         return f"its two processes cannot import it: {words_of(error)}"
     return None
@@ -67,7 +67,7 @@ def ranks_device(device: str) -> str:
     return "cuda" if several else "cpu"
 
 
-def _packed(subject: Subject) -> bytes:
+def _pickled(subject: Subject) -> bytes:
     op = subject.op
     like: str | Operator = op.name
     if (OPERATORS | FAMILY).get(op.name) is not op:  # a user's own: looked up nowhere, drawn nowhere
@@ -88,7 +88,7 @@ class Pair:
     def run(self, setting: Setting, x: Mapping, arriving: Arriving, backward: bool) -> Ran:
         """Run a setting over both ranks; return what one process would: slices concatenated, everything else summed.
 
-        Raises as `called` does.
+        Raises as `forward_backward` does.
         """
         assert setting.slices is not None
         op, ends = self.subject.op, list(accumulate(setting.slices))
@@ -96,14 +96,14 @@ class Pair:
         for length, end in zip(setting.slices, ends, strict=True):
             own = slice(end - length, end)
             do, dstate = arriving
-            given = {name: _of_rank(y, own if name in op.sequences else None) for name, y in x.items()}
-            tasks.append((setting, given, (_of_rank(do, own), _of_rank(dstate)), backward))
-        return _joined(op, setting, self._asked("run", tasks))
+            inputs = {name: _copy_for_rank(y, own if name in op.sequences else None) for name, y in x.items()}
+            tasks.append((setting, inputs, (_copy_for_rank(do, own), _copy_for_rank(dstate)), backward))
+        return _join(op, setting, self._request("run", tasks))
 
     def shows(self, script: str, error: type[Exception]) -> bool:
         """Whether a script, run by both ranks, raises an error of this type on one of them."""
         try:
-            return any(self._asked("shows", [(script, error)] * RANKS, some=True))
+            return any(self._request("shows", [(script, error)] * RANKS, some=True))
         except (Refused, Broken):
             return False
 
@@ -120,32 +120,33 @@ class Pair:
             self.folder.cleanup()
             self.folder = None
 
-    def _asked(self, what: str, tasks: Sequence[tuple], some: bool = False) -> list:
+    def _request(self, what: str, tasks: Sequence[tuple], some: bool = False) -> list:
+        """Send each rank its task and return their answers; what: "run" or "shows"; some: as `_receive` takes it."""
         if not self.processes:
             self._start()
         for end, task in zip(self.ends, tasks, strict=True):
-            with contextlib.suppress(OSError):  # of a dead process `_answers` hears
-                end.send_bytes(_written((what, task)))
+            with contextlib.suppress(OSError):  # of a dead process `_receive` hears
+                end.send_bytes(_to_bytes((what, task)))
         slow = self.device != "cpu" or interpreted()
-        return self._answers(PATIENCE_WITH_KERNELS if slow else PATIENCE, some)
+        return self._receive(PATIENCE_WITH_KERNELS if slow else PATIENCE, some)
 
     def _start(self) -> None:
         if self.starts == STARTS:
             raise Refused(f"its processes were started {STARTS} times already")
         self.starts += 1
         self.folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-        context, packed = get_context("spawn"), _packed(self.subject)
+        context, pickled = get_context("spawn"), _pickled(self.subject)
         try:
             with _without_main():
                 for rank in range(RANKS):
                     own, theirs = context.Pipe()
-                    given = (rank, self.folder.name, self.device, packed, theirs)
-                    process = context.Process(target=_serve, args=given, daemon=True)
+                    arguments = (rank, self.folder.name, self.device, pickled, theirs)
+                    process = context.Process(target=_serve, args=arguments, daemon=True)
                     self.ends.append(own)
                     process.start()
                     self.processes.append(process)
                     theirs.close()
-            self._answers(STARTING)
+            self._receive(STARTING)
         except (Broken, OSError, AssertionError) as error:
             self.close()
             raise Refused(f"two processes of it could not be started: {words_of(error)}") from error
@@ -153,28 +154,28 @@ class Pair:
             self.close()
             raise
 
-    def _answers(self, seconds: float, some: bool = False) -> list:
+    def _receive(self, seconds: float, some: bool = False) -> list:
         """Receive the answer of each rank; some: one answer suffices, and a silent rank counts as None."""
-        found: dict[int, tuple] = {}
+        answers: dict[int, tuple] = {}
         limit = time.monotonic() + seconds
-        while len(found) < RANKS:
+        while len(answers) < RANKS:
             if self.stopped():
                 self.close()
                 raise Stopped
-            waiting = {end: rank for rank, end in enumerate(self.ends) if rank not in found}
+            waiting = {end: rank for rank, end in enumerate(self.ends) if rank not in answers}
             left = limit - time.monotonic()
             ready: list[Any] = connection.wait(list(waiting), timeout=max(0.0, min(left, 0.1)))
             for end in ready:
                 try:
-                    found[waiting[end]] = _read(end.recv_bytes())
+                    answers[waiting[end]] = _from_bytes(end.recv_bytes())
                 except (EOFError, OSError):
-                    self._ended(waiting[end])
-                if found[waiting[end]][0] != "done" or some and found[waiting[end]][1]:
+                    self._fail_dead(waiting[end])
+                if answers[waiting[end]][0] != "done" or some and answers[waiting[end]][1]:
                     limit = min(limit, time.monotonic() + GRACE)
             if left <= 0:
                 break
-        silent = [rank for rank in range(RANKS) if rank not in found]
-        errors = {rank: answer for rank, answer in sorted(found.items()) if answer[0] != "done"}
+        silent = [rank for rank in range(RANKS) if rank not in answers]
+        errors = {rank: answer for rank, answer in sorted(answers.items()) if answer[0] != "done"}
         if silent or any(kind == "broken" for kind, _ in errors.values()):
             self.close()
         for kind, error in errors.values():
@@ -182,12 +183,13 @@ class Pair:
                 raise Refused(error)
         for rank, (_, (backward, words)) in errors.items():
             raise (BackwardBroken if backward else Broken)(f"on rank {rank} of {RANKS}, {words}")
-        if silent and not (some and found):
+        if silent and not (some and answers):
             who = " and ".join(map(str, silent))
             raise Broken(f"no answer of rank {who} of {RANKS} in {seconds:.0f} s")
-        return [found[rank][1] if rank in found else None for rank in range(RANKS)]
+        return [answers[rank][1] if rank in answers else None for rank in range(RANKS)]
 
-    def _ended(self, rank: int) -> None:
+    def _fail_dead(self, rank: int) -> None:
+        """Raise Broken for a rank whose process has ended."""
         process = self.processes[rank]
         process.join(GRACE)
         code = process.exitcode
@@ -206,51 +208,52 @@ def _without_main() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def _of_rank(x: Any, own: slice | None = None) -> Any:
+def _copy_for_rank(x: Any, own: slice | None = None) -> Any:
     """A copy of x on the CPU for one rank; own: its slice along time, None for tensors without a time axis."""
     if isinstance(x, (tuple, list)):
-        return tuple(_of_rank(y, own) for y in x)
+        return tuple(_copy_for_rank(y, own) for y in x)
     if not isinstance(x, Tensor):
         return x
     return (x if own is None else x[:, own]).detach().cpu().clone(memory_format=torch.contiguous_format)
 
 
-def _joined(op: Operator, setting: Setting, found: Sequence[Ran]) -> Ran:
+def _join(op: Operator, setting: Setting, runs: Sequence[Ran]) -> Ran:
+    """The runs of all ranks as one: slices end to end, sums of everything else."""
     assert setting.slices is not None
     values: dict[str, Tensor | None] = {}
     sliced = {"o", *(f"d{name}" for name in op.sequences)}
-    for name in dict.fromkeys(name for ran in found for name in ran.values):
-        parts = [ran.values.get(name) for ran in found]
-        given = [y for y in parts if y is not None]
-        if not given:
+    for name in dict.fromkeys(name for ran in runs for name in ran.values):
+        parts = [ran.values.get(name) for ran in runs]
+        present = [y for y in parts if y is not None]
+        if not present:
             values[name] = None
         elif name in sliced:
-            shape = given[0].shape
+            shape = present[0].shape
             whole = [
-                given[0].new_zeros(shape[0], length, *shape[2:]) if y is None else y
+                present[0].new_zeros(shape[0], length, *shape[2:]) if y is None else y
                 for y, length in zip(parts, setting.slices, strict=True)
             ]
             values[name] = torch.cat(whole, 1)
         else:
-            values[name] = torch.stack([y.double() for y in given]).sum(0).to(given[0].dtype)
-    cut_off = tuple(name for name in found[0].cut_off if all(name in ran.cut_off for ran in found))
-    return Ran(values, cut_off, all(ran.missing_state for ran in found))
+            values[name] = torch.stack([y.double() for y in present]).sum(0).to(present[0].dtype)
+    cut_off = tuple(name for name in runs[0].cut_off if all(name in ran.cut_off for ran in runs))
+    return Ran(values, cut_off, all(ran.missing_state for ran in runs))
 
 
-def _written(x: object) -> bytes:
+def _to_bytes(x: object) -> bytes:
     file = io.BytesIO()
     torch.save(x, file)
     return file.getvalue()
 
 
-def _read(x: bytes) -> Any:
+def _from_bytes(x: bytes) -> Any:
     return torch.load(io.BytesIO(x), weights_only=False)
 
 
 # --- in the process of a rank ----------------------------------------------------------------------------------------
 
 
-def _serve(rank: int, folder: str, device: str, packed: bytes, end: connection.Connection) -> None:
+def _serve(rank: int, folder: str, device: str, pickled: bytes, end: connection.Connection) -> None:
     """The main function of a process: join the group, then answer tasks until the parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes: the parent ends this one
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -259,7 +262,7 @@ def _serve(rank: int, folder: str, device: str, packed: bytes, end: connection.C
     os.dup2(nowhere, 2)
     torch.set_num_threads(1)
     try:
-        function, adapter, like = pickle.loads(packed)
+        function, adapter, like = pickle.loads(pickled)
         subject = Subject(function, like, adapter=adapter)
         subject.patient = False
         if device == "cpu":
@@ -274,18 +277,19 @@ def _serve(rank: int, folder: str, device: str, packed: bytes, end: connection.C
             "gloo" if device == "cpu" else "nccl", store=store, rank=rank, world_size=RANKS, timeout=late
         )
     except (Exception, SystemExit) as error:
-        end.send_bytes(_written(("broken", (False, f"it raised {words_of(error)}"))))
+        end.send_bytes(_to_bytes(("broken", (False, f"it raised {words_of(error)}"))))
         return
-    end.send_bytes(_written(("done", True)))
+    end.send_bytes(_to_bytes(("done", True)))
     while True:
         try:
-            asked, task = _read(end.recv_bytes())
+            asked, task = _from_bytes(end.recv_bytes())
         except (EOFError, OSError):
             return
-        end.send_bytes(_written(_answered(subject, rank, device, asked, task)))
+        end.send_bytes(_to_bytes(_answer(subject, rank, device, asked, task)))
 
 
-def _answered(subject: Subject, rank: int, device: str, asked: str, task: tuple) -> tuple:
+def _answer(subject: Subject, rank: int, device: str, asked: str, task: tuple) -> tuple:
+    """Do a task: ("done", result), ("refused", words) or ("broken", (in the backward pass, words))."""
     try:
         if asked == "shows":
             from .repro import ending
@@ -294,8 +298,8 @@ def _answered(subject: Subject, rank: int, device: str, asked: str, task: tuple)
             return "done", isinstance(ending(script, subject), error)
         setting, x, arriving, backward = task
         if device != "cpu":
-            x, arriving = _on(x, device), _on(arriving, device)
-        ran = called(subject, setting, x | {"group": dist.group.WORLD}, arriving, backward=backward)
+            x, arriving = _to_device(x, device), _to_device(arriving, device)
+        ran = forward_backward(subject, setting, x | {"group": dist.group.WORLD}, arriving, backward=backward)
         ran.values = {name: y if y is None else y.detach().cpu() for name, y in ran.values.items()}
         return "done", ran
     except Refused as error:
@@ -306,11 +310,11 @@ def _answered(subject: Subject, rank: int, device: str, asked: str, task: tuple)
         return "broken", (False, f"it raised {words_of(error)}")
 
 
-def _on(x: Any, device: str) -> Any:
+def _to_device(x: Any, device: str) -> Any:
     if isinstance(x, Mapping):
-        return {name: _on(y, device) for name, y in x.items()}
+        return {name: _to_device(y, device) for name, y in x.items()}
     if isinstance(x, tuple):
-        return tuple(_on(y, device) for y in x)
+        return tuple(_to_device(y, device) for y in x)
     return x.to(device) if isinstance(x, Tensor) else x
 
 

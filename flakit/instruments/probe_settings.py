@@ -16,7 +16,7 @@ SWEEP = (-8.0, -1.5, -20.0, -3.0, -90.0, -0.5, -6.0, -12.0, -1e3, -2.0, -50.0, -
 
 def truth_settings(x: Examiner) -> list[Setting]:
     p = x.plain
-    found = [
+    settings = [
         *x.learnt.crashed,
         p.without(T=100, **SIZES, **BOTH),
         p,
@@ -28,11 +28,11 @@ def truth_settings(x: Examiner) -> list[Setting]:
         p.without(T=2, **BOTH),
         p.without(T=257, H=2, **BOTH, decay="gsa"),
     ]
-    found[3:3] = [p.without(T=40, **SIZES, **BOTH, groups=2)] * (x.supports["groups"] is None)
-    found[3:3] = [p.without(T=40, **SIZES, no_decay=True)] * (x.supports["None as decay"] is None)
+    settings[3:3] = [p.without(T=40, **SIZES, **BOTH, groups=2)] * (x.supports["groups"] is None)
+    settings[3:3] = [p.without(T=40, **SIZES, no_decay=True)] * (x.supports["None as decay"] is None)
     if x.full:
-        found += [p.without(T=T, **SIZES, **BOTH, decay="rwkv6-init") for T in (1000, 4096)]
-    return found
+        settings += [p.without(T=T, **SIZES, **BOTH, decay="rwkv6-init") for T in (1000, 4096)]
+    return settings
 
 
 def half_settings(x: Examiner) -> list[Setting]:
@@ -57,15 +57,15 @@ def sweep_settings(x: Examiner) -> list[Setting]:
 def spikes_settings(x: Examiner) -> list[Setting]:
     rows = sorted(range(64), key=lambda p: (p % 16 not in (0, 15, 1, 8), p < 16, p))
     lengths = {p: 66 + 14 * (p % 2) for p in rows} | dict.fromkeys((64, 65, 80, 96, 127, 128), 130)
-    found = [x.plain.without(T=T, decay=-0.01, spike=(p, -100.0)) for p, T in lengths.items()]
+    alone = [x.plain.without(T=T, decay=-0.01, spike=(p, -100.0)) for p, T in lengths.items()]
     if x.learnt.interpreted or x.supports["batches"] is not None:
-        return found
+        return alone
     together = []  # many rows in one call, a sequence for each: 6 calls instead of 70
     for T in dict.fromkeys(lengths.values()):
         same = [p for p in lengths if lengths[p] == T]
         for some in (tuple(same[n : n + BATCH]) for n in range(0, len(same), BATCH)):
             together.append(x.plain.without(B=len(some), T=T, decay=-0.01, spike=(some[0], -100.0), rows=some))
-    return found[:1] + together
+    return alone[:1] + together
 
 
 def tails_settings(x: Examiner) -> list[Setting]:
@@ -107,10 +107,12 @@ def wanted_settings(x: Examiner) -> list[Setting]:
     """Subsets of inputs that require a gradient: the first, a middle and the last in a backward pass."""
     op, p = x.op, x.plain.without(T=37, B=2, H=2)
     second = op.decay or op.tensors[1]
-    found = [(op.tensors[0],), (second,), tuple(y for y in op.tensors if y != second), op.tensors[-1:]]
-    found += [(name,) for name in op.tensors[1:]]
+    subsets = [(op.tensors[0],), (second,), tuple(y for y in op.tensors if y != second), op.tensors[-1:]]
+    subsets += [(name,) for name in op.tensors[1:]]
     into = [p.without(initial_state=True, wanted=op.states)] * (x.supports["initial state"] is None)
-    return [p.without(wanted=names) for names in found[:2]] + into + [p.without(wanted=names) for names in found[2:]]
+    return (
+        [p.without(wanted=names) for names in subsets[:2]] + into + [p.without(wanted=names) for names in subsets[2:]]
+    )
 
 
 def constant_settings(x: Examiner) -> list[Setting]:

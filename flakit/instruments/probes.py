@@ -129,14 +129,14 @@ class Probe:
             if setting == finding.setting and check is self.check:
                 continue
             try:
-                found = check(x, setting)
+                result = check(x, setting)
             except Broken as broken:
-                found = raised(setting, broken)
+                result = raised(setting, broken)
             except Refused:
                 continue
-            if found.fails and found.kind == finding.kind and _as_bad(found, finding):
+            if result.fails and result.kind == finding.kind and _as_bad(result, finding):
                 in_16_bits = name == "truth" and setting.torch_dtype.itemsize == 2
-                return "16-bit" if in_16_bits else name, found
+                return "16-bit" if in_16_bits else name, result
         return "", None
 
     def resembles(self, finding: Finding, op: Operator) -> str:
@@ -150,11 +150,11 @@ class Probe:
         return "" if case in ("inverse", "rounded_chain") and not op.solves else case
 
 
-def _as_bad(found: Finding, finding: Finding) -> bool:
+def _as_bad(control: Finding, finding: Finding) -> bool:
     """Whether `found` explains `finding`: the same tensor fails in it, by an error that is not much smaller."""
-    if found.kind != "wrong":
+    if control.kind != "wrong":
         return True
-    return finding.tensor in (found.tensor, *found.others) and found.share > finding.share / 10
+    return finding.tensor in (control.tensor, *control.others) and control.share > finding.share / 10
 
 
 PROBES: dict[str, Probe] = {

@@ -65,14 +65,14 @@ def table(audit) -> Group:
         elif v.left_out and v.verdict == "pass":
             words += f" ({v.tried} of {v.settings} settings)"
         rows.add_row(v.probe.name, f"[{colour}]{v.verdict}[/]", escape(figure_words(v)), escape(words))
-    said: list = [rows, *(Text(words, style="bold red") for words in leading(audit))]
+    lines: list = [rows, *(Text(words, style="bold red") for words in leading(audit))]
     for v in audit.failed:
         if v.cause:
             continue
         like = f" It resembles the case {v.case}: flakit cases {v.case}." if v.case else ""
-        said.append(Text.assemble((f"{v.probe.name}: ", "bold red"), v.probe.meaning + like))
-    said.append(Text(headline(audit), style="bold red" if audit.failed else "bold green"))
-    return Group(*said)
+        lines.append(Text.assemble((f"{v.probe.name}: ", "bold red"), v.probe.meaning + like))
+    lines.append(Text(headline(audit), style="bold red" if audit.failed else "bold green"))
+    return Group(*lines)
 
 
 def headline(audit) -> str:
@@ -87,31 +87,31 @@ def headline(audit) -> str:
 
 def leading(audit) -> list[str]:
     """What to look at first: a sentence for each probe that is the cause of other failures."""
-    found = []
+    causes = []
     for cause in dict.fromkeys(v.cause for v in audit.failed if v.cause):
         names = [v.probe.name for v in audit.failed if v.cause == cause]
         many = f"{len(names)} other probes fail" if len(names) > 1 else "another probe fails"
-        found.append(f"Look at `{cause}` first: {many} as it does, without what they ask: {', '.join(names)}.")
-    return found
+        causes.append(f"Look at `{cause}` first: {many} as it does, without what they ask: {', '.join(names)}.")
+    return causes
 
 
 def in_a_notebook(audit) -> str:
     """As `table`, in HTML that adapts to the width of the page."""
     rows = []
     for v in audit.verdicts:
-        found = [v.words, f"at {setting_words(v.setting)}", v.law] if v.verdict == "fail" else [v.words]
+        what = [v.words, f"at {setting_words(v.setting)}", v.law] if v.verdict == "fail" else [v.words]
         figure = figure_words(v).replace(" ", "\N{NO-BREAK SPACE}").replace("-", "\N{NON-BREAKING HYPHEN}")
         row = {"probe": v.probe.name, "verdict": _MARKS[v.verdict], "worst of budget": figure}
-        rows.append(row | {"what was found": "; ".join(filter(None, found))})
-    said = [still.Table(rows, caption=f"{audit.subject.name}, like {audit.subject.op.name}")._repr_html_()]
-    said += [f"<p><b>{escape_html(words)}</b></p>" for words in leading(audit)]
+        rows.append(row | {"what was found": "; ".join(filter(None, what))})
+    parts = [still.Table(rows, caption=f"{audit.subject.name}, like {audit.subject.op.name}")._repr_html_()]
+    parts += [f"<p><b>{escape_html(words)}</b></p>" for words in leading(audit)]
     for v in audit.failed:
         if v.cause:
             continue
         like = f" It resembles the case <code>{escape_html(v.case)}</code>." if v.case else ""
-        said.append(f"<p><b>{escape_html(v.probe.name)}</b>: {escape_html(v.probe.meaning)}{like}</p>")
-    said.append(f"<p>{escape_html(headline(audit))}</p>")
-    return "\n".join(said)
+        parts.append(f"<p><b>{escape_html(v.probe.name)}</b>: {escape_html(v.probe.meaning)}{like}</p>")
+    parts.append(f"<p>{escape_html(headline(audit))}</p>")
+    return "\n".join(parts)
 
 
 def as_dict(audit) -> dict:

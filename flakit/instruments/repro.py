@@ -87,13 +87,13 @@ def reference_source(op: Operator) -> tuple[str, ...]:
 def repro(x: Examiner, probe: Probe, finding: Finding) -> str | None:
     """A script that ends with an error which says what is wrong; None if no script reproduces the failure."""
     error = Exception if finding.kind in ("raises", "no gradient") else AssertionError
-    told = [finding]
+    candidates = [finding]
     for name in finding.others:
         if name in x.op.outputs and finding.tensor not in x.op.outputs and finding.budget:
             # An output needs fewer lines than a gradient, if it exceeds its own budget.
-            told = [replace(finding, tensor=name, allowed=finding.budget, measure="L2"), finding]
+            candidates = [replace(finding, tensor=name, allowed=finding.budget, measure="L2"), finding]
             break
-    for finding, seed in itertools.product(told, range(SEEDS)):
+    for finding, seed in itertools.product(candidates, range(SEEDS)):
         if x.late:
             return None
         over = finding.setting.slices is not None
@@ -113,15 +113,15 @@ def shows(script: str, x: Examiner, setting: Setting, error: type[Exception]) ->
 
 def ending(script: str, subject: Subject) -> BaseException | None:
     """The error with which a script ends in this process."""
-    given = {"function": subject.original, "adapter": subject.adapter}
+    namespace = {"function": subject.original, "adapter": subject.adapter}
     imported = {*subject.source, *map(_meeting, ("gloo", "nccl"))}
     if subject.op.name not in RIGHT and reference_source(subject.op)[0]:
         imported |= {*reference_source(subject.op)}
-        given["naive"] = subject.op.reference.function
+        namespace["naive"] = subject.op.reference.function
     body = "\n".join(line for line in script.splitlines() if line not in imported)
     try:
         with _as_it_was(), contextlib.redirect_stdout(io.StringIO()):
-            exec(compile(body, "<repro>", "exec"), {"__name__": "repro"} | given)
+            exec(compile(body, "<repro>", "exec"), {"__name__": "repro"} | namespace)
     except (Exception, SystemExit) as raised:
         return raised
     return None
@@ -208,15 +208,15 @@ def _arguments(op: Operator, s: Setting) -> str:
 
 def _inputs(op: Operator, s: Setting, device: str) -> Iterator[str]:
     """Lines that draw the inputs on the CPU, so that they are the same everywhere, and move them to the device."""
-    there = "" if device == "cpu" else f'.to("{device}")'
+    to_device = "" if device == "cpu" else f'.to("{device}")'
     sizes = {"B": s.B, "T": s.tokens, "H": s.H, "K": s.K, "V": s.V}
     sizes |= {"M": s.M} if "M" in op.sizes else {}
     if s.K == s.V:
         del sizes["V"]
     yield f"{', '.join(sizes)} = {', '.join(map(str, sizes.values()))}"
-    for drawn, group in itertools.groupby(op.tensors, lambda name: _drawn(op, name, _shape(op, name, s), s)):
+    for draw, group in itertools.groupby(op.tensors, lambda name: _drawn(op, name, _shape(op, name, s), s)):
         names = list(group)
-        together = drawn.replace("torch.randn(", f"torch.randn({len(names)}, ") if len(names) > 1 else drawn
+        together = draw.replace("torch.randn(", f"torch.randn({len(names)}, ") if len(names) > 1 else draw
         yield f"{', '.join(names)} = {together}"
     w = op.decay
     yield from _decays(op, s) if w else ()
@@ -228,16 +228,16 @@ def _inputs(op: Operator, s: Setting, device: str) -> Iterator[str]:
     if s.bad is not None:
         yield f'{op.value}[:1, {s.bad[0]}, :1] = float("{s.bad[1]}")'
     if s.lengths is not None:
-        yield f"ends = torch.tensor([0, {', '.join(map(str, s.lengths))}]).cumsum(0){there}"
+        yield f"ends = torch.tensor([0, {', '.join(map(str, s.lengths))}]).cumsum(0){to_device}"
     for name, short in zip(op.states, _initial(op, s), strict=False):
-        yield f"{short} = torch.randn({_shape(op, name, s)}){there}"
+        yield f"{short} = torch.randn({_shape(op, name, s)}){to_device}"
     apart = s.decay_dtype is not None and w != ""  # made in float32, and left so
-    if apart and there:
-        yield f"{w} = {w}{there}"
-    given = ", ".join(name for name in op.tensors if not (apart and name == w))
-    to = [*([f'"{device}"'] if there else []), *([f"torch.{s.dtype}"] if s.dtype != "float32" else [])]
+    if apart and to_device:
+        yield f"{w} = {w}{to_device}"
+    tensors = ", ".join(name for name in op.tensors if not (apart and name == w))
+    to = [*([f'"{device}"'] if to_device else []), *([f"torch.{s.dtype}"] if s.dtype != "float32" else [])]
     if to:
-        yield f"{given} = (y.to({', '.join(to)}) for y in ({given}))"
+        yield f"{tensors} = (y.to({', '.join(to)}) for y in ({tensors}))"
     if s.states != "contiguous":
         timeless = [(name, name) for name in op.tensors if name not in op.sequences]
         for name, called in (*timeless, *zip(op.states, _initial(op, s), strict=False)):
@@ -273,8 +273,8 @@ def _decays(op: Operator, s: Setting) -> Iterator[str]:
 def _drawn(op: Operator, name: str, shape: str, s: Setting) -> str:
     if name == op.decay:
         if isinstance(s.decay, str):
-            drawn = DRAWN.get(s.decay, DRAWN["logsigmoid"]).format(shape=shape)
-            return drawn if op.nats == 1 else f"({drawn}) / {op.nats}"
+            line = DRAWN.get(s.decay, DRAWN["logsigmoid"]).format(shape=shape)
+            return line if op.nats == 1 else f"({line}) / {op.nats}"
         return f"torch.full(({shape}), {(-1.0 if isinstance(s.decay, tuple) else s.decay) / op.nats})"
     return (op.draws.get(name, NORMAL).script or NORMAL.script).format(shape=shape)
 
@@ -302,8 +302,8 @@ def _call(subject: Subject, s: Setting, states: str = "") -> str:
     options += [f"{name}={x!r}" for name, x in op.constants.items() if name in subject.taken]
     if s.slices is not None:
         options.append("group=dist.group.WORLD")
-    given = [f"{name}={name}" if subject.by_name else name for name in op.tensors]
-    return f"{'adapter(function, ' if subject.adapted else 'function('}{', '.join([*given, *options])})"
+    arguments = [f"{name}={name}" if subject.by_name else name for name in op.tensors]
+    return f"{'adapter(function, ' if subject.adapted else 'function('}{', '.join([*arguments, *options])})"
 
 
 def _tuple(names: Iterable[str]) -> str:
@@ -373,8 +373,8 @@ def _by_reference(op: Operator, s: Setting, scale: float) -> Iterator[str]:
     by_name = set(op.tensors) <= reference.named
     part = "[:, part]" if s.lengths is not None else ""
     rows = [f"{name}{part if name in op.sequences else ''}" for name in op.tensors]
-    given = [f"{name}={row}" if by_name else row for name, row in zip(op.tensors, rows, strict=True)]
-    call = f"naive({', '.join([*given, *(f'{name}={x}' for name, x in options.items())])})"
+    arguments = [f"{name}={row}" if by_name else row for name, row in zip(op.tensors, rows, strict=True)]
+    call = f"naive({', '.join([*arguments, *(f'{name}={x}' for name, x in options.items())])})"
     names = _tuple(short(op))
     read = {"tensor": "o = {}", "tuple": "o, " + (names or "*_") + " = {}"}.get(reference.style)
     if read is None:
@@ -395,7 +395,7 @@ def _by_reference(op: Operator, s: Setting, scale: float) -> Iterator[str]:
 def _compared(subject: Subject, s: Setting, finding: Finding, check: Callable, device: str) -> Iterator[str]:
     """Lines that compare the worst tensor, an output or a gradient, with the right one."""
     on = "" if device == "cpu" else f', device="{device}"'
-    op, given = subject.op, _arguments(subject.op, s)
+    op, arguments = subject.op, _arguments(subject.op, s)
     inputs, name = [*op.tensors, *(op.states if s.initial_state else ())], finding.tensor
     is_output = finding.kind in ("wrong", "non-finite") and name in op.outputs
     if check is poisoned:
@@ -406,9 +406,9 @@ def _compared(subject: Subject, s: Setting, finding: Finding, check: Callable, d
     y = f"fenced({y})" if check is fenced else y
     y = y if is_output or s.wanted is not None else f"{y}.requires_grad_()"
     if y != "y":
-        yield f"{given} = ({y} for y in ({given}))"
+        yield f"{arguments} = ({y} for y in ({arguments}))"
     if s.wanted is not None and not is_output:
-        asked = [leaf for leaf, name in zip(given.split(", "), inputs, strict=True) if name in s.wanted]
+        asked = [leaf for leaf, name in zip(arguments.split(", "), inputs, strict=True) if name in s.wanted]
         yield f"for y in ({', '.join(asked)},):"
         yield "    y.requires_grad_()"
     if is_output:
@@ -416,7 +416,7 @@ def _compared(subject: Subject, s: Setting, finding: Finding, check: Callable, d
         wanted: Sequence[int] = [at]
     else:
         at = inputs.index(name[1:]) if name[1:] in inputs else 0
-        name, leaf = f"d{inputs[at]}", given.split(", ")[at]
+        name, leaf = f"d{inputs[at]}", arguments.split(", ")[at]
         wanted = {"o": [0], "both": range(1 + len(op.states)), "state": range(1, 1 + len(op.states))}[s.loss]
         arriving = _listed(["do", *(f"d{state}" for state in short(op))][n] for n in wanted)
         yield from _arriving(op, s, on)
@@ -453,7 +453,7 @@ def _compared(subject: Subject, s: Setting, finding: Finding, check: Callable, d
     if s.slices is not None:
         yield "dist.all_reduce(got)  # what one process has is the sum over ranks"
     exact = "y.double()" if is_output else "y.detach().double().requires_grad_()"
-    yield f"{given} = ({exact} for y in ({given}))"
+    yield f"{arguments} = ({exact} for y in ({arguments}))"
     yield from _right(op, s, states=max(wanted) > 0, on=on)
     last: Sequence[str] = short(op)
     if s.lengths is not None:
@@ -477,12 +477,12 @@ def _compared(subject: Subject, s: Setting, finding: Finding, check: Callable, d
 
 def _arriving(op: Operator, s: Setting, on: str) -> Iterator[str]:
     """Lines for the gradients at o, the state or both; they are drawn rounded, since autograd does not round them."""
-    shape, how = _shape(op, "o", s), ("" if s.dtype == "float32" else f", dtype=torch.{s.dtype}") + on
+    shape, options = _shape(op, "o", s), ("" if s.dtype == "float32" else f", dtype=torch.{s.dtype}") + on
     if s.loss != "state":
         if s.arriving == EXPANDED:
-            yield f"do = torch.ones(1{how}).expand({shape})"
+            yield f"do = torch.ones(1{options}).expand({shape})"
         else:
-            yield f"{'y' if s.arriving in LAYOUTS else 'do'} = torch.randn({shape}{how})"
+            yield f"{'y' if s.arriving in LAYOUTS else 'do'} = torch.randn({shape}{options})"
             if s.arriving in LAYOUTS:
                 yield f"do = {LAYOUTS[s.arriving]}"
     for name, called in zip(op.states, short(op), strict=True) if s.loss != "o" else ():

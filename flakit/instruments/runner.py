@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from ..numerics.evaluate import Arriving
 from ..ops.common.dispatch import interpreted_alone
-from .call import Ran, called
+from .call import Ran, forward_backward
 from .pair import Pair, ranks_device
 from .setting import Setting
 from .subject import Stopped, Subject
@@ -40,7 +40,7 @@ class Runner:
         if prepare is not None:
             x, arriving = prepare(x, arriving)
         if setting.slices is None:
-            return called(self.subject, setting, x, arriving, backward=backward)
+            return forward_backward(self.subject, setting, x, arriving, backward=backward)
         if self.pair is None:
             self.pair = Pair(self.subject, ranks_device(self.device), self.stopped)
         return self.pair.run(setting, x, arriving, backward)

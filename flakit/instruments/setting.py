@@ -89,11 +89,11 @@ class Setting:
         """The sizes, and every field that differs from the plainest call."""
         plain = {x.name: x.default for x in fields(self)}
         always = {"T", *(axis for axis in op.sizes if axis in plain)}
-        found = {name: getattr(self, name) for name in plain}
+        values = {name: getattr(self, name) for name in plain}
         if self.lengths is not None:
-            found["T"] = self.tokens
-        kept = {name: x for name, x in found.items() if name in always or x != plain[name]}
-        return {name: x for name, x in kept.items() if name != "M" or "M" in always}
+            values["T"] = self.tokens
+        shown = {name: x for name, x in values.items() if name in always or x != plain[name]}
+        return {name: x for name, x in shown.items() if name != "M" or "M" in always}
 
     @property
     def tokens(self) -> int:
@@ -117,15 +117,15 @@ class Setting:
             ends = torch.tensor([0, *self.lengths], device="cpu").cumsum(0)
         sizes |= {"T": self.tokens, "cu_seqlens": ends}
         of_decay = None if self.decay_dtype is None else getattr(torch, self.decay_dtype)
-        how: dict[str, Any] = {
+        options: dict[str, Any] = {
             "dtype": self.torch_dtype,
             "decay_dtype": of_decay,
             "seed": self.seed,
             "initial_state": self.initial_state,
         }
         if op.decay:
-            how["decay"] = -1.0 if isinstance(self.decay, (tuple, list)) else self.decay
-        x: dict[str, Any] = make_inputs(op, **sizes, **how, device=device)
+            options["decay"] = -1.0 if isinstance(self.decay, (tuple, list)) else self.decay
+        x: dict[str, Any] = make_inputs(op, **sizes, **options, device=device)
         if op.decay:
             self._change(x[op.decay], op)
         if self.repeated or self.constant:
@@ -183,8 +183,8 @@ class Setting:
             x["cu_seqlens"] = ends.int() if self.offsets == INT32 else strided_offsets.layout(ends, self.offsets)
         do, dstate = arriving
         if self.states != "contiguous":
-            there = {name: _stored(y, self.states) for name, y in op.leaves(inputs).items() if _timeless(op, name)}
-            x = op.arguments(there, x)
+            moved = {name: _stored(y, self.states) for name, y in op.leaves(inputs).items() if _timeless(op, name)}
+            x = op.arguments(moved, x)
             dstate = op.state([_stored(part, self.states) for part in op.parts(dstate)])
         return x, (strides.layout(do, self.arriving), dstate)
 

@@ -44,11 +44,11 @@ def shrink(x: Examiner, probe: Probe, finding: Finding, seconds: float = SECONDS
         if setting not in known:
             if x.clock() > deadline or not probe.condition(x.op, setting):
                 return False
-            found = _again(x, probe, setting)
-            other = found is not None and found.fails and found.kind == finding.kind and probe.cause(x, found)[0]
-            known[setting] = None if other else found  # that is the failure of another probe
-        found = known[setting]
-        return found is not None and found.fails and found.kind == finding.kind
+            result = _again(x, probe, setting)
+            other = result is not None and result.fails and result.kind == finding.kind and probe.cause(x, result)[0]
+            known[setting] = None if other else result  # that is the failure of another probe
+        result = known[setting]
+        return result is not None and result.fails and result.kind == finding.kind
 
     @st.composite
     def smaller(draw: Callable) -> Setting:
@@ -77,8 +77,8 @@ def shrink(x: Examiner, probe: Probe, finding: Finding, seconds: float = SECONDS
         elif s.lengths is None:
             fields["T"] = step(list(range(min(least, s.T), s.T + 1)))
         else:
-            kept = step(list(range(1, len(s.lengths) + 1)))
-            fields["lengths"] = tuple(step(list(range(1, length + 1))) for length in s.lengths[:kept])
+            count = step(list(range(1, len(s.lengths) + 1)))
+            fields["lengths"] = tuple(step(list(range(1, length + 1))) for length in s.lengths[:count])
         if s.padding:
             fields["padding"] = step(list(range(1, s.padding + 1)))
         if isinstance(s.decay, str):
@@ -91,7 +91,7 @@ def shrink(x: Examiner, probe: Probe, finding: Finding, seconds: float = SECONDS
             fields["final_state"] = step([False, s.final_state])
         return s.without(**fields)
 
-    how = settings(
+    options = settings(
         max_examples=200,
         phases=(Phase.generate, Phase.shrink),  # `explain` varies the smallest, and `find` returns the last
         database=None,
@@ -100,10 +100,10 @@ def shrink(x: Examiner, probe: Probe, finding: Finding, seconds: float = SECONDS
         print_blob=False,
     )
     try:
-        found = x.resolved(find(smaller(), fails, settings=how, random=Random(0)))
+        smallest = x.resolved(find(smaller(), fails, settings=options, random=Random(0)))
     except HypothesisException:
         return finding
-    return known.get(found) or finding
+    return known.get(smallest) or finding
 
 
 def _again(x: Examiner, probe: Probe, setting: Setting) -> Finding | None:
@@ -130,13 +130,13 @@ def onset(x: Examiner, probe: Probe, finding: Finding, tolerance: float = 5e-4) 
     else:
         return None
     low, high = 1e-6 * largest, largest
-    found = _again(x, probe, at(low))
-    if found is not None and found.kind == "non-finite":
+    result = _again(x, probe, at(low))
+    if result is not None and result.kind == "non-finite":
         return None  # even the weakest decay fails
     while high - low > tolerance * high:
         middle = (low + high) / 2
-        found = _again(x, probe, at(middle))
-        low, high = (low, middle) if found is not None and found.kind == "non-finite" else (middle, high)
+        result = _again(x, probe, at(middle))
+        low, high = (low, middle) if result is not None and result.kind == "non-finite" else (middle, high)
     return high
 
 
@@ -174,6 +174,6 @@ def _masked_late(x: Examiner, probe: Probe, finding: Finding, n: float) -> bool:
     """Whether n tokens are what a chunk's mask removes: C - 1, or C if reads come before the decay."""
     for C in (32, 64, 128):
         if abs(n - C + 0.5) < 1.1:
-            found = _again(x, probe, finding.setting.without(T=C, decay=-1.01 * LN_MAX[torch.float32] / (C - 1)))
-            return found is not None and found.kind == "non-finite"
+            result = _again(x, probe, finding.setting.without(T=C, decay=-1.01 * LN_MAX[torch.float32] / (C - 1)))
+            return result is not None and result.kind == "non-finite"
     return False

@@ -102,10 +102,10 @@ class Subject:
     def _takes_none(self, name: str) -> bool:
         """Whether an argument has the default None."""
         try:
-            found = inspect.signature(self.function).parameters.get(name)
+            parameter = inspect.signature(self.function).parameters.get(name)
         except (TypeError, ValueError):
             return False
-        return found is not None and found.default is None
+        return parameter is not None and parameter.default is None
 
     @interpreted_alone()
     def __call__(self, inputs: Mapping[str, Any]) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -114,18 +114,18 @@ class Subject:
         inputs: the arguments by the operator's names. Raises Refused if the subject does not take them; Broken if it
         crashes, if a second call takes what the first one refused, or if it returns no tensor o.
         """
-        given = dict(inputs)
-        options = {name: given.pop(name) for name in OPTIONS if given.get(name) is not None}
-        given = {name: x for name, x in given.items() if x is not None}
+        arguments = dict(inputs)
+        options = {name: arguments.pop(name) for name in OPTIONS if arguments.get(name) is not None}
+        arguments = {name: x for name, x in arguments.items() if x is not None}
         for name in options:
             if name not in self.named and name != "output_final_state":
                 raise Refused(f"its signature does not name {name}")
         options = {name: x for name, x in options.items() if name in self.named}
-        tensors = [given.pop(name, None) for name in self.op.tensors]
+        tensors = [arguments.pop(name, None) for name in self.op.tensors]
         options |= {name: x for name, x in self.op.constants.items() if name in self.taken}
         if self.by_name:
-            given, tensors = dict(zip(self.op.tensors, tensors, strict=True)) | given, []
-        call = functools.partial(self.function, *tensors, **given, **options)
+            arguments, tensors = dict(zip(self.op.tensors, tensors, strict=True)) | arguments, []
+        call = functools.partial(self.function, *tensors, **arguments, **options)
         try:
             returned = _quietly(call)
         except (Exception, SystemExit) as error:
@@ -150,14 +150,14 @@ class Subject:
         """
         leaves = {name: x.detach().requires_grad_() for name, x in self.op.leaves(inputs).items()}
         o, parts = self(self.op.arguments(leaves, inputs) | {"output_final_state": True})
-        found = {"o": o.detach()} | {name: x.detach() for name, x in zip(self.op.outputs[1:], parts, strict=False)}
+        values = {"o": o.detach()} | {name: x.detach() for name, x in zip(self.op.outputs[1:], parts, strict=False)}
         if not o.requires_grad:
-            return found
+            return values
         try:
             grads = torch.autograd.grad(o, tuple(leaves.values()), do.to(o.dtype), allow_unused=True)
         except (Exception, SystemExit) as error:
             raise BackwardBroken(f"its backward pass raised {words_of(error)}") from error
-        return found | {f"d{name}": x for name, x in zip(leaves, grads, strict=True) if x is not None}
+        return values | {f"d{name}": x for name, x in zip(leaves, grads, strict=True) if x is not None}
 
     def _outputs(self, returned: object) -> tuple[Tensor, tuple[Tensor, ...]]:
         o, state, self.style = returned, None, "tensor"
@@ -215,10 +215,10 @@ def _functions(path: Path) -> str:
     if not path.is_file():
         raise ValueError(f"subject: expected a file, {path} does not exist")
     try:
-        found = [x.name for x in ast.parse(path.read_bytes()).body if isinstance(x, ast.FunctionDef)]
+        names = [x.name for x in ast.parse(path.read_bytes()).body if isinstance(x, ast.FunctionDef)]
     except SyntaxError as error:
         raise ValueError(f"subject: expected Python in {path}: {error}") from error
-    return ", ".join(name for name in found if not name.startswith("_")) or "none"
+    return ", ".join(name for name in names if not name.startswith("_")) or "none"
 
 
 def _find(spec: str, called: str) -> tuple[Callable, tuple[str, ...]]:
@@ -227,12 +227,12 @@ def _find(spec: str, called: str) -> tuple[Callable, tuple[str, ...]]:
         raise ValueError(f"{argument}: expected {spec}:NAME, of the functions in it: {_functions(Path(spec))}")
     place, _, attribute = (spec if ":" in spec else f"flakit:{spec}").rpartition(":")
     try:
-        found = named_function(f"{place}:{attribute}", argument)
+        function = named_function(f"{place}:{attribute}", argument)
     except SystemExit as left:
         raise ValueError(f"{argument}: {place} left Python when it was imported, by sys.exit({left.code!r})") from left
     if place.endswith(".py"):
-        return found, _from_file(Path(place).resolve(), attribute, called)
-    return found, (f"from {place} import {attribute} as {called}",)
+        return function, _from_file(Path(place).resolve(), attribute, called)
+    return function, (f"from {place} import {attribute} as {called}",)
 
 
 def _from_file(path: Path, attribute: str, called: str) -> tuple[str, ...]:
@@ -274,11 +274,11 @@ def _like(like: object) -> str | Operator:
 
 def _guessed(name: str) -> str:
     """The operator with the longest name that occurs in a function's name. Raises ValueError if several do, or none."""
-    found = [like for like in known() if like in name.lower()]
-    found = [like for like in found if not any(like in other and like != other for other in found)]
-    if len(found) != 1:
+    matches = [like for like in known() if like in name.lower()]
+    matches = [like for like in matches if not any(like in other and like != other for other in matches)]
+    if len(matches) != 1:
         raise ValueError(f"like: expected one of {', '.join(known())}: the name {name!r} does not say which it is")
-    return found[0]
+    return matches[0]
 
 
 def _attribute(x: object, name: str) -> object:

@@ -33,31 +33,31 @@ def trace(digits: bool = False) -> Iterator[Trace]:
     Raises RuntimeError if a kernel cannot be watched in either way, with the command to use instead, and for a Triton
     with an unknown interpreter.
     """
-    found = Trace()
-    tiles, tensors = _shadows(found) if digits else (None, None)
-    with watching(found, tiles, tensors):
-        yield found
+    result = Trace()
+    tiles, tensors = _shadows(result) if digits else (None, None)
+    with watching(result, tiles, tensors):
+        yield result
     if tensors is not None:
         tensors.judge()
 
 
-def _shadows(found: Trace) -> tuple:
+def _shadows(result: Trace) -> tuple:
     """The observers that track digits: of tiles, None without Triton, and of tensors."""
     from .digits import Digits
     from .digits_shadow import Ledger
     from .digits_torch import Memory, TorchDigits
 
-    found.digits = Digits()
-    told = found.digits, Ledger(found.digits), Memory()
+    result.digits = Digits()
+    shared = result.digits, Ledger(result.digits), Memory()
     if not has_triton():
-        return None, TorchDigits(*told)
+        return None, TorchDigits(*shared)
     if interpreted():
         from .digits_triton import TileDigits
 
-        return TileDigits(*told), TorchDigits(*told)
+        return TileDigits(*shared), TorchDigits(*shared)
     from .digits_compiled_triton import StoredDigits
 
-    return StoredDigits(*told[:2]), TorchDigits(*told)
+    return StoredDigits(*shared[:2]), TorchDigits(*shared)
 
 
 @contextmanager

@@ -26,10 +26,10 @@ _DTYPES = {16: "float16", 17: "bfloat16", 32: "float32", 64: "float64"}
 
 
 def read(
-    trace: Trace, made: Rewritten, seen: Tensor, grid: tuple[int, ...], args: dict, memory: dict[int, list[Site]]
+    trace: Trace, kernel: Rewritten, seen: Tensor, grid: tuple[int, ...], args: dict, memory: dict[int, list[Site]]
 ) -> None:
     """Add the report of a launch, `seen`, to a trace. args: the kernel's arguments by name; memory: as in `trace`."""
-    count = len(made.checks)
+    count = len(kernel.checks)
     numbers = seen.cpu().numpy()
     if not numbers[: count * ROW].any():
         return
@@ -38,11 +38,11 @@ def read(
     bad = np.flatnonzero(rows[:, 0]).tolist()
     lowest = {i: int(np.flatnonzero(programs[:, i + 1])[0]) for i in bad}
     order = sorted(bad, key=lambda i: (lowest[i], programs[lowest[i], 0] != i + 1, i))
-    sites = {i: _site(made.checks[i], rows[i], programs[:, i + 1], lowest[i], grid3) for i in bad}
+    sites = {i: _site(kernel.checks[i], rows[i], programs[:, i + 1], lowest[i], grid3) for i in bad}
     for i in order:
         trace.add(sites[i])
     for i in order:
-        _relate(i, made, sites, args, memory)
+        _relate(i, kernel, sites, args, memory)
 
 
 def _site(check: Check, row: np.ndarray, first: np.ndarray, lowest: int, grid: tuple[int, ...]) -> Site:
@@ -60,15 +60,15 @@ def _site(check: Check, row: np.ndarray, first: np.ndarray, lowest: int, grid: t
     return site
 
 
-def _relate(i: int, made: Rewritten, sites: dict[int, Site], args: dict, memory: dict[int, list[Site]]) -> None:
+def _relate(i: int, kernel: Rewritten, sites: dict[int, Site], args: dict, memory: dict[int, list[Site]]) -> None:
     """Set the parents of a site, and from them how its first bad tile arose."""
-    site, check = sites[i], made.checks[i]
+    site, check = sites[i], kernel.checks[i]
     for name in check.reads:
-        for j in _definers(name, check.function, i, made, sites):
+        for j in _definers(name, check.function, i, kernel, sites):
             site.descends_from(sites[j])
     for helper in check.calls:
         for j in sites:
-            if made.checks[j].function == helper and made.checks[j].target == "return":
+            if kernel.checks[j].function == helper and kernel.checks[j].target == "return":
                 site.descends_from(sites[j])
     argument = args.get(check.into)
     storage = argument.untyped_storage().data_ptr() if isinstance(argument, Tensor) else 0
@@ -85,18 +85,18 @@ def _relate(i: int, made: Rewritten, sites: dict[int, Site], args: dict, memory:
         site.how = BECAME_NAN if only_inf else CARRIED
 
 
-def _definers(name: str, function: str, before: int, made: Rewritten, sites: dict[int, Site]) -> list[int]:
+def _definers(name: str, function: str, before: int, kernel: Rewritten, sites: dict[int, Site]) -> list[int]:
     """The bad checks that define a name's value: the last one before this check, or (in a loop) the last of all."""
-    own = [j for j in sites if made.checks[j].function == function and made.checks[j].target == name]
+    own = [j for j in sites if kernel.checks[j].function == function and kernel.checks[j].target == name]
     earlier = [j for j in own if j < before]
     if earlier or own:
         return [max(earlier or own)]
-    found = []
-    for caller, helper, given in made.passed:
-        if helper == function and name in given:
-            for outer in given[name]:
-                found += _definers(outer, caller, len(made.checks), made, sites)
-    return found
+    definers = []
+    for caller, helper, passed in kernel.passed:
+        if helper == function and name in passed:
+            for outer in passed[name]:
+                definers += _definers(outer, caller, len(kernel.checks), kernel, sites)
+    return definers
 
 
 class _Copies:
@@ -203,9 +203,9 @@ def watch_compiled(trace: Trace, memory: dict[int, list[Site]], instead: str) ->
             running.pop()
 
     def launch(kernel, args, grid, kwargs):
-        made = rewritten(kernel)
-        if not any(made.kernel is own for own in ours):
-            ours.append(made.kernel)
+        rewriting = rewritten(kernel)
+        if not any(rewriting.kernel is own for own in ours):
+            ours.append(rewriting.kernel)
         parameters = inspect.signature(kernel.fn).parameters
         bound = inspect.signature(kernel.fn).bind(*args, **{k: v for k, v in kwargs.items() if k in parameters})
         bound.apply_defaults()
@@ -219,24 +219,26 @@ def watch_compiled(trace: Trace, memory: dict[int, list[Site]], instead: str) ->
 
         def run_part(part: Part) -> tuple[Tensor, list[str]]:
             """Return the report of a part of the checks, and the arguments in which its rewriting differs."""
-            seen, apart = made.buffer(shape, device), _Copies()
+            seen, apart = rewriting.buffer(shape, device), _Copies()
             own = {name: apart.of(x) for name, x in named.items()}
-            original(made.with_part(part).kernel, seen, *map(apart.of, copied), grid=shape, warmup=False, **own)
+            original(rewriting.with_part(part).kernel, seen, *map(apart.of, copied), grid=shape, warmup=False, **own)
             other = [name for name, x in bound.arguments.items() if not alike(x, apart.of(before.of(x)))]
             return seen, other
 
         def compile_part(part: Part) -> None:
             with torch.cuda.device(device) if device.type == "cuda" else nullcontext():  # which is a thread's own
-                seen = made.buffer(shape, device)
-                original(made.with_part(part).kernel, seen, *copied, grid=shape, warmup=True, **named)
+                seen = rewriting.buffer(shape, device)
+                original(rewriting.with_part(part).kernel, seen, *copied, grid=shape, warmup=True, **named)
 
         kind = tuple(x.dtype for x in bound.arguments.values() if isinstance(x, Tensor))
-        settled, not_measured = watch_parts(made, made.settled.get(kind, made.parts), run_part, compile_part)
-        made.settled[kind] = [*settled, *not_measured]
+        settled, not_measured = watch_parts(
+            rewriting, rewriting.settled.get(kind, rewriting.parts), run_part, compile_part
+        )
+        rewriting.settled[kind] = [*settled, *not_measured]
         if settled:
-            read(trace, made, made.merged(list(settled.values())), shape, bound.arguments, memory)
-        if not_measured and made.checks:
-            places = {check.place for i, check in enumerate(made.checks) for j, n in not_measured if i % n == j}
+            read(trace, rewriting, rewriting.merged(list(settled.values())), shape, bound.arguments, memory)
+        if not_measured and rewriting.checks:
+            places = {check.place for i, check in enumerate(rewriting.checks) for j, n in not_measured if i % n == j}
             lines = ", ".join(dict.fromkeys(place.short for place in sorted(places, key=lambda x: (x.file, x.line))))
             other = ", ".join(dict.fromkeys(name for names in not_measured.values() for name in names))
             trace.note(

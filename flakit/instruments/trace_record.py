@@ -187,13 +187,13 @@ class Site:
 
     def family(self) -> list["Site"]:
         """This site and all its descendants, each once."""
-        found, waiting = [], [self]
+        seen, waiting = [], [self]
         while waiting:
             site = waiting.pop(0)
-            if site not in found:
-                found.append(site)
+            if site not in seen:
+                seen.append(site)
                 waiting += site.children
-        return found
+        return seen
 
     @property
     def stores(self) -> list["Site"]:
@@ -203,11 +203,11 @@ class Site:
     @property
     def dropped(self) -> dict[tuple[Place, str], int]:
         """Where lanes of it or of its descendants were masked away, and how many."""
-        found: dict[tuple[Place, str], int] = {}
+        counts: dict[tuple[Place, str], int] = {}
         for site in self.family():
             for at, lanes in site.masked.items():
-                found[at] = found.get(at, 0) + lanes
-        return found
+                counts[at] = counts.get(at, 0) + lanes
+        return counts
 
     @property
     def fate(self) -> str:
@@ -331,10 +331,10 @@ class Trace:
         """
         at = {site: i for i, site in enumerate(self.sites)}
 
-        def program(given):
-            return None if given is None else list(given)
+        def program(index):
+            return None if index is None else list(index)
 
-        found = {
+        data = {
             "sites": [
                 _line(site.place)
                 | {"operation": site.operation, "how": site.how, "into": site.into}
@@ -358,20 +358,20 @@ class Trace:
             "operations": self.operations,
         }
         if self.digits is not None:
-            found["digits"] = self.digits.to_dict()
-        return _plain(found)
+            data["digits"] = self.digits.to_dict()
+        return _plain(data)
 
     @classmethod
-    def from_dict(cls, found: Mapping) -> "Trace":
+    def from_dict(cls, data: Mapping) -> "Trace":
         """Restore the result of `to_dict`, without accesses out of bounds."""
         trace = cls()
-        trace.notes, trace.grids = list(found["notes"]), {name: tuple(grid) for name, grid in found["grids"].items()}
-        trace.operations = found.get("operations", 0)
-        if "digits" in found:
+        trace.notes, trace.grids = list(data["notes"]), {name: tuple(grid) for name, grid in data["grids"].items()}
+        trace.operations = data.get("operations", 0)
+        if "digits" in data:
             from .digits import Digits
 
-            trace.digits = Digits.from_dict(found["digits"])
-        for x in found["sites"]:
+            trace.digits = Digits.from_dict(data["digits"])
+        for x in data["sites"]:
             operands = tuple(
                 Operand(**y | {name: y[name] if y[name] is None else float(y[name]) for name in ("low", "high", "at")})
                 for y in x["operands"]
@@ -386,10 +386,10 @@ class Trace:
             site.tiles, site.nan, site.inf = x["tiles"], x["all_nan"], x["all_inf"]
             site.programs = {tuple(program) for program in x["in_programs"]}
             site.masked = {(_place(place), by): lanes for place, by, lanes in x["masked"]}
-        for site, x in zip(trace.sites, found["sites"], strict=True):
+        for site, x in zip(trace.sites, data["sites"], strict=True):
             for parent in x["parents"]:
                 site.descends_from(trace.sites[parent])
-        for n, x in enumerate(found["headroom"]):
+        for n, x in enumerate(data["headroom"]):
             trace._headroom[n] = Headroom(
                 _place(x["place"]), x["operation"], float(x["largest"]), float(x["room"]), _tuple(x["program"]),
                 tuple(x["index"]), tuple(x["shape"]),
@@ -444,17 +444,17 @@ class Trace:
 
     def tree(self, site: Site) -> list[tuple[int, Site]]:
         """A site and its descendants, each once with its generation, parents before children."""
-        found, seen = [], set()
+        generations, seen = [], set()
 
         def grow(site: Site, depth: int) -> None:
             seen.add(site)
-            found.append((depth, site))
+            generations.append((depth, site))
             for child in site.children:
                 if child not in seen:
                     grow(child, depth + 1)
 
         grow(site, 0)
-        return found
+        return generations
 
     def _programs(
         self, kernel: str, first: tuple[int, ...] | None, sites: Sequence[Site], wide: int = 32
@@ -486,9 +486,9 @@ class Trace:
         from rich.console import Console
 
         console = Console(width=120, no_color=True, highlight=False)
-        with console.capture() as said:
+        with console.capture() as capture:
             console.print(self)
-        return said.get()
+        return capture.get()
 
     __repr__ = __str__
 

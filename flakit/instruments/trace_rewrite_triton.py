@@ -220,20 +220,20 @@ class _Watch(ast.NodeTransformer):
 
     def visit_Call(self, node):
         text = ast.unparse(node)
-        found = self.resolve(node.func)
+        function = self.resolve(node.func)
         self.generic_visit(node)
-        if _is_jitted(found) and not _of_triton(found):
-            self.made.add(found)
-            names = [parameter for parameter in inspect.signature(found.fn).parameters]
-            given = {name: _names(x) for name, x in zip(names, node.args, strict=False)}
-            given |= {x.arg: _names(x.value) for x in node.keywords if x.arg}
-            self.made.passed.append((self.name, found.fn.__name__, given))
-            self.space[_traced(found)] = None  # filled in when all are made
-            node.func = ast.Name(_traced(found), ast.Load())
+        if _is_jitted(function) and not _of_triton(function):
+            self.made.add(function)
+            names = [parameter for parameter in inspect.signature(function.fn).parameters]
+            passed = {name: _names(x) for name, x in zip(names, node.args, strict=False)}
+            passed |= {x.arg: _names(x.value) for x in node.keywords if x.arg}
+            self.made.passed.append((self.name, function.fn.__name__, passed))
+            self.space[_traced(function)] = None  # filled in when all are made
+            node.func = ast.Name(_traced(function), ast.Load())
             node.args.insert(0, ast.Name(SEEN, ast.Load()))
             return node
-        operation = getattr(found, "__name__", "")
-        if self.conditional or operation not in _HOISTED or not _of_triton(found):
+        operation = getattr(function, "__name__", "")
+        if self.conditional or operation not in _HOISTED or not _of_triton(function):
             return node
         name = f"flakit_{len(self.made.checks)}"
         into = self.base(node.args[0]) if operation == "load" and node.args else ()
@@ -255,9 +255,9 @@ class _Watch(ast.NodeTransformer):
                 if node.id in self.own:
                     return (node.id,)
                 if depth and node.id in self.defined:
-                    found = self.base(self.defined[node.id], depth - 1)
-                    if found:
-                        return found
+                    parameters = self.base(self.defined[node.id], depth - 1)
+                    if parameters:
+                        return parameters
         return ()
 
     # --- statements
@@ -266,8 +266,8 @@ class _Watch(ast.NodeTransformer):
         """The statements that `make` returns, preceded by those that its expressions need."""
         outer, self.before = self.before, []
         own = make()
-        found, self.before = [*self.before, *own], outer
-        return found
+        statements, self.before = [*self.before, *own], outer
+        return statements
 
     def visit_Assign(self, node):
         text, plain = ast.unparse(node.value), node.value
@@ -351,11 +351,16 @@ class _Watch(ast.NodeTransformer):
         call = node.value
         if not isinstance(call, ast.Call):
             return node
-        found = self.resolve(call.func)
-        name = getattr(found, "__name__", "")
-        if found is None and isinstance(call.func, ast.Attribute) and call.func.attr == "store" and len(call.args) == 2:
+        function = self.resolve(call.func)
+        name = getattr(function, "__name__", "")
+        if (
+            function is None
+            and isinstance(call.func, ast.Attribute)
+            and call.func.attr == "store"
+            and len(call.args) == 2
+        ):
             return self.taken(lambda: self.through_descriptor(node, call))
-        if name not in ("store", "atomic_add") or not _of_triton(found):
+        if name not in ("store", "atomic_add") or not _of_triton(function):
             if name.startswith(("static_", "device_")):
                 return node
             return self.taken(lambda: [ast.Expr(self.taken_apart(call))])

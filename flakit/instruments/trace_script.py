@@ -47,25 +47,25 @@ def main(words: Sequence[str] | None = None) -> int:
     from .trace import trace
 
     sys.path[0] = os.getcwd() if asked.module else str(Path(asked.script).resolve().parent)
-    with trace(digits=asked.digits) as found:
+    with trace(digits=asked.digits) as result:
         ended = _ran(asked)
-    if asked.rounds and ended is None and found.ran and found.digits is not None:
+    if asked.rounds and ended is None and result.ran and result.digits is not None:
         from .digits_rounding import Rounds
 
-        found.digits.rounds = Rounds.of(lambda: _ran(asked), asked.rounds)
-    Console().print(found)
+        result.digits.rounds = Rounds.of(lambda: _ran(asked), asked.rounds)
+    Console().print(result)
     if asked.json:
-        asked.json.write_text(json.dumps(found.to_dict(), indent=1) + "\n", encoding="utf-8")
-    if asked.picture and found.digits is not None and found.first is None and found.digits.lines:
-        asked.picture.write_bytes(found.digits.picture().png())
-    elif asked.picture and found.first is not None:
-        asked.picture.write_bytes(found.picture().png())
+        asked.json.write_text(json.dumps(result.to_dict(), indent=1) + "\n", encoding="utf-8")
+    if asked.picture and result.digits is not None and result.first is None and result.digits.lines:
+        asked.picture.write_bytes(result.digits.picture().png())
+    elif asked.picture and result.first is not None:
+        asked.picture.write_bytes(result.picture().png())
     if ended is not None:
         print(f"flakit trace: {asked.script} did not come to its end: {ended}", file=sys.stderr)
         return COULD_NOT_RUN
-    if not found.ran:
+    if not result.ran:
         return COULD_NOT_RUN
-    return FINITE if found.finite and (found.digits is None or found.digits.accurate) else FOUND
+    return FINITE if result.finite and (result.digits is None or result.digits.accurate) else FOUND
 
 
 def _ran(asked: argparse.Namespace) -> str | None:

@@ -261,9 +261,9 @@ _FILE = re.compile(r'File "([^"]+)", line (\d+), in \S+\n\s*(.*)')
 def _forward_line(node) -> tuple[str, int, str]:
     """The file, line and text of the forward pass that created an autograd node; "" if unknown."""
     for entry in reversed(node.metadata.get("traceback_", ())):
-        found = _FILE.search(entry)
-        if found and not found[1].startswith(_FOLDERS):
-            return found[1], int(found[2]), ""
+        match = _FILE.search(entry)
+        if match and not match[1].startswith(_FOLDERS):
+            return match[1], int(match[2]), ""
     return "", 0, ""
 
 
@@ -271,13 +271,13 @@ def _tile(x: Tensor, nan: int, inf: int, operands: list[Tensor], operation: str,
     bad = ~x.isfinite()
     index = _index(bad) if x.dim() else ()
     names = operand_names(place.expression, operation, len(operands)) if operands else ()
-    said = tuple(
+    shown = tuple(
         _operand(name or f"operand {i + 1}, {list(y.shape)}", y, index, x.shape)
         for i, (name, y) in enumerate(zip(names, operands, strict=True))
         if not y.is_complex()
     )
     lanes = (bad.to(torch.int8) + x.isnan()).cpu().numpy() if bad.numel() <= 1 << 20 else None
-    return Tile(None, tuple(x.shape), str(x.dtype).removeprefix("torch."), index, nan, inf, said, lanes)
+    return Tile(None, tuple(x.shape), str(x.dtype).removeprefix("torch."), index, nan, inf, shown, lanes)
 
 
 def _operand(name: str, x: Tensor, index: tuple[int, ...], shape: torch.Size) -> Operand:

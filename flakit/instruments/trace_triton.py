@@ -336,8 +336,8 @@ class InterpreterWatch:
             if out.data.dtype == np.uint64:
                 bases = [y.base for y in args if "base" in getattr(y, "__dict__", ())]
                 if bases:  # of a `where` between pointers there are two
-                    found = tuple(dict.fromkeys(x for base in bases for x in _each(base)))
-                    out.base = found if len(found) > 1 else found[0]
+                    sites = tuple(dict.fromkeys(x for base in bases for x in _each(base)))
+                    out.base = sites if len(sites) > 1 else sites[0]
             return
         if x is not out.data and operation != "to" and self.digits is None:
             self.trace.note(
@@ -385,9 +385,9 @@ class InterpreterWatch:
         """Count the lanes of bad operands that the result drops."""
         if operation == "where":
             condition, one, other = args
-            for y, kept in ((one, condition.data), (other, ~condition.data.astype(bool))):
+            for y, lanes in ((one, condition.data), (other, ~condition.data.astype(bool))):
                 if "site" in y.__dict__:
-                    self._mask(y.site, "where", int((~np.isfinite(self._values(y)) & ~kept.astype(bool)).sum()))
+                    self._mask(y.site, "where", int((~np.isfinite(self._values(y)) & ~lanes.astype(bool)).sum()))
             return
         if bad.any():
             return  # carried on, in whatever lanes
@@ -587,7 +587,7 @@ class InterpreterWatch:
     def _tile(self, out, x: np.ndarray, bad: np.ndarray, nans: np.ndarray, operands, operation: str, place: Place):
         index = _plain(np.unravel_index(int(bad.argmax()), bad.shape))
         names = operand_names(place.expression, operation, len(operands)) if operands else ()
-        said = [
+        shown = [
             operand(name or f"operand {i + 1}", self._values(y), index, x.shape)
             for i, (name, y) in enumerate(zip(names, operands, strict=True))
         ]
@@ -597,7 +597,7 @@ class InterpreterWatch:
         lanes = bad.astype(np.int8) + nans if bad.size <= 1 << 20 else None
         return Tile(
             program, shape, _DTYPES.get(dtype, dtype), index if shape else (), number, int(bad.sum()) - number,
-            tuple(said), lanes,
+            tuple(shown), lanes,
         )  # fmt: skip
 
     def _headroom(self, operation: str, ln_base: float, handle) -> None:

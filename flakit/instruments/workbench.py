@@ -121,7 +121,7 @@ class Run:
         if self.yours is ...:
             return ...
         assert self.trace.digits is not None  # of a run with digits
-        lines = (found.line for found in self.trace.digits.findings)
+        lines = (finding.line for finding in self.trace.digits.findings)
         named = [f"line {line.place.line}, {line.place.statement}" if line else "many lines" for line in lines]
         return "; ".join(named) or "none"
 
@@ -164,12 +164,12 @@ def run(decay: float, *lines: Callable, way: str = "start", digits: bool = False
     if not has_triton():
         row, trace = _recorded(decay, way, digits=digits, products=products)
         o = np.array(row["o"], dtype=np.float64).reshape(expected.shape)
-        said = f"there is no Triton on this machine: your lines were not run, and ours gave this, {_recording().label}"
-        return Run(decay, o, expected, trace, row["error"], ..., said)
+        note = f"there is no Triton on this machine: your lines were not run, and ours gave this, {_recording().label}"
+        return Run(decay, o, expected, trace, row["error"], ..., note)
     o, trace = _interpreted(float(decay), source(*lines, way=way, products=products), digits)
     error = float(np.linalg.norm(o - expected) / np.linalg.norm(expected))
-    said = f"{', '.join(empty)}: nothing of yours so far, ours ran" if empty else ""
-    return Run(decay, o, expected, trace, error, ... if empty else o, said)
+    note = f"{', '.join(empty)}: nothing of yours so far, ours ran" if empty else ""
+    return Run(decay, o, expected, trace, error, ... if empty else o, note)
 
 
 def traced(decay: float, *lines: Callable, way: str = "start", digits: bool = False, products: str = "ieee") -> Trace:
@@ -197,8 +197,8 @@ def listing(*lines: Callable, way: str = "start", products: str = "ieee", only: 
     numbered = list(enumerate(file.splitlines(), 1))
     if only is not None:
         functions = [node for node in ast.parse(file).body if isinstance(node, ast.FunctionDef)]
-        (found,) = (node for node in functions if node.name == only)
-        numbered = numbered[found.decorator_list[0].lineno - 1 : found.end_lineno]
+        (definition,) = (node for node in functions if node.name == only)
+        numbered = numbered[definition.decorator_list[0].lineno - 1 : definition.end_lineno]
     return "\n".join(f"{n:3}  {text}".rstrip() for n, text in numbered).rstrip()
 
 
@@ -263,10 +263,10 @@ def _expected(decay: float) -> np.ndarray:
 def _interpreted(decay: float, text: str, digits: bool = False) -> tuple[np.ndarray, Trace]:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "kernel.py").write_text(text, encoding="utf-8")
-        found = _PROCESS.ask({"folder": folder, "decay": decay, "digits": digits})
-    if "error" in found:
-        raise RuntimeError(found["error"])
-    return np.array(found["o"], dtype=np.float32), Trace.from_dict(found["trace"])
+        answer = _PROCESS.ask({"folder": folder, "decay": decay, "digits": digits})
+    if "error" in answer:
+        raise RuntimeError(answer["error"])
+    return np.array(answer["o"], dtype=np.float32), Trace.from_dict(answer["trace"])
 
 
 class _Process:
@@ -317,10 +317,10 @@ def main() -> None:
         path = Path(request["folder"]) / "kernel.py"
         try:
             o, trace = _launch(path, request["decay"], request["digits"])
-            found = {"o": np.asarray(o, np.float64).tolist(), "trace": _by_name(trace.to_dict(), path)}
+            answer = {"o": np.asarray(o, np.float64).tolist(), "trace": _by_name(trace.to_dict(), path)}
         except Exception as error:
-            found = {"error": _failure(error, path)}
-        answers.write(json.dumps(found) + "\n")
+            answer = {"error": _failure(error, path)}
+        answers.write(json.dumps(answer) + "\n")
         answers.flush()
 
 
@@ -332,9 +332,9 @@ def _launch(path: Path, decay: float, digits: bool) -> tuple[Tensor, Trace]:
     _, T, H, K = x["r"].shape
     V = x["v"].shape[-1]
     o = torch.full_like(x["v"], math.nan)
-    with trace(digits=digits) as found:
+    with trace(digits=digits) as result:
         kernel[(H,)](*x.values(), o, K**-0.5, T, H=H, K=K, V=V, C=CHUNK)
-    return o[0, :, -1], found
+    return o[0, :, -1], result
 
 
 def _by_name(x, path: Path):
@@ -350,11 +350,11 @@ def _failure(error: BaseException, path: Path) -> str:
     """An error, and the line of the file at which it occurred."""
     while error.__cause__ is not None:
         error = error.__cause__
-    said = f"{type(error).__name__}: {error}"
+    words = f"{type(error).__name__}: {error}"
     frames = [each for each in traceback.extract_tb(error.__traceback__) if each.filename == str(path)]
     if not frames:
-        return said
-    return f"{path.name}:{frames[-1].lineno}  {frames[-1].line}\n{said}"
+        return words
+    return f"{path.name}:{frames[-1].lineno}  {frames[-1].line}\n{words}"
 
 
 # --- where there is no Triton ----------------------------------------------------------------------------------------
@@ -373,12 +373,12 @@ def _recorded(
 ) -> tuple[Mapping, Trace]:
     rows = _recording().select(way=way, products=products)
     rows = [row for row in rows if (row["o"] or not with_output) and (row["digits"] or not digits)]
-    found = next((row for row in rows if row["decay"] == decay), None)
-    if found is None:
-        there = ", ".join(number(row["decay"]) for row in rows) or "none"
-        what = f"of {way!r}{f', products in {products},' if digits else ''} were recorded {there}"
+    match = next((row for row in rows if row["decay"] == decay), None)
+    if match is None:
+        decays = ", ".join(number(row["decay"]) for row in rows) or "none"
+        what = f"of {way!r}{f', products in {products},' if digits else ''} were recorded {decays}"
         raise ValueError(f"decay: there is no Triton here, and {what}; got {number(decay)}")
-    return found, Trace.from_dict(json.loads(found["trace"]))
+    return match, Trace.from_dict(json.loads(match["trace"]))
 
 
 if __name__ == "__main__":
