@@ -1,8 +1,8 @@
-"""How kernels are launched: what Triton compiled for a kind of arguments is remembered by them.
+"""Kernel launches with a cache of compiled code by signature of arguments.
 
-At each launch Triton works out anew, in Python, for which arguments it is to compile, and that takes longer than all
-else the host does to issue a kernel: 7 microseconds for 14 arguments and 15 for 36, where the short look here takes
-1 and 3. What is new to this look goes Triton's own way, and so does every launch while somebody watches them.
+At each launch Triton computes the specialization of the arguments in Python, which takes longer than all other host
+work of a launch: 7 microseconds for 14 arguments and 15 for 36, where the signature here takes 1 and 3. New signatures
+take Triton's own path, and so do all launches while they are monitored.
 """
 
 from functools import partial
@@ -17,11 +17,11 @@ from triton.runtime.jit import JITFunction
 from .dispatch import interpreted
 
 RUN = JITFunction.run
-"""Another one is in its place while somebody watches launches."""
+"""Triton's own; another function replaces it while launches are monitored."""
 REMEMBERED = torch.version.hip is None
-"""On AMD's GPUs Triton looks at how large a tensor is, too."""
+"""Whether to cache: on AMD's GPUs Triton also specializes on a tensor's size."""
 MOST_KINDS = 4096
-"""Of arguments that a kernel remembers, before it begins anew."""
+"""Signatures in a kernel's cache before it is cleared."""
 
 
 class Kernel(JITFunction):
@@ -35,47 +35,48 @@ class Kernel(JITFunction):
         return partial(self._launch, grid)
 
     def _launch(self, grid: tuple[int], *args, **options) -> None:
-        kind = None if JITFunction.run is not RUN or self.pre_run_hooks or not REMEMBERED else _kind(args, options)
-        if kind is not None and (found := self._compiled.get(kind)) is not None:
-            compiled, constants = found
+        monitored = JITFunction.run is not RUN or self.pre_run_hooks
+        signature = None if monitored or not REMEMBERED else _signature(args, options)
+        if signature is not None and (entry := self._compiled.get(signature)) is not None:
+            compiled, constants = entry
             compiled[grid[0], 1, 1](*args, *constants)
             return
         compiled = self.run(*args, grid=grid, warmup=False, **options)
         constants = self.arg_names[len(args) :]
-        if kind is not None and compiled is not None and all(name in options for name in constants):
+        if signature is not None and compiled is not None and all(name in options for name in constants):
             if len(self._compiled) >= MOST_KINDS:
                 self._compiled.clear()
-            self._compiled[kind] = compiled, [options[name] for name in constants]
+            self._compiled[signature] = compiled, [options[name] for name in constants]
 
 
-def _kind(args: tuple, options: dict) -> tuple | None:
-    """What Triton compiles for, or finer; None of arguments that it may look at in another way.
+def _signature(args: tuple, options: dict) -> tuple | None:
+    """Return a key at least as fine as Triton's specialization; None where Triton may use other properties.
 
-    Of tensors these are the dtype and whether the address is a multiple of 16, of whole numbers their width, and
-    whether they are 1 or multiples of 16.
+    It has the dtypes of tensors, whose addresses must be multiples of 16, and of integers below 2^31 whether they are 1
+    or multiples of 16.
     """
     hook = getattr(knobs.runtime, "add_stages_inspection_hook", None)
     device, addresses = -1, 0
-    kind = [knobs.runtime.debug, knobs.compilation.instrumentation_mode, hook, *options, *options.values()]
+    signature = [knobs.runtime.debug, knobs.compilation.instrumentation_mode, hook, *options, *options.values()]
     for x in args:
         of = type(x)
         if of is Tensor or of is Parameter:
             device = x.get_device()
             addresses |= x.data_ptr()
-            kind.append(x.dtype)
+            signature.append(x.dtype)
         elif of is int:
             if not 0 <= x < 2**31:
                 return None
-            kind.append(16 if x % 16 == 0 else min(x, 2))
+            signature.append(16 if x % 16 == 0 else min(x, 2))
         elif x is None or of is float:
-            kind.append(of)
+            signature.append(of)
         else:
             return None
-    return None if addresses % 16 else (device, *kind)
+    return None if addresses % 16 else (device, *signature)
 
 
 def launched(*do_not_specialize: str):
-    """A decorator for what is launched; `do_not_specialize` as of `triton.jit`."""
+    """Return the decorator of launched kernels; `do_not_specialize` as in `triton.jit`."""
     if interpreted():
         return triton.jit(do_not_specialize=do_not_specialize)
     return partial(Kernel, do_not_specialize=do_not_specialize)

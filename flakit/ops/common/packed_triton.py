@@ -1,8 +1,8 @@
-"""Packed sequences for kernels: offsets that every kernel may trust, where pieces of the sequences lie, unused rows.
+"""Packed sequences for kernels: checked offsets, the layout of pieces of the sequences, unused rows.
 
-The host would wait for the GPU to look at offsets, so a kernel checks them: from 0, non-decreasing, at most T. Invalid
-ones are replaced by zeros: every sequence is then empty, no kernel leaves its tensors, and `Packing.close` fills all
-results with NaN. Rows behind the last offset belong to no sequence; `close` writes zeros there.
+Reading offsets on the host would synchronize with the GPU, so a kernel checks them: from 0, non-decreasing, at most T.
+It replaces invalid ones by zeros: every sequence is then empty, no kernel accesses memory out of bounds, and
+`Packing.close` fills all results with NaN. Rows past the last offset belong to no sequence; `close` zeroes them.
 """
 
 from typing import NamedTuple
@@ -18,9 +18,9 @@ from .launch import cdiv
 BLOCK = 1024
 """Offsets or elements that a program handles at a time."""
 MOST_PROGRAMS = 512
-"""Of `close_kernel`; each goes on to its next block, so that a call without unused rows launches few."""
+"""Largest grid of `close_kernel`, whose programs loop over blocks, so that a call without unused rows launches few."""
 SIZES = 3
-"""Of pieces that one launch lays out, which is as many as a call asks for."""
+"""Sizes of pieces that one launch lays out, as many as a call needs."""
 
 
 @launched("N", "T", "steps", *(f"{name}_{i}" for name in ("tokens", "least", "room") for i in range(SIZES)))
@@ -28,15 +28,14 @@ def layout_kernel(
     cu_seqlens, found, N, T, steps, tokens_0, least_0, room_0, tokens_1, least_1, room_1, tokens_2, least_2, room_2,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Check the offsets cu_seqlens [N + 1] and cut the sequences into pieces, of one size or of several.
+    """Check the offsets cu_seqlens [N + 1] and cut the sequences into pieces of one size or several.
 
-    found: first [N + 2], cu_seqlens if valid, zeros if not, then whether they were invalid, 1 or 0. Behind it for each
-    size, of so many tokens, [N + 1], how many pieces come before each sequence, and [room], which sequence each piece
-    is of. All begin at multiples of 4. A sequence has at least `least` pieces; slots that no piece fills belong to the
-    last sequence.
+    found: one int32 buffer. First [N + 2]: cu_seqlens if valid, else zeros, then 1 if they were invalid, else 0. Then
+    for each size, in tokens: the number of pieces before each sequence [N + 1], and the sequence of each piece [room].
+    All begin at multiples of 4. A sequence has at least `least` pieces; unused slots belong to the last sequence.
 
-    Each size has programs of its own, one for each BLOCK of its room. Every program checks the offsets and computes all
-    of [N + 1], so that none waits for another, then bisects it, in `steps`, for each of its own slots.
+    Each size has its own programs, one for each BLOCK of its room. Every program checks the offsets and computes all
+    N + 1 counts, so that none waits for another, then bisects them, in `steps`, for each of its slots.
     """
     o, i = tl.arange(0, BLOCK), tl.program_id(0)
     invalid = ((tl.load(cu_seqlens) != 0) | (tl.load(cu_seqlens + N) > T)).to(tl.int32)
@@ -87,7 +86,7 @@ def layout_kernel(
 
 @triton.jit
 def _fill(p, first, end, value, BLOCK: tl.constexpr):
-    """The value into elements first … end - 1 of p, by all programs together."""
+    """Fill elements first … end - 1 of p with value, by all programs together."""
     i, programs = tl.program_id(0), tl.num_programs(0)
     turns = tl.cdiv(tl.maximum(end - first, 0), programs * BLOCK).to(tl.int32)
     for n in range(0, turns):
@@ -100,8 +99,10 @@ def close_kernel(
     offsets, N, T, rows_0, rows_1, rows_2, rows_3, rows_4, rows_5, width_0, width_1, width_2, width_3, width_4, width_5,
     whole_0, whole_1, whole_2, size_0, size_1, size_2, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Zeros into the rows [T, width] behind the last offset; NaN into all rows and all of [size] where offsets were
-    invalid."""
+    """Write zeros into the rows past the last offset; if offsets were invalid, NaN into all rows and whole tensors.
+
+    offsets [N + 2] (`layout_kernel`), rows_i [T, width_i] or None, whole_i [size_i] or None
+    """
     last, invalid = tl.load(offsets + N).to(tl.int64), tl.load(offsets + N + 1)
     T = tl.cast(T, tl.int64)
     value = tl.where(invalid != 0, float("nan"), 0.0)
@@ -126,78 +127,78 @@ def close_kernel(
 
 
 class Pieces(NamedTuple):
-    """All sequences cut into pieces of so many tokens."""
+    """The layout of all sequences in pieces of one size."""
 
     room: int
-    """An upper bound on their number, known without the offsets' values."""
+    """An upper bound on the number of pieces, independent of the offsets' values."""
     sequence: Tensor
-    """Which sequence each is of, int32 [room], and up to three numbers more."""
+    """The sequence of each piece, int32 [room], plus up to three elements of padding."""
     before: Tensor
-    """How many come before each sequence, int32 [N + 1], and up to three numbers more."""
+    """The number of pieces before each sequence, int32 [N + 1], plus up to three elements of padding."""
 
 
 class Packing:
-    """N sequences packed into T rows. Launches what is asked for once, by a forward for its backward too; `kept_shapes`
-    asks for sizes alone."""
+    """N sequences packed into T rows. Each layout is launched once, by a forward for its backward too; `kept_shapes`
+    needs sizes alone and launches nothing."""
 
     def __init__(self, cu_seqlens: Tensor, T: int):
         self.cu_seqlens, self.T, self.N = cu_seqlens, T, cu_seqlens.shape[0] - 1
         self.dtype = cu_seqlens.dtype
         self.kept_rows: list[Tensor] = []
-        """[1, T, ...] that a forward keeps for its backward; `close` completes them too, for no output of an operator
-        may be left to chance."""
-        self._asked: list[tuple[int, int]] = []
-        self._found: dict[tuple[int, int], Pieces] = {}
+        """Tensors [1, T, ...] that a forward saves for its backward; `close` completes them too, since an operator's
+        output must not be uninitialized."""
+        self._requested: list[tuple[int, int]] = []
+        self._laid_out: dict[tuple[int, int], Pieces] = {}
         self._offsets: Tensor | None = None
 
     @property
     def offsets(self) -> Tensor:
-        """The offsets that every kernel may trust, int32 [N + 2] as of `layout_kernel`, and up to three numbers
-        more."""
+        """The checked offsets, int32 [N + 2] as from `layout_kernel`, plus up to three elements of padding."""
         if self._offsets is None:
             self._lay_out()
         return self._offsets
 
     def room(self, tokens: int) -> int:
-        """Pieces of so many tokens that there may be."""
+        """Return an upper bound on the number of pieces of so many tokens."""
         return self.T // tokens + self.N
 
     def ask(self, tokens: int, least: int = 0) -> None:
-        """Let the next launch lay out such `pieces` beside others."""
-        if (tokens, least) not in self._found and (tokens, least) not in self._asked:
-            self._asked.append((tokens, least))
+        """Request `pieces`: the next launch lays them out along with others."""
+        if (tokens, least) not in self._laid_out and (tokens, least) not in self._requested:
+            self._requested.append((tokens, least))
 
     def pieces(self, tokens: int, least: int = 0) -> Pieces:
-        """least: pieces of a sequence that has fewer."""
+        """Return the layout in pieces of so many tokens, at least `least` for each sequence."""
         self.ask(tokens, least)
-        while (tokens, least) not in self._found:
+        while (tokens, least) not in self._laid_out:
             self._lay_out()
-        return self._found[tokens, least]
+        return self._laid_out[tokens, least]
 
     def _lay_out(self) -> None:
-        """One launch for all sizes that are asked for, as far as there is room for them in it."""
-        asked, self._asked = self._asked[:SIZES], self._asked[SIZES:]
-        asked = asked or [(max(self.T, 1), 0)]  # a program writes `before` of some size in any case
+        """Lay out the requested sizes in one launch, at most SIZES of them."""
+        keys, self._requested = self._requested[:SIZES], self._requested[SIZES:]
+        keys = keys or [(max(self.T, 1), 0)]  # a program writes `before` of some size in any case
         N, width, first = self.N, cdiv(self.N + 1, 4) * 4, cdiv(self.N + 2, 4) * 4
-        sizes, given, rooms, programs = [first], [], [], 0
-        for tokens, least in asked:
+        sizes, args, rooms, programs = [first], [], [], 0
+        for tokens, least in keys:
             room = self.room(tokens)
             sizes += width, cdiv(room, 4) * 4
-            given += tokens, least, room
+            args += tokens, least, room
             rooms.append(room)
             programs += cdiv(room, BLOCK)
-        found = self.cu_seqlens.new_empty(sum(sizes), dtype=torch.int32)
+        layout = self.cu_seqlens.new_empty(sum(sizes), dtype=torch.int32)
         layout_kernel[(programs,)](
-            self.cu_seqlens, found, N, self.T, N.bit_length(), *given, *(1, 0, 0) * (SIZES - len(asked)), BLOCK=BLOCK
+            self.cu_seqlens, layout, N, self.T, N.bit_length(), *args, *(1, 0, 0) * (SIZES - len(keys)), BLOCK=BLOCK
         )
-        offsets, *rest = found.split_with_sizes(sizes)
+        offsets, *rest = layout.split_with_sizes(sizes)
         self._offsets = offsets if self._offsets is None else self._offsets
-        for key, room, before, sequence in zip(asked, rooms, rest[::2], rest[1::2], strict=True):
-            self._found[key] = Pieces(room, sequence, before)
+        for key, room, before, sequence in zip(keys, rooms, rest[::2], rest[1::2], strict=True):
+            self._laid_out[key] = Pieces(room, sequence, before)
 
     def close(self, rows: list[Tensor], whole: list[Tensor]) -> None:
-        """Complete a call's results in place: zero rows [1, T, ...] behind the last offset, NaN everywhere if offsets
-        are invalid. Up to six of rows, three of the others; all contiguous.
+        """Complete a call's results in place: zero rows past the last offset, NaN everywhere if offsets are invalid.
+
+        rows: up to six tensors [1, T, ...]; whole: up to three of any shape; all contiguous.
         """
         rows, self.kept_rows = [*rows, *self.kept_rows], []
         widths, sizes = [x.numel() // self.T for x in rows], [x.numel() for x in whole]

@@ -1,8 +1,8 @@
-"""How an operator is made known to PyTorch: two custom operators (forward, backward), their fakes, and autograd.
+"""Registration of an operator with PyTorch: two custom operators (forward, backward), their fakes, and autograd.
 
-The three operators differ in their tensors, in the parts of their state and in what their kernels keep for the
-backward; everything else about registering one stands here. An operator's `api.py` checks what a user gives, makes a
-`Registered` once and calls it.
+The three operators differ in their tensors, in the parts of their state and in the tensors saved for the backward; all
+else about registration is here. An operator's `api.py` checks the arguments of users, creates one `Registered` and
+calls it.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,23 +17,23 @@ from .dispatch import fits_fused, kernels
 
 
 class Registered:
-    """An operator as PyTorch knows it: `torch.ops.flakit.<name>` and `torch.ops.flakit.<name>_backward`.
+    """An operator registered as `torch.ops.flakit.<name>` and `torch.ops.flakit.<name>_backward`.
 
-    package: the operator's own, with `chunk_triton`, `recurrent_triton`, `chunk_torch` and `reference`.
-    sequences: arguments with a time axis, [B, T, ...]; weights: the others with a gradient. In their order, sequences
-    first, implementations take them. decay: which of them is the log decay.
-    states: the parts of the state; one is a tensor wherever states go in or out, several are a tuple.
-    kept: how many tensors the kernels' forward keeps for their backward.
+    package: the operator's package, with `chunk_triton`, `recurrent_triton`, `chunk_torch` and `reference`.
+    sequences: arguments with a time axis, [B, T, ...]; weights: the others with a gradient. Implementations take them
+    in this order, sequences first. decay: the one that is the log decay.
+    states: the parts of the state; a single part is passed as a tensor, several as a tuple.
+    kept: the number of tensors that the kernels' forward saves for their backward.
     fused: whether the package has `fused_chunk_triton` for the heads that `fits_fused`.
-    shapes: from the sequences, weights and the number of packed sequences N to (o's shape, the state parts' shapes).
-    passing: what of a state is left after some tokens, for sequences over several processes.
+    shapes: function of the sequences, weights and the number of sequences N that returns (o's shape, the state parts').
+    passing: the linear map of a slice on the state, for sequences over several processes.
 
-    Of the Triton modules, which are given contiguous tensors only:
+    Functions of the Triton modules, which receive contiguous tensors only:
         forward(*tensors, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep)
-            -> o, the final state or None, the tensors kept or None; behind them the `Packing`, if there are cu_seqlens
+            -> o, the final state or None, the saved tensors or None, followed by the `Packing` of packed sequences
         backward(*tensors, scale, initial_state, cu_seqlens, chunk_size, kept, do, dfinal_state)
-            -> gradients of the tensors, of the initial state; the `Packing` may stand for cu_seqlens
-        kept_shapes(*tensors, cu_seqlens, chunk_size)  -> a shape for each tensor kept
+            -> gradients of the tensors, of the initial state; the `Packing` may replace cu_seqlens
+        kept_shapes(*tensors, cu_seqlens, chunk_size)  -> a shape for each saved tensor
     """
 
     def __init__(
@@ -54,17 +54,17 @@ class Registered:
         self.sequences, self.tensors, self.states, self.kept = len(sequences), (*sequences, *weights), states, kept
         self.decay, self.fused = (decay, self.tensors.index(decay)), fused
 
-        given = [f"Tensor {x}" for x in self.tensors] + [f"Tensor? {x}" for x in (*states, "cu_seqlens")]
+        inputs = [f"Tensor {x}" for x in self.tensors] + [f"Tensor? {x}" for x in (*states, "cu_seqlens")]
         settings = ["float scale", "str form", "str backend", "int chunk_size"]
-        arriving = [f"Tensor kept_{i}" for i in range(kept)] + ["Tensor do"] + [f"Tensor? d{x}" for x in states]
+        saved = [f"Tensor kept_{i}" for i in range(kept)] + ["Tensor do"] + [f"Tensor? d{x}" for x in states]
         self.forward = self._operator(
             name,
             self.run_forward,
-            [*given, "Tensor? cu_seqlens_cpu", *settings, "bool output_final_state", "bool keep"],
+            [*inputs, "Tensor? cu_seqlens_cpu", *settings, "bool output_final_state", "bool keep"],
             1 + len(states) + kept,
         )
         self.backward = self._operator(
-            f"{name}_backward", self.run_backward, [*given, *arriving, *settings], len(self.tensors) + len(states)
+            f"{name}_backward", self.run_backward, [*inputs, *saved, *settings], len(self.tensors) + len(states)
         )
         self.forward.register_fake(self._fake_forward)
         self.backward.register_fake(self._fake_backward)
@@ -72,59 +72,59 @@ class Registered:
         self.backward.register_autograd(self._refuse_double_backward)
         self.transformed = _function(name, self.forward, self._save, self._differentiate_transformed)
         self.transformed_backward = _function(name, self.backward, _save_nothing, self._refuse_double_backward)
-        # Without `setup_context`, for which PyTorch looks up a signature at each call.
+        # No `setup_context`: PyTorch would look up its signature at each call.
         members = dict(forward=staticmethod(self._run_directly), backward=staticmethod(self._differentiate_directly))
         self.direct = type(f"Function_{name}", (torch.autograd.Function,), members)
 
     @staticmethod
     def _operator(name, run, arguments, results):
         schema = f"({', '.join(arguments)}) -> ({', '.join(['Tensor'] * results)})"
-        found = torch.library.custom_op(f"flakit::{name}", run, mutates_args=(), schema=schema)
-        found.register_vmap(_one_by_one(found))
-        return found
+        operator = torch.library.custom_op(f"flakit::{name}", run, mutates_args=(), schema=schema)
+        operator.register_vmap(_one_by_one(operator))
+        return operator
 
     def __call__(
         self, tensors, states, cu_seqlens, cu_seqlens_cpu, scale, form, backend, chunk_size, output_final_state, over
     ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-        """o, and the parts of the final state, None unless asked for.
+        """Return o and the parts of the final state, None unless requested.
 
-        over: None, or the ranks that hold these sequences together.
+        over: the ranks that share these sequences, or None.
         """
         if over is not None:
             settings = scale, form, backend, chunk_size, output_final_state
             return ranks.run(self, over, tensors, states, cu_seqlens, cu_seqlens_cpu, *settings)
-        given = [x for x in (*tensors, *states) if x is not None]
-        keep = torch.is_grad_enabled() and any(x.requires_grad for x in given)
+        inputs = [x for x in (*tensors, *states) if x is not None]
+        keep = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
         offsets, settings = (cu_seqlens, cu_seqlens_cpu), (scale, form, backend, chunk_size, output_final_state, keep)
-        alone = unseen(given)
-        if alone and not keep:
+        eager = plain_eager(inputs)
+        if eager and not keep:
             o, final, _ = self._compute(tensors, self.whole(states), *offsets, *settings)
         else:
-            run = self.direct.apply if alone else self.forward
+            run = self.direct.apply if eager else self.forward
             if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
                 run = self.transformed.apply
             o, *final = run(*tensors, *states, *offsets, *settings)
         return o, tuple(final[: len(self.states)]) if output_final_state else (None,) * len(self.states)
 
-    def _apart(self, given):
-        """Of an operator's leading arguments: the tensors, the state (a tensor, a tuple or None), cu_seqlens."""
+    def _split(self, args):
+        """Split an operator's arguments into tensors, the state (a tensor, a tuple or None), cu_seqlens, the rest."""
         n, m = len(self.tensors), len(self.states)
-        return given[:n], self.whole(given[n : n + m]), given[n + m], given[n + m + 1 :]
+        return args[:n], self.whole(args[n : n + m]), args[n + m], args[n + m + 1 :]
 
     def whole(self, parts):
-        """A state of its parts; None if they are None, and a function that gives them if that is the first."""
-        alone = parts[0] is None or callable(parts[0]) or len(self.states) == 1
-        return parts[0] if alone else tuple(parts)
+        """Return the state of these parts: None if they are None, the first part if it is a function of the state."""
+        single = parts[0] is None or callable(parts[0]) or len(self.states) == 1
+        return parts[0] if single else tuple(parts)
 
     def _parts(self, state):
-        """The parts of a state, none of one that is not known yet."""
+        """Return the parts of a state; none if it is a function."""
         if callable(state):
             return ()
         return (state,) if len(self.states) == 1 else tuple(state)
 
-    def run_forward(self, *given):
-        """o, the final state's parts (empty unless asked for), what the kernels keep (empty unless kept)."""
-        tensors, state, cu_seqlens, rest = self._apart(given)
+    def run_forward(self, *args):
+        """Return o, the final state's parts (empty unless requested), the saved tensors (empty unless `keep`)."""
+        tensors, state, cu_seqlens, rest = self._split(args)
         o, final, kept = self._compute(tensors, state, cu_seqlens, *rest)
         final = final or [o.new_empty(0) for _ in self.states]
         kept = kept or [o.new_empty(0) for _ in range(self.kept)]
@@ -144,8 +144,8 @@ class Registered:
         output_final_state,
         keep,
     ):
-        """o; the final state's parts, None unless asked for; what the kernels keep, None unless kept, and behind it the
-        `Packing` of packed sequences."""
+        """Return o, the final state's parts (None unless requested), and the saved tensors (None unless `keep`),
+        followed by the `Packing` of packed sequences."""
         first, T = tensors[0], tensors[0].shape[1]
         if cu_seqlens is not None:
             check.check_offsets(cu_seqlens, cu_seqlens_cpu, T, reads_values=backend != "triton")
@@ -167,17 +167,17 @@ class Registered:
         return o, final, kept if keep else None
 
     def _kernels(self, form: str, tensors):
-        """The Triton code for these tensors."""
+        """Return the Triton code for these tensors."""
         if self.fused and form == "chunk" and fits_fused(tensors[0], tensors[self.tensors.index("v")]):
             form = "fused_chunk"
         return kernels(self.package, form)
 
     def meets(self, form: str, backend: str, tensors) -> bool:
-        """Whether a state, or a gradient of one, may come as a function (`ahead_triton.Kernels.meets`)."""
+        """Return whether a state, or the gradient of one, may be a function (`ahead_triton.Kernels.meets`)."""
         return backend == "triton" and self._kernels(form, tensors).meets(*tensors)
 
     def check_values(self, tensors, states, cu_seqlens):
-        """The decays and, under `checked()`, that all is finite; states: the parts of the initial one."""
+        """Check the decays and, under `checked()`, that all is finite. states: parts of the initial state."""
         name, at = self.decay
         check.check_decay(name, tensors[at], cu_seqlens)
         if not check.is_checked():
@@ -189,16 +189,16 @@ class Registered:
             if x is not None:
                 check.check_finite("initial_state" if len(states) == 1 else f"initial_state[{i}]", x)
 
-    def run_backward(self, *given):
-        """The gradients of the tensors and of the state's parts (empty without a state), each in its input's dtype."""
-        found = self._gradients(*given)
-        missing = len(self.tensors) + len(self.states) - len(found)
-        wide = torch.promote_types(found[0].dtype, torch.float32)
-        return (*found, *(found[0].new_empty(0, dtype=wide) for _ in range(missing)))
+    def run_backward(self, *args):
+        """Return the gradients of the tensors and of the state's parts (empty without a state), in their dtypes."""
+        grads = self._gradients(*args)
+        missing = len(self.tensors) + len(self.states) - len(grads)
+        wide = torch.promote_types(grads[0].dtype, torch.float32)
+        return (*grads, *(grads[0].new_empty(0, dtype=wide) for _ in range(missing)))
 
-    def _gradients(self, *given):
-        """As of `run_backward`, and none of the state's parts without a state."""
-        tensors, state, cu_seqlens, rest = self._apart(given)
+    def _gradients(self, *args):
+        """Return the gradients of `run_backward`, without the state's parts if there is no state."""
+        tensors, state, cu_seqlens, rest = self._split(args)
         kept, do, rest = rest[: self.kept], rest[self.kept], rest[self.kept + 1 :]
         dfinal, (scale, form, backend, chunk_size) = self.whole(rest[: len(self.states)]), rest[len(self.states) :]
         if backend == "triton":
@@ -209,17 +209,17 @@ class Registered:
         else:
             rows, rest = tensors[: self.sequences], (*tensors[self.sequences :], scale, state)
             *grads, dstate = plain.backward(self.package, form, backend, chunk_size, rows, rest, cu_seqlens, do, dfinal)
-        found = [_own(dx, x.dtype) for dx, x in zip(grads, tensors, strict=True)]
+        grads = [_own(dx, x.dtype) for dx, x in zip(grads, tensors, strict=True)]
         if state is not None:
             wide = torch.promote_types(do.dtype, torch.float32)
-            found += [_own(dx, wide) for dx in self._parts(dstate)]
-        return found
+            grads += [_own(dx, wide) for dx in self._parts(dstate)]
+        return grads
 
     def _shapes(self, tensors, cu_seqlens):
         return self.shapes(*tensors, tensors[0].shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1)
 
-    def _fake_forward(self, *given):
-        tensors, _, cu_seqlens, rest = self._apart(given)
+    def _fake_forward(self, *args):
+        tensors, _, cu_seqlens, rest = self._split(args)
         _, _, form, backend, chunk_size, output_final_state, keep = rest
         first, (o, states) = tensors[0], self._shapes(tensors, cu_seqlens)
         kept = ((0,),) * self.kept
@@ -229,8 +229,8 @@ class Registered:
         wide = torch.promote_types(first.dtype, torch.float32)
         return first.new_empty(o), *(first.new_empty(shape, dtype=wide) for shape in (*states, *kept))
 
-    def _fake_backward(self, *given):
-        tensors, state, cu_seqlens, _ = self._apart(given)
+    def _fake_backward(self, *args):
+        tensors, state, cu_seqlens, _ = self._split(args)
         _, states = self._shapes(tensors, cu_seqlens)
         states = ((0,),) * len(self.states) if state is None else states
         wide = torch.promote_types(tensors[0].dtype, torch.float32)
@@ -240,25 +240,25 @@ class Registered:
     def _save(self, ctx, inputs, output):
         n = len(self.tensors) + len(self.states) + 1
         ctx.save_for_backward(*inputs[:n], *output[1 + len(self.states) :])
-        ctx.set_materialize_grads(False)  # half a gigabyte of zeros for checkpoints that nobody differentiates
-        *ctx.settings, ctx.asked_for_state, _ = inputs[n + 1 :]
+        ctx.set_materialize_grads(False)  # saves half a gigabyte of zeros for undifferentiated checkpoints
+        *ctx.settings, ctx.wants_final, _ = inputs[n + 1 :]
 
-    def _run_directly(self, ctx, *given):
-        """o and the final state's parts, if asked for; keeps for the backward what `_save` does."""
-        tensors, state, cu_seqlens, rest = self._apart(given)
+    def _run_directly(self, ctx, *args):
+        """Return o and the final state's parts, if requested; save what `_save` saves for the backward."""
+        tensors, state, cu_seqlens, rest = self._split(args)
         o, final, kept = self._compute(tensors, state, cu_seqlens, *rest)
         kept, ctx.packing = (kept[: self.kept], kept[self.kept :]) if kept else ((None,) * self.kept, ())
-        ctx.save_for_backward(*tensors, *given[len(tensors) : -len(rest)], *kept)
+        ctx.save_for_backward(*tensors, *args[len(tensors) : -len(rest)], *kept)
         ctx.set_materialize_grads(False)
-        _, *ctx.settings, ctx.asked_for_state, _ = rest
+        _, *ctx.settings, ctx.wants_final, _ = rest
         return (o, *final) if final else (o,)
 
     def _differentiate(self, ctx, do, *rest, run=None, packing=()):
-        saved = ctx.saved_tensors  # activation checkpointing allows one look
-        tensors, state, cu_seqlens, kept = self._apart(saved)
+        saved = ctx.saved_tensors  # activation checkpointing allows one access
+        tensors, state, cu_seqlens, kept = self._split(saved)
         if do is None:
             do = tensors[0].new_zeros(self._shapes(tensors, cu_seqlens)[0])
-        dfinal = rest[: len(self.states)] if ctx.asked_for_state else [None]
+        dfinal = rest[: len(self.states)] if ctx.wants_final else [None]
         if all(x is None for x in dfinal):
             dfinal = [None] * len(self.states)
         else:
@@ -266,21 +266,20 @@ class Registered:
             pairs = zip(dfinal, states, strict=True)
             dfinal = [do.new_zeros(shape, dtype=wide) if x is None else x for x, shape in pairs]
         n = len(self.tensors)
-        if packing:  # where the forward found the pieces, they are
+        if packing:  # reuse the forward's layout of packed sequences
             saved = *saved[: n + len(self.states)], *packing, *kept
         grads = (run or self.backward)(*saved, do, *dfinal, *ctx.settings)
         dstates = [None] * len(self.states) if state is None else grads[n:]
         return *grads[:n], *dstates, *[None] * 8
 
-    def _differentiate_transformed(self, ctx, *arriving):
-        return self._differentiate(ctx, *arriving, run=self.transformed_backward.apply)
+    def _differentiate_transformed(self, ctx, *grads):
+        return self._differentiate(ctx, *grads, run=self.transformed_backward.apply)
 
-    def _differentiate_directly(self, ctx, *arriving):
-        # As the operator where that is followed, and where a graph of the gradients is asked for: it refuses that.
-        followed = torch.is_grad_enabled() or not unseen([x for x in arriving if x is not None])
-        if followed:
-            return self._differentiate(ctx, *arriving)
-        return self._differentiate(ctx, *arriving, run=self._gradients, packing=ctx.packing)
+    def _differentiate_directly(self, ctx, *grads):
+        # With create_graph the operator is called, which refuses a double backward.
+        if torch.is_grad_enabled() or not plain_eager([x for x in grads if x is not None]):
+            return self._differentiate(ctx, *grads)
+        return self._differentiate(ctx, *grads, run=self._gradients, packing=ctx.packing)
 
     def _refuse_double_backward(self, ctx, *_):
         raise RuntimeError(
@@ -288,10 +287,10 @@ class Registered:
         )
 
 
-def unseen(tensors: Sequence[Tensor]) -> bool:
-    """Whether nothing follows what PyTorch calls: no compiler or tracer, no transform, no mode, no tensor of another
-    kind. Then an operator need not be one: to be one takes longer than a token of a decode, and with gradients, the
-    first time, some seconds of imports."""
+def plain_eager(tensors: Sequence[Tensor]) -> bool:
+    """Return whether no compiler, tracer, transform, dispatch mode or tensor subclass is active. Then the custom
+    operator can be bypassed: calling it takes longer than a decode step, and its first call with gradients some seconds
+    of imports."""
     if (
         torch.compiler.is_compiling()
         or torch._C._get_tracing_state()
@@ -307,14 +306,14 @@ def unseen(tensors: Sequence[Tensor]) -> bool:
 
 
 def _contiguous(x):
-    """A tensor, or each of several; what is neither stays as it is."""
+    """Make a tensor, or each of several, contiguous; return anything else unchanged."""
     if isinstance(x, (tuple, list)):
         return tuple([y.contiguous() if isinstance(y, Tensor) else y for y in x])
     return x.contiguous() if isinstance(x, Tensor) else x
 
 
 def _own(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x in a dtype, contiguous, and no view: who gets it may change it in place, which autograd refuses of views."""
+    """Return x in a dtype, contiguous, and not as a view: autograd refuses in-place changes of returned views."""
     if x.dtype == dtype and x.is_contiguous() and not x._is_view():
         return x
     x = check.in_dtype(x, dtype).contiguous()
@@ -326,11 +325,10 @@ def _save_nothing(ctx, inputs, output):
 
 
 def _function(name, run, save, differentiate):
-    """What runs an operator as an autograd.Function, which torch.func can transform: those of custom operators refuse
-    it."""
+    """Return an autograd.Function of an operator that torch.func can transform, unlike the custom operator's own."""
     members = dict(
         generate_vmap_rule=True,
-        forward=staticmethod(lambda *given: run(*given)),
+        forward=staticmethod(lambda *args: run(*args)),
         setup_context=staticmethod(save),
         backward=staticmethod(differentiate),
     )
@@ -338,14 +336,14 @@ def _function(name, run, save, differentiate):
 
 
 def _one_by_one(operator):
-    """torch.func.vmap of an operator: one call for each element of the mapped axis."""
+    """Return the torch.func.vmap rule of an operator: one call for each element of the mapped axis."""
 
-    def rule(info, in_dims, *given):
+    def rule(info, in_dims, *args):
         runs = []
         for i in range(info.batch_size):
-            given_i = (x if d is None else x.select(d, i) for x, d in zip(given, in_dims, strict=True))
-            runs.append(operator(*given_i))
-        found = tuple(torch.stack(x) for x in zip(*runs, strict=True))
-        return found, (0,) * len(found)
+            args_i = (x if d is None else x.select(d, i) for x, d in zip(args, in_dims, strict=True))
+            runs.append(operator(*args_i))
+        results = tuple(torch.stack(x) for x in zip(*runs, strict=True))
+        return results, (0,) * len(results)
 
     return rule

@@ -8,7 +8,7 @@ from torch import Tensor
 from ..common import ranks
 from ..common import validation as check
 from ..common.dispatch import autocast, check_chunk_size, choose_backend
-from ..common.registration import Registered, unseen
+from ..common.registration import Registered, plain_eager
 from .abc import slots_and_gates
 
 CHUNK_SIZES = (32, 64)
@@ -160,7 +160,7 @@ def _run(
                     f"{name}: expected {axis} <= {most} for backend 'triton', got {axis} = {size}; use backend='torch'"
                 )
     if g is None:
-        if check.looks_at_values(raw_s) and unseen([raw_s]):  # a compiler or transform cannot read values
+        if check.looks_at_values(raw_s) and plain_eager([raw_s]):  # a compiler or transform cannot read values
             check.check_finite("s", check.without_padding(raw_s, offsets[0]), "with g=None")
         slots, g = slots_and_gates(raw_s, offsets[0])
         s = slots.to(q.dtype)
