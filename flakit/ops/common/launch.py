@@ -1,8 +1,8 @@
-"""Launch parameters of every kernel, in one place: no autotuning at run time, so a first call takes seconds.
+"""Launch parameters of every kernel, in one place: no autotuning at run time, so a first call takes only seconds.
 
 Keyed by kernel and by whether the inputs are 16-bit; "gsa128" is GSA with more than 64 slots, all of them in registers.
-ROWS were found on an H200 (sm_90). Rows that `flakit tune` finds on another device stand in a file of their own,
-rows/sm_89.json, and take their place there. `rows_for` says which rows a device gets.
+ROWS were tuned on an H200 (sm_90). Rows that `flakit tune` finds on another device are stored in a separate file,
+rows/sm_89.json and the like, and replace them there. `rows_for` returns the rows of a device.
 """
 
 import json
@@ -18,48 +18,48 @@ import torch
 
 class Launch(NamedTuple):
     BK: int
-    """Largest block of key channels a program holds; a smaller K takes the next power of two, at least 16."""
+    """Largest block of key channels of a program; a smaller K takes the next power of two, at least 16."""
     BV: int
-    """Likewise of value channels; of a scan, the elements of the state a program carries."""
+    """Likewise for value channels; for a scan, the elements of the state that a program carries."""
     num_warps: int
     num_stages: int
     maxnreg: int | None = None
-    """Registers a thread may have, where fewer than it would take let more programs run at once."""
+    """Limit of registers a thread, where fewer let more programs run at once."""
 
 
 CHUNK_SIZE = 32
-"""Tokens a chunk where the caller does not say, unless long ones are right."""
+"""Default tokens a chunk, except where long chunks apply."""
 
 LONG_CHUNK_SIZE = 64
-"""Likewise of GSA in bfloat16 with 33 to 64 slots, which is what models have, and of the stream of RWKV6's parts."""
+"""Default for GSA in bfloat16 with 33 to 64 slots, the sizes of models, and for the stream of RWKV6's parts."""
 
 SHORT_CHUNK_SIZE = 16
-"""Likewise of RWKV7 in float32, whose work inside a chunk grows faster than what lies between chunks shrinks."""
+"""Default for RWKV7 in float32, whose work inside chunks grows faster with their length than the rest shrinks."""
 
 NARROWEST = 64
-"""Columns of every tile that products take in long chunks. Their 64 rows bring Hopper's own instruction for products,
-which reads 16-bit tiles in lines of 128 bytes; as Triton 3.6 compiles it, it is wrong for tiles narrower than that."""
+"""Least columns of product operands in long chunks. Their 64 rows select Hopper's wgmma, which reads 16-bit tiles in
+lines of 128 bytes; Triton 3.6 compiles it wrongly for narrower tiles."""
 
 CHECKPOINT = 32
-"""Tokens between the states a recurrent forward keeps for its backward."""
+"""Tokens between the states that a recurrent forward saves for its backward."""
 
 TOGETHER = 2
-"""Tokens whose rows a recurrent kernel loads at once, to wait for memory once for all of them; divides CHECKPOINT."""
+"""Tokens whose rows a recurrent kernel loads at once, to wait for memory only once; divides CHECKPOINT."""
 
 ENOUGH = 512
-"""Programs that walk along time which fill a GPU: about four a multiprocessor."""
+"""Sequential programs that fill a GPU: about four a multiprocessor."""
 
 SHORTEST_SEGMENT = 16
-"""Chunks; below it, cutting sequences into segments costs more than it brings."""
+"""Chunks in the shortest segment; cutting sequences finer costs more than it gains."""
 
 SHARED_MEMORY = {80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 103: 232448, 120: 101376}
-"""Bytes of shared memory a block may have, by compute capability, of the chips that the tests compile every row for.
+"""Bytes of shared memory a block, by compute capability, of the chips for which the tests compile every row.
 
 A100, then RTX 3090, RTX 4090, H100 and H200, B200, B300, RTX 5090 and their like.
 """
 
 RUN_ON = {90: "an NVIDIA H200"}
-"""Where ROWS were run, and not only compiled."""
+"""Devices on which ROWS were run, and not only compiled."""
 
 
 ROWS = {
@@ -150,12 +150,12 @@ ROWS = {
 
 
 class Table(dict):
-    """Rows by (kernel, width). `table[key]` is the row for the GPUs at hand; all else sees those built in."""
+    """Rows by (kernel, width). `table[key]` is the row for this machine's GPUs; all else sees the built-in rows."""
 
     def __init__(self, rows: Mapping[tuple[str, str], Launch]):
         super().__init__(rows)
-        self._instead: Mapping = {}
-        self._known: dict = {}  # a decode of some microseconds looks up several
+        self._overrides: Mapping = {}
+        self._known: dict = {}  # a cache: a decode step of a few microseconds needs several rows
 
     def __getitem__(self, key: tuple[str, str]) -> Launch:
         row = self._known.get(key)
@@ -166,22 +166,22 @@ class Table(dict):
         self._known.clear()
 
     def _find(self, key: tuple[str, str]) -> Launch:
-        # Where CUDA was never used no tensor is on a device: the interpreter, and compiling ahead of time.
+        # Without CUDA no tensor is on a device: the interpreter, and compilation ahead of time.
         used = torch.cuda.is_initialized()
-        row = self._instead.get(key) or (_rows_here().get(key) if used else None) or super().__getitem__(key)
+        row = self._overrides.get(key) or (_rows_here().get(key) if used else None) or super().__getitem__(key)
         if used:
             self._known[key] = row
         return row
 
     @contextmanager
     def using(self, rows: Mapping[tuple[str, str], Launch]) -> Iterator[None]:
-        """These rows before all others, for every thread: a backward runs in one of its own."""
-        before, self._instead = self._instead, {**self._instead, **rows}
+        """Prefer these rows to all others, in every thread: a backward runs in its own thread."""
+        before, self._overrides = self._overrides, {**self._overrides, **rows}
         self._known.clear()
         try:
             yield
         finally:
-            self._instead = before
+            self._overrides = before
             self._known.clear()
 
 
@@ -193,19 +193,19 @@ def width(itemsize: int) -> str:
 
 
 def cdiv(size: int, part: int) -> int:
-    """Parts of a size, the last perhaps not whole: `triton.cdiv` takes 5 microseconds, and a call asks 60 times."""
+    """Return size / part, rounded up: `triton.cdiv` takes 5 microseconds, and a call needs 60 of them."""
     return -(-size // part)
 
 
 def block(size: int, limit: int) -> int:
-    """The block that covers an axis: the next power of two, at least 16 (what a tensor-core dot needs)."""
+    """Return the block that covers an axis: the next power of two, at least 16 (for tensor cores), at most limit."""
     return min(max(16, 1 << (size - 1).bit_length()), limit)
 
 
 def elements(size: int, rows: int, limit: int) -> int:
-    """Elements of `rows` states of `size` elements that one program of a scan carries.
+    """Return the elements that one program of a scan carries, of `rows` states of `size` elements each.
 
-    Few states are cut finer: a scan is as fast as its loads overlap, and about two programs a multiprocessor do that.
+    Few states are split finer: a scan is bound by load latency, which about two programs a multiprocessor hide.
     """
     BE = limit
     while BE > 256 and -(-size // BE) * rows < 256:
@@ -217,39 +217,40 @@ def elements(size: int, rows: int, limit: int) -> int:
 
 
 class Chip(NamedTuple):
-    """What a CUDA device says of itself."""
+    """Properties of a CUDA device."""
 
     name: str
     capability: int
     """90 for sm_90."""
     shared: int
-    """Bytes of shared memory that a block may have."""
+    """Bytes of shared memory a block."""
     registers: int = 65536
-    """Of a multiprocessor, 32 bits each."""
+    """32-bit registers a multiprocessor."""
 
 
 def chips() -> list[Chip]:
-    """The CUDA devices of this process, one of each compute capability, the current one first."""
-    here = torch.cuda.current_device()
-    found = {}
-    for n in sorted(range(torch.cuda.device_count()), key=lambda n: n != here):
-        one = torch.cuda.get_device_properties(n)
-        shared = getattr(one, "shared_memory_per_block_optin", 49152)  # AMD's have no such thing
-        made = Chip(one.name, 10 * one.major + one.minor, shared, getattr(one, "regs_per_multiprocessor", 65536))
-        found.setdefault(made.capability, made)
-    return list(found.values())
+    """Return the CUDA devices of this process, one of each compute capability, the current one first."""
+    current = torch.cuda.current_device()
+    by_capability = {}
+    for n in sorted(range(torch.cuda.device_count()), key=lambda n: n != current):
+        device = torch.cuda.get_device_properties(n)
+        shared = getattr(device, "shared_memory_per_block_optin", 49152)  # absent on AMD
+        registers = getattr(device, "regs_per_multiprocessor", 65536)
+        chip = Chip(device.name, 10 * device.major + device.minor, shared, registers)
+        by_capability.setdefault(chip.capability, chip)
+    return list(by_capability.values())
 
 
 def rows_file(capability: int) -> Path:
-    """Where the rows that were tuned on such a device stand, in the folder FLAKIT_ROWS or beside this module."""
+    """Return the file of rows tuned on such a device, in the folder FLAKIT_ROWS or beside this module."""
     folder = os.environ.get("FLAKIT_ROWS")
     return (Path(folder) if folder else Path(__file__).with_name("rows")) / f"sm_{capability}.json"
 
 
 def read_rows(path: Path) -> tuple[dict, dict[tuple[str, str], Launch]]:
-    """The provenance and the rows of a file that `flakit tune` wrote; none of either where there is no file.
+    """Return the provenance and the rows of a file that `flakit tune` wrote; both empty if there is no file.
 
-    Raises ValueError naming the file, the row, what was expected and what came.
+    Raises ValueError with the file, the row, the expected value and the actual one.
     """
     if not path.is_file():
         return {}, {}
@@ -260,16 +261,16 @@ def read_rows(path: Path) -> tuple[dict, dict[tuple[str, str], Launch]]:
         keys = [(row["kernel"], row["width"]) for row in rows]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path}: expected meta, columns (kernel, width, ...) and rows, got {error!r}") from error
-    found = {}
+    launches = {}
     for key, row in zip(keys, rows, strict=True):
         missing = [name for name in Launch._fields if name not in row]
         values = {name: row.get(name) for name in Launch._fields}
         wrong = {n: x for n, x in values.items() if not (_positive(x) or (n == "maxnreg" and x is None))}
         if missing or wrong:
-            said = ", ".join([*(f"no {name}" for name in missing), *(f"{n} = {x!r}" for n, x in wrong.items())])
-            raise ValueError(f"{path}: {' '.join(map(str, key))}: expected whole numbers above 0, got {said}")
-        found[key] = Launch(**values)
-    return meta, found
+            got = ", ".join([*(f"no {name}" for name in missing), *(f"{n} = {x!r}" for n, x in wrong.items())])
+            raise ValueError(f"{path}: {' '.join(map(str, key))}: expected whole numbers above 0, got {got}")
+        launches[key] = Launch(**values)
+    return meta, launches
 
 
 def _positive(x: object) -> bool:
@@ -277,13 +278,13 @@ def _positive(x: object) -> bool:
 
 
 def rows_for(chip: Chip) -> dict[tuple[str, str], Launch]:
-    """The rows that a device has in place of those built in."""
+    """Return the rows that replace built-in ones on a device."""
     _, tuned = read_rows(rows_file(chip.capability))
     return tuned
 
 
 @cache
 def _rows_here() -> dict[tuple[str, str], Launch]:
-    """Of GPUs of several kinds each gets the rows built in, which fit them all."""
-    found = chips()
-    return rows_for(found[0]) if len(found) == 1 else {}
+    """Return the rows for this machine's GPUs; GPUs of several capabilities use the built-in rows, which fit all."""
+    here = chips()
+    return rows_for(here[0]) if len(here) == 1 else {}
