@@ -1,10 +1,11 @@
 """What `make test` and the rest run: together every test once, and the first shows every value of every parameter."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from tests.quick import each_value_once
+from tests.quick import each_value_once, left_out
 from tests.run import QUICK, REST, WITHOUT_KERNELS, steps
 
 pytest_plugins = ["pytester"]
@@ -43,6 +44,11 @@ SUITE = """
     def test_many(op, x, place): pass
 
     @pytest.mark.interpret
+    @pytest.mark.parametrize("op", ["a", "b"])
+    @pytest.mark.parametrize("form", ["c", "d"])
+    def test_next(op, form): pass
+
+    @pytest.mark.interpret
     @pytest.mark.parametrize("setting", [1, 2, 3])
     def test_one_after_another(setting): pass
 
@@ -72,13 +78,39 @@ def selected(pytester):
 
 def test_the_quick_run_and_the_rest_are_everything_once(selected):
     everything, quick, rest = selected(), selected("-m", QUICK), selected("-m", REST)
-    assert sorted(quick + rest) == sorted(everything) and len(set(everything)) == len(everything) == 2 * 4 * 2 + 3 + 4
+    assert (
+        sorted(quick + rest) == sorted(everything) and len(set(everything)) == len(everything) == 2 * 4 * 2 + 4 + 3 + 4
+    )
     assert {"test_short", "test_sizes[1]", *(f"test_one_after_another[{n}]" for n in (1, 2, 3))} <= set(quick)
     assert {"test_long", "test_sizes[4096]"} <= set(rest)
     cases = [name[:-1].split("[")[1].split("-") for name in quick if "test_many" in name]
     compiled = [(op, x) for op, x, place in cases if place == "torch"]
     assert len(compiled) == 4 and {op for op, _ in compiled} == {"a", "b"} and len({x for _, x in compiled}) == 4
     assert len(cases) == len(compiled) + 1  # one combination of those interpreted
+    assert sum("test_next" in name for name in quick) == 1
+
+
+def test_interpreted_tests_of_a_file_take_turns():
+    class Item:
+        def __init__(self, test, **params):
+            self.nodeid = f"tests/{test}[{'-'.join(params.values())}]"
+            self.callspec = SimpleNamespace(params=params)
+
+        def get_closest_marker(self, name):
+            return name == "interpret"
+
+    def kept(*tests):
+        items = [Item(test, op=op, form=form) for test in tests for op in "abc" for form in "de"]
+        out = left_out(items)
+        return {item.nodeid.partition("[")[0]: item.callspec.params for item in items if item not in out}
+
+    def few(test):
+        rows = [{"op": op, "form": form} for op in "abc" for form in "de"]
+        return [rows[n] for n in each_value_once(rows, seed=f"tests/{test}")]
+
+    names = [f"one.py::test_{n}" for n in range(4)] + ["two.py::test_0"]
+    turns = [0, 1, 2, 0, 0]
+    assert kept(*names) == {f"tests/{test}": few(test)[turn] for test, turn in zip(names, turns, strict=True)}
 
 
 def test_no_interpreted_test_lies_where_its_step_does_not_look():
