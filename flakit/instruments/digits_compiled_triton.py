@@ -202,16 +202,16 @@ class StoredDigits(TileDigits):
         if time.monotonic() > self.until:
             raise _TooLong
 
-    def _written(self, argument, kept, element) -> None:
-        super()._written(argument, kept, element)
+    def _written(self, argument, shadow, element) -> None:
+        super()._written(argument, shadow, element)
         key = self.watch._place()[1], self._operation
         line = self._at.setdefault(key, len(self._lines))
         if line == len(self._lines):
             self._lines.append(key)
         writers = self._writers.get(argument.storage_start)
         if writers is None:
-            writers = self._writers[argument.storage_start] = np.full(kept.n, -1, np.int32)
-        writers[element[element < kept.n]] = line
+            writers = self._writers[argument.storage_start] = np.full(shadow.n, -1, np.int32)
+        writers[element[element < shadow.n]] = line
 
     def _rewritten(self, argument, x) -> None:
         super()._rewritten(argument, x)
@@ -384,9 +384,9 @@ class Comparison:
                 words = f"the compiled kernel changed {wild} elements that no line of its source stores to"
                 self.digits.note(f"{kernel.__name__}: {words} ({list(x.shape)})")
 
-    def _taken_as_exact(self, given: Sequence[Tensor], changed: Sequence[Tensor]) -> None:
+    def _taken_as_exact(self, read: Sequence[Tensor], changed: Sequence[Tensor]) -> None:
         """Restart the shadows of PyTorch's tensors from the values that a kernel stored."""
-        for x in given:
+        for x in read:
             known = self.memory.at(x.untyped_storage().data_ptr())
             if known is not None:
                 known.used = True

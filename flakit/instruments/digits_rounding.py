@@ -114,8 +114,8 @@ def _apart(tiles: np.ndarray) -> float:
 
 
 class _Record:
-    """The tiles of one run. moved_in: memory that holds computed values, which may differ between runs; given: values
-    that were loaded from elsewhere, or drawn."""
+    """The tiles of one run. moved_in: memory that holds computed values, which may differ between runs; given: inputs,
+    loaded from other memory or drawn at random."""
 
     def __init__(self, seed: int):
         self.generator = np.random.default_rng(seed)

@@ -151,7 +151,7 @@ class Probe:
 
 
 def _as_bad(control: Finding, finding: Finding) -> bool:
-    """Whether `found` explains `finding`: the same tensor fails in it, by an error that is not much smaller."""
+    """Whether the control explains `finding`: the same tensor fails in it, by an error that is not much smaller."""
     if control.kind != "wrong":
         return True
     return finding.tensor in (control.tensor, *control.others) and control.share > finding.share / 10

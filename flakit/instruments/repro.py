@@ -198,7 +198,7 @@ def _shape(op: Operator, name: str, s: Setting, N: str = "") -> str:
 
 
 def _initial(op: Operator, s: Setting) -> list[str]:
-    """The names of the given states."""
+    """The names of the initial states, if the setting has any."""
     return [f"{state}0" for state in short(op)] if s.initial_state else []
 
 
@@ -317,7 +317,7 @@ def _listed(each: Iterable[str]) -> str:
 
 
 def _kernel(subject: Subject, s: Setting) -> Iterator[str]:
-    """Lines that define `kernel`, which returns the outputs as a list; given: its parameters."""
+    """Lines that define `kernel`, which returns the outputs as a list, and `given`, the list of its arguments."""
     op = subject.op
     o, state = _OUTPUTS[subject.style]
     yield f"given = [{_arguments(op, s)}]"

@@ -145,7 +145,7 @@ def alike(x: Any, y: Any) -> bool:
 
 
 def watch_parts(
-    made: Rewritten,
+    kernel: Rewritten,
     parts: list[Part],
     run_part: Callable[[Part], tuple[Tensor, list[str]]],
     compile_part: Callable[[Part], None],
@@ -162,13 +162,13 @@ def watch_parts(
         if len(parts) > 1:
             # Found here, since two threads that look at the same time for a function's key may find half of it.
             for part in parts:
-                getattr(made.with_part(part).kernel, "cache_key", None)
+                getattr(kernel.with_part(part).kernel, "cache_key", None)
             with ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="flakit-compile") as pool:
                 wait([pool.submit(compile_part, part) for part in parts])  # the launch raises the error again
         further: list[Part] = []
         for part in parts:
             seen, other = run_part(part)
-            finer = made.smaller(part) if other else []
+            finer = kernel.smaller(part) if other else []
             if finer and wrong_without is None:
                 wrong_without = bool(run_part(NONE)[1])
             if not other:

@@ -487,8 +487,10 @@ def rewritten(kernel) -> Rewritten:
 
 @lru_cache(maxsize=1024)
 def _rewritten(kernel, part: Part) -> Rewritten:
-    made = _Making(kernel, part)
-    return Rewritten(kernel, made.made[_traced(kernel)], made.checks, "\n\n".join(made.sources), made.passed)
+    rewriting = _Making(kernel, part)
+    return Rewritten(
+        kernel, rewriting.made[_traced(kernel)], rewriting.checks, "\n\n".join(rewriting.sources), rewriting.passed
+    )
 
 
 def _traced(kernel) -> str:

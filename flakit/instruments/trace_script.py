@@ -29,8 +29,10 @@ def start(script: str, arguments: Sequence[str], *options: str, interpret: bool 
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """0: all finite, and accurate where that was asked; 1: something was found; 2: nothing ran, or not to its end, what
-    was found until then said.
+    """Trace the script, print the report and return the exit status.
+
+    0: every value is finite and every access in bounds (and, with --digits, every result accurate). 1: not so.
+    2: nothing ran, or the script did not reach its end; the report covers what did run.
     """
     parser = argparse.ArgumentParser(prog="flakit trace")
     parser.add_argument("--json", type=Path)
@@ -80,11 +82,11 @@ def _ran(asked: argparse.Namespace) -> str | None:
         if leaving.code not in (None, 0):
             return f"it left with {getattr(leaving.code, 'value', leaving.code)!r}"
     except BaseException as error:
-        kept = error.__traceback__
-        while kept is not None and kept.tb_frame.f_code.co_filename != asked.script:
-            kept = kept.tb_next
+        frame = error.__traceback__
+        while frame is not None and frame.tb_frame.f_code.co_filename != asked.script:
+            frame = frame.tb_next
         in_it = isinstance(error, SyntaxError) and error.filename == asked.script
-        traceback.print_exception(type(error), error, None if in_it else kept or error.__traceback__)
+        traceback.print_exception(type(error), error, None if in_it else frame or error.__traceback__)
         return f"{type(error).__name__}"
     return None
 

@@ -83,13 +83,13 @@ class TorchWatch(TorchDispatchMode):
         custom = func.namespace not in ("aten", "prims", "prim")
         known = self.digits.before(func, operands) if self.digits is not None else None
         out = (self._within(func) if custom else func)(*args, **kwargs)
-        made = [x for x in tree_leaves(out) if _floating(x)]
+        results = [x for x in tree_leaves(out) if _floating(x)]
         if self.digits is not None:
-            self.digits.ran(func, name, args, kwargs, operands, known, made, out, custom, self._place)
-        self.trace.operations += bool(made)
+            self.digits.ran(func, name, args, kwargs, operands, known, results, out, custom, self._place)
+        self.trace.operations += bool(results)
         if name in _OVERFLOW and operands:
             self._headroom(name, operands[0])
-        for x in made:
+        for x in results:
             if custom and self.memory.get(_storage(x)):
                 continue  # its inside was watched
             self._made(name, func, operands, before, x, args, kwargs)
