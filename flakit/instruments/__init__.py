@@ -1,1 +1,1 @@
-"""Instruments for kernel authors: what they point at any linear-attention kernel, and what draws it."""
+"""Instruments for kernel authors, which work on any linear-attention kernel, and their reports."""

@@ -1,7 +1,7 @@
-"""What a probe works with: a subject, what was learnt of it, and the way from a setting to a finding.
+"""The `Examiner` that every check receives: it leads from a setting to a finding.
 
-`learn` calls the subject in a few plain ways before any probe, `Runner` runs it at a setting, `findings` judges the
-result beside the float64 `Truth`. `Examiner.compare` is these in a row.
+Before any probe, `learn` calls the subject in a few plain ways. Then, for each setting, `Runner` runs the subject and
+`findings` judges the result beside the float64 `Truth`; `Examiner.compare` does both.
 """
 
 import time
@@ -24,8 +24,8 @@ def clock_of(device: str) -> Callable[[], float]:
 class Examiner:
     """A subject under examination.
 
-    learnt: what the calls before all probes showed of it. full: ask for dense grids and long sequences. clock: as
-    `clock_of` says. deadline: the moment from which probes try no further settings.
+    learnt: the result of `learn`. full: use dense grids and long sequences. clock: `clock_of` the device.
+    deadline: the time of `clock` after which probes try no further settings.
     Other arguments are those of `Runner` and `learn`.
     """
 
@@ -122,8 +122,8 @@ class Examiner:
         finite: check finiteness alone.
         run: default, `run`. device: default, the examiner's.
         """
-        setting, known = self.resolved(setting), self.learnt.with_states | self.learnt.known
-        excuses = known if excused is None else excused
+        setting = self.resolved(setting)
+        excuses = self.learnt.with_states | self.learnt.known if excused is None else excused
         try:
             ran = self.run(setting, device=device) if run is None else run(setting)
         except Broken as broken:
