@@ -1,4 +1,4 @@
-"""The operators, described once: everything that works "for any operator" looks here and nowhere else."""
+"""The table of operators, the single source for everything that works "for any operator"."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,26 +30,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Operator:
-    """What an instrument or a panel must know to drive an operator; equal to itself alone.
+    """What instruments and panels need to drive an operator; compared by identity.
 
-    tensors: the arguments with a gradient, in the order that `reference` and `chunked` take them; o's dtype is the
-    first one's. states: the state's parts by name; several go in and out of the operator as a tuple.
+    tensors: the arguments with a gradient, in the order of `reference` and `chunked`; o has the dtype of the first.
+    states: names of the state's parts; several form a tuple in arguments and results.
     axes: of every tensor, state and of o, by name ("B T H K"): B batch, T time, H heads, K keys, V values; GSA also HQ
     query heads, M slots; of a state, N sequences.
-    reference: `forward` and `backward`, which say what it computes: a module of `ops`, which also has `steps`, or
-    `described.ByAutograd` around a function; chunked: the same maths in chunks, None where there is no such thing.
-    decay: the argument that holds the log decay, "" where none does; profile: the decay of `flakit.inputs` unless said
-    otherwise; profiles: those that only this operator has. nats: natural-log units of one unit of the decay argument,
-    1, or ln 2 where it is a logarithm of base 2. fixed_decay: the natural-log decay of each of so many heads, where it
-    is no argument.
-    draws: how a model makes its tensors, standard normal where nothing is said. constants: further arguments, given to
-    functions whose signature names them. own_sizes: of axes that `flakit.inputs` has no argument for.
-    heads_alike: a head computes the same wherever among the heads it stands. has_scale: the formula has one.
-    solves: in chunks it solves a triangular system, as a delta rule does.
-    inclusive: of each read with decay, whether its own token's decay is in it.
-    scale_exponent: the scale is K to this power where none is given. chunk_sizes: those that the kernels take.
-    state_products: with every element of its state, at each token: what is written and what is read, of RWKV7 also what
-    is looked up and what is taken out.
+    reference: `forward` and `backward`, which define the operator: a module of `ops`, which also has `steps`, or
+    `described.ByAutograd` around a function; chunked: the same in chunks, or None.
+    decay: the log-decay argument, or ""; profile: the default decay of `flakit.inputs`; profiles: those of this
+    operator alone. nats: natural-log units of one unit of the decay argument, 1, or ln 2 for logarithms of base 2.
+    fixed_decay: function of the number of heads that returns their natural-log decays, where these are no argument.
+    draws: distributions of tensors in a model; default: standard normal. constants: further arguments, passed to
+    functions whose signature names them. own_sizes: of axes without an argument of `flakit.inputs`.
+    heads_alike: whether a head's result is independent of its index. has_scale: whether the formula has a scale.
+    solves: whether its chunked form solves a triangular system, as a delta rule does.
+    inclusive: for each read with decay, whether it includes its own token's decay.
+    scale_exponent: the default scale is K to this power. chunk_sizes: those of the kernels.
+    state_products: products with every element of the state at each token: write and read, for RWKV7 also the read of a
+    and the write of b.
     """
 
     name: str
@@ -79,12 +78,12 @@ class Operator:
 
     @property
     def value(self) -> str:
-        """The tensor that is written: v, or what has its axes of time and values."""
-        found = [name for name in self.sequences if "V" in self.axes[name].split()]
-        return "v" if "v" in found or not found else found[0]
+        """The tensor of values: v, or the first with axes T and V."""
+        names = [name for name in self.sequences if "V" in self.axes[name].split()]
+        return "v" if "v" in names or not names else names[0]
 
     def log_decay(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """The natural-log decays [B, T, ...] among the inputs; where none is an argument, those of the heads or 0."""
+        """Return the natural-log decays [B, T, ...] in the inputs; without a decay argument, `fixed_decay` or 0."""
         first = inputs[self.sequences[0]]
         if self.decay:
             w = inputs[self.decay].detach() * self.nats
@@ -97,7 +96,7 @@ class Operator:
 
     @property
     def sequences(self) -> tuple[str, ...]:
-        """The tensors that have a time axis."""
+        """The tensors with a time axis."""
         return tuple(name for name in self.tensors if "T" in self.axes[name].split())
 
     @property
@@ -106,7 +105,7 @@ class Operator:
         return tuple(dict.fromkeys(axis for name in (*self.tensors, "o") for axis in self.axes[name].split()))
 
     def leaves(self, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
-        """The tensors and, where an initial state is given, its parts, by name; their shapes have to fit each other."""
+        """Return the tensors and the parts of an initial state, if any, by name, after checking their shapes."""
         if not isinstance(inputs, Mapping):
             raise TypeError(f"inputs: expected a dict of tensors by name, got {shown(inputs)}")
         missing = [name for name in self.tensors if inputs.get(name) is None]
@@ -125,7 +124,7 @@ class Operator:
         return tensors | dict(zip(self.states, parts, strict=False))
 
     def checked_parts(self, name: str, state: object, size: Mapping[str, int]) -> tuple[Tensor, ...]:
-        """The parts of a state called `name`, which must have the sizes in `size`; none for None."""
+        """Return the parts of a state called `name`, after checking them against `size`; none for None."""
         parts: tuple = (state,)
         if isinstance(state, (Tensor, tuple, list, type(None))):
             parts = self.parts(state)
@@ -137,29 +136,29 @@ class Operator:
         return parts
 
     def check_shape(self, name: str, x: object, size: Mapping[str, int], called: str = "") -> None:
-        """x must be a tensor with the axes of `name`, each as long as `size` says, if it does."""
+        """Check that x is a tensor with the axes of `name`, of the sizes in `size` where it has them."""
         shape = {axis: size.get(axis) for axis in self.axes[name].split()}
         check_tensor(called or name, x, shape, f" like {self.tensors[0]}" if size else "")
 
     def arguments(self, leaves: Mapping[str, Tensor], inputs: Mapping[str, Any] | None = None) -> dict:
-        """The operator's arguments: `inputs` with `leaves` in the place of what they are named after."""
-        found = {**(inputs or {}), **{name: x for name, x in leaves.items() if name not in self.states}}
+        """Return the operator's arguments: `inputs` with `leaves` replacing those of the same name."""
+        args = {**(inputs or {}), **{name: x for name, x in leaves.items() if name not in self.states}}
         state = self.state([leaves[name] for name in self.states if name in leaves])
-        return found if state is None else found | {"initial_state": state}
+        return args if state is None else args | {"initial_state": state}
 
     def state(self, parts: Sequence[Tensor]) -> Tensor | tuple[Tensor, ...] | None:
-        """A state as the operator takes it: its one part, or a tuple of them; None for no parts."""
+        """Return a state in the operator's form: its single part, or a tuple of parts; None for no parts."""
         return None if not parts else parts[0] if len(self.states) == 1 else tuple(parts)
 
     def parts(self, state: Tensor | Sequence[Tensor] | None) -> tuple[Tensor, ...]:
-        """The parts of a state, the inverse of `state`; a tuple of None is no state, as an operator returns it."""
+        """Return the parts of a state, the inverse of `state`; a tuple of None, as operators return, is no state."""
         if state is None or isinstance(state, Tensor):
             return () if state is None else (state,)
         parts = tuple(state)
         return () if all(part is None for part in parts) else parts
 
     def size(self, leaves: Mapping[str, Tensor], cu_seqlens: Tensor | None = None) -> dict[str, int]:
-        """The size of every axis; N, of states, is B or the number of packed sequences."""
+        """Return the size of every axis; N, of states, is B or the number of packed sequences."""
         size = {
             axis: size
             for name in self.tensors
@@ -168,9 +167,9 @@ class Operator:
         return size | {"N": size["B"] if cu_seqlens is None else len(cu_seqlens) - 1}
 
     def scale(self, inputs: Mapping[str, Any]) -> float:
-        """The scale among the inputs, or the default one."""
-        given = inputs.get("scale")
-        return inputs[self.tensors[0]].shape[-1] ** self.scale_exponent if given is None else given
+        """Return the scale in the inputs, or the default one."""
+        scale = inputs.get("scale")
+        return inputs[self.tensors[0]].shape[-1] ** self.scale_exponent if scale is None else scale
 
 
 _ROWS, _STATE = "B T H K", "N H K V"
@@ -232,23 +231,23 @@ OPERATORS: dict[str, Operator] = {
 
 
 def state_dtype(dtype: torch.dtype) -> torch.dtype:
-    """States are float32, and float64 beside float64."""
+    """Return the dtype of states: float32, or float64 for float64 inputs."""
     return torch.promote_types(dtype, torch.float32)
 
 
 DESCRIBED: dict[str, Operator] = {}
-"""What was described by `flakit.describe` in this process, by name."""
+"""Operators described by `flakit.describe` in this process, by name."""
 
 
 def known() -> dict[str, Operator]:
-    """All operators by name: flakit's own, then the family, then what was described."""
-    from .family import FAMILY  # which is described by what stands here
+    """Return all operators by name: flakit's own, the family, the described ones."""
+    from .family import FAMILY  # imports this module
 
     return OPERATORS | FAMILY | DESCRIBED
 
 
 def operator(op: str | Operator) -> Operator:
-    """Look an operator up by name, or describe the reference that "file.py:function" names; an `Operator` stays."""
+    """Look an operator up by name, or describe the reference "file.py:function"; return an `Operator` unchanged."""
     if isinstance(op, Operator):
         return op
     if isinstance(op, str) and ":" in op:

@@ -1,8 +1,8 @@
-"""Measurements recorded on a machine that is not here, kept in data/*.json with their provenance.
+"""Measurements recorded on another machine, stored in data/*.json with their provenance.
 
-One file is one table: `{"meta": {...}, "columns": [names], "rows": [[values], ...]}`. data/README.md lists the files
-and their columns. A value is a number, a word, none, or a list of such. Non-finite numbers are written as the strings
-"inf", "-inf" and "nan": JSON has no words for them.
+A file is a table: `{"meta": {...}, "columns": [names], "rows": [[values], ...]}`. data/README.md lists the files and
+their columns. A value is a number, a string, null, or a list of these. Non-finite numbers, which JSON lacks, are the
+strings "inf", "-inf" and "nan".
 """
 
 import datetime
@@ -19,7 +19,7 @@ import torch
 from . import carried
 
 META = ("device", "date", "torch", "triton", "command")
-"""What every recording must say: the device, the day (YYYY-MM-DD), the versions, the command that remakes it."""
+"""Required keys of a recording's meta: device, date (YYYY-MM-DD), versions, the command that reproduces it."""
 
 _NON_FINITE = {"inf", "-inf", "nan"}
 
@@ -34,17 +34,17 @@ class Recording:
 
     @property
     def label(self) -> str:
-        """Where and when, in one line: what a figure must show beside recorded numbers."""
+        """Device, date and versions in one line, which figures must show with recorded numbers."""
         device, date, torch, triton = (self.meta[name] for name in ("device", "date", "torch", "triton"))
         return f"recorded on {device}, {date}, torch {torch}, triton {triton}"
 
     def select(self, **fixed) -> list[Mapping]:
-        """The rows whose columns have the given values, e.g. `select(dtype="bfloat16", T=1024)`."""
+        """Return the rows with these values in these columns, e.g. `select(dtype="bfloat16", T=1024)`."""
         self._check(fixed)
         return [row for row in self.rows if all(row[name] == value for name, value in fixed.items())]
 
     def values(self, column: str) -> list:
-        """The distinct values of a column, in the order recorded."""
+        """Return the distinct values of a column, in recorded order."""
         self._check([column])
         return list(dict.fromkeys(row[column] for row in self.rows))
 
@@ -55,29 +55,29 @@ class Recording:
 
 
 def data_folder() -> Path:
-    """The recordings that go with flakit, or the folder named by FLAKIT_DATA."""
+    """Return the folder of the recordings that ship with flakit, or the one in FLAKIT_DATA."""
     return Path(os.environ.get("FLAKIT_DATA") or carried.folder("data"))
 
 
 def read(name: str | Path, *, needs: Sequence[str] = ()) -> Recording:
     """Read data/<name>.json, or any path ending in .json.
 
-    needs: columns the caller relies on.
-    Raises FileNotFoundError naming the folder and its recordings, ValueError saying what of the format is wrong.
+    needs: columns that must exist.
+    Raises FileNotFoundError with the folder and its recordings, ValueError with the error in the format.
     """
     path = Path(name) if str(name).endswith(".json") else data_folder() / f"{name}.json"
     if not path.is_file():
-        there = ", ".join(sorted(p.stem for p in path.parent.glob("*.json"))) or "none"
+        existing = ", ".join(sorted(p.stem for p in path.parent.glob("*.json"))) or "none"
         raise FileNotFoundError(
-            f"no recording {path.name} in {path.parent} (there: {there}); FLAKIT_DATA names another"
+            f"no recording {path.name} in {path.parent} (there: {existing}); FLAKIT_DATA names another"
         )
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         meta, columns, rows = (content[key] for key in ("meta", "columns", "rows"))
     except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise ValueError(f"{path.name}: expected an object with meta, columns and rows, got {error!r}") from error
-    for what, wanted, got in (("meta", META, meta), ("columns", needs, columns)):
-        missing = [key for key in wanted if key not in got]
+    for what, required, got in (("meta", META, meta), ("columns", needs, columns)):
+        missing = [key for key in required if key not in got]
         if missing:
             raise ValueError(f"{path.name}: expected {what} to hold {', '.join(missing)}, got {', '.join(got)}")
     for n, row in enumerate(rows):
@@ -88,9 +88,9 @@ def read(name: str | Path, *, needs: Sequence[str] = ()) -> Recording:
 
 
 def provenance(command: str, device: str | None = None, **more: str) -> dict[str, str]:
-    """The meta of what is recorded here and now: `META`, flakit's version, and `more`.
+    """Return the meta of a recording made here and now: `META`, flakit's version, and `more`.
 
-    command: what remakes it. device: its name; None: that of the GPU.
+    command: reproduces it. device: name; None: the GPU's.
     """
     from .. import __version__
 
@@ -110,9 +110,9 @@ def provenance(command: str, device: str | None = None, **more: str) -> dict[str
 
 
 def write(path: str | Path, meta: Mapping[str, str], rows: Sequence[Mapping]) -> Path:
-    """Write one table, a row a line, and return its path. Every row must have the columns of the first.
+    """Write a table, a row a line, and return its path. Every row must have the columns of the first.
 
-    meta: at least `META`; further keys (driver, commit, what a reader should know) are kept.
+    meta: at least `META`; further keys (driver, commit, notes) are written too.
     """
     missing = [key for key in META if not meta.get(key)]
     if missing:

@@ -1,4 +1,4 @@
-"""Run something over a grid of settings and keep what can be drawn: where it is finite, and how far it is from truth.
+"""Run a subject over a grid of settings and measure what can be drawn: where it is finite, and its error.
 
 sweep("rwkv6", over={"decay": [-0.1, -1.0, -10.0], "T": [16, 64, 256]}, K=32)
 sweep(lambda decay, T: run(inputs(decay=-decay, T=T)).tensors, over={"decay": [1.0, 1.5], "T": [32, 64]})
@@ -33,11 +33,11 @@ from .sweep_workers import Measured, Raised, Store, fingerprint, here, in_proces
 class Sweep:
     """Measurements over a grid. Every grid has the shape of the axes, in their order; NaN where nothing was measured.
 
-    grids: for a tensor x, "x.finite" (the share of its values that are finite) and, with a truth, "x.l2", "x.worst" and
-        "x.worst_row" (see `numerics.errors`); a plain number keeps its own name.
-    first: for a tensor x, the index of its first non-finite value, None where there is none.
-    complete: False when the sweep was cancelled.
-    raised: what the subject raised at a setting, in words, None where it raised nothing.
+    grids: for a tensor x, "x.finite" (the share of finite values) and, with a truth, "x.l2", "x.worst" and
+        "x.worst_row" (see `numerics.errors`); a plain number has its own name.
+    first: for a tensor x, the index of its first non-finite value, or None.
+    complete: False if the sweep was cancelled.
+    raised: the error message of the subject at a setting, or None.
     """
 
     axes: Mapping[str, tuple]
@@ -56,9 +56,9 @@ class Sweep:
         return tuple(self.first)
 
     def onset(self, axis: str, tensor: str | None = None) -> np.ndarray:
-        """The first value along `axis` at which a tensor (default: any) is not finite, over the remaining axes.
+        """Return the first value along `axis` at which a tensor (default: any) is not finite, over the remaining axes.
 
-        Values are taken in the order of the axis; NaN (None for values that are not numbers) where all is finite.
+        "First" means in the order of the axis; NaN (None for values that are not numbers) where all are finite.
         """
         one_of("axis", axis, self.axes)
         chosen = self.tensors if tensor is None else (one_of("tensor", tensor, self.first),)
@@ -66,16 +66,16 @@ class Sweep:
         bad = np.moveaxis(np.any([share < 1 for share in shares], axis=0), list(self.axes).index(axis), -1)
         values = self.axes[axis]
         numbers = all(isinstance(x, (int, float)) for x in values)
-        found = np.full(bad.shape[:-1], np.nan if numbers else None, dtype=float if numbers else object)
-        for at in np.ndindex(found.shape):
+        onsets = np.full(bad.shape[:-1], np.nan if numbers else None, dtype=float if numbers else object)
+        for at in np.ndindex(onsets.shape):
             if bad[at].any():
-                found[at] = values[int(bad[at].argmax())]
-        return found
+                onsets[at] = values[int(bad[at].argmax())]
+        return onsets
 
     def rows(self) -> list[dict]:
-        """One dict a setting, axes first, then every measurement: what `numerics.recorded.write` takes.
+        """Return one dict a setting, axes first, then every measurement, for `numerics.recorded.write`.
 
-        Where any setting raised something, "raised" says what, and "" where nothing was raised.
+        If any setting raised an error, the column "raised" has its message, or "".
         """
         some = any(self.raised.flat)
         return [
@@ -86,7 +86,7 @@ class Sweep:
         ]
 
     def to_csv(self, path: str | os.PathLike) -> Path:
-        """Write `rows` as a table with a line of names; returns the path."""
+        """Write `rows` with a header line; return the path."""
         path, rows = Path(path), self.rows()
         with path.open("w", newline="", encoding="utf-8") as file:
             table = csv.DictWriter(file, list(rows[0]))
@@ -95,7 +95,7 @@ class Sweep:
         return path
 
     def to_parquet(self, path: str | os.PathLike) -> Path:
-        """Write `rows` as a Parquet file, which needs pyarrow; returns the path."""
+        """Write `rows` as a Parquet file, which needs pyarrow; return the path."""
         try:
             import pyarrow
             from pyarrow import parquet
@@ -105,7 +105,7 @@ class Sweep:
         return Path(path)
 
     def to_dict(self) -> dict:
-        """Plain lists and numbers: {"axes": …, "grids": …, "first": …, "raised": …, "complete": …}."""
+        """Return plain lists and numbers: {"axes": …, "grids": …, "first": …, "raised": …, "complete": …}."""
         return {
             "axes": {name: [in_words(x) for x in values] for name, values in self.axes.items()},
             "grids": {name: grid.tolist() for name, grid in self.grids.items()},
@@ -131,26 +131,26 @@ def sweep(
 
     subject: an operator's name: each setting goes to `inputs` (decay, T, K, dtype, …) or to `evaluate` (form, backend,
         chunk_size, …), and every output and gradient is compared with `truth`. Or a function of the settings that
-        returns a dict: a tensor, a pair (tensor, truth), an `Errors` or a number under each name. Or, with `like`, a
-        kernel of your own. A function may be named: "module:function" or "file.py:function".
-    like: the operator whose arguments the kernel takes, by their names or in that order, and whose truth it is compared
-        with: "rwkv6", "kda", …, a described one, or "file.py:naive", which describes itself. It may return o, a tuple
-        that begins with o and the final state, or a result with these names; an input that gets no gradient has none
-        here. A setting that `inputs` does not know goes to the kernel.
+        returns a dict with a tensor, a pair (tensor, truth), an `Errors` or a number for each name. Or, with `like`, a
+        kernel of your own. A function may be a string: "module:function" or "file.py:function".
+    like: the operator whose arguments the kernel takes, by name or in that order, and with whose truth it is compared:
+        "rwkv6", "kda", …, a described one, or "file.py:naive", which describes itself. The kernel may return o, a tuple
+        that begins with o and the final state, or a result with these names; inputs without a gradient are left out.
+        Settings that `inputs` does not take go to the kernel.
     over: the values of each axis, first axis slowest: a list, an array, or a single value, an axis of one.
-    fixed: settings that stay.
-    workers: processes beside this one; the subject then has to be a name or a function that they can import. Each takes
-        one thread, and a GPU of its own in turn. One that dies is replaced, its setting measured again.
-    engine: "processes", of this machine, or "ray": an existing Ray cluster (RAY_ADDRESS, or one that is connected to),
-        else a local one of `workers` cores; it needs flakit[ray].
-    store: a file (or a folder) that keeps every measurement when it is made. A sweep that finds its own measures only
-        what is missing: one that was killed goes on, and its axes may have more values than before. ValueError for a
-        store of another subject, of another version of it or with other settings that stay.
-    progress: called with (settings done, settings in all) after each; True: a bar. cancelled: asked before each, True
-        stops there.
+    fixed: constant settings.
+    workers: processes beside this one; the subject must then be a name or a function that they can import. Each uses
+        one thread and, in turn, one of the GPUs. One that dies is replaced, and its setting measured again.
+    engine: "processes" on this machine, or "ray": an existing Ray cluster (RAY_ADDRESS, or a connected one), else a
+        local one of `workers` cores; it needs flakit[ray].
+    store: a file (or a folder) that receives every measurement at once. A sweep with an existing store measures only
+        what is missing: a killed sweep resumes, and axes may gain values. ValueError for the store of another subject,
+        of another version of it or with other constant settings.
+    progress: called with (settings done, settings in total) after each; True: a bar. cancelled: called before each;
+        True stops the sweep.
 
-    A setting that raises an error is a cell without measurements, and `Sweep.raised` says why; a store does not keep
-    it, so that it is measured again. RuntimeError, which names the first setting, where every setting raises.
+    A setting that raises an error is a cell without measurements, with the message in `Sweep.raised`; it is not stored,
+    so that it is measured again. RuntimeError, with the first setting, if every setting raises.
     """
     measure = _subject(subject, like)
     function("progress", None if isinstance(progress, bool) else progress), function("cancelled", cancelled)
@@ -167,38 +167,38 @@ def sweep(
     grid = Grid(axes, shape, {}, {}, np.full(shape, None, dtype=object))
     settings = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
     places = list(zip(np.ndindex(*shape), settings, strict=True))
-    with _kept(store, measure, like, fixed) as kept, _told(progress, len(places)) as tell:
+    with _opened(store, measure, like, fixed) as stored, _reported(progress, len(places)) as report:
         missing, done = [], 0
         for at, setting in places:
-            known = kept.get(setting) if kept is not None else None
-            if known is None:
+            earlier = stored.get(setting) if stored is not None else None
+            if earlier is None:
                 missing.append((at, setting))
             else:
-                grid.put(at, known)
+                grid.put(at, earlier)
                 done += 1
         if done:
-            tell(done, len(places))
+            report(done, len(places))
         if cancelled is not None and missing and cancelled():
             return grid.sweep(complete=False)
         settings = [setting for _, setting in missing]
         if engine == "ray" and missing:
-            found = on_ray(_make, (_portable(subject), like, fixed), settings, workers)
+            results = on_ray(_make, (_portable(subject), like, fixed), settings, workers)
         elif workers > 1:
-            found = in_processes(_make, (_portable(subject), like, fixed), settings, min(workers, len(settings) or 1))
+            results = in_processes(_make, (_portable(subject), like, fixed), settings, min(workers, len(settings) or 1))
         else:
-            found = here(partial(_setting, measure, fixed), settings)
-        for i, measured in found:
+            results = here(partial(_setting, measure, fixed), settings)
+        for i, measured in results:
             at, setting = missing[i]
             if isinstance(measured, Raised):
                 grid.raised[at] = measured.words
             else:
                 grid.put(at, measured)
-                if kept is not None:
-                    kept.put(setting, measured)
+                if stored is not None:
+                    stored.put(setting, measured)
             done += 1
-            tell(done, len(places))
+            report(done, len(places))
             if cancelled is not None and done < len(places) and cancelled():
-                found.close()
+                results.close()
                 break
     if all(grid.raised.flat):
         at, setting = places[0]
@@ -208,7 +208,7 @@ def sweep(
 
 @dataclass
 class Grid:
-    """Measurements as they come in."""
+    """Measurements so far."""
 
     axes: Mapping[str, tuple]
     shape: tuple[int, ...]
@@ -228,12 +228,12 @@ class Grid:
 
 
 def _setting(measure: Callable, fixed: Mapping[str, object], setting: Mapping[str, object]) -> Measured | Raised:
-    """One setting measured, or what went wrong there."""
+    """Measure one setting; return the measurements or the error."""
     try:
-        found = measure(**fixed, **setting)
-        if not isinstance(found, Mapping):
-            raise TypeError(f"subject: expected a function that returns a dict, got {shown(found)} from it")
-        return {name: _measurements(name, x) for name, x in found.items()}
+        results = measure(**fixed, **setting)
+        if not isinstance(results, Mapping):
+            raise TypeError(f"subject: expected a function that returns a dict, got {shown(results)} from it")
+        return {name: _measurements(name, x) for name, x in results.items()}
     except Exception as error:
         return Raised(str(error) if isinstance(error, (ValueError, TypeError)) else f"{type(error).__name__}: {error}")
 
@@ -243,25 +243,25 @@ def _named(setting: Mapping[str, object]) -> str:
 
 
 def _make(subject, like: str | None, fixed: Mapping[str, object]) -> Callable[[Mapping], Measured | Raised]:
-    """In a worker: what measures a setting."""
+    """Return the function that measures a setting, in a worker."""
     return partial(_setting, _subject(subject, like), fixed)
 
 
 @contextmanager
-def _kept(store, measure, like, fixed) -> Iterator[Store | None]:
+def _opened(store, measure, like, fixed) -> Iterator[Store | None]:
     if store is None:
         yield None
         return
     like = like.name if isinstance(like, Operator) else like
-    kept = Store(store, fingerprint(getattr(measure, "subject", measure), like, fixed))
+    opened = Store(store, fingerprint(getattr(measure, "subject", measure), like, fixed))
     try:
-        yield kept
+        yield opened
     finally:
-        kept.close()
+        opened.close()
 
 
 @contextmanager
-def _told(progress: Callable | bool | None, total: int) -> Iterator[Callable[[int, int], None]]:
+def _reported(progress: Callable | bool | None, total: int) -> Iterator[Callable[[int, int], None]]:
     if not isinstance(progress, bool):
         yield progress or (lambda done, total: None)
         return
@@ -281,7 +281,7 @@ def _told(progress: Callable | bool | None, total: int) -> Iterator[Callable[[in
 
 
 def _subject(subject: str | Operator | Callable, like: str | Operator | None) -> Callable[..., Mapping]:
-    """A function of the settings, a `_Measure` unless it is somebody's own."""
+    """Return a function of the settings: a `_Measure`, or the user's own."""
     if isinstance(subject, str) and ":" in subject:
         subject = named_function(subject, "subject")
     if like is not None:
@@ -295,14 +295,14 @@ def _subject(subject: str | Operator | Callable, like: str | Operator | None) ->
 
 
 def _portable(subject):
-    """What another process gets: an operator by its name, a file by its whole path, anything else as it is."""
+    """Return the subject in a form for other processes: operators by name, files by absolute path, else unchanged."""
     if isinstance(subject, str) and ".py:" in subject:
         return str(Path(subject).resolve())
     return subject.name if isinstance(subject, Operator) and OPERATORS.get(subject.name) is subject else subject
 
 
 class _Measure:
-    """A function of the settings that says which it takes; subject: what a store is kept for."""
+    """A function of the settings with a signature; subject: what a store identifies."""
 
     def __init__(self, run: Callable[..., Mapping], subject: Operator | Callable, signature: inspect.Signature):
         self.run, self.subject, self.__signature__ = run, subject, signature
@@ -326,48 +326,48 @@ def _operator(op: Operator) -> _Measure:
 
 
 def _kernel(kernel: Callable, op: Operator) -> _Measure:
-    """A kernel of somebody's own, measured as `_operator` does an operator."""
+    """Return a user's kernel as a `_Measure`, measured as `_operator` measures an operator."""
     try:
         parameters = dict(inspect.signature(kernel).parameters)
-    except (TypeError, ValueError):  # some callables have none
+    except (TypeError, ValueError):  # some callables have no signature
         parameters = {}
     makes = [p for p in inspect.signature(inputs).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    made = {p.name for p in makes} | {"grad_seed"}
-    own = [p.replace(kind=p.KEYWORD_ONLY) for p in parameters.values() if p.name not in made | set(op.tensors)
+    ours = {p.name for p in makes} | {"grad_seed"}
+    own = [p.replace(kind=p.KEYWORD_ONLY) for p in parameters.values() if p.name not in ours | set(op.tensors)
            and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]  # fmt: skip
 
     def run(grad_seed: int = 1, **setting):
-        x = inputs(op, **{name: value for name, value in setting.items() if name in made})
+        x = inputs(op, **{name: value for name, value in setting.items() if name in ours})
         leaves = {name: y.detach().requires_grad_() for name, y in op.leaves(x).items()}
-        given = op.arguments(leaves, x)
-        tensors = [given.pop(name) for name in op.tensors]
+        options = op.arguments(leaves, x)
+        tensors = [options.pop(name) for name in op.tensors]
         if "scale" in parameters:
-            given.setdefault("scale", op.scale(x))
+            options.setdefault("scale", op.scale(x))
         if "output_final_state" in parameters:
-            given["output_final_state"] = True
-        given |= {name: value for name, value in setting.items() if name not in made}
-        given |= {name: x for name, x in op.constants.items() if name in parameters and name not in given}
+            options["output_final_state"] = True
+        options |= {name: value for name, value in setting.items() if name not in ours}
+        options |= {name: x for name, x in op.constants.items() if name in parameters and name not in options}
         if set(op.tensors) <= set(parameters):
-            out = kernel(**dict(zip(op.tensors, tensors, strict=True)), **given)
+            out = kernel(**dict(zip(op.tensors, tensors, strict=True)), **options)
         else:
-            out = kernel(*tensors, **given)
+            out = kernel(*tensors, **options)
         o, state = _outputs(out)
-        found = {"o": o.detach()} | {
+        results = {"o": o.detach()} | {
             name: part.detach() for name, part in zip(op.outputs[1:], op.parts(state), strict=False)
         }
         if o.requires_grad:
             do, _ = cotangents(op, x, grad_seed=grad_seed)
             grads = torch.autograd.grad(o, tuple(leaves.values()), do, allow_unused=True)
-            found |= {f"d{name}": grad for name, grad in zip(leaves, grads, strict=True) if grad is not None}
+            results |= {f"d{name}": grad for name, grad in zip(leaves, grads, strict=True) if grad is not None}
         exact = truth(op, x, grad_seed=grad_seed)
-        return {name: (got, exact[name]) for name, got in found.items()}
+        return {name: (got, exact[name]) for name, got in results.items()}
 
     seed = inspect.Parameter("grad_seed", inspect.Parameter.KEYWORD_ONLY, default=1)
     return _Measure(run, kernel, inspect.Signature([*makes, seed, *own]))
 
 
 def _outputs(out: Any) -> tuple[Tensor, Any]:
-    """o and, where there is one, the final state, of whatever a kernel returns."""
+    """Return o and the final state, or None, of a kernel's result."""
     if isinstance(out, Tensor):
         return out, None
     if hasattr(out, "o"):
@@ -378,7 +378,7 @@ def _outputs(out: Any) -> tuple[Tensor, Any]:
 
 
 def _check_names(measure: Callable, settings: Mapping) -> None:
-    """Say at once, not at the first setting, that a name is unknown."""
+    """Raise for unknown names before the first setting is measured."""
     try:
         parameters = inspect.signature(measure).parameters
     except (TypeError, ValueError):  # some builtins have no signature
@@ -394,8 +394,8 @@ def _measurements(name: str, x) -> tuple[dict[str, float], tuple[int, ...] | Non
     if isinstance(x, tuple) and len(x) == 2:
         x = compare(*x)
     if isinstance(x, Errors):
-        found = {"finite": 1 - x.share, "l2": x.l2, "worst": x.worst, "worst_row": x.worst_row}
-        return {f"{name}.{key}": number for key, number in found.items()}, None if x.finite else x.worst_index
+        numbers = {"finite": 1 - x.share, "l2": x.l2, "worst": x.worst, "worst_row": x.worst_row}
+        return {f"{name}.{key}": number for key, number in numbers.items()}, None if x.finite else x.worst_index
     if isinstance(x, Tensor):
         finite = x.detach().isfinite()
         share = finite.double().mean().item() if x.numel() else 1.0
@@ -408,7 +408,7 @@ def _measurements(name: str, x) -> tuple[dict[str, float], tuple[int, ...] | Non
 
 
 def _values(name: str, values: object) -> tuple:
-    found = () if isinstance(values, (Mapping, Set)) else listed(values)
-    if not found:
+    items = () if isinstance(values, (Mapping, Set)) else listed(values)
+    if not items:
         raise ValueError(f"{name}: expected a list of at least one value, got {shown(values)}")
-    return found
+    return items

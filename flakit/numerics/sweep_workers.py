@@ -1,6 +1,6 @@
-"""How the settings of a sweep are measured and kept: here, in processes beside this one, in a file that outlives both.
+"""Measuring the settings of a sweep in this process, in worker processes or on Ray, and storing results in a file.
 
-A worker that dies takes one measurement with it, which another makes again; a sweep that dies leaves its store behind.
+If a worker dies, another repeats its one measurement; if a sweep dies, its store remains.
 """
 
 import hashlib
@@ -24,25 +24,25 @@ import torch
 from .arguments import shown
 
 Measured = dict[str, tuple[dict[str, float], tuple[int, ...] | None]]
-"""By name: numbers, and the index of the first non-finite value."""
+"""For each name: numbers, and the index of the first non-finite value."""
 
 
 @dataclass(frozen=True)
 class Raised:
-    """In the place of a measurement: what went wrong, in words."""
+    """The error message of a failed measurement."""
 
     words: str
 
 
-Found = Generator[tuple[int, Measured | Raised], None, None]
-"""The number of each setting and what was measured there, in whatever order."""
+Results = Generator[tuple[int, Measured | Raised], None, None]
+"""The index of each setting and its measurement, in any order."""
 
 _TRIES = 3
-"""How often a measurement may take its process with it before it is taken to be the cause."""
+"""Deaths of a process during a setting after which the setting is considered the cause."""
 
 
 def in_words(x: object):
-    """A value of a setting as JSON and tables have it."""
+    """Return a setting's value in the form for JSON and tables."""
     return x if isinstance(x, (int, float, str, bool, type(None))) else str(x).removeprefix("torch.")
 
 
@@ -50,24 +50,24 @@ def in_words(x: object):
 
 
 def fingerprint(subject: Any, like: str | None, fixed: Mapping[str, object]) -> dict:
-    """What a store must have been made with for its measurements to be the same as new ones."""
+    """Return what a store and a sweep must share for stored measurements to be valid."""
     name = getattr(subject, "name", None) or getattr(subject, "__qualname__", None) or str(subject)
     try:
         source = hashlib.sha256(inspect.getsource(subject).encode()).hexdigest()[:16]
     except (OSError, TypeError):
         source = ""
-    stays = {key: in_words(x) for key, x in fixed.items()}
-    return {"subject": name, "like": like, "source": source, "fixed": stays}
+    constant = {key: in_words(x) for key, x in fixed.items()}
+    return {"subject": name, "like": like, "source": source, "fixed": constant}
 
 
 class Store:
-    """Measurements in a file, a line each, as JSON; a folder holds them as sweep.jsonl.
+    """Measurements in a file, one JSON object a line; in a folder, the file sweep.jsonl.
 
-    The first line says what was measured: another subject, other settings that stay, are refused. A line that was being
-    written when its process died is cut off.
+    The first line is the `fingerprint`: another subject or other constant settings are refused. An incomplete last
+    line, of a process that died, is dropped.
     """
 
-    def __init__(self, path: str | os.PathLike, made_with: dict):
+    def __init__(self, path: str | os.PathLike, expected: dict):
         path = Path(path)
         self.path = path / "sweep.jsonl" if path.is_dir() or not path.suffix else path
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -78,7 +78,7 @@ class Store:
             whole = text.rfind(b"\n") + 1
             head, *lines = text[:whole].splitlines() or [b""]
             if head:
-                self._check(json.loads(head), made_with)
+                self._check(json.loads(head), expected)
             for line in lines:
                 entry = json.loads(line)
                 self._known[_key(entry["setting"])] = {
@@ -88,13 +88,13 @@ class Store:
         self._file = self.path.open("ab")
         self._file.truncate(whole)
         if not whole:
-            self._write(made_with)
+            self._write(expected)
 
-    def _check(self, found: dict, made_with: dict) -> None:
-        wrong = [name for name in made_with if json.loads(json.dumps(made_with[name])) != found.get(name)]
+    def _check(self, stored: dict, expected: dict) -> None:
+        wrong = [name for name in expected if json.loads(json.dumps(expected[name])) != stored.get(name)]
         if wrong:
-            was = ", ".join(f"{name} {shown(found.get(name))}" for name in wrong)
-            now = ", ".join(shown(made_with[name]) for name in wrong)
+            was = ", ".join(f"{name} {shown(stored.get(name))}" for name in wrong)
+            now = ", ".join(shown(expected[name]) for name in wrong)
             raise ValueError(f"store: {self.path} holds a sweep with {was}, got {now}; name another or delete it")
 
     def get(self, setting: Mapping[str, object]) -> Measured | None:
@@ -121,8 +121,8 @@ def _key(setting: Mapping[str, object]) -> str:
 _MEASURE: Callable | None = None
 
 
-def _begin(made: bytes, counter) -> None:
-    """In a worker: one thread, since there are many processes; its own GPU where there are several."""
+def _begin(pickled: bytes, counter) -> None:
+    """Initialize a worker: one thread, since there are many processes; the next GPU in turn."""
     global _MEASURE
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
@@ -131,14 +131,14 @@ def _begin(made: bytes, counter) -> None:
             torch.cuda.set_device(counter.value % torch.cuda.device_count())
             counter.value += 1
     try:
-        make, arguments = pickle.loads(made)
+        make, arguments = pickle.loads(pickled)
         _MEASURE = make(*arguments)
     except Exception as error:
         _MEASURE = partial(_refuse, f"subject: a worker could not load it: {type(error).__name__}: {error}")
 
 
 def _end_with_parent() -> None:
-    """A parent that is killed tells nobody, and a worker would wait for its next setting for ever."""
+    """End with the parent process: if it is killed, its workers would otherwise wait forever."""
     parent = multiprocessing.parent_process()
     assert parent is not None  # in a worker
     wait_for([parent.sentinel])
@@ -154,20 +154,21 @@ def _measure(setting: dict) -> Measured | Raised:
     return _MEASURE(setting)
 
 
-def here(measure: Callable[[dict], Measured | Raised], settings: Sequence[dict]) -> Found:
-    """One after another, in this process."""
+def here(measure: Callable[[dict], Measured | Raised], settings: Sequence[dict]) -> Results:
+    """Measure the settings in order, in this process."""
     for i, setting in enumerate(settings):
         yield i, measure(setting)
 
 
-def in_processes(make: Callable, arguments: tuple, settings: Sequence[dict], workers: int) -> Found:
-    """As they get done; make(*arguments), called once in each process, gives the function that measures.
+def in_processes(make: Callable, arguments: tuple, settings: Sequence[dict], workers: int) -> Results:
+    """Measure the settings in worker processes, in any order. make(*arguments), called once in each, returns the
+    function that measures.
 
-    A process that dies (killed, out of memory, a fault in a kernel) is replaced, and what it was measuring is measured
-    again; a setting that was under way at three deaths is taken to be their cause, and `Raised`.
+    A process that dies (killed, out of memory, a fault in a kernel) is replaced, and its setting is measured again; a
+    setting running at three deaths is considered their cause, and `Raised`.
     """
     try:
-        made = pickle.dumps((make, arguments))
+        pickled = pickle.dumps((make, arguments))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise ValueError(
             "subject: expected a function that another process can import, at the top level of a module, with workers="
@@ -175,11 +176,11 @@ def in_processes(make: Callable, arguments: tuple, settings: Sequence[dict], wor
         ) from error
     waiting, deaths = list(range(len(settings)))[::-1], [0] * len(settings)
     while waiting:
-        pool = _pool(made, workers)
+        pool = _pool(pickled, workers)
         running: dict[Future, int] = {}
         try:
             while waiting or running:
-                # Only what is being measured is handed over, so that a death has few suspects.
+                # Submit only as many as are measured at once, so that few are suspected after a death.
                 while waiting and len(running) < workers:
                     running[pool.submit(_measure, settings[waiting[-1]])] = waiting[-1]
                     waiting.pop()
@@ -207,15 +208,15 @@ def in_processes(make: Callable, arguments: tuple, settings: Sequence[dict], wor
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _pool(made: bytes, workers: int) -> ProcessPoolExecutor:
-    context = multiprocessing.get_context("spawn")  # a fork would take PyTorch's threads and a GPU's context with it
-    return ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(made, context.Value("i", 0)))
+def _pool(pickled: bytes, workers: int) -> ProcessPoolExecutor:
+    context = multiprocessing.get_context("spawn")  # a fork would copy PyTorch's threads and a GPU's context
+    return ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(pickled, context.Value("i", 0)))
 
 
-def on_ray(make: Callable, arguments: tuple, settings: Sequence[dict], workers: int) -> Found:
-    """As `in_processes`, by Ray: on a cluster that is connected to or that RAY_ADDRESS names, else on `workers` cores.
+def on_ray(make: Callable, arguments: tuple, settings: Sequence[dict], workers: int) -> Results:
+    """Measure as `in_processes` does, on Ray: on a connected cluster or that of RAY_ADDRESS, else on `workers` cores.
 
-    A task takes one core, and one GPU where the cluster has any.
+    A task takes one core, and one GPU if the cluster has any.
     """
     try:
         import ray
@@ -223,11 +224,11 @@ def on_ray(make: Callable, arguments: tuple, settings: Sequence[dict], workers: 
         raise ImportError("engine: 'ray' needs Ray (pip install 'flakit[ray]')") from error
     ours = not ray.is_initialized()
     if ours:
-        settings_here: dict[str, Any] = {"num_cpus": workers, "include_dashboard": False}
-        ray.init(log_to_driver=False, **({} if os.environ.get("RAY_ADDRESS") else settings_here))
+        local: dict[str, Any] = {"num_cpus": workers, "include_dashboard": False}
+        ray.init(log_to_driver=False, **({} if os.environ.get("RAY_ADDRESS") else local))
     try:
         gpus = 1 if ray.cluster_resources().get("GPU") else 0
-        made = ray.put((make, arguments))
+        shared = ray.put((make, arguments))
         task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=_TRIES - 1)(_measure_on_ray)
         waiting = list(range(len(settings)))[::-1]
         running: dict = {}
@@ -235,7 +236,7 @@ def on_ray(make: Callable, arguments: tuple, settings: Sequence[dict], workers: 
         while waiting or running:
             while waiting and len(running) < most:
                 i = waiting.pop()
-                running[task.remote(made, settings[i])] = i
+                running[task.remote(shared, settings[i])] = i
             (done,), _ = ray.wait(list(running), num_returns=1)
             i = running.pop(done)
             try:
@@ -249,7 +250,7 @@ def on_ray(make: Callable, arguments: tuple, settings: Sequence[dict], workers: 
             ray.shutdown()
 
 
-def _measure_on_ray(made: tuple, setting: dict) -> Measured | Raised:
+def _measure_on_ray(shared: tuple, setting: dict) -> Measured | Raised:
     torch.set_num_threads(1)
-    make, arguments = made
+    make, arguments = shared
     return make(*arguments)(setting)

@@ -1,4 +1,4 @@
-"""A table for notebooks and terminals: rows of dicts or named tuples, numbers short enough to compare."""
+"""Tables for notebooks and terminals: rows of dicts or named tuples, with numbers short enough to compare."""
 
 import html
 import re
@@ -9,14 +9,14 @@ from typing import NamedTuple
 from .words import number
 
 _NEGATIVE = re.compile(r"(?<![\w-])-?[\d.,]+e-\d+|(?<![\w-])-(?:[\d.,]+\d|\d|inf\b)")
-"""Numbers in HTML that a browser would break at their minus."""
+"""Numbers in HTML at whose minus a browser would break a line."""
 
 
 class Table:
-    """Rows under one head; shown as HTML in a notebook and as aligned text elsewhere.
+    """Rows with a header, displayed as HTML in a notebook and as aligned text elsewhere.
 
-    rows: mappings, or named tuples such as `flakit.cases.laws.Row`; a value missing from a row leaves its cell empty.
-    columns: which to show and in which order, as names or as {name: words in the head}; default: every one.
+    rows: mappings, or named tuples such as `flakit.cases.laws.Row`; cells of missing values are empty.
+    columns: the columns in order, as names or as {name: header}; default: all.
     digits: significant digits of numbers that are not whole.
 
     >>> print(Table([{"T": 64, "error": 1.234e-7}]))
@@ -65,28 +65,28 @@ class Table:
             )
             return f"<tr>{''.join(cells)}</tr>"
 
-        said = html.escape(self.caption)
-        caption = f'<caption style="text-align: left; white-space: nowrap">{said}</caption>' if said else ""
+        text = html.escape(self.caption)
+        caption = f'<caption style="text-align: left; white-space: nowrap">{text}</caption>' if text else ""
         body = "\n".join(line("td", cells) for cells in self.cells)
         return f"<table>{caption}<thead>{line('th', self.heads)}</thead><tbody>\n{body}\n</tbody></table>"
 
 
 def pivot(rows: Sequence[Mapping], index: str, columns: Sequence[str], value: str) -> list[dict]:
-    """One row for each value of `index`, with a column for each combination of the values of `columns`.
+    """Return one row for each value of `index`, with a column for each combination of the values of `columns`.
 
-    Rows and columns come in the order in which they first appear; a combination that occurs twice is an error.
+    Rows and columns are in the order of first appearance; a repeated combination raises ValueError.
 
     >>> pivot([{"T": 64, "form": "chunk", "l2": 0.1}, {"T": 64, "form": "recurrent", "l2": 0.2}], "T", ["form"], "l2")
     [{'T': 64, 'chunk': 0.1, 'recurrent': 0.2}]
     """
-    made: dict = {}
+    lines: dict = {}
     for row in rows:
-        line = made.setdefault(row[index], {index: row[index]})
+        line = lines.setdefault(row[index], {index: row[index]})
         name = ", ".join(_text(row[column], 3) for column in columns)
         if name in line:
             raise ValueError(f"columns: expected one row for {index} {row[index]}, {name}, got two")
         line[name] = row[value]
-    return list(made.values())
+    return list(lines.values())
 
 
 def _unbroken(text: str) -> str:

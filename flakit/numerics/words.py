@@ -1,4 +1,4 @@
-"""Numbers in words: one wording for tables, pictures, panels and the command line."""
+"""Text for numbers, the same in tables, pictures, panels and the command line."""
 
 import math
 import unicodedata
@@ -10,7 +10,7 @@ __all__ = ["error", "for_json", "number", "padded", "percent"]
 
 
 def error(x: float) -> str:
-    """The size of an error: its power of ten and two digits; 0 is said to be no rounded number.
+    """Format an error with two digits and a power of ten; 0 is marked as exact.
 
     >>> error(1.234e-7), error(0.0), error(math.inf)
     ('1.2e-07', '0 (exact)', 'not finite')
@@ -21,8 +21,8 @@ def error(x: float) -> str:
 
 
 def padded(text: str, width: int) -> str:
-    """Text with spaces after it up to `width` columns of a terminal, before it where that is negative; a Chinese
-    character takes two columns.
+    """Pad text on the right to `width` terminal columns, or on the left to -width; a Chinese character takes two
+    columns.
 
     >>> padded("ab", 4), padded("ab", -4), padded("状态", -5)
     ('ab  ', '  ab', ' 状态')
@@ -32,7 +32,7 @@ def padded(text: str, width: int) -> str:
 
 
 def for_json(x: object) -> Any:
-    """What JSON has words for: NaN becomes null, infinities the strings "inf" and "-inf", in dicts and lists too."""
+    """Replace what JSON lacks, in dicts and lists too: NaN by null, infinities by the strings "inf" and "-inf"."""
     if isinstance(x, dict):
         return {name: for_json(value) for name, value in x.items()}
     if isinstance(x, (list, tuple)):

@@ -1,6 +1,6 @@
-"""What an operator cannot do without: the bytes that have to move, the operations, and the time both take at least.
+"""The least work of an operator: bytes moved, operations, and a lower bound of their time.
 
-A row is a mapping with op, B, T, H, K, V, dtype, GSA's M, and decode (a state goes in and out), as in h200_speed.
+A row is a mapping with op, B, T, H, K, V, dtype, GSA's M, and decode (with a state in and out), as in h200_speed.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,7 +18,7 @@ WHAT = ("forward", "both")
 
 @dataclass(frozen=True)
 class Work:
-    """Of one call."""
+    """The work of one call."""
 
     bytes: int
     operations: int
@@ -29,20 +29,19 @@ class Work:
         return self.operations / self.bytes
 
     def floor_ms(self, copy_tb_s: float, tflops: float) -> float:
-        """Milliseconds below which no implementation gets: the longer of moving the bytes and doing the operations.
+        """Return a lower bound of the time in ms: the longer of moving the bytes and performing the operations.
 
-        copy_tb_s: bytes read and written by a copy, in 10^12 a second; tflops: 10^12 operations a second.
+        copy_tb_s: bytes that a copy reads and writes, in 10^12/s; tflops: operations in 10^12/s.
         """
         return 1e-9 * max(self.bytes / copy_tb_s, self.operations / tflops)
 
 
 def work(row: Mapping, what: str = "both") -> Work:
-    """The least work of a call.
+    """Return the least work of a call.
 
-    Bytes: every input is read once and every output written once, a backward reads the inputs again, reads do and
-    writes a gradient for each; of a decode both states as well. Operations: the products of the recurrence with its
-    states, a multiplication and an addition each, and for a backward two more of each. What chunks do among themselves
-    comes on top.
+    Bytes: every input is read once and every output written once; a backward reads the inputs again, reads do and
+    writes a gradient for each; a decode also moves both states. Operations: the products of the recurrence with its
+    states, a multiplication and an addition each, and for a backward two more of each; without those inside chunks.
     """
     one_of("what", what, WHAT)
     op, dtype = operator(row["op"]), getattr(torch, row["dtype"])
@@ -52,15 +51,15 @@ def work(row: Mapping, what: str = "both") -> Work:
     states = ("states", "states") if row.get("decode") else ()
     size = _size(row)
     once = 2 * op.state_products * size["T"] * sum(_elements(op, name, size) for name in op.states)
-    kept = moved(row, states, every=size["T"], itemsize=state_dtype(dtype).itemsize)
-    return Work(moved(row, names) + kept, once * (3 if what == "both" else 1))
+    of_states = moved(row, states, every=size["T"], itemsize=state_dtype(dtype).itemsize)
+    return Work(moved(row, names) + of_states, once * (3 if what == "both" else 1))
 
 
 def moved(row: Mapping, names: Iterable[str], *, every: int = 1, itemsize: int = 4) -> int:
-    """Bytes of reading or writing each of the named tensors once; a name may occur several times.
+    """Return the bytes of reading or writing each of the named tensors once; a name may occur several times.
 
-    names: of the operator's tensors and o, or "d" and such a name for a gradient, all in the row's dtype; "states" and
-    "dstates" are a state of every sequence and head, and its gradient, kept every so many tokens with itemsize bytes an
+    names: the operator's tensors and o, or "d" + name for a gradient, all in the row's dtype; "states" and "dstates"
+    are a state of every sequence and head, and its gradient, stored once every `every` tokens with itemsize bytes an
     element.
     """
     op, size, item = operator(row["op"]), _size(row), getattr(torch, row["dtype"]).itemsize
@@ -69,15 +68,15 @@ def moved(row: Mapping, names: Iterable[str], *, every: int = 1, itemsize: int =
     total = 0
     for name in names:
         if one_of("names", name, sorted(known)).endswith("states"):
-            kept = -(-size["T"] // every)
-            total += itemsize * kept * sum(_elements(op, part, size) for part in op.states)
+            count = -(-size["T"] // every)
+            total += itemsize * count * sum(_elements(op, part, size) for part in op.states)
         else:
             total += item * _elements(op, name if name in op.axes else name[1:], size)
     return total
 
 
 def in_short(row: Mapping) -> str:
-    """A row's case: operator, form and sizes, and of the rest what is not as a model has it in bfloat16."""
+    """Return a row's case in short: operator, form and sizes, and what differs from a model in bfloat16."""
     op = operator(row["op"])
     words = [op.label, "decode" if row.get("decode") else row["form"], f"B{row['B']}"]
     words += [f"T{row['T']}"] * (not row.get("decode")) + [f"K{row['K']}"] * (row["K"] > 128)
