@@ -3,6 +3,7 @@
 
 (() => {
   const FOLDER = new URL("computed/", document.currentScript.src).href;
+  const LEAST = 4; // pixels: what is broken is drawn no thinner
   const SETTLED = 400; // ms after the last move until the address follows and onsets are measured
   const PANELS = ["sketch-broken", "decay-explorer"];
 
@@ -92,11 +93,19 @@
     const pen = cells.getContext("2d"), pixels = pen.createImageData(columns, rows), all = about.colours[palette];
     const lost = {nan: new Path2D(), inf: new Path2D()}, broken = new Set(), [nothing] = colours(about.empty.slice(1));
     const [across, down] = [width / columns, height / rows];
+    const widened = (n, size, most) => {
+      const wide = Math.max(size, LEAST * density);
+      return [Math.min(Math.max(0, (n + 0.5) * size - wide / 2), most - wide), wide];
+    };
+    const rect = (row, column) => {
+      const [[x, wide], [y, high]] = [widened(column, across, width), widened(row, down, height)];
+      return [x, y, wide, high];
+    };
     for (let row = 0; row < rows; row++) {
       for (let column = 0; column < columns; column++) {
         const x = value(row, column);
         const kind = Number.isNaN(x) ? "nan" : Number.isFinite(x) ? null : "inf";
-        if (kind) { broken.add(column); lost[kind].rect(column * across, row * down, across, down); continue; }
+        if (kind) { broken.add(column); lost[kind].rect(...rect(row, column)); continue; }
         const colour = empty(row, column) ? nothing : all[Math.min(255, Math.max(0, Math.floor(256 * place(x))))];
         pixels.data.set([...colour, 255], 4 * (row * columns + column));
       }
@@ -116,7 +125,7 @@
         if (broken.has(first - 1)) continue;
         let last = first;
         while (broken.has(last + 1)) last++;
-        const x = (first + last + 1) / 2 * across, size = 5 * density;
+        const size = 5 * density, x = Math.min(Math.max((first + last + 1) / 2 * across, size), width - size);
         context.beginPath();
         context.moveTo(x - size, 0); context.lineTo(x + size, 0); context.lineTo(x, 1.6 * size);
         context.fill();

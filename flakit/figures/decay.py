@@ -84,8 +84,9 @@ class DecayFigure:
             )
             self._about, self._where = about, where
             figure.legend(
-                handles=style.non_finite_handles(), loc="upper right", bbox_to_anchor=(1, 1 + 1 / layout.height),
-                ncols=2, handlelength=1.6, columnspacing=1, borderaxespad=0, borderpad=0.2, handletextpad=0.5,
+                handles=style.non_finite_handles(), loc="upper right", ncols=2,
+                bbox_to_anchor=(1 - 4 / layout.width, 1 + 1 / layout.height),
+                handlelength=1.6, columnspacing=1, borderaxespad=0, borderpad=0.2, handletextpad=0.5,
             )  # fmt: skip
             self._chunk()
             self._onset()

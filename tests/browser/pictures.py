@@ -127,7 +127,9 @@ def main():
                 move(shown)
                 page.mouse.click(5, 5)  # the slider lets go of its focus
                 shown.root.screenshot(path=FOLDER / name)
-                picture = Image.open(FOLDER / name).convert("RGB").quantize(256, dither=Image.Dither.NONE)
+                picture = Image.open(FOLDER / name).convert("RGB")
+                how = {"method": Image.Quantize.MAXCOVERAGE, "dither": Image.Dither.NONE}  # rare colours are kept, too
+                picture = picture.quantize(256, **how)
                 picture.save(FOLDER / name, optimize=True)
             print(name, f"{(FOLDER / name).stat().st_size // 1000} KB")
             page.close()

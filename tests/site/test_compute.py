@@ -356,6 +356,24 @@ def test_the_explorer_steps_in_time_and_copies_its_setting_as_python(op, opened,
     assert page.root.locator(".flakit-own").is_visible() == (op == "rwkv6")
 
 
+WIDE = """canvas => {
+  const {width, height} = canvas, {data} = canvas.getContext("2d").getImageData(0, 0, width, height);
+  const isGround = at => [246, 213, 192].every((each, n) => data[at + n] === each);
+  const broken = x => [...Array(height).keys()].some(y => isGround(4 * (y * width + x)));
+  return [width, [...Array(width).keys()].filter(broken).length];
+}"""
+
+
+def test_one_broken_token_is_at_least_three_pixels_wide(computing):
+    page = computing("explorer")
+    page.page.set_viewport_size({"width": 600, "height": 900})
+    page.page.evaluate(PAINTED)
+    page.move(scheme="first-row", decay=0.0, spike=-88.8, at=16, seed=0, T=128)
+    page.done()
+    width, broken = page.root.locator("canvas").first.evaluate(WIDE)  # of o, which token 16 alone spoils
+    assert width / 128 < 3 <= broken <= 5
+
+
 def test_an_address_brings_back_what_was_computed(opened):
     page = opened("explorer").here()
     page.move(decay=-1.3765, T=77, seed=9, scheme="block-start")
