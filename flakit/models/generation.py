@@ -10,7 +10,7 @@ import torch
 from torch import Generator, Tensor
 
 from ..ops.common import validation as check
-from ..ops.common.registration import unseen
+from ..ops.common.registration import plain_eager
 from .language_model import LanguageModel
 from .layers import whole
 from .stream import RECURRENT
@@ -136,7 +136,7 @@ def _is_repeatable(model: LanguageModel) -> bool:
         return False  # attention, whose state grows, or a custom operator, which may synchronise with the GPU
     hooked = any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
     compiled = any(part._compiled_call_impl for part in model.modules())
-    return unseen([model.head.weight]) and not (hooked or compiled)
+    return plain_eager([model.head.weight]) and not (hooked or compiled)
 
 
 class _Captured:

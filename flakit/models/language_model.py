@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ..ops.common import ranks
 from ..ops.common import validation as check
-from ..ops.common.registration import unseen
+from ..ops.common.registration import plain_eager
 from .attention import Attention
 from .gsa import GSA
 from .layers import ChannelMix, whole
@@ -226,7 +226,7 @@ class LanguageModel(nn.Module):
                 raise ValueError("mask: expected None with cu_seqlens, whose rows behind the last offset are padding")
             mask = self._check_mask(mask, tokens)
         check.check_packing(cu_seqlens, None, len(tokens), device, "tokens")
-        if unseen([tokens]) and check.looks_at_values(tokens):
+        if plain_eager([tokens]) and check.looks_at_values(tokens):
             if not in_slices:
                 check.check_offsets(cu_seqlens, None, tokens.shape[1])
             wrong = (tokens < 0) | (tokens >= self.vocab)
@@ -251,7 +251,7 @@ class LanguageModel(nn.Module):
             raise ValueError(f"mask: expected {list(tokens.shape)} like tokens, got {list(mask.shape)}")
         check.check_device("mask", mask, tokens.device, "tokens")
         if mask.dtype != torch.bool:
-            if unseen([mask]) and check.looks_at_values(mask) and ((mask != 0) & (mask != 1)).any():
+            if plain_eager([mask]) and check.looks_at_values(mask) and ((mask != 0) & (mask != 1)).any():
                 wrong = mask[(mask != 0) & (mask != 1)][0].item()
                 raise ValueError(f"mask: expected 0 and 1, got {wrong}; of several sequences in a row make cu_seqlens")
             mask = mask != 0
