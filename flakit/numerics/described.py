@@ -1,4 +1,4 @@
-"""An operator described by its user: a function with a forward, and what its arguments are.
+"""An operator described by its user: a forward function and a description of its arguments.
 
     op = flakit.describe(
         "kda",
@@ -8,7 +8,7 @@
         draws={"q k": "unit", "beta": "sigmoid"},
     )
 
-The same stands in the function's docstring, or in a file beside its own, as TOML:
+The description may also be TOML in the function's docstring or in a file beside the function's file:
 
     [flakit]
     decay = "g"
@@ -40,7 +40,7 @@ else:
     import tomli as tomllib
 
 LOGS = {"natural": 1.0, "base 2": math.log(2)}
-"""Logarithms of a decay, each with its unit in natural ones."""
+"""Logarithms of a decay, each with its unit in natural-log units."""
 OPTIONS = ("scale", "initial_state", "output_final_state", "cu_seqlens")
 NEEDED = ("B", "T", "H", "K", "V")
 HEADS = ("H", "HQ", "HV")
@@ -54,8 +54,8 @@ class Output(NamedTuple):
 
 
 def output(returned: Any) -> Output:
-    """o and the final state (None where there is none) of what a function returns: o, a tuple that begins with o and
-    the final state, or a result with these names."""
+    """Return o and the final state (or None) of a function's result: o, a tuple that begins with o and the final state,
+    or an object with these names."""
     if isinstance(returned, Tensor):
         return Output(returned, None)
     if isinstance(getattr(returned, "o", None), Tensor):
@@ -66,9 +66,9 @@ def output(returned: Any) -> Output:
 
 
 class Called:
-    """A function, called as an operator is: the tensors by name where its signature has these names, else in order.
+    """A function called like an operator: with the tensors by name if its signature has these names, else in order.
 
-    tensors, states: names; axes: of each; constants: further arguments, given where the signature names them.
+    tensors, states: names; axes: of each; constants: further arguments, passed if the signature names them.
     """
 
     def __init__(
@@ -83,11 +83,11 @@ class Called:
         self.tensors, self.states, self.axes, self.constants = tensors, states, axes, constants
         parameters = inspect.signature(function).parameters.values()
         self.named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-        self.style = "tuple"  # of what it returned last: "tensor", "tuple" or "attributes"
+        self.style = "tuple"  # of its last result: "tensor", "tuple" or "attributes"
         self.all = any(p.kind is p.VAR_KEYWORD for p in parameters)
 
     def on(self, tensors: Mapping[str, Tensor], scale: float | None, state: object) -> Output:
-        """As the function computes it, with a final state where it has one; `state` as it takes it."""
+        """Call the function with a scale and a state in its own form; return o and the final state, if it has one."""
         options = {"scale": scale, "initial_state": state, "output_final_state": True if self.states else None}
         options = {name: x for name, x in options.items() if x is not None and (name in self.named or self.all)}
         return self.made(tensors, options)
@@ -98,19 +98,19 @@ class Called:
             returned = self.function(**tensors, **options)
         else:
             returned = self.function(*(tensors[name] for name in self.tensors), **options)
-        made = output(returned)
-        self.style = "tensor" if made.o is returned else "tuple" if isinstance(returned, tuple) else "attributes"
-        return made
+        result = output(returned)
+        self.style = "tensor" if result.o is returned else "tuple" if isinstance(returned, tuple) else "attributes"
+        return result
 
     def zeros(self, tensors: Mapping[str, Any]) -> list[Tensor]:
-        """Initial states for these tensors; "N" among them: for so many sequences."""
+        """Return zero initial states for these tensors; "N" among them is the number of sequences."""
         size = self._sizes(tensors)
         size["N"] = tensors.get("N", size["B"])
         first = tensors[self.tensors[0]]
         return [first.new_zeros([size[axis] for axis in self.axes[name].split()]) for name in self.states]
 
     def _sizes(self, tensors: Mapping[str, Any]) -> dict[str, int]:
-        """The size of every axis of the tensors."""
+        """Return the size of every axis of the tensors."""
         return {
             axis: size
             for name in self.tensors
@@ -126,11 +126,11 @@ class Called:
 
 
 class Kernel(Called):
-    """A form of a described operator, with the arguments and the result of flakit's own."""
+    """A form of a described operator, with the arguments and results of flakit's own operators."""
 
-    def __call__(self, *, output_final_state: bool = False, **given) -> Output:
-        tensors = {name: given.pop(name) for name in self.tensors}
-        options = {name: x for name, x in given.items() if x is not None}
+    def __call__(self, *, output_final_state: bool = False, **args) -> Output:
+        tensors = {name: args.pop(name) for name in self.tensors}
+        options = {name: x for name, x in args.items() if x is not None}
         if unknown := [name for name in options if name not in self.named and not self.all]:
             raise TypeError(f"{self.name}: expected arguments among its own, got {', '.join(unknown)}")
         if self.states and ("output_final_state" in self.named or self.all):
@@ -139,16 +139,16 @@ class Kernel(Called):
 
 
 class Naive(Called):
-    """The reference as a form: any dtype, packed sequences."""
+    """The reference as a form, for any dtype and packed sequences."""
 
-    def __call__(self, *, output_final_state: bool = False, **given) -> Output:
-        """Arithmetic is float64 for float64 inputs and float32 for others, o in the dtype of the first tensor."""
-        rows = {name: given.pop(name) for name in self.tensors}
+    def __call__(self, *, output_final_state: bool = False, **args) -> Output:
+        """Compute in float64 for float64 inputs, else in float32; o has the dtype of the first tensor."""
+        rows = {name: args.pop(name) for name in self.tensors}
         first = rows[self.tensors[0]]
         wide = torch.promote_types(first.dtype, torch.float32)
-        scale, state, ends = (given.pop(name, None) for name in ("scale", "initial_state", "cu_seqlens"))
-        if given:
-            raise TypeError(f"expected arguments among {', '.join((*self.tensors, *OPTIONS))}, got {', '.join(given)}")
+        scale, state, ends = (args.pop(name, None) for name in ("scale", "initial_state", "cu_seqlens"))
+        if args:
+            raise TypeError(f"expected arguments among {', '.join((*self.tensors, *OPTIONS))}, got {', '.join(args)}")
         rows = {name: x.to(wide) for name, x in rows.items()}
         shared = {name: x for name, x in rows.items() if "T" not in self.axes[name].split()}
         timed = {name: x for name, x in rows.items() if name not in shared}
@@ -165,51 +165,51 @@ class Naive(Called):
 
 
 class ByAutograd(Called):
-    """`forward` and `backward` of an operator's reference from a function that has only a forward.
+    """`forward` and `backward` of a reference from a function with a forward only.
 
-    Gradients come from automatic differentiation, in the dtype that the tensors have.
+    Gradients come from automatic differentiation, in the dtype of the tensors.
     """
 
-    def forward(self, *given) -> tuple[Tensor, Tensor | tuple[Tensor, ...] | None]:
-        o, *parts = self._run(given)[0]
+    def forward(self, *args) -> tuple[Tensor, Tensor | tuple[Tensor, ...] | None]:
+        o, *parts = self._run(args)[0]
         return o.detach(), self.joined(part.detach() for part in parts)
 
-    def backward(self, *given) -> tuple:
-        *inputs, do, dstate = given
-        made, leaves = self._run(inputs)
-        return self._gradients(made, leaves, do, dstate)
+    def backward(self, *args) -> tuple:
+        *inputs, do, dstate = args
+        outputs, leaves = self._run(inputs)
+        return self._gradients(outputs, leaves, do, dstate)
 
-    def both(self, *given) -> tuple[Tensor, Tensor | tuple[Tensor, ...] | None, tuple]:
-        """o, the final state and what `backward` returns, of one run."""
-        *inputs, do, dstate = given
-        made, leaves = self._run(inputs)
-        o, *parts = (x.detach() for x in made)
-        return o, self.joined(parts), self._gradients(made, leaves, do, dstate)
+    def both(self, *args) -> tuple[Tensor, Tensor | tuple[Tensor, ...] | None, tuple]:
+        """Return o, the final state and the results of `backward`, from one run."""
+        *inputs, do, dstate = args
+        outputs, leaves = self._run(inputs)
+        o, *parts = (x.detach() for x in outputs)
+        return o, self.joined(parts), self._gradients(outputs, leaves, do, dstate)
 
     @torch.enable_grad()
-    def _run(self, given) -> tuple[list[Tensor], list[Tensor]]:
-        """The outputs and the leaves: the tensors, then the state's parts, zeros where none is given."""
-        *rows, scale, state = given
+    def _run(self, args) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the outputs and the leaves: the tensors, then the parts of the initial state, zeros by default."""
+        *rows, scale, state = args
         tensors = {name: x.detach().requires_grad_() for name, x in zip(self.tensors, rows, strict=True)}
         parts = [x.detach().requires_grad_() for x in (self.parts(state) or self.zeros(tensors))]
         if not next(x for name, x in tensors.items() if "T" in self.axes[name].split()).shape[1]:
-            return [self._nothing(tensors), *parts], [*tensors.values(), *parts]
+            return [self._empty(tensors), *parts], [*tensors.values(), *parts]
         o, final = self.on(tensors, scale, self.joined(parts))
         return [o, *self.parts(final)][: 1 + len(self.states)], [*tensors.values(), *parts]
 
-    def _nothing(self, tensors) -> Tensor:
-        """o of no token."""
+    def _empty(self, tensors) -> Tensor:
+        """Return o for no tokens."""
         size = self._sizes(tensors)
         return tensors[self.tensors[0]].new_zeros([size[axis] for axis in self.axes["o"].split()])
 
-    def _gradients(self, made, leaves, do, dstate) -> tuple:
-        pairs = list(zip(made, [do, *self.parts(dstate)], strict=False))
+    def _gradients(self, outputs, leaves, do, dstate) -> tuple:
+        pairs = list(zip(outputs, [do, *self.parts(dstate)], strict=False))
         pairs = [(y, dy) for y, dy in pairs if y.requires_grad]
         if not pairs:
             grads = [torch.zeros_like(x) for x in leaves]
         else:
-            made, arriving = zip(*pairs, strict=True)
-            grads = torch.autograd.grad(made, leaves, arriving, allow_unused=True, materialize_grads=True)
+            outputs, cotangents = zip(*pairs, strict=True)
+            grads = torch.autograd.grad(outputs, leaves, cotangents, allow_unused=True, materialize_grads=True)
         n = len(self.tensors)
         return *grads[:n], self.joined(grads[n:])
 
@@ -230,36 +230,36 @@ def describe(
     kernels: Mapping[str, Callable] | None = None,
     label: str | None = None,
 ) -> Operator:
-    """Describe an operator, so that the instruments take it: `flakit.audit(my_kernel, like=flakit.describe(…))`.
+    """Describe an operator for the instruments: `flakit.audit(my_kernel, like=flakit.describe(…))`.
 
-    name: what it is called, and what `like` and `flakit.inputs` know it by from now on.
-    forward: the naive recurrence, in PyTorch, called with the tensors of `axes` by name, or in the order of `axes`
-        where its signature has other names; with `scale`, `initial_state` and `output_final_state` where its signature
-        names them. It returns o, (o, final state) or a result with `o` and `final_state`, and computes in the dtype of
-        its inputs: its float64 is the truth, its gradients are those of autograd. Without an `initial_state` in its
+    name: its name, under which `like` and `flakit.inputs` find it from now on.
+    forward: the naive recurrence in PyTorch, called with the tensors of `axes` by name, or in the order of `axes` if
+        its signature has other names; with `scale`, `initial_state` and `output_final_state` if its signature names
+        them. It returns o, (o, final state) or an object with `o` and `final_state`, and computes in the dtype of its
+        inputs: its float64 results are the truth, its gradients those of autograd. Without an `initial_state` in its
         signature the operator has no state.
-    axes: of every tensor, "B T H K" in the order of its memory: B batch, T time, H heads (HQ of queries, HV of values,
-        multiples of H), K keys, V values, M slots. Batch and time come first. A key may hold several names. o has those
-        of the values and a state [N, heads of the values, K, V] unless "o", "initial_state" and "final_state" are among
-        them; a state of several tensors is a list.
-    decay: the tensor that holds the log decay <= 0, if one does. log: "natural" or "base 2".
-    profile: the decays that a model gives, of `flakit.numerics.inputs.DECAYS`; default "logsigmoid".
-    draws: what a model gives as the other tensors: "normal" (the default), "unit" (length 1 along the last axis),
-        "sigmoid", "softmax", a pair (low, high) between which they are uniform, or a function of (numpy generator,
-        shape with time first). data: a mapping, or a file .pt, .safetensors or .npz, of real tensors by their names,
-        the decay among them, which go before `draws` and `profile`.
+    axes: of every tensor, "B T H K" in memory order: B batch, T time, H heads (HQ of queries, HV of values, multiples
+        of H), K keys, V values, M slots. Batch and time come first. A key may hold several names. o has the axes of the
+        values and a state [N, heads of the values, K, V] unless "o", "initial_state" and "final_state" are specified; a
+        state of several tensors is a list.
+    decay: the tensor with the log decay <= 0, if any. log: "natural" or "base 2".
+    profile: the decays of a model, from `flakit.numerics.inputs.DECAYS`; default "logsigmoid".
+    draws: the other tensors of a model: "normal" (the default), "unit" (length 1 along the last axis), "sigmoid",
+        "softmax", a pair (low, high) for uniform ones, or a function of (numpy generator, shape with time first).
+        data: a mapping, or a file .pt, .safetensors or .npz, of recorded tensors by name, with the decay if you like;
+        they override `draws` and `profile`.
     scale_exponent: the default scale is K to this power.
-    constants: further arguments, given to functions whose signature names them. sizes: of axes with other letters.
-    kernels: forms of it for `evaluate`, `sweep` and the gradient comparer, by name, beside the "naive" one.
+    constants: further arguments, passed to functions whose signature names them. sizes: of axes with other letters.
+    kernels: further forms for `evaluate`, `sweep` and the gradient comparer, by name, beside "naive".
     label: its name in tables and pictures.
 
     Returns:
-        Operator: what `like` takes. The function is run a few times, on 5 tokens in float64.
+        Operator, for `like`. The function is run a few times, on 5 tokens in float64.
 
     Raises:
-        ValueError, TypeError: naming the argument, what was expected and what came: of `forward`, too, where its o or
-            state has other axes, its arithmetic is not float64, it is not differentiable, or two halves of a sequence
-            with the state handed over are not the whole.
+        ValueError, TypeError: with the argument's name, the expected value and the actual one; also if o or the state
+            of `forward` has other axes, its arithmetic is not float64, it is not differentiable, or two halves of a
+            sequence with the state passed on differ from the whole.
     """
     if not isinstance(name, str) or not name.isidentifier():
         raise ValueError(f"name: expected letters, digits and _, got {shown(name)}")
@@ -272,13 +272,13 @@ def describe(
         name, forward, axes, decay=decay, log=log, profile=profile, draws=draws, data=data, label=label,
         scale_exponent=scale_exponent, constants=constants, sizes=sizes, kernels=kernels,
     )  # fmt: skip
-    op = dataclasses.replace(op, heads_alike=_tried(op))
+    op = dataclasses.replace(op, heads_alike=_check(op))
     DESCRIBED[name] = op
     return op
 
 
 def with_kernels(op: Operator, kernels: Mapping[str, Callable]) -> Operator:
-    """The operator with further forms: functions that take its arguments by name or in its order."""
+    """Return the operator with further forms: functions that take its arguments by name or in its order."""
     how = (op.tensors, op.states, op.axes, op.constants)
     for x, y in kernels.items():
         function(f"kernels[{x!r}]", y, optional=False)
@@ -306,9 +306,9 @@ def _described(
     drawn = {x: draw(f"draws[{x!r}]", y, known[x].split()) for x, y in _spread("draws", draws or {}, tensors).items()}
     profiles = {}
     for x, y in _spread("data", data or {}, tensors, strict=False).items():
-        made = draw(f"data[{x!r}]", torch.as_tensor(y), known[x].split())
+        distribution = draw(f"data[{x!r}]", torch.as_tensor(y), known[x].split())
         if x != decay:
-            drawn[x] = made
+            drawn[x] = distribution
             continue
         if not (torch.as_tensor(y) <= 0).all():
             raise ValueError(f"data[{x!r}]: expected log decays <= 0, got {torch.as_tensor(y).max().item():g}")
@@ -350,29 +350,29 @@ _ANY: tuple[str, ...] = ("anything",)
 
 
 def _signature(forward: Callable) -> tuple[str, ...]:
-    """The names that it can be given, in their order; `_ANY` where it takes whatever comes."""
+    """Return the names of its keyword arguments, in order; `_ANY` if it takes any."""
     parameters = inspect.signature(forward).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return _ANY
     return tuple(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
 
 
-def _spread(called: str, given: object, tensors: Iterable[str], strict: bool = True) -> dict:
-    """Names that share a key apart; strict: all of them must be tensors."""
-    if not isinstance(given, Mapping):
-        raise TypeError(f"{called}: expected a dict by the names of tensors, got {shown(given)}")
-    found = {name: x for names, x in given.items() for name in str(names).split()}
+def _spread(called: str, values: object, tensors: Iterable[str], strict: bool = True) -> dict:
+    """Give each name that shares a key its own; strict: all of them must be tensors."""
+    if not isinstance(values, Mapping):
+        raise TypeError(f"{called}: expected a dict by the names of tensors, got {shown(values)}")
+    by_name = {name: x for names, x in values.items() for name in str(names).split()}
     tensors = tuple(tensors)
-    for name in found if strict else ():
+    for name in by_name if strict else ():
         one_of(called, name, tensors)
-    return {name: x for name, x in found.items() if name in tensors}
+    return {name: x for name, x in by_name.items() if name in tensors}
 
 
 def _axes(axes: object) -> tuple[dict[str, str], list[str]]:
-    """Those of the tensors and of o, and of each part of a state."""
+    """Return the axes of the tensors and of o by name, and those of each part of a state."""
     if not isinstance(axes, Mapping) or not axes:
         raise TypeError(f'axes: expected a dict like {{"q": "B T H K"}}, got {shown(axes)}')
-    found: dict[str, str] = {}
+    by_name: dict[str, str] = {}
     states: dict[str, list[str]] = {}
     for names, x in axes.items():
         for name in str(names).split():
@@ -385,14 +385,14 @@ def _axes(axes: object) -> tuple[dict[str, str], list[str]]:
             if name in STATES:
                 states[name] = parts
             else:
-                found[name] = parts[0]
-    return found, states.get("initial_state", states.get("final_state", []))
+                by_name[name] = parts[0]
+    return by_name, states.get("initial_state", states.get("final_state", []))
 
 
 def _states(
     known: dict[str, str], state: list[str], tensors: tuple[str, ...], has: bool
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The names of the state's parts, going in, and of the outputs; their axes are put among the known ones."""
+    """Return the names of the initial state's parts and of the outputs; add their axes to the known ones."""
     values = [name for name in tensors if {"T", "V"} <= set(known[name].split())]
     if not values:
         raise ValueError("axes: expected a tensor with the axes T and V, got none")
@@ -429,33 +429,33 @@ def _check_axes(known: Mapping[str, str], tensors: tuple[str, ...], states, outp
 
 
 def _tensors_of(path: Path) -> dict[str, Tensor]:
-    """Tensors by name out of a file."""
+    """Load tensors by name from a file."""
     if not path.is_file():
         raise ValueError(f"data: expected a file, {path} does not exist")
     if path.suffix == ".npz":
         import numpy as np
 
-        with np.load(path) as found:
-            return {name: torch.as_tensor(found[name]) for name in found.files}
+        with np.load(path) as archive:
+            return {name: torch.as_tensor(archive[name]) for name in archive.files}
     if path.suffix == ".safetensors":
         from safetensors.torch import load_file
 
         return load_file(path)
     if path.suffix == ".pt":
-        found = torch.load(path, weights_only=True, map_location="cpu")
-        if isinstance(found, Mapping):
-            return dict(found)
-        raise ValueError(f"data: expected tensors by name in {path}, got {shown(found)}")
+        content = torch.load(path, weights_only=True, map_location="cpu")
+        if isinstance(content, Mapping):
+            return dict(content)
+        raise ValueError(f"data: expected tensors by name in {path}, got {shown(content)}")
     raise ValueError(f"data: expected a file .pt, .safetensors or .npz, got {path}")
 
 
-# --- is the description right? ---------------------------------------------------------------------------------------
+# --- checks of a description -----------------------------------------------------------------------------------------
 
 TRIED: dict[str, Any] = {"B": 2, "T": 5, "H": 2, "K": 4, "V": 3}
 
 
-def _tried(op: Operator) -> bool:
-    """Run the function in float64 and hold it to what was said of it; whether a head is the same wherever it stands."""
+def _check(op: Operator) -> bool:
+    """Run the function in float64 and check its description; return whether heads are independent of their index."""
     from .inputs import inputs
 
     x = inputs(op, **TRIED, dtype=torch.float64, initial_state=bool(op.states))
@@ -465,15 +465,15 @@ def _tried(op: Operator) -> bool:
     state = op.state([leaves[name] for name in op.states])
     scale = op.scale(x) if op.has_scale else None
     try:
-        found = run.on(tensors, scale, state)
+        result = run.on(tensors, scale, state)
     except Exception as error:
         words = str(error).splitlines()[0] if str(error) else "without a message"
         raise ValueError(f"forward: it raised {type(error).__name__}: {words}") from error
-    parts = run.parts(found.final_state)
+    parts = run.parts(result.final_state)
     if len(parts) != len(op.states):
         raise ValueError(f"forward: expected {len(op.states)} tensors as the final state, got {len(parts)}")
     size = op.size(leaves)
-    for name, y in zip(op.outputs, (found.o, *parts), strict=True):
+    for name, y in zip(op.outputs, (result.o, *parts), strict=True):
         expected = [size[axis] for axis in op.axes[name].split()]
         if list(y.shape) != expected:
             raise ValueError(f"forward: expected {name} [{op.axes[name]}] = {expected}, got {list(y.shape)}")
@@ -482,26 +482,26 @@ def _tried(op: Operator) -> bool:
         if not y.requires_grad:
             raise ValueError(f"forward: expected {name} to be differentiable, got one that is cut off from every input")
     with torch.no_grad():
-        _exact(op, tensors, scale, state, found.o)
-        _in_halves(op, tensors, scale, state, found)
-        turned = {name: _turned(op, name, x) for name, x in leaves.items()}
-        o = run.on({name: turned[name] for name in op.tensors}, scale, op.state([turned[x] for x in op.states])).o
-        return torch.allclose(o, _turned(op, "o", found.o), rtol=1e-9, atol=1e-12)
+        _check_float64(op, tensors, scale, state, result.o)
+        _check_halves(op, tensors, scale, state, result)
+        rolled = {name: _rolled(op, name, x) for name, x in leaves.items()}
+        o = run.on({name: rolled[name] for name in op.tensors}, scale, op.state([rolled[x] for x in op.states])).o
+        return torch.allclose(o, _rolled(op, "o", result.o), rtol=1e-9, atol=1e-12)
 
 
 def _naive(op: Operator) -> ByAutograd:
-    assert isinstance(op.reference, ByAutograd)  # as of all that are described
+    assert isinstance(op.reference, ByAutograd)  # as for all described operators
     return op.reference
 
 
-def _turned(op: Operator, name: str, x: Tensor) -> Tensor:
-    """With every head in the place of the one behind it."""
+def _rolled(op: Operator, name: str, x: Tensor) -> Tensor:
+    """Return x with every head moved to the next index."""
     axis = next((n for n, axis in enumerate(op.axes[name].split()) if axis in HEADS), None)
     return x if axis is None else x.roll(1, axis)
 
 
-def _exact(op: Operator, tensors: Mapping[str, Tensor], scale, state, o: Tensor) -> None:
-    """Arithmetic that is float32 somewhere does not see a change of 1e-10."""
+def _check_float64(op: Operator, tensors: Mapping[str, Tensor], scale, state, o: Tensor) -> None:
+    """Check that o responds to a relative change of 1e-10, which float32 arithmetic would round away."""
     step = 1e-10
     moved = {name: x * (1 + step) for name, x in tensors.items()}
     further = {name: x * (1 + 1e4 * step) for name, x in tensors.items()}
@@ -510,15 +510,15 @@ def _exact(op: Operator, tensors: Mapping[str, Tensor], scale, state, o: Tensor)
         raise ValueError("forward: expected float64 arithmetic for float64 inputs, got coarser one: a cast on the way?")
 
 
-def _in_halves(op: Operator, tensors: Mapping[str, Tensor], scale, state, whole: Output) -> None:
+def _check_halves(op: Operator, tensors: Mapping[str, Tensor], scale, state, whole: Output) -> None:
     if not op.states:
         return
-    found = []
+    outputs = []
     for part in (slice(0, 2), slice(2, None)):
         piece = {name: x[:, part] if name in op.sequences else x for name, x in tensors.items()}
         o, state = _naive(op).on(piece, scale, state)
-        found.append(o)
-    pairs = [(torch.cat(found, 1), whole.o), *zip(*map(_naive(op).parts, (state, whole.final_state)), strict=True)]
+        outputs.append(o)
+    pairs = [(torch.cat(outputs, 1), whole.o), *zip(*map(_naive(op).parts, (state, whole.final_state)), strict=True)]
     for name, (y, z) in zip(op.outputs, pairs, strict=True):
         if (y - z).norm() > 1e-9 * z.norm():
             raise ValueError(
@@ -531,43 +531,43 @@ def _in_halves(op: Operator, tensors: Mapping[str, Tensor], scale, state, whole:
 
 
 def from_reference(spec: str) -> Operator:
-    """The operator of a function that "file.py:function" or "package.module:function" names.
+    """Return the operator of the function named by "file.py:function" or "package.module:function".
 
-    What is said of it stands in its docstring after a line [flakit], as TOML, or in file.toml beside file.py, in a
-    table that is called like the function. The keys are the arguments of `describe`; `name` is the function's unless
-    it is given, and a file as `data` is looked for beside the function's.
+    Its description is TOML in its docstring after a line [flakit], or in file.toml beside file.py, in a table with the
+    function's name. The keys are the arguments of `describe`; `name` defaults to the function's, and a `data` file is
+    relative to the function's folder.
     """
     place = spec.rpartition(":")[0]
-    written = Path(place).stat().st_mtime_ns if place.endswith(".py") and Path(place).is_file() else 0
-    return _from_reference(spec, written)
+    modified = Path(place).stat().st_mtime_ns if place.endswith(".py") and Path(place).is_file() else 0
+    return _from_reference(spec, modified)
 
 
 @functools.lru_cache(maxsize=64)
-def _from_reference(spec: str, written: int) -> Operator:
+def _from_reference(spec: str, modified: int) -> Operator:
     forward = named_function(spec, "reference")
     file = Path(inspect.getsourcefile(inspect.unwrap(forward)) or "")
     called = getattr(forward, "__name__", "reference")
-    said, where = _said(forward, file, called)
+    description, where = _description(forward, file, called)
     known = inspect.signature(describe).parameters
-    given = dict(said)
-    for key in given:
+    fields = dict(description)
+    for key in fields:
         if key not in known or key in ("forward", "kernels"):
             allowed = ", ".join(name for name in known if name not in ("forward", "kernels"))
             raise ValueError(f"reference: expected keys among {allowed} in {where}, got {key}")
-    if "axes" not in given:
+    if "axes" not in fields:
         raise ValueError(f"reference: expected axes in {where}, got none")
-    if isinstance(given.get("data"), str):
-        given["data"] = file.parent / given["data"]
-    name = given.pop("name", called)
-    return describe(name, forward, given.pop("axes"), **given)
+    if isinstance(fields.get("data"), str):
+        fields["data"] = file.parent / fields["data"]
+    name = fields.pop("name", called)
+    return describe(name, forward, fields.pop("axes"), **fields)
 
 
-def _said(forward: Callable, file: Path, called: str) -> tuple[dict, str]:
-    """What is said of a function, and where."""
-    _, found, text = dedent(inspect.getdoc(forward) or "").partition(f"[{TABLE}]\n")
+def _description(forward: Callable, file: Path, called: str) -> tuple[dict, str]:
+    """Return the description of a function, and its location."""
+    _, header, text = dedent(inspect.getdoc(forward) or "").partition(f"[{TABLE}]\n")
     beside, where = file.with_suffix(".toml"), f"the docstring of {called}"
     try:
-        if found:
+        if header:
             return tomllib.loads(text), where
         where = f"{beside.name}, table {called}"
         tables = tomllib.loads(beside.read_text(encoding="utf-8")) if beside.is_file() else {}

@@ -48,7 +48,7 @@ def test_their_words_are_theirs(here, there, formula, where):
 @pytest.mark.parametrize(
     ("path", "name", "said"),
     [
-        ("common/launch.py", "CHECKPOINT", "a state kept every {} tokens"),
+        ("common/launch.py", "CHECKPOINT", "a state stored every {} tokens"),
         ("common/tiles_triton.py", "MILD_HALF", "no half's total is below {}"),
         ("common/tiles_triton.py", "MILD_TOKEN", "no w below {}"),
         ("common/pairs_triton.py", "BLOCK_TOKEN", "no w is below {}"),
