@@ -100,24 +100,24 @@ def recorded(x: Tensor | np.ndarray, axes: list[str]) -> Draw:
     return Draw(how)
 
 
-def draw(name: str, given: object, axes: list[str]) -> Draw:
+def draw(name: str, choice: object, axes: list[str]) -> Draw:
     """Return the `Draw` that a description gives for a tensor: a name in `WORDS`, a pair (low, high) for a uniform one,
     a tensor of recorded numbers, a function (generator, shape with time first) -> array, or a `Draw`."""
-    if isinstance(given, Draw):
-        return given
-    if isinstance(given, str) and given in WORDS:
-        return WORDS[given][1]
-    if isinstance(given, (Tensor, np.ndarray)):
-        x = real_tensor(name, torch.as_tensor(given))
+    if isinstance(choice, Draw):
+        return choice
+    if isinstance(choice, str) and choice in WORDS:
+        return WORDS[choice][1]
+    if isinstance(choice, (Tensor, np.ndarray)):
+        x = real_tensor(name, torch.as_tensor(choice))
         if x.ndim != len(axes) or not x.numel():
-            raise ValueError(f"{name}: expected a tensor [{', '.join(axes)}], got {shown(given)}")
+            raise ValueError(f"{name}: expected a tensor [{', '.join(axes)}], got {shown(choice)}")
         return recorded(x, axes)
-    if isinstance(given, (tuple, list)) and len(given) == 2:
-        low, high = (plain(x) for x in given)
+    if isinstance(choice, (tuple, list)) and len(choice) == 2:
+        low, high = (plain(x) for x in choice)
         ends = all(isinstance(x, Real) and not isinstance(x, bool) for x in (low, high))
         if ends and -math.inf < low <= high < math.inf:
             return uniform(float(low), float(high))
-    if callable(given):
-        return Draw(given)
+    if callable(choice):
+        return Draw(choice)
     expected = f"one of {', '.join(WORDS)}, a pair (low, high), a tensor [{', '.join(axes)}] or a function"
-    raise ValueError(f"{name}: expected {expected}, got {shown(given)}")
+    raise ValueError(f"{name}: expected {expected}, got {shown(choice)}")
