@@ -147,6 +147,19 @@ def test_a_panel_whose_second_knob_stands_at_its_last_stop_begins_with_its_own_w
     assert "[2, 16, 16, 64]" in panel.text
 
 
+def test_pictures_are_sharp_as_long_as_there_is_room(tmp_path, monkeypatch):
+    """What a panel and its presets begin with comes first."""
+    for name, most in {"FRAMES": 8, "ROOM": 5000}.items():
+        monkeypatch.setattr(record, name, most)
+    record.record(Bars(), tmp_path, "lesson-1", "lesson.ipynb")
+    found = re.fullmatch(r'flakitFrames\("lesson-1", (.*)\);\n', (tmp_path / "lesson-1.js").read_text(encoding="utf-8"))
+    data = json.loads(found[1])
+    wide = [Image.open(tmp_path / "lesson-1" / f"{n}.webp").width for n in range(len(data["pixels"]))]
+    dots = [each / width for each, (width, _) in zip(wide, data["pixels"], strict=True)]
+    first = {data["frames"][n]["picture"] for n in (data["start"], *(preset["frame"] for preset in data["presets"]))}
+    assert set(dots) == {1, 2} and dots == sorted(dots, reverse=True) and {dots[n] for n in first} == {2}
+
+
 def test_the_first_picture_comes_with_the_page(recorded):
     *_, data, shown = recorded
     source = re.search(r'src="data:image/webp;base64,([^"]+)"', shown)[1]
