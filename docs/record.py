@@ -187,6 +187,7 @@ class Recording:
             self._go(start, draw=False)
             panel.set(**preset)
             self._take()
+        self._go(start)
         for value in self._stops(second, FRAMES // panel.player.passes[-1] if self.walks else SECOND) if second else ():
             self._go(start, draw=False)
             panel.move(second, value)
