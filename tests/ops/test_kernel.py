@@ -64,14 +64,15 @@ def apart(given):
     return [given[name] for name in names], {name: x for name, x in given.items() if name not in names}
 
 
-def test_what_is_launched_is_what_triton_would_launch(kernel):
+@pytest.mark.parametrize("programs", [(3,), (3, 5), (2, 3, 4)], ids=len)
+def test_what_is_launched_is_what_triton_would_launch(kernel, programs):
     for _ in range(3):
         for other in OTHERS:
             args, options = apart(USUAL | other)
-            kernel[(3,)](*args, **options)
-            expected = kernel.run(*args, grid=(3,), warmup=True, **options)
+            kernel[programs](*args, **options)
+            expected = kernel.run(*args, grid=programs, warmup=True, **options)
             grid, launched = expected.launched.pop()
-            assert grid == (3, 1, 1) and not expected.launched
+            assert grid == (*programs, 1, 1)[:3] and not expected.launched
             assert len(launched) == 8 and all(x is y for x, y in zip(launched, [*args, *launched[6:]], strict=True))
             assert launched[6:] == (options["C"], options["WHOLE"])
 

@@ -25,21 +25,22 @@ MOST_KINDS = 4096
 
 
 class Kernel(JITFunction):
-    """A kernel; `kernel[(programs,)](*arguments, **constants_and_options)` launches it."""
+    """A kernel; `kernel[grid](*arguments, **constants_and_options)` launches it. grid: programs along up to three axes."""
 
     def __init__(self, function, do_not_specialize: tuple[str, ...]):
         super().__init__(function, do_not_specialize=do_not_specialize)
         self._compiled: dict[tuple, tuple] = {}
 
-    def __getitem__(self, grid: tuple[int]):
+    def __getitem__(self, grid: tuple[int, ...]):
         return partial(self._launch, grid)
 
-    def _launch(self, grid: tuple[int], *args, **options) -> None:
+    def _launch(self, grid: tuple[int, ...], *args, **options) -> None:
         monitored = JITFunction.run is not RUN or self.pre_run_hooks
         signature = None if monitored or not REMEMBERED else _signature(args, options)
         if signature is not None and (entry := self._compiled.get(signature)) is not None:
             compiled, constants = entry
-            compiled[grid[0], 1, 1](*args, *constants)
+            x, y, z = (*grid, 1, 1)[:3]
+            compiled[x, y, z](*args, *constants)
             return
         compiled = self.run(*args, grid=grid, warmup=False, **options)
         constants = self.arg_names[len(args) :]
