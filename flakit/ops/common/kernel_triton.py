@@ -25,7 +25,7 @@ MOST_KINDS = 4096
 
 
 class Kernel(JITFunction):
-    """A kernel; `kernel[grid](*arguments, **constants_and_options)` launches it. grid: programs along up to three axes."""
+    """A kernel; `kernel[grid](*arguments, **constants_and_options)` launches it. grid: programs along 1 to 3 axes."""
 
     def __init__(self, function, do_not_specialize: tuple[str, ...]):
         super().__init__(function, do_not_specialize=do_not_specialize)
