@@ -298,6 +298,24 @@ def _overlap():
     )
 
 
+def _accuracy():
+    table = recorded.read("cpu_ranks_accuracy")
+    counts = table.values("ranks")
+
+    def cells(op, dtype, column):
+        return (f"{max(r[column] for r in table.select(operator=op, dtype=dtype, ranks=n)):.2g}" for n in counts)
+
+    return _lines(
+        ("", "", *(f"{n} rank{'s' * (n > 1)}" for n in counts)),
+        (
+            (f"{op.upper()}, {dtype}", column, *cells(op, dtype, column))
+            for op in table.values("operator")
+            for dtype in table.values("dtype")
+            for column in ("o", "gradients")
+        ),
+    )
+
+
 def _card(table):
     return table.meta["device"].removeprefix("NVIDIA ").split()[0]
 
@@ -349,6 +367,7 @@ def ranks(page):
             ),
         ),
         "overlap": _overlap(),
+        "accuracy": _accuracy(),
         "fastest": "; ".join(_fastest(op, tokens) for op in ("rwkv6", "rwkv7", "gsa")),
         "chain": "; ".join(_fastest(op, tokens, ("gather", "chain")) for op in ("rwkv6", "rwkv7", "gsa")),
         "wide": _fastest("rwkv7", tokens, ("gather", "chain"), 256),

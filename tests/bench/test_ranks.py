@@ -34,7 +34,17 @@ def test_the_table_of_the_operators_is_what_was_recorded():
     for row in TABLE.rows:
         alone, together = row["alone_ms"], row["together_ms"]
         line = f"| {row['operator'].upper()} | {alone:.3g} | {together:.3g} | {alone / together:.2f} | "
-        assert f"{line}{row['bytes'] / 2**20:.1f} |" in said
+        line += f"{row['bytes'] / 2**20:.1f} | {row['overlapped']:.0%} of {row['under_way_ms']:.2f} ms |"
+        assert line in said
+
+
+def test_more_ranks_are_as_accurate_as_one():
+    table = recorded.read("cpu_ranks_accuracy")
+    alone = {(r["operator"], r["dtype"], r["decay"]): r for r in table.select(ranks=1)}
+    assert len(alone) == 3 * 2 * 3 and set(table.values("ranks")) == {1, 2, 3, 4, 8}
+    for row in table.rows:
+        one = alone[row["operator"], row["dtype"], row["decay"]]
+        assert row["o"] < 1.3 * one["o"] and row["gradients"] < 1.3 * one["gradients"], row
 
 
 def test_how_long_spans_of_time_overlap():

@@ -1,0 +1,113 @@
+"""Record data/cpu_ranks_accuracy.json: how far results over several processes are from the float64 truth, on a CPU.
+
+python data/record_ranks_accuracy.py [--out FILE] [--quick]
+
+One sequence with an initial state and a gradient for the final one, in slices of unlike length; each rank compares its
+slice. With one rank the operator runs without a group.
+"""
+
+import argparse
+import platform
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from flakit.numerics import recorded
+from flakit.numerics.evaluate import cotangents, truth
+from flakit.numerics.inputs import inputs
+from flakit.numerics.operators import OPERATORS, operator
+
+SIZES = {
+    "rwkv6": {"H": 2, "K": 64, "V": 64},
+    "rwkv7": {"H": 2, "K": 64, "V": 64},
+    "gsa": {"H": 1, "K": 64, "V": 64, "M": 32},
+}
+DTYPES = torch.float32, torch.bfloat16
+DECAYS = "model", -0.01, "inf-spikes"
+RANKS = 1, 2, 3, 4, 8
+T = 1000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "cpu_ranks_accuracy.json")
+    parser.add_argument("--quick", action="store_true", help="short sequences, two ranks at most")
+    args = parser.parse_args()
+    tokens, counts = (40, RANKS[:2]) if args.quick else (T, RANKS)
+    rows = []
+    for ranks in counts:
+        with TemporaryDirectory() as folder:
+            mp.spawn(_rank, (ranks, tokens, folder), ranks)
+            rows += torch.load(f"{folder}/rows")
+        print(f"{ranks} ranks", flush=True)
+    rows.sort(key=lambda row: (list(OPERATORS).index(row["operator"]), -len(row["dtype"]), row["ranks"]))
+    sizes = "; ".join(f"{op}: {', '.join(f'{name} {n}' for name, n in own.items())}" for op, own in SIZES.items())
+    meta = recorded.provenance(
+        "python data/record_ranks_accuracy.py", f"{platform.machine()} CPU", sizes=f"T {tokens}; {sizes}"
+    )
+    print("wrote", recorded.write(args.out, meta, rows))
+
+
+def _rank(rank: int, ranks: int, tokens: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", ranks), rank=rank, world_size=ranks)
+    rows = []
+    for op in OPERATORS:
+        for dtype in DTYPES:
+            for decay in DECAYS:
+                o, grads = errors(op, dtype, decay, tokens)
+                same = {"operator": op, "dtype": str(dtype).removeprefix("torch."), "decay": str(decay)}
+                rows.append({**same, "ranks": ranks, "T": tokens, "o": o, "gradients": grads})
+    if rank == 0:
+        torch.save(rows, f"{folder}/rows")
+    dist.destroy_process_group()
+
+
+def errors(op: str, dtype: torch.dtype, decay: str | float, tokens: int) -> tuple[float, float]:
+    """Return the relative L2 errors over all ranks: of o, and the worst of the gradients."""
+    kind, rank, ranks = operator(op), dist.get_rank(), dist.get_world_size()
+    profile = kind.profile if decay == "model" else decay
+    whole = inputs(op, T=tokens, dtype=dtype, decay=profile, initial_state=True, **SIZES[op])
+    arriving = cotangents(op, whole, dfinal_state=True)
+    expected = truth(op, whole, arriving=arriving)
+
+    ends = [round(tokens * (r / ranks) ** 1.5) for r in range(ranks + 1)]  # of unlike length
+    own = slice(ends[rank], ends[rank + 1])
+    leaves = {
+        name: (x[:, own] if name in kind.sequences else x).detach().clone().requires_grad_()
+        for name, x in kind.leaves(whole).items()
+    }
+    run = kind.forms["chunk"]
+    more = {"group": dist.group.WORLD} if ranks > 1 else {}
+    o, final = run(**kind.arguments(leaves, whole), output_final_state=True, **more)
+    do, dfinal = arriving
+    outputs, cotangent = (o, *kind.parts(final)), (do[:, own], *kind.parts(dfinal))
+    if rank < ranks - 1:  # where the sequence does not end, nothing arrives at the final state
+        cotangent = (cotangent[0], *(torch.zeros_like(x) for x in cotangent[1:]))
+    grads = dict(zip(leaves, torch.autograd.grad(outputs, list(leaves.values()), cotangent), strict=True))
+
+    results = {"o": o.detach()} | {f"d{name}": x for name, x in grads.items()}
+    worst = {}
+    for name, x in results.items():
+        true = expected[name]
+        if name == "o" or name[1:] in kind.sequences:
+            worst[name] = _relative(x.double() - true[:, own], true[:, own])
+        else:  # a sum over ranks is what one process has
+            total = x.double()
+            dist.all_reduce(total)
+            worst[name] = ((total - true).norm() / true.norm()).item()
+    return worst.pop("o"), max(worst.values())
+
+
+def _relative(error: torch.Tensor, true: torch.Tensor) -> float:
+    """Return the relative L2 error of all ranks' slices together."""
+    sums = torch.stack([error.square().sum(), true.square().sum()])
+    dist.all_reduce(sums)
+    return (sums[0] / sums[1]).sqrt().item()
+
+
+if __name__ == "__main__":
+    main()
