@@ -4,7 +4,9 @@ import base64
 import io
 
 import nbformat.v4
+import numpy as np
 import pytest
+from matplotlib import colormaps
 from PIL import Image
 
 from tests.notebooks.execute import smaller, without_live_parts
@@ -54,3 +56,13 @@ def test_smaller_puts_transparent_pictures_on_white():
 def test_smaller_never_grows():
     tiny = encoded(Image.new("RGB", (1, 1)))
     assert len(smaller(tiny)) <= len(tiny)
+
+
+def test_a_rare_colour_stays():
+    """A dot on a map: median cut makes it green."""
+    blue, ramp = (0, 114, 178), colormaps["PRGn"](np.linspace(0, 1, 300))[:, :3] * 255
+    pixels = (ramp + np.arange(200)[:, None, None] % 4).clip(0, 255).astype(np.uint8)
+    pixels[5:9, 5:9] = blue
+    kept = decoded(smaller(encoded(Image.fromarray(pixels))))
+    assert np.abs(np.subtract(kept.getpixel((7, 7)), blue)).max() < 8
+    assert np.abs(np.subtract(np.asarray(kept, int), pixels)).max() < 8
