@@ -144,6 +144,19 @@ def test_library_is_imported_only_where_it_belongs(library):
 
 
 @pytest.mark.full
+def test_whatever_is_a_picture_in_a_notebook_says_that_it_was_drawn_for_a_light_page():
+    """Else it stays a white rectangle where JupyterLab is dark."""
+    methods = {
+        f"{path.relative_to(ROOT)}:{node.name}": {x.name for x in node.body if isinstance(x, ast.FunctionDef)}
+        for path in (ROOT / "flakit").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    }
+    pictures = {name for name, own in methods.items() if "_repr_png_" in own}
+    assert len(pictures) > 1
+    assert {name for name in pictures if "_repr_mimebundle_" not in methods[name]} == set()
+
+
 def test_import_needs_none_of_the_optional_parts():
     code = (
         "import sys\n"

@@ -482,6 +482,11 @@ class Trace:
     def _repr_png_(self) -> bytes | None:
         return self.picture().png() if self.sites else None
 
+    def _repr_mimebundle_(self, **_) -> tuple[dict, dict]:
+        from ..figures.canvas import FOR_LIGHT
+
+        return {}, dict(FOR_LIGHT)
+
     def __str__(self) -> str:
         from rich.console import Console
 
