@@ -188,6 +188,7 @@ class Recording:
             panel.set(**preset)
             self._take()
         self._go(start)
+        self._forget_stops()
         for value in self._stops(second, FRAMES // panel.player.passes[-1] if self.walks else SECOND) if second else ():
             self._go(start, draw=False)
             panel.move(second, value)
@@ -209,6 +210,14 @@ class Recording:
                     self._walk(first, min(each, PRESET), ())
         self._find_moves()
         self._go(start)
+
+    def _forget_stops(self) -> None:
+        """Take back the stops that presets added to number knobs, which a panel that nobody moved does not have."""
+        was_held, self.panel._held = self.panel._held, True
+        for knob in self.panel.knobs.values():
+            if isinstance(knob, NumberKnob):
+                knob.dense(knob._dense)
+        self.panel._held = was_held
 
     def _axes(self) -> tuple[str | None, str | None]:
         """The knob that is walked from stop to stop, none where the player has places of its own; and a second one."""

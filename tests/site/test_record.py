@@ -147,6 +147,19 @@ def test_a_panel_whose_second_knob_stands_at_its_last_stop_begins_with_its_own_w
     assert "[2, 16, 16, 64]" in panel.text
 
 
+def test_presets_add_no_stops(tmp_path, monkeypatch):
+    """They are recorded first, and may stand between a knob's stops."""
+    for name, most in {"FRAMES": 4, "STOPS": 6, "SECOND": 2, "SLOW": 3, "PRESET": 3}.items():
+        monkeypatch.setattr(record, name, most)
+    panel = panels.case("decay_gradient", profile="logsigmoid", show=["decay"])
+    stops = {value for _, value in panel.knobs["decay"].options}
+    assert {preset.get("decay", 0.0) for preset in panel.presets.values()} - stops
+    recorder, walked = record.Recording(panel), []
+    monkeypatch.setattr(recorder, "_walk", lambda first, count, dense: walked.append(set(recorder._values(first))))
+    recorder.record()
+    assert walked[0] == stops
+
+
 def test_pictures_are_sharp_as_long_as_there_is_room(tmp_path, monkeypatch):
     """What a panel and its presets begin with comes first."""
     for name, most in {"FRAMES": 8, "ROOM": 5000}.items():
