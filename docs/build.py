@@ -36,7 +36,7 @@ BUILD = ROOT / "build" / "sparse" if os.environ.get("FLAKIT_SPARSE") else ROOT /
 KATEX = ROOT / "build" / "katex"
 COMPUTED = ROOT / "build" / "computed"  # as in conf.py
 PAGES, SITE, PICTURES = BUILD / "pages", BUILD / "site", BUILD / "pictures"
-MAX_SITE, MAX_PAGE = 100e6, 1.5e6  # bytes: of all files (hosts take ten times that), and of what opening a page loads
+MAX_SITE, MAX_PAGE = 125e6, 1.5e6  # bytes: of all files (hosts take ten times that), and of what opening a page loads
 MOST_SAID = 60_000  # characters of a page that the search quotes from
 
 

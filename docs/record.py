@@ -6,7 +6,7 @@ From then on a panel that is displayed gives, in place of a widget, the HTML tha
 leaves in the folder, for the id that this HTML names:
 
     <id>.js          knobs, and for every recorded setting the picture, the readout and the alt text
-    <id>/<n>.webp    the pictures, each one once, with two dots for each of the page's pixels as far as there is room
+    <id>/<n>.webp    the pictures, each one once, with two dots for each of the page's pixels
     <id>/more-<k>.js the arithmetic of cells and the scripts of "copy as Python", packed; read when they are asked for
 
 What moves when a knob is moved is found out by moving it. Nothing here computes, draws or words anything.
@@ -59,10 +59,7 @@ PACK = 600_000
 """Characters of arithmetic and scripts, before they are packed, that are read at once."""
 
 SHARP = 2
-"""Dots of a picture for each of the page's pixels, while the pictures of a panel take less than `ROOM`; then one."""
-
-ROOM = 500_000
-"""Bytes."""
+"""Dots of a picture for each of the page's pixels."""
 
 _WEBP = {"lossless": True, "method": 0 if SPARSE else 1, "quality": 30}  # here: effort, not loss
 
@@ -183,12 +180,6 @@ class Recording:
         contexts, dense = [start], set()
         self._take()
         self.first = _webp(panel.png)
-        for preset in panel.presets.values():  # before the others, while there is room for sharp pictures
-            self._go(start, draw=False)
-            panel.set(**preset)
-            self._take()
-        self._go(start)
-        self._forget_stops()
         for value in self._stops(second, FRAMES // panel.player.passes[-1] if self.walks else SECOND) if second else ():
             self._go(start, draw=False)
             panel.move(second, value)
@@ -210,14 +201,6 @@ class Recording:
                     self._walk(first, min(each, PRESET), ())
         self._find_moves()
         self._go(start)
-
-    def _forget_stops(self) -> None:
-        """Take back the stops that presets added to number knobs, which a panel that nobody moved does not have."""
-        was_held, self.panel._held = self.panel._held, True
-        for knob in self.panel.knobs.values():
-            if isinstance(knob, NumberKnob):
-                knob.dense(knob._dense)
-        self.panel._held = was_held
 
     def _axes(self) -> tuple[str | None, str | None]:
         """The knob that is walked from stop to stop, none where the player has places of its own; and a second one."""
@@ -365,8 +348,7 @@ class Recording:
         png = self.panel.png
         if png not in self.pictures:
             self.pictures[png] = len(self.webp)
-            room = sum(map(len, self.webp)) < ROOM
-            self.webp.append(_webp(self.panel.canvas.png(SHARP) if room else png))
+            self.webp.append(_webp(self.panel.canvas.png(SHARP)))
             self.pixels.append(Image.open(io.BytesIO(png)).size)
         return self.pictures[png]
 
