@@ -20,7 +20,7 @@ from . import knobs
 from .base import ButtonRun, Panel
 from .knobs import NONE
 
-TABLE = 160
+TABLE = 140
 """Pixels that the table of probes may be high before it scrolls."""
 
 PAUSE = 0.2
