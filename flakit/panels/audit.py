@@ -15,7 +15,7 @@ from ..instruments.subject import Subject, load
 from ..language import Words, label, speaking
 from ..numerics.operators import Operator
 from ..numerics.table import Table
-from ..numerics.words import error, number
+from ..numerics.words import error
 from . import knobs
 from .base import ButtonRun, Panel
 from .knobs import NONE
@@ -224,7 +224,7 @@ class AuditPanel(Panel):
         found, at = result[1], (cell.row, cell.column)
         where = {**found.where, **({found.rows: cell.row} if found.rows else {}), found.columns: cell.column}
         return WORDS.say(
-            "cell", tensor=found.tensor, place=_place(where), got=number(found.got[at]), true=number(found.true[at]),
+            "cell", tensor=found.tensor, place=_place(where), got=found.got[at], true=found.true[at],
             off=error(found.off[at]), said=WORDS["said"][bool(found.wrong[at])],
         )  # fmt: skip
 

@@ -112,7 +112,7 @@ WORDS = Words() | {
     "of token": "of token {at}",
     "bounds": {"rwkv7": "RWKV7's own decay never goes past |w| = 0.6065."},
     "no pair": "token {i}, key {j}: no product is formed for this pair, for it would read the future",
-    "pair": "token {i}, key {j}: {exponents} = {factors}{product} (true: {true})",
+    "pair": "token {i}, key {j}: {exponents} = {factors}{product} (true: {true:.3g})",
     "masked": "token {i}, key {j}, the future: {exponents} = {factors}{product}, {after}",
     "after": {
         "where": "then masked: 0",
@@ -121,7 +121,7 @@ WORDS = Words() | {
         "none": "and nothing masks it (true: 0)",
     },
     "back": "; but in the sums of the gradients 0 · {product} is NaN",
-    "operand": "; with its key {operand} · {factor} = {made}",
+    "operand": "; with its key {operand} · {factor:.2g} = {made}",
     "value": "{name} at token {t}, {column} {c}: {got} (true: {true})",
     "onset": "{name} breaks beyond |{which}| = {law} {knob} by the law, at {measured} as measured; now {now}: "
     "{verdict}",
@@ -318,7 +318,7 @@ class DecayExplorer(Panel):
         made_of, first = result["inputs"], result["index"] * chunk
         if j <= i - (not inclusive):
             between = made_of[OPERATORS[op].decay][0, first + j + 1 : first + i + inclusive, 0, 0]
-            text = WORDS.say("pair", true=number(between.double().sum().exp().item(), 3), **said)
+            text = WORDS.say("pair", true=between.double().sum().exp(), **said)
         else:
             mask = anchors.masks[0] if mask == RIGHT else mask
             after = WORDS.say("after", mask, zero=(made * 0).item())
@@ -333,7 +333,7 @@ class DecayExplorer(Panel):
                 text += WORDS.say(
                     "operand",
                     operand=f"{name}_{j} = {number(operand.item(), 3)}",
-                    factor=number(on_key.item(), 2),
+                    factor=on_key,
                     made="inf",
                 )
         return text

@@ -35,7 +35,7 @@ WORDS = Words() | {
     "none": "None of {n} kernels breaks on these decays.",
     "some": {1: "1 of {n} kernels breaks on these decays.", 2: "{count} of {n} kernels break on these decays."},
     "first": "First of all “{kernel}”: e^{exponent} at {place}, and {dtype} ends at e^{limit}.",
-    "near": "Nearest to its end: “{kernel}”, which holds up to {times} times these decays.",
+    "near": "Nearest to its end: “{kernel}”, which holds up to {times:.3g} times these decays.",
     "safe": "{n} never break, whatever the decays.",
     "lane": "{kernel}: Σ|{w}| of {tokens} = {exponent} {sign} {limit}: e^{exponent} = {size}",
     "lane at": "{kernel}: the exponent at {tokens} = {exponent} {sign} {limit}: e^{exponent} = {size}",
@@ -126,7 +126,7 @@ class Headroom(Panel):
             lines.append(WORDS.say("first", dtype=dtype, limit=f"{m.limit:.2f}", **said))
         if near:
             m = near[0]
-            lines.append(WORDS.say("near", kernel=say(case.KERNELS[m.kernel]), times=number(m.factor, 3)))
+            lines.append(WORDS.say("near", kernel=say(case.KERNELS[m.kernel]), times=m.factor))
         lines.append(WORDS.say("safe", n=uniform.count(math.inf)))
         gate = found.gate if layer == ALL else found.gates[layer]
         if gate.breaks:

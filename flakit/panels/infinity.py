@@ -201,7 +201,7 @@ class Infinity(Panel):
             self.canvas = self._losses.canvas
             sizes, chunks, shares = self._lost(way, decay, seed)
             titles = [
-                WORDS["law"].format(chunk=chunk, C=size, end=f"{END:.2f}", law=f"{END / size:.4g}", fixed=fixed)
+                WORDS.say("law", chunk=chunk, C=size, end=f"{END:.2f}", law=f"{END / size:.4g}", fixed=fixed)
                 for chunk, size, fixed in zip(chunks, sizes, ("", WORDS["fixed"]), strict=True)
             ]
             said = [[_share(x, size) for x in each] for each, size in zip(shares, sizes, strict=True)]
@@ -213,7 +213,7 @@ class Infinity(Panel):
     def _lost(self, way: case.Way, decay: float, seed: int) -> tuple[list[int], list[str], list[list[float]]]:
         """Of this chunk and of one as kernels cut: its length, its name, and the share that is lost of each tensor."""
         ways = {(C, decay): way, (KERNEL_CHUNK, KERNEL_DECAY): _kernel(seed)}
-        chunks = [WORDS["chunk"].format(C=size, decay=f"{w:g}") for size, w in ways]
+        chunks = [WORDS.say("chunk", C=size, decay=f"{w:g}") for size, w in ways]
         shares = [[each.lost[name] for name in WORDS["lost names"]] for each in ways.values()]
         return [size for size, _ in ways], chunks, shares
 
@@ -245,7 +245,7 @@ class Infinity(Panel):
         words = {"key": WORDS["title key"], "read": WORDS["title read" if at else "title token"]}
         words["pairs"] = WORDS[f"title {step}" if at > 1 else "title grid"]
         result = WORDS[f"result {'backward' if back else 'forward'}"]
-        words["result"] = result if step in ("row", "dr") else WORDS["not yet"].format(name=result)
+        words["result"] = result if step in ("row", "dr") else WORDS.say("not yet", name=result)
         exponents = tuple(x.tolist() for x in way.exponents)
         self._figure.update(exponents=exponents, words=words, lit=lit, diagonal=at > 3, dim=step == "dA", **shown)
 
@@ -262,44 +262,44 @@ class Infinity(Panel):
             return self._first(way, bad, said)
         if step == "read":
             size = _size(made.read[i].item()).format(normal=f"{_NORMAL:.1f}", smallest=f"{_SMALLEST:.1f}")
-            return WORDS["read, fine" if not bad else "read" if i > j else "read, own"].format(size=size, **said)
+            return WORDS.say("read, fine" if not bad else "read" if i > j else "read, own", size=size, **said)
         if step == "pair":
             kind = {True: "fine"}.get(bool(made.pairs[i, j].isfinite()), "nan" if made.pairs[i, j].isnan() else "inf")
             kind = "own" if (i, kind) == (j, "inf") else kind
-            return WORDS[f"pair, {kind}"].format(true=_number(true.pairs[i, j]), **said)
+            return WORDS.say(f"pair, {kind}", true=_number(true.pairs[i, j]), **said)
         spoilt, left = (int((~x.isfinite()).sum()) for x in (made.scores, made.kept))
         if step == "all":
-            fate = WORDS[f"all, {'bad' if spoilt else 'fine'}"].format(spoilt=spoilt, why=WORDS["why"][_why(way, i, j)])
-            return WORDS["all"].format(all=C * C, K=K, fate=fate)
+            fate = WORDS.say(f"all, {'bad' if spoilt else 'fine'}", spoilt=spoilt, why=WORDS["why"][_why(way, i, j)])
+            return WORDS.say("all", all=C * C, K=K, fate=fate)
         if step == "mask":
             kind = "some" if left else "none" if spoilt else "fine"
-            said |= {x: WORDS[x][left == 1].format(left=left) for x in ("left", "stay")}
-            return WORDS[f"mask, {kind}"].format(spoilt=spoilt, **said)
+            said |= {x: WORDS.say(x, left == 1, left=left) for x in ("left", "stay")}
+            return WORDS.say(f"mask, {kind}", spoilt=spoilt, **said)
         if step == "row":
             rows = int((~made.o.isfinite()).any(-1).sum())
             said |= {"score": _number(made.kept[i, j]), "sum": _number(made.o[i, 0])}
             said |= {"rows": rows, "are": WORDS["are"][rows == 1]}
-            return WORDS[f"row, {'bad' if rows else 'hidden' if spoilt else 'fine'}"].format(**said)
+            return WORDS.say(f"row, {'bad' if rows else 'hidden' if spoilt else 'fine'}", **said)
         if step == "dr":
-            return WORDS[f"dr, {'fine' if made.dr.isfinite().all() else 'bad'}"].format(row=ROW)
+            return WORDS.say(f"dr, {'fine' if made.dr.isfinite().all() else 'bad'}", row=ROW)
         if step == "loss":
             first, second = (f"{END / n:.2f}" for n in (C, C - 1))
             unread, heard = (_follow(-1.001 * END / n, C, K, 0).lost for n in (C, C - 1))
             new = {name: share for name, share in heard.items() if not unread[name]}
             said |= {"unread": _cost(unread), "heard": _cost(new)}
-            return WORDS["loss"].format(first=first, second=second, before=C - 1, **said)
-        return WORDS[step].format(**said)
+            return WORDS.say("loss", first=first, second=second, before=C - 1, **said)
+        return WORDS.say(step, **said)
 
     def _first(self, way: case.Way, bad: list[int], said: dict) -> str:
         """The first step: one key's factor, and which others share its fate."""
         j = way.cell[1] if bad else C - 1
         others = [str(n) for n in bad if n != j]
-        others = WORDS["others"][min(len(others), 2)].format(keys=WORDS["and"].join(others))
+        others = WORDS.say("others", min(len(others), 2), keys=WORDS["and"].join(others))
         said |= {"j": j, "tokens": j + 1, "up": _exponent(way.exponents[1][j].item())}
         said["decay"] = _exponent(way.exponents[1][0].item())
-        said["place"] = WORDS["place"][j == C - 1].format(**said)
-        said["fate"] = WORDS["fate"][bool(bad)].format(others=others, **said)
-        return WORDS["key"].format(**said)
+        said["place"] = WORDS.say("place", j == C - 1, **said)
+        said["fate"] = WORDS.say("fate", bool(bad), others=others, **said)
+        return WORDS.say("key", **said)
 
     def shown(self, way: case.Way, step: str) -> str:
         """The lit cell as float32 computes it, and as it is."""
@@ -322,7 +322,7 @@ class Infinity(Panel):
             n, row = CHUNKS.index(cell.map), cell.row
             sizes, chunks, shares = self._lost(way, decay, seed)
             words = list(WORDS["lost names"].values())[row]
-            return WORDS["lost"].format(name=words, chunk=chunks[n], share=_share(shares[n][row], sizes[n]))
+            return WORDS.say("lost", name=words, chunk=chunks[n], share=_share(shares[n][row], sizes[n]))
         if not self._figure.printed(cell):
             return None
         if cell.map in ("key", "read"):
@@ -344,23 +344,23 @@ class Infinity(Panel):
     def count(self, way: case.Way, step: str, seed: int) -> str:
         """How little was infinite, and how much is lost."""
         count, rows = (int((~x.isfinite()).sum()) for x in (way.made.key, way.made.dr.sum(-1)))
-        keys = WORDS["count, keys"][min(count, 2)].format(count=count, C=C) if count else ""
+        keys = WORDS.say("count, keys", min(count, 2), count=count, C=C) if count else ""
         if step == "loss":
             kernel = {f"{name}64": _share(_kernel(seed).lost[name], KERNEL_CHUNK) for name in ("keys", "dr")}
             law = {"end": f"{END:.2f}", "law": f"{END / KERNEL_CHUNK:.4g}"}
-            return WORDS["count, kernel"].format(chunk=KERNEL_CHUNK, decay=KERNEL_DECAY, **law, **kernel)
+            return WORDS.say("count, kernel", chunk=KERNEL_CHUNK, decay=KERNEL_DECAY, **law, **kernel)
         if not count:
             return WORDS["count, fine"]
-        return WORDS["count"].format(keys=keys, dr=rows, C=C) if step == "dr" else keys
+        return WORDS.say("count", keys=keys, dr=rows, C=C) if step == "dr" else keys
 
     def alt_text(self, way: case.Way, *, decay: float, step: int, **_) -> str:
         name, said = STEPS[step - 1], {"step": step, "steps": len(STEPS), "decay": f"{decay:g}", "C": C}
         if name == "loss":
             shares = ", ".join(f"{words} {_share(way.lost[x], C)}" for x, words in WORDS["lost names"].items())
-            return WORDS["alt loss"].format(shares=shares, **said)
+            return WORDS.say("alt loss", shares=shares, **said)
         bad = ", ".join(str(n) for n, x in enumerate(way.made.key) if not x.isfinite()) or WORDS["no key"]
         title, sentence = WORDS[f"title {name}"], self.sentence(way, name)
-        return WORDS["alt"].format(title=title, sentence=sentence, bad=bad, **said)
+        return WORDS.say("alt", title=title, sentence=sentence, bad=bad, **said)
 
     def describe(self, way, *, step, seed, **_) -> str:
         name = STEPS[step - 1]
@@ -441,16 +441,14 @@ def _exponent(x: float) -> str:
 
 def _share(x: float, tokens: int) -> str:
     """Of how many tokens; in percent where only some channels of one are lost."""
-    return WORDS["of"].format(n=round(x * tokens), all=tokens) if x * tokens == round(x * tokens) else percent(x)
+    return WORDS.say("of", n=round(x * tokens), all=tokens) if x * tokens == round(x * tokens) else percent(x)
 
 
 def _cost(lost: Mapping[str, float]) -> str:
     """What is lost of the tensors, all of some and rows of others."""
     names = {share: [name for name in case.TENSORS if lost.get(name) == share] for share in set(lost.values()) - {0}}
     said = [
-        WORDS["all of" if share == 1 else "rows of"].format(
-            share=_share(share, C), names=WORDS["and"].join(names[share])
-        )
+        WORDS.say("all of" if share == 1 else "rows of", share=_share(share, C), names=WORDS["and"].join(names[share]))
         for share in sorted(names, reverse=True)
         if names[share]
     ]
@@ -464,7 +462,7 @@ def _why(way: case.Way, i: int, j: int) -> str:
 
 
 def _true(made: str, true: torch.Tensor | float) -> str:
-    return WORDS["arithmetic"].format(made=made, true=_number(true))
+    return WORDS.say("arithmetic", made=made, true=_number(true))
 
 
 def _factor(way: case.Way, which: str, n: int) -> str:
@@ -481,12 +479,12 @@ def _pair(way: case.Way, i: int, j: int) -> str:
 
 def _score(way: case.Way, i: int, j: int) -> str:
     terms = way.operands["r"][i] * way.made.read[i] * way.made.scaled[j]
-    made = WORDS["score"].format(i=i, j=j, sum=_sum(terms), score=_number(way.made.scores[i, j]))
+    made = WORDS.say("score", i=i, j=j, sum=_sum(terms), score=_number(way.made.scores[i, j]))
     return _true(made, way.true.scores[i, j])
 
 
 def _masked(way: case.Way, i: int, j: int) -> str:
-    return WORDS["in the past" if j < i else "cut"].format(i=i, j=j, score=_number(way.made.scores[i, j]))
+    return WORDS.say("in the past" if j < i else "cut", i=i, j=j, score=_number(way.made.scores[i, j]))
 
 
 def _output(way: case.Way, i: int, c: int, last: int) -> str:
@@ -507,8 +505,8 @@ def _term(way: case.Way, i: int, j: int) -> str:
     made, up = way.made, way.exponents[1][j].item()
     found = made.dA[i, j] * made.scaled[j, 0]
     factors = f"{_number(made.dA[i, j])} · {_number(made.scaled[j, 0])} = {_number(found)}"
-    true = WORDS["term"].format(true=_number(way.true.dA[i, j] * way.true.scaled[j, 0]))
-    return WORDS["arithmetic"].format(made=f"dA ({i}, {j}) · k_{j} e^{_exponent(up)} = {factors}", true=true)
+    true = WORDS.say("term", true=_number(way.true.dA[i, j] * way.true.scaled[j, 0]))
+    return WORDS.say("arithmetic", made=f"dA ({i}, {j}) · k_{j} e^{_exponent(up)} = {factors}", true=true)
 
 
 def _gradient(way: case.Way, i: int, c: int) -> str:

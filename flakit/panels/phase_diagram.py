@@ -16,7 +16,7 @@ from ..numerics.evaluate import truth
 from ..numerics.inputs import inputs
 from ..numerics.operators import OPERATORS
 from ..numerics.sweep import Sweep, sweep
-from ..numerics.words import error, number, percent
+from ..numerics.words import error, number
 from . import knobs
 from .base import ButtonRun, Panel, Player
 from .knobs import stops_of
@@ -49,8 +49,8 @@ WORDS = Words() | {
     "across": "|log decay| per token (natural log); a small tick for each that was measured",
     "across at": "|log decay| of that token, all others 0; a small tick for each that was measured",
     "count": {
-        True: "All {known} settings of this map were tried, and {share} of them break.",
-        False: "{known} of the {all} settings of this map were tried, and {share} of them break.",
+        True: "All {known} settings of this map were tried, and {share:%} of them break.",
+        False: "{known} of the {all} settings of this map were tried, and {share:%} of them break.",
     },
     "none": "The law foretells that nothing breaks anywhere, and so it is.",
     "all": "The law foretold every one, even where only {near} away from its line.",
@@ -63,7 +63,7 @@ WORDS = Words() | {
     "cell": "{at}, |{which}| = {decay}{knob}: measured {share}{error}; by the law finite up to {law}: {verdict}",
     "unknown": "{at}, |{which}| = {decay}{knob}: not measured yet; by the law finite up to {law}",
     "knob": " per token",
-    "lost": "not finite ({share} of {name})",
+    "lost": "not finite ({share:%} of {name})",
     "worst": "one tensor",
     "whole": "finite",
     "off": ", error {error} against float64",
@@ -176,7 +176,7 @@ class PhaseDiagram(Panel):
             bool(known.all()),
             known=known.sum(),
             all=rows * columns,
-            share=percent(float(result.broken[known].mean())),
+            share=result.broken[known].mean(),
         )
         lines = [f"{count} {_agreement(result)}"]
         if result.error is None:
@@ -196,18 +196,17 @@ class PhaseDiagram(Panel):
         said = {
             "at": WORDS.say("at", against, row=result.rows[row]),
             "which": OPERATORS[op].decay,
-            "decay": number(float(result.decay[column])),
+            "decay": result.decay[column],
             "knob": "" if against == "at" else WORDS["knob"],
-            "law": number(float(result.law[row]), inf=WORDS["no end"]),
+            "law": number(result.law[row], inf=WORDS["no end"]),
         }
         if not result.known[row, column]:
             return WORDS.say("unknown", **said)
         broken, off = result.broken[row, column], result.error is not None
-        lost = percent(1 - float(result.share[row, column]))
         name = WORDS["worst"] if tensor == ANY else tensor
         return WORDS.say(
             "cell",
-            share=WORDS.say("lost", share=lost, name=name) if broken else WORDS["whole"],
+            share=WORDS.say("lost", share=1 - result.share[row, column], name=name) if broken else WORDS["whole"],
             error=WORDS.say("off", error=error(result.error[row, column])) if off and not broken else "",
             verdict=WORDS["verdict"][not result.wrong[row, column]],
             **said,

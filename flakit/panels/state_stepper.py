@@ -52,10 +52,10 @@ WORDS = Words() | {
     "bad array": "{name} at t = {steps}",
     "grows": "Each step multiplies the {memory} by e^{decay}; {dtype} ends at e^{limit}, after about {steps} steps.",
     "memory": {1: "state", 2: "slots"},
-    "arithmetic": "{name}[{place}] = {formula} = {numbers} = {value}{true}",
-    "given": "{name}[{place}] = {value}",
-    "decay": "{name}[{place}] = e^{exponent} = {value}",
-    "true": " (true: {true})",
+    "arithmetic": "{name}[{place}] = {formula} = {numbers} = {value:.3g}{true}",
+    "given": "{name}[{place}] = {value:.3g}",
+    "decay": "{name}[{place}] = e^{exponent:.3g} = {value:.3g}",
+    "true": " (true: {true:.3g})",
     "comment": "a decay must not be positive: with this one the state grows without end",
 }
 
@@ -178,7 +178,7 @@ class StateStepper(Panel):
 
     def describe(self, run, *, op, profile, decay, T, direction, t, dtype, **_) -> str:
         scene, frame = SCENES[op], run[direction][t]
-        low, high = (number(float(x), 3) for x in (frame[scene.decay].min(), frame[scene.decay].max()))
+        low, high = (number(x, 3) for x in (frame[scene.decay].min(), frame[scene.decay].max()))
         factor = low if low == high else WORDS.say("between", low=low, high=high)
         step = WORDS["multiplied"]
         if frame[scene.decay].max() <= 1:
@@ -233,10 +233,9 @@ class StateStepper(Panel):
         t = cell.column if cell.map == DECAYS else t
         frame = run[direction][t]
         value = float(frame[name][place])
-        words = {"name": scene.symbol(name, t), "place": ", ".join(map(str, place)), "value": number(value, 3)}
+        words = {"name": scene.symbol(name, t), "place": ", ".join(map(str, place)), "value": value}
         if name == scene.decay:
-            exponent = number(float(frame[OPERATORS[op].decay][place]), 3)
-            return WORDS.say("decay", exponent=exponent, **words)
+            return WORDS.say("decay", exponent=frame[OPERATORS[op].decay][place], **words)
         said = scene.arithmetic(frame, name, place, t)
         if said is None:
             return WORDS.say("given", **words)
@@ -246,7 +245,7 @@ class StateStepper(Panel):
                 op, *(setting[x] for x in ("profile", "decay", "T", "K", "V", "M", "scale")), "float64", setting["seed"]
             )
             exact = float(exact[direction][t][name][place])
-            true = WORDS.say("true", true=number(exact, 3)) if math.isfinite(exact) else ""
+            true = WORDS.say("true", true=exact) if math.isfinite(exact) else ""
         return WORDS.say("arithmetic", formula=said[0], numbers=said[1], true=true, **words)
 
     def beside(self, cell: Cell) -> list[tuple[str, int | None, int | None]]:
