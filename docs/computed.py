@@ -44,8 +44,7 @@ from flakit.figures.sketches.start_here import WORDS as SKETCH_WORDS
 from flakit.numerics.evaluate import cotangents, truth
 from flakit.numerics.operators import OPERATORS
 from flakit.ops.common.chunks import split_chunks
-from flakit.panels.decay_explorer import WORDS as EXPLORER_WORDS
-from flakit.panels.decay_explorer import DecayExplorer
+from flakit.panels.decay_explorer import DecayExplorer, bound_words
 from flakit.panels.knobs import NONE
 from flakit.panels.shared import RIGHT, tensors
 from flakit.panels.sketches import SKETCHES
@@ -311,7 +310,7 @@ def about(megabytes: float) -> dict:
             "decay": OPERATORS[op].decay,
             "drawn": {name: list(x.shape) for name, x in drawn(op, 0).items()},
             "tensors": {name: columns.split()[0] for name, columns in tensors(op).items()},
-            "bound": EXPLORER_WORDS["bounds"].get(op, ""),
+            "bound": bound_words(op),
             "scripts": explored(op),
         }
         for op in OPERATORS

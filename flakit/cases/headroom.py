@@ -80,7 +80,7 @@ def as_read(op: str | Operator) -> str:
         return of.name
     if not of.decay:
         raise ValueError(f"op: expected an operator with a decay among its arguments, got {of.name!r}")
-    return next(name for name, x in OPERATORS.items() if set(x.meets) == set(of.inclusive))
+    return next(name for name, x in OPERATORS.items() if set(x.meets) == set(of.reads.values()))
 
 
 @dataclass(frozen=True)

@@ -23,23 +23,6 @@ from .probes import Probe
 from .setting import EXPANDED, INT32, MIXED_TOKENS, TRANSPOSED, Setting, has_channels, repeated
 from .subject import Subject, import_of
 
-RIGHT = {
-    "rwkv6": """\
-kv = k[:, t, :, :, None] * v[:, t, :, None]
-o.append({scale} * (r[:, t, :, :, None] * (S + u[..., None] * kv)).sum(-2))
-S = w[:, t].exp()[..., None] * S + kv""",
-    "rwkv7": """\
-found = (a[:, t, :, :, None] * S).sum(-2, keepdim=True)
-S = w[:, t].exp()[..., None] * S + b[:, t, :, :, None] * found + k[:, t, :, :, None] * v[:, t, :, None]
-o.append({scale} * (r[:, t, :, :, None] * S).sum(-2))""",
-    "gsa": """\
-kept = g[:, t].exp()
-hk = hk * kept[..., None, :] + k[:, t, :, :, None] * s[:, t, :, None]
-hv = hv * kept[..., None] + s[:, t, :, :, None] * v[:, t, :, None]
-p = ({scale} * q[:, t, :, :, None] * hk).sum(-2).softmax(-1)
-o.append((p[..., None] * hv).sum(-2))""",
-}
-"""The recurrences at token t, in float64."""
 DRAWN = {
     "logsigmoid": "torch.nn.functional.logsigmoid(torch.randn({shape}))",
     "rwkv6-init": "-torch.exp(torch.empty({shape}).uniform_(-6, -1))",
@@ -69,7 +52,7 @@ def short(op: Operator) -> tuple[str, ...]:
 
 
 def reference_source(op: Operator) -> tuple[str, ...]:
-    """The lines that define `naive` for an operator that is not in `RIGHT`: an import from the user's file, or the
+    """The lines that define `naive` for an operator without a `formula`: an import from the user's file, or the
     reference's own text, which needs PyTorch alone."""
     function = op.reference.function
     if function.__module__.split(".")[0] != __name__.split(".")[0]:
@@ -115,7 +98,7 @@ def ending(script: str, subject: Subject) -> BaseException | None:
     """The error with which a script ends in this process."""
     namespace = {"function": subject.original, "adapter": subject.adapter}
     imported = {*subject.source, *map(_meeting, ("gloo", "nccl"))}
-    if subject.op.name not in RIGHT and reference_source(subject.op)[0]:
+    if not subject.op.formula and reference_source(subject.op)[0]:
         imported |= {*reference_source(subject.op)}
         namespace["naive"] = subject.op.reference.function
     body = "\n".join(line for line in script.splitlines() if line not in imported)
@@ -154,7 +137,7 @@ def _as_it_was() -> Iterator[None]:
 
 def _script(subject: Subject, probe: Probe, finding: Finding, seed: int, device: str) -> str:
     s, op = finding.setting, subject.op
-    reference: Sequence[str] = () if op.name in RIGHT or probe.check in _ALONE else reference_source(op)
+    reference: Sequence[str] = () if op.formula or probe.check in _ALONE else reference_source(op)
     if reference and reference[0]:  # imported, perhaps from where the kernel is
         reference = [line for line in reference if line not in subject.source]
     title, ranks = f"{subject.name}, {probe.name}: {probe.meaning}", len(s.slices or ())
@@ -341,10 +324,10 @@ def _returned(op: Operator, s: Setting, o: str, state: str | None) -> list[str]:
 def _right(op: Operator, s: Setting, states: bool, on: str) -> Iterator[str]:
     """Lines of the recurrence, run over each packed sequence by itself; with `last`, also the states after each."""
     scale = s.K**op.scale_exponent if s.scale is None else s.scale
-    if op.name not in RIGHT:
+    if not op.formula:
         yield from _by_reference(op, s, scale)
         return
-    formula, names = RIGHT[op.name].format(scale=repr(scale)), ", ".join(short(op))
+    formula, names = op.formula.format(scale=repr(scale)), ", ".join(short(op))
     if s.lengths is None:
         yield f"{names}, o = {', '.join(_initial(op, s) or ['0'] * len(op.states))}, []"
         yield "for t in range(T):"
@@ -460,7 +443,7 @@ def _compared(subject: Subject, s: Setting, finding: Finding, check: Callable, d
         last = (
             ["torch.cat(last)"] if len(last) == 1 else [f"torch.cat([y[{n}] for y in last])" for n in range(len(last))]
         )
-    read = "torch.stack(o, 1)" if op.name in RIGHT else "o"
+    read = "torch.stack(o, 1)" if op.formula else "o"
     if s.padding:
         read = f"torch.nn.functional.pad({read}, (0, 0, 0, 0, 0, {s.padding}))"
     true = _listed([read, *last][n] for n in wanted)

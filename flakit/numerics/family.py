@@ -115,7 +115,7 @@ FAMILY: dict[str, Operator] = {
             draws={"a": REMOVAL_KEY, "b": WRITTEN_BACK},
             state_products=4,
             solves=True,
-            inclusive=(True, False),
+            reads={"q": True, "a": False},
         ),
     )
 }

@@ -1,5 +1,6 @@
 """The table of operators, the single source for everything that works "for any operator"."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -45,7 +46,11 @@ class Operator:
     functions whose signature names them. own_sizes: of axes without an argument of `flakit.inputs`.
     heads_alike: whether a head's result is independent of its index. has_scale: whether the formula has a scale.
     solves: whether its chunked form solves a triangular system, as a delta rule does.
-    inclusive: for each read with decay, whether it includes its own token's decay.
+    reads: what reads with decay between it and the key, by its letter in the paper (GSA's p is made of q): whether the
+    read includes its own token's decay. keys: the arguments that are read so.
+    strongest: the natural-log decay below which no gate of its model can go.
+    formula: Python for token t, in float64, that sets the state's parts and appends to the list o, for scripts;
+    `{scale}` is the scale. It may be empty where `reference` wraps a function, whose own text scripts then quote.
     scale_exponent: the default scale is K to this power. chunk_sizes: those of the kernels.
     state_products: products with every element of the state at each token: write and read, for RWKV7 also the read of a
     and the write of b.
@@ -74,7 +79,10 @@ class Operator:
     heads_alike: bool = True
     has_scale: bool = True
     solves: bool = False
-    inclusive: tuple[bool, ...] = (True,)
+    reads: Mapping[str, bool] = field(default_factory=lambda: {"q": True})
+    keys: tuple[str, ...] = ("k",)
+    strongest: float = -math.inf
+    formula: str = ""
 
     @property
     def value(self) -> str:
@@ -98,6 +106,16 @@ class Operator:
     def sequences(self) -> tuple[str, ...]:
         """The tensors with a time axis."""
         return tuple(name for name in self.tensors if "T" in self.axes[name].split())
+
+    @property
+    def queries(self) -> tuple[str, ...]:
+        """The arguments whose row belongs to the token that reads: those of `reads`, or the first of all."""
+        return tuple(name for name in self.reads if name in self.tensors) or self.tensors[:1]
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        """The arguments whose row belongs to the token that is read: all sequences but queries and decay."""
+        return tuple(name for name in self.sequences if name not in (*self.queries, self.decay))
 
     @property
     def sizes(self) -> tuple[str, ...]:
@@ -188,8 +206,12 @@ OPERATORS: dict[str, Operator] = {
             | {"v": "B T H V", "u": "H K", "initial_state": _STATE, "final_state": _STATE, "o": "B T H V"},
             decay="w",
             profile="rwkv6-init",
-            inclusive=(False,),
+            reads={"r": False},
             chunk_sizes=rwkv6_api.CHUNK_SIZES,
+            formula="""\
+kv = k[:, t, :, :, None] * v[:, t, :, None]
+o.append({scale} * (r[:, t, :, :, None] * (S + u[..., None] * kv)).sum(-2))
+S = w[:, t].exp()[..., None] * S + kv""",
         ),
         Operator(
             name="rwkv7",
@@ -207,7 +229,13 @@ OPERATORS: dict[str, Operator] = {
             state_products=4,
             draws={"a": REMOVAL_KEY, "b": WRITTEN_BACK},
             solves=True,
-            inclusive=(True, False),
+            reads={"r": True, "a": False},
+            keys=("k", "b"),
+            strongest=-math.exp(-0.5),
+            formula="""\
+found = (a[:, t, :, :, None] * S).sum(-2, keepdim=True)
+S = w[:, t].exp()[..., None] * S + b[:, t, :, :, None] * found + k[:, t, :, :, None] * v[:, t, :, None]
+o.append({scale} * (r[:, t, :, :, None] * S).sum(-2))""",
         ),
         Operator(
             name="gsa",
@@ -225,6 +253,14 @@ OPERATORS: dict[str, Operator] = {
             states=("initial_hk", "initial_hv"),
             outputs=("o", "final_hk", "final_hv"),
             draws={"s": SOFTMAX},
+            reads={"p": True},
+            keys=("s",),
+            formula="""\
+kept = g[:, t].exp()
+hk = hk * kept[..., None, :] + k[:, t, :, :, None] * s[:, t, :, None]
+hv = hv * kept[..., None] + s[:, t, :, :, None] * v[:, t, :, None]
+p = ({scale} * q[:, t, :, :, None] * hk).sum(-2).softmax(-1)
+o.append((p[..., None] * hv).sum(-2))""",
         ),
     )
 }

@@ -20,13 +20,10 @@ from ..numerics.words import number, percent
 from . import knobs
 from .base import WIDE, Panel
 from .knobs import NONE
-from .shared import QUERIES, RIGHT, SAME, around, literal, masking, mode, only_for, own_options, scheme_knobs, tensors
+from .shared import RIGHT, SAME, around, literal, masking, mode, only_for, own_options, scheme_knobs, tensors
 
 H, K = 1, 32
-_KEYS = {"rwkv6": ("k",), "rwkv7": ("k", "b"), "gsa": ("s",)}
-_READ = {"rwkv6": ("o", "dr"), "rwkv7": ("o", "dr", "da"), "gsa": ("o", "dq")}
-_WRITTEN = {"rwkv6": ("dk", "dv"), "rwkv7": ("dk", "dv", "db"), "gsa": ("dk", "dv", "ds")}
-"""Tensors whose row is the token that reads, and whose row is the token of the key."""
+_READS = {op: OPERATORS[op].reads for op in anchor.OPERATORS}
 _SPIKES = (-1, -3, -10, -30, -60, -80, -85, -87, -88, -88.5, -88.7, -88.8, -89, -90, -95, -100, -150, -500, -1e4)
 _TOLERANCE = 1e-4  # of a measured onset
 
@@ -110,7 +107,7 @@ WORDS = Words() | {
     "nothing": "nothing does",
     "per token": "per token",
     "of token": "of token {at}",
-    "bounds": {"rwkv7": "RWKV7's own decay never goes past |w| = 0.6065."},
+    "bound": "{op}'s own decay never goes past |{which}| = {bound}.",
     "no pair": "token {i}, key {j}: no product is formed for this pair, for it would read the future",
     "pair": "token {i}, key {j}: {exponents} = {factors}{product} (true: {true:.3g})",
     "masked": "token {i}, key {j}, the future: {exponents} = {factors}{product}, {after}",
@@ -140,9 +137,6 @@ PRESETS = {
     label: {"T": 128, "spike": NONE, "mask": RIGHT, "dtype": "float32", "chunk": 64, **setting}
     for label, setting in PRESETS.items()
 }
-_FIRST = {"rwkv6": -1.39, "rwkv7": -1.36, "gsa": -1.39}
-"""Where "first NaN" stands: some tensors of RWKV6 and RWKV7 are broken there and some are not, all of GSA break at
-once."""
 
 
 class DecayExplorer(Panel):
@@ -154,10 +148,10 @@ class DecayExplorer(Panel):
     readout_lines = 3
 
     def __init__(self, op: str = "rwkv6", show: Iterable[str] | None = None, **settings):
-        first = next(iter(OPERATORS))
+        first, reads = next(iter(_READS)), {name: tuple(of)[0] for name, of in _READS.items()}
         made = {
-            "op": knobs.operator_choice(first),
-            "query": knobs.choice(QUERIES[first][0], QUERIES[first], ""),
+            "op": knobs.operator_choice(first, _READS),
+            "query": knobs.choice(reads[first], tuple(_READS[first]), ""),
             "decay": knobs.DecayKnob(-1.0),
             "T": knobs.integer(128, 1, 256, ""),
             "spike": knobs.DecayKnob(NONE, stops=_SPIKES, optional=True),
@@ -167,10 +161,10 @@ class DecayExplorer(Panel):
         }
         for name, knob in made.items():
             knob.description = WORDS["knobs"][name]
-        own_options(self, made["op"], made["query"], QUERIES.get, {name: reads[0] for name, reads in QUERIES.items()})
-        only_for(self, made["op"], made["query"], [name for name, reads in QUERIES.items() if len(reads) > 1])
+        own_options(self, made["op"], made["query"], _READS.get, reads)
+        only_for(self, made["op"], made["query"], [name for name, of in _READS.items() if len(of) > 1])
         self.presets = {label: dict(setting) for label, setting in PRESETS.items()}
-        self.when(made["op"], lambda _, name: self.presets["first NaN"].update(decay=_FIRST[name]))
+        self.when(made["op"], lambda _, name: self.presets["first NaN"].update(decay=_first_nan(name)))
         super().__init__(made, {"op": op, **settings}, alt=WORDS["alt"], show=show)
 
     def _preset(self, label, setting):
@@ -187,9 +181,7 @@ class DecayExplorer(Panel):
         exact = truth(op, x, recurrence=False)
         onsets = _onsets(op, T, scheme, chunk, mask, None if spike == NONE else at, dtype, seed)
         self._stop_around(onsets, spike)
-        exponents = anchor.exponents(
-            x, scheme, op=op, query=_reads(op, query), chunk=chunk, mask=mode(mask), index=index
-        )
+        exponents = anchor.exponents(x, scheme, op=op, query=query, chunk=chunk, mask=mode(mask), index=index)
         limit = _limit(scheme, chunk, number_format)
         return {
             "inputs": x,
@@ -198,7 +190,7 @@ class DecayExplorer(Panel):
             "index": index,
             "exponents": [np.where(each.numpy() > limit, np.inf, each.numpy()) for each in exponents],
             "factors": exponents,
-            "formed": _formed(op, _reads(op, query), scheme, chunk, mask),
+            "formed": _formed(_READS[op][query], scheme, chunk, mask),
             "infinite": _infinite(op, x, exponents, limit, chunk, index),
             "errors": {name: compare(got, exact[name]) for name, got in shown.items()},
             "onsets": onsets,
@@ -229,7 +221,7 @@ class DecayExplorer(Panel):
             "last": min(first + chunk, T) - 1,
         }
         title = WORDS["title" if self.width == WIDE else "short title"]
-        symbols = {"query": query, "key": _KEYS[op][0]}
+        symbols = {"query": query, "key": OPERATORS[op].keys[0]}
         figure.update(
             title=tuple(part.format(**shown).replace("-", "\u2212") for part in title),
             factors=WORDS["paired"] if paired else tuple(_filled(WORDS[x], symbols) for x in ("read", "key")),
@@ -258,18 +250,18 @@ class DecayExplorer(Panel):
                 )
             lines = [f"{sentence} {_shares({name: result['tensors'][name] for name in bad})}"]
         lines.append(_law(result["onsets"], OPERATORS[op].decay, None if spike == NONE else at))
-        if op in WORDS["bounds"]:
-            lines[-1] += " " + WORDS["bounds"][op]
+        if bound := bound_words(op):
+            lines[-1] += f" {bound}"
         return "\n".join(lines)
 
     def beside(self, cell):
         """A pair's cell lights up in the other maps of pairs, its two tokens in the tensors; a token everywhere."""
-        op, chunk, maps = self.setting["op"], self.setting["chunk"], self.canvas.maps
+        of, chunk, maps = OPERATORS[self.setting["op"]], self.setting["chunk"], self.canvas.maps
         first = self.result["index"] * chunk
         if cell.map in ("read", "key"):
             found = [(name, cell.row, cell.column) for name in ("read", "key")]
-            found += [(name, first + cell.row, None) for name in _READ[op]]
-            found += [(name, first + cell.column, None) for name in _WRITTEN[op]]
+            found += [(name, first + cell.row, None) for name in ("o", *(f"d{x}" for x in of.queries))]
+            found += [(f"d{name}", first + cell.column, None) for name in of.written]
         elif cell.map == "onset":
             return []
         else:
@@ -314,7 +306,7 @@ class DecayExplorer(Panel):
         said = {"i": i, "j": j, "product": number(made.item(), 3)}
         said["exponents"] = f"e^{number(x.item())}" + ("" if exact else f" · e^{number(y.item())}")
         said["factors"] = "" if exact else f"{number(on_query.item(), 2)} · {number(on_key.item(), 2)} = "
-        inclusive = anchor.OPERATORS[op].reads[_reads(op, query)]
+        inclusive = _READS[op][query]
         made_of, first = result["inputs"], result["index"] * chunk
         if j <= i - (not inclusive):
             between = made_of[OPERATORS[op].decay][0, first + j + 1 : first + i + inclusive, 0, 0]
@@ -326,7 +318,7 @@ class DecayExplorer(Panel):
             if mask == "where" and not made.isfinite():
                 text += WORDS.say("back", product=said["product"])
         if not exact and on_key.isfinite() and first + j < T:
-            name = _KEYS[op][0]
+            name = OPERATORS[op].keys[0]
             key = made_of[name][0, first + j, 0].float()
             operand = key[key.abs().argmax()]
             if not (operand * y.exp()).to(stored).isfinite():
@@ -380,6 +372,13 @@ def _inputs(op, decay, T, spike, at, dtype, seed):
     return x
 
 
+@functools.cache
+def _first_nan(op: str) -> float:
+    """A decay halfway between the law's first onset and that of o: something is broken, and o is right where it can."""
+    law = anchor.limits("none", _inputs(op, -1.0, 128, NONE, 0, "float32", 0), op=op)
+    return -math.ceil(50 * (min(law.values()) + law["o"])) / 100
+
+
 @functools.lru_cache(maxsize=512)
 def _onsets(op, T, scheme, chunk, mask, at, dtype, seed) -> dict[str, Onset]:
     """Along uniform decay, or along the decay of token `at` alone."""
@@ -394,15 +393,10 @@ def _or_none(x: float) -> float | None:
     return x if x < math.inf else None
 
 
-def _reads(op: str, query: str) -> str:
-    """What reads, by the name that `anchor` has for it."""
-    return query if len(QUERIES[op]) > 1 else next(iter(anchor.OPERATORS[op].reads))
-
-
 @functools.lru_cache(maxsize=64)
-def _formed(op: str, query: str, scheme: str, chunk: int, mask: str) -> np.ndarray:
-    """The pairs that a product is formed for."""
-    anchors, past = anchor.SCHEMES[scheme], np.tri(chunk, k=0 if anchor.OPERATORS[op].reads[query] else -1, dtype=bool)
+def _formed(inclusive: bool, scheme: str, chunk: int, mask: str) -> np.ndarray:
+    """The pairs for which a product is formed, [chunk, chunk]."""
+    anchors, past = anchor.SCHEMES[scheme], np.tri(chunk, k=0 if inclusive else -1, dtype=bool)
     if anchors.dyadic:
         return past
     found = np.zeros_like(past)
@@ -432,7 +426,7 @@ def _limit(scheme: str, chunk: int, number_format: torch.dtype) -> np.ndarray:
 def _infinite(op, x, exponents, limit, chunk, index) -> tuple[np.ndarray, np.ndarray]:
     """Rows whose read's factor overflows, and columns whose key's factor does, alone or with its key."""
     on_query, on_key = (each.numpy() for each in exponents)
-    size = torch.stack([x[name][0, :, 0].abs().amax(-1).float() for name in _KEYS[op]]).amax(0)
+    size = torch.stack([x[name][0, :, 0].abs().amax(-1).float() for name in OPERATORS[op].keys]).amax(0)
     size = size[index * chunk :][:chunk].clamp(min=1).log().numpy()
     size = np.pad(size, (0, chunk - len(size)))
     return (on_query > limit).any(1), ((on_key + size > limit) & (on_key > 0)).any(0)
@@ -490,6 +484,14 @@ def _shares(bad: dict[str, torch.Tensor]) -> str:
     text = WORDS["also"].join(said)
     named = text.startswith(tuple(bad))  # a name is no word to be written large
     return WORDS.say("sentence", said=text if named else text[0].upper() + text[1:])
+
+
+def bound_words(op: str) -> str:
+    """How far an operator's own gate can go; "" where it has no bound."""
+    of = OPERATORS[op]
+    if of.strongest == -math.inf:
+        return ""
+    return WORDS.say("bound", op=of.label, which=of.decay, bound=-of.strongest)
 
 
 def _law(onsets: dict[str, Onset], which: str, at: int | None) -> str:

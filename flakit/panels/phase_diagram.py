@@ -118,9 +118,9 @@ class PhaseDiagram(Panel):
 
     def __init__(self, op: str = "rwkv6", show: Iterable[str] | None = None, **settings):
         self._fine = {}
-        first = next(iter(OPERATORS))
+        first = next(iter(anchor.OPERATORS))
         made = {
-            "op": knobs.operator_choice(first),
+            "op": knobs.operator_choice(first, anchor.OPERATORS),
             "against": knobs.choice("T", AGAINST, ""),
             "tensor": knobs.choice(ANY, {name: name for name in _offered(first)}, ""),
             **scheme_knobs(),
@@ -129,7 +129,7 @@ class PhaseDiagram(Panel):
         }
         for name, knob in made.items():
             knob.description = WORDS["knobs"][name]
-        own_options(self, made["op"], made["tensor"], _offered, dict.fromkeys(OPERATORS, ANY))
+        own_options(self, made["op"], made["tensor"], _offered, dict.fromkeys(anchor.OPERATORS, ANY))
         made["against"].observe(lambda _: self._disable(), "value")
         self.run = ButtonRun(WORDS["measure"], self._measure_finely, done=self._keep, failed=self.fail)
         schemes = stops_of(made["scheme"])

@@ -93,9 +93,6 @@ def chosen(profile: str, decay: float) -> str | float:
 
 # --- computing in chunks: the cases that panels drive, and the knobs those take ---------------------------------------
 
-QUERIES = {"rwkv6": ("r",), "rwkv7": ("r", "a"), "gsa": ("p",)}
-"""What reads with decay between it and the key, the symbol of the paper; RWKV7 has two such reads."""
-
 RIGHT = "right"
 _COLUMNS = {"K": "channel of k", "V": "column of v", "M": "slot"}
 _MASKS = {"the right one of the scheme": RIGHT} | {label: name for name, label in masking.MASKS.items()}

@@ -12,16 +12,16 @@ No anchors are used between chunks: every exponent there is a sum of decays.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ...numerics import operators as numerics
 from ...ops.common.chunks import carry_states, join_chunks, split_chunks
 from ...ops.common.decay import sum_after, sum_before
-from ...ops.gsa import chunk_torch as gsa_chunk_torch
-from ...ops.rwkv6 import chunk_torch as rwkv6_chunk_torch
-from ...ops.rwkv7 import chunk_torch as rwkv7_chunk_torch
+from ...ops.rwkv7 import chunk_torch
 from .schemes import Products
 
 Reads = Callable[[Tensor, bool], Products]
@@ -77,17 +77,34 @@ def _diagonal(A: Tensor) -> Tensor:
     return A.diagonal(0, -2, -1)[..., None]
 
 
-class RWKV6:
-    """RWKV6 in chunks. The constructor computes o and final_state (in `made`) and the scores A; `backward` follows.
+class Chunks:
+    """An operator in chunks. The constructor computes o, the final states (both in `made`) and the scores A; `backward`
+    follows.
 
     names: the arguments in the operator's order; finals: the final states; chunked: flakit's own form;
     scale_power: the default scale is K to this power.
-    reads: the tensors that read with decay, and whether inclusively; meets: the same for each of `meetings`.
+    reads: what reads with decay, and whether inclusively; meets: the same for each of `meetings`.
     """
 
-    names, finals, decay = "rkvwu", ("final_state",), "w"
-    chunked, scale_power = rwkv6_chunk_torch, -0.5
-    reads = {"r": False}
+    names: tuple[str, ...]
+    finals: tuple[str, ...]
+    decay: str
+    chunked: ModuleType
+    scale_power: float
+    reads: Mapping[str, bool]
+    meets: tuple[bool, ...]
+
+    def __init_subclass__(cls, op: str | None = None) -> None:
+        """Take from an operator's description what it says."""
+        if op is not None:
+            of = numerics.OPERATORS[op]
+            cls.names, cls.finals, cls.decay, cls.chunked = of.tensors, of.outputs[1:], of.decay, of.chunked
+            cls.scale_power, cls.reads = of.scale_exponent, of.reads
+
+
+class RWKV6(Chunks, op="rwkv6"):
+    """RWKV6 in chunks."""
+
     meets = (False,)
 
     def __init__(self, x: Mapping[str, Tensor], reads: Reads, chunk: int):
@@ -127,13 +144,10 @@ class RWKV6:
         return {"o": m.rows, "dv": m.columns, "dr": m.read, "dk": m.written, "dw": min(m.read, m.written)}
 
 
-class RWKV7:
-    """As `RWKV6`. v2 is what a reads, y its gradient; both solve a triangular system."""
+class RWKV7(Chunks, op="rwkv7"):
+    """RWKV7 in chunks. v2 is what a reads, y its gradient; both solve a triangular system."""
 
-    names, finals, decay = "rwkvab", ("final_state",), "w"
-    chunked, scale_power = rwkv7_chunk_torch, 0.0
-    inverse = staticmethod(rwkv7_chunk_torch.inverse)
-    reads = {"r": True, "a": False}
+    inverse = staticmethod(chunk_torch.inverse)
     meets = (True, True, False, False)
 
     def __init__(self, x: Mapping[str, Tensor], reads: Reads, chunk: int):
@@ -214,12 +228,9 @@ class RWKV7:
         return grads | {"dw": dw, "dv": dv, "o": o, "final_state": v2}
 
 
-class GSA:
-    """As `RWKV6`; A has the scores of the second pass. In the first, q k^T has no decay, its sums over s do."""
+class GSA(Chunks, op="gsa"):
+    """GSA in chunks; A has the scores of the second pass. In the first, q k^T has no decay, its sums over s do."""
 
-    names, finals, decay = "qkvsg", ("final_hk", "final_hv"), "g"
-    chunked, scale_power = gsa_chunk_torch, -0.5
-    reads = {"q": True}
     meets = (True, True)
 
     def __init__(self, x: Mapping[str, Tensor], reads: Reads, chunk: int):
