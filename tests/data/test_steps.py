@@ -1,4 +1,4 @@
-"""The tables of what was tried for speed say what tuning.md says."""
+"""The tables of what was tried for speed agree with the tuning log, every experiment of which has an outcome."""
 
 import re
 
@@ -22,6 +22,10 @@ def blocks():
 BLOCKS = blocks()
 
 
+def cells_of(line):
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+
+
 def numbers(text):
     """Every number of a text, and the sums that it writes with a plus."""
     found = {float(x) for x in re.findall(r"(?<![\w.])\d+(?:\.\d+)?", text)}
@@ -35,12 +39,14 @@ def several(x):
 @pytest.mark.parametrize("row", STEPS.rows, ids=lambda row: f"{row['name']}, {row['part']}")
 def test_a_step_is_that_of_tuning_md(row):
     ((section, line),) = [found for found in BLOCKS if found[1].removeprefix("| ").startswith(row["step"])]
-    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    cells = cells_of(line)
     assert row["expected"] is None or row["expected"] == cells[1]
+    assert cells[3] == ("yes" if row["kept"] else "no")
+    assert row["day"] is None or section.startswith(row["day"])
 
     before, after = several(row["before_ms"]), several(row["after_ms"])
     assert before <= numbers(section)
-    assert after <= numbers(line) or (cells[-1] == "nothing" and after == before)
+    assert after <= numbers(line) or (cells[2] == "nothing" and after == before)
     assert several(row["times"]) | several(row["spilled"]) | several(row["code_kb"]) <= numbers(line)
     assert several(row["code_kb_before"]) <= numbers(section)
     assert bool(after) != bool(row["times"]), "milliseconds, or how many times as long"
@@ -53,10 +59,21 @@ def test_a_step_is_that_of_tuning_md(row):
         assert row["expected_ms"] in may_be
 
 
-def test_what_was_kept_stands_where_it_says_so():
-    for row in STEPS.rows:
-        if row["step"] in TUNING.partition("## Given up")[2]:
-            assert row["kept"] is False
+DATED = r"(Before )?2026-\d\d-\d\d( (and|to) \d\d)? · [^·]+ · [^·]+"
+
+
+def test_a_record_is_found_by_its_heading():
+    *records, last = re.findall(r"^## (.*)$", TUNING, re.M)
+    assert len(records) > 25 and len(set(records)) == len(records) and last == "Open"
+    assert [heading for heading in records if not re.fullmatch(DATED, heading)] == []
+    days = [heading.removeprefix("Before ")[:10] for heading in records if "CPU" not in heading]
+    assert days == sorted(days)
+
+
+def test_every_experiment_says_whether_it_was_kept():
+    tables = re.findall(r"^\| tried .*\n\|[-|]+\n((?:\|.*\n)+)", TUNING, re.M)
+    status = [cells_of(line)[-1] for table in tables for line in table.splitlines()]
+    assert "" not in status and status.count("yes") > 60 and status.count("no") > 40
     assert sum(row["kept"] for row in STEPS.rows) > len(STEPS.rows) / 3
 
 
