@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import importlib
 import json
 import os
 import re
@@ -14,9 +15,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer
 import yaml
 from packaging.requirements import Requirement
 
+from flakit import train
+from flakit.cli import app
 from tests.serving import serving
 
 if sys.version_info >= (3, 11):
@@ -143,6 +147,12 @@ def test_library_is_imported_only_where_it_belongs(library):
     assert {m for m in users if not re.fullmatch(ONLY_IN[library], m)} == set()
 
 
+def test_no_module_is_longer_than_a_reader_takes_at_once():
+    files = [path for folder in ("flakit", "tests", "docs", "data") for path in (ROOT / folder).rglob("*.py")]
+    lines = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8").count("\n") for path in files}
+    assert {path: n for path, n in lines.items() if n > 700} == {}
+
+
 @pytest.mark.full
 def test_whatever_is_a_picture_in_a_notebook_says_that_it_was_drawn_for_a_light_page():
     """Else it stays a white rectangle where JupyterLab is dark."""
@@ -229,23 +239,177 @@ def test_make_lab_serves_the_first_notebook_on_this_machine_with_a_token(tmp_pat
             urllib.request.urlopen(f"{server}/api/contents", timeout=20)
 
 
-def test_links_of_the_readme_lead_somewhere():
-    for text in ("README.md", "README.zh.md", "CONTRIBUTING.md"):  # links of docs/ are checked when the site is built
-        links = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", (ROOT / text).read_text())
-        links += re.findall(r'src="(?!https?:)([^"]+)"', (ROOT / text).read_text())
-        assert [link for link in links if not (ROOT / link).exists()] == []
+# --- the written pages: what they point to is there ---------------------------------------------------------------
+
+PAGES = {
+    page.relative_to(ROOT).as_posix(): page
+    for page in [
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "data").glob("*.md"),
+        *(ROOT / "flakit").rglob("*.md"),
+        ROOT / "notebooks" / "glossary.md",
+    ]
+}
+ON_THE_SITE = {"results/": ("data/", ".json"), "notebooks/solutions/index": ("notebooks/solutions", ""), "api/": None}
+"""Of links that exist on the site alone: the file that a page is built from, if there is one."""
+GENERATED = {"times.png", "ranks.png"}  # pictures that `make site` draws
+OF_THE_READER = {
+    "my_kda.py",
+    "my_kda.toml",
+    "step-00000100/",
+    "tensorboard/",
+    "mine.json",
+    "ops/common/rows/sm_89.json",
+}
+"""Files in examples, and those that commands write."""
+EXAMPLE_COMMANDS = re.compile(r"```bash\n(.*?)```", re.S)
 
 
-def test_the_page_on_architecture_names_every_room_and_files_that_exist():
-    text = (ROOT / "ARCHITECTURE.md").read_text()
-    rooms = {path.parent.name for path in (ROOT / "flakit").glob("*/__init__.py")}
-    assert {room for room in rooms if f"`flakit/{room}`" not in text} == set()
-    paths = set(re.findall(r"`([\w/]+(?:\.(?:py|md|js|ipynb)|/))`", text))
-    there = [f"/{path.relative_to(ROOT).as_posix()}" for path in ROOT.glob("*/**/*")]
+def without_code(page):
+    return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
+
+
+def headings(page):
+    """Anchors of a page's headings, as GitHub makes them; compared in lower case, for the site keeps capitals."""
+    titles = re.findall(r"^#+ (.*)$", without_code(page), re.M)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def target(page, link):
+    """The file that a relative link leads to."""
+    place = page.parent / link
+    if page.parent != ROOT / "docs" or place.exists():
+        return place
+    for start, source in ON_THE_SITE.items():
+        if link.startswith(start):
+            folder, ending = source or ("docs/tables.py", "")
+            name = link.removeprefix(start).removesuffix(".md")
+            return ROOT / (f"{folder}{name}{ending}" if ending else folder)
+    return ROOT / link  # docs/ and the folders beside it stand in one folder of the site
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_relative_links_of_a_page_lead_somewhere(name):
+    page = PAGES[name]
+    text = without_code(page)
+    links = re.findall(r"\]\((?!https?:)([^)\s]+)\)", text) + re.findall(r'src="(?!https?:)([^"]+)"', text)
+    dead = []
+    for link in links:
+        path, _, anchor = link.partition("#")
+        file = target(page, path) if path else page
+        if path not in GENERATED and not file.exists():
+            dead.append(link)
+        if anchor and file.suffix == ".md" and anchor.lower() not in headings(file):
+            dead.append(link)
+    assert dead == []
+
+
+@functools.cache
+def words_of_the_code():
+    files = [path for folder in ("flakit", "tests", "docs", "data") for path in (ROOT / folder).rglob("*.py")]
+    files += [*(ROOT / "docs" / "_static").glob("*.js"), *(ROOT / "data").glob("*.json"), ROOT / "pyproject.toml"]
+    return set(re.findall(r"\w+", "\n".join(path.read_text(encoding="utf-8") for path in files)))
+
+
+@functools.cache
+def paths_of_the_project():
+    folders = ("flakit", "tests", "docs", "data", "notebooks", ".github", ".ci")
+    found = [path for folder in folders for path in (ROOT / folder).rglob("*")]
+    return [f"/{path.relative_to(ROOT).as_posix()}" for path in [*found, *ROOT.iterdir()]]
+
+
+def attribute(dotted):
+    """The object of a dotted name; None where there is none."""
+    module, *rest = dotted.split(".")
+    found = importlib.import_module(module)
+    for n, part in enumerate(rest):
+        if not hasattr(found, part):
+            try:
+                importlib.import_module(".".join([module, *rest[: n + 1]]))
+            except ModuleNotFoundError:
+                return None
+        found = getattr(found, part)
+    return found
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_files_and_names_that_a_page_mentions_exist(name):
+    page = PAGES[name]
+    text = without_code(page)
+    if name == "CONTRIBUTING.md":
+        text = re.sub(r"^\|.*\n", "", text, flags=re.M)  # its pairs of words name what was renamed
+    missing = []
+    for code in re.findall(r"`([^`\n]+)`", text):
+        if re.fullmatch(r"[\w./-]+\.(py|md|json|js|ipynb|npz|toml|yml|txt)|[\w.-]+(/[\w.-]+)*/", code):
+            there = any(path.endswith(f"/{code}".rstrip("/")) for path in paths_of_the_project())
+            missing += [] if there or code.removeprefix("flakit/") in OF_THE_READER else [code]
+        elif dotted := re.fullmatch(r"(flakit(?:\.\w+)+)(?:\(.*\))?", code):
+            missing += [] if attribute(dotted[1]) is not None else [code]
+        elif re.fullmatch(r"\w+_\w+(\(.*\))?", code) and name not in ("data/tuning.md", "flakit/ops/README.md"):
+            # The log may name what is gone; tests/ops/test_glossary.py has the glossary. Kernels of
+            # flash-linear-attention are those of data/record_audits.py.
+            own = code.partition("(")[0]
+            theirs = name == "docs/instruments.md" and own.startswith(("chunk_", "fused_recurrent_"))
+            missing += [] if theirs or own in words_of_the_code() else [code]
+    assert missing == []
+
+
+def commands(page):
+    """Every command line of a page's examples and of its sentences, without comments."""
+    text = page.read_text(encoding="utf-8")
+    lines = [line for block in EXAMPLE_COMMANDS.findall(text) for line in block.splitlines()]
+    lines += re.findall(r"`((?:flakit|make|python|torchrun) [^`\n]+)`", without_code(page))
+    return [line.split(" #")[0].strip().removeprefix(".venv/bin/") for line in lines if line.strip()]
+
+
+def options_of(command):
+    return {name for option in command.params for name in (*option.opts, *option.secondary_opts)} | {"--help"}
+
+
+def unknown(line):
+    """What a command line names that is not there: a subcommand, a target, a module, a script, an option."""
+    first, *words = line.split()
+    options = {word.partition("=")[0] for word in words if re.match(r"--\w", word)}
+    if first == "make":
+        targets = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.M).group(1).split()
+        return {word for word in words if re.fullmatch(r"[a-z-]+", word)} - set(targets)
+    if first == "flakit":
+        name, own = words[0], typer.main.get_command(app).commands
+        if name == "COMMAND":
+            return set()
+        if name not in own:
+            return {name}
+        # A script that is traced has options of its own, and so has each case: its knobs.
+        return set() if name == "cases" or "-m" in words else options - options_of(own[name])
+    script = re.match(r"(?:python|torchrun .*?) *(?:-m ((?:flakit|tests|docs)[\w.]*)|(data/\w+\.py))(.*)", line)
+    if script is None:
+        return set()
+    module, file, rest = script.groups()
+    file = ROOT / (file or module.replace(".", "/"))
+    file = next((path for path in (file, file.with_suffix(".py"), file / "__main__.py") if path.is_file()), None)
+    if file is None:
+        return {module}
+    options = set(re.findall(r"(?<!\S)--\w[\w-]*", rest))
+    if module == "flakit.train":
+        return options - options_of(typer.main.get_command(train.app))
+    return {option for option in options if f'"{option}"' not in file.read_text(encoding="utf-8")}
+
+
+@pytest.mark.parametrize("name", [name for name, page in PAGES.items() if commands(page)])
+def test_commands_of_a_page_exist_with_these_options(name):
+    wrong = {line: unknown(line) for line in commands(PAGES[name])}
+    assert {line: what for line, what in wrong.items() if what} == {}
+
+
+def test_a_command_that_does_not_exist_is_noticed():
+    assert unknown("make everything") == {"everything"} and unknown("flakit fly --high") == {"fly"}
     assert (
-        len(paths) > 30
-        and {path for path in paths if not any(x.endswith(f"/{path}".rstrip("/")) for x in there)} == set()
+        unknown("flakit audit a.py:b --liken kda") == {"--liken"} and unknown("flakit audit a.py:b --like kda") == set()
     )
+    assert unknown("python -m flakit.bench.nothing") == {"flakit.bench.nothing"}
+    assert unknown("torchrun --nproc-per-node 2 -m flakit.train --out x --sizes 3") == {"--sizes"}
+    assert unknown("python data/record_audits.py --two") == {"--two"}
 
 
 def test_the_readme_is_short_and_leads_to_the_site():
