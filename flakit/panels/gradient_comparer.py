@@ -67,7 +67,7 @@ WORDS = Words() | {
     "title without": "{op} against float64: {dtype}, T = {T}",
     "where here": "measured here on {device}",
     "where recorded": "recorded, {device}",
-    "decay": "decay {decay:.5g}",
+    "decay": "decay {decay}",
     "along time": "{tensor}: error of each time step / RMS",
     "along rows": "{tensor}: error of each {axis} / RMS",
     "along knob": "{tensor} along {knob}",
@@ -86,7 +86,7 @@ WORDS = Words() | {
     "torch": "chunk in PyTorch, recurrent token by token in float32",
     "naive": "naive token by token as its text says, gradients by autograd",
     "ran": "Ran here on {device}: {how}, torch {torch}. Truth: the same inputs in float64.",
-    "nearest": " Nearest recorded setting: T = {T}, decay {decay:.5g}.",
+    "nearest": " Nearest recorded setting: T = {T}, decay {decay}.",
     "dot": "{tensor}, {form}: L2 {l2}, worst row {worst_row}, worst element {worst_element}{place}",
     "place": ", {place}: {got} (true: {true})",
     "step": "{tensor}, {axis} {n}: {errors}{place}",
@@ -340,7 +340,7 @@ class GradientComparer(Panel):
             ran = rephrase(self.recordings[op].label)
             ran = say("{said}.").format(said=ran[0].upper() + ran[1:])
             if (at["T"], at["decay"]) != (T, self._decay(op, profile, decay)):
-                ran += WORDS.say("nearest", T=at["T"], decay=at["decay"])
+                ran += WORDS.say("nearest", T=at["T"], decay=number(at["decay"], 5))
         else:
             kernels = choose_backend(None, torch.empty(0, device=self.device)) == "triton"
             how = WORDS["naive" if self.operators[op].chunked is None else "triton" if kernels else "torch"]
@@ -503,7 +503,7 @@ def _curve(rows, along, fixed, tensor, measure, now, where) -> Curves:
     setting = [
         fixed.get("dtype"),
         f"T = {fixed['T']}" if "T" in fixed else None,
-        WORDS.say("decay", decay=fixed["decay"]) if "decay" in fixed else None,
+        WORDS.say("decay", decay=number(fixed["decay"], 5)) if "decay" in fixed else None,
     ]
     title = WORDS.say("along knob", tensor=tensor, knob=WORDS["alongs"][along])
     x = values if along == "dtype" else [abs(value) for value in values]
