@@ -6,9 +6,10 @@ Numpy scalars, and tensors and arrays without axes, count as their numbers and t
 import functools
 import importlib
 import importlib.util
+import inspect
 import reprlib
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral
 from pathlib import Path
 from types import ModuleType
@@ -55,6 +56,14 @@ def function(name: str, x: object, optional: bool = True) -> Callable | None:
     if not callable(x) and not (optional and x is None):
         raise TypeError(f"{name}: expected a function{' or None' if optional else ''}, got {shown(x)}")
     return x
+
+
+def parameters_of(function: Callable) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of a function by name; none for a callable without a signature, such as some builtins."""
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return {}
 
 
 def real_tensor(name: str, x: object) -> Tensor:

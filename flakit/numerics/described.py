@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from ..ops.common.packed import one_by_one
-from .arguments import function, named_function, one_of, plain, shown, whole_number
+from .arguments import function, named_function, one_of, parameters_of, plain, shown, whole_number
 from .draws import Draw, draw, recorded
 from .operators import DESCRIBED, OPERATORS, Operator
 
@@ -53,16 +53,16 @@ class Output(NamedTuple):
     final_state: Tensor | tuple[Tensor, ...] | None
 
 
-def output(returned: Any) -> Output:
+def output(returned: Any, whose: str = "") -> Output:
     """Return o and the final state (or None) of a function's result: o, a tuple that begins with o and the final state,
-    or an object with these names."""
+    or an object with these names. whose: begins the error for anything else."""
     if isinstance(returned, Tensor):
         return Output(returned, None)
     if isinstance(getattr(returned, "o", None), Tensor):
         return Output(returned.o, getattr(returned, "final_state", None))
     if isinstance(returned, (tuple, list)) and returned and isinstance(returned[0], Tensor):
         return Output(returned[0], returned[1] if len(returned) > 1 else None)
-    raise TypeError(f"expected o, a tuple that begins with o, or a result with o, got {shown(returned)}")
+    raise TypeError(f"{whose}expected o, a tuple that begins with o, or a result with o, got {shown(returned)}")
 
 
 class Called:
@@ -81,7 +81,7 @@ class Called:
     ):
         self.function, self.name = function, getattr(function, "__name__", "the function")
         self.tensors, self.states, self.axes, self.constants = tensors, states, axes, constants
-        parameters = inspect.signature(function).parameters.values()
+        parameters = parameters_of(function).values()
         self.named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
         self.style = "tuple"  # of its last result: "tensor", "tuple" or "attributes"
         self.all = any(p.kind is p.VAR_KEYWORD for p in parameters)
@@ -90,10 +90,11 @@ class Called:
         """Call the function with a scale and a state in its own form; return o and the final state, if it has one."""
         options = {"scale": scale, "initial_state": state, "output_final_state": True if self.states else None}
         options = {name: x for name, x in options.items() if x is not None and (name in self.named or self.all)}
-        return self.made(tensors, options)
+        return self.call(tensors, options)
 
-    def made(self, tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> Output:
-        options = {**options, **{name: x for name, x in self.constants.items() if name in self.named}}
+    def call(self, tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> Output:
+        """Call the function with these options, which precede the constants; return o and the final state."""
+        options = {**{name: x for name, x in self.constants.items() if name in self.named}, **options}
         if set(self.tensors) <= self.named:
             returned = self.function(**tensors, **options)
         else:
@@ -135,7 +136,7 @@ class Kernel(Called):
             raise TypeError(f"{self.name}: expected arguments among its own, got {', '.join(unknown)}")
         if self.states and ("output_final_state" in self.named or self.all):
             options["output_final_state"] = output_final_state
-        return self.made(tensors, options)
+        return self.call(tensors, options)
 
 
 class Naive(Called):

@@ -1,6 +1,8 @@
 """Descriptions of the family for the instruments: the arguments of each reference of `ops.family`, and how its models
 draw them."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -23,101 +25,44 @@ def _slopes(heads: int) -> Tensor:
     return -8 / heads * (1 - layer / layers) * torch.arange(heads, dtype=torch.float64)
 
 
+_DELTA: dict[str, Any] = {"draws": {"q k": UNIT, "beta": SIGMOID}, "state_products": 3, "solves": True}
+
 FAMILY: dict[str, Operator] = {
     op.name: op
     for op in (
         _described(
-            "linear_attn",
-            texts.naive_linear_attn,
-            _QKV,
-            label="linear attention",
-            constants={"normalize": False},
+            "linear_attn", texts.naive_linear_attn, _QKV, label="linear attention", constants={"normalize": False}
         ),
         _described(
-            "retention",
-            texts.naive_retention,
-            _QKV,
-            label="retention",
-            fixed_decay=_gammas,
-            heads_alike=False,
+            "retention", texts.naive_retention, _QKV, label="retention", fixed_decay=_gammas, heads_alike=False
         ),
         _described(
-            "lightning_attn",
-            texts.naive_lightning_attn,
-            _QKV,
-            label="lightning attention",
-            constants=_LIGHTNING,
-            fixed_decay=_slopes,
-            heads_alike=False,
+            "lightning_attn", texts.naive_lightning_attn, _QKV, label="lightning attention", constants=_LIGHTNING,
+            fixed_decay=_slopes, heads_alike=False,
         ),
         _described(
-            "simple_gla",
-            texts.naive_simple_gla,
-            _QKV | {"g": "B T H"},
-            label="simple GLA (Mamba-2's SSD)",
-            decay="g",
+            "simple_gla", texts.naive_simple_gla, _QKV | {"g": "B T H"}, label="simple GLA (Mamba-2's SSD)", decay="g",
             profile="mamba2",
         ),
+        _described("gla", texts.naive_gla, _QKV | {"g": "B T H K"}, label="GLA", decay="g", profile="gla"),
         _described(
-            "gla",
-            texts.naive_gla,
-            _QKV | {"g": "B T H K"},
-            label="GLA",
-            decay="g",
-            profile="gla",
+            "hgrn2", texts.naive_gla, _QKV | {"g": "B T H K"}, label="HGRN2", decay="g", draws={"k": ONE_MINUS_DECAY}
+        ),
+        _described("delta_rule", texts.naive_delta_rule, _QKV | {"beta": "B T H"}, label="DeltaNet", **_DELTA),
+        _described(
+            "gated_delta_rule", texts.naive_gated_delta_rule, _GROUPED | {"g beta": "B T HV"}, label="gated delta rule",
+            decay="g", profile="mamba2", **_DELTA,
         ),
         _described(
-            "hgrn2",
-            texts.naive_gla,
-            _QKV | {"g": "B T H K"},
-            label="HGRN2",
-            decay="g",
-            draws={"k": ONE_MINUS_DECAY},
+            "kda", texts.naive_kda, _GROUPED | {"g": "B T HV K", "beta": "B T HV"}, label="KDA", decay="g",
+            profile="mamba2", **_DELTA,
         ),
         _described(
-            "delta_rule",
-            texts.naive_delta_rule,
-            _QKV | {"beta": "B T H"},
-            label="DeltaNet",
-            draws={"q k": UNIT, "beta": SIGMOID},
-            state_products=3,
-            solves=True,
-        ),
-        _described(
-            "gated_delta_rule",
-            texts.naive_gated_delta_rule,
-            _GROUPED | {"g beta": "B T HV"},
-            label="gated delta rule",
-            decay="g",
-            profile="mamba2",
-            draws={"q k": UNIT, "beta": SIGMOID},
-            state_products=3,
-            solves=True,
-        ),
-        _described(
-            "kda",
-            texts.naive_kda,
-            _GROUPED | {"g": "B T HV K", "beta": "B T HV"},
-            label="KDA",
-            decay="g",
-            profile="mamba2",
-            draws={"q k": UNIT, "beta": SIGMOID},
-            state_products=3,
-            solves=True,
-        ),
-        _described(
-            "dplr_delta_rule",
-            texts.naive_dplr_delta_rule,
-            {"q k a b gk": "B T H K", "v": "B T H V"},
-            label="DPLR",
-            decay="gk",
-            profile="rwkv7",
-            draws={"a": REMOVAL_KEY, "b": WRITTEN_BACK},
-            state_products=4,
-            solves=True,
+            "dplr_delta_rule", texts.naive_dplr_delta_rule, {"q k a b gk": "B T H K", "v": "B T H V"}, label="DPLR",
+            decay="gk", profile="rwkv7", draws={"a": REMOVAL_KEY, "b": WRITTEN_BACK}, state_products=4, solves=True,
             reads={"q": True, "a": False},
         ),
     )
-}
+}  # fmt: skip
 """References without kernels, by name. flash-linear-attention's functions for them are chunk_NAME and
 fused_recurrent_NAME; HGRN2 uses GLA's."""

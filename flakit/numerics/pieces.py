@@ -6,20 +6,14 @@ and every gradient, which flows back through the states.
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from .arguments import listed, one_of, whole_number
+from .described import Output
 from .operators import Operator, operator
 
 HANDED = ("state", "detached", "nothing")
-
-
-class Output(NamedTuple):
-    o: Tensor
-    final_state: Tensor | tuple[Tensor, ...]
 
 
 def in_pieces(op: str | Operator, cuts: Sequence[int], *, handed: str = "state") -> Operator:

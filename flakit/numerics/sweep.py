@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from functools import partial
 from numbers import Real
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .arguments import function, listed, named_function, one_of, plain, shown, whole_number
+from .arguments import function, listed, named_function, one_of, parameters_of, plain, shown, whole_number
+from .described import Called
 from .errors import Errors, compare
 from .evaluate import cotangents, evaluate, truth
 from .inputs import inputs
@@ -311,8 +311,14 @@ class _Measure:
         return self.run(**setting)
 
 
+def _keywords(function: Callable) -> list[inspect.Parameter]:
+    """Return the keyword-only parameters of a function."""
+    return [p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
+
+
 def _operator(op: Operator) -> _Measure:
-    evaluation = {p.name for p in inspect.signature(evaluate).parameters.values() if p.kind is p.KEYWORD_ONLY}
+    makes, takes = _keywords(inputs), _keywords(evaluate)
+    evaluation = {p.name for p in takes}
 
     def run(**setting):
         x = inputs(op, **{name: value for name, value in setting.items() if name not in evaluation})
@@ -320,41 +326,32 @@ def _operator(op: Operator) -> _Measure:
         exact = truth(op, x, **{name: how[name] for name in ("grad_seed", "dfinal_state", "arriving") if name in how})
         return {name: (got, exact[name]) for name, got in evaluate(op, x, **how).items()}
 
-    makes = [p for p in inspect.signature(inputs).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    takes = [p for p in inspect.signature(evaluate).parameters.values() if p.kind is p.KEYWORD_ONLY]
     return _Measure(run, op, inspect.Signature(makes + takes))
 
 
 def _kernel(kernel: Callable, op: Operator) -> _Measure:
     """Return a user's kernel as a `_Measure`, measured as `_operator` measures an operator."""
-    try:
-        parameters = dict(inspect.signature(kernel).parameters)
-    except (TypeError, ValueError):  # some callables have no signature
-        parameters = {}
-    makes = [p for p in inspect.signature(inputs).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    ours = {p.name for p in makes} | {"grad_seed"}
-    own = [p.replace(kind=p.KEYWORD_ONLY) for p in parameters.values() if p.name not in ours | set(op.tensors)
-           and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]  # fmt: skip
+    called, makes = Called(kernel, op.tensors, op.states, op.axes, op.constants), _keywords(inputs)
+    drawn = {p.name for p in makes}
+    own = [
+        p.replace(kind=p.KEYWORD_ONLY)
+        for name, p in parameters_of(kernel).items()
+        if name in called.named - drawn - {"grad_seed", *op.tensors}
+    ]
 
     def run(grad_seed: int = 1, **setting):
-        x = inputs(op, **{name: value for name, value in setting.items() if name in ours})
+        x = inputs(op, **{name: value for name, value in setting.items() if name in drawn})
         leaves = {name: y.detach().requires_grad_() for name, y in op.leaves(x).items()}
         options = op.arguments(leaves, x)
-        tensors = [options.pop(name) for name in op.tensors]
-        if "scale" in parameters:
+        tensors = {name: options.pop(name) for name in op.tensors}
+        if "scale" in called.named:
             options.setdefault("scale", op.scale(x))
-        if "output_final_state" in parameters:
+        if "output_final_state" in called.named:
             options["output_final_state"] = True
-        options |= {name: value for name, value in setting.items() if name not in ours}
-        options |= {name: x for name, x in op.constants.items() if name in parameters and name not in options}
-        if set(op.tensors) <= set(parameters):
-            out = kernel(**dict(zip(op.tensors, tensors, strict=True)), **options)
-        else:
-            out = kernel(*tensors, **options)
-        o, state = _outputs(out)
-        results = {"o": o.detach()} | {
-            name: part.detach() for name, part in zip(op.outputs[1:], op.parts(state), strict=False)
-        }
+        options |= {name: value for name, value in setting.items() if name not in drawn}
+        o, state = called.call(tensors, options)
+        results = {"o": o.detach()}
+        results |= {name: part.detach() for name, part in zip(op.outputs[1:], op.parts(state), strict=False)}
         if o.requires_grad:
             do, _ = cotangents(op, x, grad_seed=grad_seed)
             grads = torch.autograd.grad(o, tuple(leaves.values()), do, allow_unused=True)
@@ -364,17 +361,6 @@ def _kernel(kernel: Callable, op: Operator) -> _Measure:
 
     seed = inspect.Parameter("grad_seed", inspect.Parameter.KEYWORD_ONLY, default=1)
     return _Measure(run, kernel, inspect.Signature([*makes, seed, *own]))
-
-
-def _outputs(out: Any) -> tuple[Tensor, Any]:
-    """Return o and the final state, or None, of a kernel's result."""
-    if isinstance(out, Tensor):
-        return out, None
-    if hasattr(out, "o"):
-        return out.o, getattr(out, "final_state", None)
-    if isinstance(out, (tuple, list)) and out and isinstance(out[0], Tensor):
-        return out[0], out[1] if len(out) > 1 else None
-    raise TypeError(f"subject: expected o, a tuple that begins with o, or a result with o, got {shown(out)}")
 
 
 def _check_names(measure: Callable, settings: Mapping) -> None:
